@@ -204,10 +204,7 @@ func (c *renderCommand) Run(out *cli.Output) error {
 	}
 	o := c.birdFlags.options(&c.kernelFlags)
 	o.Password = "generated at each start"
-	s := bird.NewSupervisor(o)
-	s.Configure(config.Attractor.Gateways, config.Attractor.VIPs)
-	input, problems := s.Input()
-	content, err := bird.Render(input)
+	content, problems, err := o.Preview(config.Attractor.Gateways, config.Attractor.VIPs)
 	if err != nil {
 		return err
 	}

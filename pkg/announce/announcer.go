@@ -23,8 +23,7 @@ const (
 	// MaxHeartbeatAge is the maximum age of a heartbeat for which the gate counts as live.
 	MaxHeartbeatAge = time.Second
 
-	// A signed SYN to a port without the key is dropped, not refused, so a dial times out while
-	// BIRD is not configured yet.
+	// A signed SYN to a port without the key is dropped, so a dial times out until BIRD is configured.
 	dialTimeout = 100 * time.Millisecond
 	minBackoff  = 20 * time.Millisecond
 	maxBackoff  = 250 * time.Millisecond
@@ -74,16 +73,13 @@ func (o Options) validate() error {
 type State struct {
 	Established bool
 	Since       time.Time // when Established last changed; zero until the first session
-	// Written is the revision of the newest batch that was sent on this session, WrittenAt the
-	// time. Without a session it is 0.
-	Written   uint64
-	WrittenAt time.Time
-	// Announced4 and Announced6 count the announced VIPs, including de-preferred ones; 0 without a
-	// session.
-	Announced4, Announced6 int
-	Attempts               uint64 // connections tried
-	Sessions               uint64 // sessions established
-	LastError              error  // why the last attempt or session ended; nil before
+	// The following are zero without a session.
+	Written                uint64    // revision of the newest batch that was sent
+	WrittenAt              time.Time // when it was sent
+	Announced4, Announced6 int       // announced VIPs, including de-preferred ones
+	Attempts               uint64    // connections tried
+	Sessions               uint64    // sessions established
+	LastError              error     // why the last attempt or session ended; nil before
 }
 
 // Announcer is the BGP speaker. It implements task.Task.
@@ -171,9 +167,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 			delay.Reset()
 		}
 		a.down(err)
-		if delay.Wait(ctx) != nil {
-			break
-		}
+		_ = delay.Wait(ctx) // awaitHeartbeat checks ctx
 	}
 	return nil
 }
@@ -193,8 +187,7 @@ func (a *Announcer) awaitHeartbeat(ctx context.Context) bool {
 // attempt connects once and serves the session until it ends.
 func (a *Announcer) attempt(ctx context.Context, enc *encoder) error {
 	a.state.Update(func(s State) State { s.Attempts++; return s })
-	// Moving pending changes to the table bounds their memory by the number of VIPs, however long
-	// BIRD is absent.
+	// This bounds the memory of pending changes by the number of VIPs while BIRD is absent.
 	a.table.apply(a.take())
 	conn, err := a.dial(ctx)
 	if err != nil {
@@ -217,23 +210,23 @@ func (a *Announcer) up() {
 
 // down records the end of an attempt or a session; err is nil when Run was stopped.
 func (a *Announcer) down(err error) {
-	before := a.state.Load()
-	after := before
-	if before.Established {
-		after = State{Since: time.Now(), Attempts: before.Attempts, Sessions: before.Sessions, LastError: before.LastError}
+	was := a.state.Load()
+	is := was
+	if was.Established {
+		is = State{Since: time.Now(), Attempts: was.Attempts, Sessions: was.Sessions, LastError: was.LastError}
 	}
 	if err != nil {
-		after.LastError = err
+		is.LastError = err
 	}
-	a.state.Set(after)
+	a.state.Set(is)
 	switch {
-	case err == nil && before.Established:
+	case err == nil && was.Established:
 		a.options.Log.Info("session with BIRD closed", "peer", a.options.Peer)
 	case err == nil:
-	case before.Established:
+	case was.Established:
 		a.options.Log.Warn("session with BIRD lost", "peer", a.options.Peer, "error", err)
-	case before.LastError == nil || before.LastError.Error() != err.Error():
-		a.options.Log.Info("connection to BIRD failed, retrying", "peer", a.options.Peer, "attempts", before.Attempts,
+	case was.LastError == nil || was.LastError.Error() != err.Error():
+		a.options.Log.Info("connection to BIRD failed, retrying", "peer", a.options.Peer, "attempts", was.Attempts,
 			"error", err)
 	}
 }

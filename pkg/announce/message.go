@@ -95,26 +95,21 @@ func checkOpen(m *bgp.BGPOpen, o Options) (time.Duration, error) {
 		return reject(bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER, nil, "BIRD's router id is %s", m.ID)
 	}
 	for _, f := range vip.Families {
-		if !families[codecFamily(f)] {
-			capability, _ := bgp.NewCapMultiProtocol(codecFamily(f)).Serialize() // a constant form
+		if !families[codecFamily[f]] {
+			capability, _ := bgp.NewCapMultiProtocol(codecFamily[f]).Serialize() // a constant form
 			return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability, "BIRD's session has no %s channel", f)
 		}
 	}
-	// A hold time of 0 would disable the lease: BIRD would keep the routes of a hung process. RFC
-	// 4271 section 4.2 permits rejecting it.
+	// With 0, BIRD would keep the routes of a hung process (RFC 4271 section 4.2 permits rejecting it).
 	hold := time.Duration(m.HoldTime) * time.Second
 	if hold < 3*time.Second {
-		return reject(bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME, nil, "BIRD's hold time is %s; at least 3s is required", hold)
+		return reject(bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME, nil,
+			"BIRD's hold time is %s; at least 3s is required", hold)
 	}
 	return min(hold, o.HoldTime), nil
 }
 
-func codecFamily(f vip.Family) bgp.Family {
-	if f == vip.IPv4 {
-		return bgp.RF_IPv4_UC
-	}
-	return bgp.RF_IPv6_UC
-}
+var codecFamily = [len(vip.Families)]bgp.Family{vip.IPv4: bgp.RF_IPv4_UC, vip.IPv6: bgp.RF_IPv6_UC}
 
 // encoder encodes the messages to send. Parts that do not change are encoded once.
 type encoder struct {
@@ -155,20 +150,16 @@ func newEncoder(o Options) (*encoder, error) {
 	})
 	open, err := bgp.NewBGPOpenMessage(bgp.AS_TRANS, uint16(o.HoldTime/time.Second), o.Local,
 		[]bgp.OptionParameterInterface{capabilities})
-	if err == nil {
-		e.open, err = open.Serialize()
-	}
 	if err != nil {
-		return nil, fmt.Errorf("failed to encode OPEN: %w", err)
+		return nil, fmt.Errorf("failed to create OPEN: %w", err)
 	}
-	if e.keepalive, err = bgp.NewBGPKeepAliveMessage().Serialize(); err != nil {
-		return nil, fmt.Errorf("failed to encode KEEPALIVE: %w", err)
-	}
-	return e, nil
+	var errOpen, errKeepalive error
+	e.open, errOpen = open.Serialize()
+	e.keepalive, errKeepalive = bgp.NewBGPKeepAliveMessage().Serialize()
+	return e, errors.Join(errOpen, errKeepalive)
 }
 
-// changes are the changes of one write by family and advertisement, so that prefixes with equal
-// attributes share UPDATEs.
+// changes are the changes of one write, by what shares UPDATEs.
 type changes [len(vip.Families)][Announced + 1][]bgp.PathNLRI
 
 func (c *changes) add(v vip.VIP, a Advertisement) {

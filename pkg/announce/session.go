@@ -16,16 +16,11 @@ import (
 )
 
 const (
-	// writeTimeout bounds a write: a peer that does not read hangs.
-	writeTimeout = time.Second
-	// writeChunk is the size that writeTimeout applies to: about 15 000 VIPs.
-	writeChunk = 256 << 10
-	// notificationTimeout bounds the write of a NOTIFICATION on a failed session.
-	notificationTimeout = 100 * time.Millisecond
-	// lingerTimeout is the wait for the peer to close after the last NOTIFICATION.
-	lingerTimeout = 250 * time.Millisecond
-	// A timer that fires later than starvedAfter means that this process was starved, and the
-	// peer's KEEPALIVE may be waiting to be read: the hold time is extended by starvedGrace.
+	writeTimeout        = time.Second            // of a chunk: a peer that does not read hangs
+	writeChunk          = 256 << 10              // about 15 000 VIPs
+	notificationTimeout = 100 * time.Millisecond // of a NOTIFICATION on a failed session
+	lingerTimeout       = 250 * time.Millisecond // for the peer to close after the last NOTIFICATION
+	// A hold timer that fires late was starved, as may be the reader: the hold time is extended.
 	starvedAfter = 50 * time.Millisecond
 	starvedGrace = 250 * time.Millisecond
 )
@@ -76,12 +71,10 @@ func newSession(a *Announcer, e *encoder, conn net.Conn) *session {
 	}
 }
 
-// run serves the session until it fails or ctx ends, which is not an error, and closes the
-// connection.
+// run serves the session until it fails or ctx ends, and closes the connection.
 func (s *session) run(ctx context.Context) error {
 	go s.read()
-	// Armed at once: a peer that accepts the connection and stays silent is dropped after the
-	// offered hold time.
+	// Armed at once: a peer that never sends anything is dropped after the offered hold time.
 	s.holdTimer = time.NewTimer(s.hold)
 	s.extendHold(time.Now())
 	s.keepaliveTimer = time.NewTimer(0)
@@ -275,15 +268,11 @@ func (s *session) announce(families ...vip.Family) error {
 
 // refresh answers a ROUTE-REFRESH (RFC 2918); other families are ignored.
 func (s *session) refresh(m *bgp.BGPRouteRefresh) error {
-	if !s.announced {
-		return nil // the whole table is sent next
+	f := slices.Index(codecFamily[:], bgp.NewFamily(m.AFI, m.SAFI))
+	if f < 0 || !s.announced { // the whole table is sent next
+		return nil
 	}
-	for _, f := range vip.Families {
-		if codecFamily(f) == bgp.NewFamily(m.AFI, m.SAFI) {
-			return s.announce(f)
-		}
-	}
-	return nil
+	return s.announce(vip.Family(f))
 }
 
 // written records that the peer was sent the whole table; routes reports whether that took a write.

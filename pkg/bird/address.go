@@ -12,8 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// errNoInterface reports that the interface does not exist. Any other error leaves its addresses
-// unknown.
+// errNoInterface is the only error that does not leave the interface's addresses unknown.
 var errNoInterface = errors.New("does not exist")
 
 func interfaceAddresses(name string) ([]rtnetlink.Address, error) {
@@ -37,16 +36,13 @@ func interfaceAddresses(name string) ([]rtnetlink.Address, error) {
 	return slices.DeleteFunc(list, func(a rtnetlink.Address) bool { return a.Link != links[i].Index }), nil
 }
 
-// lastChoice reports whether an address is deprecated, temporary or secondary: it is used only if
-// there is no other.
+// lastChoice reports whether an address is deprecated, temporary or secondary.
 func lastChoice(a rtnetlink.Address) bool {
 	return a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_SECONDARY) != 0
 }
 
-// selectLocal returns the local address of the session to a gateway: one whose network contains the
-// gateway, since BIRD peers with a neighbor on the link. It keeps current while that is possible:
-// any other address would restart the session. current may be tentative, since the kernel repeats
-// duplicate address detection whenever the link comes back. The problem says why there is none.
+// selectLocal returns the local address of the session to a gateway on the link, or the problem that
+// there is none. It keeps current while possible: another address would restart the session.
 func selectLocal(gateway, current netip.Addr, addrs []rtnetlink.Address) (local netip.Addr, problem string) {
 	var best, waiting rtnetlink.Address
 	family := false
@@ -54,11 +50,11 @@ func selectLocal(gateway, current netip.Addr, addrs []rtnetlink.Address) (local 
 		family = family || vip.FamilyOf(a.Addr) == vip.FamilyOf(gateway) && !a.Addr.IsLinkLocalUnicast()
 		switch {
 		case a.Addr == gateway:
-			return netip.Addr{}, fmt.Sprintf("gateway address %s is a local address", gateway)
+			return local, fmt.Sprintf("gateway address %s is a local address", gateway)
 		case !a.Network.Contains(gateway):
 		case a.Duplicate():
 			waiting = a
-		case a.Addr == current:
+		case a.Addr == current: // also if tentative: the kernel repeats the detection when a link returns
 			return current, ""
 		case a.Tentative():
 			if !waiting.Duplicate() {
@@ -73,11 +69,11 @@ func selectLocal(gateway, current netip.Addr, addrs []rtnetlink.Address) (local 
 	case best.Addr.IsValid():
 		return best.Addr, ""
 	case waiting.Duplicate():
-		return netip.Addr{}, fmt.Sprintf("duplicate address detection failed for local address %s", waiting.Addr)
+		return local, fmt.Sprintf("duplicate address detection failed for local address %s", waiting.Addr)
 	case waiting.Tentative():
-		return netip.Addr{}, fmt.Sprintf("local address %s is tentative: duplicate address detection runs", waiting.Addr)
+		return local, fmt.Sprintf("local address %s is tentative: duplicate address detection runs", waiting.Addr)
 	case !family:
-		return netip.Addr{}, fmt.Sprintf("no %s address", vip.FamilyOf(gateway))
+		return local, fmt.Sprintf("no %s address", vip.FamilyOf(gateway))
 	}
-	return netip.Addr{}, fmt.Sprintf("no address in a network with %s", gateway)
+	return local, fmt.Sprintf("no address in a network with %s", gateway)
 }

@@ -19,8 +19,7 @@ func (s *Supervisor) configPath() string { return filepath.Join(s.options.Dir, "
 
 func (s *Supervisor) stagedPath() string { return s.configPath() + ".new" }
 
-// applyState is the progress of resolutions into BIRD. Only the file is written by another
-// goroutine than the one that polls BIRD, since a disk can be slow.
+// applyState is the progress of resolutions into BIRD. Only writing is asynchronous: disks are slow.
 type applyState struct {
 	current resolution // loaded by BIRD, and in the file
 	pending resolution // being written
@@ -29,8 +28,7 @@ type applyState struct {
 	retries retries
 }
 
-// retries are the attempts of something that fails for another reason than BIRD's refusal, such as
-// a full disk.
+// retries are the attempts of what fails for another reason than BIRD's refusal, as on a full disk.
 type retries struct {
 	delay     backoff.Backoff
 	failures  int
@@ -64,9 +62,8 @@ func (s *Supervisor) stage() {
 	go func() { written <- durable.Replace(path, v.content, 0o600) }()
 }
 
-// applyStaged loads the written configuration into BIRD, which keeps the old one if it refuses the
-// new one. It reports whether BIRD loaded it.
-func (s *Supervisor) applyStaged(ctx context.Context, err error) bool {
+// applyStaged loads the written configuration into BIRD, which keeps the old one if it refuses it.
+func (s *Supervisor) applyStaged(ctx context.Context, err error) {
 	a := &s.apply
 	a.written = nil
 	if err == nil {
@@ -74,10 +71,10 @@ func (s *Supervisor) applyStaged(ctx context.Context, err error) bool {
 	}
 	switch {
 	case ctx.Err() != nil:
-		return false
+		return
 	case err != nil:
 		s.configFailed(err)
-		return false
+		return
 	}
 	a.current = a.pending
 	s.configured()
@@ -85,7 +82,6 @@ func (s *Supervisor) applyStaged(ctx context.Context, err error) bool {
 		"gateways", len(a.current.input.Sessions), "without_session", len(a.current.problems))
 	s.fast.start(time.Now())
 	s.state.Update(func(st State) State { st.Configures++; return st })
-	return true
 }
 
 func (s *Supervisor) reconfigure(ctx context.Context) error {
@@ -99,11 +95,11 @@ func (s *Supervisor) reconfigure(ctx context.Context) error {
 	return nil
 }
 
-// replaceFile replaces the configuration by the staged one unless the check of that failed: the
-// file on disk must be the one that BIRD has loaded, since a restarted BIRD reads it.
+// replaceFile installs the staged file if its check passed: a restarted BIRD reads it.
 func (s *Supervisor) replaceFile(checkErr error) error {
 	if checkErr != nil {
-		return errors.Join(fmt.Errorf("failed to check BIRD's new configuration: %w", checkErr), os.Remove(s.stagedPath()))
+		checkErr = fmt.Errorf("failed to check BIRD's new configuration: %w", checkErr)
+		return errors.Join(checkErr, os.Remove(s.stagedPath()))
 	}
 	if err := os.Rename(s.stagedPath(), s.configPath()); err != nil {
 		return fmt.Errorf("failed to replace BIRD's configuration: %w", err)
@@ -137,8 +133,7 @@ func (s *Supervisor) configFailed(err error) {
 	s.state.Update(func(st State) State { st.ConfigErr = err; st.ConfigFailures++; return st })
 }
 
-// prepare writes the configuration that a new BIRD reads: the desired one, or the last one that
-// BIRD loaded if BIRD refuses the desired one or it cannot be written.
+// prepare writes the file for a new BIRD: the desired one, or else the last one that BIRD loaded.
 func (s *Supervisor) prepare(ctx context.Context) error {
 	a := &s.apply
 	a.pending = s.resolver.result.Load()

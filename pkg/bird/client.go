@@ -2,7 +2,6 @@ package bird
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,11 +13,9 @@ import (
 )
 
 const (
-	// commandTimeout bounds the wait for an answer of BIRD. BIRD answers in 0.03 ms; parsing a
-	// configuration of 10 000 lines blocks it for 18 ms.
+	// commandTimeout bounds the wait for an answer, which takes 18 ms for 10 000 lines to parse.
 	commandTimeout = 2 * time.Second
-	// maxCommand is the longest command that is sent: longer input makes BIRD drop the client or
-	// hang.
+	// maxCommand is the longest command: longer input makes BIRD drop the client or hang.
 	maxCommand = 1000
 )
 
@@ -26,10 +23,8 @@ const (
 // After an error that is not a [RefusedError] the caller must close it: a late answer would be read
 // as the answer to the next command.
 type Client struct {
-	// Version is BIRD's version from its greeting, such as "2.0.12".
-	Version string
-	// PID is the process that serves the socket, from SO_PEERCRED.
-	PID int
+	Version string // from BIRD's greeting, such as "2.0.12"
+	PID     int    // the process that serves the socket, from SO_PEERCRED
 
 	conn   net.Conn
 	reader *bufio.Reader
@@ -45,7 +40,8 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 	}
 	peer, err := identity.PeerProcess(conn)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("failed to identify the process on BIRD's control socket: %w", err), conn.Close())
+		err = fmt.Errorf("failed to identify the process on BIRD's control socket: %w", err)
+		return nil, errors.Join(err, conn.Close())
 	}
 	c, err := newClient(ctx, conn)
 	if err != nil {
@@ -58,7 +54,10 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 func newClient(ctx context.Context, conn net.Conn) (*Client, error) {
 	c := &Client{conn: conn, reader: bufio.NewReader(conn)}
 	greeting, err := c.exchange(ctx, nil)
-	if err := cmp.Or(err, greeting.Err()); err != nil {
+	if err == nil {
+		err = greeting.Err()
+	}
+	if err != nil {
 		return nil, err
 	}
 	// "0001 BIRD 2.0.12 ready."

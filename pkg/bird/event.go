@@ -46,8 +46,7 @@ func (e Event) isError() bool {
 // shutdownCompleted is BIRD's last line after SIGTERM; BIRD logs it as FATAL.
 const shutdownCompleted = "Shutdown completed"
 
-// level returns the event's level in the frontend's log. verbose raises lines that are neither
-// warnings nor errors from debug to info.
+// level returns the event's level in the frontend's log; verbose raises debug to info.
 func (e Event) level(verbose bool) slog.Level {
 	if e.Text == shutdownCompleted || strings.Contains(e.Text, "without explicit authentication") {
 		return slog.LevelDebug // expected, although BIRD logs an error and a warning

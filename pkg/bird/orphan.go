@@ -19,34 +19,36 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
-// lockSocket locks the control socket, so that no second frontend takes this frontend's BIRD for an
-// orphan. The kernel releases the lock when the process ends.
+// lockSocket locks the control socket: no second frontend may take this one's BIRD for an orphan.
 func lockSocket(socket string) (unlock func(), err error) {
 	f, err := os.OpenFile(socket+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("failed to open the lock of BIRD's control socket: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("failed to lock BIRD's control socket %s, which is in use by another frontend: %w; "+
-			"set another --bird-socket", socket, err), f.Close())
+		err = fmt.Errorf("failed to lock BIRD's control socket %s, which is in use by another frontend: %w; "+
+			"set another --bird-socket", socket, err)
+		return nil, errors.Join(err, f.Close())
 	}
 	return func() { _ = f.Close() }, nil // closing releases the lock, also if it fails
 }
 
 func pidFile(socket string) string { return socket + ".pid" }
 
-// terminateOrphans ends each BIRD of an earlier frontend: the process in the PID file and the one
-// that serves the control socket, if they run BIRD with this socket.
+// terminateOrphans ends each BIRD of an earlier frontend that runs with this control socket.
 func terminateOrphans(ctx context.Context, executable, socket string, log *slog.Logger) error {
 	var errs []error
 	seen := map[int]bool{}
+	// A frontend may have ended before it wrote the PID file, or BIRD before it opened the socket.
 	for _, find := range []func(context.Context, string) (int, error){recordedPID, servingPID} {
 		pid, err := find(ctx, socket)
 		errs = append(errs, err)
 		if pid > 1 && !seen[pid] && matchesBIRD(pid, executable, socket) {
 			seen[pid] = true
 			log.Warn("terminating BIRD of an earlier run", "pid", pid)
-			errs = append(errs, terminateOrphan(ctx, pid))
+			if err := terminateOrphan(ctx, pid); err != nil {
+				errs = append(errs, fmt.Errorf("failed to terminate orphan BIRD %d: %w", pid, err))
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -68,8 +70,7 @@ func recordedPID(_ context.Context, socket string) (int, error) {
 	return pid, nil
 }
 
-// servingPID returns the process that listens on the control socket, or 0. It finds a BIRD whose
-// frontend ended before it wrote the PID file.
+// servingPID returns the process that listens on the control socket, or 0.
 func servingPID(ctx context.Context, socket string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
@@ -85,15 +86,8 @@ func servingPID(ctx context.Context, socket string) (int, error) {
 	return int(peer.Pid), nil
 }
 
-// terminateOrphan ends a process that is not a child of this one: SIGTERM, and SIGKILL after
-// stopTimeout. A pidfd refers to the same process even if the kernel reuses its PID, and becomes
-// readable when the process exits.
-func terminateOrphan(ctx context.Context, pid int) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("failed to terminate orphan BIRD %d: %w", pid, err)
-		}
-	}()
+// terminateOrphan ends a process that is not a child. Its pidfd is readable once it has exited.
+func terminateOrphan(ctx context.Context, pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil

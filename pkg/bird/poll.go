@@ -3,15 +3,11 @@ package bird
 import "time"
 
 const (
-	// pollInterval is how often BIRD is polled without any event.
-	pollInterval = time.Second
-	// fastInterval is how often BIRD is polled while a change is expected: every command wakes a
-	// BIRD before 2.14, which can sleep although work is scheduled.
+	pollInterval = time.Second // without any event
+	// fastInterval is the interval while a change is expected: a poll wakes a BIRD before 2.14.
 	fastInterval = 5 * time.Millisecond
-	// fastDuration bounds fast polling.
-	fastDuration = 5 * time.Second
-	// fastExtra is the number of fast polls after the expected state was observed.
-	fastExtra = 2
+	fastDuration = 5 * time.Second // bounds fast polling
+	fastExtra    = 2               // fast polls after the expected state was observed
 )
 
 type fastPoll struct {
@@ -30,8 +26,7 @@ func (f *fastPoll) converged() {
 	}
 }
 
-// holdTimers schedules a poll for the expiry of an established session's hold timer: BIRD before
-// 2.14 may sleep although the timer scheduled work, and a command wakes it.
+// holdTimers schedules a poll for the expiry of a hold timer, at which BIRD before 2.14 may sleep.
 type holdTimers struct {
 	next    time.Time // the first expiry; zero: none
 	overdue time.Time // since when a timer has expired and its session is still up

@@ -17,8 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/durable"
 )
 
-// process is a BIRD child process in a process group of its own. Its stderr is always drained,
-// since a full pipe blocks BIRD.
+// process is a BIRD child process. Its stderr is always drained, since a full pipe blocks BIRD.
 type process struct {
 	cmd    *exec.Cmd
 	since  time.Time
@@ -29,8 +28,7 @@ type process struct {
 	logging sync.WaitGroup
 }
 
-// startProcess starts BIRD. It calls events for each line of BIRD's log; events must not block.
-// verbose logs lines that are neither warnings nor errors at info instead of debug.
+// startProcess starts BIRD and calls events, which must not block, for each line of BIRD's log.
 func startProcess(
 	executable, config, socket string, log *slog.Logger, verbose bool, events func(Event),
 ) (*process, error) {
@@ -53,16 +51,15 @@ func startProcess(
 	}()
 	p.logging.Go(func() { logLines(lines, log, verbose) })
 	if err := durable.Replace(pidFile(socket), fmt.Appendln(nil, p.pid()), 0o600); err != nil {
-		log.Warn("failed to write BIRD's PID file; after a crash, BIRD is found only by its control socket", "error", err)
+		log.Warn("failed to write BIRD's PID file; after a crash, BIRD is found only by its control socket",
+			"error", err)
 	}
 	return p, nil
 }
 
 const (
-	// maxEventLine bounds a line of BIRD's log; the rest of a longer line is discarded.
-	maxEventLine = 4096
-	// maxPendingLines is how many lines may wait to be written to the frontend's log.
-	maxPendingLines = 1024
+	maxEventLine    = 4096 // bytes of a line of BIRD's log; the rest is discarded
+	maxPendingLines = 1024 // lines that wait to be written to the frontend's log
 )
 
 type logged struct {
@@ -70,9 +67,8 @@ type logged struct {
 	dropped int // lines that were discarded before it
 }
 
-// drainLines reads BIRD's log until BIRD exits, and returns the last error in it. It never waits
-// for the writer of the frontend's log: while lines is full it discards and counts lines, and sends
-// the count with the next line.
+// drainLines reads BIRD's log until BIRD exits, and returns the last error in it. While lines is
+// full it discards and counts lines instead of waiting, and sends the count with the next line.
 func drainLines(r io.Reader, lines chan<- logged, events func(Event)) (last string) {
 	defer close(lines)
 	reader := bufio.NewReaderSize(r, maxEventLine)
@@ -130,23 +126,19 @@ func (p *process) ended() error {
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
 func (p *process) kill() {
-	// Kill fails only for a process that has exited.
-	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Process.Kill() // fails only if BIRD has exited
 	<-p.exited
 }
 
 // stopTimeout bounds BIRD's exit after SIGTERM, which takes 10–90 ms with 20 000 routes.
 const stopTimeout = 2 * time.Second
 
-// terminate sends SIGTERM, and SIGKILL after stopTimeout, and waits for BIRD's exit. SIGTERM does
-// the same as the command `down`, and does not need BIRD to answer.
+// terminate sends SIGTERM, which acts as `down`, and SIGKILL after stopTimeout, and waits for the exit.
 func (p *process) terminate(log *slog.Logger) {
 	_ = p.cmd.Process.Signal(unix.SIGTERM) // fails only if BIRD has exited
-	timer := time.NewTimer(stopTimeout)
-	defer timer.Stop()
 	select {
 	case <-p.exited:
-	case <-timer.C:
+	case <-time.After(stopTimeout):
 		log.Warn("BIRD did not exit in time; killing it", "pid", p.pid(), "after", stopTimeout)
 		p.kill()
 	}

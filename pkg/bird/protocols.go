@@ -38,8 +38,7 @@ func ParseProtocols(r Reply) []Protocol {
 		if len(words) == 0 {
 			continue
 		}
-		// A protocol's first line is not indented; a detail is, except the first one, which follows
-		// code 1006 directly ("BGP state:", on 3.x "Created:").
+		// A protocol's first line is not indented, and the first detail neither, but that has code 1006.
 		if l.Code == codeProtocol && !strings.HasPrefix(l.Text, " ") && len(words) >= 4 {
 			list = append(list, protocolHead(words))
 			continue
@@ -64,7 +63,8 @@ func protocolHead(words []string) Protocol {
 
 // isTime reports whether a word is a time such as 05:27:00.796 or a date such as 2026-11-21.
 func isTime(s string) bool {
-	return len(s) >= 8 && s[0] >= '0' && s[0] <= '9' && strings.Trim(s, "0123456789:.-") == "" && strings.ContainsAny(s, ":-")
+	return len(s) >= 8 && s[0] >= '0' && s[0] <= '9' && strings.ContainsAny(s, ":-") &&
+		strings.Trim(s, "0123456789:.-") == ""
 }
 
 func protocolDetail(p *Protocol, words []string) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"text/template"
@@ -13,8 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The loopback session (docs/adr/0001-loopback-bgp.md). Both AS numbers are for private use (RFC
-// 6996); the trench reader refuses them for gateways.
+// The loopback session (docs/adr/0001-loopback-bgp.md). Both AS numbers are private (RFC 6996).
 const (
 	LoopbackAS     = trench.LoopbackASN // of the announcer
 	LoopbackPeerAS = 4200000001         // of BIRD; the import filter empties the AS path, so that no gateway sees it
@@ -38,17 +38,8 @@ type Session struct {
 
 // RenderInput is the input of Render.
 type RenderInput struct {
-	RouterID     netip.Addr
-	Interface    string
-	LoopbackPort uint16
-	// Password signs the loopback session; empty: it is not signed.
-	Password    string
-	TableID     uint32
-	ECMP        bool
-	ScanTime    time.Duration
-	LogFile     string // empty: none
-	LogFileSize int
-	Sessions    []Session
+	Options
+	Sessions []Session
 	// VIPs are rejected from gateways: a reflected VIP must not win over the announcer's.
 	VIPs []vip.VIP
 }
@@ -115,7 +106,7 @@ filter KERNEL_OUT { if source = RTS_BGP && proto != "` + LoopbackName + `" then 
 
 {{- range $family := .Families}}
 protocol kernel KERNEL{{$family}} {
-	scan time {{seconds $.ScanTime}};
+	scan time {{seconds $.KernelScanTime}};
 	kernel table {{$.TableID}};
 {{- if $.ECMP}}
 	merge paths yes;
@@ -180,7 +171,11 @@ protocol bgp 'NBR-{{.Name}}' {
 // Render returns the configuration, with secrets unless in is masked. The same bytes work on BIRD
 // 2.0.12 to 3.x.
 func Render(in RenderInput) ([]byte, error) {
-	for what, name := range map[string]string{"interface": in.Interface, "log file": in.LogFile} {
+	logFile := ""
+	if in.LogFileSize > 0 {
+		logFile = filepath.Join(in.Dir, "bird.log")
+	}
+	for what, name := range map[string]string{"interface": in.Interface, "log file": logFile} {
 		if strings.ContainsFunc(name, breaksQuoting) {
 			return nil, fmt.Errorf("failed to render BIRD's configuration: name %q of the %s contains "+
 				"a quote, a wildcard or a control character", name, what)
@@ -188,19 +183,19 @@ func Render(in RenderInput) ([]byte, error) {
 	}
 	var set [len(vip.Families)][]string
 	for _, v := range in.VIPs {
-		// "+" matches more specific prefixes as well. Covering ones, such as a default route, are
-		// accepted.
+		// "+" matches more specific prefixes as well, but no covering one such as a default route.
 		set[v.Family()] = append(set[v.Family()], v.String()+"+")
 	}
 	data := struct {
 		RenderInput
-		VIP4, VIP6          string
+		LogFile, VIP4, VIP6 string
 		BFD                 bool
 		Families            []int
 		BIRD, Announcer     netip.Addr
 		BIRDAS, AnnouncerAS uint32
 	}{
-		RenderInput: in, VIP4: strings.Join(set[vip.IPv4], ", "), VIP6: strings.Join(set[vip.IPv6], ", "),
+		RenderInput: in, LogFile: logFile,
+		VIP4: strings.Join(set[vip.IPv4], ", "), VIP6: strings.Join(set[vip.IPv6], ", "),
 		BFD:      slices.ContainsFunc(in.Sessions, func(s Session) bool { return s.BFD != nil }),
 		Families: []int{4, 6},
 		BIRD:     LoopbackBIRD, Announcer: LoopbackAnnouncer, BIRDAS: LoopbackPeerAS, AnnouncerAS: LoopbackAS,
@@ -212,6 +207,5 @@ func Render(in RenderInput) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// breaksQuoting reports whether a name must not contain a character: BIRD 2.0.12 has no escapes in
-// strings, and interprets interface names as patterns.
+// breaksQuoting: BIRD 2.0.12 has no escapes in strings, and takes interface names as patterns.
 func breaksQuoting(c rune) bool { return c < ' ' || c == 0x7f || strings.ContainsRune(`"*?[\`, c) }

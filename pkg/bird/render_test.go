@@ -25,8 +25,11 @@ func fullInput() RenderInput {
 	b := Session{Gateway: gateway("gateway-b", "fd00::150", 8103, 8103), Local: netip.MustParseAddr("fd00::1")}
 	b.BFD = &trench.BFD{MinTx: 300 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3}
 	return RenderInput{
-		RouterID: netip.MustParseAddr("1.2.3.4"), Interface: "ext-vlan", LoopbackPort: 1790, Password: "SECRET", TableID: 4096, ECMP: true,
-		ScanTime: 10 * time.Second, Sessions: []Session{a, b}, VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")},
+		Options: Options{
+			RouterID: netip.MustParseAddr("1.2.3.4"), Interface: "ext-vlan", LoopbackPort: 1790, Password: "SECRET",
+			TableID: 4096, ECMP: true, KernelScanTime: 10 * time.Second,
+		},
+		Sessions: []Session{a, b}, VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")},
 	}
 }
 
@@ -45,13 +48,14 @@ func checkWithBIRD(t *testing.T, content []byte) {
 func TestBIRDTakesTheConfiguration(t *testing.T) {
 	full := fullInput()
 	logging := full
-	logging.LogFile, logging.LogFileSize = filepath.Join(t.TempDir(), "bird.log"), 20000
+	logging.Dir, logging.LogFileSize = t.TempDir(), 20000
+	small := Options{RouterID: full.RouterID, Interface: "eth0", LoopbackPort: 1790, TableID: 4096, KernelScanTime: time.Second}
 	tests := map[string]RenderInput{
 		"everything":  full,
-		"nothing":     {RouterID: full.RouterID, Interface: "eth0", LoopbackPort: 1790, TableID: 4096, ScanTime: time.Second},
+		"nothing":     {Options: small},
 		"with a log":  logging,
 		"masked":      full.Masked(),
-		"a wider VIP": {RouterID: full.RouterID, Interface: "eth0", LoopbackPort: 1790, TableID: 4096, ScanTime: time.Second, VIPs: []vip.VIP{vip.Require("20.0.0.0/24")}},
+		"a wider VIP": {Options: small, VIPs: []vip.VIP{vip.Require("20.0.0.0/24")}},
 	}
 	for name, in := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -114,19 +118,19 @@ func TestRenderRefusesUnsafeNames(t *testing.T) {
 		func(in *RenderInput) { in.Interface = `eth0"; } evil` },
 		func(in *RenderInput) { in.Interface = "eth*" },
 		func(in *RenderInput) { in.Interface = "eth\n" },
-		func(in *RenderInput) { in.LogFile = `/tmp/a"b` },
+		func(in *RenderInput) { in.Dir, in.LogFileSize = `/tmp/a"b`, 1000 },
 	} {
 		in := fullInput()
 		change(&in)
 		if content, err := Render(in); err == nil || content != nil {
-			t.Errorf("rendered with interface %q, log file %q", in.Interface, in.LogFile)
+			t.Errorf("rendered with interface %q, directory %q", in.Interface, in.Dir)
 		}
 	}
 }
 
 func TestOptionsAreInTheConfiguration(t *testing.T) {
 	in := fullInput()
-	in.ScanTime = 7500 * time.Millisecond
+	in.KernelScanTime = 7500 * time.Millisecond
 	content, err := Render(in)
 	if err != nil {
 		t.Fatal(err)

@@ -9,12 +9,9 @@ import (
 )
 
 const (
-	// maxReplyLines bounds one reply, asynchronous lines included.
-	maxReplyLines = 100_000
-	// maxLine bounds one line of a reply; BIRD's own bound is 4 KiB.
-	maxLine = 16 << 10
-	// maxReplyBytes bounds one reply. A gateway takes 2.3 KB of `show protocols all` on BIRD 3.4.
-	maxReplyBytes = 16 << 20
+	maxReplyLines = 100_000  // asynchronous lines included
+	maxLine       = 16 << 10 // BIRD's own bound is 4 KiB
+	maxReplyBytes = 16 << 20 // a gateway takes 2.3 KB of `show protocols all` on BIRD 3.4
 )
 
 // Line is one line of a reply.
@@ -23,7 +20,7 @@ type Line struct {
 	Text string
 }
 
-// Reply is BIRD's answer to one command. The code of the last line is the outcome.
+// Reply is BIRD's answer to one command, at least one line. The last line's code is the outcome.
 type Reply []Line
 
 // Codes of replies (doc/reply_codes of BIRD).
@@ -32,14 +29,6 @@ const (
 	codeFailure      = 8000 // this and higher codes report a failed command
 	codeConfigFailed = 8002 // the configuration does not parse
 )
-
-// Code returns the code of the last line, or -1 for an empty reply.
-func (r Reply) Code() int {
-	if len(r) == 0 {
-		return -1
-	}
-	return r[len(r)-1].Code
-}
 
 // RefusedError is BIRD's refusal of a command.
 type RefusedError struct {
@@ -52,10 +41,10 @@ func (e *RefusedError) Error() string { return fmt.Sprintf("BIRD refused (%04d):
 // Err returns an error for the codes of a failure: a [*RefusedError] from 8000 on, and an error for
 // 0006, "shutting down", although birdc exits 0 on it.
 func (r Reply) Err() error {
-	switch code := r.Code(); {
+	switch code := r[len(r)-1].Code; {
 	case code == codeShuttingDown:
 		return errors.New("BIRD is shutting down")
-	case code >= codeFailure || code < 0:
+	case code >= codeFailure:
 		var text []string
 		for _, l := range r {
 			text = append(text, strings.TrimSpace(l.Text))
@@ -69,9 +58,8 @@ func (r Reply) Err() error {
 const noCode = -1
 
 // ParseLine parses one line of BIRD's protocol, without its line end. previous is the code of the
-// line before, which a continuation line (one that begins with a space) inherits; it is negative at
-// the beginning of a reply, where a continuation is an error. last is true for the last line of a
-// reply, async for lines that begin with "+" and can appear anywhere.
+// line before, which a continuation line (one that begins with a space) inherits, or noCode. last
+// is true for the last line of a reply, async for lines that begin with "+", which may be anywhere.
 func ParseLine(s string, previous int) (line Line, last, async bool, err error) {
 	switch {
 	case s == "":

@@ -7,21 +7,20 @@ import (
 	"io/fs"
 	"maps"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/trench"
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// resolveInterval is how often addresses and password files are read. A poll is enough: BIRD
-// receives link and address events from the kernel, and a new session waits for its connect delay
-// of one second.
+// resolveInterval is how often addresses and password files are read: a poll is fast enough, since
+// a new session waits for its connect delay of one second.
 const resolveInterval = time.Second
 
 // resolution is the desired configuration of BIRD with the addresses and passwords of its sessions.
@@ -34,8 +33,7 @@ type resolution struct {
 	err        error // of rendering; content is nil then
 }
 
-// resolver publishes resolutions. It runs in a separate goroutine, since calls to the kernel and
-// the file system can block, and the observation of sessions must not wait for them.
+// resolver publishes resolutions, in a separate goroutine: the kernel and file systems can block.
 type resolver struct {
 	options   Options
 	desired   *latest.Value[desired]
@@ -75,7 +73,7 @@ func (s *resolver) run(ctx context.Context) {
 // configuration only after a change, since there may be many VIPs.
 func (s *resolver) resolve(ctx context.Context, w desired, before resolution) (now resolution, changed bool) {
 	now = resolution{generation: w.generation, gateways: w.gateways}
-	now.input = s.options.input(w.vips)
+	now.input = RenderInput{Options: s.options, VIPs: w.vips}
 	now.input.Sessions, now.problems = s.resolveSessions(ctx, w.gateways, before.input.Sessions)
 	if before.generation == w.generation && slices.Equal(before.input.Sessions, now.input.Sessions) {
 		now.content, now.err = before.content, before.err
@@ -85,19 +83,7 @@ func (s *resolver) resolve(ctx context.Context, w desired, before resolution) (n
 	return now, true
 }
 
-func (o Options) input(vips []vip.VIP) RenderInput {
-	in := RenderInput{
-		RouterID: o.RouterID, Interface: o.Interface, LoopbackPort: o.LoopbackPort, Password: o.Password,
-		TableID: o.TableID, ECMP: o.ECMP, ScanTime: o.KernelScanTime, VIPs: vips,
-	}
-	if o.LogFileSize > 0 {
-		in.LogFile, in.LogFileSize = filepath.Join(o.Dir, "bird.log"), o.LogFileSize
-	}
-	return in
-}
-
-// resolveSessions returns the sessions of the gateways, and by name the reason for each gateway
-// that cannot have one yet. before are the sessions of the previous resolution.
+// resolveSessions returns the sessions, and by gateway the problem that prevents one.
 func (s *resolver) resolveSessions(
 	ctx context.Context, gateways []trench.Gateway, before []Session,
 ) (sessions []Session, problems map[string]string) {
@@ -133,8 +119,7 @@ func (s *resolver) resolveSessions(
 	return sessions, problems
 }
 
-// localAddresses returns the addresses of the external interface. After a failed read it returns
-// the last known ones, so that no session ends because of the failure.
+// localAddresses returns the external interface's addresses, the last known ones if a read fails.
 func (s *resolver) localAddresses() ([]rtnetlink.Address, error) {
 	addrs, err := s.addresses(s.options.Interface)
 	switch {
@@ -174,9 +159,6 @@ func (s *resolver) password(ctx context.Context, path string) (string, error) {
 	return password, nil
 }
 
-// maxPassword is the longest TCP-MD5 key (RFC 2385, TCP_MD5SIG_MAXKEYLEN).
-const maxPassword = 80
-
 // ParsePassword returns the password in the content of a password file, without one trailing
 // newline. BIRD 2.0.12 has no escapes in strings, so quotes and control characters are refused.
 func ParsePassword(content []byte) (string, error) {
@@ -184,13 +166,11 @@ func ParsePassword(content []byte) (string, error) {
 	switch {
 	case s == "":
 		return "", errors.New("password is empty")
-	case len(s) > maxPassword:
-		return "", fmt.Errorf("password has %d bytes; TCP-MD5 takes at most %d", len(s), maxPassword)
+	case len(s) > unix.TCP_MD5SIG_MAXKEYLEN:
+		return "", fmt.Errorf("password has %d bytes; TCP-MD5 takes at most %d", len(s), unix.TCP_MD5SIG_MAXKEYLEN)
 	}
-	for _, c := range []byte(s) {
-		if c < 0x20 || c == 0x7f || c == '"' {
-			return "", errors.New("password contains a quote or a control character, which BIRD cannot escape")
-		}
+	if strings.ContainsFunc(s, func(c rune) bool { return c < 0x20 || c == 0x7f || c == '"' }) {
+		return "", errors.New("password contains a quote or a control character, which BIRD cannot escape")
 	}
 	return s, nil
 }

@@ -235,12 +235,14 @@ func TestResolverPublishesChanges(t *testing.T) {
 	})
 }
 
-func TestInputIsThatOfNowWithoutRunning(t *testing.T) {
-	s := NewSupervisor(Options{Interface: "no-such-interf", Password: "SECRET", LogFileSize: 1000, Dir: "/x"})
-	s.Configure([]trench.Gateway{someGateway()}, []vip.VIP{vip.Require("20.0.0.1/32")})
-	in, problems := s.Input()
-	if in.Password == "SECRET" || in.LogFile != "/x/bird.log" || len(in.VIPs) != 1 || !strings.Contains(problems["a"], "interface no-such-interf does not exist") {
-		t.Errorf("%+v, %v", in, problems)
+func TestPreview(t *testing.T) {
+	o := Options{Interface: "no-such-interf", Password: "SECRET", LogFileSize: 1000, Dir: "/x"}
+	content, problems, err := o.Preview([]trench.Gateway{someGateway()}, []vip.VIP{vip.Require("20.0.0.1/32")})
+	got := string(content)
+	if err != nil || strings.Contains(got, "SECRET") || !strings.Contains(got, maskedPassword) ||
+		!strings.Contains(got, `log "/x/bird.log" 1000`) || !strings.Contains(got, "20.0.0.1/32+") ||
+		!strings.Contains(problems["a"], "interface no-such-interf does not exist") {
+		t.Errorf("%v, %v, %s", err, problems, got)
 	}
 }
 

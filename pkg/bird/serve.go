@@ -1,6 +1,7 @@
 package bird
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,13 +12,11 @@ import (
 )
 
 const (
-	// startTimeout is how long a new BIRD may take to answer.
-	startTimeout = 10 * time.Second
+	startTimeout = 10 * time.Second // for the first answer of a new BIRD
 	// starved is the delay of a timer beyond which this process counts as starved of CPU time: a
 	// missing answer then says nothing about BIRD.
-	starved = 500 * time.Millisecond
-	// retryInterval is the wait before a failed command is sent again.
-	retryInterval = 50 * time.Millisecond
+	starved       = 500 * time.Millisecond
+	retryInterval = 50 * time.Millisecond // between attempts of a failed command
 	// Bounds of the time without an answer after which BIRD is killed.
 	minHang, maxHang = 4 * time.Second, 10 * time.Second
 )
@@ -31,9 +30,7 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 	_, expected := s.expect.Get()
 	s.unansweredSince, s.holds = time.Time{}, holdTimers{}
 	s.fast.start(time.Now())
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	due := time.Now()
+	due, timer := time.Now(), time.After(0)
 	for {
 		select {
 		case <-ctx.Done():
@@ -58,7 +55,7 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 					s.options.Log.Warn("failed to re-export routes to the kernel", "protocol", protocol, "error", err)
 				}
 			}
-		case <-timer.C:
+		case <-timer:
 			if time.Since(due) > starved { // the wait for an answer begins again
 				s.unansweredSince = time.Time{}
 			}
@@ -70,8 +67,7 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 		}
 		now := time.Now()
 		wait := s.wait(now)
-		due = now.Add(wait)
-		timer.Reset(wait)
+		due, timer = now.Add(wait), time.After(wait)
 	}
 }
 
@@ -95,7 +91,8 @@ func (s *Supervisor) connect(ctx context.Context, p *process) error {
 		client, err := s.dial(ctx, s.options.Socket)
 		if err == nil && client.PID != p.pid() {
 			// Another BIRD took the socket over: its sessions must not be reported as these.
-			err = errors.Join(fmt.Errorf("process %d serves the control socket %s", client.PID, s.options.Socket), client.Close())
+			err = fmt.Errorf("process %d serves the control socket %s", client.PID, s.options.Socket)
+			err = errors.Join(err, client.Close())
 		}
 		if err == nil {
 			s.client = client
@@ -113,8 +110,7 @@ func (s *Supervisor) connect(ctx context.Context, p *process) error {
 
 func (s *Supervisor) disconnect() {
 	if s.client != nil {
-		// An error is of no consequence: each command and its reply is complete by itself.
-		_ = s.client.Close()
+		_ = s.client.Close() // its error is irrelevant: each reply is complete by itself
 		s.client = nil
 	}
 }
@@ -122,8 +118,7 @@ func (s *Supervisor) disconnect() {
 // errStarved reports that this process was starved of CPU time while BIRD should have answered.
 var errStarved = errors.New("no answer while the frontend was starved of CPU time")
 
-// command sends a command to BIRD. It maintains unansweredSince, and does not wait beyond the time
-// at which BIRD counts as hung.
+// command sends a command and maintains unansweredSince. It waits only until BIRD counts as hung.
 func (s *Supervisor) command(ctx context.Context, command string) (Reply, error) {
 	begin := time.Now()
 	if s.unansweredSince.IsZero() {
@@ -147,8 +142,7 @@ func (s *Supervisor) command(ctx context.Context, command string) (Reply, error)
 	return reply, err
 }
 
-// exchange sends a command, on a new connection if there is none. It closes a connection that
-// failed: a late answer would be read as the answer to the next command.
+// exchange sends a command, on a new connection if there is none.
 func (s *Supervisor) exchange(ctx context.Context, command string) (Reply, error) {
 	if s.client == nil {
 		client, err := s.dial(ctx, s.options.Socket)
@@ -159,25 +153,23 @@ func (s *Supervisor) exchange(ctx context.Context, command string) (Reply, error
 	}
 	reply, err := s.client.Command(ctx, command)
 	if reply == nil {
-		s.disconnect()
+		s.disconnect() // a late answer would be read as the answer to the next command
 	}
 	return reply, err
 }
 
-// hung reports whether BIRD has not answered for longer than its smallest hold time: its sessions
-// are lost anyway.
+// hung reports whether BIRD was silent beyond its smallest hold time: its sessions are lost anyway.
 func (s *Supervisor) hung() bool {
 	return !s.unansweredSince.IsZero() && time.Since(s.unansweredSince) >= s.hangLimit()
 }
 
 func (s *Supervisor) hangLimit() time.Duration {
-	limit := minHang
-	for i, session := range s.apply.current.input.Sessions {
-		if hold := session.HoldTime + time.Second; i == 0 || hold < limit {
-			limit = hold
-		}
+	sessions := s.apply.current.input.Sessions
+	if len(sessions) == 0 {
+		return minHang
 	}
-	return min(max(limit, minHang), maxHang)
+	shortest := slices.MinFunc(sessions, func(a, b Session) int { return cmp.Compare(a.HoldTime, b.HoldTime) })
+	return min(max(shortest.HoldTime+time.Second, minHang), maxHang)
 }
 
 func (s *Supervisor) observe(ctx context.Context, p *process) {
@@ -210,17 +202,13 @@ func (s *Supervisor) observe(ctx context.Context, p *process) {
 		s.fast.converged()
 	}
 	s.state.Update(func(st State) State {
-		st.At, st.Alive, st.Err, st.Version, st.PID, st.Since, st.Gateways = at, true, nil, version, p.pid(), p.since, gateways
+		st.At, st.Alive, st.Err, st.Gateways = at, true, nil, gateways
+		st.Version, st.PID, st.Since = version, p.pid(), p.since
 		return st
 	})
-	if !s.isReady {
-		s.isReady = true
-		close(s.ready)
-	}
 }
 
-// observeFailed records a failed poll. BIRD counts as hung only after commandTimeout without an
-// answer: a connection that was dropped or garbled says nothing about BIRD if the next one works.
+// observeFailed records a failed poll. A dropped or garbled connection alone says nothing about BIRD.
 func (s *Supervisor) observeFailed(err error) {
 	switch {
 	case errors.Is(err, errStarved):
@@ -231,14 +219,10 @@ func (s *Supervisor) observeFailed(err error) {
 	default:
 		err = fmt.Errorf("%w: %w", ErrHung, err)
 	}
-	s.state.Update(func(st State) State {
-		st.Alive, st.Err = false, err
-		return st
-	})
+	s.state.Update(func(st State) State { st.Alive, st.Err = false, err; return st })
 }
 
-// noSocket is BIRD's error of a protocol whose port another process holds. BIRD disables such a
-// protocol and never tries again (2.0.12, 2.17.5, 3.4.0).
+// noSocket is BIRD's error of a protocol without its port, which it never retries (up to 3.4.0).
 const noSocket = "No listening socket"
 
 // enable has BIRD retry the protocols that it disabled for want of a listening socket.
@@ -264,13 +248,13 @@ func (s *Supervisor) enable(ctx context.Context, protocols map[string]Protocol) 
 	}
 }
 
-// bfd returns the states of the BFD sessions. The command names no protocol: BIRD 2.0.12 refuses a
-// name in double quotes here, and the configuration has only one BFD protocol.
+// bfd returns the states of the BFD sessions.
 func (s *Supervisor) bfd(ctx context.Context) map[netip.Addr]string {
 	withBFD := func(x Session) bool { return x.BFD != nil }
 	if !slices.ContainsFunc(s.apply.current.input.Sessions, withBFD) {
 		return nil
 	}
+	// Without the protocol's name: BIRD 2.0.12 refuses one in double quotes here.
 	reply, err := s.command(ctx, "show bfd sessions")
 	if err != nil {
 		return nil // the next poll retries

@@ -13,24 +13,17 @@ import (
 
 // State is the observed state of BIRD and its sessions.
 type State struct {
-	// At is the start of the last poll that BIRD answered. The reader decides up to which age the
-	// state is valid.
-	At time.Time
-	// Alive is true while BIRD answers.
-	Alive      bool
-	Version    string
-	PID        int       // 0 while none runs
-	Since      time.Time // of the process
-	Restarts   int       // after the first start
-	Configures uint64    // configurations that a running BIRD loaded
-	// ConfigFailures counts configurations that BIRD refused, or that could not be rendered,
-	// written or sent.
-	ConfigFailures uint64
-	// Err is why BIRD does not answer, nil while it does. It wraps [ErrHung] when BIRD runs.
-	Err error
-	// ConfigErr is why BIRD has not loaded the desired configuration but keeps the previous one.
-	ConfigErr error
-	Gateways  []GatewayState
+	At             time.Time // start of the last poll that BIRD answered
+	Alive          bool      // BIRD answers
+	Version        string
+	PID            int       // 0 while none runs
+	Since          time.Time // of the process
+	Restarts       int       // after the first start
+	Configures     uint64    // configurations that a running BIRD loaded
+	ConfigFailures uint64    // configurations that were refused, or not rendered, written or sent
+	Err            error     // why BIRD does not answer; wraps ErrHung when BIRD runs
+	ConfigErr      error     // why BIRD keeps its previous configuration instead of the desired one
+	Gateways       []GatewayState
 }
 
 // ErrHung reports that BIRD runs but does not answer.
@@ -38,20 +31,17 @@ var ErrHung = errors.New("BIRD_HUNG")
 
 // GatewayState is one configured gateway.
 type GatewayState struct {
-	Name     string
-	Address  netip.Addr
-	Family   vip.Family
-	Up       bool
-	State    string    // the session's state as BIRD names it
-	Since    time.Time // when Up last changed
-	Imported int
-	Exported int
-	// LastError is the last error of the session.
-	LastError string
-	// BFD is the state of the BFD session, empty without one.
-	BFD string
-	// Problem is why BIRD has no session with the gateway.
-	Problem string
+	Name      string
+	Address   netip.Addr
+	Family    vip.Family
+	Up        bool
+	State     string    // the session's state as BIRD names it
+	Since     time.Time // when Up last changed
+	Imported  int
+	Exported  int
+	LastError string // of the session
+	BFD       string // the BFD session's state, empty without one
+	Problem   string // why BIRD has no session with the gateway
 }
 
 // Expect sets how many VIPs of each family were announced to BIRD. The supervisor polls at short
@@ -107,8 +97,7 @@ func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 	return true
 }
 
-// states returns the state of each desired gateway from BIRD's sessions. before is the previous
-// state.
+// states returns the state of each desired gateway; protocols is nil while BIRD does not run.
 func (v resolution) states(
 	at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, before State,
 ) []GatewayState {
@@ -120,6 +109,8 @@ func (v resolution) states(
 		switch {
 		case v.problems[c.Name] != "":
 			g.Problem = v.problems[c.Name]
+		case protocols == nil:
+			g.State = "BIRD is not running"
 		case !ok && before.ConfigErr != nil:
 			g.Problem = "BIRD has no such session: " + before.ConfigErr.Error()
 		case !ok:
@@ -139,17 +130,6 @@ func (v resolution) states(
 	return list
 }
 
-// unreachable returns the states of the gateways while BIRD does not run.
-func (v resolution) unreachable(at time.Time, before State) []GatewayState {
-	list := v.states(at, nil, nil, before)
-	for i := range list {
-		if g := &list[i]; v.problems[g.Name] == "" {
-			g.State, g.Problem = "BIRD is not running", ""
-		}
-	}
-	return list
-}
-
 func byName(list []GatewayState) map[string]GatewayState {
 	m := make(map[string]GatewayState, len(list))
 	for _, g := range list {
@@ -158,9 +138,8 @@ func byName(list []GatewayState) map[string]GatewayState {
 	return m
 }
 
-// logTransitions logs which sessions came up, went down or failed to come up, and reports whether
-// one came up. It logs each error once until the session is up: BIRD clears the error at its next
-// attempt.
+// logTransitions logs changes of sessions, and reports whether one came up. Each error is logged
+// once until the session is up: BIRD clears it at its next attempt.
 func (s *Supervisor) logTransitions(before, after []GatewayState) (came bool) {
 	was := byName(before)
 	for _, g := range after {

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -24,7 +23,7 @@ import (
 // Options configure a Supervisor.
 type Options struct {
 	Executable string // empty: found by Executable
-	Dir        string // of the configuration
+	Dir        string // of the configuration and the log file
 	Socket     string // control socket; a missing directory is created
 	RouterID   netip.Addr
 	Interface  string // toward the gateways
@@ -54,7 +53,6 @@ type Supervisor struct {
 	desired *latest.Value[desired]
 	expect  *latest.Value[[len(vip.Families)]int]
 	state   *latest.Value[State]
-	ready   chan struct{}
 	hint    chan struct{} // poll BIRD now; coalesced
 	export  chan struct{} // re-export routes to the kernel; coalesced
 	// confirming counts the calls of Confirm in progress: BIRD is polled at fastInterval.
@@ -63,7 +61,6 @@ type Supervisor struct {
 	dial       func(ctx context.Context, socket string) (*Client, error)
 
 	// Owned by Run.
-	isReady         bool // ready is closed
 	apply           applyState
 	client          *Client
 	fast            fastPoll
@@ -73,18 +70,23 @@ type Supervisor struct {
 	failures        map[string]string // the last logged error, by gateway
 }
 
-// NewSupervisor returns a supervisor. Run starts BIRD after the first call of Configure.
-func NewSupervisor(o Options) *Supervisor {
+func (o Options) withDefaults() Options {
 	if !o.RouterID.IsValid() {
 		o.RouterID = RouterID()
 	}
 	o.KernelScanTime, o.Log = cmp.Or(o.KernelScanTime, 10*time.Second), cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	o.Executable = Executable(o.Executable)
+	return o
+}
+
+// NewSupervisor returns a supervisor. Run starts BIRD after the first call of Configure.
+func NewSupervisor(o Options) *Supervisor {
+	o = o.withDefaults()
 	w := latest.New(desired{})
 	return &Supervisor{
 		options: o, desired: w, resolver: newResolver(o, w), dial: Dial,
 		expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}), failures: map[string]string{},
-		ready: make(chan struct{}), hint: make(chan struct{}, 1), export: make(chan struct{}, 1),
+		hint: make(chan struct{}, 1), export: make(chan struct{}, 1),
 	}
 }
 
@@ -94,18 +96,13 @@ func Executable(path string) string {
 		return path
 	}
 	if path, err := exec.LookPath("bird"); err == nil {
-		if abs, err := filepath.Abs(path); err == nil {
-			return abs
-		}
+		return path
 	}
 	return "/usr/sbin/bird" // Debian's path, which is not in every PATH
 }
 
 // String implements task.Task.
 func (s *Supervisor) String() string { return "BIRD" }
-
-// Ready is closed after BIRD's first answer.
-func (s *Supervisor) Ready() <-chan struct{} { return s.ready }
 
 // State returns the state of BIRD and its sessions.
 func (s *Supervisor) State() *latest.Value[State] { return s.state }
@@ -129,12 +126,8 @@ func (s *Supervisor) event(e Event) {
 	}
 }
 
-// Bounds of the wait before BIRD is restarted.
-const (
-	minRestartWait = 100 * time.Millisecond
-	maxRestartWait = 5 * time.Second
-	goodRun        = 10 * time.Second
-)
+// goodRun is the run time after which the wait before a restart is short again.
+const goodRun = 10 * time.Second
 
 // Run keeps BIRD running until ctx ends, and then terminates it and waits for its exit.
 func (s *Supervisor) Run(ctx context.Context) error {
@@ -164,7 +157,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 
 // keepRunning restarts BIRD with back-off whenever it exits or hangs.
 func (s *Supervisor) keepRunning(ctx context.Context) error {
-	delay := backoff.Backoff{Min: minRestartWait, Max: maxRestartWait}
+	delay := backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	for starts := 0; ; starts++ {
 		began := time.Now()
 		err := s.runOnce(ctx, starts)
@@ -176,7 +169,11 @@ func (s *Supervisor) keepRunning(ctx context.Context) error {
 		}
 		wait := delay.Next()
 		s.options.Log.Error("BIRD is not running; restarting it", "error", err, "wait", wait, "restarts", starts)
-		s.publishDown(err, starts)
+		s.state.Update(func(st State) State {
+			st.Alive, st.PID, st.Err, st.Restarts = false, 0, err, starts
+			st.Gateways = s.resolver.result.Load().states(time.Now(), nil, nil, st)
+			return st
+		})
 		if err := backoff.Sleep(ctx, wait); err != nil {
 			return err
 		}
@@ -195,7 +192,7 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 		return err
 	}
 	defer p.wait()
-	s.options.Log.Info("BIRD started", "pid", p.pid())
+	o.Log.Info("BIRD started", "pid", p.pid())
 	s.state.Update(func(st State) State {
 		st.PID, st.Since, st.Restarts = p.pid(), p.since, starts
 		return st
@@ -208,32 +205,21 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 	default:
 	}
 	if ctx.Err() != nil {
-		p.terminate(s.options.Log)
-		s.options.Log.Info("BIRD exited", "pid", p.pid())
+		p.terminate(o.Log)
+		o.Log.Info("BIRD exited", "pid", p.pid())
 		return ctx.Err()
 	}
 	p.kill()
 	return err
 }
 
-func (s *Supervisor) publishDown(err error, restarts int) {
-	now := time.Now()
-	s.state.Update(func(st State) State {
-		st.Alive, st.PID, st.Err, st.Restarts = false, 0, err, restarts
-		st.Gateways = s.resolver.result.Load().unreachable(now, st)
-		return st
-	})
-}
-
-// Input returns the input of the desired configuration without secrets, and by name the reason for
-// each gateway without a session.
-func (s *Supervisor) Input() (RenderInput, map[string]string) {
-	v := s.resolver.result.Load()
-	if w := s.desired.Load(); v.generation != w.generation {
-		// Run has not resolved the newest input.
-		v, _ = newResolver(s.options, s.desired).resolve(context.Background(), w, resolution{})
-	}
-	return v.input.Masked(), maps.Clone(v.problems)
+// Preview returns the configuration without secrets that a supervisor would load now, and by name
+// the problem of each gateway without a session.
+func (o Options) Preview(gateways []trench.Gateway, vips []vip.VIP) ([]byte, map[string]string, error) {
+	r := newResolver(o.withDefaults(), nil)
+	v, _ := r.resolve(context.Background(), desired{gateways, vips, 1}, resolution{})
+	content, err := Render(v.input.Masked())
+	return content, v.problems, err
 }
 
 // RouterID derives a BGP router ID from the pod's UID (POD_UID) or else the machine ID, and the
@@ -249,7 +235,6 @@ func RouterID() netip.Addr {
 		seed += name
 	}
 	sum := sha256.Sum256([]byte("vipgate router id " + seed))
-	// Every value but 0.0.0.0 is allowed (RFC 6286). The first byte is below 127: the ID never
-	// looks like a loopback or multicast address.
+	// Not 0.0.0.0 (RFC 6286), and nothing that looks like a loopback or multicast address.
 	return netip.AddrFrom4([4]byte{1 + sum[0]%126, sum[1], sum[2], sum[3] | 1})
 }
