@@ -100,7 +100,7 @@ func checkOpen(m *bgp.BGPOpen, o Options) (time.Duration, error) {
 			return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability, "BIRD's session has no %s channel", f)
 		}
 	}
-	// With 0, BIRD would keep the routes of a hung process (RFC 4271 section 4.2 permits rejecting it).
+	// With 0, BIRD would keep the routes of a hung process. RFC 4271 section 4.2 permits rejecting it.
 	hold := time.Duration(m.HoldTime) * time.Second
 	if hold < 3*time.Second {
 		return reject(bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME, nil,

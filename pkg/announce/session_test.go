@@ -256,7 +256,8 @@ func TestReconnectAnnouncesTable(t *testing.T) {
 		p.expectUpdates(1, advertisements{vipA: Announced, vipB: Announced})
 		p.send(bgp.NewBGPNotificationMessage(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_RESET, nil))
 		s := awaitState(t, a, "down", func(s State) bool { return !s.Established && s.Sessions == 1 })
-		if !strings.HasSuffix(s.LastError.Error(), bgp.NewNotificationErrorCode(6, 4).String()) || s.Written != 0 || s.Announced4 != 0 {
+		reset := bgp.NewNotificationErrorCode(6, 4).String()
+		if !strings.HasSuffix(s.LastError.Error(), reset) || s.Written != 0 || s.Announced4 != 0 {
 			t.Errorf("got %+v", s)
 		}
 		a.Post(Batch{Changes: advertisements{vipA: Withdrawn, vipC: Announced}, Revision: 2})

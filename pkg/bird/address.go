@@ -41,8 +41,8 @@ func lastChoice(a rtnetlink.Address) bool {
 	return a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_SECONDARY) != 0
 }
 
-// selectLocal returns the local address of the session to a gateway on the link, or the problem that
-// there is none. It keeps current while possible: another address would restart the session.
+// selectLocal returns the local address of the session to a gateway on the link, or why there is
+// none. It keeps current while possible: another address would restart the session.
 func selectLocal(gateway, current netip.Addr, addrs []rtnetlink.Address) (local netip.Addr, problem string) {
 	var best, waiting rtnetlink.Address
 	family := false

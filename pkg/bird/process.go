@@ -133,7 +133,7 @@ func (p *process) kill() {
 // stopTimeout bounds BIRD's exit after SIGTERM, which takes 10–90 ms with 20 000 routes.
 const stopTimeout = 2 * time.Second
 
-// terminate sends SIGTERM, which acts as `down`, and SIGKILL after stopTimeout, and waits for the exit.
+// terminate sends SIGTERM, which acts as `down`, and SIGKILL after stopTimeout.
 func (p *process) terminate(log *slog.Logger) {
 	_ = p.cmd.Process.Signal(unix.SIGTERM) // fails only if BIRD has exited
 	select {

@@ -208,7 +208,7 @@ func (s *Supervisor) observe(ctx context.Context, p *process) {
 	})
 }
 
-// observeFailed records a failed poll. A dropped or garbled connection alone says nothing about BIRD.
+// observeFailed records a failed poll, but a broken connection alone says nothing about BIRD.
 func (s *Supervisor) observeFailed(err error) {
 	switch {
 	case errors.Is(err, errStarved):
