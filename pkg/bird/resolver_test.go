@@ -284,3 +284,17 @@ func TestBlockedPasswordFile(t *testing.T) {
 		}
 	}
 }
+
+func TestStatesWithoutBIRD(t *testing.T) {
+	g, other := someGateway(), someGateway()
+	other.Name = "b"
+	v := resolution{gateways: []trench.Gateway{g, other}, problems: map[string]string{"b": "no address"}}
+	before := State{Gateways: []GatewayState{{Name: "a", Up: true, State: "Established"}}, ConfigErr: errors.New("refused")}
+	got := v.states(time.Now(), nil, nil, before)
+	if got[0].Up || got[0].State != "BIRD is not running" || got[0].Problem != "" {
+		t.Errorf("got %+v", got[0])
+	}
+	if got[1].State != "" || got[1].Problem != "no address" {
+		t.Errorf("got %+v", got[1])
+	}
+}
