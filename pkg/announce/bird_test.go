@@ -22,7 +22,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
 	"github.com/vipgate/vipgate/pkg/vip"
