@@ -157,11 +157,10 @@ func (f *follower) showIdentity() {
 	f.metrics.Identity(own.ID.String(), own.NotAfter)
 }
 
-// exportInterval bounds exports of routes that another process removes continuously.
-const exportInterval = time.Second
-
-// birdSettles is the time after a start of BIRD in which it removes the routes of the one before.
-const birdSettles = 5 * time.Second
+const (
+	exportInterval = time.Second     // between exports of routes that another process keeps removing
+	birdSettles    = 5 * time.Second // in which a new BIRD removes the routes of the one before
+)
 
 // exportRoutes has BIRD restore routes that another process removed.
 func (f *follower) exportRoutes(routed kernel.Confirmed) {
@@ -283,8 +282,10 @@ func (p *process) reasonDetail(r gate.Reason, f vip.Family) string {
 	return ""
 }
 
-// firstRoutes is the time in which a gateway may send its first routes.
-const firstRoutes = 2 * time.Second
+const (
+	firstRoutes = 2 * time.Second // in which a gateway may send its first routes
+	noRoute     = "no gateway gives a route back to clients"
+)
 
 // routeMissing reports whether gateways of a family are up and none advertises a route.
 func routeMissing(s bird.State, family vip.Family, now time.Time) bool {
@@ -292,9 +293,6 @@ func routeMissing(s bird.State, family vip.Family, now time.Time) bool {
 		return g.Family == family && g.Up && now.Sub(g.Since) > firstRoutes
 	})
 }
-
-// noRoute is the problem that packets from VIPs match only the blackhole route.
-const noRoute = "no gateway gives a route back to clients"
 
 func birdProblem(s bird.State) string {
 	if s.Alive {

@@ -83,8 +83,7 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) error {
 	p.observer.note("frontend is stopping")
 
 	ctx, cancel := context.WithTimeout(ctx, p.Gate.DrainTime+withdrawMargin+confirmTimeout+p.Settle+reportMargin)
-	defer cancel()
-	skipped, done := make(chan struct{}), make(chan struct{})
+	skipped := make(chan struct{})
 	go func() {
 		defer close(skipped)
 		select {
@@ -93,10 +92,10 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) error {
 			// The stages below observe the effect, or end at their deadline.
 			_ = p.controller.Do(ctx, func(g *gate.Gate, now time.Time) { g.SkipDrains(now) })
 			cancel()
-		case <-done:
+		case <-ctx.Done():
 		}
 	}()
-	defer func() { close(done); <-skipped }()
+	defer func() { cancel(); <-skipped }()
 
 	if err := p.controller.Do(ctx, func(g *gate.Gate, now time.Time) { g.Stop(now) }); err != nil {
 		return fmt.Errorf("failed to stop the gate: %w", err)

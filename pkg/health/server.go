@@ -244,14 +244,11 @@ func (s *Server) recompute() {
 	}
 }
 
-// maxNameBytes bounds the name of a service in a request.
-const maxNameBytes = 256
-
-// detailKey is the trailer of a Check response with the detail of a service that does not serve.
-const detailKey = "vipgate-detail-bin"
-
-// maxDetail bounds the detail, in bytes.
-const maxDetail = 1000
+const (
+	maxNameBytes = 256                  // of the name of a service in a request
+	detailKey    = "vipgate-detail-bin" // trailer of Check: why a service does not serve
+	maxDetail    = 1000                 // bytes of it
+)
 
 // Check implements grpc.health.v1.
 func (s *Server) Check(ctx context.Context, r *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
