@@ -109,11 +109,7 @@ func (a *Addresses) Run(ctx context.Context) error {
 	if err != nil {
 		a.log.Warn("address notifications are not available, polling only", "interval", addressPoll, "error", err)
 	}
-	defer func() {
-		if err := w.Close(); err != nil {
-			a.log.Warn("failed to close address notifications", "error", err)
-		}
-	}()
+	defer w.close(a.log)
 	close(a.ready)
 	timer := time.NewTimer(0)
 	defer timer.Stop()

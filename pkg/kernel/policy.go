@@ -11,8 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// protocol marks rules and routes of this package (`proto 118` in iproute2). iproute2's rt_protos
-// assigns the number to no program.
+// protocol marks rules and routes of this package; iproute2's rt_protos assigns it to no program.
 const protocol = 118
 
 // Priorities of the rules that a Meridio frontend adds, a pair for each VIP.
@@ -21,21 +20,15 @@ const (
 	meridioBlackholePriority = 101
 )
 
-// leftoverBatch bounds the leftover rules that are removed between two reconciliations. The kernel
-// searches its list for each: of 20 000 rules, two for each of 10 000 VIPs, 200 take 0.2 s at
-// first, all of them 12 s.
+// leftoverBatch bounds the leftover rules that are removed between two reconciliations: the kernel
+// searches its list for each. Of 20 000 rules 200 take 0.2 s, all of them 12 s.
 const leftoverBatch = 200
 
 // policy is the part that acts on the mark: rules and a blackhole route for each family.
 type policy struct{ Options }
 
 // rules returns the desired rules in the order in which they are added: while some are missing, VIP
-// traffic is dropped rather than sent through another network.
-//
-// IPv6 needs a third rule, which drops by itself. The kernel binds an IPv6 blackhole route to the
-// loopback interface, so that a socket bound to another interface bypasses it (seen on Linux 6.18:
-// packets of such a socket left through the primary network); the route also vanishes when lo goes
-// down.
+// traffic is dropped rather than sent through another network. ADR 6 says why IPv6 has a third one.
 func (p policy) rules(f vip.Family) []rtnetlink.Rule {
 	r := rtnetlink.Rule{Family: f, Mark: p.Mark, Mask: p.Mask, Protocol: protocol}
 	gateways, blackhole, drop := r, r, r
@@ -49,14 +42,6 @@ func (p policy) rules(f vip.Family) []rtnetlink.Rule {
 	return []rtnetlink.Rule{blackhole, gateways}
 }
 
-// blackhole returns the default route that drops VIP traffic for which there is no gateway.
-func (p policy) blackhole(f vip.Family) rtnetlink.Route {
-	return rtnetlink.Route{
-		Family: f, Table: p.blackholeTable(), Prefix: rtnetlink.DefaultPrefix(f),
-		Type: unix.RTN_BLACKHOLE, Protocol: protocol,
-	}
-}
-
 // ensure installs the blackhole route and the rules of a family and reads them back. It reports
 // whether it changed anything.
 func (p policy) ensure(f vip.Family) (changed bool, err error) {
@@ -65,7 +50,7 @@ func (p policy) ensure(f vip.Family) (changed bool, err error) {
 		return false, err
 	}
 	defer c.Close()
-	for {
+	for { // once more after a change
 		blackhole, err := p.hasBlackhole(c, f)
 		if err != nil {
 			return changed, err
@@ -81,8 +66,12 @@ func (p policy) ensure(f vip.Family) (changed bool, err error) {
 			return true, fmt.Errorf("rule %s was added but is missing", missing[0])
 		}
 		if !blackhole {
+			r := rtnetlink.Route{
+				Family: f, Table: p.blackholeTable(), Prefix: rtnetlink.DefaultPrefix(f),
+				Type: unix.RTN_BLACKHOLE, Protocol: protocol,
+			}
 			// Replace: a blackhole that another process added is deleted by that process.
-			if err := c.Apply(p.blackhole(f).Replace()); err != nil {
+			if err := c.Apply(r.Replace()); err != nil {
 				return false, err
 			}
 			p.Log.Info("blackhole default route added", "family", f.String(), "table_id", p.blackholeTable())
@@ -128,8 +117,8 @@ func (p policy) hasBlackhole(c *rtnetlink.Conn, f vip.Family) (installed bool, e
 }
 
 // remove removes rules and blackhole routes of this package. Unless all is set those are the ones
-// that it added with other options, and the rules of a former Meridio frontend; it then removes a
-// batch of rules, so that new VIPs need not wait for ten thousand, and reports whether there are more.
+// that it added with other options, and the rules of a former Meridio frontend, in batches: new
+// VIPs need not wait for ten thousand. It reports whether there are more.
 func (p policy) remove(f vip.Family, all bool) (more bool, err error) {
 	c, err := rtnetlink.Dial()
 	if err != nil {
@@ -174,8 +163,7 @@ func (p policy) remove(f vip.Family, all bool) (more bool, err error) {
 	return false, errors.Join(errs...)
 }
 
-// meridio reports whether a rule has the form of those of a Meridio frontend: `from VIP lookup
-// TABLE`, without other selectors.
+// meridio reports whether a rule is `from VIP lookup TABLE`, as a Meridio frontend adds it.
 func (p policy) meridio(r rtnetlink.Rule) bool {
 	return !r.Extra && r.Action == unix.FR_ACT_TO_TBL && r.Source.IsValid() && r.Mark == 0 && r.Mask == 0 &&
 		(r.Priority == meridioPriority && r.Table == p.TableID ||

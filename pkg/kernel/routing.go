@@ -97,16 +97,7 @@ func (r *Routing) Run(ctx context.Context) error {
 		r.o.Log.Warn(problem)
 	}
 	var w *watch
-	closeWatch := func() {
-		if w == nil {
-			return
-		}
-		if err := w.Close(); err != nil {
-			r.o.Log.Warn("failed to close netlink subscription", "error", err)
-		}
-		w = nil
-	}
-	defer closeWatch()
+	defer func() { w.close(r.o.Log) }()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	failures := backoff.Backoff{Min: failurePause, Max: maxPause}
@@ -150,7 +141,8 @@ func (r *Routing) Run(ctx context.Context) error {
 			continue
 		case <-failed:
 			r.o.Log.Warn("netlink subscription failed, resubscribing", "error", w.Err())
-			closeWatch()
+			w.close(r.o.Log)
+			w = nil
 			pause = failures.Next()
 		case <-changed:
 			pause = minPause
@@ -206,20 +198,16 @@ type reconciler struct {
 	ensurePolicy func(vip.Family) (changed bool, err error)
 	now          func() time.Time
 
-	// settled: the last reconciliation succeeded, so that a difference is drift.
-	settled bool
-	// cleaned: leftovers were removed since the VIPs last changed.
-	cleaned bool
+	settled bool // the last reconciliation succeeded, so that a difference is drift
+	cleaned bool // leftovers were removed since the VIPs last changed
 	// vips are those that the last reconciliation confirmed, from the desired and observed state.
-	// readable is when the sets could last be read.
 	vips      vip.Set
 	desired   *vip.Set
 	needed    [len(vip.Families)]bool // families of desired
 	observed  *content
 	installed [len(vip.Families)]bool
-	readable  time.Time
-	// forwarded: packets of the family were forwarded at some time.
-	forwarded [len(vip.Families)]bool
+	readable  time.Time               // when the sets could last be read
+	forwarded [len(vip.Families)]bool // packets were forwarded at some time
 }
 
 func newReconciler(o Options) (*reconciler, error) {
@@ -232,16 +220,14 @@ func newReconciler(o Options) (*reconciler, error) {
 }
 
 type result struct {
-	// base: everything that does not depend on VIPs is installed.
-	base     bool
+	base     bool // everything that does not depend on VIPs is installed
 	vips     vip.Set
 	repaired bool
 	err      error
 	family   [len(vip.Families)]error
 }
 
-// reconcile installs the desired state as far as possible and returns the observed one. desired is
-// nil before the first Configure.
+// reconcile installs the desired state, nil before Configure, and returns the observed one.
 func (p *reconciler) reconcile(desired *vip.Set) result {
 	sameDesired := desired == p.desired
 	if !sameDesired {
@@ -274,23 +260,22 @@ func (p *reconciler) reconcile(desired *vip.Set) result {
 
 	x.repaired, x.vips = changed && p.settled && sameDesired, p.vips
 	observed := p.table.observed
-	x.base = base && observed != nil && !unreadable
-	if !unreadable {
+	if unreadable {
+		observed = nil
+	} else {
 		p.readable = p.now()
 	}
+	x.base = base && observed != nil
 	switch {
 	case unreadable && p.now().Sub(p.readable) < unreadableLimit:
 		// There is no evidence that the VIPs that were read back are gone.
 		x.vips = filterVIPs(desired, func(v vip.VIP) bool { return installed[v.Family()] && p.vips.Has(v) })
-	case unreadable || observed == nil:
+	case observed == nil:
 		x.vips = vip.Set{}
 	case !sameDesired || observed != p.observed || installed != p.installed || p.vips == nil:
 		x.vips = filterVIPs(desired, func(v vip.VIP) bool {
 			return installed[v.Family()] && covered(observed[v.Family()], spanOf(v.Prefix()))
 		})
-	}
-	if unreadable {
-		observed = nil
 	}
 	p.vips, p.desired, p.observed, p.installed = x.vips, desired, observed, installed
 
@@ -302,8 +287,7 @@ func (p *reconciler) reconcile(desired *vip.Set) result {
 	return x
 }
 
-// removeLeftovers removes what a former frontend left, once all desired VIPs are confirmed. It
-// reports whether there is more.
+// removeLeftovers removes those of a former frontend once all desired VIPs are confirmed.
 func (p *reconciler) removeLeftovers() (more bool, err error) {
 	if p.cleaned || !p.settled || p.desired == nil || len(p.vips) != len(*p.desired) {
 		return false, nil

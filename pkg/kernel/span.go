@@ -25,9 +25,8 @@ func compareSpans(a, b span) int {
 	return cmp.Or(a.first.Compare(b.first), b.last.Compare(a.last))
 }
 
-// disjoint returns, in order, the ranges of the VIPs of one family without those that lie in
-// another one: an interval set refuses overlaps. Adjacent ranges stay separate, so that adding one
-// VIP never rewrites the range of another one.
+// disjoint returns, in order, the ranges of a family's VIPs that are in no other: an interval set
+// refuses overlaps. Adjacent ranges stay separate: adding a VIP never rewrites another one's range.
 func disjoint(vips vip.Set, family vip.Family) []span {
 	var out []span
 	for _, v := range vips.Sorted() { // wider ones first
@@ -41,7 +40,7 @@ func disjoint(vips vip.Set, family vip.Family) []span {
 	return out
 }
 
-// covered reports whether sorted, disjoint spans contain all addresses of s, several of them together.
+// covered reports whether sorted, disjoint spans together contain all addresses of s.
 func covered(spans []span, s span) bool {
 	i, _ := slices.BinarySearchFunc(spans, s.first, func(t span, a netip.Addr) int { return t.last.Compare(a) })
 	for _, t := range spans[i:] {
@@ -56,8 +55,7 @@ func covered(spans []span, s span) bool {
 	return false
 }
 
-// change is a step from one content of a set to another that must happen in one transaction: del
-// gives way to add.
+// change is one transaction on a set: del gives way to add.
 type change struct{ del, add []span }
 
 // steps returns the transactions that lead from have to want, both disjoint: new ranges first, then
@@ -108,8 +106,7 @@ func without(a, b []span) []span {
 	})
 }
 
-// elements encodes spans as the kernel wants them: the first address, and the one after the last
-// marked as an end. A range up to the highest address has no end.
+// elements encodes spans: the first address, and as an end the one after the last, if there is one.
 func elements(spans []span) []nftables.SetElement {
 	out := make([]nftables.SetElement, 0, 2*len(spans))
 	for _, s := range spans {
@@ -121,8 +118,7 @@ func elements(spans []span) []nftables.SetElement {
 	return out
 }
 
-// spans decodes what [elements] encodes, in whatever order the kernel lists it, and returns it
-// sorted. A beginning without an end reaches up to the next one, as in the kernel.
+// spans decodes elements in any order into sorted spans. One without an end reaches up to the next.
 func spans(elems []nftables.SetElement) []span {
 	elems = slices.SortedFunc(slices.Values(elems), func(a, b nftables.SetElement) int {
 		switch c := bytes.Compare(a.Key, b.Key); {

@@ -11,11 +11,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// checkSysctls returns an error while a kernel parameter makes the kernel drop packets that arrive
-// for VIPs of a family. It names the command that sets the parameter.
-//
-// A pod in which forwarding is off from the start delivers VIPs itself, or bypasses the kernel:
-// only forwarding that was on and is switched off is an error.
+// checkSysctls returns an error, with the remedy, while a kernel parameter makes the kernel drop
+// packets that arrive for VIPs of a family.
 func (s *reconciler) checkSysctls(f vip.Family) error {
 	external := s.policy.External
 	if external == "" {
@@ -31,7 +28,7 @@ func (s *reconciler) checkSysctls(f vip.Family) error {
 		s.forwarded[f] = true
 	case "0":
 		if !s.forwarded[f] {
-			break
+			break // off from the start: the pod delivers VIPs itself, or bypasses the kernel
 		}
 		if f == vip.IPv4 && sysctl.IPv4Interface("all", "forwarding").Read() == "0" {
 			forwarding = "net/ipv4/ip_forward"
@@ -46,14 +43,13 @@ func (s *reconciler) checkSysctls(f vip.Family) error {
 	return nil
 }
 
-// reversePathFilter returns the larger of the values for "all" and for an interface, which is the
-// one that counts (ip-sysctl, rp_filter). They are single digits, so that their text orders them.
+// reversePathFilter returns the larger of two digits, which counts (ip-sysctl, rp_filter).
 func reversePathFilter(own sysctl.Key) string {
 	return max(sysctl.IPv4Interface("all", "rp_filter").Read(), own.Read())
 }
 
-// defaultRouteVia reports whether packets without a mark leave by an interface: strict reverse path
-// filtering then accepts packets that arrive there.
+// defaultRouteVia reports whether packets without a mark leave by an interface: the strict filter
+// then accepts packets that arrive there.
 func defaultRouteVia(name string) bool {
 	i, err := net.InterfaceByName(name)
 	if err != nil {
@@ -68,8 +64,7 @@ func defaultRouteVia(name string) bool {
 	return err == nil && r.Link == i.Index
 }
 
-// reversePathProblems names the interfaces on which strict reverse path filtering drops traffic to
-// VIPs.
+// reversePathProblems names the interfaces on which the strict filter drops traffic to VIPs.
 func reversePathProblems() []string {
 	var problems []string
 	for _, key := range sysctl.Glob("net/ipv4/conf/*/rp_filter") {

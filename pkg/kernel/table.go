@@ -18,7 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// netlinkTimeout bounds every exchange: a dump of 50 000 elements takes a tenth of it on a slow machine.
+// netlinkTimeout bounds every exchange. A dump of 50 000 elements takes a tenth of it if slow.
 const netlinkTimeout = 5 * time.Second
 
 // TableName is the name of the nftables table, of family inet.
@@ -81,7 +81,7 @@ func newTable(o Options) (*table, error) {
 }
 
 // largeDumps has the kernel fill buffers of 32 KiB in dumps: it goes by the largest buffer that the
-// socket received into. It walks a set again for each, so that a large one takes an eighth of the time.
+// socket received into. It walks a set again for each: a large set takes an eighth of the time.
 func largeDumps(c *netlink.Conn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -127,8 +127,7 @@ func (t *table) chains() []*nftables.Chain {
 	}
 }
 
-// rules returns the two rules of each chain: `ip saddr @vip4 meta mark set meta
-// mark & ~mask | mark`, and the same for IPv6.
+// rules returns `ip saddr @vip4 meta mark set meta mark & ~mask | mark`, and the same for IPv6.
 func (t *table) rules(c *nftables.Chain) []*nftables.Rule {
 	native := func(x uint32) []byte { return binary.NativeEndian.AppendUint32(nil, x) }
 	var rules []*nftables.Rule
@@ -217,8 +216,7 @@ func (t *table) ensure(desired *vip.Set) (changed, unreadable bool, err error) {
 	return true, readErr != nil, errors.Join(err, readErr)
 }
 
-// needsReplacement reports whether a transaction failed on an object of another type, which cannot
-// be changed in place.
+// needsReplacement reports whether a transaction failed on an object of another type.
 func needsReplacement(err error) bool {
 	return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 }
@@ -250,7 +248,7 @@ func (t *table) read() error {
 		TableName, readAttempts)
 }
 
-// inspect returns the content of the sets, or how table, chains or sets differ from their desired form.
+// inspect returns the sets' content, or how table, chains or sets differ from their desired form.
 func (t *table) inspect() (observed *content, problem string, err error) {
 	table, err := t.nft.ListTableOfFamily(TableName, nftables.TableFamilyINet)
 	switch {
@@ -341,8 +339,7 @@ func (t *table) build(vips *vip.Set, replace bool) error {
 	return nil
 }
 
-// fill brings one set from its observed to its desired content. It reports whether it tried to
-// change anything.
+// fill brings one set to its desired content. It reports whether it tried to change anything.
 func (t *table) fill(f vip.Family, want []span) (changed bool, err error) {
 	s := t.set(f)
 	changes := steps(t.observed[f], want)

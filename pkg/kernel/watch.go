@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"errors"
+	"log/slog"
 	"sync/atomic"
 
 	"github.com/mdlayher/netlink"
@@ -18,9 +19,8 @@ type watch struct {
 	// changed has a token when something changed since it was last taken.
 	changed chan struct{}
 
-	// birdPort is the netlink port that last added a route of BIRD to the gateways' table; only the
-	// goroutine of rtnetlink notifications uses it. removed counts the routes that other ports
-	// deleted from that table.
+	// birdPort is the netlink port that last added a route of BIRD to the gateways' table; it belongs
+	// to the goroutine of rtnetlink. removed counts the routes that other ports deleted from there.
 	birdPort uint32
 	removed  atomic.Uint64
 }
@@ -52,14 +52,23 @@ func (w *watch) listen(name string, netlinkProtocol int, concerns func(netlink.M
 	})
 }
 
-// concernsPolicy reports whether a message is about what source routing depends on: every rule,
-// since one with a higher priority can divert traffic; every sysctl that the kernel reports
-// (forwarding, rp_filter); of the routes those in the blackhole's table, and those that another
-// process than BIRD deletes from the gateways' table. BIRD may write a great many others.
+// close ends the subscriptions of a watch, if there is one.
+func (w *watch) close(log *slog.Logger) {
+	if w == nil {
+		return
+	}
+	if err := w.Close(); err != nil {
+		log.Warn("failed to close netlink subscription", "error", err)
+	}
+}
+
+// concernsPolicy reports whether a message is about what source routing depends on. Of routes it is
+// about those in the blackhole's table, and those that another process than BIRD deletes from the
+// gateways' table: BIRD may write a great many others.
 func (w *watch) concernsPolicy(o Options, m netlink.Message) bool {
 	switch m.Header.Type {
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNETCONF, unix.RTM_DELNETCONF:
-		return true
+		return true // any rule can divert traffic; sysctls are forwarding and rp_filter
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		r, err := rtnetlink.ParseRoute(m.Data)
 		switch {
@@ -76,11 +85,9 @@ func (w *watch) concernsPolicy(o Options, m netlink.Message) bool {
 	return false
 }
 
-// concernsTable reports whether a message of nftables is about the table of this package. Attribute 1
-// is the table's name in all of them.
+// concernsTable reports whether a message of nftables is about the table of this package. In all
+// but that of a generation attribute 1 is the table's name.
 func concernsTable(m netlink.Message) bool {
-	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN {
-		return false
-	}
-	return nlmsg.Netfilter(m.Data).Text(unix.NFTA_TABLE_NAME) == TableName
+	return m.Header.Type>>8 == unix.NFNL_SUBSYS_NFTABLES && m.Header.Type&0xff != unix.NFT_MSG_NEWGEN &&
+		nlmsg.Netfilter(m.Data).Text(unix.NFTA_TABLE_NAME) == TableName
 }
