@@ -104,7 +104,8 @@ func (t *table) table() *nftables.Table {
 }
 
 func (t *table) set(f vip.Family) *nftables.Set {
-	s := &nftables.Set{Table: t.table(), Interval: true, Name: "vip4", KeyType: nftables.TypeIPAddr}
+	// Without an ID the library takes one from an unguarded global counter.
+	s := &nftables.Set{Table: t.table(), ID: uint32(f) + 1, Interval: true, Name: "vip4", KeyType: nftables.TypeIPAddr}
 	if f == vip.IPv6 {
 		s.Name, s.KeyType = "vip6", nftables.TypeIP6Addr
 	}
