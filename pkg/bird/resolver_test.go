@@ -289,7 +289,7 @@ func TestStatesWithoutBIRD(t *testing.T) {
 	g, other := someGateway(), someGateway()
 	other.Name = "b"
 	v := resolution{gateways: []trench.Gateway{g, other}, problems: map[string]string{"b": "no address"}}
-	before := State{Gateways: []GatewayState{{Name: "a", Up: true, State: "Established"}}, ConfigErr: errors.New("refused")}
+	before := State{ConfigErr: errors.New("refused"), Gateways: []GatewayState{{Name: "a", Up: true}}}
 	got := v.states(time.Now(), nil, nil, before)
 	if got[0].Up || got[0].State != "BIRD is not running" || got[0].Problem != "" {
 		t.Errorf("got %+v", got[0])
