@@ -67,6 +67,7 @@ func NewWriter(path string, log *slog.Logger) *Writer {
 }
 
 // Want sets which groups and VIPs are ready, the latter by their first addresses. It never blocks.
+// One goroutine calls it.
 func (w *Writer) Want(groups []string, vips ...netip.Addr) {
 	names := make(map[string]struct{}, len(groups)+len(vips))
 	for _, g := range groups {
@@ -75,7 +76,9 @@ func (w *Writer) Want(groups []string, vips ...netip.Addr) {
 	for _, a := range vips {
 		names[vipFile(a)] = struct{}{}
 	}
-	w.desired.Set(names)
+	if !maps.Equal(names, w.desired.Load()) { // the same ones do not shorten a back-off
+		w.desired.Set(names)
+	}
 }
 
 // Beat confirms that the caller of Want runs. It never blocks, and may be called often: files are

@@ -204,6 +204,21 @@ func TestWriterTriesAgainAndSaysWhatIsWrong(t *testing.T) {
 	s.waitFiles("lb-ready-b")
 }
 
+func TestWriterKeepsBackoff(t *testing.T) {
+	s := runWriter(t, t.TempDir(), func(s *testWriter) { s.backoff.Min, s.backoff.Max = time.Hour, time.Hour })
+	failures := func(n uint64) func() bool { return func() bool { return s.state.Load().failures == n } }
+	s.breakFiles(syscall.ENOSPC, "create")
+	s.Want([]string{"a"})
+	s.wait("one failure", failures(1))
+	s.Want([]string{"a"})
+	time.Sleep(20 * time.Millisecond)
+	if !failures(1)() {
+		t.Error("the same files were written again during the back-off")
+	}
+	s.Want([]string{"a", "b"})
+	s.wait("another failure at once", failures(2))
+}
+
 func TestWhatIsInTheWayOfAFileIsNamed(t *testing.T) {
 	path := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(path, "lb-ready-a"), 0o755))
