@@ -19,6 +19,8 @@ import (
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
+
+	"github.com/vipgate/vipgate/pkg/logs"
 )
 
 // handshakeTimeout bounds the handshake and the first bytes of HTTP/2 on a server. Clients are
@@ -110,7 +112,7 @@ type mutual struct {
 	authorize                        tlsconfig.Authorizer
 	timeout                          time.Duration
 	log                              *slog.Logger
-	denials                          *denialLog
+	throttle                         logs.Throttle // of the rejections
 }
 
 func newMutual(src *Source, o CredentialOptions) *mutual {
@@ -118,15 +120,10 @@ func newMutual(src *Source, o CredentialOptions) *mutual {
 		o.Authorize = Authorize()
 	}
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
-	log := o.Log.With("component", "identity")
 	return &mutual{
 		TransportCredentials: credentials.NewTLS(nil),
 
-		src:       src,
-		authorize: o.Authorize,
-		timeout:   handshakeTimeout,
-		log:       log,
-		denials:   newDenialLog(log),
+		src: src, authorize: o.Authorize, timeout: handshakeTimeout, log: o.Log.With("component", "identity"),
 	}
 }
 
@@ -261,7 +258,7 @@ func (m *mutual) logDenial(failure *HandshakeError, peer []any) {
 	}
 	attrs := append([]any{"reason", string(failure.Reason), "peer_id", failure.PeerID.String(), "error", failure.Err},
 		peer...)
-	m.denials.log(failure.PeerID.String()+" "+string(failure.Reason), "client refused", attrs...)
+	m.throttle.Log(m.log.Warn, failure.PeerID.String()+" "+string(failure.Reason), "client refused", attrs...)
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].

@@ -692,29 +692,3 @@ func TestClientHandshakeTimeout(t *testing.T) {
 		})
 	}
 }
-
-func TestDenialLogRateLimit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		journal, log := newJournal()
-		d := identity.NewDenialLog(log)
-		for range 100 {
-			d.Log("a", "refused a")
-		}
-		d.Log("b", "refused b")
-		if a, b := journal.count(t, map[string]any{"msg": "refused a"}),
-			journal.count(t, map[string]any{"msg": "refused b"}); a != 3 || b != 1 {
-			t.Fatalf("%d and %d lines", a, b)
-		}
-		<-time.After(10 * time.Second)
-		d.Log("a", "refused a")
-		if n := journal.count(t, map[string]any{"msg": "refused a", "suppressed": 97.0}); n != 1 {
-			t.Fatalf("the next line does not tell how many were left out")
-		}
-		for i := range 100_000 {
-			d.Log(fmt.Sprint(i), "refused many")
-		}
-		if n := d.Keys(); n > 300 {
-			t.Fatalf("%d keys are remembered", n)
-		}
-	})
-}

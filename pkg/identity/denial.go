@@ -8,12 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"maps"
 	"net"
 	"os"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -101,67 +98,4 @@ func classifyChain(id spiffeid.ID, err error, now time.Time) (Reason, error) {
 			id.TrustDomain(), err)
 	}
 	return ReasonBadSVID, err
-}
-
-const (
-	// denialBurst lines per peer and reason are logged at once, then one per denialInterval: a
-	// client that retries every 50 ms must neither fill the disk nor hide another one.
-	denialBurst    = 3
-	denialInterval = 10 * time.Second
-	// denialKeys bounds the memory that unauthenticated peers can use.
-	denialKeys = 256
-)
-
-// denialLog logs rejections, rate-limited per key.
-type denialLog struct {
-	out *slog.Logger
-
-	mu   sync.Mutex
-	keys map[string]denialState
-}
-
-// denialState is the token bucket of a key.
-type denialState struct {
-	full       time.Time // when the bucket is full again
-	suppressed int       // lines since the last one that was written
-}
-
-func newDenialLog(log *slog.Logger) *denialLog {
-	return &denialLog{out: cmp.Or(log, slog.New(slog.DiscardHandler)), keys: make(map[string]denialState)}
-}
-
-// log writes one line unless the limit of the key is reached.
-func (d *denialLog) log(key, message string, attrs ...any) {
-	suppressed, ok := d.take(key, time.Now())
-	if !ok {
-		return
-	}
-	if suppressed > 0 {
-		attrs = append(attrs, slog.Int("suppressed", suppressed))
-	}
-	d.out.Warn(message, attrs...)
-}
-
-// take reports whether a line may be written, and the number of suppressed lines since the last
-// one.
-func (d *denialLog) take(key string, now time.Time) (suppressed int, ok bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, known := d.keys[key]; !known && len(d.keys) >= denialKeys {
-		maps.DeleteFunc(d.keys, func(_ string, s denialState) bool { return !s.full.After(now) })
-		if len(d.keys) >= denialKeys {
-			key = "" // further keys share one bucket
-		}
-	}
-	s := d.keys[key]
-	if s.full.Before(now) {
-		s.full = now
-	}
-	if s.full.Sub(now) > (denialBurst-1)*denialInterval {
-		s.suppressed++
-		d.keys[key] = s
-		return 0, false
-	}
-	d.keys[key] = denialState{full: s.full.Add(denialInterval)}
-	return s.suppressed, true
 }

@@ -38,18 +38,6 @@ func (s *Source) Offer(b x509bundle.Source, svids ...*x509svid.SVID) { s.offer(s
 // Fail passes an error to the source, as an origin does.
 func (s *Source) Fail(err error) { s.fail(err) }
 
-// DenialLog is the rate-limited log of rejections.
-type DenialLog = denialLog
-
-// NewDenialLog returns one that writes to out.
-var NewDenialLog = newDenialLog
-
-// Log logs a rejection.
-func (d *denialLog) Log(key, message string) { d.log(key, message) }
-
-// Keys returns the number of stored keys.
-func (d *denialLog) Keys() int { return len(d.keys) }
-
 // SetAdminUser sets the user whose processes are accepted beside root's.
 func SetAdminUser(a *AdminGuard, uid uint32) { a.uid = uid }
 

@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/logs"
 )
 
 // PeerProcess returns the credentials of the process that connected to or accepted a unix socket
@@ -44,14 +46,15 @@ func peerAttrs(c net.Conn) []any {
 
 // AdminGuard authorizes connections to an admin socket by the process that opened them.
 type AdminGuard struct {
-	uid     uint32
-	denials *denialLog
+	uid      uint32
+	log      *slog.Logger
+	throttle logs.Throttle
 }
 
 // NewAdminGuard returns a guard that accepts processes of the same user and of root (SO_PEERCRED).
 // It logs rejections, rate-limited.
 func NewAdminGuard(log *slog.Logger) *AdminGuard {
-	return &AdminGuard{uid: uint32(os.Geteuid()), denials: newDenialLog(log)}
+	return &AdminGuard{uid: uint32(os.Geteuid()), log: log}
 }
 
 // Authorize returns an error, and closes the connection, unless its peer is authorized.
@@ -65,6 +68,6 @@ func (a *AdminGuard) Authorize(c net.Conn) error {
 	if err == nil {
 		return nil
 	}
-	a.denials.log(key, "admin connection refused", append(peerAttrs(c), "error", err)...)
+	a.throttle.Log(a.log.Warn, key, "admin connection refused", append(peerAttrs(c), "error", err)...)
 	return errors.Join(err, c.Close())
 }

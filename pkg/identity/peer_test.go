@@ -1,6 +1,7 @@
 package identity_test
 
 import (
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -91,7 +92,7 @@ func TestAdminSocketUsers(t *testing.T) {
 func TestAdminSocketNeedsPeerCredentials(t *testing.T) {
 	a, b := net.Pipe()
 	defer b.Close()
-	if err := identity.NewAdminGuard(nil).Authorize(a); err == nil {
+	if err := identity.NewAdminGuard(slog.New(slog.DiscardHandler)).Authorize(a); err == nil {
 		t.Fatal("was let in")
 	}
 }

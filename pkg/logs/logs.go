@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/signal"
 	"strings"
@@ -121,23 +122,60 @@ func (s *Signals) Run(ctx context.Context) error {
 	}
 }
 
-// Throttle permits one line per second and counts the others, so that a peer cannot fill the log.
-// The zero Throttle is ready for use.
+const (
+	throttleBurst    = 3
+	throttleInterval = 10 * time.Second
+	throttleKeys     = 256 // bounds the memory that unauthenticated peers can use
+)
+
+// Throttle limits the lines about each key: three at once, then one every ten seconds. A peer that
+// retries every 50 ms neither fills the disk nor hides another one. The zero Throttle is ready for
+// use.
 type Throttle struct {
-	mu     sync.Mutex
-	last   time.Time
-	missed int
+	mu   sync.Mutex
+	keys map[string]bucket
 }
 
-// Allow reports whether a line may be written, and how many were suppressed before it.
-func (t *Throttle) Allow(now time.Time) (missed int, ok bool) {
+// bucket is the token bucket of a key.
+type bucket struct {
+	full       time.Time // when it is full again
+	suppressed int       // lines since the last one that was written
+}
+
+// Log calls write, such as the Warn of a logger, unless the limit of the key and message is reached.
+func (t *Throttle) Log(write func(string, ...any), key, message string, attrs ...any) {
+	suppressed, ok := t.take(message+" "+key, time.Now())
+	if !ok {
+		return
+	}
+	if suppressed > 0 {
+		attrs = append(attrs, "suppressed", suppressed)
+	}
+	write(message, attrs...)
+}
+
+// take reports whether a line may be written, and how many were suppressed before it.
+func (t *Throttle) take(key string, now time.Time) (suppressed int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.last.IsZero() && now.Sub(t.last) < time.Second {
-		t.missed++
+	if t.keys == nil {
+		t.keys = make(map[string]bucket)
+	}
+	if _, known := t.keys[key]; !known && len(t.keys) >= throttleKeys {
+		maps.DeleteFunc(t.keys, func(_ string, b bucket) bool { return !b.full.After(now) })
+		if len(t.keys) >= throttleKeys {
+			key = "" // further keys share one bucket
+		}
+	}
+	b := t.keys[key]
+	if b.full.Before(now) {
+		b.full = now
+	}
+	if b.full.Sub(now) > (throttleBurst-1)*throttleInterval {
+		b.suppressed++
+		t.keys[key] = b
 		return 0, false
 	}
-	missed = t.missed
-	t.last, t.missed = now, 0
-	return missed, true
+	t.keys[key] = bucket{full: b.full.Add(throttleInterval)}
+	return b.suppressed, true
 }

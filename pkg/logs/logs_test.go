@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"log/slog"
+	"maps"
 	"net/netip"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -95,14 +99,39 @@ func TestSignalsChangeLevel(t *testing.T) {
 }
 
 func TestThrottle(t *testing.T) {
-	var q Throttle
-	t0 := time.Now()
-	for i := range 1000 {
-		if _, ok := q.Allow(t0.Add(time.Duration(i) * 100 * time.Microsecond)); ok != (i == 0) {
-			t.Fatalf("line %d: %v", i, ok)
+	synctest.Test(t, func(t *testing.T) {
+		var throttle Throttle
+		lines := map[string]int{}
+		suppressed := 0
+		log := func(key, message string) {
+			throttle.Log(func(message string, attrs ...any) {
+				lines[message+" "+key]++
+				if len(attrs) == 3 { // one is that of the caller
+					suppressed = attrs[2].(int)
+				}
+			}, key, message, slog.Int("a", 1))
 		}
-	}
-	if missed, ok := q.Allow(t0.Add(2 * time.Second)); !ok || missed != 999 {
-		t.Fatalf("a second later: %d, %v", missed, ok)
-	}
+		for range 100 {
+			log("a", "refused")
+			log("a", "ignored")
+		}
+		log("b", "refused")
+		if want := map[string]int{"refused a": 3, "ignored a": 3, "refused b": 1}; !maps.Equal(lines, want) {
+			t.Fatalf("%v lines, want %v", lines, want)
+		}
+		if suppressed != 0 {
+			t.Fatalf("the first lines report %d suppressed ones", suppressed)
+		}
+		time.Sleep(10 * time.Second)
+		log("a", "refused")
+		if lines["refused a"] != 4 || suppressed != 97 {
+			t.Fatalf("%d lines after 10 s, %d suppressed, want 4 and 97", lines["refused a"], suppressed)
+		}
+		for i := range 100_000 {
+			log(strconv.Itoa(i), "refused many")
+		}
+		if n := len(throttle.keys); n > 300 {
+			t.Fatalf("%d keys are stored", n)
+		}
+	})
 }

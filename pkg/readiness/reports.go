@@ -119,10 +119,8 @@ func (s *Server) receive(id spiffeid.ID, recv func() (*readinessv1.ReportAdverti
 			continue
 		}
 		// The watch has ended or never existed: its reports are obsolete.
-		if n, ok := s.throttle.Allow(time.Now()); ok {
-			s.log.Info("report ignored: no open watch of this peer", "peer", id.String(), "watch_id",
-				cleanDetail(m.GetWatchId()), "suppressed", n)
-		}
+		s.throttle.Log(s.log.Info, id.String(), "report ignored: no open watch of this peer", "peer", id.String(),
+			"watch_id", cleanDetail(m.GetWatchId()))
 	}
 }
 

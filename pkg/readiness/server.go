@@ -119,9 +119,7 @@ func (s *Server) authorize(ctx context.Context, method string, least Role) (spif
 		return id, status.Error(codes.Unauthenticated, "the connection has no SPIFFE ID")
 	}
 	if s.opts.Role(id) < least {
-		if n, ok := s.throttle.Allow(time.Now()); ok {
-			s.log.Warn("call denied on the readiness socket", "peer", id.String(), "method", method, "suppressed", n)
-		}
+		s.throttle.Log(s.log.Warn, id.String(), "call denied on the readiness socket", "peer", id.String(), "method", method)
 		return id, status.Errorf(codes.PermissionDenied, "%s may not call %s", id, method)
 	}
 	return id, nil
@@ -138,10 +136,8 @@ func (s *Server) openStream(ctx context.Context, method string, least Role) (id 
 		return id, nil, errStopping
 	}
 	if s.streams[id] >= s.opts.MaxStreamsPerPeer {
-		if n, ok := s.throttle.Allow(time.Now()); ok {
-			s.log.Warn("stream refused on the readiness socket: too many open streams", "peer", id.String(), "limit",
-				s.opts.MaxStreamsPerPeer, "suppressed", n)
-		}
+		s.throttle.Log(s.log.Warn, id.String(), "stream refused on the readiness socket: too many open streams",
+			"peer", id.String(), "limit", s.opts.MaxStreamsPerPeer)
 		return id, nil, status.Errorf(codes.ResourceExhausted, "%s has %d open streams, the limit", id, s.streams[id])
 	}
 	s.streams[id]++

@@ -82,10 +82,8 @@ func (s *Service) serve(ctx context.Context, method, stream string, f func(calle
 	if r.why == RefusedStopping {
 		return err
 	}
-	if n, ok := s.throttle.Allow(time.Now()); ok {
-		s.Log.Warn("refused a call on targets", "peer", who.String(), "method", method, "stream", stream,
-			"reason", r.why, "error", r.text, "suppressed", n)
-	}
+	s.throttle.Log(s.Log.Warn, who.String(), "refused a call on targets", "peer", who.String(),
+		"method", method, "stream", stream, "reason", r.why, "error", r.text)
 	return err
 }
 
