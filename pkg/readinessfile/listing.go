@@ -2,9 +2,8 @@ package readinessfile
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
-	"slices"
+	"reflect"
 	"strings"
 	"time"
 
@@ -54,10 +53,8 @@ type Listing struct {
 
 // same reports whether the listings differ at most in At and Revision.
 func (l Listing) same(o Listing) bool {
-	return l.Scanned == o.Scanned && maps.Equal(l.Files, o.Files) && l.PerVIP == o.PerVIP &&
-		l.Everything == o.Everything && l.Gone == o.Gone && errorText(l.Err) == errorText(o.Err) &&
-		l.DrainEnd.Equal(o.DrainEnd) && slices.Equal(l.Problems, o.Problems) && l.byStream == o.byStream &&
-		maps.Equal(l.stale, o.stale)
+	l.At, l.Revision = o.At, o.Revision
+	return reflect.DeepEqual(l, o)
 }
 
 func errorText(err error) string {

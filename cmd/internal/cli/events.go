@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -52,9 +51,6 @@ type EventFollower[E any] struct {
 	Position EventPosition
 }
 
-// printError wraps an error that no new connection resolves.
-type printError struct{ error }
-
 // FollowEvents follows until SIGINT or SIGTERM and prints a table, or JSON.
 func FollowEvents[E proto.Message](ctx context.Context, out *Output, flags EventFlags, program string, log *status.EventLog[E],
 	open func(context.Context, EventPosition, func(EventPage[E]) error) error,
@@ -90,6 +86,7 @@ func EventPrinter[E proto.Message](out *Output, format string, log *status.Event
 // do.
 func (f *EventFollower[E]) Run(ctx context.Context) error {
 	reached, away := false, false
+	var broken error // of the output: no new connection resolves it
 	retry := backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second}
 	for {
 		err := f.Open(ctx, f.Position, func(p EventPage[E]) error {
@@ -98,14 +95,14 @@ func (f *EventFollower[E]) Run(ctx context.Context) error {
 			}
 			reached, away = true, false
 			retry.Reset()
-			return f.take(p)
+			broken = f.take(p)
+			return broken
 		})
-		var broken printError
 		switch code := grpcstatus.Code(err); {
 		case ctx.Err() != nil:
 			return nil
-		case errors.As(err, &broken):
-			return broken.error
+		case broken != nil:
+			return broken
 		case code == codes.Unimplemented:
 			return fmt.Errorf("the running %[1]s is older than this program and cannot be followed: "+
 				"use `%[1]s events` without --follow", f.Program)
@@ -132,10 +129,7 @@ func (f *EventFollower[E]) take(p EventPage[E]) error {
 	if p.Lost > 0 {
 		f.note("%d events lost: they came faster than they were read, or while no client was connected", p.Lost)
 	}
-	if err := f.Print(p.Events); err != nil {
-		return printError{err}
-	}
-	return nil
+	return f.Print(p.Events)
 }
 
 func (f *EventFollower[E]) note(format string, args ...any) {
