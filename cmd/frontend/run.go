@@ -184,7 +184,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 		return frontend.Options{}, cli.Usage("%w", err)
 	}
 	o.LoadBalancers = c.LBID
-	o.Credentials = identity.ClientCredentials(o.Identity, identity.CredentialOptions{
+	o.Credentials = identity.NewCredentials(o.Identity, identity.CredentialOptions{
 		Authorize: identity.AuthorizeMember(c.LBTrustDomain, c.LBID...), Log: log,
 	})
 	return o, nil

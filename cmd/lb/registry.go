@@ -57,7 +57,7 @@ func (f registryFlags) connect(ctx context.Context, admin cli.AdminFlags, wait b
 	if err != nil {
 		return nil, cli.Usage("%w", err)
 	}
-	creds := identity.ClientCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(f.LBID)})
+	creds := identity.NewCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(f.LBID)})
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},

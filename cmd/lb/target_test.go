@@ -94,7 +94,7 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 		admin: filepath.Join(dir, "admin.sock"), socket: filepath.Join(dir, "lb.sock"),
 	}
 	lbID, app := ca.ID("/lb"), ca.ID("/app")
-	creds := identity.ServerCredentials(ca.Source(ca.SVID(lbID, time.Hour)), identity.CredentialOptions{Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
+	creds := identity.NewCredentials(ca.Source(ca.SVID(lbID, time.Hour)), identity.CredentialOptions{Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
 		if reg.Allow.Authorizes(id) {
 			return nil
 		}

@@ -44,7 +44,7 @@ func ListenTCP(ctx context.Context, addr string, most int, loopback bool) ([]net
 // Limit returns l with at most that many open connections, and fewer when RLIMIT_NOFILE is low. A
 // further connection closes the oldest of the source address with the most, so that a flood from
 // one address does not exclude other addresses, nor fast clients at that address. Authenticated
-// connections are not closed (see identity.ServerCredentials); with no other connection to close,
+// connections are not closed (see identity.NewCredentials); with no other connection to close,
 // the new one is closed.
 func Limit(l net.Listener, most int) net.Listener {
 	var files syscall.Rlimit

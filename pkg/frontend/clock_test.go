@@ -40,8 +40,8 @@ func TestClockJumpsMoveNoLease(t *testing.T) {
 	frontendID := spiffeid.RequireFromString("spiffe://example.org/frontend")
 	table := readiness.NewTable(readiness.TableOptions{Lease: time.Minute, StaleGrace: time.Minute})
 	table.Commit(readiness.Decision{Synced: true, Changed: []readiness.VIPReadiness{
-		{VIP: vipA, State: readiness.Ready},
-		{VIP: vipB, State: readiness.Draining, DrainEnd: time.Now().Add(time.Minute)},
+		{VIP: vipA, State: vip.Ready},
+		{VIP: vipB, State: vip.Draining, DrainEnd: time.Now().Add(time.Minute)},
 	}})
 	server := grpc.NewServer(readiness.GRPCOptions()...)
 	readinessv1.RegisterReadinessServiceServer(server, readiness.NewServer(table, readiness.ServerOptions{

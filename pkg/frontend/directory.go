@@ -125,9 +125,9 @@ func (s *directorySource) evaluate(now time.Time, l readinessfile.Listing,
 			VIP: v, Detail: detail, Reason: readinessv1.VipReason_VIP_REASON_NO_READINESS_FILE, Since: now,
 		}
 		if ready {
-			is.State, is.Reason = readiness.Ready, readinessv1.VipReason_VIP_REASON_READINESS_FILE
+			is.State, is.Reason = vip.Ready, readinessv1.VipReason_VIP_REASON_READINESS_FILE
 			if !l.DrainEnd.IsZero() {
-				is.State, is.DrainEnd = readiness.Draining, l.DrainEnd
+				is.State, is.DrainEnd = vip.Draining, l.DrainEnd
 			}
 		}
 		if was, known := s.published[v]; known && was.State == is.State {

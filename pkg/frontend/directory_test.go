@@ -95,7 +95,7 @@ func (s *directoryFixture) wait(what string, done func() bool) {
 	}
 }
 
-func (s *directoryFixture) wantState(v vip.VIP, state readiness.State, reason readinessv1.VipReason, detail string) {
+func (s *directoryFixture) wantState(v vip.VIP, state vip.State, reason readinessv1.VipReason, detail string) {
 	s.t.Helper()
 	s.wait(v.String()+" "+state.String(), func() bool {
 		w := s.state[v]
@@ -110,7 +110,7 @@ const (
 
 func TestDirectoryReadiness(t *testing.T) {
 	s := newDirectoryFixture(t, t.TempDir(), readinessfile.Options{OnGone: readinessfile.Drop})
-	s.wantState(vipA, readiness.NotReady, reasonNoFile, "lb-ready-a")
+	s.wantState(vipA, vip.NotReady, reasonNoFile, "lb-ready-a")
 	u := s.update
 	if !u.Complete || !u.Synced || !u.Open || u.Position != (readiness.Position{
 		InstanceID: "instance",
@@ -121,7 +121,7 @@ func TestDirectoryReadiness(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(s.path, "lb-ready-a"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.wantState(vipA, readiness.Ready, reasonFile, "lb-ready-a")
+	s.wantState(vipA, vip.Ready, reasonFile, "lb-ready-a")
 	if u = s.update; !u.Complete || u.Position.Revision != 2 || u.ReceivedAt.IsZero() {
 		t.Errorf("second update: %+v", u)
 	}
@@ -143,7 +143,7 @@ func TestDirectoryReadiness(t *testing.T) {
 	c := configOf(trench.Stream{Name: "b", VIPs: []vip.VIP{vipA}})
 	c.Config.Attractor.VIPs = []vip.VIP{vipA}
 	s.config.Set(c)
-	s.wantState(vipA, readiness.NotReady, reasonNoFile, "lb-ready-b")
+	s.wantState(vipA, vip.NotReady, reasonNoFile, "lb-ready-b")
 	s.wait("a problem", func() bool {
 		return s.update.Err != nil && strings.Contains(s.update.Err.Error(),
 			`"lb-ready-a": the trench file has no stream`)
@@ -156,14 +156,14 @@ func TestDirectoryReadiness(t *testing.T) {
 func TestMissingDirectoryIsNamed(t *testing.T) {
 	t.Run("while its VIPs drain", func(t *testing.T) {
 		s, path := publishGone(t, time.Hour)
-		s.wantState(vipA, readiness.Draining, reasonFile, path)
+		s.wantState(vipA, vip.Draining, reasonFile, path)
 		if end := s.state[vipA].DrainEnd; end.IsZero() {
 			t.Error("it drains without end")
 		}
 	})
 	t.Run("after that", func(t *testing.T) {
 		s, path := publishGone(t, 50*time.Millisecond)
-		s.wantState(vipA, readiness.NotReady, reasonNoFile, path+" does not exist")
+		s.wantState(vipA, vip.NotReady, reasonNoFile, path+" does not exist")
 		if s.update.Err == nil || !s.update.Synced {
 			t.Errorf("%+v", s.update)
 		}
@@ -178,11 +178,11 @@ func publishGone(t *testing.T, drain time.Duration) (s *directoryFixture, path s
 		t.Fatal(err)
 	}
 	s = newDirectoryFixture(t, path, readinessfile.Options{OnGone: readinessfile.Drain, DrainTime: drain})
-	s.wantState(vipA, readiness.NotReady, reasonNoFile, "lb-ready-a")
+	s.wantState(vipA, vip.NotReady, reasonNoFile, "lb-ready-a")
 	if err := os.WriteFile(filepath.Join(path, "lb-ready-a"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.wantState(vipA, readiness.Ready, reasonFile, "lb-ready-a")
+	s.wantState(vipA, vip.Ready, reasonFile, "lb-ready-a")
 	if err := os.Rename(path, path+".old"); err != nil {
 		t.Fatal(err)
 	}

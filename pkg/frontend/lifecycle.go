@@ -10,8 +10,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/logs"
-	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // showStart updates Started and Advertised: once a pod is ready, Kubernetes may delete another one.
@@ -59,7 +59,7 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 		switch st := s.vips[v]; {
 		case !p.Gate.Ungated && st.Readiness == nil:
 			return fmt.Sprintf("load balancer has not reported VIP %s", v)
-		case !p.Gate.Ungated && st.Readiness.State != readiness.Ready:
+		case !p.Gate.Ungated && st.Readiness.State != vip.Ready:
 		case st.Decision.Advertisement == gate.Withdrawn:
 			return strings.TrimSuffix(fmt.Sprintf("VIP %s is ready and not advertised, %s: %s",
 				v, st.Decision.Reason, p.reasonDetail(st.Decision.Reason, v.Family())), ": ")

@@ -32,8 +32,8 @@ func TestDevSourcesTrustEachOther(t *testing.T) {
 		identitytest.Run(t, s)
 		identitytest.WaitStatus(t, s, "usable", usable)
 	}
-	path, w := serve(t, identity.ServerCredentials(a, identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
-	must(t, check(t, client(t, path, identity.ClientCredentials(b,
+	path, w := serve(t, identity.NewCredentials(a, identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
+	must(t, check(t, client(t, path, identity.NewCredentials(b,
 		identity.CredentialOptions{Authorize: identity.Authorize(devID)}))))
 	if got := w.caller.Load(); got != fe {
 		t.Fatalf("the server saw %v", got)

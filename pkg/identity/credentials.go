@@ -93,19 +93,6 @@ func ConnectionEnd(info credentials.AuthInfo) (time.Time, bool) {
 	return i.End, ok
 }
 
-// ServerCredentials are the credentials of a server that accepts the peers of o.Authorize. A
-// rejection is logged with the peer's ID and the reason.
-func ServerCredentials(src *Source, o CredentialOptions) credentials.TransportCredentials {
-	return newMutual(src, o)
-}
-
-// ClientCredentials are the credentials of a client that accepts the servers of o.Authorize. The
-// error of a failed handshake is a [HandshakeError]. A rejection by the server appears at the first
-// read, as far as TLS 1.3 shows it.
-func ClientCredentials(src *Source, o CredentialOptions) credentials.TransportCredentials {
-	return newMutual(src, o)
-}
-
 type mutual struct {
 	credentials.TransportCredentials // of TLS, for what does not depend on a handshake
 	src                              *Source
@@ -115,7 +102,10 @@ type mutual struct {
 	throttle                         logs.Throttle // of the rejections
 }
 
-func newMutual(src *Source, o CredentialOptions) *mutual {
+// NewCredentials returns credentials that accept the peers of o.Authorize. The error of a failed
+// handshake is a [HandshakeError], which a server also logs with the peer's ID. A client sees a
+// rejection by the server at the first read, as far as TLS 1.3 shows it.
+func NewCredentials(src *Source, o CredentialOptions) credentials.TransportCredentials {
 	if o.Authorize == nil {
 		o.Authorize = Authorize()
 	}

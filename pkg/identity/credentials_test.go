@@ -104,9 +104,9 @@ func TestMutualTLSPeerIDs(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
 	lbSource, feSource := ca.Source(ca.SVID(lb, time.Hour)), ca.Source(ca.SVID(fe, time.Hour))
-	path, w := serve(t, identity.ServerCredentials(lbSource,
+	path, w := serve(t, identity.NewCredentials(lbSource,
 		identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
-	c := client(t, path, identity.ClientCredentials(feSource,
+	c := client(t, path, identity.NewCredentials(feSource,
 		identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
 	if err := check(t, c); err != nil {
 		t.Fatal(err)
@@ -262,7 +262,7 @@ func TestServerLogsRejections(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	fe := ca.ID("/frontend")
 	journal, log := newJournal()
-	path, w := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)),
+	path, w := serve(t, identity.NewCredentials(ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)),
 		identity.CredentialOptions{Authorize: identity.Authorize(fe), Log: log}))
 	old := bare(ca.SVID(fe, time.Hour))
 	old.MaxVersion = tls.VersionTLS12
@@ -299,7 +299,7 @@ func TestServerLogsRejections(t *testing.T) {
 func TestServerRejectsGarbage(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	journal, log := newJournal()
-	path, _ := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)),
+	path, _ := serve(t, identity.NewCredentials(ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)),
 		identity.CredentialOptions{Authorize: identity.Authorize(ca.ID("/frontend")), Log: log}))
 	c, err := net.Dial("unix", path)
 	if err != nil {
@@ -380,7 +380,7 @@ func clientSide(t *testing.T, creds credentials.TransportCredentials) func(net.C
 func TestClientRejections(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	lb := ca.ID("/lb")
-	creds := identity.ClientCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
+	creds := identity.NewCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
 		identity.CredentialOptions{Authorize: identity.Authorize(lb)})
 	for _, c := range append(badPeers(t, ca, lb),
 		badPeer{"plaintext", nil, identity.ReasonNotTLS, "", "TLS"},
@@ -415,14 +415,14 @@ func TestClientRejections(t *testing.T) {
 func TestClientErrorAfterServerRejection(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	lb := ca.ID("/lb")
-	path, _ := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(lb, time.Hour)), identity.CredentialOptions{}))
-	c := client(t, path, identity.ClientCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
+	path, _ := serve(t, identity.NewCredentials(ca.Source(ca.SVID(lb, time.Hour)), identity.CredentialOptions{}))
+	c := client(t, path, identity.NewCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
 		identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
 	raw, err := net.Dial("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, _, err := identity.ClientCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
+	conn, _, err := identity.NewCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
 		identity.CredentialOptions{Authorize: identity.Authorize(lb)}).ClientHandshake(t.Context(), "localhost", raw)
 	if err != nil {
 		t.Fatal(err)
@@ -445,11 +445,11 @@ func TestHandshakeNeedsSVID(t *testing.T) {
 	none.Fail(errors.New("origin failed"))
 
 	server := func(src *identity.Source, log *slog.Logger) func(net.Conn) (net.Conn, credentials.AuthInfo, error) {
-		return serverSide(identity.ServerCredentials(src,
+		return serverSide(identity.NewCredentials(src,
 			identity.CredentialOptions{Authorize: identity.Authorize(fe), Log: log}))
 	}
 	client := func(src *identity.Source) func(net.Conn) (net.Conn, credentials.AuthInfo, error) {
-		return clientSide(t, identity.ClientCredentials(src, identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
+		return clientSide(t, identity.NewCredentials(src, identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
 	}
 	reason := func(err error) identity.Reason {
 		var failure *identity.HandshakeError
@@ -494,7 +494,7 @@ func TestSessionsAreNotResumed(t *testing.T) {
 	fe := ca.ID("/frontend")
 	var denied atomic.Bool
 	journal, log := newJournal()
-	path, w := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)), identity.CredentialOptions{
+	path, w := serve(t, identity.NewCredentials(ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)), identity.CredentialOptions{
 		Log: log,
 		Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
 			if denied.Load() {
@@ -545,9 +545,9 @@ func TestConnectionEndsAtNotAfter(t *testing.T) {
 				journal, log := newJournal()
 				sc, cc := net.Pipe() // synctest does not support sockets
 				s, cl := handshakes(t, sc, cc,
-					serverSide(identity.ServerCredentials(lbSource,
+					serverSide(identity.NewCredentials(lbSource,
 						identity.CredentialOptions{Authorize: identity.Authorize(fe), Log: log})),
-					clientSide(t, identity.ClientCredentials(source(fe, c.client),
+					clientSide(t, identity.NewCredentials(source(fe, c.client),
 						identity.CredentialOptions{Authorize: identity.Authorize(lb)})))
 				if s.err != nil || cl.err != nil {
 					t.Fatal(s.err, cl.err)
@@ -595,11 +595,11 @@ func TestConnectionEndsAtNotAfter(t *testing.T) {
 func TestStreamEndsWithSVID(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
-	path, _ := serve(t, identity.ServerCredentials(ca.Source(ca.SVID(lb, time.Hour)),
+	path, _ := serve(t, identity.NewCredentials(ca.Source(ca.SVID(lb, time.Hour)),
 		identity.CredentialOptions{Authorize: identity.Authorize(fe)}))
 	svid := ca.SVID(fe, 2*time.Second)
 	src := ca.Source(svid)
-	c := client(t, path, identity.ClientCredentials(src, identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
+	c := client(t, path, identity.NewCredentials(src, identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	stream, err := c.Watch(ctx, &healthpb.HealthCheckRequest{})
@@ -624,11 +624,11 @@ func TestSilentClientIsDropped(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	lb, fe := ca.ID("/lb"), ca.ID("/frontend")
 	journal, log := newJournal()
-	creds := identity.ServerCredentials(ca.Source(ca.SVID(lb, time.Hour)),
+	creds := identity.NewCredentials(ca.Source(ca.SVID(lb, time.Hour)),
 		identity.CredentialOptions{Authorize: identity.Authorize(fe), Log: log})
 	identity.SetHandshakeTimeout(creds, time.Second)
 	path, _ := serve(t, creds)
-	c := client(t, path, identity.ClientCredentials(ca.Source(ca.SVID(fe, time.Hour)),
+	c := client(t, path, identity.NewCredentials(ca.Source(ca.SVID(fe, time.Hour)),
 		identity.CredentialOptions{Authorize: identity.Authorize(lb)}))
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
@@ -662,7 +662,7 @@ func TestSilentClientIsDropped(t *testing.T) {
 
 func TestClientHandshakeTimeout(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
-	creds := identity.ClientCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)), identity.CredentialOptions{})
+	creds := identity.NewCredentials(ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)), identity.CredentialOptions{})
 	for name, c := range map[string]struct {
 		ctx  func() (context.Context, context.CancelFunc)
 		want identity.Reason

@@ -5,7 +5,7 @@
 // machine. It retries without end: while there is no usable SVID its [Status] contains the error,
 // and the last SVID stays in use until its NotAfter.
 //
-// [ServerCredentials] and [ClientCredentials] are gRPC credentials: TLS 1.3 only, mutual, never
+// [NewCredentials] returns gRPC credentials: TLS 1.3 only, mutual, never
 // resumed, verified against exact SPIFFE IDs, and closed at the earlier NotAfter of the two leaf
 // certificates. A server logs each rejection with its reason, because a TLS 1.3 client does not
 // receive it.

@@ -90,7 +90,8 @@ type Source struct {
 	id     spiffeid.ID
 	log    *slog.Logger
 	status *latest.Value[Status]
-	ready  chan struct{}
+	usable chan struct{}
+	ready  func() // closes usable, once
 
 	mu sync.Mutex
 	// current is the SVID in use. pending is a newer one that is not valid yet; it is held back
@@ -98,7 +99,6 @@ type Source struct {
 	current, pending *x509svid.SVID
 	bundles          x509bundle.Source
 	next             Status // the next status; publish completes it
-	isReady          bool
 	overdueSerial    string // of the SVID whose overdue rotation was logged
 }
 
@@ -112,13 +112,10 @@ func newSource(from origin, o Options) *Source {
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	waiting := fmt.Errorf("waiting for the first SVID from %s", from)
 	initial := Status{Err: waiting, RenewalErr: waiting}
+	usable := make(chan struct{})
 	return &Source{
-		origin: from,
-		id:     o.ID,
-		log:    o.Log.With("component", "identity", "source", from.String()),
-		ready:  make(chan struct{}),
-		next:   initial,
-		status: latest.New(initial),
+		origin: from, id: o.ID, log: o.Log.With("component", "identity", "source", from.String()),
+		next: initial, status: latest.New(initial), usable: usable, ready: sync.OnceFunc(func() { close(usable) }),
 	}
 }
 
@@ -134,7 +131,7 @@ func (s *Source) Run(ctx context.Context) error {
 }
 
 // Ready is closed at the first usable SVID.
-func (s *Source) Ready() <-chan struct{} { return s.ready }
+func (s *Source) Ready() <-chan struct{} { return s.usable }
 
 // String names the source and its origin.
 func (s *Source) String() string { return "identity from " + s.origin.String() }
@@ -344,9 +341,8 @@ func (s *Source) publish(now time.Time) time.Duration {
 		s.log.Error("no usable SVID", "error", st.Err)
 	}
 	s.status.Set(*st)
-	if st.Err == nil && !s.isReady {
-		s.isReady = true
-		close(s.ready)
+	if st.Err == nil {
+		s.ready()
 	}
 	return wait
 }

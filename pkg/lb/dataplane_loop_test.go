@@ -110,7 +110,7 @@ func TestRestartWaitsForTheKernel(t *testing.T) {
 	r.plane.state.Set(serves)
 	close(r.plane.ready)
 	await.True(t, "the loop is synced", func() bool { return r.table.State().Synced })
-	if got := r.vip(); got.State != readiness.Ready {
+	if got := r.vip(); got.State != vip.Ready {
 		t.Errorf("a VIP that is forwarded all the time is %v: %s", got.State, got.Detail)
 	}
 	await.True(t, "the data plane is configured", func() bool { return r.role() == plan.Serving })
@@ -121,7 +121,7 @@ func TestFailedDataPlaneIsNotAwaited(t *testing.T) {
 	r.plane.state.Set(plan.State{Err: errors.New("no space left on device")})
 	await.True(t, "the loop is synced", func() bool { return r.table.State().Synced })
 	await.True(t, "the VIP has the reason", func() bool { return r.vip().Detail == "no space left on device" })
-	if got := r.vip(); got.State != readiness.NotReady || got.Reason != readinessv1.VipReason_VIP_REASON_DATA_PLANE {
+	if got := r.vip(); got.State != vip.NotReady || got.Reason != readinessv1.VipReason_VIP_REASON_DATA_PLANE {
 		t.Errorf("%v (%v)", got.State, got.Reason)
 	}
 }
@@ -130,20 +130,20 @@ func TestLoopFollowsKernelAndFrontend(t *testing.T) {
 	r := run(t)
 	close(r.plane.ready)
 	await.True(t, "the target is to serve", func() bool { return r.role() == plan.Serving })
-	if got := r.vip(); got.State != readiness.NotReady {
+	if got := r.vip(); got.State != vip.NotReady {
 		t.Fatalf("%v before the kernel confirmed it", got.State)
 	}
 	confirmed := serves
 	confirmed.Revision = r.plane.desired.Load().Revision
 	r.plane.state.Set(confirmed)
-	await.True(t, "the VIP is ready", func() bool { return r.vip().State == readiness.Ready })
+	await.True(t, "the VIP is ready", func() bool { return r.vip().State == vip.Ready })
 	report := readiness.Report{WatchID: "w", Connected: true, Complete: true, Advertised: 1, At: time.Now()}
 	r.frontend.report.Set(report)
 
 	if err := r.listener.Close(); err != nil {
 		t.Fatal(err)
 	}
-	await.True(t, "the VIP is not ready", func() bool { return r.vip().State == readiness.NotReady })
+	await.True(t, "the VIP is not ready", func() bool { return r.vip().State == vip.NotReady })
 	await.True(t, "the removal is held back", func() bool { return len(r.forwarding.Load().Held) == 1 })
 	if r.role() != plan.Serving {
 		t.Fatal("the last target is removed before the VIP is withdrawn")

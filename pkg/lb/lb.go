@@ -258,7 +258,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 			err = errors.Join(err, fmt.Errorf("failed to close the readiness socket: %w", e))
 		}
 	}()
-	creds := identity.ServerCredentials(p.Identity, identity.CredentialOptions{Authorize: p.authorize(), Log: p.Log})
+	creds := identity.NewCredentials(p.Identity, identity.CredentialOptions{Authorize: p.authorize(), Log: p.Log})
 	options := slices.Concat(readiness.GRPCOptions(), p.metrics.ServerOptions(), []grpc.ServerOption{grpc.Creds(creds)})
 	connections := endpoint.MaxConnections
 	if !p.Targets.Registry.Off {

@@ -64,7 +64,7 @@ type loop struct {
 
 	started    time.Time
 	evaluator  *serving.Evaluator
-	before     map[vip.VIP]readiness.State
+	before     map[vip.VIP]vip.State
 	synced     bool
 	generation uint64    // of the configuration in force
 	next       time.Time // when the evaluator has something to do by itself
@@ -86,7 +86,7 @@ func (l *loop) idle() time.Duration { return time.Since(l.started) - time.Durati
 
 // Run evaluates until ctx ends.
 func (l *loop) Run(ctx context.Context) error {
-	l.before, l.started = map[vip.VIP]readiness.State{}, time.Now()
+	l.before, l.started = map[vip.VIP]vip.State{}, time.Now()
 	loaded, reloaded := l.config.Get()
 	_, stopping := l.away.Get()
 	in := l.load(loaded)

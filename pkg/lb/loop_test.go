@@ -40,7 +40,7 @@ func newLoop(t *testing.T, o TargetOptions) *loop {
 		sources: sources, checker: healthcheck.New(healthcheck.Options{Log: quiet}),
 		index: targetset.NewIndex(), table: readiness.NewTable(readiness.TableOptions{}), log: quiet,
 		observe: func(readiness.Decision) {}, event: func(...*lbv1.Event) {},
-		started: time.Now(), evaluator: serving.New(serving.Options{}), before: map[vip.VIP]readiness.State{},
+		started: time.Now(), evaluator: serving.New(serving.Options{}), before: map[vip.VIP]vip.State{},
 	}
 }
 

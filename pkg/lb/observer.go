@@ -131,7 +131,7 @@ func (o *observer) showVIPs() {
 			o.process.metrics.RemoveVIP(v)
 			continue
 		}
-		o.process.health.SetVIP(v, r.State == readiness.Ready)
+		o.process.health.SetVIP(v, r.State == vip.Ready)
 		o.process.metrics.VIP(v, r.State.String(), reasonWord(r.Reason), r.ReadyTargets, r.TotalTargets)
 	}
 }

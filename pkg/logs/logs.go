@@ -142,7 +142,7 @@ type bucket struct {
 	suppressed int       // lines since the last one that was written
 }
 
-// Log calls write, such as the Warn of a logger, unless the limit of the key and message is reached.
+// Log calls write, such as the Warn of a logger, unless key and message have reached the limit.
 func (t *Throttle) Log(write func(string, ...any), key, message string, attrs ...any) {
 	suppressed, ok := t.take(message+" "+key, time.Now())
 	if !ok {

@@ -20,7 +20,7 @@ func BenchmarkCommitToReceipt(b *testing.B) {
 			deadline := time.NewTimer(time.Minute)
 			defer deadline.Stop()
 			for i := 0; b.Loop(); i++ {
-				revision := lb.table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(0), State: State(i % 2)}}})
+				revision := lb.table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(0), State: vip.State(i % 2)}}})
 				for {
 					select {
 					case <-f.Changed():

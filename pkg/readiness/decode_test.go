@@ -246,7 +246,7 @@ func TestDecoderAcceptsUnknownReason(t *testing.T) {
 		Detail: "a\nb",
 	}
 	r, err := readinessFromProto(m, time.Now())
-	if err != nil || r.State != Ready || r.Reason != 0 || r.Detail != "a b" {
+	if err != nil || r.State != vip.Ready || r.Reason != 0 || r.Detail != "a b" {
 		t.Fatalf("%+v, %v", r, err)
 	}
 }
@@ -295,7 +295,7 @@ func FuzzDecoder(f *testing.F) {
 
 func TestLongDrainIsCapped(t *testing.T) {
 	now := time.Now()
-	m := VIPReadiness{VIP: vip.Require("20.0.0.1/32"), State: Draining, DrainEnd: now.Add(1000 * time.Hour)}.Proto(now)
+	m := VIPReadiness{VIP: vip.Require("20.0.0.1/32"), State: vip.Draining, DrainEnd: now.Add(1000 * time.Hour)}.Proto(now)
 	r, err := readinessFromProto(m, now)
 	if err != nil || r.DrainEnd.Sub(now) != maxStaleGrace {
 		t.Errorf("drains until %v, %v", r.DrainEnd.Sub(now), err)

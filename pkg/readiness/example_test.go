@@ -50,7 +50,7 @@ func Example() {
 	go func() { ended <- watcher.Run(ctx) }()
 
 	table.Commit(readiness.Decision{Synced: true, Changed: []readiness.VIPReadiness{
-		{VIP: vip.Require("20.0.0.1/32"), State: readiness.Ready, ReadyTargets: 2, TotalTargets: 2},
+		{VIP: vip.Require("20.0.0.1/32"), State: vip.Ready, ReadyTargets: 2, TotalTargets: 2},
 	}})
 	for update := watcher.Take(); ; update = watcher.Take() {
 		for v, r := range update.Changed {

@@ -277,7 +277,7 @@ func (f *frontend) at(table *Table) func() bool {
 
 func ready(v string) VIPReadiness {
 	return VIPReadiness{
-		VIP: vip.Require(v), State: Ready, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY,
+		VIP: vip.Require(v), State: vip.Ready, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY,
 		ReadyTargets: 1, TotalTargets: 1,
 	}
 }
@@ -298,7 +298,7 @@ func numberedReady(n int) []VIPReadiness {
 	rs := make([]VIPReadiness, n)
 	for i := range rs {
 		rs[i] = VIPReadiness{
-			VIP: numbered(i), State: Ready, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY,
+			VIP: numbered(i), State: vip.Ready, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY,
 			ReadyTargets: 1, TotalTargets: 1,
 		}
 	}

@@ -64,10 +64,10 @@ type book struct {
 	synced   bool
 	going    kind // parts of this revision arrived, but not the last one
 	goingAt  uint64
-	changed  map[string]State
+	changed  map[string]vip.State
 	removed  map[string]bool
-	state    map[string]State
-	whole    map[uint64]map[string]State // complete states of a synced stream, by revision
+	state    map[string]vip.State
+	whole    map[uint64]map[string]vip.State // complete states of a synced stream, by revision
 }
 
 func validDuration(d *durationpb.Duration, least, most time.Duration) bool {
@@ -120,15 +120,15 @@ func (b *book) accepts(m *response) bool {
 		return false
 	}
 	if b.going == kindNone {
-		b.going, b.goingAt, b.changed, b.removed = k, revision, map[string]State{}, map[string]bool{}
+		b.going, b.goingAt, b.changed, b.removed = k, revision, map[string]vip.State{}, map[string]bool{}
 	}
 	twice := func(v string) bool { _, there := b.changed[v]; return there || b.removed[v] }
 	for _, r := range said {
-		state, known := map[readinessv1.VipState]State{
-			readinessv1.VipState_VIP_STATE_READY: Ready, readinessv1.VipState_VIP_STATE_NOT_READY: NotReady,
-			readinessv1.VipState_VIP_STATE_DRAINING: Draining,
+		state, known := map[readinessv1.VipState]vip.State{
+			readinessv1.VipState_VIP_STATE_READY: vip.Ready, readinessv1.VipState_VIP_STATE_NOT_READY: vip.NotReady,
+			readinessv1.VipState_VIP_STATE_DRAINING: vip.Draining,
 		}[r.GetState()]
-		if !known || strings.HasSuffix(r.GetVip(), "/0") || twice(r.GetVip()) || state == Draining &&
+		if !known || strings.HasSuffix(r.GetVip(), "/0") || twice(r.GetVip()) || state == vip.Draining &&
 			!validDuration(r.GetDrainFor(), 0, 24*time.Hour) {
 			return false
 		}
@@ -148,7 +148,7 @@ func (b *book) accepts(m *response) bool {
 		return true
 	}
 	if k == kindSnapshot {
-		b.synced, b.state = m.GetSnapshot().GetSynced(), map[string]State{}
+		b.synced, b.state = m.GetSnapshot().GetSynced(), map[string]vip.State{}
 	} else {
 		b.state = maps.Clone(b.state)
 	}
@@ -158,7 +158,7 @@ func (b *book) accepts(m *response) bool {
 	}
 	if b.revision, b.going = revision, kindNone; b.synced {
 		if b.whole == nil {
-			b.whole = map[uint64]map[string]State{}
+			b.whole = map[uint64]map[string]vip.State{}
 		}
 		b.whole[revision] = b.state
 	}
@@ -389,7 +389,7 @@ func (x *hostileLB) take(t *testing.T) {
 			candidates = append(candidates, s)
 		}
 	}
-	got := map[string]State{}
+	got := map[string]vip.State{}
 	for v, r := range x.gate.view.vips {
 		got[v.String()] = r.State
 	}
@@ -433,7 +433,7 @@ func (x *hostileLB) evaluate(t *testing.T) {
 		t.Fatalf("the state of %q is live after its lease", instance)
 	}
 	for _, c := range changes {
-		if announces(c) && (!live || x.gate.view.vips[c.VIP].State != Ready) {
+		if announces(c) && (!live || x.gate.view.vips[c.VIP].State != vip.Ready) {
 			t.Fatalf("%+v: live is %v, the state %v", c, live, x.gate.view.vips[c.VIP])
 		}
 	}

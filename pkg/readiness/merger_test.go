@@ -233,7 +233,7 @@ func TestMergedVIPLimit(t *testing.T) {
 func TestStreamInterleavings(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		table := NewTable(TableOptions{InstanceID: "a", Lease: MaxLease})
-		history := map[uint64]map[vip.VIP]State{}
+		history := map[uint64]map[vip.VIP]vip.State{}
 		b := newUpdateMerger()
 		type stream struct {
 			c *cursor
@@ -248,7 +248,7 @@ func TestStreamInterleavings(t *testing.T) {
 			for range rapid.IntRange(0, 4).Draw(r, "changes") {
 				x := VIPReadiness{
 					VIP:   numbered(rapid.IntRange(0, 5).Draw(r, "vip")),
-					State: State(rapid.IntRange(0, 2).Draw(r, "state")),
+					State: vip.State(rapid.IntRange(0, 2).Draw(r, "state")),
 				}
 				d.Changed = append(d.Changed, x)
 			}
@@ -302,7 +302,7 @@ func TestStreamInterleavings(t *testing.T) {
 					r.Fatalf("the position went back from %d to %d", newest, v.Position.Revision)
 				}
 				newest = v.Position.Revision
-				got := map[vip.VIP]State{}
+				got := map[vip.VIP]vip.State{}
 				for _, x := range v.vips {
 					got[x.VIP] = x.State
 				}
@@ -317,8 +317,8 @@ func TestStreamInterleavings(t *testing.T) {
 	})
 }
 
-func states(rs []VIPReadiness) map[vip.VIP]State {
-	m := make(map[vip.VIP]State, len(rs))
+func states(rs []VIPReadiness) map[vip.VIP]vip.State {
+	m := make(map[vip.VIP]vip.State, len(rs))
 	for _, r := range rs {
 		m[r.VIP] = r.State
 	}

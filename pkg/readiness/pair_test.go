@@ -31,7 +31,7 @@ type pairLB struct {
 	closed   chan struct{}
 	once     sync.Once
 	number   int
-	model    map[vip.VIP]State // the expected content of the table
+	model    map[vip.VIP]vip.State // the expected content of the table
 	away     bool
 
 	mu    sync.Mutex
@@ -73,7 +73,7 @@ type pair struct {
 	mu      sync.Mutex
 	lb      *pairLB // has the socket; nil: none
 	lbs     []*pairLB
-	history map[Position]map[vip.VIP]State
+	history map[Position]map[vip.VIP]vip.State
 
 	// The gate's side.
 	looking  sync.Mutex // guards the four that follow
@@ -111,10 +111,10 @@ func (p *pair) dial(ctx context.Context, _ string) (net.Conn, error) {
 }
 
 // start starts a load balancer, which takes the socket and sends heartbeats.
-func (p *pair) start(synced bool, changed map[vip.VIP]State) {
+func (p *pair) start(synced bool, changed map[vip.VIP]vip.State) {
 	l := &pairLB{
 		incoming: make(chan net.Conn), closed: make(chan struct{}), number: len(p.lbs) + 1,
-		model: map[vip.VIP]State{},
+		model: map[vip.VIP]vip.State{},
 	}
 	l.table = NewTable(TableOptions{InstanceID: fmt.Sprintf("lb-%d", l.number), Lease: p.lease, StaleGrace: p.grace})
 	l.Server = NewServer(l.table, ServerOptions{Peer: fakePeer, Role: RolesOf([]spiffeid.ID{frontendID}, nil)})
@@ -138,24 +138,24 @@ func (p *pair) start(synced bool, changed map[vip.VIP]State) {
 	p.mu.Unlock()
 	if p.crowd {
 		for i := range 2500 {
-			changed[numbered(100+i)] = Ready
+			changed[numbered(100+i)] = vip.Ready
 		}
 	}
 	p.commit(l, synced, changed)
 }
 
 // commit commits a decision; removed VIPs have a state that does not exist.
-func (p *pair) commit(l *pairLB, synced bool, changed map[vip.VIP]State) {
+func (p *pair) commit(l *pairLB, synced bool, changed map[vip.VIP]vip.State) {
 	l.loop(func() {
 		d := Decision{Synced: synced}
 		for v, s := range changed {
-			if s > Draining {
+			if s > vip.Draining {
 				d.Removed = append(d.Removed, v)
 				delete(l.model, v)
 				continue
 			}
 			r := VIPReadiness{VIP: v, State: s}
-			if s == Draining {
+			if s == vip.Draining {
 				r.DrainEnd = time.Now().Add(time.Hour)
 			}
 			d.Changed = append(d.Changed, r)
@@ -234,7 +234,7 @@ func (p *pair) run(ctx context.Context) {
 }
 
 // had returns the state of a table at a position, and its load balancer.
-func (p *pair) had(at Position) (lb *pairLB, state map[vip.VIP]State, known bool) {
+func (p *pair) had(at Position) (lb *pairLB, state map[vip.VIP]vip.State, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, l := range p.lbs {
@@ -271,7 +271,7 @@ func (p *pair) judge(now time.Time, changes []gate.Change) string {
 		}
 	}
 	for _, c := range changes {
-		if announces(c) && (!live || want[c.VIP] != Ready) {
+		if announces(c) && (!live || want[c.VIP] != vip.Ready) {
 			return fmt.Sprintf("%+v at %+v, where it is %v; live: %v", c, at, want[c.VIP], live)
 		}
 	}
@@ -366,7 +366,7 @@ func (p *pair) converged(r *rapid.T, configured []vip.VIP) {
 	}
 	for _, v := range configured {
 		d := p.gate.Decision(v)
-		if state := p.lb.model[v]; (state == Ready) != (d.Advertisement == gate.Announced) || state == NotReady &&
+		if state := p.lb.model[v]; (state == vip.Ready) != (d.Advertisement == gate.Announced) || state == vip.NotReady &&
 			d.Advertisement != gate.Withdrawn {
 			r.Fatalf("in the end %s is %v and %+v", v, state, d)
 		}
@@ -376,10 +376,10 @@ func (p *pair) converged(r *rapid.T, configured []vip.VIP) {
 const pairVIPs = 6
 
 // changes draws the changes of a decision.
-func changes(r *rapid.T) map[vip.VIP]State {
-	changed := map[vip.VIP]State{}
+func changes(r *rapid.T) map[vip.VIP]vip.State {
+	changed := map[vip.VIP]vip.State{}
 	for range rapid.IntRange(0, 3).Draw(r, "changes") {
-		changed[numbered(rapid.IntRange(0, pairVIPs-1).Draw(r, "vip"))] = State(rapid.IntRange(0, 3).Draw(r, "state"))
+		changed[numbered(rapid.IntRange(0, pairVIPs-1).Draw(r, "vip"))] = vip.State(rapid.IntRange(0, 3).Draw(r, "state"))
 	}
 	return changed
 }
@@ -394,7 +394,7 @@ func checkPair(r *rapid.T) (lives int) {
 		lease:    time.Duration(rapid.SampledFrom([]int{100, 300, 1000}).Draw(r, "lease ms")) * time.Millisecond,
 		grace:    time.Duration(rapid.SampledFrom([]int{0, 0, 200, 2000}).Draw(r, "grace ms")) * time.Millisecond,
 		crowd:    rapid.IntRange(0, 9).Draw(r, "crowd") == 0,
-		history:  map[Position]map[vip.VIP]State{},
+		history:  map[Position]map[vip.VIP]vip.State{},
 		gate:     newGateFixture(configured...),
 		reported: map[vip.VIP]VIPReport{},
 		awake:    make(chan struct{}),

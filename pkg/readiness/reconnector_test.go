@@ -89,9 +89,9 @@ func TestRotationMovesWithoutGap(t *testing.T) {
 		f.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(int(10 + move)): {Advertisement: withdrawn}}})
 		await.True(t, "the report continues", reportedAs(b, want))
 		// The new connection delivers.
-		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(0), State: State(move % 2)}}})
+		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(0), State: vip.State(move % 2)}}})
 		f.waitFor(t, "a delta on the new connection", f.at(table))
-		if f.vips[numbered(0)].State != State(move%2) {
+		if f.vips[numbered(0)].State != vip.State(move%2) {
 			t.Fatalf("the delta gave %+v", f.vips)
 		}
 	}
@@ -172,7 +172,7 @@ func TestMoveWhenFirstConnectionEnds(t *testing.T) {
 	}
 	fresh.Commit(Decision{Changed: []VIPReadiness{ready(v2)}, Synced: true})
 	f.waitFor(t, "the newer instance counts", f.at(fresh))
-	if !f.Complete || len(f.vips) != 2 || f.vips[vip.Require(v1)].State != NotReady {
+	if !f.Complete || len(f.vips) != 2 || f.vips[vip.Require(v1)].State != vip.NotReady {
 		t.Fatalf("%+v", f.view)
 	}
 	await.True(t, "the first stream is closed", func() bool { return len(first.Watchers()) == 0 })

@@ -142,7 +142,7 @@ func TestMessagesAreSplit(t *testing.T) {
 // longest is a VIP whose message has the maximum size.
 func longest(i int) VIPReadiness {
 	return VIPReadiness{
-		VIP: vip.Require(fmt.Sprintf("2000:aaaa:bbbb:cccc:dddd:eeee:ffff:%x/128", 0xf000+i)), State: Draining,
+		VIP: vip.Require(fmt.Sprintf("2000:aaaa:bbbb:cccc:dddd:eeee:ffff:%x/128", 0xf000+i)), State: vip.Draining,
 		Reason: readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING, Detail: strings.Repeat("x", MaxDetailBytes),
 		ReadyTargets: 1<<32 - 1, TotalTargets: 1<<32 - 1, Since: time.Now(), DrainEnd: time.Now().Add(time.Hour),
 	}
@@ -163,7 +163,7 @@ func TestPartFitsPooledBuffer(t *testing.T) {
 	d := Decision{Synced: true}
 	for i := range vipsPerPart {
 		d.Changed = append(d.Changed, VIPReadiness{
-			VIP: vip.Require(fmt.Sprintf("2000:aaaa:bbbb:cccc:dddd:eeee:ffff:%x/128", 0xf000+i)), State: NotReady,
+			VIP: vip.Require(fmt.Sprintf("2000:aaaa:bbbb:cccc:dddd:eeee:ffff:%x/128", 0xf000+i)), State: vip.NotReady,
 			Reason: readinessv1.VipReason_VIP_REASON_TOO_FEW_READY, Detail: "stream-a: 12 of 100 targets ready, 20 are needed",
 			ReadyTargets: 12, TotalTargets: 100, Since: time.Now(),
 		})
@@ -334,7 +334,7 @@ func TestStoppedReaderDelaysNoWatch(t *testing.T) {
 		d := Decision{Synced: true}
 		for i := range n {
 			d.Changed = append(d.Changed, VIPReadiness{
-				VIP: numbered(i), State: State(round % 2),
+				VIP: numbered(i), State: vip.State(round % 2),
 				Detail: fmt.Sprintf("round %d: %s", round, strings.Repeat("x", 200)),
 			})
 		}
@@ -377,7 +377,7 @@ func TestStoppedReaderDelaysNoWatch(t *testing.T) {
 		hear()
 		messages++
 	}
-	if len(v.vips) != n || v.vips[numbered(7)].State != State(rounds%2) {
+	if len(v.vips) != n || v.vips[numbered(7)].State != vip.State(rounds%2) {
 		t.Fatalf("the reader ended up with %d VIPs, %+v", len(v.vips), v.vips[numbered(7)])
 	}
 	// Of 60 rounds of two parts it was sent a few: those in flight and one merged delta.

@@ -115,7 +115,7 @@ func (t *Table) Commit(d Decision) (revision uint64) {
 // put records r if it differs from the recorded value.
 func (t *Table) put(r VIPReadiness, at time.Time, revision uint64) bool {
 	r.Detail = cleanDetail(r.Detail)
-	if r.State != Draining {
+	if r.State != vip.Draining {
 		r.DrainEnd = time.Time{}
 	}
 	old := t.get(r.VIP)

@@ -120,12 +120,12 @@ func TestLogIsBounded(t *testing.T) {
 	drain(t, table, stopped, &d, b, h)
 	// Flips of the same VIPs, then new VIPs only.
 	for i := range 20_000 {
-		r := VIPReadiness{VIP: numbered(i % 100), State: State(i / 100 % 2)}
+		r := VIPReadiness{VIP: numbered(i % 100), State: vip.State(i / 100 % 2)}
 		table.Commit(Decision{Changed: []VIPReadiness{r}})
 	}
 	for i := range 20_000 {
 		table.Commit(Decision{
-			Changed: []VIPReadiness{{VIP: numbered(i + 100), State: Ready}},
+			Changed: []VIPReadiness{{VIP: numbered(i + 100), State: vip.Ready}},
 			Removed: []vip.VIP{numbered(i)},
 		})
 		if bound := 2*table.live + logSlack; len(table.log) > bound || len(table.index) > bound {
@@ -143,7 +143,7 @@ func TestLogIsBounded(t *testing.T) {
 		t.Fatalf("the reader has %d VIPs at %+v", len(v.vips), v.Position)
 	}
 	for i := range 100 {
-		if v.vips[numbered(20_000+i)].State != Ready {
+		if v.vips[numbered(20_000+i)].State != vip.Ready {
 			t.Fatalf("the reader lacks %s", numbered(20_000+i))
 		}
 	}
@@ -156,14 +156,14 @@ func TestOneFlipIsOneEntry(t *testing.T) {
 	defer table.close(c)
 	table.next(c, time.Now())
 	for i := range 5000 {
-		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(7), State: State(i % 2)}}})
+		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(7), State: vip.State(i % 2)}}})
 		if b := table.next(c, time.Now()); b.kind != kindDelta || len(b.entries) != 1 || b.entries[0].VIP != numbered(7) {
 			t.Fatalf("flip %d: kind %d with %d entries", i, b.kind, len(b.entries))
 		}
 	}
 	// A reader that was absent for 5 000 flips of one VIP gets one entry.
 	for i := range 5000 {
-		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(8), State: State(i % 2)}}})
+		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(8), State: vip.State(i % 2)}}})
 	}
 	n := 0
 	for m := range table.next(c, time.Now()).messages() {

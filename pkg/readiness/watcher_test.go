@@ -34,7 +34,7 @@ func TestSnapshotThenDeltas(t *testing.T) {
 	if lease := f.LeaseEnd.Sub(f.LastMessage); lease <= 0 || lease > DefaultLease {
 		t.Fatalf("the lease is %v", lease)
 	}
-	if r := f.vips[vip.Require("2000::1/128")]; r.State != NotReady || r.Detail != "connect: connection refused" ||
+	if r := f.vips[vip.Require("2000::1/128")]; r.State != vip.NotReady || r.Detail != "connect: connection refused" ||
 		r.TotalTargets != 1 || r.Since.IsZero() {
 		t.Fatalf("2000::1/128 is %+v", r)
 	}
@@ -58,12 +58,12 @@ func TestSnapshotThenDeltas(t *testing.T) {
 func TestDrainEnd(t *testing.T) {
 	b := startSyncedLB(t, 0)
 	r := ready(v1)
-	r.State, r.DrainEnd = Draining, time.Now().Add(time.Minute)
+	r.State, r.DrainEnd = vip.Draining, time.Now().Add(time.Minute)
 	b.table.Commit(Decision{Changed: []VIPReadiness{r}})
 	f := startFrontend(t, b.path, nil)
 	f.waitFor(t, "synced", f.at(b.table))
 	got := f.vips[r.VIP]
-	if off := got.DrainEnd.Sub(r.DrainEnd); got.State != Draining || off < 0 || off > waitLimit {
+	if off := got.DrainEnd.Sub(r.DrainEnd); got.State != vip.Draining || off < 0 || off > waitLimit {
 		t.Fatalf("%+v, off by %v", got, off)
 	}
 }
@@ -122,12 +122,13 @@ func TestUnsyncedRestartKeepsState(t *testing.T) {
 	second.Commit(Decision{Changed: []VIPReadiness{notReady(v1), ready(v2)}})
 	startLB(t, path, second)
 	f.waitFor(t, "a message of the next one", func() bool { return f.Open })
-	if f.Synced || !f.EndedAt.Equal(ended) || f.Position != first.Position() || f.vips[vip.Require(v1)].State != Ready {
+	if f.Synced || !f.EndedAt.Equal(ended) || f.Position != first.Position() ||
+		f.vips[vip.Require(v1)].State != vip.Ready {
 		t.Fatalf("an unsynced load balancer changed something: %+v", f.Update)
 	}
 	second.Commit(Decision{Changed: []VIPReadiness{ready(v1)}, Removed: []vip.VIP{vip.Require(v2)}, Synced: true})
 	f.waitFor(t, "synced again", f.at(second))
-	if !f.Complete || len(f.vips) != 1 || f.vips[vip.Require(v1)].State != Ready {
+	if !f.Complete || len(f.vips) != 1 || f.vips[vip.Require(v1)].State != vip.Ready {
 		t.Fatalf("%+v", f.Update)
 	}
 	await.True(t, "it is counted", func() bool {
@@ -277,15 +278,15 @@ func TestTableAndWatcherConverge(t *testing.T) {
 	path := socketPath(t)
 	rapid.Check(t, func(r *rapid.T) {
 		var svid clock
-		history := map[Position]map[vip.VIP]State{}
+		history := map[Position]map[vip.VIP]vip.State{}
 		var table *Table
 		var b *testLB
-		model := map[vip.VIP]State{}
+		model := map[vip.VIP]vip.State{}
 		commit := func(synced bool) {
 			d := Decision{Synced: synced}
 			for range rapid.IntRange(0, 3).Draw(r, "changes") {
 				v := numbered(rapid.IntRange(0, 7).Draw(r, "vip"))
-				s := State(rapid.IntRange(0, 2).Draw(r, "state"))
+				s := vip.State(rapid.IntRange(0, 2).Draw(r, "state"))
 				d.Changed = append(d.Changed, VIPReadiness{VIP: v, State: s})
 				model[v] = s
 			}
@@ -361,8 +362,8 @@ func TestTableAndWatcherConverge(t *testing.T) {
 	})
 }
 
-func statesOf(m map[vip.VIP]VIPReadiness) map[vip.VIP]State {
-	s := make(map[vip.VIP]State, len(m))
+func statesOf(m map[vip.VIP]VIPReadiness) map[vip.VIP]vip.State {
+	s := make(map[vip.VIP]vip.State, len(m))
 	for v, r := range m {
 		s[v] = r.State
 	}

@@ -24,9 +24,9 @@ type response = readinessv1.WatchReadinessResponse
 // The wire values of states and families.
 var (
 	wireStates = []readinessv1.VipState{
-		NotReady: readinessv1.VipState_VIP_STATE_NOT_READY,
-		Ready:    readinessv1.VipState_VIP_STATE_READY,
-		Draining: readinessv1.VipState_VIP_STATE_DRAINING,
+		vip.NotReady: readinessv1.VipState_VIP_STATE_NOT_READY,
+		vip.Ready:    readinessv1.VipState_VIP_STATE_READY,
+		vip.Draining: readinessv1.VipState_VIP_STATE_DRAINING,
 	}
 	wireFamilies = []readinessv1.IpFamily{
 		vip.IPv4: readinessv1.IpFamily_IP_FAMILY_IPV4,
@@ -58,7 +58,7 @@ func (r VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
 		Vip: r.VIP.String(), State: wireStates[r.State], Reason: r.Reason, Detail: r.Detail,
 		ReadyTargets: r.ReadyTargets, TotalTargets: r.TotalTargets,
 	}
-	if r.State == Draining {
+	if r.State == vip.Draining {
 		m.DrainFor = drainFor(r.DrainEnd, now)
 	}
 	if !r.Since.IsZero() {
@@ -83,10 +83,10 @@ func readinessFromProto(m *readinessv1.VipReadiness, at time.Time) (VIPReadiness
 		return VIPReadiness{}, fmt.Errorf("VIP %s has the unknown state %d", v, m.GetState())
 	}
 	r := VIPReadiness{
-		VIP: v, State: State(state), Reason: m.GetReason(), Detail: cleanDetail(m.GetDetail()),
+		VIP: v, State: vip.State(state), Reason: m.GetReason(), Detail: cleanDetail(m.GetDetail()),
 		ReadyTargets: m.GetReadyTargets(), TotalTargets: m.GetTotalTargets(),
 	}
-	if r.State == Draining {
+	if r.State == vip.Draining {
 		left, err := durationFromProto(m.GetDrainFor(), "drain_for", 0, maxStaleGrace)
 		if err != nil {
 			return VIPReadiness{}, fmt.Errorf("VIP %s: %w", v, err)

@@ -71,7 +71,7 @@ func newFixture(t *testing.T, o Options) *fixture {
 	h.Configure(testStreams, targetset.AddressPolicy{})
 	h.server = ca.Source(ca.SVID(serverID, time.Hour))
 	reader := ca.ID("/operator")
-	creds := identity.ServerCredentials(h.server,
+	creds := identity.NewCredentials(h.server,
 		identity.CredentialOptions{Log: log, Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
 			if id != reader && !h.Allow.Authorizes(id) {
 				return fmt.Errorf("the peer is %s", id)
@@ -171,7 +171,7 @@ func (h *fixture) dial(address string, id spiffeid.ID) (targetv1.TargetServiceCl
 	creds := insecure.NewCredentials()
 	if address != h.admin {
 		source := h.ca.Source(h.ca.SVID(id, time.Hour))
-		creds = identity.ClientCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(serverID)})
+		creds = identity.NewCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(serverID)})
 	}
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
-	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -43,7 +42,7 @@ func (w *slowModel) frontendApplies() {
 	s := w.table.State()
 	w.revision, w.advertised = s.Position.Revision, vip.Set{}
 	for _, r := range s.VIPs {
-		if r.State != readiness.NotReady {
+		if r.State != vip.NotReady {
 			w.advertised[r.VIP] = struct{}{}
 		}
 	}
@@ -99,7 +98,7 @@ func (w *slowModel) settle(t *rapid.T) {
 // checkVIP is the oracle of one VIP when all parts have followed: the first of its streams by name
 // decides.
 func (w *slowModel) checkVIP(t *rapid.T, v vip.VIP) {
-	want, ready := readiness.NotReady, 0
+	want, ready := vip.NotReady, 0
 	for _, name := range slices.Sorted(maps.Keys(w.e.streams)) {
 		s := w.e.streams[name]
 		if !slices.Contains(s.VIPs, v) {
@@ -120,9 +119,9 @@ func (w *slowModel) checkVIP(t *rapid.T, v vip.VIP) {
 		}
 		switch {
 		case ready >= s.MinReady:
-			want = readiness.Ready
+			want = vip.Ready
 		case ready+leaving >= s.MinReady:
-			want = readiness.Draining
+			want = vip.Draining
 		}
 		break
 	}

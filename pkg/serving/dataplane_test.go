@@ -23,11 +23,11 @@ func TestTargetCountsOnceConfirmed(t *testing.T) {
 	p := startPlaneRig(t, trenchOf(streamOf("s", vipA, vip6)), map[string][]targetset.Member{
 		"s": {member("a", "172.16.0.1", "fd00::1"), member("b", "172.16.0.2")},
 	})
-	p.want(vipA, readiness.NotReady, reasonNotChecked, 0, 2)
+	p.want(vipA, vip.NotReady, reasonNotChecked, 0, 2)
 	p.wantRole("s", "a", vip.IPv4, plan.Unknown)
 	p.wantRole("s", "b", vip.IPv6, plan.Down) // it has no such address
 	p.health("s", "a", healthcheck.Ready)
-	if got := p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 2); got.Detail != "not confirmed by the kernel yet" {
+	if got := p.want(vipA, vip.NotReady, reasonDataPlane, 0, 2); got.Detail != "not confirmed by the kernel yet" {
 		t.Errorf("detail %q", got.Detail)
 	}
 	p.wantRole("s", "a", vip.IPv4, plan.Serving)
@@ -36,21 +36,21 @@ func TestTargetCountsOnceConfirmed(t *testing.T) {
 	state := applied(plan.State{}, p.last())
 	delete(state.VIPs, vipA)
 	p.confirmState(state)
-	p.want(vipA, readiness.NotReady, reasonDataPlane, 1, 2)
-	p.want(vip6, readiness.Ready, reasonReady, 1, 1)
+	p.want(vipA, vip.NotReady, reasonDataPlane, 1, 2)
+	p.want(vip6, vip.Ready, reasonReady, 1, 1)
 	p.confirm()
-	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
+	p.want(vipA, vip.Ready, reasonReady, 1, 2)
 
 	// Another process removes it from the kernel.
 	state = applied(plan.State{}, p.last())
 	delete(state.Streams["s"].Serving[vip.IPv4], "a")
 	state.Streams["s"].Problem[vip.IPv4] = "rule fwmark 5000 is missing"
 	p.confirmState(state)
-	got := p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 2)
+	got := p.want(vipA, vip.NotReady, reasonDataPlane, 0, 2)
 	if got.Detail != "stream s: rule fwmark 5000 is missing" {
 		t.Errorf("detail %q", got.Detail)
 	}
-	p.want(vip6, readiness.Ready, reasonReady, 1, 1)
+	p.want(vip6, vip.Ready, reasonReady, 1, 1)
 }
 
 func TestDetailOfVIPNotForwarded(t *testing.T) {
@@ -94,11 +94,11 @@ func TestLastTargetLeavesAfterWithdrawal(t *testing.T) {
 	p.health("s", "a", healthcheck.NotReady)
 	p.wantRole("s", "a", vip.IPv4, plan.Down) // another one is there: nothing to wait for
 	p.confirm()
-	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
+	p.want(vipA, vip.Ready, reasonReady, 1, 2)
 	sent := len(p.sent)
 
 	p.health("s", "b", healthcheck.NotReady)
-	p.want(vipA, readiness.NotReady, reasonTooFew, 0, 2)
+	p.want(vipA, vip.NotReady, reasonTooFew, 0, 2)
 	p.wantRole("s", "b", vip.IPv4, plan.Serving)
 	p.wantRole("s", "b", vip.IPv6, plan.Serving)
 	if len(p.out.Held) == 0 || p.out.Next.IsZero() {
@@ -125,7 +125,7 @@ func TestLastTargetLeavesAfterWithdrawal(t *testing.T) {
 		t.Error("nothing is held back, and the loop waits for something")
 	}
 	p.confirm()
-	p.want(vipA, readiness.NotReady, reasonTooFew, 0, 2)
+	p.want(vipA, vip.NotReady, reasonTooFew, 0, 2)
 }
 
 // A de-preferred VIP still attracts traffic from gateways without another path.
@@ -154,7 +154,7 @@ func TestVIPJoinsHold(t *testing.T) {
 		before = p.table.Position().Revision
 		p.later(testWithdrawTime / 3)
 		p.health("s", "a", healthcheck.NotReady)
-		p.want(vipB, readiness.NotReady, reasonTooFew, 0, 1)
+		p.want(vipB, vip.NotReady, reasonTooFew, 0, 1)
 		if h := p.e.forwarding.holds[holdKey{"s", vip.IPv4}]; h == nil || len(h.vips) != 2 {
 			t.Fatalf("not both VIPs are held: %+v", h)
 		}
@@ -227,9 +227,9 @@ func TestReturnOfTargetEndsHold(t *testing.T) {
 	// b is not in the kernel yet, so that a still serves.
 	p.wantRole("s", "a", vip.IPv4, plan.Serving)
 	p.wantRole("s", "b", vip.IPv4, plan.Serving)
-	p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 2)
+	p.want(vipA, vip.NotReady, reasonDataPlane, 0, 2)
 	p.confirm()
-	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
+	p.want(vipA, vip.Ready, reasonReady, 1, 2)
 	p.wantRole("s", "a", vip.IPv4, plan.Down)
 	if len(p.e.forwarding.holds) != 0 {
 		t.Errorf("still held back: %v", p.e.forwarding.holds)
@@ -264,7 +264,7 @@ func TestRemovedVIPForwardedUntilWithdrawal(t *testing.T) {
 		t.Errorf("VIPs %v", got)
 	}
 	p.reports(vipA, vip6)
-	p.want(vip6, readiness.Ready, reasonReady, 2, 2)
+	p.want(vip6, vip.Ready, reasonReady, 2, 2)
 	p.reports(vip6)
 	if got := p.last().Streams["s"].VIPs; !slices.Equal(got, []vip.VIP{vip6}) {
 		t.Errorf("VIPs %v", got)
@@ -292,8 +292,8 @@ func TestVIPMovesToServingStream(t *testing.T) {
 		}
 	}
 	p.confirm()
-	p.want(vipA, readiness.Ready, reasonReady, 1, 1)
-	p.want(vipB, readiness.Ready, reasonReady, 1, 1)
+	p.want(vipA, vip.Ready, reasonReady, 1, 1)
+	p.want(vipB, vip.Ready, reasonReady, 1, 1)
 	if p.table.Position().Revision != revision {
 		t.Error("the frontend was sent something meanwhile")
 	}
@@ -307,7 +307,7 @@ func TestVIPMovesToStreamWithoutTargets(t *testing.T) {
 	p.confirm()
 	p.reports(vipA)
 	p.configure(trenchOf(streamOf("s", vip6), streamOf("t", vipA, vipB)))
-	p.want(vipA, readiness.NotReady, reasonNotChecked, 0, 1)
+	p.want(vipA, vip.NotReady, reasonNotChecked, 0, 1)
 	if has := p.streamsOf(vipA); !slices.Equal(has, []string{"s"}) {
 		t.Errorf("streams %v have the VIP", has)
 	}
@@ -318,7 +318,7 @@ func TestVIPMovesToStreamWithoutTargets(t *testing.T) {
 	p.confirm()
 	p.health("t", "b", healthcheck.Ready)
 	p.confirm()
-	p.want(vipA, readiness.Ready, reasonReady, 1, 1)
+	p.want(vipA, vip.Ready, reasonReady, 1, 1)
 }
 
 func TestUnreachableTarget(t *testing.T) {
@@ -326,8 +326,8 @@ func TestUnreachableTarget(t *testing.T) {
 	state := applied(p.e.kernel.state, p.last())
 	state.Unreachable = map[netip.Addr]string{netip.MustParseAddr("172.16.0.1"): "neighbor 172.16.0.1 does not answer"}
 	p.confirmState(state)
-	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
-	p.want(vip6, readiness.Ready, reasonReady, 2, 2)
+	p.want(vipA, vip.Ready, reasonReady, 1, 2)
+	p.want(vip6, vip.Ready, reasonReady, 2, 2)
 	p.wantRole("s", "a", vip.IPv4, plan.Down)
 	p.wantRole("s", "a", vip.IPv6, plan.Serving)
 	p.confirm()
@@ -337,7 +337,7 @@ func TestUnreachableTarget(t *testing.T) {
 		netip.MustParseAddr("172.16.0.2"): "link eth1 is down",
 	}
 	p.confirmState(state)
-	got := p.want(vipA, readiness.NotReady, reasonTooFew, 0, 2)
+	got := p.want(vipA, vip.NotReady, reasonTooFew, 0, 2)
 	if !strings.Contains(got.Detail, "a (172.16.0.1): neighbor 172.16.0.1 does not answer") {
 		t.Errorf("detail %q", got.Detail)
 	}
@@ -346,13 +346,13 @@ func TestUnreachableTarget(t *testing.T) {
 	p.confirmState(state)
 	p.wantRole("s", "a", vip.IPv4, plan.Serving)
 	p.confirm()
-	p.want(vipA, readiness.Ready, reasonReady, 2, 2)
+	p.want(vipA, vip.Ready, reasonReady, 2, 2)
 
 	p.e.kernel.ignoreNeighbors = true
 	state = applied(p.e.kernel.state, p.last())
 	state.Unreachable = map[netip.Addr]string{netip.MustParseAddr("172.16.0.1"): "neighbor 172.16.0.1 does not answer"}
 	p.confirmState(state)
-	p.want(vipA, readiness.Ready, reasonReady, 2, 2)
+	p.want(vipA, vip.Ready, reasonReady, 2, 2)
 }
 
 func TestOwnerOfSharedVIP(t *testing.T) {
@@ -362,14 +362,14 @@ func TestOwnerOfSharedVIP(t *testing.T) {
 	p.health("two", "b", healthcheck.Ready)
 	p.health("two", "c", healthcheck.Ready)
 	p.confirm()
-	got := p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 1)
+	got := p.want(vipA, vip.NotReady, reasonDataPlane, 0, 1)
 	want := "of its streams only one, whose name sorts first, is forwarded to; stream one: 0 of 1 targets ready"
 	if !strings.HasPrefix(got.Detail, want) {
 		t.Errorf("detail %q", got.Detail)
 	}
 	p.health("one", "a", healthcheck.Ready)
 	p.confirm()
-	p.want(vipA, readiness.Ready, reasonReady, 1, 1)
+	p.want(vipA, vip.Ready, reasonReady, 1, 1)
 }
 
 func TestRestartLeavesTheKernelAsItIs(t *testing.T) {
@@ -381,7 +381,7 @@ func TestRestartLeavesTheKernelAsItIs(t *testing.T) {
 	p.e.Configure(p.now, trenchOf(streamOf("s", vipA)), p.of)
 	p.health("s", "a", healthcheck.Ready)
 	// a stayed, so that nothing has to be withdrawn; b is not known yet.
-	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
+	p.want(vipA, vip.Ready, reasonReady, 1, 2)
 	p.wantRole("s", "a", vip.IPv4, plan.Serving)
 	p.wantRole("s", "b", vip.IPv4, plan.Unknown)
 }
@@ -420,9 +420,9 @@ func TestDrainingTargetsServeWithoutOthers(t *testing.T) {
 	p.drain("s", "a", time.Minute)
 	p.wantRole("s", "a", vip.IPv4, plan.Draining)
 	p.confirm()
-	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
+	p.want(vipA, vip.Ready, reasonReady, 1, 2)
 	p.drain("s", "b", 2*time.Minute)
-	got := p.want(vipA, readiness.Draining, reasonDraining, 0, 2)
+	got := p.want(vipA, vip.Draining, reasonDraining, 0, 2)
 	if !got.DrainEnd.Equal(p.now.Add(2 * time.Minute)) {
 		t.Errorf("drains until %v", got.DrainEnd.Sub(p.now))
 	}
@@ -432,9 +432,9 @@ func TestDrainingTargetsServeWithoutOthers(t *testing.T) {
 	p.health("s", "b", healthcheck.NotReady)
 	p.wantRole("s", "b", vip.IPv4, plan.Down)
 	p.confirm()
-	p.want(vipA, readiness.Draining, reasonDraining, 0, 2)
+	p.want(vipA, vip.Draining, reasonDraining, 0, 2)
 	p.drain("s", "a", -1)
-	p.want(vipA, readiness.NotReady, reasonTooFew, 0, 2)
+	p.want(vipA, vip.NotReady, reasonTooFew, 0, 2)
 	p.wantRole("s", "a", vip.IPv4, plan.Serving) // until it is withdrawn
 	p.reports()
 	p.wantRole("s", "a", vip.IPv4, plan.Down)
@@ -449,10 +449,10 @@ func TestDrainWaitsForSuccessor(t *testing.T) {
 	p.confirm()
 	p.health("s", "b", healthcheck.Ready) // not confirmed
 	p.drain("s", "a", time.Minute)
-	p.want(vipA, readiness.Ready, reasonReady, 0, 2)
+	p.want(vipA, vip.Ready, reasonReady, 0, 2)
 	p.wantRole("s", "a", vip.IPv4, plan.Serving)
 	p.confirm()
-	p.want(vipA, readiness.Ready, reasonReady, 1, 2)
+	p.want(vipA, vip.Ready, reasonReady, 1, 2)
 	p.wantRole("s", "a", vip.IPv4, plan.Draining)
 
 	// If the kernel cannot take the successor, the drain is one.
@@ -464,7 +464,7 @@ func TestDrainWaitsForSuccessor(t *testing.T) {
 	state.Streams["s"].Problem[vip.IPv4] = "no number is free"
 	p.confirmState(state)
 	p.drain("s", "b", time.Minute)
-	p.want(vipA, readiness.Draining, reasonDraining, 0, 3)
+	p.want(vipA, vip.Draining, reasonDraining, 0, 3)
 }
 
 func TestRoles(t *testing.T) {
@@ -539,7 +539,7 @@ func TestOneTargetOfAName(t *testing.T) {
 	if want := []string{"a [172.16.0.2] 1", "b [172.16.0.9] 3"}; !slices.Equal(got, want) {
 		t.Errorf("targets %q, want %q", got, want)
 	}
-	p.want(vipA, readiness.Ready, reasonReady, 1, 3)
+	p.want(vipA, vip.Ready, reasonReady, 1, 3)
 }
 
 // The kernel lags behind: what it has of an older order is about to go, and does not
@@ -552,11 +552,11 @@ func TestRevokedDataPlaneStateDoesNotCount(t *testing.T) {
 	p.drain("s", "a", time.Minute)
 	p.wantRole("s", "a", vip.IPv4, plan.Serving)
 	p.confirmState(first)
-	p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 1)
+	p.want(vipA, vip.NotReady, reasonDataPlane, 0, 1)
 	p.confirmState(applied(first, p.sent[len(p.sent)-2]))
-	p.want(vipA, readiness.NotReady, reasonDataPlane, 0, 1)
+	p.want(vipA, vip.NotReady, reasonDataPlane, 0, 1)
 	p.confirm()
-	p.want(vipA, readiness.Draining, reasonDraining, 0, 1)
+	p.want(vipA, vip.Draining, reasonDraining, 0, 1)
 	if len(p.e.kernel.revoked) != 0 {
 		t.Errorf("still revoked: %v", p.e.kernel.revoked)
 	}

@@ -12,7 +12,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/vipgate/vipgate/pkg/healthcheck"
-	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -241,8 +240,8 @@ func (w *model) passes(s trench.Stream, of address, all []address) bool {
 }
 
 // want is the oracle of one VIP.
-func (w *model) want(v vip.VIP) (state readiness.State, end time.Time, ready, total int) {
-	state = readiness.NotReady
+func (w *model) want(v vip.VIP) (state vip.State, end time.Time, ready, total int) {
+	state = vip.NotReady
 	for _, s := range w.config.Streams {
 		if !slices.Contains(s.VIPs, v) {
 			continue
@@ -265,7 +264,7 @@ func (w *model) want(v vip.VIP) (state readiness.State, end time.Time, ready, to
 		}
 		ready += here
 		if here >= s.MinReady {
-			state = readiness.Ready
+			state = vip.Ready
 			continue
 		}
 		for _, e := range ends {
@@ -281,11 +280,11 @@ func (w *model) want(v vip.VIP) (state readiness.State, end time.Time, ready, to
 			}
 		}
 	}
-	if state == readiness.Ready {
+	if state == vip.Ready {
 		return state, time.Time{}, ready, total
 	}
 	if !end.IsZero() {
-		state = readiness.Draining
+		state = vip.Draining
 	}
 	return state, end, ready, total
 }
@@ -302,7 +301,7 @@ func (w *model) check(t *rapid.T) {
 			t.Fatalf("%s is %v until %v with %d/%d, want %v until %v with %d/%d", v,
 				got.State, got.DrainEnd, got.ReadyTargets, got.TotalTargets, state, end, ready, total)
 		}
-		if (got.Reason == reasonDraining) != (state == readiness.Draining) {
+		if (got.Reason == reasonDraining) != (state == vip.Draining) {
 			t.Fatalf("%s is %v for the reason %v", v, state, got.Reason)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 // readiness judges one VIP.
 func (e *Evaluator) readiness(v vip.VIP) readiness.VIPReadiness {
 	f, streams := v.Family(), e.byVIP[v]
-	r := readiness.VIPReadiness{VIP: v, State: readiness.NotReady}
+	r := readiness.VIPReadiness{VIP: v, State: vip.NotReady}
 	var starting, overdue, suspected uint32
 	var enough, held, alive bool
 	var drainEnd time.Time
@@ -41,15 +41,15 @@ func (e *Evaluator) readiness(v vip.VIP) readiness.VIPReadiness {
 			r.Detail = s.describe(f)
 		}
 	}
-	waits := enough && e.current[v].State == readiness.NotReady && e.settles(v)
+	waits := enough && e.current[v].State == vip.NotReady && e.settles(v)
 	enough = enough && !waits
 	switch {
 	case held && enough && e.outage != "": // a pending failure is not suspected yet
-		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, e.outage
+		r.State, r.Reason, r.Detail = vip.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, e.outage
 	case enough:
-		r.State, r.Reason, r.Detail = readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, ""
+		r.State, r.Reason, r.Detail = vip.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, ""
 	case !drainEnd.IsZero():
-		r.State, r.Reason = readiness.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
+		r.State, r.Reason = vip.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
 		r.DrainEnd = drainEnd
 	case e.kernel != nil && alive && !waits:
 		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_DATA_PLANE, e.notForwarded(v)

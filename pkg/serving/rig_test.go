@@ -105,7 +105,7 @@ func (r *rig) drain(stream, name string, in time.Duration) {
 	r.retarget(stream)
 }
 
-func (r *rig) want(v vip.VIP, s readiness.State, reason readinessv1.VipReason, ready, total uint32,
+func (r *rig) want(v vip.VIP, s vip.State, reason readinessv1.VipReason, ready, total uint32,
 ) readiness.VIPReadiness {
 	r.t.Helper()
 	got := r.e.current[v]
@@ -315,8 +315,8 @@ func twoTargets(t testing.TB) *planeRig {
 	p.health("s", "a", healthcheck.Ready)
 	p.health("s", "b", healthcheck.Ready)
 	p.confirm()
-	p.want(vipA, readiness.Ready, reasonReady, 2, 2)
-	p.want(vip6, readiness.Ready, reasonReady, 2, 2)
+	p.want(vipA, vip.Ready, reasonReady, 2, 2)
+	p.want(vip6, vip.Ready, reasonReady, 2, 2)
 	p.reports(vipA, vip6)
 	return p
 }

@@ -282,7 +282,7 @@ func (e *Evaluator) Ready() (streams []string, vips []netip.Addr) {
 		}
 	}
 	for v, r := range e.current {
-		if r.State == readiness.Ready {
+		if r.State == vip.Ready {
 			vips = append(vips, v.Prefix().Addr())
 		}
 	}

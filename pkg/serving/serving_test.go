@@ -31,32 +31,32 @@ func twoStreams(t *testing.T) *rig {
 
 func TestReasons(t *testing.T) {
 	r := twoStreams(t)
-	r.want(vipA, readiness.NotReady, reasonNotChecked, 0, 4)
-	if got := r.want(vipB, readiness.NotReady, readinessv1.VipReason_VIP_REASON_NO_STREAM, 0, 0); got.Detail == "" {
+	r.want(vipA, vip.NotReady, reasonNotChecked, 0, 4)
+	if got := r.want(vipB, vip.NotReady, readinessv1.VipReason_VIP_REASON_NO_STREAM, 0, 0); got.Detail == "" {
 		t.Error("no detail")
 	}
 	for i := range 3 {
 		r.set("one", fmt.Sprintf("t%d", i), fmt.Sprintf("fd00::%d", i+1), healthcheck.NotReady)
 	}
-	got := r.want(vip6, readiness.NotReady, reasonTooFew, 0, 3)
+	got := r.want(vip6, vip.NotReady, reasonTooFew, 0, 3)
 	if !strings.Contains(got.Detail, "stream one: 0 of 3 targets ready, needs 2; t0 (fd00::1): connection refused") {
 		t.Errorf("detail %q", got.Detail)
 	}
 	r.set("one", "t0", "fd00::1", healthcheck.Overdue)
-	r.want(vip6, readiness.NotReady, readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE, 0, 3)
+	r.want(vip6, vip.NotReady, readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE, 0, 3)
 }
 
 func TestOneStreamWithEnoughTargets(t *testing.T) {
 	r := twoStreams(t)
 	r.set("one", "t0", "172.16.0.1", healthcheck.Ready)
-	r.want(vipA, readiness.NotReady, reasonNotChecked, 1, 4)
+	r.want(vipA, vip.NotReady, reasonNotChecked, 1, 4)
 	r.set("one", "t1", "172.16.0.2", healthcheck.Ready)
-	r.want(vipA, readiness.Ready, reasonReady, 2, 4)
+	r.want(vipA, vip.Ready, reasonReady, 2, 4)
 	r.set("two", "t0", "172.16.0.1", healthcheck.Ready)
 	r.set("one", "t0", "172.16.0.1", healthcheck.NotReady)
-	r.want(vipA, readiness.Ready, reasonReady, 2, 4)
+	r.want(vipA, vip.Ready, reasonReady, 2, 4)
 	r.set("two", "t0", "172.16.0.1", healthcheck.NotReady)
-	r.want(vipA, readiness.NotReady, reasonNotChecked, 1, 4)
+	r.want(vipA, vip.NotReady, reasonNotChecked, 1, 4)
 }
 
 func TestFamiliesAreIndependent(t *testing.T) {
@@ -65,7 +65,7 @@ func TestFamiliesAreIndependent(t *testing.T) {
 		t.Fatalf("an IPv4 address changed %v", changed)
 	}
 	r.set("one", "t1", "172.16.0.2", healthcheck.Ready)
-	r.want(vip6, readiness.NotReady, reasonNotChecked, 0, 3)
+	r.want(vip6, vip.NotReady, reasonNotChecked, 0, 3)
 }
 
 func TestReloadKeepsHealth(t *testing.T) {
@@ -81,8 +81,8 @@ func TestReloadKeepsHealth(t *testing.T) {
 	if len(result.Changed) != 2 {
 		t.Errorf("changed %v", result.Changed)
 	}
-	r.want(vipA, readiness.Ready, reasonReady, 1, 1)
-	r.want(vip6, readiness.NotReady, reasonNotChecked, 0, 1)
+	r.want(vipA, vip.Ready, reasonReady, 1, 1)
+	r.want(vip6, vip.NotReady, reasonNotChecked, 0, 1)
 }
 
 // A new stream waits until each of its targets has a verdict, for a bounded time.
@@ -90,11 +90,11 @@ func TestSettle(t *testing.T) {
 	for name, c := range map[string]struct {
 		second healthcheck.State
 		after  time.Duration
-		want   readiness.State
+		want   vip.State
 	}{
-		"one target of two":       {healthcheck.Starting, time.Second - 1, readiness.NotReady},
-		"both targets":            {healthcheck.NotReady, 0, readiness.Ready},
-		"the time to settle ends": {healthcheck.Starting, time.Second, readiness.Ready},
+		"one target of two":       {healthcheck.Starting, time.Second - 1, vip.NotReady},
+		"both targets":            {healthcheck.NotReady, 0, vip.Ready},
+		"the time to settle ends": {healthcheck.Starting, time.Second, vip.Ready},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, Options{Settle: time.Second}, map[string][]targetset.Member{
@@ -102,7 +102,7 @@ func TestSettle(t *testing.T) {
 			})
 			r.configure(trenchOf(streamOf("s", vipA)))
 			r.health("s", "a", healthcheck.Ready)
-			if got := r.e.current[vipA]; got.State != readiness.NotReady || got.Reason != reasonNotChecked {
+			if got := r.e.current[vipA]; got.State != vip.NotReady || got.Reason != reasonNotChecked {
 				t.Fatalf("%v (%v) before the second target has a verdict", got.State, got.Reason)
 			}
 			r.health("s", "b", c.second)
@@ -111,7 +111,7 @@ func TestSettle(t *testing.T) {
 			if got := r.e.current[vipA]; got.State != c.want {
 				t.Errorf("%v (%v)", got.State, got.Reason)
 			}
-			if settling := c.want == readiness.NotReady; result.Settling != settling || result.Next.IsZero() == settling {
+			if settling := c.want == vip.NotReady; result.Settling != settling || result.Next.IsZero() == settling {
 				t.Errorf("settling %v until %v", result.Settling, result.Next)
 			}
 		})
@@ -123,12 +123,12 @@ func TestOnlyDrainingTargets(t *testing.T) {
 	for i := range 3 {
 		r.set("one", fmt.Sprintf("t%d", i), fmt.Sprintf("fd00::%d", i+1), healthcheck.Ready)
 	}
-	r.want(vip6, readiness.Ready, reasonReady, 3, 3)
+	r.want(vip6, vip.Ready, reasonReady, 3, 3)
 	r.drain("one", "t0", time.Second)
-	r.want(vip6, readiness.Ready, reasonReady, 2, 3)
+	r.want(vip6, vip.Ready, reasonReady, 2, 3)
 	// Two are needed and one is left: the one that drains longest makes up for it.
 	r.drain("one", "t1", 9*time.Second)
-	got := r.want(vip6, readiness.Draining, reasonDraining, 1, 3)
+	got := r.want(vip6, vip.Draining, reasonDraining, 1, 3)
 	if !got.DrainEnd.Equal(r.now.Add(9 * time.Second)) {
 		t.Errorf("drains until %v", got.DrainEnd.Sub(r.now))
 	}
@@ -136,16 +136,16 @@ func TestOnlyDrainingTargets(t *testing.T) {
 		t.Errorf("detail %q", got.Detail)
 	}
 	r.drain("one", "t2", 5*time.Second)
-	if got := r.want(vip6, readiness.Draining, reasonDraining, 0, 3); !got.DrainEnd.Equal(r.now.Add(5 * time.Second)) {
+	if got := r.want(vip6, vip.Draining, reasonDraining, 0, 3); !got.DrainEnd.Equal(r.now.Add(5 * time.Second)) {
 		t.Errorf("drains until %v", got.DrainEnd.Sub(r.now))
 	}
 	// A draining target that fails its checks serves no flow.
 	r.set("one", "t1", "fd00::2", healthcheck.NotReady)
-	if got := r.want(vip6, readiness.Draining, reasonDraining, 0, 3); !got.DrainEnd.Equal(r.now.Add(time.Second)) {
+	if got := r.want(vip6, vip.Draining, reasonDraining, 0, 3); !got.DrainEnd.Equal(r.now.Add(time.Second)) {
 		t.Errorf("drains until %v", got.DrainEnd.Sub(r.now))
 	}
 	r.set("one", "t2", "fd00::3", healthcheck.NotReady)
-	if got := r.want(vip6, readiness.NotReady, reasonTooFew, 0, 3); !got.DrainEnd.IsZero() {
+	if got := r.want(vip6, vip.NotReady, reasonTooFew, 0, 3); !got.DrainEnd.IsZero() {
 		t.Error("a VIP that does not drain has the end of a drain")
 	}
 }
@@ -155,7 +155,7 @@ func TestDetailNamesDrainingStream(t *testing.T) {
 	r.set("two", "t0", "172.16.0.1", healthcheck.Ready)
 	r.drain("two", "t0", time.Minute)
 	got := r.e.current[vipA]
-	if got.State != readiness.Draining || got.Detail != "stream two: 0 of 1 targets ready, 1 draining, needs 1" {
+	if got.State != vip.Draining || got.Detail != "stream two: 0 of 1 targets ready, 1 draining, needs 1" {
 		t.Errorf("%v: %s", got.State, got.Detail)
 	}
 }
@@ -164,11 +164,11 @@ func TestDrainedByOperator(t *testing.T) {
 	r := twoStreams(t)
 	r.set("two", "t0", "172.16.0.1", healthcheck.Ready)
 	r.drain("two", "t0", -1)
-	if got := r.want(vipA, readiness.NotReady, reasonNotChecked, 0, 4); !strings.Contains(got.Detail, "stream one") {
+	if got := r.want(vipA, vip.NotReady, reasonNotChecked, 0, 4); !strings.Contains(got.Detail, "stream one") {
 		t.Errorf("detail %q", got.Detail)
 	}
 	r.drain("one", "t0", -1)
-	got := r.want(vipA, readiness.NotReady, reasonNotChecked, 0, 4)
+	got := r.want(vipA, vip.NotReady, reasonNotChecked, 0, 4)
 	if !strings.Contains(got.Detail, "1 drained by an operator") {
 		t.Errorf("detail %q", got.Detail)
 	}
@@ -186,7 +186,7 @@ func TestUncheckedFamilyFollowsTheOther(t *testing.T) {
 	if changed := r.set("two", "t0", "172.16.0.1", healthcheck.Ready); !slices.Equal(changed, []vip.VIP{vipA, vip6}) {
 		t.Errorf("changed %v", changed)
 	}
-	r.want(vip6, readiness.Ready, reasonReady, 1, 1)
+	r.want(vip6, vip.Ready, reasonReady, 1, 1)
 	views, _ := r.e.Targets()
 	if len(views) != 2 {
 		t.Errorf("%d addresses are shown, want 2", len(views))

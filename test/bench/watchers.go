@@ -80,7 +80,7 @@ func startReadinessSource(ctx context.Context, n int) (_ *readinessSource, err e
 		Peer: identity.PeerID, Role: readiness.RolesOf([]spiffeid.ID{frontendID}, nil),
 		MaxStreamsPerPeer: sourceStreams, Log: slog.New(slog.DiscardHandler),
 	})
-	creds := identity.ServerCredentials(own, identity.CredentialOptions{Authorize: identity.Authorize(frontendID)})
+	creds := identity.NewCredentials(own, identity.CredentialOptions{Authorize: identity.Authorize(frontendID)})
 	x.grpc = grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(creds))...)
 	readinessv1.RegisterReadinessServiceServer(x.grpc, server)
 	listener, err := identity.Listen(ctx, identity.ListenOptions{Path: x.path()})
@@ -286,7 +286,7 @@ func (t *tally) add(m *readinessv1.WatchReadinessResponse) {
 }
 
 func (x *readinessSource) clientCredentials() credentials.TransportCredentials {
-	return identity.ClientCredentials(
+	return identity.NewCredentials(
 		x.client, identity.CredentialOptions{Authorize: identity.Authorize(spiffeid.RequireFromString(lab.LBID))},
 	)
 }

@@ -79,7 +79,7 @@ func (f *fixture) startScriptedFrontend() *scriptedFrontend {
 		}
 	})
 	conn, err := grpc.NewClient("unix:"+f.pod.Socket(), grpc.WithAuthority("localhost"), grpc.WithTransportCredentials(
-		identity.ClientCredentials(source,
+		identity.NewCredentials(source,
 			identity.CredentialOptions{Authorize: identity.Authorize(spiffeid.RequireFromString(lab.LBID))})))
 	f.must(err)
 	f.t.Cleanup(func() { conn.Close() })

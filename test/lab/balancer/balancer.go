@@ -55,7 +55,7 @@ func Start(ctx context.Context, pod *lab.Pod) (*Balancer, error) {
 		Peer: identity.PeerID, Role: readiness.RolesOf([]spiffeid.ID{frontend}, nil),
 	})
 	b.grpc = grpc.NewServer(append(readiness.GRPCOptions(),
-		grpc.Creds(identity.ServerCredentials(source,
+		grpc.Creds(identity.NewCredentials(source,
 			identity.CredentialOptions{Authorize: identity.Authorize(frontend)})))...)
 	readinessv1.RegisterReadinessServiceServer(b.grpc, b.Server)
 
@@ -109,11 +109,11 @@ func Readiness(ready bool, vips ...vip.VIP) []readiness.VIPReadiness {
 	entries := make([]readiness.VIPReadiness, len(vips))
 	for i, v := range vips {
 		entries[i] = readiness.VIPReadiness{
-			VIP: v, State: readiness.NotReady,
+			VIP: v, State: vip.NotReady,
 			Reason: readinessv1.VipReason_VIP_REASON_TOO_FEW_READY,
 		}
 		if ready {
-			entries[i].State, entries[i].Reason = readiness.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY
+			entries[i].State, entries[i].Reason = vip.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY
 		}
 	}
 	return entries
