@@ -427,3 +427,26 @@ func TestLogOfFlips(t *testing.T) {
 		t.Fatalf("logged %d lines:\n%s", n, out.String())
 	}
 }
+
+func TestAliveFollowsEvaluations(t *testing.T) {
+	s := newServer()
+	ready := make(chan struct{})
+	idle := func(d time.Duration) func() time.Duration { return func() time.Duration { return d } }
+	s.Alive(ready, idle(time.Hour), "gate")
+	if got := s.Conditions(); len(got) != 0 {
+		t.Errorf("before the start: %v", got)
+	}
+	close(ready)
+	for _, want := range []Condition{
+		{Liveness, true, ""}, {Liveness, false, "gate last evaluated 11s ago"},
+	} {
+		age := time.Second
+		if !want.Serving {
+			age = 11 * time.Second
+		}
+		s.Alive(ready, idle(age), "gate")
+		if got := s.Conditions(); len(got) != 1 || got[0] != want {
+			t.Errorf("after %v: %v, want %v", age, got, want)
+		}
+	}
+}
