@@ -158,6 +158,8 @@ func TestDriftIsRepaired(t *testing.T) {
 		{"foreign element", "nft add element inet vipgate vip4 { 30.0.0.0/8 }"},
 		{"foreign rule in chain", "nft insert rule inet vipgate output accept"},
 		{"rules of a chain", "nft flush chain inet vipgate prerouting"},
+		{"as many other rules", "nft 'flush chain inet vipgate output; " +
+			"add rule inet vipgate output accept; add rule inet vipgate output accept'"},
 		{"chain", "nft 'flush chain inet vipgate output; delete chain inet vipgate output'"},
 		{"chain of another kind", "nft 'delete chain inet vipgate output; add chain inet vipgate output { type filter hook output priority 0; }'"},
 		{"policy drop", "nft 'chain inet vipgate prerouting { policy drop; }'"},
