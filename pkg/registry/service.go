@@ -32,7 +32,7 @@ type Service struct {
 	Operator bool
 	// Reader reports whether an ID may list and watch every stream; nil: none may.
 	Reader func(spiffeid.ID) bool
-	// Log receives the refusals, one line a second at most.
+	// Log receives the refusals, rate-limited per caller.
 	Log *slog.Logger
 
 	throttle logs.Throttle
