@@ -1,4 +1,3 @@
-// Package backoff is the delay between attempts of an operation that fails.
 package backoff
 
 import (

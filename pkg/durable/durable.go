@@ -1,4 +1,3 @@
-// Package durable writes files that survive a crash, and stores small JSON documents in them.
 package durable
 
 import (

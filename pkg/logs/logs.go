@@ -1,4 +1,3 @@
-// Package logs creates the logger of a process, whose level can change at run time.
 package logs
 
 import (

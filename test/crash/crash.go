@@ -1,4 +1,3 @@
-// Package crash kills a process at a step of a change of the data plane, as the kernel would.
 package crash
 
 import (

@@ -1,0 +1,2 @@
+// Package backoff is the delay between attempts of an operation that fails.
+package backoff
