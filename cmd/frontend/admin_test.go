@@ -39,7 +39,9 @@ type script struct {
 	cancel   context.CancelFunc
 }
 
-func (s *script) open(ctx context.Context, from cli.EventPosition, take func(cli.EventPage[*frontendv1.Event]) error) error {
+func (s *script) open(ctx context.Context, from cli.EventPosition,
+	take func(cli.EventPage[*frontendv1.Event]) error,
+) error {
 	s.asked = append(s.asked, fmt.Sprintf("%s/%d/%d", from.Instance, from.After, from.Limit))
 	s.at = append(s.at, time.Since(s.begin))
 	if len(s.sessions) == 0 {
@@ -120,7 +122,8 @@ func TestFollowReportsARestart(t *testing.T) {
 		if got, want := strings.Join(s.asked, " "), "/0/0 a/2/0 a/2/0 a/2/0 b/2/0"; got != want {
 			t.Errorf("asked for %s, want %s", got, want)
 		}
-		if strings.Count(notes, "restarted") != 1 || strings.Count(notes, "waiting for it") != 2 || strings.Count(notes, "connected again") != 1 {
+		if strings.Count(notes, "restarted") != 1 || strings.Count(notes, "waiting for it") != 2 ||
+			strings.Count(notes, "connected again") != 1 {
 			t.Errorf("noted\n%s", notes)
 		}
 		// 100, 200, 400 ms while it is away, and 100 ms after it was there.
@@ -153,13 +156,22 @@ func TestFollowGivesUpWhereNoAttemptHelps(t *testing.T) {
 		want     string
 	}{
 		{"the first connection fails", []session{{nil, errGone}}, "the process does not answer on its admin socket"},
-		{"there is no socket", []session{{nil, errors.New("no socket: is `frontend run` running here?")}}, "is `frontend run` running here?"},
+		{
+			"there is no socket",
+			[]session{{nil, errors.New("no socket: is `frontend run` running here?")}},
+			"is `frontend run` running here?",
+		},
 		{"the VIP is none", []session{{nil, grpcstatus.Error(codes.InvalidArgument, "no VIP")}}, "no VIP"},
-		{"an older frontend", []session{{first, errGone}, {nil, grpcstatus.Error(codes.Unimplemented, "unknown method")}}, "without --follow"},
+		{
+			"an older frontend",
+			[]session{{first, errGone}, {nil, grpcstatus.Error(codes.Unimplemented, "unknown method")}},
+			"without --follow",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				if _, _, err := follow(t, &script{sessions: tt.sessions}, 0); err == nil || !strings.Contains(err.Error(), tt.want) {
+				if _, _, err := follow(t, &script{sessions: tt.sessions}, 0); err == nil ||
+					!strings.Contains(err.Error(), tt.want) {
 					t.Errorf("got %v, want %q", err, tt.want)
 				}
 			})
@@ -205,8 +217,12 @@ func TestFollowOverARealSocketNamesTheRemedy(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "admin.sock")
-	command := &eventsCommand{EventFlags: cli.EventFlags{Follow: true, AdminFlags: cli.AdminFlags{AdminSocket: "unix://" + path}}}
-	if err := command.Run(t.Context(), &cli.Output{Writer: &bytes.Buffer{}}); err == nil || !strings.Contains(err.Error(), "is `frontend run` running here") {
+	command := &eventsCommand{EventFlags: cli.EventFlags{
+		Follow:     true,
+		AdminFlags: cli.AdminFlags{AdminSocket: "unix://" + path},
+	}}
+	if err := command.Run(t.Context(), &cli.Output{Writer: &bytes.Buffer{}}); err == nil ||
+		!strings.Contains(err.Error(), "is `frontend run` running here") {
 		t.Errorf("without a frontend: %v", err)
 	}
 	listener, err := net.Listen("unix", path)
@@ -217,7 +233,8 @@ func TestFollowOverARealSocketNamesTheRemedy(t *testing.T) {
 	frontendv1.RegisterFrontendServiceServer(server, olderFrontend{})
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	if err := command.Run(t.Context(), &cli.Output{Writer: &bytes.Buffer{}}); err == nil || !strings.Contains(err.Error(), "older than this program") {
+	if err := command.Run(t.Context(), &cli.Output{Writer: &bytes.Buffer{}}); err == nil ||
+		!strings.Contains(err.Error(), "older than this program") {
 		t.Errorf("with an older frontend: %v", err)
 	}
 	server.Stop()

@@ -136,7 +136,8 @@ func (c *container) makeRoot() error {
 			}
 		}
 	}
-	if err := errors.Join(bind("/usr", in("usr"), true), bind("/dev", in("dev"), false), bind("/proc", in("proc"), false)); err != nil {
+	if err := errors.Join(bind("/usr", in("usr"), true), bind("/dev", in("dev"), false),
+		bind("/proc", in("proc"), false)); err != nil {
 		return err
 	}
 	if err := unix.Mount("tmpfs", in("usr/local/bin"), "tmpfs", 0, "mode=0755"); err != nil {

@@ -78,8 +78,19 @@ func TestMistakesInTheImageAreSeen(t *testing.T) {
 		spoil func(*clitest.Container)
 		want  string
 	}{
-		{"no_new_privs", func(c *clitest.Container) { c.SecurityContext.AllowPrivilegeEscalation = &no }, "allowPrivilegeEscalation is false"},
-		{"a capability fewer", func(c *clitest.Container) { c.SecurityContext.Capabilities.Add = []string{"NET_ADMIN", "NET_RAW"} }, "the container allows [NET_ADMIN NET_RAW]"},
+		{
+			"no_new_privs", func(c *clitest.Container) { c.SecurityContext.AllowPrivilegeEscalation = &no },
+			"allowPrivilegeEscalation is false",
+		},
+		{
+			"a capability fewer",
+			func(c *clitest.Container) {
+				c.SecurityContext.Capabilities.Add = []string{
+					"NET_ADMIN",
+					"NET_RAW",
+				}
+			}, "the container allows [NET_ADMIN NET_RAW]",
+		},
 		{"a capability more", func(c *clitest.Container) {
 			c.SecurityContext.Capabilities.Add = append(c.SecurityContext.Capabilities.Add, "SYS_ADMIN")
 		}, "SYS_ADMIN"},
@@ -113,7 +124,10 @@ func TestThePodIsConsistent(t *testing.T) {
 	budget := clitest.Read[struct {
 		Spec struct{ Selector clitest.LabelSelector }
 	}](t, base+"poddisruptionbudget.yaml")
-	selectors := map[string]clitest.LabelSelector{"Deployment": d.Spec.Selector, "PodDisruptionBudget": budget.Spec.Selector}
+	selectors := map[string]clitest.LabelSelector{
+		"Deployment":          d.Spec.Selector,
+		"PodDisruptionBudget": budget.Spec.Selector,
+	}
 	for i, a := range d.Spec.Template.Spec.Affinity.PodAntiAffinity.Preferred {
 		selectors["anti-affinity "+strconv.Itoa(i)] = a.PodAffinityTerm.LabelSelector
 	}
@@ -139,18 +153,31 @@ func TestMistakesInThePodAreSeen(t *testing.T) {
 		want  string
 	}{
 		{"service links", func(p *clitest.Pod) { p.EnableServiceLinks = nil }, "enableServiceLinks"},
-		{"a volume that is not mounted", func(p *clitest.Pod) { p.Volumes = append(p.Volumes, clitest.Volume{Name: "x"}) }, "volume x is mounted nowhere"},
-		{"a volume that is not there", func(p *clitest.Pod) { p.Volumes = p.Volumes[1:] }, "mounts a volume trench that is not there"},
+		{
+			"a volume that is not mounted", func(p *clitest.Pod) { p.Volumes = append(p.Volumes, clitest.Volume{Name: "x"}) },
+			"volume x is mounted nowhere",
+		},
+		{
+			"a volume that is not there", func(p *clitest.Pod) { p.Volumes = p.Volumes[1:] },
+			"mounts a volume trench that is not there",
+		},
 		{"a subPath", func(p *clitest.Pod) { p.Containers[1].VolumeMounts[0].SubPath = "trench.yaml" }, "is a subPath"},
 		{"root", func(p *clitest.Pod) { p.Containers[0].SecurityContext.RunAsUser = 0 }, "runs as root"},
-		{"a writable root", func(p *clitest.Pod) { p.Containers[0].SecurityContext.ReadOnlyRootFilesystem = false }, "root file system"},
-		{"capabilities kept", func(p *clitest.Pod) { p.Containers[0].SecurityContext.Capabilities.Drop = nil }, "does not drop all"},
+		{
+			"a writable root", func(p *clitest.Pod) { p.Containers[0].SecurityContext.ReadOnlyRootFilesystem = false },
+			"root file system",
+		},
+		{
+			"capabilities kept", func(p *clitest.Pod) { p.Containers[0].SecurityContext.Capabilities.Drop = nil },
+			"does not drop all",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			p := deployment(t).Spec.Template.Spec
 			tt.spoil(&p)
-			if problems := p.Problems(); !slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, tt.want) }) {
+			if problems := p.Problems(); !slices.ContainsFunc(problems,
+				func(p string) bool { return strings.Contains(p, tt.want) }) {
 				t.Errorf("got %q, want %q", problems, tt.want)
 			}
 		})
@@ -198,7 +225,8 @@ func TestThePodHasTimeToDrain(t *testing.T) {
 	var longest time.Duration
 	for _, c := range p.Containers {
 		// Both programs have the flag with the same default.
-		c.Args, c.Env = []string{"run"}, slices.DeleteFunc(c.Env, func(e clitest.Env) bool { return e.Name != "VIPGATE_DRAIN_TIME" })
+		c.Args, c.Env = []string{"run"}, slices.DeleteFunc(c.Env,
+			func(e clitest.Env) bool { return e.Name != "VIPGATE_DRAIN_TIME" })
 		c.Environment(t)
 		var line commandLine
 		k := parserOf(t, &line)
@@ -218,7 +246,8 @@ func TestHungContainerRestartsInTime(t *testing.T) {
 		p := c.LivenessProbe
 		seconds := p.FailureThreshold*p.PeriodSeconds + p.GracePeriodSeconds
 		if p.GracePeriodSeconds == 0 || seconds+p.TimeoutSeconds > 40 {
-			t.Errorf("%s: a hung process ends %d s after its last good probe, with a grace period of %d s, want about 35 s", c.Name, seconds, p.GracePeriodSeconds)
+			t.Errorf("%s: a hung process ends %d s after its last good probe, with a grace period of %d s, want about 35 s",
+				c.Name, seconds, p.GracePeriodSeconds)
 		}
 		if p.FailureThreshold*p.PeriodSeconds < 30 {
 			t.Errorf("%s: the liveness probe gives a slow node only %d s", c.Name, p.FailureThreshold*p.PeriodSeconds)
@@ -257,7 +286,8 @@ func trenches(t *testing.T) map[string]*trench.Config {
 			Data     map[string]string
 		}](t, name)
 		volumes := deployment(t).Spec.Template.Spec.Volumes
-		if !slices.ContainsFunc(volumes, func(v clitest.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == m.Metadata.Name }) {
+		if !slices.ContainsFunc(volumes,
+			func(v clitest.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == m.Metadata.Name }) {
 			t.Errorf("%s: no volume holds the ConfigMap %s", name, m.Metadata.Name)
 		}
 		text, ok := m.Data[path.Base(file)]
@@ -325,7 +355,8 @@ func (a attached) fits(address netip.Addr) error {
 // attaches, and no pod gets the address of one.
 func TestTheTrenchFilesFitTheNetworks(t *testing.T) {
 	names := networks(t)
-	gateways, targets := readNetwork(t, example+"network.yaml", names[0].Name), readNetwork(t, example+"targets-network.yaml", names[1].Name)
+	gateways, targets := readNetwork(t, example+"network.yaml", names[0].Name), readNetwork(t,
+		example+"targets-network.yaml", names[1].Name)
 	for file, c := range trenches(t) {
 		if len(c.Attractor.Gateways) == 0 || len(c.Streams) == 0 {
 			t.Errorf("%s shows nothing", file)
@@ -428,7 +459,8 @@ func TestTheExamplesIdentitiesAgree(t *testing.T) {
 		}
 	}
 	lb, frontend := patch.Container(t, "lb"), patch.Container(t, "frontend")
-	if lb.Variable("VIPGATE_FRONTEND_ID") != frontend.Variable("VIPGATE_SPIFFE_ID") || frontend.Variable("VIPGATE_LB_ID") != lb.Variable("VIPGATE_SPIFFE_ID") {
+	if lb.Variable("VIPGATE_FRONTEND_ID") != frontend.Variable("VIPGATE_SPIFFE_ID") ||
+		frontend.Variable("VIPGATE_LB_ID") != lb.Variable("VIPGATE_SPIFFE_ID") {
 		t.Error("lb and frontend of the overlay do not expect each other")
 	}
 }

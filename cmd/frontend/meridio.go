@@ -17,7 +17,10 @@ var aliases = []cli.Alias{
 	cli.Renamed("VIPGATE_BIRD_DIR", "NFE_BIRD_CONFIG_PATH"),
 	cli.Renamed("VIPGATE_BIRD_SOCKET", "NFE_BIRD_COMMUNICATION_SOCK"),
 	cli.Renamed("VIPGATE_BIRD_LOG_FILE_SIZE", "NFE_BIRD_LOG_FILE_SIZE"),
-	{Names: []string{"NFE_BIRD_KERNEL_SCAN_TIME", "NFE_BIRD_SCAN_TIME"}, Variable: "VIPGATE_BIRD_KERNEL_SCAN_TIME", Convert: seconds},
+	{
+		Names: []string{"NFE_BIRD_KERNEL_SCAN_TIME", "NFE_BIRD_SCAN_TIME"}, Variable: "VIPGATE_BIRD_KERNEL_SCAN_TIME",
+		Convert: seconds,
+	},
 	cli.Renamed("VIPGATE_LOCAL_AS", "NFE_LOCAL_AS"),
 	cli.Renamed("VIPGATE_REMOTE_AS", "NFE_REMOTE_AS"),
 	cli.Renamed("VIPGATE_BGP_LOCAL_PORT", "NFE_BGP_LOCAL_PORT"),

@@ -129,14 +129,20 @@ func (p *pod) volumes(api *identitytest.WorkloadAPI) {
 func (p *pod) container(name string, arguments ...string) container {
 	p.t.Helper()
 	m, image := p.spec.Container(p.t, name), p.images[name]
-	variables := m.Values(map[string]string{"status.podIP": podIP4, "metadata.uid": "9bd8b8f5-0f2c-4d4f-8f0e-0d2f6f1c9a11"})
+	variables := m.Values(map[string]string{
+		"status.podIP": podIP4,
+		"metadata.uid": "9bd8b8f5-0f2c-4d4f-8f0e-0d2f6f1c9a11",
+	})
 	variables["PATH"] = "/usr/local/bin:/usr/sbin:/usr/bin"
 	c := container{
 		UID: int(m.SecurityContext.RunAsUser), GID: int(m.SecurityContext.RunAsGroup), FSGroup: int(p.spec.SecurityContext.FSGroup),
 		Capabilities: m.SecurityContext.Capabilities.Add,
 		NoNewPrivs:   m.SecurityContext.AllowPrivilegeEscalation != nil && !*m.SecurityContext.AllowPrivilegeEscalation,
 		Environment:  assignments(variables), Arguments: append([]string{image.EntryPoint}, arguments...),
-		Programs: []installed{{Source: filepath.Join(p.binaries, name), Path: image.EntryPoint, Capabilities: image.Capabilities[image.EntryPoint]}},
+		Programs: []installed{{
+			Source: filepath.Join(p.binaries, name), Path: image.EntryPoint,
+			Capabilities: image.Capabilities[image.EntryPoint],
+		}},
 	}
 	for file, capabilities := range image.Capabilities {
 		if file != image.EntryPoint {
@@ -236,7 +242,10 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	api := identitytest.NewWorkloadAPI(t)
 	// Both SVIDs for both: --spiffe-id picks.
-	api.Offer(ca, []*x509svid.SVID{ca.SVID(ca.ID("/trench-a/frontend"), time.Hour), ca.SVID(ca.ID("/trench-a/lb"), time.Hour)})
+	api.Offer(ca, []*x509svid.SVID{
+		ca.SVID(ca.ID("/trench-a/frontend"), time.Hour),
+		ca.SVID(ca.ID("/trench-a/lb"), time.Hour),
+	})
 	api.Start()
 	p.volumes(api)
 	for _, a := range []netip.Addr{lab.Target1v4, lab.Target1v6} {
@@ -282,7 +291,8 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 
 	info, err := os.Stat(filepath.Join(p.volume("readiness"), "lb.sock"))
 	p.must(err)
-	if group := info.Sys().(*syscall.Stat_t).Gid; int64(group) != p.spec.SecurityContext.FSGroup || info.Mode().Perm() != 0o660 {
+	if group := info.Sys().(*syscall.Stat_t).Gid; int64(group) != p.spec.SecurityContext.FSGroup ||
+		info.Mode().Perm() != 0o660 {
 		t.Errorf("the readiness socket has mode %v and group %d", info.Mode(), group)
 	}
 
@@ -324,7 +334,10 @@ func TestTheFrontendNeedsPrivilegeEscalation(t *testing.T) {
 		want  string
 	}{
 		{"with no_new_privs", func(c *container) { c.NoNewPrivs = true }, "not permitted"},
-		{"with a capability fewer", func(c *container) { c.Capabilities = c.Capabilities[:2] }, "execute /usr/local/bin/frontend: operation not permitted"},
+		{
+			"with a capability fewer", func(c *container) { c.Capabilities = c.Capabilities[:2] },
+			"execute /usr/local/bin/frontend: operation not permitted",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -30,14 +30,16 @@ func readinessOptions(t *testing.T, variables map[string]string, arguments ...st
 	}
 	c.Environment(t)
 	line := &commandLine{}
-	if _, err := parserOf(t, line).Parse(append([]string{"run", "--trench-file=" + file, "--external-interface=lo"}, arguments...)); err != nil {
+	if _, err := parserOf(t,
+		line).Parse(append([]string{"run", "--trench-file=" + file, "--external-interface=lo"}, arguments...)); err != nil {
 		t.Fatal(err)
 	}
 	return line.Run.options(slog.New(slog.DiscardHandler), false)
 }
 
 func TestAReadinessDirectoryNeedsNoIdentity(t *testing.T) {
-	o, err := readinessOptions(t, nil, "--readiness-dir=/var/run/meridio", "--readiness-dir-missing=ready", "--readiness-max-age=5s", "--on-missing-directory=drain", "--drain-time=3s")
+	o, err := readinessOptions(t, nil, "--readiness-dir=/var/run/meridio", "--readiness-dir-missing=ready",
+		"--readiness-max-age=5s", "--on-missing-directory=drain", "--drain-time=3s")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,11 +48,15 @@ func TestAReadinessDirectoryNeedsNoIdentity(t *testing.T) {
 	}
 	d := *o.Directory
 	d.Log = nil
-	want := readinessfile.Options{Path: "/var/run/meridio", MissingReady: true, MaxAge: 5 * time.Second, OnGone: readinessfile.Drain, DrainTime: 3 * time.Second}
+	want := readinessfile.Options{
+		Path: "/var/run/meridio", MissingReady: true, MaxAge: 5 * time.Second,
+		OnGone: readinessfile.Drain, DrainTime: 3 * time.Second,
+	}
 	if d != want {
 		t.Errorf("got %+v, want %+v", d, want)
 	}
-	if o, err = readinessOptions(t, map[string]string{"VIPGATE_READINESS_DIR": "/d"}); err != nil || o.Directory == nil || o.Directory.OnGone != readinessfile.Drop || o.Directory.MissingReady {
+	if o, err = readinessOptions(t, map[string]string{"VIPGATE_READINESS_DIR": "/d"}); err != nil || o.Directory == nil ||
+		o.Directory.OnGone != readinessfile.Drop || o.Directory.MissingReady {
 		t.Errorf("by variable: %+v, %v", o.Directory, err)
 	}
 	o, err = readinessOptions(t, nil, "--readiness-dir=/d", "--on-directory-gone=hold") // the old name
@@ -72,16 +78,30 @@ func TestBadReadinessDirectoriesAreRefused(t *testing.T) {
 		{"empty", nil, []string{"--readiness-dir="}, "--gating=off"},
 		{"empty by variable", map[string]string{"VIPGATE_READINESS_DIR": ""}, nil, "an empty value is refused"},
 		{"with a socket", nil, []string{"--readiness-dir=/d", "--lb-socket=unix:///run/lb.sock"}, "exclude each other"},
-		{"with the default socket", nil, []string{"--lb-socket=unix:///var/lib/meridio/lb.sock", "--readiness-dir=/d"}, "exclude each other"},
-		{"with a socket by variable", map[string]string{"VIPGATE_LB_SOCKET": "unix:///run/lb.sock"}, []string{"--readiness-dir=/d"}, "exclude each other"},
+		{
+			"with the default socket", nil,
+			[]string{"--lb-socket=unix:///var/lib/meridio/lb.sock", "--readiness-dir=/d"},
+			"exclude each other",
+		},
+		{
+			"with a socket by variable",
+			map[string]string{"VIPGATE_LB_SOCKET": "unix:///run/lb.sock"},
+			[]string{"--readiness-dir=/d"},
+			"exclude each other",
+		},
 		{"relative", nil, []string{"--readiness-dir=d"}, "absolute path"},
-		{"too short an age", nil, []string{"--readiness-dir=/d", "--readiness-max-age=1s"}, "--readiness-max-age=1s: at least 2s"},
+		{
+			"too short an age", nil,
+			[]string{"--readiness-dir=/d", "--readiness-max-age=1s"},
+			"--readiness-max-age=1s: at least 2s",
+		},
 		{"negative age", nil, []string{"--readiness-dir=/d", "--readiness-max-age=-1s"}, "--readiness-max-age=-1s"},
 		{"neither it nor an ID", nil, nil, "--lb-id"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if _, err := readinessOptions(t, tt.variables, tt.arguments...); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if _, err := readinessOptions(t, tt.variables, tt.arguments...); err == nil ||
+				!strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 		})

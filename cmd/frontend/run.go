@@ -101,7 +101,8 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 	}
 	defer release()
 	o.Version, o.Level = cli.Version(), level
-	return cli.RunUntilStopped(c.DrainTime+c.Settle, func(stops <-chan struct{}) error { return frontend.Run(ctx, o, stops) })
+	return cli.RunUntilStopped(c.DrainTime+c.Settle,
+		func(stops <-chan struct{}) error { return frontend.Run(ctx, o, stops) })
 }
 
 func (c *validateCommand) Run(out *cli.Output) error {

@@ -77,11 +77,15 @@ func TestFlagsOfTheDataPlaneBecomeOptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := dataplane.Config{First: dataplane.DefaultFirst, Mask: dataplane.DefaultMask, Priority: dataplane.DefaultPriority}
+	want := dataplane.Config{
+		First: dataplane.DefaultFirst, Mask: dataplane.DefaultMask,
+		Priority: dataplane.DefaultPriority,
+	}
 	if o := f.dataPlaneFlags.options(); o.Config != want || f.staleGrace() != 5*time.Second {
 		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
 	}
-	f, err = runLine(t, strings.Fields("--dataplane=nftables --conntrack=off --first-table=5300 --mark-mask=0xffff --dataplane-priority=50 --stale-grace=0s --remove-dataplane-on-exit")...)
+	f, err = runLine(t, strings.Fields("--dataplane=nftables --conntrack=off --first-table=5300 --mark-mask=0xffff "+
+		"--dataplane-priority=50 --stale-grace=0s --remove-dataplane-on-exit")...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,9 +100,13 @@ func TestKernelProblemsHaveRemedies(t *testing.T) {
 		t.Error(err)
 	}
 	err := refuse([]dataplane.Problem{
-		{Object: "net.ipv4.ip_forward", Detail: "is 0", Remedy: "sysctl -w net.ipv4.ip_forward=1"}, {Object: "nft_hash", Detail: "is missing"},
+		{Object: "net.ipv4.ip_forward", Detail: "is 0", Remedy: "sysctl -w net.ipv4.ip_forward=1"}, {
+			Object: "nft_hash",
+			Detail: "is missing",
+		},
 	})
-	want := "--dataplane=nftables cannot work here:\n  net.ipv4.ip_forward: is 0\n    remedy: sysctl -w net.ipv4.ip_forward=1\n  nft_hash: is missing"
+	want := "--dataplane=nftables cannot work here:\n  net.ipv4.ip_forward: is 0\n    remedy: sysctl -w " +
+		"net.ipv4.ip_forward=1\n  nft_hash: is missing"
 	var usage *cli.UsageError
 	if !errors.As(err, &usage) || err.Error() != want {
 		t.Errorf("got %v", err)
@@ -108,7 +116,8 @@ func TestKernelProblemsHaveRemedies(t *testing.T) {
 // Zero is no duration without an end.
 func TestHoldDurationIsPositive(t *testing.T) {
 	for _, d := range []time.Duration{0, -time.Second} {
-		if err := (&holdCommand{For: &d}).Run(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "--for="+d.String()+": it must be positive") {
+		if err := (&holdCommand{For: &d}).Run(t.Context(), nil); err == nil ||
+			!strings.Contains(err.Error(), "--for="+d.String()+": it must be positive") {
 			t.Errorf("%v: error %v", d, err)
 		}
 	}

@@ -76,16 +76,40 @@ func TestMistakesInTheContainerAreSeen(t *testing.T) {
 		{"a refused value", set("VIPGATE_SOCKET_MODE", "0666"), "0660 for a group that both containers share"},
 		{"a value of the wrong type", set("VIPGATE_LEASE", "1"), "VIPGATE_LEASE"},
 		{"a reference to nothing", set("VIPGATE_HEALTH_HOST", "$(HOST_IP)"), "refers to a variable that is not set"},
-		{"health on the loopback", set("VIPGATE_HEALTH_HOST", "127.0.0.1"), "--health-host is 127.0.0.1, not the pod's address"},
-		{"a probe of another port", func(c *clitest.Container) { c.LivenessProbe.GRPC.Port = 7780 }, "the liveness probe asks port 7780"},
-		{"a probe of a service that is not served", func(c *clitest.Container) { c.ReadinessProbe.GRPC.Service = "Ready" }, `the readiness probe asks for "Ready", which is not served`},
+		{
+			"health on the loopback", set("VIPGATE_HEALTH_HOST", "127.0.0.1"),
+			"--health-host is 127.0.0.1, not the pod's address",
+		},
+		{
+			"a probe of another port", func(c *clitest.Container) { c.LivenessProbe.GRPC.Port = 7780 },
+			"the liveness probe asks port 7780",
+		},
+		{
+			"a probe of a service that is not served", func(c *clitest.Container) { c.ReadinessProbe.GRPC.Service = "Ready" },
+			`the readiness probe asks for "Ready", which is not served`,
+		},
 		{"no probe", func(c *clitest.Container) { c.StartupProbe = nil }, "has no startup probe"},
 		{"another health port", set("VIPGATE_HEALTH_PORT", "9999"), "the program listens on [9999 2223]"},
-		{"a socket outside of the mounts", set("VIPGATE_SOCKET", "unix:///var/run/lb.sock"), "--socket is /var/run/lb.sock, which lies in no mount"},
-		{"a socket in a read-only mount", mount("/var/lib/meridio", func(m *clitest.Mount) { m.ReadOnly = true }), "which lies in a read-only mount"},
-		{"a mount that nothing uses", mount("/run/vipgate", func(m *clitest.Mount) { m.MountPath = "/run/other" }), "nothing uses the mount /run/other"},
-		{"the trench file elsewhere", set("VIPGATE_TRENCH_FILE", "/etc/trench.yaml"), "--trench-file is /etc/trench.yaml, which lies in no mount"},
-		{"the Workload API elsewhere", set("SPIFFE_ENDPOINT_SOCKET", "unix:///run/spire/agent.sock"), "SPIFFE_ENDPOINT_SOCKET is /run/spire/agent.sock, which lies in no mount"},
+		{
+			"a socket outside of the mounts", set("VIPGATE_SOCKET", "unix:///var/run/lb.sock"),
+			"--socket is /var/run/lb.sock, which lies in no mount",
+		},
+		{
+			"a socket in a read-only mount", mount("/var/lib/meridio", func(m *clitest.Mount) { m.ReadOnly = true }),
+			"which lies in a read-only mount",
+		},
+		{
+			"a mount that nothing uses", mount("/run/vipgate", func(m *clitest.Mount) { m.MountPath = "/run/other" }),
+			"nothing uses the mount /run/other",
+		},
+		{
+			"the trench file elsewhere", set("VIPGATE_TRENCH_FILE", "/etc/trench.yaml"),
+			"--trench-file is /etc/trench.yaml, which lies in no mount",
+		},
+		{
+			"the Workload API elsewhere", set("SPIFFE_ENDPOINT_SOCKET", "unix:///run/spire/agent.sock"),
+			"SPIFFE_ENDPOINT_SOCKET is /run/spire/agent.sock, which lies in no mount",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

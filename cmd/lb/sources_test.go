@@ -70,9 +70,11 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 	if d := cmp.Diff(defaults, f.options()); d != "" {
 		t.Errorf("defaults (-want +got):\n%s", d)
 	}
-	f, err = parsed(t, strings.Fields("--source=registry --target-id=spiffe://td/a --on-registration-expiry=hold --on-missing-file=drop "+
+	f, err = parsed(t, strings.Fields("--source=registry --target-id=spiffe://td/a --on-registration-expiry=hold "+
+		"--on-missing-file=drop "+
 		"--target-subnet=172.16.0.0/16 --target-subnet=fd00::/8 "+
-		"--on-outage=hold --registry-address=10.0.0.5:7790 --write-readiness-dir=/run/y --state-dir=/s --target-quota=3 --registry-grace=1s")...)
+		"--on-outage=hold --registry-address=10.0.0.5:7790 --write-readiness-dir=/run/y --state-dir=/s --target-quota=3 "+
+		"--registry-grace=1s")...)
 	if err != nil {
 		t.Fatal(err)
 	}

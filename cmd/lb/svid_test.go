@@ -43,7 +43,8 @@ func TestSVIDIsSignedByTheAuthority(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // a second one replaces the first
-		if _, err := svid(t, "--identity=dev", "--dev-authority-dir="+dir, "--id="+operator, "--out="+out, "--ttl=1h"); err != nil {
+		if _, err := svid(t, "--identity=dev", "--dev-authority-dir="+dir, "--id="+operator, "--out="+out,
+			"--ttl=1h"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -96,15 +97,39 @@ func TestSVIDIsRefused(t *testing.T) {
 	}{
 		{"no authority named", []string{"--id=" + operator}, "add --identity=dev"},
 		{"SPIRE's business", []string{"--identity=spiffe", "--id=" + operator}, "spire-server x509 mint"},
-		{"files", []string{"--identity=files", "--dev-authority-dir=" + dir, "--id=" + operator}, "only the development authority"},
+		{
+			"files",
+			[]string{"--identity=files", "--dev-authority-dir=" + dir, "--id=" + operator},
+			"only the development authority",
+		},
 		{"no directory", []string{"--identity=dev", "--id=" + operator}, "--dev-authority-dir is missing"},
-		{"no authority there", []string{"--identity=dev", "--dev-authority-dir=" + nothing, "--id=" + operator}, "no development authority in " + nothing},
-		{"others can write", []string{"--identity=dev", "--dev-authority-dir=" + open, "--id=" + operator}, "accessible to other users"},
+		{
+			"no authority there",
+			[]string{"--identity=dev", "--dev-authority-dir=" + nothing, "--id=" + operator},
+			"no development authority in " + nothing,
+		},
+		{
+			"others can write",
+			[]string{"--identity=dev", "--dev-authority-dir=" + open, "--id=" + operator},
+			"accessible to other users",
+		},
 		{"no ID", []string{"--identity=dev", "--dev-authority-dir=" + dir}, "--id"},
-		{"a trust domain only", []string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=spiffe://vipgate.local"}, "needs a path"},
+		{
+			"a trust domain only",
+			[]string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=spiffe://vipgate.local"},
+			"needs a path",
+		},
 		{"no SPIFFE ID", []string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=operator"}, "not a SPIFFE ID"},
-		{"for ever", []string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=" + operator, "--ttl=100000h"}, "--ttl=100000h"},
-		{"no life at all", []string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=" + operator, "--ttl=0s"}, "--ttl=0s"},
+		{
+			"for ever",
+			[]string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=" + operator, "--ttl=100000h"},
+			"--ttl=100000h",
+		},
+		{
+			"no life at all",
+			[]string{"--identity=dev", "--dev-authority-dir=" + dir, "--id=" + operator, "--ttl=0s"},
+			"--ttl=0s",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "out")

@@ -60,12 +60,16 @@ type drainRecorder struct {
 	calls []string
 }
 
-func (d *drainRecorder) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*lbv1.DrainTargetsResponse, error) {
+func (d *drainRecorder) DrainTargets(_ context.Context, r *lbv1.DrainTargetsRequest) (*lbv1.DrainTargetsResponse,
+	error,
+) {
 	d.note("drain %q %v %v", r.GetStream(), r.GetNames(), r.GetDrainFor().AsDuration())
 	return &lbv1.DrainTargetsResponse{Drained: []string{"s/" + r.GetNames()[0]}}, nil
 }
 
-func (d *drainRecorder) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest) (*lbv1.UndrainTargetsResponse, error) {
+func (d *drainRecorder) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest) (*lbv1.UndrainTargetsResponse,
+	error,
+) {
 	d.note("undrain %q %v", r.GetStream(), r.GetNames())
 	return &lbv1.UndrainTargetsResponse{Undrained: []string{"s/" + r.GetNames()[0]}}, nil
 }
@@ -87,19 +91,21 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 		Allow: registry.Allowances{allowance}, Grace: time.Minute, OnGone: targetset.Drain,
 	})
 	check := trench.Check{TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1}
-	reg.Configure([]trench.Stream{{Name: "s", Check: check, DrainTime: drainTime}, {Name: "other", Check: check}}, targetset.AddressPolicy{})
+	reg.Configure([]trench.Stream{{Name: "s", Check: check, DrainTime: drainTime}, {Name: "other", Check: check}},
+		targetset.AddressPolicy{})
 	dir := identitytest.ShortDir(t)
 	d := &desk{
 		t: t, registry: reg, roster: targetset.NewIndex(), drains: &drainRecorder{},
 		admin: filepath.Join(dir, "admin.sock"), socket: filepath.Join(dir, "lb.sock"),
 	}
 	lbID, app := ca.ID("/lb"), ca.ID("/app")
-	creds := identity.NewCredentials(ca.Source(ca.SVID(lbID, time.Hour)), identity.CredentialOptions{Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
-		if reg.Allow.Authorizes(id) {
-			return nil
-		}
-		return errors.New("it is unknown")
-	}})
+	creds := identity.NewCredentials(ca.Source(ca.SVID(lbID, time.Hour)),
+		identity.CredentialOptions{Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
+			if reg.Allow.Authorizes(id) {
+				return nil
+			}
+			return errors.New("it is unknown")
+		}})
 	svid := filepath.Join(dir, "svid")
 	ca.WriteFiles(svid, ca.SVID(app, time.Hour))
 	d.client = []string{"--lb-id=" + lbID.String(), "--identity=files", "--svid-dir=" + svid}
@@ -158,7 +164,10 @@ func (d *desk) loop(ctx context.Context) {
 			now := map[healthcheck.Key]bool{}
 			for _, o := range offers {
 				for _, ip := range o.IPs {
-					v := targetset.View{Health: healthcheck.Health{Key: healthcheck.Key{Stream: stream, Name: o.Name, Addr: ip}, State: healthcheck.Ready}, Origins: targetset.OriginSet(0).With(targetset.OriginRegistry), Owner: o.Owner}
+					v := targetset.View{Health: healthcheck.Health{
+						Key:   healthcheck.Key{Stream: stream, Name: o.Name, Addr: ip},
+						State: healthcheck.Ready,
+					}, Origins: targetset.OriginSet(0).With(targetset.OriginRegistry), Owner: o.Owner}
 					if o.Lifecycle == targetset.Terminating {
 						v.State, v.DrainEnd, v.DrainCause = healthcheck.Draining, o.DrainEnd, o.Cause
 					}
@@ -222,7 +231,8 @@ func mustPrint(t *testing.T, want string, args ...string) {
 // keep keeps one target registered until a value is sent to stops.
 func (d *desk) keep(c *registryConn, out *screen, name string) (stops chan struct{}, ended chan error) {
 	target := &targetv1.Target{Name: name, Addresses: []string{"10.0.0.1"}}
-	r := newRegistration(c, &cli.Output{Writer: out}, &targetv1.RegisterRequest{Stream: "s", Targets: []*targetv1.Target{target}})
+	r := newRegistration(c, &cli.Output{Writer: out},
+		&targetv1.RegisterRequest{Stream: "s", Targets: []*targetv1.Target{target}})
 	stops, ended = make(chan struct{}, 2), make(chan error, 1)
 	go func() { ended <- r.run(context.Background(), stops) }()
 	return stops, ended
@@ -329,7 +339,8 @@ func TestTargetAddGivesUpWhenRefusedOrReplaced(t *testing.T) {
 	}
 	await.True(t, "the second registration", func() bool { return strings.Contains(second.String(), "ready") })
 	// An operator removes it: there is nothing to do any more.
-	mustPrint(t, "deregistered in stream s: a; flows continue for 0s", "target", "remove", "a", "--stream=s", "--drain-for=0s", "--admin-socket="+d.admin)
+	mustPrint(t, "deregistered in stream s: a; flows continue for 0s", "target", "remove", "a", "--stream=s",
+		"--drain-for=0s", "--admin-socket="+d.admin)
 	if err := wait(t, ended); err != nil {
 		t.Errorf("the second ended with %v", err)
 	}
@@ -378,7 +389,9 @@ type flakyService struct {
 	leave chan struct{}
 }
 
-func (f *flakyService) Register(_ *targetv1.RegisterRequest, s grpc.ServerStreamingServer[targetv1.RegisterResponse]) error {
+func (f *flakyService) Register(_ *targetv1.RegisterRequest,
+	s grpc.ServerStreamingServer[targetv1.RegisterResponse],
+) error {
 	if err := s.Send(&targetv1.RegisterResponse{Grace: durationpb.New(time.Second)}); err != nil {
 		return err
 	}
@@ -415,14 +428,16 @@ func TestTargetListAndDrains(t *testing.T) {
 	var list struct {
 		Targets []struct{ Name, State string }
 	}
-	if err := json.Unmarshal([]byte(text.String()), &list); err != nil || len(list.Targets) != 1 || list.Targets[0].State != "STATE_READY" {
+	if err := json.Unmarshal([]byte(text.String()), &list); err != nil || len(list.Targets) != 1 ||
+		list.Targets[0].State != "STATE_READY" {
 		t.Errorf("%v: %s", err, text.String())
 	}
 	var watched screen
 	watch := make(chan error, 1)
 	go func() { watch <- command(t, &watched, "target", "list", "--watch", admin) }()
 	await.True(t, "the first list", func() bool { return strings.Contains(watched.String(), "1 of 1 addresses") })
-	mustPrint(t, "flows continue for 0s", append([]string{"target", "remove", "a", "--stream=s", "--drain-for=0s"}, admin)...)
+	mustPrint(t, "flows continue for 0s",
+		append([]string{"target", "remove", "a", "--stream=s", "--drain-for=0s"}, admin)...)
 	await.True(t, "the empty list", func() bool { return strings.Contains(watched.String(), "no targets") })
 	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -449,7 +464,8 @@ func TestTargetListAndDrains(t *testing.T) {
 		"the trench file has no stream": {"list", "--stream=nowhere", admin},
 		"does not answer":               append([]string{"list", "--registry=unix:///nowhere/lb.sock"}, d.client...),
 	} {
-		if err := command(t, &out, append([]string{"target"}, args...)...); err == nil || !strings.Contains(err.Error(), want) {
+		if err := command(t, &out, append([]string{"target"}, args...)...); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", args, err, want)
 		}
 	}
@@ -498,9 +514,13 @@ func TestTargetAddSaysThatItCouldNotDeregister(t *testing.T) {
 
 // Nothing is called: there is no socket.
 func TestTwoAddressesOfOneFamilyAreRefused(t *testing.T) {
-	c := targetAddCommand{Name: "a", Stream: "s", IP: []netip.Addr{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}}
+	c := targetAddCommand{
+		Name: "a", Stream: "s",
+		IP: []netip.Addr{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")},
+	}
 	var refused *cli.UsageError
-	if err := c.Run(t.Context(), &cli.Output{Writer: io.Discard}); !errors.As(err, &refused) || !strings.Contains(err.Error(), "--ip=10.0.0.1 and --ip=10.0.0.2 are of one family") {
+	if err := c.Run(t.Context(), &cli.Output{Writer: io.Discard}); !errors.As(err, &refused) ||
+		!strings.Contains(err.Error(), "--ip=10.0.0.1 and --ip=10.0.0.2 are of one family") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -91,20 +91,24 @@ func TestGatewayReceivesAnnouncedVIPs(t *testing.T) {
 func TestGatewayRoutesExportedToTable(t *testing.T) {
 	for _, as := range []uint32{remoteAS, localAS} {
 		t.Run(strconv.Itoa(int(as)), func(t *testing.T) {
-			p, _, _ := bothUp(t, routerConfig{AS: as, Extra4: "route 20.0.0.1/32 blackhole; route 20.0.0.0/24 blackhole;"}, func(g *trench.Gateway) { g.RemoteASN = as })
+			p, _, _ := bothUp(t, routerConfig{AS: as, Extra4: "route 20.0.0.1/32 blackhole; route 20.0.0.0/24 blackhole;"},
+				func(g *trench.Gateway) { g.RemoteASN = as })
 			table := func(f string) string {
 				// The table does not exist before its first route.
 				out, _ := exec.Command("ip", f, "route", "show", "table", strconv.Itoa(tableID)).CombinedOutput()
 				return string(out)
 			}
-			await.True(t, "IPv4 default through the gateway", func() bool { return strings.Contains(table("-4"), "default via 169.254.100.150") })
-			await.True(t, "IPv6 default through the gateway", func() bool { return strings.Contains(table("-6"), "default via fd00:100::150") })
+			await.True(t, "IPv4 default through the gateway",
+				func() bool { return strings.Contains(table("-4"), "default via 169.254.100.150") })
+			await.True(t, "IPv6 default through the gateway",
+				func() bool { return strings.Contains(table("-6"), "default via fd00:100::150") })
 			await.True(t, "a wider prefix", func() bool { return strings.Contains(table("-4"), "20.0.0.0/24 via") })
 			if strings.Contains(table("-4"), "20.0.0.1") {
 				t.Fatalf("a reflected VIP is in the table:\n%s", table("-4"))
 			}
 			p.Announce(announce.Announced, vip4, vip6)
-			p.await("VIPs exported", func(s bird.State) bool { return s.Gateways[0].Exported == 1 && s.Gateways[1].Exported == 1 })
+			p.await("VIPs exported",
+				func(s bird.State) bool { return s.Gateways[0].Exported == 1 && s.Gateways[1].Exported == 1 })
 			if all := table("-4") + table("-6"); strings.Contains(all, "20.0.0.1 ") || strings.Contains(all, "2000::1") {
 				t.Fatalf("an announced VIP is in the kernel:\n%s", all)
 			}
@@ -160,7 +164,8 @@ func TestBIRDStoppedForASecondIsLeftAlone(t *testing.T) {
 	await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
 	s := p.State().Load()
 	kill(t, s.PID, syscall.SIGSTOP)
-	holds(t, time.Second, "BIRD counts as alive, the VIP stays", func() bool { return p.State().Load().Alive && gw.Has(vip4) })
+	holds(t, time.Second, "BIRD counts as alive, the VIP stays",
+		func() bool { return p.State().Load().Alive && gw.Has(vip4) })
 	kill(t, s.PID, syscall.SIGCONT)
 	stopped := time.Now()
 	now := p.await("BIRD answers", func(s bird.State) bool { return s.At.After(stopped) })
@@ -267,8 +272,13 @@ func servedBy(t *testing.T, socket string) int {
 // An orphan runs our executable with our control socket: one of the two is not enough.
 func TestForeignProcessInPIDFileSurvives(t *testing.T) {
 	for name, command := range map[string]func(p *pod) []string{
-		"neither":         func(*pod) []string { return []string{"sleep", "600"} },
-		"our socket only": func(p *pod) []string { return []string{"sh", "-c", "read forever", "sh", "-s", p.Options.Socket, "-f"} },
+		"neither": func(*pod) []string { return []string{"sleep", "600"} },
+		"our socket only": func(p *pod) []string {
+			return []string{
+				"sh", "-c", "read forever", "sh", "-s", p.Options.Socket,
+				"-f",
+			}
+		},
 		"our program only": func(p *pod) []string {
 			return []string{birdExecutable, "-f", "-c", idleBIRD(t), "-s", p.Options.Socket + ".other"}
 		},
@@ -320,7 +330,8 @@ func TestReconfigurationLeavesOtherSessionsUp(t *testing.T) {
 	await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
 	before := p.State().Load()
 	more := []vip.VIP{vip4, vip6, vip.Require("20.0.0.2/32"), vip.Require("20.1.0.0/24")}
-	ghost := gatewayOf(vip.IPv4, func(g *trench.Gateway) { g.Name, g.Address = "ghost", netip.MustParseAddr("169.254.100.77") })
+	ghost := gatewayOf(vip.IPv4,
+		func(g *trench.Gateway) { g.Name, g.Address = "ghost", netip.MustParseAddr("169.254.100.77") })
 	steps := []struct {
 		name     string
 		gateways []trench.Gateway
@@ -343,7 +354,8 @@ func TestReconfigurationLeavesOtherSessionsUp(t *testing.T) {
 	if !gw.Has(vip4) {
 		t.Error("the VIP went away")
 	}
-	if log := p.Log.String(); strings.Contains(log, "State changed to down") && strings.Contains(log, "protocol=NBR-gateway-ipv4 bird_level=TRACE msg=\"bird: State changed to down\"") {
+	if log := p.Log.String(); strings.Contains(log, "State changed to down") &&
+		strings.Contains(log, "protocol=NBR-gateway-ipv4 bird_level=TRACE msg=\"bird: State changed to down\"") {
 		t.Error("the session went down meanwhile")
 	}
 }
@@ -384,7 +396,8 @@ func TestBlockedLogDoesNotBlockBIRD(t *testing.T) {
 		}
 	}
 	after := time.Now()
-	if s := p.await("BIRD answers", func(s bird.State) bool { return s.At.After(after) }); s.Restarts != 0 || !s.Gateways[0].Up {
+	if s := p.await("BIRD answers", func(s bird.State) bool { return s.At.After(after) }); s.Restarts != 0 ||
+		!s.Gateways[0].Up {
 		t.Fatalf("state: %+v", s)
 	}
 }
@@ -484,5 +497,6 @@ func TestRefusedConfigurationKeepsPrevious(t *testing.T) {
 	kill(t, s.PID, syscall.SIGKILL)
 	p.await("session back", func(s bird.State) bool { return s.PID != before.PID && s.Restarts == 1 && s.Gateways[0].Up })
 	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4)}, []vip.VIP{vip4})
-	p.await("no complaint any more", func(s bird.State) bool { return s.ConfigErr == nil && len(s.Gateways) == 1 && s.Gateways[0].Up })
+	p.await("no complaint any more",
+		func(s bird.State) bool { return s.ConfigErr == nil && len(s.Gateways) == 1 && s.Gateways[0].Up })
 }

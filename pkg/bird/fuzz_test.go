@@ -203,7 +203,8 @@ func FuzzConversation(f *testing.F) {
 			}
 			begin := time.Now()
 			c, err := newClient(t.Context(), ours)
-			if !expect("the greeting", begin, err, func(want Reply) bool { return (err == nil) == (want.Err() == nil) }) || err != nil {
+			if !expect("the greeting", begin, err, func(want Reply) bool { return (err == nil) == (want.Err() == nil) }) ||
+				err != nil {
 				return
 			}
 			for range 3 {
@@ -250,7 +251,10 @@ func respaced(r Reply, space string) Reply {
 func rendered(list []Protocol) Reply {
 	r := Reply{{2002, "Name Proto Table State Since Info"}}
 	for _, p := range list {
-		r = append(r, Line{codeProtocol, fmt.Sprintf("%-10s %-10s --- %-6s 2026-11-21 05:27:01 %s", p.Name, p.Proto, p.State, p.Info)})
+		r = append(r, Line{
+			codeProtocol,
+			fmt.Sprintf("%-10s %-10s --- %-6s 2026-11-21 05:27:01 %s", p.Name, p.Proto, p.State, p.Info),
+		})
 		if p.BGPState != "" {
 			r = append(r, Line{1006, "  BGP state:          " + p.BGPState})
 		}
@@ -260,7 +264,10 @@ func rendered(list []Protocol) Reply {
 		if p.HasHoldTimer {
 			r = append(r, Line{1006, fmt.Sprintf("    Hold timer:       %.9f/3", p.HoldTimer.Seconds())})
 		}
-		r = append(r, Line{1006, fmt.Sprintf("    Routes:         %d imported, 0 filtered, %d exported, 0 preferred", p.Imported, p.Exported)})
+		r = append(r, Line{
+			1006,
+			fmt.Sprintf("    Routes:         %d imported, 0 filtered, %d exported, 0 preferred", p.Imported, p.Exported),
+		})
 	}
 	return append(r, Line{})
 }
@@ -275,8 +282,10 @@ func FuzzProtocols(f *testing.F) {
 			}
 		}
 	}
-	f.Add([]byte("1002-NBR-a BGP --- up 2026-11-21 05:27:01 Established\n1006-  Routes: 1 imported, 2 exported\n Hold timer: 1.5/3\n"))
-	f.Add([]byte("1002-NBR-a BGP --- up 05:27:01\n1006-  Routes: -1 imported, 99999999999999999999 exported\n Hold timer: nan/3\n"))
+	f.Add([]byte("1002-NBR-a BGP --- up 2026-11-21 05:27:01 Established\n1006-  Routes: 1 imported, 2 exported\n Hold " +
+		"timer: 1.5/3\n"))
+	f.Add([]byte("1002-NBR-a BGP --- up 05:27:01\n1006-  Routes: -1 imported, 99999999999999999999 exported\n Hold " +
+		"timer: nan/3\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r := linesOf(text)
 		before := slices.Clone(r)
@@ -297,7 +306,8 @@ func FuzzProtocols(f *testing.F) {
 			t.Fatalf("%d protocols of %d heads", len(list), heads)
 		}
 		for _, p := range list {
-			if p.Imported < 0 || p.Exported < 0 || p.HoldTimer < 0 || p.HoldTimer > 65536*time.Second || !p.HasHoldTimer && p.HoldTimer != 0 {
+			if p.Imported < 0 || p.Exported < 0 || p.HoldTimer < 0 || p.HoldTimer > 65536*time.Second ||
+				!p.HasHoldTimer && p.HoldTimer != 0 {
 				t.Fatalf("out of bounds: %+v", p)
 			}
 			if p.Up() != (p.State == "up" && p.BGPState == "Established") {
@@ -348,7 +358,8 @@ func FuzzBFD(f *testing.F) {
 			}) {
 				t.Fatalf("nothing says that %s is %q", a, state)
 			}
-			again = append(again, Line{1020, fmt.Sprintf(" %-25s %-10s %-10s 05:27:00.796    0.100    0.300", a, "ext-vlan", state)})
+			again = append(again,
+				Line{1020, fmt.Sprintf(" %-25s %-10s %-10s 05:27:00.796    0.100    0.300", a, "ext-vlan", state)})
 		}
 		for how, r := range map[string]Reply{"with other columns": respaced(r, "\t"), "once more": r, "written down": again} {
 			if got := ParseBFD(r); !maps.Equal(got, sessions) {

@@ -105,7 +105,8 @@ func TestUnwritableConfigurationIsRetried(t *testing.T) {
 	if err := os.Mkdir(blocked, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	ghost := gatewayOf(vip.IPv4, func(g *trench.Gateway) { g.Name, g.Address = "ghost", netip.MustParseAddr("169.254.100.77") })
+	ghost := gatewayOf(vip.IPv4,
+		func(g *trench.Gateway) { g.Name, g.Address = "ghost", netip.MustParseAddr("169.254.100.77") })
 	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4), ghost}, []vip.VIP{vip4})
 	s := p.await("trouble", func(s bird.State) bool { return s.ConfigErr != nil })
 	if !s.Alive || s.ConfigFailures == 0 || !up("gateway-ipv4")(s) {
@@ -118,7 +119,8 @@ func TestUnwritableConfigurationIsRetried(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.await("taken", func(s bird.State) bool {
-		return s.ConfigErr == nil && s.Configures > before.Configures && up("gateway-ipv4")(s) && len(s.Gateways) == 2 && s.Gateways[1].Problem == ""
+		return s.ConfigErr == nil && s.Configures > before.Configures && up("gateway-ipv4")(s) && len(s.Gateways) == 2 &&
+			s.Gateways[1].Problem == ""
 	})
 	left, err := filepath.Glob(filepath.Join(p.Options.Dir, "*"))
 	if err != nil {
@@ -190,7 +192,8 @@ func TestSessionWaitsForDAD(t *testing.T) {
 	p.Configure([]trench.Gateway{gatewayOf(vip.IPv6)}, []vip.VIP{vip6})
 	run(t, "ip", "addr", "add", "fd00:100::1/64", "dev", l.Dev)
 	p.Start()
-	s := p.await("the reason", func(s bird.State) bool { return s.Alive && len(s.Gateways) == 1 && s.Gateways[0].Problem != "" })
+	s := p.await("the reason",
+		func(s bird.State) bool { return s.Alive && len(s.Gateways) == 1 && s.Gateways[0].Problem != "" })
 	if !strings.Contains(s.Gateways[0].Problem, "duplicate address detection runs") {
 		t.Errorf("problem %q", s.Gateways[0].Problem)
 	}
@@ -278,7 +281,8 @@ func TestKernelRoutesECMP(t *testing.T) {
 			a.Router(routerConfig{})
 			b.Router(routerConfig{Address4: "169.254.100.151"})
 			p := newPod(t, bridge, func(o *bird.Options) { o.ECMP = ecmp })
-			second := gatewayOf(vip.IPv4, func(g *trench.Gateway) { g.Name, g.Address = "second", netip.MustParseAddr("169.254.100.151") })
+			second := gatewayOf(vip.IPv4,
+				func(g *trench.Gateway) { g.Name, g.Address = "second", netip.MustParseAddr("169.254.100.151") })
 			p.Configure([]trench.Gateway{gatewayOf(vip.IPv4), second}, []vip.VIP{vip4})
 			p.Start()
 			p.await("both sessions", up("gateway-ipv4", "second"))

@@ -151,7 +151,8 @@ func (c routerConfig) text() string {
 	if c.NoHold {
 		hold = "0"
 	}
-	options := "strict bind; direct; hold time " + hold + "; connect delay time 1; connect retry time 1; error wait time 1, 2; error forget time 10;"
+	options := "strict bind; direct; hold time " + hold +
+		"; connect delay time 1; connect retry time 1; error wait time 1, 2; error forget time 10;"
 	if c.Password != "" {
 		options += fmt.Sprintf(" password %q;", c.Password)
 	}
@@ -163,7 +164,8 @@ func (c routerConfig) text() string {
 		{"trench4", "ipv4", c.Address4, "169.254.100.1"},
 		{"trench6", "ipv6", "fd00:100::150", "fd00:100::1"},
 	} {
-		fmt.Fprintf(&b, "protocol bgp %s { interface \"gw0\"; local %s port %d as %d; neighbor %s port %d as %d; %s %s { import all; export where source = RTS_STATIC; next hop self; }; }\n",
+		fmt.Fprintf(&b, "protocol bgp %s { interface \"gw0\"; local %s port %d as %d; neighbor %s port %d as %d; %s %s { "+
+			"import all; export where source = RTS_STATIC; next hop self; }; }\n",
 			s.name, s.ours, bgpPort, c.AS, s.peer, bgpPort, localAS, options, s.family)
 	}
 	return b.String()
@@ -277,7 +279,8 @@ func newPod(t *testing.T, dev string, change ...func(*bird.Options)) *pod {
 	log := &syncBuffer{}
 	p := &pod{t: t, Log: log}
 	p.Options = bird.Options{
-		Executable: birdExecutable, Dir: dir, Socket: filepath.Join(dir, "bird.ctl"), RouterID: netip.MustParseAddr("10.1.1.1"),
+		Executable: birdExecutable, Dir: dir, Socket: filepath.Join(dir,
+			"bird.ctl"), RouterID: netip.MustParseAddr("10.1.1.1"),
 		Interface: dev, LoopbackPort: 1790, Password: loopbackPassword, TableID: tableID, KernelScanTime: 10 * time.Second,
 		Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
@@ -286,7 +289,8 @@ func newPod(t *testing.T, dev string, change ...func(*bird.Options)) *pod {
 	}
 	p.Supervisor = bird.NewSupervisor(p.Options)
 	p.Announcer = announce.New(announce.Options{
-		Peer: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), p.Options.LoopbackPort), PeerAS: bird.LoopbackPeerAS, Password: p.Options.Password,
+		Peer: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"),
+			p.Options.LoopbackPort), PeerAS: bird.LoopbackPeerAS, Password: p.Options.Password,
 	})
 	t.Cleanup(func() {
 		p.Stop()

@@ -91,7 +91,10 @@ func TestProtocolsInOtherForms(t *testing.T) {
 			text: "1002-NBR-a BGP --- up 2026-11-21 Established\n1006-  BGP state:          Established\n" +
 				"     Routes:         1 imported, 2 exported, 1 preferred\n" +
 				"     Routes:         10 imported, 20 exported, 1 preferred\n0000 \n",
-			want: []Protocol{{Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established", Imported: 11, Exported: 22}},
+			want: []Protocol{{
+				Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
+				Imported: 11, Exported: 22,
+			}},
 		},
 		"heads without details": {
 			text: "2002-Name Proto Table State Since Info\n1002-device1    Device     ---        up     05:27:00.796  \n" +
@@ -108,7 +111,8 @@ func TestProtocolsInOtherForms(t *testing.T) {
 			want: []Protocol{{Name: "NBR-a", Proto: "BGP", State: "start", Info: "Idle BGP Error: Hold timer expired"}},
 		},
 		"a number that is none": {
-			text: "1002-NBR-a BGP --- up 05:27:00 Established\n1006-  Routes:         many imported, 2 exported\n   Hold timer:       soon/3\n0000 \n",
+			text: "1002-NBR-a BGP --- up 05:27:00 Established\n1006-  Routes:         many imported, 2 exported\n   Hold " +
+				"timer:       soon/3\n0000 \n",
 			want: []Protocol{{Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established"}},
 		},
 		"none matches":         {text: "8003 No protocols match\n"},
@@ -126,7 +130,10 @@ func TestProtocolsInOtherForms(t *testing.T) {
 
 func TestUnestablishedSessionIsDown(t *testing.T) {
 	for _, p := range []Protocol{
-		{State: "start", BGPState: "Established"}, {State: "up", BGPState: "Close"}, {State: "stop", BGPState: "Established"}, {State: "up"}, {},
+		{State: "start", BGPState: "Established"}, {State: "up", BGPState: "Close"}, {
+			State:    "stop",
+			BGPState: "Established",
+		}, {State: "up"}, {},
 	} {
 		if p.Up() {
 			t.Errorf("%+v is up", p)
@@ -140,12 +147,16 @@ func TestBFDSessions(t *testing.T) {
 		netip.MustParseAddr("169.254.100.99"):  "Down",
 		netip.MustParseAddr("fd00:100::150"):   "Up",
 	}
-	if diff := cmp.Diff(want, ParseBFD(replyIn(t, "bfd-2.0.12.txt")), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(want, ParseBFD(replyIn(t, "bfd-2.0.12.txt")),
+		cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}
-	other := ParseBFD(replyOf(t, "1020-NBR-BFD:\n IP address                Interface  State      Since         Interval  Timeout\n"+
-		" fe80::1                   ext-vlan   Init       2026-11-21 05:27:00    0.100    0.300   extra\n 2001:db8::                ext-vlan   Up\n0000 \n"))
-	if other[netip.MustParseAddr("fe80::1")] != "Init" || other[netip.MustParseAddr("2001:db8::")] != "Up" || len(other) != 2 {
+	other := ParseBFD(replyOf(t,
+		"1020-NBR-BFD:\n IP address                Interface  State      Since         Interval  Timeout\n"+
+			" fe80::1                   ext-vlan   Init       2026-11-21 05:27:00    0.100    0.300   extra\n 2001:db8::        "+
+			"        ext-vlan   Up\n0000 \n"))
+	if other[netip.MustParseAddr("fe80::1")] != "Init" || other[netip.MustParseAddr("2001:db8::")] != "Up" ||
+		len(other) != 2 {
 		t.Errorf("other forms: %v", other)
 	}
 	if none := ParseBFD(replyOf(t, "0013 There is no BFD protocol running\n")); len(none) != 0 {
@@ -159,17 +170,41 @@ func TestParseEvent(t *testing.T) {
 		want  Event
 		state bool
 	}{
-		{"2026-11-21 05:27:01.682 <TRACE> NBR-a4: State changed to up", Event{"TRACE", "NBR-a4", "State changed to up"}, true},
-		{"bird: 2026-11-21 05:27:01.682 [0001] <TRACE> NBR-a4: State changed to stop", Event{"TRACE", "NBR-a4", "State changed to stop"}, true},
-		{"bird: 2026-11-21 05:27:01.682 [0001] <TRACE> LB.ipv4: State changed to up", Event{"TRACE", "LB.ipv4", "State changed to up"}, true},
+		{
+			"2026-11-21 05:27:01.682 <TRACE> NBR-a4: State changed to up",
+			Event{"TRACE", "NBR-a4", "State changed to up"},
+			true,
+		},
+		{
+			"bird: 2026-11-21 05:27:01.682 [0001] <TRACE> NBR-a4: State changed to stop",
+			Event{"TRACE", "NBR-a4", "State changed to stop"},
+			true,
+		},
+		{
+			"bird: 2026-11-21 05:27:01.682 [0001] <TRACE> LB.ipv4: State changed to up",
+			Event{"TRACE", "LB.ipv4", "State changed to up"},
+			true,
+		},
 		// A name may look like a channel's.
-		{"2026-11-21 05:27:01.682 <TRACE> NBR-gw.ipv4: State changed to up", Event{"TRACE", "NBR-gw.ipv4", "State changed to up"}, true},
+		{
+			"2026-11-21 05:27:01.682 <TRACE> NBR-gw.ipv4: State changed to up",
+			Event{"TRACE", "NBR-gw.ipv4", "State changed to up"},
+			true,
+		},
 		{"2026-11-21 05:27:15.452 <INFO> Reconfiguring", Event{"INFO", "", "Reconfiguring"}, false},
 		{"2026-11-21 05:27:17.675 <INFO> Disabling protocol NBR-a4", Event{"INFO", "", "Disabling protocol NBR-a4"}, false},
 		{"2026-11-21 05:27:28.146 <FATAL> Shutdown completed", Event{"FATAL", "", "Shutdown completed"}, false},
-		{"2026-11-21 05:27:28.146 <RMT> NBR-a4: Received: Hold timer expired", Event{"RMT", "NBR-a4", "Received: Hold timer expired"}, false},
+		{
+			"2026-11-21 05:27:28.146 <RMT> NBR-a4: Received: Hold timer expired",
+			Event{"RMT", "NBR-a4", "Received: Hold timer expired"},
+			false,
+		},
 		{"2026-11-21 05:27:28.146 <WARN> a <b> c: d", Event{"WARN", "", "a <b> c: d"}, false},
-		{"bird: /etc/bird/x.conf:1:1 syntax error, unexpected <EOF> here", Event{"", "", "bird: /etc/bird/x.conf:1:1 syntax error, unexpected <EOF> here"}, false},
+		{
+			"bird: /etc/bird/x.conf:1:1 syntax error, unexpected <EOF> here",
+			Event{"", "", "bird: /etc/bird/x.conf:1:1 syntax error, unexpected <EOF> here"},
+			false,
+		},
 		{"", Event{}, false},
 		{"<TRACE>", Event{Text: "<TRACE>"}, false},
 		{"\x00\xff<", Event{Text: "\x00\xff<"}, false},

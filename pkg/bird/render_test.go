@@ -21,7 +21,10 @@ func fullInput() RenderInput {
 			LocalPort: 10179, RemotePort: 10180, HoldTime: 3 * time.Second,
 		}
 	}
-	a := Session{Gateway: gateway("gateway-a.1_x", "169.254.100.150", 8103, 4248829953), Local: netip.MustParseAddr("169.254.100.1"), Password: `p'#{};w`}
+	a := Session{
+		Gateway: gateway("gateway-a.1_x", "169.254.100.150", 8103, 4248829953),
+		Local:   netip.MustParseAddr("169.254.100.1"), Password: `p'#{};w`,
+	}
 	b := Session{Gateway: gateway("gateway-b", "fd00::150", 8103, 8103), Local: netip.MustParseAddr("fd00::1")}
 	b.BFD = &trench.BFD{MinTx: 300 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3}
 	return RenderInput{
@@ -49,7 +52,10 @@ func TestBIRDTakesTheConfiguration(t *testing.T) {
 	full := fullInput()
 	logging := full
 	logging.Dir, logging.LogFileSize = t.TempDir(), 20000
-	small := Options{RouterID: full.RouterID, Interface: "eth0", LoopbackPort: 1790, TableID: 4096, KernelScanTime: time.Second}
+	small := Options{
+		RouterID: full.RouterID, Interface: "eth0", LoopbackPort: 1790, TableID: 4096,
+		KernelScanTime: time.Second,
+	}
 	tests := map[string]RenderInput{
 		"everything":  full,
 		"nothing":     {Options: small},

@@ -47,7 +47,8 @@ func TestParseLine(t *testing.T) {
 			continue
 		}
 		if err != nil || line != tt.want || last != tt.last || async != tt.async {
-			t.Errorf("ParseLine(%q) = %+v, %v, %v, %v; want %+v, %v, %v", tt.in, line, last, async, err, tt.want, tt.last, tt.async)
+			t.Errorf("ParseLine(%q) = %+v, %v, %v, %v; want %+v, %v, %v", tt.in, line, last, async, err, tt.want, tt.last,
+				tt.async)
 		}
 	}
 }

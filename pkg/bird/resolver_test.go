@@ -45,23 +45,72 @@ func TestSelectLocal(t *testing.T) {
 		addrs                  []rtnetlink.Address
 		want, problem          string
 	}{
-		{name: "the one in its network", gateway: "10.0.1.9", addrs: []rtnetlink.Address{addr("10.0.0.1/24"), addr("10.0.1.1/24")}, want: "10.0.1.1"},
-		{name: "the narrowest network", gateway: "10.0.1.9", addrs: []rtnetlink.Address{addr("10.0.0.1/8"), addr("10.0.1.1/24"), addr("10.0.3.1/16")}, want: "10.0.1.1"},
-		{name: "not a secondary one", gateway: "10.0.1.9", addrs: []rtnetlink.Address{addr("10.0.1.2/25", "second"), addr("10.0.1.1/24")}, want: "10.0.1.1"},
-		{name: "a secondary one if there is no other", gateway: "10.0.1.9", addrs: []rtnetlink.Address{addr("10.0.1.2/24", "second")}, want: "10.0.1.2"},
-		{name: "a point-to-point address", gateway: "10.9.9.9", addrs: []rtnetlink.Address{addr("10.0.0.1/32", "10.9.9.9/32")}, want: "10.0.0.1"},
-		{name: "a link-local gateway", gateway: "fe80::9", addrs: []rtnetlink.Address{addr("fe80::1/64"), addr("fd00::1/64")}, want: "fe80::1"},
-		{name: "another network", gateway: "10.0.1.9", addrs: []rtnetlink.Address{addr("10.0.0.1/24")}, problem: "no address in a network with 10.0.1.9"},
-		{name: "another family", gateway: "fd00::9", addrs: []rtnetlink.Address{addr("10.0.0.1/24"), addr("fe80::1/64")}, problem: "no ipv6 address"},
+		{
+			name: "the one in its network", gateway: "10.0.1.9",
+			addrs: []rtnetlink.Address{addr("10.0.0.1/24"), addr("10.0.1.1/24")}, want: "10.0.1.1",
+		},
+		{
+			name: "the narrowest network", gateway: "10.0.1.9",
+			addrs: []rtnetlink.Address{addr("10.0.0.1/8"), addr("10.0.1.1/24"), addr("10.0.3.1/16")}, want: "10.0.1.1",
+		},
+		{
+			name: "not a secondary one", gateway: "10.0.1.9",
+			addrs: []rtnetlink.Address{addr("10.0.1.2/25", "second"), addr("10.0.1.1/24")}, want: "10.0.1.1",
+		},
+		{
+			name: "a secondary one if there is no other", gateway: "10.0.1.9",
+			addrs: []rtnetlink.Address{addr("10.0.1.2/24", "second")}, want: "10.0.1.2",
+		},
+		{
+			name: "a point-to-point address", gateway: "10.9.9.9",
+			addrs: []rtnetlink.Address{addr("10.0.0.1/32", "10.9.9.9/32")}, want: "10.0.0.1",
+		},
+		{
+			name: "a link-local gateway", gateway: "fe80::9", addrs: []rtnetlink.Address{addr("fe80::1/64"), addr("fd00::1/64")},
+			want: "fe80::1",
+		},
+		{
+			name: "another network", gateway: "10.0.1.9", addrs: []rtnetlink.Address{addr("10.0.0.1/24")},
+			problem: "no address in a network with 10.0.1.9",
+		},
+		{
+			name: "another family", gateway: "fd00::9", addrs: []rtnetlink.Address{addr("10.0.0.1/24"), addr("fe80::1/64")},
+			problem: "no ipv6 address",
+		},
 		{name: "no address", gateway: "10.0.1.9", problem: "no ipv4 address"},
-		{name: "itself", gateway: "10.0.1.1", addrs: []rtnetlink.Address{addr("10.0.1.2/24"), addr("10.0.1.1/24")}, problem: "is a local address"},
-		{name: "not while duplicate address detection runs", gateway: "fd00::9", addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative")}, problem: "fd00::1 is tentative"},
-		{name: "another than the tentative one", gateway: "fd00::9", addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative"), addr("fd00::2/64")}, want: "fd00::2"},
-		{name: "a duplicate address", gateway: "fd00::9", addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative", "duplicate")}, problem: "duplicate address detection failed"},
-		{name: "the current one though there is a better one", gateway: "fd00::9", current: "fd00::1", addrs: []rtnetlink.Address{addr("fd00::2/64"), addr("fd00::1/64", "second")}, want: "fd00::1"},
-		{name: "the current one though it is checked again", gateway: "fd00::9", current: "fd00::1", addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative")}, want: "fd00::1"},
-		{name: "the current address is a duplicate", gateway: "fd00::9", current: "fd00::1", addrs: []rtnetlink.Address{addr("fd00::1/64", "duplicate")}, problem: "duplicate address detection failed"},
-		{name: "another when the current one is gone", gateway: "fd00::9", current: "fd00::1", addrs: []rtnetlink.Address{addr("fd00::2/64")}, want: "fd00::2"},
+		{
+			name: "itself", gateway: "10.0.1.1", addrs: []rtnetlink.Address{addr("10.0.1.2/24"), addr("10.0.1.1/24")},
+			problem: "is a local address",
+		},
+		{
+			name: "not while duplicate address detection runs", gateway: "fd00::9",
+			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative")}, problem: "fd00::1 is tentative",
+		},
+		{
+			name: "another than the tentative one", gateway: "fd00::9",
+			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative"), addr("fd00::2/64")}, want: "fd00::2",
+		},
+		{
+			name: "a duplicate address", gateway: "fd00::9",
+			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative",
+				"duplicate")}, problem: "duplicate address detection failed",
+		},
+		{
+			name: "the current one though there is a better one", gateway: "fd00::9", current: "fd00::1",
+			addrs: []rtnetlink.Address{addr("fd00::2/64"), addr("fd00::1/64", "second")}, want: "fd00::1",
+		},
+		{
+			name: "the current one though it is checked again", gateway: "fd00::9", current: "fd00::1",
+			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative")}, want: "fd00::1",
+		},
+		{
+			name: "the current address is a duplicate", gateway: "fd00::9", current: "fd00::1",
+			addrs: []rtnetlink.Address{addr("fd00::1/64", "duplicate")}, problem: "duplicate address detection failed",
+		},
+		{
+			name: "another when the current one is gone", gateway: "fd00::9", current: "fd00::1",
+			addrs: []rtnetlink.Address{addr("fd00::2/64")}, want: "fd00::2",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -119,7 +168,8 @@ func TestFailedAddressReadKeepsSessions(t *testing.T) {
 		t.Fatalf("nothing was known yet: %+v", v)
 	}
 	a.addrs, a.err = []rtnetlink.Address{addr("10.0.0.1/24")}, nil
-	if v, changed := a.resolveAgain(); len(v.input.Sessions) != 1 || !changed || !strings.Contains(string(v.content), "local 10.0.0.1 port 179") {
+	if v, changed := a.resolveAgain(); len(v.input.Sessions) != 1 || !changed ||
+		!strings.Contains(string(v.content), "local 10.0.0.1 port 179") {
 		t.Fatalf("an address appeared: changed %v, %+v", changed, v.problems)
 	}
 	a.addrs, a.err = nil, errors.New("interrupted")
@@ -127,7 +177,8 @@ func TestFailedAddressReadKeepsSessions(t *testing.T) {
 		t.Fatalf("a failed read ended the session: %+v", v.problems)
 	}
 	a.err = nil
-	if v, changed := a.resolveAgain(); len(v.input.Sessions) != 0 || !changed || !strings.Contains(v.problems["a"], "interface ext-vlan: no ipv4 address") {
+	if v, changed := a.resolveAgain(); len(v.input.Sessions) != 0 || !changed ||
+		!strings.Contains(v.problems["a"], "interface ext-vlan: no ipv4 address") {
 		t.Fatalf("the address went: changed %v, %+v", changed, v.problems)
 	}
 	a.addrs = []rtnetlink.Address{addr("10.0.0.1/24")}
@@ -168,12 +219,16 @@ func TestBadPasswordFileDisablesGateway(t *testing.T) {
 	expect := func(problem string) {
 		t.Helper()
 		v, _ := a.resolveAgain()
-		if len(v.input.Sessions) != 1 || v.input.Sessions[0].Name != "b" || !strings.Contains(v.problems["a"], problem) || !strings.Contains(v.problems["a"], file) {
+		if len(v.input.Sessions) != 1 || v.input.Sessions[0].Name != "b" || !strings.Contains(v.problems["a"], problem) ||
+			!strings.Contains(v.problems["a"], file) {
 			t.Errorf("%d sessions, problems %v; want %q", len(v.input.Sessions), v.problems, problem)
 		}
 	}
 	expect("does not exist")
-	for content, problem := range map[string]string{"": "empty", "\n": "empty", "a\"b": "quote", strings.Repeat("x", 81): "81 bytes"} {
+	for content, problem := range map[string]string{
+		"": "empty", "\n": "empty", "a\"b": "quote",
+		strings.Repeat("x", 81): "81 bytes",
+	} {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -263,7 +318,8 @@ func TestBlockedPasswordFile(t *testing.T) {
 	release := make(chan struct{})
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := files.Do(ended, &a.calls, path, func() (struct{}, error) { <-release; return struct{}{}, nil }); err == nil {
+	if _, err := files.Do(ended, &a.calls, path,
+		func() (struct{}, error) { <-release; return struct{}{}, nil }); err == nil {
 		t.Fatal("the call does not hang")
 	}
 	if v, changed := a.resolveAgain(); len(v.input.Sessions) != 1 || changed {

@@ -135,7 +135,10 @@ func watch(t *testing.T, f *fakeBIRD, holds ...time.Duration) *watched {
 	s.dial = f.dial
 	var v resolution
 	for i, h := range holds {
-		g := trench.Gateway{Name: string(rune('a' + i)), Address: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}), HoldTime: h}
+		g := trench.Gateway{
+			Name: string(rune('a' + i)), Address: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}),
+			HoldTime: h,
+		}
 		v.gateways = append(v.gateways, g)
 		v.input.Sessions = append(v.input.Sessions, Session{Gateway: g})
 	}

@@ -95,7 +95,8 @@ func TestPasswordFileAppears(t *testing.T) {
 	file := filepath.Join(p.Options.Dir, "key")
 	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4, func(g *trench.Gateway) { g.PasswordFile = file })}, []vip.VIP{vip4})
 	p.Start()
-	s := p.await("problem", func(s bird.State) bool { return s.Alive && len(s.Gateways) == 1 && s.Gateways[0].Problem != "" })
+	s := p.await("problem",
+		func(s bird.State) bool { return s.Alive && len(s.Gateways) == 1 && s.Gateways[0].Problem != "" })
 	if !strings.Contains(s.Gateways[0].Problem, file) {
 		t.Errorf("problem %q does not name the file", s.Gateways[0].Problem)
 	}
@@ -127,7 +128,8 @@ func TestBFDEndsSessionBeforeTCP(t *testing.T) {
 	gw := l.Router(routerConfig{BFD: true})
 	p := newPod(t, l.Dev)
 	bfd := &trench.BFD{MinTx: 50 * time.Millisecond, MinRx: 50 * time.Millisecond, Multiplier: 3}
-	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4, func(g *trench.Gateway) { g.BFD, g.HoldTime = bfd, 90*time.Second })}, []vip.VIP{vip4})
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4, func(g *trench.Gateway) { g.BFD, g.HoldTime = bfd, 90*time.Second })},
+		[]vip.VIP{vip4})
 	p.Start()
 	p.await("session and BFD up", func(s bird.State) bool { return up("gateway-ipv4")(s) && s.Gateways[0].BFD == "Up" })
 	begin := time.Now()
@@ -159,7 +161,8 @@ func TestGatewayWithoutHoldTimeIsRefused(t *testing.T) {
 	p.await("the reason", func(s bird.State) bool {
 		return len(s.Gateways) == 1 && !s.Gateways[0].Up && strings.Contains(s.Gateways[0].LastError, "hold time")
 	})
-	if log := p.Log.String(); strings.Contains(log, "gateway session up") || strings.Count(log, "gateway session failed") != 1 {
+	if log := p.Log.String(); strings.Contains(log, "gateway session up") ||
+		strings.Count(log, "gateway session failed") != 1 {
 		t.Error("the session came up, or its failure is not once in the log")
 	}
 	gw.Reconfigure(routerConfig{})

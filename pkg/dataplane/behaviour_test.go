@@ -31,8 +31,10 @@ func (w *modelFixture) problem(object string) (Problem, bool) {
 
 func TestRemovedServingTargetDrains(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x3", Draining), testTarget("x4", Serving))), false)
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x4", Down))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving),
+		testTarget("x3", Draining), testTarget("x4", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving),
+		testTarget("x4", Down))), false)
 	left := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
 	w.k.conns[w.number("a", "x2")] = true
 	number := w.number("a", "x2")
@@ -82,11 +84,14 @@ func TestReturningTargetKeepsItsFWMark(t *testing.T) {
 
 func TestUnknownTargetsKeepTheirRole(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining), testTarget("x3", Serving), testTarget("x4", Serving))), false)
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x3", Draining), testTarget("x4", Down))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining),
+		testTarget("x3", Serving), testTarget("x4", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x3", Draining),
+		testTarget("x4", Down))), false)
 	w.restart()
 	writes := w.k.writes
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Unknown), testTarget("x3", Unknown), testTarget("x4", Unknown), testTarget("x5", Unknown))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Unknown), testTarget("x3", Unknown),
+		testTarget("x4", Unknown), testTarget("x5", Unknown))), false)
 	w.expect(t, "a", "x1")
 	if w.k.writes != writes {
 		t.Fatal("something was written")
@@ -125,10 +130,14 @@ func TestRoutesAreRestoredWithTheirLink(t *testing.T) {
 		name string
 		// flap: nothing is observed while the link is down.
 		flap, restart bool
-	}{{name: "down and up"}, {name: "down and up between two looks", flap: true}, {name: "down and up while no plane ran", flap: true, restart: true}} {
+	}{{name: "down and up"}, {name: "down and up between two looks", flap: true}, {
+		name: "down and up while no plane ran",
+		flap: true, restart: true,
+	}} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newModelFixture()
-			desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving, Serving), testTarget("x2", Serving)))
+			desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving, Serving),
+				testTarget("x2", Serving)))
 			w.settle(desired, false)
 			w.k.linkGoes(false)
 			if !tt.flap {
@@ -169,11 +178,13 @@ func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	// Something else that is wanted elsewhere in the stream does not repair it.
-	desired = desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving), testTarget("x3", Serving)))
+	desired = desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving),
+		testTarget("x3", Serving)))
 	w.settle(desired, false)
 	w.expect(t, "a", "x1", "x3")
 	// Something else that is wanted of itself does.
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining), testTarget("x3", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining),
+		testTarget("x3", Serving))), false)
 	if d := w.e.drift(); len(d) > 0 {
 		t.Fatalf("drift %+v", d)
 	}
@@ -227,9 +238,11 @@ func TestFailedStreamDoesNotBlockOthers(t *testing.T) {
 func TestVIPMovesInOneTransaction(t *testing.T) {
 	w := newModelFixture()
 	a, b := testTarget("x1", Serving), testTarget("y1", Serving)
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32", "20.0.0.2/32"}, a), testStream("b", []string{"20.0.0.3/32"}, b)), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32", "20.0.0.2/32"}, a),
+		testStream("b", []string{"20.0.0.3/32"}, b)), false)
 	writes := w.k.writes
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.2/32"}, a), testStream("b", []string{"20.0.0.1/32", "20.0.0.3/32"}, b)), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.2/32"}, a),
+		testStream("b", []string{"20.0.0.1/32", "20.0.0.3/32"}, b)), false)
 	if w.k.VIPs[vip.Require("20.0.0.1/32")] != "b" || w.k.writes != writes+1 {
 		t.Fatalf("VIPs %v after %d transactions", w.k.VIPs, w.k.writes-writes)
 	}
@@ -246,7 +259,8 @@ func TestForeignChainBlocksStream(t *testing.T) {
 	w.k.Base = true
 	w.k.Streams["a"] = &plan.KernelStream{Name: "a"}
 	w.notice()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)), testStream("b", []string{"20.0.0.2/32"}, testTarget("x1", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)),
+		testStream("b", []string{"20.0.0.2/32"}, testTarget("x1", Serving))), false)
 	w.expect(t, "b", "x1")
 	if p, ok := w.problem("chain inet vipgate-lb stream/a"); !ok || len(p.VIPs) != 1 {
 		t.Fatalf("problems %+v", w.state().Problems)
@@ -268,7 +282,8 @@ func TestForeignElementOfHeldStreamStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.settle(desired, false)
-	if d := w.e.drift(); w.k.VIPs[v] != "other" || len(d) != 1 || d[0].Detail != "it leads to stream other" || w.state().VIPs[v] != "" {
+	if d := w.e.drift(); w.k.VIPs[v] != "other" || len(d) != 1 || d[0].Detail != "it leads to stream other" ||
+		w.state().VIPs[v] != "" {
 		t.Fatalf("drift %+v, VIPs %v", d, w.k.VIPs)
 	}
 	if _, err := w.e.resume("a", desired); err != nil || w.k.VIPs[v] != "a" {
@@ -286,10 +301,12 @@ func TestUnconnectedTargetIsRetried(t *testing.T) {
 	if p, ok := w.problem("target a/x2"); !ok || !w.e.failing() {
 		t.Fatalf("problem %+v", p)
 	}
-	if w.e.targets[w.number("a", "x2")].Stage != plan.StagePending || w.e.streams["a"].installed.Stage != plan.StageApplied {
+	if w.e.targets[w.number("a", "x2")].Stage != plan.StagePending ||
+		w.e.streams["a"].installed.Stage != plan.StageApplied {
 		t.Fatalf("records %+v", w.e.targets)
 	}
-	w.k.net.Links = append(w.k.net.Links, plan.Link{Name: "eth2", Index: 3, Up: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
+	w.k.net.Links = append(w.k.net.Links,
+		plan.Link{Name: "eth2", Index: 3, Up: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
 	w.e.stale |= network
 	w.settle(desired, false)
 	w.expect(t, "a", "x1", "x2")
@@ -307,7 +324,8 @@ func TestReconcileBeforeFirstConfigure(t *testing.T) {
 
 func TestNoChangeBeforeFirstConfigure(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))),
+		false)
 	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
 	w.clock = w.clock.Add(time.Hour)
 	writes := w.k.writes
@@ -315,7 +333,8 @@ func TestNoChangeBeforeFirstConfigure(t *testing.T) {
 	w.notice()
 	w.settle(nil, false)
 	s := w.state()
-	if _, ok := s.Streams["a"].Serving[vip.IPv4]["x1"]; !ok || s.VIPs[vip.Require("20.0.0.1/32")] != "a" || w.k.writes != writes || len(w.k.Targets) != 2 {
+	if _, ok := s.Streams["a"].Serving[vip.IPv4]["x1"]; !ok || s.VIPs[vip.Require("20.0.0.1/32")] != "a" ||
+		w.k.writes != writes || len(w.k.Targets) != 2 {
 		t.Fatalf("state %+v, slots %+v", s.Streams["a"], w.k.Targets)
 	}
 }

@@ -87,7 +87,8 @@ func (s *site) victim(w *Desired, step string) (killed bool) {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	s.must(s.ns.Start(cmd))
 	err = cmd.Wait()
-	if exit, ok := err.(*exec.ExitError); ok && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL && ctx.Err() == nil {
+	if exit, ok := err.(*exec.ExitError); ok && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL &&
+		ctx.Err() == nil {
 		return true
 	}
 	if err != nil {
@@ -100,10 +101,12 @@ func TestKillAtAnyStepConverges(t *testing.T) {
 	moved := siteTarget(3, Serving, Serving)
 	moved.IPs[0] = netip.MustParseAddr("10.1.0.99")
 	first := desiredOf(
-		siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving), siteTarget(3, Serving, Serving)),
+		siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving),
+			siteTarget(3, Serving, Serving)),
 		siteStream("b", []string{"20.0.0.2/32"}, siteTarget(4, Serving)),
 	)
-	drains := siteStream("a", append(bothVIPs, "20.1.1.0/24"), siteTarget(1, Serving, Serving), moved, siteTarget(5, Serving, Serving))
+	drains := siteStream("a", append(bothVIPs, "20.1.1.0/24"), siteTarget(1, Serving, Serving), moved,
+		siteTarget(5, Serving, Serving))
 	drains.DrainTime = 200 * time.Millisecond
 	second := desiredOf(drains, siteStream("c", []string{"20.0.0.2/32"}, siteTarget(6, Serving), siteTarget(7, Draining)))
 	run := func(t *testing.T, steps ...string) (end string) {
@@ -136,7 +139,10 @@ func TestKillAtAnyStepConverges(t *testing.T) {
 	}
 	// Killed again on the way back, and when the drain ends.
 	for _, steps := range [][]string{
-		{crash.Written, crash.Routes}, {crash.Planned, crash.Routes, crash.Written}, {crash.Written + ":2"}, {crash.Flushed + ":2"},
+		{crash.Written, crash.Routes}, {
+			crash.Planned, crash.Routes,
+			crash.Written,
+		}, {crash.Written + ":2"}, {crash.Flushed + ":2"},
 	} {
 		t.Run(strings.Join(steps, " "), func(t *testing.T) {
 			if end := run(t, steps...); end != undisturbed {
@@ -159,14 +165,17 @@ ip rule add prio 91 fwmark 7000 lookup 7000
 ip route add default via 10.1.0.200 table 7000
 ip route add 99.0.0.0/8 via 10.1.0.200 proto 179`)
 	return func() string {
-		return s.sh("nft -s list chain inet vipgate-lb theirs; nft list table ip other; nft list map inet vipgate-lb vip4 | grep -o '30.0.0.1 : goto theirs'; ip rule | grep 'lookup 7000'; ip route show table 7000; ip route show 99.0.0.0/8")
+		return s.sh("nft -s list chain inet vipgate-lb theirs; nft list table ip other; nft list map inet vipgate-lb vip4 | " +
+			"grep -o '30.0.0.1 : goto theirs'; ip rule | grep 'lookup 7000'; ip route show table 7000; ip route show 99.0.0.0/8")
 	}
 }
 
 func TestRestartLeavesForeignEntries(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	streams := []*Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving), siteTarget(3, Serving))}
+	streams := []*Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving),
+		siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving), siteTarget(3,
+		Serving))}
 	p.configure(streams...)
 	foreign := x.foreign()
 	theirs := foreign()
@@ -193,7 +202,8 @@ func TestForeignRoutesInTargetTableStay(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
 	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
-	x.sh("ip route add 99.0.0.0/8 via 10.1.0.200 table 5000; ip route add default via 10.1.0.201 metric 7 proto static table 5000; ip -6 route add 2001:db8:99::/48 via fd01::99 table 5000")
+	x.sh("ip route add 99.0.0.0/8 via 10.1.0.200 table 5000; ip route add default via 10.1.0.201 metric 7 proto static " +
+		"table 5000; ip -6 route add 2001:db8:99::/48 via fd01::99 table 5000")
 	foreign := func() string {
 		return x.sh("ip route show table 5000 | grep -v 'proto 179'; ip -6 route show table 5000 | grep -v 'proto 179'")
 	}
@@ -225,7 +235,8 @@ func TestForeignRoutesInTargetTableStay(t *testing.T) {
 func TestCleanupLeavesForeignEntries(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	p.configure(siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving)))
+	p.configure(siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving),
+		siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving)))
 	foreign := x.foreign()
 	theirs := foreign()
 	p.stop()
@@ -234,7 +245,10 @@ func TestCleanupLeavesForeignEntries(t *testing.T) {
 		lines, err = Cleanup(context.Background(), x.options())
 		return err
 	}))
-	for _, want := range []string{"rule fwmark 5000 lookup 5000 (IPv4)", "route default via 10.1.0.11 table 5000 (IPv4)", "chain stream/a", "element 20.0.0.2/32 of map vip4 (to stream b)", "map maglev6/a"} {
+	for _, want := range []string{
+		"rule fwmark 5000 lookup 5000 (IPv4)", "route default via 10.1.0.11 table 5000 (IPv4)",
+		"chain stream/a", "element 20.0.0.2/32 of map vip4 (to stream b)", "map maglev6/a",
+	} {
 		if !slices.Contains(lines, want) {
 			t.Errorf("no line %q in %q", want, lines)
 		}
@@ -249,7 +263,8 @@ func TestCleanupLeavesNoOwnObjects(t *testing.T) {
 	x := newSite(t)
 	before := x.snapshot()
 	p := x.start()
-	p.configure(siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Draining, Serving)))
+	p.configure(siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving),
+		siteTarget(2, Draining, Serving)))
 	p.stop()
 	x.must(x.ns.Do(func() error {
 		_, err := Cleanup(context.Background(), x.options())

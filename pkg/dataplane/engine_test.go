@@ -21,7 +21,8 @@ func drawDesired(t *rapid.T) *Desired {
 			continue
 		}
 		s := &Stream{
-			Name: name, Size: rapid.SampledFrom([]uint32{7, 13}).Draw(t, "size"), Seed: rapid.SampledFrom([]uint32{1, 2}).Draw(t, "seed"),
+			Name: name, Size: rapid.SampledFrom([]uint32{7, 13}).Draw(t, "size"), Seed: rapid.SampledFrom([]uint32{1, 2}).Draw(t,
+				"seed"),
 			DrainTime: rapid.SampledFrom([]time.Duration{0, 10 * time.Second}).Draw(t, "drain"),
 		}
 		for _, v := range []string{"20.0.0.1/32", "20.0.0.2/32", "2000::1/128", "20.1.0.0/24"} {
@@ -221,7 +222,8 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 		// Of a stream or target of which nothing is left the next process does not know.
 		known := tamperings == 1
 		for name, s := range desired.Streams {
-			known = known && slices.ContainsFunc(s.Targets, func(t Target) bool { return had[name+"/"+t.Name] && slices.Contains(t.Roles[:], Serving) })
+			known = known && slices.ContainsFunc(s.Targets,
+				func(t Target) bool { return had[name+"/"+t.Name] && slices.Contains(t.Roles[:], Serving) })
 		}
 		if known && rapid.Bool().Draw(t, "restart") {
 			w.restart()
@@ -245,7 +247,8 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 					t.Fatalf("%s: the chain of %s was repaired", when, name)
 				}
 			}
-			if len(w.k.Streams) != len(handed.Streams) || !maps.Equal(w.k.VIPs, handed.VIPs) || w.k.Base != (handed.Problem == "") {
+			if len(w.k.Streams) != len(handed.Streams) || !maps.Equal(w.k.VIPs, handed.VIPs) ||
+				w.k.Base != (handed.Problem == "") {
 				t.Fatalf("%s: table, streams or VIPs were repaired", when)
 			}
 		}

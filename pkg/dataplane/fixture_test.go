@@ -248,7 +248,8 @@ func (w *modelFixture) had() map[string]bool {
 }
 
 func sameKernel(a, b *plan.KernelState) bool {
-	return cmp.Equal(a, b, cmp.AllowUnexported(plan.KernelState{}, plan.KernelStream{}, plan.KernelTarget{}, plan.Label{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b vip.VIP) bool { return a == b }))
+	return cmp.Equal(a, b, cmp.AllowUnexported(plan.KernelState{}, plan.KernelStream{}, plan.KernelTarget{}, plan.Label{}),
+		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b vip.VIP) bool { return a == b }))
 }
 
 func (w *modelFixture) kernel() *plan.KernelState {

@@ -25,7 +25,8 @@ func TestRestartAfterKilledResize(t *testing.T) {
 	stream.Size = 20011
 	p = x.start()
 	p.configure(stream)
-	p.wait("the stream to serve", func(s State) bool { return serves(s, "a", 0, "t1", "t2") && len(s.VIPs) == 2 && len(s.Drift) == 0 })
+	p.wait("the stream to serve",
+		func(s State) bool { return serves(s, "a", 0, "t1", "t2") && len(s.VIPs) == 2 && len(s.Drift) == 0 })
 	x.lacks(t, "spare")
 	x.has(t, "mod 20011")
 }

@@ -46,12 +46,18 @@ type modelKernel struct {
 
 func newModelKernel() *modelKernel {
 	return &modelKernel{
-		killable:    killable{left: -1},
-		KernelState: plan.KernelState{Streams: map[string]*plan.KernelStream{}, Targets: map[uint32]*plan.KernelTarget{}, VIPs: map[vip.VIP]string{}},
-		births:      map[uint32]int{}, conns: map[uint32]bool{}, inUse: map[uint32]string{},
+		killable: killable{left: -1},
+		KernelState: plan.KernelState{
+			Streams: map[string]*plan.KernelStream{}, Targets: map[uint32]*plan.KernelTarget{},
+			VIPs: map[vip.VIP]string{},
+		},
+		births: map[uint32]int{}, conns: map[uint32]bool{}, inUse: map[uint32]string{},
 		net: plan.Network{
 			LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{},
-			Links: []plan.Link{{Name: "eth1", Index: 2, Up: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")}}},
+			Links: []plan.Link{{
+				Name: "eth1", Index: 2, Up: true,
+				Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")},
+			}},
 		},
 	}
 }
@@ -62,7 +68,10 @@ func (k *modelKernel) Transactions() uint32 { return uint32(k.writes) }
 
 func (k *modelKernel) Read(numbers []uint32) (*plan.KernelState, error) {
 	base, problem, _ := k.ReadBase()
-	c := plan.KernelState{Base: base, Problem: problem, Streams: map[string]*plan.KernelStream{}, Targets: map[uint32]*plan.KernelTarget{}, VIPs: maps.Clone(k.VIPs)}
+	c := plan.KernelState{
+		Base: base, Problem: problem, Streams: map[string]*plan.KernelStream{},
+		Targets: map[uint32]*plan.KernelTarget{}, VIPs: maps.Clone(k.VIPs),
+	}
 	for name := range k.Streams {
 		c.Streams[name], _ = k.ReadStream(name)
 	}

@@ -20,7 +20,8 @@ func TestStartWithOtherOptionsRebuilds(t *testing.T) {
 			x := newSite(t)
 			desired := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving))
 			whole := func(s State) bool {
-				return serves(s, "a", vip.IPv4, "t1", "t2") && serves(s, "a", vip.IPv6, "t1", "t2") && len(s.VIPs) == 2 && len(s.Drift)+len(s.Problems) == 0
+				return serves(s, "a", vip.IPv4, "t1", "t2") && serves(s, "a", vip.IPv6, "t1", "t2") && len(s.VIPs) == 2 &&
+					len(s.Drift)+len(s.Problems) == 0
 			}
 			fresh := newSite(t)
 			p := fresh.start(change)

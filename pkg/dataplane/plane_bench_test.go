@@ -16,11 +16,18 @@ func thousand() []*Stream {
 		var targets []Target
 		for j := range 10 {
 			n := i*10 + j
-			t := Target{Name: fmt.Sprintf("t%d", j), IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, 4 + byte(n>>8), byte(n)}), netip.MustParseAddr(fmt.Sprintf("fd01::1:%x", n+1))}}
+			t := Target{
+				Name: fmt.Sprintf("t%d", j),
+				IPs: []netip.Addr{
+					netip.AddrFrom4([4]byte{10, 1, 4 + byte(n>>8), byte(n)}),
+					netip.MustParseAddr(fmt.Sprintf("fd01::1:%x", n+1)),
+				},
+			}
 			t.Roles = [2]Role{Serving, Serving}
 			targets = append(targets, t)
 		}
-		s := testStream(fmt.Sprintf("s%d", i), []string{fmt.Sprintf("20.0.%d.1/32", i), fmt.Sprintf("2000::%x/128", i+1)}, targets...)
+		s := testStream(fmt.Sprintf("s%d", i), []string{fmt.Sprintf("20.0.%d.1/32", i), fmt.Sprintf("2000::%x/128", i+1)},
+			targets...)
 		s.Size, s.DrainTime = 1009, 0
 		streams = append(streams, s)
 	}

@@ -20,10 +20,12 @@ func TestTargetLifecycle(t *testing.T) {
 			t.Fatal(describeState(s))
 		}
 	}
-	if s.VIPs[vip.Require("20.0.0.1/32")] != "a" || s.VIPs[vip.Require("2000::1/128")] != "a" || len(s.Problems)+len(s.Drift) > 0 {
+	if s.VIPs[vip.Require("20.0.0.1/32")] != "a" || s.VIPs[vip.Require("2000::1/128")] != "a" ||
+		len(s.Problems)+len(s.Drift) > 0 {
 		t.Fatal(describeState(s))
 	}
-	x.has(t, "chain stream/a", "default via 10.1.0.11 dev eth1 table 5000", "blackhole default table 5001", "fwmark 0x1389", "via fd01::b dev eth1 table 5000")
+	x.has(t, "chain stream/a", "default via 10.1.0.11 dev eth1 table 5000", "blackhole default table 5001",
+		"fwmark 0x1389", "via fd01::b dev eth1 table 5000")
 	handles := x.handles(x.number("a", "t1"))
 
 	t.Log("draining")
@@ -81,7 +83,8 @@ func TestTargetLifecycle(t *testing.T) {
 func TestRestartChangesNothing(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	streams := []*Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving))}
+	streams := []*Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving),
+		siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving))}
 	before := p.configure(streams...)
 	all := x.sh("nft -a -s list ruleset")
 	p.stop()
@@ -121,7 +124,8 @@ func TestDriftIsRepairedWithinASecond(t *testing.T) {
 					if r.Object == tt.object {
 						x.eventually("the kernel to be as before", func() bool { return sortedLines(x.snapshot()) == whole })
 						p.wait("the state to be as before", func(s State) bool {
-							return len(s.Drift) == 0 && serves(s, "a", vip.IPv4, "t1", "t2") && maps.Equal(s.VIPs, before.VIPs) && s.Streams["a"].Problem[vip.IPv4] == ""
+							return len(s.Drift) == 0 && serves(s, "a", vip.IPv4, "t1", "t2") && maps.Equal(s.VIPs, before.VIPs) &&
+								s.Streams["a"].Problem[vip.IPv4] == ""
 						})
 						return
 					}
@@ -162,7 +166,8 @@ func TestHeldDriftIsShown(t *testing.T) {
 			}
 			x.sh(tt.command)
 			drifted := func(s State) bool {
-				return slices.ContainsFunc(s.Drift, func(d Drift) bool { return d.Object == tt.object }) && (tt.serves == nil || serves(s, "a", vip.IPv4, tt.serves...))
+				return slices.ContainsFunc(s.Drift, func(d Drift) bool { return d.Object == tt.object }) &&
+					(tt.serves == nil || serves(s, "a", vip.IPv4, tt.serves...))
 			}
 			s := p.wait("drift of "+tt.object, drifted)
 			for _, d := range s.Drift {
@@ -173,7 +178,8 @@ func TestHeldDriftIsShown(t *testing.T) {
 			if tt.name == "VIP" && s.VIPs[vip.Require("20.0.0.1/32")] != "" {
 				t.Error("the VIP is said to be served")
 			}
-			if (tt.name == "entry" || tt.name == "stream's rules" || tt.name == "table" || tt.name == "ruleset") && s.Streams["a"].Problem[vip.IPv4] == "" {
+			if (tt.name == "entry" || tt.name == "stream's rules" || tt.name == "table" || tt.name == "ruleset") &&
+				s.Streams["a"].Problem[vip.IPv4] == "" {
 				t.Error("the stream has no problem: " + describeState(s))
 			}
 			// A restart, and the same configuration, change nothing.
@@ -204,13 +210,15 @@ func TestHeldDriftIsShown(t *testing.T) {
 func TestHoldOfOneStream(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(2, Serving)))
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)),
+		siteStream("b", []string{"20.0.0.2/32"}, siteTarget(2, Serving)))
 	if _, err := p.Hold(t.Context(), "a", 0); err != nil {
 		t.Fatal(err)
 	}
 	x.sh("nft flush ruleset")
 	p.wait("b to be repaired", func(s State) bool {
-		return s.VIPs[vip.Require("20.0.0.2/32")] == "b" && serves(s, "b", vip.IPv4, "t2") && s.VIPs[vip.Require("20.0.0.1/32")] == "" && len(s.Drift) > 0
+		return s.VIPs[vip.Require("20.0.0.2/32")] == "b" && serves(s, "b", vip.IPv4, "t2") &&
+			s.VIPs[vip.Require("20.0.0.1/32")] == "" && len(s.Drift) > 0
 	})
 	x.lacks(t, "stream/a")
 	if _, err := p.Resume(t.Context(), "b"); err == nil {
@@ -219,7 +227,8 @@ func TestHoldOfOneStream(t *testing.T) {
 	if _, err := p.Resume(t.Context(), "a"); err != nil {
 		t.Error(err)
 	}
-	p.wait("a to be repaired", func(s State) bool { return s.VIPs[vip.Require("20.0.0.1/32")] == "a" && len(s.Drift) == 0 })
+	p.wait("a to be repaired",
+		func(s State) bool { return s.VIPs[vip.Require("20.0.0.1/32")] == "a" && len(s.Drift) == 0 })
 }
 
 func TestHoldExpires(t *testing.T) {
@@ -234,7 +243,8 @@ func TestHoldExpires(t *testing.T) {
 	p.stop()
 	p = x.start()
 	p.configure(stream)
-	p.wait("the end of the hold, and the repair", func(s State) bool { return len(s.Held) == 0 && len(s.Drift) == 0 && serves(s, "a", vip.IPv4, "t1") })
+	p.wait("the end of the hold, and the repair",
+		func(s State) bool { return len(s.Held) == 0 && len(s.Drift) == 0 && serves(s, "a", vip.IPv4, "t1") })
 	if time.Now().Before(until) {
 		t.Error("the hold ended early")
 	}
@@ -243,7 +253,8 @@ func TestHoldExpires(t *testing.T) {
 // A process that keeps deleting a rule makes repairs back off, and is reported once.
 func TestRepairsBackOff(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)), testStream("b", []string{"20.0.0.2/32"}, testTarget("x2", Serving)))
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)),
+		testStream("b", []string{"20.0.0.2/32"}, testTarget("x2", Serving)))
 	w.settle(desired, false)
 	var reports, contested int
 	w.e.o.OnRepair = func(list []Repaired) {
@@ -313,7 +324,8 @@ func TestRoutesComeBackWithTheLink(t *testing.T) {
 	}
 	x.sh("ip link set eth1 up")
 	p.wait("the target to serve again", func(s State) bool {
-		return serves(s, "a", vip.IPv4, "t1") && serves(s, "a", vip.IPv6, "t1") && len(s.Drift) == 0 && len(s.Unreachable) == 0
+		return serves(s, "a", vip.IPv4, "t1") && serves(s, "a", vip.IPv6, "t1") && len(s.Drift) == 0 &&
+			len(s.Unreachable) == 0
 	})
 	if got := sortedLines(x.snapshot()); got != whole {
 		t.Errorf("before\n%s\nafter\n%s", whole, got)
@@ -331,13 +343,15 @@ func TestFailedNeighborIsOut(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
 	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
-	x.sh("ip neigh replace 10.1.0.12 dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace 10.1.0.12 dev eth1 nud failed")
+	x.sh("ip neigh replace 10.1.0.12 dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace 10.1.0.12 dev " +
+		"eth1 nud failed")
 	s := p.wait("t2 out of the table", func(s State) bool { return serves(s, "a", vip.IPv4, "t1") })
 	if !serves(s, "a", vip.IPv6, "t1", "t2") || s.Unreachable[netip.MustParseAddr("10.1.0.12")] == "" {
 		t.Error(describeState(s))
 	}
 	x.sh("ip neigh replace 10.1.0.12 dev eth1 lladdr 02:00:00:00:00:12 nud reachable")
-	p.wait("t2 in the table", func(s State) bool { return serves(s, "a", vip.IPv4, "t1", "t2") && len(s.Unreachable) == 0 })
+	p.wait("t2 in the table",
+		func(s State) bool { return serves(s, "a", vip.IPv4, "t1", "t2") && len(s.Unreachable) == 0 })
 }
 
 func TestDrainEnds(t *testing.T) {
@@ -354,7 +368,8 @@ func TestDrainEnds(t *testing.T) {
 		t.Fatal(describeState(s))
 	}
 	slots, err := p.Targets(t.Context())
-	if err != nil || len(slots) != 2 || slots[1].State != "draining" || slots[1].DrainEnd.IsZero() || slots[0].Entries[vip.IPv4] != 103 {
+	if err != nil || len(slots) != 2 || slots[1].State != "draining" || slots[1].DrainEnd.IsZero() ||
+		slots[0].Entries[vip.IPv4] != 103 {
 		t.Fatalf("%+v, %v", slots, err)
 	}
 	x.eventually("t2 gone", func() bool {
@@ -376,7 +391,8 @@ func TestProblemsWithTheKernel(t *testing.T) {
 	))
 	s := p.wait("problems", func(s State) bool { return len(s.Problems) >= 5 && serves(s, "a", vip.IPv4, "t1") })
 	for _, object := range []string{"fwmark 5000", "fwmark 5001", "target a/far", "VIP 20.0.0.9/32", "VIP 20.0.0.1/32"} {
-		if !slices.ContainsFunc(s.Problems, func(p Problem) bool { return p.Object == object && p.Detail != "" && p.Remedy != "" }) {
+		if !slices.ContainsFunc(s.Problems,
+			func(p Problem) bool { return p.Object == object && p.Detail != "" && p.Remedy != "" }) {
 			t.Errorf("no problem of %s in %+v", object, s.Problems)
 		}
 	}

@@ -12,7 +12,8 @@ import (
 // another process in between, such as those of a frontend, would not count any more.
 func TestPreflightRefusesForeignRulesBetween(t *testing.T) {
 	ns := lab.NewNetNS(t)
-	run(t, ns, "ip rule add fwmark 0x01000000/0xff000000 lookup 4096 priority 100; ip -6 rule add from all lookup 4097 priority 101")
+	run(t, ns, "ip rule add fwmark 0x01000000/0xff000000 lookup 4096 priority 100; ip -6 rule add from all lookup 4097 "+
+		"priority 101")
 	for priority, want := range map[int]string{97: "", 98: "", 99: "ipv4", 100: "ipv4 ipv6", 101: "ipv6", 102: ""} {
 		var found []string
 		must(t, ns.Do(func() error {

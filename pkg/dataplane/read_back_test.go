@@ -63,15 +63,18 @@ func TestLostWritesAreRetried(t *testing.T) {
 			w.e.pass(desired, false)
 			w.settle(desired, false)
 			s = w.state()
-			if s.VIPs[v] != "a" || len(s.Streams["a"].Serving[vip.IPv4]) != 1 || len(s.Drift)+len(s.Problems) > 0 || w.e.streams["a"].installed.Stage != plan.StageApplied {
+			if s.VIPs[v] != "a" || len(s.Streams["a"].Serving[vip.IPv4]) != 1 || len(s.Drift)+len(s.Problems) > 0 ||
+				w.e.streams["a"].installed.Stage != plan.StageApplied {
 				t.Fatalf("not repaired: %+v", s)
 			}
 		})
 	}
 	t.Run("a removal", func(t *testing.T) {
 		w := newModelFixture()
-		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))), false)
-		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Down))), false)
+		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))),
+			false)
+		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Down))),
+			false)
 		number := w.number("a", "x2")
 		left := *w.k.Targets[number]
 		loses := true

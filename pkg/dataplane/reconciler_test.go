@@ -45,6 +45,7 @@ func TestKernelIsReadWithoutEvents(t *testing.T) {
 		x.sh(tt.command)
 		x.eventually("a repair of "+tt.object, func() bool { return sortedLines(x.snapshot()) == whole })
 	}
-	x.sh("ip neigh replace fd01::c dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace fd01::c dev eth1 nud failed")
+	x.sh("ip neigh replace fd01::c dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace fd01::c dev eth1 " +
+		"nud failed")
 	p.wait("t2 out of the table", func(s State) bool { return s.Unreachable[netip.MustParseAddr("fd01::c")] != "" })
 }

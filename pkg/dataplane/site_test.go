@@ -49,7 +49,8 @@ func newSite(t testing.TB) *site {
 		s.must(x.ns.IP("link", "set", x.dev, "up"))
 	}
 	s.eventually("the link to be up", func() bool {
-		return strings.Contains(s.sh("ip -br link show dev eth1"), " UP ") && !strings.Contains(s.sh("ip -6 address show dev eth1"), "tentative")
+		return strings.Contains(s.sh("ip -br link show dev eth1"), " UP ") &&
+			!strings.Contains(s.sh("ip -6 address show dev eth1"), "tentative")
 	})
 	return s
 }
@@ -77,7 +78,8 @@ func (s *site) sh(line string) string {
 func (s *site) number(stream, target string) string {
 	s.t.Helper()
 	ruleset := s.sh("nft -s list table inet " + TableName)
-	m := regexp.MustCompile(`chain target/(\d+) \{\s+.*comment "` + regexp.QuoteMeta(stream+"/"+target) + `[ "]`).FindStringSubmatch(ruleset)
+	m := regexp.MustCompile(`chain target/(\d+) \{\s+.*comment "` + regexp.QuoteMeta(stream+"/"+target) +
+		`[ "]`).FindStringSubmatch(ruleset)
 	if m == nil {
 		s.t.Fatalf("no chain of %s/%s in\n%s", stream, target, ruleset)
 	}
@@ -87,7 +89,8 @@ func (s *site) number(stream, target string) string {
 // snapshot is all that a plane makes in the kernel, without what counts.
 func (s *site) snapshot() string {
 	s.t.Helper()
-	return s.sh("nft -s list ruleset; ip rule; ip -6 rule; ip route show table all proto 179; ip -6 route show table all proto 179")
+	return s.sh("nft -s list ruleset; ip rule; ip -6 rule; ip route show table all proto 179; ip -6 route show table all " +
+		"proto 179")
 }
 
 // handles are the handles of a target's chain and of its rules, which show whether
@@ -97,7 +100,10 @@ func (s *site) handles(number string) string {
 }
 
 func (s *site) options() Options {
-	return Options{StateDir: s.dir, Log: slog.New(slog.NewTextHandler(testWriter{s.t}, &slog.HandlerOptions{Level: slog.LevelInfo}))}
+	return Options{
+		StateDir: s.dir,
+		Log:      slog.New(slog.NewTextHandler(testWriter{s.t}, &slog.HandlerOptions{Level: slog.LevelInfo})),
+	}
 }
 
 type testWriter struct{ t testing.TB }
@@ -159,7 +165,8 @@ func (r *running) wait(what string, ok func(State) bool) State {
 
 func describeState(s State) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "revision %d, err %v, failures %d, VIPs %v, unreachable %v\n", s.Revision, s.Err, s.Failures, s.VIPs, s.Unreachable)
+	fmt.Fprintf(&b, "revision %d, err %v, failures %d, VIPs %v, unreachable %v\n", s.Revision, s.Err, s.Failures, s.VIPs,
+		s.Unreachable)
 	for name, x := range s.Streams {
 		fmt.Fprintf(&b, "stream %s: serving %v, problems %q\n", name, x.Serving, x.Problem)
 	}
@@ -178,7 +185,8 @@ func (r *running) configure(streams ...*Stream) State {
 	r.site.t.Helper()
 	w := desiredOf(streams...)
 	r.Configure(w)
-	return r.wait("a revision to be applied", func(s State) bool { return s.Revision >= w.Revision && len(s.Problems) == 0 })
+	return r.wait("a revision to be applied",
+		func(s State) bool { return s.Revision >= w.Revision && len(s.Problems) == 0 })
 }
 
 // eventually polls what only the kernel knows.
@@ -241,18 +249,39 @@ var tamperings = []struct {
 	gone   string
 	serves []string
 }{
-	{"rule", "ip rule del fwmark 5001/0xffffff lookup 5001", "rule fwmark 5001 lookup 5001 (IPv4)", "fwmark 0x1389/0xffffff lookup 5001\n", []string{"t1"}},
-	{"routes", "ip route flush table 5001", "route default via 10.1.0.12 table 5001 (IPv4)", "10.1.0.12 dev", []string{"t1"}},
-	{"route", "ip route del default via 10.1.0.12 table 5001", "route default via 10.1.0.12 table 5001 (IPv4)", "10.1.0.12 dev", []string{"t1"}},
-	{"blackhole", "ip route del blackhole default table 5001 metric 4294967295", "route blackhole default table 5001 (IPv4)", "blackhole default table 5001 proto 179 metric 4294967295\n", []string{"t1", "t2"}},
-	{"live element", "nft delete element inet vipgate-lb live4/a { 5001 }", "element 5001 of map live4/a", "\x00", []string{"t1"}},
+	{
+		"rule", "ip rule del fwmark 5001/0xffffff lookup 5001", "rule fwmark 5001 lookup 5001 (IPv4)",
+		"fwmark 0x1389/0xffffff lookup 5001\n",
+		[]string{"t1"},
+	},
+	{
+		"routes", "ip route flush table 5001", "route default via 10.1.0.12 table 5001 (IPv4)", "10.1.0.12 dev",
+		[]string{"t1"},
+	},
+	{
+		"route", "ip route del default via 10.1.0.12 table 5001", "route default via 10.1.0.12 table 5001 (IPv4)",
+		"10.1.0.12 dev",
+		[]string{"t1"},
+	},
+	{"blackhole", "ip route del blackhole default table 5001 metric 4294967295", "route blackhole default table 5001 " +
+		"(IPv4)", "blackhole default table 5001 proto 179 metric 4294967295\n", []string{"t1", "t2"}},
+	{
+		"live element", "nft delete element inet vipgate-lb live4/a { 5001 }", "element 5001 of map live4/a", "\x00",
+		[]string{"t1"},
+	},
 	{"target's rule", "nft flush chain inet vipgate-lb target/5001", "chain target/5001", `comment "a/t2`, []string{"t1"}},
-	{"VIP", "nft delete element inet vipgate-lb vip4 { 20.0.0.1 }", "element 20.0.0.1/32 of map vip4", "20.0.0.1", []string{"t1", "t2"}},
+	{
+		"VIP", "nft delete element inet vipgate-lb vip4 { 20.0.0.1 }", "element 20.0.0.1/32 of map vip4", "20.0.0.1",
+		[]string{"t1", "t2"},
+	},
 	{"entry", "nft delete element inet vipgate-lb maglev4/a { 7 }", "map maglev4/a", "\x00", []string{"t1", "t2"}},
 	{"stream's rules", "nft flush chain inet vipgate-lb stream/a", "chain stream/a", "jhash", []string{"t1", "t2"}},
 	{"table", "nft delete table inet vipgate-lb", "table inet vipgate-lb", "vipgate-lb", nil},
 	{"ruleset", "nft flush ruleset", "table inet vipgate-lb", "vipgate-lb", nil},
-	{"goto", "ip rule del prio 90; ip -6 rule del prio 90", "policy rules of priority 90 and 92", "\n90:", []string{"t1", "t2"}},
+	{
+		"goto", "ip rule del prio 90; ip -6 rule del prio 90", "policy rules of priority 90 and 92", "\n90:",
+		[]string{"t1", "t2"},
+	},
 	{"no-op", "ip rule del prio 92", "policy rules of priority 90 and 92", "\x00", []string{"t1", "t2"}},
 }
 

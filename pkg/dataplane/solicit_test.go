@@ -14,7 +14,8 @@ func TestFailedNeighborIsRetried(t *testing.T) {
 	p := x.start()
 	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
 	for _, a := range []string{"10.1.0.11", "fd01::b"} {
-		x.sh("ip neigh replace " + a + " dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace " + a + " dev eth1 nud failed")
+		x.sh("ip neigh replace " + a + " dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace " + a +
+			" dev eth1 nud failed")
 	}
 	s := p.wait("no target to serve", func(s State) bool { return serves(s, "a", vip.IPv4) && serves(s, "a", vip.IPv6) })
 	if len(s.Unreachable) != 2 || s.Unreachable[netip.MustParseAddr("fd01::b")] == "" {

@@ -124,16 +124,20 @@ func TestAnnouncementAfterMACChange(t *testing.T) {
 	}
 	// The interface appears while the announcer runs.
 	must(t, lab.Veth(host, "eth1", peer, "eth0"))
-	run(t, peer, "ip neigh replace 10.9.0.1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable; ip neigh replace fd09::1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable")
-	run(t, host, "ip link set eth1 address 02:00:00:00:00:01; ip addr add 10.9.0.1/24 dev eth1; ip addr add fd09::1/64 dev eth1 nodad")
+	run(t, peer, "ip neigh replace 10.9.0.1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable; ip neigh replace fd09::1 "+
+		"dev eth0 lladdr 02:00:00:00:00:99 nud reachable")
+	run(t, host, "ip link set eth1 address 02:00:00:00:00:01; ip addr add 10.9.0.1/24 dev eth1; ip addr add fd09::1/64 "+
+		"dev eth1 nodad")
 	corrected("02:00:00:00:00:01")
 	run(t, host, "ip link set eth1 address 02:00:00:00:00:02")
 	corrected("02:00:00:00:00:02")
 	// It loses its addresses and its index, and appears again.
 	run(t, peer, "ip link del eth0")
 	must(t, lab.Veth(host, "eth1", peer, "eth0"))
-	run(t, peer, "ip neigh replace 10.9.0.1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable; ip neigh replace fd09::1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable")
-	run(t, host, "ip link set eth1 address 02:00:00:00:00:03; ip addr add 10.9.0.1/24 dev eth1; ip addr add fd09::1/64 dev eth1 nodad")
+	run(t, peer, "ip neigh replace 10.9.0.1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable; ip neigh replace fd09::1 "+
+		"dev eth0 lladdr 02:00:00:00:00:99 nud reachable")
+	run(t, host, "ip link set eth1 address 02:00:00:00:00:03; ip addr add 10.9.0.1/24 dev eth1; ip addr add fd09::1/64 "+
+		"dev eth1 nodad")
 	corrected("02:00:00:00:00:03")
 }
 
@@ -175,7 +179,8 @@ func TestSourceAddress(t *testing.T) {
 		var passes bool
 		deadline := time.Now().Add(patience)
 		for time.Now().Before(deadline) {
-			if problem, passes = a.Source(to, from); (problem == "") == (words == "") && strings.Contains(problem, words) && passes == passing {
+			if problem, passes = a.Source(to, from); (problem == "") == (words == "") && strings.Contains(problem, words) &&
+				passes == passing {
 				return
 			}
 			<-time.After(10 * time.Millisecond)

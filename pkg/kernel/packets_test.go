@@ -37,15 +37,27 @@ type topology struct {
 var (
 	forwardedVIPs = vips("20.0.0.1/32", "2000::1/128")
 	localVIPs     = vips("20.0.0.2/32", "2000::2/128")
-	clients       = map[vip.Family]netip.Addr{vip.IPv4: netip.MustParseAddr("192.0.2.10"), vip.IPv6: netip.MustParseAddr("2001:db8:c::10")}
+	clients       = map[vip.Family]netip.Addr{
+		vip.IPv4: netip.MustParseAddr("192.0.2.10"),
+		vip.IPv6: netip.MustParseAddr("2001:db8:c::10"),
+	}
 	// What the pod and the target are called when they do not speak for a VIP.
-	podAddrs    = map[vip.Family]netip.Addr{vip.IPv4: netip.MustParseAddr("10.244.0.2"), vip.IPv6: netip.MustParseAddr("fd10::2")}
-	targetAddrs = map[vip.Family]netip.Addr{vip.IPv4: netip.MustParseAddr("172.16.0.1"), vip.IPv6: netip.MustParseAddr("fd16::1")}
+	podAddrs = map[vip.Family]netip.Addr{
+		vip.IPv4: netip.MustParseAddr("10.244.0.2"),
+		vip.IPv6: netip.MustParseAddr("fd10::2"),
+	}
+	targetAddrs = map[vip.Family]netip.Addr{
+		vip.IPv4: netip.MustParseAddr("172.16.0.1"),
+		vip.IPv6: netip.MustParseAddr("fd16::1"),
+	}
 )
 
 func newTopology(t *testing.T) *topology {
 	t.Helper()
-	x := &topology{pod: lab.NewNetNS(t), fabric: lab.NewNetNS(t), gateway: lab.NewNetNS(t), target: lab.NewNetNS(t), ports: 10000}
+	x := &topology{
+		pod: lab.NewNetNS(t), fabric: lab.NewNetNS(t), gateway: lab.NewNetNS(t), target: lab.NewNetNS(t),
+		ports: 10000,
+	}
 	must(t, lab.Veth(x.pod, "eth0", x.fabric, "pod"))
 	must(t, lab.Veth(x.pod, "ext", x.gateway, "pod"))
 	must(t, lab.Veth(x.pod, "int0", x.target, "pod"))
@@ -87,7 +99,9 @@ func (x *topology) closeGateway(t *testing.T) {
 
 // send sends one UDP packet from an address of a namespace. An error of the kernel is returned as
 // it is: it is one way to refuse a packet.
-func send(t *testing.T, ns *lab.NetNS, from, to netip.Addr, port uint16, control func(string, string, syscall.RawConn) error) (sent error) {
+func send(t *testing.T, ns *lab.NetNS, from, to netip.Addr, port uint16,
+	control func(string, string, syscall.RawConn) error,
+) (sent error) {
 	t.Helper()
 	must(t, ns.Do(func() error {
 		d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), Control: control}
@@ -334,7 +348,10 @@ func TestMarkKeepsTheBitsOutsideItsMask(t *testing.T) {
 		// High bits of another mark are replaced, low ones stay.
 		must(t, send(t, x.pod, v.Prefix().Addr(), clients[v.Family()], 7, func(_, _ string, c syscall.RawConn) error {
 			var err error
-			if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, 0x42000005) }); e != nil {
+			if e := c.Control(func(fd uintptr) {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK,
+					0x42000005)
+			}); e != nil {
 				return e
 			}
 			return err

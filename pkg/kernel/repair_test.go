@@ -91,7 +91,8 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 					table = ad.String()
 				case ad.Type() == 2 && kind != unix.NFT_MSG_NEWTABLE && kind != unix.NFT_MSG_DELTABLE:
 					set = ad.String()
-				case ad.Type() == unix.NFTA_SET_ELEM_LIST_ELEMENTS && (kind == unix.NFT_MSG_NEWSETELEM || kind == unix.NFT_MSG_DELSETELEM):
+				case ad.Type() == unix.NFTA_SET_ELEM_LIST_ELEMENTS &&
+					(kind == unix.NFT_MSG_NEWSETELEM || kind == unix.NFT_MSG_DELSETELEM):
 					ad.Nested(func(list *netlink.AttributeDecoder) error {
 						for list.Next() {
 							var e nftables.SetElement
@@ -151,7 +152,10 @@ func TestRepairNeverEmptiesASet(t *testing.T) {
 		{"policy", "nft 'chain inet vipgate prerouting { policy drop; }'"},
 		{"dormant table", "nft 'add table inet vipgate { flags dormant; }'"},
 		{"foreign elements", "nft add element inet vipgate vip4 { 30.0.0.0/8, 20.0.0.3 }"},
-		{"chain of another kind", "nft 'delete chain inet vipgate output; add chain inet vipgate output { type filter hook output priority 0; }'"},
+		{
+			"chain of another kind",
+			"nft 'delete chain inet vipgate output; add chain inet vipgate output { type filter hook output priority 0; }'",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -75,7 +75,11 @@ func TestOverlappingAndAdjacentVIPs(t *testing.T) {
 		got := run(t, ns, "nft -j list ruleset")
 		for _, v := range list {
 			want := fmt.Sprintf("%q", v.Prefix().Addr())
-			if covered := slices.ContainsFunc(list, func(w vip.VIP) bool { return w != v && w.Overlaps(v) && w.Prefix().Bits() < v.Prefix().Bits() }); !covered && !strings.Contains(got, want) {
+			if covered := slices.ContainsFunc(list,
+				func(w vip.VIP) bool {
+					return w != v && w.Overlaps(v) &&
+						w.Prefix().Bits() < v.Prefix().Bits()
+				}); !covered && !strings.Contains(got, want) {
 				t.Errorf("%s is not in the set:\n%s", v, got)
 			}
 		}
@@ -161,9 +165,15 @@ func TestDriftIsRepaired(t *testing.T) {
 		{"as many other rules", "nft 'flush chain inet vipgate output; " +
 			"add rule inet vipgate output accept; add rule inet vipgate output accept'"},
 		{"chain", "nft 'flush chain inet vipgate output; delete chain inet vipgate output'"},
-		{"chain of another kind", "nft 'delete chain inet vipgate output; add chain inet vipgate output { type filter hook output priority 0; }'"},
+		{
+			"chain of another kind",
+			"nft 'delete chain inet vipgate output; add chain inet vipgate output { type filter hook output priority 0; }'",
+		},
 		{"policy drop", "nft 'chain inet vipgate prerouting { policy drop; }'"},
-		{"set of another kind", "nft 'delete table inet vipgate; add table inet vipgate; add set inet vipgate vip4 { type ipv4_addr; }'"},
+		{
+			"set of another kind",
+			"nft 'delete table inet vipgate; add table inet vipgate; add set inet vipgate vip4 { type ipv4_addr; }'",
+		},
 		{"dormant table", "nft 'add table inet vipgate { flags dormant; }'"},
 		{"table", "nft delete table inet vipgate"},
 		{"ruleset", "nft flush ruleset"},
@@ -216,7 +226,8 @@ func TestIrreparableSetIsReplaced(t *testing.T) {
 		}
 		return tab.nft.Flush()
 	}))
-	await.True(t, "the foreign element gone", func() bool { return !strings.Contains(run(t, ns, "nft list set inet vipgate vip4"), "10.0.0.1") })
+	await.True(t, "the foreign element gone",
+		func() bool { return !strings.Contains(run(t, ns, "nft list set inet vipgate vip4"), "10.0.0.1") })
 	r.waitConfirmed(t, list...)
 }
 
@@ -230,7 +241,10 @@ func TestUnreportedDriftIsRepaired(t *testing.T) {
 	list := vips("20.0.0.1/32", "2000::1/128")
 	r.Configure(list)
 	r.waitConfirmed(t, list...)
-	for i, damage := range []string{"nft delete table inet vipgate", "ip rule del priority 100", "ip -6 route flush table 4097"} {
+	for i, damage := range []string{
+		"nft delete table inet vipgate", "ip rule del priority 100",
+		"ip -6 route flush table 4097",
+	} {
 		before := normalized(t, ns)
 		run(t, ns, damage)
 		r.waitFor(t, "a repair after "+damage, func(c Confirmed) bool { return c.Repairs > i })
@@ -307,7 +321,8 @@ func TestKernelWithoutIPv6ServesIPv4(t *testing.T) {
 		if x := p.reconcile(&only4); x.err != nil || !x.base || !x.vips.Equal(only4) {
 			t.Errorf("with IPv4 VIPs only: %+v", x)
 		}
-		if x := p.reconcile(&both); x.err == nil || !strings.Contains(x.err.Error(), "no ipv6") || !x.base || !x.vips.Equal(only4) {
+		if x := p.reconcile(&both); x.err == nil || !strings.Contains(x.err.Error(), "no ipv6") || !x.base ||
+			!x.vips.Equal(only4) {
 			t.Errorf("with an IPv6 VIP: %+v", x)
 		}
 		return nil
@@ -317,7 +332,8 @@ func TestKernelWithoutIPv6ServesIPv4(t *testing.T) {
 // normalized is state without handles and order.
 func normalized(t *testing.T, ns *lab.NetNS) string {
 	t.Helper()
-	lines := strings.Split(run(t, ns, "ip rule; ip -6 rule; ip route show table 4097; ip -6 route show table 4097; nft list ruleset"), "\n")
+	lines := strings.Split(run(t, ns,
+		"ip rule; ip -6 rule; ip route show table 4097; ip -6 route show table 4097; nft list ruleset"), "\n")
 	slices.Sort(lines)
 	return strings.Join(lines, "\n")
 }
@@ -371,7 +387,8 @@ func TestMeridioRulesAreRemoved(t *testing.T) {
 	meridio := normalized(t, ns)
 	r := start(t, ns, testOptions(t))
 	r.waitReady(t)
-	if got := run(t, ns, "ip rule; ip -6 rule"); strings.Count(got, "from 20.0.0.1 lookup")+strings.Count(got, "from 2000::1 lookup") != 4 {
+	if got := run(t, ns, "ip rule; ip -6 rule"); strings.Count(got, "from 20.0.0.1 lookup")+strings.Count(got,
+		"from 2000::1 lookup") != 4 {
 		t.Errorf("removed before the frontend's rules were installed:\n%s\nbefore:\n%s", got, meridio)
 	}
 	list := vips("20.0.0.1/32", "2000::1/128")
@@ -379,7 +396,8 @@ func TestMeridioRulesAreRemoved(t *testing.T) {
 	r.waitConfirmed(t, list...)
 	await.True(t, "removal of Meridio's rules", func() bool {
 		rules := run(t, ns, "ip rule; ip -6 rule")
-		return !strings.Contains(rules, "from 20.0.0.1 lookup") && !strings.Contains(rules, "from 20.0.7.0/24") && !strings.Contains(rules, "from 2000::1 lookup")
+		return !strings.Contains(rules, "from 20.0.0.1 lookup") && !strings.Contains(rules, "from 20.0.7.0/24") &&
+			!strings.Contains(rules, "from 2000::1 lookup")
 	})
 	r.stop()
 	run(t, ns, "ip route del blackhole default table 4097 metric 32")
@@ -399,7 +417,8 @@ func TestLeftoversOfOtherOptions(t *testing.T) {
 	r.Configure(list)
 	r.waitConfirmed(t, list...)
 	r.stop()
-	if s := state(t, ns); !strings.Contains(s, "200:\tfrom all fwmark 0x10/0xf0 lookup 5000") || !strings.Contains(s, "blackhole default table 5001") {
+	if s := state(t, ns); !strings.Contains(s, "200:\tfrom all fwmark 0x10/0xf0 lookup 5000") ||
+		!strings.Contains(s, "blackhole default table 5001") {
 		t.Errorf("options have no effect:\n%s", s)
 	}
 	r = start(t, ns, testOptions(t))

@@ -32,9 +32,18 @@ func TestElementsRoundTripInAnyOrder(t *testing.T) {
 		{name: "host", vips: []string{"20.0.0.1/32"}, spans: "[20.0.0.1]"},
 		{name: "neighbours stay apart", vips: []string{"20.0.0.2/32", "20.0.0.1/32"}, spans: "[20.0.0.1 20.0.0.2]"},
 		{name: "host in prefix", vips: []string{"20.0.0.7/32", "20.0.0.0/24"}, spans: "[20.0.0.0-20.0.0.255]"},
-		{name: "first and last of prefix", vips: []string{"20.0.0.0/32", "20.0.0.255/32", "20.0.0.0/24"}, spans: "[20.0.0.0-20.0.0.255]"},
-		{name: "nested three deep", vips: []string{"20.0.0.0/8", "20.1.0.0/16", "20.1.1.0/24"}, spans: "[20.0.0.0-20.255.255.255]"},
-		{name: "IPv6", vips: []string{"2000::1/128", "2000::2/128", "2000:0:0:1::/64"}, spans: "[2000::1 2000::2 2000:0:0:1::-2000::1:ffff:ffff:ffff:ffff]"},
+		{
+			name: "first and last of prefix", vips: []string{"20.0.0.0/32", "20.0.0.255/32", "20.0.0.0/24"},
+			spans: "[20.0.0.0-20.0.0.255]",
+		},
+		{
+			name: "nested three deep", vips: []string{"20.0.0.0/8", "20.1.0.0/16", "20.1.1.0/24"},
+			spans: "[20.0.0.0-20.255.255.255]",
+		},
+		{
+			name: "IPv6", vips: []string{"2000::1/128", "2000::2/128", "2000:0:0:1::/64"},
+			spans: "[2000::1 2000::2 2000:0:0:1::-2000::1:ffff:ffff:ffff:ffff]",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -110,7 +119,8 @@ func TestStepsKeepRemainingVIPs(t *testing.T) {
 			}
 		}
 		for v := range haveVIPs {
-			if want := slices.ContainsFunc(wantVIPs.Sorted(), func(w vip.VIP) bool { return w.Overlaps(v) }); !want && covered(in, spanOf(v.Prefix())) {
+			if want := slices.ContainsFunc(wantVIPs.Sorted(), func(w vip.VIP) bool { return w.Overlaps(v) }); !want &&
+				covered(in, spanOf(v.Prefix())) {
 				t.Fatalf("%v is still covered by %v", v, in)
 			}
 		}

@@ -63,7 +63,10 @@ func run(t *testing.T) *runningLoop {
 	s.Check.TCP.Port = uint16(listener.Addr().(*net.TCPAddr).Port)
 	s.Check.Interval, s.Check.Timeout = 20*time.Millisecond, 20*time.Millisecond
 	s.Targets[0].IPs = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
-	r := &runningLoop{newLoop(t, TargetOptions{}), &scriptedPlane{ready: make(chan struct{})}, &scriptedFrontend{}, listener}
+	r := &runningLoop{
+		newLoop(t, TargetOptions{}), &scriptedPlane{ready: make(chan struct{})}, &scriptedFrontend{},
+		listener,
+	}
 	r.config, r.lease = latest.New(trench.Loaded{Config: c, Generation: 1}), time.Second
 	r.away, r.ready = latest.New(false), make(chan struct{})
 	r.evaluator = serving.New(serving.Options{Settle: time.Hour, DataPlane: true, WithdrawTime: time.Hour})
@@ -95,7 +98,10 @@ func (r *runningLoop) role() plan.Role {
 
 // serves is the state of a kernel that forwards to the target.
 var serves = plan.State{
-	Streams: map[string]*plan.StreamState{"s": {Serving: [2]map[string]struct{}{{"a": {}}, {}}}}, VIPs: map[vip.VIP]string{vipA: "s"},
+	Streams: map[string]*plan.StreamState{"s": {Serving: [2]map[string]struct{}{
+		{"a": {}},
+		{},
+	}}}, VIPs: map[vip.VIP]string{vipA: "s"},
 }
 
 func TestRestartWaitsForTheKernel(t *testing.T) {

@@ -11,7 +11,10 @@ import (
 // another process changed is not.
 func TestTheConditionOfTheDataPlaneSaysWhy(t *testing.T) {
 	full := errors.New("records cannot be written: no space left on device")
-	vip, chain := dataplane.Problem{Object: "VIP 20.0.0.1/32", Detail: "two want it"}, dataplane.Problem{Object: "chain x", Detail: "not ours"}
+	vip, chain := dataplane.Problem{Object: "VIP 20.0.0.1/32", Detail: "two want it"}, dataplane.Problem{
+		Object: "chain x",
+		Detail: "not ours",
+	}
 	for name, tt := range map[string]struct {
 		state dataplane.State
 		want  string
@@ -20,7 +23,10 @@ func TestTheConditionOfTheDataPlaneSaysWhy(t *testing.T) {
 		"drift":       {dataplane.State{Drift: []dataplane.Drift{{Object: "rule"}}}, ""},
 		"disk full":   {dataplane.State{Err: full}, full.Error()},
 		"a problem":   {dataplane.State{Problems: []dataplane.Problem{vip}}, "VIP 20.0.0.1/32: two want it"},
-		"all of it":   {dataplane.State{Err: full, Problems: []dataplane.Problem{vip, chain}}, full.Error() + "; VIP 20.0.0.1/32: two want it (and 1 more)"},
+		"all of it": {
+			dataplane.State{Err: full, Problems: []dataplane.Problem{vip, chain}},
+			full.Error() + "; VIP 20.0.0.1/32: two want it (and 1 more)",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := dataPlaneProblem(tt.state); got != tt.want {

@@ -54,14 +54,39 @@ func TestEventsOfTheDataPlane(t *testing.T) {
 		want    []string
 	}{
 		{"nothing", dataplane.State{Drift: []dataplane.Drift{rule}}, dataplane.State{Drift: []dataplane.Drift{rule}}, nil},
-		{"drift of a held stream", dataplane.State{Held: held, Drift: []dataplane.Drift{rule}}, dataplane.State{Held: held, Drift: []dataplane.Drift{rule, route}}, []string{"drift route s/a: is missing"}},
+		{
+			"drift of a held stream",
+			dataplane.State{Held: held, Drift: []dataplane.Drift{rule}},
+			dataplane.State{Held: held, Drift: []dataplane.Drift{rule, route}},
+			[]string{"drift route s/a: is missing"},
+		},
 		{"drift that is about to be repaired", dataplane.State{}, dataplane.State{Drift: []dataplane.Drift{rule}}, nil},
 		{"held", dataplane.State{}, dataplane.State{Held: held}, []string{"held stream s s/: until lb resume"}},
 		{"resumed", dataplane.State{Held: held}, dataplane.State{}, []string{"resumed stream s s/: by an operator"}},
-		{"expired", dataplane.State{Held: map[string]time.Time{"": time.Unix(1, 0)}}, dataplane.State{}, []string{"resumed all streams /: the hold expired"}},
-		{"blocked", dataplane.State{}, dataplane.State{Err: errors.New("disk full")}, []string{"blocked data plane /: disk full"}},
-		{"still blocked", dataplane.State{Err: errors.New("disk full")}, dataplane.State{Err: errors.New("disk full, again")}, nil},
-		{"no longer blocked", dataplane.State{Err: errors.New("disk full")}, dataplane.State{}, []string{"solved data plane /: disk full"}},
+		{
+			"expired",
+			dataplane.State{Held: map[string]time.Time{"": time.Unix(1, 0)}},
+			dataplane.State{},
+			[]string{"resumed all streams /: the hold expired"},
+		},
+		{
+			"blocked",
+			dataplane.State{},
+			dataplane.State{Err: errors.New("disk full")},
+			[]string{"blocked data plane /: disk full"},
+		},
+		{
+			"still blocked",
+			dataplane.State{Err: errors.New("disk full")},
+			dataplane.State{Err: errors.New("disk full, again")},
+			nil,
+		},
+		{
+			"no longer blocked",
+			dataplane.State{Err: errors.New("disk full")},
+			dataplane.State{},
+			[]string{"solved data plane /: disk full"},
+		},
 		{
 			"problems",
 			dataplane.State{Problems: []dataplane.Problem{{Object: "VIP", Detail: "local"}}},
@@ -87,11 +112,13 @@ func TestEventsOfTheDataPlaneDoNotPushOutAllOthers(t *testing.T) {
 		s.Drift = append(s.Drift, dataplane.Drift{Object: fmt.Sprint("rule ", i)})
 	}
 	got := dataPlaneEvents(dataplane.State{Held: s.Held}, s)
-	if n := len(got); n != maxEventsAtOnce || got[n-2].Object != "rule 98" || got[n-1].What != "drift" || got[n-1].Detail != "and 1401 more at once: lb status lists what there is" {
+	if n := len(got); n != maxEventsAtOnce || got[n-2].Object != "rule 98" || got[n-1].What != "drift" ||
+		got[n-1].Detail != "and 1401 more at once: lb status lists what there is" {
 		t.Errorf("%d events, the last two %+v", n, got[n-2:])
 	}
 	s.Drift = s.Drift[:maxEventsAtOnce]
-	if got := dataPlaneEvents(dataplane.State{Held: s.Held}, s); len(got) != maxEventsAtOnce || got[maxEventsAtOnce-1].Object != "rule 99" {
+	if got := dataPlaneEvents(dataplane.State{Held: s.Held}, s); len(got) != maxEventsAtOnce ||
+		got[maxEventsAtOnce-1].Object != "rule 99" {
 		t.Errorf("%d events", len(got))
 	}
 }

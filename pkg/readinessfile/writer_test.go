@@ -187,7 +187,8 @@ func TestWriterTriesAgainAndSaysWhatIsWrong(t *testing.T) {
 	s.breakFiles(syscall.ENOSPC, "create")
 	s.Want([]string{"a"})
 	s.wait("failing", func() bool { return s.state.Load().failures > 2 })
-	if err := s.state.Load().err; err == nil || !strings.Contains(err.Error(), `"lb-ready-a"`) || !strings.Contains(err.Error(), "no space left") {
+	if err := s.state.Load().err; err == nil || !strings.Contains(err.Error(), `"lb-ready-a"`) ||
+		!strings.Contains(err.Error(), "no space left") {
 		t.Errorf("%v", err)
 	}
 	s.breakFiles(nil)

@@ -384,7 +384,10 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 
 // FuzzSchemaTakesWhatTheReaderTakes: an editor must never complain of a good file.
 func FuzzSchemaTakesWhatTheReaderTakes(f *testing.F) {
-	for _, file := range []string{every, good, strings.ReplaceAll(every, "5000", "'5000'"), "trench: &n a\nattractor: {name: *n, vips: []}\n"} {
+	for _, file := range []string{
+		every, good, strings.ReplaceAll(every, "5000", "'5000'"),
+		"trench: &n a\nattractor: {name: *n, vips: []}\n",
+	} {
 		f.Add([]byte(file))
 	}
 	reference, err := os.ReadFile("testdata/reference.yaml")

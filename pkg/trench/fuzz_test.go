@@ -56,7 +56,8 @@ func between[T ~int | ~int64 | ~uint8](t *testing.T, what string, x, lo, hi T) {
 // host fails when no packet can be sent to the address, or when it lies in a VIP.
 func host(t *testing.T, what string, a netip.Addr, vips []vip.VIP) {
 	t.Helper()
-	if !a.IsValid() || a.Zone() != "" || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() || (a.Is6() && a.IsLinkLocalUnicast()) {
+	if !a.IsValid() || a.Zone() != "" || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() ||
+		(a.Is6() && a.IsLinkLocalUnicast()) {
 		t.Fatalf("%s has the address %s", what, a)
 	}
 	for _, v := range vips {
@@ -186,7 +187,8 @@ func checks(t *testing.T, c Check, vips []vip.VIP) {
 		if _, err := url.Parse("http://10.0.0.1" + h.Path); err != nil || !goodPath.MatchString(h.Path) {
 			t.Fatalf("path %q: %v", h.Path, err)
 		}
-		if _, err := regexp.Compile(h.Body); err != nil || !goodStatus.MatchString(h.Status) || !goodASCII.MatchString(h.Host) {
+		if _, err := regexp.Compile(h.Body); err != nil || !goodStatus.MatchString(h.Status) ||
+			!goodASCII.MatchString(h.Host) {
 			t.Fatalf("%+v: %v", h, err)
 		}
 		if _, err := http.NewRequest(http.MethodGet, "http://"+h.Host+"/", nil); h.Host != "" && err != nil {
@@ -194,7 +196,8 @@ func checks(t *testing.T, c Check, vips []vip.VIP) {
 		}
 	}
 	for _, s := range []TLSCheck{c.HTTP.TLS, c.GRPC.TLS} {
-		if !s.On && s != (TLSCheck{}) || s.CAFile != "" && (!filepath.IsAbs(s.CAFile) || s.Insecure) || !goodASCII.MatchString(s.ServerName) {
+		if !s.On && s != (TLSCheck{}) || s.CAFile != "" && (!filepath.IsAbs(s.CAFile) || s.Insecure) ||
+			!goodASCII.MatchString(s.ServerName) {
 			t.Fatalf("%+v", s)
 		}
 	}
@@ -219,7 +222,8 @@ func checkErrors(t *testing.T, err error, data []byte) {
 		if i > 0 && p.Line < errs.Problems[i-1].Line {
 			t.Fatalf("%s follows %s", p, errs.Problems[i-1])
 		}
-		if text := p.String(); !utf8.ValidString(text) || strings.ContainsFunc(text, func(c rune) bool { return !unicode.IsPrint(c) }) {
+		if text := p.String(); !utf8.ValidString(text) ||
+			strings.ContainsFunc(text, func(c rune) bool { return !unicode.IsPrint(c) }) {
 			t.Fatalf("%q holds what cannot be shown", text)
 		}
 	}
@@ -248,7 +252,10 @@ func written(t *testing.T, c *Config) []byte {
 		for _, x := range s.Targets {
 			targets = append(targets, object{"name": x.Name, "ips": texts(x.IPs), "terminating": x.Terminating})
 		}
-		o := object{"name": s.Name, "vips": texts(s.VIPs), "minReady": s.MinReady, "targets": targets, "drainTime": s.DrainTime.String(), "maglev": object{"size": s.Maglev.Size, "seed": s.Maglev.Seed}}
+		o := object{
+			"name": s.Name, "vips": texts(s.VIPs), "minReady": s.MinReady, "targets": targets,
+			"drainTime": s.DrainTime.String(), "maglev": object{"size": s.Maglev.Size, "seed": s.Maglev.Seed},
+		}
 		if s.Check != (Check{}) {
 			o["check"] = writtenCheck(s.Check)
 		}
@@ -336,7 +343,8 @@ func FuzzParse(f *testing.F) {
 		}
 		checkConfig(t, c)
 		text := written(t, c)
-		again, err := Parse("f", text, Defaults{LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second})
+		again, err := Parse("f", text,
+			Defaults{LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second})
 		if err != nil {
 			t.Fatalf("written down it is refused: %v\n%s", err, text)
 		}
@@ -371,7 +379,8 @@ func FuzzGateway(f *testing.F) {
 			return
 		}
 		checkConfig(t, c)
-		if g := c.Attractor.Gateways[0]; g.Name != name || g.PasswordFile != password || fmt.Sprint(g.LocalASN) != asn || fmt.Sprint(g.RemotePort) != port {
+		if g := c.Attractor.Gateways[0]; g.Name != name || g.PasswordFile != password || fmt.Sprint(g.LocalASN) != asn ||
+			fmt.Sprint(g.RemotePort) != port {
 			t.Fatalf("%s gave %+v", file, g)
 		}
 	})
@@ -379,7 +388,8 @@ func FuzzGateway(f *testing.F) {
 
 // FuzzCheck fills in what one check says.
 func FuzzCheck(f *testing.F) {
-	f.Add("http", "8080", "/healthz?full=1", "example.org:8443", "200-399,404", "^ok$", "ipv4", "172.16.0.1", "100ms", "30s")
+	f.Add("http", "8080", "/healthz?full=1", "example.org:8443", "200-399,404", "^ok$", "ipv4", "172.16.0.1", "100ms",
+		"30s")
 	f.Add("grpc", "1", "pkg.Service", "fd00::1", "200", "(", "both", "::1", "1s", "0s")
 	f.Add("http", "0", "/%zz#", "[fd00::1]:80", "399-200", `(a)\1`, "ipv6", "ff02::1", "9ms", "2h")
 	f.Add("http", "65536", "//a\r\nb: c", "a\r\nb: c", "200,", strings.Repeat("a{1000}", 3), "IPv4", "20.0.0.1", "2s", "0")
@@ -410,7 +420,8 @@ func FuzzCheck(f *testing.F) {
 			return
 		}
 		checkConfig(t, c)
-		if h := c.Streams[0].Check.HTTP; kind == "http" && (h.Path != path || h.Host != host || h.Status != status || h.Body != body || h.TLS.CAFile != path) {
+		if h := c.Streams[0].Check.HTTP; kind == "http" &&
+			(h.Path != path || h.Host != host || h.Status != status || h.Body != body || h.TLS.CAFile != path) {
 			t.Fatalf("%s gave %+v", file, h)
 		}
 	})

@@ -48,7 +48,10 @@ func TestReferenceFile(t *testing.T) {
 				},
 				DrainTime: 30 * time.Second, Maglev: Maglev{Size: 10007, Seed: 7},
 				Targets: []Target{
-					{Name: "target-1", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")}, Terminating: true},
+					{
+						Name: "target-1", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")},
+						Terminating: true,
+					},
 					{Name: "target-2", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.2")}},
 				},
 			},
@@ -62,11 +65,17 @@ func TestReferenceFile(t *testing.T) {
 					Port: 8443, Path: "/healthz?full=1", Host: "example.org:443", Status: "200-299,404", Body: "^(ok|OK)",
 					TLS: TLSCheck{On: true, ServerName: "sni.example.org", CAFile: "/etc/vipgate/ca.pem"},
 				}}),
-				Targets: []Target{{Name: "target-1", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")}}},
+				Targets: []Target{{
+					Name: "target-1",
+					IPs:  []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")},
+				}},
 			},
 			{
 				Name: "stream-a-4", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second,
-				Check: byDefault(Check{Families: OnlyIPv6, GRPC: GRPCCheck{Port: 9090, Service: "pkg.Service", TLS: TLSCheck{On: true, Insecure: true}}}),
+				Check: byDefault(Check{
+					Families: OnlyIPv6,
+					GRPC:     GRPCCheck{Port: 9090, Service: "pkg.Service", TLS: TLSCheck{On: true, Insecure: true}},
+				}),
 			},
 			{
 				Name: "stream-a-5", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1,
@@ -103,10 +112,20 @@ func TestDefaults(t *testing.T) {
 		change func(*Defaults)
 		want   string
 	}{
-		{func(d *Defaults) { d.LocalASN = 0 }, "default local AS number is 0, which is reserved (RFC 7607): write the AS number of that side"},
-		{func(d *Defaults) { d.RemoteASN = LoopbackASN }, "default remote AS number is 4200000000, which vipgate itself uses on the loopback session: choose another private AS number"},
-		{func(d *Defaults) { d.RemotePort = 0 }, "default BGP ports 3 (local) and 0 (remote): a port lies between 1 and 65535"},
-		{func(d *Defaults) { d.HoldTime = 0 }, "default hold time is 0s: BGP wants whole seconds between 3s and 65535s (RFC 4271)"},
+		{
+			func(d *Defaults) { d.LocalASN = 0 },
+			"default local AS number is 0, which is reserved (RFC 7607): write the AS number of that side",
+		},
+		{func(d *Defaults) { d.RemoteASN = LoopbackASN }, "default remote AS number is 4200000000, which vipgate itself " +
+			"uses on the loopback session: choose another private AS number"},
+		{
+			func(d *Defaults) { d.RemotePort = 0 },
+			"default BGP ports 3 (local) and 0 (remote): a port lies between 1 and 65535",
+		},
+		{
+			func(d *Defaults) { d.HoldTime = 0 },
+			"default hold time is 0s: BGP wants whole seconds between 3s and 65535s (RFC 4271)",
+		},
 	} {
 		bad := d
 		tt.change(&bad)
@@ -137,7 +156,8 @@ streams:
 
 func TestRefusedFiles(t *testing.T) {
 	const fields = "trench, attractor, streams"
-	const gatewayFields = "name, address, protocol, localASN, remoteASN, localPort, remotePort, holdTime, bfd, passwordFile"
+	const gatewayFields = "name, address, protocol, localASN, remoteASN, localPort, remotePort, holdTime, bfd, " +
+		"passwordFile"
 	const checkFields = "tcp, http, grpc, interval, fastInterval, timeout, rise, fall, families, source"
 	tests := []struct {
 		name     string
@@ -145,175 +165,550 @@ func TestRefusedFiles(t *testing.T) {
 		want     string // all the lines of the error
 	}{
 		// YAML
-		{"syntax", "name: gw4", "name: [gw4", "f.yaml:7: not valid YAML: did not find expected ',' or ']' (while parsing a flow sequence that began in line 6): mind the indentation, the brackets and the quotes"},
-		{"tab", "  name: attractor-a-1", "\tname: attractor-a-1", "f.yaml:3: not valid YAML: found character that cannot start any token (while scanning for the next token that began in line 3): mind the indentation, the brackets and the quotes"},
+		{"syntax", "name: gw4", "name: [gw4", "f.yaml:7: not valid YAML: did not find expected ',' or ']' (while parsing a " +
+			"flow sequence that began in line 6): mind the indentation, the brackets and the quotes"},
+		{"tab", "  name: attractor-a-1", "\tname: attractor-a-1", "f.yaml:3: not valid YAML: found character that cannot " +
+			"start any token (while scanning for the next token that began in line 3): mind the indentation, the brackets and " +
+			"the quotes"},
 		{"empty", good, "", "f.yaml:1: the file is empty: write the fields trench, attractor and streams"},
 		{"comment only", good, "# nothing\n", "f.yaml:1: the file is empty: write the fields trench, attractor and streams"},
-		{"second document", "streams:", "---\nstreams:", "f.yaml:10: a second YAML document begins here: one file holds one trench, remove the --- line and what does not belong to it"},
+		{"second document", "streams:", "---\nstreams:", "f.yaml:10: a second YAML document begins here: one file holds one " +
+			"trench, remove the --- line and what does not belong to it"},
 		{"list at the top", good, "- a\n", "f.yaml:1: is a list: write a mapping with the fields " + fields},
 		{"scalar at the top", good, "hello\n", "f.yaml:1: is \"hello\": write a mapping with the fields " + fields},
 		{"not UTF-8", "gw4", "gw\xff", "f.yaml:6: the file is not UTF-8 here: save the file as plain UTF-8 text"},
-		{"control character", "gw4", "gw\x00", "f.yaml:6: the file has the control character 0x00 here: save the file as plain UTF-8 text"},
-		{"unknown alias", "[20.0.0.1/32]", "*vips", "f.yaml:12: not valid YAML: unknown anchor 'vips' referenced: mind the indentation, the brackets and the quotes"},
-		{"alias to itself", "[20.0.0.1/32]", "&x [*x]", "f.yaml:12: streams[0].vips[0]: is a list: write a VIP such as 20.0.0.1/32 or 2000::1/128"},
-		{"merge key", "name: gw4", "<<: {name: gw4}", "f.yaml:6: attractor.gateways[0].<<: merge keys are not supported: write the fields out, or use an alias for a whole value\nf.yaml:6: attractor.gateways[0].name: is missing: write a name for the gateway"},
-		{"tag", "name: gw4", "name: !secret gw4", "f.yaml:6: attractor.gateways[0].name: has the YAML tag !secret: remove the tag"},
-		{"key that is no name", "trench: trench-a", "trench: trench-a\n[a, b]: c", "f.yaml:2: a field's name is a list: the fields here are " + fields},
+		{
+			"control character", "gw4", "gw\x00",
+			"f.yaml:6: the file has the control character 0x00 here: save the file as plain UTF-8 text",
+		},
+		{
+			"unknown alias", "[20.0.0.1/32]", "*vips",
+			"f.yaml:12: not valid YAML: unknown anchor 'vips' referenced: mind the indentation, the brackets and the quotes",
+		},
+		{
+			"alias to itself", "[20.0.0.1/32]", "&x [*x]",
+			"f.yaml:12: streams[0].vips[0]: is a list: write a VIP such as 20.0.0.1/32 or 2000::1/128",
+		},
+		{"merge key", "name: gw4", "<<: {name: gw4}", "f.yaml:6: attractor.gateways[0].<<: merge keys are not supported: " +
+			"write the fields out, or use an alias for a whole value\nf.yaml:6: attractor.gateways[0].name: is missing: write " +
+			"a name for the gateway"},
+		{
+			"tag", "name: gw4", "name: !secret gw4",
+			"f.yaml:6: attractor.gateways[0].name: has the YAML tag !secret: remove the tag",
+		},
+		{
+			"key that is no name", "trench: trench-a", "trench: trench-a\n[a, b]: c",
+			"f.yaml:2: a field's name is a list: the fields here are " + fields,
+		},
 
 		// Fields
-		{"unknown field", "name: gw4", "name: gw4\n      color: red", "f.yaml:7: attractor.gateways[0].color: unknown field: the fields here are " + gatewayFields},
-		{"misspelt field", "name: gw4", "name: gw4\n      remote_asn: 1", "f.yaml:7: attractor.gateways[0].remote_asn: unknown field, did you mean \"remoteASN\": the fields here are " + gatewayFields},
-		{"field with a line break", "trench: trench-a", "trench: trench-a\n\"a\\nb\": 1", "f.yaml:2: \"a…\": unknown field: the fields here are " + fields},
-		{"duplicate field", "trench: trench-a", "trench: trench-a\ntrench: b", "f.yaml:2: trench: appears twice, first in line 1: remove one of them"},
+		{
+			"unknown field", "name: gw4", "name: gw4\n      color: red",
+			"f.yaml:7: attractor.gateways[0].color: unknown field: the fields here are " + gatewayFields,
+		},
+		{"misspelt field", "name: gw4", "name: gw4\n      remote_asn: 1", "f.yaml:7: attractor.gateways[0].remote_asn: " +
+			"unknown field, did you mean \"remoteASN\": the fields here are " + gatewayFields},
+		{
+			"field with a line break", "trench: trench-a", "trench: trench-a\n\"a\\nb\": 1",
+			"f.yaml:2: \"a…\": unknown field: the fields here are " + fields,
+		},
+		{
+			"duplicate field", "trench: trench-a", "trench: trench-a\ntrench: b",
+			"f.yaml:2: trench: appears twice, first in line 1: remove one of them",
+		},
 		{"no trench", "trench: trench-a", "", "f.yaml:2: trench: is missing: write the name of the trench"},
-		{"trench without a value", "trench: trench-a", "trench:", "f.yaml:1: trench: is empty: write 1 to 60 characters out of A-Z a-z 0-9 _ . -"},
+		{
+			"trench without a value", "trench: trench-a", "trench:",
+			"f.yaml:1: trench: is empty: write 1 to 60 characters out of A-Z a-z 0-9 _ . -",
+		},
 		{"no attractor", good, "trench: a\n", "f.yaml:1: attractor: is missing: write its name, vips and gateways"},
-		{"no attractor name", "  name: attractor-a-1\n", "", "f.yaml:3: attractor.name: is missing: write the name of the attractor"},
-		{"no VIPs", "  vips: [20.0.0.1/32, \"2000::1/128\"]\n", "", "f.yaml:3: attractor.vips: is missing: write a list of VIPs such as [20.0.0.1/32], or [] for none"},
-		{"VIPs are no list", `[20.0.0.1/32, "2000::1/128"]`, "20.0.0.1/32", "f.yaml:4: attractor.vips: is \"20.0.0.1/32\", not a list: write a list of VIPs such as [20.0.0.1/32], or [] for none"},
-		{"gateways are no list", good[strings.Index(good, "gateways:"):strings.Index(good, "streams:")], "gateways: {}\n", "f.yaml:5: attractor.gateways: is a mapping, not a list: write a list of gateways, or [] for none"},
-		{"streams are null", good[strings.Index(good, "streams:"):], "streams:\n", "f.yaml:10: streams: is empty, not a list: write a list of streams, or [] for none"},
-		{"gateway is a scalar", "    - name: gw4\n      address: 169.254.100.150\n", "    - gw4\n", "f.yaml:6: attractor.gateways[0]: is \"gw4\": write a mapping with the fields " + gatewayFields},
+		{
+			"no attractor name", "  name: attractor-a-1\n", "",
+			"f.yaml:3: attractor.name: is missing: write the name of the attractor",
+		},
+		{
+			"no VIPs", "  vips: [20.0.0.1/32, \"2000::1/128\"]\n", "",
+			"f.yaml:3: attractor.vips: is missing: write a list of VIPs such as [20.0.0.1/32], or [] for none",
+		},
+		{"VIPs are no list", `[20.0.0.1/32, "2000::1/128"]`, "20.0.0.1/32", "f.yaml:4: attractor.vips: is \"20.0.0.1/32\", " +
+			"not a list: write a list of VIPs such as [20.0.0.1/32], or [] for none"},
+		{
+			"gateways are no list", good[strings.Index(good, "gateways:"):strings.Index(good, "streams:")], "gateways: {}\n",
+			"f.yaml:5: attractor.gateways: is a mapping, not a list: write a list of gateways, or [] for none",
+		},
+		{
+			"streams are null", good[strings.Index(good, "streams:"):], "streams:\n",
+			"f.yaml:10: streams: is empty, not a list: write a list of streams, or [] for none",
+		},
+		{
+			"gateway is a scalar", "    - name: gw4\n      address: 169.254.100.150\n", "    - gw4\n",
+			"f.yaml:6: attractor.gateways[0]: is \"gw4\": write a mapping with the fields " + gatewayFields,
+		},
 
 		// Names
-		{"gateway name with a space", "name: gw4", "name: gw 4", "f.yaml:6: attractor.gateways[0].name: is \"gw 4\": write 1 to 60 characters out of A-Z a-z 0-9 _ . -"},
-		{"gateway name with a quote", "name: gw4", `name: "gw\"4"`, "f.yaml:6: attractor.gateways[0].name: is \"gw\\\"4\": write 1 to 60 characters out of A-Z a-z 0-9 _ . -"},
-		{"gateway name too long", "name: gw4", "name: " + strings.Repeat("g", 61), "f.yaml:6: attractor.gateways[0].name: is \"" + strings.Repeat("g", 61) + "\": write 1 to 60 characters out of A-Z a-z 0-9 _ . -"},
-		{"gateway name BFD", "name: gw4", "name: BFD", "f.yaml:6: attractor.gateways[0].name: is \"BFD\": BIRD's protocol NBR-BFD has that name, take another"},
-		{"empty stream name", "name: s1", `name: ""`, "f.yaml:11: streams[0].name: is empty: write 1 to 60 characters out of A-Z a-z 0-9 _ . -"},
-		{"duplicate gateway name", "name: gw6", "name: gw4", "f.yaml:8: attractor.gateways[1].name: gateway gw4 appears twice, first in line 6: remove one of them or change it"},
-		{"duplicate gateway address", "address: fd00:100::150", "address: 169.254.100.150", "f.yaml:9: attractor.gateways[1].address: gateway address 169.254.100.150 appears twice, first in line 7: remove one of them or change it"},
-		{"duplicate stream", "    check: {tcp: {port: 5000}}\n", "    check: {tcp: {port: 5000}}\n  - name: s1\n    vips: [20.0.0.1/32]\n    check: {tcp: {port: 5000}}\n", "f.yaml:14: streams[1].name: stream s1 appears twice, first in line 11: remove one of them or change it"},
-		{"duplicate target", "name: t2", "name: t1", "f.yaml:16: streams[0].targets[1].name: target t1 appears twice, first in line 15: remove one of them or change it"},
+		{
+			"gateway name with a space", "name: gw4", "name: gw 4",
+			"f.yaml:6: attractor.gateways[0].name: is \"gw 4\": write 1 to 60 characters out of A-Z a-z 0-9 _ . -",
+		},
+		{
+			"gateway name with a quote", "name: gw4", `name: "gw\"4"`,
+			"f.yaml:6: attractor.gateways[0].name: is \"gw\\\"4\": write 1 to 60 characters out of A-Z a-z 0-9 _ . -",
+		},
+		{"gateway name too long", "name: gw4", "name: " + strings.Repeat("g", 61), "f.yaml:6: attractor.gateways[0].name: " +
+			"is \"" + strings.Repeat("g", 61) + "\": write 1 to 60 characters out of A-Z a-z 0-9 _ . -"},
+		{
+			"gateway name BFD", "name: gw4", "name: BFD",
+			"f.yaml:6: attractor.gateways[0].name: is \"BFD\": BIRD's protocol NBR-BFD has that name, take another",
+		},
+		{
+			"empty stream name", "name: s1", `name: ""`,
+			"f.yaml:11: streams[0].name: is empty: write 1 to 60 characters out of A-Z a-z 0-9 _ . -",
+		},
+		{
+			"duplicate gateway name", "name: gw6", "name: gw4",
+			"f.yaml:8: attractor.gateways[1].name: gateway gw4 appears twice, first in line 6: remove one of them or change it",
+		},
+		{"duplicate gateway address", "address: fd00:100::150", "address: 169.254.100.150", "f.yaml:9: " +
+			"attractor.gateways[1].address: gateway address 169.254.100.150 appears twice, first in line 7: remove one of them " +
+			"or change it"},
+		{"duplicate stream", "    check: {tcp: {port: 5000}}\n", "    check: {tcp: {port: 5000}}\n  - name: s1\n    vips: " +
+			"[20.0.0.1/32]\n    check: {tcp: {port: 5000}}\n", "f.yaml:14: streams[1].name: stream s1 appears twice, first in " +
+			"line 11: remove one of them or change it"},
+		{
+			"duplicate target", "name: t2", "name: t1",
+			"f.yaml:16: streams[0].targets[1].name: target t1 appears twice, first in line 15: remove one of them or change it",
+		},
 
 		// VIPs
-		{"VIP is no prefix", "[20.0.0.1/32]", "[20.0.0.1]", "f.yaml:12: streams[0].vips[0]: VIP \"20.0.0.1\" has no prefix length; use 20.0.0.1/32"},
-		{"VIP is nonsense", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32, hello]", "f.yaml:4: attractor.vips[1]: VIP \"hello\" is not a prefix such as 20.0.0.1/32 or 2000::1/128"},
-		{"VIP is a default route", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32, ::/0]", "f.yaml:4: attractor.vips[1]: VIP ::/0 is a default route, which attracts all traffic; use the addresses to serve"},
-		{"VIP is IPv4-mapped", `"2000::1/128"]`, `"::ffff:1.2.3.4/128"]`, "f.yaml:4: attractor.vips[1]: VIP ::ffff:1.2.3.4/128 is an IPv4-mapped prefix; use IPv4 notation"},
-		{"VIP is null", `"2000::1/128"]`, `"2000::1/128", null]`, "f.yaml:4: attractor.vips[2]: is empty: write a VIP such as 20.0.0.1/32 or 2000::1/128"},
-		{"duplicate VIP", `"2000::1/128"]`, `"2000::1/128", 2000:0::1/128]`, "f.yaml:4: attractor.vips[2]: VIP 2000::1/128 appears twice, first in line 4: remove one of them or change it"},
-		{"too many VIPs", `"2000::1/128"]`, `"2000::1/128"` + strings.Repeat(", 20.0.0.1/32", MaxVIPs) + `]`, "f.yaml:4: attractor.vips: has 50002 VIPs: an attractor has 50000 at most"},
-		{"overlapping VIPs", `[20.0.0.1/32, "2000::1/128"]`, "\n    - 20.0.0.1/32\n    - 20.0.0.0/24\n    - 2000::1/128", "f.yaml:5: attractor.vips[0]: VIP 20.0.0.1/32 lies in the VIP 20.0.0.0/24 of line 6, which would attract its traffic even while it is withdrawn: remove one of them"},
-		{"stream VIP not in the attractor", "[20.0.0.1/32]", "[20.0.0.2/32]", "f.yaml:12: streams[0].vips[0]: VIP 20.0.0.2/32 is not one of the attractor: add it to attractor.vips or remove it here"},
-		{"stream VIP twice", "[20.0.0.1/32]", "[20.0.0.1/32, 20.0.0.1/32]", "f.yaml:12: streams[0].vips[1]: VIP 20.0.0.1/32 appears twice, first in line 12: remove one of them or change it"},
-		{"stream without VIPs", "[20.0.0.1/32]", "[]", "f.yaml:12: streams[0].vips: is an empty list: write its VIPs, or remove the stream"},
+		{
+			"VIP is no prefix", "[20.0.0.1/32]", "[20.0.0.1]",
+			"f.yaml:12: streams[0].vips[0]: VIP \"20.0.0.1\" has no prefix length; use 20.0.0.1/32",
+		},
+		{
+			"VIP is nonsense", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32, hello]",
+			"f.yaml:4: attractor.vips[1]: VIP \"hello\" is not a prefix such as 20.0.0.1/32 or 2000::1/128",
+		},
+		{
+			"VIP is a default route", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32, ::/0]",
+			"f.yaml:4: attractor.vips[1]: VIP ::/0 is a default route, which attracts all traffic; use the addresses to serve",
+		},
+		{
+			"VIP is IPv4-mapped", `"2000::1/128"]`, `"::ffff:1.2.3.4/128"]`,
+			"f.yaml:4: attractor.vips[1]: VIP ::ffff:1.2.3.4/128 is an IPv4-mapped prefix; use IPv4 notation",
+		},
+		{
+			"VIP is null", `"2000::1/128"]`, `"2000::1/128", null]`,
+			"f.yaml:4: attractor.vips[2]: is empty: write a VIP such as 20.0.0.1/32 or 2000::1/128",
+		},
+		{
+			"duplicate VIP", `"2000::1/128"]`, `"2000::1/128", 2000:0::1/128]`,
+			"f.yaml:4: attractor.vips[2]: VIP 2000::1/128 appears twice, first in line 4: remove one of them or change it",
+		},
+		{
+			"too many VIPs", `"2000::1/128"]`, `"2000::1/128"` + strings.Repeat(", 20.0.0.1/32", MaxVIPs) + `]`,
+			"f.yaml:4: attractor.vips: has 50002 VIPs: an attractor has 50000 at most",
+		},
+		{
+			"overlapping VIPs", `[20.0.0.1/32, "2000::1/128"]`, "\n    - 20.0.0.1/32\n    - 20.0.0.0/24\n    - 2000::1/128",
+			"f.yaml:5: attractor.vips[0]: VIP 20.0.0.1/32 lies in the VIP 20.0.0.0/24 of line 6, which would attract its " +
+				"traffic even while it is withdrawn: remove one of them",
+		},
+		{"stream VIP not in the attractor", "[20.0.0.1/32]", "[20.0.0.2/32]", "f.yaml:12: streams[0].vips[0]: VIP " +
+			"20.0.0.2/32 is not one of the attractor: add it to attractor.vips or remove it here"},
+		{
+			"stream VIP twice", "[20.0.0.1/32]", "[20.0.0.1/32, 20.0.0.1/32]",
+			"f.yaml:12: streams[0].vips[1]: VIP 20.0.0.1/32 appears twice, first in line 12: remove one of them or change it",
+		},
+		{
+			"stream without VIPs", "[20.0.0.1/32]", "[]",
+			"f.yaml:12: streams[0].vips: is an empty list: write its VIPs, or remove the stream",
+		},
 
 		// Gateways
-		{"no address", "      address: 169.254.100.150\n", "", "f.yaml:6: attractor.gateways[0].address: is missing: write the gateway's IP address"},
-		{"address is a host name", "169.254.100.150", "router.example", "f.yaml:7: attractor.gateways[0].address: is \"router.example\", not an IP address: write one such as 172.16.1.1"},
-		{"address is a prefix", "169.254.100.150", "169.254.100.150/24", "f.yaml:7: attractor.gateways[0].address: is \"169.254.100.150/24\", which has a prefix length: write 169.254.100.150"},
-		{"address is multicast", "169.254.100.150", "224.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 224.0.0.1, a multicast or broadcast address: write the address of one host"},
-		{"address is broadcast", "169.254.100.150", "255.255.255.255", "f.yaml:7: attractor.gateways[0].address: is 255.255.255.255, a multicast or broadcast address: write the address of one host"},
-		{"address is unspecified", "fd00:100::150", "\"::\"", "f.yaml:9: attractor.gateways[1].address: is ::, the unspecified address: write the address of one host"},
-		{"address is IPv4-mapped", "169.254.100.150", "::ffff:169.254.100.150", "f.yaml:7: attractor.gateways[0].address: is ::ffff:169.254.100.150, an IPv4-mapped address: write 169.254.100.150"},
-		{"address is loopback", "169.254.100.150", "127.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 127.0.0.1, a loopback address: write the address of one host"},
-		{"address has a zone", "fd00:100::150", "fe80::1%eth0", "f.yaml:9: attractor.gateways[1].address: is \"fe80::1%eth0\", which has a zone: write an address that needs none"},
-		{"address is link-local IPv6", "fd00:100::150", "fe80::1", "f.yaml:9: attractor.gateways[1].address: is fe80::1, an IPv6 link-local address: write a global or unique local address"},
-		{"address is a VIP", "169.254.100.150", "20.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 20.0.0.1, which lies in the VIP 20.0.0.1/32: a gateway cannot be reached through itself, change one of them"},
-		{"gateway of a family without VIPs", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32]", "f.yaml:9: attractor.gateways[1].address: is fd00:100::150, but the attractor has no IPv6 VIP: add one to attractor.vips or remove the gateway"},
-		{"static", "name: gw4", "name: gw4\n      protocol: static", "f.yaml:7: attractor.gateways[0].protocol: is \"static\": write bgp, the only protocol so far"},
-		{"other protocol", "name: gw4", "name: gw4\n      protocol: ospf", "f.yaml:7: attractor.gateways[0].protocol: is \"ospf\": write bgp, the only protocol so far"},
-		{"address is reserved", "169.254.100.150", "240.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 240.0.0.1, a reserved address: write the address of one host"},
-		{"target on loopback", "172.16.1.1", "127.0.0.1", "f.yaml:15: streams[0].targets[0].ips[0]: is 127.0.0.1, a loopback address: write the address of one host"},
-		{"target in 0.0.0.0/8", "172.16.1.1", "0.0.0.7", "f.yaml:15: streams[0].targets[0].ips[0]: is 0.0.0.7, a reserved address: write the address of one host"},
-		{"source on loopback", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [127.0.0.2]}", "f.yaml:13: streams[0].check.source[0]: is 127.0.0.2, a loopback address: write the address of one host"},
-		{"our own AS", "name: gw4", "name: gw4\n      remoteASN: 4200000000", "f.yaml:7: attractor.gateways[0].remoteASN: is 4200000000, which vipgate itself uses on the loopback session: choose another private AS number"},
-		{"our own AS as the local one", "name: gw4", "name: gw4\n      localASN: 4200000000", "f.yaml:7: attractor.gateways[0].localASN: is 4200000000, which vipgate itself uses on the loopback session: choose another private AS number"},
-		{"AS 0", "name: gw4", "name: gw4\n      localASN: 0", "f.yaml:7: attractor.gateways[0].localASN: is \"0\": write a whole number between 1 and 4294967294"},
-		{"AS_TRANS", "name: gw4", "name: gw4\n      localASN: 23456", "f.yaml:7: attractor.gateways[0].localASN: is 23456, which stands for 4-octet AS numbers (RFC 6793): write the AS number itself"},
-		{"AS 65535", "name: gw4", "name: gw4\n      localASN: 65535", "f.yaml:7: attractor.gateways[0].localASN: is 65535, which is reserved (RFC 7300): write the AS number of that side"},
-		{"AS with a dot", "name: gw4", "name: gw4\n      localASN: 1.1", "f.yaml:7: attractor.gateways[0].localASN: is \"1.1\": write a whole number between 1 and 4294967294"},
-		{"port 0", "name: gw4", "name: gw4\n      localPort: 0", "f.yaml:7: attractor.gateways[0].localPort: is \"0\": write a whole number between 1 and 65535"},
-		{"port 65536", "name: gw4", "name: gw4\n      remotePort: 65536", "f.yaml:7: attractor.gateways[0].remotePort: is \"65536\": write a whole number between 1 and 65535"},
-		{"negative port", "name: gw4", "name: gw4\n      remotePort: -1", "f.yaml:7: attractor.gateways[0].remotePort: is \"-1\": write a whole number between 1 and 65535"},
-		{"octal port", "name: gw4", "name: gw4\n      remotePort: 0179", "f.yaml:7: attractor.gateways[0].remotePort: is \"0179\": write a whole number between 1 and 65535"},
-		{"hold time 2 s", "name: gw4", "name: gw4\n      holdTime: 2s", "f.yaml:7: attractor.gateways[0].holdTime: is \"2s\": write a duration with its unit between 3s and 65535s"},
-		{"hold time 3.5 s", "name: gw4", "name: gw4\n      holdTime: 3.5s", "f.yaml:7: attractor.gateways[0].holdTime: is 3.5s: BGP wants whole seconds between 3s and 65535s (RFC 4271)"},
-		{"hold time too long", "name: gw4", "name: gw4\n      holdTime: 24h", "f.yaml:7: attractor.gateways[0].holdTime: is \"24h\": write a duration with its unit between 3s and 65535s"},
-		{"hold time without a unit", "name: gw4", "name: gw4\n      holdTime: 3", "f.yaml:7: attractor.gateways[0].holdTime: is \"3\", which has no unit: write 3s or 3ms"},
-		{"BFD without a value", "name: gw4", "name: gw4\n      bfd:", "f.yaml:7: attractor.gateways[0].bfd: is empty: write {} for the defaults, or remove the field for no BFD"},
-		{"BFD true", "name: gw4", "name: gw4\n      bfd: true", "f.yaml:7: attractor.gateways[0].bfd: is \"true\": write a mapping with the fields minTx, minRx, multiplier"},
-		{"BFD too fast", "name: gw4", "name: gw4\n      bfd: {minTx: 9ms}", "f.yaml:7: attractor.gateways[0].bfd.minTx: is \"9ms\": write a duration with its unit between 10ms and 1m"},
-		{"BFD multiplier 0", "name: gw4", "name: gw4\n      bfd: {multiplier: 0}", "f.yaml:7: attractor.gateways[0].bfd.multiplier: is \"0\": write a whole number between 1 and 255"},
-		{"relative password file", "name: gw4", "name: gw4\n      passwordFile: key", "f.yaml:7: attractor.gateways[0].passwordFile: is \"key\": write the absolute path of the file with the password, or remove the field for no password"},
-		{"empty password file", "name: gw4", "name: gw4\n      passwordFile: \"\"", "f.yaml:7: attractor.gateways[0].passwordFile: is empty: write the absolute path of the file with the password, or remove the field for no password"},
+		{
+			"no address", "      address: 169.254.100.150\n", "",
+			"f.yaml:6: attractor.gateways[0].address: is missing: write the gateway's IP address",
+		},
+		{
+			"address is a host name", "169.254.100.150", "router.example",
+			"f.yaml:7: attractor.gateways[0].address: is \"router.example\", not an IP address: write one such as 172.16.1.1",
+		},
+		{"address is a prefix", "169.254.100.150", "169.254.100.150/24", "f.yaml:7: attractor.gateways[0].address: is " +
+			"\"169.254.100.150/24\", which has a prefix length: write 169.254.100.150"},
+		{"address is multicast", "169.254.100.150", "224.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 224.0.0.1, a " +
+			"multicast or broadcast address: write the address of one host"},
+		{"address is broadcast", "169.254.100.150", "255.255.255.255", "f.yaml:7: attractor.gateways[0].address: is " +
+			"255.255.255.255, a multicast or broadcast address: write the address of one host"},
+		{
+			"address is unspecified", "fd00:100::150", "\"::\"",
+			"f.yaml:9: attractor.gateways[1].address: is ::, the unspecified address: write the address of one host",
+		},
+		{
+			"address is IPv4-mapped", "169.254.100.150", "::ffff:169.254.100.150",
+			"f.yaml:7: attractor.gateways[0].address: is ::ffff:169.254.100.150, an IPv4-mapped address: write 169.254.100.150",
+		},
+		{
+			"address is loopback", "169.254.100.150", "127.0.0.1",
+			"f.yaml:7: attractor.gateways[0].address: is 127.0.0.1, a loopback address: write the address of one host",
+		},
+		{
+			"address has a zone", "fd00:100::150", "fe80::1%eth0",
+			"f.yaml:9: attractor.gateways[1].address: is \"fe80::1%eth0\", which has a zone: write an address that needs none",
+		},
+		{"address is link-local IPv6", "fd00:100::150", "fe80::1", "f.yaml:9: attractor.gateways[1].address: is fe80::1, an " +
+			"IPv6 link-local address: write a global or unique local address"},
+		{"address is a VIP", "169.254.100.150", "20.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 20.0.0.1, which " +
+			"lies in the VIP 20.0.0.1/32: a gateway cannot be reached through itself, change one of them"},
+		{"gateway of a family without VIPs", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32]", "f.yaml:9: " +
+			"attractor.gateways[1].address: is fd00:100::150, but the attractor has no IPv6 VIP: add one to attractor.vips or " +
+			"remove the gateway"},
+		{
+			"static", "name: gw4", "name: gw4\n      protocol: static",
+			"f.yaml:7: attractor.gateways[0].protocol: is \"static\": write bgp, the only protocol so far",
+		},
+		{
+			"other protocol", "name: gw4", "name: gw4\n      protocol: ospf",
+			"f.yaml:7: attractor.gateways[0].protocol: is \"ospf\": write bgp, the only protocol so far",
+		},
+		{
+			"address is reserved", "169.254.100.150", "240.0.0.1",
+			"f.yaml:7: attractor.gateways[0].address: is 240.0.0.1, a reserved address: write the address of one host",
+		},
+		{
+			"target on loopback", "172.16.1.1", "127.0.0.1",
+			"f.yaml:15: streams[0].targets[0].ips[0]: is 127.0.0.1, a loopback address: write the address of one host",
+		},
+		{
+			"target in 0.0.0.0/8", "172.16.1.1", "0.0.0.7",
+			"f.yaml:15: streams[0].targets[0].ips[0]: is 0.0.0.7, a reserved address: write the address of one host",
+		},
+		{
+			"source on loopback", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [127.0.0.2]}",
+			"f.yaml:13: streams[0].check.source[0]: is 127.0.0.2, a loopback address: write the address of one host",
+		},
+		{"our own AS", "name: gw4", "name: gw4\n      remoteASN: 4200000000", "f.yaml:7: attractor.gateways[0].remoteASN: " +
+			"is 4200000000, which vipgate itself uses on the loopback session: choose another private AS number"},
+		{"our own AS as the local one", "name: gw4", "name: gw4\n      localASN: 4200000000", "f.yaml:7: " +
+			"attractor.gateways[0].localASN: is 4200000000, which vipgate itself uses on the loopback session: choose another " +
+			"private AS number"},
+		{
+			"AS 0", "name: gw4", "name: gw4\n      localASN: 0",
+			"f.yaml:7: attractor.gateways[0].localASN: is \"0\": write a whole number between 1 and 4294967294",
+		},
+		{"AS_TRANS", "name: gw4", "name: gw4\n      localASN: 23456", "f.yaml:7: attractor.gateways[0].localASN: is 23456, " +
+			"which stands for 4-octet AS numbers (RFC 6793): write the AS number itself"},
+		{"AS 65535", "name: gw4", "name: gw4\n      localASN: 65535", "f.yaml:7: attractor.gateways[0].localASN: is 65535, " +
+			"which is reserved (RFC 7300): write the AS number of that side"},
+		{
+			"AS with a dot", "name: gw4", "name: gw4\n      localASN: 1.1",
+			"f.yaml:7: attractor.gateways[0].localASN: is \"1.1\": write a whole number between 1 and 4294967294",
+		},
+		{
+			"port 0", "name: gw4", "name: gw4\n      localPort: 0",
+			"f.yaml:7: attractor.gateways[0].localPort: is \"0\": write a whole number between 1 and 65535",
+		},
+		{
+			"port 65536", "name: gw4", "name: gw4\n      remotePort: 65536",
+			"f.yaml:7: attractor.gateways[0].remotePort: is \"65536\": write a whole number between 1 and 65535",
+		},
+		{
+			"negative port", "name: gw4", "name: gw4\n      remotePort: -1",
+			"f.yaml:7: attractor.gateways[0].remotePort: is \"-1\": write a whole number between 1 and 65535",
+		},
+		{
+			"octal port", "name: gw4", "name: gw4\n      remotePort: 0179",
+			"f.yaml:7: attractor.gateways[0].remotePort: is \"0179\": write a whole number between 1 and 65535",
+		},
+		{
+			"hold time 2 s", "name: gw4", "name: gw4\n      holdTime: 2s",
+			"f.yaml:7: attractor.gateways[0].holdTime: is \"2s\": write a duration with its unit between 3s and 65535s",
+		},
+		{
+			"hold time 3.5 s", "name: gw4", "name: gw4\n      holdTime: 3.5s",
+			"f.yaml:7: attractor.gateways[0].holdTime: is 3.5s: BGP wants whole seconds between 3s and 65535s (RFC 4271)",
+		},
+		{
+			"hold time too long", "name: gw4", "name: gw4\n      holdTime: 24h",
+			"f.yaml:7: attractor.gateways[0].holdTime: is \"24h\": write a duration with its unit between 3s and 65535s",
+		},
+		{
+			"hold time without a unit", "name: gw4", "name: gw4\n      holdTime: 3",
+			"f.yaml:7: attractor.gateways[0].holdTime: is \"3\", which has no unit: write 3s or 3ms",
+		},
+		{
+			"BFD without a value", "name: gw4", "name: gw4\n      bfd:",
+			"f.yaml:7: attractor.gateways[0].bfd: is empty: write {} for the defaults, or remove the field for no BFD",
+		},
+		{
+			"BFD true", "name: gw4", "name: gw4\n      bfd: true",
+			"f.yaml:7: attractor.gateways[0].bfd: is \"true\": write a mapping with the fields minTx, minRx, multiplier",
+		},
+		{
+			"BFD too fast", "name: gw4", "name: gw4\n      bfd: {minTx: 9ms}",
+			"f.yaml:7: attractor.gateways[0].bfd.minTx: is \"9ms\": write a duration with its unit between 10ms and 1m",
+		},
+		{
+			"BFD multiplier 0", "name: gw4", "name: gw4\n      bfd: {multiplier: 0}",
+			"f.yaml:7: attractor.gateways[0].bfd.multiplier: is \"0\": write a whole number between 1 and 255",
+		},
+		{"relative password file", "name: gw4", "name: gw4\n      passwordFile: key", "f.yaml:7: " +
+			"attractor.gateways[0].passwordFile: is \"key\": write the absolute path of the file with the password, or remove " +
+			"the field for no password"},
+		{"empty password file", "name: gw4", "name: gw4\n      passwordFile: \"\"", "f.yaml:7: " +
+			"attractor.gateways[0].passwordFile: is empty: write the absolute path of the file with the password, or remove " +
+			"the field for no password"},
 
 		// Streams
-		{"no check", "    check: {tcp: {port: 5000}}\n", "", "f.yaml:11: streams[0].check: is missing: write how the targets are checked, such as check: {tcp: {port: 5000}}"},
-		{"empty check", "{tcp: {port: 5000}}", "{}", "f.yaml:13: streams[0].check: has none of tcp, http, grpc: write one of them, such as tcp: {port: 5000}"},
-		{"null check", "{tcp: {port: 5000}}", "", "f.yaml:13: streams[0].check: is empty: write a mapping with the fields " + checkFields},
-		{"two checks", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, grpc: {port: 5001}}", "f.yaml:13: streams[0].check.grpc: conflicts with tcp: write only one of tcp, http, grpc"},
-		{"three checks", "{tcp: {port: 5000}}", "{grpc: {port: 1}, tcp: {port: 2}, http: {port: 3}}", "f.yaml:13: streams[0].check.grpc: conflicts with tcp: write only one of tcp, http, grpc\nf.yaml:13: streams[0].check.http: conflicts with tcp: write only one of tcp, http, grpc"},
-		{"unknown check", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, icmp: {}}", "f.yaml:13: streams[0].check.icmp: unknown field: the fields here are " + checkFields},
-		{"check without a port", "{tcp: {port: 5000}}", "{tcp: {}}", "f.yaml:13: streams[0].check.tcp.port: is missing: write the TCP port to connect to"},
-		{"check port out of range", "{port: 5000}", "{port: 70000}", "f.yaml:13: streams[0].check.tcp.port: is \"70000\": write a whole number between 1 and 65535"},
-		{"interval 0", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, interval: 0s}", "f.yaml:13: streams[0].check.interval: is \"0s\": write a duration with its unit between 10ms and 1h"},
-		{"timeout longer than the interval", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, interval: 1s, timeout: 2s}", "f.yaml:13: streams[0].check.timeout: is 2s, longer than the interval of 1s: write at most the interval"},
-		{"rise 0", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, rise: 0}", "f.yaml:13: streams[0].check.rise: is \"0\": write a whole number between 1 and 100"},
-		{"fall too high", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, fall: 101}", "f.yaml:13: streams[0].check.fall: is \"101\": write a whole number between 1 and 100"},
-		{"fast interval longer than the interval", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, interval: 1s, fastInterval: 2s}", "f.yaml:13: streams[0].check.fastInterval: is 2s, longer than the interval of 1s: write at most the interval"},
-		{"fast interval too short", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, fastInterval: 9ms}", "f.yaml:13: streams[0].check.fastInterval: is \"9ms\": write a duration with its unit between 10ms and 1h"},
-		{"drain time without a unit", "name: s1", "name: s1\n    drainTime: 5", "f.yaml:12: streams[0].drainTime: is \"5\", which has no unit: write 5s or 5ms"},
-		{"drain time 0", "name: s1", "name: s1\n    drainTime: 0", "f.yaml:12: streams[0].drainTime: is \"0\": write a duration with its unit between 0s and 1h"},
-		{"drain time too long", "name: s1", "name: s1\n    drainTime: 2h", "f.yaml:12: streams[0].drainTime: is \"2h\": write a duration with its unit between 0s and 1h"},
-		{"families", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, families: v4}", "f.yaml:13: streams[0].check.families: is \"v4\": write ipv4, ipv6 or both"},
-		{"source is one address", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: 10.0.0.1}", "f.yaml:13: streams[0].check.source: is \"10.0.0.1\", not a list: write a list of addresses such as [172.16.1.1]"},
-		{"no source", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: []}", "f.yaml:13: streams[0].check.source: is an empty list: write the addresses to check from, or remove the field"},
-		{"two sources of a family", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [10.0.0.1, 10.0.0.2]}", "f.yaml:13: streams[0].check.source[1]: is a second IPv4 address: checks of a family come from one"},
-		{"source is multicast", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [\"ff02::1\"]}", "f.yaml:13: streams[0].check.source[0]: is ff02::1, a multicast or broadcast address: write the address of one host"},
-		{"source is a VIP", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [20.0.0.1]}", "f.yaml:13: streams[0].check.source[0]: is 20.0.0.1, which lies in the VIP 20.0.0.1/32: what comes from a VIP is sent to the gateways, write an address of the load balancer's own"},
-		{"source of a family that is not checked", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, families: ipv4, source: [\"fd00::9\"]}", "f.yaml:13: streams[0].check.source[0]: is fd00::9, but families is ipv4, so that nothing would be checked from it: remove it, or write families: both"},
+		{
+			"no check", "    check: {tcp: {port: 5000}}\n", "",
+			"f.yaml:11: streams[0].check: is missing: write how the targets are checked, such as check: {tcp: {port: 5000}}",
+		},
+		{
+			"empty check", "{tcp: {port: 5000}}", "{}",
+			"f.yaml:13: streams[0].check: has none of tcp, http, grpc: write one of them, such as tcp: {port: 5000}",
+		},
+		{
+			"null check", "{tcp: {port: 5000}}", "",
+			"f.yaml:13: streams[0].check: is empty: write a mapping with the fields " + checkFields,
+		},
+		{
+			"two checks", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, grpc: {port: 5001}}",
+			"f.yaml:13: streams[0].check.grpc: conflicts with tcp: write only one of tcp, http, grpc",
+		},
+		{
+			"three checks", "{tcp: {port: 5000}}", "{grpc: {port: 1}, tcp: {port: 2}, http: {port: 3}}",
+			"f.yaml:13: streams[0].check.grpc: conflicts with tcp: write only one of tcp, http, grpc\nf.yaml:13: " +
+				"streams[0].check.http: conflicts with tcp: write only one of tcp, http, grpc",
+		},
+		{
+			"unknown check", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, icmp: {}}",
+			"f.yaml:13: streams[0].check.icmp: unknown field: the fields here are " + checkFields,
+		},
+		{
+			"check without a port", "{tcp: {port: 5000}}", "{tcp: {}}",
+			"f.yaml:13: streams[0].check.tcp.port: is missing: write the TCP port to connect to",
+		},
+		{
+			"check port out of range", "{port: 5000}", "{port: 70000}",
+			"f.yaml:13: streams[0].check.tcp.port: is \"70000\": write a whole number between 1 and 65535",
+		},
+		{
+			"interval 0", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, interval: 0s}",
+			"f.yaml:13: streams[0].check.interval: is \"0s\": write a duration with its unit between 10ms and 1h",
+		},
+		{
+			"timeout longer than the interval", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, interval: 1s, timeout: 2s}",
+			"f.yaml:13: streams[0].check.timeout: is 2s, longer than the interval of 1s: write at most the interval",
+		},
+		{
+			"rise 0", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, rise: 0}",
+			"f.yaml:13: streams[0].check.rise: is \"0\": write a whole number between 1 and 100",
+		},
+		{
+			"fall too high", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, fall: 101}",
+			"f.yaml:13: streams[0].check.fall: is \"101\": write a whole number between 1 and 100",
+		},
+		{
+			"fast interval longer than the interval", "{tcp: {port: 5000}}",
+			"{tcp: {port: 5000}, interval: 1s, fastInterval: 2s}", "f.yaml:13: streams[0].check.fastInterval: is 2s, longer " +
+				"than the interval of 1s: write at most the interval",
+		},
+		{
+			"fast interval too short", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, fastInterval: 9ms}",
+			"f.yaml:13: streams[0].check.fastInterval: is \"9ms\": write a duration with its unit between 10ms and 1h",
+		},
+		{
+			"drain time without a unit", "name: s1", "name: s1\n    drainTime: 5",
+			"f.yaml:12: streams[0].drainTime: is \"5\", which has no unit: write 5s or 5ms",
+		},
+		{
+			"drain time 0", "name: s1", "name: s1\n    drainTime: 0",
+			"f.yaml:12: streams[0].drainTime: is \"0\": write a duration with its unit between 0s and 1h",
+		},
+		{
+			"drain time too long", "name: s1", "name: s1\n    drainTime: 2h",
+			"f.yaml:12: streams[0].drainTime: is \"2h\": write a duration with its unit between 0s and 1h",
+		},
+		{
+			"families", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, families: v4}",
+			"f.yaml:13: streams[0].check.families: is \"v4\": write ipv4, ipv6 or both",
+		},
+		{
+			"source is one address", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: 10.0.0.1}",
+			"f.yaml:13: streams[0].check.source: is \"10.0.0.1\", not a list: write a list of addresses such as [172.16.1.1]",
+		},
+		{
+			"no source", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: []}",
+			"f.yaml:13: streams[0].check.source: is an empty list: write the addresses to check from, or remove the field",
+		},
+		{
+			"two sources of a family", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [10.0.0.1, 10.0.0.2]}",
+			"f.yaml:13: streams[0].check.source[1]: is a second IPv4 address: checks of a family come from one",
+		},
+		{"source is multicast", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [\"ff02::1\"]}", "f.yaml:13: " +
+			"streams[0].check.source[0]: is ff02::1, a multicast or broadcast address: write the address of one host"},
+		{"source is a VIP", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [20.0.0.1]}", "f.yaml:13: " +
+			"streams[0].check.source[0]: is 20.0.0.1, which lies in the VIP 20.0.0.1/32: what comes from a VIP is sent to the " +
+			"gateways, write an address of the load balancer's own"},
+		{"source of a family that is not checked", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, families: ipv4, source: " +
+			"[\"fd00::9\"]}", "f.yaml:13: streams[0].check.source[0]: is fd00::9, but families is ipv4, so that nothing would " +
+			"be checked from it: remove it, or write families: both"},
 
 		// HTTP, gRPC and TLS
-		{"http without a port", "{tcp: {port: 5000}}", "{http: {path: /}}", "f.yaml:13: streams[0].check.http.port: is missing: write the TCP port to connect to"},
-		{"http is a port", "{tcp: {port: 5000}}", "{http: 80}", "f.yaml:13: streams[0].check.http: is \"80\": write a mapping with the fields port, path, host, status, body, tls"},
-		{"path without a slash", "{tcp: {port: 5000}}", "{http: {port: 80, path: healthz}}", "f.yaml:13: streams[0].check.http.path: is \"healthz\": write a path such as /healthz or /healthz?full=1, in at most 1000 characters of ASCII, others and spaces as %20"},
-		{"path with a line break", "{tcp: {port: 5000}}", `{http: {port: 80, path: "/a\r\nHost: b"}}`, `f.yaml:13: streams[0].check.http.path: is "/a\r\nHost: b": write a path such as /healthz or /healthz?full=1, in at most 1000 characters of ASCII, others and spaces as %20`},
-		{"path with half an escape", "{tcp: {port: 5000}}", "{http: {port: 80, path: /100%}}", "f.yaml:13: streams[0].check.http.path: is \"/100%\", in which a % is not followed by two hexadecimal digits: write %25 for a percent sign"},
-		{"host is a URL", "{tcp: {port: 5000}}", "{http: {port: 80, host: \"http://a\"}}", "f.yaml:13: streams[0].check.http.host: is \"http://a\": write a name or address such as example.org, 10.0.0.1:8080 or [fd00::1]:8080, in ASCII"},
-		{"host is bare IPv6", "{tcp: {port: 5000}}", "{http: {port: 80, host: \"fd00::1\"}}", "f.yaml:13: streams[0].check.http.host: is \"fd00::1\": write a name or address such as example.org, 10.0.0.1:8080 or [fd00::1]:8080, in ASCII"},
-		{"status", "{tcp: {port: 5000}}", "{http: {port: 80, status: 2xx}}", "f.yaml:13: streams[0].check.http.status: is \"2xx\": write numbers and ranges between 200 and 599, such as \"200-399,404\", at most 20"},
-		{"status is a list", "{tcp: {port: 5000}}", "{http: {port: 80, status: [200]}}", "f.yaml:13: streams[0].check.http.status: is a list: write numbers and ranges between 200 and 599, such as \"200-399,404\", at most 20"},
-		{"status backwards", "{tcp: {port: 5000}}", "{http: {port: 80, status: \"404,399-200\"}}", "f.yaml:13: streams[0].check.http.status: has the range 399-200, whose end lies before its begin: write 200-399"},
-		{"body", "{tcp: {port: 5000}}", "{http: {port: 80, body: \"a(b\"}}", "f.yaml:13: streams[0].check.http.body: is \"a(b\", no regular expression (RE2): missing closing ) at \"a(b\": change it, or write \\Q before text that is meant literally"},
-		{"body that looks back", "{tcp: {port: 5000}}", `{http: {port: 80, body: '(a)\1'}}`, `f.yaml:13: streams[0].check.http.body: is "(a)\\1", no regular expression (RE2): invalid escape sequence at "\\1": change it, or write \Q before text that is meant literally`},
-		{"body too long", "{tcp: {port: 5000}}", "{http: {port: 80, body: " + strings.Repeat("ä", 1001) + "}}", "f.yaml:13: streams[0].check.http.body: is \"" + strings.Repeat("ä", 50) + "…\": write a regular expression (RE2) of 1 to 1000 characters, or remove the field to take any body"},
-		{"service with a space", "{tcp: {port: 5000}}", "{grpc: {port: 80, service: a b}}", "f.yaml:13: streams[0].check.grpc.service: is \"a b\": write the name of a service in 1 to 200 characters of ASCII without a space, or remove the field for the whole server"},
-		{"TLS without a value", "{tcp: {port: 5000}}", "{grpc: {port: 80, tls: }}", "f.yaml:13: streams[0].check.grpc.tls: is empty: write {} for the defaults, or remove the field for plaintext"},
-		{"server name", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {serverName: büro}}}", "f.yaml:13: streams[0].check.http.tls.serverName: is \"büro\": write the name or address that the certificate has, such as example.org, in ASCII"},
-		{"authorities in a relative file", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {caFile: ca.pem}}}", "f.yaml:13: streams[0].check.http.tls.caFile: is \"ca.pem\": write the absolute path of the PEM file with the authorities, or remove the field for the system's"},
-		{"authorities for nothing", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {insecure: true, caFile: /ca.pem}}}", "f.yaml:13: streams[0].check.http.tls.caFile: conflicts with insecure: true, which takes any certificate: remove one of them"},
-		{"insecure is no boolean", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {insecure: 1}}}", "f.yaml:13: streams[0].check.http.tls.insecure: is \"1\": write true or false"},
-		{"minReady 0", "name: s1", "name: s1\n    minReady: 0", "f.yaml:12: streams[0].minReady: is \"0\": write a whole number between 1 and 1000000"},
+		{
+			"http without a port", "{tcp: {port: 5000}}", "{http: {path: /}}",
+			"f.yaml:13: streams[0].check.http.port: is missing: write the TCP port to connect to",
+		},
+		{
+			"http is a port", "{tcp: {port: 5000}}", "{http: 80}",
+			"f.yaml:13: streams[0].check.http: is \"80\": write a mapping with the fields port, path, host, status, body, tls",
+		},
+		{"path without a slash", "{tcp: {port: 5000}}", "{http: {port: 80, path: healthz}}", "f.yaml:13: " +
+			"streams[0].check.http.path: is \"healthz\": write a path such as /healthz or /healthz?full=1, in at most 1000 " +
+			"characters of ASCII, others and spaces as %20"},
+		{
+			"path with a line break", "{tcp: {port: 5000}}", `{http: {port: 80, path: "/a\r\nHost: b"}}`,
+			`f.yaml:13: streams[0].check.http.path: is "/a\r\nHost: b": write a path such as /healthz or /healthz?full=1, in at most 1000 characters of ASCII, others and spaces as %20`,
+		},
+		{"path with half an escape", "{tcp: {port: 5000}}", "{http: {port: 80, path: /100%}}", "f.yaml:13: " +
+			"streams[0].check.http.path: is \"/100%\", in which a % is not followed by two hexadecimal digits: write %25 for a " +
+			"percent sign"},
+		{"host is a URL", "{tcp: {port: 5000}}", "{http: {port: 80, host: \"http://a\"}}", "f.yaml:13: " +
+			"streams[0].check.http.host: is \"http://a\": write a name or address such as example.org, 10.0.0.1:8080 or " +
+			"[fd00::1]:8080, in ASCII"},
+		{"host is bare IPv6", "{tcp: {port: 5000}}", "{http: {port: 80, host: \"fd00::1\"}}", "f.yaml:13: " +
+			"streams[0].check.http.host: is \"fd00::1\": write a name or address such as example.org, 10.0.0.1:8080 or " +
+			"[fd00::1]:8080, in ASCII"},
+		{"status", "{tcp: {port: 5000}}", "{http: {port: 80, status: 2xx}}", "f.yaml:13: streams[0].check.http.status: is " +
+			"\"2xx\": write numbers and ranges between 200 and 599, such as \"200-399,404\", at most 20"},
+		{"status is a list", "{tcp: {port: 5000}}", "{http: {port: 80, status: [200]}}", "f.yaml:13: " +
+			"streams[0].check.http.status: is a list: write numbers and ranges between 200 and 599, such as \"200-399,404\", " +
+			"at most 20"},
+		{
+			"status backwards", "{tcp: {port: 5000}}", "{http: {port: 80, status: \"404,399-200\"}}",
+			"f.yaml:13: streams[0].check.http.status: has the range 399-200, whose end lies before its begin: write 200-399",
+		},
+		{"body", "{tcp: {port: 5000}}", "{http: {port: 80, body: \"a(b\"}}", "f.yaml:13: streams[0].check.http.body: is " +
+			"\"a(b\", no regular expression (RE2): missing closing ) at \"a(b\": change it, or write \\Q before text that is " +
+			"meant literally"},
+		{
+			"body that looks back", "{tcp: {port: 5000}}", `{http: {port: 80, body: '(a)\1'}}`,
+			`f.yaml:13: streams[0].check.http.body: is "(a)\\1", no regular expression (RE2): invalid escape sequence at "\\1": change it, or write \Q before text that is meant literally`,
+		},
+		{
+			"body too long", "{tcp: {port: 5000}}", "{http: {port: 80, body: " + strings.Repeat("ä", 1001) + "}}",
+			"f.yaml:13: streams[0].check.http.body: is \"" + strings.Repeat("ä",
+				50) + "…\": write a regular expression (RE2) of 1 to 1000 characters, or remove the field to take any body",
+		},
+		{"service with a space", "{tcp: {port: 5000}}", "{grpc: {port: 80, service: a b}}", "f.yaml:13: " +
+			"streams[0].check.grpc.service: is \"a b\": write the name of a service in 1 to 200 characters of ASCII without a " +
+			"space, or remove the field for the whole server"},
+		{
+			"TLS without a value", "{tcp: {port: 5000}}", "{grpc: {port: 80, tls: }}",
+			"f.yaml:13: streams[0].check.grpc.tls: is empty: write {} for the defaults, or remove the field for plaintext",
+		},
+		{"server name", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {serverName: büro}}}", "f.yaml:13: " +
+			"streams[0].check.http.tls.serverName: is \"büro\": write the name or address that the certificate has, such as " +
+			"example.org, in ASCII"},
+		{
+			"authorities in a relative file", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {caFile: ca.pem}}}",
+			"f.yaml:13: streams[0].check.http.tls.caFile: is \"ca.pem\": write the absolute path of the PEM file with the " +
+				"authorities, or remove the field for the system's",
+		},
+		{
+			"authorities for nothing", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {insecure: true, caFile: /ca.pem}}}",
+			"f.yaml:13: streams[0].check.http.tls.caFile: conflicts with insecure: true, which takes any certificate: remove " +
+				"one of them",
+		},
+		{
+			"insecure is no boolean", "{tcp: {port: 5000}}", "{http: {port: 80, tls: {insecure: 1}}}",
+			"f.yaml:13: streams[0].check.http.tls.insecure: is \"1\": write true or false",
+		},
+		{
+			"minReady 0", "name: s1", "name: s1\n    minReady: 0",
+			"f.yaml:12: streams[0].minReady: is \"0\": write a whole number between 1 and 1000000",
+		},
 
-		{"maglev without a value", "name: s1", "name: s1\n    maglev:", "f.yaml:12: streams[0].maglev: is empty: write a mapping with the fields size, seed"},
-		{"maglev is a number", "name: s1", "name: s1\n    maglev: 1009", "f.yaml:12: streams[0].maglev: is \"1009\": write a mapping with the fields size, seed"},
-		{"table of no prime size", "name: s1", "name: s1\n    maglev: {size: 1000}", "f.yaml:12: streams[0].maglev.size: is 1000, which is no prime number: write 997 or 1009"},
-		{"table of a square size", "name: s1", "name: s1\n    maglev: {size: 10201}", "f.yaml:12: streams[0].maglev.size: is 10201, which is no prime number: write 10193 or 10211"},
-		{"smallest table of no prime size", "name: s1", "name: s1\n    maglev: {size: 102}", "f.yaml:12: streams[0].maglev.size: is 102, which is no prime number: write 101 or 103"},
-		{"largest table of no prime size", "name: s1", "name: s1\n    maglev: {size: 131070}", "f.yaml:12: streams[0].maglev.size: is 131070, which is no prime number: write 131063 or 131071"},
-		{"table too small", "name: s1", "name: s1\n    maglev: {size: 97}", "f.yaml:12: streams[0].maglev.size: is \"97\": write a whole number between 101 and 131071"},
-		{"table too large", "name: s1", "name: s1\n    maglev: {size: 131101}", "f.yaml:12: streams[0].maglev.size: is \"131101\": write a whole number between 101 and 131071"},
-		{"seed 0", "name: s1", "name: s1\n    maglev: {seed: 0}", "f.yaml:12: streams[0].maglev.seed: is \"0\": write a whole number between 1 and 4294967295"},
-		{"seed too large", "name: s1", "name: s1\n    maglev: {seed: 4294967296}", "f.yaml:12: streams[0].maglev.seed: is \"4294967296\": write a whole number between 1 and 4294967295"},
+		{
+			"maglev without a value", "name: s1", "name: s1\n    maglev:",
+			"f.yaml:12: streams[0].maglev: is empty: write a mapping with the fields size, seed",
+		},
+		{
+			"maglev is a number", "name: s1", "name: s1\n    maglev: 1009",
+			"f.yaml:12: streams[0].maglev: is \"1009\": write a mapping with the fields size, seed",
+		},
+		{
+			"table of no prime size", "name: s1", "name: s1\n    maglev: {size: 1000}",
+			"f.yaml:12: streams[0].maglev.size: is 1000, which is no prime number: write 997 or 1009",
+		},
+		{
+			"table of a square size", "name: s1", "name: s1\n    maglev: {size: 10201}",
+			"f.yaml:12: streams[0].maglev.size: is 10201, which is no prime number: write 10193 or 10211",
+		},
+		{
+			"smallest table of no prime size", "name: s1", "name: s1\n    maglev: {size: 102}",
+			"f.yaml:12: streams[0].maglev.size: is 102, which is no prime number: write 101 or 103",
+		},
+		{
+			"largest table of no prime size", "name: s1", "name: s1\n    maglev: {size: 131070}",
+			"f.yaml:12: streams[0].maglev.size: is 131070, which is no prime number: write 131063 or 131071",
+		},
+		{
+			"table too small", "name: s1", "name: s1\n    maglev: {size: 97}",
+			"f.yaml:12: streams[0].maglev.size: is \"97\": write a whole number between 101 and 131071",
+		},
+		{
+			"table too large", "name: s1", "name: s1\n    maglev: {size: 131101}",
+			"f.yaml:12: streams[0].maglev.size: is \"131101\": write a whole number between 101 and 131071",
+		},
+		{
+			"seed 0", "name: s1", "name: s1\n    maglev: {seed: 0}",
+			"f.yaml:12: streams[0].maglev.seed: is \"0\": write a whole number between 1 and 4294967295",
+		},
+		{
+			"seed too large", "name: s1", "name: s1\n    maglev: {seed: 4294967296}",
+			"f.yaml:12: streams[0].maglev.seed: is \"4294967296\": write a whole number between 1 and 4294967295",
+		},
 
 		// Targets
-		{"target without addresses", "ips: [172.16.1.1]", "ips: []", "f.yaml:15: streams[0].targets[0].ips: is an empty list: write its addresses, or remove the target"},
-		{"target without a name", "name: t1, ", "", "f.yaml:15: streams[0].targets[0].name: is missing: write a name for the target"},
-		{"target is a VIP", "172.16.1.1", "20.0.0.1", "f.yaml:15: streams[0].targets[0].ips[0]: is 20.0.0.1, which lies in the VIP 20.0.0.1/32: write the target's own address"},
-		{"target address twice", "172.16.1.2", "172.16.1.1", "f.yaml:16: streams[0].targets[1].ips[0]: target address 172.16.1.1 appears twice, first in line 15: remove one of them or change it"},
-		{"two addresses of a family", "[172.16.1.1]", "[172.16.1.1, fd00::1, 172.16.1.3]", "f.yaml:15: streams[0].targets[0].ips[2]: is a second IPv4 address: a target has one of a family, make a second target of it"},
-		{"target address is a prefix", "172.16.1.2", "172.16.1.2/32", "f.yaml:16: streams[0].targets[1].ips[0]: is \"172.16.1.2/32\", which has a prefix length: write 172.16.1.2"},
-		{"target without an address that is checked", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, families: ipv6}", "f.yaml:15: streams[0].targets[0].ips: has no IPv6 address, and the stream's check.families is ipv6, so that nothing would check it: add one, or write families: both\nf.yaml:16: streams[0].targets[1].ips: has no IPv6 address, and the stream's check.families is ipv6, so that nothing would check it: add one, or write families: both"},
-		{"terminating is no boolean", "ips: [172.16.1.1]", "ips: [172.16.1.1], terminating: yes", "f.yaml:15: streams[0].targets[0].terminating: is \"yes\": write true or false"},
+		{
+			"target without addresses", "ips: [172.16.1.1]", "ips: []",
+			"f.yaml:15: streams[0].targets[0].ips: is an empty list: write its addresses, or remove the target",
+		},
+		{
+			"target without a name", "name: t1, ", "",
+			"f.yaml:15: streams[0].targets[0].name: is missing: write a name for the target",
+		},
+		{"target is a VIP", "172.16.1.1", "20.0.0.1", "f.yaml:15: streams[0].targets[0].ips[0]: is 20.0.0.1, which lies in " +
+			"the VIP 20.0.0.1/32: write the target's own address"},
+		{"target address twice", "172.16.1.2", "172.16.1.1", "f.yaml:16: streams[0].targets[1].ips[0]: target address " +
+			"172.16.1.1 appears twice, first in line 15: remove one of them or change it"},
+		{"two addresses of a family", "[172.16.1.1]", "[172.16.1.1, fd00::1, 172.16.1.3]", "f.yaml:15: " +
+			"streams[0].targets[0].ips[2]: is a second IPv4 address: a target has one of a family, make a second target of it"},
+		{
+			"target address is a prefix", "172.16.1.2", "172.16.1.2/32",
+			"f.yaml:16: streams[0].targets[1].ips[0]: is \"172.16.1.2/32\", which has a prefix length: write 172.16.1.2",
+		},
+		{
+			"target without an address that is checked", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, families: ipv6}",
+			"f.yaml:15: streams[0].targets[0].ips: has no IPv6 address, and the stream's check.families is ipv6, so that " +
+				"nothing would check it: add one, or write families: both\nf.yaml:16: streams[0].targets[1].ips: has no IPv6 " +
+				"address, and the stream's check.families is ipv6, so that nothing would check it: add one, or write families: " +
+				"both",
+		},
+		{
+			"terminating is no boolean", "ips: [172.16.1.1]", "ips: [172.16.1.1], terminating: yes",
+			"f.yaml:15: streams[0].targets[0].terminating: is \"yes\": write true or false",
+		},
 
 		// Several at once, in the order of the file
 		{
-			"several", good, strings.NewReplacer("name: gw4", "name: g 4", "[20.0.0.1/32]", "[20.0.0.9/32]", "port: 5000", "port: x", "trench-a", `""`).Replace(good),
+			"several", good, strings.NewReplacer("name: gw4", "name: g 4", "[20.0.0.1/32]", "[20.0.0.9/32]", "port: 5000",
+				"port: x", "trench-a", `""`).Replace(good),
 			"f.yaml:1: trench: is empty: write 1 to 60 characters out of A-Z a-z 0-9 _ . -\n" +
 				"f.yaml:6: attractor.gateways[0].name: is \"g 4\": write 1 to 60 characters out of A-Z a-z 0-9 _ . -\n" +
-				"f.yaml:12: streams[0].vips[0]: VIP 20.0.0.9/32 is not one of the attractor: add it to attractor.vips or remove it here\n" +
+				"f.yaml:12: streams[0].vips[0]: VIP 20.0.0.9/32 is not one of the attractor: add it to attractor.vips or remove " +
+				"it here\n" +
 				"f.yaml:13: streams[0].check.tcp.port: is \"x\": write a whole number between 1 and 65535",
 		},
 	}
@@ -345,12 +740,19 @@ func TestGoodVariants(t *testing.T) {
 		{"JSON", good, `{"trench": "a", "attractor": {"name": "a", "vips": ["20.0.0.1/32"]}}`},
 		{"a name that is a number", "name: s1", "name: 12"},
 		{"a byte order mark and CR LF", good, "\ufeff" + strings.ReplaceAll(good, "\n", "\r\n")},
-		{"an alias for a list", good, strings.NewReplacer(`[20.0.0.1/32, "2000::1/128"]`, `&vips [20.0.0.1/32, "2000::1/128"]`, "vips: [20.0.0.1/32]", "vips: *vips").Replace(good)},
+		{
+			"an alias for a list", good,
+			strings.NewReplacer(`[20.0.0.1/32, "2000::1/128"]`, `&vips [20.0.0.1/32, "2000::1/128"]`, "vips: [20.0.0.1/32]",
+				"vips: *vips").Replace(good),
+		},
 		{"document marks", good, "---\n" + good + "...\n"},
 		{"a short interval without a timeout", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, interval: 100ms}"},
 		{"no check and no targets", good[strings.Index(good, "    check:"):], ""},
 		{"no check and an empty list of targets", good[strings.Index(good, "    check:"):], "    targets: []\n"},
-		{"the same target in two streams", good, good + "  - {name: s2, vips: [20.0.0.1/32], check: {tcp: {port: 1}}, targets: [{name: t1, ips: [172.16.1.1]}]}\n"},
+		{
+			"the same target in two streams", good,
+			good + "  - {name: s2, vips: [20.0.0.1/32], check: {tcp: {port: 1}}, targets: [{name: t1, ips: [172.16.1.1]}]}\n",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -398,7 +800,8 @@ func TestUnreadableFile(t *testing.T) {
 	if _, err := Read(dir, DefaultDefaults()); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
 		t.Errorf("a directory: %v", err)
 	}
-	if _, err := Read(dir+"/missing.yaml", DefaultDefaults()); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "missing.yaml") {
+	if _, err := Read(dir+"/missing.yaml", DefaultDefaults()); !errors.Is(err, os.ErrNotExist) ||
+		!strings.Contains(err.Error(), "missing.yaml") {
 		t.Errorf("a missing file: %v", err)
 	}
 }
@@ -457,7 +860,8 @@ func BenchmarkParse10000(b *testing.B) {
 // Addresses inside a wide VIP, at its first, inner and last address, beside other VIPs that sort
 // before and after it; and their neighbors, which are not in it.
 func TestAddressesInsideAWideVIP(t *testing.T) {
-	wide := strings.Replace(good, `vips: [20.0.0.1/32, "2000::1/128"]`, `vips: [10.0.0.1/32, 20.0.0.0/24, 30.0.0.0/16, "2000::/64", "3000::1/128"]`, 1)
+	wide := strings.Replace(good, `vips: [20.0.0.1/32, "2000::1/128"]`,
+		`vips: [10.0.0.1/32, 20.0.0.0/24, 30.0.0.0/16, "2000::/64", "3000::1/128"]`, 1)
 	wide = strings.Replace(wide, "vips: [20.0.0.1/32]", "vips: [20.0.0.0/24]", 1)
 	places := map[string][2]string{
 		"attractor.gateways[0].address": {"169.254.100.150", `"%s"`},

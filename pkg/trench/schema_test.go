@@ -65,9 +65,22 @@ var anyScalar = []string{"string", "number", "boolean"}
 // scalars are the definitions of scalars, by name.
 var scalars = ordered{
 	{"name", ordered{{"type", anyScalar}, {"pattern", pattern("name")}}},
-	{"vip", ordered{{"type", "string"}, {"pattern", `^(` + ip4Pattern + `/([1-9]|[12][0-9]|3[0-2])|` + ip6Pattern + `/([1-9][0-9]?|1[01][0-9]|12[0-8]))$`}, {"examples", []string{"20.0.0.1/32", "2000::1/128"}}}},
-	{"address", ordered{{"type", "string"}, {"pattern", `^(` + ip4Pattern + `|` + ip6Pattern + `)$`}, {"examples", []string{"169.254.100.150", "fd00:100::150"}}}},
-	{"path", ordered{{"type", "string"}, {"pattern", pathPattern}, {"examples", []string{"/etc/vipgate/gateway-a-1.key"}}}},
+	{"vip", ordered{
+		{"type", "string"},
+		{"pattern", `^(` + ip4Pattern + `/([1-9]|[12][0-9]|3[0-2])|` + ip6Pattern +
+			`/([1-9][0-9]?|1[01][0-9]|12[0-8]))$`},
+		{"examples", []string{"20.0.0.1/32", "2000::1/128"}},
+	}},
+	{"address", ordered{
+		{"type", "string"},
+		{"pattern", `^(` + ip4Pattern + `|` + ip6Pattern + `)$`},
+		{"examples", []string{"169.254.100.150", "fd00:100::150"}},
+	}},
+	{"path", ordered{
+		{"type", "string"},
+		{"pattern", pathPattern},
+		{"examples", []string{"/etc/vipgate/gateway-a-1.key"}},
+	}},
 	{"duration", ordered{{"type", "string"}, {"pattern", durationPattern}}},
 	{"port", numbers(1, 65535)},
 	{"asn", append(numbers(1, 4294967294), member{"not", ordered{{"enum", []uint32{23456, 65535, LoopbackASN}}}})},

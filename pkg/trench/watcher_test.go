@@ -408,7 +408,8 @@ func TestEditWithoutEffectIsLogged(t *testing.T) {
 	for range 2 {
 		w.reload(t.Context(), nil)
 	}
-	if got := strings.Count(log.String(), "trench file changed, no effect"); got != 1 || strings.Count(log.String(), "\n") != 1 {
+	if got := strings.Count(log.String(), "trench file changed, no effect"); got != 1 ||
+		strings.Count(log.String(), "\n") != 1 {
 		t.Errorf("want one line:\n%s", log.String())
 	}
 }

@@ -189,7 +189,8 @@ type EventFollower[E any] struct {
 }
 
 // FollowEvents follows until SIGINT or SIGTERM and prints a table, or JSON.
-func FollowEvents[E proto.Message](ctx context.Context, out *Output, flags EventFlags, program string, log *status.EventLog[E],
+func FollowEvents[E proto.Message](ctx context.Context, out *Output, flags EventFlags, program string,
+	log *status.EventLog[E],
 	open func(context.Context, EventPosition, func(EventPage[E]) error) error,
 ) error {
 	ctx, cancel := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)

@@ -50,18 +50,19 @@ func (p Program) given(variable string) string { return cmp.Or(p.adopted[variabl
 
 // Mapper parses flags of type T. The error says that a value is not what is described.
 func Mapper[T any](description string, parse func(string) (T, error)) kong.Option {
-	return kong.TypeMapper(reflect.TypeFor[T](), kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {
-		var text string
-		if err := ctx.Scan.PopValueInto("value", &text); err != nil {
-			return err
-		}
-		value, err := parse(text)
-		if err != nil {
-			return fmt.Errorf("%q is not %s: %w", text, description, err)
-		}
-		target.Set(reflect.ValueOf(value))
-		return nil
-	}))
+	return kong.TypeMapper(reflect.TypeFor[T](),
+		kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {
+			var text string
+			if err := ctx.Scan.PopValueInto("value", &text); err != nil {
+				return err
+			}
+			value, err := parse(text)
+			if err != nil {
+				return fmt.Errorf("%q is not %s: %w", text, description, err)
+			}
+			target.Set(reflect.ValueOf(value))
+			return nil
+		}))
 }
 
 // parse parses a command line. The error names everything in it that cannot be

@@ -73,7 +73,8 @@ func TestRefusalsAreOneUsageError(t *testing.T) {
 	r.Within("--e", time.Minute, 0, time.Second)
 	r.Add(nil)
 	var usage *UsageError
-	if err := r.Err(); !errors.As(err, &usage) || err.Error() != "--a and --c are both 1: choose another port for one of them\n--e=1m0s: at most 1s" {
+	if err := r.Err(); !errors.As(err, &usage) ||
+		err.Error() != "--a and --c are both 1: choose another port for one of them\n--e=1m0s: at most 1s" {
 		t.Errorf("got %v", err)
 	}
 }

@@ -13,7 +13,8 @@ import (
 )
 
 func TestErrorsOfCallsHaveNoWordsOfGRPC(t *testing.T) {
-	conn, err := grpc.NewClient("unix:"+filepath.Join(t.TempDir(), "none.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+filepath.Join(t.TempDir(), "none.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +27,8 @@ func TestErrorsOfCallsHaveNoWordsOfGRPC(t *testing.T) {
 		"has no prefix length":      grpcstatus.Error(codes.InvalidArgument, "VIP 20.0.0.9 has no prefix length"),
 	} {
 		got := Explain(err)
-		if !strings.Contains(got.Error(), want) || strings.Contains(got.Error(), "desc =") || strings.Contains(got.Error(), "rpc error") {
+		if !strings.Contains(got.Error(), want) || strings.Contains(got.Error(), "desc =") ||
+			strings.Contains(got.Error(), "rpc error") {
 			t.Errorf("got %q, want %q", got, want)
 		}
 		var usage *UsageError

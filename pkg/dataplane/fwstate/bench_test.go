@@ -25,7 +25,11 @@ func crowd(streams int, size uint32) plan.Change {
 			number++
 		}
 		c.Targets = append(c.Targets, exampleSlots(name, numbers...)...)
-		c.Streams = append(c.Streams, plan.StreamWrite{Desired: plan.KernelStream{Name: name, Size: size, Seed: 1, Tables: bothFamilies(filled(size, numbers...))}})
+		c.Streams = append(c.Streams,
+			plan.StreamWrite{Desired: plan.KernelStream{
+				Name: name, Size: size, Seed: 1,
+				Tables: bothFamilies(filled(size, numbers...)),
+			}})
 		for _, a := range []*netip.Addr{&a4, &a6} {
 			v, err := vip.FromPrefix(netip.PrefixFrom(*a, a.BitLen()))
 			if err != nil {

@@ -66,7 +66,11 @@ func bothFamilies(table []uint32) [len(vip.Families)][]uint32 {
 func exampleSlots(stream string, numbers ...uint32) []plan.KernelTarget {
 	var slots []plan.KernelTarget
 	for _, n := range numbers {
-		slots = append(slots, plan.KernelTarget{FWMark: n, Label: plan.Label{Stream: stream, Name: fmt.Sprintf("t%d", n)}, Flows: [len(vip.Families)]bool{true, true}})
+		slots = append(slots,
+			plan.KernelTarget{
+				FWMark: n, Label: plan.Label{Stream: stream, Name: fmt.Sprintf("t%d", n)},
+				Flows: [len(vip.Families)]bool{true, true},
+			})
 	}
 	return slots
 }
@@ -107,12 +111,14 @@ func TestWhatWasWrittenIsReadBack(t *testing.T) {
 				r, err := f.readRuleset(true)
 				must(t, err)
 				problem, err := f.inspectBase(r)
-				t.Errorf("base does not stand: %s, %v\n%s", problem, err, run(t, ns, "nft list table inet vipgate-lb; ip rule; ip -6 rule"))
+				t.Errorf("base does not stand: %s, %v\n%s", problem, err,
+					run(t, ns, "nft list table inet vipgate-lb; ip rule; ip -6 rule"))
 			}
 			want := c.Streams[0].Desired
 			want.Owned, want.ChainIntact = true, true
 			if !reflect.DeepEqual(got.Streams, map[string]*plan.KernelStream{"web": &want}) {
-				t.Errorf("streams are %+v\n%s", got.Streams["web"], run(t, ns, "nft --debug=netlink list chain inet vipgate-lb stream/web"))
+				t.Errorf("streams are %+v\n%s", got.Streams["web"],
+					run(t, ns, "nft --debug=netlink list chain inet vipgate-lb stream/web"))
 			}
 			if !reflect.DeepEqual(got.VIPs, c.VIPs) {
 				t.Errorf("VIPs are %v", got.VIPs)
@@ -186,7 +192,10 @@ func TestRoutes(t *testing.T) {
 	must(t, writeBase(f, plan.Change{Base: true}))
 	slots := exampleSlots("web", 5000, 5001)
 	for i := range slots {
-		slots[i].NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr(fmt.Sprintf("172.16.0.%d", 10+i)), netip.MustParseAddr(fmt.Sprintf("fd16::%d", 10+i))}
+		slots[i].NextHops = [len(vip.Families)]netip.Addr{
+			netip.MustParseAddr(fmt.Sprintf("172.16.0.%d", 10+i)),
+			netip.MustParseAddr(fmt.Sprintf("fd16::%d", 10+i)),
+		}
 	}
 	for n, err := range f.AddRoutes(slots) {
 		t.Errorf("%d: %v", n, err)
@@ -197,8 +206,10 @@ func TestRoutes(t *testing.T) {
 	}
 	for _, s := range slots {
 		g := got.Targets[s.FWMark]
-		if g == nil || g.NextHops != s.NextHops || g.Rules != [len(vip.Families)]bool{true, true} || g.Blackhole != [len(vip.Families)]bool{true, true} {
-			t.Errorf("%d is %+v\n%s", s.FWMark, g, run(t, pod, "ip rule; ip -6 rule; ip route show table all; ip -6 route show table all"))
+		if g == nil || g.NextHops != s.NextHops || g.Rules != [len(vip.Families)]bool{true, true} ||
+			g.Blackhole != [len(vip.Families)]bool{true, true} {
+			t.Errorf("%d is %+v\n%s", s.FWMark, g,
+				run(t, pod, "ip rule; ip -6 rule; ip route show table all; ip -6 route show table all"))
 		}
 		for _, family := range vip.Families {
 			hop, err := f.ResolveNextHop(s.FWMark, family)
@@ -228,7 +239,8 @@ func TestRoutes(t *testing.T) {
 	}
 	must(t, f.RemoveRoutes([]uint32{5001}))
 	must(t, f.RemoveAll())
-	if out := run(t, pod, "nft list ruleset; ip rule | grep -v -w 'local\\|main\\|default' || true; ip -6 rule | grep -v -w 'local\\|main' || true; ip route show table all proto 179; ip -6 route show table all proto 179"); out != "" {
+	if out := run(t, pod, "nft list ruleset; ip rule | grep -v -w 'local\\|main\\|default' || true; ip -6 rule | grep -v "+
+		"-w 'local\\|main' || true; ip route show table all proto 179; ip -6 route show table all proto 179"); out != "" {
 		t.Errorf("left over:\n%s", out)
 	}
 }

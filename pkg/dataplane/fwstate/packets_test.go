@@ -185,7 +185,8 @@ func TestPacketsWithoutAWayAreDropped(t *testing.T) {
 					t.Errorf("the %s way leads to %s, %v", family, hop, err)
 				}
 				must(t, x.client.Do(func() error {
-					c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(estateClient[family], ports[family])), net.UDPAddrFromAddrPort(netip.AddrPortFrom(estateVIPs[family], estatePort)))
+					c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(estateClient[family], ports[family])),
+						net.UDPAddrFromAddrPort(netip.AddrPortFrom(estateVIPs[family], estatePort)))
 					if err != nil {
 						return err
 					}
@@ -208,7 +209,10 @@ func TestPacketsWithoutAWayAreDropped(t *testing.T) {
 			for _, family := range vip.Families {
 				x.ask(t, family, ports[family], 10)
 			}
-			if n := wire.Count(func(p lab.Packet) bool { return p.Outgoing && (p.Dst == estateVIPs[0] || p.Dst == estateVIPs[1]) }); n > 0 {
+			if n := wire.Count(func(p lab.Packet) bool {
+				return p.Outgoing &&
+					(p.Dst == estateVIPs[0] || p.Dst == estateVIPs[1])
+			}); n > 0 {
 				t.Errorf("%d packets to a VIP left the way they came", n)
 			}
 		})
@@ -253,7 +257,8 @@ func TestTwoPodsAgreeAboutTenThousandFlows(t *testing.T) {
 			}
 		}
 		if disagree > 0 || wrong > 0 {
-			t.Errorf("%s: the pods disagree about %d of %d flows; %d are not where the hash puts them", family, disagree, flows, wrong)
+			t.Errorf("%s: the pods disagree about %d of %d flows; %d are not where the hash puts them", family, disagree, flows,
+				wrong)
 		}
 	}
 }

@@ -13,7 +13,10 @@ import (
 func TestWhatTheKernelRefusesIsSeenAndLeavesNothing(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})
-	hash := expr.Hash{SourceRegister: register(0), DestRegister: register(0), Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins}
+	hash := expr.Hash{
+		SourceRegister: register(0), DestRegister: register(0), Length: 4, Modulus: 2, Seed: 1,
+		Type: expr.HashTypeJenkins,
+	}
 	if err := f.probeExpression(&hash); err != nil {
 		t.Errorf("a kernel with nft_hash refuses it: %v", err)
 	}
@@ -22,10 +25,14 @@ func TestWhatTheKernelRefusesIsSeenAndLeavesNothing(t *testing.T) {
 		t.Error("an expression that the kernel refuses is taken for one that it has")
 	}
 	refused := f.missing(
-		kernelFeature{"nft_ct", "the kernel cannot ask connection tracking", &expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}},
+		kernelFeature{
+			"nft_ct", "the kernel cannot ask connection tracking",
+			&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
+		},
 		kernelFeature{"nft_hash", "the kernel cannot hash flows", &hash},
 	)
-	if len(refused) != 1 || refused[0].Object != "nft_hash" || refused[0].Remedy != "modprobe nft_hash" || !strings.HasPrefix(refused[0].Detail, "the kernel cannot hash flows: ") {
+	if len(refused) != 1 || refused[0].Object != "nft_hash" || refused[0].Remedy != "modprobe nft_hash" ||
+		!strings.HasPrefix(refused[0].Detail, "the kernel cannot hash flows: ") {
 		t.Errorf("what the kernel refuses is reported as %+v", refused)
 	}
 	if problems := f.MissingModules(); len(problems) > 0 {

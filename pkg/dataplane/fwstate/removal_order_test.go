@@ -20,7 +20,13 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})
 	const size = 10007
-	before := plan.Change{Base: true, Targets: exampleSlots("web", 5000, 5001), Streams: []plan.StreamWrite{{Desired: plan.KernelStream{Name: "web", Size: size, Seed: 7, Tables: bothFamilies(filled(size, 5000, 5001))}}}}
+	before := plan.Change{
+		Base: true, Targets: exampleSlots("web", 5000, 5001),
+		Streams: []plan.StreamWrite{{Desired: plan.KernelStream{
+			Name: "web", Size: size, Seed: 7,
+			Tables: bothFamilies(filled(size, 5000, 5001)),
+		}}},
+	}
 	must(t, writeBase(f, before))
 	now, err := f.ReadStream("web")
 	must(t, err)
@@ -33,7 +39,13 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 	t.Cleanup(func() { must(t, reports.Close()) })
 	must(t, errors.Join(reports.SetReadBuffer(256<<20), reports.JoinGroup(unix.NFNLGRP_NFTABLES)))
 
-	after := plan.Change{Targets: exampleSlots("web", 5002), RemoveTargets: []uint32{5000}, Streams: []plan.StreamWrite{{Desired: plan.KernelStream{Name: "web", Size: size, Seed: 7, Tables: bothFamilies(filled(size, 5002, 5001))}, Observed: now}}}
+	after := plan.Change{
+		Targets: exampleSlots("web", 5002), RemoveTargets: []uint32{5000},
+		Streams: []plan.StreamWrite{{Desired: plan.KernelStream{
+			Name: "web", Size: size, Seed: 7,
+			Tables: bothFamilies(filled(size, 5002, 5001)),
+		}, Observed: now}},
+	}
 	transactions := f.Transactions()
 	must(t, f.Write(after))
 	if n := f.Transactions() - transactions; n < 3 {
@@ -91,7 +103,14 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 			handle(m)
 		}
 	}
-	for _, h := range []happened{{entry, 5000, false}, {entry, 5002, true}, {live, 5000, false}, {live, 5002, true}, {chain, 5000, false}, {chain, 5002, true}} {
+	for _, h := range []happened{
+		{entry, 5000, false},
+		{entry, 5002, true},
+		{live, 5000, false},
+		{live, 5002, true},
+		{chain, 5000, false},
+		{chain, 5002, true},
+	} {
 		if _, ok := first[h]; !ok {
 			t.Fatalf("not reported: %+v; reported %v", h, first)
 		}
@@ -102,7 +121,8 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 	if last[happened{entry, 5000, false}] > first[happened{chain, 5000, false}] {
 		t.Error("a target's chain is removed while entries lead to it")
 	}
-	if last[happened{live, 5002, true}] > first[happened{entry, 5002, true}] || last[happened{chain, 5002, true}] > first[happened{entry, 5002, true}] {
+	if last[happened{live, 5002, true}] > first[happened{entry, 5002, true}] ||
+		last[happened{chain, 5002, true}] > first[happened{entry, 5002, true}] {
 		t.Error("an entry leads to a target before its flows live")
 	}
 	got := readAll(t, f)

@@ -78,15 +78,24 @@ func newTopology(t *testing.T, pods, targets int, stateless bool) *topology {
 		g := &topologyTarget{ns: lab.NewNetNS(t), heard: map[netip.AddrPort]int{}}
 		must(t, lab.Veth(g.ns, "eth0", x.fabricNet, fmt.Sprintf("t%d", i)))
 		run(t, x.fabricNet, fmt.Sprintf("ip link set t%d master br0", i))
-		g.slot = plan.KernelTarget{FWMark: uint32(5000 + i), Label: plan.Label{Stream: "web", Name: fmt.Sprintf("t%d", i)}, Flows: [len(vip.Families)]bool{true, true}}
-		g.slot.NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr(fmt.Sprintf("172.16.0.%d", 1+i)), netip.MustParseAddr(fmt.Sprintf("fd16::%d", 1+i))}
+		g.slot = plan.KernelTarget{
+			FWMark: uint32(5000 + i), Label: plan.Label{Stream: "web", Name: fmt.Sprintf("t%d", i)},
+			Flows: [len(vip.Families)]bool{true, true},
+		}
+		g.slot.NextHops = [len(vip.Families)]netip.Addr{
+			netip.MustParseAddr(fmt.Sprintf("172.16.0.%d", 1+i)),
+			netip.MustParseAddr(fmt.Sprintf("fd16::%d", 1+i)),
+		}
 		must(t, g.ns.Addr("eth0", g.slot.NextHops[0].String()+"/24", g.slot.NextHops[1].String()+"/64"))
 		must(t, g.ns.Addr("lo", "20.0.0.1/32", "2000::1/128"))
 		run(t, g.ns, "ip route add default via 172.16.0.200; ip -6 route add default via fd16::200")
 		g.serve(t)
 		x.targets = append(x.targets, g)
 	}
-	x.stream = plan.KernelStream{Name: "web", Size: estateSize, Seed: estateSeed, Tables: bothFamilies(filled(estateSize, x.numbers()...))}
+	x.stream = plan.KernelStream{
+		Name: "web", Size: estateSize, Seed: estateSeed,
+		Tables: bothFamilies(filled(estateSize, x.numbers()...)),
+	}
 	for _, f := range x.fabrics {
 		must(t, f.Write(plan.Change{
 			Base: true, Targets: x.slots(), Streams: []plan.StreamWrite{{Desired: x.stream}},
@@ -119,7 +128,8 @@ func (x *topology) slots() []plan.KernelTarget {
 // through has the router send packets to VIPs through a pod.
 func (x *topology) through(t *testing.T, pod int) {
 	t.Helper()
-	run(t, x.router, fmt.Sprintf("ip route replace 20.0.0.1 via 169.254.100.%d; ip -6 route replace 2000::1 via fd64::%d", 1+pod, 1+pod))
+	run(t, x.router, fmt.Sprintf("ip route replace 20.0.0.1 via 169.254.100.%d; ip -6 route replace 2000::1 via fd64::%d",
+		1+pod, 1+pod))
 }
 
 // ownThrough has the router send its own packets to VIPs, which are ICMP errors,
@@ -148,7 +158,10 @@ func (g *topologyTarget) serve(t *testing.T) {
 		}))
 		raw, err := udp.SyscallConn()
 		must(t, err)
-		must(t, raw.Control(func(fd uintptr) { must(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20)) }))
+		must(t, raw.Control(func(fd uintptr) {
+			must(t,
+				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20))
+		}))
 		var mu sync.Mutex
 		conns := map[net.Conn]bool{}
 		t.Cleanup(func() {
@@ -214,7 +227,8 @@ func (x *topology) ask(t testing.TB, family vip.Family, port uint16, size int) s
 	t.Helper()
 	var c *net.UDPConn
 	must(t, x.client.Do(func() (err error) {
-		c, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(estateClient[family], port)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(estateVIPs[family], estatePort)))
+		c, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(estateClient[family], port)),
+			net.UDPAddrFromAddrPort(netip.AddrPortFrom(estateVIPs[family], estatePort)))
 		return err
 	}))
 	defer c.Close()
@@ -228,7 +242,8 @@ func (x *topology) ask(t testing.TB, family vip.Family, port uint16, size int) s
 			return string(b[:n])
 		}
 	}
-	t.Fatalf("no target answered %s port %d, %d bytes\n%s", family, port, size, run(t, x.pods[0], "nft list table inet vipgate-lb | grep -v elements | grep -v 0x000; ip -s neigh; ip -s link"))
+	t.Fatalf("no target answered %s port %d, %d bytes\n%s", family, port, size,
+		run(t, x.pods[0], "nft list table inet vipgate-lb | grep -v elements | grep -v 0x000; ip -s neigh; ip -s link"))
 	return ""
 }
 
@@ -250,7 +265,8 @@ func (x *topology) ping(t testing.TB, family vip.Family) {
 		_, err := c.WriteTo(request, &net.IPAddr{IP: estateVIPs[family].AsSlice()})
 		must(t, err)
 		must(t, c.SetReadDeadline(time.Now().Add(time.Second)))
-		if n, from, err := c.ReadFrom(b); err == nil && n > 0 && b[0] == reply && from.String() == estateVIPs[family].String() {
+		if n, from, err := c.ReadFrom(b); err == nil && n > 0 && b[0] == reply &&
+			from.String() == estateVIPs[family].String() {
 			return
 		}
 	}
@@ -375,7 +391,8 @@ func sendFrom(family vip.Family, first, n int) error {
 		if err != nil {
 			return err
 		}
-		err = errors.Join(unix.Bind(fd, address(estateClient[family], port)), unix.Sendto(fd, []byte("flow"), 0, address(estateVIPs[family], estatePort)), unix.Close(fd))
+		err = errors.Join(unix.Bind(fd, address(estateClient[family], port)),
+			unix.Sendto(fd, []byte("flow"), 0, address(estateVIPs[family], estatePort)), unix.Close(fd))
 		if err != nil {
 			return err
 		}

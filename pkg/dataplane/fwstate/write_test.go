@@ -23,7 +23,8 @@ func mustHave(t *testing.T, f *Conn, want plan.KernelStream) *plan.KernelStream 
 	must(t, err)
 	want.Owned, want.ChainIntact = true, true
 	if !reflect.DeepEqual(got, &want) {
-		t.Fatalf("stream %s is not as it was written: chain %v, size %d, seed %d, %d and %d entries", want.Name, got.ChainIntact, got.Size, got.Seed, len(got.Tables[0]), len(got.Tables[1]))
+		t.Fatalf("stream %s is not as it was written: chain %v, size %d, seed %d, %d and %d entries", want.Name,
+			got.ChainIntact, got.Size, got.Seed, len(got.Tables[0]), len(got.Tables[1]))
 	}
 	return got
 }
@@ -48,7 +49,8 @@ func TestOnlyEntriesThatDifferAreWritten(t *testing.T) {
 		t.Errorf("%d transactions", n)
 	}
 	mustHave(t, f, want)
-	if got := differences(now.Tables[vip.IPv6], want.Tables[vip.IPv6]); !reflect.DeepEqual(got, []entry{{50, 5000, true}, {51, 0, true}}) {
+	if got := differences(now.Tables[vip.IPv6], want.Tables[vip.IPv6]); !reflect.DeepEqual(got,
+		[]entry{{50, 5000, true}, {51, 0, true}}) {
 		t.Errorf("the entries that differ are %v", got)
 	}
 }
@@ -100,17 +102,25 @@ func TestTablesChangeTheirSizeSeedAndFamilies(t *testing.T) {
 // cut short may have left anything.
 func TestPartialTransactionIsRepaired(t *testing.T) {
 	for name, commands := range map[string]string{
-		"maps without a chain":        "nft flush chain inet vipgate-lb stream/web; nft delete element inet vipgate-lb vip4 { 20.0.0.1 }; nft delete element inet vipgate-lb vip6 { 2000::1 }; nft delete element inet vipgate-lb net4 { 20.0.1.0/24, 20.0.2.0/24 }; nft delete element inet vipgate-lb net6 { 2000:1::/64 }; nft delete chain inet vipgate-lb stream/web",
-		"an empty chain":              "nft flush chain inet vipgate-lb stream/web",
-		"a rule less":                 "nft delete rule inet vipgate-lb stream/web handle $(nft -a list chain inet vipgate-lb stream/web | sed -n 's/.*no target.*handle //p')",
-		"a chain without maps":        "nft flush chain inet vipgate-lb stream/web; nft delete map inet vipgate-lb maglev4/web; nft delete map inet vipgate-lb live6/web",
-		"a map that is half full":     "nft flush chain inet vipgate-lb stream/web; nft flush map inet vipgate-lb maglev6/web; nft add element inet vipgate-lb maglev6/web { 5 : 5001 }",
-		"a map of another size":       "nft flush chain inet vipgate-lb stream/web; nft delete map inet vipgate-lb maglev4/web; nft 'add map inet vipgate-lb maglev4/web { type mark : mark; size 7; }'",
-		"a table that sleeps":         "nft add table inet vipgate-lb '{ flags dormant; }'",
-		"no elements in ported":       "nft flush set inet vipgate-lb ported",
-		"base rules in another order": "nft flush chain inet vipgate-lb prerouting; nft add rule inet vipgate-lb prerouting ip daddr vmap @vip4",
-		"no table at all":             "nft delete table inet vipgate-lb",
-		"no goto":                     "ip rule del prio 90; ip -6 rule del prio 92",
+		"maps without a chain": "nft flush chain inet vipgate-lb stream/web; nft delete element inet vipgate-lb vip4 " +
+			"{ 20.0.0.1 }; nft delete element inet vipgate-lb vip6 { 2000::1 }; nft delete element inet vipgate-lb net4 { " +
+			"20.0.1.0/24, 20.0.2.0/24 }; nft delete element inet vipgate-lb net6 { 2000:1::/64 }; nft delete chain inet " +
+			"vipgate-lb stream/web",
+		"an empty chain": "nft flush chain inet vipgate-lb stream/web",
+		"a rule less": "nft delete rule inet vipgate-lb stream/web handle $(nft -a list chain inet " +
+			"vipgate-lb stream/web | sed -n 's/.*no target.*handle //p')",
+		"a chain without maps": "nft flush chain inet vipgate-lb stream/web; nft delete map inet vipgate-lb " +
+			"maglev4/web; nft delete map inet vipgate-lb live6/web",
+		"a map that is half full": "nft flush chain inet vipgate-lb stream/web; nft flush map inet vipgate-lb " +
+			"maglev6/web; nft add element inet vipgate-lb maglev6/web { 5 : 5001 }",
+		"a map of another size": "nft flush chain inet vipgate-lb stream/web; nft delete map inet vipgate-lb " +
+			"maglev4/web; nft 'add map inet vipgate-lb maglev4/web { type mark : mark; size 7; }'",
+		"a table that sleeps":   "nft add table inet vipgate-lb '{ flags dormant; }'",
+		"no elements in ported": "nft flush set inet vipgate-lb ported",
+		"base rules in another order": "nft flush chain inet vipgate-lb prerouting; nft add rule inet vipgate-lb prerouting " +
+			"ip daddr vmap @vip4",
+		"no table at all": "nft delete table inet vipgate-lb",
+		"no goto":         "ip rule del prio 90; ip -6 rule del prio 92",
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := lab.NewNetNS(t)
@@ -166,7 +176,11 @@ func TestForeignObjectsStay(t *testing.T) {
 		must(t, f.Write(plan.Change{VIPs: gone, RemoveStreams: []string{"web"}, RemoveTargets: []uint32{5000, 5001, 5002}}))
 		must(t, f.RemoveAll())
 		out := run(t, ns, "nft list ruleset; ip rule; ip route show table 77; ip route show table 5000")
-		for _, theirs := range []string{"table inet other", "chain theirs", "set theirset", "counter theircounter", "9.9.9.9 : goto theirs", "fwmark 0x7 lookup 77", "blackhole default", "blackhole 1.1.1.1", "chain prerouting {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n\t\tcounter packets"} {
+		for _, theirs := range []string{
+			"table inet other", "chain theirs", "set theirset", "counter theircounter",
+			"9.9.9.9 : goto theirs", "fwmark 0x7 lookup 77", "blackhole default", "blackhole 1.1.1.1", "chain prerouting " +
+				"{\n\t\ttype filter hook prerouting priority mangle; policy accept;\n\t\tcounter packets",
+		} {
 			if !strings.Contains(out, theirs) {
 				t.Errorf("stateless %v: %q is gone:\n%s", stateless, theirs, out)
 			}
@@ -193,7 +207,8 @@ func TestRemoveDeletesAllOwnObjects(t *testing.T) {
 			must(t, f.Write(plan.Change{VIPs: gone, RemoveStreams: []string{"web"}, RemoveTargets: []uint32{5000, 5001, 5002}}))
 			must(t, f.RemoveAll())
 		}
-		if out := run(t, ns, "nft list ruleset; ip rule; ip -6 rule"); strings.Contains(out, "vipgate") || strings.Contains(out, "proto 179") {
+		if out := run(t, ns, "nft list ruleset; ip rule; ip -6 rule"); strings.Contains(out, "vipgate") ||
+			strings.Contains(out, "proto 179") {
 			t.Errorf("left over:\n%s", out)
 		}
 	}
@@ -208,9 +223,11 @@ func TestTheModeOfConnectionTrackingChanges(t *testing.T) {
 		must(t, writeBase(f, c))
 		got := readAll(t, f)
 		if !got.Base || !got.Streams["web"].ChainIntact || !got.Targets[5000].ChainIntact || len(got.VIPs) != 5 {
-			t.Errorf("stateless %v: base %v, chain %v, target %+v, VIPs %v", stateless, got.Base, got.Streams["web"].ChainIntact, got.Targets[5000], got.VIPs)
+			t.Errorf("stateless %v: base %v, chain %v, target %+v, VIPs %v", stateless, got.Base, got.Streams["web"].ChainIntact,
+				got.Targets[5000], got.VIPs)
 		}
-		if out := run(t, ns, "nft list ruleset"); strings.Contains(out, "notrack comment") != stateless && strings.Contains(out, "notrack accept") != stateless {
+		if out := run(t, ns, "nft list ruleset"); strings.Contains(out, "notrack comment") != stateless &&
+			strings.Contains(out, "notrack accept") != stateless {
 			t.Errorf("stateless %v:\n%s", stateless, out)
 		}
 	}
@@ -218,8 +235,9 @@ func TestTheModeOfConnectionTrackingChanges(t *testing.T) {
 
 func TestForeignObjectsWithOwnNamesAreReported(t *testing.T) {
 	for object, setup := range map[string]string{
-		"chain inet vipgate-lb prerouting": "add table inet vipgate-lb; add chain inet vipgate-lb prerouting { type filter hook forward priority 0; }",
-		"set inet vipgate-lb vip4":         "add table inet vipgate-lb; add set inet vipgate-lb vip4 { type ipv4_addr; }",
+		"chain inet vipgate-lb prerouting": "add table inet vipgate-lb; add chain inet vipgate-lb prerouting { type filter " +
+			"hook forward priority 0; }",
+		"set inet vipgate-lb vip4": "add table inet vipgate-lb; add set inet vipgate-lb vip4 { type ipv4_addr; }",
 	} {
 		ns := lab.NewNetNS(t)
 		run(t, ns, "nft '"+setup+"'")
@@ -230,9 +248,11 @@ func TestForeignObjectsWithOwnNamesAreReported(t *testing.T) {
 		}
 	}
 	for object, setup := range map[string]string{
-		"map inet vipgate-lb maglev4/web":                 "add map inet vipgate-lb maglev4/web { type ipv4_addr : mark; }",
-		"chain inet vipgate-lb stream/web":                "add chain inet vipgate-lb stream/web { type filter hook forward priority 0; }",
-		"element 20.0.0.1/32 of map inet vipgate-lb vip4": "add chain inet vipgate-lb x; add element inet vipgate-lb vip4 { 20.0.0.1 : goto x }",
+		"map inet vipgate-lb maglev4/web": "add map inet vipgate-lb maglev4/web { type ipv4_addr : mark; }",
+		"chain inet vipgate-lb stream/web": "add chain inet vipgate-lb stream/web { type filter hook forward " +
+			"priority 0; }",
+		"element 20.0.0.1/32 of map inet vipgate-lb vip4": "add chain inet vipgate-lb x; add element inet vipgate-lb vip4 { " +
+			"20.0.0.1 : goto x }",
 	} {
 		ns := lab.NewNetNS(t)
 		f := openConn(t, ns, Config{})
@@ -251,7 +271,8 @@ func TestForeignObjectsWithOwnNamesAreReported(t *testing.T) {
 func TestOfManyRulesAndTablesThoseOfOthersAreTaken(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})
-	run(t, ns, "ip route add blackhole default table 5003; ip -6 rule add prio 7 lookup 5004; ip rule add prio 8 fwmark 5005 lookup main; ip rule add prio 9 fwmark 1 lookup main")
+	run(t, ns, "ip route add blackhole default table 5003; ip -6 rule add prio 7 lookup 5004; ip rule add prio 8 fwmark "+
+		"5005 lookup main; ip rule add prio 9 fwmark 1 lookup main")
 	got, err := f.UsedByOthers([]uint32{5002, 5003, 5004, 5005})
 	must(t, err)
 	if len(got) != 3 || got[5003] == "" || got[5004] == "" || got[5005] == "" {
@@ -269,7 +290,11 @@ func TestATargetBeyondTheNetworkIsNamed(t *testing.T) {
 	slots[0].NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.20.1.1"), netip.MustParseAddr("fd20::1")}
 	slots[1].NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.16.0.2"), netip.MustParseAddr("fd16::2")}
 	failed := f.AddRoutes(slots)
-	if len(failed) != 2 || !strings.Contains(fmt.Sprint(failed[RouteKey{5000, vip.IPv4}]), "172.20.1.1 is on no connected network") || !strings.Contains(fmt.Sprint(failed[RouteKey{5000, vip.IPv6}]), "fd20::1 is on no connected network") {
+	if len(failed) != 2 || !strings.Contains(fmt.Sprint(failed[RouteKey{5000, vip.IPv4}]), "172.20.1.1 is on no "+
+		"connected network") || !strings.Contains(fmt.Sprint(failed[RouteKey{
+		5000,
+		vip.IPv6,
+	}]), "fd20::1 is on no connected network") {
 		t.Errorf("failed: %v", failed)
 	}
 	if hop, err := f.ResolveNextHop(5001, vip.IPv4); err != nil || hop != slots[1].NextHops[0] {
@@ -282,7 +307,8 @@ func TestATargetBeyondTheNetworkIsNamed(t *testing.T) {
 	}
 	got, err := f.ReadRoutes([]uint32{5001})
 	must(t, err)
-	if s := got[5001]; s.NextHops != slots[1].NextHops || s.Rules != [len(vip.Families)]bool{true, false} || s.Blackhole != [len(vip.Families)]bool{true, false} {
+	if s := got[5001]; s.NextHops != slots[1].NextHops || s.Rules != [len(vip.Families)]bool{true, false} ||
+		s.Blackhole != [len(vip.Families)]bool{true, false} {
 		t.Errorf("after the move: %+v", s)
 	}
 }

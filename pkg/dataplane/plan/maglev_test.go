@@ -175,7 +175,8 @@ func TestMaglevMovesFewEntries(t *testing.T) {
 		moved, own = 100*moved/all, 100*own/all
 		t.Logf("%d entries: %.1f %% moved, %.1f %% were those of the name that went", tt.size, moved, own)
 		if own < 9.9 || own > 10.1 || moved > tt.most {
-			t.Errorf("%d entries: %.1f %% moved, %.1f %% were those of the name that went; want at most %v %%, and 10 %%", tt.size, moved, own, tt.most)
+			t.Errorf("%d entries: %.1f %% moved, %.1f %% were those of the name that went; want at most %v %%, and 10 %%",
+				tt.size, moved, own, tt.most)
 		}
 	}
 }

@@ -20,12 +20,35 @@ func TestOwnerOfVIP(t *testing.T) {
 		problems int
 	}{
 		{"one stream", map[string][]string{"a": {"20.0.0.2/32", "20.0.0.1/32"}}, "map[a:[20.0.0.1/32 20.0.0.2/32]]", 0},
-		{"the name that sorts first", map[string][]string{"b": {"20.0.0.1/32"}, "a": {"20.0.0.1/32"}, "c": {"20.0.0.1/32", "20.0.0.3/32"}}, "map[a:[20.0.0.1/32] c:[20.0.0.3/32]]", 2},
-		{"a host in another's network", map[string][]string{"a": {"20.0.0.0/24"}, "b": {"20.0.0.1/32"}}, "map[a:[20.0.0.0/24]]", 1},
-		{"a network around another's host", map[string][]string{"b": {"20.0.0.0/24"}, "a": {"20.0.0.1/32"}}, "map[a:[20.0.0.1/32]]", 1},
-		{"a host in its own network", map[string][]string{"a": {"20.0.0.1/32", "20.0.0.0/24"}}, "map[a:[20.0.0.0/24 20.0.0.1/32]]", 0},
+		{
+			"the name that sorts first",
+			map[string][]string{
+				"b": {"20.0.0.1/32"}, "a": {"20.0.0.1/32"},
+				"c": {"20.0.0.1/32", "20.0.0.3/32"},
+			},
+			"map[a:[20.0.0.1/32] c:[20.0.0.3/32]]", 2,
+		},
+		{
+			"a host in another's network",
+			map[string][]string{"a": {"20.0.0.0/24"}, "b": {"20.0.0.1/32"}},
+			"map[a:[20.0.0.0/24]]", 1,
+		},
+		{
+			"a network around another's host",
+			map[string][]string{"b": {"20.0.0.0/24"}, "a": {"20.0.0.1/32"}},
+			"map[a:[20.0.0.1/32]]", 1,
+		},
+		{
+			"a host in its own network",
+			map[string][]string{"a": {"20.0.0.1/32", "20.0.0.0/24"}},
+			"map[a:[20.0.0.0/24 20.0.0.1/32]]", 0,
+		},
 		{"a network in its own network", map[string][]string{"a": {"20.0.0.0/25", "20.0.0.0/24"}}, "map[a:[20.0.0.0/24]]", 0},
-		{"an address of this host", map[string][]string{"a": {"20.9.0.1/32", "20.9.0.0/24", "20.9.1.0/24"}}, "map[a:[20.9.1.0/24]]", 2},
+		{
+			"an address of this host",
+			map[string][]string{"a": {"20.9.0.1/32", "20.9.0.0/24", "20.9.1.0/24"}},
+			"map[a:[20.9.1.0/24]]", 2,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			streams := map[string]*Stream{}
@@ -53,7 +76,8 @@ func TestVIPsBeyondAMap(t *testing.T) {
 	if got := s.Owned["b"]; fmt.Sprint(got) != fmt.Sprint(kept) {
 		t.Errorf("stream b owns %v", got)
 	}
-	if got := s.Owned["a"]; len(got) != MaxHostVIPs || slices.Contains(got, vip.Require(many[MaxHostVIPs-2])) || !slices.Contains(got, vip.Require("40.0.0.0/24")) || !slices.Contains(got, vip.Require("2000::1/128")) {
+	if got := s.Owned["a"]; len(got) != MaxHostVIPs || slices.Contains(got, vip.Require(many[MaxHostVIPs-2])) ||
+		!slices.Contains(got, vip.Require("40.0.0.0/24")) || !slices.Contains(got, vip.Require("2000::1/128")) {
 		t.Errorf("stream a owns %d VIPs", len(got))
 	}
 	if len(s.Problems) != 1 || fmt.Sprint(s.Problems[0].VIPs) != fmt.Sprint(many[MaxHostVIPs-2:]) {
