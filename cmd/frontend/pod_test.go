@@ -135,7 +135,8 @@ func (p *pod) container(name string, arguments ...string) container {
 	})
 	variables["PATH"] = "/usr/local/bin:/usr/sbin:/usr/bin"
 	c := container{
-		UID: int(m.SecurityContext.RunAsUser), GID: int(m.SecurityContext.RunAsGroup), FSGroup: int(p.spec.SecurityContext.FSGroup),
+		UID: int(m.SecurityContext.RunAsUser), GID: int(m.SecurityContext.RunAsGroup),
+		FSGroup:      int(p.spec.SecurityContext.FSGroup),
 		Capabilities: m.SecurityContext.Capabilities.Add,
 		NoNewPrivs:   m.SecurityContext.AllowPrivilegeEscalation != nil && !*m.SecurityContext.AllowPrivilegeEscalation,
 		Environment:  assignments(variables), Arguments: append([]string{image.EntryPoint}, arguments...),
@@ -363,16 +364,18 @@ func TestTheFrontendNeedsPrivilegeEscalation(t *testing.T) {
 func TestTheInitContainerSetsForwarding(t *testing.T) {
 	p := newPod(t)
 	before := map[string]string{
-		"ipv4/ip_forward": "0", "ipv4/conf/all/rp_filter": "1", "ipv4/conf/default/rp_filter": "2", "ipv4/conf/ext-vlan/rp_filter": "1",
-		"ipv6/conf/all/forwarding": "0", "ipv4/fib_multipath_hash_policy": "0", "ipv6/fib_multipath_hash_policy": "0",
+		"ipv4/ip_forward": "0", "ipv4/conf/all/rp_filter": "1", "ipv4/conf/default/rp_filter": "2",
+		"ipv4/conf/ext-vlan/rp_filter": "1",
+		"ipv6/conf/all/forwarding":     "0", "ipv4/fib_multipath_hash_policy": "0", "ipv6/fib_multipath_hash_policy": "0",
 	}
 	for name, value := range before {
 		p.must(p.lab.Pod.Sysctl("net."+strings.ReplaceAll(name, "/", "."), value))
 	}
 	p.initialize()
 	for name, want := range map[string]string{
-		"ipv4/ip_forward": "1", "ipv4/conf/ext-vlan/forwarding": "1", "ipv6/conf/all/forwarding": "1", "ipv6/conf/ext-vlan/forwarding": "1",
-		"ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0", "ipv4/conf/ext-vlan/rp_filter": "0",
+		"ipv4/ip_forward": "1", "ipv4/conf/ext-vlan/forwarding": "1", "ipv6/conf/all/forwarding": "1",
+		"ipv6/conf/ext-vlan/forwarding": "1",
+		"ipv4/conf/all/rp_filter":       "0", "ipv4/conf/default/rp_filter": "0", "ipv4/conf/ext-vlan/rp_filter": "0",
 		"ipv4/fib_multipath_hash_policy": "1", "ipv6/fib_multipath_hash_policy": "1",
 	} {
 		if got := p.sysctl(name); got != want {

@@ -130,7 +130,8 @@ func (f *birdFlags) options(k *kernelFlags) bird.Options {
 
 func (c *trenchFlags) defaults() trench.Defaults {
 	return trench.Defaults{
-		LocalASN: c.LocalAS, RemoteASN: c.RemoteAS, LocalPort: c.BGPLocalPort, RemotePort: c.BGPRemotePort, HoldTime: c.BGPHoldTime,
+		LocalASN: c.LocalAS, RemoteASN: c.RemoteAS, LocalPort: c.BGPLocalPort, RemotePort: c.BGPRemotePort,
+		HoldTime: c.BGPHoldTime,
 	}
 }
 

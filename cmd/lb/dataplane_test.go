@@ -52,7 +52,8 @@ func TestMistakesInTheFlagsOfTheDataPlaneAreRefused(t *testing.T) {
 // What the flags let pass, the data plane does not refuse.
 func TestBoundsOfTheNumbersAreThoseOfTheDataPlane(t *testing.T) {
 	for _, line := range []string{
-		"", "--first-table=256 --mark-mask=0x7ff", "--dataplane-priority=1", "--dataplane-priority=32763", "--first-table=16000000",
+		"", "--first-table=256 --mark-mask=0x7ff", "--dataplane-priority=1", "--dataplane-priority=32763",
+		"--first-table=16000000",
 	} {
 		f, err := runLine(t, append(strings.Fields(line), "--dataplane=nftables")...)
 		if err != nil {

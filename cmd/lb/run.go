@@ -103,7 +103,8 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
 		TrenchFile: c.TrenchFile, Defaults: trench.DefaultDefaults(), Config: config,
 		Socket: c.Socket, SocketMode: c.SocketMode, Identity: source, MaxStreamsPerPeer: c.MaxStreamsPerPeer,
 		Frontends: c.FrontendID, FrontendDomain: c.FrontendTrustDomain, Readers: c.ReaderID,
-		AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(), MetricsAddr: c.MetricsAddress(), Lease: c.Lease, StaleGrace: c.staleGrace(), DrainTime: c.DrainTime, Targets: c.targetFlags.options(),
+		AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(), MetricsAddr: c.MetricsAddress(), Lease: c.Lease,
+		StaleGrace: c.staleGrace(), DrainTime: c.DrainTime, Targets: c.targetFlags.options(),
 		DataPlane: c.dataPlaneFlags.options(), RemoveDataPlane: c.RemoveDataplaneOnExit, Log: log,
 	}, nil
 }

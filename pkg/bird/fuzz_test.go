@@ -459,13 +459,15 @@ func TestTablesOfEveryVersion(t *testing.T) {
 			want := map[string]string{
 				"device1": "Device false 0 0", "LB": "BGP false 0 0", "KERNEL4": "Kernel false 0 1", "KERNEL6": "Kernel false 0 1",
 				"STATIC4": "Static false 2 0", "STATIC6": "Static false 1 0", "NBR-BFD": "BFD false 0 0",
-				"NBR-a4": "BGP true 1 2", "NBR-a6": "BGP true 1 1", "NBR-ibgp": "BGP false 0 0", "NBR-gone": "BGP false 0 0", "NBR-off.subnet": "BGP false 0 0",
+				"NBR-a4": "BGP true 1 2", "NBR-a6": "BGP true 1 1", "NBR-ibgp": "BGP false 0 0", "NBR-gone": "BGP false 0 0",
+				"NBR-off.subnet": "BGP false 0 0",
 			}
 			if !maps.Equal(got, want) {
 				t.Errorf("%v\nwant %v", got, want)
 			}
 			wantBFD := map[netip.Addr]string{
-				netip.MustParseAddr("169.254.100.150"): "Up", netip.MustParseAddr("fd00:100::150"): "Up", netip.MustParseAddr("169.254.100.99"): "Down",
+				netip.MustParseAddr("169.254.100.150"): "Up", netip.MustParseAddr("fd00:100::150"): "Up",
+				netip.MustParseAddr("169.254.100.99"): "Down",
 			}
 			if !maps.Equal(bfd, wantBFD) {
 				t.Errorf("%v", bfd)

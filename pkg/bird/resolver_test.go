@@ -157,7 +157,8 @@ func (a *resolverFixture) resolveAgain() (resolution, bool) {
 
 func someGateway() trench.Gateway {
 	return trench.Gateway{
-		Name: "a", Address: netip.MustParseAddr("10.0.0.9"), LocalASN: 8103, RemoteASN: 8104, LocalPort: 179, RemotePort: 179, HoldTime: 3 * time.Second,
+		Name: "a", Address: netip.MustParseAddr("10.0.0.9"), LocalASN: 8103, RemoteASN: 8104, LocalPort: 179, RemotePort: 179,
+		HoldTime: 3 * time.Second,
 	}
 }
 

@@ -50,9 +50,11 @@ func TestPreflightNamesWhatIsMissing(t *testing.T) {
 	must(t, ns.Addr("int0", "172.16.0.1/24"))
 	must(t, ns.Addr("eth0", "10.0.0.1/24"))
 	good := map[string]string{
-		"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1", "net.ipv4.conf.all.rp_filter": "0", "net.ipv4.conf.int0.rp_filter": "0",
-		"net.ipv4.conf.eth0.rp_filter": "0", "net.ipv4.fib_multipath_hash_policy": "1", "net.ipv6.fib_multipath_hash_policy": "1",
-		"net.ipv4.fwmark_reflect": "0", "net.ipv6.fwmark_reflect": "0",
+		"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1", "net.ipv4.conf.all.rp_filter": "0",
+		"net.ipv4.conf.int0.rp_filter": "0",
+		"net.ipv4.conf.eth0.rp_filter": "0", "net.ipv4.fib_multipath_hash_policy": "1",
+		"net.ipv6.fib_multipath_hash_policy": "1",
+		"net.ipv4.fwmark_reflect":            "0", "net.ipv6.fwmark_reflect": "0",
 	}
 	for key, value := range good {
 		must(t, ns.Sysctl(key, value))
@@ -74,7 +76,8 @@ func TestPreflightNamesWhatIsMissing(t *testing.T) {
 		t.Errorf("the look left something:\n%s", out)
 	}
 	for key, bad := range map[string]string{
-		"net.ipv4.ip_forward": "0", "net.ipv6.conf.all.forwarding": "0", "net.ipv4.conf.int0.rp_filter": "1", "net.ipv4.fib_multipath_hash_policy": "0",
+		"net.ipv4.ip_forward": "0", "net.ipv6.conf.all.forwarding": "0", "net.ipv4.conf.int0.rp_filter": "1",
+		"net.ipv4.fib_multipath_hash_policy": "0",
 		"net.ipv6.fib_multipath_hash_policy": "0", "net.ipv4.fwmark_reflect": "1", "net.ipv6.fwmark_reflect": "1",
 	} {
 		must(t, ns.Sysctl(key, bad))

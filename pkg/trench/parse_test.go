@@ -43,7 +43,8 @@ func TestReferenceFile(t *testing.T) {
 			{
 				Name: "stream-a-1", VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")}, MinReady: 2,
 				Check: Check{
-					TCP: TCPCheck{5000}, Interval: 2 * time.Second, FastInterval: 100 * time.Millisecond, Timeout: 300 * time.Millisecond, Rise: 1, Fall: 4,
+					TCP: TCPCheck{5000}, Interval: 2 * time.Second, FastInterval: 100 * time.Millisecond,
+					Timeout: 300 * time.Millisecond, Rise: 1, Fall: 4,
 					Source4: netip.MustParseAddr("172.16.0.1"), Source6: netip.MustParseAddr("fd00::9"),
 				},
 				DrainTime: 30 * time.Second, Maglev: Maglev{Size: 10007, Seed: 7},
@@ -172,8 +173,11 @@ func TestRefusedFiles(t *testing.T) {
 			"the quotes"},
 		{"empty", good, "", "f.yaml:1: the file is empty: write the fields trench, attractor and streams"},
 		{"comment only", good, "# nothing\n", "f.yaml:1: the file is empty: write the fields trench, attractor and streams"},
-		{"second document", "streams:", "---\nstreams:", "f.yaml:10: a second YAML document begins here: one file holds one " +
-			"trench, remove the --- line and what does not belong to it"},
+		{
+			"second document", "streams:", "---\nstreams:",
+			"f.yaml:10: a second YAML document begins here: one file holds one " +
+				"trench, remove the --- line and what does not belong to it",
+		},
 		{"list at the top", good, "- a\n", "f.yaml:1: is a list: write a mapping with the fields " + fields},
 		{"scalar at the top", good, "hello\n", "f.yaml:1: is \"hello\": write a mapping with the fields " + fields},
 		{"not UTF-8", "gw4", "gw\xff", "f.yaml:6: the file is not UTF-8 here: save the file as plain UTF-8 text"},
@@ -355,8 +359,11 @@ func TestRefusedFiles(t *testing.T) {
 			"address has a zone", "fd00:100::150", "fe80::1%eth0",
 			"f.yaml:9: attractor.gateways[1].address: is \"fe80::1%eth0\", which has a zone: write an address that needs none",
 		},
-		{"address is link-local IPv6", "fd00:100::150", "fe80::1", "f.yaml:9: attractor.gateways[1].address: is fe80::1, an " +
-			"IPv6 link-local address: write a global or unique local address"},
+		{
+			"address is link-local IPv6", "fd00:100::150", "fe80::1",
+			"f.yaml:9: attractor.gateways[1].address: is fe80::1, an " +
+				"IPv6 link-local address: write a global or unique local address",
+		},
 		{"address is a VIP", "169.254.100.150", "20.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 20.0.0.1, which " +
 			"lies in the VIP 20.0.0.1/32: a gateway cannot be reached through itself, change one of them"},
 		{"gateway of a family without VIPs", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32]", "f.yaml:9: " +
@@ -871,7 +878,8 @@ func TestAddressesInsideAWideVIP(t *testing.T) {
 	}
 	for field, place := range places {
 		for address, inside := range map[string]string{
-			"20.0.0.0": "20.0.0.0/24", "20.0.0.77": "20.0.0.0/24", "20.0.0.255": "20.0.0.0/24", "30.0.7.9": "30.0.0.0/16", "2000::7:7": "2000::/64",
+			"20.0.0.0": "20.0.0.0/24", "20.0.0.77": "20.0.0.0/24", "20.0.0.255": "20.0.0.0/24", "30.0.7.9": "30.0.0.0/16",
+			"2000::7:7":      "2000::/64",
 			"19.255.255.255": "", "20.0.1.0": "", "10.0.0.2": "", "2000:0:0:1::": "", "1fff::1": "",
 		} {
 			text := strings.Replace(wide, place[0], fmt.Sprintf(place[1], address), 1)

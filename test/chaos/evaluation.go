@@ -234,8 +234,10 @@ func (ev *evaluation) holds(w *window, h *history, g, v int, heard []event) {
 				slack := w.slack(counted.from, hold.to)
 				if late > r.bound+slack {
 					ev.violations = append(ev.violations, violation{fmt.Sprintf(
-						"%s held %s from %s to %s, %s after it counted from (%s) that %s: bound %s and slack %s", gatewayName(g), vips[v].prefix,
-						hold.from.Format(timeFormat), hold.to.Format(timeFormat), short(late), counted.from.Format(timeFormat), r.cause, short(r.bound), short(slack)), v, g})
+						"%s held %s from %s to %s, %s after it counted from (%s) that %s: bound %s and slack %s", gatewayName(g),
+						vips[v].prefix,
+						hold.from.Format(timeFormat), hold.to.Format(timeFormat), short(late), counted.from.Format(timeFormat), r.cause,
+						short(r.bound), short(slack)), v, g})
 				}
 				if hold.from.Equal(counted.from) && hold.to.Before(counted.to) {
 					ev.measures = append(ev.measures, measure{r.cause, late, r.bound})

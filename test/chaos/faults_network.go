@@ -23,7 +23,8 @@ func networkKinds() []*kind {
 		}
 	}
 	wholeStream := &kind{
-		Name: "stream down", Args: untouchedStream, Weight: 10, Least: 500 * time.Millisecond, Most: 5 * time.Second, Breadth: ofTargets,
+		Name: "stream down", Args: untouchedStream, Weight: 10, Least: 500 * time.Millisecond, Most: 5 * time.Second,
+		Breadth:  ofTargets,
 		describe: func(arg int) string { return "both targets of " + streams[arg].name }, touches: ofStream,
 		holds: func(arg int) []string {
 			return []string{resTarget(arg * targetsPerStream), resTarget(arg*targetsPerStream + 1)}

@@ -171,7 +171,8 @@ func (t *scenario) commands(operator string) []exampleCommand {
 			"and take it back", fmt.Sprintf("%s undrain --admin-socket=unix://%s %s", frontend, frontendAdmin, other),
 		},
 		exampleCommand{"the application's target registers again, as long as this runs (until Ctrl-C)", fmt.Sprintf(
-			"%s -insecure -cert %s/tls.crt -key %s/tls.key -d '%s' unix://%s vipgate.target.v1.TargetService/Register", grpcurl, app, app, t.registration(), t.pod.Socket())},
+			"%s -insecure -cert %s/tls.crt -key %s/tls.key -d '%s' unix://%s vipgate.target.v1.TargetService/Register", grpcurl,
+			app, app, t.registration(), t.pod.Socket())},
 		exampleCommand{
 			"every target, from whatever source", fmt.Sprintf("%s target list --admin-socket=unix://%s", lbProgram,
 				lbAdmin),
@@ -197,7 +198,8 @@ func (t *scenario) commands(operator string) []exampleCommand {
 		},
 		exampleCommand{"pull the gateway's cable", fmt.Sprintf("ip -n %s link set trench0 down", t.lab.Gateway.Name())},
 		exampleCommand{"and plug it in (its IPv6 address went with the link)", fmt.Sprintf(
-			"ip -n %[1]s link set trench0 up && ip -n %[1]s addr replace %[2]s/64 dev trench0 nodad", t.lab.Gateway.Name(), lab.GatewayA6)},
+			"ip -n %[1]s link set trench0 up && ip -n %[1]s addr replace %[2]s/64 dev trench0 nodad", t.lab.Gateway.Name(),
+			lab.GatewayA6)},
 		exampleCommand{"kill the load balancer", fmt.Sprintf("kill -9 $(cat %s)", t.pidFile("lb"))},
 		exampleCommand{
 			"kill the frontend; its BIRD withdraws by itself", fmt.Sprintf("kill -9 $(cat %s)", t.pidFile("frontend")),

@@ -305,7 +305,8 @@ func TestDemoFailureOutput(t *testing.T) {
 		t.Errorf("exit status %d, want 1", status)
 	}
 	for _, text := range []string{
-		"FAILED: ", "frontend ended by itself", "the gateway holds:", "last lines of lb", "last lines of frontend", "last lines of bird",
+		"FAILED: ", "frontend ended by itself", "the gateway holds:", "last lines of lb", "last lines of frontend",
+		"last lines of bird",
 		"| time=", `msg="VIP changed"`, "trench0: State changed to up",
 	} {
 		if !strings.Contains(p.text(), text) {

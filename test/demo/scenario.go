@@ -47,7 +47,8 @@ can forward this VIP. Everything here is real: processes, BIRD, wires, mutual TL
 
 Each table below is the gateway's own, out of its BIRD, which is asked every %d ms.
 + is new in it, ~ has changed, - is gone. Times run from the cause to the table.`,
-		lab.PodAS, lab.GatewayAS, t.one.name, list(t.one.vips), t.two.name, list(t.two.vips), t.app.name, list(t.app.vips), pollInterval.Milliseconds())
+		lab.PodAS, lab.GatewayAS, t.one.name, list(t.one.vips), t.two.name, list(t.two.vips), t.app.name, list(t.app.vips),
+		pollInterval.Milliseconds())
 }
 
 // steps returns the steps before the pod is stopped.

@@ -103,7 +103,8 @@ func (events *follower) interrupt() {
 func TestFrontendEventsAcrossRestart(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	if out, code := f.run("frontend", "events", "--follow", "--admin-socket=unix://"+f.pod.FrontendAdmin()); code != 1 || !strings.Contains(out, "is `frontend run` running here") {
+	if out, code := f.run("frontend", "events", "--follow", "--admin-socket=unix://"+f.pod.FrontendAdmin()); code != 1 ||
+		!strings.Contains(out, "is `frontend run` running here") {
 		t.Errorf("without a frontend: exit status %d: %s", code, out)
 	}
 	f.up(f.target1)

@@ -69,7 +69,8 @@ func TestTargetRegistersOverTCP(t *testing.T) {
 	f := newRegistryFixture(t, "--registry-address="+address)
 	p, err := f.Start(f.Backend, "app-1", filepath.Join(binaries, "lb"), "target", "add", "app-1", "--stream=stream-a",
 		"--ip="+lab.Target1v4.String(),
-		"--registry="+address, "--lb-id="+lab.LBID, "--identity=dev", "--dev-authority-dir="+f.pod.Authority(), "--spiffe-id="+lab.AppID)
+		"--registry="+address, "--lb-id="+lab.LBID, "--identity=dev", "--dev-authority-dir="+f.pod.Authority(),
+		"--spiffe-id="+lab.AppID)
 	f.must(err)
 	f.wantRoutes(vipA4)
 	mark := f.mark()

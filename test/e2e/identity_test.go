@@ -229,7 +229,8 @@ func (f *fixture) impostor(creds credentials.TransportCredentials) (stop func())
 		parsed, err := vip.Parse(v)
 		f.must(err)
 		decision.Changed = append(decision.Changed, readiness.VIPReadiness{
-			VIP: parsed, State: vip.Ready, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY, ReadyTargets: 1, TotalTargets: 1,
+			VIP: parsed, State: vip.Ready, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY, ReadyTargets: 1,
+			TotalTargets: 1,
 		})
 	}
 	table.Commit(decision)

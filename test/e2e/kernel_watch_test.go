@@ -57,7 +57,8 @@ func TestFrontendWatchesSysctls(t *testing.T) {
 		f.podShell(tt.flip)
 		f.wantRoutes(tt.kept)
 		remedy := f.waitStatus(`run (sysctl -w .*=\d)`)
-		if key := regexp.MustCompile(`=.*`).ReplaceAllString(strings.Fields(tt.flip)[2], ""); !strings.Contains(remedy, "rp_filter") && !strings.Contains(remedy, key) {
+		if key := regexp.MustCompile(`=.*`).ReplaceAllString(strings.Fields(tt.flip)[2], ""); !strings.Contains(remedy,
+			"rp_filter") && !strings.Contains(remedy, key) {
 			t.Errorf("%s: the status names %q", tt.flip, remedy)
 		}
 		f.podShell(remedy)
