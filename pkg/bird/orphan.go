@@ -16,21 +16,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
 // lockSocket locks the control socket: no second frontend may take this one's BIRD for an orphan.
 func lockSocket(socket string) (unlock func(), err error) {
-	f, err := os.OpenFile(socket+".lock", os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("failed to open the lock of BIRD's control socket: %w", err)
+	lock, err := files.TryLock(socket + ".lock")
+	switch {
+	case errors.Is(err, files.ErrLocked):
+		return nil, fmt.Errorf("BIRD's control socket %s is in use by another frontend: %w; set another --bird-socket",
+			socket, err)
+	case err != nil:
+		return nil, fmt.Errorf("failed to lock BIRD's control socket: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		err = fmt.Errorf("failed to lock BIRD's control socket %s, which is in use by another frontend: %w; "+
-			"set another --bird-socket", socket, err)
-		return nil, errors.Join(err, f.Close())
-	}
-	return func() { _ = f.Close() }, nil // closing releases the lock, also if it fails
+	return lock.Release, nil
 }
 
 func pidFile(socket string) string { return socket + ".pid" }

@@ -94,7 +94,7 @@ func OpenDevAuthority(ctx context.Context, dir string) (*DevAuthority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("development authority in %s: %w", dir, err)
 	}
-	defer lock.release()
+	defer lock.Release()
 	a, err := LoadDevAuthority(dir)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return a, err
@@ -230,7 +230,7 @@ func (a *DevAuthority) WriteFiles(dir string, svid *x509svid.SVID) error {
 	if err == nil {
 		err = durable.Replace(filepath.Join(dir, CertFile), cert, 0o644)
 	}
-	return errors.Join(err, lock.remove())
+	return errors.Join(err, lock.Remove())
 }
 
 // minDevTTL is the minimum for certificate times of whole seconds: half of it is the rotation

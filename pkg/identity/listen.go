@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
@@ -87,16 +88,16 @@ func openSocket(ctx context.Context, path string, mode fs.FileMode) (_ *boundSoc
 	if err := createDirectory(filepath.Dir(path), directory); err != nil {
 		return nil, fmt.Errorf("directory of socket %s: %w", path, err)
 	}
-	lock, err := tryLock(path + ".lock")
+	lock, err := files.TryLock(path + ".lock")
 	switch {
-	case errors.Is(err, errLocked):
+	case errors.Is(err, files.ErrLocked):
 		return nil, fmt.Errorf("socket %s is %w", path, ErrSocketInUse)
 	case err != nil:
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, lock.remove())
+			err = errors.Join(err, lock.Remove())
 		}
 	}()
 	if err := removeStaleSocket(ctx, path); err != nil {
@@ -220,7 +221,7 @@ type boundSocket struct {
 	*net.UnixListener
 	path string
 	info fs.FileInfo
-	lock *fileLock
+	lock *files.Lock
 }
 
 // checkPath returns an error unless the path leads to the socket.
@@ -290,7 +291,7 @@ func (l *socketListener) watch(ctx context.Context) {
 func (l *socketListener) rebind(ctx context.Context) error {
 	old := l.bound
 	// Its file may be removed, too, or belong to another process; a repeated attempt has no effect.
-	_ = old.lock.remove()
+	_ = old.lock.Remove()
 	bound, err := openSocket(ctx, l.path, l.mode)
 	if err != nil {
 		return err
@@ -313,7 +314,7 @@ func (l *socketListener) Close() error {
 		if l.bound.checkPath() == nil {
 			err = os.Remove(l.path)
 		}
-		l.err = errors.Join(l.bound.Close(), err, l.bound.lock.remove())
+		l.err = errors.Join(l.bound.Close(), err, l.bound.lock.Remove())
 	})
 	return l.err
 }

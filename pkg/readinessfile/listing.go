@@ -57,13 +57,6 @@ func (l Listing) same(o Listing) bool {
 	return reflect.DeepEqual(l, o)
 }
 
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
 // Ready reports whether a VIP is ready, and why. streams are the names of the streams in the trench
 // file that serve it. While DrainEnd is not zero, a VIP that is ready drains until then.
 //

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/vipgate/vipgate/pkg/logs"
 )
 
 // readLoop is the state of Reader.Run. Its methods do no I/O and get the time from their caller.
@@ -204,7 +206,7 @@ func (r *readLoop) onGone(now time.Time, err error) {
 	if r.hung {
 		r.At = now
 	}
-	if errorText(r.Err) != err.Error() {
+	if logs.Text(r.Err) != err.Error() {
 		r.log.Warn("readiness directory cannot be read", "on_gone", r.o.OnGone, "error", err)
 	}
 	if !r.Gone {
@@ -329,5 +331,5 @@ func (r *readLoop) logChanges(previous Listing) {
 		r.log.Info("readiness file of a VIP seen, files of groups no longer count")
 	}
 	r.log.Info("readiness files", "files", len(r.Files), "gone", r.Gone, "problems", len(r.Problems),
-		"reason", cmp.Or(errorText(r.Err), "read"))
+		"reason", cmp.Or(logs.Text(r.Err), "read"))
 }

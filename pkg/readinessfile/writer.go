@@ -15,6 +15,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
 )
 
 const (
@@ -265,7 +266,7 @@ func (w *Writer) record(err error) {
 	switch {
 	case err != nil:
 		result.failures++
-		if errorText(previous.err) != err.Error() {
+		if logs.Text(previous.err) != err.Error() {
 			w.log.Error("failed to write readiness files, retrying", "error", err, "failures", result.failures)
 		}
 	case previous.err != nil:

@@ -1,0 +1,61 @@
+package files
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrLocked is wrapped while another process holds a lock.
+var ErrLocked = errors.New("another process holds the lock")
+
+// Lock is an exclusive flock(2) on a file. The kernel releases it when the process ends.
+type Lock struct{ file *os.File }
+
+// TryLock takes the lock on path, or returns an error that wraps [ErrLocked]. A missing file is
+// created.
+func TryLock(path string) (*Lock, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("lock file: %w", err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			_ = f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, fmt.Errorf("%s: %w", path, ErrLocked)
+			}
+			return nil, fmt.Errorf("flock %s: %w", path, err)
+		}
+		// The former holder may have removed the file between open and flock; another process could
+		// then lock a new file of the same name.
+		if isSameFile(f, path) {
+			return &Lock{file: f}, nil
+		}
+		_ = f.Close()
+	}
+}
+
+func isSameFile(f *os.File, path string) bool {
+	opened, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	current, err := os.Lstat(path)
+	return err == nil && os.SameFile(opened, current)
+}
+
+// Release releases the lock and keeps the file.
+func (l *Lock) Release() { _ = l.file.Close() }
+
+// Remove deletes the file while the lock is held, then releases the lock. A file of the same name
+// that another process locked is kept.
+func (l *Lock) Remove() (err error) {
+	if isSameFile(l.file, l.file.Name()) {
+		err = os.Remove(l.file.Name())
+	}
+	l.Release()
+	return err
+}
