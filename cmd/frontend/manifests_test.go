@@ -268,7 +268,7 @@ func networks(t *testing.T) []network {
 	return list
 }
 
-func TestTheExternalInterfaceIsTheAttachedNetwork(t *testing.T) {
+func TestExternalInterfaceIsAttached(t *testing.T) {
 	n := networks(t)[0]
 	if want := manifest(t).Variable("VIPGATE_EXTERNAL_INTERFACE"); n.Interface != want {
 		t.Errorf("the pod gets the interface %q, the frontend uses %q", n.Interface, want)

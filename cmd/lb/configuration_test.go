@@ -76,7 +76,7 @@ type schemaObject struct {
 
 // Every field of the JSON Schema, which a test of pkg/trench compares with the
 // reader, is documented with its default and its bounds, and no others are.
-func TestEveryFieldOfTheTrenchFileIsDocumented(t *testing.T) {
+func TestTrenchFieldsAreDocumented(t *testing.T) {
 	data, err := os.ReadFile(docs + "trench.schema.json")
 	if err != nil {
 		t.Fatal(err)

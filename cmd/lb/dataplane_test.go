@@ -23,7 +23,7 @@ func runLine(t *testing.T, args ...string) (*runFlags, error) {
 	return f, refused.Err()
 }
 
-func TestMistakesInTheFlagsOfTheDataPlaneAreRefused(t *testing.T) {
+func TestInvalidDataPlaneFlags(t *testing.T) {
 	for line, want := range map[string]string{
 		"--dataplane=ebpf":                           "must be one of",
 		"--conntrack=maybe":                          "must be one of",
@@ -50,7 +50,7 @@ func TestMistakesInTheFlagsOfTheDataPlaneAreRefused(t *testing.T) {
 }
 
 // What the flags let pass, the data plane does not refuse.
-func TestBoundsOfTheNumbersAreThoseOfTheDataPlane(t *testing.T) {
+func TestNumberBoundsMatchDataPlane(t *testing.T) {
 	for _, line := range []string{
 		"", "--first-table=256 --mark-mask=0x7ff", "--dataplane-priority=1", "--dataplane-priority=32763",
 		"--first-table=16000000",

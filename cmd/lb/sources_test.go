@@ -27,7 +27,7 @@ func parsed(t *testing.T, args ...string) (*targetFlags, error) {
 	return &line.Run.targetFlags, refused.Err()
 }
 
-func TestMistakesInTheFlagsOfTargetsAreRefused(t *testing.T) {
+func TestInvalidTargetFlags(t *testing.T) {
 	for line, want := range map[string]string{
 		"--source=files":                                   "--source=files: write file or registry",
 		"--source=":                                        "--source",

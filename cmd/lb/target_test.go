@@ -40,12 +40,12 @@ import (
 
 const patience = 20 * time.Second
 
-// desk serves targets as `lb run` does, with every target ready as soon as it is
+// registryFixture serves targets as `lb run` does, with every target ready as soon as it is
 // offered, on an admin socket and over mTLS.
-type desk struct {
+type registryFixture struct {
 	t        *testing.T
 	registry *registry.Registry
-	roster   *targetset.Index
+	index    *targetset.Index
 	// admin and socket are unix sockets, tcp is HOST:PORT.
 	admin, socket, tcp string
 	// client are the flags of a client over mTLS.
@@ -80,7 +80,7 @@ func (d *drainRecorder) note(format string, args ...any) {
 	d.calls = append(d.calls, fmt.Sprintf(format, args...))
 }
 
-func openDesk(t *testing.T, drainTime time.Duration) *desk {
+func newRegistryFixture(t *testing.T, drainTime time.Duration) *registryFixture {
 	t.Helper()
 	ca := identitytest.NewCA(t, "example.org")
 	allowance, err := registry.ParseAllowance("spiffe://example.org/app")
@@ -94,8 +94,8 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 	reg.Configure([]trench.Stream{{Name: "s", Check: check, DrainTime: drainTime}, {Name: "other", Check: check}},
 		targetset.AddressPolicy{})
 	dir := identitytest.ShortDir(t)
-	d := &desk{
-		t: t, registry: reg, roster: targetset.NewIndex(), drains: &drainRecorder{},
+	d := &registryFixture{
+		t: t, registry: reg, index: targetset.NewIndex(), drains: &drainRecorder{},
 		admin: filepath.Join(dir, "admin.sock"), socket: filepath.Join(dir, "lb.sock"),
 	}
 	lbID, app := ca.ID("/lb"), ca.ID("/app")
@@ -110,8 +110,8 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 	ca.WriteFiles(svid, ca.SVID(app, time.Hour))
 	d.client = []string{"--lb-id=" + lbID.String(), "--identity=files", "--svid-dir=" + svid}
 	log := slog.New(slog.DiscardHandler)
-	peers := &registry.Service{Registry: reg, Index: d.roster, Log: log}
-	operators := &registry.Service{Registry: reg, Index: d.roster, Operator: true, Log: log}
+	peers := &registry.Service{Registry: reg, Index: d.index, Log: log}
+	operators := &registry.Service{Registry: reg, Index: d.index, Operator: true, Log: log}
 	d.serve("unix", d.admin, operators, insecure.NewCredentials())
 	d.serve("unix", d.socket, peers, creds)
 	d.tcp = d.serve("tcp", "127.0.0.1:0", peers, creds)
@@ -130,7 +130,9 @@ func openDesk(t *testing.T, drainTime time.Duration) *desk {
 	return d
 }
 
-func (d *desk) serve(network, address string, s *registry.Service, creds credentials.TransportCredentials) string {
+func (d *registryFixture) serve(network, address string, s *registry.Service,
+	creds credentials.TransportCredentials,
+) string {
 	d.t.Helper()
 	l, err := net.Listen(network, address)
 	if err != nil {
@@ -150,7 +152,7 @@ func (d *desk) serve(network, address string, s *registry.Service, creds credent
 	return l.Addr().String()
 }
 
-func (d *desk) loop(ctx context.Context) {
+func (d *registryFixture) loop(ctx context.Context) {
 	known := map[string]map[healthcheck.Key]bool{}
 	for {
 		select {
@@ -182,11 +184,11 @@ func (d *desk) loop(ctx context.Context) {
 			}
 			known[stream] = now
 		}
-		d.roster.Publish(changed, removed)
+		d.index.Publish(changed, removed)
 	}
 }
 
-func (d *desk) targets() int { return len(d.roster.List(nil)) }
+func (d *registryFixture) targets() int { return len(d.index.List(nil)) }
 
 // screen is what a command prints.
 type screen struct {
@@ -229,7 +231,7 @@ func mustPrint(t *testing.T, want string, args ...string) {
 }
 
 // keep keeps one target registered until a value is sent to stops.
-func (d *desk) keep(c *registryConn, out *screen, name string) (stops chan struct{}, ended chan error) {
+func (d *registryFixture) keep(c *registryConn, out *screen, name string) (stops chan struct{}, ended chan error) {
 	target := &targetv1.Target{Name: name, Addresses: []string{"10.0.0.1"}}
 	r := newRegistration(c, &cli.Output{Writer: out},
 		&targetv1.RegisterRequest{Stream: "s", Targets: []*targetv1.Target{target}})
@@ -238,7 +240,7 @@ func (d *desk) keep(c *registryConn, out *screen, name string) (stops chan struc
 	return stops, ended
 }
 
-func (d *desk) dial() *registryConn {
+func (d *registryFixture) dial() *registryConn {
 	d.t.Helper()
 	conn, err := cli.DialAdmin("lb", d.admin, false)
 	if err != nil {
@@ -261,7 +263,7 @@ func wait(t *testing.T, ended <-chan error) error {
 
 // SIGTERM takes the target away gently, on each way to the registry.
 func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
-	d := openDesk(t, 50*time.Millisecond)
+	d := newRegistryFixture(t, 50*time.Millisecond)
 	for name, flags := range map[string][]string{
 		"admin": {"--admin-socket=" + d.admin},
 		"unix":  append([]string{"--registry=unix://" + d.socket}, d.client...),
@@ -295,7 +297,7 @@ func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 }
 
 func TestASecondSignalEndsTargetAddAtOnce(t *testing.T) {
-	d := openDesk(t, time.Hour)
+	d := newRegistryFixture(t, time.Hour)
 	var out screen
 	stops, ended := d.keep(d.dial(), &out, "a")
 	await.True(t, "the target being ready", func() bool { return strings.Contains(out.String(), "ready") })
@@ -310,8 +312,8 @@ func TestASecondSignalEndsTargetAddAtOnce(t *testing.T) {
 	}
 }
 
-func TestTargetAddGivesUpWhenRefusedOrReplaced(t *testing.T) {
-	d := openDesk(t, time.Hour)
+func TestTargetAddEndsWhenRefused(t *testing.T) {
+	d := newRegistryFixture(t, time.Hour)
 	var out screen
 	for want, args := range map[string][]string{
 		"no stream":                    {"--stream=nowhere", "--ip=10.0.0.1"},
@@ -409,7 +411,7 @@ func (f *flakyService) Deregister(context.Context, *targetv1.DeregisterRequest) 
 }
 
 func TestTargetListAndDrains(t *testing.T) {
-	d := openDesk(t, time.Hour)
+	d := newRegistryFixture(t, time.Hour)
 	admin := "--admin-socket=" + d.admin
 	mustPrint(t, "no targets\n", "target", "list", admin)
 	var out screen
@@ -471,7 +473,7 @@ func TestTargetListAndDrains(t *testing.T) {
 	}
 }
 
-func TestTargetAddSaysThatItCouldNotDeregister(t *testing.T) {
+func TestTargetAddFailsToDeregister(t *testing.T) {
 	for _, registered := range []bool{false, true} {
 		admin := filepath.Join(identitytest.ShortDir(t), "admin.sock")
 		l, err := net.Listen("unix", admin)
@@ -483,7 +485,7 @@ func TestTargetAddSaysThatItCouldNotDeregister(t *testing.T) {
 			targetv1.RegisterTargetServiceServer(server, &flakyService{})
 		}
 		served := make(chan error, 1)
-		d := &desk{t: t, admin: admin}
+		d := &registryFixture{t: t, admin: admin}
 		c := d.dial()
 		if registered {
 			go func() { served <- server.Serve(l) }()

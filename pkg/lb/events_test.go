@@ -106,7 +106,7 @@ func TestEventsOfTheDataPlane(t *testing.T) {
 	}
 }
 
-func TestEventsOfTheDataPlaneDoNotPushOutAllOthers(t *testing.T) {
+func TestDataPlaneEventsKeepOthers(t *testing.T) {
 	s := dataplane.State{Held: map[string]time.Time{"": {}}}
 	for i := range maxEvents + 500 {
 		s.Drift = append(s.Drift, dataplane.Drift{Object: fmt.Sprint("rule ", i)})

@@ -170,7 +170,7 @@ func (b *book) accepts(m *response) bool {
 type hostileLB struct {
 	program  []byte
 	now      time.Time
-	inbox    *updateMerger
+	merger   *updateMerger
 	gate     *gateFixture
 	open     []*hostileStream
 	ever     []*hostileStream
@@ -182,7 +182,7 @@ type hostileLB struct {
 
 type hostileStream struct {
 	decoder  decoder
-	hearing  streamState
+	stream   streamState
 	book     book
 	instance string
 	leaseEnd time.Time // positions after its first synced snapshot
@@ -316,7 +316,7 @@ func (x *hostileLB) end(s *hostileStream, err error) {
 			x.open = append(x.open[:i:i], x.open[i+1:]...)
 		}
 	}
-	x.inbox.end(&s.hearing, x.now, err)
+	x.merger.end(&s.stream, x.now, err)
 }
 
 // send passes a message in wire format to the watcher's merger, as a connection does.
@@ -330,14 +330,14 @@ func (x *hostileLB) send(t *testing.T, s *hostileStream, sent *response) {
 	if err := proto.Unmarshal(b, m); err != nil {
 		t.Fatal(err)
 	}
-	before := x.inbox.pending
+	before := x.merger.pending
 	allowed := s.book.accepts(m)
 	said, err := s.decoder.decode(m, x.now)
 	if (err == nil) != allowed {
 		t.Fatalf("the protocol allows it: %v; the decoder says %v\n%v", allowed, err, m)
 	}
 	if err == nil {
-		err = x.inbox.merge(&s.hearing, said, x.now)
+		err = x.merger.merge(&s.stream, said, x.now)
 		if wentBack := said.kind == kindSnapshot && said.synced && before.Position.InstanceID == s.book.instance &&
 			said.position.Revision < before.Position.Revision && !before.Synced; (err != nil) != wentBack {
 			t.Fatalf("stream %d at %+v, state at %+v: %v", s.number, said.position, before.Position, err)
@@ -367,7 +367,7 @@ func (x *hostileLB) send(t *testing.T, s *hostileStream, sent *response) {
 // take takes an update and compares it with the sent states.
 func (x *hostileLB) take(t *testing.T) {
 	t.Helper()
-	u := x.inbox.take()
+	u := x.merger.take()
 	x.gate.update(x.now, u)
 	p := u.Position
 	if p == (Position{}) {
@@ -447,7 +447,7 @@ func FuzzWatcher(f *testing.F) {
 	f.Add([]byte{say, 0, 8, 1, 1, 0, say, 0, 0, 0, 1, 1, take, say, 0, 2, 1, 1, 0x18, 1, 1, take})
 	f.Add([]byte{say, 0, 0, 1, 1, 0, take, open, 1, say, 1, 16, 1, 1, 1, take, say, 1, 0, 1, 1, 2, take, end, 0, take})
 	f.Fuzz(func(t *testing.T, program []byte) {
-		x := &hostileLB{program: program, now: time.Now(), inbox: newUpdateMerger()}
+		x := &hostileLB{program: program, now: time.Now(), merger: newUpdateMerger()}
 		var configured []vip.VIP
 		for i := range hostileVIPs {
 			configured = append(configured, numbered(i))
@@ -470,7 +470,7 @@ func FuzzWatcher(f *testing.F) {
 				x.send(t, s, x.message(s))
 			}
 			x.evaluate(t)
-			if n := len(x.inbox.pending.Changed) + len(x.inbox.pending.Removed); n > hostileVIPs+3000 {
+			if n := len(x.merger.pending.Changed) + len(x.merger.pending.Removed); n > hostileVIPs+3000 {
 				t.Fatalf("%d values wait", n)
 			}
 		}

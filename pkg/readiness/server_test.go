@@ -344,18 +344,18 @@ func TestStoppedReaderDelaysNoWatch(t *testing.T) {
 	b := startLB(t, socketPath(t), table)
 	stopped, _ := watchRaw(t, b, readerID)
 	var d decoder
-	inbox, h := newUpdateMerger(), &streamState{}
+	merger, h := newUpdateMerger(), &streamState{}
 	var v view
 	hear := func() {
 		t.Helper()
 		s, err := d.decode(recv(t, stopped), time.Now())
 		if err == nil {
-			err = inbox.merge(h, s, time.Now())
+			err = merger.merge(h, s, time.Now())
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		v.apply(inbox.take())
+		v.apply(merger.take())
 	}
 	hear()
 	f := startFrontend(t, b.path, nil)

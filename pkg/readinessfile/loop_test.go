@@ -99,7 +99,7 @@ func TestOneThatAppearsWaitsForTheOthers(t *testing.T) {
 	}
 }
 
-func TestWhatAppearsWithoutEndCountsNevertheless(t *testing.T) {
+func TestEndlessNewFilesStillCount(t *testing.T) {
 	c := newClockwork(t, Options{OnGone: Drop})
 	c.pass(0)
 	begin := c.now

@@ -250,7 +250,7 @@ func wantProblems(t *testing.T, l Listing, texts ...string) {
 	}
 }
 
-func TestWhatIsNoReadinessFileIsNamedAndTheOthersGoOn(t *testing.T) {
+func TestOtherFilesAreReported(t *testing.T) {
 	path := t.TempDir()
 	f := &testReader{t: t, path: path}
 	f.make("lb-ready-", "lb-ready-c", "lb-vip-ready-", "lb-vip-ready-20.0.0.1_32", "lb-vip-ready-fe80::1%eth0",
@@ -346,7 +346,7 @@ func TestDirectoryIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestDirectoryUnderAMissingOneIsFoundByTheRescan(t *testing.T) {
+func TestRescanFindsNewParentDirectory(t *testing.T) {
 	parent := filepath.Join(t.TempDir(), "p")
 	f := runReader(t, filepath.Join(parent, "d"), Options{}, func(d *Reader) { d.rescan = 10 * time.Millisecond })
 	f.wantReady()
@@ -440,7 +440,7 @@ func TestSwappedSymlinksAreSeen(t *testing.T) {
 	f.wantReady(vipTwo, vipWide)
 }
 
-func TestWithoutNotificationsTheDirectoryIsPolled(t *testing.T) {
+func TestPollsWithoutNotifications(t *testing.T) {
 	f := runReader(t, t.TempDir(), Options{}, func(d *Reader) {
 		d.notifier = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
 		d.rescan = 10 * time.Millisecond

@@ -101,7 +101,7 @@ func TestPathMTUDiscoveryWorksThroughAnyPod(t *testing.T) {
 	})
 }
 
-func TestEstablishedFlowsStayWhenTheTableChanges(t *testing.T) {
+func TestFlowsSurviveTableChange(t *testing.T) {
 	eachMode(t, 1, 3, func(t *testing.T, x *topology, stateless bool) {
 		before := map[vip.Family]map[uint16]string{}
 		for _, family := range vip.Families {

@@ -10,7 +10,7 @@ import (
 )
 
 // A kernel without nft_hash refuses the rule, as it refuses this expression.
-func TestWhatTheKernelRefusesIsSeenAndLeavesNothing(t *testing.T) {
+func TestRefusedWriteLeavesNothing(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})
 	hash := expr.Hash{

@@ -233,7 +233,7 @@ func TestTheModeOfConnectionTrackingChanges(t *testing.T) {
 	}
 }
 
-func TestForeignObjectsWithOwnNamesAreReported(t *testing.T) {
+func TestForeignObjectsAreReported(t *testing.T) {
 	for object, setup := range map[string]string{
 		"chain inet vipgate-lb prerouting": "add table inet vipgate-lb; add chain inet vipgate-lb prerouting { type filter " +
 			"hook forward priority 0; }",
@@ -268,7 +268,7 @@ func TestForeignObjectsWithOwnNamesAreReported(t *testing.T) {
 	}
 }
 
-func TestOfManyRulesAndTablesThoseOfOthersAreTaken(t *testing.T) {
+func TestForeignRulesAndTablesAmongMany(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})
 	run(t, ns, "ip route add blackhole default table 5003; ip -6 rule add prio 7 lookup 5004; ip rule add prio 8 fwmark "+
