@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
@@ -313,7 +314,7 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, strea
 			{falls, withRole(fresh, perStream, dataplane.Down)},
 			{goes, stream},
 		} {
-			if err := pause(ctx, between()); err != nil {
+			if err := backoff.Sleep(ctx, between()); err != nil {
 				return err
 			}
 			took, err := g.plane.configure(with(streams, step.next))
@@ -343,7 +344,7 @@ func measurePlaneStarts(ctx context.Context, s *session, g *planeFixture, stream
 			return err
 		}
 		g.plane = nil
-		if err := pause(ctx, between()); err != nil {
+		if err := backoff.Sleep(ctx, between()); err != nil {
 			return err
 		}
 		began := time.Now()

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
 // Goals of an idle pod: memory at its peak, since the start, by the number of
@@ -102,7 +104,7 @@ func measureIdle(ctx context.Context, s *session) (err error) {
 	}
 	// The work of the start is over when nothing is expected any more: the
 	// frontend asks BIRD often for up to 5 s.
-	if err := pause(ctx, s.lasts(10*time.Second, 500*time.Millisecond)); err != nil {
+	if err := backoff.Sleep(ctx, s.lasts(10*time.Second, 500*time.Millisecond)); err != nil {
 		return err
 	}
 	for _, w := range all {
@@ -111,7 +113,7 @@ func measureIdle(ctx context.Context, s *session) (err error) {
 		}
 	}
 	began := time.Now()
-	if err := pause(ctx, s.lasts(time.Minute, time.Second)); err != nil {
+	if err := backoff.Sleep(ctx, s.lasts(time.Minute, time.Second)); err != nil {
 		return err
 	}
 	for _, w := range all {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/dataplane"
 )
 
@@ -146,7 +147,7 @@ func (t *tableMeasurement) measure(ctx context.Context) (err error) {
 
 // settledKernel is the kernel's memory when what transactions left behind is freed.
 func (t *tableMeasurement) settledKernel(ctx context.Context) (float64, error) {
-	if err := pause(ctx, t.settle); err != nil {
+	if err := backoff.Sleep(ctx, t.settle); err != nil {
 		return 0, err
 	}
 	return kernelMemory()

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
@@ -119,7 +120,7 @@ func (x *readinessSource) identity(id spiffeid.ID) (*identity.Source, error) {
 
 // beat renews the lease until the end, as the load balancer's loop does.
 func (x *readinessSource) beat() {
-	for pause(x.ctx, readiness.DefaultLease/5) == nil {
+	for backoff.Sleep(x.ctx, readiness.DefaultLease/5) == nil {
 		x.table.Heartbeat()
 	}
 }
@@ -155,7 +156,7 @@ func (x *readinessSource) watch(wait time.Duration, tell chan<- heard) {
 			case <-x.ctx.Done():
 				return
 			}
-			if wait > 0 && pause(x.ctx, wait) != nil {
+			if wait > 0 && backoff.Sleep(x.ctx, wait) != nil {
 				return
 			}
 			u := w.Take()
@@ -251,7 +252,7 @@ func measureFanOut(ctx context.Context, s *session, watchers int) (err error) {
 		}
 		m.Samples = append(m.Samples, milliseconds(at.Sub(began)))
 		// Changes come to a load balancer that waits, not to one that is hot.
-		if err := pause(ctx, 2*time.Millisecond); err != nil {
+		if err := backoff.Sleep(ctx, 2*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -387,7 +388,7 @@ func measureFlapping(ctx context.Context, s *session) (err error) {
 			heap = append(heap, liveHeap()-heapBefore)
 			report += lasts / 10
 		}
-		if err := pause(ctx, flapInterval); err != nil {
+		if err := backoff.Sleep(ctx, flapInterval); err != nil {
 			return err
 		}
 	}
@@ -446,16 +447,4 @@ func liveHeap() float64 {
 	}
 	runtime.ReadMemStats(&m)
 	return float64(m.HeapAlloc) / (1 << 20)
-}
-
-// pause waits unless ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
