@@ -59,10 +59,10 @@ func TestGatewayReceivesAnnouncedVIPs(t *testing.T) {
 				}
 			}
 			if nh := gw.Attribute(vip4, "next_hop"); nh != "169.254.100.1" {
-				t.Errorf("next hop %q is not ours", nh)
+				t.Errorf("next hop %q is not that of the pod", nh)
 			}
 			if nh := gw.Attribute(vip6, "next_hop"); !strings.HasPrefix(nh, "fd00:100::1") {
-				t.Errorf("next hop %q is not ours", nh)
+				t.Errorf("next hop %q is not that of the pod", nh)
 			}
 			p.Announce(announce.Depreferred, vip4, vip6)
 			for _, v := range []vip.VIP{vip4, vip6} {

@@ -345,7 +345,7 @@ func TestFamiliesFailIndependently(t *testing.T) {
 	list := vips("20.0.0.1/32", "2000::1/128")
 	r.Configure(list)
 	r.waitConfirmed(t, list...)
-	// A way out of the blackhole's table, which is not ours to remove.
+	// A way out of the blackhole's table, which another process owns.
 	run(t, ns, "ip -6 route add 2001:db8::/32 dev d0 table 4097")
 	c := r.waitFor(t, "IPv6 unconfirmed", func(c Confirmed) bool { return c.VIPs.Equal(vip.NewSet(list[0])) })
 	if c.Err == nil || !strings.Contains(c.Err.Error(), "2001:db8::/32") {

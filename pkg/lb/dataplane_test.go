@@ -13,7 +13,7 @@ func TestTheConditionOfTheDataPlaneSaysWhy(t *testing.T) {
 	full := errors.New("records cannot be written: no space left on device")
 	vip, chain := dataplane.Problem{Object: "VIP 20.0.0.1/32", Detail: "two want it"}, dataplane.Problem{
 		Object: "chain x",
-		Detail: "not ours",
+		Detail: "belongs to another process",
 	}
 	for name, tt := range map[string]struct {
 		state dataplane.State

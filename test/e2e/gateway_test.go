@@ -584,7 +584,7 @@ func TestReflectedVIPIsIgnored(t *testing.T) {
 	for _, r := range routes {
 		if !slices.Equal(r.ASPath, []string{strconv.Itoa(lab.PodAS)}) ||
 			(r.NextHop != lab.PodExternal4 && r.NextHop != lab.PodExternal6) {
-			t.Errorf("the second gateway has a route that is not ours: %+v", r)
+			t.Errorf("the second gateway has a route that the pod did not send: %+v", r)
 		}
 	}
 	// A withdrawn VIP leaves no route behind.

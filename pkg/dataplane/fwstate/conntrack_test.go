@@ -77,7 +77,7 @@ func TestForgottenAreExactlyTheNumbers(t *testing.T) {
 	}
 }
 
-// marked maps ports to marks of the same number, with a bit that is not ours.
+// marked maps ports to marks of the same number, with a bit that belongs to another process.
 func marked(from, to int) string {
 	var list []string
 	for n := from; n <= to; n++ {

@@ -44,7 +44,7 @@ type ConflictError struct {
 	Detail string
 }
 
-func (e *ConflictError) Error() string { return e.Object + " is not ours: " + e.Detail }
+func (e *ConflictError) Error() string { return e.Object + " belongs to another process: " + e.Detail }
 
 // conflict returns a [ConflictError] about an object in the table, unless detail is empty.
 func conflict(kind, name, detail string) error {
