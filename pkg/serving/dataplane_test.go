@@ -236,6 +236,27 @@ func TestReturnOfTargetEndsHold(t *testing.T) {
 	}
 }
 
+// A target that fails and returns at once leaves nothing to hold. The next time it fails, the
+// frontend has as long to withdraw as the first time.
+func TestFlapOfLastTargetEndsHold(t *testing.T) {
+	p := twoTargets(t)
+	p.health("s", "b", healthcheck.NotReady)
+	p.confirm()
+	p.health("s", "a", healthcheck.NotReady)
+	p.health("s", "a", healthcheck.Ready)
+	p.want(vipA, vip.Ready, reasonReady, 1, 2)
+	if len(p.e.forwarding.holds) != 0 || len(p.out.Held) != 0 {
+		t.Errorf("still held back: %v, %v", p.e.forwarding.holds, p.out.Held)
+	}
+	p.reports(vipA, vip6)
+	p.later(testWithdrawTime + time.Second)
+	p.health("s", "a", healthcheck.NotReady)
+	p.wantRole("s", "a", vip.IPv4, plan.Serving)
+	if len(p.out.Released) != 0 {
+		t.Errorf("a hold that just began has ended: %+v", p.out.Released)
+	}
+}
+
 func TestRemovedStreamServesUntilWithdrawal(t *testing.T) {
 	p := twoTargets(t)
 	p.members["t"] = []targetset.Member{member("c", "172.16.0.3")}

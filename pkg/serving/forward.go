@@ -141,6 +141,8 @@ func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwardin
 			}
 		}
 	}
+	// A stream that is again what the data plane got has nothing to hold back.
+	maps.DeleteFunc(w.holds, func(key holdKey, _ *hold) bool { return !changed[key.stream] })
 	kept := map[string][]remainder{}
 	keepers := map[vip.VIP]string{} // streams that keep VIPs of others
 	for name := range changed {
