@@ -1,0 +1,106 @@
+package v1alpha1
+
+import (
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Group is the API group, and the prefix of labels and annotations.
+const Group = "vipgate.io"
+
+// Resource is the resource of Trenches.
+var Resource = schema.GroupVersionResource{Group: Group, Version: "v1alpha1", Resource: "trenches"}
+
+// Kind is the kind of a Trench.
+var Kind = schema.GroupVersionKind{Group: Group, Version: "v1alpha1", Kind: "Trench"}
+
+// Labels and annotations.
+const (
+	// TrenchLabel is on Pods that may be targets; its value is the name of the Trench.
+	TrenchLabel = Group + "/trench"
+	// TrenchPodLabel is on the pods of the trench itself, which hold lb and frontend.
+	TrenchPodLabel = Group + "/trench-pod"
+	// ReportAnnotation of a trench pod says what it advertises.
+	ReportAnnotation = Group + "/report"
+
+	// Annotations of a Service: its VIPs, separated by commas; the check of its targets as JSON; how
+	// many targets must be ready; how long a target that leaves keeps its flows; Maglev as JSON.
+	VIPsAnnotation      = Group + "/vips"
+	CheckAnnotation     = Group + "/check"
+	MinReadyAnnotation  = Group + "/min-ready"
+	DrainTimeAnnotation = Group + "/drain-time"
+	MaglevAnnotation    = Group + "/maglev"
+)
+
+// Types of conditions of a Trench; with the prefix of the group, of a Service.
+const (
+	Accepted   = "Accepted"
+	Advertised = "Advertised"
+	// TargetsAccepted is false while pods that a Service selects cannot be targets.
+	TargetsAccepted = "TargetsAccepted"
+)
+
+// LoadBalancerClass returns the spec.loadBalancerClass of the Services of a Trench.
+func LoadBalancerClass(trench string) string { return Group + "/" + trench }
+
+// Trench describes the VIPs of a trench, its gateways, and where its Services and targets are.
+type Trench struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   Spec   `json:"spec"`
+	Status Status `json:"status,omitempty"`
+}
+
+// Spec is the trench file without its name, with what Kubernetes needs besides.
+type Spec struct {
+	// Network that targets are reached by. Nil: that of the pods themselves.
+	Network *Network `json:"network,omitempty"`
+	// Namespaces of the Services and targets; empty: that of the Trench.
+	Namespaces []string `json:"namespaces,omitempty"`
+	// Attractor as in the trench file; a gateway has passwordSecret instead of passwordFile.
+	Attractor map[string]any `json:"attractor"`
+	// Streams as in the trench file, for targets that are no pods.
+	Streams []any `json:"streams,omitempty"`
+	// Defaults of the streams of Services: drainTime, minReady, check and maglev, as in the trench file.
+	Defaults map[string]any `json:"defaults,omitempty"`
+	// Publish says which addresses the status of Services shows. Nil: the VIPs.
+	Publish *Publish `json:"publish,omitempty"`
+}
+
+// Network is a secondary network of the targets.
+type Network struct {
+	// Name is NAMESPACE/NAME of the NetworkAttachmentDefinition.
+	Name string `json:"name"`
+	// Subnets that addresses of targets must lie in; empty: anywhere.
+	Subnets []string `json:"subnets,omitempty"`
+}
+
+// Publish replaces the VIPs in the status of Services. One of Addresses and FromService is set.
+type Publish struct {
+	// Addresses are IP addresses or host names.
+	Addresses []string `json:"addresses,omitempty"`
+	// FromService is the Service, NAMESPACE/NAME or NAME, whose status is copied.
+	FromService string `json:"fromService,omitempty"`
+	// IngressClass is the class of the Ingresses whose status gets the addresses, too.
+	IngressClass string `json:"ingressClass,omitempty"`
+}
+
+// Status of a Trench.
+type Status struct {
+	ObservedGeneration int64              `json:"observedGeneration,omitempty"`
+	Conditions         []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// FromUnstructured decodes a Trench.
+func FromUnstructured(u *unstructured.Unstructured) (*Trench, error) {
+	t := &Trench{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, t); err != nil {
+		return nil, fmt.Errorf("decode Trench %s/%s: %w", u.GetNamespace(), u.GetName(), err)
+	}
+	return t, nil
+}
