@@ -29,10 +29,10 @@ func fullInput() RenderInput {
 	b.BFD = &trench.BFD{MinTx: 300 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3}
 	return RenderInput{
 		Options: Options{
-			RouterID: netip.MustParseAddr("1.2.3.4"), Interface: "ext-vlan", LoopbackPort: 1790, Password: "SECRET",
+			RouterID: netip.MustParseAddr("1.2.3.4"), LoopbackPort: 1790, Password: "SECRET",
 			TableID: 4096, ECMP: true, KernelScanTime: 10 * time.Second,
 		},
-		Sessions: []Session{a, b}, VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")},
+		Interface: "ext-vlan", Sessions: []Session{a, b}, VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")},
 	}
 }
 
@@ -53,15 +53,15 @@ func TestBIRDTakesTheConfiguration(t *testing.T) {
 	logging := full
 	logging.Dir, logging.LogFileSize = t.TempDir(), 20000
 	small := Options{
-		RouterID: full.RouterID, Interface: "eth0", LoopbackPort: 1790, TableID: 4096,
+		RouterID: full.RouterID, LoopbackPort: 1790, TableID: 4096,
 		KernelScanTime: time.Second,
 	}
 	tests := map[string]RenderInput{
 		"everything":  full,
-		"nothing":     {Options: small},
+		"nothing":     {Options: small, Interface: "eth0"},
 		"with a log":  logging,
 		"masked":      full.Masked(),
-		"a wider VIP": {Options: small, VIPs: []vip.VIP{vip.Require("20.0.0.0/24")}},
+		"a wider VIP": {Options: small, Interface: "eth0", VIPs: []vip.VIP{vip.Require("20.0.0.0/24")}},
 	}
 	for name, in := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -131,7 +131,7 @@ type watched struct {
 // watch starts the loop in a bubble. The gateways have these hold times.
 func watch(t *testing.T, f *fakeBIRD, holds ...time.Duration) *watched {
 	t.Helper()
-	s := NewSupervisor(Options{Dir: t.TempDir(), Socket: "unused", Interface: "lo"})
+	s := NewSupervisor(Options{Dir: t.TempDir(), Socket: "unused"})
 	s.dial = f.dial
 	var v resolution
 	for i, h := range holds {

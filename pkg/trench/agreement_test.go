@@ -82,6 +82,7 @@ func plain(n *yaml.Node) (v any, err error) {
 const every = `trench: trench-a
 attractor:
   name: attractor-a-1
+  interface: ext-vlan
   vips: [20.0.0.1/32, "2000::1/128"]
   gateways:
     - {name: gw4, address: 169.254.100.150, protocol: bgp, localASN: 64512, remoteASN: 64513, localPort: 179, remotePort: 1179, holdTime: 9s, bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5}, passwordFile: /etc/key}
@@ -139,6 +140,13 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{".streams", every[strings.Index(every, "streams:"):], "streams: {}\n", refused},
 		{"attractor.name", "  name: attractor-a-1\n", "", refused},
 		{"attractor.name", "attractor-a-1", "a/b", refused},
+		{"attractor.interface", "interface: ext-vlan", "interface: eth0.100", taken},
+		{"attractor.interface", "interface: ext-vlan", "interface: abcdefghijklmno", taken},
+		{"attractor.interface", "interface: ext-vlan", "interface: abcdefghijklmnop", refused},
+		{"attractor.interface", "interface: ext-vlan", "interface: 1234567890123456", onlySchema}, // a number in JSON,
+		{"attractor.interface", "interface: ext-vlan", "interface: e th", refused},
+		{"attractor.interface", "interface: ext-vlan", "interface: eth*", onlySchema},
+		{"attractor.interface", "interface: ext-vlan", "interface: ..", onlySchema},
 		{"attractor.vips", `[20.0.0.1/32, "2000::1/128"]`, "20.0.0.1/32", refused},
 		{"attractor.vips", `20.0.0.1/32, "`, `20.0.0.1/32, 20.0.0.1/32, "`, refused},
 		{"attractor.vips", `20.0.0.1/32, "`, `20.0.0.1/32, 30.0.0.0/24, 30.0.1.0/25, "`, taken},

@@ -23,7 +23,7 @@ func TestReferenceFile(t *testing.T) {
 	want := &Config{
 		Trench: "trench-a",
 		Attractor: Attractor{
-			Name: "attractor-a-1",
+			Name: "attractor-a-1", Interface: "eth7",
 			VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128"), vip.Require("30.0.0.0/24")},
 			Gateways: []Gateway{
 				{
@@ -100,13 +100,13 @@ func byDefault(c Check) Check {
 }
 
 func TestDefaults(t *testing.T) {
-	d := Defaults{LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second}
+	d := Defaults{Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second}
 	c, err := Parse("f", []byte(good), d)
 	if err != nil {
 		t.Fatal(err)
 	}
 	g := c.Attractor.Gateways[0]
-	if got := (Defaults{g.LocalASN, g.RemoteASN, g.LocalPort, g.RemotePort, g.HoldTime}); got != d {
+	if got := (Defaults{c.Attractor.Interface, g.LocalASN, g.RemoteASN, g.LocalPort, g.RemotePort, g.HoldTime}); got != d {
 		t.Errorf("got %+v", got)
 	}
 	for _, tt := range []struct {

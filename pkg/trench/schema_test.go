@@ -406,7 +406,7 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 				continue
 			}
 			at := map[string][2]string{ // where the mapping begins in the file
-				"gateway": {"name: gw4\n", "name: gw4\n      %s: %v\n"}, "bfd": {"bfd: {", "bfd: {%s: %v"},
+				"attractor": {"attractor:\n", "attractor:\n  %s: %v\n"}, "gateway": {"name: gw4\n", "name: gw4\n      %s: %v\n"}, "bfd": {"bfd: {", "bfd: {%s: %v"},
 				"stream": {"- name: s1\n", "- name: s1\n    %s: %v\n"}, "maglev": {"maglev: {", "maglev: {%s: %v"}, "check": {"check: {", "check: {%s: %v, "},
 				"http": {"http: {", "http: {%s: %v, "}, "tls": {"tls: {", "tls: {%s: %v"}, "target": {"- {name: t1", "- {%s: %v, name: t1"},
 			}[m.name]
@@ -421,7 +421,7 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 			fields = append(fields, name)
 		}
 	}
-	if len(fields) != 22 {
+	if len(fields) != 23 {
 		t.Errorf("%d fields have a default: %v", len(fields), fields)
 	}
 }
