@@ -339,7 +339,8 @@ func FuzzBFD(f *testing.F) {
 			}
 		}
 	}
-	f.Add([]byte("1020-NBR-BFD:\n fe80::1%ext-vlan ext-vlan Init 2026-11-21 05:27:00 0.100 0.300 extra\n2001:db8:: x Up\n"))
+	f.Add([]byte("1020-NBR-BFD:\n fe80::1%ext-vlan ext-vlan Init 2026-11-21 05:27:00 0.100 0.300 extra\n" +
+		"2001:db8:: x Up\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r := linesOf(text)
 		sessions := ParseBFD(r)

@@ -153,8 +153,8 @@ func TestBFDSessions(t *testing.T) {
 	}
 	other := ParseBFD(replyOf(t,
 		"1020-NBR-BFD:\n IP address                Interface  State      Since         Interval  Timeout\n"+
-			" fe80::1                   ext-vlan   Init       2026-11-21 05:27:00    0.100    0.300   extra\n 2001:db8::        "+
-			"        ext-vlan   Up\n0000 \n"))
+			" fe80::1                   ext-vlan   Init       2026-11-21 05:27:00    0.100    0.300   extra\n"+
+			" 2001:db8::                ext-vlan   Up\n0000 \n"))
 	if other[netip.MustParseAddr("fe80::1")] != "Init" || other[netip.MustParseAddr("2001:db8::")] != "Up" ||
 		len(other) != 2 {
 		t.Errorf("other forms: %v", other)

@@ -104,7 +104,8 @@ func (f *fixture) startScriptedFrontend() *scriptedFrontend {
 }
 
 // wait returns the next message that satisfies a condition.
-func (reader *scriptedFrontend) wait(condition func(*readinessv1.WatchReadinessResponse) bool) *readinessv1.WatchReadinessResponse {
+func (reader *scriptedFrontend) wait(condition func(*readinessv1.WatchReadinessResponse) bool,
+) *readinessv1.WatchReadinessResponse {
 	reader.f.t.Helper()
 	for {
 		m, err := reader.watch.Recv()

@@ -364,7 +364,9 @@ func services(ctx context.Context, conn *grpc.ClientConn) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}); err != nil {
+	if err := stream.Send(&reflectionv1.ServerReflectionRequest{
+		MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{},
+	}); err != nil {
 		return nil, err
 	}
 	r, err := stream.Recv()
@@ -508,8 +510,9 @@ func TestGRPCurlWithOperatorSVID(t *testing.T) {
 		}
 		return nil
 	})
-	if out, err := curl(append([]string{"-d", "{}"},
-		append(operator, "vipgate.readiness.v1.ReadinessService/ReportAdvertisement")...)...); err == nil || !strings.Contains(err.Error(), "PermissionDenied") {
+	report := slices.Concat([]string{"-d", "{}"}, operator,
+		[]string{"vipgate.readiness.v1.ReadinessService/ReportAdvertisement"})
+	if out, err := curl(report...); err == nil || !strings.Contains(err.Error(), "PermissionDenied") {
 		t.Errorf("a report by the operator gave %q, error %v", out, err)
 	}
 	if out, err := curl(append(withSVID("spiffe://vipgate.demo/stranger"), "list")...); err == nil {

@@ -319,8 +319,9 @@ const frrTime = "2006/01/02 15:04:05"
 var (
 	frrAttributes = regexp.MustCompile(`^([0-9a-f.:]+)\(\S*\) rcvd UPDATE w/ attr: (.*)$`)
 	frrAnnounced  = regexp.MustCompile(`^([0-9a-f.:]+)\(\S*\) rcvd ([0-9a-f.:]+/[0-9]+) IPv[46] unicast`)
-	frrWithdrawn  = regexp.MustCompile(`^([0-9a-f.:]+)\(\S*\) rcvd UPDATE about ([0-9a-f.:]+/[0-9]+) IPv[46] unicast -- withdrawn`)
-	frrDown       = regexp.MustCompile(`^%ADJCHANGE: neighbor ([0-9a-f.:]+)\(\S*\) in vrf default Down`)
+	frrWithdrawn  = regexp.MustCompile(`^([0-9a-f.:]+)\(\S*\) rcvd UPDATE about ` +
+		`([0-9a-f.:]+/[0-9]+) IPv[46] unicast -- withdrawn`)
+	frrDown = regexp.MustCompile(`^%ADJCHANGE: neighbor ([0-9a-f.:]+)\(\S*\) in vrf default Down`)
 )
 
 // parseFRRTrace reads bgpd's log, where these lines tell what was heard, each

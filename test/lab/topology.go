@@ -35,8 +35,10 @@ type TopologyConfig struct {
 //	targets == (bridge) --+                           +-- (bridge) trench0 == gateway, clients
 //	            backend   '- int0 - pod 2 - ext-vlan -'
 //
-// Clients live in the gateway's namespace and have its addresses. A VIP to which
-// the gateway has no route is an error at connect(2): an interval without an announcement fails every request in it, and no second SYN hides it. (BIRD 2.0.12 replaces the next hops of a route at one stroke, so that starting and ending pods cause no such interval.)
+// Clients live in the gateway's namespace and have its addresses. A VIP to which the gateway has no
+// route is an error at connect(2): an interval without an announcement fails every request in it, and
+// no second SYN hides it. (BIRD 2.0.12 replaces the next hops of a route at one stroke, so that
+// starting and ending pods cause no such interval.)
 //
 // Targets have the VIPs on lo, do not answer ARP or neighbor solicitations for them, and send
 // what comes from a VIP back to the pod from which the newest packet of the same

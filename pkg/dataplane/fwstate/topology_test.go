@@ -137,7 +137,8 @@ func (x *topology) through(t *testing.T, pod int) {
 func (x *topology) ownThrough(t *testing.T, pod int) {
 	t.Helper()
 	run(t, x.router, fmt.Sprintf(`ip rule add iif lo lookup 7; ip -6 rule add iif lo lookup 7
-		ip route replace 20.0.0.1 via 169.254.100.%d table 7; ip -6 route replace 2000::1 via fd64::%d table 7`, 1+pod, 1+pod))
+		ip route replace 20.0.0.1 via 169.254.100.%[1]d table 7; ip -6 route replace 2000::1 via fd64::%[1]d table 7`,
+		1+pod))
 }
 
 // serve answers UDP with the target's name and notes who asked; over TCP it says its

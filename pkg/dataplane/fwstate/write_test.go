@@ -117,8 +117,8 @@ func TestPartialTransactionIsRepaired(t *testing.T) {
 			"maglev4/web; nft 'add map inet vipgate-lb maglev4/web { type mark : mark; size 7; }'",
 		"a table that sleeps":   "nft add table inet vipgate-lb '{ flags dormant; }'",
 		"no elements in ported": "nft flush set inet vipgate-lb ported",
-		"base rules in another order": "nft flush chain inet vipgate-lb prerouting; nft add rule inet vipgate-lb prerouting " +
-			"ip daddr vmap @vip4",
+		"base rules in another order": "nft flush chain inet vipgate-lb prerouting; " +
+			"nft add rule inet vipgate-lb prerouting ip daddr vmap @vip4",
 		"no table at all": "nft delete table inet vipgate-lb",
 		"no goto":         "ip rule del prio 90; ip -6 rule del prio 92",
 	} {
@@ -160,7 +160,8 @@ func TestForeignObjectsStay(t *testing.T) {
 			add rule inet vipgate-lb prerouting counter
 			insert rule inet vipgate-lb stream/web counter comment "debugging"
 			add element inet vipgate-lb vip4 { 9.9.9.9 : goto theirs }'
-			ip rule add prio 95 fwmark 7 lookup 77; ip route add blackhole default table 77; ip route add blackhole 1.1.1.1/32 table 5000`)
+			ip rule add prio 95 fwmark 7 lookup 77; ip route add blackhole default table 77
+			ip route add blackhole 1.1.1.1/32 table 5000`)
 		c := readAll(t, f)
 		if !c.Base || !c.Streams["web"].ChainIntact || len(c.VIPs) != 5 {
 			t.Errorf("foreign rules disturb: base %v, chain %v, VIPs %v", c.Base, c.Streams["web"].ChainIntact, c.VIPs)
@@ -251,8 +252,8 @@ func TestForeignObjectsAreReported(t *testing.T) {
 		"map inet vipgate-lb maglev4/web": "add map inet vipgate-lb maglev4/web { type ipv4_addr : mark; }",
 		"chain inet vipgate-lb stream/web": "add chain inet vipgate-lb stream/web { type filter hook forward " +
 			"priority 0; }",
-		"element 20.0.0.1/32 of map inet vipgate-lb vip4": "add chain inet vipgate-lb x; add element inet vipgate-lb vip4 { " +
-			"20.0.0.1 : goto x }",
+		"element 20.0.0.1/32 of map inet vipgate-lb vip4": "add chain inet vipgate-lb x; " +
+			"add element inet vipgate-lb vip4 { 20.0.0.1 : goto x }",
 	} {
 		ns := lab.NewNetNS(t)
 		f := openConn(t, ns, Config{})
