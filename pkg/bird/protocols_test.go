@@ -106,7 +106,7 @@ func TestProtocolsInOtherForms(t *testing.T) {
 				{Name: "NBR-gone", Proto: "BGP", State: "start", Info: "Connect Socket: No route to host"},
 			},
 		},
-		"an error that names a time stays whole": {
+		"error that contains a time": {
 			text: "1002-NBR-a BGP --- start 05:27:00.796 Idle BGP Error: Hold timer expired\n0000 \n",
 			want: []Protocol{{Name: "NBR-a", Proto: "BGP", State: "start", Info: "Idle BGP Error: Hold timer expired"}},
 		},
@@ -217,7 +217,7 @@ func TestParseEvent(t *testing.T) {
 	}
 }
 
-func TestLevelOfEvents(t *testing.T) {
+func TestEventLogLevels(t *testing.T) {
 	for line, want := range map[string]struct{ quiet, verbose slog.Level }{
 		"x <TRACE> NBR-a: State changed to up": {slog.LevelDebug, slog.LevelInfo},
 		"x <INFO> Started":                     {slog.LevelDebug, slog.LevelInfo},

@@ -40,7 +40,7 @@ func (fx *fixture) attestors(arg int) []*attestor {
 }
 
 // identityKinds are the faults of identities. As long as an SVID is valid, none
-// of them is heard at a gateway.
+// of them is received at a gateway.
 func identityKinds() []*kind {
 	ofAPI := func(name string, weight int, d span) *kind {
 		k := simple(name, weight, d, quiet, nothing).variants(len(whoName),

@@ -140,7 +140,7 @@ func (o *observer) missing(ctx context.Context, g int) []string {
 	}
 	for p := range routes {
 		if _, known := o.byName[p]; !known {
-			names = append(names, fmt.Sprintf("nothing, but holds the stranger %s", p))
+			names = append(names, fmt.Sprintf("nothing, but holds the unknown prefix %s", p))
 		}
 	}
 	if frr, ok := o.fixture.routers[g].Router.(*lab.FRR); ok && len(names) == 0 {
@@ -254,7 +254,7 @@ func (o *observer) evaluate() []violation {
 	return append(violations, endsUnheld(events)...)
 }
 
-// collect reads what the gateways heard since it was called last.
+// collect reads the updates that gateways received since its last call.
 func (o *observer) collect() error {
 	o.collected = time.Now()
 	for g, r := range o.fixture.routers {
@@ -265,7 +265,7 @@ func (o *observer) collect() error {
 		for _, h := range trace[min(o.read[g], len(trace)):] {
 			v, known := o.byName[h.Prefix]
 			if !known {
-				o.report(violation{fmt.Sprintf("%s heard of a stranger: %s", gatewayName(g), h), -1, g})
+				o.report(violation{fmt.Sprintf("%s received an unknown prefix: %s", gatewayName(g), h), -1, g})
 				continue
 			}
 			o.events = append(
@@ -277,8 +277,7 @@ func (o *observer) collect() error {
 	return nil
 }
 
-// withDeaths are events, in order, with those of gateways that forgot everything
-// by ending.
+// withDeaths are events, in order, with a withdrawal of every VIP for each gateway that ended.
 func withDeaths(events []event, changes []change) []event {
 	all := slices.Clone(events)
 	for g := range gateways {
@@ -295,7 +294,7 @@ func withDeaths(events []event, changes []change) []event {
 	return all
 }
 
-// endsUnheld checks, at a calm point, that the last thing a gateway heard of
+// endsUnheld checks, at a calm point, that the last update that a gateway received for
 // each VIP fits its table, which holds all of them.
 func endsUnheld(events []event) []violation {
 	last := map[[2]int]event{}

@@ -130,7 +130,7 @@ func hit(ctx context.Context, fx *fixture, obs *observer, f fault) error {
 		sleep(ctx, f.Duration)
 	}
 	if heal != nil {
-		// Also when we were interrupted: a goroutine of the fault may run.
+		// Also after an interrupt: a goroutine of the fault may run.
 		err = errors.Join(err, heal(context.WithoutCancel(ctx)))
 	}
 	if err != nil {

@@ -55,7 +55,7 @@ func TestPlanLimits(t *testing.T) {
 			switch g.Breadth {
 			case quiet:
 				if touches != nothing {
-					t.Errorf("group %d may not be heard: %s", g.Number, f)
+					t.Errorf("group %d may cause no updates: %s", g.Number, f)
 				}
 			case ofGateway:
 				if touches.gateways&^(1<<g.Gateway) != 0 {

@@ -50,7 +50,7 @@ type timeline struct {
 
 func newTimeline() *timeline { return &timeline{now: map[string]state{}} }
 
-// set says that a subject is in a state from now on.
+// set records that a subject is in a state from now on.
 func (t *timeline) set(subject string, s state) { t.setAt(time.Now(), subject, s) }
 
 // set2 is set of several subjects.
@@ -124,8 +124,8 @@ func (t *timeline) unhealthy() []string {
 	return all
 }
 
-// take returns the changes so far and forgets them: the last state of a subject
-// stays.
+// take returns the changes so far and discards them; the last state of a subject
+// is kept.
 func (t *timeline) take() []change {
 	t.mu.Lock()
 	defer t.mu.Unlock()

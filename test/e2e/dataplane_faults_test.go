@@ -110,7 +110,7 @@ const foreignMarks = `table inet theirs {
 	}
 }`
 
-// counters are the packets of theirs, by name.
+// counters returns the packet counts of the foreign table, by counter.
 func (f *dataPlaneFixture) counters() map[string]int {
 	f.t.Helper()
 	counted := map[string]int{}

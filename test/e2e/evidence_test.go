@@ -56,11 +56,11 @@ func (f *fixture) updates(mark int, prefix string) []lab.RouteUpdate {
 	return slices.DeleteFunc(f.trace()[mark:], func(h lab.RouteUpdate) bool { return h.Prefix != p })
 }
 
-// changes names what was heard, in order. De-preferred is only what carries both the community and
-// the three prepended AS numbers (docs/adr/0020-de-preference.md).
-func changes(heard []lab.RouteUpdate) []string {
+// changes names the received updates, in order. De-preferred is only what carries both the
+// community and the three prepended AS numbers (docs/adr/0020-de-preference.md).
+func changes(received []lab.RouteUpdate) []string {
 	words := []string{}
-	for _, h := range heard {
+	for _, h := range received {
 		long := len(h.ASPath) == 4
 		switch {
 		case h.Withdrawn:
@@ -98,11 +98,11 @@ func (f *fixture) waitUpdate(mark int, prefix, want string) lab.RouteUpdate {
 	f.t.Helper()
 	var last lab.RouteUpdate
 	f.waitFor(func() error {
-		heard := f.updates(mark, prefix)
-		if got := changes(heard); len(got) == 0 || got[len(got)-1] != want {
+		received := f.updates(mark, prefix)
+		if got := changes(received); len(got) == 0 || got[len(got)-1] != want {
 			return fmt.Errorf("the gateway received for %s %v, and not yet %s", prefix, got, want)
 		}
-		last = heard[len(heard)-1]
+		last = received[len(received)-1]
 		return nil
 	})
 	return last

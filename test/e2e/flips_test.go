@@ -170,10 +170,10 @@ func TestThousandFlips(t *testing.T) {
 	lb.publish(nil, vipB4)
 	f.wantRoutes(vipA4, vipB6)
 	for prefix, want := range map[string]string{vipA4: announced, vipA6: withdrawn} {
-		heard := changes(f.updates(mark, prefix))
-		t.Logf("the gateway received updates of %s %d times", prefix, len(heard))
-		if len(heard) < 2 || heard[len(heard)-1] != want || slices.Contains(heard, depreferred) {
-			t.Errorf("the gateway received for %s %v, want flips that end %s", prefix, heard, want)
+		received := changes(f.updates(mark, prefix))
+		t.Logf("the gateway received updates of %s %d times", prefix, len(received))
+		if len(received) < 2 || received[len(received)-1] != want || slices.Contains(received, depreferred) {
+			t.Errorf("the gateway received for %s %v, want flips that end %s", prefix, received, want)
 		}
 	}
 	// Nothing died.

@@ -453,7 +453,7 @@ func TestDrainToEBGPAndIBGPGateways(t *testing.T) {
 
 // A missing password takes its gateway down with a reason; it is never empty
 // (docs/bird.md#configuration).
-func TestGatewayWithAPassword(t *testing.T) {
+func TestGatewayWithPassword(t *testing.T) {
 	t.Parallel()
 	const password = "correct horse #;'{}"
 	f := newFixture(t)

@@ -309,8 +309,8 @@ func TestFrontendAuthorizesLB(t *testing.T) {
 		})
 	}
 	isDefault := func(u lab.RouteUpdate) bool { return u.Prefix.Bits() == 0 }
-	if heard := slices.DeleteFunc(f.trace(), isDefault); len(heard) > 0 {
-		t.Errorf("the gateway received %v without an authorized LB", heard)
+	if received := slices.DeleteFunc(f.trace(), isDefault); len(received) > 0 {
+		t.Errorf("the gateway received %v without an authorized LB", received)
 	}
 	// The same impostor is believed when it shows what is expected.
 	defer f.impostor(credentials.NewTLS(serving(f.mint(ours, lab.LBID))))()

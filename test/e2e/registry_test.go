@@ -101,7 +101,7 @@ func (f *fixture) wantStatus(words ...string) string {
 
 // Registered targets exist as long as their call, plus a grace period, and are united with those of
 // the trench file.
-func TestRegistrationEndsWithItsStream(t *testing.T) {
+func TestRegistrationEndsWithStream(t *testing.T) {
 	t.Parallel()
 	f := newRegistryFixture(t)
 	f.wantRoutes()
@@ -118,11 +118,11 @@ func TestRegistrationEndsWithItsStream(t *testing.T) {
 	f.wantRoutes()
 	for _, vip := range []string{vipA4, vipA6} {
 		f.wantUpdates(mark, vip, announced, depreferred, withdrawn)
-		heard := f.updates(mark, vip)
-		if after := heard[1].At.Sub(killed); after < grace-clockSlack {
+		received := f.updates(mark, vip)
+		if after := received[1].At.Sub(killed); after < grace-clockSlack {
 			t.Errorf("%s was de-preferred %v after the call had ended, the grace is %v", vip, after, grace)
 		}
-		if after := heard[2].At.Sub(killed); after < grace+drain-clockSlack {
+		if after := received[2].At.Sub(killed); after < grace+drain-clockSlack {
 			t.Errorf("%s was withdrawn %v after the call had ended, grace and drain are %v", vip, after, grace+drain)
 		}
 	}

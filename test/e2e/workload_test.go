@@ -176,10 +176,10 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 			}
 
 			for _, v := range []string{vipA4, vipA6} {
-				heard := a.waitUpdate(mark, v, withdrawn)
+				received := a.waitUpdate(mark, v, withdrawn)
 				// The gateway's clock may be read a little before it hears.
-				if heard.At.Before(end.Add(-time.Second)) {
-					t.Errorf("%s was withdrawn at %v, long before the SVID ended at %v", v, heard.At, end)
+				if received.At.Before(end.Add(-time.Second)) {
+					t.Errorf("%s was withdrawn at %v, long before the SVID ended at %v", v, received.At, end)
 				}
 				a.wantUpdates(mark, v, withdrawn)
 			}

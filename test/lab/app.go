@@ -71,7 +71,7 @@ func (a *App) Start() error {
 }
 
 func (a *App) listen(at netip.AddrPort) (l net.Listener, err error) {
-	// Plain TCP: MPTCP would put a second kind of socket between us and the RST
+	// Plain TCP: MPTCP would put a second kind of socket between the application and the RST
 	// of Kill.
 	var c net.ListenConfig
 	c.SetMultipathTCP(false)

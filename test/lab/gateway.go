@@ -156,7 +156,7 @@ func (g *Gateway) WantRoutes(ctx context.Context, prefixes ...string) error {
 	return wantRoutes(ctx, g, prefixes)
 }
 
-// Updates counts what the gateway heard of a prefix so far: every announcement,
+// Updates counts the updates of a prefix that the gateway received so far: every announcement,
 // also one that changed nothing, and every end of its route. A trace that cannot
 // be read counts as -1.
 func (g *Gateway) Updates(prefix string) int {

@@ -291,11 +291,11 @@ func parseGoBGPTrace(log string) ([]RouteUpdate, error) {
 				trace = append(trace, held.down(l.Neighbor, l.Time)...)
 				continue
 			}
-			heard, err := l.updates(held)
+			received, err := l.updates(held)
 			if err != nil {
 				return nil, fmt.Errorf("line %q of gobgpd's log: %w", line, err)
 			}
-			trace = append(trace, heard...)
+			trace = append(trace, received...)
 		}
 	}
 	return trace, nil

@@ -75,7 +75,7 @@ type SessionEvent struct {
 	Reason error
 }
 
-// Receiver is a passive BGP speaker that keeps what it hears with the time at which it heard it. It
+// Receiver is a passive BGP speaker that keeps received updates with their time of arrival. It
 // replaces a gateway in measurements and shares no code with the BGP speakers under test. Its
 // methods may be called from any goroutine.
 //
@@ -264,9 +264,9 @@ func (r *Receiver) WaitFor(ctx context.Context, mark int, match func(PrefixUpdat
 	defer r.mu.Unlock()
 	for {
 		more := r.since(mark)
-		for _, heard := range more {
-			if match(heard) {
-				return heard, nil
+		for _, received := range more {
+			if match(received) {
+				return received, nil
 			}
 		}
 		mark = max(mark, r.first) + len(more)

@@ -62,7 +62,7 @@ var (
 	removedPattern   = regexp.MustCompile(`^trench\S+ > removed (?:\[\S+\] )?(\S+)`)
 )
 
-// parseTrace reads BIRD's log, where these lines tell what was heard:
+// parseTrace reads BIRD's log, where these lines report received updates:
 //
 //	DATE TIME <INFO> heard 20.0.0.1/32 (path 8103 8103) (clist (65535,0))
 //	DATE TIME <TRACE> trench0.ipv4 > removed [sole] 20.0.0.1/32 0L 7G unicast

@@ -29,7 +29,7 @@ type Router interface {
 	Routes(ctx context.Context) (map[netip.Prefix]Route, error)
 	// WantRoutes waits until exactly these prefixes are among its routes.
 	WantRoutes(ctx context.Context, prefixes ...string) error
-	// Trace returns everything that it heard so far, in order and without gaps.
+	// Trace returns every update received so far, in order and without gaps.
 	// What ends with its process is not in it.
 	Trace() ([]RouteUpdate, error)
 }
@@ -100,7 +100,7 @@ var gatewayFiles embed.FS
 // rendered is what the templates are filled with.
 type rendered struct {
 	GatewayConfig
-	Trace string // the file to log what is heard to; nothing is logged when ""
+	Trace string // the file to log received updates to; nothing is logged when ""
 }
 
 // render fills a template of the folder gateways.

@@ -245,7 +245,7 @@ func TestKilledTargetTimesOut(t *testing.T) {
 	for _, f := range r.Failures {
 		// The pod's ICMP error follows after 3 s.
 		if !strings.Contains(f.Err, "timeout") && !strings.Contains(f.Err, "no route") {
-			t.Errorf("heard of the death: %v", f)
+			t.Errorf("flow was notified of the death: %v", f)
 		}
 	}
 	if n := wire.Count(func(x Packet) bool { return x.Src == TargetAddrs(1)[0] }); n > 0 {
@@ -271,7 +271,7 @@ func TestKilledTargetTimesOut(t *testing.T) {
 	}
 }
 
-// What an orderly end does to clients: flows hear a FIN, requests that come
+// What an orderly end does to clients: flows receive a FIN, requests that come
 // later are refused, and a health check fails.
 func TestStoppedTargetRefuses(t *testing.T) {
 	p := newPlainTopology(t, 1, 1)
@@ -320,7 +320,7 @@ func TestStoppedTargetRefuses(t *testing.T) {
 }
 
 // Only a pod that has a route for a VIP reaches it on the targets' network.
-func TestTargetsDoNotAnswerARPForVIPs(t *testing.T) {
+func TestTargetsIgnoreARPForVIPs(t *testing.T) {
 	p := newPlainTopology(t, 1, 1)
 	for _, vip := range p.VIPs {
 		p.must(p.Pods[0].NS.Batch(fmt.Sprintf("route add %s dev %s", netip.PrefixFrom(vip, vip.BitLen()), Internal)))

@@ -29,7 +29,7 @@ func mustHave(t *testing.T, f *Conn, want plan.KernelStream) *plan.KernelStream 
 	return got
 }
 
-func TestOnlyEntriesThatDifferAreWritten(t *testing.T) {
+func TestOnlyDifferencesAreWritten(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})
 	must(t, writeBase(f, exampleChange()))
@@ -55,7 +55,7 @@ func TestOnlyEntriesThatDifferAreWritten(t *testing.T) {
 	}
 }
 
-func TestTablesChangeTheirSizeSeedAndFamilies(t *testing.T) {
+func TestTableParametersChange(t *testing.T) {
 	f := openConn(t, lab.NewNetNS(t), Config{})
 	must(t, writeBase(f, exampleChange()))
 	for _, step := range []struct {
@@ -115,7 +115,7 @@ func TestPartialTransactionIsRepaired(t *testing.T) {
 			"maglev6/web; nft add element inet vipgate-lb maglev6/web { 5 : 5001 }",
 		"a map of another size": "nft flush chain inet vipgate-lb stream/web; nft delete map inet vipgate-lb " +
 			"maglev4/web; nft 'add map inet vipgate-lb maglev4/web { type mark : mark; size 7; }'",
-		"a table that sleeps":   "nft add table inet vipgate-lb '{ flags dormant; }'",
+		"dormant table":         "nft add table inet vipgate-lb '{ flags dormant; }'",
 		"no elements in ported": "nft flush set inet vipgate-lb ported",
 		"base rules in another order": "nft flush chain inet vipgate-lb prerouting; " +
 			"nft add rule inet vipgate-lb prerouting ip daddr vmap @vip4",
@@ -215,7 +215,7 @@ func TestRemoveDeletesAllOwnObjects(t *testing.T) {
 	}
 }
 
-func TestTheModeOfConnectionTrackingChanges(t *testing.T) {
+func TestConntrackModeChange(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	for _, stateless := range []bool{false, true, false} {
 		f := openConn(t, ns, Config{Stateless: stateless})
@@ -281,7 +281,7 @@ func TestForeignRulesAndTablesAmongMany(t *testing.T) {
 	}
 }
 
-func TestATargetBeyondTheNetworkIsNamed(t *testing.T) {
+func TestTargetOffLinkIsNamed(t *testing.T) {
 	pod, net := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(pod, "int0", net, "pod"))
 	must(t, pod.Addr("int0", "172.16.0.1/24", "fd16::1/64"))
@@ -299,9 +299,9 @@ func TestATargetBeyondTheNetworkIsNamed(t *testing.T) {
 		t.Errorf("failed: %v", failed)
 	}
 	if hop, err := f.ResolveNextHop(5001, vip.IPv4); err != nil || hop != slots[1].NextHops[0] {
-		t.Errorf("the other one's way leads to %s, %v", hop, err)
+		t.Errorf("the next hop of the other target is %s, %v", hop, err)
 	}
-	// A target that moves leaves nothing behind, and one that loses an address neither.
+	// A target that moves or loses an address leaves no route behind.
 	slots[1].NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.16.0.3")}
 	if failed := f.AddRoutes(slots[1:]); len(failed) > 0 {
 		t.Error(failed)
@@ -314,7 +314,7 @@ func TestATargetBeyondTheNetworkIsNamed(t *testing.T) {
 	}
 }
 
-func TestWatchTellsWhatHappens(t *testing.T) {
+func TestWatchReportsEvents(t *testing.T) {
 	ns, net := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(ns, "int0", net, "pod"))
 	must(t, ns.Addr("int0", "172.16.0.1/24"))
@@ -338,21 +338,21 @@ func TestWatchTellsWhatHappens(t *testing.T) {
 			case <-w.Failed():
 				t.Fatalf("the watch failed: %v", w.Err())
 			case <-deadline:
-				t.Fatalf("nothing was heard of: %s", what)
+				t.Fatalf("no event for %s", what)
 			}
 		}
 	}
 	must(t, writeBase(f, plan.Change{Base: true}))
 	wait("a transaction", func(n Events) bool {
 		if n.Routes {
-			t.Error("our own rules are news")
+			t.Error("own rules are reported as route events")
 		}
 		return n.Ruleset
 	})
 	run(t, ns, "ip rule del prio 90")
 	wait("a rule that another process deleted", func(n Events) bool { return n.Routes })
 	run(t, ns, "ip route add blackhole default table 5007")
-	wait("a route in a table that may be ours", func(n Events) bool { return n.Routes })
+	wait("a route in a table of the data plane", func(n Events) bool { return n.Routes })
 	run(t, ns, "ip route add blackhole 10.0.0.0/8 table 100; ip addr add 20.0.0.1/32 dev lo")
 	wait("an address", func(n Events) bool {
 		if n.Routes {
