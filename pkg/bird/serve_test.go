@@ -27,12 +27,12 @@ import (
 type fakeBIRD struct {
 	mu       sync.Mutex
 	until    time.Time                  // it is silent until then
-	garble   func(answer string) string // what comes instead of an answer; "" drops the connection
+	garble   func(answer string) string // replaces an answer; "" drops the connection
 	requests []time.Time
 	dials    int
 	wg       sync.WaitGroup
 	up       bool
-	pid      int // who serves the socket; 42, the process, when 0
+	pid      int // of the server of the socket; 42, the process, when 0
 }
 
 func (f *fakeBIRD) with(change func()) {

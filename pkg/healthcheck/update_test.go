@@ -138,7 +138,7 @@ func TestNewSubjectRestartsTarget(t *testing.T) {
 				stop := run(t, c)
 				c.Configure([]trench.Stream{stream(1, testCheck)})
 				advance(time.Second)
-				stop() // what comes next is about the state alone
+				stop() // the remaining steps concern only the state
 				c.Evaluate(time.Now())
 				check := testCheck
 				tt.change(&check)

@@ -47,10 +47,10 @@ func last(gateway, family int) []string {
 func only(gateway, _ int) []string { return []string{gatewaySubject(gateway)} }
 
 // grace is how long a subject, once it is healthy, may still act on what was before.
-// Who ended needs none: what it had announced ends with it, and who starts may
-// raise only what is ready. Who was stopped has to read what waits for it. A
-// session whose packets were lost lives on what it has: TCP sends again after as
-// long as they were lost, and after a hold time it is over.
+// A process that ended needs none: its routes end with it, and a new process may
+// raise only ready VIPs. A process that was stopped has to read its queued input.
+// A session whose packets were lost keeps its routes: TCP retransmits after as long
+// as the loss lasted, and the hold timer ends the session.
 func grace(subject string, disturbed time.Duration) time.Duration {
 	switch {
 	case strings.HasPrefix(subject, "path/"):
@@ -136,8 +136,8 @@ type window struct {
 	late func(from, to time.Time) time.Duration
 }
 
-// Slack of every bound on a busy machine: a part that is always granted, and
-// what is measured, several times, since a decision passes through several
+// Slack of every bound on a busy machine: a constant part, and a
+// multiple of the measured delay, since a decision passes through several
 // processes that each have to be scheduled.
 const (
 	alwaysSlack = 300 * time.Millisecond

@@ -287,8 +287,8 @@ func TestDownBetweenPolls(t *testing.T) {
 	}
 }
 
-// A stream that needs both of its targets, of which one dies while the other is
-// being found to be back: each has its own time to be found dead.
+// A stream that needs both of its targets, of which one falls while the rise of
+// the other is being detected: each has its own detection time.
 func TestTargetClocksAreIndependent(t *testing.T) {
 	const both = 1 // stream-b
 	first, second := targetSubject(both*targetsPerStream, ipv4), targetSubject(both*targetsPerStream+1, ipv4)

@@ -88,7 +88,7 @@ func (s *Summary) conclude(obs *observer, l *leaks, begin time.Time, err error) 
 	}
 }
 
-// what says for people what a group may do.
+// what describes the updates that a group may cause.
 func (g group) what() string {
 	what := g.Breadth.String()
 	if g.Breadth == ofGateway {

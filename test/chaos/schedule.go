@@ -14,7 +14,7 @@ const (
 	quiet breadth = iota
 	// ofTargets faults touch the VIPs of single streams.
 	ofTargets
-	// ofGateway faults touch what one gateway hears.
+	// ofGateway faults affect the updates of one gateway.
 	ofGateway
 	// wide faults touch every VIP.
 	wide

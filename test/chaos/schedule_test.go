@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// lines are what a seed means, for people and for comparison.
+// lines returns the schedule of a seed as text.
 func lines(seed uint64, n int) []string {
 	var all []string
 	for _, g := range plan(seed, n, catalog()) {

@@ -155,7 +155,7 @@ func TestThousandFlips(t *testing.T) {
 	}
 	lb.publish([]string{vipA4}, vipA6)
 	f.wantRoutes(vipA4, vipB4, vipB6)
-	// The LB hears the end state as well, confirmed.
+	// The LB receives the end state as well, confirmed.
 	f.waitFor(func() error {
 		a4, _ := lb.Server.Reported(vip.Require(vipA4))
 		a6, _ := lb.Server.Reported(vip.Require(vipA6))

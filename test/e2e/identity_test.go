@@ -44,7 +44,7 @@ func (f *fixture) between(a *identity.DevAuthority, id string, from, to time.Dur
 	return svid
 }
 
-// stranger is an authority that no process in the pod trusts.
+// stranger returns an authority that no process in the pod trusts.
 func (f *fixture) stranger() *identity.DevAuthority {
 	f.t.Helper()
 	a, err := identity.NewDevAuthority()
@@ -127,7 +127,7 @@ func TestLBAuthorizesPeers(t *testing.T) {
 			conn.Close()
 		})
 	}
-	// The same way of asking is answered when who asks is named.
+	// The same call by an authorized ID succeeds.
 	if answer, err := f.ask(f.operator()); err != nil || len(answer.GetVips()) != 4 {
 		t.Errorf("the operator got %v, error %v", answer, err)
 	}

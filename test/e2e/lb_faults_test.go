@@ -260,7 +260,7 @@ func TestLBRestartWithinGracePeriod(t *testing.T) {
 	f.must(f.pod.LB.Kill())
 	f.down(f.target2)
 	f.must(f.pod.StartLB("--stale-grace=" + grace.String()))
-	// What the new one says is not ready goes at once, what is ready stays.
+	// VIPs that the new LB reports as not ready are withdrawn at once, ready ones stay advertised.
 	f.wantRoutes(vipA4, vipA6)
 	f.waitLogs(f.pod.LB, "readiness watch opened", 2)
 	if after := f.lbStatus().GetPosition().GetInstanceId(); after == before {
@@ -315,8 +315,8 @@ func TestUnsyncedLBChangesNothing(t *testing.T) {
 	f.wantNoUpdates(0, vipB4, vipB6)
 }
 
-// hangingTarget is a target that takes no connection and refuses none, until it
-// is asked to accept.
+// hangingTarget is a target that neither accepts nor refuses connections until
+// accept is called.
 type hangingTarget struct {
 	listeners []net.Listener
 	fillers   []net.Conn

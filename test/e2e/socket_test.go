@@ -76,8 +76,8 @@ func garbage(t *testing.T) [][]byte {
 // halfWriter is a connection that can tell that it has nothing more to say.
 type halfWriter interface{ CloseWrite() error }
 
-// ended waits until the other end has closed a connection, whatever it says
-// before, and not beyond a deadline.
+// ended waits until the other end has closed a connection, with or without
+// data before that, until a deadline.
 func ended(conn net.Conn, deadline time.Time) error {
 	if err := conn.SetReadDeadline(deadline); err != nil {
 		return err

@@ -37,7 +37,7 @@ type App struct {
 	health []*Target
 }
 
-// Start makes the application serve its VIPs, and then says that it is healthy.
+// Start makes the application serve its VIPs, and then reports that it is healthy.
 // One that serves is left as it is, but for its health.
 func (a *App) Start() error {
 	a.mu.Lock()

@@ -203,7 +203,7 @@ func (g *FRR) vtysh(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// Command asks the gateway's bgpd, as one does in its shell.
+// Command runs a vtysh command of the gateway's bgpd.
 func (g *FRR) Command(ctx context.Context, command string) (string, error) {
 	return g.vtysh(ctx, "-d", "bgpd", "-c", command)
 }
@@ -364,7 +364,7 @@ func parseFRRTrace(log string) ([]RouteUpdate, error) {
 		} else if m := frrDown.FindStringSubmatch(said); m != nil {
 			trace = append(trace, held.down(m[1], at)...)
 		} else if strings.HasPrefix(said, "bgpd ") && strings.Contains(said, " starting:") {
-			clear(held) // a new process knows nothing
+			clear(held) // a new process has no routes
 		}
 	}
 	return trace, nil

@@ -78,7 +78,7 @@ func BIRD() string {
 	return "/usr/sbin/bird"
 }
 
-// Command asks the gateway's BIRD.
+// Command sends a command to the gateway's BIRD.
 func (g *Gateway) Command(ctx context.Context, command string) (string, error) {
 	birdc := filepath.Join(filepath.Dir(BIRD()), "birdc")
 	out, err := exec.CommandContext(ctx, birdc, "-s", g.socket, "-r", command).CombinedOutput()

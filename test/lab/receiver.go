@@ -57,7 +57,7 @@ type PrefixUpdate struct {
 	At        time.Time
 	Prefix    netip.Prefix
 	Withdrawn bool
-	// Lost says that no UPDATE withdrew the prefix: its session ended.
+	// Lost: no UPDATE withdrew the prefix: its session ended.
 	Lost bool
 	// Attributes belong to all announcements of one UPDATE; nil when withdrawn.
 	// They must not be changed.
@@ -353,7 +353,7 @@ func (r *Receiver) up(s *speaker, at time.Time) bool {
 	return true
 }
 
-// down forgets a connection and what came over it.
+// down removes a connection and its routes.
 func (r *Receiver) down(s *speaker, at time.Time, reason error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

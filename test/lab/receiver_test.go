@@ -236,7 +236,7 @@ func TestReceiverWaitContext(t *testing.T) {
 	}
 }
 
-// What is no BGP ends the connection, whatever bytes it is.
+// Any bytes that are not a BGP message end the connection.
 func TestReceiverInvalidMessages(t *testing.T) {
 	ns := NewNetNS(t)
 	if err := ns.Addr("lo", "169.254.100.150/32"); err != nil {

@@ -34,7 +34,7 @@ type Router interface {
 	Trace() ([]RouteUpdate, error)
 }
 
-// Kind says which routing daemon a Router is.
+// Kind is the routing daemon of a Router.
 type Kind string
 
 // The kinds of gateways.

@@ -50,8 +50,8 @@ type TopologyConfig struct {
 // that attracts traffic and cannot return it loses it, and that is counted.
 // Meridio spreads the answers over the pods that its control plane reports
 // alive; such a report would be one more component here, whose delay would be
-// measured instead of the trench's. What begins at a target, and so has no way
-// there, is spread over all pods.
+// measured instead of the trench's. A flow that begins at a target
+// has no mark and is spread over all pods.
 //
 // A pod that is replaced loses everything that its kernel and its folder held,
 // as with a new pod of a Deployment, but for its addresses.

@@ -271,7 +271,7 @@ func TestKilledTargetTimesOut(t *testing.T) {
 	}
 }
 
-// What an orderly end does to clients: flows receive a FIN, requests that come
+// After an orderly end of a target, flows receive a FIN, requests that come
 // later are refused, and a health check fails.
 func TestStoppedTargetRefuses(t *testing.T) {
 	p := newPlainTopology(t, 1, 1)
@@ -391,7 +391,7 @@ func TestGatewaySpreadsFlows(t *testing.T) {
 	t.Logf("\n%v", r)
 }
 
-// What has no route at the gateway fails at once: no moment without one is hidden.
+// A request to a VIP without a route fails at once, so that no interval without a route is hidden.
 func TestUnannouncedVIPIsUnreachable(t *testing.T) {
 	p := newPlainTopology(t, 1, 1)
 	g, err := p.Load(p.ctx, 50, 2, load.Config{})

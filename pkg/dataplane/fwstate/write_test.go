@@ -98,8 +98,8 @@ func TestTableParametersChange(t *testing.T) {
 	}
 }
 
-// Whatever the kernel has of a stream, write makes it what it is to be: a start that was
-// cut short may have left anything.
+// A write restores a stream from any observed state: an interrupted start may have left any part
+// of it.
 func TestPartialTransactionIsRepaired(t *testing.T) {
 	for name, commands := range map[string]string{
 		"maps without a chain": "nft flush chain inet vipgate-lb stream/web; nft delete element inet vipgate-lb vip4 " +
@@ -204,7 +204,7 @@ func TestRemoveDeletesAllOwnObjects(t *testing.T) {
 		for v := range gone {
 			gone[v] = ""
 		}
-		for range 2 { // what is gone already is no error
+		for range 2 { // an absent object is no error
 			must(t, f.Write(plan.Change{VIPs: gone, RemoveStreams: []string{"web"}, RemoveTargets: []uint32{5000, 5001, 5002}}))
 			must(t, f.RemoveAll())
 		}
