@@ -45,12 +45,11 @@ var (
 // link is a veth between this process's namespace and a gateway's.
 type link struct {
 	t         *testing.T
-	dev       string
-	Dev       string // ours
+	Dev       string // in the pod
 	Namespace string // the gateway's
 }
 
-// newLink makes a veth with 169.254.100.1/24 and fd00:100::1/64 on our side and .150 and ::150 on
+// newLink makes a veth with 169.254.100.1/24 and fd00:100::1/64 in the pod and .150 and ::150 on
 // the gateway's. Addresses that are not wanted are left out.
 func newLink(t *testing.T, families ...vip.Family) *link {
 	t.Helper()

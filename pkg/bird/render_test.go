@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// fullInput uses everything that the template knows.
+// fullInput uses every feature of the template.
 func fullInput() RenderInput {
 	gateway := func(name, addr string, local, remote uint32) trench.Gateway {
 		return trench.Gateway{
@@ -48,7 +48,7 @@ func checkWithBIRD(t *testing.T, content []byte) {
 	}
 }
 
-func TestBIRDTakesTheConfiguration(t *testing.T) {
+func TestBIRDAcceptsConfiguration(t *testing.T) {
 	full := fullInput()
 	logging := full
 	logging.Dir, logging.LogFileSize = t.TempDir(), 20000
@@ -134,7 +134,7 @@ func TestRenderRefusesUnsafeNames(t *testing.T) {
 	}
 }
 
-func TestOptionsAreInTheConfiguration(t *testing.T) {
+func TestOptionsInConfiguration(t *testing.T) {
 	in := fullInput()
 	in.KernelScanTime = 7500 * time.Millisecond
 	content, err := Render(in)

@@ -59,7 +59,7 @@ func TestSelectLocal(t *testing.T) {
 			addrs: []rtnetlink.Address{addr("10.0.1.2/25", "second"), addr("10.0.1.1/24")}, want: "10.0.1.1",
 		},
 		{
-			name: "a secondary one if there is no other", gateway: "10.0.1.9",
+			name: "only a secondary address", gateway: "10.0.1.9",
 			addrs: []rtnetlink.Address{addr("10.0.1.2/24", "second")}, want: "10.0.1.2",
 		},
 		{
@@ -84,11 +84,11 @@ func TestSelectLocal(t *testing.T) {
 			problem: "is a local address",
 		},
 		{
-			name: "not while duplicate address detection runs", gateway: "fd00::9",
+			name: "none during duplicate address detection", gateway: "fd00::9",
 			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative")}, problem: "fd00::1 is tentative",
 		},
 		{
-			name: "another than the tentative one", gateway: "fd00::9",
+			name: "other than the tentative address", gateway: "fd00::9",
 			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative"), addr("fd00::2/64")}, want: "fd00::2",
 		},
 		{
@@ -97,11 +97,11 @@ func TestSelectLocal(t *testing.T) {
 				"duplicate")}, problem: "duplicate address detection failed",
 		},
 		{
-			name: "the current one though there is a better one", gateway: "fd00::9", current: "fd00::1",
+			name: "current address, better one exists", gateway: "fd00::9", current: "fd00::1",
 			addrs: []rtnetlink.Address{addr("fd00::2/64"), addr("fd00::1/64", "second")}, want: "fd00::1",
 		},
 		{
-			name: "the current one though it is checked again", gateway: "fd00::9", current: "fd00::1",
+			name: "current address, tentative again", gateway: "fd00::9", current: "fd00::1",
 			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative")}, want: "fd00::1",
 		},
 		{
@@ -109,7 +109,7 @@ func TestSelectLocal(t *testing.T) {
 			addrs: []rtnetlink.Address{addr("fd00::1/64", "duplicate")}, problem: "duplicate address detection failed",
 		},
 		{
-			name: "another when the current one is gone", gateway: "fd00::9", current: "fd00::1",
+			name: "other address, current one removed", gateway: "fd00::9", current: "fd00::1",
 			addrs: []rtnetlink.Address{addr("fd00::2/64")}, want: "fd00::2",
 		},
 	}

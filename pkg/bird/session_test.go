@@ -20,7 +20,7 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-func TestIPv6OnlyHostHasARouterID(t *testing.T) {
+func TestRouterIDOfIPv6OnlyHost(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv6)
 	gw := l.Router(routerConfig{})
@@ -39,7 +39,7 @@ func TestIPv6OnlyHostHasARouterID(t *testing.T) {
 
 var deviceOf = regexp.MustCompile(`%[a-z0-9]+`)
 
-func TestNoListenerIsOpenToTheWorld(t *testing.T) {
+func TestNoWildcardListener(t *testing.T) {
 	bothUp(t, routerConfig{})
 	allowed := map[string]bool{"127.0.0.1:1790": true, "169.254.100.1:10179": true, "[fd00:100::1]:10179": true}
 	out := run(t, "ss", "-Hltn")
@@ -171,7 +171,7 @@ func TestBFDEndsSessionBeforeTCP(t *testing.T) {
 	p.await("session back", up("gateway-ipv4"))
 }
 
-func TestHoldTimeEndsASilentSession(t *testing.T) {
+func TestHoldTimeEndsSilentSession(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	begin := time.Now()
 	kill(t, routerPID(t, gw), syscall.SIGSTOP)

@@ -186,6 +186,13 @@ func loopbackPassword(o Options) string {
 
 // run starts all tasks and stops them in order.
 func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
+	// An endpoint that runs closes itself: after a call that hangs, Close would wait for it.
+	var unused []*endpoint.Endpoint
+	defer func() {
+		for _, e := range unused {
+			e.Close()
+		}
+	}()
 	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket),
 		func(r grpc.ServiceRegistrar) {
 			frontendv1.RegisterFrontendServiceServer(r, &admin{process: p})
@@ -194,11 +201,12 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	if err != nil {
 		return err
 	}
+	unused = append(unused, adminEndpoint)
 	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.metrics, p.health.Register)
 	if err != nil {
-		adminEndpoint.Close()
 		return err
 	}
+	unused = append(unused, healthEndpoint)
 	c := p.config.Value().Load().Config
 	vips, gateways := len(c.Attractor.VIPs), len(c.Attractor.Gateways)
 	p.Log.Info("starting frontend", "version", p.Version, "trench", c.Trench, "attractor", c.Attractor.Name,
@@ -223,14 +231,13 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	if p.MetricsAddr != "" {
 		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
 		if err != nil {
-			adminEndpoint.Close()
-			healthEndpoint.Close()
 			return fmt.Errorf("metrics: %w", err)
 		}
 		front = append(front, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
 	}
 	back := []task.Task{p.kernel, kernel.NewAddresses(p.Log, p.external), &birdAfterRouting{p}}
 
+	unused = nil
 	base := context.WithoutCancel(ctx)
 	frontCtx, endFront := context.WithCancel(base)
 	defer endFront()

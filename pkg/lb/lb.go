@@ -77,7 +77,7 @@ type Options struct {
 // TargetOptions are the sources of targets: the trench file, the registry, or both.
 type TargetOptions struct {
 	File       bool
-	OnFileGone targetset.GonePolicy
+	OnFileGone targetset.SourceGonePolicy
 	// Registry lacks StateFile and Log, which are set here.
 	Registry          registry.Options
 	RegistryAddr      string         // host:port for TCP with mTLS; empty: the readiness socket only

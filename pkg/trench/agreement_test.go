@@ -85,11 +85,18 @@ attractor:
   interface: ext-vlan
   vips: [20.0.0.1/32, "2000::1/128"]
   gateways:
-    - {name: gw4, address: 169.254.100.150, protocol: bgp, localASN: 64512, remoteASN: 64513, localPort: 179, remotePort: 1179, holdTime: 9s, bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5}, passwordFile: /etc/key}
+    - {name: gw4, address: 169.254.100.150, protocol: bgp, localASN: 64512, remoteASN: 64513,
+       localPort: 179, remotePort: 1179, holdTime: 9s, bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5}, passwordFile: /etc/key}
     - {name: gw6, address: "fd00:100::150"}
 streams:
-  - {name: s1, vips: [20.0.0.1/32], minReady: 2, check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, drainTime: 7s, maglev: {size: 10007, seed: 7}, targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]}
-  - {name: s2, vips: ["2000::1/128"], check: {http: {port: 8080, path: "/healthz?full=1", host: "example.org:8443", status: "200-299,404", body: "^ok$", tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}}, families: ipv6, source: ["fd00::9"]}, targets: [{name: t2, ips: ["fd00::2"], terminating: true}]}
+  - {name: s1, vips: [20.0.0.1/32], minReady: 2,
+     check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, drainTime: 7s,
+     maglev: {size: 10007, seed: 7}, targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]}
+  - {name: s2, vips: ["2000::1/128"],
+     check: {http: {port: 8080, path: "/healthz?full=1", host: "example.org:8443", status: "200-299,404", body: "^ok$",
+                    tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}},
+             families: ipv6, source: ["fd00::9"]},
+     targets: [{name: t2, ips: ["fd00::2"], terminating: true}]}
   - {name: s3, vips: [20.0.0.1/32], check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}}
 `
 

@@ -251,7 +251,7 @@ func TestGatewaySessionRecovery(t *testing.T) {
 		t.Errorf("the IPv6 session was %q and is %q", ipv6, now)
 	}
 
-	// A gateway that crashes says nothing; it forgets everything.
+	// A gateway that crashes sends no NOTIFICATION and loses its routes.
 	lost := time.Now()
 	f.must(f.gateway.Process.Kill())
 	egress.wait(healthNotServing)
@@ -453,7 +453,7 @@ func TestDrainToEBGPAndIBGPGateways(t *testing.T) {
 
 // A missing password takes its gateway down with a reason; it is never empty
 // (docs/bird.md#configuration).
-func TestGatewayWithAPassword(t *testing.T) {
+func TestGatewayWithPassword(t *testing.T) {
 	t.Parallel()
 	const password = "correct horse #;'{}"
 	f := newFixture(t)
