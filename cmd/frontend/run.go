@@ -131,7 +131,8 @@ func (f *birdFlags) options(k *kernelFlags) bird.Options {
 
 func (c *trenchFlags) defaults() trench.Defaults {
 	return trench.Defaults{
-		Interface: c.ExternalInterface, LocalASN: c.LocalAS, RemoteASN: c.RemoteAS, LocalPort: c.BGPLocalPort, RemotePort: c.BGPRemotePort,
+		Interface: c.ExternalInterface,
+		LocalASN:  c.LocalAS, RemoteASN: c.RemoteAS, LocalPort: c.BGPLocalPort, RemotePort: c.BGPRemotePort,
 		HoldTime: c.BGPHoldTime,
 	}
 }
@@ -140,7 +141,8 @@ func (c *trenchFlags) defaults() trench.Defaults {
 // repaired while the frontend runs, and until then the watcher reports it.
 func (c *trenchFlags) read(lenient bool) (*trench.Config, error) {
 	if err := c.defaults().Validate(); err != nil {
-		return nil, cli.Usage("--external-interface, --local-as, --remote-as, --bgp-local-port, --bgp-remote-port, --bgp-hold-time: %w", err)
+		return nil, cli.Usage("--external-interface, --local-as, --remote-as, --bgp-local-port, --bgp-remote-port, "+
+			"--bgp-hold-time: %w", err)
 	}
 	config, err := trench.Read(c.TrenchFile, c.defaults())
 	if err != nil && !lenient {
@@ -258,8 +260,8 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
 	r.OverlapLB(cli.FrontendNumbers(c.TableID, c.RulePriority, c.Mark.Mark, c.Mark.Mask))
 }
 
-// checkInterface refuses an interface toward the gateways that does not exist here. config is nil if
-// it was refused.
+// checkInterface refuses an interface toward the gateways that does not exist here. config is nil
+// if it was refused.
 func (c *trenchFlags) checkInterface(config *trench.Config) error {
 	what, name := "--external-interface", c.ExternalInterface
 	if config != nil && config.Attractor.Interface != name {

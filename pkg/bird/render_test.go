@@ -32,7 +32,8 @@ func fullInput() RenderInput {
 			RouterID: netip.MustParseAddr("1.2.3.4"), LoopbackPort: 1790, Password: "SECRET",
 			TableID: 4096, ECMP: true, KernelScanTime: 10 * time.Second,
 		},
-		Interface: "ext-vlan", Sessions: []Session{a, b}, VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")},
+		Interface: "ext-vlan", Sessions: []Session{a, b},
+		VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")},
 	}
 }
 

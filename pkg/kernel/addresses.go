@@ -206,7 +206,8 @@ func listAddresses(named func() string) ([]address, error) {
 	announced := map[int]address{}
 	for _, l := range links {
 		const required = unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_BROADCAST
-		if announces := named == nil || named() == l.Name; announces && l.Flags&(required|unix.IFF_NOARP) == required && len(l.MAC) == 6 {
+		announces := named == nil || named() == l.Name
+		if announces && l.Flags&(required|unix.IFF_NOARP) == required && len(l.MAC) == 6 {
 			forwarding := sysctl.Key("net/ipv6/conf/" + l.Name + "/forwarding")
 			announced[l.Index] = address{mac: [6]byte(l.MAC), router: forwarding.Read() == "1"}
 		}

@@ -263,7 +263,10 @@ func written(t *testing.T, c *Config) []byte {
 	}
 	b, err := yaml.Marshal(object{
 		"trench": c.Trench, "streams": streams,
-		"attractor": object{"name": c.Attractor.Name, "interface": c.Attractor.Interface, "vips": texts(c.Attractor.VIPs), "gateways": gateways},
+		"attractor": object{
+			"name": c.Attractor.Name, "interface": c.Attractor.Interface, "vips": texts(c.Attractor.VIPs),
+			"gateways": gateways,
+		},
 	})
 	if err != nil {
 		t.Fatalf("%+v: %v", c, err)

@@ -57,7 +57,8 @@ const (
 // metrics and logs. A host has 253 characters at most (RFC 1035 section 2.3.4).
 var forms = map[string]form{
 	"name": newForm(`^[A-Za-z0-9_.-]{1,60}$`, "write 1 to 60 characters out of A-Z a-z 0-9 _ . -", nil),
-	// The kernel's names (dev_valid_name), without what BIRD takes for a pattern or the end of a string.
+	// The kernel's names (dev_valid_name), without what BIRD takes for a pattern or the end of a
+	// string.
 	"interface": newForm(`^[!-~]{1,15}$`, "write the name of an interface in 1 to 15 characters of ASCII",
 		checkInterface),
 	"protocol": newForm(`^bgp$`, "write bgp, the only protocol so far", nil),
