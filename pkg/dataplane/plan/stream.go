@@ -124,10 +124,13 @@ func ForStream(v StreamInput) StreamPlan {
 		changed[t.Name] = restored || v.Repair || old.Stage != StageApplied || before != next
 		p.Forced = p.Forced || changed[t.Name] && !restored
 	}
-	for _, old := range SortedTargets(v.Targets) {
-		if _, desired := p.Requests[old.Name]; desired {
-			continue
+	left := map[string]InstalledTarget{} // no longer desired
+	for name, old := range v.Targets {
+		if _, desired := p.Requests[name]; !desired {
+			left[name] = old
 		}
+	}
+	for _, old := range SortedTargets(left) {
 		drained, stays := drainOrRemove(v, old)
 		if !stays {
 			p.Removed = append(p.Removed, old)
