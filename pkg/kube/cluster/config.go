@@ -16,3 +16,4 @@ func Config(kubeconfig string) (*rest.Config, error) {
 	}
 	return config, nil
 }
+

@@ -120,7 +120,8 @@ func TestOrderOfObjectsDoesNotMatter(t *testing.T) {
 		want := translation.Translate(o, options)
 		for range 20 {
 			shuffle(random, o)
-			if d := cmp.Diff(fmt.Sprintf("%s", shown(want)), fmt.Sprintf("%s", shown(translation.Translate(o, options)))); d != "" {
+			got := translation.Translate(o, options)
+			if d := cmp.Diff(fmt.Sprintf("%s", shown(want)), fmt.Sprintf("%s", shown(got))); d != "" {
 				t.Fatalf("%s: %s", name, d)
 			}
 		}

@@ -55,7 +55,7 @@ func newSettings(t *v1alpha1.Trench, secrets []*corev1.Secret, keyDir string) (*
 	return s, s.readGateways(secrets, keyDir)
 }
 
-// vipsOf returns the VIPs of an object that are valid. The reader of the trench file reports others.
+// vipsOf returns the VIPs of an object that are valid; the trench file's reader reports others.
 func vipsOf(m map[string]any) []vip.VIP {
 	var vips []vip.VIP
 	list, _ := m["vips"].([]any)
@@ -155,7 +155,7 @@ func (s *settings) readPassword(secrets []*corev1.Secret, name, key, file string
 	}
 }
 
-// allows returns why a target cannot have an address; "" if it can.
+// refuses returns why a target cannot have an address; "" if it can.
 func (s *settings) refuses(a netip.Addr) string {
 	if a.Zone() != "" {
 		return "has a zone: give it an address that needs none"

@@ -41,7 +41,8 @@ func (t *translator) sliceEndpoints(s *corev1.Service) []*endpoint {
 			continue
 		}
 		object := corev1.ObjectReference{
-			APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", Namespace: slice.Namespace, Name: slice.Name, UID: slice.UID,
+			APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice",
+			Namespace: slice.Namespace, Name: slice.Name, UID: slice.UID,
 		}
 		translates := translatedPort(s, slice)
 		for _, x := range slice.Endpoints {

@@ -70,7 +70,8 @@ func (t *translator) newStream(s *corev1.Service) (*stream, *refusal) {
 	}
 	result := &stream{name: fileName(s.Namespace + "." + s.Name), vips: vips, fields: fields}
 	if t.settings.names[result.name] {
-		return nil, refuse(ReasonInvalid, "spec.streams of the Trench has a stream called %s: rename one of them", result.name)
+		return nil, refuse(ReasonInvalid, "there is a stream %s already, such as in spec.streams of the Trench: "+
+			"rename one of them", result.name)
 	}
 	read := t.read(fields)
 	if read.problem.Message != "" {
@@ -240,7 +241,7 @@ func parseObject(text string) (map[string]any, error) {
 // readFields is what the reader of the trench file says of the fields of a stream.
 type readFields struct {
 	families trench.Families
-	problem  trench.Problem // of which Field is below the stream; no Message without a problem
+	problem  trench.Problem // Field is below the stream; no Message without a problem
 }
 
 // probe is a file around the fields of a stream; its VIP is no address that anything has (RFC 6666).
@@ -253,8 +254,8 @@ streams:
     vips: ["100::1/128"]
 `
 
-// read reads the fields of a stream as the reader of the trench file will; what it says of them
-// does not depend on the rest of the file, except for addresses in VIPs, which are looked at here.
+// read reads the fields of a stream as the reader of the trench file will. What that says of them
+// depends on the rest of the file only for addresses in VIPs, which are compared here.
 func (t *translator) read(fields []byte) readFields {
 	if known, ok := t.known[string(fields)]; ok {
 		return known

@@ -20,8 +20,8 @@ func (t *translator) addTargets(s *corev1.Service, st *stream) ([]Problem, *refu
 	list := t.endpointsOf(s)
 	var problems []Problem
 	if len(s.Spec.LoadBalancerSourceRanges) > 0 {
-		problems = append(problems, Problem{reference(s), ReasonSourceRanges, "spec.loadBalancerSourceRanges has no effect: " +
-			"remove it, and filter with a NetworkPolicy or in the application"})
+		problems = append(problems, Problem{reference(s), ReasonSourceRanges, "spec.loadBalancerSourceRanges has " +
+			"no effect: remove it, and filter with a NetworkPolicy or in the application"})
 	}
 	if len(list) == 0 && len(s.Spec.Selector) > 0 {
 		problems = append(problems, Problem{reference(s), ReasonNoPods, fmt.Sprintf(
@@ -111,11 +111,12 @@ func withPorts(s *corev1.Service, list []*endpoint) ([]*endpoint, []Problem) {
 			n := containerPort(e.pod, p)
 			switch {
 			case n == 0:
-				message = fmt.Sprintf("targetPort %q is no port of Pod %s: name a port of its containers, or write the number %d",
-					p.TargetPort.StrVal, e.name, p.Port)
+				message = fmt.Sprintf("targetPort %q is no port of Pod %s: name a port of its containers, "+
+					"or write the number %d", p.TargetPort.StrVal, e.name, p.Port)
 			case n != p.Port:
-				message = fmt.Sprintf("port %d has the targetPort %q, which is %d in Pod %s, and vipgate does not translate ports: "+
-					"let the application listen on port %d, or set the port to %d", p.Port, p.TargetPort.StrVal, n, e.name, p.Port, n)
+				message = fmt.Sprintf("port %d has the targetPort %q, which is %d in Pod %s, and vipgate does not "+
+					"translate ports: let the application listen on port %d, or set the port to %d",
+					p.Port, p.TargetPort.StrVal, n, e.name, p.Port, n)
 			}
 		}
 		if message == "" {
@@ -127,8 +128,8 @@ func withPorts(s *corev1.Service, list []*endpoint) ([]*endpoint, []Problem) {
 	return having, problems
 }
 
-// containerPort returns the number that a Pod has for a named targetPort; 0 for none. Containers that
-// start before the others and stay, too, may have it.
+// containerPort returns the number that a Pod has for a named targetPort; 0 for none. Sidecars are
+// among the containers that start first.
 func containerPort(pod *corev1.Pod, p corev1.ServicePort) int32 {
 	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
 		for _, c := range containers {

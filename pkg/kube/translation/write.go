@@ -36,7 +36,10 @@ func appendAddress[T interface{ AppendTo([]byte) []byte }](b []byte, a T, family
 }
 
 // fieldOrder are the fields that are written first; the others follow in the order of the alphabet.
-var fieldOrder = []string{"name", "address", "ips", "vips", "minReady", "tcp", "http", "grpc", "port", "check", "drainTime"}
+var fieldOrder = []string{
+	"name", "address", "ips", "vips", "minReady", "tcp", "http", "grpc", "port", "check", "drainTime", "maglev",
+	"protocols",
+}
 
 func fieldNames(m map[string]any) []string {
 	rank := func(name string) int {
