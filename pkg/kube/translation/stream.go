@@ -263,7 +263,7 @@ type readFields struct {
 	problems *trench.Errors // Field is below the stream; nil if there are none
 }
 
-// probe is a file around the fields of a stream; its VIP is no address that anything has (RFC 6666).
+// probe is a file around the fields of a stream; no host has an address in its VIP (RFC 6666).
 const probe = `trench: probe
 attractor:
   name: probe
@@ -274,7 +274,7 @@ streams:
 `
 
 // read reads the fields of a stream as the reader of the trench file will. What that says of them
-// depends on the rest of the file only for addresses in VIPs, which are compared here.
+// depends on the rest of the file only for addresses in VIPs: those are compared here.
 func (t *translator) read(fields []byte) readFields {
 	if known, ok := t.known[string(fields)]; ok {
 		return known
