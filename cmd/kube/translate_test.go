@@ -82,7 +82,7 @@ func TestTranslate(t *testing.T) {
 			"streams: []", "Service b/web is ignored: namespace b is none of spec.namespaces", cli.ExitOK,
 		},
 		"no Trench":     {"", []string{"-f", "-"}, "", "NotFound", cli.ExitFailed},
-		"two Trenches":  {trenchObject + "---" + trenchObject, []string{"-f", "-"}, "", "a second Trench a/trench-a", cli.ExitUsage},
+		"two Trenches":  {trenchObject + "---" + trenchObject, []string{"-f", "-"}, "", "a second Trench", cli.ExitUsage},
 		"no file":       {"", []string{"-f", file + ".none"}, "", "no such file", cli.ExitUsage},
 		"without files": {"", nil, "", "missing flags: --filename", cli.ExitUsage},
 	} {

@@ -27,10 +27,11 @@ func TestObjectsAreNotChanged(t *testing.T) {
 // A list of kubectl, in YAML and in JSON, is its objects.
 func TestReadLists(t *testing.T) {
 	const service = `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "%s"}}`
+	const serviceList = `{"apiVersion": "v1", "kind": "ServiceList", "items": [` + service + `]}`
 	list := fmt.Sprintf(`{"apiVersion": "v1", "kind": "List", "items": [`+service+
-		`, {"apiVersion": "v1", "kind": "Node"}, {"apiVersion": "v1", "kind": "ServiceList", "items": [`+service+`]}]}`, "a", "b")
+		`, {"apiVersion": "v1", "kind": "Node"}, `+serviceList+`]}`, "a", "b")
 	for name, text := range map[string]string{
-		"JSON": list, "YAML": "# objects\n" + list, "documents": list + "\n---\n\n---\n" + `{"kind": "Unknown"}`,
+		"JSON": list, "YAML": "# objects\n" + list, "documents": list + "\n---\n\n---\n{kind: Unknown}",
 	} {
 		o := read(t, []byte(text))
 		if len(o.Services) != 2 || o.Services[0].Name+o.Services[1].Name != "ab" {
