@@ -1,0 +1,79 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+)
+
+type translateCommand struct {
+	Filename []string `short:"f" help:"File with objects in YAML or JSON, such as the output of kubectl get -o yaml; - is stdin. May be repeated." required:"" placeholder:"FILE" env:"-"`
+	KeyDir   string   `help:"Directory of the password files of gateways." default:"/etc/vipgate/trench/keys" placeholder:"DIR"`
+}
+
+// Run prints the trench file, and the verdicts on stderr. The exit status is 1 when anything is
+// refused.
+func (c *translateCommand) Run(out *cli.Output) error {
+	var objects translation.Objects
+	for _, name := range c.Filename {
+		if err := readObjects(&objects, name); err != nil {
+			return err
+		}
+	}
+	r := translation.Translate(objects, translation.Options{KeyDir: c.KeyDir})
+	out.Printf("%s", r.File)
+	fmt.Fprint(os.Stderr, r.Table())
+	for _, line := range ignored(objects, r) {
+		fmt.Fprintln(os.Stderr, line)
+	}
+	if r.Refused() {
+		return cli.ExitError(cli.ExitFailed)
+	}
+	return nil
+}
+
+// ignored explains Services of vipgate that have no verdict: the kube of this Trench leaves them
+// alone.
+func ignored(objects translation.Objects, r translation.Result) []string {
+	if r.File == nil {
+		return nil
+	}
+	var lines []string
+	for _, s := range objects.Services {
+		judged := slices.ContainsFunc(r.Services, func(v translation.ServiceVerdict) bool {
+			return v.Object.Namespace == s.Namespace && v.Object.Name == s.Name
+		})
+		class := s.Spec.LoadBalancerClass
+		if judged || class == nil || !strings.HasPrefix(*class, v1alpha1.Group+"/") {
+			continue
+		}
+		why := fmt.Sprintf("namespace %s is none of spec.namespaces of the Trench", s.Namespace)
+		if mine := v1alpha1.LoadBalancerClass(r.Trench.Object.Name); *class != mine {
+			why = fmt.Sprintf("its class is %s, not %s", *class, mine)
+		} else if s.DeletionTimestamp != nil {
+			why = "it is being deleted"
+		}
+		lines = append(lines, fmt.Sprintf("Service %s/%s is ignored: %s", s.Namespace, s.Name, why))
+	}
+	return lines
+}
+
+func readObjects(objects *translation.Objects, name string) error {
+	file := os.Stdin
+	if name != "-" {
+		var err error
+		if file, err = os.Open(name); err != nil {
+			return cli.Usage("read objects: %w", err)
+		}
+		defer file.Close()
+	}
+	if err := objects.Read(file); err != nil {
+		return cli.Usage("%s: %w", name, err)
+	}
+	return nil
+}
