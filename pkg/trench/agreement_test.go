@@ -91,9 +91,8 @@ attractor:
 streams:
   - {name: s1, vips: [20.0.0.1/32], minReady: 2,
      check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, drainTime: 7s,
-     maglev: {size: 10007, seed: 7},
-     match: [{protocols: [tcp], ports: [80, 443]}, {protocols: [udp], ports: [53]}], targets:
-       [{name: t1, ips: [172.16.1.1, "fd00::1"]}]}
+     match: [{protocols: [tcp], ports: [80, 443]}, {protocols: [udp], ports: [53]}], maglev: {size: 10007, seed: 7},
+     targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]}
   - {name: s2, vips: ["2000::1/128"],
      check: {http: {port: 8080, path: "/healthz?full=1", host: "example.org:8443", status: "200-299,404", body: "^ok$",
                     tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}},
