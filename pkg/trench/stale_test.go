@@ -191,7 +191,8 @@ func FuzzStale(f *testing.F) {
 // checkLine checks that a text is one printable line of at most limit bytes.
 func checkLine(t *testing.T, s string, limit int) {
 	t.Helper()
-	if len(s) > limit || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) {
+	control := func(r rune) bool { return !strconv.IsPrint(r) }
+	if len(s) > limit || !utf8.ValidString(s) || strings.ContainsFunc(s, control) {
 		t.Errorf("%d bytes, or not printable: %q", len(s), s)
 	}
 }
