@@ -167,6 +167,7 @@ func (w *Watcher) reload(ctx context.Context, notifier *fsnotify.Watcher) {
 	w.readStale(ctx)
 }
 
+// readTrench publishes the trench file, or why it is refused.
 func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher) {
 	directory := filepath.Dir(w.path)
 	type state struct {
