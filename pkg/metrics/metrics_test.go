@@ -44,6 +44,7 @@ var served = services{
 func fullFrontend() *Frontend {
 	f := NewFrontend("1.2.3")
 	f.Configuration(true)
+	f.Stale(time.Minute)
 	f.Reload(true)
 	f.Identity("spiffe://td/frontend", time.Unix(2_000_000_000, 0))
 	f.Health("Readiness", true)
@@ -76,6 +77,7 @@ func fullFrontend() *Frontend {
 func fullLB() *LB {
 	l := NewLB("1.2.3")
 	l.Configuration(false)
+	l.Stale(0)
 	l.Reload(false)
 	l.Identity("spiffe://td/lb", time.Unix(2_000_000_000, 0))
 	l.Health("Readiness", false)

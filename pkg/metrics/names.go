@@ -49,6 +49,8 @@ var (
 	ConfigurationValid = gauge("vipgate_configuration_valid",
 		"1 while the trench file in force is the one on disk; 0 while the one on disk is refused and an older one "+
 			"is in force.")
+	ConfigurationStale = gauge("vipgate_configuration_stale_seconds",
+		"How long the writer of the trench file has not been able to refresh it. 0 while it can, or does not say.")
 	ConfigurationReloads = counter("vipgate_configuration_reloads_total",
 		"Changes of the trench file that were accepted or refused since the start.", "result")
 	IdentityNotAfter = gauge("vipgate_identity_not_after_timestamp_seconds",
