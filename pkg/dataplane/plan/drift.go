@@ -165,7 +165,7 @@ func matchDrift(x *StreamFault, add func(object, format string, args ...any) str
 	case absent > 0:
 		text = add(object, "%d of %d ports are missing", absent, len(want.Match))
 	default:
-		add(object, "it has %d other ports", surplus)
+		add(object, "it has %d ports more", surplus)
 	}
 	if text == "" {
 		return
