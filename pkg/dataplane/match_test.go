@@ -70,7 +70,8 @@ func TestMatchDrift(t *testing.T) {
 		kernel.Tables[vip.IPv4] = []uint32{5000}
 		wanted.Tables = kernel.Tables
 		x := plan.StreamDrift(plan.InstalledStream{Name: "a", Size: 103, Seed: 1}, &wanted, &kernel, nil)
-		if got := x.Problems[vip.IPv4]; (got == "") != tt.able || x.Broken == tt.able || !strings.Contains(got, tt.want) && !tt.able {
+		got := x.Problems[vip.IPv4]
+		if (got == "") != tt.able || x.Broken == tt.able || !tt.able && !strings.Contains(got, tt.want) {
 			t.Errorf("%s: problem %q, broken %v", name, got, x.Broken)
 		}
 		if got := len(x.Drift); tt.want == "" && got != 0 || tt.want != "" && (got != 1 || x.Drift[0].Detail != tt.want) {

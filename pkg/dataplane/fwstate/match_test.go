@@ -50,7 +50,8 @@ func (x *topology) counted(t *testing.T, what string, dropped, forwarded uint64,
 	must(t, lab.Eventually(ctx, 10*time.Millisecond, func() error {
 		nowD, nowN := x.counts(t)
 		if nowD-d != dropped || nowN-n != forwarded {
-			return fmt.Errorf("%s: %d packets dropped and %d forwarded, want %d and %d", what, nowD-d, nowN-n, dropped, forwarded)
+			return fmt.Errorf("%s: %d packets dropped and %d forwarded, want %d and %d", what,
+				nowD-d, nowN-n, dropped, forwarded)
 		}
 		return nil
 	}))
@@ -104,8 +105,10 @@ func TestMatchForwardsItsPortsOnly(t *testing.T) {
 			}
 			x.ping(t, family)
 			x.counted(t, "UDP to another port", 1, 0, sendUDP(to, estatePort+1))
-			x.counted(t, "SCTP", 0, 1, sendRaw(unix.IPPROTO_SCTP, to, 0x20, 0, estatePort>>8, estatePort&0xff, 0, 0, 0, 0, 0, 0, 0, 0))
-			x.counted(t, "SCTP to another port", 1, 0, sendRaw(unix.IPPROTO_SCTP, to, 0x20, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0))
+			x.counted(t, "SCTP", 0, 1, sendRaw(unix.IPPROTO_SCTP, to,
+				0x20, 0, estatePort>>8, estatePort&0xff, 0, 0, 0, 0, 0, 0, 0, 0))
+			x.counted(t, "SCTP to another port", 1, 0, sendRaw(unix.IPPROTO_SCTP, to,
+				0x20, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0))
 			x.counted(t, "TCP to another port", 1, 0, sendRaw(unix.IPPROTO_TCP, to,
 				0x20, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 2, 0, 0, 0, 0, 0, 0))
 			// What lies where ports would be is the port of the match.

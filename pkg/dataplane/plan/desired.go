@@ -65,9 +65,10 @@ func (s *Stream) Equal(t *Stream) bool {
 		return s == t
 	}
 	return s.Name == t.Name && s.Size == t.Size && s.Seed == t.Seed && s.DrainTime == t.DrainTime &&
-		slices.Equal(s.VIPs, t.VIPs) && slices.Equal(s.Match, t.Match) && slices.EqualFunc(s.Targets, t.Targets, func(a, b Target) bool {
-		return a.Name == b.Name && a.Roles == b.Roles && slices.Equal(a.IPs, b.IPs)
-	})
+		slices.Equal(s.VIPs, t.VIPs) && slices.Equal(s.Match, t.Match) &&
+		slices.EqualFunc(s.Targets, t.Targets, func(a, b Target) bool {
+			return a.Name == b.Name && a.Roles == b.Roles && slices.Equal(a.IPs, b.IPs)
+		})
 }
 
 // State is the confirmed state of the data plane in the kernel. It is immutable.
