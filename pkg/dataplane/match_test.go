@@ -52,7 +52,7 @@ func TestMatchChangesInPlace(t *testing.T) {
 // Ports that the kernel lacks keep a VIP from being ready; more ports do not.
 func TestMatchDrift(t *testing.T) {
 	has := &plan.KernelStream{Name: "a", ChainIntact: true, Size: 103, Seed: 1, Match: siteMatch}
-	ssh := []Port{{Protocol: 6, Number: 22}}
+	ssh := []Port{{Protocol: plan.TCP, Number: 22}}
 	for name, tt := range map[string]struct {
 		kernel []Port
 		want   string

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -215,7 +216,9 @@ func siteTarget(i int, roles ...Role) Target {
 	return t
 }
 
-var siteMatch = []Port{{Protocol: 6, Number: 80}, {Protocol: 6, Number: 443}, {Protocol: 17, Number: 53}}
+var siteMatch = []Port{
+	{Protocol: plan.TCP, Number: 80}, {Protocol: plan.TCP, Number: 443}, {Protocol: plan.UDP, Number: 53},
+}
 
 func siteStream(name string, vips []string, targets ...Target) *Stream {
 	s := testStream(name, vips, targets...)

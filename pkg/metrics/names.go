@@ -160,6 +160,9 @@ var (
 		"Things that the data plane could not do; `lb status` names each.")
 	LBDataPlaneFailures = counter("vipgate_lb_dataplane_failures_total",
 		"Attempts to change the data plane that failed as a whole since the start.")
+	LBDataPlaneUnmatched = counter("vipgate_lb_dataplane_unmatched_packets_total",
+		"Packets that a stream's match dropped since the rules of the stream were last written. Absent for streams "+
+			"without a match.", "stream")
 	LBDataPlaneApply = histogram("vipgate_lb_dataplane_apply_seconds",
 		"From a decision about the data plane to what the kernel confirmed of it.")
 

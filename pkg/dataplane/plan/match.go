@@ -14,9 +14,16 @@ func MatchSet(stream string) string { return MatchPrefix + stream }
 // MaxMatch is the largest number of ports of a stream.
 const MaxMatch = 100
 
+// Numbers of protocols with ports (IANA).
+const (
+	TCP  uint8 = 6
+	UDP  uint8 = 17
+	SCTP uint8 = 132
+)
+
 // Port is a destination port of a transport protocol.
 type Port struct {
-	// Protocol is its IANA number: that of TCP, UDP or SCTP.
+	// Protocol is TCP, UDP or SCTP.
 	Protocol uint8
 	Number   uint16
 }
