@@ -79,3 +79,14 @@ func TestMatchDrift(t *testing.T) {
 		}
 	}
 }
+
+func TestMatchIsRecovered(t *testing.T) {
+	w := newModelFixture()
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+	desired.Streams["a"].Match = siteMatch
+	w.settle(desired, false)
+	w.restart()
+	if s := w.e.streams["a"].installed; s.Stage != plan.StageApplied || !plan.SameMatch(s.Match, siteMatch) {
+		t.Errorf("recovered is %+v", s)
+	}
+}

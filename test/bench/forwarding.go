@@ -429,7 +429,7 @@ func recordForwarding(s *session, paths []*forwardPath, results []forwardResult)
 	plain, alone, rule := results[0], results[1], results[2]
 	for i, p := range paths[2:] {
 		r, goal := results[i+2], ""
-		if p.targets == 10 {
+		if p.kind != forwardVIPs && withoutMatch[p.kind] == "" && p.targets == 10 {
 			goal = forwardGoal
 			record("time per packet ÷ that of plain forwarding with one ip rule", p, "×", "",
 				beside(r.costs, rule.costs))
