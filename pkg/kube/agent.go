@@ -8,7 +8,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
-	"github.com/vipgate/vipgate/pkg/latest"
 )
 
 const (
