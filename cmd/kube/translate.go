@@ -10,7 +10,7 @@ import (
 
 type translateCommand struct {
 	Filename []string `short:"f" help:"File with objects in YAML or JSON, such as the output of kubectl get -o yaml; - is stdin. May be repeated." required:"" placeholder:"FILE" env:"-"`
-	KeyDir   string   `help:"Directory of the password files of gateways." default:"/run/vipgate/keys" placeholder:"DIR"`
+	KeyDir   string   `help:"Directory of the password files of gateways." default:"/etc/vipgate/trench/keys" placeholder:"DIR"`
 }
 
 // Run prints the trench file, and the verdicts on stderr. The exit status is 1 when anything is
