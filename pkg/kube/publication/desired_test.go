@@ -64,7 +64,9 @@ func input(t *unstructured.Unstructured, s *corev1.Service, v ...translation.Ser
 	return in
 }
 
-func hostname(name string) corev1.LoadBalancerIngress { return corev1.LoadBalancerIngress{Hostname: name} }
+func hostname(name string) corev1.LoadBalancerIngress {
+	return corev1.LoadBalancerIngress{Hostname: name}
+}
 
 func TestEvaluate(t *testing.T) {
 	refusedTrench := input(trench(), service(hostname("kept")))
