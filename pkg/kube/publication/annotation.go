@@ -25,7 +25,7 @@ func (p *Publisher) annotate(ctx context.Context) error {
 		notUntil time.Time
 		throttle logs.Throttle
 		log      = p.options.Log
-		retry    = backoff.Backoff{Min: p.timing.report, Max: time.Minute, Jitter: 0.2}
+		retry    = backoff.Backoff{Min: p.timing.report, Max: 15 * time.Second, Jitter: 0.2}
 	)
 	for {
 		report, reported := p.frontend.report.Get()

@@ -160,8 +160,8 @@ func TestNoWriteWithoutDifference(t *testing.T) {
 	in := applied(t, input(trench(), service(), accepted(vip4, vip6)), at)
 	later := metav1.NewTime(at.Add(time.Hour))
 	for _, w := range evaluate(in, published{}, later) {
-		if w.differs || len(w.events) > 0 {
-			t.Errorf("%s %s differs=%t events=%v", w.object.Kind, w.object.Name, w.differs, w.events)
+		if w.conditionsDiffer || w.addressesDiffer || len(w.events) > 0 {
+			t.Errorf("%s %s differs, events %v", w.object.Kind, w.object.Name, w.events)
 		}
 	}
 	// Another status has another transition time, an equal one keeps its own.

@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// probeInterval and probeTimeout find a frontend that hangs: its stream is silent without changes.
+	// probeInterval finds a frontend that hangs: its stream is silent without changes. A probe may take
+	// half of it.
 	probeInterval = 10 * time.Second
-	probeTimeout  = 5 * time.Second
 	// maxStatusBytes is the largest accepted status: 200 000 VIPs.
 	maxStatusBytes = 256 << 20
 )
@@ -27,12 +27,13 @@ const (
 // frontend follows the status of the frontend in the same pod.
 type frontend struct {
 	socket string
+	probe  time.Duration // between two probes
 	log    *slog.Logger
 	report *latest.Value[Report]
 }
 
 func newFrontend(socket string, log *slog.Logger) *frontend {
-	return &frontend{socket, log, latest.New(Report{Time: time.Now(), Problem: "frontend has not answered yet"})}
+	return &frontend{socket, probeInterval, log, latest.New(Report{Time: time.Now(), Problem: "frontend has not answered yet"})}
 }
 
 // run follows until ctx ends.
@@ -82,10 +83,10 @@ func (f *frontend) watch(ctx context.Context, alive func()) error {
 	})
 	g.Go(func() error {
 		for {
-			if err := backoff.Sleep(ctx, probeInterval); err != nil {
+			if err := backoff.Sleep(ctx, f.probe); err != nil {
 				return err
 			}
-			probe, cancel := context.WithTimeout(ctx, probeTimeout)
+			probe, cancel := context.WithTimeout(ctx, f.probe/2)
 			_, err := client.GetStatus(probe, &frontendv1.GetStatusRequest{})
 			cancel()
 			if err != nil {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -114,7 +115,7 @@ spec: {containers: [{name: kube, image: kube}]}
 status: {phase: Running}
 `
 
-const attractor = `{name: attractor-a, vips: [20.0.0.0/24, "2000::1/128"],
+const attractor = `{name: attractor-a, vips: [20.0.0.1/32, 20.0.0.2/32, 20.0.0.3/32, "2000::1/128"],
   gateways: [{name: gw, address: 169.254.100.150, remoteASN: 64512}]}`
 
 // trenchOf is the Trench with more fields of its spec.
@@ -217,19 +218,25 @@ func (l *lab) awaitCondition(kind, want string) {
 	await.True(l, kind+" "+want, func() bool { return l.condition(kind) == want })
 }
 
-// events returns the number of Events of each reason about the Service web.
+// events returns how often each reason was said about the Service web, as `kubectl describe` reads
+// it.
 func (l *lab) events() map[string]int {
 	l.Helper()
-	list, err := l.admin.Resource(eventResource).Namespace(l.namespace).List(l.Context(), metav1.ListOptions{})
+	s := l.service("web")
+	list, err := l.admin.Resource(corev1.SchemeGroupVersion.WithResource("events")).Namespace(l.namespace).
+		List(l.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(s.UID)})
 	if err != nil {
 		l.Fatal(err)
 	}
 	counts := map[string]int{}
 	for _, u := range list.Items {
-		name, _, _ := unstructured.NestedString(u.Object, "regarding", "name")
-		reason, _, _ := unstructured.NestedString(u.Object, "reason")
-		if name == "web" {
-			counts[reason]++
+		e, err := convert[corev1.Event](&u)
+		if err != nil {
+			l.Fatal(err)
+		}
+		counts[e.Reason]++
+		if e.Series != nil {
+			counts[e.Reason+" series"] = int(e.Series.Count)
 		}
 	}
 	return counts
@@ -265,6 +272,7 @@ func fast(p *Publisher) {
 		lease: 3 * time.Second, renew: 2 * time.Second, retry: 200 * time.Millisecond,
 		report: 50 * time.Millisecond, restore: time.Hour,
 	}
+	p.frontend.probe = 500 * time.Millisecond
 }
 
 // kube starts the part of a pod, which ends with the test.
@@ -326,6 +334,7 @@ type fakeFrontend struct {
 	status *latest.Value[*frontendv1.Status]
 	t      *testing.T
 	end    func()
+	hangs  atomic.Bool // GetStatus does not answer
 }
 
 func newFakeFrontend(t *testing.T, s *frontendv1.Status) *fakeFrontend {
@@ -358,7 +367,12 @@ func (f *fakeFrontend) start() {
 	f.t.Cleanup(f.end)
 }
 
-func (f *fakeFrontend) GetStatus(context.Context, *frontendv1.GetStatusRequest) (*frontendv1.GetStatusResponse, error) {
+func (f *fakeFrontend) GetStatus(ctx context.Context, _ *frontendv1.GetStatusRequest,
+) (*frontendv1.GetStatusResponse, error) {
+	if f.hangs.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	return &frontendv1.GetStatusResponse{Status: f.status.Load()}, nil
 }
 
