@@ -27,6 +27,9 @@ const (
 
 	// passInterval is the least time between two looks at all objects.
 	passInterval = 100 * time.Millisecond
+	// contestTime is how long a difference without another desired status waits: it may be the work of
+	// another leader that has seen newer objects, which are on their way.
+	contestTime = 2 * time.Second
 )
 
 // leader writes the status of objects. One goroutine uses it.
@@ -50,6 +53,7 @@ type object struct {
 	// conditions and addresses were written or found last.
 	conditions, addresses string
 	version               string    // resource version after the last write
+	contested             time.Time // since when another writer's status is there; zero: it is not
 	restored              time.Time // last write against another writer
 	retry                 backoff.Backoff
 	notUntil              time.Time // after an error
@@ -154,7 +158,7 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 	case older(w.object.ResourceVersion, o.version):
 		return again, nil // the write has not come back yet
 	case !w.conditionsDiffer && !w.addressesDiffer:
-		o.conditions, o.addresses = w.conditions, w.addresses
+		o.conditions, o.addresses, o.contested = w.conditions, w.addresses, time.Time{}
 		o.retry.Reset()
 		return again, nil
 	case now.Before(o.notUntil):
@@ -164,15 +168,19 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 	foreignConditions := w.conditionsDiffer && o.conditions == w.conditions
 	foreignAddresses := w.addressesDiffer && o.addresses == w.addresses
 	restores := foreignConditions || foreignAddresses
-	if next := o.restored.Add(l.restore); restores && now.Before(next) {
-		again = next
+	if !restores {
+		o.contested = time.Time{}
+	} else if o.contested.IsZero() {
+		o.contested = now
+	}
+	if next := o.next(l.restore); restores && now.Before(next) {
 		switch {
 		case w.addressesDiffer && !foreignAddresses: // new addresses
 			restores = false
 		case foreignAddresses && w.conditionsDiffer && !foreignConditions:
-			w.status, restores = w.kept, false
+			again, w.status, restores = next, w.kept, false
 		default:
-			return again, nil
+			return next, nil
 		}
 	}
 	version, err := l.apply(ctx, w)
@@ -189,7 +197,7 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 	o.conditions, o.addresses, o.version = w.conditions, w.addresses, version
 	l.log.Debug("status written", "kind", w.object.Kind, "namespace", w.object.Namespace, "name", w.object.Name)
 	if restores {
-		o.restored = now
+		o.restored, o.contested = now, time.Time{}
 		w.events = append(w.events, event{
 			true, "StatusRestored", "Publish", "another writer had changed the status that " + FieldManager +
 				" applies; stop the other controller, or give the object another class",
@@ -197,6 +205,15 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 	}
 	l.recorder.add(w.object, w.events)
 	return again, nil
+}
+
+// next returns when the status may be written against another writer.
+func (o *object) next(interval time.Duration) time.Time {
+	next := o.contested.Add(contestTime)
+	if at := o.restored.Add(interval); !o.restored.IsZero() && at.After(next) {
+		next = at
+	}
+	return next
 }
 
 // apply applies the status to the version of the object that was looked at, and returns the version
