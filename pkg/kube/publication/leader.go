@@ -60,13 +60,14 @@ type object struct {
 }
 
 func newLeader(watch, write dynamic.Interface, o Options, restore time.Duration, failed func(error)) *leader {
+	count := func(resource string, err error) { o.Metrics.PublicationWrite(resource, resultOf(err)) }
 	return &leader{
 		client:  write,
 		sources: sources{client: watch, changed: make(chan struct{}, 1), followers: map[source]*follower{}},
 		recorder: recorder{
-			client: write, pod: o.Pod, log: o.Log, count: o.Metrics.PublicationWrite, sent: map[string]*series{},
+			client: write, pod: o.Pod, log: o.Log, count: count, sent: map[string]*series{},
 		},
-		log: o.Log, count: o.Metrics.PublicationWrite, restore: restore, failed: failed,
+		log: o.Log, count: count, restore: restore, failed: failed,
 		retry:   backoff.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.2},
 		objects: map[types.UID]*object{},
 	}
