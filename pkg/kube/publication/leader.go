@@ -27,6 +27,9 @@ const (
 
 	// passInterval is the least time between two looks at all objects.
 	passInterval = 100 * time.Millisecond
+	// echoTime is how long the watch may take to bring a write back. Later an older version is one of
+	// an etcd that was restored from a backup.
+	echoTime = 10 * time.Second
 	// contestTime is how long a difference without another desired status waits: it may be the work of
 	// another leader that has seen newer objects, which are on their way.
 	contestTime = 2 * time.Second
@@ -52,7 +55,8 @@ type leader struct {
 type object struct {
 	// conditions and addresses were written or found last.
 	conditions, addresses string
-	version               string    // resource version after the last write
+	version               string // resource version after the last write, awaited until echo
+	echo                  time.Time
 	contested             time.Time // since when another writer's status is there; zero: it is not
 	restored              time.Time // last write against another writer
 	retry                 backoff.Backoff
@@ -127,13 +131,13 @@ func (l *leader) pass(ctx context.Context, in Input) (again time.Time) {
 		if !next.IsZero() {
 			earliest(next)
 		}
-		if err != nil && first == nil {
+		if err != nil && (first == nil || !answered(err)) {
 			first = err
 		}
 	}
 	l.objects = known
 	if first == nil || answered(first) {
-		if err := l.recorder.flush(ctx); err != nil && first == nil {
+		if err := l.recorder.flush(ctx); err != nil {
 			first = err
 		}
 	}
@@ -156,8 +160,8 @@ func (l *leader) pass(ctx context.Context, in Input) (again time.Time) {
 func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Time, err error) {
 	now := time.Now()
 	switch {
-	case older(w.object.ResourceVersion, o.version):
-		return again, nil // the write has not come back yet
+	case older(w.object.ResourceVersion, o.version) && now.Before(o.echo):
+		return o.echo, nil // the write has not come back yet
 	case !w.conditionsDiffer && !w.addressesDiffer:
 		o.conditions, o.addresses, o.contested = w.conditions, w.addresses, time.Time{}
 		o.retry.Reset()
@@ -195,7 +199,7 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 		return o.notUntil, err
 	}
 	o.retry.Reset()
-	o.conditions, o.addresses, o.version = w.conditions, w.addresses, version
+	o.conditions, o.addresses, o.version, o.echo = w.conditions, w.addresses, version, time.Now().Add(echoTime)
 	l.log.Debug("status written", "kind", w.object.Kind, "namespace", w.object.Namespace, "name", w.object.Name)
 	if restores {
 		o.restored, o.contested = now, time.Time{}
