@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
 	"k8s.io/client-go/util/connrotation"
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
@@ -54,6 +55,12 @@ func newClients(config *rest.Config) (*clients, error) {
 	c.config.Dial = dialer.DialContext
 	c.config.QPS, c.config.Burst = qps, burst
 	c.config.WarningHandlerWithContext = rest.NoWarnings{}
+	if file := config.BearerTokenFile; file != "" {
+		// Otherwise a token that the server refuses would be used for up to a minute after its file was
+		// replaced.
+		c.config.BearerToken, c.config.BearerTokenFile = "", ""
+		c.config.Wrap(transport.ResettableTokenSourceWrapTransport(transport.NewCachedFileTokenSource(file)))
+	}
 
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
