@@ -3,6 +3,7 @@ package kube
 import (
 	"bytes"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -119,19 +120,28 @@ func TestHungServer(t *testing.T) {
 func TestCompaction(t *testing.T) {
 	f := newFixture(t)
 	f.addPod("trench-a", "web-1", "10.0.0.1")
-	proxy := f.Proxy(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := f.ProxyOn(t, l)
 	config := proxy.Config(f.ServiceAccount(t, "trench-a", "kube"))
-	gone := &scanner{text: []byte("too old resource version")}
+	gone := &scanner{text: []byte("Expired")} // the reason in a 410
 	config.Wrap(gone.wrap)
 	k := f.run(config)
 	f.awaitContent(onePod)
 
+	// Connections are refused, so that kube tries to continue its watches.
+	l.Close()
 	proxy.Cut()
-	k.awaitStale("closed")
+	k.awaitStale("connection refused")
 	f.addPod("trench-a", "web-2", "10.0.0.2")
 	f.remove(podResource, "web-1", 0)
 	f.Compact(t)
-	proxy.Restore()
+	if l, err = net.Listen("tcp", l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	f.ProxyOn(t, l)
 	f.awaitContent("trench-a.web: web-2=[10.0.0.2]")
 	k.awaitCurrent()
 	if gone.found.Load() == 0 {
@@ -170,6 +180,24 @@ func (s *scanned) Read(p []byte) (int, error) {
 		s.scanner.found.Add(1)
 	}
 	return n, err
+}
+
+func TestServerClosesConnections(t *testing.T) {
+	f := newFixture(t)
+	f.addPod("trench-a", "web-1", "10.0.0.1")
+	proxy := f.Proxy(t)
+	k := f.run(proxy.Config(f.ServiceAccount(t, "trench-a", "kube")))
+	f.awaitContent(onePod)
+	k.awaitCurrent()
+	before := f.stamp()
+	proxy.Cut()
+	k.awaitStale("closed")
+	f.addPod("trench-a", "web-2", "10.0.0.2")
+	f.remove(podResource, "web-1", 0)
+	f.wantSame(before)
+	proxy.Restore()
+	f.awaitContent("trench-a.web: web-2=[10.0.0.2]")
+	k.awaitCurrent()
 }
 
 func TestTokenIsRefusedAndRotated(t *testing.T) {
