@@ -131,18 +131,21 @@ func TestCompaction(t *testing.T) {
 	k := f.run(config)
 	f.awaitContent(onePod)
 
+	// A watch without an event would be begun anew, not continued.
+	f.addPod("trench-a", "web-2", "10.0.0.2")
+	f.awaitContent(twoPods)
 	// Connections are refused, so that kube tries to continue its watches.
 	l.Close()
 	proxy.Cut()
 	k.awaitStale("connection refused")
-	f.addPod("trench-a", "web-2", "10.0.0.2")
+	f.addPod("trench-a", "web-3", "10.0.0.3")
 	f.remove(podResource, "web-1", 0)
 	f.Compact(t)
 	if l, err = net.Listen("tcp", l.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
 	f.ProxyOn(t, l)
-	f.awaitContent("trench-a.web: web-2=[10.0.0.2]")
+	f.awaitContent("trench-a.web: web-2=[10.0.0.2] web-3=[10.0.0.3]")
 	k.awaitCurrent()
 	if gone.found.Load() == 0 {
 		t.Error("the API server has continued every watch")
