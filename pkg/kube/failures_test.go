@@ -252,7 +252,7 @@ func TestInvalidTrench(t *testing.T) {
 	f.patch(trenchResource, "trench-a", `{"spec":{"attractor":{"vips":["twenty"]}}}`)
 	await.True(t, "Trench is refused", func() bool { return !k.serving(Trench) })
 	f.remove(podResource, "web-1", 0)
-	await.True(t, "Pod is gone", func() bool { return len(k.evaluated.Load().Pods) == 0 })
+	await.True(t, "Pod is gone", func() bool { return len(k.evaluated.Load().Objects.Pods) == 0 })
 	f.wantSame(before)
 	if !k.serving(Readiness) {
 		t.Error("with an invalid Trench kube is ready, as the previous file is in force")
