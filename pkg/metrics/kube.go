@@ -52,9 +52,10 @@ func NewKube(version string, read func() KubeState) (k *Kube, translated func(ti
 	return k, observe(duration)
 }
 
-// PublicationWrite counts a write of a resource, such as services, and its error.
-func (k *Kube) PublicationWrite(resource string, err error) {
-	k.publications.WithLabelValues(resource, result(err == nil)).Inc()
+// PublicationWrite counts a write of a resource, such as services, by its result: written, conflict,
+// forbidden, refused or unreachable.
+func (k *Kube) PublicationWrite(resource, result string) {
+	k.publications.WithLabelValues(resource, result).Inc()
 }
 
 // Leader sets whether this pod writes the status of the objects.

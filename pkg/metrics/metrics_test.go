@@ -110,7 +110,7 @@ func fullKube() *Kube {
 	})
 	k.Health("Readiness", true)
 	k.Serves(served)
-	k.PublicationWrite("services", nil)
+	k.PublicationWrite("services", "written")
 	k.Leader(true)
 	translated(time.Millisecond)
 	return k

@@ -389,11 +389,11 @@ type counters struct {
 	n  map[string]int
 }
 
-func (c *counters) PublicationWrite(resource string, result Result) {
+func (c *counters) PublicationWrite(resource, result string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if result != Written {
-		resource += " " + string(result)
+		resource += " " + result
 	}
 	c.n[resource]++
 }

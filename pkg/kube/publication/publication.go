@@ -25,25 +25,22 @@ const (
 // Metrics counts what a publisher does. The methods are safe for concurrent use.
 type Metrics interface {
 	// PublicationWrite counts a write of a resource, such as services, by its result.
-	PublicationWrite(resource string, result Result)
+	PublicationWrite(resource, result string)
 	// Leader sets whether this process is the leader.
 	Leader(bool)
 }
 
-// Result is what became of a write.
-type Result string
-
-// The results. A conflict means that the object was newer than the one looked at; such a write is
-// tried again with the newer one. Refused are all other answers of an API server that are errors.
+// Results of writes. A conflict means that the object was newer than the one looked at; such a write
+// is tried again with the newer one. Refused are all other errors that an API server answers.
 const (
-	Written     Result = "written"
-	Conflict    Result = "conflict"
-	Forbidden   Result = "forbidden"
-	Refused     Result = "refused"
-	Unreachable Result = "unreachable"
+	Written     = "written"
+	Conflict    = "conflict"
+	Forbidden   = "forbidden"
+	Refused     = "refused"
+	Unreachable = "unreachable"
 )
 
-func resultOf(err error) Result {
+func resultOf(err error) string {
 	switch {
 	case err == nil:
 		return Written
