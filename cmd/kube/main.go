@@ -1,5 +1,5 @@
-// Command kube is the Kubernetes side of vipgate: it translates a Trench and its Services to the
-// trench file.
+// Command kube writes the trench file of lb and frontend from the objects of
+// Kubernetes that an API server has.
 package main
 
 import (
@@ -10,8 +10,11 @@ import (
 )
 
 type commandLine struct {
-	Translate translateCommand   `cmd:"" help:"Print the trench file and the verdicts of objects, without a cluster."`
-	Version   cli.VersionCommand `cmd:"" help:"Print the version."`
+	Run         runCommand         `cmd:"" default:"withargs" help:"Watch the objects of a Trench and write the trench file (also without a command)."`
+	Status      statusCommand      `cmd:"" help:"Show what is watched, whether the trench file is current, and which objects are refused."`
+	Translate   translateCommand   `cmd:"" help:"Print the trench file and the verdicts of objects, without a cluster."`
+	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
+	Version     cli.VersionCommand `cmd:"" help:"Print the version."`
 
 	cli.Globals
 }
@@ -21,5 +24,10 @@ func main() {
 }
 
 func program() cli.Program {
-	return cli.Program{Name: "kube", Description: "Translates a Trench and its Services to the trench file."}
+	return cli.Program{
+		Name: "kube",
+		Description: "Watches the objects of a Trench in Kubernetes and writes the trench file that lb and frontend " +
+			"read.",
+		HealthPort: 7782, MetricsPort: 2225, AdminSocket: "/run/vipgate/kube/admin.sock",
+	}
 }
