@@ -84,7 +84,7 @@ spec:
   network: {name: trench-a/targets, subnets: [172.16.0.0/16, "fd00:16::/64"]}
   attractor:
     name: attractor-a
-    vips: [20.0.0.0/24, "2000::/64"]
+    vips: [20.0.0.1/32, "2000::1/128"]
     gateways:
       - {name: gateway-a4, address: GATEWAY4}
       - {name: gateway-a6, address: "GATEWAY6"}
@@ -152,7 +152,7 @@ func (f *fixture) close() {
 		}
 		for _, p := range processes {
 			if p != nil {
-				f.t.Logf("== last lines of %s (pid %d)\n%s", p.Name, p.PID(), p.Tail(40))
+				f.t.Logf("== last lines of %s (pid %d)\n%s", p.Name, p.PID(), p.Tail(30))
 			}
 		}
 	}
@@ -216,7 +216,7 @@ func (f *fixture) startTrenchPods() {
 	f.t.Helper()
 	for _, p := range f.Pods {
 		f.wait(func(ctx context.Context) error {
-			_, err := p.Run(ctx, "kube", "healthcheck", "Readiness")
+			_, err := p.Run(ctx, "kube", "healthcheck", "--service=Readiness")
 			return err
 		})
 		if _, err := os.Stat(p.TrenchFile()); err != nil {
