@@ -141,6 +141,7 @@ status:
 
 var (
 	podResource     = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	accountResource = schema.GroupVersionResource{Version: "v1", Resource: "serviceaccounts"}
 	serviceResource = schema.GroupVersionResource{Version: "v1", Resource: "services"}
 	trenchResource  = schema.GroupVersionResource{Group: "vipgate.io", Version: "v1alpha1", Resource: "trenches"}
 )
@@ -306,4 +307,3 @@ func (f *fixture) wantSame(before os.FileInfo) {
 		f.t.Error("the trench file was written again")
 	}
 }
-
