@@ -16,4 +16,3 @@ func Config(kubeconfig string) (*rest.Config, error) {
 	}
 	return config, nil
 }
-
