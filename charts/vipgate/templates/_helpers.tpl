@@ -10,12 +10,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ $root.Values.image.registry }}{{ $container.repository }}:{{ default $root.Chart.AppVersion $root.Values.image.tag }}
 {{- end -}}
 
-{{- define "vipgate.pullPolicy" -}}
-{{- with .Values.image.pullPolicy -}}
-imagePullPolicy: {{ . }}
-{{- end -}}
-{{- end -}}
-
 {{- /* The SPIFFE ID of a container: context, name of the container. */ -}}
 {{- define "vipgate.spiffeID" -}}
 {{- $root := index . 0 -}}
