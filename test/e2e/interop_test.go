@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -349,7 +348,7 @@ func TestGatewayOfEachKindWithDynamicNeighbors(t *testing.T) {
 				w.down(w.target2)
 				w.waitRouter(w.router, vipA4, vipA6)
 				// A pod that ends is forgotten; the next one is taken.
-				w.must(w.pod.Frontend.Signal(syscall.SIGTERM))
+				w.wantStop(w.pod.Frontend)
 				w.waitRouter(w.router)
 				w.must(w.pod.StartFrontend())
 				w.waitRouter(w.router, vipA4, vipA6)
