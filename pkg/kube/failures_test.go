@@ -131,18 +131,21 @@ func TestCompaction(t *testing.T) {
 	k := f.run(config)
 	f.awaitContent(onePod)
 
+	// A watch without an event would be begun anew, not continued.
+	f.addPod("trench-a", "web-2", "10.0.0.2")
+	f.awaitContent(twoPods)
 	// Connections are refused, so that kube tries to continue its watches.
 	l.Close()
 	proxy.Cut()
 	k.awaitStale("connection refused")
-	f.addPod("trench-a", "web-2", "10.0.0.2")
+	f.addPod("trench-a", "web-3", "10.0.0.3")
 	f.remove(podResource, "web-1", 0)
 	f.Compact(t)
 	if l, err = net.Listen("tcp", l.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
 	f.ProxyOn(t, l)
-	f.awaitContent("trench-a.web: web-2=[10.0.0.2]")
+	f.awaitContent("trench-a.web: web-2=[10.0.0.2] web-3=[10.0.0.3]")
 	k.awaitCurrent()
 	if gone.found.Load() == 0 {
 		t.Error("the API server has continued every watch")
@@ -249,7 +252,7 @@ func TestInvalidTrench(t *testing.T) {
 	f.patch(trenchResource, "trench-a", `{"spec":{"attractor":{"vips":["twenty"]}}}`)
 	await.True(t, "Trench is refused", func() bool { return !k.serving(Trench) })
 	f.remove(podResource, "web-1", 0)
-	await.True(t, "Pod is gone", func() bool { return len(k.evaluated.Load().Pods) == 0 })
+	await.True(t, "Pod is gone", func() bool { return len(k.evaluated.Load().Objects.Pods) == 0 })
 	f.wantSame(before)
 	if !k.serving(Readiness) {
 		t.Error("with an invalid Trench kube is ready, as the previous file is in force")
