@@ -70,8 +70,8 @@ spec:
                       message: {type: string}
 `
 
-// namespaced is the Trench a of namespace NS with two pods, and the rights of their service account,
-// which are those of the Role that is shipped.
+// namespaced is the Trench a of namespace NS with two pods, and the rights of their service
+// account, which are all that a publisher and its caches need.
 const namespaced = `
 apiVersion: v1
 kind: Namespace
