@@ -90,7 +90,7 @@ format: tools ## Format the code
 generate: tools ## Generate pkg/api from proto/, the flag tables and configurations of docs/, and the schema of the trench file
 	PATH="$$PWD/$(TOOLS):$$PATH" $(TOOLS)/buf generate
 	$(GO) test ./cmd/lb ./cmd/frontend -run TestConfigurationDocument -update
-	$(GO) test ./pkg/trench -run TestTheSchemaIsThatOfTheReader -update
+	$(GO) test ./pkg/trench -run TestSchemaIsCurrent -update
 	$(GO) test ./test/lab -run TestGatewaysDocument -update
 
 # A clone without tags has the commit as its version. The length is fixed: git's own depends on the clone.
