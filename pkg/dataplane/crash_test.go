@@ -165,8 +165,9 @@ ip rule add prio 91 fwmark 7000 lookup 7000
 ip route add default via 10.1.0.200 table 7000
 ip route add 99.0.0.0/8 via 10.1.0.200 proto 179`)
 	return func() string {
-		return s.sh("nft -s list chain inet vipgate-lb theirs; nft list table ip other; nft list map inet vipgate-lb vip4 | " +
-			"grep -o '30.0.0.1 : goto theirs'; ip rule | grep 'lookup 7000'; ip route show table 7000; ip route show 99.0.0.0/8")
+		return s.sh("nft -s list chain inet vipgate-lb theirs; nft list table ip other; nft list map inet vipgate-lb vip4 " +
+			"| grep -o '30.0.0.1 : goto theirs'; ip rule | grep 'lookup 7000'; ip route show table 7000; " +
+			"ip route show 99.0.0.0/8")
 	}
 }
 

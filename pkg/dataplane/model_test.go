@@ -81,7 +81,8 @@ func (k *modelKernel) Read(numbers []uint32) (*plan.KernelState, error) {
 			if !s.ChainIntact {
 				continue
 			}
-			x.Rules, x.NextHops, x.Blackhole = plan.KernelTarget{}.Rules, plan.KernelTarget{}.NextHops, plan.KernelTarget{}.Blackhole
+			none := plan.KernelTarget{}
+			x.Rules, x.NextHops, x.Blackhole = none.Rules, none.NextHops, none.Blackhole
 		}
 		c.Targets[n] = &x
 	}
@@ -260,7 +261,8 @@ func (k *modelKernel) RemoveRoutes(numbers []uint32) error {
 			}
 		}
 		if s := k.Targets[n]; s != nil {
-			s.Rules, s.NextHops, s.Blackhole = plan.KernelTarget{}.Rules, plan.KernelTarget{}.NextHops, plan.KernelTarget{}.Blackhole
+			none := plan.KernelTarget{}
+			s.Rules, s.NextHops, s.Blackhole = none.Rules, none.NextHops, none.Blackhole
 			k.sweep(n)
 		}
 	}

@@ -90,8 +90,8 @@ func (s *site) number(stream, target string) string {
 // snapshot is all that a plane makes in the kernel, without what counts.
 func (s *site) snapshot() string {
 	s.t.Helper()
-	return s.sh("nft -s list ruleset; ip rule; ip -6 rule; ip route show table all proto 179; ip -6 route show table all " +
-		"proto 179")
+	return s.sh("nft -s list ruleset; ip rule; ip -6 rule; ip route show table all proto 179; " +
+		"ip -6 route show table all proto 179")
 }
 
 // handles are the handles of a target's chain and of its rules, which show whether

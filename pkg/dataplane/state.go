@@ -44,8 +44,8 @@ func (e *engine) hasFailedNeighbors() bool {
 // addresses yields the addresses of installed and desired targets.
 func (m *streamRecord) addresses(yield func(netip.Addr) bool) {
 	for _, t := range m.targets {
-		for _, a := range t.Addresses() {
-			if !yield(a) {
+		for _, a := range t.IPs {
+			if a.IsValid() && !yield(a) {
 				return
 			}
 		}

@@ -114,7 +114,7 @@ func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 	if err := f.controller.Do(ctx, func(g *gate.Gate, _ time.Time) { g.Configure(c.Attractor.VIPs) }); err != nil {
 		return err
 	}
-	f.bird.Configure(c.Attractor.Gateways, c.Attractor.VIPs)
+	f.bird.Configure(c.Attractor)
 	f.configured = vip.NewSet(c.Attractor.VIPs...)
 	f.release.Reset(confirmTimeout + f.Settle)
 	return nil

@@ -77,7 +77,7 @@ type Options struct {
 // TargetOptions are the sources of targets: the trench file, the registry, or both.
 type TargetOptions struct {
 	File       bool
-	OnFileGone targetset.GonePolicy
+	OnFileGone targetset.SourceGonePolicy
 	// Registry lacks StateFile and Log, which are set here.
 	Registry          registry.Options
 	RegistryAddr      string         // host:port for TCP with mTLS; empty: the readiness socket only
@@ -166,7 +166,7 @@ func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 
 func newProcess(o Options) (*process, error) {
 	p := &process{
-		Options: o, metrics: metrics.NewLB(o.Version), addrs: kernel.NewAddresses(o.Log), index: targetset.NewIndex(),
+		Options: o, metrics: metrics.NewLB(o.Version), addrs: kernel.NewAddresses(o.Log, nil), index: targetset.NewIndex(),
 		config:  trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log),
 		table:   readiness.NewTable(readiness.TableOptions{Lease: o.Lease, StaleGrace: o.StaleGrace}),
 		changed: latest.New(uint64(0)), stopping: latest.New(false),

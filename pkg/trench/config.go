@@ -64,6 +64,8 @@ type Attractor struct {
 	// VIPs, [] for none. No two overlap, since the wider one would attract the traffic of the narrower
 	// one while that is withdrawn.
 	VIPs []vip.VIP `yaml:"vips,required" max:"50000"`
+	// Interface toward the gateways. The default is --external-interface of the frontend.
+	Interface string `yaml:"interface" form:"interface"`
 	// The external routers. Write one for each family of a router that has both.
 	Gateways []Gateway `yaml:"gateways"`
 }
@@ -266,18 +268,24 @@ func (f Families) Has(family vip.Family) bool {
 	return f == BothFamilies || (f == OnlyIPv4) == (family == vip.IPv4)
 }
 
-// Defaults are the values of fields that a gateway leaves out.
+// Defaults are the values of fields that an attractor or a gateway leaves out.
 type Defaults struct {
+	Interface             string
 	LocalASN, RemoteASN   uint32
 	LocalPort, RemotePort uint16
 	HoldTime              time.Duration
 }
 
 // DefaultDefaults returns Meridio's numbers (docs/architecture.md#names-and-numbers-of-meridio).
-func DefaultDefaults() Defaults { return Defaults{8103, 4248829953, 10179, 10179, 3 * time.Second} }
+func DefaultDefaults() Defaults {
+	return Defaults{"ext-vlan", 8103, 4248829953, 10179, 10179, 3 * time.Second}
+}
 
-// Validate refuses defaults that a gateway could not have in the file.
+// Validate refuses defaults that the file could not have.
 func (d Defaults) Validate() error {
+	if f := forms["interface"]; !f.pattern.MatchString(d.Interface) {
+		return fmt.Errorf("default interface %s: %s", quote(d.Interface), f.remedy)
+	}
 	for i, asn := range []uint32{d.LocalASN, d.RemoteASN} {
 		if problem := checkASN(asn); problem != "" {
 			return fmt.Errorf("default %s AS number %s", []string{"local", "remote"}[i], problem)

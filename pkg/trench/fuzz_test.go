@@ -263,7 +263,10 @@ func written(t *testing.T, c *Config) []byte {
 	}
 	b, err := yaml.Marshal(object{
 		"trench": c.Trench, "streams": streams,
-		"attractor": object{"name": c.Attractor.Name, "vips": texts(c.Attractor.VIPs), "gateways": gateways},
+		"attractor": object{
+			"name": c.Attractor.Name, "interface": c.Attractor.Interface, "vips": texts(c.Attractor.VIPs),
+			"gateways": gateways,
+		},
 	})
 	if err != nil {
 		t.Fatalf("%+v: %v", c, err)
@@ -344,7 +347,7 @@ func FuzzParse(f *testing.F) {
 		checkConfig(t, c)
 		text := written(t, c)
 		again, err := Parse("f", text,
-			Defaults{LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second})
+			Defaults{Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second})
 		if err != nil {
 			t.Fatalf("written down it is refused: %v\n%s", err, text)
 		}

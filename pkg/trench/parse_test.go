@@ -23,7 +23,7 @@ func TestReferenceFile(t *testing.T) {
 	want := &Config{
 		Trench: "trench-a",
 		Attractor: Attractor{
-			Name: "attractor-a-1",
+			Name: "attractor-a-1", Interface: "eth7",
 			VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128"), vip.Require("30.0.0.0/24")},
 			Gateways: []Gateway{
 				{
@@ -100,13 +100,13 @@ func byDefault(c Check) Check {
 }
 
 func TestDefaults(t *testing.T) {
-	d := Defaults{LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second}
+	d := Defaults{Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second}
 	c, err := Parse("f", []byte(good), d)
 	if err != nil {
 		t.Fatal(err)
 	}
 	g := c.Attractor.Gateways[0]
-	if got := (Defaults{g.LocalASN, g.RemoteASN, g.LocalPort, g.RemotePort, g.HoldTime}); got != d {
+	if got := (Defaults{c.Attractor.Interface, g.LocalASN, g.RemoteASN, g.LocalPort, g.RemotePort, g.HoldTime}); got != d {
 		t.Errorf("got %+v", got)
 	}
 	for _, tt := range []struct {
@@ -273,8 +273,8 @@ func TestRefusedFiles(t *testing.T) {
 			"f.yaml:8: attractor.gateways[1].name: gateway gw4 appears twice, first in line 6: remove one of them or change it",
 		},
 		{"duplicate gateway address", "address: fd00:100::150", "address: 169.254.100.150", "f.yaml:9: " +
-			"attractor.gateways[1].address: gateway address 169.254.100.150 appears twice, first in line 7: remove one of them " +
-			"or change it"},
+			"attractor.gateways[1].address: gateway address 169.254.100.150 appears twice, first in line 7: remove one of " +
+			"them or change it"},
 		{"duplicate stream", "    check: {tcp: {port: 5000}}\n", "    check: {tcp: {port: 5000}}\n  - name: s1\n    vips: " +
 			"[20.0.0.1/32]\n    check: {tcp: {port: 5000}}\n", "f.yaml:14: streams[1].name: stream s1 appears twice, first in " +
 			"line 11: remove one of them or change it"},
@@ -575,11 +575,12 @@ func TestRefusedFiles(t *testing.T) {
 			"characters of ASCII, others and spaces as %20"},
 		{
 			"path with a line break", "{tcp: {port: 5000}}", `{http: {port: 80, path: "/a\r\nHost: b"}}`,
-			`f.yaml:13: streams[0].check.http.path: is "/a\r\nHost: b": write a path such as /healthz or /healthz?full=1, in at most 1000 characters of ASCII, others and spaces as %20`,
+			`f.yaml:13: streams[0].check.http.path: is "/a\r\nHost: b": write a path such as /healthz or ` +
+				`/healthz?full=1, in at most 1000 characters of ASCII, others and spaces as %20`,
 		},
 		{"path with half an escape", "{tcp: {port: 5000}}", "{http: {port: 80, path: /100%}}", "f.yaml:13: " +
-			"streams[0].check.http.path: is \"/100%\", in which a % is not followed by two hexadecimal digits: write %25 for a " +
-			"percent sign"},
+			"streams[0].check.http.path: is \"/100%\", in which a % is not followed by two hexadecimal digits: write %25 for " +
+			"a percent sign"},
 		{"host is a URL", "{tcp: {port: 5000}}", "{http: {port: 80, host: \"http://a\"}}", "f.yaml:13: " +
 			"streams[0].check.http.host: is \"http://a\": write a name or address such as example.org, 10.0.0.1:8080 or " +
 			"[fd00::1]:8080, in ASCII"},
@@ -600,7 +601,8 @@ func TestRefusedFiles(t *testing.T) {
 			"meant literally"},
 		{
 			"body that looks back", "{tcp: {port: 5000}}", `{http: {port: 80, body: '(a)\1'}}`,
-			`f.yaml:13: streams[0].check.http.body: is "(a)\\1", no regular expression (RE2): invalid escape sequence at "\\1": change it, or write \Q before text that is meant literally`,
+			`f.yaml:13: streams[0].check.http.body: is "(a)\\1", no regular expression (RE2): ` +
+				`invalid escape sequence at "\\1": change it, or write \Q before text that is meant literally`,
 		},
 		{
 			"body too long", "{tcp: {port: 5000}}", "{http: {port: 80, body: " + strings.Repeat("ä", 1001) + "}}",

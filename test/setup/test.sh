@@ -16,7 +16,7 @@ need gcc gcc
 VIPGATE_SKIPPED=$(mktemp)
 export VIPGATE_SKIPPED
 trap 'rm -f "$VIPGATE_SKIPPED"' EXIT
-# The same sequences of the models in each run: another seed is chosen by hand and by "make proof".
+# The same sequences of the models in each run: another seed is set manually, or by "make proof".
 export RAPID_SEED="${RAPID_SEED:-1}"
 status=0
 echo "== unit tests, with the race detector"

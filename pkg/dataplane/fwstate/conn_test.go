@@ -96,7 +96,7 @@ func readAll(t testing.TB, f *Conn) *plan.KernelState {
 	return c
 }
 
-func TestWhatWasWrittenIsReadBack(t *testing.T) {
+func TestWriteReadBack(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stateless %v", stateless), func(t *testing.T) {
 			ns := lab.NewNetNS(t)
@@ -143,7 +143,7 @@ func TestWhatWasWrittenIsReadBack(t *testing.T) {
 	}
 }
 
-func TestWritingTheSameChangesNothing(t *testing.T) {
+func TestIdenticalWriteChangesNothing(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		f := openConn(t, lab.NewNetNS(t), Config{Stateless: stateless})
 		must(t, writeBase(f, exampleChange()))
@@ -161,7 +161,7 @@ func TestWritingTheSameChangesNothing(t *testing.T) {
 	}
 }
 
-func TestPeopleCanListTheTable(t *testing.T) {
+func TestNFTListsTable(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		ns := lab.NewNetNS(t)
 		f := openConn(t, ns, Config{Stateless: stateless})

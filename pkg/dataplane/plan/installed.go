@@ -33,17 +33,18 @@ type Label struct {
 	DrainEndMilli, DrainMilli int64
 }
 
-// InstalledTarget is one target as the engine installed it, or recovered it from the kernel.
+// InstalledTarget is one target as the engine installed it, or recovered it from the kernel. Its
+// 128 bytes are the largest value that Go stores in a map without an allocation of its own.
 type InstalledTarget struct {
 	// FWMark is its fwmark and its routing table.
 	FWMark uint32
-	Label
 	// Flows reports by family whether established flows reach the target.
 	Flows [len(vip.Families)]bool
+	Stage Stage
+	Label
 	// DrainEnd is the end of the drain of a target that is no longer desired; zero for other
 	// targets. It has a monotonic reading, so that the wall clock may jump.
 	DrainEnd time.Time
-	Stage    Stage
 }
 
 // InstalledStream is one stream as the engine installed it, or recovered it from the kernel.
