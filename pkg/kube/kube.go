@@ -32,7 +32,7 @@ type Options struct {
 	Namespace, Trench, PodName string
 	// TrenchFile is written; its directory exists. KeyDir, another directory, has only key files.
 	TrenchFile, KeyDir string
-	// FrontendSocket is the admin socket of the frontend of the own Pod.
+	// FrontendSocket is the path of the admin socket of the frontend of the own Pod.
 	FrontendSocket string
 	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr serves none.
 	AdminSocket, HealthAddr, MetricsAddr string

@@ -160,6 +160,11 @@ func GatewayB() GatewayConfig {
 	return c
 }
 
+// ExternalSubnets are the subnets in which pods have their external addresses.
+func ExternalSubnets() []netip.Prefix {
+	return []netip.Prefix{netip.PrefixFrom(PodExternal4, 24).Masked(), netip.PrefixFrom(PodExternal6, 64).Masked()}
+}
+
 // SecondGateway makes the namespace of a second gateway on the pod's external
 // wire, with the addresses of GatewayB, unless there is one. Its interface is
 // trench0, too. It can lose its link alone; without the first gateway's trench0,
