@@ -180,7 +180,8 @@ func (f *fixture) startStaleKube() {
 	f.t.Helper()
 	dir := f.t.TempDir()
 	kube := filepath.Join(dir, "kube")
-	if out, err := exec.CommandContext(f.t.Context(), "go", "build", "-o", kube, "../../cmd/kube").CombinedOutput(); err != nil {
+	build := exec.CommandContext(f.t.Context(), "go", "build", "-o", kube, "../../cmd/kube")
+	if out, err := build.CombinedOutput(); err != nil {
 		f.t.Fatalf("%v: %s", err, out)
 	}
 	config := filepath.Join(dir, "kubeconfig")
