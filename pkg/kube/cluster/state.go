@@ -7,7 +7,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
@@ -96,10 +95,9 @@ func (c *Cluster) currentState() State {
 
 // probeServer asks for the Trench now and then.
 func (c *Cluster) probeServer(ctx context.Context) {
-	trench := c.clients.dynamic.Resource(v1alpha1.Resource).Namespace(c.Namespace)
 	for backoff.Sleep(ctx, probeInterval) == nil {
 		call, cancel := context.WithTimeout(ctx, probeTimeout)
-		_, err := trench.Get(call, c.Trench, metav1.GetOptions{})
+		err := c.clients.get(c.clients.trenches, c.Namespace, v1alpha1.Resource.Resource).Name(c.Trench).Do(call).Error()
 		hangs := call.Err() != nil
 		cancel()
 		if ctx.Err() != nil {

@@ -284,7 +284,9 @@ func TestFuzzReachesReasons(t *testing.T) {
 	for range 2000 {
 		data := make([]byte, 500)
 		_, _ = random.Read(data)
-		r := translation.Translate((&choices{data}).objects(), options)
+		o := (&choices{data}).objects()
+		promised(t, o)
+		r := translation.Translate(o, options)
 		reached[r.Trench.Reason]++
 		for _, v := range r.Services {
 			reached[v.Reason]++
