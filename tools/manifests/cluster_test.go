@@ -62,25 +62,22 @@ func read(t *testing.T, file string) string {
 // startCluster starts an API server with every object of the overlay and of the example.
 func startCluster(t *testing.T) (*kubernetes.Clientset, objects) {
 	t.Helper()
-	// Its programs are those of the main module.
-	server, err := filepath.Abs(filepath.Join(root, "bin/tools/kube-apiserver"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if os.Getenv("VIPGATE_KUBE_APISERVER") == "" {
-		t.Setenv("VIPGATE_KUBE_APISERVER", server)
-	}
-	if errs := cluster.Missing(); len(errs) > 0 {
-		t.Skip(errs[0])
-	}
-	c := cluster.Start(t)
-	c.Apply(t, read(t, "kubernetes/crd.yaml")+"\n---\n"+read(t, "example/namespace.yaml")+
-		"\n---\n{apiVersion: v1, kind: Namespace, metadata: {name: application-a}}")
 	all := overlay(t, "v0", "network-policy", "ingresses", "gateway-password", "monitoring")
-	c.Apply(t, documents(t, all))
-	c.Apply(t, documents(t, kustomize(t, filepath.Join(root, "deployments/example"))))
-	c.Apply(t, read(t, "example/namespace-role.yaml"))
-	c.Apply(t, strings.Replace(read(t, "example/service.yaml"), "name: web", "name: web\n  namespace: trench-a", 1))
+	manifests := []string{
+		read(t, "kubernetes/crd.yaml"),
+		read(t, "example/namespace.yaml"),
+		"{apiVersion: v1, kind: Namespace, metadata: {name: application-a}}",
+		documents(t, all),
+		documents(t, kustomize(t, filepath.Join(root, "deployments/example"))),
+		read(t, "example/namespace-role.yaml"),
+		strings.Replace(read(t, "example/service.yaml"), "name: web", "name: web\n  namespace: trench-a", 1),
+	}
+	// The programs of the cluster are those of the main module.
+	t.Chdir(root)
+	c := cluster.Start(t)
+	for _, text := range manifests {
+		c.Apply(t, text)
+	}
 	client, err := kubernetes.NewForConfig(c.Admin())
 	if err != nil {
 		t.Fatal(err)
