@@ -323,6 +323,9 @@ func TestGatewayOfEachKindWithDynamicNeighbors(t *testing.T) {
 	t.Parallel()
 	for _, kind := range kinds {
 		for _, password := range []string{"", "secret"} {
+			if password != "" && kind == lab.KindGoBGP {
+				continue // gobgpd 3.10.0 takes no session with the password of a peer group
+			}
 			t.Run(fmt.Sprintf("%s/password=%t", kind, password != ""), func(t *testing.T) {
 				t.Parallel()
 				bfd := kind != lab.KindGoBGP
@@ -333,8 +336,7 @@ func TestGatewayOfEachKindWithDynamicNeighbors(t *testing.T) {
 				if bfd {
 					settings = ", bfd: {}"
 				}
-				// gobgpd 3.10.0 ignores the password of a peer group: its sessions are not signed.
-				if password != "" && kind != lab.KindGoBGP {
+				if password != "" {
 					key := filepath.Join(w.Dir, "a.key")
 					w.must(os.WriteFile(key, []byte(password+"\n"), 0o600))
 					settings += ", passwordFile: " + key

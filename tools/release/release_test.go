@@ -39,7 +39,8 @@ func TestDockerfiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(spec.capabilities) != len(files) || spec.config.Entrypoint[0] != "/usr/local/bin/"+program || spec.config.User == "" {
+		if len(spec.capabilities) != len(files) || spec.config.User == "" ||
+			spec.config.Entrypoint[0] != "/usr/local/bin/"+program {
 			t.Errorf("%s: %+v", program, spec)
 		}
 		for _, file := range files {
