@@ -64,9 +64,10 @@ func (k *Kube) Translated(d time.Duration) { k.translation(d) }
 // Written observes the time from a watch event to the files with what it means.
 func (k *Kube) Written(d time.Duration) { k.latency(d) }
 
-// PublicationWrite counts a write of a resource, such as services, and its error.
-func (k *Kube) PublicationWrite(resource string, err error) {
-	k.publications.WithLabelValues(resource, result(err == nil)).Inc()
+// PublicationWrite counts a write of a resource, such as services, by its result: written, conflict,
+// forbidden, refused or unreachable.
+func (k *Kube) PublicationWrite(resource, result string) {
+	k.publications.WithLabelValues(resource, result).Inc()
 }
 
 // Leader sets whether this pod writes the status of the objects.

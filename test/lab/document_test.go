@@ -57,7 +57,7 @@ func shown(template, option string) (string, error) {
 	return added.String(), nil
 }
 
-// What docs/gateways.md shows is what the tests run, but for what they log.
+// The configurations in docs/gateways.md are those of the tests, without their logging.
 func TestGatewaysDocument(t *testing.T) {
 	b, err := os.ReadFile(gatewaysDocument)
 	if err != nil {

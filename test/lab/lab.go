@@ -194,7 +194,7 @@ func (l *Lab) Close() error {
 	l.processes = nil
 	for _, ns := range []**NetNS{&l.Pod, &l.Second, &l.Gateway, &l.Backend} {
 		if *ns != nil {
-			// BIRD is not our child but the frontend's: whatever outlived its
+			// BIRD is a child of the frontend, not of the lab: a process that outlived its
 			// parent in the pod ends here.
 			(*ns).endProcesses()
 			errs = append(errs, (*ns).Close())

@@ -29,12 +29,12 @@ type Router interface {
 	Routes(ctx context.Context) (map[netip.Prefix]Route, error)
 	// WantRoutes waits until exactly these prefixes are among its routes.
 	WantRoutes(ctx context.Context, prefixes ...string) error
-	// Trace returns everything that it heard so far, in order and without gaps.
+	// Trace returns every update received so far, in order and without gaps.
 	// What ends with its process is not in it.
 	Trace() ([]RouteUpdate, error)
 }
 
-// Kind says which routing daemon a Router is.
+// Kind is the routing daemon of a Router.
 type Kind string
 
 // The kinds of gateways.
@@ -100,7 +100,7 @@ var gatewayFiles embed.FS
 // rendered is what the templates are filled with.
 type rendered struct {
 	GatewayConfig
-	Trace string // the file to log what is heard to; nothing is logged when ""
+	Trace string // the file to log received updates to; nothing is logged when ""
 }
 
 // render fills a template of the folder gateways.

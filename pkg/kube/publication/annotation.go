@@ -37,6 +37,7 @@ func (p *Publisher) annotate(ctx context.Context) error {
 				throttle.Log(log.Warn, "", "own Pod not found among the pods of the trench: nothing is reported",
 					"pod", p.options.Pod, "label", v1alpha1.TrenchPodLabel+"="+p.options.Trench)
 			}
+		case report.Time.IsZero(): // the frontend was not asked yet
 		case current(pod, report):
 			retry.Reset()
 		case time.Now().Before(notUntil):
@@ -46,7 +47,7 @@ func (p *Publisher) annotate(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			p.options.Metrics.PublicationWrite(pods.Resource, err)
+			p.options.Metrics.PublicationWrite(pods.Resource, resultOf(err))
 			p.state.Update(func(s State) State { s.ReportError = err; return s })
 			switch {
 			case apierrors.IsForbidden(err):

@@ -70,7 +70,7 @@ func hostname(name string) corev1.LoadBalancerIngress {
 
 func TestEvaluate(t *testing.T) {
 	refusedTrench := input(trench(), service(hostname("kept")))
-	refusedTrench.Result.Trench = translation.Verdict{Generation: 4, Reason: "Invalid", Message: "spec.attractor: required"}
+	refusedTrench.Result.Trench = translation.Verdict{Generation: 4, Reason: "Invalid", Message: "spec: required"}
 	problem := input(trench(), service(), accepted(vip4))
 	problem.Result.Trench.Problems = []translation.Problem{{
 		Object: corev1.ObjectReference{Kind: "Secret", Name: "gw"}, Reason: "PasswordMissing", Message: "create it",

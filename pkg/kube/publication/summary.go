@@ -87,8 +87,8 @@ func (all reports) served() vip.Set {
 	return vips
 }
 
-// advertised returns the condition Advertised, without type, for VIPs. It is true if at least one pod
-// advertises each of them.
+// advertised returns the condition Advertised, without type, for VIPs. It is true if at least one
+// pod advertises each of them.
 func (all reports) advertised(vips []vip.VIP) metav1.Condition {
 	if len(all) == 0 {
 		return metav1.Condition{
