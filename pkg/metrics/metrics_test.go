@@ -104,7 +104,7 @@ func fullLB() *LB {
 
 // fullKube has a value in every metric.
 func fullKube() *Kube {
-	k, translated := NewKube("1.2.3", func() KubeState {
+	k := NewKube("1.2.3", func() KubeState {
 		return KubeState{
 			Writes: 2, WriteFailures: 1, APIErrors: 4, Written: time.Unix(2_000_000_000, 0),
 			Stale: time.Second, Objects: map[string]int{"Pods": 5}, Refused: map[string]int{"Service": 1},
@@ -114,7 +114,8 @@ func fullKube() *Kube {
 	k.Serves(served)
 	k.PublicationWrite("services", "written")
 	k.Leader(true)
-	translated(time.Millisecond)
+	k.Translated(time.Millisecond)
+	k.Written(time.Millisecond)
 	return k
 }
 

@@ -177,6 +177,8 @@ var (
 var (
 	KubeTranslation = histogram("vipgate_kube_translation_seconds",
 		"How long it takes to translate the objects into the trench file.")
+	KubeLatency = histogram("vipgate_kube_latency_seconds",
+		"From the first watch event of a burst to the trench file that was written for it.")
 	KubeWrites = counter("vipgate_kube_file_writes_total",
 		"Translations since the start that changed the trench file or a key file.")
 	KubeWriteFailures = counter("vipgate_kube_file_write_failures_total",

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// scope lets packages that are written for tests be used in a measurement. Of testing.TB it has what
-// [kubernetes.Start] uses.
+// scope lets packages that are written for tests be used in a measurement. Of testing.TB it has
+// what [kubernetes.Start] uses.
 type scope struct {
 	testing.TB // nil
 	ctx        context.Context
@@ -58,7 +58,7 @@ func (s *scope) TempDir() string {
 func (*scope) Helper()                    {}
 func (s *scope) Context() context.Context { return s.ctx }
 func (s *scope) Cleanup(f func())         { s.ends = append(s.ends, f) }
-func (s *scope) Error(args ...any) { s.errs = append(s.errs, errors.New(fmt.Sprint(args...))) }
+func (s *scope) Error(args ...any)        { s.errs = append(s.errs, errors.New(fmt.Sprint(args...))) }
 
 func (s *scope) Errorf(format string, a ...any)  { s.errs = append(s.errs, fmt.Errorf(format, a...)) }
 func (*scope) Fatal(args ...any)                 { panic(failed{errors.New(fmt.Sprint(args...))}) }

@@ -120,10 +120,11 @@ func TestAlertQueries(t *testing.T) {
 		t.Fatalf("no rules found: %+v", rules)
 	}
 	values := map[string]map[string]bool{
-		"service": set(slices.Concat(documentedServices(t, frontendServices), documentedServices(t, lbServices), documentedServices(t, kubeServices))...),
-		"to":      set(gate.Withdrawn.String(), gate.Depreferred.String(), gate.Announced.String()),
-		"reason":  {},
-		"state":   {},
+		"service": set(slices.Concat(documentedServices(t, frontendServices), documentedServices(t, lbServices),
+			documentedServices(t, kubeServices))...),
+		"to":     set(gate.Withdrawn.String(), gate.Depreferred.String(), gate.Announced.String()),
+		"reason": {},
+		"state":  {},
 
 		"grpc_service": set(readinessv1.ReadinessService_ServiceDesc.ServiceName),
 		"grpc_code":    set(codes.PermissionDenied.String()),
