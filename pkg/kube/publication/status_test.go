@@ -122,16 +122,17 @@ func testStatus(l *lab) {
 	l.apply(web("20.0.0.1,2000::1"))
 	a, b := l.kube("a-0", l.config, both()), l.kube("a-1", l.config, noTargets())
 	l.awaitIngress("20.0.0.1 2000::1")
+	const message = "2000::1: advertised by 1 of 2 pods: no targets (a-1)"
+	await.True(l, message, func() bool {
+		c := find(l.service("web").Status.Conditions, "vipgate.io/Advertised")
+		return c != nil && c.Message == message
+	})
 	l.awaitCondition(v1alpha1.Advertised, "True PartlyAdvertised")
 	l.awaitCondition(v1alpha1.Accepted, "True Accepted")
 	l.awaitCondition(v1alpha1.TargetsAccepted, "False NoPods")
-	s := l.service("web")
-	if mode := s.Status.LoadBalancer.Ingress[0].IPMode; mode == nil || *mode != corev1.LoadBalancerIPModeProxy {
-		l.Errorf("ipMode %v, want Proxy", mode)
-	}
-	const message = "2000::1: advertised by 1 of 2 pods: no targets (a-1)"
-	if m := find(s.Status.Conditions, "vipgate.io/Advertised").Message; m != message {
-		l.Errorf("message %q, want %q", m, message)
+	first := l.service("web").Status.LoadBalancer.Ingress[0]
+	if first.IPMode == nil || *first.IPMode != corev1.LoadBalancerIPModeProxy {
+		l.Errorf("ipMode %v, want Proxy", first.IPMode)
 	}
 	b.frontend.status.Set(both())
 	l.awaitCondition(v1alpha1.Advertised, "True AllAdvertised")
