@@ -8,6 +8,7 @@ import (
 	"go/token"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -99,6 +100,20 @@ func fullLB() *LB {
 	return l
 }
 
+// fullKube has a value in every metric.
+func fullKube() *Kube {
+	k, translated := NewKube("1.2.3", func() KubeState {
+		return KubeState{
+			Writes: 2, WriteFailures: 1, APIErrors: 4, Written: time.Unix(2_000_000_000, 0),
+			Stale: time.Second, Objects: map[string]int{"Pods": 5}, Refused: map[string]int{"Service": 1}, Leader: true,
+		}
+	})
+	k.Health("Readiness", true)
+	k.Serves(served)
+	translated(time.Millisecond)
+	return k
+}
+
 // gather returns everything that is scraped.
 func gather(t *testing.T, g prometheus.Gatherer) map[string]*dto.MetricFamily {
 	t.Helper()
@@ -139,6 +154,7 @@ func TestPromlint(t *testing.T) {
 	for name, r := range map[string]prometheus.Gatherer{
 		"frontend": fullFrontend().Registry(),
 		"lb":       fullLB().Registry(),
+		"kube":     fullKube().Registry(),
 	} {
 		var families []*dto.MetricFamily
 		for _, f := range gather(t, r) {
@@ -158,9 +174,8 @@ func TestPromlint(t *testing.T) {
 
 func TestMetricDescriptions(t *testing.T) {
 	scraped := gather(t, fullFrontend().Registry())
-	for name, f := range gather(t, fullLB().Registry()) {
-		scraped[name] = f
-	}
+	maps.Copy(scraped, gather(t, fullLB().Registry()))
+	maps.Copy(scraped, gather(t, fullKube().Registry()))
 	described := map[string]bool{}
 	for _, m := range All() {
 		if described[m.Name] {
@@ -229,7 +244,7 @@ func constants(t *testing.T) []string {
 }
 
 func TestNamesAreConstants(t *testing.T) {
-	for _, file := range []string{"frontend.go", "lb.go", "process.go", "vips.go", "server.go"} {
+	for _, file := range []string{"frontend.go", "kube.go", "lb.go", "process.go", "vips.go", "server.go"} {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 		if err != nil {
 			t.Fatal(err)

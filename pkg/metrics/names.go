@@ -41,7 +41,7 @@ func counter(name, help string, labels ...string) Metric {
 
 func histogram(name, help string) Metric { return describe(Histogram, name, help, nil) }
 
-// Metrics of both programs. Those of gRPC servers have the names of the Prometheus provider of
+// Metrics of all programs. Those of gRPC servers have the names of the Prometheus provider of
 // go-grpc-middleware, so that common dashboards work.
 var (
 	BuildInfo = gauge("vipgate_build_info",
@@ -166,4 +166,25 @@ var (
 	lbRegistryRefusals = counter("vipgate_lb_registry_refusals_total",
 		"Deprecated: use vipgate_lb_registry_rejections_total.")
 	lbSuspect = gauge("vipgate_lb_suspect", "Deprecated: use vipgate_lb_outage_suspected.")
+)
+
+// Metrics of kube.
+var (
+	KubeTranslation = histogram("vipgate_kube_translation_seconds",
+		"How long it takes to translate the objects into the trench file.")
+	KubeWrites = counter("vipgate_kube_file_writes_total",
+		"Translations since the start that changed the trench file or a key file.")
+	KubeWriteFailures = counter("vipgate_kube_file_write_failures_total",
+		"Translations since the start that could not be written.")
+	KubeWritten = gauge("vipgate_kube_file_written_timestamp_seconds",
+		"When the trench file or a key file was last written, in Unix time. Absent before the first write.")
+	KubeStale = gauge("vipgate_kube_stale_seconds",
+		"For how long the trench file may have been older than the objects, as the API server cannot be watched or "+
+			"the Trench does not exist. 0 while it is current.")
+	KubeAPIErrors = counter("vipgate_kube_api_errors_total",
+		"Lists, watches and probes of the API server since the start that failed.")
+	KubeObjects = gauge("vipgate_kube_objects", "Objects that are watched, by kind.", "kind")
+	KubeRefused = gauge("vipgate_kube_refused_objects",
+		"Objects that are refused, or parts of them, by kind; `kube status` names each.", "kind")
+	KubeLeader = gauge("vipgate_kube_leader", "1 while this pod writes the status of the objects.")
 )

@@ -221,7 +221,7 @@ func removeFolders() error {
 		if m == nil {
 			continue
 		}
-		if info, err := e.Info(); err == nil && !ownerRuns(m[1], info.ModTime()) {
+		if info, err := e.Info(); err == nil && !OwnerRuns(m[1], info.ModTime()) {
 			errs = append(errs, os.RemoveAll(filepath.Join(tempDir, e.Name())))
 		}
 	}

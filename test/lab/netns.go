@@ -219,7 +219,7 @@ func RemoveLeftovers() error {
 			continue
 		}
 		info, err := e.Info()
-		if err != nil || ownerRuns(m[1], info.ModTime()) {
+		if err != nil || OwnerRuns(m[1], info.ModTime()) {
 			continue
 		}
 		n := &NetNS{name: e.Name()}

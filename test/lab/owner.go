@@ -19,10 +19,10 @@ const ticksPerSecond = 100
 // reuseMargin covers that the boot time is known in whole seconds only.
 const reuseMargin = 2 * time.Second
 
-// ownerRuns reports whether the process that created an object at the time created still runs. A
+// OwnerRuns reports whether the process that created an object at the time created still runs. A
 // zombie does not, nor does a process that got the same ID after that time. It reports true if
 // /proc cannot be read.
-func ownerRuns(pid string, made time.Time) bool {
+func OwnerRuns(pid string, made time.Time) bool {
 	state, ticks, err := processState(pid)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH):

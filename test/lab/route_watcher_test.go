@@ -104,13 +104,13 @@ func TestRouteWatcher(t *testing.T) {
 
 func TestOwnerRuns(t *testing.T) {
 	self := fmt.Sprint(os.Getpid())
-	if !ownerRuns(self, time.Now()) {
+	if !OwnerRuns(self, time.Now()) {
 		t.Error("this process counts as dead")
 	}
-	if ownerRuns(self, time.Now().Add(-time.Hour)) {
+	if OwnerRuns(self, time.Now().Add(-time.Hour)) {
 		t.Error("this process counts as the owner of an object that is older than it")
 	}
-	if ownerRuns("4194305", time.Now()) { // above the largest pid_max
+	if OwnerRuns("4194305", time.Now()) { // above the largest pid_max
 		t.Error("a process that does not exist counts as alive")
 	}
 }

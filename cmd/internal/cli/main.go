@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,8 @@ import (
 type Program struct {
 	Name, Description       string
 	HealthPort, MetricsPort int
+	// AdminSocket is the path of the admin socket; empty: /run/vipgate/NAME.sock.
+	AdminSocket string
 	// Aliases are other names of its variables.
 	Aliases []Alias
 	// Options are options of the parser, such as [Mapper].
@@ -32,7 +35,7 @@ type Program struct {
 	adopted map[string]string // names of variables that the user set, by those of the program
 }
 
-// Globals are the flags that both programs have before any command.
+// Globals are the flags that all programs have before any command.
 type Globals struct {
 	Debug       bool        `help:"Log at level debug." env:"-"`
 	VersionFlag versionFlag `name:"version" help:"Print the version and exit." env:"-"`
@@ -50,7 +53,7 @@ func New(p Program, commands any) (*kong.Kong, error) {
 		kong.Name(p.Name), kong.Description(p.Description), kong.DefaultEnvars("VIPGATE"), kong.UsageOnError(),
 		kong.Vars{
 			"health_port": strconv.Itoa(p.HealthPort), "metrics_port": strconv.Itoa(p.MetricsPort),
-			"admin_socket": "unix:///run/vipgate/" + p.Name + ".sock",
+			"admin_socket": "unix://" + cmp.Or(p.AdminSocket, "/run/vipgate/"+p.Name+".sock"),
 		},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 		Mapper("a SPIFFE ID such as spiffe://example.org/frontend", spiffeid.FromString),

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/kube"
+	"github.com/vipgate/vipgate/pkg/kube/cluster"
+)
+
+// namespaceFile has the namespace of the pod, beside the token of its service account.
+const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+type runCommand struct {
+	Trench     string `help:"Name of the Trench." placeholder:"NAME" required:""`
+	Namespace  string `help:"Namespace of the Trench and of this pod; when absent that of POD_NAMESPACE, else of the service account." placeholder:"NAMESPACE"`
+	PodName    string `help:"Name of this pod; when absent that of POD_NAME, else the host name." placeholder:"NAME"`
+	Kubeconfig string `help:"Kubeconfig file, for a kube outside of the cluster; when absent the service account of the pod." type:"path" placeholder:"FILE"`
+
+	TrenchFile          string `help:"The trench file that is written; lb and frontend read it." default:"/etc/vipgate/trench/trench.yaml" type:"path" placeholder:"FILE"`
+	KeyDir              string `help:"Directory of the password files of gateways, at the same path for the frontend. It is created; other files in it are removed." default:"/etc/vipgate/trench/keys" type:"path" placeholder:"DIR"`
+	FrontendAdminSocket string `help:"Unix socket of the frontend of this pod, which says what is advertised." default:"unix:///run/vipgate/frontend.sock" placeholder:"SOCKET"`
+
+	cli.Listeners
+	cli.Log
+}
+
+func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
+	log, level, _ := c.Logger(line.Globals.Debug) // check refuses the level
+	var refused cli.Refusals
+	namespace := c.namespace()
+	c.check(&refused, namespace)
+	if err := refused.Err(); err != nil {
+		return err
+	}
+	config, err := cluster.Config(c.Kubeconfig)
+	if err != nil {
+		return cli.Usage("%w", err)
+	}
+	config.UserAgent = "vipgate-kube/" + cli.Version()
+	host, _ := os.Hostname() // empty with an error
+	log.Info("starting kube", "version", cli.Version(), "trench", namespace+"/"+c.Trench, "api_server", config.Host,
+		"trench_file", c.TrenchFile)
+	o := kube.Options{
+		Version: cli.Version(), Config: config, Namespace: namespace, Trench: c.Trench,
+		PodName: cmp.Or(c.PodName, os.Getenv("POD_NAME"), host), TrenchFile: c.TrenchFile, KeyDir: c.KeyDir,
+		FrontendSocket: c.FrontendAdminSocket, AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(),
+		MetricsAddr: c.MetricsAddress(), Log: log, Level: level,
+	}
+	return cli.RunUntilStopped(0, func(stops <-chan struct{}) error { return kube.Run(ctx, o, stops) })
+}
+
+// namespace returns that of the Trench, or "" if it is not known.
+func (c *runCommand) namespace() string {
+	own, _ := os.ReadFile(namespaceFile) // outside of a pod there is none
+	return cmp.Or(c.Namespace, os.Getenv("POD_NAMESPACE"), strings.TrimSpace(string(own)))
+}
+
+// check refuses what would only fail later.
+func (c *runCommand) check(r *cli.Refusals, namespace string) {
+	_, _, err := c.Logger(false)
+	r.Add(err)
+	r.If(namespace == "", "--namespace is required: neither POD_NAMESPACE nor a service account says it")
+	dir := filepath.Dir(c.TrenchFile)
+	info, err := os.Stat(dir)
+	r.If(err != nil, "--trench-file=%s: %w", c.TrenchFile, err)
+	r.If(err == nil && !info.IsDir(), "--trench-file=%s: %s is not a directory", c.TrenchFile, dir)
+	r.If(filepath.Clean(c.KeyDir) == dir, "--key-dir=%s: use another directory than that of the trench file, "+
+		"since files that are no keys are removed from it", c.KeyDir)
+	r.Socket("--frontend-admin-socket", c.FrontendAdminSocket)
+	c.Listeners.Check(r, cli.Port{})
+}

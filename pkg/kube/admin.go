@@ -1,0 +1,128 @@
+package kube
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+
+	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
+	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/metrics"
+)
+
+// admin implements the KubeService.
+type admin struct {
+	kubev1.UnimplementedKubeServiceServer
+	process *process
+}
+
+// GetStatus implements the KubeService.
+func (a *admin) GetStatus(context.Context, *kubev1.GetStatusRequest) (*kubev1.GetStatusResponse, error) {
+	return &kubev1.GetStatusResponse{Status: a.process.status()}, nil
+}
+
+// WatchStatus implements the KubeService.
+func (a *admin) WatchStatus(_ *kubev1.WatchStatusRequest,
+	stream grpc.ServerStreamingServer[kubev1.WatchStatusResponse],
+) error {
+	return endpoint.WatchStatus(stream.Context(), &a.process.changed, func() error {
+		return stream.Send(&kubev1.WatchStatusResponse{Status: a.process.status()})
+	})
+}
+
+// SetLogLevel implements the KubeService.
+func (a *admin) SetLogLevel(_ context.Context, r *kubev1.SetLogLevelRequest) (*kubev1.SetLogLevelResponse, error) {
+	previous, err := endpoint.SetLogLevel(a.process.Level, a.process.Log, r.GetLevel())
+	return &kubev1.SetLogLevelResponse{Previous: previous}, err
+}
+
+// status is everything that `kube status` shows.
+func (p *process) status() *kubev1.Status {
+	p.mu.Lock()
+	counts := p.counts
+	p.mu.Unlock()
+	state, evaluated := p.cluster.State().Load(), p.evaluated.Load()
+	s := &kubev1.Status{
+		Version: p.Version, Namespace: p.Namespace, Trench: p.Trench, Pod: p.PodName, ApiServer: p.Config.Host,
+		SyncedSince: endpoint.Timestamp(state.Synced),
+		StaleSince:  endpoint.Timestamp(state.Stale.Since), StaleCause: state.Stale.Cause,
+		File: &kubev1.TrenchFile{
+			Path: p.TrenchFile, Written: endpoint.Timestamp(counts.written), Writes: counts.writes,
+			Translations: counts.translations, Error: logs.Text(counts.err),
+		},
+	}
+	for _, c := range p.health.Conditions() {
+		s.Conditions = append(s.Conditions, &kubev1.Condition{Name: c.Name, Serving: c.Serving, Detail: c.Detail})
+	}
+	for _, c := range p.cluster.Caches() {
+		s.Caches = append(s.Caches, &kubev1.Cache{
+			What: c.What, Synced: c.Synced, Objects: uint32(c.Objects),
+			FailingSince: endpoint.Timestamp(c.Failure.Since), Error: c.Failure.Cause,
+		})
+	}
+	if evaluated.At.IsZero() {
+		return s
+	}
+	s.Verdict = verdict(evaluated.Result.Trench)
+	for _, v := range evaluated.Result.Services {
+		service := &kubev1.ServiceVerdict{Verdict: verdict(v.Verdict), Stream: v.Stream, Targets: uint32(v.Targets)}
+		for _, x := range v.VIPs {
+			service.Vips = append(service.Vips, x.String())
+		}
+		s.Services = append(s.Services, service)
+	}
+	return s
+}
+
+func verdict(v translation.Verdict) *kubev1.Verdict {
+	all := &kubev1.Verdict{Object: name(v.Object), Accepted: v.Accepted, Reason: v.Reason, Message: v.Message}
+	for _, p := range v.Problems {
+		all.Problems = append(all.Problems, &kubev1.Problem{Object: name(p.Object), Reason: p.Reason, Message: p.Message})
+	}
+	return all
+}
+
+// name returns a reference as "Service trench-a/web".
+func name(o corev1.ObjectReference) string {
+	return strings.TrimSpace(o.Kind + " " + strings.TrimPrefix(o.Namespace+"/"+o.Name, "/"))
+}
+
+// metricState is the state at a scrape.
+func (p *process) metricState() metrics.KubeState {
+	p.mu.Lock()
+	counts := p.counts
+	p.mu.Unlock()
+	m := metrics.KubeState{
+		Writes: counts.writes, WriteFailures: counts.failures, Written: counts.written,
+		APIErrors: p.cluster.Errors(), Objects: map[string]int{},
+		Refused: map[string]int{"Trench": 0, "Service": 0, "Pod": 0},
+	}
+	if since := p.cluster.State().Load().Stale.Since; !since.IsZero() {
+		m.Stale = time.Since(since)
+	}
+	for _, c := range p.cluster.Caches() {
+		m.Objects[c.Kind] += c.Objects
+	}
+	evaluated := p.evaluated.Load()
+	if evaluated.At.IsZero() {
+		return m
+	}
+	count := func(v translation.Verdict) {
+		if !v.Accepted {
+			m.Refused[v.Object.Kind]++
+		}
+		for _, problem := range v.Problems {
+			m.Refused[problem.Object.Kind]++
+		}
+	}
+	count(evaluated.Result.Trench)
+	for _, v := range evaluated.Result.Services {
+		count(v.Verdict)
+	}
+	return m
+}

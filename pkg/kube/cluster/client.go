@@ -1,0 +1,164 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/connrotation"
+
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+)
+
+const (
+	// dialTimeout and keepAlive find an API server whose node is gone.
+	dialTimeout = 5 * time.Second
+	keepAlive   = 10 * time.Second
+	// listTimeout is for a list of all pods from a slow API server.
+	listTimeout = time.Minute
+	// qps and burst are far above what reflectors need; client-go's default of 5 a second would delay
+	// a start in many namespaces.
+	qps, burst = 50, 100
+
+	protobuf = "application/vnd.kubernetes.protobuf"
+)
+
+// clients reach the API server over connections that can be closed together.
+type clients struct {
+	config      *rest.Config
+	connections *connrotation.ConnectionTracker
+	codec       runtime.ParameterCodec
+	core        rest.Interface
+	discovery   rest.Interface
+	dynamic     dynamic.Interface
+}
+
+func newClients(config *rest.Config) (*clients, error) {
+	dial := config.Dial
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}).DialContext
+	}
+	dialer := connrotation.NewDialer(dial)
+	c := &clients{config: rest.CopyConfig(config), connections: dialer.ConnectionTracker}
+	c.config.Dial = dialer.DialContext
+	c.config.QPS, c.config.Burst = qps, burst
+	c.config.WarningHandlerWithContext = rest.NoWarnings{}
+
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, fmt.Errorf("failed to create the scheme of the API: %w", err)
+		}
+	}
+	c.codec = runtime.NewParameterCodec(scheme)
+	codecs := serializer.NewCodecFactory(scheme).WithoutConversion()
+	http, err := rest.HTTPClientFor(c.config)
+	if err != nil {
+		return nil, fmt.Errorf("failed to create a client of the API server %s: %w", config.Host, err)
+	}
+	client := func(version schema.GroupVersion, path string) (rest.Interface, error) {
+		typed := rest.CopyConfig(c.config)
+		typed.GroupVersion, typed.APIPath, typed.NegotiatedSerializer = &version, path, codecs
+		typed.ContentType, typed.AcceptContentTypes = protobuf, protobuf+",application/json"
+		return rest.RESTClientForConfigAndClient(typed, http)
+	}
+	if c.core, err = client(corev1.SchemeGroupVersion, "/api"); err == nil {
+		c.discovery, err = client(discoveryv1.SchemeGroupVersion, "/apis")
+	}
+	if err == nil {
+		c.dynamic, err = dynamic.NewForConfigAndClient(c.config, http)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("failed to create a client of the API server %s: %w", config.Host, err)
+	}
+	return c, nil
+}
+
+// source lists and watches objects.
+type source struct {
+	example runtime.Object // of the type of the objects
+	list    func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch   func(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+// notOfPods selects the EndpointSlices whose Pods are not followed themselves: with 5 000 targets each
+// change of one would come with the 99 others of its slice.
+const notOfPods = discoveryv1.LabelManagedBy + "!=endpointslice-controller.k8s.io"
+
+// source returns the source of a key of a trench.
+func (c *clients) source(k key, trench string) source {
+	named := metav1.ListOptions{FieldSelector: "metadata.name=" + k.name}
+	switch k.kind {
+	case trenches:
+		return c.untyped(v1alpha1.Resource, k.namespace, named)
+	case siblings:
+		return typed[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace,
+			metav1.ListOptions{LabelSelector: v1alpha1.TrenchPodLabel + "=" + trench})
+	case services:
+		return typed[corev1.Service, corev1.ServiceList](c, c.core, "services", k.namespace, metav1.ListOptions{})
+	case endpointSlices:
+		return typed[discoveryv1.EndpointSlice, discoveryv1.EndpointSliceList](c, c.discovery, "endpointslices",
+			k.namespace, metav1.ListOptions{LabelSelector: notOfPods})
+	case pods:
+		return typed[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace,
+			metav1.ListOptions{LabelSelector: v1alpha1.TrenchLabel + "=" + trench})
+	default:
+		return typed[corev1.Secret, corev1.SecretList](c, c.core, "secrets", k.namespace, named)
+	}
+}
+
+// typed returns the source of the objects of a namespace that options select.
+func typed[T, L any, P interface {
+	*T
+	runtime.Object
+}, Q interface {
+	*L
+	runtime.Object
+}](c *clients, client rest.Interface, resource, namespace string, selected metav1.ListOptions) source {
+	request := func(options metav1.ListOptions) *rest.Request {
+		options.LabelSelector, options.FieldSelector = selected.LabelSelector, selected.FieldSelector
+		return client.Get().Namespace(namespace).Resource(resource).VersionedParams(&options, c.codec)
+	}
+	return source{
+		P(new(T)),
+		func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			list := Q(new(L))
+			err := request(options).Do(ctx).Into(list)
+			return list, err
+		},
+		func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.Watch = true
+			return request(options).Watch(ctx)
+		},
+	}
+}
+
+// untyped is the same for a resource of a CustomResourceDefinition.
+func (c *clients) untyped(resource schema.GroupVersionResource, namespace string, selected metav1.ListOptions) source {
+	client := c.dynamic.Resource(resource).Namespace(namespace)
+	chosen := func(options metav1.ListOptions) metav1.ListOptions {
+		options.LabelSelector, options.FieldSelector = selected.LabelSelector, selected.FieldSelector
+		return options
+	}
+	return source{
+		&unstructured.Unstructured{},
+		func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return client.List(ctx, chosen(options))
+		},
+		func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			return client.Watch(ctx, chosen(options))
+		},
+	}
+}

@@ -1,0 +1,48 @@
+package cluster
+
+import (
+	"fmt"
+	"sync"
+	"time"
+)
+
+// condition is since when something fails, and why.
+type condition struct {
+	changed func() // called after every change, without a lock
+
+	mu     sync.Mutex
+	failed Failure
+	errors uint64
+}
+
+// Failure is since when something fails, and why. The zero Failure is none.
+type Failure struct {
+	Since time.Time
+	Cause string
+}
+
+// report records the result of an attempt.
+func (c *condition) report(what string, err error) {
+	c.mu.Lock()
+	before := c.failed
+	if err == nil {
+		c.failed = Failure{}
+	} else {
+		c.errors++
+		c.failed.Cause = fmt.Sprintf("%s: %v", what, err)
+		if c.failed.Since.IsZero() {
+			c.failed.Since = time.Now()
+		}
+	}
+	differs := c.failed != before
+	c.mu.Unlock()
+	if differs {
+		c.changed()
+	}
+}
+
+func (c *condition) failure() (Failure, uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.failed, c.errors
+}

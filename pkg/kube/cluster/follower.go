@@ -1,0 +1,88 @@
+package cluster
+
+import (
+	"context"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// Delays between attempts to list and watch. client-go's own reach a minute: that long after an
+// outage the file would be stale.
+const (
+	minDelay = 200 * time.Millisecond
+	maxDelay = 5 * time.Second
+)
+
+// follower keeps a store equal to what the API server has.
+type follower struct {
+	what  string // for messages
+	store *store
+	condition
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// newFollower returns a follower that does not run. changed and reported are called after changes of
+// the store, and of the condition.
+func newFollower(what string, changed, reported func()) *follower {
+	return &follower{
+		what: what, store: newStore(changed), condition: condition{changed: reported}, done: make(chan struct{}),
+	}
+}
+
+// start follows a source until stop, or the end of ctx.
+func (f *follower) start(ctx context.Context, s source) {
+	ctx, f.cancel = context.WithCancel(ctx)
+	go func() {
+		defer close(f.done)
+		f.run(ctx, s)
+	}()
+}
+
+func (f *follower) stop() {
+	f.cancel()
+	<-f.done
+}
+
+// run follows until ctx ends.
+func (f *follower) run(ctx context.Context, s source) {
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(_ context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			ctx, cancel := context.WithTimeout(ctx, listTimeout)
+			defer cancel()
+			list, err := s.list(ctx, options)
+			if err != nil {
+				f.failing(ctx, err) // a list that succeeds is no watch yet
+			}
+			return list, err
+		},
+		WatchFuncWithContext: func(_ context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			w, err := s.watch(ctx, options)
+			f.failing(ctx, err)
+			return w, err
+		},
+	}
+	silent := klog.Logger{} // this package logs what fails
+	ctx = klog.NewContext(ctx, silent)
+	cache.NewReflectorWithOptions(lw, s.example, f.store, cache.ReflectorOptions{
+		Name: f.what, Logger: &silent,
+		Backoff: &wait.Backoff{
+			Duration: minDelay, Cap: maxDelay, Factor: 2, Jitter: 0.2, Steps: 10,
+		},
+	}).RunWithContext(ctx)
+}
+
+// failing reports an attempt, unless it was ended, or the API server only forgot the revision to
+// continue from: the reflector lists again at once.
+func (f *follower) failing(ctx context.Context, err error) {
+	if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+		f.report(f.what, err)
+	}
+}

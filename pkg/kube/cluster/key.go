@@ -1,0 +1,81 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+)
+
+// kind is a kind of cache.
+type kind int
+
+const (
+	trenches kind = iota
+	siblings
+	services
+	endpointSlices
+	pods
+	secrets
+)
+
+// key is what a follower follows: the objects of a namespace, or the one of that name.
+type key struct {
+	kind            kind
+	namespace, name string
+}
+
+func (k kind) String() string {
+	return [...]string{"Trench", "trench pods", "Services", "EndpointSlices", "Pods", "Secrets"}[k]
+}
+
+func (k key) String() string {
+	switch k.kind {
+	case trenches:
+		return fmt.Sprintf("Trench %s/%s", k.namespace, k.name)
+	case secrets:
+		return fmt.Sprintf("Secret %s/%s", k.namespace, k.name)
+	}
+	return fmt.Sprintf("%s in namespace %s", k.kind, k.namespace)
+}
+
+func compareKeys(a, b key) int {
+	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+}
+
+// own is the key of the Trench, siblings that of its pods.
+func (c *Cluster) own() key      { return key{trenches, c.Namespace, c.Trench} }
+func (c *Cluster) siblings() key { return key{kind: siblings, namespace: c.Namespace} }
+
+// needed returns, in order, the keys that a Trench names, and reports whether it can be read.
+func (c *Cluster) needed(trench *unstructured.Unstructured) (keys []key, readable bool) {
+	namespaces, gateways := []string{c.Namespace}, []any(nil)
+	if trench != nil {
+		t, err := v1alpha1.FromUnstructured(trench)
+		if err != nil {
+			return nil, false
+		}
+		if len(t.Spec.Namespaces) > 0 {
+			namespaces = t.Spec.Namespaces
+		}
+		gateways, _ = t.Spec.Attractor["gateways"].([]any)
+	}
+	for _, n := range namespaces {
+		if n != "" { // of all namespaces
+			keys = append(keys, key{services, n, ""}, key{endpointSlices, n, ""}, key{pods, n, ""})
+		}
+	}
+	// The schema of the CustomResourceDefinition may have let anything pass.
+	for _, g := range gateways {
+		gateway, _ := g.(map[string]any)
+		reference, _ := gateway["passwordSecret"].(map[string]any)
+		if name, _ := reference["name"].(string); name != "" {
+			keys = append(keys, key{secrets, c.Namespace, name})
+		}
+	}
+	slices.SortFunc(keys, compareKeys)
+	return slices.Compact(keys), true
+}

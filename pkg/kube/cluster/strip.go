@@ -1,0 +1,49 @@
+package cluster
+
+import (
+	"maps"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+)
+
+// NetworkStatus is the annotation in which Multus says which addresses a pod has.
+const NetworkStatus = "k8s.v1.cni.cncf.io/network-status"
+
+// lastApplied is the copy of an object that kubectl apply leaves in it.
+const lastApplied = corev1.LastAppliedConfigAnnotation
+
+// strip removes from an object, which it changes, what no translation depends on: of 5 000 pods that
+// is most of the memory. It is a cache.TransformFunc.
+func strip(object any) (any, error) {
+	o, err := meta.Accessor(object)
+	if err != nil {
+		return object, nil // a tombstone of client-go
+	}
+	o.SetManagedFields(nil)
+	if pod, ok := object.(*corev1.Pod); ok {
+		stripPod(pod)
+	} else if annotations := o.GetAnnotations(); annotations[lastApplied] != "" {
+		annotations = maps.Clone(annotations)
+		delete(annotations, lastApplied)
+		o.SetAnnotations(annotations)
+	}
+	return object, nil
+}
+
+// stripPod keeps the metadata, and of spec and status what says where a pod is and how it is.
+func stripPod(pod *corev1.Pod) {
+	maps.DeleteFunc(pod.Annotations, func(name, _ string) bool {
+		return name != NetworkStatus && !strings.HasPrefix(name, v1alpha1.Group+"/")
+	})
+	pod.Spec = corev1.PodSpec{
+		NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork, ReadinessGates: pod.Spec.ReadinessGates,
+	}
+	pod.Status = corev1.PodStatus{
+		Phase: pod.Status.Phase, Reason: pod.Status.Reason, Conditions: pod.Status.Conditions,
+		PodIP: pod.Status.PodIP, PodIPs: pod.Status.PodIPs,
+	}
+}

@@ -1,0 +1,227 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/client-go/rest"
+
+	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
+	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/kube/cluster"
+	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/task"
+)
+
+// Options configure kube. Every field is required unless stated otherwise.
+type Options struct {
+	Version string
+	// Config says how to reach the API server.
+	Config *rest.Config
+	// Namespace and Trench name the Trench, PodName the own Pod, in the same namespace.
+	Namespace, Trench, PodName string
+	// TrenchFile is written; its directory exists. KeyDir, another directory, has only key files.
+	TrenchFile, KeyDir string
+	// FrontendSocket is the admin socket of the frontend of the own Pod.
+	FrontendSocket string
+	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr serves none.
+	AdminSocket, HealthAddr, MetricsAddr string
+
+	Log   *slog.Logger
+	Level *logs.Level
+}
+
+// Health services of kube, beside "".
+const (
+	Liveness = "Liveness"
+	// Readiness is TrenchFile: lb and frontend can start.
+	Readiness  = "Readiness"
+	TrenchFile = "TrenchFile" // exists
+	APIServer  = "APIServer"  // what it has is known
+	Trench     = "Trench"     // exists and is accepted
+	Written    = "Written"    // the last write succeeded
+
+	AdminSocket = "AdminSocket" // the socket file leads to kube
+)
+
+// Evaluation is a snapshot of the objects and what it was translated into. The zero Evaluation is
+// none.
+type Evaluation struct {
+	cluster.Snapshot
+	Result translation.Result
+	At     time.Time
+}
+
+// process holds the parts of one kube.
+type process struct {
+	Options
+	cluster   *cluster.Cluster
+	agent     *agent
+	health    *health.Server
+	metrics   *metrics.Kube
+	observe   func(time.Duration) // translations
+	evaluated latest.Value[Evaluation]
+	changed   latest.Value[struct{}] // something that status shows
+
+	mu     sync.Mutex
+	counts counts
+}
+
+// counts are of translations and writes since the start.
+type counts struct {
+	translations, writes, failures uint64
+	written                        time.Time
+	err                            error // of the last write
+}
+
+// Run watches and writes until a receive from stop, or the end of ctx. It removes nothing.
+func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
+	p, err := newProcess(o)
+	if err != nil {
+		return err
+	}
+	tasks, err := p.tasks(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-stop:
+			p.Log.Info("stopping; the trench file stays")
+			p.health.Shutdown()
+			cancel()
+		case <-ended:
+		}
+	})
+	err = task.Run(ctx, tasks...)
+	close(ended)
+	wg.Wait()
+	return err
+}
+
+func newProcess(o Options) (*process, error) {
+	p := &process{Options: o}
+	var err error
+	p.cluster, err = cluster.New(cluster.Options{
+		Config: o.Config, Namespace: o.Namespace, Trench: o.Trench, Log: o.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	p.metrics, p.observe = metrics.NewKube(o.Version, p.metricState)
+	p.health = health.New(o.Log, p.metrics.Health)
+	p.health.Define(Readiness, TrenchFile)
+	p.agent = &agent{
+		cluster: p.cluster, options: translation.Options{KeyDir: o.KeyDir}, log: o.Log,
+		files: &files{trench: o.TrenchFile, keyDir: o.KeyDir}, translated: p.translated,
+	}
+	p.health.Set(TrenchFile, p.agent.files.exists(), "the first translation of all objects was not written yet")
+	p.health.Set(Trench, false, "not read yet")
+	p.health.Set(APIServer, false, "no cache is synced yet")
+	for _, name := range []string{Liveness, Written, AdminSocket} {
+		p.health.Report(name, "")
+	}
+	return p, nil
+}
+
+// tasks returns what runs, with open listeners.
+func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
+	var endpoints []*endpoint.Endpoint
+	defer func() {
+		if err != nil {
+			for _, e := range endpoints {
+				e.Close()
+			}
+		}
+	}()
+	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket),
+		func(r grpc.ServiceRegistrar) {
+			kubev1.RegisterKubeServiceServer(r, &admin{process: p})
+			p.health.Register(r)
+		})
+	if err != nil {
+		return nil, err
+	}
+	endpoints = append(endpoints, adminEndpoint)
+	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.metrics, p.health.Register)
+	if err != nil {
+		return nil, err
+	}
+	endpoints = append(endpoints, healthEndpoint)
+	tasks = []task.Task{
+		p.cluster, p.agent, observer{p}, adminEndpoint, healthEndpoint, logs.NewSignals(p.Level, p.Log),
+	}
+	if p.MetricsAddr != "" {
+		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
+		if err != nil {
+			return nil, fmt.Errorf("metrics: %w", err)
+		}
+		tasks = append(tasks, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
+	}
+	return tasks, nil
+}
+
+// translated records a translation and publishes it.
+func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome) {
+	p.observe(o.took)
+	p.mu.Lock()
+	p.counts.translations++
+	p.counts.err = o.err
+	if o.wrote && o.err == nil {
+		p.counts.writes++
+		p.counts.written = time.Now()
+	}
+	if o.err != nil {
+		p.counts.failures++
+	}
+	p.mu.Unlock()
+	if o.wrote {
+		p.Log.Info("trench file written", "file", p.TrenchFile, "bytes", len(r.File), "took", o.took)
+	}
+	p.health.Report(Written, logs.Text(o.err))
+	var refused error
+	if !r.Trench.Accepted {
+		refused = errors.New(r.Trench.Reason + ": " + r.Trench.Message)
+	}
+	p.health.Report(Trench, logs.Text(refused))
+	if p.agent.files.exists() {
+		p.health.Report(TrenchFile, "")
+	}
+	p.evaluated.Set(Evaluation{s, r, time.Now()})
+	p.changed.Set(struct{}{})
+}
+
+// observer sets the health service of the API server. It implements task.Task.
+type observer struct{ *process }
+
+// String implements task.Task.
+func (observer) String() string { return "observer" }
+
+// Run observes until ctx ends.
+func (o observer) Run(ctx context.Context) error {
+	for {
+		s, changed := o.cluster.State().Get()
+		if !s.Synced.IsZero() || !s.Stale.Since.IsZero() {
+			o.health.Report(APIServer, s.Stale.Cause)
+			o.changed.Set(struct{}{})
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package publication
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+var (
+	services  = corev1.SchemeGroupVersion.WithResource("services")
+	ingresses = networkingv1.SchemeGroupVersion.WithResource("ingresses")
+)
+
+// Input is what status depends on: the objects, what they were translated into, and the pods of the
+// trench itself. The objects are not changed.
+type Input struct {
+	Objects  translation.Objects
+	Result   translation.Result
+	Siblings []*corev1.Pod
+}
+
+// wanted is the status that an object is to have.
+type wanted struct {
+	resource schema.GroupVersionResource
+	object   corev1.ObjectReference // with the resource version that was looked at
+	status   map[string]any         // the whole of what this field manager owns
+	differs  bool                   // from the object
+	events   []event                // what to say once it is written
+	content  string                 // status without times: equal for two evaluations that want the same
+}
+
+// evaluate returns the status that the objects are to have, the Trench first.
+func evaluate(in Input, published published, now metav1.Time) []wanted {
+	var all []wanted
+	pods := readReports(in.Siblings)
+	trench, err := decode(in)
+	if err != nil || trench == nil {
+		return nil // what cannot be decoded was not accepted by the API server either
+	}
+	all = append(all, trenchStatus(in, trench, pods, now))
+	live := map[string]*corev1.Service{}
+	for _, s := range in.Objects.Services {
+		live[s.Namespace+"/"+s.Name] = s
+	}
+	for _, v := range in.Result.Services {
+		if s := live[v.Object.Namespace+"/"+v.Object.Name]; s != nil {
+			all = append(all, serviceStatus(s, v, pods, published, now))
+		}
+	}
+	for _, i := range published.ingresses {
+		all = append(all, ingressStatus(i, published))
+	}
+	return slices.DeleteFunc(all, func(w wanted) bool { return len(w.status) == 0 })
+}
+
+func decode(in Input) (*v1alpha1.Trench, error) {
+	if in.Objects.Trench == nil {
+		return nil, nil
+	}
+	return v1alpha1.FromUnstructured(in.Objects.Trench)
+}
+
+func trenchStatus(in Input, t *v1alpha1.Trench, pods reports, now metav1.Time) wanted {
+	v := in.Result.Trench
+	accepted := acceptance(v1alpha1.Accepted, v)
+	if len(v.Problems) > 0 {
+		accepted.Message = strings.TrimPrefix(accepted.Message+"; "+problems(v), "; ")
+	}
+	vips := vip.Set{}
+	for _, s := range in.Result.Services {
+		for _, v := range s.VIPs {
+			vips[v] = struct{}{}
+		}
+	}
+	for _, v := range streamVIPs(t.Spec.Streams) {
+		vips[v] = struct{}{}
+	}
+	advertised := pods.advertised(vips.Sorted())
+	advertised.Type, advertised.ObservedGeneration = v1alpha1.Advertised, v.Generation
+
+	w := wanted{resource: v1alpha1.Resource, object: reference(v1alpha1.Kind, t)}
+	conditions := []metav1.Condition{accepted, advertised}
+	w.content = fmt.Sprint(v.Generation, conditions)
+	w.differs = settle(conditions, t.Status.Conditions, now) || t.Status.ObservedGeneration != v.Generation
+	w.status = map[string]any{"observedGeneration": v.Generation, "conditions": conditions}
+	w.events = changes(v, conditions, t.Status.Conditions)
+	return w
+}
+
+// streamVIPs returns the VIPs of spec.streams.
+func streamVIPs(streams []any) (vips []vip.VIP) {
+	for _, s := range streams {
+		stream, _ := s.(map[string]any)
+		list, _ := stream["vips"].([]any)
+		for _, x := range list {
+			text, _ := x.(string)
+			if v, err := vip.Parse(text); err == nil {
+				vips = append(vips, v)
+			}
+		}
+	}
+	return vips
+}
+
+func serviceStatus(s *corev1.Service, v translation.ServiceVerdict, pods reports, p published, now metav1.Time) wanted {
+	const prefix = v1alpha1.Group + "/"
+	advertised := metav1.Condition{
+		Status: metav1.ConditionFalse, Reason: notAccepted, Message: "the Service is not accepted",
+	}
+	if v.Accepted {
+		advertised = pods.advertised(v.VIPs)
+	}
+	advertised.Type, advertised.ObservedGeneration = prefix+v1alpha1.Advertised, v.Generation
+
+	live := s.Status.LoadBalancer.Ingress
+	addresses := live
+	if v.Accepted {
+		addresses = p.of(v.VIPs, live)
+	}
+	w := wanted{resource: services, object: reference(corev1.SchemeGroupVersion.WithKind("Service"), s)}
+	conditions := []metav1.Condition{
+		acceptance(prefix+v1alpha1.Accepted, v.Verdict), advertised, targets(prefix+v1alpha1.TargetsAccepted, v.Verdict),
+	}
+	w.content = fmt.Sprint(addresses, conditions)
+	w.differs = settle(conditions, s.Status.Conditions, now) || !equality.Semantic.DeepEqual(addresses, live)
+	w.status = map[string]any{"conditions": conditions}
+	if len(addresses) > 0 {
+		w.status["loadBalancer"] = map[string]any{"ingress": addresses}
+	}
+	w.events = changes(v.Verdict, conditions, s.Status.Conditions)
+	return w
+}
+
+func ingressStatus(i *networkingv1.Ingress, p published) wanted {
+	w := wanted{resource: ingresses, object: reference(networkingv1.SchemeGroupVersion.WithKind("Ingress"), i)}
+	var addresses []networkingv1.IngressLoadBalancerIngress
+	for _, a := range p.addresses {
+		addresses = append(addresses, networkingv1.IngressLoadBalancerIngress{IP: a.IP, Hostname: a.Hostname})
+	}
+	if len(addresses) == 0 {
+		return w
+	}
+	w.content = fmt.Sprint(addresses)
+	w.differs = !equality.Semantic.DeepEqual(addresses, i.Status.LoadBalancer.Ingress)
+	w.status = map[string]any{"loadBalancer": map[string]any{"ingress": addresses}}
+	return w
+}
+
+func reference(kind schema.GroupVersionKind, o metav1.Object) corev1.ObjectReference {
+	return corev1.ObjectReference{
+		APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: o.GetNamespace(), Name: o.GetName(),
+		UID: o.GetUID(), ResourceVersion: o.GetResourceVersion(),
+	}
+}
+
+// published are the addresses of spec.publish.
+type published struct {
+	replaces  bool                         // addresses are in place of VIPs
+	addresses []corev1.LoadBalancerIngress // none while their source has none
+	ingresses []*networkingv1.Ingress
+}
+
+// of returns what to publish for VIPs: in place of none, what is live.
+func (p published) of(vips []vip.VIP, live []corev1.LoadBalancerIngress) []corev1.LoadBalancerIngress {
+	addresses := p.addresses
+	if !p.replaces {
+		addresses = nil
+		for _, v := range vips {
+			if v.Prefix().IsSingleIP() {
+				addresses = append(addresses, ingressOf(v.Prefix().Addr().String()))
+			}
+		}
+	}
+	if len(addresses) == 0 {
+		return live
+	}
+	return addresses
+}

@@ -1,0 +1,106 @@
+package publication
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
+)
+
+// Times of the election. A leader that cannot renew its Lease stops writing 5 s before another one
+// can begin.
+const (
+	leaseDuration = 15 * time.Second
+	renewDeadline = 10 * time.Second
+	retryPeriod   = 2 * time.Second
+)
+
+type electionTimes struct{ lease, renew, retry time.Duration }
+
+// LeaseName returns the name of the Lease of a Trench, in its namespace.
+func LeaseName(trench string) string { return FieldManager + "-" + trench }
+
+// campaign leads whenever it holds the Lease, until ctx ends.
+func (p *Publisher) campaign(ctx context.Context) error {
+	retry := backoff.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.2}
+	for {
+		start := time.Now()
+		if err := p.term(ctx); err != nil {
+			p.options.Log.Warn("leader election failed, retrying", "error", err)
+		}
+		if time.Since(start) > p.election.lease {
+			retry.Reset()
+		}
+		if err := retry.Wait(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// term waits for the Lease, leads while it holds it, and releases it. All writes have ended before
+// the release.
+func (p *Publisher) term(ctx context.Context) error {
+	started := make(chan context.Context, 1)
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: p.options.Namespace, Name: LeaseName(p.options.Trench)},
+			Client:     p.leases,
+			LockConfig: resourcelock.ResourceLockConfig{Identity: p.options.Pod},
+		},
+		Name:            LeaseName(p.options.Trench),
+		LeaseDuration:   p.election.lease,
+		RenewDeadline:   p.election.renew,
+		RetryPeriod:     p.election.retry,
+		ReleaseOnCancel: true,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) { started <- ctx },
+			OnStoppedLeading: func() {},
+			OnNewLeader:      func(identity string) { p.state.Update(func(s State) State { s.Leader = identity; return s }) },
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("leader election of Trench %s/%s: %w", p.options.Namespace, p.options.Trench, err)
+	}
+	electing, stop := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		elector.Run(electing)
+	}()
+	defer func() {
+		stop()
+		<-ended
+	}()
+	select {
+	case <-ctx.Done():
+	case <-ended:
+	case holding := <-started:
+		p.lead(ctx, holding)
+	}
+	return nil
+}
+
+// lead writes status until ctx or holding, which is the time with the Lease, ends.
+func (p *Publisher) lead(ctx, holding context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(holding, cancel)()
+	p.options.Log.Info("leader of the trench", "lease", LeaseName(p.options.Trench))
+	p.set(true)
+	defer func() {
+		p.set(false)
+		p.options.Log.Info("no longer leader of the trench")
+	}()
+	failed := func(err error) { p.state.Update(func(s State) State { s.WriteError = err; return s }) }
+	newLeader(p.watch, p.write, p.options, failed).run(ctx, p.options.Input)
+}
+
+func (p *Publisher) set(leading bool) {
+	p.options.Metrics.Leader(leading)
+	p.state.Update(func(s State) State { s.Leading = leading; return s })
+}

@@ -1,0 +1,185 @@
+package publication
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+)
+
+const (
+	// seriesTime is how long an Event that repeats is counted in the first one.
+	seriesTime = 10 * time.Minute
+	// maxNote is the largest note of an Event that the API server takes, in bytes.
+	maxNote = 1024
+	// maxPending is how many Events wait for an API server that is away.
+	maxPending = 1000
+)
+
+var eventResource = eventsv1.SchemeGroupVersion.WithResource("events")
+
+// event is an Event about an object.
+type event struct {
+	warning              bool
+	reason, action, note string
+}
+
+// changes returns the Events of the conditions of an object that are not as the live ones: those of
+// conditions that hold already were sent when they were written, also by another leader.
+func changes(v translation.Verdict, wanted, live []metav1.Condition) (events []event) {
+	for _, w := range wanted {
+		l := find(live, w.Type)
+		same := l != nil && l.Status == w.Status
+		switch strings.TrimPrefix(w.Type, v1alpha1.Group+"/") {
+		case v1alpha1.Accepted:
+			if !same || l.Reason != w.Reason {
+				events = append(events, event{w.Status != metav1.ConditionTrue, w.Reason, "Translate", w.Message})
+			}
+		case v1alpha1.Advertised:
+			switch {
+			case w.Reason == notAccepted || w.Status == metav1.ConditionUnknown:
+			case w.Status == metav1.ConditionTrue && !same:
+				events = append(events, event{false, "Advertised", "Advertise", w.Message})
+			case w.Status == metav1.ConditionFalse && (!same || l.Reason != w.Reason):
+				events = append(events, event{true, "NotAdvertised", "Advertise", w.Message})
+			}
+		}
+	}
+	return append(events, problemEvents(v, live)...)
+}
+
+// problemEvents returns an Event for each problem that the new condition names and no live one does.
+func problemEvents(v translation.Verdict, live []metav1.Condition) (events []event) {
+	if !v.Accepted {
+		return nil
+	}
+	for _, p := range v.Problems[:min(len(v.Problems), maxListed)] {
+		note := describe(v, p)
+		if !slices.ContainsFunc(live, func(l metav1.Condition) bool { return strings.Contains(l.Message, note) }) {
+			events = append(events, event{true, p.Reason, "Translate", note})
+		}
+	}
+	return events
+}
+
+// recorder sends Events. One goroutine uses it.
+type recorder struct {
+	client  dynamic.Interface
+	pod     string
+	log     *slog.Logger
+	count   func(resource string, err error)
+	pending []record
+	sent    map[string]*series
+}
+
+type record struct {
+	object corev1.ObjectReference
+	event
+	time time.Time
+}
+
+type series struct {
+	name  string
+	last  time.Time
+	count int32
+}
+
+// add queues Events about an object.
+func (r *recorder) add(object corev1.ObjectReference, events []event) {
+	for i, e := range events {
+		// The time is part of the name.
+		r.pending = append(r.pending, record{object, e, time.Now().Add(time.Duration(i))})
+	}
+	if more := len(r.pending) - maxPending; more > 0 {
+		r.log.Warn("Events discarded: the API server does not take them", "count", more)
+		r.pending = r.pending[more:]
+	}
+}
+
+// flush sends what is queued. It keeps what the API server did not answer to, and returns the error.
+func (r *recorder) flush(ctx context.Context) error {
+	for key, s := range r.sent {
+		if time.Since(s.last) > seriesTime {
+			delete(r.sent, key)
+		}
+	}
+	for len(r.pending) > 0 {
+		err := r.send(ctx, r.pending[0])
+		r.count("events", err)
+		if err != nil {
+			if !answered(err) {
+				return err
+			}
+			r.log.Warn("Event refused", "object", r.pending[0].object.Name, "error", err)
+		}
+		r.pending = r.pending[1:]
+	}
+	return nil
+}
+
+func (r *recorder) send(ctx context.Context, e record) error {
+	key := strings.Join([]string{string(e.object.UID), e.reason, e.note}, "\x00")
+	client := r.client.Resource(eventResource).Namespace(e.object.Namespace)
+	if s := r.sent[key]; s != nil {
+		patch, err := json.Marshal(map[string]any{"series": eventsv1.EventSeries{
+			Count: s.count + 1, LastObservedTime: metav1.NewMicroTime(e.time),
+		}})
+		if err != nil {
+			return fmt.Errorf("failed to encode Event %s: %w", s.name, err)
+		}
+		if _, err = client.Patch(ctx, s.name, types.MergePatchType, patch, metav1.PatchOptions{}); err == nil {
+			s.count, s.last = s.count+1, e.time
+			return nil
+		} else if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("failed to patch Event %s/%s: %w", e.object.Namespace, s.name, err)
+		}
+	}
+	x := r.event(e)
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(x)
+	if err != nil {
+		return fmt.Errorf("failed to encode Event %s: %w", x.Name, err)
+	}
+	delete(content["metadata"].(map[string]any), "creationTimestamp")
+	_, err = client.Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) { // exists: the answer of an earlier attempt was lost
+		return fmt.Errorf("failed to create Event %s/%s: %w", x.Namespace, x.Name, err)
+	}
+	r.sent[key] = &series{name: x.Name, last: e.time, count: 1}
+	return nil
+}
+
+func (r *recorder) event(e record) *eventsv1.Event {
+	x := &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: e.object.Namespace, Name: fmt.Sprintf("%s.%x", e.object.Name, e.time.UnixNano()),
+		},
+		EventTime:           metav1.NewMicroTime(e.time),
+		ReportingController: v1alpha1.Group + "/kube",
+		ReportingInstance:   r.pod,
+		Action:              e.action,
+		Reason:              e.reason,
+		Regarding:           e.object,
+		Note:                strings.ToValidUTF8(e.note[:min(len(e.note), maxNote)], ""),
+		Type:                corev1.EventTypeNormal,
+	}
+	if e.warning {
+		x.Type = corev1.EventTypeWarning
+	}
+	x.TypeMeta = metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"}
+	return x
+}

@@ -1,0 +1,189 @@
+package publication
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// maxListed is how many VIPs, objects or pods a message names.
+const maxListed = 5
+
+// reports are those of the pods of the trench, in the order of their names.
+type reports []podReport
+
+type podReport struct {
+	pod string
+	Report
+	missing string // reason why there is no report; "" with one
+	vips    map[vip.VIP]VIPReport
+}
+
+// readReports returns the reports of the pods that are neither terminating nor finished.
+func readReports(pods []*corev1.Pod) reports {
+	var all reports
+	for _, pod := range pods {
+		if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		p := podReport{pod: pod.Name, vips: map[vip.VIP]VIPReport{}}
+		var err error
+		switch p.Report, err = readReport(pod); {
+		case err != nil && pod.Annotations[v1alpha1.ReportAnnotation] == "":
+			p.missing, p.Problem = "NoReport", "no report yet"
+		case err != nil:
+			p.missing, p.Problem = "InvalidReport", "its report cannot be read"
+		case p.Problem != "":
+			p.missing = "FrontendAway"
+		}
+		for _, v := range p.VIPs {
+			p.vips[v.VIP] = v
+		}
+		all = append(all, p)
+	}
+	slices.SortFunc(all, func(a, b podReport) int { return cmp.Compare(a.pod, b.pod) })
+	return all
+}
+
+// of returns what a pod does with a VIP. known is false if the pod's report has only counts.
+func (p podReport) of(v vip.VIP) (r VIPReport, known bool) {
+	if p.missing != "" {
+		return VIPReport{VIP: v, Reason: p.missing, Message: p.Problem}, true
+	}
+	r, ok := p.vips[v]
+	switch {
+	case ok:
+		return r, true
+	case len(p.vips) > 0 || p.Total == 0:
+		return VIPReport{VIP: v, Reason: "NotConfigured", Message: "not in the frontend's trench file yet"}, true
+	case p.Advertised == p.Total:
+		return VIPReport{VIP: v, Advertised: true}, true
+	case p.Advertised == 0:
+		return VIPReport{VIP: v, Reason: "NothingAdvertised", Message: "no VIP is advertised; see `frontend status`"}, true
+	default:
+		return VIPReport{VIP: v}, false
+	}
+}
+
+// advertised returns the condition Advertised, without type, for VIPs. It is true if at least one pod
+// advertises each of them.
+func (all reports) advertised(vips []vip.VIP) metav1.Condition {
+	if len(all) == 0 {
+		return metav1.Condition{
+			Status: metav1.ConditionFalse, Reason: "NoPods",
+			Message: "no pod of the trench runs: check the workload whose pods have the label " + v1alpha1.TrenchPodLabel,
+		}
+	}
+	if len(vips) == 0 {
+		return metav1.Condition{Status: metav1.ConditionUnknown, Reason: "NoVIPs", Message: "no stream has a VIP"}
+	}
+	var (
+		everywhere int
+		lines      []string
+		reasons    = map[string]int{}
+		unknown    bool
+	)
+	for _, v := range vips {
+		s := all.sum(v)
+		switch {
+		case s.advertised == len(all):
+			everywhere++
+			continue
+		case s.advertised > 0: // by some
+		case s.unknown > 0:
+			unknown = true
+		default:
+			reasons[s.reason]++
+		}
+		lines = append(lines, s.String())
+	}
+	c := metav1.Condition{Status: metav1.ConditionTrue, Reason: "PartlyAdvertised", Message: listed(lines)}
+	switch {
+	case everywhere == len(vips):
+		c.Reason = "AllAdvertised"
+		c.Message = fmt.Sprintf("%[1]d of %[1]d VIPs by %[2]d of %[2]d pods", len(vips), len(all))
+	case len(reasons) > 0:
+		c.Status, c.Reason = metav1.ConditionFalse, mostFrequent(reasons)
+	case unknown:
+		c.Status, c.Reason = metav1.ConditionUnknown, "OnlyCounts"
+	}
+	return c
+}
+
+// sum is what the pods together do with one VIP.
+type sum struct {
+	vip                       vip.VIP
+	advertised, unknown, pods int
+	reason                    string              // the one of most pods that do not advertise it
+	pod                       map[string][]string // names of these pods by message
+}
+
+func (all reports) sum(v vip.VIP) sum {
+	s := sum{vip: v, pods: len(all), pod: map[string][]string{}}
+	reasons := map[string]int{}
+	for _, p := range all {
+		switch r, known := p.of(v); {
+		case !known:
+			s.unknown++
+			message := fmt.Sprintf("the pod advertises %d of %d VIPs, too many to name", p.Advertised, p.Total)
+			s.pod[message] = append(s.pod[message], p.pod)
+		case r.Advertised:
+			s.advertised++
+		default:
+			reasons[r.Reason]++
+			s.pod[r.Message] = append(s.pod[r.Message], p.pod)
+		}
+	}
+	s.reason = mostFrequent(reasons)
+	return s
+}
+
+// String returns such as "2000::1: advertised by 0 of 2 pods: no targets". It names the pods where
+// they differ.
+func (s sum) String() string {
+	var why []string
+	for _, message := range slices.Sorted(maps.Keys(s.pod)) {
+		if names := s.pod[message]; len(names) < s.pods {
+			message += " (" + listedBy(names, ", ") + ")"
+		}
+		why = append(why, message)
+	}
+	return fmt.Sprintf("%s: advertised by %d of %d pods: %s", address(s.vip), s.advertised, s.pods, strings.Join(why, ", "))
+}
+
+// mostFrequent returns the key with the highest count, of several the first in order; "" without
+// one.
+func mostFrequent(counts map[string]int) (most string) {
+	for _, key := range slices.Sorted(maps.Keys(counts)) {
+		if counts[key] > counts[most] {
+			most = key
+		}
+	}
+	return most
+}
+
+func listed(lines []string) string { return listedBy(lines, "; ") }
+
+// listedBy joins lines, at most [maxListed] of them.
+func listedBy(lines []string, separator string) string {
+	if more := len(lines) - maxListed; more > 0 {
+		lines = append(slices.Clone(lines[:maxListed]), fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(lines, separator)
+}
+
+// address returns a VIP of one address without the length of its prefix.
+func address(v vip.VIP) string {
+	if p := v.Prefix(); p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return v.String()
+}

@@ -1,0 +1,189 @@
+package translation
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// settings are what a Trench says to its Services.
+type settings struct {
+	trench     *v1alpha1.Trench
+	namespaces []string
+	network    string // NAMESPACE/NAME; "" without
+	subnets    []netip.Prefix
+	vips       []vip.VIP          // those of the attractor that are valid, sorted
+	held       map[vip.VIP]string // by streams of the Trench: the name of the stream
+	names      map[string]bool    // of those streams
+	attractor  map[string]any     // as it is written
+	keys       map[string][]byte
+	problems   []Problem
+}
+
+// newSettings returns them, or why the Trench is refused.
+func newSettings(t *v1alpha1.Trench, secrets []*corev1.Secret, keyDir string) (*settings, error) {
+	s := &settings{
+		trench: t, namespaces: t.Spec.Namespaces, held: map[vip.VIP]string{}, names: map[string]bool{},
+		keys: map[string][]byte{},
+	}
+	if len(s.namespaces) == 0 {
+		s.namespaces = []string{t.Namespace}
+	}
+	if err := s.readNetwork(); err != nil {
+		return nil, err
+	}
+	s.vips = vipsOf(t.Spec.Attractor)
+	slices.SortFunc(s.vips, vip.Compare)
+	for _, x := range t.Spec.Streams {
+		if m, ok := x.(map[string]any); ok {
+			name := fmt.Sprint(m["name"])
+			s.names[name] = true
+			for _, v := range vipsOf(m) {
+				s.held[v] = name
+			}
+		}
+	}
+	return s, s.readGateways(secrets, keyDir)
+}
+
+// vipsOf returns the VIPs of an object that are valid; the trench file's reader reports others.
+func vipsOf(m map[string]any) []vip.VIP {
+	var vips []vip.VIP
+	list, _ := m["vips"].([]any)
+	for _, x := range list {
+		text, _ := x.(string)
+		if v, err := vip.Parse(text); err == nil {
+			vips = append(vips, v)
+		}
+	}
+	return vips
+}
+
+func (s *settings) readNetwork() error {
+	n := s.trench.Spec.Network
+	if n == nil {
+		return nil
+	}
+	namespace, name, _ := strings.Cut(n.Name, "/")
+	if namespace == "" || name == "" || strings.Contains(name, "/") {
+		return fmt.Errorf("spec.network.name: is %q: write NAMESPACE/NAME of the NetworkAttachmentDefinition", n.Name)
+	}
+	s.network = n.Name
+	for i, text := range n.Subnets {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || p.Addr().Is4In6() || p != p.Masked() {
+			return fmt.Errorf("spec.network.subnets[%d]: is %q: write a prefix such as 172.16.0.0/16 or fd00:16::/64", i, text)
+		}
+		s.subnets = append(s.subnets, p)
+	}
+	return nil
+}
+
+var (
+	secretName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,252}$`)
+	secretKey  = regexp.MustCompile(`^[A-Za-z0-9._-]{1,253}$`)
+)
+
+// readGateways replaces passwordSecret by passwordFile, and reads the passwords.
+func (s *settings) readGateways(secrets []*corev1.Secret, keyDir string) error {
+	s.attractor = s.trench.Spec.Attractor
+	list, ok := s.attractor["gateways"].([]any)
+	if !ok {
+		return nil
+	}
+	list = slices.Clone(list)
+	for i, x := range list {
+		gateway, _ := x.(map[string]any)
+		field := fmt.Sprintf("spec.attractor.gateways[%d]", i)
+		if _, ok := gateway["passwordFile"]; ok {
+			return fmt.Errorf("%s.passwordFile: write passwordSecret with the name and the key of a Secret", field)
+		}
+		reference, ok := gateway["passwordSecret"]
+		if !ok {
+			continue
+		}
+		m, _ := reference.(map[string]any)
+		name, _ := m["name"].(string)
+		key, _ := m["key"].(string)
+		if !secretName.MatchString(name) || !secretKey.MatchString(key) || len(m) != 2 {
+			return fmt.Errorf("%s.passwordSecret: write the name and the key of a Secret, "+
+				"such as {name: gw-1, key: password}", field)
+		}
+		// No Secret has an underscore in its name: two keys never share a file.
+		file := shortened(name+"_"+key, maxFileName)
+		gateway = maps.Clone(gateway)
+		delete(gateway, "passwordSecret")
+		gateway["passwordFile"] = path.Join(keyDir, file)
+		list[i] = gateway
+		s.readPassword(secrets, name, key, file)
+	}
+	s.attractor = maps.Clone(s.attractor)
+	s.attractor["gateways"] = list
+	return nil
+}
+
+// maxFileName is the longest name of a file that Linux takes.
+const maxFileName = 255
+
+func (s *settings) readPassword(secrets []*corev1.Secret, name, key, file string) {
+	namespace := s.trench.Namespace
+	i := slices.IndexFunc(secrets, func(x *corev1.Secret) bool { return x.Namespace == namespace && x.Name == name })
+	if i >= 0 && len(secrets[i].Data[key]) > 0 {
+		s.keys[file] = secrets[i].Data[key]
+		return
+	}
+	problem := Problem{
+		Object:  corev1.ObjectReference{APIVersion: "v1", Kind: "Secret", Namespace: namespace, Name: name},
+		Reason:  ReasonPasswordMissing,
+		Message: fmt.Sprintf("Secret %s/%s does not exist: create it with the key %s", namespace, name, key),
+	}
+	if i >= 0 {
+		problem.Object.UID = secrets[i].UID
+		problem.Message = fmt.Sprintf("Secret %s/%s has no key %s, or an empty one: add it", namespace, name, key)
+	}
+	if !slices.Contains(s.problems, problem) {
+		s.problems = append(s.problems, problem)
+	}
+}
+
+// refuses returns why a target cannot have an address; "" if it can.
+func (s *settings) refuses(a netip.Addr) string {
+	if a.Zone() != "" {
+		return "has a zone: give it an address that needs none"
+	}
+	if what, _ := vip.NotHost(a); what != "" {
+		return fmt.Sprintf("is %s: give it the address of one host", what)
+	}
+	if s.network != "" && len(s.subnets) > 0 &&
+		!slices.ContainsFunc(s.subnets, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		return fmt.Sprintf("lies in none of the subnets of network %s: give it an address of them, "+
+			"or add a subnet to spec.network.subnets of the Trench", s.network)
+	}
+	if v, ok := s.covering(a); ok {
+		return fmt.Sprintf("lies in the VIP %s: give it an address of its own", v)
+	}
+	return ""
+}
+
+// covering returns the VIP of the attractor that contains an address. No two VIPs overlap: the
+// reader of the trench file refuses those.
+func (s *settings) covering(a netip.Addr) (vip.VIP, bool) {
+	i, found := slices.BinarySearchFunc(s.vips, a,
+		func(v vip.VIP, a netip.Addr) int { return v.Prefix().Addr().Compare(a) })
+	if !found {
+		i--
+	}
+	if i >= 0 && s.vips[i].Prefix().Contains(a) {
+		return s.vips[i], true
+	}
+	return vip.VIP{}, false
+}

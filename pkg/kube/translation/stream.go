@@ -1,0 +1,310 @@
+package translation
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// stream is the stream of a Service.
+type stream struct {
+	name     string
+	vips     []vip.VIP
+	fields   []byte          // what follows its VIPs in the file, without its targets
+	families trench.Families // that are checked
+	targets  []target
+}
+
+// refusal is why a Service is refused.
+type refusal struct{ reason, message string }
+
+func refuse(reason, format string, args ...any) *refusal {
+	return &refusal{reason, fmt.Sprintf(format, args...)}
+}
+
+// annotations are those of a Service, by the field of a stream that they set.
+var annotations = map[string]string{
+	"vips": v1alpha1.VIPsAnnotation, "check": v1alpha1.CheckAnnotation, "minReady": v1alpha1.MinReadyAnnotation,
+	"drainTime": v1alpha1.DrainTimeAnnotation, "maglev": v1alpha1.MaglevAnnotation,
+}
+
+// newStream returns the stream of a Service without targets.
+func (t *translator) newStream(s *corev1.Service) (*stream, *refusal) {
+	known := slices.Sorted(maps.Values(annotations))
+	for _, name := range slices.Sorted(maps.Keys(s.Annotations)) {
+		if strings.HasPrefix(name, v1alpha1.Group+"/") && !slices.Contains(known, name) {
+			return nil, refuse(ReasonUnknownAnnotation, "annotation %s is unknown: remove it; those of a Service are %s",
+				name, strings.Join(known, ", "))
+		}
+	}
+	if a := s.Spec.SessionAffinity; a != "" && a != corev1.ServiceAffinityNone {
+		return nil, refuse(ReasonSessionAffinity, "spec.sessionAffinity is %s, which vipgate does not know: "+
+			"set it to None; a flow keeps its target without it", a)
+	}
+	for _, p := range s.Spec.Ports {
+		if n := p.TargetPort.IntValue(); p.TargetPort.Type == intstr.Int && n != 0 && n != int(p.Port) {
+			return nil, refuse(ReasonPortTranslation, "port %d has the targetPort %d, and vipgate does not translate "+
+				"ports: let the application listen on port %d, or set port and targetPort to %d", p.Port, n, p.Port, n)
+		}
+	}
+	vips, refused := t.claim(s)
+	if refused != nil {
+		return nil, refused
+	}
+	fields, refused := t.fields(s)
+	if refused != nil {
+		return nil, refused
+	}
+	result := &stream{name: fileName(s.Namespace + "." + s.Name), vips: vips, fields: fields}
+	if t.settings.names[result.name] {
+		return nil, refuse(ReasonInvalid, "there is a stream %s already, such as in spec.streams of the Trench: "+
+			"rename one of them", result.name)
+	}
+	read := t.read(fields)
+	if read.problem.Message != "" {
+		reason, where := ReasonInvalid, read.problem.Field
+		field, rest, _ := strings.Cut(where, ".")
+		if annotation := annotations[field]; annotation != "" {
+			reason, where = ReasonInvalidAnnotation, "annotation "+annotation
+			if rest != "" {
+				where += ": " + rest
+			}
+		}
+		return nil, refuse(reason, "%s: %s", where, read.problem.Message)
+	}
+	result.families = read.families
+	return result, nil
+}
+
+// claim returns the VIPs of a Service, sorted.
+func (t *translator) claim(s *corev1.Service) ([]vip.VIP, *refusal) {
+	text := strings.TrimSpace(s.Annotations[v1alpha1.VIPsAnnotation])
+	if text == "" {
+		return nil, refuse(ReasonNoVIPs, "annotation %s is missing: write the VIPs of the Service, separated by commas, "+
+			"such as 20.0.0.1,2000::1", v1alpha1.VIPsAnnotation)
+	}
+	var vips []vip.VIP
+	for item := range strings.SplitSeq(text, ",") {
+		item = strings.TrimSpace(item)
+		if a, err := netip.ParseAddr(item); err == nil {
+			item = netip.PrefixFrom(a.WithZone(""), a.BitLen()).String()
+		}
+		v, err := vip.Parse(item)
+		if err != nil {
+			return nil, refuse(ReasonInvalidAnnotation, "annotation %s: %v", v1alpha1.VIPsAnnotation, err)
+		}
+		vips = append(vips, v)
+	}
+	slices.SortFunc(vips, vip.Compare)
+	for i, v := range vips {
+		if i > 0 && v == vips[i-1] {
+			return nil, refuse(ReasonInvalidAnnotation, "annotation %s: VIP %s appears twice: remove one of them",
+				v1alpha1.VIPsAnnotation, v)
+		}
+		if _, ok := slices.BinarySearchFunc(t.settings.vips, v, vip.Compare); !ok {
+			if wider, ok := t.settings.covering(v.Prefix().Addr()); ok {
+				return nil, refuse(ReasonVIPNotAllowed, "VIP %s is not one of the Trench, which has %s: "+
+					"claim that, or let spec.attractor.vips list %s instead", v, wider, v)
+			}
+			return nil, refuse(ReasonVIPNotAllowed, "VIP %s is not one of the Trench: "+
+				"choose one of spec.attractor.vips, or add it there", v)
+		}
+		if name, ok := t.settings.held[v]; ok {
+			return nil, refuse(ReasonVIPHeld, "stream %s of the Trench has VIP %s: choose another one", name, v)
+		}
+		if older, ok := t.holders[v]; ok {
+			return nil, refuse(ReasonVIPHeld, "the older Service %s/%s has VIP %s: choose another one, or delete that Service",
+				older.Namespace, older.Name, v)
+		}
+	}
+	return vips, nil
+}
+
+// fields returns the fields of the stream of a Service, as they are written.
+func (t *translator) fields(s *corev1.Service) ([]byte, *refusal) {
+	m := maps.Clone(t.defaults)
+	for _, name := range []string{"check", "maglev"} {
+		text, ok := s.Annotations[annotations[name]]
+		if !ok {
+			continue
+		}
+		object, err := parseObject(text)
+		if err != nil {
+			return nil, refuse(ReasonInvalidAnnotation, "annotation %s: %v", annotations[name], err)
+		}
+		m[name] = merged(m[name], object)
+	}
+	for _, name := range []string{"minReady", "drainTime"} {
+		if text, ok := s.Annotations[annotations[name]]; ok {
+			m[name] = text
+		}
+	}
+	check, _ := m["check"].(map[string]any)
+	if !hasKind(check) {
+		i := slices.IndexFunc(s.Spec.Ports, func(p corev1.ServicePort) bool {
+			return protocol(p.Protocol) == corev1.ProtocolTCP
+		})
+		if i < 0 {
+			return nil, refuse(ReasonNoCheck, "there is no TCP port to check: write annotation %s, such as "+
+				`{"tcp":{"port":8080}}`, v1alpha1.CheckAnnotation)
+		}
+		m["check"] = merged(check, map[string]any{"tcp": map[string]any{"port": s.Spec.Ports[i].Port}})
+	}
+	if matchKnown && len(s.Spec.Ports) > 0 {
+		m["match"] = match(s.Spec.Ports)
+	}
+	return appendFields([]byte("    "), "    ", m), nil
+}
+
+// matchKnown is whether the reader of the trench file knows the field match.
+const matchKnown = false
+
+// match returns which packets belong to a Service.
+func match(ports []corev1.ServicePort) []any {
+	byProtocol := map[string][]int32{}
+	for _, p := range ports {
+		name := strings.ToLower(string(protocol(p.Protocol)))
+		if !slices.Contains(byProtocol[name], p.Port) {
+			byProtocol[name] = append(byProtocol[name], p.Port)
+		}
+	}
+	var entries []any
+	for _, name := range slices.Sorted(maps.Keys(byProtocol)) {
+		var numbers []any
+		for _, n := range slices.Sorted(slices.Values(byProtocol[name])) {
+			numbers = append(numbers, n)
+		}
+		entries = append(entries, map[string]any{"protocols": []any{name}, "ports": numbers})
+	}
+	return entries
+}
+
+// protocol returns the protocol of a port; TCP if it says none.
+func protocol(p corev1.Protocol) corev1.Protocol { return cmp.Or(p, corev1.ProtocolTCP) }
+
+// checkKinds are the fields of which a check has one.
+var checkKinds = []string{"tcp", "http", "grpc"}
+
+func hasKind(check map[string]any) bool {
+	return slices.ContainsFunc(checkKinds, func(kind string) bool { _, ok := check[kind]; return ok })
+}
+
+// merged returns the fields of both; those of over win, and a kind of check replaces any other.
+func merged(defaults any, over map[string]any) map[string]any {
+	m, _ := defaults.(map[string]any)
+	m = maps.Clone(m)
+	if m == nil {
+		m = map[string]any{}
+	}
+	if hasKind(over) {
+		for _, kind := range checkKinds {
+			delete(m, kind)
+		}
+	}
+	maps.Copy(m, over)
+	return m
+}
+
+// parseObject reads an object of JSON.
+func parseObject(text string) (map[string]any, error) {
+	d := json.NewDecoder(strings.NewReader(text))
+	d.UseNumber()
+	var m map[string]any
+	err := d.Decode(&m)
+	if err == nil && m == nil {
+		err = errors.New("it is null")
+	}
+	if err == nil {
+		if _, more := d.Token(); !errors.Is(more, io.EOF) {
+			err = errors.New("something follows it")
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf(`is not an object of JSON (%w): write one such as {"http":{"port":8080}}`, err)
+	}
+	return m, nil
+}
+
+// readFields is what the reader of the trench file says of the fields of a stream.
+type readFields struct {
+	families trench.Families
+	problem  trench.Problem // Field is below the stream; no Message without a problem
+}
+
+// probe is a file around the fields of a stream; its VIP is no address that anything has (RFC 6666).
+const probe = `trench: probe
+attractor:
+  name: probe
+  vips: ["100::1/128"]
+streams:
+  - name: probe
+    vips: ["100::1/128"]
+`
+
+// read reads the fields of a stream as the reader of the trench file will. What that says of them
+// depends on the rest of the file only for addresses in VIPs, which are compared here.
+func (t *translator) read(fields []byte) readFields {
+	if known, ok := t.known[string(fields)]; ok {
+		return known
+	}
+	var r readFields
+	config, err := trench.Parse("", append([]byte(probe), fields...), trench.DefaultDefaults())
+	var refused *trench.Errors
+	switch {
+	case errors.As(err, &refused):
+		r.problem = refused.Problems[0]
+		r.problem.Field = strings.TrimPrefix(strings.TrimPrefix(r.problem.Field, "streams[0]"), ".")
+		if r.problem.Field == "" {
+			r.problem.Field = "check"
+		}
+	case err != nil:
+		r.problem = trench.Problem{Message: err.Error()}
+	default:
+		check := config.Streams[0].Check
+		r.families = check.Families
+		for _, a := range []netip.Addr{check.Source4, check.Source6} {
+			if v, ok := t.settings.covering(a); a.IsValid() && ok {
+				r.problem = trench.Problem{Field: "check.source", Message: fmt.Sprintf("is %s, which lies in the VIP %s: "+
+					"write an address of the load balancer's own", a, v)}
+			}
+		}
+	}
+	t.known[string(fields)] = r
+	return r
+}
+
+// readDefaults checks spec.defaults of the Trench.
+func (t *translator) readDefaults() error {
+	defaults := t.settings.trench.Spec.Defaults
+	t.defaults = map[string]any{}
+	for _, name := range slices.Sorted(maps.Keys(defaults)) {
+		if _, ok := annotations[name]; !ok || name == "vips" {
+			return fmt.Errorf("spec.defaults.%s: unknown field: the fields here are minReady, check, drainTime, maglev", name)
+		}
+		t.defaults[name] = defaults[name]
+	}
+	m := maps.Clone(t.defaults)
+	if check, ok := m["check"].(map[string]any); ok && !hasKind(check) {
+		m["check"] = merged(check, map[string]any{"tcp": map[string]any{"port": 1}})
+	}
+	if len(m) == 0 {
+		return nil
+	}
+	if p := t.read(appendFields([]byte("    "), "    ", m)).problem; p.Message != "" {
+		return fmt.Errorf("spec.defaults.%s: %s", p.Field, p.Message)
+	}
+	return nil
+}

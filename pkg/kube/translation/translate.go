@@ -1,0 +1,204 @@
+package translation
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// maxFileSize is the largest trench file that the reader takes.
+const maxFileSize = 8 << 20
+
+// translator is one translation.
+type translator struct {
+	settings *settings
+	defaults map[string]any // of a stream, as they are written
+	known    map[string]readFields
+	holders  map[vip.VIP]*corev1.Service
+	pods     map[label][]*endpoint
+	slices   map[label][]*discoveryv1.EndpointSlice
+	streams  []*stream
+}
+
+// Translate returns the trench file of a Trench and its Services. It is pure: it depends on the
+// objects, not on their order, and on nothing else.
+func Translate(objects Objects, options Options) Result {
+	u := objects.Trench
+	r := Result{Trench: Verdict{Object: corev1.ObjectReference{
+		APIVersion: v1alpha1.Kind.GroupVersion().String(), Kind: v1alpha1.Kind.Kind,
+	}}}
+	if u == nil {
+		r.Trench.Reason, r.Trench.Message = ReasonNotFound, "the Trench does not exist: create it"
+		return r
+	}
+	r.Trench.Object.Namespace, r.Trench.Object.Name = u.GetNamespace(), u.GetName()
+	r.Trench.Object.UID, r.Trench.Generation = u.GetUID(), u.GetGeneration()
+	if err := r.translate(objects, options); err != nil {
+		r.Trench.Reason, r.Trench.Message = ReasonInvalid, err.Error()
+		r.File, r.Keys, r.Services = nil, nil, nil
+		return r
+	}
+	r.Trench.Accepted, r.Trench.Reason, r.Trench.Message = true, ReasonValid, "the trench file is written"
+	return r
+}
+
+// translate fills the result in. The error is why the Trench is refused.
+func (r *Result) translate(objects Objects, options Options) error {
+	decoded, err := v1alpha1.FromUnstructured(objects.Trench)
+	if err != nil {
+		return err
+	}
+	s, err := newSettings(decoded, objects.Secrets, options.KeyDir)
+	if err != nil {
+		return err
+	}
+	t := &translator{settings: s, known: map[string]readFields{}, holders: map[vip.VIP]*corev1.Service{}}
+	if err := t.readDefaults(); err != nil {
+		return err
+	}
+	class := v1alpha1.LoadBalancerClass(decoded.Name)
+	var services []*corev1.Service
+	for _, x := range objects.Services {
+		if c := x.Spec.LoadBalancerClass; x.Spec.Type == corev1.ServiceTypeLoadBalancer && c != nil && *c == class &&
+			x.DeletionTimestamp == nil && slices.Contains(s.namespaces, x.Namespace) {
+			services = append(services, x)
+		}
+	}
+	slices.SortFunc(services, older)
+	t.pods, t.slices = t.readPods(objects.Pods, services), readSlices(objects.EndpointSlices)
+	for _, x := range services {
+		r.Services = append(r.Services, t.judge(x))
+	}
+	slices.SortFunc(r.Services, func(a, b ServiceVerdict) int {
+		x, y := a.Object, b.Object
+		return strings.Compare(x.Namespace+"/"+x.Name+"/"+string(x.UID), y.Namespace+"/"+y.Name+"/"+string(y.UID))
+	})
+	slices.SortFunc(t.streams, func(a, b *stream) int { return strings.Compare(a.name, b.name) })
+	r.File, r.Keys, r.Trench.Problems = t.file(), s.keys, s.problems
+	return t.refused(r.File)
+}
+
+// judge adds the stream of a Service, or refuses it.
+func (t *translator) judge(s *corev1.Service) ServiceVerdict {
+	v := ServiceVerdict{Verdict: Verdict{Object: reference(s), Generation: s.Generation}}
+	st, refused := t.newStream(s)
+	if refused == nil {
+		v.Problems, refused = t.addTargets(s, st)
+	}
+	if refused != nil {
+		v.Reason, v.Message = refused.reason, refused.message
+		return v
+	}
+	for _, x := range st.vips {
+		t.holders[x] = s
+	}
+	t.settings.names[st.name] = true
+	t.streams = append(t.streams, st)
+	v.Accepted, v.Reason = true, ReasonAccepted
+	v.Message = fmt.Sprintf("serves %s as stream %s", list(st.vips), st.name)
+	v.Stream, v.VIPs = st.name, st.vips
+	for _, x := range st.targets {
+		if !x.terminating {
+			v.Targets++
+		}
+	}
+	return v
+}
+
+// list returns the first VIPs of a list, separated by commas.
+func list(vips []vip.VIP) string {
+	const enough = 10
+	var texts []string
+	for _, v := range vips[:min(len(vips), enough)] {
+		texts = append(texts, v.String())
+	}
+	if more := len(vips) - enough; more > 0 {
+		texts = append(texts, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(texts, ", ")
+}
+
+func reference(s *corev1.Service) corev1.ObjectReference {
+	return corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: s.Namespace, Name: s.Name, UID: s.UID}
+}
+
+// file writes the trench file.
+func (t *translator) file() []byte {
+	meta := t.settings.trench.ObjectMeta
+	b := fmt.Appendf(nil, "# Translated from Trench %s/%s: changes are overwritten.\n",
+		fileName(meta.Namespace), fileName(meta.Name))
+	b = append(appendText(append(b, "trench: "...), meta.Name), "\nattractor:"...)
+	b = appendObject(b, "  ", t.settings.attractor)
+	if len(t.settings.trench.Spec.Streams)+len(t.streams) == 0 {
+		return append(b, "streams: []\n"...)
+	}
+	b = append(b, "streams:\n"...)
+	for _, x := range t.settings.trench.Spec.Streams {
+		m, ok := x.(map[string]any)
+		if !ok || len(m) == 0 {
+			b = append(appendValue(append(b, "  - "...), x), '\n')
+			continue
+		}
+		b = appendFields(append(b, "  - "...), "    ", m)
+	}
+	for _, s := range t.streams {
+		b = appendTargets(s.append(b), s.targets)
+	}
+	return b
+}
+
+// appendObject writes the value of a field: an object with one field a line.
+func appendObject(b []byte, indent string, m map[string]any) []byte {
+	if len(m) == 0 {
+		return append(b, " {}\n"...)
+	}
+	return appendFields(append(append(b, '\n'), indent...), indent, m)
+}
+
+// refused returns what the reader of the trench file refuses, with the path of the Trench.
+func (t *translator) refused(file []byte) error {
+	if len(file) > maxFileSize {
+		return fmt.Errorf("the trench file has %d bytes, more than the %d that are read: "+
+			"divide the Services among several Trenches", len(file), maxFileSize)
+	}
+	_, err := trench.Parse("", file, trench.DefaultDefaults())
+	var refused *trench.Errors
+	if !errors.As(err, &refused) {
+		return err
+	}
+	const enough = 3
+	var texts []string
+	for _, p := range refused.Problems[:min(len(refused.Problems), enough)] {
+		texts = append(texts, t.path(p.Field)+": "+p.Message)
+	}
+	if more := len(refused.Problems) - enough; more > 0 {
+		texts = append(texts, fmt.Sprintf("%d more problems", more))
+	}
+	return errors.New(strings.Join(texts, "; "))
+}
+
+// path returns where a field of the trench file comes from.
+func (t *translator) path(field string) string {
+	switch {
+	case field == "":
+		return "spec"
+	case field == "trench":
+		return "metadata.name"
+	}
+	number, rest, ok := strings.Cut(strings.TrimPrefix(field, "streams["), "]")
+	if i, err := strconv.Atoi(number); ok && err == nil {
+		if i -= len(t.settings.trench.Spec.Streams); i >= 0 && i < len(t.streams) {
+			return "stream " + t.streams[i].name + rest
+		}
+	}
+	return "spec." + field
+}

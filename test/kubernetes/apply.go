@@ -1,0 +1,132 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+)
+
+// applyTimeout bounds Apply; a CustomResourceDefinition takes a second to be served.
+const applyTimeout = time.Minute
+
+// fieldManager owns what Apply writes.
+const fieldManager = "test"
+
+// Apply applies YAML documents in their order, as `kubectl apply --server-side --force-conflicts`
+// does, and then the status of each that has one, as its controller or kubelet does. Objects without a
+// namespace go to default. It waits until the API server serves the kind of a
+// CustomResourceDefinition.
+func (c *Cluster) Apply(t testing.TB, manifests string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), applyTimeout)
+	defer cancel()
+	if err := apply(ctx, c.admin, manifests); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func apply(ctx context.Context, config *rest.Config, manifests string) error {
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	objects, err := dynamic.NewForConfigAndClient(config, client)
+	if err != nil {
+		return err
+	}
+	kinds, err := discovery.NewDiscoveryClientForConfigAndClient(config, client)
+	if err != nil {
+		return err
+	}
+	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(kinds))
+	documents := yaml.NewYAMLOrJSONDecoder(strings.NewReader(manifests), 4096)
+	for {
+		object := &unstructured.Unstructured{}
+		err := documents.Decode(&object.Object)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("failed to decode a manifest: %w", err)
+		case len(object.Object) == 0:
+			continue
+		}
+		for {
+			err := applyObject(ctx, objects, mapper, object)
+			if err == nil {
+				break
+			}
+			err = fmt.Errorf("failed to apply %s %s/%s: %w", object.GetKind(), object.GetNamespace(),
+				object.GetName(), err)
+			if !notServed(err) {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return err
+			case <-time.After(pollInterval):
+				mapper.Reset()
+			}
+		}
+	}
+}
+
+// notServed reports whether the API server does not serve the kind of the object, or not yet.
+func notServed(err error) bool {
+	return meta.IsNoMatchError(err) ||
+		apierrors.IsNotFound(err) && strings.Contains(err.Error(), "could not find the requested resource")
+}
+
+// applyObject applies an object and its status.
+func applyObject(ctx context.Context, objects dynamic.Interface, mapper meta.RESTMapper,
+	object *unstructured.Unstructured,
+) error {
+	kind := object.GroupVersionKind()
+	mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return err
+	}
+	var resource dynamic.ResourceInterface = objects.Resource(mapping.Resource)
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		namespace := object.GetNamespace()
+		if namespace == "" {
+			namespace = metav1.NamespaceDefault
+		}
+		resource = objects.Resource(mapping.Resource).Namespace(namespace)
+	}
+	body, err := json.Marshal(object)
+	if err != nil {
+		return err
+	}
+	force := true
+	options := metav1.PatchOptions{FieldManager: fieldManager, Force: &force}
+	if _, err := resource.Patch(ctx, object.GetName(), types.ApplyPatchType, body, options); err != nil {
+		return err
+	}
+	if _, has := object.Object["status"]; has && kind.GroupKind() != customResource {
+		_, err = resource.Patch(ctx, object.GetName(), types.ApplyPatchType, body, options, "status")
+	}
+	return err
+}
+
+// customResource is the kind whose generated manifests carry a status that is to be ignored.
+var customResource = schema.GroupKind{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}

@@ -1,0 +1,271 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+const (
+	// Variable chooses whether tests that need an API server run: 0 skips them, which the skip list of
+	// `make test` counts. With any other value, and without one, they run or fail.
+	Variable = "VIPGATE_TEST_KUBE"
+	// Lacks is the reason that the skip list of `make test` shows for them.
+	Lacks = "an API server, which make test-kube provides"
+
+	// binaryVariable names another kube-apiserver than the pinned one.
+	binaryVariable = "VIPGATE_KUBE_APISERVER"
+	pinned         = "bin/tools/kube-apiserver"
+
+	// startTimeout bounds the start of a process; on an idle machine it takes seconds.
+	startTimeout = 2 * time.Minute
+	pollInterval = 20 * time.Millisecond
+)
+
+// Cluster is an API server with its etcd. It is safe for concurrent use, except for StopServer,
+// StartServer and Compact.
+type Cluster struct {
+	t      testing.TB
+	dir    string // short, since paths of unix sockets end at 108 bytes
+	binary string
+	extra  []string // arguments of kube-apiserver
+	port   int
+	ca     *authority
+	admin  *rest.Config
+	etcd   *process
+	server *process // nil while it is stopped
+}
+
+// Option changes how a cluster is started.
+type Option func(*Cluster)
+
+// WithArgs adds arguments of kube-apiserver, such as --watch-cache=false.
+func WithArgs(args ...string) Option {
+	return func(c *Cluster) { c.extra = append(c.extra, args...) }
+}
+
+// Missing returns an error, with the remedy, for each program that this machine lacks for a cluster.
+func Missing() []error {
+	var errs []error
+	if _, err := exec.LookPath("etcd"); err != nil {
+		errs = append(errs, errors.New("missing: etcd (Debian: apt-get install etcd-server)"))
+	}
+	if _, err := findServer(); err != nil {
+		errs = append(errs, err)
+	}
+	return errs
+}
+
+// findServer returns the path of kube-apiserver.
+func findServer() (string, error) {
+	path := os.Getenv(binaryVariable)
+	if path == "" {
+		root, err := repository()
+		if err != nil {
+			return "", err
+		}
+		path = filepath.Join(root, pinned)
+	}
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("missing: kube-apiserver (make %s, or make test-kube): %w", pinned, err)
+	}
+	return path, nil
+}
+
+// repository returns the folder of the module, which is that of the test or above it.
+func repository() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("failed to find the repository: %w", err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", errors.New("failed to find the repository: no go.mod above the test's folder")
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
+// Start starts etcd and kube-apiserver on free ports, with RBAC, and waits until the API server is
+// ready and has the namespace default. Both end with the test.
+func Start(t testing.TB, options ...Option) *Cluster {
+	t.Helper()
+	if os.Getenv(Variable) == "0" {
+		lab.Skip(t, Lacks)
+	}
+	if err := errors.Join(Missing()...); err != nil {
+		t.Fatal(err)
+	}
+	c := &Cluster{t: t}
+	for _, o := range options {
+		o(c)
+	}
+	if err := c.create(); err != nil {
+		t.Fatalf("failed to start a cluster: %v", err)
+	}
+	return c
+}
+
+// create starts the cluster; what it creates ends with the test, also after an error.
+func (c *Cluster) create() (err error) {
+	if err := removeLeftovers(); err != nil {
+		return fmt.Errorf("leftovers of an earlier run: %w", err)
+	}
+	if c.binary, err = findServer(); err != nil {
+		return err
+	}
+	if c.dir, err = os.MkdirTemp(tempDir, fmt.Sprintf("vk-%d-", os.Getpid())); err != nil {
+		return err
+	}
+	c.t.Cleanup(func() {
+		for _, p := range []*process{c.server, c.etcd} {
+			if err := p.kill(); err != nil {
+				c.t.Error(err)
+			}
+		}
+		if err := os.RemoveAll(c.dir); err != nil {
+			c.t.Error(err)
+		}
+	})
+	if err := c.reservePort(); err != nil {
+		return err
+	}
+	if c.ca, err = newAuthority(c.dir); err != nil {
+		return err
+	}
+	if c.admin, err = c.user("admin", []string{"system:masters"}); err != nil {
+		return err
+	}
+	if err := c.startEtcd(); err != nil {
+		return err
+	}
+	return c.startServer()
+}
+
+// reservePort binds a free port, without listening, until the end of the test. kube-apiserver
+// shares it (SO_REUSEPORT), so that no other process gets it while the server is stopped.
+func (c *Cluster) reservePort() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("failed to reserve a port: %w", err)
+	}
+	c.t.Cleanup(func() { unix.Close(fd) })
+	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1),
+		unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	if err != nil {
+		return fmt.Errorf("failed to reserve a port: %w", err)
+	}
+	at, err := unix.Getsockname(fd)
+	if err != nil {
+		return fmt.Errorf("failed to reserve a port: %w", err)
+	}
+	c.port = at.(*unix.SockaddrInet4).Port
+	return nil
+}
+
+// Address returns the host and port of the API server.
+func (c *Cluster) Address() string { return "127.0.0.1:" + strconv.Itoa(c.port) }
+
+// serverArgs returns the arguments of kube-apiserver.
+func (c *Cluster) serverArgs() []string {
+	return slices.Concat([]string{
+		c.binary,
+		"--etcd-servers=" + c.etcdURL(),
+		"--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(c.port), "--permit-port-sharing",
+		"--cert-dir=" + c.dir, "--tls-cert-file=" + c.ca.path("server.crt"),
+		"--tls-private-key-file=" + c.ca.path("server.key"), "--client-ca-file=" + c.ca.path("ca.crt"),
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-signing-key-file=" + c.ca.path("sa.key"),
+		"--service-account-key-file=" + c.ca.path("sa.key"),
+		"--authorization-mode=RBAC",
+		// Pods would wait for the service account of a controller that does not run.
+		"--disable-admission-plugins=ServiceAccount",
+		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112",
+		// Neither an address of the host nor its name is looked for.
+		"--endpoint-reconciler-type=none", "--advertise-address=192.0.2.1", "--external-hostname=localhost",
+		"--enable-priority-and-fairness=false", "--profiling=false", "--v=0",
+	}, c.extra)
+}
+
+// startServer starts kube-apiserver and waits until it is ready.
+func (c *Cluster) startServer() (err error) {
+	if c.server, err = startProcess(c.dir, "kube-apiserver", c.serverArgs()...); err != nil {
+		return err
+	}
+	client, err := rest.HTTPClientFor(c.admin)
+	if err != nil {
+		return fmt.Errorf("client of the API server: %w", err)
+	}
+	defer client.CloseIdleConnections()
+	err = c.server.ready(func(ctx context.Context) error {
+		return get(ctx, client, c.admin.Host+"/readyz")
+	})
+	if err != nil {
+		return err
+	}
+	objects, err := dynamic.NewForConfigAndClient(c.admin, client)
+	if err != nil {
+		return fmt.Errorf("client of the API server: %w", err)
+	}
+	namespaces := objects.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"})
+	return c.server.ready(func(ctx context.Context) error {
+		_, err := namespaces.Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+// get requests a URL and returns an error unless the status is 200.
+func get(ctx context.Context, client *http.Client, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", url, response.Status)
+	}
+	return nil
+}
+
+// StopServer kills the API server: connections to it end, and new ones are refused. etcd runs on.
+func (c *Cluster) StopServer(t testing.TB) {
+	t.Helper()
+	if err := c.server.kill(); err != nil {
+		t.Fatal(err)
+	}
+	c.server = nil
+}
+
+// StartServer starts the API server on the same port again and waits until it is ready.
+func (c *Cluster) StartServer(t testing.TB) {
+	t.Helper()
+	if c.server != nil {
+		t.Fatal("the API server runs")
+	}
+	if err := c.startServer(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,82 @@
+package kubernetes
+
+import (
+	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"os"
+	"path/filepath"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+)
+
+// Admin returns the configuration of a client that may do everything (system:masters).
+func (c *Cluster) Admin() *rest.Config { return rest.CopyConfig(c.admin) }
+
+// User returns the configuration of a client with a certificate of a user and groups. Without a
+// binding it may do nothing but discovery.
+func (c *Cluster) User(name string, groups ...string) *rest.Config {
+	c.t.Helper()
+	config, err := c.user(name, groups)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return config
+}
+
+func (c *Cluster) user(name string, groups []string) (*rest.Config, error) {
+	t := template(pkix.Name{CommonName: name, Organization: groups})
+	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	cert, key, err := c.ca.issue(t)
+	if err != nil {
+		return nil, err
+	}
+	config := c.anonymous()
+	config.CertData, config.KeyData = cert, key
+	return config, nil
+}
+
+// anonymous returns the configuration of a client without credentials and without a limit of its own
+// for its requests.
+func (c *Cluster) anonymous() *rest.Config {
+	return &rest.Config{
+		Host: "https://" + c.Address(), QPS: -1,
+		TLSClientConfig: rest.TLSClientConfig{CAData: c.ca.pem},
+	}
+}
+
+// ServiceAccount returns the configuration of a client with a token of a service account, in a file
+// as in a pod. The service account is created unless it exists; its namespace must exist. A second
+// call writes another token into the same file.
+func (c *Cluster) ServiceAccount(t testing.TB, namespace, name string) *rest.Config {
+	t.Helper()
+	core, err := typedcorev1.NewForConfig(c.admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	accounts, ctx := core.ServiceAccounts(namespace), context.Background()
+	_, err = accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatalf("failed to create service account %s/%s: %v", namespace, name, err)
+	}
+	token, err := accounts.CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatalf("failed to request a token of service account %s/%s: %v", namespace, name, err)
+	}
+	config := c.anonymous()
+	config.BearerTokenFile = filepath.Join(c.dir, namespace+"."+name+".token")
+	if err := os.WriteFile(config.BearerTokenFile+".new", []byte(token.Status.Token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(config.BearerTokenFile+".new", config.BearerTokenFile); err != nil {
+		t.Fatal(err)
+	}
+	return config
+}
