@@ -89,6 +89,10 @@ func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 	if err != nil {
 		return err
 	}
+	return p.run(ctx, stop)
+}
+
+func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	tasks, err := p.tasks(ctx)
 	if err != nil {
 		return err

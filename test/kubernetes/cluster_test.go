@@ -218,8 +218,15 @@ func TestProxyDelaysAndCuts(t *testing.T) {
 	}
 	c.Apply(t, first)
 	p.Delay(0) // also for the event on its way
-	for e := next(t, w); e.Object.(*corev1.ConfigMap).Name != "first"; {
-		e = next(t, w)
+	for {
+		e := next(t, w)
+		m, ok := e.Object.(*corev1.ConfigMap)
+		if !ok {
+			t.Fatalf("event %s of %v", e.Type, e.Object)
+		}
+		if m.Name == "first" {
+			break
+		}
 	}
 
 	p.Cut()

@@ -34,12 +34,19 @@ func strip(object any) (any, error) {
 	return object, nil
 }
 
-// stripPod keeps the metadata, and of spec and status what says where a pod is and how it is.
+// stripPod keeps the metadata, and of spec and status what says where a pod is, how it is, and how its
+// ports are called.
 func stripPod(pod *corev1.Pod) {
 	maps.DeleteFunc(pod.Annotations, func(name, _ string) bool {
 		return name != NetworkStatus && !strings.HasPrefix(name, v1alpha1.Group+"/")
 	})
+	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
+		for i, c := range containers {
+			containers[i] = corev1.Container{Name: c.Name, Ports: c.Ports}
+		}
+	}
 	pod.Spec = corev1.PodSpec{
+		Containers: pod.Spec.Containers, InitContainers: pod.Spec.InitContainers,
 		NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork, ReadinessGates: pod.Spec.ReadinessGates,
 	}
 	pod.Status = corev1.PodStatus{
