@@ -17,9 +17,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
-// reportInterval is the least time between two writes of the report.
-const reportInterval = 5 * time.Second
-
 var pods = corev1.SchemeGroupVersion.WithResource("pods")
 
 // annotate keeps the annotation of the own Pod equal to the report until ctx ends.
@@ -28,7 +25,7 @@ func (p *Publisher) annotate(ctx context.Context) error {
 		notUntil time.Time
 		throttle logs.Throttle
 		log      = p.options.Log
-		retry    = backoff.Backoff{Min: reportInterval, Max: time.Minute, Jitter: 0.2}
+		retry    = backoff.Backoff{Min: p.timing.report, Max: time.Minute, Jitter: 0.2}
 	)
 	for {
 		report, reported := p.frontend.report.Get()
@@ -59,7 +56,7 @@ func (p *Publisher) annotate(ctx context.Context) error {
 				throttle.Log(log.Warn, "", "report not written, retrying", "error", err)
 			}
 			// Also after a success: the watch has not brought it back yet.
-			delay := reportInterval
+			delay := p.timing.report
 			if err != nil {
 				delay = retry.Next()
 			}

@@ -76,14 +76,14 @@ func trenchStatus(in Input, t *v1alpha1.Trench, pods reports, now metav1.Time) w
 	if len(v.Problems) > 0 {
 		accepted.Message = strings.TrimPrefix(accepted.Message+"; "+problems(v), "; ")
 	}
-	vips := vip.Set{}
+	vips := vip.NewSet(streamVIPs(t.Spec.Streams)...)
 	for _, s := range in.Result.Services {
 		for _, v := range s.VIPs {
 			vips[v] = struct{}{}
 		}
 	}
-	for _, v := range streamVIPs(t.Spec.Streams) {
-		vips[v] = struct{}{}
+	if !v.Accepted {
+		vips = pods.served() // by the previous trench file, which is in force
 	}
 	advertised := pods.advertised(vips.Sorted())
 	advertised.Type, advertised.ObservedGeneration = v1alpha1.Advertised, v.Generation

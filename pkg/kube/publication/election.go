@@ -12,15 +12,21 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
-// Times of the election. A leader that cannot renew its Lease stops writing 5 s before another one
-// can begin.
-const (
-	leaseDuration = 15 * time.Second
-	renewDeadline = 10 * time.Second
-	retryPeriod   = 2 * time.Second
-)
+// timing are the times of a publisher.
+type timing struct {
+	// Of the Lease. A leader that cannot renew it stops writing lease-renew before another one begins.
+	lease, renew, retry time.Duration
+	// report is the least time between two writes of the report, restore that between two writes of a
+	// status that another writer changed.
+	report, restore time.Duration
+}
 
-type electionTimes struct{ lease, renew, retry time.Duration }
+func defaultTiming() timing {
+	return timing{
+		lease: 15 * time.Second, renew: 10 * time.Second, retry: 2 * time.Second,
+		report: 5 * time.Second, restore: time.Minute,
+	}
+}
 
 // LeaseName returns the name of the Lease of a Trench, in its namespace.
 func LeaseName(trench string) string { return FieldManager + "-" + trench }
@@ -33,7 +39,7 @@ func (p *Publisher) campaign(ctx context.Context) error {
 		if err := p.term(ctx); err != nil {
 			p.options.Log.Warn("leader election failed, retrying", "error", err)
 		}
-		if time.Since(start) > p.election.lease {
+		if time.Since(start) > p.timing.lease {
 			retry.Reset()
 		}
 		if err := retry.Wait(ctx); err != nil {
@@ -53,9 +59,9 @@ func (p *Publisher) term(ctx context.Context) error {
 			LockConfig: resourcelock.ResourceLockConfig{Identity: p.options.Pod},
 		},
 		Name:            LeaseName(p.options.Trench),
-		LeaseDuration:   p.election.lease,
-		RenewDeadline:   p.election.renew,
-		RetryPeriod:     p.election.retry,
+		LeaseDuration:   p.timing.lease,
+		RenewDeadline:   p.timing.renew,
+		RetryPeriod:     p.timing.retry,
 		ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) { started <- ctx },
@@ -97,7 +103,7 @@ func (p *Publisher) lead(ctx, holding context.Context) {
 		p.options.Log.Info("no longer leader of the trench")
 	}()
 	failed := func(err error) { p.state.Update(func(s State) State { s.WriteError = err; return s }) }
-	newLeader(p.watch, p.write, p.options, failed).run(ctx, p.options.Input)
+	newLeader(p.watch, p.write, p.options, p.timing.restore, failed).run(ctx, p.options.Input)
 }
 
 func (p *Publisher) set(leading bool) {

@@ -25,8 +25,6 @@ const (
 	// FieldManager owns the fields that are applied.
 	FieldManager = "vipgate"
 
-	// restoreInterval is the least time between two writes of a status that another writer changed.
-	restoreInterval = time.Minute
 	// passInterval is the least time between two looks at all objects.
 	passInterval = 100 * time.Millisecond
 )
@@ -39,7 +37,8 @@ type leader struct {
 	log      *slog.Logger
 	throttle logs.Throttle
 	count    func(resource string, err error)
-	failed   func(error) // takes the first error of each pass; nil: none
+	restore  time.Duration // timing.restore
+	failed   func(error)   // takes the first error of each pass; nil: none
 	retry    backoff.Backoff
 	notUntil time.Time // while the API server is away
 	objects  map[types.UID]*object
@@ -55,14 +54,14 @@ type object struct {
 	notUntil time.Time // after an error
 }
 
-func newLeader(watch, write dynamic.Interface, o Options, failed func(error)) *leader {
+func newLeader(watch, write dynamic.Interface, o Options, restore time.Duration, failed func(error)) *leader {
 	return &leader{
 		client:  write,
 		sources: sources{client: watch, changed: make(chan struct{}, 1), followers: map[source]*follower{}},
 		recorder: recorder{
 			client: write, pod: o.Pod, log: o.Log, count: o.Metrics.PublicationWrite, sent: map[string]*series{},
 		},
-		log: o.Log, count: o.Metrics.PublicationWrite, failed: failed,
+		log: o.Log, count: o.Metrics.PublicationWrite, restore: restore, failed: failed,
 		retry:   backoff.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.2},
 		objects: map[types.UID]*object{},
 	}
@@ -161,8 +160,8 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 		return o.notUntil, nil
 	}
 	foreign := o.wrote == w.content
-	if foreign && !o.restored.IsZero() && now.Before(o.restored.Add(restoreInterval)) {
-		return o.restored.Add(restoreInterval), nil
+	if foreign && !o.restored.IsZero() && now.Before(o.restored.Add(l.restore)) {
+		return o.restored.Add(l.restore), nil
 	}
 	version, err := l.apply(ctx, w)
 	l.count(w.resource.Resource, err)

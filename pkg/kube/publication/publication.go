@@ -61,7 +61,7 @@ type Publisher struct {
 	state        *latest.Value[State]
 	watch, write dynamic.Interface
 	leases       coordinationclient.LeasesGetter
-	election     electionTimes
+	timing       timing
 }
 
 // New returns a publisher.
@@ -74,7 +74,7 @@ func New(o Options) (*Publisher, error) {
 		options:  o,
 		frontend: newFrontend(o.AdminSocket, o.Log),
 		state:    latest.New(State{}),
-		election: electionTimes{leaseDuration, renewDeadline, retryPeriod},
+		timing:   defaultTiming(),
 	}
 	var err error
 	if p.write, err = dynamic.NewForConfig(writes); err == nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -71,6 +72,19 @@ func (p podReport) of(v vip.VIP) (r VIPReport, known bool) {
 	default:
 		return VIPReport{VIP: v}, false
 	}
+}
+
+// served returns the VIPs that a stream serves, as far as reports name them.
+func (all reports) served() vip.Set {
+	vips := vip.Set{}
+	for _, p := range all {
+		for _, v := range p.VIPs {
+			if v.Reason != noStream {
+				vips[v.VIP] = struct{}{}
+			}
+		}
+	}
+	return vips
 }
 
 // advertised returns the condition Advertised, without type, for VIPs. It is true if at least one pod
@@ -156,7 +170,11 @@ func (s sum) String() string {
 		}
 		why = append(why, message)
 	}
-	return fmt.Sprintf("%s: advertised by %d of %d pods: %s", address(s.vip), s.advertised, s.pods, strings.Join(why, ", "))
+	count := strconv.Itoa(s.advertised)
+	if s.unknown > 0 {
+		count = "at least " + count
+	}
+	return fmt.Sprintf("%s: advertised by %s of %d pods: %s", address(s.vip), count, s.pods, strings.Join(why, ", "))
 }
 
 // mostFrequent returns the key with the highest count, of several the first in order; "" without

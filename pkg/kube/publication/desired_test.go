@@ -1,0 +1,217 @@
+package publication
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+var at = metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+
+func trench(streams ...any) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "vipgate.io/v1alpha1", "kind": "Trench",
+		"metadata": map[string]any{"namespace": "ns", "name": "a", "uid": "t"},
+		"spec":     map[string]any{"attractor": map[string]any{}, "streams": streams},
+	}}
+}
+
+func service(ingress ...corev1.LoadBalancerIngress) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", UID: "s", ResourceVersion: "7"},
+		Status:     corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: ingress}},
+	}
+}
+
+func accepted(vips ...vip.VIP) translation.ServiceVerdict {
+	v := translation.ServiceVerdict{VIPs: vips}
+	v.Object = corev1.ObjectReference{Kind: "Service", Namespace: "ns", Name: "web"}
+	v.Accepted, v.Reason, v.Message = true, "Accepted", "serves them"
+	return v
+}
+
+func refused(reason string) translation.ServiceVerdict {
+	v := accepted()
+	v.Accepted, v.Reason, v.Message = false, reason, "the remedy"
+	return v
+}
+
+func withProblems(v translation.ServiceVerdict, n int) translation.ServiceVerdict {
+	for i := range n {
+		v.Problems = append(v.Problems, translation.Problem{
+			Object: corev1.ObjectReference{Kind: "Pod", Namespace: "ns", Name: fmt.Sprintf("web-%d", i)},
+			Reason: "NetworkMissing", Message: "attach it to the network",
+		})
+	}
+	return v
+}
+
+func input(t *unstructured.Unstructured, s *corev1.Service, v ...translation.ServiceVerdict) Input {
+	in := Input{Objects: translation.Objects{Trench: t, Services: []*corev1.Service{s}}}
+	in.Result.Trench = translation.Verdict{Generation: 3, Accepted: true, Reason: "Valid", Message: "written"}
+	in.Result.Services = v
+	in.Siblings = []*corev1.Pod{pod("a-0", both()), pod("a-1", noTargets())}
+	return in
+}
+
+func hostname(name string) corev1.LoadBalancerIngress { return corev1.LoadBalancerIngress{Hostname: name} }
+
+func TestEvaluate(t *testing.T) {
+	refusedTrench := input(trench(), service(hostname("kept")))
+	refusedTrench.Result.Trench = translation.Verdict{Generation: 4, Reason: "Invalid", Message: "spec.attractor: required"}
+	problem := input(trench(), service(), accepted(vip4))
+	problem.Result.Trench.Problems = []translation.Problem{{
+		Object: corev1.ObjectReference{Kind: "Secret", Name: "gw"}, Reason: "PasswordMissing", Message: "create it",
+	}}
+	class := "external"
+	ingress := &networkingv1.Ingress{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "i", UID: "i"},
+		Spec:       networkingv1.IngressSpec{IngressClassName: &class},
+	}
+	stream := map[string]any{"name": "vm", "vips": []any{"2000::1/128"}}
+	var b strings.Builder
+	for _, c := range []struct {
+		name      string
+		in        Input
+		published published
+	}{
+		{"nothing read yet", Input{}, published{}},
+		{"accepted", input(trench(), service(), accepted(vip4, vip6)), published{}},
+		{"VIPs changed", input(trench(), service(ingressOf("20.0.0.9")), accepted(vip6)), published{}},
+		{"refused at first", input(trench(), service(), refused("VIPHeld")), published{}},
+		{"refused later", input(trench(), service(ingressOf("20.0.0.1")), refused("VIPHeld")), published{}},
+		{"pods refused", input(trench(), service(), withProblems(accepted(vip4), 2)), published{}},
+		{"many pods refused", input(trench(), service(), withProblems(accepted(vip4), 9)), published{}},
+		{"Trench refused", refusedTrench, published{}},
+		{"Trench with a problem", problem, published{}},
+		{"stream of the Trench", input(trench(stream), service()), published{}},
+		{"other addresses", input(trench(), service(), accepted(vip4)), published{
+			replaces: true, addresses: []corev1.LoadBalancerIngress{ingressOf("192.0.2.1"), ingressOf("lb.example.com")},
+			ingresses: []*networkingv1.Ingress{ingress},
+		}},
+		{"no other address yet", input(trench(), service(hostname("kept")), accepted(vip4)), published{
+			replaces: true, ingresses: []*networkingv1.Ingress{ingress},
+		}},
+	} {
+		fmt.Fprintf(&b, "# %s\n", c.name)
+		for _, w := range evaluate(c.in, c.published, at) {
+			fmt.Fprintf(&b, "%s %s\n", w.object.Kind, w.object.Name)
+			conditions, _ := w.status["conditions"].([]metav1.Condition)
+			for _, c := range conditions {
+				fmt.Fprintf(&b, "  %s=%s %s (%d): %s\n", c.Type, c.Status, c.Reason, c.ObservedGeneration, c.Message)
+			}
+			text, err := json.Marshal(w.status["loadBalancer"])
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprintf(&b, "  loadBalancer: %s\n", text)
+			for _, e := range w.events {
+				fmt.Fprintf(&b, "  Event warning=%t %s: %s\n", e.warning, e.reason, e.note)
+			}
+		}
+		b.WriteByte('\n')
+	}
+	golden(t, "evaluate.golden", b.String())
+}
+
+// applied returns the input with the status of its Service and Trench as evaluate wants it.
+func applied(t *testing.T, in Input, now metav1.Time) Input {
+	t.Helper()
+	for _, w := range evaluate(in, published{}, now) {
+		text, err := json.Marshal(w.status)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w.object.Kind == "Service" {
+			s := service()
+			if err := json.Unmarshal(text, &s.Status); err != nil {
+				t.Fatal(err)
+			}
+			in.Objects.Services = []*corev1.Service{s}
+			continue
+		}
+		var status map[string]any
+		if err := json.Unmarshal(text, &status); err != nil {
+			t.Fatal(err)
+		}
+		status["observedGeneration"] = in.Result.Trench.Generation // int64 as from the API server
+		for _, c := range status["conditions"].([]any) {
+			c.(map[string]any)["observedGeneration"] = in.Result.Trench.Generation
+		}
+		in.Objects.Trench = in.Objects.Trench.DeepCopy()
+		in.Objects.Trench.Object["status"] = status
+	}
+	return in
+}
+
+func TestNoWriteWithoutDifference(t *testing.T) {
+	in := applied(t, input(trench(), service(), accepted(vip4, vip6)), at)
+	later := metav1.NewTime(at.Add(time.Hour))
+	for _, w := range evaluate(in, published{}, later) {
+		if w.differs || len(w.events) > 0 {
+			t.Errorf("%s %s differs=%t events=%v", w.object.Kind, w.object.Name, w.differs, w.events)
+		}
+	}
+	// Another status has another transition time, an equal one keeps its own.
+	in.Siblings = []*corev1.Pod{pod("a-0", noTargets())}
+	for _, w := range evaluate(in, published{}, later) {
+		for _, c := range w.status["conditions"].([]metav1.Condition) {
+			want := at
+			if strings.HasSuffix(c.Type, "Advertised") {
+				want = later
+			}
+			if !c.LastTransitionTime.Equal(&want) {
+				t.Errorf("%s of %s since %v, want %v", c.Type, w.object.Name, c.LastTransitionTime, want)
+			}
+		}
+	}
+}
+
+// events returns the reasons of what evaluate says about the Service.
+func events(in Input) string {
+	var all []string
+	for _, w := range evaluate(in, published{}, at) {
+		for _, e := range w.events {
+			if w.object.Kind == "Service" {
+				all = append(all, e.reason)
+			}
+		}
+	}
+	return strings.Join(all, " ")
+}
+
+func TestEventPerChangeOfReason(t *testing.T) {
+	in := input(trench(), service(), refused("VIPHeld"))
+	step := func(want string, v translation.ServiceVerdict, siblings ...*corev1.Pod) {
+		t.Helper()
+		in.Result.Services, in.Siblings = []translation.ServiceVerdict{v}, siblings
+		if got := events(in); got != want {
+			t.Errorf("Events %q, want %q", got, want)
+		}
+		in = applied(t, in, at)
+		if got := events(in); got != "" {
+			t.Errorf("Events %q of a status that is written", got)
+		}
+	}
+	good, bad, dead := pod("a", both()), pod("a", noTargets()), pod("a", nil)
+	step("VIPHeld", refused("VIPHeld"), good)
+	step("NoVIPs", refused("NoVIPs"), good)
+	step("Accepted Advertised", accepted(vip4, vip6), good)
+	step("", accepted(vip4, vip6), good, pod("b", noTargets())) // still by one
+	step("NotAdvertised", accepted(vip4, vip6), bad)
+	step("NotAdvertised", accepted(vip4, vip6), dead)
+	step("Advertised NetworkMissing", withProblems(accepted(vip4, vip6), 1), good)
+	step("NetworkMissing", withProblems(accepted(vip4, vip6), 2), good)
+	step("", withProblems(accepted(vip4, vip6), 1), good)
+	step("VIPHeld", refused("VIPHeld"), good)
+}
