@@ -152,8 +152,8 @@ func (t *translator) addressTexts(e *endpoint) []string {
 		IPs  []string `json:"ips"`
 	}
 	if err := json.Unmarshal([]byte(annotation), &interfaces); err != nil {
-		e.problem(ReasonNetworkStatusMissing, "Pod %s has an annotation %s that cannot be read: %v: "+
-			"create the Pod again, so that Multus writes it", e.pod.Name, networkStatus, err)
+		e.problem(ReasonNetworkStatusMissing, "Pod %s has an annotation %s that cannot be read (%s): "+
+			"create the Pod again, so that Multus writes it", e.pod.Name, networkStatus, problemOf(err))
 		return nil
 	}
 	attached := false

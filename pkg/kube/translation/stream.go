@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -74,19 +75,26 @@ func (t *translator) newStream(s *corev1.Service) (*stream, *refusal) {
 			"rename one of them", result.name)
 	}
 	read := t.read(fields)
-	if read.problem.Message != "" {
-		reason, where := ReasonInvalid, read.problem.Field
-		field, rest, _ := strings.Cut(where, ".")
-		if annotation := annotations[field]; annotation != "" {
-			reason, where = ReasonInvalidAnnotation, "annotation "+annotation
-			if rest != "" {
-				where += ": " + rest
-			}
-		}
-		return nil, refuse(reason, "%s: %s", where, read.problem.Message)
+	if read.problems != nil {
+		return nil, &refusal{ReasonInvalidAnnotation, joined(read.problems, annotationOf)}
 	}
 	result.families = read.families
 	return result, nil
+}
+
+// annotationOf returns where a field of a stream comes from.
+func annotationOf(path string) string {
+	field, rest, _ := strings.Cut(path, ".")
+	annotation := annotations[field]
+	switch {
+	case path == "":
+		return "annotations"
+	case annotation == "":
+		return path
+	case rest == "":
+		return "annotation " + annotation
+	}
+	return "annotation " + annotation + ": " + rest
 }
 
 // claim returns the VIPs of a Service, sorted.
@@ -150,6 +158,9 @@ func (t *translator) fields(s *corev1.Service) ([]byte, *refusal) {
 	for _, name := range []string{"minReady", "drainTime"} {
 		if text, ok := s.Annotations[annotations[name]]; ok {
 			m[name] = text
+			if _, err := strconv.ParseUint(text, 10, 64); err == nil {
+				m[name] = json.Number(text)
+			}
 		}
 	}
 	check, _ := m["check"].(map[string]any)
@@ -233,15 +244,23 @@ func parseObject(text string) (map[string]any, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf(`is not an object of JSON (%w): write one such as {"http":{"port":8080}}`, err)
+		return nil, fmt.Errorf(`is not an object of JSON (%s): write one such as {"http":{"port":8080}}`, problemOf(err))
 	}
 	return m, nil
+}
+
+// problemOf returns an error of a reader of JSON without types of Go.
+func problemOf(err error) string {
+	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
+		return "unexpected " + wrong.Value
+	}
+	return err.Error()
 }
 
 // readFields is what the reader of the trench file says of the fields of a stream.
 type readFields struct {
 	families trench.Families
-	problem  trench.Problem // Field is below the stream; no Message without a problem
+	problems *trench.Errors // Field is below the stream; nil if there are none
 }
 
 // probe is a file around the fields of a stream; its VIP is no address that anything has (RFC 6666).
@@ -262,23 +281,18 @@ func (t *translator) read(fields []byte) readFields {
 	}
 	var r readFields
 	config, err := trench.Parse("", append([]byte(probe), fields...), trench.DefaultDefaults())
-	var refused *trench.Errors
-	switch {
-	case errors.As(err, &refused):
-		r.problem = refused.Problems[0]
-		r.problem.Field = strings.TrimPrefix(strings.TrimPrefix(r.problem.Field, "streams[0]"), ".")
-		if r.problem.Field == "" {
-			r.problem.Field = "check"
+	if errors.As(err, &r.problems) {
+		for i := range r.problems.Problems {
+			p := &r.problems.Problems[i]
+			p.Field = strings.TrimPrefix(strings.TrimPrefix(p.Field, "streams[0]"), ".")
 		}
-	case err != nil:
-		r.problem = trench.Problem{Message: err.Error()}
-	default:
+	} else {
 		check := config.Streams[0].Check
 		r.families = check.Families
 		for _, a := range []netip.Addr{check.Source4, check.Source6} {
 			if v, ok := t.settings.covering(a); a.IsValid() && ok {
-				r.problem = trench.Problem{Field: "check.source", Message: fmt.Sprintf("is %s, which lies in the VIP %s: "+
-					"write an address of the load balancer's own", a, v)}
+				message := fmt.Sprintf("is %s, which lies in the VIP %s: write an address of the load balancer's own", a, v)
+				r.problems = &trench.Errors{Problems: []trench.Problem{{Field: "check.source", Message: message}}}
 			}
 		}
 	}
@@ -303,8 +317,8 @@ func (t *translator) readDefaults() error {
 	if len(m) == 0 {
 		return nil
 	}
-	if p := t.read(appendFields([]byte("    "), "    ", m)).problem; p.Message != "" {
-		return fmt.Errorf("spec.defaults.%s: %s", p.Field, p.Message)
+	if p := t.read(appendFields([]byte("    "), "    ", m)).problems; p != nil {
+		return errors.New(joined(p, func(field string) string { return "spec.defaults." + field }))
 	}
 	return nil
 }

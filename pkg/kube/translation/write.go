@@ -14,7 +14,7 @@ import (
 )
 
 // plain are the texts that are written without quotes: YAML takes each for a text, too.
-var plain = regexp.MustCompile(`^([A-Za-z][A-Za-z0-9_./-]*|[0-9]+(\.[0-9]+){3}(/[0-9]+)?|[0-9]+(ns|us|ms|s|m|h))$`)
+var plain = regexp.MustCompile(`^([A-Za-z/][A-Za-z0-9_./-]*|[0-9]+(\.[0-9]+){3}(/[0-9]+)?|[0-9]+(ns|us|ms|s|m|h))$`)
 
 // words are plain texts that YAML takes for something else.
 var words = []string{"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
@@ -82,7 +82,9 @@ func appendValue(b []byte, v any) []byte {
 		return appendText(b, v)
 	case nil:
 		return append(b, "null"...)
-	case bool, int, int32, int64, float64, json.Number:
+	case float64:
+		return strconv.AppendFloat(b, v, 'f', -1, 64) // YAML is decoded to these
+	case bool, int, int32, int64, json.Number:
 		return fmt.Append(b, v)
 	}
 	return appendText(b, fmt.Sprint(v))
