@@ -29,6 +29,10 @@ demo: check-root check-go ## Show vipgate at work in network namespaces (ACT=1 o
 test: check-root check-go ## Run every test: unit, race, end to end with real BIRD
 	@test/setup/test.sh
 
+.PHONY: test-kube
+test-kube: check-root check-go $(TOOLS)/kube-apiserver ## Run the tests that need a Kubernetes API server, and start one for them
+	@test/setup/test-kube.sh
+
 .PHONY: bench
 bench: bench-tool ## Measure everything that docs/performance.md shows (takes most of an hour; ROWS=1,2 for some)
 	@$(BIN)/bench --binaries=$(BIN) --json=$(BIN)/bench.json --markdown=$(BIN)/bench.md $(if $(ROWS),--rows=$(ROWS))
@@ -124,6 +128,12 @@ $(TOOLS)/golangci-lint: tools/golangci-lint/go.mod tools/golangci-lint/go.sum
 	@echo "building golangci-lint (some minutes when cold)"
 	@out="$$PWD/$(TOOLS)"; cd tools/golangci-lint && $(GO) build -o "$$out/" tool
 	@touch $@
+
+# The API server of test/kubernetes, and its etcd.
+$(TOOLS)/kube-apiserver: tools/kubernetes/go.mod tools/kubernetes/go.sum
+	@mkdir -p $(TOOLS)
+	@echo "kube-apiserver and etcd (several minutes when cold)"
+	@test/setup/kubernetes.sh $(TOOLS)
 
 .PHONY: lines
 lines: ## Count the lines of product code by package

@@ -31,8 +31,8 @@ const applyTimeout = time.Minute
 const fieldManager = "test"
 
 // Apply applies YAML documents in their order, as `kubectl apply --server-side --force-conflicts`
-// does, and then the status of each that has one, as its controller or kubelet does. Objects without a
-// namespace go to default. It waits until the API server serves the kind of a
+// does, and then the status of each that has one, as its controller or kubelet does. Objects
+// without a namespace go to default. It waits until the API server serves the kind of a
 // CustomResourceDefinition.
 func (c *Cluster) Apply(t testing.TB, manifests string) {
 	t.Helper()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -31,7 +30,7 @@ const (
 
 	// binaryVariable names another kube-apiserver than the pinned one.
 	binaryVariable = "VIPGATE_KUBE_APISERVER"
-	pinned         = "bin/tools/kube-apiserver"
+	pinned         = "bin/tools"
 
 	// startTimeout bounds the start of a process; on an idle machine it takes seconds.
 	startTimeout = 2 * time.Minute
@@ -60,30 +59,35 @@ func WithArgs(args ...string) Option {
 	return func(c *Cluster) { c.extra = append(c.extra, args...) }
 }
 
-// Missing returns an error, with the remedy, for each program that this machine lacks for a cluster.
+// Missing returns an error, with the remedy, for each program that a cluster needs and that is
+// missing.
 func Missing() []error {
 	var errs []error
-	if _, err := exec.LookPath("etcd"); err != nil {
-		errs = append(errs, errors.New("missing: etcd (Debian: apt-get install etcd-server)"))
-	}
-	if _, err := findServer(); err != nil {
-		errs = append(errs, err)
+	for _, find := range []func() (string, error){findEtcd, findServer} {
+		if _, err := find(); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	return errs
 }
 
+// findEtcd returns the path of etcd.
+func findEtcd() (string, error) { return find("", "etcd") }
+
 // findServer returns the path of kube-apiserver.
-func findServer() (string, error) {
-	path := os.Getenv(binaryVariable)
+func findServer() (string, error) { return find(os.Getenv(binaryVariable), "kube-apiserver") }
+
+// find returns path, or that of a pinned program if it is empty.
+func find(path, program string) (string, error) {
 	if path == "" {
 		root, err := repository()
 		if err != nil {
 			return "", err
 		}
-		path = filepath.Join(root, pinned)
+		path = filepath.Join(root, pinned, program)
 	}
 	if _, err := os.Stat(path); err != nil {
-		return "", fmt.Errorf("missing: kube-apiserver (make %s, or make test-kube): %w", pinned, err)
+		return "", fmt.Errorf("missing: %s (make test-kube builds it): %w", program, err)
 	}
 	return path, nil
 }

@@ -34,6 +34,14 @@ func client(t *testing.T, config *rest.Config) *typedcorev1.CoreV1Client {
 	return c
 }
 
+// soon returns a context that ends long before a refused client gives up, which takes 10 s.
+func soon(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
 // next returns the next event of a watch that is not a bookmark.
 func next(t *testing.T, w watch.Interface) watch.Event {
 	t.Helper()
@@ -79,7 +87,7 @@ func TestClusterLife(t *testing.T) {
 		_, open := <-w.ResultChan()
 		return !open
 	})
-	if _, err := maps.Get(ctx, "first", metav1.GetOptions{}); err == nil {
+	if _, err := maps.Get(soon(t), "first", metav1.GetOptions{}); err == nil {
 		t.Fatal("a stopped API server answered")
 	}
 	c.StartServer(t)
@@ -164,7 +172,10 @@ spec:
   names: {kind: Thing, plural: things}
   scope: Namespaced
   versions:
-    - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+    - name: v1
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 ---
 apiVersion: test.vipgate.io/v1
 kind: Thing
@@ -211,9 +222,7 @@ func TestProxyDelaysAndCuts(t *testing.T) {
 	defer w.Stop()
 
 	p.Delay(time.Hour)
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	if _, err := maps.List(ctx, metav1.ListOptions{}); err == nil {
+	if _, err := maps.List(soon(t), metav1.ListOptions{}); err == nil {
 		t.Fatal("answered within the delay")
 	}
 	c.Apply(t, first)
@@ -234,7 +243,7 @@ func TestProxyDelaysAndCuts(t *testing.T) {
 		_, open := <-w.ResultChan()
 		return !open
 	})
-	if _, err := maps.List(t.Context(), metav1.ListOptions{}); err == nil {
+	if _, err := maps.List(soon(t), metav1.ListOptions{}); err == nil {
 		t.Fatal("answered through a cut")
 	}
 	p.Restore()

@@ -1,10 +1,9 @@
 // Package kubernetes gives tests a Kubernetes API server: etcd and kube-apiserver as processes,
 // without a controller manager, a scheduler or a kubelet.
 //
-// [Start] needs `etcd` (Debian: etcd-server) and the kube-apiserver that `make
-// bin/tools/kube-apiserver` builds; [Missing] names what the machine lacks. Tests that need them
-// run in `make test-kube`. In `make test`, which sets VIPGATE_TEST_KUBE=0, they are skipped and
-// counted.
+// Both are built from tools/kubernetes/go.mod into bin/tools, by `make test-kube`; [Missing] names
+// what is missing. In `make test`, which sets VIPGATE_TEST_KUBE=0, tests that call [Start] are
+// skipped and counted.
 //
 // Without controllers a namespace that is deleted never goes, nothing creates EndpointSlices, and a
 // Pod changes only as the test writes: a deleted Pod with a node name and a grace period stays,

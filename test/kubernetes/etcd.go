@@ -26,10 +26,12 @@ func (c *Cluster) etcdURL() string { return "unix://" + filepath.Join(c.dir, cli
 
 // startEtcd starts etcd and waits until it is healthy.
 func (c *Cluster) startEtcd() (err error) {
-	c.etcd, err = startProcess(c.dir, "etcd", "etcd",
-		"--data-dir=etcd", "--unsafe-no-fsync", "--logger=zap", "--log-level=warn",
-		// The watch cache learns from these that it is current (in clusters: every 5 s, or on request).
-		"--experimental-watch-progress-notify-interval=100ms",
+	binary, err := findEtcd()
+	if err != nil {
+		return err
+	}
+	c.etcd, err = startProcess(c.dir, "etcd", binary,
+		"--data-dir=etcd", "--unsafe-no-fsync", "--log-level=warn",
 		"--listen-client-urls=unix://"+clientSocket, "--advertise-client-urls=unix://"+clientSocket,
 		"--listen-peer-urls=unix://"+peerSocket, "--initial-advertise-peer-urls=unix://"+peerSocket,
 		"--initial-cluster=default=unix://"+peerSocket)

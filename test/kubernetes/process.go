@@ -26,7 +26,8 @@ const tempDir = "/tmp"
 // dirPattern matches the folders of clusters: the owner's process ID and a random number.
 var dirPattern = regexp.MustCompile(`^vk-([0-9]+)-[0-9]+$`)
 
-// process is a process that runs in the folder of a cluster, which is also how its leftover is found.
+// process is a process whose working directory is the folder of a cluster, by which leftovers are
+// found.
 type process struct {
 	name string
 	log  string

@@ -42,8 +42,8 @@ func (c *Cluster) user(name string, groups []string) (*rest.Config, error) {
 	return config, nil
 }
 
-// anonymous returns the configuration of a client without credentials and without a limit of its own
-// for its requests.
+// anonymous returns the configuration of a client without credentials, and without a limit of its
+// own for its requests.
 func (c *Cluster) anonymous() *rest.Config {
 	return &rest.Config{
 		Host: "https://" + c.Address(), QPS: -1,
