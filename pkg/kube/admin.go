@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -48,7 +49,7 @@ func (p *process) status() *kubev1.Status {
 	p.mu.Unlock()
 	state, evaluated := p.cluster.State().Load(), p.evaluated.Load()
 	s := &kubev1.Status{
-		Version: p.Version, Namespace: p.Namespace, Trench: p.Trench, Pod: p.PodName, ApiServer: p.Config.Host,
+		Version: p.Version, Namespace: p.Namespace, Trench: cmp.Or(p.Trench, p.Gateway), Pod: p.PodName, ApiServer: p.Config.Host,
 		SyncedSince: endpoint.Timestamp(state.Synced),
 		StaleSince:  endpoint.Timestamp(state.Stale.Since), StaleCause: state.Stale.Cause,
 		File: &kubev1.TrenchFile{

@@ -15,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
+	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -29,6 +30,8 @@ type Options struct {
 	Config *rest.Config
 	// Namespace and Trench name the Trench, PodName the own Pod, in the same namespace.
 	Namespace, Trench, PodName string
+	// Gateway, in place of Trench, is one of Meridio 2, whose router role this process has then.
+	Gateway string
 	// TrenchFile is written; its directory exists. KeyDir, another directory, has only key files.
 	TrenchFile, KeyDir string
 	// FrontendSocket is the admin socket of the frontend of the own Pod.
@@ -70,6 +73,7 @@ type process struct {
 	metrics   *metrics.Kube
 	observe   func(time.Duration) // translations
 	evaluated latest.Value[Evaluation]
+	meridio2  latest.Value[meridio2.Input]
 	changed   latest.Value[struct{}] // something that status shows
 
 	mu     sync.Mutex
@@ -120,7 +124,7 @@ func newProcess(o Options) (*process, error) {
 	p := &process{Options: o}
 	var err error
 	p.cluster, err = cluster.New(cluster.Options{
-		Config: o.Config, Namespace: o.Namespace, Trench: o.Trench, Log: o.Log,
+		Config: o.Config, Namespace: o.Namespace, Trench: o.Trench, Gateway: o.Gateway, Pod: o.PodName, Log: o.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -129,7 +133,7 @@ func newProcess(o Options) (*process, error) {
 	p.health = health.New(o.Log, p.metrics.Health)
 	p.health.Define(Readiness, TrenchFile)
 	p.agent = &agent{
-		cluster: p.cluster, options: translation.Options{KeyDir: o.KeyDir}, log: o.Log,
+		cluster: p.cluster, translator: o.translator(), log: o.Log,
 		files: &files{trench: o.TrenchFile, keyDir: o.KeyDir}, translated: p.translated,
 	}
 	p.health.Set(TrenchFile, p.agent.files.exists(), "the first translation of all objects was not written yet")
@@ -168,6 +172,13 @@ func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
 	tasks = []task.Task{
 		p.cluster, p.agent, observer{p}, adminEndpoint, healthEndpoint, logs.NewSignals(p.Level, p.Log),
 	}
+	if p.Gateway != "" {
+		more, err := p.meridio2Tasks()
+		if err != nil {
+			return nil, err
+		}
+		tasks = append(tasks, more...)
+	}
 	if p.MetricsAddr != "" {
 		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
 		if err != nil {
@@ -205,6 +216,7 @@ func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome
 		p.health.Report(TrenchFile, "")
 	}
 	p.evaluated.Set(Evaluation{s, r, time.Now()})
+	p.meridio2.Set(meridio2Input(s, r))
 	p.changed.Set(struct{}{})
 }
 

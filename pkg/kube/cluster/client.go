@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/connrotation"
 
+	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
@@ -103,6 +104,12 @@ func (c *clients) source(k key, trench string) source {
 	switch k.kind {
 	case trenches:
 		return c.untyped(v1alpha1.Resource, k.namespace, named)
+	case gateways:
+		return c.untyped(meridio2.GatewayResource(), k.namespace, named)
+	case gatewayRouters:
+		return c.untyped(meridio2.RouterResource(), k.namespace, metav1.ListOptions{})
+	case ownPod:
+		return typed[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace, named)
 	case siblings:
 		return typed[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace,
 			metav1.ListOptions{LabelSelector: v1alpha1.TrenchPodLabel + "=" + trench})

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
@@ -94,12 +95,16 @@ func (c *Cluster) currentState() State {
 	return s
 }
 
-// probeServer asks for the Trench now and then.
+// probeServer asks for the Trench, or the Gateway, now and then.
 func (c *Cluster) probeServer(ctx context.Context) {
-	trench := c.clients.dynamic.Resource(v1alpha1.Resource).Namespace(c.Namespace)
+	resource := v1alpha1.Resource
+	if c.Gateway != "" {
+		resource = meridio2.GatewayResource()
+	}
+	trench := c.clients.dynamic.Resource(resource).Namespace(c.Namespace)
 	for backoff.Sleep(ctx, probeInterval) == nil {
 		call, cancel := context.WithTimeout(ctx, probeTimeout)
-		_, err := trench.Get(call, c.Trench, metav1.GetOptions{})
+		_, err := trench.Get(call, c.own().name, metav1.GetOptions{})
 		hangs := call.Err() != nil
 		cancel()
 		if ctx.Err() != nil {

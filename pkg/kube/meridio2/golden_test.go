@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -162,5 +164,38 @@ func FuzzTranslate(f *testing.F) {
 		if err := o.Read(bytes.NewReader(text)); err == nil {
 			promised(t, o)
 		}
+	})
+}
+
+func FuzzFields(f *testing.F) {
+	f.Add("20.0.0.1", "gw", "vlan-100", "169.254.1.1", "3s", "300ms", int64(64512), int64(179), int64(3))
+	f.Add("2000::1", "BFD", "a b", "2000::1", "-1s", "1h", int64(-1), int64(0), int64(256))
+	f.Add("::ffff:1.2.3.4", "\n- {", "\"", "fe80::1%\n", "1e9h", "NaN", int64(1)<<40, int64(65536), int64(0))
+	f.Fuzz(func(t *testing.T, address, name, device, router, hold, tx string, asn, port, multiplier int64) {
+		object := func(kind schema.GroupVersionKind, fields map[string]any) *unstructured.Unstructured {
+			u := &unstructured.Unstructured{Object: fields}
+			u.SetGroupVersionKind(kind)
+			u.SetNamespace("ns-a")
+			u.SetName(name)
+			return u
+		}
+		promised(t, Objects{
+			Gateway: object(gatewayKind, map[string]any{"status": map[string]any{"addresses": []any{
+				map[string]any{"value": address}, map[string]any{"value": "20.0.0.2"},
+			}}}),
+			Routers: []*unstructured.Unstructured{
+				object(routerKind, map[string]any{"spec": map[string]any{
+					"gatewayRef": map[string]any{"name": name}, "interface": device, "address": router, "protocol": "BGP",
+					"bgp": map[string]any{
+						"localASN": asn, "remoteASN": int64(64512), "localPort": port, "holdTime": hold,
+						"bfd": map[string]any{"minTx": tx, "minRx": "300ms", "multiplier": multiplier},
+					},
+				}}),
+				object(routerKind, map[string]any{"spec": map[string]any{
+					"gatewayRef": map[string]any{"name": name}, "interface": "eth1", "address": "10.0.0.1", "protocol": "BGP",
+					"bgp": map[string]any{"localASN": int64(1), "remoteASN": int64(2)},
+				}}),
+			},
+		})
 	})
 }

@@ -95,16 +95,16 @@ type gateway struct {
 // router is what matters of a GatewayRouter.
 type router struct {
 	Spec struct {
-		Interface string   `json:"interface"`
-		Address   string   `json:"address"`
-		Protocol  string   `json:"protocol"`
-		BGP       *session `json:"bgp"`
+		Interface string      `json:"interface"`
+		Address   string      `json:"address"`
+		Protocol  string      `json:"protocol"`
+		BGP       *bgpSession `json:"bgp"`
 	} `json:"spec"`
 }
 
-// session is the BGP session of a GatewayRouter. The API server fills in the defaults of Meridio 2:
+// bgpSession is the BGP session of a GatewayRouter. The API server fills in the defaults of Meridio 2:
 // a field is nil or empty only in objects that never were in one.
-type session struct {
+type bgpSession struct {
 	RemoteASN  int64  `json:"remoteASN"`
 	LocalASN   int64  `json:"localASN"`
 	RemotePort *int64 `json:"remotePort"`
