@@ -15,21 +15,19 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
-const (
-	// probeInterval and probeTimeout find a frontend that hangs: its stream is silent without changes.
-	probeInterval = 10 * time.Second
-	probeTimeout  = 5 * time.Second
-	// maxStatusBytes is the largest accepted status: 200 000 VIPs.
-	maxStatusBytes = 256 << 20
-)
+// maxStatusBytes is the largest accepted status: 200 000 VIPs.
+const maxStatusBytes = 256 << 20
 
 // Follow follows the frontend with an admin socket until ctx ends, and returns ctx's error. It calls
 // changed with each status, and with an error for each attempt to reach the frontend that failed or
 // ended: from then on its state is not known. The calls do not overlap.
-func Follow(ctx context.Context, socket string, changed func(*frontendv1.Status, error)) error {
+//
+// The stream of a frontend is silent without changes: one that hangs is found by probes, each of
+// which may take half of the interval.
+func Follow(ctx context.Context, socket string, probe time.Duration, changed func(*frontendv1.Status, error)) error {
 	retry := backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.1}
 	for {
-		err := watch(ctx, socket, func(s *frontendv1.Status) {
+		err := watch(ctx, socket, probe, func(s *frontendv1.Status) {
 			retry.Reset()
 			changed(s, nil)
 		})
@@ -44,7 +42,7 @@ func Follow(ctx context.Context, socket string, changed func(*frontendv1.Status,
 }
 
 // watch follows one connection until it ends.
-func watch(ctx context.Context, socket string, received func(*frontendv1.Status)) error {
+func watch(ctx context.Context, socket string, probe time.Duration, received func(*frontendv1.Status)) error {
 	path, err := identity.SocketPath(socket)
 	if err != nil {
 		return err
@@ -72,11 +70,11 @@ func watch(ctx context.Context, socket string, received func(*frontendv1.Status)
 	})
 	g.Go(func() error {
 		for {
-			if err := backoff.Sleep(ctx, probeInterval); err != nil {
+			if err := backoff.Sleep(ctx, probe); err != nil {
 				return err
 			}
-			probe, cancel := context.WithTimeout(ctx, probeTimeout)
-			_, err := client.GetStatus(probe, &frontendv1.GetStatusRequest{})
+			call, cancel := context.WithTimeout(ctx, probe/2)
+			_, err := client.GetStatus(call, &frontendv1.GetStatusRequest{})
 			cancel()
 			if err != nil {
 				return err

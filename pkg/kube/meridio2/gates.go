@@ -31,6 +31,8 @@ const (
 	holdTime = 3 * time.Second
 	// writeTimeout bounds one write, and thus the stop.
 	writeTimeout = 5 * time.Second
+	// probeInterval finds a frontend that hangs.
+	probeInterval = 2 * time.Second
 	// manager owns what is written.
 	manager = "vipgate"
 )
@@ -111,7 +113,7 @@ func (*Gates) String() string { return "readiness gates" }
 func (g *Gates) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		return frontendstatus.Follow(ctx, g.AdminSocket, func(s *frontendv1.Status, err error) {
+		return frontendstatus.Follow(ctx, g.AdminSocket, probeInterval, func(s *frontendv1.Status, err error) {
 			g.state.Set(state{s, err})
 		})
 	})

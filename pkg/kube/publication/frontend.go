@@ -11,20 +11,24 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
+// probeInterval finds a frontend that hangs.
+const probeInterval = 10 * time.Second
+
 // frontend follows the status of the frontend in the same pod.
 type frontend struct {
 	socket string
+	probe  time.Duration // between two probes
 	log    *slog.Logger
 	report *latest.Value[Report]
 }
 
 func newFrontend(socket string, log *slog.Logger) *frontend {
-	return &frontend{socket, log, latest.New(Report{Time: time.Now(), Problem: "frontend has not answered yet"})}
+	return &frontend{socket, probeInterval, log, latest.New(Report{Time: time.Now(), Problem: "frontend has not answered yet"})}
 }
 
 // run follows until ctx ends.
 func (f *frontend) run(ctx context.Context) error {
-	return frontendstatus.Follow(ctx, f.socket, func(s *frontendv1.Status, err error) {
+	return frontendstatus.Follow(ctx, f.socket, f.probe, func(s *frontendv1.Status, err error) {
 		switch {
 		case err == nil:
 			if f.set(reportOf(s)) {
