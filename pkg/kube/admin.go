@@ -66,7 +66,10 @@ func (p *process) status() *kubev1.Status {
 			FailingSince: endpoint.Timestamp(c.Failure.Since), Error: c.Failure.Cause,
 		})
 	}
-	if evaluated.At.IsZero() {
+	if p.publisher != nil {
+		s.Leader = p.publisher.State().Load().Leader
+	}
+	if counts.translations == 0 {
 		return s
 	}
 	s.Verdict = verdict(evaluated.Result.Trench)
@@ -109,10 +112,10 @@ func (p *process) metricState() metrics.KubeState {
 	for _, c := range p.cluster.Caches() {
 		m.Objects[c.Kind] += c.Objects
 	}
-	evaluated := p.evaluated.Load()
-	if evaluated.At.IsZero() {
+	if counts.translations == 0 {
 		return m
 	}
+	evaluated := p.evaluated.Load()
 	count := func(v translation.Verdict) {
 		if !v.Accepted {
 			m.Refused[v.Object.Kind]++

@@ -1,20 +1,22 @@
 package kube
 
 import (
+	"bytes"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/test/await"
-	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
 const (
 	onePod  = "trench-a.web: web-1=[10.0.0.1]"
 	twoPods = onePod + " web-2=[10.0.0.2]"
-	unready = `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`
 )
 
 func TestServerStops(t *testing.T) {
@@ -118,45 +120,124 @@ func TestHungServer(t *testing.T) {
 func TestCompaction(t *testing.T) {
 	f := newFixture(t)
 	f.addPod("trench-a", "web-1", "10.0.0.1")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := f.ProxyOn(t, l)
+	config := proxy.Config(f.ServiceAccount(t, "trench-a", "kube"))
+	gone := &scanner{text: []byte("Expired")} // the reason in a 410
+	config.Wrap(gone.wrap)
+	k := f.run(config)
+	f.awaitContent(onePod)
+
+	// A watch without an event would be begun anew, not continued.
+	f.addPod("trench-a", "web-2", "10.0.0.2")
+	f.awaitContent(twoPods)
+	// Connections are refused, so that kube tries to continue its watches.
+	l.Close()
+	proxy.Cut()
+	k.awaitStale("connection refused")
+	f.addPod("trench-a", "web-3", "10.0.0.3")
+	f.remove(podResource, "web-1", 0)
+	f.Compact(t)
+	if l, err = net.Listen("tcp", l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	f.ProxyOn(t, l)
+	f.awaitContent("trench-a.web: web-2=[10.0.0.2] web-3=[10.0.0.3]")
+	k.awaitCurrent()
+	if gone.found.Load() == 0 {
+		t.Error("the API server has continued every watch")
+	}
+}
+
+// scanner counts the reads of responses that contain a text.
+type scanner struct {
+	text  []byte
+	found atomic.Int64
+}
+
+func (s *scanner) wrap(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		response, err := next.RoundTrip(r)
+		if err == nil {
+			response.Body = &scanned{response.Body, s}
+		}
+		return response, err
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+type scanned struct {
+	io.ReadCloser
+	scanner *scanner
+}
+
+func (s *scanned) Read(p []byte) (int, error) {
+	n, err := s.ReadCloser.Read(p)
+	if bytes.Contains(p[:n], s.scanner.text) {
+		s.scanner.found.Add(1)
+	}
+	return n, err
+}
+
+func TestServerClosesConnections(t *testing.T) {
+	f := newFixture(t)
+	f.addPod("trench-a", "web-1", "10.0.0.1")
 	proxy := f.Proxy(t)
 	k := f.run(proxy.Config(f.ServiceAccount(t, "trench-a", "kube")))
 	f.awaitContent(onePod)
-
-	// The server that comes back has nothing of before in its watch cache.
+	k.awaitCurrent()
+	before := f.stamp()
 	proxy.Cut()
-	k.awaitStale("EOF")
+	k.awaitStale("closed")
 	f.addPod("trench-a", "web-2", "10.0.0.2")
 	f.remove(podResource, "web-1", 0)
-	f.StopServer(t)
-	f.Compact(t)
-	f.StartServer(t)
+	f.wantSame(before)
 	proxy.Restore()
 	f.awaitContent("trench-a.web: web-2=[10.0.0.2]")
 	k.awaitCurrent()
 }
 
-func TestTokenExpires(t *testing.T) {
+func TestTokenIsRefusedAndRotated(t *testing.T) {
 	f := newFixture(t)
 	f.addPod("trench-a", "web-1", "10.0.0.1")
+	proxy := f.Proxy(t)
+	k := f.run(proxy.Config(f.ServiceAccount(t, "trench-a", "kube")))
+	f.awaitContent(onePod)
+	k.awaitCurrent()
+	before := f.stamp()
+
+	// A token of a service account that is gone is refused like one that expired.
+	f.remove(accountResource, "kube")
+	proxy.Cut()
+	proxy.Restore()
+	k.awaitStale("Unauthorized")
+	f.addPod("trench-a", "web-2", "10.0.0.2")
+	f.wantSame(before)
+
+	f.ServiceAccount(t, "trench-a", "kube") // into the same file
+	f.awaitContent(twoPods)
+	k.awaitCurrent()
+}
+
+func TestTokenIsRefusedAtStart(t *testing.T) {
+	f := newFixture(t)
 	config := f.ServiceAccount(t, "trench-a", "kube")
-	good, err := os.ReadFile(config.BearerTokenFile)
-	if err != nil {
+	if err := os.WriteFile(config.BearerTokenFile, []byte("expired"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// A token that the server refuses, as it does an expired one.
-	write := func(token []byte) {
-		if err := os.WriteFile(config.BearerTokenFile, token, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write([]byte("expired"))
 	k := f.run(config)
 	k.awaitStale("Unauthorized")
 	if k.serving(Readiness) {
 		t.Error("kube is ready without a trench file")
 	}
-	write(good)
-	f.awaitContent(onePod)
+	f.ServiceAccount(t, "trench-a", "kube")
+	f.awaitContent("trench-a.web:")
 	k.awaitCurrent()
 }
 
@@ -171,7 +252,7 @@ func TestInvalidTrench(t *testing.T) {
 	f.patch(trenchResource, "trench-a", `{"spec":{"attractor":{"vips":["twenty"]}}}`)
 	await.True(t, "Trench is refused", func() bool { return !k.serving(Trench) })
 	f.remove(podResource, "web-1", 0)
-	await.True(t, "Pod is gone", func() bool { return len(k.evaluated.Load().Pods) == 0 })
+	await.True(t, "Pod is gone", func() bool { return len(k.evaluated.Load().Objects.Pods) == 0 })
 	f.wantSame(before)
 	if !k.serving(Readiness) {
 		t.Error("with an invalid Trench kube is ready, as the previous file is in force")
@@ -203,6 +284,3 @@ func TestServiceDeleted(t *testing.T) {
 	f.remove(serviceResource, "web")
 	f.awaitContent("")
 }
-
-var _ = health.Liveness
-var _ = kubernetes.Start

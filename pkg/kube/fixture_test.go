@@ -52,6 +52,10 @@ rules:
   - {apiGroups: [""], resources: [services, pods], verbs: [get, list, watch]}
   - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [get, list, watch]}
   - {apiGroups: [""], resources: [secrets], resourceNames: [gw-1], verbs: [get, list, watch]}
+  - {apiGroups: [vipgate.io], resources: [trenches/status], verbs: [get, patch]}
+  - {apiGroups: [""], resources: [services/status, pods, pods/status], verbs: [get, patch]}
+  - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, create, update, patch]}
+  - {apiGroups: [events.k8s.io, ""], resources: [events], verbs: [create, patch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
@@ -141,6 +145,7 @@ status:
 
 var (
 	podResource     = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	accountResource = schema.GroupVersionResource{Version: "v1", Resource: "serviceaccounts"}
 	serviceResource = schema.GroupVersionResource{Version: "v1", Resource: "services"}
 	trenchResource  = schema.GroupVersionResource{Group: "vipgate.io", Version: "v1alpha1", Resource: "trenches"}
 )
@@ -306,4 +311,3 @@ func (f *fixture) wantSame(before os.FileInfo) {
 		f.t.Error("the trench file was written again")
 	}
 }
-

@@ -16,6 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/kube/meridio2"
+	"github.com/vipgate/vipgate/pkg/kube/publication"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -52,17 +53,11 @@ const (
 	APIServer  = "APIServer"  // what it has is known
 	Trench     = "Trench"     // exists and is accepted
 	Written    = "Written"    // the last write succeeded
+	// Publication serves while status, Events and the report of this pod can be written.
+	Publication = "Publication"
 
 	AdminSocket = "AdminSocket" // the socket file leads to kube
 )
-
-// Evaluation is a snapshot of the objects and what it was translated into. The zero Evaluation is
-// none.
-type Evaluation struct {
-	cluster.Snapshot
-	Result translation.Result
-	At     time.Time
-}
 
 // process holds the parts of one kube.
 type process struct {
@@ -72,7 +67,8 @@ type process struct {
 	health    *health.Server
 	metrics   *metrics.Kube
 	observe   func(time.Duration) // translations
-	evaluated latest.Value[Evaluation]
+	evaluated latest.Value[publication.Input]
+	publisher *publication.Publisher // nil with a Gateway
 	meridio2  latest.Value[meridio2.Input]
 	changed   latest.Value[struct{}] // something that status shows
 
@@ -136,10 +132,19 @@ func newProcess(o Options) (*process, error) {
 		cluster: p.cluster, translator: o.translator(), log: o.Log,
 		files: &files{trench: o.TrenchFile, keyDir: o.KeyDir}, translated: p.translated,
 	}
+	if o.Gateway == "" {
+		p.publisher, err = publication.New(publication.Options{
+			Config: p.cluster.Config(), Namespace: o.Namespace, Trench: o.Trench, Pod: o.PodName,
+			AdminSocket: o.FrontendSocket, Input: &p.evaluated, Metrics: p.metrics, Log: o.Log,
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
 	p.health.Set(TrenchFile, p.agent.files.exists(), "the first translation of all objects was not written yet")
 	p.health.Set(Trench, false, "not read yet")
 	p.health.Set(APIServer, false, "no cache is synced yet")
-	for _, name := range []string{Liveness, Written, AdminSocket} {
+	for _, name := range []string{Liveness, Written, Publication, AdminSocket} {
 		p.health.Report(name, "")
 	}
 	return p, nil
@@ -170,7 +175,10 @@ func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
 	}
 	endpoints = append(endpoints, healthEndpoint)
 	tasks = []task.Task{
-		p.cluster, p.agent, observer{p}, adminEndpoint, healthEndpoint, logs.NewSignals(p.Level, p.Log),
+		p.cluster, p.agent,
+		observer{p},
+		adminEndpoint, healthEndpoint,
+		logs.NewSignals(p.Level, p.Log),
 	}
 	if p.Gateway != "" {
 		more, err := p.meridio2Tasks()
@@ -178,6 +186,8 @@ func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
 			return nil, err
 		}
 		tasks = append(tasks, more...)
+	} else {
+		tasks = append(tasks, p.publisher)
 	}
 	if p.MetricsAddr != "" {
 		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
@@ -215,12 +225,12 @@ func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome
 	if p.agent.files.exists() {
 		p.health.Report(TrenchFile, "")
 	}
-	p.evaluated.Set(Evaluation{s, r, time.Now()})
+	p.evaluated.Set(publication.Input{Objects: s.Objects, Result: r, Siblings: s.Siblings})
 	p.meridio2.Set(meridio2Input(s, r))
 	p.changed.Set(struct{}{})
 }
 
-// observer sets the health service of the API server. It implements task.Task.
+// observer sets the health services of the API server and of the publication. It implements task.Task.
 type observer struct{ *process }
 
 // String implements task.Task.
@@ -232,10 +242,17 @@ func (o observer) Run(ctx context.Context) error {
 		s, changed := o.cluster.State().Get()
 		if !s.Synced.IsZero() || !s.Stale.Since.IsZero() {
 			o.health.Report(APIServer, s.Stale.Cause)
-			o.changed.Set(struct{}{})
 		}
+		var publishing <-chan struct{}
+		if o.publisher != nil {
+			var published publication.State
+			published, publishing = o.publisher.State().Get()
+			o.health.Report(Publication, logs.Text(errors.Join(published.WriteError, published.ReportError)))
+		}
+		o.changed.Set(struct{}{})
 		select {
 		case <-changed:
+		case <-publishing:
 		case <-ctx.Done():
 			return ctx.Err()
 		}

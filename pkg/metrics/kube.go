@@ -1,10 +1,18 @@
 package metrics
 
-import "time"
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // Kube holds the metrics of kube. Its methods are safe for concurrent use and do not block. Create
 // one with [NewKube].
-type Kube struct{ *process }
+type Kube struct {
+	*process
+	publications *prometheus.CounterVec
+	leader       *prometheus.GaugeVec
+}
 
 // KubeState is the state of kube at a scrape.
 type KubeState struct {
@@ -17,13 +25,12 @@ type KubeState struct {
 	// Objects counts what is watched by kind, Refused what the last translation refused.
 	Objects map[string]int
 	Refused map[string]int
-	Leader  bool
 }
 
 // NewKube returns the metrics of kube in a new registry, with those of the Go runtime and of the
 // process; each scrape calls read. The returned function observes the duration of a translation.
 func NewKube(version string, read func() KubeState) (k *Kube, translated func(time.Duration)) {
-	k = &Kube{newProcess("kube", version)}
+	k = &Kube{newProcess("kube", version), KubePublications.counters(), KubeLeader.gauges()}
 	// Goal: 10 ms for 500 targets.
 	duration := KubeTranslation.histogram(1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1)
 	k.registry.MustRegister(duration, scrape(func(send send) {
@@ -41,7 +48,14 @@ func NewKube(version string, read func() KubeState) (k *Kube, translated func(ti
 		for kind, n := range s.Refused {
 			send(KubeRefused, float64(n), kind)
 		}
-		send(KubeLeader, boolValue(s.Leader))
-	}))
+	}), k.publications, k.leader)
 	return k, observe(duration)
 }
+
+// PublicationWrite counts a write of a resource, such as services, and its error.
+func (k *Kube) PublicationWrite(resource string, err error) {
+	k.publications.WithLabelValues(resource, result(err == nil)).Inc()
+}
+
+// Leader sets whether this pod writes the status of the objects.
+func (k *Kube) Leader(leads bool) { k.leader.WithLabelValues().Set(boolValue(leads)) }

@@ -105,11 +105,13 @@ func fullKube() *Kube {
 	k, translated := NewKube("1.2.3", func() KubeState {
 		return KubeState{
 			Writes: 2, WriteFailures: 1, APIErrors: 4, Written: time.Unix(2_000_000_000, 0),
-			Stale: time.Second, Objects: map[string]int{"Pods": 5}, Refused: map[string]int{"Service": 1}, Leader: true,
+			Stale: time.Second, Objects: map[string]int{"Pods": 5}, Refused: map[string]int{"Service": 1},
 		}
 	})
 	k.Health("Readiness", true)
 	k.Serves(served)
+	k.PublicationWrite("services", nil)
+	k.Leader(true)
 	translated(time.Millisecond)
 	return k
 }

@@ -186,5 +186,8 @@ var (
 	KubeObjects = gauge("vipgate_kube_objects", "Objects that are watched, by kind.", "kind")
 	KubeRefused = gauge("vipgate_kube_refused_objects",
 		"Objects that are refused, or parts of them, by kind; `kube status` names each.", "kind")
+	KubePublications = counter("vipgate_kube_publications_total",
+		"Writes of status, reports and Events to the API server since the start, by what became of them.",
+		"resource", "result")
 	KubeLeader = gauge("vipgate_kube_leader", "1 while this pod writes the status of the objects.")
 )

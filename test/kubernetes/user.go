@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // Admin returns the configuration of a client that may do everything (system:masters).
@@ -49,6 +51,25 @@ func (c *Cluster) anonymous() *rest.Config {
 		Host: "https://" + c.Address(), QPS: -1,
 		TLSClientConfig: rest.TLSClientConfig{CAData: c.ca.pem},
 	}
+}
+
+// Kubeconfig writes a configuration to a kubeconfig file in a folder of the test and returns its
+// path. A token stays in its own file, which is read again when it changes.
+func (c *Cluster) Kubeconfig(t testing.TB, config *rest.Config) string {
+	t.Helper()
+	const name = "test"
+	k := clientcmdapi.NewConfig()
+	k.Clusters[name] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
+	k.AuthInfos[name] = &clientcmdapi.AuthInfo{
+		ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, TokenFile: config.BearerTokenFile,
+	}
+	k.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
+	k.CurrentContext = name
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*k, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // ServiceAccount returns the configuration of a client with a token of a service account, in a file

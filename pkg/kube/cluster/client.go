@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
 	"k8s.io/client-go/util/connrotation"
 
 	"github.com/vipgate/vipgate/pkg/kube/meridio2"
@@ -35,6 +37,9 @@ const (
 	protobuf = "application/vnd.kubernetes.protobuf"
 )
 
+// version is that of the parameters of requests.
+var version = schema.GroupVersion{Version: "v1"}
+
 // clients reach the API server over connections that can be closed together.
 type clients struct {
 	config      *rest.Config
@@ -42,7 +47,9 @@ type clients struct {
 	codec       runtime.ParameterCodec
 	core        rest.Interface
 	discovery   rest.Interface
-	dynamic     dynamic.Interface
+	trenches    rest.Interface
+	gateways    rest.Interface
+	routers     rest.Interface
 }
 
 func newClients(config *rest.Config) (*clients, error) {
@@ -55,36 +62,49 @@ func newClients(config *rest.Config) (*clients, error) {
 	c.config.Dial = dialer.DialContext
 	c.config.QPS, c.config.Burst = qps, burst
 	c.config.WarningHandlerWithContext = rest.NoWarnings{}
+	if file := config.BearerTokenFile; file != "" {
+		// Otherwise a token that the server refuses would be used for up to a minute after its file was
+		// replaced.
+		c.config.BearerToken, c.config.BearerTokenFile = "", ""
+		c.config.Wrap(transport.ResettableTokenSourceWrapTransport(transport.NewCachedFileTokenSource(file)))
+	}
 
 	scheme := runtime.NewScheme()
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	metav1.AddToGroupVersion(scheme, version)
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("failed to create the scheme of the API: %w", err)
 		}
 	}
 	c.codec = runtime.NewParameterCodec(scheme)
-	codecs := serializer.NewCodecFactory(scheme).WithoutConversion()
 	http, err := rest.HTTPClientFor(c.config)
 	if err != nil {
 		return nil, fmt.Errorf("failed to create a client of the API server %s: %w", config.Host, err)
 	}
-	client := func(version schema.GroupVersion, path string) (rest.Interface, error) {
-		typed := rest.CopyConfig(c.config)
-		typed.GroupVersion, typed.APIPath, typed.NegotiatedSerializer = &version, path, codecs
-		typed.ContentType, typed.AcceptContentTypes = protobuf, protobuf+",application/json"
-		return rest.RESTClientForConfigAndClient(typed, http)
+	client := func(group schema.GroupVersion, path string, config *rest.Config) rest.Interface {
+		config.GroupVersion, config.APIPath = &group, path
+		client, e := rest.RESTClientForConfigAndClient(config, http)
+		err = errors.Join(err, e)
+		return client
 	}
-	if c.core, err = client(corev1.SchemeGroupVersion, "/api"); err == nil {
-		c.discovery, err = client(discoveryv1.SchemeGroupVersion, "/apis")
-	}
-	if err == nil {
-		c.dynamic, err = dynamic.NewForConfigAndClient(c.config, http)
-	}
+	typed := rest.CopyConfig(c.config)
+	typed.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	typed.ContentType, typed.AcceptContentTypes = protobuf, protobuf+",application/json"
+	c.core = client(corev1.SchemeGroupVersion, "/api", rest.CopyConfig(typed))
+	c.discovery = client(discoveryv1.SchemeGroupVersion, "/apis", typed)
+	c.trenches = client(v1alpha1.Resource.GroupVersion(), "/apis", dynamic.ConfigFor(c.config))
+	c.gateways = client(meridio2.GatewayResource().GroupVersion(), "/apis", dynamic.ConfigFor(c.config))
+	c.routers = client(meridio2.RouterResource().GroupVersion(), "/apis", dynamic.ConfigFor(c.config))
 	if err != nil {
 		return nil, fmt.Errorf("failed to create a client of the API server %s: %w", config.Host, err)
 	}
 	return c, nil
+}
+
+// get returns a request that is not repeated: client-go would hide for 10 s that connections are
+// closed.
+func (c *clients) get(client rest.Interface, namespace, resource string) *rest.Request {
+	return client.Get().Namespace(namespace).Resource(resource).MaxRetries(0)
 }
 
 // source lists and watches objects.
@@ -103,31 +123,34 @@ func (c *clients) source(k key, trench string) source {
 	named := metav1.ListOptions{FieldSelector: "metadata.name=" + k.name}
 	switch k.kind {
 	case trenches:
-		return c.untyped(v1alpha1.Resource, k.namespace, named)
+		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](c, c.trenches, v1alpha1.Resource.Resource,
+			k.namespace, named)
 	case gateways:
-		return c.untyped(meridio2.GatewayResource(), k.namespace, named)
+		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](c, c.gateways,
+			meridio2.GatewayResource().Resource, k.namespace, named)
 	case gatewayRouters:
-		return c.untyped(meridio2.RouterResource(), k.namespace, metav1.ListOptions{})
+		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](c, c.routers,
+			meridio2.RouterResource().Resource, k.namespace, metav1.ListOptions{})
 	case ownPod:
-		return typed[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace, named)
+		return objectsOf[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace, named)
 	case siblings:
-		return typed[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace,
+		return objectsOf[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace,
 			metav1.ListOptions{LabelSelector: v1alpha1.TrenchPodLabel + "=" + trench})
 	case services:
-		return typed[corev1.Service, corev1.ServiceList](c, c.core, "services", k.namespace, metav1.ListOptions{})
+		return objectsOf[corev1.Service, corev1.ServiceList](c, c.core, "services", k.namespace, metav1.ListOptions{})
 	case endpointSlices:
-		return typed[discoveryv1.EndpointSlice, discoveryv1.EndpointSliceList](c, c.discovery, "endpointslices",
+		return objectsOf[discoveryv1.EndpointSlice, discoveryv1.EndpointSliceList](c, c.discovery, "endpointslices",
 			k.namespace, metav1.ListOptions{LabelSelector: notOfPods})
 	case pods:
-		return typed[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace,
+		return objectsOf[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace,
 			metav1.ListOptions{LabelSelector: v1alpha1.TrenchLabel + "=" + trench})
 	default:
-		return typed[corev1.Secret, corev1.SecretList](c, c.core, "secrets", k.namespace, named)
+		return objectsOf[corev1.Secret, corev1.SecretList](c, c.core, "secrets", k.namespace, named)
 	}
 }
 
-// typed returns the source of the objects of a namespace that options select.
-func typed[T, L any, P interface {
+// objectsOf returns the source of the objects of a namespace that options select.
+func objectsOf[T, L any, P interface {
 	*T
 	runtime.Object
 }, Q interface {
@@ -136,7 +159,7 @@ func typed[T, L any, P interface {
 }](c *clients, client rest.Interface, resource, namespace string, selected metav1.ListOptions) source {
 	request := func(options metav1.ListOptions) *rest.Request {
 		options.LabelSelector, options.FieldSelector = selected.LabelSelector, selected.FieldSelector
-		return client.Get().Namespace(namespace).Resource(resource).VersionedParams(&options, c.codec)
+		return c.get(client, namespace, resource).SpecificallyVersionedParams(&options, c.codec, version)
 	}
 	return source{
 		P(new(T)),
@@ -148,24 +171,6 @@ func typed[T, L any, P interface {
 		func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			options.Watch = true
 			return request(options).Watch(ctx)
-		},
-	}
-}
-
-// untyped is the same for a resource of a CustomResourceDefinition.
-func (c *clients) untyped(resource schema.GroupVersionResource, namespace string, selected metav1.ListOptions) source {
-	client := c.dynamic.Resource(resource).Namespace(namespace)
-	chosen := func(options metav1.ListOptions) metav1.ListOptions {
-		options.LabelSelector, options.FieldSelector = selected.LabelSelector, selected.FieldSelector
-		return options
-	}
-	return source{
-		&unstructured.Unstructured{},
-		func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			return client.List(ctx, chosen(options))
-		},
-		func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			return client.Watch(ctx, chosen(options))
 		},
 	}
 }

@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
+	"net/url"
 	"sync"
 	"time"
 )
@@ -23,6 +25,9 @@ type Failure struct {
 
 // report records the result of an attempt.
 func (c *condition) report(what string, err error) {
+	if request := (*url.Error)(nil); errors.As(err, &request) {
+		err = request.Err // the URL says no more than what
+	}
 	c.mu.Lock()
 	before := c.failed
 	if err == nil {

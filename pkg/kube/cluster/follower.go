@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +20,8 @@ const (
 	minDelay = 200 * time.Millisecond
 	maxDelay = 5 * time.Second
 )
+
+var errClosed = errors.New("the connection was closed")
 
 // follower keeps a store equal to what the API server has.
 type follower struct {
@@ -65,6 +68,9 @@ func (f *follower) run(ctx context.Context, s source) {
 		},
 		WatchFuncWithContext: func(_ context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			w, err := s.watch(ctx, options)
+			if _, streams := w.(*watch.StreamWatcher); err == nil && !streams {
+				err = errClosed // client-go has replaced the error by a watch that has ended
+			}
 			f.failing(ctx, err)
 			return w, err
 		},

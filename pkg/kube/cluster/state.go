@@ -7,7 +7,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/kube/meridio2"
@@ -97,14 +96,13 @@ func (c *Cluster) currentState() State {
 
 // probeServer asks for the Trench, or the Gateway, now and then.
 func (c *Cluster) probeServer(ctx context.Context) {
-	resource := v1alpha1.Resource
+	client, resource := c.clients.trenches, v1alpha1.Resource.Resource
 	if c.Gateway != "" {
-		resource = meridio2.GatewayResource()
+		client, resource = c.clients.gateways, meridio2.GatewayResource().Resource
 	}
-	trench := c.clients.dynamic.Resource(resource).Namespace(c.Namespace)
 	for backoff.Sleep(ctx, probeInterval) == nil {
 		call, cancel := context.WithTimeout(ctx, probeTimeout)
-		_, err := trench.Get(call, c.own().name, metav1.GetOptions{})
+		err := c.clients.get(client, c.Namespace, resource).Name(c.own().name).Do(call).Error()
 		hangs := call.Err() != nil
 		cancel()
 		if ctx.Err() != nil {

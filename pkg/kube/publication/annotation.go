@@ -25,7 +25,7 @@ func (p *Publisher) annotate(ctx context.Context) error {
 		notUntil time.Time
 		throttle logs.Throttle
 		log      = p.options.Log
-		retry    = backoff.Backoff{Min: p.timing.report, Max: time.Minute, Jitter: 0.2}
+		retry    = backoff.Backoff{Min: p.timing.report, Max: 15 * time.Second, Jitter: 0.2}
 	)
 	for {
 		report, reported := p.frontend.report.Get()
@@ -37,6 +37,7 @@ func (p *Publisher) annotate(ctx context.Context) error {
 				throttle.Log(log.Warn, "", "own Pod not found among the pods of the trench: nothing is reported",
 					"pod", p.options.Pod, "label", v1alpha1.TrenchPodLabel+"="+p.options.Trench)
 			}
+		case report.Time.IsZero(): // the frontend was not asked yet
 		case current(pod, report):
 			retry.Reset()
 		case time.Now().Before(notUntil):

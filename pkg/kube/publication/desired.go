@@ -1,6 +1,7 @@
 package publication
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -34,9 +35,13 @@ type wanted struct {
 	resource schema.GroupVersionResource
 	object   corev1.ObjectReference // with the resource version that was looked at
 	status   map[string]any         // the whole of what this field manager owns
-	differs  bool                   // from the object
-	events   []event                // what to say once it is written
-	content  string                 // status without times: equal for two evaluations that want the same
+	// kept is status with the addresses that the object has; nil without addresses or conditions.
+	kept map[string]any
+	// conditions and addresses are the parts of status, without times: equal for two evaluations that
+	// want the same. The next two report whether the object has another.
+	conditions, addresses             string
+	conditionsDiffer, addressesDiffer bool
+	events                            []event // what to say once it is written
 }
 
 // evaluate returns the status that the objects are to have, the Trench first.
@@ -90,8 +95,8 @@ func trenchStatus(in Input, t *v1alpha1.Trench, pods reports, now metav1.Time) w
 
 	w := wanted{resource: v1alpha1.Resource, object: reference(v1alpha1.Kind, t)}
 	conditions := []metav1.Condition{accepted, advertised}
-	w.content = fmt.Sprint(v.Generation, conditions)
-	w.differs = settle(conditions, t.Status.Conditions, now) || t.Status.ObservedGeneration != v.Generation
+	w.conditions = fmt.Sprint(v.Generation, conditions)
+	w.conditionsDiffer = settle(conditions, t.Status.Conditions, now) || t.Status.ObservedGeneration != v.Generation
 	w.status = map[string]any{"observedGeneration": v.Generation, "conditions": conditions}
 	w.events = changes(v, conditions, t.Status.Conditions)
 	return w
@@ -131,12 +136,11 @@ func serviceStatus(s *corev1.Service, v translation.ServiceVerdict, pods reports
 	conditions := []metav1.Condition{
 		acceptance(prefix+v1alpha1.Accepted, v.Verdict), advertised, targets(prefix+v1alpha1.TargetsAccepted, v.Verdict),
 	}
-	w.content = fmt.Sprint(addresses, conditions)
-	w.differs = settle(conditions, s.Status.Conditions, now) || !equality.Semantic.DeepEqual(addresses, live)
-	w.status = map[string]any{"conditions": conditions}
-	if len(addresses) > 0 {
-		w.status["loadBalancer"] = map[string]any{"ingress": addresses}
-	}
+	w.conditions, w.addresses = fmt.Sprint(conditions), text(addresses)
+	w.conditionsDiffer = settle(conditions, s.Status.Conditions, now)
+	w.addressesDiffer = !equality.Semantic.DeepEqual(addresses, live)
+	w.status, w.kept = loadBalancer(addresses), loadBalancer(live)
+	w.status["conditions"], w.kept["conditions"] = conditions, conditions
 	w.events = changes(v.Verdict, conditions, s.Status.Conditions)
 	return w
 }
@@ -150,10 +154,24 @@ func ingressStatus(i *networkingv1.Ingress, p published) wanted {
 	if len(addresses) == 0 {
 		return w
 	}
-	w.content = fmt.Sprint(addresses)
-	w.differs = !equality.Semantic.DeepEqual(addresses, i.Status.LoadBalancer.Ingress)
-	w.status = map[string]any{"loadBalancer": map[string]any{"ingress": addresses}}
+	w.addresses = text(addresses)
+	w.addressesDiffer = !equality.Semantic.DeepEqual(addresses, i.Status.LoadBalancer.Ingress)
+	w.status = loadBalancer(addresses)
 	return w
+}
+
+// text returns addresses without the pointers in them.
+func text[T any](ingress []T) string {
+	b, _ := json.Marshal(ingress) // cannot fail: strings and numbers
+	return string(b)
+}
+
+// loadBalancer returns a status with addresses, or an empty one for none.
+func loadBalancer[T any](ingress []T) map[string]any {
+	if len(ingress) == 0 {
+		return map[string]any{}
+	}
+	return map[string]any{"loadBalancer": map[string]any{"ingress": ingress}}
 }
 
 func reference(kind schema.GroupVersionKind, o metav1.Object) corev1.ObjectReference {

@@ -64,11 +64,13 @@ func input(t *unstructured.Unstructured, s *corev1.Service, v ...translation.Ser
 	return in
 }
 
-func hostname(name string) corev1.LoadBalancerIngress { return corev1.LoadBalancerIngress{Hostname: name} }
+func hostname(name string) corev1.LoadBalancerIngress {
+	return corev1.LoadBalancerIngress{Hostname: name}
+}
 
 func TestEvaluate(t *testing.T) {
 	refusedTrench := input(trench(), service(hostname("kept")))
-	refusedTrench.Result.Trench = translation.Verdict{Generation: 4, Reason: "Invalid", Message: "spec.attractor: required"}
+	refusedTrench.Result.Trench = translation.Verdict{Generation: 4, Reason: "Invalid", Message: "spec: required"}
 	problem := input(trench(), service(), accepted(vip4))
 	problem.Result.Trench.Problems = []translation.Problem{{
 		Object: corev1.ObjectReference{Kind: "Secret", Name: "gw"}, Reason: "PasswordMissing", Message: "create it",
@@ -158,8 +160,8 @@ func TestNoWriteWithoutDifference(t *testing.T) {
 	in := applied(t, input(trench(), service(), accepted(vip4, vip6)), at)
 	later := metav1.NewTime(at.Add(time.Hour))
 	for _, w := range evaluate(in, published{}, later) {
-		if w.differs || len(w.events) > 0 {
-			t.Errorf("%s %s differs=%t events=%v", w.object.Kind, w.object.Name, w.differs, w.events)
+		if w.conditionsDiffer || w.addressesDiffer || len(w.events) > 0 {
+			t.Errorf("%s %s differs, events %v", w.object.Kind, w.object.Name, w.events)
 		}
 	}
 	// Another status has another transition time, an equal one keeps its own.

@@ -3,15 +3,16 @@
 //
 // Every pod records in an annotation of its own Pod what its frontend advertises, a [Report]. The
 // leader of the trench, which holds a Lease, adds the reports up and applies status with the field
-// manager [FieldManager]. What to write is a pure function of the newest objects; it is written only
-// where the object differs, and only to the version of the object that was looked at. Two leaders for
-// a moment can therefore not write by turns, and an Event goes with the one write that changed a
-// condition. Nothing is removed when a leader stops or is lost.
+// manager [FieldManager]. What to write is a pure function of the newest objects. It is written
+// only where the object differs, and only to the version of the object that was looked at. Two
+// leaders for a moment can therefore not write by turns, and an Event goes with the one write that
+// changed a condition. Nothing is removed when a leader stops or is lost.
 //
 // Addresses in status.loadBalancer are never cleared: clients such as external-dns delete names
 // without addresses at once. They stay when the Service is refused after it was accepted (its VIPs
-// are withdrawn, and the condition says so), and while the source of spec.publish has none. A Service
-// that was never accepted gets none.
+// are withdrawn, and the condition says so), and while the source of spec.publish has none. A
+// Service that was never accepted gets none.
 //
-// A pod of a lost node counts with its last report until the Pod is deleted.
+// Limits: while the Trench is refused, its Services keep the status that they have. A pod of a lost
+// node counts with its last report until the Pod is deleted.
 package publication

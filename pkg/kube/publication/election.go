@@ -54,11 +54,11 @@ func (p *Publisher) term(ctx context.Context) error {
 	started := make(chan context.Context, 1)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: &resourcelock.LeaseLock{
-			LeaseMeta:  metav1.ObjectMeta{Namespace: p.options.Namespace, Name: LeaseName(p.options.Trench)},
+			LeaseMeta:  metav1.ObjectMeta{Namespace: p.options.Namespace, Name: p.lease},
 			Client:     p.leases,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: p.options.Pod},
 		},
-		Name:            LeaseName(p.options.Trench),
+		Name:            p.lease,
 		LeaseDuration:   p.timing.lease,
 		RenewDeadline:   p.timing.renew,
 		RetryPeriod:     p.timing.retry,
@@ -96,7 +96,7 @@ func (p *Publisher) lead(ctx, holding context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(holding, cancel)()
-	p.options.Log.Info("leader of the trench", "lease", LeaseName(p.options.Trench))
+	p.options.Log.Info("leader of the trench", "lease", p.lease)
 	p.set(true)
 	defer func() {
 		p.set(false)

@@ -39,8 +39,8 @@ type event struct {
 	reason, action, note string
 }
 
-// changes returns the Events of the conditions of an object that are not as the live ones: those of
-// conditions that hold already were sent when they were written, also by another leader.
+// changes returns the Events of the conditions of an object that are not as the live ones: those
+// of conditions that hold already were sent when they were written, also by another leader.
 func changes(v translation.Verdict, wanted, live []metav1.Condition) (events []event) {
 	for _, w := range wanted {
 		l := find(live, w.Type)
@@ -63,7 +63,8 @@ func changes(v translation.Verdict, wanted, live []metav1.Condition) (events []e
 	return append(events, problemEvents(v, live)...)
 }
 
-// problemEvents returns an Event for each problem that the new condition names and no live one does.
+// problemEvents returns an Event for each problem that the new condition names and no live one
+// does.
 func problemEvents(v translation.Verdict, live []metav1.Condition) (events []event) {
 	if !v.Accepted {
 		return nil
@@ -111,7 +112,8 @@ func (r *recorder) add(object corev1.ObjectReference, events []event) {
 	}
 }
 
-// flush sends what is queued. It keeps what the API server did not answer to, and returns the error.
+// flush sends what is queued. It keeps what the API server did not answer to, and returns the
+// error.
 func (r *recorder) flush(ctx context.Context) error {
 	for key, s := range r.sent {
 		if time.Since(s.last) > seriesTime {

@@ -19,11 +19,11 @@ type frontend struct {
 	socket string
 	probe  time.Duration // between two probes
 	log    *slog.Logger
-	report *latest.Value[Report]
+	report *latest.Value[Report] // with a zero Time until the first attempt
 }
 
 func newFrontend(socket string, log *slog.Logger) *frontend {
-	return &frontend{socket, probeInterval, log, latest.New(Report{Time: time.Now(), Problem: "frontend has not answered yet"})}
+	return &frontend{socket, probeInterval, log, latest.New(Report{})}
 }
 
 // run follows until ctx ends.
@@ -42,7 +42,7 @@ func (f *frontend) run(ctx context.Context) error {
 
 // set replaces the report unless it is equal, and reports whether it differs.
 func (f *frontend) set(r Report) (differs bool) {
-	if f.report.Load().equal(r) {
+	if last := f.report.Load(); !last.Time.IsZero() && last.equal(r) {
 		return false
 	}
 	r.Time = time.Now().UTC().Truncate(time.Second)

@@ -47,11 +47,12 @@ type leader struct {
 // object is what is remembered of an object, for as long as it exists. It decides when to write,
 // never what.
 type object struct {
-	wrote    string    // content of the last status that was written or found
-	version  string    // resource version after the last write
-	restored time.Time // last write against another writer
-	retry    backoff.Backoff
-	notUntil time.Time // after an error
+	// conditions and addresses were written or found last.
+	conditions, addresses string
+	version               string    // resource version after the last write
+	restored              time.Time // last write against another writer
+	retry                 backoff.Backoff
+	notUntil              time.Time // after an error
 }
 
 func newLeader(watch, write dynamic.Interface, o Options, restore time.Duration, failed func(error)) *leader {
@@ -152,16 +153,27 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 	switch {
 	case older(w.object.ResourceVersion, o.version):
 		return again, nil // the write has not come back yet
-	case !w.differs:
-		o.wrote = w.content
+	case !w.conditionsDiffer && !w.addressesDiffer:
+		o.conditions, o.addresses = w.conditions, w.addresses
 		o.retry.Reset()
 		return again, nil
 	case now.Before(o.notUntil):
 		return o.notUntil, nil
 	}
-	foreign := o.wrote == w.content
-	if foreign && !o.restored.IsZero() && now.Before(o.restored.Add(l.restore)) {
-		return o.restored.Add(l.restore), nil
+	// A difference without another desired status is the work of another writer.
+	foreignConditions := w.conditionsDiffer && o.conditions == w.conditions
+	foreignAddresses := w.addressesDiffer && o.addresses == w.addresses
+	restores := foreignConditions || foreignAddresses
+	if next := o.restored.Add(l.restore); restores && now.Before(next) {
+		again = next
+		switch {
+		case w.addressesDiffer && !foreignAddresses: // new addresses
+			restores = false
+		case foreignAddresses && w.conditionsDiffer && !foreignConditions:
+			w.status, restores = w.kept, false
+		default:
+			return again, nil
+		}
 	}
 	version, err := l.apply(ctx, w)
 	l.count(w.resource.Resource, err)
@@ -174,9 +186,9 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 		return o.notUntil, err
 	}
 	o.retry.Reset()
-	o.wrote, o.version = w.content, version
+	o.conditions, o.addresses, o.version = w.conditions, w.addresses, version
 	l.log.Debug("status written", "kind", w.object.Kind, "namespace", w.object.Namespace, "name", w.object.Name)
-	if foreign {
+	if restores {
 		o.restored = now
 		w.events = append(w.events, event{
 			true, "StatusRestored", "Publish", "another writer had changed the status that " + FieldManager +

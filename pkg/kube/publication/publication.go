@@ -62,6 +62,7 @@ type Publisher struct {
 	watch, write dynamic.Interface
 	leases       coordinationclient.LeasesGetter
 	timing       timing
+	lease        string
 }
 
 // New returns a publisher.
@@ -75,6 +76,7 @@ func New(o Options) (*Publisher, error) {
 		frontend: newFrontend(o.AdminSocket, o.Log),
 		state:    latest.New(State{}),
 		timing:   defaultTiming(),
+		lease:    LeaseName(o.Trench),
 	}
 	var err error
 	if p.write, err = dynamic.NewForConfig(writes); err == nil {

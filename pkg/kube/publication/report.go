@@ -110,7 +110,7 @@ func (r Report) equal(o Report) bool {
 func readReport(pod *corev1.Pod) (Report, error) {
 	text, ok := pod.Annotations[v1alpha1.ReportAnnotation]
 	if !ok {
-		return Report{}, fmt.Errorf("Pod %s has no annotation %s", pod.Name, v1alpha1.ReportAnnotation)
+		return Report{}, fmt.Errorf("no annotation %s of Pod %s", v1alpha1.ReportAnnotation, pod.Name)
 	}
 	var r Report
 	if err := json.Unmarshal([]byte(text), &r); err != nil {

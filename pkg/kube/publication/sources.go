@@ -144,8 +144,8 @@ func (f *follower) end() {
 	f.ended.Wait()
 }
 
-// published returns the addresses that a Trench publishes and the Ingresses that get them, as far as
-// they are known.
+// published returns the addresses that a Trench publishes and the Ingresses that get them, as far
+// as they are known.
 func (s *sources) published(t *v1alpha1.Trench) published {
 	var p published
 	spec := t.Spec.Publish

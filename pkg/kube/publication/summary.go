@@ -87,8 +87,8 @@ func (all reports) served() vip.Set {
 	return vips
 }
 
-// advertised returns the condition Advertised, without type, for VIPs. It is true if at least one pod
-// advertises each of them.
+// advertised returns the condition Advertised, without type, for VIPs. It is true if at least one
+// pod advertises each of them.
 func (all reports) advertised(vips []vip.VIP) metav1.Condition {
 	if len(all) == 0 {
 		return metav1.Condition{
@@ -136,13 +136,13 @@ func (all reports) advertised(vips []vip.VIP) metav1.Condition {
 type sum struct {
 	vip                       vip.VIP
 	advertised, unknown, pods int
-	reason                    string              // the one of most pods that do not advertise it
+	reason                    string              // the one of most pods that report one
 	pod                       map[string][]string // names of these pods by message
 }
 
 func (all reports) sum(v vip.VIP) sum {
 	s := sum{vip: v, pods: len(all), pod: map[string][]string{}}
-	reasons := map[string]int{}
+	reasons, missing := map[string]int{}, map[string]int{}
 	for _, p := range all {
 		switch r, known := p.of(v); {
 		case !known:
@@ -151,12 +151,15 @@ func (all reports) sum(v vip.VIP) sum {
 			s.pod[message] = append(s.pod[message], p.pod)
 		case r.Advertised:
 			s.advertised++
+		case p.missing != "":
+			missing[r.Reason]++
+			s.pod[r.Message] = append(s.pod[r.Message], p.pod)
 		default:
 			reasons[r.Reason]++
 			s.pod[r.Message] = append(s.pod[r.Message], p.pod)
 		}
 	}
-	s.reason = mostFrequent(reasons)
+	s.reason = cmp.Or(mostFrequent(reasons), mostFrequent(missing))
 	return s
 }
 

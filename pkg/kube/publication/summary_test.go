@@ -173,6 +173,7 @@ func TestAdvertised(t *testing.T) {
 			pod("a", noTargets()), pod("b", none(noGateway)), pod("c", none(noGateway)),
 		}},
 		{"no report", pair, []*corev1.Pod{pod("a", both()), annotated("b", "")}},
+		{"a reason and no report", pair, []*corev1.Pod{pod("a", noTargets()), annotated("b", ""), annotated("c", "")}},
 		{"report not valid", pair, []*corev1.Pod{annotated("b", "{")}},
 		{"frontend dead", pair, []*corev1.Pod{pod("a", nil)}},
 		{"VIP new", pair, []*corev1.Pod{pod("a", statusOf(vipStatus(vip4, announced, ready, 0)))}},

@@ -1,0 +1,233 @@
+package kubee2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/vipgate/vipgate/test/kubernetes"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+const (
+	namespace   = "trench-a"
+	trenchPods  = 2
+	replicas    = 3            // of the application
+	targets     = 2 * replicas // of which a rolling update replaces half
+	vip4, vip6  = "20.0.0.1", "2000::1"
+	route4      = vip4 + "/32"
+	route6      = vip6 + "/128"
+	network     = "trench-a/targets"
+	serviceName = "web"
+
+	// waitTimeout bounds every wait for something that must happen, far above what is expected.
+	waitTimeout  = 60 * time.Second
+	pollInterval = 10 * time.Millisecond
+)
+
+// access is what kube may do in the namespace, as in deployments/base.
+const access = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: trench-a}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: vipgate, namespace: trench-a}
+rules:
+  - {apiGroups: [vipgate.io], resources: [trenches], verbs: [get, list, watch]}
+  - {apiGroups: [vipgate.io], resources: [trenches/status], verbs: [patch]}
+  - {apiGroups: [""], resources: [services, pods], verbs: [get, list, watch]}
+  - {apiGroups: [""], resources: [services/status, pods/status], verbs: [patch]}
+  - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [get, list, watch]}
+  - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
+  - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [vipgate-trench-a], verbs: [get, update]}
+  - {apiGroups: ["", events.k8s.io], resources: [events], verbs: [create, patch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: vipgate, namespace: trench-a}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: vipgate}
+subjects: [{kind: ServiceAccount, name: vipgate, namespace: trench-a}]
+`
+
+const definition = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: trenches.vipgate.io}
+spec:
+  group: vipgate.io
+  scope: Namespaced
+  names: {plural: trenches, singular: trench, kind: Trench, listKind: TrenchList}
+  versions:
+    - name: v1alpha1
+      served: true
+      storage: true
+      subresources: {status: {}}
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`
+
+const trench = `
+apiVersion: vipgate.io/v1alpha1
+kind: Trench
+metadata: {name: trench-a, namespace: trench-a}
+spec:
+  network: {name: trench-a/targets, subnets: [172.16.0.0/16, "fd00:16::/64"]}
+  attractor:
+    name: attractor-a
+    vips: [20.0.0.1/32, "2000::1/128"]
+    gateways:
+      - {name: gateway-a4, address: GATEWAY4}
+      - {name: gateway-a6, address: "GATEWAY6"}
+  defaults: {drainTime: 1s, check: {interval: 100ms, timeout: 100ms, rise: 2, fall: 5}}
+`
+
+const service = `
+apiVersion: v1
+kind: Service
+metadata:
+  name: web
+  namespace: trench-a
+  annotations: {vipgate.io/vips: "20.0.0.1,2000::1", vipgate.io/check: '{"tcp":{"port":5000}}'}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: vipgate.io/trench-a
+  allocateLoadBalancerNodePorts: false
+  ipFamilyPolicy: PreferDualStack
+  selector: {app: web}
+  ports: [{name: http, port: 8080}]
+`
+
+// fixture is a cluster of two trench pods behind a gateway, and of pods of an application that the
+// test creates. Its programs end with the test.
+type fixture struct {
+	*lab.Topology
+	t       *testing.T
+	cluster *kubernetes.Cluster
+	core    *typedcorev1.CoreV1Client
+	gateway *lab.Gateway
+	kubes   []*lab.Process
+	kubelet *kubelet
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	f := &fixture{t: t, cluster: kubernetes.Start(t)}
+	var err error
+	f.Topology, err = lab.NewTopology(lab.TopologyConfig{
+		Pods: trenchPods, Targets: targets, Binaries: binaries,
+		VIPs: []netip.Addr{netip.MustParseAddr(vip4), netip.MustParseAddr(vip6)},
+	})
+	f.must(err)
+	t.Cleanup(f.close)
+	client, err := rest.HTTPClientFor(f.cluster.Admin())
+	f.must(err)
+	t.Cleanup(client.CloseIdleConnections)
+	f.core, err = typedcorev1.NewForConfigAndClient(f.cluster.Admin(), client)
+	f.must(err)
+	f.kubelet = newKubelet(f)
+	f.gateway, err = f.StartGateway(f.GatewayConfig())
+	f.must(err)
+	f.cluster.Apply(t, definition+"---"+access)
+	f.startKubes()
+	return f
+}
+
+// close ends everything and, after a failure, shows what was logged.
+func (f *fixture) close() {
+	f.kubelet.close()
+	if f.t.Failed() {
+		processes := append([]*lab.Process{f.gateway.Process}, f.kubes...)
+		for _, p := range f.Pods {
+			processes = append(processes, p.LB, p.Frontend)
+		}
+		for _, p := range processes {
+			if p != nil {
+				f.t.Logf("== last lines of %s (pid %d)\n%s", p.Name, p.PID(), p.Tail(30))
+			}
+		}
+	}
+	if err := f.Close(); err != nil {
+		f.t.Error(err)
+	}
+}
+
+func (f *fixture) must(err error) {
+	f.t.Helper()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// wait waits until condition returns nil.
+func (f *fixture) wait(condition func(context.Context) error) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
+	defer cancel()
+	f.must(lab.Eventually(ctx, pollInterval, func() error { return condition(ctx) }))
+}
+
+// podName returns the name of a trench pod; they count from 1.
+func podName(pod int) string { return fmt.Sprintf("trench-a-%d", pod) }
+
+// startKubes creates the trench pods and starts a kube in each, with the token of its service
+// account, which reaches the API server through a proxy in its network namespace.
+func (f *fixture) startKubes() {
+	f.t.Helper()
+	account := f.cluster.ServiceAccount(f.t, namespace, "vipgate")
+	for n, p := range f.Pods {
+		f.cluster.Apply(f.t, fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, namespace: trench-a, labels: {vipgate.io/trench-pod: trench-a}}
+spec: {nodeName: node-%d, containers: [{name: frontend, image: frontend}]}
+status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
+`, podName(n+1), n+1))
+		var l net.Listener
+		f.must(p.NS.Do(func() (err error) {
+			l, err = net.Listen("tcp", "127.0.0.1:0")
+			return err
+		}))
+		config := f.cluster.ProxyOn(f.t, l).Config(account)
+		f.must(os.MkdirAll(filepath.Dir(p.TrenchFile()), 0o755))
+		kube, err := f.Start(p.NS, "kube-"+podName(n+1),
+			filepath.Join(binaries, "kube"), "run", "--namespace="+namespace, "--trench=trench-a",
+			"--pod-name="+podName(n+1), "--kubeconfig="+f.cluster.Kubeconfig(f.t, config),
+			"--trench-file="+p.TrenchFile(), "--key-dir="+filepath.Join(p.Dir, "keys"),
+			"--frontend-admin-socket=unix://"+p.FrontendAdmin(),
+			"--admin-socket=unix://"+filepath.Join(p.Dir, "kube.sock"), "--log-format=text")
+		f.must(err)
+		f.kubes = append(f.kubes, kube)
+	}
+}
+
+// startTrenchPods starts lb, with the data plane, and frontend in each trench pod once its kube
+// wrote the trench file, as the startup probe of a sidecar has it.
+func (f *fixture) startTrenchPods() {
+	f.t.Helper()
+	for _, p := range f.Pods {
+		f.wait(func(ctx context.Context) error {
+			_, err := p.Run(ctx, "kube", "healthcheck", "--service=Readiness")
+			return err
+		})
+		if _, err := os.Stat(p.TrenchFile()); err != nil {
+			f.t.Fatalf("kube is ready without a trench file: %v", err)
+		}
+		f.must(p.StartLB("--dataplane=nftables"))
+		f.must(p.StartFrontend("--ecmp"))
+	}
+}
+
+// trenchManifest is the Trench with the addresses of the gateway.
+func trenchManifest() string {
+	return strings.NewReplacer("GATEWAY4", lab.GatewayA4.String(), "GATEWAY6", lab.GatewayA6.String()).Replace(trench)
+}

@@ -1,0 +1,58 @@
+package kubee2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/vipgate/vipgate/test/kubernetes"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// binaries is the folder of kube, lb and frontend, built once for all tests.
+var binaries string
+
+// binariesVariable names that folder to a run that is part of another one.
+const binariesVariable = "VIPGATE_TEST_BINARIES"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(kubernetes.Variable) == "0" {
+		os.Exit(m.Run()) // which skips
+	}
+	if binaries = os.Getenv(binariesVariable); binaries != "" {
+		goleak.VerifyTestMain(m)
+		return
+	}
+	// Named like the directory of a lab: if this run is killed, the next one removes it.
+	dir, err := os.MkdirTemp("/tmp", fmt.Sprintf("vg-%d-", os.Getpid()))
+	if err == nil {
+		err = build(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	binaries = dir
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if err := os.RemoveAll(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+		os.Exit(code)
+	}))
+}
+
+func build(dir string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		return err
+	}
+	return lab.Build(ctx, root, dir, "./cmd/kube")
+}

@@ -1,0 +1,256 @@
+package kubee2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/load"
+)
+
+// How much traffic there is: far below what the lab sustains, so that whatever is lost was lost by
+// the change.
+const (
+	rate = 100 // requests per second, to both VIPs
+	calm = 50  // requests that are answered before and after a change
+)
+
+// TestServiceLife follows a Service from its creation over a rolling update of its pods and a stop
+// of the API server to its deletion.
+func TestServiceLife(t *testing.T) {
+	f := newFixture(t)
+	f.cluster.Apply(t, trenchManifest())
+	f.startTrenchPods()
+
+	old, fresh := f.Targets[:replicas], f.Targets[replicas:]
+	f.cluster.Apply(t, service)
+	for _, app := range old {
+		f.kubelet.create(app)
+		f.kubelet.run(app)
+	}
+	f.wantUpdates(0) // none is ready
+	f.kubelet.ready(old[0])
+	f.wantReady(old[0])
+	for _, app := range old[1:] { // kube saw them before: events of Pods are in order
+		f.wantNoTarget(app)
+		f.kubelet.ready(app)
+	}
+	f.wantAnnounced()
+	f.wantUpdates(1)
+
+	g, err := f.Load(t.Context(), rate, 0, load.Config{})
+	f.must(err)
+	t.Cleanup(func() { g.Stop(context.Background()) })
+	f.wantAnswers(g, old...)
+	f.rollingUpdate(g, old, fresh)
+	f.apiServerAway(g)
+
+	f.lost(g.Stop(t.Context()))
+	f.must(f.core.Services(namespace).Delete(t.Context(), serviceName, metav1.DeleteOptions{}))
+	f.wantRoutes()
+}
+
+// rollingUpdate replaces pods one after the other under traffic, like a Deployment with maxSurge 1,
+// maxUnavailable 0 and minReadySeconds for the checks of the trench.
+func (f *fixture) rollingUpdate(g *load.Generator, old, fresh []*lab.App) {
+	f.t.Helper()
+	for n := range old {
+		f.kubelet.create(fresh[n])
+		f.kubelet.run(fresh[n])
+		f.kubelet.ready(fresh[n])
+		f.wantReady(fresh[n])
+		f.kubelet.delete(old[n])
+		f.wantDrainBeforeEnd(old[n])
+		f.wantNoAnswers(g, old[n])
+	}
+	f.kubelet.wait()
+	for _, app := range old {
+		f.wantGone(app)
+	}
+	f.wantAnswers(g, fresh...)
+	f.wantUpdates(1) // no pod withdrew a VIP in between, or announced it differently
+}
+
+// apiServerAway stops the API server under traffic, and starts it again.
+func (f *fixture) apiServerAway(g *load.Generator) {
+	f.t.Helper()
+	f.cluster.StopServer(f.t)
+	for _, p := range f.Pods {
+		f.wait(func(context.Context) error {
+			_, err := os.Stat(p.TrenchFile() + ".stale")
+			return err
+		})
+	}
+	f.wantAnswers(g)
+	f.cluster.StartServer(f.t)
+	f.wantUpdates(1)
+}
+
+// wantRoutes waits until the gateway has routes to exactly these prefixes.
+func (f *fixture) wantRoutes(prefixes ...string) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
+	defer cancel()
+	f.must(f.gateway.WantRoutes(ctx, prefixes...))
+}
+
+// wantAnnounced waits until the gateway uses both trench pods for both VIPs.
+func (f *fixture) wantAnnounced() {
+	f.t.Helper()
+	f.wantRoutes(route4, route6)
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
+	defer cancel()
+	f.must(f.WantVia(ctx, 1, 2))
+}
+
+// wantUpdates fails the test unless the gateway received so many UPDATEs of each VIP from each pod.
+func (f *fixture) wantUpdates(perPod int) {
+	f.t.Helper()
+	for _, prefix := range []string{route4, route6} {
+		if n := f.gateway.Updates(prefix); n != perPod*trenchPods {
+			trace, err := f.gateway.Trace()
+			f.t.Fatalf("the gateway received %d updates of %s, want %d: %v %v", n, prefix, perPod*trenchPods, trace, err)
+		}
+	}
+}
+
+// wantAnswers waits until requests were answered, also by each of these applications.
+func (f *fixture) wantAnswers(g *load.Generator, apps ...*lab.App) {
+	f.t.Helper()
+	var names []string
+	for _, app := range apps {
+		names = append(names, app.Name)
+	}
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
+	defer cancel()
+	f.must(errors.Join(g.WaitAnswered(ctx, calm), g.WaitTargets(ctx, names...)))
+}
+
+// wantNoAnswers checks that requests from now on go to other applications.
+func (f *fixture) wantNoAnswers(g *load.Generator, app *lab.App) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
+	defer cancel()
+	before, err := g.Take(ctx)
+	f.must(err)
+	f.lost(before)
+	f.must(g.WaitAnswered(ctx, calm))
+	during, err := g.Take(ctx)
+	f.must(err)
+	f.lost(during)
+	if n := during.ByTarget[app.Name]; n > 0 {
+		f.t.Fatalf("%s answered %d requests that began after its drain", app.Name, n)
+	}
+}
+
+// lost fails the test if a request was lost.
+func (f *fixture) lost(r load.Result) {
+	f.t.Helper()
+	if r.Failed > 0 {
+		f.t.Fatalf("%d of %d requests failed: %v", r.Failed, r.Sent, r.Failures)
+	}
+}
+
+// states returns the states of the targets in each trench pod: the worst of their addresses.
+func (f *fixture) states(ctx context.Context) ([]map[string]targetv1.State, error) {
+	var all []map[string]targetv1.State
+	for _, p := range f.Pods {
+		conn, err := grpc.NewClient("unix:"+p.LBAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			return nil, err
+		}
+		list, err := targetv1.NewTargetServiceClient(conn).List(ctx, &targetv1.ListRequest{}, grpc.WaitForReady(true))
+		if err := errors.Join(err, conn.Close()); err != nil {
+			return nil, err
+		}
+		have := map[string]targetv1.State{}
+		for _, x := range list.GetTargets() {
+			if was, seen := have[x.GetName()]; !seen || was == targetv1.State_STATE_READY {
+				have[x.GetName()] = x.GetState()
+			}
+		}
+		all = append(all, have)
+	}
+	return all, nil
+}
+
+// wantStates waits until the targets of each trench pod satisfy a condition.
+func (f *fixture) wantStates(condition func(map[string]targetv1.State) error) {
+	f.t.Helper()
+	f.wait(func(ctx context.Context) error {
+		pods, err := f.states(ctx)
+		if err != nil {
+			return err
+		}
+		for n, have := range pods {
+			if err := condition(have); err != nil {
+				return fmt.Errorf("%s: %w; it has %v", podName(n+1), err, have)
+			}
+		}
+		return nil
+	})
+}
+
+// wantReady waits until a target is ready in each trench pod.
+func (f *fixture) wantReady(app *lab.App) {
+	f.t.Helper()
+	f.wantStates(func(have map[string]targetv1.State) error {
+		if have[app.Name] != targetv1.State_STATE_READY {
+			return fmt.Errorf("%s is %v, want it ready", app.Name, have[app.Name])
+		}
+		return nil
+	})
+}
+
+// wantGone waits until no trench pod has a target.
+func (f *fixture) wantGone(app *lab.App) {
+	f.t.Helper()
+	f.wantStates(func(have map[string]targetv1.State) error {
+		if state, ok := have[app.Name]; ok {
+			return fmt.Errorf("%s is %v, want it gone", app.Name, state)
+		}
+		return nil
+	})
+}
+
+// wantNoTarget fails the test if a trench pod has a target.
+func (f *fixture) wantNoTarget(app *lab.App) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
+	defer cancel()
+	pods, err := f.states(ctx)
+	f.must(err)
+	for n, have := range pods {
+		if state, ok := have[app.Name]; ok {
+			f.t.Fatalf("%s is %v in %s, want no such target", app.Name, state, podName(n+1))
+		}
+	}
+}
+
+// wantDrainBeforeEnd waits until a target of a deleted pod drains in each trench pod, or has
+// drained, and checks that its application still served then.
+func (f *fixture) wantDrainBeforeEnd(app *lab.App) {
+	f.t.Helper()
+	began := time.Now()
+	f.wantStates(func(have map[string]targetv1.State) error {
+		switch state, ok := have[app.Name]; {
+		case !ok, state == targetv1.State_STATE_DRAINING, state == targetv1.State_STATE_DRAINED:
+			return nil
+		default:
+			return fmt.Errorf("%s is %v, want it draining", app.Name, state)
+		}
+	})
+	if f.kubelet.hasEnded(app) {
+		f.t.Fatalf("%s ended before its drain began", app.Name)
+	}
+	f.t.Logf("%s drained %v after its deletion", app.Name, time.Since(began).Round(time.Millisecond))
+}
