@@ -49,7 +49,8 @@ func (p *process) status() *kubev1.Status {
 	p.mu.Unlock()
 	state, evaluated := p.cluster.State().Load(), p.evaluated.Load()
 	s := &kubev1.Status{
-		Version: p.Version, Namespace: p.Namespace, Trench: cmp.Or(p.Trench, p.Gateway), Pod: p.PodName, ApiServer: p.Config.Host,
+		Version: p.Version, Namespace: p.Namespace, Trench: cmp.Or(p.Trench, p.Gateway), Pod: p.PodName,
+		ApiServer:   p.Config.Host,
 		SyncedSince: endpoint.Timestamp(state.Synced),
 		StaleSince:  endpoint.Timestamp(state.Stale.Since), StaleCause: state.Stale.Cause,
 		File: &kubev1.TrenchFile{

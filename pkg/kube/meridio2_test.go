@@ -261,7 +261,9 @@ func (f *meridio2Fixture) gate(family vip.Family) (c corev1.PodCondition) {
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, pod); err != nil {
 		f.Fatal(err)
 	}
-	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == meridio2.GateOf(family) })
+	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == meridio2.GateOf(family)
+	})
 	if i < 0 {
 		return c
 	}
@@ -278,6 +280,7 @@ func (f *meridio2Fixture) awaitGate(family vip.Family, status corev1.ConditionSt
 
 func TestMeridio2Objects(t *testing.T) {
 	f := newMeridio2Fixture(t)
+	f.checkSwap()
 	f.addRouter("router-a", "169.254.10.150", "BGP", bgp)
 	p, stop := f.run()
 	f.awaitContent("[20.0.0.1/32 2000::1/128] router-a=169.254.10.150%vlan-100:179")
@@ -285,7 +288,8 @@ func TestMeridio2Objects(t *testing.T) {
 	f.patchStatus(gatewayResource, "gw-a", `{"status": {"addresses": [{"value": "20.0.0.1"}, {"value": "20.0.0.2"}]}}`)
 	f.awaitContent("[20.0.0.1/32 20.0.0.2/32] router-a=169.254.10.150%vlan-100:179")
 	f.addRouter("router-b", "169.254.10.151", "BGP", "bgp: {localASN: 64512, remoteASN: 64513, remotePort: 10179}")
-	f.awaitContent("[20.0.0.1/32 20.0.0.2/32] router-a=169.254.10.150%vlan-100:179 router-b=169.254.10.151%vlan-100:10179")
+	f.awaitContent("[20.0.0.1/32 20.0.0.2/32] router-a=169.254.10.150%vlan-100:179 " +
+		"router-b=169.254.10.151%vlan-100:10179")
 	f.patchStatus(gatewayResource, "gw-a", `{"status": {"addresses": [{"value": "20.0.0.2"}]}}`)
 	f.awaitContent("[20.0.0.2/32] router-a=169.254.10.150%vlan-100:179 router-b=169.254.10.151%vlan-100:10179")
 	if err := f.objects.Resource(routerResource).Namespace("ns-a").Delete(t.Context(), "router-a",
