@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"os"
 	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -47,11 +46,7 @@ spec:
 func (f *meridio2Fixture) swapped() *appsv1.Deployment {
 	f.Helper()
 	f.Apply(f.T, loadBalancerTemplate)
-	text, err := os.ReadFile("../../deployments/meridio2/swap.yaml")
-	if err != nil {
-		f.Fatal(err)
-	}
-	patch, err := yaml.ToJSON(text)
+	patch, err := yaml.ToJSON([]byte(f.manifest("../../deployments/meridio2/swap.yaml")))
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -36,76 +36,6 @@ import (
 	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
-// meridio2Definitions are the kinds that the router of Meridio 2 reads, with the fields and defaults
-// that matter.
-const meridio2Definitions = `
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata:
-  name: gateways.gateway.networking.k8s.io
-  annotations: {api-approved.kubernetes.io: "unapproved, a test"}
-spec:
-  group: gateway.networking.k8s.io
-  scope: Namespaced
-  names: {plural: gateways, singular: gateway, kind: Gateway, listKind: GatewayList}
-  versions:
-    - name: v1
-      served: true
-      storage: true
-      subresources: {status: {}}
-      schema:
-        openAPIV3Schema:
-          type: object
-          properties:
-            spec: {type: object, x-kubernetes-preserve-unknown-fields: true}
-            status:
-              type: object
-              properties:
-                addresses:
-                  type: array
-                  items:
-                    type: object
-                    properties: {type: {type: string, default: IPAddress}, value: {type: string}}
----
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: gatewayrouters.meridio-2.nordix.org}
-spec:
-  group: meridio-2.nordix.org
-  scope: Namespaced
-  names: {plural: gatewayrouters, singular: gatewayrouter, kind: GatewayRouter, listKind: GatewayRouterList}
-  versions:
-    - name: v1alpha1
-      served: true
-      storage: true
-      subresources: {status: {}}
-      schema:
-        openAPIV3Schema:
-          type: object
-          properties:
-            spec:
-              type: object
-              required: [gatewayRef, interface, address, protocol]
-              properties:
-                gatewayRef: {type: object, x-kubernetes-preserve-unknown-fields: true}
-                interface: {type: string}
-                address: {type: string}
-                protocol: {type: string, enum: [BGP, Static]}
-                static: {type: object, x-kubernetes-preserve-unknown-fields: true}
-                bgp:
-                  type: object
-                  required: [localASN, remoteASN]
-                  properties:
-                    localASN: {type: integer, minimum: 0, maximum: 4294967295}
-                    remoteASN: {type: integer, minimum: 0, maximum: 4294967295}
-                    localPort: {type: integer, default: 179}
-                    remotePort: {type: integer, default: 179}
-                    holdTime: {type: string, default: 240s}
-                    bfd:
-                      type: object
-                      properties: {minTx: {type: string}, minRx: {type: string}, multiplier: {type: integer}}
-`
-
 const meridio2Gateway = `
 apiVersion: v1
 kind: Namespace
@@ -153,16 +83,23 @@ func newMeridio2Fixture(t *testing.T) *meridio2Fixture {
 	if f.objects, err = dynamic.NewForConfigAndClient(f.Admin(), client); err != nil {
 		t.Fatal(err)
 	}
-	role, err := os.ReadFile("../../deployments/meridio2/role.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.Apply(t, meridio2Definitions)
+	f.Apply(t, f.manifest("meridio2/testdata/definitions.yaml"))
 	f.Apply(t, meridio2Gateway)
-	f.Apply(t, strings.NewReplacer("name: vipgate-meridio2\n  labels", "name: vipgate-meridio2\n  namespace: ns-a\n  labels",
-		"name: stateless-load-balancer", "name: stateless-load-balancer\n    namespace: ns-a").Replace(string(role)))
+	// The namespace of a subject is the one thing besides metadata that Kustomize fills in.
+	f.ApplyIn(t, "ns-a", strings.Replace(f.manifest("../../deployments/meridio2/role.yaml"),
+		"  - kind: ServiceAccount\n", "  - kind: ServiceAccount\n    namespace: ns-a\n", 1))
 	f.frontend = newAdminSocket(t)
 	return f
+}
+
+// manifest reads a file of the repository.
+func (f *meridio2Fixture) manifest(path string) string {
+	f.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return string(text)
 }
 
 func (f *meridio2Fixture) addRouter(name, address, protocol, more string) {
