@@ -87,10 +87,11 @@ format: tools ## Format the code
 	$(TOOLS)/buf format -w
 
 .PHONY: generate
-generate: tools ## Generate pkg/api from proto/, the flag tables and configurations of docs/, and the schema of the trench file
+generate: tools ## Generate pkg/api from proto/, the flag tables and configurations of docs/, the schema of the trench file and that of the Trench
 	PATH="$$PWD/$(TOOLS):$$PATH" $(TOOLS)/buf generate
 	$(GO) test ./cmd/lb ./cmd/frontend -run TestConfigurationDocument -update
 	$(GO) test ./pkg/trench -run TestSchemaIsCurrent -update
+	$(GO) test ./pkg/kube/v1alpha1 -run TestCRD -update
 	$(GO) test ./test/lab -run TestGatewaysDocument -update
 
 # A clone without tags has the commit as its version. The length is fixed: git's own depends on the clone.

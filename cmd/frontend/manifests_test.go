@@ -465,16 +465,17 @@ func TestTheLBMayForward(t *testing.T) {
 func TestKustomizationsAreComplete(t *testing.T) {
 	// The latter belong to the cluster, to the owner of another namespace, and to the application.
 	apart := []string{"kustomization.yaml", "identities.yaml", "namespace-role.yaml", "service.yaml"}
-	dirs, err := filepath.Glob(components + "*/")
-	if err != nil || len(dirs) < 5 {
-		t.Fatal(dirs, err)
+	files, err := filepath.Glob(components + "*/kustomization.yaml")
+	if err != nil || len(files) < 5 {
+		t.Fatal(files, err)
 	}
-	for _, dir := range append(dirs, base, example) {
+	for _, file := range append(files, base+"kustomization.yaml", example+"kustomization.yaml") {
+		dir := path.Dir(file)
 		k := clitest.Read[struct {
 			Resources  []string
 			Patches    []struct{ Path string }
 			Generators []struct{ Files []string } `yaml:"configMapGenerator"`
-		}](t, path.Join(dir, "kustomization.yaml"))
+		}](t, file)
 		named := slices.Clone(k.Resources)
 		for _, p := range k.Patches {
 			if p.Path != "" {
@@ -495,7 +496,7 @@ func TestKustomizationsAreComplete(t *testing.T) {
 		}
 		for _, f := range files {
 			if !slices.Contains(named, f.Name()) && !slices.Contains(apart, f.Name()) {
-				t.Errorf("%s%s is in no kustomization", dir, f.Name())
+				t.Errorf("%s/%s is in no kustomization", dir, f.Name())
 			}
 		}
 	}

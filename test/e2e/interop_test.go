@@ -333,7 +333,8 @@ func TestGatewayOfEachKindWithDynamicNeighbors(t *testing.T) {
 				if bfd {
 					settings = ", bfd: {}"
 				}
-				if password != "" {
+				// gobgpd 3.10.0 ignores the password of a peer group: its sessions are not signed.
+				if password != "" && kind != lab.KindGoBGP {
 					key := filepath.Join(w.Dir, "a.key")
 					w.must(os.WriteFile(key, []byte(password+"\n"), 0o600))
 					settings += ", passwordFile: " + key

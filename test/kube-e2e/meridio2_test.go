@@ -184,6 +184,6 @@ func TestMeridio2RouterRole(t *testing.T) {
 	m.must(os.Remove(file))
 	m.wantRoutes()
 	m.wantGates(corev1.ConditionTrue)
-	m.must(m.gateway.Kill())
+	m.must(m.gateway.Process.Kill())
 	m.wantGates(corev1.ConditionFalse)
 }

@@ -180,7 +180,8 @@ func (c *choices) service(class string) *corev1.Service {
 	}
 	for range pick(c, 1, 1, 1, 0, 2) {
 		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{
-			Name: c.text("p"), Port: pick[int32](c, 80, 80, 80, 80, 53, -1, 0), Protocol: pick(c, "", corev1.ProtocolUDP, corev1.ProtocolTCP),
+			Name: c.text("p"), Port: pick[int32](c, 80, 80, 80, 80, 53, -1, 0),
+			Protocol:   pick(c, "", corev1.ProtocolUDP, corev1.ProtocolTCP),
 			TargetPort: pick(c, intstr.IntOrString{}, intstr.FromInt32(80), intstr.FromString("http")),
 		})
 	}
@@ -191,17 +192,21 @@ func (c *choices) pod(trenchName string) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: c.meta("p", "p2", "p3")}
 	p.Labels = map[string]string{"vipgate.io/trench": trenchName, "app": "web", "tier": c.text("x")}
 	a, b := c.address(), c.address()
-	p.Annotations["k8s.v1.cni.cncf.io/network-status"] = c.text(fmt.Sprintf(`[{"name":"a/n","ips":[%q,%q]}]`, a, b), "[]")
+	status := fmt.Sprintf(`[{"name":"a/n","ips":[%q,%q]}]`, a, b)
+	p.Annotations["k8s.v1.cni.cncf.io/network-status"] = c.text(status, "[]")
+	ready := corev1.PodCondition{Type: corev1.PodReady, Status: pick(c, corev1.ConditionTrue, corev1.ConditionFalse)}
 	p.Status = corev1.PodStatus{
-		Phase: pick(c, corev1.PodRunning, corev1.PodRunning, corev1.PodPending), PodIPs: []corev1.PodIP{{IP: a}, {IP: b}},
-		Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: pick(c, corev1.ConditionTrue, corev1.ConditionFalse)}},
+		Phase:  pick(c, corev1.PodRunning, corev1.PodRunning, corev1.PodPending),
+		PodIPs: []corev1.PodIP{{IP: a}, {IP: b}}, Conditions: []corev1.PodCondition{ready},
 	}
-	p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: pick[int32](c, 80, 81)}}}}
+	port := corev1.ContainerPort{Name: "http", ContainerPort: pick[int32](c, 80, 81)}
+	p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{port}}}
 	return p
 }
 
 func (c *choices) address() string {
-	return c.text("172.16.0.1", "172.16.0.2", "fd00::1", "fd00::2", "20.0.0.1", "10.0.0.1", "::ffff:1.2.3.4", "fe80::1%x", "")
+	return c.text("172.16.0.1", "172.16.0.2", "fd00::1", "fd00::2", "20.0.0.1", "10.0.0.1", "::ffff:1.2.3.4",
+		"fe80::1%x", "")
 }
 
 func (c *choices) slice() *discoveryv1.EndpointSlice {
@@ -279,7 +284,9 @@ func TestFuzzReachesReasons(t *testing.T) {
 	for range 2000 {
 		data := make([]byte, 500)
 		_, _ = random.Read(data)
-		r := translation.Translate((&choices{data}).objects(), options)
+		o := (&choices{data}).objects()
+		promised(t, o)
+		r := translation.Translate(o, options)
 		reached[r.Trench.Reason]++
 		for _, v := range r.Services {
 			reached[v.Reason]++
@@ -293,8 +300,8 @@ func TestFuzzReachesReasons(t *testing.T) {
 	}
 	names := strings.Join(slices.Sorted(maps.Keys(reached)), " ")
 	const want = "Accepted AddressRefused AddressTaken Invalid InvalidAnnotation NetworkMissing NetworkStatusMissing " +
-		"NoAddressOfFamily NoCheck NoPods NotChecked PortTranslation SessionAffinity UnknownAnnotation VIPHeld VIPNotAllowed " +
-		"Valid targets"
+		"NoAddressOfFamily NoCheck NoPods NotChecked PortTranslation SessionAffinity UnknownAnnotation VIPHeld " +
+		"VIPNotAllowed Valid targets"
 	if names != want {
 		t.Errorf("reached %v, want %s", reached, want)
 	}

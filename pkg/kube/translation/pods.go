@@ -3,7 +3,6 @@ package translation
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -30,7 +29,7 @@ type endpoint struct {
 }
 
 func (e *endpoint) problem(reason, format string, args ...any) {
-	e.problems = append(e.problems, Problem{e.object, reason, fmt.Sprintf(format, args...)})
+	e.problems = append(e.problems, Problem{e.object, reason, message(format, args...)})
 }
 
 // label is a label of an object in a namespace.

@@ -33,7 +33,19 @@ type stream struct {
 type refusal struct{ reason, message string }
 
 func refuse(reason, format string, args ...any) *refusal {
-	return &refusal{reason, fmt.Sprintf(format, args...)}
+	return &refusal{reason, message(format, args...)}
+}
+
+// maxMessage is the most bytes of a message: an Event takes 1024.
+const maxMessage = 1000
+
+// message returns a message that is cut short if it is long, as it is when it quotes an annotation.
+func message(format string, args ...any) string {
+	s := fmt.Sprintf(format, args...)
+	if len(s) > maxMessage {
+		s = strings.ToValidUTF8(s[:maxMessage-len("…")], "") + "…"
+	}
+	return s
 }
 
 // annotations are those of a Service, by the field of a stream that they set.
@@ -76,25 +88,28 @@ func (t *translator) newStream(s *corev1.Service) (*stream, *refusal) {
 	}
 	read := t.read(fields)
 	if read.problems != nil {
-		return nil, &refusal{ReasonInvalidAnnotation, joined(read.problems, annotationOf)}
+		reason := ReasonInvalidAnnotation
+		if strings.HasPrefix(read.problems.Problems[0].Field, "match") {
+			reason = ReasonInvalid
+		}
+		return nil, refuse(reason, "%s", joined(read.problems, origin))
 	}
 	result.families = read.families
 	return result, nil
 }
 
-// annotationOf returns where a field of a stream comes from.
-func annotationOf(path string) string {
+// origin returns where a field of the stream of a Service comes from.
+func origin(path string) string {
 	field, rest, _ := strings.Cut(path, ".")
-	annotation := annotations[field]
 	switch {
 	case path == "":
 		return "annotations"
-	case annotation == "":
-		return path
+	case strings.HasPrefix(path, "match"):
+		return "spec.ports"
 	case rest == "":
-		return "annotation " + annotation
+		return "annotation " + annotations[field]
 	}
-	return "annotation " + annotation + ": " + rest
+	return "annotation " + annotations[field] + ": " + rest
 }
 
 // claim returns the VIPs of a Service, sorted.
@@ -263,7 +278,7 @@ type readFields struct {
 	problems *trench.Errors // Field is below the stream; nil if there are none
 }
 
-// probe is a file around the fields of a stream; its VIP is no address that anything has (RFC 6666).
+// probe is a file around the fields of a stream; no host has an address in its VIP (RFC 6666).
 const probe = `trench: probe
 attractor:
   name: probe
@@ -274,7 +289,7 @@ streams:
 `
 
 // read reads the fields of a stream as the reader of the trench file will. What that says of them
-// depends on the rest of the file only for addresses in VIPs, which are compared here.
+// depends on the rest of the file only for addresses in VIPs: those are compared here.
 func (t *translator) read(fields []byte) readFields {
 	if known, ok := t.known[string(fields)]; ok {
 		return known

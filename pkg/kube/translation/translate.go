@@ -45,7 +45,7 @@ func Translate(objects Objects, options Options) Result {
 	r.Trench.Object.Namespace, r.Trench.Object.Name = u.GetNamespace(), u.GetName()
 	r.Trench.Object.UID, r.Trench.Generation = u.GetUID(), u.GetGeneration()
 	if err := r.translate(objects, options); err != nil {
-		r.Trench.Reason, r.Trench.Message = ReasonInvalid, err.Error()
+		r.Trench.Reason, r.Trench.Message = ReasonInvalid, message("%v", err)
 		r.File, r.Keys, r.Services = nil, nil, nil
 		return r
 	}
