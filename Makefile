@@ -14,9 +14,9 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | column -t -s "$$(printf '\t')"
 
 .PHONY: build
-build: check-go ## Build lb and frontend into bin/
+build: check-go ## Build lb, frontend and kube into bin/
 	@mkdir -p $(BIN)
-	$(GO) build -o $(BIN)/ ./cmd/lb ./cmd/frontend
+	$(GO) build -o $(BIN)/ ./cmd/lb ./cmd/frontend ./cmd/kube
 
 .PHONY: demo
 demo: check-root check-go ## Show vipgate at work in network namespaces (ACT=1 or 2 for one act, HOLD=1 leaves it running)
@@ -75,6 +75,7 @@ lint: check-go tools ## Check format, code, floors, language, contracts and gene
 	@echo "golangci-lint"; $(TOOLS)/golangci-lint run ./...
 	@echo "style"; $(GO) test ./test/style
 	@echo "release"; cd tools/release && $(GO) vet . && $(GO) test .
+	@echo "manifests"; cd tools/manifests && $(GO) vet . && $(GO) test -skip TestAPIServer .
 	@echo "go mod tidy"; $(GO) mod tidy -diff
 	@echo "buf lint"; $(TOOLS)/buf lint
 	@echo "buf breaking"; test/setup/breaking.sh $(TOOLS)/buf
@@ -86,14 +87,28 @@ format: tools ## Format the code
 	$(TOOLS)/buf format -w
 
 .PHONY: generate
-generate: tools ## Generate pkg/api from proto/, the flag tables and configurations of docs/, and the schema of the trench file
+generate: tools ## Generate pkg/api from proto/, the flag tables and configurations of docs/, the schema of the trench file and that of the Trench
 	PATH="$$PWD/$(TOOLS):$$PATH" $(TOOLS)/buf generate
-	$(GO) test ./cmd/lb ./cmd/frontend -run TestConfigurationDocument -update
-	$(GO) test ./pkg/trench -run TestTheSchemaIsThatOfTheReader -update
+	$(GO) test ./cmd/lb ./cmd/frontend ./cmd/kube -run TestConfigurationDocument -update
+	$(GO) test ./pkg/trench -run TestSchemaIsCurrent -update
+	$(GO) test ./pkg/kube/v1alpha1 -run TestCRD -update
 	$(GO) test ./test/lab -run TestGatewaysDocument -update
 
 # A clone without tags has the commit as its version. The length is fixed: git's own depends on the clone.
 VERSION = $(shell git describe --tags --match='v[0-9]*' --always --dirty --abbrev=12)
+
+# Of images: docker archives to build on, such as what "crane pull gcr.io/distroless/static-debian12 FILE" writes.
+BASE_LB :=
+BASE_FRONTEND :=
+BASE_KUBE :=
+
+.PHONY: images
+images: check-go ## Build images of lb, frontend and kube into bin/images/, for docker load or kind load image-archive
+	@$(if $(BASE_FRONTEND),,tools/release/base.sh $$($(GO) env GOARCH) $(BIN)/release-base/$$($(GO) env GOARCH))
+	@out="$$PWD/$(TOOLS)"; cd tools/release && $(GO) build -o "$$out/" .
+	@$(TOOLS)/release --images --version=$(VERSION) --base=$(BIN)/release-base --out=$(BIN)/images \
+		--base-lb="$(BASE_LB)" --base-frontend="$(BASE_FRONTEND)" --base-kube="$(BASE_KUBE)"
+	@ls -l $(BIN)/images
 
 .PHONY: release
 release: check-go ## Build binaries, images, SBOM and notes into bin/release/ for amd64 and arm64 (VERSION=v0.1.0)

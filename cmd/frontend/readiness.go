@@ -52,6 +52,6 @@ func (c *runFlags) checkDirectory(r *cli.Refusals) {
 func (c *readinessFlags) directory(drainTime time.Duration, log *slog.Logger) *readinessfile.Options {
 	return &readinessfile.Options{
 		Path: *c.ReadinessDir, MissingReady: c.ReadinessDirMissing == "ready", MaxAge: c.ReadinessMaxAge,
-		OnGone: readinessfile.GonePolicy(c.OnMissingDirectory), DrainTime: drainTime, Log: log,
+		OnGone: readinessfile.DirectoryGonePolicy(c.OnMissingDirectory), DrainTime: drainTime, Log: log,
 	}
 }

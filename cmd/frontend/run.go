@@ -28,12 +28,13 @@ import (
 const defaultID = "spiffe://vipgate.local/frontend"
 
 type trenchFlags struct {
-	TrenchFile    string        `help:"The trench file." default:"/etc/vipgate/trench/trench.yaml" type:"path" placeholder:"FILE"`
-	LocalAS       uint32        `name:"local-as" help:"Local AS number of sessions with gateways, where the trench file names none." default:"8103" placeholder:"AS" group:"BGP"`
-	RemoteAS      uint32        `name:"remote-as" help:"AS number of gateways, where the trench file names none." default:"4248829953" placeholder:"AS" group:"BGP"`
-	BGPLocalPort  uint16        `name:"bgp-local-port" help:"Local BGP port, where the trench file names none." default:"10179" placeholder:"PORT" group:"BGP"`
-	BGPRemotePort uint16        `name:"bgp-remote-port" help:"Gateways' BGP port, where the trench file names none." default:"10179" placeholder:"PORT" group:"BGP"`
-	BGPHoldTime   time.Duration `name:"bgp-hold-time" help:"Hold time, where the trench file names none." default:"3s" group:"BGP"`
+	TrenchFile        string        `help:"The trench file." default:"/etc/vipgate/trench/trench.yaml" type:"path" placeholder:"FILE"`
+	ExternalInterface string        `help:"Interface toward the gateways, where the trench file names none." default:"ext-vlan" placeholder:"NAME" group:"BGP"`
+	LocalAS           uint32        `name:"local-as" help:"Local AS number of sessions with gateways, where the trench file names none." default:"8103" placeholder:"AS" group:"BGP"`
+	RemoteAS          uint32        `name:"remote-as" help:"AS number of gateways, where the trench file names none." default:"4248829953" placeholder:"AS" group:"BGP"`
+	BGPLocalPort      uint16        `name:"bgp-local-port" help:"Local BGP port, where the trench file names none." default:"10179" placeholder:"PORT" group:"BGP"`
+	BGPRemotePort     uint16        `name:"bgp-remote-port" help:"Gateways' BGP port, where the trench file names none." default:"10179" placeholder:"PORT" group:"BGP"`
+	BGPHoldTime       time.Duration `name:"bgp-hold-time" help:"Hold time, where the trench file names none." default:"3s" group:"BGP"`
 }
 
 type kernelFlags struct {
@@ -44,7 +45,6 @@ type kernelFlags struct {
 }
 
 type birdFlags struct {
-	ExternalInterface  string        `help:"Interface toward the gateways." default:"ext-vlan" placeholder:"NAME" group:"BGP"`
 	RouterID           netip.Addr    `name:"router-id" help:"BGP router id; derived from the pod or machine when absent." placeholder:"ADDR" group:"BGP"`
 	BirdDir            string        `help:"Directory of BIRD's configuration." default:"/etc/bird" type:"path" placeholder:"DIR" group:"BIRD"`
 	BirdSocket         string        `help:"BIRD's control socket." default:"/var/run/bird/bird.ctl" type:"path" placeholder:"SOCKET" group:"BIRD"`
@@ -92,7 +92,7 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 	if err != nil {
 		return err
 	}
-	if err := c.checkInterface(); err != nil {
+	if err := c.checkInterface(o.Config); err != nil {
 		return err
 	}
 	release, err := identity.OwnNetNS(ctx, "frontend", "admin socket "+c.AdminSocket)
@@ -106,10 +106,11 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 }
 
 func (c *validateCommand) Run(out *cli.Output) error {
-	if _, err := c.options(slog.New(slog.DiscardHandler), false); err != nil {
+	o, err := c.options(slog.New(slog.DiscardHandler), false)
+	if err != nil {
 		return err
 	}
-	if err := c.checkInterface(); err != nil {
+	if err := c.checkInterface(o.Config); err != nil {
 		fmt.Fprintf(os.Stderr, "frontend: warning: %v\n", err)
 	}
 	out.Printf("%s: valid\n", c.TrenchFile)
@@ -123,14 +124,15 @@ func (c *kernelFlags) options() kernel.Options {
 func (f *birdFlags) options(k *kernelFlags) bird.Options {
 	return bird.Options{
 		Executable: f.BirdExecutable, Dir: f.BirdDir, Socket: f.BirdSocket, LoopbackPort: f.LBBGPPort,
-		RouterID: f.RouterID, Interface: f.ExternalInterface, TableID: k.TableID, ECMP: k.ECMP,
+		RouterID: f.RouterID, TableID: k.TableID, ECMP: k.ECMP,
 		KernelScanTime: f.BirdKernelScanTime, LogFileSize: f.BirdLogFileSize, LogBIRD: f.LogBird,
 	}
 }
 
 func (c *trenchFlags) defaults() trench.Defaults {
 	return trench.Defaults{
-		LocalASN: c.LocalAS, RemoteASN: c.RemoteAS, LocalPort: c.BGPLocalPort, RemotePort: c.BGPRemotePort,
+		Interface: c.ExternalInterface,
+		LocalASN:  c.LocalAS, RemoteASN: c.RemoteAS, LocalPort: c.BGPLocalPort, RemotePort: c.BGPRemotePort,
 		HoldTime: c.BGPHoldTime,
 	}
 }
@@ -139,7 +141,8 @@ func (c *trenchFlags) defaults() trench.Defaults {
 // repaired while the frontend runs, and until then the watcher reports it.
 func (c *trenchFlags) read(lenient bool) (*trench.Config, error) {
 	if err := c.defaults().Validate(); err != nil {
-		return nil, cli.Usage("--local-as, --remote-as, --bgp-local-port, --bgp-remote-port, --bgp-hold-time: %w", err)
+		return nil, cli.Usage("--external-interface, --local-as, --remote-as, --bgp-local-port, --bgp-remote-port, "+
+			"--bgp-hold-time: %w", err)
 	}
 	config, err := trench.Read(c.TrenchFile, c.defaults())
 	if err != nil && !lenient {
@@ -164,8 +167,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 		Gate: gate.Options{
 			Ungated: c.Gating == "off", NoFlapBackoff: c.FlapBackoff == "off", DrainTime: c.DrainTime,
 		},
-		MaxBackoff: c.MaxBackoff, ExternalInterface: c.ExternalInterface,
-		BIRD: c.birdFlags.options(&c.kernelFlags), Kernel: c.kernelFlags.options(),
+		MaxBackoff: c.MaxBackoff, BIRD: c.birdFlags.options(&c.kernelFlags), Kernel: c.kernelFlags.options(),
 		AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(), Settle: c.Settle,
 		ReadyTimeout: c.ReadyTimeout, RequireRoute: c.RequireRoute, RemoveRulesOnExit: c.RemoveRulesOnExit, Log: log,
 	}
@@ -206,7 +208,7 @@ func (c *renderCommand) Run(out *cli.Output) error {
 	}
 	o := c.birdFlags.options(&c.kernelFlags)
 	o.Password = "generated at each start"
-	content, problems, err := o.Preview(config.Attractor.Gateways, config.Attractor.VIPs)
+	content, problems, err := o.Preview(config.Attractor)
 	if err != nil {
 		return err
 	}
@@ -236,8 +238,6 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
 	c.Listeners.Check(r, cli.Port{Flag: "--lb-bgp-port", Port: c.LBBGPPort})
 	r.Socket("--bird-socket", c.BirdSocket)
 	r.If(c.LBBGPPort == 0, "--lb-bgp-port=0: a port lies between 1 and 65535, such as 1790")
-	r.If(len(c.ExternalInterface) > maxInterfaceName, "--external-interface=%s: the kernel's names have at most %d bytes",
-		c.ExternalInterface, maxInterfaceName)
 	executable := bird.Executable(c.BirdExecutable)
 	_, err = exec.LookPath(executable)
 	r.If(err != nil, "--bird-executable=%s: %w: install BIRD, or name its path", executable, err)
@@ -260,14 +260,15 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
 	r.OverlapLB(cli.FrontendNumbers(c.TableID, c.RulePriority, c.Mark.Mark, c.Mark.Mask))
 }
 
-// maxInterfaceName is IFNAMSIZ without the zero byte.
-const maxInterfaceName = 15
-
-// checkInterface refuses an interface that does not exist here.
-func (c *runFlags) checkInterface() error {
-	if _, err := net.InterfaceByName(c.ExternalInterface); err != nil {
-		return cli.Usage("--external-interface=%s: there is no such interface in this network namespace (%w)",
-			c.ExternalInterface, err)
+// checkInterface refuses an interface toward the gateways that does not exist here. config is nil
+// if it was refused.
+func (c *trenchFlags) checkInterface(config *trench.Config) error {
+	what, name := "--external-interface", c.ExternalInterface
+	if config != nil && config.Attractor.Interface != name {
+		what, name = c.TrenchFile+": attractor.interface", config.Attractor.Interface
+	}
+	if _, err := net.InterfaceByName(name); err != nil {
+		return cli.Usage("%s=%s: there is no such interface in this network namespace (%w)", what, name, err)
 	}
 	return nil
 }

@@ -7,7 +7,10 @@ import (
 	"path/filepath"
 	"strings"
 
+	"k8s.io/klog/v2"
+
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kube"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
 )
@@ -41,6 +44,11 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 	if err != nil {
 		return cli.Usage("%w", err)
 	}
+	frontend, err := identity.SocketPath(c.FrontendAdminSocket)
+	if err != nil {
+		return cli.Usage("%w", err)
+	}
+	klog.SetSlogLogger(log) // what client-go logs
 	config.UserAgent = "vipgate-kube/" + cli.Version()
 	host, _ := os.Hostname() // empty with an error
 	log.Info("starting kube", "version", cli.Version(), "trench", namespace+"/"+c.Trench, "api_server", config.Host,
@@ -48,7 +56,7 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 	o := kube.Options{
 		Version: cli.Version(), Config: config, Namespace: namespace, Trench: c.Trench,
 		PodName: cmp.Or(c.PodName, os.Getenv("POD_NAME"), host), TrenchFile: c.TrenchFile, KeyDir: c.KeyDir,
-		FrontendSocket: c.FrontendAdminSocket, AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(),
+		FrontendSocket: frontend, AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(),
 		MetricsAddr: c.MetricsAddress(), Log: log, Level: level,
 	}
 	return cli.RunUntilStopped(0, func(stops <-chan struct{}) error { return kube.Run(ctx, o, stops) })

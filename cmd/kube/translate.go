@@ -3,9 +3,12 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
 type translateCommand struct {
@@ -25,10 +28,39 @@ func (c *translateCommand) Run(out *cli.Output) error {
 	r := translation.Translate(objects, translation.Options{KeyDir: c.KeyDir})
 	out.Printf("%s", r.File)
 	fmt.Fprint(os.Stderr, r.Table())
+	for _, line := range ignored(objects, r) {
+		fmt.Fprintln(os.Stderr, line)
+	}
 	if r.Refused() {
 		return cli.ExitError(cli.ExitFailed)
 	}
 	return nil
+}
+
+// ignored explains Services of vipgate that have no verdict: the kube of this Trench leaves them
+// alone.
+func ignored(objects translation.Objects, r translation.Result) []string {
+	if r.File == nil {
+		return nil
+	}
+	var lines []string
+	for _, s := range objects.Services {
+		judged := slices.ContainsFunc(r.Services, func(v translation.ServiceVerdict) bool {
+			return v.Object.Namespace == s.Namespace && v.Object.Name == s.Name
+		})
+		class := s.Spec.LoadBalancerClass
+		if judged || class == nil || !strings.HasPrefix(*class, v1alpha1.Group+"/") {
+			continue
+		}
+		why := fmt.Sprintf("namespace %s is none of spec.namespaces of the Trench", s.Namespace)
+		if mine := v1alpha1.LoadBalancerClass(r.Trench.Object.Name); *class != mine {
+			why = fmt.Sprintf("its class is %s, not %s", *class, mine)
+		} else if s.DeletionTimestamp != nil {
+			why = "it is being deleted"
+		}
+		lines = append(lines, fmt.Sprintf("Service %s/%s is ignored: %s", s.Namespace, s.Name, why))
+	}
+	return lines
 }
 
 func readObjects(objects *translation.Objects, name string) error {

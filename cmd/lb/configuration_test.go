@@ -46,7 +46,8 @@ func TestTheExampleOfTheTrenchFileIsValid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	optional := regexp.MustCompile(`(?m)^ +(protocol|localASN|remoteASN|localPort|remotePort|holdTime|minReady|drainTime|maglev): .*\n|, interval: .*, fall: 3`)
+	optional := regexp.MustCompile(`(?m)^ +(protocol|localASN|remoteASN|localPort|remotePort|holdTime|` +
+		`minReady|drainTime|maglev): .*\n|, interval: .*, fall: 3`)
 	short := optional.ReplaceAllString(example, "")
 	short = strings.Replace(short, "{minTx: 300ms, minRx: 300ms, multiplier: 3}", "{}", 1)
 	got, err := trench.Parse("short", []byte(short), trench.DefaultDefaults())
@@ -128,7 +129,8 @@ func TestTrenchFieldsAreDocumented(t *testing.T) {
 			if p.Minimum != nil && !strings.Contains(meaning, fmt.Sprintf("%.0f to %.0f", *p.Minimum, *p.Maximum)) {
 				t.Errorf("%s.%s: bounds %v to %v are not documented", title, name, *p.Minimum, *p.Maximum)
 			}
-			if bounds := regexp.MustCompile(`\d+m?s to (\d+\w|the interval)`).FindString(p.Description); !strings.Contains(meaning, bounds) {
+			bounds := regexp.MustCompile(`\d+m?s to (\d+\w|the interval)`).FindString(p.Description)
+			if !strings.Contains(meaning, bounds) {
 				t.Errorf("%s.%s: bounds %s are not documented", title, name, bounds)
 			}
 		}

@@ -52,10 +52,10 @@ func parseMode(s string) (fs.FileMode, error) {
 
 func (f *targetFlags) options() lb.TargetOptions {
 	return lb.TargetOptions{
-		File: slices.Contains(f.Source, "file"), OnFileGone: targetset.GonePolicy(f.OnMissingFile),
+		File: slices.Contains(f.Source, "file"), OnFileGone: targetset.SourceGonePolicy(f.OnMissingFile),
 		Registry: registry.Options{
 			Off: !slices.Contains(f.Source, "registry"), Allow: f.TargetID, Quota: f.TargetQuota,
-			Grace: f.RegistryGrace, OnGone: targetset.GonePolicy(f.OnRegistrationExpiry),
+			Grace: f.RegistryGrace, OnGone: targetset.SourceGonePolicy(f.OnRegistrationExpiry),
 		},
 		RegistryAddr: f.RegistryAddress, Subnets: f.TargetSubnet, StateDir: f.StateDir,
 		WriteReadinessDir: f.WriteReadinessDir,

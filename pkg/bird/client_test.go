@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// conversation is a client whose server says a text at once and then whatever say does.
-func conversation(t *testing.T, greeting string, say func(net.Conn)) (*Client, error) {
+// conversation returns a client whose server sends a greeting and then runs respond.
+func conversation(t *testing.T, greeting string, respond func(net.Conn)) (*Client, error) {
 	t.Helper()
 	ours, theirs := net.Pipe()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		if _, err := theirs.Write([]byte(greeting)); err == nil {
-			say(theirs)
+			respond(theirs)
 		}
 	}()
 	t.Cleanup(func() { ours.Close(); theirs.Close(); <-done })
@@ -32,18 +32,18 @@ const greeting = "0001 BIRD 2.0.12 ready.\n"
 
 func TestCommandDeadline(t *testing.T) {
 	reads := func(c net.Conn) { _, _ = bufio.NewReader(c).ReadString('\n') }
-	for name, say := range map[string]func(net.Conn){
+	for name, respond := range map[string]func(net.Conn){
 		"no read":             func(net.Conn) {},
 		"no answer":           reads,
 		"half an answer":      func(c net.Conn) { reads(c); _, _ = c.Write([]byte("1002-NBR-a BGP\n")) },
 		"answer without end":  func(c net.Conn) { reads(c); drip(c, "1002-x\n") },
-		"asynchronous chat":   func(c net.Conn) { reads(c); drip(c, "+x\n") },
+		"asynchronous lines":  func(c net.Conn) { reads(c); drip(c, "+x\n") },
 		"a line without end":  func(c net.Conn) { reads(c); drip(c, "x") },
 		"continuations, slow": func(c net.Conn) { reads(c); drip(c, "1002-x\n y\n") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c, err := conversation(t, greeting, say)
+				c, err := conversation(t, greeting, respond)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -84,14 +84,14 @@ func TestContextInterruptsCommand(t *testing.T) {
 
 func TestGreetings(t *testing.T) {
 	for text, want := range map[string]struct{ version, problem string }{
-		"0001 BIRD 2.0.12 ready.\n":      {version: "2.0.12"},
-		"0001 BIRD 3.3.2 ready.\n":       {version: "3.3.2"},
-		"+news\n0001 BIRD 2.19 ready.\n": {version: "2.19"},
-		"0001 ready\n":                   {},
-		"9000 Command too long\n":        {problem: "9000"},
-		"220 mail ESMTP\n":               {problem: "has no reply code"},
-		"SSH-2.0-OpenSSH_9.2\r\n":        {problem: "has no reply code"},
-		"":                               {problem: "timeout"},
+		"0001 BIRD 2.0.12 ready.\n":       {version: "2.0.12"},
+		"0001 BIRD 3.3.2 ready.\n":        {version: "3.3.2"},
+		"+async\n0001 BIRD 2.19 ready.\n": {version: "2.19"},
+		"0001 ready\n":                    {},
+		"9000 Command too long\n":         {problem: "9000"},
+		"220 mail ESMTP\n":                {problem: "has no reply code"},
+		"SSH-2.0-OpenSSH_9.2\r\n":         {problem: "has no reply code"},
+		"":                                {problem: "timeout"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			c, err := conversation(t, text, func(net.Conn) {})
@@ -117,7 +117,7 @@ func TestHarmfulCommandsAreRefused(t *testing.T) {
 	}
 }
 
-func TestDialTellsWhoServesTheSocket(t *testing.T) {
+func TestDialReportsServerPID(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "vg")
 	if err != nil {
 		t.Fatal(err)

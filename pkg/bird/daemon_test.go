@@ -134,7 +134,7 @@ func TestSessionRecoversAfterEachLoss(t *testing.T) {
 	p.await("all exported again", func(s bird.State) bool { return s.Gateways[0].Exported == 1 })
 }
 
-func TestBIRDThatEndsIsStartedAgain(t *testing.T) {
+func TestEndedBIRDIsRestarted(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *pod){
 		"kill -9": func(t *testing.T, p *pod) { kill(t, p.State().Load().PID, syscall.SIGKILL) },
 		"exit 0":  func(t *testing.T, p *pod) { _, _ = ask(p.Options.Socket, "down") },
@@ -158,7 +158,7 @@ func TestBIRDThatEndsIsStartedAgain(t *testing.T) {
 	}
 }
 
-func TestBIRDStoppedForASecondIsLeftAlone(t *testing.T) {
+func TestPausedBIRDIsKept(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	p.Announce(announce.Announced, vip4, vip6)
 	await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
@@ -269,7 +269,7 @@ func servedBy(t *testing.T, socket string) int {
 	return c.PID
 }
 
-// An orphan runs our executable with our control socket: one of the two is not enough.
+// An orphan runs the same executable with the same control socket: one of the two is not enough.
 func TestForeignProcessInPIDFileSurvives(t *testing.T) {
 	for name, command := range map[string]func(p *pod) []string{
 		"neither": func(*pod) []string { return []string{"sleep", "600"} },
@@ -432,7 +432,7 @@ func TestConfirmWaitsForWithdrawals(t *testing.T) {
 }
 
 // A BIRD before 2.14 sleeps over the feed of a session that came up: see Expect.
-func TestManyVIPsAreFedWithoutAStall(t *testing.T) {
+func TestManyVIPsCauseNoStall(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4, vip.IPv6)
 	gw := l.Router(routerConfig{})

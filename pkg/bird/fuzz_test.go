@@ -113,8 +113,8 @@ func replyByTheBook(text string) (reply Reply, rest string) {
 	return nil, ""
 }
 
-// FuzzReadReply checks that what is read does not depend on how the bytes arrive, that it is what
-// the protocol says, and that nothing behind the reply is taken.
+// FuzzReadReply checks that what is read does not depend on how the bytes arrive, that it follows
+// the protocol, and that nothing behind the reply is consumed.
 func FuzzReadReply(f *testing.F) {
 	f.Add([]byte(someReply), []byte{1, 2, 3})
 	f.Add([]byte("0001 BIRD 2.0.12 ready.\n"), []byte{4, 1})
@@ -162,9 +162,9 @@ func FuzzConversation(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data, cuts []byte) {
 		synctest.Test(t, func(t *testing.T) {
 			ours, theirs := net.Pipe()
-			said := make(chan struct{})
-			go func() { // BIRD speaks
-				defer close(said)
+			written := make(chan struct{})
+			go func() { // BIRD writes
+				defer close(written)
 				for p := (inPieces{data, cuts}); len(p.data) > 0; {
 					if len(p.cuts) > 0 {
 						<-time.After(time.Duration(p.cuts[0]>>6) * 300 * time.Millisecond)
@@ -174,9 +174,9 @@ func FuzzConversation(f *testing.F) {
 					}
 				}
 			}()
-			heard := make(chan struct{})
-			go func() { defer close(heard); _, _ = io.Copy(io.Discard, theirs) }() // and listens
-			defer func() { ours.Close(); theirs.Close(); <-said; <-heard }()
+			drained := make(chan struct{})
+			go func() { defer close(drained); _, _ = io.Copy(io.Discard, theirs) }() // and reads
+			defer func() { ours.Close(); theirs.Close(); <-written; <-drained }()
 
 			text := string(data)
 			expect := func(what string, begin time.Time, err error, same func(want Reply) bool) (goOn bool) {
@@ -339,7 +339,8 @@ func FuzzBFD(f *testing.F) {
 			}
 		}
 	}
-	f.Add([]byte("1020-NBR-BFD:\n fe80::1%ext-vlan ext-vlan Init 2026-11-21 05:27:00 0.100 0.300 extra\n2001:db8:: x Up\n"))
+	f.Add([]byte("1020-NBR-BFD:\n fe80::1%ext-vlan ext-vlan Init 2026-11-21 05:27:00 0.100 0.300 extra\n" +
+		"2001:db8:: x Up\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r := linesOf(text)
 		sessions := ParseBFD(r)
@@ -356,7 +357,7 @@ func FuzzBFD(f *testing.F) {
 				x, err := netip.ParseAddr(words[0])
 				return err == nil && x.WithZone("") == a
 			}) {
-				t.Fatalf("nothing says that %s is %q", a, state)
+				t.Fatalf("no line reports that %s is %q", a, state)
 			}
 			again = append(again,
 				Line{1020, fmt.Sprintf(" %-25s %-10s %-10s 05:27:00.796    0.100    0.300", a, "ext-vlan", state)})

@@ -21,7 +21,7 @@ import (
 )
 
 // fake writes an executable that passes the check of the configuration and then does what the
-// script says.
+// script determines.
 func fake(t *testing.T, script string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bird")
@@ -65,7 +65,7 @@ func TestStopEndsUnresponsiveBIRD(t *testing.T) {
 	}
 }
 
-func TestMissingBIRDIsTheReason(t *testing.T) {
+func TestMissingBIRDIsReported(t *testing.T) {
 	p := newPod(t, "lo", func(o *bird.Options) { o.Executable = "/nonexistent/bird" })
 	p.Configure(nil, nil)
 	p.Start()
@@ -164,7 +164,7 @@ func TestSessionFollowsInterfaceAddress(t *testing.T) {
 	if s.Gateways[0].Up || !s.Gateways[1].Since.Equal(ipv6Since) {
 		t.Errorf("state %+v", s)
 	}
-	// The gateway expects us at .1; what counts is where BIRD speaks from.
+	// The gateway expects the frontend at .1; the source address of BIRD counts.
 	run(t, "ip", "addr", "add", "169.254.100.3/24", "dev", l.Dev)
 	p.await("a session from the other address", func(s bird.State) bool { return s.Gateways[0].Problem == "" })
 	await.True(t, "the other address in the configuration", func() bool {
@@ -214,7 +214,7 @@ func TestSessionWaitsForDAD(t *testing.T) {
 	}
 }
 
-func TestBIRDsOwnLogFileIsRotated(t *testing.T) {
+func TestBIRDLogFileRotation(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4)
 	const size = 4000
@@ -236,7 +236,7 @@ func TestBIRDsOwnLogFileIsRotated(t *testing.T) {
 			t.Errorf("%s: %v, %v", f, info.Size(), err)
 		}
 	}
-	// The lines come to us as well.
+	// The supervisor receives the lines as well.
 	if !strings.Contains(p.Log.String(), "bird: Started") {
 		t.Error("BIRD's lines are not in our log")
 	}
@@ -307,7 +307,7 @@ func TestKernelRoutesECMP(t *testing.T) {
 	}
 }
 
-// BIRD looks at the kernel again only after its scan time.
+// BIRD reads the kernel again only after its scan time.
 func TestRemovedKernelRoutesAreExportedAgain(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4, vip.IPv6)
@@ -328,8 +328,8 @@ func TestRemovedKernelRoutesAreExportedAgain(t *testing.T) {
 }
 
 // A loss must be known within milliseconds. There is no bound here, since the machine may be busy;
-// the numbers are for people.
-func TestSessionLossIsKnownByItsLine(t *testing.T) {
+// the numbers are for logs.
+func TestLogLineReportsSessionLoss(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	var took []time.Duration
 	for range 5 {

@@ -23,7 +23,7 @@ const (
 // birdExecutable is the BIRD of the pod.
 var birdExecutable = cmp.Or(os.Getenv(birdVariable), systemBIRD)
 
-// insideVariable tells the second incarnation of the tests that it has namespaces of its own.
+// insideVariable marks the second process of the tests, which has its own namespaces.
 const insideVariable = "VIPGATE_TEST_NAMESPACES"
 
 // TestMain runs the tests in a new network namespace, since the Supervisor and its BIRD look at the

@@ -45,11 +45,11 @@ var (
 // link is a veth between this process's namespace and a gateway's.
 type link struct {
 	t         *testing.T
-	Dev       string // ours
+	Dev       string // in the pod
 	Namespace string // the gateway's
 }
 
-// newLink makes a veth with 169.254.100.1/24 and fd00:100::1/64 on our side and .150 and ::150 on
+// newLink makes a veth with 169.254.100.1/24 and fd00:100::1/64 in the pod and .150 and ::150 on
 // the gateway's. Addresses that are not wanted are left out.
 func newLink(t *testing.T, families ...vip.Family) *link {
 	t.Helper()
@@ -260,6 +260,7 @@ func ask(socket, command string) (bird.Reply, error) {
 type pod struct {
 	*bird.Supervisor
 	t         *testing.T
+	dev       string
 	Options   bird.Options
 	Announcer *announce.Announcer
 	Log       *syncBuffer
@@ -277,11 +278,11 @@ func newPod(t *testing.T, dev string, change ...func(*bird.Options)) *pod {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	log := &syncBuffer{}
-	p := &pod{t: t, Log: log}
+	p := &pod{t: t, Log: log, dev: dev}
 	p.Options = bird.Options{
 		Executable: birdExecutable, Dir: dir, Socket: filepath.Join(dir,
 			"bird.ctl"), RouterID: netip.MustParseAddr("10.1.1.1"),
-		Interface: dev, LoopbackPort: 1790, Password: loopbackPassword, TableID: tableID, KernelScanTime: 10 * time.Second,
+		LoopbackPort: 1790, Password: loopbackPassword, TableID: tableID, KernelScanTime: 10 * time.Second,
 		Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	for _, c := range change {
@@ -320,6 +321,11 @@ func (p *pod) Start() {
 		}
 	})
 	p.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+}
+
+// Configure has sessions on the pod's device.
+func (p *pod) Configure(gateways []trench.Gateway, vips []vip.VIP) {
+	p.Supervisor.Configure(trench.Attractor{Interface: p.dev, Gateways: gateways, VIPs: vips})
 }
 
 func (p *pod) Stop() {

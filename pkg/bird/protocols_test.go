@@ -106,7 +106,7 @@ func TestProtocolsInOtherForms(t *testing.T) {
 				{Name: "NBR-gone", Proto: "BGP", State: "start", Info: "Connect Socket: No route to host"},
 			},
 		},
-		"an error that names a time stays whole": {
+		"error that contains a time": {
 			text: "1002-NBR-a BGP --- start 05:27:00.796 Idle BGP Error: Hold timer expired\n0000 \n",
 			want: []Protocol{{Name: "NBR-a", Proto: "BGP", State: "start", Info: "Idle BGP Error: Hold timer expired"}},
 		},
@@ -153,8 +153,8 @@ func TestBFDSessions(t *testing.T) {
 	}
 	other := ParseBFD(replyOf(t,
 		"1020-NBR-BFD:\n IP address                Interface  State      Since         Interval  Timeout\n"+
-			" fe80::1                   ext-vlan   Init       2026-11-21 05:27:00    0.100    0.300   extra\n 2001:db8::        "+
-			"        ext-vlan   Up\n0000 \n"))
+			" fe80::1                   ext-vlan   Init       2026-11-21 05:27:00    0.100    0.300   extra\n"+
+			" 2001:db8::                ext-vlan   Up\n0000 \n"))
 	if other[netip.MustParseAddr("fe80::1")] != "Init" || other[netip.MustParseAddr("2001:db8::")] != "Up" ||
 		len(other) != 2 {
 		t.Errorf("other forms: %v", other)
@@ -217,7 +217,7 @@ func TestParseEvent(t *testing.T) {
 	}
 }
 
-func TestLevelOfEvents(t *testing.T) {
+func TestEventLogLevels(t *testing.T) {
 	for line, want := range map[string]struct{ quiet, verbose slog.Level }{
 		"x <TRACE> NBR-a: State changed to up": {slog.LevelDebug, slog.LevelInfo},
 		"x <INFO> Started":                     {slog.LevelDebug, slog.LevelInfo},

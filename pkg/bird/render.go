@@ -39,7 +39,8 @@ type Session struct {
 // RenderInput is the input of Render.
 type RenderInput struct {
 	Options
-	Sessions []Session
+	Interface string // toward the gateways
+	Sessions  []Session
 	// VIPs are rejected from gateways: a reflected VIP must not win over the announcer's.
 	VIPs []vip.VIP
 }

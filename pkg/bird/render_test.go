@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// fullInput uses everything that the template knows.
+// fullInput uses every feature of the template.
 func fullInput() RenderInput {
 	gateway := func(name, addr string, local, remote uint32) trench.Gateway {
 		return trench.Gateway{
@@ -29,10 +29,11 @@ func fullInput() RenderInput {
 	b.BFD = &trench.BFD{MinTx: 300 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3}
 	return RenderInput{
 		Options: Options{
-			RouterID: netip.MustParseAddr("1.2.3.4"), Interface: "ext-vlan", LoopbackPort: 1790, Password: "SECRET",
+			RouterID: netip.MustParseAddr("1.2.3.4"), LoopbackPort: 1790, Password: "SECRET",
 			TableID: 4096, ECMP: true, KernelScanTime: 10 * time.Second,
 		},
-		Sessions: []Session{a, b}, VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")},
+		Interface: "ext-vlan", Sessions: []Session{a, b},
+		VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")},
 	}
 }
 
@@ -48,20 +49,20 @@ func checkWithBIRD(t *testing.T, content []byte) {
 	}
 }
 
-func TestBIRDTakesTheConfiguration(t *testing.T) {
+func TestBIRDAcceptsConfiguration(t *testing.T) {
 	full := fullInput()
 	logging := full
 	logging.Dir, logging.LogFileSize = t.TempDir(), 20000
 	small := Options{
-		RouterID: full.RouterID, Interface: "eth0", LoopbackPort: 1790, TableID: 4096,
+		RouterID: full.RouterID, LoopbackPort: 1790, TableID: 4096,
 		KernelScanTime: time.Second,
 	}
 	tests := map[string]RenderInput{
 		"everything":  full,
-		"nothing":     {Options: small},
+		"nothing":     {Options: small, Interface: "eth0"},
 		"with a log":  logging,
 		"masked":      full.Masked(),
-		"a wider VIP": {Options: small, VIPs: []vip.VIP{vip.Require("20.0.0.0/24")}},
+		"a wider VIP": {Options: small, Interface: "eth0", VIPs: []vip.VIP{vip.Require("20.0.0.0/24")}},
 	}
 	for name, in := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -134,7 +135,7 @@ func TestRenderRefusesUnsafeNames(t *testing.T) {
 	}
 }
 
-func TestOptionsAreInTheConfiguration(t *testing.T) {
+func TestOptionsInConfiguration(t *testing.T) {
 	in := fullInput()
 	in.KernelScanTime = 7500 * time.Millisecond
 	content, err := Render(in)

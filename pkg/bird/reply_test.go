@@ -28,7 +28,7 @@ func TestParseLine(t *testing.T) {
 		// What begins like a code is none in a continuation line.
 		{in: " 8103 4248829953", previous: 1006, want: Line{1006, "8103 4248829953"}},
 		{in: " ", previous: 1006, want: Line{1006, ""}},
-		{in: "+some news", previous: noCode, want: Line{0, "some news"}, async: true},
+		{in: "+some text", previous: noCode, want: Line{0, "some text"}, async: true},
 		{in: " text", previous: noCode, problem: "without a line before it"},
 		{in: "", previous: 1006, problem: "empty"},
 		{in: "12", previous: noCode, problem: "has no reply code"},
@@ -86,7 +86,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-func TestReplySplitAnywhereIsTheSameReply(t *testing.T) {
+func TestSplitReplyIsReassembled(t *testing.T) {
 	check := func(what string, r io.Reader) {
 		t.Helper()
 		got, err := ReadReply(bufio.NewReaderSize(r, 16))
@@ -152,7 +152,7 @@ func TestMalformedRepliesBoundedMemory(t *testing.T) {
 	}
 }
 
-func TestCodesOfFailure(t *testing.T) {
+func TestFailureCodes(t *testing.T) {
 	for code, failure := range map[int]bool{
 		0: false, 3: false, 4: false, 5: false, 6: true, 7: false, 13: false, 18: false, 19: false, 20: false, 1002: false,
 		8000: true, 8002: true, 8003: true, 9000: true, 9001: true,

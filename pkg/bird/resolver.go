@@ -42,6 +42,7 @@ type resolver struct {
 
 	// Owned by run.
 	calls     files.Calls         // of password files
+	external  string              // interface of lastKnown
 	lastKnown []rtnetlink.Address // of the last successful read
 	warned    bool                // the current failure was logged
 }
@@ -72,9 +73,10 @@ func (s *resolver) run(ctx context.Context) {
 // resolve returns a resolution and reports whether it differs from the previous one. It renders the
 // configuration only after a change, since there may be many VIPs.
 func (s *resolver) resolve(ctx context.Context, w desired, before resolution) (now resolution, changed bool) {
-	now = resolution{generation: w.generation, gateways: w.gateways}
-	now.input = RenderInput{Options: s.options, VIPs: w.vips}
-	now.input.Sessions, now.problems = s.resolveSessions(ctx, w.gateways, before.input.Sessions)
+	a := w.attractor
+	now = resolution{generation: w.generation, gateways: a.Gateways}
+	now.input = RenderInput{Options: s.options, Interface: a.Interface, VIPs: a.VIPs}
+	now.input.Sessions, now.problems = s.resolveSessions(ctx, a, before.input.Sessions)
 	if before.generation == w.generation && slices.Equal(before.input.Sessions, now.input.Sessions) {
 		now.content, now.err = before.content, before.err
 		return now, !maps.Equal(before.problems, now.problems)
@@ -85,11 +87,11 @@ func (s *resolver) resolve(ctx context.Context, w desired, before resolution) (n
 
 // resolveSessions returns the sessions, and by gateway the problem that prevents one.
 func (s *resolver) resolveSessions(
-	ctx context.Context, gateways []trench.Gateway, before []Session,
+	ctx context.Context, a trench.Attractor, before []Session,
 ) (sessions []Session, problems map[string]string) {
-	addrs, err := s.localAddresses()
+	addrs, err := s.localAddresses(a.Interface)
 	problems = map[string]string{}
-	for _, g := range gateways {
+	for _, g := range a.Gateways {
 		if err != nil {
 			problems[g.Name] = err.Error()
 			continue
@@ -101,7 +103,7 @@ func (s *resolver) resolveSessions(
 		}
 		local, problem := selectLocal(g.Address, current, addrs)
 		if problem != "" {
-			problems[g.Name] = fmt.Sprintf("interface %s: %s", s.options.Interface, problem)
+			problems[g.Name] = fmt.Sprintf("interface %s: %s", a.Interface, problem)
 			continue
 		}
 		password, err := s.password(ctx, g.PasswordFile)
@@ -120,8 +122,11 @@ func (s *resolver) resolveSessions(
 }
 
 // localAddresses returns the external interface's addresses, the last known ones if a read fails.
-func (s *resolver) localAddresses() ([]rtnetlink.Address, error) {
-	addrs, err := s.addresses(s.options.Interface)
+func (s *resolver) localAddresses(external string) ([]rtnetlink.Address, error) {
+	if external != s.external {
+		s.external, s.lastKnown = external, nil
+	}
+	addrs, err := s.addresses(external)
 	switch {
 	case err == nil:
 		s.lastKnown, s.warned = addrs, false
@@ -131,7 +136,7 @@ func (s *resolver) localAddresses() ([]rtnetlink.Address, error) {
 	case !s.warned:
 		s.warned = true
 		s.options.Log.Warn("failed to read local addresses; using the last known ones",
-			"interface", s.options.Interface, "error", err)
+			"interface", external, "error", err)
 	}
 	return s.lastKnown, nil
 }

@@ -3,6 +3,7 @@ package bird
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -58,7 +59,7 @@ func TestSelectLocal(t *testing.T) {
 			addrs: []rtnetlink.Address{addr("10.0.1.2/25", "second"), addr("10.0.1.1/24")}, want: "10.0.1.1",
 		},
 		{
-			name: "a secondary one if there is no other", gateway: "10.0.1.9",
+			name: "only a secondary address", gateway: "10.0.1.9",
 			addrs: []rtnetlink.Address{addr("10.0.1.2/24", "second")}, want: "10.0.1.2",
 		},
 		{
@@ -83,11 +84,11 @@ func TestSelectLocal(t *testing.T) {
 			problem: "is a local address",
 		},
 		{
-			name: "not while duplicate address detection runs", gateway: "fd00::9",
+			name: "none during duplicate address detection", gateway: "fd00::9",
 			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative")}, problem: "fd00::1 is tentative",
 		},
 		{
-			name: "another than the tentative one", gateway: "fd00::9",
+			name: "other than the tentative address", gateway: "fd00::9",
 			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative"), addr("fd00::2/64")}, want: "fd00::2",
 		},
 		{
@@ -96,11 +97,11 @@ func TestSelectLocal(t *testing.T) {
 				"duplicate")}, problem: "duplicate address detection failed",
 		},
 		{
-			name: "the current one though there is a better one", gateway: "fd00::9", current: "fd00::1",
+			name: "current address, better one exists", gateway: "fd00::9", current: "fd00::1",
 			addrs: []rtnetlink.Address{addr("fd00::2/64"), addr("fd00::1/64", "second")}, want: "fd00::1",
 		},
 		{
-			name: "the current one though it is checked again", gateway: "fd00::9", current: "fd00::1",
+			name: "current address, tentative again", gateway: "fd00::9", current: "fd00::1",
 			addrs: []rtnetlink.Address{addr("fd00::1/64", "tentative")}, want: "fd00::1",
 		},
 		{
@@ -108,7 +109,7 @@ func TestSelectLocal(t *testing.T) {
 			addrs: []rtnetlink.Address{addr("fd00::1/64", "duplicate")}, problem: "duplicate address detection failed",
 		},
 		{
-			name: "another when the current one is gone", gateway: "fd00::9", current: "fd00::1",
+			name: "other address, current one removed", gateway: "fd00::9", current: "fd00::1",
 			addrs: []rtnetlink.Address{addr("fd00::2/64")}, want: "fd00::2",
 		},
 	}
@@ -139,10 +140,16 @@ type resolverFixture struct {
 	err   error
 }
 
+func attractorOf(gateways ...trench.Gateway) trench.Attractor {
+	return trench.Attractor{
+		Interface: "ext-vlan", Gateways: gateways, VIPs: []vip.VIP{vip.Require("20.0.0.1/32")},
+	}
+}
+
 func newAround(t *testing.T, gateways ...trench.Gateway) *resolverFixture {
 	t.Helper()
-	s := NewSupervisor(Options{Interface: "ext-vlan", RouterID: netip.MustParseAddr("10.1.1.1")})
-	s.Configure(gateways, []vip.VIP{vip.Require("20.0.0.1/32")})
+	s := NewSupervisor(Options{RouterID: netip.MustParseAddr("10.1.1.1")})
+	s.Configure(attractorOf(gateways...))
 	a := &resolverFixture{resolver: s.resolver}
 	a.addresses = func(string) ([]rtnetlink.Address, error) { return a.addrs, a.err }
 	return a
@@ -251,10 +258,40 @@ func TestBadPasswordFileDisablesGateway(t *testing.T) {
 	}
 }
 
+func TestSessionsFollowTheInterface(t *testing.T) {
+	s := NewSupervisor(Options{RouterID: netip.MustParseAddr("10.1.1.1")})
+	a := &resolverFixture{resolver: s.resolver}
+	a.addresses = func(name string) ([]rtnetlink.Address, error) {
+		if name == "broken" {
+			return nil, errors.New("netlink failed")
+		}
+		return []rtnetlink.Address{addr(map[string]string{"eth1": "10.0.0.1/24", "eth2": "10.0.0.2/24"}[name])}, nil
+	}
+	for name, local := range map[string]string{"eth1": "10.0.0.1", "eth2": "10.0.0.2"} {
+		attractor := attractorOf(someGateway())
+		attractor.Interface = name
+		s.Configure(attractor)
+		v, _ := a.resolveAgain()
+		if len(v.input.Sessions) != 1 || v.input.Sessions[0].Local.String() != local {
+			t.Errorf("%s: sessions %+v, problems %v", name, v.input.Sessions, v.problems)
+		}
+		if !strings.Contains(string(v.content), fmt.Sprintf("interface %q;", name)) {
+			t.Errorf("%s is not in the configuration", name)
+		}
+	}
+	// The addresses of another interface are no last known ones.
+	attractor := attractorOf(someGateway())
+	attractor.Interface = "broken"
+	s.Configure(attractor)
+	if v, _ := a.resolveAgain(); len(v.input.Sessions) != 0 || v.problems["a"] != "netlink failed" {
+		t.Errorf("sessions %+v, problems %v", v.input.Sessions, v.problems)
+	}
+}
+
 func TestResolverPublishesChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := latest.New(desired{})
-		s := newResolver(NewSupervisor(Options{Interface: "ext-vlan"}).options, w)
+		s := newResolver(NewSupervisor(Options{}).options, w)
 		have := []rtnetlink.Address{addr("10.0.0.1/24")}
 		s.addresses = func(string) ([]rtnetlink.Address, error) { return have, nil }
 		done := make(chan struct{})
@@ -277,7 +314,7 @@ func TestResolverPublishesChanges(t *testing.T) {
 		}
 		_, changed := s.result.Get()
 		begin := time.Now()
-		w.Set(desired{gateways: []trench.Gateway{someGateway()}, generation: 1})
+		w.Set(desired{attractor: attractorOf(someGateway()), generation: 1})
 		if <-changed; !time.Now().Equal(begin) {
 			t.Error("it waited for the next poll")
 		}
@@ -292,8 +329,10 @@ func TestResolverPublishesChanges(t *testing.T) {
 }
 
 func TestPreview(t *testing.T) {
-	o := Options{Interface: "no-such-interf", Password: "SECRET", LogFileSize: 1000, Dir: "/x"}
-	content, problems, err := o.Preview([]trench.Gateway{someGateway()}, []vip.VIP{vip.Require("20.0.0.1/32")})
+	o := Options{Password: "SECRET", LogFileSize: 1000, Dir: "/x"}
+	a := attractorOf(someGateway())
+	a.Interface = "no-such-interf"
+	content, problems, err := o.Preview(a)
 	got := string(content)
 	if err != nil || strings.Contains(got, "SECRET") || !strings.Contains(got, maskedPassword) ||
 		!strings.Contains(got, `log "/x/bird.log" 1000`) || !strings.Contains(got, "20.0.0.1/32+") ||

@@ -25,14 +25,14 @@ import (
 
 // fakeBIRD answers on a control socket.
 type fakeBIRD struct {
-	mu     sync.Mutex
-	until  time.Time                  // it is silent until then
-	garble func(answer string) string // what comes instead of an answer; "" drops the connection
-	asked  []time.Time
-	dials  int
-	wg     sync.WaitGroup
-	up     bool
-	pid    int // who serves the socket; 42, the process, when 0
+	mu       sync.Mutex
+	until    time.Time                  // it is silent until then
+	garble   func(answer string) string // replaces an answer; "" drops the connection
+	requests []time.Time
+	dials    int
+	wg       sync.WaitGroup
+	up       bool
+	pid      int // of the server of the socket; 42, the process, when 0
 }
 
 func (f *fakeBIRD) with(change func()) {
@@ -44,7 +44,7 @@ func (f *fakeBIRD) with(change func()) {
 func (f *fakeBIRD) answer(command string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.asked = append(f.asked, time.Now())
+	f.requests = append(f.requests, time.Now())
 	text := "0000 \n"
 	switch {
 	case command == "":
@@ -107,7 +107,7 @@ func (f *fakeBIRD) dial(ctx context.Context, _ string) (*Client, error) {
 	return c, nil
 }
 
-// closing tells the fake that its client left.
+// closing notifies the fake that its client has closed.
 type closing struct {
 	net.Conn
 	done chan struct{}
@@ -131,7 +131,7 @@ type watched struct {
 // watch starts the loop in a bubble. The gateways have these hold times.
 func watch(t *testing.T, f *fakeBIRD, holds ...time.Duration) *watched {
 	t.Helper()
-	s := NewSupervisor(Options{Dir: t.TempDir(), Socket: "unused", Interface: "lo"})
+	s := NewSupervisor(Options{Dir: t.TempDir(), Socket: "unused"})
 	s.dial = f.dial
 	var v resolution
 	for i, h := range holds {
@@ -158,7 +158,7 @@ func watch(t *testing.T, f *fakeBIRD, holds ...time.Duration) *watched {
 	return w
 }
 
-// quieten lets the eager looks of the start pass.
+// skipFastPolls waits until the fast polls of the start are over.
 func (w *watched) skipFastPolls() { w.after(fastDuration + pollInterval) }
 
 // after lets time pass in the bubble.
@@ -167,16 +167,16 @@ func (w *watched) after(d time.Duration) {
 	synctest.Wait()
 }
 
-// next lets time pass until just before the next look of a quiet loop.
+// next lets time pass until just before the next poll of an idle loop.
 func (w *watched) next() {
 	at := w.State().Load().At
 	w.after(time.Until(at.Add(pollInterval)) - time.Millisecond)
 }
 
-func TestSilenceOfASecondChangesNothing(t *testing.T) {
+func TestShortSilenceChangesNothing(t *testing.T) {
 	for _, silence := range []time.Duration{time.Second, 1900 * time.Millisecond} {
 		for _, phase := range []time.Duration{0, 500 * time.Millisecond, 998 * time.Millisecond} {
-			t.Run(fmt.Sprintf("%s, %s after a look", silence, phase), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, %s after a poll", silence, phase), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					f := &fakeBIRD{up: true}
 					w := watch(t, f, 3*time.Second)
@@ -189,7 +189,7 @@ func TestSilenceOfASecondChangesNothing(t *testing.T) {
 						if !s.Alive || !s.Gateways[0].Up {
 							t.Fatalf("state %+v", s)
 						}
-						// The gate believes it for three seconds (gate.MaxSessionAge).
+						// The gate accepts it for three seconds (gate.MaxSessionAge).
 						if age := time.Since(s.At); age >= 3*time.Second {
 							t.Fatalf("the state is %v old", age)
 						}
@@ -218,7 +218,7 @@ func TestHangDetection(t *testing.T) {
 				w.next()
 				f.with(func() { f.until = time.Now().Add(time.Hour) })
 				w.after(time.Millisecond)
-				begin := time.Now() // of the look that is not answered
+				begin := time.Now() // of the poll that is not answered
 				w.after(commandTimeout - time.Millisecond)
 				if s := w.State().Load(); !s.Alive || s.Err != nil {
 					t.Fatalf("after %v: %+v", time.Since(begin), s)
@@ -388,24 +388,24 @@ func TestFastPollsOnlyWhileExpecting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)
-		looks := func(d time.Duration) int {
+		polls := func(d time.Duration) int {
 			n := 0
-			f.with(func() { n = len(f.asked) })
+			f.with(func() { n = len(f.requests) })
 			w.after(d)
-			f.with(func() { n = len(f.asked) - n })
+			f.with(func() { n = len(f.requests) - n })
 			return n
 		}
 		w.skipFastPolls()
-		if n := looks(10 * time.Second); n != 10 {
-			t.Errorf("%d looks in 10 quiet seconds", n)
+		if n := polls(10 * time.Second); n != 10 {
+			t.Errorf("%d polls in 10 idle seconds", n)
 		}
 		w.Expect(1, 0) // which this BIRD never exports
-		if n := looks(10 * time.Second); n < 900 || n > 1100 {
-			t.Errorf("%d looks in 10 s, of which 5 are eager", n)
+		if n := polls(10 * time.Second); n < 900 || n > 1100 {
+			t.Errorf("%d polls in 10 s, of which 5 are fast", n)
 		}
 		w.Expect(0, 0)
-		if n := looks(10 * time.Second); n > 10+2*fastExtra {
-			t.Errorf("%d looks though all is as expected", n)
+		if n := polls(10 * time.Second); n > 10+2*fastExtra {
+			t.Errorf("%d polls although the state is as expected", n)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
@@ -423,7 +423,7 @@ func TestFastPollsOnlyWhileExpecting(t *testing.T) {
 	})
 }
 
-func TestConfirmWaitsForALookOfItsOwn(t *testing.T) {
+func TestConfirmWaitsForFreshPoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)
@@ -432,12 +432,12 @@ func TestConfirmWaitsForALookOfItsOwn(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
 		if err := w.Confirm(ctx); err == nil {
-			t.Error("a look from before the call confirmed something")
+			t.Error("a poll before the call confirmed something")
 		}
 	})
 }
 
-func TestConfirmWaitsForAHungBIRD(t *testing.T) {
+func TestConfirmWaitsForHungBIRD(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)
@@ -456,7 +456,7 @@ func TestConfirmWaitsForAHungBIRD(t *testing.T) {
 	})
 }
 
-func TestSlowAnswerIsDatedAtTheQuestion(t *testing.T) {
+func TestSlowReplyHasRequestTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
 		w := watch(t, f, 3*time.Second)

@@ -20,7 +20,7 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-func TestIPv6OnlyHostHasARouterID(t *testing.T) {
+func TestRouterIDOfIPv6OnlyHost(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv6)
 	gw := l.Router(routerConfig{})
@@ -39,7 +39,7 @@ func TestIPv6OnlyHostHasARouterID(t *testing.T) {
 
 var deviceOf = regexp.MustCompile(`%[a-z0-9]+`)
 
-func TestNoListenerIsOpenToTheWorld(t *testing.T) {
+func TestNoWildcardListener(t *testing.T) {
 	bothUp(t, routerConfig{})
 	allowed := map[string]bool{"127.0.0.1:1790": true, "169.254.100.1:10179": true, "[fd00:100::1]:10179": true}
 	out := run(t, "ss", "-Hltn")
@@ -122,6 +122,37 @@ func TestPasswordFileAppears(t *testing.T) {
 	}
 }
 
+// A password that changes concerns its own session.
+func TestPasswordChangeLeavesOtherSessions(t *testing.T) {
+	run(t, "ip", "link", "set", "lo", "up")
+	l := newLink(t, vip.IPv4, vip.IPv6)
+	l.Router(routerConfig{Password: "s3cret"})
+	p := newPod(t, l.Dev)
+	var gateways []trench.Gateway
+	files := map[vip.Family]string{}
+	write := func(f vip.Family, password string) {
+		if err := os.WriteFile(files[f], []byte(password), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range vip.Families {
+		files[f] = filepath.Join(p.Options.Dir, "key-"+f.String())
+		write(f, "s3cret")
+		gateways = append(gateways, gatewayOf(f, func(g *trench.Gateway) { g.PasswordFile = files[f] }))
+	}
+	p.Configure(gateways, []vip.VIP{vip4, vip6})
+	p.Start()
+	p.await("both sessions up", func(s bird.State) bool { return up("gateway-ipv4")(s) && up("gateway-ipv6")(s) })
+	since := p.Gateway("gateway-ipv6").Since
+	write(vip.IPv4, "another")
+	p.await("the session with the other password down", func(s bird.State) bool { return !up("gateway-ipv4")(s) })
+	write(vip.IPv4, "s3cret")
+	p.await("it is up again", up("gateway-ipv4"))
+	if g := p.Gateway("gateway-ipv6"); !g.Up || !g.Since.Equal(since) {
+		t.Errorf("the other session was restarted: up %v, since %v, before %v", g.Up, g.Since, since)
+	}
+}
+
 func TestBFDEndsSessionBeforeTCP(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4, vip.IPv6)
@@ -140,7 +171,7 @@ func TestBFDEndsSessionBeforeTCP(t *testing.T) {
 	p.await("session back", up("gateway-ipv4"))
 }
 
-func TestHoldTimeEndsASilentSession(t *testing.T) {
+func TestHoldTimeEndsSilentSession(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	begin := time.Now()
 	kill(t, routerPID(t, gw), syscall.SIGSTOP)

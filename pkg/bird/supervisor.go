@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -26,7 +25,6 @@ type Options struct {
 	Dir        string // of the configuration and the log file
 	Socket     string // control socket; a missing directory is created
 	RouterID   netip.Addr
-	Interface  string // toward the gateways
 	// LoopbackPort is BIRD's port on 127.0.0.1 for the announcer, which signs the session with
 	// Password unless that is empty.
 	LoopbackPort   uint16
@@ -42,8 +40,7 @@ type Options struct {
 }
 
 type desired struct {
-	gateways   []trench.Gateway
-	vips       []vip.VIP
+	attractor  trench.Attractor
 	generation uint64 // 0 before the first
 }
 
@@ -108,9 +105,9 @@ func (s *Supervisor) String() string { return "BIRD" }
 func (s *Supervisor) State() *latest.Value[State] { return s.state }
 
 // Configure replaces gateways and VIPs. It does not block.
-func (s *Supervisor) Configure(gateways []trench.Gateway, vips []vip.VIP) {
+func (s *Supervisor) Configure(a trench.Attractor) {
 	s.desired.Update(func(w desired) desired {
-		return desired{slices.Clone(gateways), slices.Clone(vips), w.generation + 1}
+		return desired{a, w.generation + 1}
 	})
 }
 
@@ -215,9 +212,9 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 
 // Preview returns the configuration without secrets that a supervisor would load now, and by name
 // the problem of each gateway without a session.
-func (o Options) Preview(gateways []trench.Gateway, vips []vip.VIP) ([]byte, map[string]string, error) {
+func (o Options) Preview(a trench.Attractor) ([]byte, map[string]string, error) {
 	r := newResolver(o.withDefaults(), nil)
-	v, _ := r.resolve(context.Background(), desired{gateways, vips, 1}, resolution{})
+	v, _ := r.resolve(context.Background(), desired{a, 1}, resolution{})
 	content, err := Render(v.input.Masked())
 	return content, v.problems, err
 }

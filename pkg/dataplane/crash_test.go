@@ -107,8 +107,9 @@ func TestKillAtAnyStepConverges(t *testing.T) {
 	)
 	drains := siteStream("a", append(bothVIPs, "20.1.1.0/24"), siteTarget(1, Serving, Serving), moved,
 		siteTarget(5, Serving, Serving))
-	drains.DrainTime = 200 * time.Millisecond
+	drains.DrainTime, drains.Match = 200*time.Millisecond, siteMatch[1:]
 	second := desiredOf(drains, siteStream("c", []string{"20.0.0.2/32"}, siteTarget(6, Serving), siteTarget(7, Draining)))
+	second.Streams["c"].Match = nil
 	run := func(t *testing.T, steps ...string) (end string) {
 		x := newSite(t)
 		if x.victim(first, "") {
@@ -165,8 +166,9 @@ ip rule add prio 91 fwmark 7000 lookup 7000
 ip route add default via 10.1.0.200 table 7000
 ip route add 99.0.0.0/8 via 10.1.0.200 proto 179`)
 	return func() string {
-		return s.sh("nft -s list chain inet vipgate-lb theirs; nft list table ip other; nft list map inet vipgate-lb vip4 | " +
-			"grep -o '30.0.0.1 : goto theirs'; ip rule | grep 'lookup 7000'; ip route show table 7000; ip route show 99.0.0.0/8")
+		return s.sh("nft -s list chain inet vipgate-lb theirs; nft list table ip other; nft list map inet vipgate-lb vip4 " +
+			"| grep -o '30.0.0.1 : goto theirs'; ip rule | grep 'lookup 7000'; ip route show table 7000; " +
+			"ip route show 99.0.0.0/8")
 	}
 }
 

@@ -81,7 +81,8 @@ func (k *modelKernel) Read(numbers []uint32) (*plan.KernelState, error) {
 			if !s.ChainIntact {
 				continue
 			}
-			x.Rules, x.NextHops, x.Blackhole = plan.KernelTarget{}.Rules, plan.KernelTarget{}.NextHops, plan.KernelTarget{}.Blackhole
+			none := plan.KernelTarget{}
+			x.Rules, x.NextHops, x.Blackhole = none.Rules, none.NextHops, none.Blackhole
 		}
 		c.Targets[n] = &x
 	}
@@ -110,6 +111,7 @@ func (k *modelKernel) ReadStream(name string) (*plan.KernelStream, error) {
 	for _, f := range vip.Families {
 		x.Tables[f] = slices.Clone(s.Tables[f])
 	}
+	x.Match = slices.Clone(s.Match)
 	return &x, nil
 }
 
@@ -132,6 +134,8 @@ func (k *modelKernel) ReadRoutes(numbers []uint32) (map[uint32]*plan.KernelTarge
 	}
 	return out, nil
 }
+
+func (k *modelKernel) ReadUnmatched([]string) (map[string]uint64, error) { return nil, nil }
 
 func (k *modelKernel) ReadVIPs() (map[vip.VIP]string, error) { return maps.Clone(k.VIPs), nil }
 
@@ -260,7 +264,8 @@ func (k *modelKernel) RemoveRoutes(numbers []uint32) error {
 			}
 		}
 		if s := k.Targets[n]; s != nil {
-			s.Rules, s.NextHops, s.Blackhole = plan.KernelTarget{}.Rules, plan.KernelTarget{}.NextHops, plan.KernelTarget{}.Blackhole
+			none := plan.KernelTarget{}
+			s.Rules, s.NextHops, s.Blackhole = none.Rules, none.NextHops, none.Blackhole
 			k.sweep(n)
 		}
 	}

@@ -206,9 +206,12 @@ func (e *engine) logReach(t plan.InstalledTarget, hop netip.Addr) {
 
 // linkRestored reports whether routes of a target went with a link that is up again.
 func (e *engine) linkRestored(number uint32) bool {
+	if !e.lost[number] {
+		return false
+	}
 	slot := orNone(e.observed.Targets[number])
 	for f, hop := range e.targets[number].IPs {
-		if e.lost[number] && hop.IsValid() && !slot.NextHops[f].IsValid() {
+		if hop.IsValid() && !slot.NextHops[f].IsValid() {
 			if l, ok := e.network.LinkTo(hop); ok && l.Up {
 				return true
 			}

@@ -44,8 +44,8 @@ func (e *engine) hasFailedNeighbors() bool {
 // addresses yields the addresses of installed and desired targets.
 func (m *streamRecord) addresses(yield func(netip.Addr) bool) {
 	for _, t := range m.targets {
-		for _, a := range t.Addresses() {
-			if !yield(a) {
+		for _, a := range t.IPs {
+			if a.IsValid() && !yield(a) {
 				return
 			}
 		}
@@ -130,6 +130,21 @@ func (e *engine) listTargets() ([]TargetView, error) {
 		return cmp.Or(cmp.Compare(a.Stream, b.Stream), cmp.Compare(a.Name, b.Name))
 	})
 	return list, nil
+}
+
+// unmatched returns how many packets the matches of streams dropped.
+func (e *engine) unmatched() (map[string]uint64, error) {
+	var streams []string
+	for name, m := range e.streams {
+		if m.installed != nil && m.installed.Match != nil {
+			streams = append(streams, name)
+		}
+	}
+	dropped, err := e.kernel.ReadUnmatched(streams)
+	if err != nil {
+		return nil, fmt.Errorf("read the counters of matches: %w", err)
+	}
+	return dropped, nil
 }
 
 // stateOf returns the status word of a target.

@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -61,7 +62,8 @@ const (
 	Readiness     = "Readiness"
 	Egress        = "Egress"
 	Configuration = "Configuration"
-	NSPCli        = "NSPCli" // Meridio's name of Configuration
+	NSPCli        = "NSPCli"     // Meridio's name of Configuration
+	TrenchFile    = "TrenchFile" // its writer refreshes it; no part of Readiness
 	// Started holds once a trench file was accepted and every VIP that the load balancer reports as
 	// ready was advertised, or ReadyTimeout was over; it does not change after that. Readiness
 	// waits for it. Advertised is the same without the timeout, and no part of Readiness.
@@ -93,19 +95,21 @@ func newProcess(o Options) (*process, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	o.Kernel.External, o.Kernel.Log = o.ExternalInterface, o.Log
-	o.BIRD.Interface, o.BIRD.Log = o.ExternalInterface, o.Log
+	o.BIRD.Log = o.Log
 	p := &process{
 		Options: o, metrics: metrics.NewFrontend(o.Version), changed: latest.New(uint64(0)),
 		applied: latest.New(readiness.Position{}), instance: rand.Text(),
-		config: trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log), kernel: kernel.New(o.Kernel),
-		parts: []string{BIRD, BIRDConfig, Egress, Stopping},
+		config: trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log),
+		parts:  []string{BIRD, BIRDConfig, Egress, Stopping},
 	}
+	p.Kernel.External, p.Kernel.Log = p.external, o.Log
+	p.kernel = kernel.New(p.Kernel)
 	p.metrics.State(p.metricsState)
 	p.health = health.New(o.Log, p.metrics.Health)
 	p.health.Set(Liveness, true, "")
 	p.health.Set(Configuration, o.Config != nil, "trench file not accepted yet")
 	p.health.Set(NSPCli, o.Config != nil, "see "+Configuration)
+	p.health.Set(TrenchFile, true, "")
 	p.health.Set(BIRDConfig, true, "")
 	p.health.Set(Stopping, true, "")
 	p.health.Report(Egress, "no gateway session is up yet")
@@ -168,6 +172,11 @@ func newProcess(o Options) (*process, error) {
 	return p, nil
 }
 
+// external returns the name of the interface toward the gateways.
+func (p *process) external() string {
+	return cmp.Or(p.config.Value().Load().Config.Attractor.Interface, p.Defaults.Interface)
+}
+
 // loopbackPassword returns a TCP-MD5 key: every process in the pod can connect to 127.0.0.1.
 func loopbackPassword(o Options) string {
 	if err := announce.ProbeMD5(); err != nil {
@@ -179,6 +188,13 @@ func loopbackPassword(o Options) string {
 
 // run starts all tasks and stops them in order.
 func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
+	// An endpoint that runs closes itself: after a call that hangs, Close would wait for it.
+	var unused []*endpoint.Endpoint
+	defer func() {
+		for _, e := range unused {
+			e.Close()
+		}
+	}()
 	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket),
 		func(r grpc.ServiceRegistrar) {
 			frontendv1.RegisterFrontendServiceServer(r, &admin{process: p})
@@ -187,11 +203,12 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	if err != nil {
 		return err
 	}
+	unused = append(unused, adminEndpoint)
 	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.metrics, p.health.Register)
 	if err != nil {
-		adminEndpoint.Close()
 		return err
 	}
+	unused = append(unused, healthEndpoint)
 	c := p.config.Value().Load().Config
 	vips, gateways := len(c.Attractor.VIPs), len(c.Attractor.Gateways)
 	p.Log.Info("starting frontend", "version", p.Version, "trench", c.Trench, "attractor", c.Attractor.Name,
@@ -216,14 +233,13 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	if p.MetricsAddr != "" {
 		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
 		if err != nil {
-			adminEndpoint.Close()
-			healthEndpoint.Close()
 			return fmt.Errorf("metrics: %w", err)
 		}
 		front = append(front, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
 	}
-	back := []task.Task{p.kernel, kernel.NewAddresses(p.Log, p.ExternalInterface), &birdAfterRouting{p}}
+	back := []task.Task{p.kernel, kernel.NewAddresses(p.Log, p.external), &birdAfterRouting{p}}
 
+	unused = nil
 	base := context.WithoutCancel(ctx)
 	frontCtx, endFront := context.WithCancel(base)
 	defer endFront()

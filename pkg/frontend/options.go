@@ -38,7 +38,6 @@ type Options struct {
 	Gate       gate.Options
 	MaxBackoff time.Duration // between attempts to reach the load balancer
 
-	ExternalInterface string // toward the gateways
 	// BIRD and Kernel are completed with the interface, the log and a password.
 	BIRD   bird.Options
 	Kernel kernel.Options

@@ -7,8 +7,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// What the load balancer's loop pays at a heartbeat when nothing changed, most
-// of the time and when all targets are looked at.
+// BenchmarkEvaluate10000 measures the cost of a heartbeat without changes for the loop of the lb:
+// the common case, and an evaluation of all targets.
 func BenchmarkEvaluate10000(b *testing.B) {
 	c := New(Options{Log: discard, dial: newNetwork().DialContext})
 	c.Configure([]trench.Stream{stream(10_000, testCheck)})

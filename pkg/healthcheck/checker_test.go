@@ -306,7 +306,7 @@ func TestHungCheckIsOverdue(t *testing.T) {
 			t.Errorf("overdue after %v", took)
 		}
 		if got := states(c.List()); got["target-1"] != Ready || got["target-2"] != Overdue {
-			t.Errorf("list says %v", got)
+			t.Errorf("list is %v", got)
 		}
 		// What hung ends as a failure: what is known then is not ready.
 		release()

@@ -178,8 +178,8 @@ func TestChecksUseTheirSourceAddress(t *testing.T) {
 	}
 }
 
-// Who resets at once has taken the connection, however late we look.
-func TestImmediateResetIsAnAnswer(t *testing.T) {
+// A peer that resets at once has accepted the connection, however late the check reads that.
+func TestImmediateResetIsAnswer(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

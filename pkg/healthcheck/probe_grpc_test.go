@@ -107,7 +107,7 @@ func TestGRPCAnswers(t *testing.T) {
 				port := serveGRPC(t, at, tt.register)
 				o := ask(t, newPlan(grpcCheck(port, func(c *trench.GRPCCheck) { c.Service = tt.service })), at, patient)
 				if tt.want != "" {
-					says(t, o, port, tt.want)
+					wantFailure(t, o, port, tt.want)
 				} else if o != (outcome{verdict: succeeded}) {
 					t.Errorf("got %+v", o)
 				}
@@ -186,38 +186,38 @@ func TestGRPCCheckOverTLS(t *testing.T) {
 		if o := check(port, trench.TLSCheck{Insecure: true, ServerName: "b.example"}); o.verdict != succeeded {
 			t.Errorf("insecure: %+v", o)
 		}
-		says(t, check(port, trench.TLSCheck{CAFile: file, ServerName: "b.example"}), port,
+		wantFailure(t, check(port, trench.TLSCheck{CAFile: file, ServerName: "b.example"}), port,
 			"the certificate is not for b.example")
 		if o := check(port, trench.TLSCheck{CAFile: file + ".none"}); o.verdict != notRun ||
 			!strings.HasPrefix(o.reason, "check not run: caFile: ") {
 			t.Errorf("no authorities: %+v", o)
 		}
 		port = serve(&tls.Config{Certificates: []tls.Certificate{untrusted.sign(t, soon, "127.0.0.1", "::1")}})
-		says(t, check(port, trench.TLSCheck{CAFile: file}), port,
+		wantFailure(t, check(port, trench.TLSCheck{CAFile: file}), port,
 			"the certificate is signed by an authority that is not trusted")
 
 		web := serveTLS(t, at, &tls.Config{Certificates: []tls.Certificate{good}})
-		says(t, check(web, trench.TLSCheck{CAFile: file}), web,
+		wantFailure(t, check(web, trench.TLSCheck{CAFile: file}), web,
 			"the TLS server does not speak HTTP/2, which gRPC needs (ALPN h2)")
 		plain := serveGRPC(t, at, healthy(t))
-		says(t, check(plain, trench.TLSCheck{CAFile: file}), plain, "no TLS here")
+		wantFailure(t, check(plain, trench.TLSCheck{CAFile: file}), plain, "no TLS here")
 	})
 }
 
 func TestGRPCSilence(t *testing.T) {
 	onBoth(t, func(t *testing.T, at netip.Addr) {
 		silentUntilClosed := serveRaw(t, at, func(conn net.Conn) { _ = untilClosed(conn) })
-		saysInTime(t, newPlan(grpcCheck(silentUntilClosed, nil)), at, silentUntilClosed,
+		wantFailureInTime(t, newPlan(grpcCheck(silentUntilClosed, nil)), at, silentUntilClosed,
 			"connected, but no answer in 100ms")
 
 		slow := serveGRPC(t, at, healthFunc{check: func(ctx context.Context) (*response, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}}.register)
-		saysInTime(t, newPlan(grpcCheck(slow, nil)), at, slow, "connected, but no answer in 100ms")
+		wantFailureInTime(t, newPlan(grpcCheck(slow, nil)), at, slow, "connected, but no answer in 100ms")
 
 		closing := serveRaw(t, at, func(net.Conn) {})
-		says(t, ask(t, newPlan(grpcCheck(closing, nil)), at, patient), closing, "closed the connection: no answer")
+		wantFailure(t, ask(t, newPlan(grpcCheck(closing, nil)), at, patient), closing, "closed the connection: no answer")
 		web := serveRaw(t, at, func(conn net.Conn) {
 			_, _ = conn.Write([]byte("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"))
 			_ = untilClosed(conn)
@@ -231,7 +231,7 @@ func TestGRPCSilence(t *testing.T) {
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
-		says(t, ask(t, newPlan(grpcCheck(refused, nil)), at, patient), refused, "connection refused")
+		wantFailure(t, ask(t, newPlan(grpcCheck(refused, nil)), at, patient), refused, "connection refused")
 
 		wantDialFailures(t, newPlan(grpcCheck(1, nil)), at)
 	})
@@ -247,7 +247,7 @@ func TestGRPCCheckOfWebServer(t *testing.T) {
 		serving.Go(func() { _ = s.Serve(l) })
 		defer serving.Wait()
 		defer s.Close()
-		says(t, ask(t, newPlan(grpcCheck(port, nil)), at, patient), port, "no grpc.health.v1 here")
+		wantFailure(t, ask(t, newPlan(grpcCheck(port, nil)), at, patient), port, "no grpc.health.v1 here")
 	})
 }
 

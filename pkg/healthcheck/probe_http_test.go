@@ -101,9 +101,9 @@ func ask(t *testing.T, p *plan, at netip.Addr, patience time.Duration) outcome {
 	return p.probe(ctx, dialFrom(netip.Addr{}), at)
 }
 
-// saysInTime makes a check that ends with its time, which is impatient unless a
-// busy machine needs more to get as far as the reason.
-func saysInTime(t *testing.T, p *plan, at netip.Addr, port uint16, reason string) {
+// wantFailureInTime runs a check that ends with its timeout, which grows from impatient while a
+// busy machine does not get as far as the reason.
+func wantFailureInTime(t *testing.T, p *plan, at netip.Addr, port uint16, reason string) {
 	t.Helper()
 	limit := impatient
 	o := ask(t, p, at, limit)
@@ -111,7 +111,7 @@ func saysInTime(t *testing.T, p *plan, at netip.Addr, port uint16, reason string
 		limit *= 4
 		o = ask(t, p, at, limit)
 	}
-	says(t, o, port, reason)
+	wantFailure(t, o, port, reason)
 }
 
 const (
@@ -127,8 +127,8 @@ func httpCheck(port uint16, change func(*trench.HTTPCheck)) trench.Check {
 	return c
 }
 
-// says fails unless the check failed for the reason, which may have PORT for the port.
-func says(t *testing.T, o outcome, port uint16, reason string) {
+// wantFailure fails unless the check failed for the reason, which may have PORT for the port.
+func wantFailure(t *testing.T, o outcome, port uint16, reason string) {
 	t.Helper()
 	want := outcome{verdict: failed, reason: "port " +
 		netip.AddrPortFrom(netip.IPv4Unspecified(), port).String()[len("0.0.0.0:"):] + ": " + reason}
@@ -240,7 +240,7 @@ func TestHTTPAnswers(t *testing.T) {
 				port := serveRaw(t, at, answer(tt.answer))
 				o := ask(t, newPlan(httpCheck(port, tt.change)), at, patient)
 				if tt.want != "" {
-					says(t, o, port, tt.want)
+					wantFailure(t, o, port, tt.want)
 				} else if o != (outcome{verdict: succeeded}) {
 					t.Errorf("got %+v", o)
 				}
@@ -253,17 +253,17 @@ func TestHTTPAnswers(t *testing.T) {
 func TestHTTPSilence(t *testing.T) {
 	onBoth(t, func(t *testing.T, at netip.Addr) {
 		silentUntilClosed := serveRaw(t, at, func(conn net.Conn) { _ = untilClosed(conn) })
-		saysInTime(t, newPlan(httpCheck(silentUntilClosed, nil)), at, silentUntilClosed,
+		wantFailureInTime(t, newPlan(httpCheck(silentUntilClosed, nil)), at, silentUntilClosed,
 			"connected, but no answer in 100ms")
 		secured := newPlan(httpCheck(silentUntilClosed, func(c *trench.HTTPCheck) { c.TLS.On = true }))
-		saysInTime(t, secured, at, silentUntilClosed, "connected, but no TLS handshake in 100ms")
+		wantFailureInTime(t, secured, at, silentUntilClosed, "connected, but no TLS handshake in 100ms")
 
 		endless := serveRaw(t, at, func(conn net.Conn) {
 			answer("HTTP/1.1 200 OK\r\n\r\nok")(conn)
 			_ = untilClosed(conn)
 		})
 		withBody := newPlan(httpCheck(endless, func(c *trench.HTTPCheck) { c.Body = "ok" }))
-		saysInTime(t, withBody, at, endless, "connected, but no end of the body in 100ms")
+		wantFailureInTime(t, withBody, at, endless, "connected, but no end of the body in 100ms")
 		if o := ask(t, newPlan(httpCheck(endless, nil)), at, patient); o.verdict != succeeded {
 			t.Errorf("a body that is not checked is waited for: %+v", o)
 		}
@@ -272,7 +272,7 @@ func TestHTTPSilence(t *testing.T) {
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
-		says(t, ask(t, newPlan(httpCheck(refused, nil)), at, patient), refused, "connection refused")
+		wantFailure(t, ask(t, newPlan(httpCheck(refused, nil)), at, patient), refused, "connection refused")
 
 		wantDialFailures(t, newPlan(httpCheck(1, nil)), at)
 	})
@@ -438,7 +438,7 @@ func TestHTTPCheckOverTLS(t *testing.T) {
 	}{
 		{"by address", byAddress, trench.TLSCheck{CAFile: file}, ""},
 		{"by name", byName, trench.TLSCheck{CAFile: file, ServerName: "example.org"}, ""},
-		{"the name is asked for", &tls.Config{GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		{"server name requested", &tls.Config{GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
 			if h.ServerName != "example.org" {
 				return nil, errors.New("who?")
 			}
@@ -486,7 +486,7 @@ func TestHTTPCheckOverTLS(t *testing.T) {
 			"",
 		},
 		{
-			"a client's certificate is asked for",
+			"client certificate requested",
 			&tls.Config{ClientAuth: tls.RequireAnyClientCert, Certificates: byAddress.Certificates},
 			trench.TLSCheck{CAFile: file},
 			"remote error: tls: certificate required",
@@ -500,7 +500,7 @@ func TestHTTPCheckOverTLS(t *testing.T) {
 					c.TLS.On = true
 				})), at, patient)
 				if tt.want != "" {
-					says(t, o, port, strings.ReplaceAll(tt.want, "ADDRESS", at.String()))
+					wantFailure(t, o, port, strings.ReplaceAll(tt.want, "ADDRESS", at.String()))
 				} else if o.verdict != succeeded {
 					t.Errorf("got %+v", o)
 				}
@@ -514,7 +514,7 @@ func TestHTTPCheckOverTLS(t *testing.T) {
 				_ = untilClosed(conn)
 			})
 			o := ask(t, newPlan(httpCheck(port, func(c *trench.HTTPCheck) { c.TLS.On = true })), at, patient)
-			says(t, o, port, "no TLS here")
+			wantFailure(t, o, port, "no TLS here")
 		})
 	})
 	t.Run("closed", func(t *testing.T) {

@@ -25,7 +25,7 @@ func named(name string, n int, check trench.Check) trench.Stream {
 	return s
 }
 
-// reported writes what an evaluation says as STREAM/TARGET=STATE, sorted.
+// reported formats an evaluation as STREAM/TARGET=STATE, sorted.
 func reported(e Evaluation) []string {
 	var s []string
 	for _, h := range e.Changed {
@@ -138,7 +138,7 @@ func TestNewSubjectRestartsTarget(t *testing.T) {
 				stop := run(t, c)
 				c.Configure([]trench.Stream{stream(1, testCheck)})
 				advance(time.Second)
-				stop() // what comes next is about the state alone
+				stop() // the remaining steps concern only the state
 				c.Evaluate(time.Now())
 				check := testCheck
 				tt.change(&check)
@@ -307,7 +307,7 @@ func TestSilenceIsReportedAndEnds(t *testing.T) {
 	})
 }
 
-// What a real socket says of a source address that this machine does not have.
+// A real socket refuses a source address that this machine does not have.
 func TestMissingSourceAddressIsNoVerdict(t *testing.T) {
 	s := serve(t, "127.0.0.1:0")
 	c, stop := start(t, Options{})

@@ -43,17 +43,18 @@ func onLink(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 type Addresses struct {
 	log   *slog.Logger
 	ready chan struct{}
-	names []string
-	mute  bool // without CAP_NET_RAW
+	named func() string // nil: all interfaces
+	mute  bool          // without CAP_NET_RAW
 
 	mu   sync.Mutex
 	list []address // nil: not known
 	err  error     // of the last attempt to read them
 }
 
-// NewAddresses returns an Addresses that announces on the named interfaces, or on all of them.
-func NewAddresses(log *slog.Logger, names ...string) *Addresses {
-	a := &Addresses{log: log.With("component", "addresses"), ready: make(chan struct{}), names: names}
+// NewAddresses returns an Addresses that announces on the interface that named returns, or if named
+// is nil on all of them.
+func NewAddresses(log *slog.Logger, named func() string) *Addresses {
+	a := &Addresses{log: log.With("component", "addresses"), ready: make(chan struct{}), named: named}
 	a.read()
 	return a
 }
@@ -175,7 +176,7 @@ func (a *Addresses) announce(before map[address]progress, now time.Time) (map[ad
 }
 
 func (a *Addresses) read() {
-	list, err := listAddresses(a.names)
+	list, err := listAddresses(a.named)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	// A change that interrupts the dump is notified: the next one follows.
@@ -188,7 +189,7 @@ func (a *Addresses) read() {
 }
 
 // listAddresses returns the addresses of all interfaces, with a MAC address if they are announced.
-func listAddresses(names []string) ([]address, error) {
+func listAddresses(named func() string) ([]address, error) {
 	c, err := rtnetlink.Dial()
 	if err != nil {
 		return nil, err
@@ -205,8 +206,8 @@ func listAddresses(names []string) ([]address, error) {
 	announced := map[int]address{}
 	for _, l := range links {
 		const required = unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_BROADCAST
-		named := len(names) == 0 || slices.Contains(names, l.Name)
-		if named && l.Flags&(required|unix.IFF_NOARP) == required && len(l.MAC) == 6 {
+		announces := named == nil || named() == l.Name
+		if announces && l.Flags&(required|unix.IFF_NOARP) == required && len(l.MAC) == 6 {
 			forwarding := sysctl.Key("net/ipv6/conf/" + l.Name + "/forwarding")
 			announced[l.Index] = address{mac: [6]byte(l.MAC), router: forwarding.Read() == "1"}
 		}

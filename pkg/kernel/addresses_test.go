@@ -29,14 +29,14 @@ func newWire(t *testing.T) *wire {
 }
 
 // startAddresses runs an Addresses in a namespace until the test ends.
-func startAddresses(t *testing.T, ns *lab.NetNS, names ...string) *Addresses {
+func startAddresses(t *testing.T, ns *lab.NetNS, named func() string) *Addresses {
 	t.Helper()
 	created := make(chan *Addresses, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
 		done <- ns.Do(func() error {
-			a := NewAddresses(slog.New(slog.NewTextHandler(logWriter{t}, nil)), names...)
+			a := NewAddresses(slog.New(slog.NewTextHandler(logWriter{t}, nil)), named)
 			created <- a
 			return a.Run(ctx)
 		})
@@ -82,7 +82,7 @@ func TestStaleNeighborsAreCorrected(t *testing.T) {
 		}
 	}
 	stale()
-	startAddresses(t, w.here, "net")
+	startAddresses(t, w.here, func() string { return "net" })
 	corrected() // at the start
 
 	// At run time, after duplicate address detection.
@@ -103,7 +103,7 @@ func TestAdvertisementKeepsRouter(t *testing.T) {
 	w := newWire(t)
 	must(t, w.here.Sysctl("net.ipv6.conf.all.forwarding", "1"))
 	run(t, w.peer, "ip neigh replace fd09::1 lladdr 02:00:00:00:00:99 nud reachable router dev far")
-	startAddresses(t, w.here, "net")
+	startAddresses(t, w.here, func() string { return "net" })
 	mac := linkAddress(t, w.here, "net")
 	await.True(t, "fd09::1 is corrected and a router", func() bool {
 		entry := run(t, w.peer, "ip neigh show fd09::1")
@@ -113,7 +113,7 @@ func TestAdvertisementKeepsRouter(t *testing.T) {
 
 func TestAnnouncementAfterMACChange(t *testing.T) {
 	host, peer := lab.NewNetNS(t), lab.NewNetNS(t)
-	startAddresses(t, host, "eth1")
+	startAddresses(t, host, func() string { return "eth1" })
 	corrected := func(mac string) {
 		t.Helper()
 		for _, a := range []string{"10.9.0.1", "fd09::1"} {
@@ -154,7 +154,7 @@ func TestDuplicateAddressIsNotAnnounced(t *testing.T) {
 	await.True(t, "the link-local address is announced", func() bool {
 		announced := false
 		must(t, host.Do(func() error {
-			known, _ := NewAddresses(testOptions(t).Log).announce(nil, time.Now())
+			known, _ := NewAddresses(testOptions(t).Log, nil).announce(nil, time.Now())
 			for x := range known {
 				if !x.Addr.IsLinkLocalUnicast() {
 					t.Errorf("%s is announced", x.Addr)
@@ -172,7 +172,7 @@ func TestSourceAddress(t *testing.T) {
 	target4, target6 := netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("fd09::2")
 	remote := netip.MustParseAddr("fd77::1")
 	var none netip.Addr
-	a := startAddresses(t, w.here)
+	a := startAddresses(t, w.here, nil)
 	want := func(to, from netip.Addr, words string, passing bool) {
 		t.Helper()
 		var problem string

@@ -28,9 +28,9 @@ type Options struct {
 	// Mark is put on packets from a VIP, in the bits of Mask only; the other bits of a packet's
 	// mark stay.
 	Mark, Mask uint32
-	// External is the interface on which packets for VIPs arrive; empty: its sysctls are not
+	// External returns the interface on which packets for VIPs arrive; nil: its sysctls are not
 	// checked.
-	External string
+	External func() string
 	// checkInterval is the time between two reconciliations without a notification.
 	checkInterval time.Duration
 	// Log receives changes and failures; nil is slog.Default().

@@ -283,7 +283,9 @@ func TestEndedListenerIsReplaced(t *testing.T) {
 func TestManyMeridioRulesDoNotDelay(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	const n = 3 * leftoverBatch
-	run(t, ns, fmt.Sprintf(`for i in $(seq %d); do echo "rule add from 20.1.$((i/250)).$((i%%250)) lookup 4096 priority 100"; done | ip -batch -`, n))
+	run(t, ns, fmt.Sprintf(`for i in $(seq %d); do
+		echo "rule add from 20.1.$((i/250)).$((i%%250)) lookup 4096 priority 100"
+	done | ip -batch -`, n))
 	o := testOptions(t)
 	o.checkInterval, o.Log = time.Hour, slog.New(slog.DiscardHandler)
 	r := start(t, ns, o)
@@ -361,7 +363,8 @@ func TestFamiliesFailIndependently(t *testing.T) {
 func TestMeridioRulesAreRemoved(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	run(t, ns, `
-		nft 'add table inet other; add chain inet other c { type filter hook output priority 0; }; add set inet other vip4 { type ipv4_addr; }'
+		nft 'add table inet other; add chain inet other c { type filter hook output priority 0; }'
+		nft 'add set inet other vip4 { type ipv4_addr; }'
 		ip route add blackhole 10.9.0.0/16 table 4098
 		ip -6 route add blackhole default table 4099
 		ip rule add from 20.0.0.9 lookup 4096 priority 99

@@ -14,10 +14,10 @@ import (
 // checkSysctls returns an error, with the remedy, while a kernel parameter makes the kernel drop
 // packets that arrive for VIPs of a family.
 func (s *reconciler) checkSysctls(f vip.Family) error {
-	external := s.policy.External
-	if external == "" {
+	if s.policy.External == nil {
 		return nil
 	}
+	external := s.policy.External()
 	forwarding := sysctl.IPv4Interface(external, "forwarding")
 	if f == vip.IPv6 {
 		// Of one interface it only decides about router advertisements.

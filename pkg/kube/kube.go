@@ -32,7 +32,7 @@ type Options struct {
 	Namespace, Trench, PodName string
 	// TrenchFile is written; its directory exists. KeyDir, another directory, has only key files.
 	TrenchFile, KeyDir string
-	// FrontendSocket is the admin socket of the frontend of the own Pod.
+	// FrontendSocket is the path of the admin socket of the frontend of the own Pod.
 	FrontendSocket string
 	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr serves none.
 	AdminSocket, HealthAddr, MetricsAddr string
@@ -63,7 +63,6 @@ type process struct {
 	agent     *agent
 	health    *health.Server
 	metrics   *metrics.Kube
-	observe   func(time.Duration) // translations
 	evaluated latest.Value[publication.Input]
 	publisher *publication.Publisher
 	changed   latest.Value[struct{}] // something that status shows
@@ -121,7 +120,7 @@ func newProcess(o Options) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.metrics, p.observe = metrics.NewKube(o.Version, p.metricState)
+	p.metrics = metrics.NewKube(o.Version, p.metricState)
 	p.health = health.New(o.Log, p.metrics.Health)
 	p.health.Define(Readiness, TrenchFile)
 	p.agent = &agent{
@@ -186,7 +185,10 @@ func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
 
 // translated records a translation and publishes it.
 func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome) {
-	p.observe(o.took)
+	p.metrics.Translated(o.took)
+	if o.wrote {
+		p.metrics.Written(o.latency)
+	}
 	p.mu.Lock()
 	p.counts.translations++
 	p.counts.err = o.err
@@ -199,7 +201,7 @@ func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome
 	}
 	p.mu.Unlock()
 	if o.wrote {
-		p.Log.Info("trench file written", "file", p.TrenchFile, "bytes", len(r.File), "took", o.took)
+		p.Log.Info("trench file written", "file", p.TrenchFile, "bytes", len(r.File), "latency", o.latency)
 	}
 	p.health.Report(Written, logs.Text(o.err))
 	var refused error
@@ -214,7 +216,8 @@ func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome
 	p.changed.Set(struct{}{})
 }
 
-// observer sets the health services of the API server and of the publication. It implements task.Task.
+// observer sets the health services of the API server and of the publication. It implements
+// task.Task.
 type observer struct{ *process }
 
 // String implements task.Task.

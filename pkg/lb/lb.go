@@ -77,7 +77,7 @@ type Options struct {
 // TargetOptions are the sources of targets: the trench file, the registry, or both.
 type TargetOptions struct {
 	File       bool
-	OnFileGone targetset.GonePolicy
+	OnFileGone targetset.SourceGonePolicy
 	// Registry lacks StateFile and Log, which are set here.
 	Registry          registry.Options
 	RegistryAddr      string         // host:port for TCP with mTLS; empty: the readiness socket only
@@ -142,7 +142,8 @@ const (
 	Readiness     = "Readiness" // Started, Identity and Serving; a problem of one VIP or source must not end the others
 	Egress        = "Egress"
 	Configuration = "Configuration"
-	Started       = "Started" // from when a trench file was accepted and every target had its first verdict
+	TrenchFile    = "TrenchFile" // its writer refreshes it; no part of Readiness
+	Started       = "Started"    // from when a trench file was accepted and every target had its first verdict
 	Identity      = "Identity"
 	Serving       = "Serving"
 
@@ -166,7 +167,7 @@ func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 
 func newProcess(o Options) (*process, error) {
 	p := &process{
-		Options: o, metrics: metrics.NewLB(o.Version), addrs: kernel.NewAddresses(o.Log), index: targetset.NewIndex(),
+		Options: o, metrics: metrics.NewLB(o.Version), addrs: kernel.NewAddresses(o.Log, nil), index: targetset.NewIndex(),
 		config:  trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log),
 		table:   readiness.NewTable(readiness.TableOptions{Lease: o.Lease, StaleGrace: o.StaleGrace}),
 		changed: latest.New(uint64(0)), stopping: latest.New(false),
@@ -179,6 +180,7 @@ func newProcess(o Options) (*process, error) {
 		{Serving, "the readiness socket is not served yet"},
 		{Egress, "no frontend has reported yet"},
 		{Liveness},
+		{TrenchFile},
 		{SourcesCondition},
 		{DataPlaneCondition},
 		{DataPlaneHoldCondition},

@@ -62,7 +62,9 @@ func heartbeat(m *response) {
 
 func goingAway(drain time.Duration) func(*response) {
 	return func(m *response) {
-		m.Event = &readinessv1.WatchReadinessResponse_GoingAway{GoingAway: &readinessv1.GoingAway{DrainFor: durationpb.New(drain)}}
+		m.Event = &readinessv1.WatchReadinessResponse_GoingAway{
+			GoingAway: &readinessv1.GoingAway{DrainFor: durationpb.New(drain)},
+		}
 	}
 }
 

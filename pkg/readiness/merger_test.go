@@ -206,16 +206,14 @@ func TestMergedVIPLimit(t *testing.T) {
 	f := &mergerFixture{t: t, b: b}
 	f.merge(time.Now(), message(1, snapshotOf(true)))
 	b.take() // and never again
+	var previous []string
 	for i := 0; ; i++ {
-		var add, remove []string
+		var add []string
 		for j := range MaxVIPsPerMessage / 2 {
 			add = append(add, fmt.Sprintf("2000:%x::%x/128", i, j))
-			remove = append(remove, fmt.Sprintf("2000:%x::%x/128", i-1, j))
 		}
-		m := message(uint64(i+2), deltaOf(true, add...))
-		if i > 0 {
-			removing(remove...)(m)
-		}
+		m := message(uint64(i+2), deltaOf(true, add...), removing(previous...))
+		previous = add
 		if err := f.tryMerge(time.Now(), m); err != nil {
 			if !strings.Contains(err.Error(), "faster than") || i < 100 {
 				t.Fatalf("delta %d: %v", i, err)

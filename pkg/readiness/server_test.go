@@ -328,7 +328,7 @@ func TestGetReadinessPages(t *testing.T) {
 // another reader and the size of the table are not affected; when it reads again, it is sent merged
 // values and has the newest state in the end.
 func TestStoppedReaderDelaysNoWatch(t *testing.T) {
-	const n, rounds = 3000, 60
+	const n, rounds = 3000, 12
 	table := NewTable(TableOptions{Lease: time.Minute})
 	decide := func(round int) Decision {
 		d := Decision{Synced: true}
@@ -346,7 +346,7 @@ func TestStoppedReaderDelaysNoWatch(t *testing.T) {
 	var d decoder
 	merger, h := newUpdateMerger(), &streamState{}
 	var v view
-	hear := func() {
+	receive := func() {
 		t.Helper()
 		s, err := d.decode(recv(t, stopped), time.Now())
 		if err == nil {
@@ -357,7 +357,7 @@ func TestStoppedReaderDelaysNoWatch(t *testing.T) {
 		}
 		v.apply(merger.take())
 	}
-	hear()
+	receive()
 	f := startFrontend(t, b.path, nil)
 	for round := 1; round <= rounds; round++ {
 		table.Commit(decide(round))
@@ -371,18 +371,20 @@ func TestStoppedReaderDelaysNoWatch(t *testing.T) {
 	if bound := 2*n + logSlack; len(table.log) > bound {
 		t.Fatalf("the log has %d entries for %d VIPs", len(table.log), n)
 	}
-	before := v.Position.Revision
-	messages := 0
-	for v.Position != table.Position() {
-		hear()
-		messages++
+	parts, messages := 1, 0 // of the snapshot, and of all that follows
+	for ; v.Position.Revision == 0; parts++ {
+		receive()
+	}
+	for ; v.Position != table.Position(); messages++ {
+		receive()
 	}
 	if len(v.vips) != n || v.vips[numbered(7)].State != vip.State(rounds%2) {
 		t.Fatalf("the reader ended up with %d VIPs, %+v", len(v.vips), v.vips[numbered(7)])
 	}
-	// Of 60 rounds of two parts it was sent a few: those in flight and one merged delta.
-	if limit := rounds; messages > limit {
-		t.Fatalf("from revision %d on the reader was sent %d messages: not merged", before, messages)
+	// Each round has as many parts as the snapshot. The reader was sent those in flight and one
+	// merged delta.
+	if limit := rounds * parts / 2; messages > limit {
+		t.Fatalf("after a snapshot of %d messages the reader was sent %d: not merged", parts, messages)
 	}
 }
 

@@ -1,6 +1,7 @@
 package readiness
 
 import (
+	"bytes"
 	"net"
 	"sync"
 	"time"
@@ -42,13 +43,13 @@ func (w *wire) pump(running *sync.WaitGroup, from, to net.Conn, down bool) {
 	way := make(chan chunk, 4096) // the buffer of the socket
 	running.Go(func() {
 		defer close(way)
+		b := make([]byte, 16<<10)
 		for {
-			b := make([]byte, 16<<10)
 			n, err := from.Read(b)
 			if err != nil {
 				return
 			}
-			way <- chunk{b[:n], time.Now()}
+			way <- chunk{bytes.Clone(b[:n]), time.Now()}
 		}
 	})
 	running.Go(func() {

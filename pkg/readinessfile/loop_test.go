@@ -191,7 +191,7 @@ func TestGoneDirectory(t *testing.T) {
 }
 
 func TestDirectoryThatWasNeverThere(t *testing.T) {
-	for _, onGone := range []GonePolicy{Hold, Drain, Drop} {
+	for _, onGone := range []DirectoryGonePolicy{Hold, Drain, Drop} {
 		t.Run(string(onGone), func(t *testing.T) {
 			c := newClockwork(t, Options{OnGone: onGone, DrainTime: time.Second})
 			c.gone()

@@ -39,13 +39,13 @@ const (
 // systems round mtimes to two seconds.
 const MinMaxAge = 2 * time.Second
 
-// GonePolicy is what happens to ready VIPs when the directory is lost.
-type GonePolicy string
+// DirectoryGonePolicy is what happens to ready VIPs while the directory cannot be read.
+type DirectoryGonePolicy string
 
 const (
-	Hold  GonePolicy = "hold"  // they stay ready
-	Drain GonePolicy = "drain" // they stay ready for Options.DrainTime
-	Drop  GonePolicy = "drop"  // they are not ready at once
+	Hold  DirectoryGonePolicy = "hold"  // they stay ready
+	Drain DirectoryGonePolicy = "drain" // they stay ready for Options.DrainTime
+	Drop  DirectoryGonePolicy = "drop"  // they are not ready at once
 )
 
 // Options configure a Reader.
@@ -60,7 +60,7 @@ type Options struct {
 	MaxAge time.Duration
 	// OnGone decides what counts while the directory cannot be read, DrainTime for how long Drain
 	// keeps it.
-	OnGone    GonePolicy
+	OnGone    DirectoryGonePolicy
 	DrainTime time.Duration
 	Log       *slog.Logger
 }

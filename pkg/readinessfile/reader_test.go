@@ -266,7 +266,8 @@ func TestOtherFilesAreReported(t *testing.T) {
 		`"lb-vip-ready-": "" is not an IP address`, `"lb-vip-ready-20.0.0.1_32": "20.0.0.1_32" is not an IP address`,
 		`"lb-vip-ready-fe80::1%eth0": "fe80::1%eth0" has a zone`, `"lb-vip-ready-20.0.0.9": no VIP of the attractor`,
 		`"lb-vip-ready-\n": "\n" is not an IP address`, `"lb-ready-a": is not a regular file`,
-		`"lb-vip-ready-20.0.1.0": is not a regular file`, `"lb-vip-ready-2000::2": is a symlink to a file that does not exist`)
+		`"lb-vip-ready-20.0.1.0": is not a regular file`,
+		`"lb-vip-ready-2000::2": is a symlink to a file that does not exist`)
 }
 
 func TestProblemsAndEntriesAreBounded(t *testing.T) {

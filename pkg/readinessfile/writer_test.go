@@ -222,7 +222,7 @@ func TestWriterKeepsBackoff(t *testing.T) {
 	s.wait("another failure at once", failures(2))
 }
 
-func TestWhatIsInTheWayOfAFileIsNamed(t *testing.T) {
+func TestObstructedFileIsReported(t *testing.T) {
 	path := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(path, "lb-ready-a"), 0o755))
 	s := runWriter(t, path, nil)

@@ -46,7 +46,7 @@ type Options struct {
 	Grace time.Duration
 	// OnGone is what happens after that: Drain offers a target as [targetset.Leaving] for the
 	// stream's drain time, Drop removes it at once, Hold (or "") keeps it until it is deregistered.
-	OnGone targetset.GonePolicy
+	OnGone targetset.SourceGonePolicy
 	// StateFile is where registrations survive a restart, an absolute path; "": they do not.
 	StateFile string
 	Log       *slog.Logger

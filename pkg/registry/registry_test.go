@@ -173,7 +173,7 @@ func TestReturnWithinGraceChangesNothing(t *testing.T) {
 }
 
 func TestEndOfGrace(t *testing.T) {
-	for onGone, steps := range map[targetset.GonePolicy][3][]string{
+	for onGone, steps := range map[targetset.SourceGonePolicy][3][]string{
 		targetset.Drain: {
 			{"a 10.0.0.1 leaving 10s: its registration ended"},
 			{"a 10.0.0.1 leaving 1s: its registration ended"},

@@ -19,7 +19,7 @@ import (
 func TestRegistrationsSurviveRestart(t *testing.T) {
 	for _, tt := range []struct {
 		away   time.Duration
-		onGone targetset.GonePolicy
+		onGone targetset.SourceGonePolicy
 		want   []string
 		later  []string // 6 s after the start
 	}{

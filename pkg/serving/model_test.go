@@ -43,7 +43,7 @@ type model struct {
 	set    *targetset.Set
 	e      *Evaluator
 	index  *targetset.Index
-	onGone targetset.GonePolicy
+	onGone targetset.SourceGonePolicy
 	// offered is every offer, to build the same from scratch.
 	offered [2]targetset.Offers
 
@@ -68,7 +68,7 @@ var (
 	badAddr = netip.MustParseAddr("224.0.0.1")
 )
 
-func newModel(onGone targetset.GonePolicy) *model {
+func newModel(onGone targetset.SourceGonePolicy) *model {
 	return &model{
 		now: time.Unix(1000, 0), file: targetset.NewTrenchFile(onGone), set: targetset.New(), onGone: onGone,
 		e: New(Options{}), index: targetset.NewIndex(),
@@ -488,7 +488,7 @@ func drawStream(t *rapid.T) string { return rapid.SampledFrom(modelStreams).Draw
 
 func TestModelOfReadiness(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		policies := []targetset.GonePolicy{targetset.Hold, targetset.Drain, targetset.Drop}
+		policies := []targetset.SourceGonePolicy{targetset.Hold, targetset.Drain, targetset.Drop}
 		w := newModel(rapid.SampledFrom(policies).Draw(t, "on file gone"))
 		w.reload(w.drawConfig(t))
 		steps := map[string]func(*rapid.T){

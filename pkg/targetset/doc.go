@@ -1,7 +1,7 @@
 // Package targetset unites the targets that all sources offer.
 //
 // A source is the trench file ([TrenchFile]) or the registry (package registry). Each [Offer] has a
-// [Lifecycle], and [GonePolicy] decides what happens to the targets of a source that is gone.
+// [Lifecycle], and [SourceGonePolicy] decides what happens to the targets of a source that is gone.
 // [Drains] are ordered by an operator and survive restarts.
 //
 // [Set] is pure: no clock, no goroutine, no I/O. Its cost follows the streams that changed, an

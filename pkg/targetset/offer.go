@@ -91,14 +91,15 @@ type Offer struct {
 // stream has not changed; one with an empty list has nothing any more.
 type Offers map[string][]Offer
 
-// GonePolicy is what happens to the targets of a source that is gone.
-type GonePolicy string
+// SourceGonePolicy is what happens to targets when the trench file is gone or their registration
+// has expired.
+type SourceGonePolicy string
 
 // The policies.
 const (
-	Hold  GonePolicy = "hold"  // keeps what the source offered last
-	Drain GonePolicy = "drain" // drains it
-	Drop  GonePolicy = "drop"  // removes it at once
+	Hold  SourceGonePolicy = "hold"  // keeps what the source offered last
+	Drain SourceGonePolicy = "drain" // drains it
+	Drop  SourceGonePolicy = "drop"  // removes it at once
 )
 
 // SourceState describes a source, for status.
@@ -107,6 +108,6 @@ type SourceState struct {
 	Live     bool      // it can be read
 	Since    time.Time // of Live
 	Detail   string    // what it offers or, when it is gone, why
-	OnGone   GonePolicy
+	OnGone   SourceGonePolicy
 	Problems []string // the offers that are not taken: each with its name and why
 }

@@ -11,7 +11,7 @@ import (
 // TrenchFile is the source of the targets that the trench file lists. It offers those that left the
 // file as Leaving. It belongs to one goroutine, which passes to it what pkg/trench read.
 type TrenchFile struct {
-	onGone  GonePolicy
+	onGone  SourceGonePolicy
 	lists   map[string][]Offer
 	streams []trench.Stream
 	changed map[string]struct{}
@@ -20,7 +20,7 @@ type TrenchFile struct {
 }
 
 // NewTrenchFile returns a source that offers nothing before [TrenchFile.Configure].
-func NewTrenchFile(onGone GonePolicy) *TrenchFile {
+func NewTrenchFile(onGone SourceGonePolicy) *TrenchFile {
 	return &TrenchFile{
 		onGone: onGone, lists: map[string][]Offer{}, changed: map[string]struct{}{}, since: time.Now(),
 	}

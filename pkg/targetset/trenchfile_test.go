@@ -19,7 +19,7 @@ type fileRig struct {
 	now  time.Time
 }
 
-func newFileRig(t *testing.T, onGone GonePolicy) *fileRig {
+func newFileRig(t *testing.T, onGone SourceGonePolicy) *fileRig {
 	return &fileRig{t: t, file: NewTrenchFile(onGone), now: time.Now()}
 }
 
@@ -163,7 +163,7 @@ func TestUnchangedStreamsCostNothing(t *testing.T) {
 }
 
 func TestMissingFile(t *testing.T) {
-	for onGone, want := range map[GonePolicy][]string{
+	for onGone, want := range map[SourceGonePolicy][]string{
 		Hold:  nil,
 		Drain: {"a 172.16.0.1 10s left: the trench file is gone"},
 		Drop:  {},

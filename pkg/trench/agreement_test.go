@@ -82,17 +82,28 @@ func plain(n *yaml.Node) (v any, err error) {
 const every = `trench: trench-a
 attractor:
   name: attractor-a-1
+  interface: ext-vlan
   vips: [20.0.0.1/32, "2000::1/128"]
   gateways:
-    - {name: gw4, address: 169.254.100.150, protocol: bgp, localASN: 64512, remoteASN: 64513, localPort: 179, remotePort: 1179, holdTime: 9s, bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5}, passwordFile: /etc/key}
+    - {name: gw4, address: 169.254.100.150, protocol: bgp, localASN: 64512, remoteASN: 64513,
+       localPort: 179, remotePort: 1179, holdTime: 9s, bfd: {minTx: 100ms, minRx: 200ms, multiplier: 5}, passwordFile: /etc/key}
     - {name: gw6, address: "fd00:100::150"}
 streams:
-  - {name: s1, vips: [20.0.0.1/32], minReady: 2, check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, drainTime: 7s, maglev: {size: 10007, seed: 7}, targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]}
-  - {name: s2, vips: ["2000::1/128"], check: {http: {port: 8080, path: "/healthz?full=1", host: "example.org:8443", status: "200-299,404", body: "^ok$", tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}}, families: ipv6, source: ["fd00::9"]}, targets: [{name: t2, ips: ["fd00::2"], terminating: true}]}
+  - {name: s1, vips: [20.0.0.1/32], minReady: 2,
+     check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, drainTime: 7s,
+     match: [{protocols: [tcp], ports: [80, 443]}, {protocols: [udp], ports: [53]}], maglev: {size: 10007, seed: 7},
+     targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]}
+  - {name: s2, vips: ["2000::1/128"],
+     check: {http: {port: 8080, path: "/healthz?full=1", host: "example.org:8443", status: "200-299,404", body: "^ok$",
+                    tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}},
+             families: ipv6, source: ["fd00::9"]},
+     targets: [{name: t2, ips: ["fd00::2"], terminating: true}]}
   - {name: s3, vips: [20.0.0.1/32], check: {grpc: {port: 9090, service: pkg.Service, tls: {insecure: true}}}}
 `
 
 const firstCheck = "check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, "
+
+const everyMatch = "match: [{protocols: [tcp], ports: [80, 443]}, {protocols: [udp], ports: [53]}], "
 
 // verdict is the set of readers that accept an example.
 type verdict int
@@ -139,6 +150,13 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{".streams", every[strings.Index(every, "streams:"):], "streams: {}\n", refused},
 		{"attractor.name", "  name: attractor-a-1\n", "", refused},
 		{"attractor.name", "attractor-a-1", "a/b", refused},
+		{"attractor.interface", "interface: ext-vlan", "interface: eth0.100", taken},
+		{"attractor.interface", "interface: ext-vlan", "interface: abcdefghijklmno", taken},
+		{"attractor.interface", "interface: ext-vlan", "interface: abcdefghijklmnop", refused},
+		{"attractor.interface", "interface: ext-vlan", "interface: 1234567890123456", onlySchema}, // a number in JSON,
+		{"attractor.interface", "interface: ext-vlan", "interface: e th", refused},
+		{"attractor.interface", "interface: ext-vlan", "interface: eth*", onlySchema},
+		{"attractor.interface", "interface: ext-vlan", "interface: ..", onlySchema},
 		{"attractor.vips", `[20.0.0.1/32, "2000::1/128"]`, "20.0.0.1/32", refused},
 		{"attractor.vips", `20.0.0.1/32, "`, `20.0.0.1/32, 20.0.0.1/32, "`, refused},
 		{"attractor.vips", `20.0.0.1/32, "`, `20.0.0.1/32, 30.0.0.0/24, 30.0.1.0/25, "`, taken},
@@ -239,6 +257,29 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"maglev.seed", "seed: 7", "seed: 4294967295", taken},
 		{"maglev.seed", "seed: 7", "seed: 0", refused},
 		{"maglev.seed", "seed: 7", "seed: 4294967296", refused},
+		{"stream.match", everyMatch, "", taken},
+		{"stream.match", everyMatch, "match: [], ", refused},
+		{"stream.match", everyMatch, "match:\n, ", refused},
+		{"stream.match", everyMatch, "match: {protocols: [tcp], ports: [80]}, ", refused},
+		{"stream.match", everyMatch, "match: [{protocols: [tcp], ports: [80]}, {protocols: [tcp], ports: [80]}], ", refused},
+		{"match.ports", "protocols: [udp], ports: [53]", "protocols: [tcp], ports: [80]", onlySchema}, // twice
+		{"stream.match", everyMatch, "match: [{protocols: [tcp], ports: [" + manyPorts(100) + "]}], ", taken},
+		{"stream.match", everyMatch, "match: [{protocols: [tcp], ports: [" + manyPorts(101) + "]}], ", onlySchema},
+		{"match.protocols", "protocols: [tcp], ", "", refused},
+		{"match.protocols", "protocols: [tcp]", "protocols: tcp", refused},
+		{"match.protocols", "protocols: [tcp]", "protocols: []", refused},
+		{"match.protocols", "protocols: [tcp]", "protocols: [tcp, udp, sctp]", taken},
+		{"match.protocols", "protocols: [tcp]", "protocols: [tcp, tcp]", refused},
+		{"match.protocols", "protocols: [tcp]", "protocols: [TCP]", refused},
+		{"match.protocols", "protocols: [tcp]", "protocols: [6]", refused},
+		{"match.ports", ", ports: [80, 443]", "", refused},
+		{"match.ports", "ports: [80, 443]", "ports: 80", refused},
+		{"match.ports", "ports: [80, 443]", "ports: []", refused},
+		{"match.ports", "ports: [80, 443]", "ports: [1, '65535']", taken},
+		{"match.ports", "ports: [80, 443]", "ports: [0]", refused},
+		{"match.ports", "ports: [80, 443]", "ports: [65536]", refused},
+		{"match.ports", "ports: [80, 443]", "ports: [80-90]", refused},
+		{"match.ports", "ports: [80, 443]", "ports: [80, 80]", refused},
 		{"stream.targets", "targets: [{", "targets: [], targts: [{", refused},
 		{"stream.targets", `targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]`, "targets: []", taken},
 		{"check.tcp", "tcp: {port: 5000}, ", "", refused},

@@ -121,8 +121,11 @@ func (p *parser) setDefaults(to reflect.Value) {
 			p.read(value{node: &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text}}, to.Field(i), f.Tag, nil)
 		}
 	}
-	if g, ok := to.Addr().Interface().(*Gateway); ok {
-		d := p.defaults
+	d := p.defaults
+	switch g := to.Addr().Interface().(type) {
+	case *Attractor:
+		g.Interface = d.Interface
+	case *Gateway:
 		g.LocalASN, g.RemoteASN, g.LocalPort, g.RemotePort = d.LocalASN, d.RemoteASN, d.LocalPort, d.RemotePort
 		g.HoldTime = d.HoldTime
 	}

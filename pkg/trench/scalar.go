@@ -56,7 +56,11 @@ const (
 // forms are the forms of texts. Gateway names become names of BIRD's protocols; all names appear in
 // metrics and logs. A host has 253 characters at most (RFC 1035 section 2.3.4).
 var forms = map[string]form{
-	"name":     newForm(`^[A-Za-z0-9_.-]{1,60}$`, "write 1 to 60 characters out of A-Z a-z 0-9 _ . -", nil),
+	"name": newForm(`^[A-Za-z0-9_.-]{1,60}$`, "write 1 to 60 characters out of A-Z a-z 0-9 _ . -", nil),
+	// The kernel's names (dev_valid_name), without what BIRD takes for a pattern or the end of a
+	// string.
+	"interface": newForm(`^[!-~]{1,15}$`, "write the name of an interface in 1 to 15 characters of ASCII",
+		checkInterface),
 	"protocol": newForm(`^bgp$`, "write bgp, the only protocol so far", nil),
 	"password file": newForm(pathPattern,
 		"write the absolute path of the file with the password, or remove the field for no password", nil),
@@ -74,7 +78,15 @@ var forms = map[string]form{
 		"or remove the field to take any body", checkBody),
 	"status": newForm(`^`+codePattern+`(,`+codePattern+`){0,19}$`,
 		`write numbers and ranges between 200 and 599, such as "200-399,404", at most 20`, checkStatus),
-	"families": newForm(`^(ipv4|ipv6|both)$`, "write ipv4, ipv6 or both", nil),
+	"transport": newForm(`^(tcp|udp|sctp)$`, "write tcp, udp or sctp", nil),
+	"families":  newForm(`^(ipv4|ipv6|both)$`, "write ipv4, ipv6 or both", nil),
+}
+
+func checkInterface(s string) string {
+	if s == "." || s == ".." || strings.ContainsAny(s, `/:"*?[]\`) {
+		return fmt.Sprintf("is %s, which no interface can be called: write the name that ip link shows", quote(s))
+	}
+	return ""
 }
 
 func checkRequest(s string) string {

@@ -287,7 +287,7 @@ func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs 
 		if tag.Get("empty") != "" {
 			s = append(s, member{"minItems", 1})
 		}
-		if hi, err := strconv.Atoi(tag.Get("max")); err == nil {
+		if hi, err := strconv.Atoi(tag.Get("max")); err == nil && tag.Get("min") == "" {
 			s = append(s, member{"maxItems", hi})
 		}
 		return append(s, member{"uniqueItems", true})
@@ -306,7 +306,10 @@ func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs 
 	case "body":
 		return ordered{{"type", anyScalar}, {"minLength", 1}, {"maxLength", 1000}}
 	case "status":
-		return ordered{{"type", []string{"integer", "string"}}, {"minimum", 200}, {"maximum", 599}, {"pattern", pattern(form)}}
+		types := []string{"integer", "string"}
+		return ordered{{"type", types}, {"minimum", 200}, {"maximum", 599}, {"pattern", pattern(form)}}
+	case "transport":
+		return ordered{{"enum", []string{"tcp", "udp", "sctp"}}}
 	case "families":
 		return ordered{{"enum", []string{"ipv4", "ipv6", "both"}}}
 	case "":
@@ -381,6 +384,9 @@ func TestTagsMatchConstants(t *testing.T) {
 	if got := tag(reflect.TypeFor[Attractor](), "VIPs"); got != strconv.Itoa(MaxVIPs) {
 		t.Errorf("an attractor has %s VIPs at most, want %d", got, MaxVIPs)
 	}
+	if got := tag(reflect.TypeFor[Stream](), "Match"); got != strconv.Itoa(MaxMatch) {
+		t.Errorf("a match has %s entries at most, want %d", got, MaxMatch)
+	}
 	if d, err := time.ParseDuration(tag(reflect.TypeFor[Stream](), "DrainTime")); err != nil || d != MaxDrainTime {
 		t.Errorf("the longest drain time is %v, %v, want %v", d, err, MaxDrainTime)
 	}
@@ -391,7 +397,8 @@ func TestTagsMatchConstants(t *testing.T) {
 
 // What the schema calls a default, the reader takes for a field that is left out.
 func TestSchemaDefaultsMatchReader(t *testing.T) {
-	file := strings.Replace(strings.Replace(good, "name: gw4", "name: gw4\n      bfd: {}", 1), "name: s1", "name: s1\n    maglev: {}", 1) +
+	file := strings.Replace(good, "name: gw4", "name: gw4\n      bfd: {}", 1)
+	file = strings.Replace(file, "name: s1", "name: s1\n    maglev: {}", 1) +
 		"  - {name: s2, vips: [20.0.0.1/32], check: {http: {port: 80, tls: {}}}}\n"
 	left, err := Parse("f", []byte(file), DefaultDefaults())
 	if err != nil {
@@ -406,11 +413,14 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 				continue
 			}
 			at := map[string][2]string{ // where the mapping begins in the file
-				"gateway": {"name: gw4\n", "name: gw4\n      %s: %v\n"}, "bfd": {"bfd: {", "bfd: {%s: %v"},
-				"stream": {"- name: s1\n", "- name: s1\n    %s: %v\n"}, "maglev": {"maglev: {", "maglev: {%s: %v"}, "check": {"check: {", "check: {%s: %v, "},
-				"http": {"http: {", "http: {%s: %v, "}, "tls": {"tls: {", "tls: {%s: %v"}, "target": {"- {name: t1", "- {%s: %v, name: t1"},
+				"attractor": {"attractor:\n", "attractor:\n  %s: %v\n"},
+				"gateway":   {"name: gw4\n", "name: gw4\n      %s: %v\n"}, "bfd": {"bfd: {", "bfd: {%s: %v"},
+				"stream": {"- name: s1\n", "- name: s1\n    %s: %v\n"}, "maglev": {"maglev: {", "maglev: {%s: %v"},
+				"check": {"check: {", "check: {%s: %v, "}, "http": {"http: {", "http: {%s: %v, "},
+				"tls": {"tls: {", "tls: {%s: %v"}, "target": {"- {name: t1", "- {%s: %v, name: t1"},
 			}[m.name]
-			written, err := Parse("f", []byte(strings.Replace(file, at[0], fmt.Sprintf(at[1], name, initial), 1)), DefaultDefaults())
+			explicit := strings.Replace(file, at[0], fmt.Sprintf(at[1], name, initial), 1)
+			written, err := Parse("f", []byte(explicit), DefaultDefaults())
 			if err != nil {
 				t.Errorf("%s.%s: %v", m.name, name, err)
 				continue
@@ -421,7 +431,7 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 			fields = append(fields, name)
 		}
 	}
-	if len(fields) != 22 {
+	if len(fields) != 23 {
 		t.Errorf("%d fields have a default: %v", len(fields), fields)
 	}
 }

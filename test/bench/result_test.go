@@ -234,7 +234,8 @@ func TestCommandLine(t *testing.T) {
 }
 
 func TestCPUModel(t *testing.T) {
-	if got := cpuModel("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: other\n"); got != "Some CPU @ 2 GHz" {
+	got := cpuModel("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: other\n")
+	if got != "Some CPU @ 2 GHz" {
 		t.Errorf("model %q", got)
 	}
 	if got := cpuModel("nothing"); got != unknown {

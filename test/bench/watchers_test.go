@@ -19,12 +19,16 @@ func TestTally(t *testing.T) {
 	at := func(revision uint64) *readinessv1.Position { return &readinessv1.Position{Revision: revision} }
 	var counted tally
 	for _, m := range []*readinessv1.WatchReadinessResponse{
-		{Position: at(1), Event: &readinessv1.WatchReadinessResponse_Snapshot{Snapshot: &readinessv1.Snapshot{Vips: entries("a", "b", "c")}}},
+		{Position: at(1), Event: &readinessv1.WatchReadinessResponse_Snapshot{
+			Snapshot: &readinessv1.Snapshot{Vips: entries("a", "b", "c")},
+		}},
 		{Position: at(1), Event: &readinessv1.WatchReadinessResponse_Heartbeat{Heartbeat: &readinessv1.Heartbeat{}}},
-		{Position: at(2), Event: &readinessv1.WatchReadinessResponse_Delta{Delta: &readinessv1.Delta{Changed: entries("a",
-			"b"), Removed: []string{"c"}}}},
-		{Position: at(5), Event: &readinessv1.WatchReadinessResponse_Delta{Delta: &readinessv1.Delta{Changed: entries("a",
-			"b", "a")}}},
+		{Position: at(2), Event: &readinessv1.WatchReadinessResponse_Delta{Delta: &readinessv1.Delta{
+			Changed: entries("a", "b"), Removed: []string{"c"},
+		}}},
+		{Position: at(5), Event: &readinessv1.WatchReadinessResponse_Delta{Delta: &readinessv1.Delta{
+			Changed: entries("a", "b", "a"),
+		}}},
 	} {
 		counted.add(m)
 	}

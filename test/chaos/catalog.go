@@ -13,7 +13,7 @@ type kind struct {
 	Weight      int // how often it is drawn, relative to the others
 	Least, Most time.Duration
 	Breadth     breadth
-	// describe names a variant for people.
+	// describe returns the name of a variant for reports.
 	describe func(arg int) string
 	// holds are the resources that no other fault may hold at the same time.
 	holds func(arg int) []string

@@ -10,7 +10,7 @@ import (
 // timeFormat is how times of day are written.
 const timeFormat = "15:04:05.000"
 
-// rule says how long a VIP may be held after something happened
+// rule limits how long a VIP may be held after something happened
 // (docs/architecture.md#failure-table).
 type rule struct {
 	cause   string
@@ -47,10 +47,10 @@ func last(gateway, family int) []string {
 func only(gateway, _ int) []string { return []string{gatewaySubject(gateway)} }
 
 // grace is how long a subject, once it is healthy, may still act on what was before.
-// Who ended needs none: what it had announced ends with it, and who starts may
-// raise only what is ready. Who was stopped has to read what waits for it. A
-// session whose packets were lost lives on what it has: TCP sends again after as
-// long as they were lost, and after a hold time it is over.
+// A process that ended needs none: its routes end with it, and a new process may
+// raise only ready VIPs. A process that was stopped has to read its queued input.
+// A session whose packets were lost keeps its routes: TCP retransmits after as long
+// as the loss lasted, and the hold timer ends the session.
 func grace(subject string, disturbed time.Duration) time.Duration {
 	switch {
 	case strings.HasPrefix(subject, "path/"):
@@ -102,7 +102,7 @@ type event struct {
 	withdrawn bool
 	// deferred is true for an announcement with 65535:0 (RFC 8326).
 	deferred bool
-	// died is true when the gateway forgot it with its own end.
+	// died: the gateway lost the route because the gateway itself ended.
 	died bool
 }
 
@@ -136,8 +136,8 @@ type window struct {
 	late func(from, to time.Time) time.Duration
 }
 
-// Slack of every bound on a busy machine: a part that is always granted, and
-// what is measured, several times, since a decision passes through several
+// Slack of every bound on a busy machine: a constant part, and a
+// multiple of the measured delay, since a decision passes through several
 // processes that each have to be scheduled.
 const (
 	alwaysSlack = 300 * time.Millisecond
@@ -183,11 +183,11 @@ func evaluate(w *window) evaluation {
 	h := newHistory(w.changes, w.to)
 	for g := range gateways {
 		for v := range vips {
-			heard := slices.DeleteFunc(slices.Clone(w.events),
+			received := slices.DeleteFunc(slices.Clone(w.events),
 				func(e event) bool { return e.vip != v || e.gateway != g })
-			ev.holds(w, h, g, v, heard)
-			ev.raises(w, h, g, v, heard)
-			ev.reasons(w, g, v, heard)
+			ev.holds(w, h, g, v, received)
+			ev.raises(w, h, g, v, received)
+			ev.reasons(w, g, v, received)
 		}
 	}
 	return ev
@@ -195,9 +195,9 @@ func evaluate(w *window) evaluation {
 
 // held are the stretches in which the gateway held the VIP, and whether each
 // ended by a withdrawal.
-func held(w *window, heard []event) (holds []interval) {
+func held(w *window, received []event) (holds []interval) {
 	open := w.from
-	for _, e := range heard {
+	for _, e := range received {
 		switch {
 		case e.withdrawn && !open.IsZero():
 			holds = append(holds, interval{open, e.at})
@@ -213,8 +213,8 @@ func held(w *window, heard []event) (holds []interval) {
 }
 
 // holds finds what was held for longer than a bound after its cause.
-func (ev *evaluation) holds(w *window, h *history, g, v int, heard []event) {
-	holds := held(w, heard)
+func (ev *evaluation) holds(w *window, h *history, g, v int, received []event) {
+	holds := held(w, received)
 	for _, r := range rules(g, vips[v].family) {
 		causes := h.unserved(vips[v])
 		if r.subject != "" {
@@ -250,12 +250,12 @@ func (ev *evaluation) holds(w *window, h *history, g, v int, heard []event) {
 // raises finds announcements of a VIP that no process could have reported ready. A process that
 // restarts must not raise it; one that was stopped may repeat its last report until it observes the
 // change.
-func (ev *evaluation) raises(w *window, h *history, g, v int, heard []event) {
+func (ev *evaluation) raises(w *window, h *history, g, v int, received []event) {
 	needs := chain("lb")(g, vips[v].family)
 	halted := h.disturbed(func(s state) bool { return s == stopped || s == disturbed }, needs...)
 	detect := checkFall*(checkInterval+checkTimeout) + checkInterval
 	has := true
-	for _, e := range heard {
+	for _, e := range received {
 		rises := !e.withdrawn && !has
 		has = !e.withdrawn
 		if !rises {
@@ -273,9 +273,9 @@ func (ev *evaluation) raises(w *window, h *history, g, v int, heard []event) {
 }
 
 // reasons finds UPDATEs that no fault explains.
-func (ev *evaluation) reasons(w *window, g, v int, heard []event) {
+func (ev *evaluation) reasons(w *window, g, v int, received []event) {
 	var aftermath time.Time
-	for _, e := range heard {
+	for _, e := range received {
 		if slices.ContainsFunc(w.faults, func(f injection) bool { return f.explains(e) }) {
 			continue
 		}
@@ -297,7 +297,7 @@ func (f injection) explains(e event) bool {
 	return f.fault.Kind.touches(f.fault.Arg).has(e.vip, e.gateway) && !e.at.Before(f.from.Add(-clockError))
 }
 
-// short is a duration for people.
+// short formats a duration.
 func short(d time.Duration) string {
 	switch {
 	case d < 10*time.Millisecond:

@@ -17,8 +17,8 @@ func at(seconds float64) time.Time { return noon.Add(time.Duration(seconds * flo
 // (both are needed), and shared by stream-c and stream-d.
 const vipA, vipB, vipShared = 0, 2, 10
 
-// heard is an event at gateway A.
-func heard(seconds float64, vip int, withdrawn bool) event {
+// received returns an event at gateway A.
+func received(seconds float64, vip int, withdrawn bool) event {
 	return event{at: at(seconds), vip: vip, gateway: gatewayA, withdrawn: withdrawn}
 }
 
@@ -46,20 +46,20 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 		events  []event
 		want    string // "": nothing wrong
 	}{
-		{"targets gone, withdrawn in time", streamIs(1, 0, down), []event{heard(1.5, vipA, true)}, ""},
+		{"targets gone, withdrawn in time", streamIs(1, 0, down), []event{received(1.5, vipA, true)}, ""},
 		{
 			"targets gone, withdrawn late", streamIs(1, 0,
-				down), []event{heard(3, vipA, true)}, "no target accepts connections",
+				down), []event{received(3, vipA, true)}, "no target accepts connections",
 		},
 		{"targets gone, never withdrawn", streamIs(1, 0, down), nil, "no target accepts connections"},
 		{"targets gone only for a moment", append(streamIs(1, 0, down), streamIs(1.2, 0, healthy)...), nil, ""},
 		{"one of two targets gone", []change{is(1, targetSubject(0, ipv4), down)}, nil, ""},
 		{"one of two targets gone, both needed", []change{is(1, targetSubject(2, ipv4), down)}, nil, "20.0.0.2/32"},
 		{"a target that takes no packets", []change{is(1, targetSubject(2, ipv4)+"/silent", down)}, nil, "20.0.0.2/32"},
-		{"one of two streams of a VIP gone", streamIs(1, 2, down), []event{heard(1.5, 4, true)}, ""},
+		{"one of two streams of a VIP gone", streamIs(1, 2, down), []event{received(1.5, 4, true)}, ""},
 		{
 			"both streams of a VIP gone", append(streamIs(1, 2, down), streamIs(1, 3, down)...),
-			[]event{heard(1.5, 4, true), heard(1.5, 6, true)},
+			[]event{received(1.5, 4, true), received(1.5, 6, true)},
 			"20.0.0.6/32",
 		},
 		{"lb dead, withdrawn", []change{is(1, "lb", down)}, allGone(1.1), ""},
@@ -73,7 +73,7 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 		},
 		{"lb stopped for half a lease", []change{is(1, "lb", stopped), is(1.5, "lb", healthy)}, nil, ""},
 		{
-			"lb stopped and continued, which is seen after it is heard",
+			"lb stopped and continued, which is observed after the update",
 			[]change{is(1, "lb", stopped), is(4.01, "lb", healthy)},
 			append(allGone(2), allBack(4)...), "",
 		},
@@ -131,7 +131,7 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 func allGone(seconds float64) []event {
 	var all []event
 	for v := range vips {
-		all = append(all, heard(seconds, v, true))
+		all = append(all, received(seconds, v, true))
 	}
 	return all
 }
@@ -181,7 +181,7 @@ func TestEvaluateRaisedWithoutTarget(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			events := []event{heard(1.5, vipA, true), heard(6.2, vipA, false), heard(6.4, vipA, true)}
+			events := []event{received(1.5, vipA, true), received(6.2, vipA, false), received(6.4, vipA, true)}
 			ev := evaluate(&window{
 				from: noon, to: at(20), events: events, changes: c.changes, faults: wideFault,
 				late: inTime,
@@ -200,11 +200,11 @@ func TestEvaluateUnexplainedUpdate(t *testing.T) {
 		late  time.Duration
 		want  string
 	}{
-		{"of the VIP that a fault touches", heard(1.5, vipA, true), 0, ""},
-		{"before the fault", heard(0.5, vipA, true), 0, "untouched"},
-		{"of another VIP", heard(1.5, vipB, true), 0, "untouched"},
-		{"an announcement that changes nothing", heard(1.5, vipB, false), 0, "untouched"},
-		{"of another VIP on a starved machine", heard(1.5, vipB, true), time.Second, ""},
+		{"of the VIP that a fault touches", received(1.5, vipA, true), 0, ""},
+		{"before the fault", received(0.5, vipA, true), 0, "untouched"},
+		{"of another VIP", received(1.5, vipB, true), 0, "untouched"},
+		{"an announcement that changes nothing", received(1.5, vipB, false), 0, "untouched"},
+		{"of another VIP on a starved machine", received(1.5, vipB, true), time.Second, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := &window{
@@ -223,7 +223,7 @@ func TestEvaluateUnexplainedUpdate(t *testing.T) {
 func TestBusyMachineSlack(t *testing.T) {
 	late := func(time.Time, time.Time) time.Duration { return 500 * time.Millisecond }
 	w := &window{
-		from: noon, to: at(20), events: []event{heard(3, vipA, true)}, changes: streamIs(1, 0, down),
+		from: noon, to: at(20), events: []event{received(3, vipA, true)}, changes: streamIs(1, 0, down),
 		faults: wideFault, late: late,
 	}
 	wantViolations(
@@ -287,8 +287,8 @@ func TestDownBetweenPolls(t *testing.T) {
 	}
 }
 
-// A stream that needs both of its targets, of which one dies while the other is
-// being found to be back: each has its own time to be found dead.
+// A stream that needs both of its targets, of which one falls while the rise of
+// the other is being detected: each has its own detection time.
 func TestTargetClocksAreIndependent(t *testing.T) {
 	const both = 1 // stream-b
 	first, second := targetSubject(both*targetsPerStream, ipv4), targetSubject(both*targetsPerStream+1, ipv4)

@@ -76,7 +76,7 @@ func gatewayKinds() []*kind {
 	}
 }
 
-// hookName says which way packets get lost.
+// hookName returns the direction in which packets are lost.
 func hookName(arg int) string {
 	return []string{"in both directions", "to the gateway", "from the gateway"}[arg]
 }
@@ -138,8 +138,8 @@ func stopDaemon(_ context.Context, fx *fixture, f fault) (func(context.Context) 
 	return stopAll([]*lab.Process{p})
 }
 
-// resetByGateway asks the gateway to end its sessions. One that is down or
-// stopped at present cannot.
+// resetByGateway restarts the sessions at the gateway. A gateway that is down or
+// stopped cannot.
 func resetByGateway(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	bound, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()
@@ -149,7 +149,7 @@ func resetByGateway(ctx context.Context, fx *fixture, f fault) (func(context.Con
 	return nil, nil
 }
 
-// resetByPod asks the pod's BIRD to restart a session, which an operator could do.
+// resetByPod restarts a session at the pod's BIRD, as an operator could.
 func resetByPod(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	name := fmt.Sprintf("NBR-gateway-%c%d", 'a'+rune(f.Arg%gateways), []int{4, 6}[f.Arg/gateways])
 	fx.askBIRD(ctx, fmt.Sprintf("restart %q", name))

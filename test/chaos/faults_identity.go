@@ -29,10 +29,10 @@ func (a *attestor) offer(life time.Duration) time.Time {
 	return svid.Certificates[0].NotAfter
 }
 
-// Who is meant by an argument.
+// The programs that an argument selects.
 var (
-	whoName  = []string{"lb", "frontend", "both"}
-	whoHolds = [][]string{{resAPILB}, {resAPIFrontend}, {resAPILB, resAPIFrontend}}
+	programNames     = []string{"lb", "frontend", "both"}
+	programResources = [][]string{{resAPILB}, {resAPIFrontend}, {resAPILB, resAPIFrontend}}
 )
 
 func (fx *fixture) attestors(arg int) []*attestor {
@@ -40,12 +40,12 @@ func (fx *fixture) attestors(arg int) []*attestor {
 }
 
 // identityKinds are the faults of identities. As long as an SVID is valid, none
-// of them is heard at a gateway.
+// of them is received at a gateway.
 func identityKinds() []*kind {
 	ofAPI := func(name string, weight int, d span) *kind {
-		k := simple(name, weight, d, quiet, nothing).variants(len(whoName),
-			func(arg int) string { return whoName[arg] })
-		k.holds = func(arg int) []string { return whoHolds[arg] }
+		k := simple(name, weight, d, quiet, nothing).variants(len(programNames),
+			func(arg int) string { return programNames[arg] })
+		k.holds = func(arg int) []string { return programResources[arg] }
 		return k
 	}
 	// api breaks the Workload API in a way that a fresh offer, or a start, heals.
@@ -75,7 +75,7 @@ func identityKinds() []*kind {
 		ofAPI("Workload API garbles", 2, ms(200, 4000)).by(api(func(a *attestor) { a.api.Garble() }, renew)),
 		simple("SVID expires", 4, ms(3500, 5000), wide, everything, resLB, resFrontend, resStream, resAPILB,
 			resAPIFrontend).
-			variants(2, func(arg int) string { return whoName[arg] }).by(expire),
+			variants(2, func(arg int) string { return programNames[arg] }).by(expire),
 	}
 }
 

@@ -211,7 +211,7 @@ func (l *leaks) goroutines(ctx context.Context, addr string) (int, error) {
 // volatile are the parts of a route or a rule that change by themselves.
 var volatile = regexp.MustCompile(`\b(expires|mtu|hoplimit|pref|nhid|metric) \S+|\berror -?\d+|\bpackets \d+ bytes \d+`)
 
-// What the routes of the pod are called.
+// Names of the routes of the pod.
 const (
 	routes4 = "ip routes of the pod"
 	routes6 = "ip -6 routes of the pod"
@@ -246,7 +246,7 @@ func (l *leaks) kernelState(ctx context.Context) (map[string][]string, error) {
 			if strings.HasPrefix(line, "anycast ") {
 				continue
 			}
-			// The order of next hops says nothing.
+			// The order of next hops is not significant.
 			words := strings.Fields(volatile.ReplaceAllString(line, ""))
 			slices.Sort(words)
 			state[ask.what] = append(state[ask.what], strings.Join(words, " "))

@@ -102,7 +102,7 @@ func start(o options) int {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
-	// A reader that goes away may not end us with the lab still standing.
+	// SIGPIPE from a closed output must not end the run while the lab exists.
 	// What is ignored would be so by child processes, too; no goroutine reads this channel.
 	pipes := make(chan os.Signal, 1)
 	signal.Notify(pipes, syscall.SIGPIPE)
@@ -155,7 +155,7 @@ func (o options) again() string {
 	return command
 }
 
-// complete makes paths absolute and says what is missing.
+// complete makes paths absolute and returns what is missing.
 func (o *options) complete() error {
 	if os.Geteuid() != 0 {
 		return errors.New("network namespaces need root: run as root, or with sudo")

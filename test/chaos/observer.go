@@ -21,7 +21,7 @@ const recoveryBound = 10 * time.Second
 // VIP is back.
 const restTime = 300 * time.Millisecond
 
-// observer knows what gateways receive and compares it with the timeline.
+// observer compares the updates that gateways receive with the timeline.
 type observer struct {
 	fixture   *fixture
 	processes *processWatcher
@@ -69,9 +69,9 @@ func (o *observer) injected(h injection) {
 	o.faults = append(o.faults, h)
 }
 
-// settle waits until every gateway holds every VIP, and says how long that took
-// from the moment when everything was healed. What is still wrong after the bound
-// is a violation.
+// settle waits until every gateway holds every VIP, and reports how long that took
+// from the moment when every fault was healed. A difference after the bound is a
+// violation.
 func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Duration) (time.Duration, []violation,
 	error,
 ) {
@@ -140,7 +140,7 @@ func (o *observer) missing(ctx context.Context, g int) []string {
 	}
 	for p := range routes {
 		if _, known := o.byName[p]; !known {
-			names = append(names, fmt.Sprintf("nothing, but holds the stranger %s", p))
+			names = append(names, fmt.Sprintf("nothing, but holds the unknown prefix %s", p))
 		}
 	}
 	if frr, ok := o.fixture.routers[g].Router.(*lab.FRR); ok && len(names) == 0 {
@@ -150,8 +150,8 @@ func (o *observer) missing(ctx context.Context, g int) []string {
 }
 
 // podBFDDown reports whether the pod's BIRD lacks a BFD session that is up with
-// gateway B. FRR thinks of its session with a BIRD that was replaced as up until
-// it hears of the new one, after a second or two, and takes the BGP session down
+// gateway B. FRR reports its session with a BIRD that was replaced as up until it
+// receives packets of the new one, after a second or two, and takes the BGP session down
 // once more.
 func (o *observer) podBFDDown(ctx context.Context) []string {
 	out, err := o.fixture.Pod.Run(ctx, "birdc", "-s", o.fixture.pod.BirdSocket(), "-r", "show bfd sessions")
@@ -200,8 +200,8 @@ func bfdDown(ctx context.Context, frr *lab.FRR) []string {
 // reached: the route back to a client may come a little later.
 const probeBound = 3 * time.Second
 
-// probe asks every target directly whether it accepts connections from the pod,
-// and every VIP from behind each gateway: the data plane forwards in both directions.
+// probe connects to every target directly from the pod, and to every VIP from behind each gateway:
+// the data plane forwards in both directions.
 func (o *observer) probe(ctx context.Context) []violation {
 	var violations []violation
 	bound, cancel := context.WithTimeout(ctx, probeBound)
@@ -254,7 +254,7 @@ func (o *observer) evaluate() []violation {
 	return append(violations, endsUnheld(events)...)
 }
 
-// collect reads what the gateways heard since it was called last.
+// collect reads the updates that gateways received since its last call.
 func (o *observer) collect() error {
 	o.collected = time.Now()
 	for g, r := range o.fixture.routers {
@@ -265,7 +265,7 @@ func (o *observer) collect() error {
 		for _, h := range trace[min(o.read[g], len(trace)):] {
 			v, known := o.byName[h.Prefix]
 			if !known {
-				o.report(violation{fmt.Sprintf("%s heard of a stranger: %s", gatewayName(g), h), -1, g})
+				o.report(violation{fmt.Sprintf("%s received an unknown prefix: %s", gatewayName(g), h), -1, g})
 				continue
 			}
 			o.events = append(
@@ -277,8 +277,7 @@ func (o *observer) collect() error {
 	return nil
 }
 
-// withDeaths are events, in order, with those of gateways that forgot everything
-// by ending.
+// withDeaths are events, in order, with a withdrawal of every VIP for each gateway that ended.
 func withDeaths(events []event, changes []change) []event {
 	all := slices.Clone(events)
 	for g := range gateways {
@@ -295,7 +294,7 @@ func withDeaths(events []event, changes []change) []event {
 	return all
 }
 
-// endsUnheld checks, at a calm point, that the last thing a gateway heard of
+// endsUnheld checks, at a calm point, that the last update that a gateway received for
 // each VIP fits its table, which holds all of them.
 func endsUnheld(events []event) []violation {
 	last := map[[2]int]event{}
@@ -316,7 +315,7 @@ func endsUnheld(events []event) []violation {
 	return violations
 }
 
-// evidence is what is known of a violation, for people.
+// evidence returns the records that explain a violation.
 func (o *observer) evidence(v violation) []string {
 	var lines []string
 	for _, c := range o.recently {

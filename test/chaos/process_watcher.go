@@ -14,7 +14,7 @@ import (
 // pollInterval is the interval at which processes are polled and timers are measured.
 const pollInterval = 10 * time.Millisecond
 
-// threadInterval is how often it is asked how long threads waited for a CPU.
+// threadInterval is the interval at which the CPU wait times of threads are read.
 const threadInterval = 200 * time.Millisecond
 
 // processWatcher polls the processes and records their states in the timeline. It measures how late

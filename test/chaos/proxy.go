@@ -89,7 +89,7 @@ func (p *proxy) serve(frontend *net.UnixConn) {
 	<-done
 }
 
-// carry copies until the source ends, and then says so to the destination.
+// carry copies until the source ends, and then closes the destination for writing.
 func (p *proxy) carry(to, from *net.UnixConn) {
 	buffer := make([]byte, 16<<10)
 	for {
@@ -183,7 +183,7 @@ func (p *proxy) refuse(on bool) {
 		p.reset()
 		return
 	}
-	// It was our path a moment ago; a failure shows as VIPs that stay away.
+	// The proxy owned this path a moment ago; a failure shows as VIPs that stay withdrawn.
 	_ = p.listen()
 }
 

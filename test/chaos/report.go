@@ -78,7 +78,7 @@ func summarize(measures []measure) []Longest {
 	return all
 }
 
-// print shows the summary to people.
+// print prints the summary.
 func (s Summary) print(out *printer) {
 	out.printf("")
 	out.printf("%d faults in %d groups, %s", s.Injected, s.Groups, s.Took.Round(time.Second))
@@ -114,7 +114,7 @@ func (s Summary) write(path string) error {
 	return nil
 }
 
-// keepLogs copies the logs of a lab to a folder that stays.
+// keepLogs copies the logs of a lab to a folder that outlives the run.
 func keepLogs(fx *fixture, seed uint64) (string, error) {
 	dir, err := os.MkdirTemp("", fmt.Sprintf("vipgate-chaos-%d-", seed))
 	if err != nil {

@@ -88,7 +88,7 @@ func (s *Summary) conclude(obs *observer, l *leaks, begin time.Time, err error) 
 	}
 }
 
-// what says for people what a group may do.
+// what describes the updates that a group may cause.
 func (g group) what() string {
 	what := g.Breadth.String()
 	if g.Breadth == ofGateway {
@@ -130,7 +130,7 @@ func hit(ctx context.Context, fx *fixture, obs *observer, f fault) error {
 		sleep(ctx, f.Duration)
 	}
 	if heal != nil {
-		// Also when we were interrupted: a goroutine of the fault may run.
+		// Also after an interrupt: a goroutine of the fault may run.
 		err = errors.Join(err, heal(context.WithoutCancel(ctx)))
 	}
 	if err != nil {

@@ -14,15 +14,15 @@ const (
 	quiet breadth = iota
 	// ofTargets faults touch the VIPs of single streams.
 	ofTargets
-	// ofGateway faults touch what one gateway hears.
+	// ofGateway faults affect the updates of one gateway.
 	ofGateway
 	// wide faults touch every VIP.
 	wide
 )
 
-// String says for people what a group may do.
+// String describes the updates that a group may cause.
 func (b breadth) String() string {
-	return []string{"nothing may be heard", "targets", "one gateway", "anything"}[b]
+	return []string{"no updates", "targets", "one gateway", "anything"}[b]
 }
 
 // fault is one thing that goes wrong for a while.
@@ -35,7 +35,7 @@ type fault struct {
 	Duration time.Duration
 }
 
-// String says for people what is broken.
+// String describes what is broken.
 func (f fault) String() string { return f.Kind.Name + " " + f.Kind.describe(f.Arg) }
 
 // group is faults that overlap, between two calm points.

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// lines are what a seed means, for people and for comparison.
+// lines returns the schedule of a seed as text.
 func lines(seed uint64, n int) []string {
 	var all []string
 	for _, g := range plan(seed, n, catalog()) {
@@ -55,7 +55,7 @@ func TestPlanLimits(t *testing.T) {
 			switch g.Breadth {
 			case quiet:
 				if touches != nothing {
-					t.Errorf("group %d may not be heard: %s", g.Number, f)
+					t.Errorf("group %d may cause no updates: %s", g.Number, f)
 				}
 			case ofGateway:
 				if touches.gateways&^(1<<g.Gateway) != 0 {

@@ -138,7 +138,7 @@ func (s *supervisor) kill() (func(context.Context) error, error) {
 	return func(context.Context) error { release(); return nil }, err
 }
 
-// terminate asks the program to end. Healing waits for that and starts it again.
+// terminate sends SIGTERM. Healing waits for that and starts it again.
 func (s *supervisor) terminate() (func(context.Context) error, error) {
 	release := s.hold()
 	p := s.process()

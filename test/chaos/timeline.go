@@ -14,7 +14,7 @@ type state int
 const (
 	healthy     state = iota
 	disturbed         // disturbed: it may be late, it need not end anything
-	terminating       // it was asked to end, and drains
+	terminating       // it received SIGTERM, and drains
 	stopped           // there, and does nothing
 	down
 )
@@ -50,7 +50,7 @@ type timeline struct {
 
 func newTimeline() *timeline { return &timeline{now: map[string]state{}} }
 
-// set says that a subject is in a state from now on.
+// set records that a subject is in a state from now on.
 func (t *timeline) set(subject string, s state) { t.setAt(time.Now(), subject, s) }
 
 // set2 is set of several subjects.
@@ -77,8 +77,8 @@ func (t *timeline) get(subject string) state {
 	return t.now[subject]
 }
 
-// wasDown reports whether a subject was gone at any moment from since on. It knows
-// what take has not yet taken.
+// wasDown reports whether a subject was gone at any moment from since on, within
+// the changes that take has not returned yet.
 func (t *timeline) wasDown(subject string, since time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -95,7 +95,7 @@ func (t *timeline) wasDown(subject string, since time.Time) bool {
 }
 
 // wasHealthy reports whether every subject with one of these prefixes has been healthy since a
-// moment. It knows what take has not yet taken.
+// moment, within the changes that take has not returned yet.
 func (t *timeline) wasHealthy(since time.Time, prefixes ...string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -124,8 +124,8 @@ func (t *timeline) unhealthy() []string {
 	return all
 }
 
-// take returns the changes so far and forgets them: the last state of a subject
-// stays.
+// take returns the changes so far and discards them; the last state of a subject
+// is kept.
 func (t *timeline) take() []change {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -280,7 +280,7 @@ func (h *history) streamDown(n, family int) []interval {
 	}
 	if streams[n].minReady == targetsPerStream {
 		// Each is a cause of its own, with a clock of its own, also where they
-		// overlap: one target may be found to be back before the other is found dead.
+		// overlap: the rise of one target may be detected before the fall of the other.
 		return slices.Concat(perTarget...)
 	}
 	return intersect(perTarget[0], perTarget[1])

@@ -99,7 +99,7 @@ func clientAddr(g, family int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: byte(1 + g)})
 }
 
-// gatewayName is what people call a gateway.
+// gatewayName returns the name of a gateway in reports.
 func gatewayName(g int) string { return []string{"gateway A (BIRD)", "gateway B (FRR)"}[g] }
 
 func familyName(f int) string { return []string{"IPv4", "IPv6"}[f] }
@@ -145,7 +145,7 @@ func (s scope) has(vip, gateway int) bool {
 	return s.vips&(1<<vip) != 0 && s.gateways&(1<<gateway) != 0
 }
 
-// String says for people what a scope holds.
+// String describes what a scope contains.
 func (s scope) String() string {
 	switch {
 	case s.vips == 0 || s.gateways == 0:

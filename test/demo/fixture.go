@@ -178,7 +178,8 @@ attractor:
     - {name: gateway-a4, address: %q}
     - {name: gateway-a6, address: %q}
 streams:
-`, s.one.vips[0], s.one.vips[1], s.two.vips[0], s.two.vips[1], s.app.vips[0], s.app.vips[1], lab.GatewayA4, lab.GatewayA6) +
+`, s.one.vips[0], s.one.vips[1], s.two.vips[0], s.two.vips[1], s.app.vips[0], s.app.vips[1],
+		lab.GatewayA4, lab.GatewayA6) +
 		stream("stream-1", s.one) + stream("stream-2", s.two) + fmt.Sprintf(`  - name: %s
     vips: [%q, %q]
     check: {tcp: {port: %d}, interval: 200ms, timeout: 200ms, rise: 2, fall: 2}

@@ -66,8 +66,8 @@ func TestReusedAddressIsAnnounced(t *testing.T) {
 				f.waitFor(func() error {
 					for _, a := range addrs {
 						out, err := peer.Run(t.Context(), "ip", "neigh", "show", a, "dev", c.peerDev)
-						// The pod forwards, and hosts forget routes through a neighbor that
-						// says that it no longer does.
+						// The pod forwards, and hosts drop routes through a neighbor that
+						// announces that it is no longer a router.
 						if err != nil || !strings.Contains(out, mac) ||
 							strings.Contains(a, ":") && !strings.Contains(out, "router") {
 							return fmt.Errorf("the neighbor has not %s at %s, a router if IPv6, but: %s (%v)", a, mac,

@@ -65,7 +65,7 @@ func TestBIRDRestart(t *testing.T) {
 }
 
 // BIRD counts as hung after 2 s (docs/bird.md#hangs). A stop of 1 s changes nothing.
-func TestBIRDPausedForASecond(t *testing.T) {
+func TestPausedBIRDKeepsVIPs(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.up(f.target1)

@@ -30,7 +30,7 @@ func (f *fixture) listen(a netip.Addr, port uint16) net.Listener {
 }
 
 // Checks by HTTP (status, body) and gRPC, in both families, decide about VIPs: a target that
-// listens and says that it is not well is none.
+// listens and reports that it is unhealthy does not count.
 func TestApplicationHealthChecks(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

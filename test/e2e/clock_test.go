@@ -25,7 +25,7 @@ func TestHandshakeClockError(t *testing.T) {
 	f.startFrontendAs(nil, as(f.pod.FrontendArgs(), "--identity=files", "--svid-dir="+frontend.dir))
 	f.waitFrontend("Identity", false, "not yet valid")
 
-	// Toward a peer with such a clock: the LB says whose certificate, and by whose clock.
+	// A peer has such a clock: the LB reports the certificate and the clock that it was checked with.
 	conn := f.client(credentials.NewTLS(showing(f.between(a, lab.OperatorID, time.Hour, 2*time.Hour))))
 	if _, err := f.ask(conn); err == nil {
 		t.Error("an SVID whose time has not come was let in")

@@ -39,7 +39,7 @@ func (f *dataPlaneFixture) notReady(vip string) int {
 	return len(regexp.MustCompile(`"object": *"`+regexp.QuoteMeta(vip)+`",\s*"what": *"not ready"`).FindAllString(out, -1))
 }
 
-// What another process removes is restored without a command and without a restart.
+// An object that another process removes is restored without a command and without a restart.
 func TestDataPlaneConverges(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -171,7 +171,7 @@ func TestHoldExpires(t *testing.T) {
 	f.waitOutput("the hold expired", "events")
 }
 
-// What one family loses does not concern the other.
+// The loss of one family does not affect the other.
 func TestFamilyLossLeavesTheOther(t *testing.T) {
 	for _, tt := range []struct {
 		name, hand, trench, why string

@@ -110,11 +110,12 @@ const foreignMarks = `table inet theirs {
 	}
 }`
 
-// counters are the packets of theirs, by name.
+// counters returns the packet counts of the foreign table, by counter.
 func (f *dataPlaneFixture) counters() map[string]int {
 	f.t.Helper()
 	counted := map[string]int{}
-	for _, m := range regexp.MustCompile(`counter (\w+) \{\s+packets (\d+)`).FindAllStringSubmatch(f.shell("nft list counters table inet theirs"), -1) {
+	counter := regexp.MustCompile(`counter (\w+) \{\s+packets (\d+)`)
+	for _, m := range counter.FindAllStringSubmatch(f.shell("nft list counters table inet theirs"), -1) {
 		n, err := strconv.Atoi(m[2])
 		f.must(err)
 		counted[m[1]] = n

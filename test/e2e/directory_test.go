@@ -95,7 +95,7 @@ func TestReadinessFilesGateVIPs(t *testing.T) {
 	f.wantUpdates(mark, vipA4, depreferred, withdrawn)
 }
 
-func TestMissingReadinessDirectoryIsWaitedFor(t *testing.T) {
+func TestLateReadinessDirectory(t *testing.T) {
 	for name, flags := range map[string][]string{"not ready": nil, "ready": {"--readiness-dir-missing=ready"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -135,7 +135,7 @@ func TestReplacedReadinessDirectory(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 }
 
-func TestReadinessDirectoryThatIsGone(t *testing.T) {
+func TestMissingReadinessDirectory(t *testing.T) {
 	for name, after := range map[string][]string{"hold": {vipA4, vipA6}, "drain": nil, "drop": nil} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -179,7 +179,7 @@ func wantNumbersInARow(t *testing.T, text string) {
 		last = e.Sequence
 	}
 	if starts != 2 {
-		t.Errorf("two processes ran, %d were heard from their first event on", starts)
+		t.Errorf("two processes ran, the events of %d were received from the first one on", starts)
 	}
 }
 

@@ -28,7 +28,7 @@ const shortDrain = "--drain-time=200ms"
 // shortSettle shortens what follows a withdrawal; it is the frontend's.
 const shortSettle = "--settle=50ms"
 
-// What a gateway can receive for a VIP.
+// The updates that a gateway can receive for a VIP.
 const (
 	announced   = "announced"
 	depreferred = "de-preferred"
@@ -56,11 +56,11 @@ func (f *fixture) updates(mark int, prefix string) []lab.RouteUpdate {
 	return slices.DeleteFunc(f.trace()[mark:], func(h lab.RouteUpdate) bool { return h.Prefix != p })
 }
 
-// changes names what was heard, in order. De-preferred is only what carries both the community and
-// the three prepended AS numbers (docs/adr/0020-de-preference.md).
-func changes(heard []lab.RouteUpdate) []string {
+// changes names the received updates, in order. De-preferred is only what carries both the
+// community and the three prepended AS numbers (docs/adr/0020-de-preference.md).
+func changes(received []lab.RouteUpdate) []string {
 	words := []string{}
-	for _, h := range heard {
+	for _, h := range received {
 		long := len(h.ASPath) == 4
 		switch {
 		case h.Withdrawn:
@@ -98,11 +98,11 @@ func (f *fixture) waitUpdate(mark int, prefix, want string) lab.RouteUpdate {
 	f.t.Helper()
 	var last lab.RouteUpdate
 	f.waitFor(func() error {
-		heard := f.updates(mark, prefix)
-		if got := changes(heard); len(got) == 0 || got[len(got)-1] != want {
+		received := f.updates(mark, prefix)
+		if got := changes(received); len(got) == 0 || got[len(got)-1] != want {
 			return fmt.Errorf("the gateway received for %s %v, and not yet %s", prefix, got, want)
 		}
-		last = heard[len(heard)-1]
+		last = received[len(received)-1]
 		return nil
 	})
 	return last
@@ -215,7 +215,7 @@ func (f *fixture) dial(addr string) *grpc.ClientConn {
 	return conn
 }
 
-// wantHealth waits until a health service of the pod says this.
+// wantHealth waits until a health service of the pod has this state.
 func (f *fixture) wantHealth(addr, service string, want healthv1.HealthCheckResponse_ServingStatus) {
 	f.t.Helper()
 	client := healthv1.NewHealthClient(f.dial(addr))
@@ -231,7 +231,7 @@ func (f *fixture) wantHealth(addr, service string, want healthv1.HealthCheckResp
 	})
 }
 
-// lbStatus is what the lb's admin socket says.
+// lbStatus returns the status from the lb's admin socket.
 func (f *fixture) lbStatus() *lbv1.Status {
 	f.t.Helper()
 	r, err := lbv1.NewLBServiceClient(f.dial(f.pod.LBAdmin())).GetStatus(f.t.Context(), &lbv1.GetStatusRequest{})
@@ -239,7 +239,7 @@ func (f *fixture) lbStatus() *lbv1.Status {
 	return r.GetStatus()
 }
 
-// frontendStatus is what the frontend's admin socket says.
+// frontendStatus returns the status from the frontend's admin socket.
 func (f *fixture) frontendStatus() *frontendv1.Status {
 	f.t.Helper()
 	r, err := frontendv1.NewFrontendServiceClient(f.dial(f.pod.FrontendAdmin())).GetStatus(

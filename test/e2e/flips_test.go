@@ -104,7 +104,8 @@ func (f *fixture) startScriptedFrontend() *scriptedFrontend {
 }
 
 // wait returns the next message that satisfies a condition.
-func (reader *scriptedFrontend) wait(condition func(*readinessv1.WatchReadinessResponse) bool) *readinessv1.WatchReadinessResponse {
+func (reader *scriptedFrontend) wait(condition func(*readinessv1.WatchReadinessResponse) bool,
+) *readinessv1.WatchReadinessResponse {
 	reader.f.t.Helper()
 	for {
 		m, err := reader.watch.Recv()
@@ -154,7 +155,7 @@ func TestThousandFlips(t *testing.T) {
 	}
 	lb.publish([]string{vipA4}, vipA6)
 	f.wantRoutes(vipA4, vipB4, vipB6)
-	// The LB hears the end state as well, confirmed.
+	// The LB receives the end state as well, confirmed.
 	f.waitFor(func() error {
 		a4, _ := lb.Server.Reported(vip.Require(vipA4))
 		a6, _ := lb.Server.Reported(vip.Require(vipA6))
@@ -169,10 +170,10 @@ func TestThousandFlips(t *testing.T) {
 	lb.publish(nil, vipB4)
 	f.wantRoutes(vipA4, vipB6)
 	for prefix, want := range map[string]string{vipA4: announced, vipA6: withdrawn} {
-		heard := changes(f.updates(mark, prefix))
-		t.Logf("the gateway received updates of %s %d times", prefix, len(heard))
-		if len(heard) < 2 || heard[len(heard)-1] != want || slices.Contains(heard, depreferred) {
-			t.Errorf("the gateway received for %s %v, want flips that end %s", prefix, heard, want)
+		received := changes(f.updates(mark, prefix))
+		t.Logf("the gateway received updates of %s %d times", prefix, len(received))
+		if len(received) < 2 || received[len(received)-1] != want || slices.Contains(received, depreferred) {
+			t.Errorf("the gateway received for %s %v, want flips that end %s", prefix, received, want)
 		}
 	}
 	// Nothing died.

@@ -44,7 +44,7 @@ func (f *fixture) between(a *identity.DevAuthority, id string, from, to time.Dur
 	return svid
 }
 
-// stranger is an authority that no process in the pod trusts.
+// stranger returns an authority that no process in the pod trusts.
 func (f *fixture) stranger() *identity.DevAuthority {
 	f.t.Helper()
 	a, err := identity.NewDevAuthority()
@@ -127,7 +127,7 @@ func TestLBAuthorizesPeers(t *testing.T) {
 			conn.Close()
 		})
 	}
-	// The same way of asking is answered when who asks is named.
+	// The same call by an authorized ID succeeds.
 	if answer, err := f.ask(f.operator()); err != nil || len(answer.GetVips()) != 4 {
 		t.Errorf("the operator got %v, error %v", answer, err)
 	}
@@ -309,8 +309,8 @@ func TestFrontendAuthorizesLB(t *testing.T) {
 		})
 	}
 	isDefault := func(u lab.RouteUpdate) bool { return u.Prefix.Bits() == 0 }
-	if heard := slices.DeleteFunc(f.trace(), isDefault); len(heard) > 0 {
-		t.Errorf("the gateway received %v without an authorized LB", heard)
+	if received := slices.DeleteFunc(f.trace(), isDefault); len(received) > 0 {
+		t.Errorf("the gateway received %v without an authorized LB", received)
 	}
 	// The same impostor is believed when it shows what is expected.
 	defer f.impostor(credentials.NewTLS(serving(f.mint(ours, lab.LBID))))()
@@ -364,7 +364,9 @@ func services(ctx context.Context, conn *grpc.ClientConn) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}); err != nil {
+	if err := stream.Send(&reflectionv1.ServerReflectionRequest{
+		MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{},
+	}); err != nil {
 		return nil, err
 	}
 	r, err := stream.Recv()
@@ -508,8 +510,9 @@ func TestGRPCurlWithOperatorSVID(t *testing.T) {
 		}
 		return nil
 	})
-	if out, err := curl(append([]string{"-d", "{}"},
-		append(operator, "vipgate.readiness.v1.ReadinessService/ReportAdvertisement")...)...); err == nil || !strings.Contains(err.Error(), "PermissionDenied") {
+	report := slices.Concat([]string{"-d", "{}"}, operator,
+		[]string{"vipgate.readiness.v1.ReadinessService/ReportAdvertisement"})
+	if out, err := curl(report...); err == nil || !strings.Contains(err.Error(), "PermissionDenied") {
 		t.Errorf("a report by the operator gave %q, error %v", out, err)
 	}
 	if out, err := curl(append(withSVID("spiffe://vipgate.demo/stranger"), "list")...); err == nil {

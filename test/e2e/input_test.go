@@ -99,7 +99,7 @@ func listing(ts *testscript.TestScript) string {
 	return b.String()
 }
 
-// refusal is what a program says of a bad start, the same for each of the commands.
+// refusal returns the error output of a refused start, the same for each of the commands.
 func refusal(ts *testscript.TestScript, program string, flags []string, commands ...string) string {
 	var said string
 	for _, command := range commands {
@@ -155,7 +155,7 @@ func scriptRefused(ts *testscript.TestScript, neg bool, args []string) {
 		commands = commands[1:] // run starts without VIPs
 	}
 	said := refusal(ts, program, append(usualFlags(ts, program, "good.yaml"), args[2:]...), commands...)
-	// Of a flag that it cannot read the parser says where there is help.
+	// For a flag that it cannot parse the parser points to --help.
 	want := "^" + program + ": (trench file refused:\n)?.*(" + args[1] + ").*\n(Try '" + program + " --help'.\n)?$"
 	if !matches(ts, want, said) {
 		ts.Fatalf("%s says %q, want one error like %q", program, said, want)

@@ -72,12 +72,12 @@ func TestLBKillWithinGracePeriod(t *testing.T) {
 	f.wantRoutes()
 	for _, vip := range []string{vipA4, vipA6} {
 		f.wantUpdates(mark, vip, depreferred, withdrawn)
-		heard := f.updates(mark, vip)
-		if after := heard[0].At.Sub(killed); after < grace-time.Second-clockSlack {
+		received := f.updates(mark, vip)
+		if after := received[0].At.Sub(killed); after < grace-time.Second-clockSlack {
 			t.Errorf("%s was de-preferred %v after the LB's death, before the last second of its grace of %v", vip,
 				after, grace)
 		}
-		if after := heard[1].At.Sub(killed); after < grace-clockSlack {
+		if after := received[1].At.Sub(killed); after < grace-clockSlack {
 			t.Errorf("%s was withdrawn %v after the LB's death, before the end of its grace of %v", vip, after, grace)
 		}
 	}
@@ -196,7 +196,7 @@ func (f *fixture) waitReported(vip string, want readinessv1.Advertisement) {
 				return nil
 			}
 		}
-		return fmt.Errorf("the lb has not heard that %s is %s", vip, want)
+		return fmt.Errorf("the lb has no report that %s is %s", vip, want)
 	})
 }
 
@@ -260,13 +260,13 @@ func TestLBRestartWithinGracePeriod(t *testing.T) {
 	f.must(f.pod.LB.Kill())
 	f.down(f.target2)
 	f.must(f.pod.StartLB("--stale-grace=" + grace.String()))
-	// What the new one says is not ready goes at once, what is ready stays.
+	// VIPs that the new LB reports as not ready are withdrawn at once, ready ones stay advertised.
 	f.wantRoutes(vipA4, vipA6)
 	f.waitLogs(f.pod.LB, "readiness watch opened", 2)
 	if after := f.lbStatus().GetPosition().GetInstanceId(); after == before {
 		t.Errorf("the new LB has the old instance_id %s", after)
 	}
-	// The grace is over for good, not only unheard.
+	// The grace period has ended in the frontend, not only at the gateway.
 	f.waitPast(killed.Add(grace))
 	f.up(f.target2)
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
@@ -299,11 +299,11 @@ func TestUnsyncedLBChangesNothing(t *testing.T) {
 	f.wantStatus("targets not checked yet", "0 of 4 VIPs ready")
 	f.wantRunning(f.pod.LB)
 	for _, vip := range []string{vipA4, vipA6} {
-		heard := f.updates(mark, vip)
-		if words := changes(heard); len(words) == 0 || slices.Contains(words, announced) {
+		received := f.updates(mark, vip)
+		if words := changes(received); len(words) == 0 || slices.Contains(words, announced) {
 			t.Fatalf("%s: %v, want its withdrawal alone", vip, words)
 		}
-		if after := heard[len(heard)-1].At.Sub(killed); after < grace/2-clockSlack {
+		if after := received[len(received)-1].At.Sub(killed); after < grace/2-clockSlack {
 			t.Errorf("%s was withdrawn %v after the LB's death, before half of its grace of %v", vip, after, grace)
 		}
 	}
@@ -315,8 +315,8 @@ func TestUnsyncedLBChangesNothing(t *testing.T) {
 	f.wantNoUpdates(0, vipB4, vipB6)
 }
 
-// hangingTarget is a target that takes no connection and refuses none, until it
-// is asked to accept.
+// hangingTarget is a target that neither accepts nor refuses connections until
+// accept is called.
 type hangingTarget struct {
 	listeners []net.Listener
 	fillers   []net.Conn

@@ -62,6 +62,8 @@ type fixture struct {
 	gateway *lab.Gateway
 	target1 []*lab.Target // one for each family
 	target2 []*lab.Target
+
+	sessionTimes map[string]time.Time
 }
 
 // The usual VIPs: the first two are served by target 1, the others by target 2.

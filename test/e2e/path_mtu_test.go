@@ -119,7 +119,7 @@ func (c *farClient) download(ctx context.Context, from netip.Addr, vip netip.Add
 // ICMP errors reach the target whose packet they are about, so path MTU discovery through a VIP
 // works. The gateway sends its errors to whichever pod its hash picks: half of them to one that
 // never saw the flow.
-func TestPathMTUDiscoveryThroughAVIP(t *testing.T) {
+func TestPathMTUDiscoveryThroughVIP(t *testing.T) {
 	for _, conntrack := range []string{"on", "off"} {
 		t.Run("conntrack "+conntrack, func(t *testing.T) {
 			t.Parallel()

@@ -49,7 +49,7 @@ func (f *fixture) mint(a *identity.DevAuthority, id string) *x509svid.SVID {
 }
 
 // showing is the TLS of a peer that shows an SVID, or nothing when it is nil, and
-// believes everybody: who is refused here was refused by the product. It shares
+// accepts every certificate: only the product refuses a connection. It shares
 // no code with the product.
 func showing(svid *x509svid.SVID) *tls.Config {
 	c := &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}}
@@ -134,7 +134,7 @@ func (f *fixture) waitLinesN(p *lab.Process, from, n int, words ...string) []str
 	return found
 }
 
-// condition is one line of what a process says of its parts.
+// condition is the state of one part of a process.
 type condition interface {
 	GetName() string
 	GetServing() bool

@@ -51,8 +51,8 @@ func (f *fixture) podTermRound(round int) {
 	f.wantExit(f.pod.LB, 0)
 	f.wantExit(f.pod.Frontend, 0)
 	// The LB stopped because it was notified, not because of its timeout.
-	if told := strings.Count(f.pod.LB.Output(), "every VIP is withdrawn; stopping"); told != round+1 {
-		f.t.Errorf("the LB was notified in %d of %d rounds", told, round+1)
+	if notified := strings.Count(f.pod.LB.Output(), "every VIP is withdrawn; stopping"); notified != round+1 {
+		f.t.Errorf("the LB was notified in %d of %d rounds", notified, round+1)
 	}
 	for _, vip := range vips {
 		f.wantUpdates(mark, vip, announced, depreferred, withdrawn)

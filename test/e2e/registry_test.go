@@ -81,7 +81,7 @@ func (f *fixture) lbRun(args ...string) (string, error) {
 	return f.pod.Run(ctx, "lb", append(args, "--admin-socket=unix://"+f.pod.LBAdmin())...)
 }
 
-// wantStatus waits until `lb status` says all of these.
+// wantStatus waits until `lb status` shows all of these.
 func (f *fixture) wantStatus(words ...string) string {
 	f.t.Helper()
 	var text string
@@ -101,7 +101,7 @@ func (f *fixture) wantStatus(words ...string) string {
 
 // Registered targets exist as long as their call, plus a grace period, and are united with those of
 // the trench file.
-func TestRegistrationEndsWithItsStream(t *testing.T) {
+func TestRegistrationEndsWithStream(t *testing.T) {
 	t.Parallel()
 	f := newRegistryFixture(t)
 	f.wantRoutes()
@@ -118,11 +118,11 @@ func TestRegistrationEndsWithItsStream(t *testing.T) {
 	f.wantRoutes()
 	for _, vip := range []string{vipA4, vipA6} {
 		f.wantUpdates(mark, vip, announced, depreferred, withdrawn)
-		heard := f.updates(mark, vip)
-		if after := heard[1].At.Sub(killed); after < grace-clockSlack {
+		received := f.updates(mark, vip)
+		if after := received[1].At.Sub(killed); after < grace-clockSlack {
 			t.Errorf("%s was de-preferred %v after the call had ended, the grace is %v", vip, after, grace)
 		}
-		if after := heard[2].At.Sub(killed); after < grace+drain-clockSlack {
+		if after := received[2].At.Sub(killed); after < grace+drain-clockSlack {
 			t.Errorf("%s was withdrawn %v after the call had ended, grace and drain are %v", vip, after, grace+drain)
 		}
 	}
@@ -153,7 +153,7 @@ func TestRegistrationsSurviveLBRestart(t *testing.T) {
 	p := f.register("stream-a", "app-1", lab.Target1v4, lab.Target1v6)
 	f.wantRoutes(vipA4, vipA6)
 	mark := f.mark()
-	// The one who registers does not come back, so that only the file knows.
+	// The client does not return, so that the registration exists only in the file.
 	f.must(p.Signal(syscall.SIGSTOP))
 	f.must(f.pod.LB.Kill())
 	f.must(f.pod.StartLB(append(registry, "--registry-grace=1m", "--stale-grace=20s")...))
@@ -198,7 +198,7 @@ func TestRefusedRegistrations(t *testing.T) {
 			}
 		}
 	}
-	// Another identity is not let in at all; who is, the lb says.
+	// The lb denies another identity and logs the authorized ones.
 	other := f.startRegistration("stream-a", "x", "spiffe://vipgate.demo/ns/apps/sa/other", lab.Target2v4)
 	f.waitLog(other, "it denied the client's SPIFFE ID or certificate")
 	f.waitLog(f.pod.LB, "or one that --target-id allows: [stream-a=spiffe://vipgate.demo/ns/*/sa/app")

@@ -9,8 +9,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// What a new configuration restarts, and what not (docs/bird.md#configuration): when VIPs and
-// gateways are added and removed, the sessions of other gateways stay up.
+// A new configuration restarts only the sessions that it changes (docs/bird.md#configuration): when
+// VIPs and gateways are added and removed, the sessions of other gateways stay up.
 func TestReloadKeepsOtherSessions(t *testing.T) {
 	t.Parallel()
 	const added = "20.0.0.3/32"

@@ -76,8 +76,8 @@ func garbage(t *testing.T) [][]byte {
 // halfWriter is a connection that can tell that it has nothing more to say.
 type halfWriter interface{ CloseWrite() error }
 
-// ended waits until the other end has closed a connection, whatever it says
-// before, and not beyond a deadline.
+// ended waits until the other end has closed a connection, with or without
+// data before that, until a deadline.
 func ended(conn net.Conn, deadline time.Time) error {
 	if err := conn.SetReadDeadline(deadline); err != nil {
 		return err
@@ -226,7 +226,7 @@ func TestGarbageAndHalfOpenConnections(t *testing.T) {
 }
 
 // A SPIFFE ID has 8 streams by default (docs/architecture.md#wire-contract).
-func TestStreamsOfAPeerAreLimited(t *testing.T) {
+func TestStreamLimitOfPeer(t *testing.T) {
 	t.Parallel()
 	const limit = 4
 	f := newFixture(t)
@@ -363,7 +363,7 @@ func modeOf(t *testing.T, path string) fs.FileMode {
 // exit status.
 func (f *fixture) runAs(uid uint32, program string, args ...string) (string, int) {
 	f.t.Helper()
-	// The folder of the binaries is ours alone.
+	// Only root may read the folder of the binaries.
 	path := f.path("open-" + program)
 	if _, err := os.Stat(path); err != nil {
 		b, err := os.ReadFile(filepath.Join(binaries, program))

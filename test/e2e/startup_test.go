@@ -179,7 +179,7 @@ func TestReadyWaitsForEveryFamily(t *testing.T) {
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
 }
 
-// The wait of the start is bounded, and says what is missing.
+// The wait at the start is bounded, and the health detail names the missing VIPs.
 func TestReadyTimeout(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

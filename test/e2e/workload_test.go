@@ -176,10 +176,10 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 			}
 
 			for _, v := range []string{vipA4, vipA6} {
-				heard := a.waitUpdate(mark, v, withdrawn)
-				// The gateway's clock may be read a little before it hears.
-				if heard.At.Before(end.Add(-time.Second)) {
-					t.Errorf("%s was withdrawn at %v, long before the SVID ended at %v", v, heard.At, end)
+				received := a.waitUpdate(mark, v, withdrawn)
+				// The gateway's clock may be read a little before the update arrives.
+				if received.At.Before(end.Add(-time.Second)) {
+					t.Errorf("%s was withdrawn at %v, long before the SVID ended at %v", v, received.At, end)
 				}
 				a.wantUpdates(mark, v, withdrawn)
 			}
@@ -237,7 +237,7 @@ func TestWorkloadAPIOutage(t *testing.T) {
 			a.wantExit(p, 0)
 		}
 	}
-	// One that takes the call and says nothing, and one that is not there.
+	// An API that accepts the call without a reply, and an absent one.
 	for _, api := range []*identitytest.WorkloadAPI{a.lb, a.frontend} {
 		api.Mute()
 		api.Start()

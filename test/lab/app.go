@@ -37,7 +37,7 @@ type App struct {
 	health []*Target
 }
 
-// Start makes the application serve its VIPs, and then says that it is healthy.
+// Start makes the application serve its VIPs, and then reports that it is healthy.
 // One that serves is left as it is, but for its health.
 func (a *App) Start() error {
 	a.mu.Lock()
@@ -71,7 +71,7 @@ func (a *App) Start() error {
 }
 
 func (a *App) listen(at netip.AddrPort) (l net.Listener, err error) {
-	// Plain TCP: MPTCP would put a second kind of socket between us and the RST
+	// Plain TCP: MPTCP would put a second kind of socket between the application and the RST
 	// of Kill.
 	var c net.ListenConfig
 	c.SetMultipathTCP(false)

@@ -34,8 +34,8 @@ func (g *Gateway) Control(ctx context.Context) (*Control, error) {
 	return c, nil
 }
 
-// Command sends a command and returns BIRD's answer as birdc shows it. An answer
-// that says no is an error.
+// Command sends a command and returns BIRD's reply as birdc shows it. A reply with
+// a failure code is an error.
 func (c *Control) Command(command string) (string, error) {
 	if err := c.conn.SetDeadline(time.Now().Add(controlTimeout)); err != nil {
 		return "", fmt.Errorf("%s: %w", command, err)

@@ -23,7 +23,7 @@ import (
 const frrFolder = "/usr/lib/frr"
 
 // frrDaemons are the daemons of a gateway, in the order in which they start:
-// zebra knows the interfaces and holds the others together.
+// zebra provides the interfaces to the other daemons.
 var frrDaemons = []string{"zebra", "bfdd", "bgpd"}
 
 // FRR is an FRR (zebra, bfdd, bgpd) that plays the external router. Its daemons
@@ -203,7 +203,7 @@ func (g *FRR) vtysh(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// Command asks the gateway's bgpd, as one does in its shell.
+// Command runs a vtysh command of the gateway's bgpd.
 func (g *FRR) Command(ctx context.Context, command string) (string, error) {
 	return g.vtysh(ctx, "-d", "bgpd", "-c", command)
 }
@@ -315,15 +315,16 @@ func (g *FRR) Trace() ([]RouteUpdate, error) {
 // frrTime is FRR's time stamp; a fraction may follow.
 const frrTime = "2006/01/02 15:04:05"
 
-// What a line of bgpd's log says after date, time, daemon and number of the message.
+// Lines of bgpd's log, after date, time, daemon and number of the message.
 var (
 	frrAttributes = regexp.MustCompile(`^([0-9a-f.:]+)\(\S*\) rcvd UPDATE w/ attr: (.*)$`)
 	frrAnnounced  = regexp.MustCompile(`^([0-9a-f.:]+)\(\S*\) rcvd ([0-9a-f.:]+/[0-9]+) IPv[46] unicast`)
-	frrWithdrawn  = regexp.MustCompile(`^([0-9a-f.:]+)\(\S*\) rcvd UPDATE about ([0-9a-f.:]+/[0-9]+) IPv[46] unicast -- withdrawn`)
-	frrDown       = regexp.MustCompile(`^%ADJCHANGE: neighbor ([0-9a-f.:]+)\(\S*\) in vrf default Down`)
+	frrWithdrawn  = regexp.MustCompile(`^([0-9a-f.:]+)\(\S*\) rcvd UPDATE about ` +
+		`([0-9a-f.:]+/[0-9]+) IPv[46] unicast -- withdrawn`)
+	frrDown = regexp.MustCompile(`^%ADJCHANGE: neighbor ([0-9a-f.:]+)\(\S*\) in vrf default Down`)
 )
 
-// parseFRRTrace reads bgpd's log, where these lines tell what was heard, each
+// parseFRRTrace reads bgpd's log, where these lines report received updates, each
 // after DATE TIME BGP: [number]:
 //
 //	169.254.100.1(Unknown) rcvd UPDATE w/ attr: nexthop 169.254.100.1, origin i, community graceful-shutdown, path 8103
@@ -363,7 +364,7 @@ func parseFRRTrace(log string) ([]RouteUpdate, error) {
 		} else if m := frrDown.FindStringSubmatch(said); m != nil {
 			trace = append(trace, held.down(m[1], at)...)
 		} else if strings.HasPrefix(said, "bgpd ") && strings.Contains(said, " starting:") {
-			clear(held) // a new process knows nothing
+			clear(held) // a new process has no routes
 		}
 	}
 	return trace, nil

@@ -14,13 +14,16 @@ import (
 
 // GatewayConfig describes a BIRD gateway.
 type GatewayConfig struct {
-	Name      string
-	RouterID  netip.Addr
-	LocalAS   uint32
-	RemoteAS  uint32
-	Port      uint16
-	Local     []netip.Addr // one session for each, with the peer of the same index
-	Peers     []netip.Addr
+	Name     string
+	RouterID netip.Addr
+	LocalAS  uint32
+	RemoteAS uint32
+	Port     uint16
+	Local    []netip.Addr // one session for each, with the peer of the same index
+	Peers    []netip.Addr
+	// Ranges are subnets of peers whose addresses are not known before, one for each local
+	// address; Peers then only say of which family each is.
+	Ranges    []netip.Prefix
 	Interface string
 	BFD       bool
 	Password  string
@@ -78,7 +81,7 @@ func BIRD() string {
 	return "/usr/sbin/bird"
 }
 
-// Command asks the gateway's BIRD.
+// Command sends a command to the gateway's BIRD.
 func (g *Gateway) Command(ctx context.Context, command string) (string, error) {
 	birdc := filepath.Join(filepath.Dir(BIRD()), "birdc")
 	out, err := exec.CommandContext(ctx, birdc, "-s", g.socket, "-r", command).CombinedOutput()
@@ -156,7 +159,7 @@ func (g *Gateway) WantRoutes(ctx context.Context, prefixes ...string) error {
 	return wantRoutes(ctx, g, prefixes)
 }
 
-// Updates counts what the gateway heard of a prefix so far: every announcement,
+// Updates counts the updates of a prefix that the gateway received so far: every announcement,
 // also one that changed nothing, and every end of its route. A trace that cannot
 // be read counts as -1.
 func (g *Gateway) Updates(prefix string) int {

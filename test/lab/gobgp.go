@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// GoBGP is a gobgpd that plays the external router. It knows no BFD, and it
+// GoBGP is a gobgpd that plays the external router. It has no BFD, and it
 // leaves the kernel's routes alone.
 type GoBGP struct {
 	GatewayConfig
@@ -206,7 +206,7 @@ func parseGoBGPRoutes(out string, routes map[netip.Prefix]Route) error {
 	return nil
 }
 
-// addTo adds what an attribute says to a route.
+// addTo adds an attribute to a route.
 func (a goBGPAttribute) addTo(r *Route) error {
 	switch a.Type {
 	case attributeASPath:
@@ -281,7 +281,7 @@ func parseGoBGPTrace(log string) ([]RouteUpdate, error) {
 		}
 		switch name.Message {
 		case goBGPStarted:
-			clear(held) // a new process knows nothing
+			clear(held) // a new process has no routes
 		case goBGPReceived, goBGPDown:
 			var l goBGPLine
 			if err := json.Unmarshal([]byte(line), &l); err != nil {
@@ -291,11 +291,11 @@ func parseGoBGPTrace(log string) ([]RouteUpdate, error) {
 				trace = append(trace, held.down(l.Neighbor, l.Time)...)
 				continue
 			}
-			heard, err := l.updates(held)
+			received, err := l.updates(held)
 			if err != nil {
 				return nil, fmt.Errorf("line %q of gobgpd's log: %w", line, err)
 			}
-			trace = append(trace, heard...)
+			trace = append(trace, received...)
 		}
 	}
 	return trace, nil

@@ -160,6 +160,11 @@ func GatewayB() GatewayConfig {
 	return c
 }
 
+// ExternalSubnets are the subnets in which pods have their external addresses.
+func ExternalSubnets() []netip.Prefix {
+	return []netip.Prefix{netip.PrefixFrom(PodExternal4, 24).Masked(), netip.PrefixFrom(PodExternal6, 64).Masked()}
+}
+
 // SecondGateway makes the namespace of a second gateway on the pod's external
 // wire, with the addresses of GatewayB, unless there is one. Its interface is
 // trench0, too. It can lose its link alone; without the first gateway's trench0,
@@ -194,7 +199,7 @@ func (l *Lab) Close() error {
 	l.processes = nil
 	for _, ns := range []**NetNS{&l.Pod, &l.Second, &l.Gateway, &l.Backend} {
 		if *ns != nil {
-			// BIRD is not our child but the frontend's: whatever outlived its
+			// BIRD is a child of the frontend, not of the lab: a process that outlived its
 			// parent in the pod ends here.
 			(*ns).endProcesses()
 			errs = append(errs, (*ns).Close())

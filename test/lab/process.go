@@ -39,8 +39,8 @@ func StartProcess(ns *NetNS, dir, name string, args ...string) (*Process, error)
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	p.cmd.Dir = dir
 	p.cmd.Env = append(os.Environ(), "GOTRACEBACK=all")
-	// A group of its own keeps a terminal's Ctrl-C from reaching it before we
-	// had our say.
+	// A group of its own keeps a terminal's Ctrl-C from reaching it before the
+	// lab stops it.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := ns.Start(p.cmd); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)

@@ -57,7 +57,7 @@ type PrefixUpdate struct {
 	At        time.Time
 	Prefix    netip.Prefix
 	Withdrawn bool
-	// Lost says that no UPDATE withdrew the prefix: its session ended.
+	// Lost: no UPDATE withdrew the prefix: its session ended.
 	Lost bool
 	// Attributes belong to all announcements of one UPDATE; nil when withdrawn.
 	// They must not be changed.
@@ -75,7 +75,7 @@ type SessionEvent struct {
 	Reason error
 }
 
-// Receiver is a passive BGP speaker that keeps what it hears with the time at which it heard it. It
+// Receiver is a passive BGP speaker that keeps received updates with their time of arrival. It
 // replaces a gateway in measurements and shares no code with the BGP speakers under test. Its
 // methods may be called from any goroutine.
 //
@@ -264,9 +264,9 @@ func (r *Receiver) WaitFor(ctx context.Context, mark int, match func(PrefixUpdat
 	defer r.mu.Unlock()
 	for {
 		more := r.since(mark)
-		for _, heard := range more {
-			if match(heard) {
-				return heard, nil
+		for _, received := range more {
+			if match(received) {
+				return received, nil
 			}
 		}
 		mark = max(mark, r.first) + len(more)
@@ -353,7 +353,7 @@ func (r *Receiver) up(s *speaker, at time.Time) bool {
 	return true
 }
 
-// down forgets a connection and what came over it.
+// down removes a connection and its routes.
 func (r *Receiver) down(s *speaker, at time.Time, reason error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -112,16 +112,16 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 	if _, err := control.Command("disable static1"); err != nil {
 		t.Fatal(err)
 	}
-	heard, err := r.WaitFor(ctx, mark, func(h PrefixUpdate) bool { return h.Prefix == four })
+	received, err := r.WaitFor(ctx, mark, func(h PrefixUpdate) bool { return h.Prefix == four })
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !heard.Withdrawn || heard.Lost || heard.Attributes != nil || heard.At.Before(before) ||
-		heard.At.After(time.Now()) {
-		t.Errorf("heard %+v, want a withdrawal now", heard)
+	if !received.Withdrawn || received.Lost || received.Attributes != nil || received.At.Before(before) ||
+		received.At.After(time.Now()) {
+		t.Errorf("received %+v, want a withdrawal now", received)
 	}
 	if got := r.Since(mark); len(got) != 1 || len(r.Table()) != 1 {
-		t.Errorf("heard %+v and holds %v", got, r.Table())
+		t.Errorf("received %+v and holds %v", got, r.Table())
 	}
 	r.Forget()
 	if mark := r.Mark(); mark != 3 || len(r.Since(0)) != 0 {
@@ -148,7 +148,7 @@ func TestReceiverResetAndRefuse(t *testing.T) {
 	}
 	for _, h := range r.Since(mark)[:2] {
 		if !h.Withdrawn || !h.Lost {
-			t.Errorf("heard %+v at the end of the session", h)
+			t.Errorf("received %+v at the end of the session", h)
 		}
 	}
 	// BIRD's log keeps what its status shows only until the session is back, a
@@ -236,7 +236,7 @@ func TestReceiverWaitContext(t *testing.T) {
 	}
 }
 
-// What is no BGP ends the connection, whatever bytes it is.
+// Any bytes that are not a BGP message end the connection.
 func TestReceiverInvalidMessages(t *testing.T) {
 	ns := NewNetNS(t)
 	if err := ns.Addr("lo", "169.254.100.150/32"); err != nil {
@@ -369,7 +369,7 @@ func TestReceiverSecondSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := message(bgpNotify, []byte{notifyCease, ceaseClash}); !strings.HasSuffix(string(answer), string(want)) {
-		t.Errorf("the second connection heard %x", answer)
+		t.Errorf("the second connection received %x", answer)
 	}
 	if got := r.Sessions(); len(got) != 1 || !got[0].Up {
 		t.Errorf("sessions %+v", got)

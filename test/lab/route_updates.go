@@ -29,7 +29,7 @@ type RouteUpdate struct {
 // GracefulShutdown reports whether the announcement carried 65535:0 (RFC 8326).
 func (u RouteUpdate) GracefulShutdown() bool { return slices.Contains(u.Communities, "(65535,0)") }
 
-// String returns one line for people.
+// String returns the update as one line.
 func (u RouteUpdate) String() string {
 	at := u.At.Format("15:04:05.000000")
 	if u.Withdrawn {
@@ -56,13 +56,13 @@ func (g *Gateway) Trace() ([]RouteUpdate, error) {
 // traceTime is BIRD's `iso long us`.
 const traceTime = "2006-01-02 15:04:05.000000"
 
-// What a line of BIRD's log says after date, time and level.
+// Lines of BIRD's log, after date, time and level.
 var (
 	announcedPattern = regexp.MustCompile(`^heard (\S+) \(path ([^)]*)\) \(clist (.*)\)$`)
 	removedPattern   = regexp.MustCompile(`^trench\S+ > removed (?:\[\S+\] )?(\S+)`)
 )
 
-// parseTrace reads BIRD's log, where these lines tell what was heard:
+// parseTrace reads BIRD's log, where these lines report received updates:
 //
 //	DATE TIME <INFO> heard 20.0.0.1/32 (path 8103 8103) (clist (65535,0))
 //	DATE TIME <TRACE> trench0.ipv4 > removed [sole] 20.0.0.1/32 0L 7G unicast

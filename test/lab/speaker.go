@@ -58,7 +58,7 @@ type speaker struct {
 	peerAS uint32
 
 	write sync.Mutex
-	ended error // why the connection was ended from our side; under write
+	ended error // why the speaker ended the connection; under write
 }
 
 // run serves the connection until its end.

@@ -35,8 +35,10 @@ type TopologyConfig struct {
 //	targets == (bridge) --+                           +-- (bridge) trench0 == gateway, clients
 //	            backend   '- int0 - pod 2 - ext-vlan -'
 //
-// Clients live in the gateway's namespace and have its addresses. A VIP to which
-// the gateway has no route is an error at connect(2): an interval without an announcement fails every request in it, and no second SYN hides it. (BIRD 2.0.12 replaces the next hops of a route at one stroke, so that starting and ending pods cause no such interval.)
+// Clients live in the gateway's namespace and have its addresses. A VIP to which the gateway has no
+// route is an error at connect(2): an interval without an announcement fails every request in it, and
+// no second SYN hides it. (BIRD 2.0.12 replaces the next hops of a route at one stroke, so that
+// starting and ending pods cause no such interval.)
 //
 // Targets have the VIPs on lo, do not answer ARP or neighbor solicitations for them, and send
 // what comes from a VIP back to the pod from which the newest packet of the same
@@ -48,8 +50,8 @@ type TopologyConfig struct {
 // that attracts traffic and cannot return it loses it, and that is counted.
 // Meridio spreads the answers over the pods that its control plane reports
 // alive; such a report would be one more component here, whose delay would be
-// measured instead of the trench's. What begins at a target, and so has no way
-// there, is spread over all pods.
+// measured instead of the trench's. A flow that begins at a target
+// has no mark and is spread over all pods.
 //
 // A pod that is replaced loses everything that its kernel and its folder held,
 // as with a new pod of a Deployment, but for its addresses.

@@ -245,7 +245,7 @@ func TestKilledTargetTimesOut(t *testing.T) {
 	for _, f := range r.Failures {
 		// The pod's ICMP error follows after 3 s.
 		if !strings.Contains(f.Err, "timeout") && !strings.Contains(f.Err, "no route") {
-			t.Errorf("heard of the death: %v", f)
+			t.Errorf("flow was notified of the death: %v", f)
 		}
 	}
 	if n := wire.Count(func(x Packet) bool { return x.Src == TargetAddrs(1)[0] }); n > 0 {
@@ -271,7 +271,7 @@ func TestKilledTargetTimesOut(t *testing.T) {
 	}
 }
 
-// What an orderly end does to clients: flows hear a FIN, requests that come
+// After an orderly end of a target, flows receive a FIN, requests that come
 // later are refused, and a health check fails.
 func TestStoppedTargetRefuses(t *testing.T) {
 	p := newPlainTopology(t, 1, 1)
@@ -320,7 +320,7 @@ func TestStoppedTargetRefuses(t *testing.T) {
 }
 
 // Only a pod that has a route for a VIP reaches it on the targets' network.
-func TestTargetsDoNotAnswerARPForVIPs(t *testing.T) {
+func TestTargetsIgnoreARPForVIPs(t *testing.T) {
 	p := newPlainTopology(t, 1, 1)
 	for _, vip := range p.VIPs {
 		p.must(p.Pods[0].NS.Batch(fmt.Sprintf("route add %s dev %s", netip.PrefixFrom(vip, vip.BitLen()), Internal)))
@@ -391,7 +391,7 @@ func TestGatewaySpreadsFlows(t *testing.T) {
 	t.Logf("\n%v", r)
 }
 
-// What has no route at the gateway fails at once: no moment without one is hidden.
+// A request to a VIP without a route fails at once, so that no interval without a route is hidden.
 func TestUnannouncedVIPIsUnreachable(t *testing.T) {
 	p := newPlainTopology(t, 1, 1)
 	g, err := p.Load(p.ctx, 50, 2, load.Config{})

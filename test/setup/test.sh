@@ -18,7 +18,7 @@ export VIPGATE_SKIPPED
 trap 'rm -f "$VIPGATE_SKIPPED"' EXIT
 # Those that need an API server run in "make test-kube".
 export VIPGATE_TEST_KUBE=0
-# The same sequences of the models in each run: another seed is chosen manually and by "make proof".
+# The same sequences of the models in each run: another seed is set manually, or by "make proof".
 export RAPID_SEED="${RAPID_SEED:-1}"
 status=0
 echo "== unit tests, with the race detector"

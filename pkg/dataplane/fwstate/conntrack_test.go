@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-func TestBlocksCoverExactlyTheNumbers(t *testing.T) {
+func TestBlocksCoverExactMarks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		numbers := rapid.SliceOf(rapid.Uint32Range(5000, 5100)).Draw(t, "numbers")
 		var covered []uint32
@@ -38,8 +38,9 @@ func TestBlocksCoverExactlyTheNumbers(t *testing.T) {
 	}
 }
 
-// Marks of a block go, those beside it and other bits of marks stay.
-func TestForgottenAreExactlyTheNumbers(t *testing.T) {
+// Entries with marks of a block are deleted; entries with marks beside it, and other bits of marks,
+// are kept.
+func TestDeletedEntriesHaveExactMarks(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})
 	run(t, ns, `ip link set lo up

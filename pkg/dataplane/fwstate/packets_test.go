@@ -33,7 +33,7 @@ func (zeros) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func TestFlowsGoWhereTheTableSays(t *testing.T) {
+func TestFlowsFollowTable(t *testing.T) {
 	eachMode(t, 1, 3, func(t *testing.T, x *topology, _ bool) {
 		for _, family := range vip.Families {
 			seen := map[string]int{}
@@ -62,7 +62,7 @@ func TestFlowsGoWhereTheTableSays(t *testing.T) {
 	})
 }
 
-func TestFragmentsGoWithTheirFlow(t *testing.T) {
+func TestFragmentsFollowFlow(t *testing.T) {
 	eachMode(t, 1, 3, func(t *testing.T, x *topology, _ bool) {
 		for _, family := range vip.Families {
 			for port := uint16(22000); port < 22012; port++ {
@@ -75,7 +75,7 @@ func TestFragmentsGoWithTheirFlow(t *testing.T) {
 	})
 }
 
-func TestPathMTUDiscoveryWorksThroughAnyPod(t *testing.T) {
+func TestPathMTUDiscoveryThroughAnyPod(t *testing.T) {
 	eachMode(t, 2, 3, func(t *testing.T, x *topology, _ bool) {
 		// The client does not know that its link takes no more.
 		run(t, x.router, "ip link set client mtu 1300")
@@ -143,7 +143,7 @@ func TestFlowsSurviveTableChange(t *testing.T) {
 		if out := run(t, x.pods[0], "cat /proc/net/nf_conntrack 2>/dev/null || true"); strings.Contains(out, "mark=5001 ") {
 			t.Errorf("connections to a target that is gone:\n%s", out)
 		} else if !strings.Contains(out, "mark=5002 ") {
-			t.Errorf("no connections to a target that stays:\n%s", out)
+			t.Errorf("no connections to a kept target:\n%s", out)
 		}
 		for _, family := range vip.Families {
 			for port, name := range before[family] {
@@ -158,7 +158,7 @@ func TestFlowsSurviveTableChange(t *testing.T) {
 	})
 }
 
-func TestPacketsWithoutAWayAreDropped(t *testing.T) {
+func TestPacketsWithoutRouteAreDropped(t *testing.T) {
 	x := newTopology(t, 1, 2, false)
 	wire := lab.NewCapture(t, x.pods[0], "ext")
 	ports := map[vip.Family]uint16{}
@@ -221,7 +221,7 @@ func TestPacketsWithoutAWayAreDropped(t *testing.T) {
 
 // A first trial had no disagreement: the target of a flow depends on nothing but the
 // flow, the size, the seed and the table.
-func TestTwoPodsAgreeAboutTenThousandFlows(t *testing.T) {
+func TestPodsAgreeOnFlows(t *testing.T) {
 	x := newTopology(t, 2, 3, false)
 	const first, flows = 10_000, 10_000
 	for _, family := range vip.Families {
@@ -233,14 +233,14 @@ func TestTwoPodsAgreeAboutTenThousandFlows(t *testing.T) {
 			}
 			for _, g := range x.targets {
 				g.mu.Lock()
-				clear(g.heard)
+				clear(g.received)
 				g.mu.Unlock()
 			}
-			x.hearAll(t, family, first, flows)
+			x.sendUntilReceived(t, family, first, flows)
 			taken[pod] = map[uint16]string{}
 			for _, g := range x.targets {
 				g.mu.Lock()
-				for from := range g.heard {
+				for from := range g.received {
 					taken[pod][from.Port()] = g.slot.Name
 				}
 				g.mu.Unlock()

@@ -120,6 +120,7 @@ func (f *Conn) removeRules(keep func(rtnetlink.Rule) bool) error {
 // RemoveOldRules removes the policy rules that were installed with other options.
 func (f *Conn) RemoveOldRules() error {
 	return f.removeRules(func(r rtnetlink.Rule) bool {
-		return slices.Contains(f.commonRules(r.Family), r) || r == f.targetPolicyRule(RouteKey{r.Table, r.Family})
+		// Nearly all are those of targets.
+		return r == f.targetPolicyRule(RouteKey{r.Table, r.Family}) || slices.Contains(f.commonRules(r.Family), r)
 	})
 }

@@ -36,10 +36,10 @@ type topology struct {
 }
 
 type topologyTarget struct {
-	ns    *lab.NetNS
-	slot  plan.KernelTarget
-	mu    sync.Mutex
-	heard map[netip.AddrPort]int
+	ns       *lab.NetNS
+	slot     plan.KernelTarget
+	mu       sync.Mutex
+	received map[netip.AddrPort]int
 }
 
 func newTopology(t *testing.T, pods, targets int, stateless bool) *topology {
@@ -75,7 +75,7 @@ func newTopology(t *testing.T, pods, targets int, stateless bool) *topology {
 		x.fabrics = append(x.fabrics, openConn(t, pod, o))
 	}
 	for i := range targets {
-		g := &topologyTarget{ns: lab.NewNetNS(t), heard: map[netip.AddrPort]int{}}
+		g := &topologyTarget{ns: lab.NewNetNS(t), received: map[netip.AddrPort]int{}}
 		must(t, lab.Veth(g.ns, "eth0", x.fabricNet, fmt.Sprintf("t%d", i)))
 		run(t, x.fabricNet, fmt.Sprintf("ip link set t%d master br0", i))
 		g.slot = plan.KernelTarget{
@@ -137,11 +137,12 @@ func (x *topology) through(t *testing.T, pod int) {
 func (x *topology) ownThrough(t *testing.T, pod int) {
 	t.Helper()
 	run(t, x.router, fmt.Sprintf(`ip rule add iif lo lookup 7; ip -6 rule add iif lo lookup 7
-		ip route replace 20.0.0.1 via 169.254.100.%d table 7; ip -6 route replace 2000::1 via fd64::%d table 7`, 1+pod, 1+pod))
+		ip route replace 20.0.0.1 via 169.254.100.%[1]d table 7; ip -6 route replace 2000::1 via fd64::%[1]d table 7`,
+		1+pod))
 }
 
-// serve answers UDP with the target's name and notes who asked; over TCP it says its
-// name, and then sends as many bytes as each line asks for.
+// serve answers UDP with the target's name and counts the bytes from each source; over TCP it sends
+// its name, and then as many bytes as each line requests.
 func (g *topologyTarget) serve(t *testing.T) {
 	t.Helper()
 	for _, v := range estateVIPs {
@@ -181,7 +182,7 @@ func (g *topologyTarget) serve(t *testing.T) {
 					return
 				}
 				g.mu.Lock()
-				g.heard[netip.AddrPortFrom(from.Addr().Unmap(), from.Port())] += n
+				g.received[netip.AddrPortFrom(from.Addr().Unmap(), from.Port())] += n
 				g.mu.Unlock()
 				_, _ = udp.WriteToUDPAddrPort([]byte(g.slot.Name), from)
 			}
@@ -219,7 +220,7 @@ type zeros struct{}
 func (g *topologyTarget) count() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return len(g.heard)
+	return len(g.received)
 }
 
 // ask sends a datagram from a port until a target answers, and returns its name.
@@ -349,9 +350,9 @@ func eachMode(t *testing.T, pods, targets int, test func(t *testing.T, x *topolo
 	}
 }
 
-// hearAll sends a datagram from each of many ports until the targets heard of all of
-// them: the queues of a busy machine drop some.
-func (x *topology) hearAll(t *testing.T, family vip.Family, first, flows int) {
+// sendUntilReceived sends a datagram from each of many ports until the targets have received one
+// from each: the queues of a busy machine drop some.
+func (x *topology) sendUntilReceived(t *testing.T, family vip.Family, first, flows int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -153,8 +153,8 @@ func (f *Conn) commit(t *transaction, generation *uint32) error {
 	m.SetFlags(unix.NLM_F_ACK)
 	m.Begin(unix.NFNL_MSG_BATCH_END, 0, embrace...)
 	if len(m.Data) > f.nft.SendLimit {
-		return fmt.Errorf("failed to change %d nftables objects: they take %d bytes at once, and the socket's buffer has %d; "+
-			"give the process CAP_NET_ADMIN, or set net.core.wmem_max to more", t.Len(), len(m.Data), f.nft.SendLimit)
+		return fmt.Errorf("failed to change %d nftables objects: they take %d bytes at once, and the socket's buffer "+
+			"has %d; give the process CAP_NET_ADMIN, or set net.core.wmem_max to more", t.Len(), len(m.Data), f.nft.SendLimit)
 	}
 	var rejections []error
 	err := f.nft.Transact(&m, func(i int, err error) {

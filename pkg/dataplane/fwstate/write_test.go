@@ -29,13 +29,13 @@ func mustHave(t *testing.T, f *Conn, want plan.KernelStream) *plan.KernelStream 
 	return got
 }
 
-func TestOnlyEntriesThatDifferAreWritten(t *testing.T) {
+func TestOnlyDifferencesAreWritten(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})
 	must(t, writeBase(f, exampleChange()))
 	now, err := f.ReadStream("web")
 	must(t, err)
-	want := plan.KernelStream{Name: "web", Size: 101, Seed: 7, Tables: bothFamilies(filled(101, 5000, 5001, 5002))}
+	want := exampleChange().Streams[0].Desired
 	want.Tables[vip.IPv6] = filled(101, 5000, 5001, 5002)
 	want.Tables[vip.IPv6][50] = 5000 // was 5002
 	want.Tables[vip.IPv6][51] = 0    // none
@@ -55,25 +55,29 @@ func TestOnlyEntriesThatDifferAreWritten(t *testing.T) {
 	}
 }
 
-func TestTablesChangeTheirSizeSeedAndFamilies(t *testing.T) {
+func TestTableParametersChange(t *testing.T) {
 	f := openConn(t, lab.NewNetNS(t), Config{})
 	must(t, writeBase(f, exampleChange()))
 	for _, step := range []struct {
 		name       string
 		size, seed uint32
 		families   []vip.Family
+		match      []plan.Port
 	}{
-		{"larger", 1009, 7, vip.Families[:]},
-		{"another seed", 1009, 8, vip.Families[:]},
-		{"IPv4 only", 1009, 8, vip.Families[:1]},
-		{"both again, larger than a transaction", 10007, 8, vip.Families[:]},
-		{"larger than a transaction, from one that is", 20011, 8, vip.Families[:]},
-		{"small", 101, 9, vip.Families[:]},
+		{"larger", 1009, 7, vip.Families[:], exampleMatch},
+		{"another seed", 1009, 8, vip.Families[:], exampleMatch},
+		{"IPv4 only, and all ports", 1009, 8, vip.Families[:1], nil},
+		{"both again, larger than a transaction, and some ports", 10007, 8, vip.Families[:], exampleMatch},
+		{"larger than a transaction, from one that is", 20011, 8, vip.Families[:], exampleMatch[1:]},
+		{"the same with all ports", 30011, 8, vip.Families[:], nil},
+		{"small", 101, 9, vip.Families[:], nil},
+		{"with other ports", 101, 9, vip.Families[:], exampleMatch[:2]},
+		{"with one port", 101, 9, vip.Families[:], exampleMatch[2:]},
 	} {
 		t.Run(step.name, func(t *testing.T) {
 			now, err := f.ReadStream("web")
 			must(t, err)
-			want := plan.KernelStream{Name: "web", Size: step.size, Seed: step.seed}
+			want := plan.KernelStream{Name: "web", Size: step.size, Seed: step.seed, Match: step.match}
 			for _, family := range step.families {
 				want.Tables[family] = filled(step.size, 5000, 5002)
 			}
@@ -98,8 +102,8 @@ func TestTablesChangeTheirSizeSeedAndFamilies(t *testing.T) {
 	}
 }
 
-// Whatever the kernel has of a stream, write makes it what it is to be: a start that was
-// cut short may have left anything.
+// A write restores a stream from any observed state: an interrupted start may have left any part
+// of it.
 func TestPartialTransactionIsRepaired(t *testing.T) {
 	for name, commands := range map[string]string{
 		"maps without a chain": "nft flush chain inet vipgate-lb stream/web; nft delete element inet vipgate-lb vip4 " +
@@ -115,10 +119,13 @@ func TestPartialTransactionIsRepaired(t *testing.T) {
 			"maglev6/web; nft add element inet vipgate-lb maglev6/web { 5 : 5001 }",
 		"a map of another size": "nft flush chain inet vipgate-lb stream/web; nft delete map inet vipgate-lb " +
 			"maglev4/web; nft 'add map inet vipgate-lb maglev4/web { type mark : mark; size 7; }'",
-		"a table that sleeps":   "nft add table inet vipgate-lb '{ flags dormant; }'",
+		"dormant table":         "nft add table inet vipgate-lb '{ flags dormant; }'",
 		"no elements in ported": "nft flush set inet vipgate-lb ported",
-		"base rules in another order": "nft flush chain inet vipgate-lb prerouting; nft add rule inet vipgate-lb prerouting " +
-			"ip daddr vmap @vip4",
+		"base rules in another order": "nft flush chain inet vipgate-lb prerouting; " +
+			"nft add rule inet vipgate-lb prerouting ip daddr vmap @vip4",
+		"no set of ports": "nft flush chain inet vipgate-lb stream/web; nft delete set inet vipgate-lb match/web",
+		"a rule about ports less": "nft delete rule inet vipgate-lb stream/web handle $(nft -a list chain inet " +
+			"vipgate-lb stream/web | sed -n 's/.*ports that do not match.*handle //p')",
 		"no table at all": "nft delete table inet vipgate-lb",
 		"no goto":         "ip rule del prio 90; ip -6 rule del prio 92",
 	} {
@@ -160,7 +167,8 @@ func TestForeignObjectsStay(t *testing.T) {
 			add rule inet vipgate-lb prerouting counter
 			insert rule inet vipgate-lb stream/web counter comment "debugging"
 			add element inet vipgate-lb vip4 { 9.9.9.9 : goto theirs }'
-			ip rule add prio 95 fwmark 7 lookup 77; ip route add blackhole default table 77; ip route add blackhole 1.1.1.1/32 table 5000`)
+			ip rule add prio 95 fwmark 7 lookup 77; ip route add blackhole default table 77
+			ip route add blackhole 1.1.1.1/32 table 5000`)
 		c := readAll(t, f)
 		if !c.Base || !c.Streams["web"].ChainIntact || len(c.VIPs) != 5 {
 			t.Errorf("foreign rules disturb: base %v, chain %v, VIPs %v", c.Base, c.Streams["web"].ChainIntact, c.VIPs)
@@ -185,7 +193,7 @@ func TestForeignObjectsStay(t *testing.T) {
 				t.Errorf("stateless %v: %q is gone:\n%s", stateless, theirs, out)
 			}
 		}
-		for _, ours := range []string{"vipgate:", "live4", "ported", "goto 92", "nop", "stream/", "target/", "own4"} {
+		for _, ours := range []string{"vipgate:", "live4", "ported", "match/", "goto 92", "nop", "stream/", "own4"} {
 			if strings.Contains(out, ours) {
 				t.Errorf("stateless %v: %q is left:\n%s", stateless, ours, out)
 			}
@@ -203,7 +211,7 @@ func TestRemoveDeletesAllOwnObjects(t *testing.T) {
 		for v := range gone {
 			gone[v] = ""
 		}
-		for range 2 { // what is gone already is no error
+		for range 2 { // an absent object is no error
 			must(t, f.Write(plan.Change{VIPs: gone, RemoveStreams: []string{"web"}, RemoveTargets: []uint32{5000, 5001, 5002}}))
 			must(t, f.RemoveAll())
 		}
@@ -214,7 +222,7 @@ func TestRemoveDeletesAllOwnObjects(t *testing.T) {
 	}
 }
 
-func TestTheModeOfConnectionTrackingChanges(t *testing.T) {
+func TestConntrackModeChange(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	for _, stateless := range []bool{false, true, false} {
 		f := openConn(t, ns, Config{Stateless: stateless})
@@ -249,10 +257,11 @@ func TestForeignObjectsAreReported(t *testing.T) {
 	}
 	for object, setup := range map[string]string{
 		"map inet vipgate-lb maglev4/web": "add map inet vipgate-lb maglev4/web { type ipv4_addr : mark; }",
+		"set inet vipgate-lb match/web":   "add set inet vipgate-lb match/web { type inet_service; }",
 		"chain inet vipgate-lb stream/web": "add chain inet vipgate-lb stream/web { type filter hook forward " +
 			"priority 0; }",
-		"element 20.0.0.1/32 of map inet vipgate-lb vip4": "add chain inet vipgate-lb x; add element inet vipgate-lb vip4 { " +
-			"20.0.0.1 : goto x }",
+		"element 20.0.0.1/32 of map inet vipgate-lb vip4": "add chain inet vipgate-lb x; " +
+			"add element inet vipgate-lb vip4 { 20.0.0.1 : goto x }",
 	} {
 		ns := lab.NewNetNS(t)
 		f := openConn(t, ns, Config{})
@@ -280,7 +289,7 @@ func TestForeignRulesAndTablesAmongMany(t *testing.T) {
 	}
 }
 
-func TestATargetBeyondTheNetworkIsNamed(t *testing.T) {
+func TestTargetOffLinkIsNamed(t *testing.T) {
 	pod, net := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(pod, "int0", net, "pod"))
 	must(t, pod.Addr("int0", "172.16.0.1/24", "fd16::1/64"))
@@ -298,9 +307,9 @@ func TestATargetBeyondTheNetworkIsNamed(t *testing.T) {
 		t.Errorf("failed: %v", failed)
 	}
 	if hop, err := f.ResolveNextHop(5001, vip.IPv4); err != nil || hop != slots[1].NextHops[0] {
-		t.Errorf("the other one's way leads to %s, %v", hop, err)
+		t.Errorf("the next hop of the other target is %s, %v", hop, err)
 	}
-	// A target that moves leaves nothing behind, and one that loses an address neither.
+	// A target that moves or loses an address leaves no route behind.
 	slots[1].NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.16.0.3")}
 	if failed := f.AddRoutes(slots[1:]); len(failed) > 0 {
 		t.Error(failed)
@@ -313,7 +322,7 @@ func TestATargetBeyondTheNetworkIsNamed(t *testing.T) {
 	}
 }
 
-func TestWatchTellsWhatHappens(t *testing.T) {
+func TestWatchReportsEvents(t *testing.T) {
 	ns, net := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(ns, "int0", net, "pod"))
 	must(t, ns.Addr("int0", "172.16.0.1/24"))
@@ -337,21 +346,21 @@ func TestWatchTellsWhatHappens(t *testing.T) {
 			case <-w.Failed():
 				t.Fatalf("the watch failed: %v", w.Err())
 			case <-deadline:
-				t.Fatalf("nothing was heard of: %s", what)
+				t.Fatalf("no event for %s", what)
 			}
 		}
 	}
 	must(t, writeBase(f, plan.Change{Base: true}))
 	wait("a transaction", func(n Events) bool {
 		if n.Routes {
-			t.Error("our own rules are news")
+			t.Error("own rules are reported as route events")
 		}
 		return n.Ruleset
 	})
 	run(t, ns, "ip rule del prio 90")
 	wait("a rule that another process deleted", func(n Events) bool { return n.Routes })
 	run(t, ns, "ip route add blackhole default table 5007")
-	wait("a route in a table that may be ours", func(n Events) bool { return n.Routes })
+	wait("a route in a table of the data plane", func(n Events) bool { return n.Routes })
 	run(t, ns, "ip route add blackhole 10.0.0.0/8 table 100; ip addr add 20.0.0.1/32 dev lo")
 	wait("an address", func(n Events) bool {
 		if n.Routes {

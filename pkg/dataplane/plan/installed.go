@@ -33,17 +33,18 @@ type Label struct {
 	DrainEndMilli, DrainMilli int64
 }
 
-// InstalledTarget is one target as the engine installed it, or recovered it from the kernel.
+// InstalledTarget is one target as the engine installed it, or recovered it from the kernel. Its
+// 128 bytes are the largest value that Go stores in a map without an allocation of its own.
 type InstalledTarget struct {
 	// FWMark is its fwmark and its routing table.
 	FWMark uint32
-	Label
 	// Flows reports by family whether established flows reach the target.
 	Flows [len(vip.Families)]bool
+	Stage Stage
+	Label
 	// DrainEnd is the end of the drain of a target that is no longer desired; zero for other
 	// targets. It has a monotonic reading, so that the wall clock may jump.
 	DrainEnd time.Time
-	Stage    Stage
 }
 
 // InstalledStream is one stream as the engine installed it, or recovered it from the kernel.
@@ -54,7 +55,9 @@ type InstalledStream struct {
 	Size, Seed uint32
 	// Tables are the sorted names of the targets in the Maglev table of each family.
 	Tables [len(vip.Families)][]string
-	Stage  Stage
+	// Match are the ports whose packets are forwarded; nil for all packets.
+	Match []Port
+	Stage Stage
 }
 
 const drainField = "drain="
@@ -124,7 +127,7 @@ func (t InstalledTarget) Kernel() KernelTarget {
 
 // Kernel returns what the kernel must have of the stream. caches keep its last Maglev tables.
 func (s InstalledStream) Kernel(targets map[string]InstalledTarget, caches *TableCaches) *KernelStream {
-	k := &KernelStream{Name: s.Name, ChainIntact: true, Size: s.Size, Seed: s.Seed}
+	k := &KernelStream{Name: s.Name, ChainIntact: true, Size: s.Size, Seed: s.Seed, Match: s.Match}
 	for _, f := range vip.Families {
 		if HasFamily(s.VIPs, f) || s.Tables[f] != nil {
 			k.Tables[f] = caches[f].table(s.Tables[f], targets, s.Size, s.Seed)
@@ -154,7 +157,8 @@ func sameTarget(a, b InstalledTarget) bool {
 
 // sameStream compares all but the stage.
 func sameStream(a, b InstalledStream) bool {
-	return slices.Equal(a.VIPs, b.VIPs) && a.Size == b.Size && a.Seed == b.Seed && sameTables(a.Tables, b.Tables)
+	return slices.Equal(a.VIPs, b.VIPs) && a.Size == b.Size && a.Seed == b.Seed && SameMatch(a.Match, b.Match) &&
+		sameTables(a.Tables, b.Tables)
 }
 
 func sameTables(a, b [len(vip.Families)][]string) bool {

@@ -91,21 +91,26 @@ type StreamPlan struct {
 
 // ForStream plans one stream. Its only side effect is that of AllocateFWMark.
 func ForStream(v StreamInput) StreamPlan {
+	n := len(v.Targets) // about as many stay
 	p := StreamPlan{
-		Name: v.Name, Targets: map[string]InstalledTarget{}, Apply: map[uint32]bool{}, Requests: map[string]Request{},
+		Name: v.Name, Targets: make(map[string]InstalledTarget, n), Apply: make(map[uint32]bool, n),
+		Requests: make(map[string]Request, n),
 	}
 	if v.Desired == nil {
 		p.Remove, p.Removed = true, SortedTargets(v.Targets)
 		return p
 	}
 	w := v.Desired
-	p.Stream = InstalledStream{Name: v.Name, VIPs: v.VIPs, Size: w.Size, Seed: w.Seed, Stage: StageApplied}
+	p.Stream = InstalledStream{
+		Name: v.Name, VIPs: v.VIPs, Size: w.Size, Seed: w.Seed, Match: w.Match, Stage: StageApplied,
+	}
 	p.Forced = v.Repair || v.Installed == nil || v.Installed.Stage != StageApplied ||
-		v.Installed.Size != w.Size || v.Installed.Seed != w.Seed || !slices.Equal(v.Installed.VIPs, v.VIPs)
+		v.Installed.Size != w.Size || v.Installed.Seed != w.Seed || !slices.Equal(v.Installed.VIPs, v.VIPs) ||
+		!SameMatch(v.Installed.Match, w.Match)
 
 	// Which targets change comes first: a stream whose chain is missing is rebuilt with all
 	// its targets, but only if its desired state changed.
-	changed := map[string]bool{}
+	changed := make(map[string]bool, n)
 	for _, t := range w.Targets {
 		old, recorded := v.Targets[t.Name]
 		before, known := v.Requests[t.Name]
@@ -124,10 +129,13 @@ func ForStream(v StreamInput) StreamPlan {
 		changed[t.Name] = restored || v.Repair || old.Stage != StageApplied || before != next
 		p.Forced = p.Forced || changed[t.Name] && !restored
 	}
-	for _, old := range SortedTargets(v.Targets) {
-		if _, desired := p.Requests[old.Name]; desired {
-			continue
+	left := map[string]InstalledTarget{} // no longer desired
+	for name, old := range v.Targets {
+		if _, desired := p.Requests[name]; !desired {
+			left[name] = old
 		}
+	}
+	for _, old := range SortedTargets(left) {
 		drained, stays := drainOrRemove(v, old)
 		if !stays {
 			p.Removed = append(p.Removed, old)

@@ -3,7 +3,6 @@ package translation
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -30,7 +29,7 @@ type endpoint struct {
 }
 
 func (e *endpoint) problem(reason, format string, args ...any) {
-	e.problems = append(e.problems, Problem{e.object, reason, fmt.Sprintf(format, args...)})
+	e.problems = append(e.problems, Problem{e.object, reason, message(format, args...)})
 }
 
 // label is a label of an object in a namespace.
@@ -152,8 +151,8 @@ func (t *translator) addressTexts(e *endpoint) []string {
 		IPs  []string `json:"ips"`
 	}
 	if err := json.Unmarshal([]byte(annotation), &interfaces); err != nil {
-		e.problem(ReasonNetworkStatusMissing, "Pod %s has an annotation %s that cannot be read: %v: "+
-			"create the Pod again, so that Multus writes it", e.pod.Name, networkStatus, err)
+		e.problem(ReasonNetworkStatusMissing, "Pod %s has an annotation %s that cannot be read (%s): "+
+			"create the Pod again, so that Multus writes it", e.pod.Name, networkStatus, problemOf(err))
 		return nil
 	}
 	attached := false

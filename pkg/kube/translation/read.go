@@ -51,7 +51,7 @@ func (o *Objects) add(u unstructured.Unstructured) error {
 	switch u.GroupVersionKind() {
 	case v1alpha1.Kind:
 		if o.Trench != nil {
-			return fmt.Errorf("Trench %s/%s is a second one, besides %s/%s: pass only one",
+			return fmt.Errorf("a second Trench %s/%s, besides %s/%s: pass only one",
 				u.GetNamespace(), u.GetName(), o.Trench.GetNamespace(), o.Trench.GetName())
 		}
 		o.Trench = &u

@@ -2,7 +2,7 @@ package translation
 
 // Reasons of a Trench.
 const (
-	// ReasonValid: the trench file is written.
+	// ReasonValid: there is a trench file.
 	ReasonValid = "Valid"
 	// ReasonNotFound: there is no Trench. The previous file stays in force.
 	ReasonNotFound = "NotFound"

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,7 +33,19 @@ type stream struct {
 type refusal struct{ reason, message string }
 
 func refuse(reason, format string, args ...any) *refusal {
-	return &refusal{reason, fmt.Sprintf(format, args...)}
+	return &refusal{reason, message(format, args...)}
+}
+
+// maxMessage is the most bytes of a message: an Event takes 1024.
+const maxMessage = 1000
+
+// message returns a message that is cut short if it is long, as it is when it quotes an annotation.
+func message(format string, args ...any) string {
+	s := fmt.Sprintf(format, args...)
+	if len(s) > maxMessage {
+		s = strings.ToValidUTF8(s[:maxMessage-len("…")], "") + "…"
+	}
+	return s
 }
 
 // annotations are those of a Service, by the field of a stream that they set.
@@ -74,19 +87,29 @@ func (t *translator) newStream(s *corev1.Service) (*stream, *refusal) {
 			"rename one of them", result.name)
 	}
 	read := t.read(fields)
-	if read.problem.Message != "" {
-		reason, where := ReasonInvalid, read.problem.Field
-		field, rest, _ := strings.Cut(where, ".")
-		if annotation := annotations[field]; annotation != "" {
-			reason, where = ReasonInvalidAnnotation, "annotation "+annotation
-			if rest != "" {
-				where += ": " + rest
-			}
+	if read.problems != nil {
+		reason := ReasonInvalidAnnotation
+		if strings.HasPrefix(read.problems.Problems[0].Field, "match") {
+			reason = ReasonInvalid
 		}
-		return nil, refuse(reason, "%s: %s", where, read.problem.Message)
+		return nil, refuse(reason, "%s", joined(read.problems, origin))
 	}
 	result.families = read.families
 	return result, nil
+}
+
+// origin returns where a field of the stream of a Service comes from.
+func origin(path string) string {
+	field, rest, _ := strings.Cut(path, ".")
+	switch {
+	case path == "":
+		return "annotations"
+	case strings.HasPrefix(path, "match"):
+		return "spec.ports"
+	case rest == "":
+		return "annotation " + annotations[field]
+	}
+	return "annotation " + annotations[field] + ": " + rest
 }
 
 // claim returns the VIPs of a Service, sorted.
@@ -150,6 +173,9 @@ func (t *translator) fields(s *corev1.Service) ([]byte, *refusal) {
 	for _, name := range []string{"minReady", "drainTime"} {
 		if text, ok := s.Annotations[annotations[name]]; ok {
 			m[name] = text
+			if _, err := strconv.ParseUint(text, 10, 64); err == nil {
+				m[name] = json.Number(text)
+			}
 		}
 	}
 	check, _ := m["check"].(map[string]any)
@@ -163,14 +189,14 @@ func (t *translator) fields(s *corev1.Service) ([]byte, *refusal) {
 		}
 		m["check"] = merged(check, map[string]any{"tcp": map[string]any{"port": s.Spec.Ports[i].Port}})
 	}
-	if matchKnown && len(s.Spec.Ports) > 0 {
+	if n := len(s.Spec.Ports); n > trench.MaxMatch {
+		return nil, refuse(ReasonInvalid, "spec.ports has %d ports, and the data plane knows %d of a Service at most: "+
+			"remove some", n, trench.MaxMatch)
+	} else if n > 0 {
 		m["match"] = match(s.Spec.Ports)
 	}
 	return appendFields([]byte("    "), "    ", m), nil
 }
-
-// matchKnown is whether the reader of the trench file knows the field match.
-const matchKnown = false
 
 // match returns which packets belong to a Service.
 func match(ports []corev1.ServicePort) []any {
@@ -233,18 +259,26 @@ func parseObject(text string) (map[string]any, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf(`is not an object of JSON (%w): write one such as {"http":{"port":8080}}`, err)
+		return nil, fmt.Errorf(`is not an object of JSON (%s): write one such as {"http":{"port":8080}}`, problemOf(err))
 	}
 	return m, nil
+}
+
+// problemOf returns an error of a reader of JSON without types of Go.
+func problemOf(err error) string {
+	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
+		return "unexpected " + wrong.Value
+	}
+	return err.Error()
 }
 
 // readFields is what the reader of the trench file says of the fields of a stream.
 type readFields struct {
 	families trench.Families
-	problem  trench.Problem // Field is below the stream; no Message without a problem
+	problems *trench.Errors // Field is below the stream; nil if there are none
 }
 
-// probe is a file around the fields of a stream; its VIP is no address that anything has (RFC 6666).
+// probe is a file around the fields of a stream; no host has an address in its VIP (RFC 6666).
 const probe = `trench: probe
 attractor:
   name: probe
@@ -255,30 +289,25 @@ streams:
 `
 
 // read reads the fields of a stream as the reader of the trench file will. What that says of them
-// depends on the rest of the file only for addresses in VIPs, which are compared here.
+// depends on the rest of the file only for addresses in VIPs: those are compared here.
 func (t *translator) read(fields []byte) readFields {
 	if known, ok := t.known[string(fields)]; ok {
 		return known
 	}
 	var r readFields
 	config, err := trench.Parse("", append([]byte(probe), fields...), trench.DefaultDefaults())
-	var refused *trench.Errors
-	switch {
-	case errors.As(err, &refused):
-		r.problem = refused.Problems[0]
-		r.problem.Field = strings.TrimPrefix(strings.TrimPrefix(r.problem.Field, "streams[0]"), ".")
-		if r.problem.Field == "" {
-			r.problem.Field = "check"
+	if errors.As(err, &r.problems) {
+		for i := range r.problems.Problems {
+			p := &r.problems.Problems[i]
+			p.Field = strings.TrimPrefix(strings.TrimPrefix(p.Field, "streams[0]"), ".")
 		}
-	case err != nil:
-		r.problem = trench.Problem{Message: err.Error()}
-	default:
+	} else {
 		check := config.Streams[0].Check
 		r.families = check.Families
 		for _, a := range []netip.Addr{check.Source4, check.Source6} {
 			if v, ok := t.settings.covering(a); a.IsValid() && ok {
-				r.problem = trench.Problem{Field: "check.source", Message: fmt.Sprintf("is %s, which lies in the VIP %s: "+
-					"write an address of the load balancer's own", a, v)}
+				message := fmt.Sprintf("is %s, which lies in the VIP %s: write an address of the load balancer's own", a, v)
+				r.problems = &trench.Errors{Problems: []trench.Problem{{Field: "check.source", Message: message}}}
 			}
 		}
 	}
@@ -303,8 +332,8 @@ func (t *translator) readDefaults() error {
 	if len(m) == 0 {
 		return nil
 	}
-	if p := t.read(appendFields([]byte("    "), "    ", m)).problem; p.Message != "" {
-		return fmt.Errorf("spec.defaults.%s: %s", p.Field, p.Message)
+	if p := t.read(appendFields([]byte("    "), "    ", m)).problems; p != nil {
+		return errors.New(joined(p, func(field string) string { return "spec.defaults." + field }))
 	}
 	return nil
 }

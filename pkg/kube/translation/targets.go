@@ -24,8 +24,8 @@ func (t *translator) addTargets(s *corev1.Service, st *stream) ([]Problem, *refu
 			"no effect: remove it, and filter with a NetworkPolicy or in the application"})
 	}
 	if len(list) == 0 && len(s.Spec.Selector) > 0 {
-		problems = append(problems, Problem{reference(s), ReasonNoPods, fmt.Sprintf(
-			"no Pod in namespace %s has the labels %s: add the label %s=%s to the Pods of the selector",
+		problems = append(problems, Problem{reference(s), ReasonNoPods, message(
+			"no Pod in namespace %s has the labels %s and %s=%s: add the latter to the template of the Pods",
 			s.Namespace, labels.Set(s.Spec.Selector), v1alpha1.TrenchLabel, t.settings.trench.Name)})
 	}
 	list, translated := withPorts(s, list)

@@ -1,8 +1,10 @@
 package translation
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,11 +45,11 @@ func Translate(objects Objects, options Options) Result {
 	r.Trench.Object.Namespace, r.Trench.Object.Name = u.GetNamespace(), u.GetName()
 	r.Trench.Object.UID, r.Trench.Generation = u.GetUID(), u.GetGeneration()
 	if err := r.translate(objects, options); err != nil {
-		r.Trench.Reason, r.Trench.Message = ReasonInvalid, err.Error()
+		r.Trench.Reason, r.Trench.Message = ReasonInvalid, message("%v", err)
 		r.File, r.Keys, r.Services = nil, nil, nil
 		return r
 	}
-	r.Trench.Accepted, r.Trench.Reason, r.Trench.Message = true, ReasonValid, "the trench file is written"
+	r.Trench.Accepted, r.Trench.Reason, r.Trench.Message = true, ReasonValid, "the trench file is valid"
 	return r
 }
 
@@ -80,7 +82,7 @@ func (r *Result) translate(objects Objects, options Options) error {
 	}
 	slices.SortFunc(r.Services, func(a, b ServiceVerdict) int {
 		x, y := a.Object, b.Object
-		return strings.Compare(x.Namespace+"/"+x.Name+"/"+string(x.UID), y.Namespace+"/"+y.Name+"/"+string(y.UID))
+		return cmp.Or(cmp.Compare(x.Namespace, y.Namespace), cmp.Compare(x.Name, y.Name), cmp.Compare(x.UID, y.UID))
 	})
 	slices.SortFunc(t.streams, func(a, b *stream) int { return strings.Compare(a.name, b.name) })
 	r.File, r.Keys, r.Trench.Problems = t.file(), s.keys, s.problems
@@ -175,15 +177,23 @@ func (t *translator) refused(file []byte) error {
 	if !errors.As(err, &refused) {
 		return err
 	}
+	return errors.New(joined(refused, t.path))
+}
+
+// linesOfFile are the places in messages of the reader that mean nothing outside of the file.
+var linesOfFile = regexp.MustCompile(`, first in line \d+| of line \d+`)
+
+// joined returns the first problems of a file, each with where it comes from.
+func joined(refused *trench.Errors, path func(field string) string) string {
 	const enough = 3
 	var texts []string
 	for _, p := range refused.Problems[:min(len(refused.Problems), enough)] {
-		texts = append(texts, t.path(p.Field)+": "+p.Message)
+		texts = append(texts, path(p.Field)+": "+linesOfFile.ReplaceAllString(p.Message, ""))
 	}
 	if more := len(refused.Problems) - enough; more > 0 {
 		texts = append(texts, fmt.Sprintf("%d more problems", more))
 	}
-	return errors.New(strings.Join(texts, "; "))
+	return strings.Join(texts, "; ")
 }
 
 // path returns where a field of the trench file comes from.

@@ -13,15 +13,30 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// plain are the texts that are written without quotes: YAML takes each for a text, too.
-var plain = regexp.MustCompile(`^([A-Za-z][A-Za-z0-9_./-]*|[0-9]+(\.[0-9]+){3}(/[0-9]+)?|[0-9]+(ns|us|ms|s|m|h))$`)
+// plainNumber are the texts that begin with a digit and are written without quotes.
+var plainNumber = regexp.MustCompile(`^([0-9]+(\.[0-9]+){3}(/[0-9]+)?|[0-9]+(ns|us|ms|s|m|h))$`)
 
-// words are plain texts that YAML takes for something else.
+// words are texts without quotes that YAML takes for something else.
 var words = []string{"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+
+// plain reports whether a text needs no quotes, for any reader of YAML.
+func plain(s string) bool {
+	if s == "" || s[0] >= '0' && s[0] <= '9' {
+		return plainNumber.MatchString(s)
+	}
+	for i := range len(s) {
+		c := s[i]
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '/'
+		if !letter && (i == 0 || (c < '0' || c > '9') && c != '-' && c != '_' && c != '.') {
+			return false
+		}
+	}
+	return !slices.Contains(words, strings.ToLower(s))
+}
 
 // appendText writes a text. What is quoted is ASCII: the escapes of Go are those of YAML, too.
 func appendText(b []byte, s string) []byte {
-	if plain.MatchString(s) && !slices.Contains(words, strings.ToLower(s)) {
+	if plain(s) {
 		return append(b, s...)
 	}
 	return strconv.AppendQuoteToASCII(b, s)
@@ -82,7 +97,9 @@ func appendValue(b []byte, v any) []byte {
 		return appendText(b, v)
 	case nil:
 		return append(b, "null"...)
-	case bool, int, int32, int64, float64, json.Number:
+	case float64:
+		return strconv.AppendFloat(b, v, 'f', -1, 64) // YAML is decoded to these
+	case bool, int, int32, int64, json.Number:
 		return fmt.Append(b, v)
 	}
 	return appendText(b, fmt.Sprint(v))

@@ -1,0 +1,260 @@
+package v1alpha1
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v4"
+)
+
+var update = flag.Bool("update", false, "write the CustomResourceDefinition instead of comparing it")
+
+const (
+	crdFile    = "../../../deployments/kubernetes/crd.yaml"
+	schemaFile = "../../../docs/trench.schema.json" // generated from the tables of the trench file's reader
+	header     = "# Generated from docs/trench.schema.json: go test ./pkg/kube/v1alpha1 -run TestCRD -update\n"
+)
+
+type object = map[string]any
+
+// converter turns schemas of the trench file into structural schemas of Kubernetes, which know no
+// references, one type for each value and few keywords.
+type converter struct{ defs object }
+
+// whole are the patterns of whole numbers with quotes, which Kubernetes does not take for numbers.
+var whole = regexp.MustCompile(`^\^\[1-9\]\[0-9\]\{0,[0-9]+\}\$$`)
+
+func (c converter) convert(in object) object {
+	if ref, ok := in["$ref"].(string); ok {
+		in = maps.Clone(in)
+		delete(in, "$ref")
+		target := maps.Clone(c.defs[strings.TrimPrefix(ref, "#/$defs/")].(object))
+		maps.Copy(target, in)
+		return c.convert(target)
+	}
+	out := object{}
+	for name, value := range in {
+		switch name {
+		case "type", "description", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
+			"required", "oneOf", "enum":
+			out[name] = value
+		case "not":
+			out[name] = c.convert(value.(object))
+			delete(out[name].(object), "type")
+		case "const":
+			out["enum"] = []any{value}
+		case "items":
+			out[name] = c.convert(value.(object))
+		case "properties":
+			properties := object{}
+			for field, of := range value.(object) {
+				properties[field] = c.convert(of.(object))
+			}
+			out[name] = properties
+		case "uniqueItems", "additionalProperties", "examples", "default", "if", "then": // what Kubernetes cannot say
+		default:
+			panic("unknown keyword " + name)
+		}
+	}
+	// Not a default of Kubernetes: those would be written into objects.
+	text, _ := out["description"].(string)
+	if initial, ok := in["default"]; ok && !strings.Contains(text, "The default") {
+		out["description"] = fmt.Sprintf("%s Default: %v.", text, initial)
+	}
+	c.setType(out)
+	return out
+}
+
+// setType leaves one type.
+func (c converter) setType(out object) {
+	pattern, _ := out["pattern"].(string)
+	kinds, several := out["type"].([]any)
+	values, _ := out["enum"].([]any)
+	switch {
+	case slices.Contains(values, any(true)):
+		out["type"] = "boolean"
+		delete(out, "enum")
+	case values != nil:
+		out["type"] = "string"
+	case several && kinds[0] == "string":
+		out["type"] = "string"
+	case several && whole.MatchString(pattern):
+		out["type"], out["format"] = "integer", "int64"
+		delete(out, "pattern")
+	case several:
+		delete(out, "type")
+		out["x-kubernetes-int-or-string"] = true
+		out["anyOf"] = []any{object{"type": "integer"}, object{"type": "string"}}
+	case out["type"] == "array":
+		items := out["items"].(object)
+		out["x-kubernetes-list-type"] = "set"
+		if items["type"] == "object" {
+			out["x-kubernetes-list-type"] = "map"
+			out["x-kubernetes-list-map-keys"] = []any{"name"}
+			if !slices.Contains(items["required"].([]any), any("name")) {
+				out["x-kubernetes-list-type"] = "atomic"
+				delete(out, "x-kubernetes-list-map-keys")
+			}
+		}
+	}
+}
+
+func readYAML(t *testing.T, file string) object {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var o object
+	if err := yaml.Unmarshal(text, &o); err != nil { // of JSON, too, with whole numbers
+		t.Fatal(err)
+	}
+	return o
+}
+
+// at returns the object below another one.
+func at(o object, path ...string) object {
+	for _, name := range path {
+		o = o[name].(object)
+	}
+	return o
+}
+
+// crd returns the CustomResourceDefinition.
+func crd(t *testing.T) object {
+	t.Helper()
+	schema := readYAML(t, schemaFile)
+	c := converter{defs: at(schema, "$defs")}
+	result := readYAML(t, "testdata/crd.yaml")
+	version := at(result, "spec")["versions"].([]any)[0].(object)
+	spec := at(version, "schema", "openAPIV3Schema", "properties", "spec")
+	properties := at(spec, "properties")
+
+	network := at(properties, "network", "properties", "subnets")
+	network["items"] = c.convert(at(network, "items"))
+
+	attractor := c.convert(at(schema, "properties", "attractor"))
+	gateway := at(attractor, "properties", "gateways", "items", "properties")
+	delete(gateway, "passwordFile")
+	gateway["passwordSecret"] = object{
+		"description": "The key of a Secret, in the namespace of the Trench, that has the TCP-MD5 password. " +
+			"While it is missing or refused the gateway has no session.",
+		"type": "object", "required": []any{"name", "key"},
+		"properties": object{
+			"name": object{
+				"description": "Name of the Secret.",
+				"type":        "string", "pattern": `^[a-z0-9][a-z0-9.-]*$`, "maxLength": 253,
+			},
+			"key": object{
+				"description": "Key of the password in the Secret.",
+				"type":        "string", "pattern": `^[A-Za-z0-9._-]+$`, "maxLength": 253,
+			},
+		},
+	}
+	streams := c.convert(at(schema, "properties", "streams"))
+	streams["description"] = "Streams for targets that are no Pods, as in the trench file."
+	properties["attractor"], properties["streams"] = attractor, streams
+
+	defaults := object{}
+	stream := c.convert(at(schema, "$defs", "stream"))
+	for _, name := range []string{"drainTime", "minReady", "check", "maglev"} {
+		defaults[name] = at(stream, "properties", name)
+	}
+	delete(at(defaults, "check"), "oneOf") // the kind of the check may be that of the Service
+	properties["defaults"] = object{
+		"description": "What the streams of Services have unless an annotation of the Service says otherwise.",
+		"type":        "object", "properties": defaults,
+	}
+	return result
+}
+
+func TestCRD(t *testing.T) {
+	var b bytes.Buffer
+	b.WriteString(header)
+	e := yaml.NewEncoder(&b)
+	e.SetIndent(2)
+	if err := e.Encode(crd(t)); err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(crdFile, b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old, err := os.ReadFile(crdFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(old, b.Bytes()) {
+		t.Errorf("%s is stale: run make generate", crdFile)
+	}
+}
+
+// Every field of the types is in the schema, and every field of the schema in the types.
+func TestCRDHasFieldsOfTypes(t *testing.T) {
+	version := at(crd(t), "spec")["versions"].([]any)[0].(object)
+	properties := at(version, "schema", "openAPIV3Schema", "properties")
+	network := &Network{Subnets: []string{""}}
+	publish := &Publish{Addresses: []string{""}, FromService: "x", IngressClass: "x"}
+	full := Spec{
+		Network: network, Namespaces: []string{""}, Attractor: object{}, Streams: []any{""}, Defaults: object{"x": ""},
+		Publish: publish,
+	}
+	for path, of := range map[string]any{"spec": full, "network": network, "publish": publish} {
+		text, err := json.Marshal(of)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var fields object
+		if err := json.Unmarshal(text, &fields); err != nil {
+			t.Fatal(err)
+		}
+		schema := at(properties, "spec")
+		if path != "spec" {
+			schema = at(schema, "properties", path)
+		}
+		got, want := slices.Sorted(maps.Keys(at(schema, "properties"))), slices.Sorted(maps.Keys(fields))
+		if !slices.Equal(got, want) {
+			t.Errorf("%s has the fields %v, the type %v", path, got, want)
+		}
+	}
+}
+
+// structural fails for what the API server refuses in a structural schema, and for a field without
+// a description.
+func structural(t *testing.T, path string, s object) {
+	t.Helper()
+	if s["type"] == nil && s["x-kubernetes-int-or-string"] != true {
+		t.Errorf("%s has no type", path)
+	}
+	for _, keyword := range []string{
+		"$ref", "uniqueItems", "additionalProperties", "default", "x-kubernetes-preserve-unknown-fields",
+	} {
+		if s[keyword] != nil {
+			t.Errorf("%s has %s", path, keyword)
+		}
+	}
+	if strings.HasPrefix(path, "spec.") && !strings.HasSuffix(path, "[]") && s["description"] == nil {
+		t.Errorf("%s has no description", path)
+	}
+	properties, _ := s["properties"].(object)
+	for name, of := range properties {
+		structural(t, strings.TrimPrefix(path+"."+name, "."), of.(object))
+	}
+	if items, ok := s["items"].(object); ok {
+		structural(t, path+"[]", items)
+	}
+}
+
+func TestCRDIsStructural(t *testing.T) {
+	version := at(crd(t), "spec")["versions"].([]any)[0].(object)
+	structural(t, "", at(version, "schema", "openAPIV3Schema"))
+}
