@@ -111,8 +111,8 @@ func (f *fixture) apiServerAway(g *load.Generator) {
 	f.wantStatus(metav1.ConditionTrue)
 }
 
-// wantStatus waits until the status of the Service shows both VIPs, that it is accepted, and whether
-// the VIPs are advertised.
+// wantStatus waits until the status of the Service shows both VIPs, that it is accepted, and
+// whether the VIPs are advertised.
 func (f *fixture) wantStatus(advertised metav1.ConditionStatus) {
 	f.t.Helper()
 	proxy := corev1.LoadBalancerIPModeProxy
