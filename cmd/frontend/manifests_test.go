@@ -536,3 +536,23 @@ func TestTheExamplesIdentitiesAgree(t *testing.T) {
 		t.Error("lb and frontend of the overlay do not expect each other")
 	}
 }
+
+func TestMeridio2ContainerFitsProgram(t *testing.T) {
+	d := clitest.Read[clitest.Deployment](t, deployments+"meridio2/swap.yaml")
+	c := d.Spec.Template.Spec.Container(t, "frontend")
+	line := manifestLine(t)
+	documented := line.Documented
+	line.Documented = func(path string) bool {
+		return path == c.Variable("VIPGATE_READINESS_DIR") || path == "/var/run/secrets/kubernetes.io/serviceaccount" ||
+			documented(path)
+	}
+	for _, problem := range c.Problems(t, line) {
+		// The directory of readiness files replaces the socket.
+		if !strings.Contains(problem, "--lb-socket") {
+			t.Error(problem)
+		}
+	}
+	if dir := c.Variable("VIPGATE_READINESS_DIR"); dir != "/var/run/meridio" {
+		t.Errorf("readiness files are looked for in %q", dir)
+	}
+}

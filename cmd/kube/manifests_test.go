@@ -77,3 +77,20 @@ func TestImageFitsContainer(t *testing.T) {
 		t.Errorf("the entry point is %q", image.EntryPoint)
 	}
 }
+
+func TestMeridio2ContainerFitsProgram(t *testing.T) {
+	parser, err := cli.New(program(), &commandLine{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := clitest.Read[clitest.Deployment](t, deployments+"meridio2/swap.yaml")
+	kubeContainer := d.Spec.Template.Spec.Container(t, "kube")
+	for _, problem := range kubeContainer.Problems(t, clitest.CommandLine{
+		Parser:    parser,
+		Services:  []string{"", kube.Liveness, kube.Readiness},
+		Variables: []string{"GOMEMLIMIT", "POD_NAME", "POD_NAMESPACE"},
+		Reads:     []string{"frontend-admin-socket"},
+	}) {
+		t.Error(problem)
+	}
+}

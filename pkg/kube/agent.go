@@ -22,10 +22,10 @@ const (
 
 // agent translates each snapshot and writes the result. It implements task.Task.
 type agent struct {
-	cluster *cluster.Cluster
-	options translation.Options
-	files   *files
-	log     *slog.Logger
+	cluster    *cluster.Cluster
+	translator func(cluster.Snapshot) translation.Result
+	files      *files
+	log        *slog.Logger
 	// translated is called after each translation of which file and keys are on disk.
 	translated func(cluster.Snapshot, translation.Result, outcome)
 
@@ -35,9 +35,10 @@ type agent struct {
 
 // outcome is what became of a translation.
 type outcome struct {
-	took  time.Duration // by the translation
-	wrote bool          // some file has changed
-	err   error         // of writing
+	took    time.Duration // by the translation
+	latency time.Duration // from the first change to the end of the write
+	wrote   bool          // some file has changed
+	err     error         // of writing
 }
 
 // String implements task.Task.
@@ -108,7 +109,7 @@ func (a *agent) translate() error {
 		return nil
 	}
 	begin := time.Now()
-	result := translation.Translate(snapshot.Objects, a.options)
+	result := a.translator(snapshot)
 	o := outcome{took: time.Since(begin)}
 	if result.File != nil {
 		o.wrote, o.err = a.files.write(result)
@@ -117,6 +118,7 @@ func (a *agent) translate() error {
 	if o.wrote {
 		a.next = time.Now().Add(interval)
 	}
+	o.latency = time.Since(snapshot.Changed)
 	if o.err != nil {
 		a.log.Error("failed to write the trench file", "error", o.err)
 	}

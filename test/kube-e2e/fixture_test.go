@@ -36,7 +36,7 @@ const (
 
 // What is installed before the first Trench: the files that users apply.
 const (
-	definition = "charts/vipgate-crds/files/crd.yaml"
+	definition = "deployments/kubernetes/crd.yaml"
 	base       = "deployments/base/"
 )
 

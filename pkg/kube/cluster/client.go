@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/client-go/transport"
 	"k8s.io/client-go/util/connrotation"
 
+	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
@@ -47,6 +49,8 @@ type clients struct {
 	core        rest.Interface
 	discovery   rest.Interface
 	trenches    rest.Interface
+	gateways    rest.Interface
+	routers     rest.Interface
 }
 
 func newClients(config *rest.Config) (*clients, error) {
@@ -63,7 +67,10 @@ func newClients(config *rest.Config) (*clients, error) {
 		// Otherwise a token that the server refuses would be used for up to a minute after its file was
 		// replaced.
 		c.config.BearerToken, c.config.BearerTokenFile = "", ""
-		c.config.Wrap(transport.ResettableTokenSourceWrapTransport(transport.NewCachedFileTokenSource(file)))
+		authenticate := transport.ResettableTokenSourceWrapTransport(transport.NewCachedFileTokenSource(file))
+		c.config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return authenticated{authenticate(next), next}
+		})
 	}
 
 	scheme := runtime.NewScheme()
@@ -74,13 +81,13 @@ func newClients(config *rest.Config) (*clients, error) {
 		}
 	}
 	c.codec = runtime.NewParameterCodec(scheme)
-	http, err := rest.HTTPClientFor(c.config)
+	shared, err := rest.HTTPClientFor(c.config)
 	if err != nil {
 		return nil, fmt.Errorf("failed to create a client of the API server %s: %w", config.Host, err)
 	}
 	client := func(group schema.GroupVersion, path string, config *rest.Config) rest.Interface {
 		config.GroupVersion, config.APIPath = &group, path
-		client, e := rest.RESTClientForConfigAndClient(config, http)
+		client, e := rest.RESTClientForConfigAndClient(config, shared)
 		err = errors.Join(err, e)
 		return client
 	}
@@ -90,11 +97,22 @@ func newClients(config *rest.Config) (*clients, error) {
 	c.core = client(corev1.SchemeGroupVersion, "/api", rest.CopyConfig(typed))
 	c.discovery = client(discoveryv1.SchemeGroupVersion, "/apis", typed)
 	c.trenches = client(v1alpha1.Resource.GroupVersion(), "/apis", dynamic.ConfigFor(c.config))
+	c.gateways = client(meridio2.GatewayResource().GroupVersion(), "/apis", dynamic.ConfigFor(c.config))
+	c.routers = client(meridio2.RouterResource().GroupVersion(), "/apis", dynamic.ConfigFor(c.config))
 	if err != nil {
 		return nil, fmt.Errorf("failed to create a client of the API server %s: %w", config.Host, err)
 	}
 	return c, nil
 }
+
+// authenticated hides a method of the round tripper of tokens that only logs that it is deprecated.
+type authenticated struct {
+	http.RoundTripper
+	next http.RoundTripper
+}
+
+// WrappedRoundTripper implements net.RoundTripperWrapper of apimachinery.
+func (a authenticated) WrappedRoundTripper() http.RoundTripper { return a.next }
 
 // get returns a request that is not repeated: client-go would hide for 10 s that connections are
 // closed.
@@ -120,6 +138,14 @@ func (c *clients) source(k key, trench string) source {
 	case trenches:
 		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](c, c.trenches, v1alpha1.Resource.Resource,
 			k.namespace, named)
+	case gateways:
+		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](c, c.gateways,
+			meridio2.GatewayResource().Resource, k.namespace, named)
+	case gatewayRouters:
+		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](c, c.routers,
+			meridio2.RouterResource().Resource, k.namespace, metav1.ListOptions{})
+	case ownPod:
+		return objectsOf[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace, named)
 	case siblings:
 		return objectsOf[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace,
 			metav1.ListOptions{LabelSelector: v1alpha1.TrenchPodLabel + "=" + trench})

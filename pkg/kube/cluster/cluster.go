@@ -13,22 +13,30 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 
+	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// Options of a Cluster. Every field is required.
+// Options of a Cluster. Every field is required, but of Trench and Gateway one is.
 type Options struct {
 	Config            *rest.Config
 	Namespace, Trench string
-	Log               *slog.Logger
+	// Gateway is one of Meridio 2, in place of the Trench; Pod is then the own one.
+	Gateway, Pod string
+	Log          *slog.Logger
 }
 
 // Snapshot is what the API server has. Its objects are shared: they must not be changed.
 type Snapshot struct {
 	translation.Objects
-	// Siblings are the pods of the trench itself, which hold lb and frontend.
+	// Meridio2 are the objects with a Gateway in place of the Trench.
+	Meridio2 meridio2.Objects
+	// Siblings are the pods of the trench itself, which hold lb and frontend; with a Gateway, the own
+	// one.
 	Siblings []*corev1.Pod
+	// Changed is when the first of the changes since the last snapshot was received.
+	Changed time.Time
 }
 
 // State is how current the snapshot is.
@@ -59,7 +67,8 @@ type Cluster struct {
 	trench *unstructured.Unstructured
 	keys   []key // besides those of the Trench and of its pods
 	synced time.Time
-	errors uint64 // of followers that ended
+	first  time.Time // the first change since the last snapshot; zero: there is none
+	errors uint64    // of followers that ended
 }
 
 // New returns a cluster that follows nothing yet.
@@ -119,8 +128,16 @@ func (c *Cluster) Snapshot() (Snapshot, bool) {
 	if c.synced.IsZero() {
 		return Snapshot{}, false
 	}
-	var s Snapshot
-	s.Trench = c.trench
+	s := Snapshot{Changed: c.first}
+	c.first = time.Time{}
+	if s.Changed.IsZero() {
+		s.Changed = time.Now()
+	}
+	if c.Gateway != "" {
+		s.Meridio2.Gateway = c.trench
+	} else {
+		s.Trench = c.trench
+	}
 	s.Siblings = objects[*corev1.Pod](c.followers[c.siblings()], nil)
 	for _, k := range c.keys {
 		switch f := c.followers[k]; k.kind {
@@ -132,6 +149,8 @@ func (c *Cluster) Snapshot() (Snapshot, bool) {
 			s.Pods = objects(f, s.Pods)
 		case secrets:
 			s.Secrets = objects(f, s.Secrets)
+		case gatewayRouters:
+			s.Meridio2.Routers = objects(f, s.Meridio2.Routers)
 		}
 	}
 	return s, true
@@ -179,6 +198,9 @@ func (c *Cluster) reconcile(ctx context.Context) {
 	c.mu.Lock()
 	changed := c.synced.IsZero() || c.trench != trench || !slices.Equal(c.keys, keys)
 	c.trench, c.keys = trench, keys
+	if changed && c.first.IsZero() {
+		c.first = time.Now()
+	}
 	if c.synced.IsZero() {
 		c.synced = time.Now()
 	}
@@ -198,6 +220,9 @@ func (c *Cluster) reconcile(ctx context.Context) {
 func (c *Cluster) changed(k key) {
 	c.mu.Lock()
 	part := !c.synced.IsZero() && (k == c.siblings() || slices.Contains(c.keys, k))
+	if part && c.first.IsZero() {
+		c.first = time.Now()
+	}
 	c.mu.Unlock()
 	if part {
 		latest.Wake(c.changes)
