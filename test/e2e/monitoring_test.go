@@ -152,7 +152,7 @@ func TestDashboardQueries(t *testing.T) {
 		}
 		return err
 	})
-	// A transition, for the annotation, once the counter was scraped.
+	// A transition, for the annotation.
 	f.down(f.target2)
 	f.wantRoutes(vipA4, vipA6)
 	// Without an API server no object is known that could be refused, and no leader is elected.
