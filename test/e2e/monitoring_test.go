@@ -152,11 +152,11 @@ func TestDashboardQueries(t *testing.T) {
 		}
 		return err
 	})
-	// A transition, for the annotation, once the counter was scraped.
+	// A transition, for the annotation.
 	f.down(f.target2)
 	f.wantRoutes(vipA4, vipA6)
-	// No kind of object is refused as long as no object is known.
-	without := map[string]bool{"Refused objects": true}
+	// Without an API server no object is known that could be refused, and no leader is elected.
+	without := map[string]bool{"Refused objects": true, "Leader": true}
 	for title, expressions := range dashboardQueries(t) {
 		for _, expression := range expressions {
 			f.waitFor(func() error {

@@ -67,14 +67,14 @@ func startCluster(t *testing.T) (*kubernetes.Clientset, objects) {
 		read(t, "kubernetes/crd.yaml"),
 		read(t, "example/namespace.yaml"),
 		"{apiVersion: v1, kind: Namespace, metadata: {name: application-a}}",
-		documents(t, all),
 		documents(t, kustomize(t, filepath.Join(root, "deployments/example"))),
+		documents(t, all), // its Role replaces that of the example
 		read(t, "example/namespace-role.yaml"),
 		strings.Replace(read(t, "example/service.yaml"), "name: web", "name: web\n  namespace: trench-a", 1),
 	}
 	// The programs of the cluster are those of the main module.
 	t.Chdir(root)
-	c := cluster.Start(t)
+	c := cluster.Start(t, cluster.WithArgs("--allow-privileged=true"))
 	for _, text := range manifests {
 		c.Apply(t, text)
 	}
