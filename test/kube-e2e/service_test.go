@@ -111,8 +111,8 @@ func (f *fixture) apiServerAway(g *load.Generator) {
 	f.wantStatus(metav1.ConditionTrue)
 }
 
-// wantStatus waits until the status of the Service shows both VIPs, that it is accepted, and whether
-// the VIPs are advertised.
+// wantStatus waits until the status of the Service shows both VIPs, that it is accepted, and
+// whether the VIPs are advertised.
 func (f *fixture) wantStatus(advertised metav1.ConditionStatus) {
 	f.t.Helper()
 	proxy := corev1.LoadBalancerIPModeProxy
@@ -175,7 +175,9 @@ func (f *fixture) wantAnswers(g *load.Generator, apps ...*lab.App) {
 	}
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
-	f.must(errors.Join(g.WaitAnswered(ctx, calm), g.WaitTargets(ctx, names...)))
+	if err := errors.Join(g.WaitAnswered(ctx, calm), g.WaitTargets(ctx, names...)); err != nil {
+		f.t.Fatalf("%v; failures: %v", err, g.Now().Failures)
+	}
 }
 
 // wantNoAnswers checks that requests from now on go to other applications.

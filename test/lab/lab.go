@@ -233,8 +233,8 @@ func removeFolders() error {
 	return errors.Join(errs...)
 }
 
-// Build compiles lb and frontend into dir, with more flags of go build, or more packages. It needs a
-// Go tool and the sources.
+// Build compiles lb and frontend into dir, with more flags of go build, or more packages. It needs
+// a Go tool and the sources.
 func Build(ctx context.Context, root, dir string, flags ...string) error {
 	args := append([]string{"build", "-o", dir + string(filepath.Separator)}, flags...)
 	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/lb", "./cmd/frontend")...)
