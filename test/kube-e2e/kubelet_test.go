@@ -96,7 +96,7 @@ func (k *kubelet) patch(app *lab.App, pod corev1.Pod) {
 }
 
 // delete deletes a Pod. Its application serves for the whole grace period; then it ends, and the
-// Pod goes.
+// Pod is removed.
 func (k *kubelet) delete(app *lab.App) {
 	k.f.t.Helper()
 	k.f.must(k.f.core.Pods(namespace).Delete(k.f.t.Context(), app.Name, metav1.DeleteOptions{}))

@@ -175,7 +175,9 @@ func (f *fixture) wantAnswers(g *load.Generator, apps ...*lab.App) {
 	}
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
-	f.must(errors.Join(g.WaitAnswered(ctx, calm), g.WaitTargets(ctx, names...)))
+	if err := errors.Join(g.WaitAnswered(ctx, calm), g.WaitTargets(ctx, names...)); err != nil {
+		f.t.Fatalf("%v; failures: %v", err, g.Now().Failures)
+	}
 }
 
 // wantNoAnswers checks that requests from now on go to other applications.
