@@ -83,7 +83,8 @@ func TestStripKeepsWhatTargetsNeed(t *testing.T) {
 		got.Spec.Containers[0].Image != "" || got.Annotations["other"] != "" {
 		t.Errorf("not stripped: %+v", got)
 	}
-	if got.Status.Phase != corev1.PodRunning || got.Spec.Containers[0].Ports[0].Name != "http" || len(got.Annotations) != 2 {
+	if got.Status.Phase != corev1.PodRunning || got.Spec.Containers[0].Ports[0].Name != "http" ||
+		len(got.Annotations) != 2 {
 		t.Errorf("something is missing: %+v", got)
 	}
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{lastApplied: "{}", "a": "b"}}}
