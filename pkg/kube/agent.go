@@ -62,7 +62,7 @@ func (a *agent) Run(ctx context.Context) error {
 			continue
 		case <-again.C:
 		case <-a.cluster.Changes():
-			a.collect(ctx)
+			a.collect(ctx, a.cluster.Changes())
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
@@ -76,8 +76,8 @@ func (a *agent) Run(ctx context.Context) error {
 	}
 }
 
-// collect waits until a burst of changes is over.
-func (a *agent) collect(ctx context.Context) {
+// collect waits, after the first change, until a burst of changes is over.
+func (a *agent) collect(ctx context.Context, changes <-chan struct{}) {
 	begin := time.Now()
 	due := begin.Add(settle)
 	for {
@@ -89,7 +89,7 @@ func (a *agent) collect(ctx context.Context) {
 		select {
 		case <-timer.C:
 			return
-		case <-a.cluster.Changes():
+		case <-changes:
 			timer.Stop()
 			due = time.Now().Add(settle)
 			if last := begin.Add(interval); due.After(last) {

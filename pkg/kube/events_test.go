@@ -32,6 +32,7 @@ func (f *fixture) repeating(config *rest.Config) *rest.Config {
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(address)
 			r.Out.Header.Set("Accept", "application/json") // a line for each event
+			r.Out.Header.Set("Accept-Encoding", "identity")
 		},
 		ModifyResponse: func(r *http.Response) error {
 			if r.Request.URL.Query().Get("watch") != "" && r.StatusCode == http.StatusOK {

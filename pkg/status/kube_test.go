@@ -1,0 +1,56 @@
+package status
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
+)
+
+func TestKube(t *testing.T) {
+	now := time.Unix(2_000_000_000, 0)
+	since := func(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }
+	full := func() *kubev1.Status {
+		return &kubev1.Status{
+			Version: "v1", Namespace: "trench-a", Trench: "trench-a", Pod: "lb-1", Leader: "lb-2",
+			SyncedSince: since(time.Hour), File: &kubev1.TrenchFile{Path: "/t.yaml", Written: since(time.Minute), Writes: 2},
+			Verdict:  &kubev1.Verdict{Object: "Trench trench-a/trench-a", Accepted: true, Reason: "Valid"},
+			Services: []*kubev1.ServiceVerdict{{Verdict: &kubev1.Verdict{Object: "Service trench-a/web", Accepted: true}}},
+			Caches:   []*kubev1.Cache{{What: "Pods in namespace trench-a", Synced: true, Objects: 3}},
+		}
+	}
+	for _, tt := range []struct {
+		name   string
+		change func(*kubev1.Status)
+		good   bool
+		want   string
+	}{
+		{"all is well", func(*kubev1.Status) {}, true, "/t.yaml, written 1m0s ago, 2 writes"},
+		{"stale", func(s *kubev1.Status) { s.StaleSince, s.StaleCause = since(time.Minute), "gone" }, false, "STALE for 1m0s: gone"},
+		{"not synced", func(s *kubev1.Status) { s.SyncedSince, s.Verdict = nil, nil }, false, "NOT SYNCED"},
+		{"Trench refused", func(s *kubev1.Status) {
+			s.Verdict = &kubev1.Verdict{Reason: "Invalid", Message: "no VIPs"}
+		}, false, "REFUSED (Invalid): no VIPs"},
+		{"Service refused", func(s *kubev1.Status) {
+			s.Services[0].Verdict = &kubev1.Verdict{Object: "Service trench-a/web", Reason: "NoVIP", Message: "add one"}
+		}, false, "NoVIP: add one"},
+		{"Pod refused", func(s *kubev1.Status) {
+			s.Services[0].Verdict.Problems = []*kubev1.Problem{{Object: "Pod trench-a/web-1", Reason: "NoAddress"}}
+		}, false, "Pod trench-a/web-1: NoAddress"},
+		{"watch fails", func(s *kubev1.Status) {
+			s.Caches[0].FailingSince, s.Caches[0].Error = since(time.Second), "Forbidden"
+		}, true, "synced, failing for 1s: Forbidden"},
+		{"not written", func(s *kubev1.Status) { s.File.Error = "disk full" }, false, "NOT WRITTEN: disk full"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := full()
+			tt.change(s)
+			if text, good := Kube(s, now); good != tt.good || !strings.Contains(text, tt.want) {
+				t.Errorf("good %v, want %v with %q:\n%s", good, tt.good, tt.want, text)
+			}
+		})
+	}
+}
