@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"k8s.io/klog/v2"
+
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/kube"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
@@ -49,6 +51,7 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 	if err != nil {
 		return cli.Usage("%w", err)
 	}
+	klog.SetSlogLogger(log) // what client-go logs
 	config.UserAgent = "vipgate-kube/" + cli.Version()
 	host, _ := os.Hostname() // empty with an error
 	log.Info("starting kube", "version", cli.Version(), "objects", c.Objects,

@@ -15,11 +15,10 @@ import (
 // The test binary is kube itself when it runs with this variable.
 const asKube = "VIPGATE_TEST_AS_KUBE"
 
-func TestTranslateIsProgram(t *testing.T) {
-	if os.Getenv(asKube) == "" {
-		t.Skip("only for the other tests")
+func TestTranslateIsProgram(*testing.T) {
+	if args := os.Getenv(asKube); args != "" {
+		os.Exit(cli.Main(context.Background(), program(), &commandLine{}, strings.Fields(args)))
 	}
-	os.Exit(cli.Main(context.Background(), program(), &commandLine{}, strings.Fields(os.Getenv(asKube))))
 }
 
 // translate runs kube translate, and returns what it prints and its exit status.

@@ -81,6 +81,9 @@ func (e *engine) list() (names []string) {
 			for _, f := range s.Families() {
 				add("map %s", plan.MaglevMap(f, name))
 			}
+			if s.Match != nil {
+				add("set %s", plan.MatchSet(name))
+			}
 		}
 	}
 	for _, number := range e.installedFWMarks() {

@@ -107,8 +107,9 @@ func TestKillAtAnyStepConverges(t *testing.T) {
 	)
 	drains := siteStream("a", append(bothVIPs, "20.1.1.0/24"), siteTarget(1, Serving, Serving), moved,
 		siteTarget(5, Serving, Serving))
-	drains.DrainTime = 200 * time.Millisecond
+	drains.DrainTime, drains.Match = 200*time.Millisecond, siteMatch[1:]
 	second := desiredOf(drains, siteStream("c", []string{"20.0.0.2/32"}, siteTarget(6, Serving), siteTarget(7, Draining)))
+	second.Streams["c"].Match = nil
 	run := func(t *testing.T, steps ...string) (end string) {
 		x := newSite(t)
 		if x.victim(first, "") {

@@ -22,6 +22,7 @@ type kernelConn interface {
 	ReadTargets(numbers []uint32) (map[uint32]*plan.KernelTarget, error)
 	ReadVIPs() (map[vip.VIP]string, error)
 	ReadRoutes(numbers []uint32) (map[uint32]*plan.KernelTarget, error)
+	ReadUnmatched(streams []string) (map[string]uint64, error)
 	Write(c plan.Change) error
 	// Transactions counts those of Write and RemoveAll.
 	Transactions() uint32

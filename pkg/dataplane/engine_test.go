@@ -25,6 +25,11 @@ func drawDesired(t *rapid.T) *Desired {
 				"seed"),
 			DrainTime: rapid.SampledFrom([]time.Duration{0, 10 * time.Second}).Draw(t, "drain"),
 		}
+		for _, p := range siteMatch {
+			if rapid.Bool().Draw(t, "match") {
+				s.Match = append(s.Match, p)
+			}
+		}
 		for _, v := range []string{"20.0.0.1/32", "20.0.0.2/32", "2000::1/128", "20.1.0.0/24"} {
 			if rapid.Bool().Draw(t, "vip") {
 				s.VIPs = append(s.VIPs, vip.Require(v))
@@ -129,7 +134,7 @@ func tamper(t *rapid.T, k *modelKernel) {
 	streams := slices.Sorted(maps.Keys(k.Streams))
 	vips := slices.SortedFunc(maps.Keys(k.VIPs), vip.Compare)
 	f := rapid.SampledFrom(vip.Families[:]).Draw(t, "family")
-	switch what := rapid.IntRange(0, 8).Draw(t, "what"); {
+	switch what := rapid.IntRange(0, 9).Draw(t, "what"); {
 	case what == 0:
 		k.Base = false
 		clear(k.Streams)
@@ -161,6 +166,9 @@ func tamper(t *rapid.T, k *modelKernel) {
 		}
 	case what == 8 && len(numbers) > 0:
 		k.Targets[rapid.SampledFrom(numbers).Draw(t, "number")].Blackhole[f] = false
+	case what == 9 && len(streams) > 0:
+		s := k.Streams[rapid.SampledFrom(streams).Draw(t, "stream")]
+		s.Match = rapid.SampledFrom([][]Port{nil, {}, siteMatch, siteMatch[1:]}).Draw(t, "ports")
 	}
 }
 

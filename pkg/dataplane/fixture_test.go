@@ -142,15 +142,22 @@ func desiredOf(streams ...*Stream) *Desired {
 
 // oracle is what the kernel must have for what is wanted, in terms of names: by
 // stream and family the table's targets, by target its flows and hops, by VIP the
-// stream. It knows nothing of drains: who is left out is gone.
+// stream, by stream the ports. It knows nothing of drains: who is left out is gone.
 type oracle struct {
 	Tables map[string][2][]string
+	Match  map[string][]Port
 	Slots  map[string]string
 	VIPs   map[string]string
 }
 
+func newOracle() oracle {
+	return oracle{
+		Tables: map[string][2][]string{}, Match: map[string][]Port{}, Slots: map[string]string{}, VIPs: map[string]string{},
+	}
+}
+
 func wish(w *Desired, had map[string]bool) oracle {
-	o := oracle{Tables: map[string][2][]string{}, Slots: map[string]string{}, VIPs: map[string]string{}}
+	o := newOracle()
 	for _, name := range slices.Sorted(maps.Keys(w.Streams)) {
 		s := w.Streams[name]
 		var tables [2][]string
@@ -174,7 +181,7 @@ func wish(w *Desired, had map[string]bool) oracle {
 			}
 			o.Slots[key] = fmt.Sprint(flows, hops)
 		}
-		o.Tables[name] = tables
+		o.Tables[name], o.Match[name] = tables, s.Match
 	}
 	for name, tables := range o.Tables {
 		for _, f := range vip.Families {
@@ -194,14 +201,13 @@ func wish(w *Desired, had map[string]bool) oracle {
 
 // is tells what the model kernel has, as the oracle puts it.
 func (w *modelFixture) is(t interface{ Fatalf(string, ...any) }) oracle {
-	o := oracle{Tables: map[string][2][]string{}, Slots: map[string]string{}, VIPs: map[string]string{}}
+	o := newOracle()
 	for name, s := range w.k.Streams {
 		var tables [2][]string
 		for _, f := range vip.Families {
 			tables[f] = w.serving(name, f)
 		}
-		o.Tables[name] = tables
-		_ = s
+		o.Tables[name], o.Match[name] = tables, s.Match
 	}
 	for n, s := range w.k.Targets {
 		if !s.ChainIntact || s.Blackhole != s.Rules {

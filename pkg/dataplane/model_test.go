@@ -111,6 +111,7 @@ func (k *modelKernel) ReadStream(name string) (*plan.KernelStream, error) {
 	for _, f := range vip.Families {
 		x.Tables[f] = slices.Clone(s.Tables[f])
 	}
+	x.Match = slices.Clone(s.Match)
 	return &x, nil
 }
 
@@ -133,6 +134,8 @@ func (k *modelKernel) ReadRoutes(numbers []uint32) (map[uint32]*plan.KernelTarge
 	}
 	return out, nil
 }
+
+func (k *modelKernel) ReadUnmatched([]string) (map[string]uint64, error) { return nil, nil }
 
 func (k *modelKernel) ReadVIPs() (map[vip.VIP]string, error) { return maps.Clone(k.VIPs), nil }
 

@@ -22,6 +22,7 @@ type (
 	Role        = plan.Role
 	State       = plan.State
 	StreamState = plan.StreamState
+	Port        = plan.Port
 	Drift       = plan.Drift
 	Problem     = plan.Problem
 )
@@ -157,6 +158,12 @@ func ask[T any](ctx context.Context, p *Plane, what string, do func(*engine) (T,
 // Targets reads the targets in the kernel for operators, sorted by stream and name.
 func (p *Plane) Targets(ctx context.Context) ([]TargetView, error) {
 	return ask(ctx, p, "list the targets of the data plane", (*engine).listTargets)
+}
+
+// Unmatched reads how many packets each stream with a match dropped because of it, since its rules
+// were last written.
+func (p *Plane) Unmatched(ctx context.Context) (map[string]uint64, error) {
+	return ask(ctx, p, "read the dropped packets of the data plane", (*engine).unmatched)
 }
 
 // Run reconciles until ctx ends, and leaves the kernel state in place. It uses the network

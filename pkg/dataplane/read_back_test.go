@@ -36,6 +36,11 @@ func TestLostWritesAreRetried(t *testing.T) {
 				s.ChainIntact = false
 			}
 		},
+		"port": func(_ *modelFixture, k *modelKernel) {
+			if s := k.Streams["a"]; s != nil {
+				s.Match = s.Match[1:]
+			}
+		},
 		"VIP":            func(_ *modelFixture, k *modelKernel) { delete(k.VIPs, v) },
 		"live element":   func(w *modelFixture, k *modelKernel) { k.slot(w.number("a", "x1")).Flows[vip.IPv4] = false },
 		"target's chain": func(w *modelFixture, k *modelKernel) { k.slot(w.number("a", "x1")).ChainIntact = false },
@@ -53,6 +58,7 @@ func TestLostWritesAreRetried(t *testing.T) {
 				t.Fatal(err)
 			}
 			desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+			desired.Streams["a"].Match = siteMatch
 			w.e.pass(desired, false)
 			s := w.state()
 			served := s.VIPs[v] == "a" && s.Streams["a"].Problem[vip.IPv4] == "" && len(s.Streams["a"].Serving[vip.IPv4]) == 1

@@ -79,7 +79,7 @@ func (e *engine) load() error {
 func recoverStream(
 	s *plan.KernelStream, targets map[string]plan.InstalledTarget, vips map[vip.VIP]string,
 ) plan.InstalledStream {
-	x := plan.InstalledStream{Name: s.Name, Size: s.Size, Seed: s.Seed, Stage: plan.StageApplied}
+	x := plan.InstalledStream{Name: s.Name, Size: s.Size, Seed: s.Seed, Match: s.Match, Stage: plan.StageApplied}
 	for v, stream := range vips {
 		if stream == s.Name {
 			x.VIPs = append(x.VIPs, v)

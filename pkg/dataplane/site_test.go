@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -215,9 +216,13 @@ func siteTarget(i int, roles ...Role) Target {
 	return t
 }
 
+var siteMatch = []Port{
+	{Protocol: plan.TCP, Number: 80}, {Protocol: plan.TCP, Number: 443}, {Protocol: plan.UDP, Number: 53},
+}
+
 func siteStream(name string, vips []string, targets ...Target) *Stream {
 	s := testStream(name, vips, targets...)
-	s.Size, s.DrainTime = 103, 0
+	s.Size, s.DrainTime, s.Match = 103, 0, siteMatch
 	return s
 }
 
@@ -276,6 +281,13 @@ var tamperings = []struct {
 		[]string{"t1", "t2"},
 	},
 	{"entry", "nft delete element inet vipgate-lb maglev4/a { 7 }", "map maglev4/a", "\x00", []string{"t1", "t2"}},
+	{"port", "nft delete element inet vipgate-lb match/a { tcp . 80 }", "set match/a", "tcp . 80", []string{"t1", "t2"}},
+	{"all ports", "nft flush set inet vipgate-lb match/a", "set match/a", "tcp . 443", []string{"t1", "t2"}},
+	{
+		"rule and set of ports", "nft 'flush chain inet vipgate-lb stream/a; delete set inet vipgate-lb match/a'",
+		"set match/a", "set match/a",
+		[]string{"t1", "t2"},
+	},
 	{"stream's rules", "nft flush chain inet vipgate-lb stream/a", "chain stream/a", "jhash", []string{"t1", "t2"}},
 	{"table", "nft delete table inet vipgate-lb", "table inet vipgate-lb", "vipgate-lb", nil},
 	{"ruleset", "nft flush ruleset", "table inet vipgate-lb", "vipgate-lb", nil},

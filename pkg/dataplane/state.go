@@ -132,6 +132,21 @@ func (e *engine) listTargets() ([]TargetView, error) {
 	return list, nil
 }
 
+// unmatched returns how many packets the matches of streams dropped.
+func (e *engine) unmatched() (map[string]uint64, error) {
+	var streams []string
+	for name, m := range e.streams {
+		if m.installed != nil && m.installed.Match != nil {
+			streams = append(streams, name)
+		}
+	}
+	dropped, err := e.kernel.ReadUnmatched(streams)
+	if err != nil {
+		return nil, fmt.Errorf("read the counters of matches: %w", err)
+	}
+	return dropped, nil
+}
+
 // stateOf returns the status word of a target.
 func (m *streamRecord) stateOf(t plan.InstalledTarget) string {
 	switch {

@@ -30,6 +30,7 @@ type follower struct {
 	identityProblem string
 	routingProblem  string
 	shownBIRD       bird.State
+	shownStale      bool
 
 	removed  int       // removals of routes for which BIRD was asked to export again
 	exported time.Time // time of the last such request
@@ -61,6 +62,7 @@ func (f *follower) Run(ctx context.Context) error {
 		routed, routedChanged := f.kernel.Confirmed().Get()
 		announced, announcedChanged := f.announcer.State().Get()
 		lb, lbChanged := f.observer.lb.Get()
+		stale, staleChanged := f.config.Stale().Get()
 		vips, vipsChanged := f.observer.state.changed.Get()
 		var ownChanged <-chan struct{}
 		if f.Identity != nil {
@@ -68,6 +70,7 @@ func (f *follower) Run(ctx context.Context) error {
 		}
 		f.health.Alive(f.controller.ready, f.controller.idle, "gate")
 		f.showConfiguration(loaded)
+		f.showStale(stale)
 		f.showIdentity()
 		f.showBIRD(birdState)
 		f.showRouting(routed)
@@ -91,6 +94,7 @@ func (f *follower) Run(ctx context.Context) error {
 					return err
 				}
 			}
+		case <-staleChanged:
 		case <-f.release.C:
 			f.kernel.Configure(f.configured.Sorted())
 		case <-birdChanged:
@@ -136,6 +140,18 @@ func (f *follower) showConfiguration(l trench.Loaded) {
 	f.health.Set(Configuration, valid, cmp.Or(logs.Text(l.Err), "trench file not read yet"))
 	f.health.Set(NSPCli, valid, "see "+Configuration)
 	f.metrics.Configuration(valid)
+}
+
+// showStale shows whether the writer of the trench file refreshes it.
+func (f *follower) showStale(s *trench.Stale) {
+	now := time.Now()
+	problem := s.Problem(now)
+	f.health.Report(TrenchFile, problem)
+	f.metrics.Stale(s.Age(now))
+	if is := problem != ""; is != f.shownStale {
+		f.shownStale = is
+		f.observer.note("trench file " + cmp.Or(problem, "refreshed again"))
+	}
 }
 
 func (f *follower) showIdentity() {

@@ -62,7 +62,8 @@ const (
 	Readiness     = "Readiness"
 	Egress        = "Egress"
 	Configuration = "Configuration"
-	NSPCli        = "NSPCli" // Meridio's name of Configuration
+	NSPCli        = "NSPCli"     // Meridio's name of Configuration
+	TrenchFile    = "TrenchFile" // its writer refreshes it; no part of Readiness
 	// Started holds once a trench file was accepted and every VIP that the load balancer reports as
 	// ready was advertised, or ReadyTimeout was over; it does not change after that. Readiness
 	// waits for it. Advertised is the same without the timeout, and no part of Readiness.
@@ -108,6 +109,7 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(Liveness, true, "")
 	p.health.Set(Configuration, o.Config != nil, "trench file not accepted yet")
 	p.health.Set(NSPCli, o.Config != nil, "see "+Configuration)
+	p.health.Set(TrenchFile, true, "")
 	p.health.Set(BIRDConfig, true, "")
 	p.health.Set(Stopping, true, "")
 	p.health.Report(Egress, "no gateway session is up yet")

@@ -35,9 +35,10 @@ type agent struct {
 
 // outcome is what became of a translation.
 type outcome struct {
-	took  time.Duration // by the translation
-	wrote bool          // some file has changed
-	err   error         // of writing
+	took    time.Duration // by the translation
+	latency time.Duration // from the first change to the end of the write
+	wrote   bool          // some file has changed
+	err     error         // of writing
 }
 
 // String implements task.Task.
@@ -117,6 +118,7 @@ func (a *agent) translate() error {
 	if o.wrote {
 		a.next = time.Now().Add(interval)
 	}
+	o.latency = time.Since(snapshot.Changed)
 	if o.err != nil {
 		a.log.Error("failed to write the trench file", "error", o.err)
 	}

@@ -131,7 +131,7 @@ func TestCompaction(t *testing.T) {
 	k := f.run(config)
 	f.awaitContent(onePod)
 
-	// A watch without an event would be begun anew, not continued.
+	// A watch without an event is not continued, but begun again.
 	f.addPod("trench-a", "web-2", "10.0.0.2")
 	f.awaitContent(twoPods)
 	// Connections are refused, so that kube tries to continue its watches.

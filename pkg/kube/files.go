@@ -92,8 +92,8 @@ func (f *files) removeKeys(keep map[string][]byte) (removed bool, err error) {
 }
 
 // stale writes since when and why the trench file may be old, or removes that file once all is
-// current. A process that starts anew while the API server is away continues the time of the file
-// that it finds.
+// current. A process that starts while the API server is away continues the time of the file that it
+// finds.
 func (f *files) stale(s cluster.State) error {
 	starting := s.Synced.IsZero()
 	if f.said == s.Stale && (f.known || starting) {

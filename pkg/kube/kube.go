@@ -66,7 +66,6 @@ type process struct {
 	agent     *agent
 	health    *health.Server
 	metrics   *metrics.Kube
-	observe   func(time.Duration) // translations
 	evaluated latest.Value[publication.Input]
 	publisher *publication.Publisher // nil with a Gateway
 	meridio2  latest.Value[meridio2.Input]
@@ -125,7 +124,7 @@ func newProcess(o Options) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.metrics, p.observe = metrics.NewKube(o.Version, p.metricState)
+	p.metrics = metrics.NewKube(o.Version, p.metricState)
 	p.health = health.New(o.Log, p.metrics.Health)
 	p.health.Define(Readiness, TrenchFile)
 	p.agent = &agent{
@@ -201,7 +200,10 @@ func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
 
 // translated records a translation and publishes it.
 func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome) {
-	p.observe(o.took)
+	p.metrics.Translated(o.took)
+	if o.wrote {
+		p.metrics.Written(o.latency)
+	}
 	p.mu.Lock()
 	p.counts.translations++
 	p.counts.err = o.err
@@ -214,7 +216,7 @@ func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome
 	}
 	p.mu.Unlock()
 	if o.wrote {
-		p.Log.Info("trench file written", "file", p.TrenchFile, "bytes", len(r.File), "took", o.took)
+		p.Log.Info("trench file written", "file", p.TrenchFile, "bytes", len(r.File), "latency", o.latency)
 	}
 	p.health.Report(Written, logs.Text(o.err))
 	var refused error
@@ -230,7 +232,8 @@ func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome
 	p.changed.Set(struct{}{})
 }
 
-// observer sets the health services of the API server and of the publication. It implements task.Task.
+// observer sets the health services of the API server and of the publication. It implements
+// task.Task.
 type observer struct{ *process }
 
 // String implements task.Task.

@@ -115,13 +115,16 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	targets, err := p.plane.Targets(ctx)
-	s.Unread = logs.Text(err)
-	s.Streams = p.dataPlaneStreams(state, targets)
+	unmatched, unmatchedErr := p.plane.Unmatched(ctx)
+	s.Unread = logs.Text(cmp.Or(err, unmatchedErr))
+	s.Streams = p.dataPlaneStreams(state, targets, unmatched)
 	return s
 }
 
 // dataPlaneStreams are the streams of the trench file, and then those that are only in the kernel.
-func (p *process) dataPlaneStreams(state plan.State, targets []dataplane.TargetView) []*lbv1.DataPlaneStream {
+func (p *process) dataPlaneStreams(
+	state plan.State, targets []dataplane.TargetView, unmatched map[string]uint64,
+) []*lbv1.DataPlaneStream {
 	var streams []*lbv1.DataPlaneStream
 	byName := map[string]*lbv1.DataPlaneStream{}
 	stream := func(name string) *lbv1.DataPlaneStream {
@@ -137,7 +140,14 @@ func (p *process) dataPlaneStreams(state plan.State, targets []dataplane.TargetV
 	}
 	for _, c := range p.config.Value().Load().Config.Streams {
 		s := stream(c.Name)
-		s.Size, s.Seed = c.Maglev.Size, c.Maglev.Seed
+		s.Size, s.Seed, s.UnmatchedPackets = c.Maglev.Size, c.Maglev.Seed, unmatched[c.Name]
+		for _, m := range c.Match {
+			for _, protocol := range m.Protocols {
+				for _, port := range m.Ports {
+					s.Match = append(s.Match, fmt.Sprintf("%s/%d", protocol, port))
+				}
+			}
+		}
 	}
 	for _, x := range targets {
 		s := stream(x.Stream)
@@ -166,7 +176,9 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 	for _, role := range roles {
 		m.Targets[role] = 0
 	}
+	matches := false
 	for name, s := range p.loop.forwarding.Load().Desired.Streams {
+		matches = matches || s.Match != nil
 		for _, t := range s.Targets {
 			for _, ip := range t.IPs {
 				f := vip.FamilyOf(ip)
@@ -177,6 +189,12 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 				m.Targets[word]++
 			}
 		}
+	}
+	if matches {
+		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+		defer cancel()
+		// A counter that cannot be read is absent.
+		m.Unmatched, _ = p.plane.Unmatched(ctx)
 	}
 	return m
 }

@@ -142,7 +142,8 @@ const (
 	Readiness     = "Readiness" // Started, Identity and Serving; a problem of one VIP or source must not end the others
 	Egress        = "Egress"
 	Configuration = "Configuration"
-	Started       = "Started" // from when a trench file was accepted and every target had its first verdict
+	TrenchFile    = "TrenchFile" // its writer refreshes it; no part of Readiness
+	Started       = "Started"    // from when a trench file was accepted and every target had its first verdict
 	Identity      = "Identity"
 	Serving       = "Serving"
 
@@ -179,6 +180,7 @@ func newProcess(o Options) (*process, error) {
 		{Serving, "the readiness socket is not served yet"},
 		{Egress, "no frontend has reported yet"},
 		{Liveness},
+		{TrenchFile},
 		{SourcesCondition},
 		{DataPlaneCondition},
 		{DataPlaneHoldCondition},

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -22,6 +23,7 @@ type observer struct {
 	process   *process
 	warned    bool // that lb and frontend share a SPIFFE ID
 	started   bool
+	stale     bool       // last shown
 	dataPlane plan.State // last state
 
 	mu      sync.Mutex
@@ -63,6 +65,7 @@ func (o *observer) Run(ctx context.Context) error {
 	for {
 		own, ownChanged := p.Identity.Status().Get()
 		loaded, configChanged := p.config.Value().Get()
+		stale, staleChanged := p.config.Stale().Get()
 		report, reportChanged := p.server.Report().Get()
 		states, statesChanged := p.sources.states.Get()
 		p.health.Alive(p.loop.Ready(), p.loop.idle, "readiness was")
@@ -75,6 +78,7 @@ func (o *observer) Run(ctx context.Context) error {
 		p.metrics.Identity(own.ID.String(), own.NotAfter)
 		o.showConfiguration(loaded)
 		p.metrics.Configuration(loaded.Err == nil)
+		o.showStale(stale)
 		p.showEgress(report)
 		p.metrics.Frontend(report.Connected, report.Advertised)
 		o.showVIPs()
@@ -90,6 +94,7 @@ func (o *observer) Run(ctx context.Context) error {
 		case <-ownChanged:
 		case <-configChanged:
 			p.metrics.Reload(p.config.Value().Load().Err == nil)
+		case <-staleChanged:
 		case <-reportChanged:
 		case <-statesChanged:
 		case <-targets.Changed():
@@ -118,6 +123,21 @@ func (o *observer) showConfiguration(l trench.Loaded) {
 		problem = "no trench file was accepted yet: " + problem
 	}
 	p.health.Set(Started, o.started, problem)
+}
+
+// showStale shows whether the writer of the trench file refreshes it.
+func (o *observer) showStale(s *trench.Stale) {
+	p, now := o.process, time.Now()
+	problem := s.Problem(now)
+	p.health.Report(TrenchFile, problem)
+	p.metrics.Stale(s.Age(now))
+	switch is := problem != ""; {
+	case is && !o.stale:
+		p.events.add(&lbv1.Event{Object: "trench file", What: "stale", Detail: problem})
+	case !is && o.stale:
+		p.events.add(&lbv1.Event{Object: "trench file", What: "refreshed"})
+	}
+	o.stale = problem != ""
 }
 
 func (o *observer) showVIPs() {

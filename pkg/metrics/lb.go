@@ -95,6 +95,8 @@ type DataPlane struct {
 	Drift, Problems, Held int
 	// Failures and Repairs count since the start.
 	Failures, Repairs uint64
+	// Unmatched counts dropped packets by stream with a match.
+	Unmatched map[string]uint64
 }
 
 // DataPlane adds the metrics of a data plane; each scrape calls read. The returned function
@@ -113,6 +115,9 @@ func (l *LB) DataPlane(read func() DataPlane) func(time.Duration) {
 		send(LBDataPlaneHeld, float64(d.Held))
 		send(LBDataPlaneFailures, float64(d.Failures))
 		send(LBDataPlaneRepairs, float64(d.Repairs))
+		for stream, n := range d.Unmatched {
+			send(LBDataPlaneUnmatched, float64(n), stream)
+		}
 	}))
 	return observe(apply)
 }

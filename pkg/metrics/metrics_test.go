@@ -45,6 +45,7 @@ var served = services{
 func fullFrontend() *Frontend {
 	f := NewFrontend("1.2.3")
 	f.Configuration(true)
+	f.Stale(time.Minute)
 	f.Reload(true)
 	f.Identity("spiffe://td/frontend", time.Unix(2_000_000_000, 0))
 	f.Health("Readiness", true)
@@ -77,6 +78,7 @@ func fullFrontend() *Frontend {
 func fullLB() *LB {
 	l := NewLB("1.2.3")
 	l.Configuration(false)
+	l.Stale(0)
 	l.Reload(false)
 	l.Identity("spiffe://td/lb", time.Unix(2_000_000_000, 0))
 	l.Health("Readiness", false)
@@ -94,7 +96,7 @@ func fullLB() *LB {
 	l.DataPlane(func() DataPlane {
 		return DataPlane{
 			Targets: map[string]int{"serving": 2, "pending": 1}, Drift: 1, Problems: 2, Held: 1, Failures: 3,
-			Repairs: 4,
+			Repairs: 4, Unmatched: map[string]uint64{"s": 5},
 		}
 	})(time.Millisecond)
 	return l
@@ -102,7 +104,7 @@ func fullLB() *LB {
 
 // fullKube has a value in every metric.
 func fullKube() *Kube {
-	k, translated := NewKube("1.2.3", func() KubeState {
+	k := NewKube("1.2.3", func() KubeState {
 		return KubeState{
 			Writes: 2, WriteFailures: 1, APIErrors: 4, Written: time.Unix(2_000_000_000, 0),
 			Stale: time.Second, Objects: map[string]int{"Pods": 5}, Refused: map[string]int{"Service": 1},
@@ -110,9 +112,10 @@ func fullKube() *Kube {
 	})
 	k.Health("Readiness", true)
 	k.Serves(served)
-	k.PublicationWrite("services", nil)
+	k.PublicationWrite("services", "written")
 	k.Leader(true)
-	translated(time.Millisecond)
+	k.Translated(time.Millisecond)
+	k.Written(time.Millisecond)
 	return k
 }
 

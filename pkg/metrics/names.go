@@ -49,6 +49,8 @@ var (
 	ConfigurationValid = gauge("vipgate_configuration_valid",
 		"1 while the trench file in force is the one on disk; 0 while the one on disk is refused and an older one "+
 			"is in force.")
+	ConfigurationStale = gauge("vipgate_configuration_stale_seconds",
+		"How long the writer of the trench file has not been able to refresh it. 0 while it can, or does not say.")
 	ConfigurationReloads = counter("vipgate_configuration_reloads_total",
 		"Changes of the trench file that were accepted or refused since the start.", "result")
 	IdentityNotAfter = gauge("vipgate_identity_not_after_timestamp_seconds",
@@ -160,6 +162,9 @@ var (
 		"Things that the data plane could not do; `lb status` names each.")
 	LBDataPlaneFailures = counter("vipgate_lb_dataplane_failures_total",
 		"Attempts to change the data plane that failed as a whole since the start.")
+	LBDataPlaneUnmatched = counter("vipgate_lb_dataplane_unmatched_packets_total",
+		"Packets that a stream's match dropped since the rules of the stream were last written. Absent for streams "+
+			"without a match.", "stream")
 	LBDataPlaneApply = histogram("vipgate_lb_dataplane_apply_seconds",
 		"From a decision about the data plane to what the kernel confirmed of it.")
 
@@ -172,6 +177,8 @@ var (
 var (
 	KubeTranslation = histogram("vipgate_kube_translation_seconds",
 		"How long it takes to translate the objects into the trench file.")
+	KubeLatency = histogram("vipgate_kube_latency_seconds",
+		"From the first watch event of a burst to the trench file that was written for it.")
 	KubeWrites = counter("vipgate_kube_file_writes_total",
 		"Translations since the start that changed the trench file or a key file.")
 	KubeWriteFailures = counter("vipgate_kube_file_write_failures_total",

@@ -54,6 +54,7 @@ func (s scrape) Collect(ch chan<- prometheus.Metric) {
 type process struct {
 	registry *prometheus.Registry
 	valid    *prometheus.GaugeVec
+	stale    *prometheus.GaugeVec
 	reloads  *prometheus.CounterVec
 	notAfter *prometheus.GaugeVec
 	serving  *prometheus.GaugeVec
@@ -67,6 +68,7 @@ func newProcess(program, version string) *process {
 	p := &process{
 		registry: prometheus.NewRegistry(),
 		valid:    ConfigurationValid.gauges(),
+		stale:    ConfigurationStale.gauges(),
 		reloads:  ConfigurationReloads.counters(),
 		notAfter: IdentityNotAfter.gauges(),
 		serving:  HealthServing.gauges(),
@@ -79,7 +81,7 @@ func newProcess(program, version string) *process {
 	for _, ok := range []bool{true, false} {
 		p.reloads.WithLabelValues(result(ok))
 	}
-	p.registry.MustRegister(build, p.valid, p.reloads, p.notAfter, p.serving, p.calls,
+	p.registry.MustRegister(build, p.valid, p.stale, p.reloads, p.notAfter, p.serving, p.calls,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return p
 }
@@ -103,6 +105,9 @@ func (p *process) Registry() *prometheus.Registry { return p.registry }
 
 // Configuration sets whether the trench file in force is the one on disk.
 func (p *process) Configuration(valid bool) { p.valid.WithLabelValues().Set(boolValue(valid)) }
+
+// Stale sets how long the trench file has not been refreshed; 0: it is current.
+func (p *process) Stale(age time.Duration) { p.stale.WithLabelValues().Set(age.Seconds()) }
 
 // Reload counts a change of the trench file.
 func (p *process) Reload(ok bool) { p.reloads.WithLabelValues(result(ok)).Inc() }

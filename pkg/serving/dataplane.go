@@ -7,6 +7,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -15,7 +16,7 @@ import (
 func (e *Evaluator) planStream(s *stream, before *plan.Stream) *plan.Stream {
 	d := &plan.Stream{
 		Name: s.Name, VIPs: s.VIPs, Size: s.Maglev.Size, Seed: s.Maglev.Seed, DrainTime: s.DrainTime,
-		Targets: make([]plan.Target, 0, len(s.members)),
+		Match: ports(s.Match), Targets: make([]plan.Target, 0, len(s.members)),
 	}
 	for i := range s.members {
 		if s.shadowed[i] {
@@ -31,6 +32,22 @@ func (e *Evaluator) planStream(s *stream, before *plan.Stream) *plan.Stream {
 	}
 	disableMoved(d, before)
 	return d
+}
+
+// protocols are the numbers of the protocols of the trench file.
+var protocols = map[string]uint8{"tcp": plan.TCP, "udp": plan.UDP, "sctp": plan.SCTP}
+
+// ports returns the ports of a match, sorted; nil for none.
+func ports(match []trench.Match) (list []plan.Port) {
+	for _, m := range match {
+		for _, protocol := range m.Protocols {
+			for _, port := range m.Ports {
+				list = append(list, plan.Port{Protocol: protocols[protocol], Number: port})
+			}
+		}
+	}
+	slices.SortFunc(list, plan.ComparePorts)
+	return list
 }
 
 // role returns the role of a target for the family of one of its addresses.

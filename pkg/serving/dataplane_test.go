@@ -88,6 +88,34 @@ func TestDetailOfVIPNotForwarded(t *testing.T) {
 	}
 }
 
+// A match is desired at once, and no VIP waits for it.
+func TestMatchOfStream(t *testing.T) {
+	s, other := streamOf("s", vipA), streamOf("other", vipB)
+	s.Match = []trench.Match{
+		{Protocols: []string{"udp", "sctp"}, Ports: []uint16{53}}, {Protocols: []string{"tcp"}, Ports: []uint16{443, 80}},
+	}
+	p := startPlaneRig(t, trenchOf(s, other), targets("s", member("a", "172.16.0.1")))
+	p.health("s", "a", healthcheck.Ready)
+	p.confirm()
+	all := []plan.Port{
+		{Protocol: 6, Number: 80}, {Protocol: 6, Number: 443}, {Protocol: 17, Number: 53}, {Protocol: 132, Number: 53},
+	}
+	wanted := [][]plan.Port{all, all[:2], nil, all}
+	for i, match := range [][]trench.Match{s.Match, s.Match[1:], nil, s.Match} {
+		before := p.last()
+		s.Match = match
+		p.configure(trenchOf(s, other))
+		p.want(vipA, vip.Ready, reasonReady, 1, 1)
+		is := p.last()
+		if got := is.Streams["s"].Match; !plan.SameMatch(got, wanted[i]) {
+			t.Errorf("match %v is desired as %v", match, got)
+		}
+		if is.Streams["other"] != before.Streams["other"] || is.Streams["other"].Match != nil {
+			t.Error("another stream changed")
+		}
+	}
+}
+
 // The order is: not ready, withdrawn, removed.
 func TestLastTargetLeavesAfterWithdrawal(t *testing.T) {
 	p := twoTargets(t)

@@ -90,7 +90,8 @@ func Drift(d *lbv1.DataPlaneDrift) string {
 const stateServing = "serving"
 
 func dataPlaneStreams(all []*lbv1.DataPlaneStream) *table {
-	t := newTable("STREAM", "TABLE", "SEED", "VIPS IN KERNEL", "SERVING", "TARGETS IN KERNEL", "PROBLEM")
+	t := newTable("STREAM", "TABLE", "SEED", "VIPS IN KERNEL", "SERVING", "TARGETS IN KERNEL", "MATCH", "NOT MATCHED",
+		"PROBLEM")
 	for _, s := range all {
 		serving := 0
 		for _, x := range s.GetTargets() {
@@ -109,7 +110,12 @@ func dataPlaneStreams(all []*lbv1.DataPlaneStream) *table {
 		if s.GetSize() == 0 { // it is no longer configured
 			size, seed = none, none
 		}
-		t.add(s.GetName(), size, seed, s.GetVips(), serving, len(s.GetTargets()), strings.Join(problems, "; "))
+		match, dropped := none, none
+		if len(s.GetMatch()) > 0 {
+			match, dropped = names(s.GetMatch()), fmt.Sprint(s.GetUnmatchedPackets())
+		}
+		t.add(s.GetName(), size, seed, s.GetVips(), serving, len(s.GetTargets()), match, dropped,
+			strings.Join(problems, "; "))
 	}
 	return t
 }

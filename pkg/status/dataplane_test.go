@@ -13,7 +13,7 @@ func goodDataPlane() *lbv1.DataPlaneStatus {
 	return &lbv1.DataPlaneStatus{
 		Mode: "nftables", Conntrack: true, WantedRevision: 7, AppliedRevision: 7,
 		Streams: []*lbv1.DataPlaneStream{{
-			Name: "stream-a-1", Size: 1009, Seed: 1, Vips: 2,
+			Name: "stream-a-1", Size: 1009, Seed: 1, Vips: 2, Match: []string{"tcp/80", "tcp/443"}, UnmatchedPackets: 12,
 			Targets: []*lbv1.DataPlaneTarget{
 				{
 					Name: "target-1", Number: 5000, Addresses: []string{"172.16.1.1", "fd00::1"}, State: "serving",

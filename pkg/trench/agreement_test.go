@@ -91,7 +91,8 @@ attractor:
 streams:
   - {name: s1, vips: [20.0.0.1/32], minReady: 2,
      check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, drainTime: 7s,
-     maglev: {size: 10007, seed: 7}, targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]}
+     match: [{protocols: [tcp], ports: [80, 443]}, {protocols: [udp], ports: [53]}], maglev: {size: 10007, seed: 7},
+     targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]}
   - {name: s2, vips: ["2000::1/128"],
      check: {http: {port: 8080, path: "/healthz?full=1", host: "example.org:8443", status: "200-299,404", body: "^ok$",
                     tls: {serverName: sni.example.org, caFile: /etc/ca.pem, insecure: false}},
@@ -101,6 +102,8 @@ streams:
 `
 
 const firstCheck = "check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms, timeout: 300ms, rise: 1, fall: 4}, "
+
+const everyMatch = "match: [{protocols: [tcp], ports: [80, 443]}, {protocols: [udp], ports: [53]}], "
 
 // verdict is the set of readers that accept an example.
 type verdict int
@@ -254,6 +257,29 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"maglev.seed", "seed: 7", "seed: 4294967295", taken},
 		{"maglev.seed", "seed: 7", "seed: 0", refused},
 		{"maglev.seed", "seed: 7", "seed: 4294967296", refused},
+		{"stream.match", everyMatch, "", taken},
+		{"stream.match", everyMatch, "match: [], ", refused},
+		{"stream.match", everyMatch, "match:\n, ", refused},
+		{"stream.match", everyMatch, "match: {protocols: [tcp], ports: [80]}, ", refused},
+		{"stream.match", everyMatch, "match: [{protocols: [tcp], ports: [80]}, {protocols: [tcp], ports: [80]}], ", refused},
+		{"match.ports", "protocols: [udp], ports: [53]", "protocols: [tcp], ports: [80]", onlySchema}, // twice
+		{"stream.match", everyMatch, "match: [{protocols: [tcp], ports: [" + manyPorts(100) + "]}], ", taken},
+		{"stream.match", everyMatch, "match: [{protocols: [tcp], ports: [" + manyPorts(101) + "]}], ", onlySchema},
+		{"match.protocols", "protocols: [tcp], ", "", refused},
+		{"match.protocols", "protocols: [tcp]", "protocols: tcp", refused},
+		{"match.protocols", "protocols: [tcp]", "protocols: []", refused},
+		{"match.protocols", "protocols: [tcp]", "protocols: [tcp, udp, sctp]", taken},
+		{"match.protocols", "protocols: [tcp]", "protocols: [tcp, tcp]", refused},
+		{"match.protocols", "protocols: [tcp]", "protocols: [TCP]", refused},
+		{"match.protocols", "protocols: [tcp]", "protocols: [6]", refused},
+		{"match.ports", ", ports: [80, 443]", "", refused},
+		{"match.ports", "ports: [80, 443]", "ports: 80", refused},
+		{"match.ports", "ports: [80, 443]", "ports: []", refused},
+		{"match.ports", "ports: [80, 443]", "ports: [1, '65535']", taken},
+		{"match.ports", "ports: [80, 443]", "ports: [0]", refused},
+		{"match.ports", "ports: [80, 443]", "ports: [65536]", refused},
+		{"match.ports", "ports: [80, 443]", "ports: [80-90]", refused},
+		{"match.ports", "ports: [80, 443]", "ports: [80, 80]", refused},
 		{"stream.targets", "targets: [{", "targets: [], targts: [{", refused},
 		{"stream.targets", `targets: [{name: t1, ips: [172.16.1.1, "fd00::1"]}]`, "targets: []", taken},
 		{"check.tcp", "tcp: {port: 5000}, ", "", refused},

@@ -99,6 +99,14 @@ func (s *Stream) check(p *parser, m mapping) {
 	if _, ok := m.fields["check"]; !ok && len(s.Targets) > 0 {
 		m.missing("check", "write how the targets are checked, such as check: {tcp: {port: 5000}}")
 	}
+	ports := 0
+	for _, x := range s.Match {
+		ports += len(x.Protocols) * len(x.Ports)
+	}
+	if ports > MaxMatch {
+		m.fields["match"].problem("has %d ports, each counted for each of its protocols: a stream has %d at most, "+
+			"leave the field out to forward all packets", ports, MaxMatch)
+	}
 	if _, ok := m.fields["maglev"]; !ok {
 		p.setDefaults(reflect.ValueOf(&s.Maglev).Elem())
 	}
@@ -117,6 +125,22 @@ func (t *Target) check(p *parser, m mapping) {
 	if at, ok := m.valid("ips"); ok && !slices.ContainsFunc(t.IPs, isChecked) {
 		at.problem("has no %s address, and the stream's check.families is %s, so that nothing would check it: "+
 			"add one, or write families: both", familyName(families == OnlyIPv4), families)
+	}
+}
+
+func (x *Match) check(p *parser, m mapping) {
+	for i, protocol := range x.Protocols {
+		p.unique(m.fields["protocols"].item(i), x, "protocol", protocol)
+	}
+	_, known := m.valid("protocols")
+	for i, port := range x.Ports {
+		at := m.fields["ports"].item(i)
+		if port == 0 || !p.unique(at, x, "port", port) || !known {
+			continue
+		}
+		for _, protocol := range x.Protocols {
+			p.unique(at, m.in, protocol+" port", port)
+		}
 	}
 }
 

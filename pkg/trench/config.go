@@ -19,6 +19,10 @@ const LoopbackASN uint32 = 4200000000
 // within its lease, also on a busy machine.
 const MaxVIPs = 50_000
 
+// MaxMatch is how many ports the match of a stream may have, each counted for each of its
+// protocols.
+const MaxMatch = 100
+
 // MaxDrainTime is the longest drain time of a target.
 const MaxDrainTime = time.Hour
 
@@ -38,7 +42,8 @@ const (
 //	yaml      name of the field; "required" if the file must have it
 //	remedy    what to write if it is missing, or an empty list
 //	default   value of a field that is left out
-//	min, max  bounds of a number or a duration; of a list, the most items
+//	min, max  bounds of a number or a duration, or of each number in a list; of another list, max is
+//	          the most items
 //	form      what a text looks like, by its name in forms
 //	empty     what to remove instead of writing an empty list; without it, a list may be empty
 //	null      what it means to remove an object that may also be {}
@@ -126,6 +131,11 @@ type Stream struct {
 	DrainTime time.Duration `yaml:"drainTime" min:"0s" max:"1h" default:"5s"`
 	// How the flows of the stream are spread over its targets. Left out, or {}: the defaults.
 	Maglev Maglev `yaml:"maglev"`
+	// What the data plane forwards beside ICMP; other packets to the VIPs are dropped. Left out: all
+	// packets are forwarded.
+	//
+	// No two have a port of a protocol in common, and all of them have MaxMatch ports at most.
+	Match []Match `yaml:"match" max:"100" remedy:"write protocols and ports" empty:"the field to forward all packets"`
 	// Endpoints of the application.
 	//
 	// No two share an address, and each has one of a family that is checked.
@@ -140,6 +150,14 @@ type Maglev struct {
 	Size uint32 `yaml:"size" min:"101" max:"131071" default:"1009"`
 	// Seed of the hashes of flows and of names.
 	Seed uint32 `yaml:"seed" min:"1" max:"4294967295" default:"1"`
+}
+
+// Match is packets of any of the protocols to any of the ports.
+type Match struct {
+	// Protocols: tcp, udp, sctp.
+	Protocols []string `yaml:"protocols,required" form:"transport" remedy:"write a list such as [tcp]" empty:"the entry"`
+	// Destination ports.
+	Ports []uint16 `yaml:"ports,required" min:"1" max:"65535" remedy:"write a list such as [80, 443]" empty:"the entry"`
 }
 
 // Check is how the targets of a stream are checked.

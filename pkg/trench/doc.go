@@ -1,5 +1,5 @@
 // Package trench holds the configuration of a trench: the model, its strict YAML reader, and the
-// watcher of its file.
+// watcher of its file and of the stale file, by which a writer says that it cannot refresh it.
 //
 // A [Config] that came from [Parse] or [Read] is complete (defaults filled in), consistent (every
 // VIP of a stream is one of the attractor, no two VIPs overlap, no name or address appears twice

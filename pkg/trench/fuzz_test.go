@@ -118,6 +118,7 @@ func checkConfig(t *testing.T, c *Config) {
 		if len(s.VIPs) == 0 || s.MinReady < 1 {
 			t.Fatalf("stream %+v", s)
 		}
+		matches(t, s.Match)
 		between(t, "the drain time", s.DrainTime, 0, time.Hour)
 		between(t, "the seed", int64(s.Maglev.Seed), 1, math.MaxUint32)
 		if between(t, "the size", int64(s.Maglev.Size), 101, 131071); !big.NewInt(int64(s.Maglev.Size)).ProbablyPrime(0) {
@@ -156,6 +157,28 @@ var (
 	goodStatus = regexp.MustCompile(`^[2-5][0-9][0-9](-[2-5][0-9][0-9])?(,[2-5][0-9][0-9](-[2-5][0-9][0-9])?)*$`)
 	goodASCII  = regexp.MustCompile(`^[!-~]*$`)
 )
+
+// matches fails when a match does not keep its promises.
+func matches(t *testing.T, match []Match) {
+	t.Helper()
+	var ports []string
+	for _, x := range match {
+		if len(x.Protocols) == 0 || len(x.Ports) == 0 {
+			t.Fatalf("match %+v", x)
+		}
+		for _, protocol := range x.Protocols {
+			if protocol != "tcp" && protocol != "udp" && protocol != "sctp" {
+				t.Fatalf("protocol %q", protocol)
+			}
+			for _, port := range x.Ports {
+				between(t, "the port", int(port), 1, 65535)
+				ports = append(ports, fmt.Sprint(protocol, port))
+			}
+		}
+	}
+	distinct(t, "port", ports, func(s string) string { return s })
+	between(t, "the number of ports", len(ports), 0, 100)
+}
 
 // checks fails when a check does not keep its promises.
 func checks(t *testing.T, c Check, vips []vip.VIP) {
@@ -258,6 +281,13 @@ func written(t *testing.T, c *Config) []byte {
 		}
 		if s.Check != (Check{}) {
 			o["check"] = writtenCheck(s.Check)
+		}
+		if len(s.Match) > 0 {
+			var match []object
+			for _, x := range s.Match {
+				match = append(match, object{"protocols": x.Protocols, "ports": x.Ports})
+			}
+			o["match"] = match
 		}
 		streams = append(streams, o)
 	}

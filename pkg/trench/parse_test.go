@@ -48,6 +48,10 @@ func TestReferenceFile(t *testing.T) {
 					Source4: netip.MustParseAddr("172.16.0.1"), Source6: netip.MustParseAddr("fd00::9"),
 				},
 				DrainTime: 30 * time.Second, Maglev: Maglev{Size: 10007, Seed: 7},
+				Match: []Match{
+					{Protocols: []string{"tcp"}, Ports: []uint16{80, 443}},
+					{Protocols: []string{"udp", "sctp"}, Ports: []uint16{53}},
+				},
 				Targets: []Target{
 					{
 						Name: "target-1", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")},
@@ -154,6 +158,15 @@ streams:
       - {name: t1, ips: [172.16.1.1]}
       - {name: t2, ips: [172.16.1.2]}
 `
+
+// manyPorts lists the ports from 1 on.
+func manyPorts(n int) string {
+	var b strings.Builder
+	for port := 1; port <= n; port++ {
+		fmt.Fprintf(&b, "%d, ", port)
+	}
+	return strings.TrimSuffix(b.String(), ", ")
+}
 
 func TestRefusedFiles(t *testing.T) {
 	const fields = "trench, attractor, streams"
@@ -322,6 +335,59 @@ func TestRefusedFiles(t *testing.T) {
 		{
 			"stream VIP twice", "[20.0.0.1/32]", "[20.0.0.1/32, 20.0.0.1/32]",
 			"f.yaml:12: streams[0].vips[1]: VIP 20.0.0.1/32 appears twice, first in line 12: remove one of them or change it",
+		},
+		{
+			"empty match", "name: s1", "name: s1\n    match: []", "f.yaml:12: streams[0].match: is an empty list: " +
+				"write protocols and ports, or remove the field to forward all packets",
+		},
+		{
+			"match that is no list", "name: s1", "name: s1\n    match: {protocols: [tcp], ports: [80]}",
+			"f.yaml:12: streams[0].match: is a mapping, not a list: write a list of match",
+		},
+		{
+			"match without ports", "name: s1", "name: s1\n    match: [{protocols: [tcp]}]",
+			"f.yaml:12: streams[0].match[0].ports: is missing: write a list such as [80, 443]",
+		},
+		{
+			"match without protocols", "name: s1", "name: s1\n    match: [{ports: [80]}]",
+			"f.yaml:12: streams[0].match[0].protocols: is missing: write a list such as [tcp]",
+		},
+		{
+			"empty lists in a match", "name: s1", "name: s1\n    match: [{protocols: [], ports: []}]",
+			"f.yaml:12: streams[0].match[0].protocols: is an empty list: write a list such as [tcp], or remove the entry\n" +
+				"f.yaml:12: streams[0].match[0].ports: is an empty list: write a list such as [80, 443], or remove the entry",
+		},
+		{
+			"match of ICMP", "name: s1", "name: s1\n    match: [{protocols: [icmp], ports: [80]}]",
+			"f.yaml:12: streams[0].match[0].protocols[0]: is \"icmp\": write tcp, udp or sctp",
+		},
+		{
+			"match of port 0", "name: s1", "name: s1\n    match: [{protocols: [tcp], ports: [0, 65536, http]}]",
+			"f.yaml:12: streams[0].match[0].ports[0]: is \"0\": write a whole number between 1 and 65535\n" +
+				"f.yaml:12: streams[0].match[0].ports[1]: is \"65536\": write a whole number between 1 and 65535\n" +
+				"f.yaml:12: streams[0].match[0].ports[2]: is \"http\": write a whole number between 1 and 65535",
+		},
+		{
+			"match with a duplicate protocol", "name: s1", "name: s1\n    match: [{protocols: [tcp, tcp], ports: []}]",
+			"f.yaml:12: streams[0].match[0].protocols[1]: protocol tcp appears twice, first in line 12: remove one of them " +
+				"or change it\nf.yaml:12: streams[0].match[0].ports: is an empty list: write a list such as [80, 443], or " +
+				"remove the entry",
+		},
+		{
+			"match with a duplicate port", "name: s1", "name: s1\n    match: [{protocols: [tcp, udp], ports: [80, 80]}]",
+			"f.yaml:12: streams[0].match[0].ports[1]: port 80 appears twice, first in line 12: remove one of them or change it",
+		},
+		{
+			"port of two entries of a match", "name: s1",
+			"name: s1\n    match:\n      - {protocols: [tcp, udp], ports: [53]}\n      - {protocols: [udp], ports: [80, 53]}",
+			"f.yaml:14: streams[0].match[1].ports[1]: udp port 53 appears twice, first in line 13: remove one of them or " +
+				"change it",
+		},
+		{
+			"match with too many ports", "name: s1",
+			"name: s1\n    match: [{protocols: [tcp, udp], ports: [" + manyPorts(50) + "]}, {protocols: [sctp], ports: [1]}]",
+			"f.yaml:12: streams[0].match: has 101 ports, each counted for each of its protocols: a stream has 100 at most, " +
+				"leave the field out to forward all packets",
 		},
 		{
 			"stream without VIPs", "[20.0.0.1/32]", "[]",

@@ -78,7 +78,8 @@ var forms = map[string]form{
 		"or remove the field to take any body", checkBody),
 	"status": newForm(`^`+codePattern+`(,`+codePattern+`){0,19}$`,
 		`write numbers and ranges between 200 and 599, such as "200-399,404", at most 20`, checkStatus),
-	"families": newForm(`^(ipv4|ipv6|both)$`, "write ipv4, ipv6 or both", nil),
+	"transport": newForm(`^(tcp|udp|sctp)$`, "write tcp, udp or sctp", nil),
+	"families":  newForm(`^(ipv4|ipv6|both)$`, "write ipv4, ipv6 or both", nil),
 }
 
 func checkInterface(s string) string {

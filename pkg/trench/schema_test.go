@@ -287,7 +287,7 @@ func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs 
 		if tag.Get("empty") != "" {
 			s = append(s, member{"minItems", 1})
 		}
-		if hi, err := strconv.Atoi(tag.Get("max")); err == nil {
+		if hi, err := strconv.Atoi(tag.Get("max")); err == nil && tag.Get("min") == "" {
 			s = append(s, member{"maxItems", hi})
 		}
 		return append(s, member{"uniqueItems", true})
@@ -308,6 +308,8 @@ func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs 
 	case "status":
 		types := []string{"integer", "string"}
 		return ordered{{"type", types}, {"minimum", 200}, {"maximum", 599}, {"pattern", pattern(form)}}
+	case "transport":
+		return ordered{{"enum", []string{"tcp", "udp", "sctp"}}}
 	case "families":
 		return ordered{{"enum", []string{"ipv4", "ipv6", "both"}}}
 	case "":
@@ -381,6 +383,9 @@ func TestTagsMatchConstants(t *testing.T) {
 	}
 	if got := tag(reflect.TypeFor[Attractor](), "VIPs"); got != strconv.Itoa(MaxVIPs) {
 		t.Errorf("an attractor has %s VIPs at most, want %d", got, MaxVIPs)
+	}
+	if got := tag(reflect.TypeFor[Stream](), "Match"); got != strconv.Itoa(MaxMatch) {
+		t.Errorf("a match has %s entries at most, want %d", got, MaxMatch)
 	}
 	if d, err := time.ParseDuration(tag(reflect.TypeFor[Stream](), "DrainTime")); err != nil || d != MaxDrainTime {
 		t.Errorf("the longest drain time is %v, %v, want %v", d, err, MaxDrainTime)

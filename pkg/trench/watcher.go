@@ -49,11 +49,14 @@ type Watcher struct {
 	defaults Defaults
 	log      *slog.Logger
 	loaded   latest.Value[Loaded]
+	stale    latest.Value[*Stale]
 	ready    chan struct{}
 	notifier func() (*fsnotify.Watcher, error) // fails on a node that has no inotify instance left
 	read     func(path string) ([]byte, error)
 	poll     time.Duration
 	calls    files.Calls
+	// Of the stale file: each may be on a mount that hangs.
+	staleCalls files.Calls
 
 	// Of Run only: what the last read found, to recognize repetitions.
 	content   [sha256.Size]byte
@@ -78,6 +81,9 @@ func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Wat
 
 // Value returns the configuration in force.
 func (w *Watcher) Value() *latest.Value[Loaded] { return &w.loaded }
+
+// Stale returns why the trench file may be old. It does not change the configuration in force.
+func (w *Watcher) Stale() *latest.Value[*Stale] { return &w.stale }
 
 // Ready is closed once the file is watched.
 func (w *Watcher) Ready() <-chan struct{} { return w.ready }
@@ -155,8 +161,14 @@ func (s *settling) event(now time.Time) time.Duration {
 	return max(0, min(quietTime, s.deadline.Sub(now)))
 }
 
-// reload reads the file and publishes what has changed. notifier may be nil.
+// reload reads the files and publishes what has changed. notifier may be nil.
 func (w *Watcher) reload(ctx context.Context, notifier *fsnotify.Watcher) {
+	w.readTrench(ctx, notifier)
+	w.readStale(ctx)
+}
+
+// readTrench publishes the trench file, or why it is refused.
+func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher) {
 	directory := filepath.Dir(w.path)
 	type state struct {
 		data     []byte

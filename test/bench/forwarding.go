@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 	"unsafe"
@@ -14,6 +15,7 @@ import (
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -38,7 +40,19 @@ const (
 	forwardTracked   = "plain, conntrack on"
 	forwardStateless = "vipgate, --conntrack=off"
 	forwardNone      = "sending alone"
+	forwardMatch     = "vipgate, match of 100 ports"
+	forwardVIPs      = "vipgate, 10 000 VIPs"
+	forwardVIPsMatch = "vipgate, 10 000 VIPs, match of 100 ports"
 )
+
+// planeVariants are the numbers of VIPs, and of ports of a match, of the methods with a data plane.
+var planeVariants = map[string]struct{ vips, ports int }{
+	vipgate: {1, 0}, forwardStateless: {1, 0}, forwardMatch: {1, 100},
+	forwardVIPs: {10_000, 0}, forwardVIPsMatch: {10_000, 100},
+}
+
+// withoutMatch has the method to compare with for those that have a match.
+var withoutMatch = map[string]string{forwardMatch: vipgate, forwardVIPsMatch: forwardVIPs}
 
 // floodVIP is where all packets go.
 var floodVIP = netip.MustParseAddr("20.0.0.1")
@@ -92,11 +106,16 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 			"rule ip t c ct state invalid drop"); err != nil {
 			return nil, err
 		}
-	case vipgate, forwardStateless:
+	}
+	if variant, ok := planeVariants[way]; ok {
 		if err := g.start(ctx, way == forwardStateless); err != nil {
 			return nil, err
 		}
-		if _, err := g.plane.configure(planeStreams(0, 1, targets, tableSize, oneFamily)); err != nil {
+		streams := planeStreams(0, 1, targets, tableSize, oneFamily)
+		for _, s := range streams {
+			s.VIPs, s.Match = numberedVIPs(variant.vips, oneFamily), matchOf(variant.ports)
+		}
+		if _, err := g.plane.configure(streams); err != nil {
 			return nil, err
 		}
 	}
@@ -120,6 +139,17 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 	p.ends = append(p.ends, p.flood.close)
 	p.echo = &packetPath{technique: way, lab: g.Lab}
 	return p, p.echo.startEcho()
+}
+
+// matchOf returns so many ports, among them those of the flood and of the round trips; none for 0.
+func matchOf(n int) (ports []dataplane.Port) {
+	for i := range n {
+		ports = append(ports, dataplane.Port{Protocol: unix.IPPROTO_UDP, Number: uint16(discardPort + i)})
+	}
+	if n > 0 {
+		ports[n-1].Number = echoPort
+	}
+	return ports
 }
 
 func nft(ctx context.Context, ns *lab.NetNS, commands string) error {
@@ -307,9 +337,14 @@ func measureForwarding(ctx context.Context, s *session) (err error) {
 		{vipgate, 1},
 		{vipgate, 10},
 		{vipgate, 100},
+		{forwardMatch, 10},
+		{forwardVIPs, 10},
+		{forwardVIPsMatch, 10},
 	}
 	if s.quick {
-		plans = []plan{{forwardPlain, 1}, {forwardNone, 1}, {forwardRule, 1}, {forwardStateless, 10}, {vipgate, 10}}
+		plans = []plan{
+			{forwardPlain, 1}, {forwardNone, 1}, {forwardRule, 1}, {forwardStateless, 10}, {vipgate, 10}, {forwardMatch, 10},
+		}
 	}
 	var paths []*forwardPath
 	defer func() {
@@ -394,7 +429,7 @@ func recordForwarding(s *session, paths []*forwardPath, results []forwardResult)
 	plain, alone, rule := results[0], results[1], results[2]
 	for i, p := range paths[2:] {
 		r, goal := results[i+2], ""
-		if p.targets == 10 {
+		if p.kind != forwardVIPs && withoutMatch[p.kind] == "" && p.targets == 10 {
 			goal = forwardGoal
 			record("time per packet ÷ that of plain forwarding with one ip rule", p, "×", "",
 				beside(r.costs, rule.costs))
@@ -403,6 +438,14 @@ func recordForwarding(s *session, paths []*forwardPath, results []forwardResult)
 		record("round trip ÷ that of plain forwarding", p, "×", "", beside(r.medians, plain.medians))
 		share := (middle(r.costs) - middle(alone.costs)) / (middle(plain.costs) - middle(alone.costs))
 		shares = append(shares, fmt.Sprintf("%s to %d: %.2f ×", p.kind, p.targets, share))
+	}
+	for i, p := range paths {
+		j := slices.IndexFunc(paths, func(q *forwardPath) bool {
+			return q.kind == withoutMatch[p.kind] && q.targets == p.targets
+		})
+		if j >= 0 {
+			record("time per packet ÷ that without a match", p, "×", "", beside(results[i].costs, results[j].costs))
+		}
 	}
 	s.note(18, "packets in a second on one core, which also plays client and targets: %s", strings.Join(rates, ", "))
 	s.note(18, "time per packet ÷ that of plain forwarding, each without the sending, by medians: %s",

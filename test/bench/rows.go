@@ -20,4 +20,5 @@ var rows = []row{
 	{17, "the data plane: changes, starts", measurePlane},
 	{18, "packets through the data plane", measureForwarding},
 	{19, "the data plane: what a stream takes", measureTables},
+	{20, "Kubernetes: from a Pod to the trench file", measureKube},
 }

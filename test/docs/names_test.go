@@ -50,7 +50,8 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 		want = append(want, row{m.Name, string(m.Type), m.Labels})
 	}
 	for _, head := range []string{
-		"Both programs (and `go_*`, `process_*`):", "Frontend, port 2224:", "Load balancer, port 2223:",
+		"All programs (and `go_*`, `process_*`):", "Frontend, port 2224:", "Load balancer, port 2223:",
+		"Kube, port 2225:",
 	} {
 		for _, cells := range table(t, d.below(t, head)) {
 			if len(cells) != 4 || cells[3] == "" {
@@ -119,10 +120,11 @@ func TestAlertQueries(t *testing.T) {
 		t.Fatalf("no rules found: %+v", rules)
 	}
 	values := map[string]map[string]bool{
-		"service": set(slices.Concat(documentedServices(t, frontendServices), documentedServices(t, lbServices))...),
-		"to":      set(gate.Withdrawn.String(), gate.Depreferred.String(), gate.Announced.String()),
-		"reason":  {},
-		"state":   {},
+		"service": set(slices.Concat(documentedServices(t, frontendServices), documentedServices(t, lbServices),
+			documentedServices(t, kubeServices))...),
+		"to":     set(gate.Withdrawn.String(), gate.Depreferred.String(), gate.Announced.String()),
+		"reason": {},
+		"state":  {},
 
 		"grpc_service": set(readinessv1.ReadinessService_ServiceDesc.ServiceName),
 		"grpc_code":    set(codes.PermissionDenied.String()),
@@ -165,6 +167,7 @@ func set(words ...string) map[string]bool {
 const (
 	frontendServices = "Frontend:"
 	lbServices       = "Load balancer:"
+	kubeServices     = "Kube:"
 )
 
 // documentedServices are the names in a table of health services.
@@ -187,10 +190,14 @@ func TestEveryHealthServiceIsDocumented(t *testing.T) {
 	}{
 		{frontendServices, "pkg/frontend/frontend.go", []string{"RouteBack/ipv4", "RouteBack/ipv6"}},
 		{lbServices, "pkg/lb/lb.go", nil},
+		{kubeServices, "pkg/kube/kube.go", nil},
 	} {
 		t.Run(program.file, func(t *testing.T) {
 			// A family is part of a name, and so is a VIP.
-			want := append([]string{"Egress/ipv4", "Egress/ipv6", "vip/PREFIX"}, program.more...)
+			want := program.more
+			if program.above != kubeServices {
+				want = append([]string{"Egress/ipv4", "Egress/ipv6", "vip/PREFIX"}, want...)
+			}
 			for _, group := range constants(t, program.file) {
 				if strings.HasPrefix(group.comment, "Health services of ") {
 					want = append(want, slices.Collect(maps.Values(group.values))...)

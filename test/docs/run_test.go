@@ -43,6 +43,7 @@ streams:
   - name: stream-a-1
     vips: [%[1]s, "%[2]s"]
     check: {tcp: {port: %[5]d}, interval: 500ms, timeout: 500ms, rise: 1, fall: 10}
+    match: [{protocols: [tcp], ports: [%[5]d]}]
     targets:
       - {name: target-1, ips: [%[6]s, "%[7]s"]}
 `, vip4, vip6, lab.GatewayA4, lab.GatewayA6, checkPort, lab.Target1v4, lab.Target1v6)

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
@@ -75,12 +77,19 @@ func exampleSlots(stream string, numbers ...uint32) []plan.KernelTarget {
 	return slots
 }
 
+// exampleMatch is what a stream forwards beside ICMP.
+var exampleMatch = []plan.Port{
+	{Protocol: unix.IPPROTO_TCP, Number: 80},
+	{Protocol: unix.IPPROTO_TCP, Number: 443},
+	{Protocol: unix.IPPROTO_UDP, Number: 53},
+}
+
 func exampleChange() plan.Change {
 	return plan.Change{
 		Base:    true,
 		Targets: exampleSlots("web", 5000, 5001, 5002),
 		Streams: []plan.StreamWrite{{Desired: plan.KernelStream{
-			Name: "web", Size: 101, Seed: 7, Tables: bothFamilies(filled(101, 5000, 5001, 5002)),
+			Name: "web", Size: 101, Seed: 7, Tables: bothFamilies(filled(101, 5000, 5001, 5002)), Match: exampleMatch,
 		}}},
 		VIPs: map[vip.VIP]string{
 			vip.Require("20.0.0.1/32"): "web", vip.Require("2000::1/128"): "web",
@@ -174,6 +183,9 @@ func TestNFTListsTable(t *testing.T) {
 			"nft list map inet vipgate-lb net4":                   "20.0.1.0/24 : goto stream/web",
 			"nft list chain inet vipgate-lb stream/web":           "by @maglev6/web",
 			"nft list chain inet vipgate-lb target/5001":          `comment "web/t5001"`,
+			"nft list set inet vipgate-lb match/web":              "tcp . 443",
+			"nft -j list set inet vipgate-lb match/web":           `["inet_proto", "inet_service"]`,
+			"nft -y list chain inet vipgate-lb stream/web":        "meta l4proto . th dport != @match/web meta l4proto != icmp",
 			"nft -a list ruleset":                                 "ip daddr vmap @vip4",
 			"nft get element inet vipgate-lb vip4 '{ 20.0.0.1 }'": "goto stream/web",
 		} {

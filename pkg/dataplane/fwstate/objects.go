@@ -72,6 +72,7 @@ type setSpec struct {
 var (
 	typeMark    = nftables.TypeMark.GetNFTMagic()
 	typeProto   = nftables.TypeInetProto.GetNFTMagic()
+	typePort    = typeProto<<nftables.SetConcatTypeBits | nftables.TypeInetService.GetNFTMagic()
 	typeICMP    = [...]uint32{nftables.TypeICMPType.GetNFTMagic(), nftables.TypeICMP6Type.GetNFTMagic()}
 	typeAddress = [...]uint32{nftables.TypeIPAddr.GetNFTMagic(), nftables.TypeIP6Addr.GetNFTMagic()}
 	addressSize = [...]uint32{4, 16}

@@ -238,7 +238,7 @@ func (f *Conn) ReadBase() (base bool, problem string, err error) {
 	return base, "", err
 }
 
-// streamFrom reads the Maglev maps of a stream.
+// streamFrom reads the Maglev maps and the ports of a stream.
 func (f *Conn) streamFrom(name string, r *ruleset) (*plan.KernelStream, error) {
 	s := &plan.KernelStream{Name: name}
 	rules := r.rules[plan.StreamChain(name)]
@@ -261,6 +261,10 @@ func (f *Conn) streamFrom(name string, r *ruleset) (*plan.KernelStream, error) {
 			return nil, err
 		}
 	}
+	var err error
+	if s.Match, err = f.readMatch(name, r); err != nil {
+		return nil, err
+	}
 	chain, ok := r.chains[plan.StreamChain(name)]
 	s.ChainIntact = ok && chain.kind == "" && sizes && s.Size != 0 && s.Seed != 0 && sameRules(rules, f.streamRules(s))
 	return s, nil
@@ -270,8 +274,8 @@ func (f *Conn) streamFrom(name string, r *ruleset) (*plan.KernelStream, error) {
 func (f *Conn) ReadStream(name string) (s *plan.KernelStream, err error) {
 	err = f.readConsistently("stream "+name, func() error {
 		r := newRuleset()
-		maps := []setSpec{maglevSpec(vip.IPv4, name, 0), maglevSpec(vip.IPv6, name, 0)}
-		if err := f.readObjects(r, []string{plan.StreamChain(name)}, maps); err != nil {
+		sets := []setSpec{maglevSpec(vip.IPv4, name, 0), maglevSpec(vip.IPv6, name, 0), matchSpec(name)}
+		if err := f.readObjects(r, []string{plan.StreamChain(name)}, sets); err != nil {
 			return err
 		}
 		if s, err = f.streamFrom(name, r); err == nil && len(r.chains) == 0 && len(s.Families()) == 0 {

@@ -77,6 +77,7 @@ func (f *Conn) SwitchToShadow(want *plan.KernelStream) error {
 			old = append(old, name)
 		}
 	}
+	start.createMatch(want, r)
 	if err := f.commit(&start, nil); err != nil {
 		return err
 	}

@@ -148,6 +148,9 @@ func (f *Conn) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string)
 	add := func(comment string, expressions ...[]expr.Any) {
 		rules = append(rules, newRule(ruleComment+comment, slices.Concat(expressions...)...))
 	}
+	if s.Match != nil {
+		rules = matchRules(s.Name)
+	}
 	for _, family := range s.Families() {
 		if !f.config.Stateless {
 			add("flows that are known", ofFamily(family), []expr.Any{

@@ -296,14 +296,12 @@ func (w *changeWriter) removals(c plan.Change) error {
 		for name := range r.chains {
 			w.last.removeChain(name)
 		}
-		for _, family := range vip.Families {
-			for _, spec := range []setSpec{
-				maglevSpec(family, stream, 0), liveSpec(family, stream, 0), shadowSpec(family, stream, 0),
-			} {
-				if got, ok := r.sets[spec.name]; ok && spec.mismatch(got) == "" {
-					w.last.removeSet(spec.name)
-				}
+		for _, spec := range streamSets(stream) {
+			if got, ok := r.sets[spec.name]; ok && spec.mismatch(got) == "" {
+				w.last.removeSet(spec.name)
 			}
+		}
+		for _, family := range vip.Families {
 			w.live[plan.LiveMap(family, stream)] = nil
 		}
 	}

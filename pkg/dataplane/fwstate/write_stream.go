@@ -14,7 +14,8 @@ import (
 // refer to exist and have the right size.
 func rulesUnchanged(s plan.StreamWrite) bool {
 	if s.Observed == nil || !s.Observed.ChainIntact ||
-		s.Observed.Size != s.Desired.Size || s.Observed.Seed != s.Desired.Seed {
+		s.Observed.Size != s.Desired.Size || s.Observed.Seed != s.Desired.Seed ||
+		(s.Observed.Match == nil) != (s.Desired.Match == nil) {
 		return false
 	}
 	for _, family := range vip.Families {
@@ -39,14 +40,19 @@ func (w *changeWriter) readStreams(c plan.Change) error {
 	return nil
 }
 
-// readStreamObjects reads the chain of a stream with its rules, and the maps without elements.
-func (f *Conn) readStreamObjects(stream string) (*ruleset, error) {
-	r := newRuleset()
-	var sets []setSpec
+// streamSets are the sets and maps that a stream can have.
+func streamSets(stream string) []setSpec {
+	sets := []setSpec{matchSpec(stream)}
 	for _, family := range vip.Families {
 		sets = append(sets, maglevSpec(family, stream, 0), liveSpec(family, stream, 0), shadowSpec(family, stream, 0))
 	}
-	return r, f.readObjects(r, []string{plan.StreamChain(stream)}, sets)
+	return sets
+}
+
+// readStreamObjects reads the chain of a stream with its rules, and the sets without elements.
+func (f *Conn) readStreamObjects(stream string) (*ruleset, error) {
+	r := newRuleset()
+	return r, f.readObjects(r, []string{plan.StreamChain(stream)}, streamSets(stream))
 }
 
 // startLive creates the live maps of streams with Maglev maps.
@@ -83,6 +89,7 @@ func (w *changeWriter) stream(s plan.StreamWrite) error {
 			entries := differences(s.Observed.Tables[family], want.Tables[family])
 			w.fills = append(w.fills, tableEntries{plan.MaglevMap(family, want.Name), entries})
 		}
+		w.last.changeMatch(want.Name, s.Observed.Match, want.Match)
 		return nil
 	}
 	chain := chainSpec{name: plan.StreamChain(want.Name)}
@@ -93,6 +100,9 @@ func (w *changeWriter) stream(s plan.StreamWrite) error {
 		w.first.addChain(chain)
 	}
 	w.last.removeRules(r.rules[chain.name])
+	if err := w.streamMatch(want, r); err != nil {
+		return err
+	}
 	for _, family := range vip.Families {
 		if err := w.streamLive(family, want, r); err != nil {
 			return err

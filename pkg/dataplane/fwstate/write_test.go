@@ -35,7 +35,7 @@ func TestOnlyDifferencesAreWritten(t *testing.T) {
 	must(t, writeBase(f, exampleChange()))
 	now, err := f.ReadStream("web")
 	must(t, err)
-	want := plan.KernelStream{Name: "web", Size: 101, Seed: 7, Tables: bothFamilies(filled(101, 5000, 5001, 5002))}
+	want := exampleChange().Streams[0].Desired
 	want.Tables[vip.IPv6] = filled(101, 5000, 5001, 5002)
 	want.Tables[vip.IPv6][50] = 5000 // was 5002
 	want.Tables[vip.IPv6][51] = 0    // none
@@ -62,18 +62,22 @@ func TestTableParametersChange(t *testing.T) {
 		name       string
 		size, seed uint32
 		families   []vip.Family
+		match      []plan.Port
 	}{
-		{"larger", 1009, 7, vip.Families[:]},
-		{"another seed", 1009, 8, vip.Families[:]},
-		{"IPv4 only", 1009, 8, vip.Families[:1]},
-		{"both again, larger than a transaction", 10007, 8, vip.Families[:]},
-		{"larger than a transaction, from one that is", 20011, 8, vip.Families[:]},
-		{"small", 101, 9, vip.Families[:]},
+		{"larger", 1009, 7, vip.Families[:], exampleMatch},
+		{"another seed", 1009, 8, vip.Families[:], exampleMatch},
+		{"IPv4 only, and all ports", 1009, 8, vip.Families[:1], nil},
+		{"both again, larger than a transaction, and some ports", 10007, 8, vip.Families[:], exampleMatch},
+		{"larger than a transaction, from one that is", 20011, 8, vip.Families[:], exampleMatch[1:]},
+		{"the same with all ports", 30011, 8, vip.Families[:], nil},
+		{"small", 101, 9, vip.Families[:], nil},
+		{"with other ports", 101, 9, vip.Families[:], exampleMatch[:2]},
+		{"with one port", 101, 9, vip.Families[:], exampleMatch[2:]},
 	} {
 		t.Run(step.name, func(t *testing.T) {
 			now, err := f.ReadStream("web")
 			must(t, err)
-			want := plan.KernelStream{Name: "web", Size: step.size, Seed: step.seed}
+			want := plan.KernelStream{Name: "web", Size: step.size, Seed: step.seed, Match: step.match}
 			for _, family := range step.families {
 				want.Tables[family] = filled(step.size, 5000, 5002)
 			}
@@ -119,6 +123,9 @@ func TestPartialTransactionIsRepaired(t *testing.T) {
 		"no elements in ported": "nft flush set inet vipgate-lb ported",
 		"base rules in another order": "nft flush chain inet vipgate-lb prerouting; " +
 			"nft add rule inet vipgate-lb prerouting ip daddr vmap @vip4",
+		"no set of ports": "nft flush chain inet vipgate-lb stream/web; nft delete set inet vipgate-lb match/web",
+		"a rule about ports less": "nft delete rule inet vipgate-lb stream/web handle $(nft -a list chain inet " +
+			"vipgate-lb stream/web | sed -n 's/.*ports that do not match.*handle //p')",
 		"no table at all": "nft delete table inet vipgate-lb",
 		"no goto":         "ip rule del prio 90; ip -6 rule del prio 92",
 	} {
@@ -186,7 +193,7 @@ func TestForeignObjectsStay(t *testing.T) {
 				t.Errorf("stateless %v: %q is gone:\n%s", stateless, theirs, out)
 			}
 		}
-		for _, ours := range []string{"vipgate:", "live4", "ported", "goto 92", "nop", "stream/", "target/", "own4"} {
+		for _, ours := range []string{"vipgate:", "live4", "ported", "match/", "goto 92", "nop", "stream/", "own4"} {
 			if strings.Contains(out, ours) {
 				t.Errorf("stateless %v: %q is left:\n%s", stateless, ours, out)
 			}
@@ -250,6 +257,7 @@ func TestForeignObjectsAreReported(t *testing.T) {
 	}
 	for object, setup := range map[string]string{
 		"map inet vipgate-lb maglev4/web": "add map inet vipgate-lb maglev4/web { type ipv4_addr : mark; }",
+		"set inet vipgate-lb match/web":   "add set inet vipgate-lb match/web { type inet_service; }",
 		"chain inet vipgate-lb stream/web": "add chain inet vipgate-lb stream/web { type filter hook forward " +
 			"priority 0; }",
 		"element 20.0.0.1/32 of map inet vipgate-lb vip4": "add chain inet vipgate-lb x; " +

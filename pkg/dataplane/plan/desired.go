@@ -54,6 +54,9 @@ type Stream struct {
 	DrainTime time.Duration
 	// Targets have unique names.
 	Targets []Target
+	// Match has the ports whose packets are forwarded, sorted and unique; others are dropped,
+	// except ICMP. Without ports all packets are forwarded.
+	Match []Port
 }
 
 // Equal reports whether both streams are the same; nil is equal to nil only.
@@ -62,9 +65,10 @@ func (s *Stream) Equal(t *Stream) bool {
 		return s == t
 	}
 	return s.Name == t.Name && s.Size == t.Size && s.Seed == t.Seed && s.DrainTime == t.DrainTime &&
-		slices.Equal(s.VIPs, t.VIPs) && slices.EqualFunc(s.Targets, t.Targets, func(a, b Target) bool {
-		return a.Name == b.Name && a.Roles == b.Roles && slices.Equal(a.IPs, b.IPs)
-	})
+		slices.Equal(s.VIPs, t.VIPs) && slices.Equal(s.Match, t.Match) &&
+		slices.EqualFunc(s.Targets, t.Targets, func(a, b Target) bool {
+			return a.Name == b.Name && a.Roles == b.Roles && slices.Equal(a.IPs, b.IPs)
+		})
 }
 
 // State is the confirmed state of the data plane in the kernel. It is immutable.

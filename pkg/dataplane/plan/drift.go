@@ -136,6 +136,9 @@ func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]stri
 		}
 		x.Broken = x.Broken || x.Problems[f] != ""
 	}
+	if !SameMatch(a.Match, want.Match) {
+		matchDrift(&x, add, want, a)
+	}
 	for _, v := range s.VIPs {
 		element := "element " + v.String() + " of map " + VIPMap(v)
 		switch by := vips[v]; by {
@@ -147,4 +150,28 @@ func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]stri
 		}
 	}
 	return x
+}
+
+// matchDrift compares the set of ports of a stream. Packets to a port that it lacks are dropped.
+func matchDrift(x *StreamFault, add func(object, format string, args ...any) string, want, a *KernelStream) {
+	object := "set " + MatchSet(want.Name)
+	absent, surplus := len(MissingPorts(a.Match, want.Match)), len(MissingPorts(want.Match, a.Match))
+	text := ""
+	switch {
+	case want.Match == nil:
+		add(object, "it exists although the stream has no match")
+	case a.Match == nil:
+		text = add(object, missing)
+	case absent > 0:
+		text = add(object, "%d of %d ports are missing", absent, len(want.Match))
+	default:
+		add(object, "it has %d ports more", surplus)
+	}
+	if text == "" {
+		return
+	}
+	x.Broken = true
+	for _, f := range want.Families() {
+		x.Problems[f] = text
+	}
 }

@@ -55,7 +55,9 @@ type InstalledStream struct {
 	Size, Seed uint32
 	// Tables are the sorted names of the targets in the Maglev table of each family.
 	Tables [len(vip.Families)][]string
-	Stage  Stage
+	// Match are the ports whose packets are forwarded; nil for all packets.
+	Match []Port
+	Stage Stage
 }
 
 const drainField = "drain="
@@ -125,7 +127,7 @@ func (t InstalledTarget) Kernel() KernelTarget {
 
 // Kernel returns what the kernel must have of the stream. caches keep its last Maglev tables.
 func (s InstalledStream) Kernel(targets map[string]InstalledTarget, caches *TableCaches) *KernelStream {
-	k := &KernelStream{Name: s.Name, ChainIntact: true, Size: s.Size, Seed: s.Seed}
+	k := &KernelStream{Name: s.Name, ChainIntact: true, Size: s.Size, Seed: s.Seed, Match: s.Match}
 	for _, f := range vip.Families {
 		if HasFamily(s.VIPs, f) || s.Tables[f] != nil {
 			k.Tables[f] = caches[f].table(s.Tables[f], targets, s.Size, s.Seed)
@@ -155,7 +157,8 @@ func sameTarget(a, b InstalledTarget) bool {
 
 // sameStream compares all but the stage.
 func sameStream(a, b InstalledStream) bool {
-	return slices.Equal(a.VIPs, b.VIPs) && a.Size == b.Size && a.Seed == b.Seed && sameTables(a.Tables, b.Tables)
+	return slices.Equal(a.VIPs, b.VIPs) && a.Size == b.Size && a.Seed == b.Seed && SameMatch(a.Match, b.Match) &&
+		sameTables(a.Tables, b.Tables)
 }
 
 func sameTables(a, b [len(vip.Families)][]string) bool {

@@ -35,6 +35,8 @@ type KernelStream struct {
 	Size, Seed  uint32
 	// Tables are the Maglev maps, nil for none. Entry i is the fwmark for hash i, 0 for none.
 	Tables [len(vip.Families)][]uint32
+	// Match is the sorted content of the set of ports, nil without a set.
+	Match []Port
 }
 
 // KernelTarget is the chain, the rules and the routes of one target, as written and as read.
@@ -80,9 +82,10 @@ func (s *KernelStream) Families() []vip.Family {
 	return slices.DeleteFunc(slices.Clone(vip.Families[:]), func(f vip.Family) bool { return s.Tables[f] == nil })
 }
 
-// SameStream reports whether two streams have equal rules and maps.
+// SameStream reports whether two streams have equal rules, maps and ports.
 func SameStream(a, b *KernelStream) bool {
 	return a != nil && b != nil && a.ChainIntact == b.ChainIntact && a.Size == b.Size && a.Seed == b.Seed &&
+		SameMatch(a.Match, b.Match) &&
 		slices.EqualFunc(a.Tables[:], b.Tables[:], func(x, y []uint32) bool {
 			return (x == nil) == (y == nil) && slices.Equal(x, y)
 		})

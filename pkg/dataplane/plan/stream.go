@@ -101,9 +101,12 @@ func ForStream(v StreamInput) StreamPlan {
 		return p
 	}
 	w := v.Desired
-	p.Stream = InstalledStream{Name: v.Name, VIPs: v.VIPs, Size: w.Size, Seed: w.Seed, Stage: StageApplied}
+	p.Stream = InstalledStream{
+		Name: v.Name, VIPs: v.VIPs, Size: w.Size, Seed: w.Seed, Match: w.Match, Stage: StageApplied,
+	}
 	p.Forced = v.Repair || v.Installed == nil || v.Installed.Stage != StageApplied ||
-		v.Installed.Size != w.Size || v.Installed.Seed != w.Seed || !slices.Equal(v.Installed.VIPs, v.VIPs)
+		v.Installed.Size != w.Size || v.Installed.Seed != w.Seed || !slices.Equal(v.Installed.VIPs, v.VIPs) ||
+		!SameMatch(v.Installed.Match, w.Match)
 
 	// Which targets change comes first: a stream whose chain is missing is rebuilt with all
 	// its targets, but only if its desired state changed.

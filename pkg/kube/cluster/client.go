@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -66,7 +67,10 @@ func newClients(config *rest.Config) (*clients, error) {
 		// Otherwise a token that the server refuses would be used for up to a minute after its file was
 		// replaced.
 		c.config.BearerToken, c.config.BearerTokenFile = "", ""
-		c.config.Wrap(transport.ResettableTokenSourceWrapTransport(transport.NewCachedFileTokenSource(file)))
+		authenticate := transport.ResettableTokenSourceWrapTransport(transport.NewCachedFileTokenSource(file))
+		c.config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return authenticated{authenticate(next), next}
+		})
 	}
 
 	scheme := runtime.NewScheme()
@@ -77,13 +81,13 @@ func newClients(config *rest.Config) (*clients, error) {
 		}
 	}
 	c.codec = runtime.NewParameterCodec(scheme)
-	http, err := rest.HTTPClientFor(c.config)
+	shared, err := rest.HTTPClientFor(c.config)
 	if err != nil {
 		return nil, fmt.Errorf("failed to create a client of the API server %s: %w", config.Host, err)
 	}
 	client := func(group schema.GroupVersion, path string, config *rest.Config) rest.Interface {
 		config.GroupVersion, config.APIPath = &group, path
-		client, e := rest.RESTClientForConfigAndClient(config, http)
+		client, e := rest.RESTClientForConfigAndClient(config, shared)
 		err = errors.Join(err, e)
 		return client
 	}
@@ -100,6 +104,15 @@ func newClients(config *rest.Config) (*clients, error) {
 	}
 	return c, nil
 }
+
+// authenticated hides a method of the round tripper of tokens that only logs that it is deprecated.
+type authenticated struct {
+	http.RoundTripper
+	next http.RoundTripper
+}
+
+// WrappedRoundTripper implements net.RoundTripperWrapper of apimachinery.
+func (a authenticated) WrappedRoundTripper() http.RoundTripper { return a.next }
 
 // get returns a request that is not repeated: client-go would hide for 10 s that connections are
 // closed.

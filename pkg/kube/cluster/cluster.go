@@ -35,6 +35,8 @@ type Snapshot struct {
 	// Siblings are the pods of the trench itself, which hold lb and frontend; with a Gateway, the own
 	// one.
 	Siblings []*corev1.Pod
+	// Changed is when the first of the changes since the last snapshot was received.
+	Changed time.Time
 }
 
 // State is how current the snapshot is.
@@ -65,7 +67,8 @@ type Cluster struct {
 	trench *unstructured.Unstructured
 	keys   []key // besides those of the Trench and of its pods
 	synced time.Time
-	errors uint64 // of followers that ended
+	first  time.Time // the first change since the last snapshot; zero: there is none
+	errors uint64    // of followers that ended
 }
 
 // New returns a cluster that follows nothing yet.
@@ -125,7 +128,11 @@ func (c *Cluster) Snapshot() (Snapshot, bool) {
 	if c.synced.IsZero() {
 		return Snapshot{}, false
 	}
-	var s Snapshot
+	s := Snapshot{Changed: c.first}
+	c.first = time.Time{}
+	if s.Changed.IsZero() {
+		s.Changed = time.Now()
+	}
 	if c.Gateway != "" {
 		s.Meridio2.Gateway = c.trench
 	} else {
@@ -191,6 +198,9 @@ func (c *Cluster) reconcile(ctx context.Context) {
 	c.mu.Lock()
 	changed := c.synced.IsZero() || c.trench != trench || !slices.Equal(c.keys, keys)
 	c.trench, c.keys = trench, keys
+	if changed && c.first.IsZero() {
+		c.first = time.Now()
+	}
 	if c.synced.IsZero() {
 		c.synced = time.Now()
 	}
@@ -210,6 +220,9 @@ func (c *Cluster) reconcile(ctx context.Context) {
 func (c *Cluster) changed(k key) {
 	c.mu.Lock()
 	part := !c.synced.IsZero() && (k == c.siblings() || slices.Contains(c.keys, k))
+	if part && c.first.IsZero() {
+		c.first = time.Now()
+	}
 	c.mu.Unlock()
 	if part {
 		latest.Wake(c.changes)

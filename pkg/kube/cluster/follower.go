@@ -32,8 +32,8 @@ type follower struct {
 	done   chan struct{}
 }
 
-// newFollower returns a follower that does not run. changed and reported are called after changes of
-// the store, and of the condition.
+// newFollower returns a follower that does not run. changed and reported are called after changes
+// of the store, and of the condition.
 func newFollower(what string, changed, reported func()) *follower {
 	return &follower{
 		what: what, store: newStore(changed), condition: condition{changed: reported}, done: make(chan struct{}),

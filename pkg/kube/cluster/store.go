@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// store holds the objects of one reflector. An event that is older than what it holds, or that comes
-// twice, changes nothing. It implements cache.ReflectorStore, cache.TransformingStore and
+// store holds the objects of one reflector. An event that is older than what it holds, or that
+// comes twice, changes nothing. It implements cache.ReflectorStore, cache.TransformingStore and
 // cache.ReflectorBookmarkStore.
 type store struct {
 	changed func() // called after every change, without a lock
@@ -109,8 +109,8 @@ func (s *store) remove(key, version string) bool {
 	return ok
 }
 
-// Replace implements cache.ReflectorStore. The list is in force as it is, also when its versions are
-// older: etcd may have been restored from a backup.
+// Replace implements cache.ReflectorStore. The list is in force as it is, also when its versions
+// are older: etcd may have been restored from a backup.
 func (s *store) Replace(list []any, _ string) error {
 	objects := make(map[string]metav1.Object, len(list))
 	for _, x := range list {

@@ -34,8 +34,8 @@ func strip(object any) (any, error) {
 	return object, nil
 }
 
-// stripPod keeps the metadata, and of spec and status what says where a pod is, how it is, and how its
-// ports are called.
+// stripPod keeps the metadata, and of spec and status what says where a pod is, how it is, and how
+// its ports are called.
 func stripPod(pod *corev1.Pod) {
 	maps.DeleteFunc(pod.Annotations, func(name, _ string) bool {
 		return name != NetworkStatus && !strings.HasPrefix(name, v1alpha1.Group+"/")

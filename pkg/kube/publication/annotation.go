@@ -47,7 +47,7 @@ func (p *Publisher) annotate(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			p.options.Metrics.PublicationWrite(pods.Resource, err)
+			p.options.Metrics.PublicationWrite(pods.Resource, resultOf(err))
 			p.state.Update(func(s State) State { s.ReportError = err; return s })
 			switch {
 			case apierrors.IsForbidden(err):

@@ -15,7 +15,6 @@ import (
 
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -384,20 +383,17 @@ func (f *fakeFrontend) WatchStatus(_ *frontendv1.WatchStatusRequest,
 	})
 }
 
-// counters counts writes by resource, with " forbidden" or " failed" after it if they failed.
+// counters counts writes by resource, with the result after it unless they were written.
 type counters struct {
 	mu sync.Mutex
 	n  map[string]int
 }
 
-func (c *counters) PublicationWrite(resource string, err error) {
+func (c *counters) PublicationWrite(resource, result string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case apierrors.IsForbidden(err):
-		resource += " forbidden"
-	case err != nil:
-		resource += " failed"
+	if result != Written {
+		resource += " " + result
 	}
 	c.n[resource]++
 }

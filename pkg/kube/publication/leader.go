@@ -27,6 +27,12 @@ const (
 
 	// passInterval is the least time between two looks at all objects.
 	passInterval = 100 * time.Millisecond
+	// echoTime is how long the watch may take to bring a write back. Later an older version is one of
+	// an etcd that was restored from a backup.
+	echoTime = 10 * time.Second
+	// contestTime is how long a difference without another desired status waits: it may be the work of
+	// another leader that has seen newer objects, which are on their way.
+	contestTime = 2 * time.Second
 )
 
 // leader writes the status of objects. One goroutine uses it.
@@ -49,20 +55,23 @@ type leader struct {
 type object struct {
 	// conditions and addresses were written or found last.
 	conditions, addresses string
-	version               string    // resource version after the last write
+	version               string // resource version after the last write, awaited until echo
+	echo                  time.Time
+	contested             time.Time // since when another writer's status is there; zero: it is not
 	restored              time.Time // last write against another writer
 	retry                 backoff.Backoff
 	notUntil              time.Time // after an error
 }
 
 func newLeader(watch, write dynamic.Interface, o Options, restore time.Duration, failed func(error)) *leader {
+	count := func(resource string, err error) { o.Metrics.PublicationWrite(resource, resultOf(err)) }
 	return &leader{
 		client:  write,
 		sources: sources{client: watch, changed: make(chan struct{}, 1), followers: map[source]*follower{}},
 		recorder: recorder{
-			client: write, pod: o.Pod, log: o.Log, count: o.Metrics.PublicationWrite, sent: map[string]*series{},
+			client: write, pod: o.Pod, log: o.Log, count: count, sent: map[string]*series{},
 		},
-		log: o.Log, count: o.Metrics.PublicationWrite, restore: restore, failed: failed,
+		log: o.Log, count: count, restore: restore, failed: failed,
 		retry:   backoff.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.2},
 		objects: map[types.UID]*object{},
 	}
@@ -122,13 +131,13 @@ func (l *leader) pass(ctx context.Context, in Input) (again time.Time) {
 		if !next.IsZero() {
 			earliest(next)
 		}
-		if err != nil && first == nil {
+		if err != nil && (first == nil || !answered(err)) {
 			first = err
 		}
 	}
 	l.objects = known
 	if first == nil || answered(first) {
-		if err := l.recorder.flush(ctx); err != nil && first == nil {
+		if err := l.recorder.flush(ctx); err != nil {
 			first = err
 		}
 	}
@@ -151,10 +160,10 @@ func (l *leader) pass(ctx context.Context, in Input) (again time.Time) {
 func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Time, err error) {
 	now := time.Now()
 	switch {
-	case older(w.object.ResourceVersion, o.version):
-		return again, nil // the write has not come back yet
+	case older(w.object.ResourceVersion, o.version) && now.Before(o.echo):
+		return o.echo, nil // the write has not come back yet
 	case !w.conditionsDiffer && !w.addressesDiffer:
-		o.conditions, o.addresses = w.conditions, w.addresses
+		o.conditions, o.addresses, o.contested = w.conditions, w.addresses, time.Time{}
 		o.retry.Reset()
 		return again, nil
 	case now.Before(o.notUntil):
@@ -164,15 +173,19 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 	foreignConditions := w.conditionsDiffer && o.conditions == w.conditions
 	foreignAddresses := w.addressesDiffer && o.addresses == w.addresses
 	restores := foreignConditions || foreignAddresses
-	if next := o.restored.Add(l.restore); restores && now.Before(next) {
-		again = next
+	if !restores {
+		o.contested = time.Time{}
+	} else if o.contested.IsZero() {
+		o.contested = now
+	}
+	if next := o.next(l.restore); restores && now.Before(next) {
 		switch {
 		case w.addressesDiffer && !foreignAddresses: // new addresses
 			restores = false
 		case foreignAddresses && w.conditionsDiffer && !foreignConditions:
-			w.status, restores = w.kept, false
+			again, w.status, restores = next, w.kept, false
 		default:
-			return again, nil
+			return next, nil
 		}
 	}
 	version, err := l.apply(ctx, w)
@@ -186,10 +199,10 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 		return o.notUntil, err
 	}
 	o.retry.Reset()
-	o.conditions, o.addresses, o.version = w.conditions, w.addresses, version
+	o.conditions, o.addresses, o.version, o.echo = w.conditions, w.addresses, version, time.Now().Add(echoTime)
 	l.log.Debug("status written", "kind", w.object.Kind, "namespace", w.object.Namespace, "name", w.object.Name)
 	if restores {
-		o.restored = now
+		o.restored, o.contested = now, time.Time{}
 		w.events = append(w.events, event{
 			true, "StatusRestored", "Publish", "another writer had changed the status that " + FieldManager +
 				" applies; stop the other controller, or give the object another class",
@@ -197,6 +210,15 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 	}
 	l.recorder.add(w.object, w.events)
 	return again, nil
+}
+
+// next returns when the status may be written against another writer.
+func (o *object) next(interval time.Duration) time.Time {
+	next := o.contested.Add(contestTime)
+	if at := o.restored.Add(interval); !o.restored.IsZero() && at.After(next) {
+		next = at
+	}
+	return next
 }
 
 // apply applies the status to the version of the object that was looked at, and returns the version

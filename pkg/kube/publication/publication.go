@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/dynamic"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
@@ -23,10 +24,35 @@ const (
 
 // Metrics counts what a publisher does. The methods are safe for concurrent use.
 type Metrics interface {
-	// PublicationWrite counts a write of a resource, such as services, and its error.
-	PublicationWrite(resource string, err error)
+	// PublicationWrite counts a write of a resource, such as services, by its result.
+	PublicationWrite(resource, result string)
 	// Leader sets whether this process is the leader.
 	Leader(bool)
+}
+
+// Results of writes. A conflict means that the object was newer than the one looked at; such a write
+// is tried again with the newer one. Refused are all other errors that an API server answers.
+const (
+	Written     = "written"
+	Conflict    = "conflict"
+	Forbidden   = "forbidden"
+	Refused     = "refused"
+	Unreachable = "unreachable"
+)
+
+func resultOf(err error) string {
+	switch {
+	case err == nil:
+		return Written
+	case apierrors.IsConflict(err):
+		return Conflict
+	case apierrors.IsForbidden(err):
+		return Forbidden
+	case answered(err):
+		return Refused
+	default:
+		return Unreachable
+	}
 }
 
 // Options of a publisher. All are required.

@@ -443,7 +443,7 @@ func testServerAway(l *lab) {
 	l.cluster.StopServer(l.T)
 	a.frontend.status.Set(noTargets())
 	a.frontend.status.Set(statusOf(vipStatus(vip4, withdrawn, noGateway, 0)))
-	await.True(l, "the report is not written", func() bool { return a.metrics.count("pods failed") > 0 })
+	await.True(l, "the report is not written", func() bool { return a.metrics.count("pods unreachable") > 0 })
 	l.cluster.StartServer(l.T)
 	l.awaitCondition(v1alpha1.Advertised, "False NoGateway")
 }

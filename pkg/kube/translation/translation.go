@@ -30,7 +30,7 @@ type Result struct {
 	// Keys are the contents of the password files by name in the KeyDir; of no meaning without File.
 	Keys map[string][]byte
 	// Trench is the verdict on the Trench, Services those on Services of its class, by namespace and
-	// name.
+	// name; there are none without File, since what they had stays in force.
 	Trench   Verdict
 	Services []ServiceVerdict
 }

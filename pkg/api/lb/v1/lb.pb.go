@@ -1609,9 +1609,13 @@ type DataPlaneStream struct {
 	// The same of IPv6.
 	ProblemIpv6 string `protobuf:"bytes,6,opt,name=problem_ipv6,json=problemIpv6,proto3" json:"problem_ipv6,omitempty"`
 	// Its targets.
-	Targets       []*DataPlaneTarget `protobuf:"bytes,7,rep,name=targets,proto3" json:"targets,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Targets []*DataPlaneTarget `protobuf:"bytes,7,rep,name=targets,proto3" json:"targets,omitempty"`
+	// The ports of its match, such as "tcp/80"; empty when all packets are forwarded.
+	Match []string `protobuf:"bytes,8,rep,name=match,proto3" json:"match,omitempty"`
+	// How many packets its match dropped since its rules were last written.
+	UnmatchedPackets uint64 `protobuf:"varint,9,opt,name=unmatched_packets,json=unmatchedPackets,proto3" json:"unmatched_packets,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *DataPlaneStream) Reset() {
@@ -1691,6 +1695,20 @@ func (x *DataPlaneStream) GetTargets() []*DataPlaneTarget {
 		return x.Targets
 	}
 	return nil
+}
+
+func (x *DataPlaneStream) GetMatch() []string {
+	if x != nil {
+		return x.Match
+	}
+	return nil
+}
+
+func (x *DataPlaneStream) GetUnmatchedPackets() uint64 {
+	if x != nil {
+		return x.UnmatchedPackets
+	}
+	return 0
 }
 
 // DataPlaneTarget is one target in the kernel.
@@ -2391,7 +2409,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x16\n" +
 	"\x06target\x18\x03 \x01(\tR\x06target\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x120\n" +
-	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xe1\x01\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xa4\x02\n" +
 	"\x0fDataPlaneStream\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\rR\x04size\x12\x12\n" +
@@ -2399,7 +2417,9 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x04vips\x18\x04 \x01(\rR\x04vips\x12!\n" +
 	"\fproblem_ipv4\x18\x05 \x01(\tR\vproblemIpv4\x12!\n" +
 	"\fproblem_ipv6\x18\x06 \x01(\tR\vproblemIpv6\x128\n" +
-	"\atargets\x18\a \x03(\v2\x1e.vipgate.lb.v1.DataPlaneTargetR\atargets\"\xa0\x02\n" +
+	"\atargets\x18\a \x03(\v2\x1e.vipgate.lb.v1.DataPlaneTargetR\atargets\x12\x14\n" +
+	"\x05match\x18\b \x03(\tR\x05match\x12+\n" +
+	"\x11unmatched_packets\x18\t \x01(\x04R\x10unmatchedPackets\"\xa0\x02\n" +
 	"\x0fDataPlaneTarget\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x1c\n" +

@@ -1,0 +1,129 @@
+package fwstate
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"github.com/google/nftables/expr"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nlmsg"
+)
+
+// A stream with a match has a set of protocols with ports, for both families, and two rules at
+// the beginning of its chain that drop and count what is not in the set. They precede the lookup
+// of the connection mark, so that they concern established flows, too. They are part of the
+// stream's chain rather than elements for each VIP: their cost does not depend on VIPs, and
+// streams without a match do not have them.
+
+// Comments of the rules of a match.
+const (
+	protocolsComment = ruleComment + "protocols that do not match"
+	portsComment     = ruleComment + "ports that do not match"
+)
+
+// portKey is the size of a protocol and a port, each in a register.
+const portKey = 8
+
+func matchSpec(stream string) setSpec {
+	// With its size the kernel picks an array of hash buckets. In a transaction the set may have
+	// the old and the new ports.
+	return setSpec{name: plan.MatchSet(stream), keyType: typePort, keySize: portKey, size: 2 * plan.MaxMatch}
+}
+
+// matchRules returns the rules that drop what a stream does not forward. Packets that are too short
+// for ports, and so pass the second one, find no target: they belong to no flow, and have no hash.
+func matchRules(stream string) []ruleSpec {
+	protocol := func(r uint32) expr.Any { return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(r)} }
+	drop := func(comment string, expressions ...expr.Any) ruleSpec {
+		for _, icmp := range icmpOf {
+			expressions = append(expressions, protocol(0),
+				&expr.Cmp{Op: expr.CmpOpNeq, Register: register(0), Data: []byte{icmp}})
+		}
+		return newRule(comment, append(expressions, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop})...)
+	}
+	return []ruleSpec{
+		drop(protocolsComment, ported(true)...),
+		drop(portsComment, protocol(0), load(expr.PayloadBaseTransportHeader, 2, 2)(register(1)),
+			&expr.Lookup{SourceRegister: register(0), SetName: plan.MatchSet(stream), Invert: true}),
+	}
+}
+
+func portElements(ports []plan.Port) []element {
+	list := make([]element, len(ports))
+	for i, p := range ports {
+		list[i].key = binary.BigEndian.AppendUint16([]byte{p.Protocol, 0, 0, 0}, p.Number)
+		list[i].key = append(list[i].key, 0, 0)
+	}
+	return list
+}
+
+// readMatch reads the ports of a set; nil if r has no such set. One of another kind counts as
+// missing; Write reports the conflict.
+func (f *Conn) readMatch(stream string, r *ruleset) ([]plan.Port, error) {
+	spec := matchSpec(stream)
+	if got, ok := r.sets[spec.name]; !ok || spec.mismatch(got) != "" {
+		return nil, nil
+	}
+	ports := []plan.Port{}
+	err := f.dumpElements(spec.name, func(e nlmsg.Attributes) {
+		if key := keyOf(e); len(key) == portKey {
+			ports = append(ports, plan.Port{Protocol: key[0], Number: binary.BigEndian.Uint16(key[4:])})
+		}
+	})
+	slices.SortFunc(ports, plan.ComparePorts)
+	return ports, err
+}
+
+// changeMatch changes the ports of a set that exists.
+func (t *transaction) changeMatch(stream string, have, want []plan.Port) {
+	t.removeElements(plan.MatchSet(stream), portElements(plan.MissingPorts(want, have)))
+	t.addElements(plan.MatchSet(stream), portElements(plan.MissingPorts(have, want)))
+}
+
+// createMatch creates the set of a stream with a match, unless r has it.
+func (t *transaction) createMatch(want *plan.KernelStream, r *ruleset) {
+	if spec := matchSpec(want.Name); want.Match != nil && !r.has(spec.name) {
+		t.addSet(spec)
+		t.addElements(spec.name, portElements(want.Match))
+	}
+}
+
+// streamMatch creates, changes or removes the set of a stream whose rules are replaced.
+func (w *changeWriter) streamMatch(want *plan.KernelStream, r *ruleset) error {
+	spec := matchSpec(want.Name)
+	have, err := w.readMatch(want.Name, r)
+	switch {
+	case err != nil:
+		return err
+	case want.Match == nil && have != nil:
+		w.last.removeSet(spec.name)
+	case want.Match == nil:
+	case have != nil:
+		w.last.changeMatch(want.Name, have, want.Match)
+	default:
+		if err := r.checkSet("set", spec); err != nil {
+			return err
+		}
+		w.first.createMatch(want, r)
+	}
+	return nil
+}
+
+// ReadUnmatched reads how many packets the matches of streams dropped since their chains were last
+// written.
+func (f *Conn) ReadUnmatched(streams []string) (map[string]uint64, error) {
+	dropped := make(map[string]uint64, len(streams))
+	for _, stream := range streams {
+		rules, err := f.readRules(plan.StreamChain(stream))
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range rules[plan.StreamChain(stream)] {
+			if r.comment == protocolsComment || r.comment == portsComment {
+				dropped[stream] += r.packets
+			}
+		}
+	}
+	return dropped, nil
+}

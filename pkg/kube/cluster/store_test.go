@@ -1,0 +1,93 @@
+package cluster
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func pod(name, version string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version, UID: types.UID(name)}}
+}
+
+// TestStore has for each event what the store holds after it, and whether it has changed.
+func TestStore(t *testing.T) {
+	type event func(*store) error
+	set := func(name, version string) event { return func(s *store) error { return s.Update(pod(name, version)) } }
+	remove := func(name, version string) event { return func(s *store) error { return s.Delete(pod(name, version)) } }
+	replace := func(pods ...any) event { return func(s *store) error { return s.Replace(pods, "") } }
+	bookmark := func(version string) event { return func(s *store) error { return s.Bookmark(version) } }
+	changes := 0
+	s := newStore(func() { changes++ })
+	for i, step := range []struct {
+		name    string
+		event   event
+		want    string
+		changed bool
+	}{
+		{"first list without objects", replace(), "", true},
+		{"list", replace(pod("a", "5"), pod("b", "7")), "a@5 b@7", true},
+		{"the same list", replace(pod("a", "5"), pod("b", "7")), "a@5 b@7", false},
+		{"new version", set("a", "9"), "a@9 b@7", true},
+		{"twice", set("a", "9"), "a@9 b@7", false},
+		{"older version", set("a", "8"), "a@9 b@7", false},
+		{"more digits", set("a", "10"), "a@10 b@7", true},
+		{"older deletion", remove("a", "9"), "a@10 b@7", false},
+		{"deletion", remove("a", "12"), "b@7", true},
+		{"deletion twice", remove("a", "12"), "b@7", false},
+		{"version before the deletion", set("a", "11"), "b@7", false},
+		{"created again", set("a", "13"), "a@13 b@7", true},
+		{"deletion of an unknown object", remove("c", "15"), "a@13 b@7", false},
+		{"version before that deletion", set("c", "14"), "a@13 b@7", false},
+		{"bookmark before the deletion", bookmark("14"), "a@13 b@7", false},
+		{"the same version after it", set("c", "14"), "a@13 b@7", false},
+		{"list of an older state", replace(pod("a", "3")), "a@3", true},
+		{"version after it", set("c", "4"), "a@3 c@4", true},
+		{"no resource version", set("a", "x"), "a@x c@4", true},
+	} {
+		changes = 0
+		if err := step.event(s); err != nil {
+			t.Fatalf("%d, %s: %v", i, step.name, err)
+		}
+		var got []string
+		for _, o := range s.list() {
+			got = append(got, o.GetName()+"@"+o.GetResourceVersion())
+		}
+		slices.Sort(got)
+		if text := strings.Join(got, " "); text != step.want || (changes == 1) != step.changed || changes > 1 {
+			t.Errorf("%d, %s: %q with %d changes, want %q, changed %v", i, step.name, text, changes, step.want, step.changed)
+		}
+	}
+	if err := bookmark("20")(s); err != nil || len(s.deleted) > 0 {
+		t.Errorf("after a bookmark %v is remembered: %v", s.deleted, err)
+	}
+}
+
+func TestStripKeepsWhatTargetsNeed(t *testing.T) {
+	full := pod("a", "1")
+	full.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet"}}
+	full.Annotations = map[string]string{"other": "x", NetworkStatus: "[]", "vipgate.io/report": "{}"}
+	full.Spec.Containers = []corev1.Container{{Name: "app", Image: "app", Ports: []corev1.ContainerPort{{Name: "http"}}}}
+	full.Spec.Volumes = []corev1.Volume{{Name: "v"}}
+	full.Status = corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{Name: "app"}}}
+	x, err := strip(full)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := x.(*corev1.Pod)
+	if len(got.ManagedFields) > 0 || len(got.Spec.Volumes) > 0 || len(got.Status.ContainerStatuses) > 0 ||
+		got.Spec.Containers[0].Image != "" || got.Annotations["other"] != "" {
+		t.Errorf("not stripped: %+v", got)
+	}
+	if got.Status.Phase != corev1.PodRunning || got.Spec.Containers[0].Ports[0].Name != "http" || len(got.Annotations) != 2 {
+		t.Errorf("something is missing: %+v", got)
+	}
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{lastApplied: "{}", "a": "b"}}}
+	if _, err := strip(service); err != nil || len(service.Annotations) != 1 {
+		t.Errorf("%v, %v", service.Annotations, err)
+	}
+}
