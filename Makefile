@@ -75,6 +75,7 @@ lint: check-go tools ## Check format, code, floors, language, contracts and gene
 	@echo "golangci-lint"; $(TOOLS)/golangci-lint run ./...
 	@echo "style"; $(GO) test ./test/style
 	@echo "release"; cd tools/release && $(GO) vet . && $(GO) test .
+	@echo "manifests"; cd tools/manifests && $(GO) vet . && $(GO) test -skip TestAPIServer .
 	@echo "go mod tidy"; $(GO) mod tidy -diff
 	@echo "buf lint"; $(TOOLS)/buf lint
 	@echo "buf breaking"; test/setup/breaking.sh $(TOOLS)/buf
@@ -95,6 +96,19 @@ generate: tools ## Generate pkg/api from proto/, the flag tables and configurati
 
 # A clone without tags has the commit as its version. The length is fixed: git's own depends on the clone.
 VERSION = $(shell git describe --tags --match='v[0-9]*' --always --dirty --abbrev=12)
+
+# Of images: docker archives to build on, such as what "crane pull gcr.io/distroless/static-debian12 FILE" writes.
+BASE_LB :=
+BASE_FRONTEND :=
+BASE_KUBE :=
+
+.PHONY: images
+images: check-go ## Build images of lb, frontend and kube into bin/images/, for docker load or kind load image-archive
+	@$(if $(BASE_FRONTEND),,tools/release/base.sh $$($(GO) env GOARCH) $(BIN)/release-base/$$($(GO) env GOARCH))
+	@out="$$PWD/$(TOOLS)"; cd tools/release && $(GO) build -o "$$out/" .
+	@$(TOOLS)/release --images --version=$(VERSION) --base=$(BIN)/release-base --out=$(BIN)/images \
+		--base-lb="$(BASE_LB)" --base-frontend="$(BASE_FRONTEND)" --base-kube="$(BASE_KUBE)"
+	@ls -l $(BIN)/images
 
 .PHONY: release
 release: check-go ## Build binaries, images, SBOM and notes into bin/release/ for amd64 and arm64 (VERSION=v0.1.0)

@@ -6,11 +6,14 @@ import (
 	"net/netip"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"go.yaml.in/yaml/v4"
 
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -21,6 +24,7 @@ const (
 	deployments = "../../deployments/"
 	base        = deployments + "base/"
 	example     = deployments + "example/"
+	components  = deployments + "components/"
 )
 
 func deployment(t *testing.T) clitest.Deployment {
@@ -131,7 +135,10 @@ func TestThePodIsConsistent(t *testing.T) {
 	for i, a := range d.Spec.Template.Spec.Affinity.PodAntiAffinity.Preferred {
 		selectors["anti-affinity "+strconv.Itoa(i)] = a.PodAffinityTerm.LabelSelector
 	}
-	if len(selectors) != 3 {
+	for i, s := range d.Spec.Template.Spec.Spread {
+		selectors["topology spread "+strconv.Itoa(i)] = s.LabelSelector
+	}
+	if len(selectors) != 4 {
 		t.Errorf("got %d selectors", len(selectors))
 	}
 	for of, s := range selectors {
@@ -143,6 +150,15 @@ func TestThePodIsConsistent(t *testing.T) {
 				t.Errorf("%s selects %s=%s, which the pod has not", of, k, v)
 			}
 		}
+	}
+	name := readTrench(t, base+"trench.yaml").Metadata.Name
+	kube := d.Spec.Template.Spec.Container(t, "kube")
+	if label := labels["vipgate.io/trench-pod"]; label != name || kube.Variable("VIPGATE_TRENCH") != name {
+		t.Errorf("the pod has the label %q, its Trench is %q", label, name)
+	}
+	defaultContainer := d.Spec.Template.Metadata.Annotations["kubectl.kubernetes.io/default-container"]
+	if d.Spec.Template.Spec.Container(t, defaultContainer).RestartPolicy != "" {
+		t.Errorf("kubectl exec goes to %s", defaultContainer)
 	}
 }
 
@@ -224,7 +240,7 @@ func TestThePodHasTimeToDrain(t *testing.T) {
 	p := deployment(t).Spec.Template.Spec
 	var longest time.Duration
 	for _, c := range p.Containers {
-		// Both programs have the flag with the same default.
+		// lb has no settle time, and the same flag for the drain time.
 		c.Args, c.Env = []string{"run"}, slices.DeleteFunc(c.Env,
 			func(e clitest.Env) bool { return e.Name != "VIPGATE_DRAIN_TIME" })
 		c.Environment(t)
@@ -233,16 +249,17 @@ func TestThePodHasTimeToDrain(t *testing.T) {
 		if _, err := k.Parse(c.Args); err != nil {
 			t.Fatal(err)
 		}
-		longest = max(longest, line.Run.DrainTime)
+		longest = max(longest, line.Run.DrainTime+line.Run.Settle)
 	}
 	if grace := time.Duration(p.GracePeriodSeconds) * time.Second; grace < longest+10*time.Second {
-		t.Errorf("the grace period is %v, the drain time %v: want 10 s more", grace, longest)
+		t.Errorf("the grace period is %v, drain and settle time %v: want 10 s more", grace, longest)
 	}
 }
 
 // A hung process cannot drain: the kubelet kills it soon after its liveness probe has failed.
 func TestHungContainerRestartsInTime(t *testing.T) {
-	for _, c := range deployment(t).Spec.Template.Spec.Containers {
+	pod := deployment(t).Spec.Template.Spec
+	for _, c := range pod.Running() {
 		p := c.LivenessProbe
 		seconds := p.FailureThreshold*p.PeriodSeconds + p.GracePeriodSeconds
 		if p.GracePeriodSeconds == 0 || seconds+p.TimeoutSeconds > 40 {
@@ -275,26 +292,57 @@ func TestExternalInterfaceIsAttached(t *testing.T) {
 	}
 }
 
-// trenches are the trench files in the manifests.
+// trenchObject is what the tests look at of a Trench.
+type trenchObject struct {
+	Metadata struct{ Name string }
+	Spec     struct {
+		Network struct {
+			Name    string
+			Subnets []netip.Prefix
+		}
+		Attractor map[string]any
+	}
+}
+
+func readTrench(t *testing.T, file string) trenchObject {
+	return clitest.Read[trenchObject](t, file)
+}
+
+// trenchFile is the trench file of the component without kube.
+func trenchFile(t *testing.T) []byte {
+	t.Helper()
+	name := path.Base(manifest(t).Variable("VIPGATE_TRENCH_FILE"))
+	m := clitest.Read[struct {
+		Metadata struct{ Name string }
+		Data     map[string]string
+	}](t, components+"without-kube/trench-file.yaml")
+	volumes := clitest.Read[clitest.Deployment](t, components+"without-kube/deployment.yaml").Spec.Template.Spec.Volumes
+	if !slices.ContainsFunc(volumes,
+		func(v clitest.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == m.Metadata.Name }) {
+		t.Errorf("no volume holds the ConfigMap %s", m.Metadata.Name)
+	}
+	if m.Data[name] == "" || len(m.Data) != 1 {
+		t.Fatalf("the ConfigMap has not the file %s alone", name)
+	}
+	return []byte(m.Data[name])
+}
+
+// trenches are the trench files of the manifests: that of the ConfigMap, and those that Trenches
+// without Services become.
 func trenches(t *testing.T) map[string]*trench.Config {
 	t.Helper()
-	file := manifest(t).Variable("VIPGATE_TRENCH_FILE")
-	configs := map[string]*trench.Config{}
+	texts := map[string][]byte{"without kube": trenchFile(t)}
 	for _, name := range []string{base + "trench.yaml", example + "trench.yaml"} {
-		m := clitest.Read[struct {
-			Metadata struct{ Name string }
-			Data     map[string]string
-		}](t, name)
-		volumes := deployment(t).Spec.Template.Spec.Volumes
-		if !slices.ContainsFunc(volumes,
-			func(v clitest.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == m.Metadata.Name }) {
-			t.Errorf("%s: no volume holds the ConfigMap %s", name, m.Metadata.Name)
+		object := readTrench(t, name)
+		text, err := yaml.Dump(map[string]any{"trench": object.Metadata.Name, "attractor": object.Spec.Attractor})
+		if err != nil {
+			t.Fatal(err)
 		}
-		text, ok := m.Data[path.Base(file)]
-		if !ok || len(m.Data) != 1 {
-			t.Fatalf("%s: has not the file %s", name, path.Base(file))
-		}
-		c, err := trench.Parse(name, []byte(text), trench.DefaultDefaults())
+		texts[name] = text
+	}
+	configs := map[string]*trench.Config{}
+	for name, text := range texts {
+		c, err := trench.Parse(name, text, trench.DefaultDefaults())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -304,7 +352,11 @@ func trenches(t *testing.T) map[string]*trench.Config {
 }
 
 // attached is a network that the example attaches.
-type attached struct{ ranges []addressRange }
+type attached struct {
+	ranges []addressRange
+	// sysctls are set by the tuning plugin, where IFNAME is the interface.
+	sysctls map[string]string
+}
 
 // addressRange is where pods get addresses.
 type addressRange struct {
@@ -323,18 +375,26 @@ func readNetwork(t *testing.T, file, name string) attached {
 		t.Errorf("the network is called %s, the pod attaches %s", definition.Metadata.Name, name)
 	}
 	var config struct {
-		Name string
-		IPAM struct {
-			Ranges []addressRange `json:"ipRanges"`
+		Name    string
+		Plugins []struct {
+			Type string
+			IPAM struct {
+				Ranges []addressRange `json:"ipRanges"`
+			}
+			Sysctl map[string]string
 		}
 	}
 	if err := json.Unmarshal([]byte(definition.Spec.Config), &config); err != nil {
 		t.Fatal(err)
 	}
-	if config.Name != name || len(config.IPAM.Ranges) != 2 {
-		t.Errorf("%s: network %q with %d ranges of addresses", file, config.Name, len(config.IPAM.Ranges))
+	if len(config.Plugins) != 2 || config.Plugins[1].Type != "tuning" {
+		t.Fatalf("%s: plugins %+v", file, config.Plugins)
 	}
-	return attached{config.IPAM.Ranges}
+	a := attached{config.Plugins[0].IPAM.Ranges, config.Plugins[1].Sysctl}
+	if config.Name != name || len(a.ranges) != 2 {
+		t.Errorf("%s: network %q with %d ranges of addresses", file, config.Name, len(a.ranges))
+	}
+	return a
 }
 
 // fits says what is wrong with an address in the network that another pod has already.
@@ -358,7 +418,7 @@ func TestTheTrenchFilesFitTheNetworks(t *testing.T) {
 	gateways, targets := readNetwork(t, example+"network.yaml", names[0].Name), readNetwork(t,
 		example+"targets-network.yaml", names[1].Name)
 	for file, c := range trenches(t) {
-		if len(c.Attractor.Gateways) == 0 || len(c.Streams) == 0 {
+		if len(c.Attractor.Gateways) == 0 || len(c.Streams) == 0 && !strings.HasSuffix(file, ".yaml") {
 			t.Errorf("%s shows nothing", file)
 		}
 		for _, g := range c.Attractor.Gateways {
@@ -403,15 +463,27 @@ func TestTheLBMayForward(t *testing.T) {
 
 // A kustomization names every file of its directory, and each name has a file.
 func TestKustomizationsAreComplete(t *testing.T) {
-	apart := []string{"kustomization.yaml", "identities.yaml"} // the latter belongs to the cluster
-	for _, dir := range []string{base, example} {
+	// The latter belong to the cluster, to the owner of another namespace, and to the application.
+	apart := []string{"kustomization.yaml", "identities.yaml", "namespace-role.yaml", "service.yaml"}
+	files, err := filepath.Glob(components + "*/kustomization.yaml")
+	if err != nil || len(files) < 5 {
+		t.Fatal(files, err)
+	}
+	for _, file := range append(files, base+"kustomization.yaml", example+"kustomization.yaml") {
+		dir := path.Dir(file)
 		k := clitest.Read[struct {
-			Resources []string
-			Patches   []struct{ Path string }
-		}](t, dir+"kustomization.yaml")
+			Resources  []string
+			Patches    []struct{ Path string }
+			Generators []struct{ Files []string } `yaml:"configMapGenerator"`
+		}](t, file)
 		named := slices.Clone(k.Resources)
 		for _, p := range k.Patches {
-			named = append(named, p.Path)
+			if p.Path != "" {
+				named = append(named, p.Path)
+			}
+		}
+		for _, g := range k.Generators {
+			named = append(named, g.Files...)
 		}
 		for _, name := range named {
 			if _, err := os.Stat(path.Join(dir, name)); err != nil {
@@ -424,7 +496,7 @@ func TestKustomizationsAreComplete(t *testing.T) {
 		}
 		for _, f := range files {
 			if !slices.Contains(named, f.Name()) && !slices.Contains(apart, f.Name()) {
-				t.Errorf("%s%s is in no kustomization", dir, f.Name())
+				t.Errorf("%s/%s is in no kustomization", dir, f.Name())
 			}
 		}
 	}
@@ -462,5 +534,25 @@ func TestTheExamplesIdentitiesAgree(t *testing.T) {
 	if lb.Variable("VIPGATE_FRONTEND_ID") != frontend.Variable("VIPGATE_SPIFFE_ID") ||
 		frontend.Variable("VIPGATE_LB_ID") != lb.Variable("VIPGATE_SPIFFE_ID") {
 		t.Error("lb and frontend of the overlay do not expect each other")
+	}
+}
+
+func TestMeridio2ContainerFitsProgram(t *testing.T) {
+	d := clitest.Read[clitest.Deployment](t, deployments+"meridio2/swap.yaml")
+	c := d.Spec.Template.Spec.Container(t, "frontend")
+	line := manifestLine(t)
+	documented := line.Documented
+	line.Documented = func(path string) bool {
+		return path == c.Variable("VIPGATE_READINESS_DIR") || path == "/var/run/secrets/kubernetes.io/serviceaccount" ||
+			documented(path)
+	}
+	for _, problem := range c.Problems(t, line) {
+		// The directory of readiness files replaces the socket.
+		if !strings.Contains(problem, "--lb-socket") {
+			t.Error(problem)
+		}
+	}
+	if dir := c.Variable("VIPGATE_READINESS_DIR"); dir != "/var/run/meridio" {
+		t.Errorf("readiness files are looked for in %q", dir)
 	}
 }

@@ -108,11 +108,10 @@ func (p *pod) volumes(api *identitytest.WorkloadAPI) {
 		case v.EmptyDir != nil:
 			p.must(os.Chown(dir, 0, int(p.spec.SecurityContext.FSGroup)))
 			p.must(os.Chmod(dir, 0o777|os.ModeSetgid))
-		case v.ConfigMap != nil:
-			m := clitest.Read[struct{ Data map[string]string }](p.t, base+"trench.yaml")
-			for name, text := range m.Data {
-				p.must(os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+			if v.Name == "trench" {
+				p.writeTrench(dir)
 			}
+		case v.Projected != nil: // the token of kube, which does not run here
 		case v.CSI != nil:
 			socket := strings.TrimPrefix(api.Addr(), "unix://")
 			p.must(os.Chmod(socket, 0o777))
@@ -122,6 +121,15 @@ func (p *pod) volumes(api *identitytest.WorkloadAPI) {
 			p.t.Fatalf("volume %s is of an unknown kind", v.Name)
 		}
 	}
+}
+
+// writeTrench writes the trench file as kube does: of its user, and readable by the group.
+func (p *pod) writeTrench(dir string) {
+	p.t.Helper()
+	file := filepath.Join(dir, path.Base(p.spec.Container(p.t, "kube").Variable("VIPGATE_TRENCH_FILE")))
+	p.must(os.WriteFile(file, trenchFile(p.t), 0o640))
+	user := p.spec.Container(p.t, "kube").SecurityContext.RunAsUser
+	p.must(os.Chown(file, int(user), int(p.spec.SecurityContext.FSGroup)))
 }
 
 // container is a container as the manifest has it, running its image's program
@@ -223,8 +231,8 @@ func (p *pod) sysctl(name string) string {
 // initialize does what the init container does, in the pod's network namespace.
 func (p *pod) initialize() {
 	p.t.Helper()
-	if n := len(p.spec.InitContainers); n != 1 {
-		p.t.Fatalf("%d init containers", n)
+	if n := len(p.spec.InitContainers); n != 2 || p.spec.InitContainers[1].RestartPolicy != "Always" {
+		p.t.Fatalf("%d init containers; want that of the sysctls and kube", n)
 	}
 	c := p.spec.InitContainers[0]
 	if !c.SecurityContext.Privileged {
@@ -361,7 +369,38 @@ func TestTheFrontendNeedsPrivilegeEscalation(t *testing.T) {
 	}
 }
 
-func TestTheInitContainerSetsForwarding(t *testing.T) {
+// With the tuning plugin no init container is needed: what it sets is as good.
+func TestForwardingIsSet(t *testing.T) {
+	for name, set := range map[string]func(*testing.T, *pod){
+		"by the init container": func(_ *testing.T, p *pod) { p.initialize() },
+		"by the tuning plugin":  func(t *testing.T, p *pod) { p.tune(t) },
+	} {
+		t.Run(name, func(t *testing.T) { testForwarding(t, set) })
+	}
+}
+
+// tune sets the sysctls of the example's networks as the tuning plugin does, after the interface of
+// each was created.
+func (p *pod) tune(t *testing.T) {
+	for i, file := range []string{"network.yaml", "targets-network.yaml"} {
+		n := networks(t)[i]
+		for name, value := range readNetwork(t, example+file, n.Name).sysctls {
+			inside := map[string]string{"eth0": lab.Internal, "IFNAME": lab.External, "targets": lab.Internal}
+			if i == 1 {
+				inside["IFNAME"] = lab.Internal
+			}
+			words := strings.Split(name, ".")
+			for w := range words {
+				if here, ok := inside[words[w]]; ok {
+					words[w] = here
+				}
+			}
+			p.must(p.lab.Pod.Sysctl(strings.Join(words, "."), value))
+		}
+	}
+}
+
+func testForwarding(t *testing.T, set func(*testing.T, *pod)) {
 	p := newPod(t)
 	before := map[string]string{
 		"ipv4/ip_forward": "0", "ipv4/conf/all/rp_filter": "1", "ipv4/conf/default/rp_filter": "2",
@@ -371,7 +410,7 @@ func TestTheInitContainerSetsForwarding(t *testing.T) {
 	for name, value := range before {
 		p.must(p.lab.Pod.Sysctl("net."+strings.ReplaceAll(name, "/", "."), value))
 	}
-	p.initialize()
+	set(t, p)
 	for name, want := range map[string]string{
 		"ipv4/ip_forward": "1", "ipv4/conf/ext-vlan/forwarding": "1", "ipv6/conf/all/forwarding": "1",
 		"ipv6/conf/ext-vlan/forwarding": "1",

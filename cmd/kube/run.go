@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kube"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
 )
@@ -17,8 +18,16 @@ import (
 // namespaceFile has the namespace of the pod, beside the token of its service account.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
+// Values of --objects.
+const (
+	trenchObjects   = "trench"
+	meridio2Objects = "meridio2"
+)
+
 type runCommand struct {
-	Trench     string `help:"Name of the Trench." placeholder:"NAME" required:""`
+	Objects    string `help:"trench: the objects of a Trench. meridio2: a Gateway of Meridio 2 and its GatewayRouters, whose router this program replaces." enum:"trench,meridio2" default:"trench"`
+	Trench     string `help:"Name of the Trench." placeholder:"NAME"`
+	Gateway    string `help:"Name of the Gateway, with --objects=meridio2." placeholder:"NAME"`
 	Namespace  string `help:"Namespace of the Trench and of this pod; when absent that of POD_NAMESPACE, else of the service account." placeholder:"NAMESPACE"`
 	PodName    string `help:"Name of this pod; when absent that of POD_NAME, else the host name." placeholder:"NAME"`
 	Kubeconfig string `help:"Kubeconfig file, for a kube outside of the cluster; when absent the service account of the pod." type:"path" placeholder:"FILE"`
@@ -43,15 +52,19 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 	if err != nil {
 		return cli.Usage("%w", err)
 	}
+	frontend, err := identity.SocketPath(c.FrontendAdminSocket)
+	if err != nil {
+		return cli.Usage("%w", err)
+	}
 	klog.SetSlogLogger(log) // what client-go logs
 	config.UserAgent = "vipgate-kube/" + cli.Version()
 	host, _ := os.Hostname() // empty with an error
-	log.Info("starting kube", "version", cli.Version(), "trench", namespace+"/"+c.Trench, "api_server", config.Host,
-		"trench_file", c.TrenchFile)
+	log.Info("starting kube", "version", cli.Version(), "objects", c.Objects,
+		"of", namespace+"/"+cmp.Or(c.Trench, c.Gateway), "api_server", config.Host, "trench_file", c.TrenchFile)
 	o := kube.Options{
-		Version: cli.Version(), Config: config, Namespace: namespace, Trench: c.Trench,
+		Version: cli.Version(), Config: config, Namespace: namespace, Trench: c.Trench, Gateway: c.Gateway,
 		PodName: cmp.Or(c.PodName, os.Getenv("POD_NAME"), host), TrenchFile: c.TrenchFile, KeyDir: c.KeyDir,
-		FrontendSocket: c.FrontendAdminSocket, AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(),
+		FrontendSocket: frontend, AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(),
 		MetricsAddr: c.MetricsAddress(), Log: log, Level: level,
 	}
 	return cli.RunUntilStopped(0, func(stops <-chan struct{}) error { return kube.Run(ctx, o, stops) })
@@ -68,6 +81,10 @@ func (c *runCommand) check(r *cli.Refusals, namespace string) {
 	_, _, err := c.Logger(false)
 	r.Add(err)
 	r.If(namespace == "", "--namespace is required: neither POD_NAMESPACE nor a service account says it")
+	r.If(c.Objects == trenchObjects && c.Trench == "", "--trench is required: the name of the Trench")
+	r.If(c.Objects == trenchObjects && c.Gateway != "", "--gateway=%s: only with --objects=meridio2", c.Gateway)
+	r.If(c.Objects == meridio2Objects && c.Gateway == "", "--gateway is required: the name of the Gateway")
+	r.If(c.Objects == meridio2Objects && c.Trench != "", "--trench=%s: not with --objects=meridio2", c.Trench)
 	dir := filepath.Dir(c.TrenchFile)
 	info, err := os.Stat(dir)
 	r.If(err != nil, "--trench-file=%s: %w", c.TrenchFile, err)

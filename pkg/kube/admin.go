@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -48,7 +49,8 @@ func (p *process) status() *kubev1.Status {
 	p.mu.Unlock()
 	state, evaluated := p.cluster.State().Load(), p.evaluated.Load()
 	s := &kubev1.Status{
-		Version: p.Version, Namespace: p.Namespace, Trench: p.Trench, Pod: p.PodName, ApiServer: p.Config.Host,
+		Version: p.Version, Namespace: p.Namespace, Trench: cmp.Or(p.Trench, p.Gateway), Pod: p.PodName,
+		ApiServer:   p.Config.Host,
 		SyncedSince: endpoint.Timestamp(state.Synced),
 		StaleSince:  endpoint.Timestamp(state.Stale.Since), StaleCause: state.Stale.Cause,
 		File: &kubev1.TrenchFile{
@@ -65,7 +67,9 @@ func (p *process) status() *kubev1.Status {
 			FailingSince: endpoint.Timestamp(c.Failure.Since), Error: c.Failure.Cause,
 		})
 	}
-	s.Leader = p.publisher.State().Load().Leader
+	if p.publisher != nil {
+		s.Leader = p.publisher.State().Load().Leader
+	}
 	if counts.translations == 0 {
 		return s
 	}

@@ -22,10 +22,10 @@ const (
 
 // agent translates each snapshot and writes the result. It implements task.Task.
 type agent struct {
-	cluster *cluster.Cluster
-	options translation.Options
-	files   *files
-	log     *slog.Logger
+	cluster    *cluster.Cluster
+	translator func(cluster.Snapshot) translation.Result
+	files      *files
+	log        *slog.Logger
 	// translated is called after each translation of which file and keys are on disk.
 	translated func(cluster.Snapshot, translation.Result, outcome)
 
@@ -109,7 +109,7 @@ func (a *agent) translate() error {
 		return nil
 	}
 	begin := time.Now()
-	result := translation.Translate(snapshot.Objects, a.options)
+	result := a.translator(snapshot)
 	o := outcome{took: time.Since(begin)}
 	if result.File != nil {
 		o.wrote, o.err = a.files.write(result)

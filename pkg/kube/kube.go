@@ -15,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
+	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/kube/publication"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -30,9 +31,11 @@ type Options struct {
 	Config *rest.Config
 	// Namespace and Trench name the Trench, PodName the own Pod, in the same namespace.
 	Namespace, Trench, PodName string
+	// Gateway, in place of Trench, is one of Meridio 2, whose router role this process has then.
+	Gateway string
 	// TrenchFile is written; its directory exists. KeyDir, another directory, has only key files.
 	TrenchFile, KeyDir string
-	// FrontendSocket is the admin socket of the frontend of the own Pod.
+	// FrontendSocket is the path of the admin socket of the frontend of the own Pod.
 	FrontendSocket string
 	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr serves none.
 	AdminSocket, HealthAddr, MetricsAddr string
@@ -64,7 +67,8 @@ type process struct {
 	health    *health.Server
 	metrics   *metrics.Kube
 	evaluated latest.Value[publication.Input]
-	publisher *publication.Publisher
+	publisher *publication.Publisher // nil with a Gateway
+	meridio2  latest.Value[meridio2.Input]
 	changed   latest.Value[struct{}] // something that status shows
 
 	mu     sync.Mutex
@@ -115,7 +119,7 @@ func newProcess(o Options) (*process, error) {
 	p := &process{Options: o}
 	var err error
 	p.cluster, err = cluster.New(cluster.Options{
-		Config: o.Config, Namespace: o.Namespace, Trench: o.Trench, Log: o.Log,
+		Config: o.Config, Namespace: o.Namespace, Trench: o.Trench, Gateway: o.Gateway, Pod: o.PodName, Log: o.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -124,15 +128,17 @@ func newProcess(o Options) (*process, error) {
 	p.health = health.New(o.Log, p.metrics.Health)
 	p.health.Define(Readiness, TrenchFile)
 	p.agent = &agent{
-		cluster: p.cluster, options: translation.Options{KeyDir: o.KeyDir}, log: o.Log,
+		cluster: p.cluster, translator: o.translator(), log: o.Log,
 		files: &files{trench: o.TrenchFile, keyDir: o.KeyDir}, translated: p.translated,
 	}
-	p.publisher, err = publication.New(publication.Options{
-		Config: p.cluster.Config(), Namespace: o.Namespace, Trench: o.Trench, Pod: o.PodName,
-		AdminSocket: o.FrontendSocket, Input: &p.evaluated, Metrics: p.metrics, Log: o.Log,
-	})
-	if err != nil {
-		return nil, err
+	if o.Gateway == "" {
+		p.publisher, err = publication.New(publication.Options{
+			Config: p.cluster.Config(), Namespace: o.Namespace, Trench: o.Trench, Pod: o.PodName,
+			AdminSocket: o.FrontendSocket, Input: &p.evaluated, Metrics: p.metrics, Log: o.Log,
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
 	p.health.Set(TrenchFile, p.agent.files.exists(), "the first translation of all objects was not written yet")
 	p.health.Set(Trench, false, "not read yet")
@@ -168,10 +174,19 @@ func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
 	}
 	endpoints = append(endpoints, healthEndpoint)
 	tasks = []task.Task{
-		p.cluster, p.agent, p.publisher,
+		p.cluster, p.agent,
 		observer{p},
 		adminEndpoint, healthEndpoint,
 		logs.NewSignals(p.Level, p.Log),
+	}
+	if p.Gateway != "" {
+		more, err := p.meridio2Tasks()
+		if err != nil {
+			return nil, err
+		}
+		tasks = append(tasks, more...)
+	} else {
+		tasks = append(tasks, p.publisher)
 	}
 	if p.MetricsAddr != "" {
 		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
@@ -213,6 +228,7 @@ func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome
 		p.health.Report(TrenchFile, "")
 	}
 	p.evaluated.Set(publication.Input{Objects: s.Objects, Result: r, Siblings: s.Siblings})
+	p.meridio2.Set(meridio2Input(s, r))
 	p.changed.Set(struct{}{})
 }
 
@@ -230,8 +246,12 @@ func (o observer) Run(ctx context.Context) error {
 		if !s.Synced.IsZero() || !s.Stale.Since.IsZero() {
 			o.health.Report(APIServer, s.Stale.Cause)
 		}
-		published, publishing := o.publisher.State().Get()
-		o.health.Report(Publication, logs.Text(errors.Join(published.WriteError, published.ReportError)))
+		var publishing <-chan struct{}
+		if o.publisher != nil {
+			var published publication.State
+			published, publishing = o.publisher.State().Get()
+			o.health.Report(Publication, logs.Text(errors.Join(published.WriteError, published.ReportError)))
+		}
 		o.changed.Set(struct{}{})
 		select {
 		case <-changed:

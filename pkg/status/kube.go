@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -12,8 +13,9 @@ import (
 // is accepted.
 func Kube(s *kubev1.Status, now time.Time) (text string, good bool) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "kube %s, Trench %s/%s\n",
-		cut(s.GetVersion(), maxCell), cut(s.GetNamespace(), maxCell), cut(s.GetTrench(), maxCell))
+	kind, _, _ := strings.Cut(s.GetVerdict().GetObject(), " ") // a Trench, or a Gateway of Meridio 2
+	fmt.Fprintf(&b, "kube %s, %s %s/%s\n", cut(s.GetVersion(), maxCell), cut(cmp.Or(kind, "Trench"), maxCell),
+		cut(s.GetNamespace(), maxCell), cut(s.GetTrench(), maxCell))
 	good = s.GetVerdict().GetAccepted() && s.GetStaleSince() == nil && s.GetFile().GetError() == ""
 	switch {
 	case s.GetStaleSince() != nil:

@@ -48,14 +48,30 @@ type Pod struct {
 			} `yaml:"preferredDuringSchedulingIgnoredDuringExecution"`
 		} `yaml:"podAntiAffinity"`
 	}
+	Spread []struct {
+		LabelSelector LabelSelector `yaml:"labelSelector"`
+	} `yaml:"topologySpreadConstraints"`
 	InitContainers []Container `yaml:"initContainers"`
 	Containers     []Container
 	Volumes        []Volume
 }
 
+// Running are the containers that run as long as the pod does: native sidecars, which start first
+// and end last, and the others.
+func (p *Pod) Running() []Container {
+	var running []Container
+	for _, c := range p.InitContainers {
+		if c.RestartPolicy == "Always" {
+			running = append(running, c)
+		}
+	}
+	return append(running, p.Containers...)
+}
+
 // Container is a Container.
 type Container struct {
 	Name, Image     string
+	RestartPolicy   string `yaml:"restartPolicy"`
 	Command, Args   []string
 	Env             []Env
 	Ports           []Port
@@ -119,6 +135,7 @@ type Volume struct {
 		Medium string
 	} `yaml:"emptyDir"`
 	ConfigMap *struct{ Name string } `yaml:"configMap"`
+	Projected *struct{}              `yaml:"projected"`
 	CSI       *struct {
 		Driver   string
 		ReadOnly bool `yaml:"readOnly"`
@@ -140,12 +157,14 @@ func Read[T any](tb testing.TB, path string) T {
 	return object
 }
 
-// Container returns a container by its name.
+// Container returns a running container by its name.
 func (p *Pod) Container(tb testing.TB, name string) *Container {
 	tb.Helper()
-	for i := range p.Containers {
-		if p.Containers[i].Name == name {
-			return &p.Containers[i]
+	for _, list := range [][]Container{p.InitContainers, p.Containers} {
+		for i := range list {
+			if list[i].Name == name {
+				return &list[i]
+			}
 		}
 	}
 	tb.Fatalf("the pod has no container %s", name)
@@ -170,7 +189,7 @@ func (p *Pod) Problems() []string {
 		problem("enableServiceLinks is not false: a Service can set variables of our flags")
 	}
 	mounted := map[string]bool{}
-	for _, c := range p.Containers {
+	for _, c := range p.Running() {
 		if len(c.Command) > 0 {
 			problem("%s: the command replaces the image's entry point", c.Name)
 		}

@@ -318,6 +318,48 @@ protocol bgp rival_%[1]s {
 	f.must(err)
 }
 
+// Gateways that do not know the addresses of pods, with TCP-MD5 and without.
+func TestGatewayOfEachKindWithDynamicNeighbors(t *testing.T) {
+	t.Parallel()
+	for _, kind := range kinds {
+		for _, password := range []string{"", "secret"} {
+			if password != "" && kind == lab.KindGoBGP {
+				continue // gobgpd 3.10.0 takes no session with the password of a peer group
+			}
+			t.Run(fmt.Sprintf("%s/password=%t", kind, password != ""), func(t *testing.T) {
+				t.Parallel()
+				bfd := kind != lab.KindGoBGP
+				w := newInterop(t, kind, func(c *lab.GatewayConfig) {
+					c.Ranges, c.BFD, c.Password = lab.ExternalSubnets(), bfd, password
+				})
+				settings := ""
+				if bfd {
+					settings = ", bfd: {}"
+				}
+				if password != "" {
+					key := filepath.Join(w.Dir, "a.key")
+					w.must(os.WriteFile(key, []byte(password+"\n"), 0o600))
+					settings += ", passwordFile: " + key
+				}
+				w.must(w.pod.WriteTrench(trenchWith(t, settings)))
+				w.up(w.target1)
+				w.startPod()
+				w.waitBest("from the pod", isVIP)
+				w.waitTable("-4", "default via "+lab.GatewayA4.String())
+				w.up(w.target2)
+				w.waitRouter(w.router, every()...)
+				w.down(w.target2)
+				w.waitRouter(w.router, vipA4, vipA6)
+				// A pod that ends is forgotten; the next one is taken.
+				w.wantStop(w.pod.Frontend)
+				w.waitRouter(w.router)
+				w.must(w.pod.StartFrontend())
+				w.waitRouter(w.router, vipA4, vipA6)
+			})
+		}
+	}
+}
+
 // BFD where the peer has it.
 func TestBFDWithFRR(t *testing.T) {
 	t.Parallel()

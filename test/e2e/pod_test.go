@@ -37,8 +37,10 @@ func (f *fixture) podTermRound(round int) {
 	f.t.Helper()
 	vips := []string{vipA4, vipA6, vipB4, vipB6}
 	mark := f.mark()
-	f.must(f.pod.StartLB(shortDrain))
-	f.must(f.pod.StartFrontend(shortDrain, "--settle=500ms"))
+	// Long enough for BIRD to send the de-preferred routes on a busy machine, too.
+	const drain = "--drain-time=1s"
+	f.must(f.pod.StartLB(drain))
+	f.must(f.pod.StartFrontend(drain, "--settle=500ms"))
 	f.wantRoutes(vips...)
 
 	both := []*lab.Process{f.pod.LB, f.pod.Frontend}

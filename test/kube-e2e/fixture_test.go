@@ -34,47 +34,11 @@ const (
 	pollInterval = 10 * time.Millisecond
 )
 
-// access is what kube may do in the namespace, as in deployments/base.
-const access = `
-apiVersion: v1
-kind: Namespace
-metadata: {name: trench-a}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: vipgate, namespace: trench-a}
-rules:
-  - {apiGroups: [vipgate.io], resources: [trenches], verbs: [get, list, watch]}
-  - {apiGroups: [vipgate.io], resources: [trenches/status], verbs: [patch]}
-  - {apiGroups: [""], resources: [services, pods], verbs: [get, list, watch]}
-  - {apiGroups: [""], resources: [services/status, pods/status], verbs: [patch]}
-  - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [get, list, watch]}
-  - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
-  - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [vipgate-trench-a], verbs: [get, update]}
-  - {apiGroups: ["", events.k8s.io], resources: [events], verbs: [create, patch]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: vipgate, namespace: trench-a}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: vipgate}
-subjects: [{kind: ServiceAccount, name: vipgate, namespace: trench-a}]
-`
-
-const definition = `
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: trenches.vipgate.io}
-spec:
-  group: vipgate.io
-  scope: Namespaced
-  names: {plural: trenches, singular: trench, kind: Trench, listKind: TrenchList}
-  versions:
-    - name: v1alpha1
-      served: true
-      storage: true
-      subresources: {status: {}}
-      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
-`
+// What is installed before the first Trench: the files that users apply.
+const (
+	definition = "deployments/kubernetes/crd.yaml"
+	base       = "deployments/base/"
+)
 
 const trench = `
 apiVersion: vipgate.io/v1alpha1
@@ -84,7 +48,7 @@ spec:
   network: {name: trench-a/targets, subnets: [172.16.0.0/16, "fd00:16::/64"]}
   attractor:
     name: attractor-a
-    vips: [20.0.0.0/24, "2000::/64"]
+    vips: [20.0.0.1/32, "2000::1/128"]
     gateways:
       - {name: gateway-a4, address: GATEWAY4}
       - {name: gateway-a6, address: "GATEWAY6"}
@@ -137,9 +101,31 @@ func newFixture(t *testing.T) *fixture {
 	f.kubelet = newKubelet(f)
 	f.gateway, err = f.StartGateway(f.GatewayConfig())
 	f.must(err)
-	f.cluster.Apply(t, definition+"---"+access)
+	f.install()
 	f.startKubes()
 	return f
+}
+
+// install creates the namespace, the CustomResourceDefinition, and the service account of kube with
+// its Role.
+func (f *fixture) install() {
+	f.t.Helper()
+	f.cluster.Apply(f.t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+namespace+"}}")
+	f.cluster.Apply(f.t, f.manifest(definition))
+	for _, name := range []string{"serviceaccount.yaml", "role.yaml", "rolebinding.yaml"} {
+		// The namespace of a subject is the one thing besides metadata that Kustomize fills in.
+		text := strings.Replace(f.manifest(base+name), "  - kind: ServiceAccount\n",
+			"  - kind: ServiceAccount\n    namespace: "+namespace+"\n", 1)
+		f.cluster.ApplyIn(f.t, namespace, text)
+	}
+}
+
+// manifest reads a file of the repository.
+func (f *fixture) manifest(path string) string {
+	f.t.Helper()
+	text, err := os.ReadFile(filepath.Join("../..", path))
+	f.must(err)
+	return string(text)
 }
 
 // close ends everything and, after a failure, shows what was logged.
@@ -152,7 +138,7 @@ func (f *fixture) close() {
 		}
 		for _, p := range processes {
 			if p != nil {
-				f.t.Logf("== last lines of %s (pid %d)\n%s", p.Name, p.PID(), p.Tail(40))
+				f.t.Logf("== last lines of %s (pid %d)\n%s", p.Name, p.PID(), p.Tail(30))
 			}
 		}
 	}
@@ -216,7 +202,7 @@ func (f *fixture) startTrenchPods() {
 	f.t.Helper()
 	for _, p := range f.Pods {
 		f.wait(func(ctx context.Context) error {
-			_, err := p.Run(ctx, "kube", "healthcheck", "Readiness")
+			_, err := p.Run(ctx, "kube", "healthcheck", "--service=Readiness")
 			return err
 		})
 		if _, err := os.Stat(p.TrenchFile()); err != nil {

@@ -19,8 +19,8 @@ import (
 // has to begin, so it is far above what that takes.
 const grace = 10
 
-// kubelet does what a ReplicaSet, a kubelet and Multus do for the pods of the application. The pod of
-// a target has the target's name.
+// kubelet does what a ReplicaSet, a kubelet and Multus do for the pods of the application. The pod
+// of a target has the target's name.
 type kubelet struct {
 	f      *fixture
 	ctx    context.Context
@@ -95,8 +95,8 @@ func (k *kubelet) patch(app *lab.App, pod corev1.Pod) {
 	k.f.must(err)
 }
 
-// delete deletes a Pod. Its application serves for the whole grace period; then it ends, and the Pod
-// goes.
+// delete deletes a Pod. Its application serves for the whole grace period; then it ends, and the
+// Pod is removed.
 func (k *kubelet) delete(app *lab.App) {
 	k.f.t.Helper()
 	k.f.must(k.f.core.Pods(namespace).Delete(k.f.t.Context(), app.Name, metav1.DeleteOptions{}))

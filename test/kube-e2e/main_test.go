@@ -14,12 +14,19 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// binaries is the folder of kube, lb and frontend.
+// binaries is the folder of kube, lb and frontend, built once for all tests.
 var binaries string
+
+// binariesVariable names that folder to a run that is part of another one.
+const binariesVariable = "VIPGATE_TEST_BINARIES"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(kubernetes.Variable) == "0" {
 		os.Exit(m.Run()) // which skips
+	}
+	if binaries = os.Getenv(binariesVariable); binaries != "" {
+		goleak.VerifyTestMain(m)
+		return
 	}
 	// Named like the directory of a lab: if this run is killed, the next one removes it.
 	dir, err := os.MkdirTemp("/tmp", fmt.Sprintf("vg-%d-", os.Getpid()))

@@ -4,15 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"io/fs"
+	"os"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/load"
 )
@@ -33,6 +38,7 @@ func TestServiceLife(t *testing.T) {
 
 	old, fresh := f.Targets[:replicas], f.Targets[replicas:]
 	f.cluster.Apply(t, service)
+	f.wantStatus(metav1.ConditionFalse) // and the VIPs are shown from acceptance on
 	for _, app := range old {
 		f.kubelet.create(app)
 		f.kubelet.run(app)
@@ -46,6 +52,7 @@ func TestServiceLife(t *testing.T) {
 	}
 	f.wantAnnounced()
 	f.wantUpdates(1)
+	f.wantStatus(metav1.ConditionTrue)
 
 	g, err := f.Load(t.Context(), rate, 0, load.Config{})
 	f.must(err)
@@ -85,17 +92,50 @@ func (f *fixture) apiServerAway(g *load.Generator) {
 	f.t.Helper()
 	f.cluster.StopServer(f.t)
 	for _, p := range f.Pods {
-		f.wait(func(ctx context.Context) error {
-			out, err := p.Run(ctx, "frontend", "status", "--admin-socket=unix://"+p.FrontendAdmin())
-			if err == nil && !strings.Contains(out, "stale") {
-				err = fmt.Errorf("frontend status does not say that the trench file is stale:\n%s", out)
-			}
+		f.wait(func(context.Context) error {
+			_, err := os.Stat(p.TrenchFile() + ".stale")
 			return err
 		})
 	}
 	f.wantAnswers(g)
 	f.cluster.StartServer(f.t)
+	for _, p := range f.Pods {
+		f.wait(func(context.Context) error {
+			if _, err := os.Stat(p.TrenchFile() + ".stale"); !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("the trench file of %s is still stale: %w", p.Dir, err)
+			}
+			return nil
+		})
+	}
 	f.wantUpdates(1)
+	f.wantStatus(metav1.ConditionTrue)
+}
+
+// wantStatus waits until the status of the Service shows both VIPs, that it is accepted, and
+// whether the VIPs are advertised.
+func (f *fixture) wantStatus(advertised metav1.ConditionStatus) {
+	f.t.Helper()
+	proxy := corev1.LoadBalancerIPModeProxy
+	addresses := []corev1.LoadBalancerIngress{{IP: vip4, IPMode: &proxy}, {IP: vip6, IPMode: &proxy}}
+	want := map[string]metav1.ConditionStatus{
+		v1alpha1.Group + "/" + v1alpha1.Accepted:   metav1.ConditionTrue,
+		v1alpha1.Group + "/" + v1alpha1.Advertised: advertised,
+	}
+	f.wait(func(ctx context.Context) error {
+		s, err := f.core.Services(namespace).Get(ctx, serviceName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if !equality.Semantic.DeepEqual(s.Status.LoadBalancer.Ingress, addresses) {
+			return fmt.Errorf("addresses in status %v, want %v", s.Status.LoadBalancer.Ingress, addresses)
+		}
+		for kind, status := range want {
+			if c := meta.FindStatusCondition(s.Status.Conditions, kind); c == nil || c.Status != status {
+				return fmt.Errorf("condition %s is %v, want %s", kind, c, status)
+			}
+		}
+		return nil
+	})
 }
 
 // wantRoutes waits until the gateway has routes to exactly these prefixes.
@@ -135,7 +175,9 @@ func (f *fixture) wantAnswers(g *load.Generator, apps ...*lab.App) {
 	}
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
-	f.must(errors.Join(g.WaitAnswered(ctx, calm), g.WaitTargets(ctx, names...)))
+	if err := errors.Join(g.WaitAnswered(ctx, calm), g.WaitTargets(ctx, names...)); err != nil {
+		f.t.Fatalf("%v; failures: %v", err, g.Now().Failures)
+	}
 }
 
 // wantNoAnswers checks that requests from now on go to other applications.

@@ -36,14 +36,20 @@ const fieldManager = "test"
 // CustomResourceDefinition.
 func (c *Cluster) Apply(t testing.TB, manifests string) {
 	t.Helper()
+	c.ApplyIn(t, metav1.NamespaceDefault, manifests)
+}
+
+// ApplyIn is Apply with another namespace for objects without one.
+func (c *Cluster) ApplyIn(t testing.TB, namespace, manifests string) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), applyTimeout)
 	defer cancel()
-	if err := apply(ctx, c.admin, manifests); err != nil {
+	if err := apply(ctx, c.admin, namespace, manifests); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func apply(ctx context.Context, config *rest.Config, manifests string) error {
+func apply(ctx context.Context, config *rest.Config, namespace, manifests string) error {
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return err
@@ -69,6 +75,9 @@ func apply(ctx context.Context, config *rest.Config, manifests string) error {
 			return fmt.Errorf("failed to decode a manifest: %w", err)
 		case len(object.Object) == 0:
 			continue
+		}
+		if object.GetNamespace() == "" {
+			object.SetNamespace(namespace)
 		}
 		for {
 			err := applyObject(ctx, objects, mapper, object)
@@ -107,11 +116,9 @@ func applyObject(ctx context.Context, objects dynamic.Interface, mapper meta.RES
 	}
 	var resource dynamic.ResourceInterface = objects.Resource(mapping.Resource)
 	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
-		namespace := object.GetNamespace()
-		if namespace == "" {
-			namespace = metav1.NamespaceDefault
-		}
-		resource = objects.Resource(mapping.Resource).Namespace(namespace)
+		resource = objects.Resource(mapping.Resource).Namespace(object.GetNamespace())
+	} else {
+		object.SetNamespace("")
 	}
 	body, err := json.Marshal(object)
 	if err != nil {

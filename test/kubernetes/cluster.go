@@ -137,19 +137,9 @@ func (c *Cluster) create() (err error) {
 	if c.binary, err = findServer(); err != nil {
 		return err
 	}
-	if c.dir, err = os.MkdirTemp(tempDir, fmt.Sprintf("vk-%d-", os.Getpid())); err != nil {
+	if err := c.createFolder(); err != nil {
 		return err
 	}
-	c.t.Cleanup(func() {
-		for _, p := range []*process{c.server, c.etcd} {
-			if err := p.kill(); err != nil {
-				c.t.Error(err)
-			}
-		}
-		if err := os.RemoveAll(c.dir); err != nil {
-			c.t.Error(err)
-		}
-	})
 	if err := c.reservePort(); err != nil {
 		return err
 	}
@@ -163,6 +153,24 @@ func (c *Cluster) create() (err error) {
 		return err
 	}
 	return c.startServer()
+}
+
+// createFolder creates the cluster's folder, which goes with the test after the processes in it.
+func (c *Cluster) createFolder() (err error) {
+	if c.dir, err = os.MkdirTemp(tempDir, fmt.Sprintf("vk-%d-", os.Getpid())); err != nil {
+		return err
+	}
+	c.t.Cleanup(func() {
+		for _, p := range []*process{c.server, c.etcd} {
+			if err := p.kill(); err != nil {
+				c.t.Error(err)
+			}
+		}
+		if err := os.RemoveAll(c.dir); err != nil {
+			c.t.Error(err)
+		}
+	})
+	return nil
 }
 
 // reservePort binds a free port, without listening, until the end of the test. kube-apiserver

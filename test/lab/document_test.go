@@ -17,8 +17,8 @@ var update = flag.Bool("update", false, "write docs/gateways.md instead of compa
 const gatewaysDocument = "../../docs/gateways.md"
 
 // blockPattern matches a fenced block that names a template of the folder
-// gateways, and maybe an option: then it is what the option adds.
-var blockPattern = regexp.MustCompile("(?m)^```[a-z]+ template=(\\S+)(?: adds=(\\S+))?\n((?s:.*?))^```$")
+// gateways, and maybe an option: then it is what the option adds, or the whole with it.
+var blockPattern = regexp.MustCompile("(?m)^```[a-z]+ template=(\\S+)(?: (adds|with)=(\\S+))?\n((?s:.*?))^```$")
 
 // documented is the gateway of the document: the usual one, with BFD where it is.
 func documented(template string) GatewayConfig {
@@ -27,8 +27,8 @@ func documented(template string) GatewayConfig {
 	return c
 }
 
-// shown renders a template for the document, or what an option adds to it.
-func shown(template, option string) (string, error) {
+// shown renders a template for the document, with an option, or what an option adds to it.
+func shown(template, how, option string) (string, error) {
 	c := documented(template)
 	base, err := render(template+".tmpl", rendered{GatewayConfig: c})
 	if err != nil || option == "" {
@@ -39,12 +39,17 @@ func shown(template, option string) (string, error) {
 		c.Password = "SECRET"
 	case "passive":
 		c.Passive = true
+	case "ranges":
+		c.Ranges = ExternalSubnets()
 	default:
 		return "", fmt.Errorf("there is no option %q", option)
 	}
 	text, err := render(template+".tmpl", rendered{GatewayConfig: c})
 	if err != nil {
 		return "", err
+	}
+	if how == "with" {
+		return text, nil
 	}
 	seen := slices.Collect(strings.Lines(base))
 	var added strings.Builder
@@ -67,13 +72,13 @@ func TestGatewaysDocument(t *testing.T) {
 	text := blockPattern.ReplaceAllStringFunc(string(b), func(block string) string {
 		m := blockPattern.FindStringSubmatch(block)
 		blocks[m[1]]++
-		want, err := shown(m[1], m[2])
+		want, err := shown(m[1], m[2], m[3])
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want != m[3] && !*update {
+		if want != m[4] && !*update {
 			t.Errorf("the block of %s %s is\n%s\nbut the tests use\n%s\nrun go test ./test/lab -run "+
-				"TestGatewaysDocument -update", m[1], m[2], m[3], want)
+				"TestGatewaysDocument -update", m[1], m[3], m[4], want)
 		}
 		first, _, _ := strings.Cut(block, "\n")
 		return first + "\n" + want + "```"

@@ -14,13 +14,16 @@ import (
 
 // GatewayConfig describes a BIRD gateway.
 type GatewayConfig struct {
-	Name      string
-	RouterID  netip.Addr
-	LocalAS   uint32
-	RemoteAS  uint32
-	Port      uint16
-	Local     []netip.Addr // one session for each, with the peer of the same index
-	Peers     []netip.Addr
+	Name     string
+	RouterID netip.Addr
+	LocalAS  uint32
+	RemoteAS uint32
+	Port     uint16
+	Local    []netip.Addr // one session for each, with the peer of the same index
+	Peers    []netip.Addr
+	// Ranges are subnets of peers whose addresses are not known before, one for each local
+	// address; Peers then only say of which family each is.
+	Ranges    []netip.Prefix
 	Interface string
 	BFD       bool
 	Password  string

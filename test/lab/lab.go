@@ -160,6 +160,11 @@ func GatewayB() GatewayConfig {
 	return c
 }
 
+// ExternalSubnets are the subnets in which pods have their external addresses.
+func ExternalSubnets() []netip.Prefix {
+	return []netip.Prefix{netip.PrefixFrom(PodExternal4, 24).Masked(), netip.PrefixFrom(PodExternal6, 64).Masked()}
+}
+
 // SecondGateway makes the namespace of a second gateway on the pod's external
 // wire, with the addresses of GatewayB, unless there is one. Its interface is
 // trench0, too. It can lose its link alone; without the first gateway's trench0,
@@ -228,8 +233,8 @@ func removeFolders() error {
 	return errors.Join(errs...)
 }
 
-// Build compiles lb and frontend into dir, with more flags of go build, or more packages. It needs a
-// Go tool and the sources.
+// Build compiles lb and frontend into dir, with more flags of go build, or more packages. It needs
+// a Go tool and the sources.
 func Build(ctx context.Context, root, dir string, flags ...string) error {
 	args := append([]string{"build", "-o", dir + string(filepath.Separator)}, flags...)
 	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/lb", "./cmd/frontend")...)

@@ -150,10 +150,35 @@ func (c GatewayConfig) Listen() []netip.Addr {
 	return listen
 }
 
+// Neighbors are what FRR and GoBGP call the peers: by their addresses, or by the peer group of
+// each range.
+func (c GatewayConfig) Neighbors() []string {
+	var names []string
+	for _, p := range c.Peers {
+		switch {
+		case len(c.Ranges) == 0:
+			names = append(names, p.String())
+		case p.Is4():
+			names = append(names, "pods4")
+		default:
+			names = append(names, "pods6")
+		}
+	}
+	return names
+}
+
+// Section is the section of GoBGP's file that describes a peer.
+func (c GatewayConfig) Section() string {
+	if len(c.Ranges) > 0 {
+		return "peer-groups"
+	}
+	return "neighbors"
+}
+
 // Family is what a gateway has of one address family.
 type Family struct {
 	Name   string // ipv4 or ipv6
-	Peers  []netip.Addr
+	Peers  []string
 	Routes []netip.Prefix
 }
 
@@ -162,9 +187,9 @@ func (c GatewayConfig) Families() []Family {
 	var families []Family
 	for _, name := range []string{"ipv4", "ipv6"} {
 		f := Family{Name: name}
-		for _, p := range c.Peers {
+		for i, p := range c.Peers {
 			if p.Is4() == (name == "ipv4") {
-				f.Peers = append(f.Peers, p)
+				f.Peers = append(f.Peers, c.Neighbors()[i])
 			}
 		}
 		for _, r := range c.Routes {

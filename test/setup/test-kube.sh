@@ -21,6 +21,8 @@ export RAPID_SEED="${RAPID_SEED:-1}"
 status=0
 echo "== against an API server, with the race detector"
 go test -race -p 1 -timeout 15m ./test/kubernetes/... ./cmd/kube/... ./pkg/kube/... || status=1
+echo "== the manifests, against an API server"
+(cd tools/manifests && go test -run TestAPIServer .) || status=1
 echo "== end to end: an API server, kube, lb, frontend and real BIRD"
 go test -timeout 10m ./test/kube-e2e/... || status=1
 if [ -s "$VIPGATE_SKIPPED" ]; then

@@ -28,7 +28,7 @@ func (r *release) writeImages() error {
 			return err
 		}
 		index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
-		for _, arch := range architectures {
+		for _, arch := range r.architectures {
 			image, err := r.image(program, arch, spec)
 			if err != nil {
 				return fmt.Errorf("failed to build the image of %s for %s: %w", program, arch, err)
@@ -49,25 +49,26 @@ func (r *release) writeImages() error {
 	return nil
 }
 
-// image is the program on nothing at all; that of frontend has BIRD below it.
+// image is the program on nothing at all, or on the image that its parameter names; without
+// one, that of frontend has BIRD below it.
 func (r *release) image(program, arch string, spec *imageSpec) (v1.Image, error) {
 	config := spec.config
 	config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
-	image, err := mutate.ConfigFile(image, &v1.ConfigFile{
-		OS: "linux", Architecture: arch, Created: v1.Time{Time: r.time}, Config: config,
-	})
-	if err != nil {
-		return nil, err
-	}
+	file := "/usr/local/bin/" + program
 	var layers []func(*tar.Writer) error
-	if program == "frontend" {
+	if base := r.bases[program]; base != "" {
+		var err error
+		if image, err = tarball.ImageFromPath(base, nil); err != nil {
+			return nil, fmt.Errorf("failed to read the base image %s: %w", base, err)
+		}
+		layers = append(layers, func(w *tar.Writer) error { return grant(w, image, spec.capabilities, file) })
+	} else if program == "frontend" {
 		layers = append(layers, func(w *tar.Writer) error {
 			return addTree(w, filepath.Join(r.base, arch, "root"), r.time, spec.capabilities)
 		})
 	}
 	layers = append(layers, func(w *tar.Writer) error {
-		file := "/usr/local/bin/" + program
 		data, err := os.ReadFile(r.binary(program, arch))
 		if err != nil {
 			return err
@@ -75,6 +76,18 @@ func (r *release) image(program, arch string, spec *imageSpec) (v1.Image, error)
 		header := &tar.Header{Name: file[1:], Mode: 0o755, Size: int64(len(data)), ModTime: r.time}
 		return add(w, header, spec.capabilities[file], bytes.NewReader(data))
 	})
+	known, err := image.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	if known.Architecture != "" && known.Architecture != arch {
+		return nil, fmt.Errorf("the base image is for %s", known.Architecture)
+	}
+	known = known.DeepCopy()
+	known.OS, known.Architecture, known.Created, known.Config = "linux", arch, v1.Time{Time: r.time}, config
+	if image, err = mutate.ConfigFile(image, known); err != nil {
+		return nil, err
+	}
 	for _, write := range layers {
 		layer, err := layerOf(write)
 		if err != nil {

@@ -1,7 +1,8 @@
-// Command release builds what a release consists of: static binaries of lb and
-// frontend, an OCI archive of each for amd64 and arm64, an SBOM, the notes and the
-// checksums. Two runs at one commit, with one Go version and the same Debian
-// packages, write the same bytes.
+// Command release builds what a release consists of: static binaries of lb, frontend and
+// kube, an OCI archive of each for amd64 and arm64, an SBOM, the notes and the checksums.
+// With --images it builds only a docker archive of each for this machine's architecture,
+// which docker load, ctr images import and kind load image-archive take. Two runs at one
+// commit, with one Go version and the same Debian packages, write the same bytes.
 package main
 
 import (
@@ -19,35 +20,49 @@ import (
 	"time"
 )
 
-var (
-	programs      = []string{"lb", "frontend"}
-	architectures = []string{"amd64", "arm64"}
-)
+var programs = []string{"lb", "frontend", "kube"}
 
 // versionVariable is where the linker writes the version.
 const versionVariable = "github.com/vipgate/vipgate/cmd/internal/cli.buildVersion"
 
 // release is what the artifacts are built from and where they go.
 type release struct {
-	version string
-	time    time.Time // of the commit
-	base    string    // directory with ARCH/root and ARCH/packages, see base.sh
-	out     string
+	version       string
+	time          time.Time // of the commit
+	architectures []string
+	base          string            // directory with ARCH/root and ARCH/packages, see base.sh
+	bases         map[string]string // by program: a docker archive to build on
+	out           string
 }
 
 func main() {
 	version := flag.String("version", "", "version of the release, such as v0.1.0")
 	base := flag.String("base", "", "directory with the files of BIRD for each architecture")
 	out := flag.String("out", "", "directory to write to")
+	images := flag.Bool("images", false, "build only docker archives, for this architecture")
+	r := &release{bases: map[string]string{}, architectures: []string{"amd64", "arm64"}}
+	for _, program := range programs {
+		flag.Func("base-"+program, "docker archive of the image that the one of "+program+" is built on, with --images",
+			func(file string) error { r.bases[program] = file; return nil })
+	}
 	flag.Parse()
 	syscall.Umask(0o022) // the modes of written files are in the archives
-	if err := run(*version, *base, *out); err != nil {
+	r.version, r.base, r.out = *version, *base, *out
+	steps := []func() error{
+		r.writeNotes, r.buildBinaries, r.checkVersions, r.writeImages, r.writeSBOM,
+		r.writeChecksums,
+	}
+	if *images {
+		r.architectures = []string{runtime.GOARCH}
+		steps = []func() error{r.buildBinaries, r.checkVersions, r.writeDockerArchives}
+	}
+	if err := r.run(steps); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
 }
 
-func run(version, base, out string) error {
+func (r *release) run(steps []func() error) error {
 	seconds, err := exec.Command("git", "log", "-1", "--format=%ct").Output()
 	if err != nil {
 		return fmt.Errorf("failed to read the time of the commit: %w", err)
@@ -56,14 +71,10 @@ func run(version, base, out string) error {
 	if err != nil {
 		return fmt.Errorf("failed to parse the time of the commit: %w", err)
 	}
-	if err := os.MkdirAll(out, 0o755); err != nil {
+	if err := os.MkdirAll(r.out, 0o755); err != nil {
 		return err
 	}
-	r := &release{version: version, time: time.Unix(unix, 0).UTC(), base: base, out: out}
-	steps := []func() error{
-		r.writeNotes, r.buildBinaries, r.checkVersions, r.writeImages, r.writeSBOM,
-		r.writeChecksums,
-	}
+	r.time = time.Unix(unix, 0).UTC()
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return err
@@ -79,7 +90,7 @@ func (r *release) binary(program, arch string) string {
 
 func (r *release) buildBinaries() error {
 	for _, program := range programs {
-		for _, arch := range architectures {
+		for _, arch := range r.architectures {
 			build := exec.Command("go", "build", "-trimpath", "-buildvcs=true",
 				"-ldflags", "-s -w -X "+versionVariable+"="+r.version, "-o", r.binary(program, arch), "./cmd/"+program)
 			// Settings of the developer's environment would end up in the binary.

@@ -33,12 +33,14 @@ func TestDockerfiles(t *testing.T) {
 	for program, files := range map[string][]string{
 		"lb":       {"/usr/local/bin/lb"},
 		"frontend": {"/usr/local/bin/frontend", "/usr/sbin/bird"},
+		"kube":     {},
 	} {
 		spec, err := readDockerfile("../../deployments/images/" + program + ".Dockerfile")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(spec.capabilities) != len(files) || spec.config.Entrypoint[0] != files[0] || spec.config.User == "" {
+		if len(spec.capabilities) != len(files) || spec.config.User == "" ||
+			spec.config.Entrypoint[0] != "/usr/local/bin/"+program {
 			t.Errorf("%s: %+v", program, spec)
 		}
 		for _, file := range files {

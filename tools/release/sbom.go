@@ -63,7 +63,7 @@ func (r *release) writeSBOM() error {
 	}
 	known := map[string]bool{}
 	for _, program := range programs {
-		for _, arch := range architectures {
+		for _, arch := range r.architectures {
 			file := r.binary(program, arch)
 			info, err := buildinfo.ReadFile(file)
 			if err != nil {
@@ -80,7 +80,7 @@ func (r *release) writeSBOM() error {
 			}
 		}
 	}
-	for _, arch := range architectures {
+	for _, arch := range r.architectures {
 		packages, err := os.ReadFile(filepath.Join(r.base, arch, "packages"))
 		if err != nil {
 			return err

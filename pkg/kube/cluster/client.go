@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/transport"
 	"k8s.io/client-go/util/connrotation"
 
+	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
@@ -48,6 +49,8 @@ type clients struct {
 	core        rest.Interface
 	discovery   rest.Interface
 	trenches    rest.Interface
+	gateways    rest.Interface
+	routers     rest.Interface
 }
 
 func newClients(config *rest.Config) (*clients, error) {
@@ -94,6 +97,8 @@ func newClients(config *rest.Config) (*clients, error) {
 	c.core = client(corev1.SchemeGroupVersion, "/api", rest.CopyConfig(typed))
 	c.discovery = client(discoveryv1.SchemeGroupVersion, "/apis", typed)
 	c.trenches = client(v1alpha1.Resource.GroupVersion(), "/apis", dynamic.ConfigFor(c.config))
+	c.gateways = client(meridio2.GatewayResource().GroupVersion(), "/apis", dynamic.ConfigFor(c.config))
+	c.routers = client(meridio2.RouterResource().GroupVersion(), "/apis", dynamic.ConfigFor(c.config))
 	if err != nil {
 		return nil, fmt.Errorf("failed to create a client of the API server %s: %w", config.Host, err)
 	}
@@ -133,6 +138,14 @@ func (c *clients) source(k key, trench string) source {
 	case trenches:
 		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](c, c.trenches, v1alpha1.Resource.Resource,
 			k.namespace, named)
+	case gateways:
+		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](c, c.gateways,
+			meridio2.GatewayResource().Resource, k.namespace, named)
+	case gatewayRouters:
+		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](c, c.routers,
+			meridio2.RouterResource().Resource, k.namespace, metav1.ListOptions{})
+	case ownPod:
+		return objectsOf[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace, named)
 	case siblings:
 		return objectsOf[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace,
 			metav1.ListOptions{LabelSelector: v1alpha1.TrenchPodLabel + "=" + trench})

@@ -13,21 +13,27 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 
+	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// Options of a Cluster. Every field is required.
+// Options of a Cluster. Every field is required, but of Trench and Gateway one is.
 type Options struct {
 	Config            *rest.Config
 	Namespace, Trench string
-	Log               *slog.Logger
+	// Gateway is one of Meridio 2, in place of the Trench; Pod is then the own one.
+	Gateway, Pod string
+	Log          *slog.Logger
 }
 
 // Snapshot is what the API server has. Its objects are shared: they must not be changed.
 type Snapshot struct {
 	translation.Objects
-	// Siblings are the pods of the trench itself, which hold lb and frontend.
+	// Meridio2 are the objects with a Gateway in place of the Trench.
+	Meridio2 meridio2.Objects
+	// Siblings are the pods of the trench itself, which hold lb and frontend; with a Gateway, the own
+	// one.
 	Siblings []*corev1.Pod
 	// Changed is when the first of the changes since the last snapshot was received.
 	Changed time.Time
@@ -127,7 +133,11 @@ func (c *Cluster) Snapshot() (Snapshot, bool) {
 	if s.Changed.IsZero() {
 		s.Changed = time.Now()
 	}
-	s.Trench = c.trench
+	if c.Gateway != "" {
+		s.Meridio2.Gateway = c.trench
+	} else {
+		s.Trench = c.trench
+	}
 	s.Siblings = objects[*corev1.Pod](c.followers[c.siblings()], nil)
 	for _, k := range c.keys {
 		switch f := c.followers[k]; k.kind {
@@ -139,6 +149,8 @@ func (c *Cluster) Snapshot() (Snapshot, bool) {
 			s.Pods = objects(f, s.Pods)
 		case secrets:
 			s.Secrets = objects(f, s.Secrets)
+		case gatewayRouters:
+			s.Meridio2.Routers = objects(f, s.Meridio2.Routers)
 		}
 	}
 	return s, true

@@ -20,6 +20,9 @@ const (
 	endpointSlices
 	pods
 	secrets
+	gateways
+	gatewayRouters
+	ownPod
 )
 
 // key is what a follower follows: the objects of a namespace, or the one of that name.
@@ -29,13 +32,15 @@ type key struct {
 }
 
 func (k kind) String() string {
-	return [...]string{"Trench", "trench pods", "Services", "EndpointSlices", "Pods", "Secrets"}[k]
+	return [...]string{
+		"Trench", "trench pods", "Services", "EndpointSlices", "Pods", "Secrets", "Gateway", "GatewayRouters", "Pod",
+	}[k]
 }
 
 func (k key) String() string {
 	switch k.kind {
-	case trenches:
-		return fmt.Sprintf("Trench %s/%s", k.namespace, k.name)
+	case trenches, gateways, ownPod:
+		return fmt.Sprintf("%s %s/%s", k.kind, k.namespace, k.name)
 	case secrets:
 		return fmt.Sprintf("Secret %s/%s", k.namespace, k.name)
 	}
@@ -46,12 +51,27 @@ func compareKeys(a, b key) int {
 	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 }
 
-// own is the key of the Trench, siblings that of its pods.
-func (c *Cluster) own() key      { return key{trenches, c.Namespace, c.Trench} }
-func (c *Cluster) siblings() key { return key{kind: siblings, namespace: c.Namespace} }
+// own is the key of the Trench, or of the Gateway in its place.
+func (c *Cluster) own() key {
+	if c.Gateway != "" {
+		return key{gateways, c.Namespace, c.Gateway}
+	}
+	return key{trenches, c.Namespace, c.Trench}
+}
+
+// siblings is the key of the Trench's pods; with a Gateway, of the own one.
+func (c *Cluster) siblings() key {
+	if c.Gateway != "" {
+		return key{ownPod, c.Namespace, c.Pod}
+	}
+	return key{kind: siblings, namespace: c.Namespace}
+}
 
 // needed returns, in order, the keys that a Trench names, and reports whether it can be read.
 func (c *Cluster) needed(trench *unstructured.Unstructured) (keys []key, readable bool) {
+	if c.Gateway != "" {
+		return []key{{kind: gatewayRouters, namespace: c.Namespace}}, true
+	}
 	namespaces, gateways := []string{c.Namespace}, []any(nil)
 	if trench != nil {
 		t, err := v1alpha1.FromUnstructured(trench)

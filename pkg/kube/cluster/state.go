@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
@@ -93,11 +94,15 @@ func (c *Cluster) currentState() State {
 	return s
 }
 
-// probeServer asks for the Trench now and then.
+// probeServer asks for the Trench, or the Gateway, now and then.
 func (c *Cluster) probeServer(ctx context.Context) {
+	client, resource := c.clients.trenches, v1alpha1.Resource.Resource
+	if c.Gateway != "" {
+		client, resource = c.clients.gateways, meridio2.GatewayResource().Resource
+	}
 	for backoff.Sleep(ctx, probeInterval) == nil {
 		call, cancel := context.WithTimeout(ctx, probeTimeout)
-		err := c.clients.get(c.clients.trenches, c.Namespace, v1alpha1.Resource.Resource).Name(c.Trench).Do(call).Error()
+		err := c.clients.get(client, c.Namespace, resource).Name(c.own().name).Do(call).Error()
 		hangs := call.Err() != nil
 		cancel()
 		if ctx.Err() != nil {

@@ -33,6 +33,8 @@ const (
 	// contestTime is how long a difference without another desired status waits: it may be the work of
 	// another leader that has seen newer objects, which are on their way.
 	contestTime = 2 * time.Second
+	// endTimeout is how long Events of the last writes may take at the stop.
+	endTimeout = time.Second
 )
 
 // leader writes the status of objects. One goroutine uses it.
@@ -80,6 +82,7 @@ func newLeader(watch, write dynamic.Interface, o Options, restore time.Duration,
 // run writes until ctx ends, and then returns.
 func (l *leader) run(ctx context.Context, input *latest.Value[Input]) {
 	defer l.sources.stop()
+	defer l.end(ctx)
 	for ctx.Err() == nil {
 		in, changed := input.Get()
 		again := l.pass(ctx, in)
@@ -96,6 +99,15 @@ func (l *leader) run(ctx context.Context, input *latest.Value[Input]) {
 		case <-l.sources.changed:
 		case <-timer:
 		}
+	}
+}
+
+// end sends the Events of what was written before the stop.
+func (l *leader) end(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	if err := l.recorder.flush(ctx); err != nil {
+		l.log.Warn("Events discarded at the stop", "count", len(l.recorder.pending), "error", err)
 	}
 }
 

@@ -30,8 +30,8 @@ type Metrics interface {
 	Leader(bool)
 }
 
-// Results of writes. A conflict means that the object was newer than the one looked at; such a write
-// is tried again with the newer one. Refused are all other errors that an API server answers.
+// Results of writes. A conflict means that the object was newer than the one looked at; such a
+// write is tried again with the newer one. Refused are all other errors that an API server answers.
 const (
 	Written     = "written"
 	Conflict    = "conflict"

@@ -189,14 +189,14 @@ func (t *translator) fields(s *corev1.Service) ([]byte, *refusal) {
 		}
 		m["check"] = merged(check, map[string]any{"tcp": map[string]any{"port": s.Spec.Ports[i].Port}})
 	}
-	if matchKnown && len(s.Spec.Ports) > 0 {
+	if n := len(s.Spec.Ports); n > trench.MaxMatch {
+		return nil, refuse(ReasonInvalid, "spec.ports has %d ports, and the data plane knows %d of a Service at most: "+
+			"remove some", n, trench.MaxMatch)
+	} else if n > 0 {
 		m["match"] = match(s.Spec.Ports)
 	}
 	return appendFields([]byte("    "), "    ", m), nil
 }
-
-// matchKnown is whether the reader of the trench file knows the field match.
-const matchKnown = false
 
 // match returns which packets belong to a Service.
 func match(ports []corev1.ServicePort) []any {

@@ -287,9 +287,9 @@ type Status struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The version of the program.
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// The namespace of the Trench.
+	// The namespace of the Trench or Gateway.
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// The name of the Trench.
+	// The name of the Trench, or of the Gateway of Meridio 2 in its place.
 	Trench string `protobuf:"bytes,3,opt,name=trench,proto3" json:"trench,omitempty"`
 	// The pod in which it runs.
 	Pod string `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
@@ -307,9 +307,10 @@ type Status struct {
 	Caches []*Cache `protobuf:"bytes,10,rep,name=caches,proto3" json:"caches,omitempty"`
 	// The trench file.
 	File *TrenchFile `protobuf:"bytes,11,opt,name=file,proto3" json:"file,omitempty"`
-	// The verdict on the Trench; absent before the first translation.
+	// The verdict on the Trench or Gateway; absent before the first translation.
 	Verdict *Verdict `protobuf:"bytes,12,opt,name=verdict,proto3" json:"verdict,omitempty"`
-	// The verdicts on the Services of its load balancer class, by namespace and name.
+	// The verdicts on the Services of its load balancer class, or on the GatewayRouters, by namespace
+	// and name.
 	Services []*ServiceVerdict `protobuf:"bytes,13,rep,name=services,proto3" json:"services,omitempty"`
 	// The pod that writes the status of objects; empty when none is known.
 	Leader        string `protobuf:"bytes,14,opt,name=leader,proto3" json:"leader,omitempty"`

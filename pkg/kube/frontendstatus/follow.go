@@ -1,0 +1,85 @@
+// Package frontendstatus follows the status of the frontend in the same pod.
+package frontendstatus
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/identity"
+)
+
+// maxStatusBytes is the largest accepted status: 200 000 VIPs.
+const maxStatusBytes = 256 << 20
+
+// Follow follows the frontend with an admin socket until ctx ends, and returns ctx's error. It
+// calls changed with each status, and with an error for each attempt to reach the frontend that
+// failed or ended: from then on its state is not known. The calls do not overlap.
+//
+// The stream of a frontend is silent without changes: one that hangs is found by probes, each of
+// which may take half of the interval.
+func Follow(ctx context.Context, socket string, probe time.Duration, changed func(*frontendv1.Status, error)) error {
+	retry := backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.1}
+	for {
+		err := watch(ctx, socket, probe, func(s *frontendv1.Status) {
+			retry.Reset()
+			changed(s, nil)
+		})
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		changed(nil, err)
+		if err := retry.Wait(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// watch follows one connection until it ends.
+func watch(ctx context.Context, socket string, probe time.Duration, received func(*frontendv1.Status)) error {
+	path, err := identity.SocketPath(socket)
+	if err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxStatusBytes)))
+	if err != nil {
+		return fmt.Errorf("failed to connect to the frontend at %s: %w", path, err)
+	}
+	defer conn.Close()
+	client := frontendv1.NewFrontendServiceClient(conn)
+	g, ctx := errgroup.WithContext(ctx)
+	stream, err := client.WatchStatus(ctx, &frontendv1.WatchStatusRequest{})
+	if err != nil {
+		return err
+	}
+	g.Go(func() error {
+		for {
+			r, err := stream.Recv()
+			if err != nil {
+				return err
+			}
+			received(r.GetStatus())
+		}
+	})
+	g.Go(func() error {
+		for {
+			if err := backoff.Sleep(ctx, probe); err != nil {
+				return err
+			}
+			call, cancel := context.WithTimeout(ctx, probe/2)
+			_, err := client.GetStatus(call, &frontendv1.GetStatusRequest{})
+			cancel()
+			if err != nil {
+				return err
+			}
+		}
+	})
+	return g.Wait()
+}

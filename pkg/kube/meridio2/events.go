@@ -1,0 +1,136 @@
+package meridio2
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/logs"
+)
+
+const (
+	// maxNote is the largest note of an Event that the API server takes, in bytes.
+	maxNote = 1024
+	// maxPrefix is how much of an object's name is in that of its Event.
+	maxPrefix = 200
+)
+
+// Events reports each refused object by an Event. The Events of all pods of a Gateway have the same
+// names, so that each refusal has one. It implements task.Task.
+type Events struct {
+	Options
+	sent     map[string]bool // by name
+	throttle logs.Throttle
+}
+
+// NewEvents returns a reporter of refusals.
+func NewEvents(o Options) *Events { return &Events{Options: o, sent: map[string]bool{}} }
+
+// String implements task.Task.
+func (*Events) String() string { return "Events" }
+
+// Run reports until ctx ends. It returns only ctx's error: what fails is retried.
+func (e *Events) Run(ctx context.Context) error {
+	retry := backoff.Backoff{Min: time.Second, Max: time.Minute, Jitter: 0.2}
+	for {
+		input, changed := e.Input.Get()
+		var due <-chan time.Time // nil: never
+		if err := e.send(ctx, refusals(input.Result)); err == nil {
+			retry.Reset()
+		} else if ctx.Err() == nil {
+			e.throttle.Log(e.Log.Warn, "", "Event not created, retrying", "error", err)
+			due = time.After(retry.Next())
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		case <-due:
+		}
+	}
+}
+
+// refusals returns what is refused. A Gateway that does not exist has no Events.
+func refusals(r translation.Result) (all []translation.Problem) {
+	add := func(v translation.Verdict) {
+		if !v.Accepted && v.Reason != ReasonDeleting && v.Object.Name != "" {
+			all = append(all, translation.Problem{Object: v.Object, Reason: v.Reason, Message: v.Message})
+		}
+		all = append(all, v.Problems...)
+	}
+	add(r.Trench)
+	for _, v := range r.Services {
+		add(v.Verdict)
+	}
+	return all
+}
+
+// send creates the Events that were not sent, and forgets those that are no longer wanted.
+func (e *Events) send(ctx context.Context, all []translation.Problem) error {
+	wanted := make(map[string]bool, len(all))
+	var failed error
+	for _, p := range all {
+		name := eventName(p)
+		wanted[name] = true
+		if e.sent[name] {
+			continue
+		}
+		if err := e.create(ctx, name, p); err != nil {
+			failed = cmp.Or(failed, err)
+			continue
+		}
+		e.Log.Warn("object refused", "kind", p.Object.Kind, "name", p.Object.Name, "reason", p.Reason, "error", p.Message)
+		e.sent[name] = true
+	}
+	for name := range e.sent {
+		if !wanted[name] {
+			delete(e.sent, name)
+		}
+	}
+	return failed
+}
+
+// eventName returns the same name for the same refusal.
+func eventName(p translation.Problem) string {
+	hash := sha256.Sum256([]byte(strings.Join([]string{string(p.Object.UID), p.Reason, p.Message}, "\x00")))
+	prefix := strings.TrimRight(p.Object.Name[:min(len(p.Object.Name), maxPrefix)], ".-")
+	return fmt.Sprintf("%s.%x", prefix, hash[:8])
+}
+
+func (e *Events) create(ctx context.Context, name string, p translation.Problem) error {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&eventsv1.Event{
+		TypeMeta:            metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"},
+		ObjectMeta:          metav1.ObjectMeta{Namespace: p.Object.Namespace, Name: name},
+		EventTime:           metav1.NowMicro(),
+		ReportingController: "vipgate.io/kube",
+		ReportingInstance:   e.Pod,
+		Action:              "Translate",
+		Reason:              p.Reason,
+		Regarding:           p.Object,
+		Note:                strings.ToValidUTF8(p.Message[:min(len(p.Message), maxNote)], ""),
+		Type:                corev1.EventTypeWarning,
+	})
+	if err != nil {
+		return fmt.Errorf("failed to encode Event %s: %w", name, err)
+	}
+	_, err = e.Client.Resource(eventsv1.SchemeGroupVersion.WithResource("events")).Namespace(p.Object.Namespace).
+		Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{FieldManager: manager})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("failed to create Event %s/%s: %w", p.Object.Namespace, name, err)
+	}
+	return nil
+}

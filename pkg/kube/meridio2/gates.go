@@ -1,0 +1,313 @@
+package meridio2
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/kube/frontendstatus"
+	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+const (
+	// holdTime is how long a session must be up, without a break, before its family is connected.
+	holdTime = 3 * time.Second
+	// writeTimeout bounds one write, and thus the stop.
+	writeTimeout = 5 * time.Second
+	// probeInterval finds a frontend that hangs.
+	probeInterval = 2 * time.Second
+	// manager owns what is written.
+	manager = "vipgate"
+)
+
+// Reasons of the conditions.
+const (
+	reasonUp          = "GatewayUp"
+	reasonHold        = "GatewayHoldTime"
+	reasonDown        = "NoGatewayUp"
+	reasonUnreachable = "FrontendUnreachable"
+)
+
+// GateOf returns the type of the readiness gate of a family.
+func GateOf(f vip.Family) corev1.PodConditionType {
+	return corev1.PodConditionType(Group + "/" + f.String() + "-connectivity")
+}
+
+// Input is what Gates and Events depend on. The zero Input: nothing is known yet.
+type Input struct {
+	Known  bool
+	Pod    *corev1.Pod // the own one; nil: it does not exist
+	Result translation.Result
+}
+
+// Options of Gates and Events. All are required.
+type Options struct {
+	Client dynamic.Interface
+	Pod    string // the name of the own Pod
+	// AdminSocket is that of the frontend in the same pod.
+	AdminSocket string
+	Input       *latest.Value[Input]
+	// Report is called with the result of each attempt to set the gates.
+	Report func(error)
+	Log    *slog.Logger
+}
+
+// Gates keeps the conditions of the own Pod's readiness gates: a family is connected once one of its
+// gateways has been up for 3 s without a break, and until none of them is up, or the frontend does
+// not answer. Only gates that the Pod declares are set; that of a family without gateways is false,
+// as Meridio 2 has it. A condition that is true at the start stays so while a gateway is up: the
+// restart of this process breaks no session. It implements task.Task.
+type Gates struct {
+	Options
+	state    latest.Value[state]
+	families [len(vip.Families)]family
+	wrote    map[corev1.PodConditionType]written
+
+	wanted   [len(vip.Families)]corev1.ConditionStatus
+	retry    backoff.Backoff
+	notUntil time.Time // of the next write
+	throttle logs.Throttle
+}
+
+// state is what is known of the frontend; nothing if both are zero.
+type state struct {
+	status *frontendv1.Status
+	err    error
+}
+
+// written is a condition that was written to a version of the Pod.
+type written struct {
+	status  corev1.ConditionStatus
+	version string
+}
+
+// NewGates returns gates that are not set yet.
+func NewGates(o Options) *Gates {
+	return &Gates{
+		Options: o, wrote: map[corev1.PodConditionType]written{},
+		retry: backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.1},
+	}
+}
+
+// String implements task.Task.
+func (*Gates) String() string { return "readiness gates" }
+
+// Run sets the gates until ctx ends. It returns only ctx's error: what fails is retried.
+func (g *Gates) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		return frontendstatus.Follow(ctx, g.AdminSocket, probeInterval, func(s *frontendv1.Status, err error) {
+			g.state.Set(state{s, err})
+		})
+	})
+	group.Go(func() error { return g.set(ctx) })
+	return group.Wait()
+}
+
+// set sets the gates until ctx ends.
+func (g *Gates) set(ctx context.Context) error {
+	for {
+		input, changed := g.Input.Get()
+		state, reported := g.state.Get()
+		again := g.apply(ctx, time.Now(), input, state)
+		var due <-chan time.Time // nil: never
+		if !again.IsZero() {
+			due = time.After(time.Until(again))
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		case <-reported:
+		case <-due:
+		}
+	}
+}
+
+// apply writes the conditions that differ. It returns when to look again, if nothing changes
+// before; zero: not at all.
+func (g *Gates) apply(ctx context.Context, now time.Time, input Input, s state) (again time.Time) {
+	sooner := func(t time.Time) {
+		if !t.IsZero() && (again.IsZero() || t.Before(again)) {
+			again = t
+		}
+	}
+	if s == (state{}) || !input.Known {
+		return again
+	}
+	if input.Pod == nil {
+		g.report(fmt.Errorf("the own Pod %s does not exist: set --pod-name", g.Pod))
+		return again
+	}
+	var differ []corev1.PodCondition
+	var wanted [len(vip.Families)]corev1.ConditionStatus
+	for _, family := range vip.Families {
+		kind := GateOf(family)
+		if !declares(input.Pod, kind) {
+			continue
+		}
+		f, live := &g.families[family], g.live(input.Pod, kind)
+		if !f.adopted {
+			f.adopted, f.connected = true, live == corev1.ConditionTrue
+		}
+		sooner(f.observe(now, sessions(s.status, family)))
+		c := f.condition(kind, s.err)
+		wanted[family] = c.Status
+		if c.Status != live {
+			differ = append(differ, c)
+		}
+	}
+	if wanted != g.wanted {
+		g.wanted, g.notUntil = wanted, time.Time{}
+		g.retry.Reset()
+	}
+	switch {
+	case len(differ) == 0:
+		g.report(nil)
+	case now.Before(g.notUntil):
+		sooner(g.notUntil)
+	default:
+		err := g.write(ctx, input.Pod, differ)
+		if ctx.Err() != nil {
+			return again
+		}
+		g.report(err)
+		if err != nil {
+			g.notUntil = time.Now().Add(g.retry.Next())
+			sooner(g.notUntil)
+		} else {
+			g.retry.Reset()
+		}
+	}
+	return again
+}
+
+func (g *Gates) report(err error) {
+	g.Report(err)
+	switch {
+	case apierrors.IsForbidden(err):
+		g.throttle.Log(g.Log.Error, "", "RBAC does not allow to patch the own Pod; bind the Role of vipgate",
+			"resource", "pods/status", "error", err)
+	case err != nil:
+		g.throttle.Log(g.Log.Warn, "", "readiness gates not set, retrying", "error", err)
+	}
+}
+
+func declares(pod *corev1.Pod, kind corev1.PodConditionType) bool {
+	return slices.ContainsFunc(pod.Spec.ReadinessGates,
+		func(g corev1.PodReadinessGate) bool { return g.ConditionType == kind })
+}
+
+// live returns the status of a condition, as it was written while the watch has brought no other
+// version of the Pod; "" without the condition.
+func (g *Gates) live(pod *corev1.Pod, kind corev1.PodConditionType) corev1.ConditionStatus {
+	if w, ok := g.wrote[kind]; ok && w.version == pod.ResourceVersion {
+		return w.status
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == kind {
+			return c.Status
+		}
+	}
+	return ""
+}
+
+// write writes conditions, and nothing else, to the status of the Pod.
+func (g *Gates) write(ctx context.Context, pod *corev1.Pod, conditions []corev1.PodCondition) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pod.UID}, "status": map[string]any{"conditions": conditions},
+	})
+	if err != nil {
+		return fmt.Errorf("failed to encode conditions: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	// The list of conditions is merged by type: those of the kubelet stay.
+	_, err = g.Client.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(pod.Namespace).
+		Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldManager: manager}, "status")
+	if err != nil {
+		return fmt.Errorf("failed to set the readiness gates of Pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	for _, c := range conditions {
+		g.wrote[c.Type] = written{c.Status, pod.ResourceVersion}
+		g.Log.Info("readiness gate set", "gate", c.Type, "status", c.Status, "reason", c.Reason)
+	}
+	return nil
+}
+
+// session is one session of a gateway: another one has another beginning.
+type session struct {
+	name, address string
+	since         time.Time
+}
+
+// sessions returns those of a family that are up.
+func sessions(s *frontendv1.Status, f vip.Family) (up []session) {
+	for _, g := range s.GetGateways() {
+		if a, err := netip.ParseAddr(g.GetAddress()); err == nil && g.GetUp() && vip.FamilyOf(a) == f {
+			up = append(up, session{g.GetName(), g.GetAddress(), g.GetSince().AsTime()})
+		}
+	}
+	return up
+}
+
+// family is whether a family is connected.
+type family struct {
+	adopted   bool // from the condition at the start
+	connected bool
+	seen      map[session]time.Time // since when, by the monotonic clock, each session is seen as up
+}
+
+// observe takes the sessions that are up. It returns when to look again; zero: after a change.
+func (f *family) observe(now time.Time, up []session) (again time.Time) {
+	seen := make(map[session]time.Time, len(up))
+	for _, s := range up {
+		since, ok := f.seen[s]
+		if !ok {
+			since = now
+		}
+		seen[s] = since
+		if due := since.Add(holdTime); again.IsZero() || due.Before(again) {
+			again = due
+		}
+	}
+	f.seen = seen
+	f.connected = len(up) > 0 && (f.connected || !now.Before(again))
+	if f.connected {
+		return time.Time{}
+	}
+	return again
+}
+
+// condition returns the condition of a gate. err is why the frontend does not answer.
+func (f *family) condition(kind corev1.PodConditionType, err error) corev1.PodCondition {
+	c := corev1.PodCondition{Type: kind, Status: corev1.ConditionFalse, LastTransitionTime: metav1.Now()}
+	switch {
+	case f.connected:
+		c.Status, c.Reason, c.Message = corev1.ConditionTrue, reasonUp, "a gateway of this family is up"
+	case err != nil:
+		c.Reason, c.Message = reasonUnreachable, "frontend does not answer: "+health.Reason(err)
+	case len(f.seen) > 0:
+		c.Reason, c.Message = reasonHold, fmt.Sprintf("no gateway of this family has been up for %v yet", holdTime)
+	default:
+		c.Reason, c.Message = reasonDown, "no gateway of this family is up"
+	}
+	return c
+}

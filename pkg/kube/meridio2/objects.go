@@ -1,0 +1,139 @@
+package meridio2
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+// Group is the API group of Meridio 2, and the prefix of its readiness gates.
+const Group = "meridio-2.nordix.org"
+
+var (
+	gatewayVersion = schema.GroupVersion{Group: "gateway.networking.k8s.io", Version: "v1"}
+	routerVersion  = schema.GroupVersion{Group: Group, Version: "v1alpha1"}
+
+	gatewayKind = gatewayVersion.WithKind("Gateway")
+	routerKind  = routerVersion.WithKind("GatewayRouter")
+)
+
+// GatewayResource returns the resource of Gateways.
+func GatewayResource() schema.GroupVersionResource { return gatewayVersion.WithResource("gateways") }
+
+// RouterResource returns the resource of GatewayRouters.
+func RouterResource() schema.GroupVersionResource {
+	return routerVersion.WithResource("gatewayrouters")
+}
+
+// Objects are what a translation depends on. They are not changed.
+type Objects struct {
+	Gateway *unstructured.Unstructured // nil: it does not exist
+	// Routers are the GatewayRouters of the Gateway's namespace, also those of other Gateways.
+	Routers []*unstructured.Unstructured
+}
+
+// Read adds the objects of YAML documents or of JSON, also of lists as kubectl prints them. Objects
+// of other kinds are left out. The error names the object that cannot be read, or a second Gateway.
+func (o *Objects) Read(r io.Reader) error {
+	documents := yaml.NewYAMLOrJSONDecoder(r, 4096)
+	for n := 1; ; n++ {
+		var u unstructured.Unstructured
+		err := documents.Decode(&u.Object)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			err = o.add(u)
+		}
+		if err != nil {
+			return fmt.Errorf("read object %d: %w", n, err)
+		}
+	}
+}
+
+func (o *Objects) add(u unstructured.Unstructured) error {
+	if items, ok := u.Object["items"].([]any); ok && strings.HasSuffix(u.GetKind(), "List") {
+		for i, item := range items {
+			m, ok := item.(map[string]any)
+			if !ok {
+				return fmt.Errorf("item %d is no object", i+1)
+			}
+			if err := o.add(unstructured.Unstructured{Object: m}); err != nil {
+				return fmt.Errorf("item %d: %w", i+1, err)
+			}
+		}
+		return nil
+	}
+	switch u.GroupVersionKind() {
+	case gatewayKind:
+		if o.Gateway != nil {
+			return fmt.Errorf("Gateway %s/%s is a second one, besides %s/%s: pass only one",
+				u.GetNamespace(), u.GetName(), o.Gateway.GetNamespace(), o.Gateway.GetName())
+		}
+		o.Gateway = &u
+	case routerKind:
+		o.Routers = append(o.Routers, &u)
+	}
+	return nil
+}
+
+// gateway is what matters of a Gateway.
+type gateway struct {
+	Status struct {
+		Addresses []struct {
+			Type  *string `json:"type"`
+			Value string  `json:"value"`
+		} `json:"addresses"`
+	} `json:"status"`
+}
+
+// router is what matters of a GatewayRouter.
+type router struct {
+	Spec struct {
+		Interface string      `json:"interface"`
+		Address   string      `json:"address"`
+		Protocol  string      `json:"protocol"`
+		BGP       *bgpSession `json:"bgp"`
+	} `json:"spec"`
+}
+
+// bgpSession is the BGP session of a GatewayRouter. The API server fills in the defaults of Meridio 2:
+// a field is nil or empty only in objects that never were in one.
+type bgpSession struct {
+	RemoteASN  int64  `json:"remoteASN"`
+	LocalASN   int64  `json:"localASN"`
+	RemotePort *int64 `json:"remotePort"`
+	LocalPort  *int64 `json:"localPort"`
+	HoldTime   string `json:"holdTime"`
+	BFD        *bfd   `json:"bfd"`
+}
+
+// bfd guards a session.
+type bfd struct {
+	MinTx      string `json:"minTx"`
+	MinRx      string `json:"minRx"`
+	Multiplier int64  `json:"multiplier"`
+}
+
+// Defaults of Meridio 2.
+const (
+	defaultPort     = 179
+	defaultHoldTime = "240s"
+)
+
+// refersTo reports whether a GatewayRouter refers to a Gateway of its own namespace. As for Meridio
+// 2 only the name and the namespace matter.
+func refersTo(r, gateway *unstructured.Unstructured) bool {
+	name, _, _ := unstructured.NestedString(r.Object, "spec", "gatewayRef", "name")
+	namespace, named, _ := unstructured.NestedString(r.Object, "spec", "gatewayRef", "namespace")
+	if !named {
+		namespace = r.GetNamespace()
+	}
+	return r.GetNamespace() == gateway.GetNamespace() && namespace == gateway.GetNamespace() &&
+		name == gateway.GetName()
+}

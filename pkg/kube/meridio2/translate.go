@@ -1,0 +1,315 @@
+package meridio2
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// maxName is the most characters of a name in the trench file.
+const maxName = 60
+
+// Translate returns the trench file of a Gateway and its GatewayRouters. The verdict on the Gateway
+// is that of Result.Trench, those on the GatewayRouters, by name, are Result.Services.
+func Translate(o Objects) translation.Result {
+	r := translation.Result{Trench: translation.Verdict{Object: corev1.ObjectReference{
+		APIVersion: gatewayVersion.String(), Kind: gatewayKind.Kind,
+	}}}
+	if o.Gateway == nil {
+		r.Trench.Reason, r.Trench.Message = ReasonNotFound, "the Gateway does not exist: create it"
+		return r
+	}
+	r.Trench = translation.Verdict{Object: reference(o.Gateway), Generation: o.Gateway.GetGeneration()}
+	if o.Gateway.GetDeletionTimestamp() != nil {
+		r.Trench.Reason, r.Trench.Message = ReasonDeleting, "the Gateway is being deleted: create it again to change it"
+		return r
+	}
+	t := translator{gateway: o.Gateway}
+	if err := t.translate(o.Routers); err != nil {
+		r.Trench.Reason, r.Trench.Message = ReasonInvalid, err.Error()
+		return r
+	}
+	r.File, r.Services = t.file(t.accepted), t.verdicts
+	r.Trench.Accepted, r.Trench.Reason, r.Trench.Problems = true, ReasonValid, t.problems
+	r.Trench.Message = "the trench file is written"
+	return r
+}
+
+func reference(u *unstructured.Unstructured) corev1.ObjectReference {
+	return corev1.ObjectReference{
+		APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName(), UID: u.GetUID(),
+	}
+}
+
+// translator is one translation.
+type translator struct {
+	gateway  *unstructured.Unstructured
+	vips     []vip.VIP
+	problems []translation.Problem // of the Gateway
+	accepted []candidate           // by name
+	verdicts []translation.ServiceVerdict
+}
+
+// candidate is a GatewayRouter that may be accepted.
+type candidate struct {
+	name string
+	router
+}
+
+// refusal is why a GatewayRouter is refused.
+type refusal struct{ reason, message string }
+
+// translate judges all objects. The error is why the Gateway is refused.
+func (t *translator) translate(routers []*unstructured.Unstructured) error {
+	if err := t.readVIPs(); err != nil {
+		return err
+	}
+	// The Gateway itself must make a file: then a GatewayRouter that is refused is refused alone.
+	if problem := t.refused(nil); problem != nil {
+		return errors.New(gatewayPath(problem))
+	}
+	routers = slices.Clone(routers)
+	slices.SortFunc(routers, older)
+	for _, u := range routers {
+		if !refersTo(u, t.gateway) || u.GetDeletionTimestamp() != nil {
+			continue
+		}
+		v := translation.ServiceVerdict{Verdict: translation.Verdict{Object: reference(u), Generation: u.GetGeneration()}}
+		c, refused := t.judge(u)
+		if refused == nil {
+			v.Accepted, v.Reason = true, ReasonAccepted
+			v.Message = fmt.Sprintf("is gateway %s of interface %s", c.name, c.Spec.Interface)
+			t.accepted = append(t.accepted, c)
+		} else {
+			v.Reason, v.Message = refused.reason, refused.message
+		}
+		t.verdicts = append(t.verdicts, v)
+	}
+	slices.SortFunc(t.accepted, func(a, b candidate) int { return cmp.Compare(a.name, b.name) })
+	slices.SortFunc(t.verdicts, func(a, b translation.ServiceVerdict) int {
+		return cmp.Or(cmp.Compare(a.Object.Name, b.Object.Name), cmp.Compare(a.Object.UID, b.Object.UID))
+	})
+	if problem := t.refused(t.accepted); problem != nil {
+		return errors.New(problem.Field + ": " + problem.Message)
+	}
+	return nil
+}
+
+// older orders GatewayRouters: of two that exclude each other the older one is accepted.
+func older(a, b *unstructured.Unstructured) int {
+	x, y := a.GetCreationTimestamp(), b.GetCreationTimestamp()
+	return cmp.Or(x.Time.Compare(y.Time), cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.GetUID(), b.GetUID()))
+}
+
+// readVIPs reads the addresses of the Gateway's status. One that is no VIP is a problem.
+func (t *translator) readVIPs() error {
+	var g gateway
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(t.gateway.Object, &g); err != nil {
+		return fmt.Errorf("failed to decode the Gateway: %w", err)
+	}
+	seen := map[string]bool{}
+	for _, a := range g.Status.Addresses {
+		// The default of the API is IPAddress; Meridio 2 uses no others either.
+		if a.Type != nil && *a.Type != "IPAddress" || seen[a.Value] {
+			continue
+		}
+		seen[a.Value] = true
+		v, err := readVIP(a.Value)
+		if err != nil {
+			t.problems = append(t.problems, translation.Problem{
+				Object: reference(t.gateway), Reason: ReasonInvalidAddress,
+				Message: fmt.Sprintf("status.addresses: %v; change destinationCIDRs of the L34Route that has it", err),
+			})
+			continue
+		}
+		t.vips = append(t.vips, v)
+	}
+	slices.SortFunc(t.vips, vip.Compare)
+	t.vips = slices.Compact(t.vips)
+	slices.SortFunc(t.problems, func(a, b translation.Problem) int { return cmp.Compare(a.Message, b.Message) })
+	return nil
+}
+
+func readVIP(address string) (vip.VIP, error) {
+	a, err := netip.ParseAddr(address)
+	if err != nil || a.Zone() != "" {
+		return vip.VIP{}, fmt.Errorf("%q is not the address of a VIP", address)
+	}
+	return vip.FromPrefix(netip.PrefixFrom(a, a.BitLen()))
+}
+
+// judge reads a GatewayRouter, or refuses it.
+func (t *translator) judge(u *unstructured.Unstructured) (c candidate, refused *refusal) {
+	c.name = u.GetName()
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &c.router); err != nil {
+		return c, &refusal{ReasonInvalid, "failed to decode the GatewayRouter: " + err.Error()}
+	}
+	switch {
+	case c.Spec.Protocol == "Static":
+		return c, &refusal{ReasonStaticRouter, "spec.protocol: is Static: write BGP, the only protocol that vipgate " +
+			"speaks, or keep the router of Meridio 2 for this Gateway"}
+	case c.Spec.Protocol != "BGP":
+		return c, &refusal{ReasonInvalid, fmt.Sprintf("spec.protocol: is %q: write BGP", c.Spec.Protocol)}
+	case c.Spec.BGP == nil:
+		return c, &refusal{ReasonInvalid, "spec.bgp: is missing: write remoteASN and localASN"}
+	case c.Spec.Interface == "":
+		return c, &refusal{ReasonInvalid, "spec.interface: is missing: write the name of an interface"}
+	case len(c.name) > maxName:
+		return c, &refusal{ReasonNameTooLong, fmt.Sprintf("metadata.name: has %d characters: "+
+			"create the GatewayRouter with a name of %d at most", len(c.name), maxName)}
+	}
+	a, err := netip.ParseAddr(c.Spec.Address)
+	if what, _ := vip.NotHost(a); err == nil && what == "" && !t.hasFamily(vip.FamilyOf(a)) {
+		family := [...]string{"IPv4", "IPv6"}[vip.FamilyOf(a)]
+		return c, &refusal{ReasonNoVIPOfFamily, fmt.Sprintf("spec.address: is %s, but the Gateway has no %s VIP: "+
+			"add one to destinationCIDRs of an L34Route, or remove the GatewayRouter", a, family)}
+	}
+	if refused := c.checkTimes(); refused != nil {
+		return c, refused
+	}
+	if p := t.refused([]candidate{c}); p != nil {
+		return c, routerRefusal(p)
+	}
+	for _, other := range t.accepted {
+		switch {
+		case netip.MustParseAddr(other.Spec.Address) == a:
+			return c, &refusal{ReasonAddressTaken, fmt.Sprintf("spec.address: is %s, as of the older GatewayRouter %s: "+
+				"remove one of them or change it", a, other.name)}
+		case other.name == c.name:
+			return c, &refusal{ReasonInvalid, "metadata.name: appears twice"}
+		case other.Spec.Interface != c.Spec.Interface:
+			return c, &refusal{ReasonInterfaceDiffers, fmt.Sprintf("spec.interface: is %s, but that of the older "+
+				"GatewayRouter %s is %s: reach all routers of a Gateway by one interface, or use one Gateway for each",
+				c.Spec.Interface, other.name, other.Spec.Interface)}
+		}
+	}
+	return c, nil
+}
+
+func (t *translator) hasFamily(f vip.Family) bool {
+	return slices.ContainsFunc(t.vips, func(v vip.VIP) bool { return v.Family() == f })
+}
+
+// checkTimes rounds the times as Meridio 2 does, and refuses those that are none.
+func (c *candidate) checkTimes() *refusal {
+	s := *c.Spec.BGP // not that of the objects
+	c.Spec.BGP = &s
+	hold, err := time.ParseDuration(cmp.Or(s.HoldTime, defaultHoldTime))
+	if err != nil {
+		return notTime("holdTime", s.HoldTime)
+	}
+	s.HoldTime = fmt.Sprintf("%ds", hold/time.Second)
+	if s.BFD == nil {
+		return nil
+	}
+	b := *s.BFD
+	s.BFD = &b
+	for i, text := range []*string{&b.MinRx, &b.MinTx} {
+		d, err := time.ParseDuration(*text)
+		if err != nil {
+			return notTime([]string{"bfd.minRx", "bfd.minTx"}[i], *text)
+		}
+		*text = d.Round(time.Millisecond).String()
+	}
+	return nil
+}
+
+func notTime(field, text string) *refusal {
+	return &refusal{ReasonInvalid, fmt.Sprintf("spec.bgp.%s: is %q: write a duration such as 300ms or 90s", field, text)}
+}
+
+// refused returns the first thing that the reader of the trench file refuses in a file with some
+// gateways.
+func (t *translator) refused(gateways []candidate) *trench.Problem {
+	_, err := trench.Parse("", t.file(gateways), trench.DefaultDefaults())
+	var refused *trench.Errors
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &refused) && len(refused.Problems) > 0:
+		return &refused.Problems[0]
+	}
+	return &trench.Problem{Field: "attractor", Message: err.Error()}
+}
+
+// gatewayPath returns a problem of the Gateway with the path of its field.
+func gatewayPath(p *trench.Problem) string {
+	field := p.Field
+	switch {
+	case field == "trench", field == "attractor.name":
+		field = "metadata.name"
+	case strings.HasPrefix(field, "attractor.vips"):
+		field = "status.addresses"
+	}
+	return field + ": " + p.Message
+}
+
+// routerRefusal returns a problem of the only gateway of a file with the path of its field.
+func routerRefusal(p *trench.Problem) *refusal {
+	field, of := strings.CutPrefix(p.Field, "attractor.gateways[0].")
+	if !of {
+		return &refusal{ReasonInvalid, strings.Replace(p.Field, "attractor.", "spec.", 1) + ": " + p.Message}
+	}
+	switch field {
+	case "name":
+		return &refusal{ReasonInvalid, "metadata.name: " + p.Message}
+	case "address":
+		return &refusal{ReasonInvalidAddress, "spec.address: " + p.Message}
+	case "localASN", "remoteASN":
+		return &refusal{ReasonInvalidASN, "spec.bgp." + field + ": " + p.Message}
+	}
+	return &refusal{ReasonInvalid, "spec.bgp." + field + ": " + p.Message}
+}
+
+// file writes the trench file with some gateways.
+func (t *translator) file(gateways []candidate) []byte {
+	name := quote(t.gateway.GetName())
+	b := fmt.Appendf(nil, "# Translated from Gateway %s: changes are overwritten.\ntrench: %s\nattractor:\n  name: %s\n",
+		quote(t.gateway.GetNamespace()+"/"+t.gateway.GetName()), name, name)
+	b = append(b, "  vips: ["...)
+	for i, v := range t.vips {
+		if i > 0 {
+			b = append(b, ", "...)
+		}
+		b = append(b, quote(v.String())...)
+	}
+	b = append(b, "]\n"...)
+	if len(gateways) == 0 {
+		return append(b, "streams: []\n"...)
+	}
+	b = fmt.Appendf(b, "  interface: %s\n  gateways:\n", quote(gateways[0].Spec.Interface))
+	for _, g := range gateways {
+		s := g.Spec.BGP
+		b = fmt.Appendf(b, "    - {name: %s, address: %s, localASN: %d, remoteASN: %d, localPort: %d, remotePort: %d, ",
+			quote(g.name), quote(g.Spec.Address), s.LocalASN, s.RemoteASN, port(s.LocalPort), port(s.RemotePort))
+		b = append(b, "holdTime: "+s.HoldTime...)
+		if s.BFD != nil {
+			b = fmt.Appendf(b, ", bfd: {minTx: %s, minRx: %s, multiplier: %d}", s.BFD.MinTx, s.BFD.MinRx, s.BFD.Multiplier)
+		}
+		b = append(b, "}\n"...)
+	}
+	return append(b, "streams: []\n"...)
+}
+
+func port(p *int64) int64 {
+	if p == nil {
+		return defaultPort
+	}
+	return *p
+}
+
+// quote returns a text of YAML: the escapes of Go are those of YAML, too.
+func quote(s string) string { return strconv.QuoteToASCII(s) }

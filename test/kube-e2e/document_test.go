@@ -1,0 +1,60 @@
+package kubee2e
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/test/kubernetes"
+)
+
+var yamlBlock = regexp.MustCompile("(?s)```yaml\n(.*?)```")
+
+// What users copy from docs/kubernetes.md: the API server takes each object, also by the schema of
+// the Trench, and the translation accepts it.
+func TestObjectsOfTheDocument(t *testing.T) {
+	text, err := os.ReadFile("../../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir("../..")
+	c := kubernetes.Start(t)
+	for _, name := range []string{definition, "deployments/example/namespace.yaml"} {
+		manifest, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Apply(t, string(manifest))
+	}
+	var trenches []string
+	others := ""
+	for _, block := range yamlBlock.FindAllStringSubmatch(string(text), -1) {
+		c.Apply(t, block[1])
+		if strings.Contains(block[1], "kind: Trench\n") {
+			trenches = append(trenches, block[1])
+		} else {
+			others += "---\n" + block[1]
+		}
+	}
+	services := 0
+	for _, trench := range trenches {
+		var o translation.Objects
+		if err := o.Read(strings.NewReader(trench + "\n" + others)); err != nil {
+			t.Fatal(err)
+		}
+		r := translation.Translate(o, translation.Options{KeyDir: "/etc/vipgate/trench/keys"})
+		if r.File == nil || !r.Trench.Accepted {
+			t.Errorf("Trench: %s: %s", r.Trench.Reason, r.Trench.Message)
+		}
+		for _, s := range r.Services {
+			if services++; !s.Accepted {
+				t.Errorf("Service %s: %s: %s", s.Object.Name, s.Reason, s.Message)
+			}
+		}
+	}
+	if len(trenches) != 2 || services != 1 {
+		t.Errorf("%d Trenches and %d Services of theirs", len(trenches), services)
+	}
+}

@@ -1,0 +1,189 @@
+package kubee2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/vipgate/vipgate/test/kubernetes"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+const meridio2Objects = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: ns-a}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: gw-a, namespace: ns-a}
+spec: {gatewayClassName: meridio}
+status: {addresses: [{value: 20.0.0.1}, {value: "2000::1"}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: sllb-1, namespace: ns-a}
+spec:
+  containers: [{name: loadbalancer, image: lb}]
+  readinessGates:
+    - {conditionType: meridio-2.nordix.org/ipv4-connectivity}
+    - {conditionType: meridio-2.nordix.org/ipv6-connectivity}
+`
+
+const meridio2Router = `
+apiVersion: meridio-2.nordix.org/v1alpha1
+kind: GatewayRouter
+metadata: {name: NAME, namespace: ns-a}
+spec:
+  gatewayRef: {name: gw-a}
+  interface: INTERFACE
+  address: "ADDRESS"
+  protocol: BGP
+  bgp: {localASN: LOCAL, remoteASN: REMOTE, localPort: PORT, remotePort: PORT, holdTime: 3s}
+`
+
+// meridio2 is a load balancer pod of Meridio 2, in which kube and a frontend have the role of the
+// router, and the test that of the load balancer.
+type meridio2 struct {
+	*lab.Lab
+	t         *testing.T
+	cluster   *kubernetes.Cluster
+	pods      typedcorev1.PodInterface
+	gateway   *lab.Gateway
+	readiness string // the directory of readiness files
+}
+
+func newMeridio2(t *testing.T) *meridio2 {
+	t.Helper()
+	m := &meridio2{t: t, cluster: kubernetes.Start(t)}
+	var err error
+	m.Lab, err = lab.New()
+	m.must(err)
+	pod := &lab.Pod{Lab: m.Lab, Binaries: binaries}
+	var processes []*lab.Process
+	t.Cleanup(func() {
+		for _, p := range processes {
+			if p != nil && t.Failed() {
+				t.Logf("== last lines of %s (pid %d)\n%s", p.Name, p.PID(), p.Tail(30))
+			}
+		}
+		m.must(m.Close())
+	})
+	client, err := rest.HTTPClientFor(m.cluster.Admin())
+	m.must(err)
+	t.Cleanup(client.CloseIdleConnections)
+	core, err := typedcorev1.NewForConfigAndClient(m.cluster.Admin(), client)
+	m.must(err)
+	m.pods = core.Pods("ns-a")
+
+	m.cluster.Apply(t, m.file("pkg/kube/meridio2/testdata/definitions.yaml"))
+	m.cluster.Apply(t, meridio2Objects)
+	m.cluster.ApplyIn(t, "ns-a", strings.Replace(m.file("deployments/meridio2/role.yaml"),
+		"  - kind: ServiceAccount\n", "  - kind: ServiceAccount\n    namespace: ns-a\n", 1))
+	m.gateway, err = m.StartGateway(lab.GatewayA())
+	m.must(err)
+
+	var l net.Listener
+	m.must(m.Pod.Do(func() (err error) {
+		l, err = net.Listen("tcp", "127.0.0.1:0")
+		return err
+	}))
+	config := m.cluster.ProxyOn(t, l).Config(m.cluster.ServiceAccount(t, "ns-a", "stateless-load-balancer"))
+	m.must(os.MkdirAll(filepath.Dir(pod.TrenchFile()), 0o755))
+	kube, err := m.Start(m.Pod, "kube", filepath.Join(binaries, "kube"), "run", "--objects=meridio2", "--gateway=gw-a",
+		"--namespace=ns-a", "--pod-name=sllb-1", "--kubeconfig="+m.cluster.Kubeconfig(t, config),
+		"--trench-file="+pod.TrenchFile(), "--key-dir="+filepath.Join(m.Dir, "keys"),
+		"--frontend-admin-socket=unix://"+pod.FrontendAdmin(),
+		"--admin-socket=unix://"+filepath.Join(m.Dir, "kube.sock"), "--log-format=text")
+	m.must(err)
+	m.wait(func(ctx context.Context) error {
+		_, err := pod.Run(ctx, "kube", "healthcheck", "--service=Readiness")
+		return err
+	})
+	m.readiness = filepath.Join(m.Dir, "meridio")
+	m.must(os.Mkdir(m.readiness, 0o755))
+	frontend, err := m.Start(m.Pod, "frontend", filepath.Join(binaries, "frontend"), "run",
+		"--trench-file="+pod.TrenchFile(), "--readiness-dir="+m.readiness, "--external-interface=lo",
+		"--admin-socket=unix://"+pod.FrontendAdmin(), "--bird-dir="+pod.BirdDir(), "--bird-socket="+pod.BirdSocket(),
+		"--log-format=text")
+	m.must(err)
+	processes = append(processes, m.gateway.Process, kube, frontend)
+	return m
+}
+
+func (m *meridio2) must(err error) {
+	m.t.Helper()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *meridio2) file(path string) string {
+	m.t.Helper()
+	text, err := os.ReadFile(filepath.Join("../..", path))
+	m.must(err)
+	return string(text)
+}
+
+func (m *meridio2) wait(condition func(context.Context) error) {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(m.t.Context(), waitTimeout)
+	defer cancel()
+	m.must(lab.Eventually(ctx, pollInterval, func() error { return condition(ctx) }))
+}
+
+func (m *meridio2) wantRoutes(routes ...string) {
+	m.t.Helper()
+	m.wait(func(ctx context.Context) error { return m.gateway.WantRoutes(ctx, routes...) })
+}
+
+// wantGates waits until both readiness gates have a status.
+func (m *meridio2) wantGates(status corev1.ConditionStatus) {
+	m.t.Helper()
+	m.wait(func(ctx context.Context) error {
+		pod, err := m.pods.Get(ctx, "sllb-1", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		n := 0
+		for _, c := range pod.Status.Conditions {
+			if strings.HasPrefix(string(c.Type), "meridio-2.nordix.org/") && c.Status == status {
+				n++
+			}
+		}
+		if n != 2 {
+			return fmt.Errorf("readiness gates are not both %s: %+v", status, pod.Status.Conditions)
+		}
+		return nil
+	})
+}
+
+func TestMeridio2RouterRole(t *testing.T) {
+	m := newMeridio2(t)
+	m.wantGates(corev1.ConditionFalse)
+	for name, address := range map[string]string{"router-4": lab.GatewayA4.String(), "router-6": lab.GatewayA6.String()} {
+		m.cluster.Apply(t, strings.NewReplacer("NAME", name, "INTERFACE", lab.External, "ADDRESS", address,
+			"LOCAL", fmt.Sprint(lab.PodAS), "REMOTE", fmt.Sprint(lab.GatewayAS), "PORT", fmt.Sprint(lab.BGPPort),
+		).Replace(meridio2Router))
+	}
+	// Sessions without a VIP: as with Meridio 2's router, connectivity does not depend on readiness.
+	m.wantGates(corev1.ConditionTrue)
+	m.wantRoutes()
+	file := filepath.Join(m.readiness, "lb-ready-distribution-group-a")
+	m.must(os.WriteFile(file, nil, 0o644))
+	m.wantRoutes("20.0.0.1/32", "2000::1/128")
+	m.must(os.Remove(file))
+	m.wantRoutes()
+	m.wantGates(corev1.ConditionTrue)
+	m.must(m.gateway.Process.Kill())
+	m.wantGates(corev1.ConditionFalse)
+}

@@ -1,0 +1,59 @@
+package kubernetes
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/test/await"
+)
+
+// gone is a process ID above the largest pid_max.
+const gone = "4194305"
+
+// TestLeftoversAreRemoved checks that the processes and the folder of a killed run are removed, and
+// that those of a run that continues stay.
+func TestLeftoversAreRemoved(t *testing.T) {
+	killed, err := os.MkdirTemp(tempDir, "vk-"+gone+"-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := &Cluster{t: t}
+	if err := own.createFolder(); err != nil {
+		t.Fatal(err)
+	}
+	left, err := startProcess(killed, "left", "sleep", "600")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := left.kill(); err != nil {
+			t.Error(err)
+		}
+	})
+	own.etcd, err = startProcess(own.dir, "own", "sleep", "600")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := removeLeftovers(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-left.done:
+	case <-time.After(await.Timeout):
+		t.Error("a process of the killed run was not killed")
+	}
+	if _, err := os.Stat(killed); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("folder of the killed run: %v, want it removed", err)
+	}
+	select {
+	case <-own.etcd.done:
+		t.Error("a process of this run was killed")
+	default:
+	}
+	if _, err := os.Stat(own.dir); err != nil {
+		t.Errorf("folder of this run: %v", err)
+	}
+}

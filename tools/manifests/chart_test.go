@@ -1,0 +1,154 @@
+package manifests
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+const deployment = "Deployment trench-a/vipgate"
+
+func TestSchemaRefusesValues(t *testing.T) {
+	for name, c := range map[string]struct{ values, want string }{
+		"unknown value":             {"replica: 3", "replica"},
+		"no pod":                    {"replicas: 0", "replicas"},
+		"a drain without end":       {"drainSeconds: 0", "drainSeconds"},
+		"a duration":                {"drainSeconds: 10s", "drainSeconds"},
+		"unknown data plane":        {"dataplane: ipvs", "dataplane"},
+		"registry without slash":    {"image: {registry: registry.example.com}", "registry"},
+		"path without slash":        {"spiffe: {trustDomain: example.org, path: a}", "path"},
+		"name that is no label":     {"trench: {name: Trench_A}", "name"},
+		"no attractor":              {"trench: {spec: {network: {name: a}}}", "attractor"},
+		"no trench file":            {"kube: {enabled: false}", "file"},
+		"interface name too long":   {"networks: {external: {name: a, interface: sixteen-letters-}}", "interface"},
+		"memory in Kubernetes' way": {"lb: {goMemLimit: 230Mi}", "goMemLimit"},
+		"sysctl of the node":        {"sysctls: {pod: [{name: vm.swappiness, value: \"1\"}]}", "sysctls"},
+		"number as sysctl":          {"sysctls: {pod: [{name: net.ipv4.ip_forward, value: 1}]}", "value"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, _, err := chart(t, "vipgate", values(t, c.values))
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+	if _, _, err := chart(t, "vipgate", nil); err == nil {
+		t.Error("the default values, without an attractor, are accepted")
+	}
+}
+
+func TestValuesOfTheChart(t *testing.T) {
+	o, _, err := chart(t, "vipgate", values(t, `
+replicas: 3
+drainSeconds: 60
+priorityClassName: mine
+nodeSelector: {zone: a}
+tolerations: [{key: edge, operator: Exists}]
+podLabels: {team: net}
+podAnnotations: {note: x}
+image: {registry: registry.example.com/, tag: v9, pullPolicy: Always}
+imagePullSecrets: [{name: pull}]
+networks: {external: {name: uplink, interface: net1}, targets: null}
+dataplane: none
+spiffe: {trustDomain: example.com, path: /a/b}
+sysctls: {privilegedInitContainer: false, pod: [{name: net.ipv4.ip_forward, value: "1"}]}
+lb: {goMemLimit: 500MiB, resources: {limits: {memory: 1Gi}}, extraEnv: [{name: VIPGATE_LOG_LEVEL, value: debug}]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := decode[appsv1.Deployment](t, o, deployment)
+	pod := d.Spec.Template.Spec
+	if *d.Spec.Replicas != 3 || *pod.TerminationGracePeriodSeconds != 89 || pod.PriorityClassName != "mine" ||
+		pod.NodeSelector["zone"] != "a" || pod.Tolerations[0].Key != "edge" || pod.ImagePullSecrets[0].Name != "pull" {
+		t.Errorf("pod: %+v", pod)
+	}
+	metadata := d.Spec.Template.ObjectMeta
+	if metadata.Labels["team"] != "net" || metadata.Annotations["note"] != "x" ||
+		metadata.Annotations["k8s.v1.cni.cncf.io/networks"] != `[{"interface":"net1","name":"uplink"}]` {
+		t.Errorf("metadata: %+v", metadata)
+	}
+	if len(pod.InitContainers) != 1 || pod.SecurityContext.Sysctls[0].Name != "net.ipv4.ip_forward" {
+		t.Errorf("the sysctls are not the pod's: %+v", pod.SecurityContext)
+	}
+	lb := pod.Containers[slices.IndexFunc(pod.Containers, func(c corev1.Container) bool { return c.Name == "lb" })]
+	environment := map[string]string{}
+	for _, e := range lb.Env {
+		environment[e.Name] = e.Value
+	}
+	for name, want := range map[string]string{
+		"VIPGATE_DRAIN_TIME": "60s", "VIPGATE_DATAPLANE": "none", "GOMEMLIMIT": "500MiB", "VIPGATE_LOG_LEVEL": "debug",
+		"VIPGATE_SPIFFE_ID": "spiffe://example.com/a/b/lb", "VIPGATE_FRONTEND_ID": "spiffe://example.com/a/b/frontend",
+	} {
+		if environment[name] != want {
+			t.Errorf("%s is %q, want %q", name, environment[name], want)
+		}
+	}
+	if lb.Image != "registry.example.com/vipgate/lb:v9" || lb.ImagePullPolicy != corev1.PullAlways ||
+		lb.Resources.Limits.Memory().String() != "1Gi" {
+		t.Errorf("lb: %+v", lb)
+	}
+}
+
+// The Role of the chart follows from the Trench.
+func TestRoleOfTheChart(t *testing.T) {
+	o, _, err := chart(t, "vipgate", values(t, `
+trench:
+  name: t
+  spec:
+    publish: {addresses: [192.0.2.1], ingressClass: nginx}
+    attractor:
+      name: a
+      vips: [20.0.0.1/32]
+      gateways:
+        - {name: g1, address: 192.0.2.2, passwordSecret: {name: keys, key: g1}}
+        - {name: g2, address: 192.0.2.3, passwordSecret: {name: keys, key: g2}}
+        - {name: g3, address: 192.0.2.4}
+rbac: {namespaces: [application-a]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resources := map[string][]string{}
+	for _, r := range decode[rbacv1.Role](t, o, "Role trench-a/vipgate").Rules {
+		for _, resource := range r.Resources {
+			resources[resource] = r.ResourceNames
+		}
+	}
+	if !slices.Equal(resources["secrets"], []string{"keys"}) || !slices.Equal(resources["leases"], []string{"vipgate-t"}) {
+		t.Errorf("resources %v", resources)
+	}
+	if _, ok := resources["ingresses/status"]; !ok {
+		t.Error("the status of Ingresses is not allowed")
+	}
+	further := decode[rbacv1.RoleBinding](t, o, "RoleBinding application-a/vipgate-t")
+	if further.Subjects[0].Namespace != namespace {
+		t.Errorf("subjects %+v", further.Subjects)
+	}
+}
+
+// The chart of the CustomResourceDefinition has that of the Kustomize deployment.
+func TestChartOfTheDefinition(t *testing.T) {
+	want := objects{}
+	text, err := os.ReadFile(filepath.Join(root, "deployments/kubernetes/crd.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want.add(t, string(text))
+	got, _, err := chart(t, "vipgate-crds", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(want) == 0 || len(got) != len(want) {
+		t.Errorf("%d objects, want %d", len(got), len(want))
+	}
+	for key := range want {
+		compare(t, key, got[key], want[key])
+	}
+}
