@@ -29,10 +29,9 @@ func TestKube(t *testing.T) {
 		want   string
 	}{
 		{"all is well", func(*kubev1.Status) {}, true, "/t.yaml, written 1m0s ago, 2 writes"},
-		{
-			"stale", func(s *kubev1.Status) { s.StaleSince, s.StaleCause = since(time.Minute), "gone" }, false,
-			"STALE for 1m0s: gone",
-		},
+		{"stale", func(s *kubev1.Status) {
+			s.StaleSince, s.StaleCause = since(time.Minute), "gone"
+		}, false, "STALE for 1m0s: gone"},
 		{"not synced", func(s *kubev1.Status) { s.SyncedSince, s.Verdict = nil, nil }, false, "NOT SYNCED"},
 		{"Trench refused", func(s *kubev1.Status) {
 			s.Verdict = &kubev1.Verdict{Reason: "Invalid", Message: "no VIPs"}
