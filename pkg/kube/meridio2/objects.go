@@ -72,7 +72,7 @@ func (o *Objects) add(u unstructured.Unstructured) error {
 	switch u.GroupVersionKind() {
 	case gatewayKind:
 		if o.Gateway != nil {
-			return fmt.Errorf("a second Gateway %s/%s, besides %s/%s: pass only one",
+			return fmt.Errorf("%s/%s is a second Gateway, besides %s/%s: pass only one",
 				u.GetNamespace(), u.GetName(), o.Gateway.GetNamespace(), o.Gateway.GetName())
 		}
 		o.Gateway = &u
