@@ -55,6 +55,7 @@ func NewKube(version string, read func() KubeState) *Kube {
 			send(KubeRefused, float64(n), kind)
 		}
 	}), k.publications, k.leader)
+	k.Leader(false)
 	return k
 }
 

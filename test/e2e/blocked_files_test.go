@@ -81,8 +81,10 @@ func TestFIFOAsTrenchFile(t *testing.T) {
 			p, err := f.Start(f.Pod, program+"-"+command, line...)
 			f.must(err)
 			f.waitLog(p, refused)
-			if status := f.wantStop(p); command == "validate" && status != 2 {
-				t.Errorf("%s validate ended with exit status %d, want 2: %s", program, status, p.Output())
+			if command == "validate" {
+				f.wantExit(p, 2)
+			} else {
+				f.wantStop(p)
 			}
 		}
 	}
