@@ -41,8 +41,8 @@ spec:
         - {name: bird-log, emptyDir: {medium: Memory}}
 `
 
-// swapped returns the template after the patch of deployments/meridio2, as the API server merges and
-// validates it.
+// swapped returns the template after the patch of deployments/meridio2, as the API server merges
+// and validates it.
 func (f *meridio2Fixture) swapped() *appsv1.Deployment {
 	f.Helper()
 	f.Apply(f.T, loadBalancerTemplate)

@@ -18,9 +18,9 @@ import (
 // maxStatusBytes is the largest accepted status: 200 000 VIPs.
 const maxStatusBytes = 256 << 20
 
-// Follow follows the frontend with an admin socket until ctx ends, and returns ctx's error. It calls
-// changed with each status, and with an error for each attempt to reach the frontend that failed or
-// ended: from then on its state is not known. The calls do not overlap.
+// Follow follows the frontend with an admin socket until ctx ends, and returns ctx's error. It
+// calls changed with each status, and with an error for each attempt to reach the frontend that
+// failed or ended: from then on its state is not known. The calls do not overlap.
 //
 // The stream of a frontend is silent without changes: one that hangs is found by probes, each of
 // which may take half of the interval.

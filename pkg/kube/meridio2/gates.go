@@ -141,8 +141,8 @@ func (g *Gates) set(ctx context.Context) error {
 	}
 }
 
-// apply writes the conditions that differ. It returns when to look again, if nothing changes before;
-// zero: not at all.
+// apply writes the conditions that differ. It returns when to look again, if nothing changes
+// before; zero: not at all.
 func (g *Gates) apply(ctx context.Context, now time.Time, input Input, s state) (again time.Time) {
 	sooner := func(t time.Time) {
 		if !t.IsZero() && (again.IsZero() || t.Before(again)) {
