@@ -147,7 +147,7 @@ func TestDashboardQueries(t *testing.T) {
 	}
 	f.waitFor(func() error {
 		out, err := query(`sum(up) == 3 and sum(changes(process_cpu_seconds_total[1m])) >= 0`)
-		if err == nil && out == "" {
+		if err == nil && strings.TrimSpace(out) == "" {
 			err = fmt.Errorf("the pod is not scraped yet")
 		}
 		return err
