@@ -40,7 +40,8 @@ func (x *topology) counts(t *testing.T) (dropped, forwarded uint64) {
 	return drops["web"], forwarded
 }
 
-// counted sends packets, and waits until each of them was dropped, or forwarded.
+// counted sends packets, and waits until each of them was dropped, or forwarded. Connections may
+// still send: at least as many are forwarded.
 func (x *topology) counted(t *testing.T, what string, dropped, forwarded uint64, send func() error) {
 	t.Helper()
 	d, n := x.counts(t)
@@ -49,8 +50,8 @@ func (x *topology) counted(t *testing.T, what string, dropped, forwarded uint64,
 	defer cancel()
 	must(t, lab.Eventually(ctx, 10*time.Millisecond, func() error {
 		nowD, nowN := x.counts(t)
-		if nowD-d != dropped || nowN-n != forwarded {
-			return fmt.Errorf("%s: %d packets dropped and %d forwarded, want %d and %d", what,
+		if nowD-d != dropped || nowN-n < forwarded {
+			return fmt.Errorf("%s: %d packets dropped and %d forwarded, want %d, and at least %d", what,
 				nowD-d, nowN-n, dropped, forwarded)
 		}
 		return nil
@@ -105,8 +106,9 @@ func TestMatchForwardsItsPortsOnly(t *testing.T) {
 			}
 			x.ping(t, family)
 			x.counted(t, "UDP to another port", 1, 0, sendUDP(to, estatePort+1))
-			x.counted(t, "SCTP", 0, 1, sendRaw(unix.IPPROTO_SCTP, to,
-				0x20, 0, estatePort>>8, estatePort&0xff, 0, 0, 0, 0, 0, 0, 0, 0))
+			// No target answers it: the client would send an ICMP error to what reaches no socket.
+			sctp := sendRaw(unix.IPPROTO_SCTP, to, 0x20, 0, estatePort>>8, estatePort&0xff, 0, 0, 0, 0, 0, 0, 0, 0)
+			x.counted(t, "SCTP", 0, 1, sctp)
 			x.counted(t, "SCTP to another port", 1, 0, sendRaw(unix.IPPROTO_SCTP, to,
 				0x20, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0))
 			x.counted(t, "TCP to another port", 1, 0, sendRaw(unix.IPPROTO_TCP, to,
@@ -118,7 +120,7 @@ func TestMatchForwardsItsPortsOnly(t *testing.T) {
 				if err := sendRaw(unix.IPPROTO_TCP, to, 0x20, 0)(); err != nil {
 					return err
 				}
-				return sendUDP(to, estatePort)()
+				return sctp()
 			})
 		}
 	})
@@ -169,7 +171,7 @@ func TestMatchChangesUnderFlows(t *testing.T) {
 			t.Errorf("%s: the counter is %d after a change of ports", family, dropped)
 		}
 		x.match(t, udpPort)
-		x.counted(t, "UDP again", 0, 1, send(family))
+		x.ask(t, family, 20000, 10)
 		x.match(t)
 		flows(true)
 		x.stream.Tables = bothFamilies(filled(estateSize, x.numbers()...))
