@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/await"
 )
 
@@ -82,7 +83,7 @@ func TestStartWithoutServer(t *testing.T) {
 }
 
 func (i *instance) staleFile() string {
-	b, _ := os.ReadFile(i.TrenchFile + staleSuffix)
+	b, _ := os.ReadFile(i.TrenchFile + trench.StaleSuffix)
 	return string(b)
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/durable"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 const (
@@ -22,8 +23,8 @@ const (
 	fileMode fs.FileMode = 0o640
 	dirMode  fs.FileMode = 0o750
 
-	// staleSuffix is that of the file which says that the trench file is stale.
-	staleSuffix = ".stale"
+	// maxCause is how many bytes of a cause are written, far below what readers of the file take.
+	maxCause = 1000
 )
 
 // files are what lb and frontend read.
@@ -99,7 +100,7 @@ func (f *files) stale(s cluster.State) error {
 	if f.said == s.Stale && (f.known || starting) {
 		return nil
 	}
-	path := f.trench + staleSuffix
+	path := f.trench + trench.StaleSuffix
 	if s.Stale.Since.IsZero() {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("failed to remove %s: %w", path, err)
@@ -116,7 +117,11 @@ func (f *files) stale(s cluster.State) error {
 			}
 		}
 		// A line break would begin another line.
-		line := fmt.Sprintf("%s %s\n", f.since.UTC().Format(time.RFC3339), strings.Join(strings.Fields(s.Stale.Cause), " "))
+		cause := strings.Join(strings.Fields(s.Stale.Cause), " ")
+		if len(cause) > maxCause {
+			cause = strings.ToValidUTF8(cause[:maxCause], "")
+		}
+		line := fmt.Sprintf("%s %s\n", f.since.UTC().Format(time.RFC3339), cause)
 		if err := durable.Replace(path, []byte(line), fileMode); err != nil {
 			return err
 		}

@@ -250,7 +250,7 @@ func (i *instance) awaitStale(cause string) {
 		return strings.Contains(i.cluster.State().Load().Stale.Cause, cause)
 	})
 	await.True(i.t, "stale file: "+cause, func() bool {
-		b, err := os.ReadFile(i.TrenchFile + staleSuffix)
+		b, err := os.ReadFile(i.TrenchFile + trench.StaleSuffix)
 		since, text, _ := strings.Cut(string(b), " ")
 		_, bad := time.Parse(time.RFC3339, since)
 		return err == nil && bad == nil && strings.HasSuffix(text, "\n") && strings.Contains(text, cause)
@@ -262,7 +262,7 @@ func (i *instance) awaitCurrent() {
 	i.t.Helper()
 	await.True(i.t, "in sync with the API server", i.current)
 	await.True(i.t, "no stale file", func() bool {
-		_, err := os.Stat(i.TrenchFile + staleSuffix)
+		_, err := os.Stat(i.TrenchFile + trench.StaleSuffix)
 		return errors.Is(err, os.ErrNotExist)
 	})
 }

@@ -258,7 +258,7 @@ func TestMeridio2Objects(t *testing.T) {
 		t.Fatal(err)
 	}
 	await.True(t, "a stale file", func() bool {
-		b, err := os.ReadFile(f.file + staleSuffix)
+		b, err := os.ReadFile(f.file + trench.StaleSuffix)
 		return err == nil && strings.Contains(string(b), "Gateway ns-a/gw-a: does not exist")
 	})
 	f.awaitContent("[20.0.0.2/32] router-b=169.254.10.151%vlan-100:10179 router-c=169.254.10.153%vlan-100:179")

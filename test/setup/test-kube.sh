@@ -20,11 +20,11 @@ trap 'rm -f "$VIPGATE_SKIPPED"' EXIT
 export RAPID_SEED="${RAPID_SEED:-1}"
 status=0
 echo "== against an API server, with the race detector"
-go test -race -p 1 -timeout 15m ./test/kubernetes/... ./cmd/kube/... ./pkg/kube/... || status=1
+go test -race -count=1 -p 1 -timeout 15m ./test/kubernetes/... ./cmd/kube/... ./pkg/kube/... || status=1
 echo "== the manifests, against an API server"
-(cd tools/manifests && go test -run TestAPIServer .) || status=1
+(cd tools/manifests && go test -count=1 -run TestAPIServer .) || status=1
 echo "== end to end: an API server, kube, lb, frontend and real BIRD"
-go test -timeout 10m ./test/kube-e2e/... || status=1
+go test -count=1 -timeout 10m ./test/kube-e2e/... || status=1
 if [ -s "$VIPGATE_SKIPPED" ]; then
 	echo "NOT TESTED, because this machine lacks something:"
 	sort -u "$VIPGATE_SKIPPED" | sed 's/^/  - /'
