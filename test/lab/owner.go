@@ -22,7 +22,7 @@ const reuseMargin = 2 * time.Second
 // OwnerRuns reports whether the process that created an object at the time created still runs. A
 // zombie does not, nor does a process that got the same ID after that time. It reports true if
 // /proc cannot be read.
-func OwnerRuns(pid string, made time.Time) bool {
+func OwnerRuns(pid string, created time.Time) bool {
 	state, ticks, err := processState(pid)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH):
@@ -38,7 +38,7 @@ func OwnerRuns(pid string, made time.Time) bool {
 		return true
 	}
 	started := boot.Add(time.Duration(ticks) * time.Second / ticksPerSecond)
-	return !started.After(made.Add(reuseMargin))
+	return !started.After(created.Add(reuseMargin))
 }
 
 // processState reads the state of a process and when it started, in ticks since
