@@ -14,12 +14,12 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | column -t -s "$$(printf '\t')"
 
 .PHONY: build
-build: check-go ## Build lb, frontend and kube into bin/
+build: check-go ## Build lb, frontend, kube and target into bin/
 	@mkdir -p $(BIN)
-	$(GO) build -o $(BIN)/ ./cmd/lb ./cmd/frontend ./cmd/kube
+	$(GO) build -o $(BIN)/ ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target
 
 .PHONY: demo
-demo: check-root check-go ## Show vipgate at work in network namespaces (ACT=1 or 2 for one act, HOLD=1 leaves it running)
+demo: check-root check-go ## Show vipgate at work in network namespaces (ACT=1 to 3 for one act, HOLD=1 leaves it running)
 	@test/setup/packages.sh bird2 iproute2 nftables
 	@$(MAKE) --no-print-directory build $(TOOLS)/grpcurl
 	@$(GO) build -o $(BIN)/ ./test/demo
@@ -89,7 +89,7 @@ format: tools ## Format the code
 .PHONY: generate
 generate: tools ## Generate pkg/api from proto/, the flag tables and configurations of docs/, the schema of the trench file and that of the Trench
 	PATH="$$PWD/$(TOOLS):$$PATH" $(TOOLS)/buf generate
-	$(GO) test ./cmd/lb ./cmd/frontend ./cmd/kube -run TestConfigurationDocument -update
+	$(GO) test ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target -run TestConfigurationDocument -update
 	$(GO) test ./pkg/trench -run TestSchemaIsCurrent -update
 	$(GO) test ./pkg/kube/v1alpha1 -run TestCRD -update
 	$(GO) test ./test/lab -run TestGatewaysDocument -update
@@ -101,13 +101,15 @@ VERSION = $(shell git describe --tags --match='v[0-9]*' --always --dirty --abbre
 BASE_LB :=
 BASE_FRONTEND :=
 BASE_KUBE :=
+BASE_TARGET :=
 
 .PHONY: images
-images: check-go ## Build images of lb, frontend and kube into bin/images/, for docker load or kind load image-archive
+images: check-go ## Build images of lb, frontend, kube and target into bin/images/, for docker load or kind load image-archive
 	@$(if $(BASE_FRONTEND),,tools/release/base.sh $$($(GO) env GOARCH) $(BIN)/release-base/$$($(GO) env GOARCH))
 	@out="$$PWD/$(TOOLS)"; cd tools/release && $(GO) build -o "$$out/" .
 	@$(TOOLS)/release --images --version=$(VERSION) --base=$(BIN)/release-base --out=$(BIN)/images \
-		--base-lb="$(BASE_LB)" --base-frontend="$(BASE_FRONTEND)" --base-kube="$(BASE_KUBE)"
+		--base-lb="$(BASE_LB)" --base-frontend="$(BASE_FRONTEND)" --base-kube="$(BASE_KUBE)" \
+		--base-target="$(BASE_TARGET)"
 	@ls -l $(BIN)/images
 
 .PHONY: release

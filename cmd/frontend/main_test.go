@@ -2,23 +2,19 @@ package main
 
 import (
 	"flag"
-	"fmt"
-	"os"
 	"testing"
 
 	"github.com/alecthomas/kong"
 	"go.uber.org/goleak"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/test/container"
 )
 
 var update = flag.Bool("update", false, "write docs/configuration.md instead of comparing it")
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == containerArgument {
-		fmt.Fprintln(os.Stderr, runContainer(os.Args[2]))
-		os.Exit(1)
-	}
+	container.Main()
 	goleak.VerifyTestMain(m)
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/test/clitest"
+	"github.com/vipgate/vipgate/test/container"
 	"github.com/vipgate/vipgate/test/identitytest"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -134,7 +134,7 @@ func (p *pod) writeTrench(dir string) {
 
 // container is a container as the manifest has it, running its image's program
 // with these arguments.
-func (p *pod) container(name string, arguments ...string) container {
+func (p *pod) container(name string, arguments ...string) container.Container {
 	p.t.Helper()
 	m, image := p.spec.Container(p.t, name), p.images[name]
 	variables := m.Values(map[string]string{
@@ -142,38 +142,34 @@ func (p *pod) container(name string, arguments ...string) container {
 		"metadata.uid": "9bd8b8f5-0f2c-4d4f-8f0e-0d2f6f1c9a11",
 	})
 	variables["PATH"] = "/usr/local/bin:/usr/sbin:/usr/bin"
-	c := container{
+	c := container.Container{
 		UID: int(m.SecurityContext.RunAsUser), GID: int(m.SecurityContext.RunAsGroup),
 		FSGroup:      int(p.spec.SecurityContext.FSGroup),
 		Capabilities: m.SecurityContext.Capabilities.Add,
 		NoNewPrivs:   m.SecurityContext.AllowPrivilegeEscalation != nil && !*m.SecurityContext.AllowPrivilegeEscalation,
-		Environment:  assignments(variables), Arguments: append([]string{image.EntryPoint}, arguments...),
-		Programs: []installed{{
+		Environment:  container.Assignments(variables), Arguments: append([]string{image.EntryPoint}, arguments...),
+		Programs: []container.Program{{
 			Source: filepath.Join(p.binaries, name), Path: image.EntryPoint,
 			Capabilities: image.Capabilities[image.EntryPoint],
 		}},
 	}
 	for file, capabilities := range image.Capabilities {
 		if file != image.EntryPoint {
-			c.Programs = append(c.Programs, installed{Source: lab.BIRD(), Path: file, Capabilities: capabilities})
+			c.Programs = append(c.Programs, container.Program{Source: lab.BIRD(), Path: file, Capabilities: capabilities})
 		}
 	}
 	for _, v := range m.VolumeMounts {
-		c.Volumes = append(c.Volumes, containerVolume{Source: p.volume(v.Name), Path: v.MountPath, ReadOnly: v.ReadOnly})
+		c.Volumes = append(c.Volumes, container.Volume{Source: p.volume(v.Name), Path: v.MountPath, ReadOnly: v.ReadOnly})
 	}
 	return c
 }
 
 // command is how a container is started.
-func (p *pod) command(name string, c container) []string {
+func (p *pod) command(name string, c container.Container) []string {
 	p.t.Helper()
-	executable, err := os.Executable()
+	command, err := c.Command(filepath.Join(p.lab.Dir, name+".json"))
 	p.must(err)
-	data, err := json.Marshal(c)
-	p.must(err)
-	file := filepath.Join(p.lab.Dir, name+".json")
-	p.must(os.WriteFile(file, data, 0o600))
-	return []string{executable, containerArgument, file}
+	return command
 }
 
 // start starts a container with the arguments of the manifest, or again after
@@ -197,16 +193,19 @@ func (p *pod) exec(name string, arguments ...string) (string, error) {
 }
 
 // wantStatus compares a process with the container it runs in.
-func (p *pod) wantStatus(what string, pid int, container string) {
+func (p *pod) wantStatus(what string, pid int, name string) {
 	p.t.Helper()
-	s := p.spec.Container(p.t, container).SecurityContext
-	mask := fmt.Sprintf("%016x", capabilityMask(s.Capabilities.Add))
+	s := p.spec.Container(p.t, name).SecurityContext
+	mask := fmt.Sprintf("%016x", container.Mask(s.Capabilities.Add))
 	noNewPrivs := "0"
 	if s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation {
 		noNewPrivs = "1"
 	}
-	want := processStatus{strconv.FormatInt(s.RunAsUser, 10), strconv.FormatInt(s.RunAsGroup, 10), mask, mask, noNewPrivs}
-	got, err := readStatus(pid)
+	want := container.Status{
+		UID: strconv.FormatInt(s.RunAsUser, 10), GID: strconv.FormatInt(s.RunAsGroup, 10), Effective: mask, Bounding: mask,
+		NoNewPrivs: noNewPrivs,
+	}
+	got, err := container.ReadStatus(pid)
 	p.must(err)
 	if got != want {
 		p.t.Errorf("%s: %+v, want %+v", what, got, want)
@@ -257,15 +256,16 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 	})
 	api.Start()
 	p.volumes(api)
-	for _, a := range []netip.Addr{lab.Target1v4, lab.Target1v6} {
-		target := lab.NewTarget(p.lab.Backend, netip.AddrPortFrom(a, 5000))
-		p.must(target.Up())
-		t.Cleanup(func() {
-			if err := target.Down(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
+	// The host of both targets accepts the VIPs, and replies through the pod.
+	p.must(p.lab.Backend.Batch("route add local 20.0.0.1 dev lo", "route add local 2000::1 dev lo",
+		"route add default via 172.16.0.1", "route add default via fd00:16::1"))
+	target := lab.NewTarget(p.lab.Backend, netip.AddrPortFrom(netip.IPv6Unspecified(), 5000))
+	p.must(target.Up())
+	t.Cleanup(func() {
+		if err := target.Down(); err != nil {
+			t.Error(err)
+		}
+	})
 	var err error
 	p.gateway, err = p.lab.StartGateway(lab.GatewayA())
 	p.must(err)
@@ -339,12 +339,12 @@ func TestTheFrontendNeedsPrivilegeEscalation(t *testing.T) {
 	p.volumes(api)
 	tests := []struct {
 		name  string
-		spoil func(*container)
+		spoil func(*container.Container)
 		want  string
 	}{
-		{"with no_new_privs", func(c *container) { c.NoNewPrivs = true }, "not permitted"},
+		{"with no_new_privs", func(c *container.Container) { c.NoNewPrivs = true }, "not permitted"},
 		{
-			"with a capability fewer", func(c *container) { c.Capabilities = c.Capabilities[:2] },
+			"with a capability fewer", func(c *container.Container) { c.Capabilities = c.Capabilities[:2] },
 			"execute /usr/local/bin/frontend: operation not permitted",
 		},
 	}
@@ -406,6 +406,7 @@ func testForwarding(t *testing.T, set func(*testing.T, *pod)) {
 		"ipv4/ip_forward": "0", "ipv4/conf/all/rp_filter": "1", "ipv4/conf/default/rp_filter": "2",
 		"ipv4/conf/ext-vlan/rp_filter": "1",
 		"ipv6/conf/all/forwarding":     "0", "ipv4/fib_multipath_hash_policy": "0", "ipv6/fib_multipath_hash_policy": "0",
+		"netfilter/nf_conntrack_tcp_be_liberal": "0",
 	}
 	for name, value := range before {
 		p.must(p.lab.Pod.Sysctl("net."+strings.ReplaceAll(name, "/", "."), value))
@@ -416,6 +417,7 @@ func testForwarding(t *testing.T, set func(*testing.T, *pod)) {
 		"ipv6/conf/ext-vlan/forwarding": "1",
 		"ipv4/conf/all/rp_filter":       "0", "ipv4/conf/default/rp_filter": "0", "ipv4/conf/ext-vlan/rp_filter": "0",
 		"ipv4/fib_multipath_hash_policy": "1", "ipv6/fib_multipath_hash_policy": "1",
+		"netfilter/nf_conntrack_tcp_be_liberal": "1",
 	} {
 		if got := p.sysctl(name); got != want {
 			t.Errorf("%s is %s, want %s", name, got, want)

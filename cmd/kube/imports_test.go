@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestOnlyKubeImportsKubernetes keeps lb and frontend free of what they do not need.
+// TestOnlyKubeImportsKubernetes keeps lb, frontend and target free of what they do not need.
 func TestOnlyKubeImportsKubernetes(t *testing.T) {
 	foreign := func(program string) (found []string) {
 		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "../"+program).CombinedOutput()
@@ -21,7 +21,7 @@ func TestOnlyKubeImportsKubernetes(t *testing.T) {
 		}
 		return found
 	}
-	for _, program := range []string{"lb", "frontend"} {
+	for _, program := range []string{"lb", "frontend", "target"} {
 		if found := foreign(program); len(found) > 0 {
 			t.Errorf("cmd/%s imports %v", program, found)
 		}

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"math"
 	"strings"
 	"time"
 
@@ -23,8 +25,8 @@ type numberFlags struct {
 }
 
 type dataPlaneFlags struct {
-	Dataplane string `help:"nftables: forward the packets of VIPs to targets, in the kernel; none: another process does." enum:"nftables,none" default:"none" group:"Data plane"`
-	Conntrack string `help:"on: an established flow stays with its target while that lives; off: no connection is tracked, and a flow moves when its entry in the table does." enum:"on,off" default:"on" group:"Data plane"`
+	Dataplane string              `help:"nftables: forward the packets of VIPs to targets, in the kernel; none: another process does." enum:"nftables,none" default:"none" group:"Data plane"`
+	Conntrack dataplane.Conntrack `help:"on: an established flow stays with its target while that lives, if replies come back through the same pod; loose: the same for replies through any pod; off: a flow moves when its entry in the table does." enum:"on,off,loose" default:"on" group:"Data plane"`
 	numberFlags
 	RemoveDataplaneOnExit bool `help:"Remove the data plane from the kernel after SIGTERM, once VIPs are withdrawn. Otherwise it stays for the next start, or lb cleanup." group:"Data plane"`
 }
@@ -70,13 +72,15 @@ func (f *dataPlaneFlags) options() *dataplane.Options {
 		return nil
 	}
 	o := f.numberFlags.options()
-	o.Stateless = f.Conntrack == "off"
+	o.Conntrack = f.Conntrack
 	return &o
 }
 
 func (f *dataPlaneFlags) check(r *cli.Refusals) {
 	r.If(f.RemoveDataplaneOnExit && !f.on(), "--remove-dataplane-on-exit: there is none: add --dataplane=nftables")
 	f.numberFlags.check(r)
+	r.If(f.Conntrack == dataplane.ConntrackLoose && f.MarkMask > math.MaxInt32,
+		"--mark-mask=%#x: --conntrack=loose needs the highest bit itself", f.MarkMask)
 	if f.on() {
 		r.OverlapFrontend(cli.LBNumbers(f.FirstTable, f.MarkMask, f.DataplanePriority))
 	}
@@ -88,6 +92,16 @@ func preflight(o *dataplane.Options) error {
 		return nil
 	}
 	return refuse(dataplane.Preflight(*o))
+}
+
+// advise logs what the kernel should have for the data plane.
+func advise(log *slog.Logger, o *dataplane.Options) {
+	if o == nil {
+		return
+	}
+	for _, p := range dataplane.Advice(*o) {
+		log.Warn("kernel parameter should be set", "parameter", p.Object, "problem", p.Detail, "remedy", p.Remedy)
+	}
 }
 
 // refuse names each problem with its remedy.

@@ -31,6 +31,7 @@ func TestInvalidDataPlaneFlags(t *testing.T) {
 		"--mark-mask=0xff0000":                       "write ones from the lowest bit on",
 		"--mark-mask=all":                            "expected a valid 32 bit uint",
 		"--mark-mask=0x1ffffffff":                    "expected a valid 32 bit uint",
+		"--conntrack=loose --mark-mask=0xffffffff":   "--conntrack=loose needs the highest bit",
 		"--first-table=254":                          "at least 256",
 		"--first-table=5000 --mark-mask=0x0fff":      "leaves less than 1000 numbers",
 		"--first-table=65000 --mark-mask=0xffff":     "leaves less than 1000 numbers",
@@ -85,12 +86,12 @@ func TestFlagsOfTheDataPlaneBecomeOptions(t *testing.T) {
 	if o := f.dataPlaneFlags.options(); o.Config != want || f.staleGrace() != 5*time.Second {
 		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
 	}
-	f, err = runLine(t, strings.Fields("--dataplane=nftables --conntrack=off --first-table=5300 --mark-mask=0xffff "+
+	f, err = runLine(t, strings.Fields("--dataplane=nftables --conntrack=loose --first-table=5300 --mark-mask=0xffff "+
 		"--dataplane-priority=50 --stale-grace=0s --remove-dataplane-on-exit")...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want = dataplane.Config{First: 5300, Mask: 0xffff, Priority: 50, Stateless: true}
+	want = dataplane.Config{First: 5300, Mask: 0xffff, Priority: 50, Conntrack: dataplane.ConntrackLoose}
 	if o := f.dataPlaneFlags.options(); o.Config != want || f.staleGrace() != 0 || !f.RemoveDataplaneOnExit {
 		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
 	}

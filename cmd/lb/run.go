@@ -62,6 +62,7 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 	if err := preflight(o.DataPlane); err != nil {
 		return err
 	}
+	advise(log, o.DataPlane)
 	o.Version, o.Level = cli.Version(), level
 	log.Info("starting lb", "version", o.Version, "trench_file", c.TrenchFile)
 	return cli.RunUntilStopped(c.DrainTime, func(stops <-chan struct{}) error { return lb.Run(ctx, o, stops) })

@@ -28,6 +28,7 @@ type targetFlags struct {
 	TargetID             []registry.Allowance `name:"target-id" help:"SPIFFE IDs that may register targets, of one stream or of all: [STREAM=]spiffe://TD/PATH, where * stands for one segment and a last ** for the rest; repeatable." placeholder:"[STREAM=]ID" group:"Registry"`
 	TargetQuota          int                  `help:"How many targets one SPIFFE ID may register. The neighbor table of the node, of 1024 entries by default, must hold those of all IDs." default:"100" placeholder:"N" group:"Registry"`
 	RegistryGrace        time.Duration        `help:"How long registered targets outlive the call that registered them." default:"5s" group:"Registry"`
+	RegistrySettle       time.Duration        `help:"How long no new target must have registered before the VIPs of its stream rise for the first time; five times that at most. Longer than targets take to find a new lb by DNS; 0: the first target is enough." default:"6s" group:"Registry"`
 	OnRegistrationExpiry string               `aliases:"on-registry-gone" help:"What happens to them after that: hold, drain or drop." enum:"hold,drain,drop" default:"drain" group:"Registry"`
 	RegistryAddress      string               `help:"HOST:PORT on which the registry is also served, over TCP with the same mTLS." placeholder:"HOST:PORT" group:"Registry"`
 
@@ -57,7 +58,8 @@ func (f *targetFlags) options() lb.TargetOptions {
 			Off: !slices.Contains(f.Source, "registry"), Allow: f.TargetID, Quota: f.TargetQuota,
 			Grace: f.RegistryGrace, OnGone: targetset.SourceGonePolicy(f.OnRegistrationExpiry),
 		},
-		RegistryAddr: f.RegistryAddress, Subnets: f.TargetSubnet, StateDir: f.StateDir,
+		RegistrySettle: f.RegistrySettle,
+		RegistryAddr:   f.RegistryAddress, Subnets: f.TargetSubnet, StateDir: f.StateDir,
 		WriteReadinessDir: f.WriteReadinessDir,
 		Outage:            outage.Options{Threshold: f.OutageThreshold, Hold: f.OnOutage == "hold"},
 	}
@@ -73,6 +75,7 @@ func (f *targetFlags) check(r *cli.Refusals) {
 	r.If(f.StateDir == "", "--state-dir is empty: name a directory that survives a restart")
 	r.If(f.TargetQuota < 1, "--target-quota=%d: at least 1", f.TargetQuota)
 	r.Within("--registry-grace", f.RegistryGrace, 0, time.Hour)
+	r.Within("--registry-settle", f.RegistrySettle, 0, time.Minute)
 	r.If(registry && len(f.TargetID) == 0,
 		"--source=registry lets no one register: name the SPIFFE IDs of targets with --target-id")
 	const remedy = "the registry is not in use: add --source=registry, and --source=file to keep that"

@@ -41,6 +41,7 @@ func TestInvalidTargetFlags(t *testing.T) {
 		"--target-subnet=172.16":                           "is not a subnet",
 		"--target-quota=0":                                 "at least 1",
 		"--registry-grace=-1s":                             "must not be negative",
+		"--registry-settle=2m":                             "--registry-settle=2m0s: at most 1m0s",
 		"--registry-grace=999h":                            "--registry-grace=999h0m0s: at most 1h0m0s",
 		"--source=directory":                               "--source=directory: write file or registry",
 		"--state-dir=":                                     "--state-dir is empty",
@@ -66,6 +67,7 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 		Registry: registry.Options{
 			Off: true, OnGone: targetset.Drain, Quota: registry.DefaultQuota, Grace: registry.DefaultGrace,
 		},
+		RegistrySettle: 6 * time.Second,
 	}
 	if d := cmp.Diff(defaults, f.options()); d != "" {
 		t.Errorf("defaults (-want +got):\n%s", d)
@@ -74,13 +76,14 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 		"--on-missing-file=drop "+
 		"--target-subnet=172.16.0.0/16 --target-subnet=fd00::/8 "+
 		"--on-outage=hold --registry-address=10.0.0.5:7790 --write-readiness-dir=/run/y --state-dir=/s --target-quota=3 "+
-		"--registry-grace=1s")...)
+		"--registry-grace=1s --registry-settle=2s")...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	o := f.options()
 	r := o.Registry
 	if o.File || r.Off || r.OnGone != targetset.Hold || r.Quota != 3 || r.Grace != time.Second || len(r.Allow) != 1 ||
+		o.RegistrySettle != 2*time.Second ||
 		o.OnFileGone != targetset.Drop || len(o.Subnets) != 2 || !o.Outage.Hold ||
 		o.RegistryAddr != "10.0.0.5:7790" || o.WriteReadinessDir != "/run/y" || o.StateDir != "/s" {
 		t.Errorf("options %+v", o)

@@ -40,10 +40,10 @@ func (c *targetListCommand) Run(ctx context.Context, out *cli.Output) error {
 	defer cancel()
 	stream, err := targetv1.NewTargetServiceClient(conn).Watch(ctx, &targetv1.WatchRequest{Stream: c.Stream})
 	if err != nil {
-		return conn.explain(err)
+		return conn.Explain(err)
 	}
 	list := targetTable{known: map[string]*targetv1.TargetInfo{}}
-	return conn.explain(cli.ShowStatus(ctx, out, c.StatusFlags,
+	return conn.Explain(cli.ShowStatus(ctx, out, c.StatusFlags,
 		func() (*targetv1.ListResponse, error) { return list.next(stream.Recv) },
 		func(all *targetv1.ListResponse) (string, bool) {
 			return status.Targets(all.GetTargets(), time.Now()), true
@@ -109,7 +109,7 @@ func (c *targetRemoveCommand) Run(ctx context.Context, out *cli.Output) error {
 		out.Printf("deregistered in stream %s: %s; flows continue for %v\n", c.Stream, strings.Join(c.Names, " "),
 			r.GetDrainFor().AsDuration())
 	}
-	return conn.explain(err)
+	return conn.Explain(err)
 }
 
 type targetDrainCommand struct {

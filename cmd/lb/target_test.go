@@ -3,12 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -19,33 +17,23 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
-	"github.com/vipgate/vipgate/pkg/healthcheck"
-	"github.com/vipgate/vipgate/pkg/identity"
-	"github.com/vipgate/vipgate/pkg/registry"
-	"github.com/vipgate/vipgate/pkg/targetset"
-	"github.com/vipgate/vipgate/pkg/task"
-	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/identitytest"
+	"github.com/vipgate/vipgate/test/registrytest"
 )
 
 const patience = 20 * time.Second
 
-// registryFixture serves targets as `lb run` does, with every target ready as soon as it is
-// offered, on an admin socket and over mTLS.
+// registryFixture serves targets on an admin socket and over mTLS.
 type registryFixture struct {
-	t        *testing.T
-	registry *registry.Registry
-	index    *targetset.Index
+	*registrytest.Registry
+	t *testing.T
 	// admin and socket are unix sockets, tcp is HOST:PORT.
 	admin, socket, tcp string
 	// client are the flags of a client over mTLS.
@@ -83,112 +71,19 @@ func (d *drainRecorder) note(format string, args ...any) {
 func newRegistryFixture(t *testing.T, drainTime time.Duration) *registryFixture {
 	t.Helper()
 	ca := identitytest.NewCA(t, "example.org")
-	allowance, err := registry.ParseAllowance("spiffe://example.org/app")
-	if err != nil {
-		t.Fatal(err)
-	}
-	reg := registry.New(registry.Options{
-		Allow: registry.Allowances{allowance}, Grace: time.Minute, OnGone: targetset.Drain,
-	})
-	check := trench.Check{TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1}
-	reg.Configure([]trench.Stream{{Name: "s", Check: check, DrainTime: drainTime}, {Name: "other", Check: check}},
-		targetset.AddressPolicy{})
 	dir := identitytest.ShortDir(t)
 	d := &registryFixture{
-		t: t, registry: reg, index: targetset.NewIndex(), drains: &drainRecorder{},
+		Registry: registrytest.New(t, ca, drainTime), t: t, drains: &drainRecorder{},
 		admin: filepath.Join(dir, "admin.sock"), socket: filepath.Join(dir, "lb.sock"),
 	}
-	lbID, app := ca.ID("/lb"), ca.ID("/app")
-	creds := identity.NewCredentials(ca.Source(ca.SVID(lbID, time.Hour)),
-		identity.CredentialOptions{Authorize: func(id spiffeid.ID, _ [][]*x509.Certificate) error {
-			if reg.Allow.Authorizes(id) {
-				return nil
-			}
-			return errors.New("it is unknown")
-		}})
 	svid := filepath.Join(dir, "svid")
-	ca.WriteFiles(svid, ca.SVID(app, time.Hour))
-	d.client = []string{"--lb-id=" + lbID.String(), "--identity=files", "--svid-dir=" + svid}
-	log := slog.New(slog.DiscardHandler)
-	peers := &registry.Service{Registry: reg, Index: d.index, Log: log}
-	operators := &registry.Service{Registry: reg, Index: d.index, Operator: true, Log: log}
-	d.serve("unix", d.admin, operators, insecure.NewCredentials())
-	d.serve("unix", d.socket, peers, creds)
-	d.tcp = d.serve("tcp", "127.0.0.1:0", peers, creds)
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() {
-		if err := task.Guard(ctx, reg.String(), reg.Run); err != nil {
-			t.Error(err)
-		}
-	})
-	running.Go(func() { d.loop(ctx) })
-	t.Cleanup(func() {
-		cancel()
-		running.Wait()
-	})
+	ca.WriteFiles(svid, ca.SVID(ca.ID("/app"), time.Hour))
+	d.client = []string{"--lb-id=" + ca.ID("/lb").String(), "--identity=files", "--svid-dir=" + svid}
+	d.Serve("unix", d.admin, true, func(s grpc.ServiceRegistrar) { lbv1.RegisterLBServiceServer(s, d.drains) })
+	d.Serve("unix", d.socket, false)
+	d.tcp, _ = d.Serve("tcp", "127.0.0.1:0", false)
 	return d
 }
-
-func (d *registryFixture) serve(network, address string, s *registry.Service,
-	creds credentials.TransportCredentials,
-) string {
-	d.t.Helper()
-	l, err := net.Listen(network, address)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	server := grpc.NewServer(append(registry.GRPCOptions(), grpc.Creds(creds))...)
-	targetv1.RegisterTargetServiceServer(server, s)
-	lbv1.RegisterLBServiceServer(server, d.drains)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	d.t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			d.t.Error(err)
-		}
-	})
-	return l.Addr().String()
-}
-
-func (d *registryFixture) loop(ctx context.Context) {
-	known := map[string]map[healthcheck.Key]bool{}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-d.registry.Changed():
-		}
-		var changed []targetset.View
-		var removed []healthcheck.Key
-		for stream, offers := range d.registry.Take() {
-			now := map[healthcheck.Key]bool{}
-			for _, o := range offers {
-				for _, ip := range o.IPs {
-					v := targetset.View{Health: healthcheck.Health{
-						Key:   healthcheck.Key{Stream: stream, Name: o.Name, Addr: ip},
-						State: healthcheck.Ready,
-					}, Origins: targetset.OriginSet(0).With(targetset.OriginRegistry), Owner: o.Owner}
-					if o.Lifecycle == targetset.Terminating {
-						v.State, v.DrainEnd, v.DrainCause = healthcheck.Draining, o.DrainEnd, o.Cause
-					}
-					now[v.Key] = true
-					changed = append(changed, v)
-				}
-			}
-			for k := range known[stream] {
-				if !now[k] {
-					removed = append(removed, k)
-				}
-			}
-			known[stream] = now
-		}
-		d.index.Publish(changed, removed)
-	}
-}
-
-func (d *registryFixture) targets() int { return len(d.index.List(nil)) }
 
 // screen is what a command prints.
 type screen struct {
@@ -230,24 +125,14 @@ func mustPrint(t *testing.T, want string, args ...string) {
 	}
 }
 
-// keep keeps one target registered until a value is sent to stops.
-func (d *registryFixture) keep(c *registryConn, out *screen, name string) (stops chan struct{}, ended chan error) {
-	target := &targetv1.Target{Name: name, Addresses: []string{"10.0.0.1"}}
-	r := newRegistration(c, &cli.Output{Writer: out},
-		&targetv1.RegisterRequest{Stream: "s", Targets: []*targetv1.Target{target}})
-	stops, ended = make(chan struct{}, 2), make(chan error, 1)
-	go func() { ended <- r.run(context.Background(), stops) }()
-	return stops, ended
-}
-
-func (d *registryFixture) dial() *registryConn {
+// keep starts `target add` on the admin socket. A send to stops is a signal.
+func (d *registryFixture) keep(out *screen, name string) (stops chan struct{}, ended chan error) {
 	d.t.Helper()
-	conn, err := cli.DialAdmin("lb", d.admin, false)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	d.t.Cleanup(func() { _ = conn.Close() })
-	return &registryConn{ClientConn: conn}
+	stops, ended = make(chan struct{}, 2), make(chan error, 1)
+	c := targetAddCommand{AdminFlags: cli.AdminFlags{AdminSocket: d.admin}}
+	c.Name, c.Stream, c.IP = name, "s", []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+	go func() { ended <- c.run(context.Background(), &cli.Output{Writer: out}, stops) }()
+	return stops, ended
 }
 
 func wait(t *testing.T, ended <-chan error) error {
@@ -291,7 +176,7 @@ func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 					t.Errorf("printed\n%s\nwant %q", out.String(), want)
 				}
 			}
-			await.True(t, "the end of the target", func() bool { return d.targets() == 0 })
+			await.True(t, "the end of the target", func() bool { return len(d.States()) == 0 })
 		})
 	}
 }
@@ -299,7 +184,7 @@ func TestTargetAddIsALeaseThatSIGTERMEnds(t *testing.T) {
 func TestASecondSignalEndsTargetAddAtOnce(t *testing.T) {
 	d := newRegistryFixture(t, time.Hour)
 	var out screen
-	stops, ended := d.keep(d.dial(), &out, "a")
+	stops, ended := d.keep(&out, "a")
 	await.True(t, "the target being ready", func() bool { return strings.Contains(out.String(), "ready") })
 	stops <- struct{}{}
 	await.True(t, "the drain", func() bool { return strings.Contains(out.String(), "draining: ") })
@@ -307,7 +192,7 @@ func TestASecondSignalEndsTargetAddAtOnce(t *testing.T) {
 	if err := wait(t, ended); err != nil {
 		t.Fatal(err)
 	}
-	if d.targets() != 1 {
+	if len(d.States()) != 1 {
 		t.Error("the target does not drain on")
 	}
 }
@@ -331,11 +216,10 @@ func TestTargetAddEndsWhenRefused(t *testing.T) {
 			t.Errorf("%v: %v, want %q", args, err, want)
 		}
 	}
-	c := d.dial()
-	_, first := d.keep(c, &out, "a")
-	await.True(t, "the first registration", func() bool { return d.targets() == 1 })
+	_, first := d.keep(&out, "a")
+	await.True(t, "the first registration", func() bool { return len(d.States()) == 1 })
 	var second screen
-	stops, ended := d.keep(c, &second, "a")
+	stops, ended := d.keep(&second, "a")
 	if err := wait(t, first); err == nil || !strings.Contains(err.Error(), "another call registered a") {
 		t.Errorf("the first ended with %v", err)
 	}
@@ -415,7 +299,7 @@ func TestTargetListAndDrains(t *testing.T) {
 	admin := "--admin-socket=" + d.admin
 	mustPrint(t, "no targets\n", "target", "list", admin)
 	var out screen
-	stops, ended := d.keep(d.dial(), &out, "a")
+	stops, ended := d.keep(&out, "a")
 	await.True(t, "the target being ready", func() bool { return strings.Contains(out.String(), "ready") })
 	mustPrint(t, "s       a       10.0.0.1  ready", "target", "list", admin)
 	mustPrint(t, "no targets\n", "target", "list", "--stream=other", admin)
@@ -486,14 +370,13 @@ func TestTargetAddFailsToDeregister(t *testing.T) {
 		}
 		served := make(chan error, 1)
 		d := &registryFixture{t: t, admin: admin}
-		c := d.dial()
 		if registered {
 			go func() { served <- server.Serve(l) }()
 		} else {
 			served <- l.Close()
 		}
 		var out screen
-		stops, ended := d.keep(c, &out, "a")
+		stops, ended := d.keep(&out, "a")
 		if registered {
 			await.True(t, "the registration", func() bool { return strings.Contains(out.String(), "registered at") })
 			server.Stop()
@@ -516,10 +399,10 @@ func TestTargetAddFailsToDeregister(t *testing.T) {
 
 // Nothing is called: there is no socket.
 func TestTwoAddressesOfOneFamilyAreRefused(t *testing.T) {
-	c := targetAddCommand{
+	c := targetAddCommand{TargetFlags: cli.TargetFlags{
 		Name: "a", Stream: "s",
 		IP: []netip.Addr{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")},
-	}
+	}}
 	var refused *cli.UsageError
 	if err := c.Run(t.Context(), &cli.Output{Writer: io.Discard}); !errors.As(err, &refused) ||
 		!strings.Contains(err.Error(), "--ip=10.0.0.1 and --ip=10.0.0.2 are of one family") {

@@ -256,8 +256,9 @@ func (e *engine) planDirty(now time.Time) (changes []*streamChange) {
 
 // markPlanned records that a plan is being applied.
 func (e *engine) markPlanned(p *plan.StreamPlan) {
-	m := e.streams[p.Name]
-	m.desired, m.requests, m.dirty = e.desired.Streams[p.Name], p.Requests, false
+	m, is := e.streams[p.Name], e.desired.Streams[p.Name]
+	m.stale = m.stale || is != nil && (m.desired == nil || m.desired.RouteAll != is.RouteAll)
+	m.desired, m.requests, m.dirty = is, p.Requests, false
 }
 
 // assignVIPs assigns VIPs to streams and marks the streams that gain or lose some.

@@ -24,6 +24,7 @@ func drawDesired(t *rapid.T) *Desired {
 			Name: name, Size: rapid.SampledFrom([]uint32{7, 13}).Draw(t, "size"), Seed: rapid.SampledFrom([]uint32{1, 2}).Draw(t,
 				"seed"),
 			DrainTime: rapid.SampledFrom([]time.Duration{0, 10 * time.Second}).Draw(t, "drain"),
+			RouteAll:  rapid.Bool().Draw(t, "route all"),
 		}
 		for _, p := range siteMatch {
 			if rapid.Bool().Draw(t, "match") {
@@ -110,7 +111,8 @@ func TestAnyChangesAndKillsConverge(t *testing.T) {
 					t.Fatalf("the state says %s for %s, the kernel %s", s.VIPs[v], v, by)
 				}
 			}
-			for name := range desired.Streams {
+			for name, stream := range desired.Streams {
+				checkFWMarks(t, w, stream, s.Streams[name])
 				for _, f := range vip.Families {
 					if got := slices.Sorted(maps.Keys(s.Streams[name].Serving[f])); !slices.Equal(got, w.serving(name, f)) {
 						t.Fatalf("stream %s: the state says that %q serve, the kernel %q", name, got, w.serving(name, f))
@@ -125,6 +127,22 @@ func TestAnyChangesAndKillsConverge(t *testing.T) {
 			}
 		}
 	})
+}
+
+// checkFWMarks checks that the fwmarks of a stream lead to all of its targets.
+func checkFWMarks(t *rapid.T, w *modelFixture, s *Stream, state *StreamState) {
+	t.Helper()
+	for _, x := range s.Targets {
+		for _, a := range x.IPs {
+			n, ok := state.FWMarks[a]
+			if ok != s.RouteAll {
+				t.Fatalf("target %s/%s: fwmark %d for %s", s.Name, x.Name, n, a)
+			}
+			if k := w.k.Targets[n]; ok && k.NextHops[vip.FamilyOf(a)] != a {
+				t.Fatalf("target %s/%s: fwmark %d leads to %s instead of %s", s.Name, x.Name, n, k.NextHops, a)
+			}
+		}
+	}
 }
 
 // tamper removes or changes something as another process would.

@@ -168,7 +168,7 @@ func wish(w *Desired, had map[string]bool) oracle {
 		}
 		for _, t := range s.Targets {
 			key := name + "/" + t.Name
-			if t.Roles[0] != Serving && t.Roles[1] != Serving && !had[key] {
+			if t.Roles[0] != Serving && t.Roles[1] != Serving && !had[key] && !s.RouteAll {
 				continue
 			}
 			var flows [2]bool

@@ -244,6 +244,10 @@ func (e *engine) diffStream(name string, m *streamRecord) {
 		}
 		m.state = e.streamState(s, m)
 	}
+	if m.desired == nil && len(m.targets) > 0 || m.desired != nil && m.desired.RouteAll {
+		m.state = cmp.Or(m.state, &StreamState{})
+		m.state.FWMarks = e.routedFWMarks(m)
+	}
 	for _, t := range plan.SortedTargets(m.targets) {
 		if t.Stage == plan.StageApplied {
 			m.drift = append(m.drift, plan.TargetDrift(t, e.observed.Targets[t.FWMark], e.lost[t.FWMark])...)
@@ -278,4 +282,18 @@ func (e *engine) streamState(s *plan.InstalledStream, m *streamRecord) *StreamSt
 		}
 	}
 	return x
+}
+
+// routedFWMarks returns the fwmarks of a stream whose rules and routes lead to its targets.
+func (e *engine) routedFWMarks(m *streamRecord) map[netip.Addr]uint32 {
+	marks := make(map[netip.Addr]uint32, len(m.targets))
+	for _, t := range m.targets {
+		slot := e.observed.Targets[t.FWMark]
+		for f, hop := range t.IPs {
+			if slot != nil && t.Stage != plan.StageRemoving && hop.IsValid() && slot.Rules[f] && slot.NextHops[f] == hop {
+				marks[hop] = t.FWMark
+			}
+		}
+	}
+	return marks
 }

@@ -16,6 +16,7 @@ import (
 // The model that planner, reconciler and kernel connection share.
 type (
 	Config      = fwstate.Config
+	Conntrack   = fwstate.Conntrack
 	Desired     = plan.Desired
 	Stream      = plan.Stream
 	Target      = plan.Target
@@ -43,6 +44,9 @@ const (
 	DefaultFirst    = fwstate.DefaultFirst
 	DefaultMask     = fwstate.DefaultMask
 	DefaultPriority = fwstate.DefaultPriority
+	ConntrackOn     = fwstate.ConntrackOn
+	ConntrackOff    = fwstate.ConntrackOff
+	ConntrackLoose  = fwstate.ConntrackLoose
 )
 
 // Options are the fwmarks, tables and rule priorities of the data plane in its network

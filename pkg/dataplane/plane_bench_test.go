@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -70,6 +72,47 @@ func BenchmarkChangeAmong1000Targets(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// BenchmarkTargetComesAmong1000 measures, in turn, a target that comes and serves at once, and one
+// that was routed when it came and serves now.
+func BenchmarkTargetComesAmong1000(b *testing.B) {
+	x := newSite(b)
+	x.must(x.ns.IP("address", "add", "10.1.0.1/16", "dev", "eth1"))
+	p := x.start(func(o *Options) { o.Log = slog.New(slog.DiscardHandler) })
+	all := thousand()
+	without := func(s *Stream) *Stream {
+		c := *s
+		c.Targets = s.Targets[1:]
+		return &c
+	}
+	var took [2][]float64 // in milliseconds
+	for b.Loop() {
+		for i, name := range []string{"s0", "s1"} {
+			s := *all[i]
+			p.configure(append([]*Stream{without(all[0]), without(all[1])}, all[2:]...)...)
+			streams := append([]*Stream{without(all[0]), without(all[1])}, all[2:]...)
+			if i == 1 {
+				s.RouteAll = true
+				routed := s
+				routed.Targets = append([]Target(nil), s.Targets...)
+				routed.Targets[0].Roles = [2]Role{}
+				streams[1] = &routed
+				p.configure(streams...)
+			}
+			streams = append([]*Stream(nil), streams...)
+			streams[i] = &s
+			began := time.Now()
+			if is := p.configure(streams...); is.Err != nil || !is.Serves(name, vip.IPv4, "t0") {
+				b.Fatal(describeState(is))
+			}
+			took[i] = append(took[i], float64(time.Since(began))/float64(time.Millisecond))
+		}
+	}
+	for i, unit := range []string{"ms-at-once", "ms-routed"} {
+		slices.Sort(took[i])
+		b.ReportMetric(took[i][len(took[i])/2], unit)
 	}
 }
 

@@ -31,6 +31,23 @@ func Preflight(o Options) []Problem {
 	return problems
 }
 
+// liberal is the kernel parameter by which connection tracking accepts packets out of its window.
+const liberal = sysctl.Key("net/netfilter/nf_conntrack_tcp_be_liberal")
+
+// Advice returns what the network namespace of the calling thread should have, but can do without.
+// It changes nothing.
+func Advice(o Options) []Problem {
+	if o.Conntrack != ConntrackOn || liberal.Read() != "0" { // absent before the first tracked packet
+		return nil
+	}
+	return []Problem{{
+		Object: liberal.String(),
+		Detail: "it is 0: a TCP connection that gateways move to another pod and back is invalid here, and lost when its " +
+			"target drains",
+		Remedy: liberal.SetCommand("1"),
+	}}
+}
+
 func lacksCapability() *Problem {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData // version 3 has two words for 64 capabilities

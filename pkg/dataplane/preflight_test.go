@@ -55,6 +55,7 @@ func TestPreflightNamesWhatIsMissing(t *testing.T) {
 		"net.ipv4.conf.eth0.rp_filter": "0", "net.ipv4.fib_multipath_hash_policy": "1",
 		"net.ipv6.fib_multipath_hash_policy": "1",
 		"net.ipv4.fwmark_reflect":            "0", "net.ipv6.fwmark_reflect": "0",
+		"net.netfilter.nf_conntrack_tcp_be_liberal": "1",
 	}
 	for key, value := range good {
 		must(t, ns.Sysctl(key, value))
@@ -62,7 +63,7 @@ func TestPreflightNamesWhatIsMissing(t *testing.T) {
 	look := func() map[string]Problem {
 		found := map[string]Problem{}
 		must(t, ns.Do(func() error {
-			for _, p := range Preflight(Options{}) {
+			for _, p := range append(Preflight(Options{}), Advice(Options{})...) {
 				found[p.Object] = p
 			}
 			return nil
@@ -79,6 +80,7 @@ func TestPreflightNamesWhatIsMissing(t *testing.T) {
 		"net.ipv4.ip_forward": "0", "net.ipv6.conf.all.forwarding": "0", "net.ipv4.conf.int0.rp_filter": "1",
 		"net.ipv4.fib_multipath_hash_policy": "0",
 		"net.ipv6.fib_multipath_hash_policy": "0", "net.ipv4.fwmark_reflect": "1", "net.ipv6.fwmark_reflect": "1",
+		"net.netfilter.nf_conntrack_tcp_be_liberal": "0",
 	} {
 		must(t, ns.Sysctl(key, bad))
 		found := look()

@@ -191,6 +191,10 @@ func (p *Plane) step(desired *Desired) (failed bool) {
 		// Readiness must not wait for a long repair.
 		p.publish(e.desired, nil)
 	}
+	if desired != nil && desired.RoutesOnly {
+		e.routeOnly(desired)
+		desired = nil
+	}
 	e.converge(desired, false)
 	if desired != nil && !p.oldRulesRemoved && e.readErr == nil && !e.failing() && len(e.drift()) == 0 {
 		err := p.conn.RemoveOldRules()

@@ -110,8 +110,9 @@ func recoverStream(
 func (e *engine) adopt(now time.Time) {
 	for _, name := range slices.Sorted(maps.Keys(e.desired.Streams)) {
 		m := e.record(name)
-		for _, t := range e.desired.Streams[name].Targets {
-			if _, ok := m.targets[t.Name]; !ok && slices.Contains(t.Roles[:], Serving) {
+		s := e.desired.Streams[name]
+		for _, t := range s.Targets {
+			if _, ok := m.targets[t.Name]; !ok && (s.RouteAll || slices.Contains(t.Roles[:], Serving)) {
 				e.adoptFWMark(name, t)
 			}
 		}
@@ -121,7 +122,8 @@ func (e *engine) adopt(now time.Time) {
 	}
 }
 
-func (e *engine) adoptFWMark(stream string, w Target) {
+// adoptFWMark assigns a fwmark without a known target to a target, if its routes lead to that.
+func (e *engine) adoptFWMark(stream string, w Target) (adopted bool) {
 	unknown, ips := e.record(noStream), plan.ByFamily(w.IPs)
 	for _, t := range plan.SortedTargets(unknown.targets) {
 		same := len(t.Addresses()) > 0 && t.FWMark <= e.o.Mask
@@ -135,8 +137,9 @@ func (e *engine) adoptFWMark(stream string, w Target) {
 		t.Stream, t.Name, t.Stage = stream, w.Name, plan.StagePending
 		e.keepTarget(t)
 		e.streams[stream].requests[t.Name] = plan.RequestOf(t, nil)
-		return
+		return true
 	}
+	return false
 }
 
 func (e *engine) adoptHeld(name string, now time.Time) {

@@ -173,7 +173,7 @@ func (e *engine) drift() []Drift {
 
 // reconcile reads everything and repairs drift without back-off, except that of held streams.
 func (e *engine) reconcile(w *Desired) ([]Drift, error) {
-	if w == nil || e.targets == nil {
+	if w == nil || w.RoutesOnly || e.targets == nil {
 		return nil, errors.New("nothing is configured yet; try again in a moment")
 	}
 	e.stale = everything

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -78,9 +79,19 @@ func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, w
 // which does not support certificates. Clients are not authenticated, so there is no reflection,
 // and streams and memory per connection are limited.
 func NewPlain(ctx context.Context, name, addr string, calls Calls, register Register) (*Endpoint, error) {
+	return NewPlainExcept(ctx, name, addr, func(netip.Addr) bool { return false }, calls, register)
+}
+
+// NewPlainExcept is NewPlain, which closes connections to refused local addresses; see [Except].
+func NewPlainExcept(ctx context.Context, name, addr string, refused func(local netip.Addr) bool, calls Calls,
+	register Register,
+) (*Endpoint, error) {
 	listeners, err := ListenTCP(ctx, addr, MaxConnections, true)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	for i, l := range listeners {
+		listeners[i] = Except(l, refused)
 	}
 	return newEndpoint(name, listeners, calls, register,
 		grpc.Creds(insecure.NewCredentials()),

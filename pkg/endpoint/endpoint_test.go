@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -150,6 +151,23 @@ func TestCallsAreCounted(t *testing.T) {
 	}
 	if n := count("NotFound"); n != 0 {
 		t.Errorf("%v calls failed", n)
+	}
+}
+
+func TestRefusedLocalAddress(t *testing.T) {
+	refused := netip.MustParseAddr("127.0.0.2")
+	e, err := NewPlainExcept(t.Context(), "health", "0.0.0.0:0", func(a netip.Addr) bool { return a == refused },
+		metrics.NewLB("test"), registerHealth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, e)
+	port := e.Addr().(*net.TCPAddr).AddrPort().Port()
+	for _, address := range []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"} {
+		at := netip.MustParseAddr(address)
+		if err := check(t, netip.AddrPortFrom(at, port).String()); (err == nil) != (at != refused) {
+			t.Errorf("%s: %v", at, err)
+		}
 	}
 }
 

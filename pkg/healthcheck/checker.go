@@ -37,6 +37,14 @@ type Options struct {
 	// address, or "", and whether that is expected to end by itself. Nil: every check runs.
 	Source func(to, from netip.Addr) (problem string, passing bool)
 
+	// FWMark returns the fwmark whose packets the data plane routes to a target, whatever their
+	// destination, or why there is none. Nil: there is no data plane.
+	FWMark func(Key) (fwmark uint32, problem string)
+	// VIPSource returns the address to check VIPs of a family from if the check has none; the zero
+	// Addr leaves it to the kernel. It should be in no network of the targets: the replies to it then
+	// take the path of the replies to clients. Nil: it is left to the kernel.
+	VIPSource func(vip.Family) netip.Addr
+
 	dial          dialFunc // of tests; nil: the kernel
 	maxConcurrent int      // 0: maxConcurrent, or half of the permitted file descriptors if these are fewer
 }
@@ -60,14 +68,19 @@ type Checker struct {
 	reported   map[Key]reportedAs // in the last Evaluation
 	unjudged   int                // targets without a verdict
 	synced     bool
+	// waiting are the targets without a fwmark, routings counts the calls of Routed.
+	waiting   map[Key]*entry
+	routings  uint64
+	diagnoses chan probe // of checks that failed
 	// scanAt is no later than the moment at which the first target becomes overdue.
 	scanAt time.Time
 }
 
 // reportedAs is the part of Health whose change is reported.
 type reportedAs struct {
-	state  State
-	silent bool
+	state     State
+	silent    bool
+	diagnosis string
 }
 
 // New returns a checker without targets.
@@ -82,6 +95,7 @@ func New(o Options) *Checker {
 	return &Checker{
 		Options: o, epoch: time.Now(), ready: make(chan struct{}),
 		changed: make(chan struct{}, 1), rescheduled: make(chan struct{}, 1), entered: make(chan struct{}, 1),
+		waiting: map[Key]*entry{}, diagnoses: make(chan probe, maxDiagnoses),
 		streams: map[string]map[Key]*entry{}, dirty: map[Key]struct{}{}, reported: map[Key]reportedAs{},
 	}
 }
@@ -140,8 +154,12 @@ func (c *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry) {
 		p = e.plan // which they share
 		break
 	}
-	if p == nil || p.Check != s.Check {
-		p = newPlan(s.Check)
+	var vips []vip.VIP
+	if s.Check.Via.ToVIP(c.FWMark != nil) {
+		vips = s.VIPs
+	}
+	if p == nil || p.Check != s.Check || !slices.Equal(p.of, vips) {
+		p = newPlan(s.Check, vips...)
 	}
 	for _, t := range s.Targets {
 		for _, a := range t.IPs {
@@ -174,6 +192,7 @@ func (c *Checker) remove(e *entry) {
 	if e.index >= 0 {
 		heap.Remove(&c.schedule, e.index)
 	}
+	delete(c.waiting, e.Key)
 	if !e.judged {
 		c.unjudged--
 	}
@@ -185,7 +204,7 @@ func (c *Checker) retime(e *entry, p *plan, now time.Time) {
 	if e.plan == p {
 		return
 	}
-	e.plan = p
+	e.plan, e.diagnosis = p, diagnosis{}
 	if !e.overdue {
 		// A shorter interval must not make overdue what was checked in time.
 		e.alive = now
@@ -234,7 +253,7 @@ func (c *Checker) Evaluate(now time.Time) Evaluation {
 		was, known := c.reported[k]
 		if e := c.entry(k); e != nil {
 			h := e.health()
-			if is := (reportedAs{h.State, h.State == NotReady && h.Silent}); !known || is != was {
+			if is := e.reportedAs(); !known || is != was {
 				c.reported[k] = is
 				result.Changed = append(result.Changed, h)
 			}
@@ -318,13 +337,17 @@ func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health
 	}
 	before = e.health()
 	first := !e.judged
+	delete(c.waiting, e.Key)
+	if p.vip {
+		o = c.examine(p, o, now)
+	}
 	e.LastError = o.reason
 	switch o.verdict {
 	case notRun:
 		if complain = now.Sub(c.complained) >= complainEvery; complain {
 			c.complained = now
 		}
-	case deferred:
+	case deferred, unrouted:
 		e.alive = now
 		c.expect(e)
 	default:
@@ -346,8 +369,14 @@ func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health
 		latest.Wake(c.changed)
 	}
 	e.due = e.next(p.began, now, c.epoch, first)
-	if o.verdict == deferred {
+	switch {
+	case o.verdict == deferred:
 		e.due = now.Add(min(failedRecheck, e.interval()))
+	case o.verdict == unrouted && p.routings != c.routings:
+		e.due = now // there may be a fwmark since
+	case o.verdict == unrouted:
+		e.due = now.Add(e.interval())
+		c.waiting[e.Key] = e
 	}
 	heap.Push(&c.schedule, e)
 	if e.index == 0 {

@@ -50,17 +50,19 @@ type connector struct {
 type origin struct {
 	family vip.Family
 	source netip.Addr // zero: of the kernel's choice
+	vip    bool       // see path
 }
 
 // socket is idle, or waits for an answer until it is due.
 type socket struct {
 	origin
 	slot
-	fd    int
-	v4    unix.SockaddrInet4
-	v6    unix.SockaddrInet6
-	probe probe
-	since time.Time // it is idle
+	fd     int
+	fwmark uint32
+	v4     unix.SockaddrInet4
+	v6     unix.SockaddrInet6
+	probe  probe
+	since  time.Time // it is idle
 }
 
 // newConnector returns a connector that must be stopped.
@@ -124,7 +126,14 @@ func (k *connector) start(p probe) (o outcome, ended bool) {
 	if err != nil {
 		return p.plan.failure(err), true
 	}
-	switch err := unix.Connect(s.fd, s.sockaddr(p.entry.Addr.Unmap(), p.plan.port)); err {
+	if s.fwmark != p.fwmark {
+		if err := setFWMark(s.fd, p.fwmark); err != nil {
+			k.close(s)
+			return p.plan.failure(err), true
+		}
+		s.fwmark = p.fwmark
+	}
+	switch err := unix.Connect(s.fd, s.sockaddr(p.to.Unmap(), p.plan.port)); err {
 	case nil:
 		k.release(s)
 		return outcome{verdict: succeeded}, true
@@ -199,8 +208,7 @@ func (s *socket) judge(events uint32) (o outcome, ended bool) {
 
 // socket returns an idle socket that fits, or a new one.
 func (k *connector) socket(p probe) (*socket, error) {
-	f := vip.FamilyOf(p.entry.Addr)
-	o := origin{f, p.plan.source(f)}
+	o := origin{vip.FamilyOf(p.to), p.source, p.vip}
 	for i, s := range slices.Backward(k.idle) {
 		if s.origin == o {
 			k.idle = slices.Delete(k.idle, i, i+1)
@@ -232,6 +240,11 @@ func (k *connector) open(o origin) (_ *socket, err error) {
 	// With a linger time of 0 close resets as well.
 	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
 		return nil, os.NewSyscallError("setsockopt SO_LINGER", err)
+	}
+	if o.vip {
+		if err := limitHops(fd, o.family); err != nil {
+			return nil, err
+		}
 	}
 	s := &socket{origin: o, slot: slot{index: -1}, fd: fd}
 	if o.source.IsValid() {

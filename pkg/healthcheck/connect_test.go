@@ -40,7 +40,8 @@ func probing(a netip.Addr, port uint16, change func(*trench.Check)) probe {
 	if change != nil {
 		change(&check)
 	}
-	return probe{entry: &entry{Health: Health{Key: Key{Addr: a}}}, began: time.Now(), plan: newPlan(check)}
+	e := &entry{Health: Health{Key: Key{Addr: a}}, plan: newPlan(check)}
+	return probe{path: e.path(), entry: e, began: time.Now(), plan: e.plan}
 }
 
 // conclude makes one check.
@@ -90,7 +91,7 @@ func hole(t *testing.T) (port uint16) {
 	port = uint16(name.(*unix.SockaddrInet4).Port)
 	for range 100 {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		conn, err := dialFrom(netip.Addr{})(ctx, "tcp", netip.AddrPortFrom(loopback4, port).String())
+		conn, err := path{}.dial(ctx, "tcp", netip.AddrPortFrom(loopback4, port).String())
 		cancel()
 		if err != nil {
 			return port
@@ -120,21 +121,21 @@ func TestConnectOutcomes(t *testing.T) {
 			{"IPv6", probing(loopback6, open6, nil), outcome{}},
 			{
 				"no listener", probing(netip.MustParseAddr("127.0.0.3"), refusing, nil),
-				outcome{failed, false, "port " + portString(refusing) + ": connection refused"},
+				outcome{verdict: failed, reason: "port " + portString(refusing) + ": connection refused", refused: true},
 			},
 			{
 				"no answer", probing(loopback4, full, short),
-				outcome{failed, true, "port " + portString(full) + ": no answer in 30ms"},
+				outcome{verdict: failed, silent: true, reason: "port " + portString(full) + ": no answer in 30ms"},
 			},
 			{
 				"a missing source address",
 				probing(loopback4, open, func(c *trench.Check) { c.Source4 = netip.MustParseAddr("192.0.2.1") }),
-				outcome{notRun, false, "check not run: source address: cannot assign requested address"},
+				outcome{verdict: notRun, reason: "check not run: source address: cannot assign requested address"},
 			},
 			{
 				"a missing IPv6 source address",
 				probing(loopback6, open6, func(c *trench.Check) { c.Source6 = netip.MustParseAddr("2001:db8::1") }),
-				outcome{notRun, false, "check not run: source address: cannot assign requested address"},
+				outcome{verdict: notRun, reason: "check not run: source address: cannot assign requested address"},
 			},
 			{"an IPv6 source", probing(loopback6, open6, func(c *trench.Check) { c.Source6 = loopback6 }), outcome{}},
 		} {
@@ -326,7 +327,7 @@ func TestNoCheckWithoutDescriptors(t *testing.T) {
 	release := exhaust(t)
 	o, ended := k.start(probing(loopback4, port, nil))
 	release()
-	if want := (outcome{notRun, false, "check not run: socket: too many open files"}); !ended || o != want {
+	if want := (outcome{verdict: notRun, reason: "check not run: socket: too many open files"}); !ended || o != want {
 		t.Errorf("got %+v, %v; want %+v", o, ended, want)
 	}
 	if got := conclude(t, k, probing(loopback4, port, nil)); got != (outcome{}) {

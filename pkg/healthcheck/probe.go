@@ -16,6 +16,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -25,6 +27,10 @@ import (
 type plan struct {
 	trench.Check
 	port uint16 // 0: there is nothing to check
+	// of are the VIPs that are checked in place of a target's own address, vips their first addresses
+	// by family; none: its own.
+	of   []vip.VIP
+	vips [len(vip.Families)][]netip.Addr
 	tls  tlsConfig
 	body *regexp.Regexp // of HTTP
 	// exchange checks a target over a connection until ctx ends; nil if the connection is the whole
@@ -33,9 +39,12 @@ type plan struct {
 }
 
 // newPlan panics if the body is not a regular expression, which the reader of the trench file
-// checks.
-func newPlan(check trench.Check) *plan {
-	p := &plan{Check: check, port: check.TCP.Port}
+// checks. vips are those of the stream if it is checked through them.
+func newPlan(check trench.Check, vips ...vip.VIP) *plan {
+	p := &plan{Check: check, port: check.TCP.Port, of: vips}
+	for _, v := range vips {
+		p.vips[v.Family()] = append(p.vips[v.Family()], v.Prefix().Addr())
+	}
 	switch {
 	case check.HTTP.Port != 0:
 		p.port, p.exchange, p.body = check.HTTP.Port, p.exchangeHTTP, regexp.MustCompile(check.HTTP.Body)
@@ -49,7 +58,11 @@ func newPlan(check trench.Check) *plan {
 
 // subject is what is checked at addresses of a family, without timing, rise and fall.
 func (p *plan) subject(f vip.Family) trench.Check {
-	return trench.Check{TCP: p.TCP, HTTP: p.HTTP, GRPC: p.GRPC, Source4: p.source(f)}
+	via := trench.ViaAddress
+	if len(p.vips[f]) > 0 {
+		via = trench.ViaVIP
+	}
+	return trench.Check{TCP: p.TCP, HTTP: p.HTTP, GRPC: p.GRPC, Via: via, Source4: p.source(f)}
 }
 
 // source is the address to check targets of a family from; the zero Addr leaves it to the kernel.
@@ -63,18 +76,55 @@ func (p *plan) source(f vip.Family) netip.Addr {
 // dialFunc opens a connection.
 type dialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
-// dialFrom opens connections from an address, if it is valid. They are too short for keep-alives.
-func dialFrom(source netip.Addr) dialFunc {
-	d := &net.Dialer{KeepAlive: -1}
-	d.SetMultipathTCP(false)
-	if source.IsValid() {
-		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(source, 0))
-	}
-	return d.DialContext
+// path is how a connection reaches a target.
+type path struct {
+	to     netip.Addr // the target's own address, or one of a VIP
+	source netip.Addr // zero: of the kernel's choice
+	vip    bool       // to is one of a VIP
+	fwmark uint32     // leads to the target; 0 with its own address
 }
 
-// probe makes one check of an address. It returns when ctx ends, at the timeout of the check.
-func (p *plan) probe(ctx context.Context, dial dialFunc, at netip.Addr) outcome {
+// hops is the hop limit toward a VIP: a target that lacks the VIP but forwards packets must not pass
+// the check on to another target.
+const hops = 1
+
+func limitHops(fd int, f vip.Family) error {
+	if f == vip.IPv4 {
+		return os.NewSyscallError("setsockopt IP_TTL", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, hops))
+	}
+	err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops)
+	return os.NewSyscallError("setsockopt IPV6_UNICAST_HOPS", err)
+}
+
+func setFWMark(fd int, fwmark uint32) error {
+	return os.NewSyscallError(setMark, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(fwmark)))
+}
+
+const setMark = "setsockopt SO_MARK"
+
+// dial opens a connection. It is too short for keep-alives.
+func (t path) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	d := &net.Dialer{KeepAlive: -1}
+	d.SetMultipathTCP(false)
+	if t.source.IsValid() {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(t.source, 0))
+	}
+	if t.vip {
+		d.Control = func(_, _ string, c syscall.RawConn) (err error) {
+			errControl := c.Control(func(fd uintptr) {
+				if err = limitHops(int(fd), vip.FamilyOf(t.to)); err == nil {
+					err = setFWMark(int(fd), t.fwmark)
+				}
+			})
+			return errors.Join(err, errControl)
+		}
+	}
+	return d.DialContext(ctx, network, address)
+}
+
+// probe makes one check of the target at an address, over a connection to another one or the same.
+// It returns when ctx ends, at the timeout of the check.
+func (p *plan) probe(ctx context.Context, dial dialFunc, at, to netip.Addr) outcome {
 	var config *tls.Config
 	if p.tls.On {
 		var err error
@@ -82,7 +132,7 @@ func (p *plan) probe(ctx context.Context, dial dialFunc, at netip.Addr) outcome 
 			return unavailable(err)
 		}
 	}
-	conn, err := dial(ctx, "tcp", netip.AddrPortFrom(at, p.port).String())
+	conn, err := dial(ctx, "tcp", netip.AddrPortFrom(to, p.port).String())
 	if err != nil {
 		return p.failure(err)
 	}
@@ -107,12 +157,15 @@ func (p *plan) probe(ctx context.Context, dial dialFunc, at netip.Addr) outcome 
 
 // probe is one check of a target, with the state of the target when the check began.
 type probe struct {
+	path
 	entry *entry
 	began time.Time
 	plan  *plan
 	ready bool
-	// patient reports whether the target may still wait for a source address.
+	// patient reports whether the target may still wait for a source address or a route.
 	patient bool
+	// routings is Checker.routings when the check began.
+	routings uint64
 }
 
 // run makes the check in the calling goroutine. A nil dial is the kernel.
@@ -120,9 +173,9 @@ func (p probe) run(ctx context.Context, dial dialFunc) outcome {
 	limited, cancel := context.WithTimeout(ctx, p.plan.Timeout)
 	defer cancel()
 	if dial == nil {
-		dial = dialFrom(p.plan.source(vip.FamilyOf(p.entry.Addr)))
+		dial = p.dial
 	}
-	o := p.plan.probe(limited, dial, p.entry.Addr)
+	o := p.plan.probe(limited, dial, p.entry.Addr, p.to)
 	if o.verdict != succeeded && ctx.Err() != nil {
 		return outcome{verdict: cancelled}
 	}
@@ -136,6 +189,7 @@ const (
 	failed
 	notRun    // for lack of local resources: nothing is known of the target
 	deferred  // for lack of a source address: to be run soon
+	unrouted  // for lack of a fwmark that leads to the target: to be run once there is one
 	cancelled // the checker ends
 )
 
@@ -144,6 +198,7 @@ type outcome struct {
 	verdict verdict
 	silent  bool // see [Health.Silent]
 	reason  string
+	refused bool // the connection
 }
 
 // unavailable is the outcome of a check that lacks a local resource.
@@ -158,10 +213,12 @@ func (p *plan) failure(err error) outcome {
 	var call *os.SyscallError
 	switch {
 	case timedOut(err):
-		return outcome{failed, true, fmt.Sprintf("port %d: no answer in %s", p.port, p.Timeout)}
+		return outcome{verdict: failed, silent: true, reason: fmt.Sprintf("port %d: no answer in %s", p.port, p.Timeout)}
 	case errors.As(err, &call) && call.Syscall == "bind":
 		// A source address that this machine does not have is no fault of the target.
 		return unavailable(fmt.Errorf("source address: %w", call.Err))
+	case call != nil && call.Syscall == setMark:
+		return unavailable(call)
 	case !errors.As(err, &errno):
 		return p.wrong("%v", err)
 	}
@@ -172,7 +229,10 @@ func (p *plan) failure(err error) outcome {
 	case syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.ENETDOWN, syscall.EHOSTDOWN, syscall.EADDRNOTAVAIL:
 		silent = true // there is no neighbor entry, route, link or own address
 	}
-	return outcome{failed, silent, fmt.Sprintf("port %d: %v", p.port, errno)}
+	return outcome{
+		verdict: failed, silent: silent, reason: fmt.Sprintf("port %d: %v", p.port, errno),
+		refused: errno == syscall.ECONNREFUSED,
+	}
 }
 
 // broken is the outcome of a check whose connection ended before what it waited for. Other errors

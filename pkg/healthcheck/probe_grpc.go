@@ -26,11 +26,47 @@ const (
 
 // exchangeGRPC asks the gRPC health service.
 func (p *plan) exchangeGRPC(ctx context.Context, conn net.Conn, at netip.Addr) outcome {
-	var transport credentials.TransportCredentials = insecure.NewCredentials()
-	if secure, ok := conn.(*tls.Conn); ok {
-		if secure.ConnectionState().NegotiatedProtocol != "h2" {
-			return p.wrong("the TLS server does not speak HTTP/2, which gRPC needs (ALPN h2)")
+	if secure, ok := conn.(*tls.Conn); ok && secure.ConnectionState().NegotiatedProtocol != "h2" {
+		return p.wrong("the TLS server does not speak HTTP/2, which gRPC needs (ALPN h2)")
+	}
+	answer, s, answered := askHealth(ctx, conn, netip.AddrPortFrom(at, p.port), p.GRPC.Service, p.GRPC.TLS.ServerName)
+	service := "the server"
+	if p.GRPC.Service != "" {
+		service = "service " + p.GRPC.Service
+	}
+	switch s.Code() {
+	case codes.OK:
+		if answer != healthv1.HealthCheckResponse_SERVING {
+			return p.wrong("%s is %s", service, answer)
 		}
+		return outcome{verdict: succeeded}
+	case codes.DeadlineExceeded, codes.Canceled:
+		return p.wrong("connected, but no answer in %s", p.Timeout)
+	case codes.NotFound:
+		return p.wrong("%s is not known there", service)
+	case codes.Unimplemented:
+		return p.wrong("no grpc.health.v1 here")
+	case codes.Unavailable:
+		if !answered {
+			return p.wrong("closed the connection: no answer")
+		}
+		// This is how the library reports that the first bytes of the peer were not those of
+		// HTTP/2.
+		if why, found := strings.CutPrefix(s.Message(), "connection error: desc = "); found {
+			why = strings.TrimPrefix(strings.Trim(why, `"`), "error reading server preface: ")
+			return p.wrong("no gRPC here: %s", remark(why))
+		}
+	}
+	return p.wrong("%s: %s", s.Code(), remark(s.Message()))
+}
+
+// askHealth asks the gRPC health service over a connection for a service, "" for the server. It
+// reports whether the peer sent anything. authority is the name of the server, "" for its address.
+func askHealth(ctx context.Context, conn net.Conn, server netip.AddrPort, service, authority string) (
+	answer healthv1.HealthCheckResponse_ServingStatus, s *status.Status, answered bool,
+) {
+	var transport credentials.TransportCredentials = insecure.NewCredentials()
+	if _, ok := conn.(*tls.Conn); ok {
 		transport = handshaken{credentials.NewTLS(nil)}
 	}
 	only := &onlyConn{Conn: conn}
@@ -47,44 +83,16 @@ func (p *plan) exchangeGRPC(ctx context.Context, conn net.Conn, at netip.Addr) o
 		grpc.WithWriteBufferSize(bufferSize),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
 	}
-	if name := p.GRPC.TLS.ServerName; name != "" {
-		options = append(options, grpc.WithAuthority(name))
+	if authority != "" {
+		options = append(options, grpc.WithAuthority(authority))
 	}
-	client, err := grpc.NewClient("passthrough:///"+netip.AddrPortFrom(at, p.port).String(), options...)
+	client, err := grpc.NewClient("passthrough:///"+server.String(), options...)
 	if err != nil {
-		return unavailable(err)
+		return 0, status.New(codes.Internal, err.Error()), false
 	}
 	defer client.Close()
-	service := "the server"
-	if p.GRPC.Service != "" {
-		service = "service " + p.GRPC.Service
-	}
-	r, err := healthv1.NewHealthClient(client).Check(ctx, &healthv1.HealthCheckRequest{Service: p.GRPC.Service})
-	s := status.Convert(err)
-	switch s.Code() {
-	case codes.OK:
-		if r.GetStatus() != healthv1.HealthCheckResponse_SERVING {
-			return p.wrong("%s is %s", service, r.GetStatus())
-		}
-		return outcome{verdict: succeeded}
-	case codes.DeadlineExceeded, codes.Canceled:
-		return p.wrong("connected, but no answer in %s", p.Timeout)
-	case codes.NotFound:
-		return p.wrong("%s is not known there", service)
-	case codes.Unimplemented:
-		return p.wrong("no grpc.health.v1 here")
-	case codes.Unavailable:
-		if !only.answered.Load() {
-			return p.wrong("closed the connection: no answer")
-		}
-		// This is how the library reports that the first bytes of the peer were not those of
-		// HTTP/2.
-		if why, found := strings.CutPrefix(s.Message(), "connection error: desc = "); found {
-			why = strings.TrimPrefix(strings.Trim(why, `"`), "error reading server preface: ")
-			return p.wrong("no gRPC here: %s", remark(why))
-		}
-	}
-	return p.wrong("%s: %s", s.Code(), remark(s.Message()))
+	r, err := healthv1.NewHealthClient(client).Check(ctx, &healthv1.HealthCheckRequest{Service: service})
+	return r.GetStatus(), status.Convert(err), only.answered.Load()
 }
 
 // onlyConn is the one connection of a check, and whether anything was read from it.

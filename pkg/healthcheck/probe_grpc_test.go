@@ -266,7 +266,7 @@ func TestGRPCCheckDoesNotRetry(t *testing.T) {
 	_ = p.probe(t.Context(), func(context.Context, string, string) (net.Conn, error) {
 		dials++
 		return nil, syscall.ECONNREFUSED
-	}, at)
+	}, at, at)
 	if n := connections.Load(); n > 5 || dials != 1 {
 		t.Errorf("5 checks opened %d connections, and one dialed %d times", n, dials)
 	}
@@ -283,7 +283,7 @@ func TestGRPCCheckEndsWithItsContext(t *testing.T) {
 		<-dialing.Done()
 		ended.Store(true)
 		return nil, dialing.Err()
-	}, at)
+	}, at, at)
 	if o.verdict == succeeded || !ended.Load() {
 		t.Errorf("got %+v, the dialer has ended: %t", o, ended.Load())
 	}

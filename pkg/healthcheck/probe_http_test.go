@@ -98,7 +98,7 @@ func ask(t *testing.T, p *plan, at netip.Addr, patience time.Duration) outcome {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	return p.probe(ctx, dialFrom(netip.Addr{}), at)
+	return p.probe(ctx, path{}.dial, at, at)
 }
 
 // wantFailureInTime runs a check that ends with its timeout, which grows from impatient while a
@@ -131,7 +131,7 @@ func httpCheck(port uint16, change func(*trench.HTTPCheck)) trench.Check {
 func wantFailure(t *testing.T, o outcome, port uint16, reason string) {
 	t.Helper()
 	want := outcome{verdict: failed, reason: "port " +
-		netip.AddrPortFrom(netip.IPv4Unspecified(), port).String()[len("0.0.0.0:"):] + ": " + reason}
+		netip.AddrPortFrom(netip.IPv4Unspecified(), port).String()[len("0.0.0.0:"):] + ": " + reason, refused: o.refused}
 	if o != want {
 		t.Errorf("\n got %+v\nwant %+v", o, want)
 	}
@@ -286,17 +286,17 @@ func wantDialFailures(t *testing.T, p *plan, at netip.Addr) {
 	o := p.probe(ctx, func(ctx context.Context, _, _ string) (net.Conn, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
-	}, at)
-	if want := (outcome{failed, true, "port 1: no answer in 100ms"}); o != want {
+	}, at, at)
+	if want := (outcome{verdict: failed, silent: true, reason: "port 1: no answer in 100ms"}); o != want {
 		t.Errorf("got %+v, want %+v", o, want)
 	}
 	for errno, want := range map[syscall.Errno]outcome{
-		syscall.EHOSTUNREACH: {failed, true, "port 1: no route to host"},
-		syscall.EMFILE:       {notRun, false, "check not run: dial tcp: socket: too many open files"},
+		syscall.EHOSTUNREACH: {verdict: failed, silent: true, reason: "port 1: no route to host"},
+		syscall.EMFILE:       {verdict: notRun, reason: "check not run: dial tcp: socket: too many open files"},
 	} {
 		o := p.probe(t.Context(), func(context.Context, string, string) (net.Conn, error) {
 			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", errno)}
-		}, at)
+		}, at, at)
 		if o != want {
 			t.Errorf("got %+v, want %+v", o, want)
 		}
@@ -313,7 +313,7 @@ func TestHTTPCheckEndsWithItsContext(t *testing.T) {
 			cancel()
 			_ = untilClosed(conn)
 		})
-		o := newPlan(httpCheck(port, nil)).probe(ctx, dialFrom(netip.Addr{}), at)
+		o := newPlan(httpCheck(port, nil)).probe(ctx, path{}.dial, at, at)
 		if o.verdict == succeeded {
 			t.Errorf("got %+v", o)
 		}

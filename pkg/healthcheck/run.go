@@ -35,6 +35,8 @@ const (
 func (c *Checker) Run(ctx context.Context) (err error) {
 	l := loop{Checker: c}
 	defer l.probes.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	if c.dial == nil {
 		if l.connector, err = newConnector(); err != nil {
 			return fmt.Errorf("failed to start health checks: %w", err)
@@ -46,6 +48,11 @@ func (c *Checker) Run(ctx context.Context) (err error) {
 			}
 			err = errors.Join(err, errStop)
 		}()
+	}
+	if c.FWMark != nil && c.dial == nil {
+		for range maxDiagnoses {
+			l.probes.Go(func() { c.diagnose(ctx) })
+		}
 	}
 	close(c.ready)
 	timer := time.NewTimer(0)
@@ -100,7 +107,11 @@ func (l *loop) round(ctx context.Context) (rest time.Duration) {
 	l.started += len(l.due)
 	handled += len(l.due)
 	for _, p := range l.due {
-		if o, ended := l.checkSource(p); ended {
+		o, ended := l.checkSource(p)
+		if !ended && p.vip {
+			p, o, ended = l.route(p)
+		}
+		if ended {
 			l.finish(p, o, time.Now())
 		} else if l.connector == nil || p.plan.exchange != nil {
 			l.probes.Go(func() { l.finish(p, p.run(ctx, l.dial), time.Now()) })
@@ -136,11 +147,30 @@ func (l *loop) checkSource(p probe) (o outcome, ended bool) {
 		return outcome{}, false
 	}
 	problem, passing := l.Source(p.entry.Addr, p.plan.source(vip.FamilyOf(p.entry.Addr)))
-	o = outcome{failed, true, problem}
+	o = outcome{verdict: failed, silent: true, reason: problem}
 	if passing && p.patient {
 		o = outcome{verdict: deferred, reason: "check not run: " + problem}
 	}
 	return o, problem != ""
+}
+
+// route adds the fwmark and the source address of a check to a VIP, or returns its outcome if no
+// fwmark leads to the target. What a target that is ready lacks then, the data plane reports.
+func (l *loop) route(p probe) (_ probe, o outcome, ended bool) {
+	problem := "check.via is vip, which needs a data plane"
+	if l.FWMark != nil {
+		p.fwmark, problem = l.FWMark(p.entry.Key)
+	}
+	switch {
+	case problem == "":
+		if !p.source.IsValid() && l.VIPSource != nil {
+			p.source = l.VIPSource(vip.FamilyOf(p.to))
+		}
+		return p, outcome{}, false
+	case l.FWMark != nil && (p.ready || p.patient):
+		return p, outcome{verdict: unrouted, reason: "check not run: " + problem}, true
+	}
+	return p, outcome{verdict: failed, silent: true, reason: problem}, true
 }
 
 // collect applies the answers that arrived, and returns their number.
@@ -162,7 +192,7 @@ func (l *loop) take(now time.Time) (starting bool) {
 		e := heap.Pop(&l.schedule).(*entry)
 		l.running++
 		l.due = append(l.due, probe{
-			entry: e, began: now, plan: e.plan,
+			path: e.path(), entry: e, began: now, plan: e.plan, routings: l.routings,
 			ready: e.State == Ready, patient: e.State == Starting && now.Sub(e.Since) < sourceWait,
 		})
 	}

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
@@ -37,6 +39,24 @@ type entry struct {
 	alive   time.Time
 	overdue bool // from the Evaluate that found it so until a check ends
 	judged  bool // had a verdict
+	// vip is the index in plan.vips of the VIP that is checked next.
+	vip       int
+	diagnosis diagnosis
+}
+
+// path returns the path of the next check, as far as the target determines it.
+func (e *entry) path() path {
+	f := vip.FamilyOf(e.Addr)
+	t := path{to: e.Addr, source: e.plan.source(f)}
+	if vips := e.plan.vips[f]; len(vips) > 0 {
+		t.to, t.vip = vips[e.vip%len(vips)], true
+	}
+	return t
+}
+
+func (e *entry) reportedAs() reportedAs {
+	h := e.health()
+	return reportedAs{h.State, h.State == NotReady && h.Silent, e.diagnosis.text}
 }
 
 // deadline is when the target becomes overdue unless a check ends before.

@@ -279,7 +279,9 @@ func TestFailuresReportAnswers(t *testing.T) {
 		},
 		{os.NewSyscallError("socket", syscall.EMFILE), notRun, false, "check not run: socket: too many open files"},
 	} {
-		want := outcome{tt.verdict, tt.silent, tt.reason}
+		want := outcome{
+			verdict: tt.verdict, silent: tt.silent, reason: tt.reason, refused: errors.Is(tt.err, syscall.ECONNREFUSED),
+		}
 		if got := newPlan(testCheck).failure(tt.err); got != want {
 			t.Errorf("%v is %+v, want %+v", tt.err, got, want)
 		}

@@ -68,7 +68,8 @@ func (a *Addresses) String() string { return "addresses" }
 // Source reports why connections to an address from another one, or from one of the kernel's
 // choice, would lack a source address, and whether that passes. An address in the network of the
 // target is expected, and any other of the family if there is none, as toward targets behind a
-// router.
+// router; with the choice of the kernel also the link-local address, from which it solicits
+// neighbors.
 func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -90,6 +91,14 @@ func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 		candidates = near
 	}
 	if slices.ContainsFunc(candidates, address.usable) {
+		// Packets with the source of another interface make the kernel solicit the neighbor from the
+		// link-local address.
+		for _, x := range a.list {
+			if onLink(x.Addr) && x.Tentative() && !x.Duplicate() && !from.IsValid() &&
+				slices.ContainsFunc(near, func(n address) bool { return n.Link == x.Link }) {
+				return tentative(x), true
+			}
+		}
 		return "", false
 	}
 	switch i := slices.IndexFunc(candidates, func(x address) bool { return !x.Duplicate() }); {
@@ -98,8 +107,12 @@ func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 	case i < 0:
 		return fmt.Sprintf("duplicate address detection failed for own address %s", candidates[0].Addr), false
 	default:
-		return fmt.Sprintf("own address %s is tentative: duplicate address detection runs", candidates[i].Addr), true
+		return tentative(candidates[i]), true
 	}
+}
+
+func tentative(x address) string {
+	return fmt.Sprintf("own address %s is tentative: duplicate address detection runs", x.Addr)
 }
 
 // Run follows the addresses until ctx ends, in the network namespace of the calling thread.

@@ -204,6 +204,12 @@ func TestSourceAddress(t *testing.T) {
 	}
 	want(target6, netip.MustParseAddr("fd09::1"), "fd09::1 is tentative", true)
 
+	// An address that needs no detection does not help without the link-local one.
+	run(t, w.here, "ip addr del fd09::1/64 dev net; ip addr add fe80::99/64 dev net; ip addr add fd09::1/64 dev net nodad")
+	want(target6, none, "fe80::99 is tentative", true)
+	want(target6, netip.MustParseAddr("fd09::1"), "", false)
+	run(t, w.here, "ip addr del fd09::1/64 dev net; ip addr del fe80::99/64 dev net; ip addr add fd09::1/64 dev net")
+
 	// Another network of the family does not help a target in this one.
 	run(t, w.here, "ip addr add fd10::1/64 dev lo")
 	want(target6, none, "fd09::1 is tentative", true)

@@ -99,7 +99,8 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	}
 	state, forwarding := p.plane.State().Load(), p.loop.forwarding.Load()
 	s := &lbv1.DataPlaneStatus{
-		Mode: "nftables", Conntrack: !p.DataPlane.Stateless, Repairs: state.Repairs,
+		Mode: "nftables", Conntrack: p.DataPlane.Conntrack != dataplane.ConntrackOff,
+		ConntrackMode: p.DataPlane.Conntrack.String(), Repairs: state.Repairs,
 		Error: logs.Text(state.Err), Failures: uint32(state.Failures),
 		AppliedRevision: state.Revision, WantedRevision: forwarding.Desired.Revision,
 		HeldBack: forwarding.Held, Drift: driftProto(state.Drift),

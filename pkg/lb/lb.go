@@ -80,6 +80,7 @@ type TargetOptions struct {
 	OnFileGone targetset.SourceGonePolicy
 	// Registry lacks StateFile and Log, which are set here.
 	Registry          registry.Options
+	RegistrySettle    time.Duration  // of serving.Options
 	RegistryAddr      string         // host:port for TCP with mTLS; empty: the readiness socket only
 	Subnets           []netip.Prefix // where targets may be; none: anywhere
 	StateDir          string         // where drains by operators and registrations survive a restart
@@ -133,7 +134,9 @@ type process struct {
 	observer *observer
 	loop     *loop
 	changed  *latest.Value[uint64] // something that status shows
-	stopping *latest.Value[bool]
+
+	gatewaySources gatewaySources
+	stopping       *latest.Value[bool]
 }
 
 // Health services of the load balancer, beside "" and vip/<prefix>.
@@ -187,7 +190,11 @@ func newProcess(o Options) (*process, error) {
 	} {
 		p.health.Report(c[0], c[1])
 	}
-	p.checker = healthcheck.New(healthcheck.Options{Log: o.Log, Source: p.addrs.Source})
+	checks := healthcheck.Options{Log: o.Log, Source: p.addrs.Source}
+	if o.DataPlane != nil {
+		checks.FWMark, checks.VIPSource = p.checkFWMark, p.checkSource
+	}
+	p.checker = healthcheck.New(checks)
 	var err error
 	if p.sources, err = newSources(o.Targets, o.Log); err != nil {
 		return nil, err
@@ -213,7 +220,8 @@ func newProcess(o Options) (*process, error) {
 		away: p.stopping, ready: make(chan struct{}),
 		evaluator: serving.New(serving.Options{
 			// A frontend needs some of the grace period to connect; VIPs not synced after it are withdrawn.
-			Settle: min(cmp.Or(o.StaleGrace/2, maxSettle), maxSettle),
+			Settle:         min(cmp.Or(o.StaleGrace/2, maxSettle), maxSettle),
+			RegistrySettle: o.Targets.RegistrySettle, Restored: p.sources.registry.Restored,
 			Outage: o.Targets.Outage, DataPlane: o.DataPlane != nil, WithdrawTime: o.DrainTime + stopMargin,
 		}),
 	}

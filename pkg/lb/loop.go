@@ -183,18 +183,22 @@ func (l *loop) evaluate(in input) bool {
 		if in.config != nil {
 			l.evaluator.Configure(now, in.config, l.sources.set.Members)
 		} else {
-			l.evaluator.Retarget(changes.Streams, l.sources.set.Members)
+			l.evaluator.Retarget(now, changes.Streams, l.sources.set.Members)
 		}
 	}
 	if in.kernel != nil {
 		l.evaluator.Confirm(*in.kernel)
+		l.checker.Routed()
 		l.compared = l.compared || in.kernel.Err != nil
 	}
 	r := l.evaluator.Evaluate(now, l.checker.Evaluate(now))
 	l.next = r.Next
 	committed := l.commit(now, r)
-	if l.plane != nil && l.synced {
+	switch {
+	case l.plane != nil && l.synced:
 		l.next = targetset.Soonest(l.next, l.forward(now))
+	case l.plane != nil && (in.config != nil || in.targets):
+		l.plane.Configure(l.evaluator.Routes())
 	}
 	l.noteOutage(r.Outage)
 	if (committed || r.StreamsChanged || in.config != nil) && l.files != nil && l.synced && !l.leaving {

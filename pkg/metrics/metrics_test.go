@@ -119,6 +119,15 @@ func fullKube() *Kube {
 	return k
 }
 
+// fullTarget has a value in every metric.
+func fullTarget() *Target {
+	return NewTarget("1.2.3", func() TargetState {
+		return TargetState{
+			Complete: true, Problems: 1, Repairs: 2, Live: 3, Gone: 1, Dropped: 4, Flows: map[string]int{"02:00:00:00:00:01": 5},
+		}
+	})
+}
+
 // gather returns everything that is scraped.
 func gather(t *testing.T, g prometheus.Gatherer) map[string]*dto.MetricFamily {
 	t.Helper()
@@ -160,6 +169,7 @@ func TestPromlint(t *testing.T) {
 		"frontend": fullFrontend().Registry(),
 		"lb":       fullLB().Registry(),
 		"kube":     fullKube().Registry(),
+		"target":   fullTarget().Registry(),
 	} {
 		var families []*dto.MetricFamily
 		for _, f := range gather(t, r) {
@@ -181,6 +191,7 @@ func TestMetricDescriptions(t *testing.T) {
 	scraped := gather(t, fullFrontend().Registry())
 	maps.Copy(scraped, gather(t, fullLB().Registry()))
 	maps.Copy(scraped, gather(t, fullKube().Registry()))
+	maps.Copy(scraped, gather(t, fullTarget().Registry()))
 	described := map[string]bool{}
 	for _, m := range All() {
 		if described[m.Name] {

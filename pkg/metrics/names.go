@@ -198,3 +198,19 @@ var (
 		"resource", "result")
 	KubeLeader = gauge("vipgate_kube_leader", "1 while this pod writes the status of the objects.")
 )
+
+// Metrics of target.
+var (
+	TargetComplete = gauge("vipgate_target_complete",
+		"1 while all of the kernel state is installed: packets to the pool are accepted and answered.")
+	TargetProblems = gauge("vipgate_target_problems",
+		"What keeps the kernel state from being complete; `target status` names each.")
+	TargetRepairs = counter("vipgate_target_repairs_total",
+		"Parts of the kernel state since the start that another process removed or changed and that were restored.")
+	TargetPeers = gauge("vipgate_target_peers",
+		"Trench pods on the link: live, or gone (no valid neighbor entry, and no packet in the last seconds).", "state")
+	TargetDropped = counter("vipgate_target_dropped_packets_total",
+		"Replies that were dropped, as no trench pod was known for them, since the rules were written.")
+	TargetFlows = gauge("vipgate_target_flows",
+		"Connection tracking entries of VIPs by the link address of the trench pod that gets the replies.", "peer")
+)

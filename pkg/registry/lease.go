@@ -265,6 +265,7 @@ func (r *Registry) add(reg *registration) {
 		r.members[reg.stream] = map[string]*registration{}
 	}
 	r.members[reg.stream][reg.Name] = reg
+	delete(r.missing[reg.stream], reg.Name)
 	r.count++
 	r.owned[reg.owner]++
 	r.settle(reg, reg.IPs)

@@ -77,6 +77,8 @@ type Registry struct {
 	dirty   map[string]struct{}                 // streams that changed since the last Take
 	refused map[Refusal]uint64
 	number  uint64 // of the newest registration
+	// missing are by stream the names of the state file that are not registered yet, also none: all are.
+	missing map[string]map[string]struct{}
 	stopped bool
 }
 
@@ -101,7 +103,7 @@ func New(o Options) *Registry {
 		changed: make(chan struct{}, 1), timed: make(chan struct{}, 1),
 		members: map[string]map[string]*registration{}, users: map[at]*registration{},
 		owned: map[caller]int{}, calls: map[caller]int{}, ending: map[*registration]struct{}{},
-		dirty: map[string]struct{}{}, refused: map[Refusal]uint64{},
+		dirty: map[string]struct{}{}, refused: map[Refusal]uint64{}, missing: map[string]map[string]struct{}{},
 	}
 	if o.StateFile != "" {
 		r.state = &stateFile{
@@ -192,6 +194,15 @@ func (r *Registry) State() targetset.SourceState {
 		Name: targetset.OriginRegistry.String(), Live: true, Since: r.since, OnGone: r.OnGone, Problems: problems,
 		Detail: fmt.Sprintf("%s of %s, %d each at most", plural(targets, "target"), plural(callers, "caller"), r.Quota),
 	}
+}
+
+// Restored reports whether the state file had targets of the stream, and each has been registered
+// since the start.
+func (r *Registry) Restored(stream string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	missing, found := r.missing[stream]
+	return found && len(missing) == 0
 }
 
 // Refused returns how many calls were refused since the start, by the reason.

@@ -205,7 +205,14 @@ func (r *Registry) revive(reg *registration, s savedRegistration, now time.Time,
 		}
 		reg.Cause = s.Cause
 		r.endAt(reg, now.Add(left))
-	} else if s.Held || gone && r.OnGone == targetset.Hold {
+		r.add(reg)
+		return
+	}
+	if r.missing[reg.stream] == nil {
+		r.missing[reg.stream] = map[string]struct{}{}
+	}
+	r.missing[reg.stream][reg.Name] = struct{}{} // until it is added
+	if s.Held || gone && r.OnGone == targetset.Hold {
 		reg.Cause = causes[targetset.Leaving]
 	} else if gone {
 		return

@@ -73,6 +73,46 @@ func TestRegistrationsSurviveRestart(t *testing.T) {
 	}
 }
 
+// A stream is restored once each target that the state file had is registered: at once after a short
+// absence, and after a long one once all callers are back.
+func TestRestoredStreams(t *testing.T) {
+	for _, away := range []time.Duration{time.Second, time.Hour} {
+		t.Run(away.String(), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				path := stateIn(t)
+				before := newLocalFixture(t, Options{OnGone: targetset.Drain, StateFile: path})
+				before.register(alice, "s", "a=10.0.0.1")
+				before.register(alice, "s", "b=10.0.0.2")
+				before.register(alice, "s", "gone=10.0.0.3")
+				if _, err := before.deregister(alice, "s", []string{"gone"}, new(time.Minute)); err != nil {
+					t.Fatal(err)
+				}
+				if before.Restored("s") {
+					t.Error("restored without a state file")
+				}
+				before.stop()
+				advance(away)
+				after := newLocalFixture(t, Options{OnGone: targetset.Drain, StateFile: path})
+				defer after.stop()
+				check := func(step string, want bool) {
+					if got := after.Restored("s"); got != want {
+						t.Errorf("%s: restored %v, want %v", step, got, want)
+					}
+				}
+				short := away < time.Minute
+				check("at the start", short)
+				after.register(alice, "s", "b=10.0.0.2")
+				check("one caller is back", short)
+				after.register(alice, "s", "a=10.0.0.1")
+				check("both callers are back", true)
+				if after.Restored("other") {
+					t.Error("a stream that had no targets is restored")
+				}
+			})
+		})
+	}
+}
+
 // The caller comes back: nothing changes for its target, and it is still its own.
 func TestReregisterAfterRestart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

@@ -31,6 +31,41 @@ func (n Neighbor) Probe() Request {
 	return q
 }
 
+// Permanent returns the request that adds the entry, or replaces one with its address, so that it
+// never expires while the interface is up.
+func (n Neighbor) Permanent() Request {
+	n.State = unix.NUD_PERMANENT
+	return n.request("add neighbor", unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+}
+
+// Verify returns the request that has the kernel ask the neighbor at once whether it still has its
+// link address: the entry is FAILED if it does not answer. It fails for an entry that has none.
+func (n Neighbor) Verify() Request {
+	n.State = unix.NUD_PROBE
+	n.MAC = nil // the kernel keeps the one that it has
+	return n.request("verify neighbor", unix.RTM_NEWNEIGH, 0)
+}
+
+// Delete returns the request that deletes the entry.
+func (n Neighbor) Delete() Request {
+	q := n.request("delete neighbor", unix.RTM_DELNEIGH, 0)
+	q.satisfied = absent
+	return q
+}
+
+func (n Neighbor) request(operation string, kind, flags uint16) Request {
+	header := [unix.SizeofNdMsg]byte{0: systemFamilies[vip.FamilyOf(n.Addr)]}
+	binary.NativeEndian.PutUint32(header[4:], uint32(n.Link))
+	binary.NativeEndian.PutUint16(header[8:], n.State)
+	q := Request{operation: operation, object: n.Addr}
+	q.Begin(kind, flags|unix.NLM_F_ACK, header[:]...)
+	q.Bytes(unix.NDA_DST, n.Addr.AsSlice())
+	if n.MAC != nil {
+		q.Bytes(unix.NDA_LLADDR, n.MAC)
+	}
+	return q
+}
+
 // Neighbors lists the neighbor entries of a family.
 func (c *Conn) Neighbors(f vip.Family) ([]Neighbor, error) {
 	header := [unix.SizeofNdMsg]byte{systemFamilies[f]}

@@ -23,6 +23,8 @@ type Route struct {
 	Metric   uint32
 	NextHop  netip.Addr // zero: none, or several
 	Link     int
+	// OnLink: the next hop is reached directly, whatever the addresses of the interface are.
+	OnLink bool
 	// Dead: the interface is down or has no carrier.
 	Dead bool
 	// Multipath: the route has several next hops.
@@ -59,7 +61,11 @@ func (r Route) Drops() bool {
 // Replace returns the request that adds the route in place of one with the same prefix and metric.
 func (r Route) Replace() Request {
 	q := Request{operation: "add", satisfied: exists}
-	return r.request(q, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, unix.RT_SCOPE_UNIVERSE)
+	scope := uint8(unix.RT_SCOPE_UNIVERSE)
+	if r.Type == unix.RTN_LOCAL {
+		scope = unix.RT_SCOPE_HOST
+	}
+	return r.request(q, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, scope)
 }
 
 // Delete returns the request that deletes the route.
@@ -70,8 +76,13 @@ func (r Route) Delete() Request {
 
 func (r Route) request(q Request, kind, flags uint16, scope uint8) Request {
 	q.object = r
-	q.Begin(kind, flags|unix.NLM_F_ACK,
-		systemFamilies[r.Family], uint8(r.Prefix.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, r.Protocol, scope, r.Type, 0, 0, 0, 0)
+	header := [headerLength]byte{
+		systemFamilies[r.Family], uint8(r.Prefix.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, r.Protocol, scope, r.Type,
+	}
+	if r.OnLink {
+		binary.NativeEndian.PutUint32(header[8:], unix.RTNH_F_ONLINK)
+	}
+	q.Begin(kind, flags|unix.NLM_F_ACK, header[:]...)
 	q.Uint32(unix.RTA_TABLE, r.Table)
 	if !r.IsDefault() {
 		q.Bytes(unix.RTA_DST, r.Prefix.Addr().AsSlice())
@@ -81,6 +92,11 @@ func (r Route) request(q Request, kind, flags uint16, scope uint8) Request {
 	}
 	if r.NextHop.IsValid() {
 		q.Bytes(unix.RTA_GATEWAY, r.NextHop.Unmap().AsSlice())
+	}
+	// The kernel lists IPv6 routes that drop packets with the loopback interface, and does not
+	// find them by it.
+	if r.Link != 0 && !r.Drops() {
+		q.Uint32(unix.RTA_OIF, uint32(r.Link))
 	}
 	return q
 }
@@ -138,7 +154,8 @@ func ParseRoute(b []byte) (Route, error) {
 	r := Route{Table: uint32(b[4]), Protocol: b[5], Type: b[7]}
 	r.Family, _ = familyFrom(b[0])
 	r.Prefix = netip.PrefixFrom(DefaultPrefix(r.Family).Addr(), int(b[1]))
-	r.Dead = binary.NativeEndian.Uint32(b[8:])&(unix.RTNH_F_DEAD|unix.RTNH_F_LINKDOWN) != 0
+	flags := binary.NativeEndian.Uint32(b[8:])
+	r.Dead, r.OnLink = flags&(unix.RTNH_F_DEAD|unix.RTNH_F_LINKDOWN) != 0, flags&unix.RTNH_F_ONLINK != 0
 	for kind, value := range attributes.All() {
 		switch kind {
 		case unix.RTA_TABLE:

@@ -49,6 +49,8 @@ func (r Rule) String() string {
 		s += fmt.Sprintf(" goto %d", r.Goto)
 	case unix.FR_ACT_BLACKHOLE:
 		s += " blackhole"
+	case unix.FR_ACT_UNREACHABLE:
+		s += " unreachable"
 	default:
 		s += fmt.Sprintf(" action %d", r.Action)
 	}

@@ -16,7 +16,7 @@ import (
 func (e *Evaluator) planStream(s *stream, before *plan.Stream) *plan.Stream {
 	d := &plan.Stream{
 		Name: s.Name, VIPs: s.VIPs, Size: s.Maglev.Size, Seed: s.Maglev.Seed, DrainTime: s.DrainTime,
-		Match: ports(s.Match), Targets: make([]plan.Target, 0, len(s.members)),
+		Match: ports(s.Match), Targets: make([]plan.Target, 0, len(s.members)), RouteAll: s.Check.Via.ToVIP(true),
 	}
 	for i := range s.members {
 		if s.shadowed[i] {

@@ -13,6 +13,7 @@
 //     state removes.
 //   - The last target that forwards a VIP leaves the desired state only after the frontend withdrew
 //     the VIP, or cannot, or had the time to.
-//   - No VIP of a new stream rises before each of its targets has a verdict, for a bounded time.
+//   - No VIP of a new stream rises before each of its targets has a verdict, nor while its targets
+//     still register one after the other, for a bounded time.
 //   - The cost of a change follows the streams that it concerns, not the number of VIPs.
 package serving

@@ -75,6 +75,18 @@ type Release struct {
 	After  time.Duration
 }
 
+// Routes returns the desired state before the first one of Forward: routes to the targets, so that
+// they can be checked through their VIPs.
+func (e *Evaluator) Routes() *plan.Desired {
+	w := &plan.Desired{RoutesOnly: true, Streams: map[string]*plan.Stream{}}
+	for name, s := range e.streams {
+		if d := e.planStream(s, nil); d.RouteAll {
+			w.Streams[name] = d
+		}
+	}
+	return w
+}
+
 // Forward returns the next desired state of the data plane. It is called after each Evaluate, once
 // the decision has a position: the VIPs that are about to lead to no target are not ready in it.
 func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {

@@ -93,7 +93,7 @@ func (w *model) update(reloaded bool) {
 	if reloaded {
 		w.e.Configure(w.now, w.config, w.set.Members)
 	} else {
-		w.e.Retarget(changes.Streams, w.set.Members)
+		w.e.Retarget(w.now, changes.Streams, w.set.Members)
 	}
 	w.evaluate(w.checks())
 }

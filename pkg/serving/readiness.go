@@ -18,6 +18,7 @@ func (e *Evaluator) readiness(v vip.VIP) readiness.VIPReadiness {
 	var starting, overdue, suspected uint32
 	var enough, held, alive bool
 	var drainEnd time.Time
+	var registering *stream // has enough targets, and may get more
 	forwarded, by := e.forwardedBy(v)
 	for _, s := range streams {
 		t := &s.tallies[f]
@@ -30,11 +31,14 @@ func (e *Evaluator) readiness(v vip.VIP) readiness.VIPReadiness {
 		starting += t.starting
 		overdue += t.overdue
 		suspected += t.suspected
+		gathers := !s.gathering.over && e.current[v].State == vip.NotReady
 		switch {
-		case forwarded && (s.enough(t.ready) || t.relieved):
+		case gathers && forwarded && s.enough(t.ready):
+			registering = s
+		case !gathers && forwarded && (s.enough(t.ready) || t.relieved):
 			held = (!enough || held) && t.ready-t.held < uint32(s.MinReady) && !t.relieved
 			enough = true
-		case forwarded && t.drainEnd.After(drainEnd):
+		case !gathers && forwarded && t.drainEnd.After(drainEnd):
 			// This stream explains the drain.
 			drainEnd, r.Detail = t.drainEnd, s.describe(f)
 		case r.Detail == "" && t.total > 0:
@@ -51,8 +55,12 @@ func (e *Evaluator) readiness(v vip.VIP) readiness.VIPReadiness {
 	case !drainEnd.IsZero():
 		r.State, r.Reason = vip.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
 		r.DrainEnd = drainEnd
-	case e.kernel != nil && alive && !waits:
+	case e.kernel != nil && alive && !waits && registering == nil:
 		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_DATA_PLANE, e.notForwarded(v)
+	case registering != nil:
+		r.Reason = readinessv1.VipReason_VIP_REASON_REGISTERING
+		r.Detail = bounded(fmt.Sprintf("%s; no VIP rises before no new target has registered for %v",
+			registering.describe(f), e.options.RegistrySettle))
 	case len(streams) == 0:
 		r.Reason = readinessv1.VipReason_VIP_REASON_NO_STREAM
 		r.Detail = "no stream of the trench file lists this VIP"

@@ -60,7 +60,7 @@ func (r *rig) configure(c *trench.Config) Result {
 }
 
 func (r *rig) retarget(stream string) {
-	r.e.Retarget([]trench.Stream{{Name: stream}}, r.of)
+	r.e.Retarget(r.now, []trench.Stream{{Name: stream}}, r.of)
 	r.evaluate()
 }
 

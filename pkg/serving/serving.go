@@ -19,7 +19,14 @@ import (
 type Options struct {
 	// Settle bounds the wait until each target of a new stream has a verdict. Until then none of its
 	// VIPs rises: one of many targets would get the flows of all.
-	Settle       time.Duration
+	Settle time.Duration
+	// RegistrySettle is how long no new target must have registered in a stream before its VIPs first
+	// rise, unless the trench file lists targets of it, too; 0: they rise at once. The wait ends
+	// [MaxRegistrySettles] of it after the first target.
+	RegistrySettle time.Duration
+	// Restored reports whether every target of a stream that was registered at the end of the previous
+	// process is registered: nothing is left to wait for. nil: none was.
+	Restored     func(stream string) bool
 	Outage       outage.Options
 	DataPlane    bool          // only what the kernel confirmed counts
 	WithdrawTime time.Duration // of the frontend, before the last target of a VIP leaves the data plane
@@ -93,20 +100,23 @@ func (e *Evaluator) Configure(now time.Time, c *trench.Config, members func(stri
 			e.byVIP[v] = append(e.byVIP[v], s)
 		}
 		if old := before[s.Name]; old != nil {
-			s.settleEnd = old.settleEnd
-		} else if e.options.Settle > 0 {
-			s.settleEnd = now.Add(e.options.Settle)
+			s.settleEnd, s.gathering = old.settleEnd, old.gathering
+		} else {
+			s.gathering = &gathering{over: e.options.RegistrySettle <= 0}
+			if e.options.Settle > 0 {
+				s.settleEnd = now.Add(e.options.Settle)
+			}
 		}
-		e.join(s, members(s.Name))
+		e.join(now, s, members(s.Name))
 	}
 }
 
 // Retarget replaces the targets of some streams.
-func (e *Evaluator) Retarget(changed []trench.Stream, members func(string) []targetset.Member) {
+func (e *Evaluator) Retarget(now time.Time, changed []trench.Stream, members func(string) []targetset.Member) {
 	for _, c := range changed {
 		if s, ok := e.streams[c.Name]; ok {
 			e.leave(s)
-			e.join(s, members(c.Name))
+			e.join(now, s, members(c.Name))
 		}
 	}
 }
@@ -119,8 +129,12 @@ func (e *Evaluator) leave(s *stream) {
 	e.forwarding.counted[s.Name] = true
 }
 
-func (e *Evaluator) join(s *stream, members []targetset.Member) {
+func (e *Evaluator) join(now time.Time, s *stream, members []targetset.Member) {
 	s.setMembers(members)
+	s.gathering.add(now, members)
+	if g := s.gathering; !g.over && e.options.Restored != nil {
+		g.known = g.known || e.options.Restored(s.Name)
+	}
 	e.retargeted[s.Name] = true
 	e.dirty[s] = true
 }
@@ -160,7 +174,10 @@ func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Resul
 	}
 	clear(e.dirty)
 	settleEnd := e.settle(now)
-	r.Settling, r.Next = !settleEnd.IsZero(), targetset.Soonest(settleEnd, r.Outage.Next)
+	gatherEnd, gathered := e.gather(now)
+	r.StreamsChanged = r.StreamsChanged || gathered
+	r.Settling = !settleEnd.IsZero()
+	r.Next = targetset.Soonest(targetset.Soonest(settleEnd, gatherEnd), r.Outage.Next)
 	vips := e.touched
 	if e.all {
 		vips = e.configured

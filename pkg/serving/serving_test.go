@@ -263,7 +263,7 @@ func TestDrainedTargetsAreNoOutage(t *testing.T) {
 	}
 	m := &r.members["two"][0]
 	m.Draining = healthcheck.Drained
-	r.e.Retarget([]trench.Stream{{Name: "two"}}, r.of)
+	r.e.Retarget(r.now, []trench.Stream{{Name: "two"}}, r.of)
 	if changed, removed := check(healthcheck.Ready); len(changed) != 1 || !slices.Contains(removed, key) {
 		t.Errorf("drained: %v, %v", changed, removed)
 	}
@@ -271,7 +271,7 @@ func TestDrainedTargetsAreNoOutage(t *testing.T) {
 		t.Errorf("failed while drained: %v, %v", changed, removed)
 	}
 	m.Draining = healthcheck.Ready
-	r.e.Retarget([]trench.Stream{{Name: "two"}}, r.of)
+	r.e.Retarget(r.now, []trench.Stream{{Name: "two"}}, r.of)
 	changed, removed := r.e.inService(healthcheck.Evaluation{})
 	if len(changed) != 1 || changed[0].Key != key || changed[0].State != healthcheck.NotReady {
 		t.Errorf("back: %v", changed)

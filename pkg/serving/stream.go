@@ -23,6 +23,7 @@ type stream struct {
 	shadowed  map[int]bool
 	tallies   [len(vip.Families)]tally
 	settleEnd time.Time // of the wait for first verdicts; zero: over
+	gathering *gathering
 }
 
 // tally counts the targets of one family of one stream. A target counts once, however many
@@ -71,9 +72,9 @@ func (s *stream) keys() iter.Seq2[healthcheck.Key, *targetset.Member] {
 // enough reports whether n targets are enough.
 func (s *stream) enough(n uint32) bool { return n > 0 && n >= uint32(s.MinReady) }
 
-// ready reports whether the stream has enough ready targets in some family.
+// ready reports whether the stream has enough ready targets in some family, and waits for no more.
 func (s *stream) ready() bool {
-	return slices.ContainsFunc(s.tallies[:], func(t tally) bool { return s.enough(t.ready) })
+	return s.gathering.over && slices.ContainsFunc(s.tallies[:], func(t tally) bool { return s.enough(t.ready) })
 }
 
 // count counts the targets of a stream.

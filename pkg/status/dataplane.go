@@ -15,8 +15,11 @@ func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) 
 		return
 	}
 	conntrack := "established flows stay with their target"
-	if !d.GetConntrack() {
+	switch {
+	case !d.GetConntrack():
 		conntrack = "off: flows move with the table"
+	case d.GetConntrackMode() == "loose":
+		conntrack = "loose: " + conntrack + ", with replies through any pod"
 	}
 	var head table
 	head.row("data plane", d.GetMode())

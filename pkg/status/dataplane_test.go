@@ -1,6 +1,7 @@
 package status
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -77,6 +78,16 @@ func TestDataPlane(t *testing.T) {
 			s.DataPlane = d
 			wantGolden(t, name+".golden", LB(s, now))
 		})
+	}
+}
+
+func TestDataPlaneWithLooseConntrack(t *testing.T) {
+	s := goodLB()
+	s.DataPlane = goodDataPlane()
+	s.DataPlane.ConntrackMode = "loose"
+	want := "loose: established flows stay with their target, with replies through any pod\n"
+	if !strings.Contains(LB(s, now), want) {
+		t.Errorf("want %q in\n%s", want, LB(s, now))
 	}
 }
 

@@ -298,6 +298,8 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"check.families", "families: ipv6", "families: 6", refused},
 		{"check.families", "families: ipv6", "families: both", taken},
 		{"check.families", "families: ipv6, source: [\"fd00::9\"]", "families: ipv4", onlySchema}, // the target has none
+		{"check.via", "families: ipv6", "families: ipv6, via: address", taken},
+		{"check.via", "families: ipv6", "families: ipv6, via: both", refused},
 		{"check.source", `["fd00::9"]`, "['::1']", onlySchema},
 		{"check.source", `["fd00::9"]`, "[]", refused},
 		{"check.source", `["fd00::9"]`, "'fd00::9'", refused},

@@ -186,8 +186,12 @@ type Check struct {
 	// Whose addresses are checked: ipv4, ipv6 or both. An address of the other family is as ready as
 	// the target's checked one.
 	Families Families `yaml:"families" form:"families" default:"both"`
+	// The path of a check. vip: the path of traffic, with the target's fwmark to one of the stream's
+	// VIPs after the other; needs the data plane. address: to the target's own address. Left out: vip
+	// with a data plane, address without.
+	Via Via `yaml:"via" form:"via"`
 	// Addresses to check from, at most one of a family, none of them in a VIP. Left out: as the kernel
-	// chooses.
+	// chooses; via vip, the address from which the gateways are reached.
 	_ [0]netip.Addr `yaml:"source" max:"2" remedy:"write the addresses to check from" empty:"the field"`
 	// Source4 and Source6 are the source; the zero Addr leaves the choice to the kernel.
 	Source4, Source6 netip.Addr
@@ -285,6 +289,25 @@ func (f Families) String() string { return familyNames[f] }
 func (f Families) Has(family vip.Family) bool {
 	return f == BothFamilies || (f == OnlyIPv4) == (family == vip.IPv4)
 }
+
+// Via is the path of a check. The zero value is that of a file that does not say.
+type Via uint8
+
+// The paths.
+const (
+	ViaDefault Via = iota
+	ViaVIP
+	ViaAddress
+)
+
+// viaNames are the paths as in the file.
+var viaNames = []string{"", "vip", "address"}
+
+// String returns "vip" or "address", as in the file, or "".
+func (v Via) String() string { return viaNames[v] }
+
+// ToVIP reports whether checks go to VIPs, given whether there is a data plane.
+func (v Via) ToVIP(dataPlane bool) bool { return v == ViaVIP || v == ViaDefault && dataPlane }
 
 // Defaults are the values of fields that an attractor or a gateway leaves out.
 type Defaults struct {

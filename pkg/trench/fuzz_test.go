@@ -198,6 +198,7 @@ func checks(t *testing.T, c Check, vips []vip.VIP) {
 	between(t, "rise", c.Rise, 1, 100)
 	between(t, "fall", c.Fall, 1, 100)
 	between(t, "the families", c.Families, 0, 2)
+	between(t, "the path", c.Via, 0, 2)
 	for _, source := range []netip.Addr{c.Source4, c.Source6} {
 		if source.IsValid() {
 			host(t, "the source", source, vips)
@@ -308,6 +309,9 @@ func writtenCheck(c Check) map[string]any {
 	o := map[string]any{
 		"interval": c.Interval.String(), "fastInterval": c.FastInterval.String(), "timeout": c.Timeout.String(),
 		"rise": c.Rise, "fall": c.Fall, "families": c.Families.String(),
+	}
+	if c.Via != ViaDefault {
+		o["via"] = c.Via.String()
 	}
 	var sources []string
 	for _, a := range []netip.Addr{c.Source6, c.Source4} {

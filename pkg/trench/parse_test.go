@@ -62,7 +62,7 @@ func TestReferenceFile(t *testing.T) {
 			},
 			{
 				Name: "stream-a-2", VIPs: []vip.VIP{vip.Require("2000::1/128")}, MinReady: 1, DrainTime: 5 * time.Second,
-				Check: byDefault(Check{TCP: TCPCheck{6000}}),
+				Check: byDefault(Check{TCP: TCPCheck{6000}, Via: ViaAddress}),
 			},
 			{
 				Name: "stream-a-3", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second,
@@ -78,8 +78,8 @@ func TestReferenceFile(t *testing.T) {
 			{
 				Name: "stream-a-4", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second,
 				Check: byDefault(Check{
-					Families: OnlyIPv6,
-					GRPC:     GRPCCheck{Port: 9090, Service: "pkg.Service", TLS: TLSCheck{On: true, Insecure: true}},
+					Families: OnlyIPv6, Via: ViaVIP,
+					GRPC: GRPCCheck{Port: 9090, Service: "pkg.Service", TLS: TLSCheck{On: true, Insecure: true}},
 				}),
 			},
 			{
@@ -172,7 +172,7 @@ func TestRefusedFiles(t *testing.T) {
 	const fields = "trench, attractor, streams"
 	const gatewayFields = "name, address, protocol, localASN, remoteASN, localPort, remotePort, holdTime, bfd, " +
 		"passwordFile"
-	const checkFields = "tcp, http, grpc, interval, fastInterval, timeout, rise, fall, families, source"
+	const checkFields = "tcp, http, grpc, interval, fastInterval, timeout, rise, fall, families, via, source"
 	tests := []struct {
 		name     string
 		old, new string // replaced in good
@@ -605,6 +605,10 @@ func TestRefusedFiles(t *testing.T) {
 		{
 			"families", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, families: v4}",
 			"f.yaml:13: streams[0].check.families: is \"v4\": write ipv4, ipv6 or both",
+		},
+		{
+			"path of checks", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, via: VIP}",
+			"f.yaml:13: streams[0].check.via: is \"VIP\": write vip or address",
 		},
 		{
 			"source is one address", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: 10.0.0.1}",

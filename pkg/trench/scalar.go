@@ -80,6 +80,7 @@ var forms = map[string]form{
 		`write numbers and ranges between 200 and 599, such as "200-399,404", at most 20`, checkStatus),
 	"transport": newForm(`^(tcp|udp|sctp)$`, "write tcp, udp or sctp", nil),
 	"families":  newForm(`^(ipv4|ipv6|both)$`, "write ipv4, ipv6 or both", nil),
+	"via":       newForm(`^(vip|address)$`, "write vip or address", nil),
 }
 
 func checkInterface(s string) string {
@@ -159,6 +160,10 @@ func (p *parser) read(v value, to reflect.Value, tag reflect.StructTag, in any) 
 		return v.address(x)
 	case *time.Duration:
 		return v.duration(x, tag)
+	case *Via:
+		s, ok := v.text(forms["via"])
+		*x = Via(max(0, slices.Index(viaNames, s)))
+		return ok
 	case *Families:
 		s, ok := v.text(forms["families"])
 		*x = Families(max(0, slices.Index(familyNames, s)))

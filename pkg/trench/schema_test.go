@@ -312,6 +312,8 @@ func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs 
 		return ordered{{"enum", []string{"tcp", "udp", "sctp"}}}
 	case "families":
 		return ordered{{"enum", []string{"ipv4", "ipv6", "both"}}}
+	case "via":
+		return ordered{{"enum", []string{"vip", "address"}}}
 	case "":
 		lo, _ := strconv.ParseUint(tag.Get("min"), 10, 32)
 		hi, _ := strconv.ParseUint(tag.Get("max"), 10, 32)

@@ -136,13 +136,13 @@ type runningPlane struct {
 }
 
 // start starts the data plane in the pod, with what the kernel has.
-func (g *planeFixture) start(ctx context.Context, stateless bool) error {
+func (g *planeFixture) start(ctx context.Context, conntrack dataplane.Conntrack) error {
 	p := &runningPlane{ended: make(chan error, 1)}
 	ctx, p.cancel = context.WithCancel(ctx)
 	var err error
 	p.Plane, err = dataplane.New(
 		dataplane.Options{
-			Config: dataplane.Config{Stateless: stateless}, StateDir: g.state, Log: slog.New(slog.DiscardHandler),
+			Config: dataplane.Config{Conntrack: conntrack}, StateDir: g.state, Log: slog.New(slog.DiscardHandler),
 		},
 	)
 	if err != nil {
@@ -271,7 +271,7 @@ func measurePlane(ctx context.Context, s *session) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
-	if err := g.start(ctx, false); err != nil {
+	if err := g.start(ctx, dataplane.ConntrackOn); err != nil {
 		return err
 	}
 	streams := planeStreams(0, n, perStream, tableSize, bothFamilies)
@@ -348,7 +348,7 @@ func measurePlaneStarts(ctx context.Context, s *session, g *planeFixture, stream
 			return err
 		}
 		began := time.Now()
-		if err := g.start(ctx, false); err != nil {
+		if err := g.start(ctx, dataplane.ConntrackOn); err != nil {
 			return err
 		}
 		ready.Samples = append(ready.Samples, milliseconds(time.Since(began)))

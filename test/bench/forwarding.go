@@ -39,16 +39,24 @@ const (
 	forwardRule      = "plain, one ip rule"
 	forwardTracked   = "plain, conntrack on"
 	forwardStateless = "vipgate, --conntrack=off"
+	forwardLoose     = "vipgate, --conntrack=loose"
 	forwardNone      = "sending alone"
 	forwardMatch     = "vipgate, match of 100 ports"
 	forwardVIPs      = "vipgate, 10 000 VIPs"
 	forwardVIPsMatch = "vipgate, 10 000 VIPs, match of 100 ports"
 )
 
-// planeVariants are the numbers of VIPs, and of ports of a match, of the methods with a data plane.
-var planeVariants = map[string]struct{ vips, ports int }{
-	vipgate: {1, 0}, forwardStateless: {1, 0}, forwardMatch: {1, 100},
-	forwardVIPs: {10_000, 0}, forwardVIPsMatch: {10_000, 100},
+// planeVariant is a method with a data plane: its numbers of VIPs, and of ports of a match.
+type planeVariant struct {
+	vips, ports int
+	conntrack   dataplane.Conntrack
+}
+
+var planeVariants = map[string]planeVariant{
+	vipgate: {vips: 1}, forwardMatch: {vips: 1, ports: 100},
+	forwardStateless: {vips: 1, conntrack: dataplane.ConntrackOff},
+	forwardLoose:     {vips: 1, conntrack: dataplane.ConntrackLoose},
+	forwardVIPs:      {vips: 10_000}, forwardVIPsMatch: {vips: 10_000, ports: 100},
 }
 
 // withoutMatch has the method to compare with for those that have a match.
@@ -66,7 +74,7 @@ type forwardPath struct {
 	fixture *planeFixture
 	echo    *packetPath
 	flood   *frameSender
-	counter *nftables.Conn // where the packets of the flood are counted
+	arrived *arrivals
 	ends    []func() error
 }
 
@@ -108,7 +116,7 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 		}
 	}
 	if variant, ok := planeVariants[way]; ok {
-		if err := g.start(ctx, way == forwardStateless); err != nil {
+		if err := g.start(ctx, variant.conntrack); err != nil {
 			return nil, err
 		}
 		streams := planeStreams(0, 1, targets, tableSize, oneFamily)
@@ -129,16 +137,16 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 		"add rule ip sink c udp dport %d counter name arrived drop", discardPort)); err != nil {
 		return nil, err
 	}
-	if err := sink.Do(func() (err error) { p.counter, err = nftables.New(nftables.AsLasting()); return err }); err != nil {
-		return nil, fmt.Errorf("counter: %w", err)
+	if p.arrived, err = openArrivals(sink, nftables.TableFamilyIPv4); err != nil {
+		return nil, err
 	}
-	p.ends = append(p.ends, p.counter.CloseLasting)
+	p.ends = append(p.ends, p.arrived.close)
 	if p.flood, err = newFrameSender(g.Lab); err != nil {
 		return nil, err
 	}
 	p.ends = append(p.ends, p.flood.close)
-	p.echo = &packetPath{technique: way, lab: g.Lab}
-	return p, p.echo.startEcho()
+	p.echo = &packetPath{technique: way}
+	return p, p.echo.startEcho(g.Backend, g.Gateway)
 }
 
 // matchOf returns so many ports, among them those of the flood and of the round trips; none for 0.
@@ -160,7 +168,6 @@ func nft(ctx context.Context, ns *lab.NetNS, commands string) error {
 func (p *forwardPath) close() error {
 	var errs []error
 	if p.echo != nil {
-		p.echo.lab = nil // the ground's
 		errs = append(errs, p.echo.close())
 	}
 	for _, end := range p.ends {
@@ -174,10 +181,27 @@ func (p *forwardPath) close() error {
 	return errors.Join(errs...)
 }
 
-// arrived is how many packets of floods have arrived.
-func (p *forwardPath) arrived() (uint64, error) {
-	object, err := p.counter.GetObject(
-		&nftables.CounterObj{Table: &nftables.Table{Name: "sink", Family: nftables.TableFamilyIPv4}, Name: "arrived"},
+// arrivals is the counter "arrived" in a table "sink", of the packets of floods.
+type arrivals struct {
+	conn   *nftables.Conn
+	family nftables.TableFamily
+}
+
+func openArrivals(ns *lab.NetNS, f nftables.TableFamily) (*arrivals, error) {
+	a := &arrivals{family: f}
+	err := ns.Do(func() (err error) { a.conn, err = nftables.New(nftables.AsLasting()); return err })
+	if err != nil {
+		return nil, fmt.Errorf("counter: %w", err)
+	}
+	return a, nil
+}
+
+func (a *arrivals) close() error { return a.conn.CloseLasting() }
+
+// count is how many packets of floods have arrived.
+func (a *arrivals) count() (uint64, error) {
+	object, err := a.conn.GetObject(
+		&nftables.CounterObj{Table: &nftables.Table{Name: "sink", Family: a.family}, Name: "arrived"},
 	)
 	if err != nil {
 		return 0, fmt.Errorf("counter: %w", err)
@@ -189,21 +213,21 @@ func (p *forwardPath) arrived() (uint64, error) {
 	return counter.Packets, nil
 }
 
-// measureFlood sends packets for d and returns the time for each that arrived, in µs.
-func (p *forwardPath) measureFlood(d time.Duration) (float64, error) {
+// measure sends packets for d and returns the time for each that arrived, in µs.
+func (f *frameSender) measure(d time.Duration, a *arrivals) (float64, error) {
 	// Neighbours, caches, and connections that are to be tracked.
-	if _, _, err := p.flood.send(time.Millisecond); err != nil {
+	if _, _, err := f.send(time.Millisecond); err != nil {
 		return 0, err
 	}
-	before, err := p.arrived()
+	before, err := a.count()
 	if err != nil {
 		return 0, err
 	}
-	sent, took, err := p.flood.send(d)
+	sent, took, err := f.send(d)
 	if err != nil {
 		return 0, err
 	}
-	after, err := p.arrived()
+	after, err := a.count()
 	if err != nil {
 		return 0, err
 	}
@@ -229,8 +253,8 @@ type multipleMessage struct {
 	length uint32
 }
 
+// newFrameSender returns a sender of UDP packets from a lab's gateway to floodVIP.
 func newFrameSender(l *lab.Lab) (*frameSender, error) {
-	f := &frameSender{}
 	from, err := interfaceOf(l.Gateway, "trench0")
 	if err != nil {
 		return nil, err
@@ -239,41 +263,56 @@ func newFrameSender(l *lab.Lab) (*frameSender, error) {
 	if err != nil {
 		return nil, err
 	}
+	f := &frameSender{}
 	for i := range f.frames {
-		frame := f.frames[i][:]
-		copy(frame, to.HardwareAddr)
-		copy(frame[6:], from.HardwareAddr)
-		binary.BigEndian.PutUint16(frame[12:], unix.ETH_P_IP)
-		header, payload := frame[14:34], frame[34:]
-		header[0], header[8], header[9] = 0x45, 64, unix.IPPROTO_UDP
-		binary.BigEndian.PutUint16(header[2:], uint16(len(frame)-14))
-		copy(header[12:], lab.GatewayA4.AsSlice())
-		copy(header[16:], floodVIP.AsSlice())
-		binary.BigEndian.PutUint16(header[10:], ^onesSum(header))
+		payload := f.frame(i, from.HardwareAddr, to.HardwareAddr, lab.GatewayA4, unix.IPPROTO_UDP)
 		binary.BigEndian.PutUint16(payload, uint16(10_000+i))
 		binary.BigEndian.PutUint16(payload[2:], discardPort)
 		binary.BigEndian.PutUint16(payload[4:], uint16(len(payload))) // a checksum of 0 is none
-		f.vectors[i].Base = &frame[0]
-		f.vectors[i].SetLen(len(frame))
+	}
+	return f, f.open(l.Gateway, from.Index)
+}
+
+// frame begins a frame to floodVIP and returns the part behind its IP header.
+func (f *frameSender) frame(i int, from, to net.HardwareAddr, source netip.Addr, protocol byte) (payload []byte) {
+	frame := f.frames[i][:]
+	copy(frame, to)
+	copy(frame[6:], from)
+	binary.BigEndian.PutUint16(frame[12:], unix.ETH_P_IP)
+	header := frame[14:34]
+	header[0], header[8], header[9] = 0x45, 64, protocol
+	binary.BigEndian.PutUint16(header[2:], uint16(len(frame)-14))
+	copy(header[12:], source.AsSlice())
+	copy(header[16:], floodVIP.AsSlice())
+	binary.BigEndian.PutUint16(header[10:], ^onesSum(header))
+	return frame[34:]
+}
+
+// open opens the socket, on an interface.
+func (f *frameSender) open(ns *lab.NetNS, link int) error {
+	for i := range f.frames {
+		f.vectors[i].Base = &f.frames[i][0]
+		f.vectors[i].SetLen(len(f.frames[i]))
 		f.messages[i].header.Iov = &f.vectors[i]
 		f.messages[i].header.SetIovlen(1)
 	}
-	err = l.Gateway.Do(func() (err error) {
+	err := ns.Do(func() (err error) {
 		f.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("socket of a flood: %w", err)
+		return fmt.Errorf("socket of a flood: %w", err)
 	}
 	if err := errors.Join(
 		unix.SetsockoptInt(f.socket, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1),
-		unix.Bind(f.socket, &unix.SockaddrLinklayer{Ifindex: from.Index}),
+		unix.Bind(f.socket, &unix.SockaddrLinklayer{Ifindex: link}),
 	); err != nil {
-		return nil, errors.Join(fmt.Errorf("socket of a flood: %w", err), unix.Close(f.socket))
+		return errors.Join(fmt.Errorf("socket of a flood: %w", err), unix.Close(f.socket))
 	}
-	return f, nil
+	return nil
 }
 
+// interfaceOf returns an interface of a namespace.
 func interfaceOf(ns *lab.NetNS, name string) (i *net.Interface, err error) {
 	err = ns.Do(func() (err error) { i, err = net.InterfaceByName(name); return err })
 	return i, err
@@ -334,6 +373,9 @@ func measureForwarding(ctx context.Context, s *session) (err error) {
 		{forwardStateless, 1},
 		{forwardStateless, 10},
 		{forwardStateless, 100},
+		{forwardLoose, 1},
+		{forwardLoose, 10},
+		{forwardLoose, 100},
 		{vipgate, 1},
 		{vipgate, 10},
 		{vipgate, 100},
@@ -343,7 +385,13 @@ func measureForwarding(ctx context.Context, s *session) (err error) {
 	}
 	if s.quick {
 		plans = []plan{
-			{forwardPlain, 1}, {forwardNone, 1}, {forwardRule, 1}, {forwardStateless, 10}, {vipgate, 10}, {forwardMatch, 10},
+			{forwardPlain, 1},
+			{forwardNone, 1},
+			{forwardRule, 1},
+			{forwardStateless, 10},
+			{forwardLoose, 10},
+			{vipgate, 10},
+			{forwardMatch, 10},
 		}
 	}
 	var paths []*forwardPath
@@ -360,15 +408,10 @@ func measureForwarding(ctx context.Context, s *session) (err error) {
 		paths = append(paths, p)
 	}
 	var results []forwardResult
-	ended := make(chan error, 1)
-	go func() {
-		err := pin()
-		if err == nil {
-			results, err = compareForwarding(ctx, paths, s.repeats(60, 5), 100)
-		}
-		ended <- err
-	}()
-	if err := <-ended; err != nil {
+	if err := pinned(func() (err error) {
+		results, err = compareForwarding(ctx, paths, s.repeats(60, 5), 100)
+		return err
+	}); err != nil {
 		return err
 	}
 	recordForwarding(s, paths, results)
@@ -385,7 +428,7 @@ func compareForwarding(ctx context.Context, paths []*forwardPath, rounds, trips 
 			}
 			i := (turn + round) % len(paths)
 			p, r := paths[i], &results[i]
-			cost, err := p.measureFlood(floodTime)
+			cost, err := p.flood.measure(floodTime, p.arrived)
 			if err != nil {
 				return nil, fmt.Errorf("%s to %d targets: %w", p.kind, p.targets, err)
 			}

@@ -106,7 +106,7 @@ func newPacketPath(ctx context.Context, technique string, vips int) (_ *packetPa
 		return nil, err
 	}
 	p.load = time.Since(began)
-	return p, p.startEcho()
+	return p, p.startEcho(p.lab.Backend, p.lab.Gateway)
 }
 
 // routeBySet runs the frontend's own source routing.
@@ -158,9 +158,9 @@ func (p *packetPath) routeByRules(ctx context.Context) error {
 
 // startEcho starts the target, which sends every packet back from the address it
 // was sent to, and opens the client's socket.
-func (p *packetPath) startEcho() error {
+func (p *packetPath) startEcho(at, from *lab.NetNS) error {
 	var server int
-	if err := p.lab.Backend.Do(func() (err error) { server, err = udpSocket(echoPort); return err }); err != nil {
+	if err := at.Do(func() (err error) { server, err = udpSocket(echoPort); return err }); err != nil {
 		return fmt.Errorf("echo server: %w", err)
 	}
 	if err := unix.SetsockoptInt(server, unix.IPPROTO_IP, unix.IP_PKTINFO, 1); err != nil {
@@ -172,7 +172,7 @@ func (p *packetPath) startEcho() error {
 	p.cleanup = append(p.cleanup, func() error { close(stop); wg.Wait(); return unix.Close(server) })
 
 	var client int
-	if err := p.lab.Gateway.Do(func() (err error) { client, err = udpSocket(0); return err }); err != nil {
+	if err := from.Do(func() (err error) { client, err = udpSocket(0); return err }); err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
 	p.cleanup = append(p.cleanup, func() error { return unix.Close(client) })
@@ -228,6 +228,19 @@ func pin() error {
 		return fmt.Errorf("pin a thread to a processor: %w", err)
 	}
 	return nil
+}
+
+// pinned runs a function in a goroutine that pin keeps on one processor.
+func pinned(f func() error) error {
+	ended := make(chan error, 1)
+	go func() {
+		err := pin()
+		if err == nil {
+			err = f()
+		}
+		ended <- err
+	}()
+	return <-ended
 }
 
 // echo answers until stop is closed; it checks stop whenever nothing came for echoTimeout.
@@ -350,15 +363,10 @@ func measurePackets(ctx context.Context, s *session) (err error) {
 	}
 
 	var results [][]packetResult
-	ended := make(chan error, 1)
-	go func() {
-		err := pin()
-		if err == nil {
-			results, err = comparePaths(ctx, paths, rounds, trips)
-		}
-		ended <- err
-	}()
-	if err := <-ended; err != nil {
+	if err := pinned(func() (err error) {
+		results, err = comparePaths(ctx, paths, rounds, trips)
+		return err
+	}); err != nil {
 		return err
 	}
 	recordPackets(s, paths, results)

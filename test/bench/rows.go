@@ -21,4 +21,5 @@ var rows = []row{
 	{18, "packets through the data plane", measureForwarding},
 	{19, "the data plane: what a stream takes", measureTables},
 	{20, "Kubernetes: from a Pod to the trench file", measureKube},
+	{21, "packets to a target and its replies", measureReplies},
 }

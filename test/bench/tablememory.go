@@ -103,7 +103,7 @@ func (t *tableMeasurement) measure(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
-	if err := g.start(ctx, false); err != nil {
+	if err := g.start(ctx, dataplane.ConntrackOn); err != nil {
 		return err
 	}
 	// What the first stream brings with it is no stream's.

@@ -79,6 +79,10 @@ func (fx *fixture) startTargets() error {
 
 // measureTargets is row 14.
 func measureTargets(ctx context.Context, s *session) error {
+	return errors.Join(measureManyTargets(ctx, s), measureCheckPaths(ctx, s))
+}
+
+func measureManyTargets(ctx context.Context, s *session) error {
 	n := s.sizes([]int{10_000}, []int{200})[0]
 	return on(ctx, s, n/targetsPerStream, oneFamily, func(fx *fixture) error {
 		if err := errors.Join(fx.pod.WriteTrench(fx.targetsTrench()), fx.startTargets()); err != nil {
@@ -132,19 +136,10 @@ func (fx *fixture) measureShare(s *session, p *lab.Process, n int, method string
 	if err := fx.pause(s.lasts(10*time.Second, time.Second)); err != nil {
 		return err
 	}
-	before, err := cpuTime(p.PID())
+	share, err := fx.share(p, s.lasts(time.Minute, time.Second))
 	if err != nil {
 		return err
 	}
-	began := time.Now()
-	if err := fx.pause(s.lasts(time.Minute, time.Second)); err != nil {
-		return err
-	}
-	after, err := cpuTime(p.PID())
-	if err != nil {
-		return fmt.Errorf("%s did not live through its checks: %w", p.Name, err)
-	}
-	share := 100 * float64(after-before) / float64(time.Since(began))
 	m := Measurement{
 		Row: 14, What: "targets checked each second: share of one core", Method: method, N: n, Unit: "%",
 		Samples: []float64{share},
@@ -154,6 +149,23 @@ func (fx *fixture) measureShare(s *session, p *lab.Process, n int, method string
 	}
 	s.record(m)
 	return nil
+}
+
+// share returns the share of one core, in percent, that a process takes for some time.
+func (fx *fixture) share(p *lab.Process, d time.Duration) (float64, error) {
+	before, err := cpuTime(p.PID())
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	if err := fx.pause(d); err != nil {
+		return 0, err
+	}
+	after, err := cpuTime(p.PID())
+	if err != nil {
+		return 0, fmt.Errorf("%s did not live through its checks: %w", p.Name, err)
+	}
+	return 100 * float64(after-before) / float64(time.Since(began)), nil
 }
 
 // waitTargets waits until lb says that n targets are ready.

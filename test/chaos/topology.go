@@ -181,8 +181,8 @@ streams:
 				}
 			}
 		}
-		fmt.Fprintf(&b, "    check: {tcp: {port: %d}, interval: %s, timeout: %s, rise: 1, fall: %d}\n    targets:\n",
-			checkPort, checkInterval, checkTimeout, checkFall)
+		fmt.Fprintf(&b, "    check: {tcp: {port: %d}, via: address, interval: %s, timeout: %s, rise: 1, fall: %d}\n"+
+			"    targets:\n", checkPort, checkInterval, checkTimeout, checkFall)
 		for t := i * targetsPerStream; t < (i+1)*targetsPerStream; t++ {
 			fmt.Fprintf(&b, "      - {name: target-%d, ips: [%q, %q]}\n", t, targetAddr(t, ipv4), targetAddr(t, ipv6))
 		}

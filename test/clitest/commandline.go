@@ -24,6 +24,8 @@ type CommandLine struct {
 	// Reads names the flags whose paths are only read, so that they may lie in a
 	// read-only mount.
 	Reads []string
+	// EveryAddress reports whether health may be served at every address of the pod.
+	EveryAddress bool
 	// Documented reports whether a mount that no flag uses is explained somewhere.
 	Documented func(path string) bool
 }
@@ -113,7 +115,7 @@ func (c *Container) Problems(tb testing.TB, l CommandLine) []string {
 			p.add("%s=%s refers to a variable that is not set before it", e.Name, e.Value)
 		}
 	}
-	p.probes(flags, l.Services)
+	p.probes(flags, l)
 	p.mounts(flags, given, l)
 	return p.list
 }
@@ -128,7 +130,7 @@ func (p *problems) add(format string, args ...any) {
 }
 
 // probes compares probes and ports with what is listened on.
-func (p *problems) probes(flags map[string]*kong.Flag, services []string) {
+func (p *problems) probes(flags map[string]*kong.Flag, l CommandLine) {
 	c := p.container
 	health, metrics := text(flags["health-port"]), text(flags["metrics-port"])
 	for _, of := range []struct {
@@ -142,13 +144,14 @@ func (p *problems) probes(flags map[string]*kong.Flag, services []string) {
 		case strconv.Itoa(of.probe.GRPC.Port) != health:
 			p.add("the %s probe asks port %d, health is at %s", of.name, of.probe.GRPC.Port, health)
 		}
-		if !slices.Contains(services, of.probe.GRPC.Service) {
-			p.add("the %s probe asks for %q, which is not served: %q", of.name, of.probe.GRPC.Service, services)
+		if !slices.Contains(l.Services, of.probe.GRPC.Service) {
+			p.add("the %s probe asks for %q, which is not served: %q", of.name, of.probe.GRPC.Service, l.Services)
 		}
 	}
 	for _, flag := range []string{"health-host", "metrics-host"} {
-		if text(flags[flag]) != podIP {
-			p.add("--%s is %s, not the pod's address", flag, text(flags[flag]))
+		host := text(flags[flag])
+		if every := l.EveryAddress && flag == "health-host" && host == "0.0.0.0"; host != podIP && !every {
+			p.add("--%s is %s, not the pod's address", flag, host)
 		}
 	}
 	var ports []string

@@ -190,7 +190,7 @@ streams:
 // startLB starts the lb, guarded.
 func (s *fixture) startLB() error {
 	if err := s.pod.StartLB("--source=file", "--source=registry", "--target-id="+appStream+"="+lab.AppID,
-		fmt.Sprintf("--registry-grace=%v", grace)); err != nil {
+		"--registry-settle=0s", fmt.Sprintf("--registry-grace=%v", grace)); err != nil {
 		return err
 	}
 	s.guard(s.pod.LB)

@@ -28,7 +28,7 @@ type options struct {
 	tools    string        // the folder of grpcurl
 	hold     bool          // leave it running after the last step
 	pause    time.Duration // to read each table, and to see that it stays
-	act      int           // 1 or 2; 0 for both
+	act      int           // 1 to 3; 0 for all
 }
 
 func main() {
@@ -49,12 +49,13 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.DurationVar(
 		&o.pause, "pause", 2500*time.Millisecond, "how long each table is left to be read, and must stay as it is",
 	)
-	f.IntVar(&o.act, "act", 0, "1 for advertisements, 2 for real traffic (default: both)")
+	f.IntVar(&o.act, "act", 0, "1 for advertisements, 2 for real traffic, 3 for a rollout (default: all)")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
-	if o.act < 0 || o.act > 2 {
-		fmt.Fprintf(stderr, "demo: there is no act %d: 1 is about advertisements, 2 about real traffic\n", o.act)
+	if o.act < 0 || o.act > 3 {
+		fmt.Fprintf(stderr, "demo: there is no act %d: 1 is about advertisements, 2 about real traffic, 3 about a rollout\n",
+			o.act)
 		return o, errors.New("usage")
 	}
 	if f.NArg() > 0 {
@@ -97,7 +98,7 @@ func (o *options) complete() error {
 		}
 		*dir = abs
 	}
-	for _, program := range []string{"lb", "frontend"} {
+	for _, program := range []string{"lb", "frontend", "target"} {
 		if _, err := os.Stat(filepath.Join(o.binaries, program)); err != nil {
 			errs = append(errs, fmt.Errorf("%s is not built in %s: make build", program, o.binaries))
 		}
@@ -114,15 +115,19 @@ func (o *options) complete() error {
 // play plays the acts.
 func play(o options, out *printer, signals *signals) error {
 	start := time.Now()
-	if o.act != 2 {
+	if o.act <= 1 {
 		if err := playFirst(o, out, signals); err != nil {
 			return err
 		}
 	}
-	if o.act == 2 || (o.act == 0 && !o.hold) {
+	for i, create := range []func(*printer, options) *trafficScenario{secondScenario, thirdScenario} {
+		if o.act != i+2 && (o.act != 0 || o.hold) {
+			continue
+		}
 		ctx, release := signals.phase(context.Background())
-		defer release()
-		if err := (&trafficScenario{printer: out, options: o}).run(ctx); err != nil {
+		err := create(out, o).run(ctx)
+		release()
+		if err != nil {
 			return err
 		}
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// built is the folder of demo, lb and frontend, built once for all tests. Its
+// built is the folder of demo, lb, frontend and target, built once for all tests. Its
 // name has a space, as a user's folder may.
 var built string
 
@@ -83,14 +83,15 @@ func buildGrpcurl(ctx context.Context, module, dir string) error {
 }
 
 // demoTimeout bounds a whole demo. It is a bound of liveness: the first act takes
-// 30 s with pauses to read and 15 s without, the second one about two minutes.
+// 30 s with pauses to read and 15 s without, the second one about a minute, the third one half of
+// that.
 const demoTimeout = 6 * time.Minute
 
 // quick leaves no time to read, only to see that tables stay.
 const quick = "--pause=300ms"
 
-// firstAct is about advertisements, secondAct about real traffic.
-const firstAct, secondAct = "--act=1", "--act=2"
+// firstAct is about advertisements, secondAct about real traffic, thirdAct about a rollout.
+const firstAct, secondAct, thirdAct = "--act=1", "--act=2", "--act=3"
 
 // demoRun is a running demo.
 type demoRun struct {
@@ -254,6 +255,27 @@ func TestTrafficWithAndWithoutGating(t *testing.T) {
 		}
 	}
 	t.Log(p.text())
+	wantNothingLeft(t, p.pid())
+}
+
+// The third act stays after the rollout, and what it suggests to try works.
+func TestHeldRollout(t *testing.T) {
+	p := startDemo(t, thirdAct, "--hold")
+	p.waitFor("Ctrl-C clears everything up")
+	if !strings.Contains(p.text(), "no planned change lost a request") {
+		t.Error("it does not say that nothing was lost")
+	}
+	tries := printed.FindAllStringSubmatch(p.text(), -1)
+	if len(tries) < 10 {
+		t.Fatalf("only %d commands", len(tries))
+	}
+	for _, c := range tries {
+		t.Run(c[1], func(t *testing.T) { try1(t, c[1], c[2]) })
+	}
+	p.signal(syscall.SIGINT)
+	if status := p.wait(); status != 0 {
+		t.Errorf("exit status %d", status)
+	}
 	wantNothingLeft(t, p.pid())
 }
 

@@ -12,13 +12,13 @@ import (
 	"testing"
 )
 
-// commandLine is a call of frontend or lb in a document.
+// commandLine is a call of frontend, lb or target in a document.
 type commandLine struct {
 	at   string // file:line
 	args []string
 }
 
-// commandLines finds the calls of frontend and lb in the blocks and in the
+// commandLines finds the calls of the programs in the blocks and in the
 // inline code of a document.
 func commandLines(t *testing.T, d *document) []commandLine {
 	t.Helper()
@@ -51,8 +51,9 @@ func commandLines(t *testing.T, d *document) []commandLine {
 // separators end a command of the shell.
 var separators = regexp.MustCompile(`\s(?:\|\|?|&&?|;|>>?|2>)(?:\s|$)|;\s`)
 
-// calls returns the calls of frontend and lb in a line of the shell.
+// calls returns the calls of frontend, lb and target in a line of the shell.
 func calls(text string) [][]string {
+	programs := []string{"frontend", "lb", "target"}
 	var found [][]string
 	for _, command := range separators.Split(text, -1) {
 		words := split(command)
@@ -66,7 +67,7 @@ func calls(text string) [][]string {
 		if len(words) > 3 && words[0] == "ip" && words[1] == "netns" && words[2] == "exec" {
 			words = words[4:]
 		}
-		if len(words) > 0 && slices.Contains([]string{"frontend", "lb", "bin/frontend", "bin/lb"}, words[0]) {
+		if len(words) > 0 && slices.Contains(programs, strings.TrimPrefix(words[0], "bin/")) {
 			words[0] = filepath.Base(words[0])
 			found = append(found, words)
 		}

@@ -42,7 +42,7 @@ attractor:
 streams:
   - name: stream-a-1
     vips: [%[1]s, "%[2]s"]
-    check: {tcp: {port: %[5]d}, interval: 500ms, timeout: 500ms, rise: 1, fall: 10}
+    check: {tcp: {port: %[5]d}, via: address, interval: 500ms, timeout: 500ms, rise: 1, fall: 10}
     match: [{protocols: [tcp], ports: [%[5]d]}]
     targets:
       - {name: target-1, ips: [%[6]s, "%[7]s"]}
@@ -51,6 +51,7 @@ streams:
 // reader is one who has the document and a shell in the pod.
 type reader struct {
 	pod   *lab.Pod
+	at    *lab.NetNS        // where the commands run
 	tools string            // the folder of what is called by its name
 	paths *strings.Replacer // from the paths in the document to those of the pod
 	env   []string
@@ -96,7 +97,7 @@ func newReader(t *testing.T) *reader {
 	defer cancel()
 	must(gateway.WantRoutes(ctx, vip4, vip6))
 
-	r := &reader{pod: p, tools: filepath.Join(l.Dir, "tools")}
+	r := &reader{pod: p, at: l.Pod, tools: filepath.Join(l.Dir, "tools")}
 	must(os.Mkdir(r.tools, 0o700))
 	must(r.wrap("lb", p.LBArgs()))
 	must(r.wrap("frontend", p.FrontendArgs()))
@@ -139,7 +140,7 @@ func (r *reader) connect(t *testing.T) {
 func address(vip string) netip.Addr { return netip.MustParsePrefix(vip).Addr() }
 
 // prepareForwarding gives the pod what docs/dataplane.md says that it needs, and the
-// target what it says that targets need; and the gateway a way to the VIP.
+// target the VIPs and a reply route; and the gateway a route to the VIP.
 func prepareForwarding(l *lab.Lab) error {
 	return errors.Join(
 		l.Pod.Sysctl("net.ipv4.conf.all.rp_filter", "0"),
@@ -148,6 +149,8 @@ func prepareForwarding(l *lab.Lab) error {
 		l.Backend.Addr("lo", vip4, vip6),
 		l.Backend.IP("route", "add", "default", "via", "172.16.0.1", "table", "100"),
 		l.Backend.IP("rule", "add", "from", address(vip4).String(), "lookup", "100", "priority", "100"),
+		l.Backend.IP("-6", "route", "add", "default", "via", "fd00:16::1", "table", "100"),
+		l.Backend.IP("-6", "rule", "add", "from", address(vip6).String(), "lookup", "100", "priority", "100"),
 		l.Gateway.IP("route", "add", vip4, "via", lab.PodExternal4.String()),
 	)
 }
@@ -184,7 +187,7 @@ func (r *reader) do(t *testing.T, script string) (string, error) {
 	cmd := r.command(ctx, script)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := r.pod.Lab.Pod.Start(cmd); err != nil {
+	if err := r.at.Start(cmd); err != nil {
 		return "", err
 	}
 	err := cmd.Wait()
@@ -264,7 +267,7 @@ func (r *reader) streams(t *testing.T, script string) {
 		}
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
-		if err := r.pod.Lab.Pod.Start(cmd); err != nil {
+		if err := r.at.Start(cmd); err != nil {
 			t.Fatal(err)
 		}
 		lines := bufio.NewScanner(out)
@@ -324,6 +327,34 @@ func TestOperationsCommandsRun(t *testing.T) {
 
 func TestDataPlaneCommandsRun(t *testing.T) {
 	newReader(t).follow(t, read(t, filepath.Join(root, "docs", "dataplane.md")), 8)
+}
+
+// TestTargetCommandsRun follows the document in the target's namespace, which `target` keeps.
+func TestTargetCommandsRun(t *testing.T) {
+	r := newReader(t)
+	l, socket := r.pod.Lab, filepath.Join(r.pod.Lab.Dir, "target.sock")
+	run := []string{
+		filepath.Join(binaries, "target"), "run", "--pool=20.0.0.0/24,2000::/64", "--interface=pod0",
+		"--admin-socket=unix://" + socket,
+	}
+	if err := r.wrap("target", run); err != nil {
+		t.Fatal(err)
+	}
+	p, err := l.Start(l.Backend, "target", run...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.at = l.Backend
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	if err := lab.Eventually(ctx, 10*time.Millisecond, func() error {
+		_, err := r.do(t, "target status")
+		return err
+	}); err != nil {
+		t.Fatalf("%v\n%s", err, p.Output())
+	}
+	r.connect(t)
+	r.follow(t, read(t, filepath.Join(root, "docs", "targets.md")), 5)
 }
 
 // follow runs the blocks of a document that are marked, at least so many.

@@ -70,7 +70,7 @@ func init() { afterStep = crash.After }
 // unless that is "".
 func endOfChange(t *testing.T, mortal, step string) string {
 	t.Helper()
-	f := newDataPlaneFixtureOf(t, 3)
+	f := newDataPlaneFixtureOf(t, 1, 3)
 	f.start()
 	g, err := f.Load(f.ctx, 100, 12, load.Config{})
 	f.must(err)

@@ -49,16 +49,26 @@ streams:
 	return text
 }
 
-func newDataPlaneFixture(t *testing.T) *dataPlaneFixture { return newDataPlaneFixtureOf(t, 2) }
+// viaAddress has the targets of a trench file checked at their own addresses.
+func viaAddress(trench string) string {
+	return strings.ReplaceAll(trench, "interval:", "via: address, interval:")
+}
 
-// newDataPlaneFixtureOf has so many targets, of which two stand in the trench file.
-func newDataPlaneFixtureOf(t *testing.T, targets int) *dataPlaneFixture {
+func (f *dataPlaneFixture) checkOwnAddresses() {
+	f.t.Helper()
+	f.must(f.WriteTrench(viaAddress(dataPlaneTrench(1, 2))))
+}
+
+func newDataPlaneFixture(t *testing.T) *dataPlaneFixture { return newDataPlaneFixtureOf(t, 1, 2) }
+
+// newDataPlaneFixtureOf has so many pods and targets, of which two stand in the trench file.
+func newDataPlaneFixtureOf(t *testing.T, pods, targets int) *dataPlaneFixture {
 	t.Helper()
 	if lack := lab.MissingForTopology(); lack != "" {
 		lab.Skip(t, lack)
 	}
 	topology, err := lab.NewTopology(lab.TopologyConfig{
-		Pods: 1, Targets: targets, VIPs: []netip.Addr{
+		Pods: pods, Targets: targets, VIPs: []netip.Addr{
 			netip.MustParseAddr("20.0.0.1"),
 			netip.MustParseAddr("2000::1"),
 		}, Binaries: binaries,

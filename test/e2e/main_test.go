@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// binaries is the folder of lb and frontend, built once for all tests.
+// binaries is the folder of lb, frontend and target, built once for all tests.
 var binaries string
 
 // binariesVariable names that folder to a run that is part of another one.

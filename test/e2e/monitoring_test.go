@@ -126,6 +126,7 @@ func TestDashboardQueries(t *testing.T) {
 	for _, family := range []string{"ipv4", "ipv6"} {
 		f.must(f.Pod.Sysctl("net."+family+".fib_multipath_hash_policy", "1"))
 	}
+	f.must(f.pod.WriteTrench(viaAddress(usualTrench())))
 	f.must(f.pod.StartLB("--dataplane=nftables"))
 	f.must(f.pod.StartFrontend())
 	f.wantRoutes(every()...)

@@ -65,31 +65,29 @@ func serveBulk(t *testing.T, a *lab.App) {
 	t.Helper()
 	var done sync.WaitGroup
 	t.Cleanup(done.Wait)
-	for _, vip := range a.VIPs {
-		var l net.Listener
-		if err := a.NS.Do(func() (err error) {
-			l, err = net.Listen("tcp", netip.AddrPortFrom(vip, bulkPort).String())
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
-		done.Go(func() {
-			for {
-				conn, err := l.Accept()
-				if err != nil {
-					return
-				}
-				done.Go(func() {
-					defer conn.Close()
-					if conn.SetDeadline(time.Now().Add(waitTimeout)) == nil {
-						// What does not arrive, the client misses.
-						_, _ = conn.Write(make([]byte, bulkSize))
-					}
-				})
-			}
-		})
+	var l net.Listener
+	if err := a.NS.Do(func() (err error) {
+		l, err = net.Listen("tcp", fmt.Sprintf(":%d", bulkPort))
+		return err
+	}); err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { l.Close() })
+	done.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			done.Go(func() {
+				defer conn.Close()
+				if conn.SetDeadline(time.Now().Add(waitTimeout)) == nil {
+					// What does not arrive, the client misses.
+					_, _ = conn.Write(make([]byte, bulkSize))
+				}
+			})
+		}
+	})
 }
 
 // download fetches everything from a VIP.

@@ -31,6 +31,7 @@ func registryTrench() string {
 // registry is an lb that takes registrations for stream-a, from the application only.
 var registry = []string{
 	"--source=file", "--source=registry", "--target-id=stream-a=spiffe://vipgate.demo/ns/*/sa/app", "--registry-grace=2s",
+	"--registry-settle=0s",
 }
 
 // newRegistryFixture creates a fixture with a pod whose lb has a registry, and both targets up.
@@ -156,7 +157,8 @@ func TestRegistrationsSurviveLBRestart(t *testing.T) {
 	// The client does not return, so that the registration exists only in the file.
 	f.must(p.Signal(syscall.SIGSTOP))
 	f.must(f.pod.LB.Kill())
-	f.must(f.pod.StartLB(append(registry, "--registry-grace=1m", "--stale-grace=20s")...))
+	// It waits for no more registrations than it had.
+	f.must(f.pod.StartLB(append(registry, "--registry-grace=1m", "--stale-grace=20s", "--registry-settle=1m")...))
 	f.wantStatus("2 of 4 VIPs ready; the frontend advertises 2", "app-1", "1 target of 1 caller")
 	f.wantNoUpdates(mark, vipA4)
 	f.must(p.Signal(syscall.SIGCONT))

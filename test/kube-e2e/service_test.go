@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/test/lab"
@@ -180,9 +181,18 @@ func (f *fixture) wantAnswers(g *load.Generator, apps ...*lab.App) {
 	}
 }
 
-// wantNoAnswers checks that requests from now on go to other applications.
+// wantNoAnswers checks that requests go to other applications once no kernel sends new flows to
+// this one: lb shows that a target drains before the kernel has the new table.
 func (f *fixture) wantNoAnswers(g *load.Generator, app *lab.App) {
 	f.t.Helper()
+	f.wait(func(ctx context.Context) error {
+		for _, p := range f.Pods {
+			if err := wantNoEntries(ctx, p, app.Name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
 	defer cancel()
 	before, err := g.Take(ctx)
@@ -195,6 +205,26 @@ func (f *fixture) wantNoAnswers(g *load.Generator, app *lab.App) {
 	if n := during.ByTarget[app.Name]; n > 0 {
 		f.t.Fatalf("%s answered %d requests that began after its drain", app.Name, n)
 	}
+}
+
+// wantNoEntries returns an error while the tables of a trench pod lead to a target.
+func wantNoEntries(ctx context.Context, p *lab.Pod, target string) error {
+	conn, err := grpc.NewClient("unix:"+p.LBAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	r, err := lbv1.NewLBServiceClient(conn).GetStatus(ctx, &lbv1.GetStatusRequest{}, grpc.WaitForReady(true))
+	if err := errors.Join(err, conn.Close()); err != nil {
+		return err
+	}
+	for _, stream := range r.GetStatus().GetDataPlane().GetStreams() {
+		for _, x := range stream.GetTargets() {
+			if n := x.GetEntriesIpv4() + x.GetEntriesIpv6(); x.GetName() == target && n > 0 {
+				return fmt.Errorf("%d entries of tables lead to %s", n, target)
+			}
+		}
+	}
+	return nil
 }
 
 // lost fails the test if a request was lost.

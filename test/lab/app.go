@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -16,26 +17,33 @@ import (
 const (
 	RequestPort = 8080 // HTTP, on the VIPs
 	FlowPort    = 8007 // the echo protocol of package load, on the VIPs
-	HealthPort  = 5000 // accepts connections, on the own addresses
+	HealthPort  = 5000 // accepts connections
 )
 
 // pollInterval is the interval at which a condition of another process is checked.
 const pollInterval = 10 * time.Millisecond
 
-// App is a target of a topology, with an application in its own namespace.
+// App is a target of a topology, with an application in its own namespace that listens on all
+// addresses.
 type App struct {
-	Name  string
-	NS    *NetNS
-	Addrs []netip.Addr // its own, one of each family
-	VIPs  []netip.Addr // that it serves
+	Name    string
+	NS      *NetNS
+	Addrs   []netip.Addr // its own, one of each family
+	Sidecar *Process     // `target run`; nil without one
 
 	backend *NetNS // where its wire ends
 	port    string // and in what
+	dir     string // of the sidecar
+
+	replaced int // how often
 
 	mu     sync.Mutex
 	server *load.Server // nil while it does not serve
-	health []*Target
+	health *Target
 }
+
+// Admin is the admin socket of the sidecar.
+func (a *App) Admin() string { return filepath.Join(a.dir, "admin.sock") }
 
 // Start makes the application serve its VIPs, and then reports that it is healthy.
 // One that serves is left as it is, but for its health.
@@ -44,30 +52,22 @@ func (a *App) Start() error {
 	defer a.mu.Unlock()
 	if a.server == nil {
 		server := load.NewServer(a.Name)
-		for _, vip := range a.VIPs {
-			for port, serve := range map[uint16]func(net.Listener){
-				RequestPort: server.ServeRequests,
-				FlowPort:    server.ServeFlows,
-			} {
-				l, err := a.listen(netip.AddrPortFrom(vip, port))
-				if err != nil {
-					return errors.Join(fmt.Errorf("%s: %w", a.Name, err), server.Abort())
-				}
-				serve(l)
+		for port, serve := range map[uint16]func(net.Listener){
+			RequestPort: server.ServeRequests,
+			FlowPort:    server.ServeFlows,
+		} {
+			l, err := a.listen(netip.AddrPortFrom(netip.IPv6Unspecified(), port))
+			if err != nil {
+				return errors.Join(fmt.Errorf("%s: %w", a.Name, err), server.Abort())
 			}
+			serve(l)
 		}
 		a.server = server
 	}
 	if a.health == nil {
-		for _, own := range a.Addrs {
-			a.health = append(a.health, NewTarget(a.NS, netip.AddrPortFrom(own, HealthPort)))
-		}
+		a.health = NewTarget(a.NS, netip.AddrPortFrom(netip.IPv6Unspecified(), HealthPort))
 	}
-	var errs []error
-	for _, h := range a.health {
-		errs = append(errs, h.Up())
-	}
-	return errors.Join(errs...)
+	return a.health.Up()
 }
 
 func (a *App) listen(at netip.AddrPort) (l net.Listener, err error) {
@@ -90,11 +90,10 @@ func (a *App) Unhealthy() error {
 }
 
 func (a *App) unhealthy() error {
-	var errs []error
-	for _, h := range a.health {
-		errs = append(errs, h.Down())
+	if a.health == nil {
+		return nil
 	}
-	return errors.Join(errs...)
+	return a.health.Down()
 }
 
 // Connections counts the open connections: of requests, and long-lived flows.
@@ -105,6 +104,14 @@ func (a *App) Connections() (requests, flows int) {
 		return 0, 0
 	}
 	return a.server.Connections()
+}
+
+// move puts the application, which does not serve, into another namespace.
+func (a *App) move(ns *NetNS) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.NS, a.health = ns, nil
+	a.replaced++
 }
 
 // Stop ends as a good application does: the health goes first, nothing new is

@@ -15,6 +15,8 @@ type Pod struct {
 	Dir      string // its folder; "" for the lab's
 	LB       *Process
 	Frontend *Process
+
+	replaced int // how often, in a Topology
 }
 
 // Namespace is where the pod lives.

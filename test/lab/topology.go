@@ -2,7 +2,6 @@ package lab
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -11,8 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/vipgate/vipgate/test/load"
+	"time"
 )
 
 // Limits of a topology: the numbers of pods and targets are part of its addresses.
@@ -24,42 +22,55 @@ const (
 // TopologyConfig describes a topology.
 type TopologyConfig struct {
 	Pods, Targets int
+	Gateways      int          // 1 or 2; 0 is 1
 	VIPs          []netip.Addr // served by every target
-	Binaries      string       // the folder of lb and frontend
+	Binaries      string       // the folder of lb, frontend and target
+	Replies       Replies      // of the targets
 }
 
-// Topology is a lab for real traffic: a gateway, one or more trench pods
+// Replies is the route of what targets answer.
+type Replies uint8
+
+const (
+	// SamePod: through the pod from which the newest packet of the flow came, by `target run`.
+	SamePod Replies = iota
+	// ECMP: over all pods by a hash of the flow, whichever pod its packets come from, as with the
+	// targets of Meridio 2. No program runs beside the application.
+	ECMP
+)
+
+// Topology is a lab for real traffic: one or two gateways, one or more trench pods
 // beside each other, and targets with a namespace each.
 //
-//	                      .- int0 - pod 1 - ext-vlan -.
-//	targets == (bridge) --+                           +-- (bridge) trench0 == gateway, clients
-//	            backend   '- int0 - pod 2 - ext-vlan -'
+//	                      .- int0 - pod 1 - ext-vlan -.           .- gateway, clients
+//	targets == (bridge) --+                           +-- trench0 +
+//	            backend   '- int0 - pod 2 - ext-vlan -'           '- second gateway, clients
 //
-// Clients live in the gateway's namespace and have its addresses. A VIP to which the gateway has no
-// route is an error at connect(2): an interval without an announcement fails every request in it, and
-// no second SYN hides it. (BIRD 2.0.12 replaces the next hops of a route at one stroke, so that
-// starting and ending pods cause no such interval.)
+// Clients live in the gateways' namespaces and have their addresses. A VIP to which a gateway has
+// no route is an error at connect(2): an interval without an announcement fails every request in
+// it, and no second SYN hides it. (BIRD 2.0.12 replaces the next hops of a route at one stroke, so
+// that starting and ending pods cause no such interval.) Gateways choose the pod by a hash of
+// addresses, protocol and ports, each with a seed of its own, and keep nothing of a flow: when a
+// pod comes or goes, flows of other pods move, too. What pods send to clients they spread over the
+// gateways, so that a flow comes through one gateway, and replies leave through another.
 //
-// Targets have the VIPs on lo, do not answer ARP or neighbor solicitations for them, and send
-// what comes from a VIP back to the pod from which the newest packet of the same
-// flow came (a mark of the connection in the target's own nftables). So the way
-// back follows the way there, and is no better and no worse than it: a pod gets
-// answers exactly while the gateway sends it the questions. That is what makes
-// "no request failed" a fair criterion: a pod that leaves has its VIPs withdrawn
-// and its flows moved by the gateway, and their answers move with them; a pod
+// Targets accept the VIPs and send what comes from a VIP back to the pod from which the newest
+// packet of the same flow came, by `target run`. So the reply path follows the forward path, and is
+// no better and no worse than it: a pod gets replies exactly while a gateway sends it the requests.
+// That is what makes "no request failed" a fair criterion: a pod that leaves has its VIPs withdrawn
+// and its flows moved by the gateways, and their replies move with them; a pod
 // that attracts traffic and cannot return it loses it, and that is counted.
-// Meridio spreads the answers over the pods that its control plane reports
-// alive; such a report would be one more component here, whose delay would be
-// measured instead of the trench's. A flow that begins at a target
-// has no mark and is spread over all pods.
 //
-// A pod that is replaced loses everything that its kernel and its folder held,
-// as with a new pod of a Deployment, but for its addresses.
+// A pod that is replaced loses everything that its kernel and its folder held, and its link
+// addresses, as with a new pod of a Deployment, but for its addresses. So does a target.
 type Topology struct {
 	*Lab
 	VIPs    []netip.Addr
 	Pods    []*Pod // pod 1 is the first
 	Targets []*App // target-1 is the first
+
+	replies  Replies
+	binaries string
 }
 
 // PodExternal are the addresses of a pod on the external network; pods count from 1.
@@ -80,9 +91,14 @@ func TargetAddrs(target int) []netip.Addr {
 // addr fills a number within its bounds into an address.
 func addr(format string, n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf(format, n)) }
 
-// Link addresses of pods. They stay the same when a pod is replaced.
-func internalLink(pod int) string { return fmt.Sprintf("02:76:67:01:00:%02x", pod) }
-func externalLink(pod int) string { return fmt.Sprintf("02:76:67:02:00:%02x", pod) }
+// Link addresses of pods. A pod that replaces another one has new ones.
+func (t *Topology) internalLink(pod int) string {
+	return fmt.Sprintf("02:76:67:01:%02x:%02x", t.Pods[pod-1].replaced, pod)
+}
+
+func (t *Topology) externalLink(pod int) string {
+	return fmt.Sprintf("02:76:67:02:%02x:%02x", t.Pods[pod-1].replaced, pod)
+}
 
 // gatewayLink is the link address of the gateway's bridge: without one of its
 // own a bridge has that of a port, which changes when a pod comes.
@@ -104,12 +120,17 @@ func NewTopology(c TopologyConfig) (*Topology, error) {
 		return nil, fmt.Errorf("topology of %d pods, %d targets and %d VIPs, want 1 to %d, 1 to %d, and some", c.Pods,
 			c.Targets, len(c.VIPs), MaxPods, MaxTargets)
 	}
-	t := &Topology{VIPs: c.VIPs}
+	t := &Topology{VIPs: c.VIPs, replies: c.Replies, binaries: c.Binaries}
 	var err error
 	t.Lab, err = newLab(func(l *Lab) error {
 		t.Lab = l
 		if err := t.wire(); err != nil {
 			return err
+		}
+		if c.Gateways == 2 {
+			if err := t.wireSecondGateway(); err != nil {
+				return err
+			}
 		}
 		for n := 1; n <= c.Pods; n++ {
 			p := &Pod{Lab: l, Binaries: c.Binaries, Dir: filepath.Join(l.Dir, fmt.Sprintf("pod-%d", n)), NS: l.Pod}
@@ -126,16 +147,7 @@ func NewTopology(c TopologyConfig) (*Topology, error) {
 			}
 		}
 		for n := 1; n <= c.Targets; n++ {
-			ns, err := t.create()
-			if err != nil {
-				return err
-			}
-			a := &App{
-				Name: fmt.Sprintf("target-%d", n), NS: ns, Addrs: TargetAddrs(n), VIPs: c.VIPs,
-				backend: l.Backend, port: fmt.Sprintf("target%d", n),
-			}
-			t.Targets = append(t.Targets, a)
-			if err := t.wireTarget(n, c.Pods); err != nil {
+			if err := t.addTarget(n); err != nil {
 				return err
 			}
 		}
@@ -166,10 +178,7 @@ func (t *Topology) wire() error {
 		quiet(t.Gateway), quiet(t.Backend),
 		t.Backend.Batch("link add targets type bridge", "link set targets up"),
 		t.Gateway.Batch("link add trench0 address "+gatewayLink+" type bridge", "link set trench0 up"),
-		t.Gateway.Addr("trench0", prefix(GatewayA4, externalBits4), prefix(GatewayA6, externalBits6)),
-		hashFlows(t.Gateway), enableForwarding(t.Gateway),
-		// Ports of clients, enough of them for the requests of a minute.
-		t.Gateway.Sysctl("net.ipv4.ip_local_port_range", "10240 65535"),
+		wireGateway(t.Gateway, "1", GatewayA4, GatewayA6),
 	)
 }
 
@@ -192,85 +201,54 @@ func enableForwarding(ns *NetNS) error {
 
 // wirePod connects a pod's namespace.
 func (t *Topology) wirePod(n int) error {
-	ns, port := t.Pods[n-1].NS, fmt.Sprintf("pod%d", n)
+	ns, port := t.Pods[n-1].NS, podPort(n)
 	external, internal := PodExternal(n), PodInternal(n)
 	return errors.Join(
 		enableForwarding(ns), hashFlows(ns),
-		ip("link", "add", External, "address", externalLink(n), "netns", ns.name, "type", "veth", "peer", "name", port,
+		// A flow that moves back to a pod is out of the window that this pod knows.
+		ns.sysctlIfExists("net.netfilter.nf_conntrack_tcp_be_liberal", "1"),
+		ip("link", "add", External, "netns", ns.name, "type", "veth", "peer", "name", port,
 			"netns", t.Gateway.name),
-		ip("link", "add", Internal, "address", internalLink(n), "netns", ns.name, "type", "veth", "peer", "name", port,
+		ip("link", "add", Internal, "netns", ns.name, "type", "veth", "peer", "name", port,
 			"netns", t.Backend.name),
-		t.Gateway.Batch("link set "+port+" master trench0 up"),
-		t.Backend.Batch("link set "+port+" master targets up"),
-		ns.Batch("link set "+External+" up", "link set "+Internal+" up"),
-		ns.Addr(External, prefix(external[0], externalBits4), prefix(external[1], externalBits6)),
-		ns.Addr(Internal, prefix(internal[0], 16), prefix(internal[1], 64)),
+		t.plug(t.Gateway, "trench0", port, ns, External, t.externalLink(n), prefix(external[0], externalBits4),
+			prefix(external[1], externalBits6)),
+		t.plug(t.Backend, "targets", port, ns, Internal, t.internalLink(n), prefix(internal[0], 16),
+			prefix(internal[1], 64)),
 	)
 }
 
-// Routing tables and the first rule of targets.
-const (
-	returnTable        = 100 // over all pods; the table of pod n is returnTable+n
-	returnRulePriority = 1000
-)
+// podPort is the port of a pod in the bridges.
+func podPort(pod int) string { return fmt.Sprintf("pod%d", pod) }
 
-// wireTarget connects a target and adds its return routes.
-func (t *Topology) wireTarget(n, pods int) error {
-	a := t.Targets[n-1]
-	var lines, rules4, rules6 []string
-	var marks strings.Builder
-	for f, anywhere := range []string{"0.0.0.0/0", "::/0"} {
-		all := fmt.Sprintf("route add %s table %d", anywhere, returnTable)
-		for pod := 1; pod <= pods; pod++ {
-			via := PodInternal(pod)[f]
-			all += fmt.Sprintf(" nexthop via %s dev net0", via)
-			lines = append(lines, fmt.Sprintf("route add %s via %s dev net0 table %d", anywhere, via, returnTable+pod))
-		}
-		lines = append(lines, all)
+// plug sets a port of a bridge up, gives the interface at the other end addresses and sets it up,
+// too. The kernel announces the addresses on the link, as a CNI plugin does: another
+// host may have had them, with another link address.
+func (t *Topology) plug(bridge *NetNS, master, port string, ns *NetNS, dev, link string, prefixes ...string) error {
+	lines := []string{"link set " + dev + " address " + link}
+	for _, p := range prefixes {
+		lines = append(lines, fmt.Sprintf("addr add %s dev %s", p, dev))
 	}
-	for _, vip := range t.VIPs {
-		rules, nodad := &rules4, ""
-		if vip.Is6() {
-			rules, nodad = &rules6, " nodad"
-		}
-		lines = append(lines, fmt.Sprintf("addr add %s dev lo%s", netip.PrefixFrom(vip, vip.BitLen()), nodad))
-		for pod := 1; pod <= pods; pod++ {
-			*rules = append(*rules,
-				fmt.Sprintf("rule add from %s fwmark %d lookup %d priority %d", vip, pod, returnTable+pod,
-					returnRulePriority))
-		}
-		*rules = append(*rules,
-			fmt.Sprintf("rule add from %s lookup %d priority %d", vip, returnTable, returnRulePriority+1))
+	if err := errors.Join(
+		bridge.Batch(fmt.Sprintf("link set %s master %s up", port, master)),
+		ns.Sysctl("net.ipv4.conf."+dev+".arp_notify", "1"), ns.Sysctl("net.ipv6.conf."+dev+".ndisc_notify", "1"),
+		ns.Batch(append(lines, "link set "+dev+" up")...),
+	); err != nil {
+		return err
 	}
-	for pod := 1; pod <= pods; pod++ {
-		fmt.Fprintf(&marks, "add rule inet lab in ether saddr %s ct mark set %d;", internalLink(pod), pod)
-	}
-	return errors.Join(
-		hashFlows(a.NS),
-		// A pod that does not answer gets nothing, also of what begins here.
-		a.NS.Sysctl("net.ipv4.fib_multipath_use_neigh", "1"),
-		// ARP does not answer for addresses of lo: only the pods have routes to a VIP.
-		a.NS.Sysctl("net.ipv4.conf.all.arp_ignore", "1"), a.NS.Sysctl("net.ipv4.conf.all.arp_announce", "2"),
-		a.NS.Sysctl("net.ipv4.conf.all.rp_filter", "0"), a.NS.Sysctl("net.ipv4.conf.default.rp_filter", "0"),
-		ip("link", "add", "net0", "netns", a.NS.name, "type", "veth", "peer", "name", a.port, "netns", t.Backend.name),
-		t.Backend.Batch("link set "+a.port+" master targets up"),
-		a.NS.Batch("link set net0 up"),
-		a.NS.Addr("net0", prefix(a.Addrs[0], 16), prefix(a.Addrs[1], 64)),
-		a.NS.Batch(lines...), a.NS.Batch(rules4...), a.NS.batch([]string{"-6"}, rules6),
-		a.NS.nft("add table inet lab;"+
-			"add chain inet lab in { type filter hook prerouting priority -150; };"+
-			"add chain inet lab out { type route hook output priority -150; };"+
-			marks.String()+
-			"add rule inet lab out ct mark != 0 meta mark set ct mark"),
-	)
-}
-
-// nft runs a command of nft in the namespace.
-func (n *NetNS) nft(command string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
-	_, err := n.Run(ctx, "nft", command)
-	return err
+	// What the kernel announced when the link came up was lost if the port did not forward yet.
+	if err := Eventually(ctx, time.Millisecond, func() error {
+		out, err := bridge.Run(ctx, "ip", "-d", "-o", "link", "show", "dev", port)
+		if err == nil && !strings.Contains(out, "state forwarding") {
+			err = fmt.Errorf("port %s does not forward: %s", port, out)
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	return ns.IP("link", "set", dev, "address", link) // which announces, also if it is the same
 }
 
 // sysctlIfExists is Sysctl for a parameter of a module that need not be loaded.
@@ -282,18 +260,6 @@ func (n *NetNS) sysctlIfExists(key, value string) error {
 	return err
 }
 
-// GatewayConfig is the configuration of the gateway: the usual one, with every
-// pod as a neighbour.
-func (t *Topology) GatewayConfig() GatewayConfig {
-	c := GatewayA()
-	c.Local, c.Peers = nil, nil
-	for n := range t.Pods {
-		c.Local = append(c.Local, GatewayA4, GatewayA6)
-		c.Peers = append(c.Peers, PodExternal(n+1)...)
-	}
-	return c
-}
-
 // WriteTrench replaces the trench file of every pod.
 func (t *Topology) WriteTrench(text string) error {
 	var errs []error
@@ -301,6 +267,18 @@ func (t *Topology) WriteTrench(text string) error {
 		errs = append(errs, p.WriteTrench(text))
 	}
 	return errors.Join(errs...)
+}
+
+// Lose is the sudden loss of a pod with its node: its links are cut first, so that no
+// peer receives a FIN or a BGP notification, then all of its processes are killed.
+// Replace puts a new pod in its place.
+func (t *Topology) Lose(pod int) error {
+	down := "link set " + podPort(pod) + " down"
+	if err := errors.Join(t.Gateway.Batch(down), t.Backend.Batch(down)); err != nil {
+		return fmt.Errorf("lose pod %d: %w", pod, err)
+	}
+	t.Pods[pod-1].NS.endProcesses()
+	return nil
 }
 
 // Replace puts a new pod, without processes, in the place of one: with a new
@@ -321,6 +299,7 @@ func (t *Topology) Replace(pod int) error {
 	}
 	old := p.NS
 	p.NS, p.LB, p.Frontend = ns, nil, nil
+	p.replaced++
 	if pod == 1 {
 		t.Pod = ns
 	} else {
@@ -344,80 +323,6 @@ func (t *Topology) Replace(pod int) error {
 		return fail(err)
 	}
 	return nil
-}
-
-// Via are the pods to which the gateway's kernel sends what is for a VIP, none
-// when it has no route to it.
-func (t *Topology) Via(ctx context.Context, vip netip.Addr) ([]int, error) {
-	family := "-4"
-	if vip.Is6() {
-		family = "-6"
-	}
-	out, err := t.Gateway.Run(ctx, "ip", family, "-json", "route", "show", netip.PrefixFrom(vip, vip.BitLen()).String())
-	if err != nil {
-		return nil, err
-	}
-	type hop struct {
-		Gateway string `json:"gateway"`
-		Via     struct {
-			Host string `json:"host"`
-		} `json:"via"`
-	}
-	var routes []struct {
-		hop
-		Nexthops []hop `json:"nexthops"`
-	}
-	if err := json.Unmarshal([]byte(out), &routes); err != nil {
-		return nil, fmt.Errorf("routes to %s at the gateway: %w: %s", vip, err, out)
-	}
-	var pods []int
-	for _, r := range routes {
-		for _, h := range append(r.Nexthops, r.hop) {
-			for n := range t.Pods {
-				if h.Gateway != "" && slices.Contains(hopNames(n+1), h.Gateway) {
-					pods = append(pods, n+1)
-				}
-			}
-		}
-	}
-	slices.Sort(pods)
-	return slices.Compact(pods), nil
-}
-
-// hopNames are the addresses by which a next hop may be called.
-func hopNames(pod int) []string {
-	external := PodExternal(pod)
-	return []string{external[0].String(), external[1].String(), addr("fe80::76:67ff:fe02:%x", pod).String()}
-}
-
-// WantVia waits until the gateway's kernel sends what is for any of the VIPs to
-// exactly these pods.
-func (t *Topology) WantVia(ctx context.Context, pods ...int) error {
-	want := slices.Sorted(slices.Values(pods))
-	return Eventually(ctx, pollInterval, func() error {
-		for _, vip := range t.VIPs {
-			got, err := t.Via(ctx, vip)
-			if err != nil {
-				return err
-			}
-			if !slices.Equal(got, want) {
-				return fmt.Errorf("the gateway sends what is for %s to the pods %v, want %v", vip, got, want)
-			}
-		}
-		return nil
-	})
-}
-
-// Load starts clients in the gateway's namespace: rate requests per second and
-// flows, spread over the VIPs. The rest of the configuration is the caller's.
-func (t *Topology) Load(ctx context.Context, rate, flows int, c load.Config) (*load.Generator, error) {
-	c.Rate, c.Flows, c.Inside = rate, flows, t.Gateway.Do
-	c.Requests, c.FlowsTo = nil, nil
-	for _, vip := range t.VIPs {
-		c.Requests = append(c.Requests, netip.AddrPortFrom(vip, RequestPort))
-		c.FlowsTo = append(c.FlowsTo, netip.AddrPortFrom(vip, FlowPort))
-	}
-	return load.Start(ctx, c)
 }
 
 // Close ends every process and application and removes every namespace and file.

@@ -34,7 +34,11 @@ func newPlainTopology(t *testing.T, pods, targets int) *plainTopology {
 	if missing := MissingForTopology(); missing != "" {
 		Skip(t, missing)
 	}
-	topology, err := NewTopology(TopologyConfig{Pods: pods, Targets: targets, VIPs: topologyVIPs})
+	binaries, err := targetBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	topology, err := NewTopology(TopologyConfig{Pods: pods, Targets: targets, VIPs: topologyVIPs, Binaries: binaries})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,6 +212,48 @@ func TestReplacePod(t *testing.T) {
 	out, err := pod.NS.Run(p.ctx, "ip", "route")
 	if err != nil || p.Topology.Pod != pod.NS || strings.Contains(out, "20.0.0.1") {
 		t.Errorf("routes of the new namespace: %s, %v", out, err)
+	}
+}
+
+// A pod that is lost says nothing: its flows and requests time out, until the gateway moves them. A
+// target that is replaced is reached at once, with its new link address.
+func TestLostPodAndReplacedTarget(t *testing.T) {
+	p := newPlainTopology(t, 2, 2)
+	p.forward([]int{1, 2}, []int{2})
+	g := p.load(100, 0, load.Config{})
+	p.must(g.WaitAnswered(p.ctx, 20))
+	g.Stop(p.ctx)
+	p.forward([]int{1, 2}, []int{1})
+	g = p.load(100, 16, load.Config{})
+	p.must(g.WaitAnswered(p.ctx, 20))
+	p.take(g)
+	p.must(p.Lose(2))
+	_, err := g.Wait(p.ctx, func(r load.Result) error {
+		if r.Failed == 0 {
+			return errors.New("no request failed")
+		}
+		return nil
+	})
+	p.must(err)
+	p.forward([]int{1}, []int{1})
+	r := p.take(g)
+	if stayed, _ := r.Broken(); stayed > 0 || g.Live() != 16 {
+		t.Errorf("%d flows live\n%v", g.Live(), r)
+	}
+	for _, f := range r.Failures {
+		if !strings.Contains(f.Err, "timeout") {
+			t.Errorf("a client was notified of the loss: %v", f)
+		}
+	}
+	g.Stop(p.ctx)
+
+	p.must(p.ReplaceTarget(p.Targets[1]))
+	p.must(p.Targets[1].Start())
+	p.forward([]int{1}, []int{2})
+	g = p.load(100, 16, load.Config{})
+	p.must(g.WaitAnswered(p.ctx, 20))
+	if r := g.Stop(p.ctx); r.Lost() != nil || r.ByTarget["target-2"] != r.Answered {
+		t.Errorf("after the replacement: %v\n%v", r.ByTarget, r)
 	}
 }
 

@@ -27,10 +27,10 @@ func kubernetes(t *testing.T, pkg string) []string {
 	return found
 }
 
-// lb and frontend read a file, and know nothing of Kubernetes
+// lb and frontend read a file, and target follows the kernel: they know nothing of Kubernetes
 // (docs/adr/0025-kubernetes-writes-the-trench-file.md).
 func TestProgramsWithoutKubernetes(t *testing.T) {
-	for _, pkg := range []string{"./cmd/lb", "./cmd/frontend"} {
+	for _, pkg := range []string{"./cmd/lb", "./cmd/frontend", "./cmd/target"} {
 		if found := kubernetes(t, pkg); len(found) > 0 {
 			t.Errorf("%s depends on %s", pkg, strings.Join(found, ", "))
 		}

@@ -1,6 +1,7 @@
-// Package traffic measures what happens to real traffic while a trench changes: a gateway that
-// spreads flows over two trench pods, targets with namespaces of their own, and clients that keep
-// asking. The same scenarios are the second act of the demo and end-to-end tests.
+// Package traffic measures what happens to real traffic while a trench changes: two gateways that
+// spread flows over three trench pods, targets with namespaces of their own, and clients that keep
+// asking. The same scenarios are acts of the demo and end-to-end tests: [Scenarios] of the second
+// act, [Rollout] of the third one.
 //
 // A [Trench] is either gated, as vipgate is meant to be used, or the control: the same programs
 // with --gating=off, without drain times and without an announcement before a process or target

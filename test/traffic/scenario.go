@@ -35,7 +35,7 @@ func Scenarios() []Scenario {
 	return []Scenario{
 		{"scale from 1 to 10 targets and back", 1, true, scale},
 		{"rolling restart of three targets", 4, true, restartTargets},
-		{"rolling restart of both pods", 4, true, restartPods},
+		{"rolling restart of the pods", 4, true, restartPods},
 		{"kill -9 of an lb", 4, true, killLB},
 		{"SIGTERM to a frontend", 4, true, stopFrontend},
 		{"sudden death of a target", 4, false, killTarget},
@@ -160,13 +160,13 @@ func (t *Trench) restart(ctx context.Context, name string) error {
 	if t.o.Control {
 		return errors.Join(t.app(name).Stop(bound), t.wantDown(ctx, name), t.app(name).Start(), t.settle(ctx))
 	}
-	if err := errors.Join(t.announce(name, true), t.wantGone(ctx, name)); err != nil {
+	if err := errors.Join(t.announce(true, name), t.wantGone(ctx, name)); err != nil {
 		return err
 	}
-	return errors.Join(t.app(name).Stop(bound), t.app(name).Start(), t.announce(name, false), t.settle(ctx))
+	return errors.Join(t.app(name).Stop(bound), t.app(name).Start(), t.announce(false, name), t.settle(ctx))
 }
 
-// restartPods replaces both pods, one after the other. In a new pod the lb comes
+// restartPods replaces all pods, one after the other. In a new pod the lb comes
 // last: nothing orders the containers of a pod, and its image may have to be
 // fetched.
 func restartPods(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
@@ -177,19 +177,27 @@ func restartPods(ctx context.Context, t *Trench, g *load.Generator) ([]string, e
 			return nil, err
 		}
 		if !t.o.Control {
-			if err := t.wantVia(ctx, 2-n); err != nil {
+			if err := t.wantVia(ctx, t.without(n+1)...); err != nil {
 				return nil, err
 			}
 		}
-		if err := errors.Join(t.Replace(n+1), t.startFrontend(p), t.wantEgress(ctx, p),
-			g.WaitAnswered(bound, calm)); err != nil {
-			return nil, err
-		}
-		if err := errors.Join(t.startLB(p), t.settle(ctx), g.WaitAnswered(bound, calm)); err != nil {
+		if err := t.replacePod(ctx, n+1, g); err != nil {
 			return nil, err
 		}
 	}
 	return nil, nil
+}
+
+// replacePod puts a new pod in the place of one that has ended.
+func (t *Trench) replacePod(ctx context.Context, pod int, g *load.Generator) error {
+	bound, cancel := context.WithTimeout(ctx, waitTimeout)
+	defer cancel()
+	p := t.Pods[pod-1]
+	if err := errors.Join(t.Replace(pod), t.startFrontend(p), t.wantEgress(ctx, p),
+		g.WaitAnswered(bound, calm)); err != nil {
+		return err
+	}
+	return errors.Join(t.startLB(p), t.settle(ctx), g.WaitAnswered(bound, calm))
 }
 
 // killLB kills the lb of one pod, which is started again as by a kubelet.
@@ -211,7 +219,8 @@ func stopFrontend(ctx context.Context, t *Trench, g *load.Generator) ([]string, 
 	if status, err := p.Frontend.Wait(bound); err != nil || status != 0 {
 		return nil, errors.Join(fmt.Errorf("the frontend ended with status %d", status), err)
 	}
-	return nil, errors.Join(t.wantVia(ctx, 2), g.WaitAnswered(bound, calm), t.startFrontend(p), t.settle(ctx))
+	return nil, errors.Join(t.wantVia(ctx, t.without(1)...), g.WaitAnswered(bound, calm), t.startFrontend(p),
+		t.settle(ctx))
 }
 
 // killTarget cuts a target's wire for good. The scenario ends with the first calm phase after the

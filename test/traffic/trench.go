@@ -21,14 +21,19 @@ import (
 )
 
 const (
-	pods    = 2
-	targets = 10
+	pods     = 3
+	gateways = 2
+	targets  = 10
 	// waitTimeout bounds every wait. It is a bound of liveness, far above what is
 	// expected.
 	waitTimeout = 60 * time.Second
 	// pollInterval is the interval at which a condition is checked.
 	pollInterval = 20 * time.Millisecond
 )
+
+// detection is the BFD of the pods: gateways notice a loss after 5 × 200 ms. A machine that is busy
+// for some hundred milliseconds is not taken for one.
+const detection = "{minTx: 200ms, minRx: 300ms, multiplier: 5}"
 
 // Checks of the targets, as in the trench file: a death is noticed after
 // Fall × Interval.
@@ -44,30 +49,37 @@ func VIPs() []netip.Addr {
 
 // Options say how a trench is run.
 type Options struct {
-	Binaries string // the folder of lb and frontend
+	Binaries string // the folder of lb, frontend and target
 	// Control runs the pods with --gating=off and without drains.
 	Control bool
+	// BFD guards the sessions with the gateways, which notice the loss of a pod after a second.
+	// Without it their hold time of 3 s does.
+	BFD bool
 	// LB are more arguments of lb run.
 	LB []string
 	// Targets is how many targets there are at first, 1 to 10.
 	Targets int
+	// Replies is the route of what the targets answer.
+	Replies lab.Replies
 }
 
-// Trench is two pods behind one gateway, with targets.
+// Trench is three pods behind two gateways, with targets.
 type Trench struct {
 	*lab.Topology
-	o       Options
-	gateway *lab.Gateway
+	o    Options
+	lost int // the pod that was lost; 0 for none
 
 	mu      sync.Mutex
-	present int             // targets 1 to present stand in the trench file
+	present int             // targets 1 to present are in the trench file
 	ending  map[string]bool // announced as terminating
 }
 
-// Open starts everything and waits until the gateway spreads flows over both pods.
+// Open starts everything and waits until the gateways spread flows over all pods.
 // The caller closes the trench.
 func Open(ctx context.Context, o Options) (_ *Trench, err error) {
-	y, err := lab.NewTopology(lab.TopologyConfig{Pods: pods, Targets: targets, VIPs: VIPs(), Binaries: o.Binaries})
+	y, err := lab.NewTopology(lab.TopologyConfig{
+		Pods: pods, Gateways: gateways, Targets: targets, VIPs: VIPs(), Binaries: o.Binaries, Replies: o.Replies,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +97,7 @@ func Open(ctx context.Context, o Options) (_ *Trench, err error) {
 	if err := t.write(); err != nil {
 		return nil, err
 	}
-	if t.gateway, err = y.StartGateway(y.GatewayConfig()); err != nil {
+	if err := y.StartGateways(func(c *lab.GatewayConfig) { c.BFD = o.BFD }); err != nil {
 		return nil, err
 	}
 	for _, p := range y.Pods {
@@ -136,24 +148,32 @@ func (t *Trench) write() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var b strings.Builder
-	drain := "1s"
+	drain, bfd := "1s", ""
 	if t.o.Control {
 		drain = "0s"
 	}
-	fmt.Fprintf(&b, `trench: trench-a
+	if t.o.BFD {
+		bfd = ", bfd: " + detection
+	}
+	b.WriteString(`trench: trench-a
 attractor:
   name: attractor-a-1
   vips: [20.0.0.1/32, "2000::1/128"]
   gateways:
-    - {name: gateway-a-v4, address: %s}
-    - {name: gateway-a-v6, address: "%s"}
-streams:
+`)
+	for _, g := range []lab.GatewayConfig{lab.GatewayA(), lab.GatewayB()} {
+		for f, address := range g.Local {
+			fmt.Fprintf(&b, "    - {name: %s-v%d, address: \"%s\", remoteASN: %d%s}\n", g.Name, 4+2*f, address,
+				g.LocalAS, bfd)
+		}
+	}
+	fmt.Fprintf(&b, `streams:
   - name: stream-a
     vips: [20.0.0.1/32, "2000::1/128"]
     check: {tcp: {port: %d}, interval: %s, timeout: %s, rise: 2, fall: %d}
     drainTime: %s
     targets:
-`, lab.GatewayA4, lab.GatewayA6, lab.HealthPort, Interval, Interval, Fall, drain)
+`, lab.HealthPort, Interval, Interval, Fall, drain)
 	for n, a := range t.Targets[:t.present] {
 		own := lab.TargetAddrs(n + 1)
 		fmt.Fprintf(&b, "      - {name: %s, ips: [%s, \"%s\"], terminating: %t}\n", a.Name, own[0], own[1], t.ending[a.Name])
@@ -161,7 +181,7 @@ streams:
 	return t.WriteTrench(b.String())
 }
 
-// scale changes how many targets stand in the trench file.
+// scale changes how many targets are in the trench file.
 func (t *Trench) scale(n int) error {
 	t.mu.Lock()
 	t.present = n
@@ -169,15 +189,17 @@ func (t *Trench) scale(n int) error {
 	return t.write()
 }
 
-// announce says in the trench file that a target ends, or that it does not.
-func (t *Trench) announce(name string, ends bool) error {
+// announce says in the trench file that targets end, or that they do not.
+func (t *Trench) announce(ends bool, names ...string) error {
 	t.mu.Lock()
-	t.ending[name] = ends
+	for _, name := range names {
+		t.ending[name] = ends
+	}
 	t.mu.Unlock()
 	return t.write()
 }
 
-// names are the targets that stand in the trench file.
+// names are the targets that are in the trench file.
 func (t *Trench) names() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -188,8 +210,8 @@ func (t *Trench) names() []string {
 	return names
 }
 
-// settle waits until every target is ready in every pod and the gateway uses all
-// pods.
+// settle waits until every target is ready in every pod that is not lost, and the gateways
+// use all of these.
 func (t *Trench) settle(ctx context.Context) error {
 	return errors.Join(t.wantStates(ctx, func(have map[string]targetv1.State) error {
 		for _, name := range t.names() {
@@ -198,7 +220,18 @@ func (t *Trench) settle(ctx context.Context) error {
 			}
 		}
 		return nil
-	}), t.wantVia(ctx, 1, 2))
+	}), t.wantVia(ctx, t.without(0)...))
+}
+
+// without are the pods that are not lost, but for one.
+func (t *Trench) without(pod int) []int {
+	var numbers []int
+	for n := range t.Pods {
+		if n+1 != pod && n+1 != t.lost {
+			numbers = append(numbers, n+1)
+		}
+	}
+	return numbers
 }
 
 // wantVia is WantVia with a timeout.
@@ -220,11 +253,13 @@ func (t *Trench) wantGone(ctx context.Context, names ...string) error {
 	})
 }
 
-// wantDown waits until no pod takes a target for ready.
-func (t *Trench) wantDown(ctx context.Context, name string) error {
+// wantDown waits until no pod takes one of these targets for ready.
+func (t *Trench) wantDown(ctx context.Context, names ...string) error {
 	return t.wantStates(ctx, func(have map[string]targetv1.State) error {
-		if have[name] == targetv1.State_STATE_READY {
-			return fmt.Errorf("%s is ready", name)
+		for _, name := range names {
+			if have[name] == targetv1.State_STATE_READY {
+				return fmt.Errorf("%s is ready", name)
+			}
 		}
 		return nil
 	})
@@ -234,18 +269,18 @@ func (t *Trench) wantDown(ctx context.Context, name string) error {
 func (t *Trench) wantStates(ctx context.Context, condition func(map[string]targetv1.State) error) error {
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	for n, p := range t.Pods {
-		conn, err := grpc.NewClient("unix:"+p.LBAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	for _, n := range t.without(0) {
+		conn, err := grpc.NewClient("unix:"+t.Pods[n-1].LBAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			return err
 		}
 		err = lab.Eventually(ctx, pollInterval, func() error {
 			have, err := states(ctx, conn)
 			if err != nil {
-				return fmt.Errorf("pod %d: %w", n+1, err)
+				return fmt.Errorf("pod %d: %w", n, err)
 			}
 			if err := condition(have); err != nil {
-				return fmt.Errorf("pod %d: %w; it has %v", n+1, err, slices.Sorted(maps.Keys(have)))
+				return fmt.Errorf("pod %d: %w; it has %v", n, err, slices.Sorted(maps.Keys(have)))
 			}
 			return nil
 		})

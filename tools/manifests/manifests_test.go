@@ -149,7 +149,7 @@ func typed(kind string) any {
 func TestEveryFieldExists(t *testing.T) {
 	all := overlay(t, "v0", "monitoring", "network-policy", "ingresses", "gateway-password")
 	maps.Copy(all, kustomize(t, filepath.Join(root, "deployments/example")))
-	for _, file := range []string{"namespace-role.yaml", "service.yaml"} {
+	for _, file := range []string{"namespace-role.yaml", "service.yaml", "application.yaml"} {
 		text, err := os.ReadFile(filepath.Join(root, "deployments/example", file))
 		if err != nil {
 			t.Fatal(err)

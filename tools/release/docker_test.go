@@ -99,7 +99,15 @@ func TestDockerArchives(t *testing.T) {
 	if files, _ := contents(t, kube, "kube"); len(files) != 1 || files["usr/local/bin/kube"] != "" {
 		t.Errorf("files of kube: %v", files)
 	}
-	files, user := contents(t, filepath.Join(onBase, "lb.tar"), "lb")
+	admin, err := encodeCapabilities("cap_net_admin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, user := contents(t, filepath.Join(plain, "target.tar"), "target")
+	if file := files["usr/local/bin/target"]; len(files) != 1 || file != string(admin) || user != "10003:10003" {
+		t.Errorf("files of target: %x, user %s", files, user)
+	}
+	files, user = contents(t, filepath.Join(onBase, "lb.tar"), "lb")
 	if _, ok := files["usr/local/bin/kube"]; !ok || files["usr/local/bin/lb"] == "" || user != "10001:10001" {
 		t.Errorf("files of lb on a base: %v, user %s", files, user)
 	}

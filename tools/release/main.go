@@ -1,8 +1,8 @@
-// Command release builds what a release consists of: static binaries of lb, frontend and
-// kube, an OCI archive of each for amd64 and arm64, an SBOM, the notes and the checksums.
-// With --images it builds only a docker archive of each for this machine's architecture,
-// which docker load, ctr images import and kind load image-archive take. Two runs at one
-// commit, with one Go version and the same Debian packages, write the same bytes.
+// Command release builds what a release consists of: static binaries of lb, frontend, kube
+// and target, an OCI archive of each for amd64 and arm64, an SBOM, the notes and the
+// checksums. With --images it builds only a docker archive of each for this machine's
+// architecture, which docker load, ctr images import and kind load image-archive take. Two
+// runs at one commit, with one Go version and the same Debian packages, write the same bytes.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-var programs = []string{"lb", "frontend", "kube"}
+var programs = []string{"lb", "frontend", "kube", "target"}
 
 // versionVariable is where the linker writes the version.
 const versionVariable = "github.com/vipgate/vipgate/cmd/internal/cli.buildVersion"

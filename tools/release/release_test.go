@@ -34,6 +34,7 @@ func TestDockerfiles(t *testing.T) {
 		"lb":       {"/usr/local/bin/lb"},
 		"frontend": {"/usr/local/bin/frontend", "/usr/sbin/bird"},
 		"kube":     {},
+		"target":   {"/usr/local/bin/target"},
 	} {
 		spec, err := readDockerfile("../../deployments/images/" + program + ".Dockerfile")
 		if err != nil {

@@ -89,7 +89,7 @@ func (f Log) Logger(debug bool) (*slog.Logger, *logs.Level, error) {
 // Listeners is the group of flags of the listeners that both programs have.
 type Listeners struct {
 	AdminSocket string `help:"Unix socket for status, grpcurl and pprof." default:"${admin_socket}" placeholder:"SOCKET" group:"Listeners"`
-	HealthHost  string `help:"Address of the gRPC health service, beside 127.0.0.1; never the external interface." default:"127.0.0.1" placeholder:"ADDR" group:"Listeners"`
+	HealthHost  string `help:"Address of the gRPC health service, beside 127.0.0.1; ${health_scope}." default:"${health_host}" placeholder:"ADDR" group:"Listeners"`
 	HealthPort  uint16 `help:"Port of the gRPC health service." default:"${health_port}" placeholder:"PORT" group:"Listeners"`
 	MetricsHost string `help:"Address of the Prometheus metrics, beside 127.0.0.1; never the external interface." default:"127.0.0.1" placeholder:"ADDR" group:"Listeners"`
 	MetricsPort uint16 `help:"Port of the Prometheus metrics; 0 serves none." default:"${metrics_port}" placeholder:"PORT" group:"Listeners"`

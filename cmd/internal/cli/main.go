@@ -25,6 +25,9 @@ import (
 type Program struct {
 	Name, Description       string
 	HealthPort, MetricsPort int
+	// HealthHost is the default of --health-host, and HealthScope what its help says of addresses;
+	// empty: 127.0.0.1, and never the external interface.
+	HealthHost, HealthScope string
 	// AdminSocket is the path of the admin socket; empty: /run/vipgate/NAME.sock.
 	AdminSocket string
 	// Aliases are other names of its variables.
@@ -53,6 +56,8 @@ func New(p Program, commands any) (*kong.Kong, error) {
 		kong.Name(p.Name), kong.Description(p.Description), kong.DefaultEnvars("VIPGATE"), kong.UsageOnError(),
 		kong.Vars{
 			"health_port": strconv.Itoa(p.HealthPort), "metrics_port": strconv.Itoa(p.MetricsPort),
+			"health_host":  cmp.Or(p.HealthHost, "127.0.0.1"),
+			"health_scope": cmp.Or(p.HealthScope, "never the external interface"),
 			"admin_socket": "unix://" + cmp.Or(p.AdminSocket, "/run/vipgate/"+p.Name+".sock"),
 		},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),

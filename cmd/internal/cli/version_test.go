@@ -22,7 +22,7 @@ func TestLinkerSetsTheVersion(t *testing.T) {
 	name := reflect.TypeFor[Output]().PkgPath() + ".buildVersion"
 	for _, file := range []string{
 		"tools/release/main.go", "deployments/images/lb.Dockerfile", "deployments/images/frontend.Dockerfile",
-		"deployments/images/kube.Dockerfile",
+		"deployments/images/kube.Dockerfile", "deployments/images/target.Dockerfile",
 	} {
 		text, err := os.ReadFile(filepath.Join("../../..", file))
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"math/bits"
 	"os"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -31,8 +32,35 @@ type Config struct {
 	Mask uint32
 	// Priority is that of the first of three policy rules in a row.
 	Priority int
-	// Stateless switches connection tracking off.
-	Stateless bool
+	// Conntrack is how established flows keep their targets.
+	Conntrack Conntrack
+}
+
+// Conntrack is how established flows keep their targets.
+type Conntrack uint8
+
+const (
+	// ConntrackOn: by the mark of their connection, whose packets of both directions it must see.
+	ConntrackOn Conntrack = iota
+	// ConntrackOff: not at all, and the kernel does not track them.
+	ConntrackOff
+	// ConntrackLoose: by the packets of their clients. The kernel does not track them.
+	ConntrackLoose
+)
+
+// conntrackNames are the values of --conntrack.
+var conntrackNames = [...]string{"on", "off", "loose"}
+
+func (c Conntrack) String() string { return conntrackNames[c] }
+
+// UnmarshalText reads a name.
+func (c *Conntrack) UnmarshalText(name []byte) error {
+	i := slices.Index(conntrackNames[:], string(name))
+	if i < 0 {
+		return fmt.Errorf("%q must be one of %s", name, strings.Join(conntrackNames[:], ", "))
+	}
+	*c = Conntrack(i)
+	return nil
 }
 
 // WithDefaults fills in zero fields.
@@ -55,6 +83,8 @@ func (c Config) Validate() error {
 	case c.Mask != 1<<bits.Len32(c.Mask)-1:
 		return fmt.Errorf("mask %#x of packet marks has a gap: numbers count up, so it must be like 0xffff or 0xffffff",
 			c.Mask)
+	case c.Conntrack == ConntrackLoose && c.Mask&closing != 0:
+		return fmt.Errorf("mask %#x of packet marks: loose connection tracking needs the highest bit itself", c.Mask)
 	case c.Priority < 1 || c.Priority > 32763:
 		return fmt.Errorf("rule priority %d: choose one from 1 to 32763, since three are used and 32766 is the main table's",
 			c.Priority)

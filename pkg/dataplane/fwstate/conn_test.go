@@ -106,10 +106,10 @@ func readAll(t testing.TB, f *Conn) *plan.KernelState {
 }
 
 func TestWriteReadBack(t *testing.T) {
-	for _, stateless := range []bool{false, true} {
-		t.Run(fmt.Sprintf("stateless %v", stateless), func(t *testing.T) {
+	for mode := range Conntrack(len(conntrackNames)) {
+		t.Run(mode.String(), func(t *testing.T) {
 			ns := lab.NewNetNS(t)
-			f := openConn(t, ns, Config{Stateless: stateless})
+			f := openConn(t, ns, Config{Conntrack: mode})
 			if c := readAll(t, f); c.Base || len(c.Streams)+len(c.Targets)+len(c.VIPs) > 0 {
 				t.Fatalf("an empty namespace has %+v", c)
 			}
@@ -153,8 +153,8 @@ func TestWriteReadBack(t *testing.T) {
 }
 
 func TestIdenticalWriteChangesNothing(t *testing.T) {
-	for _, stateless := range []bool{false, true} {
-		f := openConn(t, lab.NewNetNS(t), Config{Stateless: stateless})
+	for mode := range Conntrack(len(conntrackNames)) {
+		f := openConn(t, lab.NewNetNS(t), Config{Conntrack: mode})
 		must(t, writeBase(f, exampleChange()))
 		now := readAll(t, f)
 		before, err := f.Generation()
@@ -165,15 +165,15 @@ func TestIdenticalWriteChangesNothing(t *testing.T) {
 		after, err := f.Generation()
 		must(t, err)
 		if before != after {
-			t.Errorf("stateless %v: the ruleset changed from %d to %d", stateless, before, after)
+			t.Errorf("conntrack %s: the ruleset changed from %d to %d", mode, before, after)
 		}
 	}
 }
 
 func TestNFTListsTable(t *testing.T) {
-	for _, stateless := range []bool{false, true} {
+	for mode := range Conntrack(len(conntrackNames)) {
 		ns := lab.NewNetNS(t)
-		f := openConn(t, ns, Config{Stateless: stateless})
+		f := openConn(t, ns, Config{Conntrack: mode})
 		must(t, writeBase(f, exampleChange()))
 		for command, shown := range map[string]string{
 			"nft list table inet vipgate-lb":                      "mod 101 seed 0x7 vmap @live4/web",

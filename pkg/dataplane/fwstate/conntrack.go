@@ -23,7 +23,7 @@ const (
 // For each request the kernel walks the whole table, which takes 3 ms with 262 144 nearly empty
 // buckets: adjacent fwmarks share a request.
 func (f *Conn) FlushConntrack(fwmarks []uint32) error {
-	if f.config.Stateless {
+	if f.config.Conntrack != ConntrackOn {
 		return nil
 	}
 	for _, b := range blocks(fwmarks) {

@@ -203,22 +203,23 @@ func setOf(v vip.VIP, hosts, nets [len(vip.Families)]string) string {
 	return nets[v.Family()]
 }
 
-// ReadVIPs reads the VIPs with their streams. In stateless mode only untracked VIPs count.
+// ReadVIPs reads the VIPs with their streams. Unless connections are tracked only untracked VIPs
+// count.
 func (f *Conn) ReadVIPs() (map[vip.VIP]string, error) {
 	chains, untracked, err := f.readVIPs()
 	vips := make(map[vip.VIP]string, len(chains))
 	for v, chain := range chains {
 		stream, owned := strings.CutPrefix(chain, plan.StreamPrefix)
-		if _, ok := untracked[v]; owned && (ok || !f.config.Stateless) {
+		if _, ok := untracked[v]; owned && (ok || f.config.Conntrack == ConntrackOn) {
 			vips[v] = stream
 		}
 	}
 	return vips, err
 }
 
-// readVIPs reads the VIPs with their chains, and, in stateless mode, those that are not tracked.
+// readVIPs reads the VIPs with their chains, and the untracked ones unless connections are tracked.
 func (f *Conn) readVIPs() (chains, untracked map[vip.VIP]string, err error) {
-	if chains, err = f.readVIPElements(plan.HostMaps, plan.NetMaps); err == nil && f.config.Stateless {
+	if chains, err = f.readVIPElements(plan.HostMaps, plan.NetMaps); err == nil && f.config.Conntrack != ConntrackOn {
 		untracked, err = f.readVIPElements(ownHosts, ownNets)
 	}
 	return chains, untracked, err

@@ -94,7 +94,7 @@ var (
 )
 
 func TestMatchForwardsItsPortsOnly(t *testing.T) {
-	eachMode(t, 1, 3, func(t *testing.T, x *topology, _ bool) {
+	eachMode(t, 1, 3, func(t *testing.T, x *topology, _ Conntrack) {
 		x.match(t, tcpPort, udpPort, sctpPort)
 		for _, family := range vip.Families {
 			to := estateVIPs[family]
@@ -127,7 +127,7 @@ func TestMatchForwardsItsPortsOnly(t *testing.T) {
 }
 
 func TestMatchOfPrefixVIPs(t *testing.T) {
-	x := newTopology(t, 1, 1, false)
+	x := newTopology(t, 1, 1, ConntrackOn)
 	must(t, x.fabrics[0].Write(plan.Change{VIPs: map[vip.VIP]string{
 		vip.Require("20.0.1.0/24"): "web", vip.Require("2000:1::/64"): "web",
 	}}))
@@ -142,7 +142,7 @@ func TestMatchOfPrefixVIPs(t *testing.T) {
 
 // A match that is added, changed and removed concerns flows of other ports only.
 func TestMatchChangesUnderFlows(t *testing.T) {
-	x := newTopology(t, 1, 3, false)
+	x := newTopology(t, 1, 3, ConntrackOn)
 	send := func(family vip.Family) func() error { return func() error { return sendFrom(family, 20000, 1) } }
 	for _, family := range vip.Families {
 		c, r, _ := x.dial(t, family, 20000)

@@ -14,12 +14,13 @@ import (
 const (
 	preroutingChain = "prerouting"
 	notrackChain    = "notrack"
+	outputChain     = "notrack-output"
 	defragmentChain = "defragment"
 	portedSet       = "ported"
 )
 
-// commonChains are those that no stream owns; all but the first are for stateless mode.
-var commonChains = []string{preroutingChain, notrackChain, defragmentChain}
+// commonChains are those that no stream owns; all but the first are without connection tracking.
+var commonChains = []string{preroutingChain, notrackChain, outputChain, defragmentChain}
 
 // minLive is the smallest bound of the targets of a stream, draining ones included.
 const minLive = 2048
@@ -68,11 +69,15 @@ type setSpec struct {
 	fixed []byte
 }
 
+// concatBits are the bits of each type in a concatenation.
+const concatBits = nftables.SetConcatTypeBits
+
 // Types of nft.
 var (
 	typeMark    = nftables.TypeMark.GetNFTMagic()
 	typeProto   = nftables.TypeInetProto.GetNFTMagic()
-	typePort    = typeProto<<nftables.SetConcatTypeBits | nftables.TypeInetService.GetNFTMagic()
+	typeService = nftables.TypeInetService.GetNFTMagic()
+	typePort    = typeProto<<concatBits | typeService
 	typeICMP    = [...]uint32{nftables.TypeICMPType.GetNFTMagic(), nftables.TypeICMP6Type.GetNFTMagic()}
 	typeAddress = [...]uint32{nftables.TypeIPAddr.GetNFTMagic(), nftables.TypeIP6Addr.GetNFTMagic()}
 	addressSize = [...]uint32{4, 16}
@@ -118,7 +123,10 @@ func (f *Conn) commonSets() []setSpec {
 		}
 		set(plan.HostMaps[family], unix.NFT_SET_MAP, dataVerdict, plan.MaxHostVIPs)
 		set(plan.NetMaps[family], unix.NFT_SET_MAP|unix.NFT_SET_INTERVAL, dataVerdict, 0)
-		if f.config.Stateless {
+		if f.config.Conntrack == ConntrackLoose {
+			specs = append(specs, flowSpec(family))
+		}
+		if f.config.Conntrack != ConntrackOn {
 			set(ownHosts[family], 0, 0, 0)
 			set(ownNets[family], unix.NFT_SET_INTERVAL, 0, 0)
 		}
@@ -160,12 +168,15 @@ func (f *Conn) baseChains() []chainSpec {
 		name: preroutingChain, kind: "filter", hook: unix.NF_INET_PRE_ROUTING,
 		priority: int32(*nftables.ChainPriorityMangle), policy: uint32(nftables.ChainPolicyAccept),
 	}
-	if !f.config.Stateless {
+	if f.config.Conntrack == ConntrackOn {
 		return []chainSpec{base}
 	}
 	notrack := base
 	notrack.name, notrack.priority = notrackChain, int32(*nftables.ChainPriorityRaw)
-	return []chainSpec{base, notrack, {name: defragmentChain}}
+	// This host's own packets to VIPs, such as those of checks: replies pass the other chain.
+	output := notrack
+	output.name, output.hook = outputChain, unix.NF_INET_LOCAL_OUT
+	return []chainSpec{base, notrack, output, {name: defragmentChain}}
 }
 
 // mismatch returns how a chain differs from its description, "" if it does not.

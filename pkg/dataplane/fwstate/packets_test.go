@@ -34,7 +34,7 @@ func (zeros) Read(b []byte) (int, error) {
 }
 
 func TestFlowsFollowTable(t *testing.T) {
-	eachMode(t, 1, 3, func(t *testing.T, x *topology, _ bool) {
+	eachMode(t, 1, 3, func(t *testing.T, x *topology, _ Conntrack) {
 		for _, family := range vip.Families {
 			seen := map[string]int{}
 			for port := uint16(20000); port < 20040; port++ {
@@ -63,7 +63,7 @@ func TestFlowsFollowTable(t *testing.T) {
 }
 
 func TestFragmentsFollowFlow(t *testing.T) {
-	eachMode(t, 1, 3, func(t *testing.T, x *topology, _ bool) {
+	eachMode(t, 1, 3, func(t *testing.T, x *topology, _ Conntrack) {
 		for _, family := range vip.Families {
 			for port := uint16(22000); port < 22012; port++ {
 				got := x.ask(t, family, port, 4000)
@@ -76,7 +76,7 @@ func TestFragmentsFollowFlow(t *testing.T) {
 }
 
 func TestPathMTUDiscoveryThroughAnyPod(t *testing.T) {
-	eachMode(t, 2, 3, func(t *testing.T, x *topology, _ bool) {
+	eachMode(t, 2, 3, func(t *testing.T, x *topology, _ Conntrack) {
 		// The client does not know that its link takes no more.
 		run(t, x.router, "ip link set client mtu 1300")
 		for name, pod := range map[string]int{"the pod of the flow": 0, "a pod that never saw the flow": 1} {
@@ -102,7 +102,7 @@ func TestPathMTUDiscoveryThroughAnyPod(t *testing.T) {
 }
 
 func TestFlowsSurviveTableChange(t *testing.T) {
-	eachMode(t, 1, 3, func(t *testing.T, x *topology, stateless bool) {
+	eachMode(t, 1, 3, func(t *testing.T, x *topology, mode Conntrack) {
 		before := map[vip.Family]map[uint16]string{}
 		for _, family := range vip.Families {
 			before[family] = map[uint16]string{}
@@ -118,7 +118,7 @@ func TestFlowsSurviveTableChange(t *testing.T) {
 		must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: now}}}))
 		for _, family := range vip.Families {
 			for port, name := range before[family] {
-				if stateless {
+				if mode == ConntrackOff {
 					name = "t0"
 				}
 				if got := x.ask(t, family, port, 10); got != name {
@@ -131,18 +131,18 @@ func TestFlowsSurviveTableChange(t *testing.T) {
 				}
 			}
 		}
-		if stateless {
+		if mode == ConntrackOff {
 			return
 		}
 		// A target whose flows no longer live loses them, and a number that is forgotten
-		// is in no entry.
+		// is in no entry of connection tracking.
 		gone := x.targets[1].slot
 		gone.Flows = [len(vip.Families)]bool{}
 		must(t, f.Write(plan.Change{Targets: []plan.KernelTarget{gone}}))
 		must(t, f.FlushConntrack([]uint32{5001}))
 		if out := run(t, x.pods[0], "cat /proc/net/nf_conntrack 2>/dev/null || true"); strings.Contains(out, "mark=5001 ") {
 			t.Errorf("connections to a target that is gone:\n%s", out)
-		} else if !strings.Contains(out, "mark=5002 ") {
+		} else if mode == ConntrackOn && !strings.Contains(out, "mark=5002 ") {
 			t.Errorf("no connections to a kept target:\n%s", out)
 		}
 		for _, family := range vip.Families {
@@ -159,7 +159,7 @@ func TestFlowsSurviveTableChange(t *testing.T) {
 }
 
 func TestPacketsWithoutRouteAreDropped(t *testing.T) {
-	x := newTopology(t, 1, 2, false)
+	x := newTopology(t, 1, 2, ConntrackOn)
 	wire := lab.NewCapture(t, x.pods[0], "ext")
 	ports := map[vip.Family]uint16{}
 	for _, family := range vip.Families {
@@ -222,7 +222,7 @@ func TestPacketsWithoutRouteAreDropped(t *testing.T) {
 // A first trial had no disagreement: the target of a flow depends on nothing but the
 // flow, the size, the seed and the table.
 func TestPodsAgreeOnFlows(t *testing.T) {
-	x := newTopology(t, 2, 3, false)
+	x := newTopology(t, 2, 3, ConntrackOn)
 	const first, flows = 10_000, 10_000
 	for _, family := range vip.Families {
 		var taken [2]map[uint16]string

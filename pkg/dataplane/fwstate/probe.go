@@ -41,9 +41,12 @@ func (f *Conn) MissingModules() []plan.Problem {
 		kernelFeature{"nft_hash", "the kernel cannot hash flows", &expr.Hash{
 			SourceRegister: r, DestRegister: r, Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins,
 		}},
-		// Also in stateless mode: connection tracking reassembles fragments.
+		// Also without connection tracking of flows: it reassembles fragments.
 		kernelFeature{"nft_ct", "the kernel cannot ask connection tracking", &expr.Ct{Key: expr.CtKeyMARK, Register: r}},
 	)
+	if f.config.Conntrack == ConntrackLoose {
+		problems = append(problems, f.missingDynamicMaps()...)
+	}
 	for _, family := range f.families {
 		rules, err := f.rt.Rules(family)
 		if err != nil {
@@ -70,10 +73,31 @@ func (f *Conn) conflicts(r rtnetlink.Rule) bool {
 	return r.Protocol != plan.RouteProtocol && (r.Priority == first || r.Priority == first+1)
 }
 
-// probeExpression adds and deletes a table with one rule in the same transaction.
-func (f *Conn) probeExpression(e expr.Any) error {
+// missingDynamicMaps probes the kernel for maps of the packet path.
+func (f *Conn) missingDynamicMaps() []plan.Problem {
+	flows := setSpec{
+		name: "flows", flags: flowFlags, keyType: typeMark, keySize: 4, dataType: typeMark, data: 4, size: 1,
+	}
+	err := f.probeExpression(&expr.Dynset{
+		SrcRegKey: register(0), SrcRegData: register(0), SetName: flows.name, Operation: dynsetDelete,
+	}, flows)
+	if err == nil {
+		return nil
+	}
+	return []plan.Problem{{
+		Object: "maps of the packet path", Detail: fmt.Sprintf("the kernel cannot remember flows: %v", err),
+		Remedy: "run Linux 5.4 or later, or lb run --conntrack=on",
+	}}
+}
+
+// probeExpression adds and deletes a table with one rule, and the sets that it needs, in the same
+// transaction.
+func (f *Conn) probeExpression(e expr.Any, sets ...setSpec) error {
 	t := transaction{table: probeTable}
 	t.addTable()
+	for _, s := range sets {
+		t.addSet(s)
+	}
 	t.addChain(chainSpec{name: "probe"})
 	if e != nil {
 		t.addRules("probe", newRule("", &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, e))

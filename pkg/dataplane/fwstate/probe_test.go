@@ -12,7 +12,7 @@ import (
 // A kernel without nft_hash refuses the rule, as it refuses this expression.
 func TestRefusedWriteLeavesNothing(t *testing.T) {
 	ns := lab.NewNetNS(t)
-	f := openConn(t, ns, Config{})
+	f := openConn(t, ns, Config{Conntrack: ConntrackLoose})
 	hash := expr.Hash{
 		SourceRegister: register(0), DestRegister: register(0), Length: 4, Modulus: 2, Seed: 1,
 		Type: expr.HashTypeJenkins,

@@ -175,7 +175,7 @@ func (f *Conn) inspectBase(r *ruleset) (string, error) {
 			return "the rules of chain " + want.name + " are others", nil
 		}
 	}
-	if !f.config.Stateless {
+	if f.config.Conntrack == ConntrackOn {
 		for _, name := range commonChains[1:] {
 			if slices.ContainsFunc(r.rules[name], rule.owned) {
 				return "chain " + name + " is from a start without connection tracking", nil

@@ -76,11 +76,14 @@ func (f *Conn) removeTable() error {
 
 // removableSet reports whether a set is a common one without elements of other processes.
 func (f *Conn) removableSet(name string, got setSpec) (bool, error) {
-	stateless := Conn{config: Config{Stateless: true}} // which has all of them
-	specs := stateless.commonSets()
+	loose := Conn{config: Config{Conntrack: ConntrackLoose}} // which has all of them
+	specs := loose.commonSets()
 	i := slices.IndexFunc(specs, func(s setSpec) bool { return s.name == name })
 	if i < 0 || specs[i].mismatch(got) != "" {
 		return false, nil
+	}
+	if got.flags&unix.NFT_SET_EVAL != 0 {
+		return true, nil // with flows only
 	}
 	foreign := false
 	err := f.dumpElements(name, func(e nlmsg.Attributes) {

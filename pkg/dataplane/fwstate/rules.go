@@ -90,7 +90,7 @@ func (f *Conn) baseRules(chain string) (rules []ruleSpec) {
 				add("to a VIP", append(address(family, destAt[family]), lookupVerdict(0, maps[family]))...)
 			}
 		}
-	case notrackChain:
+	case notrackChain, outputChain:
 		for _, sets := range [][len(vip.Families)]string{ownHosts, ownNets} {
 			for _, family := range vip.Families {
 				// No later rule of the chain concerns the packet.
@@ -99,7 +99,9 @@ func (f *Conn) baseRules(chain string) (rules []ruleSpec) {
 					&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept},
 				}
 				add("to a VIP", append(address(family, destAt[family]), notrack...)...)
-				add("from a VIP", append(address(family, sourceAt[family]), notrack...)...)
+				if chain == notrackChain {
+					add("from a VIP", append(address(family, sourceAt[family]), notrack...)...)
+				}
 			}
 		}
 	case defragmentChain:
@@ -127,7 +129,7 @@ func (f *Conn) targetRule(t plan.KernelTarget) ruleSpec {
 		mark(),
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
 	}
-	if !f.config.Stateless {
+	if f.config.Conntrack == ConntrackOn {
 		// Last: for an untracked packet the rule ends here, when the packet has its fwmark already.
 		expressions = append(expressions,
 			&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
@@ -152,7 +154,7 @@ func (f *Conn) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string)
 		rules = matchRules(s.Name)
 	}
 	for _, family := range s.Families() {
-		if !f.config.Stateless {
+		if f.config.Conntrack == ConntrackOn {
 			add("flows that are known", ofFamily(family), []expr.Any{
 				&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
 				&expr.Bitwise{
@@ -163,9 +165,14 @@ func (f *Conn) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string)
 			})
 		}
 		table := name(family, s.Name)
+		var unremembered []expr.Any
+		if f.config.Conntrack == ConntrackLoose {
+			rules = append(append(rules, flowRules(family, s.Name)...), rememberRule(family, s, table))
+			unremembered = []expr.Any{&expr.Counter{}}
+		}
 		forward := hashAndLookup(family, s, table)
 		add("ICMP errors, by @"+table, ofFamily(family), inner(family), forward)
-		add("flows with ports, by @"+table, ofFamily(family), ported(false), outer(family, true), forward)
+		add("flows with ports, by @"+table, ofFamily(family), ported(false), unremembered, outer(family, true), forward)
 		add("others, by @"+table, ofFamily(family), ported(true), outer(family, false), forward)
 	}
 	add("no target", []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})
@@ -258,7 +265,7 @@ func hashAndLookup(family vip.Family, s *plan.KernelStream, table string) []expr
 	ones, zeros := bytes.Repeat([]byte{0xff}, 8), make([]byte, 8)
 	return []expr.Any{
 		&expr.Hash{
-			SourceRegister: register(0), DestRegister: register(3), Length: 4 * (2*words(family) + 3),
+			SourceRegister: register(0), DestRegister: register(3), Length: flowSize(family),
 			Modulus: s.Size, Seed: s.Seed, Type: expr.HashTypeJenkins,
 		},
 		&expr.Lookup{SourceRegister: register(3), SetName: table, DestRegister: register(1), IsDestRegSet: true},
@@ -273,6 +280,7 @@ var known = map[string]uint16{
 	"meta": unix.NFTA_META_SREG, "cmp": unix.NFTA_CMP_DATA, "payload": unix.NFTA_PAYLOAD_LEN,
 	"lookup": unix.NFTA_LOOKUP_FLAGS, "bitwise": unix.NFTA_BITWISE_XOR, "ct": unix.NFTA_CT_SREG,
 	"hash": unix.NFTA_HASH_TYPE, "immediate": unix.NFTA_IMMEDIATE_DATA, "counter": 0, "notrack": 0,
+	"dynset": unix.NFTA_DYNSET_TIMEOUT,
 }
 
 // normal returns a form of the expressions of a rule that is equal for what is sent and what
@@ -290,12 +298,12 @@ func normal(expressions nlmsg.Attributes) []byte {
 		}
 		var values [16]nlmsg.Attributes
 		for kind, value := range data.All() {
-			if kind <= highest && int(kind) < len(values) && !(name == "lookup" && kind == unix.NFTA_LOOKUP_SET_ID) {
+			if kind <= highest && int(kind) < len(values) && !isSetID(name, kind) {
 				values[kind] = value
 			}
 		}
 		for kind, value := range values {
-			if len(value) == 0 || len(value) == 4 && value.Uint32() == 0 {
+			if len(value) == 0 || len(value)%4 == 0 && len(bytes.Trim(value, "\x00")) == 0 {
 				continue
 			}
 			out = append(out, byte(kind))
@@ -309,6 +317,11 @@ func normal(expressions nlmsg.Attributes) []byte {
 		}
 	}
 	return out
+}
+
+// isSetID reports whether an attribute of an expression is the id of a set in its transaction.
+func isSetID(name string, kind uint16) bool {
+	return name == "lookup" && kind == unix.NFTA_LOOKUP_SET_ID || name == "dynset" && kind == unix.NFTA_DYNSET_SET_ID
 }
 
 // normalData appends the normal form of data, which is a value or a verdict.

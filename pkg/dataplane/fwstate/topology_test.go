@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/bits"
 	"net"
 	"net/netip"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/jhash"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -42,7 +42,7 @@ type topologyTarget struct {
 	received map[netip.AddrPort]int
 }
 
-func newTopology(t *testing.T, pods, targets int, stateless bool) *topology {
+func newTopology(t *testing.T, pods, targets int, mode Conntrack) *topology {
 	t.Helper()
 	x := &topology{client: lab.NewNetNS(t), router: lab.NewNetNS(t), fabricNet: lab.NewNetNS(t)}
 	forward := func(ns *lab.NetNS) {
@@ -60,7 +60,7 @@ func newTopology(t *testing.T, pods, targets int, stateless bool) *topology {
 	run(t, x.router, "ip link add ext type bridge; ip link set ext up")
 	must(t, x.router.Addr("ext", "169.254.100.254/24", "fd64::fe/64"))
 	run(t, x.fabricNet, "ip link add br0 type bridge; ip link set br0 up")
-	o := Config{Stateless: stateless}
+	o := Config{Conntrack: mode}
 	for i := range pods {
 		pod := lab.NewNetNS(t)
 		forward(pod)
@@ -97,16 +97,22 @@ func newTopology(t *testing.T, pods, targets int, stateless bool) *topology {
 		Tables: bothFamilies(filled(estateSize, x.numbers()...)),
 	}
 	for _, f := range x.fabrics {
-		must(t, f.Write(plan.Change{
-			Base: true, Targets: x.slots(), Streams: []plan.StreamWrite{{Desired: x.stream}},
-			VIPs: map[vip.VIP]string{vip.Require("20.0.0.1/32"): "web", vip.Require("2000::1/128"): "web"},
-		}))
+		x.write(t, f)
 		for n, err := range f.AddRoutes(x.slots()) {
 			t.Fatal(n, err)
 		}
 	}
 	x.through(t, 0)
 	return x
+}
+
+// write writes the table of a pod.
+func (x *topology) write(t *testing.T, f *Conn) {
+	t.Helper()
+	must(t, f.Write(plan.Change{
+		Base: true, Targets: x.slots(), Streams: []plan.StreamWrite{{Desired: x.stream}},
+		VIPs: map[vip.VIP]string{vip.Require("20.0.0.1/32"): "web", vip.Require("2000::1/128"): "web"},
+	}))
 }
 
 func (x *topology) numbers() []uint32 {
@@ -301,51 +307,15 @@ func (x *topology) expected(family vip.Family, proto byte, sourcePort, port uint
 	b = append(b, 0, 0)
 	b = binary.BigEndian.AppendUint16(b, port)
 	b = append(b, 0, 0)
-	i := uint64(jhash(b, estateSeed)) * estateSize >> 32
+	i := jhash.Scale(jhash.Sum(b, estateSeed), estateSize)
 	return fmt.Sprintf("t%d", x.stream.Tables[family][i]-5000)
 }
 
-// jhash is the kernel's hash (include/linux/jhash.h), after Bob Jenkins' lookup3.
-func jhash(key []byte, seed uint32) uint32 {
-	word := func(i int) uint32 { return binary.NativeEndian.Uint32(key[i:]) }
-	a := 0xdeadbeef + uint32(len(key)) + seed
-	b, c := a, a
-	step := func(x, y, z *uint32, by int) {
-		*x -= *z
-		*x ^= bits.RotateLeft32(*z, by)
-		*z += *y
-	}
-	for len(key) > 12 {
-		a, b, c = a+word(0), b+word(4), c+word(8)
-		step(&a, &b, &c, 4)
-		step(&b, &c, &a, 6)
-		step(&c, &a, &b, 8)
-		step(&a, &b, &c, 16)
-		step(&b, &c, &a, 19)
-		step(&c, &a, &b, 4)
-		key = key[12:]
-	}
-	// Only keys of which eight bytes are left are used here.
-	a, b = a+word(0), b+word(4)
-	last := func(x, y *uint32, by int) {
-		*x ^= *y
-		*x -= bits.RotateLeft32(*y, by)
-	}
-	last(&c, &b, 14)
-	last(&a, &c, 11)
-	last(&b, &a, 25)
-	last(&c, &b, 16)
-	last(&a, &c, 4)
-	last(&b, &a, 14)
-	last(&c, &b, 24)
-	return c
-}
-
-// eachMode runs a test with and without connection tracking.
-func eachMode(t *testing.T, pods, targets int, test func(t *testing.T, x *topology, stateless bool)) {
-	for _, stateless := range []bool{false, true} {
-		t.Run(map[bool]string{false: "conntrack", true: "stateless"}[stateless], func(t *testing.T) {
-			test(t, newTopology(t, pods, targets, stateless), stateless)
+// eachMode runs a test with each kind of connection tracking.
+func eachMode(t *testing.T, pods, targets int, test func(t *testing.T, x *topology, mode Conntrack)) {
+	for mode := range Conntrack(len(conntrackNames)) {
+		t.Run(mode.String(), func(t *testing.T) {
+			test(t, newTopology(t, pods, targets, mode), mode)
 		})
 	}
 }

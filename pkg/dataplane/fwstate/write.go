@@ -179,7 +179,7 @@ func (w *changeWriter) base(c plan.Change) error {
 		}
 		w.first.setRules(want.name, r.rules[want.name], w.baseRules(want.name)...)
 	}
-	if !w.config.Stateless {
+	if w.config.Conntrack == ConntrackOn {
 		// Chains stay for rules of other processes, sets for their elements.
 		for _, name := range commonChains[1:] {
 			w.first.removeRules(r.rules[name])
@@ -277,7 +277,7 @@ func (w *changeWriter) vips(c plan.Change) error {
 		}
 		_, exists = untracked[v]
 		switch set := setOf(v, ownHosts, ownNets); {
-		case !w.config.Stateless || exists == (chain != ""):
+		case w.config.Conntrack == ConntrackOn || exists == (chain != ""):
 		case exists:
 			w.last.removeElements(set, prefixElements(v, ""))
 		default:

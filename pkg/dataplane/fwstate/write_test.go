@@ -156,9 +156,9 @@ func TestPartialTransactionIsRepaired(t *testing.T) {
 }
 
 func TestForeignObjectsStay(t *testing.T) {
-	for _, stateless := range []bool{false, true} {
+	for mode := range Conntrack(len(conntrackNames)) {
 		ns := lab.NewNetNS(t)
-		f := openConn(t, ns, Config{Stateless: stateless})
+		f := openConn(t, ns, Config{Conntrack: mode})
 		must(t, writeBase(f, exampleChange()))
 		run(t, ns, `nft 'add table inet other; add chain inet other prerouting { type filter hook prerouting priority 0; }
 			add chain inet vipgate-lb theirs; add rule inet vipgate-lb theirs counter
@@ -190,12 +190,14 @@ func TestForeignObjectsStay(t *testing.T) {
 				"{\n\t\ttype filter hook prerouting priority mangle; policy accept;\n\t\tcounter packets",
 		} {
 			if !strings.Contains(out, theirs) {
-				t.Errorf("stateless %v: %q is gone:\n%s", stateless, theirs, out)
+				t.Errorf("conntrack %s: %q is gone:\n%s", mode, theirs, out)
 			}
 		}
-		for _, ours := range []string{"vipgate:", "live4", "ported", "match/", "goto 92", "nop", "stream/", "own4"} {
+		for _, ours := range []string{
+			"vipgate:", "live4", "flows4", "ported", "match/", "goto 92", "nop", "stream/", "own4",
+		} {
 			if strings.Contains(out, ours) {
-				t.Errorf("stateless %v: %q is left:\n%s", stateless, ours, out)
+				t.Errorf("conntrack %s: %q is left:\n%s", mode, ours, out)
 			}
 		}
 		run(t, ns, "nft delete table inet vipgate-lb; ip rule del prio 95")
@@ -203,9 +205,9 @@ func TestForeignObjectsStay(t *testing.T) {
 }
 
 func TestRemoveDeletesAllOwnObjects(t *testing.T) {
-	for _, stateless := range []bool{false, true} {
+	for mode := range Conntrack(len(conntrackNames)) {
 		ns := lab.NewNetNS(t)
-		f := openConn(t, ns, Config{Stateless: stateless})
+		f := openConn(t, ns, Config{Conntrack: mode})
 		must(t, writeBase(f, exampleChange()))
 		gone := exampleChange().VIPs
 		for v := range gone {
@@ -224,19 +226,20 @@ func TestRemoveDeletesAllOwnObjects(t *testing.T) {
 
 func TestConntrackModeChange(t *testing.T) {
 	ns := lab.NewNetNS(t)
-	for _, stateless := range []bool{false, true, false} {
-		f := openConn(t, ns, Config{Stateless: stateless})
+	for _, mode := range []Conntrack{ConntrackOn, ConntrackLoose, ConntrackOff, ConntrackLoose, ConntrackOn} {
+		f := openConn(t, ns, Config{Conntrack: mode})
 		c := exampleChange()
 		c.Streams[0].Observed = readAll(t, f).Streams["web"]
 		must(t, writeBase(f, c))
 		got := readAll(t, f)
 		if !got.Base || !got.Streams["web"].ChainIntact || !got.Targets[5000].ChainIntact || len(got.VIPs) != 5 {
-			t.Errorf("stateless %v: base %v, chain %v, target %+v, VIPs %v", stateless, got.Base, got.Streams["web"].ChainIntact,
+			t.Errorf("conntrack %s: base %v, chain %v, target %+v, VIPs %v", mode, got.Base, got.Streams["web"].ChainIntact,
 				got.Targets[5000], got.VIPs)
 		}
-		if out := run(t, ns, "nft list ruleset"); strings.Contains(out, "notrack comment") != stateless &&
-			strings.Contains(out, "notrack accept") != stateless {
-			t.Errorf("stateless %v:\n%s", stateless, out)
+		out := run(t, ns, "nft list ruleset")
+		untracked := strings.Contains(out, "notrack comment") || strings.Contains(out, "notrack accept")
+		if untracked != (mode != ConntrackOn) || strings.Contains(out, ": new flows") != (mode == ConntrackLoose) {
+			t.Errorf("conntrack %s:\n%s", mode, out)
 		}
 	}
 }

@@ -15,6 +15,9 @@ type Desired struct {
 	Revision uint64
 	// Streams are by name. One that did not change is the same pointer as before.
 	Streams map[string]*Stream
+	// RoutesOnly: before the first desired state, the targets get rules and routes, and nothing else
+	// changes. Its revision is 0.
+	RoutesOnly bool
 }
 
 // Role is the desired role of a target for one family.
@@ -57,6 +60,9 @@ type Stream struct {
 	// Match has the ports whose packets are forwarded, sorted and unique; others are dropped,
 	// except ICMP. Without ports all packets are forwarded.
 	Match []Port
+	// RouteAll: also targets that never served have a rule and routes, so that they can be
+	// checked with their fwmark.
+	RouteAll bool
 }
 
 // Equal reports whether both streams are the same; nil is equal to nil only.
@@ -65,7 +71,7 @@ func (s *Stream) Equal(t *Stream) bool {
 		return s == t
 	}
 	return s.Name == t.Name && s.Size == t.Size && s.Seed == t.Seed && s.DrainTime == t.DrainTime &&
-		slices.Equal(s.VIPs, t.VIPs) && slices.Equal(s.Match, t.Match) &&
+		s.RouteAll == t.RouteAll && slices.Equal(s.VIPs, t.VIPs) && slices.Equal(s.Match, t.Match) &&
 		slices.EqualFunc(s.Targets, t.Targets, func(a, b Target) bool {
 			return a.Name == b.Name && a.Roles == b.Roles && slices.Equal(a.IPs, b.IPs)
 		})
@@ -111,6 +117,9 @@ type StreamState struct {
 	// Problem is by family why the stream does not forward although it has serving
 	// targets; "" if it does.
 	Problem [len(vip.Families)]string
+	// FWMarks are the fwmarks whose rules and routes lead to the addresses of targets. Only of
+	// streams with RouteAll, and before the first desired state.
+	FWMarks map[netip.Addr]uint32
 }
 
 // Serves reports whether a target of a stream gets new flows.
@@ -123,7 +132,7 @@ func (s *State) Serves(stream string, f vip.Family, target string) bool {
 	return ok
 }
 
-// Equal reports whether both states are the same.
+// Equal reports whether both states forward the same. FWMarks do not matter for that.
 func (s *StreamState) Equal(t *StreamState) bool {
 	if s == nil || t == nil || s == t {
 		return s == t

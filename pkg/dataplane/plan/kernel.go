@@ -145,6 +145,14 @@ func (s *Network) LinkTo(a netip.Addr) (l Link, ok bool) {
 	return l, ok
 }
 
+// Connects reports whether one of the addresses is on a connected network.
+func (s *Network) Connects(ips []netip.Addr) bool {
+	return slices.ContainsFunc(ips, func(a netip.Addr) bool {
+		l, ok := s.LinkTo(a)
+		return ok && l.Up
+	})
+}
+
 // UnreachableReason returns why an address cannot be reached, "" if it can.
 func (s *Network) UnreachableReason(a netip.Addr) string {
 	if _, ok := s.FailedNeighbors[a]; ok {

@@ -122,7 +122,7 @@ func ForStream(v StreamInput) StreamPlan {
 		}
 		next := before.next(t)
 		p.Requests[t.Name] = next
-		if !recorded && !slices.Contains(next.roles[:], Serving) {
+		if !recorded && !slices.Contains(next.roles[:], Serving) && !(w.RouteAll && v.Network.Connects(t.IPs)) {
 			continue
 		}
 		restored := recorded && v.LinkRestored(old.FWMark)

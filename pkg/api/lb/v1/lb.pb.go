@@ -1257,7 +1257,9 @@ type DataPlaneStatus struct {
 	// What is held: its drift is not repaired.
 	Holds []*DataPlaneHold `protobuf:"bytes,12,rep,name=holds,proto3" json:"holds,omitempty"`
 	// How many repairs there were since the start.
-	Repairs       uint64 `protobuf:"varint,13,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	Repairs uint64 `protobuf:"varint,13,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	// The value of --conntrack; empty from an lb that knows only on and off.
+	ConntrackMode string `protobuf:"bytes,14,opt,name=conntrack_mode,json=conntrackMode,proto3" json:"conntrack_mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1381,6 +1383,13 @@ func (x *DataPlaneStatus) GetRepairs() uint64 {
 		return x.Repairs
 	}
 	return 0
+}
+
+func (x *DataPlaneStatus) GetConntrackMode() string {
+	if x != nil {
+		return x.ConntrackMode
+	}
+	return ""
 }
 
 // DataPlaneHold is one hold.
@@ -2380,7 +2389,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x125\n" +
 	"\asources\x18\x0e \x03(\v2\x1b.vipgate.lb.v1.SourceStatusR\asources\x12=\n" +
 	"\n" +
-	"data_plane\x18\x0f \x01(\v2\x1e.vipgate.lb.v1.DataPlaneStatusR\tdataPlane\"\xf8\x03\n" +
+	"data_plane\x18\x0f \x01(\v2\x1e.vipgate.lb.v1.DataPlaneStatusR\tdataPlane\"\x9f\x04\n" +
 	"\x0fDataPlaneStatus\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1c\n" +
 	"\tconntrack\x18\x02 \x01(\bR\tconntrack\x12\x14\n" +
@@ -2395,7 +2404,8 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	" \x03(\v2\x1e.vipgate.lb.v1.DataPlaneStreamR\astreams\x12\x16\n" +
 	"\x06unread\x18\v \x01(\tR\x06unread\x122\n" +
 	"\x05holds\x18\f \x03(\v2\x1c.vipgate.lb.v1.DataPlaneHoldR\x05holds\x12\x18\n" +
-	"\arepairs\x18\r \x01(\x04R\arepairs\"Y\n" +
+	"\arepairs\x18\r \x01(\x04R\arepairs\x12%\n" +
+	"\x0econntrack_mode\x18\x0e \x01(\tR\rconntrackMode\"Y\n" +
 	"\rDataPlaneHold\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x120\n" +
 	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"n\n" +

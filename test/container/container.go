@@ -1,4 +1,6 @@
-package main
+// Package container runs programs as a container runtime does, as far as it matters to tests: with a
+// root, mounts, a user and capabilities of their own.
+package container
 
 import (
 	"encoding/binary"
@@ -15,22 +17,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A container as a runtime makes it, as far as it matters here: the test's
-// executable starts itself with containerArgument and the name of a file that
-// holds a container, makes root, mounts, user and capabilities, and becomes the
-// program.
+// argument precedes the name of a file with a Container on the command line of a test's executable.
+const argument = "container"
 
-const containerArgument = "container"
-
-type container struct {
+// Container is a container as a runtime makes it: the test's executable starts itself ([Command]),
+// makes root, mounts, user and capabilities ([Main]), and becomes the program.
+type Container struct {
 	// PID is a process whose root is entered, as `kubectl exec` does; the fields
 	// down to Programs are not used then.
 	PID int
 	// Root is an empty directory.
 	Root    string
-	Volumes []containerVolume
+	Volumes []Volume
 	// Programs are put into the root with their file capabilities.
-	Programs []installed
+	Programs []Program
 
 	UID, GID, FSGroup int
 	// Capabilities are the bounding set.
@@ -40,12 +40,14 @@ type container struct {
 	Environment, Arguments []string
 }
 
-type containerVolume struct {
+// Volume is a directory of the host in a container.
+type Volume struct {
 	Source, Path string
 	ReadOnly     bool
 }
 
-type installed struct {
+// Program is an executable in a container.
+type Program struct {
 	Source, Path string
 	Capabilities []string
 }
@@ -56,8 +58,8 @@ var capabilityNumbers = map[string]int{
 	"NET_RAW":          unix.CAP_NET_RAW,
 }
 
-// capabilityMask is the set of capabilities as /proc/PID/status shows it.
-func capabilityMask(names []string) uint64 {
+// Mask returns the set of capabilities as /proc/PID/status shows it.
+func Mask(names []string) uint64 {
 	var mask uint64
 	for _, name := range names {
 		mask |= 1 << capabilityNumbers[name]
@@ -65,15 +67,37 @@ func capabilityMask(names []string) uint64 {
 	return mask
 }
 
-// runContainer becomes the program of a container. It returns only an error.
-func runContainer(file string) error {
+// Main becomes the program of a container if the command line is that of [Container.Command]. A
+// TestMain calls it first.
+func Main() {
+	if len(os.Args) == 3 && os.Args[1] == argument {
+		fmt.Fprintln(os.Stderr, run(os.Args[2]))
+		os.Exit(1)
+	}
+}
+
+// Command writes the container to a file, and returns the command line of its program.
+func (c *Container) Command(file string) ([]string, error) {
+	executable, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	data, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	return []string{executable, argument, file}, os.WriteFile(file, data, 0o600)
+}
+
+// run becomes the program of a container. It returns only an error.
+func run(file string) error {
 	// Root, mounts and capabilities belong to a thread until it executes.
 	runtime.LockOSThread()
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	var c container
+	var c Container
 	if err := json.Unmarshal(data, &c); err != nil {
 		return err
 	}
@@ -93,7 +117,7 @@ func runContainer(file string) error {
 		return fmt.Errorf("enter the root: %w", err)
 	}
 	for n := range unix.CAP_LAST_CAP + 1 {
-		if capabilityMask(c.Capabilities)&(1<<n) == 0 {
+		if Mask(c.Capabilities)&(1<<n) == 0 {
 			if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(n), 0, 0, 0); err != nil {
 				return fmt.Errorf("drop capability %d: %w", n, err)
 			}
@@ -112,7 +136,7 @@ func runContainer(file string) error {
 
 // makeRoot makes a root that cannot be written, with the host's programs and
 // libraries.
-func (c *container) makeRoot() error {
+func (c *Container) makeRoot() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("private mounts: %w", err)
 	}
@@ -161,7 +185,7 @@ func (c *container) makeRoot() error {
 
 // install copies the program, with file capabilities if it has any, and mounts
 // it over the one that is there.
-func (p installed) install(root string) error {
+func (p Program) install(root string) error {
 	data, err := os.ReadFile(p.Source)
 	if err != nil {
 		return err
@@ -190,7 +214,7 @@ func (p installed) install(root string) error {
 // fileCapabilities is a vfs_cap_data of revision 2 with permitted and effective
 // capabilities, `+ep` (linux/capability.h).
 func fileCapabilities(names []string) []byte {
-	mask := capabilityMask(names)
+	mask := Mask(names)
 	b := binary.LittleEndian.AppendUint32(nil, 0x02000000|1) // revision 2, effective
 	b = binary.LittleEndian.AppendUint32(b, uint32(mask))
 	b = binary.LittleEndian.AppendUint32(b, 0)
@@ -215,18 +239,19 @@ func readOnly(target string) error {
 	return nil
 }
 
-// processStatus is what /proc tells of a process.
-type processStatus struct {
+// Status is what /proc shows of a process.
+type Status struct {
 	UID, GID   string
 	Effective  string
 	Bounding   string
 	NoNewPrivs string
 }
 
-func readStatus(pid int) (processStatus, error) {
+// ReadStatus reads that of a process.
+func ReadStatus(pid int) (Status, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		return processStatus{}, err
+		return Status{}, err
 	}
 	fields := map[string]string{}
 	for line := range strings.Lines(string(b)) {
@@ -235,11 +260,11 @@ func readStatus(pid int) (processStatus, error) {
 			fields[name] = words[0]
 		}
 	}
-	return processStatus{fields["Uid"], fields["Gid"], fields["CapEff"], fields["CapBnd"], fields["NoNewPrivs"]}, nil
+	return Status{fields["Uid"], fields["Gid"], fields["CapEff"], fields["CapBnd"], fields["NoNewPrivs"]}, nil
 }
 
-// assignments writes variables as execve wants them.
-func assignments(variables map[string]string) []string {
+// Assignments returns variables as execve takes them.
+func Assignments(variables map[string]string) []string {
 	var list []string
 	for name, value := range variables {
 		list = append(list, name+"="+value)

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/replypath"
+	"github.com/vipgate/vipgate/pkg/status"
+	"github.com/vipgate/vipgate/pkg/target"
+)
+
+type runCommand struct {
+	Pool              []netip.Prefix `required:"" help:"Prefix from which VIPs are taken, of either family; repeatable." placeholder:"PREFIX"`
+	Interface         string         `required:"" help:"Network interface toward the trench pods." placeholder:"IF"`
+	Once              bool           `help:"Install the kernel state, print it and exit, such as in an init container: it stays without the process."`
+	RemoveStateOnExit bool           `help:"Remove the kernel state after SIGTERM. Otherwise it stays for flows that continue, for the next start, or for target cleanup."`
+
+	cli.Listeners
+	cli.Log
+}
+
+func parsePrefix(s string) (netip.Prefix, error) {
+	prefix, err := netip.ParsePrefix(s)
+	if err == nil && prefix != prefix.Masked() {
+		err = fmt.Errorf("it has host bits set; write %s", prefix.Masked())
+	}
+	return prefix, err
+}
+
+// role of this program in its network namespace.
+const role = "target"
+
+func (c *runCommand) Run(ctx context.Context, line *commandLine, out *cli.Output) error {
+	log, level, _ := c.Logger(line.Globals.Debug) // check refuses the level
+	o := target.Options{
+		Version: cli.Version(), Pool: c.Pool, Interface: c.Interface, AdminSocket: c.AdminSocket,
+		HealthAddr: c.HealthAddress(), MetricsAddr: c.MetricsAddress(), RemoveOnExit: c.RemoveStateOnExit, Log: log,
+		Level: level,
+	}
+	var refused cli.Refusals
+	c.check(&refused, o.ReplyPath())
+	if err := refused.Err(); err != nil {
+		return err
+	}
+	about := "admin socket " + c.AdminSocket
+	if c.Once {
+		about = "target run --once"
+	}
+	release, err := identity.OwnNetNS(ctx, role, about)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if c.Once {
+		return install(ctx, o, out)
+	}
+	log.Info("starting target", "version", cli.Version(), "pool", c.Pool, "interface", c.Interface)
+	return cli.RunUntilStopped(0, func(stops <-chan struct{}) error { return target.Run(ctx, o, stops) })
+}
+
+// check refuses what would only fail later.
+func (c *runCommand) check(r *cli.Refusals, o replypath.Options) {
+	_, _, err := c.Logger(false)
+	r.Add(err)
+	err = o.Validate()
+	r.If(err != nil, "--pool=%v, --interface=%s: %w", o.Pool, o.Interface, err)
+	r.If(c.Once && c.RemoveStateOnExit, "--remove-state-on-exit: not with --once, which leaves the state")
+	c.Listeners.Check(r, cli.Port{})
+}
+
+// installTimeout bounds --once.
+const installTimeout = 30 * time.Second
+
+func install(ctx context.Context, o target.Options, out *cli.Output) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, installTimeout)
+	defer cancel()
+	state, err := replypath.Install(ctx, o.ReplyPath())
+	if !state.Since.IsZero() {
+		text, _ := status.Target(target.Describe(o, state, nil), time.Now())
+		out.Printf("%s", text)
+	}
+	if err == nil {
+		err = target.Incomplete(state)
+	}
+	if err != nil {
+		return fmt.Errorf("failed to install the kernel state: %w", err)
+	}
+	return nil
+}

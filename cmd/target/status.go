@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
+	"github.com/vipgate/vipgate/pkg/status"
+)
+
+type statusCommand struct {
+	cli.StatusFlags
+	AddSockets string `help:"Unix sockets of target add, a pattern: their registrations are shown." default:"/run/vipgate/target/add*.sock" placeholder:"PATTERN"`
+}
+
+// Run exits with 1 while the kernel state is not complete, or a registration is not in force.
+func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
+	adds, err := filepath.Glob(c.AddSockets)
+	if err != nil {
+		return cli.Usage("--add-sockets=%s: %w", c.AddSockets, err)
+	}
+	sources := slices.Concat([]string{c.AdminSocket}, adds)
+	conn, err := cli.DialAdmin("target", sources[0], false)
+	if err != nil && len(adds) > 0 && !isUsage(err) {
+		sources = adds // a host that only registers
+		conn, err = cli.DialAdmin("target", sources[0], false)
+	}
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := c.Context(ctx)
+	defer cancel()
+	stream, err := client(conn).WatchStatus(ctx, &targetadminv1.WatchStatusRequest{})
+	if err != nil {
+		return err
+	}
+	return cli.ShowStatus(ctx, out, c.StatusFlags,
+		func() (*targetadminv1.Status, error) {
+			r, err := stream.Recv()
+			if err != nil {
+				return nil, err
+			}
+			s := r.GetStatus()
+			for _, socket := range sources[1:] {
+				s.Registrations = append(s.Registrations, registrations(ctx, socket)...)
+			}
+			return s, nil
+		},
+		func(s *targetadminv1.Status) (string, bool) { return status.Target(s, time.Now()) },
+	)
+}
+
+func isUsage(err error) bool {
+	var usage *cli.UsageError
+	return errors.As(err, &usage)
+}
+
+func client(conn grpc.ClientConnInterface) targetadminv1.TargetAdminServiceClient {
+	return targetadminv1.NewTargetAdminServiceClient(conn)
+}
+
+// registrations returns those of one target add: one without a state if it does not answer.
+func registrations(ctx context.Context, socket string) []*targetadminv1.Registration {
+	r, err := cli.Call(ctx, "target", cli.AdminFlags{AdminSocket: socket}, client,
+		targetadminv1.TargetAdminServiceClient.GetStatus, &targetadminv1.GetStatusRequest{})
+	if err != nil {
+		return []*targetadminv1.Registration{{Registry: socket, Error: cli.Explain(err).Error()}}
+	}
+	return r.GetStatus().GetRegistrations()
+}

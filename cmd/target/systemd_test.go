@@ -1,0 +1,97 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+const installed = "/usr/local/bin/target"
+
+// unit returns the values of a unit by their keys.
+func unit(t *testing.T, file string) map[string][]string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string][]string{}
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if key, value, ok := strings.Cut(line, "="); ok && !strings.HasPrefix(line, "#") {
+			values[key] = append(values[key], value)
+		}
+	}
+	return values
+}
+
+func TestUnitsFitProgram(t *testing.T) {
+	for name, environment := range map[string]string{
+		"vipgate-target.service":      "target.env",
+		"vipgate-target-add@.service": "target-add.env",
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := unit(t, deployments+"systemd/"+name)
+			known := map[string]bool{}
+			for _, f := range parser(t).Model.Leaves(true) {
+				for _, flag := range f.Flags {
+					for _, v := range flag.Envs {
+						known[v] = true
+					}
+				}
+			}
+			for v, values := range unit(t, deployments+"systemd/"+environment) {
+				if t.Setenv(v, values[0]); !known[v] {
+					t.Errorf("%s: nothing reads %s", environment, v)
+				}
+			}
+			for _, assignment := range u["Environment"] {
+				v, value, _ := strings.Cut(assignment, "=")
+				if t.Setenv(v, strings.ReplaceAll(value, "%i", "web-1")); !known[v] {
+					t.Errorf("nothing reads %s", v)
+				}
+			}
+			words := strings.Fields(strings.ReplaceAll(u["ExecStart"][0], "%i", "web-1"))
+			if _, err := parser(t).Parse(words[1:]); err != nil || words[0] != installed {
+				t.Errorf("%v: %v", words, err)
+			}
+			if u["EnvironmentFile"][0] != "/etc/vipgate/"+environment {
+				t.Errorf("environment files %q", u["EnvironmentFile"])
+			}
+		})
+	}
+}
+
+// systemd takes every unit without a warning.
+func TestUnitsAreValid(t *testing.T) {
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		lab.Skip(t, "missing: systemd-analyze (Debian: apt-get install systemd)")
+	}
+	files, err := filepath.Glob(deployments + "systemd/*.service")
+	if err != nil || len(files) != 2 {
+		t.Fatalf("units %v, %v", files, err)
+	}
+	dir := t.TempDir()
+	args := []string{"verify", "--man=no"}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copied := filepath.Join(dir, strings.Replace(filepath.Base(file), "@.", "@web-1.", 1))
+		// The program must exist where the unit says.
+		unit := strings.ReplaceAll(string(text), installed, os.Args[0])
+		if err := os.WriteFile(copied, []byte(unit), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, copied)
+	}
+	if out, err := exec.CommandContext(t.Context(), analyze, args...).CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("%v: %s", err, out)
+	}
+}

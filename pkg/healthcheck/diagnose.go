@@ -1,0 +1,182 @@
+package healthcheck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+const (
+	// maxDiagnoses is how many diagnoses run at once, and how many wait; a further one is started
+	// by the next failure of its target.
+	maxDiagnoses = 8
+	// diagnosisRest is how long each of them rests after one, which bounds their rate to 400 a
+	// second.
+	diagnosisRest = 20 * time.Millisecond
+	// diagnoseEvery is the time between two diagnoses of one target.
+	diagnoseEvery = 10 * time.Second
+	// sidecarPort is where the program target answers grpc.health.v1, at an own address of the
+	// target: a service is an address of a VIP, and is not known if the VIP is in no pool.
+	sidecarPort = 7783
+)
+
+// diagnosis is why checks through a VIP get no answer. It lasts until another VIP is checked.
+type diagnosis struct {
+	text    string // "" before the first
+	silent  bool   // the target answers nothing at all
+	at      time.Time
+	running bool
+}
+
+// examine applies the outcome of a check through a VIP: it selects the next VIP, and has a failure
+// without an answer diagnosed. A VIP is checked until it passes, so that one that a target lacks
+// makes it not ready.
+func (c *Checker) examine(p probe, o outcome, now time.Time) outcome {
+	e := p.entry
+	switch {
+	case o.verdict == succeeded:
+		e.vip++
+		e.diagnosis = diagnosis{}
+		return o
+	case o.verdict != failed || p.fwmark == 0:
+		return o
+	case o.refused:
+		e.diagnosis = diagnosis{}
+		o.reason = fmt.Sprintf("%s: the application does not listen on %s", o.reason, p.to)
+		return o
+	case !o.silent:
+		e.diagnosis = diagnosis{}
+		o.reason = fmt.Sprintf("%s %s", p.to, o.reason)
+		return o
+	}
+	o.reason = fmt.Sprintf("%s %s", p.to, o.reason)
+	d := &e.diagnosis
+	if !d.running && now.Sub(d.at) >= diagnoseEvery {
+		select {
+		case c.diagnoses <- p:
+			d.running = true
+		default:
+		}
+	}
+	if d.text != "" {
+		o.reason, o.silent = d.text, d.silent
+	}
+	return o
+}
+
+// diagnose diagnoses failures until ctx ends.
+func (c *Checker) diagnose(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case p := <-c.diagnoses:
+			text, silent := p.diagnose(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			c.diagnosed(p, diagnosis{text: text, silent: silent, at: time.Now()})
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(diagnosisRest):
+		}
+	}
+}
+
+// diagnosed takes over a diagnosis unless the target passed a check meanwhile.
+func (c *Checker) diagnosed(p probe, d diagnosis) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := p.entry
+	if c.entry(e.Key) != e || !e.diagnosis.running {
+		return
+	}
+	e.diagnosis = d
+	e.LastError, e.Silent = d.text, d.silent
+	c.dirty[e.Key] = struct{}{}
+	latest.Wake(c.changed)
+}
+
+// diagnose finds out what of the path to a VIP fails: the target, the VIP on it, or the path of its
+// replies. It reports whether the target answers nothing at all.
+func (p probe) diagnose(ctx context.Context) (text string, silent bool) {
+	own := path{to: p.entry.Addr, source: p.plan.source(vip.FamilyOf(p.entry.Addr))}
+	if !p.answers(ctx, own) {
+		return fmt.Sprintf("%s port %d: no answer, and none at %s either", p.to, p.plan.port, own.to), true
+	}
+	// The target reaches this address without any route: the VIP is the only thing to lack.
+	near := p.path
+	near.source = localAddr(ctx, own.to)
+	if near.source.IsValid() && near.source != p.source && p.answers(ctx, near) {
+		return fmt.Sprintf("the target accepts %s, but its replies to other networks do not return; "+
+			"is \"target run\" running there?", p.to), false
+	}
+	return p.askSidecar(ctx, own), false
+}
+
+// answers reports whether a connection is accepted, or refused.
+func (p probe) answers(ctx context.Context, t path) bool {
+	ctx, cancel := context.WithTimeout(ctx, p.plan.Timeout)
+	defer cancel()
+	conn, err := connect(ctx, t, p.plan.port)
+	if err != nil {
+		return errors.Is(err, syscall.ECONNREFUSED)
+	}
+	_ = conn.Close() // a reset
+	return true
+}
+
+// connect opens a connection that closing resets.
+func connect(ctx context.Context, t path, port uint16) (net.Conn, error) {
+	conn, err := t.dial(ctx, "tcp", netip.AddrPortFrom(t.to, port).String())
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	return conn, err
+}
+
+// localAddr returns the address that the kernel chooses for packets to another one; the zero Addr
+// if it has none.
+func localAddr(ctx context.Context, to netip.Addr) netip.Addr {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "udp", netip.AddrPortFrom(to, sidecarPort).String()) // sends nothing
+	if err != nil {
+		return netip.Addr{}
+	}
+	defer conn.Close()
+	local, _ := conn.LocalAddr().(*net.UDPAddr)
+	return local.AddrPort().Addr().Unmap()
+}
+
+// askSidecar asks the program target why the VIP is not accepted.
+func (p probe) askSidecar(ctx context.Context, own path) string {
+	ctx, cancel := context.WithTimeout(ctx, p.plan.Timeout)
+	defer cancel()
+	failure := fmt.Sprintf("the target does not accept packets to %s: ", p.to)
+	conn, err := connect(ctx, own, sidecarPort)
+	if err != nil {
+		return failure + "no \"target run\" runs there"
+	}
+	defer conn.Close()
+	answer, s, _ := askHealth(ctx, conn, netip.AddrPortFrom(own.to, sidecarPort), p.to.String(), "")
+	switch {
+	case s.Code() == codes.NotFound:
+		return failure + "it is not in the --pool of \"target run\" there"
+	case s.Code() != codes.OK:
+		return failure + "\"target run\" does not answer there"
+	case answer != healthv1.HealthCheckResponse_SERVING:
+		return failure + "the kernel state of \"target run\" is incomplete there; see \"target status\""
+	}
+	return fmt.Sprintf("no answer from %s although \"target run\" accepts it there; is a firewall in between?", p.to)
+}

@@ -1,0 +1,71 @@
+package lb
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// sourceLifetime is how long the address toward the gateways is not looked up again.
+const sourceLifetime = time.Second
+
+// checkFWMark returns the fwmark that leads to a target, or why none does.
+func (p *process) checkFWMark(k healthcheck.Key) (fwmark uint32, problem string) {
+	state := p.plane.State().Load()
+	if s := state.Streams[k.Stream]; s != nil {
+		if fwmark, ok := s.FWMarks[k.Addr]; ok {
+			return fwmark, ""
+		}
+	}
+	if why := state.Unreachable[k.Addr]; why != "" {
+		return 0, why
+	}
+	if state.Err != nil {
+		return 0, fmt.Sprintf("the data plane has no route to the target: %v", state.Err)
+	}
+	return 0, "the data plane has no route to the target yet"
+}
+
+// gatewaySources are the own addresses from which the gateways are reached.
+type gatewaySources struct {
+	mu sync.Mutex
+	by [len(vip.Families)]struct {
+		addr netip.Addr
+		at   time.Time
+	}
+}
+
+// checkSource returns the own address from which the gateways of a family are reached; the zero
+// Addr if there is none.
+func (p *process) checkSource(f vip.Family) netip.Addr {
+	p.gatewaySources.mu.Lock()
+	defer p.gatewaySources.mu.Unlock()
+	s := &p.gatewaySources.by[f]
+	if now := time.Now(); now.Sub(s.at) >= sourceLifetime {
+		s.addr, s.at = netip.Addr{}, now
+		for _, g := range p.config.Value().Load().Config.Attractor.Gateways {
+			if g.Family() == f && !s.addr.IsValid() {
+				s.addr = addressToward(g.Address)
+			}
+		}
+	}
+	return s.addr
+}
+
+// addressToward returns the own address that the kernel chooses for packets to another one; the
+// zero Addr if it has no route.
+func addressToward(to netip.Addr) netip.Addr {
+	const discard = 9 // a port of UDP, to which nothing is sent
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, discard)))
+	if err != nil {
+		return netip.Addr{}
+	}
+	defer conn.Close()
+	local, _ := conn.LocalAddr().(*net.UDPAddr)
+	return local.AddrPort().Addr().Unmap()
+}

@@ -1,0 +1,36 @@
+package metrics
+
+// Target holds the metrics of target. Its methods are safe for concurrent use and do not block.
+// Create one with [NewTarget].
+type Target struct{ *process }
+
+// TargetState is the state of target at a scrape.
+type TargetState struct {
+	Complete bool
+	Problems int
+	Repairs  uint64 // since the start
+	Dropped  uint64 // since the rules were written
+	// Live and Gone count trench pods.
+	Live, Gone int
+	// Flows are counted by the link address of the trench pod.
+	Flows map[string]int
+}
+
+// NewTarget returns the metrics of target in a new registry, with those of the Go runtime and of
+// the process; each scrape calls read.
+func NewTarget(version string, read func() TargetState) *Target {
+	t := &Target{newProcess("target", version)}
+	t.registry.MustRegister(scrape(func(send send) {
+		s := read()
+		send(TargetComplete, boolValue(s.Complete))
+		send(TargetProblems, float64(s.Problems))
+		send(TargetRepairs, float64(s.Repairs))
+		send(TargetDropped, float64(s.Dropped))
+		send(TargetPeers, float64(s.Live), "live")
+		send(TargetPeers, float64(s.Gone), "gone")
+		for peer, n := range s.Flows {
+			send(TargetFlows, float64(n), peer)
+		}
+	}))
+	return t
+}

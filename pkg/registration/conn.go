@@ -1,0 +1,87 @@
+package registration
+
+import (
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+	grpcbackoff "google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	grpcstatus "google.golang.org/grpc/status"
+
+	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/identity"
+)
+
+// CallTimeout bounds a handshake with a registry, and a call that is answered at once.
+const CallTimeout = 5 * time.Second
+
+// Back-off of the attempts to reach a registry.
+const (
+	minBackoff = 50 * time.Millisecond
+	maxBackoff = 2 * time.Second
+)
+
+// Conn is a connection to the registry of one load balancer.
+type Conn struct {
+	*grpc.ClientConn
+	name    string // of the load balancer in messages
+	explain func(error) error
+}
+
+// NewConn returns a connection that is authenticated by other means than an SVID, such as the admin
+// socket. name is that of the load balancer in messages; explain returns the error of a call in the
+// words of the user.
+func NewConn(c *grpc.ClientConn, name string, explain func(error) error) *Conn {
+	return &Conn{ClientConn: c, name: name, explain: explain}
+}
+
+// Dial returns a connection over mTLS, which is established on demand. The caller runs the source
+// of the own SVID. lb is the SPIFFE ID of the load balancer.
+func Dial(a Address, source *identity.Source, lb spiffeid.ID) (*Conn, error) {
+	creds := identity.NewCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(lb)})
+	cc, err := grpc.NewClient(a.target(), grpc.WithTransportCredentials(creds),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
+			MinConnectTimeout: CallTimeout,
+		}),
+		// A host that disappeared sends nothing.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 2 * time.Second}),
+		grpc.WithNoProxy())
+	if err != nil {
+		return nil, fmt.Errorf("registry %s: %w", a, err)
+	}
+	c := NewConn(cc, "the registry "+a.String(), nil)
+	c.explain = func(err error) error { return explain(c, source, err) }
+	return c, nil
+}
+
+// String names the load balancer in messages.
+func (c *Conn) String() string { return c.name }
+
+// Explain adds why the registry is unavailable to the error of a call.
+func (c *Conn) Explain(err error) error { return c.explain(err) }
+
+// closedByServer matches gRPC's errors of a connection that ended before the server had sent
+// anything. In TLS 1.3 a client's handshake ends before the server has verified its certificate.
+var closedByServer = regexp.MustCompile(`client preface|server preface|EOF|bad certificate|connection reset`)
+
+func explain(c *Conn, source *identity.Source, err error) error {
+	s := grpcstatus.Convert(err)
+	if s.Code() != codes.Unavailable {
+		return err
+	}
+	reason := health.Reason(err)
+	err = fmt.Errorf("%s does not answer: %s", c, reason)
+	if closedByServer.MatchString(s.Message()) {
+		err = fmt.Errorf("%s closed the connection right after the TLS handshake: it denied the client's SPIFFE ID or "+
+			"certificate, and its log says why, or it is stopping (%s)", c, reason)
+	}
+	if own := source.Status().Load().Err; own != nil {
+		err = fmt.Errorf("%w\nown SVID: %w", err, own)
+	}
+	return err
+}

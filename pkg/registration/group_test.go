@@ -1,0 +1,164 @@
+package registration
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
+	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/registrytest"
+)
+
+// A name gains and loses load balancers, and fails.
+func TestGroupFollowsName(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	first, _ := f.lb("127.0.0.2", 50*time.Millisecond)
+	second, _ := f.lb("127.0.0.3", time.Hour)
+	third, _ := f.lb("127.0.0.4", 50*time.Millisecond)
+	f.dns.set("ip4", errServer)
+	g := f.start("lb.test")
+	g.wantReport("lb.test:" + f.port + ": lookup failed")
+	g.want("") // the name, without a load balancer
+	f.dns.set("ip4", nil, "127.0.0.2", "127.0.0.3")
+	g.want("127.0.0.2 READY", "127.0.0.3 READY")
+
+	for what, err := range map[string]error{"server": errServer, "no address": nil} {
+		f.dns.set("ip4", err)
+		f.dns.waitForLookups(t, "ip4")
+		g.want("LOOKUP FAILED", "127.0.0.2 READY", "127.0.0.3 READY")
+		if strings.Contains(g.text(), "deregistering") {
+			t.Fatalf("%s: the target was deregistered", what)
+		}
+	}
+	f.dns.set("ip4", nil, "127.0.0.2", "127.0.0.4")
+	g.want("127.0.0.2 READY", "127.0.0.3 DRAINING", "127.0.0.4 READY")
+	wantStates(t, second, healthcheck.Draining)
+	f.dns.set("ip4", nil, "127.0.0.2", "127.0.0.3") // back before the end of its drain
+	g.want("127.0.0.2 READY", "127.0.0.3 READY")
+	wantStates(t, second, healthcheck.Ready)
+	wantStates(t, third)
+
+	close(g.leave)
+	wantStates(t, first)
+	wantStates(t, second, healthcheck.Draining)
+	g.end() // as a second signal does
+	if err := g.wantEnd(); err != nil {
+		t.Error(err)
+	}
+	wantStates(t, second, healthcheck.Draining)
+}
+
+// Load balancers that hang or are down delay nothing at the others.
+func TestGroupHangingLoadBalancer(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	good, stop := f.lb("127.0.0.2", 50*time.Millisecond)
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.3", f.port)) // the kernel accepts, nothing answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	begin := time.Now()
+	g := f.start("127.0.0.2", "127.0.0.3", "127.0.0.4")
+	g.want("127.0.0.2 READY", "127.0.0.3", "127.0.0.4")
+	if took := time.Since(begin); took > CallTimeout {
+		t.Errorf("registered after %v: one after the other", took)
+	}
+	g.wantReport("127.0.0.4:" + f.port + ": not registered, trying again: the load balancer does not answer")
+	g.wantFailures("127.0.0.4", 2)
+
+	stop()
+	again, _ := f.lb("127.0.0.2", 50*time.Millisecond)
+	wantStates(t, again, healthcheck.Ready)
+	wantStates(t, good, healthcheck.Ready) // whose process was killed
+	g.want("127.0.0.2 READY", "127.0.0.3", "127.0.0.4")
+
+	close(g.leave)
+	wantStates(t, again)
+	if len(g.ended) > 0 {
+		t.Error("the target was deregistered at one load balancer after the other")
+	}
+	if err := g.wantEnd(); err != nil {
+		t.Error(err) // the others never had a registration
+	}
+}
+
+// wantFailures waits until so many attempts at a load balancer failed.
+func (r *running) wantFailures(host string, n uint64) {
+	r.t.Helper()
+	await.True(r.t, fmt.Sprintf("%d failures of %s", n, host), func() bool {
+		return slices.ContainsFunc(r.Status(), func(s *targetadminv1.Registration) bool {
+			return strings.HasPrefix(s.GetLb(), host+":") && s.GetFailures() >= n
+		})
+	})
+}
+
+// The target of a load balancer that was down when it was deregistered may still be there.
+func TestGroupFailsToDeregister(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	good, _ := f.lb("127.0.0.2", 0)
+	_, stop := f.lb("127.0.0.3", 0)
+	g := f.start("127.0.0.2", "127.0.0.3")
+	g.want("127.0.0.2 READY", "127.0.0.3 READY")
+	stop()
+	g.want("127.0.0.2 READY", "127.0.0.3")
+	close(g.leave)
+	err := g.wantEnd()
+	if want := "127.0.0.3:" + f.port + ": the target could not be deregistered"; err == nil ||
+		!strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "127.0.0.2") {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	wantStates(t, good)
+}
+
+// A caller with the same name takes the target over, at one load balancer after the other.
+func TestGroupSuperseded(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	lbs := map[string]*registrytest.Registry{}
+	for _, host := range []string{"127.0.0.2", "127.0.0.3"} {
+		lbs[host], _ = f.lb(host, 0)
+	}
+	f.dns.set("ip4", nil, "127.0.0.2", "127.0.0.3")
+	g := f.start("lb.test")
+	g.want("127.0.0.2 READY", "127.0.0.3 READY")
+	one := f.start("127.0.0.2")
+	g.want("127.0.0.2", "127.0.0.3 READY")
+	g.wantReport("127.0.0.2:" + f.port + ": another call registered a")
+	f.dns.waitForLookups(t, "ip4") // which do not register it once more
+	one.want("127.0.0.2 READY")
+	two := f.start("127.0.0.3")
+	if err := g.wantEnd(); err == nil || strings.Count(err.Error(), "another call registered a") != 2 {
+		t.Errorf("ended with %v", err)
+	}
+	close(two.leave)
+	if err := two.wantEnd(); err != nil {
+		t.Error(err)
+	}
+	wantStates(t, lbs["127.0.0.2"], healthcheck.Ready)
+	wantStates(t, lbs["127.0.0.3"])
+}
+
+// A load balancer gets the stream later than the others.
+func TestGroupRejected(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	late, _ := f.lb("127.0.0.2", 0)
+	f.lb("127.0.0.3", 0)
+	late.Configure(nil, targetset.AddressPolicy{})
+	g := f.start("127.0.0.2", "127.0.0.3")
+	g.want("127.0.0.2", "127.0.0.3 READY")
+	g.wantReport("127.0.0.2:" + f.port + ": not registered, trying again: the trench file has no stream")
+	check := trench.Check{TCP: trench.TCPCheck{Port: 5000}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1}
+	late.Configure([]trench.Stream{{Name: "s", Check: check}}, targetset.AddressPolicy{})
+	g.want("127.0.0.2 READY", "127.0.0.3 READY")
+}

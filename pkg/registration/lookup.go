@@ -1,0 +1,96 @@
+package registration
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
+)
+
+// Resolver looks up the addresses of a name. A [net.Resolver] is one.
+type Resolver interface {
+	// LookupNetIP returns the addresses of one family, "ip4" or "ip6". For a name without one the
+	// error is a [net.DNSError] with IsNotFound.
+	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
+}
+
+// minLookupDelay is the first delay after a failed lookup.
+const minLookupDelay = 250 * time.Millisecond
+
+// name is an address whose host is looked up.
+type name struct {
+	Address
+	resolver Resolver
+	// family is that of the first answer, "ip4" or "ip6"; "" before.
+	family string
+}
+
+// answer is the result of a lookup: addresses, or why there are none.
+type answer struct {
+	from      Address
+	addresses []Address // in order
+	err       error
+}
+
+// follow sends an answer for each lookup until ctx ends.
+func (n *name) follow(ctx context.Context, interval time.Duration, answers chan<- answer) {
+	retry := backoff.Backoff{Min: min(minLookupDelay, interval), Max: interval, Jitter: 0.2}
+	for {
+		ips, err := n.lookup(ctx)
+		a := answer{from: n.Address, err: err}
+		for _, ip := range ips {
+			a.addresses = append(a.addresses, n.at(ip))
+		}
+		delay := interval
+		if err != nil {
+			delay = retry.Next()
+		} else {
+			retry.Reset()
+		}
+		select {
+		case answers <- a:
+		case <-ctx.Done():
+			return
+		}
+		if backoff.Sleep(ctx, delay) != nil {
+			return
+		}
+	}
+}
+
+// lookup returns the addresses of the name, at least one, sorted.
+func (n *name) lookup(ctx context.Context) ([]netip.Addr, error) {
+	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
+	defer cancel()
+	families := []string{"ip4", "ip6"}
+	if n.family != "" {
+		families = []string{n.family}
+	}
+	for _, family := range families {
+		ips, err := n.resolver.LookupNetIP(ctx, family, n.host)
+		var failure *net.DNSError
+		switch {
+		case err == nil && len(ips) > 0:
+			n.family = family
+			for i, ip := range ips {
+				ips[i] = ip.Unmap()
+			}
+			slices.SortFunc(ips, netip.Addr.Compare)
+			return slices.Compact(ips), nil
+		case err == nil, errors.As(err, &failure) && failure.IsNotFound:
+			// The name has no address of this family.
+		default:
+			// The other family would be another way to the same load balancers.
+			return nil, fmt.Errorf("lookup failed: %w", err)
+		}
+	}
+	return nil, fmt.Errorf("the name has no %s", cmp.Or(map[string]string{
+		"ip4": "IPv4 address", "ip6": "IPv6 address",
+	}[n.family], "address"))
+}

@@ -1,0 +1,88 @@
+package registration
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/identitytest"
+)
+
+// silent answers only the second Register, and never ends a call.
+type silent struct {
+	targetv1.UnimplementedTargetServiceServer
+	calls atomic.Int64
+}
+
+func (s *silent) Register(_ *targetv1.RegisterRequest,
+	stream grpc.ServerStreamingServer[targetv1.RegisterResponse],
+) error {
+	if s.calls.Add(1) > 1 {
+		if err := stream.Send(&targetv1.RegisterResponse{}); err != nil {
+			return err
+		}
+	}
+	<-stream.Context().Done()
+	return stream.Context().Err()
+}
+
+func (*silent) Deregister(context.Context, *targetv1.DeregisterRequest) (*targetv1.DeregisterResponse, error) {
+	return &targetv1.DeregisterResponse{}, nil
+}
+
+// The connection works, and the load balancer behind it does not.
+func TestSilentLoadBalancer(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(identitytest.ShortDir(t), "lb.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, s := grpc.NewServer(grpc.WaitForHandlers(true)), &silent{}
+	targetv1.RegisterTargetServiceServer(server, s)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	r := Registration{
+		Conn:    NewConn(conn, "the load balancer", func(err error) error { return err }),
+		Request: &targetv1.RegisterRequest{Stream: "s", Targets: []*targetv1.Target{{Name: "a"}}},
+		Report:  func(line string) { t.Log(line) },
+	}
+	leave, ended := make(chan struct{}), make(chan error, 1)
+	go func() { ended <- r.Run(t.Context(), leave) }()
+	await.True(t, "the registration", func() bool { return r.State().Phase == Registered })
+	if state := r.State(); state.Failures != 1 || s.calls.Load() != 2 {
+		t.Errorf("registered after %d calls: %+v", s.calls.Load(), state)
+	}
+	close(leave)
+	select {
+	case err = <-ended:
+	case <-time.After(await.Timeout):
+		t.Fatal("it waits for the removal without end")
+	}
+	if want := "did not report the removal of the target within 2s"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("ended with %v, want %s", err, want)
+	}
+	if state := r.State(); state.Phase != Interrupted || state.Err == nil {
+		t.Errorf("%+v", state)
+	}
+}

@@ -1,0 +1,65 @@
+package replypath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/nlmsg"
+)
+
+// Constants of linux/netfilter/nfnetlink_conntrack.h.
+const (
+	conntrackGet = 1
+	ctaTupleOrig = 1
+	ctaMark      = 8
+	ctaTupleIP   = 1
+	ctaLastAddr  = 4 // source and destination of IPv4, then of IPv6
+)
+
+// Flows counts the connection tracking entries of VIPs by the link address of the peer, from the
+// kernel. Of a fwmark that no known peer has, the key is the fwmark.
+func (p *Path) Flows(ctx context.Context) (map[string]int, error) {
+	s, err := nlmsg.Open(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, err
+	}
+	peers, err := readPeers(s)
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	flows := map[string]int{}
+	var m nlmsg.Messages
+	m.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8|conntrackGet, unix.NLM_F_DUMP, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
+	_, err = s.Dump(&m, func(data []byte) {
+		b := nlmsg.Netfilter(data)
+		mark := b.Uint32BE(ctaMark)
+		if mark == 0 || !p.o.hasAddress(b.Get(ctaTupleOrig, ctaTupleIP)) {
+			return
+		}
+		name := fmt.Sprintf("fwmark %#x", mark)
+		if l, ok := peers[mark]; ok {
+			name = l.mac.String()
+		}
+		flows[name]++
+	})
+	if err = errors.Join(err, s.Close(), ctx.Err()); err != nil && !errors.Is(err, nlmsg.ErrInterrupted) {
+		return nil, fmt.Errorf("failed to list connection tracking entries: %w", err)
+	}
+	return flows, nil
+}
+
+// hasAddress reports whether one of the addresses of a flow is in the pool.
+func (o Options) hasAddress(tuple nlmsg.Attributes) bool {
+	for kind := uint16(1); kind <= ctaLastAddr; kind++ {
+		a := tuple.Addr(kind)
+		if slices.ContainsFunc(o.Pool, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			return true
+		}
+	}
+	return false
+}

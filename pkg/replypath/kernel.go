@@ -1,0 +1,271 @@
+package replypath
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+const (
+	// protocol marks the rules and routes of this package; iproute2's rt_protos assigns it to no
+	// program.
+	protocol = 180
+	// table is the routing table of replies.
+	table = 7667
+	// priority is that of the rules that lead to the table, after local addresses; the next one is
+	// that of the rules that drop what finds no route there.
+	priority = 80
+	// metric is that of all routes, since IPv6 has no metric 0.
+	metric = 1024
+)
+
+// The steps of a change, in their order.
+const (
+	stepRead    = "read"    // the kernel is as before
+	stepRuleset = "ruleset" // the nftables transaction is committed
+	stepReply   = "reply"   // rules and routes of replies are installed
+	stepAccept  = "accept"  // local routes are installed
+	stepStale   = "stale"   // what an earlier start with other options left is removed
+	stepPool    = "pool"    // its prefixes have left the nftables sets
+)
+
+// afterStep is called after each step; tests kill the process there.
+var afterStep = func(string) {}
+
+// kernel is a connection to the kernel in the network namespace of the thread that called dial. It
+// belongs to one goroutine.
+type kernel struct {
+	o   Options
+	rt  *rtnetlink.Conn
+	nft *nlmsg.Socket
+	// written is the fingerprint of the nftables tables after the last write; "" before it.
+	written string
+	// pool, device and live are those of the last write.
+	pool   []netip.Prefix
+	device int
+	live   []uint32
+	// dropped counts the frames to peers that are not known.
+	dropped   uint64
+	peers     peers
+	neighbors []rtnetlink.Neighbor // of the link
+}
+
+func dial(o Options) (*kernel, error) {
+	nft, err := nlmsg.Open(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, err
+	}
+	rt, err := rtnetlink.Dial()
+	if err != nil {
+		return nil, errors.Join(err, nft.Close())
+	}
+	return &kernel{o: o, rt: rt, nft: nft}, nil
+}
+
+func (k *kernel) close() error { return errors.Join(k.nft.Close(), k.rt.Close()) }
+
+// families are those of the pool that the kernel has (ipv6.disable=1).
+func (k *kernel) families() (list []vip.Family) {
+	for _, f := range vip.Families {
+		if len(disjoint(k.o.Pool, f)) > 0 && (f == vip.IPv4 || disabledIPv6("all").Read() != "") {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// part is one object outside of nftables.
+type part struct {
+	add  rtnetlink.Request
+	name string
+}
+
+// network is what the kernel has outside of nftables.
+type network struct {
+	link      rtnetlink.Link // zero: absent
+	rules     []rtnetlink.Rule
+	routes    []rtnetlink.Route // of protocol
+	neighbors []rtnetlink.Neighbor
+	loopback  int
+}
+
+func (k *kernel) observe() (*network, error) {
+	n := &network{}
+	links, err := k.rt.Links()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range links {
+		if l.Name == k.o.Interface {
+			n.link = l
+		}
+		if l.Flags&unix.IFF_LOOPBACK != 0 {
+			n.loopback = l.Index
+		}
+	}
+	for _, f := range vip.Families {
+		rules, err := k.rt.Rules(f)
+		if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) && !rtnetlink.FamilyAbsent(err) {
+			return nil, err
+		}
+		routes, err := k.rt.Routes(f, rtnetlink.RouteFilter{Protocol: protocol})
+		if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) && !rtnetlink.FamilyAbsent(err) {
+			return nil, err
+		}
+		neighbors, err := k.rt.Neighbors(f)
+		if err != nil && !errors.Is(err, rtnetlink.ErrInterrupted) && !rtnetlink.FamilyAbsent(err) {
+			return nil, err
+		}
+		n.rules, n.routes = append(n.rules, rules...), append(n.routes, routes...)
+		n.neighbors = append(n.neighbors, neighbors...)
+	}
+	return n, nil
+}
+
+// apply sends the requests in their order, up to the first that fails.
+func (k *kernel) apply(parts []part) (done []string, err error) {
+	for _, p := range parts {
+		if err := k.rt.Apply(p.add); err != nil {
+			return done, err
+		}
+		done = append(done, p.name)
+	}
+	return done, nil
+}
+
+// linkProblem returns why the interface cannot carry replies.
+func (k *kernel) linkProblem(n *network) *Problem {
+	object := "interface " + k.o.Interface
+	switch l := n.link; {
+	case l.Index == 0:
+		return &Problem{object, "it does not exist", "create it, or name another one with --interface"}
+	case len(l.MAC) != len(placeholderMAC()) || l.Flags&unix.IFF_LOOPBACK != 0:
+		return &Problem{object, "it has no Ethernet addresses", "name an Ethernet interface with --interface"}
+	case l.Flags&unix.IFF_UP == 0:
+		return &Problem{object, "it is down", "ip link set " + k.o.Interface + " up"}
+	case !l.Up():
+		return &Problem{object, "it has no carrier", "check the other end of the link"}
+	case len(disjoint(k.o.Pool, vip.IPv6)) > 0 && !k.usable(n, vip.IPv6):
+		return &Problem{object, "IPv6 is disabled", disabledIPv6(k.o.Interface).SetCommand("0")}
+	}
+	return nil
+}
+
+// problemOf is a Problem for a failed change of the kernel.
+func problemOf(object string, err error) Problem {
+	remedy := "see the error; it is retried"
+	if h := hint(err); h != "" {
+		remedy = h
+	}
+	return Problem{Object: object, Detail: err.Error(), Remedy: remedy}
+}
+
+// reconcile installs what is missing and removes what is stale, and reads it back. With restore
+// false it only reads. It returns the names of what was missing, and the problems that are left.
+func (k *kernel) reconcile(restore bool) (missing []string, problems []Problem) {
+	n, err := k.observe()
+	if err != nil {
+		return nil, []Problem{problemOf("netlink", err)}
+	}
+	if p := k.linkProblem(n); p != nil {
+		problems = append(problems, *p)
+	}
+	learned, err := readPeers(k.nft)
+	if err != nil {
+		return nil, []Problem{problemOf("nftables", err)}
+	}
+	if len(learned) > 0 { // unless another process flushed the ruleset
+		k.peers.learned = learned
+	}
+	k.neighbors = slices.DeleteFunc(slices.Clone(n.neighbors), func(m rtnetlink.Neighbor) bool {
+		return !neighborOf(m, n.link.Index)
+	})
+	k.peers.update(k.neighbors)
+	d := desired{
+		pool: append(slices.Clone(k.o.Pool), k.stalePool(n)...), link: k.o.Interface, device: n.link.Index,
+		live: k.peers.live(), peers: k.peers.learned,
+	}
+	afterStep(stepRead)
+	name, err := k.ruleset(d, restore)
+	if name != "" {
+		missing = append(missing, name)
+	}
+	if err != nil {
+		return missing, append(problems, problemOf("nftables", err))
+	}
+	if name != "" && !restore {
+		return missing, append(problems, Problem{"nftables", "missing: " + name, "it is restored"})
+	}
+	if err := k.peers.addNeighbors(k.nft); err != nil {
+		return missing, append(problems, problemOf("nftables", err))
+	}
+	afterStep(stepRuleset)
+	for _, step := range []struct {
+		parts []part
+		name  string
+	}{
+		{k.replyParts(n), stepReply}, {k.acceptParts(n), stepAccept}, {k.stale(n, false), stepStale},
+	} {
+		for _, p := range step.parts {
+			missing = append(missing, p.name)
+		}
+		if !restore && len(step.parts) > 0 {
+			return missing, append(problems, Problem{"routing", "missing: " + step.parts[0].name, "it is restored"})
+		}
+		if _, err := k.apply(step.parts); err != nil {
+			return missing, append(problems, problemOf("routing", err))
+		}
+		afterStep(step.name)
+	}
+	if len(d.pool) > len(k.o.Pool) {
+		d.pool = k.o.Pool
+		if _, err = k.ruleset(d, restore); err != nil {
+			return missing, append(problems, problemOf("nftables", err))
+		}
+	}
+	afterStep(stepPool)
+	return missing, problems
+}
+
+// probe has the kernel verify neighbor entries of the peers. Entries may vanish meanwhile.
+func (k *kernel) probe() {
+	if list := k.peers.probes(k.neighbors, time.Now()); len(list) > 0 {
+		if _, err := k.rt.Do(list...); err != nil {
+			k.o.Log.Warn("failed to probe neighbors", "error", err)
+		}
+	}
+}
+
+// cleanup removes everything in the reverse order of installation.
+func (k *kernel) cleanup() (removed []string, err error) {
+	n, err := k.observe()
+	if err != nil {
+		return nil, err
+	}
+	if removed, err = k.apply(k.stale(n, true)); err != nil {
+		return removed, err
+	}
+	for _, f := range slices.Backward(tableFamilies[:]) {
+		o, err := listTable(k.nft, f)
+		if err != nil {
+			return removed, err
+		}
+		if !o.present {
+			continue
+		}
+		t := transaction{family: f}
+		t.deleteTable()
+		if err := t.commit(k.nft); err != nil {
+			return removed, err
+		}
+		removed = append(removed, "nftables table "+familyName(f)+" "+tableName)
+	}
+	return removed, nil
+}

@@ -1,0 +1,183 @@
+package replypath
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
+)
+
+const (
+	// probeInterval is how often a neighbor entry is verified. A trench pod that dies is FAILED
+	// three seconds after a probe (ucast_solicit, retrans_time_ms).
+	probeInterval = 3 * time.Second
+	// maxProbes bounds the probes of one second.
+	maxProbes = 100
+	// recently is how long a packet shows that its sender is alive.
+	recently = 5 * time.Second
+)
+
+// learned is an element of the map of peers.
+type learned struct {
+	mac net.HardwareAddr
+	// left is the time until it is forgotten.
+	left time.Duration
+}
+
+// seen reports whether the peer sent a packet to the pool.
+func (l learned) seen() bool { return l.left > neighborTimeout }
+
+// readPeers reads the map of peers.
+func readPeers(s *nlmsg.Socket) (map[uint32]learned, error) {
+	list := map[uint32]learned{}
+	err := dump(s, unix.NFPROTO_NETDEV, unix.NFT_MSG_GETSETELEM, peersMap, func(b nlmsg.Attributes) {
+		for _, e := range b.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
+			list[keyOf(e).Uint32()] = learned{
+				mac:  net.HardwareAddr(bytes.Clone(dataOf(e))),
+				left: time.Duration(e.Uint64BE(unix.NFTA_SET_ELEM_EXPIRATION)) * time.Millisecond,
+			}
+		}
+	})
+	return list, err
+}
+
+// peers are the hosts that may get replies, and the probes of their neighbor entries.
+type peers struct {
+	learned map[uint32]learned
+	list    []Peer
+	// macs are the link addresses that neighbor entries had: a FAILED one has none.
+	macs   map[netip.Addr]string
+	probed map[netip.Addr]time.Time
+}
+
+// neighborOf reports whether a neighbor entry is that of a host on the link.
+func neighborOf(n rtnetlink.Neighbor, link int) bool {
+	return n.Link == link && n.State&unix.NUD_NOARP == 0 && n.Addr.IsValid() && !n.Addr.IsMulticast() &&
+		!slices.Equal(n.MAC, placeholderMAC())
+}
+
+// update computes the list from the map of peers and the neighbor table.
+func (p *peers) update(entries []rtnetlink.Neighbor) {
+	macs, valid := map[netip.Addr]string{}, map[string]bool{}
+	for _, n := range entries {
+		mac := n.MAC.String()
+		if mac == "" {
+			mac = p.macs[n.Addr]
+		} else {
+			valid[mac] = true
+		}
+		if mac != "" {
+			macs[n.Addr] = mac
+		}
+	}
+	p.macs, p.list = macs, nil
+	live := false
+	for mark, l := range p.learned {
+		if l.seen() {
+			mac := l.mac.String()
+			x := Peer{MAC: mac, FWMark: mark, Seen: true, Live: valid[mac] || peerTimeout-l.left < recently}
+			live = live || x.Live
+			p.list = append(p.list, x)
+		}
+	}
+	for mac := range valid {
+		if live || len(p.list) == maxPeers {
+			break // those that sent to the pool are enough
+		}
+		listed := slices.ContainsFunc(p.list, func(x Peer) bool { return x.MAC == mac })
+		if hw, err := net.ParseMAC(mac); err == nil && !listed {
+			p.list = append(p.list, Peer{MAC: mac, FWMark: fwmark(hw), Live: true})
+		}
+	}
+	for i := range p.list {
+		for a, mac := range macs {
+			if mac == p.list[i].MAC {
+				p.list[i].Addresses = append(p.list[i].Addresses, a)
+			}
+		}
+		slices.SortFunc(p.list[i].Addresses, netip.Addr.Compare)
+	}
+	slices.SortFunc(p.list, func(a, b Peer) int { return cmp.Compare(a.MAC, b.MAC) })
+}
+
+// live returns the fwmarks of the live peers. If no peer is alive, those that were seen are the
+// best guess.
+func (p *peers) live() []uint32 {
+	var live, all []uint32
+	for _, x := range p.list {
+		all = append(all, x.FWMark)
+		if x.Live {
+			live = append(live, x.FWMark)
+		}
+	}
+	if len(live) == 0 {
+		return all
+	}
+	return live
+}
+
+// addNeighbors adds neighbors that never sent anything to the pool, but may get flows of the
+// application, to the map of peers.
+func (p *peers) addNeighbors(s *nlmsg.Socket) error {
+	t := transaction{family: unix.NFPROTO_NETDEV}
+	for _, x := range p.list {
+		l, known := p.learned[x.FWMark]
+		if x.Seen || known && l.left > neighborTimeout/2 {
+			continue
+		}
+		hw, err := net.ParseMAC(x.MAC)
+		if err != nil {
+			return err
+		}
+		e := []element{{key: native(x.FWMark), data: hw, timeout: neighborTimeout}}
+		if known { // its timeout cannot be changed before Linux 6.12
+			t.putElements("delete elements of", unix.NFT_MSG_DELSETELEM, peersMap, []element{{key: e[0].key}})
+		}
+		t.addElements(peersMap, e)
+	}
+	err := t.commit(s)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) {
+		return nil // it expired, or sent a packet meanwhile
+	}
+	return err
+}
+
+// probes returns the requests that have the kernel verify neighbor entries of the peers, the ones
+// that were verified longest ago first.
+func (p *peers) probes(entries []rtnetlink.Neighbor, now time.Time) (list []rtnetlink.Request) {
+	wanted := map[string]bool{}
+	for _, x := range p.list {
+		wanted[x.MAC] = true
+	}
+	probed := map[netip.Addr]time.Time{}
+	var due []rtnetlink.Neighbor
+	const pending = unix.NUD_PERMANENT | unix.NUD_INCOMPLETE | unix.NUD_PROBE
+	for _, n := range entries {
+		if !wanted[p.macs[n.Addr]] {
+			continue
+		}
+		probed[n.Addr] = p.probed[n.Addr]
+		if n.State&pending == 0 && now.Sub(probed[n.Addr]) >= probeInterval {
+			due = append(due, n)
+		}
+	}
+	p.probed = probed
+	slices.SortFunc(due, func(a, b rtnetlink.Neighbor) int { return probed[a.Addr].Compare(probed[b.Addr]) })
+	for _, n := range due[:min(len(due), maxProbes)] {
+		probed[n.Addr] = now
+		if n.State&unix.NUD_FAILED != 0 {
+			list = append(list, n.Probe())
+		} else {
+			list = append(list, n.Verify())
+		}
+	}
+	return list
+}

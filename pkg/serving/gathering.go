@@ -1,0 +1,56 @@
+package serving
+
+import (
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/targetset"
+)
+
+// MaxRegistrySettles bounds the wait for more registrations, in [Options.RegistrySettle], from the
+// first one: a rollout of the application registers new targets all the time.
+const MaxRegistrySettles = 5
+
+// gathering is the wait before the first rise of a stream whose targets register themselves. They
+// find a new load balancer one after the other, and the first would get the flows of all.
+type gathering struct {
+	over        bool
+	known       bool            // the wait ends with the next evaluation: it is known that no target is missing
+	seen        map[string]bool // names of targets
+	first, last time.Time       // when the first and the last of them registered; zero: none did
+}
+
+// add notes which targets are new. One that the trench file lists ends the wait.
+func (g *gathering) add(now time.Time, members []targetset.Member) {
+	for i := 0; i < len(members) && !g.over; i++ {
+		m := &members[i]
+		if g.known = g.known || m.Origins.Has(targetset.OriginFile); g.seen[m.Name] {
+			continue
+		}
+		if g.seen == nil {
+			g.seen, g.first = map[string]bool{}, now
+		}
+		g.seen[m.Name], g.last = true, now
+	}
+}
+
+// end returns when the wait ends unless more targets register; zero: it is over, or there are none.
+func (g *gathering) end(quiet time.Duration) time.Time {
+	if g.over || g.first.IsZero() {
+		return time.Time{}
+	}
+	return targetset.Soonest(g.last.Add(quiet), g.first.Add(MaxRegistrySettles*quiet))
+}
+
+// gather ends the waits that are due, and reports whether any was. It returns the next end.
+func (e *Evaluator) gather(now time.Time) (next time.Time, ended bool) {
+	for _, s := range e.streams {
+		end := s.gathering.end(e.options.RegistrySettle)
+		if s.gathering.known || (!end.IsZero() && !now.Before(end)) {
+			*s.gathering, ended = gathering{over: true}, true
+			e.touch(s.VIPs...)
+			continue
+		}
+		next = targetset.Soonest(next, end)
+	}
+	return next, ended
+}

@@ -1,0 +1,170 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/vipgate/vipgate/test/load"
+)
+
+// wireGateway makes a namespace a gateway that chooses among the pods by a hash of the flow.
+func wireGateway(ns *NetNS, seed string, addr4, addr6 netip.Addr) error {
+	return errors.Join(
+		ns.Addr("trench0", prefix(addr4, externalBits4), prefix(addr6, externalBits6)),
+		hashFlows(ns), enableForwarding(ns),
+		// Linux 6.11 and newer; in older kernels all namespaces share a seed.
+		ns.sysctlIfExists("net.ipv4.fib_multipath_hash_seed", seed),
+		// Replies of the other gateway's flows arrive and leave by the same link.
+		ns.Sysctl("net.ipv4.conf.all.send_redirects", "0"), ns.Sysctl("net.ipv4.conf.trench0.send_redirects", "0"),
+		// Ports of clients, enough of them for the requests of a minute.
+		ns.Sysctl("net.ipv4.ip_local_port_range", "10240 65535"),
+	)
+}
+
+// wireSecondGateway connects a second gateway to the external network.
+func (t *Topology) wireSecondGateway() error {
+	ns, err := Create()
+	if err != nil {
+		return err
+	}
+	t.Second = ns
+	return errors.Join(
+		Veth(ns, "trench0", t.Gateway, "gateway2"),
+		t.Gateway.Batch("link set gateway2 master trench0"),
+		wireGateway(ns, "2", GatewayB4, GatewayB6),
+		// To clients beyond the first gateway.
+		ns.Batch("route add 0.0.0.0/0 via "+GatewayA4.String(), "route add ::/0 via "+GatewayA6.String()),
+	)
+}
+
+// gateways are the namespaces of the gateways.
+func (t *Topology) gateways() []*NetNS {
+	if t.Second == nil {
+		return []*NetNS{t.Gateway}
+	}
+	return []*NetNS{t.Gateway, t.Second}
+}
+
+// GatewayConfig is the configuration of the first gateway: the usual one, with every
+// pod as a neighbour.
+func (t *Topology) GatewayConfig() GatewayConfig { return t.withPods(GatewayA()) }
+
+// withPods makes every pod a neighbour of a gateway.
+func (t *Topology) withPods(c GatewayConfig) GatewayConfig {
+	local := c.Local
+	c.Local, c.Peers = nil, nil
+	for n := range t.Pods {
+		c.Local = append(c.Local, local...)
+		c.Peers = append(c.Peers, PodExternal(n+1)...)
+	}
+	return c
+}
+
+// StartGateways starts a BIRD in each gateway's namespace; Close ends it. The change, which may be
+// nil, is applied to each configuration.
+func (t *Topology) StartGateways(change func(*GatewayConfig)) error {
+	for i, c := range []GatewayConfig{GatewayA(), GatewayB()}[:len(t.gateways())] {
+		c = t.withPods(c)
+		if change != nil {
+			change(&c)
+		}
+		if _, err := t.StartRouter(KindBIRD, t.gateways()[i], c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Via are the pods to which the first gateway's kernel sends what is for a VIP, none
+// when it has no route to it.
+func (t *Topology) Via(ctx context.Context, vip netip.Addr) ([]int, error) {
+	return t.viaOf(ctx, t.Gateway, vip)
+}
+
+// viaOf is Via of any gateway.
+func (t *Topology) viaOf(ctx context.Context, gateway *NetNS, vip netip.Addr) ([]int, error) {
+	family := "-4"
+	if vip.Is6() {
+		family = "-6"
+	}
+	out, err := gateway.Run(ctx, "ip", family, "-json", "route", "show", netip.PrefixFrom(vip, vip.BitLen()).String())
+	if err != nil {
+		return nil, err
+	}
+	type hop struct {
+		Gateway string `json:"gateway"`
+		Via     struct {
+			Host string `json:"host"`
+		} `json:"via"`
+	}
+	var routes []struct {
+		hop
+		Nexthops []hop `json:"nexthops"`
+	}
+	if err := json.Unmarshal([]byte(out), &routes); err != nil {
+		return nil, fmt.Errorf("routes to %s at the gateway: %w: %s", vip, err, out)
+	}
+	var pods []int
+	for _, r := range routes {
+		for _, h := range append(r.Nexthops, r.hop) {
+			for n := range t.Pods {
+				if h.Gateway != "" && slices.Contains(t.hopNames(n+1), h.Gateway) {
+					pods = append(pods, n+1)
+				}
+			}
+		}
+	}
+	slices.Sort(pods)
+	return slices.Compact(pods), nil
+}
+
+// hopNames are the addresses by which a next hop may be called.
+func (t *Topology) hopNames(pod int) []string {
+	external := PodExternal(pod)
+	return []string{
+		external[0].String(), external[1].String(),
+		addr("fe80::76:67ff:fe02:%x", t.Pods[pod-1].replaced<<8|pod).String(),
+	}
+}
+
+// WantVia waits until the kernel of each gateway sends what is for any of the VIPs to
+// exactly these pods.
+func (t *Topology) WantVia(ctx context.Context, pods ...int) error {
+	want := slices.Sorted(slices.Values(pods))
+	return Eventually(ctx, pollInterval, func() error {
+		for i, gateway := range t.gateways() {
+			for _, vip := range t.VIPs {
+				got, err := t.viaOf(ctx, gateway, vip)
+				if err != nil {
+					return err
+				}
+				if !slices.Equal(got, want) {
+					return fmt.Errorf("gateway %d sends what is for %s to the pods %v, want %v", i+1, vip, got, want)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// Load starts clients in the gateways' namespaces, in turn: rate requests per second and
+// flows, spread over the VIPs. The rest of the configuration is the caller's.
+func (t *Topology) Load(ctx context.Context, rate, flows int, c load.Config) (*load.Generator, error) {
+	var sockets atomic.Uint64
+	gateways := t.gateways()
+	c.Rate, c.Flows, c.Inside = rate, flows, func(create func() error) error {
+		// The VIPs alternate, too: two sockets, one of each family, before the next gateway.
+		return gateways[sockets.Add(1)/2%uint64(len(gateways))].Do(create)
+	}
+	c.Requests, c.FlowsTo = nil, nil
+	for _, vip := range t.VIPs {
+		c.Requests = append(c.Requests, netip.AddrPortFrom(vip, RequestPort))
+		c.FlowsTo = append(c.FlowsTo, netip.AddrPortFrom(vip, FlowPort))
+	}
+	return load.Start(ctx, c)
+}
