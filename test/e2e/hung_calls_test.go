@@ -184,14 +184,19 @@ func (f *hungFixture) waitChannel(functions ...string) {
 		if err != nil {
 			return err
 		}
+		var channels []string
 		for _, thread := range threads {
 			channel, err := os.ReadFile(thread)
+			if err != nil {
+				continue // the thread ended
+			}
+			channels = append(channels, string(channel))
 			blocked := func(function string) bool { return strings.Contains(string(channel), function) }
-			if err == nil && slices.ContainsFunc(functions, blocked) {
+			if slices.ContainsFunc(functions, blocked) {
 				return nil
 			}
 		}
-		return fmt.Errorf("%s is not blocked in %s", f.process.Name, strings.Join(functions, " or "))
+		return fmt.Errorf("%s is not blocked in %s but in %v", f.process.Name, strings.Join(functions, " or "), channels)
 	})
 }
 
