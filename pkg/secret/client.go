@@ -50,7 +50,9 @@ const (
 type client struct {
 	host, port string // of the API server
 	account    string // directory of the service account
-	pingAfter  time.Duration
+
+	// Shorter in tests.
+	headerTimeout, pingAfter, pingTimeout time.Duration
 
 	mu   sync.Mutex
 	ca   []byte // of http
@@ -178,11 +180,11 @@ func (c *client) transport() (*http.Client, error) {
 			DialContext:            (&net.Dialer{Timeout: dialTimeout}).DialContext,
 			TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 			TLSHandshakeTimeout:    dialTimeout,
-			ResponseHeaderTimeout:  headerTimeout,
+			ResponseHeaderTimeout:  c.headerTimeout,
 			MaxResponseHeaderBytes: maxHeader,
 			DisableCompression:     true, // what is read has a bound
 			ForceAttemptHTTP2:      true, // all watches share one connection, which is probed
-			HTTP2:                  &http.HTTP2Config{SendPingTimeout: c.pingAfter, PingTimeout: pingTimeout},
+			HTTP2:                  &http.HTTP2Config{SendPingTimeout: c.pingAfter, PingTimeout: c.pingTimeout},
 		},
 		// A redirect would send the token to another server.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

@@ -49,7 +49,7 @@ func (s *source) watch(ctx context.Context) error {
 	// Ends at random, so that the frontends of a trench do not come back at once, and late enough to
 	// cost nothing.
 	timeout := s.timeout + rand.N(s.timeout)
-	ctx, cancel := context.WithTimeout(ctx, timeout+headerTimeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout+s.slack)
 	defer cancel()
 	initialEvents := true
 	body, err := s.client.watch(ctx, s.namespace, s.name, timeout, initialEvents)

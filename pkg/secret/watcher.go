@@ -20,6 +20,8 @@ const (
 	maxBackoff = 10 * time.Second
 	// watchTimeout is the shortest duration of a watch; the longest is twice that, as in client-go.
 	watchTimeout = 5 * time.Minute
+	// watchSlack is how long after that the API server may end a watch.
+	watchSlack = 2 * headerTimeout
 	// quietTime is how long an API server without streamed lists must send nothing before a Secret
 	// counts as absent. The current state follows the header at once; the time is long, since a key
 	// that is removed by mistake ends a session, and one that is removed late harms nothing.
@@ -49,7 +51,7 @@ type Watcher struct {
 	want      *latest.Value[map[string][]string] // nil before the first Want
 
 	// Shorter in tests.
-	minBackoff, maxBackoff, timeout, quiet time.Duration
+	minBackoff, maxBackoff, timeout, slack, quiet time.Duration
 
 	mu       sync.Mutex
 	failures uint64
@@ -61,10 +63,12 @@ func New(o Options) *Watcher {
 	return &Watcher{
 		dir: filepath.Join(o.Dir, keysDir), namespace: o.Namespace,
 		client: &client{
-			host: o.Host, port: o.Port, account: cmp.Or(o.Account, AccountDir), pingAfter: pingAfter,
+			host: o.Host, port: o.Port, account: cmp.Or(o.Account, AccountDir),
+			headerTimeout: headerTimeout, pingAfter: pingAfter, pingTimeout: pingTimeout,
 		},
 		log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)), want: latest.New[map[string][]string](nil),
-		minBackoff: minBackoff, maxBackoff: maxBackoff, timeout: watchTimeout, quiet: quietTime,
+		minBackoff: minBackoff, maxBackoff: maxBackoff, timeout: watchTimeout,
+		slack: watchSlack, quiet: quietTime,
 		states: map[string]state{},
 	}
 }
