@@ -25,8 +25,8 @@ func TestConfigurationDocument(t *testing.T) {
 // in what it makes of a number and of a word.
 func meridioTable(t *testing.T) string {
 	notes := map[[2]string]string{
-		{"3", "TRACE"}:  "the same values",
-		{"3s", "TRACE"}: "whole seconds, or a duration with its unit",
+		{"3", "TRACE"}:    "the same values",
+		{"3s", "TRACE"}:   "whole seconds, or a duration with its unit",
 		{"info", "debug"}: "in upper or lower case; `TRACE` is `debug`, and what Meridio does not know is `info`",
 	}
 	var b strings.Builder

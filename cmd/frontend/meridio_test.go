@@ -153,9 +153,16 @@ NFE_DELAY_NO_CONNECTIVITY NFE_MAXSESSIONERRORS NFE_MAX_SESSION_ERRORS NFE_METRIC
 NFE_LB_SOCKET NFE_CONFIG_MAP_NAME`
 
 func TestEveryMeridioVariableIsKnown(t *testing.T) {
+	page, err := os.ReadFile("../../docs/meridio.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	var environ []string
 	for _, name := range strings.Fields(meridioVariables) {
 		environ = append(environ, name+"=1")
+		if !bytes.Contains(page, []byte("`"+name+"`")) {
+			t.Errorf("docs/meridio.md does not have %s", name)
+		}
 	}
 	var warnings bytes.Buffer
 	if warnIgnored(environ, &warnings); warnings.Len() > 0 {

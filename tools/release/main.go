@@ -1,8 +1,8 @@
-// Command release builds what a release consists of: static binaries of lb, frontend, kube,
-// target and grpc_health_probe, an OCI archive of each image for amd64 and arm64, an SBOM, the
-// notes and the checksums. With --images it builds only a docker archive of each image for this machine's
-// architecture, which docker load, ctr images import and kind load image-archive take. Two
-// runs at one commit, with one Go version and the same Debian packages, write the same bytes.
+// Command release builds what a release consists of: static binaries of lb, frontend, kube, target
+// and grpc_health_probe, an OCI archive of each image for amd64 and arm64, an SBOM, the notes and
+// the checksums. With --images it builds only a docker archive of each image for this machine's
+// architecture, which docker load, ctr images import and kind load image-archive take. Two runs at
+// one commit, with one Go version and the same Debian packages, write the same bytes.
 package main
 
 import (
