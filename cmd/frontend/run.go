@@ -58,6 +58,7 @@ type birdFlags struct {
 
 type runFlags struct {
 	trenchFlags
+	nspFlags
 	LBSocket string `name:"lb-socket" help:"The load balancer's readiness socket." default:"unix:///var/lib/meridio/lb.sock" placeholder:"SOCKET"`
 	readinessFlags
 	LBID          []spiffeid.ID        `name:"lb-id" help:"SPIFFE ID of the load balancer; repeatable." placeholder:"ID" group:"Identity"`

@@ -14,6 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/nsp"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -25,12 +26,15 @@ type Options struct {
 	TrenchFile string
 	Defaults   trench.Defaults
 	Config     *trench.Config
+	// NSP has the configuration in place of the trench file, unless it is nil.
+	NSP *nsp.Options
 
 	// Directory of readiness files is the readiness source, unless it is nil. Unused without gating.
 	Directory *readinessfile.Options
 	// LBSocket is the load balancer's readiness socket. Unused without gating and with Directory.
 	LBSocket string
-	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Nil like LBSocket.
+	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Nil where neither
+	// LBSocket nor NSP is used.
 	Identity      *identity.Source
 	Credentials   credentials.TransportCredentials
 	LoadBalancers []spiffeid.ID // IDs that may be the load balancer; used for a warning
