@@ -26,46 +26,55 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/nsp"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/task"
-	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // process holds the parts of one frontend.
 type process struct {
 	Options
-	metrics    *metrics.Frontend
-	health     *health.Server
-	parts      []string // of Readiness, without Started
-	config     *trench.Watcher
-	kernel     *kernel.Routing
-	bird       *bird.Supervisor
-	announcer  *announce.Announcer
-	source     readinessSource    // nil without gating: watcher or directory
-	watcher    *readiness.Watcher // nil unless the source is a load balancer
-	directory  *directorySource   // nil unless the source is a directory
-	controller *controller
-	observer   *observer
-	reporter   *reporter
-	changed    *latest.Value[uint64] // counts changes of the status
-	stopping   atomic.Bool
-	reported   atomic.Bool // the watcher has a report of VIPs
-	applied    *latest.Value[readiness.Position]
-	instance   string                       // of this start; events are numbered within it
-	served     atomic.Pointer[[]vip.Family] // that have VIPs
+	metrics *metrics.Frontend
+	health  *health.Server
+	parts   []string // of Readiness, without Started
+	config  configSource
+	nsp     *nsp.Source // nil: the trench file is the source
+	// registration at the NSP; nil without it.
+	registration *nsp.Registration
+	// configName is the source of the configuration in messages, and staleName the condition that
+	// shows whether it is refreshed.
+	configName, staleName string
+	kernel                *kernel.Routing
+	bird                  *bird.Supervisor
+	announcer             *announce.Announcer
+	source                readinessSource    // nil without gating: watcher or directory
+	watcher               *readiness.Watcher // nil unless the source is a load balancer
+	directory             *directorySource   // nil unless the source is a directory
+	controller            *controller
+	observer              *observer
+	reporter              *reporter
+	changed               *latest.Value[uint64] // counts changes of the status
+	stopping              atomic.Bool
+	reported              atomic.Bool // the watcher has a report of VIPs
+	applied               *latest.Value[readiness.Position]
+	instance              string                       // of this start; events are numbered within it
+	served                atomic.Pointer[[]vip.Family] // that have VIPs
 }
 
 // Health services of the frontend, beside "" and vip/<prefix>. Readiness is a conjunction.
 const (
-	Liveness      = "Liveness"
-	Readiness     = "Readiness"
-	Egress        = "Egress"
+	Liveness  = "Liveness"
+	Readiness = "Readiness"
+	Egress    = "Egress"
+	// Configuration holds while all of what its source has is in force; no part of Readiness.
 	Configuration = "Configuration"
-	NSPCli        = "NSPCli"     // Meridio's name of Configuration
-	TrenchFile    = "TrenchFile" // its writer refreshes it; no part of Readiness
-	// Started holds once a trench file was accepted and every VIP that the load balancer reports as
+	// NSPCli has the name that Meridio uses: the NSP confirms the configuration in force. Without the
+	// NSP it is Configuration.
+	NSPCli     = "NSPCli"
+	TrenchFile = "TrenchFile" // its writer refreshes it; absent with the NSP, no part of Readiness
+	// Started holds once a configuration was accepted and every VIP that the load balancer reports as
 	// ready was advertised, or ReadyTimeout was over; it does not change after that. Readiness
 	// waits for it. Advertised is the same without the timeout, and no part of Readiness.
 	Started     = "Started"
@@ -102,17 +111,14 @@ func newProcess(o Options) (*process, error) {
 	p := &process{
 		Options: o, metrics: metrics.NewFrontend(o.Version), changed: latest.New(uint64(0)),
 		applied: latest.New(readiness.Position{}), instance: rand.Text(),
-		config: trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log),
-		parts:  []string{BIRD, BIRDConfig, Egress, Stopping},
+		parts: []string{BIRD, BIRDConfig, Egress, Stopping},
 	}
 	p.Kernel.External, p.Kernel.Log = p.external, o.Log
 	p.kernel = kernel.New(p.Kernel)
 	p.metrics.State(p.metricsState)
 	p.health = health.New(o.Log, p.metrics.Health)
 	p.health.Set(Liveness, true, "")
-	p.health.Set(Configuration, o.Config != nil, "trench file not accepted yet")
-	p.health.Set(NSPCli, o.Config != nil, "see "+Configuration)
-	p.health.Set(TrenchFile, true, "")
+	p.setSource()
 	p.health.Set(BIRDConfig, true, "")
 	p.health.Set(Stopping, true, "")
 	p.health.Report(Egress, "no gateway session is up yet")
@@ -270,6 +276,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	if p.watcher != nil {
 		front = append(front, p.watcher)
 	}
+	if p.registration != nil {
+		front = append(front, p.registration)
+	}
 	if p.directory != nil {
 		front = append(front, p.directory.reader, p.directory)
 	}
@@ -373,6 +382,7 @@ func (p *process) metricsState() metrics.FrontendState {
 			Up: b.Alive, Restarts: uint64(b.Restarts), Configures: b.Configures,
 			Configured: b.ConfigErr == nil, Refusals: b.ConfigFailures,
 		},
+		NSP: p.nspMetrics(),
 	}
 	for _, g := range b.Gateways {
 		m.BIRD.Gateways = append(m.BIRD.Gateways, metrics.Gateway{
