@@ -33,6 +33,9 @@ type Options struct {
 	Directory *readinessfile.Options
 	// LBSocket is the load balancer's readiness socket. Unused without gating and with Directory.
 	LBSocket string
+	// Host is the host name of the pod, by which a load balancer of Meridio identifies itself. Default:
+	// that of this process.
+	Host string
 	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Nil where neither
 	// LBSocket nor NSP is used.
 	Identity      *identity.Source
@@ -48,6 +51,9 @@ type Options struct {
 
 	AdminSocket             string
 	HealthAddr, MetricsAddr string // host:port; an empty MetricsAddr serves none
+	// HealthSocket is a unix socket for probes that run in the container; empty: none. The service
+	// without a name has the state of Liveness there, see [health.Server.RegisterForContainer].
+	HealthSocket string
 
 	// Settle is the time for gateways to apply a withdrawal before it is reported.
 	Settle time.Duration
@@ -59,6 +65,8 @@ type Options struct {
 
 	Log   *slog.Logger
 	Level *logs.Level
+	// MeridioSignals gives SIGUSR1 and SIGUSR2 Meridio's meaning, see [logs.NewMeridioSignals].
+	MeridioSignals bool
 }
 
 const refusesEmpty = "an empty value is refused, since it would advertise VIPs that no load balancer forwards; "
