@@ -161,7 +161,7 @@ func TestSecretByWatch(t *testing.T) {
 			f.key(none)
 			f.Apply(t, passwords("gw-a", "FIRST"))
 			f.key("FIRST")
-			if n := f.watcher.Failures(); n != 0 {
+			if n, _ := f.watcher.Stats(); n != 0 {
 				t.Errorf("%d failures: %s", n, f.watcher.Problem("bgp-auth"))
 			}
 
