@@ -219,6 +219,8 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 		if o.NSP, err = c.nspOptions(o.Identity, log); err != nil {
 			return frontend.Options{}, err
 		}
+		o.Secrets = c.secrets(log)
+		o.NSP.Keys, o.BIRD.ExplainPassword = o.Secrets, o.Secrets.Explain
 	}
 	switch {
 	case usesLB:

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
+	"github.com/vipgate/vipgate/pkg/secret"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -148,12 +149,6 @@ func filter[T any](list []T, kind string, keep func(kind string, i int) bool) []
 	return kept
 }
 
-// Names in Kubernetes (RFC 1123 subdomain) and of the keys of a Secret.
-var (
-	secretName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
-	secretKey  = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,253}$`)
-)
-
 // checkGateway returns what the trench file has no words for, "" for nothing.
 func (o *Options) checkGateway(g *nspv1.Gateway) string {
 	address, err := gatewayAddress(g)
@@ -167,16 +162,14 @@ func (o *Options) checkGateway(g *nspv1.Gateway) string {
 		return fmt.Sprintf("ipFamily is %s, but address is %s: change one of them", family, address)
 	}
 	auth := g.GetBgpAuth()
-	switch {
-	case auth == nil:
-	case !secretName.MatchString(auth.GetKeySource()):
-		return fmt.Sprintf("bgpAuth.keySource is %s, which no Secret can be called: write the name of the Secret",
-			quoteName(auth.GetKeySource()))
-	case !secretKey.MatchString(auth.GetKeyName()) || strings.Trim(auth.GetKeyName(), ".") == "":
-		return fmt.Sprintf("bgpAuth.keyName is %s, which no key of a Secret can be called: write the key",
-			quoteName(auth.GetKeyName()))
-	case o.Keys == nil:
+	if auth == nil {
+		return ""
+	}
+	if o.Keys == nil {
 		return "bgpAuth names a Secret, but this frontend reads none: remove bgpAuth"
+	}
+	if err := secret.Check(auth.GetKeySource(), auth.GetKeyName()); err != nil {
+		return "bgpAuth: " + err.Error()
 	}
 	return ""
 }
