@@ -1105,10 +1105,13 @@ type Status struct {
 	Vips []*VipStatus `protobuf:"bytes,11,rep,name=vips,proto3" json:"vips,omitempty"`
 	// BIRD.
 	Bird *BirdStatus `protobuf:"bytes,12,opt,name=bird,proto3" json:"bird,omitempty"`
-	// Problems with the trench file; empty when the file in force is the file on disk.
+	// Problems with the trench file; empty when the file in force is the file on disk. With the NSP,
+	// its objects that are not in force, or why there is no configuration.
 	ConfigurationError string `protobuf:"bytes,13,opt,name=configuration_error,json=configurationError,proto3" json:"configuration_error,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Source of the configuration: "trench file", or "NSP" with its address.
+	ConfigurationSource string `protobuf:"bytes,14,opt,name=configuration_source,json=configurationSource,proto3" json:"configuration_source,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Status) Reset() {
@@ -1228,6 +1231,13 @@ func (x *Status) GetBird() *BirdStatus {
 func (x *Status) GetConfigurationError() string {
 	if x != nil {
 		return x.ConfigurationError
+	}
+	return ""
+}
+
+func (x *Status) GetConfigurationSource() string {
+	if x != nil {
+		return x.ConfigurationSource
 	}
 	return ""
 }
@@ -1698,7 +1708,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\tCondition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aserving\x18\x02 \x01(\bR\aserving\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"\xd8\x04\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x8b\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12\x1c\n" +
@@ -1715,7 +1725,8 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	" \x03(\v2\".vipgate.frontend.v1.GatewayStatusR\bgateways\x122\n" +
 	"\x04vips\x18\v \x03(\v2\x1e.vipgate.frontend.v1.VipStatusR\x04vips\x123\n" +
 	"\x04bird\x18\f \x01(\v2\x1f.vipgate.frontend.v1.BirdStatusR\x04bird\x12/\n" +
-	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\"\xd4\x02\n" +
+	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x121\n" +
+	"\x14configuration_source\x18\x0e \x01(\tR\x13configurationSource\"\xd4\x02\n" +
 	"\x12LoadBalancerStatus\x12<\n" +
 	"\tfreshness\x18\x01 \x01(\x0e2\x1e.vipgate.frontend.v1.FreshnessR\tfreshness\x12:\n" +
 	"\bposition\x18\x02 \x01(\v2\x1e.vipgate.readiness.v1.PositionR\bposition\x128\n" +
