@@ -17,11 +17,11 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/announce"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/health"
-	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -52,15 +52,17 @@ type process struct {
 	source                readinessSource    // nil without gating: watcher or directory
 	watcher               *readiness.Watcher // nil unless the source is a load balancer
 	directory             *directorySource   // nil unless the source is a directory
-	controller            *controller
-	observer              *observer
-	reporter              *reporter
-	changed               *latest.Value[uint64] // counts changes of the status
-	stopping              atomic.Bool
-	reported              atomic.Bool // the watcher has a report of VIPs
-	applied               *latest.Value[readiness.Position]
-	instance              string                       // of this start; events are numbered within it
-	served                atomic.Pointer[[]vip.Family] // that have VIPs
+	// availability reads a load balancer of Meridio for the watcher.
+	availability *availability.Client
+	controller   *controller
+	observer     *observer
+	reporter     *reporter
+	changed      *latest.Value[uint64] // counts changes of the status
+	stopping     atomic.Bool
+	reported     atomic.Bool // the watcher has a report of VIPs
+	applied      *latest.Value[readiness.Position]
+	instance     string                       // of this start; events are numbered within it
+	served       atomic.Pointer[[]vip.Family] // that have VIPs
 }
 
 // Health services of the frontend, beside "" and vip/<prefix>. Readiness is a conjunction.
@@ -77,14 +79,14 @@ const (
 	// Started holds once a configuration was accepted and every VIP that the load balancer reports as
 	// ready was advertised, or ReadyTimeout was over; it does not change after that. Readiness
 	// waits for it. Advertised is the same without the timeout, and no part of Readiness.
-	Started     = "Started"
-	Advertised  = "Advertised"
-	Identity    = "Identity"
-	BIRD        = "BIRD"
-	BIRDConfig  = "BIRDConfiguration"
-	Stream      = "Stream"
-	Routing     = "SourceRouting"
-	Stopping    = "NotStopping"
+	Started    = "Started"
+	Advertised = "Advertised"
+	Identity   = "Identity"
+	BIRD       = "BIRD"
+	BIRDConfig = "BIRDConfiguration"
+	Stream     = "Stream"
+	Routing    = "SourceRouting"
+	Stopping   = "NotStopping"
 	// AdminSocket and HealthSocket: the socket file belongs to the frontend; no part of Readiness.
 	AdminSocket  = "AdminSocket"
 	HealthSocket = "HealthSocket"
@@ -144,14 +146,10 @@ func newProcess(o Options) (*process, error) {
 		p.health.Report(Identity, "no SVID yet")
 		p.health.Report(Stream, "no readiness from the load balancer yet")
 		p.parts = append(p.parts, Identity, Stream)
-		p.watcher = readiness.NewWatcher(readiness.WatcherOptions{
-			Target: o.LBSocket, Credentials: o.Credentials, ConnectionEnd: identity.ConnectionEnd,
-			Rotation: func() (uint64, <-chan struct{}) {
-				s, changed := o.Identity.Status().Get()
-				return s.Rotations, changed
-			},
-			Reader: config.Attractor.Name, MaxBackoff: o.MaxBackoff, Log: o.Log,
-		})
+		var err error
+		if p.watcher, err = p.newWatcher(config.Attractor.Name); err != nil {
+			return nil, err
+		}
 		p.source = p.watcher
 	}
 	p.health.Define(Readiness, append([]string{Started}, p.parts...)...)

@@ -41,7 +41,7 @@ func (p *process) lbStatus(now time.Time) *frontendv1.LoadBalancerStatus {
 	lb := p.observer.lb.Load()
 	s := &frontendv1.LoadBalancerStatus{
 		Freshness: freshnessProto(lb.Freshness), Synced: lb.Synced, GoingAway: lb.GoingAway,
-		Error: logs.Text(lb.Err),
+		Error: logs.Text(lb.Err), Service: lb.Service,
 	}
 	if p.Directory != nil {
 		s.ReadinessDir = p.Directory.Path

@@ -93,6 +93,9 @@ func loadBalancer(l *frontendv1.LoadBalancerStatus) string {
 		}
 		parts = append(parts, position(l.GetPosition()))
 	}
+	if s := l.GetService(); strings.HasPrefix(s, "loadbalancer.") {
+		parts = append(parts, "of Meridio ("+s+"): one state for all VIPs")
+	}
 	if l.GetError() != "" {
 		parts = append(parts, "last error: "+cut(l.GetError(), maxLine))
 	}

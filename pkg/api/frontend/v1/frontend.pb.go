@@ -1259,7 +1259,12 @@ type LoadBalancerStatus struct {
 	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
 	// The directory whose readiness files are read in place of a load balancer;
 	// empty without one.
-	ReadinessDir  string `protobuf:"bytes,7,opt,name=readiness_dir,json=readinessDir,proto3" json:"readiness_dir,omitempty"`
+	ReadinessDir string `protobuf:"bytes,7,opt,name=readiness_dir,json=readinessDir,proto3" json:"readiness_dir,omitempty"`
+	// The gRPC service that supplied the readiness:
+	// vipgate.readiness.v1.ReadinessService, or
+	// loadbalancer.v1.StreamAvailabilityService of Meridio, which has one state
+	// for all VIPs; empty before the first, and with a directory.
+	Service       string `protobuf:"bytes,8,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1339,6 +1344,13 @@ func (x *LoadBalancerStatus) GetError() string {
 func (x *LoadBalancerStatus) GetReadinessDir() string {
 	if x != nil {
 		return x.ReadinessDir
+	}
+	return ""
+}
+
+func (x *LoadBalancerStatus) GetService() string {
+	if x != nil {
+		return x.Service
 	}
 	return ""
 }
@@ -1714,7 +1726,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x04vips\x18\v \x03(\v2\x1e.vipgate.frontend.v1.VipStatusR\x04vips\x123\n" +
 	"\x04bird\x18\f \x01(\v2\x1f.vipgate.frontend.v1.BirdStatusR\x04bird\x12/\n" +
 	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x121\n" +
-	"\x14configuration_source\x18\x0e \x01(\tR\x13configurationSource\"\xba\x02\n" +
+	"\x14configuration_source\x18\x0e \x01(\tR\x13configurationSource\"\xd4\x02\n" +
 	"\x12LoadBalancerStatus\x12<\n" +
 	"\tfreshness\x18\x01 \x01(\x0e2\x1e.vipgate.frontend.v1.FreshnessR\tfreshness\x12:\n" +
 	"\bposition\x18\x02 \x01(\v2\x1e.vipgate.readiness.v1.PositionR\bposition\x128\n" +
@@ -1724,7 +1736,8 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\n" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
-	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\"\xfe\x01\n" +
+	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\x12\x18\n" +
+	"\aservice\x18\b \x01(\tR\aservice\"\xfe\x01\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
