@@ -29,7 +29,6 @@ type commandLine struct {
 }
 
 func main() {
-	warnIgnored(os.Environ(), os.Stderr)
 	adoptPod()
 	os.Exit(cli.Main(context.Background(), program(), &commandLine{}, arguments(os.Args[1:])))
 }

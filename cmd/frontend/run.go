@@ -92,12 +92,18 @@ type runCommand struct{ runFlags }
 type validateCommand struct{ runFlags }
 
 func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
+	warnIgnored(os.Environ(), os.Stderr)
 	log, level, _ := c.Logger(line.Globals.Debug) // check refuses the level
 	o, err := c.options(log, true)
 	if err != nil {
 		return err
 	}
-	if err := c.checkInterface(o.Config); err != nil {
+	switch err := c.checkInterface(o.Config); {
+	case err == nil:
+	case c.useNSP():
+		// In Meridio's pod another container may create the interface later; it is followed.
+		log.Warn("external interface does not exist yet", "error", err)
+	default:
 		return err
 	}
 	release, err := identity.OwnNetNS(ctx, "frontend", "admin socket "+c.AdminSocket)
@@ -105,12 +111,13 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 		return err
 	}
 	defer release()
-	o.Version, o.Level, o.MeridioSignals = cli.Version(), level, inMeridioPod()
+	o.Version, o.Level, o.MeridioSignals = cli.Version(), level, c.useNSP()
 	return cli.RunUntilStopped(c.DrainTime+c.Settle,
 		func(stops <-chan struct{}) error { return frontend.Run(ctx, o, stops) })
 }
 
 func (c *validateCommand) Run(out *cli.Output) error {
+	warnIgnored(os.Environ(), os.Stderr)
 	o, err := c.options(slog.New(slog.DiscardHandler), false)
 	if err != nil {
 		return err
@@ -212,6 +219,8 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 		if o.NSP, err = c.nspOptions(o.Identity, log); err != nil {
 			return frontend.Options{}, err
 		}
+		o.Secrets = c.secrets(log)
+		o.NSP.Keys, o.BIRD.ExplainPassword = o.Secrets, o.Secrets.Explain
 	}
 	switch {
 	case usesLB:

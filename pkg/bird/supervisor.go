@@ -38,6 +38,8 @@ type Options struct {
 	Log            *slog.Logger
 	// OnAnswer, if set, is called with the latency of each answer of BIRD. It must not block.
 	OnAnswer func(time.Duration)
+	// ExplainPassword, if set, returns why a password file does not exist, or "". It must not block.
+	ExplainPassword func(file string) string
 }
 
 type desired struct {
