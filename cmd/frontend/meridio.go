@@ -34,6 +34,7 @@ var aliases = []cli.Alias{
 	meridio("VIPGATE_LOG_LEVEL", level, "NFE_LOG_LEVEL"),
 	meridio("VIPGATE_MAX_BACKOFF", nil, "NFE_GRPC_MAX_BACKOFF"),
 	meridio("VIPGATE_NSP_SERVICE", nil, "NFE_NSP_SERVICE"),
+	meridio("VIPGATE_NAMESPACE", nil, "NFE_NAMESPACE"),
 	meridio("VIPGATE_TRENCH_NAME", nil, "NFE_TRENCH_NAME"),
 	meridio("VIPGATE_ATTRACTOR_NAME", nil, "NFE_ATTRACTOR_NAME"),
 	meridio("VIPGATE_NAMESPACE", nil, "NFE_NAMESPACE"),

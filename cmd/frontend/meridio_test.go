@@ -63,6 +63,7 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 		{"NFE_LOG_LEVEL", "TRACE", "log-level", "debug"},
 		{"NFE_LOG_LEVEL", "CRITICAL", "log-level", "info"}, // Meridio takes what it does not know for INFO
 		{"NFE_NSP_SERVICE", "nsp-service-trench-a.red:7778", "nsp-service", "nsp-service-trench-a.red:7778"},
+		{"NFE_NAMESPACE", "red", "namespace", "red"},
 		{"NFE_TRENCH_NAME", "trench-a", "trench-name", "trench-a"},
 		{"NFE_ATTRACTOR_NAME", "attractor-a-1", "attractor-name", "attractor-a-1"},
 		{"NFE_NSP_ENTRY_TIMEOUT", "20s", "nsp-entry-timeout", "20s"},
