@@ -33,6 +33,7 @@ var aliases = []cli.Alias{
 	meridio("VIPGATE_LOG_BIRD", nil, "NFE_LOG_BIRD"),
 	meridio("VIPGATE_LOG_LEVEL", level, "NFE_LOG_LEVEL"),
 	meridio("VIPGATE_MAX_BACKOFF", nil, "NFE_GRPC_MAX_BACKOFF"),
+	meridio("VIPGATE_VRRP", nil, "NFE_VRRPS"),
 	meridio("VIPGATE_NSP_SERVICE", nil, "NFE_NSP_SERVICE"),
 	meridio("VIPGATE_NAMESPACE", nil, "NFE_NAMESPACE"),
 	meridio("VIPGATE_TRENCH_NAME", nil, "NFE_TRENCH_NAME"),
