@@ -16,6 +16,7 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/nsp"
+	"github.com/vipgate/vipgate/pkg/secret"
 )
 
 // nspFlags are the flags of the NSP, which replaces the trench file.
@@ -24,6 +25,7 @@ type nspFlags struct {
 	NSPService       string        `name:"nsp-service" help:"Host and port of Meridio's NSP." placeholder:"HOST:PORT" group:"NSP"`
 	TrenchName       string        `help:"Name of the trench at the NSP." placeholder:"NAME" group:"NSP"`
 	AttractorName    string        `help:"Name of the attractor at the NSP." placeholder:"NAME" group:"NSP"`
+	Namespace        string        `help:"Namespace of the Secrets with the passwords of the NSP's gateways." default:"default" group:"NSP"`
 	NSPEntryTimeout  time.Duration `name:"nsp-entry-timeout" help:"How often the registration at the NSP is refreshed, which removes it after 60s." default:"30s" group:"NSP"`
 	NSPKeepaliveTime time.Duration `name:"nsp-keepalive-time" help:"How long the connection to the NSP is silent before it is probed; less than 10s means 10s." default:"30s" group:"NSP"`
 }
@@ -51,8 +53,17 @@ func (c *runFlags) checkNSP(r *cli.Refusals) {
 	for flag, name := range map[string]string{"--trench-name": c.TrenchName, "--attractor-name": c.AttractorName} {
 		r.If(!nsp.ValidName(name), "%s=%s: write 1 to 60 characters out of A-Z a-z 0-9 _ . -", flag, name)
 	}
+	r.Add(secret.CheckNamespace(c.Namespace))
 	r.Within("--nsp-entry-timeout", c.NSPEntryTimeout, time.Second, time.Minute)
 	r.Within("--nsp-keepalive-time", c.NSPKeepaliveTime, 0, 24*time.Hour)
+}
+
+// secrets returns the watcher of the passwords of the NSP's gateways.
+func (c *runFlags) secrets(log *slog.Logger) *secret.Watcher {
+	return secret.New(secret.Options{
+		Dir: c.BirdDir, Namespace: c.Namespace, Log: log,
+		Host: os.Getenv("KUBERNETES_SERVICE_HOST"), Port: os.Getenv("KUBERNETES_SERVICE_PORT"),
+	})
 }
 
 // nspOptions returns the options of the client of the NSP.

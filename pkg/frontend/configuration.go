@@ -181,5 +181,8 @@ func (p *process) nspMetrics() *metrics.NSP {
 	for _, x := range s.Refused {
 		m.Refused[x.Kind]++
 	}
+	if p.Secrets != nil {
+		m.SecretFailures, m.SecretsUnknown = p.Secrets.Stats()
+	}
 	return m
 }

@@ -280,6 +280,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	if p.registration != nil {
 		front = append(front, p.registration)
 	}
+	if p.Secrets != nil {
+		front = append(front, p.Secrets)
+	}
 	if p.directory != nil {
 		front = append(front, p.directory.reader, p.directory)
 	}

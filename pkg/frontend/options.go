@@ -16,6 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/nsp"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
+	"github.com/vipgate/vipgate/pkg/secret"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
@@ -28,6 +29,8 @@ type Options struct {
 	Config     *trench.Config
 	// NSP has the configuration in place of the trench file, unless it is nil.
 	NSP *nsp.Options
+	// Secrets has the passwords of the NSP's gateways. Nil without the NSP.
+	Secrets *secret.Watcher
 
 	// Directory of readiness files is the readiness source, unless it is nil. Unused without gating.
 	Directory *readinessfile.Options

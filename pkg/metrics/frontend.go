@@ -70,6 +70,9 @@ type NSP struct {
 	Connected, Cached, Registered bool
 	// Failures count since the start: watches, reads and writes of the cache, and registrations.
 	Failures, CacheFailures, RegistrationFailures uint64
+	// SecretFailures counts watches of Secrets that failed, and SecretsUnknown those that fail now.
+	SecretFailures uint64
+	SecretsUnknown int
 	// Refused counts refused objects by kind.
 	Refused map[string]int
 }
@@ -134,6 +137,8 @@ func (n *NSP) collect(send send) {
 	send(FrontendNSPCacheFailures, float64(n.CacheFailures))
 	send(FrontendNSPRegistered, boolValue(n.Registered))
 	send(FrontendNSPRegistrationFailures, float64(n.RegistrationFailures))
+	send(FrontendSecretFailures, float64(n.SecretFailures))
+	send(FrontendSecretsUnknown, float64(n.SecretsUnknown))
 }
 
 func (s *Stream) collect(send send) {

@@ -121,6 +121,10 @@ var (
 		"1 while the frontend is registered at the NSP, as a gateway is up.")
 	FrontendNSPRegistrationFailures = counter("vipgate_frontend_nsp_registration_failures_total",
 		"Calls since the start that failed to register or unregister the frontend at the NSP.")
+	FrontendSecretFailures = counter("vipgate_frontend_secret_watch_failures_total",
+		"Watches of Secrets with gateways' passwords since the start that failed.")
+	FrontendSecretsUnknown = gauge("vipgate_frontend_secrets_unknown",
+		"Secrets with gateways' passwords that cannot be watched now: their last passwords stay in use.")
 	FrontendBIRDUp       = gauge("vipgate_frontend_bird_up", "1 while BIRD runs and answers on its control socket.")
 	FrontendBIRDRestarts = counter("vipgate_frontend_bird_restarts_total",
 		"Restarts of BIRD since the frontend started.")

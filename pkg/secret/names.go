@@ -41,6 +41,15 @@ func Check(source, key string) error {
 	return nil
 }
 
+// CheckNamespace returns an error unless name can be the name of a namespace.
+func CheckNamespace(name string) error {
+	if len(name) > 63 || strings.Contains(name, ".") || !namePattern.MatchString(name) {
+		return fmt.Errorf("--namespace=%s: write the namespace of the pod, at most 63 lower-case letters, digits and -",
+			quote(name))
+	}
+	return nil
+}
+
 // maxQuoted bounds text of other processes in errors.
 const maxQuoted = 300
 

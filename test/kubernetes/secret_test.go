@@ -2,7 +2,9 @@ package kubernetes_test
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -48,13 +50,16 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: named}
 subjects: [{kind: ServiceAccount, name: named, namespace: red}]
 `
 
-// passwords is a Secret with two keys.
-const passwords = `
+// passwords returns the Secret with a value of a key, and another key. It has data: a key of
+// stringData that is left out stays.
+func passwords(key, value string) string {
+	return fmt.Sprintf(`
 apiVersion: v1
 kind: Secret
 metadata: {name: bgp-auth, namespace: red}
-stringData: {gw-a: FIRST, other: unused}
-`
+data: {%s: %s, other: dW51c2Vk}
+`, key, base64.StdEncoding.EncodeToString([]byte(value)))
+}
 
 // secretFixture is a cluster and a watcher of its Secret bgp-auth.
 type secretFixture struct {
@@ -141,22 +146,22 @@ func TestSecretByWatch(t *testing.T) {
 			f := newSecretFixture(t, kubernetes.WithArgs(c.args...))
 			end := f.start(c.account, f.Address())
 			f.problem("Secret red/bgp-auth does not exist")
-			f.Apply(t, passwords)
+			f.Apply(t, passwords("gw-a", "FIRST"))
 			f.key("FIRST")
 			begin := time.Now()
-			f.Apply(t, strings.Replace(passwords, "FIRST", "SECOND", 1))
+			f.Apply(t, passwords("gw-a", "SECOND"))
 			f.key("SECOND")
 			t.Logf("%s from the request that changes a key to its file", time.Since(begin))
-			f.Apply(t, strings.Replace(passwords, "gw-a", "gw-b", 1))
+			f.Apply(t, passwords("gw-b", "FIRST"))
 			f.problem("Secret red/bgp-auth has no key gw-a")
 			f.key(none)
-			f.Apply(t, passwords)
+			f.Apply(t, passwords("gw-a", "FIRST"))
 			f.key("FIRST")
 			f.delete()
 			f.key(none)
-			f.Apply(t, passwords)
+			f.Apply(t, passwords("gw-a", "FIRST"))
 			f.key("FIRST")
-			if n := f.watcher.Failures(); n != 0 {
+			if n, _ := f.watcher.Stats(); n != 0 {
 				t.Errorf("%d failures: %s", n, f.watcher.Problem("bgp-auth"))
 			}
 
@@ -173,7 +178,7 @@ func TestSecretByWatch(t *testing.T) {
 // TestSecretWithoutRole has a service account without the verb, which gets it later.
 func TestSecretWithoutRole(t *testing.T) {
 	f := newSecretFixture(t)
-	f.Apply(t, passwords)
+	f.Apply(t, passwords("gw-a", "FIRST"))
 	f.start("stranger", f.Address())
 	f.problem(`User \"system:serviceaccount:red:stranger\" cannot watch`)
 	f.key(none)
@@ -190,7 +195,7 @@ subjects: [{kind: ServiceAccount, name: stranger, namespace: red}]
 // TestSecretDuringOutage restarts the API server, compacts its history, and cuts the network.
 func TestSecretDuringOutage(t *testing.T) {
 	f := newSecretFixture(t)
-	f.Apply(t, passwords)
+	f.Apply(t, passwords("gw-a", "FIRST"))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -203,12 +208,12 @@ func TestSecretDuringOutage(t *testing.T) {
 	f.key("FIRST")
 	f.StartServer(t)
 	await.True(t, "the watch is back", func() bool { return f.watcher.Problem("bgp-auth") == "" })
-	f.Apply(t, strings.Replace(passwords, "FIRST", "SECOND", 1))
+	f.Apply(t, passwords("gw-a", "SECOND"))
 	f.key("SECOND")
 
 	proxy.Cut()
 	f.problem("failed to watch Secret red/bgp-auth")
-	f.Apply(t, strings.Replace(passwords, "FIRST", "THIRD", 1))
+	f.Apply(t, passwords("gw-a", "THIRD"))
 	f.Compact(t) // a watch that continued from a resource version would get 410 Gone
 	f.key("SECOND")
 	proxy.Restore()
@@ -225,7 +230,7 @@ func TestSecretDuringOutage(t *testing.T) {
 // TestSecretTokenRotation has a token that the API server rejects until the kubelet replaces it.
 func TestSecretTokenRotation(t *testing.T) {
 	f := newSecretFixture(t)
-	f.Apply(t, passwords)
+	f.Apply(t, passwords("gw-a", "FIRST"))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -239,7 +244,7 @@ func TestSecretTokenRotation(t *testing.T) {
 	proxy.Cut()
 	proxy.Restore()
 	f.problem("401 Unauthorized")
-	f.Apply(t, strings.Replace(passwords, "FIRST", "SECOND", 1))
+	f.Apply(t, passwords("gw-a", "SECOND"))
 	f.key("FIRST")
 	f.Mount(t, f.account, "red", "meridio-fes")
 	f.key("SECOND")
