@@ -96,9 +96,13 @@ func (f *follower) showStale(s *trench.Stale) {
 	}
 }
 
-// configure puts a configuration in force. VIPs that are no longer in it are de-preferred for the
-// drain time first, as at a stop, and their gateways stay as long.
+// configure puts a configuration in force. VIPs that the NSP no longer has are de-preferred for the
+// drain time first, as at a stop, and their gateways stay as long. Those that leave the trench file
+// are withdrawn at once, since the load balancer reads the same file.
 func (f *follower) configure(ctx context.Context, c *trench.Config) error {
+	if f.nsp == nil || f.Gate.DrainTime == 0 {
+		return f.apply(ctx, c.Attractor)
+	}
 	wanted := vip.NewSet(c.Attractor.VIPs...)
 	leaving := vip.Set{}
 	begin := func(g *gate.Gate, now time.Time) {
@@ -119,11 +123,11 @@ func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 	}
 	f.leaving, f.next = leaving, &c.Attractor
 	f.leave.Stop()
-	if len(leaving) == 0 || f.Gate.DrainTime == 0 {
-		f.leaving = nil
+	if len(leaving) == 0 {
 		return f.apply(ctx, c.Attractor)
 	}
-	f.leave.Reset(f.Gate.DrainTime)
+	// Until gateways have confirmed the withdrawal: VIPs that come back soon find their sessions.
+	f.leave.Reset(f.Gate.DrainTime + confirmTimeout)
 	f.observer.note(fmt.Sprintf("%d VIPs left the configuration: de-preferred for %v, then withdrawn", len(leaving),
 		f.Gate.DrainTime))
 	return f.apply(ctx, f.withLeaving(c.Attractor))

@@ -87,7 +87,7 @@ func TestNSPAttractorChanges(t *testing.T) {
 		})
 		m.wantRoutes(every()...)
 		m.wantRoutesAt(b, every()...)
-		m.wantUpdates(mark, added, announced, withdrawn)
+		m.wantUpdates(mark, added, announced, depreferred, withdrawn)
 		m.wantUpdates(mark, "20.0.0.9/32")
 		untouched(t, every()...)
 	})
@@ -193,7 +193,7 @@ func TestNSPAbsence(t *testing.T) {
 	m.wantRoutes(every()[:2]...)
 	m.waitFrontend("NSPCli", true)
 	m.wantNoUpdates(mark, every()[:2]...)
-	m.wantUpdates(mark, vipB4, withdrawn)
+	m.wantUpdates(mark, vipB4, depreferred, withdrawn)
 }
 
 // A hung NSP delays nothing: neither the withdrawal when the load balancer dies, nor that of a lost
