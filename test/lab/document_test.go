@@ -3,6 +3,7 @@ package lab
 import (
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"regexp"
 	"slices"
@@ -24,6 +25,7 @@ var blockPattern = regexp.MustCompile("(?m)^```[a-z]+ template=(\\S+)(?: (adds|w
 func documented(template string) GatewayConfig {
 	c := GatewayA()
 	c.BFD = !strings.HasPrefix(template, "gobgp")
+	c.VIPs = []netip.Prefix{netip.MustParsePrefix("20.0.0.1/32"), netip.MustParsePrefix("2000::1/128")}
 	return c
 }
 
