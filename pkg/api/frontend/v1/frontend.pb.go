@@ -1359,7 +1359,9 @@ type GatewayStatus struct {
 	Protocol string `protobuf:"bytes,10,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	// True while the frontend keeps the BFD session of a static gateway down, so that the gateway sends
 	// no traffic.
-	Held          bool `protobuf:"varint,11,opt,name=held,proto3" json:"held,omitempty"`
+	Held bool `protobuf:"varint,11,opt,name=held,proto3" json:"held,omitempty"`
+	// Why it cannot do what it should, such as a static gateway without BFD; empty without a problem.
+	Warning       string `protobuf:"bytes,12,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1469,6 +1471,13 @@ func (x *GatewayStatus) GetHeld() bool {
 		return x.Held
 	}
 	return false
+}
+
+func (x *GatewayStatus) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
 }
 
 // BirdStatus is the BIRD process.
@@ -1743,7 +1752,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\n" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
-	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\"\xae\x02\n" +
+	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\"\xc8\x02\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -1757,7 +1766,8 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x03bfd\x18\t \x01(\tR\x03bfd\x12\x1a\n" +
 	"\bprotocol\x18\n" +
 	" \x01(\tR\bprotocol\x12\x12\n" +
-	"\x04held\x18\v \x01(\bR\x04held\"\x9c\x01\n" +
+	"\x04held\x18\v \x01(\bR\x04held\x12\x18\n" +
+	"\awarning\x18\f \x01(\tR\awarning\"\x9c\x01\n" +
 	"\n" +
 	"BirdStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
