@@ -166,6 +166,7 @@ func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 		return err
 	}
 	f.bird.Configure(a)
+	f.warnStatic(a.Gateways)
 	f.configured, f.gateways = vip.NewSet(a.VIPs...), a.Gateways
 	f.release.Reset(confirmTimeout + f.Settle)
 	return nil

@@ -121,9 +121,9 @@ func (m *meridio) startFrontend(extra ...string) {
 	m.t.Helper()
 	m.startFrontendAs(append([]string{
 		"SPIFFE_ENDPOINT_SOCKET=" + m.spire.Addr(),
-		"VIPGATE_NAMESPACE=default", "VIPGATE_NSP_SERVICE=" + nspAddress, "VIPGATE_TRENCH_NAME=trench-a",
-		"VIPGATE_ATTRACTOR_NAME=attractor-a-1", "NFE_EXTERNAL_INTERFACE=" + lab.External,
-		"VIPGATE_NSP_ENTRY_TIMEOUT=" + refreshTime.String(), "NFE_LB_SOCKET=unix://" + m.pod.Socket(),
+		"NFE_NAMESPACE=default", "NFE_NSP_SERVICE=" + nspAddress, "NFE_TRENCH_NAME=trench-a",
+		"NFE_ATTRACTOR_NAME=attractor-a-1", "NFE_EXTERNAL_INTERFACE=" + lab.External,
+		"NFE_NSP_ENTRY_TIMEOUT=" + refreshTime.String(), "NFE_LB_SOCKET=unix://" + m.pod.Socket(),
 		"NFE_BIRD_CONFIG_PATH=" + m.pod.BirdDir(), "NFE_BIRD_COMMUNICATION_SOCK=" + m.pod.BirdSocket(),
 		"VIPGATE_ADMIN_SOCKET=unix://" + m.pod.FrontendAdmin(),
 		"VIPGATE_HEALTH_SOCKET=unix://" + m.path("health.sock"), "VIPGATE_METRICS_HOST=127.0.0.1",

@@ -70,18 +70,6 @@ func TestOldLBGatesVIPs(t *testing.T) {
 	m.wantRunning(m.pod.Frontend)
 }
 
-// While the load balancer of Meridio is alive, a quiet one is not taken for a dead one.
-func TestQuietOldLBKeepsVIPs(t *testing.T) {
-	t.Parallel()
-	m := newMeridio(t)
-	m.startMeridio()
-	m.waitFrontend("Stream", true)
-	mark, quiet := m.mark(), time.Now()
-	m.waitPast(quiet.Add(5 * time.Second)) // of 1 s each are the lease and the time between probes
-	m.wantSilence(mark)
-	m.waitFrontend("Stream", true)
-}
-
 // The load balancer is upgraded to ours, and downgraded: the frontend follows without a restart.
 // Ours gates each VIP by itself.
 func TestOldLBIsUpgraded(t *testing.T) {
