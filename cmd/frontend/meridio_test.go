@@ -63,6 +63,8 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 		{"NFE_LOG_LEVEL", "TRACE", "log-level", "debug"},
 		{"NFE_LOG_LEVEL", "CRITICAL", "log-level", "info"}, // Meridio takes what it does not know for INFO
 		{"NFE_NSP_SERVICE", "nsp-service-trench-a.red:7778", "nsp-service", "nsp-service-trench-a.red:7778"},
+		{"NFE_VRRPS", "169.254.100.254,100:100::254", "vrrp", "[169.254.100.254 100:100::254]"},
+		{"NFE_NAMESPACE", "red", "namespace", "red"},
 		{"NFE_TRENCH_NAME", "trench-a", "trench-name", "trench-a"},
 		{"NFE_ATTRACTOR_NAME", "attractor-a-1", "attractor-name", "attractor-a-1"},
 		{"NFE_NAMESPACE", "red", "namespace", "red"},
@@ -191,7 +193,7 @@ func TestIgnoredMeridioVariables(t *testing.T) {
 func TestRefusedMeridioVariables(t *testing.T) {
 	for variable, value := range map[string]string{
 		"NFE_LOCAL_AS": "64512.1", "NFE_BGP_LOCAL_PORT": "bgp", "NFE_TABLE_ID": "-1", "NFE_NSP_ENTRY_TIMEOUT": "30",
-		"NFE_ECMP": "perhaps", "NFE_METRICS_PORT": "70000", "NFE_BIRD_LOG_FILE_SIZE": "20k",
+		"NFE_ECMP": "perhaps", "NFE_VRRPS": "fe80::1%eth0", "NFE_METRICS_PORT": "70000", "NFE_BIRD_LOG_FILE_SIZE": "20k",
 	} {
 		t.Run(variable, func(t *testing.T) {
 			adopted(t, map[string]string{variable: value})

@@ -56,6 +56,7 @@ type birdFlags struct {
 	BirdLogFile        string        `help:"BIRD's own log file; bird.log in --bird-dir when absent." type:"path" placeholder:"FILE" group:"BIRD"`
 	BirdLogFileSize    int           `help:"Size in bytes of BIRD's own log file; 0 writes none." default:"0" placeholder:"BYTES" group:"BIRD"`
 	LogBird            bool          `help:"Log BIRD's own lines at level info instead of debug." negatable:"" group:"BIRD"`
+	VRRP               []nextHop     `name:"vrrp" help:"Next hop of static default routes, such as a VRRP address, repeatable. With one, no route is taken from gateways." placeholder:"ADDR" group:"BGP"`
 	DropIfNoPeer       bool          `help:"Drop VIP traffic while no gateway is up; always so, kept for Meridio's deployments." default:"true" negatable:"" group:"BIRD"`
 }
 
@@ -75,6 +76,7 @@ type runFlags struct {
 	DrainTime         time.Duration `help:"How long VIPs are de-preferred before they are withdrawn." default:"1s"`
 	Settle            time.Duration `help:"Time for gateways to change their forwarding tables after a withdrawal." default:"200ms"`
 	ReadyTimeout      time.Duration `help:"How long Readiness waits after a start for VIPs that are ready and not advertised yet." default:"30s"`
+	StaticVIPs        string        `name:"static-vips" help:"any: static gateways get traffic of a family while at least one of its VIPs is ready; all: while all of them are." enum:"any,all" default:"any"`
 	RequireRoute      bool          `help:"Withdraw the VIPs of a family while no gateway gives it a route back to clients." negatable:""`
 	RemoveRulesOnExit bool          `help:"Remove marks, rules and blackhole at the end." group:"Kernel"`
 
@@ -140,7 +142,7 @@ func (c *kernelFlags) options() kernel.Options {
 func (f *birdFlags) options(k *kernelFlags) bird.Options {
 	return bird.Options{
 		Executable: f.BirdExecutable, Dir: f.BirdDir, Socket: f.BirdSocket, LoopbackPort: f.LBBGPPort,
-		RouterID: f.RouterID, TableID: k.TableID, ECMP: k.ECMP,
+		RouterID: f.RouterID, TableID: k.TableID, ECMP: k.ECMP, VRRP: addresses(f.VRRP),
 		KernelScanTime: f.BirdKernelScanTime, LogFile: f.BirdLogFile, LogFileSize: f.BirdLogFileSize, LogBIRD: f.LogBird,
 	}
 }
@@ -202,6 +204,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 		MaxBackoff: c.MaxBackoff, BIRD: c.birdFlags.options(&c.kernelFlags), Kernel: c.kernelFlags.options(),
 		AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(), HealthSocket: c.HealthSocket, Settle: c.Settle,
 		ReadyTimeout: c.ReadyTimeout, RequireRoute: c.RequireRoute, RemoveRulesOnExit: c.RemoveRulesOnExit, Log: log,
+		StaticAll: c.StaticVIPs == "all",
 	}
 	if c.OnLBLoss == "keep" {
 		o.Gate.OnLoss = gate.KeepOnLoss
@@ -334,4 +337,22 @@ func parseRouterID(s string) (netip.Addr, error) {
 		err = errors.New("write it like an IPv4 address other than 0.0.0.0")
 	}
 	return a, err
+}
+
+// nextHop is a flag's address of either family.
+type nextHop struct{ netip.Addr }
+
+func parseNextHop(s string) (nextHop, error) {
+	a, err := netip.ParseAddr(s)
+	if err == nil && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.Zone() != "") {
+		err = errors.New("write the address of a router on the external network, without a zone")
+	}
+	return nextHop{a.Unmap()}, err
+}
+
+func addresses(list []nextHop) (plain []netip.Addr) {
+	for _, n := range list {
+		plain = append(plain, n.Addr)
+	}
+	return plain
 }
