@@ -209,20 +209,30 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	const (
+		pod   = "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000"
+		usual = "unix:///run/vipgate/frontend.sock  127.0.0.1  0"
+	)
 	for _, tt := range []struct {
 		name      string
 		variables map[string]string
 		want      string
 	}{
-		{"the NSP is named", map[string]string{"NFE_NSP_SERVICE": "nsp:7778"}, "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000"},
+		{"the NSP is named", map[string]string{"NFE_NSP_SERVICE": "nsp:7778"}, pod},
 		{"set by the user", map[string]string{
 			"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_ADMIN_SOCKET": "unix:///var/run/bird/a.sock", "VIPGATE_HEALTH_SOCKET": "",
 			"VIPGATE_METRICS_HOST": "192.0.2.1", "NFE_BIRD_LOG_FILE_SIZE": "7",
 		}, "unix:///var/run/bird/a.sock  192.0.2.1 /var/log/bird.log 7"},
-		{"no NSP", map[string]string{"NFE_TRENCH_NAME": "trench-a", "NFE_NSP_SERVICE": ""}, "unix:///run/vipgate/frontend.sock  127.0.0.1  0"},
-		{"a trench file", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_TRENCH_FILE": file}, "unix:///run/vipgate/frontend.sock  127.0.0.1  0"},
-		{"a trench file, and the NSP as the source", map[string]string{"VIPGATE_CONFIG_SOURCE": "nsp", "VIPGATE_TRENCH_FILE": file}, "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000"},
-		{"the trench file as the source", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_CONFIG_SOURCE": "file"}, "unix:///run/vipgate/frontend.sock  127.0.0.1  0"},
+		{"no NSP", map[string]string{"NFE_TRENCH_NAME": "trench-a", "NFE_NSP_SERVICE": ""}, usual},
+		{"a trench file", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_TRENCH_FILE": file}, usual},
+		{
+			"a trench file, and the NSP as the source",
+			map[string]string{"VIPGATE_CONFIG_SOURCE": "nsp", "VIPGATE_TRENCH_FILE": file}, pod,
+		},
+		{
+			"the trench file as the source",
+			map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_CONFIG_SOURCE": "file"}, usual,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			(&clitest.Container{}).Environment(t)
