@@ -125,7 +125,10 @@ func TestPrecedenceOfVariables(t *testing.T) {
 			map[string]string{"NFE_BIRD_KERNEL_SCAN_TIME": "7", "NFE_BIRD_SCAN_TIME": "8"},
 			map[string]string{"VIPGATE_BIRD_KERNEL_SCAN_TIME": "7s"},
 		},
-		{"one that the operator left empty", map[string]string{"NFE_LB_SOCKET": "", "NFE_LOG_LEVEL": ""}, map[string]string{}},
+		{
+			"one that the operator left empty", map[string]string{"NFE_LB_SOCKET": "", "NFE_LOG_LEVEL": ""},
+			map[string]string{},
+		},
 		{
 			"the first that is not empty", map[string]string{"NFE_BIRD_KERNEL_SCAN_TIME": "", "NFE_BIRD_SCAN_TIME": "8"},
 			map[string]string{"VIPGATE_BIRD_KERNEL_SCAN_TIME": "8s"},
