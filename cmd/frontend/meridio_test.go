@@ -14,10 +14,13 @@ import (
 	"github.com/vipgate/vipgate/test/clitest"
 )
 
-// adopted sets variables and returns those of vipgate that result.
+// adopted sets variables, nil: none beside those that are set, and returns those of vipgate that
+// result.
 func adopted(t *testing.T, variables map[string]string) map[string]string {
 	t.Helper()
-	(&clitest.Container{}).Environment(t)
+	if variables != nil {
+		(&clitest.Container{}).Environment(t)
+	}
 	for name, value := range variables {
 		t.Setenv(name, value)
 	}
@@ -243,8 +246,12 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 				t.Setenv(variable, "")
 				os.Unsetenv(variable)
 			}
-			adopted(t, tt.variables)
+			// As main does it: the pod's defaults first, which must not hide what the operator sets.
+			for name, value := range tt.variables {
+				t.Setenv(name, value)
+			}
 			adoptPod()
+			adopted(t, nil)
 			var line commandLine
 			if _, err := parserOf(t, &line).Parse([]string{"run"}); err != nil {
 				t.Fatal(err)
