@@ -24,6 +24,11 @@ type follower struct {
 
 	configured vip.Set
 	release    *time.Timer // ends the source routing of removed VIPs
+	// next is the attractor in which gateways and VIPs are missing that are kept until leave.
+	next     *trench.Attractor
+	leave    *time.Timer
+	leaving  vip.Set          // VIPs that are kept
+	gateways []trench.Gateway // the last applied
 
 	// Last shown.
 	shownFamilies   map[vip.Family]bool
@@ -31,6 +36,7 @@ type follower struct {
 	routingProblem  string
 	shownBIRD       bird.State
 	shownStale      bool
+	shownAttraction [len(vip.Families)]bool
 
 	removed  int       // removals of routes for which BIRD was asked to export again
 	exported time.Time // time of the last such request
@@ -46,8 +52,10 @@ func (f *follower) String() string { return "follower" }
 func (f *follower) Run(ctx context.Context) error {
 	tick := time.NewTicker(time.Second) // updates ages in the status
 	defer tick.Stop()
-	f.release = time.NewTimer(0)
+	f.release, f.leave = time.NewTimer(0), time.NewTimer(0)
 	defer f.release.Stop()
+	defer f.leave.Stop()
+	f.leave.Stop()
 	loaded, configChanged := f.config.Value().Get()
 	if loaded.Generation > 0 { // otherwise the source routing of an earlier run remains
 		if err := f.configure(ctx, loaded.Config); err != nil {
@@ -61,6 +69,7 @@ func (f *follower) Run(ctx context.Context) error {
 		birdState, birdChanged := f.bird.State().Get()
 		routed, routedChanged := f.kernel.Confirmed().Get()
 		announced, announcedChanged := f.announcer.State().Get()
+		attracted, attractionChanged := f.attractor.current.Get()
 		lb, lbChanged := f.observer.lb.Get()
 		stale, staleChanged := f.config.Stale().Get()
 		vips, vipsChanged := f.observer.state.changed.Get()
@@ -73,6 +82,7 @@ func (f *follower) Run(ctx context.Context) error {
 		f.showStale(stale)
 		f.showIdentity()
 		f.showBIRD(birdState)
+		f.showStatic(attracted)
 		f.showRouting(routed)
 		f.exportRoutes(routed)
 		f.bird.Expect(announced.Announced4, announced.Announced6)
@@ -95,33 +105,23 @@ func (f *follower) Run(ctx context.Context) error {
 				}
 			}
 		case <-staleChanged:
+		case <-f.leave.C:
+			f.leaving = nil
+			if err := f.apply(ctx, *f.next); err != nil {
+				return err
+			}
 		case <-f.release.C:
 			f.kernel.Configure(f.configured.Sorted())
 		case <-birdChanged:
 		case <-routedChanged:
 		case <-announcedChanged:
+		case <-attractionChanged:
 		case <-lbChanged:
 		case <-vipsChanged:
 		case <-ownChanged:
 		case <-tick.C:
 		}
 	}
-}
-
-// configure passes a configuration to gate, kernel and BIRD.
-func (f *follower) configure(ctx context.Context, c *trench.Config) error {
-	f.setServed(c.Attractor.VIPs)
-	// A removed VIP keeps its source routing until release: targets still answer its last flows.
-	routed := vip.NewSet(c.Attractor.VIPs...)
-	maps.Copy(routed, f.configured)
-	f.kernel.Configure(routed.Sorted())
-	if err := f.controller.Do(ctx, func(g *gate.Gate, _ time.Time) { g.Configure(c.Attractor.VIPs) }); err != nil {
-		return err
-	}
-	f.bird.Configure(c.Attractor)
-	f.configured = vip.NewSet(c.Attractor.VIPs...)
-	f.release.Reset(confirmTimeout + f.Settle)
-	return nil
 }
 
 func (f *follower) showIdentity() {
@@ -236,6 +236,8 @@ func sessionEvents(was, is bird.State) []event {
 		switch {
 		case old.Up && up && !old.Since.Equal(g.Since):
 			add(event{Gateway: g.Name, Detail: strings.TrimSpace("session lost and re-established " + g.LastError)})
+		case old.Up && g.Held:
+			add(event{Gateway: g.Name, Detail: gatewayDetail(g)})
 		case old.Up && !up:
 			add(event{Gateway: g.Name, Detail: cmp.Or(birdProblem(is), gatewayDetail(g))})
 		}
@@ -316,6 +318,8 @@ func gatewayDetail(g bird.GatewayState) string {
 	switch {
 	case g.Problem != "":
 		return g.Problem
+	case g.Held:
+		return "held down by the frontend"
 	case g.LastError != "" && !g.Up:
 		return g.State + " (" + g.LastError + ")"
 	}
