@@ -124,9 +124,9 @@ func (p *process) ended() error {
 	return errors.New(how)
 }
 
-// killAfter kills BIRD when the supervisor does not terminate it after the end of ctx. The supervisor
-// may wait in the kernel for the lock of a directory in a file system that hangs, and BIRD hold that
-// lock: this process cannot end, even by SIGKILL, before BIRD does.
+// killAfter kills BIRD when the supervisor does not terminate it after the end of ctx. The
+// supervisor may wait in the kernel for the lock of a directory in a file system that hangs, and
+// BIRD hold that lock: this process cannot end, even by SIGKILL, before BIRD does.
 func (p *process) killAfter(ctx context.Context) {
 	select {
 	case <-p.exited:
