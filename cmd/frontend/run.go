@@ -27,8 +27,10 @@ import (
 // defaultID is the SPIFFE ID of a frontend with the development authority.
 const defaultID = "spiffe://vipgate.local/frontend"
 
+const defaultTrenchFile = "/etc/vipgate/trench/trench.yaml"
+
 type trenchFlags struct {
-	TrenchFile        string        `help:"The trench file." default:"/etc/vipgate/trench/trench.yaml" type:"path" placeholder:"FILE"`
+	TrenchFile        string        `help:"The trench file." default:"${trench_file}" type:"path" placeholder:"FILE"`
 	ExternalInterface string        `help:"Interface toward the gateways, where the trench file names none." default:"ext-vlan" placeholder:"NAME" group:"BGP"`
 	LocalAS           uint32        `name:"local-as" help:"Local AS number of sessions with gateways, where the trench file names none." default:"8103" placeholder:"AS" group:"BGP"`
 	RemoteAS          uint32        `name:"remote-as" help:"AS number of gateways, where the trench file names none." default:"4248829953" placeholder:"AS" group:"BGP"`
@@ -51,6 +53,7 @@ type birdFlags struct {
 	BirdExecutable     string        `help:"BIRD; looked up when absent." placeholder:"PATH" group:"BIRD"`
 	LBBGPPort          uint16        `name:"lb-bgp-port" help:"Port of BIRD's session with the frontend on 127.0.0.1." default:"1790" placeholder:"PORT" group:"BIRD"`
 	BirdKernelScanTime time.Duration `help:"How often BIRD reads the kernel's routes." default:"10s" group:"BIRD"`
+	BirdLogFile        string        `help:"BIRD's own log file; bird.log in --bird-dir when absent." type:"path" placeholder:"FILE" group:"BIRD"`
 	BirdLogFileSize    int           `help:"Size in bytes of BIRD's own log file; 0 writes none." default:"0" placeholder:"BYTES" group:"BIRD"`
 	LogBird            bool          `help:"Log BIRD's own lines at level info instead of debug." negatable:"" group:"BIRD"`
 	DropIfNoPeer       bool          `help:"Drop VIP traffic while no gateway is up; always so, kept for Meridio's deployments." default:"true" negatable:"" group:"BIRD"`
@@ -58,6 +61,7 @@ type birdFlags struct {
 
 type runFlags struct {
 	trenchFlags
+	nspFlags
 	LBSocket string `name:"lb-socket" help:"The load balancer's readiness socket." default:"unix:///var/lib/meridio/lb.sock" placeholder:"SOCKET"`
 	readinessFlags
 	LBID          []spiffeid.ID        `name:"lb-id" help:"SPIFFE ID of the load balancer; repeatable." placeholder:"ID" group:"Identity"`
@@ -77,7 +81,8 @@ type runFlags struct {
 	birdFlags
 	kernelFlags
 
-	MetricsEnabled bool `help:"Serve metrics." default:"true" negatable:"" group:"Listeners"`
+	MetricsEnabled bool   `help:"Serve metrics." default:"true" negatable:"" group:"Listeners"`
+	HealthSocket   string `help:"Unix socket of a second gRPC health service, for exec probes of Meridio's pod; the service without a name has the state of Liveness there. None when absent." placeholder:"SOCKET" group:"Listeners"`
 	cli.Listeners
 	cli.Log
 }
@@ -87,12 +92,18 @@ type runCommand struct{ runFlags }
 type validateCommand struct{ runFlags }
 
 func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
+	warnIgnored(os.Environ(), os.Stderr)
 	log, level, _ := c.Logger(line.Globals.Debug) // check refuses the level
 	o, err := c.options(log, true)
 	if err != nil {
 		return err
 	}
-	if err := c.checkInterface(o.Config); err != nil {
+	switch err := c.checkInterface(o.Config); {
+	case err == nil:
+	case c.useNSP():
+		// In Meridio's pod another container may create the interface later; it is followed.
+		log.Warn("external interface does not exist yet", "error", err)
+	default:
 		return err
 	}
 	release, err := identity.OwnNetNS(ctx, "frontend", "admin socket "+c.AdminSocket)
@@ -100,12 +111,13 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 		return err
 	}
 	defer release()
-	o.Version, o.Level = cli.Version(), level
+	o.Version, o.Level, o.MeridioSignals = cli.Version(), level, c.useNSP()
 	return cli.RunUntilStopped(c.DrainTime+c.Settle,
 		func(stops <-chan struct{}) error { return frontend.Run(ctx, o, stops) })
 }
 
 func (c *validateCommand) Run(out *cli.Output) error {
+	warnIgnored(os.Environ(), os.Stderr)
 	o, err := c.options(slog.New(slog.DiscardHandler), false)
 	if err != nil {
 		return err
@@ -113,7 +125,11 @@ func (c *validateCommand) Run(out *cli.Output) error {
 	if err := c.checkInterface(o.Config); err != nil {
 		fmt.Fprintf(os.Stderr, "frontend: warning: %v\n", err)
 	}
-	out.Printf("%s: valid\n", c.TrenchFile)
+	what := c.TrenchFile
+	if o.NSP != nil {
+		what = "flags (the NSP is not asked)"
+	}
+	out.Printf("%s: valid\n", what)
 	return nil
 }
 
@@ -125,7 +141,7 @@ func (f *birdFlags) options(k *kernelFlags) bird.Options {
 	return bird.Options{
 		Executable: f.BirdExecutable, Dir: f.BirdDir, Socket: f.BirdSocket, LoopbackPort: f.LBBGPPort,
 		RouterID: f.RouterID, TableID: k.TableID, ECMP: k.ECMP,
-		KernelScanTime: f.BirdKernelScanTime, LogFileSize: f.BirdLogFileSize, LogBIRD: f.LogBird,
+		KernelScanTime: f.BirdKernelScanTime, LogFile: f.BirdLogFile, LogFileSize: f.BirdLogFileSize, LogBIRD: f.LogBird,
 	}
 }
 
@@ -137,12 +153,19 @@ func (c *trenchFlags) defaults() trench.Defaults {
 	}
 }
 
+func (c *trenchFlags) checkDefaults() error {
+	if err := c.defaults().Validate(); err != nil {
+		return cli.Usage("--external-interface, --local-as, --remote-as, --bgp-local-port, --bgp-remote-port, "+
+			"--bgp-hold-time: %w", err)
+	}
+	return nil
+}
+
 // read reads the trench file. With lenient a refused one is no error but nil: it is
 // repaired while the frontend runs, and until then the watcher reports it.
 func (c *trenchFlags) read(lenient bool) (*trench.Config, error) {
-	if err := c.defaults().Validate(); err != nil {
-		return nil, cli.Usage("--external-interface, --local-as, --remote-as, --bgp-local-port, --bgp-remote-port, "+
-			"--bgp-hold-time: %w", err)
+	if err := c.checkDefaults(); err != nil {
+		return nil, err
 	}
 	config, err := trench.Read(c.TrenchFile, c.defaults())
 	if err != nil && !lenient {
@@ -151,12 +174,21 @@ func (c *trenchFlags) read(lenient bool) (*trench.Config, error) {
 	return config, nil
 }
 
+// readSource reads the trench file, unless the NSP is the source: its configuration is known later.
+func (c *runFlags) readSource(useNSP, lenient bool) (*trench.Config, error) {
+	if useNSP {
+		return nil, c.checkDefaults()
+	}
+	return c.read(lenient)
+}
+
 func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, error) {
 	var refused cli.Refusals
-	config, err := c.read(lenient)
+	useNSP := c.useNSP()
+	config, err := c.readSource(useNSP, lenient)
 	refused.Add(err)
-	c.check(&refused, config)
-	if c.Gating == "on" && c.ReadinessDir == nil {
+	c.check(&refused, config, useNSP)
+	if useNSP || c.Gating == "on" && c.ReadinessDir == nil {
 		refused.Add(c.Identity.Check(defaultID, lenient))
 	}
 	if err := refused.Err(); err != nil {
@@ -168,7 +200,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 			Ungated: c.Gating == "off", NoFlapBackoff: c.FlapBackoff == "off", DrainTime: c.DrainTime,
 		},
 		MaxBackoff: c.MaxBackoff, BIRD: c.birdFlags.options(&c.kernelFlags), Kernel: c.kernelFlags.options(),
-		AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(), Settle: c.Settle,
+		AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(), HealthSocket: c.HealthSocket, Settle: c.Settle,
 		ReadyTimeout: c.ReadyTimeout, RequireRoute: c.RequireRoute, RemoveRulesOnExit: c.RemoveRulesOnExit, Log: log,
 	}
 	if c.OnLBLoss == "keep" {
@@ -177,20 +209,28 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 	if c.MetricsEnabled {
 		o.MetricsAddr = c.MetricsAddress()
 	}
+	usesLB := !o.Gate.Ungated && c.ReadinessDir == nil
+	if useNSP || usesLB {
+		if o.Identity, err = c.Identity.Source(defaultID, log); err != nil {
+			return frontend.Options{}, cli.Usage("%w", err)
+		}
+	}
+	if useNSP {
+		if o.NSP, err = c.nspOptions(o.Identity, log); err != nil {
+			return frontend.Options{}, err
+		}
+		o.Secrets = c.secrets(log)
+		o.NSP.Keys, o.BIRD.ExplainPassword = o.Secrets, o.Secrets.Explain
+	}
 	switch {
-	case o.Gate.Ungated:
-		return o, nil
-	case c.ReadinessDir != nil:
+	case usesLB:
+		o.LoadBalancers = c.LBID
+		o.Credentials = identity.NewCredentials(o.Identity, identity.CredentialOptions{
+			Authorize: c.authorizeLB(o.Identity, useNSP, log), Log: log,
+		})
+	case !o.Gate.Ungated:
 		o.Directory = c.directory(c.DrainTime, log)
-		return o, nil
 	}
-	if o.Identity, err = c.Identity.Source(defaultID, log); err != nil {
-		return frontend.Options{}, cli.Usage("%w", err)
-	}
-	o.LoadBalancers = c.LBID
-	o.Credentials = identity.NewCredentials(o.Identity, identity.CredentialOptions{
-		Authorize: identity.AuthorizeMember(c.LBTrustDomain, c.LBID...), Log: log,
-	})
 	return o, nil
 }
 
@@ -221,10 +261,13 @@ func (c *renderCommand) Run(out *cli.Output) error {
 	return nil
 }
 
-// check refuses what would only fail later. config is nil if it was refused.
-func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
+// check refuses what would only fail later. config is nil if it was refused, or with the NSP.
+func (c *runFlags) check(r *cli.Refusals, config *trench.Config, useNSP bool) {
 	_, _, err := c.Logger(false)
 	r.Add(err)
+	if useNSP {
+		c.checkNSP(r)
+	}
 	switch {
 	case c.Gating != "on":
 	case c.ReadinessDir != nil:
@@ -233,10 +276,13 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
 		r.Add(fmt.Errorf("--lb-socket: %w", frontend.ErrNoSocket))
 	default:
 		r.Socket("--lb-socket", c.LBSocket)
-		r.If(len(c.LBID) == 0 && c.LBTrustDomain.IsZero(), "--lb-id is required: no SPIFFE ID is authorized")
+		r.If(!c.namesLB() && !useNSP, "--lb-id is required: no SPIFFE ID is authorized")
 	}
 	c.Listeners.Check(r, cli.Port{Flag: "--lb-bgp-port", Port: c.LBBGPPort})
 	r.Socket("--bird-socket", c.BirdSocket)
+	if c.HealthSocket != "" {
+		r.Socket("--health-socket", c.HealthSocket)
+	}
 	r.If(c.LBBGPPort == 0, "--lb-bgp-port=0: a port lies between 1 and 65535, such as 1790")
 	executable := bird.Executable(c.BirdExecutable)
 	_, err = exec.LookPath(executable)

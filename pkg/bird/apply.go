@@ -89,8 +89,16 @@ func (s *Supervisor) reconfigure(ctx context.Context) error {
 	if err := s.replaceFile(err); err != nil {
 		return err
 	}
+	// No session of a static gateway may come up, or stay up, without a lease.
+	before, after := s.apply.current.input.heldDown(), s.apply.pending.input.heldDown()
+	if err := s.lease.Gateways(ctx, union(before, after)); err != nil {
+		return err
+	}
 	if _, err := s.command(ctx, `configure "`+s.configPath()+`"`); err != nil {
 		return fmt.Errorf("failed to load BIRD's new configuration: %w", err)
+	}
+	if err := s.lease.Gateways(ctx, after); err != nil {
+		s.options.Log.Warn("removed static gateways keep their entry in the lease of BFD sessions", "error", err)
 	}
 	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Event is one line that BIRD wrote to its log.
@@ -38,9 +40,15 @@ func (e Event) StateChanged() bool { return strings.HasPrefix(e.Text, "State cha
 func (e Event) isError() bool {
 	switch e.Level {
 	case "ERR", "FATAL", "BUG", "":
-		return e.Text != "" && e.Text != shutdownCompleted
+		return e.Text != "" && e.Text != shutdownCompleted && !e.dropped()
 	}
 	return false
+}
+
+// dropped reports whether the event is the failure to send a BFD packet that the kernel dropped, as
+// it does while a static gateway is held down.
+func (e Event) dropped() bool {
+	return e.Protocol == bfdName && strings.HasPrefix(e.Text, "Socket error: "+unix.EPERM.Error())
 }
 
 // shutdownCompleted is BIRD's last line after SIGTERM; BIRD logs it as FATAL.
@@ -48,7 +56,7 @@ const shutdownCompleted = "Shutdown completed"
 
 // level returns the event's level in the frontend's log; verbose raises debug to info.
 func (e Event) level(verbose bool) slog.Level {
-	if e.Text == shutdownCompleted || strings.Contains(e.Text, "without explicit authentication") {
+	if e.dropped() || e.Text == shutdownCompleted || strings.Contains(e.Text, "without explicit authentication") {
 		return slog.LevelDebug // expected, although BIRD logs an error and a warning
 	}
 	switch e.Level {

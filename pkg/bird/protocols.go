@@ -99,6 +99,9 @@ func protocolDetail(p *Protocol, words []string) {
 	}
 }
 
+// bfdUp is BIRD's name of the state of a BFD session that is up.
+const bfdUp = "Up"
+
 // ParseBFD parses the reply to `show bfd sessions` into the state of each peer, such as "Up".
 func ParseBFD(r Reply) map[netip.Addr]string {
 	sessions := map[netip.Addr]string{}

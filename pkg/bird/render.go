@@ -2,6 +2,7 @@ package bird
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -20,7 +21,9 @@ const (
 	LoopbackPeerAS = 4200000001         // of BIRD; the import filter empties the AS path, so that no gateway sees it
 	LoopbackName   = "LB"
 	gatewayPrefix  = "NBR-"
-	bfdName        = "NBR-BFD"
+	// egressPrefix is as long as the other one: names in BIRD 2.0.12 have 64 characters at most.
+	egressPrefix = "EGR-"
+	bfdName      = "NBR-BFD"
 )
 
 // The addresses of the loopback session: BIRD's and the announcer's.
@@ -36,6 +39,38 @@ type Session struct {
 	Password string     // validated by ParsePassword
 }
 
+// IsStatic reports whether the gateway has static routes instead of a BGP session.
+func (s Session) IsStatic() bool { return s.Protocol == trench.Static }
+
+// Channel is BIRD's name of the session's family.
+func (s Session) Channel() string { return s.Family().String() }
+
+// Default is the default route of the session's family.
+func (s Session) Default() string {
+	if s.Address.Is4() {
+		return "0.0.0.0/0"
+	}
+	return "::/0"
+}
+
+// nextHops are the default routes of a family via VRRP addresses.
+type nextHops struct {
+	Name      string
+	Family    int
+	Addresses []netip.Addr
+}
+
+func (in RenderInput) nextHops() []nextHops {
+	var list []nextHops
+	for i, f := range vip.Families {
+		isOther := func(a netip.Addr) bool { return vip.FamilyOf(a) != f }
+		if own := slices.DeleteFunc(slices.Clone(in.VRRP), isOther); len(own) > 0 {
+			list = append(list, nextHops{vrrpName(f), []int{4, 6}[i], own})
+		}
+	}
+	return list
+}
+
 // RenderInput is the input of Render.
 type RenderInput struct {
 	Options
@@ -43,6 +78,30 @@ type RenderInput struct {
 	Sessions  []Session
 	// VIPs are rejected from gateways: a reflected VIP must not win over the announcer's.
 	VIPs []vip.VIP
+}
+
+// heldDown returns the addresses of static gateways whose BFD packets need a lease.
+func (in RenderInput) heldDown() []netip.Addr {
+	var list []netip.Addr
+	for _, s := range in.Sessions {
+		if s.Protocol == trench.Static && s.BFD != nil {
+			list = append(list, s.Address)
+		}
+	}
+	return list
+}
+
+func union(a, b []netip.Addr) []netip.Addr {
+	c := slices.SortedFunc(slices.Values(slices.Concat(a, b)), netip.Addr.Compare)
+	return slices.Compact(c)
+}
+
+// vrrpName is the protocol with a family's default routes via VRRP addresses.
+func vrrpName(f vip.Family) string {
+	if f == vip.IPv6 {
+		return "VRRP6"
+	}
+	return "VRRP4"
 }
 
 // maskedPassword replaces secrets in output.
@@ -103,7 +162,8 @@ filter NBR_IN_4 { {{if .VIP4}}if net ~ [ {{.VIP4}} ] then reject; {{end}}accept;
 filter NBR_IN_6 { {{if .VIP6}}if net ~ [ {{.VIP6}} ] then reject; {{end}}accept; }
 
 # Routes of gateways are for VIP traffic only: they are exported to a separate table.
-filter KERNEL_OUT { if source = RTS_BGP && proto != "` + LoopbackName + `" then accept; reject; }
+filter KERNEL_OUT {
+{{- if .Static}} if source = RTS_STATIC then accept;{{end}} if source = RTS_BGP && proto != "` + LoopbackName + `" then accept; reject; }
 
 {{- range $family := .Families}}
 protocol kernel KERNEL{{$family}} {
@@ -120,10 +180,39 @@ protocol kernel KERNEL{{$family}} {
 protocol bfd '` + bfdName + `' {
 	strict bind;
 	accept direct;
+{{- with .StaticBFD}}
+	debug { states, events };
+	interface "{{$.Interface}}" { min tx interval {{ms .MinTx}} ms; min rx interval {{ms .MinRx}} ms; multiplier {{.Multiplier}}; };
+{{- else}}
 	interface "{{.Interface}}" { };
+{{- end}}
+}
+{{- end}}
+{{- range .NextHops}}
+
+# Default routes via VRRP addresses; none is taken from gateways.
+protocol static '{{.Name}}' {
+	ipv{{.Family}} { import all; };
+{{- range .Addresses}}
+	route {{if .Is4}}0.0.0.0/0{{else}}::/0{{end}} via {{.}}%'{{$.Interface}}' onlink;
+{{- end}}
 }
 {{- end}}
 {{- range .Sessions}}
+{{- if .IsStatic}}
+
+protocol static 'NBR-{{.Name}}' {
+	{{.Channel}} { import {{if $.VRRP}}none{{else}}all{{end}}; };
+	route {{.Default}} via {{.Address}}%'{{$.Interface}}'{{if .BFD}} bfd{{end}};
+}
+{{- if and .BFD (not $.VRRP)}}
+# Replies of flows that remain while BFD is down; the worst route.
+protocol static '` + egressPrefix + `{{.Name}}' {
+	{{.Channel}} { preference 50; import all; };
+	route {{.Default}} via {{.Address}}%'{{$.Interface}}';
+}
+{{- end}}
+{{- else}}
 
 protocol bgp 'NBR-{{.Name}}' {
 	interface "{{$.Interface}}";
@@ -148,7 +237,7 @@ protocol bgp 'NBR-{{.Name}}' {
 	password "{{.Password}}";
 {{- end}}
 	{{if .Address.Is4}}ipv4{{else}}ipv6{{end}} {
-		import filter {{if .Address.Is4}}NBR_IN_4{{else}}NBR_IN_6{{end}};
+		import {{if $.VRRP}}none{{else}}filter {{if .Address.Is4}}NBR_IN_4{{else}}NBR_IN_6{{end}}{{end}};
 		next hop self;
 		export filter {
 			if proto != "` + LoopbackName + `" then reject;
@@ -167,6 +256,7 @@ protocol bgp 'NBR-{{.Name}}' {
 	};
 }
 {{- end}}
+{{- end}}
 `))
 
 // Render returns the configuration, with secrets unless in is masked. The same bytes work on BIRD
@@ -174,7 +264,7 @@ protocol bgp 'NBR-{{.Name}}' {
 func Render(in RenderInput) ([]byte, error) {
 	logFile := ""
 	if in.LogFileSize > 0 {
-		logFile = filepath.Join(in.Dir, "bird.log")
+		logFile = cmp.Or(in.LogFile, filepath.Join(in.Dir, "bird.log"))
 	}
 	for what, name := range map[string]string{"interface": in.Interface, "log file": logFile} {
 		if strings.ContainsFunc(name, breaksQuoting) {
@@ -190,7 +280,9 @@ func Render(in RenderInput) ([]byte, error) {
 	data := struct {
 		RenderInput
 		LogFile, VIP4, VIP6 string
-		BFD                 bool
+		BFD, Static         bool
+		StaticBFD           *trench.BFD
+		NextHops            []nextHops
 		Families            []int
 		BIRD, Announcer     netip.Addr
 		BIRDAS, AnnouncerAS uint32
@@ -199,7 +291,14 @@ func Render(in RenderInput) ([]byte, error) {
 		VIP4: strings.Join(set[vip.IPv4], ", "), VIP6: strings.Join(set[vip.IPv6], ", "),
 		BFD:      slices.ContainsFunc(in.Sessions, func(s Session) bool { return s.BFD != nil }),
 		Families: []int{4, 6},
+		Static:   len(in.VRRP) > 0 || slices.ContainsFunc(in.Sessions, Session.IsStatic),
+		NextHops: in.nextHops(),
 		BIRD:     LoopbackBIRD, Announcer: LoopbackAnnouncer, BIRDAS: LoopbackPeerAS, AnnouncerAS: LoopbackAS,
+	}
+	for _, s := range in.Sessions {
+		if s.IsStatic() && s.BFD != nil {
+			data.StaticBFD = s.BFD // package trench refuses different ones
+		}
 	}
 	var out bytes.Buffer
 	if err := configuration.Execute(&out, data); err != nil {

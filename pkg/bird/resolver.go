@@ -152,6 +152,9 @@ func (s *resolver) password(ctx context.Context, path string) (string, error) {
 	b, err := files.Do(ctx, &s.calls, "password file "+path,
 		func() ([]byte, error) { return files.Read(path, maxPasswordFile) })
 	if errors.Is(err, fs.ErrNotExist) {
+		if explain := s.options.ExplainPassword; explain != nil && explain(path) != "" {
+			return "", fmt.Errorf("password file %s does not exist: %s", path, explain(path))
+		}
 		return "", fmt.Errorf("password file %s does not exist", path)
 	}
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -386,7 +387,7 @@ func TestStatesWithoutBIRD(t *testing.T) {
 	other.Name = "b"
 	v := resolution{gateways: []trench.Gateway{g, other}, problems: map[string]string{"b": "no address"}}
 	before := State{ConfigErr: errors.New("refused"), Gateways: []GatewayState{{Name: "a", Up: true}}}
-	got := v.states(time.Now(), nil, nil, before)
+	got := v.states(time.Now(), nil, nil, bfdlease.State{}, before)
 	if got[0].Up || got[0].State != "BIRD is not running" || got[0].Problem != "" {
 		t.Errorf("got %+v", got[0])
 	}

@@ -28,6 +28,7 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 	}
 	_, resolved := s.resolver.result.Get()
 	_, expected := s.expect.Get()
+	_, leased := s.lease.State().Get()
 	s.unansweredSince, s.holds = time.Time{}, holdTimers{}
 	s.fast.start(time.Now())
 	due, timer := time.Now(), time.After(0)
@@ -43,6 +44,9 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 			s.applyStaged(ctx, err)
 		case <-expected:
 			_, expected = s.expect.Get()
+			s.fast.start(time.Now())
+		case <-leased:
+			_, leased = s.lease.State().Get()
 			s.fast.start(time.Now())
 		case <-s.hint:
 		case <-s.export:
@@ -164,7 +168,8 @@ func (s *Supervisor) hung() bool {
 }
 
 func (s *Supervisor) hangLimit() time.Duration {
-	sessions := s.apply.current.input.Sessions
+	// Static gateways have no hold time.
+	sessions := slices.DeleteFunc(slices.Clone(s.apply.current.input.Sessions), Session.IsStatic)
 	if len(sessions) == 0 {
 		return minHang
 	}
@@ -193,8 +198,8 @@ func (s *Supervisor) observe(ctx context.Context, p *process) {
 	s.enable(ctx, protocols)
 	s.holds.observe(at, protocols)
 	bfd := s.bfd(ctx)
-	before := s.state.Load()
-	gateways := s.resolver.result.Load().states(at, protocols, bfd, before)
+	before, lease := s.state.Load(), s.lease.State().Load()
+	gateways := s.resolver.result.Load().states(at, protocols, bfd, lease, before)
 	if s.logTransitions(before.Gateways, gateways) {
 		s.fast.start(at) // BIRD before 2.14 may sleep before it feeds the session
 	}
@@ -203,7 +208,7 @@ func (s *Supervisor) observe(ctx context.Context, p *process) {
 	}
 	s.state.Update(func(st State) State {
 		st.At, st.Alive, st.Err, st.Gateways = at, true, nil, gateways
-		st.Version, st.PID, st.Since = version, p.pid(), p.since
+		st.Version, st.PID, st.Since, st.LeaseErr = version, p.pid(), p.since, lease.Err
 		return st
 	})
 }

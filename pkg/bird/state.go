@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/bfdlease"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -23,6 +25,7 @@ type State struct {
 	ConfigFailures uint64    // configurations that were refused, or not rendered, written or sent
 	Err            error     // why BIRD does not answer; wraps ErrHung when BIRD runs
 	ConfigErr      error     // why BIRD keeps its previous configuration instead of the desired one
+	LeaseErr       error     // why the kernel does not have the lease of the static gateways' BFD sessions
 	Gateways       []GatewayState
 }
 
@@ -31,18 +34,35 @@ var ErrHung = errors.New("BIRD_HUNG")
 
 // GatewayState is one configured gateway.
 type GatewayState struct {
-	Name      string
-	Address   netip.Addr
-	Family    vip.Family
-	Up        bool
-	State     string    // the session's state as BIRD names it
+	Name     string
+	Address  netip.Addr
+	Family   vip.Family
+	Protocol trench.Protocol
+	// Up: the BGP session is established; of a static gateway, its BFD session is up or it has none.
+	Up bool
+	// Held: the BFD session of the static gateway is held down, since its family does not attract.
+	Held bool
+	// Usable: the gateway is up, or is a static one that comes up once its family attracts.
+	Usable    bool
+	State     string    // the session's state as BIRD names it, or StateHeld or StateNoBFD
 	Since     time.Time // when Up last changed
 	Imported  int
 	Exported  int
 	LastError string // of the session
 	BFD       string // the BFD session's state, empty without one
 	Problem   string // why BIRD has no session with the gateway
+	Warning   string // what does not work with this gateway
 }
+
+// States of static gateways that BIRD has no name for.
+const (
+	StateHeld  = "Held"
+	StateNoBFD = "No BFD"
+)
+
+// raiseTime is how long a BFD session may take to come up, and counts as usable meanwhile: it takes
+// up to a second, since packets of a session that is down have that interval (RFC 5880 section 6.8.3).
+const raiseTime = 3 * time.Second
 
 // Expect sets how many VIPs of each family were announced to BIRD. The supervisor polls at short
 // intervals until the sessions export as many.
@@ -53,8 +73,9 @@ func (s *Supervisor) Expect(announced4, announced6 int) {
 	}
 }
 
-// Confirm waits until every gateway session that is up exports the expected number of VIPs in a
-// poll that began after the call and in fastExtra more: BIRD before 2.14 counts a route as exported
+// Confirm waits until every gateway session that is up exports the expected number of VIPs, and no
+// static gateway that is held down has a BFD session that is up, in a poll that began after the call
+// and in fastExtra more: BIRD before 2.14 counts a route as exported
 // before it writes the UPDATE, and further commands wake it to do so. Without a BIRD process
 // nothing is exported, and Confirm returns at once.
 func (s *Supervisor) Confirm(ctx context.Context) error {
@@ -64,11 +85,14 @@ func (s *Supervisor) Confirm(ctx context.Context) error {
 	s.trigger()
 	for seen := 0; ; {
 		want, expected := s.expect.Get()
+		_, leased := s.lease.State().Get()
 		state, looked := s.state.Get()
 		switch {
 		case state.PID == 0 && !state.Alive:
 			return nil
 		case !state.Alive, !state.At.After(after):
+		case !s.lease.Settled():
+			seen, after = 0, time.Now()
 		case !exports(state.Gateways, want):
 			seen, after = 0, state.At
 		default:
@@ -79,6 +103,7 @@ func (s *Supervisor) Confirm(ctx context.Context) error {
 		}
 		select {
 		case <-looked:
+		case <-leased:
 		case <-expected:
 		case <-ctx.Done():
 			return fmt.Errorf("gateway sessions do not export the expected routes (%d IPv4, %d IPv6): %w",
@@ -87,10 +112,13 @@ func (s *Supervisor) Confirm(ctx context.Context) error {
 	}
 }
 
-// exports reports whether every session that is up exports the expected number of VIPs.
+// exports reports whether every session that is up exports the expected number of VIPs. Nothing is
+// exported to a static gateway: it has withdrawn the VIPs when its BFD session is down.
 func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 	for _, g := range gateways {
-		if g.Up && g.Exported != want[g.Family] {
+		switch {
+		case !g.Up:
+		case g.Protocol == trench.Static && g.Held, g.Protocol == trench.BGP && g.Exported != want[g.Family]:
 			return false
 		}
 	}
@@ -99,12 +127,12 @@ func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 
 // states returns the state of each desired gateway; protocols is nil while BIRD does not run.
 func (v resolution) states(
-	at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, before State,
+	at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, lease bfdlease.State, before State,
 ) []GatewayState {
 	was := byName(before.Gateways)
 	list := make([]GatewayState, 0, len(v.gateways))
 	for _, c := range v.gateways {
-		g := GatewayState{Name: c.Name, Address: c.Address, Family: c.Family(), Since: at}
+		g := GatewayState{Name: c.Name, Address: c.Address, Family: c.Family(), Protocol: c.Protocol, Since: at}
 		p, ok := protocols[gatewayPrefix+c.Name]
 		switch {
 		case v.problems[c.Name] != "":
@@ -115,9 +143,18 @@ func (v resolution) states(
 			g.Problem = "BIRD has no such session: " + before.ConfigErr.Error()
 		case !ok:
 			g.Problem = "BIRD has no such session yet"
+		case c.Protocol == trench.Static:
+			g.static(at, c, p, bfd[c.Address], lease)
+			g.Imported = max(p.Imported, protocols[egressPrefix+c.Name].Imported)
 		default:
 			g.Up, g.State, g.LastError = p.Up(), cmp.Or(p.BGPState, p.State), p.LastError
-			g.Imported, g.Exported = p.Imported, p.Exported
+			g.Usable, g.Imported, g.Exported = g.Up, p.Imported, p.Exported
+		}
+		if vrrp, ok := protocols[vrrpName(c.Family())]; ok {
+			g.Imported = vrrp.Imported // the routes in place of the gateways'
+		}
+		if c.Protocol == trench.Static && c.BFD == nil {
+			g.Warning = "it cannot be withdrawn without BFD: write bfd: {} and configure BFD at the gateway"
 		}
 		if c.BFD != nil && ok {
 			g.BFD = bfd[c.Address]
@@ -128,6 +165,23 @@ func (v resolution) states(
 		list = append(list, g)
 	}
 	return list
+}
+
+// static sets the state of a static gateway from that of its protocol and its BFD session.
+func (g *GatewayState) static(at time.Time, c trench.Gateway, p Protocol, bfd string, lease bfdlease.State) {
+	f := c.Family()
+	switch {
+	case p.State != "up":
+		g.State = cmp.Or(p.State, "down") // an operator disabled it
+	case c.BFD == nil:
+		g.Up, g.Usable, g.State = true, true, StateNoBFD
+	case !lease.Attract[f]:
+		// BFD stays up until the gateway has seen its detection time pass.
+		g.Up, g.Held, g.Usable, g.State = bfd == bfdUp, true, true, StateHeld
+	default:
+		g.Up, g.State = bfd == bfdUp, cmp.Or(bfd, "Down")
+		g.Usable = g.Up || at.Sub(lease.Since[f]) < raiseTime
+	}
 }
 
 func byName(list []GatewayState) map[string]GatewayState {
@@ -148,6 +202,8 @@ func (s *Supervisor) logTransitions(before, after []GatewayState) (came bool) {
 			came = true
 			delete(s.failures, g.Name)
 			s.options.Log.Info("gateway session up", "gateway", g.Name, "address", g.Address)
+		case !g.Up && g.Held && was[g.Name].Up:
+			s.options.Log.Info("static gateway held down", "gateway", g.Name, "address", g.Address)
 		case !g.Up && was[g.Name].Up:
 			s.failures[g.Name] = g.LastError
 			s.options.Log.Warn("gateway session lost", "gateway", g.Name, "address", g.Address,

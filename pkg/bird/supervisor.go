@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -27,16 +28,21 @@ type Options struct {
 	RouterID   netip.Addr
 	// LoopbackPort is BIRD's port on 127.0.0.1 for the announcer, which signs the session with
 	// Password unless that is empty.
-	LoopbackPort   uint16
-	Password       string
-	TableID        uint32
-	ECMP           bool
+	LoopbackPort uint16
+	Password     string
+	TableID      uint32
+	ECMP         bool
+	// VRRP are next hops of static default routes. With any, no route is taken from gateways.
+	VRRP           []netip.Addr
 	KernelScanTime time.Duration
-	LogBIRD        bool // log all of BIRD's lines at info
-	LogFileSize    int  // bytes of BIRD's log file in Dir; 0: no file
+	LogBIRD        bool   // log all of BIRD's lines at info
+	LogFileSize    int    // bytes of BIRD's log file; 0: no file
+	LogFile        string // empty: bird.log in Dir
 	Log            *slog.Logger
 	// OnAnswer, if set, is called with the latency of each answer of BIRD. It must not block.
 	OnAnswer func(time.Duration)
+	// ExplainPassword, if set, returns why a password file does not exist, or "". It must not block.
+	ExplainPassword func(file string) string
 }
 
 type desired struct {
@@ -54,6 +60,7 @@ type Supervisor struct {
 	export  chan struct{} // re-export routes to the kernel; coalesced
 	// confirming counts the calls of Confirm in progress: BIRD is polled at fastInterval.
 	confirming atomic.Int32
+	lease      *bfdlease.Lease // of the BFD sessions of static gateways
 	resolver   *resolver
 	dial       func(ctx context.Context, socket string) (*Client, error)
 
@@ -81,7 +88,7 @@ func NewSupervisor(o Options) *Supervisor {
 	o = o.withDefaults()
 	w := latest.New(desired{})
 	return &Supervisor{
-		options: o, desired: w, resolver: newResolver(o, w), dial: Dial,
+		options: o, desired: w, resolver: newResolver(o, w), dial: Dial, lease: bfdlease.New(o.Log),
 		expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}), failures: map[string]string{},
 		hint: make(chan struct{}, 1), export: make(chan struct{}, 1),
 	}
@@ -109,6 +116,14 @@ func (s *Supervisor) Configure(a trench.Attractor) {
 	s.desired.Update(func(w desired) desired {
 		return desired{a, w.generation + 1}
 	})
+}
+
+// Attract orders the families of which the static gateways with BFD attract traffic: their BFD
+// sessions are up, and those of the others are held down. It does not block, and is a heartbeat as
+// well: an order that is older than a second is not kept, and sessions go down at the end of the
+// lease in the kernel.
+func (s *Supervisor) Attract(now time.Time, families [len(vip.Families)]bool) {
+	s.lease.Attract(now, families)
 }
 
 // ExportRoutes has BIRD re-export the gateways' routes, which another process removed from the
@@ -149,6 +164,11 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if err := terminateOrphans(ctx, s.options.Executable, s.options.Socket, s.options.Log); err != nil {
 		s.options.Log.Error("failed to terminate BIRD of an earlier run", "error", err)
 	}
+	// Longer than BIRD: what it sends depends on the lease.
+	leaseCtx, endLease := context.WithCancel(context.WithoutCancel(ctx))
+	lease := make(chan error, 1)
+	go func() { lease <- s.lease.Run(leaseCtx) }()
+	defer func() { endLease(); <-lease }()
 	return s.keepRunning(ctx)
 }
 
@@ -168,7 +188,7 @@ func (s *Supervisor) keepRunning(ctx context.Context) error {
 		s.options.Log.Error("BIRD is not running; restarting it", "error", err, "wait", wait, "restarts", starts)
 		s.state.Update(func(st State) State {
 			st.Alive, st.PID, st.Err, st.Restarts = false, 0, err, starts
-			st.Gateways = s.resolver.result.Load().states(time.Now(), nil, nil, st)
+			st.Gateways = s.resolver.result.Load().states(time.Now(), nil, nil, s.lease.State().Load(), st)
 			return st
 		})
 		if err := backoff.Sleep(ctx, wait); err != nil {
@@ -179,7 +199,11 @@ func (s *Supervisor) keepRunning(ctx context.Context) error {
 
 // runOnce runs one BIRD process until it exits, hangs or ctx ends.
 func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
-	if err := s.prepare(ctx); err != nil {
+	err := s.prepare(ctx)
+	if err == nil {
+		err = s.lease.Gateways(ctx, s.apply.current.input.heldDown())
+	}
+	if err != nil {
 		return err
 	}
 	defer s.awaitWrite()

@@ -182,7 +182,8 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"gateway.address", "169.254.100.150", "169.254.100.150/24", refused},
 		{"gateway.address", "169.254.100.150", "'fe80::1%eth0'", refused},
 		{"gateway.address", "169.254.100.150", "224.0.0.1", onlySchema},
-		{"gateway.protocol", "protocol: bgp", "protocol: static", refused},
+		{"gateway.protocol", "protocol: bgp", "protocol: static", onlySchema}, // with fields of BGP
+		{"gateway.protocol", "protocol: bgp", "protocol: ospf", refused},
 		{"gateway.protocol", "protocol: bgp", "protocol: BGP", refused},
 		{"gateway.protocol", "protocol: bgp", `protocol: "bgp"`, taken},
 		{"gateway.localASN", "localASN: 64512", "localASN: 1", taken},

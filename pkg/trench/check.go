@@ -23,6 +23,7 @@ type parser struct {
 	streamVIPs []located[vip.VIP]
 	addresses  []located[netip.Addr]
 	lines      map[entry]int // where entries that must be unique are
+	staticBFD  staticBFD     // of the first static gateway with BFD; the others have the same parameters
 	types      map[reflect.Type]objectType
 }
 
@@ -82,9 +83,42 @@ func (g *Gateway) check(p *parser, m mapping) {
 		p.unique(at, m.in, "gateway address", g.Address)
 		p.addresses = append(p.addresses, located[netip.Addr]{g.Address, at, gatewayInVIP})
 	}
+	if _, ok := m.read["protocol"]; g.Protocol == Static && ok {
+		g.checkStatic(p, m)
+		return
+	}
 	m.report("localASN", checkASN(g.LocalASN))
 	m.report("remoteASN", checkASN(g.RemoteASN))
 	m.report("holdTime", checkHoldTime(g.HoldTime))
+}
+
+// onlyBGP are the fields that a static gateway cannot have.
+var onlyBGP = []string{"localASN", "remoteASN", "localPort", "remotePort", "holdTime", "passwordFile"}
+
+func (g *Gateway) checkStatic(p *parser, m mapping) {
+	for _, name := range onlyBGP {
+		if at, ok := m.fields[name]; ok {
+			at.problem("conflicts with protocol: static, which has no BGP session: remove it, or write protocol: bgp")
+		}
+	}
+	// Defaults that were filled in would differ between gateways that are the same.
+	*g = Gateway{Name: g.Name, Address: g.Address, Protocol: Static, BFD: g.BFD}
+	if at, ok := m.valid("bfd"); ok && g.BFD != nil {
+		// BIRD takes the parameters of a static route from the interface, which all of them share.
+		if first := p.staticBFD; first.gateway == nil {
+			p.staticBFD = staticBFD{g, at}
+		} else if *first.gateway.BFD != *g.BFD {
+			at.problem("of static gateway %s differs from that of static gateway %s in line %d: static gateways share "+
+				"the BFD parameters of the interface, write the same values", quote(g.Name), quote(first.gateway.Name),
+				first.at.node.Line)
+		}
+	}
+}
+
+// staticBFD is a static gateway with BFD, and where its parameters are.
+type staticBFD struct {
+	gateway *Gateway
+	at      value
 }
 
 func (s *Stream) check(p *parser, m mapping) {

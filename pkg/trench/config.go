@@ -75,16 +75,18 @@ type Attractor struct {
 	Gateways []Gateway `yaml:"gateways"`
 }
 
-// Gateway is an external router that speaks BGP with the frontend. It gets the VIPs of the family
-// of its address.
+// Gateway is an external router that speaks BGP with the frontend and gets the VIPs of the family of
+// its address, or one that has static routes to them and follows a BFD session.
 type Gateway struct {
 	// Name of the gateway, unique, not BFD. BIRD's session is called NBR-<name>.
 	Name string `yaml:"name,required" form:"name" remedy:"write a name for the gateway"`
 	// Unicast address, unique; not loopback, not IPv6 link-local, not in a VIP. The attractor has a
 	// VIP of its family.
 	Address netip.Addr `yaml:"address,required" remedy:"write the gateway's IP address"` // without a zone
-	// Only bgp so far.
-	_ string `yaml:"protocol" form:"protocol" default:"bgp"`
+	// bgp, or static: the gateway has static routes to the VIPs, and withdraws them while its BFD session
+	// is down. A static gateway has a name, an address and bfd only; those with bfd have the same values,
+	// and one without cannot be withdrawn.
+	Protocol Protocol `yaml:"protocol" form:"protocol" default:"bgp"`
 	// Local AS number. The default is --local-as of the frontend.
 	LocalASN uint32 `yaml:"localASN" min:"1" max:"4294967294"`
 	// AS number of the gateway; the same number as localASN makes it iBGP. The default is --remote-as
@@ -96,7 +98,8 @@ type Gateway struct {
 	RemotePort uint16 `yaml:"remotePort" min:"1" max:"65535"`
 	// BGP hold time in whole seconds. The default is --bgp-hold-time of the frontend.
 	HoldTime time.Duration `yaml:"holdTime" min:"3s" max:"65535s"`
-	// Guards the session by BFD; {} takes the defaults. Left out: no BFD.
+	// Guards the session, or the routes of a static gateway, by BFD; {} takes the defaults. Left out: no
+	// BFD.
 	BFD *BFD `yaml:"bfd" null:"for no BFD"`
 	// Absolute path of the file with the TCP-MD5 password. While it is missing or refused the gateway
 	// has no session.
@@ -107,7 +110,22 @@ type Gateway struct {
 // it.
 func (g Gateway) Family() vip.Family { return vip.FamilyOf(g.Address) }
 
-// BFD is Bidirectional Forwarding Detection (RFC 5880) of the gateway's session.
+// Protocol is how a gateway learns which VIPs to send to the frontend. The zero value is BGP.
+type Protocol uint8
+
+// The protocols.
+const (
+	BGP Protocol = iota
+	Static
+)
+
+// protocolNames are the protocols as in the file.
+var protocolNames = []string{"bgp", "static"}
+
+// String returns "bgp" or "static", as in the file.
+func (p Protocol) String() string { return protocolNames[p] }
+
+// BFD is Bidirectional Forwarding Detection (RFC 5880) of the gateway.
 type BFD struct {
 	// Least time between packets that vipgate sends.
 	MinTx time.Duration `yaml:"minTx" min:"10ms" max:"1m" default:"300ms"`

@@ -3,6 +3,7 @@ package trench
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/big"
 	"net/http"
@@ -90,10 +91,31 @@ func checkConfig(t *testing.T, c *Config) {
 	}
 	distinct(t, "gateway", a.Gateways, func(g Gateway) string { return g.Name })
 	distinct(t, "gateway address", a.Gateways, func(g Gateway) netip.Addr { return g.Address })
+	var static *BFD
 	for _, g := range a.Gateways {
 		wellNamed(t, "a gateway", g.Name)
 		host(t, g.Name, g.Address, a.VIPs)
-		if g.Name == "BFD" || g.Address.IsLoopback() || !families[g.Family()] || g.LocalPort == 0 || g.RemotePort == 0 {
+		if g.Name == "BFD" || g.Address.IsLoopback() || !families[g.Family()] {
+			t.Fatalf("gateway %+v", g)
+		}
+		if b := g.BFD; b != nil {
+			between(t, "minTx", b.MinTx, 10*time.Millisecond, time.Minute)
+			between(t, "minRx", b.MinRx, 10*time.Millisecond, time.Minute)
+			between(t, "the multiplier", b.Multiplier, 1, 255)
+		}
+		if g.Protocol == Static {
+			if g != (Gateway{Name: g.Name, Address: g.Address, Protocol: Static, BFD: g.BFD}) {
+				t.Fatalf("static gateway %+v", g)
+			}
+			if g.BFD != nil && static != nil && *static != *g.BFD {
+				t.Fatalf("static gateways with the BFD parameters %+v and %+v", *static, *g.BFD)
+			}
+			if static == nil {
+				static = g.BFD
+			}
+			continue
+		}
+		if g.LocalPort == 0 || g.RemotePort == 0 {
 			t.Fatalf("gateway %+v", g)
 		}
 		for _, asn := range []uint32{g.LocalASN, g.RemoteASN} {
@@ -104,11 +126,6 @@ func checkConfig(t *testing.T, c *Config) {
 		between(t, "the hold time", g.HoldTime, 3*time.Second, 65535*time.Second)
 		if g.HoldTime%time.Second != 0 || g.PasswordFile != "" && !filepath.IsAbs(g.PasswordFile) {
 			t.Fatalf("gateway %+v", g)
-		}
-		if b := g.BFD; b != nil {
-			between(t, "minTx", b.MinTx, 10*time.Millisecond, time.Minute)
-			between(t, "minRx", b.MinRx, 10*time.Millisecond, time.Minute)
-			between(t, "the multiplier", b.Multiplier, 1, 255)
 		}
 	}
 	distinct(t, "stream", c.Streams, func(s Stream) string { return s.Name })
@@ -259,9 +276,12 @@ func written(t *testing.T, c *Config) []byte {
 	type object = map[string]any
 	gateways, streams := []object{}, []object{}
 	for _, g := range c.Attractor.Gateways {
-		o := object{
-			"name": g.Name, "address": g.Address.String(), "protocol": "bgp", "localASN": g.LocalASN, "remoteASN": g.RemoteASN,
-			"localPort": g.LocalPort, "remotePort": g.RemotePort, "holdTime": g.HoldTime.String(),
+		o := object{"name": g.Name, "address": g.Address.String(), "protocol": g.Protocol.String()}
+		if g.Protocol == BGP {
+			maps.Copy(o, object{
+				"localASN": g.LocalASN, "remoteASN": g.RemoteASN, "localPort": g.LocalPort, "remotePort": g.RemotePort,
+				"holdTime": g.HoldTime.String(),
+			})
 		}
 		if b := g.BFD; b != nil {
 			o["bfd"] = object{"minTx": b.MinTx.String(), "minRx": b.MinRx.String(), "multiplier": b.Multiplier}

@@ -15,6 +15,36 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
+func TestStaticGateways(t *testing.T) {
+	const file = `
+trench: t
+attractor:
+  name: a
+  vips: [20.0.0.1/32, "2000::1/128"]
+  gateways:
+    - {name: g1, address: 169.254.100.150, protocol: static, bfd: {minTx: 100ms}}
+    - {name: g2, address: "fd00:100::150", protocol: static, bfd: {minTx: 100ms, minRx: 300ms}}
+    - {name: g3, address: 169.254.100.151, protocol: static}
+    - {name: g4, address: 169.254.100.152, bfd: {}}
+`
+	got, err := Parse("f.yaml", []byte(file), DefaultDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	bfd := &BFD{MinTx: 100 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3}
+	want := []Gateway{
+		{Name: "g1", Address: netip.MustParseAddr("169.254.100.150"), Protocol: Static, BFD: bfd},
+		{Name: "g2", Address: netip.MustParseAddr("fd00:100::150"), Protocol: Static, BFD: bfd},
+		{Name: "g3", Address: netip.MustParseAddr("169.254.100.151"), Protocol: Static},
+	}
+	if diff := cmp.Diff(want, got.Attractor.Gateways[:3], cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+		t.Error(diff)
+	}
+	if last := got.Attractor.Gateways[3]; last.Protocol != BGP || last.LocalASN == 0 {
+		t.Errorf("BGP gateway beside static ones: %+v", last)
+	}
+}
+
 func TestReferenceFile(t *testing.T) {
 	got, err := Read("testdata/reference.yaml", DefaultDefaults())
 	if err != nil {
@@ -436,12 +466,27 @@ func TestRefusedFiles(t *testing.T) {
 			"attractor.gateways[1].address: is fd00:100::150, but the attractor has no IPv6 VIP: add one to attractor.vips or " +
 			"remove the gateway"},
 		{
-			"static", "name: gw4", "name: gw4\n      protocol: static",
-			"f.yaml:7: attractor.gateways[0].protocol: is \"static\": write bgp, the only protocol so far",
+			"static gateway with fields of BGP", "name: gw4", "name: gw4\n      protocol: static\n      localASN: 7\n" +
+				"      holdTime: 3s\n      passwordFile: /key",
+			"f.yaml:8: attractor.gateways[0].localASN: conflicts with protocol: static, which has no BGP session: remove it, " +
+				"or write protocol: bgp\n" +
+				"f.yaml:9: attractor.gateways[0].holdTime: conflicts with protocol: static, which has no BGP session: remove it, " +
+				"or write protocol: bgp\n" +
+				"f.yaml:10: attractor.gateways[0].passwordFile: conflicts with protocol: static, which has no BGP session: " +
+				"remove it, or write protocol: bgp",
+		},
+		{
+			"static gateways with different BFD", "name: gw4",
+			"name: g0\n      address: 169.254.100.151\n      protocol: static\n" +
+				"    - name: g1\n      address: 169.254.100.152\n      protocol: static\n      bfd: {}\n" +
+				"    - name: g2\n      address: 169.254.100.153\n      bfd: {minTx: 50ms}\n" +
+				"    - name: gw4\n      protocol: static\n      bfd: {minTx: 100ms}",
+			"f.yaml:18: attractor.gateways[3].bfd: of static gateway \"gw4\" differs from that of static gateway \"g1\" in " +
+				"line 12: static gateways share the BFD parameters of the interface, write the same values",
 		},
 		{
 			"other protocol", "name: gw4", "name: gw4\n      protocol: ospf",
-			"f.yaml:7: attractor.gateways[0].protocol: is \"ospf\": write bgp, the only protocol so far",
+			"f.yaml:7: attractor.gateways[0].protocol: is \"ospf\": write bgp or static",
 		},
 		{
 			"address is reserved", "169.254.100.150", "240.0.0.1",

@@ -61,7 +61,7 @@ var forms = map[string]form{
 	// string.
 	"interface": newForm(`^[!-~]{1,15}$`, "write the name of an interface in 1 to 15 characters of ASCII",
 		checkInterface),
-	"protocol": newForm(`^bgp$`, "write bgp, the only protocol so far", nil),
+	"protocol": newForm(`^(bgp|static)$`, "write bgp or static", nil),
 	"password file": newForm(pathPattern,
 		"write the absolute path of the file with the password, or remove the field for no password", nil),
 	"CA file": newForm(pathPattern,
@@ -160,6 +160,10 @@ func (p *parser) read(v value, to reflect.Value, tag reflect.StructTag, in any) 
 		return v.address(x)
 	case *time.Duration:
 		return v.duration(x, tag)
+	case *Protocol:
+		s, ok := v.text(forms["protocol"])
+		*x = Protocol(max(0, slices.Index(protocolNames, s)))
+		return ok
 	case *Via:
 		s, ok := v.text(forms["via"])
 		*x = Via(max(0, slices.Index(viaNames, s)))

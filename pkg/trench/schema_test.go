@@ -298,7 +298,7 @@ func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs 
 	case "name":
 		return ref("name")
 	case "protocol":
-		return ordered{{"const", "bgp"}}
+		return ordered{{"enum", protocolNames}}
 	case "password file", "CA file":
 		return ref("path")
 	case "request":

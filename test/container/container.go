@@ -3,6 +3,7 @@
 package container
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -29,8 +30,13 @@ type Container struct {
 	// Root is an empty directory.
 	Root    string
 	Volumes []Volume
-	// Programs are put into the root with their file capabilities.
+	// Programs are put into the root with their file capabilities. With one in /bin, which is a link to
+	// the host's programs otherwise, /bin has nothing else but sh.
 	Programs []Program
+	// Links are symbolic links in the root, by path.
+	Links map[string]string
+	// Dir is the working directory; empty: /.
+	Dir string
 
 	UID, GID, FSGroup int
 	// Capabilities are the bounding set.
@@ -56,6 +62,8 @@ var capabilityNumbers = map[string]int{
 	"NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
 	"NET_ADMIN":        unix.CAP_NET_ADMIN,
 	"NET_RAW":          unix.CAP_NET_RAW,
+	"DAC_OVERRIDE":     unix.CAP_DAC_OVERRIDE,
+	"SYS_PTRACE":       unix.CAP_SYS_PTRACE,
 }
 
 // Mask returns the set of capabilities as /proc/PID/status shows it.
@@ -113,7 +121,7 @@ func run(file string) error {
 			return fmt.Errorf("root of the container: %w", err)
 		}
 	}
-	if err := errors.Join(unix.Chroot(root), unix.Chdir("/")); err != nil {
+	if err := errors.Join(unix.Chroot(root), unix.Chdir(cmp.Or(c.Dir, "/"))); err != nil {
 		return fmt.Errorf("enter the root: %w", err)
 	}
 	for n := range unix.CAP_LAST_CAP + 1 {
@@ -154,6 +162,12 @@ func (c *Container) makeRoot() error {
 		return err
 	}
 	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
+		if dir == "bin" && c.inBin() {
+			if err := errors.Join(os.Mkdir(in(dir), 0o755), os.Symlink("/usr/bin/sh", in("bin/sh"))); err != nil {
+				return err
+			}
+			continue
+		}
 		if target, err := os.Readlink("/" + dir); err == nil {
 			if err := os.Symlink(target, in(dir)); err != nil {
 				return err
@@ -172,6 +186,11 @@ func (c *Container) makeRoot() error {
 			return fmt.Errorf("program %s: %w", p.Path, err)
 		}
 	}
+	for path, target := range c.Links {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(in(path)), 0o755), os.Symlink(target, in(path))); err != nil {
+			return err
+		}
+	}
 	for _, v := range c.Volumes {
 		if err := os.MkdirAll(in(v.Path), 0o755); err != nil {
 			return err
@@ -181,6 +200,11 @@ func (c *Container) makeRoot() error {
 		}
 	}
 	return errors.Join(readOnly(in("usr/local/bin")), readOnly(c.Root))
+}
+
+// inBin reports whether a program is in /bin.
+func (c *Container) inBin() bool {
+	return slices.ContainsFunc(c.Programs, func(p Program) bool { return filepath.Dir(p.Path) == "/bin" })
 }
 
 // install copies the program, with file capabilities if it has any, and mounts

@@ -1,0 +1,215 @@
+package bfdlease
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+const (
+	// Timeout is that of an element of the set, as long as the hold time of the loopback session.
+	Timeout = 3 * time.Second
+	// Interval is the time between two refreshments.
+	Interval = time.Second
+	// freshness is the age from which an order is not refreshed: its sender hangs.
+	freshness = time.Second
+)
+
+// Families marks address families.
+type Families [len(vip.Families)]bool
+
+// State is what was written to the kernel.
+type State struct {
+	// Attract has the families whose BFD packets leave.
+	Attract Families
+	// Since is when Attract last changed, by family.
+	Since [len(vip.Families)]time.Time
+	// Err is why the last attempt to write the table failed; nil: it succeeded.
+	Err error
+}
+
+// Lease keeps the table in the kernel. It implements task.Task.
+type Lease struct {
+	log     *slog.Logger
+	ordered latest.Value[Families]
+	began   time.Time
+	heard   atomic.Int64 // time of the last order, since began; 0: none
+	state   latest.Value[State]
+	changes chan change
+	write   func(content) error    // writes the table; tests replace these
+	version func() (uint32, error) // generation of the ruleset
+	remove  func() error           // removes the table
+
+	// Owned by Run.
+	gateways   []netip.Addr
+	written    bool      // the table has the gateways and State.Attract
+	refreshed  time.Time // the last write with a whole Timeout
+	generation uint32    // of the ruleset after the last write, 0: unknown
+}
+
+// change replaces the gateways; done gets the result.
+type change struct {
+	gateways []netip.Addr
+	done     chan error
+}
+
+// New returns a Lease that does nothing before Run.
+func New(log *slog.Logger) *Lease {
+	return &Lease{
+		log: log, began: time.Now().Add(-time.Nanosecond), changes: make(chan change),
+		write: writeTable, version: generation, remove: removeTable,
+	}
+}
+
+// String implements task.Task.
+func (l *Lease) String() string { return "BFD lease" }
+
+// State returns what was written to the kernel.
+func (l *Lease) State() *latest.Value[State] { return &l.state }
+
+// Attract orders which families attract. It does not block, and is a heartbeat as well: an order
+// that is older than a second is not refreshed.
+func (l *Lease) Attract(now time.Time, families Families) {
+	l.heard.Store(int64(now.Sub(l.began)))
+	if l.ordered.Load() != families {
+		l.ordered.Set(families)
+	}
+}
+
+// Settled reports whether no family attracts in the kernel that was not ordered to.
+func (l *Lease) Settled() bool {
+	ordered, st := l.ordered.Load(), l.state.Load()
+	for f := range ordered {
+		if st.Attract[f] && !ordered[f] {
+			return false
+		}
+	}
+	return true
+}
+
+// Gateways replaces the addresses of static gateways, and returns once the kernel has them. The
+// table is removed with the last address. Run must be running.
+func (l *Lease) Gateways(ctx context.Context, addresses []netip.Addr) error {
+	c := change{addresses, make(chan error, 1)}
+	select {
+	case l.changes <- c:
+		return <-c.done // bounded by the netlink timeout
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Run writes the table until ctx ends, in the network namespace of the calling thread, and at the end
+// once more without any family that attracts.
+func (l *Lease) Run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	failures := backoff.Backoff{Min: 50 * time.Millisecond, Max: Interval}
+	for {
+		ordered, reordered := l.ordered.Get()
+		var done chan error
+		select {
+		case <-ctx.Done():
+			l.apply(time.Now(), Families{})
+			return nil
+		case c := <-l.changes:
+			l.written = l.written && slices.Equal(l.gateways, c.gateways)
+			l.gateways, done = slices.Clone(c.gateways), c.done
+		case <-reordered:
+			ordered = l.ordered.Load()
+		case <-timer.C:
+		}
+		err := l.apply(time.Now(), ordered)
+		wait := Interval
+		if err != nil {
+			wait = failures.Next()
+		} else {
+			failures.Reset()
+		}
+		timer.Reset(wait)
+		if done != nil {
+			done <- err
+		}
+	}
+}
+
+// apply brings the table to its desired form.
+func (l *Lease) apply(now time.Time, ordered Families) error {
+	st := l.state.Load()
+	heard := l.heard.Load()
+	fresh := heard != 0 && now.Sub(l.began)-time.Duration(heard) <= freshness
+	rest := Timeout - now.Sub(l.refreshed)
+	var attract Families
+	for f := range ordered {
+		// Without a fresh order the elements expire, and are not removed: a frontend that was
+		// starved for a moment must not lose its sessions.
+		attract[f] = ordered[f] && (fresh || st.Attract[f] && rest > 0)
+	}
+	if fresh {
+		rest = Timeout
+	}
+	if err := l.ensure(now, content{l.gateways, attract, rest}, fresh && attract != Families{}, st.Attract); err != nil {
+		if st.Err == nil || st.Err.Error() != err.Error() {
+			l.log.Error("failed to write the lease of BFD sessions; static gateways may stay attracted", "error", err)
+			st.Err = err
+			l.state.Set(st)
+		}
+		return err
+	}
+	if st.Err != nil || st.Attract != attract {
+		for f := range attract {
+			if st.Attract[f] != attract[f] {
+				st.Since[f] = now
+			}
+		}
+		if st.Err != nil {
+			l.log.Info("lease of BFD sessions written again")
+		}
+		st.Attract, st.Err = attract, nil
+		l.state.Set(st)
+	}
+	return nil
+}
+
+// ensure writes the table if it must be refreshed, or differs from what was written.
+func (l *Lease) ensure(now time.Time, c content, refresh bool, before Families) error {
+	if len(c.gateways) == 0 {
+		if l.written {
+			return nil
+		}
+		err := l.remove()
+		l.written = err == nil
+		return err
+	}
+	generation, err := l.version()
+	if err != nil {
+		generation = 0 // unknown: the table is written
+	}
+	unchanged := l.written && before == c.attract && generation != 0 && generation == l.generation
+	if unchanged && (!refresh || now.Sub(l.refreshed) < Interval-Interval/10) {
+		return nil
+	}
+	if l.written && !unchanged && before == c.attract && !refresh {
+		l.log.Debug("nftables ruleset changed, writing the lease of BFD sessions again")
+	}
+	l.written = false
+	if err := l.write(c); err != nil {
+		return err
+	}
+	l.written, l.generation = true, 0
+	if refresh {
+		l.refreshed = now
+	}
+	// A transaction of another process in between may have changed the table.
+	if after, err := l.version(); err == nil && after == generation+1 {
+		l.generation = after
+	}
+	return nil
+}

@@ -1,0 +1,191 @@
+package bfdlease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+const (
+	// TableName is the name of the nftables table, of family inet.
+	TableName = "vipgate-bfd"
+	// netlinkTimeout bounds every exchange with the kernel, which takes less than 1 ms.
+	netlinkTimeout = time.Second
+	// controlPort is the UDP port of BFD control packets (RFC 5881 section 4).
+	controlPort = 3784
+)
+
+// content is the desired content of the table.
+type content struct {
+	gateways []netip.Addr
+	attract  Families
+	rest     time.Duration // timeout of the elements of attract
+}
+
+func dial() (*nftables.Conn, error) {
+	// It connects for each exchange: no answer to a failed one is taken for that to the next one.
+	c, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
+		return c.SetDeadline(time.Now().Add(netlinkTimeout))
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("failed to open nftables: %w", err)
+	}
+	return c, nil
+}
+
+func table() *nftables.Table {
+	return &nftables.Table{Name: TableName, Family: nftables.TableFamilyINet}
+}
+
+// Sets need an ID: the library would take one from an unguarded global counter.
+
+// attractSet has the families that attract; its elements expire.
+func attractSet() *nftables.Set {
+	return &nftables.Set{Table: table(), ID: 1, Name: "attract", KeyType: nftables.TypeNFProto, HasTimeout: true}
+}
+
+// gatewaySet has the addresses of a family's static gateways.
+func gatewaySet(f vip.Family) *nftables.Set {
+	if f == vip.IPv6 {
+		return &nftables.Set{Table: table(), ID: 3, Name: "gateways6", KeyType: nftables.TypeIP6Addr}
+	}
+	return &nftables.Set{Table: table(), ID: 2, Name: "gateways4", KeyType: nftables.TypeIPAddr}
+}
+
+func protocolOf(f vip.Family) byte {
+	if f == vip.IPv6 {
+		return unix.NFPROTO_IPV6
+	}
+	return unix.NFPROTO_IPV4
+}
+
+// rules returns `udp dport 3784 ip daddr @gateways4 meta nfproto != @attract drop`, and the same for
+// IPv6.
+func rules(c *nftables.Chain) []*nftables.Rule {
+	var list []*nftables.Rule
+	for _, f := range vip.Families {
+		// Where the destination address lies in the header (RFC 791, RFC 8200).
+		offset, length := uint32(16), uint32(4)
+		if f == vip.IPv6 {
+			offset, length = 24, 16
+		}
+		list = append(list, &nftables.Rule{Table: table(), Chain: c, Exprs: []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocolOf(f)}},
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{controlPort >> 8, controlPort & 0xff}},
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
+			&expr.Lookup{SourceRegister: 1, SetName: gatewaySet(f).Name},
+			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+			&expr.Lookup{SourceRegister: 1, SetName: attractSet().Name, Invert: true},
+			&expr.Verdict{Kind: expr.VerdictDrop},
+		}})
+	}
+	return list
+}
+
+// writeTable writes the table in one transaction. A table of another form is replaced, in one
+// transaction as well.
+func writeTable(c content) error {
+	err := write(c, false)
+	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+		err = write(c, true)
+	}
+	if err != nil {
+		return fmt.Errorf("failed to write nftables table inet %s: %w", TableName, err)
+	}
+	return nil
+}
+
+func write(c content, replace bool) error {
+	nft, err := dial()
+	if err != nil {
+		return err
+	}
+	if replace {
+		nft.AddTable(table())
+		nft.DelTable(table())
+	}
+	nft.AddTable(table()) // activates a dormant one
+	elements := [len(vip.Families)][]nftables.SetElement{}
+	for _, a := range c.gateways {
+		elements[vip.FamilyOf(a)] = append(elements[vip.FamilyOf(a)], nftables.SetElement{Key: a.AsSlice()})
+	}
+	var attract []nftables.SetElement
+	for _, f := range vip.Families {
+		if c.attract[f] {
+			attract = append(attract, nftables.SetElement{Key: []byte{protocolOf(f)}, Timeout: c.rest})
+		}
+	}
+	var errs []error
+	put := func(s *nftables.Set, elements []nftables.SetElement) {
+		errs = append(errs, nft.AddSet(s, nil))
+		// The kernel does not change the timeout of an element that exists.
+		nft.FlushSet(s)
+		if len(elements) > 0 {
+			errs = append(errs, nft.SetAddElements(s, elements))
+		}
+	}
+	put(attractSet(), attract)
+	for _, f := range vip.Families {
+		put(gatewaySet(f), elements[f])
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("failed to encode the sets: %w", err)
+	}
+	accept := nftables.ChainPolicyAccept
+	chain := &nftables.Chain{
+		Name: "output", Table: table(), Policy: &accept, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRaw,
+	}
+	nft.AddChain(chain)
+	nft.FlushChain(chain)
+	for _, r := range rules(chain) {
+		nft.AddRule(r)
+	}
+	return nft.Flush()
+}
+
+// generation returns the generation ID of the ruleset, which changes with each transaction.
+func generation() (uint32, error) {
+	s, err := nlmsg.Open(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return 0, err
+	}
+	g, err := s.Generation()
+	return g, errors.Join(err, s.Close())
+}
+
+// Cleanup removes the table from the network namespace of the calling thread. An absent table is no
+// error.
+func Cleanup(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return removeTable()
+}
+
+func removeTable() error {
+	nft, err := dial()
+	if err != nil {
+		return err
+	}
+	nft.DelTable(table())
+	if err := nft.Flush(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("failed to delete nftables table inet %s: %w", TableName, err)
+	}
+	return nil
+}
