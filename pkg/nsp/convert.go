@@ -80,7 +80,8 @@ func quoteName(s string) string {
 func (o *Options) pick(attractors []*nspv1.Attractor) *nspv1.Attractor {
 	picked := &nspv1.Attractor{Name: o.Attractor, Trench: &nspv1.Trench{Name: o.Trench}}
 	for _, a := range attractors {
-		if a.GetName() == o.Attractor && a.GetTrench().GetName() == o.Trench {
+		// The NSP lists an attractor without a trench for each of them.
+		if name := a.GetTrench().GetName(); a.GetName() == o.Attractor && (name == o.Trench || name == "") {
 			picked.Vips = append(picked.Vips, a.GetVips()...)
 			picked.Gateways = append(picked.Gateways, a.GetGateways()...)
 		}
@@ -94,45 +95,59 @@ func (o *Options) pick(attractors []*nspv1.Attractor) *nspv1.Attractor {
 	return picked
 }
 
-// convert returns the configuration of an attractor, and the objects that it left out. The error is
-// a problem of the whole list.
-func (o *Options) convert(a *nspv1.Attractor) (*trench.Config, Refusals, error) {
-	var refused Refusals
+// converted is the configuration of an attractor, and what it left out.
+type converted struct {
+	*trench.Config
+	refused Refusals
+	unused  []string // names of the gateways of families that have no VIP
+}
+
+// convert returns the configuration of an attractor. The error is a problem of the whole list.
+func (o *Options) convert(a *nspv1.Attractor) (c converted, err error) {
+	var has [len(vip.Families)]bool
 	vips := slices.DeleteFunc(slices.Clone(a.GetVips()), func(v *nspv1.Vip) bool {
 		// Before the document is written: it holds 100 problems only.
-		_, err := vip.Parse(v.GetAddress())
+		parsed, err := vip.Parse(v.GetAddress())
 		if err != nil {
-			refused = append(refused, Refusal{KindVIP, v.GetName(), err.Error()})
+			c.refused = append(c.refused, Refusal{KindVIP, v.GetName(), err.Error()})
+			return true
 		}
-		return err != nil
+		has[parsed.Family()] = true
+		return false
 	})
 	gateways := slices.DeleteFunc(slices.Clone(a.GetGateways()), func(g *nspv1.Gateway) bool {
-		problem := o.checkGateway(g)
-		if problem != "" {
-			refused = append(refused, Refusal{KindGateway, g.GetName(), problem})
+		if problem := o.checkGateway(g); problem != "" {
+			c.refused = append(c.refused, Refusal{KindGateway, g.GetName(), problem})
+			return true
 		}
-		return problem != ""
+		// The trench file refuses it. Here it is no mistake: VIPs may follow.
+		address, _ := gatewayAddress(g)
+		unused := !has[vip.FamilyOf(address)]
+		if unused {
+			c.unused = append(c.unused, g.GetName())
+		}
+		return unused
 	})
 	for {
 		d := document{vips: vips, gateways: gateways}
-		config, err := trench.Parse(o.String(), d.write(o), o.Defaults)
 		var problems *trench.Errors
+		c.Config, err = trench.Parse(o.String(), d.write(o), o.Defaults)
 		switch {
 		case err == nil:
-			slices.SortStableFunc(refused, func(a, b Refusal) int {
+			slices.SortStableFunc(c.refused, func(a, b Refusal) int {
 				return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
 			})
-			return config, refused, nil
+			return c, nil
 		case !errors.As(err, &problems):
-			return nil, nil, err
+			return converted{}, err
 		}
 		found := d.refusals(problems.Problems)
 		if len(found) == 0 {
-			return nil, nil, err
+			return converted{}, err
 		}
 		keep := func(kind string, i int) bool { _, is := found[place{kind, i}]; return !is }
 		for _, at := range sortedPlaces(found) {
-			refused = append(refused, found[at])
+			c.refused = append(c.refused, found[at])
 		}
 		vips, gateways = filter(vips, KindVIP, keep), filter(gateways, KindGateway, keep)
 	}
@@ -161,15 +176,13 @@ func (o *Options) checkGateway(g *nspv1.Gateway) string {
 	case family != "" && family != vip.FamilyOf(address).String():
 		return fmt.Sprintf("ipFamily is %s, but address is %s: change one of them", family, address)
 	}
-	auth := g.GetBgpAuth()
-	if auth == nil {
-		return ""
-	}
-	if o.Keys == nil {
-		return "bgpAuth names a Secret, but this frontend reads none: remove bgpAuth"
-	}
-	if err := secret.Check(auth.GetKeySource(), auth.GetKeyName()); err != nil {
-		return "bgpAuth: " + err.Error()
+	if auth := g.GetBgpAuth(); auth != nil {
+		if err := secret.Check(auth.GetKeySource(), auth.GetKeyName()); err != nil {
+			return "bgpAuth: " + err.Error()
+		}
+		if o.Keys == nil {
+			return "bgpAuth names a Secret, but this frontend reads none: remove bgpAuth"
+		}
 	}
 	return ""
 }

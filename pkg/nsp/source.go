@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -44,12 +45,14 @@ type Source struct {
 	loaded latest.Value[trench.Loaded]
 	stale  latest.Value[*trench.Stale]
 	state  latest.Value[SourceState]
+	first  time.Duration // firstListTimeout
 
 	// Owned by Run, and by NewSource before it.
 	list, accepted, saved *nspv1.Attractor // the last one, the one in force, and that of the cache
 	// current is when a list was last known to be the NSP's; zero while it is known.
 	current  time.Time
-	failed   int // watches since the last list
+	failed   int      // watches since the last list
+	unused   []string // gateways of the last list that have no VIP
 	throttle logs.Throttle
 }
 
@@ -59,7 +62,7 @@ var errNoList = errors.New("no list since the start")
 // [files.Timeout].
 func NewSource(o Options) *Source {
 	o.Log = o.Log.With("component", "nsp", "nsp", o.Target)
-	s := &Source{o: o, current: time.Now()}
+	s := &Source{o: o, current: time.Now(), first: firstListTimeout}
 	s.cache = newCache(&s.o, s.cacheFailed)
 	s.loaded.Set(trench.Loaded{
 		Config: &trench.Config{Trench: o.Trench, Attractor: trench.Attractor{
@@ -128,7 +131,7 @@ func (s *Source) Run(ctx context.Context) error {
 func (s *Source) watch(parent context.Context, conn *grpc.ClientConn) error {
 	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
-	first := time.AfterFunc(firstListTimeout, cancel)
+	first := time.AfterFunc(s.first, cancel)
 	defer first.Stop()
 	var r *nspv1.AttractorResponse
 	stream, err := nspv1.NewConfigurationManagerClient(conn).WatchAttractor(ctx,
@@ -137,7 +140,7 @@ func (s *Source) watch(parent context.Context, conn *grpc.ClientConn) error {
 		r, err = stream.Recv()
 	}
 	if !first.Stop() && parent.Err() == nil {
-		return fmt.Errorf("no list within %v", firstListTimeout)
+		return fmt.Errorf("no list within %v", s.first)
 	}
 	for err == nil {
 		s.connected()
@@ -228,7 +231,7 @@ func (s *Source) take(list *nspv1.Attractor) {
 	s.list = list
 	now := s.loaded.Load()
 	was := now
-	config, refused, err := s.o.convert(list)
+	c, err := s.o.convert(list)
 	if err != nil {
 		now.Err, now.At = err, time.Now()
 		now.Refused++
@@ -237,20 +240,20 @@ func (s *Source) take(list *nspv1.Attractor) {
 			"generation", now.Generation)
 		return
 	}
-	s.refuse(refused)
+	s.refuse(c)
 	if s.o.Keys != nil {
-		s.o.Keys.Want(secrets(list.GetGateways(), config))
+		s.o.Keys.Want(secrets(list.GetGateways(), c.Config))
 	}
 	s.accepted = list
-	now.Err = refused.err()
-	if len(refused) > 0 {
+	now.Err = c.refused.err()
+	if len(c.refused) > 0 {
 		now.Refused++
 	}
-	changed := now.Generation == 0 || !reflect.DeepEqual(config, now.Config)
+	changed := now.Generation == 0 || !reflect.DeepEqual(c.Config, now.Config)
 	if changed {
-		now.Config, now.Generation = config, now.Generation+1
+		now.Config, now.Generation = c.Config, now.Generation+1
 		s.o.Log.Info("new configuration in force", "generation", now.Generation,
-			"vips", len(config.Attractor.VIPs), "gateways", len(config.Attractor.Gateways), "refused", len(refused))
+			"vips", len(c.Attractor.VIPs), "gateways", len(c.Attractor.Gateways), "refused", len(c.refused))
 	}
 	if changed || logs.Text(was.Err) != logs.Text(now.Err) {
 		now.At = time.Now()
@@ -262,7 +265,13 @@ func (s *Source) take(list *nspv1.Attractor) {
 const maxRefusalLines = 20
 
 // refuse shows the objects of a list that are left out, and logs those that were not before.
-func (s *Source) refuse(refused Refusals) {
+func (s *Source) refuse(c converted) {
+	refused := c.refused
+	if !slices.Equal(c.unused, s.unused) && len(c.unused) > 0 {
+		s.o.Log.Info("gateways have no session: the attractor has no VIP of their family",
+			"gateways", strings.Join(c.unused[:min(len(c.unused), maxRefusalLines)], ", "))
+	}
+	s.unused = c.unused
 	known := map[Refusal]bool{}
 	for _, r := range s.state.Load().Refused {
 		known[r] = true

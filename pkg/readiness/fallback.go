@@ -2,7 +2,9 @@ package readiness
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -22,8 +24,8 @@ type Fallback interface {
 	// Service is the name of the gRPC service that it reads.
 	Service() string
 	// Watch publishes the state of the load balancer behind first until ctx ends or the load balancer
-	// is lost, and returns the cause. second is another connection to the same socket with the same
-	// credentials; it is opened by its first call. publish does not block, and returns an error when
+	// is lost, and returns the cause. second is another connection to the same socket file with the
+	// same credentials, which connects again on demand. publish does not block, and returns an error when
 	// the watch must end.
 	Watch(ctx context.Context, first, second grpc.ClientConnInterface, publish func(FallbackState) error) error
 }
@@ -38,6 +40,8 @@ type FallbackState struct {
 	LeaseEnd time.Time
 }
 
+var errReplaced = errors.New("another process has created the socket")
+
 // unimplemented reports whether an error means that the server does not have the called service.
 func unimplemented(err error) bool { return status.Code(err) == codes.Unimplemented }
 
@@ -45,11 +49,18 @@ func unimplemented(err error) bool { return status.Code(err) == codes.Unimplemen
 func (c *watchConn) runFallback(ctx context.Context, conn *grpc.ClientConn, silence *time.Timer,
 	reports *sync.WaitGroup,
 ) error {
-	second, err := c.w.client(c.w.opts.Credentials, c.w.dial)
+	second, err := c.w.client(c.w.opts.Credentials, func(ctx context.Context, path string) (net.Conn, error) {
+		// Another process answers for itself, not for this load balancer.
+		if id, _ := statSocket(path); id != c.socket {
+			return nil, errReplaced
+		}
+		return c.w.dial(ctx, path)
+	})
 	if err != nil {
 		return err
 	}
 	defer second.Close()
+	second.Connect()
 	fallback := c.w.opts.Fallback
 	c.state.service = fallback.Service()
 	e := event{

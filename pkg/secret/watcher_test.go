@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/vipgate/vipgate/test/secrettest"
 )
 
 const (
@@ -45,7 +47,8 @@ func (l *logBuffer) String() string {
 
 // fixture is a watcher and its API server.
 type fixture struct {
-	*apiServer
+	t *testing.T
+	*secrettest.Server
 	dir, account string
 	log          *logBuffer
 	watcher      *Watcher
@@ -56,8 +59,8 @@ func newFixture(t *testing.T) *fixture { return newFixtureAt(t, "127.0.0.1:0") }
 
 func newFixtureAt(t *testing.T, address string) *fixture {
 	t.Helper()
-	f := &fixture{apiServer: newAPIServer(t, address), dir: t.TempDir(), account: t.TempDir(), log: &logBuffer{}}
-	f.writeAccount(f.account, "token-1")
+	f := &fixture{Server: secrettest.Start(t, address, "token-1", nil), t: t, dir: t.TempDir(), account: t.TempDir(), log: &logBuffer{}}
+	f.Mount(f.account, "token-1")
 	t.Cleanup(func() {
 		for _, value := range []string{password, changed} {
 			if text := f.log.String(); strings.Contains(text, value) {
@@ -74,7 +77,7 @@ func newFixtureAt(t *testing.T, address string) *fixture {
 // start starts a watcher; adapt changes it before.
 func (f *fixture) start(want map[string][]string, adapt ...func(*Watcher)) {
 	f.t.Helper()
-	host, port, err := net.SplitHostPort(f.srv.Listener.Addr().String())
+	host, port, err := net.SplitHostPort(f.Address())
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -159,7 +162,7 @@ func TestKeyFollowsSecret(t *testing.T) {
 	f := newFixture(t)
 	f.start(oneKey)
 	f.problem("bgp-auth", "Secret red/bgp-auth does not exist")
-	f.put("bgp-auth", map[string]string{"gw-a": password, "other": "not wanted"})
+	f.Put("bgp-auth", map[string]string{"gw-a": password, "other": "not wanted"})
 	f.key("bgp-auth", "gw-a", password)
 	f.problem("bgp-auth", "")
 	path := f.watcher.File("bgp-auth", "gw-a")
@@ -170,21 +173,21 @@ func TestKeyFollowsSecret(t *testing.T) {
 			t.Errorf("%s: %v, %v, want mode %s", p, info, err, mode)
 		}
 	}
-	f.put("bgp-auth", map[string]string{"gw-a": changed})
+	f.Put("bgp-auth", map[string]string{"gw-a": changed})
 	f.key("bgp-auth", "gw-a", changed)
-	f.put("bgp-auth", map[string]string{"gw-b": changed})
+	f.Put("bgp-auth", map[string]string{"gw-b": changed})
 	f.key("bgp-auth", "gw-a", "(none)")
 	f.problem("bgp-auth", "Secret red/bgp-auth has no key gw-a")
-	f.put("bgp-auth", map[string]string{"gw-a": password})
+	f.Put("bgp-auth", map[string]string{"gw-a": password})
 	f.key("bgp-auth", "gw-a", password)
-	f.remove("bgp-auth")
+	f.Remove("bgp-auth")
 	f.key("bgp-auth", "gw-a", "(none)")
 	f.problem("bgp-auth", "Secret red/bgp-auth does not exist")
 	if n, _ := f.watcher.Stats(); n != 0 {
 		t.Errorf("%d failures", n)
 	}
-	if f.count() != 1 {
-		t.Errorf("%d watches, want 1", f.count())
+	if f.Watches() != 1 {
+		t.Errorf("%d watches, want 1", f.Watches())
 	}
 	if names, err := entries(filepath.Dir(path)); err != nil || len(names) != 0 {
 		t.Errorf("left in the directory: %v, %v", names, err)
@@ -194,8 +197,8 @@ func TestKeyFollowsSecret(t *testing.T) {
 // TestLegacyServer has an API server that marks no end of the current state.
 func TestLegacyServer(t *testing.T) {
 	f := newFixture(t)
-	f.change(func() { f.legacy = true })
-	f.put("bgp-auth", map[string]string{"gw-a": password})
+	f.SetLegacy()
+	f.Put("bgp-auth", map[string]string{"gw-a": password})
 	const quiet = 300 * time.Millisecond
 	both := map[string][]string{"bgp-auth": {"gw-a"}, "gone": {"gw-b"}}
 	short := func(w *Watcher) { w.quiet = quiet }
@@ -213,7 +216,7 @@ func TestLegacyServer(t *testing.T) {
 	}
 	f.problem("gone", "Secret red/gone does not exist")
 	f.key("bgp-auth", "gw-a", password) // which is not absent after the silence
-	f.put("gone", map[string]string{"gw-b": changed})
+	f.Put("gone", map[string]string{"gw-b": changed})
 	f.key("gone", "gw-b", changed)
 	if n, _ := f.watcher.Stats(); n != 0 {
 		t.Errorf("%d failures", n)
@@ -222,13 +225,13 @@ func TestLegacyServer(t *testing.T) {
 
 func TestOutageKeepsKeys(t *testing.T) {
 	f := newFixture(t)
-	f.put("bgp-auth", map[string]string{"gw-a": password})
-	f.put("other", map[string]string{"gw-b": password})
+	f.Put("bgp-auth", map[string]string{"gw-a": password})
+	f.Put("other", map[string]string{"gw-b": password})
 	want := map[string][]string{"bgp-auth": {"gw-a"}, "other": {"gw-b"}}
 	f.start(want)
 	f.key("bgp-auth", "gw-a", password)
 	f.key("other", "gw-b", password)
-	f.stop()
+	f.Stop()
 	f.problem("bgp-auth", "failed to reach the API server")
 	f.end()
 	f.start(want) // a restart during the outage
@@ -236,10 +239,10 @@ func TestOutageKeepsKeys(t *testing.T) {
 	f.problem("other", "failed to reach the API server")
 	f.key("bgp-auth", "gw-a", password)
 	f.key("other", "gw-b", password)
-	f.put("bgp-auth", map[string]string{"gw-a": changed})
-	f.change(func() { delete(f.secrets, "other") })
-	f.restart()
-	f.writeAccount(f.account, "token-1")
+	f.Put("bgp-auth", map[string]string{"gw-a": changed})
+	f.Remove("other")
+	f.Restart()
+	f.Mount(f.account, "token-1")
 	f.key("bgp-auth", "gw-a", changed)
 	f.key("other", "gw-b", "(none)")
 	if n, _ := f.watcher.Stats(); n == 0 {
@@ -256,12 +259,12 @@ func TestFaultyServer(t *testing.T) {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			for _, l := range lines {
 				_, _ = io.WriteString(w, l)
-				flush(w)
+				secrettest.Flush(w)
 			}
 		}
 	}
 	reject := func(code int) http.HandlerFunc {
-		return func(w http.ResponseWriter, _ *http.Request) { answer(w, code, "no") }
+		return func(w http.ResponseWriter, _ *http.Request) { secrettest.Answer(w, code, "no") }
 	}
 	secret := `{"kind":"Secret","metadata":{"name":"bgp-auth"},"data":`
 	for name, c := range map[string]struct {
@@ -305,17 +308,17 @@ func TestFaultyServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			f.put("bgp-auth", map[string]string{"gw-a": password})
+			f.Put("bgp-auth", map[string]string{"gw-a": password})
 			f.start(oneKey, func(w *Watcher) {
 				w.client.headerTimeout, w.timeout, w.slack = time.Second, time.Second, time.Second
 			})
 			f.key("bgp-auth", "gw-a", password)
-			f.change(func() { f.faulty = c.handler })
-			f.cut()
+			f.SetFaulty(c.handler)
+			f.Cut()
 			f.problem("bgp-auth", c.problem)
 			f.key("bgp-auth", "gw-a", password)
-			f.change(func() { f.faulty = nil })
-			f.put("bgp-auth", map[string]string{"gw-a": changed})
+			f.SetFaulty(nil)
+			f.Put("bgp-auth", map[string]string{"gw-a": changed})
 			f.key("bgp-auth", "gw-a", changed)
 			f.problem("bgp-auth", "")
 		})
@@ -328,7 +331,7 @@ func silent(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 // silentStream does not end a watch.
 func silentStream(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
-	flush(w)
+	secrettest.Flush(w)
 	<-r.Context().Done()
 }
 
@@ -349,15 +352,15 @@ func hugeRejection(w http.ResponseWriter, r *http.Request) {
 
 func TestTokenRotation(t *testing.T) {
 	f := newFixture(t)
-	f.put("bgp-auth", map[string]string{"gw-a": password})
+	f.Put("bgp-auth", map[string]string{"gw-a": password})
 	f.start(oneKey)
 	f.key("bgp-auth", "gw-a", password)
-	f.change(func() { f.token = "token-2" }) // the first one expired
-	f.cut()
+	f.SetToken("token-2") // the first one expired
+	f.Cut()
 	f.problem("bgp-auth", "401 Unauthorized")
 	f.key("bgp-auth", "gw-a", password)
-	f.put("bgp-auth", map[string]string{"gw-a": changed})
-	f.writeAccount(f.account, "token-2")
+	f.Put("bgp-auth", map[string]string{"gw-a": changed})
+	f.Mount(f.account, "token-2")
 	f.key("bgp-auth", "gw-a", changed)
 	for file, problem := range map[string]string{tokenFile: "automountServiceAccountToken", caFile: "no PEM certificate"} {
 		before, err := os.ReadFile(filepath.Join(f.account, file))
@@ -372,7 +375,7 @@ func TestTokenRotation(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.cut()
+		f.Cut()
 		f.problem("bgp-auth", problem)
 		f.key("bgp-auth", "gw-a", changed)
 		if err := os.WriteFile(filepath.Join(f.account, file), before, 0o600); err != nil {
@@ -385,7 +388,7 @@ func TestTokenRotation(t *testing.T) {
 // TestUntrustedServer has an API server with a certificate of another authority.
 func TestUntrustedServer(t *testing.T) {
 	f := newFixture(t)
-	f.put("bgp-auth", map[string]string{"gw-a": password})
+	f.Put("bgp-auth", map[string]string{"gw-a": password})
 	ca, err := os.ReadFile(filepath.Join("testdata", "other-ca.pem"))
 	if err == nil {
 		err = os.WriteFile(filepath.Join(f.account, caFile), ca, 0o600)
@@ -396,10 +399,10 @@ func TestUntrustedServer(t *testing.T) {
 	f.start(oneKey)
 	f.problem("bgp-auth", "unknown authority")
 	f.key("bgp-auth", "gw-a", "(none)")
-	if f.count() != 0 {
+	if f.Watches() != 0 {
 		t.Error("a token was sent to a server that is not trusted")
 	}
-	f.writeAccount(f.account, "token-1") // the kubelet replaces the bundle
+	f.Mount(f.account, "token-1") // the kubelet replaces the bundle
 	f.key("bgp-auth", "gw-a", password)
 }
 
@@ -411,16 +414,16 @@ func TestNoAPIServer(t *testing.T) {
 
 func TestIPv6(t *testing.T) {
 	f := newFixtureAt(t, "[::1]:0")
-	f.put("bgp-auth", map[string]string{"gw-a": password})
+	f.Put("bgp-auth", map[string]string{"gw-a": password})
 	f.start(oneKey)
 	f.key("bgp-auth", "gw-a", password)
 }
 
 func TestWantChanges(t *testing.T) {
 	f := newFixture(t)
-	f.put("a", map[string]string{"1": password, "2": changed, "1.key": "x"})
-	f.put("b", map[string]string{"1": password})
-	f.put("a.1", map[string]string{"key": "y"})
+	f.Put("a", map[string]string{"1": password, "2": changed, "1.key": "x"})
+	f.Put("b", map[string]string{"1": password})
+	f.Put("a.1", map[string]string{"key": "y"})
 	f.start(map[string][]string{"a": {"1", "2"}, "b": {"1"}})
 	f.key("a", "1", password)
 	f.key("a", "2", changed)
@@ -456,14 +459,14 @@ func TestWantChanges(t *testing.T) {
 // TestEventStorm has a Secret that changes all the time: the newest key must not wait for silence.
 func TestEventStorm(t *testing.T) {
 	f := newFixture(t)
-	f.put("bgp-auth", map[string]string{"gw-a": password})
+	f.Put("bgp-auth", map[string]string{"gw-a": password})
 	f.start(oneKey)
 	f.key("bgp-auth", "gw-a", password)
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		for n := 0; ; n++ {
-			f.put("bgp-auth", map[string]string{"gw-a": changed, "counter": strings.Repeat("x", n%100)})
+			f.Put("bgp-auth", map[string]string{"gw-a": changed, "counter": strings.Repeat("x", n%100)})
 			select {
 			case <-stop:
 				return
@@ -478,15 +481,15 @@ func TestEventStorm(t *testing.T) {
 // TestDeadConnection has a network that forwards nothing any more, without an error.
 func TestDeadConnection(t *testing.T) {
 	f := newFixture(t)
-	f.put("bgp-auth", map[string]string{"gw-a": password})
-	network := newNetwork(t, f.srv.Listener.Addr().String())
+	f.Put("bgp-auth", map[string]string{"gw-a": password})
+	network := newNetwork(t, f.Address())
 	f.start(oneKey, func(w *Watcher) {
 		_, w.client.port, _ = net.SplitHostPort(network.Addr().String())
 		w.client.pingAfter, w.client.pingTimeout = 100*time.Millisecond, 200*time.Millisecond
 	})
 	f.key("bgp-auth", "gw-a", password)
 	network.freeze()
-	f.put("bgp-auth", map[string]string{"gw-a": changed})
+	f.Put("bgp-auth", map[string]string{"gw-a": changed})
 	f.key("bgp-auth", "gw-a", changed) // over a new connection
 	if n, _ := f.watcher.Stats(); n == 0 {
 		t.Error("no failure counted")

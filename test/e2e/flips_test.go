@@ -68,25 +68,11 @@ type scriptedFrontend struct {
 // until that is synced.
 func (f *fixture) startScriptedFrontend() *scriptedFrontend {
 	f.t.Helper()
-	source, err := identity.NewDev(f.pod.Authority(), spiffeid.RequireFromString(lab.FrontendID), identity.Options{})
-	f.must(err)
-	var tasks sync.WaitGroup
-	ctx, cancel := context.WithCancel(context.Background())
-	f.t.Cleanup(func() { cancel(); tasks.Wait() })
-	tasks.Go(func() {
-		if err := source.Run(ctx); err != nil && ctx.Err() == nil {
-			f.t.Errorf("identity of the scripted frontend: %v", err)
-		}
-	})
-	conn, err := grpc.NewClient("unix:"+f.pod.Socket(), grpc.WithAuthority("localhost"), grpc.WithTransportCredentials(
-		identity.NewCredentials(source,
-			identity.CredentialOptions{Authorize: identity.Authorize(spiffeid.RequireFromString(lab.LBID))})))
-	f.must(err)
-	f.t.Cleanup(func() { conn.Close() })
-	client := readinessv1.NewReadinessServiceClient(conn)
+	client := readinessv1.NewReadinessServiceClient(f.dialAsFrontend())
 	reader := &scriptedFrontend{f: f}
 	within, done := context.WithTimeout(f.t.Context(), waitTimeout)
 	f.t.Cleanup(done)
+	var err error
 	reader.watch, err = client.WatchReadiness(
 		within, &readinessv1.WatchReadinessRequest{Reader: "scripted"}, grpc.WaitForReady(true),
 	)
@@ -101,6 +87,27 @@ func (f *fixture) startScriptedFrontend() *scriptedFrontend {
 		return nil
 	})
 	return reader
+}
+
+// dialAsFrontend connects to the readiness socket of the lb with the frontend's SPIFFE ID.
+func (f *fixture) dialAsFrontend() *grpc.ClientConn {
+	f.t.Helper()
+	source, err := identity.NewDev(f.pod.Authority(), spiffeid.RequireFromString(lab.FrontendID), identity.Options{})
+	f.must(err)
+	var tasks sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	f.t.Cleanup(func() { cancel(); tasks.Wait() })
+	tasks.Go(func() {
+		if err := source.Run(ctx); err != nil && ctx.Err() == nil {
+			f.t.Errorf("identity of a scripted frontend: %v", err)
+		}
+	})
+	conn, err := grpc.NewClient("unix:"+f.pod.Socket(), grpc.WithAuthority("localhost"), grpc.WithTransportCredentials(
+		identity.NewCredentials(source,
+			identity.CredentialOptions{Authorize: identity.Authorize(spiffeid.RequireFromString(lab.LBID))})))
+	f.must(err)
+	f.t.Cleanup(func() { conn.Close() })
+	return conn
 }
 
 // wait returns the next message that satisfies a condition.

@@ -1,0 +1,311 @@
+package availability_test
+
+import (
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
+	"github.com/vipgate/vipgate/pkg/availability"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/identitytest"
+	"github.com/vipgate/vipgate/test/meridiotest"
+)
+
+type states = map[vip.VIP]vip.State
+
+// Probes of a test: short, but long enough for a loaded machine.
+const interval, within = 100 * time.Millisecond, 2 * time.Second
+
+func TestAvailableIsReadyForEveryVIP(t *testing.T) {
+	f := newFixture(t)
+	lb, w := f.meridio(), f.watch(interval, within)
+	w.until("unavailable", w.is(states{vipA: vip.NotReady, vipB: vip.NotReady}), nil)
+	if w.at.Service != availability.Service {
+		t.Errorf("service %q", w.at.Service)
+	}
+	lb.SetAvailable(true)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), w.live)
+	added := vip.Require("20.0.0.9/32")
+	w.vips.Set([]vip.VIP{vipB, added})
+	w.until("other VIPs", w.is(states{vipB: vip.Ready, added: vip.Ready}), w.live)
+	lb.SetAvailable(false)
+	w.until("unavailable again", w.is(states{vipB: vip.NotReady, added: vip.NotReady}), w.live)
+}
+
+func TestOtherIdentifierIsUnavailable(t *testing.T) {
+	f := newFixture(t)
+	lb := meridiotest.New(meridiotest.Options{Socket: f.socket, Credentials: f.creds(f.lb), Host: "another-pod"})
+	lb.SetAvailable(true)
+	if err := lb.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := lb.Kill(); err != nil {
+			t.Error(err)
+		}
+	}()
+	w := f.watch(interval, within)
+	var detail string
+	w.until("unavailable", w.is(states{vipA: vip.NotReady, vipB: vip.NotReady}), func(u readiness.Update) {
+		if r, ok := u.Changed[vipA]; ok {
+			detail = r.Detail
+		}
+	})
+	for _, want := range []string{`"another-pod"`, `"` + host + `"`} {
+		if !strings.Contains(detail, want) {
+			t.Errorf("detail %q has no %s", detail, want)
+		}
+	}
+}
+
+// The end of the stream ends the readiness at once, not when the lease expires.
+func TestKilledEndsAtOnce(t *testing.T) {
+	f := newFixture(t)
+	lb, w := f.meridio(), f.watch(interval, time.Minute)
+	lb.SetAvailable(true)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	instance, killed := w.at.Position.InstanceID, time.Now()
+	if err := lb.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	w.until("lost", func() bool { return !w.at.Synced }, nil)
+	if w.at.EndedAt.Before(killed) || !w.at.EndedAt.Before(w.at.LeaseEnd) {
+		t.Errorf("killed at %v, ended at %v, lease until %v", killed, w.at.EndedAt, w.at.LeaseEnd)
+	}
+	if err := lb.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.until("restarted", w.is(states{vipA: vip.NotReady, vipB: vip.NotReady}), nil)
+	if w.at.Position.InstanceID == instance {
+		t.Errorf("the restarted load balancer is the instance %s, too", instance)
+	}
+	lb.SetAvailable(true)
+	w.until("available again", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), w.live)
+}
+
+// A load balancer that hangs loses the lease, although its stream is silent by nature, and regains
+// it with its next answer on the same stream.
+func TestHungLosesLease(t *testing.T) {
+	const within = 300 * time.Millisecond
+	f := newFixture(t)
+	lb, w := f.meridio(), f.watch(interval, within)
+	lb.SetAvailable(true)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	for range 2 {
+		lb.Freeze(true)
+		frozen := time.Now()
+		w.until("lease expired", func() bool { return w.at.LeaseEnd.Before(time.Now()) }, nil)
+		if held := w.at.LeaseEnd.Sub(frozen); held > interval+within+50*time.Millisecond {
+			t.Errorf("the lease was valid for %v after the freeze", held)
+		}
+		failures := w.client.Stats().Failures
+		await.True(t, "another late probe", func() bool { return w.client.Stats().Failures > failures })
+		if w.take(); !w.at.Synced || w.at.LeaseEnd.After(time.Now()) {
+			t.Errorf("while it hangs: %+v", w.at)
+		}
+		lb.Freeze(false)
+		w.until("lease renewed", func() bool { return w.at.LeaseEnd.After(time.Now()) }, nil)
+		w.until("still available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	}
+	if s := w.Stats(); s.Streams != 1 || s.Failures != 0 {
+		t.Errorf("streams were opened again: %+v", s)
+	}
+	for _, want := range []string{"load balancer probe failed", "load balancer answers probes again"} {
+		if n := strings.Count(w.log.String(), want); n != 2 {
+			t.Errorf("logged %q %d times for 2 freezes:\n%s", want, n, w.log)
+		}
+	}
+}
+
+// scripted is a load balancer whose streams a test writes.
+type scripted struct {
+	loadbalancerv1.UnimplementedStreamAvailabilityServiceServer
+	watch func(n int64, send func(available bool) error, end <-chan struct{}) error
+	calls atomic.Int64
+}
+
+func (s *scripted) Watch(_ *emptypb.Empty, stream grpc.ServerStreamingServer[loadbalancerv1.Response]) error {
+	return s.watch(s.calls.Add(1), func(available bool) error {
+		target := &loadbalancerv1.Target{}
+		if available {
+			target.Context = map[string]string{"identifier": host}
+		}
+		return stream.Send(&loadbalancerv1.Response{Targets: []*loadbalancerv1.Target{target}})
+	}, stream.Context().Done())
+}
+
+// A load balancer that accepts and never answers another Watch hangs.
+func TestSilentProbeLosesLease(t *testing.T) {
+	f := newFixture(t)
+	s := &scripted{watch: func(n int64, send func(bool) error, end <-chan struct{}) error {
+		if n == 1 {
+			if err := send(true); err != nil {
+				return err
+			}
+		}
+		<-end
+		return nil
+	}}
+	f.serve(f.socket, func(r grpc.ServiceRegistrar) { loadbalancerv1.RegisterStreamAvailabilityServiceServer(r, s) })
+	w := f.watch(interval, 300*time.Millisecond)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	first := w.at.LeaseEnd
+	w.until("lease expired", func() bool { return w.at.LeaseEnd.Before(time.Now()) }, nil)
+	if w.at.LeaseEnd != first {
+		t.Errorf("the lease was renewed from %v to %v without an answer", first, w.at.LeaseEnd)
+	}
+}
+
+// A stream that is not updated is found by probes that report another state.
+func TestContradictionEndsStream(t *testing.T) {
+	f := newFixture(t)
+	s := &scripted{watch: func(n int64, send func(bool) error, end <-chan struct{}) error {
+		if err := send(n == 1); err != nil {
+			return err
+		}
+		<-end
+		return nil
+	}}
+	f.serve(f.socket, func(r grpc.ServiceRegistrar) { loadbalancerv1.RegisterStreamAvailabilityServiceServer(r, s) })
+	w := f.watch(interval, within)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	w.until("unavailable", w.is(states{vipA: vip.NotReady, vipB: vip.NotReady}), nil)
+	if !strings.Contains(w.log.String(), "does not update its streams") {
+		t.Errorf("log:\n%s", w.log)
+	}
+}
+
+// Probes and silence are no reason for a load balancer of Meridio, whose keepalive enforcement is
+// 30 s, to end a connection.
+func TestProbesKeepConnections(t *testing.T) {
+	f := newFixture(t)
+	lb, w := f.meridio(), f.watch(time.Millisecond, within)
+	lb.SetAvailable(true)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	w.until("many probes", func() bool { return w.client.Stats().Probes > 500 }, w.live)
+	if s, probes := w.Stats(), w.client.Stats(); s.Streams != 1 || s.Failures != 0 || probes.Failures != 0 {
+		t.Errorf("%+v, %+v", s, probes)
+	}
+	await.True(t, "probes have ended", func() bool { return lb.Watchers() <= 2 })
+}
+
+func TestGracefulStopIsUnavailable(t *testing.T) {
+	f := newFixture(t)
+	lb, w := f.meridio(), f.watch(interval, within)
+	lb.SetAvailable(true)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	stopped := make(chan error, 1)
+	go func() { stopped <- lb.Stop() }()
+	w.until("unavailable", w.is(states{vipA: vip.NotReady, vipB: vip.NotReady}), nil)
+	w.until("ended", func() bool { return !w.at.Synced }, nil)
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
+
+// A rotation of the SVID moves both connections without a gap, and is no new instance.
+func TestRotationMovesWithoutGap(t *testing.T) {
+	f := newFixture(t)
+	lb, w := f.meridio(), f.watch(interval, within)
+	lb.SetAvailable(true)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	instance := w.at.Position.InstanceID
+	for n := uint64(1); n <= 3; n++ {
+		w.svid.Set(n)
+		w.until("moved", func() bool { return w.Stats().Moves == n && w.is(states{vipA: vip.Ready, vipB: vip.Ready})() }, w.live)
+		w.until("first connections closed", func() bool { return lb.Watchers() <= 2 }, w.live)
+	}
+	if w.at.Position.InstanceID != instance {
+		t.Errorf("instance %s became %s", instance, w.at.Position.InstanceID)
+	}
+	w.Report(readiness.ReportDelta{Applied: w.at.Position})
+	if err := w.Reported(t.Context()); err != nil {
+		t.Errorf("a report waits for a load balancer that takes none: %v", err)
+	}
+}
+
+// A load balancer of vipgate that replaces the socket takes over without a gap, and its states of
+// single VIPs count from then on.
+func TestUpgradeInPlace(t *testing.T) {
+	f := newFixture(t)
+	old, w := f.meridio(), f.watch(interval, within)
+	old.SetAvailable(true)
+	w.until("probed", func() bool { return w.client.Stats().Probes > 2 }, nil)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	probed := w.client.Stats().Probes
+
+	path := filepath.Join(identitytest.ShortDir(t), "new.sock")
+	b := f.vipgate(path, readiness.TableOptions{Lease: time.Minute})
+	b.table.Commit(readiness.Decision{Changed: []readiness.VIPReadiness{{VIP: vipA, State: vip.Ready}, {VIP: vipB}}})
+	f.replace(path)
+	// Until it is synced, the old one counts.
+	await.True(t, "second connection", func() bool { return len(b.readiness.Watchers()) == 1 })
+	await.True(t, "probes", func() bool { return w.client.Stats().Probes > probed+3 })
+	w.take()
+	w.live(w.at)
+	if !w.is(states{vipA: vip.Ready, vipB: vip.Ready})() {
+		t.Errorf("before the new load balancer is synced: %+v", w.at)
+	}
+	b.table.Commit(readiness.Decision{Synced: true})
+	synced := time.Now()
+	w.until("upgraded", func() bool {
+		return w.at.Service == readiness.Service && w.is(states{vipA: vip.Ready, vipB: vip.NotReady})()
+	}, w.live)
+	t.Logf("upgraded %v after the new load balancer was synced", time.Since(synced))
+	w.until("old stream closed", func() bool { return old.Watchers() == 0 }, w.live)
+	if err := old.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	probes := w.client.Stats().Probes
+	if s := w.Stats(); s.Failures != 0 || s.Moves != 1 || b.availability.Watching().Load() != 0 {
+		t.Errorf("%+v", s)
+	}
+	if w.client.Stats().Probes != probes {
+		t.Error("the old service is probed after the upgrade")
+	}
+}
+
+// A load balancer of vipgate that is replaced by one of Meridio is followed, too.
+func TestDowngradeInPlace(t *testing.T) {
+	f := newFixture(t)
+	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
+	b.table.Commit(readiness.Decision{Changed: []readiness.VIPReadiness{{VIP: vipA, State: vip.Ready}}, Synced: true})
+	w := f.watch(interval, within)
+	w.until("ready", w.is(states{vipA: vip.Ready}), nil)
+	if w.at.Service != readiness.Service {
+		t.Errorf("service %q", w.at.Service)
+	}
+	old := f.meridio() // replaces the socket
+	old.SetAvailable(true)
+	w.until("downgraded", func() bool {
+		return w.at.Service == availability.Service && w.is(states{vipA: vip.Ready, vipB: vip.Ready})()
+	}, func(u readiness.Update) {
+		if u.Service == readiness.Service {
+			w.live(u)
+		}
+	})
+	b.kill()
+	w.until("probed", func() bool { return w.client.Stats().Probes > 3 }, w.live)
+}
+
+// A server with neither service is no load balancer: the retries are not logged.
+func TestOtherServerIsRefused(t *testing.T) {
+	f := newFixture(t)
+	f.serve(f.socket, func(grpc.ServiceRegistrar) {})
+	w := f.watch(interval, within)
+	w.until("many attempts", func() bool { return w.Stats().Failures > 5 }, nil)
+	if w.at.Synced || w.at.Err == nil || !strings.Contains(w.at.Err.Error(), "no load balancer of vipgate or Meridio") {
+		t.Errorf("%+v", w.at)
+	}
+	if n := strings.Count(w.log.String(), "level=WARN"); n != 1 {
+		t.Errorf("%d warnings:\n%s", n, w.log)
+	}
+}

@@ -1,0 +1,242 @@
+package availability_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/availability"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/identitytest"
+	"github.com/vipgate/vipgate/test/meridiotest"
+)
+
+const (
+	// waitLimit bounds every wait for a condition.
+	waitLimit = 20 * time.Second
+	host      = "lb-frontend-attractor-a1-abcde"
+)
+
+// logBuffer collects log lines.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func (b *logBuffer) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// fixture is a pod: a socket and two identities of one trust domain.
+type fixture struct {
+	t        *testing.T
+	ca       *identitytest.CA
+	socket   string
+	frontend *identity.Source
+	lb       *identity.Source
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	ca := identitytest.NewCA(t, "example.org")
+	return &fixture{
+		t: t, ca: ca, socket: filepath.Join(identitytest.ShortDir(t), "lb.sock"),
+		frontend: ca.Source(ca.SVID(ca.ID("/frontend"), time.Hour)),
+		lb:       ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)),
+	}
+}
+
+func (f *fixture) creds(s *identity.Source) credentials.TransportCredentials {
+	return identity.NewCredentials(s, identity.CredentialOptions{
+		Authorize: identity.AuthorizeMember(spiffeid.RequireTrustDomainFromString("example.org")),
+	})
+}
+
+// meridio starts a load balancer of Meridio on the socket.
+func (f *fixture) meridio() *meridiotest.LB {
+	f.t.Helper()
+	l := meridiotest.New(meridiotest.Options{Socket: f.socket, Credentials: f.creds(f.lb), Host: host})
+	if err := l.Start(); err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() {
+		if err := l.Kill(); err != nil {
+			f.t.Error(err)
+		}
+	})
+	return l
+}
+
+// serve serves on path until the returned function is called or the test ends.
+func (f *fixture) serve(path string, register func(grpc.ServiceRegistrar)) (kill func()) {
+	f.t.Helper()
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	// A socket that was replaced is not that of this listener.
+	listener.(*net.UnixListener).SetUnlinkOnClose(false)
+	s := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(f.creds(f.lb)))...)
+	register(s)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(listener) }()
+	kill = sync.OnceFunc(func() {
+		s.Stop()
+		if err := <-done; err != nil {
+			f.t.Errorf("Serve: %v", err)
+		}
+	})
+	f.t.Cleanup(kill)
+	return kill
+}
+
+// lb is a load balancer of vipgate: both services of one table.
+type vipgateLB struct {
+	table        *readiness.Table
+	readiness    *readiness.Server
+	availability *availability.Server
+	log          *logBuffer
+	kill         func()
+}
+
+// vipgate starts a load balancer of vipgate on path.
+func (f *fixture) vipgate(path string, o readiness.TableOptions) *vipgateLB {
+	f.t.Helper()
+	b := &vipgateLB{table: readiness.NewTable(o), log: &logBuffer{}}
+	role := readiness.RolesOf([]spiffeid.ID{f.ca.ID("/frontend")}, nil)
+	b.readiness = readiness.NewServer(b.table, readiness.ServerOptions{Peer: identity.PeerID, Role: role})
+	b.availability = availability.NewServer(b.table, availability.ServerOptions{
+		Host: host, Peer: identity.PeerID, Role: role, Log: b.log.logger(),
+	})
+	b.kill = f.serve(path, func(r grpc.ServiceRegistrar) {
+		readinessv1.RegisterReadinessServiceServer(r, b.readiness)
+		loadbalancerv1.RegisterStreamAvailabilityServiceServer(r, b.availability)
+	})
+	return b
+}
+
+// replace moves the socket of path to the pod's socket.
+func (f *fixture) replace(path string) {
+	f.t.Helper()
+	if err := os.Rename(path, f.socket); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// watcher is a running readiness.Watcher with a Client, and its merged state.
+type watcher struct {
+	*readiness.Watcher
+	t      *testing.T
+	client *availability.Client
+	vips   *latest.Value[[]vip.VIP]
+	log    *logBuffer
+	svid   *latest.Value[uint64] // generation
+	at     readiness.Update
+	ready  map[vip.VIP]vip.State
+}
+
+var vipA, vipB = vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")
+
+// watch starts a watcher of VIPs A and B.
+func (f *fixture) watch(interval, within time.Duration) *watcher {
+	f.t.Helper()
+	w := &watcher{t: f.t, log: &logBuffer{}, vips: latest.New([]vip.VIP{vipA, vipB}), svid: latest.New(uint64(0))}
+	w.client = availability.NewClient(availability.ClientOptions{
+		Host: host, VIPs: w.vips.Get, Interval: interval, Within: within, Log: w.log.logger(),
+	})
+	w.Watcher = readiness.NewWatcher(readiness.WatcherOptions{
+		Target: f.socket, Credentials: f.creds(f.frontend), ConnectionEnd: identity.ConnectionEnd, Fallback: w.client,
+		Rotation: w.svid.Get, Log: w.log.logger(),
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	f.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			f.t.Errorf("Run: %v", err)
+		}
+	})
+	return w
+}
+
+// take applies the pending changes.
+func (w *watcher) take() readiness.Update {
+	u := w.Take()
+	if u.Complete {
+		w.ready = map[vip.VIP]vip.State{}
+	}
+	for v, r := range u.Changed {
+		w.ready[v] = r.State
+	}
+	for v := range u.Removed {
+		delete(w.ready, v)
+	}
+	w.at = u
+	return u
+}
+
+// until takes updates until condition holds; check, which may be nil, sees every one.
+func (w *watcher) until(what string, condition func() bool, check func(readiness.Update)) {
+	w.t.Helper()
+	deadline := time.NewTimer(waitLimit)
+	defer deadline.Stop()
+	poll := time.NewTicker(5 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		u := w.take()
+		if check != nil {
+			check(u)
+		}
+		if condition() {
+			return
+		}
+		select {
+		case <-w.Changed():
+		case <-poll.C:
+		case <-deadline.C:
+			w.t.Fatalf("not within %v: %s\nlast update: %+v\nlog:\n%s", waitLimit, what, w.at, w.log)
+		}
+	}
+}
+
+// is returns a condition: the watcher is synced and has exactly these states.
+func (w *watcher) is(want map[vip.VIP]vip.State) func() bool {
+	return func() bool { return w.at.Synced && maps.Equal(w.ready, want) }
+}
+
+// live fails the test if the state is not valid now.
+func (w *watcher) live(u readiness.Update) {
+	w.t.Helper()
+	if !u.Synced || u.LeaseEnd.Before(time.Now()) {
+		w.t.Fatalf("readiness was lost: %+v\nlog:\n%s", u, w.log)
+	}
+}

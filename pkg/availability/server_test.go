@@ -1,0 +1,227 @@
+package availability_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
+)
+
+// oldFrontend is a Watch of a frontend of Meridio.
+type oldFrontend struct {
+	t      *testing.T
+	stream grpc.ServerStreamingClient[loadbalancerv1.Response]
+	cancel context.CancelFunc
+}
+
+// dial opens a connection with an identity.
+func (f *fixture) dial(s *identity.Source) loadbalancerv1.StreamAvailabilityServiceClient {
+	f.t.Helper()
+	conn, err := grpc.NewClient("unix://"+f.socket, grpc.WithTransportCredentials(f.creds(s)),
+		grpc.WithAuthority("localhost"))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { conn.Close() })
+	return loadbalancerv1.NewStreamAvailabilityServiceClient(conn)
+}
+
+func open(t *testing.T, c loadbalancerv1.StreamAvailabilityServiceClient) *oldFrontend {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
+	t.Cleanup(cancel)
+	stream, err := c.Watch(ctx, &emptypb.Empty{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &oldFrontend{t, stream, cancel}
+}
+
+// next returns the next state.
+func (o *oldFrontend) next() (available bool, err error) {
+	o.t.Helper()
+	m, err := o.stream.Recv()
+	if err != nil {
+		return false, err
+	}
+	if len(m.GetTargets()) != 1 {
+		o.t.Fatalf("%d targets: %v", len(m.GetTargets()), m)
+	}
+	id, available := m.GetTargets()[0].GetContext()["identifier"]
+	if available && id != host {
+		o.t.Errorf("identifier %q", id)
+	}
+	return available, nil
+}
+
+func (o *oldFrontend) want(available bool) {
+	o.t.Helper()
+	if is, err := o.next(); err != nil || is != available {
+		o.t.Fatalf("available %v, %v, want %v", is, err, available)
+	}
+}
+
+var (
+	aReady    = readiness.VIPReadiness{VIP: vipA, State: vip.Ready}
+	bReady    = readiness.VIPReadiness{VIP: vipB, State: vip.Ready}
+	aNotReady = readiness.VIPReadiness{VIP: vipA}
+	bDraining = readiness.VIPReadiness{VIP: vipB, State: vip.Draining, DrainEnd: time.Now().Add(time.Hour)}
+)
+
+func commit(b *vipgateLB, changed ...readiness.VIPReadiness) {
+	b.table.Commit(readiness.Decision{Changed: changed, Synced: true})
+}
+
+// At least one READY VIP is available; states that are the same are not sent again.
+func TestOneReadyVIPIsAvailable(t *testing.T) {
+	f := newFixture(t)
+	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
+	client := f.dial(f.frontend)
+	o := open(t, client)
+	o.want(false) // before the first decision
+	b.table.Commit(readiness.Decision{Changed: []readiness.VIPReadiness{aReady}})
+	commit(b, aNotReady)
+	commit(b, aReady)
+	o.want(true) // neither for unsynced data nor for no READY VIP
+	open(t, client).want(true)
+	commit(b, bReady)
+	for range 100 {
+		b.table.Heartbeat()
+	}
+	commit(b, aNotReady)
+	commit(b, bDraining)
+	o.want(false)
+	commit(b, aReady)
+	o.want(true)
+	b.table.Commit(readiness.Decision{Removed: []vip.VIP{vipA}, Synced: true})
+	o.want(false)
+}
+
+// The old protocol has no lease, so the server itself says when that of the table expires.
+func TestExpiredLeaseIsUnavailable(t *testing.T) {
+	const lease = 200 * time.Millisecond
+	f := newFixture(t)
+	b := f.vipgate(f.socket, readiness.TableOptions{Lease: lease})
+	o := open(t, f.dial(f.frontend))
+	o.want(false)
+	for range 2 {
+		commit(b, aReady)
+		b.table.Heartbeat()
+		renewed := time.Now()
+		o.want(true)
+		o.want(false) // nothing renews it
+		if after := time.Since(renewed); after < lease-50*time.Millisecond {
+			t.Errorf("unavailable %v after the renewal", after)
+		}
+	}
+}
+
+func TestGoingAwayIsUnavailable(t *testing.T) {
+	f := newFixture(t)
+	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
+	client := f.dial(f.frontend)
+	commit(b, aReady)
+	streams := []*oldFrontend{open(t, client), open(t, client), open(t, f.dial(f.frontend))}
+	for _, o := range streams {
+		o.want(true)
+	}
+	b.table.GoAway(time.Hour)
+	for _, o := range streams {
+		o.want(false)
+	}
+	if n := b.availability.Watching().Load(); n != len(streams) {
+		t.Errorf("%d streams are open", n)
+	}
+	open(t, client).want(false)
+	if err := b.availability.EndWatches(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range streams {
+		if _, err := o.next(); status.Code(err) != codes.Unavailable {
+			t.Errorf("a stream ended with %v", err)
+		}
+	}
+	if _, err := open(t, client).next(); status.Code(err) != codes.Unavailable {
+		t.Errorf("a new stream: %v", err)
+	}
+}
+
+// A stop without a drain says "unavailable" before the end of the stream.
+func TestEndIsUnavailableFirst(t *testing.T) {
+	f := newFixture(t)
+	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
+	commit(b, aReady)
+	o := open(t, f.dial(f.frontend))
+	o.want(true)
+	if err := b.availability.EndWatches(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	o.want(false)
+	if _, err := o.next(); status.Code(err) != codes.Unavailable {
+		t.Errorf("the stream ended with %v", err)
+	}
+}
+
+// A reader that does not read delays neither others nor the end.
+func TestStuckReaderDelaysNoOther(t *testing.T) {
+	f := newFixture(t)
+	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
+	stuck, o := open(t, f.dial(f.frontend)), open(t, f.dial(f.frontend))
+	_ = stuck // never receives
+	o.want(false)
+	for range 2000 { // more than the flow control window of a stream
+		commit(b, aReady)
+		o.want(true)
+		commit(b, aNotReady)
+		o.want(false)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	began := time.Now()
+	err := b.availability.EndWatches(ctx)
+	t.Logf("ended after %v: %v", time.Since(began), err)
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	b.kill()
+	await.True(t, "handlers returned", func() bool { return b.availability.Watching().Load() == 0 })
+}
+
+func TestWatchAuthorization(t *testing.T) {
+	f := newFixture(t)
+	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
+	stranger := f.ca.Source(f.ca.SVID(f.ca.ID("/stranger"), time.Hour))
+	if _, err := open(t, f.dial(stranger)).next(); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a stranger: %v", err)
+	}
+	if log := b.log.String(); !strings.Contains(log, "call denied") || !strings.Contains(log, "spiffe://example.org/stranger") {
+		t.Errorf("log:\n%s", log)
+	}
+	client := f.dial(f.frontend)
+	var streams []*oldFrontend
+	for range readiness.DefaultMaxStreamsPerPeer {
+		streams = append(streams, open(t, client))
+		streams[len(streams)-1].want(false)
+	}
+	if _, err := open(t, client).next(); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("beyond the limit: %v", err)
+	}
+	for _, o := range slices.Backward(streams) {
+		o.cancel()
+	}
+	await.True(t, "streams ended", func() bool { return b.availability.Watching().Load() == 0 })
+	open(t, client).want(false)
+}

@@ -1,0 +1,188 @@
+package nsp
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/identitytest"
+	"github.com/vipgate/vipgate/test/nsptest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fixture is an NSP of the trench t with the attractor a, not started, and the options of a client.
+type fixture struct {
+	*nsptest.NSP
+	t    *testing.T
+	o    Options
+	log  *lines
+	keys *keys
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	ca := identitytest.NewCA(t, "example.org")
+	own := ca.Source(ca.SVID(ca.ID("/ns/default/sa/frontend"), time.Hour))
+	f := &fixture{
+		t: t, log: &lines{}, keys: &keys{},
+		NSP: nsptest.New(nsptest.Options{
+			Credentials: nsptest.ServerCredentials(ca.SVID(ca.ID("/ns/default/sa/nsp"), time.Hour), ca.Bundle()),
+		}),
+	}
+	f.o = Options{
+		Credentials: identity.NewCredentials(own, identity.CredentialOptions{Authorize: identity.AuthorizeOwnDomain(own)}),
+		Trench:      "t", Attractor: "a", Defaults: trench.DefaultDefaults(), Host: "pod-1",
+		Cache: filepath.Join(t.TempDir(), "nsp.json"), EntryTimeout: time.Hour, MaxBackoff: 100 * time.Millisecond,
+		KeepaliveTime: time.Minute, Keys: f.keys, Log: slog.New(slog.NewTextHandler(f.log, nil)),
+	}
+	t.Cleanup(func() {
+		if err := f.Stop(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("log:\n%s", f.log.text())
+		}
+	})
+	// Before the first start the address is unknown.
+	f.start()
+	f.o.Target = f.Addr()
+	return f
+}
+
+func (f *fixture) start() {
+	f.t.Helper()
+	if err := f.Start(); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) stop() {
+	f.t.Helper()
+	if err := f.Stop(); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// run runs a task until the test ends, or end is called.
+func (f *fixture) run(x task.Task) (end func()) {
+	f.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- x.Run(ctx) }()
+	end = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil && err != context.Canceled {
+			f.t.Errorf("%s ended: %v", x, err)
+		}
+	})
+	f.t.Cleanup(end)
+	return end
+}
+
+// source runs a source until the test ends, or end is called.
+func (f *fixture) source() (s *Source, end func()) {
+	f.t.Helper()
+	s = NewSource(f.o)
+	return s, f.run(s)
+}
+
+// lines is what was logged.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *lines) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// count returns how many lines have the text.
+func (l *lines) count(text string) int { return strings.Count(l.text(), text) }
+
+// keys counts what was wanted: once for each list that is converted.
+type keys struct {
+	mu    sync.Mutex
+	calls int
+	last  map[string][]string
+}
+
+func (k *keys) File(source, key string) string { return "/keys/" + source + "/" + key }
+
+func (k *keys) Want(sources map[string][]string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.calls++
+	k.last = sources
+}
+
+func (k *keys) wanted() (int, map[string][]string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.calls, k.last
+}
+
+// attractor returns the attractor a of the trench t.
+func attractor(vips []*nspv1.Vip, gateways ...*nspv1.Gateway) *nspv1.Attractor {
+	return &nspv1.Attractor{Name: "a", Trench: &nspv1.Trench{Name: "t"}, Vips: vips, Gateways: gateways}
+}
+
+// vips returns VIPs called vip-1 and so on.
+func vips(addresses ...string) []*nspv1.Vip {
+	var list []*nspv1.Vip
+	for i, a := range addresses {
+		list = append(list, &nspv1.Vip{Name: "vip-" + string(rune('1'+i)), Address: a, Trench: &nspv1.Trench{Name: "t"}})
+	}
+	return list
+}
+
+func gateway(name, address string) *nspv1.Gateway {
+	family := "ipv4"
+	if strings.Contains(address, ":") {
+		family = "ipv6"
+	}
+	return &nspv1.Gateway{Name: name, Address: address, IpFamily: family, Protocol: "bgp", Trench: &nspv1.Trench{Name: "t"}}
+}
+
+// wantGeneration waits until a generation is in force, and returns it.
+func wantGeneration(t *testing.T, s *Source, generation uint64) trench.Loaded {
+	t.Helper()
+	await.True(t, "a configuration", func() bool { return s.Value().Load().Generation >= generation })
+	l := s.Value().Load()
+	if l.Generation != generation {
+		t.Fatalf("generation %d is in force, want %d", l.Generation, generation)
+	}
+	return l
+}
+
+// text returns the VIPs and the gateways of a configuration.
+func text(c *trench.Config) string {
+	var parts []string
+	for _, v := range c.Attractor.VIPs {
+		parts = append(parts, v.String())
+	}
+	for _, g := range c.Attractor.Gateways {
+		parts = append(parts, g.Name)
+	}
+	return strings.Join(parts, " ")
+}

@@ -1,0 +1,113 @@
+package nsp
+
+import (
+	"testing"
+	"time"
+
+	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
+	"github.com/vipgate/vipgate/test/await"
+)
+
+// registration runs a registration of a frontend that is up or down.
+func (f *fixture) registration(up bool) (r *Registration, c *connectivity, end func()) {
+	f.t.Helper()
+	c = &connectivity{}
+	c.Set(up)
+	r = NewRegistration(f.o, c.up)
+	return r, c, f.run(r)
+}
+
+func (f *fixture) wantTargets(n int) {
+	f.t.Helper()
+	await.True(f.t, "targets", func() bool { return len(f.Targets()) == n })
+}
+
+func TestRegistration(t *testing.T) {
+	f := newFixture(t)
+	r, c, end := f.registration(true)
+	f.wantTargets(1)
+	x := f.Targets()[0]
+	if len(x.GetIps()) != 1 || x.GetIps()[0] != "pod-1" || x.GetType() != nspv1.Target_FRONTEND ||
+		x.GetContext()["identifier"] != "pod-1" {
+		t.Errorf("registered is %v", x)
+	}
+	await.True(t, "the state", func() bool { return r.State().Load().Registered })
+	c.Set(false)
+	f.wantTargets(0)
+	await.True(t, "the state", func() bool { return !r.State().Load().Registered })
+	c.Set(true)
+	f.wantTargets(1)
+	end()
+	f.wantTargets(0)
+	if n := f.log.count(`msg="registered at the NSP"`); n != 2 {
+		t.Errorf("the registration was logged %d times, want 2", n)
+	}
+}
+
+func TestRefresh(t *testing.T) {
+	f := newFixture(t)
+	f.o.EntryTimeout = 10 * time.Millisecond
+	_, c, _ := f.registration(true)
+	await.True(t, "refreshes", func() bool { return len(f.Requests("Register")) >= 5 })
+	f.Forget() // an NSP that lost its database
+	f.wantTargets(1)
+	if n := f.log.count(`msg="registered at the NSP"`); n != 1 {
+		t.Errorf("refreshes were logged: %d lines", n)
+	}
+	c.Set(false)
+	f.wantTargets(0)
+	before := len(f.Requests("Register"))
+	c.Set(false) // wakes the registration
+	await.True(t, "an end of the calls", func() bool { return len(f.Requests("Unregister")) == 1 })
+	if n := len(f.Requests("Register")); n != before {
+		t.Errorf("%d refreshes without connectivity", n-before)
+	}
+}
+
+// The entry of a frontend that was killed is removed while there is no connectivity.
+func TestEarlierEntry(t *testing.T) {
+	f := newFixture(t)
+	_, _, end := f.registration(true)
+	f.wantTargets(1)
+	f.stop()
+	end() // cannot unregister
+	f.start()
+	f.wantTargets(1)
+	_, _, end = f.registration(false)
+	f.wantTargets(0)
+	end()
+	if n := len(f.Requests("Unregister")); n != 1 {
+		t.Errorf("%d calls to unregister, want 1: there was no entry at the stop", n)
+	}
+}
+
+// A hanging NSP delays neither the next call nor the stop.
+func TestHangingRegistry(t *testing.T) {
+	f := newFixture(t)
+	f.Hang(true)
+	r, c, end := f.registration(true)
+	await.True(t, "a call", func() bool { return len(f.Requests("Register")) == 1 })
+	begun := time.Now()
+	c.Set(false)
+	await.True(t, "the opposite call", func() bool { return len(f.Requests("Unregister")) == 1 })
+	end()
+	if d := time.Since(begun); d > CallTimeout {
+		t.Errorf("the loss and the stop took %v, want less than the timeout of a call", d)
+	}
+	if s := r.State().Load(); s.Registered {
+		t.Errorf("the state is %+v", s)
+	}
+}
+
+func TestAbsentRegistry(t *testing.T) {
+	f := newFixture(t)
+	f.stop()
+	r, _, _ := f.registration(true)
+	await.True(t, "failures", func() bool { s := r.State().Load(); return s.Failures >= 3 && s.Err != nil })
+	if n := f.log.count("registration at the NSP failed"); n != 1 {
+		t.Errorf("the failure was logged %d times, want once", n)
+	}
+	f.start()
+	f.wantTargets(1)
+	await.True(t, "the state", func() bool { s := r.State().Load(); return s.Registered && s.Err == nil })
+}

@@ -1,0 +1,318 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
+	"github.com/vipgate/vipgate/pkg/availability"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// startMeridioLB starts a load balancer of Meridio, which is available, on a socket.
+func (f *fixture) startMeridioLB(socket string, args ...string) *lab.Process {
+	f.t.Helper()
+	authority, err := identity.OpenDevAuthority(f.t.Context(), f.pod.Authority())
+	f.must(err)
+	svid, err := authority.MintFor(spiffeid.RequireFromString(lab.LBID), time.Hour)
+	f.must(err)
+	dir := f.path("meridio-lb-svid")
+	f.must(os.MkdirAll(dir, 0o700))
+	f.must(authority.WriteFiles(dir, svid))
+	p, err := f.Start(f.Pod, "meridio-lb", append([]string{
+		filepath.Join(binaries, "meridio-lb"), "-socket=" + socket, "-svid-dir=" + dir, "-available",
+	}, args...)...)
+	f.must(err)
+	return p
+}
+
+// waitProtocol waits until the status of the frontend shows a gRPC service.
+func (f *fixture) waitProtocol(service string) {
+	f.t.Helper()
+	f.waitFor(func() error {
+		if is := f.frontendStatus().GetLoadBalancer().GetService(); is != service {
+			return fmt.Errorf("the frontend reads %q, not %q", is, service)
+		}
+		return nil
+	})
+}
+
+// withdrawnWithin fails if the gateway received the withdrawal of a VIP outside of these bounds
+// after a moment, and returns when it did.
+func (f *fixture) withdrawnWithin(mark int, since time.Time, least, most time.Duration) time.Duration {
+	f.t.Helper()
+	var latest time.Duration
+	for _, v := range every() {
+		after := f.waitUpdate(mark, v, withdrawn).At.Sub(since)
+		if after < least || after > most {
+			f.t.Errorf("%s was withdrawn after %v, want %v to %v", v, after, least, most)
+		}
+		latest = max(latest, after)
+	}
+	return latest
+}
+
+// processSlack is the time in which a signal, a decision and its UPDATE reach the gateway on a
+// busy machine.
+const processSlack = 700 * time.Millisecond
+
+// A load balancer of Meridio announces and withdraws all VIPs; its death withdraws at once
+// (docs/adr/0031-availability-of-old-load-balancers.md).
+func TestMeridioLBGatesVIPs(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	old := f.startMeridioLB(f.pod.Socket())
+	f.must(f.pod.StartFrontend())
+	f.wantRoutes(every()...)
+	f.waitProtocol(availability.Service)
+	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
+	out, _ := f.run("frontend", "status", "--admin-socket=unix://"+f.pod.FrontendAdmin())
+	if !strings.Contains(out, "of Meridio (loadbalancer.v1.StreamAvailabilityService)") {
+		t.Errorf("the status does not show the protocol:\n%s", out)
+	}
+	out, _ = f.run("frontend", "events", "--admin-socket=unix://"+f.pod.FrontendAdmin())
+	if !strings.Contains(out, "load balancer of Meridio: one state for all VIPs") {
+		t.Errorf("the events do not show the protocol:\n%s", out)
+	}
+
+	mark := f.mark()
+	f.must(old.Signal(syscall.SIGUSR2))
+	f.wantRoutes()
+	f.must(old.Signal(syscall.SIGUSR1))
+	f.wantRoutes(every()...)
+	for _, v := range every() {
+		f.wantUpdates(mark, v, withdrawn, announced)
+	}
+
+	mark = f.mark()
+	killed := time.Now()
+	f.must(old.Kill())
+	t.Logf("killed: withdrawn after %v", f.withdrawnWithin(mark, killed, 0, processSlack))
+	f.waitLog(f.pod.Frontend, "to=withdrawn reason=lb_lost")
+	old = f.startMeridioLB(f.pod.Socket())
+	f.wantRoutes(every()...)
+
+	mark = f.mark()
+	f.must(old.Signal(syscall.SIGTERM))
+	f.wantRoutes()
+	f.wantExit(old, 0)
+	for _, v := range every() {
+		f.wantUpdates(mark, v, withdrawn)
+	}
+	f.wantRunning(f.pod.Frontend)
+}
+
+// A load balancer of Meridio that hangs is found by the probe, although its stream is silent by
+// nature, within the lease of a second and the second between two probes; the next answer restores.
+func TestHungMeridioLBWithdraws(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	old := f.startMeridioLB(f.pod.Socket())
+	f.must(f.pod.StartFrontend())
+	f.wantRoutes(every()...)
+	for round := range 3 {
+		// Longer than a lease: probes keep the VIPs.
+		mark := f.mark()
+		f.waitPast(time.Now().Add(availability.ProbeInterval + availability.ProbeWithin + 500*time.Millisecond))
+		f.wantNoUpdates(mark, every()...)
+		stopped := time.Now()
+		f.must(old.Signal(syscall.SIGSTOP))
+		after := f.withdrawnWithin(mark, stopped, availability.ProbeWithin-clockSlack,
+			availability.ProbeInterval+availability.ProbeWithin+processSlack)
+		t.Logf("round %d: withdrawn %v after SIGSTOP", round, after)
+		f.must(old.Signal(syscall.SIGCONT))
+		f.wantRoutes(every()...)
+	}
+	out := f.pod.Frontend.Output()
+	if n := strings.Count(out, "load balancer probe failed"); n != 3 {
+		t.Errorf("3 hangs are logged %d times", n)
+	}
+	if n := strings.Count(out, "readiness stream open"); n != 1 {
+		t.Errorf("%d streams were opened", n)
+	}
+	f.wantRunning(f.pod.Frontend, old)
+}
+
+// replaceSocket makes the socket that the frontend uses lead to another one, in one step.
+func (f *fixture) replaceSocket(socket string) {
+	f.t.Helper()
+	link := f.pod.Socket() + ".new"
+	f.must(os.Symlink(socket, link))
+	f.must(os.Rename(link, f.pod.Socket()))
+}
+
+// startLBAt starts the lb on another socket and waits until it serves there.
+func (f *fixture) startLBAt(socket string, extra ...string) {
+	f.t.Helper()
+	f.must(f.pod.StartLB(append([]string{"--socket=unix://" + socket}, extra...)...))
+	f.waitLog(f.pod.LB, "readiness is synced")
+}
+
+// A load balancer of Meridio is replaced by lb and back, in place: the frontend follows without a
+// restart and withdraws no VIP that is ready.
+func TestMeridioLBUpgradeInPlace(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.up(f.target1)
+	f.up(f.target2)
+	old := f.startMeridioLB(f.path("old.sock"))
+	f.waitLog(old, "serving")
+	f.replaceSocket(f.path("old.sock"))
+	f.must(f.pod.StartFrontend())
+	f.wantRoutes(every()...)
+	f.waitProtocol(availability.Service)
+	mark := f.mark()
+
+	f.startLBAt(f.path("new.sock"), "--drain-time=200ms")
+	replaced := time.Now()
+	f.replaceSocket(f.path("new.sock"))
+	f.waitProtocol(readiness.Service)
+	t.Logf("upgraded %v after the replacement of the socket", time.Since(replaced))
+	f.must(old.Kill())
+	f.down(f.target2) // from now on each VIP counts
+	f.wantRoutes(vipA4, vipA6)
+	f.wantNoUpdates(mark, vipA4, vipA6)
+	f.up(f.target2)
+	f.wantRoutes(every()...)
+
+	mark = f.mark()
+	old = f.startMeridioLB(f.path("old.sock"))
+	f.waitLogs(old, "serving", 2)
+	f.replaceSocket(f.path("old.sock"))
+	f.waitProtocol(availability.Service)
+	f.must(f.pod.LB.Signal(syscall.SIGTERM))
+	f.wantExit(f.pod.LB, 0)
+	f.down(f.target2)
+	f.waitPast(time.Now().Add(availability.ProbeInterval + availability.ProbeWithin + 500*time.Millisecond))
+	f.wantRoutes(every()...)
+	f.wantNoUpdates(mark, every()...)
+	f.wantRunning(f.pod.Frontend, old)
+}
+
+// An lb that starts where a load balancer of Meridio was killed is used at once.
+func TestMeridioLBUpgradeAfterDeath(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.up(f.target1)
+	old := f.startMeridioLB(f.pod.Socket())
+	f.must(f.pod.StartFrontend())
+	f.wantRoutes(every()...)
+	f.must(old.Kill())
+	f.wantRoutes()
+	f.must(f.pod.StartLB())
+	f.waitLog(f.pod.LB, "readiness is synced")
+	synced := time.Now()
+	f.waitProtocol(readiness.Service)
+	if after := time.Since(synced); after > 2*time.Second {
+		t.Errorf("the frontend used the lb %v after it was synced", after)
+	}
+	f.wantRoutes(vipA4, vipA6)
+}
+
+// oldFrontend watches the lb as a frontend of Meridio does.
+func (f *fixture) oldFrontend() grpc.ServerStreamingClient[loadbalancerv1.Response] {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), 2*waitTimeout)
+	f.t.Cleanup(cancel)
+	stream, err := loadbalancerv1.NewStreamAvailabilityServiceClient(f.dialAsFrontend()).Watch(ctx, &emptypb.Empty{},
+		grpc.WaitForReady(true))
+	f.must(err)
+	return stream
+}
+
+// wantAvailable receives the next state.
+func (f *fixture) wantAvailable(s grpc.ServerStreamingClient[loadbalancerv1.Response], want bool) {
+	f.t.Helper()
+	m, err := s.Recv()
+	f.must(err)
+	host, err := os.Hostname()
+	f.must(err)
+	if len(m.GetTargets()) != 1 {
+		f.t.Fatalf("%d targets: %v", len(m.GetTargets()), m)
+	}
+	if id, is := m.GetTargets()[0].GetContext()["identifier"]; is != want || (is && id != host) {
+		f.t.Fatalf("available %v with identifier %q, want %v with %q", is, id, want, host)
+	}
+}
+
+// lb serves the protocol of Meridio for a frontend that knows no other.
+func TestLBServesOldFrontend(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const drain = 2500 * time.Millisecond
+	f.must(f.pod.StartLB("--drain-time=" + drain.String()))
+	o := f.oldFrontend()
+	f.wantAvailable(o, false)
+	f.up(f.target1)
+	f.wantAvailable(o, true)
+	f.up(f.target2)
+	f.down(f.target1)
+	f.waitFor(func() error {
+		for _, v := range f.lbStatus().GetVips() {
+			if r := v.GetReadiness(); r.GetVip() == vipA4 && r.GetReadyTargets() > 0 {
+				return fmt.Errorf("%v", r)
+			}
+		}
+		return nil
+	})
+	f.down(f.target2)
+	f.wantAvailable(o, false) // and nothing while one of the streams was ready
+	f.up(f.target2)
+	f.wantAvailable(o, true)
+
+	terminated := time.Now()
+	f.must(f.pod.LB.Signal(syscall.SIGTERM))
+	f.wantAvailable(o, false)
+	if after := time.Since(terminated); after > processSlack {
+		t.Errorf("unavailable %v after SIGTERM", after)
+	}
+	_, err := o.Recv()
+	if status.Code(err) != codes.Unavailable {
+		t.Errorf("the stream ended with %v", err)
+	}
+	if after := time.Since(terminated); after < drain-clockSlack {
+		t.Errorf("the stream ended %v after SIGTERM, before the drain time of %v", after, drain)
+	}
+	f.wantExit(f.pod.LB, 0)
+	f.waitLog(f.pod.LB, "a frontend of Meridio had the time to withdraw; stopping")
+	if after := f.pod.LB.Ended().Sub(terminated); after > drain+2*time.Second {
+		t.Errorf("the lb ended %v after SIGTERM", after)
+	}
+}
+
+// A stop does not wait for a frontend of Meridio that is gone.
+func TestLBStopWithoutOldFrontend(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.up(f.target1)
+	f.must(f.pod.StartLB("--drain-time=10m"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stream, err := loadbalancerv1.NewStreamAvailabilityServiceClient(f.dialAsFrontend()).Watch(ctx, &emptypb.Empty{},
+		grpc.WaitForReady(true))
+	f.must(err)
+	for available := false; !available; {
+		m, err := stream.Recv()
+		f.must(err)
+		_, available = m.GetTargets()[0].GetContext()["identifier"]
+	}
+	f.must(f.pod.LB.Signal(syscall.SIGTERM))
+	f.wantAvailable(stream, false)
+	cancel()
+	f.wantExit(f.pod.LB, 0)
+	f.waitLog(f.pod.LB, "no frontend is connected; stopping")
+}
