@@ -180,6 +180,9 @@ func (fx *fixture) waitCount(n int) (time.Time, error) {
 	return at, fx.explain(ctx, err)
 }
 
+// waitAll waits until the gateway holds all VIPs.
+func (fx *fixture) waitAll() error { _, err := fx.waitCount(len(fx.vips)); return err }
+
 // waitState waits until the gateway hears after a mark that a VIP is announced
 // or withdrawn.
 func (fx *fixture) waitState(mark int, v vip.VIP, announced bool) (time.Time, error) {
