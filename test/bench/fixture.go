@@ -14,6 +14,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/nsptest"
 )
 
 // waitTimeout bounds every wait for something that must happen: it is a bound of
@@ -32,6 +33,7 @@ type fixture struct {
 	pod      *lab.Pod
 	vips     []vip.VIP
 	families []vip.Family
+	nsp      *nsptest.NSP // nil before startNSP
 
 	// ctx ends with an error when a process ends that should not.
 	ctx    context.Context
