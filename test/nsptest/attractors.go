@@ -42,8 +42,8 @@ func (a *attractors) open(end context.Context) {
 	a.end = end
 }
 
-// SetAttractors replaces the attractors and sends the lists that their watchers filter. An attractor
-// without a trench matches no filter that names one.
+// SetAttractors replaces the attractors and sends each watcher its list. An attractor without a
+// trench matches no filter.
 func (n *NSP) SetAttractors(list ...*nspv1.Attractor) {
 	copied := make([]*nspv1.Attractor, 0, len(list))
 	for _, a := range list {

@@ -140,8 +140,8 @@ func (n *NSP) Freeze(frozen bool) {
 	}
 }
 
-// Hang leaves each request that comes from now on without an answer, until Hang(false). Streams that
-// are open continue.
+// Hang leaves each request that comes from now on without an answer, until Hang(false). Streams
+// that are open continue.
 func (n *NSP) Hang(hang bool) {
 	n.behavior.Update(func(b behavior) behavior {
 		b.hang = hang
@@ -189,8 +189,8 @@ type Request struct {
 	Attractor *nspv1.Attractor
 }
 
-// Requests returns the requests of a method since the creation of the NSP, also those that were not
-// answered.
+// Requests returns the requests of a method since the creation of the NSP, also those that it did
+// not answer.
 func (n *NSP) Requests(method string) (found []Request) {
 	for _, r := range n.requests.Load() {
 		if r.Method == method {
