@@ -13,6 +13,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/status"
@@ -95,19 +96,31 @@ func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
 	return nil
 }
 
-type debugCommand struct{ cli.AdminFlags }
+type debugCommand struct {
+	cli.AdminFlags
+	Local   bool   `help:"Read the kernel in this process instead of asking the running frontend."`
+	TableID uint32 `name:"table-id" help:"Routing table of the gateways' routes, with --local." default:"4096" placeholder:"N"`
+}
 
 func (c *debugCommand) Run(ctx context.Context, out *cli.Output) error {
-	r, err := call(ctx, c.AdminFlags, client.GetDebug, &frontendv1.GetDebugRequest{})
+	document, err := c.read(ctx)
 	if err != nil {
 		return err
 	}
 	var pretty bytes.Buffer
-	if err := json.Indent(&pretty, []byte(r.GetJson()), "", "  "); err != nil {
+	if err := json.Indent(&pretty, document, "", "  "); err != nil {
 		return fmt.Errorf("debug document: %w", err)
 	}
 	out.Printf("%s\n", pretty.String())
 	return nil
+}
+
+func (c *debugCommand) read(ctx context.Context) ([]byte, error) {
+	if c.Local {
+		return frontend.DebugDocument(cli.Version(), c.TableID)
+	}
+	r, err := call(ctx, c.AdminFlags, client.GetDebug, &frontendv1.GetDebugRequest{})
+	return []byte(r.GetJson()), err
 }
 
 type cleanupCommand struct{ kernelFlags }

@@ -30,7 +30,8 @@ type commandLine struct {
 
 func main() {
 	warnIgnored(os.Environ(), os.Stderr)
-	os.Exit(cli.Main(context.Background(), program(), &commandLine{}, os.Args[1:]))
+	adoptPod()
+	os.Exit(cli.Main(context.Background(), program(), &commandLine{}, arguments(os.Args[1:])))
 }
 
 func program() cli.Program {
@@ -38,9 +39,11 @@ func program() cli.Program {
 		Name: "frontend",
 		Description: "Advertises the VIPs of a trench over BGP, each only while the load balancer can forward it and a " +
 			"gateway session is up.",
+		DebugScope: "; on a command line without anything else, print what 'debug --local' prints",
 		HealthPort: 7780, MetricsPort: 2224,
 		Aliases: append(aliases, cli.Renamed("VIPGATE_ON_MISSING_DIRECTORY", "VIPGATE_ON_DIRECTORY_GONE")),
 		Options: []kong.Option{
+			kong.Vars{"trench_file": defaultTrenchFile},
 			cli.Mapper("a mark with a mask such as 0x01000000/0xff000000", parseMark),
 			cli.Mapper("a router id", parseRouterID),
 		},

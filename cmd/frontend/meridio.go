@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,29 +14,50 @@ import (
 // aliases are the variables of Meridio's frontend (docs/configuration.md), two where its code and
 // its documentation differ, and that of Meridio 2's router for the directory of readiness files.
 var aliases = []cli.Alias{
-	cli.Renamed("VIPGATE_EXTERNAL_INTERFACE", "NFE_EXTERNAL_INTERFACE"),
-	cli.Renamed("VIPGATE_BIRD_DIR", "NFE_BIRD_CONFIG_PATH"),
-	cli.Renamed("VIPGATE_BIRD_SOCKET", "NFE_BIRD_COMMUNICATION_SOCK"),
-	cli.Renamed("VIPGATE_BIRD_LOG_FILE_SIZE", "NFE_BIRD_LOG_FILE_SIZE"),
-	{
-		Names: []string{"NFE_BIRD_KERNEL_SCAN_TIME", "NFE_BIRD_SCAN_TIME"}, Variable: "VIPGATE_BIRD_KERNEL_SCAN_TIME",
-		Convert: seconds,
-	},
-	cli.Renamed("VIPGATE_LOCAL_AS", "NFE_LOCAL_AS"),
-	cli.Renamed("VIPGATE_REMOTE_AS", "NFE_REMOTE_AS"),
-	cli.Renamed("VIPGATE_BGP_LOCAL_PORT", "NFE_BGP_LOCAL_PORT"),
-	cli.Renamed("VIPGATE_BGP_REMOTE_PORT", "NFE_BGP_REMOTE_PORT"),
-	{Names: []string{"NFE_BGP_HOLD_TIME"}, Variable: "VIPGATE_BGP_HOLD_TIME", Convert: seconds},
-	cli.Renamed("VIPGATE_TABLE_ID", "NFE_TABLE_ID"),
-	cli.Renamed("VIPGATE_ECMP", "NFE_ECMP"),
-	cli.Renamed("VIPGATE_DROP_IF_NO_PEER", "NFE_DROP_IF_NO_PEER"),
-	cli.Renamed("VIPGATE_LOG_BIRD", "NFE_LOG_BIRD"),
-	{Names: []string{"NFE_LOG_LEVEL"}, Variable: "VIPGATE_LOG_LEVEL", Convert: level},
-	cli.Renamed("VIPGATE_MAX_BACKOFF", "NFE_GRPC_MAX_BACKOFF"),
-	cli.Renamed("VIPGATE_METRICS_PORT", "NFE_METRICS_PORT"),
-	cli.Renamed("VIPGATE_METRICS_ENABLED", "NFE_METRICS_ENABLED"),
-	cli.Renamed("VIPGATE_LB_SOCKET", "NFE_LB_SOCKET"),
+	meridio("VIPGATE_EXTERNAL_INTERFACE", nil, "NFE_EXTERNAL_INTERFACE"),
+	meridio("VIPGATE_BIRD_DIR", nil, "NFE_BIRD_CONFIG_PATH"),
+	meridio("VIPGATE_BIRD_SOCKET", nil, "NFE_BIRD_COMMUNICATION_SOCK"),
+	meridio("VIPGATE_BIRD_LOG_FILE_SIZE", nil, "NFE_BIRD_LOG_FILE_SIZE"),
+	meridio("VIPGATE_BIRD_KERNEL_SCAN_TIME", seconds, "NFE_BIRD_KERNEL_SCAN_TIME", "NFE_BIRD_SCAN_TIME"),
+	meridio("VIPGATE_LOCAL_AS", nil, "NFE_LOCAL_AS"),
+	meridio("VIPGATE_REMOTE_AS", nil, "NFE_REMOTE_AS"),
+	meridio("VIPGATE_BGP_LOCAL_PORT", nil, "NFE_BGP_LOCAL_PORT"),
+	meridio("VIPGATE_BGP_REMOTE_PORT", nil, "NFE_BGP_REMOTE_PORT"),
+	meridio("VIPGATE_BGP_HOLD_TIME", seconds, "NFE_BGP_HOLD_TIME"),
+	meridio("VIPGATE_TABLE_ID", nil, "NFE_TABLE_ID"),
+	meridio("VIPGATE_ECMP", nil, "NFE_ECMP"),
+	meridio("VIPGATE_DROP_IF_NO_PEER", nil, "NFE_DROP_IF_NO_PEER"),
+	meridio("VIPGATE_LOG_BIRD", nil, "NFE_LOG_BIRD"),
+	meridio("VIPGATE_LOG_LEVEL", level, "NFE_LOG_LEVEL"),
+	meridio("VIPGATE_MAX_BACKOFF", nil, "NFE_GRPC_MAX_BACKOFF"),
+	meridio("VIPGATE_METRICS_PORT", nil, "NFE_METRICS_PORT"),
+	meridio("VIPGATE_METRICS_ENABLED", nil, "NFE_METRICS_ENABLED"),
+	meridio("VIPGATE_LB_SOCKET", nil, "NFE_LB_SOCKET"),
 	cli.Renamed("VIPGATE_READINESS_DIR", "MERIDIO_READINESS_DIR"),
+}
+
+// meridio returns an alias of variables of Meridio's frontend. Its operator leaves those empty for
+// which it has no value, so that an empty one is one that is not set.
+func meridio(variable string, convert func(string) string, names ...string) cli.Alias {
+	return cli.Alias{Names: names, Variable: variable, Convert: convert, EmptyIsUnset: true}
+}
+
+// noEffect are variables of Meridio's frontend that change nothing here.
+type noEffect struct {
+	names []string
+	why   string
+}
+
+var withoutEffect = []noEffect{
+	{
+		[]string{"NFE_DELAYCONNECTIVITY", "NFE_DELAY_CONNECTIVITY", "NFE_DELAYNOCONNECTIVITY", "NFE_DELAY_NO_CONNECTIVITY"},
+		"Meridio's interval of polling BIRD; a session that is lost is seen within 10 ms",
+	},
+	{
+		[]string{"NFE_MAXSESSIONERRORS", "NFE_MAX_SESSION_ERRORS"},
+		"Meridio's number of failed `birdc` calls; a BIRD that does not answer is replaced within 10 s",
+	},
+	{[]string{"NFE_CONFIG_MAP_NAME"}, "the operator sets it for older frontends; the NSP has the configuration"},
 }
 
 func seconds(s string) string {
@@ -45,15 +67,72 @@ func seconds(s string) string {
 	return s
 }
 
-// level converts Meridio's upper-case levels; its TRACE is debug.
-func level(s string) string { return strings.Replace(strings.ToLower(s), "trace", "debug", 1) }
+// level converts Meridio's levels: TRACE is debug, and what Meridio does not know is info, as there.
+func level(s string) string {
+	switch l := strings.ToLower(s); l {
+	case "trace":
+		return "debug"
+	case "debug", "info", "warn", "error":
+		return l
+	}
+	return "info"
+}
 
-// warnIgnored names in one line the variables of Meridio that have no effect.
+// podVariables are the variables whose defaults differ in Meridio's pod, where only /etc/bird,
+// /var/run/bird, /var/log and /tmp can be written, probes run in the container, metrics are scraped
+// at the pod's address, and BIRD's log file is where Meridio's is.
+var podVariables = map[string]string{
+	"VIPGATE_ADMIN_SOCKET":       "unix:///tmp/frontend.sock",
+	"VIPGATE_HEALTH_SOCKET":      "unix:///tmp/health.sock",
+	"VIPGATE_METRICS_HOST":       "0.0.0.0",
+	"VIPGATE_BIRD_LOG_FILE":      "/var/log/bird.log",
+	"VIPGATE_BIRD_LOG_FILE_SIZE": "20000",
+}
+
+// inMeridioPod reports whether the environment is that of Meridio's frontend: the NSP is named, and
+// nothing else has the configuration.
+func inMeridioPod() bool {
+	switch os.Getenv("VIPGATE_CONFIG_SOURCE") {
+	case "nsp":
+		return true
+	case "":
+		_, err := os.Stat(environmentTrenchFile())
+		return os.Getenv("NFE_NSP_SERVICE") != "" && err != nil
+	}
+	return false
+}
+
+// environmentTrenchFile is the trench file, unless the command line names another one.
+func environmentTrenchFile() string {
+	if file := os.Getenv("VIPGATE_TRENCH_FILE"); file != "" {
+		return file
+	}
+	return defaultTrenchFile
+}
+
+// adoptPod sets those of podVariables that neither the user nor Meridio's operator set.
+func adoptPod() {
+	if !inMeridioPod() {
+		return
+	}
+	for variable, value := range podVariables {
+		_, set := os.LookupEnv(variable)
+		for _, a := range aliases {
+			set = set || a.Variable == variable && slices.ContainsFunc(a.Names, func(n string) bool { return os.Getenv(n) != "" })
+		}
+		if !set {
+			_ = os.Setenv(variable, value) // fails for names that are empty or contain "=" only
+		}
+	}
+}
+
+// warnIgnored names in one line the variables of Meridio that are not known.
 func warnIgnored(environ []string, warn io.Writer) {
 	var ignored []string
 	for _, e := range environ {
 		name, _, _ := strings.Cut(e, "=")
-		known := slices.ContainsFunc(aliases, func(a cli.Alias) bool { return slices.Contains(a.Names, name) })
+		known := slices.ContainsFunc(aliases, func(a cli.Alias) bool { return slices.Contains(a.Names, name) }) ||
+			slices.ContainsFunc(withoutEffect, func(n noEffect) bool { return slices.Contains(n.names, name) })
 		if strings.HasPrefix(name, "NFE_") && !known {
 			ignored = append(ignored, name)
 		}
@@ -63,4 +142,21 @@ func warnIgnored(environ []string, warn io.Writer) {
 		fmt.Fprintf(warn, "frontend: these variables of Meridio have no effect and are ignored: %s\n",
 			strings.Join(ignored, ", "))
 	}
+}
+
+// arguments rewrites the command lines of Meridio's frontend that kong would read otherwise: Go's
+// flag package accepts one dash, and --debug alone prints a document and ends.
+func arguments(args []string) []string {
+	if len(args) != 1 {
+		return args
+	}
+	switch args[0] {
+	case "-debug", "--debug":
+		return []string{"debug", "--local"}
+	case "-version":
+		return []string{"--version"}
+	case "-help":
+		return []string{"--help"}
+	}
+	return args
 }

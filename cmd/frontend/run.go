@@ -27,8 +27,10 @@ import (
 // defaultID is the SPIFFE ID of a frontend with the development authority.
 const defaultID = "spiffe://vipgate.local/frontend"
 
+const defaultTrenchFile = "/etc/vipgate/trench/trench.yaml"
+
 type trenchFlags struct {
-	TrenchFile        string        `help:"The trench file." default:"/etc/vipgate/trench/trench.yaml" type:"path" placeholder:"FILE"`
+	TrenchFile        string        `help:"The trench file." default:"${trench_file}" type:"path" placeholder:"FILE"`
 	ExternalInterface string        `help:"Interface toward the gateways, where the trench file names none." default:"ext-vlan" placeholder:"NAME" group:"BGP"`
 	LocalAS           uint32        `name:"local-as" help:"Local AS number of sessions with gateways, where the trench file names none." default:"8103" placeholder:"AS" group:"BGP"`
 	RemoteAS          uint32        `name:"remote-as" help:"AS number of gateways, where the trench file names none." default:"4248829953" placeholder:"AS" group:"BGP"`
@@ -51,6 +53,7 @@ type birdFlags struct {
 	BirdExecutable     string        `help:"BIRD; looked up when absent." placeholder:"PATH" group:"BIRD"`
 	LBBGPPort          uint16        `name:"lb-bgp-port" help:"Port of BIRD's session with the frontend on 127.0.0.1." default:"1790" placeholder:"PORT" group:"BIRD"`
 	BirdKernelScanTime time.Duration `help:"How often BIRD reads the kernel's routes." default:"10s" group:"BIRD"`
+	BirdLogFile        string        `help:"BIRD's own log file; bird.log in --bird-dir when absent." type:"path" placeholder:"FILE" group:"BIRD"`
 	BirdLogFileSize    int           `help:"Size in bytes of BIRD's own log file; 0 writes none." default:"0" placeholder:"BYTES" group:"BIRD"`
 	LogBird            bool          `help:"Log BIRD's own lines at level info instead of debug." negatable:"" group:"BIRD"`
 	DropIfNoPeer       bool          `help:"Drop VIP traffic while no gateway is up; always so, kept for Meridio's deployments." default:"true" negatable:"" group:"BIRD"`
@@ -58,6 +61,7 @@ type birdFlags struct {
 
 type runFlags struct {
 	trenchFlags
+	nspFlags
 	LBSocket string `name:"lb-socket" help:"The load balancer's readiness socket." default:"unix:///var/lib/meridio/lb.sock" placeholder:"SOCKET"`
 	readinessFlags
 	LBID          []spiffeid.ID        `name:"lb-id" help:"SPIFFE ID of the load balancer; repeatable." placeholder:"ID" group:"Identity"`
@@ -77,7 +81,8 @@ type runFlags struct {
 	birdFlags
 	kernelFlags
 
-	MetricsEnabled bool `help:"Serve metrics." default:"true" negatable:"" group:"Listeners"`
+	MetricsEnabled bool   `help:"Serve metrics." default:"true" negatable:"" group:"Listeners"`
+	HealthSocket   string `help:"Unix socket of a second gRPC health service, for exec probes of Meridio's pod; the service without a name has the state of Liveness there. None when absent." placeholder:"SOCKET" group:"Listeners"`
 	cli.Listeners
 	cli.Log
 }
@@ -100,7 +105,7 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 		return err
 	}
 	defer release()
-	o.Version, o.Level = cli.Version(), level
+	o.Version, o.Level, o.MeridioSignals = cli.Version(), level, inMeridioPod()
 	return cli.RunUntilStopped(c.DrainTime+c.Settle,
 		func(stops <-chan struct{}) error { return frontend.Run(ctx, o, stops) })
 }
@@ -125,7 +130,7 @@ func (f *birdFlags) options(k *kernelFlags) bird.Options {
 	return bird.Options{
 		Executable: f.BirdExecutable, Dir: f.BirdDir, Socket: f.BirdSocket, LoopbackPort: f.LBBGPPort,
 		RouterID: f.RouterID, TableID: k.TableID, ECMP: k.ECMP,
-		KernelScanTime: f.BirdKernelScanTime, LogFileSize: f.BirdLogFileSize, LogBIRD: f.LogBird,
+		KernelScanTime: f.BirdKernelScanTime, LogFile: f.BirdLogFile, LogFileSize: f.BirdLogFileSize, LogBIRD: f.LogBird,
 	}
 }
 
@@ -168,7 +173,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 			Ungated: c.Gating == "off", NoFlapBackoff: c.FlapBackoff == "off", DrainTime: c.DrainTime,
 		},
 		MaxBackoff: c.MaxBackoff, BIRD: c.birdFlags.options(&c.kernelFlags), Kernel: c.kernelFlags.options(),
-		AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(), Settle: c.Settle,
+		AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(), HealthSocket: c.HealthSocket, Settle: c.Settle,
 		ReadyTimeout: c.ReadyTimeout, RequireRoute: c.RequireRoute, RemoveRulesOnExit: c.RemoveRulesOnExit, Log: log,
 	}
 	if c.OnLBLoss == "keep" {
@@ -237,6 +242,9 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
 	}
 	c.Listeners.Check(r, cli.Port{Flag: "--lb-bgp-port", Port: c.LBBGPPort})
 	r.Socket("--bird-socket", c.BirdSocket)
+	if c.HealthSocket != "" {
+		r.Socket("--health-socket", c.HealthSocket)
+	}
 	r.If(c.LBBGPPort == 0, "--lb-bgp-port=0: a port lies between 1 and 65535, such as 1790")
 	executable := bird.Executable(c.BirdExecutable)
 	_, err = exec.LookPath(executable)

@@ -2,6 +2,7 @@ package bird
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -174,7 +175,7 @@ protocol bgp 'NBR-{{.Name}}' {
 func Render(in RenderInput) ([]byte, error) {
 	logFile := ""
 	if in.LogFileSize > 0 {
-		logFile = filepath.Join(in.Dir, "bird.log")
+		logFile = cmp.Or(in.LogFile, filepath.Join(in.Dir, "bird.log"))
 	}
 	for what, name := range map[string]string{"interface": in.Interface, "log file": logFile} {
 		if strings.ContainsFunc(name, breaksQuoting) {

@@ -32,8 +32,9 @@ type Options struct {
 	TableID        uint32
 	ECMP           bool
 	KernelScanTime time.Duration
-	LogBIRD        bool // log all of BIRD's lines at info
-	LogFileSize    int  // bytes of BIRD's log file in Dir; 0: no file
+	LogBIRD        bool   // log all of BIRD's lines at info
+	LogFileSize    int    // bytes of BIRD's log file; 0: no file
+	LogFile        string // empty: bird.log in Dir
 	Log            *slog.Logger
 	// OnAnswer, if set, is called with the latency of each answer of BIRD. It must not block.
 	OnAnswer func(time.Duration)

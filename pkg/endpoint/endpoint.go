@@ -93,6 +93,22 @@ func NewPlainExcept(ctx context.Context, name, addr string, refused func(local n
 	for i, l := range listeners {
 		listeners[i] = Except(l, refused)
 	}
+	return newPlain(name, listeners, calls, register), nil
+}
+
+// NewPlainSocket is NewPlain on a unix socket for the same user and root only: for probes that run
+// inside of the container. watch is identity.ListenOptions.Watch.
+func NewPlainSocket(ctx context.Context, name, path string, calls Calls, watch func(error),
+	register Register,
+) (*Endpoint, error) {
+	l, err := identity.Listen(ctx, identity.ListenOptions{Path: path, Mode: fs.FileMode(0o600), Watch: watch})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return newPlain(name, []net.Listener{Limit(l, MaxConnections)}, calls, register), nil
+}
+
+func newPlain(name string, listeners []net.Listener, calls Calls, register Register) *Endpoint {
 	return newEndpoint(name, listeners, calls, register,
 		grpc.Creds(insecure.NewCredentials()),
 		grpc.ConnectionTimeout(3*time.Second),
@@ -106,7 +122,7 @@ func NewPlainExcept(ctx context.Context, name, addr string, refused func(local n
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			MaxConnectionIdle: time.Minute, Time: 30 * time.Second, Timeout: 5 * time.Second,
 		}),
-	), nil
+	)
 }
 
 // NewMutual listens on a TCP address with the given credentials for remote callers. options are

@@ -3,7 +3,6 @@ package frontend
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
@@ -187,15 +186,11 @@ func (a *admin) SetLogLevel(_ context.Context,
 }
 
 func (a *admin) GetDebug(context.Context, *frontendv1.GetDebugRequest) (*frontendv1.GetDebugResponse, error) {
-	document, err := readDebug(a.process.Version, cmp.Or(a.process.Kernel.TableID, kernel.DefaultTableID))
+	document, err := DebugDocument(a.process.Version, cmp.Or(a.process.Kernel.TableID, kernel.DefaultTableID))
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	b, err := json.Marshal(document)
-	if err != nil {
-		return nil, status.Errorf(codes.Internal, "failed to encode the debug document: %v", err)
-	}
-	return &frontendv1.GetDebugResponse{Json: string(b)}, nil
+	return &frontendv1.GetDebugResponse{Json: string(document)}, nil
 }
 
 const (

@@ -1,10 +1,14 @@
 package frontend
 
 import (
+	"bufio"
+	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -40,19 +44,38 @@ var statisticNames = [...]string{
 	"rx-packets", "tx-packets", "rx-bytes", "tx-bytes", "rx-errors", "tx-errors", "rx-dropped", "tx-dropped",
 }
 
+// DebugDocument returns the JSON document of `frontend debug` about this process and its network
+// namespace; tableID is that of [kernel.Options].
+func DebugDocument(version string, tableID uint32) ([]byte, error) {
+	d, err := readDebug(version, tableID)
+	if err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(d)
+	if err != nil {
+		return nil, fmt.Errorf("failed to encode the debug document: %w", err)
+	}
+	return b, nil
+}
+
 // readDebug reads the network namespace of the calling thread.
 func readDebug(version string, tableID uint32) (*debugDocument, error) {
 	d := &debugDocument{
 		Version: "v0.0.1", MeridioVersion: "vipgate " + version, UnixTime: time.Now().Unix(),
-		Environment: environment(),
+		Environment: environment(), Interfaces: []object{}, Rules: []object{}, Routes: []object{}, Neighbors: []object{},
 	}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return nil, fmt.Errorf("failed to read the kernel version: %w", err)
 	}
-	d.System = object{"cpus": runtime.NumCPU(), "host-info": object{
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return nil, fmt.Errorf("failed to read the uptime: %w", err)
+	}
+	d.System = object{"cpus": runtime.NumCPU(), "cpu-info": cpus(), "host-info": object{
 		"hostname": unix.ByteSliceToString(u.Nodename[:]), "os": runtime.GOOS,
 		"kernelVersion": unix.ByteSliceToString(u.Release[:]), "kernelArch": unix.ByteSliceToString(u.Machine[:]),
+		"uptime": int64(info.Uptime), "bootTime": d.UnixTime - int64(info.Uptime), "procs": info.Procs,
 	}}
 	c, err := rtnetlink.Dial()
 	if err != nil {
@@ -105,7 +128,8 @@ func (d *debugDocument) readFamily(c *rtnetlink.Conn, f vip.Family, tableID uint
 	}
 	for _, r := range rules {
 		d.Rules = append(d.Rules, object{
-			"table": r.Table, "priority": r.Priority, "mark": r.Mark, "source": text(r.Source), "text": r.String(),
+			"table": r.Table, "priority": r.Priority, "mark": r.Mark, "source": text(r.Source), "destination": "",
+			"text": r.String(),
 		})
 	}
 	for _, table := range []uint32{unix.RT_TABLE_MAIN, tableID, tableID + 1} {
@@ -116,7 +140,7 @@ func (d *debugDocument) readFamily(c *rtnetlink.Conn, f vip.Family, tableID uint
 		for _, r := range routes[:min(len(routes), max(0, maxDebugRoutes-len(d.Routes)))] {
 			d.Routes = append(d.Routes, object{
 				"table": r.Table, "interface-index": r.Link, "destination": r.Prefix.String(),
-				"gateway": text(r.NextHop), "text": r.String(),
+				"gateway": text(r.NextHop), "nexthops": []string{}, "source": "", "text": r.String(),
 			})
 		}
 	}
@@ -136,6 +160,35 @@ func (d *debugDocument) readFamily(c *rtnetlink.Conn, f vip.Family, tableID uint
 		})
 	}
 	return nil
+}
+
+// maxCPUInfo bounds what is read of /proc/cpuinfo: about 1 KiB for each processor.
+const maxCPUInfo = 1 << 20
+
+// cpus returns a few facts about each processor of /proc/cpuinfo, as far as it can be read. The
+// names of the keys are those of Meridio's document.
+func cpus() []object {
+	list := []object{}
+	file, err := os.Open("/proc/cpuinfo")
+	if err != nil {
+		return list
+	}
+	defer file.Close()
+	names := map[string]string{"vendor_id": "vendorId", "model name": "modelName", "cpu MHz": "mhz"}
+	lines := bufio.NewScanner(io.LimitReader(file, maxCPUInfo))
+	for lines.Scan() {
+		name, value, _ := strings.Cut(lines.Text(), ":")
+		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
+		if name == "processor" {
+			list = append(list, object{"cpu": len(list)})
+		}
+		if key := names[name]; key == "mhz" && len(list) > 0 {
+			list[len(list)-1][key], _ = strconv.ParseFloat(value, 64) // 0 if it is none
+		} else if key != "" && len(list) > 0 {
+			list[len(list)-1][key] = value
+		}
+	}
+	return list
 }
 
 // text is "" for the zero value.

@@ -42,7 +42,7 @@ ip neighbor add 169.254.100.1 lladdr 02:00:00:00:00:01 dev ext nud permanent`
 	for _, want := range []string{
 		`"meridio-version":"vipgate 1.2.3"`, `"unix-time":`, `"name":"ext"`, `"ips":["169.254.100.2/24"`,
 		`"rx-packets":`,
-		`{"mark":16777216,"priority":100,"source":"20.0.0.1/32","table":4096,` +
+		`{"destination":"","mark":16777216,"priority":100,"source":"20.0.0.1/32","table":4096,` +
 			`"text":"ipv4 100: from 20.0.0.1/32 fwmark 0x1000000/0xff000000 lookup 4096 proto 118"}`,
 		`"destination":"0.0.0.0/0","gateway":"169.254.100.1"`, `blackhole route to ::/0 metric 1024`,
 		`"ip":"169.254.100.1","mac":"02:00:00:00:00:01","state":"PERMANENT"`, `"kernelVersion":"`,
@@ -52,10 +52,50 @@ ip neighbor add 169.254.100.1 lladdr 02:00:00:00:00:01 dev ext nud permanent`
 			t.Errorf("no %s", want)
 		}
 	}
+	wantKeys(t, document)
 	if strings.Contains(string(document), "do not show") {
 		t.Error("the document has a variable of another program")
 	}
 	if t.Failed() {
 		t.Logf("%s", document)
+	}
+}
+
+// wantKeys compares the keys with those of Meridio's document (its version v0.0.1).
+func wantKeys(t *testing.T, document []byte) {
+	t.Helper()
+	var top map[string]json.RawMessage
+	if err := json.Unmarshal(document, &top); err != nil {
+		t.Fatal(err)
+	}
+	for key, inner := range map[string][]string{
+		"version": nil, "meridio-version": nil, "unix-time": nil, "environment-variables": nil,
+		"network-interfaces": {"index", "name", "mac", "ips", "mtu", "up", "master-index", "statistics"},
+		"rules":              {"table", "priority", "mark", "source", "destination"},
+		"route":              {"table", "interface-index", "destination", "nexthops", "gateway", "source"},
+		"neighbors":          {"ip", "mac", "state", "interface-index"},
+		"system":             {"cpu-info", "host-info"},
+	} {
+		value, ok := top[key]
+		if !ok {
+			t.Errorf("no %q", key)
+			continue
+		}
+		if inner == nil {
+			continue
+		}
+		var objects []map[string]any
+		if key == "system" {
+			value = []byte("[" + string(value) + "]")
+		}
+		if err := json.Unmarshal(value, &objects); err != nil || len(objects) == 0 {
+			t.Errorf("%q: %v, %d objects", key, err, len(objects))
+			continue
+		}
+		for _, name := range inner {
+			if _, ok := objects[0][name]; !ok {
+				t.Errorf("%q has no %q", key, name)
+			}
+		}
 	}
 }

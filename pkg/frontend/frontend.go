@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -75,7 +76,9 @@ const (
 	Stream      = "Stream"
 	Routing     = "SourceRouting"
 	Stopping    = "NotStopping"
-	AdminSocket = "AdminSocket" // the socket file belongs to the frontend; no part of Readiness
+	// AdminSocket and HealthSocket: the socket file belongs to the frontend; no part of Readiness.
+	AdminSocket  = "AdminSocket"
+	HealthSocket = "HealthSocket"
 	// RouteBack, by family, is no part of Readiness: other pods have the same gateways.
 	RouteBack = "RouteBack"
 )
@@ -186,6 +189,38 @@ func loopbackPassword(o Options) string {
 	return announce.NewPassword()
 }
 
+// probes returns the endpoint of HealthSocket, if there is one.
+func (p *process) probes(ctx context.Context) ([]*endpoint.Endpoint, error) {
+	if p.Options.HealthSocket == "" {
+		return nil, nil
+	}
+	e, err := endpoint.NewPlainSocket(ctx, "health socket", p.Options.HealthSocket, p.metrics,
+		p.health.Reporter(HealthSocket), p.health.RegisterForContainer)
+	return []*endpoint.Endpoint{e}, err
+}
+
+// signals returns the task that changes the log level.
+func (p *process) signals() *logs.Signals {
+	if p.MeridioSignals {
+		return logs.NewMeridioSignals(p.Level, p.Log)
+	}
+	return logs.NewSignals(p.Level, p.Log)
+}
+
+// isExternal reports whether the interface toward the gateways has the address: metrics are not for
+// the external network, also when the listener has all addresses.
+func (p *process) isExternal(a netip.Addr) bool {
+	link, err := net.InterfaceByName(p.external())
+	if err != nil {
+		return false // without the interface nothing arrives by it
+	}
+	addresses, err := link.Addrs()
+	return err != nil || slices.ContainsFunc(addresses, func(n net.Addr) bool {
+		prefix, err := netip.ParsePrefix(n.String())
+		return err == nil && prefix.Addr() == a.Unmap().WithZone("")
+	})
+}
+
 // run starts all tasks and stops them in order.
 func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	// An endpoint that runs closes itself: after a call that hangs, Close would wait for it.
@@ -209,6 +244,11 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		return err
 	}
 	unused = append(unused, healthEndpoint)
+	probes, err := p.probes(ctx)
+	if err != nil {
+		return err
+	}
+	unused = append(unused, probes...)
 	c := p.config.Value().Load().Config
 	vips, gateways := len(c.Attractor.VIPs), len(c.Attractor.Gateways)
 	p.Log.Info("starting frontend", "version", p.Version, "trench", c.Trench, "attractor", c.Attractor.Name,
@@ -219,7 +259,10 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	// the announcer has closed its session.
 	front := []task.Task{
 		p.config, p.controller, p.observer, p.reporter, p.announcer,
-		&follower{process: p}, adminEndpoint, healthEndpoint, logs.NewSignals(p.Level, p.Log),
+		&follower{process: p}, adminEndpoint, healthEndpoint, p.signals(),
+	}
+	for _, e := range probes {
+		front = append(front, e)
 	}
 	if p.Identity != nil {
 		front = append(front, p.Identity)
@@ -234,6 +277,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
 		if err != nil {
 			return fmt.Errorf("metrics: %w", err)
+		}
+		for i, l := range listeners {
+			listeners[i] = endpoint.Except(l, p.isExternal)
 		}
 		front = append(front, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
 	}

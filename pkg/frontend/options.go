@@ -14,6 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/nsp"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -25,12 +26,15 @@ type Options struct {
 	TrenchFile string
 	Defaults   trench.Defaults
 	Config     *trench.Config
+	// NSP has the configuration in place of the trench file, unless it is nil.
+	NSP *nsp.Options
 
 	// Directory of readiness files is the readiness source, unless it is nil. Unused without gating.
 	Directory *readinessfile.Options
 	// LBSocket is the load balancer's readiness socket. Unused without gating and with Directory.
 	LBSocket string
-	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Nil like LBSocket.
+	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Nil where neither
+	// LBSocket nor NSP is used.
 	Identity      *identity.Source
 	Credentials   credentials.TransportCredentials
 	LoadBalancers []spiffeid.ID // IDs that may be the load balancer; used for a warning
@@ -44,6 +48,9 @@ type Options struct {
 
 	AdminSocket             string
 	HealthAddr, MetricsAddr string // host:port; an empty MetricsAddr serves none
+	// HealthSocket is a unix socket for probes that run in the container; empty: none. The service
+	// without a name has the state of Liveness there, see [health.Server.RegisterForContainer].
+	HealthSocket string
 
 	// Settle is the time for gateways to apply a withdrawal before it is reported.
 	Settle time.Duration
@@ -55,6 +62,8 @@ type Options struct {
 
 	Log   *slog.Logger
 	Level *logs.Level
+	// MeridioSignals gives SIGUSR1 and SIGUSR2 Meridio's meaning, see [logs.NewMeridioSignals].
+	MeridioSignals bool
 }
 
 const refusesEmpty = "an empty value is refused, since it would advertise VIPs that no load balancer forwards; "

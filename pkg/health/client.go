@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
@@ -39,19 +40,62 @@ func Reason(err error) string {
 	return s.Message()
 }
 
+// ErrUnreachable is returned by [Probe] when no connection is established in time.
+var ErrUnreachable = errors.New("no connection")
+
 // CheckClient checks a service of the process at addr, "host:port" or "unix:///path". It returns
 // nil if the service serves, and [ErrNotServing] if the process responds that it does not.
-func CheckClient(ctx context.Context, addr, service string) (err error) {
+func CheckClient(ctx context.Context, addr, service string) error {
 	if _, has := ctx.Deadline(); !has {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, CheckTimeout)
 		defer cancel()
 	}
+	return withClient(addr, func(conn *grpc.ClientConn) error { return checkService(ctx, conn, addr, service) })
+}
+
+// Probe is CheckClient with a limit for the connection, whose failure is [ErrUnreachable], and
+// another one for the call.
+func Probe(ctx context.Context, addr, service string, connect, call time.Duration) error {
+	return withClient(addr, func(conn *grpc.ClientConn) error {
+		if err := waitReady(ctx, conn, addr, connect); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, call)
+		defer cancel()
+		return checkService(ctx, conn, addr, service)
+	})
+}
+
+func withClient(addr string, use func(*grpc.ClientConn) error) (err error) {
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
 	if err != nil {
 		return fmt.Errorf("health check at %s: %w", addr, err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
+	return use(conn)
+}
+
+// waitReady waits until the connection is established; the first failure ends it.
+func waitReady(ctx context.Context, conn *grpc.ClientConn, addr string, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	conn.Connect()
+	for {
+		switch state := conn.GetState(); {
+		case state == connectivity.Ready:
+			return nil
+		case state == connectivity.TransientFailure:
+			// A call that does not wait fails at once, and its error has the reason.
+			_, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
+			return fmt.Errorf("health check at %s: %w: %s", addr, ErrUnreachable, Reason(err))
+		case !conn.WaitForStateChange(ctx, state):
+			return fmt.Errorf("health check at %s: %w within %v", addr, ErrUnreachable, limit)
+		}
+	}
+}
+
+func checkService(ctx context.Context, conn *grpc.ClientConn, addr, service string) error {
 	var trailer metadata.MD
 	r, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: service},
 		grpc.Trailer(&trailer))

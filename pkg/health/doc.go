@@ -3,7 +3,8 @@
 //
 // A [Server] guarantees:
 //   - A conjunction changes together with its parts.
-//   - "" has the state of [Readiness], for probes without a service name.
+//   - "" has the state of [Readiness], for probes without a service name; that of [Liveness] after
+//     [Server.RegisterForContainer].
 //   - An unknown service is NOT_FOUND for Check and SERVICE_UNKNOWN for Watch, which follows it
 //     once it is known.
 //   - A slow reader of Watch misses intermediate states, but not the last one, and does not delay

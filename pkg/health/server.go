@@ -80,6 +80,43 @@ func New(log *slog.Logger, changed func(service string, serving bool)) *Server {
 // Register adds the service to a gRPC server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { healthv1.RegisterHealthServer(r, s) }
 
+// RegisterForContainer adds the service to a gRPC server for the probes of a container whose startup
+// and liveness probe name no service, as Meridio's do: "" has the state of [Liveness]. With that of
+// [Readiness] the kubelet would restart a process that waits for a gateway.
+func (s *Server) RegisterForContainer(r grpc.ServiceRegistrar) {
+	healthv1.RegisterHealthServer(r, containerServer{s})
+}
+
+// containerServer replaces the service without a name.
+type containerServer struct{ *Server }
+
+// Check implements grpc.health.v1.
+func (s containerServer) Check(ctx context.Context, r *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse,
+	error,
+) {
+	return s.Server.Check(ctx, unnamed(r))
+}
+
+// Watch implements grpc.health.v1.
+func (s containerServer) Watch(r *healthv1.HealthCheckRequest,
+	stream grpc.ServerStreamingServer[healthv1.HealthCheckResponse],
+) error {
+	return s.Server.Watch(unnamed(r), stream)
+}
+
+// List implements grpc.health.v1.
+func (s containerServer) List(ctx context.Context, r *healthv1.HealthListRequest) (*healthv1.HealthListResponse, error) {
+	list, err := s.Server.List(ctx, r)
+	if err == nil {
+		list.Statuses[""] = list.Statuses[Liveness]
+	}
+	return list, err
+}
+
+func unnamed(r *healthv1.HealthCheckRequest) *healthv1.HealthCheckRequest {
+	return &healthv1.HealthCheckRequest{Service: cmp.Or(r.GetService(), Liveness)}
+}
+
 // Define makes name the conjunction of parts: it serves while all of them do. A part that was never
 // set does not serve. A part may be a conjunction that was defined before. Define panics if name is
 // a condition already.

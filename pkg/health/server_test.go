@@ -265,6 +265,49 @@ func TestWatchEmptyNameIsReadiness(t *testing.T) {
 	wantNext(t, whole, serving)
 }
 
+// The kubelet must not restart a container that waits for a gateway, whose probes name no service.
+func TestUnnamedServiceOfContainerIsLiveness(t *testing.T) {
+	s := newServer()
+	s.Set(Liveness, true, "")
+	s.Set(Readiness, false, "no gateway session is up yet")
+	c := containerServer{s}
+	for service, want := range map[string]healthv1.HealthCheckResponse_ServingStatus{
+		"": serving, Liveness: serving, Readiness: notServing,
+	} {
+		r, err := c.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service})
+		if err != nil || r.GetStatus() != want {
+			t.Errorf("%q is %v, %v; want %v", service, r.GetStatus(), err, want)
+		}
+	}
+	list, err := c.List(t.Context(), &healthv1.HealthListRequest{})
+	if err != nil || list.GetStatuses()[""].GetStatus() != serving {
+		t.Errorf("listed: %v, %v", list, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var last healthv1.HealthCheckResponse_ServingStatus
+	_ = c.Watch(&healthv1.HealthCheckRequest{}, &watching{ctx: ctx, sent: func(r *healthv1.HealthCheckResponse) {
+		last = r.GetStatus()
+		cancel()
+	}})
+	if last != serving {
+		t.Errorf("watched: %v, want %v", last, serving)
+	}
+}
+
+// watching is a Watch whose messages are taken by a function.
+type watching struct {
+	grpc.ServerStream
+	ctx  context.Context
+	sent func(*healthv1.HealthCheckResponse)
+}
+
+func (w *watching) Context() context.Context { return w.ctx }
+func (w *watching) Send(r *healthv1.HealthCheckResponse) error {
+	w.sent(r)
+	return nil
+}
+
 func TestWatchesAreIndependent(t *testing.T) {
 	s := newServer()
 	client := dial(t, serve(t, s))

@@ -83,17 +83,35 @@ func Text(err error) string {
 	return err.Error()
 }
 
-// Signals changes the level: SIGUSR1 lowers it by one step, SIGUSR2 restores the configured level.
-// It implements task.Task.
+// Signals changes the level by SIGUSR1 and SIGUSR2. It implements task.Task.
 type Signals struct {
-	level   *Level
-	log     *slog.Logger
-	signals chan os.Signal
+	level    *Level
+	log      *slog.Logger
+	handlers map[os.Signal]func()
+	signals  chan os.Signal
 }
 
-// NewSignals returns a task. From now on the signals do not end the process.
+// NewSignals returns a task: SIGUSR1 lowers the level by one step, SIGUSR2 restores the configured
+// level. From now on the signals do not end the process.
 func NewSignals(level *Level, log *slog.Logger) *Signals {
-	s := &Signals{level: level, log: log, signals: make(chan os.Signal, 4)}
+	const step = slog.LevelInfo - slog.LevelDebug
+	return newSignals(level, log, map[os.Signal]func(){
+		syscall.SIGUSR1: func() { level.current.Set(max(slog.LevelDebug, level.current.Level()-step)) },
+		syscall.SIGUSR2: func() { level.current.Set(level.configured) },
+	})
+}
+
+// NewMeridioSignals is NewSignals with Meridio's meaning of the signals: SIGUSR1 restores the
+// configured level, SIGUSR2 sets the lowest one.
+func NewMeridioSignals(level *Level, log *slog.Logger) *Signals {
+	return newSignals(level, log, map[os.Signal]func(){
+		syscall.SIGUSR1: func() { level.current.Set(level.configured) },
+		syscall.SIGUSR2: func() { level.current.Set(slog.LevelDebug) },
+	})
+}
+
+func newSignals(level *Level, log *slog.Logger, handlers map[os.Signal]func()) *Signals {
+	s := &Signals{level: level, log: log, handlers: handlers, signals: make(chan os.Signal, 4)}
 	signal.Notify(s.signals, syscall.SIGUSR1, syscall.SIGUSR2)
 	return s
 }
@@ -110,12 +128,7 @@ func (s *Signals) Run(ctx context.Context) error {
 			return ctx.Err()
 		case sig := <-s.signals:
 			before := s.level.String()
-			if sig == syscall.SIGUSR1 {
-				const step = slog.LevelInfo - slog.LevelDebug
-				s.level.current.Set(max(slog.LevelDebug, s.level.current.Level()-step))
-			} else {
-				s.level.current.Set(s.level.configured)
-			}
+			s.handlers[sig]()
 			s.log.Warn("log level changed", "from", before, "to", s.level.String(), "signal", sig.String())
 		}
 	}

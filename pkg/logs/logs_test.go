@@ -74,28 +74,44 @@ type lines chan string
 func (l lines) Write(p []byte) (int, error) { l <- string(p); return len(p), nil }
 
 func TestSignalsChangeLevel(t *testing.T) {
-	out := make(lines)
-	log, level, err := New("text", "warn", out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := NewSignals(level, log)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- s.Run(ctx) }()
-	for _, step := range []struct {
+	type step struct {
 		signal syscall.Signal
 		want   string
-	}{{syscall.SIGUSR1, "info"}, {syscall.SIGUSR1, "debug"}, {syscall.SIGUSR1, "debug"}, {syscall.SIGUSR2, "warn"}} {
-		if err := syscall.Kill(syscall.Getpid(), step.signal); err != nil {
-			t.Fatal(err)
-		}
-		if line := <-out; !strings.Contains(line, "to="+step.want) || level.String() != step.want {
-			t.Errorf("after %v the level is %s, want %s; logged %q", step.signal, level, step.want, line)
-		}
 	}
-	cancel()
-	<-done
+	for _, tt := range []struct {
+		name  string
+		task  func(*Level, *slog.Logger) *Signals
+		steps []step
+	}{
+		{"own meaning", NewSignals, []step{
+			{syscall.SIGUSR1, "info"}, {syscall.SIGUSR1, "debug"}, {syscall.SIGUSR1, "debug"}, {syscall.SIGUSR2, "warn"},
+		}},
+		{"meaning of Meridio", NewMeridioSignals, []step{
+			{syscall.SIGUSR2, "debug"}, {syscall.SIGUSR2, "debug"}, {syscall.SIGUSR1, "warn"},
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out := make(lines)
+			log, level, err := New("text", "warn", out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := tt.task(level, log)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- s.Run(ctx) }()
+			for _, step := range tt.steps {
+				if err := syscall.Kill(syscall.Getpid(), step.signal); err != nil {
+					t.Fatal(err)
+				}
+				if line := <-out; !strings.Contains(line, "to="+step.want) || level.String() != step.want {
+					t.Errorf("after %v the level is %s, want %s; logged %q", step.signal, level, step.want, line)
+				}
+			}
+			cancel()
+			<-done
+		})
+	}
 }
 
 func TestThrottle(t *testing.T) {

@@ -63,8 +63,9 @@ func (f *hungFixture) hang(c hungCall) {
 		c.force(f)
 	}
 	if !c.peer {
-		// Or it waits for the lock of a directory in which its BIRD is blocked.
-		f.waitChannel("fuse_", "rwsem_down_", "d_alloc_parallel")
+		// Or it waits for the lock of a directory in which its BIRD is blocked: the kernel names the
+		// lock's function or that of open, which waits for it.
+		f.waitChannel("fuse_", "rwsem_down_", "d_alloc_parallel", "path_openat")
 	}
 }
 

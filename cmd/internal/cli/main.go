@@ -28,6 +28,8 @@ type Program struct {
 	// HealthHost is the default of --health-host, and HealthScope what its help says of addresses;
 	// empty: 127.0.0.1, and never the external interface.
 	HealthHost, HealthScope string
+	// DebugScope is what the help of --debug adds.
+	DebugScope string
 	// AdminSocket is the path of the admin socket; empty: /run/vipgate/NAME.sock.
 	AdminSocket string
 	// Aliases are other names of its variables.
@@ -40,7 +42,7 @@ type Program struct {
 
 // Globals are the flags that all programs have before any command.
 type Globals struct {
-	Debug       bool        `help:"Log at level debug." env:"-"`
+	Debug       bool        `help:"Log at level debug${debug_scope}." env:"-"`
 	VersionFlag versionFlag `name:"version" help:"Print the version and exit." env:"-"`
 }
 
@@ -58,6 +60,7 @@ func New(p Program, commands any) (*kong.Kong, error) {
 			"health_port": strconv.Itoa(p.HealthPort), "metrics_port": strconv.Itoa(p.MetricsPort),
 			"health_host":  cmp.Or(p.HealthHost, "127.0.0.1"),
 			"health_scope": cmp.Or(p.HealthScope, "never the external interface"),
+			"debug_scope":  p.DebugScope,
 			"admin_socket": "unix://" + cmp.Or(p.AdminSocket, "/run/vipgate/"+p.Name+".sock"),
 		},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),

@@ -19,6 +19,9 @@ type Alias struct {
 	Names    []string // of which the first that is set counts
 	Variable string
 	Convert  func(string) string // nil: the same value
+	// EmptyIsUnset reports whether an empty value counts as none, instead of reaching the check of the
+	// flag.
+	EmptyIsUnset bool
 }
 
 // Renamed returns an alias without conversion.
@@ -31,7 +34,7 @@ func Adopt(aliases []Alias) map[string]string {
 	for _, a := range aliases {
 		for _, name := range a.Names {
 			value, given := os.LookupEnv(name)
-			if _, set := os.LookupEnv(a.Variable); set || !given {
+			if _, set := os.LookupEnv(a.Variable); set || !given || a.EmptyIsUnset && value == "" {
 				continue
 			}
 			if a.Convert != nil {

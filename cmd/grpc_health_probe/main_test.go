@@ -1,0 +1,111 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	"github.com/vipgate/vipgate/pkg/health"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// serve serves at a unix socket what a container's probes ask for.
+func serve(t *testing.T, h *health.Server) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "health.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.WaitForHandlers(true))
+	if h != nil {
+		h.RegisterForContainer(server)
+	}
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return "unix://" + path
+}
+
+// silent accepts connections and says nothing, as a process that hangs.
+func silent(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "silent.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return "unix://" + path
+}
+
+func TestExitStatuses(t *testing.T) {
+	h := health.New(slog.New(slog.DiscardHandler), func(string, bool) {})
+	h.Set(health.Liveness, true, "")
+	h.Set(health.Readiness, false, "no gateway session is up yet")
+	addr := serve(t, h)
+	missing := "unix://" + filepath.Join(t.TempDir(), "absent.sock")
+	for _, tt := range []struct {
+		name, args string
+		status     int
+		want       string
+	}{
+		{"the process", "-addr=" + addr + " -service= -connect-timeout=400ms -rpc-timeout=400ms", 0, "SERVING"},
+		{"liveness, two dashes", "--addr " + addr + " --service Liveness", 0, "SERVING"},
+		{"not ready", "-addr=" + addr + " -service=Readiness", 4, "no gateway session is up yet"},
+		{"unknown service", "-addr=" + addr + " -service=Startup", 3, "unknown service"},
+		{"no health service", "-addr=" + serve(t, nil), 3, "unknown service grpc.health"},
+		{"no socket", "-addr=" + missing, 2, "no connection: dial unix"},
+		{"silent process", "-addr=" + silent(t) + " -connect-timeout=50ms", 2, "no connection within 50ms"},
+		{"no address", "-service=", 1, "-addr is required"},
+		{"unknown flag", "-address=x", 1, "-address"},
+		{"timeout without unit", "-addr=" + addr + " -rpc-timeout=400", 1, "-rpc-timeout"},
+		{"timeout of zero", "-addr=" + addr + " -rpc-timeout=0s", 1, "greater than 0"},
+		{"an argument", "-addr=" + addr + " Readiness", 1, "unexpected"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var out bytes.Buffer
+			status := run(t.Context(), strings.Fields(tt.args), &out, io.MultiWriter(&out))
+			if status != tt.status || !strings.Contains(out.String(), tt.want) {
+				t.Errorf("status %d, output %q; want %d and %q", status, &out, tt.status, tt.want)
+			}
+		})
+	}
+}
+
+func TestCallTimeout(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "health.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hang := make(chan struct{})
+	server := grpc.NewServer(grpc.WaitForHandlers(true),
+		grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error { <-s.Context().Done(); close(hang); return nil }))
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	var out bytes.Buffer
+	args := []string{"-addr=unix://" + path, "-rpc-timeout=50ms"}
+	if status := run(t.Context(), args, &out, &out); status != callFailed || !strings.Contains(out.String(), "in time") {
+		t.Errorf("status %d, output %q", status, fmt.Sprint(&out))
+	}
+	<-hang
+	server.Stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
