@@ -1,25 +1,175 @@
 package nsp
 
-import "context"
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc"
+
+	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
+	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
+)
+
+// stopTimeout bounds the call that unregisters the frontend at its end; the NSP removes an entry
+// that is not refreshed.
+const stopTimeout = time.Second
+
+// RegistrationState is the state of the registration.
+type RegistrationState struct {
+	// Registered reports whether the last call registered the frontend.
+	Registered bool
+	// Failures counts calls that failed since the start.
+	Failures uint64
+	// Err is why the last call failed, nil if it did not.
+	Err error
+}
 
 // Registration keeps the frontend registered at the NSP while it has external connectivity. It
 // implements task.Task.
 type Registration struct {
-	o  Options
-	up func() (bool, <-chan struct{})
+	o     Options
+	up    func() (bool, <-chan struct{})
+	state latest.Value[RegistrationState]
 }
 
 // NewRegistration returns a registration. up reports whether the frontend has external
 // connectivity, and returns a channel that is closed when that may have changed.
 func NewRegistration(o Options, up func() (bool, <-chan struct{})) *Registration {
+	o.Log = o.Log.With("component", "nsp", "nsp", o.Target)
 	return &Registration{o: o, up: up}
 }
+
+// State returns the state of the registration.
+func (r *Registration) State() *latest.Value[RegistrationState] { return &r.state }
 
 // String names the task.
 func (r *Registration) String() string { return "nsp-registration" }
 
-// Run registers the frontend until ctx ends, and then unregisters it.
+// Run keeps the registration until ctx ends, and then unregisters the frontend within a second.
 func (r *Registration) Run(ctx context.Context) error {
-	<-ctx.Done()
-	return ctx.Err()
+	conn, err := r.o.dial()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	retry := backoff.Backoff{Min: minBackoff, Max: r.o.MaxBackoff, Jitter: 0.2}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	// entry is whether the NSP may have an entry: also one of an earlier run, which is removed unless
+	// there is connectivity.
+	entry, due, last := true, true, false
+	for {
+		up, changed := r.up()
+		if due || up != last {
+			due, last = false, up
+			err := r.callWhile(ctx, conn, up)
+			entry = up || entry && err != nil
+			switch {
+			case ctx.Err() != nil:
+				return r.end(conn, entry)
+			case errors.Is(err, errChanged):
+				continue
+			}
+			r.show(up, err)
+			switch {
+			case err != nil:
+				conn.ResetConnectBackoff()
+				timer.Reset(retry.Next())
+			case up:
+				retry.Reset()
+				timer.Reset(r.o.EntryTimeout)
+			default:
+				retry.Reset()
+				timer.Stop()
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return r.end(conn, entry)
+		case <-changed:
+		case <-timer.C:
+			due = true
+		}
+	}
+}
+
+// end unregisters the frontend if the NSP may have an entry.
+func (r *Registration) end(conn *grpc.ClientConn, entry bool) error {
+	if !entry {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	err := r.call(ctx, conn, false)
+	if err != nil {
+		r.o.Log.Warn("failed to unregister at the NSP, which removes the entry after a minute", "error", reason(err))
+	}
+	r.state.Update(func(s RegistrationState) RegistrationState { s.Registered = false; return s })
+	return nil
+}
+
+// errChanged reports that a call was canceled, as the connectivity changed.
+var errChanged = errors.New("the external connectivity changed")
+
+// callWhile registers or unregisters the frontend, and cancels the call when the connectivity
+// changes: an NSP that does not answer must not keep an entry that is wrong.
+func (r *Registration) callWhile(ctx context.Context, conn *grpc.ClientConn, up bool) error {
+	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- r.call(ctx, conn, up) }()
+	for {
+		is, changed := r.up()
+		if is != up {
+			cancel()
+			<-done
+			return errChanged
+		}
+		select {
+		case err := <-done:
+			return err
+		case <-changed:
+		}
+	}
+}
+
+// call registers or unregisters the frontend.
+func (r *Registration) call(ctx context.Context, conn *grpc.ClientConn, register bool) error {
+	client := nspv1.NewTargetRegistryClient(conn)
+	target := &nspv1.Target{
+		Ips: []string{r.o.Host}, Type: nspv1.Target_FRONTEND, Context: map[string]string{"identifier": r.o.Host},
+	}
+	method := client.Unregister
+	if register {
+		method = client.Register
+	}
+	_, err := method(ctx, target)
+	return err
+}
+
+// show shows the result of a call. A refresh is not logged, nor is a failure that repeats.
+func (r *Registration) show(up bool, err error) {
+	was := r.state.Load()
+	is := was
+	is.Err = nil
+	if err != nil {
+		is.Err = errors.New(reason(err))
+		is.Failures++
+	} else {
+		is.Registered = up
+	}
+	r.state.Set(is)
+	switch {
+	case err != nil && logs.Text(was.Err) != is.Err.Error():
+		r.o.Log.Warn("registration at the NSP failed, retrying", "register", up, "error", is.Err)
+	case err == nil && (is.Registered != was.Registered || was.Err != nil):
+		message := "unregistered at the NSP"
+		if up {
+			message = "registered at the NSP"
+		}
+		r.o.Log.Info(message, "host", r.o.Host)
+	}
 }

@@ -2,36 +2,283 @@ package nsp
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
+	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// Source follows the attractor at the NSP. It implements task.Task.
-type Source struct {
-	o      Options
-	loaded latest.Value[trench.Loaded]
-	stale  latest.Value[*trench.Stale]
+// SourceState is the state of the watch of the attractor.
+type SourceState struct {
+	// Connected reports whether a watch is open that has sent a list.
+	Connected bool
+	// FromCache reports whether the configuration in force is that of the cache.
+	FromCache bool
+	// Failures counts watches that failed since the start, and CacheFailures failed attempts to read
+	// or write the cache.
+	Failures, CacheFailures uint64
+	// Refused are the objects of the list in force that are left out.
+	Refused Refusals
 }
 
-// NewSource returns a source.
+// Source follows the attractor at the NSP. While the NSP is absent, the last accepted configuration
+// stays in force. It implements task.Task.
+type Source struct {
+	o      Options
+	cache  *cache
+	loaded latest.Value[trench.Loaded]
+	stale  latest.Value[*trench.Stale]
+	state  latest.Value[SourceState]
+
+	// Owned by Run, and by NewSource before it.
+	list, accepted, saved *nspv1.Attractor // the last one, the one in force, and that of the cache
+	// current is when a list was last known to be the NSP's; zero while it is known.
+	current  time.Time
+	failed   int // watches since the last list
+	throttle logs.Throttle
+}
+
+// NewSource returns a source. The list of the cache is in force at once; reading it takes at most
+// [files.Timeout].
 func NewSource(o Options) *Source {
-	s := &Source{o: o}
-	s.loaded.Set(trench.Loaded{Config: &trench.Config{}})
+	o.Log = o.Log.With("component", "nsp", "nsp", o.Target)
+	s := &Source{o: o, current: time.Now()}
+	s.cache = newCache(&s.o, s.cacheFailed)
+	s.loaded.Set(trench.Loaded{
+		Config: &trench.Config{Trench: o.Trench, Attractor: trench.Attractor{
+			Name: o.Attractor, Interface: o.Defaults.Interface,
+		}},
+	})
+	s.failed = 1 // there is no list of a watch: the first failure counts
+	list, received := s.cache.read()
+	if list == nil {
+		return s
+	}
+	if s.take(list); s.loaded.Load().Generation == 0 {
+		return s
+	}
+	s.current = received
+	s.state.Update(func(st SourceState) SourceState { st.FromCache = true; return st })
+	s.setStale(errors.New("no list since the start"))
+	o.Log.Warn("configuration taken from the cache until the NSP sends a list", "file", o.Cache, "received", received)
 	return s
 }
 
-// Value returns the configuration in force.
+// Value returns the configuration in force. Its Err names the objects that are left out, or says
+// why there is no configuration.
 func (s *Source) Value() *latest.Value[trench.Loaded] { return &s.loaded }
 
-// Stale returns why the configuration in force may be old.
+// Stale returns since when and why the configuration in force may not be that of the NSP.
 func (s *Source) Stale() *latest.Value[*trench.Stale] { return &s.stale }
+
+// State returns the state of the watch.
+func (s *Source) State() *latest.Value[SourceState] { return &s.state }
 
 // String names the task.
 func (s *Source) String() string { return "nsp-source" }
 
 // Run follows the attractor until ctx ends.
 func (s *Source) Run(ctx context.Context) error {
-	<-ctx.Done()
-	return ctx.Err()
+	conn, err := s.o.dial()
+	if err != nil {
+		return err
+	}
+	var writer sync.WaitGroup
+	defer writer.Wait()
+	defer conn.Close()
+	writer.Go(func() { s.cache.run(ctx) })
+	retry := backoff.Backoff{Min: minBackoff, Max: s.o.MaxBackoff, Jitter: 0.2}
+	for {
+		begun := time.Now()
+		err := s.watch(ctx, conn)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		// A watch that always ends after its first list is no success.
+		if s.failed == 0 && time.Since(begun) > s.o.MaxBackoff {
+			retry.Reset()
+		}
+		s.fail(err)
+		if err := retry.Wait(ctx); err != nil {
+			return err
+		}
+		conn.ResetConnectBackoff() // else gRPC would continue to wait
+	}
+}
+
+// watch takes lists until the watch ends, and returns why.
+func (s *Source) watch(parent context.Context, conn *grpc.ClientConn) error {
+	ctx, cancel := context.WithCancel(parent)
+	defer cancel()
+	first := time.AfterFunc(firstListTimeout, cancel)
+	defer first.Stop()
+	var r *nspv1.AttractorResponse
+	stream, err := nspv1.NewConfigurationManagerClient(conn).WatchAttractor(ctx,
+		&nspv1.Attractor{Name: s.o.Attractor, Trench: &nspv1.Trench{Name: s.o.Trench}})
+	if err == nil {
+		r, err = stream.Recv()
+	}
+	if !first.Stop() && parent.Err() == nil {
+		return fmt.Errorf("no list within %v", firstListTimeout)
+	}
+	for err == nil {
+		s.connected()
+		if s.take(s.o.pick(r.GetAttractors())); s.accepted != s.saved {
+			s.saved = s.accepted
+			s.cache.write(s.saved)
+		}
+		r, err = stream.Recv()
+	}
+	return err
+}
+
+// connected shows that the list in force is that of the NSP.
+func (s *Source) connected() {
+	s.failed = 0
+	if s.current.IsZero() {
+		return
+	}
+	if s.list == nil || s.stale.Load() != nil {
+		s.o.Log.Info("NSP sent a list", "absent", time.Since(s.current).Round(time.Millisecond))
+	}
+	s.current = time.Time{}
+	s.stale.Set(nil)
+	s.state.Update(func(st SourceState) SourceState { st.Connected, st.FromCache = true, false; return st })
+}
+
+// fail counts a watch that failed. The first one after a list is not shown: a watch of an NSP that
+// is present is open again at once.
+func (s *Source) fail(err error) {
+	s.failed++
+	s.state.Update(func(st SourceState) SourceState { st.Failures++; return st })
+	if s.current.IsZero() {
+		s.current = time.Now()
+	}
+	if s.failed < 2 {
+		s.o.Log.Debug("watch of the NSP ended, opening it again", "error", err)
+		return
+	}
+	s.state.Update(func(st SourceState) SourceState { st.Connected = false; return st })
+	reason := errors.New(reason(err))
+	s.setStale(reason)
+	s.throttle.Log(s.o.Log.Warn, reason.Error(), "watch of the NSP failed, retrying", "error", reason)
+}
+
+// setStale shows why the NSP does not confirm what is in force.
+func (s *Source) setStale(reason error) {
+	cause := fmt.Sprintf("%s: %s", &s.o, reason)
+	now := s.loaded.Load()
+	if now.Generation == 0 {
+		if logs.Text(now.Err) != cause {
+			now.Err, now.At = errors.New(cause), time.Now()
+			s.loaded.Set(now)
+		}
+	} else if s.state.Load().FromCache {
+		cause += "; in force is the list of " + s.o.Cache
+	}
+	if was := s.stale.Load(); was == nil || was.Cause != cause {
+		s.stale.Set(&trench.Stale{Since: s.current, Cause: cause})
+	}
+}
+
+// reason returns the error of a call in one short line.
+func reason(err error) string {
+	text := err.Error()
+	if s, ok := grpcstatus.FromError(err); ok {
+		text = health.Reason(err)
+		if s.Code() == codes.Unimplemented {
+			text = "it is not an NSP: " + text
+		}
+	}
+	const enough = 300
+	if len(text) > enough {
+		text = strings.ToValidUTF8(text[:enough], "") + "…"
+	}
+	return strings.Map(func(r rune) rune {
+		if !strconv.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, text)
+}
+
+// take puts a list in force, unless it is the last one.
+func (s *Source) take(list *nspv1.Attractor) {
+	if proto.Equal(list, s.list) { // reports false for nil
+		return
+	}
+	s.list = list
+	now := s.loaded.Load()
+	was := now
+	config, refused, err := s.o.convert(list)
+	if err != nil {
+		now.Err, now.At = err, time.Now()
+		now.Refused++
+		s.loaded.Set(now)
+		s.o.Log.Error("list of the NSP refused, the old configuration stays in force", "error", err,
+			"generation", now.Generation)
+		return
+	}
+	s.refuse(refused)
+	if s.o.Keys != nil {
+		s.o.Keys.Want(secrets(list.GetGateways(), config))
+	}
+	s.accepted = list
+	now.Err = refused.err()
+	if len(refused) > 0 {
+		now.Refused++
+	}
+	changed := now.Generation == 0 || !reflect.DeepEqual(config, now.Config)
+	if changed {
+		now.Config, now.Generation = config, now.Generation+1
+		s.o.Log.Info("new configuration in force", "generation", now.Generation,
+			"vips", len(config.Attractor.VIPs), "gateways", len(config.Attractor.Gateways), "refused", len(refused))
+	}
+	if changed || logs.Text(was.Err) != logs.Text(now.Err) {
+		now.At = time.Now()
+		s.loaded.Set(now)
+	}
+}
+
+// maxRefusalLines bounds the lines of one list; status has all of them.
+const maxRefusalLines = 20
+
+// refuse shows the objects of a list that are left out, and logs those that were not before.
+func (s *Source) refuse(refused Refusals) {
+	known := map[Refusal]bool{}
+	for _, r := range s.state.Load().Refused {
+		known[r] = true
+	}
+	logged := 0
+	for _, r := range refused {
+		if known[r] {
+			continue
+		}
+		if logged++; logged > maxRefusalLines {
+			s.o.Log.Error("more objects of the NSP refused; see frontend status", "refused", len(refused))
+			break
+		}
+		s.o.Log.Error("object of the NSP refused, the others are in force", "kind", r.Kind, "name", r.Name,
+			"problem", r.Problem)
+	}
+	s.state.Update(func(st SourceState) SourceState { st.Refused = refused; return st })
+}
+
+func (s *Source) cacheFailed() {
+	s.state.Update(func(st SourceState) SourceState { st.CacheFailures++; return st })
 }

@@ -1,0 +1,128 @@
+package nsp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
+	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/durable"
+	"github.com/vipgate/vipgate/pkg/files"
+	"github.com/vipgate/vipgate/pkg/latest"
+)
+
+// Back-off of writes of the cache: a disk that is full is no matter of milliseconds.
+const (
+	minCacheBackoff = time.Second
+	maxCacheBackoff = time.Minute
+)
+
+// cache keeps the last accepted list in a file, for a start without the NSP.
+type cache struct {
+	o      *Options
+	failed func() // counts a failure
+	calls  files.Calls
+	wanted latest.Value[*cached] // nil: nothing was accepted since the start
+}
+
+// cached is the content of the file.
+type cached struct {
+	Trench    string          `json:"trench"`
+	Attractor string          `json:"attractor"`
+	Received  time.Time       `json:"received"`
+	List      json.RawMessage `json:"list"`
+}
+
+func newCache(o *Options, failed func()) *cache { return &cache{o: o, failed: failed} }
+
+// read returns the list in the file, and when it was received; nil without a usable one.
+func (c *cache) read() (list *nspv1.Attractor, received time.Time) {
+	type content struct {
+		cached
+		found bool
+	}
+	x, err := files.Do(context.Background(), &c.calls, "cache "+c.o.Cache, func() (x content, err error) {
+		_, x.found, err = durable.Read(c.o.Cache, &x.cached)
+		return x, err
+	})
+	if err == nil && x.found {
+		list = &nspv1.Attractor{}
+		if err = (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(x.List, list); err != nil {
+			err = fmt.Errorf("%s %w: %w", c.o.Cache, durable.ErrCorrupt, err)
+		}
+	}
+	switch {
+	case errors.Is(err, durable.ErrCorrupt):
+		c.failed()
+		durable.SetAside(c.o.Cache, err, time.Now(), c.o.Log)
+		return nil, time.Time{}
+	case err != nil:
+		c.failed()
+		c.o.Log.Error("failed to read the cache, starting without it", "error", err)
+		return nil, time.Time{}
+	case !x.found:
+		return nil, time.Time{}
+	case x.Trench != c.o.Trench || x.Attractor != c.o.Attractor:
+		c.o.Log.Info("cache ignored: it is of another attractor", "file", c.o.Cache,
+			"trench", x.Trench, "attractor", x.Attractor)
+		return nil, time.Time{}
+	}
+	return list, x.Received
+}
+
+// write has the list written. It does not block.
+func (c *cache) write(list *nspv1.Attractor) {
+	data, err := protojson.Marshal(list)
+	if err != nil {
+		c.failed()
+		c.o.Log.Error("failed to encode the cache", "error", err)
+		return
+	}
+	c.wanted.Set(&cached{Trench: c.o.Trench, Attractor: c.o.Attractor, Received: time.Now().UTC(), List: data})
+}
+
+// run writes the newest list until ctx ends, again after a failure.
+func (c *cache) run(ctx context.Context) {
+	retry := backoff.Backoff{Min: minCacheBackoff, Max: maxCacheBackoff, Jitter: 0.2}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var written *cached
+	failure := ""
+	for {
+		wanted, changed := c.wanted.Get()
+		timer.Stop()
+		if wanted != written {
+			_, err := files.Do(ctx, &c.calls, "cache "+c.o.Cache,
+				func() (struct{}, error) { return struct{}{}, durable.Write(c.o.Cache, wanted) })
+			switch {
+			case ctx.Err() != nil:
+				return
+			case err == nil:
+				if failure != "" {
+					c.o.Log.Info("cache written again", "file", c.o.Cache)
+				}
+				written, failure = wanted, ""
+				retry.Reset()
+			default:
+				c.failed()
+				if err.Error() != failure {
+					c.o.Log.Error("failed to write the cache, retrying; a start without the NSP would use an older list",
+						"error", err)
+				}
+				failure = err.Error()
+				timer.Reset(retry.Next())
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-timer.C:
+		}
+	}
+}

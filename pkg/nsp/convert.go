@@ -1,0 +1,212 @@
+package nsp
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Kinds of objects.
+const (
+	KindVIP     = "VIP"
+	KindGateway = "gateway"
+)
+
+// Refusal is a VIP or gateway of the NSP that is not in force.
+type Refusal struct {
+	Kind, Name string
+	// Problem says what is wrong, and what to write instead.
+	Problem string
+}
+
+// String returns the kind, the name and the problem.
+func (r Refusal) String() string {
+	return fmt.Sprintf("%s %s: %s", r.Kind, quoteName(r.Name), r.Problem)
+}
+
+// Refusals are the refused objects of a list of which the others are in force.
+type Refusals []Refusal
+
+// maxLines bounds the objects that an error names.
+const maxLines = 100
+
+// Error returns one line an object.
+func (r Refusals) Error() string {
+	lines := make([]string, 0, maxLines+1)
+	for _, x := range r[:min(len(r), maxLines)] {
+		lines = append(lines, x.String())
+	}
+	if more := len(r) - maxLines; more > 0 {
+		lines = append(lines, fmt.Sprintf("%d more objects are refused", more))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// err returns r as an error, nil without a refusal.
+func (r Refusals) err() error {
+	if len(r) == 0 {
+		return nil
+	}
+	return r
+}
+
+var plainName = regexp.MustCompile(`^[!-~]{1,100}$`)
+
+// quoteName quotes a name that could not be read in a line of text.
+func quoteName(s string) string {
+	const enough = 100
+	if plainName.MatchString(s) {
+		return s
+	}
+	if len(s) > enough {
+		s = strings.ToValidUTF8(s[:enough], "") + "…"
+	}
+	return strconv.Quote(s)
+}
+
+// pick returns the attractor of a response that the options name, with sorted VIPs and gateways, so
+// that the same attractor is always equal; an empty attractor if there is none. The response may
+// have others, and share the objects of one among several.
+func (o *Options) pick(attractors []*nspv1.Attractor) *nspv1.Attractor {
+	picked := &nspv1.Attractor{Name: o.Attractor, Trench: &nspv1.Trench{Name: o.Trench}}
+	for _, a := range attractors {
+		if a.GetName() == o.Attractor && a.GetTrench().GetName() == o.Trench {
+			picked.Vips = append(picked.Vips, a.GetVips()...)
+			picked.Gateways = append(picked.Gateways, a.GetGateways()...)
+		}
+	}
+	slices.SortStableFunc(picked.Vips, func(a, b *nspv1.Vip) int {
+		return cmp.Or(cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.GetAddress(), b.GetAddress()))
+	})
+	slices.SortStableFunc(picked.Gateways, func(a, b *nspv1.Gateway) int {
+		return cmp.Or(cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.GetAddress(), b.GetAddress()))
+	})
+	return picked
+}
+
+// convert returns the configuration of an attractor, and the objects that it left out. The error is
+// a problem of the whole list.
+func (o *Options) convert(a *nspv1.Attractor) (*trench.Config, Refusals, error) {
+	var refused Refusals
+	vips := slices.DeleteFunc(slices.Clone(a.GetVips()), func(v *nspv1.Vip) bool {
+		// Before the document is written: it holds 100 problems only.
+		_, err := vip.Parse(v.GetAddress())
+		if err != nil {
+			refused = append(refused, Refusal{KindVIP, v.GetName(), err.Error()})
+		}
+		return err != nil
+	})
+	gateways := slices.DeleteFunc(slices.Clone(a.GetGateways()), func(g *nspv1.Gateway) bool {
+		problem := o.checkGateway(g)
+		if problem != "" {
+			refused = append(refused, Refusal{KindGateway, g.GetName(), problem})
+		}
+		return problem != ""
+	})
+	for {
+		d := document{vips: vips, gateways: gateways}
+		config, err := trench.Parse(o.String(), d.write(o), o.Defaults)
+		var problems *trench.Errors
+		switch {
+		case err == nil:
+			slices.SortStableFunc(refused, func(a, b Refusal) int {
+				return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
+			})
+			return config, refused, nil
+		case !errors.As(err, &problems):
+			return nil, nil, err
+		}
+		found := d.refusals(problems.Problems)
+		if len(found) == 0 {
+			return nil, nil, err
+		}
+		keep := func(kind string, i int) bool { _, is := found[place{kind, i}]; return !is }
+		for _, at := range sortedPlaces(found) {
+			refused = append(refused, found[at])
+		}
+		vips, gateways = filter(vips, KindVIP, keep), filter(gateways, KindGateway, keep)
+	}
+}
+
+// filter returns the objects to keep.
+func filter[T any](list []T, kind string, keep func(kind string, i int) bool) []T {
+	var kept []T
+	for i, x := range list {
+		if keep(kind, i) {
+			kept = append(kept, x)
+		}
+	}
+	return kept
+}
+
+// Names in Kubernetes (RFC 1123 subdomain) and of the keys of a Secret.
+var (
+	secretName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
+	secretKey  = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,253}$`)
+)
+
+// checkGateway returns what the trench file has no words for, "" for nothing.
+func (o *Options) checkGateway(g *nspv1.Gateway) string {
+	address, err := gatewayAddress(g)
+	if err != nil {
+		return err.Error()
+	}
+	switch family := g.GetIpFamily(); {
+	case family != "" && family != "ipv4" && family != "ipv6":
+		return fmt.Sprintf("ipFamily is %s: write ipv4 or ipv6", quoteName(family))
+	case family != "" && family != vip.FamilyOf(address).String():
+		return fmt.Sprintf("ipFamily is %s, but address is %s: change one of them", family, address)
+	}
+	auth := g.GetBgpAuth()
+	switch {
+	case auth == nil:
+	case !secretName.MatchString(auth.GetKeySource()):
+		return fmt.Sprintf("bgpAuth.keySource is %s, which no Secret can be called: write the name of the Secret",
+			quoteName(auth.GetKeySource()))
+	case !secretKey.MatchString(auth.GetKeyName()) || strings.Trim(auth.GetKeyName(), ".") == "":
+		return fmt.Sprintf("bgpAuth.keyName is %s, which no key of a Secret can be called: write the key",
+			quoteName(auth.GetKeyName()))
+	case o.Keys == nil:
+		return "bgpAuth names a Secret, but this frontend reads none: remove bgpAuth"
+	}
+	return ""
+}
+
+// gatewayAddress returns the address of a gateway, which may have a prefix length.
+func gatewayAddress(g *nspv1.Gateway) (netip.Addr, error) {
+	p, err := netip.ParsePrefix(g.GetAddress())
+	if err == nil {
+		return p.Addr(), nil
+	}
+	a, err := netip.ParseAddr(g.GetAddress())
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("address is %s: write an IP address such as 169.254.100.150",
+			quoteName(g.GetAddress()))
+	}
+	return a, nil
+}
+
+// secrets returns the keys of the passwords of the gateways in force, by Secret.
+func secrets(gateways []*nspv1.Gateway, inForce *trench.Config) map[string][]string {
+	named := map[string]bool{}
+	for _, g := range inForce.Attractor.Gateways {
+		named[g.Name] = g.PasswordFile != ""
+	}
+	keys := map[string][]string{}
+	for _, g := range gateways {
+		source, key := g.GetBgpAuth().GetKeySource(), g.GetBgpAuth().GetKeyName()
+		if named[g.GetName()] && source != "" && !slices.Contains(keys[source], key) {
+			keys[source] = append(keys[source], key)
+		}
+	}
+	return keys
+}
