@@ -102,14 +102,15 @@ BASE_LB :=
 BASE_FRONTEND :=
 BASE_KUBE :=
 BASE_TARGET :=
+BASE_MERIDIO_FRONTEND :=
 
 .PHONY: images
-images: check-go ## Build images of lb, frontend, kube and target into bin/images/, for docker load or kind load image-archive
-	@$(if $(BASE_FRONTEND),,tools/release/base.sh $$($(GO) env GOARCH) $(BIN)/release-base/$$($(GO) env GOARCH))
+images: check-go ## Build images of lb, frontend, kube, target and meridio-frontend into bin/images/, for docker load or kind load image-archive
+	@$(if $(and $(BASE_FRONTEND),$(BASE_MERIDIO_FRONTEND)),,tools/release/base.sh $$($(GO) env GOARCH) $(BIN)/release-base/$$($(GO) env GOARCH))
 	@out="$$PWD/$(TOOLS)"; cd tools/release && $(GO) build -o "$$out/" .
 	@$(TOOLS)/release --images --version=$(VERSION) --base=$(BIN)/release-base --out=$(BIN)/images \
 		--base-lb="$(BASE_LB)" --base-frontend="$(BASE_FRONTEND)" --base-kube="$(BASE_KUBE)" \
-		--base-target="$(BASE_TARGET)"
+		--base-target="$(BASE_TARGET)" --base-meridio-frontend="$(BASE_MERIDIO_FRONTEND)"
 	@ls -l $(BIN)/images
 
 .PHONY: release

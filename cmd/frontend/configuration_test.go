@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,9 +25,9 @@ func TestConfigurationDocument(t *testing.T) {
 // in what it makes of a number and of a word.
 func meridioTable(t *testing.T) string {
 	notes := map[[2]string]string{
-		{"3", "TRACE"}:  "the same values",
-		{"3s", "TRACE"}: "whole seconds, or a duration with its unit",
-		{"3", "debug"}:  "in upper or lower case; `TRACE` is `debug`",
+		{"3", "TRACE"}:    "the same values",
+		{"3s", "TRACE"}:   "whole seconds, or a duration with its unit",
+		{"info", "debug"}: "in upper or lower case; `TRACE` is `debug`, and what Meridio does not know is `info`",
 	}
 	var b strings.Builder
 	b.WriteString("| Meridio's variable | vipgate's | Values |\n|---|---|---|\n")
@@ -39,6 +41,14 @@ func meridioTable(t *testing.T) string {
 			t.Fatalf("the document does not describe the conversion of %s", a.Names)
 		}
 		fmt.Fprintf(&b, "| `%s` | `%s` | %s |\n", strings.Join(a.Names, "`, `"), a.Variable, note)
+	}
+	for _, n := range withoutEffect {
+		fmt.Fprintf(&b, "| `%s` | | no effect: %s |\n", strings.Join(n.names, "`, `"), n.why)
+	}
+	b.WriteString("\nWhere the NSP is the source of VIPs and gateways, these defaults differ:\n\n" +
+		"| vipgate's variable | default in Meridio's pod |\n|---|---|\n")
+	for _, variable := range slices.Sorted(maps.Keys(podVariables)) {
+		fmt.Fprintf(&b, "| `%s` | `%s` |\n", variable, podVariables[variable])
 	}
 	return b.String()
 }

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strconv"
@@ -30,6 +33,11 @@ var aliases = []cli.Alias{
 	meridio("VIPGATE_LOG_BIRD", nil, "NFE_LOG_BIRD"),
 	meridio("VIPGATE_LOG_LEVEL", level, "NFE_LOG_LEVEL"),
 	meridio("VIPGATE_MAX_BACKOFF", nil, "NFE_GRPC_MAX_BACKOFF"),
+	meridio("VIPGATE_NSP_SERVICE", nil, "NFE_NSP_SERVICE"),
+	meridio("VIPGATE_TRENCH_NAME", nil, "NFE_TRENCH_NAME"),
+	meridio("VIPGATE_ATTRACTOR_NAME", nil, "NFE_ATTRACTOR_NAME"),
+	meridio("VIPGATE_NSP_ENTRY_TIMEOUT", nil, "NFE_NSP_ENTRY_TIMEOUT"),
+	meridio("VIPGATE_NSP_KEEPALIVE_TIME", nil, "NFE_GRPC_KEEPALIVE_TIME"),
 	meridio("VIPGATE_METRICS_PORT", nil, "NFE_METRICS_PORT"),
 	meridio("VIPGATE_METRICS_ENABLED", nil, "NFE_METRICS_ENABLED"),
 	meridio("VIPGATE_LB_SOCKET", nil, "NFE_LB_SOCKET"),
@@ -95,19 +103,11 @@ func inMeridioPod() bool {
 	switch os.Getenv("VIPGATE_CONFIG_SOURCE") {
 	case "nsp":
 		return true
-	case "":
-		_, err := os.Stat(environmentTrenchFile())
-		return os.Getenv("NFE_NSP_SERVICE") != "" && err != nil
+	case "", "auto":
+		_, err := os.Stat(cmp.Or(os.Getenv("VIPGATE_TRENCH_FILE"), defaultTrenchFile))
+		return cmp.Or(os.Getenv("VIPGATE_NSP_SERVICE"), os.Getenv("NFE_NSP_SERVICE")) != "" && errors.Is(err, fs.ErrNotExist)
 	}
 	return false
-}
-
-// environmentTrenchFile is the trench file, unless the command line names another one.
-func environmentTrenchFile() string {
-	if file := os.Getenv("VIPGATE_TRENCH_FILE"); file != "" {
-		return file
-	}
-	return defaultTrenchFile
 }
 
 // adoptPod sets those of podVariables that neither the user nor Meridio's operator set.

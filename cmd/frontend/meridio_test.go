@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -54,10 +55,18 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 		{"NFE_BGP_HOLD_TIME", "12s", "bgp-hold-time", "12s"},
 		{"NFE_TABLE_ID", "5000", "table-id", "5000"},
 		{"NFE_ECMP", "true", "ecmp", "true"},
+		{"NFE_ECMP", "True", "ecmp", "true"},
+		{"NFE_ECMP", "1", "ecmp", "true"},
 		{"NFE_DROP_IF_NO_PEER", "false", "drop-if-no-peer", "false"},
 		{"NFE_LOG_BIRD", "true", "log-bird", "true"},
 		{"NFE_LOG_LEVEL", "ERROR", "log-level", "error"},
 		{"NFE_LOG_LEVEL", "TRACE", "log-level", "debug"},
+		{"NFE_LOG_LEVEL", "CRITICAL", "log-level", "info"}, // Meridio takes what it does not know for INFO
+		{"NFE_NSP_SERVICE", "nsp-service-trench-a.red:7778", "nsp-service", "nsp-service-trench-a.red:7778"},
+		{"NFE_TRENCH_NAME", "trench-a", "trench-name", "trench-a"},
+		{"NFE_ATTRACTOR_NAME", "attractor-a-1", "attractor-name", "attractor-a-1"},
+		{"NFE_NSP_ENTRY_TIMEOUT", "20s", "nsp-entry-timeout", "20s"},
+		{"NFE_GRPC_KEEPALIVE_TIME", "1m", "nsp-keepalive-time", "1m0s"},
 		{"NFE_GRPC_MAX_BACKOFF", "5s", "max-backoff", "5s"},
 		{"NFE_METRICS_ENABLED", "false", "metrics-enabled", "false"},
 		{"NFE_METRICS_PORT", "9224", "metrics-port", "9224"},
@@ -114,8 +123,16 @@ func TestPrecedenceOfVariables(t *testing.T) {
 			map[string]string{"NFE_BIRD_KERNEL_SCAN_TIME": "7", "NFE_BIRD_SCAN_TIME": "8"},
 			map[string]string{"VIPGATE_BIRD_KERNEL_SCAN_TIME": "7s"},
 		},
+		{"one that the operator left empty", map[string]string{"NFE_LB_SOCKET": "", "NFE_LOG_LEVEL": ""}, map[string]string{}},
+		{
+			"the first that is not empty", map[string]string{"NFE_BIRD_KERNEL_SCAN_TIME": "", "NFE_BIRD_SCAN_TIME": "8"},
+			map[string]string{"VIPGATE_BIRD_KERNEL_SCAN_TIME": "8s"},
+		},
 		// It must reach the check that refuses it, and not turn into the default.
-		{"an empty value", map[string]string{"NFE_LB_SOCKET": ""}, map[string]string{"VIPGATE_LB_SOCKET": ""}},
+		{
+			"an empty value of Meridio 2", map[string]string{"MERIDIO_READINESS_DIR": ""},
+			map[string]string{"VIPGATE_READINESS_DIR": ""},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := adopted(t, tt.variables); !maps.Equal(got, tt.want) {
@@ -125,18 +142,114 @@ func TestPrecedenceOfVariables(t *testing.T) {
 	}
 }
 
+// meridioVariables are those of Meridio 1.2.8: of its code, of its documents where they differ, and of
+// its pod. Its code joins the words of names that its documents separate.
+const meridioVariables = `NFE_VRRPS NFE_EXTERNAL_INTERFACE NFE_BIRD_CONFIG_PATH NFE_BIRD_COMMUNICATION_SOCK
+NFE_BIRD_LOG_FILE_SIZE NFE_BIRD_KERNEL_SCAN_TIME NFE_BIRD_SCAN_TIME NFE_LOCAL_AS NFE_REMOTE_AS NFE_BGP_LOCAL_PORT
+NFE_BGP_REMOTE_PORT NFE_BGP_HOLD_TIME NFE_TABLE_ID NFE_ECMP NFE_DROP_IF_NO_PEER NFE_LOG_BIRD NFE_NAMESPACE
+NFE_NSP_SERVICE NFE_TRENCH_NAME NFE_ATTRACTOR_NAME NFE_LOG_LEVEL NFE_NSP_ENTRY_TIMEOUT NFE_GRPC_KEEPALIVE_TIME
+NFE_GRPC_MAX_BACKOFF NFE_DELAYCONNECTIVITY NFE_DELAY_CONNECTIVITY NFE_DELAYNOCONNECTIVITY
+NFE_DELAY_NO_CONNECTIVITY NFE_MAXSESSIONERRORS NFE_MAX_SESSION_ERRORS NFE_METRICS_ENABLED NFE_METRICS_PORT
+NFE_LB_SOCKET NFE_CONFIG_MAP_NAME`
+
+func TestEveryMeridioVariableIsKnown(t *testing.T) {
+	page, err := os.ReadFile("../../docs/meridio.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var environ []string
+	for _, name := range strings.Fields(meridioVariables) {
+		environ = append(environ, name+"=1")
+		if !bytes.Contains(page, []byte("`"+name+"`")) {
+			t.Errorf("docs/meridio.md does not have %s", name)
+		}
+	}
+	var warnings bytes.Buffer
+	if warnIgnored(environ, &warnings); warnings.Len() > 0 {
+		t.Errorf("warned: %s", &warnings)
+	}
+}
+
 func TestIgnoredMeridioVariables(t *testing.T) {
 	var warnings bytes.Buffer
 	warnIgnored([]string{
-		"NFE_NSP_SERVICE=nsp:7778", "NFE_VRRPS=10.0.0.1", "NFE_DELAY_CONNECTIVITY=1s", "NFE_DELAYCONNECTIVITY=1s",
-		"NFE_MAX_SESSION_ERRORS=5", "NFE_ECMP=true", "HOME=/", "NFEX=1",
+		"NFE_NSP_SERVICE=nsp:7778", "NFE_DELAY_CONNECTIVITY=1s", "NFE_SOMETHING=1", "NFE_ANYTHING=2", "NFE_ECMP=true",
+		"HOME=/", "NFEX=1",
 	}, &warnings)
-	const want = "NFE_DELAYCONNECTIVITY, NFE_DELAY_CONNECTIVITY, NFE_MAX_SESSION_ERRORS, NFE_NSP_SERVICE, NFE_VRRPS\n"
+	const want = "NFE_ANYTHING, NFE_SOMETHING\n"
 	if got := warnings.String(); !strings.HasSuffix(got, ": "+want) || strings.Count(got, "\n") != 1 {
 		t.Errorf("warned %q, want one line that ends with %q", got, want)
 	}
 	warnings.Reset()
 	if warnIgnored([]string{"HOME=/"}, &warnings); warnings.Len() > 0 {
 		t.Errorf("warned %q about no variable", &warnings)
+	}
+}
+
+// What Meridio allows and vipgate does not is refused, by the name of the variable.
+func TestRefusedMeridioVariables(t *testing.T) {
+	for variable, value := range map[string]string{
+		"NFE_LOCAL_AS": "64512.1", "NFE_BGP_LOCAL_PORT": "bgp", "NFE_TABLE_ID": "-1", "NFE_NSP_ENTRY_TIMEOUT": "30",
+		"NFE_ECMP": "perhaps", "NFE_METRICS_PORT": "70000", "NFE_BIRD_LOG_FILE_SIZE": "20k",
+	} {
+		t.Run(variable, func(t *testing.T) {
+			adopted(t, map[string]string{variable: value})
+			_, err := parser(t).Parse([]string{"run"})
+			if err == nil || !strings.Contains(err.Error(), value) {
+				t.Errorf("%s=%s: %v", variable, value, err)
+			}
+		})
+	}
+}
+
+func TestDefaultsOfMeridioPod(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "trench.yaml")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name      string
+		variables map[string]string
+		want      string
+	}{
+		{"the NSP is named", map[string]string{"NFE_NSP_SERVICE": "nsp:7778"}, "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000"},
+		{"set by the user", map[string]string{
+			"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_ADMIN_SOCKET": "unix:///var/run/bird/a.sock", "VIPGATE_HEALTH_SOCKET": "",
+			"VIPGATE_METRICS_HOST": "192.0.2.1", "NFE_BIRD_LOG_FILE_SIZE": "7",
+		}, "unix:///var/run/bird/a.sock  192.0.2.1 /var/log/bird.log 7"},
+		{"no NSP", map[string]string{"NFE_TRENCH_NAME": "trench-a", "NFE_NSP_SERVICE": ""}, "unix:///run/vipgate/frontend.sock  127.0.0.1  0"},
+		{"a trench file", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_TRENCH_FILE": file}, "unix:///run/vipgate/frontend.sock  127.0.0.1  0"},
+		{"a trench file, and the NSP as the source", map[string]string{"VIPGATE_CONFIG_SOURCE": "nsp", "VIPGATE_TRENCH_FILE": file}, "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000"},
+		{"the trench file as the source", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_CONFIG_SOURCE": "file"}, "unix:///run/vipgate/frontend.sock  127.0.0.1  0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			(&clitest.Container{}).Environment(t)
+			for variable := range podVariables { // removed when the test ends
+				t.Setenv(variable, "")
+				os.Unsetenv(variable)
+			}
+			adopted(t, tt.variables)
+			adoptPod()
+			var line commandLine
+			if _, err := parserOf(t, &line).Parse([]string{"run"}); err != nil {
+				t.Fatal(err)
+			}
+			r := line.Run
+			got := fmt.Sprint(r.AdminSocket, " ", r.HealthSocket, " ", r.MetricsHost, " ", r.BirdLogFile, " ", r.BirdLogFileSize)
+			if got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestArgumentsOfMeridio(t *testing.T) {
+	for args, want := range map[string]string{
+		"--debug": "debug --local", "-debug": "debug --local", "-version": "--version", "-help": "--help", "": "",
+		"run --debug": "run --debug", "--debug --trench-file=x": "--debug --trench-file=x", "status": "status",
+	} {
+		if got := strings.Join(arguments(strings.Fields(args)), " "); got != want {
+			t.Errorf("%q became %q, want %q", args, got, want)
+		}
 	}
 }

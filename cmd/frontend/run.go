@@ -118,7 +118,11 @@ func (c *validateCommand) Run(out *cli.Output) error {
 	if err := c.checkInterface(o.Config); err != nil {
 		fmt.Fprintf(os.Stderr, "frontend: warning: %v\n", err)
 	}
-	out.Printf("%s: valid\n", c.TrenchFile)
+	what := c.TrenchFile
+	if o.NSP != nil {
+		what = "flags (the NSP is not asked)"
+	}
+	out.Printf("%s: valid\n", what)
 	return nil
 }
 
@@ -142,12 +146,19 @@ func (c *trenchFlags) defaults() trench.Defaults {
 	}
 }
 
+func (c *trenchFlags) checkDefaults() error {
+	if err := c.defaults().Validate(); err != nil {
+		return cli.Usage("--external-interface, --local-as, --remote-as, --bgp-local-port, --bgp-remote-port, "+
+			"--bgp-hold-time: %w", err)
+	}
+	return nil
+}
+
 // read reads the trench file. With lenient a refused one is no error but nil: it is
 // repaired while the frontend runs, and until then the watcher reports it.
 func (c *trenchFlags) read(lenient bool) (*trench.Config, error) {
-	if err := c.defaults().Validate(); err != nil {
-		return nil, cli.Usage("--external-interface, --local-as, --remote-as, --bgp-local-port, --bgp-remote-port, "+
-			"--bgp-hold-time: %w", err)
+	if err := c.checkDefaults(); err != nil {
+		return nil, err
 	}
 	config, err := trench.Read(c.TrenchFile, c.defaults())
 	if err != nil && !lenient {
@@ -156,12 +167,21 @@ func (c *trenchFlags) read(lenient bool) (*trench.Config, error) {
 	return config, nil
 }
 
+// readSource reads the trench file, unless the NSP is the source: its configuration is known later.
+func (c *runFlags) readSource(useNSP, lenient bool) (*trench.Config, error) {
+	if useNSP {
+		return nil, c.checkDefaults()
+	}
+	return c.read(lenient)
+}
+
 func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, error) {
 	var refused cli.Refusals
-	config, err := c.read(lenient)
+	useNSP := c.useNSP()
+	config, err := c.readSource(useNSP, lenient)
 	refused.Add(err)
-	c.check(&refused, config)
-	if c.Gating == "on" && c.ReadinessDir == nil {
+	c.check(&refused, config, useNSP)
+	if useNSP || c.Gating == "on" && c.ReadinessDir == nil {
 		refused.Add(c.Identity.Check(defaultID, lenient))
 	}
 	if err := refused.Err(); err != nil {
@@ -182,20 +202,26 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 	if c.MetricsEnabled {
 		o.MetricsAddr = c.MetricsAddress()
 	}
+	usesLB := !o.Gate.Ungated && c.ReadinessDir == nil
+	if useNSP || usesLB {
+		if o.Identity, err = c.Identity.Source(defaultID, log); err != nil {
+			return frontend.Options{}, cli.Usage("%w", err)
+		}
+	}
+	if useNSP {
+		if o.NSP, err = c.nspOptions(o.Identity, log); err != nil {
+			return frontend.Options{}, err
+		}
+	}
 	switch {
-	case o.Gate.Ungated:
-		return o, nil
-	case c.ReadinessDir != nil:
+	case usesLB:
+		o.LoadBalancers = c.LBID
+		o.Credentials = identity.NewCredentials(o.Identity, identity.CredentialOptions{
+			Authorize: c.authorizeLB(o.Identity, useNSP, log), Log: log,
+		})
+	case !o.Gate.Ungated:
 		o.Directory = c.directory(c.DrainTime, log)
-		return o, nil
 	}
-	if o.Identity, err = c.Identity.Source(defaultID, log); err != nil {
-		return frontend.Options{}, cli.Usage("%w", err)
-	}
-	o.LoadBalancers = c.LBID
-	o.Credentials = identity.NewCredentials(o.Identity, identity.CredentialOptions{
-		Authorize: identity.AuthorizeMember(c.LBTrustDomain, c.LBID...), Log: log,
-	})
 	return o, nil
 }
 
@@ -226,10 +252,13 @@ func (c *renderCommand) Run(out *cli.Output) error {
 	return nil
 }
 
-// check refuses what would only fail later. config is nil if it was refused.
-func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
+// check refuses what would only fail later. config is nil if it was refused, or with the NSP.
+func (c *runFlags) check(r *cli.Refusals, config *trench.Config, useNSP bool) {
 	_, _, err := c.Logger(false)
 	r.Add(err)
+	if useNSP {
+		c.checkNSP(r)
+	}
 	switch {
 	case c.Gating != "on":
 	case c.ReadinessDir != nil:
@@ -238,7 +267,7 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config) {
 		r.Add(fmt.Errorf("--lb-socket: %w", frontend.ErrNoSocket))
 	default:
 		r.Socket("--lb-socket", c.LBSocket)
-		r.If(len(c.LBID) == 0 && c.LBTrustDomain.IsZero(), "--lb-id is required: no SPIFFE ID is authorized")
+		r.If(!c.namesLB() && !useNSP, "--lb-id is required: no SPIFFE ID is authorized")
 	}
 	c.Listeners.Check(r, cli.Port{Flag: "--lb-bgp-port", Port: c.LBBGPPort})
 	r.Socket("--bird-socket", c.BirdSocket)

@@ -88,7 +88,7 @@ func (f *follower) Run(ctx context.Context) error {
 			was := loaded
 			loaded, configChanged = f.config.Value().Get()
 			f.metrics.Reload(loaded.Err == nil)
-			f.observer.note(reloadDetail(loaded))
+			f.observer.note(f.reloadDetail(loaded))
 			if loaded.Generation != was.Generation {
 				if err := f.configure(ctx, loaded.Config); err != nil {
 					return err
@@ -122,36 +122,6 @@ func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 	f.configured = vip.NewSet(c.Attractor.VIPs...)
 	f.release.Reset(confirmTimeout + f.Settle)
 	return nil
-}
-
-func reloadDetail(l trench.Loaded) string {
-	switch {
-	case l.Err != nil && l.Generation == 0:
-		return "trench file refused, no VIPs configured: " + l.Err.Error()
-	case l.Err != nil:
-		return "trench file refused, keeping the previous one: " + l.Err.Error()
-	}
-	return "trench file reloaded"
-}
-
-// showConfiguration shows whether the trench file on disk is in force.
-func (f *follower) showConfiguration(l trench.Loaded) {
-	valid := l.Err == nil && l.Generation > 0
-	f.health.Set(Configuration, valid, cmp.Or(logs.Text(l.Err), "trench file not read yet"))
-	f.health.Set(NSPCli, valid, "see "+Configuration)
-	f.metrics.Configuration(valid)
-}
-
-// showStale shows whether the writer of the trench file refreshes it.
-func (f *follower) showStale(s *trench.Stale) {
-	now := time.Now()
-	problem := s.Problem(now)
-	f.health.Report(TrenchFile, problem)
-	f.metrics.Stale(s.Age(now))
-	if is := problem != ""; is != f.shownStale {
-		f.shownStale = is
-		f.observer.note("trench file " + cmp.Or(problem, "refreshed again"))
-	}
 }
 
 func (f *follower) showIdentity() {

@@ -17,65 +17,76 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/announce"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/health"
-	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/nsp"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/task"
-	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // process holds the parts of one frontend.
 type process struct {
 	Options
-	metrics    *metrics.Frontend
-	health     *health.Server
-	parts      []string // of Readiness, without Started
-	config     *trench.Watcher
-	kernel     *kernel.Routing
-	bird       *bird.Supervisor
-	announcer  *announce.Announcer
-	source     readinessSource    // nil without gating: watcher or directory
-	watcher    *readiness.Watcher // nil unless the source is a load balancer
-	directory  *directorySource   // nil unless the source is a directory
-	controller *controller
-	observer   *observer
-	reporter   *reporter
-	changed    *latest.Value[uint64] // counts changes of the status
-	stopping   atomic.Bool
-	reported   atomic.Bool // the watcher has a report of VIPs
-	applied    *latest.Value[readiness.Position]
-	instance   string                       // of this start; events are numbered within it
-	served     atomic.Pointer[[]vip.Family] // that have VIPs
+	metrics *metrics.Frontend
+	health  *health.Server
+	parts   []string // of Readiness, without Started
+	config  configSource
+	nsp     *nsp.Source // nil: the trench file is the source
+	// registration at the NSP; nil without it.
+	registration *nsp.Registration
+	// configName is the source of the configuration in messages, and staleName the condition that
+	// shows whether it is refreshed.
+	configName, staleName string
+	kernel                *kernel.Routing
+	bird                  *bird.Supervisor
+	announcer             *announce.Announcer
+	source                readinessSource    // nil without gating: watcher or directory
+	watcher               *readiness.Watcher // nil unless the source is a load balancer
+	directory             *directorySource   // nil unless the source is a directory
+	// availability reads a load balancer of Meridio for the watcher.
+	availability *availability.Client
+	controller   *controller
+	observer     *observer
+	reporter     *reporter
+	changed      *latest.Value[uint64] // counts changes of the status
+	stopping     atomic.Bool
+	reported     atomic.Bool // the watcher has a report of VIPs
+	applied      *latest.Value[readiness.Position]
+	instance     string                       // of this start; events are numbered within it
+	served       atomic.Pointer[[]vip.Family] // that have VIPs
 }
 
 // Health services of the frontend, beside "" and vip/<prefix>. Readiness is a conjunction.
 const (
-	Liveness      = "Liveness"
-	Readiness     = "Readiness"
-	Egress        = "Egress"
+	Liveness  = "Liveness"
+	Readiness = "Readiness"
+	Egress    = "Egress"
+	// Configuration holds while all of what its source has is in force; no part of Readiness.
 	Configuration = "Configuration"
-	NSPCli        = "NSPCli"     // Meridio's name of Configuration
-	TrenchFile    = "TrenchFile" // its writer refreshes it; no part of Readiness
-	// Started holds once a trench file was accepted and every VIP that the load balancer reports as
+	// NSPCli has the name that Meridio uses: the NSP confirms the configuration in force. Without the
+	// NSP it is Configuration.
+	NSPCli     = "NSPCli"
+	TrenchFile = "TrenchFile" // its writer refreshes it; absent with the NSP, no part of Readiness
+	// Started holds once a configuration was accepted and every VIP that the load balancer reports as
 	// ready was advertised, or ReadyTimeout was over; it does not change after that. Readiness
 	// waits for it. Advertised is the same without the timeout, and no part of Readiness.
-	Started     = "Started"
-	Advertised  = "Advertised"
-	Identity    = "Identity"
-	BIRD        = "BIRD"
-	BIRDConfig  = "BIRDConfiguration"
-	Stream      = "Stream"
-	Routing     = "SourceRouting"
-	Stopping    = "NotStopping"
+	Started    = "Started"
+	Advertised = "Advertised"
+	Identity   = "Identity"
+	BIRD       = "BIRD"
+	BIRDConfig = "BIRDConfiguration"
+	Stream     = "Stream"
+	Routing    = "SourceRouting"
+	Stopping   = "NotStopping"
 	// AdminSocket and HealthSocket: the socket file belongs to the frontend; no part of Readiness.
 	AdminSocket  = "AdminSocket"
 	HealthSocket = "HealthSocket"
@@ -102,17 +113,14 @@ func newProcess(o Options) (*process, error) {
 	p := &process{
 		Options: o, metrics: metrics.NewFrontend(o.Version), changed: latest.New(uint64(0)),
 		applied: latest.New(readiness.Position{}), instance: rand.Text(),
-		config: trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log),
-		parts:  []string{BIRD, BIRDConfig, Egress, Stopping},
+		parts: []string{BIRD, BIRDConfig, Egress, Stopping},
 	}
 	p.Kernel.External, p.Kernel.Log = p.external, o.Log
 	p.kernel = kernel.New(p.Kernel)
 	p.metrics.State(p.metricsState)
 	p.health = health.New(o.Log, p.metrics.Health)
 	p.health.Set(Liveness, true, "")
-	p.health.Set(Configuration, o.Config != nil, "trench file not accepted yet")
-	p.health.Set(NSPCli, o.Config != nil, "see "+Configuration)
-	p.health.Set(TrenchFile, true, "")
+	p.setSource()
 	p.health.Set(BIRDConfig, true, "")
 	p.health.Set(Stopping, true, "")
 	p.health.Report(Egress, "no gateway session is up yet")
@@ -138,14 +146,10 @@ func newProcess(o Options) (*process, error) {
 		p.health.Report(Identity, "no SVID yet")
 		p.health.Report(Stream, "no readiness from the load balancer yet")
 		p.parts = append(p.parts, Identity, Stream)
-		p.watcher = readiness.NewWatcher(readiness.WatcherOptions{
-			Target: o.LBSocket, Credentials: o.Credentials, ConnectionEnd: identity.ConnectionEnd,
-			Rotation: func() (uint64, <-chan struct{}) {
-				s, changed := o.Identity.Status().Get()
-				return s.Rotations, changed
-			},
-			Reader: config.Attractor.Name, MaxBackoff: o.MaxBackoff, Log: o.Log,
-		})
+		var err error
+		if p.watcher, err = p.newWatcher(config.Attractor.Name); err != nil {
+			return nil, err
+		}
 		p.source = p.watcher
 	}
 	p.health.Define(Readiness, append([]string{Started}, p.parts...)...)
@@ -270,6 +274,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	if p.watcher != nil {
 		front = append(front, p.watcher)
 	}
+	if p.registration != nil {
+		front = append(front, p.registration)
+	}
 	if p.directory != nil {
 		front = append(front, p.directory.reader, p.directory)
 	}
@@ -373,6 +380,7 @@ func (p *process) metricsState() metrics.FrontendState {
 			Up: b.Alive, Restarts: uint64(b.Restarts), Configures: b.Configures,
 			Configured: b.ConfigErr == nil, Refusals: b.ConfigFailures,
 		},
+		NSP: p.nspMetrics(),
 	}
 	for _, g := range b.Gateways {
 		m.BIRD.Gateways = append(m.BIRD.Gateways, metrics.Gateway{

@@ -38,6 +38,7 @@ type vipState struct {
 // lbState is the state of the readiness source.
 type lbState struct {
 	Position                readiness.Position
+	Service                 string // of the gRPC service that supplied the state
 	Freshness               gate.Freshness
 	Open, Synced, GoingAway bool
 	Err                     error
@@ -160,7 +161,7 @@ func (o *observer) updated(u readiness.Update) {
 	o.mu.Unlock()
 	o.lease.Store(&lease{End: u.LeaseEnd, LastMessage: u.LastMessage})
 	is := lbState{
-		Position: u.Position, Freshness: o.lb.Load().Freshness,
+		Position: u.Position, Service: u.Service, Freshness: o.lb.Load().Freshness,
 		Open: u.Open, Synced: u.Synced, GoingAway: u.GoingAway, Err: u.Err,
 	}
 	// A heartbeat changes nothing and wakes no goroutine.
@@ -199,6 +200,11 @@ func (o *observer) Run(ctx context.Context) error {
 
 // logLBState logs and records a transition of the readiness source.
 func (o *observer) logLBState(was, is lbState) {
+	if was.Service != is.Service {
+		detail := serviceDetail(is.Service)
+		o.log.Info("readiness protocol changed", "service", is.Service, "detail", detail)
+		o.note(detail)
+	}
 	var what string
 	switch {
 	case was.Freshness != is.Freshness:

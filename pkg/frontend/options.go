@@ -33,6 +33,9 @@ type Options struct {
 	Directory *readinessfile.Options
 	// LBSocket is the load balancer's readiness socket. Unused without gating and with Directory.
 	LBSocket string
+	// Host is the host name of the pod, by which a load balancer of Meridio identifies itself. Default:
+	// that of this process.
+	Host string
 	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Nil where neither
 	// LBSocket nor NSP is used.
 	Identity      *identity.Source

@@ -22,7 +22,7 @@ func (p *process) status() *frontendv1.Status {
 	s := &frontendv1.Status{
 		Version: p.Version, Trench: loaded.Config.Trench, Attractor: loaded.Config.Attractor.Name,
 		Gating: !p.Gate.Ungated, Stopping: p.stopping.Load(), LoadBalancer: p.lbStatus(now),
-		ConfigurationError: logs.Text(loaded.Err),
+		ConfigurationError: logs.Text(loaded.Err), ConfigurationSource: p.configName,
 	}
 	if p.Identity != nil {
 		if own := p.Identity.Status().Load(); !own.ID.IsZero() {
@@ -41,7 +41,7 @@ func (p *process) lbStatus(now time.Time) *frontendv1.LoadBalancerStatus {
 	lb := p.observer.lb.Load()
 	s := &frontendv1.LoadBalancerStatus{
 		Freshness: freshnessProto(lb.Freshness), Synced: lb.Synced, GoingAway: lb.GoingAway,
-		Error: logs.Text(lb.Err),
+		Error: logs.Text(lb.Err), Service: lb.Service,
 	}
 	if p.Directory != nil {
 		s.ReadinessDir = p.Directory.Path

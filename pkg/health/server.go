@@ -80,9 +80,9 @@ func New(log *slog.Logger, changed func(service string, serving bool)) *Server {
 // Register adds the service to a gRPC server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { healthv1.RegisterHealthServer(r, s) }
 
-// RegisterForContainer adds the service to a gRPC server for the probes of a container whose startup
-// and liveness probe name no service, as Meridio's do: "" has the state of [Liveness]. With that of
-// [Readiness] the kubelet would restart a process that waits for a gateway.
+// RegisterForContainer adds the service to a gRPC server for the probes of a container whose
+// startup and liveness probe name no service, as Meridio's do: "" has the state of [Liveness]. With
+// that of [Readiness] the kubelet would restart a process that waits for a gateway.
 func (s *Server) RegisterForContainer(r grpc.ServiceRegistrar) {
 	healthv1.RegisterHealthServer(r, containerServer{s})
 }
@@ -105,7 +105,9 @@ func (s containerServer) Watch(r *healthv1.HealthCheckRequest,
 }
 
 // List implements grpc.health.v1.
-func (s containerServer) List(ctx context.Context, r *healthv1.HealthListRequest) (*healthv1.HealthListResponse, error) {
+func (s containerServer) List(ctx context.Context, r *healthv1.HealthListRequest) (*healthv1.HealthListResponse,
+	error,
+) {
 	list, err := s.Server.List(ctx, r)
 	if err == nil {
 		list.Statuses[""] = list.Statuses[Liveness]

@@ -66,6 +66,18 @@ func AuthorizeMember(td spiffeid.TrustDomain, ids ...spiffeid.ID) tlsconfig.Auth
 	}
 }
 
+// AuthorizeOwnDomain authorizes every member of the trust domain of the own SVID, which is known at
+// the handshake only.
+func AuthorizeOwnDomain(own *Source) tlsconfig.Authorizer {
+	return func(got spiffeid.ID, chains [][]*x509.Certificate) error {
+		svid, err := own.GetX509SVID()
+		if err != nil {
+			return err
+		}
+		return AuthorizeMember(svid.ID.TrustDomain())(got, chains)
+	}
+}
+
 // AuthInfo is the result of a handshake.
 type AuthInfo struct {
 	credentials.TLSInfo

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -19,8 +20,10 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
+	"github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/health"
@@ -119,21 +122,23 @@ func ValidateLease(lease time.Duration) error {
 // process holds the parts of one load balancer.
 type process struct {
 	Options
-	metrics  *metrics.LB
-	health   *health.Server
-	config   *trench.Watcher
-	checker  *healthcheck.Checker
-	index    *targetset.Index
-	sources  *sources
-	addrs    *kernel.Addresses
-	files    *readinessfile.Writer // nil: none are written
-	plane    *dataplane.Plane      // nil: there is none
-	events   events
-	table    *readiness.Table
-	server   *readiness.Server
-	observer *observer
-	loop     *loop
-	changed  *latest.Value[uint64] // something that status shows
+	metrics *metrics.LB
+	health  *health.Server
+	config  *trench.Watcher
+	checker *healthcheck.Checker
+	index   *targetset.Index
+	sources *sources
+	addrs   *kernel.Addresses
+	files   *readinessfile.Writer // nil: none are written
+	plane   *dataplane.Plane      // nil: there is none
+	events  events
+	table   *readiness.Table
+	server  *readiness.Server
+	// availability is served beside server, for a frontend of Meridio 1.x.
+	availability *availability.Server
+	observer     *observer
+	loop         *loop
+	changed      *latest.Value[uint64] // something that status shows
 
 	gatewaySources gatewaySources
 	stopping       *latest.Value[bool]
@@ -203,15 +208,22 @@ func newProcess(o Options) (*process, error) {
 		p.files = readinessfile.NewWriter(o.Targets.WriteReadinessDir, o.Log)
 	}
 	exact := readiness.RolesOf(o.Frontends, o.Readers)
+	role := func(id spiffeid.ID) readiness.Role {
+		r := exact(id)
+		if r == readiness.RoleNone && !o.FrontendDomain.IsZero() && id.MemberOf(o.FrontendDomain) {
+			return readiness.RoleFrontend
+		}
+		return r
+	}
 	p.server = readiness.NewServer(p.table, readiness.ServerOptions{
-		Role: func(id spiffeid.ID) readiness.Role {
-			r := exact(id)
-			if r == readiness.RoleNone && !o.FrontendDomain.IsZero() && id.MemberOf(o.FrontendDomain) {
-				return readiness.RoleFrontend
-			}
-			return r
-		},
-		Peer: identity.PeerID, MaxStreamsPerPeer: o.MaxStreamsPerPeer, Log: o.Log,
+		Role: role, Peer: identity.PeerID, MaxStreamsPerPeer: o.MaxStreamsPerPeer, Log: o.Log,
+	})
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("failed to read the host name, by which a frontend of Meridio knows its load balancer: %w", err)
+	}
+	p.availability = availability.NewServer(p.table, availability.ServerOptions{
+		Host: host, Role: role, Peer: identity.PeerID, MaxStreamsPerPeer: o.MaxStreamsPerPeer, Log: o.Log,
 	})
 	p.observer = newObserver(p)
 	p.loop = &loop{
@@ -272,6 +284,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	}
 	server := grpc.NewServer(options...)
 	readinessv1.RegisterReadinessServiceServer(server, p.server)
+	loadbalancerv1.RegisterStreamAvailabilityServiceServer(server, p.availability)
 	targetv1.RegisterTargetServiceServer(server, p.targetService(false))
 	p.health.Register(server)
 	reflection.Register(server)
@@ -373,7 +386,12 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	p.health.Report(Serving, "stopping")
 	end, cancelEnd := context.WithTimeout(context.Background(), time.Second)
 	defer cancelEnd()
-	if err := p.server.EndWatches(end); err != nil {
+	var ends [2]error
+	var ending sync.WaitGroup
+	ending.Go(func() { ends[0] = p.server.EndWatches(end) })
+	ending.Go(func() { ends[1] = p.availability.EndWatches(end) })
+	ending.Wait()
+	if err := errors.Join(ends[:]...); err != nil {
 		p.Log.Warn("a reader did not take the end of its stream; closing its connection", "error", err)
 	}
 	p.health.Shutdown()
@@ -411,49 +429,5 @@ func (p *process) authorize() tlsconfig.Authorizer {
 			return fmt.Errorf("%w, or one that --target-id allows: %s", err, p.Targets.Registry.Allow)
 		}
 		return nil
-	}
-}
-
-// stop announces the end and waits until the frontend reported every VIP withdrawn or is gone.
-func (p *process) stop(ctx context.Context, again <-chan struct{}) {
-	start := time.Now()
-	p.stopping.Set(true)
-	p.health.Report(Serving, "stopping")
-	p.table.GoAway(p.DrainTime)
-	away := p.table.State()
-	p.Log.Info("going away: waiting for the frontend to withdraw", "drain_for", p.DrainTime,
-		"at_most", p.DrainTime+stopMargin)
-	limit := time.After(p.DrainTime + stopMargin)
-	alone := time.NewTimer(serving.FrontendGone)
-	defer alone.Stop()
-	after := func() slog.Attr { return slog.Duration("after", time.Since(start).Round(time.Millisecond)) }
-	for {
-		report, changed := p.server.Report().Get()
-		applied := !away.Synced || serving.Applied(report, away.Position)
-		// A frontend that stops at the same time may be gone already; its last report still counts.
-		current := report.Connected || report.At.After(start)
-		switch {
-		case report.Complete && report.Advertised == 0 && current && applied:
-			p.Log.Info("every VIP is withdrawn; stopping", after())
-			return
-		case report.Connected:
-			alone.Stop()
-		default:
-			alone.Reset(serving.FrontendGone)
-		}
-		select {
-		case <-changed:
-		case <-alone.C:
-			p.Log.Info("no frontend is connected; stopping", after())
-			return
-		case <-limit:
-			p.Log.Warn("the frontend did not withdraw in time; stopping", "advertised", report.Advertised, after())
-			return
-		case <-again:
-			p.Log.Warn("second signal; stopping without waiting", "advertised", report.Advertised)
-			return
-		case <-ctx.Done():
-			return
-		}
 	}
 }

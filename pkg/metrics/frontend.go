@@ -59,6 +59,19 @@ type FrontendState struct {
 	// Stream is nil when gating is off.
 	Stream *Stream
 	BIRD   BIRD
+	// NSP is nil with the trench file.
+	NSP *NSP
+}
+
+// NSP is the state of the NSP as the source of the configuration.
+type NSP struct {
+	// Connected reports whether the NSP confirms the configuration in force, and Cached whether that
+	// is from the cache. Registered reports whether the frontend is registered.
+	Connected, Cached, Registered bool
+	// Failures count since the start: watches, reads and writes of the cache, and registrations.
+	Failures, CacheFailures, RegistrationFailures uint64
+	// Refused counts refused objects by kind.
+	Refused map[string]int
 }
 
 // Stream is the state of the readiness stream.
@@ -105,7 +118,22 @@ func (f *Frontend) State(read func() FrontendState) {
 			s.Stream.collect(send)
 		}
 		s.BIRD.collect(send)
+		if s.NSP != nil {
+			s.NSP.collect(send)
+		}
 	}))
+}
+
+func (n *NSP) collect(send send) {
+	send(FrontendNSPConnected, boolValue(n.Connected))
+	send(FrontendNSPCached, boolValue(n.Cached))
+	send(FrontendNSPFailures, float64(n.Failures))
+	for kind, count := range n.Refused {
+		send(FrontendNSPRefused, float64(count), kind)
+	}
+	send(FrontendNSPCacheFailures, float64(n.CacheFailures))
+	send(FrontendNSPRegistered, boolValue(n.Registered))
+	send(FrontendNSPRegistrationFailures, float64(n.RegistrationFailures))
 }
 
 func (s *Stream) collect(send send) {

@@ -48,11 +48,12 @@ var (
 		"Constant 1, labelled by what runs.", "program", "version", "goversion")
 	ConfigurationValid = gauge("vipgate_configuration_valid",
 		"1 while the trench file in force is the one on disk; 0 while the one on disk is refused and an older one "+
-			"is in force.")
+			"is in force. With the NSP, 0 while VIPs or gateways are refused.")
 	ConfigurationStale = gauge("vipgate_configuration_stale_seconds",
-		"How long the writer of the trench file has not been able to refresh it. 0 while it can, or does not say.")
+		"How long the writer of the trench file has not been able to refresh it, or the NSP has been absent. 0 while "+
+			"it can, or does not say.")
 	ConfigurationReloads = counter("vipgate_configuration_reloads_total",
-		"Changes of the trench file that were accepted or refused since the start.", "result")
+		"Changes of the trench file, or of the list of the NSP, that were accepted or refused since the start.", "result")
 	IdentityNotAfter = gauge("vipgate_identity_not_after_timestamp_seconds",
 		"When our own X.509-SVID ends, in Unix time. Absent before the first one.", "spiffe_id")
 	HealthServing = gauge("vipgate_health_serving",
@@ -106,6 +107,20 @@ var (
 		"Routes that BIRD took from the gateway.", "gateway", "family")
 	FrontendGatewayExported = gauge("vipgate_frontend_gateway_exported_routes",
 		"Routes that BIRD sent to the gateway.", "gateway", "family")
+	FrontendNSPConnected = gauge("vipgate_frontend_nsp_connected",
+		"1 while the NSP confirms the configuration in force. Absent with the trench file, as are the next ones.")
+	FrontendNSPCached = gauge("vipgate_frontend_nsp_configuration_cached",
+		"1 while the configuration in force is that of the cache, since the NSP has not sent one since the start.")
+	FrontendNSPFailures = counter("vipgate_frontend_nsp_watch_failures_total",
+		"Watches of the NSP since the start that failed or ended.")
+	FrontendNSPRefused = gauge("vipgate_frontend_nsp_refused_objects",
+		"VIPs and gateways of the NSP that are refused; `frontend status` names each.", "kind")
+	FrontendNSPCacheFailures = counter("vipgate_frontend_nsp_cache_failures_total",
+		"Failed reads and writes of the file that keeps the last configuration of the NSP.")
+	FrontendNSPRegistered = gauge("vipgate_frontend_nsp_registered",
+		"1 while the frontend is registered at the NSP, as a gateway is up.")
+	FrontendNSPRegistrationFailures = counter("vipgate_frontend_nsp_registration_failures_total",
+		"Calls since the start that failed to register or unregister the frontend at the NSP.")
 	FrontendBIRDUp       = gauge("vipgate_frontend_bird_up", "1 while BIRD runs and answers on its control socket.")
 	FrontendBIRDRestarts = counter("vipgate_frontend_bird_restarts_total",
 		"Restarts of BIRD since the frontend started.")

@@ -3,6 +3,7 @@ package nsp
 import (
 	"fmt"
 	"log/slog"
+	"regexp"
 	"time"
 
 	"google.golang.org/grpc"
@@ -30,7 +31,7 @@ type Options struct {
 	Target string
 	// Credentials present the frontend's SVID and authorize the NSP.
 	Credentials credentials.TransportCredentials
-	// Trench and Attractor name the attractor. See [CheckName].
+	// Trench and Attractor name the attractor, as [ValidName] allows.
 	Trench, Attractor string
 	// Defaults are the values of fields that a gateway leaves 0.
 	Defaults trench.Defaults
@@ -57,6 +58,11 @@ type Keys interface {
 	// Want replaces the set of keys, by Secret. It does not block.
 	Want(sources map[string][]string)
 }
+
+var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,60}$`)
+
+// ValidName reports whether a trench or an attractor can have the name: the trench file could.
+func ValidName(name string) bool { return validName.MatchString(name) }
 
 // String names the NSP in messages.
 func (o *Options) String() string { return "NSP " + o.Target }

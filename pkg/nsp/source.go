@@ -53,6 +53,8 @@ type Source struct {
 	throttle logs.Throttle
 }
 
+var errNoList = errors.New("no list since the start")
+
 // NewSource returns a source. The list of the cache is in force at once; reading it takes at most
 // [files.Timeout].
 func NewSource(o Options) *Source {
@@ -65,16 +67,17 @@ func NewSource(o Options) *Source {
 		}},
 	})
 	s.failed = 1 // there is no list of a watch: the first failure counts
+	s.setStale(errNoList)
 	list, received := s.cache.read()
 	if list == nil {
 		return s
 	}
 	if s.take(list); s.loaded.Load().Generation == 0 {
-		return s
+		return s // refused by other rules than those of the version that wrote it
 	}
 	s.current = received
 	s.state.Update(func(st SourceState) SourceState { st.FromCache = true; return st })
-	s.setStale(errors.New("no list since the start"))
+	s.setStale(errNoList)
 	o.Log.Warn("configuration taken from the cache until the NSP sends a list", "file", o.Cache, "received", received)
 	return s
 }
@@ -189,7 +192,7 @@ func (s *Source) setStale(reason error) {
 			s.loaded.Set(now)
 		}
 	} else if s.state.Load().FromCache {
-		cause += "; in force is the list of " + s.o.Cache
+		cause += "; the list of " + s.o.Cache + " is in force"
 	}
 	if was := s.stale.Load(); was == nil || was.Cause != cause {
 		s.stale.Set(&trench.Stale{Since: s.current, Cause: cause})

@@ -28,7 +28,8 @@ const (
 // the reconnector selects it.
 type watchConn struct {
 	w          *Watcher
-	generation uint64 // of the frontend's SVID when the attempt started
+	generation uint64   // of the frontend's SVID when the attempt started
+	socket     socketID // the socket file before the attempt
 	state      streamState
 	cancel     context.CancelCauseFunc
 
@@ -57,6 +58,8 @@ func (w *Watcher) open(ctx context.Context, generation uint64) *watchConn {
 		received: make(chan struct{}), synced: make(chan struct{}), done: make(chan struct{}),
 		reporter: make(chan *reporter, 1), retired: make(chan struct{}),
 	}
+	c.socket, _ = statSocket(w.path)
+	c.state.service = Service
 	c.retiring, c.retire = context.WithCancel(ctx)
 	go func() {
 		defer close(c.done)
@@ -83,22 +86,7 @@ func (c *watchConn) expires() time.Time {
 
 // run connects and receives until the stream ends.
 func (c *watchConn) run(ctx context.Context) error {
-	conn, err := grpc.NewClient("passthrough:///"+c.w.path,
-		grpc.WithTransportCredentials(handshakeRecorder{c.w.opts.Credentials, c}),
-		grpc.WithContextDialer(c.dial),
-		grpc.WithAuthority("localhost"),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			// Not awaited, the connection is closed at its first failure; but gRPC waits as long for a
-			// handshake.
-			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 1, MaxDelay: minBackoff},
-			MinConnectTimeout: c.w.handshakeWithin,
-		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessageBytes)),
-		grpc.WithStaticStreamWindowSize(flowWindow),
-		grpc.WithStaticConnWindowSize(flowWindow),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithDisableRetry(),
-	)
+	conn, err := c.w.client(handshakeRecorder{c.w.opts.Credentials, c}, c.dial)
 	if err != nil {
 		return err
 	}
@@ -118,7 +106,10 @@ func (c *watchConn) run(ctx context.Context) error {
 	for {
 		m, err := stream.Recv()
 		at := time.Now()
-		if err != nil {
+		switch {
+		case err != nil && unimplemented(err) && c.w.opts.Fallback != nil && !isClosed(c.received):
+			return c.runFallback(ctx, conn, silence, &reports)
+		case err != nil:
 			return err
 		}
 		e, err := decoder.decode(m, at)
@@ -140,6 +131,31 @@ func (c *watchConn) run(ctx context.Context) error {
 	}
 }
 
+// dialFunc connects to the socket.
+type dialFunc = func(ctx context.Context, path string) (net.Conn, error)
+
+// client returns a connection to the load balancer that connects with its first call. It sends no
+// keepalive and, its windows being fixed, no other ping: Meridio's load balancer closes connections
+// that ping more often than every 30 s.
+func (w *Watcher) client(creds credentials.TransportCredentials, dial dialFunc) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+w.path,
+		grpc.WithTransportCredentials(creds),
+		grpc.WithContextDialer(dial),
+		grpc.WithAuthority("localhost"),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			// Not awaited, the connection is closed at its first failure; but gRPC waits as long for a
+			// handshake.
+			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 1, MaxDelay: minBackoff},
+			MinConnectTimeout: w.handshakeWithin,
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessageBytes)),
+		grpc.WithStaticStreamWindowSize(flowWindow),
+		grpc.WithStaticConnWindowSize(flowWindow),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithDisableRetry(),
+	)
+}
+
 func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
@@ -149,8 +165,16 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// dial connects to the socket and keeps the error, which gRPC returns only as text.
+// dial connects to the socket and keeps the error, which gRPC returns only as text. It refuses to
+// connect again: what the server has answered, such as Unimplemented, is valid for one connection,
+// since another process may listen later.
 func (c *watchConn) dial(ctx context.Context, path string) (net.Conn, error) {
+	c.mu.Lock()
+	shaken := c.handshakeDone
+	c.mu.Unlock()
+	if shaken {
+		return nil, net.ErrClosed
+	}
 	conn, err := c.w.dial(ctx, path)
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -56,6 +56,10 @@ func (c *watchConn) explain(err, cause error) error {
 		return fmt.Errorf("the load balancer on %s refused the stream, or a message was too large: %s: %w", socket,
 			s.Message(), err)
 	case codes.Unimplemented:
+		if f := c.w.opts.Fallback; f != nil {
+			return fmt.Errorf("the server on %s is no load balancer of vipgate or Meridio, it has neither %s nor %s: %w",
+				socket, Service, f.Service(), err)
+		}
 		return fmt.Errorf("the server on %s is not a vipgate load balancer: %w", socket, err)
 	case codes.Unavailable:
 		if strings.Contains(s.Message(), stoppingText) {

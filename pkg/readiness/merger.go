@@ -18,6 +18,8 @@ type Update struct {
 	// Position is the position of the returned state, of the newest instance of the load balancer
 	// that was synced; zero before the first.
 	Position Position
+	// Service is the name of the gRPC service that supplied the state; empty before the first.
+	Service string
 	// Complete reports whether Changed is a whole state: a VIP that is absent from it is not ready.
 	// Otherwise Changed and Removed are changes to the previous state.
 	Complete bool
@@ -64,7 +66,8 @@ type updateMerger struct {
 type streamState struct {
 	seq        uint64 // order of the first messages; 0 before
 	instance   string
-	synced     bool // a synced snapshot arrived
+	service    string // of the load balancer
+	synced     bool   // a synced snapshot arrived
 	staleGrace time.Duration
 	goingAway  bool
 	drainEnd   time.Time
@@ -186,7 +189,7 @@ func (m *updateMerger) snapshot(s *streamState, e event, at time.Time) error {
 			e.position.Revision)
 	}
 	s.synced, m.newest = true, max(m.newest, s.seq)
-	p.Position = e.position
+	p.Position, p.Service = e.position, s.service
 	p.Complete, p.Changed, p.Removed = true, e.changed, nil
 	m.known = e.known
 	m.markChanged(at)

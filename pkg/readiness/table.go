@@ -48,6 +48,7 @@ type Table struct {
 	log   []entry
 	index map[vip.VIP]int // of the record of a VIP in log
 	live  int             // VIPs that were not removed
+	ready int             // of them, those that are READY
 	// dropped is the newest revision of a removal that was compacted. A watch that has not sent it
 	// needs a snapshot.
 	dropped    uint64
@@ -130,6 +131,11 @@ func (t *Table) put(r VIPReadiness, at time.Time, revision uint64) bool {
 	}
 	if old == nil {
 		t.live++
+	} else if old.State == vip.Ready {
+		t.ready--
+	}
+	if r.State == vip.Ready {
+		t.ready++
 	}
 	t.add(&record{VIPReadiness: r}, revision)
 	return true
@@ -137,10 +143,14 @@ func (t *Table) put(r VIPReadiness, at time.Time, revision uint64) bool {
 
 // remove records the removal of v if it is recorded.
 func (t *Table) remove(v vip.VIP, revision uint64) bool {
-	if t.get(v) == nil {
+	old := t.get(v)
+	if old == nil {
 		return false
 	}
 	t.live--
+	if old.State == vip.Ready {
+		t.ready--
+	}
 	t.add(&record{VIPReadiness: VIPReadiness{VIP: v}, removed: true}, revision)
 	return true
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -40,6 +41,9 @@ type WatcherOptions struct {
 	ConnectionEnd func(credentials.AuthInfo) (time.Time, bool)
 	// Reader is the name of this process in the load balancer's status.
 	Reader string
+	// Fallback reads a load balancer that answers Unimplemented to WatchReadiness, on the connection
+	// that it has answered on; each new connection asks first. nil: such a connection fails.
+	Fallback Fallback
 	// MaxBackoff bounds the delay between two attempts. Default: DefaultMaxBackoff.
 	MaxBackoff time.Duration
 	Log        *slog.Logger
@@ -52,6 +56,8 @@ type Watcher struct {
 	log    *slog.Logger
 	merger *updateMerger
 	queue  *reportQueue
+
+	fallbackRevision atomic.Uint64 // of the newest state of a fallback
 
 	mu    sync.Mutex
 	stats Stats
@@ -131,6 +137,9 @@ const (
 	// socketPoll is the interval of checks for a new socket during a back-off, so that a start of
 	// the load balancer is detected at once.
 	socketPoll = 20 * time.Millisecond
+	// replacedPoll is the interval of checks for a replaced socket while a stream is open: another
+	// process listens there, such as the next version of the load balancer.
+	replacedPoll = 100 * time.Millisecond
 	// startTime is how long a load balancer that starts together with the frontend may take to listen.
 	startTime = 10 * time.Second
 	// minMoveWait is the shortest remaining half-life of a connection for which a move is planned.
@@ -163,7 +172,8 @@ type reconnector struct {
 	current     *watchConn // nil during a back-off
 	established bool       // current has received a message and reports
 	wait        backoff.Backoff
-	retry, poll <-chan time.Time // during a back-off: its end, the next check for a new socket
+	retry       <-chan time.Time // during a back-off: its end
+	poll        <-chan time.Time // the next check for a new socket, during a back-off and of established
 	attemptedAt time.Time        // start of the last attempt
 	socket      socketID         // the socket at that time
 	lastLogged  string           // the last logged failure
@@ -215,11 +225,7 @@ func (r *reconnector) step(ctx context.Context) {
 	case <-r.retry:
 		r.connect()
 	case <-r.poll:
-		r.poll = time.After(socketPoll)
-		if id, ok := statSocket(r.w.path); ok && id != r.socket {
-			r.wait.Reset()
-			r.connect()
-		}
+		r.checkSocket()
 	case <-currentReceived:
 		r.establish()
 	case <-currentDone:
@@ -233,6 +239,26 @@ func (r *reconnector) step(ctx context.Context) {
 	case <-r.oldDone:
 		r.abortOld()
 		r.oldDone = nil
+	}
+}
+
+// checkSocket connects to a socket file that another process has created. A stream that is open
+// stays in use until the second connection has readiness, too.
+func (r *reconnector) checkSocket() {
+	id, ok := statSocket(r.w.path)
+	switch {
+	case r.current == nil:
+		r.poll = time.After(socketPoll)
+		if ok && id != r.socket {
+			r.wait.Reset()
+			r.connect()
+		}
+	case r.established:
+		r.poll = time.After(replacedPoll)
+		if ok && id != r.current.socket && r.next == nil && !r.moveDue && !r.moveBackoff {
+			r.w.log.Info("readiness socket replaced, opening a second connection", "socket", r.w.path)
+			r.moveDue = true
+		}
 	}
 }
 
@@ -251,7 +277,8 @@ func (r *reconnector) establish() {
 	r.established, r.lastLogged = true, ""
 	r.countStream()
 	r.moveWait.Reset()
-	r.w.log.Info("readiness stream open", "socket", r.w.path)
+	r.w.log.Info("readiness stream open", "socket", r.w.path, "service", r.current.state.service)
+	r.poll = time.After(replacedPoll)
 	r.current.reporter <- r.w.queue.attach()
 	r.moveAt, r.moveDue, r.moveBackoff = nil, false, false
 	// Half of the remaining lifetime, plus or minus 10 %, so that frontends do not move in step.

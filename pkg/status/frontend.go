@@ -43,9 +43,18 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 	fmt.Fprintf(&b, "\n%d of %s advertised\n", count, plural(len(s.GetVips()), "VIP"))
 	counts.write(&b)
 	writeConditions(&b, s.GetConditions())
-	writeConfigurationError(&b, s.GetConfigurationError(), s.GetTrench())
+	writeConfigurationError(&b, s.GetConfigurationError(), s.GetTrench(), s.GetConfigurationSource())
 
 	var head table
+	if source := s.GetConfigurationSource(); strings.HasPrefix(source, "NSP ") {
+		state := "current"
+		for _, c := range s.GetConditions() {
+			if c.GetName() == "NSPCli" && !c.GetServing() {
+				state = cut(c.GetDetail(), maxLine)
+			}
+		}
+		head.row("configuration", cut(source, maxCell)+", "+state)
+	}
 	switch dir := s.GetLoadBalancer().GetReadinessDir(); {
 	case !s.GetGating():
 	case dir != "":
@@ -83,6 +92,9 @@ func loadBalancer(l *frontendv1.LoadBalancerStatus) string {
 			parts = append(parts, "lease "+left(l.GetLeaseLeft().AsDuration()))
 		}
 		parts = append(parts, position(l.GetPosition()))
+	}
+	if s := l.GetService(); strings.HasPrefix(s, "loadbalancer.") {
+		parts = append(parts, "of Meridio ("+s+"): one state for all VIPs")
 	}
 	if l.GetError() != "" {
 		parts = append(parts, "last error: "+cut(l.GetError(), maxLine))

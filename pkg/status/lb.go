@@ -48,7 +48,7 @@ func LB(s *lbv1.Status, now time.Time) string {
 	}
 	counts.write(&b)
 	writeConditions(&b, s.GetConditions())
-	writeConfigurationError(&b, s.GetConfigurationError(), s.GetTrench())
+	writeConfigurationError(&b, s.GetConfigurationError(), s.GetTrench(), "")
 
 	var head table
 	head.row("position", fmt.Sprintf("%s, lease %v", position(s.GetPosition()), s.GetLease().AsDuration()))

@@ -253,8 +253,9 @@ func identity(id string, end *timestamppb.Timestamp, now time.Time) string {
 	return fmt.Sprintf("%s, %s", cut(id, maxLine), left(end.AsTime().Sub(now)))
 }
 
-// writeConfigurationError appends why the trench file on disk is not in force.
-func writeConfigurationError(b *strings.Builder, problems, trench string) {
+// writeConfigurationError appends why the trench file on disk, or all that the NSP has, is not in
+// force. source is that of the configuration, "" for the trench file.
+func writeConfigurationError(b *strings.Builder, problems, trench, source string) {
 	if problems == "" {
 		return
 	}
@@ -262,8 +263,12 @@ func writeConfigurationError(b *strings.Builder, problems, trench string) {
 	if trench == "" {
 		inForce = "none is, and there are no VIPs"
 	}
-	b.WriteString("\nThe trench file on disk is not in force, since it is refused or cannot be read; ")
-	b.WriteString(inForce + ":\n")
+	if strings.HasPrefix(source, "NSP ") {
+		fmt.Fprintf(b, "\nThe configuration of the %s is not in force, or not all of it:\n", cut(source, maxCell))
+	} else {
+		b.WriteString("\nThe trench file on disk is not in force, since it is refused or cannot be read; ")
+		b.WriteString(inForce + ":\n")
+	}
 	for line := range strings.Lines(problems) {
 		b.WriteString("  " + cut(line, maxLine) + "\n")
 	}

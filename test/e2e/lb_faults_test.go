@@ -443,7 +443,6 @@ func TestEmptyLBSocketIsRefused(t *testing.T) {
 	f := newFixture(t)
 	for name, env := range map[string]string{
 		"flag": "", "variable": "VIPGATE_LB_SOCKET=",
-		"Meridio's variable": "NFE_LB_SOCKET=",
 	} {
 		args := f.pod.FrontendArgs()
 		if env == "" {

@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// binaries is the folder of lb, frontend and target, built once for all tests.
+// binaries is the folder of lb, frontend, target and meridio-lb, built once for all tests.
 var binaries string
 
 // binariesVariable names that folder to a run that is part of another one.
@@ -40,7 +40,7 @@ func run(m *testing.M) int {
 	defer cancel()
 	root, err := filepath.Abs("../..")
 	if err == nil {
-		err = lab.Build(ctx, root, dir)
+		err = lab.Build(ctx, root, dir, "./test/meridiotest/meridio-lb")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

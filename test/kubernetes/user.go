@@ -101,3 +101,23 @@ func (c *Cluster) ServiceAccount(t testing.TB, namespace, name string) *rest.Con
 	}
 	return config
 }
+
+// Mount writes the files that the kubelet mounts into a pod of a service account, ca.crt and token,
+// to a directory. A second call writes another token.
+func (c *Cluster) Mount(t testing.TB, dir, namespace, name string) {
+	t.Helper()
+	config := c.ServiceAccount(t, namespace, name)
+	token, err := os.ReadFile(config.BearerTokenFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, content := range map[string][]byte{"ca.crt": config.CAData, "token": token} {
+		path := filepath.Join(dir, file)
+		if err := os.WriteFile(path+".new", content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(path+".new", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

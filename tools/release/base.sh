@@ -5,9 +5,9 @@
 set -euo pipefail
 umask 022
 arch=$1 dir=$2
-# dash is the shell of the pod's init container. The libraries are checked below: apt
+# dash is the shell of the pod's init container, busybox has the tools of those who look into the pod. The libraries are checked below: apt
 # would add what only an installation needs.
-packages="bird2 dash libc6 libcom-err2 libgcrypt20 libgpg-error0 libgssapi-krb5-2 libk5crypto3 libkeyutils1
+packages="bird2 busybox-static dash libc6 libcom-err2 libgcrypt20 libgpg-error0 libgssapi-krb5-2 libk5crypto3 libkeyutils1
 	libkrb5-3 libkrb5support0 libreadline8 libssh-gcrypt-4 libtinfo6 zlib1g"
 
 rm -rf "$dir"

@@ -17,22 +17,22 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// writeDockerArchives writes a docker archive of each program, as docker save does.
+// writeDockerArchives writes a docker archive of each image, as docker save does.
 func (r *release) writeDockerArchives() error {
-	for _, program := range programs {
-		spec, err := readDockerfile(filepath.Join("deployments/images", program+".Dockerfile"))
+	for _, imageName := range images {
+		spec, err := readDockerfile(filepath.Join("deployments/images", imageName+".Dockerfile"))
 		if err != nil {
 			return err
 		}
-		image, err := r.image(program, runtime.GOARCH, spec)
+		image, err := r.image(imageName, runtime.GOARCH, spec)
 		if err != nil {
-			return fmt.Errorf("failed to build the image of %s: %w", program, err)
+			return fmt.Errorf("failed to build the image of %s: %w", imageName, err)
 		}
-		tag, err := name.NewTag("vipgate/" + program + ":" + r.version)
+		tag, err := name.NewTag("vipgate/" + imageName + ":" + r.version)
 		if err != nil {
 			return err
 		}
-		archive := filepath.Join(r.out, program+".tar")
+		archive := filepath.Join(r.out, imageName+".tar")
 		if err := tarball.WriteToFile(archive, tag, image); err != nil {
 			return fmt.Errorf("failed to write %s: %w", archive, err)
 		}
@@ -40,12 +40,12 @@ func (r *release) writeDockerArchives() error {
 	return nil
 }
 
-// grant copies the files of an image that need capabilities, other than the program, and
+// grant copies the files of an image that need capabilities, other than own programs, and
 // gives them theirs.
-func grant(w *tar.Writer, image v1.Image, capabilities map[string][]byte, program string) error {
+func grant(w *tar.Writer, image v1.Image, capabilities map[string][]byte, own map[string]string) error {
 	wanted := map[string][]byte{}
 	for file, capability := range capabilities {
-		if file != program {
+		if own[file] == "" {
 			wanted[file] = capability
 		}
 	}

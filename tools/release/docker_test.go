@@ -27,7 +27,7 @@ func archives(t *testing.T, bases map[string]string) (string, error) {
 		t.Fatal(err)
 	}
 	files := []string{bird}
-	for _, program := range programs {
+	for _, program := range binaries {
 		files = append(files, r.binary(program, runtime.GOARCH))
 	}
 	for _, file := range files {
@@ -64,7 +64,10 @@ func contents(t *testing.T, file, program string) (map[string]string, string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if header.Typeflag == tar.TypeReg {
+		switch header.Typeflag {
+		case tar.TypeSymlink:
+			files[header.Name] = header.Linkname
+		case tar.TypeReg:
 			files[header.Name] = header.PAXRecords["SCHILY.xattr.security.capability"]
 		}
 	}
@@ -107,6 +110,7 @@ func TestDockerArchives(t *testing.T) {
 	if file := files["usr/local/bin/target"]; len(files) != 1 || file != string(admin) || user != "10003:10003" {
 		t.Errorf("files of target: %x, user %s", files, user)
 	}
+	wantMeridio(t, plain, granted)
 	files, user = contents(t, filepath.Join(onBase, "lb.tar"), "lb")
 	if _, ok := files["usr/local/bin/kube"]; !ok || files["usr/local/bin/lb"] == "" || user != "10001:10001" {
 		t.Errorf("files of lb on a base: %v, user %s", files, user)
@@ -114,5 +118,24 @@ func TestDockerArchives(t *testing.T) {
 	if _, err := archives(t, map[string]string{"frontend": kube}); err == nil ||
 		!strings.Contains(err.Error(), "/usr/sbin/bird") {
 		t.Errorf("a base without BIRD: %v", err)
+	}
+}
+
+// The image that replaces the frontend of Meridio has what its pod and its operators start, at the
+// same paths.
+func wantMeridio(t *testing.T, dir string, granted []byte) {
+	t.Helper()
+	files, user := contents(t, filepath.Join(dir, "meridio-frontend.tar"), "meridio-frontend")
+	for file, want := range map[string]string{
+		"usr/sbin/bird": string(granted), "usr/local/bin/frontend": string(granted), "bin/grpc_health_probe": "",
+		"home/meridio/frontend": "/usr/local/bin/frontend", "usr/local/bin/cat": "/bin/busybox",
+		"usr/local/bin/ip": "/bin/busybox",
+	} {
+		if got, ok := files[file]; !ok || got != want {
+			t.Errorf("%s of meridio-frontend is there: %v, %q; want %q", file, ok, got, want)
+		}
+	}
+	if user != "10001:10001" {
+		t.Errorf("the user of meridio-frontend is %s", user)
 	}
 }

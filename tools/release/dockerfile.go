@@ -16,22 +16,36 @@ import (
 type imageSpec struct {
 	config       v1.Config
 	capabilities map[string][]byte // by path: values of security.capability
+	binaries     map[string]string // by path: names of programs
+	links        map[string]string // by path: targets of symbolic links
 }
 
 var (
-	instruction = regexp.MustCompile(`(?m)^(USER|EXPOSE|ENTRYPOINT|CMD) (.*)$`)
+	instruction = regexp.MustCompile(`(?m)^(USER|EXPOSE|ENTRYPOINT|CMD|WORKDIR) (.*)$`)
+	binaryCopy  = regexp.MustCompile(`(?m)^COPY --from=build /out/(\S+) (\S+)$`)
+	link        = regexp.MustCompile(`ln -sf (\S+) (\S+)`)
 	setcap      = regexp.MustCompile(`setcap ([a-z_,]+)\+ep (\S+)`)
 )
 
-// readDockerfile reads the user, ports, command and file capabilities.
+// readDockerfile reads the user, ports, command, directory, files and file capabilities.
 func readDockerfile(path string) (*imageSpec, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	spec := &imageSpec{capabilities: map[string][]byte{}}
-	for _, m := range instruction.FindAllStringSubmatch(string(text), -1) {
+	spec := &imageSpec{capabilities: map[string][]byte{}, binaries: map[string]string{}, links: map[string]string{}}
+	for _, m := range binaryCopy.FindAllStringSubmatch(string(text), -1) {
+		spec.binaries[m[2]] = m[1]
+	}
+	for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+		spec.links[m[2]] = m[1]
+	}
+	// What precedes the last stage is of the build.
+	final := string(text)[strings.LastIndex(string(text), "\nFROM ")+1:]
+	for _, m := range instruction.FindAllStringSubmatch(final, -1) {
 		switch m[1] {
+		case "WORKDIR":
+			spec.config.WorkingDir = m[2]
 		case "USER":
 			spec.config.User = m[2]
 		case "EXPOSE":

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -19,19 +21,18 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// writeImages writes an OCI archive of each program with an image for each
-// architecture.
+// writeImages writes an OCI archive of each image for both architectures.
 func (r *release) writeImages() error {
-	for _, program := range programs {
-		spec, err := readDockerfile(filepath.Join("deployments/images", program+".Dockerfile"))
+	for _, name := range images {
+		spec, err := readDockerfile(filepath.Join("deployments/images", name+".Dockerfile"))
 		if err != nil {
 			return err
 		}
 		index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 		for _, arch := range r.architectures {
-			image, err := r.image(program, arch, spec)
+			image, err := r.image(name, arch, spec)
 			if err != nil {
-				return fmt.Errorf("failed to build the image of %s for %s: %w", program, arch, err)
+				return fmt.Errorf("failed to build the image of %s for %s: %w", name, arch, err)
 			}
 			index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{
 				Platform: &v1.Platform{OS: "linux", Architecture: arch},
@@ -41,7 +42,7 @@ func (r *release) writeImages() error {
 		tagged := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: index, Descriptor: v1.Descriptor{
 			Annotations: map[string]string{"org.opencontainers.image.ref.name": r.version},
 		}})
-		archive := filepath.Join(r.out, fmt.Sprintf("%s_%s.oci.tar", program, r.version))
+		archive := filepath.Join(r.out, fmt.Sprintf("%s_%s.oci.tar", name, r.version))
 		if err := r.writeArchive(tagged, archive); err != nil {
 			return fmt.Errorf("failed to write %s: %w", archive, err)
 		}
@@ -49,33 +50,28 @@ func (r *release) writeImages() error {
 	return nil
 }
 
-// image is the program on nothing at all, or on the image that its parameter names; without
-// one, that of frontend has BIRD below it.
-func (r *release) image(program, arch string, spec *imageSpec) (v1.Image, error) {
+// birdFile is what an image needs BIRD for.
+const birdFile = "/usr/sbin/bird"
+
+// image has the programs on nothing at all, or on the image that its parameter names; without
+// one, BIRD is below those that run it.
+func (r *release) image(name, arch string, spec *imageSpec) (v1.Image, error) {
 	config := spec.config
 	config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
-	file := "/usr/local/bin/" + program
 	var layers []func(*tar.Writer) error
-	if base := r.bases[program]; base != "" {
+	if base := r.bases[name]; base != "" {
 		var err error
 		if image, err = tarball.ImageFromPath(base, nil); err != nil {
 			return nil, fmt.Errorf("failed to read the base image %s: %w", base, err)
 		}
-		layers = append(layers, func(w *tar.Writer) error { return grant(w, image, spec.capabilities, file) })
-	} else if program == "frontend" {
+		layers = append(layers, func(w *tar.Writer) error { return grant(w, image, spec.capabilities, spec.binaries) })
+	} else if spec.capabilities[birdFile] != nil {
 		layers = append(layers, func(w *tar.Writer) error {
 			return addTree(w, filepath.Join(r.base, arch, "root"), r.time, spec.capabilities)
 		})
 	}
-	layers = append(layers, func(w *tar.Writer) error {
-		data, err := os.ReadFile(r.binary(program, arch))
-		if err != nil {
-			return err
-		}
-		header := &tar.Header{Name: file[1:], Mode: 0o755, Size: int64(len(data)), ModTime: r.time}
-		return add(w, header, spec.capabilities[file], bytes.NewReader(data))
-	})
+	layers = append(layers, func(w *tar.Writer) error { return r.addPrograms(w, arch, spec) })
 	known, err := image.ConfigFile()
 	if err != nil {
 		return nil, err
@@ -101,6 +97,29 @@ func (r *release) image(program, arch string, spec *imageSpec) (v1.Image, error)
 		}
 	}
 	return image, nil
+}
+
+// addPrograms adds the programs and links of an image in lexical order.
+func (r *release) addPrograms(w *tar.Writer, arch string, spec *imageSpec) error {
+	for _, file := range slices.Sorted(maps.Keys(spec.binaries)) {
+		data, err := os.ReadFile(r.binary(spec.binaries[file], arch))
+		if err != nil {
+			return err
+		}
+		header := &tar.Header{Name: file[1:], Mode: 0o755, Size: int64(len(data)), ModTime: r.time}
+		if err := add(w, header, spec.capabilities[file], bytes.NewReader(data)); err != nil {
+			return err
+		}
+	}
+	for _, file := range slices.Sorted(maps.Keys(spec.links)) {
+		header := &tar.Header{
+			Typeflag: tar.TypeSymlink, Name: file[1:], Linkname: spec.links[file], Mode: 0o777, ModTime: r.time,
+		}
+		if err := add(w, header, nil, nil); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func layerOf(write func(*tar.Writer) error) (v1.Layer, error) {

@@ -1,8 +1,8 @@
-// Command release builds what a release consists of: static binaries of lb, frontend, kube
-// and target, an OCI archive of each for amd64 and arm64, an SBOM, the notes and the
-// checksums. With --images it builds only a docker archive of each for this machine's
-// architecture, which docker load, ctr images import and kind load image-archive take. Two
-// runs at one commit, with one Go version and the same Debian packages, write the same bytes.
+// Command release builds what a release consists of: static binaries of lb, frontend, kube, target
+// and grpc_health_probe, an OCI archive of each image for amd64 and arm64, an SBOM, the notes and
+// the checksums. With --images it builds only a docker archive of each image for this machine's
+// architecture, which docker load, ctr images import and kind load image-archive take. Two runs at
+// one commit, with one Go version and the same Debian packages, write the same bytes.
 package main
 
 import (
@@ -20,7 +20,12 @@ import (
 	"time"
 )
 
-var programs = []string{"lb", "frontend", "kube", "target"}
+var (
+	// programs have an image of their own and a flag --version.
+	programs = []string{"lb", "frontend", "kube", "target"}
+	binaries = append([]string{"grpc_health_probe"}, programs...)
+	images   = append([]string{"meridio-frontend"}, programs...)
+)
 
 // versionVariable is where the linker writes the version.
 const versionVariable = "github.com/vipgate/vipgate/cmd/internal/cli.buildVersion"
@@ -31,7 +36,7 @@ type release struct {
 	time          time.Time // of the commit
 	architectures []string
 	base          string            // directory with ARCH/root and ARCH/packages, see base.sh
-	bases         map[string]string // by program: a docker archive to build on
+	bases         map[string]string // by image: a docker archive to build on
 	out           string
 }
 
@@ -39,11 +44,11 @@ func main() {
 	version := flag.String("version", "", "version of the release, such as v0.1.0")
 	base := flag.String("base", "", "directory with the files of BIRD for each architecture")
 	out := flag.String("out", "", "directory to write to")
-	images := flag.Bool("images", false, "build only docker archives, for this architecture")
+	onlyImages := flag.Bool("images", false, "build only docker archives, for this architecture")
 	r := &release{bases: map[string]string{}, architectures: []string{"amd64", "arm64"}}
-	for _, program := range programs {
-		flag.Func("base-"+program, "docker archive of the image that the one of "+program+" is built on, with --images",
-			func(file string) error { r.bases[program] = file; return nil })
+	for _, image := range images {
+		flag.Func("base-"+image, "docker archive of the image that "+image+" is built on, with --images",
+			func(file string) error { r.bases[image] = file; return nil })
 	}
 	flag.Parse()
 	syscall.Umask(0o022) // the modes of written files are in the archives
@@ -52,7 +57,7 @@ func main() {
 		r.writeNotes, r.buildBinaries, r.checkVersions, r.writeImages, r.writeSBOM,
 		r.writeChecksums,
 	}
-	if *images {
+	if *onlyImages {
 		r.architectures = []string{runtime.GOARCH}
 		steps = []func() error{r.buildBinaries, r.checkVersions, r.writeDockerArchives}
 	}
@@ -89,7 +94,7 @@ func (r *release) binary(program, arch string) string {
 }
 
 func (r *release) buildBinaries() error {
-	for _, program := range programs {
+	for _, program := range binaries {
 		for _, arch := range r.architectures {
 			build := exec.Command("go", "build", "-trimpath", "-buildvcs=true",
 				"-ldflags", "-s -w -X "+versionVariable+"="+r.version, "-o", r.binary(program, arch), "./cmd/"+program)

@@ -40,6 +40,9 @@ func TestDockerfiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if spec.binaries["/usr/local/bin/"+program] != program || len(spec.binaries) != 1 {
+			t.Errorf("%s: programs %v", program, spec.binaries)
+		}
 		if len(spec.capabilities) != len(files) || spec.config.User == "" ||
 			spec.config.Entrypoint[0] != "/usr/local/bin/"+program {
 			t.Errorf("%s: %+v", program, spec)
@@ -49,5 +52,19 @@ func TestDockerfiles(t *testing.T) {
 				t.Errorf("%s: no capabilities for %s", program, file)
 			}
 		}
+	}
+}
+
+func TestDockerfileOfMeridio(t *testing.T) {
+	spec, err := readDockerfile("../../deployments/images/meridio-frontend.Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Of the last stage, not of the one that builds.
+	if spec.config.WorkingDir != "/home/meridio" || spec.config.Entrypoint[0] != "./frontend" {
+		t.Errorf("%s in %s", spec.config.Entrypoint, spec.config.WorkingDir)
+	}
+	if spec.binaries["/bin/grpc_health_probe"] != "grpc_health_probe" || spec.links["/home/meridio/frontend"] == "" {
+		t.Errorf("programs %v, links %v", spec.binaries, spec.links)
 	}
 }

@@ -50,7 +50,7 @@ type (
 const document = "SPDXRef-DOCUMENT"
 
 // writeSBOM describes the binaries with the modules that their build information
-// names, and the image of frontend with the Debian packages below it.
+// names, and the images with BIRD with the Debian packages below it.
 func (r *release) writeSBOM() error {
 	name := "vipgate-" + r.version
 	doc := &spdxDocument{
@@ -62,7 +62,7 @@ func (r *release) writeSBOM() error {
 		},
 	}
 	known := map[string]bool{}
-	for _, program := range programs {
+	for _, program := range binaries {
 		for _, arch := range r.architectures {
 			file := r.binary(program, arch)
 			info, err := buildinfo.ReadFile(file)
@@ -85,7 +85,7 @@ func (r *release) writeSBOM() error {
 		if err != nil {
 			return err
 		}
-		id := doc.add(known, document, "DESCRIBES", "image of frontend for "+arch, r.version, "")
+		id := doc.add(known, document, "DESCRIBES", "images of frontend and meridio-frontend for "+arch, r.version, "")
 		for line := range strings.Lines(string(packages)) {
 			name, version, ok := strings.Cut(strings.TrimSpace(line), " ")
 			if !ok {

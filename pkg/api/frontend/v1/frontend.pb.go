@@ -1105,10 +1105,13 @@ type Status struct {
 	Vips []*VipStatus `protobuf:"bytes,11,rep,name=vips,proto3" json:"vips,omitempty"`
 	// BIRD.
 	Bird *BirdStatus `protobuf:"bytes,12,opt,name=bird,proto3" json:"bird,omitempty"`
-	// Problems with the trench file; empty when the file in force is the file on disk.
+	// Problems with the trench file; empty when the file in force is the file on disk. With the NSP,
+	// its objects that are not in force, or why there is no configuration.
 	ConfigurationError string `protobuf:"bytes,13,opt,name=configuration_error,json=configurationError,proto3" json:"configuration_error,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Source of the configuration: "trench file", or "NSP" with its address.
+	ConfigurationSource string `protobuf:"bytes,14,opt,name=configuration_source,json=configurationSource,proto3" json:"configuration_source,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Status) Reset() {
@@ -1232,6 +1235,13 @@ func (x *Status) GetConfigurationError() string {
 	return ""
 }
 
+func (x *Status) GetConfigurationSource() string {
+	if x != nil {
+		return x.ConfigurationSource
+	}
+	return ""
+}
+
 // LoadBalancerStatus is the load balancer as the frontend sees it.
 type LoadBalancerStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1249,7 +1259,12 @@ type LoadBalancerStatus struct {
 	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
 	// The directory whose readiness files are read in place of a load balancer;
 	// empty without one.
-	ReadinessDir  string `protobuf:"bytes,7,opt,name=readiness_dir,json=readinessDir,proto3" json:"readiness_dir,omitempty"`
+	ReadinessDir string `protobuf:"bytes,7,opt,name=readiness_dir,json=readinessDir,proto3" json:"readiness_dir,omitempty"`
+	// The gRPC service that supplied the readiness:
+	// vipgate.readiness.v1.ReadinessService, or
+	// loadbalancer.v1.StreamAvailabilityService of Meridio, which has one state
+	// for all VIPs; empty before the first, and with a directory.
+	Service       string `protobuf:"bytes,8,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1329,6 +1344,13 @@ func (x *LoadBalancerStatus) GetError() string {
 func (x *LoadBalancerStatus) GetReadinessDir() string {
 	if x != nil {
 		return x.ReadinessDir
+	}
+	return ""
+}
+
+func (x *LoadBalancerStatus) GetService() string {
+	if x != nil {
+		return x.Service
 	}
 	return ""
 }
@@ -1686,7 +1708,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\tCondition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aserving\x18\x02 \x01(\bR\aserving\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"\xd8\x04\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x8b\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12\x1c\n" +
@@ -1703,7 +1725,8 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	" \x03(\v2\".vipgate.frontend.v1.GatewayStatusR\bgateways\x122\n" +
 	"\x04vips\x18\v \x03(\v2\x1e.vipgate.frontend.v1.VipStatusR\x04vips\x123\n" +
 	"\x04bird\x18\f \x01(\v2\x1f.vipgate.frontend.v1.BirdStatusR\x04bird\x12/\n" +
-	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\"\xba\x02\n" +
+	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x121\n" +
+	"\x14configuration_source\x18\x0e \x01(\tR\x13configurationSource\"\xd4\x02\n" +
 	"\x12LoadBalancerStatus\x12<\n" +
 	"\tfreshness\x18\x01 \x01(\x0e2\x1e.vipgate.frontend.v1.FreshnessR\tfreshness\x12:\n" +
 	"\bposition\x18\x02 \x01(\v2\x1e.vipgate.readiness.v1.PositionR\bposition\x128\n" +
@@ -1713,7 +1736,8 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\n" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
-	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\"\xfe\x01\n" +
+	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\x12\x18\n" +
+	"\aservice\x18\b \x01(\tR\aservice\"\xfe\x01\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +

@@ -1,0 +1,298 @@
+package availability
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
+	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Service is the name of the gRPC service.
+var Service = loadbalancerv1.StreamAvailabilityService_ServiceDesc.ServiceName
+
+// identifierKey is the key of the host name in the context of a target.
+const identifierKey = "identifier"
+
+const (
+	// ProbeInterval is the time between the starts of two probes, ProbeWithin how long a probe may
+	// take. An answer is valid until the end of the next probe.
+	ProbeInterval = time.Second
+	ProbeWithin   = time.Second
+	// maxContradictions is how many probes in a row may have another state than the stream: a change
+	// may reach one of two connections earlier, but not for longer than the time between two probes.
+	maxContradictions = 2
+)
+
+// ClientOptions configure a Client.
+type ClientOptions struct {
+	// Host is the host name of the pod: a load balancer with another identifier is not that of this
+	// pod, and unavailable.
+	Host string
+	// VIPs returns all VIPs of the attractor, and a channel that is closed when they may have changed.
+	VIPs func() ([]vip.VIP, <-chan struct{})
+	// Interval and Within are shorter in tests. Default: ProbeInterval and ProbeWithin.
+	Interval, Within time.Duration
+	Log              *slog.Logger
+}
+
+// Client reads the availability of a load balancer. It implements readiness.Fallback.
+type Client struct {
+	opts ClientOptions
+	log  *slog.Logger
+
+	probes, failures atomic.Uint64
+}
+
+// Stats are counters since the start.
+type Stats struct {
+	// Probes counts the probes, Failures those without an answer in time.
+	Probes, Failures uint64
+}
+
+// NewClient returns a client.
+func NewClient(o ClientOptions) *Client {
+	o.Interval, o.Within = cmp.Or(o.Interval, ProbeInterval), cmp.Or(o.Within, ProbeWithin)
+	return &Client{opts: o, log: cmp.Or(o.Log, slog.New(slog.DiscardHandler))}
+}
+
+// Stats returns the counters.
+func (c *Client) Stats() Stats { return Stats{Probes: c.probes.Load(), Failures: c.failures.Load()} }
+
+// Service implements readiness.Fallback.
+func (c *Client) Service() string { return Service }
+
+// state is the state of a load balancer.
+type state struct {
+	available bool
+	detail    string // for an operator, one line
+}
+
+// stateOf returns the state that a message reports to this pod.
+func (c *Client) stateOf(m *loadbalancerv1.Response) state {
+	s := state{detail: "the load balancer is unavailable: no stream has targets, or it knows no frontend of its pod"}
+	for _, t := range m.GetTargets() {
+		switch id, found := t.GetContext()[identifierKey]; {
+		case found && id == c.opts.Host:
+			return state{true, "the load balancer is available; its protocol has no state of single VIPs"}
+		case found:
+			s.detail = fmt.Sprintf("the load balancer has the identifier %.64q instead of this host name %q", id, c.opts.Host)
+		}
+	}
+	return s
+}
+
+// answer is a received state, or why there is none.
+type answer struct {
+	state
+	at  time.Time
+	err error
+}
+
+// Watch implements readiness.Fallback.
+func (c *Client) Watch(ctx context.Context, first, second grpc.ClientConnInterface,
+	publish func(readiness.FallbackState) error,
+) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	stream, err := loadbalancerv1.NewStreamAvailabilityServiceClient(first).Watch(ctx, &emptypb.Empty{})
+	if err != nil {
+		return err
+	}
+	messages, probes := make(chan answer), make(chan answer)
+	running.Go(func() { c.receive(ctx, stream, messages) })
+	w := watch{client: c, publish: publish}
+	var vipsChanged <-chan struct{}
+	w.vips, vipsChanged = c.opts.VIPs()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case m := <-messages:
+			if err = m.err; err != nil {
+				break
+			}
+			if w.current == nil {
+				running.Go(func() { c.probe(ctx, second, probes) })
+			}
+			err = w.received(m)
+		case p := <-probes:
+			err = w.probed(p)
+		case <-vipsChanged:
+			w.vips, vipsChanged = c.opts.VIPs()
+			err = w.reconfigured()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// receive passes the messages of a stream to out until ctx or the stream ends.
+func (c *Client) receive(ctx context.Context, stream grpc.ServerStreamingClient[loadbalancerv1.Response],
+	out chan<- answer,
+) {
+	for {
+		m, err := stream.Recv()
+		a := answer{at: time.Now(), err: err}
+		if err == nil {
+			a.state = c.stateOf(m)
+		}
+		select {
+		case out <- a:
+		case <-ctx.Done():
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// probe asks for the state each interval, on its own connection, until ctx ends.
+func (c *Client) probe(ctx context.Context, conn grpc.ClientConnInterface, out chan<- answer) {
+	client := loadbalancerv1.NewStreamAvailabilityServiceClient(conn)
+	next := time.Now()
+	for {
+		next = next.Add(c.opts.Interval)
+		a := answer{}
+		a.state, a.err = c.ask(ctx, client)
+		a.at = time.Now()
+		select {
+		case out <- a:
+		case <-ctx.Done():
+			return
+		}
+		// After a pause of this process, the missed probes are not made up for.
+		if now := time.Now(); next.Before(now) {
+			next = now
+		}
+		if backoff.Sleep(ctx, time.Until(next)) != nil {
+			return
+		}
+	}
+}
+
+// errLate is a probe without an answer in time.
+var errLate = errors.New("no answer in time")
+
+// ask opens a Watch and returns its first message.
+func (c *Client) ask(ctx context.Context, client loadbalancerv1.StreamAvailabilityServiceClient) (state, error) {
+	late, cancel := context.WithTimeoutCause(ctx, c.opts.Within, errLate)
+	defer cancel()
+	c.probes.Add(1)
+	stream, err := client.Watch(late, &emptypb.Empty{})
+	var m *loadbalancerv1.Response
+	if err == nil {
+		m, err = stream.Recv()
+	}
+	switch {
+	case err == nil:
+		return c.stateOf(m), nil
+	case ctx.Err() == nil:
+		c.failures.Add(1)
+	}
+	switch {
+	case context.Cause(late) == errLate:
+		err = fmt.Errorf("the load balancer hangs or is starved of CPU: %w: %v", errLate, c.opts.Within)
+	case errors.Is(err, io.EOF):
+		err = errors.New("the load balancer ended the probe without a state")
+	}
+	return state{}, err
+}
+
+// watch is the state of one Watch.
+type watch struct {
+	client  *Client
+	publish func(readiness.FallbackState) error
+
+	vips           []vip.VIP
+	current        *state // of the stream; nil before the first message
+	since          time.Time
+	leaseEnd       time.Time
+	contradictions int  // probes in a row with another state than current
+	lost           bool // the last probe had no answer in time
+}
+
+// received publishes a message of the stream.
+func (w *watch) received(m answer) error {
+	if w.current != nil && *w.current == m.state {
+		return w.renew(m.at, false)
+	}
+	if w.current == nil || w.current.available != m.available {
+		w.since = m.at
+	}
+	w.client.log.Info("load balancer availability", "available", m.available, "detail", m.detail)
+	w.current, w.contradictions = &m.state, 0
+	return w.renew(m.at, true)
+}
+
+// probed renews the lease by an answer that agrees with the stream.
+func (w *watch) probed(p answer) error {
+	if p.err != nil {
+		if !w.lost {
+			w.client.log.Warn("load balancer probe failed", "error", p.err, "lease_end_in", time.Until(w.leaseEnd))
+		}
+		w.lost = true
+		return nil
+	}
+	if w.lost {
+		w.client.log.Info("load balancer answers probes again")
+	}
+	w.lost = false
+	if p.available == w.current.available {
+		w.contradictions = 0
+		return w.renew(p.at, false)
+	}
+	if w.contradictions++; w.contradictions < maxContradictions {
+		return nil
+	}
+	return fmt.Errorf("the load balancer answers available=%v on a second connection and reported available=%v: "+
+		"it does not update its streams", p.available, w.current.available)
+}
+
+// reconfigured publishes the state of other VIPs, which renews no lease.
+func (w *watch) reconfigured() error {
+	if w.current == nil {
+		return nil
+	}
+	return w.publish(readiness.FallbackState{VIPs: w.states(), At: time.Now(), LeaseEnd: w.leaseEnd})
+}
+
+// renew publishes a sign of life, and the state if it changed.
+func (w *watch) renew(at time.Time, changed bool) error {
+	o := w.client.opts
+	w.leaseEnd = at.Add(o.Interval + o.Within)
+	s := readiness.FallbackState{At: at, LeaseEnd: w.leaseEnd}
+	if changed {
+		s.VIPs = w.states()
+	}
+	return w.publish(s)
+}
+
+// states returns the readiness of all VIPs.
+func (w *watch) states() map[vip.VIP]readiness.VIPReadiness {
+	all := make(map[vip.VIP]readiness.VIPReadiness, len(w.vips))
+	is := vip.NotReady
+	if w.current.available {
+		is = vip.Ready
+	}
+	for _, v := range w.vips {
+		all[v] = readiness.VIPReadiness{VIP: v, State: is, Detail: w.current.detail, Since: w.since}
+	}
+	return all
+}

@@ -1,0 +1,109 @@
+package frontend
+
+import (
+	"cmp"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/nsp"
+	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// configSource is the trench file, or the NSP.
+type configSource interface {
+	task.Task
+	// Value returns the configuration in force.
+	Value() *latest.Value[trench.Loaded]
+	// Stale returns why it may be old.
+	Stale() *latest.Value[*trench.Stale]
+}
+
+// setSource creates the source of the configuration, and its conditions.
+func (p *process) setSource() {
+	if p.NSP == nil {
+		p.configName, p.staleName = "trench file", TrenchFile
+		p.config = trench.NewWatcher(p.TrenchFile, p.Defaults, p.Config, p.Log)
+		p.health.Set(Configuration, p.Config != nil, "trench file not accepted yet")
+		p.health.Set(NSPCli, p.Config != nil, "see "+Configuration)
+		p.health.Set(TrenchFile, true, "")
+		return
+	}
+	p.configName, p.staleName = p.NSP.String(), NSPCli
+	p.nsp = nsp.NewSource(*p.NSP)
+	p.config = p.nsp
+	p.registration = nsp.NewRegistration(*p.NSP, p.connectivity)
+	loaded := p.config.Value().Load()
+	p.health.Report(Configuration, logs.Text(loaded.Err))
+	p.health.Report(NSPCli, p.config.Stale().Load().Problem(time.Now()))
+}
+
+// connectivity reports whether a gateway of any family is up, and returns a channel that is closed
+// when that may have changed.
+func (p *process) connectivity() (bool, <-chan struct{}) {
+	s, changed := p.bird.State().Get()
+	up := gateways(s, false).Up
+	return up[vip.IPv4] || up[vip.IPv6], changed
+}
+
+// reloadDetail returns the event of a new state of the configuration.
+func (p *process) reloadDetail(l trench.Loaded) string {
+	problems := strings.ReplaceAll(logs.Text(l.Err), "\n", "; ")
+	switch {
+	case l.Err != nil && l.Generation == 0:
+		return p.configName + " refused, no VIPs configured: " + logs.Text(l.Err)
+	case p.nsp != nil && len(p.nsp.State().Load().Refused) > 0:
+		return p.configName + " reloaded, except for: " + problems
+	case l.Err != nil:
+		return p.configName + " refused, keeping the previous one: " + logs.Text(l.Err)
+	}
+	return p.configName + " reloaded"
+}
+
+// showConfiguration shows whether the last configuration of the source is in force, all of it.
+func (f *follower) showConfiguration(l trench.Loaded) {
+	valid := l.Err == nil && l.Generation > 0
+	f.health.Set(Configuration, valid, cmp.Or(logs.Text(l.Err), f.configName+" not read yet"))
+	f.metrics.Configuration(valid)
+	if f.nsp == nil {
+		f.health.Set(NSPCli, valid, "see "+Configuration)
+	}
+}
+
+// showStale shows whether the configuration is refreshed: by the writer of the trench file, or by
+// the NSP.
+func (f *follower) showStale(s *trench.Stale) {
+	now := time.Now()
+	problem := s.Problem(now)
+	f.health.Report(f.staleName, problem)
+	f.metrics.Stale(s.Age(now))
+	if is := problem != ""; is != f.shownStale {
+		f.shownStale = is
+		what := f.configName
+		if f.nsp != nil {
+			what = "configuration" // the problem names the NSP
+		}
+		f.observer.note(what + " " + cmp.Or(problem, "refreshed again"))
+	}
+}
+
+// nspMetrics returns the metrics of the NSP, nil without it.
+func (p *process) nspMetrics() *metrics.NSP {
+	if p.nsp == nil {
+		return nil
+	}
+	s, r := p.nsp.State().Load(), p.registration.State().Load()
+	m := &metrics.NSP{
+		Connected: s.Connected, Cached: s.FromCache, Failures: s.Failures, CacheFailures: s.CacheFailures,
+		Refused:    map[string]int{nsp.KindVIP: 0, nsp.KindGateway: 0},
+		Registered: r.Registered, RegistrationFailures: r.Failures,
+	}
+	for _, x := range s.Refused {
+		m.Refused[x.Kind]++
+	}
+	return m
+}

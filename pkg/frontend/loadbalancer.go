@@ -1,0 +1,46 @@
+package frontend
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/vipgate/vipgate/pkg/availability"
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// newWatcher returns the watcher of the load balancer's socket. It asks each load balancer that it
+// connects to for ReadinessService, and reads the availability of one without it.
+func (p *process) newWatcher(reader string) (*readiness.Watcher, error) {
+	if p.Host == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return nil, fmt.Errorf("failed to read the host name, by which a load balancer of Meridio is identified: %w", err)
+		}
+		p.Host = host
+	}
+	p.availability = availability.NewClient(availability.ClientOptions{
+		Host: p.Host, Log: p.Log,
+		VIPs: func() ([]vip.VIP, <-chan struct{}) {
+			loaded, changed := p.config.Value().Get()
+			return loaded.Config.Attractor.VIPs, changed
+		},
+	})
+	return readiness.NewWatcher(readiness.WatcherOptions{
+		Target: p.LBSocket, Credentials: p.Credentials, ConnectionEnd: identity.ConnectionEnd,
+		Rotation: func() (uint64, <-chan struct{}) {
+			s, changed := p.Identity.Status().Get()
+			return s.Rotations, changed
+		},
+		Fallback: p.availability, Reader: reader, MaxBackoff: p.MaxBackoff, Log: p.Log,
+	}), nil
+}
+
+// serviceDetail returns what a gRPC service of a load balancer means for the frontend.
+func serviceDetail(service string) string {
+	if service == availability.Service {
+		return "load balancer of Meridio: one state for all VIPs, by " + service
+	}
+	return "load balancer of vipgate: a state for each VIP, by " + service
+}

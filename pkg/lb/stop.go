@@ -1,0 +1,69 @@
+package lb
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/serving"
+)
+
+// unreportedWithdraw is the time for a frontend of Meridio to withdraw, which it does not report: it
+// rewrites the configuration of BIRD and has BIRD load it.
+const unreportedWithdraw = 1500 * time.Millisecond
+
+// stop announces the end and waits until the frontend reported every VIP withdrawn or is gone. For
+// a frontend of Meridio it waits for the drain time, and at least for unreportedWithdraw.
+func (p *process) stop(ctx context.Context, again <-chan struct{}) {
+	start := time.Now()
+	p.stopping.Set(true)
+	p.health.Report(Serving, "stopping")
+	p.table.GoAway(p.DrainTime)
+	away := p.table.State()
+	p.Log.Info("going away: waiting for the frontend to withdraw", "drain_for", p.DrainTime,
+		"at_most", p.DrainTime+stopMargin)
+	limit := time.After(p.DrainTime + stopMargin)
+	unreported := time.NewTimer(max(p.DrainTime, unreportedWithdraw))
+	defer unreported.Stop()
+	drained := false // unreported has fired
+	alone := time.NewTimer(serving.FrontendGone)
+	defer alone.Stop()
+	after := func() slog.Attr { return slog.Duration("after", time.Since(start).Round(time.Millisecond)) }
+	for {
+		report, changed := p.server.Report().Get()
+		watching, watchingChanged := p.availability.Watching().Get()
+		waits := watching > 0 && !drained
+		applied := !away.Synced || serving.Applied(report, away.Position)
+		// A frontend that stops at the same time may be gone already; its last report still counts.
+		current := report.Connected || report.At.After(start)
+		switch {
+		case report.Complete && report.Advertised == 0 && current && applied && !waits:
+			p.Log.Info("every VIP is withdrawn; stopping", after())
+			return
+		case drained && watching > 0 && !report.Connected:
+			p.Log.Info("a frontend of Meridio had the time to withdraw; stopping", after())
+			return
+		case report.Connected || waits:
+			alone.Stop()
+		default:
+			alone.Reset(serving.FrontendGone)
+		}
+		select {
+		case <-changed:
+		case <-watchingChanged:
+		case <-unreported.C:
+			drained = true
+		case <-alone.C:
+			p.Log.Info("no frontend is connected; stopping", after())
+			return
+		case <-limit:
+			p.Log.Warn("the frontend did not withdraw in time; stopping", "advertised", report.Advertised, after())
+			return
+		case <-again:
+			p.Log.Warn("second signal; stopping without waiting", "advertised", report.Advertised)
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}

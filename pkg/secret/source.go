@@ -1,0 +1,206 @@
+package secret
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
+)
+
+// source watches one Secret and owns the files of its keys.
+type source struct {
+	*Watcher
+	name string
+	keys []string
+}
+
+// run watches until ctx ends.
+func (s *source) run(ctx context.Context) error {
+	delay := backoff.Backoff{Min: s.minBackoff, Max: s.maxBackoff, Jitter: 0.2}
+	for {
+		began := time.Now()
+		err := s.watch(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		// Not at the first event: a server may send that and end, each time.
+		if time.Since(began) > s.maxBackoff {
+			delay.Reset()
+		}
+		if err != nil {
+			s.failed(s.name, fmt.Errorf("failed to watch Secret %s/%s: %w", s.namespace, s.name, err))
+		}
+		if err := delay.Wait(ctx); err != nil {
+			return nil
+		}
+	}
+}
+
+// watch applies the events of one watch until the API server or ctx ends it. Each watch begins with
+// the current state: without a resource version to continue from, none can be too old.
+func (s *source) watch(ctx context.Context) error {
+	// Ends at random, so that the frontends of a trench do not come back at once, and late enough to
+	// cost nothing.
+	timeout := s.timeout + rand.N(s.timeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout+s.slack)
+	defer cancel()
+	initialEvents := true
+	body, err := s.client.watch(ctx, s.namespace, s.name, timeout, initialEvents)
+	if r := (*rejection)(nil); errors.As(err, &r) && (r.code == http.StatusUnprocessableEntity || r.code == http.StatusBadRequest) {
+		initialEvents = false
+		body, err = s.client.watch(ctx, s.namespace, s.name, timeout, initialEvents)
+	}
+	if err != nil {
+		return err
+	}
+	events := make(chan result)
+	var reader sync.WaitGroup
+	reader.Go(func() { read(ctx, body, events) })
+	defer reader.Wait()
+	defer body.Close()
+	defer cancel()
+
+	// Such an API server sends nothing for a Secret that does not exist: see quietTime.
+	var quiet <-chan time.Time
+	if !initialEvents {
+		timer := time.NewTimer(s.quiet)
+		defer timer.Stop()
+		quiet = timer.C
+	}
+	for known := false; ; {
+		select {
+		case r := <-events:
+			if errors.Is(r.err, io.EOF) && known {
+				return nil
+			}
+			if errors.Is(r.err, io.EOF) {
+				return errors.New("the API server ends the watch before the current state")
+			}
+			if r.err != nil {
+				return r.err
+			}
+			decided, err := s.apply(r.event, known)
+			if err != nil {
+				return err
+			}
+			known = known || decided
+		case <-quiet:
+			if !known {
+				if err := s.absent(); err != nil {
+					return err
+				}
+			}
+			quiet, known = nil, true
+		case <-ctx.Done():
+			return errors.New("the API server did not end the watch in time")
+		}
+	}
+}
+
+// result is an event, or the error that ended a stream.
+type result struct {
+	event event
+	err   error
+}
+
+// read sends the events of a stream, and the error at its end, until ctx ends.
+func read(ctx context.Context, body io.Reader, to chan<- result) {
+	stream := newStream(body)
+	for {
+		e, err := stream.next()
+		select {
+		case to <- result{e, err}:
+		case <-ctx.Done():
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// apply applies an event, and reports whether the state of the Secret is known after it. known is
+// that before it.
+func (s *source) apply(e event, known bool) (decided bool, err error) {
+	switch e.Type {
+	case typeError:
+		return false, e.failure()
+	case typeAdded, typeModified, typeDeleted, typeBookmark:
+	default:
+		return false, fmt.Errorf("the API server sends an event of the unknown type %s", quote(e.Type))
+	}
+	o, err := e.object()
+	if err != nil {
+		return false, err
+	}
+	if e.Type == typeBookmark {
+		if known || o.Metadata.Annotations[initialEventsEnd] != "true" {
+			return false, nil
+		}
+		return true, s.absent()
+	}
+	if o.Kind != "Secret" || o.Metadata.Name != s.name {
+		return false, fmt.Errorf("the API server sends the %s %s instead", quote(o.Kind), quote(o.Metadata.Name))
+	}
+	if e.Type == typeDeleted {
+		return true, s.absent()
+	}
+	return true, s.present(o.Data)
+}
+
+// present writes the keys of the Secret.
+func (s *source) present(data map[string][]byte) error {
+	var missing []string
+	for _, key := range s.keys {
+		value, exists := data[key]
+		path := s.File(s.name, key)
+		if !exists {
+			missing = append(missing, key)
+			if err := s.remove(key); err != nil {
+				return err
+			}
+			continue
+		}
+		changed, err := store(path, value)
+		if err != nil {
+			return err
+		}
+		if changed {
+			s.log.Info("key of Secret written", "secret", s.name, "key", key, "file", path)
+		}
+	}
+	problem := ""
+	if len(missing) > 0 {
+		problem = fmt.Sprintf("Secret %s/%s has no key %s", s.namespace, s.name, strings.Join(missing, ", "))
+	}
+	s.succeeded(s.name, problem)
+	return nil
+}
+
+// absent removes the keys of a Secret that does not exist.
+func (s *source) absent() error {
+	for _, key := range s.keys {
+		if err := s.remove(key); err != nil {
+			return err
+		}
+	}
+	s.succeeded(s.name, fmt.Sprintf("Secret %s/%s does not exist", s.namespace, s.name))
+	return nil
+}
+
+// remove removes the file of a key.
+func (s *source) remove(key string) error {
+	path := s.File(s.name, key)
+	existed, err := remove(path)
+	if existed {
+		s.log.Warn("key of Secret removed", "secret", s.name, "key", key, "file", path)
+	}
+	return err
+}

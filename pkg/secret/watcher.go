@@ -1,0 +1,223 @@
+package secret
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/task"
+)
+
+const (
+	// minBackoff and maxBackoff bound the delay between two watches of a Secret.
+	minBackoff = 200 * time.Millisecond
+	maxBackoff = 10 * time.Second
+	// watchTimeout is the shortest duration of a watch; the longest is twice that, as in client-go.
+	watchTimeout = 5 * time.Minute
+	// watchSlack is how long after that the API server may end a watch.
+	watchSlack = 2 * headerTimeout
+	// quietTime is how long an API server without streamed lists must send nothing before a Secret
+	// counts as absent. The current state follows the header at once; the time is long, since a key
+	// that is removed by mistake ends a session, and one that is removed late harms nothing.
+	quietTime = 10 * time.Second
+)
+
+// Options configure a Watcher.
+type Options struct {
+	// Dir is the directory in which the directory of keys is created.
+	Dir string
+	// Namespace of the Secrets.
+	Namespace string
+	// Host and Port of the API server: the pod's KUBERNETES_SERVICE_HOST, which may be an IPv6
+	// address, and KUBERNETES_SERVICE_PORT.
+	Host, Port string
+	// Account is the directory of the service account. Default: AccountDir.
+	Account string
+	Log     *slog.Logger
+}
+
+// Watcher keeps the wanted keys of Secrets in files. It implements task.Task.
+type Watcher struct {
+	dir       string // of keys
+	namespace string
+	client    *client
+	log       *slog.Logger
+	want      *latest.Value[map[string][]string] // nil before the first Want
+
+	// Shorter in tests.
+	minBackoff, maxBackoff, timeout, slack, quiet time.Duration
+
+	mu       sync.Mutex
+	failures uint64
+	states   map[string]state // by Secret
+}
+
+// New returns a watcher, which is idle until Run.
+func New(o Options) *Watcher {
+	return &Watcher{
+		dir: filepath.Join(o.Dir, keysDir), namespace: o.Namespace,
+		client: &client{
+			host: o.Host, port: o.Port, account: cmp.Or(o.Account, AccountDir),
+			headerTimeout: headerTimeout, pingAfter: pingAfter, pingTimeout: pingTimeout,
+		},
+		log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)), want: latest.New[map[string][]string](nil),
+		minBackoff: minBackoff, maxBackoff: maxBackoff, timeout: watchTimeout,
+		slack: watchSlack, quiet: quietTime,
+		states: map[string]state{},
+	}
+}
+
+// String implements task.Task.
+func (w *Watcher) String() string { return "watcher of Secrets" }
+
+// Want sets what is wanted: the keys of each Secret, by its name. It is the complete set; files of
+// other keys are removed. It does not block. Names that [Check] refuses are ignored.
+func (w *Watcher) Want(sources map[string][]string) {
+	want := make(map[string][]string, len(sources))
+	for source, keys := range sources {
+		for _, key := range keys {
+			if Check(source, key) == nil {
+				want[source] = append(want[source], key)
+			}
+		}
+		slices.Sort(want[source])
+		want[source] = slices.Compact(want[source])
+	}
+	maps.DeleteFunc(want, func(_ string, keys []string) bool { return len(keys) == 0 })
+	w.want.Set(want)
+}
+
+// Problem returns why files of a Secret's keys are missing or may be outdated, or "" while each
+// wanted key is in its file, or nothing is known yet.
+func (w *Watcher) Problem(source string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.states[source].problem
+}
+
+// Failures returns how many watches failed since the start.
+func (w *Watcher) Failures() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.failures
+}
+
+// running is a watch of a Secret.
+type running struct {
+	keys   []string
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the watch ended
+}
+
+func (r *running) stop() {
+	r.cancel()
+	<-r.done
+}
+
+// Run watches until ctx ends. Nothing is removed before the first Want.
+func (w *Watcher) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watches := map[string]*running{}
+	defer func() {
+		for _, r := range watches {
+			r.stop()
+		}
+		w.client.close()
+	}()
+	for {
+		want, changed := w.want.Get()
+		if want != nil {
+			w.follow(ctx, cancel, want, watches)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// follow stops and starts watches until those of the wanted keys run. fail ends them all.
+func (w *Watcher) follow(
+	ctx context.Context, fail context.CancelCauseFunc, want map[string][]string, watches map[string]*running,
+) {
+	for name, r := range watches {
+		if !slices.Equal(r.keys, want[name]) {
+			r.stop()
+			delete(watches, name)
+		}
+		if want[name] == nil {
+			w.forget(name)
+		}
+	}
+	// No watch owns the files that are removed: those that remain have other keys.
+	if err := prune(w.dir, want); err != nil {
+		w.log.Warn("failed to remove keys that are wanted no longer", "error", err)
+	}
+	for name, keys := range want {
+		if watches[name] != nil {
+			continue
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		r := &running{keys: keys, cancel: cancel, done: make(chan struct{})}
+		watches[name] = r
+		s := &source{Watcher: w, name: name, keys: keys}
+		go func() {
+			defer close(r.done)
+			if err := task.Guard(ctx, "watch of Secret "+name, s.run); err != nil {
+				fail(err)
+			}
+		}()
+	}
+}
+
+// state is what is known about a Secret.
+type state struct {
+	known   bool // since the last failure
+	failing bool
+	problem string
+}
+
+// failed counts and keeps the failure of a watch. Only the first of a series is a warning.
+func (w *Watcher) failed(name string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failures++
+	level := slog.LevelWarn
+	if w.states[name].failing {
+		level = slog.LevelDebug
+	}
+	w.states[name] = state{failing: true, problem: err.Error()}
+	w.log.Log(context.Background(), level, "watch failed, retrying; keys of the Secret stay in use",
+		"secret", name, "error", err)
+}
+
+// succeeded keeps what is wrong with a Secret itself, "" for nothing.
+func (w *Watcher) succeeded(name, problem string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := state{known: true, problem: problem}
+	if w.states[name] == now {
+		return
+	}
+	w.states[name] = now
+	if problem == "" {
+		w.log.Info("Secret watched", "secret", name)
+	} else {
+		w.log.Warn("no password for gateways of the Secret", "secret", name, "reason", problem)
+	}
+}
+
+// forget removes what is known about a Secret that is wanted no longer.
+func (w *Watcher) forget(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.states, name)
+}

@@ -1,0 +1,561 @@
+package secret
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+const (
+	waitTimeout  = 20 * time.Second
+	pollInterval = 5 * time.Millisecond
+
+	password = "correct-horse"
+	changed  = "battery-staple"
+)
+
+// logBuffer is a log that tests read.
+type logBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// fixture is a watcher and its API server.
+type fixture struct {
+	*apiServer
+	dir, account string
+	log          *logBuffer
+	watcher      *Watcher
+	end          func() // stops the watcher
+}
+
+func newFixture(t *testing.T) *fixture { return newFixtureAt(t, "127.0.0.1:0") }
+
+func newFixtureAt(t *testing.T, address string) *fixture {
+	t.Helper()
+	f := &fixture{apiServer: newAPIServer(t, address), dir: t.TempDir(), account: t.TempDir(), log: &logBuffer{}}
+	f.writeAccount(f.account, "token-1")
+	t.Cleanup(func() {
+		for _, value := range []string{password, changed} {
+			if text := f.log.String(); strings.Contains(text, value) {
+				t.Errorf("a value is in the log:\n%s", text)
+			}
+		}
+		if t.Failed() {
+			t.Logf("log:\n%s", f.log)
+		}
+	})
+	return f
+}
+
+// start starts a watcher; adapt changes it before.
+func (f *fixture) start(want map[string][]string, adapt ...func(*Watcher)) {
+	f.t.Helper()
+	host, port, err := net.SplitHostPort(f.srv.Listener.Addr().String())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.watcher = New(Options{
+		Dir: f.dir, Namespace: "red", Host: host, Port: port, Account: f.account,
+		Log: slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	f.watcher.minBackoff, f.watcher.maxBackoff = time.Millisecond, 20*time.Millisecond
+	for _, a := range adapt {
+		a(f.watcher)
+	}
+	if want != nil {
+		f.watcher.Want(want)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f.watcher.Run(ctx) }()
+	f.end = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil && !errors.Is(err, context.Canceled) {
+				f.t.Error(err)
+			}
+		case <-time.After(waitTimeout):
+			f.t.Error("the watcher does not end")
+		}
+	})
+	f.t.Cleanup(f.end)
+}
+
+// eventually waits until condition returns "", or fails with its text.
+func (f *fixture) eventually(condition func() string) {
+	f.t.Helper()
+	problem := ""
+	for end := time.Now().Add(waitTimeout); time.Now().Before(end); time.Sleep(pollInterval) {
+		if problem = condition(); problem == "" {
+			return
+		}
+	}
+	f.t.Fatal(problem)
+}
+
+// content returns the content of a file, "(none)" if it does not exist.
+func (f *fixture) content(path string) string {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "(none)"
+	}
+	if err != nil {
+		f.t.Error(err)
+	}
+	return string(b)
+}
+
+// key waits until the file of a key has the content.
+func (f *fixture) key(source, key, content string) {
+	f.t.Helper()
+	f.eventually(func() string {
+		if got := f.content(f.watcher.File(source, key)); got != content {
+			return "key " + key + " of " + source + " is " + got + ", want " + content
+		}
+		return ""
+	})
+}
+
+// problem waits until the problem of a Secret contains text, or is "".
+func (f *fixture) problem(source, text string) {
+	f.t.Helper()
+	f.eventually(func() string {
+		got := f.watcher.Problem(source)
+		if text == "" && got == "" && strings.Contains(f.log.String(), "Secret watched") || text != "" && strings.Contains(got, text) {
+			return ""
+		}
+		return "problem " + got + ", want " + text
+	})
+}
+
+var oneKey = map[string][]string{"bgp-auth": {"gw-a"}}
+
+func TestKeyFollowsSecret(t *testing.T) {
+	f := newFixture(t)
+	f.start(oneKey)
+	f.problem("bgp-auth", "Secret red/bgp-auth does not exist")
+	f.put("bgp-auth", map[string]string{"gw-a": password, "other": "not wanted"})
+	f.key("bgp-auth", "gw-a", password)
+	f.problem("bgp-auth", "")
+	path := f.watcher.File("bgp-auth", "gw-a")
+	for p, mode := range map[string]fs.FileMode{
+		path: 0o600, filepath.Dir(path): fs.ModeDir | 0o700, filepath.Dir(filepath.Dir(path)): fs.ModeDir | 0o700,
+	} {
+		if info, err := os.Stat(p); err != nil || info.Mode() != mode {
+			t.Errorf("%s: %v, %v, want mode %s", p, info, err, mode)
+		}
+	}
+	f.put("bgp-auth", map[string]string{"gw-a": changed})
+	f.key("bgp-auth", "gw-a", changed)
+	f.put("bgp-auth", map[string]string{"gw-b": changed})
+	f.key("bgp-auth", "gw-a", "(none)")
+	f.problem("bgp-auth", "Secret red/bgp-auth has no key gw-a")
+	f.put("bgp-auth", map[string]string{"gw-a": password})
+	f.key("bgp-auth", "gw-a", password)
+	f.remove("bgp-auth")
+	f.key("bgp-auth", "gw-a", "(none)")
+	f.problem("bgp-auth", "Secret red/bgp-auth does not exist")
+	if n := f.watcher.Failures(); n != 0 {
+		t.Errorf("%d failures", n)
+	}
+	if f.count() != 1 {
+		t.Errorf("%d watches, want 1", f.count())
+	}
+	if names, err := entries(filepath.Dir(path)); err != nil || len(names) != 0 {
+		t.Errorf("left in the directory: %v, %v", names, err)
+	}
+}
+
+// TestLegacyServer has an API server that marks no end of the current state.
+func TestLegacyServer(t *testing.T) {
+	f := newFixture(t)
+	f.change(func() { f.legacy = true })
+	f.put("bgp-auth", map[string]string{"gw-a": password})
+	const quiet = 300 * time.Millisecond
+	both := map[string][]string{"bgp-auth": {"gw-a"}, "gone": {"gw-b"}}
+	short := func(w *Watcher) { w.quiet = quiet }
+	f.start(nil, short)
+	path := f.watcher.File("gone", "gw-b")
+	if _, err := store(path, []byte(password)); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	f.watcher.Want(both)
+	f.key("bgp-auth", "gw-a", password)
+	f.key("gone", "gw-b", "(none)")
+	if d := time.Since(begin); d < quiet {
+		t.Errorf("the key of an absent Secret was removed after %s, want %s of silence", d, quiet)
+	}
+	f.problem("gone", "Secret red/gone does not exist")
+	f.key("bgp-auth", "gw-a", password) // which is not absent after the silence
+	f.put("gone", map[string]string{"gw-b": changed})
+	f.key("gone", "gw-b", changed)
+	if n := f.watcher.Failures(); n != 0 {
+		t.Errorf("%d failures", n)
+	}
+}
+
+func TestOutageKeepsKeys(t *testing.T) {
+	f := newFixture(t)
+	f.put("bgp-auth", map[string]string{"gw-a": password})
+	f.put("other", map[string]string{"gw-b": password})
+	want := map[string][]string{"bgp-auth": {"gw-a"}, "other": {"gw-b"}}
+	f.start(want)
+	f.key("bgp-auth", "gw-a", password)
+	f.key("other", "gw-b", password)
+	f.stop()
+	f.problem("bgp-auth", "failed to reach the API server")
+	f.end()
+	f.start(want) // a restart during the outage
+	f.problem("bgp-auth", "failed to reach the API server")
+	f.problem("other", "failed to reach the API server")
+	f.key("bgp-auth", "gw-a", password)
+	f.key("other", "gw-b", password)
+	f.put("bgp-auth", map[string]string{"gw-a": changed})
+	f.change(func() { delete(f.secrets, "other") })
+	f.restart()
+	f.writeAccount(f.account, "token-1")
+	f.key("bgp-auth", "gw-a", changed)
+	f.key("other", "gw-b", "(none)")
+	if f.watcher.Failures() == 0 {
+		t.Error("no failure counted")
+	}
+	if n := strings.Count(f.log.String(), "level=WARN msg=\"watch failed, retrying"); n > 4 {
+		t.Errorf("%d warnings for an outage of two Secrets and two starts", n)
+	}
+}
+
+// TestFaultyServer has API servers that fail, of which none may change the key.
+func TestFaultyServer(t *testing.T) {
+	stream := func(lines ...string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			for _, l := range lines {
+				_, _ = io.WriteString(w, l)
+				flush(w)
+			}
+		}
+	}
+	reject := func(code int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { answer(w, code, "no") }
+	}
+	secret := `{"kind":"Secret","metadata":{"name":"bgp-auth"},"data":`
+	for name, c := range map[string]struct {
+		handler http.HandlerFunc
+		problem string
+	}{
+		"unauthorized":    {reject(401), "401 Unauthorized: \"no\"; check the token"},
+		"forbidden":       {reject(403), "403 Forbidden: \"no\"; grant the pod's service account the verb watch"},
+		"gone":            {reject(410), "410 Gone"},
+		"invalid":         {reject(422), "422 Unprocessable Entity"},
+		"too many":        {reject(429), "429 Too Many Requests"},
+		"internal error":  {reject(500), "500 Internal Server Error"},
+		"not a Status":    {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) }, "502 Bad Gateway"},
+		"redirect":        {http.RedirectHandler("/elsewhere", 302).ServeHTTP, "302 Found"},
+		"empty":           {stream(), "before the current state"},
+		"silent":          {silent, "timeout"},
+		"silent stream":   {silentStream, "did not end the watch in time"},
+		"aborted":         {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "failed to reach"},
+		"garbage":         {stream("<html>no</html>"), "what is not an event"},
+		"wrong type":      {stream(`["` + password + `"]`), "what is not an event"},
+		"cut event":       {stream(`{"type":"DELETED","object":` + secret), "interrupted"},
+		"malformed value": {stream(`{"type":"ADDED","object":` + secret + `{"gw-a":"` + password + `"}}}`), "malformed object"},
+		"number as value": {stream(`{"type":"ADDED","object":` + secret + `{"gw-a":17}}}`), "malformed object"},
+		"no object":       {stream(`{"type":"DELETED"}`), "malformed object"},
+		"unknown type":    {stream(`{"type":"REPLACED","object":{}}`), `unknown type "REPLACED"`},
+		"other Secret":    {stream(`{"type":"DELETED","object":{"kind":"Secret","metadata":{"name":"x"}}}`), `"x" instead`},
+		"other kind":      {stream(`{"type":"DELETED","object":{"kind":"Pod","metadata":{"name":"bgp-auth"}}}`), `"Pod"`},
+		"error": {
+			stream(`{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old resource version"}}`),
+			`410 Gone: "too old resource version"`,
+		},
+		"error without reason": {stream(`{"type":"ERROR","object":7}`), "without a reason"},
+		"huge event":           {endless(`{"type":"ADDED","object":{"metadata":{"x":"`, "x"), "an event has more than"},
+		"huge whitespace":      {endless("", " \n"), "an event has more than"},
+		"huge rejection":       {hugeRejection, "500 Internal Server Error"},
+		"bookmark of another kind": {
+			stream(`{"type":"BOOKMARK","object":{"kind":"Secret","metadata":{"resourceVersion":"7"}}}` + "\n"),
+			"before the current state",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			f.put("bgp-auth", map[string]string{"gw-a": password})
+			f.start(oneKey, func(w *Watcher) {
+				w.client.headerTimeout, w.timeout, w.slack = time.Second, time.Second, time.Second
+			})
+			f.key("bgp-auth", "gw-a", password)
+			f.change(func() { f.faulty = c.handler })
+			f.cut()
+			f.problem("bgp-auth", c.problem)
+			f.key("bgp-auth", "gw-a", password)
+			f.change(func() { f.faulty = nil })
+			f.put("bgp-auth", map[string]string{"gw-a": changed})
+			f.key("bgp-auth", "gw-a", changed)
+			f.problem("bgp-auth", "")
+		})
+	}
+}
+
+// silent accepts a request and does not answer.
+func silent(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+
+// silentStream does not end a watch.
+func silentStream(w http.ResponseWriter, r *http.Request) {
+	w.WriteHeader(http.StatusOK)
+	flush(w)
+	<-r.Context().Done()
+}
+
+// endless writes begin, and then rest without end.
+func endless(begin, rest string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_, err := io.WriteString(w, begin)
+		for chunk := strings.Repeat(rest, 32<<10); err == nil && r.Context().Err() == nil; {
+			_, err = io.WriteString(w, chunk)
+		}
+	}
+}
+
+func hugeRejection(w http.ResponseWriter, r *http.Request) {
+	w.WriteHeader(http.StatusInternalServerError)
+	endless(`{"message":"`, "x")(w, r)
+}
+
+func TestTokenRotation(t *testing.T) {
+	f := newFixture(t)
+	f.put("bgp-auth", map[string]string{"gw-a": password})
+	f.start(oneKey)
+	f.key("bgp-auth", "gw-a", password)
+	f.change(func() { f.token = "token-2" }) // the first one expired
+	f.cut()
+	f.problem("bgp-auth", "401 Unauthorized")
+	f.key("bgp-auth", "gw-a", password)
+	f.put("bgp-auth", map[string]string{"gw-a": changed})
+	f.writeAccount(f.account, "token-2")
+	f.key("bgp-auth", "gw-a", changed)
+	for file, problem := range map[string]string{tokenFile: "automountServiceAccountToken", caFile: "no PEM certificate"} {
+		before, err := os.ReadFile(filepath.Join(f.account, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if file == tokenFile {
+			err = os.Remove(filepath.Join(f.account, file))
+		} else {
+			err = os.WriteFile(filepath.Join(f.account, file), []byte("no certificate"), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.cut()
+		f.problem("bgp-auth", problem)
+		f.key("bgp-auth", "gw-a", changed)
+		if err := os.WriteFile(filepath.Join(f.account, file), before, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f.problem("bgp-auth", "")
+	}
+}
+
+// TestUntrustedServer has an API server with a certificate of another authority.
+func TestUntrustedServer(t *testing.T) {
+	f := newFixture(t)
+	f.put("bgp-auth", map[string]string{"gw-a": password})
+	ca, err := os.ReadFile(filepath.Join("testdata", "other-ca.pem"))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(f.account, caFile), ca, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.start(oneKey)
+	f.problem("bgp-auth", "unknown authority")
+	f.key("bgp-auth", "gw-a", "(none)")
+	if f.count() != 0 {
+		t.Error("a token was sent to a server that is not trusted")
+	}
+	f.writeAccount(f.account, "token-1") // the kubelet replaces the bundle
+	f.key("bgp-auth", "gw-a", password)
+}
+
+func TestNoAPIServer(t *testing.T) {
+	f := newFixture(t)
+	f.start(oneKey, func(w *Watcher) { w.client.host = "" })
+	f.problem("bgp-auth", "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are set only in a pod")
+}
+
+func TestIPv6(t *testing.T) {
+	f := newFixtureAt(t, "[::1]:0")
+	f.put("bgp-auth", map[string]string{"gw-a": password})
+	f.start(oneKey)
+	f.key("bgp-auth", "gw-a", password)
+}
+
+func TestWantChanges(t *testing.T) {
+	f := newFixture(t)
+	f.put("a", map[string]string{"1": password, "2": changed, "1.key": "x"})
+	f.put("b", map[string]string{"1": password})
+	f.put("a.1", map[string]string{"key": "y"})
+	f.start(map[string][]string{"a": {"1", "2"}, "b": {"1"}})
+	f.key("a", "1", password)
+	f.key("a", "2", changed)
+	f.key("b", "1", password)
+	f.end()
+
+	f.start(nil)
+	f.key("a", "1", password) // before the first Want nothing is removed
+	f.watcher.Want(map[string][]string{"a": {"2"}, "c": {"x"}, "../d": {"x"}, "a.1": {"key"}, "d": {"../x"}, "e": nil})
+	f.key("a", "1", "(none)")
+	f.key("b", "1", "(none)")
+	f.key("a", "2", changed)
+	f.key("a.1", "key", "y")
+	f.problem("c", "does not exist")
+	f.watcher.Want(map[string][]string{"a": {"1", "1.key", "2"}})
+	f.key("a", "1", password)
+	f.key("a", "1.key", "x")
+	f.key("a", "2", changed)
+	f.key("a.1", "key", "(none)")
+	if p := f.watcher.Problem("c"); p != "" {
+		t.Errorf("problem of a Secret that is wanted no longer: %s", p)
+	}
+	f.watcher.Want(map[string][]string{})
+	f.key("a", "2", "(none)")
+	f.eventually(func() string {
+		if names, err := entries(f.watcher.dir); err != nil || len(names) != 0 {
+			return strings.Join(names, " ") + " is left"
+		}
+		return ""
+	})
+}
+
+// TestEventStorm has a Secret that changes all the time: the newest key must not wait for silence.
+func TestEventStorm(t *testing.T) {
+	f := newFixture(t)
+	f.put("bgp-auth", map[string]string{"gw-a": password})
+	f.start(oneKey)
+	f.key("bgp-auth", "gw-a", password)
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for n := 0; ; n++ {
+			f.put("bgp-auth", map[string]string{"gw-a": changed, "counter": strings.Repeat("x", n%100)})
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}()
+	defer func() { close(stop); <-done }()
+	f.key("bgp-auth", "gw-a", changed) // while events arrive
+}
+
+// TestDeadConnection has a network that forwards nothing any more, without an error.
+func TestDeadConnection(t *testing.T) {
+	f := newFixture(t)
+	f.put("bgp-auth", map[string]string{"gw-a": password})
+	network := newNetwork(t, f.srv.Listener.Addr().String())
+	f.start(oneKey, func(w *Watcher) {
+		_, w.client.port, _ = net.SplitHostPort(network.Addr().String())
+		w.client.pingAfter, w.client.pingTimeout = 100*time.Millisecond, 200*time.Millisecond
+	})
+	f.key("bgp-auth", "gw-a", password)
+	network.freeze()
+	f.put("bgp-auth", map[string]string{"gw-a": changed})
+	f.key("bgp-auth", "gw-a", changed) // over a new connection
+	if f.watcher.Failures() == 0 {
+		t.Error("no failure counted")
+	}
+}
+
+// network forwards connections until it is frozen; new ones are forwarded again.
+type network struct {
+	net.Listener
+	mu     sync.Mutex
+	frozen chan struct{}
+}
+
+func newNetwork(t *testing.T, to string) *network {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &network{Listener: l, frozen: make(chan struct{})}
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	wg.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			server, err := new(net.Dialer).DialContext(ctx, "tcp", to)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			n.mu.Lock()
+			frozen := n.frozen
+			n.mu.Unlock()
+			context.AfterFunc(ctx, func() { client.Close(); server.Close() })
+			wg.Go(func() { forward(client, server, frozen) })
+			wg.Go(func() { forward(server, client, frozen) })
+		}
+	})
+	t.Cleanup(func() { l.Close(); cancel(); wg.Wait() })
+	return n
+}
+
+// freeze lets the connections that exist forward nothing.
+func (n *network) freeze() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	close(n.frozen)
+	n.frozen = make(chan struct{})
+}
+
+// forward copies, and discards once frozen is closed.
+func forward(to io.Writer, from io.Reader, frozen chan struct{}) {
+	buffer := make([]byte, 16<<10)
+	for {
+		n, err := from.Read(buffer)
+		select {
+		case <-frozen:
+		default:
+			if n > 0 {
+				if _, err := to.Write(buffer[:n]); err != nil {
+					return
+				}
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,315 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// The NSP's attractor is in force as a trench file is: changes of VIPs and gateways touch nothing
+// else, identical lists cost nothing, an invalid object is refused alone, and an attractor that is
+// gone withdraws gently.
+func TestNSPAttractorChanges(t *testing.T) {
+	t.Parallel()
+	const added = "20.0.0.3/32"
+	m := newMeridio(t)
+	b := m.second()
+	m.startMeridio()
+	m.wantRoutesAt(b)
+	mark, bird, sessions := m.mark(), m.birdPID(), m.sessions()
+	untouched := func(t *testing.T, vips ...string) {
+		t.Helper()
+		if now := m.in(t).sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
+			t.Errorf("sessions were %v and are %v", sessions, now)
+		}
+		if now := m.in(t).birdPID(); now != bird {
+			t.Errorf("BIRD is %d now, it was %d", now, bird)
+		}
+		m.in(t).wantNoUpdates(mark, vips...)
+	}
+	gatewayB := func(a *nspv1.Attractor) {
+		addGateway(a, "gateway-b4", lab.GatewayB4.String()).RemoteAsn = lab.GatewayBAS
+		addGateway(a, "gateway-b6", lab.GatewayB6.String()).RemoteAsn = lab.GatewayBAS
+	}
+
+	t.Run("gateways added", func(t *testing.T) {
+		m := m.in(t)
+		m.setAttractor(gatewayB)
+		m.wantRoutesAt(b, every()...)
+		untouched(t, every()...)
+	})
+	t.Run("identical lists, then a VIP added", func(t *testing.T) {
+		m := m.in(t)
+		m.wantIdenticalListsIgnored(func() {
+			m.setAttractor(func(a *nspv1.Attractor) {
+				gatewayB(a)
+				addVIPs(a, added)
+			})
+			m.wantRoutes(append(every(), added)...)
+		})
+		m.wantRoutesAt(b, append(every(), added)...)
+		m.wantUpdates(mark, added, announced)
+		untouched(t, every()...)
+	})
+	t.Run("invalid objects", func(t *testing.T) {
+		m := m.in(t)
+		from := length(m.pod.Frontend)
+		m.setAttractor(func(a *nspv1.Attractor) {
+			gatewayB(a)
+			addVIPs(a, added, "20.0.0.9", "20.0.1.1/24", "nonsense")
+			addGateway(a, "gateway-c4", "169.254.100")
+			addGateway(a, "gateway-d4", lab.GatewayB6.String()).IpFamily = "ipv4"
+			addGateway(a, "gateway-e4", "169.254.100.77").Protocol = "ospf"
+		})
+		for _, name := range []string{
+			"vip-20.0.0.9", "vip-20.0.1.1/24", "vip-nonsense", "gateway-c4", "gateway-d4", "gateway-e4",
+		} {
+			m.waitLine(m.pod.Frontend, from, "refused", "name="+name)
+			m.waitCommand("status", name)
+		}
+		m.waitFrontend("Configuration", false, "vip-20.0.0.9", "gateway-c4")
+		m.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_SERVING)
+		// What is valid in the same list is in force.
+		m.setAttractor(func(a *nspv1.Attractor) {
+			gatewayB(a)
+			addVIPs(a, "20.0.0.9")
+		})
+		m.wantRoutes(every()...)
+		m.wantRoutesAt(b, every()...)
+		m.wantUpdates(mark, added, announced, depreferred, withdrawn)
+		m.wantUpdates(mark, "20.0.0.9/32")
+		untouched(t, every()...)
+	})
+	t.Run("gateways removed", func(t *testing.T) {
+		m := m.in(t)
+		m.nsp.SetAttractors(nspAttractor())
+		m.wantRoutesAt(b)
+		m.waitFrontend("Configuration", true)
+		untouched(t, every()...)
+	})
+	t.Run("attractor removed", func(t *testing.T) {
+		m := m.in(t)
+		m.nsp.SetAttractors()
+		m.wantRoutes()
+		for _, vip := range every() {
+			m.wantUpdates(mark, vip, depreferred, withdrawn)
+		}
+		m.nsp.SetAttractors(nspAttractor())
+		m.wantRoutes(every()...)
+		for _, vip := range every() {
+			m.wantUpdates(mark, vip, depreferred, withdrawn, announced)
+		}
+		m.wantRunning(m.pod.Frontend, m.pod.LB)
+	})
+}
+
+// wantIdenticalListsIgnored fails unless lists that change nothing leave no trace until change puts
+// another VIP in force: no line in the log, no configuration of BIRD. Nor do they delay the NSP.
+func (m *meridio) wantIdenticalListsIgnored(change func()) {
+	m.t.Helper()
+	const events = 200
+	conf, err := os.Stat(m.birdConf())
+	m.must(err)
+	from, distributed := length(m.pod.Frontend), m.nsp.Distributed()
+	for range events {
+		m.nsp.Event()
+	}
+	change()
+	if n := m.nsp.Distributed() - distributed; n < events {
+		m.t.Errorf("the NSP has distributed %d events", n)
+	}
+	if now, err := os.Stat(m.birdConf()); err != nil || !now.ModTime().Equal(conf.ModTime()) || !os.SameFile(now, conf) {
+		m.t.Errorf("BIRD's configuration was written: %v, error %v", now, err)
+	}
+	log := m.pod.Frontend.Output()[from:]
+	before, _, _ := strings.Cut(log, "new configuration in force")
+	if n := strings.Count(log, "new configuration in force"); n != 1 || strings.Contains(before, "\n") {
+		m.t.Errorf("%d lists are in force, want 1:\n%s", n, log)
+	}
+}
+
+// The NSP can be absent, restart, and be absent at the frontend's start, which then uses the last
+// accepted list and shows that.
+func TestNSPAbsence(t *testing.T) {
+	t.Parallel()
+	m := newMeridio(t)
+	m.must(m.nsp.Stop())
+	m.startOldLB()
+
+	// Without NSP, cache and SPIRE there is nothing to announce, and SIGTERM works.
+	m.spire.Stop()
+	m.startFrontend()
+	m.wantHealth(lab.FrontendHealth, "Liveness", healthv1.HealthCheckResponse_SERVING)
+	m.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_NOT_SERVING)
+	m.waitFrontend("Identity", false)
+	m.stopFrontend()
+	m.spire.Start()
+	m.startFrontend()
+	m.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_NOT_SERVING)
+	m.waitFrontend("Configuration", false, "NSP "+nspAddress)
+	m.must(m.nsp.Start())
+	m.wantRoutes(every()...)
+
+	// It restarts, and is absent for a while.
+	mark, sessions := m.mark(), m.sessions()
+	watches := len(m.nsp.Requests("WatchAttractor"))
+	m.must(m.nsp.Stop())
+	m.must(m.nsp.Start())
+	m.waitRequests("WatchAttractor", watches+1)
+	m.must(m.nsp.Stop())
+	m.waitFrontend("NSPCli", false, "NSP "+nspAddress)
+	m.waitCommand("status", "NSP "+nspAddress)
+	m.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_SERVING)
+	m.must(m.nsp.Start())
+	m.waitFrontend("NSPCli", true)
+	m.wantSilence(mark)
+	if now := m.sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
+		t.Errorf("sessions were %v and are %v", sessions, now)
+	}
+
+	// It is absent at the start.
+	cache := m.pod.BirdDir() + "/nsp.json"
+	if mode := modeOf(t, cache); mode != 0o600 {
+		t.Errorf("%s has mode %#o, want 0600", cache, mode)
+	}
+	m.stopFrontend()
+	m.must(m.nsp.Stop())
+	m.startFrontend()
+	m.wantRoutes(every()...)
+	m.waitFrontend("NSPCli", false, "NSP "+nspAddress, cache)
+	m.waitCommand("status", cache)
+	m.waitLine(m.pod.Frontend, 0, "level=WARN", "configuration taken from the cache", cache)
+
+	mark = m.mark()
+	m.setAttractor(func(a *nspv1.Attractor) { a.Vips = a.GetVips()[:2] })
+	m.must(m.nsp.Start())
+	m.wantRoutes(every()[:2]...)
+	m.waitFrontend("NSPCli", true)
+	m.wantNoUpdates(mark, every()[:2]...)
+	m.wantUpdates(mark, vipB4, depreferred, withdrawn)
+}
+
+// A hung NSP delays nothing: neither the withdrawal when the load balancer dies, nor that of a lost
+// gateway, nor the stop. Unregistering is tried.
+func TestHungNSPDelaysNoWithdrawal(t *testing.T) {
+	for name, hang := range map[string]func(*meridio, bool){
+		"unanswered calls": func(m *meridio, hang bool) { m.nsp.Hang(hang) },
+		"frozen":           func(m *meridio, hang bool) { m.nsp.Freeze(hang) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMeridio(t)
+			m.startMeridio()
+			m.waitRegistered(true)
+			// The registry must know the frontend longer than this test needs.
+			hang(m, true)
+			requests := len(m.nsp.Requests("Register"))
+			if name == "unanswered calls" {
+				m.waitRequests("Register", requests+1) // it waits for its answer now
+			}
+
+			mark, killed := m.mark(), time.Now()
+			m.must(m.pod.LB.Kill())
+			m.within(mark, killed, promptly, every()...)
+			mark = m.mark()
+			m.startOldLB("-nsp=")
+			m.wantRoutes(every()...)
+
+			mark = m.mark()
+			lost := time.Now()
+			m.control("disable trench0")
+			m.waitFrontend("Egress/ipv4", false)
+			if took := time.Since(lost); took > promptly {
+				t.Errorf("the loss of the gateway was shown after %v", took)
+			}
+			m.control("disable trench1")
+			m.waitFrontend("Egress", false)
+			if name == "unanswered calls" {
+				m.waitRequests("Unregister", 1)
+			}
+			m.control("enable trench0")
+			m.control("enable trench1")
+			m.wantRoutes(every()...)
+
+			mark = m.mark()
+			stopped := time.Now()
+			m.must(m.pod.Frontend.Signal(syscall.SIGTERM))
+			m.within(mark, stopped, promptly+200*time.Millisecond, every()...)
+			m.wantExit(m.pod.Frontend, 0)
+			hang(m, false)
+		})
+	}
+}
+
+// promptly bounds what needs milliseconds, far below the deadlines of the NSP's calls (5 s).
+const promptly = 2500 * time.Millisecond
+
+// The registration at the NSP is that of external connectivity: it appears with it, is refreshed,
+// and goes with it and at the stop.
+func TestNSPRegistration(t *testing.T) {
+	t.Parallel()
+	m := newMeridio(t)
+	m.startFrontend() // connectivity needs no load balancer
+	m.waitRegistered(true)
+	first := m.nsp.Requests("Register")[0].Target
+	if first.GetStatus() != nspv1.Target_ENABLED {
+		t.Errorf("it registers as %v", first)
+	}
+	// The NSP stores the first registration DISABLED, and drops it without a refresh.
+	begin := time.Now()
+	m.waitFor(func() error {
+		targets := m.nsp.Targets()
+		if len(targets) != 1 || targets[0].GetStatus() != nspv1.Target_ENABLED {
+			return fmt.Errorf("targets are %v", targets)
+		}
+		return nil
+	})
+	m.waitRequests("Register", 1+int(entryTimeout/refreshTime)+2)
+	if took := time.Since(begin); took < entryTimeout {
+		t.Errorf("%v for that many refreshes, they come too fast", took)
+	}
+	if !m.registered(m.nsp.Targets()) {
+		t.Errorf("the registration expired: %v", m.nsp.Targets())
+	}
+
+	// One family is connectivity; none is not.
+	m.control("disable trench0")
+	m.waitFrontend("Egress/ipv4", false)
+	calls := len(m.nsp.Requests("Register"))
+	m.waitRequests("Register", calls+2)
+	if n := len(m.nsp.Requests("Unregister")); n > 1 {
+		t.Errorf("it unregistered %d times while a gateway was up", n)
+	}
+	m.control("disable trench1")
+	m.waitRegistered(false)
+	m.waitFrontend("Egress", false)
+	calls = len(m.nsp.Requests("Register"))
+	m.waitPast(time.Now().Add(3 * refreshTime))
+	if more := len(m.nsp.Requests("Register")) - calls; more != 0 {
+		t.Errorf("it was refreshed %d times without a gateway", more)
+	}
+	m.control("enable trench0")
+	m.waitRegistered(true)
+
+	// A lost database, and a restart of the NSP.
+	m.nsp.Forget()
+	m.waitRegistered(true)
+	m.must(m.nsp.Stop())
+	m.nsp.Forget()
+	m.must(m.nsp.Start())
+	m.waitRegistered(true)
+
+	m.stopFrontend()
+	if m.registered(m.nsp.Targets()) {
+		t.Errorf("the registration survived the stop: %v", m.nsp.Targets())
+	}
+	m.waitRequests("Unregister", 1)
+}

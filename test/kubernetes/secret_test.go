@@ -1,0 +1,246 @@
+package kubernetes_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/vipgate/vipgate/pkg/secret"
+	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/kubernetes"
+)
+
+// watchOnly is Meridio's role of a frontend: the one verb is watch. The role named is the narrowest
+// that an operator can grant instead.
+const watchOnly = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: red}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: fes-role, namespace: red}
+rules: [{apiGroups: [""], resources: [secrets], verbs: [watch]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: named, namespace: red}
+rules: [{apiGroups: [""], resources: [secrets], resourceNames: [bgp-auth], verbs: [watch]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: fes-rolebinding, namespace: red}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: fes-role}
+subjects: [{kind: ServiceAccount, name: meridio-fes, namespace: red}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: named, namespace: red}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: named}
+subjects: [{kind: ServiceAccount, name: named, namespace: red}]
+`
+
+// passwords is a Secret with two keys.
+const passwords = `
+apiVersion: v1
+kind: Secret
+metadata: {name: bgp-auth, namespace: red}
+stringData: {gw-a: FIRST, other: unused}
+`
+
+// secretFixture is a cluster and a watcher of its Secret bgp-auth.
+type secretFixture struct {
+	*kubernetes.Cluster
+	t            *testing.T
+	dir, account string
+	watcher      *secret.Watcher
+}
+
+func newSecretFixture(t *testing.T, options ...kubernetes.Option) *secretFixture {
+	t.Helper()
+	f := &secretFixture{Cluster: kubernetes.Start(t, options...), t: t, dir: t.TempDir(), account: t.TempDir()}
+	f.Apply(t, watchOnly)
+	return f
+}
+
+// start starts a watcher with the rights of a service account, through address. It returns a
+// function that ends it.
+func (f *secretFixture) start(account, address string) (end func()) {
+	f.t.Helper()
+	f.Mount(f.t, f.account, "red", account)
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.watcher = secret.New(secret.Options{
+		Dir: f.dir, Namespace: "red", Host: host, Port: port, Account: f.account,
+		Log: slog.New(slog.NewTextHandler(f.t.Output(), nil)),
+	})
+	f.watcher.Want(map[string][]string{"bgp-auth": {"gw-a"}})
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := f.watcher.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
+			f.t.Error(err)
+		}
+	})
+	end = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	f.t.Cleanup(end)
+	return end
+}
+
+func (f *secretFixture) content() string {
+	b, err := os.ReadFile(f.watcher.File("bgp-auth", "gw-a"))
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+func (f *secretFixture) key(want string) {
+	f.t.Helper()
+	await.True(f.t, "the key is "+want, func() bool { return strings.Contains(f.content(), want) })
+}
+
+func (f *secretFixture) problem(want string) {
+	f.t.Helper()
+	await.True(f.t, "the problem is "+want, func() bool { return strings.Contains(f.watcher.Problem("bgp-auth"), want) })
+}
+
+func (f *secretFixture) delete() {
+	f.t.Helper()
+	err := client(f.t, f.Admin()).Secrets("red").Delete(f.t.Context(), "bgp-auth", metav1.DeleteOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+const none = "no such file"
+
+// TestSecretByWatch follows a Secret with only the verb watch, on API servers with and without
+// streamed lists and a watch cache, and with a role for one name.
+func TestSecretByWatch(t *testing.T) {
+	for name, c := range map[string]struct {
+		account string
+		args    []string
+	}{
+		"role of Meridio":  {"meridio-fes", nil},
+		"role for a name":  {"named", nil},
+		"no streamed list": {"meridio-fes", []string{"--feature-gates=WatchList=false"}},
+		"no watch cache":   {"meridio-fes", []string{"--watch-cache=false"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newSecretFixture(t, kubernetes.WithArgs(c.args...))
+			end := f.start(c.account, f.Address())
+			f.problem("Secret red/bgp-auth does not exist")
+			f.Apply(t, passwords)
+			f.key("FIRST")
+			begin := time.Now()
+			f.Apply(t, strings.Replace(passwords, "FIRST", "SECOND", 1))
+			f.key("SECOND")
+			t.Logf("%s from the request that changes a key to its file", time.Since(begin))
+			f.Apply(t, strings.Replace(passwords, "gw-a", "gw-b", 1))
+			f.problem("Secret red/bgp-auth has no key gw-a")
+			f.key(none)
+			f.Apply(t, passwords)
+			f.key("FIRST")
+			f.delete()
+			f.key(none)
+			f.Apply(t, passwords)
+			f.key("FIRST")
+			if n := f.watcher.Failures(); n != 0 {
+				t.Errorf("%d failures: %s", n, f.watcher.Problem("bgp-auth"))
+			}
+
+			// While no watcher runs the Secret goes: the file stays until the next one knows.
+			end()
+			f.delete()
+			f.key("FIRST")
+			f.start(c.account, f.Address())
+			f.key(none)
+		})
+	}
+}
+
+// TestSecretWithoutRole has a service account without the verb, which gets it later.
+func TestSecretWithoutRole(t *testing.T) {
+	f := newSecretFixture(t)
+	f.Apply(t, passwords)
+	f.start("stranger", f.Address())
+	f.problem(`User \"system:serviceaccount:red:stranger\" cannot watch`)
+	f.key(none)
+	f.Apply(t, `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: late, namespace: red}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: fes-role}
+subjects: [{kind: ServiceAccount, name: stranger, namespace: red}]
+`)
+	f.key("FIRST")
+}
+
+// TestSecretDuringOutage restarts the API server, compacts its history, and cuts the network.
+func TestSecretDuringOutage(t *testing.T) {
+	f := newSecretFixture(t)
+	f.Apply(t, passwords)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := f.ProxyOn(t, l)
+	f.start("meridio-fes", l.Addr().String())
+	f.key("FIRST")
+	f.StopServer(t)
+	f.problem("failed to watch Secret red/bgp-auth")
+	f.key("FIRST")
+	f.StartServer(t)
+	await.True(t, "the watch is back", func() bool { return f.watcher.Problem("bgp-auth") == "" })
+	f.Apply(t, strings.Replace(passwords, "FIRST", "SECOND", 1))
+	f.key("SECOND")
+
+	proxy.Cut()
+	f.problem("failed to watch Secret red/bgp-auth")
+	f.Apply(t, strings.Replace(passwords, "FIRST", "THIRD", 1))
+	f.Compact(t) // a watch that continued from a resource version would get 410 Gone
+	f.key("SECOND")
+	proxy.Restore()
+	f.key("THIRD")
+
+	proxy.Cut()
+	f.problem("failed to watch Secret red/bgp-auth")
+	f.delete()
+	f.key("THIRD")
+	proxy.Restore()
+	f.key(none)
+}
+
+// TestSecretTokenRotation has a token that the API server rejects until the kubelet replaces it.
+func TestSecretTokenRotation(t *testing.T) {
+	f := newSecretFixture(t)
+	f.Apply(t, passwords)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := f.ProxyOn(t, l)
+	f.start("meridio-fes", l.Addr().String())
+	f.key("FIRST")
+	if err := os.WriteFile(f.account+"/token", []byte("expired"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Cut()
+	proxy.Restore()
+	f.problem("401 Unauthorized")
+	f.Apply(t, strings.Replace(passwords, "FIRST", "SECOND", 1))
+	f.key("FIRST")
+	f.Mount(t, f.account, "red", "meridio-fes")
+	f.key("SECOND")
+}
