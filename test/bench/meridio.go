@@ -106,9 +106,12 @@ func (fx *fixture) meridioCredentials(id string) (credentials.TransportCredentia
 	return nsptest.ServerCredentials(svid, a.Bundle(svid.ID.TrustDomain())), nil
 }
 
-// startNSP starts an NSP in the pod's namespace that has the VIPs of the fixture. It ends with the
-// fixture.
+// startNSP starts an NSP in the pod's namespace that has the VIPs of the fixture, and removes the
+// trench file. It ends with the fixture.
 func (fx *fixture) startNSP() error {
+	if err := os.Remove(fx.pod.TrenchFile()); err != nil {
+		return err
+	}
 	creds, err := fx.meridioCredentials(nspID)
 	if err != nil {
 		return err
