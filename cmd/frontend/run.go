@@ -75,6 +75,7 @@ type runFlags struct {
 	DrainTime         time.Duration `help:"How long VIPs are de-preferred before they are withdrawn." default:"1s"`
 	Settle            time.Duration `help:"Time for gateways to change their forwarding tables after a withdrawal." default:"200ms"`
 	ReadyTimeout      time.Duration `help:"How long Readiness waits after a start for VIPs that are ready and not advertised yet." default:"30s"`
+	StaticVIPs        string        `name:"static-vips" help:"any: static gateways get traffic of a family while at least one of its VIPs is ready; all: while all of them are." enum:"any,all" default:"any"`
 	RequireRoute      bool          `help:"Withdraw the VIPs of a family while no gateway gives it a route back to clients." negatable:""`
 	RemoveRulesOnExit bool          `help:"Remove marks, rules and blackhole at the end." group:"Kernel"`
 
@@ -202,6 +203,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 		MaxBackoff: c.MaxBackoff, BIRD: c.birdFlags.options(&c.kernelFlags), Kernel: c.kernelFlags.options(),
 		AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(), HealthSocket: c.HealthSocket, Settle: c.Settle,
 		ReadyTimeout: c.ReadyTimeout, RequireRoute: c.RequireRoute, RemoveRulesOnExit: c.RemoveRulesOnExit, Log: log,
+		StaticAll: c.StaticVIPs == "all",
 	}
 	if c.OnLBLoss == "keep" {
 		o.Gate.OnLoss = gate.KeepOnLoss

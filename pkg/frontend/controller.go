@@ -27,6 +27,7 @@ type controller struct {
 	kernel       *latest.Value[kernel.Confirmed]
 	announcer    *announce.Announcer
 	observer     *observer
+	attractor    *attractor
 	requireRoute bool // see gateways
 	commands     chan command
 	ready        chan struct{} // closed once Run works
@@ -113,6 +114,7 @@ func (c *controller) Run(ctx context.Context) error {
 		changes := c.gate.Evaluate(now)
 		c.announcer.Heartbeat(now)
 		beat.Reset(beatInterval)
+		c.attractor.follow(now, c.gate.Attract()) // before the decisions are reported
 		if len(changes) > 0 {
 			c.publish(now, cause, changes)
 		}
@@ -154,13 +156,14 @@ func (c *controller) position() readiness.Position {
 }
 
 // gateways marks the families with a gateway that is up and, with requireRoute, advertises a route.
+// A static gateway that is held down counts as up, since it can be released.
 func gateways(s bird.State, requireRoute bool) gate.Gateways {
 	g := gate.Gateways{At: s.At}
 	if !s.Alive {
 		return g
 	}
 	for _, gw := range s.Gateways {
-		if gw.Up && (gw.Imported > 0 || !requireRoute) {
+		if gw.Usable && (gw.Imported > 0 || !requireRoute) {
 			g.Up[gw.Family] = true
 		}
 	}

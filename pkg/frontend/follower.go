@@ -31,6 +31,7 @@ type follower struct {
 	routingProblem  string
 	shownBIRD       bird.State
 	shownStale      bool
+	shownAttraction [len(vip.Families)]bool
 
 	removed  int       // removals of routes for which BIRD was asked to export again
 	exported time.Time // time of the last such request
@@ -61,6 +62,7 @@ func (f *follower) Run(ctx context.Context) error {
 		birdState, birdChanged := f.bird.State().Get()
 		routed, routedChanged := f.kernel.Confirmed().Get()
 		announced, announcedChanged := f.announcer.State().Get()
+		attracted, attractionChanged := f.attractor.current.Get()
 		lb, lbChanged := f.observer.lb.Get()
 		stale, staleChanged := f.config.Stale().Get()
 		vips, vipsChanged := f.observer.state.changed.Get()
@@ -73,6 +75,7 @@ func (f *follower) Run(ctx context.Context) error {
 		f.showStale(stale)
 		f.showIdentity()
 		f.showBIRD(birdState)
+		f.showStatic(attracted)
 		f.showRouting(routed)
 		f.exportRoutes(routed)
 		f.bird.Expect(announced.Announced4, announced.Announced6)
@@ -100,6 +103,7 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-birdChanged:
 		case <-routedChanged:
 		case <-announcedChanged:
+		case <-attractionChanged:
 		case <-lbChanged:
 		case <-vipsChanged:
 		case <-ownChanged:
@@ -119,6 +123,7 @@ func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 		return err
 	}
 	f.bird.Configure(c.Attractor)
+	f.warnStatic(c.Attractor.Gateways)
 	f.configured = vip.NewSet(c.Attractor.VIPs...)
 	f.release.Reset(confirmTimeout + f.Settle)
 	return nil
@@ -236,6 +241,8 @@ func sessionEvents(was, is bird.State) []event {
 		switch {
 		case old.Up && up && !old.Since.Equal(g.Since):
 			add(event{Gateway: g.Name, Detail: strings.TrimSpace("session lost and re-established " + g.LastError)})
+		case old.Up && g.Held:
+			add(event{Gateway: g.Name, Detail: gatewayDetail(g)})
 		case old.Up && !up:
 			add(event{Gateway: g.Name, Detail: cmp.Or(birdProblem(is), gatewayDetail(g))})
 		}
@@ -316,6 +323,8 @@ func gatewayDetail(g bird.GatewayState) string {
 	switch {
 	case g.Problem != "":
 		return g.Problem
+	case g.Held:
+		return "held down by the frontend"
 	case g.LastError != "" && !g.Up:
 		return g.State + " (" + g.LastError + ")"
 	}

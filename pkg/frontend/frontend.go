@@ -57,6 +57,7 @@ type process struct {
 	controller   *controller
 	observer     *observer
 	reporter     *reporter
+	attractor    *attractor
 	changed      *latest.Value[uint64] // counts changes of the status
 	stopping     atomic.Bool
 	reported     atomic.Bool // the watcher has a report of VIPs
@@ -171,9 +172,12 @@ func newProcess(o Options) (*process, error) {
 		p.show(d)
 	}
 	p.observer.onApplied, p.observer.reasonDetail = p.reportApplied, p.reasonDetail
+	p.observer.sharedDetail, p.reporter.shared = p.sharedDetail, p.shared
+	p.reporter.detection = p.detectionTime
+	p.attractor = &attractor{all: o.StaticAll, current: latest.New(attraction{}), apply: p.bird.Attract}
 	p.controller = &controller{
 		gate: gate.New(o.Gate), source: p.source, bird: p.bird.State(), kernel: p.kernel.Confirmed(),
-		announcer: p.announcer, observer: p.observer, requireRoute: o.RequireRoute,
+		announcer: p.announcer, observer: p.observer, requireRoute: o.RequireRoute, attractor: p.attractor,
 		commands: make(chan command), ready: make(chan struct{}),
 	}
 	return p, nil
@@ -387,7 +391,7 @@ func (p *process) metricsState() metrics.FrontendState {
 	}
 	for _, g := range b.Gateways {
 		m.BIRD.Gateways = append(m.BIRD.Gateways, metrics.Gateway{
-			Name: g.Name, Family: g.Family.String(), Up: g.Up && b.Alive, Since: g.Since,
+			Name: g.Name, Family: g.Family.String(), Up: g.Up && b.Alive, Held: g.Held, Since: g.Since,
 			Imported: g.Imported, Exported: g.Exported,
 		})
 	}

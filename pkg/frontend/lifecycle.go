@@ -85,7 +85,8 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) error {
 	p.Log.Info("stopping: moving traffic away", "drain_time", p.Gate.DrainTime)
 	p.observer.note("frontend is stopping")
 
-	ctx, cancel := context.WithTimeout(ctx, p.Gate.DrainTime+withdrawMargin+confirmTimeout+p.Settle+reportMargin)
+	ctx, cancel := context.WithTimeout(ctx,
+		p.Gate.DrainTime+withdrawMargin+confirmTimeout+p.detectionTime()+p.Settle+reportMargin)
 	skipped := make(chan struct{})
 	go func() {
 		defer close(skipped)

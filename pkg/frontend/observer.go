@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -64,6 +65,7 @@ type observer struct {
 	onDecisions  func(decisions)                      // takes every batch after it was applied to state
 	onApplied    func(readiness.Position)             // follows onDecisions of every decision up to it
 	reasonDetail func(gate.Reason, vip.Family) string // cause of a reason for VIPs of a family, or ""
+	sharedDetail func(vip.Family) string              // added for VIPs that are not announced, or ""
 	sourceName   string                               // of the readiness source in logs and events
 
 	mu   sync.Mutex
@@ -98,7 +100,8 @@ func newObserver(log *slog.Logger, transition func(to, reason string)) *observer
 	o := &observer{
 		log: log, transition: transition, onDecisions: func(decisions) {}, onApplied: func(readiness.Position) {},
 		reasonDetail: func(gate.Reason, vip.Family) string { return "" }, sourceName: loadBalancer,
-		pending: pending{readiness: map[vip.VIP]*readiness.VIPReadiness{}}, wake: make(chan struct{}, 1),
+		sharedDetail: func(vip.Family) string { return "" },
+		pending:      pending{readiness: map[vip.VIP]*readiness.VIPReadiness{}}, wake: make(chan struct{}, 1),
 		state: &state{vips: map[vip.VIP]vipState{}, changed: latest.New(uint64(0))},
 		lb:    latest.New(lbState{}),
 	}
@@ -267,7 +270,7 @@ func (o *observer) drain() {
 		o.note(fmt.Sprintf("%d earlier changes were merged into the following ones: rate exceeds logging", p.dropped))
 	}
 	for _, d := range p.queue {
-		for _, e := range o.state.applyDecisions(d, o.reasonDetail) {
+		for _, e := range o.state.applyDecisions(d, o.reasonDetail, o.sharedDetail) {
 			o.logTransition(e)
 		}
 		o.onDecisions(d)
@@ -309,7 +312,9 @@ func (s *state) applyReadiness(updates map[vip.VIP]*readiness.VIPReadiness, comp
 }
 
 // applyDecisions applies a batch and returns its events.
-func (s *state) applyDecisions(d decisions, reasonDetail func(gate.Reason, vip.Family) string) []event {
+func (s *state) applyDecisions(
+	d decisions, reasonDetail func(gate.Reason, vip.Family) string, sharedDetail func(vip.Family) string,
+) []event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := make([]event, 0, len(d.Changes))
@@ -319,6 +324,10 @@ func (s *state) applyDecisions(d decisions, reasonDetail func(gate.Reason, vip.F
 		family vip.Family
 	}
 	known := map[cause]string{}
+	var shared [len(vip.Families)]string
+	for _, f := range vip.Families {
+		shared[f] = sharedDetail(f)
+	}
 	for _, ch := range d.Changes {
 		st := s.vips[ch.VIP]
 		if st.Since.IsZero() || ch.From.Advertisement != ch.To.Advertisement {
@@ -340,6 +349,9 @@ func (s *state) applyDecisions(d decisions, reasonDetail func(gate.Reason, vip.F
 				known[c] = reasonDetail(c.reason, c.family)
 			}
 			e.Detail = known[c]
+		}
+		if more := shared[ch.VIP.Family()]; more != "" && ch.To.Advertisement != gate.Announced {
+			e.Detail = strings.TrimPrefix(e.Detail+"; "+more, "; ")
 		}
 		list = append(list, e)
 		if ch.From.Advertisement != ch.To.Advertisement || ch.From.Reason == gate.NotConfigured {

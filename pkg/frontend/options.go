@@ -63,6 +63,7 @@ type Options struct {
 	// ReadyTimeout bounds how long Readiness waits after a start for VIPs that are ready and not
 	// advertised, from when all its other conditions hold.
 	ReadyTimeout      time.Duration
+	StaticAll         bool // static gateways attract traffic only while every VIP of a family is announced
 	RequireRoute      bool // withdraw the VIPs of a family while no gateway advertises a route
 	RemoveRulesOnExit bool // marks, rules and blackhole routes
 

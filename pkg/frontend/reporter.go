@@ -14,7 +14,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// confirmTimeout bounds how long a report of WITHDRAWN waits until the gateway sessions show it.
+// confirmTimeout bounds how long a report of WITHDRAWN waits until the gateway sessions show it,
+// and the detection time of static gateways.
 const confirmTimeout = 500 * time.Millisecond
 
 // reporter reports advertisements to the load balancer: ANNOUNCED and DEPREFERRED at once,
@@ -22,6 +23,10 @@ const confirmTimeout = 500 * time.Millisecond
 type reporter struct {
 	announcer *latest.Value[announce.State]
 	confirm   func(context.Context) error // waits until the gateway sessions export the announced VIPs
+	// shared returns an error if static gateways of a family send traffic of a VIP that is
+	// withdrawn.
+	shared    func(vip.Family) error
+	detection func() time.Duration // in which static gateways notice that BFD is down
 	settle    time.Duration
 	// send must not block. mu is held: reports keep their order, and idle follows the last of them.
 	send func(map[vip.VIP]reported)
@@ -54,6 +59,7 @@ func newReporter(a *latest.Value[announce.State], s *bird.Supervisor, settle tim
 			s.Expect(announced.Announced4, announced.Announced6)
 			return s.Confirm(ctx)
 		},
+		shared: func(vip.Family) error { return nil }, detection: func() time.Duration { return 0 },
 		pending: map[vip.VIP]withdrawal{}, wake: make(chan struct{}, 1), idle: latest.New(true),
 	}
 }
@@ -113,12 +119,16 @@ func (r *reporter) confirmPending(ctx context.Context) bool {
 		return false
 	}
 	reports := map[vip.VIP]reported{}
+	var shared [len(vip.Families)]bool
+	for _, f := range vip.Families {
+		shared[f] = r.shared(f) != nil
+	}
 	r.mu.Lock()
 	for v, w := range batch {
 		// A VIP that was announced and withdrawn again meanwhile has a later revision, and is
 		// confirmed in the next call.
 		if current, isPending := r.pending[v]; isPending && current.revision == w.revision {
-			reports[v] = reported{current.decision, !confirmed}
+			reports[v] = reported{current.decision, !confirmed || shared[v.Family()]}
 			delete(r.pending, v)
 		}
 	}
@@ -135,7 +145,7 @@ func (r *reporter) confirmPending(ctx context.Context) bool {
 
 // awaitWithdrawn waits for the revision and the sessions, and reports whether both were observed.
 func (r *reporter) awaitWithdrawn(ctx context.Context, revision uint64) bool {
-	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
+	ctx, cancel := context.WithTimeout(ctx, confirmTimeout+r.detection())
 	defer cancel()
 	err := r.announcer.Wait(ctx, func(s announce.State) bool {
 		// BIRD dropped all VIPs with the loopback session.

@@ -33,7 +33,7 @@ func (p *process) status() *frontendv1.Status {
 		s.Conditions = append(s.Conditions, &frontendv1.Condition{Name: c.Name, Serving: c.Serving, Detail: c.Detail})
 	}
 	upByFamily := p.birdStatus(s)
-	s.Vips = p.observer.state.vipStatus(now, loaded.Config.Attractor.VIPs, upByFamily)
+	s.Vips = p.observer.state.vipStatus(now, loaded.Config.Attractor.VIPs, upByFamily, senders(p.bird.State().Load()))
 	return s
 }
 
@@ -79,7 +79,7 @@ func (p *process) birdStatus(s *frontendv1.Status) [len(vip.Families)][]string {
 		st := &frontendv1.GatewayStatus{
 			Name: g.Name, Address: g.Address.String(), Up: g.Up && b.Alive, State: gatewayDetail(g),
 			Imported: uint32(g.Imported), Exported: uint32(g.Exported), Bfd: g.BFD,
-			Since: endpoint.Timestamp(g.Since),
+			Since: endpoint.Timestamp(g.Since), Protocol: g.Protocol.String(), Held: g.Held, Warning: g.Warning,
 		}
 		if !st.Up { // BIRD keeps the error of the previous session
 			st.LastError = g.LastError
@@ -95,7 +95,9 @@ func (p *process) birdStatus(s *frontendv1.Status) [len(vip.Families)][]string {
 	return up
 }
 
-func (s *state) vipStatus(now time.Time, configured []vip.VIP, up [len(vip.Families)][]string) []*frontendv1.VipStatus {
+func (s *state) vipStatus(
+	now time.Time, configured []vip.VIP, up, senders [len(vip.Families)][]string,
+) []*frontendv1.VipStatus {
 	list := make([]*frontendv1.VipStatus, 0, len(configured))
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -104,6 +106,9 @@ func (s *state) vipStatus(now time.Time, configured []vip.VIP, up [len(vip.Famil
 		x := &frontendv1.VipStatus{
 			Vip: v.String(), Gateways: up[v.Family()], Since: endpoint.Timestamp(st.Since),
 			Advertisement: advertisementProto(st.Decision.Advertisement), Reason: reasonProto(st.Decision.Reason),
+		}
+		if st.Decision.Advertisement != gate.Announced {
+			x.StaticGateways = senders[v.Family()]
 		}
 		if st.Readiness != nil {
 			x.Readiness = st.Readiness.Proto(now)

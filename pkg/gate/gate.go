@@ -36,10 +36,11 @@ type Gate struct {
 	stopEnd time.Time // zero: not stopping
 
 	// last holds the conditions of the last Evaluate: a change makes every VIP dirty.
-	last    conditions
-	dirty   vip.Set
-	timers  timerHeap
-	changes []Change
+	last       conditions
+	dirty      vip.Set
+	timers     timerHeap
+	changes    []Change
+	attraction [len(vip.Families)]Attraction
 }
 
 // entry is one VIP that is configured or in the load balancer's state.
@@ -54,6 +55,8 @@ type entry struct {
 	flaps            flaps
 	riseAt           time.Time // end of the flap damping
 	decision         Decision
+	// attracts is the advertisement if a gateway were always up.
+	attracts Advertisement
 }
 
 // conditions are the inputs that concern every VIP.
@@ -319,7 +322,13 @@ func (g *Gate) scheduleDirty(at time.Time, v vip.VIP) { heap.Push(&g.timers, tim
 // decide updates the decision on e. An entry that is neither configured nor in the load balancer's
 // state is deleted, which bounds the memory.
 func (g *Gate) decide(now time.Time, e *entry) {
-	to := g.evaluateTable(now, e)
+	up := g.last.up[e.vip.Family()]
+	to := g.evaluateTable(now, e, e.decision.Advertisement, up)
+	attracts := to.Advertisement
+	if !up || e.attracts != e.decision.Advertisement { // otherwise the result is the same
+		attracts = g.evaluateTable(now, e, e.attracts, true).Advertisement
+	}
+	g.count(e, to.Reason != NotConfigured, attracts)
 	if to != e.decision {
 		g.changes = append(g.changes, Change{VIP: e.vip, From: e.decision, To: to})
 		e.decision = to

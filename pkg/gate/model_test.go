@@ -18,6 +18,7 @@ type model struct {
 	options           Options
 	g                 *Gate
 	solo              map[vip.VIP]*Gate // each has one VIP only
+	connected         *Gate             // its gateways are always up
 	configured        vip.Set
 	routed            vip.Set
 	up                [2]bool
@@ -37,6 +38,7 @@ type model struct {
 	stopEnd           time.Time
 	drainEnds         map[vip.VIP]time.Time
 	before            map[vip.VIP]Advertisement
+	connectedBefore   map[vip.VIP]Advertisement
 }
 
 // extension is the extension of a lease after a late check: the process was starved, and a renewal
@@ -60,7 +62,7 @@ func newModel(o Options) *model {
 	w := &model{
 		now: time.Unix(1000, 0), options: o, g: New(o), solo: map[vip.VIP]*Gate{},
 		states: map[vip.VIP]VIPState{}, drainEnds: map[vip.VIP]time.Time{}, flaps: map[vip.VIP][]time.Time{},
-		before: map[vip.VIP]Advertisement{},
+		before: map[vip.VIP]Advertisement{}, connectedBefore: map[vip.VIP]Advertisement{}, connected: New(o),
 	}
 	for _, v := range modelVIPs {
 		w.solo[v] = New(o)
@@ -71,6 +73,8 @@ func newModel(o Options) *model {
 // each gives an input to the gate and, filtered to their VIP, to the solo gates.
 func (w *model) each(f func(g *Gate, mine func(vip.VIP) bool)) {
 	f(w.g, func(vip.VIP) bool { return true })
+	f(w.connected, func(vip.VIP) bool { return true })
+	w.connected.Gateways(Gateways{At: w.now, Up: [2]bool{true, true}})
 	for v, g := range w.solo {
 		f(g, func(x vip.VIP) bool { return x == v })
 	}
@@ -142,42 +146,75 @@ func (w *model) renew() {
 // check evaluates all gates and compares their decisions with the model.
 func (w *model) check(t *rapid.T) {
 	w.checkLeases()
+	w.connected.Gateways(Gateways{At: w.now, Up: [2]bool{true, true}})
 	w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Evaluate(w.now) })
 	if again := w.g.Evaluate(w.now); len(again) != 0 {
 		t.Fatalf("a second Evaluate at the same time changed %v", again)
 	}
 	for _, v := range modelVIPs {
-		got, before := w.g.Decision(v), w.before[v]
+		got := w.g.Decision(v)
 		if alone := w.solo[v].Decision(v); alone != got {
 			t.Fatalf("%s: %v with other VIPs, %v alone", v, got, alone)
 		}
-		state := w.states[v]
-		vipDrain := time.Time{}
-		if state.State == vip.Draining {
-			vipDrain = state.DrainEnd
-		}
-		drains := []time.Time{w.stopEnd, w.drainEnds[v], w.lbDrainEnd, vipDrain}
-		down := !w.configured.Has(v) || !w.routed.Has(v) || !w.familyUp(v) ||
-			state.State == vip.NotReady ||
-			(w.lost() && w.options.OnLoss == WithdrawOnLoss) ||
-			slices.ContainsFunc(drains, func(d time.Time) bool { return over(d, w.now) })
-		draining := slices.ContainsFunc(drains, func(d time.Time) bool { return running(d, w.now) })
-		switch {
-		case down && got.Advertisement != Withdrawn:
-			t.Fatalf("%s must be withdrawn at once, is %v", v, got)
-		case draining && got.Advertisement > Depreferred:
-			t.Fatalf("%s drains, is %v", v, got)
-		case (draining || !w.live()) && got.Advertisement > before:
-			t.Fatalf("%s rose from %s to %v while stale or draining", v, before, got)
-		case got.Reason == Flapping && !w.flapping(v):
-			t.Fatalf("%s is damped after flaps at %v", v, w.flaps[v])
-		case got.Advertisement == Announced && state.State != vip.Ready:
-			t.Fatalf("%s is announced in state %v", v, state.State)
-		case !down && !draining && w.live() && state.State == vip.Ready && got.Advertisement != Announced &&
-			got.Reason != Flapping:
-			t.Fatalf("%s should be announced, is %v", v, got)
-		}
+		w.checkDecision(t, v, got, w.before[v], w.familyUp(v))
 		w.before[v] = got.Advertisement
+		connected := w.connected.Decision(v)
+		w.checkDecision(t, v, connected, w.connectedBefore[v], true)
+		w.connectedBefore[v] = connected.Advertisement
+		if got.Advertisement > connected.Advertisement {
+			t.Fatalf("%s is %v, with gateways that are always up %v", v, got, connected)
+		}
+	}
+	w.checkAttraction(t)
+}
+
+// checkAttraction compares the attraction with a count of what a gate advertises whose gateways are
+// always up.
+func (w *model) checkAttraction(t *rapid.T) {
+	var want [len(vip.Families)]Attraction
+	for v := range w.configured {
+		a := &want[v.Family()]
+		a.Configured++
+		switch w.connected.Decision(v).Advertisement {
+		case Announced:
+			a.Announced++
+		case Depreferred:
+			a.Depreferred++
+		case Withdrawn:
+		}
+	}
+	if got := w.g.Attract(); got != want {
+		t.Fatalf("attraction %+v, want %+v", got, want)
+	}
+}
+
+// checkDecision compares the decision on one VIP with the model.
+func (w *model) checkDecision(t *rapid.T, v vip.VIP, got Decision, before Advertisement, gatewayUp bool) {
+	state := w.states[v]
+	vipDrain := time.Time{}
+	if state.State == vip.Draining {
+		vipDrain = state.DrainEnd
+	}
+	drains := []time.Time{w.stopEnd, w.drainEnds[v], w.lbDrainEnd, vipDrain}
+	down := !w.configured.Has(v) || !w.routed.Has(v) || !gatewayUp ||
+		state.State == vip.NotReady ||
+		(w.lost() && w.options.OnLoss == WithdrawOnLoss) ||
+		slices.ContainsFunc(drains, func(d time.Time) bool { return over(d, w.now) })
+	draining := slices.ContainsFunc(drains, func(d time.Time) bool { return running(d, w.now) })
+	switch {
+	case down && got.Advertisement != Withdrawn:
+		t.Fatalf("%s must be withdrawn at once, is %v", v, got)
+	case draining && got.Advertisement > Depreferred:
+		t.Fatalf("%s drains, is %v", v, got)
+	case (draining || !w.live()) && got.Advertisement > before:
+		t.Fatalf("%s rose from %s to %v while stale or draining", v, before, got)
+	case got.Reason == Flapping && !w.flapping(v):
+		t.Fatalf("%s is damped after flaps at %v", v, w.flaps[v])
+	case got.Advertisement == Announced && state.State != vip.Ready:
+		t.Fatalf("%s is announced in state %v", v, state.State)
+	case !down && !draining && w.live() && state.State == vip.Ready && got.Advertisement != Announced &&
+		got.Reason != Flapping:
+		t.Fatalf("%s should be announced, is %v", v, got)
 	}
 }
 
@@ -191,8 +228,10 @@ func (w *model) advance(t *rapid.T, d time.Duration) {
 		}
 		if gap := next.Sub(w.now); gap > time.Microsecond {
 			w.now = w.now.Add(gap / 2)
-			if early := w.g.Evaluate(w.now); len(early) != 0 {
-				t.Fatalf("%v changed %v before the deadline of the gate", early, gap/2)
+			before := w.g.Attract()
+			if early := w.g.Evaluate(w.now); len(early) != 0 || w.g.Attract() != before {
+				t.Fatalf("%v changed %v before the deadline of the gate, attraction %v to %v", early, gap/2, before,
+					w.g.Attract())
 			}
 			w.check(t)
 		}

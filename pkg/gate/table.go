@@ -8,8 +8,7 @@ import (
 
 // evaluateTable applies the decision table: the first row that matches wins. Conditions that
 // concern all VIPs come from g.last, so that one Evaluate decides all VIPs on the same state.
-func (g *Gate) evaluateTable(now time.Time, e *entry) Decision {
-	current := e.decision.Advertisement
+func (g *Gate) evaluateTable(now time.Time, e *entry, current Advertisement, gatewayUp bool) Decision {
 	gated := !g.options.Ungated
 	switch {
 	case !e.configured: // row 1
@@ -20,7 +19,7 @@ func (g *Gate) evaluateTable(now time.Time, e *entry) Decision {
 		return Decision{Withdrawn, LBNotReady}
 	case !e.routed: // row 3
 		return Decision{Withdrawn, NoSourceRouting}
-	case !g.last.up[e.vip.Family()]: // row 4
+	case !gatewayUp: // row 4
 		return Decision{Withdrawn, NoGateway}
 	case gated && g.last.freshness == Lost && g.options.OnLoss == WithdrawOnLoss: // row 5
 		return Decision{Withdrawn, LBLost}

@@ -104,6 +104,7 @@ type BIRD struct {
 type Gateway struct {
 	Name, Family string
 	Up           bool
+	Held         bool // a static gateway whose BFD session the frontend keeps down
 	// Since is when the session came up or went down.
 	Since time.Time
 	// Imported and Exported count routes.
@@ -166,6 +167,7 @@ func (b *BIRD) collect(send send) {
 		}
 		send(FrontendGatewayUp, boolValue(g.Up), g.Name, g.Family)
 		send(FrontendGatewayUptime, uptime, g.Name, g.Family)
+		send(FrontendGatewayHeld, boolValue(g.Held), g.Name, g.Family)
 		send(FrontendGatewayImported, float64(g.Imported), g.Name, g.Family)
 		send(FrontendGatewayExported, float64(g.Exported), g.Name, g.Family)
 	}

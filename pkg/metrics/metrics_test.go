@@ -379,11 +379,15 @@ func TestStreamAndGatewaysAtScrape(t *testing.T) {
 	}
 	now.BIRD = BIRD{Up: true, Gateways: []Gateway{
 		{Name: "a", Family: "ipv4", Up: true, Since: time.Now().Add(-time.Minute), Imported: 3, Exported: 4},
-		{Name: "b", Family: "ipv4", Since: time.Now().Add(-time.Minute)},
+		{Name: "b", Family: "ipv4", Held: true, Since: time.Now().Add(-time.Minute)},
 	}}
 	wantSeries(t, f.Registry(), FrontendGatewayUp, map[string]float64{
 		"family=ipv4 gateway=a": 1,
 		"family=ipv4 gateway=b": 0,
+	})
+	wantSeries(t, f.Registry(), FrontendGatewayHeld, map[string]float64{
+		"family=ipv4 gateway=a": 0,
+		"family=ipv4 gateway=b": 1,
 	})
 	wantSeries(t, f.Registry(), FrontendGatewayImported,
 		map[string]float64{"family=ipv4 gateway=a": 3, "family=ipv4 gateway=b": 0})

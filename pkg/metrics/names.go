@@ -100,7 +100,9 @@ var (
 	FrontendRoutingRepairs = counter("vipgate_frontend_source_routing_repairs_total",
 		"How often marks, rules or routes of the frontend were repaired after another process changed them.")
 	FrontendGatewayUp = gauge("vipgate_frontend_gateway_up",
-		"1 while the BGP session to the gateway is up.", "gateway", "family")
+		"1 while the BGP session to the gateway is up, or the BFD session of a static gateway.", "gateway", "family")
+	FrontendGatewayHeld = gauge("vipgate_frontend_gateway_held",
+		"1 while the frontend keeps the BFD session of a static gateway down.", "gateway", "family")
 	FrontendGatewayUptime = gauge("vipgate_frontend_gateway_uptime_seconds",
 		"How long the BGP session to the gateway has been up. 0 while it is down.", "gateway", "family")
 	FrontendGatewayImported = gauge("vipgate_frontend_gateway_imported_routes",

@@ -39,6 +39,7 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 			fmt.Fprintf(&b, "%s VIPs attract traffic, and no route leads back to clients\n", family)
 		}
 	}
+	writeStatic(&b, s)
 	complete = count == len(s.GetVips())
 	fmt.Fprintf(&b, "\n%d of %s advertised\n", count, plural(len(s.GetVips()), "VIP"))
 	counts.write(&b)
@@ -121,10 +122,29 @@ func bird(s *frontendv1.BirdStatus, now time.Time) string {
 	return text
 }
 
+// writeStatic appends what static gateways send although it is not wanted.
+func writeStatic(b *strings.Builder, s *frontendv1.Status) {
+	sent := map[string][]string{} // VIPs, by gateway
+	for _, v := range s.GetVips() {
+		for _, g := range v.GetStaticGateways() {
+			sent[g] = append(sent[g], v.GetVip())
+		}
+	}
+	for _, g := range s.GetGateways() {
+		if g.GetWarning() != "" {
+			fmt.Fprintf(b, "static gateway %s %s\n", cut(g.GetName(), maxCell), cut(g.GetWarning(), maxLine))
+		}
+		if vips := sent[g.GetName()]; len(vips) > 0 {
+			fmt.Fprintf(b, "static gateway %s sends traffic of VIPs that are not announced: %s\n",
+				cut(g.GetName(), maxCell), cut(names(vips), maxLine))
+		}
+	}
+}
+
 func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 	t := newTable("GATEWAY", "ADDRESS", "SESSION", "SINCE", "IMPORTED", "EXPORTED", "BFD", "STATE")
 	rank := func(g *frontendv1.GatewayStatus) int {
-		if g.GetUp() {
+		if g.GetUp() || g.GetHeld() {
 			return 1
 		}
 		return 0
@@ -134,7 +154,11 @@ func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 		if g.GetLastError() != "" && !strings.Contains(state, g.GetLastError()) {
 			state += ", last error: " + g.GetLastError()
 		}
-		t.add(g.GetName(), g.GetAddress(), upOrDown(g.GetUp()), ago(g.GetSince(), now), g.GetImported(),
+		session := upOrDown(g.GetUp())
+		if g.GetHeld() {
+			session = "held"
+		}
+		t.add(g.GetName(), g.GetAddress(), session, ago(g.GetSince(), now), g.GetImported(),
 			g.GetExported(), g.GetBfd(), state)
 	}
 	return t

@@ -3,6 +3,7 @@ package lab
 import (
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"regexp"
 	"slices"
@@ -24,6 +25,7 @@ var blockPattern = regexp.MustCompile("(?m)^```[a-z]+ template=(\\S+)(?: (adds|w
 func documented(template string) GatewayConfig {
 	c := GatewayA()
 	c.BFD = !strings.HasPrefix(template, "gobgp")
+	c.VIPs = []netip.Prefix{netip.MustParsePrefix("20.0.0.1/32"), netip.MustParsePrefix("2000::1/128")}
 	return c
 }
 
@@ -97,18 +99,20 @@ func TestGatewaysDocument(t *testing.T) {
 			t.Errorf("%s is not in the document", name)
 		}
 	}
-	_, example, _ := strings.Cut(text, "```yaml\n")
-	example, _, found := strings.Cut(example, "```")
-	if !found {
-		t.Fatal("the document has no trench file")
-	}
-	config, err := trench.Parse("docs/gateways.md", []byte(example), trench.DefaultDefaults())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, want := range []string{GatewayA4.String(), GatewayA6.String()} {
-		if got := config.Attractor.Gateways[i].Address.String(); got != want {
-			t.Errorf("gateway %d of the trench file is %s, want %s", i+1, got, want)
+	for fence, protocol := range map[string]trench.Protocol{"yaml": trench.BGP, "yaml static": trench.Static} {
+		_, example, _ := strings.Cut(text, "```"+fence+"\n")
+		example, _, found := strings.Cut(example, "```")
+		if !found {
+			t.Fatalf("the document has no trench file of %s gateways", protocol)
+		}
+		config, err := trench.Parse("docs/gateways.md", []byte(example), trench.DefaultDefaults())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range []netip.Addr{GatewayA4, GatewayA6} {
+			if g := config.Attractor.Gateways[i]; g.Address != want || g.Protocol != protocol {
+				t.Errorf("gateway %d of the trench file is %s %s, want %s %s", i+1, g.Protocol, g.Address, protocol, want)
+			}
 		}
 	}
 }

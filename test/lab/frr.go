@@ -134,6 +134,11 @@ func (g *FRR) startDaemon(name string) error {
 	if err != nil {
 		return err
 	}
+	return g.runDaemon(name, args)
+}
+
+// runDaemon starts a daemon, bgpd with further arguments, and gives it the configuration.
+func (g *FRR) runDaemon(name string, args []string) error {
 	// The control socket of a killed daemon is still there.
 	control := filepath.Join(g.dir, name+".vty")
 	if err := os.Remove(control); err != nil && !errors.Is(err, fs.ErrNotExist) {

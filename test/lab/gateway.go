@@ -35,6 +35,8 @@ type GatewayConfig struct {
 	Default bool
 	// Routes are further prefixes that it sends.
 	Routes []netip.Prefix
+	// VIPs are those that a static gateway sends to its peers.
+	VIPs []netip.Prefix
 }
 
 // Gateway is a BIRD that plays the external router.

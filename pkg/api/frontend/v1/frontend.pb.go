@@ -1362,7 +1362,8 @@ type GatewayStatus struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Its address.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// True while its BGP session is up.
+	// True while its BGP session is up, or the BFD session of a static gateway. A static gateway
+	// without BFD is always up.
 	Up bool `protobuf:"varint,3,opt,name=up,proto3" json:"up,omitempty"`
 	// The session's state in BIRD's words, or why there is no session.
 	State string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
@@ -1375,7 +1376,14 @@ type GatewayStatus struct {
 	// The last error of the session; empty without one.
 	LastError string `protobuf:"bytes,8,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	// BFD in BIRD's words; empty without BFD.
-	Bfd           string `protobuf:"bytes,9,opt,name=bfd,proto3" json:"bfd,omitempty"`
+	Bfd string `protobuf:"bytes,9,opt,name=bfd,proto3" json:"bfd,omitempty"`
+	// bgp or static.
+	Protocol string `protobuf:"bytes,10,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// True while the frontend keeps the BFD session of a static gateway down, so that the gateway sends
+	// no traffic.
+	Held bool `protobuf:"varint,11,opt,name=held,proto3" json:"held,omitempty"`
+	// Why it cannot do what it should, such as a static gateway without BFD; empty without a problem.
+	Warning       string `protobuf:"bytes,12,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1469,6 +1477,27 @@ func (x *GatewayStatus) GetLastError() string {
 func (x *GatewayStatus) GetBfd() string {
 	if x != nil {
 		return x.Bfd
+	}
+	return ""
+}
+
+func (x *GatewayStatus) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *GatewayStatus) GetHeld() bool {
+	if x != nil {
+		return x.Held
+	}
+	return false
+}
+
+func (x *GatewayStatus) GetWarning() string {
+	if x != nil {
+		return x.Warning
 	}
 	return ""
 }
@@ -1569,9 +1598,12 @@ type VipStatus struct {
 	// What the load balancer said last; absent if it never spoke of the VIP.
 	Readiness *v1.VipReadiness `protobuf:"bytes,5,opt,name=readiness,proto3" json:"readiness,omitempty"`
 	// Gateways of its family that are up, by name.
-	Gateways      []string `protobuf:"bytes,6,rep,name=gateways,proto3" json:"gateways,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Gateways []string `protobuf:"bytes,6,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	// Static gateways that send its traffic although it is not announced, by name: the VIPs of a
+	// family share their BFD sessions.
+	StaticGateways []string `protobuf:"bytes,7,rep,name=static_gateways,json=staticGateways,proto3" json:"static_gateways,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *VipStatus) Reset() {
@@ -1642,6 +1674,13 @@ func (x *VipStatus) GetReadiness() *v1.VipReadiness {
 func (x *VipStatus) GetGateways() []string {
 	if x != nil {
 		return x.Gateways
+	}
+	return nil
+}
+
+func (x *VipStatus) GetStaticGateways() []string {
+	if x != nil {
+		return x.StaticGateways
 	}
 	return nil
 }
@@ -1737,7 +1776,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
 	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\x12\x18\n" +
-	"\aservice\x18\b \x01(\tR\aservice\"\xfe\x01\n" +
+	"\aservice\x18\b \x01(\tR\aservice\"\xc8\x02\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -1748,21 +1787,26 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\bexported\x18\a \x01(\rR\bexported\x12\x1d\n" +
 	"\n" +
 	"last_error\x18\b \x01(\tR\tlastError\x12\x10\n" +
-	"\x03bfd\x18\t \x01(\tR\x03bfd\"\x9c\x01\n" +
+	"\x03bfd\x18\t \x01(\tR\x03bfd\x12\x1a\n" +
+	"\bprotocol\x18\n" +
+	" \x01(\tR\bprotocol\x12\x12\n" +
+	"\x04held\x18\v \x01(\bR\x04held\x12\x18\n" +
+	"\awarning\x18\f \x01(\tR\awarning\"\x9c\x01\n" +
 	"\n" +
 	"BirdStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x1a\n" +
 	"\brestarts\x18\x03 \x01(\rR\brestarts\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\xbb\x02\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\xe4\x02\n" +
 	"\tVipStatus\x12\x10\n" +
 	"\x03vip\x18\x01 \x01(\tR\x03vip\x12I\n" +
 	"\radvertisement\x18\x02 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\radvertisement\x12A\n" +
 	"\x06reason\x18\x03 \x01(\x0e2).vipgate.readiness.v1.AdvertisementReasonR\x06reason\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12@\n" +
 	"\treadiness\x18\x05 \x01(\v2\".vipgate.readiness.v1.VipReadinessR\treadiness\x12\x1a\n" +
-	"\bgateways\x18\x06 \x03(\tR\bgateways*c\n" +
+	"\bgateways\x18\x06 \x03(\tR\bgateways\x12'\n" +
+	"\x0fstatic_gateways\x18\a \x03(\tR\x0estaticGateways*c\n" +
 	"\tFreshness\x12\x19\n" +
 	"\x15FRESHNESS_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFRESHNESS_LIVE\x10\x01\x12\x13\n" +

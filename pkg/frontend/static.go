@@ -1,0 +1,131 @@
+package frontend
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// attraction is what the static gateways of each family follow: they send the traffic of all VIPs
+// of a family, or of none.
+type attraction struct {
+	VIPs [len(vip.Families)]gate.Attraction
+	Up   [len(vip.Families)]bool
+}
+
+// attractor passes the attraction from the gate to BIRD.
+type attractor struct {
+	all     bool // every VIP of a family must be announced, not only one
+	current *latest.Value[attraction]
+	apply   func(time.Time, [len(vip.Families)]bool) // must not block
+}
+
+// follow takes what the gate would advertise. The controller calls it in each pass: BIRD's
+// supervisor holds the BFD sessions down when the calls end.
+func (a *attractor) follow(now time.Time, vips [len(vip.Families)]gate.Attraction) {
+	is := attraction{VIPs: vips}
+	for f, n := range vips {
+		is.Up[f] = attracts(n, a.all)
+	}
+	if is != a.current.Load() {
+		a.current.Set(is)
+	}
+	a.apply(now, is.Up)
+}
+
+// attracts reports whether static gateways are to send traffic. A de-preferred VIP does not count:
+// BFD has no preference.
+func attracts(n gate.Attraction, all bool) bool {
+	return n.Announced > 0 && (!all || n.Announced == n.Configured)
+}
+
+func isStatic(g bird.GatewayState) bool { return g.Protocol == trench.Static }
+
+// senders returns the names of the static gateways of each family that send traffic.
+func senders(s bird.State) [len(vip.Families)][]string {
+	var names [len(vip.Families)][]string
+	for _, g := range s.Gateways {
+		if isStatic(g) && g.Up && s.Alive {
+			names[g.Family] = append(names[g.Family], g.Name)
+		}
+	}
+	return names
+}
+
+// errShared reports that static gateways send the traffic of a VIP that is withdrawn.
+var errShared = errors.New("static gateways send traffic of the family")
+
+// shared returns an error if static gateways of a family send its traffic regardless of the
+// withdrawal of a VIP.
+func (p *process) shared(family vip.Family) error {
+	gateways := slices.DeleteFunc(slices.Clone(p.config.Value().Load().Config.Attractor.Gateways),
+		func(g trench.Gateway) bool { return g.Protocol != trench.Static || g.Family() != family })
+	switch {
+	case len(gateways) == 0:
+		return nil
+	case slices.ContainsFunc(gateways, func(g trench.Gateway) bool { return g.BFD == nil }):
+		return fmt.Errorf("%w: without BFD", errShared)
+	case p.attractor.current.Load().Up[family]:
+		return fmt.Errorf("%w: other VIPs are announced", errShared)
+	}
+	return nil
+}
+
+// sharedDetail returns what to add to the event of a VIP of a family that is not announced: the
+// static gateways that still send its traffic.
+func (p *process) sharedDetail(family vip.Family) string {
+	names := senders(p.bird.State().Load())[family]
+	if len(names) == 0 || p.shared(family) == nil {
+		return ""
+	}
+	return "static gateways still send its traffic: " + strings.Join(names, ", ")
+}
+
+// detectionTime returns how long static gateways need to notice that their BFD sessions are down,
+// unless they accept packets less often than they are sent.
+func (p *process) detectionTime() time.Duration {
+	var longest time.Duration
+	for _, g := range p.config.Value().Load().Config.Attractor.Gateways {
+		if g.Protocol == trench.Static && g.BFD != nil {
+			longest = max(longest, g.BFD.MinTx*time.Duration(g.BFD.Multiplier))
+		}
+	}
+	return longest
+}
+
+// showStatic logs and records a change of what the static gateways follow.
+func (f *follower) showStatic(is attraction) {
+	gateways := f.config.Value().Load().Config.Attractor.Gateways
+	for _, family := range vip.Families {
+		if f.shownAttraction[family] == is.Up[family] || !slices.ContainsFunc(gateways, func(g trench.Gateway) bool {
+			return g.Protocol == trench.Static && g.Family() == family
+		}) {
+			continue
+		}
+		f.shownAttraction[family] = is.Up[family]
+		what, n := "static gateways held down", is.VIPs[family]
+		if is.Up[family] {
+			what = "static gateways released"
+		}
+		f.Log.Info(what, "family", family, "announced", n.Announced, "depreferred", n.Depreferred, "vips", n.Configured)
+		f.observer.note(fmt.Sprintf("%s of %s: %d of %d VIPs can be announced", what, family, n.Announced, n.Configured))
+	}
+}
+
+// warnStatic warns of static gateways that cannot be withdrawn.
+func (f *follower) warnStatic(gateways []trench.Gateway) {
+	for _, g := range gateways {
+		if g.Protocol == trench.Static && g.BFD == nil {
+			f.Log.Warn("static gateway without BFD cannot be withdrawn", "gateway", g.Name, "address", g.Address)
+			f.observer.note("static gateway " + g.Name + " has no BFD: it cannot be withdrawn")
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+func TestAttracts(t *testing.T) {
+	tests := []struct {
+		n        gate.Attraction
+		any, all bool
+	}{
+		{gate.Attraction{}, false, false},
+		{gate.Attraction{Configured: 2}, false, false},
+		{gate.Attraction{Configured: 2, Announced: 1}, true, false},
+		{gate.Attraction{Configured: 2, Announced: 2}, true, true},
+		{gate.Attraction{Configured: 2, Depreferred: 2}, false, false},
+		{gate.Attraction{Configured: 2, Announced: 1, Depreferred: 1}, true, false},
+	}
+	for _, tt := range tests {
+		if got := attracts(tt.n, false); got != tt.any {
+			t.Errorf("%+v with any: %v", tt.n, got)
+		}
+		if got := attracts(tt.n, true); got != tt.all {
+			t.Errorf("%+v with all: %v", tt.n, got)
+		}
+	}
+}
+
+// The supervisor's lease ends unless each pass renews it; readers of the attraction wake on changes
+// only.
+func TestAttractorRenewsEachPass(t *testing.T) {
+	var applied []string
+	a := &attractor{current: latest.New(attraction{}), apply: func(at time.Time, up [len(vip.Families)]bool) {
+		applied = append(applied, fmt.Sprint(at.Unix(), up))
+	}}
+	_, changed := a.current.Get()
+	woken := func() (is bool) {
+		select {
+		case <-changed:
+			is = true
+		default:
+		}
+		_, changed = a.current.Get()
+		return is
+	}
+	for i, announced := range []int{0, 1, 1, 2} {
+		a.follow(time.Unix(int64(i), 0), [len(vip.Families)]gate.Attraction{vip.IPv6: {Announced: announced}})
+		if got, want := woken(), i == 1 || i == 3; got != want {
+			t.Errorf("pass %d woke the readers: %v", i, got)
+		}
+	}
+	want := "[0 [false false] 1 [false true] 2 [false true] 3 [false true]]"
+	if got := fmt.Sprint(applied); got != want {
+		t.Errorf("applied %s, want %s", got, want)
+	}
+}
+
+// A static gateway that is held down can be raised.
+func TestGatewaysCountUsable(t *testing.T) {
+	g := bird.GatewayState{
+		Name: "g", Family: vip.IPv4, Protocol: trench.Static, Held: true, Usable: true, Imported: 1,
+	}
+	for _, requireRoute := range []bool{false, true} {
+		got := gateways(bird.State{Alive: true, Gateways: []bird.GatewayState{g}}, requireRoute).Up
+		if got != [len(vip.Families)]bool{vip.IPv4: true} {
+			t.Errorf("up: %v", got)
+		}
+	}
+	g.Usable = false
+	if got := gateways(bird.State{Alive: true, Gateways: []bird.GatewayState{g}}, false).Up; got[vip.IPv4] {
+		t.Error("a gateway that is not usable counts as up")
+	}
+}
+
+// A withdrawn VIP whose family shares a static gateway is reported as unconfirmed, the other family
+// is not.
+func TestSharedWithdrawalIsUnconfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		r.shared = func(f vip.Family) error {
+			if f == vip.IPv4 {
+				return errShared
+			}
+			return nil
+		}
+		six := vip.Require("2000::1/128")
+		r.written(1)
+		r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		r.decide(1, six, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		pass(2 * settle)
+		r.want(t, vipA, gate.Withdrawn, true)
+		r.want(t, six, gate.Withdrawn, false)
+	})
+}
+
+// Gateways that send until their detection time is over are awaited.
+func TestWithdrawalAwaitsDetection(t *testing.T) {
+	for _, slow := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			const detection = 900 * time.Millisecond
+			r := startReporter(t)
+			r.detection = func() time.Duration { return detection }
+			r.confirm = func(ctx context.Context) error {
+				took := detection
+				if slow {
+					took *= 2
+				}
+				select {
+				case <-time.After(took):
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			r.written(1)
+			r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+			pass(confirmTimeout + detection + settle + time.Millisecond)
+			r.want(t, vipA, gate.Withdrawn, slow)
+		})
+	}
+}
+
+// staticProcess is a process with gateways, as far as static gateways are concerned.
+func staticProcess(up bool, gateways ...trench.Gateway) *process {
+	config := &trench.Config{Attractor: trench.Attractor{Gateways: gateways}}
+	p := &process{
+		config:    trench.NewWatcher("", trench.Defaults{}, config, slog.New(slog.DiscardHandler)),
+		attractor: &attractor{current: latest.New(attraction{})},
+	}
+	p.attractor.current.Set(attraction{Up: [len(vip.Families)]bool{vip.IPv4: up, vip.IPv6: up}})
+	return p
+}
+
+func TestSharedGateways(t *testing.T) {
+	four, six := netip.MustParseAddr("169.254.100.150"), netip.MustParseAddr("fd00:100::150")
+	bfd := &trench.BFD{MinTx: 200 * time.Millisecond, MinRx: time.Second, Multiplier: 4}
+	static := trench.Gateway{Name: "s", Address: four, Protocol: trench.Static, BFD: bfd}
+	bgp := trench.Gateway{Name: "b", Address: four, BFD: &trench.BFD{MinTx: time.Minute, Multiplier: 5}}
+	open := trench.Gateway{Name: "o", Address: six, Protocol: trench.Static}
+	tests := map[string]struct {
+		p    *process
+		want [len(vip.Families)]bool
+	}{
+		"BGP":                   {staticProcess(true, bgp), [2]bool{}},
+		"family attracts":       {staticProcess(true, bgp, static), [2]bool{true, false}},
+		"held down":             {staticProcess(false, bgp, static), [2]bool{}},
+		"without BFD":           {staticProcess(false, static, open), [2]bool{false, true}},
+		"attracts, without BFD": {staticProcess(true, static, open), [2]bool{true, true}},
+	}
+	for name, tt := range tests {
+		for _, f := range vip.Families {
+			if err := tt.p.shared(f); errors.Is(err, errShared) != tt.want[f] {
+				t.Errorf("%s, %s: %v", name, f, err)
+			}
+		}
+	}
+	if got := staticProcess(false, bgp, static, open).detectionTime(); got != 800*time.Millisecond {
+		t.Errorf("detection time %v", got)
+	}
+}
+
+// The events of VIPs that are not announced name the static gateways that still send their traffic.
+func TestSharedVIPEvents(t *testing.T) {
+	s := &state{vips: map[vip.VIP]vipState{}}
+	d := decisions{Changes: []gate.Change{
+		{VIP: vipA, To: gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready}},
+		{
+			VIP: vipB, From: gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready},
+			To: gate.Decision{Reason: gate.LBNotReady},
+		},
+	}}
+	list := s.applyDecisions(d, func(gate.Reason, vip.Family) string { return "cause" },
+		func(vip.Family) string { return "gateway-a still sends" })
+	for i, want := range []string{"cause", "cause; gateway-a still sends"} {
+		if list[i].Detail != want {
+			t.Errorf("%s: %q, want %q", list[i].VIP, list[i].Detail, want)
+		}
+	}
+}
+
+func TestHeldGatewayEvent(t *testing.T) {
+	g := bird.GatewayState{Name: "g", Protocol: trench.Static, Up: true, Usable: true, Since: time.Unix(1, 0)}
+	was := bird.State{Alive: true, Gateways: []bird.GatewayState{g}}
+	g.Up, g.Held, g.State, g.LastError = false, true, "Held", "remote signaled Down"
+	events := sessionEvents(was, bird.State{Alive: true, Gateways: []bird.GatewayState{g}})
+	if len(events) != 1 || events[0].GatewayUp || !strings.Contains(events[0].Detail, "held down") {
+		t.Errorf("events %+v", events)
+	}
+}
