@@ -208,7 +208,7 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 	}
 	defer s.awaitWrite()
 	o := s.options
-	p, err := startProcess(o.Executable, s.configPath(), o.Socket, o.Log, o.LogBIRD, s.event)
+	p, err := startProcess(ctx, o.Executable, s.configPath(), o.Socket, o.Log, o.LogBIRD, s.event)
 	if err != nil {
 		return err
 	}
