@@ -220,7 +220,9 @@ func TestRotationMovesWithoutGap(t *testing.T) {
 	instance := w.at.Position.InstanceID
 	for n := uint64(1); n <= 3; n++ {
 		w.svid.Set(n)
-		w.until("moved", func() bool { return w.Stats().Moves == n && w.is(states{vipA: vip.Ready, vipB: vip.Ready})() }, w.live)
+		w.until("moved", func() bool {
+			return w.Stats().Moves == n && w.is(states{vipA: vip.Ready, vipB: vip.Ready})()
+		}, w.live)
 		w.until("first connections closed", func() bool { return lb.Watchers() <= 2 }, w.live)
 	}
 	if w.at.Position.InstanceID != instance {
