@@ -488,7 +488,7 @@ func TestStaticWithoutBFD(t *testing.T) {
 	f.waitGateway("gateway-a4", isUp)
 	f.waitLog(f.pod.Frontend, "static gateway without BFD cannot be withdrawn")
 	text, _ := f.run("frontend", "status", "--admin-socket=unix://"+f.pod.FrontendAdmin())
-	if !strings.Contains(text, "static gateway gateway-a4 cannot be withdrawn") {
+	if !strings.Contains(text, "static gateway gateway-a4: it cannot be withdrawn") {
 		t.Errorf("status does not warn:\n%s", text)
 	}
 	f.down(f.target1)
