@@ -475,7 +475,7 @@ func TestStaticBesideBGP(t *testing.T) {
 	f.up(f.target1)
 	f.wantRoutes(vipA4, vipA6)
 	f.wantBFD(router, pod4...)
-	f.waitTable("-4", lab.GatewayA4.String())
+	f.waitTable("-4", "default via 169.254.100.15")
 	// A lost BGP session leaves the VIPs to the static gateway.
 	f.must(f.gateway.Process.Kill())
 	f.waitGateway("gateway-a4", isDown)
