@@ -7,7 +7,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // newWatcher returns the watcher of the load balancer's socket. It asks each load balancer that it
@@ -22,10 +21,7 @@ func (p *process) newWatcher(reader string) (*readiness.Watcher, error) {
 	}
 	p.availability = availability.NewClient(availability.ClientOptions{
 		Host: p.Host, Log: p.Log,
-		VIPs: func() ([]vip.VIP, <-chan struct{}) {
-			loaded, changed := p.config.Value().Get()
-			return loaded.Config.Attractor.VIPs, changed
-		},
+		VIPs: p.vips.Get,
 	})
 	return readiness.NewWatcher(readiness.WatcherOptions{
 		Target: p.LBSocket, Credentials: p.Credentials, ConnectionEnd: identity.ConnectionEnd,
