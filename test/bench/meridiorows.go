@@ -170,7 +170,8 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 			}
 			added.Samples = append(added.Samples, milliseconds(at.Sub(start)))
 			if at, ok := logTime(fx.pod.Frontend.Output()[logged:], `msg="new configuration in force"`); ok {
-				force.Samples = append(force.Samples, milliseconds(at.Sub(start)))
+				// The log has whole milliseconds.
+				force.Samples = append(force.Samples, max(0, milliseconds(at.Sub(start))))
 			}
 		}
 		s.record(added)
