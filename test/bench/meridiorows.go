@@ -148,6 +148,7 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 		added, force, same := m, m, m
 		added.What, added.Unit = "the list has one VIP more → UPDATE", "ms"
 		force.What, force.Unit = "the list has one VIP more → in force", "ms"
+		same.Against = "" // a ratio of noise
 		same.What, same.Unit = "the same list again: processor time of the frontend", "ms"
 		for range s.repeats(10, 1) {
 			if err := fewer(); err != nil {
