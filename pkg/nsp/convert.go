@@ -64,14 +64,19 @@ var plainName = regexp.MustCompile(`^[!-~]{1,100}$`)
 
 // quoteName quotes a name that could not be read in a line of text.
 func quoteName(s string) string {
-	const enough = 100
 	if plainName.MatchString(s) {
 		return s
 	}
-	if len(s) > enough {
-		s = strings.ToValidUTF8(s[:enough], "") + "…"
+	return strconv.Quote(short(s))
+}
+
+// short cuts text of another process.
+func short(s string) string {
+	const enough = 300 // bytes
+	if len(s) <= enough {
+		return s
 	}
-	return strconv.Quote(s)
+	return strings.ToValidUTF8(s[:enough], "") + "…"
 }
 
 // pick returns the attractor of a response that the options name, with sorted VIPs and gateways, so
@@ -109,7 +114,7 @@ func (o *Options) convert(a *nspv1.Attractor) (c converted, err error) {
 		// Before the document is written: it holds 100 problems only.
 		parsed, err := vip.Parse(v.GetAddress())
 		if err != nil {
-			c.refused = append(c.refused, Refusal{KindVIP, v.GetName(), err.Error()})
+			c.refused = append(c.refused, Refusal{KindVIP, v.GetName(), short(err.Error())})
 			return true
 		}
 		has[parsed.Family()] = true
