@@ -99,6 +99,18 @@ func TestHangingRegistry(t *testing.T) {
 	}
 }
 
+// A connectivity that is lost for a moment, in which a call is canceled, leaves the frontend
+// registered.
+func TestFlappingConnectivity(t *testing.T) {
+	f := newFixture(t)
+	asked, never := 0, make(chan struct{})
+	f.run(NewRegistration(f.o, func() (bool, <-chan struct{}) {
+		asked++
+		return asked != 2, never // the second time during the first call
+	}))
+	f.wantTargets(1)
+}
+
 func TestAbsentRegistry(t *testing.T) {
 	f := newFixture(t)
 	f.stop()
