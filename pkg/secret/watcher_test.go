@@ -288,7 +288,7 @@ func TestFaultyServer(t *testing.T) {
 		"too many":       {reject(429), "429 Too Many Requests"},
 		"internal error": {reject(500), "500 Internal Server Error"},
 		"not a Status":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) }, "502 Bad Gateway"},
-		"redirect":       {http.RedirectHandler("/elsewhere", 302).ServeHTTP, "302 Found"},
+		"redirect":       {http.RedirectHandler("/elsewhere", http.StatusFound).ServeHTTP, "302 Found"},
 		"empty":          {stream(), "before the current state"},
 		"silent":         {silent, "timeout"},
 		"silent stream":  {silentStream, "did not end the watch in time"},
