@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
@@ -137,7 +139,7 @@ func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 		return err
 	}
 	defer release()
-	if err := kernel.Cleanup(ctx, o); err != nil {
+	if err := errors.Join(kernel.Cleanup(ctx, o), bfdlease.Cleanup(ctx)); err != nil {
 		return err
 	}
 	out.Printf("marks, rules and blackholes of vipgate are removed\n")
