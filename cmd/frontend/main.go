@@ -45,6 +45,7 @@ func program() cli.Program {
 			kong.Vars{"trench_file": defaultTrenchFile},
 			cli.Mapper("a mark with a mask such as 0x01000000/0xff000000", parseMark),
 			cli.Mapper("a router id", parseRouterID),
+			cli.Mapper("a next hop", parseNextHop),
 		},
 	}
 }

@@ -14,10 +14,13 @@ import (
 	"github.com/vipgate/vipgate/test/clitest"
 )
 
-// adopted sets variables and returns those of vipgate that result.
+// adopted sets variables, nil: none beside those that are set, and returns those of vipgate that
+// result.
 func adopted(t *testing.T, variables map[string]string) map[string]string {
 	t.Helper()
-	(&clitest.Container{}).Environment(t)
+	if variables != nil {
+		(&clitest.Container{}).Environment(t)
+	}
 	for name, value := range variables {
 		t.Setenv(name, value)
 	}
@@ -63,6 +66,7 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 		{"NFE_LOG_LEVEL", "TRACE", "log-level", "debug"},
 		{"NFE_LOG_LEVEL", "CRITICAL", "log-level", "info"}, // Meridio takes what it does not know for INFO
 		{"NFE_NSP_SERVICE", "nsp-service-trench-a.red:7778", "nsp-service", "nsp-service-trench-a.red:7778"},
+		{"NFE_VRRPS", "169.254.100.254,100:100::254", "vrrp", "[169.254.100.254 100:100::254]"},
 		{"NFE_NAMESPACE", "red", "namespace", "red"},
 		{"NFE_TRENCH_NAME", "trench-a", "trench-name", "trench-a"},
 		{"NFE_ATTRACTOR_NAME", "attractor-a-1", "attractor-name", "attractor-a-1"},
@@ -125,7 +129,10 @@ func TestPrecedenceOfVariables(t *testing.T) {
 			map[string]string{"NFE_BIRD_KERNEL_SCAN_TIME": "7", "NFE_BIRD_SCAN_TIME": "8"},
 			map[string]string{"VIPGATE_BIRD_KERNEL_SCAN_TIME": "7s"},
 		},
-		{"one that the operator left empty", map[string]string{"NFE_LB_SOCKET": "", "NFE_LOG_LEVEL": ""}, map[string]string{}},
+		{
+			"one that the operator left empty", map[string]string{"NFE_LB_SOCKET": "", "NFE_LOG_LEVEL": ""},
+			map[string]string{},
+		},
 		{
 			"the first that is not empty", map[string]string{"NFE_BIRD_KERNEL_SCAN_TIME": "", "NFE_BIRD_SCAN_TIME": "8"},
 			map[string]string{"VIPGATE_BIRD_KERNEL_SCAN_TIME": "8s"},
@@ -192,7 +199,7 @@ func TestIgnoredMeridioVariables(t *testing.T) {
 func TestRefusedMeridioVariables(t *testing.T) {
 	for variable, value := range map[string]string{
 		"NFE_LOCAL_AS": "64512.1", "NFE_BGP_LOCAL_PORT": "bgp", "NFE_TABLE_ID": "-1", "NFE_NSP_ENTRY_TIMEOUT": "30",
-		"NFE_ECMP": "perhaps", "NFE_METRICS_PORT": "70000", "NFE_BIRD_LOG_FILE_SIZE": "20k",
+		"NFE_ECMP": "perhaps", "NFE_VRRPS": "fe80::1%eth0", "NFE_METRICS_PORT": "70000", "NFE_BIRD_LOG_FILE_SIZE": "20k",
 	} {
 		t.Run(variable, func(t *testing.T) {
 			adopted(t, map[string]string{variable: value})
@@ -209,20 +216,30 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	const (
+		pod   = "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000"
+		usual = "unix:///run/vipgate/frontend.sock  127.0.0.1  0"
+	)
 	for _, tt := range []struct {
 		name      string
 		variables map[string]string
 		want      string
 	}{
-		{"the NSP is named", map[string]string{"NFE_NSP_SERVICE": "nsp:7778"}, "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000"},
+		{"the NSP is named", map[string]string{"NFE_NSP_SERVICE": "nsp:7778"}, pod},
 		{"set by the user", map[string]string{
 			"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_ADMIN_SOCKET": "unix:///var/run/bird/a.sock", "VIPGATE_HEALTH_SOCKET": "",
 			"VIPGATE_METRICS_HOST": "192.0.2.1", "NFE_BIRD_LOG_FILE_SIZE": "7",
 		}, "unix:///var/run/bird/a.sock  192.0.2.1 /var/log/bird.log 7"},
-		{"no NSP", map[string]string{"NFE_TRENCH_NAME": "trench-a", "NFE_NSP_SERVICE": ""}, "unix:///run/vipgate/frontend.sock  127.0.0.1  0"},
-		{"a trench file", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_TRENCH_FILE": file}, "unix:///run/vipgate/frontend.sock  127.0.0.1  0"},
-		{"a trench file, and the NSP as the source", map[string]string{"VIPGATE_CONFIG_SOURCE": "nsp", "VIPGATE_TRENCH_FILE": file}, "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000"},
-		{"the trench file as the source", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_CONFIG_SOURCE": "file"}, "unix:///run/vipgate/frontend.sock  127.0.0.1  0"},
+		{"no NSP", map[string]string{"NFE_TRENCH_NAME": "trench-a", "NFE_NSP_SERVICE": ""}, usual},
+		{"a trench file", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_TRENCH_FILE": file}, usual},
+		{
+			"a trench file, and the NSP as the source",
+			map[string]string{"VIPGATE_CONFIG_SOURCE": "nsp", "VIPGATE_TRENCH_FILE": file}, pod,
+		},
+		{
+			"the trench file as the source",
+			map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_CONFIG_SOURCE": "file"}, usual,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			(&clitest.Container{}).Environment(t)
@@ -230,8 +247,12 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 				t.Setenv(variable, "")
 				os.Unsetenv(variable)
 			}
-			adopted(t, tt.variables)
+			// As main does it: the pod's defaults first, which must not hide what the operator sets.
+			for name, value := range tt.variables {
+				t.Setenv(name, value)
+			}
 			adoptPod()
+			adopted(t, nil)
 			var line commandLine
 			if _, err := parserOf(t, &line).Parse([]string{"run"}); err != nil {
 				t.Fatal(err)

@@ -56,6 +56,7 @@ type birdFlags struct {
 	BirdLogFile        string        `help:"BIRD's own log file; bird.log in --bird-dir when absent." type:"path" placeholder:"FILE" group:"BIRD"`
 	BirdLogFileSize    int           `help:"Size in bytes of BIRD's own log file; 0 writes none." default:"0" placeholder:"BYTES" group:"BIRD"`
 	LogBird            bool          `help:"Log BIRD's own lines at level info instead of debug." negatable:"" group:"BIRD"`
+	VRRP               []nextHop     `name:"vrrp" help:"Next hop of static default routes, such as a VRRP address, repeatable. With one, no route is taken from gateways." placeholder:"ADDR" group:"BGP"`
 	DropIfNoPeer       bool          `help:"Drop VIP traffic while no gateway is up; always so, kept for Meridio's deployments." default:"true" negatable:"" group:"BIRD"`
 }
 
@@ -141,7 +142,7 @@ func (c *kernelFlags) options() kernel.Options {
 func (f *birdFlags) options(k *kernelFlags) bird.Options {
 	return bird.Options{
 		Executable: f.BirdExecutable, Dir: f.BirdDir, Socket: f.BirdSocket, LoopbackPort: f.LBBGPPort,
-		RouterID: f.RouterID, TableID: k.TableID, ECMP: k.ECMP,
+		RouterID: f.RouterID, TableID: k.TableID, ECMP: k.ECMP, VRRP: addresses(f.VRRP),
 		KernelScanTime: f.BirdKernelScanTime, LogFile: f.BirdLogFile, LogFileSize: f.BirdLogFileSize, LogBIRD: f.LogBird,
 	}
 }
@@ -336,4 +337,22 @@ func parseRouterID(s string) (netip.Addr, error) {
 		err = errors.New("write it like an IPv4 address other than 0.0.0.0")
 	}
 	return a, err
+}
+
+// nextHop is a flag's address of either family.
+type nextHop struct{ netip.Addr }
+
+func parseNextHop(s string) (nextHop, error) {
+	a, err := netip.ParseAddr(s)
+	if err == nil && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.Zone() != "") {
+		err = errors.New("write the address of a router on the external network, without a zone")
+	}
+	return nextHop{a.Unmap()}, err
+}
+
+func addresses(list []nextHop) (plain []netip.Addr) {
+	for _, n := range list {
+		plain = append(plain, n.Addr)
+	}
+	return plain
 }

@@ -2,9 +2,14 @@ package frontend
 
 import (
 	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
@@ -89,6 +94,82 @@ func (f *follower) showStale(s *trench.Stale) {
 		}
 		f.observer.note(what + " " + cmp.Or(problem, "refreshed again"))
 	}
+}
+
+// configure puts a configuration in force. VIPs that the NSP no longer has are de-preferred for the
+// drain time first, as at a stop, and their gateways stay as long. Those that leave the trench file
+// are withdrawn at once, since the load balancer reads the same file.
+func (f *follower) configure(ctx context.Context, c *trench.Config) error {
+	if f.nsp == nil || f.Gate.DrainTime == 0 {
+		return f.apply(ctx, c.Attractor)
+	}
+	wanted := vip.NewSet(c.Attractor.VIPs...)
+	leaving := vip.Set{}
+	begin := func(g *gate.Gate, now time.Time) {
+		for v := range f.configured {
+			switch {
+			case wanted.Has(v):
+				if f.leaving.Has(v) {
+					g.Undrain(v)
+				}
+			case g.Decision(v).Advertisement != gate.Withdrawn:
+				leaving[v] = struct{}{}
+				g.Drain(now, v) // no effect on one that leaves already
+			}
+		}
+	}
+	if err := f.controller.Do(ctx, begin); err != nil {
+		return err
+	}
+	f.leaving, f.next = leaving, &c.Attractor
+	f.leave.Stop()
+	if len(leaving) == 0 {
+		return f.apply(ctx, c.Attractor)
+	}
+	// Until gateways have confirmed the withdrawal: VIPs that come back soon find their sessions.
+	f.leave.Reset(f.Gate.DrainTime + confirmTimeout)
+	f.observer.note(fmt.Sprintf("%d VIPs left the configuration: de-preferred for %v, then withdrawn", len(leaving),
+		f.Gate.DrainTime))
+	return f.apply(ctx, f.withLeaving(c.Attractor))
+}
+
+// withLeaving returns the attractor with the VIPs that leave, and with the gateways of their families
+// that leave: a session that closes would withdraw them at once.
+func (f *follower) withLeaving(a trench.Attractor) trench.Attractor {
+	var families [len(vip.Families)]bool
+	for v := range f.leaving {
+		families[v.Family()] = true
+	}
+	vips, gateways := slices.Clone(a.VIPs), slices.Clone(a.Gateways)
+	vips = append(vips, f.leaving.Sorted()...)
+	for _, was := range f.gateways {
+		replaced := slices.ContainsFunc(a.Gateways, func(g trench.Gateway) bool {
+			return g.Name == was.Name || g.Address == was.Address
+		})
+		if families[was.Family()] && !replaced {
+			gateways = append(gateways, was)
+		}
+	}
+	a.VIPs, a.Gateways = vips, gateways
+	return a
+}
+
+// apply passes an attractor to gate, kernel and BIRD.
+func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
+	f.setServed(a.VIPs)
+	f.vips.Set(a.VIPs)
+	// A removed VIP keeps its source routing until release: targets still answer its last flows.
+	routed := vip.NewSet(a.VIPs...)
+	maps.Copy(routed, f.configured)
+	f.kernel.Configure(routed.Sorted())
+	if err := f.controller.Do(ctx, func(g *gate.Gate, _ time.Time) { g.Configure(a.VIPs) }); err != nil {
+		return err
+	}
+	f.bird.Configure(a)
+	f.warnStatic(a.Gateways)
+	f.configured, f.gateways = vip.NewSet(a.VIPs...), a.Gateways
+	f.release.Reset(confirmTimeout + f.Settle)
+	return nil
 }
 
 // nspMetrics returns the metrics of the NSP, nil without it.

@@ -24,6 +24,11 @@ type follower struct {
 
 	configured vip.Set
 	release    *time.Timer // ends the source routing of removed VIPs
+	// next is the attractor in which gateways and VIPs are missing that are kept until leave.
+	next     *trench.Attractor
+	leave    *time.Timer
+	leaving  vip.Set          // VIPs that are kept
+	gateways []trench.Gateway // the last applied
 
 	// Last shown.
 	shownFamilies   map[vip.Family]bool
@@ -47,8 +52,10 @@ func (f *follower) String() string { return "follower" }
 func (f *follower) Run(ctx context.Context) error {
 	tick := time.NewTicker(time.Second) // updates ages in the status
 	defer tick.Stop()
-	f.release = time.NewTimer(0)
+	f.release, f.leave = time.NewTimer(0), time.NewTimer(0)
 	defer f.release.Stop()
+	defer f.leave.Stop()
+	f.leave.Stop()
 	loaded, configChanged := f.config.Value().Get()
 	if loaded.Generation > 0 { // otherwise the source routing of an earlier run remains
 		if err := f.configure(ctx, loaded.Config); err != nil {
@@ -98,6 +105,11 @@ func (f *follower) Run(ctx context.Context) error {
 				}
 			}
 		case <-staleChanged:
+		case <-f.leave.C:
+			f.leaving = nil
+			if err := f.apply(ctx, *f.next); err != nil {
+				return err
+			}
 		case <-f.release.C:
 			f.kernel.Configure(f.configured.Sorted())
 		case <-birdChanged:
@@ -110,23 +122,6 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-tick.C:
 		}
 	}
-}
-
-// configure passes a configuration to gate, kernel and BIRD.
-func (f *follower) configure(ctx context.Context, c *trench.Config) error {
-	f.setServed(c.Attractor.VIPs)
-	// A removed VIP keeps its source routing until release: targets still answer its last flows.
-	routed := vip.NewSet(c.Attractor.VIPs...)
-	maps.Copy(routed, f.configured)
-	f.kernel.Configure(routed.Sorted())
-	if err := f.controller.Do(ctx, func(g *gate.Gate, _ time.Time) { g.Configure(c.Attractor.VIPs) }); err != nil {
-		return err
-	}
-	f.bird.Configure(c.Attractor)
-	f.warnStatic(c.Attractor.Gateways)
-	f.configured = vip.NewSet(c.Attractor.VIPs...)
-	f.release.Reset(confirmTimeout + f.Settle)
-	return nil
 }
 
 func (f *follower) showIdentity() {
@@ -241,8 +236,6 @@ func sessionEvents(was, is bird.State) []event {
 		switch {
 		case old.Up && up && !old.Since.Equal(g.Since):
 			add(event{Gateway: g.Name, Detail: strings.TrimSpace("session lost and re-established " + g.LastError)})
-		case old.Up && g.Held:
-			add(event{Gateway: g.Name, Detail: gatewayDetail(g)})
 		case old.Up && !up:
 			add(event{Gateway: g.Name, Detail: cmp.Or(birdProblem(is), gatewayDetail(g))})
 		}

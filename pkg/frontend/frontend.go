@@ -40,7 +40,9 @@ type process struct {
 	health  *health.Server
 	parts   []string // of Readiness, without Started
 	config  configSource
-	nsp     *nsp.Source // nil: the trench file is the source
+	// vips are those of the attractor, with those that leave it.
+	vips latest.Value[[]vip.VIP]
+	nsp  *nsp.Source // nil: the trench file is the source
 	// registration at the NSP; nil without it.
 	registration *nsp.Registration
 	// configName is the source of the configuration in messages, and staleName the condition that
@@ -130,6 +132,7 @@ func newProcess(o Options) (*process, error) {
 	p.observer = newObserver(o.Log, p.metrics.Transition)
 	config := p.config.Value().Load().Config
 	p.setServed(config.Attractor.VIPs)
+	p.vips.Set(config.Attractor.VIPs)
 	switch {
 	case o.Gate.Ungated:
 		o.Log.Warn("gating is off: VIPs are advertised regardless of the load balancer")

@@ -7,7 +7,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // newWatcher returns the watcher of the load balancer's socket. It asks each load balancer that it
@@ -16,16 +15,13 @@ func (p *process) newWatcher(reader string) (*readiness.Watcher, error) {
 	if p.Host == "" {
 		host, err := os.Hostname()
 		if err != nil {
-			return nil, fmt.Errorf("failed to read the host name, by which a load balancer of Meridio is identified: %w", err)
+			return nil, fmt.Errorf("failed to read the host name, the identifier of a load balancer of Meridio: %w", err)
 		}
 		p.Host = host
 	}
 	p.availability = availability.NewClient(availability.ClientOptions{
 		Host: p.Host, Log: p.Log,
-		VIPs: func() ([]vip.VIP, <-chan struct{}) {
-			loaded, changed := p.config.Value().Get()
-			return loaded.Config.Attractor.VIPs, changed
-		},
+		VIPs: p.vips.Get,
 	})
 	return readiness.NewWatcher(readiness.WatcherOptions{
 		Target: p.LBSocket, Credentials: p.Credentials, ConnectionEnd: identity.ConnectionEnd,

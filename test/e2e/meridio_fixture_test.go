@@ -32,6 +32,8 @@ type meridio struct {
 	id    spiffeid.ID
 	nsp   *nsptest.NSP
 	host  string
+	// wrapper is a command that executes the frontend, if any.
+	wrapper []string
 }
 
 // newMeridio creates the lab. The NSP runs and has the attractor with the usual VIPs and gateways;
@@ -129,7 +131,7 @@ func (m *meridio) startFrontend(extra ...string) {
 		"VIPGATE_HEALTH_SOCKET=unix://" + m.path("health.sock"), "VIPGATE_METRICS_HOST=127.0.0.1",
 		"VIPGATE_BIRD_LOG_FILE=" + m.path("bird.log"), "VIPGATE_LOG_FORMAT=text",
 		"VIPGATE_TRENCH_FILE=" + m.pod.TrenchFile(), "VIPGATE_DRAIN_TIME=200ms", "VIPGATE_SETTLE=50ms",
-	}, extra...), []string{filepath.Join(binaries, "frontend"), "run"})
+	}, extra...), slices.Concat(m.wrapper, []string{filepath.Join(binaries, "frontend"), "run"}))
 }
 
 // startOldLB starts Meridio's load balancer; it is available once the frontend is registered.

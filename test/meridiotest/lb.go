@@ -143,7 +143,7 @@ func (l *LB) end(stop func(*grpc.Server)) error {
 		return nil
 	}
 	stop(server)
-	if err := <-served; err != nil {
+	if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before Serve
 		return fmt.Errorf("serve the load balancer: %w", err)
 	}
 	return nil

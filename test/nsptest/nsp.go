@@ -117,7 +117,7 @@ func (n *NSP) Stop() error {
 	r.server.Stop()
 	r.notifier.Wait()
 	n.targets.stop()
-	if err := <-r.served; err != nil {
+	if err := <-r.served; err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before Serve
 		return fmt.Errorf("serve the NSP: %w", err)
 	}
 	return nil

@@ -1,0 +1,104 @@
+package e2e
+
+import (
+	"syscall"
+	"testing"
+	"time"
+
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// The load balancer of Meridio gates all VIPs: by the first message of its stream, by each change,
+// by its end, and by its silence.
+func TestOldLBGatesVIPs(t *testing.T) {
+	t.Parallel()
+	m := newMeridio(t)
+	m.startFrontend()
+	m.waitFrontend("Egress/ipv6", true)
+	m.waitFrontend("Egress/ipv4", true)
+
+	// The first message says that it is unavailable.
+	m.startOldLB("-available=false")
+	m.waitFrontend("Stream", true)
+	m.wantSilence(0)
+	m.switchOldLB(true)
+	m.wantRoutes(every()...)
+	mark := m.mark()
+	m.switchOldLB(false)
+	m.wantRoutes()
+	m.switchOldLB(true)
+	m.wantRoutes(every()...)
+	for _, vip := range every() {
+		m.wantUpdates(mark, vip, withdrawn, announced)
+	}
+
+	// Its crash withdraws at once; the first message of the next one says that it is available.
+	for range 3 {
+		mark = m.mark()
+		killed := time.Now()
+		m.must(m.pod.LB.Kill())
+		m.within(mark, killed, promptly, every()...)
+		m.startOldLB()
+		m.wantRoutes(every()...)
+		for _, vip := range every() {
+			m.wantUpdates(mark, vip, withdrawn, announced)
+		}
+	}
+
+	// It freezes.
+	mark = m.mark()
+	frozen := time.Now()
+	m.must(m.pod.LB.Signal(syscall.SIGSTOP))
+	m.within(mark, frozen, 2*time.Second+promptly, every()...) // a probe each second, and the lease
+	m.waitFrontend("Stream", false)
+	m.wantHealth(lab.FrontendHealth, "Egress", healthv1.HealthCheckResponse_SERVING)
+	m.must(m.pod.LB.Signal(syscall.SIGCONT))
+	m.wantRoutes(every()...)
+	for _, vip := range every() {
+		m.wantUpdates(mark, vip, withdrawn, announced)
+	}
+
+	// A graceful stop says "unavailable" first.
+	from := length(m.pod.Frontend)
+	m.must(m.pod.LB.Signal(syscall.SIGTERM))
+	m.wantExit(m.pod.LB, 0)
+	m.wantRoutes()
+	m.waitLine(m.pod.Frontend, from, "load balancer availability", "available=false")
+	m.wantRunning(m.pod.Frontend)
+}
+
+// The load balancer is upgraded to ours, and downgraded: the frontend follows without a restart.
+// Ours gates each VIP by itself.
+func TestOldLBIsUpgraded(t *testing.T) {
+	t.Parallel()
+	m := newMeridio(t)
+	m.startMeridio()
+	m.must(m.pod.WriteTrench(usualTrench())) // for ours only: the frontend's NSP stays
+	m.up(m.target1)
+	m.up(m.target2)
+	frontend := m.pod.Frontend.PID()
+
+	m.must(m.pod.LB.Signal(syscall.SIGTERM))
+	m.wantExit(m.pod.LB, 0)
+	m.startLBAs([]string{"SPIFFE_ENDPOINT_SOCKET=" + m.spire.Addr()},
+		as(m.pod.LBArgs(shortDrain, "--frontend-id="+m.id.String()), "--identity=spiffe"))
+	m.wantRoutes(every()...)
+	mark := m.mark()
+	m.down(m.target2)
+	m.wantRoutes(vipA4, vipA6)
+	m.wantNoUpdates(mark, vipA4, vipA6)
+	m.waitReported(vipA4, readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED)
+
+	m.must(m.pod.LB.Kill())
+	m.startOldLB()
+	m.wantRoutes(every()...)
+	m.must(m.pod.LB.Kill())
+	m.wantRoutes()
+	if now := m.pod.Frontend.PID(); now != frontend {
+		t.Errorf("the frontend was restarted: %d, now %d", frontend, now)
+	}
+	m.wantRunning(m.pod.Frontend)
+}
