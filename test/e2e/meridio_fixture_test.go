@@ -72,7 +72,8 @@ func newMeridio(t *testing.T) *meridio {
 
 const nspAddress = "127.0.0.1:7778"
 
-// The frontend renews its registration often, and the NSP keeps it for a fraction of Meridio's 60 s.
+// The frontend renews its registration often, and the NSP keeps it for a fraction of Meridio's 60
+// s.
 const refreshTime, entryTimeout = time.Second, 4 * time.Second
 
 // nspAttractor is the attractor of the usual trench file, as the NSP has it.
