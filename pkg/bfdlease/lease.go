@@ -111,8 +111,8 @@ func (l *Lease) Gateways(ctx context.Context, addresses []netip.Addr) error {
 	}
 }
 
-// Run writes the table until ctx ends, in the network namespace of the calling thread, and at the end
-// once more without any family that attracts.
+// Run writes the table until ctx ends, in the network namespace of the calling thread, and at the
+// end once more without any family that attracts.
 func (l *Lease) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -160,7 +160,8 @@ func (l *Lease) apply(now time.Time, ordered Families) error {
 	if fresh {
 		rest = Timeout
 	}
-	if err := l.ensure(now, content{l.gateways, attract, rest, l.token}, fresh && attract != Families{}, st.Attract); err != nil {
+	c := content{l.gateways, attract, rest, l.token}
+	if err := l.ensure(now, c, fresh && attract != Families{}, st.Attract); err != nil {
 		if st.Err == nil || st.Err.Error() != err.Error() {
 			l.log.Error("failed to write the lease of BFD sessions; static gateways may stay attracted", "error", err)
 			st.Err = err

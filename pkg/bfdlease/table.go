@@ -36,7 +36,7 @@ type content struct {
 	token    token
 }
 
-// token is secret: whoever sends it refreshes the lease.
+// token is secret: the process that sends it refreshes the lease.
 type token [16]byte
 
 func dial() (*nftables.Conn, error) {
@@ -113,8 +113,8 @@ func refreshRule(c *nftables.Chain, secret token) *nftables.Rule {
 	}}
 }
 
-// refreshTable refreshes the families that attract. The kernel refuses the packets, by the verdict of
-// the rule, if the rule is there.
+// refreshTable refreshes the families that attract. The kernel refuses the packets, by the verdict
+// of the rule, if the rule exists.
 func refreshTable(c content) error {
 	conn, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: refreshPort})
 	if err != nil {
@@ -136,8 +136,8 @@ func refreshTable(c content) error {
 
 var errPassed = errors.New("it was sent")
 
-// rules returns `udp dport 3784 ip daddr @gateways4 meta nfproto != @attract drop`, and the same for
-// IPv6.
+// rules returns `udp dport 3784 ip daddr @gateways4 meta nfproto != @attract drop`, and the same
+// for IPv6.
 func rules(c *nftables.Chain) []*nftables.Rule {
 	var list []*nftables.Rule
 	for _, f := range vip.Families {
