@@ -262,8 +262,7 @@ func TestStaticReconfigured(t *testing.T) {
 		}
 		return nil
 	})
-	s.must(s.bfd(s.router, pod4))
-	s.wantUps(1)
+	s.wantUndisturbed()
 	s.must(s.pod.WriteTrench(edited(t, lineA4, staticA4, lineA6, staticA6)))
 	s.waitFor(func() error {
 		if n := len(s.frontendStatus().GetGateways()); n != 2 {
@@ -271,6 +270,14 @@ func TestStaticReconfigured(t *testing.T) {
 		}
 		return nil
 	})
+	s.wantUndisturbed()
+}
+
+// wantUndisturbed checks that the only session is up, and was all the time: a gap would show once the
+// detection time of the gateway is over.
+func (s *staticFixture) wantUndisturbed() {
+	s.t.Helper()
+	s.waitPast(time.Now().Add(time.Second))
 	s.must(s.bfd(s.router, pod4))
 	s.wantUps(1)
 }
