@@ -100,7 +100,7 @@ func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
 
 type debugCommand struct {
 	cli.AdminFlags
-	Local   bool   `help:"Read the kernel in this process instead of asking the running frontend."`
+	Local   bool   `help:"Read the kernel in this process instead of asking the running frontend." env:"-"`
 	TableID uint32 `name:"table-id" help:"Routing table of the gateways' routes, with --local." default:"4096" placeholder:"N"`
 }
 
