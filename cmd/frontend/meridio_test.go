@@ -130,16 +130,19 @@ func TestPrecedenceOfVariables(t *testing.T) {
 			map[string]string{"VIPGATE_BIRD_KERNEL_SCAN_TIME": "7s"},
 		},
 		{
-			"one that the operator left empty", map[string]string{"NFE_LB_SOCKET": "", "NFE_LOG_LEVEL": ""},
+			"one that the operator left empty",
+			map[string]string{"NFE_LB_SOCKET": "", "NFE_LOG_LEVEL": ""},
 			map[string]string{},
 		},
 		{
-			"the first that is not empty", map[string]string{"NFE_BIRD_KERNEL_SCAN_TIME": "", "NFE_BIRD_SCAN_TIME": "8"},
+			"the first that is not empty",
+			map[string]string{"NFE_BIRD_KERNEL_SCAN_TIME": "", "NFE_BIRD_SCAN_TIME": "8"},
 			map[string]string{"VIPGATE_BIRD_KERNEL_SCAN_TIME": "8s"},
 		},
 		// It must reach the check that refuses it, and not turn into the default.
 		{
-			"an empty value of Meridio 2", map[string]string{"MERIDIO_READINESS_DIR": ""},
+			"an empty value of Meridio 2",
+			map[string]string{"MERIDIO_READINESS_DIR": ""},
 			map[string]string{"VIPGATE_READINESS_DIR": ""},
 		},
 	} {
@@ -234,11 +237,13 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 		{"a trench file", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_TRENCH_FILE": file}, usual},
 		{
 			"a trench file, and the NSP as the source",
-			map[string]string{"VIPGATE_CONFIG_SOURCE": "nsp", "VIPGATE_TRENCH_FILE": file}, pod,
+			map[string]string{"VIPGATE_CONFIG_SOURCE": "nsp", "VIPGATE_TRENCH_FILE": file},
+			pod,
 		},
 		{
 			"the trench file as the source",
-			map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_CONFIG_SOURCE": "file"}, usual,
+			map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_CONFIG_SOURCE": "file"},
+			usual,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -95,12 +95,13 @@ func TestCallTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	limit := make(chan time.Duration, 1)
-	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+	handle := func(_ any, s grpc.ServerStream) error {
 		deadline, _ := s.Context().Deadline()
 		limit <- time.Until(deadline)
 		<-s.Context().Done()
 		return nil
-	}))
+	}
+	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(handle))
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(l) }()
 	var out bytes.Buffer

@@ -234,6 +234,10 @@ func TestBadPasswordFileDisablesGateway(t *testing.T) {
 		}
 	}
 	expect("does not exist")
+	a.options.ExplainPassword = func(path string) string { return "explained " + path }
+	expect("does not exist: explained " + file)
+	a.options.ExplainPassword = func(string) string { return "" }
+	expect("does not exist")
 	for content, problem := range map[string]string{
 		"": "empty", "\n": "empty", "a\"b": "quote",
 		strings.Repeat("x", 81): "81 bytes",

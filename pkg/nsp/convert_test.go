@@ -72,7 +72,10 @@ func TestRefusals(t *testing.T) {
 		{"VIP without a prefix length", withVIP("bad", "20.0.0.9"), "VIP bad: VIP \"20.0.0.9\" has no prefix length"},
 		{"default route", withVIP("bad", "0.0.0.0/0"), "VIP bad: VIP 0.0.0.0/0 is a default route"},
 		{"IPv6 default route", withVIP("bad", "::/0"), "VIP bad: VIP ::/0 is a default route"},
-		{"garbage", withVIP("bad", "20.0.0.9/32 via 1.2.3.4\n- x"), "VIP bad: VIP \"20.0.0.9/32 via 1.2.3.4\\n- x\" is not a prefix"},
+		{
+			"garbage", withVIP("bad", "20.0.0.9/32 via 1.2.3.4\n- x"),
+			"VIP bad: VIP \"20.0.0.9/32 via 1.2.3.4\\n- x\" is not a prefix",
+		},
 		{"long VIP", withVIP("bad", strings.Repeat("x", 1<<20)), "VIP bad: VIP \"xxx"},
 		{"empty VIP", withVIP("bad", ""), "VIP bad: "},
 		{"host bits", withVIP("bad", "30.0.0.1/24"), "VIP bad: VIP 30.0.0.1/24 has host bits set"},
@@ -168,7 +171,8 @@ func TestFamilyWithoutVIP(t *testing.T) {
 	o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults()}
 	list := attractor(vips("20.0.0.1/32", "2000::1"), gateway("gw4", "169.254.100.150"), gateway("gw6", "fd00::1"))
 	c, err := o.convert(list)
-	if err != nil || len(c.refused) != 1 || !slices.Equal(c.unused, []string{"gw6"}) || text(c.Config) != "20.0.0.1/32 gw4" {
+	if err != nil || len(c.refused) != 1 || !slices.Equal(c.unused, []string{"gw6"}) ||
+		text(c.Config) != "20.0.0.1/32 gw4" {
 		t.Fatalf("refused %v, unused %v, in force %s, error %v", c.refused, c.unused, text(c.Config), err)
 	}
 }
@@ -193,6 +197,20 @@ func TestPick(t *testing.T) {
 	if len(got.GetVips()) != 2 || got.GetVips()[0].GetAddress() != "20.0.0.3/32" ||
 		got.GetVips()[1].GetAddress() != "20.0.0.4/32" {
 		t.Errorf("VIPs are %v, want those of the attractor a of the trench t, sorted by name", got.GetVips())
+	}
+}
+
+// The trench file names 100 problems only: a list with many must not be parsed many times.
+func TestManyDuplicates(t *testing.T) {
+	o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults()}
+	a := attractor(vips("20.0.0.1/32"))
+	const n = 20_000
+	for i := range n {
+		a.Vips = append(a.Vips, &nspv1.Vip{Name: fmt.Sprintf("copy-%d", i), Address: "20.0.0.1/32"})
+	}
+	c, err := o.convert(a)
+	if err != nil || len(c.refused) != n || text(c.Config) != "20.0.0.1/32" {
+		t.Errorf("%d VIPs are refused, in force is %s, error %v", len(c.refused), text(c.Config), err)
 	}
 }
 

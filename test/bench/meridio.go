@@ -30,8 +30,8 @@ const (
 	meridioLB = "meridio-lb"
 	// nspID is a member of the trust domain, as Meridio's NSP is.
 	nspID = "spiffe://" + lab.TrustDomain + "/nsp"
-	// meridioLifetime is that of the certificates of the NSP and of Meridio's load balancer, longer than
-	// any row.
+	// meridioLifetime is that of the certificates of the NSP and of Meridio's load balancer, longer
+	// than any row.
 	meridioLifetime = 12 * time.Hour
 
 	meridioTrench, meridioAttractor = "trench-a", "attractor-a-1"
@@ -43,7 +43,7 @@ type path struct {
 	// script starts a load balancer in this process and a frontend, waits for all VIPs, and returns
 	// what makes all VIPs ready, or none.
 	script func(*fixture) (set func(up bool) error, err error)
-	// prepare starts what is there before a pod starts.
+	// prepare starts what runs before a pod starts.
 	prepare func(*fixture) error
 	// startLB starts the load balancer as a process, startFrontend the frontend.
 	startLB, startFrontend func(*fixture) error
@@ -194,8 +194,8 @@ func startMeridioService(socket string, creds credentials.TransportCredentials) 
 	return lb, lb.Start()
 }
 
-// startMeridioLB starts a load balancer of Meridio as a process. It is available while the NSP has the
-// frontend's registration.
+// startMeridioLB starts a load balancer of Meridio as a process. It is available while the NSP has
+// the frontend's registration.
 func (fx *fixture) startMeridioLB() error {
 	dir := fx.path("meridio-lb")
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -75,7 +75,8 @@ mount -t tmpfs tmpfs /run
 mkdir -p /run/secrets/kubernetes.io
 ln -s "$0" /run/secrets/kubernetes.io/serviceaccount
 exec "$@"`, s.account}
-	s.startFrontend("NFE_NAMESPACE="+secrettest.Namespace, "KUBERNETES_SERVICE_HOST="+host, "KUBERNETES_SERVICE_PORT="+port)
+	s.startFrontend("NFE_NAMESPACE="+secrettest.Namespace,
+		"KUBERNETES_SERVICE_HOST="+host, "KUBERNETES_SERVICE_PORT="+port)
 }
 
 func (s *secretPod) put(password string) {
@@ -173,8 +174,8 @@ func (s *secretPod) waitMetric(line string) {
 	})
 }
 
-// wantNoPassword fails if a password of a gateway that is gone, or the token, is in a file of the pod
-// or in an output.
+// wantNoPassword fails if a password of a gateway that is gone, or the token, is in a file of the
+// pod or in an output.
 func (s *secretPod) wantNoPassword() {
 	s.t.Helper()
 	s.waitFor(func() error { // BIRD's configuration follows
