@@ -27,7 +27,9 @@ func TestLeavingVIPs(t *testing.T) {
 	}
 	next := trench.Attractor{
 		Name: "a", VIPs: []vip.VIP{staying},
-		Gateways: []trench.Gateway{gateway("kept", "10.0.0.1"), gateway("new-name", "10.0.0.3"), gateway("moved", "10.0.0.5")},
+		Gateways: []trench.Gateway{
+			gateway("kept", "10.0.0.1"), gateway("new-name", "10.0.0.3"), gateway("moved", "10.0.0.5"),
+		},
 	}
 	got := f.withLeaving(next)
 	if want := []vip.VIP{staying, leaving}; got.Name != "a" || !slices.Equal(got.VIPs, want) {
@@ -58,7 +60,9 @@ func TestReloadDetail(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	refusals := nsp.Refusals{{Kind: nsp.KindVIP, Name: "a", Problem: "x"}, {Kind: nsp.KindGateway, Name: "b", Problem: "y"}}
+	refusals := nsp.Refusals{
+		{Kind: nsp.KindVIP, Name: "a", Problem: "x"}, {Kind: nsp.KindGateway, Name: "b", Problem: "y"},
+	}
 	p := &process{configName: "NSP nsp:7778"}
 	got := p.reloadDetail(trench.Loaded{Generation: 1, Err: refusals})
 	if want := "NSP nsp:7778 reloaded, except for: VIP a: x; gateway b: y"; got != want {
