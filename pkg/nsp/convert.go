@@ -64,14 +64,19 @@ var plainName = regexp.MustCompile(`^[!-~]{1,100}$`)
 
 // quoteName quotes a name that could not be read in a line of text.
 func quoteName(s string) string {
-	const enough = 100
 	if plainName.MatchString(s) {
 		return s
 	}
-	if len(s) > enough {
-		s = strings.ToValidUTF8(s[:enough], "") + "…"
+	return strconv.Quote(short(s))
+}
+
+// short cuts text of another process.
+func short(s string) string {
+	const enough = 300 // bytes
+	if len(s) <= enough {
+		return s
 	}
-	return strconv.Quote(s)
+	return strings.ToValidUTF8(s[:enough], "") + "…"
 }
 
 // pick returns the attractor of a response that the options name, with sorted VIPs and gateways, so
@@ -104,8 +109,22 @@ type converted struct {
 
 // convert returns the configuration of an attractor. The error is a problem of the whole list.
 func (o *Options) convert(a *nspv1.Attractor) (c converted, err error) {
+<<<<<<< HEAD
 	vips, has, refused := distinct(a.GetVips())
 	c.refused = refused
+=======
+	var has [len(vip.Families)]bool
+	vips := slices.DeleteFunc(slices.Clone(a.GetVips()), func(v *nspv1.Vip) bool {
+		// Before the document is written: it holds 100 problems only.
+		parsed, err := vip.Parse(v.GetAddress())
+		if err != nil {
+			c.refused = append(c.refused, Refusal{KindVIP, v.GetName(), short(err.Error())})
+			return true
+		}
+		has[parsed.Family()] = true
+		return false
+	})
+>>>>>>> fa3129b82b91ca93e5b989c9d3c18f3678be818a
 	gateways := slices.DeleteFunc(slices.Clone(a.GetGateways()), func(g *nspv1.Gateway) bool {
 		if problem := o.checkGateway(g); problem != "" {
 			c.refused = append(c.refused, Refusal{KindGateway, g.GetName(), problem})
