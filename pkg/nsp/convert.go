@@ -109,22 +109,8 @@ type converted struct {
 
 // convert returns the configuration of an attractor. The error is a problem of the whole list.
 func (o *Options) convert(a *nspv1.Attractor) (c converted, err error) {
-<<<<<<< HEAD
 	vips, has, refused := distinct(a.GetVips())
 	c.refused = refused
-=======
-	var has [len(vip.Families)]bool
-	vips := slices.DeleteFunc(slices.Clone(a.GetVips()), func(v *nspv1.Vip) bool {
-		// Before the document is written: it holds 100 problems only.
-		parsed, err := vip.Parse(v.GetAddress())
-		if err != nil {
-			c.refused = append(c.refused, Refusal{KindVIP, v.GetName(), short(err.Error())})
-			return true
-		}
-		has[parsed.Family()] = true
-		return false
-	})
->>>>>>> fa3129b82b91ca93e5b989c9d3c18f3678be818a
 	gateways := slices.DeleteFunc(slices.Clone(a.GetGateways()), func(g *nspv1.Gateway) bool {
 		if problem := o.checkGateway(g); problem != "" {
 			c.refused = append(c.refused, Refusal{KindGateway, g.GetName(), problem})
@@ -179,7 +165,7 @@ func distinct(list []*nspv1.Vip) (kept []*nspv1.Vip, has [len(vip.Families)]bool
 	for _, v := range list {
 		prefix, err := vip.Parse(v.GetAddress())
 		if err != nil {
-			refuse(v, err.Error())
+			refuse(v, short(err.Error()))
 			continue
 		}
 		objects = append(objects, object{v, prefix})

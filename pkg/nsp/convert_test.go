@@ -72,15 +72,11 @@ func TestRefusals(t *testing.T) {
 		{"VIP without a prefix length", withVIP("bad", "20.0.0.9"), "VIP bad: VIP \"20.0.0.9\" has no prefix length"},
 		{"default route", withVIP("bad", "0.0.0.0/0"), "VIP bad: VIP 0.0.0.0/0 is a default route"},
 		{"IPv6 default route", withVIP("bad", "::/0"), "VIP bad: VIP ::/0 is a default route"},
-<<<<<<< HEAD
 		{
 			"garbage", withVIP("bad", "20.0.0.9/32 via 1.2.3.4\n- x"),
 			"VIP bad: VIP \"20.0.0.9/32 via 1.2.3.4\\n- x\" is not a prefix",
 		},
-=======
-		{"garbage", withVIP("bad", "20.0.0.9/32 via 1.2.3.4\n- x"), "VIP bad: VIP \"20.0.0.9/32 via 1.2.3.4\\n- x\" is not a prefix"},
 		{"long VIP", withVIP("bad", strings.Repeat("x", 1<<20)), "VIP bad: VIP \"xxx"},
->>>>>>> fa3129b82b91ca93e5b989c9d3c18f3678be818a
 		{"empty VIP", withVIP("bad", ""), "VIP bad: "},
 		{"host bits", withVIP("bad", "30.0.0.1/24"), "VIP bad: VIP 30.0.0.1/24 has host bits set"},
 		{"unreadable name", withVIP("bad\nname", "x"), `VIP "bad\nname": `},
