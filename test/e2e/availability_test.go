@@ -137,6 +137,10 @@ func TestHungMeridioLBWithdraws(t *testing.T) {
 		f.must(old.Signal(syscall.SIGCONT))
 		f.wantRoutes(every()...)
 	}
+	page := f.get(lab.FrontendMetrics, "/metrics")
+	if n := metric(t, page, "vipgate_frontend_lb_probe_failures_total"); n < 3 {
+		t.Errorf("vipgate_frontend_lb_probe_failures_total is %v after 3 hangs", n)
+	}
 	out := f.pod.Frontend.Output()
 	if n := strings.Count(out, "load balancer probe failed"); n != 3 {
 		t.Errorf("3 hangs are logged %d times", n)
