@@ -263,6 +263,14 @@ func TestLBServesOldFrontend(t *testing.T) {
 	f.must(f.pod.StartLB("--drain-time=" + drain.String()))
 	o := f.oldFrontend()
 	f.wantAvailable(o, false)
+	f.waitFor(func() error {
+		for _, c := range f.lbStatus().GetConditions() {
+			if c.GetName() == "Egress" && strings.Contains(c.GetDetail(), "a frontend of Meridio is connected") {
+				return nil
+			}
+		}
+		return fmt.Errorf("Egress does not name the frontend: %v", f.lbStatus().GetConditions())
+	})
 	f.up(f.target1)
 	f.wantAvailable(o, true)
 	f.up(f.target2)
