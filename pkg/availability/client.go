@@ -177,7 +177,7 @@ func (c *Client) probe(ctx context.Context, conn grpc.ClientConnInterface, out c
 		case <-ctx.Done():
 			return
 		}
-		// After a pause of this process, the missed probes are not made up for.
+		// After a pause of this process, missed probes are not repeated.
 		if now := time.Now(); next.Before(now) {
 			next = now
 		}

@@ -195,8 +195,13 @@ func TestSharedVIPEvents(t *testing.T) {
 func TestHeldGatewayEvent(t *testing.T) {
 	g := bird.GatewayState{Name: "g", Protocol: trench.Static, Up: true, Usable: true, Since: time.Unix(1, 0)}
 	was := bird.State{Alive: true, Gateways: []bird.GatewayState{g}}
-	g.Up, g.Held, g.State, g.LastError = false, true, "Held", "remote signaled Down"
-	events := sessionEvents(was, bird.State{Alive: true, Gateways: []bird.GatewayState{g}})
+	g.Held, g.State, g.LastError = true, bird.StateHeld, "remote signaled Down"
+	waits := bird.State{Alive: true, Gateways: []bird.GatewayState{g}} // the gateway has not noticed yet
+	if events := sessionEvents(was, waits); len(events) != 0 {
+		t.Errorf("events %+v", events)
+	}
+	g.Up = false
+	events := sessionEvents(waits, bird.State{Alive: true, Gateways: []bird.GatewayState{g}})
 	if len(events) != 1 || events[0].GatewayUp || !strings.Contains(events[0].Detail, "held down") {
 		t.Errorf("events %+v", events)
 	}

@@ -191,3 +191,29 @@ func TestPick(t *testing.T) {
 		t.Errorf("VIPs are %v, want those of the attractor a of the trench t, sorted by name", got.GetVips())
 	}
 }
+
+// Static gateways may have the defaults of BGP, which mean nothing. Those with other parameters of
+// BFD than the first are refused: BIRD has one set for the interface.
+func TestStaticGateways(t *testing.T) {
+	o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults(), Keys: &keys{}}
+	static := func(name, address string, minTx uint32) *nspv1.Gateway {
+		g := gateway(name, address)
+		g.Protocol, g.RemoteAsn, g.LocalAsn, g.RemotePort, g.LocalPort, g.HoldTime = "static", 1, 2, 3, 4, 5
+		g.BgpAuth = &nspv1.Gateway_BgpAuth{KeyName: "k", KeySource: "s"}
+		g.Bfd, g.BfdSpec = true, &nspv1.Gateway_BfdSpec{MinTx: minTx, MinRx: 100, Multiplier: 3}
+		return g
+	}
+	c, err := o.convert(attractor(vips("20.0.0.1/32"), static("a", "169.254.100.1", 100),
+		static("b", "169.254.100.2", 100), static("c", "169.254.100.3", 200)))
+	if err != nil || text(c.Config) != "20.0.0.1/32 a b" {
+		t.Fatalf("in force is %s, error %v", text(c.Config), err)
+	}
+	if len(c.refused) != 1 || !strings.HasPrefix(c.refused.Error(), "gateway c: bfd ") ||
+		!strings.Contains(c.refused.Error(), "in gateway a") {
+		t.Errorf("refused are %v, want the gateway c, with the name of a", c.refused)
+	}
+	g := c.Attractor.Gateways[0]
+	if g.Protocol != trench.Static || g.PasswordFile != "" || g.BFD.MinTx != 100*time.Millisecond {
+		t.Errorf("the first gateway is %+v", g)
+	}
+}

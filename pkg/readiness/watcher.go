@@ -137,8 +137,7 @@ const (
 	// socketPoll is the interval of checks for a new socket during a back-off, so that a start of
 	// the load balancer is detected at once.
 	socketPoll = 20 * time.Millisecond
-	// replacedPoll is the interval of checks for a replaced socket while a stream is open: another
-	// process listens there, such as the next version of the load balancer.
+	// replacedPoll is the interval of checks for a replaced socket while a stream is open.
 	replacedPoll = 100 * time.Millisecond
 	// startTime is how long a load balancer that starts together with the frontend may take to listen.
 	startTime = 10 * time.Second
@@ -242,8 +241,9 @@ func (r *reconnector) step(ctx context.Context) {
 	}
 }
 
-// checkSocket connects to a socket file that another process has created. A stream that is open
-// stays in use until the second connection has readiness, too.
+// checkSocket connects to a socket file that was created again. A stream that is open stays in use
+// until the second connection has readiness, too. One of ReadinessService remains until the load
+// balancer goes away: lb itself binds a socket again that was removed.
 func (r *reconnector) checkSocket() {
 	id, ok := statSocket(r.w.path)
 	switch {
@@ -255,7 +255,8 @@ func (r *reconnector) checkSocket() {
 		}
 	case r.established:
 		r.poll = time.After(replacedPoll)
-		if ok && id != r.current.socket && r.next == nil && !r.moveDue && !r.moveBackoff {
+		leaves := r.current.state.service != Service || r.w.merger.goingAway(&r.current.state)
+		if leaves && ok && id != r.current.socket && r.next == nil && !r.moveDue && !r.moveBackoff {
 			r.w.log.Info("readiness socket replaced, opening a second connection", "socket", r.w.path)
 			r.moveDue = true
 		}

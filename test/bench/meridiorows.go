@@ -148,6 +148,7 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 		added, force, same := m, m, m
 		added.What, added.Unit = "the list has one VIP more → UPDATE", "ms"
 		force.What, force.Unit = "the list has one VIP more → in force", "ms"
+		same.Against = "" // a ratio of noise
 		same.What, same.Unit = "the same list again: processor time of the frontend", "ms"
 		for range s.repeats(10, 1) {
 			if err := fewer(); err != nil {
@@ -170,7 +171,8 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 			}
 			added.Samples = append(added.Samples, milliseconds(at.Sub(start)))
 			if at, ok := logTime(fx.pod.Frontend.Output()[logged:], `msg="new configuration in force"`); ok {
-				force.Samples = append(force.Samples, milliseconds(at.Sub(start)))
+				// The log has whole milliseconds.
+				force.Samples = append(force.Samples, max(0, milliseconds(at.Sub(start))))
 			}
 		}
 		s.record(added)
@@ -179,27 +181,34 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 	})
 }
 
-// listInterval is the time between two lists, longer than the quiet time of a trench file.
-const listInterval = 200 * time.Millisecond
+const (
+	// listInterval is the time between two lists, longer than the quiet time of a trench file.
+	listInterval = 150 * time.Millisecond
+	// afterLists is how long the frontend may look at BIRD often after a change.
+	afterLists = 6 * time.Second
+)
 
 // repeatLists records the processor time that the frontend takes for a list that equals the one in
-// force: that of an interval with such a list less that of one without.
+// force: that of a time with such lists less that of one as long without, for each list.
 func (fx *fixture) repeatLists(s *session, m Measurement, list func() error) error {
+	lists := s.sizes([]int{20}, []int{1})[0]
 	used := func(do func() error) (time.Duration, error) {
 		before, err := cpuTime(fx.pod.Frontend.PID())
 		if err != nil {
 			return 0, err
 		}
-		if err := errors.Join(do(), fx.pause(listInterval)); err != nil {
-			return 0, err
+		for range lists {
+			if err := errors.Join(do(), fx.pause(listInterval)); err != nil {
+				return 0, err
+			}
 		}
 		after, err := cpuTime(fx.pod.Frontend.PID())
 		return after - before, err
 	}
-	if err := fx.pause(listInterval); err != nil {
+	if err := fx.pause(s.lasts(afterLists, listInterval)); err != nil {
 		return err
 	}
-	for range s.repeats(20, 1) {
+	for range s.repeats(4, 1) {
 		idle, err := used(func() error { return nil })
 		if err != nil {
 			return err
@@ -208,7 +217,7 @@ func (fx *fixture) repeatLists(s *session, m Measurement, list func() error) err
 		if err != nil {
 			return err
 		}
-		m.Samples = append(m.Samples, milliseconds(busy-idle))
+		m.Samples = append(m.Samples, milliseconds(busy-idle)/float64(lists))
 	}
 	s.record(m)
 	return nil

@@ -76,7 +76,19 @@ func (f *fixture) startStatic(kind lab.Kind, ns *lab.NetNS, c lab.GatewayConfig)
 func (s *staticFixture) start(extra ...string) {
 	s.t.Helper()
 	s.must(s.pod.StartLB())
-	s.must(s.pod.StartFrontend(append([]string{"--drain-time=3s"}, extra...)...))
+	s.startFrontend(append([]string{"--drain-time=3s"}, extra...)...)
+}
+
+// startFrontend starts the frontend and waits until it serves its status.
+func (f *fixture) startFrontend(extra ...string) {
+	f.t.Helper()
+	f.must(f.pod.StartFrontend(extra...))
+	f.waitFor(func() error {
+		_, err := frontendv1.NewFrontendServiceClient(f.dial(f.pod.FrontendAdmin())).GetStatus(
+			f.t.Context(), &frontendv1.GetStatusRequest{},
+		)
+		return err
+	})
 }
 
 // wantBFD waits until BFD sessions with exactly these pods' addresses are up at a gateway.
@@ -377,7 +389,7 @@ func TestStaticFrontendFaults(t *testing.T) {
 					s.must(s.pod.Frontend.Signal(syscall.SIGCONT))
 				} else {
 					s.wantExit(s.pod.Frontend, -1)
-					s.must(s.pod.StartFrontend())
+					s.startFrontend()
 				}
 				s.wantBFD(s.router, pod46...)
 				s.waitVIPs(vipA4, vipA6)
@@ -456,13 +468,14 @@ func TestStaticBesideBGP(t *testing.T) {
 	c.Name = "router-b"
 	router := f.startStatic(lab.KindBIRD, ns, c)
 	f.must(f.pod.WriteTrench(edited(t, lineA4, lineA4+"\n    "+staticB4)))
-	f.startPod()
+	f.must(f.pod.StartLB())
+	f.startFrontend()
 	f.waitGateway("gateway-b4", isHeld)
 	f.must(f.bfd(router, nil))
 	f.up(f.target1)
 	f.wantRoutes(vipA4, vipA6)
 	f.wantBFD(router, pod4...)
-	f.waitTable("-4", lab.GatewayA4.String())
+	f.waitTable("-4", "default via 169.254.100.15")
 	// A lost BGP session leaves the VIPs to the static gateway.
 	f.must(f.gateway.Process.Kill())
 	f.waitGateway("gateway-a4", isDown)
@@ -482,13 +495,14 @@ func TestStaticWithoutBFD(t *testing.T) {
 	f.must(f.gateway.Process.Kill())
 	f.must(f.pod.WriteTrench(edited(t, lineA4, strings.Replace(staticA4, ", "+staticBFD, "", 1), lineA6, staticA6)))
 	f.up(f.target1)
-	f.startPod()
+	f.must(f.pod.StartLB())
+	f.startFrontend()
 	f.waitVIPs(vipA4)
 	f.waitTable("-4", "default via "+lab.GatewayA4.String())
 	f.waitGateway("gateway-a4", isUp)
 	f.waitLog(f.pod.Frontend, "static gateway without BFD cannot be withdrawn")
 	text, _ := f.run("frontend", "status", "--admin-socket=unix://"+f.pod.FrontendAdmin())
-	if !strings.Contains(text, "static gateway gateway-a4 cannot be withdrawn") {
+	if !strings.Contains(text, "static gateway gateway-a4: it cannot be withdrawn") {
 		t.Errorf("status does not warn:\n%s", text)
 	}
 	f.down(f.target1)
