@@ -321,8 +321,10 @@ func TestMeridioPod(t *testing.T) {
 		if page, err := p.get(p.lab.Backend, podIP4); err != nil || !strings.Contains(page, "vipgate_frontend_") {
 			t.Errorf("at the pod's address: %v, %.200s", err, page)
 		}
-		if page, err := p.get(p.lab.Gateway, lab.PodExternal4.String()); err == nil {
-			t.Errorf("at the external address: %.200s", page)
+		for _, external := range []string{lab.PodExternal4.String(), lab.PodExternal6.String()} {
+			if page, err := p.get(p.lab.Gateway, external); err == nil {
+				t.Errorf("at the external address %s: %.200s", external, page)
+			}
 		}
 	})
 	t.Run("signals", func(t *testing.T) {
@@ -398,6 +400,7 @@ func (p *meridioPod) testTools(t *testing.T) {
 		"20.0.0.1/32":      {"./frontend", "status"},
 		"State changed":    {"/usr/bin/cat", "/var/log/bird.log"},
 		"gateway-ipv6":     {"./frontend", "status", "--output=json"},
+		"the NSP at":       {"./frontend", "validate"},
 	} {
 		if out, err := p.exec(arguments...); err != nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v, no %q in %s", strings.Join(arguments, " "), err, want, out)

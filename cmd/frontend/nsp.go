@@ -85,8 +85,8 @@ func (c *runFlags) nspOptions(own *identity.Source, log *slog.Logger) (*nsp.Opti
 	}, nil
 }
 
-// authorizeLB returns who may be the load balancer. In a pod of Meridio nothing names it, and it has
-// the SPIFFE ID of the frontend or another one of the trench.
+// authorizeLB returns who may be the load balancer. In a pod of Meridio nothing names it, and it
+// has the SPIFFE ID of the frontend or another one of the trench.
 func (c *runFlags) authorizeLB(own *identity.Source, useNSP bool, log *slog.Logger) tlsconfig.Authorizer {
 	if c.namesLB() || !useNSP {
 		return identity.AuthorizeMember(c.LBTrustDomain, c.LBID...)

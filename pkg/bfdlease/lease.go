@@ -106,8 +106,8 @@ func (l *Lease) Gateways(ctx context.Context, addresses []netip.Addr) error {
 	}
 }
 
-// Run writes the table until ctx ends, in the network namespace of the calling thread, and at the end
-// once more without any family that attracts.
+// Run writes the table until ctx ends, in the network namespace of the calling thread, and at the
+// end once more without any family that attracts.
 func (l *Lease) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

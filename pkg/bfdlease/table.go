@@ -70,8 +70,8 @@ func protocolOf(f vip.Family) byte {
 	return unix.NFPROTO_IPV4
 }
 
-// rules returns `udp dport 3784 ip daddr @gateways4 meta nfproto != @attract drop`, and the same for
-// IPv6.
+// rules returns `udp dport 3784 ip daddr @gateways4 meta nfproto != @attract drop`, and the same
+// for IPv6.
 func rules(c *nftables.Chain) []*nftables.Rule {
 	var list []*nftables.Rule
 	for _, f := range vip.Families {

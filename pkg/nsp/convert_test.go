@@ -192,6 +192,20 @@ func TestPick(t *testing.T) {
 	}
 }
 
+// The trench file names 100 problems only: a list with many must not be parsed many times.
+func TestManyDuplicates(t *testing.T) {
+	o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults()}
+	a := attractor(vips("20.0.0.1/32"))
+	const n = 20_000
+	for i := range n {
+		a.Vips = append(a.Vips, &nspv1.Vip{Name: fmt.Sprintf("copy-%d", i), Address: "20.0.0.1/32"})
+	}
+	c, err := o.convert(a)
+	if err != nil || len(c.refused) != n || text(c.Config) != "20.0.0.1/32" {
+		t.Errorf("%d VIPs are refused, in force is %s, error %v", len(c.refused), text(c.Config), err)
+	}
+}
+
 // Static gateways may have the defaults of BGP, which mean nothing. Those with other parameters of
 // BFD than the first are refused: BIRD has one set for the interface.
 func TestStaticGateways(t *testing.T) {

@@ -72,6 +72,7 @@ func (r *Registration) Run(ctx context.Context) error {
 			case ctx.Err() != nil:
 				return r.end(conn, entry)
 			case errors.Is(err, errChanged):
+				due = true // also when the connectivity is as before by now: the call was canceled
 				continue
 			}
 			r.show(up, err)

@@ -30,8 +30,8 @@ const (
 	meridioLB = "meridio-lb"
 	// nspID is a member of the trust domain, as Meridio's NSP is.
 	nspID = "spiffe://" + lab.TrustDomain + "/nsp"
-	// meridioLifetime is that of the certificates of the NSP and of Meridio's load balancer, longer than
-	// any row.
+	// meridioLifetime is that of the certificates of the NSP and of Meridio's load balancer, longer
+	// than any row.
 	meridioLifetime = 12 * time.Hour
 
 	meridioTrench, meridioAttractor = "trench-a", "attractor-a-1"
@@ -194,8 +194,8 @@ func startMeridioService(socket string, creds credentials.TransportCredentials) 
 	return lb, lb.Start()
 }
 
-// startMeridioLB starts a load balancer of Meridio as a process. It is available while the NSP has the
-// frontend's registration.
+// startMeridioLB starts a load balancer of Meridio as a process. It is available while the NSP has
+// the frontend's registration.
 func (fx *fixture) startMeridioLB() error {
 	dir := fx.path("meridio-lb")
 	if err := os.MkdirAll(dir, 0o700); err != nil {

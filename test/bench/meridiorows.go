@@ -61,7 +61,7 @@ func measureMeridioLBLoss(ctx context.Context, s *session) error {
 		if err != nil || s.quick {
 			return err
 		}
-		stop := loss{name: "LB SIGSTOP, lease 1 s", signal: syscall.SIGSTOP}
+		stop := loss{name: "LB SIGSTOP", signal: syscall.SIGSTOP}
 		return loseLBs(s, fx, m, stop, s.repeats(10, 0), time.Second, fx.waitAll, start)
 	})
 }

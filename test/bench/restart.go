@@ -78,9 +78,9 @@ func measureStart(ctx context.Context, s *session) error {
 	return nil
 }
 
-// measureStarts starts a pod on a new fixture again and again, and records when all VIPs were at the
-// gateway and when the logs say that a part of the start was done. start returns when the start began
-// and when the last VIP came.
+// measureStarts starts a pod on a new fixture again and again, and records when all VIPs were at
+// the gateway and when the logs say that a part of the start was done. start returns when the start
+// began and when the last VIP came.
 func measureStarts(ctx context.Context, s *session, m Measurement, repeats int, parts []milestone,
 	start func(*fixture) (began, at time.Time, err error),
 ) error {

@@ -40,7 +40,9 @@ type meridio struct {
 // load balancer and frontend do not run yet.
 func newMeridio(t *testing.T) *meridio {
 	t.Helper()
-	m := &meridio{fixture: newFixture(t), ca: identitytest.NewCA(t, lab.TrustDomain), spire: identitytest.NewWorkloadAPI(t)}
+	m := &meridio{
+		fixture: newFixture(t), ca: identitytest.NewCA(t, lab.TrustDomain), spire: identitytest.NewWorkloadAPI(t),
+	}
 	m.must(os.Remove(m.pod.TrenchFile()))
 	host, err := os.Hostname()
 	m.must(err)
@@ -70,7 +72,8 @@ func newMeridio(t *testing.T) *meridio {
 
 const nspAddress = "127.0.0.1:7778"
 
-// The frontend renews its registration often, and the NSP keeps it for a fraction of Meridio's 60 s.
+// The frontend renews its registration often, and the NSP keeps it for a fraction of Meridio's 60
+// s.
 const refreshTime, entryTimeout = time.Second, 4 * time.Second
 
 // nspAttractor is the attractor of the usual trench file, as the NSP has it.
@@ -125,7 +128,7 @@ func (m *meridio) startFrontend(extra ...string) {
 		"SPIFFE_ENDPOINT_SOCKET=" + m.spire.Addr(),
 		"NFE_NAMESPACE=default", "NFE_NSP_SERVICE=" + nspAddress, "NFE_TRENCH_NAME=trench-a",
 		"NFE_ATTRACTOR_NAME=attractor-a-1", "NFE_EXTERNAL_INTERFACE=" + lab.External,
-		"NFE_NSP_ENTRY_TIMEOUT=" + refreshTime.String(), "NFE_LB_SOCKET=unix://" + m.pod.Socket(),
+		"NFE_NSP_ENTRY_TIMEOUT=" + refreshTime.String(), "NFE_GRPC_MAX_BACKOFF=1s", "NFE_LB_SOCKET=unix://" + m.pod.Socket(),
 		"NFE_BIRD_CONFIG_PATH=" + m.pod.BirdDir(), "NFE_BIRD_COMMUNICATION_SOCK=" + m.pod.BirdSocket(),
 		"VIPGATE_ADMIN_SOCKET=unix://" + m.pod.FrontendAdmin(),
 		"VIPGATE_HEALTH_SOCKET=unix://" + m.path("health.sock"), "VIPGATE_METRICS_HOST=127.0.0.1",
