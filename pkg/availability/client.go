@@ -169,9 +169,9 @@ func (c *Client) probe(ctx context.Context, conn grpc.ClientConnInterface, out c
 	next := time.Now()
 	for {
 		next = next.Add(c.opts.Interval)
-		a := answer{}
+		// An answer is as old as its question: this process may have paused before it read it.
+		a := answer{at: time.Now()}
 		a.state, a.err = c.ask(ctx, client)
-		a.at = time.Now()
 		select {
 		case out <- a:
 		case <-ctx.Done():

@@ -154,7 +154,8 @@ func (c routerConfig) text() string {
 		hold = "0"
 	}
 	if c.Static {
-		fmt.Fprintln(&b, "protocol bfd { interface \"gw0\" { min rx interval 100 ms; min tx interval 100 ms; multiplier 3; }; }")
+		fmt.Fprintln(&b, "protocol bfd { interface \"gw0\" { min rx interval 100 ms; min tx interval 100 ms; "+
+			"multiplier 3; }; }")
 		fmt.Fprintln(&b, "protocol static v4 { ipv4; route 20.0.0.1/32 via 169.254.100.1%'gw0' bfd; }")
 		fmt.Fprintln(&b, "protocol static v6 { ipv6; route 2000::1/128 via fd00:100::1%'gw0' bfd; }")
 		return b.String()

@@ -248,7 +248,8 @@ func TestStaticBesideBGP(t *testing.T) {
 	s := p.await("BGP with BFD up beside static gateways", func(s bird.State) bool {
 		return up("gateway-ipv4", "no-bfd")(s) && held("gateway-ipv6")(s) && s.Gateways[0].BFD == "Up"
 	})
-	if g := s.Gateways[2]; !g.Usable || g.Held || g.State != bird.StateNoBFD || !strings.Contains(g.Warning, "cannot be withdrawn") {
+	if g := s.Gateways[2]; !g.Usable || g.Held || g.State != bird.StateNoBFD ||
+		!strings.Contains(g.Warning, "cannot be withdrawn") {
 		t.Errorf("static gateway without BFD: %+v", g)
 	}
 	since := s.Gateways[0].Since

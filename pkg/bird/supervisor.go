@@ -201,7 +201,7 @@ func (s *Supervisor) keepRunning(ctx context.Context) error {
 func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 	err := s.prepare(ctx)
 	if err == nil {
-		err = s.lease.Gateways(ctx, s.apply.current.input.heldDown())
+		err = s.holdable(ctx, s.apply.current.input.heldDown())
 	}
 	if err != nil {
 		return err

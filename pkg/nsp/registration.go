@@ -57,6 +57,7 @@ func (r *Registration) Run(ctx context.Context) error {
 	defer conn.Close()
 	retry := backoff.Backoff{Min: minBackoff, Max: r.o.MaxBackoff, Jitter: 0.2}
 	timer := time.NewTimer(0)
+	timer.Stop()
 	defer timer.Stop()
 	// entry is whether the NSP may have an entry: also one of an earlier run, which is removed unless
 	// there is connectivity.

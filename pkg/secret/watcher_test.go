@@ -443,7 +443,11 @@ func TestWantChanges(t *testing.T) {
 	f.end()
 
 	f.start(nil)
-	f.key("a", "1", password) // before the first Want nothing is removed
+	f.end()
+	if got := f.content(f.watcher.File("a", "1")); got != password {
+		t.Errorf("the key is %s before the first Want", got)
+	}
+	f.start(nil)
 	f.watcher.Want(map[string][]string{"a": {"2"}, "c": {"x"}, "../d": {"x"}, "a.1": {"key"}, "d": {"../x"}, "e": nil})
 	f.key("a", "1", "(none)")
 	f.key("b", "1", "(none)")

@@ -194,4 +194,3 @@ var (
 )
 
 func (s *staticFixture) admin() string { return "--admin-socket=unix://" + s.pod.FrontendAdmin() }
-

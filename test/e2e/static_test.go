@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -75,10 +77,12 @@ func TestStaticSharedByFamily(t *testing.T) {
 
 			s.down(s.target1[:1])
 			s.waitVIPs(vipA6, vipB4, vipB6)
+			s.waitUnconfirmed(map[string]bool{vipA4: true})
 			s.must(s.bfd(s.router, pod46))
 			s.down(s.target2[:1])
 			s.wantBFDWithin(s.router, staticDeadline, pod6...)
 			s.waitVIPs(vipA6, vipB6)
+			s.waitUnconfirmed(map[string]bool{vipA4: false, vipB4: false})
 			s.waitGateway("gateway-a4", isHeld)
 			s.wantSent(vipA6, vipB6)
 			s.wantUps(2)
@@ -88,6 +92,24 @@ func TestStaticSharedByFamily(t *testing.T) {
 			s.wantUps(3) // IPv6 stayed up
 		})
 	}
+}
+
+// waitUnconfirmed waits until exactly these withdrawals were reported to the lb, and whether as
+// unconfirmed.
+func (f *fixture) waitUnconfirmed(want map[string]bool) {
+	f.t.Helper()
+	f.waitFor(func() error {
+		got := map[string]bool{}
+		for _, v := range f.lbStatus().GetVips() {
+			if r := v.GetReported(); r.GetAdvertisement() == readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN {
+				got[r.GetVip()] = r.GetUnconfirmed()
+			}
+		}
+		if !maps.Equal(got, want) {
+			return fmt.Errorf("the lb knows the withdrawals %v, want %v", got, want)
+		}
+		return nil
+	})
 }
 
 // With --static-vips=all one VIP that is not ready takes the session down.
@@ -262,8 +284,7 @@ func TestStaticReconfigured(t *testing.T) {
 		}
 		return nil
 	})
-	s.must(s.bfd(s.router, pod4))
-	s.wantUps(1)
+	s.wantUndisturbed()
 	s.must(s.pod.WriteTrench(edited(t, lineA4, staticA4, lineA6, staticA6)))
 	s.waitFor(func() error {
 		if n := len(s.frontendStatus().GetGateways()); n != 2 {
@@ -271,6 +292,14 @@ func TestStaticReconfigured(t *testing.T) {
 		}
 		return nil
 	})
+	s.wantUndisturbed()
+}
+
+// wantUndisturbed checks that the only session is up, and was all the time: a gap would show once the
+// detection time of the gateway is over.
+func (s *staticFixture) wantUndisturbed() {
+	s.t.Helper()
+	s.waitPast(time.Now().Add(time.Second))
 	s.must(s.bfd(s.router, pod4))
 	s.wantUps(1)
 }
