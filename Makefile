@@ -45,7 +45,7 @@ bench-quick: bench-tool ## The same with few repeats and few VIPs, in under a mi
 bench-tool: check-root check-go
 	@test/setup/packages.sh bird2 iproute2 nftables
 	@$(MAKE) --no-print-directory build
-	@$(GO) build -o $(BIN)/ ./test/bench
+	@$(GO) build -o $(BIN)/ ./test/bench ./test/meridiotest/meridio-lb
 
 FAULTS := 20
 SEED := 75

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
@@ -98,7 +100,7 @@ func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
 
 type debugCommand struct {
 	cli.AdminFlags
-	Local   bool   `help:"Read the kernel in this process instead of asking the running frontend."`
+	Local   bool   `help:"Read the kernel in this process instead of asking the running frontend." env:"-"`
 	TableID uint32 `name:"table-id" help:"Routing table of the gateways' routes, with --local." default:"4096" placeholder:"N"`
 }
 
@@ -137,7 +139,7 @@ func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 		return err
 	}
 	defer release()
-	if err := kernel.Cleanup(ctx, o); err != nil {
+	if err := errors.Join(kernel.Cleanup(ctx, o), bfdlease.Cleanup(ctx)); err != nil {
 		return err
 	}
 	out.Printf("marks, rules and blackholes of vipgate are removed\n")

@@ -108,7 +108,8 @@ func inMeridioPod() bool {
 		return true
 	case "", "auto":
 		_, err := os.Stat(cmp.Or(os.Getenv("VIPGATE_TRENCH_FILE"), defaultTrenchFile))
-		return cmp.Or(os.Getenv("VIPGATE_NSP_SERVICE"), os.Getenv("NFE_NSP_SERVICE")) != "" && errors.Is(err, fs.ErrNotExist)
+		service := cmp.Or(os.Getenv("VIPGATE_NSP_SERVICE"), os.Getenv("NFE_NSP_SERVICE"))
+		return service != "" && errors.Is(err, fs.ErrNotExist)
 	}
 	return false
 }
@@ -121,7 +122,8 @@ func adoptPod() {
 	for variable, value := range podVariables {
 		_, set := os.LookupEnv(variable)
 		for _, a := range aliases {
-			set = set || a.Variable == variable && slices.ContainsFunc(a.Names, func(n string) bool { return os.Getenv(n) != "" })
+			given := slices.ContainsFunc(a.Names, func(name string) bool { return os.Getenv(name) != "" })
+			set = set || a.Variable == variable && given
 		}
 		if !set {
 			_ = os.Setenv(variable, value) // fails for names that are empty or contain "=" only

@@ -303,7 +303,6 @@ func TestMeridioPod(t *testing.T) {
 
 	// Another container of the pod may create the external interface later. The probe of the process
 	// serves meanwhile: the kubelet would restart the container otherwise.
-	external := []string{lab.PodExternal4.String() + "/24", lab.PodExternal6.String() + "/64"}
 	p.must(p.lab.Pod.Batch("link set "+lab.External+" down", "link set "+lab.External+" name later0"))
 	p.start()
 	p.wantServing("", "Liveness")
@@ -311,7 +310,7 @@ func TestMeridioPod(t *testing.T) {
 		t.Errorf("ready without an interface toward the gateways: %v", err)
 	}
 	p.must(p.lab.Pod.Batch("link set later0 name "+lab.External, "link set "+lab.External+" up"))
-	p.check(p.lab.Pod.Addr(lab.External, external...))
+	p.must(p.lab.Pod.Addr(lab.External, lab.PodExternal6.String()+"/64")) // a link that is down keeps IPv4 only
 	p.wantRoutes(vips...)
 	p.wantServing("Readiness")
 	p.must(p.nsp.WaitTargets(p.context(), func(targets []*nspv1.Target) bool { return len(targets) == 1 }))
@@ -322,8 +321,10 @@ func TestMeridioPod(t *testing.T) {
 		if page, err := p.get(p.lab.Backend, podIP4); err != nil || !strings.Contains(page, "vipgate_frontend_") {
 			t.Errorf("at the pod's address: %v, %.200s", err, page)
 		}
-		if page, err := p.get(p.lab.Gateway, lab.PodExternal4.String()); err == nil {
-			t.Errorf("at the external address: %.200s", page)
+		for _, external := range []string{lab.PodExternal4.String(), lab.PodExternal6.String()} {
+			if page, err := p.get(p.lab.Gateway, external); err == nil {
+				t.Errorf("at the external address %s: %.200s", external, page)
+			}
 		}
 	})
 	t.Run("signals", func(t *testing.T) {
@@ -369,12 +370,37 @@ func TestMeridioPod(t *testing.T) {
 	p.wantFiles("tmp-fe")
 }
 
+// The image has the user, the paths and the capabilities that Meridio's pod allows.
+func TestMeridioImageFitsPod(t *testing.T) {
+	image := clitest.ReadImage(t, deployments+"images/meridio-frontend.Dockerfile")
+	if image.User != "10001:10001" || image.EntryPoint != "./frontend" {
+		t.Errorf("user %s, entry point %s", image.User, image.EntryPoint)
+	}
+	allowed := []string{"DAC_OVERRIDE", "NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW", "SYS_PTRACE"}
+	for _, file := range []string{"/usr/local/bin/frontend", "/usr/sbin/bird"} {
+		if len(image.Capabilities[file]) == 0 {
+			t.Errorf("%s has no file capabilities", file)
+		}
+		for _, capability := range image.Capabilities[file] {
+			if !slices.Contains(allowed, capability) {
+				t.Errorf("%s has %s: the pod does not start it", file, capability)
+			}
+		}
+	}
+	patch := clitest.Read[clitest.Deployment](t, deployments+"meridio/swap.yaml")
+	c := patch.Spec.Template.Spec.Container(t, "frontend")
+	if len(patch.Spec.Template.Spec.Containers) != 1 || c.Image != "vipgate/meridio-frontend" || len(c.Env) > 0 {
+		t.Errorf("the patch changes more than one image: %+v", patch.Spec.Template.Spec.Containers)
+	}
+}
+
 func (p *meridioPod) testTools(t *testing.T) {
 	for want, arguments := range map[string][]string{
 		"NBR-gateway-ipv4": {"/usr/sbin/birdc", "-s", "/var/run/bird/bird.ctl", "show", "protocols"},
 		"20.0.0.1/32":      {"./frontend", "status"},
 		"State changed":    {"/usr/bin/cat", "/var/log/bird.log"},
 		"gateway-ipv6":     {"./frontend", "status", "--output=json"},
+		"the NSP at":       {"./frontend", "validate"},
 	} {
 		if out, err := p.exec(arguments...); err != nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v, no %q in %s", strings.Join(arguments, " "), err, want, out)

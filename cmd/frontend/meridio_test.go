@@ -14,10 +14,13 @@ import (
 	"github.com/vipgate/vipgate/test/clitest"
 )
 
-// adopted sets variables and returns those of vipgate that result.
+// adopted sets variables, nil: none beside those that are set, and returns those of vipgate that
+// result.
 func adopted(t *testing.T, variables map[string]string) map[string]string {
 	t.Helper()
-	(&clitest.Container{}).Environment(t)
+	if variables != nil {
+		(&clitest.Container{}).Environment(t)
+	}
 	for name, value := range variables {
 		t.Setenv(name, value)
 	}
@@ -126,14 +129,20 @@ func TestPrecedenceOfVariables(t *testing.T) {
 			map[string]string{"NFE_BIRD_KERNEL_SCAN_TIME": "7", "NFE_BIRD_SCAN_TIME": "8"},
 			map[string]string{"VIPGATE_BIRD_KERNEL_SCAN_TIME": "7s"},
 		},
-		{"one that the operator left empty", map[string]string{"NFE_LB_SOCKET": "", "NFE_LOG_LEVEL": ""}, map[string]string{}},
 		{
-			"the first that is not empty", map[string]string{"NFE_BIRD_KERNEL_SCAN_TIME": "", "NFE_BIRD_SCAN_TIME": "8"},
+			"one that the operator left empty",
+			map[string]string{"NFE_LB_SOCKET": "", "NFE_LOG_LEVEL": ""},
+			map[string]string{},
+		},
+		{
+			"the first that is not empty",
+			map[string]string{"NFE_BIRD_KERNEL_SCAN_TIME": "", "NFE_BIRD_SCAN_TIME": "8"},
 			map[string]string{"VIPGATE_BIRD_KERNEL_SCAN_TIME": "8s"},
 		},
 		// It must reach the check that refuses it, and not turn into the default.
 		{
-			"an empty value of Meridio 2", map[string]string{"MERIDIO_READINESS_DIR": ""},
+			"an empty value of Meridio 2",
+			map[string]string{"MERIDIO_READINESS_DIR": ""},
 			map[string]string{"VIPGATE_READINESS_DIR": ""},
 		},
 	} {
@@ -210,20 +219,32 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	const (
+		pod   = "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000"
+		usual = "unix:///run/vipgate/frontend.sock  127.0.0.1  0"
+	)
 	for _, tt := range []struct {
 		name      string
 		variables map[string]string
 		want      string
 	}{
-		{"the NSP is named", map[string]string{"NFE_NSP_SERVICE": "nsp:7778"}, "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000"},
+		{"the NSP is named", map[string]string{"NFE_NSP_SERVICE": "nsp:7778"}, pod},
 		{"set by the user", map[string]string{
 			"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_ADMIN_SOCKET": "unix:///var/run/bird/a.sock", "VIPGATE_HEALTH_SOCKET": "",
 			"VIPGATE_METRICS_HOST": "192.0.2.1", "NFE_BIRD_LOG_FILE_SIZE": "7",
 		}, "unix:///var/run/bird/a.sock  192.0.2.1 /var/log/bird.log 7"},
-		{"no NSP", map[string]string{"NFE_TRENCH_NAME": "trench-a", "NFE_NSP_SERVICE": ""}, "unix:///run/vipgate/frontend.sock  127.0.0.1  0"},
-		{"a trench file", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_TRENCH_FILE": file}, "unix:///run/vipgate/frontend.sock  127.0.0.1  0"},
-		{"a trench file, and the NSP as the source", map[string]string{"VIPGATE_CONFIG_SOURCE": "nsp", "VIPGATE_TRENCH_FILE": file}, "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000"},
-		{"the trench file as the source", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_CONFIG_SOURCE": "file"}, "unix:///run/vipgate/frontend.sock  127.0.0.1  0"},
+		{"no NSP", map[string]string{"NFE_TRENCH_NAME": "trench-a", "NFE_NSP_SERVICE": ""}, usual},
+		{"a trench file", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_TRENCH_FILE": file}, usual},
+		{
+			"a trench file, and the NSP as the source",
+			map[string]string{"VIPGATE_CONFIG_SOURCE": "nsp", "VIPGATE_TRENCH_FILE": file},
+			pod,
+		},
+		{
+			"the trench file as the source",
+			map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_CONFIG_SOURCE": "file"},
+			usual,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			(&clitest.Container{}).Environment(t)
@@ -231,8 +252,12 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 				t.Setenv(variable, "")
 				os.Unsetenv(variable)
 			}
-			adopted(t, tt.variables)
+			// As main does it: the pod's defaults first, which must not hide what the operator sets.
+			for name, value := range tt.variables {
+				t.Setenv(name, value)
+			}
 			adoptPod()
+			adopted(t, nil)
 			var line commandLine
 			if _, err := parserOf(t, &line).Parse([]string{"run"}); err != nil {
 				t.Fatal(err)

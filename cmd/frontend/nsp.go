@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +15,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/nsp"
 	"github.com/vipgate/vipgate/pkg/secret"
@@ -38,7 +40,8 @@ func (c *runFlags) useNSP() bool {
 	if c.ConfigSource != "auto" {
 		return c.ConfigSource == "nsp"
 	}
-	_, err := os.Stat(c.TrenchFile)
+	_, err := files.Do(context.Background(), &files.Calls{}, "trench file "+c.TrenchFile,
+		func() (fs.FileInfo, error) { return os.Stat(c.TrenchFile) })
 	return c.NSPService != "" && errors.Is(err, fs.ErrNotExist)
 }
 
@@ -50,9 +53,9 @@ func (c *runFlags) checkNSP(r *cli.Refusals) {
 		r.Add(fmt.Errorf("--nsp-service=%s: write host and port of the NSP, such as nsp-service-trench-a:7778",
 			c.NSPService))
 	}
-	for flag, name := range map[string]string{"--trench-name": c.TrenchName, "--attractor-name": c.AttractorName} {
-		r.If(!nsp.ValidName(name), "%s=%s: write 1 to 60 characters out of A-Z a-z 0-9 _ . -", flag, name)
-	}
+	const remedy = "write 1 to 60 characters out of A-Z a-z 0-9 _ . -"
+	r.If(!nsp.ValidName(c.TrenchName), "--trench-name=%s: %s", c.TrenchName, remedy)
+	r.If(!nsp.ValidName(c.AttractorName), "--attractor-name=%s: %s", c.AttractorName, remedy)
 	r.Add(secret.CheckNamespace(c.Namespace))
 	r.Within("--nsp-entry-timeout", c.NSPEntryTimeout, time.Second, time.Minute)
 	r.Within("--nsp-keepalive-time", c.NSPKeepaliveTime, 0, 24*time.Hour)
@@ -82,8 +85,8 @@ func (c *runFlags) nspOptions(own *identity.Source, log *slog.Logger) (*nsp.Opti
 	}, nil
 }
 
-// authorizeLB returns who may be the load balancer. In a pod of Meridio nothing names it, and it has
-// the SPIFFE ID of the frontend or another one of the trench.
+// authorizeLB returns who may be the load balancer. In a pod of Meridio nothing names it, and it
+// has the SPIFFE ID of the frontend or another one of the trench.
 func (c *runFlags) authorizeLB(own *identity.Source, useNSP bool, log *slog.Logger) tlsconfig.Authorizer {
 	if c.namesLB() || !useNSP {
 		return identity.AuthorizeMember(c.LBTrustDomain, c.LBID...)

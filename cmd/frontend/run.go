@@ -102,7 +102,7 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 	}
 	switch err := c.checkInterface(o.Config); {
 	case err == nil:
-	case c.useNSP():
+	case o.NSP != nil:
 		// In Meridio's pod another container may create the interface later; it is followed.
 		log.Warn("external interface does not exist yet", "error", err)
 	default:
@@ -113,7 +113,7 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 		return err
 	}
 	defer release()
-	o.Version, o.Level, o.MeridioSignals = cli.Version(), level, c.useNSP()
+	o.Version, o.Level, o.MeridioSignals = cli.Version(), level, o.NSP != nil
 	return cli.RunUntilStopped(c.DrainTime+c.Settle,
 		func(stops <-chan struct{}) error { return frontend.Run(ctx, o, stops) })
 }

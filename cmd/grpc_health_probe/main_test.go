@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -93,9 +94,14 @@ func TestCallTimeout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hang := make(chan struct{})
-	server := grpc.NewServer(grpc.WaitForHandlers(true),
-		grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error { <-s.Context().Done(); close(hang); return nil }))
+	limit := make(chan time.Duration, 1)
+	handle := func(_ any, s grpc.ServerStream) error {
+		deadline, _ := s.Context().Deadline()
+		limit <- time.Until(deadline)
+		<-s.Context().Done()
+		return nil
+	}
+	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(handle))
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(l) }()
 	var out bytes.Buffer
@@ -103,7 +109,9 @@ func TestCallTimeout(t *testing.T) {
 	if status := run(t.Context(), args, &out, &out); status != callFailed || !strings.Contains(out.String(), "in time") {
 		t.Errorf("status %d, output %q", status, fmt.Sprint(&out))
 	}
-	<-hang
+	if d := <-limit; d > 50*time.Millisecond {
+		t.Errorf("the call has %v", d)
+	}
 	server.Stop()
 	if err := <-done; err != nil {
 		t.Error(err)

@@ -169,15 +169,15 @@ func (c *Client) probe(ctx context.Context, conn grpc.ClientConnInterface, out c
 	next := time.Now()
 	for {
 		next = next.Add(c.opts.Interval)
-		a := answer{}
+		// An answer is as old as its question: this process may have paused before it read it.
+		a := answer{at: time.Now()}
 		a.state, a.err = c.ask(ctx, client)
-		a.at = time.Now()
 		select {
 		case out <- a:
 		case <-ctx.Done():
 			return
 		}
-		// After a pause of this process, the missed probes are not made up for.
+		// After a pause of this process, missed probes are not repeated.
 		if now := time.Now(); next.Before(now) {
 			next = now
 		}

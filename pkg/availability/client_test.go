@@ -220,7 +220,9 @@ func TestRotationMovesWithoutGap(t *testing.T) {
 	instance := w.at.Position.InstanceID
 	for n := uint64(1); n <= 3; n++ {
 		w.svid.Set(n)
-		w.until("moved", func() bool { return w.Stats().Moves == n && w.is(states{vipA: vip.Ready, vipB: vip.Ready})() }, w.live)
+		w.until("moved", func() bool {
+			return w.Stats().Moves == n && w.is(states{vipA: vip.Ready, vipB: vip.Ready})()
+		}, w.live)
 		w.until("first connections closed", func() bool { return lb.Watchers() <= 2 }, w.live)
 	}
 	if w.at.Position.InstanceID != instance {
@@ -273,7 +275,7 @@ func TestUpgradeInPlace(t *testing.T) {
 	}
 }
 
-// A load balancer of vipgate that is replaced by one of Meridio is followed, too.
+// A load balancer of vipgate that goes away and is replaced by one of Meridio is followed, too.
 func TestDowngradeInPlace(t *testing.T) {
 	f := newFixture(t)
 	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
@@ -285,6 +287,7 @@ func TestDowngradeInPlace(t *testing.T) {
 	}
 	old := f.meridio() // replaces the socket
 	old.SetAvailable(true)
+	b.table.GoAway(time.Minute)
 	w.until("downgraded", func() bool {
 		return w.at.Service == availability.Service && w.is(states{vipA: vip.Ready, vipB: vip.Ready})()
 	}, func(u readiness.Update) {
@@ -294,6 +297,9 @@ func TestDowngradeInPlace(t *testing.T) {
 	})
 	b.kill()
 	w.until("probed", func() bool { return w.client.Stats().Probes > 3 }, w.live)
+	if w.at.GoingAway {
+		t.Errorf("the load balancer in use goes away: %+v", w.at)
+	}
 }
 
 // A server with neither service is no load balancer: the retries are not logged.

@@ -4,8 +4,8 @@
 //
 // A [Client] reads it in a frontend of vipgate, as [readiness.Fallback] of a load balancer without
 // ReadinessService. An available load balancer counts as ready for every VIP. The stream is silent
-// while nothing changes, so a probe asks each second on a second connection for the first message of
-// another Watch. Each answer in time renews the lease; the lease of a load balancer that hangs
+// while nothing changes, so a probe asks each second on a second connection for the first message
+// of another Watch. Each answer in time renews the lease; the lease of a load balancer that hangs
 // expires 1 to 2 s later, and its next answer in time restores it. The end of the stream ends the
 // readiness at once.
 //

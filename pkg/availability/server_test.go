@@ -207,7 +207,8 @@ func TestWatchAuthorization(t *testing.T) {
 	if _, err := open(t, f.dial(stranger)).next(); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("a stranger: %v", err)
 	}
-	if log := b.log.String(); !strings.Contains(log, "call denied") || !strings.Contains(log, "spiffe://example.org/stranger") {
+	log := b.log.String()
+	if !strings.Contains(log, "call denied") || !strings.Contains(log, "spiffe://example.org/stranger") {
 		t.Errorf("log:\n%s", log)
 	}
 	client := f.dial(f.frontend)

@@ -2,6 +2,7 @@ package bfdlease
 
 import (
 	"context"
+	"crypto/rand"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -43,7 +44,9 @@ type Lease struct {
 	heard   atomic.Int64 // time of the last order, since began; 0: none
 	state   latest.Value[State]
 	changes chan change
-	write   func(content) error    // writes the table; tests replace these
+	token   token
+	refresh func(content) error    // of the families that attract; tests replace these
+	write   func(content) error    // writes the table
 	version func() (uint32, error) // generation of the ruleset
 	remove  func() error           // removes the table
 
@@ -62,10 +65,12 @@ type change struct {
 
 // New returns a Lease that does nothing before Run.
 func New(log *slog.Logger) *Lease {
-	return &Lease{
+	l := &Lease{
 		log: log, began: time.Now().Add(-time.Nanosecond), changes: make(chan change),
-		write: writeTable, version: generation, remove: removeTable,
+		refresh: refreshTable, write: writeTable, version: generation, remove: removeTable,
 	}
+	_, _ = rand.Read(l.token[:]) // never fails (crypto/rand)
+	return l
 }
 
 // String implements task.Task.
@@ -106,8 +111,8 @@ func (l *Lease) Gateways(ctx context.Context, addresses []netip.Addr) error {
 	}
 }
 
-// Run writes the table until ctx ends, in the network namespace of the calling thread, and at the end
-// once more without any family that attracts.
+// Run writes the table until ctx ends, in the network namespace of the calling thread, and at the
+// end once more without any family that attracts.
 func (l *Lease) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -155,7 +160,8 @@ func (l *Lease) apply(now time.Time, ordered Families) error {
 	if fresh {
 		rest = Timeout
 	}
-	if err := l.ensure(now, content{l.gateways, attract, rest}, fresh && attract != Families{}, st.Attract); err != nil {
+	c := content{l.gateways, attract, rest, l.token}
+	if err := l.ensure(now, c, fresh && attract != Families{}, st.Attract); err != nil {
 		if st.Err == nil || st.Err.Error() != err.Error() {
 			l.log.Error("failed to write the lease of BFD sessions; static gateways may stay attracted", "error", err)
 			st.Err = err
@@ -193,18 +199,24 @@ func (l *Lease) ensure(now time.Time, c content, refresh bool, before Families) 
 		generation = 0 // unknown: the table is written
 	}
 	unchanged := l.written && before == c.attract && generation != 0 && generation == l.generation
-	if unchanged && (!refresh || now.Sub(l.refreshed) < Interval-Interval/10) {
-		return nil
-	}
-	if l.written && !unchanged && before == c.attract && !refresh {
-		l.log.Debug("nftables ruleset changed, writing the lease of BFD sessions again")
+	if unchanged {
+		// A tick may be a little early.
+		if !refresh || now.Sub(l.refreshed) < Interval-Interval/10 {
+			return nil
+		}
+		err := l.refresh(c)
+		if err == nil {
+			l.refreshed = now
+			return nil
+		}
+		l.log.Warn("failed to refresh the lease of BFD sessions, writing its table again", "error", err)
 	}
 	l.written = false
 	if err := l.write(c); err != nil {
 		return err
 	}
 	l.written, l.generation = true, 0
-	if refresh {
+	if c.rest == Timeout {
 		l.refreshed = now
 	}
 	// A transaction of another process in between may have changed the table.

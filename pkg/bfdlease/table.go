@@ -1,10 +1,12 @@
 package bfdlease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"time"
 
@@ -31,7 +33,11 @@ type content struct {
 	gateways []netip.Addr
 	attract  Families
 	rest     time.Duration // timeout of the elements of attract
+	token    token
 }
+
+// token is secret: the process that sends it refreshes the lease.
+type token [16]byte
 
 func dial() (*nftables.Conn, error) {
 	// It connects for each exchange: no answer to a failed one is taken for that to the next one.
@@ -52,7 +58,10 @@ func table() *nftables.Table {
 
 // attractSet has the families that attract; its elements expire.
 func attractSet() *nftables.Set {
-	return &nftables.Set{Table: table(), ID: 1, Name: "attract", KeyType: nftables.TypeNFProto, HasTimeout: true}
+	return &nftables.Set{
+		Table: table(), ID: 1, Name: "attract", KeyType: nftables.TypeNFProto, HasTimeout: true,
+		Dynamic: true, // a rule refreshes it
+	}
 }
 
 // gatewaySet has the addresses of a family's static gateways.
@@ -70,8 +79,65 @@ func protocolOf(f vip.Family) byte {
 	return unix.NFPROTO_IPV4
 }
 
-// rules returns `udp dport 3784 ip daddr @gateways4 meta nfproto != @attract drop`, and the same for
-// IPv6.
+// refreshPort is the destination of packets that refresh the lease, the discard port (RFC 863) of
+// localhost. They reach no socket.
+const refreshPort = 9
+
+// refreshRule returns `ip daddr 127.0.0.1 udp dport 9 @th,64,128 TOKEN update @attract { @th,192,8
+// timeout 3s } drop`: a refreshment by a packet, unlike one by a transaction, does not change the
+// generation of the ruleset, upon which source routing and data plane read all of theirs again.
+func refreshRule(c *nftables.Chain, secret token) *nftables.Rule {
+	localhost := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	const udpHeader = 8
+	return &nftables.Rule{Table: table(), Chain: c, Exprs: []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: localhost.AsSlice()},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{0, refreshPort}},
+		&expr.Payload{
+			DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: udpHeader, Len: uint32(len(secret)),
+		},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: secret[:]},
+		&expr.Payload{
+			DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: udpHeader + uint32(len(secret)), Len: 1,
+		},
+		&expr.Dynset{
+			SrcRegKey: 1, SetID: attractSet().ID, SetName: attractSet().Name,
+			Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: Timeout,
+		},
+		&expr.Verdict{Kind: expr.VerdictDrop},
+	}}
+}
+
+// refreshTable refreshes the families that attract. The kernel refuses the packets, by the verdict
+// of the rule, if the rule exists.
+func refreshTable(c content) error {
+	conn, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: refreshPort})
+	if err != nil {
+		return fmt.Errorf("failed to open a socket: %w", err)
+	}
+	defer conn.Close()
+	for _, f := range vip.Families {
+		if !c.attract[f] {
+			continue
+		}
+		_, err := conn.Write(append(c.token[:len(c.token):len(c.token)], protocolOf(f)))
+		if !errors.Is(err, unix.EPERM) {
+			return fmt.Errorf("rule in nftables table inet %s is missing: a packet was not dropped (%w)",
+				TableName, cmp.Or(err, errPassed))
+		}
+	}
+	return nil
+}
+
+var errPassed = errors.New("it was sent")
+
+// rules returns `udp dport 3784 ip daddr @gateways4 meta nfproto != @attract drop`, and the same
+// for IPv6.
 func rules(c *nftables.Chain) []*nftables.Rule {
 	var list []*nftables.Rule
 	for _, f := range vip.Families {
@@ -153,6 +219,7 @@ func write(c content, replace bool) error {
 	}
 	nft.AddChain(chain)
 	nft.FlushChain(chain)
+	nft.AddRule(refreshRule(chain, c.token))
 	for _, r := range rules(chain) {
 		nft.AddRule(r)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -91,7 +92,7 @@ func (s *Supervisor) reconfigure(ctx context.Context) error {
 	}
 	// No session of a static gateway may come up, or stay up, without a lease.
 	before, after := s.apply.current.input.heldDown(), s.apply.pending.input.heldDown()
-	if err := s.lease.Gateways(ctx, union(before, after)); err != nil {
+	if err := s.holdable(ctx, union(before, after)); err != nil {
 		return err
 	}
 	if _, err := s.command(ctx, `configure "`+s.configPath()+`"`); err != nil {
@@ -101,6 +102,17 @@ func (s *Supervisor) reconfigure(ctx context.Context) error {
 		s.options.Log.Warn("removed static gateways keep their entry in the lease of BFD sessions", "error", err)
 	}
 	return nil
+}
+
+// holdable puts static gateways under the lease. Without any, the failure to remove the table of an
+// earlier configuration is no obstacle.
+func (s *Supervisor) holdable(ctx context.Context, gateways []netip.Addr) error {
+	err := s.lease.Gateways(ctx, gateways)
+	if err != nil && len(gateways) == 0 && ctx.Err() == nil {
+		s.options.Log.Warn("failed to remove the lease of BFD sessions", "error", err)
+		return nil
+	}
+	return err
 }
 
 // replaceFile installs the staged file if its check passed: a restarted BIRD reads it.

@@ -199,9 +199,15 @@ func TestFrontendToBeKilled(t *testing.T) {
 	if !isFrontend {
 		return
 	}
+	dev, static := strings.CutSuffix(dev, " static")
 	p := newPod(t, dev, func(o *bird.Options) { o.Dir, o.Socket = dir, filepath.Join(dir, "bird.ctl") })
-	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4), gatewayOf(vip.IPv6)}, []vip.VIP{vip4, vip6})
+	gateways := []trench.Gateway{gatewayOf(vip.IPv4), gatewayOf(vip.IPv6)}
+	if static {
+		gateways = []trench.Gateway{staticGateway(vip.IPv4), staticGateway(vip.IPv6)}
+	}
+	p.Configure(gateways, []vip.VIP{vip4, vip6})
 	p.Start()
+	p.Attract(static, static)
 	p.Announce(announce.Announced, vip4, vip6)
 	<-t.Context().Done()
 }

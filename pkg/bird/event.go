@@ -4,8 +4,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // Event is one line that BIRD wrote to its log.
@@ -48,7 +46,7 @@ func (e Event) isError() bool {
 // dropped reports whether the event is the failure to send a BFD packet that the kernel dropped, as
 // it does while a static gateway is held down.
 func (e Event) dropped() bool {
-	return e.Protocol == bfdName && strings.HasPrefix(e.Text, "Socket error: "+unix.EPERM.Error())
+	return e.Protocol == bfdName && strings.HasPrefix(e.Text, "Socket error: Operation not permitted")
 }
 
 // shutdownCompleted is BIRD's last line after SIGTERM; BIRD logs it as FATAL.

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -117,6 +118,7 @@ type routerConfig struct {
 	Quiet    bool // sends no default route
 	NoHold   bool // offers a hold time of 0
 	Extra4   string
+	Static   bool   // no BGP: static routes to the VIPs that follow BFD
 	Address4 string // 169.254.100.150 if empty
 }
 
@@ -150,6 +152,13 @@ func (c routerConfig) text() string {
 	hold := "3"
 	if c.NoHold {
 		hold = "0"
+	}
+	if c.Static {
+		fmt.Fprintln(&b, "protocol bfd { interface \"gw0\" { min rx interval 100 ms; min tx interval 100 ms; "+
+			"multiplier 3; }; }")
+		fmt.Fprintln(&b, "protocol static v4 { ipv4; route 20.0.0.1/32 via 169.254.100.1%'gw0' bfd; }")
+		fmt.Fprintln(&b, "protocol static v6 { ipv6; route 2000::1/128 via fd00:100::1%'gw0' bfd; }")
+		return b.String()
 	}
 	options := "strict bind; direct; hold time " + hold +
 		"; connect delay time 1; connect retry time 1; error wait time 1, 2; error forget time 10;"
@@ -265,6 +274,7 @@ type pod struct {
 	Announcer *announce.Announcer
 	Log       *syncBuffer
 	revision  uint64
+	attract   atomic.Pointer[[len(vip.Families)]bool]
 	stop      func()
 }
 
@@ -313,6 +323,9 @@ func (p *pod) Start() {
 		defer tick.Stop()
 		for {
 			p.Announcer.Heartbeat(time.Now())
+			if families := p.attract.Load(); families != nil {
+				p.Supervisor.Attract(time.Now(), *families)
+			}
 			select {
 			case <-ctx.Done():
 				return
@@ -321,6 +334,13 @@ func (p *pod) Start() {
 		}
 	})
 	p.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+}
+
+// Attract orders which families attract until the next call.
+func (p *pod) Attract(ipv4, ipv6 bool) {
+	families := [len(vip.Families)]bool{ipv4, ipv6}
+	p.attract.Store(&families)
+	p.Supervisor.Attract(time.Now(), families)
 }
 
 // Configure has sessions on the pod's device.

@@ -25,12 +25,12 @@ type process struct {
 	err    error  // valid once exited is closed
 	last   string // the last error in its log, valid once exited is closed
 
-	logging sync.WaitGroup
+	running sync.WaitGroup // the goroutines that end with the process
 }
 
 // startProcess starts BIRD and calls events, which must not block, for each line of BIRD's log.
 func startProcess(
-	executable, config, socket string, log *slog.Logger, verbose bool, events func(Event),
+	ctx context.Context, executable, config, socket string, log *slog.Logger, verbose bool, events func(Event),
 ) (*process, error) {
 	p := &process{exited: make(chan struct{}), since: time.Now()}
 	p.cmd = exec.Command(executable, "-f", "-c", config, "-s", socket)
@@ -49,7 +49,8 @@ func startProcess(
 		p.err = p.cmd.Wait()
 		close(p.exited)
 	}()
-	p.logging.Go(func() { logLines(lines, log, verbose) })
+	p.running.Go(func() { logLines(lines, log, verbose) })
+	p.running.Go(func() { p.killAfter(ctx) })
 	if err := durable.Replace(pidFile(socket), fmt.Appendln(nil, p.pid()), 0o600); err != nil {
 		log.Warn("failed to write BIRD's PID file; after a crash, BIRD is found only by its control socket",
 			"error", err)
@@ -109,7 +110,7 @@ func logLines(lines <-chan logged, log *slog.Logger, verbose bool) {
 // wait waits until the process has exited and its log is written.
 func (p *process) wait() {
 	<-p.exited
-	p.logging.Wait()
+	p.running.Wait()
 }
 
 func (p *process) ended() error {
@@ -121,6 +122,22 @@ func (p *process) ended() error {
 		how += ": " + p.last
 	}
 	return errors.New(how)
+}
+
+// killAfter kills BIRD when the supervisor does not terminate it after the end of ctx. The
+// supervisor may wait in the kernel for the lock of a directory in a file system that hangs, and
+// BIRD hold that lock: this process cannot end, even by SIGKILL, before BIRD does.
+func (p *process) killAfter(ctx context.Context) {
+	select {
+	case <-p.exited:
+		return
+	case <-ctx.Done():
+	}
+	select {
+	case <-p.exited:
+	case <-time.After(2 * stopTimeout):
+		_ = p.cmd.Process.Kill() // fails only if BIRD has exited
+	}
 }
 
 func (p *process) pid() int { return p.cmd.Process.Pid }

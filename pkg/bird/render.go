@@ -163,7 +163,8 @@ filter NBR_IN_6 { {{if .VIP6}}if net ~ [ {{.VIP6}} ] then reject; {{end}}accept;
 
 # Routes of gateways are for VIP traffic only: they are exported to a separate table.
 filter KERNEL_OUT {
-{{- if .Static}} if source = RTS_STATIC then accept;{{end}} if source = RTS_BGP && proto != "` + LoopbackName + `" then accept; reject; }
+{{- if .Static}} if source = RTS_STATIC then accept;{{end}}
+{{- ""}} if source = RTS_BGP && proto != "` + LoopbackName + `" then accept; reject; }
 
 {{- range $family := .Families}}
 protocol kernel KERNEL{{$family}} {
@@ -182,7 +183,9 @@ protocol bfd '` + bfdName + `' {
 	accept direct;
 {{- with .StaticBFD}}
 	debug { states, events };
-	interface "{{$.Interface}}" { min tx interval {{ms .MinTx}} ms; min rx interval {{ms .MinRx}} ms; multiplier {{.Multiplier}}; };
+	interface "{{$.Interface}}" {
+		min tx interval {{ms .MinTx}} ms; min rx interval {{ms .MinRx}} ms; multiplier {{.Multiplier}};
+	};
 {{- else}}
 	interface "{{.Interface}}" { };
 {{- end}}

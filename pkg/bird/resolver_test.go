@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
-	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -233,6 +233,10 @@ func TestBadPasswordFileDisablesGateway(t *testing.T) {
 			t.Errorf("%d sessions, problems %v; want %q", len(v.input.Sessions), v.problems, problem)
 		}
 	}
+	expect("does not exist")
+	a.options.ExplainPassword = func(path string) string { return "explained " + path }
+	expect("does not exist: explained " + file)
+	a.options.ExplainPassword = func(string) string { return "" }
 	expect("does not exist")
 	for content, problem := range map[string]string{
 		"": "empty", "\n": "empty", "a\"b": "quote",

@@ -61,7 +61,7 @@ const (
 )
 
 // raiseTime is how long a BFD session may take to come up, and counts as usable meanwhile: it takes
-// up to a second, since packets of a session that is down have that interval (RFC 5880 section 6.8.3).
+// up to a second, the interval of packets while a session is down (RFC 5880 section 6.8.3).
 const raiseTime = 3 * time.Second
 
 // Expect sets how many VIPs of each family were announced to BIRD. The supervisor polls at short
@@ -74,10 +74,10 @@ func (s *Supervisor) Expect(announced4, announced6 int) {
 }
 
 // Confirm waits until every gateway session that is up exports the expected number of VIPs, and no
-// static gateway that is held down has a BFD session that is up, in a poll that began after the call
-// and in fastExtra more: BIRD before 2.14 counts a route as exported
-// before it writes the UPDATE, and further commands wake it to do so. Without a BIRD process
-// nothing is exported, and Confirm returns at once.
+// BFD session of a static gateway that is held down is up, in a poll that began after the call and
+// in fastExtra more: BIRD before 2.14 counts a route as exported before it writes the UPDATE, and
+// further commands wake it to do so. Without a BIRD process nothing is exported, and Confirm
+// returns at once.
 func (s *Supervisor) Confirm(ctx context.Context) error {
 	after := time.Now()
 	s.confirming.Add(1)

@@ -201,14 +201,14 @@ func (s *Supervisor) keepRunning(ctx context.Context) error {
 func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 	err := s.prepare(ctx)
 	if err == nil {
-		err = s.lease.Gateways(ctx, s.apply.current.input.heldDown())
+		err = s.holdable(ctx, s.apply.current.input.heldDown())
 	}
 	if err != nil {
 		return err
 	}
 	defer s.awaitWrite()
 	o := s.options
-	p, err := startProcess(o.Executable, s.configPath(), o.Socket, o.Log, o.LogBIRD, s.event)
+	p, err := startProcess(ctx, o.Executable, s.configPath(), o.Socket, o.Log, o.LogBIRD, s.event)
 	if err != nil {
 		return err
 	}

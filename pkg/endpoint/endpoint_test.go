@@ -323,3 +323,44 @@ func TestAcceptRetriesWithoutDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A container that was killed leaves its socket, whose place the next one takes.
+func TestHealthSocketReplacesLeftover(t *testing.T) {
+	dir, err := os.MkdirTemp("", "vg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, "health.sock")
+	leftover, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	leftover.SetUnlinkOnClose(false)
+	if err := leftover.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var reports []error
+	e, err := NewPlainSocket(t.Context(), "health socket", "unix://"+path, metrics.NewFrontend("test"),
+		func(err error) { reports = append(reports, err) }, registerHealth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(reports) != 1 || reports[0] != nil {
+		t.Errorf("reported %v", reports)
+	}
+	run(t, e)
+	if err := check(t, "unix:"+path); err != nil {
+		t.Error(err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v; want 0600", info.Mode(), err)
+	}
+	if second, err := NewPlainSocket(t.Context(), "health socket", path, metrics.NewFrontend("test"), nil,
+		registerHealth); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("a second one beside it: %v", err)
+		if err == nil {
+			second.Close()
+		}
+	}
+}

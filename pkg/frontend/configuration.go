@@ -133,8 +133,8 @@ func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 	return f.apply(ctx, f.withLeaving(c.Attractor))
 }
 
-// withLeaving returns the attractor with the VIPs that leave, and with the gateways of their families
-// that leave: a session that closes would withdraw them at once.
+// withLeaving returns the attractor with the VIPs that leave, and with the gateways of their
+// families that leave: a session that closes would withdraw them at once.
 func (f *follower) withLeaving(a trench.Attractor) trench.Attractor {
 	var families [len(vip.Families)]bool
 	for v := range f.leaving {

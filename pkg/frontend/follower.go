@@ -236,8 +236,6 @@ func sessionEvents(was, is bird.State) []event {
 		switch {
 		case old.Up && up && !old.Since.Equal(g.Since):
 			add(event{Gateway: g.Name, Detail: strings.TrimSpace("session lost and re-established " + g.LastError)})
-		case old.Up && g.Held:
-			add(event{Gateway: g.Name, Detail: gatewayDetail(g)})
 		case old.Up && !up:
 			add(event{Gateway: g.Name, Detail: cmp.Or(birdProblem(is), gatewayDetail(g))})
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/announce"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/availability"
+	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/gate"
@@ -332,7 +333,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	if p.RemoveRulesOnExit {
 		cleanup, cancel := context.WithTimeout(base, 5*time.Second)
 		defer cancel()
-		errs = append(errs, kernel.Cleanup(cleanup, p.Kernel))
+		errs = append(errs, kernel.Cleanup(cleanup, p.Kernel), bfdlease.Cleanup(cleanup))
 	}
 	return errors.Join(errs...)
 }

@@ -15,7 +15,7 @@ func (p *process) newWatcher(reader string) (*readiness.Watcher, error) {
 	if p.Host == "" {
 		host, err := os.Hostname()
 		if err != nil {
-			return nil, fmt.Errorf("failed to read the host name, by which a load balancer of Meridio is identified: %w", err)
+			return nil, fmt.Errorf("failed to read the host name, the identifier of a load balancer of Meridio: %w", err)
 		}
 		p.Host = host
 	}

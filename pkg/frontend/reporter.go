@@ -33,8 +33,11 @@ type reporter struct {
 
 	mu      sync.Mutex
 	pending map[vip.VIP]withdrawal // decided, not yet reported
-	wake    chan struct{}
-	idle    *latest.Value[bool] // pending is empty
+	// attracted holds withdrawals that were reported while static gateways sent traffic of the VIP.
+	// They are reported once more with the first withdrawal of the family after which none does.
+	attracted map[vip.VIP]gate.Decision
+	wake      chan struct{}
+	idle      *latest.Value[bool] // pending is empty
 }
 
 // reported is the report of one VIP.
@@ -60,7 +63,8 @@ func newReporter(a *latest.Value[announce.State], s *bird.Supervisor, settle tim
 			return s.Confirm(ctx)
 		},
 		shared: func(vip.Family) error { return nil }, detection: func() time.Duration { return 0 },
-		pending: map[vip.VIP]withdrawal{}, wake: make(chan struct{}, 1), idle: latest.New(true),
+		pending: map[vip.VIP]withdrawal{}, attracted: map[vip.VIP]gate.Decision{}, wake: make(chan struct{}, 1),
+		idle: latest.New(true),
 	}
 }
 
@@ -79,8 +83,15 @@ func (r *reporter) decided(d decisions) {
 			// Only the reason changed: the UPDATE to confirm is still the same.
 			r.pending[ch.VIP] = withdrawal{ch.To, w.revision}
 		default:
+			_, attracted := r.attracted[ch.VIP]
+			if attracted = attracted && ch.To.Advertisement == gate.Withdrawn; attracted {
+				r.attracted[ch.VIP] = ch.To
+			}
 			delete(r.pending, ch.VIP)
-			now[ch.VIP] = reported{Decision: ch.To}
+			now[ch.VIP] = reported{ch.To, attracted}
+		}
+		if ch.To.Advertisement != gate.Withdrawn || ch.To.Reason == gate.NotConfigured {
+			delete(r.attracted, ch.VIP)
 		}
 	}
 	r.send(now)
@@ -119,18 +130,25 @@ func (r *reporter) confirmPending(ctx context.Context) bool {
 		return false
 	}
 	reports := map[vip.VIP]reported{}
-	var shared [len(vip.Families)]bool
+	var shared, families [len(vip.Families)]bool
 	for _, f := range vip.Families {
 		shared[f] = r.shared(f) != nil
 	}
 	r.mu.Lock()
 	for v, w := range batch {
+		families[v.Family()] = true
 		// A VIP that was announced and withdrawn again meanwhile has a later revision, and is
 		// confirmed in the next call.
 		if current, isPending := r.pending[v]; isPending && current.revision == w.revision {
 			reports[v] = reported{current.decision, !confirmed || shared[v.Family()]}
 			delete(r.pending, v)
+			if shared[v.Family()] && current.decision.Reason != gate.NotConfigured {
+				r.attracted[v] = current.decision
+			}
 		}
+	}
+	if confirmed {
+		r.reportAttracted(reports, families, shared)
 	}
 	more := len(r.pending) > 0
 	if !more {
@@ -141,6 +159,17 @@ func (r *reporter) confirmPending(ctx context.Context) bool {
 	r.idle.Set(!more)
 	r.mu.Unlock()
 	return more
+}
+
+// reportAttracted adds the earlier withdrawals of families with a new one that static gateways no
+// longer attract.
+func (r *reporter) reportAttracted(reports map[vip.VIP]reported, families, shared [len(vip.Families)]bool) {
+	for v, decision := range r.attracted {
+		if f := v.Family(); families[f] && !shared[f] {
+			reports[v] = reported{Decision: decision}
+			delete(r.attracted, v)
+		}
+	}
 }
 
 // awaitWithdrawn waits for the revision and the sessions, and reports whether both were observed.

@@ -107,6 +107,29 @@ func TestSharedWithdrawalIsUnconfirmed(t *testing.T) {
 	})
 }
 
+// The last withdrawal of the family confirms the earlier ones; a change of the reason does not.
+func TestSharedWithdrawalConfirmedLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		shared := errShared
+		r.shared = func(vip.Family) error { return shared }
+		r.written(3)
+		r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		pass(2 * settle)
+		r.decide(2, vipA, gate.Withdrawn, gate.Withdrawn, gate.NoSourceRouting)
+		synctest.Wait()
+		r.want(t, vipA, gate.Withdrawn, true)
+		shared = nil
+		r.decide(3, vipB, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		pass(2 * settle)
+		r.want(t, vipA, gate.Withdrawn, false)
+		r.want(t, vipB, gate.Withdrawn, false)
+		if got, _ := r.of(vipA); got.Reason != gate.NoSourceRouting {
+			t.Errorf("reported the old reason %v", got.Reason)
+		}
+	})
+}
+
 // Gateways that send until their detection time is over are awaited.
 func TestWithdrawalAwaitsDetection(t *testing.T) {
 	for _, slow := range []bool{false, true} {
@@ -195,8 +218,13 @@ func TestSharedVIPEvents(t *testing.T) {
 func TestHeldGatewayEvent(t *testing.T) {
 	g := bird.GatewayState{Name: "g", Protocol: trench.Static, Up: true, Usable: true, Since: time.Unix(1, 0)}
 	was := bird.State{Alive: true, Gateways: []bird.GatewayState{g}}
-	g.Up, g.Held, g.State, g.LastError = false, true, "Held", "remote signaled Down"
-	events := sessionEvents(was, bird.State{Alive: true, Gateways: []bird.GatewayState{g}})
+	g.Held, g.State, g.LastError = true, bird.StateHeld, "remote signaled Down"
+	waits := bird.State{Alive: true, Gateways: []bird.GatewayState{g}} // the gateway has not noticed yet
+	if events := sessionEvents(was, waits); len(events) != 0 {
+		t.Errorf("events %+v", events)
+	}
+	g.Up = false
+	events := sessionEvents(waits, bird.State{Alive: true, Gateways: []bird.GatewayState{g}})
 	if len(events) != 1 || events[0].GatewayUp || !strings.Contains(events[0].Detail, "held down") {
 		t.Errorf("events %+v", events)
 	}

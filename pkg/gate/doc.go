@@ -10,6 +10,7 @@
 //     lease.
 //   - Evaluate lowers an advertisement at once; only a rise is delayed (flap damping).
 //   - A stale state or a drain never raises a withdrawn VIP.
+//   - [Gate.Attract], which static gateways follow, does not depend on the gateways.
 //   - VIPs and address families are independent of each other.
 //   - The cost of a change of one VIP does not depend on the number of VIPs.
 package gate

@@ -220,7 +220,7 @@ func newProcess(o Options) (*process, error) {
 	})
 	host, err := os.Hostname()
 	if err != nil {
-		return nil, fmt.Errorf("failed to read the host name, by which a frontend of Meridio knows its load balancer: %w", err)
+		return nil, fmt.Errorf("failed to read the host name for frontends of Meridio: %w", err)
 	}
 	p.availability = availability.NewServer(p.table, availability.ServerOptions{
 		Host: host, Role: role, Peer: identity.PeerID, MaxStreamsPerPeer: o.MaxStreamsPerPeer, Log: o.Log,

@@ -27,7 +27,13 @@ type cache struct {
 	o      *Options
 	failed func() // counts a failure
 	calls  files.Calls
-	wanted latest.Value[*cached] // nil: nothing was accepted since the start
+	wanted latest.Value[*accepted] // nil: nothing was accepted since the start
+}
+
+// accepted is a list to write, and when it was accepted.
+type accepted struct {
+	list *nspv1.Attractor
+	at   time.Time
 }
 
 // cached is the content of the file.
@@ -76,14 +82,19 @@ func (c *cache) read() (list *nspv1.Attractor, received time.Time) {
 }
 
 // write has the list written. It does not block.
-func (c *cache) write(list *nspv1.Attractor) {
-	data, err := protojson.Marshal(list)
+func (c *cache) write(list *nspv1.Attractor) { c.wanted.Set(&accepted{list, time.Now().UTC()}) }
+
+// save writes a list to the file.
+func (c *cache) save(ctx context.Context, a *accepted) error {
+	list, err := protojson.Marshal(a.list)
 	if err != nil {
-		c.failed()
-		c.o.Log.Error("failed to encode the cache", "error", err)
-		return
+		return fmt.Errorf("failed to encode the cache: %w", err)
 	}
-	c.wanted.Set(&cached{Trench: c.o.Trench, Attractor: c.o.Attractor, Received: time.Now().UTC(), List: data})
+	_, err = files.Do(ctx, &c.calls, "cache "+c.o.Cache, func() (struct{}, error) {
+		return struct{}{}, durable.Write(c.o.Cache,
+			&cached{Trench: c.o.Trench, Attractor: c.o.Attractor, Received: a.at, List: list})
+	})
+	return err
 }
 
 // run writes the newest list until ctx ends, again after a failure.
@@ -91,14 +102,13 @@ func (c *cache) run(ctx context.Context) {
 	retry := backoff.Backoff{Min: minCacheBackoff, Max: maxCacheBackoff, Jitter: 0.2}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var written *cached
+	var written *accepted
 	failure := ""
 	for {
 		wanted, changed := c.wanted.Get()
 		timer.Stop()
 		if wanted != written {
-			_, err := files.Do(ctx, &c.calls, "cache "+c.o.Cache,
-				func() (struct{}, error) { return struct{}{}, durable.Write(c.o.Cache, wanted) })
+			err := c.save(ctx, wanted)
 			switch {
 			case ctx.Err() != nil:
 				return

@@ -104,17 +104,8 @@ type converted struct {
 
 // convert returns the configuration of an attractor. The error is a problem of the whole list.
 func (o *Options) convert(a *nspv1.Attractor) (c converted, err error) {
-	var has [len(vip.Families)]bool
-	vips := slices.DeleteFunc(slices.Clone(a.GetVips()), func(v *nspv1.Vip) bool {
-		// Before the document is written: it holds 100 problems only.
-		parsed, err := vip.Parse(v.GetAddress())
-		if err != nil {
-			c.refused = append(c.refused, Refusal{KindVIP, v.GetName(), err.Error()})
-			return true
-		}
-		has[parsed.Family()] = true
-		return false
-	})
+	vips, has, refused := distinct(a.GetVips())
+	c.refused = refused
 	gateways := slices.DeleteFunc(slices.Clone(a.GetGateways()), func(g *nspv1.Gateway) bool {
 		if problem := o.checkGateway(g); problem != "" {
 			c.refused = append(c.refused, Refusal{KindGateway, g.GetName(), problem})
@@ -151,6 +142,47 @@ func (o *Options) convert(a *nspv1.Attractor) (c converted, err error) {
 		}
 		vips, gateways = filter(vips, KindVIP, keep), filter(gateways, KindGateway, keep)
 	}
+}
+
+// distinct returns the VIPs that are valid and lie in no other one, and whether there are any of a
+// family. It is the rule of the trench file, which names 100 problems only.
+func distinct(list []*nspv1.Vip) (kept []*nspv1.Vip, has [len(vip.Families)]bool, refused Refusals) {
+	type object struct {
+		*nspv1.Vip
+		prefix vip.VIP
+	}
+	var objects []object
+	bad := map[*nspv1.Vip]bool{}
+	refuse := func(v *nspv1.Vip, problem string) {
+		bad[v] = true
+		refused = append(refused, Refusal{KindVIP, v.GetName(), problem})
+	}
+	for _, v := range list {
+		prefix, err := vip.Parse(v.GetAddress())
+		if err != nil {
+			refuse(v, err.Error())
+			continue
+		}
+		objects = append(objects, object{v, prefix})
+	}
+	// A prefix sorts behind those that contain it.
+	slices.SortStableFunc(objects, func(a, b object) int { return vip.Compare(a.prefix, b.prefix) })
+	var last object // the last one that lies in no other one
+	for _, x := range objects {
+		switch {
+		case last.Vip == nil || !last.prefix.Overlaps(x.prefix):
+			last = x
+			has[x.prefix.Family()] = true
+		case last.prefix == x.prefix:
+			refuse(x.Vip, fmt.Sprintf("VIP %s appears twice, first in VIP %s: remove one of them", x.prefix,
+				quoteName(last.GetName())))
+		default:
+			refuse(x.Vip, fmt.Sprintf("VIP %s lies in the VIP %s of VIP %s: remove one of them", x.prefix, last.prefix,
+				quoteName(last.GetName())))
+		}
+	}
+	kept = slices.DeleteFunc(slices.Clone(list), func(v *nspv1.Vip) bool { return bad[v] })
+	return kept, has, refused
 }
 
 // filter returns the objects to keep.

@@ -72,7 +72,10 @@ func TestRefusals(t *testing.T) {
 		{"VIP without a prefix length", withVIP("bad", "20.0.0.9"), "VIP bad: VIP \"20.0.0.9\" has no prefix length"},
 		{"default route", withVIP("bad", "0.0.0.0/0"), "VIP bad: VIP 0.0.0.0/0 is a default route"},
 		{"IPv6 default route", withVIP("bad", "::/0"), "VIP bad: VIP ::/0 is a default route"},
-		{"garbage", withVIP("bad", "20.0.0.9/32 via 1.2.3.4\n- x"), "VIP bad: VIP \"20.0.0.9/32 via 1.2.3.4\\n- x\" is not a prefix"},
+		{
+			"garbage", withVIP("bad", "20.0.0.9/32 via 1.2.3.4\n- x"),
+			"VIP bad: VIP \"20.0.0.9/32 via 1.2.3.4\\n- x\" is not a prefix",
+		},
 		{"empty VIP", withVIP("bad", ""), "VIP bad: "},
 		{"host bits", withVIP("bad", "30.0.0.1/24"), "VIP bad: VIP 30.0.0.1/24 has host bits set"},
 		{"unreadable name", withVIP("bad\nname", "x"), `VIP "bad\nname": `},
@@ -164,7 +167,8 @@ func TestFamilyWithoutVIP(t *testing.T) {
 	o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults()}
 	list := attractor(vips("20.0.0.1/32", "2000::1"), gateway("gw4", "169.254.100.150"), gateway("gw6", "fd00::1"))
 	c, err := o.convert(list)
-	if err != nil || len(c.refused) != 1 || !slices.Equal(c.unused, []string{"gw6"}) || text(c.Config) != "20.0.0.1/32 gw4" {
+	if err != nil || len(c.refused) != 1 || !slices.Equal(c.unused, []string{"gw6"}) ||
+		text(c.Config) != "20.0.0.1/32 gw4" {
 		t.Fatalf("refused %v, unused %v, in force %s, error %v", c.refused, c.unused, text(c.Config), err)
 	}
 }
@@ -189,5 +193,45 @@ func TestPick(t *testing.T) {
 	if len(got.GetVips()) != 2 || got.GetVips()[0].GetAddress() != "20.0.0.3/32" ||
 		got.GetVips()[1].GetAddress() != "20.0.0.4/32" {
 		t.Errorf("VIPs are %v, want those of the attractor a of the trench t, sorted by name", got.GetVips())
+	}
+}
+
+// The trench file names 100 problems only: a list with many must not be parsed many times.
+func TestManyDuplicates(t *testing.T) {
+	o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults()}
+	a := attractor(vips("20.0.0.1/32"))
+	const n = 20_000
+	for i := range n {
+		a.Vips = append(a.Vips, &nspv1.Vip{Name: fmt.Sprintf("copy-%d", i), Address: "20.0.0.1/32"})
+	}
+	c, err := o.convert(a)
+	if err != nil || len(c.refused) != n || text(c.Config) != "20.0.0.1/32" {
+		t.Errorf("%d VIPs are refused, in force is %s, error %v", len(c.refused), text(c.Config), err)
+	}
+}
+
+// Static gateways may have the defaults of BGP, which mean nothing. Those with other parameters of
+// BFD than the first are refused: BIRD has one set for the interface.
+func TestStaticGateways(t *testing.T) {
+	o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults(), Keys: &keys{}}
+	static := func(name, address string, minTx uint32) *nspv1.Gateway {
+		g := gateway(name, address)
+		g.Protocol, g.RemoteAsn, g.LocalAsn, g.RemotePort, g.LocalPort, g.HoldTime = "static", 1, 2, 3, 4, 5
+		g.BgpAuth = &nspv1.Gateway_BgpAuth{KeyName: "k", KeySource: "s"}
+		g.Bfd, g.BfdSpec = true, &nspv1.Gateway_BfdSpec{MinTx: minTx, MinRx: 100, Multiplier: 3}
+		return g
+	}
+	c, err := o.convert(attractor(vips("20.0.0.1/32"), static("a", "169.254.100.1", 100),
+		static("b", "169.254.100.2", 100), static("c", "169.254.100.3", 200)))
+	if err != nil || text(c.Config) != "20.0.0.1/32 a b" {
+		t.Fatalf("in force is %s, error %v", text(c.Config), err)
+	}
+	if len(c.refused) != 1 || !strings.HasPrefix(c.refused.Error(), "gateway c: bfd ") ||
+		!strings.Contains(c.refused.Error(), "in gateway a") {
+		t.Errorf("refused are %v, want the gateway c, with the name of a", c.refused)
+	}
+	g := c.Attractor.Gateways[0]
+	if g.Protocol != trench.Static || g.PasswordFile != "" || g.BFD.MinTx != 100*time.Millisecond {
+		t.Errorf("the first gateway is %+v", g)
 	}
 }

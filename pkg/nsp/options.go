@@ -45,6 +45,8 @@ type Options struct {
 	// MaxBackoff is the longest time between two attempts.
 	MaxBackoff time.Duration
 	// KeepaliveTime is how long a connection is silent before it is probed; gRPC takes at least 10 s.
+	// A server without an enforcement policy, as Meridio's NSP, ends a connection after the third
+	// probe, until gRPC probes it less often: the watch is then opened again at once.
 	KeepaliveTime time.Duration
 	// Keys has the passwords of gateways. Nil refuses gateways with a password.
 	Keys Keys

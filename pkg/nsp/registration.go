@@ -57,6 +57,7 @@ func (r *Registration) Run(ctx context.Context) error {
 	defer conn.Close()
 	retry := backoff.Backoff{Min: minBackoff, Max: r.o.MaxBackoff, Jitter: 0.2}
 	timer := time.NewTimer(0)
+	timer.Stop()
 	defer timer.Stop()
 	// entry is whether the NSP may have an entry: also one of an earlier run, which is removed unless
 	// there is connectivity.
@@ -71,6 +72,7 @@ func (r *Registration) Run(ctx context.Context) error {
 			case ctx.Err() != nil:
 				return r.end(conn, entry)
 			case errors.Is(err, errChanged):
+				due = true // also when the connectivity is as before by now: the call was canceled
 				continue
 			}
 			r.show(up, err)

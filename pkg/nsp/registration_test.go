@@ -73,12 +73,8 @@ func TestEarlierEntry(t *testing.T) {
 	end() // cannot unregister
 	f.start()
 	f.wantTargets(1)
-	_, _, end = f.registration(false)
+	f.registration(false)
 	f.wantTargets(0)
-	end()
-	if n := len(f.Requests("Unregister")); n != 1 {
-		t.Errorf("%d calls to unregister, want 1: there was no entry at the stop", n)
-	}
 }
 
 // A hanging NSP delays neither the next call nor the stop.
@@ -97,6 +93,26 @@ func TestHangingRegistry(t *testing.T) {
 	if s := r.State().Load(); s.Registered {
 		t.Errorf("the state is %+v", s)
 	}
+}
+
+// A connectivity that returns for a moment, in which the call to unregister is canceled, leaves no
+// entry.
+func TestFlappingConnectivity(t *testing.T) {
+	f := newFixture(t)
+	// Asked alternately by the loop, and by the call that it makes.
+	answers := []bool{true, true, false, true, false}
+	once, never := make(chan struct{}), make(chan struct{})
+	close(once)
+	asked := 0
+	f.run(NewRegistration(f.o, func() (bool, <-chan struct{}) {
+		asked++
+		if asked == 1 {
+			return true, once
+		}
+		return answers[min(asked, len(answers))-1], never
+	}))
+	await.True(t, "a call to unregister", func() bool { return len(f.Requests("Unregister")) >= 1 })
+	f.wantTargets(0)
 }
 
 func TestAbsentRegistry(t *testing.T) {

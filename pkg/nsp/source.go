@@ -48,7 +48,8 @@ type Source struct {
 	first  time.Duration // firstListTimeout
 
 	// Owned by Run, and by NewSource before it.
-	list, accepted, saved *nspv1.Attractor // the last one, the one in force, and that of the cache
+	response              *nspv1.AttractorResponse // the last one of the NSP
+	list, accepted, saved *nspv1.Attractor         // the last one, the one in force, and that of the cache
 	// current is when a list was last known to be the NSP's; zero while it is known.
 	current  time.Time
 	failed   int      // watches since the last list
@@ -129,28 +130,64 @@ func (s *Source) Run(ctx context.Context) error {
 
 // watch takes lists until the watch ends, and returns why.
 func (s *Source) watch(parent context.Context, conn *grpc.ClientConn) error {
-	ctx, cancel := context.WithCancel(parent)
-	defer cancel()
-	first := time.AfterFunc(s.first, cancel)
+	ctx, cancel := context.WithCancelCause(parent)
+	defer cancel(nil)
+	late := fmt.Errorf("no list within %v", s.first)
+	first := time.AfterFunc(s.first, func() { cancel(late) })
 	defer first.Stop()
-	var r *nspv1.AttractorResponse
+	// The stream is read while a list is converted: a reader that stalls blocks the NSP.
+	received, ended := latest.New[*nspv1.AttractorResponse](nil), make(chan error, 1)
+	go func() { ended <- s.read(ctx, conn, received) }()
+	take := func() (changed <-chan struct{}) {
+		r, changed := received.Get()
+		if r != nil {
+			first.Stop()
+			s.connected()
+			s.takeResponse(r)
+		}
+		return changed
+	}
+	changed := take()
+	for {
+		select {
+		case <-changed:
+			changed = take()
+		case err := <-ended:
+			take()
+			if cause := context.Cause(ctx); cause != nil && parent.Err() == nil {
+				return cause
+			}
+			return err
+		}
+	}
+}
+
+// read publishes the responses of a watch until it ends, and returns why.
+func (s *Source) read(ctx context.Context, conn *grpc.ClientConn, to *latest.Value[*nspv1.AttractorResponse]) error {
 	stream, err := nspv1.NewConfigurationManagerClient(conn).WatchAttractor(ctx,
 		&nspv1.Attractor{Name: s.o.Attractor, Trench: &nspv1.Trench{Name: s.o.Trench}})
-	if err == nil {
-		r, err = stream.Recv()
-	}
-	if !first.Stop() && parent.Err() == nil {
-		return fmt.Errorf("no list within %v", s.first)
-	}
 	for err == nil {
-		s.connected()
-		if s.take(s.o.pick(r.GetAttractors())); s.accepted != s.saved {
-			s.saved = s.accepted
-			s.cache.write(s.saved)
+		var r *nspv1.AttractorResponse
+		if r, err = stream.Recv(); err == nil {
+			to.Set(r)
 		}
-		r, err = stream.Recv()
 	}
 	return err
+}
+
+// takeResponse puts the attractor of a response in force, and has it written to the cache.
+func (s *Source) takeResponse(r *nspv1.AttractorResponse) {
+	if proto.Equal(r, s.response) { // the NSP repeats all lists when anything changes in the trench
+		return
+	}
+	s.response = r
+	if s.take(s.o.pick(r.GetAttractors())); s.accepted != s.saved {
+		s.saved = s.accepted
+		s.cache.write(s.saved)
+	}
+	if s.accepted == s.list {
+		s.state.Update(func(st SourceState) SourceState { st.FromCache = false; return st })
+	}
 }
 
 // connected shows that the list in force is that of the NSP.
@@ -164,7 +201,7 @@ func (s *Source) connected() {
 	}
 	s.current = time.Time{}
 	s.stale.Set(nil)
-	s.state.Update(func(st SourceState) SourceState { st.Connected, st.FromCache = true, false; return st })
+	s.state.Update(func(st SourceState) SourceState { st.Connected = true; return st })
 }
 
 // fail counts a watch that failed. The first one after a list is not shown: a watch of an NSP that

@@ -233,10 +233,14 @@ func TestCache(t *testing.T) {
 		t.Errorf("generation %d is in force, state %+v", l.Generation, s.State().Load())
 	}
 	end()
-	// Another attractor does not start with it.
-	f.o.Attractor = "b"
-	if l := NewSource(f.o).Value().Load(); l.Generation != 0 || f.log.count("it is of another attractor") != 1 {
-		t.Errorf("generation %d is in force", l.Generation)
+	// Another attractor does not start with it, nor that of another trench.
+	for i, name := range []*string{&f.o.Attractor, &f.o.Trench} {
+		was := *name
+		*name = "other"
+		if l := NewSource(f.o).Value().Load(); l.Generation != 0 || f.log.count("it is of another attractor") != i+1 {
+			t.Errorf("generation %d is in force", l.Generation)
+		}
+		*name = was
 	}
 }
 

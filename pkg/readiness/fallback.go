@@ -25,8 +25,8 @@ type Fallback interface {
 	Service() string
 	// Watch publishes the state of the load balancer behind first until ctx ends or the load balancer
 	// is lost, and returns the cause. second is another connection to the same socket file with the
-	// same credentials, which connects again on demand. publish does not block, and returns an error when
-	// the watch must end.
+	// same credentials, which connects again on demand. publish does not block, and returns an error
+	// when the watch must end.
 	Watch(ctx context.Context, first, second grpc.ClientConnInterface, publish func(FallbackState) error) error
 }
 

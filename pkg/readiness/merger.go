@@ -222,6 +222,13 @@ func (m *updateMerger) delta(e event, at time.Time) error {
 	return nil
 }
 
+// goingAway reports whether the load balancer has announced its end on a stream.
+func (m *updateMerger) goingAway(s *streamState) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return s.goingAway
+}
+
 // end handles the end of a stream or a failed attempt to open one.
 func (m *updateMerger) end(s *streamState, at time.Time, err error) {
 	m.mu.Lock()

@@ -66,7 +66,8 @@ type Position struct {
 type VIPReport struct {
 	Advertisement readinessv1.Advertisement
 	Reason        readinessv1.AdvertisementReason
-	// Unconfirmed reports whether a gateway session did not confirm the withdrawal in time.
+	// Unconfirmed reports whether a gateway session did not confirm the withdrawal in time, or a
+	// static gateway sends the VIP's traffic because of other VIPs.
 	Unconfirmed bool
 }
 

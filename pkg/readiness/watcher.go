@@ -137,9 +137,10 @@ const (
 	// socketPoll is the interval of checks for a new socket during a back-off, so that a start of
 	// the load balancer is detected at once.
 	socketPoll = 20 * time.Millisecond
-	// replacedPoll is the interval of checks for a replaced socket while a stream is open: another
-	// process listens there, such as the next version of the load balancer.
-	replacedPoll = 100 * time.Millisecond
+	// replacedPoll is the interval of checks for a replaced socket while a stream is open: shorter of
+	// a load balancer that does not say that it goes away.
+	replacedPoll         = time.Second
+	fallbackReplacedPoll = 100 * time.Millisecond
 	// startTime is how long a load balancer that starts together with the frontend may take to listen.
 	startTime = 10 * time.Second
 	// minMoveWait is the shortest remaining half-life of a connection for which a move is planned.
@@ -242,8 +243,9 @@ func (r *reconnector) step(ctx context.Context) {
 	}
 }
 
-// checkSocket connects to a socket file that another process has created. A stream that is open
-// stays in use until the second connection has readiness, too.
+// checkSocket connects to a socket file that was created again. A stream that is open stays in use
+// until the second connection has readiness, too. One of ReadinessService remains until the load
+// balancer goes away: lb itself binds a socket again that was removed.
 func (r *reconnector) checkSocket() {
 	id, ok := statSocket(r.w.path)
 	switch {
@@ -254,12 +256,21 @@ func (r *reconnector) checkSocket() {
 			r.connect()
 		}
 	case r.established:
-		r.poll = time.After(replacedPoll)
-		if ok && id != r.current.socket && r.next == nil && !r.moveDue && !r.moveBackoff {
+		r.pollReplaced()
+		leaves := r.current.state.service != Service || r.w.merger.goingAway(&r.current.state)
+		if leaves && ok && id != r.current.socket && r.next == nil && !r.moveDue && !r.moveBackoff {
 			r.w.log.Info("readiness socket replaced, opening a second connection", "socket", r.w.path)
 			r.moveDue = true
 		}
 	}
+}
+
+func (r *reconnector) pollReplaced() {
+	interval := replacedPoll
+	if r.current.state.service != Service {
+		interval = fallbackReplacedPoll
+	}
+	r.poll = time.After(interval)
 }
 
 // connect starts an attempt.
@@ -278,7 +289,7 @@ func (r *reconnector) establish() {
 	r.countStream()
 	r.moveWait.Reset()
 	r.w.log.Info("readiness stream open", "socket", r.w.path, "service", r.current.state.service)
-	r.poll = time.After(replacedPoll)
+	r.pollReplaced()
 	r.current.reporter <- r.w.queue.attach()
 	r.moveAt, r.moveDue, r.moveBackoff = nil, false, false
 	// Half of the remaining lifetime, plus or minus 10 %, so that frontends do not move in step.

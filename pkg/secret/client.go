@@ -79,9 +79,9 @@ func (r *rejection) Error() string {
 	return text
 }
 
-// watch opens a watch of the Secret with the given name. With initialEvents the API server marks the
-// end of the current state; a server that does not know that refuses it (Invalid). The stream ends
-// with ctx.
+// watch opens a watch of the Secret with the given name. With initialEvents the API server marks
+// the end of the current state; a server that does not know that refuses it (Invalid). The stream
+// ends with ctx.
 func (c *client) watch(
 	ctx context.Context, namespace, name string, timeout time.Duration, initialEvents bool,
 ) (io.ReadCloser, error) {

@@ -32,7 +32,7 @@ var (
 func Check(source, key string) error {
 	switch {
 	case len(source) > maxName || !namePattern.MatchString(source):
-		return fmt.Errorf("%s is not the name of a Secret; use at most %d lower-case letters, digits, - and .",
+		return fmt.Errorf("%s is not the name of a Secret; use at most %d lower-case letters, digits, dashes and dots",
 			quote(source), maxName)
 	case len(key) > maxKey || !keyPattern.MatchString(key) || key == "." || strings.HasPrefix(key, ".."):
 		return fmt.Errorf("%s is not a key of a Secret; use at most %d letters, digits, -, _ and ., not .. at the start",

@@ -41,10 +41,23 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+func TestCheckNamespace(t *testing.T) {
+	for name, valid := range map[string]bool{
+		"default": true, strings.Repeat("a", 63): true, strings.Repeat("a", 64): false, "": false, "a.b": false,
+		"A": false, "../a": false, "a?x": false,
+	} {
+		if err := CheckNamespace(name); (err == nil) != valid {
+			t.Errorf("CheckNamespace(%q): %v", name, err)
+		}
+	}
+}
+
 func TestFileNames(t *testing.T) {
 	w := New(Options{Dir: "/dir"})
 	seen := map[string]bool{}
-	for _, c := range [][2]string{{"a.b", "c"}, {"a", "b.c"}, {"a", "c"}, {"a", "c.key"}, {"a", "c.key.tmp"}, {"a", "c.tmp"}} {
+	for _, c := range [][2]string{
+		{"a.b", "c"}, {"a", "b.c"}, {"a", "c"}, {"a", "c.key"}, {"a", "c.key.tmp"}, {"a", "c.tmp"},
+	} {
 		path := w.File(c[0], c[1])
 		for _, p := range []string{path, path + ".tmp"} {
 			if seen[p] {
@@ -70,7 +83,8 @@ func FuzzFile(f *testing.F) {
 			}
 			return
 		}
-		if path != filepath.Clean(path) || filepath.Dir(filepath.Dir(path)) != "/dir/keys" || len(filepath.Base(path)+".tmp") > 255 {
+		temporary := filepath.Base(path) + ".tmp"
+		if path != filepath.Clean(path) || filepath.Dir(filepath.Dir(path)) != "/dir/keys" || len(temporary) > 255 {
 			t.Errorf("%q, %q: %s", source, key, path)
 		}
 	})

@@ -53,7 +53,7 @@ func (s *source) watch(ctx context.Context) error {
 	defer cancel()
 	initialEvents := true
 	body, err := s.client.watch(ctx, s.namespace, s.name, timeout, initialEvents)
-	if r := (*rejection)(nil); errors.As(err, &r) && (r.code == http.StatusUnprocessableEntity || r.code == http.StatusBadRequest) {
+	if r := (*rejection)(nil); errors.As(err, &r) && r.code == http.StatusUnprocessableEntity {
 		initialEvents = false
 		body, err = s.client.watch(ctx, s.namespace, s.name, timeout, initialEvents)
 	}

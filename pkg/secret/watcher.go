@@ -104,8 +104,8 @@ func (w *Watcher) Problem(source string) string {
 // Explain returns why the file of a key is missing, or "" if that is not known.
 func (w *Watcher) Explain(file string) string { return w.Problem(filepath.Base(filepath.Dir(file))) }
 
-// Stats returns how many watches failed since the start, and for how many Secrets the API server does
-// not say at present what their keys are.
+// Stats returns how many watches failed since the start, and for how many Secrets the API server
+// does not say at present what their keys are.
 func (w *Watcher) Stats() (failures uint64, unknown int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -59,7 +59,10 @@ func newFixture(t *testing.T) *fixture { return newFixtureAt(t, "127.0.0.1:0") }
 
 func newFixtureAt(t *testing.T, address string) *fixture {
 	t.Helper()
-	f := &fixture{Server: secrettest.Start(t, address, "token-1", nil), t: t, dir: t.TempDir(), account: t.TempDir(), log: &logBuffer{}}
+	f := &fixture{
+		t: t, Server: secrettest.Start(t, address, "token-1", nil),
+		dir: t.TempDir(), account: t.TempDir(), log: &logBuffer{},
+	}
 	f.Mount(f.account, "token-1")
 	t.Cleanup(func() {
 		for _, value := range []string{password, changed} {
@@ -149,7 +152,8 @@ func (f *fixture) problem(source, text string) {
 	f.t.Helper()
 	f.eventually(func() string {
 		got := f.watcher.Problem(source)
-		if text == "" && got == "" && strings.Contains(f.log.String(), "Secret watched") || text != "" && strings.Contains(got, text) {
+		none := text == "" && got == "" && strings.Contains(f.log.String(), "Secret watched")
+		if none || text != "" && strings.Contains(got, text) {
 			return ""
 		}
 		return "problem " + got + ", want " + text
@@ -166,6 +170,9 @@ func TestKeyFollowsSecret(t *testing.T) {
 	f.key("bgp-auth", "gw-a", password)
 	f.problem("bgp-auth", "")
 	path := f.watcher.File("bgp-auth", "gw-a")
+	if got := f.watcher.Explain(path); got != "" {
+		t.Errorf("explained: %s", got)
+	}
 	for p, mode := range map[string]fs.FileMode{
 		path: 0o600, filepath.Dir(path): fs.ModeDir | 0o700, filepath.Dir(filepath.Dir(path)): fs.ModeDir | 0o700,
 	} {
@@ -178,6 +185,9 @@ func TestKeyFollowsSecret(t *testing.T) {
 	f.Put("bgp-auth", map[string]string{"gw-b": changed})
 	f.key("bgp-auth", "gw-a", "(none)")
 	f.problem("bgp-auth", "Secret red/bgp-auth has no key gw-a")
+	if got := f.watcher.Explain(path); got != "Secret red/bgp-auth has no key gw-a" {
+		t.Errorf("explained: %s", got)
+	}
 	f.Put("bgp-auth", map[string]string{"gw-a": password})
 	f.key("bgp-auth", "gw-a", password)
 	f.Remove("bgp-auth")
@@ -271,22 +281,24 @@ func TestFaultyServer(t *testing.T) {
 		handler http.HandlerFunc
 		problem string
 	}{
-		"unauthorized":    {reject(401), "401 Unauthorized: \"no\"; check the token"},
-		"forbidden":       {reject(403), "403 Forbidden: \"no\"; grant the pod's service account the verb watch"},
-		"gone":            {reject(410), "410 Gone"},
-		"invalid":         {reject(422), "422 Unprocessable Entity"},
-		"too many":        {reject(429), "429 Too Many Requests"},
-		"internal error":  {reject(500), "500 Internal Server Error"},
-		"not a Status":    {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) }, "502 Bad Gateway"},
-		"redirect":        {http.RedirectHandler("/elsewhere", 302).ServeHTTP, "302 Found"},
-		"empty":           {stream(), "before the current state"},
-		"silent":          {silent, "timeout"},
-		"silent stream":   {silentStream, "did not end the watch in time"},
-		"aborted":         {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "failed to reach"},
-		"garbage":         {stream("<html>no</html>"), "what is not an event"},
-		"wrong type":      {stream(`["` + password + `"]`), "what is not an event"},
-		"cut event":       {stream(`{"type":"DELETED","object":` + secret), "interrupted"},
-		"malformed value": {stream(`{"type":"ADDED","object":` + secret + `{"gw-a":"` + password + `"}}}`), "malformed object"},
+		"unauthorized":   {reject(401), "401 Unauthorized: \"no\"; check the token"},
+		"forbidden":      {reject(403), "403 Forbidden: \"no\"; grant the pod's service account the verb watch"},
+		"gone":           {reject(410), "410 Gone"},
+		"invalid":        {reject(422), "422 Unprocessable Entity"},
+		"too many":       {reject(429), "429 Too Many Requests"},
+		"internal error": {reject(500), "500 Internal Server Error"},
+		"not a Status":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) }, "502 Bad Gateway"},
+		"redirect":       {http.RedirectHandler("/elsewhere", http.StatusFound).ServeHTTP, "302 Found"},
+		"empty":          {stream(), "before the current state"},
+		"silent":         {silent, "timeout"},
+		"silent stream":  {silentStream, "did not end the watch in time"},
+		"aborted":        {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "failed to reach"},
+		"garbage":        {stream("<html>no</html>"), "what is not an event"},
+		"wrong type":     {stream(`["` + password + `"]`), "what is not an event"},
+		"cut event":      {stream(`{"type":"DELETED","object":` + secret), "interrupted"},
+		"malformed value": {
+			stream(`{"type":"ADDED","object":` + secret + `{"gw-a":"` + password + `"}}}`), "malformed object",
+		},
 		"number as value": {stream(`{"type":"ADDED","object":` + secret + `{"gw-a":17}}}`), "malformed object"},
 		"no object":       {stream(`{"type":"DELETED"}`), "malformed object"},
 		"unknown type":    {stream(`{"type":"REPLACED","object":{}}`), `unknown type "REPLACED"`},
@@ -301,7 +313,7 @@ func TestFaultyServer(t *testing.T) {
 		"huge whitespace":      {endless("", " \n"), "an event has more than"},
 		"huge rejection":       {hugeRejection, "500 Internal Server Error"},
 		"bookmark of another kind": {
-			stream(`{"type":"BOOKMARK","object":{"kind":"Secret","metadata":{"resourceVersion":"7"}}}` + "\n"),
+			stream(`{"type":"BOOKMARK","object":{"kind":"Secret","metadata":{"resourceVersion":"7"}}}`),
 			"before the current state",
 		},
 	} {
@@ -431,7 +443,11 @@ func TestWantChanges(t *testing.T) {
 	f.end()
 
 	f.start(nil)
-	f.key("a", "1", password) // before the first Want nothing is removed
+	f.end()
+	if got := f.content(f.watcher.File("a", "1")); got != password {
+		t.Errorf("the key is %s before the first Want", got)
+	}
+	f.start(nil)
 	f.watcher.Want(map[string][]string{"a": {"2"}, "c": {"x"}, "../d": {"x"}, "a.1": {"key"}, "d": {"../x"}, "e": nil})
 	f.key("a", "1", "(none)")
 	f.key("b", "1", "(none)")

@@ -132,7 +132,7 @@ func writeStatic(b *strings.Builder, s *frontendv1.Status) {
 	}
 	for _, g := range s.GetGateways() {
 		if g.GetWarning() != "" {
-			fmt.Fprintf(b, "static gateway %s %s\n", cut(g.GetName(), maxCell), cut(g.GetWarning(), maxLine))
+			fmt.Fprintf(b, "static gateway %s: %s\n", cut(g.GetName(), maxCell), cut(g.GetWarning(), maxLine))
 		}
 		if vips := sent[g.GetName()]; len(vips) > 0 {
 			fmt.Fprintf(b, "static gateway %s sends traffic of VIPs that are not announced: %s\n",
@@ -155,7 +155,7 @@ func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 			state += ", last error: " + g.GetLastError()
 		}
 		session := upOrDown(g.GetUp())
-		if g.GetHeld() {
+		if g.GetHeld() && !g.GetUp() {
 			session = "held"
 		}
 		t.add(g.GetName(), g.GetAddress(), session, ago(g.GetSince(), now), g.GetImported(),

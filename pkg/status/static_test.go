@@ -22,7 +22,7 @@ func TestFrontendStaticGateways(t *testing.T) {
 		},
 		{
 			Name: "gateway-a-5", Address: "169.254.100.152", Up: true, State: "No BFD", Protocol: "static", Imported: 1,
-			Warning: "cannot be withdrawn: it has no BFD", Since: before(0),
+			Warning: "it cannot be withdrawn without BFD", Since: before(0),
 		},
 	}, s.Gateways...)
 	for _, v := range []string{"20.0.0.2/32", "20.0.0.3/32"} {

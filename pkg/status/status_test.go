@@ -498,3 +498,23 @@ func TestJSONIsWholeAndStable(t *testing.T) {
 	}
 	wantGolden(t, "frontend-good.json.golden", indented)
 }
+
+func TestFrontendWithNSP(t *testing.T) {
+	s := goodFrontend()
+	s.ConfigurationSource = "NSP nsp-service-trench-a:7778"
+	text, _ := Frontend(s, now)
+	if want := "configuration  NSP nsp-service-trench-a:7778, current\n"; !strings.Contains(text, want) {
+		t.Errorf("the status\n%s\nlacks %q", text, want)
+	}
+	s.ConfigurationError = "VIP vip-a: VIP \"20.0.0.1\" has no prefix length; use 20.0.0.1/32"
+	s.Conditions = append(s.Conditions, &frontendv1.Condition{Name: "NSPCli", Detail: "not refreshed since noon"})
+	text, _ = Frontend(s, now)
+	for _, want := range []string{
+		"NSP nsp-service-trench-a:7778, not refreshed since noon\n",
+		"The configuration of the NSP nsp-service-trench-a:7778 is not in force, or not all of it:\n  VIP vip-a: ",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the status\n%s\nlacks %q", text, want)
+		}
+	}
+}

@@ -75,17 +75,17 @@ type Attractor struct {
 	Gateways []Gateway `yaml:"gateways"`
 }
 
-// Gateway is an external router that speaks BGP with the frontend and gets the VIPs of the family of
-// its address, or one that has static routes to them and follows a BFD session.
+// Gateway is an external router that speaks BGP with the frontend and gets the VIPs of the family
+// of its address, or one that has static routes to them and follows a BFD session.
 type Gateway struct {
 	// Name of the gateway, unique, not BFD. BIRD's session is called NBR-<name>.
 	Name string `yaml:"name,required" form:"name" remedy:"write a name for the gateway"`
 	// Unicast address, unique; not loopback, not IPv6 link-local, not in a VIP. The attractor has a
 	// VIP of its family.
 	Address netip.Addr `yaml:"address,required" remedy:"write the gateway's IP address"` // without a zone
-	// bgp, or static: the gateway has static routes to the VIPs, and withdraws them while its BFD session
-	// is down. A static gateway has a name, an address and bfd only; those with bfd have the same values,
-	// and one without cannot be withdrawn.
+	// bgp, or static: the gateway has static routes to the VIPs, and withdraws them while its BFD
+	// session is down. A static gateway has a name, an address and bfd only; those with bfd have the
+	// same values, and one without cannot be withdrawn.
 	Protocol Protocol `yaml:"protocol" form:"protocol" default:"bgp"`
 	// Local AS number. The default is --local-as of the frontend.
 	LocalASN uint32 `yaml:"localASN" min:"1" max:"4294967294"`

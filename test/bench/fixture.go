@@ -14,6 +14,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/nsptest"
 )
 
 // waitTimeout bounds every wait for something that must happen: it is a bound of
@@ -32,6 +33,7 @@ type fixture struct {
 	pod      *lab.Pod
 	vips     []vip.VIP
 	families []vip.Family
+	nsp      *nsptest.NSP // nil before startNSP
 
 	// ctx ends with an error when a process ends that should not.
 	ctx    context.Context
@@ -179,6 +181,9 @@ func (fx *fixture) waitCount(n int) (time.Time, error) {
 	at, err := fx.receiver.WaitCount(ctx, n)
 	return at, fx.explain(ctx, err)
 }
+
+// waitAll waits until the gateway holds all VIPs.
+func (fx *fixture) waitAll() error { _, err := fx.waitCount(len(fx.vips)); return err }
 
 // waitState waits until the gateway hears after a mark that a VIP is announced
 // or withdrawn.

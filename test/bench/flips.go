@@ -128,52 +128,13 @@ func flipped(k, n int) (index int, up bool) { return k / 2 * 7919 % n, k%2 == 1 
 func measureBulkFlips(ctx context.Context, s *session) error {
 	goals := map[int]string{10_000: "max ≤ 100", 50_000: "max ≤ 400"}
 	for _, n := range s.sizes([]int{10_000, 50_000}, []int{1000}) {
-		bulk := func(method string, fx *fixture, repeats int, set func(up bool) error) error {
-			down := Measurement{Row: 2, What: "all go down → last UPDATE", Method: method, N: n, Unit: "ms"}
-			up := Measurement{Row: 2, What: "all come up → last UPDATE", Method: method, N: n, Unit: "ms"}
-			if method == vipgate {
-				down.Goal, up.Goal = goals[n], goals[n]
-			}
-			for range repeats {
-				for _, to := range []struct {
-					m    *Measurement
-					up   bool
-					want int
-				}{{&down, false, 0}, {&up, true, n}} {
-					if err := fx.pause(s.lasts(500*time.Millisecond, 100*time.Millisecond)); err != nil {
-						return err
-					}
-					fx.receiver.Forget()
-					start := time.Now()
-					if err := set(to.up); err != nil {
-						return err
-					}
-					at, err := fx.waitCount(to.want)
-					if err != nil {
-						return err
-					}
-					to.m.Samples = append(to.m.Samples, milliseconds(at.Sub(start)))
-				}
-			}
-			s.record(down)
-			s.record(up)
-			return nil
-		}
 		err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
 			lb, err := fx.startScriptedPod()
 			if err != nil {
 				return err
 			}
-			// The decision is built beforehand: its cost is not measured.
-			ready, not := decision(true, fx.vips...), decision(false, fx.vips...)
-			return bulk(vipgate, fx, s.repeats(10, 1), func(up bool) error {
-				if up {
-					lb.Table.Commit(ready)
-				} else {
-					lb.Table.Commit(not)
-				}
-				return nil
-			})
+			m := Measurement{Row: 2, Method: vipgate, Goal: goals[n]}
+			return flipAll(s, fx, m, s.repeats(10, 1), fx.scriptedSwitch(lb))
 		})
 		if err != nil {
 			return err
@@ -183,12 +144,45 @@ func measureBulkFlips(ctx context.Context, s *session) error {
 			if err != nil {
 				return err
 			}
-			return bulk(reference, fx, s.repeats(10, 1), func(up bool) error { return r.set(up, r.all()...) })
+			return flipAll(s, fx, Measurement{Row: 2, Method: reference}, s.repeats(10, 1),
+				func(up bool) error { return r.set(up, r.all()...) })
 		})
 		if err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+// flipAll has all VIPs of a fixture go down and come up in turn, and records how long the last
+// UPDATE took.
+func flipAll(s *session, fx *fixture, m Measurement, repeats int, set func(up bool) error) error {
+	m.N, m.Unit = len(fx.vips), "ms"
+	down, up := m, m
+	down.What, up.What = "all go down → last UPDATE", "all come up → last UPDATE"
+	for range repeats {
+		for _, to := range []struct {
+			m    *Measurement
+			up   bool
+			want int
+		}{{&down, false, 0}, {&up, true, m.N}} {
+			if err := fx.pause(s.lasts(500*time.Millisecond, 100*time.Millisecond)); err != nil {
+				return err
+			}
+			fx.receiver.Forget()
+			start := time.Now()
+			if err := set(to.up); err != nil {
+				return err
+			}
+			at, err := fx.waitCount(to.want)
+			if err != nil {
+				return err
+			}
+			to.m.Samples = append(to.m.Samples, milliseconds(at.Sub(start)))
+		}
+	}
+	s.record(down)
+	s.record(up)
 	return nil
 }
 

@@ -42,24 +42,11 @@ func measureLBLoss(ctx context.Context, s *session) error {
 			return err
 		}
 		for _, l := range losses {
-			m := Measurement{Row: 3, What: l.name + " → last withdraw", Method: vipgate, N: n, Unit: "ms", Goal: l.goal}
-			for range s.repeats(100, 1) {
-				if _, err := fx.waitCount(n); err != nil {
-					return err
-				}
-				if err := fx.pause(100*time.Millisecond + phase(200*time.Millisecond)); err != nil {
-					return err
-				}
-				took, err := fx.lose(l, fx.pod.LB)
-				if err != nil {
-					return err
-				}
-				m.Samples = append(m.Samples, took)
-				if err := errors.Join(fx.pod.LB.Kill(), start()); err != nil {
-					return err
-				}
+			m := Measurement{Row: 3, Method: vipgate, Goal: l.goal}
+			err := loseLBs(s, fx, m, l, s.repeats(100, 1), 200*time.Millisecond, fx.waitAll, start)
+			if err != nil {
+				return err
 			}
-			s.record(m)
 		}
 		return nil
 	})
@@ -83,27 +70,40 @@ func measureLBLoss(ctx context.Context, s *session) error {
 		repeats := s.repeats(30, 0)
 		s.note(3, "the reference asks the lb's health once a second; %d repeats, as each takes seconds", repeats)
 		for _, l := range losses {
-			m := Measurement{Row: 3, What: l.name + " → last withdraw", Method: reference, N: n, Unit: "ms"}
-			for range repeats {
-				if err := fx.waitAlive(alive); err != nil {
-					return err
-				}
-				if err := fx.pause(100*time.Millisecond + phase(referencePoll)); err != nil {
-					return err
-				}
-				took, err := fx.lose(l, fx.pod.LB)
-				if err != nil {
-					return err
-				}
-				m.Samples = append(m.Samples, took)
-				if err := errors.Join(fx.pod.LB.Kill(), start()); err != nil {
-					return err
-				}
+			err := loseLBs(s, fx, Measurement{Row: 3, Method: reference}, l, repeats, referencePoll,
+				func() error { return fx.waitAlive(alive) }, start)
+			if err != nil {
+				return err
 			}
-			s.record(m)
 		}
 		return nil
 	})
+}
+
+// loseLBs loses the lb of a fixture again and again, at a random moment of the period, and records
+// how long the last withdrawal took. alive waits until it can be lost, start starts it again.
+func loseLBs(s *session, fx *fixture, m Measurement, l loss, repeats int, period time.Duration,
+	alive, start func() error,
+) error {
+	m.What, m.N, m.Unit = l.name+" → last withdraw", len(fx.vips), "ms"
+	for range repeats {
+		if err := alive(); err != nil {
+			return err
+		}
+		if err := fx.pause(100*time.Millisecond + phase(period)); err != nil {
+			return err
+		}
+		took, err := fx.lose(l, fx.pod.LB)
+		if err != nil {
+			return err
+		}
+		m.Samples = append(m.Samples, took)
+		if err := errors.Join(fx.pod.LB.Kill(), start()); err != nil {
+			return err
+		}
+	}
+	s.record(m)
+	return nil
 }
 
 // lose loses a process and returns how many milliseconds later the gateway held

@@ -26,7 +26,7 @@ const (
 
 // options are the command line.
 type options struct {
-	Binaries     string  `help:"Folder of lb and frontend." default:"bin" placeholder:"DIR"`
+	Binaries     string  `help:"Folder of lb, frontend and meridio-lb." default:"bin" placeholder:"DIR"`
 	Quick        bool    `help:"Few repeats and few VIPs: to see that it works, not for numbers."`
 	Rows         []int   `help:"Measure these rows only." placeholder:"N,..."`
 	RepeatsScale float64 `help:"Multiply the number of repeats." default:"1.0" placeholder:"X"`
@@ -91,9 +91,9 @@ func (o *options) prepare() error {
 	}
 	o.Binaries = dir
 	errs := lab.Missing()
-	for _, program := range []string{"lb", "frontend"} {
+	for _, program := range []string{"lb", "frontend", meridioLB} {
 		if _, err := os.Stat(filepath.Join(dir, program)); err != nil {
-			errs = append(errs, fmt.Errorf("%s is not built in %s: make build", program, dir))
+			errs = append(errs, fmt.Errorf("%s is not built in %s: make build bench-tool", program, dir))
 		}
 	}
 	return errors.Join(append(errs, lab.RemoveLeftovers())...)

@@ -11,12 +11,15 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// milestones of a start, in the words of the logs.
-var milestones = []struct {
+// milestone is a part of a start, in the words of the logs.
+type milestone struct {
 	what    string
 	process func(*lab.Pod) *lab.Process
 	line    string // part of the first line that says so
-}{
+}
+
+// milestones of a start.
+var milestones = []milestone{
 	{"LB has its SVID", lbOf, `msg="SVID received"`},
 	{"LB serves readiness", lbOf, `msg="serving readiness"`},
 	{"frontend has its SVID", frontendOf, `msg="SVID received"`},
@@ -59,40 +62,55 @@ func (fx *fixture) startPod() (time.Time, error) {
 func measureStart(ctx context.Context, s *session) error {
 	goals := map[int]string{1: "max ≤ 1.5", 10_000: "max ≤ 2.5"}
 	for _, n := range s.sizes([]int{1, 10_000}, []int{1, 1000}) {
-		total := Measurement{
-			Row: 7, What: "start of lb and frontend → all VIPs at the gateway", Method: vipgate, N: n, Unit: "s", Goal: goals[n],
+		m := Measurement{Row: 7, Method: vipgate, N: n, Goal: goals[n]}
+		err := measureStarts(ctx, s, m, s.repeats(15, 1), milestones, func(fx *fixture) (time.Time, time.Time, error) {
+			if err := fx.startTarget(); err != nil {
+				return time.Time{}, time.Time{}, err
+			}
+			began := time.Now()
+			at, err := fx.startPod()
+			return began, at, err
+		})
+		if err != nil {
+			return err
 		}
-		parts := make([][]float64, len(milestones))
-		for range s.repeats(15, 1) {
-			err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
-				if err := fx.startTarget(); err != nil {
-					return err
-				}
-				began := time.Now()
-				at, err := fx.startPod()
-				if err != nil {
-					return err
-				}
-				total.Samples = append(total.Samples, at.Sub(began).Seconds())
-				for i, m := range milestones {
-					if at, ok := logTime(m.process(fx.pod).Output(), m.line); ok {
-						parts[i] = append(parts[i], at.Sub(began).Seconds())
-					}
-				}
-				return nil
-			})
+	}
+	return nil
+}
+
+// measureStarts starts a pod on a new fixture again and again, and records when all VIPs were at
+// the gateway and when the logs say that a part of the start was done. start returns when the start
+// began and when the last VIP came.
+func measureStarts(ctx context.Context, s *session, m Measurement, repeats int, parts []milestone,
+	start func(*fixture) (began, at time.Time, err error),
+) error {
+	m.Unit = "s"
+	total := m
+	total.What = "start of lb and frontend → all VIPs at the gateway"
+	samples := make([][]float64, len(parts))
+	for range repeats {
+		err := on(ctx, s, m.N, oneFamily, func(fx *fixture) error {
+			began, at, err := start(fx)
 			if err != nil {
 				return err
 			}
-		}
-		s.record(total)
-		for i, m := range milestones {
-			if len(parts[i]) > 0 {
-				s.record(Measurement{
-					Row: 7, What: "start → " + m.what, Method: vipgate, N: n, Unit: "s",
-					Samples: parts[i],
-				})
+			total.Samples = append(total.Samples, at.Sub(began).Seconds())
+			for i, part := range parts {
+				if at, ok := logTime(part.process(fx.pod).Output(), part.line); ok {
+					samples[i] = append(samples[i], at.Sub(began).Seconds())
+				}
 			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	s.record(total)
+	for i, part := range parts {
+		if len(samples[i]) > 0 {
+			m.What, m.Goal, m.Samples = "start → "+part.what, "", samples[i]
+			s.record(m)
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"io"
 	"math"
@@ -19,7 +20,9 @@ type Measurement struct {
 	Unit   string `json:"unit"`
 	// Goal is for people. Clauses such as "median ≤ 0.5" in it, in the unit of
 	// the samples, are compared with what was measured.
-	Goal    string    `json:"goal,omitempty"`
+	Goal string `json:"goal,omitempty"`
+	// Against is the method whose median Ratio divides by this one's; "" for reference.
+	Against string    `json:"against,omitempty"`
 	Samples []float64 `json:"samples,omitempty"`
 }
 
@@ -38,8 +41,9 @@ type Summary struct {
 type result struct {
 	Measurement
 	Summary
-	// Ratio is the reference's median divided by this one's: how many times less
-	// this one takes. 0 when there is no reference of the same row, thing and N.
+	// Ratio is the median of the method in Against divided by this one's: how many
+	// times less this one takes. 0 when that method has none of the same row, thing
+	// and N.
 	Ratio float64 `json:"ratio,omitempty"`
 	// Missed are the clauses of the goal that do not hold.
 	Missed []string `json:"missed,omitempty"`
@@ -79,8 +83,9 @@ type report struct {
 func (r *report) summarize() {
 	for _, m := range r.Results {
 		m.Missed = missed(m.Goal, m.Summary)
+		against := cmp.Or(m.Against, reference)
 		for _, other := range r.Results {
-			if m.Method != reference && other.Method == reference && other.Row == m.Row && other.What == m.What &&
+			if m.Method != against && other.Method == against && other.Row == m.Row && other.What == m.What &&
 				other.N == m.N &&
 				m.Median > 0 && other.Count > 0 {
 				m.Ratio = other.Median / m.Median

@@ -22,4 +22,9 @@ var rows = []row{
 	{19, "the data plane: what a stream takes", measureTables},
 	{20, "Kubernetes: from a Pod to the trench file", measureKube},
 	{21, "packets to a target and its replies", measureReplies},
+	{22, "in a pod of Meridio: all VIPs flip", measureMeridioReadiness},
+	{23, "in a pod of Meridio: the load balancer is lost", measureMeridioLBLoss},
+	{24, "in a pod of Meridio: a gateway resets the session", measureMeridioSessionLoss},
+	{25, "in a pod of Meridio: process start → all VIPs at the gateway", measureMeridioStart},
+	{26, "in a pod of Meridio: the list of VIPs changes, or is repeated", measureMeridioLists},
 }

@@ -36,3 +36,17 @@ func (fx *fixture) startScriptedPod() (*balancer.Balancer, error) {
 	_, err = fx.waitCount(len(fx.vips))
 	return lb, err
 }
+
+// scriptedSwitch returns what has a scripted load balancer decide that every VIP is ready, or none.
+// The decisions are built beforehand: their cost is not measured.
+func (fx *fixture) scriptedSwitch(lb *balancer.Balancer) (set func(up bool) error) {
+	ready, not := decision(true, fx.vips...), decision(false, fx.vips...)
+	return func(up bool) error {
+		if up {
+			lb.Table.Commit(ready)
+		} else {
+			lb.Table.Commit(not)
+		}
+		return nil
+	}
+}

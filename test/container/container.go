@@ -30,8 +30,8 @@ type Container struct {
 	// Root is an empty directory.
 	Root    string
 	Volumes []Volume
-	// Programs are put into the root with their file capabilities. With one in /bin, which is a link to
-	// the host's programs otherwise, /bin has nothing else but sh.
+	// Programs are put into the root with their file capabilities. With one in /bin, which is a link
+	// to the host's programs otherwise, /bin has nothing else but sh.
 	Programs []Program
 	// Links are symbolic links in the root, by path.
 	Links map[string]string

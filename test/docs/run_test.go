@@ -92,7 +92,7 @@ func newReader(t *testing.T) *reader {
 	gateway, err := l.StartGateway(lab.GatewayA())
 	must(err)
 	must(p.StartLB("--source=file", "--source=registry", "--target-id="+lab.AppID, "--dataplane=nftables"))
-	must(p.StartFrontend())
+	must(p.StartFrontend("--health-socket=unix://" + filepath.Join(l.Dir, "health.sock")))
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	must(gateway.WantRoutes(ctx, vip4, vip6))

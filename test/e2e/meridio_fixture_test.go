@@ -32,6 +32,8 @@ type meridio struct {
 	id    spiffeid.ID
 	nsp   *nsptest.NSP
 	host  string
+	// wrapper is a command that executes the frontend, if any.
+	wrapper []string
 }
 
 // newMeridio creates the lab. The NSP runs and has the attractor with the usual VIPs and gateways;
@@ -70,7 +72,8 @@ func newMeridio(t *testing.T) *meridio {
 
 const nspAddress = "127.0.0.1:7778"
 
-// The frontend renews its registration often, and the NSP keeps it for a fraction of Meridio's 60 s.
+// The frontend renews its registration often, and the NSP keeps it for a fraction of Meridio's 60
+// s.
 const refreshTime, entryTimeout = time.Second, 4 * time.Second
 
 // nspAttractor is the attractor of the usual trench file, as the NSP has it.
@@ -131,7 +134,7 @@ func (m *meridio) startFrontend(extra ...string) {
 		"VIPGATE_HEALTH_SOCKET=unix://" + m.path("health.sock"), "VIPGATE_METRICS_HOST=127.0.0.1",
 		"VIPGATE_BIRD_LOG_FILE=" + m.path("bird.log"), "VIPGATE_LOG_FORMAT=text",
 		"VIPGATE_TRENCH_FILE=" + m.pod.TrenchFile(), "VIPGATE_DRAIN_TIME=200ms", "VIPGATE_SETTLE=50ms",
-	}, extra...), []string{filepath.Join(binaries, "frontend"), "run"})
+	}, extra...), slices.Concat(m.wrapper, []string{filepath.Join(binaries, "frontend"), "run"}))
 }
 
 // startOldLB starts Meridio's load balancer; it is available once the frontend is registered.

@@ -11,178 +11,9 @@ import (
 	"time"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/test/lab"
 )
-
-// staticKinds are the kinds of static gateways that the product is tested with.
-var staticKinds = []lab.Kind{lab.KindBIRD, lab.KindFRR}
-
-const staticBFD = "bfd: {minTx: 100ms, minRx: 100ms}"
-
-// Lines of static gateways in the trench file.
-var (
-	staticA4 = fmt.Sprintf("- {name: gateway-a4, protocol: static, address: %s, %s}", lab.GatewayA4, staticBFD)
-	staticA6 = fmt.Sprintf("- {name: gateway-a6, protocol: static, address: %q, %s}", lab.GatewayA6, staticBFD)
-	staticB4 = fmt.Sprintf("- {name: gateway-b4, protocol: static, address: %s, %s}", lab.GatewayB4, staticBFD)
-)
-
-// Bounds of a change of the BFD sessions as a gateway sees it. The detection time is 0.3 s; a
-// killed or stopped frontend is noticed by the hold time of the announcer's session, 3 s.
-const (
-	staticDeadline     = 2 * time.Second
-	staticHangDeadline = 5 * time.Second
-)
-
-// staticFixture is a fixture whose gateway is static.
-type staticFixture struct {
-	*fixture
-	kind   lab.Kind
-	router lab.StaticGateway
-}
-
-// newStaticFixture creates a fixture with a static gateway in the place of the usual one. The
-// trench file has both families.
-func newStaticFixture(t *testing.T, kind lab.Kind) *staticFixture {
-	t.Helper()
-	need(t, kind)
-	f := newFixture(t)
-	f.must(f.gateway.Process.Kill())
-	f.must(f.pod.WriteTrench(edited(t, lineA4, staticA4, lineA6, staticA6)))
-	c := lab.GatewayA()
-	c.Name = "router-a"
-	return &staticFixture{f, kind, f.startStatic(kind, f.Gateway, c)}
-}
-
-// startStatic starts a static gateway to the usual VIPs, and shows what it logged after a failure.
-func (f *fixture) startStatic(kind lab.Kind, ns *lab.NetNS, c lab.GatewayConfig) lab.StaticGateway {
-	f.t.Helper()
-	for _, v := range []string{vipA4, vipA6, vipB4, vipB6} {
-		c.VIPs = append(c.VIPs, netip.MustParsePrefix(v))
-	}
-	r, err := f.StartStatic(kind, ns, c)
-	f.must(err)
-	f.t.Cleanup(func() {
-		if !f.t.Failed() {
-			return
-		}
-		for _, p := range r.Processes() {
-			f.t.Logf("== last lines of %s of %s\n%s", p.Name, c.Name, p.Tail(40))
-		}
-	})
-	return r
-}
-
-// start starts lb and frontend with a short drain time.
-func (s *staticFixture) start(extra ...string) {
-	s.t.Helper()
-	s.must(s.pod.StartLB())
-	s.must(s.pod.StartFrontend(append([]string{"--drain-time=3s"}, extra...)...))
-}
-
-// wantBFD waits until BFD sessions with exactly these pods' addresses are up at a gateway.
-func (f *fixture) wantBFD(r lab.StaticGateway, peers ...netip.Addr) {
-	f.t.Helper()
-	f.waitFor(func() error { return f.bfd(r, peers) })
-}
-
-// wantBFDWithin is wantBFD with a bound.
-func (f *fixture) wantBFDWithin(r lab.StaticGateway, bound time.Duration, peers ...netip.Addr) {
-	f.t.Helper()
-	begin := time.Now()
-	f.wantBFD(r, peers...)
-	took := time.Since(begin)
-	f.t.Logf("BFD with %v after %v", peers, took.Round(time.Millisecond))
-	if took > bound {
-		f.t.Errorf("BFD with %v took %v, more than %v", peers, took, bound)
-	}
-}
-
-func (f *fixture) bfd(r lab.StaticGateway, peers []netip.Addr) error {
-	sessions, err := r.BFD(f.t.Context())
-	if err != nil {
-		return err
-	}
-	var up []netip.Addr
-	for peer, isUp := range sessions {
-		if isUp {
-			up = append(up, peer)
-		}
-	}
-	slices.SortFunc(up, netip.Addr.Compare)
-	if !slices.Equal(up, peers) {
-		return fmt.Errorf("BFD is up with %v, want %v", up, peers)
-	}
-	return nil
-}
-
-// ups returns how often BFD came up at the gateway.
-func (s *staticFixture) ups() int {
-	s.t.Helper()
-	n, err := s.router.BFDUps(s.t.Context())
-	s.must(err)
-	return n
-}
-
-// wantUps checks how often BFD came up.
-func (s *staticFixture) wantUps(want int) {
-	s.t.Helper()
-	if got := s.ups(); got != want {
-		s.t.Errorf("BFD came up %d times, want %d", got, want)
-	}
-}
-
-// wantSent waits until the gateway's kernel sends exactly these VIPs to the pod. FRR 8.4 does not
-// monitor static routes.
-func (s *staticFixture) wantSent(vips ...string) {
-	s.t.Helper()
-	if s.kind != lab.KindBIRD {
-		return
-	}
-	s.waitFor(func() error {
-		var sent []string
-		for _, v := range []string{vipA4, vipB4, vipA6, vipB6} {
-			out, _ := s.Gateway.Run(s.t.Context(), "ip", "route", "get", netip.MustParsePrefix(v).Addr().String())
-			if strings.Contains(out, " via ") {
-				sent = append(sent, v)
-			}
-		}
-		if !slices.Equal(sent, vips) {
-			return fmt.Errorf("the gateway sends %v to the pod, want %v", sent, vips)
-		}
-		return nil
-	})
-}
-
-// waitVIPs waits until exactly these VIPs are advertised.
-func (f *fixture) waitVIPs(vips ...string) map[string]*frontendv1.VipStatus {
-	f.t.Helper()
-	var all map[string]*frontendv1.VipStatus
-	f.waitFor(func() error {
-		all = map[string]*frontendv1.VipStatus{}
-		for _, v := range f.frontendStatus().GetVips() {
-			all[v.GetVip()] = v
-		}
-		advertised := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(v string) bool {
-			return all[v].GetAdvertisement().String() == "ADVERTISEMENT_WITHDRAWN"
-		})
-		if want := slices.Sorted(slices.Values(vips)); !slices.Equal(advertised, want) {
-			return fmt.Errorf("advertised are %v, want %v", advertised, want)
-		}
-		return nil
-	})
-	return all
-}
-
-// isHeld: the frontend keeps the BFD session down.
-func isHeld(g *frontendv1.GatewayStatus) bool { return g.GetHeld() && !g.GetUp() }
-
-var (
-	pod4  = []netip.Addr{lab.PodExternal4}
-	pod6  = []netip.Addr{lab.PodExternal6}
-	pod46 = []netip.Addr{lab.PodExternal4, lab.PodExternal6}
-)
-
-func (s *staticFixture) admin() string { return "--admin-socket=unix://" + s.pod.FrontendAdmin() }
 
 // The BFD sessions are up while the load balancer forwards a VIP of their family.
 func TestStaticFollowsReadiness(t *testing.T) {
@@ -246,10 +77,12 @@ func TestStaticSharedByFamily(t *testing.T) {
 
 			s.down(s.target1[:1])
 			s.waitVIPs(vipA6, vipB4, vipB6)
+			s.waitUnconfirmed(map[string]bool{vipA4: true})
 			s.must(s.bfd(s.router, pod46))
 			s.down(s.target2[:1])
 			s.wantBFDWithin(s.router, staticDeadline, pod6...)
 			s.waitVIPs(vipA6, vipB6)
+			s.waitUnconfirmed(map[string]bool{vipA4: false, vipB4: false})
 			s.waitGateway("gateway-a4", isHeld)
 			s.wantSent(vipA6, vipB6)
 			s.wantUps(2)
@@ -259,6 +92,24 @@ func TestStaticSharedByFamily(t *testing.T) {
 			s.wantUps(3) // IPv6 stayed up
 		})
 	}
+}
+
+// waitUnconfirmed waits until exactly these withdrawals were reported to the lb, and whether as
+// unconfirmed.
+func (f *fixture) waitUnconfirmed(want map[string]bool) {
+	f.t.Helper()
+	f.waitFor(func() error {
+		got := map[string]bool{}
+		for _, v := range f.lbStatus().GetVips() {
+			if r := v.GetReported(); r.GetAdvertisement() == readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN {
+				got[r.GetVip()] = r.GetUnconfirmed()
+			}
+		}
+		if !maps.Equal(got, want) {
+			return fmt.Errorf("the lb knows the withdrawals %v, want %v", got, want)
+		}
+		return nil
+	})
 }
 
 // With --static-vips=all one VIP that is not ready takes the session down.
@@ -377,7 +228,7 @@ func TestStaticFrontendFaults(t *testing.T) {
 					s.must(s.pod.Frontend.Signal(syscall.SIGCONT))
 				} else {
 					s.wantExit(s.pod.Frontend, -1)
-					s.must(s.pod.StartFrontend())
+					s.startFrontend()
 				}
 				s.wantBFD(s.router, pod46...)
 				s.waitVIPs(vipA4, vipA6)
@@ -433,8 +284,7 @@ func TestStaticReconfigured(t *testing.T) {
 		}
 		return nil
 	})
-	s.must(s.bfd(s.router, pod4))
-	s.wantUps(1)
+	s.wantUndisturbed()
 	s.must(s.pod.WriteTrench(edited(t, lineA4, staticA4, lineA6, staticA6)))
 	s.waitFor(func() error {
 		if n := len(s.frontendStatus().GetGateways()); n != 2 {
@@ -442,6 +292,14 @@ func TestStaticReconfigured(t *testing.T) {
 		}
 		return nil
 	})
+	s.wantUndisturbed()
+}
+
+// wantUndisturbed checks that the only session is up, and was all the time: a gap would show once the
+// detection time of the gateway is over.
+func (s *staticFixture) wantUndisturbed() {
+	s.t.Helper()
+	s.waitPast(time.Now().Add(time.Second))
 	s.must(s.bfd(s.router, pod4))
 	s.wantUps(1)
 }
@@ -456,13 +314,14 @@ func TestStaticBesideBGP(t *testing.T) {
 	c.Name = "router-b"
 	router := f.startStatic(lab.KindBIRD, ns, c)
 	f.must(f.pod.WriteTrench(edited(t, lineA4, lineA4+"\n    "+staticB4)))
-	f.startPod()
+	f.must(f.pod.StartLB())
+	f.startFrontend()
 	f.waitGateway("gateway-b4", isHeld)
 	f.must(f.bfd(router, nil))
 	f.up(f.target1)
 	f.wantRoutes(vipA4, vipA6)
 	f.wantBFD(router, pod4...)
-	f.waitTable("-4", lab.GatewayA4.String())
+	f.waitTable("-4", "default via 169.254.100.15")
 	// A lost BGP session leaves the VIPs to the static gateway.
 	f.must(f.gateway.Process.Kill())
 	f.waitGateway("gateway-a4", isDown)
@@ -482,18 +341,51 @@ func TestStaticWithoutBFD(t *testing.T) {
 	f.must(f.gateway.Process.Kill())
 	f.must(f.pod.WriteTrench(edited(t, lineA4, strings.Replace(staticA4, ", "+staticBFD, "", 1), lineA6, staticA6)))
 	f.up(f.target1)
-	f.startPod()
+	f.must(f.pod.StartLB())
+	f.startFrontend()
 	f.waitVIPs(vipA4)
 	f.waitTable("-4", "default via "+lab.GatewayA4.String())
 	f.waitGateway("gateway-a4", isUp)
 	f.waitLog(f.pod.Frontend, "static gateway without BFD cannot be withdrawn")
 	text, _ := f.run("frontend", "status", "--admin-socket=unix://"+f.pod.FrontendAdmin())
-	if !strings.Contains(text, "static gateway gateway-a4 cannot be withdrawn") {
+	if !strings.Contains(text, "static gateway gateway-a4: it cannot be withdrawn") {
 		t.Errorf("status does not warn:\n%s", text)
 	}
 	f.down(f.target1)
 	vips := f.waitVIPs()
 	if got := vips[vipA4].GetStaticGateways(); !slices.Equal(got, []string{"gateway-a4"}) {
 		t.Errorf("static gateways that send %s: %v", vipA4, got)
+	}
+}
+
+// What holds BFD down in the kernel stays after the end of the frontend, until it is cleaned up.
+func TestStaticCleanup(t *testing.T) {
+	for name, flags := range map[string][]string{"cleanup": nil, "at exit": {"--remove-rules-on-exit"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStaticFixture(t, lab.KindBIRD)
+			s.start(append(flags, shortDrain, shortSettle)...)
+			s.waitGateway("gateway-a4", isHeld)
+			s.wantLease(true)
+			s.must(s.pod.Frontend.Signal(syscall.SIGTERM))
+			s.wantExit(s.pod.Frontend, 0)
+			if flags == nil {
+				s.wantLease(true)
+				if out, status := s.run("frontend", "cleanup"); status != 0 {
+					t.Fatalf("frontend cleanup ended with %d: %s", status, out)
+				}
+			}
+			s.wantLease(false)
+		})
+	}
+}
+
+// wantLease checks whether the pod's kernel has the table that holds BFD down.
+func (s *staticFixture) wantLease(want bool) {
+	s.t.Helper()
+	out, err := s.Pod.Run(s.t.Context(), "nft", "list", "tables")
+	s.must(err)
+	if got := strings.Contains(out, "vipgate-bfd"); got != want {
+		s.t.Errorf("the table of the BFD lease exists: %v, want %v:\n%s", got, want, out)
 	}
 }

@@ -108,6 +108,11 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 		t.Error(err)
 	}
 
+	// The session survives that the peer requests the routes again (RFC 2918).
+	if out, err := control.Command("reload in trench0"); err != nil || !strings.Contains(out, "trench0: reloading") {
+		t.Errorf("the peer cannot request the routes again: %s, error %v", out, err)
+	}
+
 	mark, before := r.Mark(), time.Now()
 	if _, err := control.Command("disable static1"); err != nil {
 		t.Fatal(err)

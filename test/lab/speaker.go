@@ -18,6 +18,7 @@ const (
 	bgpUpdate     = 2
 	bgpNotify     = 3
 	bgpKeepalive  = 4
+	bgpRefresh    = 5 // RFC 2918
 
 	attrOrigin      = 1
 	attrASPath      = 2
@@ -27,8 +28,9 @@ const (
 	attrMPReach     = 14 // RFC 4760
 	attrMPUnreach   = 15
 
-	capMP  = 1  // RFC 5492, RFC 4760
-	capAS4 = 65 // RFC 6793
+	capMP      = 1  // RFC 5492, RFC 4760
+	capRefresh = 2  // RFC 2918
+	capAS4     = 65 // RFC 6793
 
 	asTrans = 23456 // RFC 6793
 
@@ -141,6 +143,10 @@ func (s *speaker) serve(start func(every time.Duration)) (time.Time, error) {
 				if routes, err = s.update(body, routes); err != nil {
 					return at, err
 				}
+			case state == bgpUpdate && kind == bgpRefresh:
+				if err := s.sendInitialRoutes(); err != nil {
+					return at, err
+				}
 			case state == bgpUpdate && kind == bgpKeepalive:
 			default:
 				return at, fmt.Errorf("BGP message of type %d where %d is expected", kind, state)
@@ -184,7 +190,7 @@ func (s *speaker) open(body []byte) (seconds int, err error) {
 		short = asTrans
 	}
 	id := s.r.config.RouterID.As4()
-	caps := []byte{capMP, 4, 0, afiIPv4, 0, safiUnicast, capMP, 4, 0, afiIPv6, 0, safiUnicast, capAS4, 4}
+	caps := []byte{capMP, 4, 0, afiIPv4, 0, safiUnicast, capMP, 4, 0, afiIPv6, 0, safiUnicast, capRefresh, 0, capAS4, 4}
 	caps = binary.BigEndian.AppendUint32(caps, s.r.config.AS)
 	answer := binary.BigEndian.AppendUint16([]byte{4}, uint16(short))
 	answer = binary.BigEndian.AppendUint16(answer, uint16(s.r.config.HoldSeconds))

@@ -42,8 +42,8 @@ type Server struct {
 	faulty  http.HandlerFunc             // if set, it answers instead
 }
 
-// Start starts a server that ends with the test and accepts the token. A nil listen is net.Listen in
-// the network namespace of the test.
+// Start starts a server that ends with the test and accepts the token. A nil listen is net.Listen
+// in the network namespace of the test.
 func Start(t testing.TB, address, token string, listen func(address string) (net.Listener, error)) *Server {
 	t.Helper()
 	if listen == nil {
@@ -203,7 +203,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	case r.Header.Get("Authorization") != "Bearer "+token:
 		Answer(w, http.StatusUnauthorized, "Unauthorized")
 		return
-	case r.Method != http.MethodGet || r.URL.Path != "/api/v1/namespaces/"+Namespace+"/secrets" || q.Get("watch") != "true" || !byName:
+	case r.Method != http.MethodGet || r.URL.Path != "/api/v1/namespaces/"+Namespace+"/secrets" ||
+		q.Get("watch") != "true" || !byName:
 		Answer(w, http.StatusForbidden, "secrets is forbidden: only watch is granted")
 		return
 	case initial && (legacy || q.Get("resourceVersionMatch") != "NotOlderThan" || q.Get("allowWatchBookmarks") != "true"):

@@ -1382,7 +1382,8 @@ type GatewayStatus struct {
 	// True while the frontend keeps the BFD session of a static gateway down, so that the gateway sends
 	// no traffic.
 	Held bool `protobuf:"varint,11,opt,name=held,proto3" json:"held,omitempty"`
-	// Why it cannot do what it should, such as a static gateway without BFD; empty without a problem.
+	// What does not work with it, such as the withdrawal of a static gateway without BFD; empty if all
+	// does.
 	Warning       string `protobuf:"bytes,12,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

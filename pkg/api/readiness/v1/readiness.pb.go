@@ -1184,7 +1184,8 @@ type VipAdvertisement struct {
 	Advertisement Advertisement `protobuf:"varint,2,opt,name=advertisement,proto3,enum=vipgate.readiness.v1.Advertisement" json:"advertisement,omitempty"`
 	// Why.
 	Reason AdvertisementReason `protobuf:"varint,3,opt,name=reason,proto3,enum=vipgate.readiness.v1.AdvertisementReason" json:"reason,omitempty"`
-	// With WITHDRAWN: the gateways' sessions did not show the withdrawal in time.
+	// With WITHDRAWN: the gateways' sessions did not show the withdrawal in time, or static gateways
+	// send traffic of the VIP as long as another VIP of its family is announced.
 	Unconfirmed   bool `protobuf:"varint,4,opt,name=unconfirmed,proto3" json:"unconfirmed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,0 +1,266 @@
+package bfdlease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var (
+	gateway4 = netip.MustParseAddr("169.254.100.150")
+	gateway6 = netip.MustParseAddr("fd00:100::150")
+	other4   = netip.MustParseAddr("169.254.100.15")
+)
+
+// fixture is a Lease at work in a namespace, and what orders.
+type fixture struct {
+	*Lease
+	t      *testing.T
+	ns     *lab.NetNS
+	orders atomic.Pointer[Families]
+	stop   func()
+}
+
+func start(t *testing.T, ns *lab.NetNS) *fixture {
+	t.Helper()
+	f := &fixture{Lease: New(slog.New(slog.DiscardHandler)), t: t, ns: ns}
+	ctx, cancel := context.WithCancel(context.Background())
+	done, beats := make(chan error, 1), make(chan struct{})
+	go func() { done <- ns.Do(func() error { return f.Run(ctx) }) }()
+	go func() {
+		defer close(beats)
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			if o := f.orders.Load(); o != nil {
+				f.Attract(time.Now(), *o)
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	f.stop = func() {
+		cancel()
+		<-beats
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}
+	t.Cleanup(func() {
+		if ctx.Err() == nil {
+			f.stop()
+		}
+	})
+	return f
+}
+
+func namespace(t *testing.T) *lab.NetNS {
+	t.Helper()
+	ns := lab.NewNetNS(t)
+	run(t, ns, "ip link set lo up; ip link add d0 type veth peer name d1; ip link set d0 up; ip link set d1 up; "+
+		"ip addr add 169.254.100.1/24 dev d0; ip addr add fd00:100::1/64 dev d0 nodad")
+	return ns
+}
+
+func run(t *testing.T, ns *lab.NetNS, command string) string {
+	t.Helper()
+	out, err := ns.Run(t.Context(), "sh", "-c", command)
+	if err != nil {
+		t.Fatalf("%s: %v", command, err)
+	}
+	return out
+}
+
+func (f *fixture) gateways(addresses ...netip.Addr) {
+	f.t.Helper()
+	if err := f.Gateways(f.t.Context(), addresses); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// passes reports whether a packet leaves.
+func passes(t *testing.T, ns *lab.NetNS, to netip.Addr, port uint16) bool {
+	t.Helper()
+	err := ns.Do(func() error {
+		conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, port)))
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_, err = conn.Write([]byte("x"))
+		return err
+	})
+	if err != nil && !errors.Is(err, unix.EPERM) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+func (f *fixture) state(ipv4, ipv6 bool) func() bool {
+	return func() bool {
+		return passes(f.t, f.ns, gateway4, controlPort) == ipv4 && passes(f.t, f.ns, gateway6, controlPort) == ipv6
+	}
+}
+
+func holds(t *testing.T, d time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		if !ok() {
+			t.Fatalf("did not hold: %s", what)
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+func TestLease(t *testing.T) {
+	ns := namespace(t)
+	f := start(t, ns)
+	f.gateways(gateway4, gateway6)
+	if !f.state(false, false)() {
+		t.Error("packets leave without an order")
+	}
+	if !passes(t, ns, other4, controlPort) || !passes(t, ns, gateway4, controlPort+1) {
+		t.Error("other packets are dropped")
+	}
+	f.orders.Store(&Families{true, false})
+	await.True(t, "IPv4 passes", f.state(true, false))
+
+	generation := func() (g uint32) {
+		if err := ns.Do(func() (err error) { g, err = f.version(); return err }); err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	before := generation()
+	holds(t, Timeout+Interval, "refreshed lease", f.state(true, false))
+	if after := generation(); after != before {
+		t.Errorf("refreshing changed the ruleset: generation %d, before %d", after, before)
+	}
+
+	f.orders.Store(&Families{false, true})
+	await.True(t, "order of IPv6 only", f.state(false, true))
+	await.True(t, "settled", f.Settled)
+	begin := time.Now()
+	f.orders.Store(nil)
+	await.True(t, "expiry of the old order", f.state(false, false))
+	t.Logf("expired after %v", time.Since(begin))
+	await.True(t, "state of the expired order", func() bool { return f.State().Load().Attract == Families{} })
+	f.orders.Store(&Families{false, true})
+	await.True(t, "another order", f.state(false, true))
+	f.stop()
+	if !f.state(false, false)() {
+		t.Error("packets leave after Run")
+	}
+	if err := ns.Do(func() error { return errors.Join(Cleanup(t.Context()), Cleanup(t.Context())) }); err != nil {
+		t.Error(err)
+	}
+	if out := run(t, ns, "nft list ruleset"); out != "" {
+		t.Errorf("left after Cleanup: %s", out)
+	}
+}
+
+// Without a process that refreshes it the kernel ends the lease.
+func TestExpiryInKernel(t *testing.T) {
+	ns := namespace(t)
+	c := content{gateways: []netip.Addr{gateway4}, attract: Families{true, true}, rest: 200 * time.Millisecond}
+	if err := ns.Do(func() error { return writeTable(c) }); err != nil {
+		t.Fatal(err)
+	}
+	if !passes(t, ns, gateway4, controlPort) {
+		t.Error("dropped before the end of the lease")
+	}
+	await.True(t, "the end", func() bool { return !passes(t, ns, gateway4, controlPort) })
+	refresh := func(c content) error { return ns.Do(func() error { return refreshTable(c) }) }
+	forged := c
+	forged.token[0]++
+	if err := refresh(forged); err == nil || passes(t, ns, gateway4, controlPort) {
+		t.Errorf("a wrong token was taken: %v", err)
+	}
+	if err := refresh(c); err != nil || !passes(t, ns, gateway4, controlPort) {
+		t.Errorf("the token was refused: %v", err)
+	}
+}
+
+func TestDriftIsRepaired(t *testing.T) {
+	ns := namespace(t)
+	f := start(t, ns)
+	f.gateways(gateway4)
+	dropped := func() bool { return !passes(t, ns, gateway4, controlPort) }
+	for _, damage := range []string{
+		"nft flush ruleset", "nft flush chain inet vipgate-bfd output", "nft flush set inet vipgate-bfd gateways4",
+		"nft add element inet vipgate-bfd attract '{ ipv4 }'",
+	} {
+		run(t, ns, damage)
+		if dropped() {
+			t.Fatalf("no effect: %s", damage)
+		}
+		await.True(t, "repair after "+damage, dropped)
+	}
+	f.orders.Store(&Families{true, true})
+	await.True(t, "packets pass", func() bool { return !dropped() })
+	run(t, ns, "nft flush ruleset")
+	await.True(t, "the table while it attracts",
+		func() bool { return strings.Contains(run(t, ns, "nft list ruleset"), gateway4.String()) })
+	f.orders.Store(&Families{})
+	await.True(t, "packets dropped", dropped)
+}
+
+func TestTableOfAnotherForm(t *testing.T) {
+	ns := namespace(t)
+	run(t, ns, "nft add table inet vipgate-bfd; nft add set inet vipgate-bfd attract '{ type ipv4_addr; }'; "+
+		"nft add chain inet vipgate-bfd output '{ type filter hook input priority 0; }'")
+	f := start(t, ns)
+	f.gateways(gateway4)
+	if passes(t, ns, gateway4, controlPort) {
+		t.Error("packets leave")
+	}
+	f.gateways()
+	if out := run(t, ns, "nft list ruleset"); out != "" {
+		t.Errorf("left without gateways: %s", out)
+	}
+	if !passes(t, ns, gateway4, controlPort) {
+		t.Error("dropped without a static gateway")
+	}
+}
+
+func TestWriteFails(t *testing.T) {
+	ns := namespace(t)
+	f := start(t, ns)
+	f.gateways(gateway4)
+	f.stop()
+	broken := errors.New("broken")
+	f.written, f.write = false, func(content) error { return broken }
+	if err := f.apply(time.Now(), Families{true, true}); !errors.Is(err, broken) {
+		t.Fatal(err)
+	}
+	if s := f.State().Load(); !errors.Is(s.Err, broken) || s.Attract != (Families{}) {
+		t.Errorf("state %+v", s)
+	}
+	f.write = writeTable
+	now := time.Now()
+	f.Attract(now, Families{true, false})
+	if err := ns.Do(func() error { return f.apply(now, Families{true, false}) }); err != nil {
+		t.Fatal(err)
+	}
+	if s := f.State().Load(); s.Err != nil || fmt.Sprint(s.Attract) != "[true false]" || s.Since[0] != now {
+		t.Errorf("state %+v", s)
+	}
+}

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// meridioSizes are the numbers of VIPs of the rows about Meridio.
+func (s *session) meridioSizes() []int { return s.sizes([]int{1, 100, 1000, 10_000}, []int{100}) }
+
+// meridioPaths are the methods of the rows about Meridio. In a quick run other rows use the trench
+// file.
+func (s *session) meridioPaths() []path {
+	if s.quick {
+		return paths[:1]
+	}
+	return paths
+}
+
+// eachPath measures with each number of VIPs and each method in turn, on a fixture of its own.
+func eachPath(ctx context.Context, s *session, row int, do func(*fixture, path, Measurement) error) error {
+	for _, n := range s.meridioSizes() {
+		for _, p := range s.meridioPaths() {
+			err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
+				return do(fx, p, Measurement{Row: row, Method: p.method, Against: p.against, N: n})
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// measureMeridioReadiness is row 22: the load balancer becomes available, and unavailable.
+func measureMeridioReadiness(ctx context.Context, s *session) error {
+	return eachPath(ctx, s, 22, func(fx *fixture, p path, m Measurement) error {
+		set, err := p.script(fx)
+		if err != nil {
+			return err
+		}
+		return flipAll(s, fx, m, s.repeats(30, 1), set)
+	})
+}
+
+// measureMeridioLBLoss is row 23: the load balancer is killed or stopped.
+func measureMeridioLBLoss(ctx context.Context, s *session) error {
+	return eachPath(ctx, s, 23, func(fx *fixture, p path, m Measurement) error {
+		fx.expectExit()
+		start := func() error { return p.startLB(fx) }
+		if err := errors.Join(p.prepare(fx), start(), p.startFrontend(fx)); err != nil {
+			return err
+		}
+		kill := loss{name: "LB kill -9", signal: syscall.SIGKILL}
+		err := loseLBs(s, fx, m, kill, s.repeats(30, 1), s.lasts(time.Second, time.Millisecond), fx.waitAll, start)
+		if err != nil || s.quick {
+			return err
+		}
+		stop := loss{name: "LB SIGSTOP", signal: syscall.SIGSTOP}
+		return loseLBs(s, fx, m, stop, s.repeats(10, 0), time.Second, fx.waitAll, start)
+	})
+}
+
+// measureMeridioSessionLoss is row 24: the gateway resets the session.
+func measureMeridioSessionLoss(ctx context.Context, s *session) error {
+	return eachPath(ctx, s, 24, func(fx *fixture, p path, m Measurement) error {
+		if _, err := p.script(fx); err != nil {
+			return err
+		}
+		egress, err := fx.watchEgress()
+		if err != nil {
+			return err
+		}
+		if fx.nsp == nil {
+			return resetSessions(s, fx, m, s.repeats(20, 1), egress, nil)
+		}
+		gone := m
+		gone.What, gone.Unit = "gateway resets the session → the NSP receives Unregister", "ms"
+		err = resetSessions(s, fx, m, s.repeats(20, 1), egress, func(reset time.Time) error {
+			at, err := fx.waitRequest("Unregister", reset)
+			gone.Samples = append(gone.Samples, milliseconds(at.Sub(reset)))
+			return err
+		})
+		if err == nil {
+			s.record(gone)
+		}
+		return err
+	})
+}
+
+// meridioMilestones are those of a start with the NSP.
+var meridioMilestones = slices.Insert(slices.Clone(milestones[2:]), 1,
+	milestone{"configuration of the NSP in force", frontendOf, `msg="new configuration in force"`})
+
+// measureMeridioStart is row 25: the process start with the NSP.
+func measureMeridioStart(ctx context.Context, s *session) error {
+	for _, n := range s.meridioSizes() {
+		for _, p := range s.meridioPaths() {
+			m := Measurement{Row: 25, Method: p.method, Against: p.against, N: n}
+			registered := m
+			registered.What, registered.Unit = "start → the NSP receives Register", "s"
+			err := measureStarts(ctx, s, m, s.repeats(10, 1), meridioMilestones,
+				func(fx *fixture) (began, at time.Time, err error) {
+					if err := p.prepare(fx); err != nil {
+						return began, at, err
+					}
+					began = time.Now()
+					if err := errors.Join(p.startLB(fx), p.startFrontend(fx)); err != nil {
+						return began, at, err
+					}
+					if at, err = fx.waitCount(n); err != nil || fx.nsp == nil {
+						return began, at, err
+					}
+					first, err := fx.waitRequest("Register", began)
+					registered.Samples = append(registered.Samples, first.Sub(began).Seconds())
+					return began, at, err
+				})
+			if err != nil {
+				return err
+			}
+			if len(registered.Samples) > 0 {
+				s.record(registered)
+			}
+		}
+	}
+	return nil
+}
+
+// measureMeridioLists is row 26: the list changes, or is repeated.
+func measureMeridioLists(ctx context.Context, s *session) error {
+	return eachPath(ctx, s, 26, func(fx *fixture, p path, m Measurement) error {
+		// Each measurement adds a VIP that is ready before it is in the list.
+		all := numberedVIPs(len(fx.vips)+1, fx.families)
+		before := fx.vips
+		fx.vips = all
+		fewer, more := p.list(fx, before), p.list(fx, all)
+		if err := fx.pod.WriteTrench(fx.trench()); err != nil {
+			return err
+		}
+		if _, err := p.script(fx); err != nil {
+			return err
+		}
+		added, force, same := m, m, m
+		added.What, added.Unit = "the list has one VIP more → UPDATE", "ms"
+		force.What, force.Unit = "the list has one VIP more → in force", "ms"
+		same.Against = "" // a ratio of noise
+		same.What, same.Unit = "the same list again: processor time of the frontend", "ms"
+		for range s.repeats(10, 1) {
+			if err := fewer(); err != nil {
+				return err
+			}
+			if _, err := fx.waitCount(len(before)); err != nil {
+				return err
+			}
+			if err := fx.pause(between()); err != nil {
+				return err
+			}
+			logged := len(fx.pod.Frontend.Output())
+			start := time.Now()
+			if err := more(); err != nil {
+				return err
+			}
+			at, err := fx.waitCount(len(all))
+			if err != nil {
+				return err
+			}
+			added.Samples = append(added.Samples, milliseconds(at.Sub(start)))
+			if at, ok := logTime(fx.pod.Frontend.Output()[logged:], `msg="new configuration in force"`); ok {
+				// The log has whole milliseconds.
+				force.Samples = append(force.Samples, max(0, milliseconds(at.Sub(start))))
+			}
+		}
+		s.record(added)
+		s.record(force)
+		return fx.repeatLists(s, same, more)
+	})
+}
+
+const (
+	// listInterval is the time between two lists, longer than the quiet time of a trench file.
+	listInterval = 150 * time.Millisecond
+	// afterLists is how long the frontend may look at BIRD often after a change.
+	afterLists = 6 * time.Second
+)
+
+// repeatLists records the processor time that the frontend takes for a list that equals the one in
+// force: that of a time with such lists less that of one as long without, for each list.
+func (fx *fixture) repeatLists(s *session, m Measurement, list func() error) error {
+	lists := s.sizes([]int{20}, []int{1})[0]
+	used := func(do func() error) (time.Duration, error) {
+		before, err := cpuTime(fx.pod.Frontend.PID())
+		if err != nil {
+			return 0, err
+		}
+		for range lists {
+			if err := errors.Join(do(), fx.pause(listInterval)); err != nil {
+				return 0, err
+			}
+		}
+		after, err := cpuTime(fx.pod.Frontend.PID())
+		return after - before, err
+	}
+	if err := fx.pause(s.lasts(afterLists, listInterval)); err != nil {
+		return err
+	}
+	for range s.repeats(4, 1) {
+		idle, err := used(func() error { return nil })
+		if err != nil {
+			return err
+		}
+		busy, err := used(list)
+		if err != nil {
+			return err
+		}
+		m.Samples = append(m.Samples, milliseconds(busy-idle)/float64(lists))
+	}
+	s.record(m)
+	return nil
+}
+
+// waitRequest waits for a request that the NSP received after a time, and returns when it came.
+func (fx *fixture) waitRequest(method string, after time.Time) (at time.Time, err error) {
+	ctx, cancel := fx.withTimeout()
+	defer cancel()
+	err = lab.Eventually(ctx, time.Millisecond, func() error {
+		for _, r := range fx.nsp.Requests(method) {
+			if r.At.After(after) {
+				at = r.At
+				return nil
+			}
+		}
+		return errors.New("the NSP has not received " + method)
+	})
+	return at, fx.explain(ctx, err)
+}
