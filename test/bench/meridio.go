@@ -43,7 +43,7 @@ type path struct {
 	// script starts a load balancer in this process and a frontend, waits for all VIPs, and returns
 	// what makes all VIPs ready, or none.
 	script func(*fixture) (set func(up bool) error, err error)
-	// prepare starts what is there before a pod starts.
+	// prepare starts what runs before a pod starts.
 	prepare func(*fixture) error
 	// startLB starts the load balancer as a process, startFrontend the frontend.
 	startLB, startFrontend func(*fixture) error
