@@ -33,8 +33,8 @@ type reporter struct {
 
 	mu      sync.Mutex
 	pending map[vip.VIP]withdrawal // decided, not yet reported
-	// attracted holds withdrawals that were reported while static gateways sent traffic of the VIP. They
-	// are reported once more with the first withdrawal of the family after which none does.
+	// attracted holds withdrawals that were reported while static gateways sent traffic of the VIP.
+	// They are reported once more with the first withdrawal of the family after which none does.
 	attracted map[vip.VIP]gate.Decision
 	wake      chan struct{}
 	idle      *latest.Value[bool] // pending is empty
@@ -63,7 +63,8 @@ func newReporter(a *latest.Value[announce.State], s *bird.Supervisor, settle tim
 			return s.Confirm(ctx)
 		},
 		shared: func(vip.Family) error { return nil }, detection: func() time.Duration { return 0 },
-		pending: map[vip.VIP]withdrawal{}, attracted: map[vip.VIP]gate.Decision{}, wake: make(chan struct{}, 1), idle: latest.New(true),
+		pending: map[vip.VIP]withdrawal{}, attracted: map[vip.VIP]gate.Decision{}, wake: make(chan struct{}, 1),
+		idle: latest.New(true),
 	}
 }
 
