@@ -157,7 +157,7 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 			if _, err := fx.waitCount(len(before)); err != nil {
 				return err
 			}
-			if err := fx.pause(between()); err != nil {
+			if err := fx.pause(leaveTime + between()); err != nil {
 				return err
 			}
 			logged := len(fx.pod.Frontend.Output())
@@ -182,6 +182,9 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 }
 
 const (
+	// leaveTime is longer than the frontend keeps a VIP, which left the NSP's list, after it was
+	// withdrawn.
+	leaveTime = time.Second
 	// listInterval is the time between two lists, longer than the quiet time of a trench file.
 	listInterval = 150 * time.Millisecond
 	// afterLists is how long the frontend may look at BIRD often after a change.
