@@ -213,7 +213,7 @@ func (o *Options) checkGateway(g *nspv1.Gateway) string {
 	case family != "" && family != vip.FamilyOf(address).String():
 		return fmt.Sprintf("ipFamily is %s, but address is %s: change one of them", family, address)
 	}
-	if auth := g.GetBgpAuth(); auth != nil {
+	if auth := bgpAuth(g); auth != nil {
 		if err := secret.Check(auth.GetKeySource(), auth.GetKeyName()); err != nil {
 			return "bgpAuth: " + err.Error()
 		}
@@ -246,7 +246,7 @@ func secrets(gateways []*nspv1.Gateway, inForce *trench.Config) map[string][]str
 	}
 	keys := map[string][]string{}
 	for _, g := range gateways {
-		source, key := g.GetBgpAuth().GetKeySource(), g.GetBgpAuth().GetKeyName()
+		source, key := bgpAuth(g).GetKeySource(), bgpAuth(g).GetKeyName()
 		if named[g.GetName()] && source != "" && !slices.Contains(keys[source], key) {
 			keys[source] = append(keys[source], key)
 		}
