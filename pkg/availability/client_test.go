@@ -183,8 +183,7 @@ func TestContradictionEndsStream(t *testing.T) {
 	}
 }
 
-// Probes and silence are no reason for a load balancer of Meridio, whose keepalive enforcement is
-// 30 s, to end a connection.
+// Many probes in a short time use the same two connections, and leave no stream open.
 func TestProbesKeepConnections(t *testing.T) {
 	f := newFixture(t)
 	lb, w := f.meridio(), f.watch(time.Millisecond, within)
