@@ -143,18 +143,11 @@ func (fx *fixture) meridioList(vips []vip.VIP) *nspv1.Attractor {
 	}
 	for i, f := range fx.families {
 		a.Gateways = append(a.Gateways, &nspv1.Gateway{
-			Name: fmt.Sprintf("gateway-%d", i), Address: gatewayAddr(f).String(), IpFamily: meridioFamily(f),
+			Name: fmt.Sprintf("gateway-%d", i), Address: gatewayAddr(f).String(), IpFamily: f.String(),
 			Protocol: "bgp", Trench: trench,
 		})
 	}
 	return a
-}
-
-func meridioFamily(f vip.Family) string {
-	if f == vip.IPv4 {
-		return "ipv4"
-	}
-	return "ipv6"
 }
 
 // startMeridioFrontend starts the frontend with the NSP as the source of its configuration.
