@@ -63,7 +63,8 @@ func newReporter(a *latest.Value[announce.State], s *bird.Supervisor, settle tim
 			return s.Confirm(ctx)
 		},
 		shared: func(vip.Family) error { return nil }, detection: func() time.Duration { return 0 },
-		pending: map[vip.VIP]withdrawal{}, attracted: map[vip.VIP]gate.Decision{}, wake: make(chan struct{}, 1), idle: latest.New(true),
+		pending: map[vip.VIP]withdrawal{}, attracted: map[vip.VIP]gate.Decision{}, wake: make(chan struct{}, 1),
+		idle: latest.New(true),
 	}
 }
 

@@ -72,7 +72,11 @@ func TestRefusals(t *testing.T) {
 		{"VIP without a prefix length", withVIP("bad", "20.0.0.9"), "VIP bad: VIP \"20.0.0.9\" has no prefix length"},
 		{"default route", withVIP("bad", "0.0.0.0/0"), "VIP bad: VIP 0.0.0.0/0 is a default route"},
 		{"IPv6 default route", withVIP("bad", "::/0"), "VIP bad: VIP ::/0 is a default route"},
-		{"garbage", withVIP("bad", "20.0.0.9/32 via 1.2.3.4\n- x"), "VIP bad: VIP \"20.0.0.9/32 via 1.2.3.4\\n- x\" is not a prefix"},
+		{
+			"garbage", withVIP("bad", "20.0.0.9/32 via 1.2.3.4\n- x"),
+			"VIP bad: VIP \"20.0.0.9/32 via 1.2.3.4\\n- x\" is not a prefix",
+		},
+		{"long VIP", withVIP("bad", strings.Repeat("x", 1<<20)), "VIP bad: VIP \"xxx"},
 		{"empty VIP", withVIP("bad", ""), "VIP bad: "},
 		{"host bits", withVIP("bad", "30.0.0.1/24"), "VIP bad: VIP 30.0.0.1/24 has host bits set"},
 		{"unreadable name", withVIP("bad\nname", "x"), `VIP "bad\nname": `},
@@ -132,7 +136,10 @@ func TestRefusals(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(c.refused) != 1 || !strings.HasPrefix(c.refused.Error(), test.want) {
-				t.Errorf("refused are\n%v, want one that begins with\n%s", c.refused, test.want)
+				t.Errorf("refused are\n%.1000v, want one that begins with\n%s", c.refused, test.want)
+			}
+			if n := len(c.refused.Error()); n > 1000 {
+				t.Errorf("the refusal has %d bytes", n)
 			}
 			if got := text(c.Config); got != want {
 				t.Errorf("in force is %s, want %s", got, want)
@@ -164,7 +171,8 @@ func TestFamilyWithoutVIP(t *testing.T) {
 	o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults()}
 	list := attractor(vips("20.0.0.1/32", "2000::1"), gateway("gw4", "169.254.100.150"), gateway("gw6", "fd00::1"))
 	c, err := o.convert(list)
-	if err != nil || len(c.refused) != 1 || !slices.Equal(c.unused, []string{"gw6"}) || text(c.Config) != "20.0.0.1/32 gw4" {
+	if err != nil || len(c.refused) != 1 || !slices.Equal(c.unused, []string{"gw6"}) ||
+		text(c.Config) != "20.0.0.1/32 gw4" {
 		t.Fatalf("refused %v, unused %v, in force %s, error %v", c.refused, c.unused, text(c.Config), err)
 	}
 }

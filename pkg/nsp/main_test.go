@@ -161,7 +161,9 @@ func gateway(name, address string) *nspv1.Gateway {
 	if strings.Contains(address, ":") {
 		family = "ipv6"
 	}
-	return &nspv1.Gateway{Name: name, Address: address, IpFamily: family, Protocol: "bgp", Trench: &nspv1.Trench{Name: "t"}}
+	return &nspv1.Gateway{
+		Name: name, Address: address, IpFamily: family, Protocol: "bgp", Trench: &nspv1.Trench{Name: "t"},
+	}
 }
 
 // wantGeneration waits until a generation is in force, and returns it.

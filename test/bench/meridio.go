@@ -43,7 +43,7 @@ type path struct {
 	// script starts a load balancer in this process and a frontend, waits for all VIPs, and returns
 	// what makes all VIPs ready, or none.
 	script func(*fixture) (set func(up bool) error, err error)
-	// prepare starts what is there before a pod starts.
+	// prepare starts what runs before a pod starts.
 	prepare func(*fixture) error
 	// startLB starts the load balancer as a process, startFrontend the frontend.
 	startLB, startFrontend func(*fixture) error
@@ -143,18 +143,11 @@ func (fx *fixture) meridioList(vips []vip.VIP) *nspv1.Attractor {
 	}
 	for i, f := range fx.families {
 		a.Gateways = append(a.Gateways, &nspv1.Gateway{
-			Name: fmt.Sprintf("gateway-%d", i), Address: gatewayAddr(f).String(), IpFamily: meridioFamily(f),
+			Name: fmt.Sprintf("gateway-%d", i), Address: gatewayAddr(f).String(), IpFamily: f.String(),
 			Protocol: "bgp", Trench: trench,
 		})
 	}
 	return a
-}
-
-func meridioFamily(f vip.Family) string {
-	if f == vip.IPv4 {
-		return "ipv4"
-	}
-	return "ipv6"
 }
 
 // startMeridioFrontend starts the frontend with the NSP as the source of its configuration.

@@ -44,7 +44,7 @@ func measureMeridioReadiness(ctx context.Context, s *session) error {
 		if err != nil {
 			return err
 		}
-		return flipAll(s, fx, m, s.repeats(30, 1), set)
+		return flipAll(s, fx, m, s.repeats(20, 1), set)
 	})
 }
 
@@ -57,12 +57,12 @@ func measureMeridioLBLoss(ctx context.Context, s *session) error {
 			return err
 		}
 		kill := loss{name: "LB kill -9", signal: syscall.SIGKILL}
-		err := loseLBs(s, fx, m, kill, s.repeats(30, 1), s.lasts(time.Second, time.Millisecond), fx.waitAll, start)
+		err := loseLBs(s, fx, m, kill, s.repeats(20, 1), s.lasts(time.Second, time.Millisecond), fx.waitAll, start)
 		if err != nil || s.quick {
 			return err
 		}
 		stop := loss{name: "LB SIGSTOP", signal: syscall.SIGSTOP}
-		return loseLBs(s, fx, m, stop, s.repeats(10, 0), time.Second, fx.waitAll, start)
+		return loseLBs(s, fx, m, stop, s.repeats(5, 0), time.Second, fx.waitAll, start)
 	})
 }
 
@@ -77,11 +77,11 @@ func measureMeridioSessionLoss(ctx context.Context, s *session) error {
 			return err
 		}
 		if fx.nsp == nil {
-			return resetSessions(s, fx, m, s.repeats(20, 1), egress, nil)
+			return resetSessions(s, fx, m, s.repeats(10, 1), egress, nil)
 		}
 		gone := m
 		gone.What, gone.Unit = "gateway resets the session → the NSP receives Unregister", "ms"
-		err = resetSessions(s, fx, m, s.repeats(20, 1), egress, func(reset time.Time) error {
+		err = resetSessions(s, fx, m, s.repeats(10, 1), egress, func(reset time.Time) error {
 			at, err := fx.waitRequest("Unregister", reset)
 			gone.Samples = append(gone.Samples, milliseconds(at.Sub(reset)))
 			return err
@@ -150,14 +150,14 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 		force.What, force.Unit = "the list has one VIP more → in force", "ms"
 		same.Against = "" // a ratio of noise
 		same.What, same.Unit = "the same list again: processor time of the frontend", "ms"
-		for range s.repeats(10, 1) {
+		for range s.repeats(5, 1) {
 			if err := fewer(); err != nil {
 				return err
 			}
 			if _, err := fx.waitCount(len(before)); err != nil {
 				return err
 			}
-			if err := fx.pause(between()); err != nil {
+			if err := fx.pause(s.lasts(leaveTime, 0) + between()); err != nil {
 				return err
 			}
 			logged := len(fx.pod.Frontend.Output())
@@ -182,6 +182,9 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 }
 
 const (
+	// leaveTime is longer than the frontend keeps a VIP, which left the NSP's list, after it was
+	// withdrawn.
+	leaveTime = time.Second
 	// listInterval is the time between two lists, longer than the quiet time of a trench file.
 	listInterval = 150 * time.Millisecond
 	// afterLists is how long the frontend may look at BIRD often after a change.
@@ -191,7 +194,7 @@ const (
 // repeatLists records the processor time that the frontend takes for a list that equals the one in
 // force: that of a time with such lists less that of one as long without, for each list.
 func (fx *fixture) repeatLists(s *session, m Measurement, list func() error) error {
-	lists := s.sizes([]int{20}, []int{1})[0]
+	lists := s.sizes([]int{10}, []int{1})[0]
 	used := func(do func() error) (time.Duration, error) {
 		before, err := cpuTime(fx.pod.Frontend.PID())
 		if err != nil {
@@ -208,7 +211,7 @@ func (fx *fixture) repeatLists(s *session, m Measurement, list func() error) err
 	if err := fx.pause(s.lasts(afterLists, listInterval)); err != nil {
 		return err
 	}
-	for range s.repeats(4, 1) {
+	for range s.repeats(3, 1) {
 		idle, err := used(func() error { return nil })
 		if err != nil {
 			return err
