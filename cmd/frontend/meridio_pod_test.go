@@ -107,6 +107,13 @@ func newMeridioPod(t *testing.T) *meridioPod {
 	return p
 }
 
+// in returns the same pod for a subtest, which fails by itself.
+func (p *meridioPod) in(t *testing.T) *meridioPod {
+	c := *p
+	c.t = t
+	return &c
+}
+
 func (p *meridioPod) must(err error) {
 	p.t.Helper()
 	if err != nil {
@@ -315,9 +322,10 @@ func TestMeridioPod(t *testing.T) {
 	p.wantServing("Readiness")
 	p.must(p.nsp.WaitTargets(p.context(), func(targets []*nspv1.Target) bool { return len(targets) == 1 }))
 
-	t.Run("tools", func(t *testing.T) { p.testTools(t) })
-	t.Run("debug document", func(t *testing.T) { p.testDebug(t) })
+	t.Run("tools", func(t *testing.T) { p.in(t).testTools(t) })
+	t.Run("debug document", func(t *testing.T) { p.in(t).testDebug(t) })
 	t.Run("metrics", func(t *testing.T) {
+		p := p.in(t)
 		if page, err := p.get(p.lab.Backend, podIP4); err != nil || !strings.Contains(page, "vipgate_frontend_") {
 			t.Errorf("at the pod's address: %v, %.200s", err, page)
 		}
@@ -328,6 +336,7 @@ func TestMeridioPod(t *testing.T) {
 		}
 	})
 	t.Run("signals", func(t *testing.T) {
+		p := p.in(t)
 		for _, step := range []struct {
 			signal unix.Signal
 			want   string
@@ -361,7 +370,7 @@ func TestMeridioPod(t *testing.T) {
 	p.wantRoutes()
 	p.must(p.nsp.WaitTargets(p.context(), func(targets []*nspv1.Target) bool { return len(targets) == 0 }))
 	t.Run("debug document of no frontend", func(t *testing.T) {
-		out, err := p.run("debug", "./frontend", "--debug")
+		out, err := p.in(t).run("debug", "./frontend", "--debug")
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
@@ -400,7 +409,7 @@ func (p *meridioPod) testTools(t *testing.T) {
 		"20.0.0.1/32":      {"./frontend", "status"},
 		"State changed":    {"/usr/bin/cat", "/var/log/bird.log"},
 		"gateway-ipv6":     {"./frontend", "status", "--output=json"},
-		"the NSP at":       {"./frontend", "validate"},
+		"flags":            {"./frontend", "validate"},
 	} {
 		if out, err := p.exec(arguments...); err != nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v, no %q in %s", strings.Join(arguments, " "), err, want, out)

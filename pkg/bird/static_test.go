@@ -285,3 +285,25 @@ func TestStaticVRRP(t *testing.T) {
 		t.Errorf("a route of a gateway is in the kernel:\n%s", all)
 	}
 }
+
+func TestStaticECMP(t *testing.T) {
+	for _, ecmp := range []bool{false, true} {
+		t.Run(fmt.Sprint(ecmp), func(t *testing.T) {
+			run(t, "ip", "link", "set", "lo", "up")
+			l := newLink(t, vip.IPv4)
+			p := newPod(t, l.Dev, func(o *bird.Options) { o.ECMP = ecmp })
+			one := staticGateway(vip.IPv4)
+			one.BFD = nil
+			other := one
+			other.Name, other.Address = "other", one.Address.Next()
+			p.Configure([]trench.Gateway{one, other}, []vip.VIP{vip4})
+			p.Start()
+			p.await("both usable", up("gateway-ipv4", "other"))
+			await.True(t, "default routes", func() bool {
+				routes := table("-4")
+				hops := strings.Count(routes, "via 169.254.100.15")
+				return hops == 2 && ecmp || hops == 1 && !ecmp
+			})
+		})
+	}
+}

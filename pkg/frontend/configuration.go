@@ -3,6 +3,7 @@ package frontend
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -57,14 +58,16 @@ func (p *process) connectivity() (bool, <-chan struct{}) {
 
 // reloadDetail returns the event of a new state of the configuration.
 func (p *process) reloadDetail(l trench.Loaded) string {
-	problems := strings.ReplaceAll(logs.Text(l.Err), "\n", "; ")
+	var left nsp.Refusals
 	switch {
+	case errors.As(l.Err, &left):
+		return p.configName + " reloaded, except for: " + strings.ReplaceAll(left.Error(), "\n", "; ")
+	case l.Err != nil && l.Generation == 0 && p.NSP != nil:
+		return "no VIPs configured: " + l.Err.Error() // it names the NSP
 	case l.Err != nil && l.Generation == 0:
-		return p.configName + " refused, no VIPs configured: " + logs.Text(l.Err)
-	case p.nsp != nil && len(p.nsp.State().Load().Refused) > 0:
-		return p.configName + " reloaded, except for: " + problems
+		return p.configName + " refused, no VIPs configured: " + l.Err.Error()
 	case l.Err != nil:
-		return p.configName + " refused, keeping the previous one: " + logs.Text(l.Err)
+		return p.configName + " refused, keeping the previous one: " + l.Err.Error()
 	}
 	return p.configName + " reloaded"
 }

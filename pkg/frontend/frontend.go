@@ -402,12 +402,13 @@ func (p *process) metricsState() metrics.FrontendState {
 	if !p.Gate.Ungated {
 		lease := p.observer.lease.Load()
 		var stats readiness.Stats // all zero for a directory
+		var probes availability.Stats
 		if p.watcher != nil {
-			stats = p.watcher.Stats()
+			stats, probes = p.watcher.Stats(), p.availability.Stats()
 		}
 		m.Stream = &metrics.Stream{
 			Live: p.observer.lb.Load().Freshness == gate.Live, LeaseEnd: lease.End, LastMessage: lease.LastMessage,
-			Reconnects: stats.Reconnects(), Moves: stats.Moves,
+			Reconnects: stats.Reconnects(), Moves: stats.Moves, ProbeFailures: probes.Failures,
 		}
 	}
 	return m

@@ -67,6 +67,7 @@ func (o *observer) Run(ctx context.Context) error {
 		loaded, configChanged := p.config.Value().Get()
 		stale, staleChanged := p.config.Stale().Get()
 		report, reportChanged := p.server.Report().Get()
+		_, watchingChanged := p.availability.Watching().Get()
 		states, statesChanged := p.sources.states.Get()
 		p.health.Alive(p.loop.Ready(), p.loop.idle, "readiness was")
 		if !o.warned && slices.Contains(p.Frontends, own.ID) {
@@ -96,6 +97,7 @@ func (o *observer) Run(ctx context.Context) error {
 			p.metrics.Reload(p.config.Value().Load().Err == nil)
 		case <-staleChanged:
 		case <-reportChanged:
+		case <-watchingChanged:
 		case <-statesChanged:
 		case <-targets.Changed():
 			targets.Take() // only that something changed matters here
@@ -160,6 +162,8 @@ func (o *observer) showVIPs() {
 func (p *process) showEgress(r readiness.Report) {
 	problem := ""
 	switch {
+	case !r.Connected && p.availability.Watching().Load() > 0:
+		problem = "a frontend of Meridio is connected, which does not report its gateways"
 	case !r.Connected:
 		problem = "no frontend is connected"
 	case !r.Complete:

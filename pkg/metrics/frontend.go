@@ -86,6 +86,8 @@ type Stream struct {
 	// Reconnects counts streams opened again after a loss, and Moves the planned moves to a second
 	// connection, since the start.
 	Reconnects, Moves uint64
+	// ProbeFailures counts probes of a load balancer of Meridio without an answer in time.
+	ProbeFailures uint64
 }
 
 // BIRD is the state of the BIRD process and its sessions.
@@ -146,6 +148,7 @@ func (s *Stream) collect(send send) {
 	send(FrontendLBLive, boolValue(s.Live))
 	send(FrontendStreamReconnects, float64(s.Reconnects))
 	send(FrontendStreamMoves, float64(s.Moves))
+	send(FrontendProbeFailures, float64(s.ProbeFailures))
 	if !s.LastMessage.IsZero() {
 		send(FrontendLBLeaseAge, max(0, time.Since(s.LastMessage).Seconds()))
 	}

@@ -58,7 +58,7 @@ func fullFrontend() *Frontend {
 	f.ControlLatency(30 * time.Microsecond)
 	f.State(func() FrontendState {
 		return FrontendState{
-			NSP: &NSP{Connected: true, Refused: map[string]int{"VIP": 1, "gateway": 0}},
+			NSP:      &NSP{Connected: true, Refused: map[string]int{"VIP": 1, "gateway": 0}},
 			Sessions: 2, Repairs: 1,
 			Stream: &Stream{
 				Live: true, LeaseEnd: time.Now().Add(time.Hour), LastMessage: time.Now(), Reconnects: 3, Moves: 4,

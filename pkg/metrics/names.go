@@ -94,7 +94,9 @@ var (
 	FrontendStreamReconnects = counter("vipgate_frontend_lb_stream_reconnects_total",
 		"How often the readiness stream had to be opened again after a loss; planned moves do not count.")
 	FrontendStreamMoves = counter("vipgate_frontend_lb_stream_moves_total",
-		"Planned moves of the readiness stream to a second connection, before an identity ends.")
+		"Planned moves of the readiness stream to a second connection, before an identity ends or to a replaced socket.")
+	FrontendProbeFailures = counter("vipgate_frontend_lb_probe_failures_total",
+		"Probes of a load balancer of Meridio that it did not answer within a second.")
 	FrontendAnnouncerSessions = counter("vipgate_frontend_announcer_sessions_total",
 		"BGP sessions with BIRD over loopback since the start. More than BIRD's starts means that sessions were lost.")
 	FrontendRoutingRepairs = counter("vipgate_frontend_source_routing_repairs_total",

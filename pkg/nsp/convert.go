@@ -64,14 +64,19 @@ var plainName = regexp.MustCompile(`^[!-~]{1,100}$`)
 
 // quoteName quotes a name that could not be read in a line of text.
 func quoteName(s string) string {
-	const enough = 100
 	if plainName.MatchString(s) {
 		return s
 	}
-	if len(s) > enough {
-		s = strings.ToValidUTF8(s[:enough], "") + "…"
+	return strconv.Quote(short(s))
+}
+
+// short cuts text of another process.
+func short(s string) string {
+	const enough = 300 // bytes
+	if len(s) <= enough {
+		return s
 	}
-	return strconv.Quote(s)
+	return strings.ToValidUTF8(s[:enough], "") + "…"
 }
 
 // pick returns the attractor of a response that the options name, with sorted VIPs and gateways, so
@@ -160,7 +165,7 @@ func distinct(list []*nspv1.Vip) (kept []*nspv1.Vip, has [len(vip.Families)]bool
 	for _, v := range list {
 		prefix, err := vip.Parse(v.GetAddress())
 		if err != nil {
-			refuse(v, err.Error())
+			refuse(v, short(err.Error()))
 			continue
 		}
 		objects = append(objects, object{v, prefix})
@@ -208,7 +213,7 @@ func (o *Options) checkGateway(g *nspv1.Gateway) string {
 	case family != "" && family != vip.FamilyOf(address).String():
 		return fmt.Sprintf("ipFamily is %s, but address is %s: change one of them", family, address)
 	}
-	if auth := g.GetBgpAuth(); auth != nil {
+	if auth := bgpAuth(g); auth != nil {
 		if err := secret.Check(auth.GetKeySource(), auth.GetKeyName()); err != nil {
 			return "bgpAuth: " + err.Error()
 		}
@@ -241,7 +246,7 @@ func secrets(gateways []*nspv1.Gateway, inForce *trench.Config) map[string][]str
 	}
 	keys := map[string][]string{}
 	for _, g := range gateways {
-		source, key := g.GetBgpAuth().GetKeySource(), g.GetBgpAuth().GetKeyName()
+		source, key := bgpAuth(g).GetKeySource(), bgpAuth(g).GetKeyName()
 		if named[g.GetName()] && source != "" && !slices.Contains(keys[source], key) {
 			keys[source] = append(keys[source], key)
 		}

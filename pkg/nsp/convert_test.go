@@ -76,6 +76,7 @@ func TestRefusals(t *testing.T) {
 			"garbage", withVIP("bad", "20.0.0.9/32 via 1.2.3.4\n- x"),
 			"VIP bad: VIP \"20.0.0.9/32 via 1.2.3.4\\n- x\" is not a prefix",
 		},
+		{"long VIP", withVIP("bad", strings.Repeat("x", 1<<20)), "VIP bad: VIP \"xxx"},
 		{"empty VIP", withVIP("bad", ""), "VIP bad: "},
 		{"host bits", withVIP("bad", "30.0.0.1/24"), "VIP bad: VIP 30.0.0.1/24 has host bits set"},
 		{"unreadable name", withVIP("bad\nname", "x"), `VIP "bad\nname": `},
@@ -135,7 +136,10 @@ func TestRefusals(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(c.refused) != 1 || !strings.HasPrefix(c.refused.Error(), test.want) {
-				t.Errorf("refused are\n%v, want one that begins with\n%s", c.refused, test.want)
+				t.Errorf("refused are\n%.1000v, want one that begins with\n%s", c.refused, test.want)
+			}
+			if n := len(c.refused.Error()); n > 1000 {
+				t.Errorf("the refusal has %d bytes", n)
 			}
 			if got := text(c.Config); got != want {
 				t.Errorf("in force is %s, want %s", got, want)

@@ -68,7 +68,7 @@ func (o *Options) gateway(g *nspv1.Gateway) string {
 		add("localPort", g.GetLocalPort(), "")
 		add("remotePort", g.GetRemotePort(), "")
 		add("holdTime", g.GetHoldTime(), "s")
-		if auth := g.GetBgpAuth(); auth != nil {
+		if auth := bgpAuth(g); auth != nil {
 			fields = append(fields, "passwordFile: "+quote(o.Keys.File(auth.GetKeySource(), auth.GetKeyName())))
 		}
 	}

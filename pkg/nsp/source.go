@@ -248,16 +248,12 @@ func reason(err error) string {
 			text = "it is not an NSP: " + text
 		}
 	}
-	const enough = 300
-	if len(text) > enough {
-		text = strings.ToValidUTF8(text[:enough], "") + "…"
-	}
 	return strings.Map(func(r rune) rune {
 		if !strconv.IsPrint(r) {
 			return ' '
 		}
 		return r
-	}, text)
+	}, short(text))
 }
 
 // take puts a list in force, unless it is the last one.
@@ -322,7 +318,7 @@ func (s *Source) refuse(c converted) {
 			s.o.Log.Error("more objects of the NSP refused; see frontend status", "refused", len(refused))
 			break
 		}
-		s.o.Log.Error("object of the NSP refused, the others are in force", "kind", r.Kind, "name", r.Name,
+		s.o.Log.Error("object of the NSP refused, the others are in force", "kind", r.Kind, "name", quoteName(r.Name),
 			"problem", r.Problem)
 	}
 	s.state.Update(func(st SourceState) SourceState { st.Refused = refused; return st })

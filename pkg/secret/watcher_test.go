@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -449,6 +450,10 @@ func TestWantChanges(t *testing.T) {
 	}
 	f.start(nil)
 	f.watcher.Want(map[string][]string{"a": {"2"}, "c": {"x"}, "../d": {"x"}, "a.1": {"key"}, "d": {"../x"}, "e": nil})
+	valid := map[string][]string{"a": {"2"}, "c": {"x"}, "a.1": {"key"}}
+	if got := f.watcher.want.Load(); !reflect.DeepEqual(got, valid) {
+		t.Errorf("%v is watched, want %v", got, valid)
+	}
 	f.key("a", "1", "(none)")
 	f.key("b", "1", "(none)")
 	f.key("a", "2", changed)

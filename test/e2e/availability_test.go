@@ -137,6 +137,10 @@ func TestHungMeridioLBWithdraws(t *testing.T) {
 		f.must(old.Signal(syscall.SIGCONT))
 		f.wantRoutes(every()...)
 	}
+	page := f.get(lab.FrontendMetrics, "/metrics")
+	if n := metric(t, page, "vipgate_frontend_lb_probe_failures_total"); n < 3 {
+		t.Errorf("vipgate_frontend_lb_probe_failures_total is %v after 3 hangs", n)
+	}
 	out := f.pod.Frontend.Output()
 	if n := strings.Count(out, "load balancer probe failed"); n != 3 {
 		t.Errorf("3 hangs are logged %d times", n)
@@ -259,6 +263,14 @@ func TestLBServesOldFrontend(t *testing.T) {
 	f.must(f.pod.StartLB("--drain-time=" + drain.String()))
 	o := f.oldFrontend()
 	f.wantAvailable(o, false)
+	f.waitFor(func() error {
+		for _, c := range f.lbStatus().GetConditions() {
+			if c.GetName() == "Egress" && strings.Contains(c.GetDetail(), "a frontend of Meridio is connected") {
+				return nil
+			}
+		}
+		return fmt.Errorf("Egress does not name the frontend: %v", f.lbStatus().GetConditions())
+	})
 	f.up(f.target1)
 	f.wantAvailable(o, true)
 	f.up(f.target2)

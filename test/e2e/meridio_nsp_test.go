@@ -218,11 +218,9 @@ func TestHungNSPDelaysNoWithdrawal(t *testing.T) {
 			mark, killed := m.mark(), time.Now()
 			m.must(m.pod.LB.Kill())
 			m.within(mark, killed, promptly, every()...)
-			mark = m.mark()
 			m.startOldLB("-nsp=")
 			m.wantRoutes(every()...)
 
-			mark = m.mark()
 			lost := time.Now()
 			m.control("disable trench0")
 			m.waitFrontend("Egress/ipv4", false)
