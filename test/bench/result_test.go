@@ -87,6 +87,26 @@ func TestRatio(t *testing.T) {
 	}
 }
 
+func TestRatioAgainst(t *testing.T) {
+	r := &report{}
+	for _, m := range []Measurement{
+		{Method: viaMeridio, Against: viaFile, Samples: []float64{4}},
+		{Method: viaFile, Samples: []float64{2}},
+		{Method: viaFile, Against: viaFile, Samples: []float64{2}}, // not against itself
+		{Method: reference, Samples: []float64{8}},
+	} {
+		r.Results = append(r.Results, &result{Measurement: m, Summary: summarize(m.Samples)})
+	}
+	r.summarize()
+	var got []float64
+	for _, m := range r.Results {
+		got = append(got, m.Ratio)
+	}
+	if want := []float64{0.5, 4, 0, 0}; !slices.Equal(got, want) {
+		t.Errorf("ratios %v, want %v", got, want)
+	}
+}
+
 func TestTextTable(t *testing.T) {
 	var b bytes.Buffer
 	if err := testReport().writeText(&b); err != nil {
