@@ -120,6 +120,7 @@ func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 				g.Drain(now, v) // no effect on one that leaves already
 			}
 		}
+		f.attractor.leave(leaving)
 	}
 	if err := f.controller.Do(ctx, begin); err != nil {
 		return err
@@ -165,7 +166,11 @@ func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 	routed := vip.NewSet(a.VIPs...)
 	maps.Copy(routed, f.configured)
 	f.kernel.Configure(routed.Sorted())
-	if err := f.controller.Do(ctx, func(g *gate.Gate, _ time.Time) { g.Configure(a.VIPs) }); err != nil {
+	err := f.controller.Do(ctx, func(g *gate.Gate, _ time.Time) {
+		g.Configure(a.VIPs)
+		f.attractor.leave(f.leaving)
+	})
+	if err != nil {
 		return err
 	}
 	f.bird.Configure(a)

@@ -26,6 +26,16 @@ type attractor struct {
 	all     bool // every VIP of a family must be announced, not only one
 	current *latest.Value[attraction]
 	apply   func(time.Time, [len(vip.Families)]bool) // must not block
+	// leaving are the VIPs that are configured only until they are withdrawn; owned by the controller.
+	leaving [len(vip.Families)]int
+}
+
+// leave replaces the VIPs that leave the configuration. The controller calls it.
+func (a *attractor) leave(vips vip.Set) {
+	a.leaving = [len(vip.Families)]int{}
+	for v := range vips {
+		a.leaving[v.Family()]++
+	}
 }
 
 // follow takes what the gate would advertise. The controller calls it in each pass: BIRD's
@@ -33,7 +43,7 @@ type attractor struct {
 func (a *attractor) follow(now time.Time, vips [len(vip.Families)]gate.Attraction) {
 	is := attraction{VIPs: vips}
 	for f, n := range vips {
-		is.Up[f] = attracts(n, a.all)
+		is.Up[f] = attracts(n, a.leaving[f], a.all)
 	}
 	if is != a.current.Load() {
 		a.current.Set(is)
@@ -42,9 +52,9 @@ func (a *attractor) follow(now time.Time, vips [len(vip.Families)]gate.Attractio
 }
 
 // attracts reports whether static gateways are to send traffic. A de-preferred VIP does not count:
-// BFD has no preference.
-func attracts(n gate.Attraction, all bool) bool {
-	return n.Announced > 0 && (!all || n.Announced == n.Configured)
+// BFD has no preference. Of the configured VIPs, leaving are not to be announced any more.
+func attracts(n gate.Attraction, leaving int, all bool) bool {
+	return n.Announced > 0 && (!all || n.Announced >= n.Configured-leaving)
 }
 
 func isStatic(g bird.GatewayState) bool { return g.Protocol == trench.Static }

@@ -31,12 +31,38 @@ func TestAttracts(t *testing.T) {
 		{gate.Attraction{Configured: 2, Announced: 1, Depreferred: 1}, true, false},
 	}
 	for _, tt := range tests {
-		if got := attracts(tt.n, false); got != tt.any {
+		if got := attracts(tt.n, 0, false); got != tt.any {
 			t.Errorf("%+v with any: %v", tt.n, got)
 		}
-		if got := attracts(tt.n, true); got != tt.all {
+		if got := attracts(tt.n, 0, true); got != tt.all {
 			t.Errorf("%+v with all: %v", tt.n, got)
 		}
+	}
+}
+
+// A VIP that leaves the configuration does not take the static gateways of the others down.
+func TestLeavingVIPsDoNotCount(t *testing.T) {
+	a := &attractor{all: true, current: latest.New(attraction{}), apply: func(time.Time, [len(vip.Families)]bool) {}}
+	n := [len(vip.Families)]gate.Attraction{vip.IPv4: {Configured: 3, Announced: 2, Depreferred: 1}}
+	up := func() bool {
+		a.follow(time.Now(), n)
+		return a.current.Load().Up[vip.IPv4]
+	}
+	if up() {
+		t.Error("they attract though a VIP is de-preferred")
+	}
+	a.leave(vip.NewSet(vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")))
+	if !up() {
+		t.Error("a VIP that leaves takes them down")
+	}
+	n[vip.IPv4] = gate.Attraction{Configured: 2, Announced: 2}
+	if !up() {
+		t.Error("they are down although every VIP is announced")
+	}
+	a.leave(nil)
+	n[vip.IPv4] = gate.Attraction{Configured: 2, Announced: 1}
+	if up() {
+		t.Error("they attract though a VIP is not announced")
 	}
 }
 
