@@ -221,7 +221,7 @@ func TestSessionLossIsNotPolled(t *testing.T) {
 	}
 	slices.Sort(took)
 	t.Logf("seen after %v", took)
-	if took[2] > 200*time.Millisecond {
+	if took[2] > 350*time.Millisecond { // of a busy machine; a poll would take 0.4 s and more
 		t.Errorf("losses were seen after %v", took)
 	}
 }
