@@ -68,7 +68,7 @@ func (f *fixture) withdrawnWithin(mark int, since time.Time, least, most time.Du
 
 // processSlack is the time in which a signal, a decision and its UPDATE reach the gateway on a
 // busy machine.
-const processSlack = 700 * time.Millisecond
+const processSlack = 900 * time.Millisecond
 
 // A load balancer of Meridio announces and withdraws all VIPs; its death withdraws at once
 // (docs/adr/0031-availability-of-old-load-balancers.md).

@@ -28,8 +28,8 @@ var (
 // Bounds of a change of the BFD sessions as a gateway sees it. The detection time is 0.3 s; a
 // killed or stopped frontend is noticed by the hold time of the announcer's session, 3 s.
 const (
-	staticDeadline     = 2 * time.Second
-	staticHangDeadline = 5 * time.Second
+	staticDeadline     = 3 * time.Second
+	staticHangDeadline = 8 * time.Second
 )
 
 // staticFixture is a fixture whose gateway is static.
