@@ -17,6 +17,7 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc/grpclog"
 
 	"github.com/vipgate/vipgate/pkg/health"
 )
@@ -74,6 +75,9 @@ func New(p Program, commands any) (*kong.Kong, error) {
 // a tenth to a fifth of the memory.
 const gcPercent = 50
 
+// grpcLogLevel is gRPC's own variable. Where it is set, gRPC writes lines of its own.
+const grpcLogLevel = "GRPC_GO_LOG_SEVERITY_LEVEL"
+
 // The main goroutine keeps the main thread, see [Main].
 func init() { runtime.LockOSThread() }
 
@@ -81,6 +85,10 @@ func init() { runtime.LockOSThread() }
 // another thread: the kernel delivers SIGTERM to the main thread, and to that one only while it is
 // blocked in a file system that hangs.
 func Main(ctx context.Context, p Program, commands any, args []string) int {
+	if os.Getenv(grpcLogLevel) == "" {
+		// gRPC would write errors that the programs report themselves among their lines, in another form.
+		grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
+	}
 	status := make(chan int)
 	go func() { status <- run(ctx, p, commands, args) }()
 	return <-status
