@@ -76,7 +76,7 @@ func (a *App) listen(at netip.AddrPort) (l net.Listener, err error) {
 	var c net.ListenConfig
 	c.SetMultipathTCP(false)
 	err = a.NS.Do(func() (err error) {
-		l, err = c.Listen(context.Background(), "tcp", at.String())
+		l, err = listen(c, at.String())
 		return err
 	})
 	return l, err

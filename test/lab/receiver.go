@@ -131,7 +131,7 @@ func (r *Receiver) Listen() error {
 	for _, a := range r.config.Local {
 		var l net.Listener
 		err := r.ns.Do(func() (err error) {
-			l, err = net.Listen("tcp", netip.AddrPortFrom(a, r.config.Port).String())
+			l, err = listen(net.ListenConfig{}, netip.AddrPortFrom(a, r.config.Port).String())
 			return err
 		})
 		if err != nil {

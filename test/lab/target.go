@@ -30,7 +30,7 @@ func (t *Target) Up() error {
 		return nil
 	}
 	if err := t.ns.Do(func() (err error) {
-		t.listener, err = net.Listen("tcp", t.addr.String())
+		t.listener, err = listen(net.ListenConfig{}, t.addr.String())
 		return err
 	}); err != nil {
 		return fmt.Errorf("target %s: %w", t.addr, err)
