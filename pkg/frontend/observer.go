@@ -155,10 +155,10 @@ func (o *observer) updated(u readiness.Update) {
 		o.complete = true
 		clear(o.readiness)
 	}
-	for v, r := range u.Changed {
-		o.readiness[v] = &r
+	for _, r := range u.Changed {
+		o.readiness[r.VIP] = &r
 	}
-	for v := range u.Removed {
+	for _, v := range u.Removed {
 		o.readiness[v] = nil
 	}
 	o.mu.Unlock()
