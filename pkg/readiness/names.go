@@ -38,10 +38,10 @@ func (t *nameTable) begin(revision uint64, snapshot bool) {
 }
 
 // name returns the VIP of a text that the current stage names, at most once.
-func (t *nameTable) name(text string, removed bool) (vip.VIP, error) {
-	i, known := t.index[text]
+func (t *nameTable) name(text []byte, removed bool) (vip.VIP, error) {
+	i, known := t.index[string(text)]
 	if !known {
-		v, err := vip.Parse(text)
+		v, err := vip.Parse(string(text))
 		if err != nil {
 			return v, err
 		}
