@@ -120,11 +120,9 @@ func encodeEvent(k kind, synced bool, entries []entry, now time.Time) (event *[]
 		case e.record == nil:
 			continue
 		case !e.removed:
-			b = protowire.AppendTag(b, fieldChanged, protowire.BytesType)
-			b = protowire.AppendBytes(b, appendVIP(scratch[:0], &e.VIPReadiness, now))
+			b = appendBytes(b, fieldChanged, appendVIP(scratch[:0], &e.VIPReadiness, now))
 		case k == kindDelta:
-			b = protowire.AppendTag(b, fieldRemoved, protowire.BytesType)
-			b = protowire.AppendBytes(b, e.VIP.Append(scratch[:0]))
+			b = appendBytes(b, fieldRemoved, e.VIP.Append(scratch[:0]))
 		}
 		count++
 	}
@@ -147,13 +145,11 @@ func (e entry) maxBytes() int {
 // appendVIP appends the fields of the VipReadiness message that Proto returns.
 func appendVIP(b []byte, r *VIPReadiness, now time.Time) []byte {
 	var text [64]byte
-	b = protowire.AppendTag(b, fieldVIP, protowire.BytesType)
-	b = protowire.AppendBytes(b, r.VIP.Append(text[:0]))
+	b = appendBytes(b, fieldVIP, r.VIP.Append(text[:0]))
 	b = appendUint(b, fieldState, uint64(wireStates[r.State]))
 	b = appendUint(b, fieldReason, uint64(r.Reason))
 	if r.Detail != "" {
-		b = protowire.AppendTag(b, fieldDetail, protowire.BytesType)
-		b = protowire.AppendString(b, r.Detail)
+		b = protowire.AppendString(append(b, tag(fieldDetail, protowire.BytesType)), r.Detail)
 	}
 	b = appendUint(b, fieldReadyTargets, uint64(r.ReadyTargets))
 	b = appendUint(b, fieldTotalTargets, uint64(r.TotalTargets))
@@ -169,10 +165,26 @@ func appendVIP(b []byte, r *VIPReadiness, now time.Time) []byte {
 
 // appendUint appends a scalar field, unless it has its default value.
 func appendUint(b []byte, field protowire.Number, x uint64) []byte {
-	if x == 0 {
+	switch {
+	case x == 0:
 		return b
+	case x < 0x80:
+		return append(b, tag(field, protowire.VarintType), byte(x))
 	}
-	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), x)
+	return protowire.AppendVarint(append(b, tag(field, protowire.VarintType)), x)
+}
+
+// appendBytes appends a message or string.
+func appendBytes(b []byte, field protowire.Number, x []byte) []byte {
+	if len(x) < 0x80 {
+		return append(append(b, tag(field, protowire.BytesType), byte(len(x))), x...)
+	}
+	return protowire.AppendBytes(append(b, tag(field, protowire.BytesType)), x)
+}
+
+// tag returns the tag of a field below 16, which is one byte.
+func tag(field protowire.Number, wireType protowire.Type) byte {
+	return byte(field)<<3 | byte(wireType)
 }
 
 // appendTime appends a Timestamp or Duration.
@@ -180,5 +192,5 @@ func appendTime(b []byte, field protowire.Number, seconds int64, nanos int32) []
 	var m [22]byte
 	encoded := appendUint(m[:0], fieldSeconds, uint64(seconds))
 	encoded = appendUint(encoded, fieldNanos, uint64(nanos))
-	return protowire.AppendBytes(protowire.AppendTag(b, field, protowire.BytesType), encoded)
+	return appendBytes(b, field, encoded)
 }

@@ -194,15 +194,17 @@ func (d *decoder) stage(k kind, revision uint64, content []byte, at time.Time) (
 		d.staged = event{kind: k}
 		d.names.begin(revision, k == kindSnapshot)
 	}
-	if d.staged.changed, err = growStaged(d.staged.changed, content, d.names.size()); err != nil {
-		return false, false, err
-	}
+	var f field
 	for len(content) > 0 {
-		f, err := consumeField(&content)
+		content, err = f.consume(content)
 		switch {
 		case err != nil:
-			return false, false, err
 		case f.is(fieldChanged, protowire.BytesType):
+			if staged := d.staged.changed; len(staged) == cap(staged) {
+				// The others of the part are about as long.
+				more := 1 + len(content)/max(len(f.bytes), leastVIPBytes)
+				d.staged.changed = growStaged(staged, more, d.names.size())
+			}
 			d.staged.changed = append(d.staged.changed, VIPReadiness{})
 			err = d.vipReadiness(&d.staged.changed[len(d.staged.changed)-1], f.bytes, at)
 		case k == kindDelta && f.is(fieldRemoved, protowire.BytesType):
@@ -221,27 +223,18 @@ func (d *decoder) stage(k kind, revision uint64, content []byte, at time.Time) (
 	return synced, last, nil
 }
 
-// growStaged returns staged with room for the VIPs of a part. It grows in few steps, the last of
-// which is the number of VIPs that the watch knows: a decision about all of them is common.
-func growStaged(staged []VIPReadiness, content []byte, known int) ([]VIPReadiness, error) {
-	need := len(staged)
-	for len(content) > 0 {
-		f, err := consumeField(&content)
-		if err != nil {
-			return staged, err
-		}
-		if f.is(fieldChanged, protowire.BytesType) {
-			need++
-		}
-	}
-	if need <= cap(staged) {
-		return staged, nil
-	}
+// leastVIPBytes is the least size of an encoded VIP with a state.
+const leastVIPBytes = 16
+
+// growStaged returns staged with room for more VIPs. It grows in few steps, the last of which is the
+// number of VIPs that the watch knows: a decision about all of them is common.
+func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
+	need := len(staged) + more
 	size := max(need, 4*cap(staged))
 	if need <= known {
 		size = min(size, known)
 	}
-	return append(make([]VIPReadiness, 0, size), staged...), nil
+	return append(make([]VIPReadiness, 0, size), staged...)
 }
 
 // complete moves the staged state to e. Data of a load balancer that is not synced are discarded.

@@ -28,28 +28,34 @@ func (f *field) is(number protowire.Number, wireType protowire.Type) bool {
 	return f.number == number && f.wireType == wireType
 }
 
-// consumeField removes the first field from a message.
-func consumeField(message *[]byte) (f field, err error) {
-	var size int
-	number, wireType, n := protowire.ConsumeTag(*message)
-	if n < 0 {
-		return f, protowire.ParseError(n)
+// consume decodes the first field of a message, which is not empty, and returns the rest. Tags,
+// lengths and values below 128 are one byte.
+func (f *field) consume(message []byte) (rest []byte, err error) {
+	n := 1
+	if tag := message[0]; tag < 0x80 && tag > 7 {
+		f.number, f.wireType = protowire.Number(tag>>3), protowire.Type(tag&7)
+	} else if f.number, f.wireType, n = protowire.ConsumeTag(message); n < 0 {
+		return nil, protowire.ParseError(n)
 	}
-	f.number, f.wireType = number, wireType
-	rest := (*message)[n:]
-	switch wireType {
-	case protowire.VarintType:
-		f.varint, size = protowire.ConsumeVarint(rest)
-	case protowire.BytesType:
-		f.bytes, size = protowire.ConsumeBytes(rest)
+	rest = message[n:]
+	small := len(rest) > 0 && rest[0] < 0x80
+	switch {
+	case f.wireType == protowire.VarintType && small:
+		f.varint, n = uint64(rest[0]), 1
+	case f.wireType == protowire.VarintType:
+		f.varint, n = protowire.ConsumeVarint(rest)
+	case f.wireType == protowire.BytesType && small && len(rest) > int(rest[0]):
+		n = 1 + int(rest[0])
+		f.bytes = rest[1:n]
+	case f.wireType == protowire.BytesType:
+		f.bytes, n = protowire.ConsumeBytes(rest)
 	default:
-		size = protowire.ConsumeFieldValue(number, wireType, rest)
+		n = protowire.ConsumeFieldValue(f.number, f.wireType, rest)
 	}
-	if size < 0 {
-		return f, protowire.ParseError(size)
+	if n < 0 {
+		return nil, protowire.ParseError(n)
 	}
-	*message = rest[size:]
-	return f, nil
+	return rest[n:], nil
 }
 
 // detail is a detail as it was received, and as it is delivered.
@@ -78,7 +84,7 @@ type since struct {
 
 // set makes s the time of a Timestamp.
 func (s *since) set(encoded []byte) error {
-	if bytes.Equal(encoded, s.encoded) {
+	if len(encoded) > 0 && bytes.Equal(encoded, s.encoded) {
 		return nil
 	}
 	seconds, nanos, err := consumeTime(encoded)
@@ -94,8 +100,9 @@ func (s *since) set(encoded []byte) error {
 
 // consumeTime decodes a Timestamp or Duration.
 func consumeTime(message []byte) (seconds int64, nanos int32, err error) {
+	var f field
 	for len(message) > 0 {
-		f, err := consumeField(&message)
+		message, err = f.consume(message)
 		switch {
 		case err != nil:
 			return 0, 0, err
@@ -109,13 +116,14 @@ func consumeTime(message []byte) (seconds int64, nanos int32, err error) {
 }
 
 // vipReadiness decodes the readiness of a VIP into r. The drain time counts from at, the receipt.
-func (d *decoder) vipReadiness(r *VIPReadiness, message []byte, at time.Time) error {
+func (d *decoder) vipReadiness(r *VIPReadiness, message []byte, at time.Time) (err error) {
+	var f field
 	var name []byte
 	var state readinessv1.VipState
 	var drainSeconds int64
 	var drainNanos int32
 	for len(message) > 0 {
-		f, err := consumeField(&message)
+		message, err = f.consume(message)
 		switch {
 		case err != nil:
 		case f.wireType == protowire.VarintType:

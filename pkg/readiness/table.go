@@ -184,8 +184,9 @@ func (w *writer) remove(v vip.VIP) bool {
 	return true
 }
 
-// recordsPerBlock is the number of records that are allocated at once, 16 KiB.
-const recordsPerBlock = 128
+// recordsPerBlock is the number of records that are allocated at once, 2 KiB. A block is in memory as
+// long as one of its records is the newest of a VIP.
+const recordsPerBlock = 15
 
 // add appends a record to the log. slot is that of its VIP, nil for a new one.
 func (w *writer) add(slot *newest, r *VIPReadiness, removed bool) {
@@ -210,13 +211,15 @@ func (w *writer) add(slot *newest, r *VIPReadiness, removed bool) {
 const logSlack = 1024
 
 // compact discards superseded records and removals once they are more than half of the log, so that
-// the log stays of the order of the number of VIPs at a constant cost per change. It copies the
-// others: a block of records is in memory as long as one of them.
+// the log stays of the order of the number of VIPs at a constant cost per change.
 func (t *Table) compact() {
 	if len(t.log) <= 2*t.live+logSlack {
 		return
 	}
-	kept, records := make([]entry, 0, 2*t.live+logSlack), make([]record, 0, t.live)
+	kept := t.log[:0] // readers have copies
+	if limit := 2*t.live + logSlack; cap(t.log) > 2*limit {
+		kept = make([]entry, 0, limit)
+	}
 	for _, e := range t.log {
 		switch {
 		case e.record == nil:
@@ -224,12 +227,11 @@ func (t *Table) compact() {
 			t.dropped = max(t.dropped, e.revision)
 			delete(t.index, e.VIP)
 		default:
-			records = append(records, *e.record)
-			copied := &records[len(records)-1]
-			copied.newest.record, copied.newest.at = copied, len(kept)
-			kept = append(kept, entry{e.revision, copied})
+			e.newest.at = len(kept)
+			kept = append(kept, e)
 		}
 	}
+	clear(t.log[len(kept):])
 	t.log = kept
 }
 
