@@ -2,7 +2,6 @@ package frontend
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -175,7 +174,7 @@ func lbUpdate(u readiness.Update) gate.LBUpdate {
 		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced,
 		LeaseEnd: u.LeaseEnd, EndedAt: u.EndedAt, Grace: u.StaleGrace,
 		GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete,
-		VIPs: make([]gate.VIPState, 0, len(u.Changed)), Removed: slices.Collect(maps.Keys(u.Removed)),
+		VIPs: make([]gate.VIPState, 0, len(u.Changed)), Removed: u.Removed,
 	}
 	for _, r := range u.Changed {
 		g.VIPs = append(g.VIPs, gate.VIPState{VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd})
