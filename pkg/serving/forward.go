@@ -130,7 +130,7 @@ func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
 func (e *Evaluator) sendFirst(now time.Time, frontend Frontend, out *Forwarding) {
 	need := vip.Set{}
 	for v, name := range e.kernel.state.VIPs {
-		if e.kernel.serving(name, v.Family()) && !e.ownerServes(v) {
+		if e.kernel.serving(name, v.Family()) && !e.ownerServes(e.owner(v, new(int)), v.Family()) {
 			need[v] = struct{}{}
 		}
 	}
@@ -249,6 +249,7 @@ func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
 			}
 		}
 	}
+	var near int
 	for _, v := range was.VIPs {
 		if v.Family() != f || w.sentOwners[v] != stream {
 			continue
@@ -256,9 +257,9 @@ func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
 		if _, forwarded := k.state.VIPs[v]; !forwarded {
 			continue // it never was ready
 		}
-		s := e.owner(v)
+		s := e.owner(v, &near)
 		switch leaves := s == nil || s.Name != stream; {
-		case leaves && e.ownerServes(v):
+		case leaves && e.ownerServes(s, f):
 		case leaves:
 			r.vips = append(r.vips, v)
 			r.need[v] = struct{}{}
@@ -269,11 +270,10 @@ func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
 	return r
 }
 
-// ownerServes reports whether the stream that is to serve a VIP has a target that serves already,
-// and continues to.
-func (e *Evaluator) ownerServes(v vip.VIP) bool {
-	s := e.owner(v)
-	return s != nil && e.kernel.continues(e.forwarding.desired[s.Name], v.Family())
+// ownerServes reports whether the stream that is to serve VIPs has a target that serves already,
+// and continues to; nil has none.
+func (e *Evaluator) ownerServes(s *stream, f vip.Family) bool {
+	return s != nil && e.kernel.continues(e.forwarding.desired[s.Name], f)
 }
 
 // holdBack reports whether a hold of VIPs continues, or begins.
@@ -355,9 +355,10 @@ func (e *Evaluator) interim(name string, kept []remainder, keepers map[vip.VIP]s
 		s.VIPs, s.Targets = nil, nil
 	}
 	s.VIPs, s.Targets = slices.DeleteFunc(slices.Clone(s.VIPs), foreign), slices.Clone(s.Targets)
+	has := vip.NewSet(s.VIPs...)
 	for _, r := range kept {
 		for _, v := range r.vips {
-			if !slices.Contains(s.VIPs, v) {
+			if !has.Has(v) {
 				s.VIPs = append(s.VIPs, v)
 			}
 		}
