@@ -39,11 +39,13 @@ func BenchmarkEvaluate(b *testing.B) {
 				return e
 			}
 			e.Evaluate(now, changed(len(keys)))
+			e.Targets()
 			b.ReportAllocs()
 			for b.Loop() {
 				if r := e.Evaluate(now, changed(c.changed)); len(r.Changed) != c.changed*c.vips {
 					b.Fatalf("%d VIPs changed", len(r.Changed))
 				}
+				e.Targets()
 			}
 		})
 	}

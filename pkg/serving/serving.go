@@ -80,7 +80,7 @@ func New(o Options) *Evaluator {
 		}
 		e.forwarding = forwarding{
 			desired: map[string]*plan.Stream{}, sent: &plan.Desired{},
-			counted: map[string]bool{}, holds: map[holdKey]*hold{},
+			counted: map[string]bool{}, differs: map[string]bool{}, holds: map[holdKey]*hold{},
 		}
 	}
 	return e
