@@ -3,6 +3,7 @@ package lb
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -29,6 +30,7 @@ func (c *scriptedChecker) Evaluate(time.Time) healthcheck.Evaluation {
 type benchLoop struct {
 	*loop
 	checker *scriptedChecker
+	trench  *trench.Config
 	keys    []healthcheck.Key
 	ready   bool // the state of all targets
 }
@@ -61,6 +63,7 @@ func newBenchLoop(b *testing.B, streams, vips int, dataPlane bool) *benchLoop {
 		kernel.Streams[s.Name] = &plan.StreamState{Serving: [2]map[string]struct{}{{"a": {}}, {}}}
 		l.keys = append(l.keys, healthcheck.Key{Stream: s.Name, Name: "a", Addr: a})
 	}
+	l.trench = c
 	in := l.load(trench.Loaded{Config: c, Generation: 1})
 	if dataPlane {
 		l.evaluator = serving.New(serving.Options{DataPlane: true, WithdrawTime: time.Hour})
@@ -116,6 +119,36 @@ func BenchmarkDecide(b *testing.B) {
 				}
 				b.StopTimer()
 				l.publish(input{}, d)
+				b.StartTimer()
+			}
+		})
+	}
+}
+
+// BenchmarkDecideTrenchFile measures the same when a trench file has other targets.
+func BenchmarkDecideTrenchFile(b *testing.B) {
+	for _, c := range []struct{ streams, vips int }{{1, 10_000}, {1000, 10}} {
+		b.Run(fmt.Sprintf("%dx%d", c.streams, c.vips), func(b *testing.B) {
+			l := newBenchLoop(b, c.streams, c.vips, false)
+			with, without := *l.trench, *l.trench
+			without.Streams = slices.Clone(with.Streams)
+			for i := range without.Streams {
+				without.Streams[i].Targets = nil
+				without.Streams[i].DrainTime = 0
+			}
+			b.ReportAllocs()
+			for loads := uint64(2); b.Loop(); loads++ {
+				config := &with
+				if loads%2 == 0 {
+					config = &without
+				}
+				in := l.load(trench.Loaded{Config: config, Generation: loads})
+				d := l.decide(in)
+				if len(d.Changed) != c.streams*c.vips {
+					b.Fatalf("%d VIPs changed", len(d.Changed))
+				}
+				b.StopTimer()
+				l.publish(in, d)
 				b.StartTimer()
 			}
 		})

@@ -107,6 +107,13 @@ func (e *Evaluator) find(v vip.VIP, near *int) *judged {
 
 // assign adds a stream to its VIPs. known are the groups so far.
 func (e *Evaluator) assign(s *stream, known map[extension]*group) {
+	var numbers [len(vip.Families)]int
+	for _, v := range s.VIPs {
+		numbers[v.Family()]++
+	}
+	for f, n := range numbers {
+		s.vips[f] = make([]int32, 0, n)
+	}
 	var near int
 	var of, extended *group // of the VIP before, which nearly always is that of the next
 	for _, v := range s.VIPs {
