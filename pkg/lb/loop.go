@@ -3,12 +3,9 @@ package lb
 import (
 	"context"
 	"log/slog"
-	"strings"
 	"sync/atomic"
 	"time"
 
-	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -16,7 +13,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/serving"
-	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -55,10 +51,9 @@ type loop struct {
 	table   *readiness.Table
 	lease   time.Duration
 	log     *slog.Logger
-	observe func(readiness.Decision) // must not block
-	event   func(...*lbv1.Event)     // must not block
-	files   *readinessfile.Writer    // nil: none are written
-	away    *latest.Value[bool]      // true once the load balancer stops
+	observe func(readiness.Decision, uint64) // takes each decision and its revision; must not block
+	files   *readinessfile.Writer            // nil: none are written
+	away    *latest.Value[bool]              // true once the load balancer stops
 	ready   chan struct{}
 	outage  atomic.Bool
 	lastRun atomic.Int64 // when it last evaluated, as time since started
@@ -72,7 +67,6 @@ type loop struct {
 
 	started    time.Time
 	evaluator  *serving.Evaluator
-	before     map[vip.VIP]vip.State
 	synced     bool
 	generation uint64    // of the configuration in force
 	next       time.Time // when the evaluator has something to do by itself
@@ -94,7 +88,7 @@ func (l *loop) idle() time.Duration { return time.Since(l.started) - time.Durati
 
 // Run evaluates until ctx ends.
 func (l *loop) Run(ctx context.Context) error {
-	l.before, l.started = map[vip.VIP]vip.State{}, time.Now()
+	l.started = time.Now()
 	loaded, reloaded := l.config.Get()
 	_, stopping := l.away.Get()
 	in := l.load(loaded)
@@ -236,9 +230,11 @@ func (l *loop) publish(in input, d decision) {
 	}
 	// A reader that lists all targets holds the index for milliseconds.
 	l.index.Publish(l.evaluator.Targets())
+	if d.first {
+		l.log.Info("readiness is synced", "revision", d.revision)
+	}
 	if d.committed {
-		l.report(d.Decision, d.revision, d.first)
-		l.observe(d.Decision)
+		l.observe(d.Decision, d.revision)
 	}
 	l.noteOutage(d.Outage)
 }
@@ -292,52 +288,4 @@ func (l *loop) commit(d *decision) {
 	}
 	d.Synced, d.At, d.committed = l.synced, d.at, true
 	d.revision = l.table.Commit(d.Decision)
-}
-
-// maxLogged bounds the log lines of a decision: 50 000 take a busy machine longer than the lease.
-const maxLogged = 1000
-
-// report logs each VIP that changed its state, one line each.
-func (l *loop) report(d readiness.Decision, revision uint64, first bool) {
-	if first {
-		l.log.Info("readiness is synced", "revision", revision)
-	}
-	logged := 0
-	for _, r := range d.Changed {
-		was, known := l.before[r.VIP]
-		if known && was == r.State {
-			continue
-		}
-		l.before[r.VIP] = r.State
-		if logged++; logged > maxLogged {
-			continue
-		}
-		from := "unknown"
-		if known {
-			from = was.String()
-		}
-		l.log.Info("VIP changed", "vip", r.VIP, "from", from, "to", r.State, "reason", reasonWord(r.Reason),
-			"detail", r.Detail, "ready_targets", r.ReadyTargets, "total_targets", r.TotalTargets, "revision", revision)
-		why := status.Explain(r.Reason).Short
-		if r.Detail != "" {
-			why += ": " + r.Detail
-		}
-		l.event(&lbv1.Event{Object: r.VIP.String(), What: r.State.String(), Detail: why})
-	}
-	for _, v := range d.Removed {
-		delete(l.before, v)
-		if logged++; logged > maxLogged {
-			continue
-		}
-		l.log.Info("VIP removed", "vip", v, "revision", revision)
-		l.event(&lbv1.Event{Object: v.String(), What: "removed"})
-	}
-	if logged > maxLogged {
-		l.log.Info("more VIPs changed or were removed", "count", logged-maxLogged, "revision", revision)
-	}
-}
-
-// reasonWord returns a reason as logs and metric labels show it: "too_few_ready".
-func reasonWord(r readinessv1.VipReason) string {
-	return strings.ToLower(strings.TrimPrefix(r.String(), "VIP_REASON_"))
 }

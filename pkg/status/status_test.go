@@ -349,6 +349,18 @@ func TestEvents(t *testing.T) {
 		},
 		{Time: before(0), Sequence: 4, Gateway: "gateway-a-1", Detail: "Active (Received: Cease)"},
 		{Time: before(0), Sequence: 5, Gateway: "gateway-a-1", GatewayUp: true, Detail: "169.254.100.150"},
+		{
+			Time: before(0), Sequence: 6, VipCount: 1200, FirstVips: []string{"20.0.0.1/32"},
+			From:   readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
+			To:     readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
+			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY,
+			Detail: "1200 ipv4 announced to withdrawn, no_gateway; 20.0.0.1/32 and 1199 more",
+		},
+		{
+			Time: before(0), Sequence: 7, VipCount: 1200, FirstVips: []string{"20.0.0.1/32"},
+			From:   readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
+			Detail: "1100 ipv4 withdrawn to announced, ready; 100 ipv4 withdrawn to depreferred, lb_draining",
+		},
 		{},
 	}))
 	if got := FrontendEventLog().All(nil); got != "no events\n" {
