@@ -1385,7 +1385,8 @@ type GatewayStatus struct {
 	// What does not work with it, such as the withdrawal of a static gateway without BFD; empty if all
 	// does.
 	Warning string `protobuf:"bytes,12,opt,name=warning,proto3" json:"warning,omitempty"`
-	// True if BIRD's connection with it has TCP_NODELAY, so that no UPDATE waits for an acknowledgement.
+	// True if BIRD's connection with it has TCP_NODELAY, so that no UPDATE waits for an acknowledgement;
+	// false without a BGP session.
 	NoDelay bool `protobuf:"varint,13,opt,name=no_delay,json=noDelay,proto3" json:"no_delay,omitempty"`
 	// Why it has not, although the session is up.
 	NoDelayProblem string `protobuf:"bytes,14,opt,name=no_delay_problem,json=noDelayProblem,proto3" json:"no_delay_problem,omitempty"`
