@@ -51,12 +51,12 @@ func measureSingleFlips(ctx context.Context, s *session) error {
 				return err
 			}
 			m := Measurement{Row: 1, What: oneFlips, Method: injection}
-			return flipEach(s, fx, m, s.repeats(100, 4), in.one)
+			return flipEach(s, fx, m, s.repeats(100, 2), in.one)
 		})
 		if err != nil {
 			return err
 		}
-		repeats := s.repeats(200, 4)
+		repeats := s.repeats(200, 2)
 		if n >= 50_000 {
 			repeats = s.repeats(50, 0)
 			s.note(1, "the reference's repeats are fewer at N=%d: each takes a large part of a second", n)
@@ -87,7 +87,7 @@ func flipSingly(ctx context.Context, s *session, what string, n int, families []
 			return err
 		}
 		m := Measurement{Row: 1, What: what, Method: vipgate, Goal: singleGoal(n)}
-		return flipEach(s, fx, m, s.repeats(200, 8), func(i int, up bool) (func() error, error) {
+		return flipEach(s, fx, m, s.repeats(200, 4), func(i int, up bool) (func() error, error) {
 			d := decision(up, fx.vips[i])
 			return func() error { lb.Table.Commit(d); return nil }, nil
 		})
@@ -149,13 +149,17 @@ type flapPattern struct {
 // measureFlapPatterns is row 9: more changes than anybody can follow.
 func measureFlapPatterns(ctx context.Context, s *session) error {
 	const n, every = 1000, 20 * time.Millisecond
-	lasts := s.lasts(20*time.Second, time.Second)
+	lasts := s.lasts(20*time.Second, 200*time.Millisecond)
+	flips := s.sizes([]int{1000}, []int{200})[0]
 	type repeated struct {
 		flapPattern
 		repeats int
 	}
 	storms := []repeated{
-		{flapPattern{"1 000 flips of one VIP, 1 ms apart → right state", 1, time.Millisecond, 1000}, s.repeats(10, 1)},
+		{
+			flapPattern{grouped(flips) + " flips of one VIP, 1 ms apart → right state", 1, time.Millisecond, flips},
+			s.repeats(10, 1),
+		},
 		{
 			flapPattern{fmt.Sprintf("all flip every 20 ms for %v → right state", lasts), n, every, int(lasts / every)},
 			s.repeats(3, 1),

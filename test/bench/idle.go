@@ -148,7 +148,7 @@ func onIdlePods(ctx context.Context, s *session, do func(all []*watchedProcess) 
 	}
 	// The work of the start is over when nothing is expected any more: the
 	// frontend asks BIRD often for up to 5 s.
-	if err := backoff.Sleep(ctx, s.lasts(10*time.Second, 500*time.Millisecond)); err != nil {
+	if err := backoff.Sleep(ctx, s.lasts(10*time.Second, 200*time.Millisecond)); err != nil {
 		return err
 	}
 	return do(all)
@@ -163,7 +163,7 @@ func measureIdleShares(ctx context.Context, s *session, all []*watchedProcess) e
 		}
 	}
 	began := time.Now()
-	if err := backoff.Sleep(ctx, s.lasts(time.Minute, time.Second)); err != nil {
+	if err := backoff.Sleep(ctx, s.lasts(time.Minute, 500*time.Millisecond)); err != nil {
 		return err
 	}
 	together := map[int]float64{}

@@ -131,10 +131,10 @@ func measureManyTargets(ctx context.Context, s *session) error {
 
 // measureShare measures which share of one core a process that checks takes.
 func (fx *fixture) measureShare(s *session, p *lab.Process, n int, method string) error {
-	if err := fx.pause(s.lasts(10*time.Second, time.Second)); err != nil {
+	if err := fx.pause(s.lasts(10*time.Second, 300*time.Millisecond)); err != nil {
 		return err
 	}
-	share, err := fx.share(p, s.lasts(time.Minute, time.Second))
+	share, err := fx.share(p, s.lasts(time.Minute, 300*time.Millisecond))
 	if err != nil {
 		return err
 	}
