@@ -226,8 +226,8 @@ func (d *decoder) stage(k kind, revision uint64, content []byte, at time.Time) (
 // leastVIPBytes is the least size of an encoded VIP with a state.
 const leastVIPBytes = 16
 
-// growStaged returns staged with room for more VIPs. It grows in few steps, the last of which is the
-// number of VIPs that the watch knows: a decision about all of them is common.
+// growStaged returns staged with room for more VIPs. It grows in few steps, the last of which is
+// the number of VIPs that the watch knows: a decision about all of them is common.
 func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
 	need := len(staged) + more
 	size := max(need, 4*cap(staged))

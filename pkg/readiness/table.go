@@ -184,8 +184,8 @@ func (w *writer) remove(v vip.VIP) bool {
 	return true
 }
 
-// recordsPerBlock is the number of records that are allocated at once, 2 KiB. A block is in memory as
-// long as one of its records is the newest of a VIP.
+// recordsPerBlock is the number of records that are allocated at once, 2 KiB. A block is in memory
+// as long as one of its records is the newest of a VIP.
 const recordsPerBlock = 15
 
 // add appends a record to the log. slot is that of its VIP, nil for a new one.
