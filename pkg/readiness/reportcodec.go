@@ -22,8 +22,12 @@ const (
 	fieldUnconfirmed         = protowire.Number(4)
 )
 
-// reportBytes bounds an encoded VipAdvertisement with its tag and length.
-const reportBytes = 80
+const (
+	// reportBytes bounds an encoded VipAdvertisement with its tag and length.
+	reportBytes = 80
+	// reportsPerPart is the number of VIPs in a sent part: each part wakes what waits for reports.
+	reportsPerPart = partBytes / reportBytes
+)
 
 // reportMessage is a message of a report that is sent. It can be marshaled once.
 type reportMessage struct {
@@ -44,7 +48,7 @@ func (d ReportDelta) messages(watchID string) iter.Seq[*reportMessage] {
 		families := FamiliesProto(d.Families)
 		rest := d.VIPs
 		for last := false; !last; {
-			part := rest[:min(len(rest), vipsPerPart)]
+			part := rest[:min(len(rest), reportsPerPart)]
 			rest = rest[len(part):]
 			last = len(rest) == 0
 			header := &readinessv1.ReportAdvertisementRequest{WatchId: watchID, Families: families}

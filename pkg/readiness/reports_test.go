@@ -272,7 +272,7 @@ func TestReportFullThenChanges(t *testing.T) {
 	b := startSyncedLB(t, 1)
 	f := startFrontend(t, b.path, nil)
 	want := map[vip.VIP]VIPReport{}
-	for i := range 2*vipsPerPart + 1 {
+	for i := range 2*reportsPerPart + 1 {
 		want[numbered(i)] = VIPReport{
 			Advertisement: announced,
 			Reason:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
@@ -325,7 +325,7 @@ func TestReportFullThenChanges(t *testing.T) {
 
 func TestReportCompleteWithLastPart(t *testing.T) {
 	var p ReportDelta
-	for i := range 2*vipsPerPart + 1 {
+	for i := range 2*reportsPerPart + 1 {
 		p.VIPs = append(p.VIPs, ReportedVIP{numbered(i), VIPReport{Advertisement: announced}})
 	}
 	messages := slices.Collect(p.messages("w"))
