@@ -211,3 +211,57 @@ func BenchmarkMassReport(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkLastPart measures the time from the last part of a delta of n VIPs to the update that
+// Take returns.
+func BenchmarkLastPart(b *testing.B) {
+	for _, n := range []int{1000, 10_000, 50_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			table := NewTable(TableOptions{Lease: MaxLease})
+			c := table.open()
+			defer table.close(c)
+			rs := numberedReady(n)
+			table.Commit(Decision{Changed: rs, Synced: true})
+			var d decoder
+			merger, stream := newUpdateMerger(), &streamState{}
+			receive := func(m []byte) {
+				e, err := d.decode(m, time.Now())
+				if err == nil {
+					err = merger.merge(stream, e, time.Now())
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+			parts := func() (list [][]byte) {
+				next := table.next(c, time.Now())
+				for m := range next.messages() {
+					m.header.WatchId, m.header.Position, m.header.Lease = "w", next.position.Proto(), message(1).Lease
+					list = append(list, encoded(b, m))
+				}
+				return list
+			}
+			for _, m := range parts() {
+				receive(m)
+			}
+			merger.take()
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				b.StopTimer()
+				for j := range rs {
+					rs[j].State = vip.State(i % 2)
+				}
+				table.Commit(Decision{Changed: rs})
+				list := parts()
+				for _, m := range list[:len(list)-1] {
+					receive(m)
+				}
+				b.StartTimer()
+				receive(list[len(list)-1])
+				if u := merger.take(); len(u.Changed) != n {
+					b.Fatalf("%d VIPs", len(u.Changed))
+				}
+			}
+		})
+	}
+}
