@@ -18,8 +18,8 @@ import (
 const (
 	maxEvents           = 1000 // that are kept for `frontend events`
 	maxEventsPerMessage = 256  // of WatchEvents
-	// maxEventVIPs bounds the VIPs of the events of many VIPs together, beyond the newest event: older
-	// events are discarded. 100 000 VIPs are 4 MB, and ten different decisions about 10 000 VIPs.
+	// maxEventVIPs bounds the VIPs of the events of many VIPs together, or those of the newest of them
+	// do: older events are discarded. 100 000 VIPs are 4 MB, and ten decisions about other 10 000 VIPs.
 	maxEventVIPs = 100_000
 )
 
@@ -139,7 +139,7 @@ func (e *events) add(x event) {
 			e.vips += len(e.newest.list)
 		}
 	}
-	for len(e.list) > maxEvents || e.vips > maxEventVIPs && len(e.list) > 1 {
+	for len(e.list) > maxEvents || e.vips > maxEventVIPs && e.vips > len(e.newest.list) {
 		e.discardOldest()
 	}
 }
