@@ -18,7 +18,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-func numbered(i int) vip.VIP { return vip.Require(fmt.Sprintf("20.%d.%d.%d/32", 1+i>>16, i>>8&255, i&255)) }
+func numbered(i int) vip.VIP {
+	return vip.Require(fmt.Sprintf("20.%d.%d.%d/32", 1+i>>16, i>>8&255, i&255))
+}
 
 // bulkFixture is an observer whose log is kept.
 type bulkFixture struct {

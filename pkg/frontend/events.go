@@ -255,18 +255,16 @@ func (b *bulk) proto(p *frontendv1.Event) {
 	slices.SortStableFunc(p.GetTransitions(), func(a, b *frontendv1.VipTransitions) int {
 		return int(b.GetCount()) - int(a.GetCount())
 	})
-	p.From, p.To, p.Reason = p.GetTransitions()[0].GetFrom(), p.GetTransitions()[0].GetTo(),
-		p.GetTransitions()[0].GetReason()
-	for _, t := range p.GetTransitions() {
-		if t.GetFrom() != p.GetFrom() {
-			p.From = readinessv1.Advertisement_ADVERTISEMENT_UNSPECIFIED
-		}
-		if t.GetTo() != p.GetTo() {
-			p.To = readinessv1.Advertisement_ADVERTISEMENT_UNSPECIFIED
-		}
-		if t.GetReason() != p.GetReason() {
-			p.Reason = readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_UNSPECIFIED
-		}
+	from, to, reason := status.Common(b.transitions(false))
+	first := b.groups[0].transition
+	if from != "" {
+		p.From = advertisementProto(first.from)
+	}
+	if to != "" {
+		p.To = advertisementProto(first.to.Advertisement)
+	}
+	if reason != "" {
+		p.Reason = reasonProto(first.to.Reason)
 	}
 }
 
