@@ -21,6 +21,14 @@ import (
 // beatsPerLease is how many heartbeats go into one lease (docs/architecture.md#the-two-leases).
 const beatsPerLease = 5
 
+// checker is a [healthcheck.Checker], or a script of a test.
+type checker interface {
+	Update(changed []trench.Stream, removed []string)
+	Routed()
+	Changed() <-chan struct{}
+	Evaluate(now time.Time) healthcheck.Evaluation
+}
+
 // plane is a [dataplane.Plane], or a script of a test.
 type plane interface {
 	Configure(*plan.Desired)
@@ -38,7 +46,7 @@ type frontend interface {
 type loop struct {
 	config  *latest.Value[trench.Loaded]
 	sources *sources
-	checker *healthcheck.Checker
+	checker checker
 	index   *targetset.Index
 	table   *readiness.Table
 	lease   time.Duration
@@ -163,8 +171,25 @@ type input struct {
 	kernel  *plan.State    // nil: the same as before
 }
 
+// decision is the result of an evaluation.
+type decision struct {
+	serving.Result
+	at        time.Time
+	committed bool // to the table, as revision; otherwise nothing changed
+	revision  uint64
+	first     bool // readiness is synced with it
+}
+
 // evaluate makes one decision of all inputs. It reports whether it committed anything.
 func (l *loop) evaluate(in input) bool {
+	d := l.decide(in)
+	l.publish(in, d)
+	return d.committed
+}
+
+// decide evaluates readiness and commits what changed: the frontend gets it before anything else is
+// done with it.
+func (l *loop) decide(in input) decision {
 	now := time.Now()
 	l.lastRun.Store(int64(now.Sub(l.started)))
 	if in.config != nil {
@@ -185,23 +210,33 @@ func (l *loop) evaluate(in input) bool {
 		l.checker.Routed()
 		l.compared = l.compared || in.kernel.Err != nil
 	}
-	r := l.evaluator.Evaluate(now, l.checker.Evaluate(now))
-	l.next = r.Next
-	committed := l.commit(now, r)
+	d := decision{Result: l.evaluator.Evaluate(now, l.checker.Evaluate(now)), at: now}
+	l.next = d.Next
+	l.commit(&d)
+	return d
+}
+
+// publish passes a decision to everything behind the table.
+func (l *loop) publish(in input, d decision) {
 	switch {
 	case l.plane != nil && l.synced:
-		l.next = targetset.Soonest(l.next, l.forward(now))
+		l.next = targetset.Soonest(l.next, l.forward(d.at))
 	case l.plane != nil && (in.config != nil || in.targets):
 		l.plane.Configure(l.evaluator.Routes())
 	}
-	l.noteOutage(r.Outage)
-	if (committed || r.StreamsChanged || in.config != nil) && l.files != nil && l.synced && !l.leaving {
+	if (d.committed || d.StreamsChanged || in.config != nil) && l.files != nil && l.synced && !l.leaving {
 		streams, vips := l.evaluator.Ready()
 		l.files.Want(streams, vips...)
 	}
-	// After the decision: a reader that lists all targets holds the index for milliseconds.
+	// A reader that lists all targets holds the index for milliseconds.
 	l.index.Publish(l.evaluator.Targets())
-	return committed
+	if d.first {
+		l.log.Info("readiness is synced", "revision", d.revision)
+	}
+	if d.committed {
+		l.observe(d.Decision, d.revision)
+	}
+	l.noteOutage(d.Outage)
 }
 
 // forward passes a changed desired state to the data plane. It returns when to call it again.
@@ -245,17 +280,12 @@ func (l *loop) noteOutage(v outage.Verdict) {
 }
 
 // commit commits a decision unless nothing changed.
-func (l *loop) commit(now time.Time, r serving.Result) bool {
-	first := !l.synced && l.generation > 0 && !r.Settling && (l.plane == nil || l.compared)
-	l.synced = l.synced || first
-	if len(r.Changed)+len(r.Removed) == 0 && !first {
-		return false
+func (l *loop) commit(d *decision) {
+	d.first = !l.synced && l.generation > 0 && !d.Settling && (l.plane == nil || l.compared)
+	l.synced = l.synced || d.first
+	if len(d.Changed)+len(d.Removed) == 0 && !d.first {
+		return
 	}
-	r.Synced, r.At = l.synced, now
-	revision := l.table.Commit(r.Decision)
-	if first {
-		l.log.Info("readiness is synced", "revision", revision)
-	}
-	l.observe(r.Decision, revision)
-	return true
+	d.Synced, d.At, d.committed = l.synced, d.at, true
+	d.revision = l.table.Commit(d.Decision)
 }

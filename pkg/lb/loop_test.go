@@ -28,7 +28,7 @@ var quiet = slog.New(slog.DiscardHandler)
 
 // newLoop returns a loop whose sources are the trench file and the registry, and
 // whose tasks do not run.
-func newLoop(t *testing.T, o TargetOptions) *loop {
+func newLoop(t testing.TB, o TargetOptions) *loop {
 	t.Helper()
 	o.File, o.StateDir = true, t.TempDir()
 	sources, err := newSources(o, quiet)
