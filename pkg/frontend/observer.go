@@ -18,8 +18,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxQueued bounds the queued decisions; beyond that, events are dropped and counted. It also bounds
-// the queued readiness, of which only the newest counts.
+// maxQueued bounds the queued decisions; beyond that, events are dropped and counted. It also
+// bounds the queued readiness, of which only the newest counts.
 const maxQueued = 200_000
 
 // decisions is one batch of the gate. It must not be modified.
