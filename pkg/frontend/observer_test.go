@@ -138,8 +138,10 @@ func TestObserverQueueIsBounded(t *testing.T) {
 func TestQueuedReadinessIsBounded(t *testing.T) {
 	o, _ := testObserver()
 	kept := numbered(5000)
-	o.updated(readiness.Update{Complete: true, Changed: []readiness.VIPReadiness{{VIP: vipA}, {VIP: vipB}}})
+	o.updated(readiness.Update{Changed: []readiness.VIPReadiness{{VIP: numbered(6000)}}})
 	o.drain()
+	o.updated(readiness.Update{Changed: []readiness.VIPReadiness{{VIP: numbered(6001)}}})
+	o.updated(readiness.Update{Complete: true, Changed: []readiness.VIPReadiness{{VIP: vipA}, {VIP: vipB}}})
 	o.updated(readiness.Update{Removed: []vip.VIP{vipA}})
 	for i := range 2*maxQueued/1000 + 1 {
 		u := readiness.Update{Changed: []readiness.VIPReadiness{{VIP: kept, ReadyTargets: uint32(i)}}}
