@@ -135,13 +135,10 @@ func (o *observer) compact() {
 
 // updated queues an update of the readiness source. It does not block.
 func (o *observer) updated(u readiness.Update) {
-	r := reportedVIPs{
-		changed: slices.Collect(maps.Values(u.Changed)), removed: slices.Collect(maps.Keys(u.Removed)), complete: u.Complete,
-	}
-	changed := len(r.changed)+len(r.removed) > 0 || r.complete
+	changed := len(u.Changed)+len(u.Removed) > 0 || u.Complete
 	if changed {
 		o.mu.Lock()
-		o.queueReported(r)
+		o.queueReported(reportedVIPs{u.Changed, u.Removed, u.Complete})
 		o.mu.Unlock()
 	}
 	o.lease.Store(&lease{End: u.LeaseEnd, LastMessage: u.LastMessage})

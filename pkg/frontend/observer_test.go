@@ -35,7 +35,7 @@ func change(v vip.VIP, from, to gate.Advertisement, reason gate.Reason) gate.Cha
 func TestObserverKeepsStateSinceAndEvents(t *testing.T) {
 	o, counts := testObserver()
 	t0 := time.Unix(100, 0)
-	o.updated(readiness.Update{Complete: true, Changed: map[vip.VIP]readiness.VIPReadiness{vipA: {
+	o.updated(readiness.Update{Complete: true, Changed: []readiness.VIPReadiness{{
 		VIP:    vipA,
 		Detail: "1 of 2 targets",
 	}}})

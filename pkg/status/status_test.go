@@ -82,7 +82,7 @@ func goodFrontend() *frontendv1.Status {
 		Bird: &frontendv1.BirdStatus{Version: "2.0.12", Pid: 4242, Since: before(3*time.Hour + 12*time.Minute)},
 		Gateways: []*frontendv1.GatewayStatus{{
 			Name: "gateway-a-1", Address: "169.254.100.150", Up: true, State: "Established",
-			Since: before(3 * time.Hour), Imported: 1, Exported: 1, Bfd: "Up",
+			Since: before(3 * time.Hour), Imported: 1, Exported: 1, Bfd: "Up", NoDelay: true,
 		}, {
 			Name: "gateway-a-2", Address: "fe80::1", Up: true, State: "Established", Since: before(50 * time.Hour),
 			Imported: 1, Exported: 1,
@@ -123,6 +123,7 @@ func badFrontend() *frontendv1.Status {
 		Position:  &readinessv1.Position{InstanceId: "7f3a9c", Revision: 43}, Error: "stream ended: EOF",
 	}
 	s.Bird.Restarts, s.Bird.Error = 2, "no answer on the control socket for 2s"
+	s.Gateways[0].NoDelay, s.Gateways[0].NoDelayProblem = false, "pidfd_getfd: operation not permitted"
 	s.Gateways[1] = &frontendv1.GatewayStatus{
 		Name: "gateway-a-2", Address: "fe80::1", State: "Active", Since: before(50 * time.Second),
 		LastError: "Received: Hold timer expired", Bfd: "Down",

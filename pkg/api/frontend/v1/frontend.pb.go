@@ -1507,9 +1507,14 @@ type GatewayStatus struct {
 	Held bool `protobuf:"varint,11,opt,name=held,proto3" json:"held,omitempty"`
 	// What does not work with it, such as the withdrawal of a static gateway without BFD; empty if all
 	// does.
-	Warning       string `protobuf:"bytes,12,opt,name=warning,proto3" json:"warning,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Warning string `protobuf:"bytes,12,opt,name=warning,proto3" json:"warning,omitempty"`
+	// True if BIRD's connection with it has TCP_NODELAY, so that no UPDATE waits for an acknowledgement;
+	// false without a BGP session.
+	NoDelay bool `protobuf:"varint,13,opt,name=no_delay,json=noDelay,proto3" json:"no_delay,omitempty"`
+	// Why it has not, although the session is up.
+	NoDelayProblem string `protobuf:"bytes,14,opt,name=no_delay_problem,json=noDelayProblem,proto3" json:"no_delay_problem,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GatewayStatus) Reset() {
@@ -1622,6 +1627,20 @@ func (x *GatewayStatus) GetHeld() bool {
 func (x *GatewayStatus) GetWarning() string {
 	if x != nil {
 		return x.Warning
+	}
+	return ""
+}
+
+func (x *GatewayStatus) GetNoDelay() bool {
+	if x != nil {
+		return x.NoDelay
+	}
+	return false
+}
+
+func (x *GatewayStatus) GetNoDelayProblem() string {
+	if x != nil {
+		return x.NoDelayProblem
 	}
 	return ""
 }
@@ -1911,7 +1930,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
 	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\x12\x18\n" +
-	"\aservice\x18\b \x01(\tR\aservice\"\xc8\x02\n" +
+	"\aservice\x18\b \x01(\tR\aservice\"\x8d\x03\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -1926,7 +1945,9 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\bprotocol\x18\n" +
 	" \x01(\tR\bprotocol\x12\x12\n" +
 	"\x04held\x18\v \x01(\bR\x04held\x12\x18\n" +
-	"\awarning\x18\f \x01(\tR\awarning\"\x9c\x01\n" +
+	"\awarning\x18\f \x01(\tR\awarning\x12\x19\n" +
+	"\bno_delay\x18\r \x01(\bR\anoDelay\x12(\n" +
+	"\x10no_delay_problem\x18\x0e \x01(\tR\x0enoDelayProblem\"\x9c\x01\n" +
 	"\n" +
 	"BirdStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
