@@ -95,16 +95,18 @@ func (c *watchConn) run(ctx context.Context) error {
 
 	silence := time.AfterFunc(c.w.handshakeWithin+c.w.firstMessageWithin, func() { c.cancel(errNoFirstMessage) })
 	defer silence.Stop()
-	stream, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: c.w.opts.Reader})
+	stream, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: c.w.opts.Reader},
+		grpc.ForceCodecV2(newCodec()))
 	if err != nil {
 		return err
 	}
 	var decoder decoder
+	var data received
 	var reports sync.WaitGroup
 	defer reports.Wait()
 	defer c.cancel(nil)
 	for {
-		m, err := stream.Recv()
+		err := stream.RecvMsg(&data)
 		at := time.Now()
 		switch {
 		case err != nil && unimplemented(err) && c.w.opts.Fallback != nil && !isClosed(c.received):
@@ -112,7 +114,7 @@ func (c *watchConn) run(ctx context.Context) error {
 		case err != nil:
 			return err
 		}
-		e, err := decoder.decode(m, at)
+		e, err := decoder.decode(data, at)
 		if err == nil {
 			err = c.w.merger.merge(&c.state, e, at)
 		}

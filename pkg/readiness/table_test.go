@@ -55,11 +55,11 @@ func TestSinceFollowsState(t *testing.T) {
 	r := notReady("20.0.0.1/32")
 	r.Detail = "i/o timeout"
 	table.Commit(Decision{Changed: []VIPReadiness{r}, At: t0.Add(time.Second)})
-	if got := table.get(v); !got.Since.Equal(t0) || got.Detail != "i/o timeout" {
+	if got := table.index[v]; !got.Since.Equal(t0) || got.Detail != "i/o timeout" {
 		t.Fatalf("after another detail: %+v", got)
 	}
 	table.Commit(Decision{Changed: []VIPReadiness{ready("20.0.0.1/32")}, At: t0.Add(2 * time.Second)})
-	if got := table.get(v); !got.Since.Equal(t0.Add(2 * time.Second)) {
+	if got := table.index[v]; !got.Since.Equal(t0.Add(2 * time.Second)) {
 		t.Fatalf("after another state: %+v", got)
 	}
 }
@@ -96,10 +96,10 @@ func drain(t testing.TB, table *Table, c *cursor, d *decoder, b *updateMerger, h
 				t.Fatal("a message without a lease")
 			}
 			if next.first {
-				m.WatchId, next.first = "w", false
+				m.header.WatchId, next.first = "w", false
 			}
-			m.Position, m.Lease = next.position.Proto(), durationpb.New(lease)
-			said, err := d.decode(m, time.Now())
+			m.header.Position, m.header.Lease = next.position.Proto(), durationpb.New(lease)
+			said, err := d.decode(encoded(t, m), time.Now())
 			if err == nil {
 				err = b.merge(h, said, time.Now())
 			}
@@ -167,7 +167,7 @@ func TestOneFlipIsOneEntry(t *testing.T) {
 	}
 	n := 0
 	for m := range table.next(c, time.Now()).messages() {
-		n += len(m.GetDelta().GetChanged())
+		n += len(parsed(t, m).GetDelta().GetChanged())
 	}
 	if n != 1 {
 		t.Fatalf("the reader was sent %d VIPs", n)
