@@ -85,8 +85,8 @@ func NewWriter(path string, log *slog.Logger) *Writer {
 	}
 }
 
-// Want sets which groups and VIPs are ready, the latter by their first addresses, always in the same
-// order. It never blocks, and keeps the lists. One goroutine calls it.
+// Want sets which groups and VIPs are ready, the latter by their first addresses, each time in the
+// same order. It never blocks, and keeps the lists. One goroutine calls it.
 func (w *Writer) Want(groups []string, vips ...netip.Addr) {
 	was := w.desired.Load()
 	// The same ones do not shorten a back-off.
