@@ -27,6 +27,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/durable"
 	"github.com/vipgate/vipgate/pkg/files"
+	"github.com/vipgate/vipgate/pkg/tick"
 )
 
 const (
@@ -311,7 +312,7 @@ func (d *dev) sign(ctx context.Context) (*x509svid.SVID, error) {
 // create one: if the directory was emptied, running processes continue to trust each other.
 func (d *dev) waitRotation(ctx context.Context, s *Source, due time.Time) error {
 	for time.Now().Before(due) {
-		if err := backoff.Sleep(ctx, min(d.poll, time.Until(due))); err != nil {
+		if err := backoff.Sleep(ctx, min(tick.Until(time.Now(), d.poll), time.Until(due))); err != nil {
 			return err
 		}
 		now, stamps := time.Now(), d.stamps()

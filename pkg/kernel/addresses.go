@@ -16,6 +16,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/sysctl"
+	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -153,7 +154,7 @@ type progress struct {
 
 // announce announces the addresses that are due and returns how long to wait for the next.
 func (a *Addresses) announce(before map[address]progress, now time.Time) (map[address]progress, time.Duration) {
-	known, wait := make(map[address]progress, len(a.list)), addressPoll // only Run changes the list
+	known, wait := make(map[address]progress, len(a.list)), tick.Until(now, addressPoll) // only Run changes the list
 	var due []address
 	var first []netip.Addr
 	for _, x := range a.list {

@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/serving"
 	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -97,7 +98,8 @@ func (l *loop) Run(ctx context.Context) error {
 		state, confirmed = l.plane.State().Get()
 		in.kernel = &state
 	}
-	beat := time.NewTicker(l.lease / beatsPerLease)
+	interval := l.lease / beatsPerLease
+	beat := time.NewTimer(tick.Until(time.Now(), interval))
 	defer beat.Stop()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -137,6 +139,7 @@ func (l *loop) Run(ctx context.Context) error {
 			}
 		case <-timer.C:
 		case <-beat.C:
+			beat.Reset(tick.Until(time.Now(), interval))
 			beats = true
 		}
 		if !l.evaluate(in) {

@@ -14,6 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -53,8 +54,8 @@ func (o *observer) decided(d readiness.Decision) {
 // Run follows identity, configuration, reports and decisions until ctx ends.
 func (o *observer) Run(ctx context.Context) error {
 	p := o.process
-	tick := time.NewTicker(time.Second) // last checks and ages in the status
-	defer tick.Stop()
+	refresh := time.NewTimer(tick.Until(time.Now(), time.Second)) // of last checks and ages in the status
+	defer refresh.Stop()
 	targets := p.index.Watch(nil)
 	defer targets.Close()
 	var state plan.State
@@ -105,7 +106,8 @@ func (o *observer) Run(ctx context.Context) error {
 			dataPlaneReady = nil
 		case <-dataPlaneChanged:
 		case <-o.wake:
-		case <-tick.C:
+		case <-refresh.C:
+			refresh.Reset(tick.Until(time.Now(), time.Second))
 		}
 	}
 }

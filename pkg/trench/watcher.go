@@ -13,6 +13,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/tick"
 )
 
 const (
@@ -109,7 +110,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	w.reload(ctx, notifier)
 	close(w.ready)
 
-	poll := time.NewTicker(w.poll)
+	poll := time.NewTimer(tick.Until(time.Now(), w.poll))
 	defer poll.Stop()
 	quiet := time.NewTimer(0)
 	quiet.Stop()
@@ -132,6 +133,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			// Events may have been lost: the file itself is read.
 			w.log.Warn("file notifications failed", "error", err)
 		case <-poll.C:
+			poll.Reset(tick.Until(time.Now(), w.poll))
 			// Not read at once: the poll may fall between two steps of an editor.
 		case <-quiet.C:
 			wait = settling{}
