@@ -19,9 +19,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// beatsPerLease is how many heartbeats go into one lease (docs/architecture.md#the-two-leases).
-const beatsPerLease = 5
-
 // checker is a [healthcheck.Checker], or a script of a test.
 type checker interface {
 	Update(changed []trench.Stream, removed []string)
@@ -100,7 +97,7 @@ func (l *loop) Run(ctx context.Context) error {
 		state, confirmed = l.plane.State().Get()
 		in.kernel = &state
 	}
-	interval := l.lease / beatsPerLease
+	interval := l.lease / BeatsPerLease
 	beat := time.NewTimer(tick.Until(time.Now(), interval))
 	defer beat.Stop()
 	timer := time.NewTimer(time.Hour)
