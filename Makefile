@@ -35,7 +35,7 @@ test-kube: check-root check-go $(TOOLS)/kube-apiserver ## Run the tests that nee
 
 .PHONY: bench
 bench: bench-tool ## Measure everything that docs/performance.md shows (takes most of an hour; ROWS=1,2 for some)
-	@$(BIN)/bench --binaries=$(BIN) --json=$(BIN)/bench.json --markdown=$(BIN)/bench.md $(if $(ROWS),--rows=$(ROWS))
+	@$(BIN)/bench --binaries=$(BIN) --json=$(BIN)/bench.json --markdown=$(BIN)/bench.md --plots=$(BIN)/plots $(if $(ROWS),--rows=$(ROWS))
 
 .PHONY: bench-quick
 bench-quick: bench-tool ## The same with few repeats and few VIPs, in under a minute: shows that it works, checks no number

@@ -33,13 +33,13 @@ func measureCheckPaths(ctx context.Context, s *session) error {
 					return 0, err
 				}
 			}
-			if err := fx.pause(s.lasts(5*time.Second, time.Second)); err != nil { // the checks start again
+			if err := fx.pause(s.lasts(5*time.Second, 300*time.Millisecond)); err != nil { // the checks start again
 				return 0, err
 			}
 			if err := fx.waitTargets(n); err != nil {
 				return 0, err
 			}
-			return fx.share(fx.pod.LB, s.lasts(15*time.Second, time.Second))
+			return fx.share(fx.pod.LB, s.lasts(15*time.Second, 300*time.Millisecond))
 		}
 		for range s.repeats(5, 1) {
 			address, errAddress := share("address")

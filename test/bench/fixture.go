@@ -115,6 +115,13 @@ func (fx *fixture) attractor() string {
 
 // trench is the trench file: one stream with one target serves all VIPs.
 func (fx *fixture) trench() string {
+	return fx.trenchWith(fmt.Sprintf(
+		"{tcp: {port: %d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}", checkPort,
+	))
+}
+
+// trenchWith is the trench file with another health check.
+func (fx *fixture) trenchWith(check string) string {
 	var b strings.Builder
 	list := func(indent string) {
 		for _, v := range fx.vips {
@@ -124,11 +131,11 @@ func (fx *fixture) trench() string {
 	b.WriteString(fx.attractor())
 	fmt.Fprintf(&b, `streams:
   - name: stream-a
-    check: {tcp: {port: %d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}
+    check: %s
     targets:
       - {name: target-1, ips: [%q, %q]}
     vips:
-`, checkPort, lab.Target1v4, lab.Target1v6)
+`, check, lab.Target1v4, lab.Target1v6)
 	list("      ")
 	return b.String()
 }

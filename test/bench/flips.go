@@ -25,52 +25,49 @@ func between() time.Duration { return 50*time.Millisecond + rand.N(50*time.Milli
 func singleGoal(n int) string {
 	switch n {
 	case 10_000:
-		return "median ≤ 0.5, p99 ≤ 5; ≥ 50 × the reference"
+		return "median ≤ 0.7, p99 ≤ 3; ≥ 50 × the reference"
 	case 50_000:
-		return "median ≤ 0.5, p99 ≤ 5; ≤ 2 × the median at N=1"
+		return "median ≤ 0.7, p99 ≤ 3; ≤ 2 × the median at N=1"
 	default:
-		return "median ≤ 0.5, p99 ≤ 5"
+		return "median ≤ 0.7, p99 ≤ 3"
 	}
 }
 
+// oneFlips is what row 1 measures.
+const oneFlips = "one VIP flips → UPDATE"
+
 // measureSingleFlips is row 1: one VIP flips among N.
 func measureSingleFlips(ctx context.Context, s *session) error {
-	const what = "one VIP flips → UPDATE"
 	for _, n := range s.sizes([]int{1, 100, 1000, 10_000, 50_000}, []int{1, 1000}) {
-		if err := flipSingly(ctx, s, what, n, oneFamily); err != nil {
+		if err := flipSingly(ctx, s, oneFlips, n, oneFamily); err != nil {
 			return err
 		}
 		if s.quick && n > 1 {
 			continue
 		}
-		repeats := s.repeats(200, 4)
+		err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
+			in, err := fx.startInjector()
+			if err != nil {
+				return err
+			}
+			m := Measurement{Row: 1, What: oneFlips, Method: injection}
+			return flipEach(s, fx, m, s.repeats(100, 2), in.one)
+		})
+		if err != nil {
+			return err
+		}
+		repeats := s.repeats(200, 2)
 		if n >= 50_000 {
 			repeats = s.repeats(50, 0)
 			s.note(1, "the reference's repeats are fewer at N=%d: each takes a large part of a second", n)
 		}
-		err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
+		err = on(ctx, s, n, oneFamily, func(fx *fixture) error {
 			r, err := fx.startReference()
 			if err != nil {
 				return err
 			}
-			m := Measurement{Row: 1, What: what, Method: reference, N: n, Unit: "ms"}
-			for k := range repeats {
-				if err := fx.pause(between()); err != nil {
-					return err
-				}
-				i, up := flipped(k, n)
-				mark, start := fx.receiver.Mark(), time.Now()
-				if err := r.set(up, i); err != nil {
-					return err
-				}
-				at, err := fx.waitState(mark, fx.vips[i], up)
-				if err != nil {
-					return err
-				}
-				m.Samples = append(m.Samples, milliseconds(at.Sub(start)))
-			}
-			s.record(m)
-			return nil
+			return flipEach(s, fx, Measurement{Row: 1, What: oneFlips, Method: reference}, repeats,
+				func(i int, up bool) (func() error, error) { return func() error { return r.set(up, i) }, nil })
 		})
 		if err != nil {
 			return err
@@ -79,7 +76,7 @@ func measureSingleFlips(ctx context.Context, s *session) error {
 	if s.quick {
 		return nil
 	}
-	return flipSingly(ctx, s, what+", dual stack", 1000, bothFamilies)
+	return flipSingly(ctx, s, oneFlips+", dual stack", 1000, bothFamilies)
 }
 
 // flipSingly measures single flips with vipgate.
@@ -89,27 +86,44 @@ func flipSingly(ctx context.Context, s *session, what string, n int, families []
 		if err != nil {
 			return err
 		}
-		m := Measurement{Row: 1, What: what, Method: vipgate, N: n, Unit: "ms", Goal: singleGoal(n)}
-		for k := range s.repeats(200, 8) {
-			if err := fx.pause(between()); err != nil {
-				return err
-			}
-			i, up := flipped(k, n)
+		m := Measurement{Row: 1, What: what, Method: vipgate, Goal: singleGoal(n)}
+		return flipEach(s, fx, m, s.repeats(200, 4), func(i int, up bool) (func() error, error) {
 			d := decision(up, fx.vips[i])
-			mark, start := fx.receiver.Mark(), time.Now()
-			lb.Table.Commit(d)
-			at, err := fx.waitState(mark, fx.vips[i], up)
-			if err != nil {
-				return err
-			}
-			m.Samples = append(m.Samples, milliseconds(at.Sub(start)))
-		}
-		s.record(m)
-		if n == 50_000 {
-			s.noteGrowth(m)
-		}
-		return nil
+			return func() error { lb.Table.Commit(d); return nil }, nil
+		})
 	})
+}
+
+// flipEach has single VIPs go down and come up in turn, and records how long the UPDATE took.
+// prepare returns what causes a change; only that is measured.
+func flipEach(s *session, fx *fixture, m Measurement, repeats int,
+	prepare func(i int, up bool) (cause func() error, err error),
+) error {
+	m.N, m.Unit = len(fx.vips), "ms"
+	for k := range repeats {
+		i, up := flipped(k, m.N)
+		cause, err := prepare(i, up)
+		if err != nil {
+			return err
+		}
+		if err := fx.pause(between()); err != nil {
+			return err
+		}
+		mark, start := fx.receiver.Mark(), time.Now()
+		if err := cause(); err != nil {
+			return err
+		}
+		at, err := fx.waitState(mark, fx.vips[i], up)
+		if err != nil {
+			return err
+		}
+		m.Samples = append(m.Samples, milliseconds(at.Sub(start)))
+	}
+	s.record(m)
+	if m.Method == vipgate && m.N == 50_000 {
+		s.noteGrowth(m)
+	}
+	return nil
 }
 
 // noteGrowth notes how much longer a flip takes than among one VIP.
@@ -124,68 +138,6 @@ func (s *session) noteGrowth(m Measurement) {
 // flipped is the k-th flip: VIPs spread over all n go down and come up in turn.
 func flipped(k, n int) (index int, up bool) { return k / 2 * 7919 % n, k%2 == 1 }
 
-// measureBulkFlips is row 2: all VIPs flip at once.
-func measureBulkFlips(ctx context.Context, s *session) error {
-	goals := map[int]string{10_000: "max ≤ 100", 50_000: "max ≤ 400"}
-	for _, n := range s.sizes([]int{10_000, 50_000}, []int{1000}) {
-		err := on(ctx, s, n, oneFamily, func(fx *fixture) error {
-			lb, err := fx.startScriptedPod()
-			if err != nil {
-				return err
-			}
-			m := Measurement{Row: 2, Method: vipgate, Goal: goals[n]}
-			return flipAll(s, fx, m, s.repeats(10, 1), fx.scriptedSwitch(lb))
-		})
-		if err != nil {
-			return err
-		}
-		err = on(ctx, s, n, oneFamily, func(fx *fixture) error {
-			r, err := fx.startReference()
-			if err != nil {
-				return err
-			}
-			return flipAll(s, fx, Measurement{Row: 2, Method: reference}, s.repeats(10, 1),
-				func(up bool) error { return r.set(up, r.all()...) })
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// flipAll has all VIPs of a fixture go down and come up in turn, and records how long the last
-// UPDATE took.
-func flipAll(s *session, fx *fixture, m Measurement, repeats int, set func(up bool) error) error {
-	m.N, m.Unit = len(fx.vips), "ms"
-	down, up := m, m
-	down.What, up.What = "all go down → last UPDATE", "all come up → last UPDATE"
-	for range repeats {
-		for _, to := range []struct {
-			m    *Measurement
-			up   bool
-			want int
-		}{{&down, false, 0}, {&up, true, m.N}} {
-			if err := fx.pause(s.lasts(500*time.Millisecond, 100*time.Millisecond)); err != nil {
-				return err
-			}
-			fx.receiver.Forget()
-			start := time.Now()
-			if err := set(to.up); err != nil {
-				return err
-			}
-			at, err := fx.waitCount(to.want)
-			if err != nil {
-				return err
-			}
-			to.m.Samples = append(to.m.Samples, milliseconds(at.Sub(start)))
-		}
-	}
-	s.record(down)
-	s.record(up)
-	return nil
-}
-
 // flapPattern is a burst of changes of the first VIPs of a fixture.
 type flapPattern struct {
 	what  string
@@ -197,13 +149,17 @@ type flapPattern struct {
 // measureFlapPatterns is row 9: more changes than anybody can follow.
 func measureFlapPatterns(ctx context.Context, s *session) error {
 	const n, every = 1000, 20 * time.Millisecond
-	lasts := s.lasts(20*time.Second, time.Second)
+	lasts := s.lasts(20*time.Second, 200*time.Millisecond)
+	flips := s.sizes([]int{1000}, []int{200})[0]
 	type repeated struct {
 		flapPattern
 		repeats int
 	}
 	storms := []repeated{
-		{flapPattern{"1 000 flips of one VIP, 1 ms apart → right state", 1, time.Millisecond, 1000}, s.repeats(10, 1)},
+		{
+			flapPattern{grouped(flips) + " flips of one VIP, 1 ms apart → right state", 1, time.Millisecond, flips},
+			s.repeats(10, 1),
+		},
 		{
 			flapPattern{fmt.Sprintf("all flip every 20 ms for %v → right state", lasts), n, every, int(lasts / every)},
 			s.repeats(3, 1),

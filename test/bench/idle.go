@@ -18,12 +18,18 @@ import (
 // Goals of an idle pod: memory at its peak, since the start, by the number of
 // VIPs.
 var idleGoals = map[string]map[int]string{
-	"lb":               {1: "max ≤ 25", 10_000: "max ≤ 50"},
-	"frontend":         {1: "max ≤ 30", 10_000: "max ≤ 60"},
+	"lb":               {1: "max ≤ 25", 10_000: "max ≤ 40"},
+	"frontend":         {1: "max ≤ 30", 10_000: "max ≤ 50"},
 	"BIRD of frontend": {},
 }
 
-const idleCPUGoal = "max ≤ 0.2"
+const (
+	idleCPUGoal = "max ≤ 0.2"
+	// podCPUGoal is that of all three together.
+	podCPUGoal = "max ≤ 0.5"
+	// idleStarts is how often the peak memory is measured: it differs from start to start.
+	idleStarts = 5
+)
 
 // usage is what a process has used since its start.
 type usage struct {
@@ -75,9 +81,47 @@ func peakMemory(status string) (float64, error) {
 	return 0, errors.New("no line VmHWM in kB")
 }
 
-// measureIdle is row 12. Both pods are idle at the same time, each on a fixture of
-// its own.
-func measureIdle(ctx context.Context, s *session) (err error) {
+// measureIdle is row 12.
+func measureIdle(ctx context.Context, s *session) error {
+	peaks := map[string]*Measurement{}
+	var names []string // in the order of the table
+	for start := range s.repeats(idleStarts, 1) {
+		err := onIdlePods(ctx, s, func(all []*watchedProcess) error {
+			if start == 0 {
+				if err := measureIdleShares(ctx, s, all); err != nil {
+					return err
+				}
+			}
+			for _, w := range all {
+				u, err := usageOf(w.pid)
+				if err != nil {
+					return err
+				}
+				key := fmt.Sprintf("%s %d", w.name, w.n)
+				if peaks[key] == nil {
+					names = append(names, key)
+					peaks[key] = &Measurement{
+						Row: 12, What: w.name + ": peak resident memory", Method: vipgate, N: w.n, Unit: "MiB",
+						Goal: idleGoals[w.name][w.n],
+					}
+				}
+				peaks[key].Samples = append(peaks[key].Samples, u.peak)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for _, name := range names {
+		s.record(*peaks[name])
+	}
+	return nil
+}
+
+// onIdlePods starts a pod for each number of VIPs, each on a fixture of its own, and calls a
+// function with their processes once they are idle.
+func onIdlePods(ctx context.Context, s *session, do func(all []*watchedProcess) error) (err error) {
 	var all []*watchedProcess
 	for _, n := range s.sizes([]int{1, 10_000}, []int{1, 1000}) {
 		var fx *fixture
@@ -104,32 +148,42 @@ func measureIdle(ctx context.Context, s *session) (err error) {
 	}
 	// The work of the start is over when nothing is expected any more: the
 	// frontend asks BIRD often for up to 5 s.
-	if err := backoff.Sleep(ctx, s.lasts(10*time.Second, 500*time.Millisecond)); err != nil {
+	if err := backoff.Sleep(ctx, s.lasts(10*time.Second, 200*time.Millisecond)); err != nil {
 		return err
 	}
+	return do(all)
+}
+
+// measureIdleShares records the processor time of idle pods, which are idle at the same time.
+func measureIdleShares(ctx context.Context, s *session, all []*watchedProcess) error {
+	var err error
 	for _, w := range all {
 		if w.before, err = usageOf(w.pid); err != nil {
 			return err
 		}
 	}
 	began := time.Now()
-	if err := backoff.Sleep(ctx, s.lasts(time.Minute, time.Second)); err != nil {
+	if err := backoff.Sleep(ctx, s.lasts(time.Minute, 500*time.Millisecond)); err != nil {
 		return err
 	}
-	for _, w := range all {
+	together := map[int]float64{}
+	for i, w := range all {
 		after, err := usageOf(w.pid)
 		if err != nil {
 			return fmt.Errorf("%s with %d VIPs did not live through idle time: %w", w.name, w.n, err)
 		}
 		share := 100 * float64(after.cpu-w.before.cpu) / float64(time.Since(began))
-		s.record(Measurement{
+		together[w.n] += share
+		m := Measurement{
 			Row: 12, What: w.name + ", idle: share of one core", Method: vipgate, N: w.n, Unit: "%",
 			Goal: idleCPUGoal, Samples: []float64{share},
-		})
-		s.record(Measurement{
-			Row: 12, What: w.name + ": peak resident memory", Method: vipgate, N: w.n, Unit: "MiB",
-			Goal: idleGoals[w.name][w.n], Samples: []float64{after.peak},
-		})
+		}
+		s.record(m)
+		if i == len(all)-1 || all[i+1].n != w.n {
+			m.What, m.Goal = "lb + frontend + BIRD, idle: share of one core", podCPUGoal
+			m.Samples = []float64{together[w.n]}
+			s.record(m)
+		}
 	}
 	return nil
 }

@@ -33,6 +33,8 @@ type options struct {
 	JSON         string  `name:"json" help:"Write the results as JSON." placeholder:"FILE"`
 	Samples      bool    `help:"Put every single value into the JSON."`
 	Markdown     string  `help:"Write the table as Markdown." placeholder:"FILE"`
+	Plots        string  `help:"Draw rows 1 and 2 as SVG." placeholder:"DIR"`
+	From         string  `help:"Measure nothing: draw the plots from the JSON of an earlier run." placeholder:"FILE"`
 }
 
 func main() {
@@ -72,6 +74,9 @@ func (o *options) check() error {
 	if !(o.RepeatsScale > 0) {
 		return fmt.Errorf("--repeats-scale=%v is not above 0", o.RepeatsScale)
 	}
+	if o.From != "" && o.Plots == "" {
+		return errors.New("--from needs --plots: the folder to draw into")
+	}
 	for _, n := range o.Rows {
 		if !slices.ContainsFunc(rows, func(r row) bool { return r.number == n }) {
 			return fmt.Errorf("--rows: there is no row %d", n)
@@ -101,6 +106,17 @@ func (o *options) prepare() error {
 
 // run measures and returns the exit status.
 func run(o options, stdout, stderr io.Writer) int {
+	if o.From != "" {
+		r, err := loadReport(o.From)
+		if err == nil {
+			err = r.plot(o.Plots, stdout)
+		}
+		if err != nil {
+			fmt.Fprintf(stderr, "bench: %v\n", err)
+			return exitFailed
+		}
+		return exitMeasured
+	}
 	if err := o.prepare(); err != nil {
 		fmt.Fprintf(stderr, "bench: %v\n", err)
 		return exitFailed
@@ -128,6 +144,9 @@ func run(o options, stdout, stderr io.Writer) int {
 	}
 	if o.Markdown != "" {
 		err = errors.Join(err, writeFile(o.Markdown, r.writeMarkdown))
+	}
+	if o.Plots != "" {
+		err = errors.Join(err, r.plot(o.Plots, stderr))
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "bench: %v\n", err)

@@ -44,7 +44,8 @@ func measureMeridioReadiness(ctx context.Context, s *session) error {
 		if err != nil {
 			return err
 		}
-		return flipAll(s, fx, m, s.repeats(20, 1), set)
+		pause := s.lasts(500*time.Millisecond, 100*time.Millisecond)
+		return flipAll(s, fx, m, turns{s.repeats(20, 1), always(pause)}, atOnce(set))
 	})
 }
 
@@ -95,7 +96,7 @@ func measureMeridioSessionLoss(ctx context.Context, s *session) error {
 
 // meridioMilestones are those of a start with the NSP.
 var meridioMilestones = slices.Insert(slices.Clone(milestones[2:]), 1,
-	milestone{"configuration of the NSP in force", frontendOf, `msg="new configuration in force"`})
+	milestone{"configuration of the NSP in force", frontendOf, []string{`msg="new configuration in force"`}})
 
 // measureMeridioStart is row 25: the process start with the NSP.
 func measureMeridioStart(ctx context.Context, s *session) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -15,30 +16,31 @@ import (
 type milestone struct {
 	what    string
 	process func(*lab.Pod) *lab.Process
-	line    string // part of the first line that says so
+	lines   []string // parts of lines; the first line that has one of them says so
 }
 
 // milestones of a start.
 var milestones = []milestone{
-	{"LB has its SVID", lbOf, `msg="SVID received"`},
-	{"LB serves readiness", lbOf, `msg="serving readiness"`},
-	{"frontend has its SVID", frontendOf, `msg="SVID received"`},
-	{"BIRD started", frontendOf, `msg="BIRD started"`},
-	{"session with BIRD up", frontendOf, `msg="session with BIRD established"`},
-	{"source routing of the VIPs in the kernel", frontendOf, `msg="VIP set updated"`},
-	{"readiness heard", frontendOf, `msg="load balancer readiness went from`},
-	{"gateway's session seen up", frontendOf, `service=Egress serving=true`},
-	{"first VIP announced", frontendOf, `to=announced`},
+	{"LB has its SVID", lbOf, []string{`msg="SVID received"`}},
+	{"LB serves readiness", lbOf, []string{`msg="serving readiness"`}},
+	{"frontend has its SVID", frontendOf, []string{`msg="SVID received"`}},
+	{"BIRD started", frontendOf, []string{`msg="BIRD started"`}},
+	{"session with BIRD up", frontendOf, []string{`msg="session with BIRD established"`}},
+	{"source routing of the VIPs in the kernel", frontendOf, []string{`msg="VIP set updated"`}},
+	{"readiness heard", frontendOf, []string{`msg="load balancer readiness went from`}},
+	{"gateway's session seen up", frontendOf, []string{`service=Egress serving=true`}},
+	// A line for each VIP, or one about a decision on many of them.
+	{"first VIP announced", frontendOf, []string{`to=announced`, ` to announced`}},
 }
 
 func lbOf(p *lab.Pod) *lab.Process       { return p.LB }
 func frontendOf(p *lab.Pod) *lab.Process { return p.Frontend }
 
-// logTime finds the first line of a text log that holds a text, and returns when
-// it was written.
-func logTime(log, text string) (time.Time, bool) {
+// logTime finds the first line of a text log that holds one of some texts, and
+// returns when it was written.
+func logTime(log string, texts ...string) (time.Time, bool) {
 	for line := range strings.Lines(log) {
-		if !strings.Contains(line, text) {
+		if !slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(line, text) }) {
 			continue
 		}
 		stamp, _, _ := strings.Cut(strings.TrimPrefix(line, "time="), " ")
@@ -96,7 +98,7 @@ func measureStarts(ctx context.Context, s *session, m Measurement, repeats int, 
 			}
 			total.Samples = append(total.Samples, at.Sub(began).Seconds())
 			for i, part := range parts {
-				if at, ok := logTime(part.process(fx.pod).Output(), part.line); ok {
+				if at, ok := logTime(part.process(fx.pod).Output(), part.lines...); ok {
 					samples[i] = append(samples[i], at.Sub(began).Seconds())
 				}
 			}

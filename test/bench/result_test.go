@@ -235,6 +235,7 @@ func TestCommandLine(t *testing.T) {
 	}{
 		{[]string{"--quick", "--rows=1,2", "--json=x"}, exitMeasured, ""},
 		{[]string{"--rows=99"}, exitUsage, "there is no row 99"},
+		{[]string{"--from=x"}, exitUsage, "--plots"},
 		{[]string{"--repeats-scale=0"}, exitUsage, "not above 0"},
 		{[]string{"--rows=x"}, exitUsage, "--rows"},
 		{[]string{"extra"}, exitUsage, "extra"},

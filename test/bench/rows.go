@@ -3,7 +3,7 @@ package main
 // rows is the table, in the order in which it is measured and shown.
 var rows = []row{
 	{1, "one VIP flips among N", measureSingleFlips},
-	{2, "all VIPs flip", measureBulkFlips},
+	{2, "all VIPs change", measureBulkFlips},
 	{3, "the load balancer is lost", measureLBLoss},
 	{4, "the frontend is lost", measureFrontendLoss},
 	{5, "a gateway resets the session", measureReset},

@@ -1,13 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"strconv"
@@ -133,10 +131,10 @@ func measureManyTargets(ctx context.Context, s *session) error {
 
 // measureShare measures which share of one core a process that checks takes.
 func (fx *fixture) measureShare(s *session, p *lab.Process, n int, method string) error {
-	if err := fx.pause(s.lasts(10*time.Second, time.Second)); err != nil {
+	if err := fx.pause(s.lasts(10*time.Second, 300*time.Millisecond)); err != nil {
 		return err
 	}
-	share, err := fx.share(p, s.lasts(time.Minute, time.Second))
+	share, err := fx.share(p, s.lasts(time.Minute, 300*time.Millisecond))
 	if err != nil {
 		return err
 	}
@@ -172,52 +170,17 @@ func (fx *fixture) share(p *lab.Process, d time.Duration) (float64, error) {
 func (fx *fixture) waitTargets(n int) error {
 	ctx, cancel := fx.withTimeout()
 	defer cancel()
-	client := &http.Client{Transport: &http.Transport{
-		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-			errDo := fx.Pod.Do(func() error {
-				conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
-				return nil
-			})
-			return conn, errors.Join(err, errDo)
-		},
-	}}
-	defer client.CloseIdleConnections()
 	err := lab.Eventually(ctx, 20*time.Millisecond, func() error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+lab.LBMetrics+"/metrics", nil)
+		ready, err := fx.metrics(lab.LBMetrics, readyTargets)
 		if err != nil {
 			return err
 		}
-		response, err := client.Do(request)
-		if err != nil {
-			return err
-		}
-		ready, err := sumOf(response.Body, readyTargets)
-		if err := errors.Join(err, response.Body.Close()); err != nil {
-			return err
-		}
-		if ready != n {
-			return fmt.Errorf("%d of %d targets are ready", ready, n)
+		if ready[0] != float64(n) {
+			return fmt.Errorf("%v of %d targets are ready", ready[0], n)
 		}
 		return nil
 	})
 	return fx.explain(ctx, err)
-}
-
-// sumOf adds the values of all series whose line begins with name.
-func sumOf(r io.Reader, name string) (sum int, err error) {
-	lines := bufio.NewScanner(r)
-	for lines.Scan() {
-		line := lines.Text()
-		if !strings.HasPrefix(line, name) {
-			continue
-		}
-		value, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
-		if err != nil {
-			return 0, fmt.Errorf("metric %q: %w", line, err)
-		}
-		sum += int(value)
-	}
-	return sum, lines.Err()
 }
 
 // runFieldChecker is the field's common technique: each target has a goroutine

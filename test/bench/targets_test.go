@@ -2,30 +2,11 @@ package main
 
 import (
 	"bytes"
-	"strings"
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
-
-func TestSumOfMetrics(t *testing.T) {
-	for _, c := range []struct {
-		text string
-		want int
-		ok   bool
-	}{
-		{"# HELP x{ 9\nx{a=\"1\"} 3\nx{a=\"b c\"} 4\ny{a=\"1\"} 7\nxy{} 5\n", 7, true},
-		{"x{} 1e+04\n", 10_000, true},
-		{"", 0, true},
-		{"x{} many\n", 0, false},
-	} {
-		got, err := sumOf(strings.NewReader(c.text), "x{")
-		if got != c.want || (err == nil) != c.ok {
-			t.Errorf("sum of %q is %d, %v; want %d", c.text, got, err, c.want)
-		}
-	}
-}
 
 func TestRow14TargetAddresses(t *testing.T) {
 	const n = 10_000

@@ -376,7 +376,7 @@ func measureFlapping(ctx context.Context, s *session) (err error) {
 	for i := range up {
 		up[i] = true
 	}
-	lasts := s.lasts(20*time.Second, time.Second)
+	lasts := s.lasts(20*time.Second, 300*time.Millisecond)
 	began := time.Now()
 	for report := lasts / 10; time.Since(began) < lasts; {
 		d := flap(random, x.vips, up)

@@ -25,8 +25,8 @@ echo "== unit tests, with the race detector"
 go test -race -timeout 10m ./pkg/... ./cmd/... ./test/lab/... ./test/load/... || status=1
 # One package after the other: they share two cores with the BIRDs that they start. Never from the
 # cache, which does not know the programs that they build.
-echo "== end to end: real BIRD, real wires; and the demo"
-go test -count=1 -p 1 -timeout 15m ./test/e2e/... ./test/demo/... ./test/docs/... || status=1
+echo "== end to end: real BIRD, real wires; the demo, the documents and the benchmark"
+go test -count=1 -p 1 -timeout 15m ./test/e2e/... ./test/demo/... ./test/docs/... ./test/bench || status=1
 echo
 kube=$(grep -c 'make test-kube' "$VIPGATE_SKIPPED" || true)
 [ "$kube" = 0 ] || echo "make test-kube runs $kube more tests, which need an API server"
