@@ -28,6 +28,9 @@ const patience = 30 * time.Second
 // podIP4 is the pod's address in its cluster: not the external one.
 const podIP4 = "172.16.0.1"
 
+// birdFile is BIRD in the images of the frontend.
+const birdFile = "/usr/sbin/bird"
+
 // pod is the Deployment's pod in a laboratory: the same users, groups,
 // capabilities, mounts and variables, without a cluster.
 type pod struct {
@@ -153,10 +156,10 @@ func (p *pod) container(name string, arguments ...string) container.Container {
 			Capabilities: image.Capabilities[image.EntryPoint],
 		}},
 	}
-	for file, capabilities := range image.Capabilities {
-		if file != image.EntryPoint {
-			c.Programs = append(c.Programs, container.Program{Source: lab.BIRD(), Path: file, Capabilities: capabilities})
-		}
+	if name == "frontend" {
+		c.Programs = append(c.Programs, container.Program{
+			Source: lab.BIRD(), Path: birdFile, Capabilities: image.Capabilities[birdFile],
+		})
 	}
 	for _, v := range m.VolumeMounts {
 		c.Volumes = append(c.Volumes, container.Volume{Source: p.volume(v.Name), Path: v.MountPath, ReadOnly: v.ReadOnly})
@@ -196,14 +199,15 @@ func (p *pod) exec(name string, arguments ...string) (string, error) {
 func (p *pod) wantStatus(what string, pid int, name string) {
 	p.t.Helper()
 	s := p.spec.Container(p.t, name).SecurityContext
-	mask := fmt.Sprintf("%016x", container.Mask(s.Capabilities.Add))
+	mask := func(names []string) string { return fmt.Sprintf("%016x", container.Mask(names)) }
+	image := p.images[name]
 	noNewPrivs := "0"
 	if s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation {
 		noNewPrivs = "1"
 	}
 	want := container.Status{
-		UID: strconv.FormatInt(s.RunAsUser, 10), GID: strconv.FormatInt(s.RunAsGroup, 10), Effective: mask, Bounding: mask,
-		NoNewPrivs: noNewPrivs,
+		UID: strconv.FormatInt(s.RunAsUser, 10), GID: strconv.FormatInt(s.RunAsGroup, 10),
+		Effective: mask(image.Capabilities[image.EntryPoint]), Bounding: mask(s.Capabilities.Add), NoNewPrivs: noNewPrivs,
 	}
 	got, err := container.ReadStatus(pid)
 	p.must(err)
@@ -297,6 +301,14 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 	bird, err := strconv.Atoi(strings.TrimSpace(string(pid)))
 	p.must(err)
 	p.wantStatus("BIRD", bird, "frontend")
+	// BIRD inherits its capabilities, so the frontend may set options of its sockets.
+	p.eventually(func() error {
+		out, err := p.exec("frontend", "status", "-o", "json")
+		if err == nil && strings.Count(out, `"noDelay": true`) != 2 {
+			err = fmt.Errorf("not both sessions have TCP_NODELAY:\n%s", out)
+		}
+		return err
+	})
 
 	info, err := os.Stat(filepath.Join(p.volume("readiness"), "lb.sock"))
 	p.must(err)

@@ -15,16 +15,13 @@ RUN CGO_ENABLED=0 go build -trimpath \
 FROM debian:bookworm-slim
 COPY --from=build /out/frontend /usr/local/bin/frontend
 # The capabilities are set here and not in the build stage: not every builder
-# copies extended attributes from stage to stage. Both programs have the same
-# ones: frontend looks into /proc at a BIRD that an earlier run left, and the
-# kernel shows it only to those who have at least BIRD's capabilities.
-# From then on neither starts without them, not even for root: a builder that
-# ran `bird --version` here would be refused.
+# copies extended attributes from stage to stage. From then on frontend does not
+# start without them, not even for root. BIRD has none in its file and inherits
+# those of frontend as ambient ones: frontend sets TCP_NODELAY on its sockets.
 # nftables and policy rules are set by netlink: neither nft nor ip is needed.
 RUN apt-get update \
 	&& apt-get install -y --no-install-recommends bird2 libcap2-bin \
 	&& setcap cap_net_admin,cap_net_bind_service,cap_net_raw+ep /usr/local/bin/frontend \
-	&& setcap cap_net_admin,cap_net_bind_service,cap_net_raw+ep /usr/sbin/bird \
 	&& apt-get purge -y --auto-remove libcap2-bin \
 	&& rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log
 USER 10002:10002

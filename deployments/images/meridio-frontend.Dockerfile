@@ -15,12 +15,11 @@ FROM debian:bookworm-slim
 COPY --from=build /out/frontend /usr/local/bin/frontend
 COPY --from=build /out/grpc_health_probe /bin/grpc_health_probe
 # The capabilities are those of frontend.Dockerfile, for the reasons there. Meridio's pod allows more
-# (DAC_OVERRIDE, SYS_PTRACE, for tools of its image), which nothing here needs.
+# (DAC_OVERRIDE, SYS_PTRACE, for tools of its image), which nothing here has.
 # Operators and their scripts run these tools in the container; busybox has those that Debian's slim image lacks.
 RUN apt-get update \
 	&& apt-get install -y --no-install-recommends bird2 busybox-static libcap2-bin \
 	&& setcap cap_net_admin,cap_net_bind_service,cap_net_raw+ep /usr/local/bin/frontend \
-	&& setcap cap_net_admin,cap_net_bind_service,cap_net_raw+ep /usr/sbin/bird \
 	&& apt-get purge -y --auto-remove libcap2-bin \
 	&& ln -sf /bin/busybox /usr/local/bin/cat \
 	&& ln -sf /bin/busybox /usr/local/bin/ip \

@@ -114,8 +114,8 @@ func (a *Announcer) State() *latest.Value[State] { return a.state }
 func (a *Announcer) String() string { return "announcer" }
 
 // Post queues a decision. It does not block and is safe for concurrent use. Batches that were not
-// written yet are merged; the newest advertisement of each VIP wins. The batch's map is not
-// retained.
+// written yet are merged; the newest advertisement of each VIP wins. Post copies what it needs: the
+// caller may reuse b.Changes afterwards.
 func (a *Announcer) Post(b Batch) {
 	a.mu.Lock()
 	a.pending.merge(b)

@@ -20,6 +20,15 @@ func manyVIPs(n int) []vip.VIP {
 	return vips
 }
 
+// toAll returns the change of manyVIPs(n) to an advertisement.
+func toAll(n int, a Advertisement) []Change {
+	changes := make([]Change, 0, n)
+	for _, v := range manyVIPs(n) {
+		changes = append(changes, Change{v, a})
+	}
+	return changes
+}
+
 func numbered(i int) vip.VIP {
 	p := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 16), byte(i >> 8), byte(i)}), 32)
 	if i%2 == 1 {
@@ -61,11 +70,7 @@ func benchSession(b *testing.B, n int) (*Announcer, *session) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	all := Batch{Changes: make(map[vip.VIP]Advertisement, n), Revision: 1}
-	for _, v := range manyVIPs(n) {
-		all.Changes[v] = Announced
-	}
-	a.Post(all)
+	a.Post(Batch{Changes: toAll(n, Announced), Revision: 1})
 	s := newSession(a, e, conn)
 	s.phase = established
 	if err := s.announceAll(); err != nil {
@@ -88,7 +93,7 @@ func BenchmarkFlip(b *testing.B) {
 				if i%2 == 1 {
 					to = Announced
 				}
-				a.Post(Batch{Changes: map[vip.VIP]Advertisement{v: to}, Revision: uint64(i), Cause: cause})
+				a.Post(Batch{Changes: []Change{{v, to}}, Revision: uint64(i), Cause: cause})
 				if err := s.flush(nil); err != nil {
 					b.Fatal(err)
 				}
@@ -118,10 +123,7 @@ func BenchmarkPost(b *testing.B) {
 	for _, n := range []int{1, 1000, 50000} {
 		b.Run(fmt.Sprintf("vips=%d", n), func(b *testing.B) {
 			a := New(Options{})
-			batch := Batch{Changes: make(map[vip.VIP]Advertisement, n), Revision: 1}
-			for _, v := range manyVIPs(n) {
-				batch.Changes[v] = Announced
-			}
+			batch := Batch{Changes: toAll(n, Announced), Revision: 1}
 			b.ReportAllocs()
 			for b.Loop() {
 				a.Post(batch)

@@ -324,7 +324,7 @@ func TestBirdHoldsPostedVIPs(t *testing.T) {
 			a.Post(Batch{Changes: advertisements{
 				vipA: Announced, vipB: Depreferred, vip.Require("20.1.0.0/17"): Announced,
 				vipC: Announced, vip.Require("2000::2/128"): Depreferred, vip.Require("2000:1::/65"): Announced,
-			}, Revision: 1})
+			}.list(), Revision: 1})
 			stop := run(t, a)
 			awaitState(t, a, "announced", func(s State) bool { return s.Written == 1 })
 			b.awaitRoutes(3, 3)
@@ -343,7 +343,7 @@ func TestBirdHoldsPostedVIPs(t *testing.T) {
 				t.Errorf("at first: %s", diff)
 			}
 
-			a.Post(Batch{Changes: advertisements{vipA: Depreferred, vipB: Withdrawn, vipC: Withdrawn}, Revision: 2})
+			a.Post(Batch{Changes: advertisements{vipA: Depreferred, vipB: Withdrawn, vipC: Withdrawn}.list(), Revision: 2})
 			b.awaitRoutes(2, 2)
 			want["20.0.0.1/32"] = leaving(up4)
 			delete(want, "20.0.0.2/32")
@@ -371,7 +371,7 @@ func TestBirdHungGateStaysWithdrawn(t *testing.T) {
 	b := newBird(t)
 	b.start()
 	a := New(b.options())
-	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
+	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}.list(), Revision: 1})
 	runWithoutHeartbeats(t, a)
 	stopBeats := sendHeartbeats(a)
 	t.Cleanup(stopBeats)
@@ -396,12 +396,12 @@ func TestBirdRestartGetsNewestTable(t *testing.T) {
 	b := newBird(t)
 	b.start()
 	a := New(b.options())
-	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
+	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}.list(), Revision: 1})
 	run(t, a)
 	b.awaitRoutes(1, 1)
 	b.kill()
 	awaitState(t, a, "down", func(s State) bool { return !s.Established })
-	a.Post(Batch{Changes: advertisements{vipB: Announced, vipC: Withdrawn}, Revision: 2})
+	a.Post(Batch{Changes: advertisements{vipB: Announced, vipC: Withdrawn}.list(), Revision: 2})
 	b.start()
 	b.awaitRoutes(2, 0)
 	awaitState(t, a, "revision 2", func(s State) bool { return s.Written == 2 && s.Announced4 == 2 && s.Announced6 == 0 })
@@ -411,7 +411,7 @@ func TestBirdRestartsTheSession(t *testing.T) {
 	b := newBird(t)
 	b.start()
 	a := New(b.options())
-	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
+	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}.list(), Revision: 1})
 	run(t, a)
 	b.awaitRoutes(1, 1)
 	b.command("restart LB")
@@ -429,7 +429,7 @@ func TestBirdReloadKeepsSession(t *testing.T) {
 	b.Hold = 60 // only a restart may end the session, not starvation
 	b.start()
 	a := New(b.options())
-	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
+	a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}.list(), Revision: 1})
 	run(t, a)
 	b.awaitRoutes(1, 1)
 	// BIRD requests the routes again with ROUTE-REFRESH when the filter changes.
@@ -448,7 +448,7 @@ func TestHungBirdHoldTime(t *testing.T) {
 	b := newBird(t)
 	b.start()
 	a := New(b.options())
-	a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1})
+	a.Post(Batch{Changes: advertisements{vipA: Announced}.list(), Revision: 1})
 	run(t, a)
 	b.awaitRoutes(1, 0)
 	if err := b.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -458,7 +458,7 @@ func TestHungBirdHoldTime(t *testing.T) {
 	if !strings.Contains(s.LastError.Error(), "silent") {
 		t.Errorf("got %v", s.LastError)
 	}
-	a.Post(Batch{Changes: advertisements{vipA: Withdrawn, vipB: Announced}, Revision: 2})
+	a.Post(Batch{Changes: advertisements{vipA: Withdrawn, vipB: Announced}.list(), Revision: 2})
 	if err := b.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -501,7 +501,7 @@ func TestSessionErrors(t *testing.T) {
 				tt.us(&o)
 			}
 			a := New(o)
-			a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1})
+			a.Post(Batch{Changes: advertisements{vipA: Announced}.list(), Revision: 1})
 			run(t, a)
 			s := awaitState(t, a, "an error", func(s State) bool {
 				return s.LastError != nil && strings.Contains(s.LastError.Error(), tt.want)
@@ -525,7 +525,7 @@ func TestManyVIPsAndFlips(t *testing.T) {
 	for _, v := range manyVIPs(50_000) {
 		all[v] = Announced
 	}
-	a.Post(Batch{Changes: all, Revision: 1})
+	a.Post(Batch{Changes: all.list(), Revision: 1})
 	run(t, a)
 	s := awaitState(t, a, "announced", func(s State) bool { return s.Written == 1 })
 	if s.Announced4 != 25_000 || s.Announced6 != 25_000 {
@@ -536,14 +536,14 @@ func TestManyVIPsAndFlips(t *testing.T) {
 		a.Post(Batch{Changes: advertisements{
 			numbered(i % 7): Advertisement(i % 3),
 			numbered(42):    Advertisement(2 * (i % 2)),
-		}, Revision: uint64(2 + i)})
+		}.list(), Revision: uint64(2 + i)})
 	}
 	a.Post(Batch{
-		Changes:  advertisements{numbered(0): Withdrawn, numbered(1): Withdrawn, numbered(2): Withdrawn},
+		Changes:  advertisements{numbered(0): Withdrawn, numbered(1): Withdrawn, numbered(2): Withdrawn}.list(),
 		Revision: 5000,
 	})
 	for i := range 7 {
-		a.Post(Batch{Changes: advertisements{numbered(i): Withdrawn}, Revision: uint64(5001 + i)})
+		a.Post(Batch{Changes: advertisements{numbered(i): Withdrawn}.list(), Revision: uint64(5001 + i)})
 	}
 	awaitState(t, a, "the last revision", func(s State) bool { return s.Written == 5007 })
 	b.awaitRoutes(25_000-5, 25_000-3) // 0, 2, 4, 6 and 42; 1, 3, 5

@@ -30,8 +30,8 @@ func Example() {
 		Peer: netip.MustParseAddrPort(listener.Addr().String()), PeerAS: 64512,
 		Local: netip.MustParseAddr("127.0.0.1"),
 	})
-	a.Post(announce.Batch{Revision: 1, Changes: map[vip.VIP]announce.Advertisement{
-		vip.Require("20.0.0.1/32"): announce.Announced,
+	a.Post(announce.Batch{Revision: 1, Changes: []announce.Change{
+		{VIP: vip.Require("20.0.0.1/32"), Advertisement: announce.Announced},
 	}})
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

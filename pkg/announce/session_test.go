@@ -21,7 +21,16 @@ var (
 	vipC = vip.Require("2000::1/128")
 )
 
-type advertisements = map[vip.VIP]Advertisement
+type advertisements map[vip.VIP]Advertisement
+
+// list returns the advertisements as changes, in random order.
+func (as advertisements) list() []Change {
+	changes := make([]Change, 0, len(as))
+	for v, a := range as {
+		changes = append(changes, Change{v, a})
+	}
+	return changes
+}
 
 // inBubble runs a test in simulated time with an announcer whose peers are sent to the channel.
 func inBubble(t *testing.T, test func(t *testing.T, a *Announcer, peers <-chan *peer)) {
@@ -36,7 +45,7 @@ func TestHandshakeThenTable(t *testing.T) {
 		var causes []time.Time
 		a.options.OnWritten = func(cause, _ time.Time, _ uint64) { causes = append(causes, cause) }
 		a.Post(Batch{
-			Changes: advertisements{vipA: Announced, vipB: Withdrawn, vipC: Depreferred}, Revision: 7,
+			Changes: advertisements{vipA: Announced, vipB: Withdrawn, vipC: Depreferred}.list(), Revision: 7,
 			Cause: time.Now(),
 		})
 		run(t, a)
@@ -68,7 +77,7 @@ func TestOneDecisionIsOneWrite(t *testing.T) {
 				want[numbered(i)] = Advertisement(i / 2 % 3)
 			}
 		}
-		a.Post(Batch{Changes: change, Revision: 1})
+		a.Post(Batch{Changes: change.list(), Revision: 1})
 		for len(p.table) < len(want) {
 			p.expect(bgp.BGP_MSG_UPDATE)
 		}
@@ -81,16 +90,16 @@ func TestOneDecisionIsOneWrite(t *testing.T) {
 
 func TestOnlyChangesAreSent(t *testing.T) {
 	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
-		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
+		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}.list(), Revision: 1})
 		run(t, a)
 		p := <-peers
 		p.establish(3)
 		p.expectUpdates(2, advertisements{vipA: Announced, vipC: Announced})
 		// No change: nothing is sent, but the revision is reported as written.
-		a.Post(Batch{Changes: advertisements{vipA: Announced, vipB: Withdrawn}, Revision: 2})
+		a.Post(Batch{Changes: advertisements{vipA: Announced, vipB: Withdrawn}.list(), Revision: 2})
 		awaitState(t, a, "revision 2", func(s State) bool { return s.Written == 2 })
 		p.noUpdates(4500 * time.Millisecond)
-		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Withdrawn}, Revision: 3})
+		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Withdrawn}.list(), Revision: 3})
 		p.expectUpdates(1, advertisements{vipA: Announced, vipC: Withdrawn})
 		s := awaitState(t, a, "revision 3", func(s State) bool { return s.Written == 3 })
 		if s.Announced4 != 1 || s.Announced6 != 0 {
@@ -108,15 +117,15 @@ func TestPostsMergeForSlowPeer(t *testing.T) {
 		p.establish(3)
 		awaitState(t, a, "established", func(s State) bool { return s.Established })
 		start := time.Now()
-		a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1, Cause: start})
+		a.Post(Batch{Changes: advertisements{vipA: Announced}.list(), Revision: 1, Cause: start})
 		synctest.Wait() // the write of revision 1 now waits for the peer to read
 		for i := range 1000 {
 			a.Post(Batch{
-				Changes: advertisements{vipB: Announced, vipC: Advertisement(1 + i%2)}, Revision: uint64(2 + i),
+				Changes: advertisements{vipB: Announced, vipC: Advertisement(1 + i%2)}.list(), Revision: uint64(2 + i),
 				Cause: start.Add(time.Duration(1+i) * time.Millisecond),
 			})
 		}
-		a.Post(Batch{Changes: advertisements{vipB: Withdrawn, vipA: Withdrawn}, Revision: 2000})
+		a.Post(Batch{Changes: advertisements{vipB: Withdrawn, vipA: Withdrawn}.list(), Revision: 2000})
 		p.expectUpdates(1, advertisements{vipA: Announced})
 		p.expectUpdates(2, advertisements{vipA: Withdrawn, vipC: Announced})
 		awaitState(t, a, "the last revision", func(s State) bool { return s.Written == 2000 })
@@ -191,7 +200,7 @@ func TestHungGateIsNotAnnouncedAgain(t *testing.T) {
 	for name, handshake := range tests {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
-				a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1})
+				a.Post(Batch{Changes: advertisements{vipA: Announced}.list(), Revision: 1})
 				runWithoutHeartbeats(t, a)
 				a.Heartbeat(time.Now())
 				p := <-peers
@@ -236,10 +245,10 @@ func TestPostDuringHandshake(t *testing.T) {
 		run(t, a)
 		p := <-peers
 		p.open(3)
-		a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1})
+		a.Post(Batch{Changes: advertisements{vipA: Announced}.list(), Revision: 1})
 		synctest.Wait()
 		p.expect(bgp.BGP_MSG_KEEPALIVE)
-		a.Post(Batch{Changes: advertisements{vipB: Announced}, Revision: 2})
+		a.Post(Batch{Changes: advertisements{vipB: Announced}.list(), Revision: 2})
 		synctest.Wait()
 		p.send(bgp.NewBGPKeepAliveMessage())
 		p.expectUpdates(1, advertisements{vipA: Announced, vipB: Announced})
@@ -249,7 +258,7 @@ func TestPostDuringHandshake(t *testing.T) {
 
 func TestReconnectAnnouncesTable(t *testing.T) {
 	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
-		a.Post(Batch{Changes: advertisements{vipA: Announced, vipB: Announced}, Revision: 1})
+		a.Post(Batch{Changes: advertisements{vipA: Announced, vipB: Announced}.list(), Revision: 1})
 		run(t, a)
 		p := <-peers
 		p.establish(3)
@@ -260,7 +269,7 @@ func TestReconnectAnnouncesTable(t *testing.T) {
 		if !strings.HasSuffix(s.LastError.Error(), reset) || s.Written != 0 || s.Announced4 != 0 {
 			t.Errorf("got %+v", s)
 		}
-		a.Post(Batch{Changes: advertisements{vipA: Withdrawn, vipC: Announced}, Revision: 2})
+		a.Post(Batch{Changes: advertisements{vipA: Withdrawn, vipC: Announced}.list(), Revision: 2})
 		p = <-peers
 		p.establish(3)
 		p.expectUpdates(2, advertisements{vipB: Announced, vipC: Announced})
@@ -348,7 +357,7 @@ func TestSlowReaderTimeout(t *testing.T) {
 		p.establish(30)
 		awaitState(t, a, "established", func(s State) bool { return s.Established })
 		start := time.Now()
-		a.Post(Batch{Changes: advertisements{vipA: Announced}, Revision: 1})
+		a.Post(Batch{Changes: advertisements{vipA: Announced}.list(), Revision: 1})
 		s := awaitState(t, a, "down", func(s State) bool { return !s.Established && s.Sessions == 1 })
 		if d := time.Since(start); d != writeTimeout {
 			t.Errorf("given up after %s", d)
@@ -461,14 +470,14 @@ func TestRetryBackoff(t *testing.T) {
 
 func TestStopFlushesThenSendsCease(t *testing.T) {
 	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
-		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}, Revision: 1})
+		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Announced}.list(), Revision: 1})
 		stop := run(t, a)
 		p := <-peers
 		p.establish(3)
 		p.expectUpdates(2, advertisements{vipA: Announced, vipC: Announced})
 		awaitState(t, a, "revision 1", func(s State) bool { return s.Written == 1 })
 		before := p.writes.Load()
-		a.Post(Batch{Changes: advertisements{vipA: Withdrawn, vipC: Withdrawn}, Revision: 2})
+		a.Post(Batch{Changes: advertisements{vipA: Withdrawn, vipC: Withdrawn}.list(), Revision: 2})
 		go stop()
 		p.expectUpdates(2, advertisements{vipA: Withdrawn, vipC: Withdrawn})
 		p.expectEnd(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN)
@@ -538,7 +547,7 @@ func TestStopInEveryState(t *testing.T) {
 
 func TestRouteRefresh(t *testing.T) {
 	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
-		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Depreferred}, Revision: 1})
+		a.Post(Batch{Changes: advertisements{vipA: Announced, vipC: Depreferred}.list(), Revision: 1})
 		run(t, a)
 		p := <-peers
 		p.establish(3)

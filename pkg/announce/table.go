@@ -17,11 +17,17 @@ const (
 	Announced   = gate.Announced   // without a community
 )
 
+// Change is the new advertisement of one VIP.
+type Change struct {
+	VIP           vip.VIP
+	Advertisement Advertisement
+}
+
 // Batch is one decision of the gate.
 type Batch struct {
-	// Changes holds every VIP whose advertisement changes; absent VIPs are unchanged. The zero VIP
-	// is ignored.
-	Changes map[vip.VIP]Advertisement
+	// Changes holds every VIP whose advertisement changes, no VIP twice, in any order; absent VIPs
+	// are unchanged. The zero VIP is ignored.
+	Changes []Change
 	// Revision is the number of the decision. [State].Written returns it once everything up to it
 	// was sent, also when there was nothing to send.
 	Revision uint64
@@ -42,12 +48,12 @@ func (p *pending) merge(b Batch) {
 	if p.changes == nil {
 		p.changes = make(map[vip.VIP]Advertisement, len(b.Changes))
 	}
-	for v, a := range b.Changes {
-		if a > Announced {
-			a = Withdrawn
+	for _, c := range b.Changes {
+		if c.Advertisement > Announced {
+			c.Advertisement = Withdrawn
 		}
-		if !v.IsZero() {
-			p.changes[v] = a
+		if !c.VIP.IsZero() {
+			p.changes[c.VIP] = c.Advertisement
 		}
 	}
 	if !b.Cause.IsZero() && (p.cause.IsZero() || b.Cause.Before(p.cause)) {

@@ -57,7 +57,7 @@ func TestStoppedReaderGetsReset(t *testing.T) {
 		flood[numbered(i)] = Announced
 	}
 	for rev := uint64(1); ; rev++ {
-		a.Post(Batch{Changes: flood, Revision: rev})
+		a.Post(Batch{Changes: flood.list(), Revision: rev})
 		s := awaitState(t, a, "written or down", func(s State) bool { return s.Written == rev || !s.Established })
 		if !s.Established {
 			break

@@ -285,14 +285,14 @@ func (w *watch) renew(at time.Time, changed bool) error {
 }
 
 // states returns the readiness of all VIPs.
-func (w *watch) states() map[vip.VIP]readiness.VIPReadiness {
-	all := make(map[vip.VIP]readiness.VIPReadiness, len(w.vips))
+func (w *watch) states() []readiness.VIPReadiness {
+	all := make([]readiness.VIPReadiness, 0, len(w.vips))
 	is := vip.NotReady
 	if w.current.available {
 		is = vip.Ready
 	}
 	for _, v := range w.vips {
-		all[v] = readiness.VIPReadiness{VIP: v, State: is, Detail: w.current.detail, Since: w.since}
+		all = append(all, readiness.VIPReadiness{VIP: v, State: is, Detail: w.current.detail, Since: w.since})
 	}
 	return all
 }

@@ -55,8 +55,10 @@ func TestOtherIdentifierIsUnavailable(t *testing.T) {
 	w := f.watch(interval, within)
 	var detail string
 	w.until("unavailable", w.is(states{vipA: vip.NotReady, vipB: vip.NotReady}), func(u readiness.Update) {
-		if r, ok := u.Changed[vipA]; ok {
-			detail = r.Detail
+		for _, r := range u.Changed {
+			if r.VIP == vipA {
+				detail = r.Detail
+			}
 		}
 	})
 	for _, want := range []string{`"another-pod"`, `"` + host + `"`} {

@@ -194,10 +194,10 @@ func (w *watcher) take() readiness.Update {
 	if u.Complete {
 		w.ready = map[vip.VIP]vip.State{}
 	}
-	for v, r := range u.Changed {
-		w.ready[v] = r.State
+	for _, r := range u.Changed {
+		w.ready[r.VIP] = r.State
 	}
-	for v := range u.Removed {
+	for _, v := range u.Removed {
 		delete(w.ready, v)
 	}
 	w.at = u

@@ -31,8 +31,13 @@ func ParseEvent(line string) Event {
 	return e
 }
 
+const stateChanged = "State changed to "
+
 // StateChanged reports whether the event is a state change of a protocol or a channel.
-func (e Event) StateChanged() bool { return strings.HasPrefix(e.Text, "State changed to ") }
+func (e Event) StateChanged() bool { return strings.HasPrefix(e.Text, stateChanged) }
+
+// CameUp reports whether the event is the change of a protocol to up.
+func (e Event) CameUp() bool { return e.Text == stateChanged+"up" }
 
 // isError reports whether the event can be the cause of BIRD's exit.
 func (e Event) isError() bool {

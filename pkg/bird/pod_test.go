@@ -357,9 +357,9 @@ func (p *pod) Stop() {
 // Announce advertises VIPs and waits until it was written to BIRD.
 func (p *pod) Announce(how announce.Advertisement, vips ...vip.VIP) {
 	p.t.Helper()
-	changes := map[vip.VIP]announce.Advertisement{}
+	var changes []announce.Change
 	for _, v := range vips {
-		changes[v] = how
+		changes = append(changes, announce.Change{VIP: v, Advertisement: how})
 	}
 	p.revision++
 	p.Announcer.Post(announce.Batch{Changes: changes, Revision: p.revision, Cause: time.Now()})

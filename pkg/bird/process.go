@@ -35,7 +35,7 @@ func startProcess(
 	p := &process{exited: make(chan struct{}), since: time.Now()}
 	p.cmd = exec.Command(executable, "-f", "-c", config, "-s", socket)
 	// Not Pdeathsig: it fires when the forking thread ends, not the process.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, AmbientCaps: ambientCapabilities()}
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
 		return nil, fmt.Errorf("failed to start BIRD: %w", err)

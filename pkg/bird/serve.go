@@ -200,8 +200,10 @@ func (s *Supervisor) observe(ctx context.Context, p *process) {
 	bfd := s.bfd(ctx)
 	before, lease := s.state.Load(), s.lease.State().Load()
 	gateways := s.resolver.result.Load().states(at, protocols, bfd, lease, before)
+	s.noDelay.Load().describe(gateways)
 	if s.logTransitions(before.Gateways, gateways) {
 		s.fast.start(at) // BIRD before 2.14 may sleep before it feeds the session
+		s.sessionCame()  // an operator may have switched the log lines off
 	}
 	if exports(gateways, s.expect.Load()) {
 		s.fast.converged()

@@ -52,6 +52,9 @@ type GatewayState struct {
 	BFD       string // the BFD session's state, empty without one
 	Problem   string // why BIRD has no session with the gateway
 	Warning   string // what does not work with this gateway
+	// NoDelay: the session's TCP connection has TCP_NODELAY.
+	NoDelay        bool
+	NoDelayProblem string // why it has not, although the session is up
 }
 
 // States of static gateways that BIRD has no name for.

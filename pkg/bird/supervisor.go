@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -58,6 +59,9 @@ type Supervisor struct {
 	state   *latest.Value[State]
 	hint    chan struct{} // poll BIRD now; coalesced
 	export  chan struct{} // re-export routes to the kernel; coalesced
+	// sessionUp: a session with a gateway came up; coalesced.
+	sessionUp chan struct{}
+	noDelay   atomic.Pointer[noDelay]
 	// confirming counts the calls of Confirm in progress: BIRD is polled at fastInterval.
 	confirming atomic.Int32
 	lease      *bfdlease.Lease // of the BFD sessions of static gateways
@@ -90,7 +94,7 @@ func NewSupervisor(o Options) *Supervisor {
 	return &Supervisor{
 		options: o, desired: w, resolver: newResolver(o, w), dial: Dial, lease: bfdlease.New(o.Log),
 		expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}), failures: map[string]string{},
-		hint: make(chan struct{}, 1), export: make(chan struct{}, 1),
+		hint: make(chan struct{}, 1), export: make(chan struct{}, 1), sessionUp: make(chan struct{}, 1),
 	}
 }
 
@@ -133,6 +137,9 @@ func (s *Supervisor) ExportRoutes() { latest.Wake(s.export) }
 func (s *Supervisor) trigger() { latest.Wake(s.hint) }
 
 func (s *Supervisor) event(e Event) {
+	if e.CameUp() && strings.HasPrefix(e.Protocol, gatewayPrefix) {
+		s.sessionCame() // first: the gateway's UPDATEs follow at once
+	}
 	if e.StateChanged() || e.Protocol == bfdName {
 		s.trigger()
 	}
@@ -213,6 +220,7 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 		return err
 	}
 	defer p.wait()
+	p.running.Go(func() { s.keepNoDelay(p) })
 	o.Log.Info("BIRD started", "pid", p.pid())
 	s.state.Update(func(st State) State {
 		st.PID, st.Since, st.Restarts = p.pid(), p.since, starts

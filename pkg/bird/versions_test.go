@@ -13,7 +13,7 @@ import (
 // sessions refused, lost and restored, kernel routes, reconfiguration, the end of an orphan.
 const basicPath = "^(TestGatewayReceivesAnnouncedVIPs|TestGatewayWithoutHoldTimeIsRefused|" +
 	"TestReconfigurationLeavesOtherSessionsUp|TestOrphanWithdrawsAndIsTerminated|" +
-	"TestBFDEndsSessionBeforeTCP|TestRemovedKernelRoutesAreExportedAgain|TestStatic.*)$"
+	"TestBFDEndsSessionBeforeTCP|TestRemovedKernelRoutesAreExportedAgain|TestNoDelay|TestStatic.*)$"
 
 // TestOtherVersions runs them with each BIRD that test/setup/birds.sh unpacked.
 func TestOtherVersions(t *testing.T) {

@@ -17,7 +17,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
-	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -40,25 +39,27 @@ func (a *admin) WatchStatus(_ *frontendv1.WatchStatusRequest,
 }
 
 func (a *admin) ListEvents(_ context.Context, r *frontendv1.ListEventsRequest) (*frontendv1.ListEventsResponse, error) {
-	match, err := about(r.GetVip())
+	v, err := filter(r.GetVip())
 	if err != nil {
 		return nil, err
 	}
+	match := about(v)
 	s := a.process.observer.state
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	found, _, _ := s.events.page(s.events.tail(r.GetAfter(), int(r.GetLimit()), match), maxEvents, match)
-	return &frontendv1.ListEventsResponse{Events: eventsProto(found)}, nil
+	return &frontendv1.ListEventsResponse{Events: eventsProto(found, v)}, nil
 }
 
 // WatchEvents sends new events; a client that is too slow receives the number of lost events.
 func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest,
 	stream grpc.ServerStreamingServer[frontendv1.WatchEventsResponse],
 ) error {
-	match, err := about(r.GetVip())
+	v, err := filter(r.GetVip())
 	if err != nil {
 		return err
 	}
+	match := about(v)
 	s, instance := a.process.observer.state, a.process.instance
 	s.mu.RLock()
 	after := s.events.oldest() - 1
@@ -77,7 +78,7 @@ func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest,
 		after = upTo
 		if first || len(found) > 0 || lost > 0 {
 			if err := stream.Send(&frontendv1.WatchEventsResponse{
-				InstanceId: instance, Events: eventsProto(found), Lost: lost, UpTo: upTo,
+				InstanceId: instance, Events: eventsProto(found, v), Lost: lost, UpTo: upTo,
 			}); err != nil {
 				return err
 			}
@@ -93,32 +94,16 @@ func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest,
 	}
 }
 
-// about returns what matches the events of a VIP, or all events.
-func about(name string) (func(event) bool, error) {
+// filter returns the VIP of a request, the zero VIP for all.
+func filter(name string) (vip.VIP, error) {
 	if name == "" {
-		return func(event) bool { return true }, nil
+		return vip.VIP{}, nil
 	}
 	v, err := vip.Parse(name)
 	if err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
+		return v, status.Error(codes.InvalidArgument, err.Error())
 	}
-	return func(e event) bool { return e.VIP == v }, nil
-}
-
-func eventsProto(events []event) []*frontendv1.Event {
-	list := make([]*frontendv1.Event, len(events))
-	for i, e := range events {
-		p := &frontendv1.Event{
-			Time: timestamppb.New(e.Time), Sequence: e.Sequence, Vip: e.VIP.String(), Detail: e.Detail,
-			Gateway: e.Gateway, GatewayUp: e.GatewayUp, Position: e.Position.Proto(),
-		}
-		if !e.VIP.IsZero() {
-			p.From, p.To = advertisementProto(e.From.Advertisement), advertisementProto(e.To.Advertisement)
-			p.Reason = reasonProto(e.To.Reason)
-		}
-		list[i] = p
-	}
-	return list
+	return v, nil
 }
 
 func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*frontendv1.DrainResponse, error) {
@@ -191,65 +176,4 @@ func (a *admin) GetDebug(context.Context, *frontendv1.GetDebugRequest) (*fronten
 		return nil, status.Error(codes.Internal, err.Error())
 	}
 	return &frontendv1.GetDebugResponse{Json: string(document)}, nil
-}
-
-const (
-	maxEvents           = 1000 // that are kept for `frontend events`
-	maxEventsPerMessage = 256  // of WatchEvents
-)
-
-// event is a transition of a VIP or of a gateway or, without either, of the frontend itself.
-type event struct {
-	Sequence  uint64
-	Time      time.Time
-	VIP       vip.VIP
-	From, To  gate.Decision
-	Position  readiness.Position // of the load balancer
-	Detail    string
-	Gateway   string
-	GatewayUp bool
-}
-
-// events are the newest events.
-type events struct {
-	list []event
-	last uint64 // sequence number of the newest
-}
-
-func (e *events) add(x event) {
-	e.last++
-	x.Sequence = e.last
-	e.list = append(e.list, x)
-	e.list = e.list[max(0, len(e.list)-maxEvents):]
-}
-
-// oldest is the sequence number of the oldest event that is kept.
-func (e *events) oldest() uint64 { return e.last - uint64(len(e.list)) + 1 }
-
-func (e *events) at(sequence uint64) event { return e.list[sequence-e.oldest()] }
-
-// tail returns the number before the newest n events that match; after if fewer do, or n is 0.
-func (e *events) tail(after uint64, n int, match func(event) bool) uint64 {
-	for at := e.last; at > after && at >= e.oldest(); at-- {
-		if match(e.at(at)) {
-			if n--; n == 0 {
-				return at - 1
-			}
-		}
-	}
-	return after
-}
-
-// page returns n matching events, up to which number they are complete, and how many are lost.
-func (e *events) page(after uint64, n int, match func(event) bool) (found []event, upTo, lost uint64) {
-	if first := e.oldest(); after+1 < first {
-		lost = first - 1 - after
-		after = first - 1
-	}
-	for upTo = after; upTo < e.last && len(found) < n; upTo++ {
-		if x := e.at(upTo + 1); match(x) {
-			found = append(found, x)
-		}
-	}
-	return found, upTo, lost
 }

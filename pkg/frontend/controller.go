@@ -2,7 +2,6 @@ package frontend
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // beatInterval is the longest pause of the controller: a KEEPALIVE needs a beat younger than 1 s.
@@ -36,6 +34,7 @@ type controller struct {
 
 	revision uint64 // counts batches of decisions
 	applied  readiness.Position
+	batch    []announce.Change // reused: Post copies what it needs
 }
 
 // command changes the gate; done is closed after its decisions were published.
@@ -135,14 +134,14 @@ func (c *controller) Run(ctx context.Context) error {
 // publish sends a batch of decisions to the announcer first, then to the observer.
 func (c *controller) publish(now, cause time.Time, changes []gate.Change) {
 	c.revision++
-	batch := announce.Batch{Changes: make(map[vip.VIP]gate.Advertisement), Revision: c.revision, Cause: cause}
+	c.batch = c.batch[:0]
 	for _, ch := range changes {
 		if ch.From.Advertisement != ch.To.Advertisement {
-			batch.Changes[ch.VIP] = ch.To.Advertisement
+			c.batch = append(c.batch, announce.Change{VIP: ch.VIP, Advertisement: ch.To.Advertisement})
 		}
 	}
-	if len(batch.Changes) > 0 {
-		c.announcer.Post(batch)
+	if len(c.batch) > 0 {
+		c.announcer.Post(announce.Batch{Changes: c.batch, Revision: c.revision, Cause: cause})
 	}
 	c.observer.decided(decisions{
 		At: now, Revision: c.revision, Position: c.position(), Changes: slices.Clone(changes),
@@ -175,7 +174,7 @@ func lbUpdate(u readiness.Update) gate.LBUpdate {
 		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced,
 		LeaseEnd: u.LeaseEnd, EndedAt: u.EndedAt, Grace: u.StaleGrace,
 		GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete,
-		VIPs: make([]gate.VIPState, 0, len(u.Changed)), Removed: slices.Collect(maps.Keys(u.Removed)),
+		VIPs: make([]gate.VIPState, 0, len(u.Changed)), Removed: u.Removed,
 	}
 	for _, r := range u.Changed {
 		g.VIPs = append(g.VIPs, gate.VIPState{VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd})

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -37,7 +37,7 @@ type directorySource struct {
 	pending readiness.Update
 
 	// Owned by Run.
-	published map[vip.VIP]readiness.VIPReadiness
+	published []readiness.VIPReadiness
 	revision  uint64 // of the last published listing
 	from      *trench.Config
 }
@@ -98,7 +98,7 @@ func (s *directorySource) publish(now time.Time, l readinessfile.Listing, c *tre
 	p := &s.pending
 	if changed {
 		p.Position = readiness.Position{InstanceID: s.instance, Revision: p.Position.Revision + 1}
-		p.Complete, p.Changed = true, maps.Clone(s.published)
+		p.Complete, p.Changed = true, slices.Clone(s.published)
 		if p.ReceivedAt.IsZero() {
 			p.ReceivedAt = now
 		}
@@ -111,14 +111,18 @@ func (s *directorySource) publish(now time.Time, l readinessfile.Listing, c *tre
 // evaluate returns the readiness of all VIPs. A state that did not change keeps its time.
 func (s *directorySource) evaluate(now time.Time, l readinessfile.Listing,
 	c *trench.Config,
-) map[vip.VIP]readiness.VIPReadiness {
+) []readiness.VIPReadiness {
 	streams := map[vip.VIP][]string{}
 	for _, st := range c.Streams {
 		for _, v := range st.VIPs {
 			streams[v] = append(streams[v], st.Name)
 		}
 	}
-	all := make(map[vip.VIP]readiness.VIPReadiness, len(c.Attractor.VIPs))
+	published := make(map[vip.VIP]readiness.VIPReadiness, len(s.published))
+	for _, r := range s.published {
+		published[r.VIP] = r
+	}
+	all := make([]readiness.VIPReadiness, 0, len(c.Attractor.VIPs))
 	for _, v := range c.Attractor.VIPs {
 		ready, detail := l.Ready(v, streams[v])
 		is := readiness.VIPReadiness{
@@ -130,10 +134,10 @@ func (s *directorySource) evaluate(now time.Time, l readinessfile.Listing,
 				is.State, is.DrainEnd = vip.Draining, l.DrainEnd
 			}
 		}
-		if was, known := s.published[v]; known && was.State == is.State {
+		if was, known := published[v]; known && was.State == is.State {
 			is.Since = was.Since
 		}
-		all[v] = is
+		all = append(all, is)
 	}
 	return all
 }

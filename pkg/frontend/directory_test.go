@@ -3,7 +3,6 @@ package frontend
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -87,7 +86,9 @@ func (s *directoryFixture) wait(what string, done func() bool) {
 			if u.Complete {
 				clear(s.state)
 			}
-			maps.Copy(s.state, u.Changed)
+			for _, r := range u.Changed {
+				s.state[r.VIP] = r
+			}
 			s.update = u
 		case <-deadline.C:
 			s.t.Fatalf("never %s: %+v %+v", what, s.update, s.state)

@@ -269,7 +269,7 @@ func TestGatewaySessionEvents(t *testing.T) {
 func TestEventsNameTheCause(t *testing.T) {
 	o, _ := testObserver()
 	asked := 0
-	o.reasonDetail = func(r gate.Reason, f vip.Family) string {
+	o.causes.reason = func(r gate.Reason, f vip.Family) string {
 		asked++
 		return fmt.Sprint(r, " ", f)
 	}

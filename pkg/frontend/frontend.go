@@ -130,7 +130,9 @@ func newProcess(o Options) (*process, error) {
 	p.health.Report(Egress, "no gateway session is up yet")
 	p.health.Report(BIRD, "BIRD not started yet")
 	p.health.Report(Routing, "source routing not installed yet")
-	p.observer = newObserver(o.Log, p.metrics.Transition)
+	p.observer = newObserver(o.Log, p.count)
+	p.metrics.VIPs(p.observer.state.metrics)
+	p.health.ServeVIPs(p.observer.state.serves)
 	config := p.config.Value().Load().Config
 	p.setServed(config.Attractor.VIPs)
 	p.vips.Set(config.Attractor.VIPs)
@@ -173,10 +175,10 @@ func newProcess(o Options) (*process, error) {
 	p.reporter = newReporter(p.announcer.State(), p.bird, o.Settle, p.report)
 	p.observer.onDecisions = func(d decisions) {
 		p.reporter.decided(d)
-		p.show(d)
+		p.health.VIPsChanged()
 	}
-	p.observer.onApplied, p.observer.reasonDetail = p.reportApplied, p.reasonDetail
-	p.observer.sharedDetail, p.reporter.shared = p.sharedDetail, p.shared
+	p.observer.onApplied, p.observer.causes = p.reportApplied, causes{reason: p.reasonDetail, shared: p.sharedDetail}
+	p.reporter.shared = p.shared
 	p.reporter.detection = p.detectionTime
 	p.attractor = &attractor{all: o.StaticAll, current: latest.New(attraction{}), apply: p.bird.Attract}
 	p.controller = &controller{
@@ -352,20 +354,28 @@ func (b *birdAfterRouting) Run(ctx context.Context) error {
 	}
 }
 
+// count counts the VIPs of a decision with the same transition.
+func (p *process) count(t transition, vips int) {
+	p.metrics.Count(metrics.Transition{
+		Family: t.family, To: t.to.Advertisement.String(), Reason: t.to.Reason.String(),
+		Changed: t.changed(), Removed: t.to.Reason == gate.NotConfigured,
+	}, vips)
+}
+
 // report passes the reporter's reports to the watcher.
-func (p *process) report(reports map[vip.VIP]reported) {
+func (p *process) report(reports []reported) {
 	if p.watcher == nil {
 		return
 	}
 	d := readiness.ReportDelta{
 		Applied: p.applied.Load(), Families: p.families(), VIPs: make(map[vip.VIP]readiness.VIPReport, len(reports)),
 	}
-	for v, r := range reports {
+	for _, r := range reports {
 		if r.Reason == gate.NotConfigured {
-			d.Removed = append(d.Removed, v)
+			d.Removed = append(d.Removed, r.VIP)
 			continue
 		}
-		d.VIPs[v] = readiness.VIPReport{
+		d.VIPs[r.VIP] = readiness.VIPReport{
 			Advertisement: advertisementProto(r.Advertisement), Reason: reasonProto(r.Reason),
 			Unconfirmed: r.Unconfirmed,
 		}

@@ -59,8 +59,12 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, v := range c.Attractor.VIPs {
-		switch st := s.vips[v]; {
-		case !p.Gate.Ungated && st.Readiness == nil:
+		st := s.vips.Get(v)
+		if st == nil {
+			st = &vipState{}
+		}
+		switch {
+		case !p.Gate.Ungated && !st.Reported:
 			return fmt.Sprintf("load balancer has not reported VIP %s", v)
 		case !p.Gate.Ungated && st.Readiness.State != vip.Ready:
 		case st.Decision.Advertisement == gate.Withdrawn:

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,25 +14,20 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxQueued bounds the queued decisions; beyond that, events are dropped and counted.
+// maxQueued bounds the queued decisions; beyond that, events are dropped and counted. It also bounds
+// the queued readiness, of which only the newest counts.
 const maxQueued = 200_000
 
-// decisions is one batch of the gate.
+// decisions is one batch of the gate. It must not be modified.
 type decisions struct {
 	At       time.Time
 	Revision uint64
 	Position readiness.Position // of the load balancer
 	Changes  []gate.Change
-}
-
-// vipState is the state of one VIP.
-type vipState struct {
-	Decision  gate.Decision
-	Since     time.Time               // of the advertisement
-	Readiness *readiness.VIPReadiness // nil: not reported
 }
 
 // lbState is the state of the readiness source.
@@ -60,13 +54,12 @@ const loadBalancer = "load balancer"
 
 // observer keeps the state for status and logs transitions. It never blocks the controller.
 type observer struct {
-	log          *slog.Logger
-	transition   func(to, reason string)              // counts a change of an advertisement
-	onDecisions  func(decisions)                      // takes every batch after it was applied to state
-	onApplied    func(readiness.Position)             // follows onDecisions of every decision up to it
-	reasonDetail func(gate.Reason, vip.Family) string // cause of a reason for VIPs of a family, or ""
-	sharedDetail func(vip.Family) string              // added for VIPs that are not announced, or ""
-	sourceName   string                               // of the readiness source in logs and events
+	log         *slog.Logger
+	count       func(t transition, vips int) // counts the VIPs of a batch with the same transition
+	onDecisions func(decisions)              // takes every batch after it was applied to state
+	onApplied   func(readiness.Position)     // follows onDecisions of every decision up to it
+	causes      causes
+	sourceName  string // of the readiness source in logs and events
 
 	mu   sync.Mutex
 	busy bool // decisions are being applied
@@ -80,30 +73,22 @@ type observer struct {
 
 // pending is what was queued and not applied to state yet.
 type pending struct {
-	queue     []decisions
-	queued    int // changes in queue
-	dropped   uint64
-	applied   *readiness.Position                 // nil: onApplied was called with the newest
-	readiness map[vip.VIP]*readiness.VIPReadiness // nil: removed
-	complete  bool                                // readiness replaces the state of all VIPs
+	queue    []decisions
+	queued   int // changes in queue
+	dropped  uint64
+	applied  *readiness.Position // nil: onApplied was called with the newest
+	reported []reportedVIPs
+	reports  int // VIPs in reported
 }
 
-// state is the state of all VIPs and the events, for readers that must not block the controller.
-type state struct {
-	mu      sync.RWMutex
-	vips    map[vip.VIP]vipState
-	events  events
-	changed *latest.Value[uint64]
-}
-
-func newObserver(log *slog.Logger, transition func(to, reason string)) *observer {
+func newObserver(log *slog.Logger, count func(t transition, vips int)) *observer {
 	o := &observer{
-		log: log, transition: transition, onDecisions: func(decisions) {}, onApplied: func(readiness.Position) {},
-		reasonDetail: func(gate.Reason, vip.Family) string { return "" }, sourceName: loadBalancer,
-		sharedDetail: func(vip.Family) string { return "" },
-		pending:      pending{readiness: map[vip.VIP]*readiness.VIPReadiness{}}, wake: make(chan struct{}, 1),
-		state: &state{vips: map[vip.VIP]vipState{}, changed: latest.New(uint64(0))},
-		lb:    latest.New(lbState{}),
+		log: log, count: count, onDecisions: func(decisions) {}, onApplied: func(readiness.Position) {},
+		causes: causes{
+			reason: func(gate.Reason, vip.Family) string { return "" }, shared: func(vip.Family) string { return "" },
+		},
+		sourceName: loadBalancer, wake: make(chan struct{}, 1),
+		state: &state{changed: latest.New(uint64(0))}, lb: latest.New(lbState{}),
 	}
 	o.lease.Store(&lease{})
 	return o
@@ -150,18 +135,12 @@ func (o *observer) compact() {
 
 // updated queues an update of the readiness source. It does not block.
 func (o *observer) updated(u readiness.Update) {
-	o.mu.Lock()
-	if u.Complete {
-		o.complete = true
-		clear(o.readiness)
+	changed := len(u.Changed)+len(u.Removed) > 0 || u.Complete
+	if changed {
+		o.mu.Lock()
+		o.queueReported(reportedVIPs{u.Changed, u.Removed, u.Complete})
+		o.mu.Unlock()
 	}
-	for v, r := range u.Changed {
-		o.readiness[v] = &r
-	}
-	for v := range u.Removed {
-		o.readiness[v] = nil
-	}
-	o.mu.Unlock()
 	o.lease.Store(&lease{End: u.LeaseEnd, LastMessage: u.LastMessage})
 	is := lbState{
 		Position: u.Position, Service: u.Service, Freshness: o.lb.Load().Freshness,
@@ -171,9 +150,42 @@ func (o *observer) updated(u readiness.Update) {
 	if !o.lb.Load().equal(is) {
 		o.lb.Set(is)
 	}
-	if len(u.Changed)+len(u.Removed) > 0 || u.Complete {
+	if changed {
 		latest.Wake(o.wake)
 	}
+}
+
+// queueReported queues what the readiness source reports of VIPs.
+func (o *observer) queueReported(r reportedVIPs) {
+	if r.complete {
+		o.reported, o.reports = nil, 0
+	}
+	o.reported = append(o.reported, r)
+	if o.reports += len(r.changed) + len(r.removed); o.reports > maxQueued {
+		o.compactReported()
+	}
+}
+
+// compactReported merges what is queued into the newest report of each VIP.
+func (o *observer) compactReported() {
+	newest := map[vip.VIP]*readiness.VIPReadiness{} // nil: removed
+	for _, r := range o.reported {
+		for i := range r.changed {
+			newest[r.changed[i].VIP] = &r.changed[i]
+		}
+		for _, v := range r.removed {
+			newest[v] = nil
+		}
+	}
+	merged := reportedVIPs{complete: o.reported[0].complete}
+	for v, r := range newest {
+		if r == nil {
+			merged.removed = append(merged.removed, v)
+		} else {
+			merged.changed = append(merged.changed, *r)
+		}
+	}
+	o.reported, o.reports = []reportedVIPs{merged}, len(newest)
 }
 
 // freshness records the freshness of the readiness.
@@ -252,10 +264,10 @@ func (o *observer) record(e event) {
 func (o *observer) drain() {
 	o.mu.Lock()
 	p := o.pending
-	o.pending = pending{readiness: map[vip.VIP]*readiness.VIPReadiness{}}
+	o.pending = pending{}
 	o.busy = len(p.queue) > 0
 	o.mu.Unlock()
-	if len(p.queue) == 0 && len(p.readiness) == 0 && !p.complete && p.applied == nil {
+	if len(p.queue) == 0 && len(p.reported) == 0 && p.applied == nil {
 		return
 	}
 	defer func() {
@@ -264,114 +276,49 @@ func (o *observer) drain() {
 		o.mu.Unlock()
 		o.state.changed.Update(func(n uint64) uint64 { return n + 1 })
 	}()
-	o.state.applyReadiness(p.readiness, p.complete)
+	o.state.applyReadiness(p.reported)
 	if p.dropped > 0 {
 		o.log.Warn("events merged: rate exceeds logging", "count", p.dropped)
 		o.note(fmt.Sprintf("%d earlier changes were merged into the following ones: rate exceeds logging", p.dropped))
 	}
 	for _, d := range p.queue {
-		for _, e := range o.state.applyDecisions(d, o.reasonDetail, o.sharedDetail) {
-			o.logTransition(e)
-		}
+		debug := o.log.Enabled(context.Background(), slog.LevelDebug)
+		out := o.state.applyDecisions(d, o.causes, debug)
 		o.onDecisions(d)
+		for _, t := range out.tally.List() {
+			o.count(t.Transition, t.Count)
+		}
+		o.logDecisions(d, out, debug)
 	}
 	if p.applied != nil {
 		o.onApplied(*p.applied)
 	}
 }
 
-func (o *observer) logTransition(e event) {
-	if e.From.Advertisement == e.To.Advertisement {
-		o.log.Debug("VIP reason changed", "vip", e.VIP, "advertisement", e.To.Advertisement,
-			"from", e.From.Reason, "to", e.To.Reason,
-			"instance_id", e.Position.InstanceID, "revision", e.Position.Revision)
+// logDecisions logs each changed advertisement or, beyond status.MaxSingle, one line; with debug,
+// every VIP.
+func (o *observer) logDecisions(d decisions, out outcome, debug bool) {
+	level := slog.LevelInfo
+	if changed := out.changed(); changed > status.MaxSingle {
+		level = slog.LevelDebug
+		o.log.Info("VIPs changed", "count", changed, "transitions", status.Describe(out.bulk.transitions(true)),
+			"vips", out.bulk.first(), "instance_id", d.Position.InstanceID, "revision", d.Position.Revision)
+	}
+	for _, e := range out.changes {
+		o.log.Log(context.Background(), level, "VIP changed", "vip", e.VIP, "from", e.From.Advertisement,
+			"to", e.To.Advertisement, "reason", e.To.Reason, "instance_id", e.Position.InstanceID,
+			"revision", e.Position.Revision, "detail", e.Detail)
+	}
+	if !debug {
 		return
 	}
-	o.transition(e.To.Advertisement.String(), e.To.Reason.String())
-	o.log.Info("VIP changed", "vip", e.VIP, "from", e.From.Advertisement, "to", e.To.Advertisement,
-		"reason", e.To.Reason, "instance_id", e.Position.InstanceID, "revision", e.Position.Revision,
-		"detail", e.Detail)
-}
-
-func (s *state) applyReadiness(updates map[vip.VIP]*readiness.VIPReadiness, complete bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if complete {
-		for v, st := range s.vips {
-			st.Readiness = nil
-			s.vips[v] = st
-		}
-	}
-	// The cost of a delta is that of its VIPs, not of all VIPs: it is paid with every decision.
-	for v, r := range updates {
-		if st, known := s.vips[v]; known || r != nil {
-			st.Readiness = r
-			s.vips[v] = st
-		}
-	}
-}
-
-// applyDecisions applies a batch and returns its events.
-func (s *state) applyDecisions(
-	d decisions, reasonDetail func(gate.Reason, vip.Family) string, sharedDetail func(vip.Family) string,
-) []event {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	list := make([]event, 0, len(d.Changes))
-	// The detail is computed once for each reason and family of a batch, which may have many VIPs.
-	type cause struct {
-		reason gate.Reason
-		family vip.Family
-	}
-	known := map[cause]string{}
-	var shared [len(vip.Families)]string
-	for _, f := range vip.Families {
-		shared[f] = sharedDetail(f)
-	}
 	for _, ch := range d.Changes {
-		st := s.vips[ch.VIP]
-		if st.Since.IsZero() || ch.From.Advertisement != ch.To.Advertisement {
-			st.Since = d.At
-		}
-		st.Decision = ch.To
-		if ch.To.Reason == gate.NotConfigured && st.Readiness == nil {
-			delete(s.vips, ch.VIP)
-		} else {
-			s.vips[ch.VIP] = st
-		}
-		e := event{Time: d.At, VIP: ch.VIP, From: ch.From, To: ch.To, Position: d.Position}
-		if st.Readiness != nil && (ch.To.Reason == gate.LBNotReady || ch.To.Reason == gate.LBDraining) {
-			e.Detail = st.Readiness.Detail
-		}
-		if e.Detail == "" {
-			c := cause{ch.To.Reason, ch.VIP.Family()}
-			if _, asked := known[c]; !asked {
-				known[c] = reasonDetail(c.reason, c.family)
-			}
-			e.Detail = known[c]
-		}
-		if more := shared[ch.VIP.Family()]; more != "" && ch.To.Advertisement != gate.Announced {
-			e.Detail = strings.TrimPrefix(e.Detail+"; "+more, "; ")
-		}
-		list = append(list, e)
-		if ch.From.Advertisement != ch.To.Advertisement || ch.From.Reason == gate.NotConfigured {
-			s.events.add(e)
+		if !transitionOf(ch).changed() {
+			o.log.Debug("VIP reason changed", "vip", ch.VIP, "advertisement", ch.To.Advertisement,
+				"from", ch.From.Reason, "to", ch.To.Reason,
+				"instance_id", d.Position.InstanceID, "revision", d.Position.Revision)
 		}
 	}
-	return list
-}
-
-// advertised returns the number of advertised VIPs.
-func (s *state) advertised() int {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	n := 0
-	for _, st := range s.vips {
-		if st.Decision.Advertisement != gate.Withdrawn {
-			n++
-		}
-	}
-	return n
 }
 
 // waitWithdrawn waits until no VIP is advertised.

@@ -14,11 +14,15 @@ import (
 
 type countTransitions map[string]int
 
-func (c countTransitions) Transition(to, reason string) { c[to+" "+reason]++ }
+func (c countTransitions) count(t transition, vips int) {
+	if t.changed() {
+		c[t.to.Advertisement.String()+" "+t.to.Reason.String()] += vips
+	}
+}
 
 func testObserver() (*observer, countTransitions) {
 	counts := countTransitions{}
-	return newObserver(slog.New(slog.DiscardHandler), counts.Transition), counts
+	return newObserver(slog.New(slog.DiscardHandler), counts.count), counts
 }
 
 func change(v vip.VIP, from, to gate.Advertisement, reason gate.Reason) gate.Change {
@@ -31,7 +35,7 @@ func change(v vip.VIP, from, to gate.Advertisement, reason gate.Reason) gate.Cha
 func TestObserverKeepsStateSinceAndEvents(t *testing.T) {
 	o, counts := testObserver()
 	t0 := time.Unix(100, 0)
-	o.updated(readiness.Update{Complete: true, Changed: map[vip.VIP]readiness.VIPReadiness{vipA: {
+	o.updated(readiness.Update{Complete: true, Changed: []readiness.VIPReadiness{{
 		VIP:    vipA,
 		Detail: "1 of 2 targets",
 	}}})
@@ -49,7 +53,7 @@ func TestObserverKeepsStateSinceAndEvents(t *testing.T) {
 		t.Error("idle though decisions wait")
 	}
 	o.drain()
-	st := o.state.vips[vipA]
+	st := o.state.vips.Get(vipA)
 	if st.Decision.Reason != gate.NoGateway || !st.Since.Equal(t0.Add(time.Second)) ||
 		st.Readiness.Detail != "1 of 2 targets" {
 		t.Errorf("state %+v", st)
@@ -106,8 +110,8 @@ func TestObserverForgetsRemovedVIPs(t *testing.T) {
 	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
 	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Announced, gate.Withdrawn, gate.NotConfigured)}})
 	o.drain()
-	if len(o.state.vips) != 0 {
-		t.Errorf("kept %v", o.state.vips)
+	if o.state.vips.Len() != 0 {
+		t.Errorf("kept %v", *o.state.vips.Get(vipA))
 	}
 }
 
@@ -125,7 +129,7 @@ func TestObserverQueueIsBounded(t *testing.T) {
 	}
 	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
 	o.drain()
-	if o.state.vips[vipA].Decision.Advertisement != gate.Announced {
+	if o.state.vips.Get(vipA).Decision.Advertisement != gate.Announced {
 		t.Error("the newest decision was lost")
 	}
 }

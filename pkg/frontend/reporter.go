@@ -2,7 +2,6 @@ package frontend
 
 import (
 	"context"
-	"maps"
 	"sync"
 	"time"
 
@@ -29,19 +28,21 @@ type reporter struct {
 	detection func() time.Duration // in which static gateways notice that BFD is down
 	settle    time.Duration
 	// send must not block. mu is held: reports keep their order, and idle follows the last of them.
-	send func(map[vip.VIP]reported)
+	send func([]reported)
 
 	mu      sync.Mutex
-	pending map[vip.VIP]withdrawal // decided, not yet reported
+	pending vip.Table[withdrawal] // decided, not yet reported, and some that no longer wait
+	waiting int                   // of pending
 	// attracted holds withdrawals that were reported while static gateways sent traffic of the VIP.
 	// They are reported once more with the first withdrawal of the family after which none does.
 	attracted map[vip.VIP]gate.Decision
 	wake      chan struct{}
-	idle      *latest.Value[bool] // pending is empty
+	idle      *latest.Value[bool] // no withdrawal waits
 }
 
 // reported is the report of one VIP.
 type reported struct {
+	VIP vip.VIP
 	gate.Decision
 	Unconfirmed bool
 }
@@ -49,11 +50,12 @@ type reported struct {
 // withdrawal is a decision that is not confirmed yet.
 type withdrawal struct {
 	decision gate.Decision
+	waits    bool // false: it was reported, or the VIP is advertised again
 	revision uint64
 }
 
 func newReporter(a *latest.Value[announce.State], s *bird.Supervisor, settle time.Duration,
-	send func(map[vip.VIP]reported),
+	send func([]reported),
 ) *reporter {
 	return &reporter{
 		announcer: a, settle: settle, send: send,
@@ -63,40 +65,61 @@ func newReporter(a *latest.Value[announce.State], s *bird.Supervisor, settle tim
 			return s.Confirm(ctx)
 		},
 		shared: func(vip.Family) error { return nil }, detection: func() time.Duration { return 0 },
-		pending: map[vip.VIP]withdrawal{}, attracted: map[vip.VIP]gate.Decision{}, wake: make(chan struct{}, 1),
-		idle: latest.New(true),
+		attracted: map[vip.VIP]gate.Decision{}, wake: make(chan struct{}, 1), idle: latest.New(true),
 	}
 }
 
 func (r *reporter) String() string { return "reporter" }
 
+// withdraws reports whether a change is a withdrawal, and not only another reason of one.
+func withdraws(ch gate.Change) bool {
+	return ch.To.Advertisement == gate.Withdrawn && ch.From.Advertisement != gate.Withdrawn
+}
+
 // decided reports a batch of decisions, or queues its withdrawals.
 func (r *reporter) decided(d decisions) {
-	now := map[vip.VIP]reported{}
 	r.mu.Lock()
-	for _, ch := range d.Changes {
-		w, isPending := r.pending[ch.VIP]
+	defer r.mu.Unlock()
+	r.pending.Add(func(yield func(vip.VIP) bool) {
+		for i := range d.Changes {
+			if withdraws(d.Changes[i]) && !yield(d.Changes[i].VIP) {
+				return
+			}
+		}
+	})
+	var now []reported
+	for i, ch := range d.Changes {
+		w := r.pending.Next(ch.VIP)
+		isPending := w != nil && w.waits
 		switch {
-		case ch.To.Advertisement == gate.Withdrawn && ch.From.Advertisement != gate.Withdrawn:
-			r.pending[ch.VIP] = withdrawal{ch.To, d.Revision}
+		case withdraws(ch):
+			if !isPending {
+				r.waiting++
+			}
+			*w = withdrawal{ch.To, true, d.Revision}
 		case ch.To.Advertisement == gate.Withdrawn && isPending:
 			// Only the reason changed: the UPDATE to confirm is still the same.
-			r.pending[ch.VIP] = withdrawal{ch.To, w.revision}
+			w.decision = ch.To
 		default:
 			_, attracted := r.attracted[ch.VIP]
 			if attracted = attracted && ch.To.Advertisement == gate.Withdrawn; attracted {
 				r.attracted[ch.VIP] = ch.To
 			}
-			delete(r.pending, ch.VIP)
-			now[ch.VIP] = reported{ch.To, attracted}
+			if isPending {
+				w.waits = false
+				r.waiting--
+			}
+			if now == nil {
+				now = make([]reported, 0, len(d.Changes)-i)
+			}
+			now = append(now, reported{ch.VIP, ch.To, attracted})
 		}
 		if ch.To.Advertisement != gate.Withdrawn || ch.To.Reason == gate.NotConfigured {
 			delete(r.attracted, ch.VIP)
 		}
 	}
 	r.send(now)
-	r.idle.Set(len(r.pending) == 0)
-	r.mu.Unlock()
+	r.idle.Set(r.waiting == 0)
 	latest.Wake(r.wake)
 }
 
@@ -115,61 +138,68 @@ func (r *reporter) Run(ctx context.Context) error {
 
 // confirmPending confirms the pending withdrawals, and reports whether more were added meanwhile.
 func (r *reporter) confirmPending(ctx context.Context) bool {
-	r.mu.Lock()
-	batch := maps.Clone(r.pending)
-	r.mu.Unlock()
-	if len(batch) == 0 {
-		return false
-	}
 	var revision uint64
-	for _, w := range batch {
-		revision = max(revision, w.revision)
+	var shared, families [len(vip.Families)]bool
+	r.mu.Lock()
+	waiting := r.waiting
+	for v, w := range r.pending.All() {
+		if w.waits {
+			revision = max(revision, w.revision)
+			families[v.Family()] = true
+		}
+	}
+	r.mu.Unlock()
+	if waiting == 0 {
+		return false
 	}
 	confirmed := r.awaitWithdrawn(ctx, revision)
 	if backoff.Sleep(ctx, r.settle) != nil {
 		return false
 	}
-	reports := map[vip.VIP]reported{}
-	var shared, families [len(vip.Families)]bool
 	for _, f := range vip.Families {
 		shared[f] = r.shared(f) != nil
 	}
 	r.mu.Lock()
-	for v, w := range batch {
-		families[v.Family()] = true
+	defer r.mu.Unlock()
+	reports := make([]reported, 0, waiting)
+	for v, w := range r.pending.All() {
 		// A VIP that was announced and withdrawn again meanwhile has a later revision, and is
 		// confirmed in the next call.
-		if current, isPending := r.pending[v]; isPending && current.revision == w.revision {
-			reports[v] = reported{current.decision, !confirmed || shared[v.Family()]}
-			delete(r.pending, v)
-			if shared[v.Family()] && current.decision.Reason != gate.NotConfigured {
-				r.attracted[v] = current.decision
-			}
+		if !w.waits || w.revision > revision {
+			continue
+		}
+		reports = append(reports, reported{v, w.decision, !confirmed || shared[v.Family()]})
+		w.waits = false
+		r.waiting--
+		if shared[v.Family()] && w.decision.Reason != gate.NotConfigured {
+			r.attracted[v] = w.decision
 		}
 	}
 	if confirmed {
-		r.reportAttracted(reports, families, shared)
+		reports = r.reportAttracted(reports, families, shared)
 	}
-	more := len(r.pending) > 0
-	if !more {
-		// A map never shrinks: iterating over it would stay slow after a burst.
-		r.pending = map[vip.VIP]withdrawal{}
+	if r.waiting == 0 {
+		r.pending = vip.Table[withdrawal]{} // with its memory, which is that of the largest decision
+	} else {
+		r.pending.DeleteFunc(func(_ vip.VIP, w *withdrawal) bool { return !w.waits })
 	}
 	r.send(reports)
-	r.idle.Set(!more)
-	r.mu.Unlock()
-	return more
+	r.idle.Set(r.waiting == 0)
+	return r.waiting > 0
 }
 
 // reportAttracted adds the earlier withdrawals of families with a new one that static gateways no
 // longer attract.
-func (r *reporter) reportAttracted(reports map[vip.VIP]reported, families, shared [len(vip.Families)]bool) {
+func (r *reporter) reportAttracted(
+	reports []reported, families, shared [len(vip.Families)]bool,
+) []reported {
 	for v, decision := range r.attracted {
 		if f := v.Family(); families[f] && !shared[f] {
-			reports[v] = reported{Decision: decision}
+			reports = append(reports, reported{VIP: v, Decision: decision})
 			delete(r.attracted, v)
 		}
 	}
+	return reports
 }
 
 // awaitWithdrawn waits for the revision and the sessions, and reports whether both were observed.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -40,10 +39,12 @@ type reporterFixture struct {
 func startReporter(t *testing.T) *reporterFixture {
 	r := &reporterFixture{state: latest.New(announce.State{Established: true}), reports: map[vip.VIP]reported{}}
 	r.confirm = func(context.Context) error { return nil }
-	r.reporter = newReporter(r.state, nil, settle, func(m map[vip.VIP]reported) {
+	r.reporter = newReporter(r.state, nil, settle, func(list []reported) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		maps.Copy(r.reports, m)
+		for _, x := range list {
+			r.reports[x.VIP] = x
+		}
 	})
 	r.reporter.confirm = func(ctx context.Context) error { return r.confirm(ctx) }
 	ctx, cancel := context.WithCancel(t.Context())
@@ -230,7 +231,7 @@ func TestFlushReturnsAfterReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReporter(t)
 		send := r.send
-		r.send = func(m map[vip.VIP]reported) {
+		r.send = func(m []reported) {
 			if len(m) > 0 && r.idle.Load() {
 				t.Error("idle before the withdrawal is reported")
 			}

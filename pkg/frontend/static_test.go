@@ -224,7 +224,7 @@ func TestSharedGateways(t *testing.T) {
 
 // The events of VIPs that are not announced name the static gateways that still send their traffic.
 func TestSharedVIPEvents(t *testing.T) {
-	s := &state{vips: map[vip.VIP]vipState{}}
+	s := &state{}
 	d := decisions{Changes: []gate.Change{
 		{VIP: vipA, To: gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready}},
 		{
@@ -232,8 +232,10 @@ func TestSharedVIPEvents(t *testing.T) {
 			To: gate.Decision{Reason: gate.LBNotReady},
 		},
 	}}
-	list := s.applyDecisions(d, func(gate.Reason, vip.Family) string { return "cause" },
-		func(vip.Family) string { return "gateway-a still sends" })
+	list := s.applyDecisions(d, causes{
+		reason: func(gate.Reason, vip.Family) string { return "cause" },
+		shared: func(vip.Family) string { return "gateway-a still sends" },
+	}, false).changes
 	for i, want := range []string{"cause", "cause; gateway-a still sends"} {
 		if list[i].Detail != want {
 			t.Errorf("%s: %q, want %q", list[i].VIP, list[i].Detail, want)

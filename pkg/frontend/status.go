@@ -80,6 +80,7 @@ func (p *process) birdStatus(s *frontendv1.Status) [len(vip.Families)][]string {
 			Name: g.Name, Address: g.Address.String(), Up: g.Up && b.Alive, State: gatewayDetail(g),
 			Imported: uint32(g.Imported), Exported: uint32(g.Exported), Bfd: g.BFD,
 			Since: endpoint.Timestamp(g.Since), Protocol: g.Protocol.String(), Held: g.Held, Warning: g.Warning,
+			NoDelay: g.NoDelay, NoDelayProblem: g.NoDelayProblem,
 		}
 		if !st.Up { // BIRD keeps the error of the previous session
 			st.LastError = g.LastError
@@ -102,7 +103,10 @@ func (s *state) vipStatus(
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, v := range vip.NewSet(configured...).Sorted() {
-		st := s.vips[v]
+		st := s.vips.Get(v)
+		if st == nil {
+			st = &vipState{}
+		}
 		x := &frontendv1.VipStatus{
 			Vip: v.String(), Gateways: up[v.Family()], Since: endpoint.Timestamp(st.Since),
 			Advertisement: advertisementProto(st.Decision.Advertisement), Reason: reasonProto(st.Decision.Reason),
@@ -110,23 +114,10 @@ func (s *state) vipStatus(
 		if st.Decision.Advertisement != gate.Announced {
 			x.StaticGateways = senders[v.Family()]
 		}
-		if st.Readiness != nil {
+		if st.Reported {
 			x.Readiness = st.Readiness.Proto(now)
 		}
 		list = append(list, x)
 	}
 	return list
-}
-
-// show updates health and metrics of VIPs.
-func (p *process) show(d decisions) {
-	for _, ch := range d.Changes {
-		if ch.To.Reason == gate.NotConfigured {
-			p.health.RemoveVIP(ch.VIP)
-			p.metrics.RemoveVIP(ch.VIP)
-			continue
-		}
-		p.health.SetVIP(ch.VIP, ch.To.Advertisement != gate.Withdrawn)
-		p.metrics.VIP(ch.VIP, ch.To.Advertisement.String(), ch.To.Reason.String())
-	}
 }

@@ -1,6 +1,9 @@
 package gate
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Flap damping: the first rise is immediate; from the second flap within flapWindow on, a rise
 // waits 1, 2, 4 … maxFlapWait.
@@ -15,16 +18,13 @@ const (
 // first.
 type flaps []time.Time
 
-// add adds a flap.
+// add adds a flap, in place: a VIP that flaps for a long time allocates nothing.
 func (f flaps) add(now time.Time) flaps {
-	f = append(f.recent(now), now)
-	if len(f) > maxFlaps {
-		f = f[len(f)-maxFlaps:]
-	}
-	return f
+	expired := len(f) - len(f.recent(now))
+	return append(slices.Delete(f, 0, max(expired, len(f)+1-maxFlaps)), now)
 }
 
-// recent discards flaps older than the window.
+// recent returns the flaps within the window.
 func (f flaps) recent(now time.Time) flaps {
 	for len(f) > 0 && now.Sub(f[0]) > flapWindow {
 		f = f[1:]

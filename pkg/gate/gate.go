@@ -14,11 +14,15 @@ const finalGrace = time.Second
 type Gate struct {
 	options Options
 	vips    map[vip.VIP]*entry
+	// entries are those of vips: a change of the common conditions decides them one by one, and
+	// iterating over a map costs several times as much.
+	entries []*entry
 	// routed holds the VIPs whose source routing is installed in the kernel. It includes VIPs that
 	// are not configured yet: Route and Configure are called in any order.
 	routed vip.Set
 
 	// The load balancer.
+	complete   uint64 // counts complete updates
 	instance   string
 	revision   uint64
 	synced     bool // a synced snapshot was received
@@ -36,8 +40,9 @@ type Gate struct {
 	stopEnd time.Time // zero: not stopping
 
 	// last holds the conditions of the last Evaluate: a change makes every VIP dirty.
-	last       conditions
-	dirty      vip.Set
+	last conditions
+	// dirty holds each entry whose inputs changed since the last Evaluate once.
+	dirty      []*entry
 	timers     timerHeap
 	changes    []Change
 	attraction [len(vip.Families)]Attraction
@@ -46,6 +51,9 @@ type Gate struct {
 // entry is one VIP that is configured or in the load balancer's state.
 type entry struct {
 	vip              vip.VIP
+	index            int    // in Gate.entries
+	listed           uint64 // the newest complete update that has the VIP
+	dirty            bool   // in Gate.dirty
 	configured       bool
 	routed           bool
 	reported         bool // in synced data: state is known
@@ -89,22 +97,22 @@ func phaseOf(end, now time.Time) phase {
 
 // New returns a Gate without VIPs.
 func New(o Options) *Gate {
-	return &Gate{options: o, vips: map[vip.VIP]*entry{}, dirty: vip.Set{}}
+	return &Gate{options: o, vips: map[vip.VIP]*entry{}}
 }
 
 // Configure replaces the set of VIPs of the attractor.
 func (g *Gate) Configure(vips []vip.VIP) {
 	configured := vip.NewSet(vips...)
-	for v, e := range g.vips {
-		if e.configured && !configured.Has(v) {
+	for _, e := range g.entries {
+		if e.configured && !configured.Has(e.vip) {
 			e.configured, e.routed, e.operatorDrainEnd = false, false, time.Time{}
-			g.markDirty(v)
+			g.markDirty(e)
 		}
 	}
-	for v := range configured {
+	for _, v := range vips {
 		if e := g.entry(v); !e.configured {
 			e.configured, e.routed = true, g.routed.Has(v)
-			g.markDirty(v)
+			g.markDirty(e)
 		}
 	}
 }
@@ -113,10 +121,10 @@ func (g *Gate) Configure(vips []vip.VIP) {
 // be modified afterwards. VIPs that are configured later use it, too.
 func (g *Gate) Route(confirmed vip.Set) {
 	g.routed = confirmed
-	for v, e := range g.vips {
-		if routed := e.configured && confirmed.Has(v); routed != e.routed {
+	for _, e := range g.entries {
+		if routed := e.configured && confirmed.Has(e.vip); routed != e.routed {
 			e.routed = routed
-			g.markDirty(v)
+			g.markDirty(e)
 		}
 	}
 }
@@ -148,18 +156,19 @@ func (g *Gate) UpdateLB(now time.Time, u LBUpdate) {
 		g.graceStart = earlier(u.LeaseEnd, u.EndedAt)
 	}
 	if u.Complete {
-		listed := make(vip.Set, len(u.VIPs))
-		for _, s := range u.VIPs {
-			listed[s.VIP] = struct{}{}
-		}
-		for v, e := range g.vips {
-			if !listed.Has(v) {
-				g.setState(now, e, VIPState{VIP: v, State: vip.NotReady}, sameLB)
-			}
-		}
+		g.complete++
 	}
 	for _, s := range u.VIPs {
-		g.setState(now, g.entry(s.VIP), s, sameLB)
+		e := g.entry(s.VIP)
+		e.listed = g.complete
+		g.setState(now, e, s, sameLB)
+	}
+	if u.Complete {
+		for _, e := range g.entries {
+			if e.listed != g.complete {
+				g.setState(now, e, VIPState{VIP: e.vip, State: vip.NotReady}, sameLB)
+			}
+		}
 	}
 	for _, v := range u.Removed {
 		g.setState(now, g.entry(v), VIPState{VIP: v, State: vip.NotReady}, sameLB)
@@ -187,7 +196,7 @@ func (g *Gate) Drain(now time.Time, vips ...vip.VIP) {
 		if e, ok := g.vips[v]; ok && e.configured && e.operatorDrainEnd.IsZero() {
 			e.operatorDrainEnd = now.Add(g.options.DrainTime)
 			g.scheduleDirty(e.operatorDrainEnd, v)
-			g.markDirty(v)
+			g.markDirty(e)
 		}
 	}
 }
@@ -197,7 +206,7 @@ func (g *Gate) Undrain(vips ...vip.VIP) {
 	for _, v := range vips {
 		if e, ok := g.vips[v]; ok && !e.operatorDrainEnd.IsZero() {
 			e.operatorDrainEnd = time.Time{}
-			g.markDirty(v)
+			g.markDirty(e)
 		}
 	}
 }
@@ -207,26 +216,28 @@ func (g *Gate) Evaluate(now time.Time) []Change {
 	g.changes = g.changes[:0]
 	current := g.observe(now)
 	for len(g.timers) > 0 && !now.Before(g.timers[0].at) {
-		g.markDirty(heap.Pop(&g.timers).(timer).vip)
+		if e, ok := g.vips[heap.Pop(&g.timers).(timer).vip]; ok {
+			g.markDirty(e)
+		}
 	}
 	if current != g.last {
 		g.last = current
-		for _, e := range g.vips {
-			g.decide(now, e)
+		for i := 0; i < len(g.entries); {
+			if e := g.entries[i]; g.decide(now, e) {
+				i++
+			} else {
+				g.remove(e) // the last entry is at i now
+			}
 		}
 	} else {
-		for v := range g.dirty {
-			if e, ok := g.vips[v]; ok {
-				g.decide(now, e)
+		for _, e := range g.dirty {
+			if !g.decide(now, e) {
+				g.remove(e)
 			}
 		}
 	}
-	// A large map is replaced: a Go map keeps its buckets, and iterating over them would slow down
-	// every later change of one VIP.
-	if len(g.dirty) > 64 {
-		g.dirty = vip.Set{}
-	}
-	clear(g.dirty)
+	clear(g.dirty) // keeps no removed entry in memory
+	g.dirty = g.dirty[:0]
 	return g.changes
 }
 
@@ -273,9 +284,9 @@ func (g *Gate) Decision(v vip.VIP) Decision {
 // Drained returns the VIPs that an operator drained, with the end of their drain time.
 func (g *Gate) Drained() map[vip.VIP]time.Time {
 	drained := map[vip.VIP]time.Time{}
-	for v, e := range g.vips {
+	for _, e := range g.entries {
 		if !e.operatorDrainEnd.IsZero() {
-			drained[v] = e.operatorDrainEnd
+			drained[e.vip] = e.operatorDrainEnd
 		}
 	}
 	return drained
@@ -301,7 +312,7 @@ func (g *Gate) setState(now time.Time, e *entry, s VIPState, countFlap bool) {
 	if s.State == vip.Draining {
 		g.scheduleDirty(e.drainEnd, e.vip)
 	}
-	g.markDirty(e.vip)
+	g.markDirty(e)
 }
 
 // entry returns the entry of v and creates it if missing. After the first synced snapshot, a VIP
@@ -309,23 +320,40 @@ func (g *Gate) setState(now time.Time, e *entry, s VIPState, countFlap bool) {
 func (g *Gate) entry(v vip.VIP) *entry {
 	e, ok := g.vips[v]
 	if !ok {
-		e = &entry{vip: v, reported: g.synced}
-		g.vips[v] = e
+		e = &entry{vip: v, index: len(g.entries), reported: g.synced}
+		g.vips[v], g.entries = e, append(g.entries, e)
 	}
 	return e
 }
 
-func (g *Gate) markDirty(v vip.VIP) { g.dirty[v] = struct{}{} }
+// remove deletes e; the last entry takes its place.
+func (g *Gate) remove(e *entry) {
+	last := len(g.entries) - 1
+	g.entries[e.index] = g.entries[last]
+	g.entries[e.index].index = e.index
+	g.entries[last] = nil
+	g.entries = g.entries[:last]
+	delete(g.vips, e.vip)
+}
+
+func (g *Gate) markDirty(e *entry) {
+	if !e.dirty {
+		e.dirty = true
+		g.dirty = append(g.dirty, e)
+	}
+}
 
 func (g *Gate) scheduleDirty(at time.Time, v vip.VIP) { heap.Push(&g.timers, timer{at, v}) }
 
-// decide updates the decision on e. An entry that is neither configured nor in the load balancer's
-// state is deleted, which bounds the memory.
-func (g *Gate) decide(now time.Time, e *entry) {
-	up := g.last.up[e.vip.Family()]
-	to := g.evaluateTable(now, e, e.decision.Advertisement, up)
+// decide updates the decision on e. It reports whether e is still used: an entry that is neither
+// configured nor in the load balancer's state is to be removed, which bounds the memory.
+func (g *Gate) decide(now time.Time, e *entry) (used bool) {
+	e.dirty = false
+	to := g.evaluateTable(now, e, e.decision.Advertisement, g.last.up[e.vip.Family()])
 	attracts := to.Advertisement
-	if !up || e.attracts != e.decision.Advertisement { // otherwise the result is the same
+	// Otherwise the result is the same: the rows above NoGateway depend on neither the gateway nor
+	// the current advertisement.
+	if to.Reason >= NoGateway && (to.Reason == NoGateway || e.attracts != e.decision.Advertisement) {
 		attracts = g.evaluateTable(now, e, e.attracts, true).Advertisement
 	}
 	g.count(e, to.Reason != NotConfigured, attracts)
@@ -333,9 +361,7 @@ func (g *Gate) decide(now time.Time, e *entry) {
 		g.changes = append(g.changes, Change{VIP: e.vip, From: e.decision, To: to})
 		e.decision = to
 	}
-	if !e.configured && e.state == vip.NotReady {
-		delete(g.vips, e.vip)
-	}
+	return e.configured || e.state != vip.NotReady
 }
 
 // earlier returns the earlier of two times; zero means unknown.

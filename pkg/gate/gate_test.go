@@ -453,7 +453,7 @@ func TestUnusedVIPsAreRemoved(t *testing.T) {
 	b.g.Configure(nil)
 	b.setState(vip.Ready, vipA, vipB)
 	b.updateLB(func(h *LBUpdate) { h.Removed = []vip.VIP{vipA, vipB} })
-	if len(b.g.vips) != 0 {
-		t.Fatalf("%d VIPs are still stored", len(b.g.vips))
+	if len(b.g.vips)+len(b.g.entries) != 0 {
+		t.Fatalf("%d VIPs are still stored, %d entries", len(b.g.vips), len(b.g.entries))
 	}
 }

@@ -166,6 +166,14 @@ func (w *model) check(t *rapid.T) {
 		}
 	}
 	w.checkAttraction(t)
+	if len(w.g.entries) != len(w.g.vips) || len(w.g.dirty) != 0 {
+		t.Fatalf("%d entries, %d VIPs, %d dirty", len(w.g.entries), len(w.g.vips), len(w.g.dirty))
+	}
+	for i, e := range w.g.entries {
+		if e.index != i || e.dirty || w.g.vips[e.vip] != e {
+			t.Fatalf("entry %d of %s: index %d, dirty %v", i, e.vip, e.index, e.dirty)
+		}
+	}
 }
 
 // checkAttraction compares the attraction with a count of what a gate advertises whose gateways are

@@ -10,5 +10,5 @@
 //   - A slow reader of Watch misses intermediate states, but not the last one, and does not delay
 //     the process.
 //   - `vip/<prefix>` supports Check and Watch and is not in List, which grpc-go truncates at 100
-//     services; a VIP costs one map entry.
+//     services; its state is read when it is asked for.
 package health

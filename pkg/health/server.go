@@ -60,11 +60,12 @@ type Server struct {
 	changed latest.Value[struct{}] // set after every change, to wake the watches
 	watches atomic.Int64           // open ones
 
+	vip func(vip.VIP) (serving, known bool)
+
 	mu          sync.Mutex
 	conditions  map[string]Condition
 	order       []string // of conditions, by their first Set
 	definitions []definition
-	vips        map[vip.VIP]bool
 	stopping    bool
 }
 
@@ -73,7 +74,8 @@ type Server struct {
 // or stops to serve; it must not block and must not call the server.
 func New(log *slog.Logger, changed func(service string, serving bool)) *Server {
 	return &Server{
-		log: log, onTransition: changed, conditions: map[string]Condition{}, vips: map[vip.VIP]bool{},
+		log: log, onTransition: changed, conditions: map[string]Condition{},
+		vip: func(vip.VIP) (bool, bool) { return false, false },
 	}
 }
 
@@ -194,23 +196,13 @@ func (s *Server) Conditions() []Condition {
 	return list
 }
 
-// SetVIP sets whether a VIP serves: it is advertised (frontend) or ready (lb).
-func (s *Server) SetVIP(v vip.VIP, serving bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if previous, known := s.vips[v]; !known || previous != serving {
-		s.vips[v] = serving
-		s.notify()
-	}
-}
+// ServeVIPs sets the function that reports whether a VIP serves: it is advertised (frontend) or
+// ready (lb). The function is called concurrently and must not block; [Server.VIPsChanged] follows a
+// change of its results. ServeVIPs must be called before the server is registered.
+func (s *Server) ServeVIPs(vip func(vip.VIP) (serving, known bool)) { s.vip = vip }
 
-// RemoveVIP removes a VIP.
-func (s *Server) RemoveVIP(v vip.VIP) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.vips, v)
-	s.notify()
-}
+// VIPsChanged wakes every Watch after any number of VIPs changed.
+func (s *Server) VIPsChanged() { s.notify() }
 
 // Shutdown sends NOT_SERVING for every service except [Liveness] and ends every Watch, so that the
 // gRPC server can stop in order. Later changes are not sent.
@@ -365,7 +357,7 @@ func (s *Server) state(name string) healthv1.HealthCheckResponse_ServingStatus {
 	if prefix, is := strings.CutPrefix(name, VIPPrefix); is {
 		// A canonical name parses.
 		v, _ := vip.Parse(prefix)
-		c.Serving, known = s.vips[v]
+		c.Serving, known = s.vip(v)
 	}
 	switch {
 	case !known && name != "":

@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -32,6 +33,38 @@ const (
 
 // waitLimit bounds every wait for a condition.
 const waitLimit = 30 * time.Second
+
+// vips are scripted states of VIPs.
+type vips struct {
+	*Server
+	mu     sync.Mutex
+	states map[vip.VIP]bool
+}
+
+func newVIPs(s *Server) *vips {
+	v := &vips{Server: s, states: map[vip.VIP]bool{}}
+	s.ServeVIPs(func(x vip.VIP) (serving, known bool) {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		serving, known = v.states[x]
+		return serving, known
+	})
+	return v
+}
+
+func (v *vips) set(x string, serving bool) {
+	v.mu.Lock()
+	v.states[vip.Require(x)] = serving
+	v.mu.Unlock()
+	v.VIPsChanged()
+}
+
+func (v *vips) remove(x string) {
+	v.mu.Lock()
+	delete(v.states, vip.Require(x))
+	v.mu.Unlock()
+	v.VIPsChanged()
+}
 
 func newServer() *Server { return New(slog.New(slog.DiscardHandler), func(string, bool) {}) }
 
@@ -191,10 +224,13 @@ func TestChangedOnFlipsOnly(t *testing.T) {
 
 func TestVIPsAreNotListed(t *testing.T) {
 	s := newServer()
+	if got := check(t, s, "vip/20.0.0.1/32"); got != unknown {
+		t.Errorf("without VIPs: %v", got)
+	}
 	s.Set(Liveness, true, "")
-	v, w := vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")
-	s.SetVIP(v, true)
-	s.SetVIP(w, false)
+	vips := newVIPs(s)
+	vips.set("20.0.0.1/32", true)
+	vips.set("2000::1/128", false)
 	for service, want := range map[string]healthv1.HealthCheckResponse_ServingStatus{
 		"vip/20.0.0.1/32": serving, "vip/2000::1/128": notServing, "vip/2000:0:0::0001/128": notServing,
 		"vip/20.0.0.2/32": unknown, "no such": unknown, Readiness: unknown, "": notServing, Liveness: serving,
@@ -203,12 +239,12 @@ func TestVIPsAreNotListed(t *testing.T) {
 			t.Errorf("%q is %v, want %v", service, got, want)
 		}
 	}
-	s.RemoveVIP(v)
+	vips.remove("20.0.0.1/32")
 	if got := check(t, s, "vip/20.0.0.1/32"); got != unknown {
 		t.Errorf("a removed VIP is %v", got)
 	}
 	for i := range 10_000 {
-		s.SetVIP(vip.Require(fmt.Sprintf("20.1.%d.%d/32", i/256, i%256)), true)
+		vips.set(fmt.Sprintf("20.1.%d.%d/32", i/256, i%256), true)
 	}
 	list, err := s.List(t.Context(), &healthv1.HealthListRequest{})
 	if err != nil {
@@ -236,6 +272,7 @@ func TestInvalidServiceNames(t *testing.T) {
 
 func TestWatchUnknownService(t *testing.T) {
 	s := newServer()
+	vips := newVIPs(s)
 	client := dial(t, serve(t, s))
 	condition, v := follow(t, client, "Egress"), follow(t, client, "vip/2000:0::0001/128")
 	wantNext(t, condition, unknown)
@@ -246,12 +283,12 @@ func TestWatchUnknownService(t *testing.T) {
 			want = serving
 		}
 		s.Set("Egress", up, "")
-		s.SetVIP(vip.Require("2000::1/128"), up)
+		vips.set("2000::1/128", up)
 		wantNext(t, condition, want)
 		wantNext(t, v, want)
 	}
 	s.Remove("Egress")
-	s.RemoveVIP(vip.Require("2000::1/128"))
+	vips.remove("2000::1/128")
 	wantNext(t, condition, unknown)
 	wantNext(t, v, unknown)
 }
@@ -309,15 +346,15 @@ func (w *watching) Send(r *healthv1.HealthCheckResponse) error {
 }
 
 func TestWatchesAreIndependent(t *testing.T) {
-	s := newServer()
-	client := dial(t, serve(t, s))
-	s.SetVIP(vip.Require("20.0.0.2/32"), true)
+	vips := newVIPs(newServer())
+	client := dial(t, serve(t, vips.Server))
+	vips.set("20.0.0.2/32", true)
 	quiet, loud := follow(t, client, "vip/20.0.0.2/32"), follow(t, client, "vip/20.0.0.1/32")
 	wantNext(t, quiet, serving)
 	wantNext(t, loud, unknown)
-	s.SetVIP(vip.Require("20.0.0.1/32"), true)
+	vips.set("20.0.0.1/32", true)
 	wantNext(t, loud, serving)
-	s.SetVIP(vip.Require("20.0.0.2/32"), false)
+	vips.set("20.0.0.2/32", false)
 	wantNext(t, quiet, notServing)
 }
 
@@ -465,7 +502,7 @@ func TestLogOfFlips(t *testing.T) {
 	s.Set("A", false, "why")
 	s.Set("A", false, "why")
 	s.Set("A", true, "")
-	s.SetVIP(vip.Require("20.0.0.1/32"), true)
+	newVIPs(s).set("20.0.0.1/32", true)
 	if n := strings.Count(out.String(), "\n"); n != 2 || !strings.Contains(out.String(), "detail=why") {
 		t.Fatalf("logged %d lines:\n%s", n, out.String())
 	}

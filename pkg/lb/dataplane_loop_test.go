@@ -45,6 +45,7 @@ func (f *scriptedFrontend) Reported(vip.VIP) (readiness.VIPReport, bool) {
 // runningLoop is a loop that runs, with a target that listens or not.
 type runningLoop struct {
 	*loop
+	checker  *healthcheck.Checker
 	plane    *scriptedPlane
 	frontend *scriptedFrontend
 	listener net.Listener
@@ -64,9 +65,10 @@ func run(t *testing.T) *runningLoop {
 	s.Check.Interval, s.Check.Timeout = 20*time.Millisecond, 20*time.Millisecond
 	s.Targets[0].IPs = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 	r := &runningLoop{
-		newLoop(t, TargetOptions{}), &scriptedPlane{ready: make(chan struct{})}, &scriptedFrontend{},
+		newLoop(t, TargetOptions{}), healthcheck.New(healthcheck.Options{Log: quiet}), &scriptedPlane{ready: make(chan struct{})}, &scriptedFrontend{},
 		listener,
 	}
+	r.loop.checker = r.checker
 	r.config, r.lease = latest.New(trench.Loaded{Config: c, Generation: 1}), time.Second
 	r.away, r.ready = latest.New(false), make(chan struct{})
 	r.evaluator = serving.New(serving.Options{Settle: time.Hour, DataPlane: true, WithdrawTime: time.Hour})

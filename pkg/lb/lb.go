@@ -228,7 +228,7 @@ func newProcess(o Options) (*process, error) {
 	p.observer = newObserver(p)
 	p.loop = &loop{
 		config: p.config.Value(), sources: p.sources, checker: p.checker, index: p.index,
-		table: p.table, lease: o.Lease, log: o.Log, observe: p.observer.decided, event: p.events.add, files: p.files,
+		table: p.table, lease: o.Lease, log: o.Log, observe: p.observer.decisions.decided, files: p.files,
 		away: p.stopping, ready: make(chan struct{}),
 		evaluator: serving.New(serving.Options{
 			// A frontend needs some of the grace period to connect; VIPs not synced after it are withdrawn.

@@ -3,12 +3,9 @@ package lb
 import (
 	"context"
 	"log/slog"
-	"strings"
 	"sync/atomic"
 	"time"
 
-	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -16,7 +13,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/serving"
-	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -24,6 +20,14 @@ import (
 
 // beatsPerLease is how many heartbeats go into one lease (docs/architecture.md#the-two-leases).
 const beatsPerLease = 5
+
+// checker is a [healthcheck.Checker], or a script of a test.
+type checker interface {
+	Update(changed []trench.Stream, removed []string)
+	Routed()
+	Changed() <-chan struct{}
+	Evaluate(now time.Time) healthcheck.Evaluation
+}
 
 // plane is a [dataplane.Plane], or a script of a test.
 type plane interface {
@@ -42,15 +46,14 @@ type frontend interface {
 type loop struct {
 	config  *latest.Value[trench.Loaded]
 	sources *sources
-	checker *healthcheck.Checker
+	checker checker
 	index   *targetset.Index
 	table   *readiness.Table
 	lease   time.Duration
 	log     *slog.Logger
-	observe func(readiness.Decision) // must not block
-	event   func(...*lbv1.Event)     // must not block
-	files   *readinessfile.Writer    // nil: none are written
-	away    *latest.Value[bool]      // true once the load balancer stops
+	observe func(readiness.Decision, uint64) // takes each decision and its revision; must not block
+	files   *readinessfile.Writer            // nil: none are written
+	away    *latest.Value[bool]              // true once the load balancer stops
 	ready   chan struct{}
 	outage  atomic.Bool
 	lastRun atomic.Int64 // when it last evaluated, as time since started
@@ -64,7 +67,6 @@ type loop struct {
 
 	started    time.Time
 	evaluator  *serving.Evaluator
-	before     map[vip.VIP]vip.State
 	synced     bool
 	generation uint64    // of the configuration in force
 	next       time.Time // when the evaluator has something to do by itself
@@ -86,7 +88,7 @@ func (l *loop) idle() time.Duration { return time.Since(l.started) - time.Durati
 
 // Run evaluates until ctx ends.
 func (l *loop) Run(ctx context.Context) error {
-	l.before, l.started = map[vip.VIP]vip.State{}, time.Now()
+	l.started = time.Now()
 	loaded, reloaded := l.config.Get()
 	_, stopping := l.away.Get()
 	in := l.load(loaded)
@@ -169,8 +171,25 @@ type input struct {
 	kernel  *plan.State    // nil: the same as before
 }
 
+// decision is the result of an evaluation.
+type decision struct {
+	serving.Result
+	at        time.Time
+	committed bool // to the table, as revision; otherwise nothing changed
+	revision  uint64
+	first     bool // readiness is synced with it
+}
+
 // evaluate makes one decision of all inputs. It reports whether it committed anything.
 func (l *loop) evaluate(in input) bool {
+	d := l.decide(in)
+	l.publish(in, d)
+	return d.committed
+}
+
+// decide evaluates readiness and commits what changed: the frontend gets it before anything else is
+// done with it.
+func (l *loop) decide(in input) decision {
 	now := time.Now()
 	l.lastRun.Store(int64(now.Sub(l.started)))
 	if in.config != nil {
@@ -191,23 +210,33 @@ func (l *loop) evaluate(in input) bool {
 		l.checker.Routed()
 		l.compared = l.compared || in.kernel.Err != nil
 	}
-	r := l.evaluator.Evaluate(now, l.checker.Evaluate(now))
-	l.next = r.Next
-	committed := l.commit(now, r)
+	d := decision{Result: l.evaluator.Evaluate(now, l.checker.Evaluate(now)), at: now}
+	l.next = d.Next
+	l.commit(&d)
+	return d
+}
+
+// publish passes a decision to everything behind the table.
+func (l *loop) publish(in input, d decision) {
 	switch {
 	case l.plane != nil && l.synced:
-		l.next = targetset.Soonest(l.next, l.forward(now))
+		l.next = targetset.Soonest(l.next, l.forward(d.at))
 	case l.plane != nil && (in.config != nil || in.targets):
 		l.plane.Configure(l.evaluator.Routes())
 	}
-	l.noteOutage(r.Outage)
-	if (committed || r.StreamsChanged || in.config != nil) && l.files != nil && l.synced && !l.leaving {
+	if (d.committed || d.StreamsChanged || in.config != nil) && l.files != nil && l.synced && !l.leaving {
 		streams, vips := l.evaluator.Ready()
 		l.files.Want(streams, vips...)
 	}
-	// After the decision: a reader that lists all targets holds the index for milliseconds.
+	// A reader that lists all targets holds the index for milliseconds.
 	l.index.Publish(l.evaluator.Targets())
-	return committed
+	if d.first {
+		l.log.Info("readiness is synced", "revision", d.revision)
+	}
+	if d.committed {
+		l.observe(d.Decision, d.revision)
+	}
+	l.noteOutage(d.Outage)
 }
 
 // forward passes a changed desired state to the data plane. It returns when to call it again.
@@ -251,63 +280,12 @@ func (l *loop) noteOutage(v outage.Verdict) {
 }
 
 // commit commits a decision unless nothing changed.
-func (l *loop) commit(now time.Time, r serving.Result) bool {
-	first := !l.synced && l.generation > 0 && !r.Settling && (l.plane == nil || l.compared)
-	l.synced = l.synced || first
-	if len(r.Changed)+len(r.Removed) == 0 && !first {
-		return false
+func (l *loop) commit(d *decision) {
+	d.first = !l.synced && l.generation > 0 && !d.Settling && (l.plane == nil || l.compared)
+	l.synced = l.synced || d.first
+	if len(d.Changed)+len(d.Removed) == 0 && !d.first {
+		return
 	}
-	r.Synced, r.At = l.synced, now
-	revision := l.table.Commit(r.Decision)
-	l.report(r.Decision, revision, first)
-	l.observe(r.Decision)
-	return true
-}
-
-// maxLogged bounds the log lines of a decision: 50 000 take a busy machine longer than the lease.
-const maxLogged = 1000
-
-// report logs each VIP that changed its state, one line each.
-func (l *loop) report(d readiness.Decision, revision uint64, first bool) {
-	if first {
-		l.log.Info("readiness is synced", "revision", revision)
-	}
-	logged := 0
-	for _, r := range d.Changed {
-		was, known := l.before[r.VIP]
-		if known && was == r.State {
-			continue
-		}
-		l.before[r.VIP] = r.State
-		if logged++; logged > maxLogged {
-			continue
-		}
-		from := "unknown"
-		if known {
-			from = was.String()
-		}
-		l.log.Info("VIP changed", "vip", r.VIP, "from", from, "to", r.State, "reason", reasonWord(r.Reason),
-			"detail", r.Detail, "ready_targets", r.ReadyTargets, "total_targets", r.TotalTargets, "revision", revision)
-		why := status.Explain(r.Reason).Short
-		if r.Detail != "" {
-			why += ": " + r.Detail
-		}
-		l.event(&lbv1.Event{Object: r.VIP.String(), What: r.State.String(), Detail: why})
-	}
-	for _, v := range d.Removed {
-		delete(l.before, v)
-		if logged++; logged > maxLogged {
-			continue
-		}
-		l.log.Info("VIP removed", "vip", v, "revision", revision)
-		l.event(&lbv1.Event{Object: v.String(), What: "removed"})
-	}
-	if logged > maxLogged {
-		l.log.Info("more VIPs changed or were removed", "count", logged-maxLogged, "revision", revision)
-	}
-}
-
-// reasonWord returns a reason as logs and metric labels show it: "too_few_ready".
-func reasonWord(r readinessv1.VipReason) string {
-	return strings.ToLower(strings.TrimPrefix(r.String(), "VIP_REASON_"))
+	d.Synced, d.At, d.committed = l.synced, d.at, true
+	d.revision = l.table.Commit(d.Decision)
 }

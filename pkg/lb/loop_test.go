@@ -9,7 +9,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/serving"
@@ -29,7 +28,7 @@ var quiet = slog.New(slog.DiscardHandler)
 
 // newLoop returns a loop whose sources are the trench file and the registry, and
 // whose tasks do not run.
-func newLoop(t *testing.T, o TargetOptions) *loop {
+func newLoop(t testing.TB, o TargetOptions) *loop {
 	t.Helper()
 	o.File, o.StateDir = true, t.TempDir()
 	sources, err := newSources(o, quiet)
@@ -39,8 +38,7 @@ func newLoop(t *testing.T, o TargetOptions) *loop {
 	return &loop{
 		sources: sources, checker: healthcheck.New(healthcheck.Options{Log: quiet}),
 		index: targetset.NewIndex(), table: readiness.NewTable(readiness.TableOptions{}), log: quiet,
-		observe: func(readiness.Decision) {}, event: func(...*lbv1.Event) {},
-		started: time.Now(), evaluator: serving.New(serving.Options{}), before: map[vip.VIP]vip.State{},
+		observe: func(readiness.Decision, uint64) {}, started: time.Now(), evaluator: serving.New(serving.Options{}),
 	}
 }
 

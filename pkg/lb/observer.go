@@ -6,12 +6,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -25,30 +23,17 @@ type observer struct {
 	started   bool
 	stale     bool       // last shown
 	dataPlane plan.State // last state
-
-	mu      sync.Mutex
-	pending map[vip.VIP]*readiness.VIPReadiness // nil: the VIP was removed
-	wake    chan struct{}
+	decisions *decisions
 }
 
 func newObserver(p *process) *observer {
-	return &observer{process: p, pending: map[vip.VIP]*readiness.VIPReadiness{}, wake: make(chan struct{}, 1)}
+	d := &decisions{log: p.Log, event: p.events.add, count: p.metrics.Count, wake: make(chan struct{}, 1)}
+	p.metrics.VIPs(d.metrics)
+	p.health.ServeVIPs(d.serves)
+	return &observer{process: p, decisions: d}
 }
 
 func (o *observer) String() string { return "observer" }
-
-// decided conflates a decision until Run takes it. It does not block.
-func (o *observer) decided(d readiness.Decision) {
-	o.mu.Lock()
-	for _, r := range d.Changed {
-		o.pending[r.VIP] = &r
-	}
-	for _, v := range d.Removed {
-		o.pending[v] = nil
-	}
-	o.mu.Unlock()
-	latest.Wake(o.wake)
-}
 
 // Run follows identity, configuration, reports and decisions until ctx ends.
 func (o *observer) Run(ctx context.Context) error {
@@ -82,7 +67,9 @@ func (o *observer) Run(ctx context.Context) error {
 		o.showStale(stale)
 		p.showEgress(report)
 		p.metrics.Frontend(report.Connected, report.Advertised)
-		o.showVIPs()
+		if o.decisions.drain() {
+			p.health.VIPsChanged()
+		}
 		p.health.Report(SourcesCondition, sourceProblem(states))
 		if p.plane != nil {
 			state, dataPlaneChanged = p.plane.State().Get()
@@ -91,6 +78,7 @@ func (o *observer) Run(ctx context.Context) error {
 		p.changed.Update(func(n uint64) uint64 { return n + 1 })
 		select {
 		case <-ctx.Done():
+			o.decisions.drain()
 			return ctx.Err()
 		case <-ownChanged:
 		case <-configChanged:
@@ -104,7 +92,7 @@ func (o *observer) Run(ctx context.Context) error {
 		case <-dataPlaneReady:
 			dataPlaneReady = nil
 		case <-dataPlaneChanged:
-		case <-o.wake:
+		case <-o.decisions.wake:
 		case <-tick.C:
 		}
 	}
@@ -140,22 +128,6 @@ func (o *observer) showStale(s *trench.Stale) {
 		p.events.add(&lbv1.Event{Object: "trench file", What: "refreshed"})
 	}
 	o.stale = problem != ""
-}
-
-func (o *observer) showVIPs() {
-	o.mu.Lock()
-	pending := o.pending
-	o.pending = map[vip.VIP]*readiness.VIPReadiness{}
-	o.mu.Unlock()
-	for v, r := range pending {
-		if r == nil {
-			o.process.health.RemoveVIP(v)
-			o.process.metrics.RemoveVIP(v)
-			continue
-		}
-		o.process.health.SetVIP(v, r.State == vip.Ready)
-		o.process.metrics.VIP(v, r.State.String(), reasonWord(r.Reason), r.ReadyTargets, r.TotalTargets)
-	}
 }
 
 // showEgress shows the external connectivity that the frontend reports.

@@ -55,7 +55,8 @@ func newSources(o TargetOptions, log *slog.Logger) (*sources, error) {
 
 // configure takes over a trench file.
 func (s *sources) configure(now time.Time, c *trench.Config) {
-	vips := slices.SortedFunc(slices.Values(c.Attractor.VIPs), vip.Compare)
+	vips := slices.Clone(c.Attractor.VIPs)
+	slices.SortFunc(vips, vip.Compare)
 	policy := targetset.AddressPolicy{Subnets: s.options.Subnets, VIPs: vips}
 	s.set.Configure(c.Streams, policy)
 	if s.options.File {

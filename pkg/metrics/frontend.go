@@ -2,18 +2,13 @@ package metrics
 
 import (
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // Frontend holds the metrics of a frontend. Its methods are safe for concurrent use and do not
 // block. Create one with [NewFrontend].
 type Frontend struct {
 	*process
-	vips        *vips
-	transitions *prometheus.CounterVec
+	*vips
 	// DecisionLatency observes the time from an input to the end of the write of the UPDATE.
 	DecisionLatency func(time.Duration)
 	// ControlLatency observes the duration of a BIRD command.
@@ -31,26 +26,14 @@ func NewFrontend(version string) *Frontend {
 		20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 100e-3, 500e-3, 1, 2)
 	f := &Frontend{
 		process: newProcess("frontend", version),
-		vips: newVIPs(FrontendVIPState, FrontendVIPReason, FrontendVIPs,
+		vips: newVIPs(FrontendVIPState, FrontendVIPReason, FrontendVIPs, FrontendVIPTransitions,
 			"withdrawn", "depreferred", "announced"),
-		transitions:     FrontendVIPTransitions.counters(),
 		DecisionLatency: observe(decision),
 		ControlLatency:  observe(control),
 	}
 	f.registry.MustRegister(scrape(f.vips.collect), f.transitions, decision, control)
 	return f
 }
-
-// VIP sets the advertisement of a VIP and its reason.
-func (f *Frontend) VIP(v vip.VIP, advertisement, reason string) {
-	f.vips.set(v, vipState{state: advertisement, reason: reason})
-}
-
-// RemoveVIP removes a VIP that left the configuration.
-func (f *Frontend) RemoveVIP(v vip.VIP) { f.vips.remove(v) }
-
-// Transition counts a change of a VIP's advertisement.
-func (f *Frontend) Transition(to, reason string) { f.transitions.WithLabelValues(to, reason).Inc() }
 
 // FrontendState is the state of the frontend at a scrape.
 type FrontendState struct {

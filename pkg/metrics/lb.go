@@ -4,46 +4,30 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // LB holds the metrics of a load balancer. Its methods are safe for concurrent use and do not
 // block. Create one with [NewLB].
 type LB struct {
 	*process
-	vips        *vips
-	transitions *prometheus.CounterVec
-	connected   *prometheus.GaugeVec
-	advertised  *prometheus.GaugeVec
+	*vips
+	connected  *prometheus.GaugeVec
+	advertised *prometheus.GaugeVec
 }
 
 // NewLB returns the metrics of a load balancer in a new registry, with those of the Go runtime and
 // of the process.
 func NewLB(version string) *LB {
 	l := &LB{
-		process:     newProcess("lb", version),
-		vips:        newVIPs(LBVIPState, LBVIPReason, LBVIPs, "not_ready", "draining", "ready"),
-		transitions: LBVIPTransitions.counters(),
-		connected:   LBFrontendConnected.gauges(),
-		advertised:  LBFrontendVIPs.gauges(),
+		process:    newProcess("lb", version),
+		vips:       newVIPs(LBVIPState, LBVIPReason, LBVIPs, LBVIPTransitions, "not_ready", "draining", "ready"),
+		connected:  LBFrontendConnected.gauges(),
+		advertised: LBFrontendVIPs.gauges(),
 	}
 	l.vips.targets = true
 	l.registry.MustRegister(scrape(l.vips.collect), l.transitions, l.connected, l.advertised)
 	return l
 }
-
-// VIP sets the readiness of a VIP, its reason, and its number of ready targets. It counts a change
-// of the state.
-func (l *LB) VIP(v vip.VIP, state, reason string, ready, total uint32) {
-	s := vipState{label(state), reason, ready, total}
-	if l.vips.set(v, s) {
-		l.transitions.WithLabelValues(s.state, s.reason).Inc()
-	}
-}
-
-// RemoveVIP removes a VIP.
-func (l *LB) RemoveVIP(v vip.VIP) { l.vips.remove(v) }
 
 // Frontend sets whether a reporting frontend is connected, and how many VIPs it advertises.
 func (l *LB) Frontend(connected bool, advertised int) {

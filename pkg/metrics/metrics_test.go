@@ -50,10 +50,14 @@ func fullFrontend() *Frontend {
 	f.Identity("spiffe://td/frontend", time.Unix(2_000_000_000, 0))
 	f.Health("Readiness", true)
 	f.Serves(served)
-	f.VIP(vip.Require("20.0.0.1/32"), "announced", "ready")
-	f.VIP(vip.Require("20.0.0.2/32"), "withdrawn", "lb_not_ready")
-	f.VIP(vip.Require("2000::1/128"), "depreferred", "stopping")
-	f.Transition("announced", "ready")
+	f.VIPs(func() []VIP {
+		return []VIP{
+			{VIP: vip.Require("20.0.0.1/32"), State: "announced", Reason: "ready"},
+			{VIP: vip.Require("20.0.0.2/32"), State: "withdrawn", Reason: "lb_not_ready"},
+			{VIP: vip.Require("2000::1/128"), State: "depreferred", Reason: "stopping"},
+		}
+	})
+	f.Count(Transition{To: "announced", Reason: "ready", Changed: true}, 1)
 	f.DecisionLatency(100 * time.Microsecond)
 	f.ControlLatency(30 * time.Microsecond)
 	f.State(func() FrontendState {
@@ -84,9 +88,13 @@ func fullLB() *LB {
 	l.Identity("spiffe://td/lb", time.Unix(2_000_000_000, 0))
 	l.Health("Readiness", false)
 	l.Serves(served)
-	l.VIP(vip.Require("20.0.0.1/32"), "not ready", "not_checked", 0, 2)
-	l.VIP(vip.Require("20.0.0.1/32"), "ready", "targets_ready", 2, 2)
-	l.VIP(vip.Require("20.0.0.2/32"), "not ready", "too_few_ready", 1, 3)
+	l.VIPs(func() []VIP {
+		return []VIP{
+			{vip.Require("20.0.0.1/32"), "ready", "targets_ready", 2, 2},
+			{vip.Require("20.0.0.2/32"), "not ready", "too_few_ready", 1, 3},
+		}
+	})
+	l.Count(Transition{To: "ready", Reason: "targets_ready", Changed: true}, 1)
 	l.Frontend(true, 1)
 	l.Targets(func() Targets {
 		return Targets{
@@ -279,9 +287,9 @@ func TestNamesAreConstants(t *testing.T) {
 func TestFrontendVIPs(t *testing.T) {
 	f := NewFrontend("1")
 	a, b := vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")
-	f.VIP(a, "withdrawn", "lb_never_seen")
-	f.VIP(a, "withdrawn", "no_gateway")
-	f.VIP(b, "announced", "ready")
+	now := []VIP{{VIP: a, State: "withdrawn", Reason: "no_gateway"}, {VIP: b, State: "announced", Reason: "ready"}}
+	f.VIPs(func() []VIP { return now })
+	f.Count(Transition{Family: vip.IPv4, To: "withdrawn", Reason: "lb_never_seen"}, 1) // between two scrapes
 	wantSeries(t, f.Registry(), FrontendVIPState, map[string]float64{
 		"family=ipv4 vip=20.0.0.1/32": 0, "family=ipv6 vip=2000::1/128": 2,
 	})
@@ -292,9 +300,8 @@ func TestFrontendVIPs(t *testing.T) {
 		"advertisement=withdrawn family=ipv4 reason=no_gateway":    1,
 		"advertisement=announced family=ipv6 reason=ready":         1,
 	})
-	f.VIP(a, "depreferred", "drained")
-	f.RemoveVIP(b)
-	f.RemoveVIP(b)
+	now = []VIP{{VIP: a, State: "depreferred", Reason: "drained"}}
+	f.Count(Transition{Family: vip.IPv6, To: "withdrawn", Reason: "not_configured", Changed: true, Removed: true}, 1)
 	wantSeries(t, f.Registry(), FrontendVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 1})
 	wantSeries(t, f.Registry(), FrontendVIPReason, map[string]float64{"family=ipv4 reason=drained vip=20.0.0.1/32": 1})
 	wantSeries(t, f.Registry(), FrontendVIPs, map[string]float64{
@@ -303,24 +310,27 @@ func TestFrontendVIPs(t *testing.T) {
 		"advertisement=depreferred family=ipv4 reason=drained":     1,
 		"advertisement=announced family=ipv6 reason=ready":         0,
 	})
+	wantSeries(t, f.Registry(), FrontendVIPTransitions, map[string]float64{"reason=not_configured to=withdrawn": 1})
 }
 
-func TestLBVIPTransitions(t *testing.T) {
+func TestLBVIPs(t *testing.T) {
 	l := NewLB("1")
-	a := vip.Require("20.0.0.1/32")
-	l.VIP(a, "not ready", "not_checked", 0, 2)
-	l.VIP(a, "not ready", "too_few_ready", 0, 2)
-	l.VIP(a, "ready", "targets_ready", 1, 2)
-	l.VIP(a, "ready", "targets_ready", 2, 2)
-	wantSeries(t, l.Registry(), LBVIPTransitions, map[string]float64{"reason=targets_ready to=ready": 1})
+	now := VIP{vip.Require("20.0.0.1/32"), "ready", "targets_ready", 2, 3}
+	l.VIPs(func() []VIP { return []VIP{now} })
+	wantSeries(t, l.Registry(), LBVIPTransitions, map[string]float64{})
 	wantSeries(t, l.Registry(), LBVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
 	wantSeries(t, l.Registry(), LBVIPReason, map[string]float64{})
 	wantSeries(t, l.Registry(), LBVIPReadyTargets, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
-	wantSeries(t, l.Registry(), LBVIPTargets, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
-	l.VIP(a, "draining", "targets_draining", 0, 2)
-	wantSeries(t, l.Registry(), LBVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 1})
+	wantSeries(t, l.Registry(), LBVIPTargets, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 3})
+	now.State, now.Reason = "not ready", "too_few_ready"
+	l.Count(Transition{Family: vip.IPv4, To: "not ready", Reason: "too_few_ready", Changed: true}, 7)
+	wantSeries(t, l.Registry(), LBVIPTransitions, map[string]float64{"reason=too_few_ready to=not_ready": 7})
+	wantSeries(t, l.Registry(), LBVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 0})
 	wantSeries(t, l.Registry(), LBVIPReason,
-		map[string]float64{"family=ipv4 reason=targets_draining vip=20.0.0.1/32": 1})
+		map[string]float64{"family=ipv4 reason=too_few_ready vip=20.0.0.1/32": 1})
+	wantSeries(t, l.Registry(), LBVIPs, map[string]float64{
+		"family=ipv4 reason=targets_ready state=ready": 0, "family=ipv4 reason=too_few_ready state=not_ready": 1,
+	})
 }
 
 func TestTargetsAtScrape(t *testing.T) {
@@ -428,18 +438,22 @@ func TestBIRDRefusal(t *testing.T) {
 
 func numbered(i int) vip.VIP { return vip.Require(fmt.Sprintf("20.0.%d.%d/32", i>>8, i&255)) }
 
+func announcedVIPs(n int) []VIP {
+	all := make([]VIP, n)
+	for i := range all {
+		all[i] = VIP{VIP: numbered(i), State: "announced", Reason: "ready"}
+	}
+	return all
+}
+
 func TestConcurrentScrapes(t *testing.T) {
 	const many = 10_000
 	f := NewFrontend("1")
-	all := make([]vip.VIP, many)
-	for i := range all {
-		all[i] = numbered(i)
-		f.VIP(all[i], "announced", "ready")
-	}
+	f.VIPs(func() []VIP { return announcedVIPs(many) })
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for _, x := range all {
-			f.VIP(x, "withdrawn", "no_gateway")
+		for range many {
+			f.Count(Transition{Family: vip.IPv4, To: "withdrawn", Reason: "no_gateway", Changed: true}, 1)
 		}
 	})
 	for range 3 {
@@ -453,19 +467,17 @@ func TestConcurrentScrapes(t *testing.T) {
 	}
 	wg.Wait()
 	wantSeries(t, f.Registry(), FrontendVIPs, map[string]float64{
-		"advertisement=announced family=ipv4 reason=ready":      0,
-		"advertisement=withdrawn family=ipv4 reason=no_gateway": many,
+		"advertisement=announced family=ipv4 reason=ready":      many,
+		"advertisement=withdrawn family=ipv4 reason=no_gateway": 0,
 	})
-	if n := len(series(t, f.Registry(), FrontendVIPReason)); n != many {
-		t.Errorf("%d reasons are shown", n)
-	}
+	wantSeries(t, f.Registry(), FrontendVIPTransitions, map[string]float64{"reason=no_gateway to=withdrawn": many})
 }
 
 func BenchmarkScrape10000VIPs(b *testing.B) {
 	f := NewFrontend("1")
-	for i := range 10_000 {
-		f.VIP(numbered(i), "announced", "ready")
-	}
+	all := announcedVIPs(10_000)
+	f.VIPs(func() []VIP { return slices.Clone(all) })
+	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := f.Registry().Gather(); err != nil {
 			b.Fatal(err)

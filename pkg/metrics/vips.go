@@ -1,18 +1,32 @@
 package metrics
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// vipState is the state of one VIP. A scrape copies it: keep it small.
-type vipState struct {
-	state, reason string
-	ready, total  uint32
+// VIP is the state of one VIP at a scrape.
+type VIP struct {
+	VIP vip.VIP
+	// State is the advertisement of a frontend, or the readiness of a load balancer; Reason is why.
+	State, Reason string
+	// Ready and Total count targets; a frontend has none.
+	Ready, Total uint32
+}
+
+// Transition is what some VIPs of one decision have in common.
+type Transition struct {
+	Family vip.Family
+	// To and Reason are the new state and why.
+	To, Reason string
+	// Changed reports whether the VIPs had another state before, and Removed whether they left the
+	// configuration.
+	Changed, Removed bool
 }
 
 // count is one combination of the labels of the counts.
@@ -21,66 +35,75 @@ type count struct {
 	state, reason string
 }
 
-// vips collects the metrics of VIPs. A scrape copies the records under the lock and builds the
-// metrics without it: ten thousand VIPs block a writer for about a millisecond, and no writer is in
-// the path of a decision.
+// vips collects the metrics of VIPs: their state is read at each scrape, so that a decision costs
+// as much for one VIP as for all of them.
 type vips struct {
 	states                []string // by value of the state metric; the last has no reason metric
 	state, reason, counts Metric
 	targets               bool // numbers of targets have metrics
+	transitions           *prometheus.CounterVec
 
-	mu    sync.Mutex
-	known map[vip.VIP]vipState
-	seen  map[count]int // VIPs of each combination seen so far
+	mu   sync.Mutex
+	read func() []VIP
+	seen map[count]struct{} // combinations so far
 }
 
-func newVIPs(state, reason, counts Metric, states ...string) *vips {
+func newVIPs(state, reason, counts, transitions Metric, states ...string) *vips {
 	return &vips{
-		states: states, state: state, reason: reason, counts: counts,
-		known: map[vip.VIP]vipState{}, seen: map[count]int{},
+		states: states, state: state, reason: reason, counts: counts, transitions: transitions.counters(),
+		read: func() []VIP { return nil }, seen: map[count]struct{}{},
 	}
 }
 
-// set sets the state of a VIP and reports whether it changed; the first state is not a change.
-func (v *vips) set(x vip.VIP, s vipState) bool {
+// VIPs sets what each scrape calls to read the state of all VIPs. It must return a new slice.
+func (v *vips) VIPs(read func() []VIP) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	was, known := v.known[x]
-	if known {
-		v.seen[count{x.Family(), was.state, was.reason}]--
-	}
-	v.known[x] = s
-	v.seen[count{x.Family(), s.state, s.reason}]++
-	return known && was.state != s.state
+	v.read = read
 }
 
-func (v *vips) remove(x vip.VIP) {
+// Count counts n VIPs with the same transition in one decision.
+func (v *vips) Count(t Transition, n int) {
+	if t.Changed {
+		v.transitions.WithLabelValues(label(t.To), t.Reason).Add(float64(n))
+	}
+	if t.Removed {
+		return
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if was, known := v.known[x]; known {
-		v.seen[count{x.Family(), was.state, was.reason}]--
-		delete(v.known, x)
-	}
+	v.seen[count{t.Family, label(t.To), t.Reason}] = struct{}{}
 }
 
 func (v *vips) collect(send send) {
 	v.mu.Lock()
-	known, seen := maps.Clone(v.known), maps.Clone(v.seen)
+	read := v.read
 	v.mu.Unlock()
-
-	for x, s := range known {
-		name, family := x.String(), x.Family().String()
-		level := slices.Index(v.states, s.state)
-		send(v.state, float64(level), name, family)
+	all := read()
+	counts := map[count]int{}
+	for _, s := range all {
+		s.State = label(s.State)
+		name, family := s.VIP.String(), s.VIP.Family()
+		counts[count{family, s.State, s.Reason}]++
+		level := slices.Index(v.states, s.State)
+		send(v.state, float64(level), name, family.String())
 		if level < len(v.states)-1 {
-			send(v.reason, 1, name, family, s.reason)
+			send(v.reason, 1, name, family.String(), s.Reason)
 		}
 		if v.targets {
-			send(LBVIPReadyTargets, float64(s.ready), name, family)
-			send(LBVIPTargets, float64(s.total), name, family)
+			send(LBVIPReadyTargets, float64(s.Ready), name, family.String())
+			send(LBVIPTargets, float64(s.Total), name, family.String())
 		}
 	}
-	for c, n := range seen {
+	v.mu.Lock()
+	for c := range counts {
+		v.seen[c] = struct{}{}
+	}
+	for c := range v.seen {
+		counts[c] += 0
+	}
+	v.mu.Unlock()
+	for c, n := range counts {
 		send(v.counts, float64(n), c.family.String(), c.state, c.reason)
 	}
 }

@@ -2,6 +2,7 @@ package readiness
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -247,7 +248,7 @@ func TestDecoderAcceptsUnknownReason(t *testing.T) {
 		Vip: "20.0.0.1/32", State: readinessv1.VipState_VIP_STATE_READY, Reason: 4711,
 		Detail: "a\nb",
 	}
-	r, err := readinessFromProto(m, time.Now())
+	r, err := readinessFromProto(vip.Require(m.GetVip()), m, time.Now())
 	if err != nil || r.State != vip.Ready || r.Reason != 0 || r.Detail != "a b" {
 		t.Fatalf("%+v, %v", r, err)
 	}
@@ -298,8 +299,26 @@ func FuzzDecoder(f *testing.F) {
 func TestLongDrainIsCapped(t *testing.T) {
 	now := time.Now()
 	m := VIPReadiness{VIP: vip.Require("20.0.0.1/32"), State: vip.Draining, DrainEnd: now.Add(1000 * time.Hour)}.Proto(now)
-	r, err := readinessFromProto(m, now)
+	r, err := readinessFromProto(vip.Require(m.GetVip()), m, now)
 	if err != nil || r.DrainEnd.Sub(now) != maxStaleGrace {
 		t.Errorf("drains until %v, %v", r.DrainEnd.Sub(now), err)
+	}
+}
+
+// decode decodes a message that is received now.
+func decode(d *decoder, m *response) (event, error) { return d.decode(m, time.Now()) }
+
+func TestDecoderKeepsOrder(t *testing.T) {
+	var d decoder
+	if _, err := decode(&d, message(1, snapshotOf(true, v3, v1))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := decode(&d, message(2, deltaOf(false, v2), removing(v3))); err != nil {
+		t.Fatal(err)
+	}
+	e, err := decode(&d, message(2, deltaOf(true, v1)))
+	if err != nil || len(e.changed) != 2 || e.changed[0].VIP != vip.Require(v2) || e.changed[1].VIP != vip.Require(v1) ||
+		!slices.Equal(e.removed, []vip.VIP{vip.Require(v3)}) {
+		t.Fatalf("%+v, %v", e, err)
 	}
 }

@@ -53,8 +53,8 @@ func Example() {
 		{VIP: vip.Require("20.0.0.1/32"), State: vip.Ready, ReadyTargets: 2, TotalTargets: 2},
 	}})
 	for update := watcher.Take(); ; update = watcher.Take() {
-		for v, r := range update.Changed {
-			fmt.Printf("%s revision %d: %s is %s\n", update.Position.InstanceID, update.Position.Revision, v, r.State)
+		for _, r := range update.Changed {
+			fmt.Printf("%s revision %d: %s is %s\n", update.Position.InstanceID, update.Position.Revision, r.VIP, r.State)
 		}
 		if update.Complete {
 			break

@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // Service is the name of the gRPC service of this package.
@@ -32,8 +31,8 @@ type Fallback interface {
 
 // FallbackState is what a Fallback has received.
 type FallbackState struct {
-	// VIPs is the whole state; nil: it did not change. The receiver owns it.
-	VIPs map[vip.VIP]VIPReadiness
+	// VIPs is the whole state, each VIP once; nil: it did not change. The receiver owns it.
+	VIPs []VIPReadiness
 	// At is the receipt.
 	At time.Time
 	// LeaseEnd is how long the state is valid; an end before that of an earlier state changes nothing.
@@ -72,12 +71,9 @@ func (c *watchConn) runFallback(ctx context.Context, conn *grpc.ClientConn, sile
 	return fallback.Watch(ctx, conn, second, func(s FallbackState) error {
 		e.lease = s.LeaseEnd.Sub(s.At)
 		if s.VIPs == nil {
-			e.kind, e.changed, e.known = kindHeartbeat, nil, nil
+			e.kind, e.changed = kindHeartbeat, nil
 		} else {
-			e.kind, e.changed, e.known = kindSnapshot, s.VIPs, make(vip.Set, len(s.VIPs))
-			for v := range s.VIPs {
-				e.known[v] = struct{}{}
-			}
+			e.kind, e.changed = kindSnapshot, s.VIPs
 			e.position.Revision = c.w.fallbackRevision.Add(1)
 		}
 		if err := c.w.merger.merge(&c.state, e, s.At); err != nil {

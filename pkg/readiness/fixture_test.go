@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -208,15 +207,13 @@ type view struct {
 // apply applies an update as a consumer must.
 func (v *view) apply(u Update) {
 	v.Update = u
-	if u.Complete {
-		v.vips = u.Changed
-		return
-	}
-	if v.vips == nil {
+	if u.Complete || v.vips == nil {
 		v.vips = make(map[vip.VIP]VIPReadiness)
 	}
-	maps.Copy(v.vips, u.Changed)
-	for r := range u.Removed {
+	for _, r := range u.Changed {
+		v.vips[r.VIP] = r
+	}
+	for _, r := range u.Removed {
 		delete(v.vips, r)
 	}
 }

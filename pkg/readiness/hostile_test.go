@@ -39,9 +39,7 @@ func (g *gateFixture) update(now time.Time, u Update) {
 	for _, r := range u.Changed {
 		h.VIPs = append(h.VIPs, gate.VIPState{VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd})
 	}
-	for v := range u.Removed {
-		h.Removed = append(h.Removed, v)
-	}
+	h.Removed = u.Removed
 	g.UpdateLB(now, h)
 }
 
@@ -470,7 +468,7 @@ func FuzzWatcher(f *testing.F) {
 				x.send(t, s, x.message(s))
 			}
 			x.evaluate(t)
-			if n := len(x.merger.pending.Changed) + len(x.merger.pending.Removed); n > hostileVIPs+3000 {
+			if n := x.merger.waiting(); n > hostileVIPs+3000 {
 				t.Fatalf("%d values wait", n)
 			}
 		}

@@ -23,9 +23,9 @@ type Update struct {
 	// Complete reports whether Changed is a whole state: a VIP that is absent from it is not ready.
 	// Otherwise Changed and Removed are changes to the previous state.
 	Complete bool
-	// Changed and Removed are owned by the caller.
-	Changed map[vip.VIP]VIPReadiness
-	Removed vip.Set
+	// Changed and Removed name no VIP twice and keep the order of arrival. The caller owns them.
+	Changed []VIPReadiness
+	Removed []vip.VIP
 	// ReceivedAt is the receipt of the oldest merged message that changed anything; zero: none did.
 	ReceivedAt time.Time
 
@@ -55,8 +55,9 @@ type updateMerger struct {
 	mu      sync.Mutex
 	streams uint64 // streams on which a message arrived
 	open    map[*streamState]struct{}
-	pending Update  // includes the current state of the streams
-	known   vip.Set // the VIPs of the state in pending.Position
+	pending Update // includes the current state of the streams
+	// merged replaces the changes of pending once a second event has changed any before Take.
+	merged *mergedChanges
 	// newest is the newest stream that supplied the state: a stream of another instance replaces
 	// the state only if it is newer.
 	newest uint64
@@ -80,7 +81,15 @@ func newUpdateMerger() *updateMerger {
 func (m *updateMerger) take() Update {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.pending.Take()
+	u := m.pending.Take()
+	if m.merged != nil {
+		u.Changed, u.Removed = m.merged.split()
+		m.merged = nil
+	}
+	if u.Complete {
+		u.Removed = nil // absent from Changed
+	}
+	return u
 }
 
 // Take returns u and removes the changes from it.
@@ -88,29 +97,6 @@ func (u *Update) Take() Update {
 	taken := *u
 	u.Complete, u.Changed, u.Removed, u.ReceivedAt = false, nil, nil, time.Time{}
 	return taken
-}
-
-// merge adds later changes, which u owns from then on.
-func (u *Update) merge(changed map[vip.VIP]VIPReadiness, removed vip.Set) {
-	if u.Changed == nil {
-		u.Changed = changed
-	} else {
-		maps.Copy(u.Changed, changed)
-	}
-	for v := range removed {
-		delete(u.Changed, v)
-	}
-	if u.Complete {
-		return
-	}
-	if u.Removed == nil {
-		u.Removed = removed
-	} else {
-		maps.Copy(u.Removed, removed)
-	}
-	for v := range changed {
-		delete(u.Removed, v)
-	}
 }
 
 // merge applies an event of a stream, received at the given time. On an error the stream must end.
@@ -190,8 +176,7 @@ func (m *updateMerger) snapshot(s *streamState, e event, at time.Time) error {
 	}
 	s.synced, m.newest = true, max(m.newest, s.seq)
 	p.Position, p.Service = e.position, s.service
-	p.Complete, p.Changed, p.Removed = true, e.changed, nil
-	m.known = e.known
+	p.Complete, p.Changed, p.Removed, m.merged = true, e.changed, nil, nil
 	m.markChanged(at)
 	return nil
 }
@@ -203,21 +188,20 @@ func (m *updateMerger) delta(e event, at time.Time) error {
 	if e.position.Revision <= p.Position.Revision {
 		return nil
 	}
-	for v := range e.changed {
-		m.known[v] = struct{}{}
-	}
-	for v := range e.removed {
-		delete(m.known, v)
-	}
-	if len(m.known) > MaxVIPs {
-		// The stream ends, and the next one starts with a snapshot.
-		return fmt.Errorf("the load balancer sent more than %d VIPs", MaxVIPs)
-	}
-	if len(p.Changed)+len(p.Removed)+len(e.removed) > 2*MaxVIPs {
-		return errors.New("the load balancer replaced its VIPs faster than the frontend reads them")
+	switch {
+	case m.merged == nil && len(p.Changed)+len(p.Removed) == 0:
+		p.Changed, p.Removed = e.changed, e.removed
+	case len(e.changed)+len(e.removed) > 0:
+		if m.merged == nil {
+			m.merged = newMergedChanges(p.Changed, p.Removed)
+			p.Changed, p.Removed = nil, nil
+		}
+		if len(m.merged.changed)+len(e.removed) > 2*MaxVIPs {
+			return errors.New("the load balancer replaced its VIPs faster than the frontend reads them")
+		}
+		m.merged.add(e.changed, e.removed)
 	}
 	p.Position = e.position
-	p.merge(e.changed, e.removed)
 	m.markChanged(at)
 	return nil
 }

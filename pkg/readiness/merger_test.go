@@ -3,6 +3,7 @@ package readiness
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -46,7 +47,7 @@ func names(u Update) string {
 	for _, v := range vip.NewSet(keys(u)...).Sorted() {
 		changed = append(changed, v.String())
 	}
-	for _, v := range u.Removed.Sorted() {
+	for _, v := range vip.NewSet(u.Removed...).Sorted() {
 		removed = append(removed, v.String())
 	}
 	return fmt.Sprintf("complete=%v changed=%v removed=%v", u.Complete, changed, removed)
@@ -54,10 +55,19 @@ func names(u Update) string {
 
 func keys(u Update) []vip.VIP {
 	var vs []vip.VIP
-	for v := range u.Changed {
-		vs = append(vs, v)
+	for _, r := range u.Changed {
+		vs = append(vs, r.VIP)
 	}
 	return vs
+}
+
+// waiting returns the number of values that wait for Take.
+func (m *updateMerger) waiting() int {
+	n := len(m.pending.Changed) + len(m.pending.Removed)
+	if m.merged != nil {
+		n += len(m.merged.changed)
+	}
+	return n
 }
 
 const (
@@ -220,7 +230,7 @@ func TestMergedVIPLimit(t *testing.T) {
 			}
 			return
 		}
-		if n := len(b.pending.Changed) + len(b.pending.Removed); n > 2*MaxVIPs {
+		if n := b.waiting(); n > 2*MaxVIPs {
 			t.Fatalf("%d values wait for a consumer that does not come", n)
 		}
 	}
@@ -321,4 +331,44 @@ func states(rs []VIPReadiness) map[vip.VIP]vip.State {
 		m[r.VIP] = r.State
 	}
 	return m
+}
+
+func TestMergedChangesKeepOrder(t *testing.T) {
+	b := newUpdateMerger()
+	f := &mergerFixture{t: t, b: b}
+	f.merge(time.Now(), message(1, snapshotOf(true)))
+	b.take()
+	f.merge(time.Now(), message(2, deltaOf(true, v3, v1)), message(3, deltaOf(true, v2), removing(v3)),
+		message(4, deltaOf(true, v1)), message(5, deltaOf(true, v3), removing(v2)))
+	u := b.take()
+	if got, want := keys(u), []vip.VIP{vip.Require(v3), vip.Require(v1)}; !slices.Equal(got, want) ||
+		!slices.Equal(u.Removed, []vip.VIP{vip.Require(v2)}) {
+		t.Fatalf("changed %v, removed %v", got, u.Removed)
+	}
+	if b.merged != nil || b.waiting() != 0 {
+		t.Fatalf("%d values remain", b.waiting())
+	}
+}
+
+// TestHandOver asserts that what a revision leaves to do after its last part does not depend on the
+// number of its VIPs.
+func TestHandOver(t *testing.T) {
+	for _, n := range []int{1, 10_000} {
+		b := newUpdateMerger()
+		s := streamState{seq: 1, instance: "a", synced: true}
+		b.pending.Position = Position{"a", 1}
+		e := event{kind: kindDelta, synced: true, position: Position{"a", 1}, changed: numberedReady(n), lease: time.Second}
+		at := time.Now()
+		if allocs := testing.AllocsPerRun(10, func() {
+			e.position.Revision++
+			if err := b.merge(&s, e, at); err != nil {
+				t.Fatal(err)
+			}
+			if u := b.take(); len(u.Changed) != n || &u.Changed[0] != &e.changed[0] {
+				t.Fatalf("%d VIPs were copied", len(u.Changed))
+			}
+		}); allocs > 0 {
+			t.Errorf("%d VIPs: %v allocations", n, allocs)
+		}
+	}
 }

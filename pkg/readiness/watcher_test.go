@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,7 +44,7 @@ func TestSnapshotThenDeltas(t *testing.T) {
 		Synced: true,
 	})
 	f.waitFor(t, "delta", f.at(table))
-	if f.Complete || len(f.Update.Changed) != 1 || !f.Removed.Equal(vip.NewSet(vip.Require(v1))) {
+	if f.Complete || len(f.Update.Changed) != 1 || !slices.Equal(f.Removed, []vip.VIP{vip.Require(v1)}) {
 		t.Fatalf("after the delta: %+v", f.Update)
 	}
 	before := f.LeaseEnd

@@ -125,7 +125,7 @@ func (w *slowModel) checkVIP(t *rapid.T, v vip.VIP) {
 		}
 		break
 	}
-	if got := w.e.current[v]; got.State != want || int(got.ReadyTargets) != ready {
+	if got := w.e.of(v); got.State != want || int(got.ReadyTargets) != ready {
 		t.Fatalf("%s is %v with %d ready (%s), want %v with %d", v, got.State, got.ReadyTargets, got.Detail, want, ready)
 	}
 }

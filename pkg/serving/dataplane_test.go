@@ -78,12 +78,12 @@ func TestDetailOfVIPNotForwarded(t *testing.T) {
 		s.Streams = maps.Clone(state.Streams)
 		c.change(&s)
 		p.confirmState(s)
-		if got := p.e.current[vipA]; got.Reason != reasonDataPlane || got.Detail != c.want {
+		if got := p.e.of(vipA); got.Reason != reasonDataPlane || got.Detail != c.want {
 			t.Errorf("%v: %q, want %q", got.Reason, got.Detail, c.want)
 		}
 	}
 	p.confirmState(state)
-	if got := p.e.current[vipA]; got.Detail != "not confirmed by the kernel yet" {
+	if got := p.e.of(vipA); got.Detail != "not confirmed by the kernel yet" {
 		t.Errorf("detail %q", got.Detail)
 	}
 }
@@ -289,7 +289,7 @@ func TestRemovedStreamServesUntilWithdrawal(t *testing.T) {
 	p := twoTargets(t)
 	p.members["t"] = []targetset.Member{member("c", "172.16.0.3")}
 	p.configure(trenchOf(streamOf("t", vipB)))
-	if _, there := p.e.current[vipA]; there {
+	if p.e.find(vipA, new(int)) != nil {
 		t.Error("VIP not removed")
 	}
 	p.wantRole("s", "a", vip.IPv4, plan.Serving)

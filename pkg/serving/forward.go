@@ -26,6 +26,8 @@ type forwarding struct {
 	desired map[string]*plan.Stream
 	sent    *plan.Desired
 	counted map[string]bool
+	// differs has the streams of which the data plane got something else than what should be.
+	differs map[string]bool
 	// sentOwners has the stream of sent that serves each VIP.
 	sentOwners map[vip.VIP]string
 	holds      map[holdKey]*hold
@@ -39,7 +41,7 @@ type holdKey struct {
 
 // hold waits until VIPs are withdrawn.
 type hold struct {
-	vips        vip.Set
+	vips        []vip.VIP
 	revision    uint64 // of the decision with which the VIPs were no longer ready
 	since, ends time.Time
 }
@@ -95,6 +97,7 @@ func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
 		s, ok := e.streams[name]
 		if !ok {
 			delete(w.desired, name)
+			w.compare(name)
 			continue
 		}
 		before, sent := w.desired[name], w.sent.Streams[name]
@@ -104,6 +107,7 @@ func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
 				w.desired[name] = same
 			}
 		}
+		w.compare(name)
 	}
 	w.counted = map[string]bool{}
 	if w.sent.Revision == 0 {
@@ -125,35 +129,51 @@ func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
 	return out
 }
 
+// compare notes whether the data plane got of a stream what should be.
+func (w *forwarding) compare(name string) {
+	if w.desired[name] == w.sent.Streams[name] {
+		delete(w.differs, name)
+	} else {
+		w.differs[name] = true
+	}
+}
+
 // sendFirst replaces what a load balancer before this one installed in the kernel. Its streams are
 // not known in full, so that all is held back or nothing.
 func (e *Evaluator) sendFirst(now time.Time, frontend Frontend, out *Forwarding) {
-	need := vip.Set{}
+	var need []vip.VIP
 	for v, name := range e.kernel.state.VIPs {
-		if e.kernel.serving(name, v.Family()) && !e.ownerServes(v) {
-			need[v] = struct{}{}
+		if e.kernel.serving(name, v.Family()) && !e.ownerServes(e.owner(v, new(int)), v.Family()) {
+			need = append(need, v)
 		}
 	}
 	if !e.holdBack(now, holdKey{}, need, frontend, out) {
 		out.Desired = e.send(maps.Clone(e.forwarding.desired))
+		clear(e.forwarding.differs)
 	}
 }
 
 // sendChanged brings the streams that changed from what the data plane got to what should be.
 func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwarding) {
 	w := &e.forwarding
+	// A stream that is again what the data plane got has nothing to hold back.
+	if len(w.differs) == 0 {
+		clear(w.holds)
+		return
+	}
 	changed := map[string]bool{}
-	for name := range differing(w.sent.Streams, w.desired) {
+	for name := range w.differs {
 		changed[name] = true
 		if s := w.desired[name]; s != nil {
+			last := ""
 			for _, v := range s.VIPs {
-				if by := w.sentOwners[v]; by != "" {
-					changed[by] = true // it may have to give the VIP up
+				if by := w.sentOwners[v]; by != last {
+					changed[by], last = true, by // it may have to give the VIP up
 				}
 			}
 		}
 	}
-	// A stream that is again what the data plane got has nothing to hold back.
+	delete(changed, "") // the owner of new VIPs
 	maps.DeleteFunc(w.holds, func(key holdKey, _ *hold) bool { return !changed[key.stream] })
 	kept := map[string][]remainder{}
 	keepers := map[vip.VIP]string{} // streams that keep VIPs of others
@@ -169,21 +189,30 @@ func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwardin
 			}
 		}
 	}
-	next := maps.Clone(w.sent.Streams)
+	var next map[string]*plan.Stream // nil while it is the same as sent
 	for name := range changed {
-		is := e.interim(name, kept[name], keepers)
-		if is.Equal(next[name]) {
+		is, sent := e.interim(name, kept[name], keepers), w.sent.Streams[name]
+		if is.Equal(sent) {
 			if is != nil && is == w.desired[name] {
-				w.desired[name] = next[name]
+				w.desired[name] = sent
 			}
 			continue
+		}
+		if next == nil {
+			next = maps.Clone(w.sent.Streams)
 		}
 		if next[name] = is; is == nil {
 			delete(next, name)
 		}
 	}
-	if !maps.Equal(next, w.sent.Streams) {
+	if next != nil {
 		out.Desired = e.send(next)
+	}
+	for name := range changed {
+		w.compare(name)
+	}
+	if len(w.differs) == 0 {
+		w.differs = map[string]bool{} // one that was large takes long to walk when it has few again
 	}
 }
 
@@ -228,7 +257,7 @@ func (e *Evaluator) send(streams map[string]*plan.Stream) *plan.Desired {
 // remainder is what a family of a stream keeps until VIPs are withdrawn.
 type remainder struct {
 	family  vip.Family
-	need    vip.Set        // must be withdrawn first
+	need    []vip.VIP      // must be withdrawn first
 	vips    []vip.VIP      // which the stream no longer has
 	targets []*plan.Target // which serve and no longer should
 }
@@ -237,7 +266,7 @@ type remainder struct {
 // should be, and what they need.
 func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
 	w, k := &e.forwarding, e.kernel
-	r := remainder{family: f, need: vip.Set{}}
+	r := remainder{family: f}
 	was := w.sent.Streams[stream]
 	if was == nil || !k.serving(stream, f) {
 		return r
@@ -249,35 +278,32 @@ func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
 			}
 		}
 	}
+	var near int
 	for _, v := range was.VIPs {
-		if v.Family() != f || w.sentOwners[v] != stream {
-			continue
+		if v.Family() != f || k.state.VIPs[v] == "" || w.sentOwners[v] != stream {
+			continue // of another stream, or it never was ready
 		}
-		if _, forwarded := k.state.VIPs[v]; !forwarded {
-			continue // it never was ready
-		}
-		s := e.owner(v)
+		s := e.owner(v, &near)
 		switch leaves := s == nil || s.Name != stream; {
-		case leaves && e.ownerServes(v):
+		case leaves && e.ownerServes(s, f):
 		case leaves:
 			r.vips = append(r.vips, v)
-			r.need[v] = struct{}{}
+			r.need = append(r.need, v)
 		case len(r.targets) > 0:
-			r.need[v] = struct{}{}
+			r.need = append(r.need, v)
 		}
 	}
 	return r
 }
 
-// ownerServes reports whether the stream that is to serve a VIP has a target that serves already,
-// and continues to.
-func (e *Evaluator) ownerServes(v vip.VIP) bool {
-	s := e.owner(v)
-	return s != nil && e.kernel.continues(e.forwarding.desired[s.Name], v.Family())
+// ownerServes reports whether the stream that is to serve VIPs has a target that serves already,
+// and continues to; nil has none.
+func (e *Evaluator) ownerServes(s *stream, f vip.Family) bool {
+	return s != nil && e.kernel.continues(e.forwarding.desired[s.Name], f)
 }
 
 // holdBack reports whether a hold of VIPs continues, or begins.
-func (e *Evaluator) holdBack(now time.Time, key holdKey, need vip.Set, frontend Frontend, out *Forwarding) bool {
+func (e *Evaluator) holdBack(now time.Time, key holdKey, need []vip.VIP, frontend Frontend, out *Forwarding) bool {
 	holds := e.forwarding.holds
 	if len(need) == 0 {
 		delete(holds, key)
@@ -288,10 +314,10 @@ func (e *Evaluator) holdBack(now time.Time, key holdKey, need vip.Set, frontend 
 		h = &hold{since: now}
 		holds[key] = h
 	}
-	for v := range need {
-		if !h.vips.Has(v) {
+	if !slices.Equal(need, h.vips) { // nearly never
+		had := vip.NewSet(h.vips...)
+		if slices.ContainsFunc(need, func(v vip.VIP) bool { return !had.Has(v) }) {
 			h.revision, h.ends = frontend.Position.Revision, now.Add(e.options.WithdrawTime)
-			break
 		}
 	}
 	h.vips = need
@@ -325,11 +351,11 @@ func (e *Evaluator) holdBack(now time.Time, key holdKey, need vip.Set, frontend 
 }
 
 // withdrew reports whether a complete report advertises none of the VIPs.
-func (f *Frontend) withdrew(vips vip.Set) bool {
+func (f *Frontend) withdrew(vips []vip.VIP) bool {
 	if !f.Complete || f.Advertised == 0 {
 		return f.Complete
 	}
-	for v := range vips {
+	for _, v := range vips {
 		r, known := f.Reported(v)
 		if known && r.Advertisement != readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN {
 			return false
@@ -343,7 +369,7 @@ func (f *Frontend) withdrew(vips vip.Set) bool {
 func (e *Evaluator) interim(name string, kept []remainder, keepers map[vip.VIP]string) *plan.Stream {
 	w := &e.forwarding
 	is := w.desired[name]
-	foreign := func(v vip.VIP) bool { by, ok := keepers[v]; return ok && by != name }
+	foreign := func(v vip.VIP) bool { by := keepers[v]; return by != "" && by != name }
 	if len(kept) == 0 && (is == nil || !slices.ContainsFunc(is.VIPs, foreign)) {
 		return is
 	}
@@ -355,9 +381,13 @@ func (e *Evaluator) interim(name string, kept []remainder, keepers map[vip.VIP]s
 		s.VIPs, s.Targets = nil, nil
 	}
 	s.VIPs, s.Targets = slices.DeleteFunc(slices.Clone(s.VIPs), foreign), slices.Clone(s.Targets)
+	var has vip.Set // of s.VIPs; nil until it is needed
 	for _, r := range kept {
+		if has == nil && len(r.vips) > 0 {
+			has = vip.NewSet(s.VIPs...)
+		}
 		for _, v := range r.vips {
-			if !slices.Contains(s.VIPs, v) {
+			if !has.Has(v) {
 				s.VIPs = append(s.VIPs, v)
 			}
 		}

@@ -1,6 +1,7 @@
 package serving
 
 import (
+	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/targetset"
@@ -41,16 +42,20 @@ func (g *gathering) end(quiet time.Duration) time.Time {
 	return targetset.Soonest(g.last.Add(quiet), g.first.Add(MaxRegistrySettles*quiet))
 }
 
+// waits reports whether the wait has begun, or is to end with the next evaluation.
+func (g *gathering) waits() bool { return !g.over && (g.known || !g.first.IsZero()) }
+
 // gather ends the waits that are due, and reports whether any was. It returns the next end.
 func (e *Evaluator) gather(now time.Time) (next time.Time, ended bool) {
-	for _, s := range e.streams {
+	e.gathering = slices.DeleteFunc(e.gathering, func(s *stream) bool {
 		end := s.gathering.end(e.options.RegistrySettle)
-		if s.gathering.known || (!end.IsZero() && !now.Before(end)) {
-			*s.gathering, ended = gathering{over: true}, true
-			e.touch(s.VIPs...)
-			continue
+		if !s.gathering.known && now.Before(end) {
+			next = targetset.Soonest(next, end)
+			return false
 		}
-		next = targetset.Soonest(next, end)
-	}
+		*s.gathering, s.gathers, ended = gathering{over: true}, false, true
+		e.touchStream(s)
+		return true
+	})
 	return next, ended
 }

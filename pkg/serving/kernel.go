@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/targetset"
@@ -16,7 +17,9 @@ import (
 type kernel struct {
 	state plan.State
 	// problems has the first problem of each VIP.
-	problems        map[vip.VIP]*plan.Problem
+	problems map[vip.VIP]*plan.Problem
+	// drift describes the drift of VIPs, by their text.
+	drift           map[string]string
 	ignoreNeighbors bool
 	// revoked is what a desired state removes, with its revision. What the kernel confirmed of an
 	// older revision does not count, even if it is desired again.
@@ -76,13 +79,19 @@ func (e *Evaluator) Confirm(state plan.State) {
 			}
 		}
 	}
+	k.drift = driftOfVIPs(state.Drift)
 	for v := range differing(problemsBefore, k.problems) {
 		e.touch(v)
 	}
-	for v := range differing(before.VIPs, state.VIPs) {
-		e.touch(v)
+	all := before.Withheld != state.Withheld || fmt.Sprint(before.Err) != fmt.Sprint(state.Err)
+	for i := range e.vips {
+		j := &e.vips[i]
+		installed := state.VIPs[j.VIP]
+		if all || installed != j.installed {
+			e.touched.add(i)
+		}
+		j.installed = installed
 	}
-	e.all = e.all || before.Withheld != state.Withheld || fmt.Sprint(before.Err) != fmt.Sprint(state.Err)
 	resolved := map[string]bool{} // streams with revocations that the kernel confirmed
 	for r, revision := range k.revoked {
 		if revision <= state.Revision {
@@ -99,12 +108,26 @@ func (e *Evaluator) Confirm(state plan.State) {
 	for name, s := range e.streams {
 		same := state.Streams[name].Equal(before.Streams[name])
 		if !same {
-			e.touch(s.VIPs...) // its problem may be another one
+			e.touchStream(s) // its problem may be another one
 		}
 		if able || resolved[name] || !same || (len(reached) > 0 && s.hasAny(reached)) {
-			e.dirty[s] = true
+			e.recount(s)
 		}
 	}
+}
+
+// driftOfVIPs returns the drift of elements of maps that belong to VIPs, by their text. Of several
+// the last counts.
+func driftOfVIPs(all []plan.Drift) map[string]string {
+	of := map[string]string{}
+	for _, x := range all {
+		if rest, ok := strings.CutPrefix(x.Object, "element "); ok {
+			if v, _, _ := strings.Cut(rest, " "); strings.Contains(v, "/") { // else it belongs to a target
+				of[v] = x.Object + ": " + x.Detail
+			}
+		}
+	}
+	return of
 }
 
 // hasAny reports whether a target of the stream has one of the addresses.

@@ -290,11 +290,11 @@ func (w *model) want(v vip.VIP) (state vip.State, end time.Time, ready, total in
 }
 
 func (w *model) check(t *rapid.T) {
-	if len(w.e.current) != len(w.config.Attractor.VIPs) {
-		t.Fatalf("%d VIPs are judged, there are %d", len(w.e.current), len(w.config.Attractor.VIPs))
+	if len(w.e.vips) != len(w.config.Attractor.VIPs) {
+		t.Fatalf("%d VIPs are judged, there are %d", len(w.e.vips), len(w.config.Attractor.VIPs))
 	}
 	for _, v := range w.config.Attractor.VIPs {
-		got := w.e.current[v]
+		got := w.e.of(v)
 		state, end, ready, total := w.want(v)
 		counts := int(got.ReadyTargets) == ready && int(got.TotalTargets) == total
 		if !counts || got.State != state || !got.DrainEnd.Equal(end) {
@@ -330,8 +330,8 @@ func (w *model) checkFromScratch(t *rapid.T) {
 			t.Fatalf("stream %s has %s, from scratch %s", s.Name, a, b)
 		}
 	}
-	for v, was := range w.e.current {
-		if is := fresh.current[v]; is != was {
+	for _, v := range w.config.Attractor.VIPs {
+		if was, is := w.e.of(v), fresh.of(v); is != was {
 			t.Fatalf("%s is %+v, from scratch %+v", v, was, is)
 		}
 	}

@@ -3,7 +3,6 @@ package serving
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -11,19 +10,47 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// readiness judges one VIP.
-func (e *Evaluator) readiness(v vip.VIP) readiness.VIPReadiness {
-	f, streams := v.Family(), e.byVIP[v]
-	r := readiness.VIPReadiness{VIP: v, State: vip.NotReady}
+// judge returns the readiness of a VIP, without the VIP.
+func (e *Evaluator) judge(j *judged) *readiness.VIPReadiness {
+	g, in := j.group, 0
+	if j.verdict == nil || j.verdict.State == vip.NotReady {
+		in |= isDown
+	}
+	if e.forwarded(j) {
+		in |= isForwarded
+	}
+	m := &g.memos[in]
+	if m.evaluation != e.evaluation {
+		is := e.readiness(g, in)
+		if m.verdict == nil || *m.verdict != is { // else VIPs that keep it are compared by its address
+			fresh := is
+			m.verdict = &fresh
+		}
+		m.evaluation = e.evaluation
+	}
+	if m.verdict.Reason == readinessv1.VipReason_VIP_REASON_DATA_PLANE {
+		if obstacle := e.obstacle(j, m.verdict.Detail); obstacle != "" {
+			own := *m.verdict
+			own.Detail = bounded(obstacle)
+			return &own
+		}
+	}
+	return m.verdict
+}
+
+// readiness judges the VIPs of a group that are in the same circumstances.
+func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
+	f, streams := g.family, g.streams
+	down, forwarded := in&isDown != 0, in&isForwarded != 0
+	r := readiness.VIPReadiness{State: vip.NotReady}
 	var starting, overdue, suspected uint32
 	var enough, held, alive bool
 	var drainEnd time.Time
 	var registering *stream // has enough targets, and may get more
-	forwarded, by := e.forwardedBy(v)
 	for _, s := range streams {
 		t := &s.tallies[f]
 		alive = alive || s.enough(t.alive) || s.enough(t.alive+t.leaving)
-		if by != nil && by != s {
+		if e.kernel != nil && g.owner != s {
 			continue
 		}
 		r.ReadyTargets += t.ready
@@ -31,7 +58,7 @@ func (e *Evaluator) readiness(v vip.VIP) readiness.VIPReadiness {
 		starting += t.starting
 		overdue += t.overdue
 		suspected += t.suspected
-		gathers := !s.gathering.over && e.current[v].State == vip.NotReady
+		gathers := !s.gathering.over && down
 		switch {
 		case gathers && forwarded && s.enough(t.ready):
 			registering = s
@@ -45,7 +72,7 @@ func (e *Evaluator) readiness(v vip.VIP) readiness.VIPReadiness {
 			r.Detail = s.describe(f)
 		}
 	}
-	waits := enough && e.current[v].State == vip.NotReady && e.settles(v)
+	waits := enough && down && g.settles()
 	enough = enough && !waits
 	switch {
 	case held && enough && e.outage != "": // a pending failure is not suspected yet
@@ -56,7 +83,7 @@ func (e *Evaluator) readiness(v vip.VIP) readiness.VIPReadiness {
 		r.State, r.Reason = vip.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
 		r.DrainEnd = drainEnd
 	case e.kernel != nil && alive && !waits && registering == nil:
-		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_DATA_PLANE, e.notForwarded(v)
+		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_DATA_PLANE, e.notForwarded(g)
 	case registering != nil:
 		r.Reason = readinessv1.VipReason_VIP_REASON_REGISTERING
 		r.Detail = bounded(fmt.Sprintf("%s; no VIP rises before no new target has registered for %v",
@@ -79,62 +106,65 @@ func (e *Evaluator) readiness(v vip.VIP) readiness.VIPReadiness {
 	return r
 }
 
-// settles reports whether a VIP waits for first verdicts on targets of its family.
-func (e *Evaluator) settles(v vip.VIP) bool {
-	return slices.ContainsFunc(e.byVIP[v], func(s *stream) bool {
-		return !s.settleEnd.IsZero() && s.tallies[v.Family()].starting > 0
+// settles reports whether VIPs wait for first verdicts on targets of their family.
+func (g *group) settles() bool {
+	return slices.ContainsFunc(g.streams, func(s *stream) bool {
+		return !s.settleEnd.IsZero() && s.tallies[g.family].starting > 0
 	})
 }
 
-// forwardedBy reports whether packets of a VIP are forwarded, and which of its streams is to get
-// them; nil for any of them. A VIP that the kernel is about to move from one stream to another is
-// forwarded all the time.
-func (e *Evaluator) forwardedBy(v vip.VIP) (forwarded bool, by *stream) {
-	k := e.kernel
-	if k == nil || len(e.byVIP[v]) == 0 {
-		return k == nil, nil
+// forwarded reports whether packets of a VIP are forwarded to its owner. A VIP that the kernel is
+// about to move from one stream to another is forwarded all the time.
+func (e *Evaluator) forwarded(j *judged) bool {
+	k, g := e.kernel, j.group
+	switch {
+	case k == nil || g.owner == nil:
+		return k == nil
+	case j.installed == "" || k.state.Withheld[g.family] != "" || k.isRevoked(revocation{vip: j.VIP}):
+		return false
 	}
-	by = e.owner(v)
-	if k.isRevoked(revocation{vip: v}) || k.state.Withheld[v.Family()] != "" {
-		return false, by
-	}
-	name, installed := k.state.VIPs[v]
-	moves := k.state.Err == nil && k.problems[v] == nil && k.serving(name, v.Family())
-	return installed && (name == by.Name || moves), by
+	return j.installed == g.owner.Name ||
+		k.state.Err == nil && k.problems[j.VIP] == nil && k.serving(j.installed, g.family)
 }
 
-// owner returns the stream that serves a VIP in the kernel: of several the one whose name sorts
-// first; nil for none.
-func (e *Evaluator) owner(v vip.VIP) *stream {
-	if len(e.byVIP[v]) == 0 {
-		return nil
+// owner returns the stream that serves a VIP in the kernel; nil for none. near is that of find.
+func (e *Evaluator) owner(v vip.VIP, near *int) *stream {
+	if j := e.find(v, near); j != nil {
+		return j.group.owner
 	}
-	return slices.MinFunc(e.byVIP[v], func(a, b *stream) int { return strings.Compare(a.Name, b.Name) })
+	return nil
 }
 
-// notForwarded explains why the kernel does not forward a VIP although targets are alive.
-func (e *Evaluator) notForwarded(v vip.VIP) string {
-	k, f := e.kernel, v.Family()
-	s := e.owner(v)
+// notConfirmed is why the kernel does not forward if nothing is known that prevents it.
+const notConfirmed = "not confirmed by the kernel yet"
+
+// notForwarded explains why the kernel does not forward VIPs although targets are alive.
+func (e *Evaluator) notForwarded(g *group) string {
+	k, f, s := e.kernel, g.family, g.owner
 	t := &s.tallies[f]
-	d := "not confirmed by the kernel yet"
+	d := notConfirmed
 	switch st := k.state.Streams[s.Name]; {
 	case k.state.Withheld[f] != "":
 		d = k.state.Withheld[f]
-	case k.problems[v] != nil:
-		d = k.problems[v].Object + ": " + k.problems[v].Detail
 	case !s.enough(t.alive) && !s.enough(t.alive+t.leaving):
 		d = fmt.Sprintf("of its streams only %s, whose name sorts first, is forwarded to; %s", s.Name, s.describe(f))
 	case st != nil && st.Problem[f] != "":
 		d = fmt.Sprintf("stream %s: %s", s.Name, st.Problem[f])
 	case k.state.Err != nil:
 		d = k.state.Err.Error()
-	default:
-		for _, x := range k.state.Drift {
-			if strings.HasPrefix(x.Object, "element "+v.String()+" ") {
-				d = x.Object + ": " + x.Detail
-			}
-		}
 	}
 	return bounded(d)
+}
+
+// obstacle returns what prevents that a VIP is forwarded, beside what prevents that its group is;
+// "" for nothing.
+func (e *Evaluator) obstacle(j *judged, ofGroup string) string {
+	k := e.kernel
+	if p := k.problems[j.VIP]; p != nil && k.state.Withheld[j.group.family] == "" {
+		return p.Object + ": " + p.Detail
+	}
+	if len(k.drift) > 0 && ofGroup == notConfirmed {
+		return k.drift[j.String()]
+	}
+	return ""
 }

@@ -42,6 +42,15 @@ type rig struct {
 	evaluated func(Result)
 }
 
+// of returns what the newest evaluation found of a VIP; the zero VIPReadiness if it is not judged.
+func (e *Evaluator) of(v vip.VIP) (r readiness.VIPReadiness) {
+	if j := e.find(v, new(int)); j != nil && j.verdict != nil {
+		r = *j.verdict
+		r.VIP = v
+	}
+	return r
+}
+
 func newRig(t testing.TB, o Options, members map[string][]targetset.Member) *rig {
 	return &rig{t, New(o), time.Now(), members, func(Result) {}}
 }
@@ -50,6 +59,10 @@ func (r *rig) of(stream string) []targetset.Member { return slices.Clone(r.membe
 
 func (r *rig) evaluate(changed ...healthcheck.Health) Result {
 	result := r.e.Evaluate(r.now, healthcheck.Evaluation{Changed: changed})
+	inOrder := slices.IsSortedFunc(result.Changed, func(x, y readiness.VIPReadiness) int { return vip.Compare(x.VIP, y.VIP) })
+	if !inOrder || !slices.IsSortedFunc(result.Removed, vip.Compare) {
+		r.t.Fatalf("changed %v and removed %v are not in order", result.Changed, result.Removed)
+	}
 	r.evaluated(result)
 	return result
 }
@@ -108,7 +121,7 @@ func (r *rig) drain(stream, name string, in time.Duration) {
 func (r *rig) want(v vip.VIP, s vip.State, reason readinessv1.VipReason, ready, total uint32,
 ) readiness.VIPReadiness {
 	r.t.Helper()
-	got := r.e.current[v]
+	got := r.e.of(v)
 	if got.State != s || got.Reason != reason || got.ReadyTargets != ready || got.TotalTargets != total {
 		r.t.Fatalf("%s is %v (%v) with %d/%d, want %v (%v) with %d/%d",
 			v, got.State, got.Reason, got.ReadyTargets, got.TotalTargets, s, reason, ready, total)

@@ -34,17 +34,21 @@ type Options struct {
 
 // Evaluator derives the readiness of VIPs and the desired data plane. Create one with [New].
 type Evaluator struct {
-	options    Options
-	configured vip.Set
-	streams    map[string]*stream
-	byVIP      map[vip.VIP][]*stream // in the order of the trench file
-	health     map[healthcheck.Key]healthcheck.Health
-	current    map[vip.VIP]readiness.VIPReadiness
+	options Options
+	vips    []judged // those of the attractor, in ascending order
+	streams map[string]*stream
+	health  map[healthcheck.Key]healthcheck.Health
 
-	// What the next Evaluate does: count streams again, judge VIPs, or all VIPs.
-	dirty   map[*stream]bool
-	touched vip.Set
-	all     bool
+	// What the next Evaluate does: count streams again, judge VIPs, report VIPs as removed, end waits.
+	dirty     []*stream
+	touched   marks
+	removed   []vip.VIP
+	settling  []*stream // that wait for first verdicts
+	gathering []*stream // that wait for more registrations
+	// evaluation counts the calls of Evaluate.
+	evaluation uint64
+	// changed is empty between two evaluations, and keeps its memory.
+	changed []int
 
 	outages *outage.Detector
 	outage  string // describes a suspected outage
@@ -64,8 +68,7 @@ type Evaluator struct {
 func New(o Options) *Evaluator {
 	e := &Evaluator{
 		options: o, outages: outage.New(o.Outage),
-		health: map[healthcheck.Key]healthcheck.Health{}, current: map[vip.VIP]readiness.VIPReadiness{},
-		dirty: map[*stream]bool{}, touched: vip.Set{}, drained: map[healthcheck.Key]bool{},
+		health: map[healthcheck.Key]healthcheck.Health{}, drained: map[healthcheck.Key]bool{},
 		retargeted: map[string]bool{}, left: map[healthcheck.Key]bool{},
 	}
 	e.forwarding.counted = map[string]bool{}
@@ -77,7 +80,7 @@ func New(o Options) *Evaluator {
 		}
 		e.forwarding = forwarding{
 			desired: map[string]*plan.Stream{}, sent: &plan.Desired{},
-			counted: map[string]bool{}, holds: map[holdKey]*hold{},
+			counted: map[string]bool{}, differs: map[string]bool{}, holds: map[holdKey]*hold{},
 		}
 	}
 	return e
@@ -90,15 +93,14 @@ func (e *Evaluator) Configure(now time.Time, c *trench.Config, members func(stri
 	for _, s := range before {
 		e.leave(s)
 	}
-	e.configured, e.all = vip.NewSet(c.Attractor.VIPs...), true
-	e.streams, e.byVIP, e.dirty = map[string]*stream{}, map[vip.VIP][]*stream{}, map[*stream]bool{}
+	e.configureVIPs(c)
+	e.streams, e.dirty, e.settling, e.gathering = map[string]*stream{}, nil, nil, nil
+	groups := map[extension]*group{}
 	for _, config := range c.Streams {
 		s := &stream{Stream: config}
 		s.Targets = nil
 		e.streams[s.Name] = s
-		for _, v := range s.VIPs {
-			e.byVIP[v] = append(e.byVIP[v], s)
-		}
+		e.assign(s, groups)
 		if old := before[s.Name]; old != nil {
 			s.settleEnd, s.gathering = old.settleEnd, old.gathering
 		} else {
@@ -106,6 +108,9 @@ func (e *Evaluator) Configure(now time.Time, c *trench.Config, members func(stri
 			if e.options.Settle > 0 {
 				s.settleEnd = now.Add(e.options.Settle)
 			}
+		}
+		if !s.settleEnd.IsZero() {
+			e.settling = append(e.settling, s)
 		}
 		e.join(now, s, members(s.Name))
 	}
@@ -135,8 +140,12 @@ func (e *Evaluator) join(now time.Time, s *stream, members []targetset.Member) {
 	if g := s.gathering; !g.over && e.options.Restored != nil {
 		g.known = g.known || e.options.Restored(s.Name)
 	}
+	if !s.gathers && s.gathering.waits() {
+		s.gathers = true
+		e.gathering = append(e.gathering, s)
+	}
 	e.retargeted[s.Name] = true
-	e.dirty[s] = true
+	e.recount(s)
 }
 
 // Result is what an evaluation changed.
@@ -161,75 +170,81 @@ func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Resul
 		e.checked = append(e.checked, h.Key)
 	}
 	r := Result{Outage: e.detectOutage(now, checks)}
-	for s := range e.dirty {
+	for _, s := range e.dirty {
 		before, wasReady := s.tallies, s.ready()
 		e.count(s)
+		s.dirty = false
 		e.forwarding.counted[s.Name] = true
 		r.StreamsChanged = r.StreamsChanged || s.ready() != wasReady
-		for _, v := range s.VIPs {
-			if s.tallies[v.Family()] != before[v.Family()] {
-				e.touch(v)
+		for _, f := range vip.Families {
+			if s.tallies[f] != before[f] {
+				e.touchFamily(s, f)
 			}
 		}
 	}
-	clear(e.dirty)
+	e.dirty = e.dirty[:0]
 	settleEnd := e.settle(now)
 	gatherEnd, gathered := e.gather(now)
 	r.StreamsChanged = r.StreamsChanged || gathered
 	r.Settling = !settleEnd.IsZero()
 	r.Next = targetset.Soonest(targetset.Soonest(settleEnd, gatherEnd), r.Outage.Next)
-	vips := e.touched
-	if e.all {
-		vips = e.configured
-		for v := range e.current {
-			if !vips.Has(v) {
-				r.Removed = append(r.Removed, v)
-				delete(e.current, v)
-			}
-		}
-	}
-	for v := range vips {
-		now := e.readiness(v)
-		if was, known := e.current[v]; !known || now != was {
-			e.current[v] = now
-			r.Changed = append(r.Changed, now)
-		}
-	}
-	// A new map: to clear one that was large once would take long at each heartbeat.
-	e.touched, e.all = vip.Set{}, false
+	r.Changed = e.judgeTouched()
+	slices.SortFunc(e.removed, vip.Compare)
+	r.Removed, e.removed = e.removed, nil
 	return r
+}
+
+// judgeTouched judges the touched VIPs, and returns those that changed.
+func (e *Evaluator) judgeTouched() []readiness.VIPReadiness {
+	e.evaluation++
+	e.touched.take(func(i int) {
+		j := &e.vips[i]
+		was, is := j.verdict, e.judge(j)
+		if is != was && (was == nil || *is != *was) {
+			e.changed = append(e.changed, i)
+		}
+		j.verdict = is
+	})
+	if len(e.changed) == 0 {
+		return nil
+	}
+	changed := make([]readiness.VIPReadiness, len(e.changed))
+	for n, i := range e.changed {
+		changed[n] = *e.vips[i].verdict
+		changed[n].VIP = e.vips[i].VIP
+	}
+	e.changed = e.changed[:0]
+	return changed
 }
 
 // mark has the stream of a target counted again.
 func (e *Evaluator) mark(k healthcheck.Key) {
 	if s, ok := e.streams[k.Stream]; ok {
-		e.dirty[s] = true
+		e.recount(s)
 	}
 }
 
-// touch has VIPs judged again.
-func (e *Evaluator) touch(vips ...vip.VIP) {
-	for _, v := range vips {
-		if e.configured.Has(v) {
-			e.touched[v] = struct{}{}
-		}
+// recount has a stream counted again.
+func (e *Evaluator) recount(s *stream) {
+	if !s.dirty {
+		s.dirty = true
+		e.dirty = append(e.dirty, s)
 	}
 }
 
 // settle ends the wait for first verdicts where every target has one, or the time is over. It
 // returns the next end.
 func (e *Evaluator) settle(now time.Time) (next time.Time) {
-	for _, s := range e.streams {
+	e.settling = slices.DeleteFunc(e.settling, func(s *stream) bool {
 		starting := slices.ContainsFunc(s.tallies[:], func(t tally) bool { return t.starting > 0 })
-		switch {
-		case s.settleEnd.IsZero():
-		case starting && now.Before(s.settleEnd):
+		if starting && now.Before(s.settleEnd) {
 			next = targetset.Soonest(next, s.settleEnd)
-		default:
-			s.settleEnd = time.Time{}
-			e.touch(s.VIPs...)
+			return false
 		}
-	}
+		s.settleEnd = time.Time{}
+		e.touchStream(s)
+		return true
+	})
 	return next
 }
 
@@ -291,16 +306,17 @@ func (e *Evaluator) inService(checks healthcheck.Evaluation) (changed []healthch
 }
 
 // Ready returns the streams with enough ready targets in some family, and the first addresses of
-// the ready VIPs.
+// the ready VIPs, both in ascending order.
 func (e *Evaluator) Ready() (streams []string, vips []netip.Addr) {
 	for name, s := range e.streams {
 		if s.ready() {
 			streams = append(streams, name)
 		}
 	}
-	for v, r := range e.current {
-		if r.State == vip.Ready {
-			vips = append(vips, v.Prefix().Addr())
+	slices.Sort(streams)
+	for i := range e.vips {
+		if j := &e.vips[i]; j.verdict != nil && j.verdict.State == vip.Ready {
+			vips = append(vips, j.Prefix().Addr())
 		}
 	}
 	return streams, vips

@@ -102,13 +102,13 @@ func TestSettle(t *testing.T) {
 			})
 			r.configure(trenchOf(streamOf("s", vipA)))
 			r.health("s", "a", healthcheck.Ready)
-			if got := r.e.current[vipA]; got.State != vip.NotReady || got.Reason != reasonNotChecked {
+			if got := r.e.of(vipA); got.State != vip.NotReady || got.Reason != reasonNotChecked {
 				t.Fatalf("%v (%v) before the second target has a verdict", got.State, got.Reason)
 			}
 			r.health("s", "b", c.second)
 			r.now = r.now.Add(c.after)
 			result := r.evaluate()
-			if got := r.e.current[vipA]; got.State != c.want {
+			if got := r.e.of(vipA); got.State != c.want {
 				t.Errorf("%v (%v)", got.State, got.Reason)
 			}
 			if settling := c.want == vip.NotReady; result.Settling != settling || result.Next.IsZero() == settling {
@@ -154,7 +154,7 @@ func TestDetailNamesDrainingStream(t *testing.T) {
 	r := twoStreams(t)
 	r.set("two", "t0", "172.16.0.1", healthcheck.Ready)
 	r.drain("two", "t0", time.Minute)
-	got := r.e.current[vipA]
+	got := r.e.of(vipA)
 	if got.State != vip.Draining || got.Detail != "stream two: 0 of 1 targets ready, 1 draining, needs 1" {
 		t.Errorf("%v: %s", got.State, got.Detail)
 	}

@@ -24,6 +24,9 @@ type stream struct {
 	tallies   [len(vip.Families)]tally
 	settleEnd time.Time // of the wait for first verdicts; zero: over
 	gathering *gathering
+	vips      [len(vip.Families)][]int32 // indices of its VIPs in Evaluator.vips
+	// dirty and gathers report whether the stream is in Evaluator.dirty and in Evaluator.gathering.
+	dirty, gathers bool
 }
 
 // tally counts the targets of one family of one stream. A target counts once, however many

@@ -7,6 +7,7 @@ import (
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 )
 
 // eventTime is RFC 3339 in UTC with milliseconds, as gateways log it.
@@ -79,6 +80,11 @@ func frontendEvent(e *frontendv1.Event) []any {
 	switch {
 	case e.GetVip() != "":
 		why = Explain(e.GetReason()).Short
+	case e.GetVipCount() > 0:
+		about = plural(int(e.GetVipCount()), "VIP")
+		if e.GetReason() != readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_UNSPECIFIED {
+			why = Explain(e.GetReason()).Short
+		}
 	case e.GetGateway() != "":
 		about, from, to = e.GetGateway(), "up", "DOWN"
 		if e.GetGatewayUp() {

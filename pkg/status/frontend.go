@@ -154,6 +154,9 @@ func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 		if g.GetLastError() != "" && !strings.Contains(state, g.GetLastError()) {
 			state += ", last error: " + g.GetLastError()
 		}
+		if g.GetUp() && g.GetNoDelayProblem() != "" {
+			state += ", without TCP_NODELAY: " + g.GetNoDelayProblem()
+		}
 		session := upOrDown(g.GetUp())
 		if g.GetHeld() && !g.GetUp() {
 			session = "held"

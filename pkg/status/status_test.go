@@ -82,7 +82,7 @@ func goodFrontend() *frontendv1.Status {
 		Bird: &frontendv1.BirdStatus{Version: "2.0.12", Pid: 4242, Since: before(3*time.Hour + 12*time.Minute)},
 		Gateways: []*frontendv1.GatewayStatus{{
 			Name: "gateway-a-1", Address: "169.254.100.150", Up: true, State: "Established",
-			Since: before(3 * time.Hour), Imported: 1, Exported: 1, Bfd: "Up",
+			Since: before(3 * time.Hour), Imported: 1, Exported: 1, Bfd: "Up", NoDelay: true,
 		}, {
 			Name: "gateway-a-2", Address: "fe80::1", Up: true, State: "Established", Since: before(50 * time.Hour),
 			Imported: 1, Exported: 1,
@@ -123,6 +123,7 @@ func badFrontend() *frontendv1.Status {
 		Position:  &readinessv1.Position{InstanceId: "7f3a9c", Revision: 43}, Error: "stream ended: EOF",
 	}
 	s.Bird.Restarts, s.Bird.Error = 2, "no answer on the control socket for 2s"
+	s.Gateways[0].NoDelay, s.Gateways[0].NoDelayProblem = false, "pidfd_getfd: operation not permitted"
 	s.Gateways[1] = &frontendv1.GatewayStatus{
 		Name: "gateway-a-2", Address: "fe80::1", State: "Active", Since: before(50 * time.Second),
 		LastError: "Received: Hold timer expired", Bfd: "Down",
@@ -349,6 +350,18 @@ func TestEvents(t *testing.T) {
 		},
 		{Time: before(0), Sequence: 4, Gateway: "gateway-a-1", Detail: "Active (Received: Cease)"},
 		{Time: before(0), Sequence: 5, Gateway: "gateway-a-1", GatewayUp: true, Detail: "169.254.100.150"},
+		{
+			Time: before(0), Sequence: 6, VipCount: 1200, FirstVips: []string{"20.0.0.1/32"},
+			From:   readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
+			To:     readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
+			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY,
+			Detail: "1200 ipv4 announced to withdrawn, no_gateway; 20.0.0.1/32 and 1199 more",
+		},
+		{
+			Time: before(0), Sequence: 7, VipCount: 1200, FirstVips: []string{"20.0.0.1/32"},
+			From:   readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
+			Detail: "1100 ipv4 withdrawn to announced, ready; 100 ipv4 withdrawn to depreferred, lb_draining",
+		},
 		{},
 	}))
 	if got := FrontendEventLog().All(nil); got != "no events\n" {

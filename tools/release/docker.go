@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"path"
 	"path/filepath"
 	"runtime"
-	"slices"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -40,33 +38,23 @@ func (r *release) writeDockerArchives() error {
 	return nil
 }
 
-// grant copies the files of an image that need capabilities, other than own programs, and
-// gives them theirs.
-func grant(w *tar.Writer, image v1.Image, capabilities map[string][]byte, own map[string]string) error {
-	wanted := map[string][]byte{}
-	for file, capability := range capabilities {
-		if own[file] == "" {
-			wanted[file] = capability
-		}
-	}
+// birdFile is the BIRD that frontend starts.
+const birdFile = "/usr/sbin/bird"
+
+// requireBIRD fails if a base image of the frontend lacks BIRD.
+func requireBIRD(image v1.Image) error {
 	files := mutate.Extract(image)
 	defer files.Close()
-	r := tar.NewReader(files)
-	for len(wanted) > 0 {
+	for r := tar.NewReader(files); ; {
 		header, err := r.Next()
 		if errors.Is(err, io.EOF) {
-			return fmt.Errorf("the base image lacks a file that needs capabilities: %v", slices.Sorted(maps.Keys(wanted)))
+			return errors.New("the base image lacks " + birdFile)
 		}
 		if err != nil {
 			return fmt.Errorf("failed to read the files of the base image: %w", err)
 		}
-		file := path.Join("/", header.Name)
-		if capability, ok := wanted[file]; ok && header.Typeflag == tar.TypeReg {
-			delete(wanted, file)
-			if err := add(w, header, capability, r); err != nil {
-				return err
-			}
+		if path.Join("/", header.Name) == birdFile {
+			return nil
 		}
 	}
-	return nil
 }

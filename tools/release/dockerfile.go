@@ -18,6 +18,7 @@ type imageSpec struct {
 	capabilities map[string][]byte // by path: values of security.capability
 	binaries     map[string]string // by path: names of programs
 	links        map[string]string // by path: targets of symbolic links
+	bird         bool              // it has BIRD
 }
 
 var (
@@ -65,6 +66,7 @@ func readDockerfile(path string) (*imageSpec, error) {
 	if c := spec.config; c.User == "" || len(c.Entrypoint) == 0 || len(c.Cmd) == 0 || len(c.ExposedPorts) == 0 {
 		return nil, fmt.Errorf("%s lacks one of USER, EXPOSE, ENTRYPOINT and CMD", path)
 	}
+	spec.bird = strings.Contains(final, " bird2 ")
 	for _, m := range setcap.FindAllStringSubmatch(string(text), -1) {
 		if spec.capabilities[m[2]], err = encodeCapabilities(m[1]); err != nil {
 			return nil, fmt.Errorf("setcap in %s: %w", path, err)

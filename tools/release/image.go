@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"time"
@@ -50,9 +49,6 @@ func (r *release) writeImages() error {
 	return nil
 }
 
-// birdFile is what an image needs BIRD for.
-const birdFile = "/usr/sbin/bird"
-
 // image has the programs on nothing at all, or on the image that its parameter names; without
 // one, BIRD is below those that run it.
 func (r *release) image(name, arch string, spec *imageSpec) (v1.Image, error) {
@@ -65,10 +61,14 @@ func (r *release) image(name, arch string, spec *imageSpec) (v1.Image, error) {
 		if image, err = tarball.ImageFromPath(base, nil); err != nil {
 			return nil, fmt.Errorf("failed to read the base image %s: %w", base, err)
 		}
-		layers = append(layers, func(w *tar.Writer) error { return grant(w, image, spec.capabilities, spec.binaries) })
-	} else if spec.capabilities[birdFile] != nil {
+		if spec.bird {
+			if err := requireBIRD(image); err != nil {
+				return nil, err
+			}
+		}
+	} else if spec.bird {
 		layers = append(layers, func(w *tar.Writer) error {
-			return addTree(w, filepath.Join(r.base, arch, "root"), r.time, spec.capabilities)
+			return addTree(w, filepath.Join(r.base, arch, "root"), r.time)
 		})
 	}
 	layers = append(layers, func(w *tar.Writer) error { return r.addPrograms(w, arch, spec) })
@@ -137,7 +137,7 @@ func layerOf(write func(*tar.Writer) error) (v1.Layer, error) {
 }
 
 // addTree adds the files of a directory in lexical order, owned by root.
-func addTree(w *tar.Writer, root string, at time.Time, capabilities map[string][]byte) error {
+func addTree(w *tar.Writer, root string, at time.Time) error {
 	return filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
 		if err != nil || file == root {
 			return err
@@ -175,7 +175,7 @@ func addTree(w *tar.Writer, root string, at time.Time, capabilities map[string][
 			return err
 		}
 		defer content.Close()
-		return add(w, header, capabilities[path.Join("/", relative)], content)
+		return add(w, header, nil, content)
 	})
 }
 
@@ -209,7 +209,7 @@ func (r *release) writeArchive(index v1.ImageIndex, archive string) error {
 	}
 	defer file.Close()
 	w := tar.NewWriter(file)
-	if err := addTree(w, dir, r.time, nil); err != nil {
+	if err := addTree(w, dir, r.time); err != nil {
 		return err
 	}
 	if err := w.Close(); err != nil {

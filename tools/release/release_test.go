@@ -32,7 +32,7 @@ func TestCapabilities(t *testing.T) {
 func TestDockerfiles(t *testing.T) {
 	for program, files := range map[string][]string{
 		"lb":       {"/usr/local/bin/lb"},
-		"frontend": {"/usr/local/bin/frontend", "/usr/sbin/bird"},
+		"frontend": {"/usr/local/bin/frontend"}, // BIRD inherits them
 		"kube":     {},
 		"target":   {"/usr/local/bin/target"},
 	} {
@@ -46,6 +46,9 @@ func TestDockerfiles(t *testing.T) {
 		if len(spec.capabilities) != len(files) || spec.config.User == "" ||
 			spec.config.Entrypoint[0] != "/usr/local/bin/"+program {
 			t.Errorf("%s: %+v", program, spec)
+		}
+		if spec.bird != (program == "frontend") {
+			t.Errorf("%s has BIRD: %t", program, spec.bird)
 		}
 		for _, file := range files {
 			if spec.capabilities[file] == nil {

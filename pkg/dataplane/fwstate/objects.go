@@ -22,9 +22,6 @@ const (
 // commonChains are those that no stream owns; all but the first are without connection tracking.
 var commonChains = []string{preroutingChain, notrackChain, outputChain, defragmentChain}
 
-// minLive is the smallest bound of the targets of a stream, draining ones included.
-const minLive = 2048
-
 // ruleComment begins the comments of the data plane's rules, except those of targets, whose
 // comment is a [plan.Label]. A rule without belongs to another process.
 const ruleComment = "vipgate: "
@@ -100,11 +97,12 @@ func shadowSpec(f vip.Family, stream string, size uint32) setSpec {
 	return s
 }
 
-func liveSpec(f vip.Family, stream string, size uint32) setSpec {
-	// A target should have a hundred entries of the table, and has four at least.
+func liveSpec(f vip.Family, stream string) setSpec {
+	// Without its size the kernel picks a hash table that grows with the targets. When a target comes
+	// the kernel validates the whole ruleset (Linux 6.18): for each VIP it visits every bucket of this
+	// map, as often as rules refer to it.
 	return setSpec{
-		name: plan.LiveMap(f, stream), flags: unix.NFT_SET_MAP, keyType: typeMark, keySize: 4,
-		dataType: dataVerdict, size: max(minLive, size/4),
+		name: plan.LiveMap(f, stream), flags: unix.NFT_SET_MAP, keyType: typeMark, keySize: 4, dataType: dataVerdict,
 	}
 }
 

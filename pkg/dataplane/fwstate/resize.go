@@ -62,7 +62,7 @@ func (f *Conn) SwitchToShadow(want *plan.KernelStream) error {
 	var fills []tableEntries
 	var old []string
 	for _, family := range vip.Families {
-		spare, live := shadowSpec(family, want.Name, want.Size), liveSpec(family, want.Name, want.Size)
+		spare, live := shadowSpec(family, want.Name, want.Size), liveSpec(family, want.Name)
 		if r.has(spare.name) {
 			start.removeSet(spare.name)
 		}

@@ -137,10 +137,10 @@ func (w *changeWriter) liveOf(family vip.Family, stream string) (map[uint32]stri
 	return live, err
 }
 
-func (w *changeWriter) createLiveMap(family vip.Family, stream string, size uint32) error {
+func (w *changeWriter) createLiveMap(family vip.Family, stream string) error {
 	live, err := w.liveOf(family, stream)
 	if err == nil && live == nil {
-		w.first.addSet(liveSpec(family, stream, size))
+		w.first.addSet(liveSpec(family, stream))
 		w.live[plan.LiveMap(family, stream)] = map[uint32]string{}
 	}
 	return err
@@ -220,7 +220,7 @@ func (w *changeWriter) targetFlows(c plan.Change) error {
 		for _, family := range vip.Families {
 			name, chain := plan.LiveMap(family, t.Stream), plan.TargetChain(t.FWMark)
 			if t.Flows[family] {
-				if err := w.createLiveMap(family, t.Stream, 0); err != nil {
+				if err := w.createLiveMap(family, t.Stream); err != nil {
 					return err
 				}
 			}

@@ -3,7 +3,6 @@ package fwstate
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
@@ -44,7 +43,7 @@ func (w *changeWriter) readStreams(c plan.Change) error {
 func streamSets(stream string) []setSpec {
 	sets := []setSpec{matchSpec(stream)}
 	for _, family := range vip.Families {
-		sets = append(sets, maglevSpec(family, stream, 0), liveSpec(family, stream, 0), shadowSpec(family, stream, 0))
+		sets = append(sets, maglevSpec(family, stream, 0), liveSpec(family, stream), shadowSpec(family, stream, 0))
 	}
 	return sets
 }
@@ -59,11 +58,11 @@ func (f *Conn) readStreamObjects(stream string) (*ruleset, error) {
 func (w *changeWriter) startLive(c plan.Change) error {
 	for _, s := range c.Streams {
 		for _, family := range s.Desired.Families() {
-			r, spec := w.observed[s.Desired.Name], liveSpec(family, s.Desired.Name, s.Desired.Size)
+			r, spec := w.observed[s.Desired.Name], liveSpec(family, s.Desired.Name)
 			if r == nil {
 				continue
 			}
-			err := w.createLiveMap(family, s.Desired.Name, s.Desired.Size)
+			err := w.createLiveMap(family, s.Desired.Name)
 			if err = errors.Join(r.checkSet("map", spec), err); err != nil {
 				return fmt.Errorf("stream %s: %w", s.Desired.Name, err)
 			}
@@ -104,9 +103,6 @@ func (w *changeWriter) stream(s plan.StreamWrite) error {
 		return err
 	}
 	for _, family := range vip.Families {
-		if err := w.streamLive(family, want, r); err != nil {
-			return err
-		}
 		if err := w.streamTable(family, s, r); err != nil {
 			return err
 		}
@@ -150,29 +146,6 @@ func (w *changeWriter) streamTable(family vip.Family, s plan.StreamWrite, r *rul
 		w.first.addSet(spec)
 		w.fills = append(w.fills, entries)
 	}
-	return nil
-}
-
-// streamLive replaces the live map of a stream whose Maglev map changes its size. That of a family
-// without a Maglev map stays: its targets end their flows.
-func (w *changeWriter) streamLive(family vip.Family, want *plan.KernelStream, r *ruleset) error {
-	spec := liveSpec(family, want.Name, want.Size)
-	if got, ok := r.sets[spec.name]; !ok || got.size == spec.size || want.Tables[family] == nil {
-		return nil
-	}
-	live, err := w.liveOf(family, want.Name)
-	if err != nil {
-		return err
-	}
-	w.last.removeSet(spec.name)
-	w.last.addSet(spec)
-	var list []element
-	for _, fwmark := range slices.Sorted(maps.Keys(live)) {
-		if live[fwmark] != "" {
-			list = append(list, element{key: markKey(fwmark), chain: live[fwmark]})
-		}
-	}
-	w.last.addElements(spec.name, list)
 	return nil
 }
 

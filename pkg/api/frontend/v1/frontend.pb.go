@@ -428,9 +428,11 @@ func (x *GetDebugResponse) GetJson() string {
 // ListEventsRequest selects events.
 type ListEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only events of this VIP; empty means all.
+	// Only events of this VIP; empty means all. Of an event of many VIPs the
+	// answer holds what happened to this one.
 	Vip string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
-	// At most this many, the newest; 0 means all that are kept (1 000).
+	// At most this many, the newest; 0 means all that are kept: 1 000, or fewer
+	// after decisions about many VIPs.
 	Limit uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Only events after this sequence number.
 	After         uint64 `protobuf:"varint,3,opt,name=after,proto3" json:"after,omitempty"`
@@ -538,7 +540,7 @@ func (x *ListEventsResponse) GetEvents() []*Event {
 // WatchEventsRequest selects events.
 type WatchEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only events of this VIP; empty means all.
+	// Only events of this VIP, as in ListEventsRequest; empty means all.
 	Vip string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
 	// At most this many of those that are kept, the newest; 0 means all.
 	Limit uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
@@ -692,9 +694,11 @@ type Event struct {
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	// Counts events from 1 since the start.
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// The VIP; empty for an event of a gateway or of the frontend as a whole.
+	// The VIP; empty for an event of a gateway or of the frontend as a whole, and
+	// for one of many VIPs unless events of one of them were asked for.
 	Vip string `protobuf:"bytes,3,opt,name=vip,proto3" json:"vip,omitempty"`
-	// The advertisement before; unspecified for an event without a VIP.
+	// The advertisement before; unspecified for an event without a VIP, and where
+	// it differs between those of an event of many VIPs. So are the next two.
 	From v1.Advertisement `protobuf:"varint,4,opt,name=from,proto3,enum=vipgate.readiness.v1.Advertisement" json:"from,omitempty"`
 	// The advertisement after.
 	To v1.Advertisement `protobuf:"varint,5,opt,name=to,proto3,enum=vipgate.readiness.v1.Advertisement" json:"to,omitempty"`
@@ -707,7 +711,14 @@ type Event struct {
 	// The gateway whose session came up or was lost; empty for other events.
 	Gateway string `protobuf:"bytes,9,opt,name=gateway,proto3" json:"gateway,omitempty"`
 	// True if the gateway's session came up.
-	GatewayUp     bool `protobuf:"varint,10,opt,name=gateway_up,json=gatewayUp,proto3" json:"gateway_up,omitempty"`
+	GatewayUp bool `protobuf:"varint,10,opt,name=gateway_up,json=gatewayUp,proto3" json:"gateway_up,omitempty"`
+	// How many VIPs one decision changed, if more than 50: they are one event.
+	// 0 for other events.
+	VipCount uint32 `protobuf:"varint,11,opt,name=vip_count,json=vipCount,proto3" json:"vip_count,omitempty"`
+	// The first of them, in ascending order.
+	FirstVips []string `protobuf:"bytes,12,rep,name=first_vips,json=firstVips,proto3" json:"first_vips,omitempty"`
+	// What happened to them, most VIPs first.
+	Transitions   []*VipTransitions `protobuf:"bytes,13,rep,name=transitions,proto3" json:"transitions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -812,6 +823,118 @@ func (x *Event) GetGatewayUp() bool {
 	return false
 }
 
+func (x *Event) GetVipCount() uint32 {
+	if x != nil {
+		return x.VipCount
+	}
+	return 0
+}
+
+func (x *Event) GetFirstVips() []string {
+	if x != nil {
+		return x.FirstVips
+	}
+	return nil
+}
+
+func (x *Event) GetTransitions() []*VipTransitions {
+	if x != nil {
+		return x.Transitions
+	}
+	return nil
+}
+
+// VipTransitions are VIPs to which one decision did the same.
+type VipTransitions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many.
+	Count uint32 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	// Their address family.
+	Family v1.IpFamily `protobuf:"varint,2,opt,name=family,proto3,enum=vipgate.readiness.v1.IpFamily" json:"family,omitempty"`
+	// The advertisement before.
+	From v1.Advertisement `protobuf:"varint,3,opt,name=from,proto3,enum=vipgate.readiness.v1.Advertisement" json:"from,omitempty"`
+	// The advertisement after.
+	To v1.Advertisement `protobuf:"varint,4,opt,name=to,proto3,enum=vipgate.readiness.v1.Advertisement" json:"to,omitempty"`
+	// Why.
+	Reason v1.AdvertisementReason `protobuf:"varint,5,opt,name=reason,proto3,enum=vipgate.readiness.v1.AdvertisementReason" json:"reason,omitempty"`
+	// The cause for people: that of the first of them.
+	Detail        string `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VipTransitions) Reset() {
+	*x = VipTransitions{}
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VipTransitions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VipTransitions) ProtoMessage() {}
+
+func (x *VipTransitions) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VipTransitions.ProtoReflect.Descriptor instead.
+func (*VipTransitions) Descriptor() ([]byte, []int) {
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *VipTransitions) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *VipTransitions) GetFamily() v1.IpFamily {
+	if x != nil {
+		return x.Family
+	}
+	return v1.IpFamily(0)
+}
+
+func (x *VipTransitions) GetFrom() v1.Advertisement {
+	if x != nil {
+		return x.From
+	}
+	return v1.Advertisement(0)
+}
+
+func (x *VipTransitions) GetTo() v1.Advertisement {
+	if x != nil {
+		return x.To
+	}
+	return v1.Advertisement(0)
+}
+
+func (x *VipTransitions) GetReason() v1.AdvertisementReason {
+	if x != nil {
+		return x.Reason
+	}
+	return v1.AdvertisementReason(0)
+}
+
+func (x *VipTransitions) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 // DrainRequest names what to drain.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -823,7 +946,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +958,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +971,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DrainRequest) GetVips() []string {
@@ -873,7 +996,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -885,7 +1008,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -898,7 +1021,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{14}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DrainResponse) GetDrained() []string {
@@ -933,7 +1056,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -945,7 +1068,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -958,7 +1081,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{15}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *UndrainRequest) GetVips() []string {
@@ -979,7 +1102,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1114,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1127,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{16}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *UndrainResponse) GetDrained() []string {
@@ -1029,7 +1152,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1164,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1177,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{17}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Condition) GetName() string {
@@ -1116,7 +1239,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1128,7 +1251,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1141,7 +1264,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{18}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Status) GetVersion() string {
@@ -1271,7 +1394,7 @@ type LoadBalancerStatus struct {
 
 func (x *LoadBalancerStatus) Reset() {
 	*x = LoadBalancerStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1283,7 +1406,7 @@ func (x *LoadBalancerStatus) String() string {
 func (*LoadBalancerStatus) ProtoMessage() {}
 
 func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1296,7 +1419,7 @@ func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancerStatus.ProtoReflect.Descriptor instead.
 func (*LoadBalancerStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{19}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LoadBalancerStatus) GetFreshness() Freshness {
@@ -1384,14 +1507,19 @@ type GatewayStatus struct {
 	Held bool `protobuf:"varint,11,opt,name=held,proto3" json:"held,omitempty"`
 	// What does not work with it, such as the withdrawal of a static gateway without BFD; empty if all
 	// does.
-	Warning       string `protobuf:"bytes,12,opt,name=warning,proto3" json:"warning,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Warning string `protobuf:"bytes,12,opt,name=warning,proto3" json:"warning,omitempty"`
+	// True if BIRD's connection with it has TCP_NODELAY, so that no UPDATE waits for an acknowledgement;
+	// false without a BGP session.
+	NoDelay bool `protobuf:"varint,13,opt,name=no_delay,json=noDelay,proto3" json:"no_delay,omitempty"`
+	// Why it has not, although the session is up.
+	NoDelayProblem string `protobuf:"bytes,14,opt,name=no_delay_problem,json=noDelayProblem,proto3" json:"no_delay_problem,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GatewayStatus) Reset() {
 	*x = GatewayStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1531,7 @@ func (x *GatewayStatus) String() string {
 func (*GatewayStatus) ProtoMessage() {}
 
 func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1544,7 @@ func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayStatus.ProtoReflect.Descriptor instead.
 func (*GatewayStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{20}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GatewayStatus) GetName() string {
@@ -1503,6 +1631,20 @@ func (x *GatewayStatus) GetWarning() string {
 	return ""
 }
 
+func (x *GatewayStatus) GetNoDelay() bool {
+	if x != nil {
+		return x.NoDelay
+	}
+	return false
+}
+
+func (x *GatewayStatus) GetNoDelayProblem() string {
+	if x != nil {
+		return x.NoDelayProblem
+	}
+	return ""
+}
+
 // BirdStatus is the BIRD process.
 type BirdStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1522,7 +1664,7 @@ type BirdStatus struct {
 
 func (x *BirdStatus) Reset() {
 	*x = BirdStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[21]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1534,7 +1676,7 @@ func (x *BirdStatus) String() string {
 func (*BirdStatus) ProtoMessage() {}
 
 func (x *BirdStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[21]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1547,7 +1689,7 @@ func (x *BirdStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BirdStatus.ProtoReflect.Descriptor instead.
 func (*BirdStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{21}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BirdStatus) GetVersion() string {
@@ -1609,7 +1751,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[22]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1621,7 +1763,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[22]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1634,7 +1776,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{22}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *VipStatus) GetVip() string {
@@ -1721,7 +1863,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"instanceId\x122\n" +
 	"\x06events\x18\x02 \x03(\v2\x1a.vipgate.frontend.v1.EventR\x06events\x12\x12\n" +
 	"\x04lost\x18\x03 \x01(\x04R\x04lost\x12\x13\n" +
-	"\x05up_to\x18\x04 \x01(\x04R\x04upTo\"\xa3\x03\n" +
+	"\x05up_to\x18\x04 \x01(\x04R\x04upTo\"\xa6\x04\n" +
 	"\x05Event\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x10\n" +
@@ -1734,7 +1876,18 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\agateway\x18\t \x01(\tR\agateway\x12\x1d\n" +
 	"\n" +
 	"gateway_up\x18\n" +
-	" \x01(\bR\tgatewayUp\"\"\n" +
+	" \x01(\bR\tgatewayUp\x12\x1b\n" +
+	"\tvip_count\x18\v \x01(\rR\bvipCount\x12\x1d\n" +
+	"\n" +
+	"first_vips\x18\f \x03(\tR\tfirstVips\x12E\n" +
+	"\vtransitions\x18\r \x03(\v2#.vipgate.frontend.v1.VipTransitionsR\vtransitions\"\xa7\x02\n" +
+	"\x0eVipTransitions\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\rR\x05count\x126\n" +
+	"\x06family\x18\x02 \x01(\x0e2\x1e.vipgate.readiness.v1.IpFamilyR\x06family\x127\n" +
+	"\x04from\x18\x03 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\x04from\x123\n" +
+	"\x02to\x18\x04 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\x02to\x12A\n" +
+	"\x06reason\x18\x05 \x01(\x0e2).vipgate.readiness.v1.AdvertisementReasonR\x06reason\x12\x16\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\"\"\n" +
 	"\fDrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\"w\n" +
 	"\rDrainResponse\x12\x18\n" +
@@ -1777,7 +1930,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
 	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\x12\x18\n" +
-	"\aservice\x18\b \x01(\tR\aservice\"\xc8\x02\n" +
+	"\aservice\x18\b \x01(\tR\aservice\"\x8d\x03\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -1792,7 +1945,9 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\bprotocol\x18\n" +
 	" \x01(\tR\bprotocol\x12\x12\n" +
 	"\x04held\x18\v \x01(\bR\x04held\x12\x18\n" +
-	"\awarning\x18\f \x01(\tR\awarning\"\x9c\x01\n" +
+	"\awarning\x18\f \x01(\tR\awarning\x12\x19\n" +
+	"\bno_delay\x18\r \x01(\bR\anoDelay\x12(\n" +
+	"\x10no_delay_problem\x18\x0e \x01(\tR\x0enoDelayProblem\"\x9c\x01\n" +
 	"\n" +
 	"BirdStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
@@ -1837,7 +1992,7 @@ func file_vipgate_frontend_v1_frontend_proto_rawDescGZIP() []byte {
 }
 
 var file_vipgate_frontend_v1_frontend_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(Freshness)(0),                // 0: vipgate.frontend.v1.Freshness
 	(*GetStatusRequest)(nil),      // 1: vipgate.frontend.v1.GetStatusRequest
@@ -1853,70 +2008,77 @@ var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(*WatchEventsRequest)(nil),    // 11: vipgate.frontend.v1.WatchEventsRequest
 	(*WatchEventsResponse)(nil),   // 12: vipgate.frontend.v1.WatchEventsResponse
 	(*Event)(nil),                 // 13: vipgate.frontend.v1.Event
-	(*DrainRequest)(nil),          // 14: vipgate.frontend.v1.DrainRequest
-	(*DrainResponse)(nil),         // 15: vipgate.frontend.v1.DrainResponse
-	(*UndrainRequest)(nil),        // 16: vipgate.frontend.v1.UndrainRequest
-	(*UndrainResponse)(nil),       // 17: vipgate.frontend.v1.UndrainResponse
-	(*Condition)(nil),             // 18: vipgate.frontend.v1.Condition
-	(*Status)(nil),                // 19: vipgate.frontend.v1.Status
-	(*LoadBalancerStatus)(nil),    // 20: vipgate.frontend.v1.LoadBalancerStatus
-	(*GatewayStatus)(nil),         // 21: vipgate.frontend.v1.GatewayStatus
-	(*BirdStatus)(nil),            // 22: vipgate.frontend.v1.BirdStatus
-	(*VipStatus)(nil),             // 23: vipgate.frontend.v1.VipStatus
-	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
-	(v1.Advertisement)(0),         // 25: vipgate.readiness.v1.Advertisement
-	(v1.AdvertisementReason)(0),   // 26: vipgate.readiness.v1.AdvertisementReason
-	(*v1.Position)(nil),           // 27: vipgate.readiness.v1.Position
-	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
-	(*v1.VipReadiness)(nil),       // 29: vipgate.readiness.v1.VipReadiness
+	(*VipTransitions)(nil),        // 14: vipgate.frontend.v1.VipTransitions
+	(*DrainRequest)(nil),          // 15: vipgate.frontend.v1.DrainRequest
+	(*DrainResponse)(nil),         // 16: vipgate.frontend.v1.DrainResponse
+	(*UndrainRequest)(nil),        // 17: vipgate.frontend.v1.UndrainRequest
+	(*UndrainResponse)(nil),       // 18: vipgate.frontend.v1.UndrainResponse
+	(*Condition)(nil),             // 19: vipgate.frontend.v1.Condition
+	(*Status)(nil),                // 20: vipgate.frontend.v1.Status
+	(*LoadBalancerStatus)(nil),    // 21: vipgate.frontend.v1.LoadBalancerStatus
+	(*GatewayStatus)(nil),         // 22: vipgate.frontend.v1.GatewayStatus
+	(*BirdStatus)(nil),            // 23: vipgate.frontend.v1.BirdStatus
+	(*VipStatus)(nil),             // 24: vipgate.frontend.v1.VipStatus
+	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
+	(v1.Advertisement)(0),         // 26: vipgate.readiness.v1.Advertisement
+	(v1.AdvertisementReason)(0),   // 27: vipgate.readiness.v1.AdvertisementReason
+	(*v1.Position)(nil),           // 28: vipgate.readiness.v1.Position
+	(v1.IpFamily)(0),              // 29: vipgate.readiness.v1.IpFamily
+	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
+	(*v1.VipReadiness)(nil),       // 31: vipgate.readiness.v1.VipReadiness
 }
 var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
-	19, // 0: vipgate.frontend.v1.GetStatusResponse.status:type_name -> vipgate.frontend.v1.Status
-	19, // 1: vipgate.frontend.v1.WatchStatusResponse.status:type_name -> vipgate.frontend.v1.Status
+	20, // 0: vipgate.frontend.v1.GetStatusResponse.status:type_name -> vipgate.frontend.v1.Status
+	20, // 1: vipgate.frontend.v1.WatchStatusResponse.status:type_name -> vipgate.frontend.v1.Status
 	13, // 2: vipgate.frontend.v1.ListEventsResponse.events:type_name -> vipgate.frontend.v1.Event
 	13, // 3: vipgate.frontend.v1.WatchEventsResponse.events:type_name -> vipgate.frontend.v1.Event
-	24, // 4: vipgate.frontend.v1.Event.time:type_name -> google.protobuf.Timestamp
-	25, // 5: vipgate.frontend.v1.Event.from:type_name -> vipgate.readiness.v1.Advertisement
-	25, // 6: vipgate.frontend.v1.Event.to:type_name -> vipgate.readiness.v1.Advertisement
-	26, // 7: vipgate.frontend.v1.Event.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	27, // 8: vipgate.frontend.v1.Event.position:type_name -> vipgate.readiness.v1.Position
-	24, // 9: vipgate.frontend.v1.DrainResponse.until:type_name -> google.protobuf.Timestamp
-	24, // 10: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	18, // 11: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.frontend.v1.Condition
-	20, // 12: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
-	21, // 13: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
-	23, // 14: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
-	22, // 15: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
-	0,  // 16: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	27, // 17: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	28, // 18: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	24, // 19: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	24, // 20: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	25, // 21: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	26, // 22: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	24, // 23: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	29, // 24: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	1,  // 25: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.frontend.v1.GetStatusRequest
-	3,  // 26: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.frontend.v1.WatchStatusRequest
-	9,  // 27: vipgate.frontend.v1.FrontendService.ListEvents:input_type -> vipgate.frontend.v1.ListEventsRequest
-	11, // 28: vipgate.frontend.v1.FrontendService.WatchEvents:input_type -> vipgate.frontend.v1.WatchEventsRequest
-	14, // 29: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	16, // 30: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	5,  // 31: vipgate.frontend.v1.FrontendService.SetLogLevel:input_type -> vipgate.frontend.v1.SetLogLevelRequest
-	7,  // 32: vipgate.frontend.v1.FrontendService.GetDebug:input_type -> vipgate.frontend.v1.GetDebugRequest
-	2,  // 33: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.GetStatusResponse
-	4,  // 34: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.WatchStatusResponse
-	10, // 35: vipgate.frontend.v1.FrontendService.ListEvents:output_type -> vipgate.frontend.v1.ListEventsResponse
-	12, // 36: vipgate.frontend.v1.FrontendService.WatchEvents:output_type -> vipgate.frontend.v1.WatchEventsResponse
-	15, // 37: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.DrainResponse
-	17, // 38: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.UndrainResponse
-	6,  // 39: vipgate.frontend.v1.FrontendService.SetLogLevel:output_type -> vipgate.frontend.v1.SetLogLevelResponse
-	8,  // 40: vipgate.frontend.v1.FrontendService.GetDebug:output_type -> vipgate.frontend.v1.GetDebugResponse
-	33, // [33:41] is the sub-list for method output_type
-	25, // [25:33] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	25, // 4: vipgate.frontend.v1.Event.time:type_name -> google.protobuf.Timestamp
+	26, // 5: vipgate.frontend.v1.Event.from:type_name -> vipgate.readiness.v1.Advertisement
+	26, // 6: vipgate.frontend.v1.Event.to:type_name -> vipgate.readiness.v1.Advertisement
+	27, // 7: vipgate.frontend.v1.Event.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	28, // 8: vipgate.frontend.v1.Event.position:type_name -> vipgate.readiness.v1.Position
+	14, // 9: vipgate.frontend.v1.Event.transitions:type_name -> vipgate.frontend.v1.VipTransitions
+	29, // 10: vipgate.frontend.v1.VipTransitions.family:type_name -> vipgate.readiness.v1.IpFamily
+	26, // 11: vipgate.frontend.v1.VipTransitions.from:type_name -> vipgate.readiness.v1.Advertisement
+	26, // 12: vipgate.frontend.v1.VipTransitions.to:type_name -> vipgate.readiness.v1.Advertisement
+	27, // 13: vipgate.frontend.v1.VipTransitions.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	25, // 14: vipgate.frontend.v1.DrainResponse.until:type_name -> google.protobuf.Timestamp
+	25, // 15: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	19, // 16: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.frontend.v1.Condition
+	21, // 17: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
+	22, // 18: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
+	24, // 19: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
+	23, // 20: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
+	0,  // 21: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
+	28, // 22: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	30, // 23: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	25, // 24: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	25, // 25: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	26, // 26: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	27, // 27: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	25, // 28: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	31, // 29: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	1,  // 30: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.frontend.v1.GetStatusRequest
+	3,  // 31: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.frontend.v1.WatchStatusRequest
+	9,  // 32: vipgate.frontend.v1.FrontendService.ListEvents:input_type -> vipgate.frontend.v1.ListEventsRequest
+	11, // 33: vipgate.frontend.v1.FrontendService.WatchEvents:input_type -> vipgate.frontend.v1.WatchEventsRequest
+	15, // 34: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	17, // 35: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	5,  // 36: vipgate.frontend.v1.FrontendService.SetLogLevel:input_type -> vipgate.frontend.v1.SetLogLevelRequest
+	7,  // 37: vipgate.frontend.v1.FrontendService.GetDebug:input_type -> vipgate.frontend.v1.GetDebugRequest
+	2,  // 38: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.GetStatusResponse
+	4,  // 39: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.WatchStatusResponse
+	10, // 40: vipgate.frontend.v1.FrontendService.ListEvents:output_type -> vipgate.frontend.v1.ListEventsResponse
+	12, // 41: vipgate.frontend.v1.FrontendService.WatchEvents:output_type -> vipgate.frontend.v1.WatchEventsResponse
+	16, // 42: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.DrainResponse
+	18, // 43: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.UndrainResponse
+	6,  // 44: vipgate.frontend.v1.FrontendService.SetLogLevel:output_type -> vipgate.frontend.v1.SetLogLevelResponse
+	8,  // 45: vipgate.frontend.v1.FrontendService.GetDebug:output_type -> vipgate.frontend.v1.GetDebugResponse
+	38, // [38:46] is the sub-list for method output_type
+	30, // [30:38] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_frontend_v1_frontend_proto_init() }
@@ -1930,7 +2092,7 @@ func file_vipgate_frontend_v1_frontend_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_frontend_v1_frontend_proto_rawDesc), len(file_vipgate_frontend_v1_frontend_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -419,11 +419,11 @@ type Event struct {
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	// Counts events from 1 since the start.
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// What it is about: a VIP, or a thing in the kernel such as "rule fwmark 5003
-	// (IPv4)".
+	// What it is about: a VIP, a number of VIPs such as "1200 VIPs", or a thing in
+	// the kernel such as "rule fwmark 5003 (IPv4)".
 	Object string `protobuf:"bytes,3,opt,name=object,proto3" json:"object,omitempty"`
 	// What happened to it: the new state of a VIP ("ready", "not ready", "draining",
-	// "removed"), or "drift", "repaired", "contested", "held", "resumed", "problem",
+	// "removed"), "changed" where it differs between many VIPs, or "drift", "repaired", "contested", "held", "resumed", "problem",
 	// "solved", "blocked".
 	What string `protobuf:"bytes,4,opt,name=what,proto3" json:"what,omitempty"`
 	// Why, for people.
@@ -431,7 +431,14 @@ type Event struct {
 	// The stream that it belongs to; empty where there is none.
 	Stream string `protobuf:"bytes,6,opt,name=stream,proto3" json:"stream,omitempty"`
 	// The target that it belongs to; empty where there is none.
-	Target        string `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
+	Target string `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
+	// How many VIPs one decision changed, if more than 50: they are one event.
+	// 0 for other events.
+	VipCount uint32 `protobuf:"varint,8,opt,name=vip_count,json=vipCount,proto3" json:"vip_count,omitempty"`
+	// The first of them, in ascending order.
+	FirstVips []string `protobuf:"bytes,9,rep,name=first_vips,json=firstVips,proto3" json:"first_vips,omitempty"`
+	// What happened to them, most VIPs first.
+	Transitions   []*VipTransitions `protobuf:"bytes,10,rep,name=transitions,proto3" json:"transitions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -515,6 +522,118 @@ func (x *Event) GetTarget() string {
 	return ""
 }
 
+func (x *Event) GetVipCount() uint32 {
+	if x != nil {
+		return x.VipCount
+	}
+	return 0
+}
+
+func (x *Event) GetFirstVips() []string {
+	if x != nil {
+		return x.FirstVips
+	}
+	return nil
+}
+
+func (x *Event) GetTransitions() []*VipTransitions {
+	if x != nil {
+		return x.Transitions
+	}
+	return nil
+}
+
+// VipTransitions are VIPs to which one decision did the same.
+type VipTransitions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many.
+	Count uint32 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	// Their address family.
+	Family v1.IpFamily `protobuf:"varint,2,opt,name=family,proto3,enum=vipgate.readiness.v1.IpFamily" json:"family,omitempty"`
+	// The state before; unspecified for new VIPs.
+	From v1.VipState `protobuf:"varint,3,opt,name=from,proto3,enum=vipgate.readiness.v1.VipState" json:"from,omitempty"`
+	// The state after; unspecified for removed VIPs.
+	To v1.VipState `protobuf:"varint,4,opt,name=to,proto3,enum=vipgate.readiness.v1.VipState" json:"to,omitempty"`
+	// Why; unspecified for removed VIPs.
+	Reason v1.VipReason `protobuf:"varint,5,opt,name=reason,proto3,enum=vipgate.readiness.v1.VipReason" json:"reason,omitempty"`
+	// The cause for people: that of the first of them.
+	Detail        string `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VipTransitions) Reset() {
+	*x = VipTransitions{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VipTransitions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VipTransitions) ProtoMessage() {}
+
+func (x *VipTransitions) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VipTransitions.ProtoReflect.Descriptor instead.
+func (*VipTransitions) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *VipTransitions) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *VipTransitions) GetFamily() v1.IpFamily {
+	if x != nil {
+		return x.Family
+	}
+	return v1.IpFamily(0)
+}
+
+func (x *VipTransitions) GetFrom() v1.VipState {
+	if x != nil {
+		return x.From
+	}
+	return v1.VipState(0)
+}
+
+func (x *VipTransitions) GetTo() v1.VipState {
+	if x != nil {
+		return x.To
+	}
+	return v1.VipState(0)
+}
+
+func (x *VipTransitions) GetReason() v1.VipReason {
+	if x != nil {
+		return x.Reason
+	}
+	return v1.VipReason(0)
+}
+
+func (x *VipTransitions) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 // DrainTargetsRequest names targets to drain.
 type DrainTargetsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -530,7 +649,7 @@ type DrainTargetsRequest struct {
 
 func (x *DrainTargetsRequest) Reset() {
 	*x = DrainTargetsRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -542,7 +661,7 @@ func (x *DrainTargetsRequest) String() string {
 func (*DrainTargetsRequest) ProtoMessage() {}
 
 func (x *DrainTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -555,7 +674,7 @@ func (x *DrainTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTargetsRequest.ProtoReflect.Descriptor instead.
 func (*DrainTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DrainTargetsRequest) GetStream() string {
@@ -592,7 +711,7 @@ type DrainTargetsResponse struct {
 
 func (x *DrainTargetsResponse) Reset() {
 	*x = DrainTargetsResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -604,7 +723,7 @@ func (x *DrainTargetsResponse) String() string {
 func (*DrainTargetsResponse) ProtoMessage() {}
 
 func (x *DrainTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -617,7 +736,7 @@ func (x *DrainTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTargetsResponse.ProtoReflect.Descriptor instead.
 func (*DrainTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DrainTargetsResponse) GetDrained() []string {
@@ -647,7 +766,7 @@ type UndrainTargetsRequest struct {
 
 func (x *UndrainTargetsRequest) Reset() {
 	*x = UndrainTargetsRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -659,7 +778,7 @@ func (x *UndrainTargetsRequest) String() string {
 func (*UndrainTargetsRequest) ProtoMessage() {}
 
 func (x *UndrainTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -672,7 +791,7 @@ func (x *UndrainTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainTargetsRequest.ProtoReflect.Descriptor instead.
 func (*UndrainTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *UndrainTargetsRequest) GetStream() string {
@@ -700,7 +819,7 @@ type UndrainTargetsResponse struct {
 
 func (x *UndrainTargetsResponse) Reset() {
 	*x = UndrainTargetsResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -712,7 +831,7 @@ func (x *UndrainTargetsResponse) String() string {
 func (*UndrainTargetsResponse) ProtoMessage() {}
 
 func (x *UndrainTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -725,7 +844,7 @@ func (x *UndrainTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainTargetsResponse.ProtoReflect.Descriptor instead.
 func (*UndrainTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *UndrainTargetsResponse) GetUndrained() []string {
@@ -744,7 +863,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -756,7 +875,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -769,7 +888,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
 }
 
 // GetStatusResponse holds the status.
@@ -783,7 +902,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -795,7 +914,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -808,7 +927,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetStatusResponse) GetStatus() *Status {
@@ -827,7 +946,7 @@ type WatchStatusRequest struct {
 
 func (x *WatchStatusRequest) Reset() {
 	*x = WatchStatusRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -839,7 +958,7 @@ func (x *WatchStatusRequest) String() string {
 func (*WatchStatusRequest) ProtoMessage() {}
 
 func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -852,7 +971,7 @@ func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStatusRequest.ProtoReflect.Descriptor instead.
 func (*WatchStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
 }
 
 // WatchStatusResponse holds the status.
@@ -866,7 +985,7 @@ type WatchStatusResponse struct {
 
 func (x *WatchStatusResponse) Reset() {
 	*x = WatchStatusResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +997,7 @@ func (x *WatchStatusResponse) String() string {
 func (*WatchStatusResponse) ProtoMessage() {}
 
 func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +1010,7 @@ func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStatusResponse.ProtoReflect.Descriptor instead.
 func (*WatchStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WatchStatusResponse) GetStatus() *Status {
@@ -912,7 +1031,7 @@ type SetLogLevelRequest struct {
 
 func (x *SetLogLevelRequest) Reset() {
 	*x = SetLogLevelRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -924,7 +1043,7 @@ func (x *SetLogLevelRequest) String() string {
 func (*SetLogLevelRequest) ProtoMessage() {}
 
 func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -937,7 +1056,7 @@ func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
 func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SetLogLevelRequest) GetLevel() string {
@@ -958,7 +1077,7 @@ type SetLogLevelResponse struct {
 
 func (x *SetLogLevelResponse) Reset() {
 	*x = SetLogLevelResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1089,7 @@ func (x *SetLogLevelResponse) String() string {
 func (*SetLogLevelResponse) ProtoMessage() {}
 
 func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1102,7 @@ func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelResponse.ProtoReflect.Descriptor instead.
 func (*SetLogLevelResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetLogLevelResponse) GetPrevious() string {
@@ -1008,7 +1127,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1020,7 +1139,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1033,7 +1152,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Condition) GetName() string {
@@ -1096,7 +1215,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1108,7 +1227,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1121,7 +1240,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{20}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Status) GetVersion() string {
@@ -1266,7 +1385,7 @@ type DataPlaneStatus struct {
 
 func (x *DataPlaneStatus) Reset() {
 	*x = DataPlaneStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1278,7 +1397,7 @@ func (x *DataPlaneStatus) String() string {
 func (*DataPlaneStatus) ProtoMessage() {}
 
 func (x *DataPlaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1291,7 +1410,7 @@ func (x *DataPlaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneStatus.ProtoReflect.Descriptor instead.
 func (*DataPlaneStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{21}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DataPlaneStatus) GetMode() string {
@@ -1405,7 +1524,7 @@ type DataPlaneHold struct {
 
 func (x *DataPlaneHold) Reset() {
 	*x = DataPlaneHold{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1417,7 +1536,7 @@ func (x *DataPlaneHold) String() string {
 func (*DataPlaneHold) ProtoMessage() {}
 
 func (x *DataPlaneHold) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1430,7 +1549,7 @@ func (x *DataPlaneHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneHold.ProtoReflect.Descriptor instead.
 func (*DataPlaneHold) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{22}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DataPlaneHold) GetStream() string {
@@ -1464,7 +1583,7 @@ type DataPlaneProblem struct {
 
 func (x *DataPlaneProblem) Reset() {
 	*x = DataPlaneProblem{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1595,7 @@ func (x *DataPlaneProblem) String() string {
 func (*DataPlaneProblem) ProtoMessage() {}
 
 func (x *DataPlaneProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1608,7 @@ func (x *DataPlaneProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneProblem.ProtoReflect.Descriptor instead.
 func (*DataPlaneProblem) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{23}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DataPlaneProblem) GetObject() string {
@@ -1539,7 +1658,7 @@ type DataPlaneDrift struct {
 
 func (x *DataPlaneDrift) Reset() {
 	*x = DataPlaneDrift{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1551,7 +1670,7 @@ func (x *DataPlaneDrift) String() string {
 func (*DataPlaneDrift) ProtoMessage() {}
 
 func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1564,7 +1683,7 @@ func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneDrift.ProtoReflect.Descriptor instead.
 func (*DataPlaneDrift) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{24}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DataPlaneDrift) GetObject() string {
@@ -1629,7 +1748,7 @@ type DataPlaneStream struct {
 
 func (x *DataPlaneStream) Reset() {
 	*x = DataPlaneStream{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[25]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +1760,7 @@ func (x *DataPlaneStream) String() string {
 func (*DataPlaneStream) ProtoMessage() {}
 
 func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[25]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +1773,7 @@ func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneStream.ProtoReflect.Descriptor instead.
 func (*DataPlaneStream) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{25}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DataPlaneStream) GetName() string {
@@ -1747,7 +1866,7 @@ type DataPlaneTarget struct {
 
 func (x *DataPlaneTarget) Reset() {
 	*x = DataPlaneTarget{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[26]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +1878,7 @@ func (x *DataPlaneTarget) String() string {
 func (*DataPlaneTarget) ProtoMessage() {}
 
 func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[26]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +1891,7 @@ func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneTarget.ProtoReflect.Descriptor instead.
 func (*DataPlaneTarget) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{26}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DataPlaneTarget) GetName() string {
@@ -1861,7 +1980,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[27]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1873,7 +1992,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[27]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1886,7 +2005,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{27}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -1951,7 +2070,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[28]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1963,7 +2082,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[28]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1976,7 +2095,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{28}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *VipStatus) GetReadiness() *v1.VipReadiness {
@@ -2010,7 +2129,7 @@ type StreamStatus struct {
 
 func (x *StreamStatus) Reset() {
 	*x = StreamStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[29]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2022,7 +2141,7 @@ func (x *StreamStatus) String() string {
 func (*StreamStatus) ProtoMessage() {}
 
 func (x *StreamStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[29]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2035,7 +2154,7 @@ func (x *StreamStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamStatus.ProtoReflect.Descriptor instead.
 func (*StreamStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{29}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StreamStatus) GetName() string {
@@ -2097,7 +2216,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[30]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +2228,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[30]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +2241,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{30}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TargetStatus) GetName() string {
@@ -2227,7 +2346,7 @@ type WatcherStatus struct {
 
 func (x *WatcherStatus) Reset() {
 	*x = WatcherStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[31]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2239,7 +2358,7 @@ func (x *WatcherStatus) String() string {
 func (*WatcherStatus) ProtoMessage() {}
 
 func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[31]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2252,7 +2371,7 @@ func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatcherStatus.ProtoReflect.Descriptor instead.
 func (*WatcherStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{31}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatcherStatus) GetWatchId() string {
@@ -2334,7 +2453,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x12ListEventsResponse\x12,\n" +
 	"\x06events\x18\x01 \x03(\v2\x14.vipgate.lb.v1.EventR\x06events\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
-	"instanceId\"\xc7\x01\n" +
+	"instanceId\"\xc4\x02\n" +
 	"\x05Event\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x16\n" +
@@ -2342,7 +2461,19 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x04what\x18\x04 \x01(\tR\x04what\x12\x16\n" +
 	"\x06detail\x18\x05 \x01(\tR\x06detail\x12\x16\n" +
 	"\x06stream\x18\x06 \x01(\tR\x06stream\x12\x16\n" +
-	"\x06target\x18\a \x01(\tR\x06target\"{\n" +
+	"\x06target\x18\a \x01(\tR\x06target\x12\x1b\n" +
+	"\tvip_count\x18\b \x01(\rR\bvipCount\x12\x1d\n" +
+	"\n" +
+	"first_vips\x18\t \x03(\tR\tfirstVips\x12?\n" +
+	"\vtransitions\x18\n" +
+	" \x03(\v2\x1d.vipgate.lb.v1.VipTransitionsR\vtransitions\"\x93\x02\n" +
+	"\x0eVipTransitions\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\rR\x05count\x126\n" +
+	"\x06family\x18\x02 \x01(\x0e2\x1e.vipgate.readiness.v1.IpFamilyR\x06family\x122\n" +
+	"\x04from\x18\x03 \x01(\x0e2\x1e.vipgate.readiness.v1.VipStateR\x04from\x12.\n" +
+	"\x02to\x18\x04 \x01(\x0e2\x1e.vipgate.readiness.v1.VipStateR\x02to\x127\n" +
+	"\x06reason\x18\x05 \x01(\x0e2\x1f.vipgate.readiness.v1.VipReasonR\x06reason\x12\x16\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\"{\n" +
 	"\x13DrainTargetsRequest\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x14\n" +
 	"\x05names\x18\x02 \x03(\tR\x05names\x126\n" +
@@ -2505,7 +2636,7 @@ func file_vipgate_lb_v1_lb_proto_rawDescGZIP() []byte {
 	return file_vipgate_lb_v1_lb_proto_rawDescData
 }
 
-var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_vipgate_lb_v1_lb_proto_goTypes = []any{
 	(*HoldRequest)(nil),            // 0: vipgate.lb.v1.HoldRequest
 	(*HoldResponse)(nil),           // 1: vipgate.lb.v1.HoldResponse
@@ -2516,96 +2647,105 @@ var file_vipgate_lb_v1_lb_proto_goTypes = []any{
 	(*ListEventsRequest)(nil),      // 6: vipgate.lb.v1.ListEventsRequest
 	(*ListEventsResponse)(nil),     // 7: vipgate.lb.v1.ListEventsResponse
 	(*Event)(nil),                  // 8: vipgate.lb.v1.Event
-	(*DrainTargetsRequest)(nil),    // 9: vipgate.lb.v1.DrainTargetsRequest
-	(*DrainTargetsResponse)(nil),   // 10: vipgate.lb.v1.DrainTargetsResponse
-	(*UndrainTargetsRequest)(nil),  // 11: vipgate.lb.v1.UndrainTargetsRequest
-	(*UndrainTargetsResponse)(nil), // 12: vipgate.lb.v1.UndrainTargetsResponse
-	(*GetStatusRequest)(nil),       // 13: vipgate.lb.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),      // 14: vipgate.lb.v1.GetStatusResponse
-	(*WatchStatusRequest)(nil),     // 15: vipgate.lb.v1.WatchStatusRequest
-	(*WatchStatusResponse)(nil),    // 16: vipgate.lb.v1.WatchStatusResponse
-	(*SetLogLevelRequest)(nil),     // 17: vipgate.lb.v1.SetLogLevelRequest
-	(*SetLogLevelResponse)(nil),    // 18: vipgate.lb.v1.SetLogLevelResponse
-	(*Condition)(nil),              // 19: vipgate.lb.v1.Condition
-	(*Status)(nil),                 // 20: vipgate.lb.v1.Status
-	(*DataPlaneStatus)(nil),        // 21: vipgate.lb.v1.DataPlaneStatus
-	(*DataPlaneHold)(nil),          // 22: vipgate.lb.v1.DataPlaneHold
-	(*DataPlaneProblem)(nil),       // 23: vipgate.lb.v1.DataPlaneProblem
-	(*DataPlaneDrift)(nil),         // 24: vipgate.lb.v1.DataPlaneDrift
-	(*DataPlaneStream)(nil),        // 25: vipgate.lb.v1.DataPlaneStream
-	(*DataPlaneTarget)(nil),        // 26: vipgate.lb.v1.DataPlaneTarget
-	(*SourceStatus)(nil),           // 27: vipgate.lb.v1.SourceStatus
-	(*VipStatus)(nil),              // 28: vipgate.lb.v1.VipStatus
-	(*StreamStatus)(nil),           // 29: vipgate.lb.v1.StreamStatus
-	(*TargetStatus)(nil),           // 30: vipgate.lb.v1.TargetStatus
-	(*WatcherStatus)(nil),          // 31: vipgate.lb.v1.WatcherStatus
-	(*durationpb.Duration)(nil),    // 32: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 33: google.protobuf.Timestamp
-	(*v1.Position)(nil),            // 34: vipgate.readiness.v1.Position
-	(*v1.VipReadiness)(nil),        // 35: vipgate.readiness.v1.VipReadiness
-	(*v1.VipAdvertisement)(nil),    // 36: vipgate.readiness.v1.VipAdvertisement
-	(*v1.FamilyConnectivity)(nil),  // 37: vipgate.readiness.v1.FamilyConnectivity
+	(*VipTransitions)(nil),         // 9: vipgate.lb.v1.VipTransitions
+	(*DrainTargetsRequest)(nil),    // 10: vipgate.lb.v1.DrainTargetsRequest
+	(*DrainTargetsResponse)(nil),   // 11: vipgate.lb.v1.DrainTargetsResponse
+	(*UndrainTargetsRequest)(nil),  // 12: vipgate.lb.v1.UndrainTargetsRequest
+	(*UndrainTargetsResponse)(nil), // 13: vipgate.lb.v1.UndrainTargetsResponse
+	(*GetStatusRequest)(nil),       // 14: vipgate.lb.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),      // 15: vipgate.lb.v1.GetStatusResponse
+	(*WatchStatusRequest)(nil),     // 16: vipgate.lb.v1.WatchStatusRequest
+	(*WatchStatusResponse)(nil),    // 17: vipgate.lb.v1.WatchStatusResponse
+	(*SetLogLevelRequest)(nil),     // 18: vipgate.lb.v1.SetLogLevelRequest
+	(*SetLogLevelResponse)(nil),    // 19: vipgate.lb.v1.SetLogLevelResponse
+	(*Condition)(nil),              // 20: vipgate.lb.v1.Condition
+	(*Status)(nil),                 // 21: vipgate.lb.v1.Status
+	(*DataPlaneStatus)(nil),        // 22: vipgate.lb.v1.DataPlaneStatus
+	(*DataPlaneHold)(nil),          // 23: vipgate.lb.v1.DataPlaneHold
+	(*DataPlaneProblem)(nil),       // 24: vipgate.lb.v1.DataPlaneProblem
+	(*DataPlaneDrift)(nil),         // 25: vipgate.lb.v1.DataPlaneDrift
+	(*DataPlaneStream)(nil),        // 26: vipgate.lb.v1.DataPlaneStream
+	(*DataPlaneTarget)(nil),        // 27: vipgate.lb.v1.DataPlaneTarget
+	(*SourceStatus)(nil),           // 28: vipgate.lb.v1.SourceStatus
+	(*VipStatus)(nil),              // 29: vipgate.lb.v1.VipStatus
+	(*StreamStatus)(nil),           // 30: vipgate.lb.v1.StreamStatus
+	(*TargetStatus)(nil),           // 31: vipgate.lb.v1.TargetStatus
+	(*WatcherStatus)(nil),          // 32: vipgate.lb.v1.WatcherStatus
+	(*durationpb.Duration)(nil),    // 33: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 34: google.protobuf.Timestamp
+	(v1.IpFamily)(0),               // 35: vipgate.readiness.v1.IpFamily
+	(v1.VipState)(0),               // 36: vipgate.readiness.v1.VipState
+	(v1.VipReason)(0),              // 37: vipgate.readiness.v1.VipReason
+	(*v1.Position)(nil),            // 38: vipgate.readiness.v1.Position
+	(*v1.VipReadiness)(nil),        // 39: vipgate.readiness.v1.VipReadiness
+	(*v1.VipAdvertisement)(nil),    // 40: vipgate.readiness.v1.VipAdvertisement
+	(*v1.FamilyConnectivity)(nil),  // 41: vipgate.readiness.v1.FamilyConnectivity
 }
 var file_vipgate_lb_v1_lb_proto_depIdxs = []int32{
-	32, // 0: vipgate.lb.v1.HoldRequest.duration:type_name -> google.protobuf.Duration
-	33, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
-	24, // 2: vipgate.lb.v1.ResumeResponse.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
-	24, // 3: vipgate.lb.v1.ReconcileResponse.mended:type_name -> vipgate.lb.v1.DataPlaneDrift
+	33, // 0: vipgate.lb.v1.HoldRequest.duration:type_name -> google.protobuf.Duration
+	34, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
+	25, // 2: vipgate.lb.v1.ResumeResponse.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
+	25, // 3: vipgate.lb.v1.ReconcileResponse.mended:type_name -> vipgate.lb.v1.DataPlaneDrift
 	8,  // 4: vipgate.lb.v1.ListEventsResponse.events:type_name -> vipgate.lb.v1.Event
-	33, // 5: vipgate.lb.v1.Event.time:type_name -> google.protobuf.Timestamp
-	32, // 6: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
-	33, // 7: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
-	20, // 8: vipgate.lb.v1.GetStatusResponse.status:type_name -> vipgate.lb.v1.Status
-	20, // 9: vipgate.lb.v1.WatchStatusResponse.status:type_name -> vipgate.lb.v1.Status
-	34, // 10: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
-	32, // 11: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
-	33, // 12: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	19, // 13: vipgate.lb.v1.Status.conditions:type_name -> vipgate.lb.v1.Condition
-	28, // 14: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
-	29, // 15: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
-	31, // 16: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
-	27, // 17: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
-	21, // 18: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
-	23, // 19: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.lb.v1.DataPlaneProblem
-	24, // 20: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
-	25, // 21: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
-	22, // 22: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
-	33, // 23: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
-	33, // 24: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
-	26, // 25: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
-	33, // 26: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
-	33, // 27: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
-	35, // 28: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	36, // 29: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
-	30, // 30: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
-	33, // 31: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
-	33, // 32: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
-	33, // 33: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
-	33, // 34: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
-	37, // 35: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
-	13, // 36: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.lb.v1.GetStatusRequest
-	15, // 37: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.lb.v1.WatchStatusRequest
-	17, // 38: vipgate.lb.v1.LBService.SetLogLevel:input_type -> vipgate.lb.v1.SetLogLevelRequest
-	9,  // 39: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
-	11, // 40: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
-	4,  // 41: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
-	0,  // 42: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
-	2,  // 43: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
-	6,  // 44: vipgate.lb.v1.LBService.ListEvents:input_type -> vipgate.lb.v1.ListEventsRequest
-	14, // 45: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.GetStatusResponse
-	16, // 46: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.WatchStatusResponse
-	18, // 47: vipgate.lb.v1.LBService.SetLogLevel:output_type -> vipgate.lb.v1.SetLogLevelResponse
-	10, // 48: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
-	12, // 49: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
-	5,  // 50: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.ReconcileResponse
-	1,  // 51: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
-	3,  // 52: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.ResumeResponse
-	7,  // 53: vipgate.lb.v1.LBService.ListEvents:output_type -> vipgate.lb.v1.ListEventsResponse
-	45, // [45:54] is the sub-list for method output_type
-	36, // [36:45] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	34, // 5: vipgate.lb.v1.Event.time:type_name -> google.protobuf.Timestamp
+	9,  // 6: vipgate.lb.v1.Event.transitions:type_name -> vipgate.lb.v1.VipTransitions
+	35, // 7: vipgate.lb.v1.VipTransitions.family:type_name -> vipgate.readiness.v1.IpFamily
+	36, // 8: vipgate.lb.v1.VipTransitions.from:type_name -> vipgate.readiness.v1.VipState
+	36, // 9: vipgate.lb.v1.VipTransitions.to:type_name -> vipgate.readiness.v1.VipState
+	37, // 10: vipgate.lb.v1.VipTransitions.reason:type_name -> vipgate.readiness.v1.VipReason
+	33, // 11: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
+	34, // 12: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
+	21, // 13: vipgate.lb.v1.GetStatusResponse.status:type_name -> vipgate.lb.v1.Status
+	21, // 14: vipgate.lb.v1.WatchStatusResponse.status:type_name -> vipgate.lb.v1.Status
+	38, // 15: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
+	33, // 16: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
+	34, // 17: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	20, // 18: vipgate.lb.v1.Status.conditions:type_name -> vipgate.lb.v1.Condition
+	29, // 19: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
+	30, // 20: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
+	32, // 21: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
+	28, // 22: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
+	22, // 23: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
+	24, // 24: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.lb.v1.DataPlaneProblem
+	25, // 25: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
+	26, // 26: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
+	23, // 27: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
+	34, // 28: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
+	34, // 29: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
+	27, // 30: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
+	34, // 31: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
+	34, // 32: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
+	39, // 33: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	40, // 34: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
+	31, // 35: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
+	34, // 36: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
+	34, // 37: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
+	34, // 38: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
+	34, // 39: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
+	41, // 40: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
+	14, // 41: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.lb.v1.GetStatusRequest
+	16, // 42: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.lb.v1.WatchStatusRequest
+	18, // 43: vipgate.lb.v1.LBService.SetLogLevel:input_type -> vipgate.lb.v1.SetLogLevelRequest
+	10, // 44: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
+	12, // 45: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
+	4,  // 46: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
+	0,  // 47: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
+	2,  // 48: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
+	6,  // 49: vipgate.lb.v1.LBService.ListEvents:input_type -> vipgate.lb.v1.ListEventsRequest
+	15, // 50: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.GetStatusResponse
+	17, // 51: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.WatchStatusResponse
+	19, // 52: vipgate.lb.v1.LBService.SetLogLevel:output_type -> vipgate.lb.v1.SetLogLevelResponse
+	11, // 53: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
+	13, // 54: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
+	5,  // 55: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.ReconcileResponse
+	1,  // 56: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
+	3,  // 57: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.ResumeResponse
+	7,  // 58: vipgate.lb.v1.LBService.ListEvents:output_type -> vipgate.lb.v1.ListEventsResponse
+	50, // [50:59] is the sub-list for method output_type
+	41, // [41:50] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_lb_v1_lb_proto_init() }
@@ -2619,7 +2759,7 @@ func file_vipgate_lb_v1_lb_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_lb_v1_lb_proto_rawDesc), len(file_vipgate_lb_v1_lb_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   32,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

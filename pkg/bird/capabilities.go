@@ -1,0 +1,32 @@
+package bird
+
+import "golang.org/x/sys/unix"
+
+// capabilities are what BIRD needs: routes of the kernel, sockets bound to an interface, and a
+// local port below 1024.
+var capabilities = []int{unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE, unix.CAP_NET_RAW}
+
+// secbitNoAmbient is SECBIT_NO_CAP_AMBIENT_RAISE (linux/securebits.h).
+const secbitNoAmbient = 1 << 6
+
+// ambientCapabilities returns those of BIRD's capabilities that this process has. BIRD inherits
+// them, unless its file has capabilities of its own. A BIRD that has one more than this process is
+// out of its reach: it is not dumpable, so TCP_NODELAY cannot be set on its sockets.
+func ambientCapabilities() []uintptr {
+	bits, err := unix.PrctlRetInt(unix.PR_GET_SECUREBITS, 0, 0, 0, 0)
+	if err != nil || bits&secbitNoAmbient != 0 {
+		return nil
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData // version 3 has two words for 64 capabilities
+	if unix.Capget(&header, &sets[0]) != nil {
+		return nil
+	}
+	var list []uintptr
+	for _, c := range capabilities {
+		if sets[c/32].Permitted&(1<<(c%32)) != 0 {
+			list = append(list, uintptr(c))
+		}
+	}
+	return list
+}

@@ -1,0 +1,162 @@
+package bird_test
+
+import (
+	"errors"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/announce"
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
+)
+
+// noDelays returns whether each TCP connection of a process has TCP_NODELAY, by its remote address.
+func noDelays(t *testing.T, pid int) map[netip.Addr]bool {
+	t.Helper()
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pidfd)
+	entries, err := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[netip.Addr]bool{}
+	for _, e := range entries {
+		n, err := strconv.Atoi(e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, err := unix.PidfdGetfd(pidfd, n, 0)
+		if err != nil {
+			continue // closed meanwhile
+		}
+		f := os.NewFile(uintptr(fd), e.Name())
+		value, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY)
+		peer, err2 := unix.Getpeername(fd)
+		_ = f.Close()
+		if errors.Join(err, err2) != nil {
+			continue // not TCP, or a listener
+		}
+		switch a := peer.(type) {
+		case *unix.SockaddrInet4:
+			found[netip.AddrFrom4(a.Addr)] = value != 0
+		case *unix.SockaddrInet6:
+			found[netip.AddrFrom16(a.Addr)] = value != 0
+		}
+	}
+	return found
+}
+
+func withNoDelay(names ...string) func(bird.State) bool {
+	return func(s bird.State) bool {
+		for _, g := range s.Gateways {
+			if !g.NoDelay || g.NoDelayProblem != "" {
+				return false
+			}
+		}
+		return up(names...)(s)
+	}
+}
+
+func TestNoDelay(t *testing.T) {
+	p, gw, _ := bothUp(t, routerConfig{})
+	// The loopback session is not touched: BIRD sends nothing but KEEPALIVEs there.
+	want := map[netip.Addr]bool{
+		gatewayAddress(vip.IPv4): true, gatewayAddress(vip.IPv6): true, bird.LoopbackAnnouncer: false,
+	}
+	check := func(when string) {
+		t.Helper()
+		s := p.await("TCP_NODELAY of both sessions "+when, withNoDelay("gateway-ipv4", "gateway-ipv6"))
+		await.True(t, "loopback session", func() bool { return p.Announcer.State().Load().Established })
+		if got := noDelays(t, s.PID); !maps.Equal(got, want) {
+			t.Errorf("%s: connections %v, want %v", when, got, want)
+		}
+	}
+	check("at the start")
+
+	gw.Command(`disable "trench4"`)
+	p.await("session lost", down("gateway-ipv4"))
+	if g := p.Gateway("gateway-ipv4"); g.NoDelay || g.NoDelayProblem != "" {
+		t.Errorf("a gateway without a session: %+v", g)
+	}
+	gw.Command(`enable "trench4"`)
+	check("after a session restart")
+
+	pid := p.State().Load().PID
+	kill(t, pid, syscall.SIGKILL)
+	p.await("another BIRD", func(s bird.State) bool { return s.Alive && s.PID != pid })
+	check("after a restart of BIRD")
+
+	if descriptors := noDelays(t, os.Getpid()); len(descriptors) > 1 {
+		t.Errorf("the frontend has more than its loopback connection: %v", descriptors)
+	}
+}
+
+// A BIRD whose file cannot be read is not dumpable, so that its parent may not touch its sockets.
+func TestNoDelayRefused(t *testing.T) {
+	const dropped = "-sys_ptrace,-dac_override,-dac_read_search" // which override that
+	if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_PTRACE, 0, 0, 0); err != nil || has == 1 {
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.CommandContext(t.Context(), "setpriv", "--bounding-set="+dropped, "--inh-caps="+dropped,
+			self, "-test.run=^TestNoDelayRefused$", "-test.v")
+		cmd.Env = append(os.Environ(), insideVariable+"=")
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS: TestNoDelayRefused") {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return
+	}
+	content, err := os.ReadFile(birdExecutable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/tmp", "vg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	file := filepath.Join(dir, "bird")
+	if err := errors.Join(os.WriteFile(file, content, 0o711), os.Chown(file, 65534, 65534)); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "ip", "link", "set", "lo", "up")
+	l := newLink(t, vip.IPv4)
+	gw := l.Router(routerConfig{})
+	p := newPod(t, l.Dev, func(o *bird.Options) { o.Executable = file })
+	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4)}, []vip.VIP{vip4})
+	p.Start()
+	for range 2 {
+		s := p.await("the reason", func(s bird.State) bool {
+			return up("gateway-ipv4")(s) && s.Gateways[0].NoDelayProblem != ""
+		})
+		if s.Gateways[0].NoDelay {
+			t.Errorf("%+v", s.Gateways[0])
+		}
+		p.Announce(announce.Announced, vip4)
+		await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip4) })
+		gw.Command(`disable "trench4"`)
+		p.await("session lost", down("gateway-ipv4"))
+		gw.Command(`enable "trench4"`)
+	}
+	const line = "TCP_NODELAY is not set on BIRD's sessions"
+	await.True(t, "a line in the log", func() bool { return strings.Contains(p.Log.String(), line) })
+	if log := p.Log.String(); strings.Count(log, line) != 1 {
+		t.Errorf("logged %d times", strings.Count(log, line))
+	}
+}

@@ -1,0 +1,275 @@
+package frontend
+
+import (
+	"iter"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/status"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+const (
+	maxEvents           = 1000 // that are kept for `frontend events`
+	maxEventsPerMessage = 256  // of WatchEvents
+	// maxEventVIPs bounds the VIPs of the events of many VIPs together, beyond the newest event: older
+	// events are discarded. 100 000 VIPs are 4 MB, and ten different decisions about 10 000 VIPs.
+	maxEventVIPs = 100_000
+)
+
+// event is a transition of a VIP, of many VIPs or of a gateway or, without any of them, of the
+// frontend itself.
+type event struct {
+	Sequence  uint64
+	Time      time.Time
+	VIP       vip.VIP
+	From, To  gate.Decision
+	Position  readiness.Position // of the load balancer
+	Detail    string
+	Gateway   string
+	GatewayUp bool
+	Bulk      *bulk // of many VIPs; nil: the event has one, or none
+}
+
+// transition is what some VIPs of one decision have in common.
+type transition struct {
+	family vip.Family
+	from   gate.Advertisement
+	to     gate.Decision
+	isNew  bool // the VIPs were not configured before, and are withdrawn
+}
+
+func transitionOf(ch gate.Change) transition {
+	return transition{
+		ch.VIP.Family(), ch.From.Advertisement, ch.To,
+		ch.From.Reason == gate.NotConfigured && ch.From.Advertisement == ch.To.Advertisement,
+	}
+}
+
+// changed reports whether the advertisement changed.
+func (t transition) changed() bool { return t.from != t.to.Advertisement }
+
+// notable reports whether it is an event: a VIP is new, or not only its reason changed.
+func (t transition) notable() bool { return t.changed() || t.isNew }
+
+// bulk is what a decision did to more than status.MaxSingle VIPs. It is immutable.
+type bulk struct {
+	*members
+	groups []group
+}
+
+// group are VIPs with the same transition.
+type group struct {
+	transition
+	count  int
+	detail string // of the first of them
+}
+
+// members are the VIPs of an event in ascending order. Events that follow one another share them if
+// they are the same, as when all VIPs are withdrawn and announced again.
+type members struct {
+	list   []member
+	events int // that have them and are kept
+}
+
+// member is a VIP and the index of its group.
+type member struct {
+	vip   vip.VIP
+	group uint16
+}
+
+func compareMembers(a, b member) int { return vip.Compare(a.vip, b.vip) }
+
+// of returns the group of v, nil if the event is not about v.
+func (b *bulk) of(v vip.VIP) *group {
+	if b == nil {
+		return nil
+	}
+	i, found := slices.BinarySearchFunc(b.list, member{vip: v}, compareMembers)
+	if !found {
+		return nil
+	}
+	return &b.groups[b.list[i].group]
+}
+
+// first returns the names of the first VIPs.
+func (b *bulk) first() (names []string) {
+	for _, m := range b.list[:min(len(b.list), status.MaxFirstVIPs)] {
+		names = append(names, m.vip.String())
+	}
+	return names
+}
+
+// transitions returns what happened in words, most VIPs first; with changed, not that of new VIPs
+// that are withdrawn.
+func (b *bulk) transitions(changed bool) (list []status.Transitions) {
+	for _, g := range b.groups {
+		if g.changed() || !changed {
+			list = append(list, status.Transitions{
+				Count: g.count, Family: g.family.String(), From: g.from.String(), To: g.to.Advertisement.String(),
+				Reason: g.to.Reason.String(), Detail: g.detail,
+			})
+		}
+	}
+	slices.SortStableFunc(list, status.LargestFirst)
+	return list
+}
+
+// events are the newest events.
+type events struct {
+	list   []event
+	last   uint64   // sequence number of the newest
+	vips   int      // of the members of all events
+	newest *members // of the newest event that has them
+}
+
+func (e *events) add(x event) {
+	e.last++
+	x.Sequence = e.last
+	e.list = append(e.list, x)
+	if x.Bulk != nil {
+		e.newest = x.Bulk.members
+		if e.newest.events++; e.newest.events == 1 {
+			e.vips += len(e.newest.list)
+		}
+	}
+	for len(e.list) > maxEvents || e.vips > maxEventVIPs && len(e.list) > 1 {
+		e.discardOldest()
+	}
+}
+
+func (e *events) discardOldest() {
+	if b := e.list[0].Bulk; b != nil {
+		if b.events--; b.events == 0 {
+			e.vips -= len(b.list)
+			if e.newest == b.members {
+				e.newest = nil
+			}
+		}
+	}
+	e.list[0] = event{} // the slice still has it
+	e.list = e.list[1:]
+}
+
+// members returns n members, those of the newest event if they are the same.
+func (e *events) members(n int, all iter.Seq[member]) *members {
+	if e.newest != nil && len(e.newest.list) == n {
+		i, same := 0, true
+		for m := range all {
+			if same = e.newest.list[i] == m; !same {
+				break
+			}
+			i++
+		}
+		if same {
+			return e.newest
+		}
+	}
+	m := &members{list: slices.AppendSeq(make([]member, 0, n), all)}
+	slices.SortFunc(m.list, compareMembers)
+	return m
+}
+
+// oldest is the sequence number of the oldest event that is kept.
+func (e *events) oldest() uint64 { return e.last - uint64(len(e.list)) + 1 }
+
+func (e *events) at(sequence uint64) event { return e.list[sequence-e.oldest()] }
+
+// tail returns the number before the newest n events that match; after if fewer do, or n is 0.
+func (e *events) tail(after uint64, n int, match func(event) bool) uint64 {
+	for at := e.last; at > after && at >= e.oldest(); at-- {
+		if match(e.at(at)) {
+			if n--; n == 0 {
+				return at - 1
+			}
+		}
+	}
+	return after
+}
+
+// page returns n matching events, up to which number they are complete, and how many are lost.
+func (e *events) page(after uint64, n int, match func(event) bool) (found []event, upTo, lost uint64) {
+	if first := e.oldest(); after+1 < first {
+		lost = first - 1 - after
+		after = first - 1
+	}
+	for upTo = after; upTo < e.last && len(found) < n; upTo++ {
+		if x := e.at(upTo + 1); match(x) {
+			found = append(found, x)
+		}
+	}
+	return found, upTo, lost
+}
+
+// about returns what matches the events of v, or all events if v is zero.
+func about(v vip.VIP) func(event) bool {
+	if v.IsZero() {
+		return func(event) bool { return true }
+	}
+	return func(e event) bool { return e.VIP == v || e.Bulk.of(v) != nil }
+}
+
+// eventsProto returns events as they were for v, or for all VIPs if v is zero.
+func eventsProto(events []event, v vip.VIP) []*frontendv1.Event {
+	list := make([]*frontendv1.Event, len(events))
+	for i, e := range events {
+		if g := e.Bulk.of(v); g != nil {
+			e.VIP, e.From.Advertisement, e.To, e.Detail = v, g.from, g.to, g.detail
+		}
+		p := &frontendv1.Event{
+			Time: timestamppb.New(e.Time), Sequence: e.Sequence, Vip: e.VIP.String(), Detail: e.Detail,
+			Gateway: e.Gateway, GatewayUp: e.GatewayUp, Position: e.Position.Proto(),
+		}
+		if !e.VIP.IsZero() {
+			p.From, p.To = advertisementProto(e.From.Advertisement), advertisementProto(e.To.Advertisement)
+			p.Reason = reasonProto(e.To.Reason)
+		}
+		if e.Bulk != nil {
+			e.Bulk.proto(p)
+		}
+		list[i] = p
+	}
+	return list
+}
+
+// proto adds what happened to all VIPs to an event, unless it is about one of them.
+func (b *bulk) proto(p *frontendv1.Event) {
+	p.VipCount = uint32(len(b.list))
+	if p.GetVip() != "" {
+		return
+	}
+	p.FirstVips = b.first()
+	p.Detail = status.DescribeVIPs(b.transitions(false), p.GetFirstVips(), len(b.list))
+	for _, g := range b.groups {
+		p.Transitions = append(p.Transitions, &frontendv1.VipTransitions{
+			Count: uint32(g.count), Family: familyProto(g.family), From: advertisementProto(g.from),
+			To: advertisementProto(g.to.Advertisement), Reason: reasonProto(g.to.Reason), Detail: g.detail,
+		})
+	}
+	slices.SortStableFunc(p.GetTransitions(), func(a, b *frontendv1.VipTransitions) int {
+		return int(b.GetCount()) - int(a.GetCount())
+	})
+	p.From, p.To, p.Reason = p.GetTransitions()[0].GetFrom(), p.GetTransitions()[0].GetTo(),
+		p.GetTransitions()[0].GetReason()
+	for _, t := range p.GetTransitions() {
+		if t.GetFrom() != p.GetFrom() {
+			p.From = readinessv1.Advertisement_ADVERTISEMENT_UNSPECIFIED
+		}
+		if t.GetTo() != p.GetTo() {
+			p.To = readinessv1.Advertisement_ADVERTISEMENT_UNSPECIFIED
+		}
+		if t.GetReason() != p.GetReason() {
+			p.Reason = readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_UNSPECIFIED
+		}
+	}
+}
+
+func familyProto(f vip.Family) readinessv1.IpFamily {
+	return readinessv1.IpFamily_IP_FAMILY_IPV4 + readinessv1.IpFamily(f)
+}

@@ -1,0 +1,260 @@
+package frontend
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/status"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// vipState is the state of one VIP.
+type vipState struct {
+	Decision  gate.Decision
+	Reported  bool                   // the readiness source reports the VIP
+	Since     time.Time              // of the advertisement
+	Readiness readiness.VIPReadiness // while Reported
+}
+
+// configured reports whether the VIP is in the attractor.
+func (st *vipState) configured() bool { return st.Decision.Reason != gate.NotConfigured }
+
+// state is the state of all VIPs and the events, for readers that must not block the controller.
+type state struct {
+	mu      sync.RWMutex
+	vips    vip.Table[vipState]
+	events  events
+	changed *latest.Value[uint64]
+}
+
+// reported is the part of an update of the readiness source that is about VIPs.
+type reportedVIPs struct {
+	changed  []readiness.VIPReadiness // must not be modified
+	removed  []vip.VIP
+	complete bool // no other VIP is reported
+}
+
+func (s *state) applyReadiness(updates []reportedVIPs) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	unreported := false
+	for _, u := range updates {
+		if u.complete {
+			for _, st := range s.vips.All() {
+				st.Reported, st.Readiness = false, readiness.VIPReadiness{}
+			}
+		}
+		s.vips.Add(func(yield func(vip.VIP) bool) {
+			for i := range u.changed {
+				if !yield(u.changed[i].VIP) {
+					return
+				}
+			}
+		})
+		// The cost of a delta is that of its VIPs, not of all VIPs: it is paid with every decision.
+		for i := range u.changed {
+			st := s.vips.Next(u.changed[i].VIP)
+			st.Reported, st.Readiness = true, u.changed[i]
+		}
+		for _, v := range u.removed {
+			if st := s.vips.Next(v); st != nil {
+				st.Reported, st.Readiness = false, readiness.VIPReadiness{}
+			}
+		}
+		unreported = unreported || u.complete || len(u.removed) > 0
+	}
+	if unreported {
+		s.discardUnknown()
+	}
+}
+
+// discardUnknown discards VIPs that neither the attractor nor the readiness source has.
+func (s *state) discardUnknown() {
+	s.vips.DeleteFunc(func(_ vip.VIP, st *vipState) bool { return !st.configured() && !st.Reported })
+}
+
+// causes explain decisions.
+type causes struct {
+	reason func(gate.Reason, vip.Family) string // cause of a reason for VIPs of a family, or ""
+	shared func(vip.Family) string              // added for VIPs that are not announced, or ""
+}
+
+// outcome is what a batch of decisions did.
+type outcome struct {
+	tally   status.Tally[transition]
+	changes []event // of advertisements: all, or none if there are too many for a line each
+	bulk    *bulk   // nil: each VIP has its event
+}
+
+// changed returns the number of VIPs whose advertisement changed.
+func (o *outcome) changed() (n int) {
+	for _, t := range o.tally.List() {
+		if t.Transition.changed() {
+			n += t.Count
+		}
+	}
+	return n
+}
+
+// applyDecisions applies a batch and adds its events. With each, all changes are returned.
+func (s *state) applyDecisions(d decisions, c causes, each bool) (out outcome) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.vips.Add(func(yield func(vip.VIP) bool) {
+		for i := range d.Changes {
+			if !yield(d.Changes[i].VIP) {
+				return
+			}
+		}
+	})
+	removed := false
+	for _, ch := range d.Changes {
+		st := s.vips.Next(ch.VIP)
+		if st.Since.IsZero() || ch.From.Advertisement != ch.To.Advertisement {
+			st.Since = d.At
+		}
+		st.Decision = ch.To
+		removed = removed || !st.configured()
+		out.tally.Add(transitionOf(ch))
+	}
+	changed, notable := out.changed(), 0
+	for _, t := range out.tally.List() {
+		if t.Transition.notable() {
+			notable += t.Count
+		}
+	}
+	detail := s.details(c)
+	if notable > status.MaxSingle {
+		out.bulk = s.bulk(d, out.tally.List(), notable, detail)
+		s.events.add(event{Time: d.At, Position: d.Position, Bulk: out.bulk})
+	}
+	each = each || changed <= status.MaxSingle
+	if out.bulk == nil || changed > 0 && each {
+		for _, ch := range d.Changes {
+			t := transitionOf(ch)
+			if !t.notable() {
+				continue
+			}
+			e := event{
+				Time: d.At, VIP: ch.VIP, From: ch.From, To: ch.To, Position: d.Position, Detail: detail(ch),
+			}
+			if out.bulk == nil {
+				s.events.add(e)
+			}
+			if t.changed() {
+				out.changes = append(out.changes, e)
+			}
+		}
+	}
+	if removed {
+		s.discardUnknown()
+	}
+	return out
+}
+
+// bulk returns the event of a batch of which n changes are events.
+func (s *state) bulk(d decisions, tally []status.Tallied[transition], n int, detail func(gate.Change) string) *bulk {
+	b := &bulk{}
+	groups := make(map[transition]uint16, len(tally))
+	for _, t := range tally {
+		if t.Transition.notable() {
+			groups[t.Transition] = uint16(len(b.groups))
+			b.groups = append(b.groups, group{transition: t.Transition, count: t.Count})
+		}
+	}
+	var last transition
+	var index uint16
+	known := make([]bool, len(b.groups))
+	b.members = s.events.members(n, func(yield func(member) bool) {
+		for _, ch := range d.Changes {
+			t := transitionOf(ch)
+			if !t.notable() {
+				continue
+			}
+			if t != last || !known[index] {
+				last, index = t, groups[t]
+			}
+			if !known[index] {
+				known[index], b.groups[index].detail = true, detail(ch)
+			}
+			if !yield(member{ch.VIP, index}) {
+				return
+			}
+		}
+	})
+	return b
+}
+
+// details returns a function that explains changes of one batch.
+func (s *state) details(c causes) func(gate.Change) string {
+	// The detail is computed once for each reason and family of a batch, which may have many VIPs.
+	type cause struct {
+		reason gate.Reason
+		family vip.Family
+	}
+	known := map[cause]string{}
+	var shared [len(vip.Families)]string
+	for _, f := range vip.Families {
+		shared[f] = c.shared(f)
+	}
+	return func(ch gate.Change) (detail string) {
+		if ch.To.Reason == gate.LBNotReady || ch.To.Reason == gate.LBDraining {
+			detail = s.vips.Next(ch.VIP).Readiness.Detail
+		}
+		if detail == "" {
+			c0 := cause{ch.To.Reason, ch.VIP.Family()}
+			if _, asked := known[c0]; !asked {
+				known[c0] = c.reason(c0.reason, c0.family)
+			}
+			detail = known[c0]
+		}
+		if more := shared[ch.VIP.Family()]; more != "" && ch.To.Advertisement != gate.Announced {
+			detail = strings.TrimPrefix(detail+"; "+more, "; ")
+		}
+		return detail
+	}
+}
+
+// advertised returns the number of advertised VIPs.
+func (s *state) advertised() int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	n := 0
+	for _, st := range s.vips.All() {
+		if st.Decision.Advertisement != gate.Withdrawn {
+			n++
+		}
+	}
+	return n
+}
+
+// serves reports whether a VIP is advertised, and whether it is in the attractor.
+func (s *state) serves(v vip.VIP) (advertised, configured bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	st := s.vips.Get(v)
+	if st == nil || !st.configured() {
+		return false, false
+	}
+	return st.Decision.Advertisement != gate.Withdrawn, true
+}
+
+// metrics returns the VIPs of the attractor at a scrape.
+func (s *state) metrics() []metrics.VIP {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	list := make([]metrics.VIP, 0, s.vips.Len())
+	for v, st := range s.vips.All() {
+		if st.configured() {
+			list = append(list, metrics.VIP{
+				VIP: v, State: st.Decision.Advertisement.String(), Reason: st.Decision.Reason.String(),
+			})
+		}
+	}
+	return list
+}

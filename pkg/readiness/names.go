@@ -1,0 +1,110 @@
+package readiness
+
+import (
+	"fmt"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// nameTable holds the VIPs that a watch has named, by their canonical text. It finds the VIP of a
+// name, checks that a revision names each VIP once, and counts the VIPs of the watch's state: one
+// lookup for each name, and no allocation for a name that is known.
+type nameTable struct {
+	index map[string]int32 // of the canonical text, in names
+	names []name
+
+	revision uint64 // that is staged
+	stage    uint64 // counts the revisions that were staged
+	snapshot uint64 // stage of the newest snapshot: earlier names are not in the state
+	staged   int    // VIPs that the current stage names
+	live     int    // VIPs in the state
+}
+
+// name is a VIP that a watch has named.
+type name struct {
+	vip     vip.VIP
+	stage   uint64 // newest stage that names it
+	removed bool   // by that stage
+}
+
+// begin starts to stage a revision.
+func (t *nameTable) begin(revision uint64, snapshot bool) {
+	t.revision = revision
+	t.stage++
+	t.staged = 0
+	if snapshot {
+		t.snapshot, t.live = t.stage, 0
+	}
+}
+
+// name returns the VIP of a text that the current stage names, at most once.
+func (t *nameTable) name(text string, removed bool) (vip.VIP, error) {
+	i, known := t.index[text]
+	if !known {
+		v, err := vip.Parse(text)
+		if err != nil {
+			return v, err
+		}
+		i = t.insert(v)
+	}
+	n := &t.names[i]
+	switch {
+	case n.stage == t.stage:
+		return n.vip, fmt.Errorf("VIP %s is named twice in revision %d", n.vip, t.revision)
+	case t.staged >= MaxVIPs:
+		return n.vip, fmt.Errorf("revision %d names more than %d VIPs", t.revision, MaxVIPs)
+	}
+	switch was := n.isLive(t.snapshot); {
+	case was && removed:
+		t.live--
+	case !was && !removed:
+		t.live++
+	}
+	n.stage, n.removed = t.stage, removed
+	t.staged++
+	return n.vip, nil
+}
+
+// insert returns the index of a VIP that was not found by the text that names it: that text may
+// not be the canonical one.
+func (t *nameTable) insert(v vip.VIP) int32 {
+	text := v.String()
+	if i, known := t.index[text]; known {
+		return i
+	}
+	if t.index == nil {
+		t.index = make(map[string]int32)
+	}
+	i := int32(len(t.names))
+	t.index[text] = i
+	t.names = append(t.names, name{vip: v})
+	return i
+}
+
+// isLive reports whether the VIP is in the state that began with a snapshot.
+func (n *name) isLive(snapshot uint64) bool { return n.stage >= snapshot && n.stage > 0 && !n.removed }
+
+// nameSlack is the number of names that the table may hold beyond twice the VIPs of the state.
+const nameSlack = 1024
+
+// compact discards the names of VIPs that left the state once they are more than half of the table,
+// so that its size stays of the order of the state at a constant cost per name.
+func (t *nameTable) compact() {
+	if len(t.names) <= 2*t.live+nameSlack {
+		return
+	}
+	kept := nameTable{
+		index: make(map[string]int32, t.live), names: make([]name, 0, t.live),
+		revision: t.revision, stage: t.stage, snapshot: t.snapshot, staged: t.staged, live: t.live,
+	}
+	for text, i := range t.index {
+		if n := t.names[i]; n.isLive(t.snapshot) {
+			kept.index[text] = int32(len(kept.names))
+			kept.names = append(kept.names, n)
+		}
+	}
+	*t = kept
+}
+
+// size returns the number of names in the table.
+func (t *nameTable) size() int { return len(t.names) }

@@ -1,0 +1,93 @@
+package vip
+
+import (
+	"iter"
+	"slices"
+)
+
+// Table holds a value for each of its VIPs, in the order of [Compare]. A batch in that order is
+// found and added at a cost near that of a walk over a slice: batches are. The zero Table is empty
+// and ready for use. It must not be copied, and is not safe for concurrent use.
+type Table[T any] struct {
+	entries []tableEntry[T]
+	next    int // where the VIP after the last one that was found is expected
+}
+
+type tableEntry[T any] struct {
+	vip   VIP
+	value T
+}
+
+// Len returns the number of VIPs.
+func (t *Table[T]) Len() int { return len(t.entries) }
+
+// Get returns the value of v, nil if the table does not have v. The pointer is valid until the
+// table gets or loses a VIP. Calls of Get may be concurrent.
+func (t *Table[T]) Get(v VIP) *T {
+	if i, found := t.search(v); found {
+		return &t.entries[i].value
+	}
+	return nil
+}
+
+// Next is Get for VIPs that are asked for in ascending order, without a search for each of them.
+// Its calls must not be concurrent.
+func (t *Table[T]) Next(v VIP) *T {
+	// One VIP may be left out between two.
+	for i := t.next; i < min(t.next+2, len(t.entries)); i++ {
+		if t.entries[i].vip == v {
+			t.next = i + 1
+			return &t.entries[i].value
+		}
+	}
+	if i, found := t.search(v); found {
+		t.next = i + 1
+		return &t.entries[i].value
+	}
+	return nil
+}
+
+func (t *Table[T]) search(v VIP) (int, bool) {
+	return slices.BinarySearchFunc(t.entries, v, func(e tableEntry[T], v VIP) int { return Compare(e.vip, v) })
+}
+
+// Add adds the VIPs that the table does not have, with the zero value. It walks over them twice.
+func (t *Table[T]) Add(vips iter.Seq[VIP]) {
+	missing := 0
+	t.next = 0
+	for v := range vips {
+		if t.Next(v) == nil {
+			missing++
+		}
+	}
+	if missing == 0 {
+		return
+	}
+	old := Table[T]{entries: t.entries}
+	t.entries = slices.Grow(t.entries, missing)
+	for v := range vips {
+		if old.Next(v) == nil {
+			t.entries = append(t.entries, tableEntry[T]{vip: v})
+		}
+	}
+	slices.SortFunc(t.entries, func(a, b tableEntry[T]) int { return Compare(a.vip, b.vip) })
+	t.entries = slices.CompactFunc(t.entries, func(a, b tableEntry[T]) bool { return a.vip == b.vip })
+	t.next = 0
+}
+
+// DeleteFunc removes the VIPs for which remove returns true.
+func (t *Table[T]) DeleteFunc(remove func(VIP, *T) bool) {
+	t.entries = slices.DeleteFunc(t.entries, func(e tableEntry[T]) bool { return remove(e.vip, &e.value) })
+	t.next = 0
+}
+
+// All returns the VIPs in ascending order with their values, which may be modified.
+func (t *Table[T]) All() iter.Seq2[VIP, *T] {
+	return func(yield func(VIP, *T) bool) {
+		for i := range t.entries {
+			if e := &t.entries[i]; !yield(e.vip, &e.value) {
+				return
+			}
+		}
+	}
+}
