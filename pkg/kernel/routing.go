@@ -306,13 +306,22 @@ func (p *reconciler) removeLeftovers() (more bool, err error) {
 	return more, nil
 }
 
-// filterVIPs returns the desired VIPs for which ok holds, in a new set.
+// filterVIPs returns the desired VIPs for which ok holds, in a set that is not modified: the desired
+// one if it holds for all.
 func filterVIPs(desired *vip.Set, ok func(vip.VIP) bool) vip.Set {
 	if desired == nil {
 		return vip.Set{}
 	}
-	chosen := maps.Clone(*desired)
-	maps.DeleteFunc(chosen, func(v vip.VIP, _ struct{}) bool { return !ok(v) })
+	chosen := *desired
+	for v := range *desired {
+		if ok(v) {
+			continue
+		}
+		if len(chosen) == len(*desired) {
+			chosen = maps.Clone(chosen)
+		}
+		delete(chosen, v)
+	}
 	return chosen
 }
 

@@ -28,11 +28,15 @@ func compareSpans(a, b span) int {
 // disjoint returns, in order, the ranges of a family's VIPs that are in no other: an interval set
 // refuses overlaps. Adjacent ranges stay separate: adding a VIP never rewrites another one's range.
 func disjoint(vips vip.Set, family vip.Family) []span {
-	var out []span
-	for _, v := range vips.Sorted() { // wider ones first
-		if v.Family() != family || v.IsZero() {
-			continue
+	sorted := make([]vip.VIP, 0, len(vips))
+	for v := range vips {
+		if v.Family() == family && !v.IsZero() {
+			sorted = append(sorted, v)
 		}
+	}
+	slices.SortFunc(sorted, vip.Compare) // wider ones first
+	out := make([]span, 0, len(sorted))
+	for _, v := range sorted {
 		if s := spanOf(v.Prefix()); len(out) == 0 || !out[len(out)-1].covers(s) {
 			out = append(out, s)
 		}
