@@ -367,6 +367,15 @@ func (e *engine) readBack(plans []*streamChange) error {
 	return nil
 }
 
+// readWritten reads what was written of a stream. What only another process can have changed since it
+// was read is read again when the kernel reports the change.
+func (e *engine) readWritten(p *streamChange) (*plan.KernelStream, error) {
+	if w := p.add.Streams; !p.Remove && len(w) == 1 && fwstate.ElementsOnly(w[0]) {
+		return e.kernel.ReadTables(w[0].Observed)
+	}
+	return e.kernel.ReadStream(p.Name)
+}
+
 func (e *engine) readTouched(plans []*streamChange) error {
 	var numbers []uint32
 	vips := 0
@@ -379,7 +388,7 @@ func (e *engine) readTouched(plans []*streamChange) error {
 		if !p.Write && !p.Remove {
 			continue
 		}
-		s, err := e.kernel.ReadStream(p.Name)
+		s, err := e.readWritten(p)
 		if err != nil {
 			return fmt.Errorf("read stream %s back: %w", p.Name, err)
 		}

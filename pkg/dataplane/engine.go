@@ -19,6 +19,7 @@ type kernelConn interface {
 	Read(numbers []uint32) (*plan.KernelState, error)
 	ReadBase() (base bool, problem string, err error)
 	ReadStream(name string) (*plan.KernelStream, error)
+	ReadTables(known *plan.KernelStream) (*plan.KernelStream, error)
 	ReadTargets(numbers []uint32) (map[uint32]*plan.KernelTarget, error)
 	ReadVIPs() (map[vip.VIP]string, error)
 	ReadRoutes(numbers []uint32) (map[uint32]*plan.KernelTarget, error)
@@ -55,6 +56,10 @@ type streamRecord struct {
 	drift    []Drift
 	state    *StreamState
 	problems []Problem
+	// unreachable has why addresses cannot be reached in the network reachedIn, which is nil after
+	// the targets changed.
+	unreachable map[netip.Addr]string
+	reachedIn   *plan.Network
 }
 
 // parts are parts of the kernel state.
@@ -144,7 +149,7 @@ func (e *engine) record(stream string) *streamRecord {
 func (e *engine) keepTarget(t plan.InstalledTarget) {
 	e.targets[t.FWMark] = t
 	m := e.record(t.Stream)
-	m.targets[t.Name], m.stale = t, true
+	m.targets[t.Name], m.stale, m.reachedIn = t, true, nil
 }
 
 func (e *engine) keepStream(s plan.InstalledStream) {
@@ -159,7 +164,7 @@ func (e *engine) dropTarget(t plan.InstalledTarget) {
 	if m.targets[t.Name].FWMark == t.FWMark {
 		delete(m.targets, t.Name)
 	}
-	m.stale = true
+	m.stale, m.reachedIn = true, nil
 }
 
 // any reports whether a condition holds for a stream.
@@ -240,7 +245,7 @@ func (e *engine) planDirty(now time.Time) (changes []*streamChange) {
 				Remedy: "inspect it with: nft list table inet " + TableName + "; then remove it, or rename the stream",
 				VIPs:   in.VIPs,
 			}}
-			m.desired, m.dirty = in.Desired, false
+			m.desired, m.dirty, m.reachedIn = in.Desired, false, nil
 			continue
 		}
 		p := plan.ForStream(in)
@@ -258,7 +263,7 @@ func (e *engine) planDirty(now time.Time) (changes []*streamChange) {
 func (e *engine) markPlanned(p *plan.StreamPlan) {
 	m, is := e.streams[p.Name], e.desired.Streams[p.Name]
 	m.stale = m.stale || is != nil && (m.desired == nil || m.desired.RouteAll != is.RouteAll)
-	m.desired, m.requests, m.dirty = is, p.Requests, false
+	m.desired, m.requests, m.dirty, m.reachedIn = is, p.Requests, false, nil
 }
 
 // assignVIPs assigns VIPs to streams and marks the streams that gain or lose some.

@@ -139,6 +139,16 @@ func (k *modelKernel) ReadUnmatched([]string) (map[string]uint64, error) { retur
 
 func (k *modelKernel) ReadVIPs() (map[vip.VIP]string, error) { return maps.Clone(k.VIPs), nil }
 
+func (k *modelKernel) ReadTables(known *plan.KernelStream) (*plan.KernelStream, error) {
+	s, err := k.ReadStream(known.Name)
+	if s != nil {
+		x := *known
+		x.Tables, x.Match = s.Tables, s.Match
+		s = &x
+	}
+	return s, err
+}
+
 // Write refuses what the real one does: verdicts that lead nowhere, chains in use.
 func (k *modelKernel) Write(c plan.Change) error {
 	k.act()

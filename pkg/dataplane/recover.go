@@ -134,6 +134,7 @@ func (e *engine) adoptFWMark(stream string, w Target) (adopted bool) {
 			continue
 		}
 		delete(unknown.targets, t.Name)
+		unknown.reachedIn = nil
 		t.Stream, t.Name, t.Stage = stream, w.Name, plan.StagePending
 		e.keepTarget(t)
 		e.streams[stream].requests[t.Name] = plan.RequestOf(t, nil)

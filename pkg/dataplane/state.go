@@ -62,6 +62,25 @@ func (m *streamRecord) addresses(yield func(netip.Addr) bool) {
 	}
 }
 
+// unreachableIn returns the addresses that cannot be reached in a network, with the reasons. They are
+// looked up again only when the network or the targets changed: with a thousand targets that took as
+// long as the rest of the state.
+func (m *streamRecord) unreachableIn(n *plan.Network) map[netip.Addr]string {
+	if m.reachedIn == n {
+		return m.unreachable
+	}
+	m.unreachable, m.reachedIn = nil, n
+	for a := range m.addresses {
+		if why := n.UnreachableReason(a); why != "" {
+			if m.unreachable == nil {
+				m.unreachable = map[netip.Addr]string{}
+			}
+			m.unreachable[a] = why
+		}
+	}
+	return m.unreachable
+}
+
 // describe fills in the confirmed state.
 func (e *engine) describe(s *State) {
 	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
@@ -69,11 +88,7 @@ func (e *engine) describe(s *State) {
 		if m.state != nil {
 			s.Streams[name] = m.state
 		}
-		for a := range m.addresses {
-			if why := e.network.UnreachableReason(a); why != "" {
-				s.Unreachable[a] = why
-			}
-		}
+		maps.Copy(s.Unreachable, m.unreachableIn(e.network))
 		s.Problems = append(s.Problems, m.problems...)
 		r := m.installed
 		if r == nil || r.Stage == plan.StageRemoving || e.observed.Problem != "" || m.fault.ChainMissing {

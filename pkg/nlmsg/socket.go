@@ -231,16 +231,25 @@ func (s *Socket) exchange(m *Messages, each func(i int, kind, flags uint16, data
 	}
 }
 
-// Discard empties the receive queue and reports whether it had anything.
-func (s *Socket) Discard() (anything bool, err error) {
+// Discard empties the receive queue of notifications. It reports whether it had anything, and whether
+// some of it was about changes through another socket than that with the port own, or was lost.
+func (s *Socket) Discard(own uint32) (anything, foreign bool, err error) {
 	for {
-		switch _, err := s.receive(unix.MSG_DONTWAIT); {
+		b, err := s.receive(unix.MSG_DONTWAIT)
+		switch {
 		case errors.Is(err, unix.EAGAIN):
-			return anything, nil
-		case err != nil && !errors.Is(err, unix.ENOBUFS): // the queue overflowed
-			return anything, err
+			return anything, foreign, nil
+		case errors.Is(err, unix.ENOBUFS): // the queue overflowed
+			foreign = true
+		case err != nil:
+			return anything, foreign, err
 		}
 		anything = true
+		for len(b) >= headerLength {
+			length := int(binary.NativeEndian.Uint32(b))
+			foreign = foreign || length < headerLength || binary.NativeEndian.Uint32(b[12:]) != own
+			b = b[min(Align(max(length, headerLength)), len(b)):]
+		}
 	}
 }
 

@@ -36,21 +36,26 @@ const (
 	fieldNanos   = protowire.Number(2)
 )
 
-// codec is gRPC's protobuf codec, extended by the two Go types of this package for a message of a
-// watch. The bytes on the wire are the same.
+// codec is gRPC's protobuf codec, extended by the Go types of this package for the messages of a
+// watch and of a report. The bytes on the wire are the same.
 type codec struct{ encoding.CodecV2 }
+
+// marshaler is a message of this package.
+type marshaler interface {
+	marshal() (mem.BufferSlice, error)
+}
 
 func newCodec() codec { return codec{encoding.GetCodecV2(protocodec.Name)} }
 
 // Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
-	if m, ok := v.(*watchMessage); ok {
+	if m, ok := v.(marshaler); ok {
 		return m.marshal()
 	}
 	return c.CodecV2.Marshal(v)
 }
 
-// received is a message of a watch as it was received. Its buffer is used again.
+// received is a message of a watch or a report as it was received. Its buffer is used again.
 type received []byte
 
 // Unmarshal implements encoding.CodecV2. gRPC takes data back when it returns.

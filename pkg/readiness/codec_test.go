@@ -2,6 +2,8 @@ package readiness
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +23,7 @@ type failer interface {
 }
 
 // encoded returns a message in wire format, as gRPC sends it.
-func encoded(t failer, m *watchMessage) []byte {
+func encoded(t failer, m marshaler) []byte {
 	t.Helper()
 	parts, err := newCodec().Marshal(m)
 	if err != nil {
@@ -248,5 +250,108 @@ func TestSendingAllocatesNoVIPs(t *testing.T) {
 	}
 	if n := allocations(vipsPerPart); n > 2 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestReportsMatchProtobuf compares a report that is sent and received with the protobuf library.
+func TestReportsMatchProtobuf(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		want := ReportDelta{Applied: Position{"i", rapid.Uint64().Draw(r, "revision")}}
+		for i := range rapid.IntRange(0, 3).Draw(r, "vips") {
+			x := ReportedVIP{VIP: numbered(i), VIPReport: VIPReport{
+				Advertisement: readinessv1.Advertisement(rapid.IntRange(1, 3).Draw(r, "advertisement")),
+				Reason:        readinessv1.AdvertisementReason(rapid.IntRange(0, 12).Draw(r, "reason")),
+				Unconfirmed:   rapid.Bool().Draw(r, "unconfirmed"),
+			}}
+			want.VIPs = append(want.VIPs, x)
+		}
+		if rapid.Bool().Draw(r, "families") {
+			want.Families = map[vip.Family]bool{vip.IPv4: rapid.Bool().Draw(r, "up"), vip.IPv6: true}
+		}
+		for m := range want.messages("w") {
+			sent := encoded(r, m)
+			var library readinessv1.ReportAdvertisementRequest
+			if err := proto.Unmarshal(sent, &library); err != nil || len(library.GetVips()) != len(want.VIPs) {
+				r.Fatalf("%+v was encoded as %v, %v", want, &library, err)
+			}
+			for i, x := range want.VIPs {
+				if v := library.GetVips()[i]; v.GetVip() != x.VIP.String() || v.GetAdvertisement() != x.Advertisement ||
+					v.GetReason() != x.Reason || v.GetUnconfirmed() != x.Unconfirmed {
+					r.Fatalf("%+v was encoded as %v", x, v)
+				}
+			}
+			again, err := proto.Marshal(&library)
+			if err != nil {
+				r.Fatal(err)
+			}
+			for _, data := range [][]byte{sent, again} {
+				watchID, got, complete, err := decodeReport(data)
+				if err != nil || watchID != "w" || !complete || got.Applied != want.Applied ||
+					!slices.Equal(got.VIPs, want.VIPs) || !maps.Equal(got.Families, want.Families) {
+					r.Fatalf("got %+v, %v, want %+v", got, err, want)
+				}
+			}
+		}
+	})
+}
+
+// FuzzReport decodes arbitrary bytes: what is accepted, the protobuf library accepts, too.
+func FuzzReport(f *testing.F) {
+	for _, m := range []*readinessv1.ReportAdvertisementRequest{reportOf("w", v1, announced), {}} {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		watchID, d, complete, err := decodeReport(data)
+		if err != nil {
+			return
+		}
+		var m readinessv1.ReportAdvertisementRequest
+		if err := proto.Unmarshal(data, &m); err != nil {
+			t.Fatalf("the library rejects what was accepted: %v", err)
+		}
+		if m.GetWatchId() != watchID || len(m.GetVips()) != len(d.VIPs) || (m.GetApplied() != nil) != complete {
+			t.Fatalf("got %+v, want %v", d, &m)
+		}
+		for i, r := range d.VIPs {
+			if v, err := vip.Parse(m.GetVips()[i].GetVip()); err != nil || v != r.VIP ||
+				m.GetVips()[i].GetAdvertisement() != r.Advertisement {
+				t.Fatalf("got %+v, want %v", r, m.GetVips()[i])
+			}
+		}
+	})
+}
+
+func TestFullReportIsOrdered(t *testing.T) {
+	q := newReportQueue()
+	for i := range 100 {
+		q.report(ReportDelta{VIPs: []ReportedVIP{{VIP: numbered((i * 37) % 100)}}})
+	}
+	r := q.attach()
+	d, ok, _ := q.take(r)
+	if !ok || len(d.VIPs) != 100 ||
+		!slices.IsSortedFunc(d.VIPs, func(a, b ReportedVIP) int { return vip.Compare(a.VIP, b.VIP) }) {
+		t.Fatalf("the full report is %+v", d.VIPs)
+	}
+	// Changes keep the order of the reports, each VIP once with its newest value.
+	q.report(ReportDelta{VIPs: []ReportedVIP{{VIP: numbered(7)}, {VIP: numbered(3)}}})
+	q.report(ReportDelta{VIPs: []ReportedVIP{{numbered(7), VIPReport{Unconfirmed: true}}}, Removed: []vip.VIP{numbered(3)}})
+	if d, _, _ = q.take(r); len(d.VIPs) != 2 || d.VIPs[0] != (ReportedVIP{numbered(7), VIPReport{Unconfirmed: true}}) ||
+		d.VIPs[1].VIP != numbered(3) || d.VIPs[1].Advertisement != withdrawn {
+		t.Fatalf("the changes are %+v", d.VIPs)
+	}
+	q.resend(r)
+	if d, _, _ = q.take(r); len(d.VIPs) != 99 || len(q.vips) != 99 {
+		t.Fatalf("%d VIPs after a removal", len(d.VIPs))
+	}
+	// A VIP that is removed without a reporter is not reported.
+	q.report(ReportDelta{Removed: []vip.VIP{numbered(5)}})
+	q.detach(r)
+	q.report(ReportDelta{Removed: []vip.VIP{numbered(6)}})
+	if d, _, _ = q.take(q.attach()); len(d.VIPs) != 97 || len(q.vips) != 97 {
+		t.Fatalf("%d VIPs, %d are kept", len(d.VIPs), len(q.vips))
 	}
 }

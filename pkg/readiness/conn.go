@@ -258,14 +258,14 @@ func (c *watchConn) sendReports(ctx context.Context, client readinessv1.Readines
 		}
 		if ok && stream == nil {
 			var err error
-			if stream, err = client.ReportAdvertisement(ctx); err != nil {
+			if stream, err = client.ReportAdvertisement(ctx, grpc.ForceCodecV2(newCodec())); err != nil {
 				return err
 			}
 			receiver.Go(func() { ended <- stream.RecvMsg(new(readinessv1.ReportAdvertisementResponse)) })
 		}
 		if ok {
-			for _, m := range p.messages(watchID) {
-				if stream.Send(m) != nil { // the error is that of RecvMsg
+			for m := range p.messages(watchID) {
+				if stream.SendMsg(m) != nil { // the error is that of RecvMsg
 					return cmp.Or(<-ended, errReportEnded)
 				}
 			}

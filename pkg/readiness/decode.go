@@ -229,10 +229,10 @@ const leastVIPBytes = 16
 // growStaged returns staged with room for more VIPs. It grows in few steps, the last of which is
 // the number of VIPs that the watch knows: a decision about all of them is common.
 func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
-	need := len(staged) + more
+	need := len(staged) + more // an estimate
 	size := max(need, 4*cap(staged))
-	if need <= known {
-		size = min(size, known)
+	if need-need/8 <= known {
+		size = min(size, max(need, known))
 	}
 	return append(make([]VIPReadiness, 0, size), staged...)
 }

@@ -71,6 +71,12 @@ type VIPReport struct {
 	Unconfirmed bool
 }
 
+// ReportedVIP is a VIP with the frontend's report of it.
+type ReportedVIP struct {
+	VIP vip.VIP
+	VIPReport
+}
+
 // Role is the authorization of a peer on the readiness socket.
 type Role uint8
 

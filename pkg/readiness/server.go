@@ -68,7 +68,7 @@ type watch struct {
 	cursor      *cursor
 
 	// The reports that name this watch. They and Report are guarded by Server.mu.
-	vips    map[vip.VIP]VIPReport
+	vips    map[vip.VIP]*VIPReport
 	streams int // open report streams
 }
 

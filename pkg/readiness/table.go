@@ -61,8 +61,11 @@ type Table struct {
 
 // newest is the newest record of a VIP.
 type newest struct {
-	*record
-	at int // in the log
+	*record     // nil once its removal was compacted
+	at      int // in the log
+	// next is that of the VIP that followed in a decision: decisions keep an order, so that most VIPs
+	// are found without a lookup.
+	next *newest
 }
 
 // entry is a slot of the log. It keeps its revision when a newer record of its VIP supersedes it,
@@ -128,9 +131,33 @@ type writer struct {
 	revision uint64
 	left     int      // VIPs of the decision that were not looked at
 	free     []record // allocated, not used yet
+	last     *newest  // of the VIP before
 
 	// detail is the newest detail, which many VIPs of a decision have, and clean what is recorded.
 	detail, clean string
+}
+
+// find returns the newest record of a VIP, nil if there is none.
+func (w *writer) find(v vip.VIP) *newest {
+	if w.last != nil {
+		if n := w.last.next; n != nil && n.record != nil && n.VIP == v {
+			w.last = n
+			return n
+		}
+	}
+	n := w.table.index[v]
+	if n != nil {
+		w.follow(n)
+	}
+	return n
+}
+
+// follow records that n follows the VIP before.
+func (w *writer) follow(n *newest) {
+	if w.last != nil {
+		w.last.next = n
+	}
+	w.last = n
 }
 
 // put records r if it differs from the recorded value.
@@ -143,7 +170,7 @@ func (w *writer) put(r VIPReadiness) bool {
 	if r.State != vip.Draining {
 		r.DrainEnd = time.Time{}
 	}
-	t, slot := w.table, w.table.index[r.VIP]
+	t, slot := w.table, w.find(r.VIP)
 	var old *record
 	if slot != nil && !slot.removed {
 		old = slot.record
@@ -172,7 +199,7 @@ func (w *writer) put(r VIPReadiness) bool {
 // remove records the removal of v if it is recorded.
 func (w *writer) remove(v vip.VIP) bool {
 	w.left--
-	t, slot := w.table, w.table.index[v]
+	t, slot := w.table, w.find(v)
 	if slot == nil || slot.removed {
 		return false
 	}
@@ -194,6 +221,7 @@ func (w *writer) add(slot *newest, r *VIPReadiness, removed bool) {
 	if slot == nil {
 		slot = new(newest)
 		t.index[r.VIP] = slot
+		w.follow(slot)
 	} else {
 		t.log[slot.at].record = nil
 	}
@@ -226,6 +254,7 @@ func (t *Table) compact() {
 		case e.removed:
 			t.dropped = max(t.dropped, e.revision)
 			delete(t.index, e.VIP)
+			*e.newest = newest{} // also ends a chain of removed VIPs
 		default:
 			e.newest.at = len(kept)
 			kept = append(kept, e)

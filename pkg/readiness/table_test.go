@@ -1,6 +1,8 @@
 package readiness
 
 import (
+	"maps"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -228,5 +230,61 @@ func TestUnsyncedTableSendsNoVIPs(t *testing.T) {
 	if b := table.next(c, time.Now()); b.kind != kindSnapshot || !b.synced || len(b.entries) < 5 ||
 		b.position.Revision != 3 {
 		t.Fatalf("synced: %+v", b)
+	}
+}
+
+// TestTableMatchesModel commits random decisions in ascending order, with removals that are
+// compacted, and compares the table and a reader of it with a map.
+func TestTableMatchesModel(t *testing.T) {
+	const n = 600
+	random := rand.New(rand.NewPCG(1, 2))
+	table := NewTable(TableOptions{Lease: MaxLease})
+	model := map[vip.VIP]vip.State{}
+	c := table.open()
+	defer table.close(c)
+	var d decoder
+	merger, stream := newUpdateMerger(), &streamState{}
+	var v view
+	compacted := false
+	for round := range 200 {
+		decision := Decision{Synced: true}
+		first, count := random.IntN(n), random.IntN(n/2)
+		for i := first; i < min(n, first+count); i++ {
+			x := VIPReadiness{VIP: numbered(i), State: vip.State(random.IntN(3))}
+			if random.IntN(3) == 0 {
+				decision.Removed = append(decision.Removed, x.VIP)
+				delete(model, x.VIP)
+				continue
+			}
+			decision.Changed = append(decision.Changed, x)
+			model[x.VIP] = x.State
+		}
+		before := len(table.log)
+		table.Commit(decision)
+		compacted = compacted || len(table.log) < before
+		ready := 0
+		for _, s := range model {
+			if s == vip.Ready {
+				ready++
+			}
+		}
+		if got := states(table.State().VIPs); !maps.Equal(got, model) || table.live != len(model) || table.ready != ready {
+			t.Fatalf("round %d: %d VIPs, %d live, %d ready, want %d, %d ready", round, len(got), table.live, table.ready,
+				len(model), ready)
+		}
+		if random.IntN(4) == 0 {
+			drain(t, table, c, &d, merger, stream)
+			v.apply(merger.take())
+			got := map[vip.VIP]vip.State{}
+			for name, r := range v.vips {
+				got[name] = r.State
+			}
+			if !maps.Equal(got, model) {
+				t.Fatalf("round %d: the reader has %d VIPs, want %d", round, len(got), len(model))
+			}
+		}
+	}
+	if !compacted {
+		t.Fatal("the log was never compacted")
 	}
 }

@@ -29,6 +29,8 @@ type Conn struct {
 	requests *nlmsg.Socket
 	// rules is subscribed to changes of policy rules; see unchanged.
 	rules *nlmsg.Socket
+	// foreignRuleChanges counts the times that notifications of changes by other processes were found.
+	foreignRuleChanges uint64
 	// dumped are the objects of the last dump one after the other, and ends where each ends.
 	dumped []byte
 	ends   []int

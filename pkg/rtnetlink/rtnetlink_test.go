@@ -200,6 +200,33 @@ func TestNeighbors(t *testing.T) {
 
 // Rules that exist all the time are in every dump that succeeds, while rules before them are
 // deleted.
+func TestForeignRuleChanges(t *testing.T) {
+	ns, c := connect(t)
+	other := dialIn(t, ns)
+	rule := func(priority uint32) Rule {
+		return Rule{Family: vip.IPv6, Priority: priority, Action: unix.FR_ACT_TO_TBL, Table: 9, Protocol: 118}
+	}
+	changes := func() uint64 {
+		n, err := c.ForeignRuleChanges()
+		must(t, err)
+		return n
+	}
+	before := changes()
+	must(t, c.Apply(rule(100).Add()))
+	if after := changes(); after != before {
+		t.Errorf("%d instead of %d after a change by the same connection", after, before)
+	}
+	must(t, other.Apply(rule(101).Add()))
+	if _, err := c.Rules(vip.IPv6); err != nil { // discards the notification
+		t.Error(err)
+	}
+	added := changes()
+	must(t, other.Apply(rule(101).Delete()))
+	if deleted := changes(); added == before || deleted == added || changes() != deleted {
+		t.Errorf("%d, after an addition %d, after a deletion %d", before, added, deleted)
+	}
+}
+
 func TestRuleDumpUnderChange(t *testing.T) {
 	ns, c := connect(t)
 	other := dialIn(t, ns)

@@ -99,7 +99,7 @@ func (r Rule) request(q Request, kind, flags uint16) Request {
 // Rules lists the policy rules of a family. With ErrInterrupted the list may lack rules.
 func (c *Conn) Rules(f vip.Family) ([]Rule, error) {
 	// Notifications that are queued from now on are about changes during the dump.
-	if _, err := c.rules.Discard(); err != nil {
+	if _, err := c.discardRuleChanges(); err != nil {
 		return nil, err
 	}
 	header := [headerLength]byte{systemFamilies[f]}
@@ -110,11 +110,27 @@ func (c *Conn) Rules(f vip.Family) ([]Rule, error) {
 // datagrams, some 400 rules each, the kernel continues by counting: it skips a rule when one before
 // it was deleted meanwhile, and does not flag that (Linux 6.18).
 func (c *Conn) unchanged() error {
-	changed, err := c.rules.Discard()
+	changed, err := c.discardRuleChanges()
 	if err == nil && changed {
 		return ErrInterrupted
 	}
 	return err
+}
+
+// discardRuleChanges reads the queued notifications of rules, and reports whether there were some.
+func (c *Conn) discardRuleChanges() (changed bool, err error) {
+	changed, foreign, err := c.rules.Discard(c.Port())
+	if foreign || err != nil {
+		c.foreignRuleChanges++
+	}
+	return changed, err
+}
+
+// ForeignRuleChanges returns a number that is another one after each change of the policy rules by
+// another process: while it is the same, so are the rules that this Conn did not add.
+func (c *Conn) ForeignRuleChanges() (uint64, error) {
+	_, err := c.discardRuleChanges()
+	return c.foreignRuleChanges, err
 }
 
 func parseRule(b []byte) (r Rule, err error) {

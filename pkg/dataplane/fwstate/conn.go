@@ -102,6 +102,11 @@ type Conn struct {
 	families []vip.Family
 	// failedNeighbors were FAILED at the last read: the kernel resets the state when it probes again.
 	failedNeighbors map[neighborKey]bool
+	// others are the policy rules of other processes, once they were listed, and othersAt the number of
+	// rtnetlink.Conn.ForeignRuleChanges before that.
+	others       []rtnetlink.Rule
+	othersAt     uint64
+	othersListed bool
 	// transactions counts those that were committed, messages what was in them.
 	transactions, messages uint32
 }

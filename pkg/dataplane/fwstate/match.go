@@ -65,8 +65,13 @@ func (f *Conn) readMatch(stream string, r *ruleset) ([]plan.Port, error) {
 	if got, ok := r.sets[spec.name]; !ok || spec.mismatch(got) != "" {
 		return nil, nil
 	}
+	return f.readPorts(stream)
+}
+
+// readPorts reads the ports of a set that exists.
+func (f *Conn) readPorts(stream string) ([]plan.Port, error) {
 	ports := []plan.Port{}
-	err := f.dumpElements(spec.name, func(e nlmsg.Attributes) {
+	err := f.dumpElements(plan.MatchSet(stream), func(e nlmsg.Attributes) {
 		if key := keyOf(e); len(key) == portKey {
 			ports = append(ports, plan.Port{Protocol: key[0], Number: binary.BigEndian.Uint16(key[4:])})
 		}

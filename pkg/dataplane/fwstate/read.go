@@ -286,6 +286,30 @@ func (f *Conn) ReadStream(name string) (s *plan.KernelStream, err error) {
 	return s, err
 }
 
+// ReadTables reads the Maglev maps and the ports of a stream of which only their elements were
+// written since it was read as known, in a fraction of the time of ReadStream.
+func (f *Conn) ReadTables(known *plan.KernelStream) (*plan.KernelStream, error) {
+	s := *known
+	err := f.readConsistently("maps of stream "+s.Name, func() (err error) {
+		for family, table := range known.Tables {
+			if table == nil {
+				continue
+			}
+			if s.Tables[family], err = f.readTable(plan.MaglevMap(vip.Family(family), s.Name), uint32(len(table))); err != nil {
+				return err
+			}
+		}
+		if known.Match != nil {
+			s.Match, err = f.readPorts(s.Name)
+		}
+		return err
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return f.ReadStream(s.Name) // another process removed a map
+	}
+	return &s, err
+}
+
 // targetFrom returns the target whose chain has these rules, and reports whether it is owned.
 func (f *Conn) targetFrom(fwmark uint32, rules []rule) (t plan.KernelTarget, owned bool) {
 	t.FWMark = fwmark

@@ -399,17 +399,31 @@ func (f *Conn) OwnedTables() ([]uint32, error) {
 	return slices.Sorted(maps.Keys(owned)), nil
 }
 
-// UsedByOthers returns which fwmarks another process uses as a table or in a rule, and how.
-func (f *Conn) UsedByOthers(fwmarks []uint32) (map[uint32]string, error) {
-	by := map[uint32]string{}
+// rulesOfOthers returns the policy rules of other processes. The kernel lists all rules or none, so
+// they are listed again only after another process changed some.
+func (f *Conn) rulesOfOthers() ([]rtnetlink.Rule, error) {
+	// Changes after this, which the list may have or not, cause another list.
+	changes, err := f.rt.ForeignRuleChanges()
+	if err != nil || f.othersListed && changes == f.othersAt {
+		return f.others, err
+	}
 	rules, err := f.rules()
 	if err != nil {
 		return nil, err
 	}
+	f.others = slices.DeleteFunc(rules, func(r rtnetlink.Rule) bool { return r.Protocol == plan.RouteProtocol })
+	f.othersAt, f.othersListed = changes, true
+	return f.others, nil
+}
+
+// UsedByOthers returns which fwmarks another process uses as a table or in a rule, and how.
+func (f *Conn) UsedByOthers(fwmarks []uint32) (map[uint32]string, error) {
+	by := map[uint32]string{}
+	rules, err := f.rulesOfOthers()
+	if err != nil {
+		return nil, err
+	}
 	for _, r := range rules {
-		if r.Protocol == plan.RouteProtocol {
-			continue
-		}
 		if r.Action == unix.FR_ACT_TO_TBL && slices.Contains(fwmarks, r.Table) {
 			by[r.Table] = "there is the rule " + r.String()
 		}

@@ -9,9 +9,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// rulesUnchanged reports whether the rules of a stream need no change: then the maps that they
-// refer to exist and have the right size.
-func rulesUnchanged(s plan.StreamWrite) bool {
+// ElementsOnly reports whether the rules of a stream need no change: then the maps that they refer
+// to exist and have the right size, and only their elements are written.
+func ElementsOnly(s plan.StreamWrite) bool {
 	if s.Observed == nil || !s.Observed.ChainIntact ||
 		s.Observed.Size != s.Desired.Size || s.Observed.Seed != s.Desired.Seed ||
 		(s.Observed.Match == nil) != (s.Desired.Match == nil) {
@@ -28,7 +28,7 @@ func rulesUnchanged(s plan.StreamWrite) bool {
 // readStreams reads the objects of the streams whose rules change.
 func (w *changeWriter) readStreams(c plan.Change) error {
 	for _, s := range c.Streams {
-		if rulesUnchanged(s) {
+		if ElementsOnly(s) {
 			continue
 		}
 		var err error

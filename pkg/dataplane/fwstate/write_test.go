@@ -48,10 +48,16 @@ func TestOnlyDifferencesAreWritten(t *testing.T) {
 	if n := f.Transactions() - done; n != 1 {
 		t.Errorf("%d transactions", n)
 	}
-	mustHave(t, f, want)
+	if read, err := f.ReadTables(now); err != nil || !reflect.DeepEqual(read, mustHave(t, f, want)) {
+		t.Errorf("the tables alone are %+v, %v", read, err)
+	}
 	if got := differences(now.Tables[vip.IPv6], want.Tables[vip.IPv6]); !reflect.DeepEqual(got,
 		[]entry{{50, 5000, true}, {51, 0, true}}) {
 		t.Errorf("the entries that differ are %v", got)
+	}
+	run(t, ns, "nft flush chain inet vipgate-lb stream/web; nft delete map inet vipgate-lb maglev6/web")
+	if read, err := f.ReadTables(now); err != nil || read.Tables[vip.IPv6] != nil || read.ChainIntact {
+		t.Errorf("without a map the stream is %+v, %v", read, err)
 	}
 }
 
@@ -289,6 +295,14 @@ func TestForeignRulesAndTablesAmongMany(t *testing.T) {
 	must(t, err)
 	if len(got) != 3 || got[5003] == "" || got[5004] == "" || got[5005] == "" {
 		t.Errorf("taken are %v", got)
+	}
+	// The rules of others are remembered until others change them.
+	must(t, f.AddCommonRules().Err())
+	run(t, ns, "ip rule add prio 10 fwmark 5006 lookup main; ip -6 rule del prio 7")
+	got, err = f.UsedByOthers([]uint32{5002, 5003, 5004, 5005, 5006})
+	must(t, err)
+	if len(got) != 3 || got[5004] != "" || got[5006] == "" {
+		t.Errorf("taken after a change are %v", got)
 	}
 }
 
