@@ -116,7 +116,7 @@ func (f *follower) Run(ctx context.Context) error {
 				return err
 			}
 		case <-f.release.C:
-			f.kernel.Configure(f.configured.Sorted())
+			f.kernel.ConfigureSet(f.configured)
 		case <-birdChanged:
 		case <-routedChanged:
 		case <-announcedChanged:

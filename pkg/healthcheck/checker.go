@@ -368,7 +368,7 @@ func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health
 		c.dirty[e.Key] = struct{}{}
 		latest.Wake(c.changed)
 	}
-	e.due = e.next(p.began, now, c.epoch, first)
+	e.due = e.next(p.began, now, c.epoch, first, len(c.schedule) < fewTargets)
 	switch {
 	case o.verdict == deferred:
 		e.due = now.Add(min(failedRecheck, e.interval()))

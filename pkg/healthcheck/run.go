@@ -63,9 +63,6 @@ func (c *Checker) Run(ctx context.Context) (err error) {
 	for {
 		// While the loop rests, answers and due checks accumulate; only new targets end the rest.
 		rest := l.round(ctx)
-		if rest > 0 && l.nothingWithin(rest) {
-			rest = 0
-		}
 		var answers, rescheduled <-chan struct{}
 		entered := c.entered
 		if rest <= 0 {
@@ -203,12 +200,6 @@ func (l *loop) take(now time.Time) (starting bool) {
 		})
 	}
 	return l.unjudged > 0
-}
-
-// nothingWithin reports whether a rest would collect nothing: no answer is awaited, and no check is
-// due. With few targets each rest would be one wake-up more.
-func (l *loop) nothingWithin(rest time.Duration) bool {
-	return (l.connector == nil || len(l.connector.busy) == 0) && time.Until(l.next()) > rest
 }
 
 // next returns when the next round is due unless a channel wakes the loop before.

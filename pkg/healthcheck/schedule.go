@@ -24,6 +24,10 @@ const (
 	// slotsPerInterval and maxSlot bound how much earlier a check starts to share a wake-up.
 	slotsPerInterval = 50
 	maxSlot          = 20 * time.Millisecond
+	// fewTargets at most share their wake-ups with the heartbeats of the default lease, heartbeat,
+	// and are checked at four instants of a second.
+	fewTargets = 16
+	heartbeat  = 250 * time.Millisecond
 )
 
 // entry is one target. It is guarded by Checker.mu.
@@ -106,8 +110,9 @@ func (e *entry) interval() time.Duration {
 }
 
 // next returns when to check after a check that began and ended then. A steady target is checked
-// each 90 to 100 % of its interval, never later, so that jitter makes no target overdue.
-func (e *entry) next(began, now, epoch time.Time, first bool) time.Time {
+// each 90 to 100 % of its interval, never later, so that jitter makes no target overdue; with few
+// targets in steps of heartbeat.
+func (e *entry) next(began, now, epoch time.Time, first, few bool) time.Time {
 	interval := e.interval()
 	if e.State == Starting && e.streak > 0 {
 		recheck := failedRecheck
@@ -115,6 +120,16 @@ func (e *entry) next(began, now, epoch time.Time, first bool) time.Time {
 			recheck = startRecheck
 		}
 		return now.Add(min(recheck, interval))
+	}
+	if few && e.State != Starting && interval%heartbeat == 0 {
+		due := began.Add(interval)
+		if first {
+			due = now.Add(heartbeat + rand.N(interval-heartbeat+1))
+		}
+		// By the wall clock, as package tick does.
+		if due = due.Add(-time.Duration(due.UnixNano() % int64(heartbeat))); due.After(now) {
+			return due
+		}
 	}
 	due := began.Add(interval - rand.N(interval/10))
 	if first {
