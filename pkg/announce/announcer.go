@@ -42,8 +42,8 @@ type Options struct {
 
 	// OnWritten, when set, is called right after every write of routes with the oldest Cause of the
 	// written batches, the time of the write, and the revision that was sent. Cause is zero for the
-	// full announcement of a new session. It runs in the announcer's goroutine, before State is
-	// updated, and must not block.
+	// full announcement of a new session. It runs in the goroutine of Post or of Run, one call at a
+	// time, before State is updated. It must not block, nor call the Announcer.
 	OnWritten func(cause, at time.Time, revision uint64)
 }
 
@@ -88,20 +88,21 @@ type Announcer struct {
 	dial    func(context.Context) (net.Conn, error)
 	state   *latest.Value[State]
 
-	mu        sync.Mutex
-	pending   pending
-	heartbeat time.Time
-	wake      chan struct{} // pending has content; conflating
-	renewed   chan struct{} // there was a heartbeat; conflating
+	// wake holds a token when the session's goroutine has something to do: a heartbeat for which it
+	// waits, or writes that Post left to it.
+	wake chan struct{}
 
-	table table // owned by Run's goroutine
+	mu        sync.Mutex
+	heartbeat time.Time
+	awaited   bool // a heartbeat wakes the session's goroutine
+	table     table
+	session   *session // takes changes; nil: the next session is sent the whole table
 }
 
 // New returns an announcer that is idle until Run. Run reports invalid options.
 func New(o Options) *Announcer {
 	a := &Announcer{
-		options: o.withDefaults(), state: latest.New(State{}), table: newTable(),
-		wake: make(chan struct{}, 1), renewed: make(chan struct{}, 1),
+		options: o.withDefaults(), state: latest.New(State{}), table: newTable(), wake: make(chan struct{}, 1),
 	}
 	a.dial = a.dialTCP
 	return a
@@ -113,14 +114,17 @@ func (a *Announcer) State() *latest.Value[State] { return a.state }
 // String implements task.Task.
 func (a *Announcer) String() string { return "announcer" }
 
-// Post queues a decision. It does not block and is safe for concurrent use. Batches that were not
+// Post stores a decision and writes it, as far as the socket takes it at once; the session's
+// goroutine writes the rest. It does not block and is safe for concurrent use. Batches that were not
 // written yet are merged; the newest advertisement of each VIP wins. Post copies what it needs: the
 // caller may reuse b.Changes afterwards.
 func (a *Announcer) Post(b Batch) {
 	a.mu.Lock()
-	a.pending.merge(b)
-	a.mu.Unlock()
-	latest.Wake(a.wake)
+	defer a.mu.Unlock()
+	a.table.post(b, a.session != nil)
+	if a.session != nil && !a.session.post() {
+		latest.Wake(a.wake)
+	}
 }
 
 // Heartbeat records that the gate's loop was alive at t. It does not block and is safe for
@@ -128,25 +132,27 @@ func (a *Announcer) Post(b Batch) {
 // [MaxHeartbeatAge]/2.
 func (a *Announcer) Heartbeat(t time.Time) {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	if t.After(a.heartbeat) {
 		a.heartbeat = t
 	}
-	a.mu.Unlock()
-	latest.Wake(a.renewed)
+	if a.awaited && a.isFresh() {
+		a.awaited = false
+		latest.Wake(a.wake)
+	}
 }
 
+// heartbeatIsFresh reports whether the gate is live. If it is not, the next heartbeat wakes the
+// session's goroutine.
 func (a *Announcer) heartbeatIsFresh() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return !a.heartbeat.IsZero() && time.Since(a.heartbeat) < MaxHeartbeatAge
+	a.awaited = !a.isFresh()
+	return !a.awaited
 }
 
-func (a *Announcer) take() pending {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.pending
-	a.pending = pending{}
-	return p
+func (a *Announcer) isFresh() bool {
+	return !a.heartbeat.IsZero() && time.Since(a.heartbeat) < MaxHeartbeatAge
 }
 
 // Run keeps the session up until ctx ends. It then writes what is pending, ends the session with a
@@ -176,7 +182,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 func (a *Announcer) awaitHeartbeat(ctx context.Context) bool {
 	for !a.heartbeatIsFresh() {
 		select {
-		case <-a.renewed:
+		case <-a.wake:
 		case <-ctx.Done():
 			return false
 		}
@@ -187,8 +193,6 @@ func (a *Announcer) awaitHeartbeat(ctx context.Context) bool {
 // attempt connects once and serves the session until it ends.
 func (a *Announcer) attempt(ctx context.Context, enc *encoder) error {
 	a.state.Update(func(s State) State { s.Attempts++; return s })
-	// This bounds the memory of pending changes by the number of VIPs while BIRD is absent.
-	a.table.apply(a.take())
 	conn, err := a.dial(ctx)
 	if err != nil {
 		return fmt.Errorf("failed to connect to BIRD at %s: %w", a.options.Peer, err)

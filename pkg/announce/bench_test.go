@@ -94,8 +94,8 @@ func BenchmarkFlip(b *testing.B) {
 					to = Announced
 				}
 				a.Post(Batch{Changes: []Change{{v, to}}, Revision: uint64(i), Cause: cause})
-				if err := s.flush(nil); err != nil {
-					b.Fatal(err)
+				if s.owned {
+					b.Fatal("the socket did not take the change")
 				}
 			}
 		})
@@ -127,7 +127,6 @@ func BenchmarkPost(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				a.Post(batch)
-				a.take()
 			}
 		})
 	}

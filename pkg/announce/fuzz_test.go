@@ -45,10 +45,7 @@ func FuzzReadMessage(f *testing.F) {
 			c.add(vip.Require(v), a)
 		}
 	}
-	updates, err := e.updates(&c)
-	if err != nil {
-		f.Fatal(err)
-	}
+	updates := e.appendUpdates(nil, &c)
 	cease, err := notification(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN, []byte("maintenance"))
 	if err != nil {
 		f.Fatal(err)

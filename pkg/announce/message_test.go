@@ -1,6 +1,7 @@
 package announce
 
 import (
+	"bytes"
 	"errors"
 	"maps"
 	"net/netip"
@@ -40,9 +41,77 @@ func encode(t fatal, e *encoder, want map[vip.VIP]Advertisement) []byte {
 	for v, a := range want {
 		c.add(v, a)
 	}
-	b, err := e.updates(&c)
+	b := e.appendUpdates(nil, &c)
+	if library := encodeWithLibrary(t, want); !bytes.Equal(b, library) {
+		t.Fatalf("encoded as % x, by the library as % x", b, library)
+	}
+	return b
+}
+
+// encodeWithLibrary encodes the same UPDATEs as encode with the BGP library only.
+func encodeWithLibrary(t fatal, want map[vip.VIP]Advertisement) (b []byte) {
+	t.Helper()
+	nextHop4, err := bgp.NewPathAttributeNextHop(testOptions().Local)
 	if err != nil {
 		t.Fatalf("%v", err)
+	}
+	common := []bgp.PathAttributeInterface{
+		bgp.NewPathAttributeOrigin(bgp.BGP_ORIGIN_ATTR_TYPE_IGP),
+		bgp.NewPathAttributeAsPath([]bgp.AsPathParamInterface{
+			bgp.NewAs4PathParam(bgp.BGP_ASPATH_ATTR_TYPE_SEQ, []uint32{LocalAS}),
+		}),
+	}
+	message := func(f vip.Family, a Advertisement, prefixes []bgp.PathNLRI) *bgp.BGPMessage {
+		attributes := slices.Clone(common)
+		if f == vip.IPv4 {
+			attributes = append(attributes, nextHop4)
+		}
+		if a == Depreferred {
+			attributes = append(attributes, bgp.NewPathAttributeCommunities([]uint32{gracefulShutdown}))
+		}
+		switch {
+		case f == vip.IPv4 && a == Withdrawn:
+			return bgp.NewBGPUpdateMessage(prefixes, nil, nil)
+		case f == vip.IPv4:
+			return bgp.NewBGPUpdateMessage(nil, attributes, prefixes)
+		case a == Withdrawn:
+			unreach, err := bgp.NewPathAttributeMpUnreachNLRI(bgp.RF_IPv6_UC, prefixes)
+			if err != nil {
+				t.Fatalf("%v", err)
+			}
+			return bgp.NewBGPUpdateMessage(nil, []bgp.PathAttributeInterface{unreach}, nil)
+		}
+		reach, err := bgp.NewPathAttributeMpReachNLRI(bgp.RF_IPv6_UC, prefixes, nextHop6)
+		if err != nil {
+			t.Fatalf("%v", err)
+		}
+		return bgp.NewBGPUpdateMessage(nil, append([]bgp.PathAttributeInterface{reach}, attributes...), nil)
+	}
+	for _, a := range []Advertisement{Withdrawn, Depreferred, Announced} {
+		for _, f := range vip.Families {
+			var rest []bgp.PathNLRI
+			for _, v := range slices.SortedFunc(maps.Keys(want), vip.Compare) {
+				if v.Family() == f && want[v] == a {
+					n, err := bgp.NewIPAddrPrefix(v.Prefix())
+					if err != nil {
+						t.Fatalf("%v", err)
+					}
+					rest = append(rest, bgp.PathNLRI{NLRI: n})
+				}
+			}
+			for len(rest) > 0 {
+				n, size := 0, overhead[f][a]
+				for n < len(rest) && size+rest[n].NLRI.Len() <= bgp.BGP_MAX_MESSAGE_LENGTH {
+					size += rest[n].NLRI.Len()
+					n++
+				}
+				m, err := message(f, a, rest[:n]).Serialize()
+				if err != nil {
+					t.Fatalf("%v", err)
+				}
+				b, rest = append(b, m...), rest[n:]
+			}
+		}
 	}
 	return b
 }

@@ -123,9 +123,8 @@ func (p *peer) noUpdates(d time.Duration) {
 	}
 }
 
-// expectEnd reads a NOTIFICATION and the end of the connection. Other messages before it are
-// ignored.
-func (p *peer) expectEnd(code, subcode uint8) {
+// expectNotification reads a NOTIFICATION. Other messages before it are ignored.
+func (p *peer) expectNotification(code, subcode uint8) {
 	p.t.Helper()
 	if err := p.conn.SetReadDeadline(time.Now().Add(waitLimit)); err != nil {
 		p.t.Fatal(err)
@@ -139,9 +138,16 @@ func (p *peer) expectEnd(code, subcode uint8) {
 			if n.ErrorCode != code || n.ErrorSubcode != subcode {
 				p.t.Fatalf("got NOTIFICATION %d/%d, want %d/%d", n.ErrorCode, n.ErrorSubcode, code, subcode)
 			}
-			break
+			return
 		}
 	}
+}
+
+// expectEnd reads a NOTIFICATION and the end of the connection. Other messages before it are
+// ignored.
+func (p *peer) expectEnd(code, subcode uint8) {
+	p.t.Helper()
+	p.expectNotification(code, subcode)
 	if m, err := p.read(); !errors.Is(err, io.EOF) {
 		p.t.Fatalf("after NOTIFICATION came %+v, %v", m, err)
 	}

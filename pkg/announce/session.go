@@ -17,7 +17,6 @@ import (
 
 const (
 	writeTimeout        = time.Second            // of a chunk: a peer that does not read hangs
-	writeChunk          = 256 << 10              // about 15 000 VIPs
 	notificationTimeout = 100 * time.Millisecond // of a NOTIFICATION on a failed session
 	lingerTimeout       = 250 * time.Millisecond // for the peer to close after the last NOTIFICATION
 	// A hold timer that fires late was starved, as may be the reader: the hold time is extended.
@@ -36,18 +35,19 @@ const (
 
 func (p phase) String() string { return [...]string{"OpenSent", "OpenConfirm", "Established"}[p] }
 
-// session is one connection, served by one goroutine; a second one only reads.
+// session is one connection, served by one goroutine; a second one only reads. Once the whole table
+// was sent, Post writes changes, too; see writer.
 type session struct {
 	a       *Announcer
 	encoder *encoder
 	conn    net.Conn
+	writer
 	in      chan received
 	done    chan struct{} // closed when in has no receiver any more
 	drained chan struct{} // closed when read has ended
 
-	phase       phase
-	announced   bool // the whole table was sent; from then on only changes
-	writeFailed bool // a write failed: nothing more can be sent
+	phase     phase
+	announced bool // the whole table was sent; from then on only changes
 
 	hold      time.Duration
 	holdTimer *time.Timer
@@ -66,7 +66,7 @@ type received struct {
 
 func newSession(a *Announcer, e *encoder, conn net.Conn) *session {
 	return &session{
-		a: a, encoder: e, conn: conn, hold: a.options.HoldTime, keepaliveDue: true,
+		a: a, encoder: e, conn: conn, writer: newWriter(conn), hold: a.options.HoldTime, keepaliveDue: true,
 		in: make(chan received), done: make(chan struct{}), drained: make(chan struct{}),
 	}
 }
@@ -81,6 +81,7 @@ func (s *session) run(ctx context.Context) error {
 	s.keepaliveTimer.Stop()
 
 	err := s.serve(ctx)
+	s.leave()
 	notified := err == nil || s.notifyPeer(err)
 	close(s.done)
 	if notified {
@@ -111,7 +112,7 @@ func (s *session) read() {
 }
 
 func (s *session) serve(ctx context.Context) error {
-	if err := s.write(s.encoder.open, writeTimeout); err != nil {
+	if err := s.send(s.encoder.open); err != nil {
 		return err
 	}
 	for {
@@ -120,9 +121,9 @@ func (s *session) serve(ctx context.Context) error {
 		case <-ctx.Done():
 			return s.stop()
 		case <-s.a.wake:
-			err = s.flush(nil)
-		case <-s.a.renewed:
-			err = s.sendKeepaliveAndTable()
+			if err = s.send(nil); err == nil {
+				err = s.sendKeepaliveAndTable()
+			}
 		case <-s.keepaliveTimer.C:
 			s.keepaliveDue = true
 			err = s.sendKeepaliveAndTable()
@@ -143,7 +144,7 @@ func (s *session) sendKeepaliveAndTable() error {
 		return nil
 	}
 	if s.keepaliveDue {
-		if err := s.write(s.encoder.keepalive, writeTimeout); err != nil {
+		if err := s.send(s.encoder.keepalive); err != nil {
 			return err
 		}
 		s.keepaliveDue = false
@@ -222,48 +223,23 @@ func (s *session) expire() error {
 		fmt.Sprintf("in state %s: BIRD was silent for its hold time of %s", s.phase, s.hold))
 }
 
-// flush writes what was posted, followed by trailer, in one write.
-func (s *session) flush(trailer []byte) error {
-	if !s.announced {
-		// sendKeepaliveAndTable will send the whole table; pending stays.
-		return s.write(trailer, writeTimeout)
-	}
-	p := s.a.take()
-	updates, err := s.encoder.updates(s.a.table.apply(p))
-	if err != nil {
-		return err
-	}
-	if err := s.write(append(updates, trailer...), writeTimeout); err != nil {
-		return err
-	}
-	if p.posted {
-		s.written(p.cause, len(updates) > 0)
-	}
-	return nil
-}
-
+// announceAll sends the whole table. From then on Post sends changes.
 func (s *session) announceAll() error {
-	s.a.table.apply(s.a.take())
-	if err := s.announce(vip.Families[:]...); err != nil {
+	if err := s.own(writeTimeout); err != nil {
 		return err
 	}
+	s.a.mu.Lock()
+	s.changes.reset()
+	t := &s.a.table
+	t.takeAll(&s.changes)
+	s.flight = flight{revision: t.revision, sent: t.sent}
+	s.a.session = s
+	s.a.mu.Unlock()
 	s.announced = true
-	s.written(time.Time{}, len(s.a.table.adverts) > 0)
-	return nil
-}
-
-func (s *session) announce(families ...vip.Family) error {
-	var c changes
-	for v, a := range s.a.table.adverts {
-		if slices.Contains(families, v.Family()) {
-			c.add(v, a)
-		}
-	}
-	updates, err := s.encoder.updates(&c)
-	if err != nil {
+	if err := s.writeChanges(writeTimeout); err != nil {
 		return err
 	}
-	return s.write(updates, writeTimeout)
+	return s.yield()
 }
 
 // refresh answers a ROUTE-REFRESH (RFC 2918); other families are ignored.
@@ -272,43 +248,60 @@ func (s *session) refresh(m *bgp.BGPRouteRefresh) error {
 	if f < 0 || !s.announced { // the whole table is sent next
 		return nil
 	}
-	return s.announce(vip.Family(f))
-}
-
-// written records that the peer was sent the whole table; routes reports whether that took a write.
-func (s *session) written(cause time.Time, routes bool) {
-	now := time.Now()
-	t := &s.a.table
-	if routes && s.a.options.OnWritten != nil {
-		s.a.options.OnWritten(cause, now, t.revision)
+	if err := s.own(writeTimeout); err != nil {
+		return err
 	}
-	s.a.state.Update(func(st State) State {
-		st.Written, st.WrittenAt = t.revision, now
-		st.Announced4, st.Announced6 = t.count[vip.IPv4], t.count[vip.IPv6]
-		return st
-	})
+	s.a.mu.Lock()
+	s.changes.reset()
+	s.a.table.repeat(vip.Family(f), &s.changes)
+	s.a.mu.Unlock()
+	if err := s.write(s.encode(), writeTimeout); err != nil {
+		return err
+	}
+	return s.yield()
 }
 
-// stop flushes and sends a Cease; the peer then withdraws everything.
+// stop writes what was posted and a Cease; the peer then withdraws everything.
 func (s *session) stop() error {
 	cease, err := notification(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN, nil)
 	if err != nil {
 		return fmt.Errorf("failed to encode NOTIFICATION: %w", err)
 	}
-	return s.flush(cease)
+	if err := s.own(writeTimeout); err != nil {
+		return err
+	}
+	s.a.mu.Lock()
+	posted := s.takePosted()
+	s.a.mu.Unlock()
+	if !posted {
+		return s.write(cease, writeTimeout)
+	}
+	s.trailer = cease
+	return s.writeChanges(writeTimeout)
+}
+
+// leave has Post leave the connection to the session's goroutine for good.
+func (s *session) leave() {
+	s.a.mu.Lock()
+	defer s.a.mu.Unlock()
+	s.owned = true
+	if s.a.session == s {
+		s.a.session = nil
+		s.a.table.endSession()
+	}
 }
 
 // notifyPeer sends the NOTIFICATION for an error of the peer, and reports whether it was sent.
 func (s *session) notifyPeer(cause error) bool {
 	var p *bgp.MessageError
-	if errors.As(cause, &p) && !s.writeFailed {
+	if errors.As(cause, &p) && !s.failed {
 		m, err := notification(p.TypeCode, p.SubTypeCode, p.Data)
-		if err == nil && s.write(m, notificationTimeout) == nil {
+		if err == nil && s.own(notificationTimeout) == nil && s.write(m, notificationTimeout) == nil {
 			return true
 		}
 	}
 	// A reset discards the unsent data, so that a hung peer does not read them when it recovers.
-	if c, ok := s.conn.(*net.TCPConn); ok && s.writeFailed {
+	if c, ok := s.conn.(*net.TCPConn); ok && s.failed {
 		_ = c.SetLinger(0) // fails only on a connection that has failed
 	}
 	return false
@@ -324,19 +317,4 @@ func (s *session) linger() {
 	case <-s.drained:
 	case <-time.After(lingerTimeout):
 	}
-}
-
-// write sends b in chunks, each with its own timeout: BIRD makes progress from one to the next.
-func (s *session) write(b []byte, timeout time.Duration) error {
-	for chunk := range slices.Chunk(b, writeChunk) {
-		err := s.conn.SetWriteDeadline(time.Now().Add(timeout))
-		if err == nil {
-			_, err = s.conn.Write(chunk)
-		}
-		if err != nil {
-			s.writeFailed = true
-			return fmt.Errorf("in state %s: failed to write %d bytes: %w", s.phase, len(chunk), err)
-		}
-	}
-	return nil
 }

@@ -35,64 +35,149 @@ type Batch struct {
 	Cause time.Time
 }
 
-// pending holds posted batches that are not written yet, merged per VIP (newest wins). A new one
-// gets a new map: clearing a large map would slow down later changes of one VIP.
-type pending struct {
-	changes  map[vip.VIP]Advertisement
-	revision uint64
-	cause    time.Time // the oldest
-	posted   bool
-}
-
-func (p *pending) merge(b Batch) {
-	if p.changes == nil {
-		p.changes = make(map[vip.VIP]Advertisement, len(b.Changes))
-	}
-	for _, c := range b.Changes {
-		if c.Advertisement > Announced {
-			c.Advertisement = Withdrawn
-		}
-		if !c.VIP.IsZero() {
-			p.changes[c.VIP] = c.Advertisement
-		}
-	}
-	if !b.Cause.IsZero() && (p.cause.IsZero() || b.Cause.Before(p.cause)) {
-		p.cause = b.Cause
-	}
-	p.revision, p.posted = b.Revision, true
-}
-
-// table holds the announced VIPs.
+// table holds the posted advertisements and those that the peer was sent.
 type table struct {
-	adverts  map[vip.VIP]Advertisement // never Withdrawn
-	count    [len(vip.Families)]int
-	revision uint64 // of the newest batch applied
+	// adverts keeps withdrawn VIPs, so that a VIP that comes and goes allocates nothing.
+	adverts map[vip.VIP]*advert
+	// withdrawn is the number of adverts with a posted withdrawal. Beyond limit they are removed: VIPs
+	// that have left the configuration are among them.
+	withdrawn, limit int
+	revision         uint64 // of the newest batch
+	// sent is the number of VIPs that the peer was sent, without withdrawn ones.
+	sent [len(vip.Families)]int
+
+	// Since the last write of changes:
+	queue  []*advert // posted, each once
+	posted bool
+	cause  time.Time // the oldest
 }
 
-func newTable() table { return table{adverts: make(map[vip.VIP]Advertisement)} }
+// advert is the advertisement of one VIP.
+type advert struct {
+	vip    vip.VIP
+	to     Advertisement // the newest that was posted
+	sent   Advertisement // that the peer was sent in this session
+	queued bool          // in table.queue
+}
 
-// apply applies p to the table and returns the differences.
-func (t *table) apply(p pending) *changes {
-	var c changes
-	if p.posted {
-		t.revision = p.revision
-	}
-	for v, a := range p.changes {
-		before := t.adverts[v] // Withdrawn if absent
-		if a == before {
+// minWithdrawn is the least limit of withdrawn adverts.
+const minWithdrawn = 1024
+
+func newTable() table { return table{adverts: make(map[vip.VIP]*advert), limit: minWithdrawn} }
+
+// post stores a batch, and queues its changes for a session that takes them.
+func (t *table) post(b Batch, queue bool) {
+	for _, c := range b.Changes {
+		to := c.Advertisement
+		if to > Announced {
+			to = Withdrawn
+		}
+		a := t.adverts[c.VIP]
+		switch {
+		case a == nil && (to == Withdrawn || c.VIP.IsZero()):
 			continue
+		case a == nil:
+			a = &advert{vip: c.VIP}
+			t.adverts[c.VIP] = a
+			t.withdrawn++
 		}
-		if a == Withdrawn {
-			delete(t.adverts, v)
-		} else {
-			t.adverts[v] = a
+		if (to == Withdrawn) != (a.to == Withdrawn) {
+			if to == Withdrawn {
+				t.withdrawn++
+			} else {
+				t.withdrawn--
+			}
 		}
-		if before == Withdrawn {
-			t.count[v.Family()]++
-		} else if a == Withdrawn {
-			t.count[v.Family()]--
+		a.to = to
+		if queue && !a.queued {
+			a.queued = true
+			t.queue = append(t.queue, a)
 		}
-		c.add(v, a)
 	}
-	return &c
+	t.revision = b.Revision
+	if queue {
+		t.posted = true
+		if !b.Cause.IsZero() && (t.cause.IsZero() || b.Cause.Before(t.cause)) {
+			t.cause = b.Cause
+		}
+	}
+	t.limit = max(t.limit, 2*(len(t.adverts)-t.withdrawn))
+	if t.withdrawn > t.limit {
+		t.removeWithdrawn(queue)
+	}
+}
+
+// removeWithdrawn removes the withdrawn VIPs that the peer of a session, if there is one, does not
+// hold. The map is replaced, since it never shrinks.
+func (t *table) removeWithdrawn(session bool) {
+	adverts := make(map[vip.VIP]*advert, len(t.adverts)-t.withdrawn)
+	t.withdrawn = 0
+	for v, a := range t.adverts {
+		switch {
+		case a.to != Withdrawn:
+			adverts[v] = a
+		case session && (a.queued || a.sent != Withdrawn):
+			adverts[v] = a
+			t.withdrawn++
+		}
+	}
+	t.adverts = adverts
+	t.limit = max(minWithdrawn, 2*len(adverts))
+}
+
+// takeChanges adds what was queued and differs from what the peer was sent, which it is from now on.
+func (t *table) takeChanges(c *changes) {
+	for _, a := range t.queue {
+		a.queued = false
+		if a.to != a.sent {
+			t.count(a.vip, a.sent, a.to)
+			a.sent = a.to
+			c.add(a.vip, a.to)
+		}
+	}
+	t.discardQueue()
+}
+
+// takeAll adds every VIP, for a peer that was sent none.
+func (t *table) takeAll(c *changes) {
+	t.sent = [len(vip.Families)]int{}
+	for _, a := range t.adverts {
+		a.sent, a.queued = a.to, false
+		t.count(a.vip, Withdrawn, a.to)
+		if a.to != Withdrawn {
+			c.add(a.vip, a.to)
+		}
+	}
+	t.discardQueue()
+}
+
+// repeat adds what the peer was sent of a family.
+func (t *table) repeat(f vip.Family, c *changes) {
+	for _, a := range t.adverts {
+		if a.sent != Withdrawn && a.vip.Family() == f {
+			c.add(a.vip, a.sent)
+		}
+	}
+}
+
+// endSession forgets what was queued for a session.
+func (t *table) endSession() {
+	for _, a := range t.queue {
+		a.queued = false
+	}
+	t.discardQueue()
+}
+
+func (t *table) discardQueue() {
+	clear(t.queue) // keeps no removed advert in memory
+	t.queue, t.posted, t.cause = t.queue[:0], false, time.Time{}
+}
+
+func (t *table) count(v vip.VIP, from, to Advertisement) {
+	if from != Withdrawn {
+		t.sent[v.Family()]--
+	}
+	if to != Withdrawn {
+		t.sent[v.Family()]++
+	}
 }

@@ -138,7 +138,9 @@ func (l *Lease) Run(ctx context.Context) error {
 		} else {
 			failures.Reset()
 		}
-		timer.Reset(wait)
+		if timer.Reset(wait); err == nil && len(l.gateways) == 0 {
+			timer.Stop() // there is nothing to refresh
+		}
 		if done != nil {
 			done <- err
 		}

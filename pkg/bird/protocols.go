@@ -3,6 +3,7 @@ package bird
 import (
 	"math"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -34,6 +35,9 @@ const codeProtocol = 1002
 func ParseProtocols(r Reply) []Protocol {
 	var list []Protocol
 	for _, l := range r {
+		if !relevant(l) {
+			continue
+		}
 		words := strings.Fields(l.Text)
 		if len(words) == 0 {
 			continue
@@ -49,6 +53,16 @@ func ParseProtocols(r Reply) []Protocol {
 	}
 	return list
 }
+
+// relevant reports whether ParseProtocols may need a line: most are not split into words.
+func relevant(l Line) bool {
+	text := strings.TrimSpace(l.Text)
+	return l.Code == codeProtocol && !strings.HasPrefix(l.Text, " ") ||
+		slices.ContainsFunc(details[:], func(name string) bool { return strings.HasPrefix(text, name) })
+}
+
+// details are the details of protocolDetail, by their first word.
+var details = [...]string{"BGP", "Last", "Hold", "Routes"}
 
 // protocolHead parses "NAME PROTO TABLE STATE SINCE [INFO…]". SINCE is a time, a date, or both.
 func protocolHead(words []string) Protocol {

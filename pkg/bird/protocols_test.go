@@ -234,3 +234,21 @@ func TestEventLogLevels(t *testing.T) {
 		}
 	}
 }
+
+// The lines that begin a feed have TCP_NODELAY set, before any poll.
+func TestSessionUpLine(t *testing.T) {
+	for line, want := range map[string]bool{
+		"2026-11-21 07:19:49.867 <TRACE> NBR-a4: State changed to up":                true,
+		"bird: 2026-11-21 07:21:56.041 [0000] <TRACE> NBR-a4: State changed to up":   true,
+		"2026-11-21 07:19:49.867 <TRACE> NBR-a4: State changed to start":             false,
+		"2026-11-21 07:19:49.867 <TRACE> LB: State changed to up":                    false,
+		"bird: 2026-11-21 07:21:56.041 [0000] <TRACE> KERNEL4: State changed to up":  false,
+		"bird: 2026-11-21 07:21:56.041 [0000] <TRACE> NBR-a4: State changed to down": false,
+	} {
+		s := NewSupervisor(Options{})
+		s.event(ParseEvent(line))
+		if got := len(s.sessionUp) == 1; got != want {
+			t.Errorf("%s: %t, want %t", line, got, want)
+		}
+	}
+}

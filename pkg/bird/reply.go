@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -112,7 +113,11 @@ func readLine(r *bufio.Reader) (string, error) {
 	var line []byte
 	for {
 		piece, err := r.ReadSlice('\n')
-		line = append(line, piece...)
+		if line == nil {
+			line = piece // not retained: it is copied below, or before the next read
+		} else {
+			line = append(line, piece...)
+		}
 		switch {
 		case len(line) > maxLine:
 			return "", fmt.Errorf("malformed BIRD reply: line of more than %d bytes", maxLine)
@@ -121,5 +126,6 @@ func readLine(r *bufio.Reader) (string, error) {
 		case !errors.Is(err, bufio.ErrBufferFull):
 			return "", err
 		}
+		line = slices.Clone(line)
 	}
 }

@@ -11,17 +11,25 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
+	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// resolveInterval is how often addresses and password files are read: a poll is fast enough, since
-// a new session waits for its connect delay of one second.
-const resolveInterval = time.Second
+const (
+	// resolveInterval is how often addresses and password files are read: a poll is fast enough, since
+	// a new session waits for its connect delay of one second.
+	resolveInterval = time.Second
+	// checkInterval is the same without password files while the kernel notifies of addresses.
+	checkInterval = 5 * time.Second
+	// notifyPause separates a notification from the read: addresses change several at a time.
+	notifyPause = 20 * time.Millisecond
+)
 
 // resolution is the desired configuration of BIRD with the addresses and passwords of its sessions.
 type resolution struct {
@@ -39,6 +47,8 @@ type resolver struct {
 	desired   *latest.Value[desired]
 	result    *latest.Value[resolution]
 	addresses func(name string) ([]rtnetlink.Address, error)
+	// listen subscribes to changes of addresses; wake must not block.
+	listen func(wake func()) (*rtnetlink.Listener, error)
 
 	// Owned by run.
 	calls     files.Calls         // of password files
@@ -48,12 +58,22 @@ type resolver struct {
 }
 
 func newResolver(o Options, w *latest.Value[desired]) *resolver {
-	return &resolver{options: o, desired: w, result: latest.New(resolution{}), addresses: interfaceAddresses}
+	return &resolver{
+		options: o, desired: w, result: latest.New(resolution{}), addresses: interfaceAddresses,
+		listen: listenAddresses,
+	}
 }
 
 func (s *resolver) run(ctx context.Context) {
-	tick := time.NewTicker(resolveInterval)
-	defer tick.Stop()
+	notified := make(chan struct{}, 1)
+	listener, err := s.listen(func() { latest.Wake(notified) })
+	if err != nil {
+		s.options.Log.Warn("address notifications are not available, polling only", "error", err)
+	}
+	defer func() { _ = listener.Close() }() // nothing follows that an error could concern
+	failed := listener.Failed()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for {
 		w, changed := s.desired.Get()
 		if w.generation > 0 {
@@ -61,13 +81,40 @@ func (s *resolver) run(ctx context.Context) {
 				s.result.Set(now)
 			}
 		}
+		interval := resolveInterval
+		withPassword := func(g trench.Gateway) bool { return g.PasswordFile != "" }
+		if err == nil && !slices.ContainsFunc(w.attractor.Gateways, withPassword) {
+			interval = checkInterval
+		}
+		timer.Reset(tick.Until(time.Now(), interval))
 		select {
 		case <-changed:
-		case <-tick.C:
+		case <-timer.C:
+		case <-failed:
+			failed, err = nil, listener.Err()
+			s.options.Log.Warn("address notifications failed, polling only", "error", err)
+		case <-notified:
+			timer.Reset(notifyPause)
+			select {
+			case <-changed:
+			case <-timer.C:
+			case <-ctx.Done():
+				return
+			}
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+// listenAddresses subscribes to changes of links and addresses.
+func listenAddresses(wake func()) (*rtnetlink.Listener, error) {
+	l := rtnetlink.NewListener()
+	return l, l.Listen("addresses", rtnetlink.Subscription{
+		Protocol: unix.NETLINK_ROUTE,
+		Groups:   []uint32{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR},
+		Handle:   func(netlink.Message) { wake() }, Overrun: wake,
+	})
 }
 
 // resolve returns a resolution and reports whether it differs from the previous one. It renders the

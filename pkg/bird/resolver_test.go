@@ -297,6 +297,8 @@ func TestResolverPublishesChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := latest.New(desired{})
 		s := newResolver(NewSupervisor(Options{}).options, w)
+		wakes := make(chan func(), 1)
+		s.listen = func(wake func()) (*rtnetlink.Listener, error) { wakes <- wake; return rtnetlink.NewListener(), nil }
 		have := []rtnetlink.Address{addr("10.0.0.1/24")}
 		s.addresses = func(string) ([]rtnetlink.Address, error) { return have, nil }
 		done := make(chan struct{})
@@ -327,8 +329,12 @@ func TestResolverPublishesChanges(t *testing.T) {
 			t.Error("resolution published without a change")
 		}
 		have = nil
-		if !published(resolveInterval) || len(s.result.Load().problems) != 1 {
+		if !published(2*checkInterval) || len(s.result.Load().problems) != 1 {
 			t.Errorf("the address went: %+v", s.result.Load())
+		}
+		have = []rtnetlink.Address{addr("10.0.0.1/24")}
+		if (<-wakes)(); !published(notifyPause) || len(s.result.Load().problems) != 0 {
+			t.Errorf("the kernel notified of the address: %+v", s.result.Load())
 		}
 	})
 }

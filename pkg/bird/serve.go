@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/tick"
 )
 
 const (
@@ -82,7 +84,10 @@ func (s *Supervisor) wait(now time.Time) time.Duration {
 	case s.fast.active(now), s.confirming.Load() > 0:
 		return fastInterval
 	}
-	return s.holds.wait(now)
+	if wait := s.holds.wait(now); wait < pollInterval {
+		return wait
+	}
+	return tick.Until(now, pollInterval)
 }
 
 // connect dials the control socket of a new BIRD until it answers with its greeting.

@@ -81,3 +81,50 @@ func TestDoEndsWithContext(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestStamp(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	stamp := func() Stamp {
+		t.Helper()
+		s, err := StampOf(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	if _, err := StampOf(path); !errors.Is(err, os.ErrNotExist) {
+		t.Fatalf("missing file: %v", err)
+	}
+	write := func(name, content string) {
+		t.Helper()
+		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(path, "a")
+	first := stamp()
+	if again := stamp(); again != first {
+		t.Error("an unchanged file has another stamp")
+	}
+	changed := time.Unix(first.changed.Unix())
+	if first.Settled(changed.Add(settleTime)) || !first.Settled(changed.Add(settleTime+1)) || (Stamp{}).Settled(changed) {
+		t.Error("a stamp is settled at another age")
+	}
+	for _, c := range []struct {
+		name   string
+		change func()
+	}{
+		{"size", func() { write(path, "ab") }},
+		{"rename", func() {
+			write(path+".new", "ab")
+			if err := os.Rename(path+".new", path); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		before := stamp()
+		if c.change(); stamp() == before {
+			t.Errorf("%s: the stamp did not change", c.name)
+		}
+	}
+}

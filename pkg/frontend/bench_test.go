@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/announce"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/health"
@@ -41,8 +41,8 @@ func afterDecision() *process {
 	return p
 }
 
-// BenchmarkAfterDecision measures a decision that withdraws the VIPs, its confirmation, and one that
-// announces them again.
+// BenchmarkAfterDecision measures a decision that announces the VIPs, one that withdraws them, and
+// its confirmation.
 func BenchmarkAfterDecision(b *testing.B) {
 	for _, n := range []int{1, 10_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

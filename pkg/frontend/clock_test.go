@@ -74,7 +74,7 @@ func TestClockJumpsMoveNoLease(t *testing.T) {
 			case <-deadline:
 				t.Fatal("the watcher did not receive it")
 			}
-			h := lbUpdate(w.Take())
+			h := lbUpdate(w.Take(), nil)
 			states = append(states, h.VIPs...)
 			if until(h) {
 				h.VIPs = states

@@ -35,6 +35,7 @@ type controller struct {
 	revision uint64 // counts batches of decisions
 	applied  readiness.Position
 	batch    []announce.Change // reused: Post copies what it needs
+	states   []gate.VIPState   // reused: the gate copies what it needs
 }
 
 // command changes the gate; done is closed after its decisions were published.
@@ -85,14 +86,17 @@ func (c *controller) Run(ctx context.Context) error {
 	for {
 		var cause time.Time // time of the input; zero: now
 		var done chan struct{}
+		var update readiness.Update
+		var isUpdate bool
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-updated:
-			u := c.source.Take()
-			cause = u.ReceivedAt
-			c.gate.UpdateLB(time.Now(), lbUpdate(u))
-			c.observer.updated(u)
+			update, isUpdate = c.source.Take(), true
+			cause = update.ReceivedAt
+			u := lbUpdate(update, c.states[:0])
+			c.states = u.VIPs
+			c.gate.UpdateLB(time.Now(), u)
 		case <-sessionsChanged:
 			sessions, sessionsChanged = c.bird.Get()
 			c.gate.Gateways(gateways(sessions, c.requireRoute))
@@ -111,11 +115,19 @@ func (c *controller) Run(ctx context.Context) error {
 			cause = now
 		}
 		changes := c.gate.Evaluate(now)
+		if len(changes) > 0 {
+			c.post(cause, changes) // first: whatever wakes another goroutine delays BIRD
+		}
 		c.announcer.Heartbeat(now)
 		beat.Reset(beatInterval)
 		c.attractor.follow(now, c.gate.Attract()) // before the decisions are reported
+		if isUpdate {
+			c.observer.updated(update) // before the decisions that follow from it
+		}
 		if len(changes) > 0 {
-			c.publish(now, cause, changes)
+			c.observer.decided(decisions{
+				At: now, Revision: c.revision, Position: c.position(), Changes: slices.Clone(changes),
+			})
 		}
 		if position := c.position(); position != c.applied {
 			c.applied = position
@@ -131,8 +143,8 @@ func (c *controller) Run(ctx context.Context) error {
 	}
 }
 
-// publish sends a batch of decisions to the announcer first, then to the observer.
-func (c *controller) publish(now, cause time.Time, changes []gate.Change) {
+// post has the announcer write a batch of decisions.
+func (c *controller) post(cause time.Time, changes []gate.Change) {
 	c.revision++
 	c.batch = c.batch[:0]
 	for _, ch := range changes {
@@ -143,9 +155,6 @@ func (c *controller) publish(now, cause time.Time, changes []gate.Change) {
 	if len(c.batch) > 0 {
 		c.announcer.Post(announce.Batch{Changes: c.batch, Revision: c.revision, Cause: cause})
 	}
-	c.observer.decided(decisions{
-		At: now, Revision: c.revision, Position: c.position(), Changes: slices.Clone(changes),
-	})
 }
 
 // position returns the load balancer's position on which the decisions are based.
@@ -169,12 +178,13 @@ func gateways(s bird.State, requireRoute bool) gate.Gateways {
 	return g
 }
 
-func lbUpdate(u readiness.Update) gate.LBUpdate {
+// lbUpdate converts an update; the states are appended to a slice.
+func lbUpdate(u readiness.Update, states []gate.VIPState) gate.LBUpdate {
 	g := gate.LBUpdate{
 		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced,
 		LeaseEnd: u.LeaseEnd, EndedAt: u.EndedAt, Grace: u.StaleGrace,
 		GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete,
-		VIPs: make([]gate.VIPState, 0, len(u.Changed)), Removed: u.Removed,
+		VIPs: slices.Grow(states, len(u.Changed)), Removed: u.Removed,
 	}
 	for _, r := range u.Changed {
 		g.VIPs = append(g.VIPs, gate.VIPState{VIP: r.VIP, State: r.State, DrainEnd: r.DrainEnd})

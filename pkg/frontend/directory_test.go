@@ -82,7 +82,7 @@ func (s *directoryFixture) wait(what string, done func() bool) {
 			if u.Position.Revision < s.update.Position.Revision {
 				s.t.Errorf("revision %d after %d", u.Position.Revision, s.update.Position.Revision)
 			}
-			s.gate.UpdateLB(time.Now(), lbUpdate(u))
+			s.gate.UpdateLB(time.Now(), lbUpdate(u, nil))
 			if u.Complete {
 				clear(s.state)
 			}

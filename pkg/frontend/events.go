@@ -18,8 +18,8 @@ import (
 const (
 	maxEvents           = 1000 // that are kept for `frontend events`
 	maxEventsPerMessage = 256  // of WatchEvents
-	// maxEventVIPs bounds the VIPs of the events of many VIPs together, beyond the newest event: older
-	// events are discarded. 100 000 VIPs are 4 MB, and ten different decisions about 10 000 VIPs.
+	// maxEventVIPs bounds the VIPs of the events of many VIPs together, or those of the newest of them
+	// do: older events are discarded. 100 000 VIPs are 4 MB, and ten decisions about other 10 000 VIPs.
 	maxEventVIPs = 100_000
 )
 
@@ -139,7 +139,7 @@ func (e *events) add(x event) {
 			e.vips += len(e.newest.list)
 		}
 	}
-	for len(e.list) > maxEvents || e.vips > maxEventVIPs && len(e.list) > 1 {
+	for len(e.list) > maxEvents || e.vips > maxEventVIPs && e.vips > len(e.newest.list) {
 		e.discardOldest()
 	}
 }
@@ -255,18 +255,16 @@ func (b *bulk) proto(p *frontendv1.Event) {
 	slices.SortStableFunc(p.GetTransitions(), func(a, b *frontendv1.VipTransitions) int {
 		return int(b.GetCount()) - int(a.GetCount())
 	})
-	p.From, p.To, p.Reason = p.GetTransitions()[0].GetFrom(), p.GetTransitions()[0].GetTo(),
-		p.GetTransitions()[0].GetReason()
-	for _, t := range p.GetTransitions() {
-		if t.GetFrom() != p.GetFrom() {
-			p.From = readinessv1.Advertisement_ADVERTISEMENT_UNSPECIFIED
-		}
-		if t.GetTo() != p.GetTo() {
-			p.To = readinessv1.Advertisement_ADVERTISEMENT_UNSPECIFIED
-		}
-		if t.GetReason() != p.GetReason() {
-			p.Reason = readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_UNSPECIFIED
-		}
+	from, to, reason := status.Common(b.transitions(false))
+	first := b.groups[0].transition
+	if from != "" {
+		p.From = advertisementProto(first.from)
+	}
+	if to != "" {
+		p.To = advertisementProto(first.to.Advertisement)
+	}
+	if reason != "" {
+		p.Reason = reasonProto(first.to.Reason)
 	}
 }
 

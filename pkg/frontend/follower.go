@@ -46,12 +46,16 @@ type follower struct {
 	startBy             time.Time // end of ReadyTimeout; zero: it does not run
 }
 
+// refreshInterval is when ages in the status are updated without a change. BIRD's state changes each
+// second while BIRD answers, so that this wakes no idle process.
+const refreshInterval = 1500 * time.Millisecond
+
 func (f *follower) String() string { return "follower" }
 
 // Run updates the other components until ctx ends.
 func (f *follower) Run(ctx context.Context) error {
-	tick := time.NewTicker(time.Second) // updates ages in the status
-	defer tick.Stop()
+	refresh := time.NewTimer(refreshInterval)
+	defer refresh.Stop()
 	f.release, f.leave = time.NewTimer(0), time.NewTimer(0)
 	defer f.release.Stop()
 	defer f.leave.Stop()
@@ -91,6 +95,7 @@ func (f *follower) Run(ctx context.Context) error {
 		}
 		f.showStart(loaded, lb)
 		f.changed.Update(func(uint64) uint64 { return vips })
+		refresh.Reset(refreshInterval)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -119,7 +124,7 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-lbChanged:
 		case <-vipsChanged:
 		case <-ownChanged:
-		case <-tick.C:
+		case <-refresh.C:
 		}
 	}
 }

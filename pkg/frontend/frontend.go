@@ -368,17 +368,17 @@ func (p *process) report(reports []reported) {
 		return
 	}
 	d := readiness.ReportDelta{
-		Applied: p.applied.Load(), Families: p.families(), VIPs: make(map[vip.VIP]readiness.VIPReport, len(reports)),
+		Applied: p.applied.Load(), Families: p.families(), VIPs: make([]readiness.ReportedVIP, 0, len(reports)),
 	}
 	for _, r := range reports {
 		if r.Reason == gate.NotConfigured {
 			d.Removed = append(d.Removed, r.VIP)
 			continue
 		}
-		d.VIPs[r.VIP] = readiness.VIPReport{
+		d.VIPs = append(d.VIPs, readiness.ReportedVIP{VIP: r.VIP, VIPReport: readiness.VIPReport{
 			Advertisement: advertisementProto(r.Advertisement), Reason: reasonProto(r.Reason),
 			Unconfirmed: r.Unconfirmed,
-		}
+		}})
 	}
 	p.watcher.Report(d)
 	p.reported.Store(true)

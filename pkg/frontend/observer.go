@@ -18,8 +18,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxQueued bounds the queued decisions; beyond that, events are dropped and counted. It also bounds
-// the queued readiness, of which only the newest counts.
+// maxQueued bounds the queued decisions; beyond that, events are dropped and counted. It also
+// bounds the queued readiness, of which only the newest counts.
 const maxQueued = 200_000
 
 // decisions is one batch of the gate. It must not be modified.
@@ -301,8 +301,8 @@ func (o *observer) logDecisions(d decisions, out outcome, debug bool) {
 	level := slog.LevelInfo
 	if changed := out.changed(); changed > status.MaxSingle {
 		level = slog.LevelDebug
-		o.log.Info("VIPs changed", "count", changed, "transitions", status.Describe(out.bulk.transitions(true)),
-			"vips", out.bulk.first(), "instance_id", d.Position.InstanceID, "revision", d.Position.Revision)
+		o.log.With(status.LogAttributes(changed, out.bulk.transitions(true), out.bulk.first())...).Info("VIPs changed",
+			"instance_id", d.Position.InstanceID, "revision", d.Position.Revision)
 	}
 	for _, e := range out.changes {
 		o.log.Log(context.Background(), level, "VIP changed", "vip", e.VIP, "from", e.From.Advertisement,

@@ -134,6 +134,40 @@ func TestObserverQueueIsBounded(t *testing.T) {
 	}
 }
 
+// Of readiness that is not read the newest report of each VIP is kept, and that a VIP was removed.
+func TestQueuedReadinessIsBounded(t *testing.T) {
+	o, _ := testObserver()
+	kept := numbered(5000)
+	o.updated(readiness.Update{Changed: []readiness.VIPReadiness{{VIP: numbered(6000)}}})
+	o.drain()
+	o.updated(readiness.Update{Changed: []readiness.VIPReadiness{{VIP: numbered(6001)}}})
+	o.updated(readiness.Update{Complete: true, Changed: []readiness.VIPReadiness{{VIP: vipA}, {VIP: vipB}}})
+	o.updated(readiness.Update{Removed: []vip.VIP{vipA}})
+	for i := range 2*maxQueued/1000 + 1 {
+		u := readiness.Update{Changed: []readiness.VIPReadiness{{VIP: kept, ReadyTargets: uint32(i)}}}
+		for j := range 999 {
+			u.Changed = append(u.Changed, readiness.VIPReadiness{VIP: numbered(j)})
+		}
+		o.updated(u)
+		if o.reports > maxQueued {
+			t.Fatalf("%d reports are queued", o.reports)
+		}
+	}
+	o.drain()
+	if st := o.state.vips.Get(kept); st == nil || st.Readiness.ReadyTargets != 2*maxQueued/1000 {
+		t.Errorf("state %+v", st)
+	}
+	if o.state.vips.Get(vipA) != nil || o.state.vips.Get(vipB) == nil || o.state.vips.Len() != 1001 {
+		t.Errorf("%d VIPs, want 1001", o.state.vips.Len())
+	}
+	o.updated(readiness.Update{Changed: []readiness.VIPReadiness{{VIP: vipA}}})
+	o.updated(readiness.Update{Complete: true, Changed: []readiness.VIPReadiness{{VIP: vipB}}})
+	o.drain()
+	if o.state.vips.Get(vipB) == nil || o.state.vips.Len() != 1 {
+		t.Errorf("%d VIPs after a complete update, want 1", o.state.vips.Len())
+	}
+}
+
 func TestEventsKeepTheNewest(t *testing.T) {
 	var e events
 	for i := range maxEvents + 10 {

@@ -197,8 +197,8 @@ func (s *Server) Conditions() []Condition {
 }
 
 // ServeVIPs sets the function that reports whether a VIP serves: it is advertised (frontend) or
-// ready (lb). The function is called concurrently and must not block; [Server.VIPsChanged] follows a
-// change of its results. ServeVIPs must be called before the server is registered.
+// ready (lb). It is called concurrently and must not block; [Server.VIPsChanged] follows a change
+// of its results. ServeVIPs must be called before the server is registered.
 func (s *Server) ServeVIPs(vip func(vip.VIP) (serving, known bool)) { s.vip = vip }
 
 // VIPsChanged wakes every Watch after any number of VIPs changed.

@@ -22,9 +22,11 @@ const (
 	// are hardly delayed, and many are handled together.
 	restPer = time.Millisecond
 	// While a target waits for its first verdict, quickRounds in a pace are not followed by a rest
-	// at all, and the others by a short one.
+	// at all, and the others by a short one. The same quickRounds do without a rest if they handled
+	// quickChecks at most: a rest saves no wake-up then, and delays an answer.
 	quickRounds = 4
 	quickRest   = 2 * time.Millisecond
+	quickChecks = 2
 	// sourceWait is how long a target without a verdict waits for the source address of its checks:
 	// duplicate address detection takes up to 2 s.
 	sourceWait = 10 * time.Second
@@ -60,6 +62,9 @@ func (c *Checker) Run(ctx context.Context) (err error) {
 	for {
 		// While the loop rests, answers and due checks accumulate; only new targets end the rest.
 		rest := l.round(ctx)
+		if rest > 0 && l.nothingWithin(rest) {
+			rest = 0
+		}
 		var answers, rescheduled <-chan struct{}
 		entered := c.entered
 		if rest <= 0 {
@@ -129,11 +134,11 @@ func (l *loop) round(ctx context.Context) (rest time.Duration) {
 		return 0
 	}
 	l.rounds++
+	if l.rounds <= quickRounds && (starting || handled <= quickChecks) {
+		return 0
+	}
 	longest := pace
 	if starting {
-		if l.rounds <= quickRounds {
-			return 0
-		}
 		longest = quickRest
 	}
 	return min(time.Duration(handled)*restPer, longest) - time.Since(now)
@@ -197,6 +202,12 @@ func (l *loop) take(now time.Time) (starting bool) {
 		})
 	}
 	return l.unjudged > 0
+}
+
+// nothingWithin reports whether a rest would collect nothing: no answer is awaited, and no check is
+// due. With few targets each rest would be one wake-up more.
+func (l *loop) nothingWithin(rest time.Duration) bool {
+	return (l.connector == nil || len(l.connector.busy) == 0) && time.Until(l.next()) > rest
 }
 
 // next returns when the next round is due unless a channel wakes the loop before.

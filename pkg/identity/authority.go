@@ -16,6 +16,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -26,6 +27,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/durable"
 	"github.com/vipgate/vipgate/pkg/files"
+	"github.com/vipgate/vipgate/pkg/tick"
 )
 
 const (
@@ -265,7 +267,8 @@ type dev struct {
 	dir       string
 	id        spiffeid.ID
 	ttl, poll time.Duration
-	authority *DevAuthority // nil until sign has opened it
+	authority *DevAuthority  // nil until sign has opened it
+	loaded    [3]files.Stamp // of the authority, see stamps; zero: it may have changed
 }
 
 func (d *dev) String() string { return "the development authority in " + d.dir }
@@ -309,9 +312,14 @@ func (d *dev) sign(ctx context.Context) (*x509svid.SVID, error) {
 // create one: if the directory was emptied, running processes continue to trust each other.
 func (d *dev) waitRotation(ctx context.Context, s *Source, due time.Time) error {
 	for time.Now().Before(due) {
-		if err := backoff.Sleep(ctx, min(d.poll, time.Until(due))); err != nil {
+		if err := backoff.Sleep(ctx, min(tick.Until(time.Now(), d.poll), time.Until(due))); err != nil {
 			return err
 		}
+		now, stamps := time.Now(), d.stamps()
+		if stamps == d.loaded {
+			continue
+		}
+		d.loaded = [3]files.Stamp{}
 		switch a, err := LoadDevAuthority(d.dir); {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
@@ -320,7 +328,18 @@ func (d *dev) waitRotation(ctx context.Context, s *Source, due time.Time) error 
 			s.log.Warn("development authority replaced", "dir", d.dir)
 			d.authority = a
 			return nil
+		case !slices.ContainsFunc(stamps[:], func(s files.Stamp) bool { return !s.Settled(now) }):
+			d.loaded = stamps
 		}
 	}
 	return nil
+}
+
+// stamps are those of what [LoadDevAuthority] reads; parsing it each second would be most of the
+// cost of an idle source.
+func (d *dev) stamps() (list [3]files.Stamp) {
+	for i, path := range []string{d.dir, filepath.Join(d.dir, authorityCert), filepath.Join(d.dir, authorityKey)} {
+		list[i], _ = files.StampOf(path) // LoadDevAuthority returns the error
+	}
+	return list
 }

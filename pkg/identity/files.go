@@ -16,6 +16,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/files"
+	"github.com/vipgate/vipgate/pkg/tick"
 )
 
 // The file names of an SVID in a directory, as in cert-manager's SPIFFE CSI driver.
@@ -65,7 +66,7 @@ func (f *fileSource) watch(ctx context.Context, s *Source) error {
 			last = parts
 			s.offer([]*x509svid.SVID{svid}, bundle)
 		}
-		if err := backoff.Sleep(ctx, f.poll); err != nil {
+		if err := backoff.Sleep(ctx, tick.Until(time.Now(), f.poll)); err != nil {
 			return err
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/tick"
 )
 
 const (
@@ -274,7 +275,7 @@ func (l *socketListener) Addr() net.Addr { return l.current().Addr() }
 
 // watch binds the socket again when its file is removed, until ctx ends.
 func (l *socketListener) watch(ctx context.Context) {
-	for backoff.Sleep(ctx, watchInterval) == nil {
+	for backoff.Sleep(ctx, tick.Until(time.Now(), watchInterval)) == nil {
 		lost := l.bound.checkPath() // only this goroutine writes l.bound
 		if lost != nil {
 			if err := l.rebind(ctx); err != nil {

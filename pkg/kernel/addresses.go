@@ -16,13 +16,16 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/sysctl"
+	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
 	announcements = 3           // of each address (RFC 5227 section 1.1, RFC 4861 section 7.2.6)
 	announceEvery = time.Second // the time between two of them
-	addressPoll   = 5 * time.Second
+	// addressPoll is the time between two listings without notifications, addressCheck with them.
+	addressPoll  = 5 * time.Second
+	addressCheck = 30 * time.Second
 )
 
 // address is an address of this host; with another MAC address it is another one to its neighbors.
@@ -45,6 +48,8 @@ type Addresses struct {
 	ready chan struct{}
 	named func() string // nil: all interfaces
 	mute  bool          // without CAP_NET_RAW
+	// notified reports whether the kernel notifies of changes.
+	notified bool
 
 	mu   sync.Mutex
 	list []address // nil: not known
@@ -124,6 +129,7 @@ func (a *Addresses) Run(ctx context.Context) error {
 		a.log.Warn("address notifications are not available, polling only", "interval", addressPoll, "error", err)
 	}
 	defer w.close(a.log)
+	a.notified = err == nil
 	close(a.ready)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -133,7 +139,7 @@ func (a *Addresses) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-failed:
-			failed = nil
+			failed, a.notified = nil, false
 			a.log.Warn("address notifications failed, polling only", "interval", addressPoll, "error", w.Err())
 		case <-w.changed:
 		case <-timer.C:
@@ -153,7 +159,11 @@ type progress struct {
 
 // announce announces the addresses that are due and returns how long to wait for the next.
 func (a *Addresses) announce(before map[address]progress, now time.Time) (map[address]progress, time.Duration) {
-	known, wait := make(map[address]progress, len(a.list)), addressPoll // only Run changes the list
+	known := make(map[address]progress, len(a.list)) // only Run changes the list
+	wait := tick.Until(now, addressPoll)
+	if a.notified && a.err == nil {
+		wait = tick.Until(now, addressCheck)
+	}
 	var due []address
 	var first []netip.Addr
 	for _, x := range a.list {

@@ -31,7 +31,8 @@ type Options struct {
 	// External returns the interface on which packets for VIPs arrive; nil: its sysctls are not
 	// checked.
 	External func() string
-	// checkInterval is the time between two reconciliations without a notification.
+	// checkInterval is the time between two reconciliations without a notification, of which the
+	// kernel loses none without saying so.
 	checkInterval time.Duration
 	// Log receives changes and failures; nil is slog.Default().
 	Log *slog.Logger
@@ -42,7 +43,7 @@ func (o Options) withDefaults() Options {
 		o.Mark, o.Mask = DefaultMark, DefaultMask
 	}
 	o.TableID, o.Priority = cmp.Or(o.TableID, DefaultTableID), cmp.Or(o.Priority, DefaultPriority)
-	o.checkInterval, o.Log = cmp.Or(o.checkInterval, time.Second), cmp.Or(o.Log, slog.Default())
+	o.checkInterval, o.Log = cmp.Or(o.checkInterval, 5*time.Second), cmp.Or(o.Log, slog.Default())
 	return o
 }
 

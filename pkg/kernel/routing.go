@@ -10,6 +10,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
+	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -117,7 +118,7 @@ func (r *Routing) Run(ctx context.Context) error {
 			r.o.Log.Warn("failed to remove leftovers of an earlier frontend", "error", cleanErr)
 		}
 
-		next := r.o.checkInterval
+		next := tick.Until(time.Now(), r.o.checkInterval)
 		switch {
 		case result.err != nil || cleanErr != nil:
 			next = min(failures.Next(), next)

@@ -65,7 +65,8 @@ func run(t *testing.T) *runningLoop {
 	s.Check.Interval, s.Check.Timeout = 20*time.Millisecond, 20*time.Millisecond
 	s.Targets[0].IPs = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 	r := &runningLoop{
-		newLoop(t, TargetOptions{}), healthcheck.New(healthcheck.Options{Log: quiet}), &scriptedPlane{ready: make(chan struct{})}, &scriptedFrontend{},
+		newLoop(t, TargetOptions{}), healthcheck.New(healthcheck.Options{Log: quiet}),
+		&scriptedPlane{ready: make(chan struct{})}, &scriptedFrontend{},
 		listener,
 	}
 	r.loop.checker = r.checker

@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -253,19 +254,15 @@ func (d *decisions) bulk(x decided, tally []status.Tallied[transition], transiti
 			Count: t.Count, Family: t.Transition.family.String(), From: from, To: to, Reason: reason, Detail: details[g],
 		})
 		e.Transitions = append(e.Transitions, t.Transition.proto(t.Count, details[g]))
-		if e.GetWhat() == "" {
-			e.What = to
-		} else if e.GetWhat() != to {
-			e.What = "changed"
-		}
 	}
 	slices.SortStableFunc(words, status.LargestFirst)
 	slices.SortStableFunc(e.GetTransitions(), func(a, b *lbv1.VipTransitions) int {
 		return int(b.GetCount()) - int(a.GetCount())
 	})
 	e.Detail = status.DescribeVIPs(words, e.GetFirstVips(), n)
-	d.log.Info("VIPs changed", "count", n, "transitions", status.Describe(words), "vips", e.GetFirstVips(),
-		"revision", x.revision)
+	_, to, _ := status.Common(words)
+	e.What = cmp.Or(to, "changed")
+	d.log.With(status.LogAttributes(n, words, e.GetFirstVips())...).Info("VIPs changed", "revision", x.revision)
 	d.event(e)
 }
 

@@ -14,12 +14,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/serving"
 	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
-
-// beatsPerLease is how many heartbeats go into one lease (docs/architecture.md#the-two-leases).
-const beatsPerLease = 5
 
 // checker is a [healthcheck.Checker], or a script of a test.
 type checker interface {
@@ -99,7 +97,8 @@ func (l *loop) Run(ctx context.Context) error {
 		state, confirmed = l.plane.State().Get()
 		in.kernel = &state
 	}
-	beat := time.NewTicker(l.lease / beatsPerLease)
+	interval := l.lease / BeatsPerLease
+	beat := time.NewTimer(tick.Until(time.Now(), interval))
 	defer beat.Stop()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -139,6 +138,7 @@ func (l *loop) Run(ctx context.Context) error {
 			}
 		case <-timer.C:
 		case <-beat.C:
+			beat.Reset(tick.Until(time.Now(), interval))
 			beats = true
 		}
 		if !l.evaluate(in) {

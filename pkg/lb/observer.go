@@ -12,6 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -38,8 +39,8 @@ func (o *observer) String() string { return "observer" }
 // Run follows identity, configuration, reports and decisions until ctx ends.
 func (o *observer) Run(ctx context.Context) error {
 	p := o.process
-	tick := time.NewTicker(time.Second) // last checks and ages in the status
-	defer tick.Stop()
+	refresh := time.NewTimer(tick.Until(time.Now(), time.Second)) // of last checks and ages in the status
+	defer refresh.Stop()
 	targets := p.index.Watch(nil)
 	defer targets.Close()
 	var state plan.State
@@ -93,7 +94,8 @@ func (o *observer) Run(ctx context.Context) error {
 			dataPlaneReady = nil
 		case <-dataPlaneChanged:
 		case <-o.decisions.wake:
-		case <-tick.C:
+		case <-refresh.C:
+			refresh.Reset(tick.Until(time.Now(), time.Second))
 		}
 	}
 }

@@ -95,16 +95,18 @@ func (c *watchConn) run(ctx context.Context) error {
 
 	silence := time.AfterFunc(c.w.handshakeWithin+c.w.firstMessageWithin, func() { c.cancel(errNoFirstMessage) })
 	defer silence.Stop()
-	stream, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: c.w.opts.Reader})
+	stream, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: c.w.opts.Reader},
+		grpc.ForceCodecV2(newCodec()))
 	if err != nil {
 		return err
 	}
 	var decoder decoder
+	var data received
 	var reports sync.WaitGroup
 	defer reports.Wait()
 	defer c.cancel(nil)
 	for {
-		m, err := stream.Recv()
+		err := stream.RecvMsg(&data)
 		at := time.Now()
 		switch {
 		case err != nil && unimplemented(err) && c.w.opts.Fallback != nil && !isClosed(c.received):
@@ -112,7 +114,7 @@ func (c *watchConn) run(ctx context.Context) error {
 		case err != nil:
 			return err
 		}
-		e, err := decoder.decode(m, at)
+		e, err := decoder.decode(data, at)
 		if err == nil {
 			err = c.w.merger.merge(&c.state, e, at)
 		}
@@ -256,14 +258,14 @@ func (c *watchConn) sendReports(ctx context.Context, client readinessv1.Readines
 		}
 		if ok && stream == nil {
 			var err error
-			if stream, err = client.ReportAdvertisement(ctx); err != nil {
+			if stream, err = client.ReportAdvertisement(ctx, grpc.ForceCodecV2(newCodec())); err != nil {
 				return err
 			}
 			receiver.Go(func() { ended <- stream.RecvMsg(new(readinessv1.ReportAdvertisementResponse)) })
 		}
 		if ok {
-			for _, m := range p.messages(watchID) {
-				if stream.Send(m) != nil { // the error is that of RecvMsg
+			for m := range p.messages(watchID) {
+				if stream.SendMsg(m) != nil { // the error is that of RecvMsg
 					return cmp.Or(<-ended, errReportEnded)
 				}
 			}

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -18,6 +21,11 @@ type decoder struct {
 	position Position
 	synced   bool
 	names    nameTable
+	// header is the message that is decoded, without a snapshot or delta.
+	header response
+	// The newest values of fields that many VIPs of a message share.
+	sharedDetail detail
+	sharedSince  since
 	// staged is the state whose parts are being received, and its revision; its kind is kindNone
 	// when there are none.
 	staged   event
@@ -44,54 +52,100 @@ type event struct {
 	drainEnd time.Time // kindGoingAway
 }
 
-// decode decodes a message received at the given time.
-func (d *decoder) decode(m *response, at time.Time) (event, error) {
+// decode decodes a message in wire format that was received at the given time. It keeps no
+// reference to data.
+func (d *decoder) decode(data []byte, at time.Time) (event, error) {
 	e := event{}
-	var err error
-	if e.lease, err = durationFromProto(m.GetLease(), "lease", minLease, MaxLease); err == nil {
+	k, content, err := d.split(data)
+	m := &d.header
+	if err == nil {
+		e.lease, err = durationFromProto(m.GetLease(), "lease", minLease, MaxLease)
+	}
+	if err == nil {
 		err = d.checkPosition(m.GetPosition())
 	}
 	if err == nil && d.watchID == "" {
-		err = d.decodeFirst(m, &e)
+		err = d.decodeFirst(m, k, &e)
 	}
 	if err != nil {
 		return e, err
 	}
 	revision := m.GetPosition().GetRevision()
-	snapshot, delta := m.GetSnapshot(), m.GetDelta()
-	part := (d.staged.kind == kindSnapshot && snapshot != nil) || (d.staged.kind == kindDelta && delta != nil)
-	if d.staged.kind != kindNone && (revision != d.stagedAt || !part) {
+	if d.staged.kind != kindNone && (revision != d.stagedAt || k != d.staged.kind) {
 		return e, fmt.Errorf("the last part of revision %d is missing", d.stagedAt)
 	}
-	switch x := m.GetEvent().(type) {
-	case *readinessv1.WatchReadinessResponse_Snapshot:
-		if d.synced && !snapshot.GetSynced() {
-			return e, errors.New("unsynced snapshot after a synced one")
-		}
-		err = d.stage(kindSnapshot, revision, snapshot.GetVips(), nil, at)
-		if err == nil && snapshot.GetLast() {
-			d.synced = snapshot.GetSynced()
-			err = d.complete(&e)
-		}
-	case *readinessv1.WatchReadinessResponse_Delta:
-		if revision == d.position.Revision {
+	switch k {
+	case kindSnapshot, kindDelta:
+		if k == kindDelta && revision == d.position.Revision {
 			return e, fmt.Errorf("a delta did not advance the revision %d", revision)
 		}
-		err = d.stage(kindDelta, revision, delta.GetChanged(), delta.GetRemoved(), at)
-		if err == nil && delta.GetLast() {
+		var synced, last bool
+		synced, last, err = d.stage(k, revision, content, at)
+		if err == nil && k == kindSnapshot && d.synced && !synced {
+			return e, errors.New("unsynced snapshot after a synced one")
+		}
+		if err == nil && last {
+			if k == kindSnapshot {
+				d.synced = synced
+			}
 			err = d.complete(&e)
 		}
-	case *readinessv1.WatchReadinessResponse_Heartbeat:
-		e.kind, err = kindHeartbeat, d.checkSameRevision(revision)
-	case *readinessv1.WatchReadinessResponse_GoingAway:
-		left, drainErr := durationFromProto(x.GoingAway.GetDrainFor(), "drain_for", 0, maxStaleGrace)
-		e.kind, e.drainEnd, err = kindGoingAway, at.Add(left), cmp.Or(d.checkSameRevision(revision), drainErr)
+	case kindHeartbeat:
+		e.kind, err = k, d.checkSameRevision(revision)
+	case kindGoingAway:
+		left, drainErr := durationFromProto(m.GetGoingAway().GetDrainFor(), "drain_for", 0, maxStaleGrace)
+		e.kind, e.drainEnd, err = k, at.Add(left), cmp.Or(d.checkSameRevision(revision), drainErr)
 	default:
 		err = errors.New("message has no known event")
 	}
 	e.position, e.synced = d.position, d.synced
 	return e, err
 }
+
+// split decodes a message into header, except for a snapshot or delta, which it returns encoded.
+func (d *decoder) split(data []byte) (k kind, content []byte, err error) {
+	proto.Reset(&d.header)
+	for len(data) > 0 {
+		field, wireType, tagSize := protowire.ConsumeTag(data)
+		size := protowire.ConsumeFieldValue(field, wireType, data[max(0, tagSize):])
+		switch {
+		case tagSize < 0:
+			return k, nil, protowire.ParseError(tagSize)
+		case size < 0:
+			return k, nil, protowire.ParseError(size)
+		case wireType != protowire.BytesType || (field != fieldSnapshot && field != fieldDelta):
+			// A message is the concatenation of its fields.
+			if err = mergeFields.Unmarshal(data[:tagSize+size], &d.header); err != nil {
+				return k, nil, err
+			}
+		case k != kindNone:
+			return k, nil, errSeveralEvents
+		default:
+			k = kindDelta
+			if field == fieldSnapshot {
+				k = kindSnapshot
+			}
+			content, _ = protowire.ConsumeBytes(data[tagSize:])
+		}
+		data = data[tagSize+size:]
+	}
+	var other kind
+	switch d.header.GetEvent().(type) {
+	case *readinessv1.WatchReadinessResponse_Heartbeat:
+		other = kindHeartbeat
+	case *readinessv1.WatchReadinessResponse_GoingAway:
+		other = kindGoingAway
+	}
+	if k != kindNone && other != kindNone {
+		return k, nil, errSeveralEvents
+	}
+	return max(k, other), content, nil
+}
+
+var (
+	mergeFields      = proto.UnmarshalOptions{Merge: true}
+	errSeveralEvents = errors.New("message has several events")
+)
 
 // checkPosition compares the position with the previous one.
 func (d *decoder) checkPosition(p *readinessv1.Position) error {
@@ -109,8 +163,8 @@ func (d *decoder) checkPosition(p *readinessv1.Position) error {
 }
 
 // decodeFirst decodes the fields that only the first message has.
-func (d *decoder) decodeFirst(m *response, e *event) (err error) {
-	if m.GetSnapshot() == nil {
+func (d *decoder) decodeFirst(m *response, k kind, e *event) (err error) {
+	if k != kindSnapshot {
 		return errors.New("the first message is not a snapshot")
 	}
 	id := m.GetWatchId()
@@ -134,46 +188,51 @@ func (d *decoder) checkSameRevision(revision uint64) error {
 }
 
 // stage adds a part to the staged state, or starts one.
-func (d *decoder) stage(k kind, revision uint64, changed []*readinessv1.VipReadiness, removed []string,
-	at time.Time,
-) error {
+func (d *decoder) stage(k kind, revision uint64, content []byte, at time.Time) (synced, last bool, err error) {
 	if d.staged.kind == kindNone {
 		d.stagedAt = revision
 		d.staged = event{kind: k}
 		d.names.begin(revision, k == kindSnapshot)
 	}
-	d.staged.changed = growStaged(d.staged.changed, len(changed), d.names.size())
-	for _, m := range changed {
-		v, err := d.names.name(m.GetVip(), false)
-		if err != nil {
-			return err
+	var f field
+	for len(content) > 0 {
+		content, err = f.consume(content)
+		switch {
+		case err != nil:
+		case f.is(fieldChanged, protowire.BytesType):
+			if staged := d.staged.changed; len(staged) == cap(staged) {
+				// The others of the part are about as long.
+				more := 1 + len(content)/max(len(f.bytes), leastVIPBytes)
+				d.staged.changed = growStaged(staged, more, d.names.size())
+			}
+			d.staged.changed = append(d.staged.changed, VIPReadiness{})
+			err = d.vipReadiness(&d.staged.changed[len(d.staged.changed)-1], f.bytes, at)
+		case k == kindDelta && f.is(fieldRemoved, protowire.BytesType):
+			var v vip.VIP
+			v, err = d.names.name(f.bytes, true)
+			d.staged.removed = append(d.staged.removed, v)
+		case k == kindSnapshot && f.is(fieldSynced, protowire.VarintType):
+			synced = protowire.DecodeBool(f.varint)
+		case f.is(fieldLast, protowire.VarintType):
+			last = protowire.DecodeBool(f.varint)
 		}
-		r, err := readinessFromProto(v, m, at)
 		if err != nil {
-			return err
+			return false, false, err
 		}
-		d.staged.changed = append(d.staged.changed, r)
 	}
-	for _, text := range removed {
-		v, err := d.names.name(text, true)
-		if err != nil {
-			return err
-		}
-		d.staged.removed = append(d.staged.removed, v)
-	}
-	return nil
+	return synced, last, nil
 }
 
-// growStaged returns staged with room for more. It grows in few steps, the last of which is the
-// number of VIPs that the watch knows: a decision about all of them is common.
+// leastVIPBytes is the least size of an encoded VIP with a state.
+const leastVIPBytes = 16
+
+// growStaged returns staged with room for more VIPs. It grows in few steps, the last of which is
+// the number of VIPs that the watch knows: a decision about all of them is common.
 func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
-	need := len(staged) + more
-	if need <= cap(staged) {
-		return staged
-	}
+	need := len(staged) + more // an estimate
 	size := max(need, 4*cap(staged))
-	if need <= known {
-		size = min(size, known)
+	if need-need/8 <= known {
+		size = min(size, max(need, known))
 	}
 	return append(make([]VIPReadiness, 0, size), staged...)
 }

@@ -160,7 +160,7 @@ func TestDecoderRejectsViolations(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var d decoder
 			for i, m := range tt.messages {
-				_, err := d.decode(m, time.Now())
+				_, err := decode(&d, m)
 				if last := i == len(tt.messages)-1; !last && err != nil {
 					t.Fatalf("message %d: %v", i, err)
 				} else if last && (err == nil || !strings.Contains(err.Error(), tt.problem)) {
@@ -179,7 +179,7 @@ func TestDecoderVIPLimit(t *testing.T) {
 			n := part*MaxVIPsPerMessage + i
 			names = append(names, fmt.Sprintf("2000::%x:%x/128", n>>16, n&0xffff))
 		}
-		_, err := d.decode(message(1, snapshotOf(false, names...)), time.Now())
+		_, err := decode(&d, message(1, snapshotOf(false, names...)))
 		if part < MaxVIPs/MaxVIPsPerMessage {
 			if err != nil {
 				t.Fatalf("part %d: %v", part, err)
@@ -213,7 +213,7 @@ func TestDecoderAssemblesParts(t *testing.T) {
 		{message(7, snapshotOf(true)), kindSnapshot, 7, 0, 0},
 	}
 	for i, step := range steps {
-		s, err := d.decode(step.m, at)
+		s, err := decodeAt(&d, step.m, at)
 		if err != nil {
 			t.Fatalf("message %d: %v", i, err)
 		}
@@ -233,11 +233,11 @@ func TestDecoderDiscardsUnsyncedData(t *testing.T) {
 		message(1, snapshotOf(true, "20.0.0.1/32"), unsynced),
 		message(2, deltaOf(true, "20.0.0.2/32")),
 	} {
-		if s, err := d.decode(m, time.Now()); err != nil || s.synced || s.changed != nil || s.removed != nil {
+		if s, err := decode(&d, m); err != nil || s.synced || s.changed != nil || s.removed != nil {
 			t.Fatalf("message %d: %+v, %v", i, s, err)
 		}
 	}
-	if s, err := d.decode(message(3, snapshotOf(true, "20.0.0.3/32")), time.Now()); err != nil || !s.synced ||
+	if s, err := decode(&d, message(3, snapshotOf(true, "20.0.0.3/32"))); err != nil || !s.synced ||
 		len(s.changed) != 1 {
 		t.Fatalf("synced: %+v, %v", s, err)
 	}
@@ -248,7 +248,7 @@ func TestDecoderAcceptsUnknownReason(t *testing.T) {
 		Vip: "20.0.0.1/32", State: readinessv1.VipState_VIP_STATE_READY, Reason: 4711,
 		Detail: "a\nb",
 	}
-	r, err := readinessFromProto(vip.Require(m.GetVip()), m, time.Now())
+	r, err := decodeVIP(m, time.Now())
 	if err != nil || r.State != vip.Ready || r.Reason != 0 || r.Detail != "a b" {
 		t.Fatalf("%+v, %v", r, err)
 	}
@@ -272,8 +272,8 @@ func FuzzDecoder(f *testing.F) {
 		var d decoder
 		b, h := newUpdateMerger(), &streamState{}
 		revision := uint64(0)
-		feed := func(m *response) bool {
-			s, err := d.decode(m, time.Now())
+		feed := func(data []byte) bool {
+			s, err := d.decode(data, time.Now())
 			if err == nil {
 				err = b.merge(h, s, time.Now())
 			}
@@ -286,10 +286,12 @@ func FuzzDecoder(f *testing.F) {
 			revision = s.position.Revision
 			return true
 		}
-		feed(message(5, snapshotOf(true, "20.0.0.1/32")))
-		for _, data := range [][]byte{first, second} {
-			var m response
-			if proto.Unmarshal(data, &m) != nil || !feed(&m) {
+		begin, err := proto.Marshal(message(5, snapshotOf(true, "20.0.0.1/32")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, data := range [][]byte{begin, first, second} {
+			if !feed(data) {
 				return
 			}
 		}
@@ -299,14 +301,33 @@ func FuzzDecoder(f *testing.F) {
 func TestLongDrainIsCapped(t *testing.T) {
 	now := time.Now()
 	m := VIPReadiness{VIP: vip.Require("20.0.0.1/32"), State: vip.Draining, DrainEnd: now.Add(1000 * time.Hour)}.Proto(now)
-	r, err := readinessFromProto(vip.Require(m.GetVip()), m, now)
+	r, err := decodeVIP(m, now)
 	if err != nil || r.DrainEnd.Sub(now) != maxStaleGrace {
 		t.Errorf("drains until %v, %v", r.DrainEnd.Sub(now), err)
 	}
 }
 
 // decode decodes a message that is received now.
-func decode(d *decoder, m *response) (event, error) { return d.decode(m, time.Now()) }
+func decode(d *decoder, m *response) (event, error) { return decodeAt(d, m, time.Now()) }
+
+// decodeAt passes a message to a decoder in wire format.
+func decodeAt(d *decoder, m *response, at time.Time) (event, error) {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		return event{}, err
+	}
+	return d.decode(b, at)
+}
+
+func decodeVIP(m *readinessv1.VipReadiness, at time.Time) (r VIPReadiness, err error) {
+	b, err := proto.Marshal(m)
+	if err == nil {
+		d := new(decoder)
+		d.names.begin(1, true)
+		err = d.vipReadiness(&r, b, at)
+	}
+	return r, err
+}
 
 func TestDecoderKeepsOrder(t *testing.T) {
 	var d decoder

@@ -330,7 +330,7 @@ func (x *hostileLB) send(t *testing.T, s *hostileStream, sent *response) {
 	}
 	before := x.merger.pending
 	allowed := s.book.accepts(m)
-	said, err := s.decoder.decode(m, x.now)
+	said, err := s.decoder.decode(b, x.now)
 	if (err == nil) != allowed {
 		t.Fatalf("the protocol allows it: %v; the decoder says %v\n%v", allowed, err, m)
 	}

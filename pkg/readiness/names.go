@@ -12,6 +12,9 @@ import (
 type nameTable struct {
 	index map[string]int32 // of the canonical text, in names
 	names []name
+	// next follows the newest name that was found. A load balancer keeps an order, so that most
+	// names are found without a lookup.
+	next int
 
 	revision uint64 // that is staged
 	stage    uint64 // counts the revisions that were staged
@@ -23,6 +26,7 @@ type nameTable struct {
 // name is a VIP that a watch has named.
 type name struct {
 	vip     vip.VIP
+	text    string // canonical
 	stage   uint64 // newest stage that names it
 	removed bool   // by that stage
 }
@@ -31,22 +35,27 @@ type name struct {
 func (t *nameTable) begin(revision uint64, snapshot bool) {
 	t.revision = revision
 	t.stage++
-	t.staged = 0
+	t.staged, t.next = 0, 0
 	if snapshot {
 		t.snapshot, t.live = t.stage, 0
 	}
 }
 
 // name returns the VIP of a text that the current stage names, at most once.
-func (t *nameTable) name(text string, removed bool) (vip.VIP, error) {
-	i, known := t.index[text]
-	if !known {
-		v, err := vip.Parse(text)
-		if err != nil {
-			return v, err
+func (t *nameTable) name(text []byte, removed bool) (vip.VIP, error) {
+	i := t.next
+	if i >= len(t.names) || t.names[i].text != string(text) {
+		at, known := t.index[string(text)]
+		if !known {
+			v, err := vip.Parse(string(text))
+			if err != nil {
+				return v, err
+			}
+			at = t.insert(v)
 		}
-		i = t.insert(v)
+		i = int(at)
 	}
+	t.next = i + 1
 	n := &t.names[i]
 	switch {
 	case n.stage == t.stage:
@@ -77,7 +86,7 @@ func (t *nameTable) insert(v vip.VIP) int32 {
 	}
 	i := int32(len(t.names))
 	t.index[text] = i
-	t.names = append(t.names, name{vip: v})
+	t.names = append(t.names, name{vip: v, text: text})
 	return i
 }
 
@@ -97,9 +106,9 @@ func (t *nameTable) compact() {
 		index: make(map[string]int32, t.live), names: make([]name, 0, t.live),
 		revision: t.revision, stage: t.stage, snapshot: t.snapshot, staged: t.staged, live: t.live,
 	}
-	for text, i := range t.index {
-		if n := t.names[i]; n.isLive(t.snapshot) {
-			kept.index[text] = int32(len(kept.names))
+	for _, n := range t.names {
+		if n.isLive(t.snapshot) {
+			kept.index[n.text] = int32(len(kept.names))
 			kept.names = append(kept.names, n)
 		}
 	}

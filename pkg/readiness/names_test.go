@@ -26,7 +26,7 @@ func TestNameTableMatchesSets(t *testing.T) {
 			for range rapid.IntRange(0, 8).Draw(r, "names") {
 				text := rapid.SampledFrom(spellings).Draw(r, "name")
 				removed := !snapshot && rapid.Bool().Draw(r, "removed")
-				v, err := table.name(text, removed)
+				v, err := table.name([]byte(text), removed)
 				want := vip.Require(text)
 				if v != want || (err != nil) != named.Has(want) {
 					r.Fatalf("%s is %v, %v; named: %v", text, v, err, named)
@@ -50,14 +50,14 @@ func TestNameTableMatchesSets(t *testing.T) {
 func TestNameTableForgetsRemovedVIPs(t *testing.T) {
 	var table nameTable
 	table.begin(1, true)
-	if _, err := table.name("2001::/64", false); err != nil {
+	if _, err := table.name([]byte("2001::/64"), false); err != nil {
 		t.Fatal(err)
 	}
 	for revision := range uint64(100) {
 		for _, removed := range []bool{false, true} {
 			table.begin(revision, false)
 			for i := range 1000 {
-				if _, err := table.name(fmt.Sprintf("2000:%x::%x/128", revision, i), removed); err != nil {
+				if _, err := table.name(fmt.Appendf(nil, "2000:%x::%x/128", revision, i), removed); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -68,7 +68,7 @@ func TestNameTableForgetsRemovedVIPs(t *testing.T) {
 		}
 	}
 	table.begin(1000, false)
-	if _, err := table.name("2001::/64", true); err != nil || table.live != 0 {
+	if _, err := table.name([]byte("2001::/64"), true); err != nil || table.live != 0 {
 		t.Fatalf("the VIP that stayed: %d live, %v", table.live, err)
 	}
 }

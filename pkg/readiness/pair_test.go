@@ -215,13 +215,14 @@ func (p *pair) run(ctx context.Context) {
 			p.problem = problem
 		}
 		p.mu.Unlock()
-		report := ReportDelta{Applied: p.gate.view.Position, VIPs: map[vip.VIP]VIPReport{}}
+		report := ReportDelta{Applied: p.gate.view.Position}
 		for _, c := range changes {
 			if p.gate.vips.Has(c.VIP) {
-				report.VIPs[c.VIP] = VIPReport{Advertisement: readinessv1.Advertisement(1 + c.To.Advertisement)}
+				r := VIPReport{Advertisement: readinessv1.Advertisement(1 + c.To.Advertisement)}
+				report.VIPs = append(report.VIPs, ReportedVIP{c.VIP, r})
+				p.reported[c.VIP] = r
 			}
 		}
-		maps.Copy(p.reported, report.VIPs)
 		p.watcher.Report(report)
 		timer.Reset(time.Until(p.gate.Deadline(now))) // always set, because of the gateways
 		p.looking.Unlock()

@@ -3,7 +3,7 @@ package readiness
 import (
 	"context"
 	"fmt"
-	"maps"
+	"slices"
 	"sync"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -18,8 +18,8 @@ type ReportDelta struct {
 	// Families is the external connectivity of every configured family. nil: unchanged. It must not
 	// be modified afterwards.
 	Families map[vip.Family]bool
-	// VIPs holds the changed advertisements.
-	VIPs map[vip.VIP]VIPReport
+	// VIPs holds the changed advertisements. Of a VIP that is named twice, the last one counts.
+	VIPs []ReportedVIP
 	// Removed holds VIPs that left the configuration. They are reported once as withdrawn, not
 	// configured.
 	Removed []vip.VIP
@@ -28,24 +28,33 @@ type ReportDelta struct {
 // reportQueue holds the full report and what the current reporter has not sent yet. Only one stream
 // reports at a time.
 type reportQueue struct {
-	mu      sync.Mutex
-	all     ReportDelta // the full report
-	version uint64      // incremented by each report
+	mu       sync.Mutex
+	applied  Position
+	families map[vip.Family]bool
+	vips     map[vip.VIP]*queuedReport // the full report, and removed VIPs that are dirty
+	version  uint64                    // incremented by each report
 
 	reporter *reporter // nil: no stream reports
 	// written is the version that the reporter has written completely.
 	written latest.Value[uint64]
 }
 
+// queuedReport is the newest report of a VIP.
+type queuedReport struct {
+	ReportedVIP
+	removed bool // the VIP is reported once more, and is not part of a full report
+	dirty   bool // not sent by the reporter yet
+}
+
 // reporter is one stream's view of the queue, guarded by reportQueue.mu.
 type reporter struct {
 	wake  chan struct{}
-	dirty map[vip.VIP]VIPReport // not sent yet
-	taken uint64                // reportQueue.version at the last take
+	dirty []*queuedReport // in the order of the reports
+	taken uint64          // reportQueue.version at the last take
 }
 
 func newReportQueue() *reportQueue {
-	return &reportQueue{all: ReportDelta{VIPs: make(map[vip.VIP]VIPReport)}}
+	return &reportQueue{vips: make(map[vip.VIP]*queuedReport)}
 }
 
 func (q *reportQueue) report(d ReportDelta) {
@@ -53,26 +62,41 @@ func (q *reportQueue) report(d ReportDelta) {
 	defer q.mu.Unlock()
 	q.version++
 	if d.Applied != (Position{}) {
-		q.all.Applied = d.Applied
+		q.applied = d.Applied
 	}
 	if d.Families != nil {
-		q.all.Families = d.Families
+		q.families = d.Families
 	}
-	maps.Copy(q.all.VIPs, d.VIPs)
+	for i := range d.VIPs {
+		q.set(&d.VIPs[i], false)
+	}
 	for _, v := range d.Removed {
-		delete(q.all.VIPs, v)
-	}
-	if q.reporter == nil {
-		return
-	}
-	maps.Copy(q.reporter.dirty, d.VIPs)
-	for _, v := range d.Removed {
-		q.reporter.dirty[v] = VIPReport{
+		q.set(&ReportedVIP{v, VIPReport{
 			Advertisement: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
 			Reason:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED,
-		}
+		}}, true)
 	}
-	latest.Wake(q.reporter.wake)
+	if q.reporter != nil {
+		latest.Wake(q.reporter.wake)
+	}
+}
+
+// set records the report of a VIP.
+func (q *reportQueue) set(r *ReportedVIP, removed bool) {
+	if removed && q.reporter == nil {
+		delete(q.vips, r.VIP)
+		return
+	}
+	is := q.vips[r.VIP]
+	if is == nil {
+		is = new(queuedReport)
+		q.vips[r.VIP] = is
+	}
+	is.ReportedVIP, is.removed = *r, removed
+	if q.reporter != nil && !is.dirty {
+		is.dirty = true
+		q.reporter.dirty = append(q.reporter.dirty, is)
+	}
 }
 
 // attach creates the reporter that replaces the current one. It starts with the full report.
@@ -82,19 +106,41 @@ func (q *reportQueue) attach() *reporter {
 	if q.reporter != nil {
 		latest.Wake(q.reporter.wake)
 	}
-	q.reporter = &reporter{wake: make(chan struct{}, 1), dirty: maps.Clone(q.all.VIPs)}
-	q.written.Set(0)
+	q.reporter = &reporter{wake: make(chan struct{}, 1)}
+	q.startOver()
 	return q.reporter
+}
+
+// startOver makes the full report dirty.
+func (q *reportQueue) startOver() {
+	q.reporter.dirty, q.reporter.taken = make([]*queuedReport, 0, len(q.vips)), 0
+	for v, r := range q.vips {
+		if r.removed {
+			delete(q.vips, v)
+			continue
+		}
+		r.dirty = true
+		q.reporter.dirty = append(q.reporter.dirty, r)
+	}
+	slices.SortFunc(q.reporter.dirty, func(a, b *queuedReport) int { return vip.Compare(a.VIP, b.VIP) })
+	q.written.Set(0)
 }
 
 // detach ends a reporter.
 func (q *reportQueue) detach(r *reporter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.reporter == r {
-		q.reporter = nil
-		q.written.Set(0)
+	if q.reporter != r {
+		return
 	}
+	for _, queued := range r.dirty {
+		if queued.removed {
+			delete(q.vips, queued.VIP)
+		}
+		queued.dirty = false
+	}
+	q.reporter, r.dirty = nil, nil
+	q.written.Set(0)
 }
 
 // resend makes the reporter send the full report again after its stream failed. It reports whether
@@ -105,8 +151,7 @@ func (q *reportQueue) resend(r *reporter) bool {
 	if q.reporter != r {
 		return false
 	}
-	r.dirty, r.taken = maps.Clone(q.all.VIPs), 0
-	q.written.Set(0)
+	q.startOver()
 	return true
 }
 
@@ -121,8 +166,16 @@ func (q *reportQueue) take(r *reporter) (d ReportDelta, ok, replaced bool) {
 	if r.taken == q.version {
 		return d, false, false
 	}
-	d = ReportDelta{Applied: q.all.Applied, Families: q.all.Families, VIPs: r.dirty}
-	r.dirty, r.taken = make(map[vip.VIP]VIPReport), q.version
+	d = ReportDelta{Applied: q.applied, Families: q.families, VIPs: make([]ReportedVIP, 0, len(r.dirty))}
+	for _, queued := range r.dirty {
+		d.VIPs = append(d.VIPs, queued.ReportedVIP)
+		queued.dirty = false
+		if queued.removed {
+			delete(q.vips, queued.VIP)
+		}
+	}
+	clear(r.dirty)
+	r.dirty, r.taken = r.dirty[:0], q.version
 	return d, true, false
 }
 
@@ -152,25 +205,4 @@ func (q *reportQueue) waitWritten(ctx context.Context) error {
 		problem = "no connection"
 	}
 	return fmt.Errorf("failed to report to the load balancer: %s: %w", problem, err)
-}
-
-// messages returns the report as messages for a watch.
-func (d ReportDelta) messages(watchID string) []*readinessv1.ReportAdvertisementRequest {
-	families := FamiliesProto(d.Families)
-	messages := []*readinessv1.ReportAdvertisementRequest{{WatchId: watchID, Families: families}}
-	for v, r := range d.VIPs {
-		last := messages[len(messages)-1]
-		if len(last.Vips) == vipsPerPart {
-			last = &readinessv1.ReportAdvertisementRequest{WatchId: watchID, Families: families}
-			messages = append(messages, last)
-		}
-		last.Vips = append(last.Vips, &readinessv1.VipAdvertisement{
-			Vip: v.String(), Advertisement: r.Advertisement, Reason: r.Reason, Unconfirmed: r.Unconfirmed,
-		})
-	}
-	// Only the last part has a position, even if it is the zero position: it marks the report as
-	// complete.
-	applied := &readinessv1.Position{InstanceId: d.Applied.InstanceID, Revision: d.Applied.Revision}
-	messages[len(messages)-1].Applied = applied
-	return messages
 }

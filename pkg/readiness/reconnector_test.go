@@ -3,7 +3,6 @@ package readiness
 import (
 	"context"
 	"errors"
-	"maps"
 	"net"
 	"os"
 	"strings"
@@ -55,7 +54,7 @@ func TestRotationMovesWithoutGap(t *testing.T) {
 	f := startFrontend(t, path, func(o *WatcherOptions) { o.Rotation = svid.get })
 	f.waitFor(t, "synced", f.at(table))
 	want := map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}}
-	f.Report(ReportDelta{Applied: table.Position(), VIPs: maps.Clone(want)})
+	f.Report(ReportDelta{Applied: table.Position(), VIPs: reportsOf(want)})
 	await.True(t, "reported", reportedAs(b, want))
 	for move := range uint64(5) {
 		old := b.Report().Load().WatchID
@@ -86,7 +85,7 @@ func TestRotationMovesWithoutGap(t *testing.T) {
 			moved = f.Stats().Moves == move+1 && len(ws) == 1 && ws[0].WatchID != old && ws[0].Reporting
 		}
 		want[numbered(int(10+move))] = VIPReport{Advertisement: withdrawn}
-		f.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(int(10 + move)): {Advertisement: withdrawn}}})
+		f.Report(ReportDelta{VIPs: reportsOf(map[vip.VIP]VIPReport{numbered(int(10 + move)): {Advertisement: withdrawn}})})
 		await.True(t, "the report continues", reportedAs(b, want))
 		// The new connection delivers.
 		table.Commit(Decision{Changed: []VIPReadiness{{VIP: numbered(0), State: vip.State(move % 2)}}})
@@ -247,7 +246,7 @@ func TestMoveClosesFirstAfterReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, late := range []bool{false, true} {
 			w := NewWatcher(WatcherOptions{})
-			w.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}}})
+			w.Report(ReportDelta{VIPs: reportsOf(map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}})})
 			r := w.queue.attach()
 			old := &watchConn{done: make(chan struct{})}
 			old.cancel = func(cause error) { old.err = cause; close(old.done) }

@@ -2,10 +2,7 @@ package readiness
 
 import (
 	"errors"
-	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -48,15 +45,24 @@ func (s *Server) Report() *latest.Value[Report] { return &s.report }
 func (s *Server) Reported(v vip.VIP) (VIPReport, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r, ok := s.reporting.vips[v]
-	return r, ok
+	if r := s.reporting.vips[v]; r != nil {
+		return *r, true
+	}
+	return VIPReport{}, false
 }
 
 // AllReported returns a copy of the frontend's report of each VIP.
 func (s *Server) AllReported() map[vip.VIP]VIPReport {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return maps.Clone(s.reporting.vips)
+	if s.reporting.vips == nil {
+		return nil
+	}
+	all := make(map[vip.VIP]VIPReport, len(s.reporting.vips))
+	for v, r := range s.reporting.vips {
+		all[v] = *r
+	}
+	return all
 }
 
 // ReportAdvertisement implements the ReadinessService.
@@ -74,7 +80,7 @@ func (s *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readiness
 	ended := make(chan error, 1)
 	go func() {
 		defer done()
-		ended <- s.receive(id, stream.Recv)
+		ended <- s.receive(id, func(data *received) error { return stream.RecvMsg(data) })
 	}()
 	select {
 	case err = <-ended:
@@ -91,7 +97,8 @@ func (s *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readiness
 }
 
 // receive applies reports until the stream ends.
-func (s *Server) receive(id spiffeid.ID, recv func() (*readinessv1.ReportAdvertisementRequest, error)) error {
+func (s *Server) receive(id spiffeid.ID, recv func(*received) error) error {
+	var data received
 	var target *watch // the open watch that the stream named first
 	defer func() {
 		if target != nil {
@@ -99,18 +106,18 @@ func (s *Server) receive(id spiffeid.ID, recv func() (*readinessv1.ReportAdverti
 		}
 	}()
 	for {
-		m, err := recv()
+		err := recv(&data)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		d, complete, err := reportFromProto(m)
+		watchID, d, complete, err := decodeReport(data)
 		if err != nil {
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
-		w, err := s.applyReport(id, m.GetWatchId(), target, d, complete)
+		w, err := s.applyReport(id, watchID, target, d, complete)
 		if err != nil {
 			return err
 		}
@@ -120,7 +127,7 @@ func (s *Server) receive(id spiffeid.ID, recv func() (*readinessv1.ReportAdverti
 		}
 		// The watch has ended or never existed: its reports are obsolete.
 		s.throttle.Log(s.log.Info, id.String(), "report ignored: no open watch of this peer", "peer", id.String(),
-			"watch_id", cleanDetail(m.GetWatchId()))
+			"watch_id", cleanDetail(watchID))
 	}
 }
 
@@ -138,7 +145,7 @@ func (s *Server) applyReport(id spiffeid.ID, watchID string, before *watch, d Re
 	if before == nil {
 		// A stream starts with a full report, which replaces that of an earlier stream of the watch.
 		w.streams++
-		w.Report, w.vips = Report{WatchID: w.WatchID, Connected: true}, make(map[vip.VIP]VIPReport)
+		w.Report, w.vips = Report{WatchID: w.WatchID, Connected: true}, make(map[vip.VIP]*VIPReport)
 	}
 	if err := w.apply(d, complete); err != nil {
 		return w, err
@@ -155,13 +162,18 @@ func (s *Server) applyReport(id spiffeid.ID, watchID string, before *watch, d Re
 }
 
 func (w *watch) apply(d ReportDelta, complete bool) error {
-	for v, r := range d.VIPs {
-		old, known := w.vips[v]
-		if !known && len(w.vips) >= MaxVIPs {
-			return status.Errorf(codes.ResourceExhausted, "more than %d VIPs are reported", MaxVIPs)
+	for i := range d.VIPs {
+		r := &d.VIPs[i]
+		is := w.vips[r.VIP]
+		if is == nil {
+			if len(w.vips) >= MaxVIPs {
+				return status.Errorf(codes.ResourceExhausted, "more than %d VIPs are reported", MaxVIPs)
+			}
+			is = new(VIPReport)
+			w.vips[r.VIP] = is
 		}
-		w.vips[v] = r
-		w.Report.Advertised += r.advertised() - old.advertised()
+		w.Report.Advertised += r.advertised() - is.advertised()
+		*is = r.VIPReport
 	}
 	if d.Families != nil {
 		w.Report.Families = d.Families
@@ -174,7 +186,7 @@ func (w *watch) apply(d ReportDelta, complete bool) error {
 }
 
 // advertised returns 1 for a VIP that is advertised, 0 for others and the zero value.
-func (r VIPReport) advertised() int {
+func (r *VIPReport) advertised() int {
 	switch r.Advertisement {
 	case readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED, readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED:
 		return 1
@@ -224,46 +236,4 @@ func (w *watch) precedes(o *watch) bool {
 // hasReporter reports whether the watch is open and has an open report stream.
 func (s *Server) hasReporter(w *watch) bool {
 	return s.watches[w.WatchID] == w && w.streams > 0
-}
-
-// reportFromProto decodes a report. complete reports whether it has a position, which only the last
-// part has.
-func reportFromProto(m *readinessv1.ReportAdvertisementRequest) (d ReportDelta, complete bool, err error) {
-	d.VIPs = make(map[vip.VIP]VIPReport, len(m.GetVips()))
-	if n := len(m.GetVips()); n > MaxVIPsPerMessage {
-		return d, false, fmt.Errorf("the report holds %d VIPs, more than %d", n, MaxVIPsPerMessage)
-	}
-	p := m.GetApplied()
-	if n := len(p.GetInstanceId()); n > maxNameBytes {
-		return d, false, fmt.Errorf("applied: the instance_id has %d bytes, more than %d", n, maxNameBytes)
-	}
-	d.Applied = Position{p.GetInstanceId(), p.GetRevision()}
-	if len(m.GetFamilies()) > 0 {
-		d.Families = make(map[vip.Family]bool)
-	}
-	for _, f := range m.GetFamilies() {
-		family := slices.Index(wireFamilies, f.GetFamily())
-		if family < 0 {
-			return d, false, fmt.Errorf("families: unknown family %d", f.GetFamily())
-		}
-		d.Families[vip.Family(family)] = f.GetUp()
-	}
-	for _, a := range m.GetVips() {
-		v, err := vip.Parse(a.GetVip())
-		if err != nil {
-			return d, false, err
-		}
-		if _, twice := d.VIPs[v]; twice {
-			return d, false, fmt.Errorf("VIP %s is reported twice in one message", v)
-		}
-		r := VIPReport{Advertisement: a.GetAdvertisement(), Reason: a.GetReason(), Unconfirmed: a.GetUnconfirmed()}
-		if _, known := readinessv1.Advertisement_name[int32(r.Advertisement)]; !known || r.Advertisement == 0 {
-			return d, false, fmt.Errorf("VIP %s has the unknown advertisement %d", v, r.Advertisement)
-		}
-		if _, known := readinessv1.AdvertisementReason_name[int32(r.Reason)]; !known {
-			r.Reason = readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_UNSPECIFIED
-		}
-		d.VIPs[v] = r
-	}
-	return d, p != nil, nil
 }

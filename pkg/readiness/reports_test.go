@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -245,14 +246,14 @@ func TestInvalidReportsEndStream(t *testing.T) {
 }
 
 func TestReportedVIPLimit(t *testing.T) {
-	w := &watch{vips: make(map[vip.VIP]VIPReport)}
+	w := &watch{vips: make(map[vip.VIP]*VIPReport)}
 	for i := range MaxVIPs {
-		w.vips[numbered(i)] = VIPReport{}
+		w.vips[numbered(i)] = &VIPReport{}
 	}
-	if err := w.apply(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {}}}, false); err != nil {
+	if err := w.apply(ReportDelta{VIPs: reportsOf(map[vip.VIP]VIPReport{numbered(1): {}})}, false); err != nil {
 		t.Fatalf("a known VIP: %v", err)
 	}
-	err := w.apply(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(MaxVIPs): {}}}, false)
+	err := w.apply(ReportDelta{VIPs: reportsOf(map[vip.VIP]VIPReport{numbered(MaxVIPs): {}})}, false)
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Fatalf("one VIP too many: %v", err)
 	}
@@ -271,7 +272,7 @@ func TestReportFullThenChanges(t *testing.T) {
 	b := startSyncedLB(t, 1)
 	f := startFrontend(t, b.path, nil)
 	want := map[vip.VIP]VIPReport{}
-	for i := range 2*vipsPerPart + 1 {
+	for i := range 2*reportsPerPart + 1 {
 		want[numbered(i)] = VIPReport{
 			Advertisement: announced,
 			Reason:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
@@ -279,7 +280,7 @@ func TestReportFullThenChanges(t *testing.T) {
 	}
 	f.Report(ReportDelta{
 		Applied: Position{"i", 7}, Families: map[vip.Family]bool{vip.IPv4: true, vip.IPv6: false},
-		VIPs: maps.Clone(want),
+		VIPs: reportsOf(want),
 	})
 	if err := f.Reported(testContext(t)); err != nil {
 		t.Fatal(err)
@@ -296,7 +297,7 @@ func TestReportFullThenChanges(t *testing.T) {
 		Reason:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY, Unconfirmed: true,
 	}
 	want[numbered(3)] = down
-	f.Report(ReportDelta{Applied: Position{"i", 8}, VIPs: map[vip.VIP]VIPReport{numbered(3): down}})
+	f.Report(ReportDelta{Applied: Position{"i", 8}, VIPs: reportsOf(map[vip.VIP]VIPReport{numbered(3): down})})
 	await.True(t, "the change arrives", reportedAs(b, want))
 	if r := b.Report().Load(); r.Applied.Revision != 8 || r.Advertised != len(want)-1 || len(r.Families) != 2 {
 		t.Fatalf("the report is %+v", r)
@@ -315,7 +316,7 @@ func TestReportFullThenChanges(t *testing.T) {
 	b = startLB(t, b.path, table)
 	await.True(t, "everything is reported to the next load balancer", reportedAs(b, want))
 	// At the end the load balancer has read the last report.
-	f.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(5): down}})
+	f.Report(ReportDelta{VIPs: reportsOf(map[vip.VIP]VIPReport{numbered(5): down})})
 	f.stop()
 	if r, _ := b.Reported(numbered(5)); r != down || strings.Contains(f.log.String(), "in time") {
 		t.Fatalf("after the watcher ended, the last report is %+v\n%s", r, f.log)
@@ -323,20 +324,28 @@ func TestReportFullThenChanges(t *testing.T) {
 }
 
 func TestReportCompleteWithLastPart(t *testing.T) {
-	p := ReportDelta{VIPs: make(map[vip.VIP]VIPReport)}
-	for i := range 2*vipsPerPart + 1 {
-		p.VIPs[numbered(i)] = VIPReport{Advertisement: announced}
+	var p ReportDelta
+	for i := range 2*reportsPerPart + 1 {
+		p.VIPs = append(p.VIPs, ReportedVIP{numbered(i), VIPReport{Advertisement: announced}})
 	}
-	messages := p.messages("w")
+	messages := slices.Collect(p.messages("w"))
 	if len(messages) != 3 {
 		t.Fatalf("%d messages", len(messages))
 	}
 	for i, m := range messages {
-		_, complete, err := reportFromProto(m)
-		if err != nil || complete != (i == 2) || m.GetWatchId() != "w" {
+		watchID, _, complete, err := decodeReport(encoded(t, m))
+		if err != nil || complete != (i == 2) || watchID != "w" {
 			t.Fatalf("message %d: complete=%v, %v", i, complete, err)
 		}
 	}
+}
+
+// reportsOf returns reports in ascending order.
+func reportsOf(m map[vip.VIP]VIPReport) (list []ReportedVIP) {
+	for _, v := range slices.SortedFunc(maps.Keys(m), vip.Compare) {
+		list = append(list, ReportedVIP{v, m[v]})
+	}
+	return list
 }
 
 func TestReportedTimeoutError(t *testing.T) {
@@ -344,7 +353,7 @@ func TestReportedTimeoutError(t *testing.T) {
 	if err := w.Reported(context.Background()); err != nil {
 		t.Fatalf("with nothing to report: %v", err)
 	}
-	w.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {Advertisement: withdrawn}}})
+	w.Report(ReportDelta{VIPs: reportsOf(map[vip.VIP]VIPReport{numbered(1): {Advertisement: withdrawn}})})
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := w.Reported(ctx); err == nil || !strings.Contains(err.Error(), "no connection") {
@@ -383,9 +392,9 @@ func TestNonReadingLBDelaysNoReport(t *testing.T) {
 	f := startFrontend(t, startNonReading(t, func() error { return nil }), nil)
 	f.waitFor(t, "synced", func() bool { return f.Synced })
 	for round := range 50 {
-		d := ReportDelta{VIPs: make(map[vip.VIP]VIPReport)}
+		var d ReportDelta
 		for i := range 2000 {
-			d.VIPs[numbered(i)] = VIPReport{Advertisement: announced, Unconfirmed: round%2 == 0}
+			d.VIPs = append(d.VIPs, ReportedVIP{numbered(i), VIPReport{Advertisement: announced, Unconfirmed: round%2 == 0}})
 		}
 		f.Report(d) // would block here
 	}
@@ -413,7 +422,7 @@ func TestRefusedReportIsRetried(t *testing.T) {
 		return status.Error(codes.PermissionDenied, "not you")
 	}), func(o *WatcherOptions) { o.MaxBackoff = minBackoff })
 	f.waitFor(t, "synced", func() bool { return f.Synced })
-	f.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}}})
+	f.Report(ReportDelta{VIPs: reportsOf(map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}})})
 	for range 3 {
 		select {
 		case <-refusals:

@@ -68,7 +68,7 @@ type watch struct {
 	cursor      *cursor
 
 	// The reports that name this watch. They and Report are guarded by Server.mu.
-	vips    map[vip.VIP]VIPReport
+	vips    map[vip.VIP]*VIPReport
 	streams int // open report streams
 }
 
@@ -95,12 +95,14 @@ func NewServer(t *Table, o ServerOptions) *Server {
 	}
 }
 
-// GRPCOptions returns the options of a grpc.Server for readiness: the receive limit, deadlines for
+// GRPCOptions returns the options that a grpc.Server for readiness needs: the codec of the messages
+// of a watch, which sends other messages as usual, the receive limit, deadlines for
 // peers that do not finish their handshake or have no open call, and a keepalive policy that sends
 // no client too_many_pings. Its Stop waits for the handlers.
 func GRPCOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(MaxMessageBytes),
+		grpc.ForceServerCodecV2(newCodec()),
 		grpc.StaticStreamWindowSize(flowWindow),
 		grpc.StaticConnWindowSize(flowWindow),
 		grpc.ConnectionTimeout(5 * time.Second),
@@ -192,7 +194,7 @@ func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest,
 	defer s.closeWatch(w)
 	log := s.log.With("watch_id", w.WatchID, "peer", id.String(), "reader", w.Reader)
 	log.Info("readiness watch opened")
-	err = s.serve(ctx, w, stream.Send)
+	err = s.serve(ctx, w, func(m *watchMessage) error { return stream.SendMsg(m) })
 	log.Info("readiness watch ended", "open_for", time.Since(w.Since), "reason", err)
 	return err
 }
@@ -218,7 +220,7 @@ func (s *Server) closeWatch(w *watch) {
 
 // serve sends the batches of the watch until the stream or the server ends. Only this goroutine
 // waits for the reader.
-func (s *Server) serve(ctx context.Context, w *watch, send func(*response) error) error {
+func (s *Server) serve(ctx context.Context, w *watch, send func(*watchMessage) error) error {
 	for !isClosed(s.stop) {
 		b := s.table.next(w.cursor, time.Now())
 		if b.kind == kindNone {
@@ -230,7 +232,7 @@ func (s *Server) serve(ctx context.Context, w *watch, send func(*response) error
 		for m := range b.messages() {
 			if b.first {
 				b.first = false
-				m.WatchId, m.StaleGrace = w.WatchID, s.table.staleGrace
+				m.header.WatchId, m.header.StaleGrace = w.WatchID, s.table.staleGrace
 			}
 			// The lease is computed at the time of sending. If the loop hung while the reader
 			// delayed a long snapshot, the remaining parts wait for the next commit or heartbeat.
@@ -240,7 +242,7 @@ func (s *Server) serve(ctx context.Context, w *watch, send func(*response) error
 					return err
 				}
 			}
-			m.Position, m.Lease = b.position.Proto(), durationpb.New(lease)
+			m.header.Position, m.header.Lease = b.position.Proto(), durationpb.New(lease)
 			if err := send(m); err != nil {
 				return err
 			}

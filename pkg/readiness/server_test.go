@@ -171,7 +171,8 @@ func TestPartFitsPooledBuffer(t *testing.T) {
 	table.Commit(d)
 	c := table.open()
 	defer table.close(c)
-	for m := range table.next(c, time.Now()).messages() {
+	for sent := range table.next(c, time.Now()).messages() {
+		m := parsed(t, sent)
 		if n := proto.Size(m); n > 32<<10 || len(m.GetSnapshot().GetVips()) != vipsPerPart {
 			t.Fatalf("%d VIPs take %d bytes", len(m.GetSnapshot().GetVips()), n)
 		}
@@ -206,9 +207,9 @@ func TestHungLBStopsPartialSnapshot(t *testing.T) {
 		sent := make(chan time.Duration) // the leases; sending waits for the reader
 		done := make(chan error, 1)
 		go func() {
-			done <- s.serve(ctx, w, func(m *readinessv1.WatchReadinessResponse) error {
+			done <- s.serve(ctx, w, func(m *watchMessage) error {
 				select {
-				case sent <- m.GetLease().AsDuration():
+				case sent <- m.header.GetLease().AsDuration():
 					return nil
 				case <-ctx.Done():
 					return ctx.Err()
@@ -348,7 +349,7 @@ func TestStoppedReaderDelaysNoWatch(t *testing.T) {
 	var v view
 	receive := func() {
 		t.Helper()
-		s, err := d.decode(recv(t, stopped), time.Now())
+		s, err := decode(&d, recv(t, stopped))
 		if err == nil {
 			err = merger.merge(h, s, time.Now())
 		}

@@ -46,9 +46,9 @@ type Table struct {
 	// log holds one record for each VIP and for each removed VIP that was not compacted, ordered by
 	// revision. A watch that has sent revision r sends the entries behind r next.
 	log   []entry
-	index map[vip.VIP]int // of the record of a VIP in log
-	live  int             // VIPs that were not removed
-	ready int             // of them, those that are READY
+	index map[vip.VIP]*newest
+	live  int // VIPs that were not removed
+	ready int // of them, those that are READY
 	// dropped is the newest revision of a removal that was compacted. A watch that has not sent it
 	// needs a snapshot.
 	dropped    uint64
@@ -57,6 +57,15 @@ type Table struct {
 	goingAway  bool
 	drainEnd   time.Time
 	cursors    map[*cursor]struct{}
+}
+
+// newest is the newest record of a VIP.
+type newest struct {
+	*record     // nil once its removal was compacted
+	at      int // in the log
+	// next is that of the VIP that followed in a decision: decisions keep an order, so that most VIPs
+	// are found without a lookup.
+	next *newest
 }
 
 // entry is a slot of the log. It keeps its revision when a newer record of its VIP supersedes it,
@@ -70,13 +79,14 @@ type entry struct {
 type record struct {
 	VIPReadiness
 	removed bool
+	newest  *newest // of the VIP
 }
 
 // NewTable returns an empty table, which sends nothing before the first decision.
 func NewTable(o TableOptions) *Table {
 	t := &Table{
 		instance: cmp.Or(o.InstanceID, rand.Text()), lease: cmp.Or(o.Lease, DefaultLease),
-		index: make(map[vip.VIP]int), cursors: make(map[*cursor]struct{}),
+		index: make(map[vip.VIP]*newest), cursors: make(map[*cursor]struct{}),
 	}
 	if o.StaleGrace > 0 {
 		t.staleGrace = durationpb.New(o.StaleGrace)
@@ -95,11 +105,12 @@ func (t *Table) Commit(d Decision) (revision uint64) {
 	}
 	next := t.revision + 1
 	changed := t.revision == 0
-	for _, r := range d.Changed {
-		changed = t.put(r, d.At, next) || changed
+	w := writer{table: t, at: d.At, revision: next, left: len(d.Changed) + len(d.Removed)}
+	for i := range d.Changed {
+		changed = w.put(d.Changed[i]) || changed
 	}
 	for _, v := range d.Removed {
-		changed = t.remove(v, next) || changed
+		changed = w.remove(v) || changed
 	}
 	if d.Synced && !t.synced {
 		t.synced, changed = true, true
@@ -113,20 +124,64 @@ func (t *Table) Commit(d Decision) (revision uint64) {
 	return t.revision
 }
 
+// writer records one decision.
+type writer struct {
+	table    *Table
+	at       time.Time // of the decision
+	revision uint64
+	left     int      // VIPs of the decision that were not looked at
+	free     []record // allocated, not used yet
+	last     *newest  // of the VIP before
+
+	// detail is the newest detail, which many VIPs of a decision have, and clean what is recorded.
+	detail, clean string
+}
+
+// find returns the newest record of a VIP, nil if there is none.
+func (w *writer) find(v vip.VIP) *newest {
+	if w.last != nil {
+		if n := w.last.next; n != nil && n.record != nil && n.VIP == v {
+			w.last = n
+			return n
+		}
+	}
+	n := w.table.index[v]
+	if n != nil {
+		w.follow(n)
+	}
+	return n
+}
+
+// follow records that n follows the VIP before.
+func (w *writer) follow(n *newest) {
+	if w.last != nil {
+		w.last.next = n
+	}
+	w.last = n
+}
+
 // put records r if it differs from the recorded value.
-func (t *Table) put(r VIPReadiness, at time.Time, revision uint64) bool {
-	r.Detail = cleanDetail(r.Detail)
+func (w *writer) put(r VIPReadiness) bool {
+	w.left--
+	if r.Detail != w.detail {
+		w.detail, w.clean = r.Detail, cleanDetail(r.Detail)
+	}
+	r.Detail = w.clean
 	if r.State != vip.Draining {
 		r.DrainEnd = time.Time{}
 	}
-	old := t.get(r.VIP)
+	t, slot := w.table, w.find(r.VIP)
+	var old *record
+	if slot != nil && !slot.removed {
+		old = slot.record
+	}
 	if r.Since.IsZero() {
-		r.Since = at
+		r.Since = w.at
 		if old != nil && old.State == r.State {
 			r.Since = old.Since
 		}
 	}
-	if old != nil && old.equal(r) {
+	if old != nil && old.equal(&r) {
 		return false
 	}
 	if old == nil {
@@ -137,38 +192,47 @@ func (t *Table) put(r VIPReadiness, at time.Time, revision uint64) bool {
 	if r.State == vip.Ready {
 		t.ready++
 	}
-	t.add(&record{VIPReadiness: r}, revision)
+	w.add(slot, &r, false)
 	return true
 }
 
 // remove records the removal of v if it is recorded.
-func (t *Table) remove(v vip.VIP, revision uint64) bool {
-	old := t.get(v)
-	if old == nil {
+func (w *writer) remove(v vip.VIP) bool {
+	w.left--
+	t, slot := w.table, w.find(v)
+	if slot == nil || slot.removed {
 		return false
 	}
 	t.live--
-	if old.State == vip.Ready {
+	if slot.State == vip.Ready {
 		t.ready--
 	}
-	t.add(&record{VIPReadiness: VIPReadiness{VIP: v}, removed: true}, revision)
+	w.add(slot, &VIPReadiness{VIP: v}, true)
 	return true
 }
 
-// get returns the record of a VIP; nil if there is none or the VIP was removed.
-func (t *Table) get(v vip.VIP) *record {
-	if i, ok := t.index[v]; ok && !t.log[i].removed {
-		return t.log[i].record
-	}
-	return nil
-}
+// recordsPerBlock is the number of records that are allocated at once, 2 KiB. A block is in memory
+// as long as one of its records is the newest of a VIP.
+const recordsPerBlock = 15
 
-func (t *Table) add(r *record, revision uint64) {
-	if i, ok := t.index[r.VIP]; ok {
-		t.log[i].record = nil
+// add appends a record to the log. slot is that of its VIP, nil for a new one.
+func (w *writer) add(slot *newest, r *VIPReadiness, removed bool) {
+	t := w.table
+	if slot == nil {
+		slot = new(newest)
+		t.index[r.VIP] = slot
+		w.follow(slot)
+	} else {
+		t.log[slot.at].record = nil
 	}
-	t.index[r.VIP] = len(t.log)
-	t.log = append(t.log, entry{revision, r})
+	if len(w.free) == 0 {
+		w.free = make([]record, min(w.left+1, recordsPerBlock))
+	}
+	added := &w.free[0]
+	w.free = w.free[1:]
+	*added = record{*r, removed, slot}
+	slot.record, slot.at = added, len(t.log)
+	t.log = append(t.log, entry{w.revision, added})
 }
 
 // logSlack is the number of records that the log may hold beyond twice the number of VIPs.
@@ -180,18 +244,23 @@ func (t *Table) compact() {
 	if len(t.log) <= 2*t.live+logSlack {
 		return
 	}
-	kept := make([]entry, 0, 2*t.live+logSlack)
+	kept := t.log[:0] // readers have copies
+	if limit := 2*t.live + logSlack; cap(t.log) > 2*limit {
+		kept = make([]entry, 0, limit)
+	}
 	for _, e := range t.log {
 		switch {
 		case e.record == nil:
 		case e.removed:
 			t.dropped = max(t.dropped, e.revision)
 			delete(t.index, e.VIP)
+			*e.newest = newest{} // also ends a chain of removed VIPs
 		default:
-			t.index[e.VIP] = len(kept)
+			e.newest.at = len(kept)
 			kept = append(kept, e)
 		}
 	}
+	clear(t.log[len(kept):])
 	t.log = kept
 }
 
@@ -383,43 +452,25 @@ func (t *Table) currentLease(now time.Time) (time.Duration, bool) {
 	return t.leaseLeft(now)
 }
 
-// messages yields the messages of a batch, in parts of vipsPerPart.
-func (b batch) messages() iter.Seq[*response] {
-	return func(yield func(*response) bool) {
+// messages yields the messages of a batch, in parts of at most vipsPerPart: the first is sent before
+// the last is encoded.
+func (b batch) messages() iter.Seq[*watchMessage] {
+	return func(yield func(*watchMessage) bool) {
 		switch b.kind {
 		case kindHeartbeat:
-			yield(&response{Event: &readinessv1.WatchReadinessResponse_Heartbeat{Heartbeat: &readinessv1.Heartbeat{}}})
+			heartbeat := &readinessv1.WatchReadinessResponse_Heartbeat{Heartbeat: &readinessv1.Heartbeat{}}
+			yield(&watchMessage{header: &response{Event: heartbeat}})
 			return
 		case kindGoingAway:
 			goingAway := &readinessv1.GoingAway{DrainFor: drainFor(b.drainEnd, time.Now())}
-			yield(&response{Event: &readinessv1.WatchReadinessResponse_GoingAway{GoingAway: goingAway}})
+			event := &readinessv1.WatchReadinessResponse_GoingAway{GoingAway: goingAway}
+			yield(&watchMessage{header: &response{Event: event}})
 			return
 		}
 		rest := b.entries
-		for last := false; !last; {
-			var changed []*readinessv1.VipReadiness
-			var removed []string
-			now := time.Now()
-			for len(rest) > 0 && len(changed)+len(removed) < vipsPerPart {
-				e := rest[0]
-				rest = rest[1:]
-				switch {
-				case e.record == nil:
-				case !e.removed:
-					changed = append(changed, e.VIPReadiness.Proto(now))
-				case b.kind == kindDelta:
-					removed = append(removed, e.VIP.String())
-				}
-			}
-			last = len(rest) == 0
-			m := &response{}
-			if b.kind == kindSnapshot {
-				snapshot := &readinessv1.Snapshot{Vips: changed, Synced: b.synced, Last: last}
-				m.Event = &readinessv1.WatchReadinessResponse_Snapshot{Snapshot: snapshot}
-			} else {
-				delta := &readinessv1.Delta{Changed: changed, Removed: removed, Last: last}
-				m.Event = &readinessv1.WatchReadinessResponse_Delta{Delta: delta}
-			}
+		for last := false; !last; last = len(rest) == 0 {
+			m := &watchMessage{header: &response{}, kind: b.kind}
+			m.event, rest = encodeEvent(b.kind, b.synced, rest, time.Now())
 			if !yield(m) {
 				return
 			}

@@ -1,6 +1,8 @@
 package readiness
 
 import (
+	"maps"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -55,11 +57,11 @@ func TestSinceFollowsState(t *testing.T) {
 	r := notReady("20.0.0.1/32")
 	r.Detail = "i/o timeout"
 	table.Commit(Decision{Changed: []VIPReadiness{r}, At: t0.Add(time.Second)})
-	if got := table.get(v); !got.Since.Equal(t0) || got.Detail != "i/o timeout" {
+	if got := table.index[v]; !got.Since.Equal(t0) || got.Detail != "i/o timeout" {
 		t.Fatalf("after another detail: %+v", got)
 	}
 	table.Commit(Decision{Changed: []VIPReadiness{ready("20.0.0.1/32")}, At: t0.Add(2 * time.Second)})
-	if got := table.get(v); !got.Since.Equal(t0.Add(2 * time.Second)) {
+	if got := table.index[v]; !got.Since.Equal(t0.Add(2 * time.Second)) {
 		t.Fatalf("after another state: %+v", got)
 	}
 }
@@ -96,10 +98,10 @@ func drain(t testing.TB, table *Table, c *cursor, d *decoder, b *updateMerger, h
 				t.Fatal("a message without a lease")
 			}
 			if next.first {
-				m.WatchId, next.first = "w", false
+				m.header.WatchId, next.first = "w", false
 			}
-			m.Position, m.Lease = next.position.Proto(), durationpb.New(lease)
-			said, err := d.decode(m, time.Now())
+			m.header.Position, m.header.Lease = next.position.Proto(), durationpb.New(lease)
+			said, err := d.decode(encoded(t, m), time.Now())
 			if err == nil {
 				err = b.merge(h, said, time.Now())
 			}
@@ -167,7 +169,7 @@ func TestOneFlipIsOneEntry(t *testing.T) {
 	}
 	n := 0
 	for m := range table.next(c, time.Now()).messages() {
-		n += len(m.GetDelta().GetChanged())
+		n += len(parsed(t, m).GetDelta().GetChanged())
 	}
 	if n != 1 {
 		t.Fatalf("the reader was sent %d VIPs", n)
@@ -228,5 +230,61 @@ func TestUnsyncedTableSendsNoVIPs(t *testing.T) {
 	if b := table.next(c, time.Now()); b.kind != kindSnapshot || !b.synced || len(b.entries) < 5 ||
 		b.position.Revision != 3 {
 		t.Fatalf("synced: %+v", b)
+	}
+}
+
+// TestTableMatchesModel commits random decisions in ascending order, with removals that are
+// compacted, and compares the table and a reader of it with a map.
+func TestTableMatchesModel(t *testing.T) {
+	const n = 600
+	random := rand.New(rand.NewPCG(1, 2))
+	table := NewTable(TableOptions{Lease: MaxLease})
+	model := map[vip.VIP]vip.State{}
+	c := table.open()
+	defer table.close(c)
+	var d decoder
+	merger, stream := newUpdateMerger(), &streamState{}
+	var v view
+	compacted := false
+	for round := range 200 {
+		decision := Decision{Synced: true}
+		first, count := random.IntN(n), random.IntN(n/2)
+		for i := first; i < min(n, first+count); i++ {
+			x := VIPReadiness{VIP: numbered(i), State: vip.State(random.IntN(3))}
+			if random.IntN(3) == 0 {
+				decision.Removed = append(decision.Removed, x.VIP)
+				delete(model, x.VIP)
+				continue
+			}
+			decision.Changed = append(decision.Changed, x)
+			model[x.VIP] = x.State
+		}
+		before := len(table.log)
+		table.Commit(decision)
+		compacted = compacted || len(table.log) < before
+		ready := 0
+		for _, s := range model {
+			if s == vip.Ready {
+				ready++
+			}
+		}
+		if got := states(table.State().VIPs); !maps.Equal(got, model) || table.live != len(model) || table.ready != ready {
+			t.Fatalf("round %d: %d VIPs, %d live, %d ready, want %d, %d ready", round, len(got), table.live, table.ready,
+				len(model), ready)
+		}
+		if random.IntN(4) == 0 {
+			drain(t, table, c, &d, merger, stream)
+			v.apply(merger.take())
+			got := map[vip.VIP]vip.State{}
+			for name, r := range v.vips {
+				got[name] = r.State
+			}
+			if !maps.Equal(got, model) {
+				t.Fatalf("round %d: the reader has %d VIPs, want %d", round, len(got), len(model))
+			}
+		}
+	}
+	if !compacted {
+		t.Fatal("the log was never compacted")
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/tick"
 )
 
 // Delays between connection attempts.
@@ -270,7 +271,7 @@ func (r *reconnector) pollReplaced() {
 	if r.current.state.service != Service {
 		interval = fallbackReplacedPoll
 	}
-	r.poll = time.After(interval)
+	r.poll = time.After(tick.Until(time.Now(), interval))
 }
 
 // connect starts an attempt.

@@ -254,7 +254,7 @@ func TestRunEndsWithContext(t *testing.T) {
 	for _, path := range []string{b.path, socketPath(t)} {
 		for i := range 30 {
 			w := NewWatcher(WatcherOptions{Target: path, Credentials: fakeCredentials{id: frontendID}})
-			w.Report(ReportDelta{VIPs: map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}}})
+			w.Report(ReportDelta{VIPs: reportsOf(map[vip.VIP]VIPReport{numbered(1): {Advertisement: announced}})})
 			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i)*200*time.Microsecond)
 			done := make(chan error, 1)
 			go func() { done <- w.Run(ctx) }()

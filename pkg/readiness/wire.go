@@ -2,7 +2,6 @@ package readiness
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -67,33 +66,6 @@ func (r VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
 // drainFor returns the remaining drain time, at most what a receiver accepts.
 func drainFor(end, now time.Time) *durationpb.Duration {
 	return durationpb.New(min(max(0, end.Sub(now)), maxStaleGrace))
-}
-
-// readinessFromProto decodes the readiness of v. The drain time counts from at, the receipt.
-func readinessFromProto(v vip.VIP, m *readinessv1.VipReadiness, at time.Time) (VIPReadiness, error) {
-	state := slices.Index(wireStates, m.GetState())
-	if state < 0 {
-		return VIPReadiness{}, fmt.Errorf("VIP %s has the unknown state %d", v, m.GetState())
-	}
-	r := VIPReadiness{
-		VIP: v, State: vip.State(state), Reason: m.GetReason(), Detail: cleanDetail(m.GetDetail()),
-		ReadyTargets: m.GetReadyTargets(), TotalTargets: m.GetTotalTargets(),
-	}
-	if r.State == vip.Draining {
-		left, err := durationFromProto(m.GetDrainFor(), "drain_for", 0, maxStaleGrace)
-		if err != nil {
-			return VIPReadiness{}, fmt.Errorf("VIP %s: %w", v, err)
-		}
-		r.DrainEnd = at.Add(left)
-	}
-	// A reason added by a newer version does not invalidate the state.
-	if _, known := readinessv1.VipReason_name[int32(r.Reason)]; !known {
-		r.Reason = readinessv1.VipReason_VIP_REASON_UNSPECIFIED
-	}
-	if s := m.GetSince(); s != nil && s.IsValid() {
-		r.Since = s.AsTime()
-	}
-	return r, nil
 }
 
 // durationFromProto decodes a duration within bounds; an absent one is zero.

@@ -35,8 +35,8 @@ const (
 type Writer struct {
 	path    string
 	log     *slog.Logger
-	desired latest.Value[map[string]struct{}] // names of files
-	beat    chan struct{}                     // holds a token: Beat was called
+	desired latest.Value[ready]
+	beat    chan struct{} // holds a token: Beat was called
 	state   latest.Value[writeResult]
 
 	// Owned by run.
@@ -47,6 +47,24 @@ type Writer struct {
 	// Replaced in tests.
 	create, unlink, touch func(path string) error
 	backoff               backoff.Backoff
+}
+
+// ready is what has files. It is immutable.
+type ready struct {
+	groups []string
+	vips   []netip.Addr // the first addresses of VIPs
+}
+
+// names returns the names of the files.
+func (r ready) names() map[string]struct{} {
+	names := make(map[string]struct{}, len(r.groups)+len(r.vips))
+	for _, g := range r.groups {
+		names[groupFile(g)] = struct{}{}
+	}
+	for _, a := range r.vips {
+		names[vipFile(a)] = struct{}{}
+	}
+	return names
 }
 
 // writeResult is the result of the newest attempt.
@@ -67,18 +85,13 @@ func NewWriter(path string, log *slog.Logger) *Writer {
 	}
 }
 
-// Want sets which groups and VIPs are ready, the latter by their first addresses. It never blocks.
-// One goroutine calls it.
+// Want sets which groups and VIPs are ready, the latter by their first addresses, each time in the
+// same order. It never blocks, and keeps the lists. One goroutine calls it.
 func (w *Writer) Want(groups []string, vips ...netip.Addr) {
-	names := make(map[string]struct{}, len(groups)+len(vips))
-	for _, g := range groups {
-		names[groupFile(g)] = struct{}{}
-	}
-	for _, a := range vips {
-		names[vipFile(a)] = struct{}{}
-	}
-	if !maps.Equal(names, w.desired.Load()) { // the same ones do not shorten a back-off
-		w.desired.Set(names)
+	was := w.desired.Load()
+	// The same ones do not shorten a back-off.
+	if !slices.Equal(groups, was.groups) || !slices.Equal(vips, was.vips) {
+		w.desired.Set(ready{groups, vips})
 	}
 }
 
@@ -109,7 +122,7 @@ func (w *Writer) Run(ctx context.Context) error {
 func (w *Writer) run(ctx context.Context) {
 	for {
 		desired, changed := w.desired.Get()
-		err := w.write(desired)
+		err := w.write(desired.names())
 		w.record(err)
 		var retry <-chan time.Time
 		if err == nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/durable"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/tick"
 )
 
 const (
@@ -74,8 +75,8 @@ func (s *stateFile) note(err error) {
 // run writes what snapshot returns whenever that is wanted, stamps the file, and does both a last
 // time when ctx ends.
 func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
-	ticker := time.NewTicker(stampEvery)
-	defer ticker.Stop()
+	due := time.NewTimer(tick.Until(time.Now(), stampEvery))
+	defer due.Stop()
 	gap := time.NewTimer(0)
 	defer gap.Stop()
 	wanted := s.wanted // nil while a write has to wait for the gap
@@ -94,7 +95,8 @@ func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 			gap.Reset(s.write(snapshot()))
 		case <-gap.C:
 			wanted = s.wanted
-		case <-ticker.C:
+		case <-due.C:
+			due.Reset(tick.Until(time.Now(), stampEvery))
 			s.stamp()
 		}
 	}

@@ -59,7 +59,9 @@ func (r *rig) of(stream string) []targetset.Member { return slices.Clone(r.membe
 
 func (r *rig) evaluate(changed ...healthcheck.Health) Result {
 	result := r.e.Evaluate(r.now, healthcheck.Evaluation{Changed: changed})
-	inOrder := slices.IsSortedFunc(result.Changed, func(x, y readiness.VIPReadiness) int { return vip.Compare(x.VIP, y.VIP) })
+	inOrder := slices.IsSortedFunc(result.Changed, func(x, y readiness.VIPReadiness) int {
+		return vip.Compare(x.VIP, y.VIP)
+	})
 	if !inOrder || !slices.IsSortedFunc(result.Removed, vip.Compare) {
 		r.t.Fatalf("changed %v and removed %v are not in order", result.Changed, result.Removed)
 	}

@@ -314,6 +314,7 @@ func (e *Evaluator) Ready() (streams []string, vips []netip.Addr) {
 		}
 	}
 	slices.Sort(streams)
+	vips = make([]netip.Addr, 0, len(e.vips))
 	for i := range e.vips {
 		if j := &e.vips[i]; j.verdict != nil && j.verdict.State == vip.Ready {
 			vips = append(vips, j.Prefix().Addr())

@@ -179,8 +179,8 @@ func (m *marks) add(i int) {
 	m.from, m.to = min(m.from, w), max(m.to, w+1)
 }
 
-// take calls f with each index, in ascending order, and clears the set. Its cost follows the range of
-// the indices.
+// take calls f with each index, in ascending order, and clears the set. Its cost follows the range
+// of the indices.
 func (m *marks) take(f func(i int)) {
 	for w := m.from; w < m.to; w++ {
 		for ; m.words[w] != 0; m.words[w] &= m.words[w] - 1 {

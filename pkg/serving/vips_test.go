@@ -108,9 +108,9 @@ func TestDriftIsShownForItsVIP(t *testing.T) {
 	}
 }
 
-// BenchmarkDataPlane measures what follows a decision when VIPs go to a stream without ready targets,
-// and their stream keeps them until the frontend withdraws them; while it does; and what the kernel
-// confirms.
+// BenchmarkDataPlane measures what follows a decision when VIPs go to a stream without ready
+// targets, and their stream keeps them until the frontend withdraws them; while it does; and what
+// the kernel confirms.
 func BenchmarkDataPlane(b *testing.B) {
 	vips := slices.Clip(numberedVIPs(5000))
 	p := startPlaneRig(b, trenchOf(streamOf("s", vips...), streamOf("u", vipB)), map[string][]targetset.Member{

@@ -82,6 +82,38 @@ func Describe(list []Transitions) string {
 	return strings.Join(parts, "; ")
 }
 
+// Common returns the words that all transitions have, "" for those that differ.
+func Common(list []Transitions) (from, to, reason string) {
+	for i, t := range list {
+		if i == 0 {
+			from, to, reason = t.From, t.To, t.Reason
+		}
+		if t.From != from {
+			from = ""
+		}
+		if t.To != to {
+			to = ""
+		}
+		if t.Reason != reason {
+			reason = ""
+		}
+	}
+	return from, to, reason
+}
+
+// LogAttributes returns the attributes of the line of the log about that many VIPs: what they have
+// in common as in the lines of single VIPs.
+func LogAttributes(total int, list []Transitions, first []string) []any {
+	attributes := []any{"count", total}
+	from, to, reason := Common(list)
+	for _, a := range [][2]string{{"from", from}, {"to", to}, {"reason", reason}} {
+		if a[1] != "" {
+			attributes = append(attributes, a[0], a[1])
+		}
+	}
+	return append(attributes, "transitions", Describe(list), "vips", first)
+}
+
 // DescribeVIPs is [Describe] with the names of the first VIPs.
 func DescribeVIPs(list []Transitions, first []string, total int) string {
 	text := Describe(list) + "; " + strings.Join(first, ", ")

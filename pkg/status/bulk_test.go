@@ -1,6 +1,7 @@
 package status
 
 import (
+	"reflect"
 	"slices"
 	"testing"
 )
@@ -34,5 +35,30 @@ func TestDescribeVIPs(t *testing.T) {
 	want = "10 ipv4 a to b; 10 ipv4 a to b; 10 ipv4 a to b; 10 ipv4 a to b; 10 ipv4 a to b; 20 others"
 	if got := Describe(many); got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestLogAttributes(t *testing.T) {
+	list := []Transitions{
+		{Count: 90, Family: "ipv4", From: "announced", To: "withdrawn", Reason: "lb_not_ready"},
+		{Count: 10, Family: "ipv6", From: "depreferred", To: "withdrawn", Reason: "lb_draining"},
+	}
+	first := []string{"20.0.0.1/32"}
+	for _, tt := range []struct {
+		list []Transitions
+		want []any
+	}{
+		{list[:1], []any{
+			"count", 100, "from", "announced", "to", "withdrawn", "reason", "lb_not_ready",
+			"transitions", "90 ipv4 announced to withdrawn, lb_not_ready", "vips", first,
+		}},
+		{list, []any{
+			"count", 100, "to", "withdrawn", "transitions",
+			"90 ipv4 announced to withdrawn, lb_not_ready; 10 ipv6 depreferred to withdrawn, lb_draining", "vips", first,
+		}},
+	} {
+		if got := LogAttributes(100, tt.list, first); !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("got %v, want %v", got, tt.want)
+		}
 	}
 }

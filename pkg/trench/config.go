@@ -1,8 +1,10 @@
 package trench
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -60,6 +62,17 @@ type Config struct {
 	// What the load balancer serves. A VIP is ready when at least one stream that serves it has
 	// minReady ready targets of the VIP's family.
 	Streams []Stream `yaml:"streams"` // in the order of the file
+
+	// Digest is the SHA-256 of the file that [Read] read, by which [Watcher] recognizes it; zero from
+	// [Parse].
+	Digest [sha256.Size]byte
+}
+
+// equal reports whether two configurations are the same, from whatever files.
+func (c *Config) equal(d *Config) bool {
+	x := *c
+	x.Digest = d.Digest
+	return reflect.DeepEqual(&x, d)
 }
 
 // Attractor is VIPs, and the gateways they are advertised to.

@@ -3,6 +3,7 @@ package trench
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -27,7 +28,11 @@ func Read(path string, d Defaults) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Parse(path, data, d)
+	config, err := Parse(path, data, d)
+	if err == nil {
+		config.Digest = sha256.Sum256(data)
+	}
+	return config, err
 }
 
 func readFile(path string) ([]byte, error) {

@@ -7,13 +7,13 @@ import (
 	"io/fs"
 	"log/slog"
 	"path/filepath"
-	"reflect"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/tick"
 )
 
 const (
@@ -61,8 +61,9 @@ type Watcher struct {
 	// Of Run only: what the last read found, to recognize repetitions.
 	content   [sha256.Size]byte
 	failure   string
-	begun     bool // the file was read before
-	unwatched bool // the directory could not be watched
+	begun     bool        // the file was read before
+	unwatched bool        // the directory could not be watched
+	stamp     files.Stamp // of the file with content; zero if it may change without another Stamp
 }
 
 // NewWatcher returns a watcher of the file at path, of which initial is in force: what [Read]
@@ -75,6 +76,8 @@ func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Wat
 	w.loaded.Set(Loaded{Config: &Config{}})
 	if initial != nil {
 		w.loaded.Set(Loaded{Config: initial, Generation: 1, At: time.Now()})
+		// The file is not parsed again: with many VIPs that takes most of the memory of the start.
+		w.content, w.begun = initial.Digest, initial.Digest != [sha256.Size]byte{}
 	}
 	return w
 }
@@ -107,7 +110,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	w.reload(ctx, notifier)
 	close(w.ready)
 
-	poll := time.NewTicker(w.poll)
+	poll := time.NewTimer(tick.Until(time.Now(), w.poll))
 	defer poll.Stop()
 	quiet := time.NewTimer(0)
 	quiet.Stop()
@@ -130,6 +133,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			// Events may have been lost: the file itself is read.
 			w.log.Warn("file notifications failed", "error", err)
 		case <-poll.C:
+			poll.Reset(tick.Until(time.Now(), w.poll))
 			// Not read at once: the poll may fall between two steps of an editor.
 		case <-quiet.C:
 			wait = settling{}
@@ -169,9 +173,11 @@ func (w *Watcher) reload(ctx context.Context, notifier *fsnotify.Watcher) {
 
 // readTrench publishes the trench file, or why it is refused.
 func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher) {
-	directory := filepath.Dir(w.path)
+	directory, known := filepath.Dir(w.path), w.stamp
 	type state struct {
 		data     []byte
+		stamp    files.Stamp
+		same     bool // as at the last read
 		watchErr error
 	}
 	file, err := files.Do(ctx, &w.calls, "trench file "+w.path, func() (s state, err error) {
@@ -179,6 +185,16 @@ func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher) {
 		// change is missed between the two.
 		if notifier != nil {
 			s.watchErr = notifier.Add(directory)
+		}
+		// Before the file is read, so that the Stamp is not newer than the content.
+		now := time.Now()
+		stamp, err := files.StampOf(w.path)
+		if err == nil && stamp == known {
+			s.same = true
+			return s, nil
+		}
+		if stamp.Settled(now) {
+			s.stamp = stamp
 		}
 		s.data, err = w.read(w.path)
 		return s, err
@@ -191,10 +207,15 @@ func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher) {
 			"directory", directory, "interval", w.poll, "error", file.watchErr)
 	}
 	w.unwatched = file.watchErr != nil
+	if file.same {
+		return
+	}
+	w.stamp = files.Stamp{}
 	if err != nil {
 		w.refuse([sha256.Size]byte{}, err)
 		return
 	}
+	w.stamp = file.stamp
 	content := sha256.Sum256(file.data)
 	if content == w.content {
 		return
@@ -207,7 +228,7 @@ func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher) {
 	edited := w.begun
 	w.content, w.failure, w.begun = content, "", true
 	now := w.loaded.Load()
-	unchanged, refused := reflect.DeepEqual(config, now.Config), now.Err != nil
+	unchanged, refused := config.equal(now.Config), now.Err != nil
 	if unchanged && !refused {
 		if edited {
 			w.log.Info("trench file changed, no effect", "generation", now.Generation)

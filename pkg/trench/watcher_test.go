@@ -2,6 +2,7 @@ package trench
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -411,5 +412,47 @@ func TestEditWithoutEffectIsLogged(t *testing.T) {
 	if got := strings.Count(log.String(), "trench file changed, no effect"); got != 1 ||
 		strings.Count(log.String(), "\n") != 1 {
 		t.Errorf("want one line:\n%s", log.String())
+	}
+}
+
+func TestUnchangedFileIsNotReadAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trench.yaml")
+	write(t, path, good)
+	initial, err := Read(path, DefaultDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
+	reads := 0
+	w.read = func(path string) ([]byte, error) {
+		reads++
+		return readFile(path)
+	}
+	if w.content != sha256.Sum256([]byte(good)) {
+		t.Error("the file of the start is parsed twice")
+	}
+	w.readTrench(t.Context(), nil)
+	// A file as young as this one is read again in any case.
+	if w.stamp, err = files.StampOf(path); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		name   string
+		change func()
+		reads  int
+	}{
+		{"unchanged", func() {}, 1},
+		{"changed", func() { replace(t, path, named("trench-b")) }, 2},
+		{"missing", func() { _ = os.Remove(path) }, 3},
+		{"back", func() { write(t, path, good) }, 4},
+	} {
+		step.change()
+		w.readTrench(t.Context(), nil)
+		if reads != step.reads {
+			t.Errorf("%s: %d reads, want %d", step.name, reads, step.reads)
+		}
+	}
+	if l := w.Value().Load(); l.Config.Trench != "trench-a" || l.Err != nil {
+		t.Errorf("in force: %q, %v", l.Config.Trench, l.Err)
 	}
 }

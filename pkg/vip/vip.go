@@ -101,12 +101,28 @@ func FromPrefix(p netip.Prefix) (VIP, error) {
 	case a.Is4() && a.IsLinkLocalUnicast():
 		return VIP{}, fmt.Errorf("VIP %s is a link-local address: no gateway can route to it", p)
 	}
+	if isOrdinary(p) {
+		return VIP{prefix: p}, nil
+	}
 	for _, s := range specialPrefixes {
 		if s.prefix.Overlaps(p) {
 			return VIP{}, fmt.Errorf("VIP %s is or contains %s: no gateway can route to it", p, s.what)
 		}
 	}
 	return VIP{prefix: p}, nil
+}
+
+// isOrdinary reports whether the first 8 bits of a prefix show that it overlaps no special one.
+func isOrdinary(p netip.Prefix) bool {
+	if p.Bits() < 8 {
+		return false
+	}
+	if p.Addr().Is4() {
+		first := p.Addr().As4()[0]
+		return first != 0 && first != 127 && first < 224
+	}
+	first := p.Addr().As16()[0]
+	return first != 0 && first < 0xfe
 }
 
 // Require is Parse for constants: it panics if s is not a VIP.
@@ -136,6 +152,14 @@ func (v VIP) String() string {
 		return ""
 	}
 	return v.prefix.String()
+}
+
+// Append appends the result of String to b.
+func (v VIP) Append(b []byte) []byte {
+	if v.IsZero() {
+		return b
+	}
+	return v.prefix.AppendTo(b)
 }
 
 // MarshalText implements encoding.TextMarshaler.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -38,7 +39,7 @@ const oneFlips = "one VIP flips → UPDATE"
 
 // measureSingleFlips is row 1: one VIP flips among N.
 func measureSingleFlips(ctx context.Context, s *session) error {
-	for _, n := range s.sizes([]int{1, 100, 1000, 10_000, 50_000}, []int{1, 1000}) {
+	for _, n := range s.vipCounts() {
 		if err := flipSingly(ctx, s, oneFlips, n, oneFamily); err != nil {
 			return err
 		}
@@ -73,10 +74,11 @@ func measureSingleFlips(ctx context.Context, s *session) error {
 			return err
 		}
 	}
-	if s.quick {
+	const dualStack = 1000
+	if s.quick || !slices.Contains(s.vipCounts(), dualStack) {
 		return nil
 	}
-	return flipSingly(ctx, s, oneFlips+", dual stack", 1000, bothFamilies)
+	return flipSingly(ctx, s, oneFlips+", dual stack", dualStack, bothFamilies)
 }
 
 // flipSingly measures single flips with vipgate.

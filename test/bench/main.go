@@ -29,6 +29,7 @@ type options struct {
 	Binaries     string  `help:"Folder of lb, frontend and meridio-lb." default:"bin" placeholder:"DIR"`
 	Quick        bool    `help:"Few repeats and few VIPs: to see that it works, not for numbers."`
 	Rows         []int   `help:"Measure these rows only." placeholder:"N,..."`
+	VIPs         []int   `name:"vips" help:"Rows 1 and 2: measure with these numbers of VIPs only." placeholder:"N,..."`
 	RepeatsScale float64 `help:"Multiply the number of repeats." default:"1.0" placeholder:"X"`
 	JSON         string  `name:"json" help:"Write the results as JSON." placeholder:"FILE"`
 	Samples      bool    `help:"Put every single value into the JSON."`
@@ -131,7 +132,7 @@ func run(o options, stdout, stderr io.Writer) int {
 
 	r := &report{Machine: describeMachine(ctx, o.Binaries), Quick: o.Quick, LoadBefore: loadAverage()}
 	measureRows(ctx, &session{
-		quick: o.Quick, binaries: o.Binaries, repeatsScale: o.RepeatsScale, report: r,
+		quick: o.Quick, vips: o.VIPs, binaries: o.Binaries, repeatsScale: o.RepeatsScale, report: r,
 		progress: func(text string) { fmt.Fprintln(stderr, text) },
 	}, rows, o.Rows)
 	r.LoadAfter = loadAverage()

@@ -225,6 +225,10 @@ func TestRepeatsAndSizes(t *testing.T) {
 	if a, b := full.sizes([]int{9}, []int{1}), quick.sizes([]int{9}, []int{1}); a[0] != 9 || b[0] != 1 {
 		t.Errorf("sizes %v, %v", a, b)
 	}
+	full.vips = []int{10_000, 1, 7}
+	if got := full.vipCounts(); !slices.Equal(got, []int{1, 10_000}) {
+		t.Errorf("numbers of VIPs: %v", got)
+	}
 }
 
 func TestCommandLine(t *testing.T) {

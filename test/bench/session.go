@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -24,6 +25,7 @@ type row struct {
 // It is not safe for concurrent use.
 type session struct {
 	quick        bool
+	vips         []int  // see vipCounts
 	binaries     string // the folder of lb and frontend
 	repeatsScale float64
 	report       *report
@@ -59,6 +61,15 @@ func (s *session) sizes(full, quick []int) []int {
 		return quick
 	}
 	return full
+}
+
+// vipCounts are the numbers of VIPs of rows 1 and 2: sizes, or those of them that were asked for.
+func (s *session) vipCounts() []int {
+	counts := s.sizes([]int{1, 100, 1000, 10_000, 50_000}, []int{1, 1000})
+	if len(s.vips) == 0 {
+		return counts
+	}
+	return slices.DeleteFunc(counts, func(n int) bool { return !slices.Contains(s.vips, n) })
 }
 
 // lasts is how long something is to go on.

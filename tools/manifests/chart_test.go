@@ -59,6 +59,7 @@ dataplane: none
 spiffe: {trustDomain: example.com, path: /a/b}
 sysctls: {privilegedInitContainer: false, pod: [{name: net.ipv4.ip_forward, value: "1"}]}
 lb: {goMemLimit: 500MiB, resources: {limits: {memory: 1Gi}}, extraEnv: [{name: VIPGATE_LOG_LEVEL, value: debug}]}
+frontend: {noDelay: false}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -93,6 +94,11 @@ lb: {goMemLimit: 500MiB, resources: {limits: {memory: 1Gi}}, extraEnv: [{name: V
 	if lb.Image != "registry.example.com/vipgate/lb:v9" || lb.ImagePullPolicy != corev1.PullAlways ||
 		lb.Resources.Limits.Memory().String() != "1Gi" {
 		t.Errorf("lb: %+v", lb)
+	}
+	for _, c := range pod.Containers {
+		if slices.Contains(c.SecurityContext.Capabilities.Add, "SYS_PTRACE") {
+			t.Errorf("%s has SYS_PTRACE without noDelay", c.Name)
+		}
 	}
 }
 

@@ -1,0 +1,221 @@
+package lb
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/status"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// decisionsFixture records what decisions cause.
+type decisionsFixture struct {
+	*decisions
+	t      *testing.T
+	log    strings.Builder
+	events []*lbv1.Event
+	counts map[string]int // transitions by state, reason
+}
+
+func newDecisions(t *testing.T, level slog.Level) *decisionsFixture {
+	f := &decisionsFixture{t: t, counts: map[string]int{}}
+	f.decisions = &decisions{
+		log: slog.New(slog.NewJSONHandler(&f.log, &slog.HandlerOptions{Level: level})), wake: make(chan struct{}, 1),
+		event: func(e ...*lbv1.Event) { f.events = append(f.events, e...) },
+		count: func(x metrics.Transition, n int) {
+			if x.Changed {
+				f.counts[x.To+" "+x.Reason] += n
+			}
+		},
+	}
+	return f
+}
+
+func numbered(i int) vip.VIP { return vip.Require(fmt.Sprintf("20.0.%d.%d/32", i>>8, i&255)) }
+
+// decide makes VIPs from a number on ready or not ready, and removes as many as are said.
+func (f *decisionsFixture) decide(revision uint64, from, to int, ready bool, removed ...vip.VIP) {
+	d := readiness.Decision{Removed: removed}
+	for i := from; i < to; i++ {
+		r := readiness.VIPReadiness{
+			VIP: numbered(i), Reason: readinessv1.VipReason_VIP_REASON_TOO_FEW_READY, Detail: fmt.Sprint("target ", i),
+		}
+		if ready {
+			r.State, r.Reason, r.Detail = vip.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, ""
+		}
+		d.Changed = append(d.Changed, r)
+	}
+	f.log.Reset()
+	f.events = nil
+	f.decided(d, revision)
+	f.drain()
+}
+
+// lines returns the log, by level and message.
+func (f *decisionsFixture) lines() (count map[string]int, last map[string]any) {
+	count = map[string]int{}
+	for line := range strings.Lines(f.log.String()) {
+		last = nil
+		if err := json.Unmarshal([]byte(line), &last); err != nil {
+			f.t.Fatal(err)
+		}
+		count[fmt.Sprint(last["level"], " ", last["msg"])]++
+	}
+	return count, last
+}
+
+func (f *decisionsFixture) want(want map[string]int) map[string]any {
+	f.t.Helper()
+	got, last := f.lines()
+	if !maps.Equal(got, want) {
+		f.t.Errorf("logged %v, want %v", got, want)
+	}
+	return last
+}
+
+func TestManyVIPsAreOneLineAndOneEvent(t *testing.T) {
+	for _, n := range []int{1, status.MaxSingle, status.MaxSingle + 1, 1200} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			f := newDecisions(t, slog.LevelInfo)
+			f.decide(7, 0, n, true)
+			if n <= status.MaxSingle {
+				f.want(map[string]int{"INFO VIP changed": n})
+				if len(f.events) != n || f.events[0].GetObject() != "20.0.0.0/32" || f.events[0].GetWhat() != "ready" ||
+					f.events[0].GetVipCount() != 0 {
+					t.Errorf("%d events, %+v", len(f.events), f.events[0])
+				}
+				return
+			}
+			line := f.want(map[string]int{"INFO VIPs changed": 1})
+			if fmt.Sprint(line["count"]) != fmt.Sprint(n) || fmt.Sprint(line["revision"]) != "7" ||
+				line["transitions"] != fmt.Sprintf("%d ipv4 unknown to ready, targets_ready", n) ||
+				fmt.Sprint(line["vips"]) != "[20.0.0.0/32 20.0.0.1/32 20.0.0.2/32 20.0.0.3/32 20.0.0.4/32]" {
+				t.Errorf("line %v", line)
+			}
+			e := f.events[0]
+			if len(f.events) != 1 || e.GetObject() != fmt.Sprint(n, " VIPs") || e.GetWhat() != "ready" ||
+				int(e.GetVipCount()) != n || len(e.GetFirstVips()) != 5 || len(e.GetTransitions()) != 1 {
+				t.Errorf("events %+v", f.events)
+			}
+			if len(f.counts) != 0 {
+				t.Errorf("first states are counted: %v", f.counts)
+			}
+			f.decide(8, 0, n, true) // nothing changes
+			f.want(map[string]int{})
+			if len(f.events) != 0 {
+				t.Errorf("events %v", f.events)
+			}
+		})
+	}
+}
+
+func TestMixedDecision(t *testing.T) {
+	f := newDecisions(t, slog.LevelDebug)
+	f.decide(1, 0, 100, true)
+	f.want(map[string]int{"INFO VIPs changed": 1, "DEBUG VIP changed": 100})
+	f.decide(2, 0, 30, false, slices.Collect(func(yield func(vip.VIP) bool) {
+		for i := 50; i < 90 && yield(numbered(i)); i++ {
+		}
+	})...)
+	f.want(map[string]int{"INFO VIPs changed": 1, "DEBUG VIP changed": 30, "DEBUG VIP removed": 40})
+	e := f.events[0]
+	if len(f.events) != 1 || e.GetObject() != "70 VIPs" || e.GetWhat() != "changed" || len(e.GetTransitions()) != 2 {
+		t.Fatalf("events %v", f.events)
+	}
+	removed, fallen := e.GetTransitions()[0], e.GetTransitions()[1]
+	if removed.GetCount() != 40 || removed.GetFrom() != readinessv1.VipState_VIP_STATE_READY || removed.GetTo() != 0 ||
+		fallen.GetCount() != 30 || fallen.GetTo() != readinessv1.VipState_VIP_STATE_NOT_READY ||
+		fallen.GetFamily() != readinessv1.IpFamily_IP_FAMILY_IPV4 || fallen.GetDetail() != "target 0" ||
+		fallen.GetReason() != readinessv1.VipReason_VIP_REASON_TOO_FEW_READY {
+		t.Errorf("transitions %v", e.GetTransitions())
+	}
+	if want := map[string]int{"not ready too_few_ready": 30}; !maps.Equal(f.counts, want) {
+		t.Errorf("counted %v, want %v", f.counts, want)
+	}
+	for i, want := range map[int]string{0: "false true", 40: "true true", 60: "false false"} {
+		if ready, known := f.serves(numbered(i)); fmt.Sprint(ready, " ", known) != want {
+			t.Errorf("%s: %t, %t, want %s", numbered(i), ready, known, want)
+		}
+	}
+	if n := len(f.metrics()); n != 60 {
+		t.Errorf("%d VIPs have metrics, want 60", n)
+	}
+}
+
+func TestQueuedDecisionsAreBounded(t *testing.T) {
+	f := newDecisions(t, slog.LevelInfo)
+	all := make([]readiness.VIPReadiness, 1000)
+	for i := range all {
+		all[i] = readiness.VIPReadiness{VIP: numbered(i), Reason: readinessv1.VipReason_VIP_REASON_NOT_CHECKED}
+	}
+	f.decided(readiness.Decision{Changed: []readiness.VIPReadiness{{VIP: numbered(5000)}, {VIP: numbered(5001)}}}, 0)
+	f.drain()
+	f.decided(readiness.Decision{Removed: []vip.VIP{numbered(5000)}}, 0)
+	for i := range 2*maxQueued/len(all) + 2 {
+		f.decided(readiness.Decision{Changed: all}, uint64(i+1))
+		if f.queued > maxQueued+len(all) {
+			t.Fatalf("%d VIPs are queued", f.queued)
+		}
+	}
+	f.decided(readiness.Decision{Changed: []readiness.VIPReadiness{{VIP: vipA, State: vip.Ready}}}, 1000)
+	f.drain()
+	if count, _ := f.lines(); count["WARN decisions merged: rate exceeds logging"] != 1 {
+		t.Errorf("logged %v", count)
+	}
+	if ready, _ := f.serves(vipA); !ready {
+		t.Error("the newest decision was lost")
+	}
+	if _, known := f.serves(numbered(5000)); known {
+		t.Error("a removal was lost")
+	}
+	if n := len(f.metrics()); n != len(all)+1 {
+		t.Errorf("%d VIPs, want %d", n, len(all)+1)
+	}
+	if f.drain() {
+		t.Error("something is queued")
+	}
+}
+
+// BenchmarkAfterDecision measures what the load balancer does with a decision after its table has
+// it, for one that makes the VIPs ready and one that does the opposite.
+func BenchmarkAfterDecision(b *testing.B) {
+	for _, n := range []int{1, 10_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			log := slog.New(slog.NewTextHandler(io.Discard, nil))
+			p := &process{metrics: metrics.NewLB("1"), health: health.New(log, func(string, bool) {})}
+			p.Log = log
+			o := newObserver(p)
+			flip := func(revision uint64, state vip.State, reason readinessv1.VipReason) {
+				d := readiness.Decision{Changed: make([]readiness.VIPReadiness, n)}
+				for i := range d.Changed {
+					d.Changed[i] = readiness.VIPReadiness{
+						VIP: numbered(i), State: state, Reason: reason, Detail: "0 of 1 targets ready", TotalTargets: 1,
+					}
+				}
+				b.StartTimer()
+				o.decisions.decided(d, revision)
+				if o.decisions.drain() {
+					p.health.VIPsChanged()
+				}
+				b.StopTimer()
+			}
+			b.ReportAllocs()
+			b.StopTimer()
+			for i := range b.N {
+				flip(uint64(2*i), vip.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY)
+				flip(uint64(2*i+1), vip.NotReady, readinessv1.VipReason_VIP_REASON_TOO_FEW_READY)
+			}
+		})
+	}
+}
