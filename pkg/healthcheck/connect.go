@@ -271,9 +271,9 @@ func sockaddr(f vip.Family, a netip.Addr) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.As16()}
 }
 
-// connect begins a connection. It is a raw system call, since it never blocks, but with a target that
-// is near takes as long as the handshake: longer than the 20 µs after which the runtime replaces a
-// thread that is in a system call by another one, which doubled the thread switches.
+// connect begins a connection. It is a raw system call, since it never blocks, but with a target
+// that is near takes as long as the handshake: longer than the 20 µs after which the runtime has
+// another thread take over from one in a system call, which doubled the thread switches.
 func (s *socket) connect(a netip.Addr, port uint16) unix.Errno {
 	var address [unix.SizeofSockaddrInet6]byte // struct sockaddr_in or sockaddr_in6
 	size := unix.SizeofSockaddrInet4
