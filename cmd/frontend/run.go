@@ -94,6 +94,7 @@ type runCommand struct{ runFlags }
 type validateCommand struct{ runFlags }
 
 func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
+	started := cli.CollectOften()
 	warnIgnored(os.Environ(), os.Stderr)
 	log, level, _ := c.Logger(line.Globals.Debug) // check refuses the level
 	o, err := c.options(log, true)
@@ -113,7 +114,7 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 		return err
 	}
 	defer release()
-	o.Version, o.Level, o.MeridioSignals = cli.Version(), level, o.NSP != nil
+	o.Version, o.Level, o.Started, o.MeridioSignals = cli.Version(), level, started, o.NSP != nil
 	return cli.RunUntilStopped(c.DrainTime+c.Settle,
 		func(stops <-chan struct{}) error { return frontend.Run(ctx, o, stops) })
 }

@@ -163,9 +163,17 @@ func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 	f.setServed(a.VIPs)
 	f.vips.Set(a.VIPs)
 	// A removed VIP keeps its source routing until release: targets still answer its last flows.
-	routed := vip.NewSet(a.VIPs...)
-	maps.Copy(routed, f.configured)
-	f.kernel.Configure(routed.Sorted())
+	configured := vip.NewSet(a.VIPs...)
+	routed := configured
+	for v := range f.configured {
+		if !routed.Has(v) {
+			if len(routed) == len(configured) {
+				routed = maps.Clone(configured)
+			}
+			routed[v] = struct{}{}
+		}
+	}
+	f.kernel.ConfigureSet(routed)
 	err := f.controller.Do(ctx, func(g *gate.Gate, _ time.Time) {
 		g.Configure(a.VIPs)
 		f.attractor.leave(f.leaving)
@@ -175,8 +183,10 @@ func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 	}
 	f.bird.Configure(a)
 	f.warnStatic(a.Gateways)
-	f.configured, f.gateways = vip.NewSet(a.VIPs...), a.Gateways
-	f.release.Reset(confirmTimeout + f.Settle)
+	f.configured, f.gateways = configured, a.Gateways
+	if f.release.Stop(); len(routed) > len(configured) {
+		f.release.Reset(confirmTimeout + f.Settle)
+	}
 	return nil
 }
 

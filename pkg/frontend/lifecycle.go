@@ -28,6 +28,9 @@ func (f *follower) showStart(l trench.Loaded, lb lbState) {
 	}
 	f.advertised = problem == ""
 	f.health.Set(Advertised, f.advertised, problem)
+	if f.advertised && f.Options.Started != nil {
+		f.Options.Started()
+	}
 	if f.started {
 		return
 	}

@@ -67,6 +67,9 @@ type Options struct {
 	RequireRoute      bool // withdraw the VIPs of a family while no gateway advertises a route
 	RemoveRulesOnExit bool // marks, rules and blackhole routes
 
+	// Started is called once, when every ready VIP is advertised; nil: not. It must not block.
+	Started func()
+
 	Log   *slog.Logger
 	Level *logs.Level
 	// MeridioSignals gives SIGUSR1 and SIGUSR2 Meridio's meaning, see [logs.NewMeridioSignals].

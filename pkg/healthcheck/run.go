@@ -23,10 +23,11 @@ const (
 	restPer = time.Millisecond
 	// While a target waits for its first verdict, quickRounds in a pace are not followed by a rest
 	// at all, and the others by a short one. The same quickRounds do without a rest if they handled
-	// quickChecks at most: a rest saves no wake-up then, and delays an answer.
+	// quickChecks at most, as with 300 targets a second: a rest saves no wake-up then, and delays an
+	// answer.
 	quickRounds = 4
 	quickRest   = 2 * time.Millisecond
-	quickChecks = 2
+	quickChecks = 8
 	// sourceWait is how long a target without a verdict waits for the source address of its checks:
 	// duplicate address detection takes up to 2 s.
 	sourceWait = 10 * time.Second
@@ -62,9 +63,6 @@ func (c *Checker) Run(ctx context.Context) (err error) {
 	for {
 		// While the loop rests, answers and due checks accumulate; only new targets end the rest.
 		rest := l.round(ctx)
-		if rest > 0 && l.nothingWithin(rest) {
-			rest = 0
-		}
 		var answers, rescheduled <-chan struct{}
 		entered := c.entered
 		if rest <= 0 {
@@ -202,12 +200,6 @@ func (l *loop) take(now time.Time) (starting bool) {
 		})
 	}
 	return l.unjudged > 0
-}
-
-// nothingWithin reports whether a rest would collect nothing: no answer is awaited, and no check is
-// due. With few targets each rest would be one wake-up more.
-func (l *loop) nothingWithin(rest time.Duration) bool {
-	return (l.connector == nil || len(l.connector.busy) == 0) && time.Until(l.next()) > rest
 }
 
 // next returns when the next round is due unless a channel wakes the loop before.

@@ -24,6 +24,10 @@ const (
 	// slotsPerInterval and maxSlot bound how much earlier a check starts to share a wake-up.
 	slotsPerInterval = 50
 	maxSlot          = 20 * time.Millisecond
+	// fewTargets at most share their wake-ups with the heartbeats of the default lease, heartbeat,
+	// and are checked at four instants of a second.
+	fewTargets = 16
+	heartbeat  = 250 * time.Millisecond
 )
 
 // entry is one target. It is guarded by Checker.mu.
@@ -39,6 +43,8 @@ type entry struct {
 	alive   time.Time
 	overdue bool // from the Evaluate that found it so until a check ends
 	judged  bool // had a verdict
+	// removed: it is no target any more. The outcome of a check that runs is ignored.
+	removed bool
 	// vip is the index in plan.vips of the VIP that is checked next.
 	vip       int
 	diagnosis diagnosis
@@ -106,8 +112,9 @@ func (e *entry) interval() time.Duration {
 }
 
 // next returns when to check after a check that began and ended then. A steady target is checked
-// each 90 to 100 % of its interval, never later, so that jitter makes no target overdue.
-func (e *entry) next(began, now, epoch time.Time, first bool) time.Time {
+// each 90 to 100 % of its interval, never later, so that jitter makes no target overdue; with few
+// targets in steps of heartbeat.
+func (e *entry) next(began, now, epoch time.Time, first, few bool) time.Time {
 	interval := e.interval()
 	if e.State == Starting && e.streak > 0 {
 		recheck := failedRecheck
@@ -115,6 +122,16 @@ func (e *entry) next(began, now, epoch time.Time, first bool) time.Time {
 			recheck = startRecheck
 		}
 		return now.Add(min(recheck, interval))
+	}
+	if few && e.State != Starting && interval%heartbeat == 0 {
+		due := began.Add(interval)
+		if first {
+			due = now.Add(heartbeat + rand.N(interval-heartbeat+1))
+		}
+		// By the wall clock, as package tick does.
+		if due = due.Add(-time.Duration(due.UnixNano() % int64(heartbeat))); due.After(now) {
+			return due
+		}
 	}
 	due := began.Add(interval - rand.N(interval/10))
 	if first {
@@ -142,27 +159,40 @@ type slot struct {
 
 func (s *slot) at() *slot { return s }
 
-// schedule is a heap for package container/heap: the item that is due first has index 0.
-type schedule[T interface{ at() *slot }] []T
+// schedule is a heap for package container/heap: the item that is due first has index 0. It has a copy
+// of the time of each item: of ten thousand targets, most are not in the processor's cache.
+type schedule[T interface{ at() *slot }] []scheduled[T]
+
+type scheduled[T any] struct {
+	due  time.Time
+	item T
+}
 
 var _ heap.Interface = (*schedule[*entry])(nil)
 
 func (s schedule[T]) Len() int           { return len(s) }
-func (s schedule[T]) Less(i, j int) bool { return s[i].at().due.Before(s[j].at().due) }
+func (s schedule[T]) Less(i, j int) bool { return s[i].due.Before(s[j].due) }
 func (s schedule[T]) Swap(i, j int) {
 	s[i], s[j] = s[j], s[i]
-	s[i].at().index, s[j].at().index = i, j
+	s[i].item.at().index, s[j].item.at().index = i, j
 }
 
 func (s *schedule[T]) Push(x any) {
-	x.(T).at().index = len(*s)
-	*s = append(*s, x.(T))
+	item := x.(T)
+	item.at().index = len(*s)
+	*s = append(*s, scheduled[T]{item.at().due, item})
 }
 
 func (s *schedule[T]) Pop() any {
 	last := len(*s) - 1
-	x := (*s)[last]
+	x := (*s)[last].item
 	x.at().index = -1
 	*s = slices.Delete(*s, last, last+1) // which clears the element for the garbage collector
 	return x
+}
+
+// fix restores the order after item i got another time.
+func (s *schedule[T]) fix(i int) {
+	(*s)[i].due = (*s)[i].item.at().due
+	heap.Fix(s, i)
 }

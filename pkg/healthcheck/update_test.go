@@ -422,3 +422,23 @@ func TestEndOfSilenceIsReported(t *testing.T) {
 		}
 	})
 }
+
+func TestFewTargetsShareWakeUps(t *testing.T) {
+	e := &entry{Health: Health{State: Ready}, plan: newPlan(trench.Check{Interval: time.Second, Timeout: time.Second})}
+	grid := time.Unix(1_000_000_000, 0)
+	began := grid.Add(300 * time.Microsecond)
+	now := began.Add(time.Millisecond)
+	if due := e.next(began, now, grid, false, true); !due.Equal(grid.Add(time.Second)) {
+		t.Errorf("steady: %v after the last check", due.Sub(began))
+	}
+	for range 100 {
+		due := e.next(began, now, grid, true, true)
+		if due.UnixNano()%int64(heartbeat) != 0 || !due.After(now) || due.Sub(now) > time.Second {
+			t.Fatalf("first: %v after the verdict", due.Sub(now))
+		}
+	}
+	e.State = Starting
+	if due := e.next(began, now, grid, false, true); due.Equal(grid.Add(time.Second)) {
+		t.Error("a target without a verdict waits for a heartbeat")
+	}
+}

@@ -68,10 +68,10 @@ func New(o Options) *Routing {
 // sets of an earlier run stay as they are, since an in-place restart must not leak.
 //
 // A VIP that is left out loses its source routing at once: withdraw it first.
-func (r *Routing) Configure(vips []vip.VIP) {
-	s := vip.NewSet(vips...)
-	r.desired.Set(&s)
-}
+func (r *Routing) Configure(vips []vip.VIP) { r.ConfigureSet(vip.NewSet(vips...)) }
+
+// ConfigureSet is Configure with a set, which must not be modified afterwards.
+func (r *Routing) ConfigureSet(vips vip.Set) { r.desired.Set(&vips) }
 
 // Confirmed returns for which of the configured VIPs the source routing was read back. It is
 // updated when that, or the error, changes.
@@ -306,13 +306,22 @@ func (p *reconciler) removeLeftovers() (more bool, err error) {
 	return more, nil
 }
 
-// filterVIPs returns the desired VIPs for which ok holds, in a new set.
+// filterVIPs returns the desired VIPs for which ok holds, in a set that is not modified: the desired
+// one if it holds for all.
 func filterVIPs(desired *vip.Set, ok func(vip.VIP) bool) vip.Set {
 	if desired == nil {
 		return vip.Set{}
 	}
-	chosen := maps.Clone(*desired)
-	maps.DeleteFunc(chosen, func(v vip.VIP, _ struct{}) bool { return !ok(v) })
+	chosen := *desired
+	for v := range *desired {
+		if ok(v) {
+			continue
+		}
+		if len(chosen) == len(*desired) {
+			chosen = maps.Clone(chosen)
+		}
+		delete(chosen, v)
+	}
 	return chosen
 }
 

@@ -28,11 +28,15 @@ func compareSpans(a, b span) int {
 // disjoint returns, in order, the ranges of a family's VIPs that are in no other: an interval set
 // refuses overlaps. Adjacent ranges stay separate: adding a VIP never rewrites another one's range.
 func disjoint(vips vip.Set, family vip.Family) []span {
-	var out []span
-	for _, v := range vips.Sorted() { // wider ones first
-		if v.Family() != family || v.IsZero() {
-			continue
+	sorted := make([]vip.VIP, 0, len(vips))
+	for v := range vips {
+		if v.Family() == family && !v.IsZero() {
+			sorted = append(sorted, v)
 		}
+	}
+	slices.SortFunc(sorted, vip.Compare) // wider ones first
+	out := make([]span, 0, len(sorted))
+	for _, v := range sorted {
 		if s := spanOf(v.Prefix()); len(out) == 0 || !out[len(out)-1].covers(s) {
 			out = append(out, s)
 		}
@@ -62,7 +66,8 @@ type change struct{ del, add []span }
 // ranges that must be swapped since they overlap, leftovers last.
 func steps(have, want []span) []change {
 	surplus := without(have, want)
-	differ := slices.SortedFunc(slices.Values(slices.Concat(surplus, without(want, have))), compareSpans)
+	differ := slices.Concat(surplus, without(want, have))
+	slices.SortFunc(differ, compareSpans)
 	var add, del []span
 	var swaps []change
 	for len(differ) > 0 {
@@ -118,9 +123,10 @@ func elements(spans []span) []nftables.SetElement {
 	return out
 }
 
-// spans decodes elements in any order into sorted spans. One without an end reaches up to the next.
+// spans decodes elements in any order, which it sorts, into sorted spans. One without an end
+// reaches up to the next.
 func spans(elems []nftables.SetElement) []span {
-	elems = slices.SortedFunc(slices.Values(elems), func(a, b nftables.SetElement) int {
+	slices.SortFunc(elems, func(a, b nftables.SetElement) int {
 		switch c := bytes.Compare(a.Key, b.Key); {
 		case c != 0 || a.IntervalEnd == b.IntervalEnd:
 			return c
@@ -129,7 +135,7 @@ func spans(elems []nftables.SetElement) []span {
 		}
 		return 1
 	})
-	var out []span
+	out := make([]span, 0, (len(elems)+1)/2) // each has an end, but for the last address
 	for i, e := range elems {
 		if e.IntervalEnd {
 			continue

@@ -73,6 +73,9 @@ type Options struct {
 	DataPlane       *dataplane.Options
 	RemoveDataPlane bool // at the end of an orderly stop; otherwise it stays for the next start
 
+	// Started is called once, when readiness is synced; nil: not. It must not block.
+	Started func()
+
 	Log   *slog.Logger
 	Level *logs.Level
 }

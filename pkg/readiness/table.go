@@ -306,6 +306,13 @@ func (t *Table) Position() Position {
 	return Position{t.instance, t.revision}
 }
 
+// Synced reports whether a decision was synced.
+func (t *Table) Synced() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.synced
+}
+
 // TableState is the whole table at one time.
 type TableState struct {
 	Position  Position

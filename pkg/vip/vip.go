@@ -211,7 +211,14 @@ func (s Set) Has(v VIP) bool {
 func (s Set) Equal(t Set) bool { return maps.Equal(s, t) }
 
 // Sorted returns the VIPs in the order of [Compare].
-func (s Set) Sorted() []VIP { return slices.SortedFunc(maps.Keys(s), Compare) }
+func (s Set) Sorted() []VIP {
+	sorted := make([]VIP, 0, len(s))
+	for v := range s {
+		sorted = append(sorted, v)
+	}
+	slices.SortFunc(sorted, Compare)
+	return sorted
+}
 
 // State is the load balancer's state of a VIP. The zero State is NotReady.
 type State uint8
