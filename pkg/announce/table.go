@@ -125,7 +125,7 @@ func (t *table) removeWithdrawn(session bool) {
 	t.limit = max(minWithdrawn, 2*len(adverts))
 }
 
-// takeChanges adds what was queued and differs from what the peer was sent, which it is from now on.
+// takeChanges adds what was queued and differs from what the peer was sent, and counts it as sent.
 func (t *table) takeChanges(c *changes) {
 	for _, a := range t.queue {
 		a.queued = false

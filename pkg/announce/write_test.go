@@ -20,8 +20,8 @@ func (c *deadlineConn) SetWriteDeadline(t time.Time) error {
 	return c.TCPConn.SetWriteDeadline(t)
 }
 
-// writerOf returns an announcer with an announced session that no goroutine serves, and its peer. The
-// socket takes at least size bytes from a peer that does not read.
+// writerOf returns an announcer with an announced session that no goroutine serves, and its peer.
+// Each side of the connection buffers about size bytes.
 func writerOf(t *testing.T, size int) (*Announcer, *session, *peer) {
 	t.Helper()
 	l, addr := listen(t)
