@@ -21,7 +21,7 @@ func (c *deadlineConn) SetWriteDeadline(t time.Time) error {
 }
 
 // writerOf returns an announcer with an announced session that no goroutine serves, and its peer.
-// Each side of the connection buffers about size bytes.
+// The socket takes at least size bytes from a peer that does not read.
 func writerOf(t *testing.T, size int) (*Announcer, *session, *peer) {
 	t.Helper()
 	l, addr := listen(t)
