@@ -115,9 +115,9 @@ func (a *Announcer) State() *latest.Value[State] { return a.state }
 func (a *Announcer) String() string { return "announcer" }
 
 // Post stores a decision and writes it, as far as the socket takes it at once; the session's
-// goroutine writes the rest. It does not block and is safe for concurrent use. Batches that were not
-// written yet are merged; the newest advertisement of each VIP wins. Post copies what it needs: the
-// caller may reuse b.Changes afterwards.
+// goroutine writes the rest. It does not block and is safe for concurrent use. Batches that were
+// not written yet are merged; the newest advertisement of each VIP wins. Post copies what it needs:
+// the caller may reuse b.Changes afterwards.
 func (a *Announcer) Post(b Batch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -5,8 +5,9 @@
 //   - The peer holds exactly the posted VIPs, and only while this process lives: the end of the
 //     session, or the hold time if the process hangs, withdraws everything. Graceful restart is
 //     never offered.
-//   - A decision of one [Announcer.Post] is sent in one write, without waiting for anything but the
-//     socket; its cost depends on the number of changes, not on the number of VIPs.
+//   - A decision of one [Announcer.Post] is sent in one write, by Post itself; only what the socket
+//     does not take at once waits for the session's goroutine. Its cost depends on the number of
+//     changes, not on the number of VIPs.
 //   - Announcements need a live gate: without an [Announcer.Heartbeat] younger than
 //     [MaxHeartbeatAge] the announcer neither connects, nor sends KEEPALIVE, nor announces its
 //     table to a new session. The VIPs of a hung gate are not announced again.

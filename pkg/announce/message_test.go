@@ -203,6 +203,31 @@ func TestUpdatesMatchDecisions(t *testing.T) {
 	})
 }
 
+// MP_REACH_NLRI and MP_UNREACH_NLRI have a long length above 255 bytes; encode compares with the
+// library.
+func TestAttributeLengthBoundary(t *testing.T) {
+	e := testEncoder(t)
+	for _, a := range []Advertisement{Withdrawn, Depreferred, Announced} {
+		for whole := 10; whole < 16; whole++ {
+			for size := 1; size <= 16; size++ {
+				p, err := numbered(1).Prefix().Addr().Prefix(8 * size)
+				if err != nil {
+					t.Fatal(err)
+				}
+				v, err := vip.FromPrefix(p)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := map[vip.VIP]Advertisement{v: a}
+				for i := range whole {
+					want[numbered(2*i+3)] = a
+				}
+				encode(t, e, want)
+			}
+		}
+	}
+}
+
 func TestUpdatesAreFull(t *testing.T) {
 	e := testEncoder(t)
 	for _, f := range vip.Families {

@@ -269,6 +269,11 @@ func TestReconnectAnnouncesTable(t *testing.T) {
 		if !strings.HasSuffix(s.LastError.Error(), reset) || s.Written != 0 || s.Announced4 != 0 {
 			t.Errorf("got %+v", s)
 		}
+		a.mu.Lock()
+		if a.session != nil {
+			t.Error("Post still writes to the session")
+		}
+		a.mu.Unlock()
 		a.Post(Batch{Changes: advertisements{vipA: Withdrawn, vipC: Announced}.list(), Revision: 2})
 		p = <-peers
 		p.establish(3)

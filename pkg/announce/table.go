@@ -125,7 +125,8 @@ func (t *table) removeWithdrawn(session bool) {
 	t.limit = max(minWithdrawn, 2*len(adverts))
 }
 
-// takeChanges adds what was queued and differs from what the peer was sent, which it is from now on.
+// takeChanges adds what was queued and differs from what the peer was sent, which it is from now
+// on.
 func (t *table) takeChanges(c *changes) {
 	for _, a := range t.queue {
 		a.queued = false

@@ -15,10 +15,10 @@ import (
 // writeChunk is the size of a write with its own timeout, about 15 000 VIPs of IPv6.
 const writeChunk = 256 << 10
 
-// writer is the sending side of a session. A decision is written by Post itself as far as the socket
-// takes it at once: waking the session's goroutine first costs more than the write. What remains,
-// and every other message, is written by that goroutine, which then owns the connection: until it
-// has yielded, Post only queues.
+// writer is the sending side of a session. A decision is written by Post itself as far as the
+// socket takes it at once: waking the session's goroutine first costs more than the write. What
+// remains, and every other message, is written by that goroutine, which then owns the connection:
+// until it has yielded, Post only queues.
 type writer struct {
 	try *nonblocking // nil: the connection has none, and Post leaves every write to the goroutine
 
@@ -45,8 +45,8 @@ type flight struct {
 
 func newWriter(conn net.Conn) writer { return writer{try: newNonblocking(conn)} }
 
-// takePosted takes the changes that were posted, and reports whether any batch was. The caller holds
-// Announcer.mu and may use writer.
+// takePosted takes the changes that were posted, and reports whether any batch was. The caller
+// holds Announcer.mu and may use writer.
 func (s *session) takePosted() bool {
 	t := &s.a.table
 	if s.a.session != s || !t.posted {
@@ -65,8 +65,8 @@ func (s *session) encode() []byte {
 	return s.buf
 }
 
-// post writes what was posted if the socket takes it at once. It reports whether nothing is left for
-// the session's goroutine. The caller holds Announcer.mu.
+// post writes what was posted if the socket takes it at once. It reports whether nothing is left
+// for the session's goroutine. The caller holds Announcer.mu.
 func (s *session) post() bool {
 	if s.owned {
 		return true // the owner continues with what was posted

@@ -9,8 +9,19 @@ import (
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
-// writerOf returns an announcer with an announced session that no goroutine serves, and its peer. The
-// socket takes at least size bytes from a peer that does not read.
+// deadlineConn keeps the deadline of writes.
+type deadlineConn struct {
+	*net.TCPConn
+	write time.Time
+}
+
+func (c *deadlineConn) SetWriteDeadline(t time.Time) error {
+	c.write = t
+	return c.TCPConn.SetWriteDeadline(t)
+}
+
+// writerOf returns an announcer with an announced session that no goroutine serves, and its peer.
+// The socket takes at least size bytes from a peer that does not read.
 func writerOf(t *testing.T, size int) (*Announcer, *session, *peer) {
 	t.Helper()
 	l, addr := listen(t)
@@ -27,7 +38,7 @@ func writerOf(t *testing.T, size int) (*Announcer, *session, *peer) {
 		t.Fatal(err)
 	}
 	a := New(testOptions())
-	s := newSession(a, testEncoder(t), conn)
+	s := newSession(a, testEncoder(t), &deadlineConn{TCPConn: conn.(*net.TCPConn)})
 	s.phase = established
 	if err := s.announceAll(); err != nil {
 		t.Fatal(err)
@@ -92,6 +103,9 @@ func TestRestOfPostIsWritten(t *testing.T) {
 	if st := a.State().Load(); s.owned || st.Written != 11 || st.Announced4 != 30_000-5 {
 		t.Errorf("owned %v, state %+v", s.owned, st)
 	}
+	if d := s.conn.(*deadlineConn).write; !d.IsZero() {
+		t.Errorf("the writes of Post have the deadline %v", d)
+	}
 	// From now on Post writes itself.
 	a.Post(Batch{Changes: []Change{{numbered(0), Depreferred}}, Revision: 12})
 	want[numbered(0)] = Depreferred
@@ -128,14 +142,19 @@ func TestPostAfterReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.conn.Close()
-	for rev := uint64(1); s.failure == nil; rev++ { // until the reset has arrived
+	rev := uint64(0)
+	for s.failure == nil { // until the reset has arrived
+		rev++
 		a.Post(Batch{Changes: []Change{{vipA, Advertisement(rev % 3)}}, Revision: rev})
+	}
+	if a.State().Load().Written == rev {
+		t.Error("a failed write counts as written")
 	}
 	if err := s.send(nil); err == nil || !s.failed {
 		t.Errorf("a failed write of Post ended with %v, failed %v", err, s.failed)
 	}
-	a.Post(Batch{Changes: []Change{{vipA, Announced}}, Revision: 1000})
-	if a.State().Load().Written == 1000 {
+	a.Post(Batch{Changes: []Change{{vipA, Announced}}, Revision: rev + 1})
+	if a.State().Load().Written == rev+1 {
 		t.Error("written to a session that has failed")
 	}
 }

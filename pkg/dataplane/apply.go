@@ -367,8 +367,8 @@ func (e *engine) readBack(plans []*streamChange) error {
 	return nil
 }
 
-// readWritten reads what was written of a stream. What only another process can have changed since it
-// was read is read again when the kernel reports the change.
+// readWritten reads what was written of a stream. What only another process can have changed since
+// it was read is read again when the kernel reports the change.
 func (e *engine) readWritten(p *streamChange) (*plan.KernelStream, error) {
 	if w := p.add.Streams; !p.Remove && len(w) == 1 && fwstate.ElementsOnly(w[0]) {
 		return e.kernel.ReadTables(w[0].Observed)

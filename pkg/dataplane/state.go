@@ -62,9 +62,9 @@ func (m *streamRecord) addresses(yield func(netip.Addr) bool) {
 	}
 }
 
-// unreachableIn returns the addresses that cannot be reached in a network, with the reasons. They are
-// looked up again only when the network or the targets changed: with a thousand targets that took as
-// long as the rest of the state.
+// unreachableIn returns the addresses that cannot be reached in a network, with the reasons. They
+// are looked up again only when the network or the targets changed: with a thousand targets that
+// took as long as the rest of the state.
 func (m *streamRecord) unreachableIn(n *plan.Network) map[netip.Addr]string {
 	if m.reachedIn == n {
 		return m.unreachable

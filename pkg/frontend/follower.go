@@ -46,8 +46,8 @@ type follower struct {
 	startBy             time.Time // end of ReadyTimeout; zero: it does not run
 }
 
-// refreshInterval is when ages in the status are updated without a change. BIRD's state changes each
-// second while BIRD answers, so that this wakes no idle process.
+// refreshInterval is when ages in the status are updated without a change. BIRD's state changes
+// each second while BIRD answers, so that this wakes no idle process.
 const refreshInterval = 1500 * time.Millisecond
 
 func (f *follower) String() string { return "follower" }

@@ -457,3 +457,25 @@ func TestUnusedVIPsAreRemoved(t *testing.T) {
 		t.Fatalf("%d VIPs are still stored, %d entries", len(b.g.vips), len(b.g.entries))
 	}
 }
+
+func TestEvaluateAllocatesNothing(t *testing.T) {
+	b := newFixture(t, Options{})
+	states := []VIPState{{VIP: vipA}, {VIP: vipB}, {VIP: vip6}}
+	flip := func() {
+		for i := range states {
+			states[i].State = vip.Ready - states[i].State
+		}
+		b.g.UpdateLB(b.now, LBUpdate{Instance: "lb-1", Live: true, LeaseEnd: b.now.Add(leaseTime), VIPs: states})
+		if n := len(b.g.Evaluate(b.now)); n != len(states) {
+			t.Fatalf("%d changes", n)
+		}
+		b.now = b.now.Add(2 * maxFlapWait)
+		b.g.Gateways(Gateways{At: b.now, Up: [2]bool{true, true}})
+	}
+	for range 20 { // flaps and slices have reached their size
+		flip()
+	}
+	if n := testing.AllocsPerRun(100, flip); n != 0 {
+		t.Errorf("%v allocations for %d changes", n, len(states))
+	}
+}

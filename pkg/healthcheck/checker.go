@@ -186,9 +186,9 @@ func (c *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry) {
 	return fresh
 }
 
-// remove ends the checks of a target that is in no stream any more. The outcome of a check that
-// runs is ignored.
+// remove ends the checks of a target that is in no stream any more.
 func (c *Checker) remove(e *entry) {
+	e.removed = true
 	if e.index >= 0 {
 		heap.Remove(&c.schedule, e.index)
 	}
@@ -212,7 +212,7 @@ func (c *Checker) retime(e *entry, p *plan, now time.Time) {
 	c.expect(e)
 	if e.index >= 0 && e.due.After(now.Add(e.interval())) {
 		e.due = now.Add(rand.N(e.interval()))
-		heap.Fix(&c.schedule, e.index)
+		c.schedule.fix(e.index)
 	}
 }
 
@@ -332,7 +332,7 @@ func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health
 	}
 	c.running--
 	e := p.entry
-	if c.entry(e.Key) != e || o.verdict == cancelled {
+	if e.removed || o.verdict == cancelled {
 		return before, before, false
 	}
 	before = e.health()

@@ -1,7 +1,6 @@
 package healthcheck
 
 import (
-	"container/heap"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -20,7 +19,7 @@ func (c *Checker) Routed() {
 		}
 		delete(c.waiting, k)
 		e.due = now
-		heap.Fix(&c.schedule, e.index)
+		c.schedule.fix(e.index)
 		latest.Wake(c.entered)
 		latest.Wake(c.rescheduled)
 	}

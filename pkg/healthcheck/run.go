@@ -23,10 +23,11 @@ const (
 	restPer = time.Millisecond
 	// While a target waits for its first verdict, quickRounds in a pace are not followed by a rest
 	// at all, and the others by a short one. The same quickRounds do without a rest if they handled
-	// quickChecks at most: a rest saves no wake-up then, and delays an answer.
+	// quickChecks at most, as with 300 targets a second: a rest saves no wake-up then, and delays an
+	// answer.
 	quickRounds = 4
 	quickRest   = 2 * time.Millisecond
-	quickChecks = 2
+	quickChecks = 8
 	// sourceWait is how long a target without a verdict waits for the source address of its checks:
 	// duplicate address detection takes up to 2 s.
 	sourceWait = 10 * time.Second

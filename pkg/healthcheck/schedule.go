@@ -43,6 +43,8 @@ type entry struct {
 	alive   time.Time
 	overdue bool // from the Evaluate that found it so until a check ends
 	judged  bool // had a verdict
+	// removed: it is no target any more. The outcome of a check that runs is ignored.
+	removed bool
 	// vip is the index in plan.vips of the VIP that is checked next.
 	vip       int
 	diagnosis diagnosis
@@ -157,27 +159,40 @@ type slot struct {
 
 func (s *slot) at() *slot { return s }
 
-// schedule is a heap for package container/heap: the item that is due first has index 0.
-type schedule[T interface{ at() *slot }] []T
+// schedule is a heap for package container/heap: the item that is due first has index 0. It has a copy
+// of the time of each item: of ten thousand targets, most are not in the processor's cache.
+type schedule[T interface{ at() *slot }] []scheduled[T]
+
+type scheduled[T any] struct {
+	due  time.Time
+	item T
+}
 
 var _ heap.Interface = (*schedule[*entry])(nil)
 
 func (s schedule[T]) Len() int           { return len(s) }
-func (s schedule[T]) Less(i, j int) bool { return s[i].at().due.Before(s[j].at().due) }
+func (s schedule[T]) Less(i, j int) bool { return s[i].due.Before(s[j].due) }
 func (s schedule[T]) Swap(i, j int) {
 	s[i], s[j] = s[j], s[i]
-	s[i].at().index, s[j].at().index = i, j
+	s[i].item.at().index, s[j].item.at().index = i, j
 }
 
 func (s *schedule[T]) Push(x any) {
-	x.(T).at().index = len(*s)
-	*s = append(*s, x.(T))
+	item := x.(T)
+	item.at().index = len(*s)
+	*s = append(*s, scheduled[T]{item.at().due, item})
 }
 
 func (s *schedule[T]) Pop() any {
 	last := len(*s) - 1
-	x := (*s)[last]
+	x := (*s)[last].item
 	x.at().index = -1
 	*s = slices.Delete(*s, last, last+1) // which clears the element for the garbage collector
 	return x
+}
+
+// fix restores the order after item i got another time.
+func (s *schedule[T]) fix(i int) {
+	(*s)[i].due = (*s)[i].item.at().due
+	heap.Fix(s, i)
 }

@@ -123,8 +123,8 @@ func elements(spans []span) []nftables.SetElement {
 	return out
 }
 
-// spans decodes elements in any order, which it sorts, into sorted spans. One without an end reaches
-// up to the next.
+// spans decodes elements in any order, which it sorts, into sorted spans. One without an end
+// reaches up to the next.
 func spans(elems []nftables.SetElement) []span {
 	slices.SortFunc(elems, func(a, b nftables.SetElement) int {
 		switch c := bytes.Compare(a.Key, b.Key); {

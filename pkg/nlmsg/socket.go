@@ -231,8 +231,8 @@ func (s *Socket) exchange(m *Messages, each func(i int, kind, flags uint16, data
 	}
 }
 
-// Discard empties the receive queue of notifications. It reports whether it had anything, and whether
-// some of it was about changes through another socket than that with the port own, or was lost.
+// Discard empties the receive queue of notifications. It reports whether it had anything, and
+// whether some of it was lost, or about changes through another socket than that with the port own.
 func (s *Socket) Discard(own uint32) (anything, foreign bool, err error) {
 	for {
 		b, err := s.receive(unix.MSG_DONTWAIT)

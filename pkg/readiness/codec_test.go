@@ -338,8 +338,9 @@ func TestFullReportIsOrdered(t *testing.T) {
 	}
 	// Changes keep the order of the reports, each VIP once with its newest value.
 	q.report(ReportDelta{VIPs: []ReportedVIP{{VIP: numbered(7)}, {VIP: numbered(3)}}})
-	q.report(ReportDelta{VIPs: []ReportedVIP{{numbered(7), VIPReport{Unconfirmed: true}}}, Removed: []vip.VIP{numbered(3)}})
-	if d, _, _ = q.take(r); len(d.VIPs) != 2 || d.VIPs[0] != (ReportedVIP{numbered(7), VIPReport{Unconfirmed: true}}) ||
+	changed := ReportedVIP{numbered(7), VIPReport{Unconfirmed: true}}
+	q.report(ReportDelta{VIPs: []ReportedVIP{changed}, Removed: []vip.VIP{numbered(3)}})
+	if d, _, _ = q.take(r); len(d.VIPs) != 2 || d.VIPs[0] != changed ||
 		d.VIPs[1].VIP != numbered(3) || d.VIPs[1].Advertisement != withdrawn {
 		t.Fatalf("the changes are %+v", d.VIPs)
 	}

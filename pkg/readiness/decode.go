@@ -230,7 +230,7 @@ const leastVIPBytes = 16
 // the number of VIPs that the watch knows: a decision about all of them is common.
 func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
 	need := len(staged) + more // an estimate
-	size := max(need, 4*cap(staged))
+	size := max(need, min(4*cap(staged), MaxVIPs))
 	if need-need/8 <= known {
 		size = min(size, max(need, known))
 	}

@@ -254,8 +254,8 @@ func TestDecoderAcceptsUnknownReason(t *testing.T) {
 	}
 }
 
-// FuzzDecoder decodes two messages of arbitrary bytes after a valid one: it must not panic, and the
-// position must not go back.
+// FuzzDecoder decodes two messages of arbitrary bytes after a valid one: it must not panic, the
+// position must not go back, and the protobuf library accepts what is accepted.
 func FuzzDecoder(f *testing.F) {
 	for _, m := range []*response{
 		message(5, snapshotOf(true, "20.0.0.1/32")), message(6, deltaOf(false, "20.0.0.1/32"), removing("2000::1/128")),
@@ -279,6 +279,9 @@ func FuzzDecoder(f *testing.F) {
 			}
 			if err != nil {
 				return false
+			}
+			if err := proto.Unmarshal(data, new(response)); err != nil {
+				t.Fatalf("the library rejects what was accepted: %v", err)
 			}
 			if s.position.Revision < revision || s.lease < minLease || s.lease > MaxLease {
 				t.Fatalf("accepted %+v after revision %d", s, revision)

@@ -10,6 +10,9 @@
 // In the frontend a [Watcher] keeps a watch open across restarts of the load balancer and rotations
 // of SVIDs, merges the received messages (newest wins), and reports the advertisements.
 //
+// Messages are protobuf. The VIPs in them are encoded and decoded without a Go value for each
+// (docs/adr/0033-vips-without-messages.md).
+//
 // A watch is a lease. Every message carries its validity, counted from its receipt. Only
 // [Table.Commit] and [Table.Heartbeat] renew it: when the loop of a load balancer hangs, all watches
 // fall silent, also those opened later. Package gate decides what follows the end of the lease.

@@ -372,3 +372,38 @@ func TestHandOver(t *testing.T) {
 		}
 	}
 }
+
+func TestPartsWakeForLease(t *testing.T) {
+	b := newUpdateMerger()
+	f := &mergerFixture{t: t, b: b}
+	woken := func() bool {
+		select {
+		case <-b.changed:
+			return true
+		default:
+			return false
+		}
+	}
+	at := time.Now()
+	f.merge(at, message(1, snapshotOf(true, v1)))
+	if !woken() {
+		t.Fatal("the snapshot wakes no consumer")
+	}
+	for i := range 50 {
+		at = at.Add(time.Millisecond)
+		f.merge(at, message(2, deltaOf(false, numbered(i).String())))
+		if woken() {
+			t.Fatalf("part %d wakes the consumer", i)
+		}
+	}
+	// The lease of 1 s is renewed while the parts take longer than that.
+	at = at.Add(50 * time.Millisecond)
+	f.merge(at, message(2, deltaOf(false)))
+	if !woken() || !b.take().LeaseEnd.Equal(at.Add(time.Second)) {
+		t.Fatal("a part renews no lease")
+	}
+	f.merge(at, message(2, deltaOf(true)))
+	if u := b.take(); !woken() || len(u.Changed) != 50 {
+		t.Fatalf("the last part: %d VIPs", len(u.Changed))
+	}
+}

@@ -85,7 +85,7 @@ type WatcherInfo struct {
 	Report    Report // of the reports that name this watch
 }
 
-// NewServer returns a server of the table.
+// NewServer returns a server of the table. Its grpc.Server needs GRPCOptions.
 func NewServer(t *Table, o ServerOptions) *Server {
 	o.MaxStreamsPerPeer = cmp.Or(o.MaxStreamsPerPeer, DefaultMaxStreamsPerPeer)
 	return &Server{

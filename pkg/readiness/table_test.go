@@ -71,6 +71,8 @@ func TestCleanDetail(t *testing.T) {
 	for in, want := range map[string]string{
 		"":                        "",
 		"plain":                   "plain",
+		" padded  in ":            "padded  in",
+		"deleted\x7f~":            "deleted ~",
 		"two\nlines\x1b[31m":      "two lines [31m",
 		"bad \xff utf-8":          "bad \ufffd utf-8",
 		long:                      long[:256],

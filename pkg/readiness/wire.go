@@ -82,11 +82,24 @@ func durationFromProto(m *durationpb.Duration, field string, least, most time.Du
 	return d, nil
 }
 
+// isClean reports whether s is printable ASCII that cleanDetail leaves as it is. Most details are.
+func isClean(s string) bool {
+	if len(s) > MaxDetailBytes || strings.TrimSpace(s) != s {
+		return false
+	}
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
 // cleanDetail returns s as one line of valid UTF-8 of at most MaxDetailBytes: details contain
 // errors of external systems and are written to logs, terminals and proto strings.
 func cleanDetail(s string) string {
-	if s == "" {
-		return ""
+	if isClean(s) {
+		return s
 	}
 	s = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

@@ -15,5 +15,6 @@
 //     the VIP, or cannot, or had the time to.
 //   - No VIP of a new stream rises before each of its targets has a verdict, nor while its targets
 //     still register one after the other, for a bounded time.
-//   - The cost of a change follows the streams that it concerns, not the number of VIPs.
+//   - The cost of a change follows the streams that it concerns, not the number of VIPs or streams.
+//   - Results list VIPs in the order of [vip.Compare].
 package serving

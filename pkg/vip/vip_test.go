@@ -1,6 +1,7 @@
 package vip
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -55,5 +56,28 @@ func TestSetSorted(t *testing.T) {
 	want := []string{"20.0.0.0/24", "20.0.0.9/32", "20.0.0.10/32", "2000::1/128"}
 	if !slices.Equal(got, want) {
 		t.Fatalf("got %v, want %v", got, want)
+	}
+}
+
+// TestOrdinaryPrefixesAreNotSpecial checks every first byte and prefix length.
+func TestOrdinaryPrefixesAreNotSpecial(t *testing.T) {
+	for first := range 256 {
+		for _, a := range []netip.Addr{
+			netip.AddrFrom4([4]byte{byte(first)}), netip.AddrFrom16([16]byte{byte(first)}),
+		} {
+			for bits := range a.BitLen() + 1 {
+				p := netip.PrefixFrom(a, bits).Masked()
+				special := false
+				for _, s := range specialPrefixes {
+					special = special || s.prefix.Overlaps(p)
+				}
+				if special && isOrdinary(p) {
+					t.Fatalf("%s is special", p)
+				}
+				if !special && bits >= 8 && first > 0 && first < 0xfe && !isOrdinary(p) {
+					t.Fatalf("%s is not special", p)
+				}
+			}
+		}
 	}
 }

@@ -102,8 +102,8 @@ type Conn struct {
 	families []vip.Family
 	// failedNeighbors were FAILED at the last read: the kernel resets the state when it probes again.
 	failedNeighbors map[neighborKey]bool
-	// others are the policy rules of other processes, once they were listed, and othersAt the number of
-	// rtnetlink.Conn.ForeignRuleChanges before that.
+	// others are the policy rules of other processes, once they were listed, and othersAt is what
+	// rtnetlink.Conn.ForeignRuleChanges returned before that.
 	others       []rtnetlink.Rule
 	othersAt     uint64
 	othersListed bool

@@ -61,6 +61,21 @@ func TestOnlyDifferencesAreWritten(t *testing.T) {
 	}
 }
 
+// The kernel picks the size of the map of live targets, which bounds no stream.
+func TestManyTargetsInAStream(t *testing.T) {
+	f := openConn(t, lab.NewNetNS(t), Config{})
+	var fwmarks []uint32
+	for n := range uint32(2100) {
+		fwmarks = append(fwmarks, DefaultFirst+n)
+	}
+	must(t, writeBase(f, plan.Change{Base: true, Targets: exampleSlots("web", fwmarks...)}))
+	got, err := f.readSet(plan.LiveMap(vip.IPv4, "web"))
+	must(t, err)
+	if live, err := f.readLive(vip.IPv4, "web"); err != nil || len(live) != len(fwmarks) || got.size != 0 {
+		t.Errorf("%d of %d targets live, %v; the size is %d", len(live), len(fwmarks), err, got.size)
+	}
+}
+
 func TestTableParametersChange(t *testing.T) {
 	f := openConn(t, lab.NewNetNS(t), Config{})
 	must(t, writeBase(f, exampleChange()))
