@@ -98,8 +98,15 @@ func measureStarts(ctx context.Context, s *session, m Measurement, repeats int, 
 			}
 			total.Samples = append(total.Samples, at.Sub(began).Seconds())
 			for i, part := range parts {
-				if at, ok := logTime(part.process(fx.pod).Output(), part.lines...); ok {
-					samples[i] = append(samples[i], at.Sub(began).Seconds())
+				logged, ok := logTime(part.process(fx.pod).Output(), part.lines...)
+				for !ok && time.Since(at) < time.Second { // a line follows the UPDATEs
+					if err := fx.pause(10 * time.Millisecond); err != nil {
+						return err
+					}
+					logged, ok = logTime(part.process(fx.pod).Output(), part.lines...)
+				}
+				if ok {
+					samples[i] = append(samples[i], logged.Sub(began).Seconds())
 				}
 			}
 			return nil

@@ -58,7 +58,8 @@ func measureRegistrations(ctx context.Context, s *session) error {
 		if err := fx.startTarget(); err != nil {
 			return err
 		}
-		if err := fx.startSourcesPod("--source=registry", "--target-id="+lab.AppID, "--registry-settle=0s"); err != nil {
+		if err := fx.startSourcesPod("--source=registry", "--target-id="+lab.AppID, "--registry-settle=0s",
+			"--target-quota=1000"); err != nil {
 			return err
 		}
 		conn, err := fx.dialRegistry()
