@@ -114,11 +114,11 @@ func LogAttributes(total int, list []Transitions, first []string) []any {
 	return append(attributes, "transitions", Describe(list), "vips", first)
 }
 
-// DescribeVIPs is [Describe] with the names of the first VIPs.
+// DescribeVIPs is [Describe] after the names of the first VIPs, which are short: a table cuts the end.
 func DescribeVIPs(list []Transitions, first []string, total int) string {
-	text := Describe(list) + "; " + strings.Join(first, ", ")
+	names := strings.Join(first, ", ")
 	if more := total - len(first); more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
+		names += fmt.Sprintf(" and %d more", more)
 	}
-	return text
+	return names + ": " + Describe(list)
 }

@@ -23,8 +23,8 @@ func TestDescribeVIPs(t *testing.T) {
 		{Count: 9000, Family: "ipv4", From: "announced", To: "withdrawn", Reason: "lb_not_ready", Detail: "0 of 1"},
 		{Count: 50, Family: "ipv6", From: "ready", To: "removed"},
 	}
-	want := "9000 ipv4 announced to withdrawn, lb_not_ready (0 of 1); 50 ipv6 ready to removed; " +
-		"20.0.0.1/32, 20.0.0.2/32 and 9048 more"
+	want := "20.0.0.1/32, 20.0.0.2/32 and 9048 more: " +
+		"9000 ipv4 announced to withdrawn, lb_not_ready (0 of 1); 50 ipv6 ready to removed"
 	if got := DescribeVIPs(list, []string{"20.0.0.1/32", "20.0.0.2/32"}, 9050); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

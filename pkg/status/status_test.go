@@ -355,7 +355,7 @@ func TestEvents(t *testing.T) {
 			From:   readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
 			To:     readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
 			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY,
-			Detail: "1200 ipv4 announced to withdrawn, no_gateway; 20.0.0.1/32 and 1199 more",
+			Detail: "20.0.0.1/32 and 1199 more: 1200 ipv4 announced to withdrawn, no_gateway",
 		},
 		{
 			Time: before(0), Sequence: 7, VipCount: 1200, FirstVips: []string{"20.0.0.1/32"},
