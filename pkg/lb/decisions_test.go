@@ -1,7 +1,9 @@
 package lb
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -184,6 +186,28 @@ func TestQueuedDecisionsAreBounded(t *testing.T) {
 	}
 	if f.drain() {
 		t.Error("something is queued")
+	}
+}
+
+// lateTask decides while the other tasks have ended already.
+type lateTask struct{ *decisionsFixture }
+
+func (l lateTask) String() string { return "late" }
+
+func (l lateTask) Run(context.Context) error {
+	l.decided(readiness.Decision{Changed: []readiness.VIPReadiness{{VIP: vipA}}}, 9)
+	return errLate
+}
+
+var errLate = errors.New("late")
+
+func TestLastDecisionsAreLogged(t *testing.T) {
+	f := newDecisions(t, slog.LevelInfo)
+	if err := f.runTasks(t.Context(), lateTask{f}); !errors.Is(err, errLate) {
+		t.Errorf("error %v", err)
+	}
+	if line := f.want(map[string]int{"INFO VIP changed": 1}); fmt.Sprint(line["revision"]) != "9" {
+		t.Errorf("line %v", line)
 	}
 }
 

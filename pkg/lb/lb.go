@@ -353,7 +353,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	failed := make(chan struct{})
 	wg.Go(func() {
 		defer close(failed)
-		tasksErr = task.Run(tasksCtx, tasks...)
+		tasksErr = p.observer.decisions.runTasks(tasksCtx, tasks...)
 	})
 	// The socket answers only once the first evaluation has been committed, and waits a little for
 	// the first SVID: without one every client is refused, and asks again.
