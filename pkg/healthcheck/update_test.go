@@ -442,3 +442,26 @@ func TestFewTargetsShareWakeUps(t *testing.T) {
 		t.Error("a target without a verdict waits for a heartbeat")
 	}
 }
+
+// Targets whose checks run count, too: after a stall the checks of all run at once.
+func TestManyChecksShareNoInstant(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		advance(time.Millisecond) // so that no slot begins with a heartbeat
+		n := newNetwork()
+		c, stop := start(t, Options{dial: n.DialContext})
+		defer stop()
+		check := testCheck
+		check.Rise = 1
+		c.Configure([]trench.Stream{stream(2*fewTargets, check)})
+		advance(2 * check.Interval)
+		n.mu.Lock()
+		n.latency = check.Interval // longer than the timeout
+		n.mu.Unlock()
+		advance(3 * check.Interval)
+		for _, d := range n.dialed()[2*fewTargets:] {
+			if d.at.UnixNano()%int64(heartbeat) == 0 {
+				t.Fatalf("a check began with a heartbeat: %v", d.at)
+			}
+		}
+	})
+}
