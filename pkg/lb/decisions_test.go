@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/health"
@@ -187,6 +189,63 @@ func TestQueuedDecisionsAreBounded(t *testing.T) {
 	if f.drain() {
 		t.Error("something is queued")
 	}
+}
+
+// TestDecisionsMatchModel compares random decisions with a map: events, counts and states are exact.
+func TestDecisionsMatchModel(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		f := newDecisions(t, slog.LevelInfo)
+		model, wantCounts := map[vip.VIP]vip.State{}, map[string]int{}
+		for range rapid.IntRange(1, 8).Draw(r, "decisions") {
+			first, end := rapid.IntRange(0, 120).Draw(r, "first"), rapid.IntRange(0, 240).Draw(r, "end")
+			some := rapid.SliceOfN(rapid.IntRange(0, 4), 7, 7).Draw(r, "states") // of VIP i: i modulo their number
+			var d readiness.Decision
+			notable := 0
+			for i := first; i < end; i++ {
+				v, state := numbered(i), vip.State(some[i%len(some)])
+				was, known := model[v]
+				switch {
+				case state <= vip.Draining:
+					reason := readinessv1.VipReason(1 + i%3)
+					d.Changed = append(d.Changed, readiness.VIPReadiness{VIP: v, State: state, Reason: reason})
+					if model[v] = state; !known || was != state {
+						notable++
+					}
+					if known && was != state {
+						wantCounts[state.String()+" "+reasonWord(reason)]++
+					}
+				case known && state == vip.Draining+1:
+					d.Removed = append(d.Removed, v)
+					delete(model, v)
+					notable++
+				}
+			}
+			f.events = nil
+			f.decided(d, 1)
+			f.drain()
+			got := len(f.events)
+			if notable > status.MaxSingle && got == 1 {
+				e := f.events[0]
+				if got = int(e.GetVipCount()); got != notable {
+					r.Errorf("the event is about %d VIPs", got)
+				}
+				for _, x := range e.GetTransitions() {
+					got -= int(x.GetCount())
+				}
+				got += notable
+			}
+			if got != notable {
+				r.Fatalf("%d VIPs in %d events, want %d", got, len(f.events), notable)
+			}
+		}
+		states := map[vip.VIP]vip.State{}
+		for v, st := range f.vips.All() {
+			states[v] = st.state
+		}
+		if !maps.Equal(states, model) || !maps.Equal(f.counts, wantCounts) {
+			r.Fatalf("states %v, want %v; counted %v, want %v", states, model, f.counts, wantCounts)
+		}
+	})
 }
 
 // lateTask decides while the other tasks have ended already.
