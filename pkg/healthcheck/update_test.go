@@ -446,7 +446,7 @@ func TestFewTargetsShareWakeUps(t *testing.T) {
 // Targets whose checks run count, too: after a stall the checks of all run at once.
 func TestManyChecksShareNoInstant(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		advance(time.Millisecond) // so that no slot begins with a heartbeat
+		advance(time.Millisecond) // so that no slot begins with a second
 		n := newNetwork()
 		c, stop := start(t, Options{dial: n.DialContext})
 		defer stop()
@@ -459,8 +459,8 @@ func TestManyChecksShareNoInstant(t *testing.T) {
 		n.mu.Unlock()
 		advance(3 * check.Interval)
 		for _, d := range n.dialed()[2*fewTargets:] {
-			if d.at.UnixNano()%int64(heartbeat) == 0 {
-				t.Fatalf("a check began with a heartbeat: %v", d.at)
+			if d.at.UnixNano()%int64(time.Second) == 0 {
+				t.Fatalf("a check began at a whole second: %v", d.at)
 			}
 		}
 	})
