@@ -66,6 +66,23 @@ func TestSinceFollowsState(t *testing.T) {
 	}
 }
 
+func TestTableKeepsDetailOfEachVIP(t *testing.T) {
+	table := NewTable(TableOptions{})
+	var d Decision
+	want := []string{"", "two lines", "two lines", "other", "", "two lines"}
+	for i, detail := range []string{"", "two\nlines", "two\nlines", "other", "", "two\nlines"} {
+		// Only a VIP that drains has an end.
+		r := VIPReadiness{VIP: numbered(i), State: vip.NotReady, Detail: detail, DrainEnd: time.Unix(1000, 0)}
+		d.Changed = append(d.Changed, r)
+	}
+	table.Commit(d)
+	for i, r := range table.State().VIPs {
+		if r.Detail != want[i] || !r.DrainEnd.IsZero() {
+			t.Errorf("%s: %q until %v, want %q", r.VIP, r.Detail, r.DrainEnd, want[i])
+		}
+	}
+}
+
 func TestCleanDetail(t *testing.T) {
 	long := strings.Repeat("é", 200)
 	for in, want := range map[string]string{
