@@ -470,7 +470,7 @@ func TestUnchangedFileIsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
-	if w.stamp, err = files.StampOf(path); err != nil { // as if it were old
+	if w.stamp, err = files.StampOf(path); err != nil { // like that of an older file
 		t.Fatal(err)
 	}
 	for i, rename := range [][2]string{{dir, dir + ".old"}, {dir + ".old", dir}} {
