@@ -122,8 +122,8 @@ func (d *decisions) compact() {
 	d.queue, d.queued = []decided{merged}, len(newest)
 }
 
-// runTasks runs the tasks of the process, and then logs what the loop decided after the observer had
-// ended: these lines explain the end of a process that failed.
+// runTasks runs the tasks of the process, and then logs what the loop decided after the observer
+// had ended: these lines explain the end of a process that failed.
 func (d *decisions) runTasks(ctx context.Context, tasks ...task.Task) error {
 	defer d.drain()
 	return task.Run(ctx, tasks...)

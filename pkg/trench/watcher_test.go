@@ -457,7 +457,8 @@ func TestUnchangedFileIsNotReadAgain(t *testing.T) {
 	}
 }
 
-// A directory that is renamed and back, like a mount that hangs for a moment, leaves the file as it was.
+// A directory that is renamed and back, like a mount that hangs for a moment, leaves the file as it
+// was.
 func TestUnchangedFileIsBack(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "config")
 	if err := os.Mkdir(dir, 0o755); err != nil {
