@@ -316,7 +316,7 @@ func (d *dev) waitRotation(ctx context.Context, s *Source, due time.Time) error 
 			return err
 		}
 		now, stamps := time.Now(), d.stamps()
-		if stamps == d.loaded {
+		if stamps == d.loaded && stamps != [3]files.Stamp{} { // zero: no file can be opened
 			continue
 		}
 		d.loaded = [3]files.Stamp{}

@@ -156,6 +156,18 @@ func TestDevSourceFollowsNewAuthority(t *testing.T) {
 	}
 }
 
+func TestUnreadableDevAuthorityIsReported(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "dev")
+	source, err := identity.NewDev(dir, devID, identity.Options{})
+	must(t, err)
+	identity.SetPoll(source, 10*time.Millisecond)
+	identitytest.Run(t, source)
+	identitytest.WaitStatus(t, source, "usable", usable)
+	must(t, os.RemoveAll(dir))
+	must(t, os.Symlink(dir, dir)) // a loop, which no user can read
+	identitytest.WaitStatus(t, source, "failed", func(s identity.Status) bool { return s.RenewalErr != nil })
+}
+
 func TestDevSettings(t *testing.T) {
 	for _, c := range []struct {
 		dir  string
