@@ -101,7 +101,8 @@ func (b *bulk) of(v vip.VIP) *group {
 	return &b.groups[b.list[i].group]
 }
 
-// first returns the names of the first VIPs; with changed, not those of new VIPs that are withdrawn.
+// first returns the names of the first VIPs; with changed, not those of new VIPs that are
+// withdrawn.
 func (b *bulk) first(changed bool) (names []string) {
 	for _, m := range b.list {
 		if len(names) == status.MaxFirstVIPs {
