@@ -122,7 +122,8 @@ func TestFilteredEventsOfManyVIPs(t *testing.T) {
 	f := newBulkFixture(t, slog.LevelDebug)
 	v6 := vip.Require("2000::1/128")
 	f.updated(readiness.Update{Changed: []readiness.VIPReadiness{
-		{VIP: numbered(70), Detail: "0 of 1 targets"}, {VIP: numbered(71), Detail: "0 of 1 targets"},
+		{VIP: numbered(70), Detail: "0 of 1 targets"},
+		{VIP: numbered(71), Detail: "0 of 1 targets"},
 		{VIP: numbered(75), Detail: "0 of 2 targets"},
 	}})
 	list := slices.Concat(

@@ -178,7 +178,8 @@ func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 	return nil
 }
 
-// route has the kernel route the replies of the configured VIPs, and of departed ones for their time.
+// route has the kernel route the replies of the configured VIPs, and those of departed ones for
+// their time.
 func (f *follower) route() {
 	now := time.Now()
 	next := f.departed.expire(now)

@@ -8,12 +8,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// A VIP that left keeps its source routing for its time, also while the configuration changes again.
+// A VIP that left keeps its source routing for its time, also when the configuration changes again.
 func TestDepartedVIPsStayTheirTime(t *testing.T) {
 	d := departed{}
 	var configured vip.Set
 	t0 := time.Unix(1000, 0)
-	const stay = 700 * time.Millisecond
+	const ms, stay = time.Millisecond, 700 * time.Millisecond
 	for _, step := range []struct {
 		at         time.Duration
 		configured vip.Set // nil: only the timer fires
@@ -21,12 +21,12 @@ func TestDepartedVIPsStayTheirTime(t *testing.T) {
 		next       time.Duration // of the timer, from the begin; 0: none
 	}{
 		{0, vip.NewSet(vipA, vipB), vip.NewSet(vipA, vipB), 0},
-		{100, vip.NewSet(vipA), vip.NewSet(vipA, vipB), 100 + stay},
-		{200, vip.NewSet(vipA), vip.NewSet(vipA, vipB), 100 + stay}, // gateways changed
-		{300, vip.NewSet(), vip.NewSet(vipA, vipB), 100 + stay},
-		{100 + stay, nil, vip.NewSet(vipA), 300 + stay},
-		{200 + stay, vip.NewSet(vipA), vip.NewSet(vipA), 0}, // it came back
-		{300 + stay, nil, vip.NewSet(vipA), 0},
+		{100 * ms, vip.NewSet(vipA), vip.NewSet(vipA, vipB), 100*ms + stay},
+		{200 * ms, vip.NewSet(vipA), vip.NewSet(vipA, vipB), 100*ms + stay}, // gateways changed
+		{300 * ms, vip.NewSet(), vip.NewSet(vipA, vipB), 100*ms + stay},
+		{100*ms + stay, nil, vip.NewSet(vipA), 300*ms + stay},
+		{200*ms + stay, vip.NewSet(vipA), vip.NewSet(vipA), 0}, // it came back
+		{300*ms + stay, nil, vip.NewSet(vipA), 0},
 	} {
 		now := t0.Add(step.at)
 		if step.configured != nil {
