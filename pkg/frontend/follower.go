@@ -23,7 +23,8 @@ type follower struct {
 	*process
 
 	configured vip.Set
-	release    *time.Timer // ends the source routing of removed VIPs
+	departed   departed
+	release    *time.Timer // ends the source routing of departed VIPs
 	// next is the attractor in which gateways and VIPs are missing that are kept until leave.
 	next     *trench.Attractor
 	leave    *time.Timer
@@ -56,7 +57,7 @@ func (f *follower) String() string { return "follower" }
 func (f *follower) Run(ctx context.Context) error {
 	refresh := time.NewTimer(refreshInterval)
 	defer refresh.Stop()
-	f.release, f.leave = time.NewTimer(0), time.NewTimer(0)
+	f.departed, f.release, f.leave = departed{}, time.NewTimer(0), time.NewTimer(0)
 	defer f.release.Stop()
 	defer f.leave.Stop()
 	f.leave.Stop()
@@ -116,7 +117,7 @@ func (f *follower) Run(ctx context.Context) error {
 				return err
 			}
 		case <-f.release.C:
-			f.kernel.ConfigureSet(f.configured)
+			f.route()
 		case <-birdChanged:
 		case <-routedChanged:
 		case <-announcedChanged:
