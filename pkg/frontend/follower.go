@@ -47,8 +47,8 @@ type follower struct {
 	startBy             time.Time // end of ReadyTimeout; zero: it does not run
 }
 
-// refreshInterval is how often ages in the status are updated without a change. BIRD's state changes
-// each second while BIRD answers, so that this wakes no idle process.
+// refreshInterval is how often ages in the status are updated without a change, as when BIRD does
+// not answer: its state changes with each poll.
 const refreshInterval = 2 * time.Second
 
 func (f *follower) String() string { return "follower" }
