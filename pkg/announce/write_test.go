@@ -220,7 +220,8 @@ func TestPostAllocatesNothingPerVIP(t *testing.T) {
 		a.Post(batch)
 	}
 	flip()
-	if n := testing.AllocsPerRun(50, flip); n > 3 {
+	// Few enough for the socket: the goroutine that reads may not run meanwhile.
+	if n := testing.AllocsPerRun(10, flip); n > 3 {
 		t.Errorf("%v allocations for %d changes", n, len(batch.Changes))
 	}
 	if st := a.State().Load(); s.owned || st.Written != batch.Revision {

@@ -121,7 +121,11 @@ func TestManyVIPsAreOneLineAndOneEvent(t *testing.T) {
 func TestFilteredEventsOfManyVIPs(t *testing.T) {
 	f := newBulkFixture(t, slog.LevelDebug)
 	v6 := vip.Require("2000::1/128")
-	f.updated(readiness.Update{Changed: []readiness.VIPReadiness{{VIP: numbered(70), Detail: "0 of 1 targets"}}})
+	f.updated(readiness.Update{Changed: []readiness.VIPReadiness{
+		{VIP: numbered(70), Detail: "0 of 1 targets"},
+		{VIP: numbered(71), Detail: "0 of 1 targets"},
+		{VIP: numbered(75), Detail: "0 of 2 targets"},
+	}})
 	list := slices.Concat(
 		[]gate.Change{change(v6, gate.Announced, gate.Withdrawn, gate.NoGateway)},
 		changes(70, 10, gate.Announced, gate.Withdrawn, gate.LBNotReady),
@@ -146,8 +150,10 @@ func TestFilteredEventsOfManyVIPs(t *testing.T) {
 		t.Errorf("events %v", all)
 	}
 	for v, want := range map[vip.VIP]string{
-		numbered(3): "ANNOUNCED READY because of ready ipv4", numbered(75): "WITHDRAWN LB_NOT_READY 0 of 1 targets",
-		v6: "WITHDRAWN NO_GATEWAY because of no_gateway ipv6", numbered(82): "", numbered(200): "",
+		numbered(3): "ANNOUNCED READY because of ready ipv4", numbered(71): "WITHDRAWN LB_NOT_READY 0 of 1 targets",
+		numbered(75): "WITHDRAWN LB_NOT_READY 0 of 2 targets",
+		numbered(76): "WITHDRAWN LB_NOT_READY because of lb_not_ready ipv4",
+		v6:           "WITHDRAWN NO_GATEWAY because of no_gateway ipv6", numbered(82): "", numbered(200): "",
 	} {
 		got := ""
 		for _, e := range f.list(v.String()) {
@@ -164,6 +170,33 @@ func TestFilteredEventsOfManyVIPs(t *testing.T) {
 	s := watchEvents(t, f.client, &frontendv1.WatchEventsRequest{Vip: v6.String()})
 	if !slices.Equal(s.first, []uint64{1}) {
 		t.Errorf("watched %v", s.first)
+	}
+}
+
+// Each VIP has the detail of its own stream, as long as there are few.
+func TestDetailsOfManyVIPsAreBounded(t *testing.T) {
+	f := newBulkFixture(t, slog.LevelInfo)
+	const n = 10 * maxEventDetails
+	u := readiness.Update{}
+	for i := range n {
+		u.Changed = append(u.Changed, readiness.VIPReadiness{VIP: numbered(i), Detail: fmt.Sprint("stream ", i/2)})
+	}
+	f.updated(u)
+	f.decide(changes(0, n, gate.Announced, gate.Withdrawn, gate.LBNotReady)...)
+	all := f.list("")
+	if len(all) != 1 || len(all[0].GetTransitions()) != 1 || all[0].GetTransitions()[0].GetCount() != n ||
+		all[0].GetTransitions()[0].GetDetail() != "stream 0" {
+		t.Errorf("events %v", all)
+	}
+	if groups := f.state.events.list[0].Bulk.groups; len(groups) != maxEventDetails+1 {
+		t.Errorf("%d groups", len(groups))
+	}
+	for i, want := range map[int]string{
+		1: "stream 0", 2*maxEventDetails - 1: fmt.Sprint("stream ", maxEventDetails-1), 2 * maxEventDetails: "", n - 1: "",
+	} {
+		if e := f.list(numbered(i).String()); len(e) != 1 || e[0].GetDetail() != want {
+			t.Errorf("VIP %d: %v, want the detail %q", i, e, want)
+		}
 	}
 }
 
@@ -184,6 +217,11 @@ func TestManyNewVIPs(t *testing.T) {
 	}
 	if len(f.counts) != 1 || f.counts["announced ready"] != 3 {
 		t.Errorf("counted %v", f.counts)
+	}
+	list = append(list[:10], changes(10, 60, gate.Withdrawn, gate.Announced, gate.Ready)...)
+	if _, line := f.decide(list...); fmt.Sprint(line["count"]) != "60" ||
+		!strings.HasPrefix(fmt.Sprint(line["vips"]), "["+numbered(10).String()) {
+		t.Errorf("a line about new and changed VIPs: %v", line)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -162,18 +161,10 @@ func (f *follower) withLeaving(a trench.Attractor) trench.Attractor {
 func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 	f.setServed(a.VIPs)
 	f.vips.Set(a.VIPs)
-	// A removed VIP keeps its source routing until release: targets still answer its last flows.
 	configured := vip.NewSet(a.VIPs...)
-	routed := configured
-	for v := range f.configured {
-		if !routed.Has(v) {
-			if len(routed) == len(configured) {
-				routed = maps.Clone(configured)
-			}
-			routed[v] = struct{}{}
-		}
-	}
-	f.kernel.ConfigureSet(routed)
+	f.departed.configure(f.configured, configured, time.Now().Add(confirmTimeout+f.Settle))
+	f.configured = configured
+	f.route()
 	err := f.controller.Do(ctx, func(g *gate.Gate, _ time.Time) {
 		g.Configure(a.VIPs)
 		f.attractor.leave(f.leaving)
@@ -183,11 +174,19 @@ func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 	}
 	f.bird.Configure(a)
 	f.warnStatic(a.Gateways)
-	f.configured, f.gateways = configured, a.Gateways
-	if f.release.Stop(); len(routed) > len(configured) {
-		f.release.Reset(confirmTimeout + f.Settle)
-	}
+	f.gateways = a.Gateways
 	return nil
+}
+
+// route has the kernel route the replies of the configured VIPs, and those of departed ones for
+// their time.
+func (f *follower) route() {
+	now := time.Now()
+	next := f.departed.expire(now)
+	f.kernel.ConfigureSet(f.departed.and(f.configured))
+	if f.release.Stop(); !next.IsZero() {
+		f.release.Reset(next.Sub(now))
+	}
 }
 
 // nspMetrics returns the metrics of the NSP, nil without it.

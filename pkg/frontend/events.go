@@ -21,6 +21,9 @@ const (
 	// maxEventVIPs bounds the VIPs of the events of many VIPs together, or those of the newest of them
 	// do: older events are discarded. 100 000 VIPs are 4 MB, and ten decisions about other 10 000 VIPs.
 	maxEventVIPs = 100_000
+	// maxEventDetails bounds the details of an event of many VIPs, which has one for each stream that
+	// failed: VIPs beyond have none.
+	maxEventDetails = 16
 )
 
 // event is a transition of a VIP, of many VIPs or of a gateway or, without any of them, of the
@@ -64,11 +67,11 @@ type bulk struct {
 	groups []group
 }
 
-// group are VIPs with the same transition.
+// group are VIPs with the same transition and detail.
 type group struct {
 	transition
 	count  int
-	detail string // of the first of them
+	detail string
 }
 
 // members are the VIPs of an event in ascending order. Events that follow one another share them if
@@ -98,18 +101,37 @@ func (b *bulk) of(v vip.VIP) *group {
 	return &b.groups[b.list[i].group]
 }
 
-// first returns the names of the first VIPs.
-func (b *bulk) first() (names []string) {
-	for _, m := range b.list[:min(len(b.list), status.MaxFirstVIPs)] {
-		names = append(names, m.vip.String())
+// first returns the names of the first VIPs; with changed, not those of new VIPs that are
+// withdrawn.
+func (b *bulk) first(changed bool) (names []string) {
+	for _, m := range b.list {
+		if len(names) == status.MaxFirstVIPs {
+			break
+		}
+		if b.groups[m.group].changed() || !changed {
+			names = append(names, m.vip.String())
+		}
 	}
 	return names
+}
+
+// byTransition returns the groups without regard to details: that of the first VIP remains.
+func (b *bulk) byTransition() (list []group) {
+	for _, g := range b.groups {
+		same := func(x group) bool { return x.transition == g.transition }
+		if i := slices.IndexFunc(list, same); i >= 0 {
+			list[i].count += g.count
+		} else {
+			list = append(list, g)
+		}
+	}
+	return list
 }
 
 // transitions returns what happened in words, most VIPs first; with changed, not that of new VIPs
 // that are withdrawn.
 func (b *bulk) transitions(changed bool) (list []status.Transitions) {
-	for _, g := range b.groups {
+	for _, g := range b.byTransition() {
 		if g.changed() || !changed {
 			list = append(list, status.Transitions{
 				Count: g.count, Family: g.family.String(), From: g.from.String(), To: g.to.Advertisement.String(),
@@ -244,9 +266,9 @@ func (b *bulk) proto(p *frontendv1.Event) {
 	if p.GetVip() != "" {
 		return
 	}
-	p.FirstVips = b.first()
+	p.FirstVips = b.first(false)
 	p.Detail = status.DescribeVIPs(b.transitions(false), p.GetFirstVips(), len(b.list))
-	for _, g := range b.groups {
+	for _, g := range b.byTransition() {
 		p.Transitions = append(p.Transitions, &frontendv1.VipTransitions{
 			Count: uint32(g.count), Family: familyProto(g.family), From: advertisementProto(g.from),
 			To: advertisementProto(g.to.Advertisement), Reason: reasonProto(g.to.Reason), Detail: g.detail,

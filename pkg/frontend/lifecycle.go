@@ -28,9 +28,6 @@ func (f *follower) showStart(l trench.Loaded, lb lbState) {
 	}
 	f.advertised = problem == ""
 	f.health.Set(Advertised, f.advertised, problem)
-	if f.advertised && f.Options.Started != nil {
-		f.Options.Started()
-	}
 	if f.started {
 		return
 	}
@@ -50,6 +47,9 @@ func (f *follower) showStart(l trench.Loaded, lb lbState) {
 	}
 	f.started = f.started || f.advertised
 	f.health.Set(Started, f.started, problem)
+	if f.started && f.Options.Started != nil {
+		f.Options.Started()
+	}
 }
 
 // startProblem returns what the start waits for: every VIP reported, each ready VIP advertised.

@@ -301,7 +301,7 @@ func (o *observer) logDecisions(d decisions, out outcome, debug bool) {
 	level := slog.LevelInfo
 	if changed := out.changed(); changed > status.MaxSingle {
 		level = slog.LevelDebug
-		o.log.With(status.LogAttributes(changed, out.bulk.transitions(true), out.bulk.first())...).Info("VIPs changed",
+		o.log.With(status.LogAttributes(changed, out.bulk.transitions(true), out.bulk.first(true))...).Info("VIPs changed",
 			"instance_id", d.Position.InstanceID, "revision", d.Position.Revision)
 	}
 	for _, e := range out.changes {

@@ -67,7 +67,8 @@ type Options struct {
 	RequireRoute      bool // withdraw the VIPs of a family while no gateway advertises a route
 	RemoveRulesOnExit bool // marks, rules and blackhole routes
 
-	// Started is called once, when every ready VIP is advertised; nil: not. It must not block.
+	// Started is called once, when every ready VIP is advertised or ReadyTimeout ended the wait for
+	// that; nil: not. It must not block.
 	Started func()
 
 	Log   *slog.Logger

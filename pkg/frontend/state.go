@@ -130,7 +130,7 @@ func (s *state) applyDecisions(d decisions, c causes, each bool) (out outcome) {
 	}
 	detail := s.details(c)
 	if notable > status.MaxSingle {
-		out.bulk = s.bulk(d, out.tally.List(), notable, detail)
+		out.bulk = s.bulk(d, notable, detail)
 		s.events.add(event{Time: d.At, Position: d.Position, Bulk: out.bulk})
 	}
 	each = each || changed <= status.MaxSingle
@@ -158,35 +158,48 @@ func (s *state) applyDecisions(d decisions, c causes, each bool) (out outcome) {
 }
 
 // bulk returns the event of a batch of which n changes are events.
-func (s *state) bulk(d decisions, tally []status.Tallied[transition], n int, detail func(gate.Change) string) *bulk {
-	b := &bulk{}
-	groups := make(map[transition]uint16, len(tally))
-	for _, t := range tally {
-		if t.Transition.notable() {
-			groups[t.Transition] = uint16(len(b.groups))
-			b.groups = append(b.groups, group{transition: t.Transition, count: t.Count})
-		}
+func (s *state) bulk(d decisions, n int, detail func(gate.Change) string) *bulk {
+	type kind struct {
+		transition
+		detail string
 	}
-	var last transition
+	b := &bulk{}
+	groups, details := map[kind]uint16{}, 0
+	groupOf := func(k kind) uint16 {
+		index, known := groups[k]
+		if !known && k.detail != "" {
+			if details++; details > maxEventDetails {
+				k.detail = ""
+				index, known = groups[k]
+			}
+		}
+		if !known {
+			index = uint16(len(b.groups))
+			groups[k] = index
+			b.groups = append(b.groups, group{transition: k.transition, detail: k.detail})
+		}
+		return index
+	}
+	var last kind
 	var index uint16
-	known := make([]bool, len(b.groups))
 	b.members = s.events.members(n, func(yield func(member) bool) {
 		for _, ch := range d.Changes {
 			t := transitionOf(ch)
 			if !t.notable() {
 				continue
 			}
-			if t != last || !known[index] {
-				last, index = t, groups[t]
-			}
-			if !known[index] {
-				known[index], b.groups[index].detail = true, detail(ch)
+			// VIPs beside each other often have the same.
+			if k := (kind{t, detail(ch)}); k != last || len(b.groups) == 0 {
+				last, index = k, groupOf(k)
 			}
 			if !yield(member{ch.VIP, index}) {
 				return
 			}
 		}
 	})
+	for _, m := range b.list {
+		b.groups[m.group].count++
+	}
 	return b
 }
 
@@ -198,6 +211,8 @@ func (s *state) details(c causes) func(gate.Change) string {
 		family vip.Family
 	}
 	known := map[cause]string{}
+	var last cause
+	var lastDetail string
 	var shared [len(vip.Families)]string
 	for _, f := range vip.Families {
 		shared[f] = c.shared(f)
@@ -208,10 +223,13 @@ func (s *state) details(c causes) func(gate.Change) string {
 		}
 		if detail == "" {
 			c0 := cause{ch.To.Reason, ch.VIP.Family()}
-			if _, asked := known[c0]; !asked {
-				known[c0] = c.reason(c0.reason, c0.family)
+			if c0 != last || len(known) == 0 {
+				if _, asked := known[c0]; !asked {
+					known[c0] = c.reason(c0.reason, c0.family)
+				}
+				last, lastDetail = c0, known[c0]
 			}
-			detail = known[c0]
+			detail = lastDetail
 		}
 		if more := shared[ch.VIP.Family()]; more != "" && ch.To.Advertisement != gate.Announced {
 			detail = strings.TrimPrefix(detail+"; "+more, "; ")

@@ -433,13 +433,13 @@ func TestFewTargetsShareWakeUps(t *testing.T) {
 	}
 	for range 100 {
 		due := e.next(began, now, grid, true, true)
-		if due.UnixNano()%int64(heartbeat) != 0 || !due.After(now) || due.Sub(now) > time.Second {
+		if due.UnixNano()%int64(sharedInstants) != 0 || !due.After(now) || due.Sub(now) > time.Second {
 			t.Fatalf("first: %v after the verdict", due.Sub(now))
 		}
 	}
 	e.State = Starting
 	if due := e.next(began, now, grid, false, true); due.Equal(grid.Add(time.Second)) {
-		t.Error("a target without a verdict waits for a heartbeat")
+		t.Error("a target without a verdict waits for a shared instant")
 	}
 }
 

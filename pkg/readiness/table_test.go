@@ -3,6 +3,7 @@ package readiness
 import (
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -306,4 +307,35 @@ func TestTableMatchesModel(t *testing.T) {
 	if !compacted {
 		t.Fatal("the log was never compacted")
 	}
+}
+
+// TestFewChangesKeepNoOldRecords lets VIPs flap at random: superseded records must not stay in
+// memory beside the newest ones.
+func TestFewChangesKeepNoOldRecords(t *testing.T) {
+	const n = 5000
+	liveHeap := func() int {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc)
+	}
+	table := NewTable(TableOptions{})
+	rs := numberedReady(n)
+	table.Commit(Decision{Changed: rs, Synced: true})
+	table.log = append(make([]entry, 0, 2*n+logSlack+100), table.log...) // its capacity at the end
+	before := liveHeap()
+	random := rand.New(rand.NewPCG(1, 1))
+	for range 2500 {
+		var d Decision
+		for range 20 {
+			r := &rs[random.IntN(n)]
+			r.State = vip.Ready - r.State
+			d.Changed = append(d.Changed, *r)
+		}
+		table.Commit(d)
+	}
+	if grown := liveHeap() - before; grown > n*100 {
+		t.Errorf("the heap grew by %d bytes with %d VIPs", grown, n)
+	}
+	runtime.KeepAlive(table)
 }

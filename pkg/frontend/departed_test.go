@@ -1,0 +1,44 @@
+package frontend
+
+import (
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// A VIP that left keeps its source routing for its time, also when the configuration changes again.
+func TestDepartedVIPsStayTheirTime(t *testing.T) {
+	d := departed{}
+	var configured vip.Set
+	t0 := time.Unix(1000, 0)
+	const ms, stay = time.Millisecond, 700 * time.Millisecond
+	for _, step := range []struct {
+		at         time.Duration
+		configured vip.Set // nil: only the timer fires
+		routed     vip.Set
+		next       time.Duration // of the timer, from the begin; 0: none
+	}{
+		{0, vip.NewSet(vipA, vipB), vip.NewSet(vipA, vipB), 0},
+		{100 * ms, vip.NewSet(vipA), vip.NewSet(vipA, vipB), 100*ms + stay},
+		{200 * ms, vip.NewSet(vipA), vip.NewSet(vipA, vipB), 100*ms + stay}, // gateways changed
+		{300 * ms, vip.NewSet(), vip.NewSet(vipA, vipB), 100*ms + stay},
+		{100*ms + stay, nil, vip.NewSet(vipA), 300*ms + stay},
+		{200*ms + stay, vip.NewSet(vipA), vip.NewSet(vipA), 0}, // it came back
+		{300*ms + stay, nil, vip.NewSet(vipA), 0},
+	} {
+		now := t0.Add(step.at)
+		if step.configured != nil {
+			d.configure(configured, step.configured, now.Add(stay))
+			configured = step.configured
+		}
+		next, want := d.expire(now), time.Time{}
+		if step.next != 0 {
+			want = t0.Add(step.next)
+		}
+		if routed := d.and(configured); !maps.Equal(routed, step.routed) || !next.Equal(want) {
+			t.Errorf("at %v: routed %v until %v, want %v until %v", step.at, routed, next, step.routed, want)
+		}
+	}
+}
