@@ -128,8 +128,8 @@ func (a *Announcer) Post(b Batch) {
 }
 
 // Heartbeat records that the gate's loop was alive at t. It does not block and is safe for
-// concurrent use; the newest time wins. To send every KEEPALIVE in time, call it at least every
-// [MaxHeartbeatAge]/2.
+// concurrent use; the newest time wins. Call it at least every second, at the instants of package
+// tick: a KEEPALIVE that is due waits for it if the one before is older than [MaxHeartbeatAge].
 func (a *Announcer) Heartbeat(t time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

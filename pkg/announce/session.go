@@ -12,6 +12,7 @@ import (
 
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
+	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -54,6 +55,7 @@ type session struct {
 	holdDue   time.Time
 	extended  bool // holdTimer was extended once since the last message
 
+	// keepaliveTimer fires at each third of hold, once the peer's OPEN was received.
 	keepaliveTimer *time.Timer
 	keepaliveDue   bool
 }
@@ -125,6 +127,7 @@ func (s *session) serve(ctx context.Context) error {
 				err = s.sendKeepaliveAndTable()
 			}
 		case <-s.keepaliveTimer.C:
+			s.setTimers(time.Now())
 			s.keepaliveDue = true
 			err = s.sendKeepaliveAndTable()
 		case r := <-s.in:
@@ -148,7 +151,6 @@ func (s *session) sendKeepaliveAndTable() error {
 			return err
 		}
 		s.keepaliveDue = false
-		s.keepaliveTimer.Reset(s.hold / 3) // RFC 4271 section 4.4
 	}
 	if s.phase == established && !s.announced {
 		s.a.up()
@@ -191,10 +193,23 @@ func (s *session) receive(r received) error {
 		fmt.Sprintf("BIRD sent a message of type %d in state %s", r.message.Header.Type, s.phase))
 }
 
-// extendHold restarts the hold timer from the receipt of a message.
+// setTimers sets keepaliveTimer, and holdTimer if it expires before that.
+func (s *session) setTimers(now time.Time) {
+	next := tick.Until(now, s.hold/3) // RFC 4271 section 4.4
+	s.keepaliveTimer.Reset(next)
+	if left := s.holdDue.Sub(now); left <= next && !s.extended {
+		s.holdTimer.Reset(left)
+	}
+}
+
+// extendHold restarts the hold time from the receipt of a message. Once keepaliveTimer runs, it
+// leaves holdTimer as it is: with a timer that is reset by each message, the runtime would wake the
+// process also at the times from before.
 func (s *session) extendHold(from time.Time) {
 	s.holdDue, s.extended = from.Add(s.hold), false
-	s.holdTimer.Reset(time.Until(s.holdDue))
+	if s.phase == openSent {
+		s.holdTimer.Reset(time.Until(s.holdDue))
+	}
 }
 
 func (s *session) handleOpen(m *bgp.BGPOpen) error {
@@ -203,7 +218,9 @@ func (s *session) handleOpen(m *bgp.BGPOpen) error {
 		return err
 	}
 	s.hold, s.phase = hold, openConfirm
-	s.extendHold(time.Now())
+	now := time.Now()
+	s.extendHold(now)
+	s.setTimers(now)
 	return s.sendKeepaliveAndTable()
 }
 
@@ -213,6 +230,9 @@ func (s *session) expire() error {
 	case r := <-s.in: // a message was waiting to be handled
 		return s.receive(r)
 	default:
+	}
+	if time.Now().Before(s.holdDue) {
+		return nil // a message extended the hold time, of which keepaliveTimer takes care
 	}
 	if !s.extended && time.Since(s.holdDue) > starvedAfter {
 		s.extended = true

@@ -3,6 +3,8 @@ package announce
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
+	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -325,6 +328,59 @@ func TestPeerMessagesResetHoldTimer(t *testing.T) {
 	})
 }
 
+func TestHoldTimeAfterMessages(t *testing.T) {
+	for _, apart := range []int{100, 600, 900, 1000, 1950} {
+		t.Run(fmt.Sprintf("%d ms", apart), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+				<-time.After(300 * time.Millisecond)
+				run(t, a)
+				p := <-peers
+				p.establish(3)
+				go io.Copy(io.Discard, p.conn)
+				for range 5 {
+					<-time.After(time.Duration(apart) * time.Millisecond)
+					p.send(bgp.NewBGPKeepAliveMessage())
+				}
+				start := time.Now()
+				awaitState(t, a, "the end", func(s State) bool { return s.Sessions == 1 && !s.Established })
+				if d := time.Since(start); d != 3*time.Second {
+					t.Errorf("the session ended %s after the last message", d)
+				}
+			})
+		})
+	}
+}
+
+func TestKeepalivesAtCommonInstants(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *Announcer, peers <-chan *peer) {
+		<-time.After(300 * time.Millisecond)
+		a.Heartbeat(time.Now())
+		runWithoutHeartbeats(t, a)
+		p := <-peers
+		p.establish(3)
+		// As often as the controller without any input: a KEEPALIVE waits for its heartbeat.
+		done := make(chan struct{})
+		defer close(done)
+		go func() {
+			for {
+				select {
+				case <-time.After(tick.Until(time.Now(), time.Second)):
+					a.Heartbeat(time.Now())
+				case <-done:
+					return
+				}
+			}
+		}()
+		for i := range 5 {
+			p.send(bgp.NewBGPKeepAliveMessage())
+			p.expect(bgp.BGP_MSG_KEEPALIVE)
+			if now := time.Now(); now.UnixNano()%int64(time.Second) != 0 {
+				t.Errorf("KEEPALIVE %d at %s", i, now)
+			}
+		}
+	})
+}
+
 func TestStarvedHoldTimerIsExtended(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, theirs := net.Pipe()
@@ -463,7 +519,9 @@ func TestRetryBackoff(t *testing.T) {
 		}
 		p.establish(30)
 		awaitState(t, a, "established", func(s State) bool { return s.Established && s.Attempts == 8 && s.Sessions == 1 })
-		p.expect(bgp.BGP_MSG_KEEPALIVE) // a second passes: this was a stable session
+		for range 2 { // a second passes between them: this was a stable session
+			p.expect(bgp.BGP_MSG_KEEPALIVE)
+		}
 		p.conn.Close()
 		start := time.Now()
 		<-peers

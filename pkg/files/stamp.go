@@ -2,7 +2,9 @@ package files
 
 import (
 	"errors"
-	"io/fs"
+	"fmt"
+	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,21 +19,25 @@ const settleTime = 2 * time.Second
 type Stamp struct {
 	device, inode uint64
 	size          int64
-	changed       unix.Timespec // ctime, which no process can set
+	changed       syscall.Timespec // ctime, which no process can set
 }
 
 // StampOf returns the Stamp of the file at path, which it opens: file systems of a network answer a
 // mere stat from a cache of up to a minute. It may block like every call into a file system: see
 // [Do].
 func StampOf(path string) (_ Stamp, err error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	// Package os repeats calls that a signal interrupts, as it does in file systems of a network.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
-		return Stamp{}, &fs.PathError{Op: "open", Path: path, Err: err}
+		return Stamp{}, err
 	}
-	var st unix.Stat_t
-	err = unix.Fstat(fd, &st)
-	if err = errors.Join(err, unix.Close(fd)); err != nil {
-		return Stamp{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+	info, err := f.Stat()
+	if err = errors.Join(err, f.Close()); err != nil {
+		return Stamp{}, err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return Stamp{}, fmt.Errorf("stat %s: no inode", path)
 	}
 	return Stamp{device: st.Dev, inode: st.Ino, size: st.Size, changed: st.Ctim}, nil
 }

@@ -12,10 +12,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/tick"
 )
 
-// beatInterval is the longest pause of the controller: a KEEPALIVE needs a beat younger than 1 s.
-const beatInterval = 300 * time.Millisecond
+// beatInterval is the longest pause of the controller. The announcer's KEEPALIVE is due in the same
+// instants and, if the heartbeat before is too old by then, waits for this one.
+const beatInterval = time.Second
 
 // controller passes inputs to the gate and publishes its decisions. No call of its loop blocks.
 type controller struct {
@@ -69,7 +71,7 @@ func (c *controller) idle() time.Duration {
 
 // Run evaluates the gate on every input until ctx ends.
 func (c *controller) Run(ctx context.Context) error {
-	beat := time.NewTimer(beatInterval)
+	beat := time.NewTimer(tick.Until(time.Now(), beatInterval))
 	defer beat.Stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -108,6 +110,8 @@ func (c *controller) Run(ctx context.Context) error {
 			done = cmd.done
 		case <-timer.C:
 		case <-beat.C:
+			// Only here: the runtime wakes the process also at the time from before a Reset.
+			beat.Reset(tick.Until(time.Now(), beatInterval))
 		}
 		now := time.Now()
 		c.lastRun.Store(int64(now.Sub(c.started)))
@@ -119,7 +123,6 @@ func (c *controller) Run(ctx context.Context) error {
 			c.post(cause, changes) // first: whatever wakes another goroutine delays BIRD
 		}
 		c.announcer.Heartbeat(now)
-		beat.Reset(beatInterval)
 		c.attractor.follow(now, c.gate.Attract()) // before the decisions are reported
 		if isUpdate {
 			c.observer.updated(update) // before the decisions that follow from it

@@ -14,6 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -47,15 +48,15 @@ type follower struct {
 	startBy             time.Time // end of ReadyTimeout; zero: it does not run
 }
 
-// refreshInterval is when ages in the status are updated without a change. BIRD's state changes
-// each second while BIRD answers, so that this wakes no idle process.
-const refreshInterval = 1500 * time.Millisecond
+// refreshInterval is how often ages in the status are updated without a change, as when BIRD does
+// not answer: its state changes with each poll.
+const refreshInterval = 2 * time.Second
 
 func (f *follower) String() string { return "follower" }
 
 // Run updates the other components until ctx ends.
 func (f *follower) Run(ctx context.Context) error {
-	refresh := time.NewTimer(refreshInterval)
+	refresh := time.NewTimer(tick.Until(time.Now(), refreshInterval))
 	defer refresh.Stop()
 	f.departed, f.release, f.leave = departed{}, time.NewTimer(0), time.NewTimer(0)
 	defer f.release.Stop()
@@ -96,7 +97,6 @@ func (f *follower) Run(ctx context.Context) error {
 		}
 		f.showStart(loaded, lb)
 		f.changed.Update(func(uint64) uint64 { return vips })
-		refresh.Reset(refreshInterval)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -126,6 +126,7 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-vipsChanged:
 		case <-ownChanged:
 		case <-refresh.C:
+			refresh.Reset(tick.Until(time.Now(), refreshInterval))
 		}
 	}
 }

@@ -368,7 +368,8 @@ func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health
 		c.dirty[e.Key] = struct{}{}
 		latest.Wake(c.changed)
 	}
-	e.due = e.next(p.began, now, c.epoch, first, len(c.schedule) < fewTargets)
+	others := len(c.schedule) + c.running
+	e.due = e.next(p.began, now, c.epoch, first, others < fewTargets)
 	switch {
 	case o.verdict == deferred:
 		e.due = now.Add(min(failedRecheck, e.interval()))

@@ -23,8 +23,8 @@ const (
 	// pace.
 	maxIdle = 2 * burst
 	// idleTime is how long an unused socket is kept: what a stall opened in one instant is not held
-	// forever.
-	idleTime = time.Second
+	// forever, and a socket is used again by checks that are a second apart.
+	idleTime = 2 * time.Second
 )
 
 // connector opens connections and resets them, without a goroutine for any (ADR 11 has the

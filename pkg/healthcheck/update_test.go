@@ -433,12 +433,35 @@ func TestFewTargetsShareWakeUps(t *testing.T) {
 	}
 	for range 100 {
 		due := e.next(began, now, grid, true, true)
-		if due.UnixNano()%int64(heartbeat) != 0 || !due.After(now) || due.Sub(now) > time.Second {
+		if due.UnixNano()%int64(sharedInstants) != 0 || !due.After(now) || due.Sub(now) > time.Second {
 			t.Fatalf("first: %v after the verdict", due.Sub(now))
 		}
 	}
 	e.State = Starting
 	if due := e.next(began, now, grid, false, true); due.Equal(grid.Add(time.Second)) {
-		t.Error("a target without a verdict waits for a heartbeat")
+		t.Error("a target without a verdict waits for a shared instant")
 	}
+}
+
+// Targets whose checks run count, too: after a stall the checks of all run at once.
+func TestManyChecksShareNoInstant(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		advance(time.Millisecond) // so that no slot begins with a second
+		n := newNetwork()
+		c, stop := start(t, Options{dial: n.DialContext})
+		defer stop()
+		check := testCheck
+		check.Rise = 1
+		c.Configure([]trench.Stream{stream(2*fewTargets, check)})
+		advance(2 * check.Interval)
+		n.mu.Lock()
+		n.latency = check.Interval // longer than the timeout
+		n.mu.Unlock()
+		advance(3 * check.Interval)
+		for _, d := range n.dialed()[2*fewTargets:] {
+			if d.at.UnixNano()%int64(time.Second) == 0 {
+				t.Fatalf("a check began at a whole second: %v", d.at)
+			}
+		}
+	})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/status"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -119,6 +120,13 @@ func (d *decisions) compact() {
 	}
 	d.merged += d.queued - len(newest)
 	d.queue, d.queued = []decided{merged}, len(newest)
+}
+
+// runTasks runs the tasks of the process, and then logs what the loop decided after the observer
+// had ended: these lines explain the end of a process that failed.
+func (d *decisions) runTasks(ctx context.Context, tasks ...task.Task) error {
+	defer d.drain()
+	return task.Run(ctx, tasks...)
 }
 
 // drain applies and logs what was queued, and reports whether that was anything.

@@ -1,7 +1,9 @@
 package lb
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -9,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"pgregory.net/rapid"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -184,6 +188,85 @@ func TestQueuedDecisionsAreBounded(t *testing.T) {
 	}
 	if f.drain() {
 		t.Error("something is queued")
+	}
+}
+
+// TestDecisionsMatchModel compares random decisions with a map: events, counts and states are exact.
+func TestDecisionsMatchModel(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		f := newDecisions(t, slog.LevelInfo)
+		model, wantCounts := map[vip.VIP]vip.State{}, map[string]int{}
+		for range rapid.IntRange(1, 8).Draw(r, "decisions") {
+			first, end := rapid.IntRange(0, 120).Draw(r, "first"), rapid.IntRange(0, 240).Draw(r, "end")
+			some := rapid.SliceOfN(rapid.IntRange(0, 4), 7, 7).Draw(r, "states") // of VIP i: i modulo their number
+			var d readiness.Decision
+			notable := 0
+			for i := first; i < end; i++ {
+				v, state := numbered(i), vip.State(some[i%len(some)])
+				was, known := model[v]
+				switch {
+				case state <= vip.Draining:
+					reason := readinessv1.VipReason(1 + i%3)
+					d.Changed = append(d.Changed, readiness.VIPReadiness{VIP: v, State: state, Reason: reason})
+					if model[v] = state; !known || was != state {
+						notable++
+					}
+					if known && was != state {
+						wantCounts[state.String()+" "+reasonWord(reason)]++
+					}
+				case known && state == vip.Draining+1:
+					d.Removed = append(d.Removed, v)
+					delete(model, v)
+					notable++
+				}
+			}
+			f.events = nil
+			f.decided(d, 1)
+			f.drain()
+			got := len(f.events)
+			if notable > status.MaxSingle && got == 1 {
+				e := f.events[0]
+				if got = int(e.GetVipCount()); got != notable {
+					r.Errorf("the event is about %d VIPs", got)
+				}
+				for _, x := range e.GetTransitions() {
+					got -= int(x.GetCount())
+				}
+				got += notable
+			}
+			if got != notable {
+				r.Fatalf("%d VIPs in %d events, want %d", got, len(f.events), notable)
+			}
+		}
+		states := map[vip.VIP]vip.State{}
+		for v, st := range f.vips.All() {
+			states[v] = st.state
+		}
+		if !maps.Equal(states, model) || !maps.Equal(f.counts, wantCounts) {
+			r.Fatalf("states %v, want %v; counted %v, want %v", states, model, f.counts, wantCounts)
+		}
+	})
+}
+
+// lateTask decides while the other tasks have ended already.
+type lateTask struct{ *decisionsFixture }
+
+func (l lateTask) String() string { return "late" }
+
+func (l lateTask) Run(context.Context) error {
+	l.decided(readiness.Decision{Changed: []readiness.VIPReadiness{{VIP: vipA}}}, 9)
+	return errLate
+}
+
+var errLate = errors.New("late")
+
+func TestLastDecisionsAreLogged(t *testing.T) {
+	f := newDecisions(t, slog.LevelInfo)
+	if err := f.runTasks(t.Context(), lateTask{f}); !errors.Is(err, errLate) {
+		t.Errorf("error %v", err)
+	}
+	if line := f.want(map[string]int{"INFO VIP changed": 1}); fmt.Sprint(line["revision"]) != "9" {
+		t.Errorf("line %v", line)
 	}
 }
 

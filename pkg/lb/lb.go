@@ -95,10 +95,10 @@ type TargetOptions struct {
 }
 
 const (
-	// BeatsPerLease is how many heartbeats go into one lease (docs/architecture.md#the-two-leases),
-	// minBeat the shortest interval that a busy node still keeps.
-	BeatsPerLease = 4
-	minBeat       = 5 * time.Millisecond
+	// BeatsPerLease is how many heartbeats go into one lease (docs/architecture.md#the-two-leases).
+	BeatsPerLease = 3
+	// minLease is the shortest lease for which a busy node still sends the heartbeats in time.
+	minLease = 20 * time.Millisecond
 	// svidWait bounds how long clients wait for the first SVID; a refusal explains more.
 	svidWait = 3 * time.Second
 	// maxSettle bounds the wait for first verdicts on targets.
@@ -111,9 +111,9 @@ const (
 
 // ValidateLease refuses leases that heartbeats cannot keep alive.
 func ValidateLease(lease time.Duration) error {
-	if lease < BeatsPerLease*minBeat {
-		return fmt.Errorf("lease %v is shorter than %d heartbeats of %v: use at least %v, 1s is the default",
-			lease, BeatsPerLease, minBeat, BeatsPerLease*minBeat)
+	if lease < minLease {
+		return fmt.Errorf("lease %v is too short for %d heartbeats: use at least %v, 1s is the default",
+			lease, BeatsPerLease, minLease)
 	}
 	if lease > readiness.MaxLease {
 		return fmt.Errorf("lease %v is longer than %v, and a dead load balancer would attract traffic that long",
@@ -353,7 +353,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	failed := make(chan struct{})
 	wg.Go(func() {
 		defer close(failed)
-		tasksErr = task.Run(tasksCtx, tasks...)
+		tasksErr = p.observer.decisions.runTasks(tasksCtx, tasks...)
 	})
 	// The socket answers only once the first evaluation has been committed, and waits a little for
 	// the first SVID: without one every client is refused, and asks again.

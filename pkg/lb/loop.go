@@ -97,8 +97,7 @@ func (l *loop) Run(ctx context.Context) error {
 		state, confirmed = l.plane.State().Get()
 		in.kernel = &state
 	}
-	interval := l.lease / BeatsPerLease
-	beat := time.NewTimer(tick.Until(time.Now(), interval))
+	beat := time.NewTimer(tick.UntilPart(time.Now(), l.lease, BeatsPerLease))
 	defer beat.Stop()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -138,7 +137,7 @@ func (l *loop) Run(ctx context.Context) error {
 			}
 		case <-timer.C:
 		case <-beat.C:
-			beat.Reset(tick.Until(time.Now(), interval))
+			beat.Reset(tick.UntilPart(time.Now(), l.lease, BeatsPerLease))
 			beats = true
 		}
 		if !l.evaluate(in) {

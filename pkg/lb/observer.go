@@ -79,7 +79,6 @@ func (o *observer) Run(ctx context.Context) error {
 		p.changed.Update(func(n uint64) uint64 { return n + 1 })
 		select {
 		case <-ctx.Done():
-			o.decisions.drain()
 			return ctx.Err()
 		case <-ownChanged:
 		case <-configChanged:

@@ -110,17 +110,22 @@ func TestPartsMatchProtobuf(t *testing.T) {
 	check := func(event string, want []VIPReadiness, removed int) {
 		t.Helper()
 		var got []*readinessv1.VipReadiness
-		gone := 0
+		gone, parts, last := 0, 0, false
 		for m := range table.next(c, time.Now()).messages() {
+			if last {
+				t.Errorf("%s: part %d is the last, and is followed by another", event, parts)
+			}
 			if size := len(*m.event); size > partBytes {
 				t.Errorf("%s: a part takes %d bytes", event, size)
 			}
 			p := parsed(t, m)
 			got = append(append(got, p.GetSnapshot().GetVips()...), p.GetDelta().GetChanged()...)
 			gone += len(p.GetDelta().GetRemoved())
+			last = p.GetSnapshot().GetLast() || p.GetDelta().GetLast()
+			parts++
 		}
-		if len(got) != len(want) || gone != removed {
-			t.Fatalf("%s: %d changed and %d removed", event, len(got), gone)
+		if len(got) != len(want) || gone != removed || parts < 2 || !last {
+			t.Fatalf("%s: %d changed and %d removed in %d parts, the last one: %t", event, len(got), gone, parts, last)
 		}
 		for i := range want {
 			if !proto.Equal(got[i], want[i].Proto(time.Now())) {

@@ -30,6 +30,7 @@ type decoder struct {
 	// when there are none.
 	staged   event
 	stagedAt uint64
+	known    int // names when the first part arrived
 }
 
 // event is a decoded message.
@@ -190,7 +191,7 @@ func (d *decoder) checkSameRevision(revision uint64) error {
 // stage adds a part to the staged state, or starts one.
 func (d *decoder) stage(k kind, revision uint64, content []byte, at time.Time) (synced, last bool, err error) {
 	if d.staged.kind == kindNone {
-		d.stagedAt = revision
+		d.stagedAt, d.known = revision, d.names.size()
 		d.staged = event{kind: k}
 		d.names.begin(revision, k == kindSnapshot)
 	}
@@ -203,7 +204,7 @@ func (d *decoder) stage(k kind, revision uint64, content []byte, at time.Time) (
 			if staged := d.staged.changed; len(staged) == cap(staged) {
 				// The others of the part are about as long.
 				more := 1 + len(content)/max(len(f.bytes), leastVIPBytes)
-				d.staged.changed = growStaged(staged, more, d.names.size())
+				d.staged.changed = growStaged(staged, more, d.known)
 			}
 			d.staged.changed = append(d.staged.changed, VIPReadiness{})
 			err = d.vipReadiness(&d.staged.changed[len(d.staged.changed)-1], f.bytes, at)
@@ -227,7 +228,7 @@ func (d *decoder) stage(k kind, revision uint64, content []byte, at time.Time) (
 const leastVIPBytes = 16
 
 // growStaged returns staged with room for more VIPs. It grows in few steps, the last of which is
-// the number of VIPs that the watch knows: a decision about all of them is common.
+// the number of VIPs that the watch knew before: a decision about all of them is common.
 func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
 	need := len(staged) + more // an estimate
 	size := max(need, min(4*cap(staged), MaxVIPs))

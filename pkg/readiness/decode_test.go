@@ -346,3 +346,26 @@ func TestDecoderKeepsOrder(t *testing.T) {
 		t.Fatalf("%+v, %v", e, err)
 	}
 }
+
+// TestSnapshotGrowsInFewSteps receives 10 000 VIPs in parts. Each growth copies what was received.
+func TestSnapshotGrowsInFewSteps(t *testing.T) {
+	const parts, each = 40, 250
+	var d decoder
+	capacity, grown := 0, 0
+	for part := range parts {
+		var names []string
+		for i := range each {
+			names = append(names, numbered(part*each+i).String())
+		}
+		e, err := decode(&d, message(1, snapshotOf(part == parts-1, names...)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := max(cap(d.staged.changed), cap(e.changed)); got != capacity {
+			capacity, grown = got, grown+1
+		}
+	}
+	if grown > 5 || capacity > 4*parts*each {
+		t.Errorf("grew %d times, to %d VIPs", grown, capacity)
+	}
+}

@@ -130,6 +130,7 @@ type writer struct {
 	at       time.Time // of the decision
 	revision uint64
 	left     int      // VIPs of the decision that were not looked at
+	added    int      // records
 	free     []record // allocated, not used yet
 	last     *newest  // of the VIP before
 
@@ -211,9 +212,14 @@ func (w *writer) remove(v vip.VIP) bool {
 	return true
 }
 
-// recordsPerBlock is the number of records that are allocated at once, 2 KiB. A block is in memory
-// as long as one of its records is the newest of a VIP.
-const recordsPerBlock = 15
+// recordsPerBlock is the number of records that are allocated at once, 2 KiB, once a decision has
+// changed more than one in singleRecords VIPs. A block is in memory as long as one of its records is
+// the newest of a VIP: if decisions about few VIPs had blocks, most of the records in memory would
+// be superseded ones.
+const (
+	recordsPerBlock = 15
+	singleRecords   = 8
+)
 
 // add appends a record to the log. slot is that of its VIP, nil for a new one.
 func (w *writer) add(slot *newest, r *VIPReadiness, removed bool) {
@@ -226,8 +232,13 @@ func (w *writer) add(slot *newest, r *VIPReadiness, removed bool) {
 		t.log[slot.at].record = nil
 	}
 	if len(w.free) == 0 {
-		w.free = make([]record, min(w.left+1, recordsPerBlock))
+		size := 1
+		if w.added > t.live/singleRecords {
+			size = min(w.left+1, recordsPerBlock)
+		}
+		w.free = make([]record, size)
 	}
+	w.added++
 	added := &w.free[0]
 	w.free = w.free[1:]
 	*added = record{*r, removed, slot}

@@ -3,6 +3,7 @@ package readiness
 import (
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -63,6 +64,23 @@ func TestSinceFollowsState(t *testing.T) {
 	table.Commit(Decision{Changed: []VIPReadiness{ready("20.0.0.1/32")}, At: t0.Add(2 * time.Second)})
 	if got := table.index[v]; !got.Since.Equal(t0.Add(2 * time.Second)) {
 		t.Fatalf("after another state: %+v", got)
+	}
+}
+
+func TestTableKeepsDetailOfEachVIP(t *testing.T) {
+	table := NewTable(TableOptions{})
+	var d Decision
+	want := []string{"", "two lines", "two lines", "other", "", "two lines"}
+	for i, detail := range []string{"", "two\nlines", "two\nlines", "other", "", "two\nlines"} {
+		// Only a VIP that drains has an end.
+		r := VIPReadiness{VIP: numbered(i), State: vip.NotReady, Detail: detail, DrainEnd: time.Unix(1000, 0)}
+		d.Changed = append(d.Changed, r)
+	}
+	table.Commit(d)
+	for i, r := range table.State().VIPs {
+		if r.Detail != want[i] || !r.DrainEnd.IsZero() {
+			t.Errorf("%s: %q until %v, want %q", r.VIP, r.Detail, r.DrainEnd, want[i])
+		}
 	}
 }
 
@@ -289,4 +307,35 @@ func TestTableMatchesModel(t *testing.T) {
 	if !compacted {
 		t.Fatal("the log was never compacted")
 	}
+}
+
+// TestFewChangesKeepNoOldRecords lets VIPs flap at random: superseded records must not stay in
+// memory beside the newest ones.
+func TestFewChangesKeepNoOldRecords(t *testing.T) {
+	const n = 5000
+	liveHeap := func() int {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc)
+	}
+	table := NewTable(TableOptions{})
+	rs := numberedReady(n)
+	table.Commit(Decision{Changed: rs, Synced: true})
+	table.log = append(make([]entry, 0, 2*n+logSlack+100), table.log...) // its capacity at the end
+	before := liveHeap()
+	random := rand.New(rand.NewPCG(1, 1))
+	for range 2500 {
+		var d Decision
+		for range 20 {
+			r := &rs[random.IntN(n)]
+			r.State = vip.Ready - r.State
+			d.Changed = append(d.Changed, *r)
+		}
+		table.Commit(d)
+	}
+	if grown := liveHeap() - before; grown > n*100 {
+		t.Errorf("the heap grew by %d bytes with %d VIPs", grown, n)
+	}
+	runtime.KeepAlive(table)
 }

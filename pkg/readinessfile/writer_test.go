@@ -18,7 +18,7 @@ import (
 
 var _ task.Task = (*Writer)(nil)
 
-// scribe is a Writer that runs, and what it did to files.
+// testWriter is a Writer that runs, and what it did to files.
 type testWriter struct {
 	*Writer
 	t    *testing.T
@@ -30,7 +30,7 @@ type testWriter struct {
 	broken map[string]error // by deed
 }
 
-// openScribe runs a writer; before runs before it starts.
+// runWriter runs a writer; before runs before it starts.
 func runWriter(t *testing.T, path string, before func(*testWriter)) *testWriter {
 	t.Helper()
 	s := &testWriter{Writer: NewWriter(path, discard), t: t, path: path}
@@ -128,6 +128,10 @@ func TestWriterKeepsTheFilesThatAreWanted(t *testing.T) {
 	if got := s.done(); !slices.Equal(got, want) {
 		t.Errorf("in this order: %q, want %q", got, want)
 	}
+	s.Want([]string{"a", "c"}, addr4) // only another VIP
+	s.waitFiles("lb-ready-a", "lb-ready-c", "lb-vip-ready-20.0.0.1")
+	s.Want([]string{"a"}, addr4) // only another group
+	s.waitFiles("lb-ready-a", "lb-vip-ready-20.0.0.1")
 	s.stop()
 	if got := s.listed(); len(got) > 0 {
 		t.Errorf("left behind: %q", got)

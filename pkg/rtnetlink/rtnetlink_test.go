@@ -198,8 +198,7 @@ func TestNeighbors(t *testing.T) {
 	}
 }
 
-// Rules that exist all the time are in every dump that succeeds, while rules before them are
-// deleted.
+// Only changes through other connections count.
 func TestForeignRuleChanges(t *testing.T) {
 	ns, c := connect(t)
 	other := dialIn(t, ns)
@@ -227,6 +226,8 @@ func TestForeignRuleChanges(t *testing.T) {
 	}
 }
 
+// Rules that exist all the time are in every dump that succeeds, while rules before them are
+// deleted.
 func TestRuleDumpUnderChange(t *testing.T) {
 	ns, c := connect(t)
 	other := dialIn(t, ns)

@@ -67,6 +67,9 @@ func TestDetailOfVIPNotForwarded(t *testing.T) {
 		{"stream s: no hash", func(s *plan.State) {
 			s.Streams["s"] = &plan.StreamState{Problem: [2]string{"no hash", ""}}
 		}},
+		{"stream s: no map", func(s *plan.State) {
+			s.Streams["s"] = &plan.StreamState{Problem: [2]string{"no map", ""}}
+		}},
 		{"VIP 20.0.0.1/32: is an address of eth0", func(s *plan.State) {
 			s.Problems = []plan.Problem{{Object: "VIP 20.0.0.1/32", Detail: "is an address of eth0", VIPs: []vip.VIP{vipA}}}
 		}},

@@ -3,8 +3,10 @@ package serving
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -53,6 +55,15 @@ func TestDecisionsAreInOrder(t *testing.T) {
 	want("configured", changed(r.configure(c)), all)
 	up := slices.Concat(both("u", healthcheck.Ready), both("s", healthcheck.Ready), both("t", healthcheck.Ready))
 	want("all ready", changed(r.evaluate(up...)), all)
+	var addrs []netip.Addr
+	for _, v := range all {
+		addrs = append(addrs, v.Prefix().Addr())
+	}
+	for range 10 { // the order of a map is random
+		if streams, vips := r.e.Ready(); !slices.Equal(streams, []string{"s", "t", "u"}) || !slices.Equal(vips, addrs) {
+			t.Fatalf("ready are %v, %v", streams, vips)
+		}
+	}
 	down := slices.SortedFunc(slices.Values(shuffled[50:200]), vip.Compare)
 	want("one stream down", changed(r.evaluate(both("t", healthcheck.NotReady)...)), down)
 	c.Attractor.VIPs = shuffled[200:]
@@ -60,6 +71,33 @@ func TestDecisionsAreInOrder(t *testing.T) {
 	result := r.configure(c)
 	want("removed", result.Removed, slices.SortedFunc(slices.Values(shuffled[:200]), vip.Compare))
 	want("kept", changed(result), nil)
+}
+
+func TestSettleContinuesAfterReload(t *testing.T) {
+	r := newRig(t, Options{Settle: time.Second}, map[string][]targetset.Member{
+		"s": {member("a", "172.16.0.1"), member("b", "172.16.0.2")},
+	})
+	r.configure(trenchOf(streamOf("s", vipA)))
+	r.health("s", "a", healthcheck.Ready)
+	if result := r.configure(trenchOf(streamOf("s", vipA, vipB))); !result.Settling {
+		t.Error("the wait for first verdicts ended with another file")
+	}
+	r.now = r.now.Add(time.Second)
+	if result := r.evaluate(); result.Settling || r.e.of(vipA).State != vip.Ready {
+		t.Errorf("settling %v, %v after the time to settle", result.Settling, r.e.of(vipA).State)
+	}
+}
+
+// A VIP that is out of the trench file for a moment is not removed by the decision.
+func TestTwoReloadsInOneDecision(t *testing.T) {
+	r := newRig(t, Options{}, targets("s", member("a", "172.16.0.1")))
+	r.configure(trenchOf(streamOf("s", vipA, vipB)))
+	r.health("s", "a", healthcheck.Ready)
+	r.e.Configure(r.now, trenchOf(streamOf("s", vipB)), r.of)
+	result := r.configure(trenchOf(streamOf("s", vipA, vipB)))
+	if len(result.Removed) > 0 || r.e.of(vipA).State != vip.Ready {
+		t.Errorf("removed %v, %v", result.Removed, r.e.of(vipA).State)
+	}
 }
 
 // A decision about many VIPs allocates as often as one about few.

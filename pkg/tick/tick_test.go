@@ -41,3 +41,31 @@ func TestSharedInstants(t *testing.T) {
 		}
 	}
 }
+
+func TestUntilPart(t *testing.T) {
+	second := time.Unix(1_000_000_000, 0)
+	for _, c := range []struct {
+		after time.Duration
+		parts int
+		want  time.Duration // since second
+	}{
+		{0, 3, 333_333_333},
+		{333_333_333, 3, 666_666_666},
+		{666_666_666, 3, time.Second},
+		{600 * time.Millisecond, 3, 666_666_666},
+		{630 * time.Millisecond, 3, time.Second},
+		{999 * time.Millisecond, 3, 1_333_333_333},
+		{900 * time.Millisecond, 7, time.Second},
+	} {
+		now := second.Add(c.after)
+		if got := c.after + UntilPart(now, time.Second, c.parts); got != c.want {
+			t.Errorf("%v after a second, %d parts: %v, want %v", c.after, c.parts, got, c.want)
+		}
+	}
+	for now, i := second, 1; i <= 3000; i++ {
+		now = now.Add(UntilPart(now, time.Second, 3))
+		if want := time.Duration(i) * time.Second / 3; now.Sub(second) != want {
+			t.Fatalf("instant %d is %v after the first, want %v", i, now.Sub(second), want)
+		}
+	}
+}

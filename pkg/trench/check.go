@@ -3,7 +3,6 @@ package trench
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math/big"
 	"net/netip"
 	"reflect"
@@ -16,21 +15,27 @@ import (
 // parser holds what is compared across the objects of one file.
 type parser struct {
 	defaults Defaults
-	// vips are the attractor's, and where each is.
-	vips map[vip.VIP]value
-	// vipsKnown is true when all of them are known, so that it can be reported what does not fit them.
-	vipsKnown  bool
-	streamVIPs []located[vip.VIP]
-	addresses  []located[netip.Addr]
-	lines      map[entry]int // where entries that must be unique are
-	staticBFD  staticBFD     // of the first static gateway with BFD; the others have the same parameters
-	types      map[reflect.Type]objectType
+	// attractorVIPs is the list of the attractor's VIPs, and vips are those of all lists. vipsKnown is
+	// true when all of the attractor's are known, so that it can be reported what does not fit them.
+	attractorVIPs value
+	vips          map[vip.VIP]place
+	vipsKnown     bool
+	addresses     []located[netip.Addr]
+	streams       int32         // that were read
+	lines         map[entry]int // where entries that must be unique are
+	staticBFD     staticBFD     // of the first static gateway with BFD; the others have the same parameters
+	types         map[reflect.Type]objectType
 }
 
 func newParser(d Defaults) *parser {
-	return &parser{
-		defaults: d, vips: map[vip.VIP]value{}, lines: map[entry]int{}, types: map[reflect.Type]objectType{},
-	}
+	return &parser{defaults: d, lines: map[entry]int{}, types: map[reflect.Type]objectType{}}
+}
+
+// place is where a VIP appeared. There is one for each VIP, so that it is small.
+type place struct {
+	attractor int32 // number in the attractor's list, from 1; 0 if it is not there
+	stream    int32 // number of the last stream that has it, from 1; 0 for none
+	line      int32 // in the list of that stream
 }
 
 // located is something that was read, where, and the remedy if it must not be there.
@@ -47,11 +52,16 @@ type entry struct{ in, kind, is any }
 func (p *parser) unique(v value, in any, kind string, is any) bool {
 	key := entry{in, kind, is}
 	if line, twice := p.lines[key]; twice {
-		v.problem("%s %v appears twice, first in line %d: remove one of them or change it", kind, is, line)
+		v.twice(kind, is, line)
 		return false
 	}
 	p.lines[key] = v.node.Line
 	return true
+}
+
+// twice reports a second appearance of an entry, whose first one is in the line.
+func (v value) twice(kind string, is any, line int) {
+	v.problem("%s %v appears twice, first in line %d: remove one of them or change it", kind, is, line)
 }
 
 // The remedies of addresses that lie in a VIP.
@@ -62,14 +72,20 @@ const (
 )
 
 func (a *Attractor) check(p *parser, m mapping) {
+	p.attractorVIPs = m.fields["vips"]
 	_, p.vipsKnown = m.valid("vips")
+	p.vips = make(map[vip.VIP]place, len(a.VIPs))
 	for i, x := range a.VIPs {
-		at := m.fields["vips"].item(i)
-		if !x.IsZero() && p.unique(at, a, "VIP", x) {
-			p.vips[x] = at
-		} else {
+		if x.IsZero() {
 			p.vipsKnown = false
+			continue
 		}
+		if first := p.vips[x].attractor; first > 0 {
+			p.attractorVIPs.item(i).twice("VIP", x, p.attractorVIPs.item(int(first)-1).node.Line)
+			p.vipsKnown = false
+			continue
+		}
+		p.vips[x] = place{attractor: int32(i + 1)}
 	}
 }
 
@@ -125,11 +141,7 @@ func (s *Stream) check(p *parser, m mapping) {
 	if at, ok := m.valid("name"); ok {
 		p.unique(at, m.in, "stream", s.Name)
 	}
-	for i, x := range s.VIPs {
-		if at := m.fields["vips"].item(i); !x.IsZero() && p.unique(at, s, "VIP", x) {
-			p.streamVIPs = append(p.streamVIPs, located[vip.VIP]{is: x, at: at})
-		}
-	}
+	p.checkStreamVIPs(s.VIPs, m.fields["vips"])
 	if _, ok := m.fields["check"]; !ok && len(s.Targets) > 0 {
 		m.missing("check", "write how the targets are checked, such as check: {tcp: {port: 5000}}")
 	}
@@ -143,6 +155,29 @@ func (s *Stream) check(p *parser, m mapping) {
 	}
 	if _, ok := m.fields["maglev"]; !ok {
 		p.setDefaults(reflect.ValueOf(&s.Maglev).Elem())
+	}
+}
+
+// checkStreamVIPs checks the VIPs of a stream. The attractor's were read before.
+func (p *parser) checkStreamVIPs(vips []vip.VIP, list value) {
+	p.streams++
+	if p.vips == nil { // the file has no attractor
+		p.vips = make(map[vip.VIP]place)
+	}
+	for i, x := range vips {
+		if x.IsZero() {
+			continue
+		}
+		at, known := list.item(i), p.vips[x]
+		if known.stream == p.streams {
+			at.twice("VIP", x, int(known.line))
+			continue
+		}
+		known.stream, known.line = p.streams, int32(at.node.Line)
+		p.vips[x] = known
+		if p.vipsKnown && known.attractor == 0 {
+			at.problem("VIP %s is not one of the attractor: add it to attractor.vips or remove it here", x)
+		}
 	}
 }
 
@@ -266,8 +301,10 @@ func familyName(is4 bool) string {
 func (p *parser) checkAcross() {
 	covers := p.overlaps()
 	var has [len(vip.Families)]bool
-	for v := range p.vips {
-		has[v.Family()] = true
+	for v, at := range p.vips {
+		if at.attractor > 0 {
+			has[v.Family()] = true
+		}
 	}
 	for _, a := range p.addresses {
 		family := vip.FamilyOf(a.is)
@@ -276,11 +313,6 @@ func (p *parser) checkAcross() {
 		} else if a.remedy == gatewayInVIP && p.vipsKnown && !has[family] {
 			a.at.problem("is %s, but the attractor has no %s VIP: add one to attractor.vips or remove the gateway",
 				a.is, familyName(a.is.Is4()))
-		}
-	}
-	for _, v := range p.streamVIPs {
-		if _, ok := p.vips[v.is]; p.vipsKnown && !ok {
-			v.at.problem("VIP %s is not one of the attractor: add it to attractor.vips or remove it here", v.is)
 		}
 	}
 }
@@ -292,18 +324,30 @@ type covering []vip.VIP
 // that overlap are refused because the wider one would attract the traffic of the narrower one
 // while that is withdrawn.
 func (p *parser) overlaps() covering {
-	var c covering
-	for _, v := range slices.SortedFunc(maps.Keys(p.vips), vip.Compare) {
+	sorted := make([]vip.VIP, 0, len(p.vips))
+	for v, at := range p.vips {
+		if at.attractor > 0 {
+			sorted = append(sorted, v)
+		}
+	}
+	slices.SortFunc(sorted, vip.Compare)
+	c := covering(sorted[:0])
+	for _, v := range sorted {
 		// A prefix sorts behind those that contain it, and prefixes nest: what overlaps anything,
 		// overlaps the last one that nothing contains.
 		if n := len(c); n > 0 && c[n-1].Overlaps(v) {
-			p.vips[v].problem("VIP %s lies in the VIP %s of line %d, which would attract its traffic even while it is "+
-				"withdrawn: remove one of them", v, c[n-1], p.vips[c[n-1]].node.Line)
+			p.attractorVIP(v).problem("VIP %s lies in the VIP %s of line %d, which would attract its traffic even while it is "+
+				"withdrawn: remove one of them", v, c[n-1], p.attractorVIP(c[n-1]).node.Line)
 			continue
 		}
 		c = append(c, v)
 	}
 	return c
+}
+
+// attractorVIP returns where the attractor has a VIP.
+func (p *parser) attractorVIP(v vip.VIP) value {
+	return p.attractorVIPs.item(int(p.vips[v].attractor) - 1)
 }
 
 // of returns the VIP that contains the address.

@@ -10,11 +10,21 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// value is one node of the file, and its path in the file.
+// value is one node of the file, and its path in the file. That of an item is put together only
+// for a message: a file may have 100 000 items.
 type value struct {
 	errors *Errors
 	node   *yaml.Node
-	path   string
+	path   string // of an item, that of its list
+	nth    int    // of the items of the list, from 1; 0 if it is no item
+}
+
+// fullPath returns the path of the value.
+func (v value) fullPath() string {
+	if v.nth == 0 {
+		return v.path
+	}
+	return fmt.Sprintf("%s[%d]", v.path, v.nth-1)
 }
 
 // mapping is an object of the file.
@@ -44,7 +54,7 @@ func (m mapping) missing(name, remedy string) {
 }
 
 func (v value) problem(format string, args ...any) {
-	v.errors.add(v.node.Line, v.node.Column, v.path, format, args...)
+	v.errors.add(v.node.Line, v.node.Column, v.fullPath(), format, args...)
 }
 
 // at returns the node as a part of v. Aliases are followed here, in one place; since the model has
@@ -58,7 +68,7 @@ func (v value) at(path string, node *yaml.Node) value {
 
 // member returns the path of a member of the mapping.
 func (v value) member(name string) string {
-	return strings.TrimPrefix(v.path+"."+name, ".")
+	return strings.TrimPrefix(v.fullPath()+"."+name, ".")
 }
 
 // typeName names what the file has here, for a message.
@@ -217,7 +227,11 @@ func (p *parser) list(v value, to reflect.Value, tag reflect.StructTag, in any) 
 }
 
 // item returns an item of the list.
-func (v value) item(i int) value { return v.at(fmt.Sprintf("%s[%d]", v.path, i), v.node.Content[i]) }
+func (v value) item(i int) value {
+	item := v.at(v.fullPath(), v.node.Content[i])
+	item.nth = i + 1
+	return item
+}
 
 // members returns the values of the mapping, and reports keys that are unknown or appear twice.
 func (v value) members(known []string) map[string]value {

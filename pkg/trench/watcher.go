@@ -133,8 +133,14 @@ func (w *Watcher) Run(ctx context.Context) error {
 			// Events may have been lost: the file itself is read.
 			w.log.Warn("file notifications failed", "error", err)
 		case <-poll.C:
-			poll.Reset(tick.Until(time.Now(), w.poll))
-			// Not read at once: the poll may fall between two steps of an editor.
+			now := time.Now()
+			poll.Reset(tick.Until(now, w.poll))
+			if wait.deadline.IsZero() {
+				// Not read at once: the poll may fall between two steps of an editor. Other periodic
+				// work wakes the process at this instant as well.
+				quiet.Reset(tick.UntilPart(now, time.Second, 3))
+			}
+			continue
 		case <-quiet.C:
 			wait = settling{}
 			w.reload(ctx, notifier)

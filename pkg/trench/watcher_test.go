@@ -456,3 +456,31 @@ func TestUnchangedFileIsNotReadAgain(t *testing.T) {
 		t.Errorf("in force: %q, %v", l.Config.Trench, l.Err)
 	}
 }
+
+// A directory that is renamed and back, like a mount that hangs for a moment, leaves the file as it
+// was.
+func TestUnchangedFileIsBack(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "config")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "trench.yaml")
+	write(t, path, good)
+	initial, err := Read(path, DefaultDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
+	if w.stamp, err = files.StampOf(path); err != nil { // like that of an older file
+		t.Fatal(err)
+	}
+	for i, rename := range [][2]string{{dir, dir + ".old"}, {dir + ".old", dir}} {
+		if err := os.Rename(rename[0], rename[1]); err != nil {
+			t.Fatal(err)
+		}
+		w.readTrench(t.Context(), nil)
+		if gone, err := i == 0, w.Value().Load().Err; errors.Is(err, fs.ErrNotExist) != gone || (err != nil) != gone {
+			t.Errorf("file gone: %t, error %v", gone, err)
+		}
+	}
+}
