@@ -391,17 +391,28 @@ func startNonReading(t *testing.T, refuse func() error) (path string) {
 func TestNonReadingLBDelaysNoReport(t *testing.T) {
 	f := startFrontend(t, startNonReading(t, func() error { return nil }), nil)
 	f.waitFor(t, "synced", func() bool { return f.Synced })
-	for round := range 50 {
+	rounds := 0
+	report := func() {
 		var d ReportDelta
+		rounds++
 		for i := range 2000 {
-			d.VIPs = append(d.VIPs, ReportedVIP{numbered(i), VIPReport{Advertisement: announced, Unconfirmed: round%2 == 0}})
+			d.VIPs = append(d.VIPs, ReportedVIP{numbered(i), VIPReport{Advertisement: announced, Unconfirmed: rounds%2 == 0}})
 		}
-		f.Report(d) // would block here
+		f.Report(d)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-	defer cancel()
-	if err := f.Reported(ctx); err == nil || !strings.Contains(err.Error(), "the stream is blocked") {
+	// One report after the other is written until the window is full: those that wait are one.
+	var err error
+	for err == nil && rounds < 100 {
+		report()
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		err = f.Reported(ctx)
+		cancel()
+	}
+	if err == nil || !strings.Contains(err.Error(), "the stream is blocked") {
 		t.Fatalf("Reported: %v", err)
+	}
+	for range 50 {
+		report() // would block here
 	}
 	f.queue.mu.Lock()
 	n := len(f.queue.reporter.dirty)
