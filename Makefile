@@ -34,6 +34,8 @@ test-kube: check-root check-go $(TOOLS)/kube-apiserver ## Run the tests that nee
 	@test/setup/test-kube.sh
 
 .PHONY: bench
+# As the images and releases have the programs: libc's pages are not in their memory.
+bench: export CGO_ENABLED := 0
 bench: bench-tool ## Measure everything that docs/performance.md shows (takes most of an hour; ROWS=1,2 for some)
 	@$(BIN)/bench --binaries=$(BIN) --json=$(BIN)/bench.json --markdown=$(BIN)/bench.md --plots=$(BIN)/plots $(if $(ROWS),--rows=$(ROWS))
 

@@ -212,7 +212,7 @@ func (w *writer) remove(v vip.VIP) bool {
 	return true
 }
 
-// recordsPerBlock is the number of records that are allocated at once, 2 KiB, once a decision has
+// recordsPerBlock is the number of records that are allocated at once, 2 KiB, after a decision has
 // changed more than one in singleRecords VIPs. A block is in memory as long as one of its records
 // is the newest of a VIP: if decisions about few VIPs had blocks, most of the records in memory
 // would be superseded ones.

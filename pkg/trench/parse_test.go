@@ -361,6 +361,13 @@ func TestRefusedFiles(t *testing.T) {
 			"f.yaml:5: attractor.vips[0]: VIP 20.0.0.1/32 lies in the VIP 20.0.0.0/24 of line 6, which would attract its " +
 				"traffic even while it is withdrawn: remove one of them",
 		},
+		{
+			"duplicate VIP in other lines", `[20.0.0.1/32, "2000::1/128"]`,
+			"\n    - 20.0.0.1/32\n    - 2000::1/128\n    - 2000:0::1/128",
+			"f.yaml:7: attractor.vips[2]: VIP 2000::1/128 appears twice, first in line 6: remove one of them or change it",
+		},
+		{"stream VIP that overlaps the attractor's", "[20.0.0.1/32]", "[20.0.0.0/24]", "f.yaml:12: streams[0].vips[0]: VIP " +
+			"20.0.0.0/24 is not one of the attractor: add it to attractor.vips or remove it here"},
 		{"stream VIP not in the attractor", "[20.0.0.1/32]", "[20.0.0.2/32]", "f.yaml:12: streams[0].vips[0]: VIP " +
 			"20.0.0.2/32 is not one of the attractor: add it to attractor.vips or remove it here"},
 		{
