@@ -162,7 +162,7 @@ func (e *engine) addRoutes(plans []*streamChange) {
 	if len(slots) == 0 {
 		return
 	}
-	failures := e.kernel.AddRoutes(slots)
+	failures := e.kernel.AddRoutes(slots, !e.observed.Base)
 	for _, want := range slots {
 		p := changes[want.FWMark]
 		for _, f := range vip.Families {

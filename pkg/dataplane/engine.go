@@ -28,7 +28,7 @@ type kernelConn interface {
 	// Transactions counts those of Write and RemoveAll.
 	Transactions() uint32
 	AddCommonRules() fwstate.RouteErrors
-	AddRoutes(slots []plan.KernelTarget) fwstate.RouteErrors
+	AddRoutes(slots []plan.KernelTarget, withCommon bool) fwstate.RouteErrors
 	ResolveNextHop(number uint32, family vip.Family) (netip.Addr, error)
 	RemoveRoutes(numbers []uint32) error
 	UsedByOthers(numbers []uint32) (map[uint32]string, error)
@@ -87,6 +87,8 @@ type engine struct {
 	targets map[uint32]plan.InstalledTarget
 	adopted bool
 	streams map[string]*streamRecord
+	// draining are the ends of the drains of targets that are no longer desired, by fwmark.
+	draining map[uint32]time.Time
 	// nextFWMark is tried first for the next new target.
 	nextFWMark uint32
 	// refused are fwmarks that another process uses, with the use.
@@ -111,9 +113,12 @@ type engine struct {
 	lastRead, lastFullRead time.Time
 	readTime               time.Duration
 
-	desired   *Desired
-	vipOwners plan.VIPOwners
-	since     map[[3]string]time.Time
+	desired *Desired
+	// vipOwners were assigned from assignedVIPs, the VIPs of each stream, in the network assignedIn.
+	vipOwners    plan.VIPOwners
+	assignedVIPs map[string][]vip.VIP
+	assignedIn   *plan.Network
+	since        map[[3]string]time.Time
 	// holds are the streams whose drift is not repaired, with the end of the hold;
 	// allStreams is every stream, and the zero time is no end.
 	holds map[string]time.Time
@@ -130,7 +135,7 @@ func newEngine(o Options, k kernelConn) *engine {
 	return &engine{
 		o: o, log: o.Log, kernel: k, now: time.Now,
 		streams: map[string]*streamRecord{}, refused: map[uint32]string{},
-		lost: map[uint32]bool{}, since: map[[3]string]time.Time{},
+		lost: map[uint32]bool{}, draining: map[uint32]time.Time{}, since: map[[3]string]time.Time{},
 		holds: map[string]time.Time{}, repairs: map[[3]string]*repair{}, stale: everything,
 	}
 }
@@ -148,6 +153,9 @@ func (e *engine) record(stream string) *streamRecord {
 
 func (e *engine) keepTarget(t plan.InstalledTarget) {
 	e.targets[t.FWMark] = t
+	if delete(e.draining, t.FWMark); !t.DrainEnd.IsZero() {
+		e.draining[t.FWMark] = t.DrainEnd
+	}
 	m := e.record(t.Stream)
 	m.targets[t.Name], m.stale, m.reachedIn = t, true, nil
 }
@@ -159,6 +167,7 @@ func (e *engine) keepStream(s plan.InstalledStream) {
 
 func (e *engine) dropTarget(t plan.InstalledTarget) {
 	delete(e.targets, t.FWMark)
+	delete(e.draining, t.FWMark)
 	delete(e.lost, t.FWMark)
 	m := e.record(t.Stream)
 	if m.targets[t.Name].FWMark == t.FWMark {
@@ -222,8 +231,11 @@ func (e *engine) converge(w *Desired, urgent bool) {
 func (e *engine) markDirty(now time.Time) {
 	for name, m := range e.streams {
 		m.dirty = m.dirty || e.desired.Streams[name] == nil || m.desired != e.desired.Streams[name] || m.failed || m.repair
-		for _, t := range m.targets {
-			m.dirty = m.dirty || !t.DrainEnd.IsZero() && !now.Before(t.DrainEnd)
+	}
+	for fwmark, end := range e.draining {
+		t := e.targets[fwmark]
+		if m := e.streams[t.Stream]; !now.Before(end) && m.targets[t.Name].FWMark == fwmark {
+			m.dirty = true
 		}
 	}
 }
@@ -268,15 +280,34 @@ func (e *engine) markPlanned(p *plan.StreamPlan) {
 
 // assignVIPs assigns VIPs to streams and marks the streams that gain or lose some.
 func (e *engine) assignVIPs() {
-	s := plan.AssignVIPs(e.desired.Streams, e.network.LocalAddrs)
-	s.Limit(e.observed.VIPs)
 	for name := range e.desired.Streams {
 		e.record(name)
+	}
+	if e.vipsAssigned() {
+		return
+	}
+	s := plan.AssignVIPs(e.desired.Streams, e.network.LocalAddrs)
+	s.Limit(e.observed.VIPs)
+	e.assignedVIPs, e.assignedIn = make(map[string][]vip.VIP, len(e.desired.Streams)), e.network
+	for name, x := range e.desired.Streams {
+		e.assignedVIPs[name] = x.VIPs
 	}
 	for name, m := range e.streams {
 		m.dirty = m.dirty || !slices.Equal(s.Owned[name], e.vipOwners.Owned[name])
 	}
 	e.vipOwners = s
+}
+
+// vipsAssigned reports whether the VIPs would be assigned as they are. Most changes are about
+// targets.
+func (e *engine) vipsAssigned() bool {
+	// Which VIPs are too many depends on the kernel.
+	if e.assignedIn != e.network || len(e.vipOwners.Owner) >= plan.MaxHostVIPs {
+		return false
+	}
+	return maps.EqualFunc(e.assignedVIPs, e.desired.Streams, func(vips []vip.VIP, s *Stream) bool {
+		return slices.Equal(vips, s.VIPs)
+	})
 }
 
 func (e *engine) input(name string, now time.Time) plan.StreamInput {

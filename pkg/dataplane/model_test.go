@@ -242,7 +242,7 @@ func (k *modelKernel) sweep(n uint32) {
 	}
 }
 
-func (k *modelKernel) AddRoutes(slots []plan.KernelTarget) fwstate.RouteErrors {
+func (k *modelKernel) AddRoutes(slots []plan.KernelTarget, _ bool) fwstate.RouteErrors {
 	errs := fwstate.RouteErrors{}
 	for _, w := range slots {
 		k.act()

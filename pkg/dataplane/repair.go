@@ -162,6 +162,9 @@ func (e *engine) noteDrift() {
 // drift lists the differences between installed and observed state, sorted.
 func (e *engine) drift() []Drift {
 	all := e.baseDrift()
+	if len(all) == 0 && !e.any(func(m *streamRecord) bool { return len(m.drift) > 0 }) {
+		return nil
+	}
 	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
 		all = append(all, e.streams[name].drift...)
 	}

@@ -43,7 +43,7 @@ func (e *engine) routeOnly(w *Desired) {
 	for i, t := range fresh {
 		slots[i] = t.Kernel()
 	}
-	failures := e.kernel.AddRoutes(slots)
+	failures := e.kernel.AddRoutes(slots, !e.observed.Base)
 	for i, t := range fresh {
 		slot := plan.KernelTarget{Rules: slots[i].Rules, NextHops: slots[i].NextHops, Blackhole: slots[i].Blackhole}
 		for _, f := range vip.Families {

@@ -23,11 +23,7 @@ func (e *engine) deadlines() (list []time.Time) {
 	if e.desired == nil || e.observed == nil {
 		return list
 	}
-	for _, t := range e.targets {
-		if !t.DrainEnd.IsZero() {
-			list = append(list, t.DrainEnd)
-		}
-	}
+	list = slices.AppendSeq(list, maps.Values(e.draining))
 	for _, d := range e.drift() {
 		if r := e.repairs[d.Key()]; r != nil && !e.held(d.Stream) {
 			list = append(list, r.next)

@@ -91,7 +91,7 @@ func BenchmarkWithAHundredStreams(b *testing.B) {
 		numbers = append(numbers, slots[i].FWMark)
 	}
 	began := time.Now()
-	for n, err := range f.AddRoutes(slots) {
+	for n, err := range f.AddRoutes(slots, true) {
 		b.Fatal(n, err)
 	}
 	b.Logf("the routes of 1000 targets, both families: %v", time.Since(began))
@@ -163,7 +163,7 @@ func BenchmarkWithAHundredStreams(b *testing.B) {
 	b.Run("one way removed and added", func(b *testing.B) {
 		for b.Loop() {
 			must(b, f.RemoveRoutes([]uint32{5505}))
-			for _, err := range f.AddRoutes(slots[505:506]) {
+			for _, err := range f.AddRoutes(slots[505:506], false) {
 				must(b, err)
 			}
 		}

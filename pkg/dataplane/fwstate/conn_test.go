@@ -209,7 +209,7 @@ func TestRoutes(t *testing.T) {
 			netip.MustParseAddr(fmt.Sprintf("fd16::%d", 10+i)),
 		}
 	}
-	for n, err := range f.AddRoutes(slots) {
+	for n, err := range f.AddRoutes(slots, true) {
 		t.Errorf("%d: %v", n, err)
 	}
 	got := readAll(t, f)

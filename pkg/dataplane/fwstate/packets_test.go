@@ -202,7 +202,7 @@ func TestPacketsWithoutRouteAreDropped(t *testing.T) {
 			// What came in was answered before the next that came in.
 			run(t, x.pods[0], "true; "+commands[1])
 			for _, s := range x.slots() {
-				for n, err := range x.fabrics[0].AddRoutes([]plan.KernelTarget{s}) {
+				for n, err := range x.fabrics[0].AddRoutes([]plan.KernelTarget{s}, true) {
 					t.Error(n, err)
 				}
 			}

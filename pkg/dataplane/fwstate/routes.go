@@ -147,10 +147,14 @@ func (f *Conn) AddCommonRules() RouteErrors {
 }
 
 // AddRoutes installs the rules and the routes of targets, in the families with a next hop, and
-// removes those of the data plane in other families or to other next hops. A failure concerns
-// one target and one family.
-func (f *Conn) AddRoutes(targets []plan.KernelTarget) RouteErrors {
-	failed, common := RouteErrors{}, f.AddCommonRules()
+// removes those of the data plane in other families or to other next hops; withCommon: the common
+// rules as well, which takes as long as the rest when the kernel has them. A failure concerns one
+// target and one family.
+func (f *Conn) AddRoutes(targets []plan.KernelTarget, withCommon bool) RouteErrors {
+	failed, common := RouteErrors{}, RouteErrors{}
+	if withCommon {
+		common = f.AddCommonRules()
+	}
 	have, err := f.readTables(fwmarksOf(targets), len(targets) > fewChains)
 	var b routeBatch
 	for _, t := range targets {

@@ -98,7 +98,7 @@ func newTopology(t *testing.T, pods, targets int, mode Conntrack) *topology {
 	}
 	for _, f := range x.fabrics {
 		x.write(t, f)
-		for n, err := range f.AddRoutes(x.slots()) {
+		for n, err := range f.AddRoutes(x.slots(), true) {
 			t.Fatal(n, err)
 		}
 	}

@@ -330,7 +330,7 @@ func TestTargetOffLinkIsNamed(t *testing.T) {
 	slots := exampleSlots("web", 5000, 5001)
 	slots[0].NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.20.1.1"), netip.MustParseAddr("fd20::1")}
 	slots[1].NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.16.0.2"), netip.MustParseAddr("fd16::2")}
-	failed := f.AddRoutes(slots)
+	failed := f.AddRoutes(slots, true)
 	if len(failed) != 2 || !strings.Contains(fmt.Sprint(failed[RouteKey{5000, vip.IPv4}]), "172.20.1.1 is on no "+
 		"connected network") || !strings.Contains(fmt.Sprint(failed[RouteKey{
 		5000,
@@ -343,7 +343,7 @@ func TestTargetOffLinkIsNamed(t *testing.T) {
 	}
 	// A target that moves or loses an address leaves no route behind.
 	slots[1].NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.16.0.3")}
-	if failed := f.AddRoutes(slots[1:]); len(failed) > 0 {
+	if failed := f.AddRoutes(slots[1:], true); len(failed) > 0 {
 		t.Error(failed)
 	}
 	got, err := f.ReadRoutes([]uint32{5001})
