@@ -3,6 +3,7 @@ package frontend
 import (
 	"context"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,7 +20,10 @@ import (
 // instants and, if the heartbeat before is too old by then, waits for this one.
 const beatInterval = time.Second
 
-// controller passes inputs to the gate and publishes its decisions. No call of its loop blocks.
+// controller passes inputs to the gate and publishes its decisions. No call of its loop blocks. A
+// decision of the load balancer about a few VIPs is applied by the goroutine that received it: to
+// wake the loop first takes longer. Whatever depends on time is left to the loop, and only the loop
+// sends heartbeats to the announcer.
 type controller struct {
 	gate         *gate.Gate
 	source       readinessSource // nil with --gating=off
@@ -32,9 +36,12 @@ type controller struct {
 	commands     chan command
 	ready        chan struct{} // closed once Run works
 	started      time.Time     // set before ready is closed
-	lastRun      atomic.Int64  // time of the last evaluation, since started
+	lastRun      atomic.Int64  // time of the last evaluation of the loop, since started
 
-	revision uint64 // counts batches of decisions
+	mu       sync.Mutex  // guards the gate and the rest
+	running  bool        // Run works
+	deadline *time.Timer // of the gate
+	revision uint64      // counts batches of decisions
 	applied  readiness.Position
 	batch    []announce.Change // reused: Post copies what it needs
 	states   []gate.VIPState   // reused: the gate copies what it needs
@@ -73,8 +80,8 @@ func (c *controller) idle() time.Duration {
 func (c *controller) Run(ctx context.Context) error {
 	beat := time.NewTimer(tick.Until(time.Now(), beatInterval))
 	defer beat.Stop()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	c.deadline = time.NewTimer(0)
+	defer c.deadline.Stop()
 	var updated <-chan struct{}
 	if c.source != nil {
 		updated = c.source.Changed()
@@ -84,65 +91,110 @@ func (c *controller) Run(ctx context.Context) error {
 	c.gate.Gateways(gateways(sessions, c.requireRoute))
 	c.gate.Route(confirmed.VIPs)
 	c.started = time.Now()
+	c.setRunning(true)
+	defer c.setRunning(false)
 	close(c.ready)
 	for {
-		var cause time.Time // time of the input; zero: now
+		var now time.Time // of the evaluation
 		var done chan struct{}
-		var update readiness.Update
-		var isUpdate bool
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-updated:
-			update, isUpdate = c.source.Take(), true
-			cause = update.ReceivedAt
-			u := lbUpdate(update, c.states[:0])
-			c.states = u.VIPs
-			c.gate.UpdateLB(time.Now(), u)
+			now = c.step(nil)
 		case <-sessionsChanged:
 			sessions, sessionsChanged = c.bird.Get()
-			c.gate.Gateways(gateways(sessions, c.requireRoute))
+			now = c.step(func() { c.gate.Gateways(gateways(sessions, c.requireRoute)) })
 		case <-confirmedChanged:
 			confirmed, confirmedChanged = c.kernel.Get()
-			c.gate.Route(confirmed.VIPs)
+			now = c.step(func() { c.gate.Route(confirmed.VIPs) })
 		case cmd := <-c.commands:
-			cmd.apply(c.gate, time.Now())
+			now = c.step(func() { cmd.apply(c.gate, time.Now()) })
 			done = cmd.done
-		case <-timer.C:
+		case <-c.deadline.C:
+			now = c.step(func() {})
 		case <-beat.C:
 			// Only here: the runtime wakes the process also at the time from before a Reset.
 			beat.Reset(tick.Until(time.Now(), beatInterval))
+			now = c.step(func() {})
 		}
-		now := time.Now()
 		c.lastRun.Store(int64(now.Sub(c.started)))
-		if cause.IsZero() {
-			cause = now
-		}
-		changes := c.gate.Evaluate(now)
-		if len(changes) > 0 {
-			c.post(cause, changes) // first: whatever wakes another goroutine delays BIRD
-		}
 		c.announcer.Heartbeat(now)
-		c.attractor.follow(now, c.gate.Attract()) // before the decisions are reported
-		if isUpdate {
-			c.observer.updated(update) // before the decisions that follow from it
-		}
-		if len(changes) > 0 {
-			c.observer.decided(decisions{
-				At: now, Revision: c.revision, Position: c.position(), Changes: slices.Clone(changes),
-			})
-		}
-		if position := c.position(); position != c.applied {
-			c.applied = position
-			c.observer.positionApplied(position)
-		}
-		c.observer.freshness(c.gate.Freshness(now))
-		if at := c.gate.Deadline(now); !at.IsZero() {
-			timer.Reset(at.Sub(now))
-		}
 		if done != nil {
 			close(done)
 		}
+	}
+}
+
+func (c *controller) setRunning(running bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running = running
+}
+
+// tryUpdate applies the source's changes unless the loop evaluates or does not run, and reports
+// whether it did. It does not block.
+func (c *controller) tryUpdate() bool {
+	if !c.mu.TryLock() {
+		return false
+	}
+	defer c.mu.Unlock()
+	if c.running {
+		c.update()
+	}
+	return c.running
+}
+
+// step applies an input of the loop, nil for the source's changes, and evaluates the gate.
+func (c *controller) step(apply func()) (now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if apply == nil {
+		return c.update()
+	}
+	apply()
+	now = time.Now()
+	c.evaluate(now, now, nil)
+	return now
+}
+
+// update applies the source's changes and evaluates the gate. The caller holds mu.
+func (c *controller) update() time.Time {
+	update := c.source.Take()
+	u := lbUpdate(update, c.states[:0])
+	c.states = u.VIPs
+	c.gate.UpdateLB(time.Now(), u)
+	now, cause := time.Now(), update.ReceivedAt
+	if cause.IsZero() {
+		cause = now
+	}
+	c.evaluate(now, cause, &update)
+	return now
+}
+
+// evaluate publishes the decisions that follow from an input at a time; update is nil unless it
+// came from the source. The caller holds mu.
+func (c *controller) evaluate(now, cause time.Time, update *readiness.Update) {
+	changes := c.gate.Evaluate(now)
+	if len(changes) > 0 {
+		c.post(cause, changes) // first: whatever wakes another goroutine delays BIRD
+	}
+	c.attractor.follow(now, c.gate.Attract()) // before the decisions are reported
+	if update != nil {
+		c.observer.updated(*update) // before the decisions that follow from it
+	}
+	if len(changes) > 0 {
+		c.observer.decided(decisions{
+			At: now, Revision: c.revision, Position: c.position(), Changes: slices.Clone(changes),
+		})
+	}
+	if position := c.position(); position != c.applied {
+		c.applied = position
+		c.observer.positionApplied(position)
+	}
+	c.observer.freshness(c.gate.Freshness(now))
+	if at := c.gate.Deadline(now); !at.IsZero() {
+		c.deadline.Reset(at.Sub(now))
 	}
 }
 

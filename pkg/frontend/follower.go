@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
@@ -121,8 +122,10 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-birdChanged:
 		case <-routedChanged:
 		case <-announcedChanged:
+			_ = backoff.Sleep(ctx, bookkeepingDelay) // the loop checks ctx
 		case <-attractionChanged:
 		case <-lbChanged:
+			_ = backoff.Sleep(ctx, bookkeepingDelay)
 		case <-vipsChanged:
 		case <-ownChanged:
 		case <-refresh.C:

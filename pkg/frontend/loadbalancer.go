@@ -30,6 +30,7 @@ func (p *process) newWatcher(reader string) (*readiness.Watcher, error) {
 			return s.Rotations, changed
 		},
 		Fallback: p.availability, Reader: reader, MaxBackoff: p.MaxBackoff, Log: p.Log,
+		Consume: func() bool { return p.controller.tryUpdate() },
 	}), nil
 }
 

@@ -51,6 +51,7 @@ type Update struct {
 // updateMerger merges the events of all streams into one Update. Its methods do not block.
 type updateMerger struct {
 	changed chan struct{} // holds one token: Take has a change
+	consume func() bool   // see WatcherOptions.Consume
 
 	mu      sync.Mutex
 	streams uint64 // streams on which a message arrived
@@ -102,6 +103,20 @@ func (u *Update) Take() Update {
 
 // merge applies an event of a stream, received at the given time. On an error the stream must end.
 func (m *updateMerger) merge(s *streamState, e event, at time.Time) error {
+	notify, err := m.apply(s, e, at)
+	if err != nil || !notify {
+		return err
+	}
+	// A token is for earlier changes, which may be many.
+	inline := e.kind == kindDelta && len(e.changed)+len(e.removed) <= MaxInline && len(m.changed) == 0
+	if !inline || m.consume == nil || !m.consume() {
+		latest.Wake(m.changed)
+	}
+	return nil
+}
+
+// apply merges an event, and reports whether the consumer is to be notified.
+func (m *updateMerger) apply(s *streamState, e event, at time.Time) (notify bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if e.first {
@@ -113,7 +128,6 @@ func (m *updateMerger) merge(s *streamState, e event, at time.Time) error {
 	if e.kind == kindGoingAway {
 		s.goingAway, s.drainEnd = true, e.drainEnd
 	}
-	var err error
 	switch {
 	case e.kind == kindSnapshot && e.synced:
 		err = m.snapshot(s, e, at)
@@ -121,17 +135,17 @@ func (m *updateMerger) merge(s *streamState, e event, at time.Time) error {
 		err = m.delta(e, at)
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	if s.synced && m.isCurrent(s) {
 		m.renew(s, e, at)
 	}
 	// A part that is not the last only renews the lease.
-	if e.kind != kindNone || e.first || at.Sub(m.renewed) >= e.lease/partRenewals {
-		m.renewed = at
-		latest.Wake(m.changed)
+	if e.kind == kindNone && !e.first && at.Sub(m.renewed) < e.lease/partRenewals {
+		return false, nil
 	}
-	return nil
+	m.renewed = at
+	return true, nil
 }
 
 // partRenewals is how often per lease the consumer is notified of parts: of a decision about 10 000

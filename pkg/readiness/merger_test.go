@@ -407,3 +407,53 @@ func TestPartsWakeForLease(t *testing.T) {
 		t.Fatalf("the last part: %d VIPs", len(u.Changed))
 	}
 }
+
+func TestConsumedByReceiver(t *testing.T) {
+	b := newUpdateMerger()
+	consumed, accept := "", true
+	b.consume = func() bool {
+		if accept {
+			consumed = names(b.take())
+		}
+		return accept
+	}
+	f := &mergerFixture{t: t, b: b}
+	notified := func() bool {
+		select {
+		case <-b.changed:
+			b.take()
+			return true
+		default:
+			return false
+		}
+	}
+	t0 := time.Now()
+	f.merge(t0, message(1, snapshotOf(true, v1)))
+	// While a token is pending, the changes before it may be many.
+	f.merge(t0, message(2, deltaOf(true, v2)))
+	if consumed != "" || !notified() {
+		t.Fatalf("a snapshot: consumed %s", consumed)
+	}
+	f.merge(t0, message(3, deltaOf(true, v2), removing(v1)))
+	if consumed != "complete=false changed=[20.0.0.2/32] removed=[20.0.0.1/32]" || notified() {
+		t.Fatalf("a delta: consumed %s", consumed)
+	}
+	consumed = ""
+	f.merge(t0, message(3, heartbeat))
+	if consumed != "" || !notified() {
+		t.Fatalf("a heartbeat: consumed %s", consumed)
+	}
+	many := make([]string, MaxInline+1)
+	for i := range many {
+		many[i] = fmt.Sprintf("20.0.1.%d/32", i)
+	}
+	f.merge(t0, message(4, deltaOf(true, many...)))
+	if consumed != "" || !notified() {
+		t.Fatalf("many VIPs: consumed %s", consumed)
+	}
+	accept = false
+	f.merge(t0, message(5, deltaOf(true, v3)))
+	if !notified() {
+		t.Fatal("no token for a delta that was not consumed")
+	}
+}

@@ -45,6 +45,10 @@ type WatcherOptions struct {
 	// Fallback reads a load balancer that answers Unimplemented to WatchReadiness, on the connection
 	// that it has answered on; each new connection asks first. nil: such a connection fails.
 	Fallback Fallback
+	// Consume, when set, is called for a decision about at most MaxInline VIPs by the goroutine that
+	// received it. It reports whether it called Take; otherwise Changed notifies of the decision. It
+	// must not block.
+	Consume func() bool
 	// MaxBackoff bounds the delay between two attempts. Default: DefaultMaxBackoff.
 	MaxBackoff time.Duration
 	Log        *slog.Logger
@@ -69,6 +73,10 @@ type Watcher struct {
 	dial func(ctx context.Context, path string) (net.Conn, error)
 }
 
+// MaxInline is the number of VIPs up to which Consume is called for a decision. The cost of more
+// exceeds that of waking the consumer, and they are handled while further messages are decoded.
+const MaxInline = 64
+
 // Stats are counters since the start.
 type Stats struct {
 	// Streams counts the streams that were used: the first on which a message arrived, those after
@@ -88,7 +96,7 @@ func NewWatcher(o WatcherOptions) *Watcher {
 	if o.Rotation == nil {
 		o.Rotation = func() (uint64, <-chan struct{}) { return 0, nil }
 	}
-	return &Watcher{
+	w := &Watcher{
 		opts: o, path: strings.TrimPrefix(strings.TrimPrefix(o.Target, "unix:"), "//"),
 		log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)), merger: newUpdateMerger(), queue: newReportQueue(),
 		handshakeWithin: defaultHandshakeWithin, firstMessageWithin: defaultFirstMessageWithin,
@@ -96,6 +104,8 @@ func NewWatcher(o WatcherOptions) *Watcher {
 			return new(net.Dialer).DialContext(ctx, "unix", path)
 		},
 	}
+	w.merger.consume = o.Consume
+	return w
 }
 
 func (w *Watcher) newBackoff() backoff.Backoff {
