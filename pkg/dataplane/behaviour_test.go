@@ -357,3 +357,29 @@ func TestOptionsAreValidated(t *testing.T) {
 		}
 	}
 }
+
+func TestCommonRulesComeBack(t *testing.T) {
+	vips, x1, x2 := []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)
+	t.Run("before the rules of a new target", func(t *testing.T) {
+		w := newModelFixture()
+		w.settle(desiredOf(testStream("a", vips, x1)), false)
+		w.k.unruled = true
+		w.notice()
+		w.k.left = 1
+		if w.settle(desiredOf(testStream("a", vips, x1, x2)), false) || w.k.unruled || len(w.k.Targets) != 1 {
+			t.Fatalf("first act: common rules missing %v, targets %v", w.k.unruled, w.k.Targets)
+		}
+	})
+	t.Run("before the first desired state", func(t *testing.T) {
+		w := newModelFixture()
+		w.settle(desiredOf(testStream("a", vips, x1)), false)
+		w.k.unruled = true
+		w.restart()
+		routes := desiredOf(testStream("a", vips, x1, x2))
+		routes.RoutesOnly = true
+		w.e.routeOnly(routes)
+		if w.k.unruled || len(w.k.Targets) != 2 {
+			t.Fatalf("common rules missing %v, targets %v", w.k.unruled, w.k.Targets)
+		}
+	})
+}

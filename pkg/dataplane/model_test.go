@@ -242,8 +242,11 @@ func (k *modelKernel) sweep(n uint32) {
 	}
 }
 
-func (k *modelKernel) AddRoutes(slots []plan.KernelTarget, _ bool) fwstate.RouteErrors {
+func (k *modelKernel) AddRoutes(slots []plan.KernelTarget, withCommon bool) fwstate.RouteErrors {
 	errs := fwstate.RouteErrors{}
+	if withCommon {
+		k.AddCommonRules()
+	}
 	for _, w := range slots {
 		k.act()
 		for _, f := range vip.Families {
