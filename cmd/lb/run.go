@@ -49,7 +49,7 @@ type runCommand struct{ runFlags }
 type validateCommand struct{ runFlags }
 
 func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
-	started := cli.CollectOften()
+	configured := cli.CollectOften()
 	log, level, _ := c.Logger(line.Globals.Debug) // check refuses the level
 	o, err := c.options(log, true)
 	if err != nil {
@@ -64,7 +64,7 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 		return err
 	}
 	advise(log, o.DataPlane)
-	o.Version, o.Level, o.Started = cli.Version(), level, started
+	o.Version, o.Level, o.Configured = cli.Version(), level, configured
 	log.Info("starting lb", "version", o.Version, "trench_file", c.TrenchFile)
 	return cli.RunUntilStopped(c.DrainTime, func(stops <-chan struct{}) error { return lb.Run(ctx, o, stops) })
 }

@@ -73,8 +73,9 @@ type Options struct {
 	DataPlane       *dataplane.Options
 	RemoveDataPlane bool // at the end of an orderly stop; otherwise it stays for the next start
 
-	// Started is called once, when readiness is synced; nil: not. It must not block.
-	Started func()
+	// Configured is called once, when the first trench file that was accepted is evaluated; nil: not.
+	// Targets have no verdict yet. It must not block.
+	Configured func()
 
 	Log   *slog.Logger
 	Level *logs.Level
@@ -232,7 +233,7 @@ func newProcess(o Options) (*process, error) {
 	p.loop = &loop{
 		config: p.config.Value(), sources: p.sources, checker: p.checker, index: p.index,
 		table: p.table, lease: o.Lease, log: o.Log, observe: p.observer.decisions.decided, files: p.files,
-		away: p.stopping, ready: make(chan struct{}),
+		away: p.stopping, ready: make(chan struct{}), configured: o.Configured,
 		evaluator: serving.New(serving.Options{
 			// A frontend needs some of the grace period to connect; VIPs not synced after it are withdrawn.
 			Settle:         min(cmp.Or(o.StaleGrace/2, maxSettle), maxSettle),

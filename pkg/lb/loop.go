@@ -52,9 +52,11 @@ type loop struct {
 	observe func(readiness.Decision, uint64) // takes each decision and its revision; must not block
 	files   *readinessfile.Writer            // nil: none are written
 	away    *latest.Value[bool]              // true once the load balancer stops
-	ready   chan struct{}
-	outage  atomic.Bool
-	lastRun atomic.Int64 // when it last evaluated, as time since started
+	// configured is called once, when the first configuration was evaluated; nil: not. It must not block.
+	configured func()
+	ready      chan struct{}
+	outage     atomic.Bool
+	lastRun    atomic.Int64 // when it last evaluated, as time since started
 
 	plane      plane // nil: no data plane
 	frontend   frontend
@@ -183,6 +185,10 @@ type decision struct {
 func (l *loop) evaluate(in input) bool {
 	d := l.decide(in)
 	l.publish(in, d)
+	if in.config != nil && l.configured != nil {
+		l.configured()
+		l.configured = nil
+	}
 	return d.committed
 }
 

@@ -79,3 +79,23 @@ func TestFileGoneAtStart(t *testing.T) {
 		t.Errorf("live %v, with %v", l.live(), l.index.List(nil))
 	}
 }
+
+func TestConfiguredOnce(t *testing.T) {
+	l := newLoop(t, TargetOptions{})
+	calls := 0
+	l.configured = func() {
+		calls++
+		if targets := l.index.List(nil); len(targets) != 1 {
+			t.Errorf("called with the targets %v", targets)
+		}
+	}
+	l.evaluate(l.load(trench.Loaded{Err: errors.New("no such file")}))
+	if calls != 0 {
+		t.Error("called without a configuration")
+	}
+	l.evaluate(l.load(trench.Loaded{Config: oneStream(vipA), Generation: 1}))
+	l.evaluate(l.load(trench.Loaded{Config: oneStream(vipA, vipB), Generation: 2}))
+	if calls != 1 {
+		t.Errorf("called %d times", calls)
+	}
+}

@@ -109,12 +109,7 @@ func (o *observer) showConfiguration(l trench.Loaded) {
 	p.health.Report(Configuration, problem)
 	if l.Generation > 0 {
 		problem = "readiness is not synced yet: targets wait for their first verdict, or the kernel was not read"
-		if !o.started && p.table.Synced() {
-			o.started = true
-			if p.Started != nil {
-				p.Started()
-			}
-		}
+		o.started = o.started || p.table.Synced()
 	} else {
 		problem = "no trench file was accepted yet: " + problem
 	}

@@ -77,7 +77,8 @@ const gcPercent = 50
 
 // startGCPercent is the target while a program starts: the peak of its memory is that of the start,
 // and most of the start is waiting for BGP sessions. At 10 000 VIPs 15 in place of 50 saves 10
-// MiB of frontend and 1 of lb, and takes the frontend up to 0.3 s more of processor time.
+// MiB of frontend and 1 of lb, and takes the frontend up to 0.3 s more of processor time. In lb it
+// ends before the first verdict: with 10 000 targets it would take 0.4 s more until the last.
 const startGCPercent = 15
 
 // CollectOften has garbage collected more often from now on, until the returned function is
