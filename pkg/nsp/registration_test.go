@@ -36,6 +36,8 @@ func TestRegistration(t *testing.T) {
 	f.wantTargets(0)
 	await.True(t, "the state", func() bool { return !r.State().Load().Registered })
 	c.Set(true)
+	// The NSP has the entry before the frontend has the answer.
+	await.True(t, "the state", func() bool { return r.State().Load().Registered })
 	f.wantTargets(1)
 	end()
 	f.wantTargets(0)

@@ -100,7 +100,7 @@ func TestTwoReloadsInOneDecision(t *testing.T) {
 	}
 }
 
-// A decision about many VIPs allocates as often as one about few.
+// A decision allocates nothing for each of its VIPs.
 func TestAllocationsOfDecision(t *testing.T) {
 	allocations := func(vips int) float64 {
 		r := newRig(t, Options{}, map[string][]targetset.Member{"s": numbered(1)})
@@ -121,7 +121,9 @@ func TestAllocationsOfDecision(t *testing.T) {
 			r.e.Targets()
 		})
 	}
-	if few, many := allocations(10), allocations(1000); many > few {
+	// With the race detector the pool of fmt drops a quarter of what it gets, at random.
+	const spread = 20
+	if few, many := allocations(10), allocations(1000); many > few+spread {
 		t.Errorf("%v allocations for 2 000 VIPs, %v for 20", many, few)
 	}
 }

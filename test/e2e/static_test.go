@@ -31,15 +31,19 @@ func TestStaticFollowsReadiness(t *testing.T) {
 
 			s.up(s.target1)
 			s.wantBFD(s.router, pod46...)
-			vips := s.waitVIPs(vipA4, vipA6)
 			s.wantSent(vipA4, vipB4, vipA6, vipB6)
-			// A VIP that is not ready shares the session: the status says so.
-			if got := vips[vipB4].GetStaticGateways(); !slices.Equal(got, []string{"gateway-a4"}) {
-				t.Errorf("static gateways that send %s: %v", vipB4, got)
-			}
-			if got := vips[vipA4].GetStaticGateways(); len(got) != 0 {
-				t.Errorf("static gateways that send %s, which is announced: %v", vipA4, got)
-			}
+			// A VIP that is not ready shares the session: the status says so, once the frontend has
+			// looked at the session that the gateway has.
+			s.waitFor(func() error {
+				vips := s.waitVIPs(vipA4, vipA6)
+				if got := vips[vipB4].GetStaticGateways(); !slices.Equal(got, []string{"gateway-a4"}) {
+					return fmt.Errorf("static gateways that send %s: %v", vipB4, got)
+				}
+				if got := vips[vipA4].GetStaticGateways(); len(got) != 0 {
+					return fmt.Errorf("static gateways that send %s, which is announced: %v", vipA4, got)
+				}
+				return nil
+			})
 			text, _ := s.run("frontend", "status", s.admin())
 			if !strings.Contains(text, "static gateway gateway-a4 sends traffic of VIPs that are not announced: 20.0.0.2/32") {
 				t.Errorf("status does not tell of the shared session:\n%s", text)
