@@ -28,9 +28,9 @@ type Families [len(vip.Families)]bool
 
 // State is what was written to the kernel.
 type State struct {
-	// Attract has the families whose BFD packets leave.
+	// Attract has the families whose BFD packets leave; none without a gateway.
 	Attract Families
-	// Since is when Attract last changed, by family.
+	// Since is when Attract last changed, by family; zero if that was with the first gateway.
 	Since [len(vip.Families)]time.Time
 	// Err is why the last attempt to write the table failed; nil: it succeeded.
 	Err error
@@ -53,6 +53,7 @@ type Lease struct {
 	// Owned by Run.
 	gateways   []netip.Addr
 	written    bool      // the table has the gateways and State.Attract
+	sessions   bool      // there were gateways at the last write
 	refreshed  time.Time // the last write with a whole Timeout
 	generation uint32    // of the ruleset after the last write, 0: unknown
 }
@@ -112,13 +113,18 @@ func (l *Lease) Gateways(ctx context.Context, addresses []netip.Addr) error {
 }
 
 // Run writes the table until ctx ends, in the network namespace of the calling thread, and at the
-// end once more without any family that attracts.
+// end once more without any family that attracts. Without gateways it does not wake for an order:
+// with one VIP each flip is one, and BIRD would answer what is asked for a change of State before
+// it reads the UPDATE of the flip.
 func (l *Lease) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	failures := backoff.Backoff{Min: 50 * time.Millisecond, Max: Interval}
 	for {
-		ordered, reordered := l.ordered.Get()
+		_, reordered := l.ordered.Get()
+		if len(l.gateways) == 0 {
+			reordered = nil
+		}
 		var done chan error
 		select {
 		case <-ctx.Done():
@@ -128,10 +134,9 @@ func (l *Lease) Run(ctx context.Context) error {
 			l.written = l.written && slices.Equal(l.gateways, c.gateways)
 			l.gateways, done = slices.Clone(c.gateways), c.done
 		case <-reordered:
-			ordered = l.ordered.Load()
 		case <-timer.C:
 		}
-		err := l.apply(time.Now(), ordered)
+		err := l.apply(time.Now(), l.ordered.Load())
 		wait := Interval
 		if err != nil {
 			wait = failures.Next()
@@ -157,7 +162,7 @@ func (l *Lease) apply(now time.Time, ordered Families) error {
 	for f := range ordered {
 		// Without a fresh order the elements expire, and are not removed: a frontend that was
 		// starved for a moment must not lose its sessions.
-		attract[f] = ordered[f] && (fresh || st.Attract[f] && rest > 0)
+		attract[f] = len(l.gateways) > 0 && ordered[f] && (fresh || st.Attract[f] && rest > 0)
 	}
 	if fresh {
 		rest = Timeout
@@ -171,10 +176,15 @@ func (l *Lease) apply(now time.Time, ordered Families) error {
 		}
 		return err
 	}
+	since := now
+	if !l.sessions {
+		since = time.Time{} // the order is older than the first gateway
+	}
+	l.sessions = len(l.gateways) > 0
 	if st.Err != nil || st.Attract != attract {
 		for f := range attract {
 			if st.Attract[f] != attract[f] {
-				st.Since[f] = now
+				st.Since[f] = since
 			}
 		}
 		if st.Err != nil {

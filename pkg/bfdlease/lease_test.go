@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -263,4 +264,57 @@ func TestWriteFails(t *testing.T) {
 	if s := f.State().Load(); s.Err != nil || fmt.Sprint(s.Attract) != "[true false]" || s.Since[0] != now {
 		t.Errorf("state %+v", s)
 	}
+}
+
+// Without gateways no order wakes those who wait for a change of the state. The first gateway gets
+// the order that was given before.
+func TestOrdersWithoutGateways(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(slog.New(slog.DiscardHandler))
+		nothing := func(content) error { return nil }
+		l.refresh, l.write, l.remove = nothing, nothing, func() error { return nil }
+		l.version = func() (uint32, error) { return 1, nil }
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- l.Run(ctx) }()
+		synctest.Wait()
+		_, changed := l.State().Get()
+		for _, o := range []Families{{true, true}, {}, {true, false}} {
+			l.Attract(time.Now(), o)
+			synctest.Wait()
+			select {
+			case <-changed:
+				t.Fatalf("%v without gateways changed the state", o)
+			default:
+			}
+			if !l.Settled() {
+				t.Fatalf("%v is not settled without gateways", o)
+			}
+		}
+		for i, want := range []struct {
+			gateways []netip.Addr
+			attract  Families
+		}{
+			{[]netip.Addr{gateway4}, Families{true, false}},
+			{nil, Families{}},
+			{[]netip.Addr{gateway4}, Families{true, false}},
+		} {
+			if err := l.Gateways(ctx, want.gateways); err != nil {
+				t.Fatal(err)
+			}
+			s := l.State().Load()
+			if s.Attract != want.attract || s.Since[0].IsZero() != (len(want.gateways) > 0) {
+				t.Errorf("change %d of the gateways: state %+v", i, s)
+			}
+		}
+		l.Attract(time.Now(), Families{})
+		synctest.Wait()
+		if s := l.State().Load(); s.Attract != (Families{}) || s.Since[0] != time.Now() {
+			t.Errorf("after an order: state %+v", s)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -87,20 +87,23 @@ func (p *Plane) run(ctx context.Context) {
 		if p.e.stale != 0 && p.e.readErr == nil {
 			changed = nil // events are pending; wait for the read interval
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-reconfigured:
-		case <-timer.C:
-		case do := <-p.requests:
-			do(p.e)
-		case <-changed:
-			p.handleEvents(p.watch.Take())
-		case <-broken:
-			p.e.log.Warn("netlink subscription failed, resubscribing", "error", p.watch.Err())
-			p.unsubscribe()
-			if p.retry.Wait(ctx) != nil {
+		for due := false; !due; {
+			due = true
+			select {
+			case <-ctx.Done():
 				return
+			case <-reconfigured:
+			case <-timer.C:
+			case do := <-p.requests:
+				do(p.e)
+			case <-changed:
+				due = p.handleEvents(p.watch.Take())
+			case <-broken:
+				p.e.log.Warn("netlink subscription failed, resubscribing", "error", p.watch.Err())
+				p.unsubscribe()
+				if p.retry.Wait(ctx) != nil {
+					return
+				}
 			}
 		}
 	}
@@ -145,9 +148,9 @@ func (p *Plane) nextRead() time.Time {
 	return at
 }
 
-// handleEvents marks the parts that events report as stale. Own transactions are notified as
-// well; the generation of the ruleset excludes them.
-func (p *Plane) handleEvents(n fwstate.Events) {
+// handleEvents marks the parts that events report as stale, and reports whether there is something
+// to do. Own transactions are notified as well; the generation of the ruleset excludes them.
+func (p *Plane) handleEvents(n fwstate.Events) bool {
 	if n.Sysctls {
 		p.sysctlsChecked = time.Time{}
 	}
@@ -164,6 +167,7 @@ func (p *Plane) handleEvents(n fwstate.Events) {
 		p.e.stale |= network
 	}
 	p.e.linksDown = append(p.e.linksDown, n.LinksDown...)
+	return p.e.stale != 0 || n.Sysctls
 }
 
 // step observes, reconciles and publishes the state. It reports whether something is to be retried.
@@ -237,7 +241,8 @@ func (p *Plane) publish(desired *Desired, err error) {
 	e, old := p.e, p.state.Load()
 	s := State{
 		Err: err, TotalFailures: old.TotalFailures, Held: e.holds, Repairs: e.repaired,
-		Streams: map[string]*StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{},
+		Streams: make(map[string]*StreamState, len(old.Streams)), VIPs: make(map[vip.VIP]string, len(old.VIPs)),
+		Unreachable: map[netip.Addr]string{},
 	}
 	if desired != nil {
 		s.Revision = desired.Revision
@@ -284,7 +289,7 @@ func (p *Plane) publish(desired *Desired, err error) {
 // sameState compares everything except the time.
 func sameState(a, b State) bool {
 	// The maps are large, and reflection is slow.
-	same := maps.Equal(a.VIPs, b.VIPs) && maps.Equal(a.Unreachable, b.Unreachable) &&
+	same := a.Revision == b.Revision && maps.Equal(a.VIPs, b.VIPs) && maps.Equal(a.Unreachable, b.Unreachable) &&
 		fmt.Sprint(a.Err) == fmt.Sprint(b.Err)
 	for _, s := range []*State{&a, &b} {
 		s.VIPs, s.Unreachable, s.Err, s.At = nil, nil, nil, time.Time{}

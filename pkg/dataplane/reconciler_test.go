@@ -49,3 +49,27 @@ func TestKernelIsReadWithoutEvents(t *testing.T) {
 		"nud failed")
 	p.wait("t2 out of the table", func(s State) bool { return s.Unreachable[netip.MustParseAddr("fd01::c")] != "" })
 }
+
+// An own transaction leaves nothing to do; one of another process does.
+func TestOwnTransactionsNeedNoPass(t *testing.T) {
+	w := newModelFixture()
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
+	p := &Plane{reconciler: reconciler{e: w.e}}
+	for _, tt := range []struct {
+		what   string
+		events fwstate.Events
+		change func()
+		due    bool
+	}{
+		{"own", fwstate.Events{Ruleset: true}, func() { w.k.gen++; w.k.writes++ }, false},
+		{"foreign", fwstate.Events{Ruleset: true}, func() { w.k.gen++ }, true},
+		{"routes", fwstate.Events{Routes: true}, func() {}, true},
+		{"neighbors", fwstate.Events{Neighbors: true}, func() {}, true},
+		{"kernel parameters", fwstate.Events{Sysctls: true}, func() {}, true},
+	} {
+		p.e.stale = 0
+		if tt.change(); p.handleEvents(tt.events) != tt.due {
+			t.Errorf("%s: due %v", tt.what, !tt.due)
+		}
+	}
+}

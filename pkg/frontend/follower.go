@@ -124,6 +124,7 @@ func (f *follower) Run(ctx context.Context) error {
 		case <-announcedChanged:
 			_ = backoff.Sleep(ctx, bookkeepingDelay) // the loop checks ctx
 		case <-attractionChanged:
+			_ = backoff.Sleep(ctx, bookkeepingDelay)
 		case <-lbChanged:
 			_ = backoff.Sleep(ctx, bookkeepingDelay)
 		case <-vipsChanged:

@@ -301,9 +301,13 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, strea
 	}
 	drains, serves := what("one target drains"), what("one target serves again")
 	comes, falls, goes := what("one target comes"), what("one target falls"), what("one target that fell goes")
+	passes := what("one routed target passes its first check")
 	for i := range s.repeats(200, 4) {
 		stream := streams[streamName(i%n)]
 		fresh := withTarget(stream, planeTarget(n*perStream, bothFamilies))
+		// With checks through the VIP, the default, a target has its rules and routes before the first.
+		passed := *fresh
+		passed.RouteAll = true
 		for _, step := range []struct {
 			m    *Measurement
 			next *dataplane.Stream
@@ -313,18 +317,28 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, strea
 			{comes, fresh},
 			{falls, withRole(fresh, perStream, dataplane.Down)},
 			{goes, stream},
+			{nil, withRole(&passed, perStream, dataplane.Down)},
+			{passes, &passed},
+			{nil, withRole(&passed, perStream, dataplane.Down)},
+			{nil, stream},
 		} {
-			if err := backoff.Sleep(ctx, between()); err != nil {
-				return err
+			if step.m != nil {
+				if err := backoff.Sleep(ctx, between()); err != nil {
+					return err
+				}
 			}
 			took, err := g.plane.configure(with(streams, step.next))
-			if err != nil {
+			switch {
+			case err != nil && step.m == nil:
+				return fmt.Errorf("between two measurements: %w", err)
+			case err != nil:
 				return fmt.Errorf("%s: %w", step.m.What, err)
+			case step.m != nil:
+				step.m.Samples = append(step.m.Samples, milliseconds(took))
 			}
-			step.m.Samples = append(step.m.Samples, milliseconds(took))
 		}
 	}
-	for _, m := range []*Measurement{drains, serves, comes, falls, goes} {
+	for _, m := range []*Measurement{drains, serves, comes, falls, goes, passes} {
 		s.record(*m)
 	}
 	return nil

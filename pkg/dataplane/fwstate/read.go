@@ -266,7 +266,8 @@ func (f *Conn) streamFrom(name string, r *ruleset) (*plan.KernelStream, error) {
 		return nil, err
 	}
 	chain, ok := r.chains[plan.StreamChain(name)]
-	s.ChainIntact = ok && chain.kind == "" && sizes && s.Size != 0 && s.Seed != 0 && sameRules(rules, f.streamRules(s))
+	known := s.Size != 0 && s.Seed != 0 || len(s.Families()) == 0
+	s.ChainIntact = ok && chain.kind == "" && sizes && known && sameRules(rules, f.streamRules(s))
 	return s, nil
 }
 

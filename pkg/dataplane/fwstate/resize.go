@@ -15,7 +15,7 @@ import (
 func (f *Conn) resize(c plan.Change) (plan.Change, error) {
 	var large []int
 	for i, s := range c.Streams {
-		if s.Observed == nil || !s.Observed.ChainIntact || ElementsOnly(s) {
+		if s.Observed == nil || len(s.Observed.Families()) == 0 || !s.Observed.ChainIntact || ElementsOnly(s) {
 			continue
 		}
 		n := 0

@@ -103,7 +103,7 @@ func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]stri
 		a = &KernelStream{}
 		x.ChainMissing = true
 	}
-	if !a.ChainIntact || a.Size != s.Size || a.Seed != s.Seed {
+	if !a.ChainIntact || a.Size != want.Size || a.Seed != want.Seed {
 		text := add("chain "+StreamChain(s.Name), "the chain or rules of it are missing or changed")
 		x.Broken = true
 		for _, f := range want.Families() {

@@ -133,6 +133,9 @@ func (s InstalledStream) Kernel(targets map[string]InstalledTarget, caches *Tabl
 			k.Tables[f] = caches[f].table(s.Tables[f], targets, s.Size, s.Seed)
 		}
 	}
+	if len(k.Families()) == 0 {
+		k.Size, k.Seed = 0, 0 // no rule has them
+	}
 	return k
 }
 

@@ -32,7 +32,8 @@ type KernelStream struct {
 	Owned bool
 	// ChainIntact reports whether the rules of the chain are those for Size and Seed.
 	ChainIntact bool
-	Size, Seed  uint32
+	// Size and Seed are 0 without a Maglev map.
+	Size, Seed uint32
 	// Tables are the Maglev maps, nil for none. Entry i is the fwmark for hash i, 0 for none.
 	Tables [len(vip.Families)][]uint32
 	// Match is the sorted content of the set of ports, nil without a set.
