@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
+	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -96,6 +97,13 @@ func (f *fixture) run(x task.Task) (end func()) {
 func (f *fixture) source() (s *Source, end func()) {
 	f.t.Helper()
 	s = NewSource(f.o)
+	// A write that was interrupted goes on, and would disturb the removal of its directory.
+	f.t.Cleanup(func() {
+		await.True(f.t, "the end of a write", func() bool {
+			_, err := files.Do(context.Background(), &s.cache.calls, "nothing", func() (struct{}, error) { return struct{}{}, nil })
+			return err == nil
+		})
+	})
 	return s, f.run(s)
 }
 
