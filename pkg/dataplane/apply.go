@@ -371,7 +371,7 @@ func (e *engine) readBack(plans []*streamChange) error {
 // it was read is read again when the kernel reports the change.
 func (e *engine) readWritten(p *streamChange) (*plan.KernelStream, error) {
 	if w := p.add.Streams; !p.Remove && len(w) == 1 && fwstate.ElementsOnly(w[0]) {
-		return e.kernel.ReadTables(w[0].Observed)
+		return e.kernel.ReadTables(w[0])
 	}
 	return e.kernel.ReadStream(p.Name)
 }

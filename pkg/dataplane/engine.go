@@ -19,7 +19,7 @@ type kernelConn interface {
 	Read(numbers []uint32) (*plan.KernelState, error)
 	ReadBase() (base bool, problem string, err error)
 	ReadStream(name string) (*plan.KernelStream, error)
-	ReadTables(known *plan.KernelStream) (*plan.KernelStream, error)
+	ReadTables(w plan.StreamWrite) (*plan.KernelStream, error)
 	ReadTargets(numbers []uint32) (map[uint32]*plan.KernelTarget, error)
 	ReadVIPs() (map[vip.VIP]string, error)
 	ReadRoutes(numbers []uint32) (map[uint32]*plan.KernelTarget, error)

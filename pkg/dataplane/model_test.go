@@ -139,10 +139,10 @@ func (k *modelKernel) ReadUnmatched([]string) (map[string]uint64, error) { retur
 
 func (k *modelKernel) ReadVIPs() (map[vip.VIP]string, error) { return maps.Clone(k.VIPs), nil }
 
-func (k *modelKernel) ReadTables(known *plan.KernelStream) (*plan.KernelStream, error) {
-	s, err := k.ReadStream(known.Name)
+func (k *modelKernel) ReadTables(w plan.StreamWrite) (*plan.KernelStream, error) {
+	s, err := k.ReadStream(w.Desired.Name)
 	if s != nil {
-		x := *known
+		x := *w.Observed
 		x.Tables, x.Match = s.Tables, s.Match
 		s = &x
 	}

@@ -125,7 +125,7 @@ func (s *Socket) Do(m *Messages) ([]error, error) {
 				left--
 			}
 			return left == 0, nil
-		}); err != nil {
+		}, nil); err != nil {
 			return rejected, err
 		}
 	}
@@ -134,17 +134,19 @@ func (s *Socket) Do(m *Messages) ([]error, error) {
 
 // Transact sends messages that the kernel applies together: the first and the last embrace the
 // others, and only the last but one asks for an acknowledgement. It passes the rejections on, by
-// the index of their message; an error of the whole has that of the first.
-func (s *Socket) Transact(m *Messages, reject func(i int, err error)) error {
+// the index of their message; an error of the whole has that of the first. It also passes on what
+// the kernel reports of messages with NLM_F_ECHO, which is valid during the call only.
+func (s *Socket) Transact(m *Messages, reject func(i int, err error), report func(kind uint16, data []byte)) error {
 	return s.exchange(m, func(i int, kind, flags uint16, data []byte) (bool, error) {
 		if kind != unix.NLMSG_ERROR {
+			report(kind, data)
 			return false, nil
 		}
 		if err := parseError(flags, data); err != nil {
 			reject(i, err)
 		}
 		return i == 0 || i >= m.Len()-2, nil
-	})
+	}, report)
 }
 
 // Dump sends one request for a list. It passes on the data of each object, which is valid during
@@ -165,7 +167,7 @@ func (s *Socket) Dump(m *Messages, each func(data []byte)) (datagrams int, err e
 		}
 		each(data)
 		return false, nil
-	})
+	}, nil)
 	if err == nil && interrupted {
 		err = ErrInterrupted
 	}
@@ -180,7 +182,7 @@ func (s *Socket) Get(m *Messages) (object []byte, err error) {
 		}
 		object = data
 		return true, nil
-	})
+	}, nil)
 	return object, err
 }
 
@@ -196,8 +198,11 @@ func (s *Socket) Generation() (uint32, error) {
 }
 
 // exchange sends messages in one datagram, and passes on the answers with the index of the message
-// that each belongs to, until each is done.
-func (s *Socket) exchange(m *Messages, each func(i int, kind, flags uint16, data []byte) (done bool, err error)) error {
+// that each belongs to, until each is done. report, unless nil, gets those without a message.
+func (s *Socket) exchange(
+	m *Messages, each func(i int, kind, flags uint16, data []byte) (done bool, err error),
+	report func(kind uint16, data []byte),
+) error {
 	first := s.sequence + 1
 	m.number(first)
 	s.sequence += uint32(m.Len())
@@ -220,11 +225,14 @@ func (s *Socket) exchange(m *Messages, each func(i int, kind, flags uint16, data
 				return fmt.Errorf("netlink message of %d bytes in %d: %w", length, len(b), io.ErrUnexpectedEOF)
 			}
 			kind, flags := binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:])
+			data, sequence := b[headerLength:length], binary.NativeEndian.Uint32(b[8:])
 			// Unsigned, so that answers to earlier requests are out of range.
-			if i := binary.NativeEndian.Uint32(b[8:]) - first; i < uint32(m.Len()) {
-				if done, err := each(int(i), kind, flags, b[headerLength:length]); done || err != nil {
+			if i := sequence - first; i < uint32(m.Len()) {
+				if done, err := each(int(i), kind, flags, data); done || err != nil {
 					return err
 				}
+			} else if sequence == 0 && report != nil {
+				report(kind, data) // Linux 6.18 does not number what it reports
 			}
 			b = b[min(Align(length), len(b)):]
 		}

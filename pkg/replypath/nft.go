@@ -189,7 +189,7 @@ func (t *transaction) commit(s *nlmsg.Socket) error {
 		default:
 			first = &stepError{"change nftables", err}
 		}
-	})
+	}, func(uint16, []byte) {})
 	return errors.Join(first, err)
 }
 

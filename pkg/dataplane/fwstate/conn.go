@@ -107,6 +107,8 @@ type Conn struct {
 	others       []rtnetlink.Rule
 	othersAt     uint64
 	othersListed bool
+	// reported is what the kernel reported of the last Write.
+	reported report
 	// transactions counts those that were committed, messages what was in them.
 	transactions, messages uint32
 }

@@ -34,16 +34,16 @@ type element struct {
 func markKey(fwmark uint32) []byte { return binary.NativeEndian.AppendUint32(nil, fwmark) }
 
 func (t *transaction) addElements(set string, list []element) {
-	t.putElements("add elements to set", unix.NFT_MSG_NEWSETELEM, set, list)
+	t.putElements("add elements to set", unix.NFT_MSG_NEWSETELEM, 0, set, list)
 }
 
 func (t *transaction) removeElements(set string, list []element) {
-	t.putElements("delete elements of set", unix.NFT_MSG_DELSETELEM, set, list)
+	t.putElements("delete elements of set", unix.NFT_MSG_DELSETELEM, 0, set, list)
 }
 
-func (t *transaction) putElements(operation string, kind uint16, set string, list []element) {
+func (t *transaction) putElements(operation string, kind, flags uint16, set string, list []element) {
 	for len(list) > 0 {
-		t.begin(operation, kind, unix.NLM_F_CREATE, unix.NFTA_SET_ELEM_LIST_SET, set)
+		t.begin(operation, kind, unix.NLM_F_CREATE|flags, unix.NFTA_SET_ELEM_LIST_SET, set)
 		t.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 			for all := len(t.Data); len(list) > 0 && len(t.Data)-all < listRoom-512; list = list[1:] {
 				t.Nested(unix.NFTA_LIST_ELEM, func() { t.putElement(list[0]) })
@@ -106,22 +106,25 @@ func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
 	}
 	table := make([]uint32, size)
 	err := f.dumpElements(set, func(e nlmsg.Attributes) {
-		// One walk, since this runs for some hundred thousand elements.
-		var key, data uint32
-		for kind, value := range e.All() {
-			switch {
-			case len(value) != 8: // the value is in an attribute of its own
-			case kind == unix.NFTA_SET_ELEM_KEY:
-				key = binary.NativeEndian.Uint32(value[4:])
-			case kind == unix.NFTA_SET_ELEM_DATA:
-				data = binary.NativeEndian.Uint32(value[4:])
-			}
-		}
-		if key < size {
-			table[key] = data
+		if x := tableEntry(e); x.index < size {
+			table[x.index] = x.fwmark
 		}
 	})
 	return table, err
+}
+
+// tableEntry parses an element of a Maglev map. It walks once, since some hundred thousand are read.
+func tableEntry(e nlmsg.Attributes) (x entry) {
+	for kind, value := range e.All() {
+		switch {
+		case len(value) != 8: // the value is in an attribute of its own
+		case kind == unix.NFTA_SET_ELEM_KEY:
+			x.index = binary.NativeEndian.Uint32(value[4:])
+		case kind == unix.NFTA_SET_ELEM_DATA:
+			x.fwmark = binary.NativeEndian.Uint32(value[4:])
+		}
+	}
+	return x
 }
 
 // readLive reads a live map: the fwmarks of targets with their chains; nil if it does not exist.

@@ -287,9 +287,14 @@ func (f *Conn) ReadStream(name string) (s *plan.KernelStream, err error) {
 	return s, err
 }
 
-// ReadTables reads the Maglev maps and the ports of a stream of which only their elements were
-// written since it was read as known, in a fraction of the time of ReadStream.
-func (f *Conn) ReadTables(known *plan.KernelStream) (*plan.KernelStream, error) {
+// ReadTables returns a stream of which only elements were written since it was observed. Unless the
+// kernel reported all of them with the transaction of the last Write, it reads the Maglev maps and
+// the ports, in a fraction of the time of ReadStream.
+func (f *Conn) ReadTables(w plan.StreamWrite) (*plan.KernelStream, error) {
+	known := w.Observed
+	if s := f.reported.of(known); plan.SameStream(s, &w.Desired) {
+		return s, nil
+	}
 	s := *known
 	err := f.readConsistently("maps of stream "+s.Name, func() (err error) {
 		for family, table := range known.Tables {

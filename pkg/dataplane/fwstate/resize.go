@@ -71,7 +71,7 @@ func (f *Conn) SwitchToShadow(want *plan.KernelStream) error {
 			if !r.has(live.name) {
 				start.addSet(live)
 			}
-			fills = append(fills, tableEntries{spare.name, differences(nil, table)})
+			fills = append(fills, tableEntries{set: spare.name, entries: differences(nil, table)})
 		}
 		if name := plan.MaglevMap(family, want.Name); r.has(name) {
 			old = append(old, name)

@@ -164,7 +164,7 @@ func (f *Conn) commit(t *transaction, generation *uint32) error {
 		if len(rejections) < 3 {
 			rejections = append(rejections, err)
 		}
-	})
+	}, f.reported.add)
 	if err = errors.Join(append(rejections, err)...); err != nil {
 		return fmt.Errorf("failed to change nftables: %w", err)
 	}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -28,6 +30,8 @@ type changeWriter struct {
 type tableEntries struct {
 	set     string
 	entries []entry
+	// known: the kernel's other entries are known, and it reports those that it changes.
+	known bool
 }
 
 // entry is one entry to change; fwmark 0 removes it.
@@ -59,6 +63,7 @@ func elementsOf(fills []tableEntries) (n int) {
 // Write applies a change in one transaction, or in several if it has more than MaxElements
 // elements. Between those every packet has a target, old or new.
 func (f *Conn) Write(c plan.Change) error {
+	f.reported = report{}
 	c, err := f.resize(c)
 	if err != nil {
 		return err
@@ -105,7 +110,7 @@ func (f *Conn) writeEntries(fills []tableEntries) error {
 				}
 				t, n = transaction{}, 2*len(part)
 			}
-			t.fill(tableEntries{x.set, part})
+			t.fill(tableEntries{set: x.set, entries: part})
 		}
 	}
 	return f.commit(&t, nil)
@@ -122,8 +127,12 @@ func (t *transaction) fill(f tableEntries) {
 			add = append(add, element{key: key, data: e.fwmark})
 		}
 	}
-	t.removeElements(f.set, remove)
-	t.addElements(f.set, add)
+	flags := uint16(0)
+	if f.known {
+		flags = unix.NLM_F_ECHO
+	}
+	t.putElements("delete entries of map", unix.NFT_MSG_DELSETELEM, flags, f.set, remove)
+	t.putElements("add entries to map", unix.NFT_MSG_NEWSETELEM, flags, f.set, add)
 }
 
 // liveOf returns a live map with the change applied so far.

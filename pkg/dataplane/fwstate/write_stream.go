@@ -85,8 +85,10 @@ func (w *changeWriter) stream(s plan.StreamWrite) error {
 	want, r := &s.Desired, w.observed[s.Desired.Name]
 	if r == nil {
 		for _, family := range vip.Families {
-			entries := differences(s.Observed.Tables[family], want.Tables[family])
-			w.fills = append(w.fills, tableEntries{plan.MaglevMap(family, want.Name), entries})
+			w.fills = append(w.fills, tableEntries{
+				set: plan.MaglevMap(family, want.Name), entries: differences(s.Observed.Tables[family], want.Tables[family]),
+				known: true,
+			})
 		}
 		w.last.changeMatch(want.Name, s.Observed.Match, want.Match)
 		return nil
@@ -121,7 +123,7 @@ func (w *changeWriter) streamTable(family vip.Family, s plan.StreamWrite, r *rul
 	table := s.Desired.Tables[family]
 	spec := maglevSpec(family, s.Desired.Name, s.Desired.Size)
 	if s.Observed != nil && s.Observed.Tables[family] != nil && len(s.Observed.Tables[family]) == len(table) {
-		w.fills = append(w.fills, tableEntries{spec.name, differences(s.Observed.Tables[family], table)})
+		w.fills = append(w.fills, tableEntries{set: spec.name, entries: differences(s.Observed.Tables[family], table)})
 		return nil
 	}
 	if err := r.checkSet("map", spec); err != nil {
@@ -136,7 +138,7 @@ func (w *changeWriter) streamTable(family vip.Family, s plan.StreamWrite, r *rul
 			w.first.removeSet(spec.name)
 		}
 	}
-	entries := tableEntries{spec.name, differences(nil, table)}
+	entries := tableEntries{set: spec.name, entries: differences(nil, table)}
 	switch {
 	case table == nil:
 	case referred:

@@ -39,6 +39,7 @@ func TestOnlyDifferencesAreWritten(t *testing.T) {
 	want.Tables[vip.IPv6] = filled(101, 5000, 5001, 5002)
 	want.Tables[vip.IPv6][50] = 5000 // was 5002
 	want.Tables[vip.IPv6][51] = 0    // none
+	want.ChainIntact = true
 	before, done := f.messages, f.Transactions()
 	must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: now}}}))
 	// One message deletes two elements, one adds one of them again.
@@ -48,15 +49,25 @@ func TestOnlyDifferencesAreWritten(t *testing.T) {
 	if n := f.Transactions() - done; n != 1 {
 		t.Errorf("%d transactions", n)
 	}
-	if read, err := f.ReadTables(now); err != nil || !reflect.DeepEqual(read, mustHave(t, f, want)) {
+	written := plan.StreamWrite{Desired: want, Observed: now}
+	if read, err := f.ReadTables(written); err != nil || !reflect.DeepEqual(read, mustHave(t, f, want)) {
 		t.Errorf("the tables alone are %+v, %v", read, err)
+	}
+	// The kernel reported its changes: only without one of them the maps are read.
+	run(t, ns, "nft delete element inet vipgate-lb maglev6/web { 7 }")
+	if read, err := f.ReadTables(written); err != nil || read.Tables[vip.IPv6][7] == 0 {
+		t.Errorf("with all changes reported the tables are %+v, %v", read, err)
+	}
+	f.reported["maglev6/web"] = f.reported["maglev6/web"][2:]
+	if read, err := f.ReadTables(written); err != nil || read.Tables[vip.IPv6][7] != 0 || read.Tables[vip.IPv6][51] != 0 {
+		t.Errorf("without a report the tables are %+v, %v", read, err)
 	}
 	if got := differences(now.Tables[vip.IPv6], want.Tables[vip.IPv6]); !reflect.DeepEqual(got,
 		[]entry{{50, 5000, true}, {51, 0, true}}) {
 		t.Errorf("the entries that differ are %v", got)
 	}
 	run(t, ns, "nft flush chain inet vipgate-lb stream/web; nft delete map inet vipgate-lb maglev6/web")
-	if read, err := f.ReadTables(now); err != nil || read.Tables[vip.IPv6] != nil || read.ChainIntact {
+	if read, err := f.ReadTables(written); err != nil || read.Tables[vip.IPv6] != nil || read.ChainIntact {
 		t.Errorf("without a map the stream is %+v, %v", read, err)
 	}
 }
