@@ -113,7 +113,7 @@ func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
 	return table, err
 }
 
-// tableEntry parses an element of a Maglev map. It walks once, since some hundred thousand are read.
+// tableEntry parses an element of a Maglev map, in one walk: some hundred thousand are read.
 func tableEntry(e nlmsg.Attributes) (x entry) {
 	for kind, value := range e.All() {
 		switch {
