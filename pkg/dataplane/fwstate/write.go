@@ -46,6 +46,10 @@ type entry struct {
 // 4 s (Linux 6.18). This number also fits a send buffer of the default size.
 const MaxElements = 6000
 
+// maxReported bounds the elements that the kernel reports at once. A process in a user namespace of
+// its own has a receive buffer of the default size, 208 KiB: 1 000 fit, 1 200 do not (Linux 6.18).
+const maxReported = 700
+
 func elementsOf(fills []tableEntries) (n int) {
 	for _, f := range fills {
 		for _, e := range f.entries {
@@ -81,8 +85,9 @@ func (f *Conn) Write(c plan.Change) error {
 }
 
 func (w *changeWriter) commit() error {
-	if elementsOf(w.fills) <= MaxElements {
+	if n := elementsOf(w.fills); n <= MaxElements {
 		for _, f := range w.fills {
+			f.known = f.known && n <= maxReported
 			w.first.fill(f)
 		}
 		w.first.append(&w.last)

@@ -1,0 +1,56 @@
+package fwstate
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// defaultReceiveBuffer gives a socket the receive buffer of a process that cannot raise it.
+func defaultReceiveBuffer(t *testing.T, port uint32) {
+	t.Helper()
+	found := false
+	for fd := range 1024 { // sockets of other netlink protocols may have the same port
+		addr, err := unix.Getsockname(fd)
+		if a, ok := addr.(*unix.SockaddrNetlink); err == nil && ok && a.Pid == port {
+			must(t, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 212_992/2)) // the kernel doubles it
+			found = true
+		}
+	}
+	if !found {
+		t.Fatal("the socket was not found")
+	}
+}
+
+// What the kernel reports fits the receive buffer of any process: larger changes are read.
+func TestReportedElementsAreFew(t *testing.T) {
+	f := openConn(t, lab.NewNetNS(t), Config{})
+	defaultReceiveBuffer(t, f.nft.Port)
+	c := exampleChange()
+	c.Streams[0].Desired.Size = 1009
+	c.Streams[0].Desired.Tables = bothFamilies(filled(1009, 5000, 5001, 5002))
+	must(t, writeBase(f, c))
+	for _, changed := range []int{maxReported / 2, maxReported/2 + 1} {
+		now, err := f.ReadStream("web")
+		must(t, err)
+		want := *now
+		for _, family := range vip.Families {
+			want.Tables[family] = append([]uint32(nil), now.Tables[family]...)
+		}
+		for i := range changed { // each is removed and added
+			want.Tables[i%2][i/2] = 5000 + (want.Tables[i%2][i/2]-5000+1)%3
+		}
+		w := plan.StreamWrite{Desired: want, Observed: now}
+		must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{w}}))
+		if reported := len(f.reported["maglev4/web"]) > 0; reported != (2*changed <= maxReported) {
+			t.Errorf("%d elements are reported: %v", 2*changed, reported)
+		}
+		if read, err := f.ReadTables(w); err != nil || !plan.SameStream(read, &want) {
+			t.Errorf("after %d elements: %+v, %v", 2*changed, read, err)
+		}
+	}
+}
