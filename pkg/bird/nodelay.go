@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +23,7 @@ import (
 
 // noDelay is the result of the last attempt.
 type noDelay struct {
+	at  time.Time           // when it began: it says nothing about sessions that came up later
 	set map[netip.Addr]bool // remote addresses of the connections that have the option
 	err error               // why others have not; nil if there is none
 }
@@ -41,8 +43,9 @@ func (s *Supervisor) keepNoDelay(p *process) {
 		for _, g := range s.resolver.result.Load().gateways {
 			gateways[g.Address] = g.Protocol == trench.BGP
 		}
+		at := time.Now()
 		set, err := setNoDelay(p.cmd.Process, gateways)
-		s.noDelay.Store(&noDelay{set, err})
+		s.noDelay.Store(&noDelay{at, set, err})
 		if err != nil && !logged && !errors.Is(err, os.ErrProcessDone) {
 			logged = true
 			s.options.Log.Info("TCP_NODELAY is not set on BIRD's sessions", "pid", p.pid(), "error", err)
@@ -138,7 +141,7 @@ func setNoDelayOn(pidfd, target int, gateways map[netip.Addr]bool) (netip.Addr, 
 func (n *noDelay) describe(gateways []GatewayState) {
 	for i := range gateways {
 		g := &gateways[i]
-		if g.Protocol != trench.BGP || !g.Up || n == nil {
+		if g.Protocol != trench.BGP || !g.Up || n == nil || n.at.Before(g.Since) {
 			continue
 		}
 		if g.NoDelay = n.set[g.Address]; !g.NoDelay && n.err != nil {

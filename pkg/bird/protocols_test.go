@@ -2,6 +2,7 @@ package bird
 
 import (
 	"bufio"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 func replyOf(t *testing.T, text string) Reply {
@@ -249,6 +252,32 @@ func TestSessionUpLine(t *testing.T) {
 		s.event(ParseEvent(line))
 		if got := len(s.sessionUp) == 1; got != want {
 			t.Errorf("%s: %t, want %t", line, got, want)
+		}
+	}
+}
+
+// The connection of an earlier session says nothing about that of a new one.
+func TestNoDelayOfEarlierSession(t *testing.T) {
+	address, up := netip.MustParseAddr("192.0.2.1"), time.Now()
+	attempt := func(at time.Time, err error) *noDelay {
+		return &noDelay{at, map[netip.Addr]bool{address: err == nil}, err}
+	}
+	refused := errors.New("refused")
+	for name, x := range map[string]struct {
+		attempt *noDelay
+		set     bool
+		problem string
+	}{
+		"none yet":        {},
+		"earlier":         {attempt(up.Add(-time.Nanosecond), nil), false, ""},
+		"earlier refused": {attempt(up.Add(-time.Nanosecond), refused), false, ""},
+		"of this session": {attempt(up, nil), true, ""},
+		"refused":         {attempt(up, refused), false, "refused"},
+	} {
+		list := []GatewayState{{Address: address, Protocol: trench.BGP, Up: true, Since: up}}
+		x.attempt.describe(list)
+		if g := list[0]; g.NoDelay != x.set || g.NoDelayProblem != x.problem {
+			t.Errorf("%s: %t, %q", name, g.NoDelay, g.NoDelayProblem)
 		}
 	}
 }
