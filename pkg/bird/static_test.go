@@ -145,11 +145,15 @@ func TestStaticReconfiguration(t *testing.T) {
 	p.Attract(false, true)
 	p.await("IPv6 up", up("gateway-ipv6"))
 	since := p.Gateway("gateway-ipv6").Since
+	await.True(t, "VIP at the gateway", func() bool { return gw.Has(vip6) })
 	unchanged := func() bool {
-		g := p.Gateway("gateway-ipv6")
-		return !gw.Has(vip4) && gw.Has(vip6) && g.Up && g.Since.Equal(since)
+		g, has4, has6 := p.Gateway("gateway-ipv6"), gw.Has(vip4), gw.Has(vip6)
+		ok := !has4 && has6 && g.Up && g.Since.Equal(since)
+		if !ok {
+			t.Logf("IPv4 VIP at the gateway: %t, IPv6 VIP: %t; up since %v until now: %+v", has4, has6, since, g)
+		}
+		return ok
 	}
-	await.True(t, "VIP at the gateway", unchanged)
 	ghost := gatewayOf(vip.IPv4)
 	ghost.Name, ghost.Address = "ghost", ghost.Address.Next()
 	for i, gateways := range [][]trench.Gateway{
