@@ -16,7 +16,7 @@ help: ## List the targets
 .PHONY: build
 build: check-go ## Build lb, frontend, kube and target into bin/
 	@mkdir -p $(BIN)
-	$(GO) build -o $(BIN)/ ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target
+	$(GO) build -ldflags '-X $(CLI).buildVersion=$(VERSION)' -o $(BIN)/ ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target
 
 .PHONY: demo
 demo: check-root check-go ## Show vipgate at work in network namespaces (ACT=1 to 3 for one act, HOLD=1 leaves it running)
@@ -97,7 +97,9 @@ generate: tools ## Generate pkg/api from proto/, the flag tables and configurati
 	$(GO) test ./test/lab -run TestGatewaysDocument -update
 
 # A clone without tags has the commit as its version. The length is fixed: git's own depends on the clone.
-VERSION = $(shell git describe --tags --match='v[0-9]*' --always --dirty --abbrev=12)
+# The clone may belong to another user. Without git the programs have no version.
+CLI := github.com/vipgate/vipgate/cmd/internal/cli
+VERSION = $(shell git -c safe.directory='$(CURDIR)' describe --tags --match='v[0-9]*' --always --dirty --abbrev=12 2>/dev/null)
 
 # Of images: docker archives to build on, such as what "crane pull gcr.io/distroless/static-debian12 FILE" writes.
 BASE_LB :=

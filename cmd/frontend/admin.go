@@ -55,17 +55,20 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 	)
 }
 
-type vipFlags struct {
-	VIPs []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32; none means all."`
-}
-
 type drainCommand struct {
 	cli.AdminFlags
-	vipFlags
+	VIPs []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32."`
+	All  bool     `help:"Drain every VIP." env:"-"`
 }
 
 func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
-	r, err := call(ctx, c.AdminFlags, client.Drain, &frontendv1.DrainRequest{Vips: c.VIPs})
+	switch {
+	case c.All && len(c.VIPs) > 0:
+		return cli.Usage("--all and VIPs exclude each other")
+	case !c.All && len(c.VIPs) == 0:
+		return cli.Usage("no VIP to drain; name VIPs such as 20.0.0.1/32, or set --all to drain every VIP")
+	}
+	r, err := call(ctx, c.AdminFlags, client.Drain, &frontendv1.DrainRequest{Vips: c.VIPs, All: c.All})
 	if err != nil {
 		return err
 	}
@@ -82,7 +85,7 @@ func (c *drainCommand) Run(ctx context.Context, out *cli.Output) error {
 
 type undrainCommand struct {
 	cli.AdminFlags
-	vipFlags
+	VIPs []string `arg:"" optional:"" name:"vip" help:"VIPs such as 20.0.0.1/32; none means all."`
 }
 
 func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/test/clitest"
 )
 
@@ -17,6 +18,10 @@ func TestConfigurationDocument(t *testing.T) {
 		t.Error(err)
 	}
 	if err := clitest.Section(document, "meridio", meridioTable(t), *update); err != nil {
+		t.Error(err)
+	}
+	variables := strings.Join(cli.Variables(program(), parser(t)), "\n")
+	if err := clitest.Section("../internal/cli/variables.txt", "frontend", variables, *update); err != nil {
 		t.Error(err)
 	}
 }

@@ -45,7 +45,7 @@ func manifestLine(t *testing.T) clitest.CommandLine {
 		Parser: parser(t),
 		Services: []string{
 			"", frontend.Liveness, frontend.Readiness, frontend.Egress, frontend.Configuration, frontend.Identity,
-			frontend.BIRD, frontend.Stream, frontend.Routing, frontend.Stopping, frontend.NSPCli,
+			frontend.BIRD, frontend.Stream, frontend.Routing, frontend.Stopping,
 		},
 		Variables:  []string{"GOMEMLIMIT", "SPIFFE_ENDPOINT_SOCKET", "POD_UID"},
 		Reads:      []string{"trench-file", "lb-socket"},

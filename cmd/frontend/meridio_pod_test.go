@@ -80,7 +80,7 @@ func newMeridioPod(t *testing.T) *meridioPod {
 	defer cancel()
 	p.must(lab.Build(ctx, "../..", p.binaries, "./cmd/grpc_health_probe"))
 	var err error
-	p.lab, err = lab.New()
+	p.lab, err = lab.New(lab.QuickDAD)
 	p.must(err)
 	t.Cleanup(func() {
 		if t.Failed() && p.frontend != nil {

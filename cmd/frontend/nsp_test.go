@@ -4,9 +4,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/test/identitytest"
@@ -105,8 +108,53 @@ func TestAuthorizationWithNSP(t *testing.T) {
 	if err := c.authorizeLB(own, true, log)(ca.ID("/other"), nil); err == nil {
 		t.Error("--lb-id is ignored")
 	}
+	// A trust domain that a flag names replaces the own one.
+	named := &runFlags{}
+	named.LBTrustDomain = foreign.ID("/lb").TrustDomain()
+	authorize := named.authorizeLB(own, true, log)
+	if err := authorize(foreign.ID("/lb"), nil); err != nil {
+		t.Errorf("a member of --lb-trust-domain is refused: %v", err)
+	}
+	if err := authorize(ca.ID("/ns/default/sa/lb"), nil); err == nil {
+		t.Error("--lb-trust-domain is ignored: a member of the own trust domain is authorized")
+	}
 	if err := (&runFlags{}).authorizeLB(own, false, log)(ca.ID("/lb"), nil); err == nil {
 		t.Error("with a trench file and without --lb-id, a member is authorized")
+	}
+	// Each flag, and no more than the flags.
+	id, domain := ca.ID("/lb"), foreign.ID("/lb").TrustDomain()
+	members := map[string]spiffeid.ID{"named": id, "other": ca.ID("/other"), "foreign": foreign.ID("/lb")}
+	for _, tt := range []struct {
+		name    string
+		ids     []spiffeid.ID
+		domain  spiffeid.TrustDomain
+		nsp     bool
+		allowed string
+	}{
+		{"nothing, trench file", nil, spiffeid.TrustDomain{}, false, ""},
+		{"nothing, NSP", nil, spiffeid.TrustDomain{}, true, "named other"},
+		{"ID, trench file", []spiffeid.ID{id}, spiffeid.TrustDomain{}, false, "named"},
+		{"ID, NSP", []spiffeid.ID{id}, spiffeid.TrustDomain{}, true, "named"},
+		{"trust domain, trench file", nil, domain, false, "foreign"},
+		{"trust domain, NSP", nil, domain, true, "foreign"},
+		{"both, trench file", []spiffeid.ID{id}, domain, false, "foreign named"},
+		{"both, NSP", []spiffeid.ID{id}, domain, true, "foreign named"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := &runFlags{}
+			c.LBID, c.LBTrustDomain = tt.ids, tt.domain
+			authorize := c.authorizeLB(own, tt.nsp, log)
+			var allowed []string
+			for name, peer := range members {
+				if authorize(peer, nil) == nil {
+					allowed = append(allowed, name)
+				}
+			}
+			slices.Sort(allowed)
+			if got := strings.Join(allowed, " "); got != tt.allowed {
+				t.Errorf("authorized: %q, want %q", got, tt.allowed)
+			}
+		})
 	}
 	// Before the first SVID the trust domain is unknown.
 	waiting, err := identity.NewFiles(t.TempDir(), identity.Options{})

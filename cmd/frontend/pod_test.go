@@ -62,7 +62,7 @@ func newPod(t *testing.T) *pod {
 	defer cancel()
 	p.must(lab.Build(ctx, "../..", p.binaries))
 	var err error
-	p.lab, err = lab.New()
+	p.lab, err = lab.New(lab.QuickDAD)
 	p.must(err)
 	t.Cleanup(p.close)
 	return p

@@ -21,6 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
@@ -56,6 +57,8 @@ type birdFlags struct {
 	BirdLogFile        string        `help:"BIRD's own log file; bird.log in --bird-dir when absent." type:"path" placeholder:"FILE" group:"BIRD"`
 	BirdLogFileSize    int           `help:"Size in bytes of BIRD's own log file; 0 writes none." default:"0" placeholder:"BYTES" group:"BIRD"`
 	LogBird            bool          `help:"Log BIRD's own lines at level info instead of debug." negatable:"" group:"BIRD"`
+	ImportRoutes       string        `help:"Routes that are taken from gateways: default, only default routes; all, every route except those of VIPs." enum:"default,all" default:"default" group:"BGP"`
+	ImportLimit        uint32        `help:"Most routes that are taken from one gateway; further ones are ignored." default:"1000" placeholder:"N" group:"BGP"`
 	VRRP               []nextHop     `name:"vrrp" help:"Next hop of static default routes, such as a VRRP address, repeatable. With one, no route is taken from gateways." placeholder:"ADDR" group:"BGP"`
 	DropIfNoPeer       bool          `help:"Drop VIP traffic while no gateway is up; always so, kept for Meridio's deployments." default:"true" negatable:"" group:"BIRD"`
 }
@@ -89,14 +92,18 @@ type runFlags struct {
 	cli.Log
 }
 
-type runCommand struct{ runFlags }
+type runCommand struct {
+	runFlags
+	// untilStopped is replaced by tests; nil: cli.RunUntilStopped.
+	untilStopped func(drainTime time.Duration, run func(stops <-chan struct{}) error) error
+}
 
 type validateCommand struct{ runFlags }
 
-func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
+func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Writer) error {
 	started := cli.CollectOften()
-	warnIgnored(os.Environ(), os.Stderr)
-	log, level, _ := c.Logger(line.Globals.Debug) // check refuses the level
+	warnIgnored(os.Environ(), stderr)
+	log, level := c.Logger(line.Globals.Debug, stderr)
 	o, err := c.options(log, true)
 	if err != nil {
 		return err
@@ -114,8 +121,14 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 		return err
 	}
 	defer release()
-	o.Version, o.Level, o.Started, o.MeridioSignals = cli.Version(), level, started, o.NSP != nil
-	return cli.RunUntilStopped(c.DrainTime+c.Settle,
+	cli.WarnOfTarget(ctx, log)
+	o.Version, o.Level, o.LostLines = cli.Version(), level, stderr.Lost
+	o.Started, o.MeridioSignals = started, o.NSP != nil
+	untilStopped := cli.RunUntilStopped
+	if c.untilStopped != nil {
+		untilStopped = c.untilStopped
+	}
+	return untilStopped(c.DrainTime+c.Settle,
 		func(stops <-chan struct{}) error { return frontend.Run(ctx, o, stops) })
 }
 
@@ -127,6 +140,13 @@ func (c *validateCommand) Run(out *cli.Output) error {
 	}
 	if err := c.checkInterface(o.Config); err != nil {
 		fmt.Fprintf(os.Stderr, "frontend: warning: %v\n", err)
+	} else if o.Config != nil {
+		// Outside of the pod its interface is absent; here the sessions are known.
+		_, problems, err := o.BIRD.Preview(o.Config.Attractor)
+		if err != nil {
+			return err
+		}
+		writeProblems("frontend: warning", o.Config.Attractor.Gateways, problems)
 	}
 	what := c.TrenchFile
 	if o.NSP != nil {
@@ -145,6 +165,7 @@ func (f *birdFlags) options(k *kernelFlags) bird.Options {
 		Executable: f.BirdExecutable, Dir: f.BirdDir, Socket: f.BirdSocket, LoopbackPort: f.LBBGPPort,
 		RouterID: f.RouterID, TableID: k.TableID, ECMP: k.ECMP, VRRP: addresses(f.VRRP),
 		KernelScanTime: f.BirdKernelScanTime, LogFile: f.BirdLogFile, LogFileSize: f.BirdLogFileSize, LogBIRD: f.LogBird,
+		ImportAll: f.ImportRoutes == "all", ImportLimit: f.ImportLimit,
 	}
 }
 
@@ -256,19 +277,23 @@ func (c *renderCommand) Run(out *cli.Output) error {
 	if err != nil {
 		return err
 	}
-	for _, g := range config.Attractor.Gateways {
-		if problem := problems[g.Name]; problem != "" {
-			fmt.Fprintf(os.Stderr, "frontend: gateway %s has no session: %s\n", g.Name, problem)
-		}
-	}
+	writeProblems("frontend", config.Attractor.Gateways, problems)
 	out.Printf("%s", content)
 	return nil
 }
 
+// writeProblems prints why gateways would have no session here and now.
+func writeProblems(prefix string, gateways []trench.Gateway, problems map[string]string) {
+	for _, g := range gateways {
+		if problem := problems[g.Name]; problem != "" {
+			fmt.Fprintf(os.Stderr, "%s: gateway %s has no session: %s\n", prefix, g.Name, problem)
+		}
+	}
+}
+
 // check refuses what would only fail later. config is nil if it was refused, or with the NSP.
 func (c *runFlags) check(r *cli.Refusals, config *trench.Config, useNSP bool) {
-	_, _, err := c.Logger(false)
-	r.Add(err)
+	c.Log.Check(r)
 	if useNSP {
 		c.checkNSP(r)
 	}
@@ -289,7 +314,7 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config, useNSP bool) {
 	}
 	r.If(c.LBBGPPort == 0, "--lb-bgp-port=0: a port lies between 1 and 65535, such as 1790")
 	executable := bird.Executable(c.BirdExecutable)
-	_, err = exec.LookPath(executable)
+	_, err := exec.LookPath(executable)
 	r.If(err != nil, "--bird-executable=%s: %w: install BIRD, or name its path", executable, err)
 	if config != nil {
 		for _, g := range config.Attractor.Gateways {
@@ -297,6 +322,8 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config, useNSP bool) {
 				"gateway %s uses local port %d, which is --lb-bgp-port's: choose another --lb-bgp-port", g.Name, g.LocalPort)
 		}
 	}
+	r.If(c.ImportLimit == 0,
+		"--import-limit=0: no gateway could give a route; leave it out for %d", bird.DefaultImportLimit)
 	r.Within("--drain-time", c.DrainTime, 0, time.Hour)
 	r.Within("--settle", c.Settle, 0, time.Minute)
 	r.Within("--ready-timeout", c.ReadyTimeout, 0, time.Hour)

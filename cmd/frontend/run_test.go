@@ -1,9 +1,57 @@
 package main
 
 import (
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/test/lab"
 )
+
+// A stop may take as long as its stages: the drain and the time for gateways to apply it.
+func TestStopHasItsDrainTime(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "trench.yaml")
+	if err := os.WriteFile(file, []byte(smallTrench), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	line := &commandLine{}
+	if _, err := parserOf(t, line).Parse([]string{
+		"run", "--trench-file=" + file, "--external-interface=lo", "--gating=off", "--drain-time=40s", "--settle=3s",
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var limit time.Duration
+	line.Run.untilStopped = func(drainTime time.Duration, _ func(<-chan struct{}) error) error {
+		limit = drainTime
+		return nil
+	}
+	stderr := logs.NewWriter(io.Discard)
+	defer stderr.Close()
+	if err := lab.NewNetNS(t).Do(func() error { return line.Run.Run(t.Context(), line, stderr) }); err != nil {
+		t.Fatal(err)
+	}
+	if limit != 43*time.Second {
+		t.Errorf("a stop may take %v more than the margin, want 43s", limit)
+	}
+}
+
+// drain needs names or --all, so that an empty variable of a script does not drain every VIP.
+func TestDrainNeedsVIPs(t *testing.T) {
+	for arguments, want := range map[string]string{"drain": "--all", "drain --all 20.0.0.1/32": "exclude each other"} {
+		line := &commandLine{}
+		if _, err := parserOf(t, line).Parse(strings.Fields(arguments)); err != nil {
+			t.Fatal(err)
+		}
+		if err := line.Drain.Run(t.Context(), nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want one that says %q", arguments, err, want)
+		}
+	}
+}
 
 func TestFlagsThatCannotWorkAreRefused(t *testing.T) {
 	for line, want := range map[string]string{
@@ -19,6 +67,46 @@ func TestFlagsThatCannotWorkAreRefused(t *testing.T) {
 		t.Run(line, func(t *testing.T) {
 			if _, err := readinessOptions(t, nil, strings.Fields(line)...); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("error %v, want one that says %q", err, want)
+			}
+		})
+	}
+}
+
+// Where the interface exists, validate warns of gateways that would have no session here.
+func TestValidateNamesGatewaysOffTheLink(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "trench.yaml")
+	trench := "trench: a\nattractor:\n  name: a\n  vips: [20.0.0.1/32]\n  gateways:\n" +
+		"  - {name: off, address: 169.254.100.150}\n"
+	if err := os.WriteFile(file, []byte(trench), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for device, want := range map[string]string{
+		"lo": "frontend: warning: gateway off has no session: interface lo: gateway 169.254.100.150 is in the " +
+			"network of none of its addresses (127.0.0.1/8)",
+		"absent": "there is no such interface",
+	} {
+		t.Run(device, func(t *testing.T) {
+			stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stderr.Close()
+			defer func(usual *os.File) { os.Stderr = usual }(os.Stderr)
+			os.Stderr = stderr
+			parsed, err := parser(t).Parse([]string{
+				"validate", "--identity=dev", "--dev-authority-dir=" + t.TempDir(),
+				"--spiffe-id=spiffe://example.org/frontend", "--lb-id=spiffe://example.org/lb", "--trench-file=" + file,
+				"--external-interface=" + device,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := parsed.Run(&cli.Output{Writer: io.Discard}); err != nil {
+				t.Fatal(err)
+			}
+			content, err := os.ReadFile(stderr.Name())
+			if err != nil || strings.Count(string(content), "warning") != 1 || !strings.Contains(string(content), want) {
+				t.Errorf("stderr is %q (%v), want %q", content, err, want)
 			}
 		})
 	}

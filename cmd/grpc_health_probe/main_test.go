@@ -68,7 +68,7 @@ func TestExitStatuses(t *testing.T) {
 		{"the process", "-addr=" + addr + " -service= -connect-timeout=400ms -rpc-timeout=400ms", 0, "SERVING"},
 		{"liveness, two dashes", "--addr " + addr + " --service Liveness", 0, "SERVING"},
 		{"not ready", "-addr=" + addr + " -service=Readiness", 4, "no gateway session is up yet"},
-		{"unknown service", "-addr=" + addr + " -service=Startup", 3, "unknown service"},
+		{"unknown service", "-addr=" + addr + " -service=Startup", 3, "\"Startup\"; the services are Liveness, Readiness"},
 		{"no health service", "-addr=" + serve(t, nil), 3, "unknown service grpc.health"},
 		{"no socket", "-addr=" + missing, 2, "no connection: dial unix"},
 		{"silent process", "-addr=" + silent(t) + " -connect-timeout=50ms", 2, "no connection within 50ms"},
@@ -94,11 +94,11 @@ func TestCallTimeout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	limit := make(chan time.Duration, 1)
+	limit, release := make(chan time.Duration, 1), make(chan struct{})
 	handle := func(_ any, s grpc.ServerStream) error {
 		deadline, _ := s.Context().Deadline()
 		limit <- time.Until(deadline)
-		<-s.Context().Done()
+		<-release // beyond the deadline: the end of the handler would be an answer
 		return nil
 	}
 	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(handle))
@@ -112,6 +112,7 @@ func TestCallTimeout(t *testing.T) {
 	if d := <-limit; d > 50*time.Millisecond {
 		t.Errorf("the call has %v", d)
 	}
+	close(release)
 	server.Stop()
 	if err := <-done; err != nil {
 		t.Error(err)

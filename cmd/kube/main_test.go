@@ -22,3 +22,14 @@ func parser(t *testing.T) *kong.Kong {
 	}
 	return k
 }
+
+func TestPodName(t *testing.T) {
+	for _, c := range []struct{ flag, variable, want string }{
+		{"", "", "host"}, {"", "a", "a"}, {"b", "a", "b"}, {"b", "", "b"},
+	} {
+		t.Setenv("POD_NAME", c.variable)
+		if got := (&runCommand{PodName: c.flag}).podName("host"); got != c.want {
+			t.Errorf("%+v: got %s", c, got)
+		}
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kube"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
+	"github.com/vipgate/vipgate/pkg/logs"
 )
 
 // namespaceFile has the namespace of the pod, beside the token of its service account.
@@ -40,8 +41,8 @@ type runCommand struct {
 	cli.Log
 }
 
-func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
-	log, level, _ := c.Logger(line.Globals.Debug) // check refuses the level
+func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Writer) error {
+	log, level := c.Logger(line.Globals.Debug, stderr)
 	var refused cli.Refusals
 	namespace := c.namespace()
 	c.check(&refused, namespace)
@@ -63,11 +64,17 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 		"of", namespace+"/"+cmp.Or(c.Trench, c.Gateway), "api_server", config.Host, "trench_file", c.TrenchFile)
 	o := kube.Options{
 		Version: cli.Version(), Config: config, Namespace: namespace, Trench: c.Trench, Gateway: c.Gateway,
-		PodName: cmp.Or(c.PodName, os.Getenv("POD_NAME"), host), TrenchFile: c.TrenchFile, KeyDir: c.KeyDir,
+		PodName: c.podName(host), TrenchFile: c.TrenchFile, KeyDir: c.KeyDir,
 		FrontendSocket: frontend, AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(),
-		MetricsAddr: c.MetricsAddress(), Log: log, Level: level,
+		MetricsAddr: c.MetricsAddress(), Log: log, Level: level, LostLines: stderr.Lost,
 	}
 	return cli.RunUntilStopped(0, func(stops <-chan struct{}) error { return kube.Run(ctx, o, stops) })
+}
+
+// podName returns the name of this pod, on a host network not that of the host: each pod of a trench
+// has another one.
+func (c *runCommand) podName(host string) string {
+	return cmp.Or(c.PodName, os.Getenv("POD_NAME"), host)
 }
 
 // namespace returns that of the Trench, or "" if it is not known.
@@ -78,8 +85,7 @@ func (c *runCommand) namespace() string {
 
 // check refuses what would only fail later.
 func (c *runCommand) check(r *cli.Refusals, namespace string) {
-	_, _, err := c.Logger(false)
-	r.Add(err)
+	c.Log.Check(r)
 	r.If(namespace == "", "--namespace is required: neither POD_NAMESPACE nor a service account says it")
 	r.If(c.Objects == trenchObjects && c.Trench == "", "--trench is required: the name of the Trench")
 	r.If(c.Objects == trenchObjects && c.Gateway != "", "--gateway=%s: only with --objects=meridio2", c.Gateway)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/clitest"
@@ -21,6 +22,10 @@ const docs = "../../docs/"
 
 func TestConfigurationDocument(t *testing.T) {
 	if err := clitest.Section(docs+"configuration.md", "lb", clitest.Reference(parser(t)), *update); err != nil {
+		t.Error(err)
+	}
+	variables := strings.Join(cli.Variables(program(), parser(t)), "\n")
+	if err := clitest.Section("../internal/cli/variables.txt", "lb", variables, *update); err != nil {
 		t.Error(err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/lb"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -48,9 +49,9 @@ type runCommand struct{ runFlags }
 
 type validateCommand struct{ runFlags }
 
-func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
+func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Writer) error {
 	configured := cli.CollectOften()
-	log, level, _ := c.Logger(line.Globals.Debug) // check refuses the level
+	log, level := c.Logger(line.Globals.Debug, stderr)
 	o, err := c.options(log, true)
 	if err != nil {
 		return err
@@ -60,11 +61,12 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine) error {
 		return err
 	}
 	defer release()
+	cli.WarnOfTarget(ctx, log)
 	if err := preflight(o.DataPlane); err != nil {
 		return err
 	}
 	advise(log, o.DataPlane)
-	o.Version, o.Level, o.Configured = cli.Version(), level, configured
+	o.Version, o.Level, o.LostLines, o.Configured = cli.Version(), level, stderr.Lost, configured
 	log.Info("starting lb", "version", o.Version, "trench_file", c.TrenchFile)
 	return cli.RunUntilStopped(c.DrainTime, func(stops <-chan struct{}) error { return lb.Run(ctx, o, stops) })
 }
@@ -124,9 +126,8 @@ func (c *runFlags) staleGrace() time.Duration {
 
 // check refuses what would only fail later.
 func (c *runFlags) check(r *cli.Refusals) {
-	_, _, err := c.Logger(false)
-	r.Add(err)
-	err = lb.ValidateLease(c.Lease)
+	c.Log.Check(r)
+	err := lb.ValidateLease(c.Lease)
 	r.If(err != nil, "--lease: %w", err)
 	r.If(len(c.FrontendID) == 0 && c.FrontendTrustDomain.IsZero(),
 		"--frontend-id is required: no SPIFFE ID is authorized")

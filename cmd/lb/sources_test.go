@@ -1,7 +1,10 @@
 package main
 
 import (
+	"fmt"
+	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -123,5 +126,34 @@ func TestRenamedFlags(t *testing.T) {
 				t.Errorf("the help does not hide %s", tt.old)
 			}
 		})
+	}
+}
+
+// Each flag that names peers is the option of the same right.
+func TestPeersBecomeOptions(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "trench.yaml")
+	const trench = "trench: t\nattractor: {name: a, vips: [20.0.0.1/32], gateways: []}\nstreams: []\n"
+	if err := os.WriteFile(file, []byte(trench), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k := parser(t)
+	if _, err := k.Parse([]string{
+		"run", "--trench-file=" + file, "--identity=dev", "--dev-authority-dir=" + t.TempDir(),
+		"--frontend-id=spiffe://a/f1", "--frontend-id=spiffe://a/f2", "--frontend-trust-domain=b",
+		"--reader-id=spiffe://a/r", "--source=registry", "--target-id=s=spiffe://a/t/*", "--max-streams-per-peer=7",
+		"--target-quota=3", "--socket-mode=0660",
+	}); err != nil {
+		t.Fatal(err)
+	}
+	line := k.Model.Target.Addr().Interface().(*commandLine)
+	o, err := line.Run.options(slog.New(slog.DiscardHandler), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := fmt.Sprint(o.Frontends, o.FrontendDomain, o.Readers, o.Targets.Registry.Allow, o.Targets.Registry.Off,
+		o.MaxStreamsPerPeer, o.Targets.Registry.Quota, o.SocketMode)
+	const want = "[spiffe://a/f1 spiffe://a/f2] b [spiffe://a/r] [s=spiffe://a/t/*] false 7 3 -rw-rw----"
+	if got != want {
+		t.Errorf("options %s, want %s", got, want)
 	}
 }

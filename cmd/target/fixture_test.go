@@ -61,13 +61,15 @@ func newFixture(t *testing.T) *fixture {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	f := &fixture{
 		t: t, dir: dir, pod: application(t), image: image(t),
-		client: lab.NewNetNS(t), a: lab.NewNetNS(t), b: lab.NewNetNS(t), target: lab.NewNetNS(t),
+	}
+	for _, ns := range []**lab.NetNS{&f.client, &f.a, &f.b, &f.target} {
+		*ns = lab.NewNetNS(t, lab.WithoutDAD)
 	}
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", f.binary(), ".")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	f.wire(lab.NewNetNS(t))
+	f.wire(lab.NewNetNS(t, lab.WithoutDAD))
 	f.mkdir("run", 0o777|os.ModeSetgid)
 	f.must(os.Chown(filepath.Join(dir, "run"), 0, int(f.pod.SecurityContext.FSGroup)))
 	f.echo()

@@ -129,7 +129,8 @@ func (f *fixture) wantMetrics() {
 	text, err := io.ReadAll(scrape)
 	f.must(err)
 	for _, want := range []string{
-		"vipgate_target_complete 1\n", `vipgate_target_peers{state="live"} 2`, `vipgate_target_flows{peer="`,
+		"vipgate_target_complete 1\n", "vipgate_target_peers_full 0\n",
+		`vipgate_target_peers{state="live"} 2`, `vipgate_target_flows{peer="`,
 	} {
 		if !strings.Contains(string(text), want) {
 			f.t.Errorf("no %s in the metrics", want)

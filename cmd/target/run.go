@@ -10,6 +10,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/replypath"
 	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/target"
@@ -36,12 +37,12 @@ func parsePrefix(s string) (netip.Prefix, error) {
 // role of this program in its network namespace.
 const role = "target"
 
-func (c *runCommand) Run(ctx context.Context, line *commandLine, out *cli.Output) error {
-	log, level, _ := c.Logger(line.Globals.Debug) // check refuses the level
+func (c *runCommand) Run(ctx context.Context, line *commandLine, out *cli.Output, stderr *logs.Writer) error {
+	log, level := c.Logger(line.Globals.Debug, stderr)
 	o := target.Options{
 		Version: cli.Version(), Pool: c.Pool, Interface: c.Interface, AdminSocket: c.AdminSocket,
 		HealthAddr: c.HealthAddress(), MetricsAddr: c.MetricsAddress(), RemoveOnExit: c.RemoveStateOnExit, Log: log,
-		Level: level,
+		Level: level, LostLines: stderr.Lost,
 	}
 	var refused cli.Refusals
 	c.check(&refused, o.ReplyPath())
@@ -57,6 +58,9 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine, out *cli.Output
 		return err
 	}
 	defer release()
+	if err := refuseTrenchPod(ctx); err != nil {
+		return err
+	}
 	if c.Once {
 		return install(ctx, o, out)
 	}
@@ -64,11 +68,22 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine, out *cli.Output
 	return cli.RunUntilStopped(0, func(stops <-chan struct{}) error { return target.Run(ctx, o, stops) })
 }
 
+// refuseTrenchPod returns an error in the network namespace of lb or frontend: packets to VIPs that
+// they forward would be delivered there.
+func refuseTrenchPod(ctx context.Context) error {
+	for _, other := range []string{"lb", "frontend"} {
+		if owner := identity.NetNSOwner(ctx, other); owner != "" {
+			return fmt.Errorf("%s runs in this network namespace, and target would take the packets that it forwards; "+
+				"run target in the pods of applications", owner)
+		}
+	}
+	return nil
+}
+
 // check refuses what would only fail later.
 func (c *runCommand) check(r *cli.Refusals, o replypath.Options) {
-	_, _, err := c.Logger(false)
-	r.Add(err)
-	err = o.Validate()
+	c.Log.Check(r)
+	err := o.Validate()
 	r.If(err != nil, "--pool=%v, --interface=%s: %w", o.Pool, o.Interface, err)
 	r.If(c.Once && c.RemoveStateOnExit, "--remove-state-on-exit: not with --once, which leaves the state")
 	c.Listeners.Check(r, cli.Port{})

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
@@ -79,7 +80,7 @@ type State struct {
 	Announced4, Announced6 int       // announced VIPs, including de-preferred ones
 	Attempts               uint64    // connections tried
 	Sessions               uint64    // sessions established
-	LastError              error     // why the last attempt or session ended; nil before
+	LastError              error     // why the last attempt or session ended; nil before, and with a session
 }
 
 // Announcer is the BGP speaker. It implements task.Task.
@@ -87,6 +88,7 @@ type Announcer struct {
 	options Options
 	dial    func(context.Context) (net.Conn, error)
 	state   *latest.Value[State]
+	up      *latest.Value[gate.Announcer]
 
 	// wake holds a token when the session's goroutine has something to do: a heartbeat for which it
 	// waits, or writes that Post left to it.
@@ -102,7 +104,8 @@ type Announcer struct {
 // New returns an announcer that is idle until Run. Run reports invalid options.
 func New(o Options) *Announcer {
 	a := &Announcer{
-		options: o.withDefaults(), state: latest.New(State{}), table: newTable(), wake: make(chan struct{}, 1),
+		options: o.withDefaults(), state: latest.New(State{}),
+		up: latest.New(gate.Announcer{}), table: newTable(), wake: make(chan struct{}, 1),
 	}
 	a.dial = a.dialTCP
 	return a
@@ -110,6 +113,9 @@ func New(o Options) *Announcer {
 
 // State returns the session's state.
 func (a *Announcer) State() *latest.Value[State] { return a.state }
+
+// Up returns whether the session is established. Unlike State it does not change with each write.
+func (a *Announcer) Up() *latest.Value[gate.Announcer] { return a.up }
 
 // String implements task.Task.
 func (a *Announcer) String() string { return "announcer" }
@@ -203,12 +209,14 @@ func (a *Announcer) attempt(ctx context.Context, enc *encoder) error {
 	return nil
 }
 
-func (a *Announcer) up() {
+func (a *Announcer) established() {
+	now := time.Now()
 	a.state.Update(func(s State) State {
-		s.Established, s.Since = true, time.Now()
+		s.Established, s.Since, s.LastError = true, now, nil
 		s.Sessions++
 		return s
 	})
+	a.up.Set(gate.Announcer{Up: true, Since: now})
 	a.options.Log.Info("session with BIRD established", "peer", a.options.Peer)
 }
 
@@ -223,6 +231,9 @@ func (a *Announcer) down(err error) {
 		is.LastError = err
 	}
 	a.state.Set(is)
+	if was.Established {
+		a.up.Set(gate.Announcer{Since: is.Since})
+	}
 	switch {
 	case err == nil && was.Established:
 		a.options.Log.Info("session with BIRD closed", "peer", a.options.Peer)

@@ -153,7 +153,7 @@ func (s *session) sendKeepaliveAndTable() error {
 		s.keepaliveDue = false
 	}
 	if s.phase == established && !s.announced {
-		s.a.up()
+		s.a.established()
 		return s.announceAll()
 	}
 	return nil

@@ -1,6 +1,7 @@
 package availability_test
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -27,17 +28,34 @@ const interval, within = 100 * time.Millisecond, 2 * time.Second
 func TestAvailableIsReadyForEveryVIP(t *testing.T) {
 	f := newFixture(t)
 	lb, w := f.meridio(), f.watch(interval, within)
-	w.until("unavailable", w.is(states{vipA: vip.NotReady, vipB: vip.NotReady}), nil)
+	var since time.Time // of the state of VIP B
+	look := func(u readiness.Update) {
+		for _, r := range u.Changed {
+			if r.VIP == vipB {
+				since = r.Since
+			}
+		}
+	}
+	live := func(u readiness.Update) { w.live(u); look(u) }
+	w.until("unavailable", w.is(states{vipA: vip.NotReady, vipB: vip.NotReady}), look)
 	if w.at.Service != availability.Service {
 		t.Errorf("service %q", w.at.Service)
 	}
+	began := since
 	lb.SetAvailable(true)
-	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), w.live)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), live)
+	available := since
 	added := vip.Require("20.0.0.9/32")
 	w.vips.Set([]vip.VIP{vipB, added})
-	w.until("other VIPs", w.is(states{vipB: vip.Ready, added: vip.Ready}), w.live)
+	w.until("other VIPs", w.is(states{vipB: vip.Ready, added: vip.Ready}), live)
+	if !available.After(began) || !since.Equal(available) {
+		t.Errorf("unavailable since %v, available since %v and, with other VIPs, %v", began, available, since)
+	}
 	lb.SetAvailable(false)
-	w.until("unavailable again", w.is(states{vipB: vip.NotReady, added: vip.NotReady}), w.live)
+	w.until("unavailable again", w.is(states{vipB: vip.NotReady, added: vip.NotReady}), live)
+	if !since.After(available) {
+		t.Errorf("available since %v, unavailable since %v", available, since)
+	}
 }
 
 func TestOtherIdentifierIsUnavailable(t *testing.T) {
@@ -314,5 +332,172 @@ func TestOtherServerIsRefused(t *testing.T) {
 	}
 	if n := strings.Count(w.log.String(), "level=WARN"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, w.log)
+	}
+}
+
+// answering returns a load balancer that is available. probe answers the n-th probe, from 1.
+func answering(probe func(n int64, answer func() error, end <-chan struct{}) error) *scripted {
+	return &scripted{watch: func(n int64, send func(bool) error, end <-chan struct{}) error {
+		available := func() error { return send(true) }
+		if n > 1 {
+			return probe(n-1, available, end)
+		}
+		if err := available(); err != nil {
+			return err
+		}
+		<-end
+		return nil
+	}}
+}
+
+func (f *fixture) serveScripted(s *scripted) {
+	f.t.Helper()
+	f.serve(f.socket, func(r grpc.ServiceRegistrar) { loadbalancerv1.RegisterStreamAvailabilityServiceServer(r, s) })
+}
+
+// An answer is as old as its question: a load balancer that answers late, or a client that reads late,
+// does not move the end of the lease.
+func TestLeaseBeginsWithTheProbe(t *testing.T) {
+	const delay = 300 * time.Millisecond
+	f := newFixture(t)
+	asked := make(chan time.Time, 1)
+	f.serveScripted(answering(func(n int64, answer func() error, end <-chan struct{}) error {
+		if n == 1 {
+			asked <- time.Now()
+			select {
+			case <-time.After(delay):
+				return answer()
+			case <-end:
+				return nil
+			}
+		}
+		<-end // no other answer renews the lease
+		return nil
+	}))
+	w := f.watch(interval, within)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	first := w.at.LeaseEnd
+	w.until("lease renewed by the probe", func() bool { return w.at.LeaseEnd.After(first) }, nil)
+	if latest := (<-asked).Add(interval + within); w.at.LeaseEnd.After(latest) {
+		t.Errorf("the lease ends %v later than %v after the question", w.at.LeaseEnd.Sub(latest), interval+within)
+	}
+}
+
+// Neither a probe that fails nor other VIPs renew the lease.
+func TestFailedProbeKeepsLeaseEnd(t *testing.T) {
+	f := newFixture(t)
+	f.serveScripted(answering(func(_ int64, _ func() error, end <-chan struct{}) error {
+		<-end
+		return nil
+	}))
+	w := f.watch(interval, 300*time.Millisecond)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	end := w.at.LeaseEnd
+	unchanged := func(u readiness.Update) {
+		if !u.LeaseEnd.Equal(end) {
+			t.Fatalf("the lease ends at %v, want %v", u.LeaseEnd, end)
+		}
+	}
+	for failures := range uint64(2) {
+		w.until("failed probe", func() bool { return w.client.Stats().Failures > failures }, unchanged)
+		added := vip.Require(fmt.Sprintf("20.0.1.%d/32", failures))
+		w.vips.Set([]vip.VIP{vipA, added})
+		w.until("other VIPs", w.is(states{vipA: vip.Ready, added: vip.Ready}), unchanged)
+	}
+}
+
+// The load balancer is available if one of its targets has exactly the identifier of this pod.
+func TestIdentifierOfThisPod(t *testing.T) {
+	type identifiers []map[string]string
+	own, key := map[string]string{"identifier": host}, "identifier"
+	other := map[string]string{key: strings.Repeat("x", len(host))}
+	for name, tt := range map[string]struct {
+		targets   identifiers
+		available bool
+	}{
+		"own":              {identifiers{own}, true},
+		"own among others": {identifiers{other, own, other}, true},
+		"same length":      {identifiers{other}, false},
+		"prefix":           {identifiers{{key: host[:len(host)-1]}}, false},
+		"longer":           {identifiers{{key: host + "x"}}, false},
+		"other case":       {identifiers{{key: strings.ToUpper(host)}}, false},
+		"empty":            {identifiers{{key: ""}}, false},
+		"another key":      {identifiers{{"host": host}}, false},
+		"no context":       {identifiers{nil}, false},
+		"no target":        {nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			response := &loadbalancerv1.Response{}
+			for _, context := range tt.targets {
+				response.Targets = append(response.Targets, &loadbalancerv1.Target{Context: context})
+			}
+			f.serve(f.socket, func(r grpc.ServiceRegistrar) {
+				loadbalancerv1.RegisterStreamAvailabilityServiceServer(r, constant{response: response})
+			})
+			want := vip.NotReady
+			if tt.available {
+				want = vip.Ready
+			}
+			w := f.watch(interval, within)
+			w.until("synced", func() bool { return w.at.Synced }, nil)
+			if !w.is(states{vipA: want, vipB: want})() {
+				t.Errorf("states %v, want %v", w.ready, want)
+			}
+		})
+	}
+}
+
+// constant is a load balancer that sends one response.
+type constant struct {
+	loadbalancerv1.UnimplementedStreamAvailabilityServiceServer
+	response *loadbalancerv1.Response
+}
+
+func (c constant) Watch(_ *emptypb.Empty, s grpc.ServerStreamingServer[loadbalancerv1.Response]) error {
+	if err := s.Send(c.response); err != nil {
+		return err
+	}
+	<-s.Context().Done()
+	return nil
+}
+
+// A change may reach one of two connections earlier: single contradictions end no stream. They are no
+// sign of life of the state either.
+func TestSingleContradictions(t *testing.T) {
+	f := newFixture(t)
+	const probes = 6
+	var first atomic.Pointer[time.Time] // the first probe that agrees
+	f.serveScripted(&scripted{watch: func(n int64, send func(bool) error, end <-chan struct{}) error {
+		switch {
+		case n == 1:
+			if err := send(true); err != nil {
+				return err
+			}
+		case n == 2:
+			if err := send(false); err != nil {
+				return err
+			}
+		case n <= 2*probes:
+			now := time.Now()
+			first.CompareAndSwap(nil, &now)
+			if err := send(n%2 == 1); err != nil { // the other state with every second probe
+				return err
+			}
+		}
+		<-end
+		return nil
+	}})
+	w := f.watch(20*time.Millisecond, within)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	end := w.at.LeaseEnd
+	w.until("many probes", func() bool { return w.client.Stats().Probes >= 2*probes }, func(u readiness.Update) {
+		if !u.LeaseEnd.Equal(end) && first.Load() == nil { // read after the update
+			t.Errorf("a contradiction moved the end of the lease from %v to %v", end, u.LeaseEnd)
+		}
+	})
+	if s := w.Stats(); s.Streams != 1 || !w.is(states{vipA: vip.Ready, vipB: vip.Ready})() {
+		t.Errorf("%d streams, %+v", s.Streams, w.at)
 	}
 }

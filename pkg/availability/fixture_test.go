@@ -131,7 +131,7 @@ type vipgateLB struct {
 func (f *fixture) vipgate(path string, o readiness.TableOptions) *vipgateLB {
 	f.t.Helper()
 	b := &vipgateLB{table: readiness.NewTable(o), log: &logBuffer{}}
-	role := readiness.RolesOf([]spiffeid.ID{f.ca.ID("/frontend")}, nil)
+	role := readiness.RolesOf([]spiffeid.ID{f.ca.ID("/frontend")}, []spiffeid.ID{f.ca.ID("/reader")})
 	b.readiness = readiness.NewServer(b.table, readiness.ServerOptions{Peer: identity.PeerID, Role: role})
 	b.availability = availability.NewServer(b.table, availability.ServerOptions{
 		Host: host, Peer: identity.PeerID, Role: role, Log: b.log.logger(),

@@ -106,7 +106,7 @@ func (s *Server) Watch(_ *emptypb.Empty, stream grpc.ServerStreamingServer[loadb
 	log, opened := s.log.With("peer", id.String()), time.Now()
 	log.Debug("availability watch opened")
 	err = s.serve(stream.Context(), func(available bool) error {
-		log.Info("availability sent to a frontend of Meridio", "available", available)
+		s.throttle.Log(log.Info, id.String(), "availability sent to a frontend of Meridio", "available", available)
 		return stream.Send(s.response(available))
 	})
 	log.Debug("availability watch ended", "open_for", time.Since(opened), "reason", err)

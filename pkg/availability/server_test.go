@@ -211,6 +211,11 @@ func TestWatchAuthorization(t *testing.T) {
 	if !strings.Contains(log, "call denied") || !strings.Contains(log, "spiffe://example.org/stranger") {
 		t.Errorf("log:\n%s", log)
 	}
+	// The limit is one of each peer.
+	reader := f.dial(f.ca.Source(f.ca.SVID(f.ca.ID("/reader"), time.Hour)))
+	read := open(t, reader)
+	read.want(false)
+	defer read.cancel()
 	client := f.dial(f.frontend)
 	var streams []*oldFrontend
 	for range readiness.DefaultMaxStreamsPerPeer {
@@ -223,6 +228,7 @@ func TestWatchAuthorization(t *testing.T) {
 	for _, o := range slices.Backward(streams) {
 		o.cancel()
 	}
+	read.cancel()
 	await.True(t, "streams ended", func() bool { return b.availability.Watching().Load() == 0 })
 	open(t, client).want(false)
 }

@@ -75,7 +75,7 @@ func start(t *testing.T, ns *lab.NetNS) *fixture {
 
 func namespace(t *testing.T) *lab.NetNS {
 	t.Helper()
-	ns := lab.NewNetNS(t)
+	ns := lab.NewNetNS(t, lab.WithoutDAD)
 	run(t, ns, "ip link set lo up; ip link add d0 type veth peer name d1; ip link set d0 up; ip link set d1 up; "+
 		"ip addr add 169.254.100.1/24 dev d0; ip addr add fd00:100::1/64 dev d0 nodad")
 	return ns

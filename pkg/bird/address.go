@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -41,13 +42,18 @@ func lastChoice(a rtnetlink.Address) bool {
 	return a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_SECONDARY) != 0
 }
 
+// maxAddresses bounds the addresses in a problem.
+const maxAddresses = 5
+
 // selectLocal returns the local address of the session to a gateway on the link, or why there is
 // none. It keeps current while possible: another address would restart the session.
 func selectLocal(gateway, current netip.Addr, addrs []rtnetlink.Address) (local netip.Addr, problem string) {
 	var best, waiting rtnetlink.Address
-	family := false
+	var others []string // of the gateway's family
 	for _, a := range addrs {
-		family = family || vip.FamilyOf(a.Addr) == vip.FamilyOf(gateway) && !a.Addr.IsLinkLocalUnicast()
+		if vip.FamilyOf(a.Addr) == vip.FamilyOf(gateway) && !(a.Addr.Is6() && a.Addr.IsLinkLocalUnicast()) {
+			others = append(others, netip.PrefixFrom(a.Addr, a.Network.Bits()).String())
+		}
 		switch {
 		case a.Addr == gateway:
 			return local, fmt.Sprintf("gateway address %s is a local address", gateway)
@@ -72,8 +78,11 @@ func selectLocal(gateway, current netip.Addr, addrs []rtnetlink.Address) (local 
 		return local, fmt.Sprintf("duplicate address detection failed for local address %s", waiting.Addr)
 	case waiting.Tentative():
 		return local, fmt.Sprintf("local address %s is tentative: duplicate address detection runs", waiting.Addr)
-	case !family:
+	case len(others) == 0:
 		return local, fmt.Sprintf("no %s address", vip.FamilyOf(gateway))
+	case len(others) > maxAddresses:
+		others = append(others[:maxAddresses], fmt.Sprintf("%d more", len(others)-maxAddresses))
 	}
-	return local, fmt.Sprintf("no address in a network with %s", gateway)
+	return local, fmt.Sprintf("gateway %s is in the network of none of its addresses (%s); correct the gateway's "+
+		"address, or add an address in its network to the interface", gateway, strings.Join(others, ", "))
 }

@@ -27,6 +27,7 @@ type applyState struct {
 	written chan error // the result of writing pending; nil: nothing is being written
 	refused []byte     // the content that BIRD refused last; not retried
 	retries retries
+	again   bool // BIRD lost the current one
 }
 
 // retries are the attempts of what fails for another reason than BIRD's refusal, as on a full disk.
@@ -45,10 +46,13 @@ func (r *retries) failed(now time.Time) {
 // stage starts writing the configuration of the newest resolution unless BIRD has loaded it.
 func (s *Supervisor) stage() {
 	a, v := &s.apply, s.resolver.result.Load()
+	if a.again && (v.err != nil || bytes.Equal(v.content, a.refused)) {
+		v = a.current
+	}
 	switch {
 	case a.written != nil:
 		return // one at a time: serve calls stage again when this one is written
-	case v.err == nil && bytes.Equal(v.content, a.current.content):
+	case !a.again && v.err == nil && bytes.Equal(v.content, a.current.content):
 		a.current = v
 		s.configured()
 		return
@@ -59,7 +63,7 @@ func (s *Supervisor) stage() {
 		return
 	}
 	written, path := make(chan error, 1), s.stagedPath()
-	a.pending, a.written = v, written
+	a.pending, a.written, a.again = v, written, false
 	go func() { written <- durable.Replace(path, v.content, 0o600) }()
 }
 
@@ -189,7 +193,9 @@ func (s *Supervisor) install(ctx context.Context, content []byte) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, s.options.Executable, "-p", "-c", path).CombinedOutput()
+	cmd := exec.CommandContext(ctx, s.options.Executable, "-p", "-c", path)
+	cmd.WaitDelay = time.Second // a child of it may hold the output open
+	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.Exited() {
 		err = &RefusedError{codeConfigFailed, string(bytes.TrimSpace(out))}

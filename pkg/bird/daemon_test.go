@@ -88,29 +88,55 @@ func TestGatewayReceivesAnnouncedVIPs(t *testing.T) {
 	}
 }
 
-func TestGatewayRoutesExportedToTable(t *testing.T) {
-	for _, as := range []uint32{remoteAS, localAS} {
-		t.Run(strconv.Itoa(int(as)), func(t *testing.T) {
-			p, _, _ := bothUp(t, routerConfig{AS: as, Extra4: "route 20.0.0.1/32 blackhole; route 20.0.0.0/24 blackhole;"},
-				func(g *trench.Gateway) { g.RemoteASN = as })
+// Default routes of gateways are in the kernel's table, and others if that is wanted, at most the
+// limit; VIPs never are.
+func TestImports(t *testing.T) {
+	const routes = "route 20.0.0.1/32 blackhole; route 20.0.0.0/24 blackhole; route 10.0.1.0/24 blackhole; " +
+		"route 10.0.2.0/24 blackhole;"
+	for _, tt := range []struct {
+		name    string
+		as      uint32
+		change  func(*bird.Options)
+		routes  int
+		blocked bool
+	}{
+		{"default routes, eBGP", remoteAS, func(*bird.Options) {}, 1, false},
+		{"default routes, iBGP", localAS, func(*bird.Options) {}, 1, false},
+		{"all", remoteAS, func(o *bird.Options) { o.ImportAll = true }, 4, false},
+		{"limit", remoteAS, func(o *bird.Options) { o.ImportAll, o.ImportLimit = true, 3 }, 3, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			run(t, "ip", "link", "set", "lo", "up")
+			l := newLink(t, vip.IPv4, vip.IPv6)
+			l.Router(routerConfig{AS: tt.as, Extra4: routes})
+			p := newPod(t, l.Dev, tt.change)
+			as := func(g *trench.Gateway) { g.RemoteASN = tt.as }
+			p.Configure([]trench.Gateway{gatewayOf(vip.IPv4, as), gatewayOf(vip.IPv6, as)}, []vip.VIP{vip4, vip6})
+			p.Start()
+			p.await("the routes", func(s bird.State) bool {
+				return len(s.Gateways) == 2 && s.Gateways[0].Imported == tt.routes && s.Gateways[1].Imported == 1 &&
+					s.Gateways[0].ImportsBlocked == tt.blocked
+			})
 			table := func(f string) string {
 				// The table does not exist before its first route.
 				out, _ := exec.Command("ip", f, "route", "show", "table", strconv.Itoa(tableID)).CombinedOutput()
 				return string(out)
 			}
-			await.True(t, "IPv4 default through the gateway",
-				func() bool { return strings.Contains(table("-4"), "default via 169.254.100.150") })
-			await.True(t, "IPv6 default through the gateway",
-				func() bool { return strings.Contains(table("-6"), "default via fd00:100::150") })
-			await.True(t, "a wider prefix", func() bool { return strings.Contains(table("-4"), "20.0.0.0/24 via") })
-			if strings.Contains(table("-4"), "20.0.0.1") {
-				t.Fatalf("a reflected VIP is in the table:\n%s", table("-4"))
+			await.True(t, "the routes in the kernel", func() bool {
+				return strings.Count(table("-4"), " via 169.254.100.150") == tt.routes &&
+					strings.Contains(table("-6"), "default via fd00:100::150")
+			})
+			if !tt.blocked && !strings.Contains(table("-4"), "default via") {
+				t.Errorf("no default route:\n%s", table("-4"))
+			}
+			if warning := p.State().Load().Gateways[0].Warning; strings.Contains(warning, "--import-limit") != tt.blocked {
+				t.Errorf("warning %q", warning)
 			}
 			p.Announce(announce.Announced, vip4, vip6)
 			p.await("VIPs exported",
 				func(s bird.State) bool { return s.Gateways[0].Exported == 1 && s.Gateways[1].Exported == 1 })
 			if all := table("-4") + table("-6"); strings.Contains(all, "20.0.0.1 ") || strings.Contains(all, "2000::1") {
-				t.Fatalf("an announced VIP is in the kernel:\n%s", all)
+				t.Fatalf("a VIP is in the kernel:\n%s", all)
 			}
 		})
 	}
@@ -343,8 +369,7 @@ func TestReconfigurationLeavesOtherSessionsUp(t *testing.T) {
 		gateways []trench.Gateway
 		vips     []vip.VIP
 	}{
-		{"VIPs added", []trench.Gateway{gatewayOf(vip.IPv4), gatewayOf(vip.IPv6)}, more},
-		{"gateway added", []trench.Gateway{gatewayOf(vip.IPv4), ghost, gatewayOf(vip.IPv6)}, more},
+		{"gateway and VIPs added", []trench.Gateway{gatewayOf(vip.IPv4), ghost, gatewayOf(vip.IPv6)}, more},
 		{"gateway and VIPs removed", []trench.Gateway{gatewayOf(vip.IPv4)}, []vip.VIP{vip4}},
 	}
 	for i, step := range steps {

@@ -264,6 +264,13 @@ func rendered(list []Protocol) Reply {
 		if p.HasHoldTimer {
 			r = append(r, Line{1006, fmt.Sprintf("    Hold timer:       %.9f/3", p.HoldTimer.Seconds())})
 		}
+		if p.ImportLimit > 0 || p.LimitHit {
+			limit := fmt.Sprintf("    Import limit:   %d", p.ImportLimit)
+			if p.LimitHit {
+				limit += " [HIT]"
+			}
+			r = append(r, Line{1006, limit})
+		}
 		r = append(r, Line{
 			1006,
 			fmt.Sprintf("    Routes:         %d imported, 0 filtered, %d exported, 0 preferred", p.Imported, p.Exported),

@@ -364,3 +364,22 @@ func TestLogLineReportsSessionLoss(t *testing.T) {
 	slices.Sort(took)
 	t.Logf("known after %v (median %v)", took, took[len(took)/2])
 }
+
+// Another process configures BIRD with another file.
+func TestForeignConfigurationIsReplaced(t *testing.T) {
+	p, gw, _ := bothUp(t, routerConfig{})
+	p.Announce(announce.Announced, vip4, vip6)
+	foreign := filepath.Join(t.TempDir(), "bird.conf")
+	if err := os.WriteFile(foreign, []byte("router id 9.9.9.9;\nprotocol device { }\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ask(p.Options.Socket, `configure "`+foreign+`"`); err != nil {
+		t.Fatal(err)
+	}
+	p.await("sessions lost", down("gateway-ipv4"))
+	p.await("sessions restored", up("gateway-ipv4", "gateway-ipv6"))
+	await.True(t, "VIPs at the gateway", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
+	if n := p.State().Load().Restores; n != 1 {
+		t.Errorf("configured again %d times, want 1", n)
+	}
+}

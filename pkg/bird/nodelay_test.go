@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,8 +22,14 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-// noDelays returns whether each TCP connection of a process has TCP_NODELAY, by its remote address.
-func noDelays(t *testing.T, pid int) map[netip.Addr]bool {
+// tcpOptions are options of a TCP connection.
+type tcpOptions struct {
+	noDelay     bool
+	userTimeout time.Duration
+}
+
+// connections returns the options of a process's TCP connections, by their remote addresses.
+func connections(t *testing.T, pid int) map[netip.Addr]tcpOptions {
 	t.Helper()
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -33,7 +40,7 @@ func noDelays(t *testing.T, pid int) map[netip.Addr]bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := map[netip.Addr]bool{}
+	found := map[netip.Addr]tcpOptions{}
 	for _, e := range entries {
 		n, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -45,16 +52,18 @@ func noDelays(t *testing.T, pid int) map[netip.Addr]bool {
 		}
 		f := os.NewFile(uintptr(fd), e.Name())
 		value, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY)
-		peer, err2 := unix.Getpeername(fd)
+		timeout, err2 := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
+		peer, err3 := unix.Getpeername(fd)
 		_ = f.Close()
-		if errors.Join(err, err2) != nil {
+		if errors.Join(err, err2, err3) != nil {
 			continue // not TCP, or a listener
 		}
+		options := tcpOptions{value != 0, time.Duration(timeout) * time.Millisecond}
 		switch a := peer.(type) {
 		case *unix.SockaddrInet4:
-			found[netip.AddrFrom4(a.Addr)] = value != 0
+			found[netip.AddrFrom4(a.Addr)] = options
 		case *unix.SockaddrInet6:
-			found[netip.AddrFrom16(a.Addr)] = value != 0
+			found[netip.AddrFrom16(a.Addr)] = options
 		}
 	}
 	return found
@@ -74,14 +83,15 @@ func withNoDelay(names ...string) func(bird.State) bool {
 func TestNoDelay(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	// The loopback session is not touched: BIRD sends nothing but KEEPALIVEs there.
-	want := map[netip.Addr]bool{
-		gatewayAddress(vip.IPv4): true, gatewayAddress(vip.IPv6): true, bird.LoopbackAnnouncer: false,
+	gatewayOptions := tcpOptions{noDelay: true, userTimeout: 6 * time.Second} // twice the hold time
+	want := map[netip.Addr]tcpOptions{
+		gatewayAddress(vip.IPv4): gatewayOptions, gatewayAddress(vip.IPv6): gatewayOptions, bird.LoopbackAnnouncer: {},
 	}
 	check := func(when string) {
 		t.Helper()
 		s := p.await("TCP_NODELAY of both sessions "+when, withNoDelay("gateway-ipv4", "gateway-ipv6"))
 		await.True(t, "loopback session", func() bool { return p.Announcer.State().Load().Established })
-		if got := noDelays(t, s.PID); !maps.Equal(got, want) {
+		if got := connections(t, s.PID); !maps.Equal(got, want) {
 			t.Errorf("%s: connections %v, want %v", when, got, want)
 		}
 	}
@@ -100,7 +110,7 @@ func TestNoDelay(t *testing.T) {
 	p.await("another BIRD", func(s bird.State) bool { return s.Alive && s.PID != pid })
 	check("after a restart of BIRD")
 
-	if descriptors := noDelays(t, os.Getpid()); len(descriptors) > 1 {
+	if descriptors := connections(t, os.Getpid()); len(descriptors) > 1 {
 		t.Errorf("the frontend has more than its loopback connection: %v", descriptors)
 	}
 }
@@ -154,7 +164,7 @@ func TestNoDelayRefused(t *testing.T) {
 		p.await("session lost", down("gateway-ipv4"))
 		gw.Command(`enable "trench4"`)
 	}
-	const line = "TCP_NODELAY is not set on BIRD's sessions"
+	const line = "TCP_NODELAY and TCP_USER_TIMEOUT are not set on BIRD's sessions"
 	await.True(t, "a line in the log", func() bool { return strings.Contains(p.Log.String(), line) })
 	if log := p.Log.String(); strings.Count(log, line) != 1 {
 		t.Errorf("logged %d times", strings.Count(log, line))

@@ -166,7 +166,7 @@ func (c routerConfig) text() string {
 		options += fmt.Sprintf(" password %q;", c.Password)
 	}
 	if c.BFD {
-		fmt.Fprintln(&b, "protocol bfd { interface \"*\" { min rx interval 50 ms; min tx interval 50 ms; multiplier 3; }; }")
+		fmt.Fprintln(&b, "protocol bfd { interface \"*\" { min rx interval 50 ms; min tx interval 50 ms; multiplier 20; }; }")
 		options += " bfd on;"
 	}
 	for _, s := range []struct{ name, family, ours, peer string }{

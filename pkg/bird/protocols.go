@@ -19,6 +19,10 @@ type Protocol struct {
 	LastError string
 	Imported  int
 	Exported  int
+	// ImportLimit is the limit of imported routes, and LimitHit whether BIRD shows that routes were
+	// ignored; zero without a limit.
+	ImportLimit int
+	LimitHit    bool
 	// HoldTimer is the remaining hold time; valid only with HasHoldTimer.
 	HoldTimer    time.Duration
 	HasHoldTimer bool
@@ -62,7 +66,7 @@ func relevant(l Line) bool {
 }
 
 // details are the details of protocolDetail, by their first word.
-var details = [...]string{"BGP", "Last", "Hold", "Routes"}
+var details = [...]string{"BGP", "Last", "Hold", "Import", "Routes"}
 
 // protocolHead parses "NAME PROTO TABLE STATE SINCE [INFO…]". SINCE is a time, a date, or both.
 func protocolHead(words []string) Protocol {
@@ -95,6 +99,12 @@ func protocolDetail(p *Protocol, words []string) {
 		if s, err := strconv.ParseFloat(left, 64); err == nil && s >= 0 && s <= math.MaxUint16 {
 			p.HoldTimer, p.HasHoldTimer = time.Duration(s*float64(time.Second)), true
 		}
+	case "Import limit":
+		// "1000", and " [HIT]" after it
+		limit, hit, _ := strings.Cut(value, " ")
+		if n, err := strconv.ParseUint(limit, 10, 32); err == nil {
+			p.ImportLimit, p.LimitHit = int(n), hit == "[HIT]"
+		}
 	case "Routes":
 		// "1 imported, 0 filtered, 2 exported, 1 preferred"
 		for part := range strings.SplitSeq(value, ", ") {
@@ -113,8 +123,11 @@ func protocolDetail(p *Protocol, words []string) {
 	}
 }
 
-// bfdUp is BIRD's name of the state of a BFD session that is up.
-const bfdUp = "Up"
+// BIRD's names of states of BFD sessions: up, and down while packets of the peer arrive.
+const (
+	bfdUp   = "Up"
+	bfdInit = "Init"
+)
 
 // ParseBFD parses the reply to `show bfd sessions` into the state of each peer, such as "Up".
 func ParseBFD(r Reply) map[netip.Addr]string {

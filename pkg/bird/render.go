@@ -157,9 +157,15 @@ protocol bgp '` + LoopbackName + `' {
 	ipv6 { preference 200; import limit 200000 action restart; import filter LB_IN_6; export none; next hop address ::1; };
 }
 
+{{if .ImportAll -}}
 # Routes of gateways: all but VIPs.
 filter NBR_IN_4 { {{if .VIP4}}if net ~ [ {{.VIP4}} ] then reject; {{end}}accept; }
 filter NBR_IN_6 { {{if .VIP6}}if net ~ [ {{.VIP6}} ] then reject; {{end}}accept; }
+{{- else -}}
+# Routes of gateways: default routes.
+filter NBR_IN_4 { if net = 0.0.0.0/0 then accept; reject; }
+filter NBR_IN_6 { if net = ::/0 then accept; reject; }
+{{- end}}
 
 # Routes of gateways are for VIP traffic only: they are exported to a separate table.
 filter KERNEL_OUT {
@@ -242,6 +248,7 @@ protocol bgp 'NBR-{{.Name}}' {
 	{{if .Address.Is4}}ipv4{{else}}ipv6{{end}} {
 		import {{if $.VRRP}}none{{else}}filter {{if .Address.Is4}}NBR_IN_4{{else}}NBR_IN_6{{end}}{{end}};
 		next hop self;
+		import limit {{$.ImportLimit}} action block;
 		export filter {
 			if proto != "` + LoopbackName + `" then reject;
 			# GRACEFUL_SHUTDOWN (RFC 8326), which many gateways ignore: make the path worse as well.
@@ -269,12 +276,18 @@ func Render(in RenderInput) ([]byte, error) {
 	if in.LogFileSize > 0 {
 		logFile = cmp.Or(in.LogFile, filepath.Join(in.Dir, "bird.log"))
 	}
+	// Next hops have the interface as a symbol.
+	if strings.ContainsRune(in.Interface, '\'') {
+		return nil, fmt.Errorf("failed to render BIRD's configuration: name %q of the interface contains a quote",
+			in.Interface)
+	}
 	for what, name := range map[string]string{"interface": in.Interface, "log file": logFile} {
 		if strings.ContainsFunc(name, breaksQuoting) {
 			return nil, fmt.Errorf("failed to render BIRD's configuration: name %q of the %s contains "+
 				"a quote, a wildcard or a control character", name, what)
 		}
 	}
+	in.ImportLimit = cmp.Or(in.ImportLimit, DefaultImportLimit)
 	var set [len(vip.Families)][]string
 	for _, v := range in.VIPs {
 		// "+" matches more specific prefixes as well, but no covering one such as a default route.

@@ -31,6 +31,7 @@ func fullInput() RenderInput {
 		Options: Options{
 			RouterID: netip.MustParseAddr("1.2.3.4"), LoopbackPort: 1790, Password: "SECRET",
 			TableID: 4096, ECMP: true, KernelScanTime: 10 * time.Second,
+			ImportAll: true, ImportLimit: 1000,
 		},
 		Interface: "ext-vlan", Sessions: []Session{a, b},
 		VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")},
@@ -125,6 +126,7 @@ func TestRenderRefusesUnsafeNames(t *testing.T) {
 		func(in *RenderInput) { in.Interface = `eth0"; } evil` },
 		func(in *RenderInput) { in.Interface = "eth*" },
 		func(in *RenderInput) { in.Interface = "eth\n" },
+		func(in *RenderInput) { in.Interface = "e'th0" },
 		func(in *RenderInput) { in.Dir, in.LogFileSize = `/tmp/a"b`, 1000 },
 	} {
 		in := fullInput()
@@ -169,7 +171,10 @@ func TestOptionsInConfiguration(t *testing.T) {
 		"protocol device { scan time 1; }":          {1, 1},
 		"error wait time 1, 1;":                     {3, 3}, // the loopback session's, too
 		"import limit 200000 action restart;":       {2, 2},
+		"import limit 1000 action block;":           {2, 2},
 		`if proto != "LB" then reject;`:             {2, 2},
+		"LB_IN_4 { if net = 0.0.0.0/0 then reject;": {1, 1}, // a VIP is no default route
+		"LB_IN_6 { if net = ::/0 then reject;":      {1, 1},
 		`source = RTS_BGP && proto != "LB" then ac`: {1, 1},
 	} {
 		if got := [2]int{strings.Count(string(content), text), strings.Count(string(without), text)}; got != n {

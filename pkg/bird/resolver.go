@@ -17,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -38,7 +39,8 @@ type resolution struct {
 	problems   map[string]string // by gateway, why it has no session
 	input      RenderInput
 	content    []byte
-	err        error // of rendering; content is nil then
+	protocols  []string // names of those in content
+	err        error    // of rendering; content is nil then
 }
 
 // resolver publishes resolutions, in a separate goroutine: the kernel and file systems can block.
@@ -50,17 +52,19 @@ type resolver struct {
 	// listen subscribes to changes of addresses; wake must not block.
 	listen func(wake func()) (*rtnetlink.Listener, error)
 
+	pulse task.Pulse
+
 	// Owned by run.
-	calls     files.Calls         // of password files
-	external  string              // interface of lastKnown
-	lastKnown []rtnetlink.Address // of the last successful read
-	warned    bool                // the current failure was logged
+	calls     map[string]*files.Calls // by password file, on mounts that hang one by one
+	external  string                  // interface of lastKnown
+	lastKnown []rtnetlink.Address     // of the last successful read
+	warned    bool                    // the current failure was logged
 }
 
 func newResolver(o Options, w *latest.Value[desired]) *resolver {
 	return &resolver{
 		options: o, desired: w, result: latest.New(resolution{}), addresses: interfaceAddresses,
-		listen: listenAddresses,
+		listen: listenAddresses, calls: map[string]*files.Calls{},
 	}
 }
 
@@ -74,7 +78,9 @@ func (s *resolver) run(ctx context.Context) {
 	failed := listener.Failed()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	defer s.pulse.End()
 	for {
+		s.pulse.Next(0)
 		w, changed := s.desired.Get()
 		if w.generation > 0 {
 			if now, changed := s.resolve(ctx, w, s.result.Load()); changed && ctx.Err() == nil {
@@ -86,7 +92,9 @@ func (s *resolver) run(ctx context.Context) {
 		if err == nil && !slices.ContainsFunc(w.attractor.Gateways, withPassword) {
 			interval = checkInterval
 		}
-		timer.Reset(tick.Until(time.Now(), interval))
+		next := tick.Until(time.Now(), interval)
+		timer.Reset(next)
+		s.pulse.Next(next)
 		select {
 		case <-changed:
 		case <-timer.C:
@@ -125,10 +133,11 @@ func (s *resolver) resolve(ctx context.Context, w desired, before resolution) (n
 	now.input = RenderInput{Options: s.options, Interface: a.Interface, VIPs: a.VIPs}
 	now.input.Sessions, now.problems = s.resolveSessions(ctx, a, before.input.Sessions)
 	if before.generation == w.generation && slices.Equal(before.input.Sessions, now.input.Sessions) {
-		now.content, now.err = before.content, before.err
+		now.content, now.protocols, now.err = before.content, before.protocols, before.err
 		return now, !maps.Equal(before.problems, now.problems)
 	}
 	now.content, now.err = Render(now.input)
+	now.protocols = now.input.protocols()
 	return now, true
 }
 
@@ -138,6 +147,9 @@ func (s *resolver) resolveSessions(
 ) (sessions []Session, problems map[string]string) {
 	addrs, err := s.localAddresses(a.Interface)
 	problems = map[string]string{}
+	// One hang after the other would keep address changes from BIRD for minutes.
+	reading, cancel := context.WithTimeoutCause(ctx, files.Timeout, files.ErrHung)
+	defer cancel()
 	for _, g := range a.Gateways {
 		if err != nil {
 			problems[g.Name] = err.Error()
@@ -153,7 +165,7 @@ func (s *resolver) resolveSessions(
 			problems[g.Name] = fmt.Sprintf("interface %s: %s", a.Interface, problem)
 			continue
 		}
-		password, err := s.password(ctx, g.PasswordFile)
+		password, err := s.password(reading, g.PasswordFile)
 		sameFile := func(b Session) bool { return b.PasswordFile == g.PasswordFile }
 		if i := slices.IndexFunc(before, sameFile); i >= 0 && errors.Is(err, files.ErrHung) {
 			password, err = before[i].Password, nil // a file system that hangs must not end the session
@@ -196,7 +208,12 @@ func (s *resolver) password(ctx context.Context, path string) (string, error) {
 	if path == "" {
 		return "", nil
 	}
-	b, err := files.Do(ctx, &s.calls, "password file "+path,
+	calls := s.calls[path]
+	if calls == nil {
+		calls = &files.Calls{Path: path}
+		s.calls[path] = calls
+	}
+	b, err := files.Do(ctx, calls, "password file "+path,
 		func() ([]byte, error) { return files.Read(path, maxPasswordFile) })
 	if errors.Is(err, fs.ErrNotExist) {
 		if explain := s.options.ExplainPassword; explain != nil && explain(path) != "" {

@@ -73,7 +73,20 @@ func TestSelectLocal(t *testing.T) {
 		},
 		{
 			name: "another network", gateway: "10.0.1.9", addrs: []rtnetlink.Address{addr("10.0.0.1/24")},
-			problem: "no address in a network with 10.0.1.9",
+			problem: "gateway 10.0.1.9 is in the network of none of its addresses (10.0.0.1/24); ",
+		},
+		{
+			name: "another network of the range of link-local addresses", gateway: "10.0.1.9",
+			addrs:   []rtnetlink.Address{addr("169.254.100.1/24"), addr("fd00::1/64")},
+			problem: "gateway 10.0.1.9 is in the network of none of its addresses (169.254.100.1/24); ",
+		},
+		{
+			name: "many other networks", gateway: "10.0.1.9",
+			addrs: []rtnetlink.Address{
+				addr("10.1.0.1/24"), addr("10.2.0.1/24"), addr("10.3.0.1/24"), addr("10.4.0.1/24"),
+				addr("10.5.0.1/24"), addr("10.6.0.1/24"), addr("10.7.0.1/24"),
+			},
+			problem: "(10.1.0.1/24, 10.2.0.1/24, 10.3.0.1/24, 10.4.0.1/24, 10.5.0.1/24, 2 more); ",
 		},
 		{
 			name: "another family", gateway: "fd00::9", addrs: []rtnetlink.Address{addr("10.0.0.1/24"), addr("fe80::1/64")},
@@ -340,7 +353,7 @@ func TestResolverPublishesChanges(t *testing.T) {
 }
 
 func TestPreview(t *testing.T) {
-	o := Options{Password: "SECRET", LogFileSize: 1000, Dir: "/x"}
+	o := Options{Password: "SECRET", LogFileSize: 1000, Dir: "/x", ImportAll: true}
 	a := attractorOf(someGateway())
 	a.Interface = "no-such-interf"
 	content, problems, err := o.Preview(a)
@@ -369,16 +382,18 @@ func TestBlockedPasswordFile(t *testing.T) {
 	release := make(chan struct{})
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := files.Do(ended, &a.calls, path,
+	if _, err := files.Do(ended, a.calls[path], path,
 		func() (struct{}, error) { <-release; return struct{}{}, nil }); err == nil {
 		t.Fatal("the call does not hang")
 	}
 	if v, changed := a.resolveAgain(); len(v.input.Sessions) != 1 || changed {
 		t.Errorf("a hung mount ended the session: %+v", v.problems)
 	}
-	close(release)
+	defer close(release)
 
-	if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {
+	// The first read never ends, and the file that takes its place is read. It has another inode,
+	// since both exist for a moment.
+	if err := errors.Join(syscall.Mkfifo(path+".new", 0o600), os.Rename(path+".new", path)); err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(10 * time.Second); ; {

@@ -31,8 +31,9 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 	_, resolved := s.resolver.result.Get()
 	_, expected := s.expect.Get()
 	_, leased := s.lease.State().Get()
-	s.unansweredSince, s.holds = time.Time{}, holdTimers{}
+	s.unansweredSince, s.holds, s.imports = time.Time{}, holdTimers{}, imports{}
 	s.fast.start(time.Now())
+	s.pulse.Next(0)
 	due, timer := time.Now(), time.After(0)
 	for {
 		select {
@@ -74,6 +75,7 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 		now := time.Now()
 		wait := s.wait(now)
 		due, timer = now.Add(wait), time.After(wait)
+		s.pulse.Next(wait)
 	}
 }
 
@@ -201,11 +203,16 @@ func (s *Supervisor) observe(ctx context.Context, p *process) {
 		protocols[x.Name] = x
 	}
 	s.enable(ctx, protocols)
+	s.restore(at, protocols)
+	s.watchImports(ctx, at, protocols, version)
 	s.holds.observe(at, protocols)
 	bfd := s.bfd(ctx)
 	before, lease := s.state.Load(), s.lease.State().Load()
 	gateways := s.resolver.result.Load().states(at, protocols, bfd, lease, before)
 	s.noDelay.Load().describe(gateways)
+	s.imports.describe(gateways)
+	s.checkExports(ctx, at, gateways, before.Gateways)
+	s.errors.describe(at, gateways, protocols, s.apply.current.input.Sessions)
 	if s.logTransitions(before.Gateways, gateways) {
 		s.fast.start(at) // BIRD before 2.14 may sleep before it feeds the session
 		s.sessionCame()  // an operator may have switched the log lines off
@@ -216,6 +223,7 @@ func (s *Supervisor) observe(ctx context.Context, p *process) {
 	s.state.Update(func(st State) State {
 		st.At, st.Alive, st.Err, st.Gateways = at, true, nil, gateways
 		st.Version, st.PID, st.Since, st.LeaseErr = version, p.pid(), p.since, lease.Err
+		st.Loopback = loopback(protocols[LoopbackName])
 		return st
 	})
 }

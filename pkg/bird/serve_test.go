@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -32,7 +33,11 @@ type fakeBIRD struct {
 	dials    int
 	wg       sync.WaitGroup
 	up       bool
-	pid      int // of the server of the socket; 42, the process, when 0
+	pid      int         // of the server of the socket; 42, the process, when 0
+	exported []string    // VIPs, with up
+	lists    []time.Time // requests for exported
+	version  string      // 2.0.12 when empty
+	reloads  []string    // commands that reload a protocol
 }
 
 func (f *fakeBIRD) with(change func()) {
@@ -48,9 +53,19 @@ func (f *fakeBIRD) answer(command string) string {
 	text := "0000 \n"
 	switch {
 	case command == "":
-		text = "0001 BIRD 2.0.12 ready.\n"
+		text = "0001 BIRD " + cmp.Or(f.version, "2.0.12") + " ready.\n"
+	case strings.HasPrefix(command, "reload"):
+		f.reloads = append(f.reloads, command)
 	case strings.HasPrefix(command, "show protocols") && f.up:
-		text = "1002-NBR-a BGP --- up 05:27:00 Established\n1006-  BGP state: Established\n0000 \n"
+		text = fmt.Sprintf("1002-NBR-a BGP --- up 05:27:00 Established\n1006-  BGP state: Established\n"+
+			"     Routes: 0 imported, %d exported\n0000 \n", len(f.exported))
+	case command == "show route exported 'NBR-a'":
+		f.lists = append(f.lists, time.Now())
+		text = "1007-Table master4:\n"
+		for _, v := range f.exported {
+			text += " " + v + "          blackhole [LB 18:03:30.911] * (200) [i]\n"
+		}
+		text += "0000 \n"
 	case strings.HasPrefix(command, "show protocols"):
 		text = "1002-device1 Device --- up 05:27:00\n0000 \n"
 	}
@@ -435,6 +450,60 @@ func TestConfirmWaitsForFreshPoll(t *testing.T) {
 			t.Error("a poll before the call confirmed something")
 		}
 	})
+}
+
+// An observation from before the call does not count as one of the polls that confirm.
+func TestConfirmCountsPollsAfterCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewSupervisor(Options{})
+		s.Expect(1, 0)
+		poll := func() {
+			<-time.After(fastInterval)
+			s.state.Set(State{
+				PID: 42, Alive: true, At: time.Now(),
+				Gateways: []GatewayState{{Family: vip.IPv4, Up: true, Exported: 1}},
+			})
+			synctest.Wait()
+		}
+		poll()
+		confirmed := make(chan error, 1)
+		go func() { confirmed <- s.Confirm(t.Context()) }()
+		synctest.Wait()
+		for n := range fastExtra {
+			poll()
+			if len(confirmed) > 0 {
+				t.Fatalf("confirmed by %d polls after the call", n+1)
+			}
+		}
+		if poll(); len(confirmed) == 0 {
+			t.Fatalf("not confirmed by %d polls", fastExtra+1)
+		}
+		if err := <-confirmed; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// BIRD 3 exports routes again with another command than BIRD 2.
+func TestExportRoutesCommand(t *testing.T) {
+	for version, reload := range map[string]string{
+		"2.0.12": "reload out", "2.20.0": "reload out", "3.1.8": "reload filters out",
+	} {
+		t.Run(version, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeBIRD{version: version}
+				w := watch(t, f)
+				w.ExportRoutes()
+				synctest.Wait()
+				want := []string{reload + ` "KERNEL4"`, reload + ` "KERNEL6"`}
+				f.with(func() {
+					if !slices.Equal(f.reloads, want) {
+						t.Errorf("commands %q, want %q", f.reloads, want)
+					}
+				})
+			})
+		})
+	}
 }
 
 func TestConfirmWaitsForHungBIRD(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/bfdlease"
@@ -23,10 +24,31 @@ type State struct {
 	Restarts       int       // after the first start
 	Configures     uint64    // configurations that a running BIRD loaded
 	ConfigFailures uint64    // configurations that were refused, or not rendered, written or sent
+	Restores       uint64    // configurations loaded again, since BIRD lacked protocols of them
 	Err            error     // why BIRD does not answer; wraps ErrHung when BIRD runs
 	ConfigErr      error     // why BIRD keeps its previous configuration instead of the desired one
 	LeaseErr       error     // why the kernel does not have the lease of the static gateways' BFD sessions
-	Gateways       []GatewayState
+	// Loopback is the state of the session with the announcer in BIRD's words, NoLoopbackSocket if
+	// BIRD cannot listen, or LoopbackDisabled.
+	Loopback string
+	Gateways []GatewayState
+}
+
+// States of the session with the announcer.
+const (
+	NoLoopbackSocket = noSocket
+	LoopbackDisabled = "disabled"
+)
+
+// loopback returns the state of the session with the announcer.
+func loopback(p Protocol) string {
+	switch {
+	case strings.Contains(p.Info, noSocket):
+		return NoLoopbackSocket
+	case p.State == "down":
+		return LoopbackDisabled
+	}
+	return cmp.Or(p.BGPState, p.State)
 }
 
 // ErrHung reports that BIRD runs but does not answer.
@@ -42,19 +64,34 @@ type GatewayState struct {
 	Up bool
 	// Held: the BFD session of the static gateway is held down, since its family does not attract.
 	Held bool
-	// Usable: the gateway is up, or is a static one that comes up once its family attracts.
-	Usable    bool
-	State     string    // the session's state as BIRD names it, or StateHeld or StateNoBFD
-	Since     time.Time // when Up last changed
-	Imported  int
-	Exported  int
-	LastError string // of the session
-	BFD       string // the BFD session's state, empty without one
-	Problem   string // why BIRD has no session with the gateway
-	Warning   string // what does not work with this gateway
+	// Usable: the gateway is up, or is a static one that may come up once its family attracts.
+	Usable   bool
+	State    string    // the session's state as BIRD names it, or StateHeld or StateNoBFD
+	Since    time.Time // when Up last changed
+	Imported int
+	Exported int
+	// LastError is why the session was lost or does not come up, under the present configuration. It
+	// is not cleared by the next attempt.
+	LastError   string
+	LastErrorAt time.Time // when it was observed last; zero while the session is up
+	BFD         string    // the BFD session's state, empty without one
+	Problem     string    // why BIRD has no session with the gateway
+	Warning     string    // what does not work with this gateway
+	// ImportsBlocked: BIRD ignores routes of the gateway beyond the import limit.
+	ImportsBlocked bool
 	// NoDelay: the session's TCP connection has TCP_NODELAY.
 	NoDelay        bool
 	NoDelayProblem string // why it has not, although the session is up
+	// Announced counts the VIPs of its family that the announcer has sent to BIRD.
+	Announced int
+	// Short: BIRD has exported fewer of them for longer than an export takes.
+	Short bool
+	// Exports holds the VIPs that BIRD exports to the gateway while it is Short; nil if not known. It
+	// must not be modified.
+	Exports vip.Set
+	exports exportList
+
+	evidence evidence // of a static gateway
 }
 
 // States of static gateways that BIRD has no name for.
@@ -62,10 +99,6 @@ const (
 	StateHeld  = "Held"
 	StateNoBFD = "No BFD"
 )
-
-// raiseTime is how long a BFD session may take to come up, and counts as usable meanwhile: it takes
-// up to a second, the interval of packets while a session is down (RFC 5880 section 6.8.3).
-const raiseTime = 3 * time.Second
 
 // Expect sets how many VIPs of each family were announced to BIRD. The supervisor polls at short
 // intervals until the sessions export as many.
@@ -136,6 +169,8 @@ func (v resolution) states(
 	list := make([]GatewayState, 0, len(v.gateways))
 	for _, c := range v.gateways {
 		g := GatewayState{Name: c.Name, Address: c.Address, Family: c.Family(), Protocol: c.Protocol, Since: at}
+		old, known := was[c.Name]
+		g.evidence = old.evidence.about(c, v.input.Interface)
 		p, ok := protocols[gatewayPrefix+c.Name]
 		switch {
 		case v.problems[c.Name] != "":
@@ -162,7 +197,7 @@ func (v resolution) states(
 		if c.BFD != nil && ok {
 			g.BFD = bfd[c.Address]
 		}
-		if old, known := was[c.Name]; known && old.Up == g.Up {
+		if known && old.Up == g.Up {
 			g.Since = old.Since
 		}
 		list = append(list, g)
@@ -179,11 +214,14 @@ func (g *GatewayState) static(at time.Time, c trench.Gateway, p Protocol, bfd st
 	case c.BFD == nil:
 		g.Up, g.Usable, g.State = true, true, StateNoBFD
 	case !lease.Attract[f]:
+		g.evidence.held(at, bfd)
 		// BFD stays up until the gateway has seen its detection time pass.
-		g.Up, g.Held, g.Usable, g.State = bfd == bfdUp, true, true, StateHeld
+		g.Up, g.Held, g.State = bfd == bfdUp, true, StateHeld
+		g.Usable = g.Up || g.evidence.failed.IsZero()
 	default:
+		g.evidence.released(at, bfd, lease.Since[f])
 		g.Up, g.State = bfd == bfdUp, cmp.Or(bfd, "Down")
-		g.Usable = g.Up || at.Sub(lease.Since[f]) < raiseTime
+		g.Usable = g.Up || g.evidence.usable(at, lease.Since[f])
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -34,7 +35,11 @@ type Options struct {
 	TableID      uint32
 	ECMP         bool
 	// VRRP are next hops of static default routes. With any, no route is taken from gateways.
-	VRRP           []netip.Addr
+	VRRP []netip.Addr
+	// ImportAll takes all routes of gateways except VIPs, not only default routes.
+	ImportAll bool
+	// ImportLimit bounds the routes that are taken from one gateway. Default: DefaultImportLimit.
+	ImportLimit    uint32
 	KernelScanTime time.Duration
 	LogBIRD        bool   // log all of BIRD's lines at info
 	LogFileSize    int    // bytes of BIRD's log file; 0: no file
@@ -62,17 +67,22 @@ type Supervisor struct {
 	// sessionUp: a session with a gateway came up; coalesced.
 	sessionUp chan struct{}
 	noDelay   atomic.Pointer[noDelay]
+	errors    sessionErrors
 	// confirming counts the calls of Confirm in progress: BIRD is polled at fastInterval.
 	confirming atomic.Int32
 	lease      *bfdlease.Lease // of the BFD sessions of static gateways
 	resolver   *resolver
 	dial       func(ctx context.Context, socket string) (*Client, error)
 
+	pulse task.Pulse
+
 	// Owned by Run.
 	apply           applyState
 	client          *Client
 	fast            fastPoll
 	holds           holdTimers
+	imports         imports
+	missing         missing
 	sockets         retries           // of listening sockets that BIRD could not open
 	unansweredSince time.Time         // start of the oldest command without an answer; zero: none
 	failures        map[string]string // the last logged error, by gateway
@@ -83,7 +93,7 @@ func (o Options) withDefaults() Options {
 		o.RouterID = RouterID()
 	}
 	o.KernelScanTime, o.Log = cmp.Or(o.KernelScanTime, 10*time.Second), cmp.Or(o.Log, slog.New(slog.DiscardHandler))
-	o.Executable = Executable(o.Executable)
+	o.Executable, o.ImportLimit = Executable(o.Executable), cmp.Or(o.ImportLimit, DefaultImportLimit)
 	return o
 }
 
@@ -112,6 +122,11 @@ func Executable(path string) string {
 // String implements task.Task.
 func (s *Supervisor) String() string { return "BIRD" }
 
+// Overdue implements task.Loop, also for the loop that reads addresses and passwords.
+func (s *Supervisor) Overdue() time.Duration {
+	return max(s.pulse.Overdue(), s.resolver.pulse.Overdue())
+}
+
 // State returns the state of BIRD and its sessions.
 func (s *Supervisor) State() *latest.Value[State] { return s.state }
 
@@ -137,6 +152,7 @@ func (s *Supervisor) ExportRoutes() { latest.Wake(s.export) }
 func (s *Supervisor) trigger() { latest.Wake(s.hint) }
 
 func (s *Supervisor) event(e Event) {
+	s.errors.logged(e, time.Now())
 	if e.CameUp() && strings.HasPrefix(e.Protocol, gatewayPrefix) {
 		s.sessionCame() // first: the gateway's UPDATEs follow at once
 	}
@@ -158,6 +174,8 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if err := s.resolver.result.Wait(ctx, func(v resolution) bool { return v.generation > 0 }); err != nil {
 		return err
 	}
+	s.pulse.Next(0)
+	defer s.pulse.End()
 	for _, dir := range []string{s.options.Dir, filepath.Dir(s.options.Socket)} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("failed to create directory for BIRD: %w", err)
@@ -184,6 +202,7 @@ func (s *Supervisor) keepRunning(ctx context.Context) error {
 	delay := backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	for starts := 0; ; starts++ {
 		began := time.Now()
+		s.pulse.Next(0)
 		err := s.runOnce(ctx, starts)
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -198,6 +217,7 @@ func (s *Supervisor) keepRunning(ctx context.Context) error {
 			st.Gateways = s.resolver.result.Load().states(time.Now(), nil, nil, s.lease.State().Load(), st)
 			return st
 		})
+		s.pulse.Next(wait)
 		if err := backoff.Sleep(ctx, wait); err != nil {
 			return err
 		}
@@ -213,6 +233,7 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 	if err != nil {
 		return err
 	}
+	s.pulse.Next(0)
 	defer s.awaitWrite()
 	o := s.options
 	p, err := startProcess(ctx, o.Executable, s.configPath(), o.Socket, o.Log, o.LogBIRD, s.event)

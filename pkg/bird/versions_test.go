@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/vipgate/vipgate/test/lab"
@@ -13,7 +14,7 @@ import (
 // sessions refused, lost and restored, kernel routes, reconfiguration, the end of an orphan.
 const basicPath = "^(TestGatewayReceivesAnnouncedVIPs|TestGatewayWithoutHoldTimeIsRefused|" +
 	"TestReconfigurationLeavesOtherSessionsUp|TestOrphanWithdrawsAndIsTerminated|" +
-	"TestBFDEndsSessionBeforeTCP|TestRemovedKernelRoutesAreExportedAgain|TestNoDelay|TestStatic.*)$"
+	"TestBFDEndsSessionBeforeTCP|TestRemovedKernelRoutesAreExportedAgain|TestNoDelay|TestImports|TestStatic.*)$"
 
 // TestOtherVersions runs them with each BIRD that test/setup/birds.sh unpacked.
 func TestOtherVersions(t *testing.T) {
@@ -24,21 +25,32 @@ func TestOtherVersions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, version := range []string{"2.17", "2.20", "3.1", "3.4"} {
+	versions := []string{"2.17", "2.20", "3.1", "3.4"}
+	executables, outputs, results := make([]string, 4), make([][]byte, 4), make([]error, 4)
+	// All at the same time, each in namespaces of its own: the tests mostly wait for timers of BGP.
+	// t.Parallel would run as many as there are processors.
+	var running sync.WaitGroup
+	for i, version := range versions {
+		found, err := filepath.Glob(filepath.Join(birds, version+".*", "bird"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(found) == 0 {
+			continue
+		}
+		executables[i] = found[0]
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", basicPath)
+		cmd.Env = append(os.Environ(), insideVariable+"=", birdVariable+"="+found[0])
+		running.Go(func() { outputs[i], results[i] = cmd.CombinedOutput() })
+	}
+	running.Wait()
+	for i, version := range versions {
 		t.Run(version, func(t *testing.T) {
-			found, err := filepath.Glob(filepath.Join(birds, version+".*", "bird"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(found) == 0 {
+			if executables[i] == "" {
 				lab.Skip(t, "BIRD "+version+" (test/setup/birds.sh)")
 			}
-			t.Parallel()
-			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", basicPath)
-			// In namespaces of its own, beside the other versions.
-			cmd.Env = append(os.Environ(), insideVariable+"=", birdVariable+"="+found[0])
-			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Errorf("with %s: %v\n%s", found[0], err, out)
+			if results[i] != nil {
+				t.Errorf("with %s: %v\n%s", executables[i], results[i], outputs[i])
 			}
 		})
 	}

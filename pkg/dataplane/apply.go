@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -293,6 +292,7 @@ func (e *engine) transact(plans []*streamChange, repairBase bool) error {
 func (e *engine) transactEach(plans []*streamChange, base bool) {
 	write := func(p *streamChange, c plan.Change) {
 		if !p.failed && !c.Empty() {
+			e.pulse.Next(0) // of as many as there are streams
 			if err := e.kernel.Write(c); err != nil {
 				p.fail(err)
 			}
@@ -325,9 +325,11 @@ func (e *engine) removeTargets(plans []*streamChange) {
 	if len(gone) == 0 {
 		return
 	}
-	flushErr := e.kernel.FlushConntrack(gone)
+	err := e.kernel.FlushConntrack(gone)
 	afterStep("flushed")
-	err := cmp.Or(flushErr, e.kernel.RemoveRoutes(gone))
+	if err == nil {
+		err = e.kernel.RemoveRoutes(gone)
+	}
 	afterStep("unrouted")
 	for _, p := range plans {
 		if err != nil && len(p.Removed) > 0 {

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -61,6 +62,33 @@ func TestRemovedServingTargetDrains(t *testing.T) {
 	w.settle(left, false)
 	if len(w.k.Targets) != 1 || w.k.conns[number] || len(w.e.targets) != 1 {
 		t.Fatalf("left: %+v, connections %v", w.k.Targets, w.k.conns)
+	}
+}
+
+// While connections have the fwmark of a target that goes, its rules and routes stay.
+func TestRoutesOutliveConnections(t *testing.T) {
+	w := newModelFixture()
+	with := func(role Role) *Desired {
+		return desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", role)))
+	}
+	w.settle(with(Serving), false)
+	number := w.number("a", "x2")
+	w.settle(with(Down), false)
+	left := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+	w.k.conns[number], w.k.flushErr = true, errors.New("connection tracking is busy")
+	for range 2 {
+		w.settle(left, false)
+		if s := w.k.Targets[number]; s == nil || !s.Rules[vip.IPv4] || !s.NextHops[vip.IPv4].IsValid() {
+			t.Fatalf("connections have the fwmark, and left of the target is %+v", s)
+		}
+		if p, ok := w.problem("stream a"); !ok || !strings.Contains(p.Detail, "connection tracking is busy") {
+			t.Errorf("problems: %v", w.state().Problems)
+		}
+	}
+	w.k.flushErr = nil
+	w.settle(left, false)
+	if s := w.k.Targets[number]; s != nil || w.k.conns[number] || w.number("a", "x2") != 0 || len(w.state().Problems) > 0 {
+		t.Errorf("left: %+v, connections %v, problems %v", s, w.k.conns, w.state().Problems)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -81,6 +82,7 @@ type engine struct {
 	log    *slog.Logger
 	kernel kernelConn
 	now    func() time.Time
+	pulse  task.Pulse
 
 	// targets are the installed targets by fwmark; nil until they were recovered from the
 	// kernel. adopted is set once they were matched with the desired state.
@@ -286,7 +288,7 @@ func (e *engine) assignVIPs() {
 	if e.vipsAssigned() {
 		return
 	}
-	s := plan.AssignVIPs(e.desired.Streams, e.network.LocalAddrs)
+	s := plan.AssignVIPs(e.desired.Streams, e.network.LocalAddrs, e.network.LocalRoutes)
 	s.Limit(e.observed.VIPs)
 	e.assignedVIPs, e.assignedIn = make(map[string][]vip.VIP, len(e.desired.Streams)), e.network
 	for name, x := range e.desired.Streams {

@@ -41,7 +41,9 @@ type modelKernel struct {
 	conns   map[uint32]bool // connection-tracking marks
 	// refuse fails transactions about a stream.
 	refuse string
-	inUse  map[uint32]string
+	// flushErr fails the removal of entries of connection tracking.
+	flushErr error
+	inUse    map[uint32]string
 }
 
 func newModelKernel() *modelKernel {
@@ -289,6 +291,9 @@ func (k *modelKernel) UsedByOthers([]uint32) (map[uint32]string, error) { return
 
 func (k *modelKernel) FlushConntrack(numbers []uint32) error {
 	k.act()
+	if k.flushErr != nil {
+		return k.flushErr
+	}
 	for _, n := range numbers {
 		delete(k.conns, n)
 	}

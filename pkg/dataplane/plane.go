@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
+	"time"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
@@ -57,6 +59,9 @@ type Options struct {
 	StateDir string
 	// OnRepair is called with the repaired objects. It must not block.
 	OnRepair func([]Repaired)
+	// Gateways returns the addresses of the gateways, which send what is forwarded; nil: unknown. It
+	// must not block.
+	Gateways func() []netip.Addr
 	Log      *slog.Logger
 }
 
@@ -114,6 +119,9 @@ func New(o Options) (*Plane, error) {
 		},
 	}, nil
 }
+
+// Overdue implements task.Loop.
+func (p *Plane) Overdue() time.Duration { return p.e.pulse.Overdue() }
 
 // Configure sets the desired state. It never blocks; the newest call wins. Before the first
 // call the kernel state stays as it is.

@@ -11,8 +11,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Preflight returns what the network namespace of the calling thread lacks, each with the
-// command that fixes it. It changes nothing.
+// Preflight returns why the data plane cannot work in the network namespace of the calling thread,
+// each reason with its remedy. It changes nothing. Wrong kernel parameters are not among them: a Plane
+// reports them, and withholds the families that they concern, until they are right.
 func Preflight(o Options) []Problem {
 	if problem := lacksCapability(); problem != nil {
 		return []Problem{*problem} // every other check needs it
@@ -22,9 +23,6 @@ func Preflight(o Options) []Problem {
 		return []Problem{{Object: "netlink", Detail: err.Error(), Remedy: "run it on a Linux kernel with netlink sockets"}}
 	}
 	problems := conn.MissingModules()
-	for _, p := range sysctlProblems(conn) {
-		problems = append(problems, p.Problem)
-	}
 	if err := conn.Close(); err != nil {
 		problems = append(problems, Problem{Object: "netlink", Detail: err.Error()})
 	}

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -43,7 +44,8 @@ func TestPreflightRefusesForeignRulesBetween(t *testing.T) {
 	}))
 }
 
-func TestPreflightNamesWhatIsMissing(t *testing.T) {
+// Wrong kernel parameters are named with their remedy. They do not keep lb from starting.
+func TestWrongSysctls(t *testing.T) {
 	ns, net := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(ns, "int0", net, "pod"))
 	must(t, lab.Veth(ns, "eth0", net, "pod2"))
@@ -63,10 +65,20 @@ func TestPreflightNamesWhatIsMissing(t *testing.T) {
 	look := func() map[string]Problem {
 		found := map[string]Problem{}
 		must(t, ns.Do(func() error {
-			for _, p := range append(Preflight(Options{}), Advice(Options{})...) {
+			conn, err := fwstate.Dial(Config{}.WithDefaults())
+			if err != nil {
+				return err
+			}
+			for _, p := range sysctlProblems(conn) {
+				found[p.Object] = p.Problem
+			}
+			for _, p := range Advice(Options{}) {
 				found[p.Object] = p
 			}
-			return nil
+			if problems := Preflight(Options{}); len(problems) > 0 {
+				t.Errorf("refuses to start: %v", problems)
+			}
+			return conn.Close()
 		}))
 		return found
 	}
@@ -112,5 +124,25 @@ func TestPreflightNamesWhatIsMissing(t *testing.T) {
 	must(t, ns.Sysctl("net.ipv4.conf.int0.rp_filter", "0"))
 	if found := look(); len(found) != 1 || found["net.ipv4.conf.int0.rp_filter"].Object == "" {
 		t.Errorf("strict filtering everywhere: %v", found)
+	}
+}
+
+// A sysctl that drops packets withholds the VIPs of its family, and no other does.
+func TestSysctlsThatDropWithhold(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	p := s.start()
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
+	for key, want := range map[string][2]bool{
+		"net.ipv4.ip_forward": {true, false}, "net.ipv6.conf.all.forwarding": {false, true},
+		"net.ipv4.fib_multipath_hash_policy": {}, "net.ipv6.fib_multipath_hash_policy": {},
+	} {
+		must(t, s.ns.Sysctl(key, "0"))
+		p.wait(key+" = 0", func(s State) bool {
+			return len(s.Problems) > 0 && s.Problems[0].Object == key &&
+				want == [2]bool{s.Withheld[0] != "", s.Withheld[1] != ""}
+		})
+		must(t, s.ns.Sysctl(key, "1"))
+		p.wait(key+" = 1", func(s State) bool { return len(s.Problems) == 0 && s.Withheld == [2]string{} })
 	}
 }

@@ -44,6 +44,7 @@ type reconciler struct {
 
 	sysctlsChecked time.Time
 	sysctlProblems []sysctlProblem
+	mtuProblems    []Problem
 	// oldRulesRemoved: rules that were installed with other options are removed.
 	oldRulesRemoved bool
 	// lastLinkDown is when a link went down, updated at most once a second.
@@ -66,7 +67,9 @@ func (p *Plane) unsubscribe() {
 func (p *Plane) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	defer p.e.pulse.End()
 	for {
+		p.e.pulse.Next(0)
 		var listenErr error
 		if p.watch == nil {
 			// Subscribe before the read, so that no change between them is missed.
@@ -79,7 +82,9 @@ func (p *Plane) run(ctx context.Context) {
 		}
 		desired, reconfigured := p.desired.Get()
 		failed := p.step(desired) || listenErr != nil
-		timer.Reset(time.Until(p.nextStep(failed)))
+		next := time.Until(p.nextStep(failed))
+		timer.Reset(next)
+		p.e.pulse.Next(next)
 		var changed, broken <-chan struct{}
 		if p.watch != nil {
 			changed, broken = p.watch.Changed, p.watch.Failed()
@@ -190,7 +195,12 @@ func (p *Plane) step(desired *Desired) (failed bool) {
 		e.stale |= network
 	}
 	e.expireHolds()
+	network := e.network
 	e.observe(!now.Before(p.nextRead()))
+	e.pulse.Next(0)
+	if network != e.network || p.sysctlsChecked.Equal(now) { // or gateways and targets may be others
+		p.mtuProblems = e.mtuProblems()
+	}
 	if e.readErr == nil && e.desired != nil && e.repairsAreSlow() {
 		// Readiness must not wait for a long repair.
 		p.publish(e.desired, nil)
@@ -200,6 +210,7 @@ func (p *Plane) step(desired *Desired) (failed bool) {
 		desired = nil
 	}
 	e.converge(desired, false)
+	e.pulse.Next(0)
 	if desired != nil && !p.oldRulesRemoved && e.readErr == nil && !e.failing() && len(e.drift()) == 0 {
 		err := p.conn.RemoveOldRules()
 		if err != nil {
@@ -250,6 +261,7 @@ func (p *Plane) publish(desired *Desired, err error) {
 	if e.network != nil {
 		e.describe(&s)
 	}
+	s.Problems = append(s.Problems, p.mtuProblems...)
 	for _, x := range p.sysctlProblems {
 		s.Problems = append(s.Problems, x.Problem)
 		if x.drops && s.Withheld[x.family] == "" {

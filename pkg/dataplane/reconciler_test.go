@@ -73,3 +73,24 @@ func TestOwnTransactionsNeedNoPass(t *testing.T) {
 		}
 	}
 }
+
+// The data plane is overdue while a call of its loop blocks, and not while it waits.
+func TestHungPlaneIsOverdue(t *testing.T) {
+	x := newSite(t)
+	p, err := New(x.options())
+	x.must(err)
+	hang := make(chan struct{})
+	p.subscribe = func(c fwstate.Config) (*fwstate.Watch, error) {
+		<-hang
+		return fwstate.Subscribe(c)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- x.ns.Do(func() error { return p.Run(ctx) }) }()
+	x.eventually("an overdue loop", func() bool { return p.Overdue() > 100*time.Millisecond })
+	close(hang)
+	<-p.Ready()
+	x.eventually("a loop that waits", func() bool { return p.Overdue() == 0 })
+	cancel()
+	x.must(<-done)
+}

@@ -32,7 +32,7 @@ type site struct {
 
 func newSite(t testing.TB) *site {
 	t.Helper()
-	s := &site{t: t, ns: lab.NewNetNS(t), peer: lab.NewNetNS(t), dir: t.TempDir()}
+	s := &site{t: t, ns: lab.NewNetNS(t, lab.WithoutDAD), peer: lab.NewNetNS(t, lab.WithoutDAD), dir: t.TempDir()}
 	for key, value := range map[string]string{
 		"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1", "net.ipv4.conf.all.rp_filter": "0",
 		"net.ipv4.conf.default.rp_filter":    "0",

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -45,14 +47,16 @@ func Replace(path string, content []byte, mode fs.FileMode) (err error) {
 			err = fmt.Errorf("failed to write %s: %w", path, err)
 		}
 	}()
-	// In the same directory, or the rename is not atomic. The file of a killed run is overwritten.
-	tmp, err := os.OpenFile(path+temporarySuffix, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, mode)
+	// In the same directory, or the rename is not atomic. The file of a killed run is removed: a process
+	// that has it open, or a mode that lets other users read it, would reveal the content.
+	if err := unix.Unlink(path + temporarySuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("failed to remove %s: %w", path+temporarySuffix, err)
+	}
+	tmp, err := os.OpenFile(path+temporarySuffix, os.O_CREATE|os.O_WRONLY|os.O_EXCL, mode)
 	if err != nil {
 		return err
 	}
-	// Before the content: the mode of a temporary file that exists may let other users read it.
-	err = tmp.Chmod(mode)
-	if err == nil {
+	if err = tmp.Chmod(mode); err == nil { // the umask may have removed bits
 		_, err = tmp.Write(content)
 	}
 	if err == nil {

@@ -2,15 +2,25 @@ package endpoint
 
 import (
 	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/test/identitytest"
 )
 
 func TestWatchStatusInterval(t *testing.T) {
@@ -48,4 +58,57 @@ func TestWatchStatusInterval(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+// The kernel's credentials of the peer decide, even if the mode of the socket was widened.
+func TestAdminSocketRefusesOtherUsers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to connect as another user")
+	}
+	dir := identitytest.ShortDir(t)
+	path := filepath.Join(dir, "admin.sock")
+	e, err := NewAdmin(t.Context(), path, slog.New(slog.DiscardHandler), metrics.NewLB("test"), nil, registerHealth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, e)
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(path, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	for uid, allowed := range map[int]bool{0: true, 65534: false} {
+		answer, err := requestAs(uid, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.HasPrefix(answer, "HTTP/1.0 200"); got != allowed || !allowed && answer != "" {
+			t.Errorf("user %d: answer %.40q, want one: %v", uid, answer, allowed)
+		}
+	}
+}
+
+// requestAs asks for the index of pprof as a user, and returns the answer.
+func requestAs(uid int, path string) (answer string, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // for good: the thread keeps the user
+		if _, _, number := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); number != 0 {
+			err = number
+			return
+		}
+		var fd int
+		if fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return
+		}
+		f := os.NewFile(uintptr(fd), path)
+		defer f.Close()
+		if err = unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+			return
+		}
+		_, _ = io.WriteString(f, "GET /debug/pprof/ HTTP/1.0\r\n\r\n") // the peer may have closed it
+		content, _ := io.ReadAll(f)
+		answer = string(content)
+	}()
+	<-done
+	return answer, err
 }

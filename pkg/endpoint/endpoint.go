@@ -88,7 +88,7 @@ func NewPlainExcept(ctx context.Context, name, addr string, refused func(local n
 ) (*Endpoint, error) {
 	listeners, err := ListenTCP(ctx, addr, MaxConnections, true)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("--%s-port: %w", name, err)
 	}
 	for i, l := range listeners {
 		listeners[i] = Except(l, refused)
@@ -132,7 +132,7 @@ func NewMutual(ctx context.Context, name, addr string, calls Calls, creds creden
 ) (*Endpoint, error) {
 	listeners, err := ListenTCP(ctx, addr, MaxRegistryConnections, false)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("--%s-address: %w", name, err)
 	}
 	e := newEndpoint(name, listeners, calls, register, append(options, grpc.Creds(creds))...)
 	reflection.Register(e.server)

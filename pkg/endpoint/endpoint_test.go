@@ -18,9 +18,11 @@ import (
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	grpchealth "google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/vipgate/vipgate/pkg/metrics"
 )
@@ -203,7 +205,7 @@ func TestPlainEndpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := NewPlain(t.Context(), "health", e.Addr().String(), metrics.NewLB("test"), registerHealth); err == nil ||
-		!strings.Contains(err.Error(), "health: ") {
+		!strings.Contains(err.Error(), "--health-port: port ") {
 		t.Fatalf("a busy port gave %v", err)
 	}
 	cancel()
@@ -247,6 +249,10 @@ func TestPlainEndpointLimits(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
+	huge := &healthv1.HealthCheckRequest{Service: strings.Repeat("x", 5<<10)}
+	if _, err := healthv1.NewHealthClient(conn).Check(ctx, huge); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a request of 5 KiB: %v", err)
+	}
 	for range 16 {
 		stream, err := healthv1.NewHealthClient(conn).Watch(ctx, &healthv1.HealthCheckRequest{})
 		if err == nil {

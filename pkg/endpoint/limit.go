@@ -28,13 +28,14 @@ func ListenTCP(ctx context.Context, addr string, most int, loopback bool) ([]net
 	var config net.ListenConfig
 	l, err := config.Listen(ctx, "tcp", addr)
 	if err != nil {
-		return nil, err
+		return nil, explainListen(addr, err)
 	}
 	listeners := []net.Listener{Limit(l, most)}
 	if at := l.Addr().(*net.TCPAddr); loopback && !at.IP.IsLoopback() && !at.IP.IsUnspecified() {
-		second, err := config.Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", at.Port))
+		local := fmt.Sprintf("127.0.0.1:%d", at.Port)
+		second, err := config.Listen(ctx, "tcp", local)
 		if err != nil {
-			return nil, errors.Join(err, l.Close())
+			return nil, errors.Join(explainListen(local, err), l.Close())
 		}
 		listeners = append(listeners, Limit(second, most))
 	}

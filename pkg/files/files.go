@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
-	"sync/atomic"
+	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,17 +20,46 @@ const Timeout = 2 * time.Second
 // ErrHung is wrapped when a file system did not respond in time.
 var ErrHung = errors.New("the file system hangs")
 
-// Calls runs calls into file systems one at a time, so that a hung mount blocks at most one
-// goroutine. The zero Calls is ready for use.
-type Calls struct{ running atomic.Bool }
+// Calls runs calls into file systems, each for at most [Timeout]: a call that takes longer is
+// abandoned, which blocks its goroutine until the file system answers. The zero Calls is ready for
+// use, and starts no call before the one before it has ended.
+type Calls struct {
+	// Path is the file that the calls read. With it a call is tried again while older ones hang: when
+	// the path leads to another inode, and after [retryTime]. Calls that write have no Path: one that
+	// hung would overwrite what a later one wrote.
+	Path string
+
+	mu      sync.Mutex
+	newest  *attempt // nil if the last call has ended
+	running int      // goroutines that have not ended
+}
+
+// attempt is a call that has not ended.
+type attempt struct {
+	begin   time.Time
+	since   time.Time // the begin of the first attempt that hung on this file
+	file    inode     // of Path when the call began; zero while stat(2) hangs
+	probing bool      // a goroutine compares file
+}
+
+const (
+	// retryTime is the shortest time between two attempts for the same inode. When calls have hung
+	// for long it is a quarter of that time, so that a day costs 30 blocked threads.
+	retryTime = 30 * time.Second
+	// maxRunning bounds the goroutines, and so the threads, that hung calls block.
+	maxRunning = 64
+)
+
+type inode struct{ device, number uint64 }
 
 // Do runs call and returns its results, an error that wraps [ErrHung] when it does not end within
-// [Timeout], or ctx's error. In the last two cases the call continues, and other calls fail at once
-// until it ends.
+// [Timeout], or the cause of ctx. In the last two cases the call continues, and other calls fail
+// until it ends or [Calls.Path] permits another attempt.
 func Do[T any](ctx context.Context, c *Calls, what string, call func() (T, error)) (T, error) {
 	var none T
 	hung := fmt.Errorf("%s: %w: it did not answer within %v", what, ErrHung, Timeout)
-	if !c.running.CompareAndSwap(false, true) {
+	a := c.start(c.replaced(ctx))
+	if a == nil {
 		return none, hung
 	}
 	var result T
@@ -36,7 +67,8 @@ func Do[T any](ctx context.Context, c *Calls, what string, call func() (T, error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		defer c.running.Store(false)
+		defer c.end(a)
+		c.identify(a)
 		result, err = call()
 	}()
 	timer := time.NewTimer(Timeout)
@@ -47,8 +79,94 @@ func Do[T any](ctx context.Context, c *Calls, what string, call func() (T, error
 	case <-timer.C:
 		return none, hung
 	case <-ctx.Done():
-		return none, ctx.Err()
+		return none, context.Cause(ctx)
 	}
+}
+
+// start returns a new attempt, or nil while the newest one hangs and it is too early for another.
+func (c *Calls) start(replaced bool) *attempt {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	a := &attempt{begin: now, since: now}
+	if hung := c.newest; hung != nil && !replaced {
+		wait := max(retryTime, hung.begin.Sub(hung.since)/4)
+		if c.Path == "" || now.Sub(hung.begin) < wait {
+			return nil
+		}
+		a.since = hung.since
+	}
+	if c.running >= maxRunning {
+		return nil
+	}
+	c.newest = a
+	c.running++
+	return a
+}
+
+func (c *Calls) end(a *attempt) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running--
+	if c.newest == a {
+		c.newest = nil
+	}
+}
+
+// identify records the inode that a reads.
+func (c *Calls) identify(a *attempt) {
+	if c.Path == "" {
+		return
+	}
+	file, _ := inodeOf(c.Path) // the call returns the error
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a.file = file
+}
+
+// replaced reports whether the newest attempt hangs on a file that is no longer at Path. It waits
+// for stat(2) as Do waits for a call.
+func (c *Calls) replaced(ctx context.Context) bool {
+	c.mu.Lock()
+	hung := c.newest
+	if hung == nil || hung.probing || c.Path == "" || c.running >= maxRunning {
+		c.mu.Unlock()
+		return false
+	}
+	hung.probing = true
+	c.running++
+	c.mu.Unlock()
+
+	answer := make(chan bool, 1)
+	go func() {
+		file, err := inodeOf(c.Path)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		hung.probing = false
+		c.running--
+		answer <- err == nil && file != hung.file || errors.Is(err, fs.ErrNotExist)
+	}()
+	timer := time.NewTimer(Timeout)
+	defer timer.Stop()
+	select {
+	case replaced := <-answer:
+		return replaced
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+func inodeOf(path string) (inode, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return inode{}, err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return inode{}, fmt.Errorf("stat %s: no inode", path)
+	}
+	return inode{st.Dev, st.Ino}, nil
 }
 
 // Read returns the content of a regular file of at most limit bytes. It does not block on special

@@ -62,10 +62,138 @@ func TestOneHungCallAtATime(t *testing.T) {
 		if started.Load() != 1 || time.Since(begin) != Timeout {
 			t.Errorf("%d calls started, after %v", started.Load(), time.Since(begin))
 		}
+		// A call without a path may write: it never runs beside another one.
+		time.Sleep(time.Hour)
+		if _, err := Do(t.Context(), &c, "state", call); !errors.Is(err, ErrHung) || started.Load() != 1 {
+			t.Errorf("got %v after %d calls", err, started.Load())
+		}
 		close(release)
 		synctest.Wait()
 		if n, err := Do(t.Context(), &c, "state", call); n != 1 || err != nil {
 			t.Errorf("after the hang: %d, %v", n, err)
+		}
+	})
+}
+
+// hung is a reader of a file whose calls hang until release is closed.
+type hung struct {
+	calls   Calls
+	started atomic.Int32
+	release chan struct{}
+	healthy atomic.Bool
+}
+
+func newHung(t *testing.T) *hung {
+	t.Helper()
+	h := &hung{release: make(chan struct{}), calls: Calls{Path: filepath.Join(t.TempDir(), "file")}}
+	h.put(t)
+	return h
+}
+
+// put replaces the file by another inode.
+func (h *hung) put(t *testing.T) {
+	t.Helper()
+	next := h.calls.Path + ".new"
+	if err := errors.Join(os.WriteFile(next, nil, 0o600), os.Rename(next, h.calls.Path)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (h *hung) read(t *testing.T) error {
+	t.Helper()
+	_, err := Do(t.Context(), &h.calls, "file", func() (int, error) {
+		if h.started.Add(1); !h.healthy.Load() {
+			<-h.release
+		}
+		return 0, nil
+	})
+	synctest.Wait()
+	return err
+}
+
+func TestHungReadIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHung(t)
+		defer close(h.release)
+		begin, last, longest := time.Now(), time.Now(), time.Duration(0)
+		for n := int32(0); time.Since(begin) < 24*time.Hour; time.Sleep(10 * time.Second) {
+			now := time.Now()
+			if err := h.read(t); !errors.Is(err, ErrHung) {
+				t.Fatalf("got %v", err)
+			}
+			if h.started.Load() == n {
+				continue
+			}
+			gap := now.Sub(last)
+			if n++; n > 1 && (gap < retryTime || gap > max(retryTime, last.Sub(begin)/4)+20*time.Second) {
+				t.Errorf("attempt %d came %v after the one before, %v after the first", n, gap, now.Sub(begin))
+			}
+			last, longest = now, max(longest, gap)
+		}
+		if n := h.started.Load(); n > 35 || longest < time.Hour {
+			t.Errorf("%d attempts in a day, with pauses of up to %v", n, longest)
+		}
+		// The file answers new calls, while the old ones still hang.
+		h.healthy.Store(true)
+		time.Sleep(12 * time.Hour)
+		for range 2 {
+			if err := h.read(t); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestReplacedFileIsReadWithoutPause(t *testing.T) {
+	for name, replace := range map[string]func(t *testing.T, h *hung){
+		"another inode": func(t *testing.T, h *hung) { h.put(t) },
+		"no file": func(t *testing.T, h *hung) {
+			if err := os.Remove(h.calls.Path); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHung(t)
+				defer close(h.release)
+				for range 3 {
+					if err := h.read(t); !errors.Is(err, ErrHung) {
+						t.Fatalf("got %v", err)
+					}
+				}
+				replace(t, h)
+				h.healthy.Store(true)
+				begin := time.Now()
+				for range 2 {
+					if err := h.read(t); err != nil || !time.Now().Equal(begin) {
+						t.Errorf("after %v: %v", time.Since(begin), err)
+					}
+				}
+				if n := h.started.Load(); n != 3 {
+					t.Errorf("%d calls, want 3", n)
+				}
+			})
+		})
+	}
+}
+
+func TestHungCallsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHung(t)
+		for range 2 * maxRunning {
+			if err := h.read(t); !errors.Is(err, ErrHung) {
+				t.Fatalf("got %v", err)
+			}
+			h.put(t)
+		}
+		if n := h.started.Load(); n < maxRunning-1 || n > maxRunning {
+			t.Errorf("%d calls hang, want about %d", n, maxRunning)
+		}
+		close(h.release)
+		synctest.Wait()
+		if err := h.read(t); err != nil {
+			t.Errorf("after the end of the hang: %v", err)
 		}
 	})
 }

@@ -47,3 +47,9 @@ func StampOf(path string) (_ Stamp, err error) {
 func (s Stamp) Settled(now time.Time) bool {
 	return s != Stamp{} && now.Sub(time.Unix(s.changed.Unix())) > settleTime
 }
+
+// Empty reports whether the file has no content.
+func (s Stamp) Empty() bool { return s.size == 0 }
+
+// SameFile reports whether both are Stamps of one inode, also with different contents.
+func (s Stamp) SameFile(other Stamp) bool { return s.device == other.device && s.inode == other.inode }

@@ -43,6 +43,9 @@ func (a *admin) ListEvents(_ context.Context, r *frontendv1.ListEventsRequest) (
 	if err != nil {
 		return nil, err
 	}
+	if err := a.known(v); err != nil {
+		return nil, err
+	}
 	match := about(v)
 	s := a.process.observer.state
 	s.mu.RLock()
@@ -58,6 +61,11 @@ func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest,
 	v, err := filter(r.GetVip())
 	if err != nil {
 		return err
+	}
+	if r.GetInstanceId() == "" { // otherwise the client continues, perhaps with another frontend
+		if err := a.known(v); err != nil {
+			return err
+		}
 	}
 	match := about(v)
 	s, instance := a.process.observer.state, a.process.instance
@@ -94,6 +102,23 @@ func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest,
 	}
 }
 
+// known returns an error for a VIP that is not in the attractor and has no events. Without a
+// configuration every VIP may come.
+func (a *admin) known(v vip.VIP) error {
+	loaded := a.process.config.Value().Load()
+	if v.IsZero() || loaded.Generation == 0 || slices.Contains(loaded.Config.Attractor.VIPs, v) {
+		return nil
+	}
+	s := a.process.observer.state
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if found, _, _ := s.events.page(0, 1, about(v)); len(found) > 0 || s.vips.Get(v) != nil {
+		return nil
+	}
+	return status.Errorf(codes.NotFound,
+		"VIP %s is not in the attractor and has no events; `frontend status` lists the VIPs", v)
+}
+
 // filter returns the VIP of a request, the zero VIP for all.
 func filter(name string) (vip.VIP, error) {
 	if name == "" {
@@ -107,6 +132,9 @@ func filter(name string) (vip.VIP, error) {
 }
 
 func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*frontendv1.DrainResponse, error) {
+	if r.GetAll() != (len(r.GetVips()) == 0) {
+		return nil, status.Error(codes.InvalidArgument, "a drain needs either VIPs or all, not both")
+	}
 	return a.drain(ctx, "drained", r.GetVips(), (*gate.Gate).Drain)
 }
 

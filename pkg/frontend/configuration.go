@@ -34,7 +34,6 @@ func (p *process) setSource() {
 		p.configName, p.staleName = "trench file", TrenchFile
 		p.config = trench.NewWatcher(p.TrenchFile, p.Defaults, p.Config, p.Log)
 		p.health.Set(Configuration, p.Config != nil, "trench file not accepted yet")
-		p.health.Set(NSPCli, p.Config != nil, "see "+Configuration)
 		p.health.Set(TrenchFile, true, "")
 		return
 	}
@@ -76,9 +75,6 @@ func (f *follower) showConfiguration(l trench.Loaded) {
 	valid := l.Err == nil && l.Generation > 0
 	f.health.Set(Configuration, valid, cmp.Or(logs.Text(l.Err), f.configName+" not read yet"))
 	f.metrics.Configuration(valid)
-	if f.nsp == nil {
-		f.health.Set(NSPCli, valid, "see "+Configuration)
-	}
 }
 
 // showStale shows whether the configuration is refreshed: by the writer of the trench file, or by

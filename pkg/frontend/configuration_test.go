@@ -1,12 +1,22 @@
 package frontend
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/vipgate/vipgate/pkg/announce"
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/kernel"
+	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/nsp"
+	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -68,4 +78,97 @@ func TestReloadDetail(t *testing.T) {
 	if want := "NSP nsp:7778 reloaded, except for: VIP a: x; gateway b: y"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
+}
+
+// followNSP returns a follower of the NSP with a controller that announces vipA and withdraws vipB.
+func followNSP(t *testing.T) *follower {
+	t.Helper()
+	p := afterDecision()
+	p.Log, p.nsp, p.kernel = slog.New(slog.DiscardHandler), new(nsp.Source), kernel.New(kernel.Options{})
+	p.Gate.DrainTime, p.Settle = 2*time.Second, 300*time.Millisecond
+	p.attractor = &attractor{current: latest.New(attraction{}), apply: func(time.Time, [len(vip.Families)]bool) {}}
+	s := &scriptedSource{update: readiness.Update{
+		Position: readiness.Position{InstanceID: "lb", Revision: 1}, Complete: true, Synced: true, Open: true,
+		LeaseEnd: time.Now().Add(time.Hour), Changed: []readiness.VIPReadiness{{VIP: vipA, State: vip.Ready}},
+	}}
+	up := bird.State{At: time.Now().Add(time.Hour), Alive: true, Gateways: []bird.GatewayState{{
+		Name: "g", Family: vip.IPv4, Up: true, Usable: true,
+	}}}
+	p.controller = &controller{
+		gate: gate.New(gate.Options{DrainTime: p.Gate.DrainTime}), source: s, bird: latest.New(up),
+		kernel: latest.New(kernel.Confirmed{VIPs: vip.NewSet(vipA, vipB)}), announcer: announce.New(announce.Options{}),
+		session: latest.New(gate.Announcer{Up: true}), observer: p.observer, attractor: p.attractor,
+		commands: make(chan command), ready: make(chan struct{}),
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.controller.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	<-p.controller.ready
+	f := &follower{process: p, departed: departed{}, release: time.NewTimer(time.Hour), leave: time.NewTimer(time.Hour)}
+	f.configureVIPs(t, vipA, vipB)
+	synctest.Wait()
+	if !p.controller.tryUpdate() {
+		t.Fatal("the controller is busy")
+	}
+	return f
+}
+
+func (f *follower) configureVIPs(t *testing.T, vips ...vip.VIP) {
+	t.Helper()
+	if err := f.configure(t.Context(), &trench.Config{Attractor: trench.Attractor{VIPs: vips}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An announced VIP that leaves the NSP's configuration is de-preferred for the drain time, and kept
+// until gateways have confirmed its withdrawal; a withdrawn one leaves immediately.
+func TestVIPLeavesNSP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := followNSP(t)
+		left := time.Now()
+		f.configureVIPs(t)
+		if !f.configured.Has(vipA) || f.configured.Has(vipB) {
+			t.Errorf("configured while %s leaves: %v", vipA, f.configured.Sorted())
+		}
+		if end := f.departed[vipB]; !end.Equal(left.Add(confirmTimeout + f.Settle)) {
+			t.Errorf("source routing of %s ends after %v", vipB, end.Sub(left))
+		}
+		<-f.leave.C
+		if took, want := time.Since(left), f.Gate.DrainTime+confirmTimeout; took != want {
+			t.Errorf("%s leaves after %v, want %v", vipA, took, want)
+		}
+		f.leaving = nil
+		if err := f.apply(t.Context(), *f.next); err != nil || len(f.configured) != 0 {
+			t.Errorf("configured in the end: %v, %v", f.configured.Sorted(), err)
+		}
+	})
+}
+
+// A new configuration ends the drain of a VIP that was leaving, and no drain by an operator.
+func TestNSPChangeKeepsDrains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := followNSP(t)
+		drained := func() (list map[vip.VIP]time.Time) {
+			if err := f.controller.Do(t.Context(), func(g *gate.Gate, _ time.Time) { list = g.Drained() }); err != nil {
+				t.Fatal(err)
+			}
+			return list
+		}
+		f.configureVIPs(t, vipB)
+		if list := drained(); len(list) != 1 || list[vipA].IsZero() {
+			t.Errorf("drained while %s leaves: %v", vipA, list)
+		}
+		f.configureVIPs(t, vipA, vipB)
+		if list := drained(); len(list) != 0 {
+			t.Errorf("drained once %s is back: %v", vipA, list)
+		}
+		if err := f.controller.Do(t.Context(), func(g *gate.Gate, now time.Time) { g.Drain(now, vipA) }); err != nil {
+			t.Fatal(err)
+		}
+		f.configureVIPs(t, vipA)
+		if list := drained(); len(list) != 1 {
+			t.Errorf("drained by an operator after a change: %v", list)
+		}
+	})
 }

@@ -2,9 +2,10 @@ package frontend
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/announce"
@@ -13,7 +14,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // beatInterval is the longest pause of the controller. The announcer's KEEPALIVE is due in the same
@@ -30,13 +33,13 @@ type controller struct {
 	bird         *latest.Value[bird.State]
 	kernel       *latest.Value[kernel.Confirmed]
 	announcer    *announce.Announcer
+	session      *latest.Value[gate.Announcer] // of the announcer
 	observer     *observer
 	attractor    *attractor
 	requireRoute bool // see gateways
 	commands     chan command
 	ready        chan struct{} // closed once Run works
-	started      time.Time     // set before ready is closed
-	lastRun      atomic.Int64  // time of the last evaluation of the loop, since started
+	pulse        task.Pulse
 
 	mu       sync.Mutex  // guards the gate and the rest
 	running  bool        // Run works
@@ -71,10 +74,8 @@ func (c *controller) Do(ctx context.Context, f func(g *gate.Gate, now time.Time)
 	}
 }
 
-// idle returns the time since the last evaluation. It must be called after ready was closed.
-func (c *controller) idle() time.Duration {
-	return time.Since(c.started) - time.Duration(c.lastRun.Load())
-}
+// Overdue implements task.Loop.
+func (c *controller) Overdue() time.Duration { return c.pulse.Overdue() }
 
 // Run evaluates the gate on every input until ctx ends.
 func (c *controller) Run(ctx context.Context) error {
@@ -88,13 +89,16 @@ func (c *controller) Run(ctx context.Context) error {
 	}
 	sessions, sessionsChanged := c.bird.Get()
 	confirmed, confirmedChanged := c.kernel.Get()
-	c.gate.Gateways(gateways(sessions, c.requireRoute))
+	session, sessionChanged := c.session.Get()
+	c.gate.Gateways(withExports(gateways(sessions, c.requireRoute), sessions))
+	c.gate.Announcer(session)
 	c.gate.Route(confirmed.VIPs)
-	c.started = time.Now()
 	c.setRunning(true)
 	defer c.setRunning(false)
 	close(c.ready)
+	defer c.pulse.End()
 	for {
+		c.pulse.Next(beatInterval)
 		var now time.Time // of the evaluation
 		var done chan struct{}
 		select {
@@ -104,7 +108,10 @@ func (c *controller) Run(ctx context.Context) error {
 			now = c.step(nil)
 		case <-sessionsChanged:
 			sessions, sessionsChanged = c.bird.Get()
-			now = c.step(func() { c.gate.Gateways(gateways(sessions, c.requireRoute)) })
+			now = c.step(func() { c.gate.Gateways(withExports(gateways(sessions, c.requireRoute), sessions)) })
+		case <-sessionChanged:
+			session, sessionChanged = c.session.Get()
+			now = c.step(func() { c.gate.Announcer(session) })
 		case <-confirmedChanged:
 			confirmed, confirmedChanged = c.kernel.Get()
 			now = c.step(func() { c.gate.Route(confirmed.VIPs) })
@@ -118,7 +125,6 @@ func (c *controller) Run(ctx context.Context) error {
 			beat.Reset(tick.Until(time.Now(), beatInterval))
 			now = c.step(func() {})
 		}
-		c.lastRun.Store(int64(now.Sub(c.started)))
 		c.announcer.Heartbeat(now)
 		if done != nil {
 			close(done)
@@ -228,9 +234,48 @@ func gateways(s bird.State, requireRoute bool) gate.Gateways {
 	for _, gw := range s.Gateways {
 		if gw.Usable && (gw.Imported > 0 || !requireRoute) {
 			g.Up[gw.Family] = true
+			g.Static[gw.Family] = g.Static[gw.Family] || isStatic(gw)
 		}
 	}
 	return g
+}
+
+// withExports adds the VIPs of each family that gateways receive, if every gateway that is up lacks
+// some and the others are known.
+func withExports(g gate.Gateways, s bird.State) gate.Gateways {
+	for _, family := range vip.Families {
+		isUp := func(gw bird.GatewayState) bool { return gw.Family == family && gw.Up }
+		complete := func(gw bird.GatewayState) bool { return isUp(gw) && (!gw.Short || gw.Exports == nil) }
+		if !s.Alive || !slices.ContainsFunc(s.Gateways, isUp) || slices.ContainsFunc(s.Gateways, complete) {
+			continue
+		}
+		exported := vip.Set{}
+		for _, gw := range s.Gateways {
+			if isUp(gw) {
+				maps.Copy(exported, gw.Exports)
+			}
+		}
+		g.Exported[family] = exported
+	}
+	return g
+}
+
+// exportsProblem returns what a gateway that lacks VIPs receives, with the remedy.
+func exportsProblem(g bird.GatewayState) string {
+	return fmt.Sprintf("receives %d of %d VIPs: BIRD does not export the others; "+
+		"did another process change BIRD's configuration? `birdc show route noexport 'NBR-%s'`",
+		g.Exported, g.Announced, g.Name)
+}
+
+// short returns the problem of each gateway of a family that lacks VIPs.
+func short(s bird.State, family vip.Family) []string {
+	var problems []string
+	for _, g := range s.Gateways {
+		if g.Family == family && g.Up && g.Short {
+			problems = append(problems, g.Name+": "+exportsProblem(g))
+		}
+	}
+	return problems
 }
 
 // lbUpdate converts an update; the states are appended to a slice.

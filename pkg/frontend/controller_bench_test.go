@@ -104,7 +104,7 @@ func benchmarkTakeToWrite(b *testing.B, n int, changed ...int) {
 	}
 	c := &controller{
 		gate: gate.New(gate.Options{NoFlapBackoff: true}), source: s, bird: latest.New(up),
-		kernel: latest.New(kernel.Confirmed{VIPs: vip.NewSet(vips...)}), announcer: a, observer: o,
+		kernel: latest.New(kernel.Confirmed{VIPs: vip.NewSet(vips...)}), announcer: a, session: a.Up(), observer: o,
 		attractor: &attractor{current: latest.New(attraction{}), apply: func(time.Time, [len(vip.Families)]bool) {}},
 		commands:  make(chan command), ready: make(chan struct{}),
 	}

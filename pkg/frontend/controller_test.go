@@ -3,6 +3,8 @@ package frontend
 import (
 	"context"
 	"errors"
+	"reflect"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -31,6 +34,7 @@ func TestUpdateByReceiver(t *testing.T) {
 	c := &controller{
 		gate: gate.New(gate.Options{NoFlapBackoff: true}), source: s, bird: latest.New(up),
 		kernel: latest.New(kernel.Confirmed{VIPs: vip.NewSet(vipA)}), announcer: announce.New(announce.Options{}),
+		session:   latest.New(gate.Announcer{Up: true}),
 		observer:  o,
 		attractor: &attractor{current: latest.New(attraction{}), apply: func(time.Time, [len(vip.Families)]bool) {}},
 		commands:  make(chan command), ready: make(chan struct{}),
@@ -76,32 +80,125 @@ func TestUpdateByReceiver(t *testing.T) {
 	}
 }
 
+// runController runs a controller without inputs until stop; apply is called in each evaluation.
+func runController(t *testing.T, apply func(now time.Time)) (c *controller, stop func()) {
+	t.Helper()
+	o, _ := testObserver()
+	c = &controller{
+		gate: gate.New(gate.Options{}), bird: latest.New(bird.State{}), kernel: latest.New(kernel.Confirmed{}),
+		announcer: announce.New(announce.Options{}), session: latest.New(gate.Announcer{}), observer: o,
+		attractor: &attractor{
+			current: latest.New(attraction{}),
+			apply:   func(now time.Time, _ [len(vip.Families)]bool) { apply(now) },
+		},
+		commands: make(chan command), ready: make(chan struct{}),
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	<-c.ready
+	return c, func() {
+		t.Helper()
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
+}
+
 // The KEEPALIVEs of the loopback session need a heartbeat also without any input of the gate.
 func TestControllerBeatsAtWholeSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const offset = 300 * time.Millisecond
 		<-time.After(offset)
-		o, _ := testObserver()
-		c := &controller{
-			gate: gate.New(gate.Options{}), bird: latest.New(bird.State{}), kernel: latest.New(kernel.Confirmed{}),
-			announcer: announce.New(announce.Options{}), observer: o,
-			attractor: &attractor{current: latest.New(attraction{}), apply: func(time.Time, [len(vip.Families)]bool) {}},
-			commands:  make(chan command), ready: make(chan struct{}),
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- c.Run(ctx) }()
-		<-c.ready
+		var evaluated atomic.Pointer[time.Time]
+		_, stop := runController(t, func(now time.Time) { evaluated.Store(&now) })
 		for range 5 {
 			<-time.After(time.Second)
 			synctest.Wait()
-			if got := c.idle(); got != offset {
+			if got := time.Since(*evaluated.Load()); got != offset {
 				t.Errorf("last evaluated %v before %v", got, time.Now())
 			}
 		}
-		cancel()
-		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Error(err)
+		stop()
+	})
+}
+
+// The gate is overdue once an evaluation blocks, and not while it waits.
+func TestHungGateIsOverdue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang, hung := make(chan struct{}), atomic.Bool{}
+		c, stop := runController(t, func(time.Time) {
+			if hung.Load() {
+				<-hang
+			}
+		})
+		for range 60 {
+			<-time.After(time.Second)
+			if got := c.Overdue(); got > beatInterval {
+				t.Errorf("overdue by %v while it waits", got)
+			}
+		}
+		hung.Store(true)
+		<-time.After(time.Minute)
+		if got := c.Overdue(); got < 58*time.Second {
+			t.Errorf("overdue by %v after it has been blocked for a minute", got)
+		}
+		close(hang)
+		stop()
+		if got := c.Overdue(); got != 0 {
+			t.Errorf("overdue by %v after its end", got)
 		}
 	})
+}
+
+// A family has a gateway if one of a live BIRD is usable and, where required, gives a route.
+func TestGatewaysOfState(t *testing.T) {
+	at := time.Unix(1, 0)
+	for name, tt := range map[string]struct {
+		change       func(*bird.State)
+		requireRoute bool
+		up, static   bool
+	}{
+		"up":                   {func(*bird.State) {}, false, true, false},
+		"without a route":      {func(*bird.State) {}, true, false, false},
+		"with a route":         {func(s *bird.State) { s.Gateways[0].Imported = 1 }, true, true, false},
+		"static":               {func(s *bird.State) { s.Gateways[0].Protocol = trench.Static }, false, true, true},
+		"BIRD does not answer": {func(s *bird.State) { s.Alive = false }, false, false, false},
+		"not usable":           {func(s *bird.State) { s.Gateways[0].Usable = false }, false, false, false},
+	} {
+		s := bird.State{At: at, Alive: true, Gateways: []bird.GatewayState{{
+			Name: "g", Family: vip.IPv6, Protocol: trench.BGP, Up: true, Usable: true,
+		}}}
+		tt.change(&s)
+		want := gate.Gateways{At: at}
+		want.Up[vip.IPv6], want.Static[vip.IPv6] = tt.up, tt.static
+		if got := gateways(s, tt.requireRoute); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, want %+v", name, got, want)
+		}
+		if s.Gateways[0].Protocol == trench.Static {
+			s.Alive = false
+			if got := senders(s); len(got[vip.IPv6]) != 0 {
+				t.Errorf("senders of a BIRD that does not answer: %v", got)
+			}
+		}
+	}
+}
+
+// The gate receives every field of an update.
+func TestLBUpdate(t *testing.T) {
+	at := func(s int64) time.Time { return time.Unix(s, 0) }
+	got := lbUpdate(readiness.Update{
+		Position: readiness.Position{InstanceID: "lb", Revision: 7}, Synced: true, LeaseEnd: at(1), EndedAt: at(2),
+		StaleGrace: time.Second, GoingAway: true, DrainEnd: at(3), Complete: true,
+		Changed: []readiness.VIPReadiness{{VIP: vipA, State: vip.Draining, DrainEnd: at(4)}}, Removed: []vip.VIP{vipB},
+	}, nil)
+	want := gate.LBUpdate{
+		Instance: "lb", Revision: 7, Live: true, LeaseEnd: at(1), EndedAt: at(2), Grace: time.Second,
+		GoingAway: true, DrainEnd: at(3), Complete: true,
+		VIPs: []gate.VIPState{{VIP: vipA, State: vip.Draining, DrainEnd: at(4)}}, Removed: []vip.VIP{vipB},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
 }

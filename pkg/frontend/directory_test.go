@@ -122,7 +122,11 @@ func TestDirectoryReadiness(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(s.path, "lb-ready-a"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	since := s.state[vipA].Since
 	s.wantState(vipA, vip.Ready, reasonFile, "lb-ready-a")
+	if now := s.state[vipA].Since; !now.After(since) || !s.state[vipB].Since.Equal(since) {
+		t.Errorf("%s changed at %v, not ready since %v; %s since %v", vipA, now, since, vipB, s.state[vipB].Since)
+	}
 	if u = s.update; !u.Complete || u.Position.Revision != 2 || u.ReceivedAt.IsZero() {
 		t.Errorf("second update: %+v", u)
 	}
@@ -188,4 +192,24 @@ func publishGone(t *testing.T, drain time.Duration) (s *directoryFixture, path s
 		t.Fatal(err)
 	}
 	return s, path
+}
+
+// A new trench file is judged on the last listing, and does not renew its lease.
+func TestOldListingRenewsNoLease(t *testing.T) {
+	config := latest.New(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}))
+	s := newDirectorySource(readinessfile.NewReader(readinessfile.Options{
+		Path: t.TempDir(), Log: slog.New(slog.DiscardHandler),
+	}), config, "instance")
+	now := time.Now()
+	listing := readinessfile.Listing{Scanned: true, At: now.Add(-2 * time.Second), Revision: 1}
+	s.publish(now.Add(-2*time.Second), listing, config.Load().Config)
+	s.Take()
+	s.publish(now, listing, configOf(trench.Stream{Name: "b", VIPs: []vip.VIP{vipA}}).Config)
+	u := s.Take()
+	if want := listing.At.Add(readinessfile.MaxListingAge); !u.LeaseEnd.Equal(want) || !u.LastMessage.Equal(listing.At) {
+		t.Errorf("the lease ends %v after the listing, want %v", u.LeaseEnd.Sub(listing.At), readinessfile.MaxListingAge)
+	}
+	if !u.Complete || u.Position.Revision != 2 || !u.ReceivedAt.Equal(now) {
+		t.Errorf("update %+v", u)
+	}
 }

@@ -290,6 +290,9 @@ func (b *bulk) proto(p *frontendv1.Event) {
 	}
 }
 
-func familyProto(f vip.Family) readinessv1.IpFamily {
-	return readinessv1.IpFamily_IP_FAMILY_IPV4 + readinessv1.IpFamily(f)
+var ipFamilies = [...]readinessv1.IpFamily{
+	vip.IPv4: readinessv1.IpFamily_IP_FAMILY_IPV4,
+	vip.IPv6: readinessv1.IpFamily_IP_FAMILY_IPV6,
 }
+
+func familyProto(f vip.Family) readinessv1.IpFamily { return ipFamilies[f] }

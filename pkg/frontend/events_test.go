@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -27,7 +29,12 @@ func serveEvents(t *testing.T) (*observer, frontendv1.FrontendServiceClient) {
 	t.Helper()
 	o, _ := testObserver()
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
-	frontendv1.RegisterFrontendServiceServer(server, &admin{process: &process{observer: o, instance: "this-one"}})
+	vips := []vip.VIP{vipA, vipB, numbered(200)}
+	config := trench.NewWatcher("/nowhere", trench.Defaults{},
+		&trench.Config{Attractor: trench.Attractor{VIPs: vips}}, slog.New(slog.DiscardHandler))
+	frontendv1.RegisterFrontendServiceServer(server, &admin{process: &process{
+		observer: o, instance: "this-one", config: config,
+	}})
 	listener := bufconn.Listen(64 << 10)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
@@ -182,6 +189,38 @@ func TestWatchersResume(t *testing.T) {
 	if status.Code(err) != codes.InvalidArgument {
 		t.Errorf("an address for a VIP: %v", err)
 	}
+}
+
+// A script whose list of VIPs is empty by mistake drains nothing.
+func TestDrainOfNothing(t *testing.T) {
+	_, c := serveEvents(t)
+	for _, r := range []*frontendv1.DrainRequest{{}, {All: true, Vips: []string{vipA.String()}}} {
+		if _, err := c.Drain(t.Context(), r); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("drain of %v: %v", r, err)
+		}
+	}
+}
+
+// A VIP that the frontend never had is named, not answered with no events.
+func TestEventsOfUnknownVIP(t *testing.T) {
+	o, c := serveEvents(t)
+	gone, unknown := numbered(7), numbered(8)
+	o.decided(decisions{Changes: []gate.Change{change(gone, gate.Announced, gate.Withdrawn, gate.NotConfigured)}})
+	o.drain()
+	for v, want := range map[vip.VIP]codes.Code{vipB: codes.OK, gone: codes.OK, unknown: codes.NotFound} {
+		if _, err := c.ListEvents(t.Context(), &frontendv1.ListEventsRequest{Vip: v.String()}); status.Code(err) != want {
+			t.Errorf("listing of %s: %v, want %v", v, err, want)
+		}
+		s, err := c.WatchEvents(t.Context(), &frontendv1.WatchEventsRequest{Vip: v.String()})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		if status.Code(err) != want {
+			t.Errorf("watch of %s: %v, want %v", v, err, want)
+		}
+	}
+	// A client that continues at another frontend waits for a VIP that may come.
+	watchEvents(t, c, &frontendv1.WatchEventsRequest{Vip: unknown.String(), InstanceId: "another"})
 }
 
 // A reader that reads nothing costs the frontend nothing; once it reads again it receives the

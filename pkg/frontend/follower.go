@@ -15,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -24,6 +25,7 @@ import (
 type follower struct {
 	*process
 
+	pulse      task.Pulse
 	configured vip.Set
 	departed   departed
 	release    *time.Timer // ends the source routing of departed VIPs
@@ -37,6 +39,7 @@ type follower struct {
 	shownFamilies   map[vip.Family]bool
 	identityProblem string
 	routingProblem  string
+	announcerLost   bool
 	shownBIRD       bird.State
 	shownStale      bool
 	shownAttraction [len(vip.Families)]bool
@@ -55,6 +58,9 @@ const refreshInterval = 2 * time.Second
 
 func (f *follower) String() string { return "follower" }
 
+// Overdue implements task.Loop.
+func (f *follower) Overdue() time.Duration { return f.pulse.Overdue() }
+
 // Run updates the other components until ctx ends.
 func (f *follower) Run(ctx context.Context) error {
 	refresh := time.NewTimer(tick.Until(time.Now(), refreshInterval))
@@ -63,6 +69,8 @@ func (f *follower) Run(ctx context.Context) error {
 	defer f.release.Stop()
 	defer f.leave.Stop()
 	f.leave.Stop()
+	f.pulse.Next(0)
+	defer f.pulse.End()
 	loaded, configChanged := f.config.Value().Get()
 	if loaded.Generation > 0 { // otherwise the source routing of an earlier run remains
 		if err := f.configure(ctx, loaded.Config); err != nil {
@@ -84,11 +92,12 @@ func (f *follower) Run(ctx context.Context) error {
 		if f.Identity != nil {
 			_, ownChanged = f.Identity.Status().Get()
 		}
-		f.health.Alive(f.controller.ready, f.controller.idle, "gate")
+		f.health.CheckLoops()
 		f.showConfiguration(loaded)
 		f.showStale(stale)
 		f.showIdentity()
 		f.showBIRD(birdState)
+		f.showAnnouncer()
 		f.showStatic(attracted)
 		f.showRouting(routed)
 		f.exportRoutes(routed)
@@ -98,6 +107,7 @@ func (f *follower) Run(ctx context.Context) error {
 		}
 		f.showStart(loaded, lb)
 		f.changed.Update(func(uint64) uint64 { return vips })
+		f.pulse.Next(refreshInterval)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -183,6 +193,15 @@ func (f *follower) showRouting(routed kernel.Confirmed) {
 		return
 	}
 	f.health.Report(Routing, problem)
+	families := f.families()
+	for _, family := range vip.Families {
+		name := fmt.Sprintf("%s/%s", Routing, family)
+		if _, configured := families[family]; configured {
+			f.health.Report(name, logs.Text(routed.Family[family]))
+		} else {
+			f.health.Remove(name)
+		}
+	}
 	switch {
 	case problem != "" && f.routingProblem == "":
 		f.observer.note("source routing: " + problem)
@@ -196,6 +215,7 @@ func (f *follower) showRouting(routed kernel.Confirmed) {
 func (f *follower) showBIRD(s bird.State) {
 	f.health.Report(BIRD, birdProblem(s))
 	f.health.Report(BIRDConfig, configProblem(s))
+	f.health.Report(Imports, importsProblem(s))
 	for _, e := range sessionEvents(f.shownBIRD, s) {
 		f.observer.record(e)
 	}
@@ -221,6 +241,16 @@ func (f *follower) showBIRD(s bird.State) {
 	}
 }
 
+// showAnnouncer shows whether BIRD accepts VIPs.
+func (f *follower) showAnnouncer() {
+	problem := f.announcerProblem(time.Now())
+	f.health.Report(Announcer, problem)
+	if lost := problem != ""; f.started && lost != f.announcerLost {
+		f.announcerLost = lost
+		f.observer.note(cmp.Or(problem, "BIRD accepts VIPs again"))
+	}
+}
+
 // sessionEvents returns the events of BIRD and of the gateway sessions between two states.
 func sessionEvents(was, is bird.State) []event {
 	var list []event
@@ -230,6 +260,9 @@ func sessionEvents(was, is bird.State) []event {
 		add(event{Detail: "BIRD " + configProblem(is)})
 	case is.ConfigErr == nil && was.ConfigErr != nil:
 		add(event{Detail: "BIRD loaded the desired configuration"})
+	}
+	if is.Restores > was.Restores {
+		add(event{Detail: "another process configured BIRD; it is configured again"})
 	}
 	switch {
 	case is.Alive && (!was.Alive || was.PID != is.PID):
@@ -253,6 +286,12 @@ func sessionEvents(was, is bird.State) []event {
 		if up && (!old.Up || !old.Since.Equal(g.Since)) {
 			add(event{Gateway: g.Name, GatewayUp: true, Detail: g.Address.String()})
 		}
+		switch {
+		case up && g.Short && !old.Short:
+			add(event{Gateway: g.Name, GatewayUp: true, Detail: exportsProblem(g)})
+		case up && !g.Short && old.Short:
+			add(event{Gateway: g.Name, GatewayUp: true, Detail: "receives every advertised VIP"})
+		}
 	}
 	return list
 }
@@ -266,6 +305,10 @@ func (p *process) reasonDetail(r gate.Reason, f vip.Family) string {
 			return noRoute + " (--require-route)"
 		}
 		return cmp.Or(birdProblem(s), strings.Join(gatewaysDown(s, f), "; "))
+	case gate.NotAccepted:
+		return p.announcerProblem(time.Now())
+	case gate.NotExported:
+		return strings.Join(short(p.bird.State().Load(), f), "; ")
 	case gate.LBLost, gate.LBStale:
 		return p.streamProblem(p.observer.lb.Load())
 	case gate.LBNeverSeen:
@@ -281,7 +324,7 @@ func (p *process) reasonDetail(r gate.Reason, f vip.Family) string {
 
 const (
 	firstRoutes = 2 * time.Second // in which a gateway may send its first routes
-	noRoute     = "no gateway gives a route back to clients"
+	noRoute     = "no gateway gives a route back to clients; have one send a default route, or set --import-routes=all"
 )
 
 // routeMissing reports whether gateways of a family are up and none advertises a route.
@@ -303,6 +346,17 @@ func configProblem(s bird.State) string {
 		return ""
 	}
 	return "keeps an older configuration: " + s.ConfigErr.Error()
+}
+
+// importsProblem names the gateways that sent more routes than the import limit.
+func importsProblem(s bird.State) string {
+	var problems []string
+	for _, g := range s.Gateways {
+		if g.ImportsBlocked {
+			problems = append(problems, g.Name+": "+g.Warning)
+		}
+	}
+	return strings.Join(problems, "; ")
 }
 
 // egressProblem returns why no gateway of the families is up.
@@ -327,6 +381,8 @@ func gatewayDetail(g bird.GatewayState) string {
 	switch {
 	case g.Problem != "":
 		return g.Problem
+	case g.Held && !g.Usable:
+		return "held down by the frontend, and dead: its BFD session was down before, and must come up once"
 	case g.Held:
 		return "held down by the frontend"
 	case g.LastError != "" && !g.Up:

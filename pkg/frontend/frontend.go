@@ -76,8 +76,8 @@ const (
 	Egress    = "Egress"
 	// Configuration holds while all of what its source has is in force; no part of Readiness.
 	Configuration = "Configuration"
-	// NSPCli has the name that Meridio uses: the NSP confirms the configuration in force. Without the
-	// NSP it is Configuration.
+	// NSPCli has the name that Meridio uses: the NSP confirms the configuration in force. Absent
+	// without the NSP.
 	NSPCli     = "NSPCli"
 	TrenchFile = "TrenchFile" // its writer refreshes it; absent with the NSP, no part of Readiness
 	// Started holds once a configuration was accepted and every VIP that the load balancer reports as
@@ -88,12 +88,17 @@ const (
 	Identity   = "Identity"
 	BIRD       = "BIRD"
 	BIRDConfig = "BIRDConfiguration"
-	Stream     = "Stream"
-	Routing    = "SourceRouting"
-	Stopping   = "NotStopping"
+	// Announcer holds while BIRD accepts VIPs: the loopback session is up, or down for less than one
+	// reconnect.
+	Announcer = "Announcer"
+	Stream    = "Stream"
+	Routing   = "SourceRouting"
+	Stopping  = "NotStopping"
 	// AdminSocket and HealthSocket: the socket file belongs to the frontend; no part of Readiness.
 	AdminSocket  = "AdminSocket"
 	HealthSocket = "HealthSocket"
+	// Imports holds while BIRD ignores no route of a gateway; no part of Readiness.
+	Imports = "Imports"
 	// RouteBack, by family, is no part of Readiness: other pods have the same gateways.
 	RouteBack = "RouteBack"
 )
@@ -117,11 +122,12 @@ func newProcess(o Options) (*process, error) {
 	p := &process{
 		Options: o, metrics: metrics.NewFrontend(o.Version), changed: latest.New(uint64(0)),
 		applied: latest.New(readiness.Position{}), instance: rand.Text(),
-		parts: []string{BIRD, BIRDConfig, Egress, Stopping},
+		parts: []string{BIRD, BIRDConfig, Announcer, Egress, Stopping},
 	}
 	p.Kernel.External, p.Kernel.Log = p.external, o.Log
 	p.kernel = kernel.New(p.Kernel)
 	p.metrics.State(p.metricsState)
+	p.metrics.LostLines(o.LostLines)
 	p.health = health.New(o.Log, p.metrics.Health)
 	p.health.Set(Liveness, true, "")
 	p.setSource()
@@ -129,6 +135,7 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(Stopping, true, "")
 	p.health.Report(Egress, "no gateway session is up yet")
 	p.health.Report(BIRD, "BIRD not started yet")
+	p.health.Report(Announcer, "no session with BIRD yet")
 	p.health.Report(Routing, "source routing not installed yet")
 	p.observer = newObserver(o.Log, p.count)
 	p.metrics.VIPs(p.observer.state.metrics)
@@ -164,7 +171,7 @@ func newProcess(o Options) (*process, error) {
 	o.BIRD.Password, o.BIRD.OnAnswer = loopbackPassword(o), p.metrics.ControlLatency
 	p.bird = bird.NewSupervisor(o.BIRD)
 	p.announcer = announce.New(announce.Options{
-		Local: bird.LoopbackAnnouncer, Peer: netip.AddrPortFrom(bird.LoopbackBIRD, o.BIRD.LoopbackPort),
+		Local: bird.LoopbackAnnouncer, Peer: p.loopbackBIRD(),
 		PeerAS: bird.LoopbackPeerAS, Password: o.BIRD.Password, Log: o.Log,
 		OnWritten: func(cause, at time.Time, _ uint64) {
 			if !cause.IsZero() {
@@ -183,7 +190,8 @@ func newProcess(o Options) (*process, error) {
 	p.attractor = &attractor{all: o.StaticAll, current: latest.New(attraction{}), apply: p.bird.Attract}
 	p.controller = &controller{
 		gate: gate.New(o.Gate), source: p.source, bird: p.bird.State(), kernel: p.kernel.Confirmed(),
-		announcer: p.announcer, observer: p.observer, requireRoute: o.RequireRoute, attractor: p.attractor,
+		announcer: p.announcer, session: p.announcer.Up(), observer: p.observer,
+		requireRoute: o.RequireRoute, attractor: p.attractor,
 		commands: make(chan command), ready: make(chan struct{}),
 	}
 	return p, nil
@@ -271,9 +279,10 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 
 	// Two groups: the first stops when every VIP is withdrawn; BIRD and source routing stop after
 	// the announcer has closed its session.
+	follower := &follower{process: p}
 	front := []task.Task{
 		p.config, p.controller, p.observer, p.reporter, p.announcer,
-		&follower{process: p}, adminEndpoint, healthEndpoint, p.signals(),
+		follower, adminEndpoint, healthEndpoint, p.signals(),
 	}
 	for _, e := range probes {
 		front = append(front, e)
@@ -296,12 +305,17 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	if p.MetricsAddr != "" {
 		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
 		if err != nil {
-			return fmt.Errorf("metrics: %w", err)
+			return fmt.Errorf("--metrics-port: %w", err)
 		}
 		for i, l := range listeners {
 			listeners[i] = endpoint.Except(l, p.isExternal)
 		}
 		front = append(front, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
+	}
+	p.health.Alive(health.HungDecision, p.controller)
+	p.health.Alive(health.HungTask, follower, p.kernel, p.bird)
+	if watcher, is := p.config.(task.Loop); is { // the NSP is waited for without a limit
+		p.health.Alive(health.HungTask, watcher)
 	}
 	back := []task.Task{p.kernel, kernel.NewAddresses(p.Log, p.external), &birdAfterRouting{p}}
 
@@ -399,14 +413,15 @@ func (p *process) metricsState() metrics.FrontendState {
 		Sessions: p.announcer.State().Load().Sessions, Repairs: uint64(p.kernel.Confirmed().Load().Repairs),
 		BIRD: metrics.BIRD{
 			Up: b.Alive, Restarts: uint64(b.Restarts), Configures: b.Configures,
-			Configured: b.ConfigErr == nil, Refusals: b.ConfigFailures,
+			Configured: b.ConfigErr == nil, Refusals: b.ConfigFailures, Restores: b.Restores,
 		},
 		NSP: p.nspMetrics(),
 	}
+	advertised := p.observer.state.expected()
 	for _, g := range b.Gateways {
 		m.BIRD.Gateways = append(m.BIRD.Gateways, metrics.Gateway{
 			Name: g.Name, Family: g.Family.String(), Up: g.Up && b.Alive, Held: g.Held, Since: g.Since,
-			Imported: g.Imported, Exported: g.Exported,
+			Imported: g.Imported, ImportsBlocked: g.ImportsBlocked, Exported: g.Exported, Expected: expectedOf(g, advertised),
 		})
 	}
 	if !p.Gate.Ungated {

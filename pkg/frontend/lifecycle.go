@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -69,8 +70,10 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 		switch {
 		case !p.Gate.Ungated && !st.Reported:
 			return fmt.Sprintf("load balancer has not reported VIP %s", v)
+		case !p.Gate.Ungated && st.Readiness.Reason == readinessv1.VipReason_VIP_REASON_NOT_CHECKED:
+			return fmt.Sprintf("VIP %s is not judged yet: its targets wait for their first verdict", v)
 		case !p.Gate.Ungated && st.Readiness.State != vip.Ready:
-		case st.Decision.Advertisement == gate.Withdrawn:
+		case !st.Decision.Advertised():
 			return strings.TrimSuffix(fmt.Sprintf("VIP %s is ready and not advertised, %s: %s",
 				v, st.Decision.Reason, p.reasonDetail(st.Decision.Reason, v.Family())), ": ")
 		}

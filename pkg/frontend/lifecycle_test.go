@@ -2,10 +2,15 @@ package frontend
 
 import (
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -41,5 +46,116 @@ func TestEndOfStart(t *testing.T) {
 				t.Errorf("called %d times, advertised %t", calls, f.advertised)
 			}
 		})
+	}
+}
+
+// What a start waits for: each VIP is reported by the load balancer whose snapshot was applied, and
+// each ready one is advertised.
+func TestStartProblem(t *testing.T) {
+	up := change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)
+	const ready, notReady, unknown = vip.Ready, vip.NotReady, vip.State(99)
+	notExported := change(vipA, gate.Withdrawn, gate.Announced, gate.NotExported)
+	depreferred := change(vipA, gate.Announced, gate.Depreferred, gate.Drained)
+	withdrawn := change(vipA, gate.Announced, gate.Withdrawn, gate.LBDraining)
+	unsynced := lbState{Position: position("b")}
+	const unreported = "has not reported the VIPs"
+	for name, tt := range map[string]struct {
+		lb       lbState
+		applied  string
+		a, b     vip.State
+		decision gate.Change
+		want     string
+	}{
+		"advertised":               {synced("b"), "b", ready, notReady, up, ""},
+		"not synced":               {unsynced, "b", ready, notReady, up, unreported},
+		"of an earlier instance":   {synced("b"), "a", ready, notReady, up, unreported},
+		"one VIP is not reported":  {synced("b"), "b", ready, unknown, up, "has not reported VIP " + vipB.String()},
+		"ready and not advertised": {synced("b"), "b", ready, ready, up, "VIP " + vipB.String() + " is ready"},
+		"ready and not exported":   {synced("b"), "b", ready, notReady, notExported, "not_exported"},
+		"de-preferred":             {synced("b"), "b", ready, notReady, depreferred, ""},
+		"draining is not ready":    {synced("b"), "b", vip.Draining, notReady, withdrawn, ""},
+		"ungated":                  {lbState{}, "", unknown, unknown, up, "VIP " + vipB.String() + " is ready"},
+	} {
+		p := afterDecision()
+		p.Gate.Ungated = name == "ungated"
+		p.applied.Set(position(tt.applied))
+		var u readiness.Update
+		for v, state := range map[vip.VIP]vip.State{vipA: tt.a, vipB: tt.b} {
+			if state != unknown {
+				u.Changed = append(u.Changed, readiness.VIPReadiness{VIP: v, State: state})
+			}
+		}
+		p.observer.updated(u)
+		p.observer.decided(decisions{Changes: []gate.Change{tt.decision}})
+		p.observer.drain()
+		c := &trench.Config{Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB}}}
+		if got := p.startProblem(c, tt.lb); (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
+func position(instance string) readiness.Position {
+	return readiness.Position{InstanceID: instance, Revision: 1}
+}
+
+func synced(instance string) lbState { return lbState{Position: position(instance), Synced: true} }
+
+// The load balancer would read a report of families without VIPs as "no VIP is advertised".
+func TestFamiliesAreReportedAfterVIPs(t *testing.T) {
+	p := afterDecision()
+	f := &follower{process: p}
+	up := bird.State{Alive: true, Gateways: []bird.GatewayState{{Family: vip.IPv4, Up: true, Usable: true}}}
+	p.bird.State().Set(up)
+	if f.showBIRD(up); f.shownFamilies != nil {
+		t.Errorf("%v is reported before the first VIP", f.shownFamilies)
+	}
+	p.report(nil)
+	if f.showBIRD(up); !maps.Equal(f.shownFamilies, map[vip.Family]bool{vip.IPv4: true}) {
+		t.Errorf("%v is reported after the first VIP", f.shownFamilies)
+	}
+	p.bird.State().Set(bird.State{})
+	if f.showBIRD(bird.State{}); !maps.Equal(f.shownFamilies, map[vip.Family]bool{vip.IPv4: false}) {
+		t.Errorf("%v is reported after the loss of the gateway", f.shownFamilies)
+	}
+}
+
+// A family lacks a route if none of its gateways gives one some time after it came up.
+func TestRouteMissing(t *testing.T) {
+	now := time.Unix(100, 0)
+	old, fresh := now.Add(-2*firstRoutes), now.Add(-firstRoutes/2)
+	gateway := func(f vip.Family, imported int, since time.Time) bird.GatewayState {
+		return bird.GatewayState{Family: f, Up: true, Usable: true, Imported: imported, Since: since}
+	}
+	for name, tt := range map[string]struct {
+		dead     bool
+		gateways []bird.GatewayState
+		want     bool
+	}{
+		"no route":                 {false, []bird.GatewayState{gateway(vip.IPv4, 0, old)}, true},
+		"a route":                  {false, []bird.GatewayState{gateway(vip.IPv4, 0, old), gateway(vip.IPv4, 1, old)}, false},
+		"session is new":           {false, []bird.GatewayState{gateway(vip.IPv4, 0, fresh)}, false},
+		"route of another family":  {false, []bird.GatewayState{gateway(vip.IPv4, 0, old), gateway(vip.IPv6, 1, old)}, true},
+		"gateway of other family":  {false, []bird.GatewayState{gateway(vip.IPv6, 0, old)}, false},
+		"BIRD does not answer":     {true, []bird.GatewayState{gateway(vip.IPv4, 0, old)}, false},
+		"down gateway, no session": {false, []bird.GatewayState{{Family: vip.IPv4, Since: old}}, false},
+	} {
+		if got := routeMissing(bird.State{Alive: !tt.dead, Gateways: tt.gateways}, vip.IPv4, now); got != tt.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// After BIRD was silent the sessions that it reports again are new events.
+func TestSessionEventsAfterSilence(t *testing.T) {
+	g := bird.GatewayState{Name: "g", Up: true, Since: time.Unix(1, 0)}
+	silent := bird.State{Gateways: []bird.GatewayState{g}}
+	alive := bird.State{Alive: true, PID: 1, Gateways: []bird.GatewayState{g}}
+	came := func(e event) bool { return e.GatewayUp && e.Gateway == "g" }
+	if !slices.ContainsFunc(sessionEvents(silent, alive), came) {
+		t.Errorf("events %+v", sessionEvents(silent, alive))
+	}
+	if list := sessionEvents(alive, alive); len(list) != 0 {
+		t.Errorf("events without a change: %+v", list)
 	}
 }

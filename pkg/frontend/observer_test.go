@@ -3,10 +3,13 @@ package frontend
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"testing"
 	"time"
 
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -127,6 +130,12 @@ func TestObserverQueueIsBounded(t *testing.T) {
 			t.Fatalf("%d changes are queued", o.queued)
 		}
 	}
+	o.compact()
+	// The reporter confirms a withdrawal once its revision was written: an older one is written sooner.
+	newest := o.queue[len(o.queue)-1]
+	if len(o.queue) != 1 || newest.Revision != 3*maxQueued/100-1 || len(newest.Changes) != 1 {
+		t.Errorf("%d batches, the last with revision %d and %d changes", len(o.queue), newest.Revision, len(newest.Changes))
+	}
 	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
 	o.drain()
 	if o.state.vips.Get(vipA).Decision.Advertisement != gate.Announced {
@@ -182,20 +191,32 @@ func TestEventsKeepTheNewest(t *testing.T) {
 	}
 }
 
+// Each value of the gate has the value of the API with its name, and the API has no other but
+// UNSPECIFIED.
 func TestEnumsMatchProto(t *testing.T) {
-	same := func(name string, of fmt.Stringer, prefix string) {
-		t.Helper()
-		if name != prefix+strings.ToUpper(of.String()) {
-			t.Errorf("%s is %s on the wire", of, name)
+	sameEnum(t, gate.NotConfigured, gate.Ready, reasonProto, readinessv1.AdvertisementReason_name, "ADVERTISEMENT_REASON_")
+	sameEnum(t, gate.Withdrawn, gate.Announced, advertisementProto, readinessv1.Advertisement_name, "ADVERTISEMENT_")
+	sameEnum(t, gate.Lost, gate.Live, freshnessProto, frontendv1.Freshness_name, "FRESHNESS_")
+	sameEnum(t, vip.IPv4, vip.IPv6, familyProto, readinessv1.IpFamily_name, "IP_FAMILY_")
+}
+
+func sameEnum[G interface {
+	~uint8
+	fmt.Stringer
+}, P interface {
+	~int32
+	fmt.Stringer
+}](t *testing.T, first, last G, convert func(G) P, names map[int32]string, prefix string) {
+	t.Helper()
+	found := map[int32]string{0: prefix + "UNSPECIFIED"}
+	for g := first; g <= last; g++ {
+		p := convert(g)
+		if want := prefix + strings.ToUpper(g.String()); p.String() != want {
+			t.Errorf("%s is %s on the wire, want %s", g, p, want)
 		}
+		found[int32(p)] = p.String()
 	}
-	for r := gate.NotConfigured; r <= gate.Ready; r++ {
-		same(reasonProto(r).String(), r, "ADVERTISEMENT_REASON_")
-	}
-	for a := gate.Withdrawn; a <= gate.Announced; a++ {
-		same(advertisementProto(a).String(), a, "ADVERTISEMENT_")
-	}
-	for f := gate.Lost; f <= gate.Live; f++ {
-		same(freshnessProto(f).String(), f, "FRESHNESS_")
+	if !maps.Equal(found, names) {
+		t.Errorf("the gate has %v, the API %v", found, names)
 	}
 }

@@ -73,6 +73,8 @@ type Options struct {
 
 	Log   *slog.Logger
 	Level *logs.Level
+	// LostLines returns the number of lines of the log that were lost since the start.
+	LostLines func() uint64
 	// MeridioSignals gives SIGUSR1 and SIGUSR2 Meridio's meaning, see [logs.NewMeridioSignals].
 	MeridioSignals bool
 }

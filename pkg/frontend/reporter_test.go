@@ -245,3 +245,14 @@ func TestFlushReturnsAfterReport(t *testing.T) {
 		r.want(t, vipA, gate.Withdrawn, false)
 	})
 }
+
+// BIRD dropped every VIP with the loopback session: there is no write to wait for.
+func TestWithdrawnWithoutSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		r.state.Set(announce.State{})
+		r.decide(7, vipA, gate.Announced, gate.Withdrawn, gate.NotAccepted)
+		pass(settle + time.Millisecond)
+		r.want(t, vipA, gate.Withdrawn, false)
+	})
+}

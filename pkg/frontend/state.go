@@ -24,6 +24,15 @@ type vipState struct {
 // configured reports whether the VIP is in the attractor.
 func (st *vipState) configured() bool { return st.Decision.Reason != gate.NotConfigured }
 
+// shown returns the advertisement as it is shown: a VIP that BIRD exports to no gateway is not
+// advertised, although it is announced to BIRD.
+func (st *vipState) shown() gate.Advertisement {
+	if !st.Decision.Advertised() {
+		return gate.Withdrawn
+	}
+	return st.Decision.Advertisement
+}
+
 // state is the state of all VIPs and the events, for readers that must not block the controller.
 type state struct {
 	mu      sync.RWMutex
@@ -259,7 +268,19 @@ func (s *state) serves(v vip.VIP) (advertised, configured bool) {
 	if st == nil || !st.configured() {
 		return false, false
 	}
-	return st.Decision.Advertisement != gate.Withdrawn, true
+	return st.Decision.Advertised(), true
+}
+
+// expected returns the number of VIPs of each family that BIRD should export to the gateways.
+func (s *state) expected() (counts [len(vip.Families)]int) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for v, st := range s.vips.All() {
+		if st.Decision.Advertisement != gate.Withdrawn {
+			counts[v.Family()]++
+		}
+	}
+	return counts
 }
 
 // metrics returns the VIPs of the attractor at a scrape.
@@ -270,7 +291,7 @@ func (s *state) metrics() []metrics.VIP {
 	for v, st := range s.vips.All() {
 		if st.configured() {
 			list = append(list, metrics.VIP{
-				VIP: v, State: st.Decision.Advertisement.String(), Reason: st.Decision.Reason.String(),
+				VIP: v, State: st.shown().String(), Reason: st.Decision.Reason.String(),
 			})
 		}
 	}

@@ -11,9 +11,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/announce"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -256,4 +258,62 @@ func TestHeldGatewayEvent(t *testing.T) {
 	if len(events) != 1 || events[0].GatewayUp || !strings.Contains(events[0].Detail, "held down") {
 		t.Errorf("events %+v", events)
 	}
+}
+
+// Static gateways are ordered to go down before the withdrawal of their last VIP can be reported: the
+// load balancer stops forwarding on that report.
+func TestStaticFollowsBeforeReport(t *testing.T) {
+	o, _ := testObserver()
+	queued := func() int {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return len(o.queue)
+	}
+	var seen []string
+	a := &attractor{current: latest.New(attraction{}), apply: func(_ time.Time, up [len(vip.Families)]bool) {
+		seen = append(seen, fmt.Sprint(up[vip.IPv4], queued()))
+	}}
+	static := bird.GatewayState{Family: vip.IPv4, Protocol: trench.Static, Up: true, Usable: true}
+	s := &scriptedSource{update: readiness.Update{
+		Position: readiness.Position{InstanceID: "lb", Revision: 1}, Complete: true, Synced: true, Open: true,
+		LeaseEnd: time.Now().Add(time.Hour), Changed: []readiness.VIPReadiness{{VIP: vipA, State: vip.Ready}},
+	}}
+	c := &controller{
+		gate: gate.New(gate.Options{}), source: s, announcer: announce.New(announce.Options{}), observer: o, attractor: a,
+		deadline: time.NewTimer(time.Hour),
+	}
+	c.gate.Configure([]vip.VIP{vipA})
+	c.gate.Route(vip.NewSet(vipA))
+	c.gate.Gateways(gateways(bird.State{At: time.Now(), Alive: true, Gateways: []bird.GatewayState{static}}, false))
+	c.step(nil)
+	s.update.Position.Revision, s.update.Changed[0].State = 2, vip.NotReady
+	c.step(nil)
+	if got := fmt.Sprint(seen); got != "[true 0 false 1]" || queued() != 2 {
+		t.Errorf("attraction and queued decisions: %s, in the end %d", got, queued())
+	}
+}
+
+// A VIP that is announced again is not among the earlier withdrawals that are reported once more.
+func TestAnnouncedVIPIsNotReportedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		attracts := true
+		r.shared = func(vip.Family) error {
+			if attracts {
+				return errShared
+			}
+			return nil
+		}
+		r.written(9)
+		r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		pass(time.Second)
+		r.want(t, vipA, gate.Withdrawn, true)
+		r.decide(2, vipA, gate.Withdrawn, gate.Announced, gate.Ready)
+		r.want(t, vipA, gate.Announced, false)
+		attracts = false
+		r.decide(3, vipB, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+		pass(time.Second)
+		r.want(t, vipB, gate.Withdrawn, false)
+		r.want(t, vipA, gate.Announced, false)
+	})
 }

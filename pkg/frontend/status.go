@@ -2,6 +2,7 @@ package frontend
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -9,6 +10,7 @@ import (
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -32,8 +34,10 @@ func (p *process) status() *frontendv1.Status {
 	for _, c := range p.health.Conditions() {
 		s.Conditions = append(s.Conditions, &frontendv1.Condition{Name: c.Name, Serving: c.Serving, Detail: c.Detail})
 	}
-	upByFamily := p.birdStatus(s)
-	s.Vips = p.observer.state.vipStatus(now, loaded.Config.Attractor.VIPs, upByFamily, senders(p.bird.State().Load()))
+	b := p.bird.State().Load()
+	p.birdStatus(s, b)
+	s.Vips = p.observer.state.vipStatus(now, loaded.Config.Attractor.VIPs,
+		receivers(b, p.announcer.Up().Load().Accepted(now)), senders(b))
 	return s
 }
 
@@ -53,51 +57,103 @@ func (p *process) lbStatus(now time.Time) *frontendv1.LoadBalancerStatus {
 	return s
 }
 
-// The enums of the API have the order of the gate's or the opposite one; a test compares the names.
-
-func freshnessProto(f gate.Freshness) frontendv1.Freshness {
-	return frontendv1.Freshness_FRESHNESS_LOST - frontendv1.Freshness(f)
+var freshnesses = [...]frontendv1.Freshness{
+	gate.Lost:  frontendv1.Freshness_FRESHNESS_LOST,
+	gate.Stale: frontendv1.Freshness_FRESHNESS_STALE,
+	gate.Live:  frontendv1.Freshness_FRESHNESS_LIVE,
 }
 
-func advertisementProto(a gate.Advertisement) readinessv1.Advertisement {
-	return readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN - readinessv1.Advertisement(a)
+func freshnessProto(f gate.Freshness) frontendv1.Freshness { return freshnesses[f] }
+
+var advertisements = [...]readinessv1.Advertisement{
+	gate.Withdrawn:   readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
+	gate.Depreferred: readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED,
+	gate.Announced:   readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
 }
 
-func reasonProto(r gate.Reason) readinessv1.AdvertisementReason {
-	return readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED + readinessv1.AdvertisementReason(r)
+func advertisementProto(a gate.Advertisement) readinessv1.Advertisement { return advertisements[a] }
+
+var reasons = [...]readinessv1.AdvertisementReason{
+	gate.NotConfigured:   readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED,
+	gate.LBNeverSeen:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NEVER_SEEN,
+	gate.LBNotReady:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY,
+	gate.NoSourceRouting: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_SOURCE_ROUTING,
+	gate.NoGateway:       readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY,
+	gate.NotAccepted:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_ACCEPTED,
+	gate.LBLost:          readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST,
+	gate.Stopping:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_STOPPING,
+	gate.Drained:         readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_DRAINED,
+	gate.LBDraining:      readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING,
+	gate.LBStale:         readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_STALE,
+	gate.Flapping:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_FLAPPING,
+	gate.NotExported:     readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED,
+	gate.Ready:           readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
 }
 
-// birdStatus sets BIRD and the gateways in s, and returns the names of the gateways that are up.
-func (p *process) birdStatus(s *frontendv1.Status) [len(vip.Families)][]string {
-	var up [len(vip.Families)][]string
-	b := p.bird.State().Load()
+func reasonProto(r gate.Reason) readinessv1.AdvertisementReason { return reasons[r] }
+
+// birdStatus sets BIRD and the gateways in s.
+func (p *process) birdStatus(s *frontendv1.Status, b bird.State) {
 	s.Bird = &frontendv1.BirdStatus{
 		Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts),
 		Error: cmp.Or(birdProblem(b), configProblem(b)), Since: endpoint.Timestamp(b.Since),
 	}
+	advertised := p.observer.state.expected()
 	for _, g := range b.Gateways {
 		st := &frontendv1.GatewayStatus{
 			Name: g.Name, Address: g.Address.String(), Up: g.Up && b.Alive, State: gatewayDetail(g),
-			Imported: uint32(g.Imported), Exported: uint32(g.Exported), Bfd: g.BFD,
-			Since: endpoint.Timestamp(g.Since), Protocol: g.Protocol.String(), Held: g.Held, Warning: g.Warning,
-			NoDelay: g.NoDelay, NoDelayProblem: g.NoDelayProblem,
+			Imported: uint32(g.Imported), Exported: uint32(g.Exported), Expected: uint32(expectedOf(g, advertised)),
+			Bfd: g.BFD, Since: endpoint.Timestamp(g.Since), Protocol: g.Protocol.String(), Held: g.Held,
+			Warning: g.Warning, NoDelay: g.NoDelay, NoDelayProblem: g.NoDelayProblem,
 		}
 		if !st.Up { // BIRD keeps the error of the previous session
-			st.LastError = g.LastError
+			st.LastError, st.LastErrorAt = g.LastError, endpoint.Timestamp(g.LastErrorAt)
 		}
 		if !b.Alive {
 			st.State = "unknown, BIRD does not answer"
 		}
-		if st.Up {
-			up[g.Family] = append(up[g.Family], g.Name)
+		if st.Up && g.Short {
+			st.Warning = exportsProblem(g)
 		}
 		s.Gateways = append(s.Gateways, st)
 	}
-	return up
+}
+
+// expectedOf returns how many of the advertised VIPs BIRD should export to a gateway.
+func expectedOf(g bird.GatewayState, advertised [len(vip.Families)]int) int {
+	if isStatic(g) {
+		return 0
+	}
+	return advertised[g.Family]
+}
+
+// receivers returns a function that names the gateways that receive a VIP: of those that are up, all
+// but the ones to which BIRD does not export it. With accepted, BIRD takes VIPs from the announcer.
+func receivers(b bird.State, accepted bool) func(vip.VIP) []string {
+	var all [len(vip.Families)][]string
+	var lacking []bird.GatewayState
+	for _, g := range b.Gateways {
+		switch {
+		case !g.Up || !b.Alive, !isStatic(g) && !accepted:
+		case !isStatic(g) && g.Short:
+			lacking = append(lacking, g)
+		default:
+			all[g.Family] = append(all[g.Family], g.Name)
+		}
+	}
+	return func(v vip.VIP) []string {
+		names := slices.Clip(all[v.Family()])
+		for _, g := range lacking {
+			if g.Family == v.Family() && g.Exports.Has(v) {
+				names = append(names, g.Name)
+			}
+		}
+		return names
+	}
 }
 
 func (s *state) vipStatus(
-	now time.Time, configured []vip.VIP, up, senders [len(vip.Families)][]string,
+	now time.Time, configured []vip.VIP, receivers func(vip.VIP) []string, senders [len(vip.Families)][]string,
 ) []*frontendv1.VipStatus {
 	list := make([]*frontendv1.VipStatus, 0, len(configured))
 	s.mu.RLock()
@@ -108,8 +164,11 @@ func (s *state) vipStatus(
 			st = &vipState{}
 		}
 		x := &frontendv1.VipStatus{
-			Vip: v.String(), Gateways: up[v.Family()], Since: endpoint.Timestamp(st.Since),
-			Advertisement: advertisementProto(st.Decision.Advertisement), Reason: reasonProto(st.Decision.Reason),
+			Vip: v.String(), Since: endpoint.Timestamp(st.Since),
+			Advertisement: advertisementProto(st.shown()), Reason: reasonProto(st.Decision.Reason),
+		}
+		if st.Decision.Advertised() {
+			x.Gateways = receivers(v)
 		}
 		if st.Decision.Advertisement != gate.Announced {
 			x.StaticGateways = senders[v.Family()]

@@ -23,12 +23,12 @@ func TestStatusForgetsErrorsOfEarlierSessions(t *testing.T) {
 			if tt.up {
 				state = "Established"
 			}
-			p := &process{bird: bird.NewSupervisor(bird.Options{})}
-			p.bird.State().Set(bird.State{Alive: tt.alive, Gateways: []bird.GatewayState{{
+			o, _ := testObserver()
+			p := &process{observer: o}
+			var s frontendv1.Status
+			p.birdStatus(&s, bird.State{Alive: tt.alive, Gateways: []bird.GatewayState{{
 				Name: "gateway-a4", Up: tt.up, State: state, LastError: lastError,
 			}}})
-			var s frontendv1.Status
-			p.birdStatus(&s)
 			if g := s.GetGateways()[0]; g.GetState() != tt.state || g.GetLastError() != tt.wantsError {
 				t.Errorf("state %q, last error %q, want %q, %q", g.GetState(), g.GetLastError(), tt.state,
 					tt.wantsError)

@@ -25,6 +25,7 @@ func benchGate(b *testing.B, n int) (*Gate, []VIPState, time.Time) {
 	}
 	g.Configure(vips)
 	g.Route(vip.NewSet(vips...))
+	g.Announcer(Announcer{Up: true, Since: now})
 	g.Gateways(Gateways{At: now, Up: [2]bool{true, true}})
 	g.UpdateLB(now, update(now, true, states))
 	if changed := len(g.Evaluate(now)); changed != n {

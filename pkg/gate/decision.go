@@ -27,20 +27,22 @@ const (
 	LBNotReady                    // the load balancer reports that the VIP is not ready
 	NoSourceRouting               // the VIP's source routing is not installed in the kernel
 	NoGateway                     // no gateway of the VIP's family is up
+	NotAccepted                   // the routing daemon accepts no VIPs, and no static gateway is up
 	LBLost                        // the lease and the grace period expired
 	Stopping                      // the frontend is stopping
 	Drained                       // an operator drained the VIP
 	LBDraining                    // the load balancer is stopping or drains the VIP
 	LBStale                       // the lease expired, the grace period has not
 	Flapping                      // the VIP became ready too often and waits
+	NotExported                   // the routing daemon exports the VIP to no gateway
 	Ready                         // no other reason applies
 )
 
 // String returns the reason in lower case, for logs and metric labels.
 func (r Reason) String() string {
 	return [...]string{
-		"not_configured", "lb_never_seen", "lb_not_ready", "no_source_routing", "no_gateway", "lb_lost",
-		"stopping", "drained", "lb_draining", "lb_stale", "flapping", "ready",
+		"not_configured", "lb_never_seen", "lb_not_ready", "no_source_routing", "no_gateway", "not_accepted",
+		"lb_lost", "stopping", "drained", "lb_draining", "lb_stale", "flapping", "not_exported", "ready",
 	}[r]
 }
 
@@ -48,6 +50,11 @@ func (r Reason) String() string {
 type Decision struct {
 	Advertisement Advertisement
 	Reason        Reason
+}
+
+// Advertised reports whether gateways receive the VIP.
+func (d Decision) Advertised() bool {
+	return d.Advertisement != Withdrawn && d.Reason != NotExported
 }
 
 // Change is one VIP whose decision changed.

@@ -17,6 +17,7 @@ func Example() {
 	g := gate.New(gate.Options{DrainTime: 5 * time.Second})
 	g.Configure([]vip.VIP{v})
 	g.Route(vip.NewSet(v))
+	g.Announcer(gate.Announcer{Up: true, Since: now})
 	g.UpdateLB(now, gate.LBUpdate{
 		Instance: "lb-1", Revision: 1, Live: true, Complete: true,
 		LeaseEnd: now.Add(time.Second), Grace: 5 * time.Second,

@@ -2,6 +2,7 @@ package gate
 
 import (
 	"container/heap"
+	"maps"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -34,7 +35,8 @@ type Gate struct {
 
 	// The gateways.
 	gatewayLease lease
-	gatewaysUp   [len(vip.Families)]bool
+	gateways     Gateways
+	announcer    Announcer
 
 	// The frontend itself.
 	stopEnd time.Time // zero: not stopping
@@ -71,10 +73,19 @@ type entry struct {
 type conditions struct {
 	freshness  Freshness
 	finalGrace bool // the last second of the grace period
-	up         [len(vip.Families)]bool
+	paths      [len(vip.Families)]path
 	stop       phase
 	lbDrain    phase
 }
+
+// path is what a VIP of a family has toward the gateways.
+type path uint8
+
+const (
+	noGateway   path = iota // no gateway is up
+	notAccepted             // the routing daemon accepts no VIPs for the gateways that are up
+	usable
+)
 
 // phase is the progress of a drain.
 type phase uint8
@@ -131,11 +142,20 @@ func (g *Gate) Route(confirmed vip.Set) {
 
 // Gateways sets the state of the gateway sessions.
 func (g *Gate) Gateways(s Gateways) {
-	g.gatewaysUp = s.Up
+	was := g.gateways.Exported
+	g.gateways = s
+	for f, exported := range s.Exported {
+		if (exported == nil) != (was[f] == nil) || !maps.Equal(exported, was[f]) {
+			g.markFamilyDirty(vip.Family(f))
+		}
+	}
 	if !s.At.IsZero() {
 		g.gatewayLease.renew(s.At.Add(MaxSessionAge))
 	}
 }
+
+// Announcer sets the state of the announcer's session.
+func (g *Gate) Announcer(a Announcer) { g.announcer = a }
 
 // UpdateLB applies an update of the load balancer's state. An update without an instance precedes
 // the first synced data and is ignored.
@@ -250,6 +270,7 @@ func (g *Gate) Deadline(now time.Time) time.Time {
 		}
 	}
 	consider(g.gatewayLease.deadline(now))
+	consider(g.announcer.reconnectEnd())
 	consider(g.stopEnd)
 	consider(g.lbDrainEnd)
 	if g.synced {
@@ -336,6 +357,14 @@ func (g *Gate) remove(e *entry) {
 	delete(g.vips, e.vip)
 }
 
+func (g *Gate) markFamilyDirty(f vip.Family) {
+	for _, e := range g.entries {
+		if e.vip.Family() == f {
+			g.markDirty(e)
+		}
+	}
+}
+
 func (g *Gate) markDirty(e *entry) {
 	if !e.dirty {
 		e.dirty = true
@@ -349,12 +378,13 @@ func (g *Gate) scheduleDirty(at time.Time, v vip.VIP) { heap.Push(&g.timers, tim
 // configured nor in the load balancer's state is to be removed, which bounds the memory.
 func (g *Gate) decide(now time.Time, e *entry) (used bool) {
 	e.dirty = false
-	to := g.evaluateTable(now, e, e.decision.Advertisement, g.last.up[e.vip.Family()])
+	to := g.evaluateTable(now, e, e.decision.Advertisement, g.last.paths[e.vip.Family()])
 	attracts := to.Advertisement
-	// Otherwise the result is the same: the rows above NoGateway depend on neither the gateway nor
-	// the current advertisement.
-	if to.Reason >= NoGateway && (to.Reason == NoGateway || e.attracts != e.decision.Advertisement) {
-		attracts = g.evaluateTable(now, e, e.attracts, true).Advertisement
+	// Otherwise the result is the same: the rows above NoGateway depend on neither the path nor the
+	// current advertisement.
+	if to.Reason == NoGateway || to.Reason == NotAccepted ||
+		to.Reason > NotAccepted && e.attracts != e.decision.Advertisement {
+		attracts = g.evaluateTable(now, e, e.attracts, usable).Advertisement
 	}
 	g.count(e, to.Reason != NotConfigured, attracts)
 	if to != e.decision {

@@ -48,6 +48,7 @@ func newFixture(t *testing.T, o Options) *fixture {
 	b := &fixture{t: t, g: New(o), now: time.Unix(1000, 0)}
 	b.g.Configure([]vip.VIP{vipA, vipB, vip6})
 	b.g.Route(vip.NewSet(vipA, vipB, vip6))
+	b.g.Announcer(Announcer{Up: true, Since: b.now})
 	b.gateways(true, true)
 	return b
 }
@@ -88,7 +89,7 @@ func (b *fixture) advance(d time.Duration, renew bool) {
 		if renew {
 			b.updateLB(func(*LBUpdate) {})
 		}
-		b.gateways(b.g.gatewaysUp[0], b.g.gatewaysUp[1])
+		b.gateways(b.g.gateways.Up[0], b.g.gateways.Up[1])
 	}
 }
 
@@ -143,85 +144,139 @@ func TestDecisionTable(t *testing.T) {
 			b.now = b.now.Add(MaxSessionAge)
 			b.setState(vip.Ready, vipA)
 		}, Withdrawn, NoGateway},
+		{"5 no session with BIRD yet", Options{}, func(b *fixture) {
+			b.g.Announcer(Announcer{})
+			b.setState(vip.Ready, vipA)
+		}, Withdrawn, NotAccepted},
+		{"5 session down for one reconnect", Options{}, func(b *fixture) {
+			b.setState(vip.Ready, vipA)
+			b.g.Announcer(Announcer{Since: b.now})
+			b.advance(ReconnectTime, true)
+		}, Withdrawn, NotAccepted},
+		{"5 session down for less", Options{}, func(b *fixture) {
+			b.setState(vip.Ready, vipA)
+			b.g.Announcer(Announcer{Since: b.now})
+			b.advance(ReconnectTime-time.Millisecond, true)
+		}, Announced, Ready},
+		{"5 session back", Options{}, func(b *fixture) {
+			b.setState(vip.Ready, vipA)
+			b.g.Announcer(Announcer{Since: b.now})
+			b.advance(2*ReconnectTime, true)
+			b.g.Announcer(Announcer{Up: true, Since: b.now})
+		}, Announced, Ready},
+		{"5 static gateway", Options{}, func(b *fixture) {
+			b.g.Announcer(Announcer{})
+			b.g.Gateways(Gateways{At: b.now, Up: [2]bool{true, true}, Static: [2]bool{true, false}})
+			b.setState(vip.Ready, vipA)
+		}, Announced, Ready},
+		{"5 static gateway of the other family", Options{}, func(b *fixture) {
+			b.g.Announcer(Announcer{})
+			b.g.Gateways(Gateways{At: b.now, Up: [2]bool{true, true}, Static: [2]bool{false, true}})
+			b.setState(vip.Ready, vipA)
+		}, Withdrawn, NotAccepted},
 		{
-			"5 lease expired",
+			"6 lease expired",
 			Options{},
 			func(b *fixture) { b.setState(vip.Ready, vipA); b.advance(leaseTime, false) },
 			Withdrawn, LBLost,
 		},
-		{"5 stream ended", Options{}, func(b *fixture) {
+		{"6 stream ended", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.updateLB(func(h *LBUpdate) { h.Live, h.EndedAt = false, b.now })
 		}, Withdrawn, LBLost},
 		{
-			"5 kept by policy",
+			"6 kept by policy",
 			Options{OnLoss: KeepOnLoss},
 			func(b *fixture) { b.setState(vip.Ready, vipA); b.advance(time.Hour, false) }, Announced, LBStale,
 		},
 		{
-			"6 stopping",
+			"7 stopping",
 			Options{DrainTime: time.Second},
 			func(b *fixture) { b.setState(vip.Ready, vipA); b.g.Stop(b.now) },
 			Depreferred, Stopping,
 		},
-		{"6 drained", Options{DrainTime: time.Second}, func(b *fixture) {
+		{"7 drained", Options{DrainTime: time.Second}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.g.Drain(b.now,
 				vipA)
 		}, Depreferred, Drained},
-		{"6 load balancer stopping", Options{}, func(b *fixture) {
+		{"7 load balancer stopping", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.updateLB(func(h *LBUpdate) { h.GoingAway, h.DrainEnd = true, b.now.Add(time.Second) })
 		}, Depreferred, LBDraining},
-		{"6 VIP draining", Options{}, func(b *fixture) {
+		{"7 VIP draining", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.updateLB(func(h *LBUpdate) { h.VIPs = []VIPState{{vipA, vip.Draining, b.now.Add(time.Second)}} })
 		}, Depreferred, LBDraining},
-		{"6 never raises", Options{DrainTime: time.Second}, func(b *fixture) {
+		{"7 never raises", Options{DrainTime: time.Second}, func(b *fixture) {
 			b.g.Stop(b.now)
 			b.evaluate()
 			b.setState(vip.Ready, vipA)
 		}, Withdrawn, Stopping},
-		{"7 frontend stopped", Options{DrainTime: time.Second}, func(b *fixture) {
+		{"8 frontend stopped", Options{DrainTime: time.Second}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.g.Stop(b.now)
 			b.advance(time.Second, true)
 		}, Withdrawn, Stopping},
-		{"7 drained", Options{DrainTime: time.Second}, func(b *fixture) {
+		{"8 drained", Options{DrainTime: time.Second}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.g.Drain(b.now, vipA)
 			b.advance(time.Second, true)
 		}, Withdrawn, Drained},
-		{"7 VIP drained by the load balancer", Options{}, func(b *fixture) {
+		{"8 VIP drained by the load balancer", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.updateLB(func(h *LBUpdate) { h.VIPs = []VIPState{{vipA, vip.Draining, b.now.Add(time.Second)}} })
 			b.advance(time.Second, true)
 		}, Withdrawn, LBDraining},
-		{"8 stale", Options{}, func(b *fixture) {
+		{"9 stale", Options{}, func(b *fixture) {
 			b.lastUpdate.Grace = 5 * time.Second
 			b.setState(vip.Ready, vipA)
 			b.advance(4*time.Second, false)
 		}, Announced, LBStale},
-		{"8 final second of the grace period", Options{}, func(b *fixture) {
+		{"9 final second of the grace period", Options{}, func(b *fixture) {
 			b.lastUpdate.Grace = 5 * time.Second
 			b.setState(vip.Ready, vipA)
 			b.advance(5*time.Second, false)
 		}, Depreferred, LBStale},
-		{"8 never raises", Options{}, func(b *fixture) {
+		{"9 never raises", Options{}, func(b *fixture) {
 			b.lastUpdate.Grace = 5 * time.Second
 			b.setState(vip.Ready, vipA)
 			b.gateways(false, true)
 			b.advance(2*time.Second, false)
 			b.gateways(true, true)
 		}, Withdrawn, LBStale},
-		{"9 flapping", Options{}, func(b *fixture) {
+		{"10 flapping", Options{}, func(b *fixture) {
 			for range 3 {
 				b.setState(vip.NotReady, vipA)
 				b.setState(vip.Ready, vipA)
 			}
 		}, Withdrawn, Flapping},
-		{"10 ready", Options{}, func(b *fixture) { b.setState(vip.Ready, vipA) }, Announced, Ready},
-		{"10 ungated", Options{Ungated: true}, func(*fixture) {}, Announced, Ready},
+		{"12 ready", Options{}, func(b *fixture) { b.setState(vip.Ready, vipA) }, Announced, Ready},
+		{"12 ungated", Options{Ungated: true}, func(*fixture) {}, Announced, Ready},
+		{"11 exported to no gateway", Options{}, func(b *fixture) {
+			b.setState(vip.Ready, vipA)
+			b.exported(vip.NewSet(vipB))
+		}, Announced, NotExported},
+		{"11 other family", Options{}, func(b *fixture) {
+			b.setState(vip.Ready, vipA)
+			b.g.Gateways(Gateways{At: b.now, Up: [2]bool{true, true}, Exported: [2]vip.Set{nil, {}}})
+		}, Announced, Ready},
+		{"11 exported later", Options{}, func(b *fixture) {
+			b.setState(vip.Ready, vipA)
+			b.exported(vip.Set{})
+			b.evaluate()
+			b.want(vipA, Announced, NotExported)
+			b.exported(vip.NewSet(vipA))
+		}, Announced, Ready},
+		{"11 every VIP exported later", Options{}, func(b *fixture) {
+			b.setState(vip.Ready, vipA)
+			b.exported(vip.Set{})
+			b.evaluate()
+			b.exported(nil)
+		}, Announced, Ready},
+		{"12 ungated, LB stopped", Options{Ungated: true}, func(b *fixture) {
+			b.updateLB(func(u *LBUpdate) { u.GoingAway, u.DrainEnd = true, b.now.Add(-time.Second) })
+		}, Announced, Ready},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -230,6 +285,87 @@ func TestDecisionTable(t *testing.T) {
 			b.evaluate()
 			b.want(vipA, tt.want, tt.reason)
 		})
+	}
+}
+
+// exported has every gateway of IPv4 lack VIPs, except for some; nil ends that.
+func (b *fixture) exported(vips vip.Set) {
+	b.g.Gateways(Gateways{At: b.now, Up: [2]bool{true, true}, Exported: [2]vip.Set{vips}})
+}
+
+// Static gateways need no announcer: what they follow is the same with it and without.
+func TestAttractionWithoutAnnouncer(t *testing.T) {
+	b := newFixture(t, Options{})
+	b.setState(vip.Ready, vipA, vip6)
+	want := b.g.Attract()
+	b.g.Announcer(Announcer{Since: b.now})
+	b.advance(2*ReconnectTime, true)
+	b.want(vipA, Withdrawn, NotAccepted)
+	if got := b.g.Attract(); got != want || got[vip.IPv4].Announced != 1 {
+		t.Errorf("attraction %+v, with a session %+v", got, want)
+	}
+}
+
+// The second signal of a stop that runs does not extend it.
+func TestSecondStop(t *testing.T) {
+	const drain = 2 * time.Second
+	b := newFixture(t, Options{DrainTime: drain})
+	b.setState(vip.Ready, vipA)
+	b.g.Stop(b.now)
+	b.advance(drain/2, true)
+	b.g.Stop(b.now)
+	b.advance(drain/2, true)
+	b.want(vipA, Withdrawn, Stopping)
+}
+
+// Without a stop there is no drain to skip.
+func TestSkipDrainsBeforeStop(t *testing.T) {
+	b := newFixture(t, Options{DrainTime: time.Second})
+	b.setState(vip.Ready, vipA)
+	b.g.SkipDrains(b.now)
+	b.evaluate()
+	b.want(vipA, Announced, Ready)
+	b.g.Stop(b.now)
+	b.g.SkipDrains(b.now)
+	b.evaluate()
+	b.want(vipA, Withdrawn, Stopping)
+}
+
+// A VIP that is configured after a snapshot without it is not ready.
+func TestConfiguredAfterSnapshot(t *testing.T) {
+	b := newFixture(t, Options{})
+	b.g.Configure([]vip.VIP{vipA})
+	b.updateLB(func(u *LBUpdate) { u.Complete, u.VIPs = true, []VIPState{{VIP: vipA, State: vip.Ready}} })
+	b.g.Configure([]vip.VIP{vipA, vipB})
+	b.evaluate()
+	b.want(vipB, Withdrawn, LBNotReady)
+}
+
+// Two flaps within the window delay a rise, and two that are further apart do not.
+func TestFlapWindow(t *testing.T) {
+	const within, beyond = flapWindow - time.Second, flapWindow + time.Second
+	for apart, want := range map[time.Duration]Reason{within: Flapping, beyond: Ready} {
+		b := newFixture(t, Options{})
+		b.setState(vip.Ready, vipA)
+		b.setState(vip.NotReady, vipA)
+		b.setState(vip.Ready, vipA)
+		b.advance(apart, true)
+		b.setState(vip.NotReady, vipA)
+		b.setState(vip.Ready, vipA)
+		if got := b.g.Decision(vipA).Reason; got != want {
+			t.Errorf("flaps %v apart: %s, want %s", apart, got, want)
+		}
+	}
+}
+
+func TestAdvertised(t *testing.T) {
+	for d, want := range map[Decision]bool{
+		{Announced, Ready}: true, {Depreferred, Drained}: true, {Announced, NotExported}: false,
+		{Withdrawn, NotAccepted}: false, {Announced, LBStale}: true,
+	} {
+		if d.Advertised() != want {
+			t.Errorf("%v is advertised: %v", d, !want)
+		}
 	}
 }
 
@@ -284,6 +420,7 @@ func TestSourceRoutingOrder(t *testing.T) {
 			b.g.Configure(vips)
 			b.g.Route(routed)
 		}
+		b.g.Announcer(Announcer{Up: true})
 		b.gateways(true, true)
 		b.setState(vip.Ready, vipA, vipB)
 		b.want(vipA, Announced, Ready)

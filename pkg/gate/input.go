@@ -59,7 +59,36 @@ type Gateways struct {
 	At time.Time
 	// Up reports, by family, whether a session is up.
 	Up [len(vip.Families)]bool
+	// Static reports, by family, whether a static gateway is among them. It forwards without routes of
+	// the announcer.
+	Static [len(vip.Families)]bool
+	// Exported holds, by family, the VIPs that a gateway receives, while every gateway that is up
+	// lacks some for longer than an export takes; nil otherwise. It must not be modified afterwards.
+	Exported [len(vip.Families)]vip.Set
 }
+
+// Announcer is the state of the announcer's session with the routing daemon. While it is down, the
+// daemon has no VIP and no gateway receives one.
+type Announcer struct {
+	Up    bool
+	Since time.Time // when Up last changed; zero before the first session
+}
+
+// Accepted reports whether VIPs count as accepted by the routing daemon at now.
+func (a Announcer) Accepted(now time.Time) bool { return a.Up || now.Before(a.reconnectEnd()) }
+
+// reconnectEnd returns when VIPs count as withdrawn; zero if the session is up or never was.
+func (a Announcer) reconnectEnd() time.Time {
+	if a.Up || a.Since.IsZero() {
+		return time.Time{}
+	}
+	return a.Since.Add(ReconnectTime)
+}
+
+// ReconnectTime is how long the announcer's session may be down before VIPs count as withdrawn: one
+// reconnect. BIRD refuses connections for 1 s after a failed session (error wait time), and the
+// announcer retries each 250 ms at most, with a timeout of 100 ms.
+const ReconnectTime = 1500 * time.Millisecond
 
 // MaxSessionAge is how long the state of the gateway sessions is valid: three polls of one second.
 const MaxSessionAge = 3 * time.Second

@@ -21,7 +21,8 @@ type model struct {
 	connected         *Gate             // its gateways are always up
 	configured        vip.Set
 	routed            vip.Set
-	up                [2]bool
+	gateways          Gateways
+	announcer         Announcer
 	gatewaysAt        time.Time
 	gatewaysExtension extension
 	synced            bool // a synced state was sent
@@ -74,10 +75,22 @@ func newModel(o Options) *model {
 func (w *model) each(f func(g *Gate, mine func(vip.VIP) bool)) {
 	f(w.g, func(vip.VIP) bool { return true })
 	f(w.connected, func(vip.VIP) bool { return true })
-	w.connected.Gateways(Gateways{At: w.now, Up: [2]bool{true, true}})
+	w.connect()
 	for v, g := range w.solo {
 		f(g, func(x vip.VIP) bool { return x == v })
 	}
+}
+
+// connect has the path of connected up.
+func (w *model) connect() {
+	w.connected.Announcer(Announcer{Up: true})
+	w.connected.Gateways(Gateways{At: w.now, Up: [2]bool{true, true}})
+}
+
+// setGateways passes the gateways to the gates, as polled at a time.
+func (w *model) setGateways(at time.Time) {
+	w.gateways.At = at
+	w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Gateways(w.gateways) })
 }
 
 func keep(vips []vip.VIP, mine func(vip.VIP) bool) []vip.VIP {
@@ -111,8 +124,11 @@ func (w *model) lost() bool {
 	return !w.now.Before(end)
 }
 
-func (w *model) familyUp(v vip.VIP) bool {
-	return w.up[v.Family()] && (w.now.Before(w.gatewaysAt.Add(MaxSessionAge)) ||
+// usable reports whether a gateway can send traffic to v.
+func (w *model) usable(v vip.VIP) bool {
+	accepted := w.gateways.Static[v.Family()] || w.announcer.Up ||
+		!w.announcer.Since.IsZero() && w.now.Sub(w.announcer.Since) < ReconnectTime
+	return w.gateways.Up[v.Family()] && accepted && (w.now.Before(w.gatewaysAt.Add(MaxSessionAge)) ||
 		w.now.Before(w.gatewaysExtension.until))
 }
 
@@ -146,7 +162,7 @@ func (w *model) renew() {
 // check evaluates all gates and compares their decisions with the model.
 func (w *model) check(t *rapid.T) {
 	w.checkLeases()
-	w.connected.Gateways(Gateways{At: w.now, Up: [2]bool{true, true}})
+	w.connect()
 	w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Evaluate(w.now) })
 	if again := w.g.Evaluate(w.now); len(again) != 0 {
 		t.Fatalf("a second Evaluate at the same time changed %v", again)
@@ -156,7 +172,12 @@ func (w *model) check(t *rapid.T) {
 		if alone := w.solo[v].Decision(v); alone != got {
 			t.Fatalf("%s: %v with other VIPs, %v alone", v, got, alone)
 		}
-		w.checkDecision(t, v, got, w.before[v], w.familyUp(v))
+		w.checkDecision(t, v, got, w.before[v], w.usable(v))
+		exported := w.gateways.Exported[v.Family()]
+		lacks := exported != nil && !exported.Has(v)
+		if got.Reason == Ready && lacks || got.Reason == NotExported && (!lacks || got.Advertisement != Announced) {
+			t.Fatalf("%s is %v, exported are %v", v, got, exported)
+		}
 		w.before[v] = got.Advertisement
 		connected := w.connected.Decision(v)
 		w.checkDecision(t, v, connected, w.connectedBefore[v], true)
@@ -199,14 +220,18 @@ func (w *model) checkAttraction(t *rapid.T) {
 // checkDecision compares the decision on one VIP with the model.
 func (w *model) checkDecision(t *rapid.T, v vip.VIP, got Decision, before Advertisement, gatewayUp bool) {
 	state := w.states[v]
-	vipDrain := time.Time{}
-	if state.State == vip.Draining {
-		vipDrain = state.DrainEnd
+	drains := []time.Time{w.stopEnd, w.drainEnds[v]}
+	live, ready := true, true // without a load balancer
+	lost, known := false, true
+	if !w.options.Ungated {
+		drains = append(drains, w.lbDrainEnd)
+		if state.State == vip.Draining {
+			drains = append(drains, state.DrainEnd)
+		}
+		live, ready, known = w.live(), state.State == vip.Ready, state.State != vip.NotReady
+		lost = w.lost() && w.options.OnLoss == WithdrawOnLoss
 	}
-	drains := []time.Time{w.stopEnd, w.drainEnds[v], w.lbDrainEnd, vipDrain}
-	down := !w.configured.Has(v) || !w.routed.Has(v) || !gatewayUp ||
-		state.State == vip.NotReady ||
-		(w.lost() && w.options.OnLoss == WithdrawOnLoss) ||
+	down := !w.configured.Has(v) || !w.routed.Has(v) || !gatewayUp || !known || lost ||
 		slices.ContainsFunc(drains, func(d time.Time) bool { return over(d, w.now) })
 	draining := slices.ContainsFunc(drains, func(d time.Time) bool { return running(d, w.now) })
 	switch {
@@ -214,13 +239,13 @@ func (w *model) checkDecision(t *rapid.T, v vip.VIP, got Decision, before Advert
 		t.Fatalf("%s must be withdrawn at once, is %v", v, got)
 	case draining && got.Advertisement > Depreferred:
 		t.Fatalf("%s drains, is %v", v, got)
-	case (draining || !w.live()) && got.Advertisement > before:
+	case (draining || !live) && got.Advertisement > before:
 		t.Fatalf("%s rose from %s to %v while stale or draining", v, before, got)
 	case got.Reason == Flapping && !w.flapping(v):
 		t.Fatalf("%s is damped after flaps at %v", v, w.flaps[v])
-	case got.Advertisement == Announced && state.State != vip.Ready:
+	case got.Advertisement == Announced && !ready:
 		t.Fatalf("%s is announced in state %v", v, state.State)
-	case !down && !draining && w.live() && state.State == vip.Ready && got.Advertisement != Announced &&
+	case !down && !draining && live && ready && got.Advertisement != Announced &&
 		got.Reason != Flapping:
 		t.Fatalf("%s should be announced, is %v", v, got)
 	}
@@ -314,6 +339,7 @@ func TestGateAgainstModel(t *testing.T) {
 				"on loss"),
 			NoFlapBackoff: rapid.Bool().Draw(t, "no back-off"),
 			DrainTime:     time.Second,
+			Ungated:       rapid.IntRange(0, 5).Draw(t, "ungated") == 0,
 		})
 		w.grace = time.Duration(rapid.SampledFrom([]int{0, 500, 3000}).Draw(t, "grace ms")) * time.Millisecond
 		steps := map[string]func(*rapid.T){
@@ -336,16 +362,35 @@ func TestGateAgainstModel(t *testing.T) {
 				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Route(w.routed) })
 			},
 			"gateways": func(t *rapid.T) {
-				w.up = [2]bool{rapid.Bool().Draw(t, "v4 up"), rapid.Bool().Draw(t, "v6 up")}
+				bools := func(label string) [2]bool {
+					return [2]bool{rapid.Bool().Draw(t, "v4 "+label), rapid.Bool().Draw(t, "v6 "+label)}
+				}
+				w.gateways = Gateways{Up: bools("up"), Static: bools("static")}
+				for f, lacks := range bools("lacks VIPs") {
+					if lacks {
+						w.gateways.Exported[f] = vip.NewSet(vipSet(t, "exported")...)
+					}
+				}
 				w.gatewaysAt, w.gatewaysExtension = w.now, extension{}
-				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Gateways(Gateways{At: w.now, Up: w.up}) })
+				w.setGateways(w.now)
+			},
+			"announcer": func(t *rapid.T) {
+				if up := rapid.Bool().Draw(t, "established"); up != w.announcer.Up {
+					w.announcer = Announcer{Up: up, Since: w.now}
+				}
+				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Announcer(w.announcer) })
 			},
 			"both gateways": func(*rapid.T) {
-				w.up, w.gatewaysAt, w.gatewaysExtension = [2]bool{true, true}, w.now, extension{}
-				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Gateways(Gateways{At: w.now, Up: w.up}) })
+				w.gateways = Gateways{Up: [2]bool{true, true}}
+				w.gatewaysAt, w.gatewaysExtension = w.now, extension{}
+				w.setGateways(w.now)
+				if !w.announcer.Up {
+					w.announcer = Announcer{Up: true, Since: w.now}
+				}
+				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Announcer(w.announcer) })
 			},
 			"repeated gateway state": func(*rapid.T) {
-				w.each(func(g *Gate, _ func(vip.VIP) bool) { g.Gateways(Gateways{At: w.gatewaysAt, Up: w.up}) })
+				w.setGateways(w.gatewaysAt)
 			},
 			"change states": func(t *rapid.T) {
 				if !w.streamOpen || !w.synced {

@@ -8,7 +8,7 @@ import (
 
 // evaluateTable applies the decision table: the first row that matches wins. Conditions that
 // concern all VIPs come from g.last, so that one Evaluate decides all VIPs on the same state.
-func (g *Gate) evaluateTable(now time.Time, e *entry, current Advertisement, gatewayUp bool) Decision {
+func (g *Gate) evaluateTable(now time.Time, e *entry, current Advertisement, path path) Decision {
 	gated := !g.options.Ungated
 	switch {
 	case !e.configured: // row 1
@@ -19,26 +19,36 @@ func (g *Gate) evaluateTable(now time.Time, e *entry, current Advertisement, gat
 		return Decision{Withdrawn, LBNotReady}
 	case !e.routed: // row 3
 		return Decision{Withdrawn, NoSourceRouting}
-	case !gatewayUp: // row 4
+	case path == noGateway: // row 4
 		return Decision{Withdrawn, NoGateway}
-	case gated && g.last.freshness == Lost && g.options.OnLoss == WithdrawOnLoss: // row 5
+	case path == notAccepted: // row 5
+		return Decision{Withdrawn, NotAccepted}
+	case gated && g.last.freshness == Lost && g.options.OnLoss == WithdrawOnLoss: // row 6
 		return Decision{Withdrawn, LBLost}
 	}
-	if phase, reason := g.drain(now, e); phase == drainOver { // row 7
+	if phase, reason := g.drain(now, e); phase == drainOver { // row 8
 		return Decision{Withdrawn, reason}
-	} else if phase == draining { // row 6; never raises
+	} else if phase == draining { // row 7; never raises
 		return Decision{min(current, Depreferred), reason}
 	}
 	switch {
-	case gated && g.last.freshness != Live: // row 8; never raises
+	case gated && g.last.freshness != Live: // row 9; never raises
 		if g.last.finalGrace {
 			current = min(current, Depreferred)
 		}
 		return Decision{current, LBStale}
-	case gated && now.Before(e.riseAt): // row 9
+	case gated && now.Before(e.riseAt): // row 10
 		return Decision{Withdrawn, Flapping}
+	case !g.exports(e.vip): // row 11
+		return Decision{Announced, NotExported}
 	}
-	return Decision{Announced, Ready} // row 10
+	return Decision{Announced, Ready} // row 12
+}
+
+// exports reports whether the routing daemon exports v to a gateway, as far as known.
+func (g *Gate) exports(v vip.VIP) bool {
+	exported := g.gateways.Exported[v.Family()]
+	return exported == nil || exported.Has(v)
 }
 
 // drain returns the phase and the reason of the drain of e that ends first.
@@ -72,8 +82,15 @@ func (g *Gate) observe(now time.Time) conditions {
 		end, late := g.graceEnd(now)
 		s.finalGrace = !late && !now.Before(end.Add(-finalGrace))
 	}
-	if holds, late := g.gatewayLease.check(now); holds || late {
-		s.up = g.gatewaysUp
+	holds, late := g.gatewayLease.check(now)
+	for f := range s.paths {
+		switch {
+		case !holds && !late || !g.gateways.Up[f]:
+		case g.gateways.Static[f] || g.announcer.Accepted(now):
+			s.paths[f] = usable
+		default:
+			s.paths[f] = notAccepted
+		}
 	}
 	return s
 }

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -95,13 +98,24 @@ func waitReady(ctx context.Context, conn *grpc.ClientConn, addr string, limit ti
 	}
 }
 
+// services returns the remedy for an unknown service, "" if the process cannot list its services.
+func services(ctx context.Context, conn *grpc.ClientConn) string {
+	list, err := healthv1.NewHealthClient(conn).List(ctx, &healthv1.HealthListRequest{})
+	names := slices.Sorted(maps.Keys(list.GetStatuses()))
+	names = slices.DeleteFunc(names, func(name string) bool { return name == "" })
+	if err != nil || len(names) == 0 {
+		return ""
+	}
+	return "; the services are " + strings.Join(names, ", ")
+}
+
 func checkService(ctx context.Context, conn *grpc.ClientConn, addr, service string) error {
 	var trailer metadata.MD
 	r, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: service},
 		grpc.Trailer(&trailer))
 	switch {
 	case status.Code(err) == codes.NotFound:
-		return fmt.Errorf("health check at %s: unknown service %q", addr, service)
+		return fmt.Errorf("health check at %s: unknown service %q%s", addr, service, services(ctx, conn))
 	case err != nil:
 		return fmt.Errorf("health check of %q at %s: %s", service, addr, Reason(err))
 	case r.GetStatus() != healthv1.HealthCheckResponse_SERVING:

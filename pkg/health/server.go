@@ -19,6 +19,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -60,7 +61,8 @@ type Server struct {
 	changed latest.Value[struct{}] // set after every change, to wake the watches
 	watches atomic.Int64           // open ones
 
-	vip func(vip.VIP) (serving, known bool)
+	vip   func(vip.VIP) (serving, known bool)
+	loops []followed
 
 	mu          sync.Mutex
 	conditions  map[string]Condition
@@ -158,17 +160,41 @@ func (s *Server) Reporter(service string) func(error) {
 	return func(err error) { s.Set(service, err == nil, logs.Text(err)) }
 }
 
-// hungAfter is the time without an evaluation after which the process should be restarted. By then
-// BIRD has withdrawn all VIPs (hold time 3 s), and the lease of readiness has expired.
-const hungAfter = 10 * time.Second
+const (
+	// HungDecision is for loops that decide about VIPs. By then BIRD has withdrawn all VIPs (hold time
+	// 3 s), and the lease of readiness has expired.
+	HungDecision = 10 * time.Second
+	// HungTask is for other loops. It exceeds each bounded step, of which the longest take 10 s: an
+	// exchange with the kernel, a check of BIRD's configuration, the start of BIRD.
+	HungTask = 30 * time.Second
+)
 
-// Alive sets [Liveness] by the time since the last evaluation of a loop, once the loop is ready.
-func (s *Server) Alive(ready <-chan struct{}, idle func() time.Duration, loop string) {
-	select {
-	case <-ready:
-		d := idle()
-		s.Set(Liveness, d < hungAfter, fmt.Sprintf("%s last evaluated %v ago", loop, d.Round(time.Second)))
-	default: // still starting
+// followed is a loop that counts for Liveness.
+type followed struct {
+	loop  task.Loop
+	limit time.Duration
+}
+
+// Alive adds loops to [Liveness], which serves while none of its loops is overdue by its limit. It
+// must be called before the server is registered.
+func (s *Server) Alive(limit time.Duration, loops ...task.Loop) {
+	for _, l := range loops {
+		s.loops = append(s.loops, followed{l, limit})
+	}
+	s.CheckLoops()
+}
+
+// CheckLoops updates [Liveness]. Each Check does so, so that a probe depends on no other goroutine;
+// further calls update watches and metrics.
+func (s *Server) CheckLoops() {
+	var hung []string
+	for _, f := range s.loops {
+		if overdue := f.loop.Overdue(); overdue >= f.limit {
+			hung = append(hung, fmt.Sprintf("task %s hangs for %v", f.loop, overdue.Round(time.Second)))
+		}
+	}
+	if len(s.loops) > 0 {
+		s.Report(Liveness, strings.Join(hung, "; "))
 	}
 }
 
@@ -187,6 +213,7 @@ func (s *Server) Remove(service string) {
 
 // Conditions returns all conditions in the order of their first Set.
 func (s *Server) Conditions() []Condition {
+	s.CheckLoops()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := make([]Condition, 0, len(s.order))
@@ -275,6 +302,7 @@ func (s *Server) Check(ctx context.Context, r *healthv1.HealthCheckRequest) (*he
 	if err != nil {
 		return nil, err
 	}
+	s.CheckLoops()
 	s.mu.Lock()
 	state, detail := s.state(name), s.conditions[cmp.Or(name, Readiness)].Detail
 	s.mu.Unlock()

@@ -508,25 +508,43 @@ func TestLogOfFlips(t *testing.T) {
 	}
 }
 
-func TestAliveFollowsEvaluations(t *testing.T) {
+// loop is a task with a name that is overdue.
+type loop struct {
+	name    string
+	overdue time.Duration
+}
+
+func (l *loop) Run(context.Context) error { return nil }
+func (l *loop) String() string            { return l.name }
+
+func (l *loop) Overdue() time.Duration { return l.overdue }
+
+// A Check of Liveness depends on no other goroutine, and names the tasks that hang.
+func TestLivenessNamesHungTasks(t *testing.T) {
 	s := newServer()
-	ready := make(chan struct{})
-	idle := func(d time.Duration) func() time.Duration { return func() time.Duration { return d } }
-	s.Alive(ready, idle(time.Hour), "gate")
-	if got := s.Conditions(); len(got) != 0 {
-		t.Errorf("before the start: %v", got)
-	}
-	close(ready)
-	for _, want := range []Condition{
-		{Liveness, true, ""}, {Liveness, false, "gate last evaluated 11s ago"},
+	gate, bird, watcher := &loop{name: "gate"}, &loop{name: "BIRD"}, &loop{name: "trench-watcher"}
+	s.Alive(HungDecision, gate)
+	s.Alive(HungTask, bird, watcher)
+	for _, c := range []struct {
+		gate, bird, watcher time.Duration
+		want                string
+	}{
+		{0, 0, 0, ""},
+		{HungDecision - 1, HungTask - 1, HungTask - 1, ""},
+		{HungDecision, HungTask - 1, 0, "task gate hangs for 10s"},
+		{0, HungTask, time.Minute, "task BIRD hangs for 30s; task trench-watcher hangs for 1m0s"},
+		{0, 0, 0, ""},
 	} {
-		age := time.Second
-		if !want.Serving {
-			age = 11 * time.Second
+		gate.overdue, bird.overdue, watcher.overdue = c.gate, c.bird, c.watcher
+		r, err := s.Check(t.Context(), &healthv1.HealthCheckRequest{Service: Liveness})
+		if err != nil {
+			t.Fatal(err)
 		}
-		s.Alive(ready, idle(age), "gate")
-		if got := s.Conditions(); len(got) != 1 || got[0] != want {
-			t.Errorf("after %v: %v, want %v", age, got, want)
+		if serving := r.GetStatus() == healthv1.HealthCheckResponse_SERVING; serving != (c.want == "") {
+			t.Errorf("%v: status %v", c, r.GetStatus())
+		}
+		if got := s.Conditions(); len(got) != 1 || got[0].Detail != c.want {
+			t.Errorf("%v: got %v", c, got)
 		}
 	}
 }

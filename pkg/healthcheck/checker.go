@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -45,6 +46,9 @@ type Options struct {
 	// take the path of the replies to clients. Nil: it is left to the kernel.
 	VIPSource func(vip.Family) netip.Addr
 
+	// LocalVIP returns why packets to an address of a VIP do not leave this host, or "". Nil: they do.
+	LocalVIP func(netip.Addr) string
+
 	dial          dialFunc // of tests; nil: the kernel
 	maxConcurrent int      // 0: maxConcurrent, or half of the permitted file descriptors if these are fewer
 }
@@ -58,6 +62,7 @@ type Checker struct {
 	changed     chan struct{} // of size 1: Evaluate may have news
 	rescheduled chan struct{} // of size 1: the first check in the schedule is another
 	entered     chan struct{} // of size 1: there are new targets
+	pulse       task.Pulse
 
 	mu         sync.Mutex
 	streams    map[string]map[Key]*entry
@@ -80,6 +85,7 @@ type Checker struct {
 type reportedAs struct {
 	state     State
 	silent    bool
+	deferred  bool
 	diagnosis string
 }
 
@@ -105,6 +111,9 @@ func (c *Checker) Ready() <-chan struct{} { return c.ready }
 
 // String names the task.
 func (c *Checker) String() string { return "target-checker" }
+
+// Overdue implements task.Loop.
+func (c *Checker) Overdue() time.Duration { return c.pulse.Overdue() }
 
 // Changed wakes the caller of [Checker.Evaluate]: a state changed, or a configuration was applied.
 // Wake-ups conflate. That a target is overdue is found by Evaluate alone and wakes no caller.
@@ -341,7 +350,7 @@ func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health
 	if p.vip {
 		o = c.examine(p, o, now)
 	}
-	e.LastError = o.reason
+	e.LastError, e.Deferred = o.reason, o.verdict == deferred
 	switch o.verdict {
 	case notRun:
 		if complain = now.Sub(c.complained) >= complainEvery; complain {
@@ -364,7 +373,8 @@ func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health
 		e.Since = now
 	}
 	// Outage detection must learn when a target that is not ready answers again.
-	if after.State != before.State || after.State == NotReady && after.Silent != before.Silent {
+	if after.State != before.State || after.Deferred != before.Deferred ||
+		after.State == NotReady && after.Silent != before.Silent {
 		c.dirty[e.Key] = struct{}{}
 		latest.Wake(c.changed)
 	}

@@ -84,12 +84,13 @@ func TestNoVerdictWithoutSourceAddress(t *testing.T) {
 		defer stop()
 		c.Configure([]trench.Stream{stream(1, testCheck)})
 		advance(sourceWait - 2*failedRecheck)
-		if e := c.Evaluate(time.Now()); e.Synced || c.List()[0].State != Starting || c.List()[0].LastError == "" {
+		if e := c.Evaluate(time.Now()); e.Synced || len(e.Changed) != 1 || !e.Changed[0].Deferred ||
+			e.Changed[0].State != Starting || e.Changed[0].LastError == "" {
 			t.Fatalf("without a source address: %+v, %+v", e, c.List())
 		}
 		own.problem.Store("")
 		advance(failedRecheck + startRecheck)
-		if e := c.Evaluate(time.Now()); !e.Synced || c.List()[0].State != Ready {
+		if e := c.Evaluate(time.Now()); !e.Synced || c.List()[0].State != Ready || c.List()[0].Deferred {
 			t.Fatalf("with a source address: %+v, %+v", e, c.List())
 		}
 	})
@@ -572,4 +573,25 @@ func TestListIsSorted(t *testing.T) {
 	if !slices.IsSortedFunc(list, func(a, b Health) int { return a.Compare(b.Key) }) || len(list) != 24 {
 		t.Fatalf("got %v", list)
 	}
+}
+
+// The checker is overdue once a call of its loop blocks, and not while it waits.
+func TestHungCheckerIsOverdue(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		c, stop := start(t, Options{
+			dial: newNetwork().DialContext, Source: func(netip.Addr, netip.Addr) (string, bool) { <-hang; return "", false },
+		})
+		advance(10 * time.Minute)
+		if got := c.Overdue(); got != 0 {
+			t.Errorf("overdue by %v without a target", got)
+		}
+		c.Configure([]trench.Stream{stream(1, testCheck)})
+		advance(2 * time.Minute)
+		if got := c.Overdue(); got < time.Minute {
+			t.Errorf("overdue by %v after it has been blocked for two minutes", got)
+		}
+		close(hang)
+		stop()
+	})
 }

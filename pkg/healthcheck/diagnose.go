@@ -50,6 +50,10 @@ func (c *Checker) examine(p probe, o outcome, now time.Time) outcome {
 		return o
 	case o.verdict != failed || p.fwmark == 0:
 		return o
+	case c.LocalVIP != nil && c.LocalVIP(p.to) != "":
+		e.diagnosis = diagnosis{}
+		o.reason, o.silent = c.LocalVIP(p.to), false
+		return o
 	case o.refused:
 		e.diagnosis = diagnosis{}
 		o.reason = fmt.Sprintf("%s: the application does not listen on %s", o.reason, p.to)

@@ -51,12 +51,14 @@ type Health struct {
 	// leads to the target. A refused connection or a wrong answer is not silent, since it shows
 	// that the network works.
 	Silent bool
+	// Deferred reports whether a target without a verdict waits for the source address of its checks.
+	Deferred bool
 }
 
 // Evaluation is what changed since the previous Evaluate.
 type Evaluation struct {
 	// Changed are the targets with another state, those that are not ready and became silent or no
-	// longer are, and new targets.
+	// longer are, those whose checks are deferred or no longer are, and new targets.
 	Changed []Health
 	// Removed are the targets that were reported before and are no longer configured.
 	Removed []Key

@@ -562,11 +562,11 @@ func TestAuthoritiesAreReloaded(t *testing.T) {
 	long := time.Now().Add(-time.Hour)
 	dated(t, file, long)
 	verdictIs(succeeded, "")
-	first, err := p.tls.pool()
+	first, err := p.tls.of(t.Context(), at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := p.tls.pool(); err != nil || again != first {
+	if again, err := p.tls.of(t.Context(), at); err != nil || again.RootCAs != first.RootCAs {
 		t.Errorf("read twice: %v", err)
 	}
 	other := filepath.Join(dir, "next.pem")

@@ -47,17 +47,23 @@ func (t *tlsConfig) of(ctx context.Context, at netip.Addr) (*tls.Config, error) 
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var err error
-	c.RootCAs, err = files.Do(ctx, &t.calls, "caFile "+t.CAFile, t.pool)
+	t.calls.Path = t.CAFile
+	data, err := files.Do(ctx, &t.calls, "caFile "+t.CAFile, func() ([]byte, error) {
+		data, err := files.Read(t.CAFile, maxAuthorities)
+		if err != nil {
+			err = fmt.Errorf("caFile: %w", err)
+		}
+		return data, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.RootCAs, err = t.pool(data)
 	return c, err
 }
 
-// pool returns the authorities that the file has now.
-func (t *tlsConfig) pool() (*x509.CertPool, error) {
-	data, err := files.Read(t.CAFile, maxAuthorities)
-	if err != nil {
-		return nil, fmt.Errorf("caFile: %w", err)
-	}
+// pool returns the authorities in data, the content of the file.
+func (t *tlsConfig) pool(data []byte) (*x509.CertPool, error) {
 	if t.authorities == nil || !bytes.Equal(data, t.data) { // parsing costs far more than reading
 		pool := x509.NewCertPool()
 		if !pool.AppendCertsFromPEM(data) {

@@ -58,6 +58,7 @@ func (c *Checker) Run(ctx context.Context) (err error) {
 		}
 	}
 	close(c.ready)
+	defer c.pulse.End()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -75,6 +76,7 @@ func (c *Checker) Run(ctx context.Context) (err error) {
 			}
 		}
 		timer.Reset(rest)
+		c.pulse.Next(rest)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -110,6 +112,9 @@ func (l *loop) round(ctx context.Context) (rest time.Duration) {
 	l.started += len(l.due)
 	handled += len(l.due)
 	for _, p := range l.due {
+		if p.vip && !p.source.IsValid() && l.VIPSource != nil {
+			p.source = l.VIPSource(vip.FamilyOf(p.to))
+		}
 		o, ended := l.checkSource(p)
 		if !ended && p.vip {
 			p, o, ended = l.route(p)
@@ -149,7 +154,7 @@ func (l *loop) checkSource(p probe) (o outcome, ended bool) {
 	if l.Source == nil || p.ready {
 		return outcome{}, false
 	}
-	problem, passing := l.Source(p.entry.Addr, p.plan.source(vip.FamilyOf(p.entry.Addr)))
+	problem, passing := l.Source(p.entry.Addr, p.source)
 	o = outcome{verdict: failed, silent: true, reason: problem}
 	if passing && p.patient {
 		o = outcome{verdict: deferred, reason: "check not run: " + problem}
@@ -157,8 +162,8 @@ func (l *loop) checkSource(p probe) (o outcome, ended bool) {
 	return o, problem != ""
 }
 
-// route adds the fwmark and the source address of a check to a VIP, or returns its outcome if no
-// fwmark leads to the target. What a target that is ready lacks then, the data plane reports.
+// route adds the fwmark of a check to a VIP, or returns its outcome if no fwmark leads to the
+// target. What a target that is ready lacks then, the data plane reports.
 func (l *loop) route(p probe) (_ probe, o outcome, ended bool) {
 	problem := "check.via is vip, which needs a data plane"
 	if l.FWMark != nil {
@@ -166,9 +171,6 @@ func (l *loop) route(p probe) (_ probe, o outcome, ended bool) {
 	}
 	switch {
 	case problem == "":
-		if !p.source.IsValid() && l.VIPSource != nil {
-			p.source = l.VIPSource(vip.FamilyOf(p.to))
-		}
 		return p, outcome{}, false
 	case l.FWMark != nil && (p.ready || p.patient):
 		return p, outcome{verdict: unrouted, reason: "check not run: " + problem}, true

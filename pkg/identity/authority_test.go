@@ -84,6 +84,13 @@ func TestInvalidDevAuthority(t *testing.T) {
 			"accessible to other users",
 		},
 		{"writable directory", func(dir string) error { return os.Chmod(dir, 0o777) }, "accessible to other users"},
+		{"directory of the group", func(dir string) error { return os.Chmod(dir, 0o720) }, "accessible to other users"},
+		{"directory of others", func(dir string) error { return os.Chmod(dir, 0o702) }, "accessible to other users"},
+		{"foreign directory", func(dir string) error { return os.Chown(dir, 65534, 65534) }, "belongs to user 65534"},
+		{
+			"key of others", func(dir string) error { return os.Chmod(filepath.Join(dir, "ca.key"), 0o604) },
+			"accessible to other users",
+		},
 		{
 			"foreign key", func(dir string) error { return os.Chown(filepath.Join(dir, "ca.key"), 65534, 65534) },
 			"belongs to user 65534",

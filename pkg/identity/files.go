@@ -47,7 +47,7 @@ func (f *fileSource) String() string { return "the files in " + f.dir }
 
 func (f *fileSource) watch(ctx context.Context, s *Source) error {
 	var last [3][]byte // last valid content
-	var calls files.Calls
+	calls := files.Calls{Path: filepath.Join(f.dir, CertFile)}
 	for {
 		parts, err := files.Do(ctx, &calls, "directory "+f.dir, func() ([3][]byte, error) { return readFiles(f.dir) })
 		changed := !slices.EqualFunc(parts[:], last[:], bytes.Equal)

@@ -73,6 +73,22 @@ func OwnNetNS(ctx context.Context, role, about string) (release func(), err erro
 	return func() { cancel(); _ = l.Close(); <-done }, nil
 }
 
+// NetNSOwner describes the process that owns the network namespace in a role, as [OwnNetNS] does in
+// its error; "" if no process does.
+func NetNSOwner(ctx context.Context, role string) string {
+	name := "@vipgate/" + role
+	ctx, cancel := context.WithTimeout(ctx, ownerTimeout)
+	defer cancel()
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", name)
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return ""
+	}
+	if err == nil {
+		_ = c.Close()
+	}
+	return fmt.Sprintf("%s (%s)", role, describeOwner(ctx, name))
+}
+
 // describeOwner describes the owner of a network namespace: its process and user as reported by the
 // kernel, since any process of the namespace can bind the socket, and its about text.
 func describeOwner(ctx context.Context, name string) string {

@@ -29,7 +29,14 @@ func TestNetNSHasOneOwnerPerRole(t *testing.T) {
 	} else {
 		other()
 	}
+	owner := fmt.Sprintf("%s (pid %d, user %d, admin socket unix:///run/a.sock)", role, os.Getpid(), os.Geteuid())
+	if got := NetNSOwner(t.Context(), role); got != owner {
+		t.Errorf("owner %q, want %q", got, owner)
+	}
 	release()
+	if got := NetNSOwner(t.Context(), role); got != "" {
+		t.Errorf("owner %q after its end", got)
+	}
 	if release, err = OwnNetNS(t.Context(), role, ""); err != nil {
 		t.Fatalf("after the owner: %v", err)
 	}

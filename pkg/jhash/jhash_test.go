@@ -2,14 +2,39 @@ package jhash
 
 import "testing"
 
-// The values are those of include/linux/jhash.h.
+// The first values are from lookup3.c, which include/linux/jhash.h follows. The others are of
+// lengths on each side of a block, by another implementation, which adds byte by byte.
 func TestSum(t *testing.T) {
-	for key, want := range map[string]uint32{"": 0xdeadbeef} {
-		if got := Sum([]byte(key), 0); got != want {
-			t.Errorf("%q: got %#x, want %#x", key, got, want)
+	const text = "Four score and seven years ago"
+	for _, tt := range []struct {
+		key        string
+		seed, want uint32
+	}{
+		{"", 0, 0xdeadbeef},
+		{"", 0xdeadbeef, 0xbd5b7dde},
+		{text, 0, 0x17770551},
+		{text, 1, 0xcd628161},
+		{text[:1], 7, 0x9ce6538f},
+		{text[:4], 7, 0xa9c60c81},
+		{text[:5], 7, 0xbd02ff45},
+		{text[:11], 7, 0x45b44c8c},
+		{text[:12], 7, 0x69f279f1},
+		{text[:13], 7, 0xae334571},
+		{text[:24], 7, 0x7d007bba},
+		{text[:25], 7, 0x91582bd1},
+	} {
+		if got := Sum([]byte(tt.key), tt.seed); got != tt.want {
+			t.Errorf("%q, seed %#x: got %#x, want %#x", tt.key, tt.seed, got, tt.want)
 		}
 	}
-	if Scale(1<<31, 10) != 5 {
-		t.Error("scale")
+}
+
+func TestScale(t *testing.T) {
+	for _, tt := range []struct{ hash, n, want uint32 }{
+		{0, 10, 0}, {1 << 31, 10, 5}, {1<<31 - 1, 10, 4}, {1<<32 - 1, 10, 9}, {1<<32 - 1, 1<<32 - 1, 1<<32 - 2}, {7, 1, 0},
+	} {
+		if got := Scale(tt.hash, tt.n); got != tt.want {
+			t.Errorf("%#x of %d: got %d, want %d", tt.hash, tt.n, got, tt.want)
+		}
 	}
 }

@@ -73,51 +73,69 @@ func (a *Addresses) String() string { return "addresses" }
 // Source reports why connections to an address from another one, or from one of the kernel's
 // choice, would lack a source address, and whether that passes. An address in the network of the
 // target is expected, and any other of the family if there is none, as toward targets behind a
-// router; with the choice of the kernel also the link-local address, from which it solicits
-// neighbors.
+// router. From the address of another interface the link-local address is expected, too, since the
+// kernel solicits an IPv6 neighbor from it.
 func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.list == nil {
 		return "", false // the check itself shows
 	}
-	var candidates, near []address
+	var candidates, near, chosen, linkLocal []address
 	for _, x := range a.list {
-		if vip.FamilyOf(x.Addr) != vip.FamilyOf(to) || x.Addr.IsLoopback() != to.IsLoopback() ||
-			onLink(x.Addr) && !onLink(to) {
+		switch {
+		case vip.FamilyOf(x.Addr) != vip.FamilyOf(to) || x.Addr.IsLoopback() != to.IsLoopback():
 			continue
+		case onLink(x.Addr) && !onLink(to):
+			linkLocal = append(linkLocal, x)
+			continue
+		case x.Addr == from:
+			chosen = append(chosen, x)
 		}
 		candidates = append(candidates, x)
-		if x.Addr == from || !from.IsValid() && x.Network.Contains(to) {
+		if x.Network.Contains(to) {
 			near = append(near, x)
 		}
 	}
-	if near != nil {
-		candidates = near
+	on := func(addrs []address) func(address) bool {
+		return func(x address) bool {
+			return slices.ContainsFunc(addrs, func(y address) bool { return x.Link == y.Link })
+		}
 	}
-	if slices.ContainsFunc(candidates, address.usable) {
-		// Packets with the source of another interface make the kernel solicit the neighbor from the
-		// link-local address.
-		for _, x := range a.list {
-			if onLink(x.Addr) && x.Tentative() && !x.Duplicate() && !from.IsValid() &&
-				slices.ContainsFunc(near, func(n address) bool { return n.Link == x.Link }) {
-				return tentative(x), true
+	switch {
+	case chosen != nil && (near == nil || slices.ContainsFunc(chosen, on(near))):
+		return lacking(chosen)
+	case chosen != nil:
+		// The target resolves the near address for its reply.
+		for _, addrs := range [][]address{chosen, near} {
+			if problem, passing := lacking(addrs); problem != "" {
+				return problem, passing
 			}
 		}
-		return "", false
-	}
-	switch i := slices.IndexFunc(candidates, func(x address) bool { return !x.Duplicate() }); {
+		linkLocal = slices.DeleteFunc(linkLocal, func(x address) bool { return x.Duplicate() || !on(near)(x) })
+		if len(linkLocal) == 0 {
+			return "", false
+		}
+		return lacking(linkLocal)
+	case near != nil:
+		return lacking(near)
 	case len(candidates) == 0:
 		return fmt.Sprintf("no %s address", vip.FamilyOf(to)), true
-	case i < 0:
-		return fmt.Sprintf("duplicate address detection failed for own address %s", candidates[0].Addr), false
 	default:
-		return tentative(candidates[i]), true
+		return lacking(candidates)
 	}
 }
 
-func tentative(x address) string {
-	return fmt.Sprintf("own address %s is tentative: duplicate address detection runs", x.Addr)
+// lacking reports why none of some addresses is usable, "" if one is, and whether that passes.
+func lacking(addrs []address) (problem string, passing bool) {
+	if slices.ContainsFunc(addrs, address.usable) {
+		return "", false
+	}
+	i := slices.IndexFunc(addrs, func(x address) bool { return !x.Duplicate() })
+	if i < 0 {
+		return fmt.Sprintf("duplicate address detection failed for own address %s", addrs[0].Addr), false
+	}
+	return fmt.Sprintf("own address %s is tentative: duplicate address detection runs", addrs[i].Addr), true
 }
 
 // Run follows the addresses until ctx ends, in the network namespace of the calling thread.

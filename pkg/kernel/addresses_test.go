@@ -197,18 +197,26 @@ func TestSourceAddress(t *testing.T) {
 
 	// Tentative for long: no other host answers, and detection asks often.
 	detectsDuplicates(t, w.here, "net")
-	must(t, w.here.Sysctl("net.ipv6.conf.net.dad_transmits", "1000"))
+	must(t, w.here.Sysctl("net.ipv6.conf.net.dad_transmits", "255"))
 	run(t, w.here, "ip addr add fd09::1/64 dev net")
 	for _, to := range []netip.Addr{target6, remote} {
 		want(to, none, "fd09::1 is tentative", true)
 	}
 	want(target6, netip.MustParseAddr("fd09::1"), "fd09::1 is tentative", true)
 
-	// An address that needs no detection does not help without the link-local one.
-	run(t, w.here, "ip addr del fd09::1/64 dev net; ip addr add fe80::99/64 dev net; ip addr add fd09::1/64 dev net nodad")
-	want(target6, none, "fe80::99 is tentative", true)
+	// The kernel solicits the neighbor from an address of the link, or else from the link-local one.
+	elsewhere4, elsewhere6 := netip.MustParseAddr("10.8.0.1"), netip.MustParseAddr("fd08::1")
+	run(t, w.here, "ip addr del fd09::1/64 dev net; ip addr add fe80::99/64 dev net; "+
+		"ip addr add fd09::1/64 dev net nodad; ip addr add 10.8.0.1/24 dev lo; ip addr add fd08::1/64 dev lo")
+	want(target6, elsewhere6, "fe80::99 is tentative", true)
+	want(target6, none, "", false)
 	want(target6, netip.MustParseAddr("fd09::1"), "", false)
-	run(t, w.here, "ip addr del fd09::1/64 dev net; ip addr del fe80::99/64 dev net; ip addr add fd09::1/64 dev net")
+	want(target4, none, "", false)
+	want(target4, elsewhere4, "", false)
+	run(t, w.here, "ip addr del fd09::1/64 dev net; ip addr add fd09::1/64 dev net")
+	want(target6, elsewhere6, "fd09::1 is tentative", true) // the target resolves it for its reply
+	want(target4, elsewhere4, "", false)
+	run(t, w.here, "ip addr del fe80::99/64 dev net; ip addr del fd08::1/64 dev lo")
 
 	// Another network of the family does not help a target in this one.
 	run(t, w.here, "ip addr add fd10::1/64 dev lo")

@@ -11,6 +11,9 @@
 // reports a change. A VIP is confirmed only after its range was read back from the kernel and every
 // rule that applies to it is installed.
 //
+// It also looks up where the kernel forwards packets from VIPs: the rules and routes of other
+// processes may divert them. While they do, the VIPs of the family are not confirmed.
+//
 // It does not manage the routes in the gateways' table (BIRD does) and the sysctls. The external
 // interface must not filter by strict reverse path (rp_filter 1): traffic to a VIP has no mark, so
 // that the route back to its source is that of the main table; [Routing] warns about it. A socket

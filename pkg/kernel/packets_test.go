@@ -89,8 +89,8 @@ func newTopology(t *testing.T) *topology {
 // openGateway puts the routes there that BIRD exports when gateways are up.
 func (x *topology) openGateway(t *testing.T) {
 	t.Helper()
-	run(t, x.pod, `ip route add default via 169.254.100.1 dev ext table 4096
-		ip -6 route add default via fd64::1 dev ext table 4096`)
+	run(t, x.pod, `ip route add default via 169.254.100.1 dev ext table 4096 proto bird metric 32
+		ip -6 route add default via fd64::1 dev ext table 4096 proto bird metric 32`)
 }
 
 func (x *topology) closeGateway(t *testing.T) {

@@ -24,6 +24,15 @@ const (
 // searches its list for each. Of 20 000 rules 200 take 0.2 s, all of them 12 s.
 const leftoverBatch = 200
 
+// icmpErrors are the ICMP errors about packets to VIPs that leave by the gateways, as type<<8|code:
+// a packet that is too big (RFC 792, RFC 4443, which also has the type of each), and one whose hop
+// limit ends here. A target that does not answer is not among them: TCP gives up a connection that
+// is being opened when a host is unreachable, instead of the retry that finds another target.
+var icmpErrors = [...][2]uint16{
+	vip.IPv4: {3<<8 | 4, 11 << 8},
+	vip.IPv6: {2 << 8, 3 << 8},
+}
+
 // policy is the part that acts on the mark: rules and a blackhole route for each family.
 type policy struct{ Options }
 
@@ -36,10 +45,18 @@ func (p policy) rules(f vip.Family) []rtnetlink.Rule {
 	gateways.Priority, gateways.Action, gateways.Table = first, lookup, p.TableID
 	blackhole.Priority, blackhole.Action, blackhole.Table = first+1, lookup, p.blackholeTable()
 	drop.Priority, drop.Action = first+2, unix.FR_ACT_BLACKHOLE
+	rules := []rtnetlink.Rule{blackhole, gateways}
 	if f == vip.IPv6 {
-		return []rtnetlink.Rule{drop, blackhole, gateways}
+		rules = []rtnetlink.Rule{drop, blackhole, gateways}
 	}
-	return []rtnetlink.Rule{blackhole, gateways}
+	for _, icmp := range icmpErrors[f] {
+		// The kernel looks up the route of an ICMP error without the mark of the packet that it is
+		// about, and chooses its source address by that route: a mark in nftables would be too late.
+		r := gateways
+		r.Mark, r.Mask, r.LocalICMP = 0, 0, icmp
+		rules = append(rules, r)
+	}
+	return rules
 }
 
 // ensure installs the blackhole route and the rules of a family and reads them back. It reports
@@ -165,7 +182,8 @@ func (p policy) remove(f vip.Family, all bool) (more bool, err error) {
 
 // meridio reports whether a rule is `from VIP lookup TABLE`, as a Meridio frontend adds it.
 func (p policy) meridio(r rtnetlink.Rule) bool {
-	return !r.Extra && r.Action == unix.FR_ACT_TO_TBL && r.Source.IsValid() && r.Mark == 0 && r.Mask == 0 &&
+	return !r.Extra && r.Input == "" && r.Source.IsValid() && r.Mark == 0 && r.Mask == 0 &&
+		r.Action == unix.FR_ACT_TO_TBL &&
 		(r.Priority == meridioPriority && r.Table == p.TableID ||
 			r.Priority == meridioBlackholePriority && r.Table == p.blackholeTable())
 }

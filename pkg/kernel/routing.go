@@ -10,6 +10,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -21,6 +22,10 @@ const (
 	// failurePause to maxPause follow a failed reconciliation. New VIPs do not wait for it.
 	failurePause = 50 * time.Millisecond
 	maxPause     = 5 * time.Second
+	// lookInterval is the time between two looks at the paths of packets from VIPs, and lookAgain
+	// that before the second look at a problem.
+	lookInterval = time.Second
+	lookAgain    = 50 * time.Millisecond
 	// unreadableLimit is how long VIPs that were read back stay confirmed while the kernel cannot
 	// be read.
 	unreadableLimit = 10 * time.Second
@@ -53,6 +58,7 @@ type Routing struct {
 	confirmed latest.Value[Confirmed]
 	ready     chan struct{}
 	installed bool // ready is closed
+	pulse     task.Pulse
 	// listen is newWatch; tests replace it.
 	listen func(Options) (*watch, error)
 }
@@ -84,6 +90,9 @@ func (r *Routing) Ready() <-chan struct{} { return r.ready }
 // String implements task.Task.
 func (r *Routing) String() string { return "kernel" }
 
+// Overdue implements task.Loop.
+func (r *Routing) Overdue() time.Duration { return r.pulse.Overdue() }
+
 // Run reconciles until ctx ends, in the network namespace of the calling thread; the kernel keeps
 // the state. It fails only for invalid options: it retries everything else.
 func (r *Routing) Run(ctx context.Context) error {
@@ -98,11 +107,19 @@ func (r *Routing) Run(ctx context.Context) error {
 		r.o.Log.Warn(problem)
 	}
 	var w *watch
-	defer func() { w.close(r.o.Log) }()
+	defer func() {
+		w.close(r.o.Log)
+		if err := p.paths.close(); err != nil {
+			r.o.Log.Warn("failed to close netlink sockets", "error", err)
+		}
+	}()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	failures := backoff.Backoff{Min: failurePause, Max: maxPause}
+	defer r.pulse.End()
+reconciliations:
 	for {
+		r.pulse.Next(0)
 		var watchErr error
 		if w == nil {
 			// Before the kernel is read, so that no change is missed between the two.
@@ -120,6 +137,8 @@ func (r *Routing) Run(ctx context.Context) error {
 
 		next := tick.Until(time.Now(), r.o.checkInterval)
 		switch {
+		case result.unconfirmed:
+			next = min(lookAgain, next)
 		case result.err != nil || cleanErr != nil:
 			next = min(failures.Next(), next)
 		case more:
@@ -127,28 +146,40 @@ func (r *Routing) Run(ctx context.Context) error {
 		default:
 			failures.Reset()
 		}
-		timer.Reset(next)
+		due := time.Now().Add(next)
+		wait := func() {
+			pause := min(time.Until(due), tick.Until(time.Now(), lookInterval))
+			timer.Reset(pause)
+			r.pulse.Next(pause)
+		}
+		wait()
 		var changed, failed <-chan struct{}
 		if w != nil {
 			changed, failed = w.changed, w.Failed()
 		}
 		var pause time.Duration
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-reconfigured:
-			continue
-		case <-timer.C:
-			continue
-		case <-failed:
-			r.o.Log.Warn("netlink subscription failed, resubscribing", "error", w.Err())
-			w.close(r.o.Log)
-			w = nil
-			pause = failures.Next()
-		case <-changed:
-			pause = minPause
+		for pause == 0 {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-reconfigured:
+				continue reconciliations
+			case <-timer.C:
+				if !time.Now().Before(due) || p.pathsChanged() {
+					continue reconciliations
+				}
+				wait()
+			case <-failed:
+				r.o.Log.Warn("netlink subscription failed, resubscribing", "error", w.Err())
+				w.close(r.o.Log)
+				w = nil
+				pause = failures.Next()
+			case <-changed:
+				pause = minPause
+			}
 		}
 		timer.Reset(pause)
+		r.pulse.Next(pause)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -207,8 +238,11 @@ type reconciler struct {
 	needed    [len(vip.Families)]bool // families of desired
 	observed  *content
 	installed [len(vip.Families)]bool
-	readable  time.Time               // when the sets could last be read
-	forwarded [len(vip.Families)]bool // packets were forwarded at some time
+	paths     paths
+	// judgesPaths is set once leftovers were removed: they may divert packets.
+	judgesPaths bool
+	readable    time.Time               // when the sets could last be read
+	forwarded   [len(vip.Families)]bool // packets were forwarded at some time
 }
 
 func newReconciler(o Options) (*reconciler, error) {
@@ -217,7 +251,7 @@ func newReconciler(o Options) (*reconciler, error) {
 		return nil, err
 	}
 	p := policy{o}
-	return &reconciler{policy: p, table: t, ensurePolicy: p.ensure, now: time.Now}, nil
+	return &reconciler{policy: p, table: t, ensurePolicy: p.ensure, now: time.Now, paths: paths{policy: p}}, nil
 }
 
 type result struct {
@@ -226,6 +260,8 @@ type result struct {
 	repaired bool
 	err      error
 	family   [len(vip.Families)]error
+	// unconfirmed: packets from VIPs may not leave by the gateways.
+	unconfirmed bool
 }
 
 // reconcile installs the desired state, nil before Configure, and returns the observed one.
@@ -236,10 +272,12 @@ func (p *reconciler) reconcile(desired *vip.Set) result {
 		for v := range *desired {
 			p.needed[v.Family()] = true
 		}
+		p.paths.configure(*desired)
 	}
 	var x result
 	var installed [len(vip.Families)]bool
 	base, changed := true, false
+	pathErr := p.paths.findInputs()
 	for _, f := range vip.Families {
 		modified, err := p.ensurePolicy(f)
 		absent := rtnetlink.FamilyAbsent(err)
@@ -247,6 +285,11 @@ func (p *reconciler) reconcile(desired *vip.Set) result {
 		base = base && (err == nil || absent)
 		if err == nil && p.needed[f] {
 			err = p.checkSysctls(f)
+		}
+		if err == nil && p.judgesPaths {
+			var unconfirmed bool
+			err, unconfirmed = p.paths.check(f)
+			x.unconfirmed = x.unconfirmed || unconfirmed
 		}
 		installed[f] = err == nil
 		switch {
@@ -280,7 +323,7 @@ func (p *reconciler) reconcile(desired *vip.Set) result {
 	}
 	p.vips, p.desired, p.observed, p.installed = x.vips, desired, observed, installed
 
-	x.err = errors.Join(x.family[vip.IPv4], x.family[vip.IPv6], tableErr)
+	x.err = errors.Join(x.family[vip.IPv4], x.family[vip.IPv6], tableErr, pathErr)
 	for _, f := range vip.Families {
 		x.family[f] = errors.Join(x.family[f], tableErr)
 	}
@@ -302,8 +345,16 @@ func (p *reconciler) removeLeftovers() (more bool, err error) {
 			more = more || again
 		}
 	}
-	p.cleaned = !more
+	p.cleaned, p.judgesPaths = !more, p.judgesPaths || !more
 	return more, nil
+}
+
+// pathsChanged reports whether packets from VIPs take another path than at the last look.
+func (p *reconciler) pathsChanged() (changed bool) {
+	for _, f := range vip.Families {
+		changed = p.judgesPaths && p.needed[f] && p.paths.look(f) || changed
+	}
+	return changed
 }
 
 // filterVIPs returns the desired VIPs for which ok holds, in a set that is not modified: the desired

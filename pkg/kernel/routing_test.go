@@ -527,3 +527,19 @@ func BenchmarkQuietPass(b *testing.B) {
 		})
 	}
 }
+
+// Source routing is overdue while a call of its loop blocks, and not while it waits.
+func TestHungRoutingIsOverdue(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	hung := New(testOptions(t))
+	hang := make(chan struct{})
+	hung.listen = func(o Options) (*watch, error) {
+		<-hang
+		return newWatch(o)
+	}
+	r := startRouting(t, ns, hung)
+	await.True(t, "an overdue loop", func() bool { return r.Overdue() > 100*time.Millisecond })
+	close(hang)
+	<-r.Ready()
+	await.True(t, "a loop that waits", func() bool { return r.Overdue() == 0 })
+}

@@ -63,8 +63,8 @@ func (w *watch) close(log *slog.Logger) {
 }
 
 // concernsPolicy reports whether a message is about what source routing depends on. Of routes it is
-// about those in the blackhole's table, and those that another process than BIRD deletes from the
-// gateways' table: BIRD may write a great many others.
+// about those in the blackhole's table, those in the gateways' table that are not BIRD's, and those
+// of BIRD that another process deletes from there: BIRD may write a great many others.
 func (w *watch) concernsPolicy(o Options, m netlink.Message) bool {
 	switch m.Header.Type {
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNETCONF, unix.RTM_DELNETCONF:
@@ -73,7 +73,7 @@ func (w *watch) concernsPolicy(o Options, m netlink.Message) bool {
 		r, err := rtnetlink.ParseRoute(m.Data)
 		switch {
 		case err != nil || r.Table != o.TableID || r.Protocol != unix.RTPROT_BIRD:
-			return err != nil || r.Table == o.blackholeTable()
+			return err != nil || r.Table == o.TableID || r.Table == o.blackholeTable()
 		case m.Header.Type == unix.RTM_NEWROUTE:
 			w.birdPort = m.Header.PID
 		// The kernel itself, port 0, removes routes with their interface; BIRD follows.

@@ -42,6 +42,8 @@ type Options struct {
 
 	Log   *slog.Logger
 	Level *logs.Level
+	// LostLines returns the number of lines of the log that were lost since the start.
+	LostLines func() uint64
 }
 
 // Health services of kube, beside "".
@@ -125,6 +127,7 @@ func newProcess(o Options) (*process, error) {
 		return nil, err
 	}
 	p.metrics = metrics.NewKube(o.Version, p.metricState)
+	p.metrics.LostLines(o.LostLines)
 	p.health = health.New(o.Log, p.metrics.Health)
 	p.health.Define(Readiness, TrenchFile)
 	p.agent = &agent{
@@ -191,7 +194,7 @@ func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
 	if p.MetricsAddr != "" {
 		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
 		if err != nil {
-			return nil, fmt.Errorf("metrics: %w", err)
+			return nil, fmt.Errorf("--metrics-port: %w", err)
 		}
 		tasks = append(tasks, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
 	}

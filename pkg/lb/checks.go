@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,6 +32,16 @@ func (p *process) checkFWMark(k healthcheck.Key) (fwmark uint32, problem string)
 	return 0, "the data plane has no route to the target yet"
 }
 
+// localVIP returns why packets to an address of a VIP do not leave this host, or "".
+func (p *process) localVIP(a netip.Addr) string {
+	for _, x := range p.plane.State().Load().Problems {
+		if x.Local && slices.ContainsFunc(x.VIPs, func(v vip.VIP) bool { return v.Prefix().Contains(a) }) {
+			return fmt.Sprintf("%s: %s; %s", x.Object, x.Detail, x.Remedy)
+		}
+	}
+	return ""
+}
+
 // gatewaySources are the own addresses from which the gateways are reached.
 type gatewaySources struct {
 	mu sync.Mutex
@@ -48,17 +59,28 @@ func (p *process) checkSource(f vip.Family) netip.Addr {
 	s := &p.gatewaySources.by[f]
 	if now := time.Now(); now.Sub(s.at) >= sourceLifetime {
 		s.addr, s.at = netip.Addr{}, now
-		for _, g := range p.config.Value().Load().Config.Attractor.Gateways {
-			if g.Family() == f && !s.addr.IsValid() {
-				s.addr = addressToward(g.Address)
+		for _, gateway := range p.gateways() {
+			if vip.FamilyOf(gateway) == f && !s.addr.IsValid() {
+				s.addr = addressToward(gateway)
 			}
 		}
 	}
 	return s.addr
 }
 
+// gateways returns the addresses of the gateways.
+func (p *process) gateways() []netip.Addr {
+	configured := p.config.Value().Load().Config.Attractor.Gateways
+	addrs := make([]netip.Addr, len(configured))
+	for i, g := range configured {
+		addrs[i] = g.Address
+	}
+	return addrs
+}
+
 // addressToward returns the own address that the kernel chooses for packets to another one; the
-// zero Addr if it has no route.
+// zero Addr if it has no route, or only a link-local address, as while the others are tentative:
+// targets could not reply to it.
 func addressToward(to netip.Addr) netip.Addr {
 	const discard = 9 // a port of UDP, to which nothing is sent
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, discard)))
@@ -67,5 +89,9 @@ func addressToward(to netip.Addr) netip.Addr {
 	}
 	defer conn.Close()
 	local, _ := conn.LocalAddr().(*net.UDPAddr)
-	return local.AddrPort().Addr().Unmap()
+	addr := local.AddrPort().Addr().Unmap()
+	if addr.Is6() && addr.IsLinkLocalUnicast() {
+		return netip.Addr{}
+	}
+	return addr
 }

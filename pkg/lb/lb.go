@@ -3,7 +3,6 @@ package lb
 import (
 	"cmp"
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/reflection"
 
@@ -69,7 +67,7 @@ type Options struct {
 
 	Targets TargetOptions
 
-	// DataPlane lacks StateDir, Log and OnRepair, set here; nil: another process forwards.
+	// DataPlane lacks StateDir, Log, OnRepair and Gateways, set here; nil: another process forwards.
 	DataPlane       *dataplane.Options
 	RemoveDataPlane bool // at the end of an orderly stop; otherwise it stays for the next start
 
@@ -79,6 +77,8 @@ type Options struct {
 
 	Log   *slog.Logger
 	Level *logs.Level
+	// LostLines returns the number of lines of the log that were lost since the start.
+	LostLines func() uint64
 }
 
 // TargetOptions are the sources of targets: the trench file, the registry, or both.
@@ -201,7 +201,7 @@ func newProcess(o Options) (*process, error) {
 	}
 	checks := healthcheck.Options{Log: o.Log, Source: p.addrs.Source}
 	if o.DataPlane != nil {
-		checks.FWMark, checks.VIPSource = p.checkFWMark, p.checkSource
+		checks.FWMark, checks.VIPSource, checks.LocalVIP = p.checkFWMark, p.checkSource, p.localVIP
 	}
 	p.checker = healthcheck.New(checks)
 	var err error
@@ -211,14 +211,7 @@ func newProcess(o Options) (*process, error) {
 	if o.Targets.WriteReadinessDir != "" {
 		p.files = readinessfile.NewWriter(o.Targets.WriteReadinessDir, o.Log)
 	}
-	exact := readiness.RolesOf(o.Frontends, o.Readers)
-	role := func(id spiffeid.ID) readiness.Role {
-		r := exact(id)
-		if r == readiness.RoleNone && !o.FrontendDomain.IsZero() && id.MemberOf(o.FrontendDomain) {
-			return readiness.RoleFrontend
-		}
-		return r
-	}
+	role := o.roles()
 	p.server = readiness.NewServer(p.table, readiness.ServerOptions{
 		Role: role, Peer: identity.PeerID, MaxStreamsPerPeer: o.MaxStreamsPerPeer, Log: o.Log,
 	})
@@ -242,10 +235,12 @@ func newProcess(o Options) (*process, error) {
 		}),
 	}
 	p.metrics.Targets(p.targetMetrics)
+	p.metrics.LostLines(o.LostLines)
 	if o.DataPlane == nil {
 		return p, nil
 	}
 	o.DataPlane.StateDir, o.DataPlane.Log, o.DataPlane.OnRepair = o.Targets.StateDir, o.Log, p.dataPlaneRepaired
+	o.DataPlane.Gateways = p.gateways
 	if p.plane, err = dataplane.New(*o.DataPlane); err != nil {
 		return nil, err
 	}
@@ -258,9 +253,7 @@ func newProcess(o Options) (*process, error) {
 func (p *process) targetService(operator bool) *registry.Service {
 	return &registry.Service{
 		Registry: p.sources.registry, Index: p.index, Operator: operator, Log: p.Log,
-		Reader: func(id spiffeid.ID) bool {
-			return slices.Contains(p.Readers, id) || slices.Contains(p.Frontends, id)
-		},
+		Reader: p.readsTargets,
 	}
 }
 
@@ -323,7 +316,10 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	if p.files != nil {
 		tasks = append(tasks, p.files)
 	}
+	p.health.Alive(health.HungDecision, p.loop)
+	p.health.Alive(health.HungTask, p.config, p.checker)
 	if p.plane != nil {
+		p.health.Alive(health.HungTask, p.plane)
 		tasks = append(tasks, p.plane)
 	}
 	if p.Targets.RegistryAddr != "" {
@@ -341,7 +337,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	if p.MetricsAddr != "" {
 		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
 		if err != nil {
-			return fmt.Errorf("metrics: %w", err)
+			return fmt.Errorf("--metrics-port: %w", err)
 		}
 		tasks = append(tasks, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
 	}
@@ -408,30 +404,10 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	removed, err := dataplane.Cleanup(cleanup, *p.DataPlane)
-	p.Log.Info("removed the data plane", "objects", len(removed))
 	if err != nil {
-		err = fmt.Errorf("remove the data plane: %w", err)
+		err = fmt.Errorf("failed to remove the data plane, after %d objects: %w", len(removed), err)
+	} else {
+		p.Log.Info("removed the data plane", "objects", len(removed))
 	}
 	return errors.Join(serveErr, tasksErr, err)
-}
-
-// authorize admits all known peers; the services decide what each of them may do.
-func (p *process) authorize() tlsconfig.Authorizer {
-	exact := append(slices.Clone(p.Frontends), p.Readers...)
-	wide := identity.Authorize(exact...)
-	if !p.FrontendDomain.IsZero() {
-		wide = identity.AuthorizeMember(p.FrontendDomain, exact...)
-	}
-	if p.Targets.Registry.Off {
-		return wide
-	}
-	return func(id spiffeid.ID, chains [][]*x509.Certificate) error {
-		if p.Targets.Registry.Allow.Authorizes(id) {
-			return nil
-		}
-		if err := wide(id, chains); err != nil {
-			return fmt.Errorf("%w, or one that --target-id allows: %s", err, p.Targets.Registry.Allow)
-		}
-		return nil
-	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/serving"
 	"github.com/vipgate/vipgate/pkg/targetset"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -56,7 +57,7 @@ type loop struct {
 	configured func()
 	ready      chan struct{}
 	outage     atomic.Bool
-	lastRun    atomic.Int64 // when it last evaluated, as time since started
+	pulse      task.Pulse
 
 	plane      plane // nil: no data plane
 	frontend   frontend
@@ -65,7 +66,6 @@ type loop struct {
 	sent       map[uint64]time.Time               // by revision that the kernel has not applied yet
 	reported   <-chan struct{}                    // of the frontend; nil while nothing is held back
 
-	started    time.Time
 	evaluator  *serving.Evaluator
 	synced     bool
 	generation uint64    // of the configuration in force
@@ -83,12 +83,13 @@ func (l *loop) withPlane(p plane, f frontend, applied func(time.Duration)) {
 func (l *loop) String() string         { return "readiness loop" }
 func (l *loop) Ready() <-chan struct{} { return l.ready }
 
-// idle returns how long ago the loop last evaluated. Only after Ready.
-func (l *loop) idle() time.Duration { return time.Since(l.started) - time.Duration(l.lastRun.Load()) }
+// Overdue implements task.Loop.
+func (l *loop) Overdue() time.Duration { return l.pulse.Overdue() }
 
 // Run evaluates until ctx ends.
 func (l *loop) Run(ctx context.Context) error {
-	l.started = time.Now()
+	l.pulse.Next(0)
+	defer l.pulse.End()
 	loaded, reloaded := l.config.Get()
 	_, stopping := l.away.Get()
 	in := l.load(loaded)
@@ -112,6 +113,7 @@ func (l *loop) Run(ctx context.Context) error {
 		}
 		in = input{}
 		beats := false
+		l.pulse.Next(l.lease)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -196,7 +198,6 @@ func (l *loop) evaluate(in input) bool {
 // done with it.
 func (l *loop) decide(in input) decision {
 	now := time.Now()
-	l.lastRun.Store(int64(now.Sub(l.started)))
 	if in.config != nil {
 		l.sources.configure(now, in.config)
 	}

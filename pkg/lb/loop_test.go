@@ -1,15 +1,19 @@
 package lb
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/serving"
 	"github.com/vipgate/vipgate/pkg/targetset"
@@ -38,7 +42,7 @@ func newLoop(t testing.TB, o TargetOptions) *loop {
 	return &loop{
 		sources: sources, checker: healthcheck.New(healthcheck.Options{Log: quiet}),
 		index: targetset.NewIndex(), table: readiness.NewTable(readiness.TableOptions{}), log: quiet,
-		observe: func(readiness.Decision, uint64) {}, started: time.Now(), evaluator: serving.New(serving.Options{}),
+		observe: func(readiness.Decision, uint64) {}, evaluator: serving.New(serving.Options{}),
 	}
 }
 
@@ -98,4 +102,40 @@ func TestConfiguredOnce(t *testing.T) {
 	if calls != 1 {
 		t.Errorf("called %d times", calls)
 	}
+}
+
+// The readiness loop is overdue once an evaluation blocks, and not while it waits.
+func TestHungLoopIsOverdue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLoop(t, TargetOptions{})
+		loaded := latest.New(trench.Loaded{Config: oneStream(vipA), Generation: 1})
+		l.config, l.away, l.ready, l.lease = loaded, latest.New(false), make(chan struct{}), time.Second
+		hang, hung := make(chan struct{}), atomic.Bool{}
+		l.observe = func(readiness.Decision, uint64) {
+			if hung.Load() {
+				<-hang
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- l.Run(ctx) }()
+		<-l.ready
+		for range 60 {
+			<-time.After(time.Second)
+			if got := l.Overdue(); got > time.Second {
+				t.Errorf("overdue by %v while it waits", got)
+			}
+		}
+		hung.Store(true)
+		loaded.Set(trench.Loaded{Config: oneStream(vipA, vipB), Generation: 2})
+		<-time.After(time.Minute)
+		if got := l.Overdue(); got < 58*time.Second {
+			t.Errorf("overdue by %v after it has been blocked for a minute", got)
+		}
+		close(hang)
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
 }

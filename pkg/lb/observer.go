@@ -55,7 +55,7 @@ func (o *observer) Run(ctx context.Context) error {
 		report, reportChanged := p.server.Report().Get()
 		_, watchingChanged := p.availability.Watching().Get()
 		states, statesChanged := p.sources.states.Get()
-		p.health.Alive(p.loop.Ready(), p.loop.idle, "readiness was")
+		p.health.CheckLoops()
 		if !o.warned && slices.Contains(p.Frontends, own.ID) {
 			o.warned = true
 			p.Log.Warn("lb and frontend share a SPIFFE ID: any container with it can be either; "+

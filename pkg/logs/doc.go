@@ -1,2 +1,3 @@
-// Package logs creates the logger of a process, whose level can change at run time.
+// Package logs creates the logger of a process: its level can change at run time, and no line waits
+// for the output.
 package logs

@@ -51,14 +51,22 @@ func New(format, level string, w io.Writer) (*slog.Logger, *Level, error) {
 	}
 	l := &Level{configured: configured}
 	l.current.Set(configured)
-	options := &slog.HandlerOptions{Level: &l.current, ReplaceAttr: textValues}
+	h := newHandler(format, w, &slog.HandlerOptions{Level: &l.current, ReplaceAttr: textValues})
+	if h == nil {
+		return nil, nil, fmt.Errorf("log format %q: use json or text", format)
+	}
+	return slog.New(h), l, nil
+}
+
+// newHandler returns the handler of a format, or nil for an unknown one.
+func newHandler(format string, w io.Writer, options *slog.HandlerOptions) slog.Handler {
 	switch format {
 	case "json":
-		return slog.New(slog.NewJSONHandler(w, options)), l, nil
+		return slog.NewJSONHandler(w, options)
 	case "text":
-		return slog.New(slog.NewTextHandler(w, options)), l, nil
+		return slog.NewTextHandler(w, options)
 	}
-	return nil, nil, fmt.Errorf("log format %q: use json or text", format)
+	return nil
 }
 
 // textValues makes the JSON handler write the text of values that have one, such as a state,

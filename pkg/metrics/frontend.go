@@ -82,18 +82,22 @@ type BIRD struct {
 	// configure commands.
 	Configured bool
 	Refusals   uint64
-	Gateways   []Gateway
+	// Restores counts configurations that another process had replaced.
+	Restores uint64
+	Gateways []Gateway
 }
 
 // Gateway is one BGP session.
 type Gateway struct {
 	Name, Family string
 	Up           bool
-	Held         bool // a static gateway whose BFD session the frontend keeps down
+	// ImportsBlocked: it sent more routes than the import limit.
+	ImportsBlocked bool
+	Held           bool // a static gateway whose BFD session the frontend keeps down
 	// Since is when the session came up or went down.
 	Since time.Time
-	// Imported and Exported count routes.
-	Imported, Exported int
+	// Imported and Exported count routes, and Expected those that BIRD should export.
+	Imported, Exported, Expected int
 }
 
 // State adds the metrics of the frontend's state; each scrape calls read, which must not block.
@@ -146,6 +150,7 @@ func (b *BIRD) collect(send send) {
 	send(FrontendBIRDConfigures, float64(b.Configures))
 	send(FrontendBIRDConfigured, boolValue(b.Configured))
 	send(FrontendBIRDRefusals, float64(b.Refusals))
+	send(FrontendBIRDRestores, float64(b.Restores))
 	for _, g := range b.Gateways {
 		uptime := 0.0
 		if g.Up && !g.Since.IsZero() {
@@ -155,6 +160,8 @@ func (b *BIRD) collect(send send) {
 		send(FrontendGatewayUptime, uptime, g.Name, g.Family)
 		send(FrontendGatewayHeld, boolValue(g.Held), g.Name, g.Family)
 		send(FrontendGatewayImported, float64(g.Imported), g.Name, g.Family)
+		send(FrontendGatewayImportsBlocked, boolValue(g.ImportsBlocked), g.Name, g.Family)
 		send(FrontendGatewayExported, float64(g.Exported), g.Name, g.Family)
+		send(FrontendGatewayExpected, float64(g.Expected), g.Name, g.Family)
 	}
 }

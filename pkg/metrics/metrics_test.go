@@ -49,6 +49,7 @@ func fullFrontend() *Frontend {
 	f.Reload(true)
 	f.Identity("spiffe://td/frontend", time.Unix(2_000_000_000, 0))
 	f.Health("Readiness", true)
+	f.LostLines(func() uint64 { return 3 })
 	f.Serves(served)
 	f.VIPs(func() []VIP {
 		return []VIP{

@@ -58,6 +58,8 @@ var (
 		"When our own X.509-SVID ends, in Unix time. Absent before the first one.", "spiffe_id")
 	HealthServing = gauge("vipgate_health_serving",
 		"1 while the health service of that name is SERVING; vip/<prefix> has metrics of its own.", "service")
+	LogLinesLost = counter("vipgate_log_lines_lost_total",
+		"Lines of the log that were dropped since the start, as stderr did not accept them in time.")
 	CallsStarted = counter("grpc_server_started_total",
 		"Calls begun, on all gRPC servers of the process.", "grpc_type", "grpc_service", "grpc_method")
 	CallsHandled = counter("grpc_server_handled_total",
@@ -109,8 +111,13 @@ var (
 		"How long the BGP session to the gateway has been up. 0 while it is down.", "gateway", "family")
 	FrontendGatewayImported = gauge("vipgate_frontend_gateway_imported_routes",
 		"Routes that BIRD took from the gateway.", "gateway", "family")
+	FrontendGatewayImportsBlocked = gauge("vipgate_frontend_gateway_imports_blocked",
+		"1 while routes of the gateway beyond --import-limit are ignored.", "gateway", "family")
 	FrontendGatewayExported = gauge("vipgate_frontend_gateway_exported_routes",
 		"Routes that BIRD sent to the gateway.", "gateway", "family")
+	FrontendGatewayExpected = gauge("vipgate_frontend_gateway_expected_routes",
+		"Advertised VIPs of the gateway's family, all of which BIRD should send to it. 0 for a static gateway.",
+		"gateway", "family")
 	FrontendNSPConnected = gauge("vipgate_frontend_nsp_connected",
 		"1 while the NSP confirms the configuration in force. Absent with the trench file, as are the next ones.")
 	FrontendNSPCached = gauge("vipgate_frontend_nsp_configuration_cached",
@@ -139,6 +146,8 @@ var (
 			"an older one.")
 	FrontendBIRDRefusals = counter("vipgate_frontend_bird_configure_failures_total",
 		"Configurations that BIRD refused, or that could not be given to it, since the frontend started.")
+	FrontendBIRDRestores = counter("vipgate_frontend_bird_configuration_restores_total",
+		"How often BIRD was configured again, since another process had configured it.")
 	FrontendBIRDControlLatency = histogram("vipgate_frontend_bird_control_latency_seconds",
 		"How long BIRD takes to answer a command on its control socket.")
 )
@@ -232,6 +241,10 @@ var (
 		"Parts of the kernel state since the start that another process removed or changed and that were restored.")
 	TargetPeers = gauge("vipgate_target_peers",
 		"Trench pods on the link: live, or gone (no valid neighbor entry, and no packet in the last seconds).", "state")
+	TargetPeersFull = gauge("vipgate_target_peers_full",
+		"1 while no further trench pod can be learned: replies through it are dropped.")
+	TargetPeersEvicted = counter("vipgate_target_peers_evicted_total",
+		"Senders without a valid neighbor entry that were forgotten, since more than 768 were known.")
 	TargetDropped = counter("vipgate_target_dropped_packets_total",
 		"Replies that were dropped, as no trench pod was known for them, since the rules were written.")
 	TargetFlows = gauge("vipgate_target_flows",

@@ -130,6 +130,11 @@ func (p *process) Health(service string, serving bool) {
 	p.serving.WithLabelValues(service).Set(boolValue(serving))
 }
 
+// LostLines sets the function that returns the number of lost lines of the log.
+func (p *process) LostLines(lost func() uint64) {
+	p.registry.MustRegister(scrape(func(send send) { send(LogLinesLost, float64(lost())) }))
+}
+
 // ServerOptions returns the options with which a gRPC server counts its calls. All servers of the
 // process share the counters.
 func (p *process) ServerOptions() []grpc.ServerOption {

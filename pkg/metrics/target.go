@@ -12,6 +12,8 @@ type TargetState struct {
 	Dropped  uint64 // since the rules were written
 	// Live and Gone count trench pods.
 	Live, Gone int
+	Full       bool   // no further trench pod can be learned
+	Evicted    uint64 // since the start
 	// Flows are counted by the link address of the trench pod.
 	Flows map[string]int
 }
@@ -28,6 +30,8 @@ func NewTarget(version string, read func() TargetState) *Target {
 		send(TargetDropped, float64(s.Dropped))
 		send(TargetPeers, float64(s.Live), "live")
 		send(TargetPeers, float64(s.Gone), "gone")
+		send(TargetPeersFull, boolValue(s.Full))
+		send(TargetPeersEvicted, float64(s.Evicted))
 		for peer, n := range s.Flows {
 			send(TargetFlows, float64(n), peer)
 		}

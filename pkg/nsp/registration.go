@@ -105,7 +105,8 @@ func (r *Registration) end(conn *grpc.ClientConn, entry bool) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	err := r.call(ctx, conn, false)
+	conn.ResetConnectBackoff() // the NSP may be back
+	err := r.call(ctx, conn, false, grpc.WaitForReady(true))
 	if err != nil {
 		r.o.Log.Warn("failed to unregister at the NSP, which removes the entry after a minute", "error", reason(err))
 	}
@@ -139,7 +140,9 @@ func (r *Registration) callWhile(ctx context.Context, conn *grpc.ClientConn, up 
 }
 
 // call registers or unregisters the frontend.
-func (r *Registration) call(ctx context.Context, conn *grpc.ClientConn, register bool) error {
+func (r *Registration) call(
+	ctx context.Context, conn *grpc.ClientConn, register bool, options ...grpc.CallOption,
+) error {
 	client := nspv1.NewTargetRegistryClient(conn)
 	target := &nspv1.Target{
 		Ips: []string{r.o.Host}, Type: nspv1.Target_FRONTEND, Context: map[string]string{"identifier": r.o.Host},
@@ -148,7 +151,7 @@ func (r *Registration) call(ctx context.Context, conn *grpc.ClientConn, register
 	if register {
 		method = client.Register
 	}
-	_, err := method(ctx, target)
+	_, err := method(ctx, target, options...)
 	return err
 }
 

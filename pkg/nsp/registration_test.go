@@ -79,6 +79,28 @@ func TestEarlierEntry(t *testing.T) {
 	f.wantTargets(0)
 }
 
+// The entry of a frontend that lost its connectivity while the NSP was away is removed by the stop.
+func TestEntryOfFailedCall(t *testing.T) {
+	f := newFixture(t)
+	f.o.MaxBackoff = time.Hour // no retry between the return of the NSP and the stop
+	r, c, end := f.registration(true)
+	f.wantTargets(1)
+	f.stop()
+	c.Set(false)
+	await.True(t, "failures", func() bool { return r.State().Load().Failures >= 5 })
+	f.start()
+	f.wantTargets(1)
+	before := len(f.Requests("Unregister"))
+	end()
+	if n := len(f.Requests("Unregister")); n != before+1 {
+		t.Errorf("%d calls to unregister at the stop", n-before)
+	}
+	f.wantTargets(0)
+	if r.State().Load().Registered {
+		t.Error("the state is registered")
+	}
+}
+
 // A hanging NSP delays neither the next call nor the stop.
 func TestHangingRegistry(t *testing.T) {
 	f := newFixture(t)

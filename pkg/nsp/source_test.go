@@ -244,6 +244,54 @@ func TestCache(t *testing.T) {
 	}
 }
 
+// The cache follows every list.
+func TestCacheHasTheLastList(t *testing.T) {
+	f := newFixture(t)
+	s, end := f.source()
+	for i, v := range []string{"20.0.0.1/32", "20.0.0.2/32", "20.0.0.3/32"} {
+		f.SetAttractors(attractor(vips(v)))
+		await.True(t, "the list in force", func() bool { return text(s.Value().Load().Config) == v })
+		await.True(t, "the list in the cache", func() bool {
+			data, err := os.ReadFile(f.o.Cache)
+			return err == nil && strings.Contains(string(data), v)
+		})
+		if i == 2 {
+			end()
+			f.stop()
+		}
+	}
+	if l := NewSource(f.o).Value().Load(); text(l.Config) != "20.0.0.3/32" {
+		t.Errorf("from the cache, %s is in force", text(l.Config))
+	}
+}
+
+// An NSP that ends each watch after its first list is asked with back-off.
+func TestWatchesThatEnd(t *testing.T) {
+	f := newFixture(t)
+	f.SetAttractors(attractor(vips("20.0.0.1/32")))
+	f.EndWatches(true)
+	f.o.MaxBackoff = time.Hour
+	s, _ := f.source()
+	await.True(t, "watches", func() bool { return len(f.Requests("WatchAttractor")) >= 6 })
+	requests := f.Requests("WatchAttractor")
+	for i, r := range requests[1:6] {
+		least := time.Duration(float64(minBackoff<<i) * 0.79) // the jitter is 0.2
+		if d := r.At.Sub(requests[i].At); d < least {
+			t.Errorf("watch %d began %v after the one before, want at least %v", i+1, d, least)
+		}
+	}
+	if l := s.Value().Load(); text(l.Config) != "20.0.0.1/32" || l.Generation != 1 {
+		t.Errorf("%s is in force in generation %d", text(l.Config), l.Generation)
+	}
+	if st := s.State().Load(); st.Failures < 5 || !st.Connected {
+		t.Errorf("the state is %+v", st)
+	}
+	// Each watch had a list: the NSP is present.
+	if stale := s.Stale().Load(); stale != nil || f.log.count("watch of the NSP failed") > 0 {
+		t.Errorf("stale: %v", stale)
+	}
+}
+
 // An NSP that has lost the attractor, and one that is absent, are different things: the first is
 // remembered.
 func TestCachedEmptyList(t *testing.T) {

@@ -45,6 +45,7 @@ func (g *gateFixture) update(now time.Time, u Update) {
 
 // evaluate evaluates with gateways that are up and returns the changes.
 func (g *gateFixture) evaluate(now time.Time) []gate.Change {
+	g.Announcer(gate.Announcer{Up: true})
 	g.Gateways(gate.Gateways{At: now, Up: [...]bool{true, true}})
 	return g.Evaluate(now)
 }

@@ -193,9 +193,16 @@ func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest,
 	w := s.openWatch(id, req.GetReader())
 	defer s.closeWatch(w)
 	log := s.log.With("watch_id", w.WatchID, "peer", id.String(), "reader", w.Reader)
-	log.Info("readiness watch opened")
+	note := func(message string, attrs ...any) {
+		if s.opts.Role(id) == RoleFrontend { // of its own pod, and with back-off
+			log.Info(message, attrs...)
+			return
+		}
+		s.throttle.Log(log.Info, id.String(), message, attrs...)
+	}
+	note("readiness watch opened")
 	err = s.serve(ctx, w, func(m *watchMessage) error { return stream.SendMsg(m) })
-	log.Info("readiness watch ended", "open_for", time.Since(w.Since), "reason", err)
+	note("readiness watch ended", "open_for", time.Since(w.Since), "reason", err)
 	return err
 }
 

@@ -199,6 +199,11 @@ func TestEndOfGrace(t *testing.T) {
 				c.offers("s", steps[1]...)
 				advance(time.Hour)
 				c.offers("s", steps[2]...)
+				for _, o := range c.offer["s"] {
+					if !o.DrainEnd.IsZero() {
+						t.Errorf("a target that is held ends %v ago", time.Since(o.DrainEnd))
+					}
+				}
 				// Whatever it was, a new registration makes a target of it again.
 				c.register(alice, "s", "a=10.0.0.1")
 				c.offers("s", "a 10.0.0.1")
@@ -349,6 +354,10 @@ func TestRefusalsChangeNothing(t *testing.T) {
 				alice, "s", "x=192.168.0.1",
 				"InvalidArgument: target x: 192.168.0.1 is not in a subnet that --target-subnet allows",
 			},
+			{
+				alice, "s", "x=10.0.0.9,2001:db8::1",
+				"InvalidArgument: target x: 2001:db8::1 is not in a subnet that --target-subnet allows",
+			},
 			{alice, "s", "x=10.9.9.9", "InvalidArgument: target x: 10.9.9.9 lies in the VIP 10.9.9.9/32"},
 			{alice, "s", "x=224.0.0.1", "InvalidArgument: target x: 224.0.0.1 is a multicast"},
 			{
@@ -480,6 +489,11 @@ func TestRefusedAtStartAndStop(t *testing.T) {
 	c.refuses("after", err, "Unavailable: the load balancer is stopping")
 	_, err = r.begin(alice)
 	c.refuses("after", err, "Unavailable: the load balancer is stopping")
+	err = (&Service{Registry: r, Operator: true}).serve(t.Context(), "Register", "s", func(caller) error { return err })
+	c.refuses("served", err, "Unavailable: the load balancer is stopping")
+	if n := r.Refused()[RefusedStopping]; n != 1 {
+		t.Errorf("%d refusals are counted, want 1", n)
+	}
 }
 
 func TestRegistryOff(t *testing.T) {

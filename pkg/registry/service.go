@@ -32,7 +32,7 @@ type Service struct {
 	Operator bool
 	// Reader reports whether an ID may list and watch every stream; nil: none may.
 	Reader func(spiffeid.ID) bool
-	// Log receives the refusals, rate-limited per caller.
+	// Log receives registrations and refusals, rate-limited per caller.
 	Log *slog.Logger
 
 	throttle logs.Throttle
@@ -110,9 +110,10 @@ func (s *Service) Register(
 		}
 		defer s.Registry.hangUp(c)
 		log := s.Log.With("peer", who.String(), "stream", a.stream, "targets", len(a.targets))
-		log.Info("targets registered", "grace", c.grace)
+		// A caller may register again and again.
+		s.throttle.Log(log.Info, who.String(), "targets registered", "grace", c.grace)
 		err = s.keep(stream.Context(), c, a, stream.Send)
-		log.Info("registration ended", "reason", err)
+		s.throttle.Log(log.Info, who.String(), "registration ended", "reason", err)
 		return err
 	})
 }

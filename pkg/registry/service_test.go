@@ -96,6 +96,29 @@ func TestOlderCallIsAborted(t *testing.T) {
 	})
 }
 
+// A call gets no states of a target that another call took.
+func TestTakenTargetIsOfNewerCall(t *testing.T) {
+	h := newFixture(t, Options{Grace: time.Minute, OnGone: targetset.Drain})
+	c, _ := h.dial(h.unix, alice.id)
+	first := h.mustRegister(c, "s", "a=10.0.0.1 b=10.0.0.2")
+	first.until("10.0.0.1", isReady)
+	again, _ := h.dial(h.tcp, alice.id)
+	second := h.mustRegister(again, "s", "a=10.0.0.1")
+	deregister := func(name, address string, l *openCall) {
+		t.Helper()
+		r := &targetv1.DeregisterRequest{Stream: "s", Names: []string{name}, DrainFor: durationpb.New(time.Hour)}
+		if _, err := c.Deregister(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		l.until(address, isDraining)
+	}
+	deregister("a", "10.0.0.1", second)
+	deregister("b", "10.0.0.2", first)
+	if state := first.states["10.0.0.1"]; state == isDraining {
+		t.Errorf("the call that lost a gets its state %v", state)
+	}
+}
+
 func TestRefusedRequests(t *testing.T) {
 	h := newFixture(t, Options{Grace: time.Minute})
 	begin := time.Now()
@@ -149,6 +172,7 @@ func TestRefusedRequests(t *testing.T) {
 		},
 		{c, request("s", "a=10.0.0.1,fd00::1,fd00::2"), codes.InvalidArgument, "target a: it has 3 addresses"},
 		{c, request("s", "a=10.0.0.1,10.0.0.2"), codes.InvalidArgument, "10.0.0.1 and 10.0.0.2 are of one family"},
+		{c, request("s", "a=::ffff:10.0.0.1,10.0.0.2"), codes.InvalidArgument, "are of one family"},
 		{c, request("s", "a=10.0.0.1/32"), codes.InvalidArgument, "without a prefix length"},
 		{c, request("s", "a=::ffff:10.0.0.1"), codes.InvalidArgument, "write 10.0.0.1"},
 		{c, request("s", "a=fe80::1"), codes.InvalidArgument, "link-local"},
@@ -163,14 +187,34 @@ func TestRefusedRequests(t *testing.T) {
 			t.Errorf("got %v\nwant %v %s", err, tt.code, tt.want)
 		}
 	}
-	for _, req := range []*targetv1.DeregisterRequest{
-		{Stream: "s"},
-		{Stream: "s", Names: []string{"x"}},
-		{Stream: "s", Names: []string{"x"}, DrainFor: durationpb.New(-1)},
-		{Stream: "other", Names: []string{"taken"}},
+	many.Targets = many.Targets[:MaxTargetsPerCall]
+	if a, err := parseAnnouncement(many); err != nil || len(a.targets) != MaxTargetsPerCall {
+		t.Errorf("as many targets as a call may have: %v", err)
+	}
+	for _, tt := range []struct {
+		req  *targetv1.DeregisterRequest
+		code codes.Code
+		want string
+	}{
+		{&targetv1.DeregisterRequest{Stream: "s"}, codes.InvalidArgument, "no target is named"},
+		{&targetv1.DeregisterRequest{Stream: "s", Names: []string{"x"}}, codes.NotFound, `no registered target "x"`},
+		{
+			&targetv1.DeregisterRequest{Stream: "s", Names: []string{"x"}, DrainFor: durationpb.New(-1)},
+			codes.InvalidArgument, "drain_for is -1ns",
+		},
+		// Which targets a stream has is not for those who may not use it.
+		{
+			&targetv1.DeregisterRequest{Stream: "other", Names: []string{"taken"}}, codes.PermissionDenied,
+			"may not register targets of stream",
+		},
+		{
+			&targetv1.DeregisterRequest{Stream: "other", Names: []string{"x"}}, codes.PermissionDenied,
+			"may not register targets of stream",
+		},
 	} {
-		if _, err := c.Deregister(t.Context(), req); err == nil {
-			t.Errorf("%v was taken", req)
+		_, err := c.Deregister(t.Context(), tt.req)
+		if status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%v: got %v, want %v %s", tt.req, err, tt.code, tt.want)
 		}
 	}
 	if all := h.index.List(func(k healthcheck.Key) bool { return k.Stream == "s" }); len(all) != 0 {
@@ -521,4 +565,20 @@ func TestVanishedHostLosesItsTargets(t *testing.T) {
 	h.mustRegister(c, "s", "a=10.0.0.1").until("10.0.0.1", isReady)
 	close(w.cut)
 	await.True(t, "the end of the registration", func() bool { return len(h.index.List(nil)) == 0 })
+}
+
+// A caller that registers again and again logs no line for each.
+func TestRegistrationsAreThrottled(t *testing.T) {
+	begin, h := time.Now(), newFixture(t, Options{Grace: time.Minute})
+	c, _ := h.dial(h.unix, alice.id)
+	for range 50 {
+		l := h.mustRegister(c, "s", "a=10.0.0.1")
+		l.end()
+	}
+	most := 3 + int(time.Since(begin)/(10*time.Second))
+	for _, message := range []string{"targets registered", "registration ended"} {
+		if lines := strings.Count(h.log.String(), message); lines == 0 || lines > most {
+			t.Errorf("%d lines %q are logged, in a time for %d", lines, message, most)
+		}
+	}
 }

@@ -26,8 +26,8 @@ func BenchmarkReply(b *testing.B) {
 }
 
 func benchmarkReply(b *testing.B, kind string, peers int) {
-	x := &fixture{TB: b, target: lab.NewNetNS(b)}
-	other := lab.NewNetNS(b)
+	x := &fixture{TB: b, target: lab.NewNetNS(b, lab.WithoutDAD)}
+	other := lab.NewNetNS(b, lab.WithoutDAD)
 	x.must(lab.Veth(x.target, link, other, "wire"))
 	x.must(x.target.IP("link", "set", link, "address", "02:00:00:00:04:00"))
 	x.must(x.target.Addr(link, "172.16.0.100/16"))

@@ -42,12 +42,15 @@ type fixture struct {
 }
 
 func newFixture(t testing.TB, pods int) *fixture {
-	x := &fixture{TB: t, sw: lab.NewNetNS(t), client: lab.NewNetNS(t), target: lab.NewNetNS(t)}
+	x := &fixture{TB: t}
+	for _, ns := range []**lab.NetNS{&x.sw, &x.client, &x.target} {
+		*ns = lab.NewNetNS(t, lab.WithoutDAD)
+	}
 	x.must(x.sw.Batch("link add ext type bridge", "link add int type bridge", "link set ext up", "link set int up"))
 	x.wire(x.client, "ext0", "ext", "02:00:00:00:01:00", "192.168.0.100/24", "fd00:1::100/64")
 	x.wire(x.target, link, "int", "02:00:00:00:04:00", "172.16.0.100/24", "fd00:2::100/64")
 	for i := range pods {
-		pod := lab.NewNetNS(t)
+		pod := lab.NewNetNS(t, lab.WithoutDAD)
 		x.pods = append(x.pods, pod)
 		x.wire(pod, "ext0", "ext", podMAC(1, i), fmt.Sprintf("192.168.0.%d/24", i+1), fmt.Sprintf("fd00:1::%x/64", i+1))
 		x.wire(pod, "int0", "int", podMAC(2, i), fmt.Sprintf("172.16.0.%d/24", i+1), fmt.Sprintf("fd00:2::%x/64", i+1))

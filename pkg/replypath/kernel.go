@@ -2,6 +2,7 @@ package replypath
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -14,9 +15,8 @@ import (
 )
 
 const (
-	// protocol marks the rules and routes of this package; iproute2's rt_protos assigns it to no
-	// program.
-	protocol = 180
+	// protocol marks the rules and routes of this package.
+	protocol = rtnetlink.ProtocolTarget
 	// table is the routing table of replies.
 	table = 7667
 	// priority is that of the rules that lead to the table, after local addresses; the next one is
@@ -140,13 +140,19 @@ func (k *kernel) apply(parts []part) (done []string, err error) {
 	return done, nil
 }
 
+// ethernet reports whether replies can be sent to link addresses of an interface; not of an absent
+// one.
+func ethernet(l rtnetlink.Link) bool {
+	return len(l.MAC) == len(placeholderMAC()) && l.Flags&unix.IFF_LOOPBACK == 0
+}
+
 // linkProblem returns why the interface cannot carry replies.
 func (k *kernel) linkProblem(n *network) *Problem {
 	object := "interface " + k.o.Interface
 	switch l := n.link; {
 	case l.Index == 0:
 		return &Problem{object, "it does not exist", "create it, or name another one with --interface"}
-	case len(l.MAC) != len(placeholderMAC()) || l.Flags&unix.IFF_LOOPBACK != 0:
+	case !ethernet(l):
 		return &Problem{object, "it has no Ethernet addresses", "name an Ethernet interface with --interface"}
 	case l.Flags&unix.IFF_UP == 0:
 		return &Problem{object, "it is down", "ip link set " + k.o.Interface + " up"}
@@ -181,21 +187,32 @@ func (k *kernel) reconcile(restore bool) (missing []string, problems []Problem) 
 	if err != nil {
 		return nil, []Problem{problemOf("nftables", err)}
 	}
-	if len(learned) > 0 { // unless another process flushed the ruleset
+	if len(learned) > 0 { // else another process may have flushed the ruleset
 		k.peers.learned = learned
 	}
 	k.neighbors = slices.DeleteFunc(slices.Clone(n.neighbors), func(m rtnetlink.Neighbor) bool {
 		return !neighborOf(m, n.link.Index)
 	})
 	k.peers.update(k.neighbors)
+	if k.peers.full() {
+		problems = append(problems, Problem{
+			"map " + peersMap, fmt.Sprintf("it is full: replies by way of a trench pod beside these %d are dropped", maxPeers),
+			"find the host that sends from so many link addresses: nft list map netdev " + tableName + " " + peersMap,
+		})
+	}
 	d := desired{
 		pool: append(slices.Clone(k.o.Pool), k.stalePool(n)...), link: k.o.Interface, device: n.link.Index,
 		live: k.peers.live(), peers: k.peers.learned,
+	}
+	if !ethernet(n.link) {
+		return nil, problems // flows of what is installed continue when the interface returns
 	}
 	afterStep(stepRead)
 	name, err := k.ruleset(d, restore)
 	if name != "" {
 		missing = append(missing, name)
+	} else {
+		k.peers.learned = learned
 	}
 	if err != nil {
 		return missing, append(problems, problemOf("nftables", err))
@@ -203,7 +220,7 @@ func (k *kernel) reconcile(restore bool) (missing []string, problems []Problem) 
 	if name != "" && !restore {
 		return missing, append(problems, Problem{"nftables", "missing: " + name, "it is restored"})
 	}
-	if err := k.peers.addNeighbors(k.nft); err != nil {
+	if err := errors.Join(k.peers.evict(k.nft, time.Now()), k.peers.addNeighbors(k.nft)); err != nil {
 		return missing, append(problems, problemOf("nftables", err))
 	}
 	afterStep(stepRuleset)

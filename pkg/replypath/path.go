@@ -197,6 +197,7 @@ func (p *Path) step(k *kernel, r repairs) {
 		}
 	}
 	s.Problems, s.Peers, s.Dropped = problems, slices.Clone(k.peers.list), k.dropped
+	s.Full, s.Evicted = k.peers.full(), k.peers.evicted
 	complete := len(missing)+len(problems) == 0
 	if complete != s.Complete || s.Since.IsZero() {
 		s.Complete, s.Since = complete, now

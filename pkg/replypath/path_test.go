@@ -38,6 +38,7 @@ func TestRepliesFollowPackets(t *testing.T) {
 			t.Errorf("pod %d did not see all replies:\n%s", i, out)
 		}
 	}
+	x.openFrom(x.target, "tcp", "", "20.0.0.1:80").mustEcho(1) // a flow that has no peer
 	var counts map[string]int
 	x.must(x.target.Do(func() (err error) {
 		counts, err = p.Flows(t.Context())

@@ -23,6 +23,11 @@ const (
 	maxProbes = 100
 	// recently is how long a packet shows that its sender is alive.
 	recently = 5 * time.Second
+	// evictionSize is the number of peers from which on those without a valid neighbor entry are
+	// evicted, and evictedSize the number that eviction leaves.
+	evictionSize, evictedSize = maxPeers * 3 / 4, maxPeers / 2
+	// expiring is a time to expiry that may end before a peer is evicted.
+	expiring = 5 * time.Second
 )
 
 // learned is an element of the map of peers.
@@ -56,6 +61,10 @@ type peers struct {
 	// macs are the link addresses that neighbor entries had: a FAILED one has none.
 	macs   map[netip.Addr]string
 	probed map[netip.Addr]time.Time
+	// valid has the link addresses of valid neighbor entries.
+	valid       map[string]bool
+	evicted     uint64 // peers since the start
+	lastEvicted time.Time
 }
 
 // neighborOf reports whether a neighbor entry is that of a host on the link.
@@ -78,7 +87,7 @@ func (p *peers) update(entries []rtnetlink.Neighbor) {
 			macs[n.Addr] = mac
 		}
 	}
-	p.macs, p.list = macs, nil
+	p.macs, p.valid, p.list = macs, valid, nil
 	live := false
 	for mark, l := range p.learned {
 		if l.seen() {
@@ -108,20 +117,64 @@ func (p *peers) update(entries []rtnetlink.Neighbor) {
 	slices.SortFunc(p.list, func(a, b Peer) int { return cmp.Compare(a.MAC, b.MAC) })
 }
 
-// live returns the fwmarks of the live peers. If no peer is alive, those that were seen are the
-// best guess.
+// live returns the fwmarks of the peers with a valid neighbor entry; without such a peer those of
+// the live ones, and without these all.
 func (p *peers) live() []uint32 {
-	var live, all []uint32
+	var valid, live, all []uint32
 	for _, x := range p.list {
 		all = append(all, x.FWMark)
 		if x.Live {
 			live = append(live, x.FWMark)
 		}
+		if p.valid[x.MAC] {
+			valid = append(valid, x.FWMark)
+		}
 	}
-	if len(live) == 0 {
-		return all
+	for _, marks := range [][]uint32{valid, live} {
+		if len(marks) > 0 {
+			return marks
+		}
 	}
-	return live
+	return all
+}
+
+// full reports whether the kernel cannot learn another peer.
+func (p *peers) full() bool { return len(p.learned) >= maxPeers }
+
+// gone returns the peers to evict from a map that is three quarters full, at most twice in an
+// interval: those without a valid neighbor entry that sent a packet longest ago. A trench pod has
+// such an entry, since it resolves the target's address. The next packet of an evicted host adds it
+// again.
+func (p *peers) gone(now time.Time) (gone []uint32) {
+	if len(p.learned) < evictionSize || now.Sub(p.lastEvicted) < interval/2 {
+		return nil
+	}
+	for mark, l := range p.learned {
+		if !p.valid[l.mac.String()] && l.left > expiring {
+			gone = append(gone, mark)
+		}
+	}
+	slices.SortFunc(gone, func(a, b uint32) int { return cmp.Compare(p.learned[a].left, p.learned[b].left) })
+	return gone[:min(len(gone), len(p.learned)-evictedSize)]
+}
+
+// evict removes gone peers.
+func (p *peers) evict(s *nlmsg.Socket, now time.Time) error {
+	gone := p.gone(now)
+	var keys []element
+	for _, mark := range gone {
+		keys = append(keys, element{key: native(mark)})
+	}
+	t := transaction{family: unix.NFPROTO_NETDEV}
+	t.putElements("delete elements of", unix.NFT_MSG_DELSETELEM, peersMap, keys)
+	err := t.commit(s)
+	if errors.Is(err, unix.ENOENT) {
+		return nil // another process removed one
+	}
+	if err == nil && len(gone) > 0 {
+		p.lastEvicted, p.evicted = now, p.evicted+uint64(len(gone))
+	}
+	return err
 }
 
 // addNeighbors adds neighbors that never sent anything to the pool, but may get flows of the
@@ -144,8 +197,8 @@ func (p *peers) addNeighbors(s *nlmsg.Socket) error {
 		t.addElements(peersMap, e)
 	}
 	err := t.commit(s)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) {
-		return nil // it expired, or sent a packet meanwhile
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENFILE) {
+		return nil // it expired or sent a packet before, or the map is full, which reconcile reports
 	}
 	return err
 }

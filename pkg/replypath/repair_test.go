@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // What another process or the kernel removes is restored, and flows continue.
@@ -27,18 +28,21 @@ func TestRestores(t *testing.T) {
 	await.True(t, "live peers", func() bool { return strings.Contains(x.state(), "32768-65535 : ") })
 	before := x.state()
 	for name, command := range map[string]string{
-		"ruleset":       "nft flush ruleset",
-		"table":         "nft delete table arp vipgate-target",
-		"chain":         "nft flush chain inet vipgate-target output",
-		"pool element":  "nft delete element inet vipgate-target pool4 '{ 20.0.0.0/24 }'",
-		"live":          "nft flush map inet vipgate-target live",
-		"foreign rule":  "nft add rule netdev vipgate-target egress drop",
-		"dormant":       "nft add table inet vipgate-target '{ flags dormant; }'",
-		"rules":         "ip rule del priority 80; ip -6 rule del priority 80",
-		"routes":        "ip route flush table 7667; ip -6 route flush table 7667",
-		"local routes":  "ip route del local 20.0.0.0/24 table local; ip -6 route del local 2000::/64 table local",
-		"neighbors":     "ip neigh del 169.254.76.67 dev net0; ip -6 neigh del fe80::7667:1 dev net0",
-		"link down, up": "ip link set net0 down; ip link set net0 up; ip addr replace fd00:2::100/64 dev net0 nodad",
+		"ruleset":      "nft flush ruleset",
+		"table":        "nft delete table arp vipgate-target",
+		"chain":        "nft flush chain inet vipgate-target output",
+		"pool element": "nft delete element inet vipgate-target pool4 '{ 20.0.0.0/24 }'",
+		"live":         "nft flush map inet vipgate-target live",
+		"foreign rule": "nft add rule netdev vipgate-target egress drop",
+		"dormant":      "nft add table inet vipgate-target '{ flags dormant; }'",
+		"rules":        "ip rule del priority 80; ip -6 rule del priority 80",
+		"routes":       "ip route flush table 7667; ip -6 route flush table 7667",
+		"local routes": "ip route del local 20.0.0.0/24 table local; ip -6 route del local 2000::/64 table local",
+		"neighbors":    "ip neigh del 169.254.76.67 dev net0; ip -6 neigh del fe80::7667:1 dev net0",
+		"neighbor states": "ip neigh change 169.254.76.67 dev net0 lladdr 02:76:67:00:00:01 nud stale\n" +
+			"ip -6 neigh change fe80::7667:1 dev net0 lladdr 02:76:67:00:00:01 nud reachable",
+		"neighbor addresses": "ip neigh change 169.254.76.67 dev net0 lladdr 02:76:67:00:00:02 nud permanent",
+		"link down, up":      "ip link set net0 down; ip link set net0 up; ip addr replace fd00:2::100/64 dev net0 nodad",
 	} {
 		repairs := p.Status().Repairs
 		x.sh(x.target, command)
@@ -72,6 +76,56 @@ ip neigh show nud permanent; ip -6 neigh show nud permanent`)
 	return strings.Join(lines, "")
 }
 
+// Nothing is installed for an interface that cannot carry replies.
+func TestUnusableInterface(t *testing.T) {
+	x := newFixture(t, 0)
+	for name, problem := range map[string]string{"none0": "it does not exist", "lo": "it has no Ethernet addresses"} {
+		o := x.options()
+		o.Interface = name
+		p, stop := x.start(o)
+		await.True(t, name+": "+problem, func() bool {
+			s := p.Status()
+			return len(s.Problems) == 1 && s.Problems[0].Detail == problem
+		})
+		if err := x.target.Do(func() error {
+			_, err := Install(t.Context(), o)
+			return err
+		}); err == nil || !strings.Contains(err.Error(), problem) {
+			t.Errorf("%s: --once: %v", name, err)
+		}
+		stop()
+		if state := strings.TrimSpace(x.state()); state != "" {
+			t.Errorf("%s: installed %s", name, state)
+		}
+	}
+}
+
+// An interface that is down, at either end, is a problem with its remedy until it is up.
+func TestLinkProblems(t *testing.T) {
+	x := &fixture{TB: t, target: lab.NewNetNS(t)}
+	other := lab.NewNetNS(t)
+	x.must(lab.Veth(x.target, link, other, "wire"))
+	x.must(x.target.Addr(link, "172.16.0.100/24", "fd00:2::100/64"))
+	p, _ := x.start(x.options())
+	for _, end := range []struct {
+		ns             *lab.NetNS
+		link           string
+		detail, remedy string
+	}{
+		{x.target, link, "it is down", "ip link set net0 up"},
+		{other, "wire", "it has no carrier", "check the other end of the link"},
+	} {
+		x.complete(p)
+		x.must(end.ns.IP("link", "set", end.link, "down"))
+		await.True(t, end.detail, func() bool {
+			s := p.Status()
+			return len(s.Problems) > 0 && s.Problems[0] == Problem{"interface net0", end.detail, end.remedy} && !s.Complete
+		})
+		x.must(end.ns.IP("link", "set", end.link, "up"))
+	}
+	x.complete(p)
+}
+
 // An interface that is deleted and created again has the state again, for the same flow.
 func TestInterfaceReturns(t *testing.T) {
 	x := newFixture(t, 1)
@@ -88,9 +142,14 @@ func TestInterfaceReturns(t *testing.T) {
 	}
 	create()
 	flows := []*flow{x.open("tcp", "20.0.0.1:80"), x.open("tcp", "[2000::1]:80")}
+	complete := p.Status().Since
 	x.must(x.target.IP("link", "del", link))
-	await.True(t, "incomplete", func() bool { return !p.Status().Complete })
+	await.True(t, "incomplete", func() bool { s := p.Status(); return !s.Complete && s.Since.After(complete) })
+	incomplete := p.Status().Since
 	create()
+	if s := p.Status(); !s.Since.After(incomplete) {
+		t.Errorf("complete since %v, and incomplete since %v", s.Since, incomplete)
+	}
 	for _, f := range flows {
 		f.mustEcho(100)
 	}
@@ -120,11 +179,12 @@ func TestOtherInterface(t *testing.T) {
 	flows := []*flow{x.open("tcp", "20.0.0.1:80"), x.open("tcp", "[2000::1]:80")}
 	stop()
 	x.wire(x.target, "net1", "int", "02:00:00:00:04:01", "172.16.0.101/24", "fd00:2::101/64")
+	x.sh(x.target, "ip route add 10.7.0.0/16 dev net1 table 7668 proto 180") // of another version
 	o := x.options()
 	o.Interface = "net1"
 	p, _ = x.start(o)
 	x.complete(p)
-	if state := x.state(); strings.Contains(state, link) {
+	if state := x.state(); strings.Contains(state, link) || strings.Contains(state, "7668") {
 		t.Errorf("left of %s: %s", link, state)
 	}
 	x.sh(x.pods[0], "ip route replace 20.0.0.0/8 via 172.16.0.101; ip -6 route replace 2000::/16 via fd00:2::101")

@@ -234,6 +234,27 @@ func acceptRule(f vip.Family, link string) rule {
 	return append(append(r, markOfSender()...), &expr.Ct{Key: expr.CtKeyMARK, Register: reg2, SourceRegister: true})
 }
 
+// establishedSYNRule leaves the mark of an established TCP flow when a segment has SYN. Any host of
+// the link can forge one without the sequence numbers of the flow, and the challenge ACK (RFC 5961)
+// contains them. Connection tracking calls other segments outside of the window invalid. A flow is
+// assured after its handshake: until then it follows SYNs that are sent again.
+func establishedSYNRule(link string) rule {
+	const (
+		flagsOffset, flagSYN = 13, 0x02       // RFC 9293
+		assured              = uint32(1 << 2) // IPS_ASSURED
+	)
+	return slices.Concat(onInterface(expr.MetaKeyIIFNAME, link), rule{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, equal([]byte{unix.IPPROTO_TCP}),
+		load(expr.PayloadBaseTransportHeader, flagsOffset, 1),
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 1, Mask: []byte{flagSYN}, Xor: []byte{0}},
+		equal([]byte{flagSYN}),
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(assured), Xor: native(0)},
+		equal(native(assured)),
+		&expr.Verdict{Kind: expr.VerdictReturn},
+	})
+}
+
 // openRule gives a flow that the application opens a live peer, and another one if that dies before
 // the first answer. Later the flow follows its answers.
 func openRule(f vip.Family, link string) rule {
@@ -346,7 +367,7 @@ func (d desired) write(netdev *objects) *transaction {
 			t.addSet(liveSet())
 			t.addSet(aliveMarks())
 			d.addLive(t)
-			t.addChain("prerouting", hook{unix.NF_INET_PRE_ROUTING, mangle, ""},
+			t.addChain("prerouting", hook{unix.NF_INET_PRE_ROUTING, mangle, ""}, establishedSYNRule(d.link),
 				acceptRule(vip.IPv4, d.link), acceptRule(vip.IPv6, d.link))
 			t.addChain("output", hook{unix.NF_INET_LOCAL_OUT, mangle, ""},
 				openRule(vip.IPv4, d.link), openRule(vip.IPv6, d.link), replyRule(vip.IPv4, d.link), replyRule(vip.IPv6, d.link))

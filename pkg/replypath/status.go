@@ -16,6 +16,8 @@ type Status struct {
 	Peers   []Peer
 	Repairs uint64 // parts of the state that were restored since the start
 	Dropped uint64 // replies without a known peer, since the rules were written
+	Full    bool   // the map of peers has no room for another one
+	Evicted uint64 // peers that were removed from a map that was three quarters full
 }
 
 // Problem is one condition that keeps the state from being complete.

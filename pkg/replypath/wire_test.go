@@ -125,8 +125,8 @@ func mac(i int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 9, byte(i >>
 // Each of 200 peers gets its replies, also where the reverse path filter is
 // strict, and of a protocol that the kernel does not know.
 func TestManyPeers(t *testing.T) {
-	x := &fixture{TB: t, target: lab.NewNetNS(t)}
-	other := lab.NewNetNS(t)
+	x := &fixture{TB: t, target: lab.NewNetNS(t, lab.WithoutDAD)}
+	other := lab.NewNetNS(t, lab.WithoutDAD)
 	x.must(lab.Veth(x.target, link, other, "wire"))
 	x.must(x.target.IP("link", "set", link, "address", "02:00:00:00:04:00"))
 	x.must(x.target.Addr(link, "172.16.0.100/16", "fd00:2::100/64"))

@@ -31,6 +31,10 @@ type Route struct {
 	Multipath bool
 }
 
+// ProtocolTarget marks the rules and routes of the program target; iproute2's rt_protos assigns it
+// to no program.
+const ProtocolTarget = 180
+
 // DefaultPrefix is 0.0.0.0/0 or ::/0.
 func DefaultPrefix(f vip.Family) netip.Prefix {
 	return netip.PrefixFrom([...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[f], 0)
@@ -141,6 +145,32 @@ func (c *Conn) Lookup(to netip.Addr, mark uint32) (Route, error) {
 	data, err := c.requests.Get(&m)
 	if err != nil {
 		return Route{}, fmt.Errorf("failed to look up the route to %s with mark %#x: %w", to, mark, err)
+	}
+	return ParseRoute(data)
+}
+
+// LookupForwarded returns the route of a packet with a mark that arrives on an interface. The
+// kernel's *nlmsg.Error is that of the route, or of reverse path filtering (EXDEV), if the packet
+// would be dropped.
+func (c *Conn) LookupForwarded(from, to netip.Addr, link int, mark uint32) (Route, error) {
+	header := [headerLength]byte{
+		0: systemFamilies[vip.FamilyOf(to)], 1: uint8(to.BitLen()), 2: uint8(from.BitLen()),
+	}
+	flags := uint32(unix.RTM_F_FIB_MATCH) // the entry of the table, with its protocol
+	if to.Is4() {
+		flags |= unix.RTM_F_LOOKUP_TABLE
+	}
+	binary.NativeEndian.PutUint32(header[8:], flags)
+	var m nlmsg.Messages
+	m.Begin(unix.RTM_GETROUTE, 0, header[:]...)
+	m.Bytes(unix.RTA_DST, to.AsSlice())
+	m.Bytes(unix.RTA_SRC, from.AsSlice())
+	m.Uint32(unix.RTA_IIF, uint32(link))
+	m.Uint32(unix.RTA_MARK, mark)
+	data, err := c.requests.Get(&m)
+	if err != nil {
+		return Route{}, fmt.Errorf("failed to look up the route from %s to %s with mark %#x that arrives on interface %d: %w",
+			from, to, mark, link, err)
 	}
 	return ParseRoute(data)
 }

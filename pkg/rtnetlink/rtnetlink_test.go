@@ -1,6 +1,7 @@
 package rtnetlink
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -46,33 +48,71 @@ func TestRules(t *testing.T) {
 			{Family: f, Priority: 102, Mask: 0xff, Action: unix.FR_ACT_GOTO, Goto: 103, Protocol: 118},
 			{Family: f, Priority: 103, Action: unix.FR_ACT_NOP, Protocol: 118},
 			{Family: f, Priority: 104, Mark: 1, Mask: 1, Action: unix.FR_ACT_BLACKHOLE, Protocol: 118},
+			{Family: f, Priority: 105, LocalICMP: 3<<8 | 4, Action: unix.FR_ACT_TO_TBL, Table: 4096, Protocol: 118},
+			{Family: f, Priority: 106, Input: "ext", Action: unix.FR_ACT_UNREACHABLE, Protocol: 118},
+			{Family: f, Priority: 107, Input: "lo", Action: unix.FR_ACT_PROHIBIT, Protocol: 118},
 		}
 		for _, r := range slices.Backward(want) {
 			must(t, c.Apply(r.Add()))
 			must(t, c.Apply(r.Add())) // exists
 		}
-		run(t, ns, fmt.Sprintf("ip -%d rule add not iif ext lookup 5 priority 105 protocol 118", 4+2*f))
+		// Selectors that a Rule cannot express, or only together.
+		extra := []string{
+			"not iif ext", "oif ext", "ipproto " + icmpNames[f], "iif lo ipproto " + icmpNames[f], "ipproto tcp",
+			"dport 772", "iif lo ipproto tcp dport 772", "iif ext ipproto " + icmpNames[f] + " dport 772",
+			"iif lo ipproto " + icmpNames[f] + " dport 772-773", "iif lo ipproto " + icmpNames[f] + " sport 772",
+		}
+		for i, selector := range extra {
+			run(t, ns, fmt.Sprintf("ip -%d rule add %s lookup 5 priority %d protocol 118", 4+2*f, selector, 110+i))
+		}
 		list := func() []Rule {
 			rules, err := c.Rules(f)
 			must(t, err)
 			return slices.DeleteFunc(rules, func(r Rule) bool { return r.Protocol != 118 })
 		}
 		got := list()
-		if len(got) != 6 || !slices.Equal(got[:5], want) || !got[5].Extra {
+		for _, r := range want {
+			passes := r.Action == unix.FR_ACT_TO_TBL || r.Action == unix.FR_ACT_GOTO || r.Action == unix.FR_ACT_NOP
+			if r.Drops() == passes {
+				t.Errorf("%s drops: %t", r, r.Drops())
+			}
+		}
+		if len(got) != len(want)+len(extra) || !slices.Equal(got[:len(want)], want) {
 			t.Errorf("got %v", got)
+		}
+		for i, r := range got[len(want):] {
+			if !r.Extra {
+				t.Errorf("%s: %v is not extra", extra[i], r)
+			}
 		}
 		for _, r := range want {
 			must(t, c.Apply(r.Delete()))
 			must(t, c.Apply(r.Delete())) // does not exist
 		}
-		if got := list(); len(got) != 1 {
+		if got := list(); len(got) != len(extra) {
 			t.Errorf("left: %v", got)
 		}
 	}
 }
 
+// A mask of ports, which newer kernels list, is part of the selector.
+func TestRuleWithPortMask(t *testing.T) {
+	want := Rule{Priority: 100, LocalICMP: 3<<8 | 4, Action: unix.FR_ACT_TO_TBL, Table: 4096, Protocol: 118}
+	for mask, extra := range map[uint16]bool{1<<16 - 1: false, 0xff00: true} {
+		q := want.Add()
+		q.Bytes(fraDportMask, binary.NativeEndian.AppendUint16(nil, mask))
+		got, err := ParseRule(q.Data[unix.SizeofNlMsghdr:])
+		if err != nil || got.Extra != extra || got.LocalICMP != want.LocalICMP {
+			t.Errorf("mask %#x: %v, %v", mask, got, err)
+		}
+	}
+}
+
 func TestRoutes(t *testing.T) {
-	_, c := connect(t)
+	ns, c := connect(t)
+	must(t, ns.Sysctl("net.ipv4.ip_forward", "1"))
+	must(t, ns.Sysctl("net.ipv4.conf.all.rp_filter", "0"))
+	must(t, ns.Sysctl("net.ipv4.conf.ext.rp_filter", "0"))
 	for f, hop := range map[vip.Family]string{vip.IPv4: "::ffff:169.254.100.1", vip.IPv6: "fd64::1"} {
 		r := Route{
 			Family: f, Table: 70000, Prefix: DefaultPrefix(f), Type: unix.RTN_UNICAST, Protocol: 118, Metric: 5,
@@ -113,6 +153,39 @@ func TestRoutes(t *testing.T) {
 		if got, err := c.Lookup(netip.MustParseAddr(to), 7); err != nil || got.NextHop != r.NextHop || got.Table != 70000 {
 			t.Errorf("lookup: %+v, %v", got, err)
 		}
+		// A rule of the input interface precedes, and the source decides as well.
+		from := netip.MustParseAddr([]string{"20.0.0.1", "2000::1"}[f])
+		links, err := c.Links()
+		must(t, err)
+		ext := links[slices.IndexFunc(links, func(l Link) bool { return l.Name == "ext" })]
+		forwarded := func(mark uint32) Route {
+			got, err := c.LookupForwarded(from, netip.MustParseAddr(to), ext.Index, mark)
+			if err != nil {
+				t.Errorf("lookup of a forwarded packet: %v", err)
+			}
+			return got
+		}
+		if got := forwarded(7); got.Table != 70000 || got.Protocol != 118 || got.NextHop != r.NextHop {
+			t.Errorf("forwarded with the mark: %+v", got)
+		}
+		other := r
+		other.Table, other.Protocol = 70001, 120
+		must(t, c.Apply(other.Replace()))
+		for _, rule := range []Rule{
+			{Family: f, Priority: 9, Input: "ext", Action: unix.FR_ACT_TO_TBL, Table: 70001},
+			{Family: f, Priority: 9, Source: netip.PrefixFrom(from, from.BitLen()), Action: unix.FR_ACT_TO_TBL, Table: 70001},
+		} {
+			must(t, c.Apply(rule.Add()))
+			if got := forwarded(7); got.Table != 70001 || got.Protocol != 120 {
+				t.Errorf("%s: %+v", rule, got)
+			}
+			must(t, c.Apply(rule.Delete()))
+		}
+		must(t, c.Apply(Rule{Family: f, Priority: 9, Input: "ext", Action: unix.FR_ACT_BLACKHOLE}.Add()))
+		if got, err := c.LookupForwarded(from, netip.MustParseAddr(to), ext.Index, 7); !errors.Is(err, unix.EINVAL) {
+			t.Errorf("a packet that is dropped: %+v, %v", got, err)
+		}
+		must(t, c.Apply(other.Delete()))
 		for range 2 {
 			must(t, c.Apply(r.Delete()))
 			must(t, c.Apply(hole.Delete()))
@@ -319,4 +392,57 @@ func TestListener(t *testing.T) {
 		t.Error("no failure")
 	}
 	close(seen)
+}
+
+// What the kernel lists can be deleted: it lists IPv6 routes that drop packets with the loopback
+// interface.
+func TestListedRoutesAreDeleted(t *testing.T) {
+	_, c := connect(t)
+	for _, f := range vip.Families {
+		for _, kind := range []uint8{unix.RTN_BLACKHOLE, unix.RTN_UNREACHABLE, unix.RTN_PROHIBIT} {
+			must(t, c.Apply(Route{Family: f, Table: 70000, Prefix: DefaultPrefix(f), Type: kind, Protocol: 118}.Replace()))
+			listed, err := c.Routes(f, RouteFilter{Table: 70000})
+			if err != nil || len(listed) != 1 || !listed[0].Drops() {
+				t.Fatalf("%s type %d: %+v, %v", f, kind, listed, err)
+			}
+			must(t, c.Apply(listed[0].Delete()))
+			if left, err := c.Routes(f, RouteFilter{Table: 70000}); err != nil || len(left) != 0 {
+				t.Errorf("%s type %d: left %+v, %v", f, kind, left, err)
+			}
+		}
+	}
+}
+
+// Routes by an interface without carrier are dead: the kernel ignores them, or will.
+func TestRoutesWithoutCarrierAreDead(t *testing.T) {
+	ns, peer := lab.NewNetNS(t, lab.WithoutDAD), lab.NewNetNS(t, lab.WithoutDAD)
+	must(t, lab.Veth(ns, "ext", peer, "peer"))
+	run(t, ns, "ip address add 169.254.100.2/24 dev ext; ip -6 address add fd64::2/64 dev ext nodad")
+	c := dialIn(t, ns)
+	for f, hop := range map[vip.Family]string{vip.IPv4: "169.254.100.1", vip.IPv6: "fd64::1"} {
+		must(t, c.Apply(Route{
+			Family: f, Table: 70000, Prefix: DefaultPrefix(f), Type: unix.RTN_UNICAST, NextHop: netip.MustParseAddr(hop),
+		}.Replace()))
+	}
+	for _, link := range []string{"up", "down"} {
+		run(t, peer, "ip link set peer "+link)
+		for _, f := range vip.Families {
+			await.True(t, fmt.Sprintf("the %s route is dead: %t", f, link == "down"), func() bool {
+				routes, err := c.Routes(f, RouteFilter{Table: 70000})
+				return err == nil && len(routes) == 1 && routes[0].Dead == (link == "down")
+			})
+		}
+	}
+}
+
+func TestTentativeAddress(t *testing.T) {
+	for flags, want := range map[uint32]bool{
+		0: false, unix.IFA_F_TENTATIVE: true, unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED: true,
+		unix.IFA_F_TENTATIVE | unix.IFA_F_OPTIMISTIC: false, unix.IFA_F_OPTIMISTIC: false,
+	} {
+		a := Address{Flags: flags}
+		if a.Tentative() != want || a.Duplicate() != (flags&unix.IFA_F_DADFAILED != 0) {
+			t.Errorf("flags %#x: tentative %t, duplicate %t", flags, a.Tentative(), a.Duplicate())
+		}
+	}
 }

@@ -18,14 +18,23 @@ type Rule struct {
 	Family     vip.Family
 	Priority   uint32
 	Source     netip.Prefix // zero: any
+	Input      string       // the interface on which packets arrive; "": any
 	Mark, Mask uint32
-	Action     uint8  // unix.FR_ACT_*
-	Table      uint32 // of FR_ACT_TO_TBL
-	Goto       uint32 // the priority that FR_ACT_GOTO continues with
-	Protocol   uint8
+	// LocalICMP selects ICMP messages that this host sends by their type and code, as type<<8|code;
+	// 0: any packet.
+	LocalICMP uint16
+	Action    uint8  // unix.FR_ACT_*
+	Table     uint32 // of FR_ACT_TO_TBL
+	Goto      uint32 // the priority that FR_ACT_GOTO continues with
+	Protocol  uint8
 	// Extra: the rule has selectors or flags that the fields cannot express, such as being
 	// inverted, or a Goto to a rule that does not exist.
 	Extra bool
+}
+
+// Drops reports whether the kernel drops packets that the rule matches.
+func (r Rule) Drops() bool {
+	return r.Action == unix.FR_ACT_BLACKHOLE || r.Action == unix.FR_ACT_UNREACHABLE || r.Action == unix.FR_ACT_PROHIBIT
 }
 
 // Same reports whether two rules do the same; their protocols do not matter.
@@ -39,8 +48,14 @@ func (r Rule) String() string {
 	if r.Source.IsValid() {
 		s += " from " + r.Source.String()
 	}
+	if r.Input != "" {
+		s += " iif " + r.Input
+	}
 	if r.Mark != 0 || r.Mask != 0 {
 		s += fmt.Sprintf(" fwmark %#x/%#x", r.Mark, r.Mask)
+	}
+	if r.LocalICMP != 0 {
+		s += fmt.Sprintf(" iif lo ipproto %s dport %d", icmpNames[r.Family], r.LocalICMP)
 	}
 	switch r.Action {
 	case unix.FR_ACT_TO_TBL:
@@ -59,6 +74,15 @@ func (r Rule) String() string {
 	}
 	return s + fmt.Sprintf(" proto %d", r.Protocol)
 }
+
+// fraDportMask is FRA_DPORT_MASK of <linux/fib_rules.h>.
+const fraDportMask = 29
+
+// icmpProtocols and icmpNames are the ICMP of each family: as a protocol number, and in iproute2.
+var (
+	icmpProtocols = [...]byte{unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6}
+	icmpNames     = [...]string{"icmp", "ipv6-icmp"}
+)
 
 // Add returns the request that adds the rule, which must not have Extra.
 func (r Rule) Add() Request {
@@ -93,6 +117,17 @@ func (r Rule) request(q Request, kind, flags uint16) Request {
 	if r.Source.IsValid() {
 		q.Bytes(unix.FRA_SRC, r.Source.Addr().AsSlice())
 	}
+	if r.Input != "" {
+		q.Bytes(unix.FRA_IIFNAME, append([]byte(r.Input), 0))
+	}
+	if r.LocalICMP != 0 {
+		// The kernel keeps type and code of an ICMP message in the bytes of the destination port
+		// (union flowi_uli). With iif lo it does not dissect forwarded packets for the rule.
+		port := binary.NativeEndian.AppendUint16(nil, r.LocalICMP)
+		q.Bytes(unix.FRA_IIFNAME, []byte("lo\x00"))
+		q.Bytes(unix.FRA_IP_PROTO, icmpProtocols[r.Family:][:1])
+		q.Bytes(unix.FRA_DPORT_RANGE, append(port, port...))
+	}
 	return q
 }
 
@@ -103,7 +138,7 @@ func (c *Conn) Rules(f vip.Family) ([]Rule, error) {
 		return nil, err
 	}
 	header := [headerLength]byte{systemFamilies[f]}
-	return list(c, f.String()+" rules", dump(unix.RTM_GETRULE, header[:]), parseRule, c.unchanged)
+	return list(c, f.String()+" rules", dump(unix.RTM_GETRULE, header[:]), ParseRule, c.unchanged)
 }
 
 // unchanged fails with ErrInterrupted if rules changed since its last call. In a dump of several
@@ -133,7 +168,8 @@ func (c *Conn) ForeignRuleChanges() (uint64, error) {
 	return c.foreignRuleChanges, err
 }
 
-func parseRule(b []byte) (r Rule, err error) {
+// ParseRule parses the data of RTM_NEWRULE and RTM_DELRULE.
+func ParseRule(b []byte) (r Rule, err error) {
 	attributes, err := attributes(b, headerLength, "rule")
 	if err != nil {
 		return r, err
@@ -142,8 +178,19 @@ func parseRule(b []byte) (r Rule, err error) {
 	r.Action = b[7]
 	// Destination, type of service, flags.
 	r.Extra = b[1] != 0 || b[3] != 0 || binary.NativeEndian.Uint32(b[8:]) != 0
+	var icmp bool
 	for kind, value := range attributes.All() {
 		switch kind {
+		case unix.FRA_IIFNAME:
+			r.Input = attributes.Text(unix.FRA_IIFNAME)
+		case unix.FRA_IP_PROTO:
+			icmp = value[0] == icmpProtocols[r.Family]
+			r.Extra = r.Extra || !icmp
+		case unix.FRA_DPORT_RANGE:
+			r.LocalICMP = binary.NativeEndian.Uint16(value)
+			r.Extra = r.Extra || binary.NativeEndian.Uint16(value[2:]) != r.LocalICMP
+		case fraDportMask: // since Linux 6.15; all bits count
+			r.Extra = r.Extra || binary.NativeEndian.Uint16(value) != 1<<16-1
 		case unix.FRA_PRIORITY:
 			r.Priority = value.Uint32()
 		case unix.FRA_TABLE:
@@ -163,6 +210,12 @@ func parseRule(b []byte) (r Rule, err error) {
 		default:
 			r.Extra = true
 		}
+	}
+	// Local, ICMP and a type are one selector.
+	selected := r.LocalICMP != 0
+	r.Extra = r.Extra || icmp != selected || selected && r.Input != "lo"
+	if selected && r.Input == "lo" {
+		r.Input = ""
 	}
 	return r, nil
 }

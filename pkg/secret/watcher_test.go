@@ -3,7 +3,9 @@ package secret
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -437,10 +439,27 @@ func TestWantChanges(t *testing.T) {
 	f.Put("a", map[string]string{"1": password, "2": changed, "1.key": "x"})
 	f.Put("b", map[string]string{"1": password})
 	f.Put("a.1", map[string]string{"key": "y"})
+	// Directories of another mode, and files that are no keys, are those of an earlier program.
+	keys := filepath.Join(f.dir, keysDir)
+	if err := errors.Join(os.MkdirAll(filepath.Join(keys, "a"), 0o755), os.Chmod(keys, 0o755),
+		os.Chmod(filepath.Join(keys, "a"), 0o755), os.WriteFile(filepath.Join(keys, "a", "1"), nil, 0o644),
+		os.WriteFile(filepath.Join(keys, "stray"), nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
 	f.start(map[string][]string{"a": {"1", "2"}, "b": {"1"}})
 	f.key("a", "1", password)
 	f.key("a", "2", changed)
 	f.key("b", "1", password)
+	for _, dir := range []string{keys, filepath.Join(keys, "a")} {
+		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("mode of %s: %v, %v", dir, info.Mode(), err)
+		}
+	}
+	for _, stray := range []string{"stray", "a/1"} {
+		if _, err := os.Stat(filepath.Join(keys, stray)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", stray, err)
+		}
+	}
 	f.end()
 
 	f.start(nil)
@@ -582,4 +601,74 @@ func forward(to io.Writer, from io.Reader, frozen chan struct{}) {
 			return
 		}
 	}
+}
+
+// An API server, or a proxy before it, that ends each watch after the state is healthy. It is asked
+// with increasing delays.
+func TestServerThatEndsEachWatch(t *testing.T) {
+	f := newFixture(t)
+	var mu sync.Mutex
+	var asked []time.Time
+	f.SetFaulty(func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		asked = append(asked, time.Now())
+		mu.Unlock()
+		_, _ = io.WriteString(w, `{"type":"ADDED","object":{"kind":"Secret","metadata":{"name":"bgp-auth"},`+
+			`"data":{"gw-a":"`+base64.StdEncoding.EncodeToString([]byte(password))+`"}}}`)
+	})
+	const least = 40 * time.Millisecond
+	f.start(oneKey, func(w *Watcher) { w.minBackoff, w.maxBackoff = least, time.Minute })
+	f.eventually(func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(asked) < 5 {
+			return fmt.Sprintf("%d watches, want 5", len(asked))
+		}
+		return ""
+	})
+	for i := range 4 {
+		// Jitter shortens a delay by a fifth at most.
+		if pause, want := asked[i+1].Sub(asked[i]), least<<i*8/10; pause < want {
+			t.Errorf("watch %d began %v after the one before, want %v at least", i+2, pause, want)
+		}
+	}
+	f.key("bgp-auth", "gw-a", password)
+	f.problem("bgp-auth", "")
+	if failures, unknown := f.watcher.Stats(); failures != 0 || unknown != 0 {
+		t.Errorf("%d failures, %d unknown Secrets", failures, unknown)
+	}
+}
+
+// A long watch ends the delays of earlier failures.
+func TestLongWatchResetsBackoff(t *testing.T) {
+	f := newFixture(t)
+	f.Put("bgp-auth", map[string]string{"gw-a": password})
+	f.SetFaulty(func(w http.ResponseWriter, _ *http.Request) { secrettest.Answer(w, 500, "no") })
+	const longest = 200 * time.Millisecond
+	f.start(oneKey, func(w *Watcher) { w.minBackoff, w.maxBackoff = time.Microsecond, longest })
+	f.eventually(func() string {
+		if n, _ := f.watcher.Stats(); n < 20 { // the delay is the longest one
+			return fmt.Sprintf("%d failures", n)
+		}
+		return ""
+	})
+	f.SetFaulty(nil)
+	f.key("bgp-auth", "gw-a", password)
+	f.problem("bgp-auth", "")
+	time.Sleep(longest + 50*time.Millisecond) // the watch lasts longer than the longest delay
+	for range 3 {                             // a loaded machine may miss one
+		watches, begin := f.Watches(), time.Now()
+		f.Cut()
+		f.eventually(func() string {
+			if f.Watches() == watches {
+				return "no other watch"
+			}
+			return ""
+		})
+		if time.Since(begin) < longest*8/10 {
+			return
+		}
+		time.Sleep(longest + 50*time.Millisecond)
+	}
+	t.Error("the delay after a long watch is that of failures")
 }

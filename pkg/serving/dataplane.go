@@ -63,6 +63,8 @@ func (e *Evaluator) role(s *stream, m *targetset.Member, ip netip.Addr) plan.Rol
 		return plan.Unknown
 	case h.State == healthcheck.Ready || e.outages.Held(h.Key):
 		switch {
+		case s.settles(f) && !e.kernel.serving(s.Name, f):
+			return plan.Unknown // all targets enter the table together
 		case !draining:
 			return plan.Serving
 		case !s.enough(t.alive) && s.enough(t.alive+t.leaving):

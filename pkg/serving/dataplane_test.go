@@ -288,6 +288,35 @@ func TestFlapOfLastTargetEndsHold(t *testing.T) {
 	}
 }
 
+// A hold that ends while another stream is still held leaves nothing behind: the next one of the
+// stream has its own decision and its own time.
+func TestHoldsOfStreamsAreIndependent(t *testing.T) {
+	p := startPlaneRig(t, trenchOf(streamOf("s", vipA), streamOf("u", vipB)), map[string][]targetset.Member{
+		"s": {member("a", "172.16.0.1")}, "u": {member("b", "172.16.0.2")},
+	})
+	p.health("s", "a", healthcheck.Ready)
+	p.health("u", "b", healthcheck.Ready)
+	p.confirm()
+	p.reports(vipA, vipB)
+	p.health("s", "a", healthcheck.NotReady)
+	p.health("u", "b", healthcheck.NotReady)
+	first := p.table.Position().Revision
+	p.health("s", "a", healthcheck.Ready)
+	if len(p.out.Held) != 1 {
+		t.Fatalf("held back: %v", p.out.Held)
+	}
+	p.later(testWithdrawTime - 2)
+	p.health("s", "a", healthcheck.NotReady)
+	p.reportAt("lb", first) // from before s was not ready again
+	p.later(1)
+	p.wantRole("s", "a", vip.IPv4, plan.Serving)
+	p.reportAt("lb", p.table.Position().Revision, vipA)
+	p.later(testWithdrawTime - 2)
+	p.wantRole("s", "a", vip.IPv4, plan.Serving)
+	p.later(1)
+	p.wantRole("s", "a", vip.IPv4, plan.Down)
+}
+
 func TestRemovedStreamServesUntilWithdrawal(t *testing.T) {
 	p := twoTargets(t)
 	p.members["t"] = []targetset.Member{member("c", "172.16.0.3")}
@@ -343,12 +372,101 @@ func TestVIPMovesToServingStream(t *testing.T) {
 			t.Errorf("stream %s has %v", name, got)
 		}
 	}
+	// However long the kernel takes.
+	p.later(time.Millisecond)
 	p.confirm()
 	p.want(vipA, vip.Ready, reasonReady, 1, 1)
 	p.want(vipB, vip.Ready, reasonReady, 1, 1)
 	if p.table.Position().Revision != revision {
 		t.Error("the frontend was sent something meanwhile")
 	}
+}
+
+// A VIP that the kernel cannot move is not ready: it leads to the targets of another stream.
+func TestVIPThatCannotMove(t *testing.T) {
+	p := startPlaneRig(t, trenchOf(streamOf("s", vipA), streamOf("t", vipB)), map[string][]targetset.Member{
+		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2")},
+	})
+	p.health("s", "a", healthcheck.Ready)
+	p.health("t", "b", healthcheck.Ready)
+	p.confirm()
+	p.configure(trenchOf(streamOf("s", vip6), streamOf("t", vipA, vipB)))
+	p.want(vipA, vip.Ready, reasonReady, 1, 1)
+	moving := p.e.kernel.state
+	for want, change := range map[string]func(*plan.State){
+		"operation not permitted": func(s *plan.State) { s.Err = errors.New("operation not permitted") },
+		"VIP 20.0.0.1/32: is an address of eth0": func(s *plan.State) {
+			s.Problems = []plan.Problem{{Object: "VIP 20.0.0.1/32", Detail: "is an address of eth0", VIPs: []vip.VIP{vipA}}}
+		},
+	} {
+		state := moving
+		change(&state)
+		p.confirmState(state)
+		if got := p.want(vipA, vip.NotReady, reasonDataPlane, 1, 1); got.Detail != want {
+			t.Errorf("detail %q, want %q", got.Detail, want)
+		}
+		p.want(vipB, vip.Ready, reasonReady, 1, 1)
+	}
+	p.confirmState(moving)
+	p.want(vipA, vip.Ready, reasonReady, 1, 1)
+}
+
+// The last target moves to another address: until its VIPs are withdrawn, the kernel has the old one.
+func TestMovedTargetServesUntilWithdrawal(t *testing.T) {
+	p := startPlaneRig(t, trenchOf(streamOf("s", vipA)), targets("s", member("a", "172.16.0.1")))
+	p.health("s", "a", healthcheck.Ready)
+	p.confirm()
+	p.reports(vipA)
+	before := p.last().Streams["s"].Targets
+	p.members["s"] = []targetset.Member{member("a", "172.16.0.9")}
+	p.retarget("s")
+	if got := p.last().Streams["s"].Targets; len(got) != 1 || !slices.Equal(got[0].IPs, before[0].IPs) {
+		t.Errorf("targets %+v before the withdrawal", got)
+	}
+	p.wantRole("s", "a", vip.IPv4, plan.Serving)
+	p.reports()
+	if got := p.last().Streams["s"].Targets; len(got) != 1 || !slices.Equal(got[0].IPs, p.members["s"][0].IPs) {
+		t.Errorf("targets %+v after the withdrawal", got)
+	}
+	p.wantRole("s", "a", vip.IPv4, plan.Down)
+	p.confirm()
+	p.health("s", "a", healthcheck.Ready)
+	p.wantRole("s", "a", vip.IPv4, plan.Serving)
+}
+
+// A stream keeps no target for VIPs that another stream serves.
+func TestSharedVIPIsHeldByItsOwner(t *testing.T) {
+	p := startPlaneRig(t, trenchOf(streamOf("s", vipA), streamOf("t", vipA)), map[string][]targetset.Member{
+		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2")},
+	})
+	p.health("s", "a", healthcheck.Ready)
+	p.health("t", "b", healthcheck.Ready)
+	p.confirm()
+	p.reports(vipA)
+	p.health("t", "b", healthcheck.NotReady)
+	p.wantRole("t", "b", vip.IPv4, plan.Down)
+	if len(p.out.Held) != 0 {
+		t.Errorf("held back: %q", p.out.Held)
+	}
+	p.health("s", "a", healthcheck.NotReady)
+	p.wantRole("s", "a", vip.IPv4, plan.Serving)
+}
+
+// Nothing waits for the withdrawal of a VIP that the kernel never had: it never was ready.
+func TestVIPNotInKernelIsNotHeld(t *testing.T) {
+	p := startPlaneRig(t, trenchOf(streamOf("s", vipA, vipB)), targets("s", member("a", "172.16.0.1")))
+	p.health("s", "a", healthcheck.Ready)
+	state := applied(plan.State{}, p.last())
+	delete(state.VIPs, vipB)
+	p.confirmState(state)
+	p.reports(vipA)
+	p.health("s", "a", healthcheck.NotReady)
+	if want := []string{"stream s (ipv4): until the frontend withdraws 1 VIP"}; !slices.Equal(p.out.Held, want) {
+		t.Errorf("held back: %q, want %q", p.out.Held, want)
+	}
+	p.wantRole("s", "a", vip.IPv4, plan.Serving)
+	p.reports(vipB) // whatever it says of the other one
+	p.wantRole("s", "a", vip.IPv4, plan.Down)
 }
 
 func TestVIPMovesToStreamWithoutTargets(t *testing.T) {
@@ -503,6 +621,12 @@ func TestDrainWaitsForSuccessor(t *testing.T) {
 	p.drain("s", "a", time.Minute)
 	p.want(vipA, vip.Ready, reasonReady, 0, 2)
 	p.wantRole("s", "a", vip.IPv4, plan.Serving)
+	// Nothing is to be withdrawn, and however long the kernel takes, the old target serves.
+	if len(p.out.Held) != 0 {
+		t.Errorf("held back: %v", p.out.Held)
+	}
+	p.later(2 * testWithdrawTime)
+	p.wantRole("s", "a", vip.IPv4, plan.Serving)
 	p.confirm()
 	p.want(vipA, vip.Ready, reasonReady, 1, 2)
 	p.wantRole("s", "a", vip.IPv4, plan.Draining)
@@ -517,6 +641,24 @@ func TestDrainWaitsForSuccessor(t *testing.T) {
 	p.confirmState(state)
 	p.drain("s", "b", time.Minute)
 	p.want(vipA, vip.Draining, reasonDraining, 0, 3)
+}
+
+// With others that serve the one that drains serves on while they are too few.
+func TestDrainWaitsForEnoughSuccessors(t *testing.T) {
+	s := streamOf("s", vipA)
+	s.MinReady = 2
+	p := startPlaneRig(t, trenchOf(s), targets("s",
+		member("a", "172.16.0.1"), member("b", "172.16.0.2"), member("c", "172.16.0.3")))
+	p.health("s", "a", healthcheck.Ready)
+	p.health("s", "b", healthcheck.Ready)
+	p.confirm()
+	p.health("s", "c", healthcheck.Ready) // not confirmed
+	p.drain("s", "a", time.Minute)
+	p.want(vipA, vip.Ready, reasonReady, 1, 3)
+	p.wantRole("s", "a", vip.IPv4, plan.Serving)
+	p.confirm()
+	p.want(vipA, vip.Ready, reasonReady, 2, 3)
+	p.wantRole("s", "a", vip.IPv4, plan.Draining)
 }
 
 func TestRoles(t *testing.T) {
@@ -655,4 +797,37 @@ func BenchmarkChangeAmongManyVIPs(b *testing.B) {
 			p.later(time.Millisecond)
 		}
 	})
+}
+
+// While first verdicts are awaited no target of the family enters the table: the first ones would get
+// the flows of all. Targets that already serve in the kernel stay.
+func TestTargetsOfNewStreamServeTogether(t *testing.T) {
+	newRig := func(state plan.State) *planeRig {
+		p := newPlaneRig(t, state, map[string][]targetset.Member{
+			"s": {member("a", "172.16.0.1", "fd00::1"), member("b", "fd00::2")},
+		})
+		p.e.options.Settle = time.Second
+		p.configure(trenchOf(streamOf("s", vipA, vip6)))
+		p.health("s", "a", healthcheck.Ready)
+		p.wantRole("s", "a", vip.IPv4, plan.Serving)
+		return p
+	}
+	p := newRig(plan.State{})
+	p.wantRole("s", "a", vip.IPv6, plan.Unknown)
+	p.confirm()
+	p.want(vipA, vip.Ready, reasonReady, 1, 1)
+	p.want(vip6, vip.NotReady, reasonNotChecked, 0, 2)
+	p.health("s", "b", healthcheck.Ready)
+	p.wantRole("s", "a", vip.IPv6, plan.Serving)
+	p.wantRole("s", "b", vip.IPv6, plan.Serving)
+	p.confirm()
+	p.want(vip6, vip.Ready, reasonReady, 2, 2)
+
+	p = newRig(plan.State{}) // a target without a verdict
+	p.later(time.Second)
+	p.wantRole("s", "a", vip.IPv6, plan.Serving)
+	p.wantRole("s", "b", vip.IPv6, plan.Unknown)
+
+	p = newRig(applied(plan.State{}, p.last())) // a restart
+	p.wantRole("s", "a", vip.IPv6, plan.Serving)
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -139,6 +140,39 @@ func TestRegistrySettleSecondStream(t *testing.T) {
 	r.want(vipA, vip.NotReady, reasonRegistering, 1, 2)
 	r.health("file", "f", healthcheck.Ready)
 	r.want(vipA, vip.Ready, reasonReady, 2, 2)
+}
+
+// A VIP stays ready when the trench file adds it to a stream that sorts first and still waits for
+// registrations.
+func TestRegistrySettleOfReadyVIP(t *testing.T) {
+	const file, registered = "b", "a"
+	members := map[string][]targetset.Member{file: {member("x", "172.16.0.1")}}
+	members[file][0].Origins = members[file][0].Origins.With(targetset.OriginFile)
+	p := newPlaneRig(t, plan.State{}, members)
+	p.rig = newRig(t, Options{
+		DataPlane: true, WithdrawTime: testWithdrawTime, RegistrySettle: quiet, Restored: func(string) bool { return false },
+	}, members)
+	p.evaluated = p.follow
+	p.configure(trenchOf(streamOf(file, vipA), streamOf(registered, vipB)))
+	p.health(file, "x", healthcheck.Ready)
+	p.confirm()
+	p.want(vipA, vip.Ready, reasonReady, 1, 1)
+	y := member("y", "172.16.0.2")
+	y.Origins = y.Origins.With(targetset.OriginRegistry)
+	p.members[registered] = []targetset.Member{y}
+	p.retarget(registered)
+	p.health(registered, "y", healthcheck.Ready)
+	p.confirm()
+	p.want(vipB, vip.NotReady, reasonRegistering, 1, 1)
+
+	p.configure(trenchOf(streamOf(file, vipA), streamOf(registered, vipA, vipB)))
+	p.want(vipA, vip.Ready, reasonReady, 1, 1)
+	p.want(vipB, vip.NotReady, reasonRegistering, 1, 1)
+	p.confirm()
+	p.want(vipA, vip.Ready, reasonReady, 1, 1)
+	p.later(quiet)
+	p.want(vipA, vip.Ready, reasonReady, 1, 1)
+	p.want(vipB, vip.Ready, reasonReady, 1, 1)
 }
 
 // A target that drains does not make a VIP rise before the others have registered.

@@ -72,7 +72,7 @@ func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
 			r.Detail = s.describe(f)
 		}
 	}
-	waits := enough && down && g.settles()
+	waits := down && g.settles()
 	enough = enough && !waits
 	switch {
 	case held && enough && e.outage != "": // a pending failure is not suspected yet
@@ -108,9 +108,7 @@ func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
 
 // settles reports whether VIPs wait for first verdicts on targets of their family.
 func (g *group) settles() bool {
-	return slices.ContainsFunc(g.streams, func(s *stream) bool {
-		return !s.settleEnd.IsZero() && s.tallies[g.family].starting > 0
-	})
+	return slices.ContainsFunc(g.streams, func(s *stream) bool { return s.settles(g.family) })
 }
 
 // forwarded reports whether packets of a VIP are forwarded to its owner. A VIP that the kernel is

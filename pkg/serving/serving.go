@@ -153,7 +153,7 @@ type Result struct {
 	readiness.Decision      // without Synced and At
 	StreamsChanged     bool // a stream became ready in some family, or no longer is
 	Outage             outage.Verdict
-	Settling           bool      // a new stream waits for first verdicts
+	Settling           bool      // a new stream waits for first verdicts of checks that run
 	Next               time.Time // when Evaluate has something to do by itself; zero for never
 }
 
@@ -183,10 +183,10 @@ func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Resul
 		}
 	}
 	e.dirty = e.dirty[:0]
-	settleEnd := e.settle(now)
+	settleEnd, settling := e.settle(now)
 	gatherEnd, gathered := e.gather(now)
 	r.StreamsChanged = r.StreamsChanged || gathered
-	r.Settling = !settleEnd.IsZero()
+	r.Settling = settling
 	r.Next = targetset.Soonest(targetset.Soonest(settleEnd, gatherEnd), r.Outage.Next)
 	r.Changed = e.judgeTouched()
 	slices.SortFunc(e.removed, vip.Compare)
@@ -233,19 +233,22 @@ func (e *Evaluator) recount(s *stream) {
 }
 
 // settle ends the wait for first verdicts where every target has one, or the time is over. It
-// returns the next end.
-func (e *Evaluator) settle(now time.Time) (next time.Time) {
+// returns the next end, and whether one of the awaited checks runs: the VIPs of IPv4 do not wait for
+// an IPv6 source address.
+func (e *Evaluator) settle(now time.Time) (next time.Time, running bool) {
 	e.settling = slices.DeleteFunc(e.settling, func(s *stream) bool {
 		starting := slices.ContainsFunc(s.tallies[:], func(t tally) bool { return t.starting > 0 })
 		if starting && now.Before(s.settleEnd) {
 			next = targetset.Soonest(next, s.settleEnd)
+			running = running || slices.ContainsFunc(s.tallies[:], func(t tally) bool { return t.starting > t.deferred })
 			return false
 		}
 		s.settleEnd = time.Time{}
 		e.touchStream(s)
+		e.forwarding.counted[s.Name] = true
 		return true
 	})
-	return next
+	return next, running
 }
 
 // detectOutage asks whether the network of the targets failed instead of the targets.

@@ -10,6 +10,7 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
+	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -83,6 +84,33 @@ func TestReloadKeepsHealth(t *testing.T) {
 	}
 	r.want(vipA, vip.Ready, reasonReady, 1, 1)
 	r.want(vip6, vip.NotReady, reasonNotChecked, 0, 1)
+}
+
+// VIPs of one family do not wait for the source address of the other family's checks, and VIPs of
+// that family rise with all of their targets.
+func TestSettleWithoutSourceAddress(t *testing.T) {
+	r := newRig(t, Options{Settle: time.Hour}, map[string][]targetset.Member{
+		"s": {member("a", "172.16.0.1", "fd00::1"), member("b", "fd00::2")},
+	})
+	is := func(name, addr string, state healthcheck.State, deferred bool) healthcheck.Health {
+		return healthcheck.Health{
+			Key: healthcheck.Key{Stream: "s", Name: name, Addr: netip.MustParseAddr(addr)}, State: state, Deferred: deferred,
+		}
+	}
+	r.configure(trenchOf(streamOf("s", vipA, vip6)))
+	if result := r.evaluate(is("a", "172.16.0.1", healthcheck.Ready, false),
+		is("a", "fd00::1", healthcheck.Starting, true), is("b", "fd00::2", healthcheck.Starting, false)); !result.Settling {
+		t.Error("synced before a check that runs has a verdict")
+	}
+	if result := r.evaluate(is("b", "fd00::2", healthcheck.Starting, true)); result.Settling {
+		t.Error("not synced, although no check runs")
+	}
+	r.want(vipA, vip.Ready, reasonReady, 1, 1)
+	r.want(vip6, vip.NotReady, reasonNotChecked, 0, 2)
+	r.evaluate(is("a", "fd00::1", healthcheck.Ready, false))
+	r.want(vip6, vip.NotReady, reasonNotChecked, 1, 2)
+	r.evaluate(is("b", "fd00::2", healthcheck.Ready, false))
+	r.want(vip6, vip.Ready, reasonReady, 2, 2)
 }
 
 // A new stream waits until each of its targets has a verdict, for a bounded time.
@@ -243,6 +271,45 @@ func TestDetailIsBounded(t *testing.T) {
 	s := &stream{Stream: trench.Stream{Name: strings.Repeat("x", 300)}}
 	if got := len(s.describe(vip.IPv4)); got > readiness.MaxDetailBytes {
 		t.Errorf("%d bytes", got)
+	}
+}
+
+// A VIP is suspect while only targets keep it ready that are held by an outage, whichever of its
+// streams sorts first.
+func TestSuspectVIP(t *testing.T) {
+	shared := vip.Require("20.0.0.9/32")
+	for _, healthy := range []string{"a", "z"} {
+		r := newRig(t, Options{Outage: outage.Options{Threshold: 80, Hold: true}}, map[string][]targetset.Member{
+			healthy: {member("well", "172.16.1.1")}, "m": numbered(10),
+		})
+		streams := []trench.Stream{streamOf(healthy, vipA, shared), streamOf("m", vipB, shared)}
+		for i := range streams {
+			streams[i].Check = trench.Check{Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 1, Fall: 1}
+		}
+		r.configure(trenchOf(streams...))
+		r.health(healthy, "well", healthcheck.Ready)
+		state := func(s healthcheck.State) {
+			var all []healthcheck.Health
+			for _, m := range r.members["m"] {
+				for _, ip := range m.IPs {
+					all = append(all, healthcheck.Health{
+						Key: healthcheck.Key{Stream: "m", Name: m.Name, Addr: ip}, State: s, Since: r.now, LastCheck: r.now,
+						LastError: "no answer", Silent: true,
+					})
+				}
+			}
+			r.evaluate(all...)
+		}
+		state(healthcheck.Ready)
+		r.now = r.now.Add(10 * time.Second)
+		state(healthcheck.NotReady)
+		r.want(vipA, vip.Ready, reasonReady, 1, 1)
+		r.want(vipB, vip.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, 10, 10)
+		r.want(shared, vip.Ready, reasonReady, 11, 11)
+		r.health(healthy, "well", healthcheck.NotReady)
+		r.want(shared, vip.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, 10, 11)
+		state(healthcheck.Ready)
+		r.want(shared, vip.Ready, reasonReady, 10, 11)
 	}
 }
 

@@ -34,6 +34,7 @@ type stream struct {
 type tally struct {
 	total, ready, starting, overdue, draining, drained uint32
 
+	deferred  uint32 // of starting those whose checks lack a source address
 	held      uint32 // of ready those that only count because of --on-outage=hold
 	suspected uint32 // their failure is part of a suspected outage
 	alive     uint32 // would be ready if the kernel forwarded to them
@@ -80,6 +81,11 @@ func (s *stream) ready() bool {
 	return s.gathering.over && slices.ContainsFunc(s.tallies[:], func(t tally) bool { return s.enough(t.ready) })
 }
 
+// settles reports whether first verdicts on targets of a family are awaited.
+func (s *stream) settles(f vip.Family) bool {
+	return !s.settleEnd.IsZero() && s.tallies[f].starting > 0
+}
+
 // count counts the targets of a stream.
 func (e *Evaluator) count(s *stream) {
 	s.tallies = [len(vip.Families)]tally{}
@@ -119,6 +125,9 @@ func (e *Evaluator) count(s *stream) {
 			case unreachable != "":
 			case !known || h.State == healthcheck.Starting:
 				t.starting++
+				if h.Deferred {
+					t.deferred++
+				}
 			case passes:
 				t.alive++
 				if forwarded {

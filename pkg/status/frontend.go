@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,7 +40,7 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 			fmt.Fprintf(&b, "%s VIPs attract traffic, and no route leads back to clients\n", family)
 		}
 	}
-	writeStatic(&b, s)
+	writeGateways(&b, s)
 	complete = count == len(s.GetVips())
 	fmt.Fprintf(&b, "\n%d of %s advertised\n", count, plural(len(s.GetVips()), "VIP"))
 	counts.write(&b)
@@ -59,9 +60,9 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 	switch dir := s.GetLoadBalancer().GetReadinessDir(); {
 	case !s.GetGating():
 	case dir != "":
-		head.row("readiness files", cut(dir, maxCell)+": "+loadBalancer(s.GetLoadBalancer()))
+		head.row("readiness files", cut(dir, maxCell)+": "+loadBalancer(s))
 	default:
-		head.row("load balancer", loadBalancer(s.GetLoadBalancer()))
+		head.row("load balancer", loadBalancer(s))
 		head.row("identity", identity(s.GetSpiffeId(), s.GetIdentityExpires(), now))
 	}
 	head.row("BIRD", bird(s.GetBird(), now))
@@ -77,7 +78,8 @@ var freshness = map[frontendv1.Freshness]string{
 	frontendv1.Freshness_FRESHNESS_LIVE: "live", frontendv1.Freshness_FRESHNESS_STALE: "STALE (grace period)",
 }
 
-func loadBalancer(l *frontendv1.LoadBalancerStatus) string {
+func loadBalancer(s *frontendv1.Status) string {
+	l := s.GetLoadBalancer()
 	var parts []string
 	if l.GetPosition().GetInstanceId() == "" {
 		parts = append(parts, "never seen")
@@ -97,8 +99,9 @@ func loadBalancer(l *frontendv1.LoadBalancerStatus) string {
 	if s := l.GetService(); strings.HasPrefix(s, "loadbalancer.") {
 		parts = append(parts, "of Meridio ("+s+"): one state for all VIPs")
 	}
-	if l.GetError() != "" {
-		parts = append(parts, "last error: "+cut(l.GetError(), maxLine))
+	isAbove := func(c *frontendv1.Condition) bool { return !c.GetServing() && c.GetDetail() == l.GetError() }
+	if l.GetError() != "" && !slices.ContainsFunc(s.GetConditions(), isAbove) {
+		parts = append(parts, "last error: "+cut(l.GetError(), maxError))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -122,8 +125,9 @@ func bird(s *frontendv1.BirdStatus, now time.Time) string {
 	return text
 }
 
-// writeStatic appends what static gateways send although it is not wanted.
-func writeStatic(b *strings.Builder, s *frontendv1.Status) {
+// writeGateways appends the problems of gateways, and the static gateways that send traffic of VIPs
+// that are not announced.
+func writeGateways(b *strings.Builder, s *frontendv1.Status) {
 	sent := map[string][]string{} // VIPs, by gateway
 	for _, v := range s.GetVips() {
 		for _, g := range v.GetStaticGateways() {
@@ -132,7 +136,11 @@ func writeStatic(b *strings.Builder, s *frontendv1.Status) {
 	}
 	for _, g := range s.GetGateways() {
 		if g.GetWarning() != "" {
-			fmt.Fprintf(b, "static gateway %s: %s\n", cut(g.GetName(), maxCell), cut(g.GetWarning(), maxLine))
+			kind := "gateway"
+			if g.GetProtocol() == "static" {
+				kind = "static gateway"
+			}
+			fmt.Fprintf(b, "%s %s: %s\n", kind, cut(g.GetName(), maxCell), cut(g.GetWarning(), maxLine))
 		}
 		if vips := sent[g.GetName()]; len(vips) > 0 {
 			fmt.Fprintf(b, "static gateway %s sends traffic of VIPs that are not announced: %s\n",
@@ -154,6 +162,9 @@ func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 		if g.GetLastError() != "" && !strings.Contains(state, g.GetLastError()) {
 			state += ", last error: " + g.GetLastError()
 		}
+		if g.GetLastErrorAt() != nil {
+			state += ", " + ago(g.GetLastErrorAt(), now) + " ago"
+		}
 		if g.GetUp() && g.GetNoDelayProblem() != "" {
 			state += ", without TCP_NODELAY: " + g.GetNoDelayProblem()
 		}
@@ -161,8 +172,11 @@ func gateways(all []*frontendv1.GatewayStatus, now time.Time) *table {
 		if g.GetHeld() && !g.GetUp() {
 			session = "held"
 		}
-		t.add(g.GetName(), g.GetAddress(), session, ago(g.GetSince(), now), g.GetImported(),
-			g.GetExported(), g.GetBfd(), state)
+		exported := none
+		if g.GetProtocol() != "static" {
+			exported = fmt.Sprintf("%d of %d", g.GetExported(), g.GetExpected())
+		}
+		t.add(g.GetName(), g.GetAddress(), session, ago(g.GetSince(), now), g.GetImported(), exported, g.GetBfd(), state)
 	}
 	return t
 }

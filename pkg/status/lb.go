@@ -35,7 +35,7 @@ func LB(s *lbv1.Status, now time.Time) string {
 		if v.GetReported() != nil {
 			reported++
 		}
-		if isAdvertised(v.GetReported().GetAdvertisement()) {
+		if isAdvertised(reportedAdvertisement(v.GetReported())) {
 			advertised++
 		}
 		counts[group{vipStates[r.GetState()].rank, vipState(r.GetState()), Explain(r.GetReason())}]++
@@ -71,6 +71,15 @@ func LB(s *lbv1.Status, now time.Time) string {
 	return b.String()
 }
 
+// reportedAdvertisement returns the advertisement that a frontend reports. A VIP that no gateway
+// receives is not advertised, although the frontend announces it.
+func reportedAdvertisement(v *readinessv1.VipAdvertisement) readinessv1.Advertisement {
+	if v.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED {
+		return readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN
+	}
+	return v.GetAdvertisement()
+}
+
 func lbVIPs(all []*lbv1.VipStatus, now time.Time) *table {
 	rank := func(v *lbv1.VipStatus) int { return vipStates[v.GetReadiness().GetState()].rank }
 	t := newTable("VIP", "STATE", "SINCE", "TARGETS", "ADVERTISED", "FRONTEND'S REASON", "REASON")
@@ -78,7 +87,7 @@ func lbVIPs(all []*lbv1.VipStatus, now time.Time) *table {
 		r := v.GetReadiness()
 		shown, frontendReason := "not reported", none
 		if a := v.GetReported(); a != nil {
-			shown, frontendReason = advertised(a.GetAdvertisement()), Explain(a.GetReason()).Short
+			shown, frontendReason = advertised(reportedAdvertisement(a)), Explain(a.GetReason()).Short
 			if a.GetUnconfirmed() {
 				shown += " (unconfirmed)"
 			}

@@ -82,10 +82,10 @@ func goodFrontend() *frontendv1.Status {
 		Bird: &frontendv1.BirdStatus{Version: "2.0.12", Pid: 4242, Since: before(3*time.Hour + 12*time.Minute)},
 		Gateways: []*frontendv1.GatewayStatus{{
 			Name: "gateway-a-1", Address: "169.254.100.150", Up: true, State: "Established",
-			Since: before(3 * time.Hour), Imported: 1, Exported: 1, Bfd: "Up", NoDelay: true,
+			Since: before(3 * time.Hour), Imported: 1, Exported: 1, Expected: 1, Bfd: "Up", NoDelay: true,
 		}, {
 			Name: "gateway-a-2", Address: "fe80::1", Up: true, State: "Established", Since: before(50 * time.Hour),
-			Imported: 1, Exported: 1,
+			Imported: 1, Exported: 1, Expected: 1,
 		}},
 		Vips: []*frontendv1.VipStatus{{
 			Vip: "20.0.0.1/32", Advertisement: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
@@ -528,6 +528,43 @@ func TestFrontendWithNSP(t *testing.T) {
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the status\n%s\nlacks %q", text, want)
+		}
+	}
+}
+
+// An error that a condition reports is not printed again, and its remedy, which comes last, is.
+func TestErrorOfLoadBalancer(t *testing.T) {
+	text := "the load balancer on /var/lib/meridio/lb.sock closed the connection right after the TLS handshake: " +
+		strings.Repeat("it denied the client's SPIFFE ID; ", 10) + "compare --frontend-id of lb with the frontend's ID"
+	s := &frontendv1.Status{
+		Gating:       true,
+		Conditions:   []*frontendv1.Condition{{Name: "Readiness"}, {Name: "Stream", Detail: text}},
+		LoadBalancer: &frontendv1.LoadBalancerStatus{Error: text},
+	}
+	if out, _ := Frontend(s, time.Now()); strings.Count(out, text) != 1 {
+		t.Errorf("%d times in\n%s", strings.Count(out, text), out)
+	}
+	s.Conditions[1].Serving = true // an error while the readiness is still valid
+	if out, _ := Frontend(s, time.Now()); strings.Count(out, text) != 1 {
+		t.Errorf("%d times in\n%s", strings.Count(out, text), out)
+	}
+	s.Conditions[1] = &frontendv1.Condition{Name: "Stream", Detail: "another"}
+	if out, _ := Frontend(s, time.Now()); !strings.Contains(out, "last error: "+text) {
+		t.Errorf("no error in\n%s", out)
+	}
+}
+
+// The last error of a gateway has its age.
+func TestErrorOfGateway(t *testing.T) {
+	now := time.Unix(1000, 0)
+	at := timestamppb.New(now.Add(-12 * time.Second))
+	for _, g := range []*frontendv1.GatewayStatus{
+		{Name: "a", State: "Active (Received: Cease)", LastError: "Received: Cease", LastErrorAt: at},
+		{Name: "a", State: "unknown", LastError: "Received: Cease", LastErrorAt: at},
+	} {
+		out, _ := Frontend(&frontendv1.Status{Gateways: []*frontendv1.GatewayStatus{g}}, now)
+		if strings.Count(out, "Received: Cease") != 1 || !strings.Contains(out, ", 12s ago") {
+			t.Errorf("state in\n%s", out)
 		}
 	}
 }

@@ -21,6 +21,7 @@ const (
 	none     = "-" // an empty cell
 	maxCell  = 100 // runes of a cell
 	maxLine  = 300 // runes of a line of free text
+	maxError = 900 // runes of an error, whose remedy comes last
 	maxNames = 3   // that a cell lists before it counts
 	maxItems = 20  // of a list
 )
@@ -223,13 +224,13 @@ func writeConditions[C condition](b *strings.Builder, all []C) {
 	t := &table{}
 	for _, c := range all {
 		if !c.GetServing() && c.GetName() != readiness {
-			t.row(clean(c.GetName()), cut(c.GetDetail(), maxLine))
+			t.row(clean(c.GetName()), cut(c.GetDetail(), maxError))
 		}
 	}
 	at := slices.IndexFunc(all, func(c C) bool { return c.GetName() == readiness })
 	ready := at >= 0 && all[at].GetServing()
 	if at >= 0 && !ready && len(t.rows) == 0 {
-		t.row(readiness, cut(all[at].GetDetail(), maxLine))
+		t.row(readiness, cut(all[at].GetDetail(), maxError))
 	}
 	switch {
 	case len(t.rows) == 0:

@@ -79,9 +79,14 @@ func Describe(o Options, state replypath.Status, flows map[string]int) *targetad
 
 // metricState is the state at a scrape.
 func (p *process) metricState() metrics.TargetState {
-	state := p.path.Status()
+	flows, _ := p.flows(context.Background()) // `target status` has the error
+	return metricsOf(p.path.Status(), flows)
+}
+
+func metricsOf(state replypath.Status, flows map[string]int) metrics.TargetState {
 	m := metrics.TargetState{
 		Complete: state.Complete, Problems: len(state.Problems), Repairs: state.Repairs, Dropped: state.Dropped,
+		Full: state.Full, Evicted: state.Evicted, Flows: flows,
 	}
 	for _, peer := range state.Peers {
 		if peer.Live {
@@ -90,6 +95,5 @@ func (p *process) metricState() metrics.TargetState {
 			m.Gone++
 		}
 	}
-	m.Flows, _ = p.flows(context.Background()) // `target status` has the error
 	return m
 }

@@ -35,6 +35,8 @@ type Options struct {
 
 	Log   *slog.Logger
 	Level *logs.Level
+	// LostLines returns the number of lines of the log that were lost since the start.
+	LostLines func() uint64
 }
 
 // Health services of a target, beside "" and one for each address of the pool.
@@ -62,6 +64,7 @@ type process struct {
 func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 	p := &process{Options: o, path: replypath.New(o.ReplyPath())}
 	p.metrics = metrics.NewTarget(o.Version, p.metricState)
+	p.metrics.LostLines(o.LostLines)
 	p.health = health.New(o.Log, p.metrics.Health)
 	p.health.Define(Readiness, ReplyPath)
 	p.health.Report(Liveness, "")
@@ -100,7 +103,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		return err
 	}
 	removed, err := Cleanup(context.WithoutCancel(ctx))
-	p.Log.Info("kernel state removed", "objects", removed)
+	if err == nil {
+		p.Log.Info("kernel state removed", "objects", removed)
+	}
 	return err
 }
 
@@ -147,7 +152,7 @@ func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
 	if p.MetricsAddr != "" {
 		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
 		if err != nil {
-			return nil, fmt.Errorf("metrics: %w", err)
+			return nil, fmt.Errorf("--metrics-port: %w", err)
 		}
 		for i, l := range listeners {
 			listeners[i] = endpoint.Except(l, p.inPool)

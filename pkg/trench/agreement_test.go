@@ -155,7 +155,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"attractor.interface", "interface: ext-vlan", "interface: abcdefghijklmnop", refused},
 		{"attractor.interface", "interface: ext-vlan", "interface: 1234567890123456", onlySchema}, // a number in JSON,
 		{"attractor.interface", "interface: ext-vlan", "interface: e th", refused},
-		{"attractor.interface", "interface: ext-vlan", "interface: eth*", onlySchema},
+		{"attractor.interface", "interface: ext-vlan", "interface: eth*", refused},
 		{"attractor.interface", "interface: ext-vlan", "interface: ..", onlySchema},
 		{"attractor.vips", `[20.0.0.1/32, "2000::1/128"]`, "20.0.0.1/32", refused},
 		{"attractor.vips", `20.0.0.1/32, "`, `20.0.0.1/32, 20.0.0.1/32, "`, refused},

@@ -357,6 +357,8 @@ func DefaultDefaults() Defaults {
 func (d Defaults) Validate() error {
 	if f := forms["interface"]; !f.pattern.MatchString(d.Interface) {
 		return fmt.Errorf("default interface %s: %s", quote(d.Interface), f.remedy)
+	} else if problem := f.check(d.Interface); problem != "" {
+		return fmt.Errorf("default interface %s", problem)
 	}
 	for i, asn := range []uint32{d.LocalASN, d.RemoteASN} {
 		if problem := checkASN(asn); problem != "" {

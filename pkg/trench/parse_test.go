@@ -1019,3 +1019,24 @@ func TestAddressesInsideAWideVIP(t *testing.T) {
 		}
 	}
 }
+
+// Names that BIRD cannot quote are refused in the file and by the flag.
+func TestInterfaceNames(t *testing.T) {
+	t.Parallel()
+	for name, ok := range map[string]bool{
+		"ext-vlan": true, "eth0.100": true, "9_a": true, "exactly15chars_": true, "": false, "16-characters-xx": false,
+		".": false, "..": false, "e'th0": false, `e"th0`: false, "eth*": false, "a+b": false, "a@b": false, "a%b": false,
+		"a b": false, "a/b": false, "a:1": false, "a\nb": false, "ä": false,
+	} {
+		d := DefaultDefaults()
+		d.Interface = name
+		if err := d.Validate(); (err == nil) != ok {
+			t.Errorf("default %q: %v", name, err)
+		}
+		file := fmt.Sprintf("trench: a\nattractor:\n  name: a\n  interface: %q\n", name)
+		_, err := Parse("", []byte(file), DefaultDefaults())
+		if refused := err != nil && strings.Contains(err.Error(), "interface"); refused == ok {
+			t.Errorf("interface %q in the file: %v", name, err)
+		}
+	}
+}

@@ -57,10 +57,10 @@ const (
 // metrics and logs. A host has 253 characters at most (RFC 1035 section 2.3.4).
 var forms = map[string]form{
 	"name": newForm(`^[A-Za-z0-9_.-]{1,60}$`, "write 1 to 60 characters out of A-Z a-z 0-9 _ . -", nil),
-	// The kernel's names (dev_valid_name), without what BIRD takes for a pattern or the end of a
-	// string.
-	"interface": newForm(`^[!-~]{1,15}$`, "write the name of an interface in 1 to 15 characters of ASCII",
-		checkInterface),
+	// Of the kernel's names (dev_valid_name) those that BIRD can quote: next hops have the interface as a
+	// symbol (2.0.12 to 3.4.0).
+	"interface": newForm(`^[A-Za-z0-9_.-]{1,15}$`, "write the name of an interface in 1 to 15 characters out of "+
+		"A-Z a-z 0-9 _ . -; BIRD takes no others (ip link set NAME name OTHER)", checkInterface),
 	"protocol": newForm(`^(bgp|static)$`, "write bgp or static", nil),
 	"password file": newForm(pathPattern,
 		"write the absolute path of the file with the password, or remove the field for no password", nil),
@@ -84,7 +84,7 @@ var forms = map[string]form{
 }
 
 func checkInterface(s string) string {
-	if s == "." || s == ".." || strings.ContainsAny(s, `/:"*?[]\`) {
+	if s == "." || s == ".." {
 		return fmt.Sprintf("is %s, which no interface can be called: write the name that ip link shows", quote(s))
 	}
 	return ""

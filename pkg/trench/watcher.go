@@ -13,6 +13,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
 )
 
@@ -21,6 +22,11 @@ const (
 	// the wait: an editor truncates, writes and renames in several steps.
 	quietTime    = 100 * time.Millisecond
 	maxQuietWait = time.Second
+	// stableTime is how long size and times of a file must not change before it is read, unless it was
+	// renamed into place: a writer may be half done, and what it has written valid. maxStableWait
+	// bounds the wait.
+	stableTime    = time.Second
+	maxStableWait = 10 * time.Second
 	// pollTime is when the file is read without an event: a file behind a symlink, a file system
 	// without notifications, a node that has no inotify watches left.
 	pollTime = 3 * time.Second
@@ -55,8 +61,10 @@ type Watcher struct {
 	read     func(path string) ([]byte, error)
 	poll     time.Duration
 	calls    files.Calls
-	// Of the stale file: each may be on a mount that hangs.
-	staleCalls files.Calls
+	pulse    task.Pulse
+	// Of the stale file and of the watch of the directory: each may be on a mount that hangs, and a
+	// watch that hangs holds the lock of the notifier.
+	staleCalls, watchCalls files.Calls
 
 	// Of Run only: what the last read found, to recognize repetitions.
 	content   [sha256.Size]byte
@@ -64,6 +72,7 @@ type Watcher struct {
 	begun     bool        // the file was read before
 	unwatched bool        // the directory could not be watched
 	stamp     files.Stamp // of the file with content; zero if it may change without another Stamp
+	writing   writing
 }
 
 // NewWatcher returns a watcher of the file at path, of which initial is in force: what [Read]
@@ -72,6 +81,7 @@ func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Wat
 	w := &Watcher{
 		path: path, defaults: d, log: log.With("file", path), ready: make(chan struct{}),
 		notifier: fsnotify.NewWatcher, read: readFile, poll: pollTime,
+		calls: files.Calls{Path: path}, staleCalls: files.Calls{Path: path + StaleSuffix},
 	}
 	w.loaded.Set(Loaded{Config: &Config{}})
 	if initial != nil {
@@ -94,6 +104,9 @@ func (w *Watcher) Ready() <-chan struct{} { return w.ready }
 // String names the task.
 func (w *Watcher) String() string { return "trench-watcher" }
 
+// Overdue implements task.Loop.
+func (w *Watcher) Overdue() time.Duration { return w.pulse.Overdue() }
+
 // Run watches until ctx ends. It watches the directory, not the file: the kubelet replaces a
 // ConfigMap by swapping the symlink ..data, and editors rename a new file over the old one. Run is
 // called once.
@@ -107,7 +120,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 		defer w.close(ctx, notifier)
 		events, failures = notifier.Events, notifier.Errors
 	}
-	w.reload(ctx, notifier)
+	w.pulse.Next(0)
+	defer w.pulse.End()
+	w.reload(ctx, notifier, true)
 	close(w.ready)
 
 	poll := time.NewTimer(tick.Until(time.Now(), w.poll))
@@ -117,14 +132,16 @@ func (w *Watcher) Run(ctx context.Context) error {
 	defer quiet.Stop()
 	var wait settling
 	for {
+		w.pulse.Next(w.poll + w.poll/8) // at most, see tick.Until
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case _, ok := <-events:
+		case event, ok := <-events:
 			if !ok {
 				w.log.Warn("file notifications ended, polling only", "interval", w.poll)
 				events = nil
 			}
+			wait.note(event, w.path)
 		case err, ok := <-failures:
 			if !ok {
 				failures = nil
@@ -142,8 +159,11 @@ func (w *Watcher) Run(ctx context.Context) error {
 			}
 			continue
 		case <-quiet.C:
+			complete := wait.complete()
 			wait = settling{}
-			w.reload(ctx, notifier)
+			if again := w.reload(ctx, notifier, complete); again > 0 {
+				quiet.Reset(again)
+			}
 			continue
 		}
 		quiet.Reset(wait.event(time.Now()))
@@ -161,7 +181,20 @@ func (w *Watcher) close(ctx context.Context, notifier *fsnotify.Watcher) {
 
 // settling is the wait for a quiet directory. deadline is when it ends at the latest, zero before
 // the first event.
-type settling struct{ deadline time.Time }
+type settling struct {
+	deadline         time.Time
+	renamed, written bool // something was put into the directory; the file was written in place
+}
+
+// note remembers what an event says about the file.
+func (s *settling) note(event fsnotify.Event, path string) {
+	s.renamed = s.renamed || event.Has(fsnotify.Create)
+	s.written = s.written || event.Has(fsnotify.Write) && filepath.Base(event.Name) == filepath.Base(path)
+}
+
+// complete reports whether the file was renamed into place, or a symlink to it was: no process is
+// still writing it.
+func (s *settling) complete() bool { return s.renamed && !s.written }
 
 // event returns how long to wait for quiet after an event.
 func (s *settling) event(now time.Time) time.Duration {
@@ -171,33 +204,57 @@ func (s *settling) event(now time.Time) time.Duration {
 	return max(0, min(quietTime, s.deadline.Sub(now)))
 }
 
-// reload reads the files and publishes what has changed. notifier may be nil.
-func (w *Watcher) reload(ctx context.Context, notifier *fsnotify.Watcher) {
-	w.readTrench(ctx, notifier)
-	w.readStale(ctx)
+// writing follows a file that changes in place, until it can be read.
+type writing struct {
+	stamp        files.Stamp // zero: nothing to wait for
+	begin, since time.Time   // of the wait, and of stamp
 }
 
-// readTrench publishes the trench file, or why it is refused.
-func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher) {
-	directory, known := filepath.Dir(w.path), w.stamp
+// remaining returns how long to wait before the file with that stamp is read.
+func (s *writing) remaining(stamp files.Stamp, now time.Time) time.Duration {
+	switch {
+	case s.stamp == files.Stamp{}:
+		*s = writing{stamp: stamp, begin: now, since: now}
+	case s.stamp != stamp:
+		s.stamp, s.since = stamp, now
+	}
+	return max(0, min(stableTime-now.Sub(s.since), maxStableWait-now.Sub(s.begin)))
+}
+
+// reload reads the files and publishes what has changed. complete reports whether no process is
+// writing the trench file. It returns how long to wait before it is called again, 0 if the file was
+// read. notifier may be nil.
+func (w *Watcher) reload(ctx context.Context, notifier *fsnotify.Watcher, complete bool) (again time.Duration) {
+	again = w.readTrench(ctx, notifier, complete)
+	w.readStale(ctx)
+	return again
+}
+
+// readTrench publishes the trench file, or why it is refused. See reload.
+func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher, complete bool) (again time.Duration) {
+	// Before the file is read, so that no change is missed between the two.
+	w.watchDirectory(ctx, notifier)
+	known, wait := w.stamp, w.writing
 	type state struct {
-		data     []byte
-		stamp    files.Stamp
-		same     bool // as at the last read
-		watchErr error
+		data    []byte
+		stamp   files.Stamp
+		same    bool // as at the last read
+		writing writing
+		again   time.Duration
 	}
 	file, err := files.Do(ctx, &w.calls, "trench file "+w.path, func() (s state, err error) {
-		// The directory may have been replaced. It is watched before the file is read, so that no
-		// change is missed between the two.
-		if notifier != nil {
-			s.watchErr = notifier.Add(directory)
-		}
 		// Before the file is read, so that the Stamp is not newer than the content.
 		now := time.Now()
 		stamp, err := files.StampOf(w.path)
 		if err == nil && stamp == known {
 			s.same = true
 			return s, nil
+		}
+		if err == nil && (!complete || stamp.Empty() || stamp.SameFile(wait.stamp)) {
+			if s.again = wait.remaining(stamp, now); s.again > 0 {
+				s.writing = wait
+				return s, nil
+			}
 		}
 		if stamp.Settled(now) {
 			s.stamp = stamp
@@ -208,25 +265,41 @@ func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher) {
 	if ctx.Err() != nil {
 		return
 	}
-	if file.watchErr != nil && !w.unwatched {
-		w.log.Warn("failed to watch directory, polling only",
-			"directory", directory, "interval", w.poll, "error", file.watchErr)
-	}
-	w.unwatched = file.watchErr != nil
-	if file.same {
-		return
-	}
-	w.stamp = files.Stamp{}
-	if err != nil {
+	w.writing = file.writing
+	switch {
+	case file.same || file.again > 0:
+	case err != nil:
+		w.stamp = files.Stamp{}
 		w.refuse([sha256.Size]byte{}, err)
+	default:
+		w.stamp = file.stamp
+		w.publish(file.data)
+	}
+	return file.again
+}
+
+// watchDirectory has the notifier watch the directory, which may have been replaced.
+func (w *Watcher) watchDirectory(ctx context.Context, notifier *fsnotify.Watcher) {
+	if notifier == nil {
 		return
 	}
-	w.stamp = file.stamp
-	content := sha256.Sum256(file.data)
+	directory := filepath.Dir(w.path)
+	_, err := files.Do(ctx, &w.watchCalls, "directory "+directory,
+		func() (struct{}, error) { return struct{}{}, notifier.Add(directory) })
+	if err != nil && !w.unwatched && ctx.Err() == nil {
+		w.log.Warn("failed to watch directory, polling only",
+			"directory", directory, "interval", w.poll, "error", err)
+	}
+	w.unwatched = err != nil
+}
+
+// publish puts the configuration in data in force, or refuses it.
+func (w *Watcher) publish(data []byte) {
+	content := sha256.Sum256(data)
 	if content == w.content {
 		return
 	}
-	config, err := Parse(w.path, file.data, w.defaults)
+	config, err := Parse(w.path, data, w.defaults)
 	if err != nil {
 		w.refuse(content, err)
 		return

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -265,7 +266,7 @@ func TestRefusedFileIsReportedOnce(t *testing.T) {
 			}
 		}
 		for range 3 {
-			w.reload(t.Context(), nil)
+			w.reload(t.Context(), nil, true)
 			if l := w.Value().Load(); l.Refused != uint64(i+1) || l.Err == nil || l.Config.Trench != "" || l.Generation != 0 {
 				t.Errorf("file %d: %+v", i, l)
 			}
@@ -323,6 +324,89 @@ func TestQuietWaitIsRenewedAndBounded(t *testing.T) {
 		}
 		if got := s.event(begin.Add(at)); got != want {
 			t.Errorf("after %v: wait %v, want %v", at, got, want)
+		}
+	}
+}
+
+func TestFileInWritingIsNotRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trench.yaml")
+	write(t, path, named("one"))
+	initial, err := Read(path, DefaultDefaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
+	for _, step := range []struct {
+		name     string
+		change   func()
+		complete bool
+		wait     bool
+		want     string
+	}{
+		{"prefix in place", func() { write(t, path, named("two")) }, false, true, "one"},
+		{"unchanged for less than the time", func() {}, false, true, "one"},
+		{"event of another file", func() {}, true, true, "one"},
+		{"the rest", func() { write(t, path, "# longer\n"+named("three")) }, false, true, "one"},
+		{"unchanged for the time", func() { w.writing.since = w.writing.since.Add(-stableTime) }, false, false, "three"},
+		{"new file without content", func() { replace(t, path, "") }, true, true, "three"},
+		{"rename while the file is written", func() { replace(t, path, named("four")) }, true, false, "four"},
+		{"poll", func() { replace(t, path, named("five")) }, false, true, "four"},
+		{"never stable", func() {
+			w.writing.begin = w.writing.begin.Add(-maxStableWait)
+			write(t, path, "# longer\n"+named("five"))
+		}, false, false, "five"},
+	} {
+		step.change()
+		again := w.reload(t.Context(), nil, step.complete)
+		if got := w.Value().Load().Config.Trench; got != step.want || again > 0 != step.wait || again > stableTime {
+			t.Fatalf("%s: got %s, next read in %v", step.name, got, again)
+		}
+		if l := w.Value().Load(); l.Err != nil {
+			t.Errorf("%s: %v", step.name, l.Err)
+		}
+	}
+}
+
+// What is in the file between two steps of a slow writer never comes into force.
+func TestSlowWriter(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "trench.yaml")
+	write(t, path, named("one"))
+	w := watch(t, path)
+	begin := time.Now()
+	write(t, path, named("two"))
+	time.Sleep(3 * quietTime) // the pause of the writer
+	write(t, path, named("three"))
+	inTime := time.Since(begin) < stableTime
+	if l := awaitLoaded(t, w, "the change", inForce("three")); inTime && l.Generation != 2 {
+		t.Errorf("generation %d: what was half written came into force", l.Generation)
+	}
+}
+
+func TestEventsOfFile(t *testing.T) {
+	created, written := fsnotify.Event{Name: "/d/trench.yaml", Op: fsnotify.Create},
+		fsnotify.Event{Name: "/d/trench.yaml", Op: fsnotify.Write}
+	data, other := fsnotify.Event{Name: "/d/..data", Op: fsnotify.Create}, fsnotify.Event{Name: "/d/x", Op: fsnotify.Write}
+	for _, c := range []struct {
+		name   string
+		events []fsnotify.Event
+		want   bool
+	}{
+		{"poll", nil, false},
+		{"rename", []fsnotify.Event{created}, true},
+		{"rename beside writes of another file", []fsnotify.Event{other, created, other}, true},
+		{"symlink of a ConfigMap", []fsnotify.Event{data}, true},
+		{"write", []fsnotify.Event{written}, false},
+		{"create and write", []fsnotify.Event{created, written}, false},
+		{"rename after a write", []fsnotify.Event{written, created}, false},
+		{"another file", []fsnotify.Event{other}, false},
+	} {
+		var s settling
+		for _, event := range c.events {
+			s.note(event, "/d/trench.yaml")
+		}
+		if got := s.complete(); got != c.want {
+			t.Errorf("%s: got %v", c.name, got)
 		}
 	}
 }
@@ -401,13 +485,13 @@ func TestEditWithoutEffectIsLogged(t *testing.T) {
 	}
 	var log strings.Builder
 	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.NewTextHandler(&log, nil)))
-	w.reload(t.Context(), nil)
+	w.reload(t.Context(), nil, true)
 	if log.Len() > 0 {
 		t.Errorf("logged without an edit: %s", log.String())
 	}
 	write(t, path, "# a comment\n"+named("one"))
 	for range 2 {
-		w.reload(t.Context(), nil)
+		w.reload(t.Context(), nil, true)
 	}
 	if got := strings.Count(log.String(), "trench file changed, no effect"); got != 1 ||
 		strings.Count(log.String(), "\n") != 1 {
@@ -431,7 +515,7 @@ func TestUnchangedFileIsNotReadAgain(t *testing.T) {
 	if w.content != sha256.Sum256([]byte(good)) {
 		t.Error("the file of the start is parsed twice")
 	}
-	w.readTrench(t.Context(), nil)
+	w.readTrench(t.Context(), nil, true)
 	// A file as young as this one is read again in any case.
 	if w.stamp, err = files.StampOf(path); err != nil {
 		t.Fatal(err)
@@ -447,7 +531,7 @@ func TestUnchangedFileIsNotReadAgain(t *testing.T) {
 		{"back", func() { write(t, path, good) }, 4},
 	} {
 		step.change()
-		w.readTrench(t.Context(), nil)
+		w.readTrench(t.Context(), nil, true)
 		if reads != step.reads {
 			t.Errorf("%s: %d reads, want %d", step.name, reads, step.reads)
 		}
@@ -478,9 +562,36 @@ func TestUnchangedFileIsBack(t *testing.T) {
 		if err := os.Rename(rename[0], rename[1]); err != nil {
 			t.Fatal(err)
 		}
-		w.readTrench(t.Context(), nil)
+		w.readTrench(t.Context(), nil, true)
 		if gone, err := i == 0, w.Value().Load().Err; errors.Is(err, fs.ErrNotExist) != gone || (err != nil) != gone {
 			t.Errorf("file gone: %t, error %v", gone, err)
 		}
 	}
+}
+
+// A mount that hangs does not hang the loop: Liveness must not end a process that works.
+func TestHungMountLeavesLoopAlive(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trench.yaml")
+	write(t, path, named("one"))
+	synctest.Test(t, func(t *testing.T) {
+		w := NewWatcher(path, DefaultDefaults(), nil, slog.New(slog.DiscardHandler))
+		hang := make(chan struct{})
+		w.notifier = func() (*fsnotify.Watcher, error) { return nil, errors.New("no inotify instance") }
+		w.read = func(path string) ([]byte, error) { <-hang; return readFile(path) }
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- w.Run(ctx) }()
+		for range 300 {
+			<-time.After(time.Second)
+			if got := w.Overdue(); got > 2*files.Timeout {
+				t.Fatalf("overdue by %v", got)
+			}
+		}
+		if err := w.Value().Load().Err; !errors.Is(err, files.ErrHung) {
+			t.Errorf("the file is not refused: %v", err)
+		}
+		close(hang)
+		cancel()
+		<-ended
+	})
 }

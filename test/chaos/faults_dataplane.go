@@ -287,6 +287,11 @@ func flushGatewayRoutes(ctx context.Context, fx *fixture, f fault) (func(context
 	return fx.restored(since, f.String(), fx.hasAll(before, list...), "frontend", "bird", "gateway/", "path/"), nil
 }
 
+// restoreInternal6 gives the internal interface its IPv6 address again, as the lab gave it.
+func (fx *fixture) restoreInternal6() error {
+	return fx.Pod.Batch("addr add " + lab.PodInternal(1)[ipv6].String() + "/64 dev " + lab.Internal)
+}
+
 // breakSetting changes a sysctl. An interface without IPv6 loses its addresses.
 func breakSetting(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	s := kernelSettings[f.Arg]
@@ -298,7 +303,7 @@ func breakSetting(_ context.Context, fx *fixture, f fault) (func(context.Context
 		fx.timeline.set(kernelSubject(s.family), healthy)
 		err := fx.Pod.Sysctl(s.key, s.sound)
 		if strings.HasSuffix(s.key, "disable_ipv6") {
-			err = errors.Join(err, fx.Pod.Addr(lab.Internal, lab.PodInternal(1)[ipv6].String()+"/64"))
+			err = errors.Join(err, fx.restoreInternal6())
 		}
 		return err
 	}, nil

@@ -50,7 +50,7 @@ func networkKinds() []*kind {
 				heal, err := fx.linkDown(fx.Pod, lab.Internal, "net/internal")
 				// It comes back without its IPv6 address.
 				return together(heal, func(context.Context) error {
-					return fx.Pod.Addr(lab.Internal, lab.PodInternal(1)[ipv6].String()+"/64")
+					return fx.restoreInternal6()
 				}), err
 			}),
 		simple("external link down", 3, ms(100, 4000), wide, everything, resExternal).by(

@@ -51,7 +51,9 @@ type fixture struct {
 // newFixture makes the lab and starts everything. It returns a fixture to
 // close also with an error.
 func newFixture(o options, out *printer, report func(violation)) (*fixture, error) {
-	l, err := lab.New()
+	// Addresses that faults remove are usable as soon as they are restored: the time of the detection,
+	// 1 to 2 s, would hide a late recovery.
+	l, err := lab.New(lab.WithoutDAD)
 	if err != nil {
 		return nil, err
 	}

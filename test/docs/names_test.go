@@ -190,7 +190,9 @@ func TestEveryHealthServiceIsDocumented(t *testing.T) {
 		above, file string
 		more        []string
 	}{
-		{frontendServices, "pkg/frontend/frontend.go", []string{"RouteBack/ipv4", "RouteBack/ipv6"}},
+		{frontendServices, "pkg/frontend/frontend.go", []string{
+			"RouteBack/ipv4", "RouteBack/ipv6", "SourceRouting/ipv4", "SourceRouting/ipv6",
+		}},
 		{lbServices, "pkg/lb/lb.go", nil},
 		{kubeServices, "pkg/kube/kube.go", nil},
 		{targetServices, "pkg/target/target.go", []string{"ADDRESS"}},

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -60,7 +61,7 @@ type reader struct {
 // newReader starts a pod with two VIPs that are advertised.
 func newReader(t *testing.T) *reader {
 	t.Helper()
-	l, err := lab.New()
+	l, err := lab.New(lab.QuickDAD)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -396,6 +397,11 @@ func (r *reader) healthServicesAreDocumented(t *testing.T) {
 			t.Fatal(err)
 		}
 		documented := set(append(documentedServices(t, above), "")...)
+		// The pod has a trench file.
+		if _, served := list.GetStatuses()[frontend.NSPCli]; served {
+			t.Errorf("health service %s is served without the NSP", frontend.NSPCli)
+		}
+		delete(documented, frontend.NSPCli)
 		for name := range list.GetStatuses() {
 			if !documented[name] {
 				t.Errorf("health service %q is served and not documented under %q", name, above)

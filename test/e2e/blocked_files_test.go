@@ -31,8 +31,9 @@ func (f *fixture) wantStop(p *lab.Process) int {
 }
 
 // hangMount mounts a file system over a directory whose server never answers: every access blocks,
-// as with a hard NFS mount of a server that is down.
-func hangMount(t *testing.T, dir string) (restore func()) {
+// as with a hard NFS mount of a server that is down. detach shows the directory below again;
+// calls that block already do so until the end of the test.
+func hangMount(t *testing.T, dir string) (detach func()) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -44,7 +45,7 @@ func hangMount(t *testing.T, dir string) (restore func()) {
 		lab.Skip(t, "mount of a FUSE file system: "+err.Error())
 	}
 	mounted := true
-	restore = func() {
+	detach = func() {
 		if !mounted {
 			return
 		}
@@ -52,12 +53,14 @@ func hangMount(t *testing.T, dir string) (restore func()) {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
+	}
+	t.Cleanup(func() {
+		detach()
 		if err := unix.Close(fd); err != nil { // aborts what still blocks
 			t.Error(err)
 		}
-	}
-	t.Cleanup(restore)
-	return restore
+	})
+	return detach
 }
 
 // A reader of a FIFO without a writer blocks at open, for ever.
@@ -115,7 +118,8 @@ func TestFIFOAsTrenchFile(t *testing.T) {
 }
 
 // Every directory that a program uses while it runs hangs; SIGTERM ends the program all
-// the same, and the trench directory, which hangs first, is reported.
+// the same. The trench directory, which hangs first, is reported, and another file in its place is
+// read although the first read never ends.
 func TestHungMountStops(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -154,14 +158,24 @@ func TestHungMountStops(t *testing.T) {
 			f.must(f.pod.StartLB(lb...))
 			f.must(f.pod.StartFrontend(frontend...))
 			f.wantRoutes(every()...)
+			var detach []func()
 			for _, dir := range c.dirs {
-				hangMount(t, dir)
+				detach = append(detach, hangMount(t, dir))
 			}
 			if c.condition {
 				const hangs = "did not answer within"
 				f.waitLB("Configuration", false, hangs)
 				f.waitFrontend("Configuration", false, hangs)
 				f.wantRoutes(every()...)
+				for _, d := range detach {
+					d()
+				}
+				edited := strings.ReplaceAll(usualTrench(), "target-2", "target-two")
+				f.must(f.pod.WriteTrench(edited))
+				f.must(os.WriteFile(filepath.Join(own, "trench.yaml"), []byte(edited), 0o644))
+				for _, p := range []*lab.Process{f.pod.Frontend, f.pod.LB} {
+					f.waitLog(p, "new configuration in force")
+				}
 			}
 			for _, p := range []*lab.Process{f.pod.Frontend, f.pod.LB} {
 				f.wantStop(p)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -28,51 +29,49 @@ func (f *dataPlaneFixture) shell(line string) string {
 	return out
 }
 
-// remedies are the commands that an lb names.
+// remedies are the commands that the status of lb names.
 var remedies = regexp.MustCompile(`remedy: (sysctl .*)`)
 
-// What the kernel must have (forwarding, rp_filter, fib_multipath_hash_policy, modules) is checked
-// at the start, and the error names the command that sets it. The test runs that command, and the
-// start succeeds.
-func TestLBWithoutForwarding(t *testing.T) {
+// What makes the data plane impossible as a whole refuses the start. Sysctls that are wrong at the
+// start are problems, and status names the commands that set them: with these the VIPs are
+// forwarded.
+func TestLBStartsWithWrongSysctls(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
-	refused := func(what string, command ...string) string {
-		t.Helper()
-		p, err := f.Start(f.pod.Namespace(), "lb", command...)
-		f.must(err)
-		status, err := p.Wait(f.ctx)
-		if err != nil || status == 0 {
-			t.Fatalf("%s: lb ended with %d, %v\n%s", what, status, err, p.Tail(20))
-		}
-		return p.Output()
-	}
-	for _, setting := range []string{
-		"net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0",
-		"net.ipv4.fib_multipath_hash_policy=0", "net.ipv6.fib_multipath_hash_policy=0",
-		"net.ipv4.conf.int0.rp_filter=1", "net.ipv4.conf.all.rp_filter=1", "net.ipv4.conf.int0.forwarding=0",
-		"net.ipv4.fwmark_reflect=1", "net.ipv6.fwmark_reflect=1",
-	} {
-		key, _, _ := strings.Cut(setting, "=")
-		f.shell("sysctl -w " + setting)
-		out := refused(setting, f.pod.LBArgs("--dataplane=nftables")...)
-		found := remedies.FindAllStringSubmatch(out, -1)
-		if len(found) == 0 || !strings.Contains(out, key) {
-			t.Fatalf("%s is refused without a command that sets it:\n%s", setting, out)
-		}
-		for _, command := range found {
-			f.shell(command[1])
-		}
-	}
-	if out := refused("no CAP_NET_ADMIN",
+	refused, err := f.Start(f.pod.Namespace(), "lb",
 		append([]string{"setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"},
-			f.pod.LBArgs("--dataplane=nftables")...)...); !strings.Contains(out, "NET_ADMIN") {
-		t.Errorf("without CAP_NET_ADMIN lb says\n%s", out)
+			f.pod.LBArgs("--dataplane=nftables")...)...)
+	f.must(err)
+	if status, err := refused.Wait(f.ctx); err != nil || status == 0 || !strings.Contains(refused.Output(), "NET_ADMIN") {
+		t.Errorf("without CAP_NET_ADMIN lb ended with %d, %v\n%s", status, err, refused.Output())
 	}
 	if got := f.kernel(); strings.Contains(got, "vipgate-lb") {
 		t.Errorf("an lb that refused left in the kernel\n%s", got)
 	}
-	f.start()
+	for _, setting := range []string{
+		"net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0",
+		"net.ipv4.fib_multipath_hash_policy=0", "net.ipv6.fib_multipath_hash_policy=0",
+		"net.ipv4.conf.int0.rp_filter=1", "net.ipv4.conf.all.rp_filter=1",
+		"net.ipv4.fwmark_reflect=1", "net.ipv6.fwmark_reflect=1",
+	} {
+		f.shell("sysctl -w " + setting)
+	}
+	f.must(f.pod.StartLB("--dataplane=nftables"))
+	f.must(f.pod.StartFrontend("--ecmp"))
+	f.waitOutput("remedy: sysctl -w net.ipv6.fib_multipath_hash_policy=1", "status")
+	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
+		status, err := f.lb("status")
+		for _, command := range remedies.FindAllStringSubmatch(status, -1) {
+			f.shell(command[1])
+		}
+		for _, v := range f.VIPs {
+			via, viaErr := f.Via(f.ctx, v)
+			if err = errors.Join(err, viaErr); err == nil && !slices.Equal(via, []int{1}) {
+				err = fmt.Errorf("%s leads to the pods %v; status:\n%s", v, via, status)
+			}
+		}
+		return err
+	}))
 	g, err := f.Load(f.ctx, 50, 4, load.Config{})
 	f.must(err)
 	defer g.Stop(f.ctx)

@@ -71,7 +71,7 @@ func newDataPlaneFixtureOf(t *testing.T, pods, targets int) *dataPlaneFixture {
 		Pods: pods, Targets: targets, VIPs: []netip.Addr{
 			netip.MustParseAddr("20.0.0.1"),
 			netip.MustParseAddr("2000::1"),
-		}, Binaries: binaries,
+		}, Binaries: binaries, Options: []lab.Option{lab.QuickDAD},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -237,7 +237,7 @@ func TestFrontendTermWithHungBIRD(t *testing.T) {
 	f.waitLog(f.pod.Frontend, "BIRD did not exit in time; killing it")
 }
 
-// Rows 6 and 7 of the gate (docs/architecture.md#the-gate): a drained VIP is de-preferred for the
+// Rows 7 and 8 of the gate (docs/architecture.md#the-gate): a drained VIP is de-preferred for the
 // drain time, then withdrawn.
 func TestOperatorDrainsVIP(t *testing.T) {
 	t.Parallel()
@@ -288,8 +288,11 @@ func TestOperatorDrainsVIP(t *testing.T) {
 			t.Errorf("%s of no VIP ended with %d: %s", command, status, out)
 		}
 	}
-	// Without a VIP it is all of them.
-	if out, status := f.run("frontend", "drain", admin); status != 0 {
+	// All of them need a flag.
+	if out, status := f.run("frontend", "drain", admin); status != 2 || !strings.Contains(out, "--all") {
+		t.Errorf("drain without a VIP ended with %d: %s", status, out)
+	}
+	if out, status := f.run("frontend", "drain", "--all", admin); status != 0 {
 		t.Fatalf("frontend drain ended with %d: %s", status, out)
 	}
 	f.wantRoutes()

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -450,7 +451,7 @@ func TestDrainToEBGPAndIBGPGateways(t *testing.T) {
 			}
 			wait("as usual", usual)
 			admin := "--admin-socket=unix://" + f.pod.FrontendAdmin()
-			if out, status := f.run("frontend", "drain", admin); status != 0 {
+			if out, status := f.run("frontend", "drain", "--all", admin); status != 0 {
 				t.Fatalf("frontend drain ended with %d: %s", status, out)
 			}
 			wait("de-preferred", worse)
@@ -503,9 +504,9 @@ func TestGatewayWithPassword(t *testing.T) {
 		}
 		return nil
 	})
-	if g := f.waitGateway("gateway-a6", isDown); strings.Contains(g.GetState(), "does not exist") {
-		t.Errorf("status of the gateway with a wrong password: %v", g)
-	}
+	f.waitGateway("gateway-a6", func(g *frontendv1.GatewayStatus) bool {
+		return isDown(g) && strings.Contains(g.GetLastError(), "TCP-MD5: the passwords of both sides differ")
+	})
 	f.wantRoutes(vipA4)
 
 	// Bad ones, and at last the right one. BIRD's strings have no escape for a quote.
@@ -555,8 +556,43 @@ func (f *fixture) md5Failures() int {
 	return total
 }
 
-// A gateway's routes are imported into table 4096, except prefixes that overlap a VIP: a reflected
-// VIP must not win over the announced one (docs/bird.md#gateway-sessions).
+// A gateway that leaks routes: only its default route is taken, or as many routes as the limit.
+func TestGatewayLeaksRoutes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.regateway(func(c *lab.GatewayConfig) {
+		for i := range 50 {
+			c.Routes = append(c.Routes, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 66, byte(i), 0}), 24))
+		}
+	})
+	f.up(f.target1)
+	f.startPod()
+	f.wantRoutes(vipA4, vipA6)
+	imported := func(count uint32) func(*frontendv1.GatewayStatus) bool {
+		return func(g *frontendv1.GatewayStatus) bool { return g.GetImported() == count }
+	}
+	f.waitGateway("gateway-a4", imported(1))
+	f.waitTable("-4", "default via "+lab.GatewayA4.String())
+	f.wantHealth(lab.FrontendHealth, "Imports", healthServing)
+	if out := f.table("-4"); strings.Contains(out, "10.66.") {
+		t.Errorf("leaked routes are in table 4096:\n%s", out)
+	}
+
+	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
+	f.wantExit(f.pod.Frontend, 0)
+	f.must(f.pod.StartFrontend("--import-routes=all", "--import-limit=10"))
+	f.wantRoutes(vipA4, vipA6)
+	f.waitGateway("gateway-a4", imported(10))
+	f.wantHealth(lab.FrontendHealth, "Imports", healthNotServing)
+	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
+	f.waitStatus("gateway gateway-a4: import limit reached with 10 routes")
+	if n := strings.Count(f.table("-4"), " via "); n > 10 {
+		t.Errorf("%d routes are in table 4096, more than the limit", n)
+	}
+}
+
+// With --import-routes=all a gateway's routes are imported into table 4096, except prefixes that
+// overlap a VIP: a reflected VIP must not win over the announced one (docs/bird.md#gateway-sessions).
 func TestReflectedVIPIsIgnored(t *testing.T) {
 	t.Parallel()
 	const wide, narrow, beside = "20.0.1.0/24", "20.0.1.128/25", "20.0.0.0/16"
@@ -573,7 +609,8 @@ func TestReflectedVIPIsIgnored(t *testing.T) {
 			"vips: [%s, %q, %s, %q, %s]", vipA4, vipA6, vipB4, vipB6, wide,
 		),
 		fmt.Sprintf("vips: [%s, %q]\n", vipB4, vipB6), fmt.Sprintf("vips: [%s, %q, %s]\n", vipB4, vipB6, wide))))
-	f.startPod()
+	f.must(f.pod.StartLB())
+	f.must(f.pod.StartFrontend("--import-routes=all"))
 	// First the gateway's routes arrive, except those for VIPs.
 	f.waitTable("-4", "default via "+lab.GatewayA4.String(), beside+" via "+lab.GatewayA4.String())
 	f.waitTable("-6", "default via "+lab.GatewayA6.String())

@@ -15,8 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -38,12 +39,15 @@ type hungCall struct {
 	peer  bool
 	early bool // DIR hangs before the start
 	slow  bool // nothing but the last resort ends the process
+	// task is the task that Liveness of the frontend names as hung; empty: the test does not wait.
+	task string
 }
 
 // hungFixture is the fixture of one hungCall.
 type hungFixture struct {
 	*fixture
 	dir     string
+	stderr  *fifo
 	process *lab.Process
 }
 
@@ -64,8 +68,27 @@ func (f *hungFixture) hang(c hungCall) {
 	}
 	if !c.peer {
 		// Or it waits for the lock of a directory in which its BIRD is blocked: the kernel names the
-		// lock's function or that of open, which waits for it.
-		f.waitChannel("fuse_", "rwsem_down_", "d_alloc_parallel", "path_openat")
+		// lock's function or that of open or unlink, which waits for it.
+		f.waitChannel("fuse_", "rwsem_down_", "d_alloc_parallel", "path_openat", "do_unlinkat")
+	}
+}
+
+// wantHungTask waits until Liveness of the frontend names one hung task.
+func (f *hungFixture) wantHungTask(task string) {
+	f.t.Helper()
+	client := healthv1.NewHealthClient(f.dial(lab.FrontendHealth))
+	ctx, cancel := context.WithTimeout(f.t.Context(), health.HungTask+waitTimeout)
+	defer cancel()
+	f.must(lab.Eventually(ctx, 100*time.Millisecond, func() error {
+		r, err := client.Check(ctx, &healthv1.HealthCheckRequest{Service: "Liveness"})
+		if err == nil && r.GetStatus() != healthv1.HealthCheckResponse_NOT_SERVING {
+			err = fmt.Errorf("Liveness is %s", r.GetStatus())
+		}
+		return err
+	}))
+	if detail := f.waitFrontend("Liveness", false); !strings.HasPrefix(detail, "task "+task+" hangs for ") ||
+		strings.Contains(detail, ";") {
+		f.t.Errorf("Liveness: %s", detail)
 	}
 }
 
@@ -316,28 +339,16 @@ func silentClients(sockets func(*lab.Pod) []string, tcp ...string) func(*hungFix
 	}
 }
 
-// stderr is a FIFO that nothing reads, which lb fills up.
-func (f *hungFixture) stderr() string { return f.path("stderr") }
-
+// lbLogs starts an lb whose stderr is a FIFO that no process reads.
 func lbLogs(f *hungFixture) *lab.Process {
-	f.must(unix.Mkfifo(f.stderr(), 0o600))
-	reader, err := os.OpenFile(f.stderr(), os.O_RDWR, 0) // a FIFO without a reader does not open
-	f.must(err)
-	f.t.Cleanup(func() { _ = reader.Close() })
-	shell := []string{"/bin/sh", "-c", `exec "$@" 2>` + f.stderr(), "sh"}
-	f.pod.LB, err = f.Start(f.Pod, "lb", append(shell, f.pod.LBArgs()...)...)
-	f.must(err)
+	f.stderr = f.newFIFO("stderr")
+	f.pod.LB = f.stderr.start(f.fixture, "lb", f.pod.LBArgs())
 	f.wantHealth(lab.LBHealth, "Serving", healthServing)
 	return f.pod.LB
 }
 
 func fillStderr(f *hungFixture) {
-	fd, err := unix.Open(f.stderr(), unix.O_WRONLY|unix.O_NONBLOCK, 0)
-	f.must(err)
-	for err == nil {
-		_, err = unix.Write(fd, make([]byte, 1))
-	}
-	f.must(unix.Close(fd))
+	f.stderr.fill()
 	f.up(f.target1)
 	f.waitChannel("pipe_write")
 }
@@ -381,7 +392,7 @@ func TestHungCallsStop(t *testing.T) {
 	for _, c := range []hungCall{
 		{name: "state at start of lb", start: lbStarts("--state-dir=DIR"), early: true, slow: true},
 		{name: "socket of lb", start: lbServes("--socket=unix://DIR/lb.sock"), slow: true},
-		{name: "unread stderr", start: lbLogs, force: fillStderr, peer: true, slow: true},
+		{name: "unread stderr", start: lbLogs, force: fillStderr, peer: true},
 		{
 			name: "readiness files of lb", start: lbServes("--write-readiness-dir=DIR"),
 			force: func(f *hungFixture) { f.up(f.target1) },
@@ -400,7 +411,11 @@ func TestHungCallsStop(t *testing.T) {
 		{name: "readiness directory of frontend", start: frontendReads},
 		{name: "socket of the load balancer", start: frontendRuns("--lb-socket=unix://DIR/lb.sock")},
 		{name: "admin socket of frontend", start: frontendRuns("--gating=off", "--admin-socket=unix://DIR/fe.sock")},
-		{name: "configuration of BIRD", start: frontendRuns("--gating=off", "--bird-dir=DIR"), force: addVIP},
+		{
+			// With all routes the configuration has the VIPs.
+			name:  "configuration of BIRD",
+			start: frontendRuns("--gating=off", "--bird-dir=DIR", "--import-routes=all"), force: addVIP,
+		},
 		{
 			name: "configuration at restart of BIRD", start: frontendRuns("--gating=off", "--bird-dir=DIR"),
 			force: killBIRD,
@@ -409,7 +424,10 @@ func TestHungCallsStop(t *testing.T) {
 			name: "process ID of BIRD", start: frontendRuns("--gating=off", "--bird-socket=DIR/bird.ctl"),
 			force: killBIRD,
 		},
-		{name: "configuration at start of BIRD", start: frontendStarts("--gating=off", "--bird-dir=DIR"), early: true},
+		{
+			name: "configuration at start of BIRD", start: frontendStarts("--gating=off", "--bird-dir=DIR"), early: true,
+			task: "BIRD",
+		},
 		{
 			name: "password of a gateway",
 			start: rewritten("name: gateway-a4,", "name: gateway-a4, passwordFile: DIR/key,",
@@ -448,6 +466,9 @@ func TestHungCallsStop(t *testing.T) {
 				f := &hungFixture{fixture: newFixture(t)}
 				f.hang(c)
 				complete()
+				if c.task != "" {
+					f.wantHungTask(c.task)
+				}
 				f.must(f.process.Signal(syscall.SIGTERM))
 				bound := stopBound
 				if c.slow {

@@ -211,6 +211,11 @@ func TestGatewayPasswordOfEachKind(t *testing.T) {
 				}
 				return nil
 			})
+			for _, name := range []string{"gateway-a4", "gateway-a6"} {
+				w.waitGateway(name, func(g *frontendv1.GatewayStatus) bool {
+					return strings.Contains(g.GetLastError(), "TCP-MD5: the passwords of both sides differ")
+				})
+			}
 			w.waitRouter(w.router)
 			write(password + "\n")
 			w.waitBest("of the own AS", func(r lab.Route) bool {
@@ -250,7 +255,7 @@ func TestGatewayOfEachKindAvoidsDrainedPod(t *testing.T) {
 					return isVIP(r) && slices.Equal(r.ASPath, path) && !r.GracefulShutdown()
 				})
 				admin := "--admin-socket=unix://" + w.pod.FrontendAdmin()
-				if out, status := w.run("frontend", "drain", admin); status != 0 {
+				if out, status := w.run("frontend", "drain", "--all", admin); status != 0 {
 					t.Fatalf("frontend drain ended with %d: %s", status, out)
 				}
 				// The only route there is stays in use.

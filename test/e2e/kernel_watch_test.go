@@ -106,10 +106,60 @@ func TestLBWatchesSysctls(t *testing.T) {
 		f.shell(remedy.FindStringSubmatch(status)[1])
 		f.must(f.WantVia(f.ctx, 1))
 	}
+	// A start is judged by the same rule: the other family is forwarded.
+	f.shell("sysctl -w net.ipv6.conf.all.forwarding=0")
+	via(f.VIPs[1])
+	f.must(f.pod.LB.Kill())
+	f.must(f.pod.StartLB("--dataplane=nftables"))
+	f.waitOutput("run sysctl -w net.ipv6.conf.all.forwarding=1", "status")
+	f.waitOutput("confirmed   desired state", "status")
+	via(f.VIPs[0], 1)
+	via(f.VIPs[1])
+	f.shell("sysctl -w net.ipv6.conf.all.forwarding=1")
+	f.must(f.WantVia(f.ctx, 1))
 	// What loses no packet is a problem and no more.
 	f.shell("sysctl -w net.ipv4.fib_multipath_hash_policy=0")
 	f.waitOutput("sysctl -w net.ipv4.fib_multipath_hash_policy=1", "status")
+	f.shell("ip link set " + lab.Internal + " mtu 1400")
+	f.waitOutput("its MTU is 1400, that of "+lab.External+" toward the gateways 1500", "status")
 	f.must(f.WantVia(f.ctx, 1))
+}
+
+// Rules and routes of other agents take answers from VIPs away from the gateways: the family is not
+// advertised, and status names the rule or route, until it is removed.
+func TestDivertedAnswersWithdraw(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.up(f.target1)
+	// The pod's own default route.
+	f.podShell(fmt.Sprintf("ip route add default via %s; ip -6 route add default via %s", lab.Target2v4, lab.Target2v6))
+	f.must(f.pod.StartLB())
+	f.must(f.pod.StartFrontend("--flap-backoff=off"))
+	f.wantRoutes(vipA4, vipA6)
+	for family, c := range []struct{ vip, kept, name, option, via string }{
+		{vipA4, vipA6, "ipv4", "-4", lab.Target1v4.String()}, {vipA6, vipA4, "ipv6", "-6", lab.Target1v6.String()},
+	} {
+		for _, d := range []struct{ divert, restore, names string }{
+			{
+				"rule add priority 95 iif " + lab.Internal + " lookup main", "rule del priority 95",
+				"remove the rule " + c.name + " 95: iif " + lab.Internal + " lookup 254",
+			},
+			{
+				"route add default via " + c.via + " dev " + lab.Internal + " table 4096 metric 1",
+				"route del default table 4096 metric 1", "via " + c.via + " metric 1 table 4096",
+			},
+		} {
+			mark := f.mark()
+			f.podShell("ip " + c.option + " " + d.divert)
+			f.wantRoutes(c.kept)
+			f.waitFrontend("SourceRouting/"+c.name, false, d.names)
+			f.waitFrontend("SourceRouting/"+[]string{"ipv6", "ipv4"}[family], true)
+			f.wantNoUpdates(mark, c.kept)
+			f.podShell("ip " + c.option + " " + d.restore)
+			f.wantRoutes(vipA4, vipA6)
+			f.waitFrontend("SourceRouting/"+c.name, true)
+		}
+	}
 }
 
 // gatewayDefaults switches the default routes of the gateway on or off.

@@ -394,7 +394,7 @@ func (h *hangingTarget) close() {
 	h.wg.Wait()
 }
 
-// --on-lb-loss=keep is row 8 of the gate without limit; rows 6 and 8 never raise
+// --on-lb-loss=keep is row 9 of the gate without limit; rows 7 and 9 never raise
 // (docs/architecture.md#the-gate).
 func TestLBLossKeepsVIPs(t *testing.T) {
 	t.Parallel()

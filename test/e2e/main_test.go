@@ -22,6 +22,10 @@ const binariesVariable = "VIPGATE_TEST_BINARIES"
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
+	if os.Getenv(withoutMD5) != "" {
+		fmt.Fprintln(os.Stderr, executeWithoutMD5())
+		return 1
+	}
 	if os.Geteuid() != 0 {
 		fmt.Fprintln(os.Stderr, "the end-to-end tests need root for network namespaces: run as root")
 		return 1
@@ -102,10 +106,17 @@ func usualTrench() string {
 `, vipA4, vipA6, vipB4, vipB6, lab.Target1v4, lab.Target1v6, lab.Target2v4, lab.Target2v6, checkPort)
 }
 
-// newFixture creates a lab with the usual trench and a gateway; lb and frontend do not run yet.
+// newFixture creates a lab with the usual trench and a gateway; lb and frontend do not run yet. The
+// pod's addresses are not tentative any more.
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	l, err := lab.New()
+	return newFixtureWith(t, lab.QuickDAD)
+}
+
+// newFixtureWith is newFixture with options of the lab.
+func newFixtureWith(t *testing.T, options ...lab.Option) *fixture {
+	t.Helper()
+	l, err := lab.New(options...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -110,4 +111,44 @@ func TestOldLBIsUpgraded(t *testing.T) {
 		t.Errorf("the frontend was restarted: %d, now %d", frontend, now)
 	}
 	m.wantRunning(m.pod.Frontend)
+}
+
+// A dead static gateway is evicted once, although the load balancer is available only while the
+// frontend is registered, and available again once BFD can come up.
+func TestStaticGatewayDiesWithOldLB(t *testing.T) {
+	t.Parallel()
+	m := newMeridio(t)
+	m.must(m.gateway.Process.Kill())
+	c := lab.GatewayA()
+	c.Name = "router-a"
+	router := m.startStatic(lab.KindBIRD, m.Gateway, c)
+	m.setAttractor(func(a *nspv1.Attractor) {
+		for _, g := range a.GetGateways() {
+			g.Protocol, g.Bfd = "static", true
+			g.BfdSpec = &nspv1.Gateway_BfdSpec{MinTx: 100, MinRx: 100, Multiplier: 3}
+		}
+	})
+	m.startOldLB()
+	m.startFrontend()
+	m.wantBFD(router, pod46...)
+	m.waitVIPs(every()...)
+
+	for _, p := range router.Processes() {
+		m.must(p.Kill())
+	}
+	m.waitRegistered(false)
+	m.waitFrontend("Egress", false)
+	m.waitGateway("gateway-a4", isHeld) // the load balancer is unavailable
+	calls := len(m.nsp.Requests("Register"))
+	m.waitPast(time.Now().Add(5 * time.Second)) // longer than one registration would have taken to fail
+	if more := len(m.nsp.Requests("Register")) - calls; more != 0 {
+		t.Errorf("it registered %d more times with dead gateways", more)
+	}
+	m.wantHealth(lab.FrontendHealth, "Egress", healthNotServing)
+	m.waitCommand("status", "its BFD session was down before")
+
+	m.must(router.Start())
+	m.wantBFD(router, pod46...)
+	m.waitVIPs(every()...)
+	m.waitRegistered(true)
 }

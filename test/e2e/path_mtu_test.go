@@ -29,6 +29,10 @@ const (
 	bulkPort  = 9000
 	bulkSize  = 256 << 10
 	downloads = 12 // of each family
+
+	targetMTU  = 1280 // the smallest of IPv6
+	uploadPort = 9001
+	uploadSize = 2 << 20
 )
 
 func newFarClient(t *testing.T, gateway *lab.NetNS) *farClient {
@@ -60,14 +64,14 @@ func newFarClient(t *testing.T, gateway *lab.NetNS) *farClient {
 	return client
 }
 
-// serveBulk makes a target send bulkSize bytes to every client that connects.
-func serveBulk(t *testing.T, a *lab.App) {
+// serve makes a target handle every connection to a port.
+func serve(t *testing.T, a *lab.App, port int, handle func(net.Conn)) {
 	t.Helper()
 	var done sync.WaitGroup
 	t.Cleanup(done.Wait)
 	var l net.Listener
 	if err := a.NS.Do(func() (err error) {
-		l, err = net.Listen("tcp", fmt.Sprintf(":%d", bulkPort))
+		l, err = net.Listen("tcp", fmt.Sprintf(":%d", port))
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -82,28 +86,63 @@ func serveBulk(t *testing.T, a *lab.App) {
 			done.Go(func() {
 				defer conn.Close()
 				if conn.SetDeadline(time.Now().Add(waitTimeout)) == nil {
-					// What does not arrive, the client misses.
-					_, _ = conn.Write(make([]byte, bulkSize))
+					handle(conn)
 				}
 			})
 		}
 	})
 }
 
-// download fetches everything from a VIP.
-func (c *farClient) download(ctx context.Context, from netip.Addr, vip netip.Addr) error {
-	var conn net.Conn
-	if err := c.Do(func() (err error) {
+// sendBulk sends what a download expects; what does not arrive, the client misses.
+func sendBulk(conn net.Conn) { _, _ = conn.Write(make([]byte, bulkSize)) }
+
+// receiveBulk confirms a complete upload.
+func receiveBulk(conn net.Conn) {
+	if n, err := io.Copy(io.Discard, conn); err == nil && n == uploadSize {
+		_, _ = conn.Write([]byte{1})
+	}
+}
+
+// dial connects to a VIP.
+func (c *farClient) dial(ctx context.Context, from, vip netip.Addr, port uint16) (conn net.Conn, err error) {
+	err = c.Do(func() error {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}, Timeout: waitTimeout}
-		conn, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(vip, bulkPort).String())
+		conn, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(vip, port).String())
+		if err == nil {
+			err = conn.SetDeadline(time.Now().Add(waitTimeout))
+		}
 		return err
-	}); err != nil {
+	})
+	return conn, err
+}
+
+// upload sends uploadSize bytes to a VIP and waits until a target has them.
+func (c *farClient) upload(ctx context.Context, from, vip netip.Addr) error {
+	conn, err := c.dial(ctx, from, vip, uploadPort)
+	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(waitTimeout)); err != nil {
+	_, err = conn.Write(make([]byte, uploadSize))
+	if err == nil {
+		err = conn.(*net.TCPConn).CloseWrite()
+	}
+	if err == nil {
+		_, err = io.ReadFull(conn, make([]byte, 1))
+	}
+	if err != nil {
+		return fmt.Errorf("upload from %s to %s: %w", from, vip, err)
+	}
+	return nil
+}
+
+// download fetches everything from a VIP.
+func (c *farClient) download(ctx context.Context, from, vip netip.Addr) error {
+	conn, err := c.dial(ctx, from, vip, bulkPort)
+	if err != nil {
 		return err
 	}
+	defer conn.Close()
 	n, err := io.Copy(io.Discard, conn)
 	if err == nil && n != bulkSize {
 		err = errors.New("the connection ended early")
@@ -116,43 +155,62 @@ func (c *farClient) download(ctx context.Context, from netip.Addr, vip netip.Add
 
 // ICMP errors reach the target whose packet they are about, so path MTU discovery through a VIP
 // works. The gateway sends its errors to whichever pod its hash picks: half of them to one that
-// never saw the flow.
+// never saw the flow. The errors of the pods themselves reach the client.
 func TestPathMTUDiscoveryThroughVIP(t *testing.T) {
-	for _, conntrack := range []string{"on", "off"} {
+	for _, conntrack := range []string{"on", "off", "loose"} {
 		t.Run("conntrack "+conntrack, func(t *testing.T) {
 			t.Parallel()
 			ctx, trench := openTrench(t, traffic.Options{Targets: 4, LB: []string{"--conntrack=" + conntrack}})
 			client := newFarClient(t, trench.Gateway)
 			for _, a := range trench.Targets {
-				serveBulk(t, a)
+				serve(t, a, bulkPort, sendBulk)
+				serve(t, a, uploadPort, receiveBulk)
 			}
-			errs := make(chan error, len(client.addrs))
-			for _, from := range client.addrs {
-				vip := trench.VIPs[0]
-				if from.Is6() {
-					vip = trench.VIPs[1]
+			all := func(transfer func(ctx context.Context, from, vip netip.Addr) error) {
+				errs := make(chan error, len(client.addrs))
+				for _, from := range client.addrs {
+					vip := trench.VIPs[0]
+					if from.Is6() {
+						vip = trench.VIPs[1]
+					}
+					go func() { errs <- transfer(ctx, from, vip) }()
 				}
-				go func() { errs <- client.download(ctx, from, vip) }()
-			}
-			for range client.addrs {
-				if err := <-errs; err != nil {
-					t.Error(err)
+				for range client.addrs {
+					if err := <-errs; err != nil {
+						t.Error(err)
+					}
 				}
 			}
 			// Without a link that is too small for them nothing was shown.
-			for _, family := range []string{"-4", "-6"} {
-				learned := 0
-				for _, a := range trench.Targets {
-					out, err := a.NS.Run(ctx, "ip", family, "route", "show", "table", "all", "cache")
-					if err != nil {
-						t.Fatal(err)
+			learned := func(mtu int, hosts ...*lab.NetNS) {
+				for _, family := range []string{"-4", "-6"} {
+					n := 0
+					for _, host := range hosts {
+						out, err := host.Run(ctx, "ip", family, "route", "show", "table", "all", "cache")
+						if err != nil {
+							t.Fatal(err)
+						}
+						n += strings.Count(out, fmt.Sprintf("mtu %d", mtu))
 					}
-					learned += strings.Count(out, fmt.Sprintf("mtu %d", smallMTU))
-				}
-				if learned == 0 {
-					t.Errorf("ip %s: no target has learned a path MTU", family)
+					if n == 0 {
+						t.Errorf("ip %s: no host has learned a path MTU of %d", family, mtu)
+					}
 				}
 			}
+			all(client.download)
+			var targets []*lab.NetNS
+			for _, a := range trench.Targets {
+				targets = append(targets, a.NS)
+			}
+			learned(smallMTU, targets...)
+
+			for _, pod := range trench.Pods {
+				if err := pod.Namespace().IP("link", "set", lab.Internal, "mtu", fmt.Sprint(targetMTU)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			all(client.upload)
+			learned(targetMTU, client.NetNS)
 		})
 	}
 }

@@ -84,6 +84,40 @@ func TestFirstRiseWaitsForDAD(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 }
 
+// While duplicate address detection runs toward the targets, VIPs rise whose checks have a usable
+// source address: those of IPv4, and with such an address those of IPv6.
+func TestFirstVIPDoesNotWaitForDAD(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, detection string
+		routes          []string
+	}{
+		{"tentative link-local address", " nodad", []string{vipA4, vipA6}},
+		{"tentative addresses", "", []string{vipA4}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixtureWith(t)
+			f.up(f.target1)
+			pod := f.pod.Namespace()
+			// Tentative until the test ends: detection asks 255 times, a second apart.
+			f.must(pod.Sysctl("net.ipv6.conf."+lab.Internal+".dad_transmits", "255"))
+			f.must(pod.Batch("link set "+lab.Internal+" down", "link set "+lab.Internal+" up",
+				"addr add fd00:16::1/64 dev "+lab.Internal+c.detection))
+			f.startPod()
+			f.wantRoutes(c.routes...)
+			if c.detection == "" { // a pod that serves IPv6 already must stay
+				f.waitFrontend("Started", false, vipA6+" is not judged yet")
+				f.wantHealth(lab.FrontendHealth, "Readiness", healthNotServing)
+			}
+			out, err := pod.Run(t.Context(), "ip", "-6", "addr", "show", "dev", lab.Internal, "tentative")
+			if err != nil || !strings.Contains(out, "fe80::") {
+				t.Errorf("the link-local address is not tentative: %v\n%s", err, out)
+			}
+		})
+	}
+}
+
 // The same with a data plane: a VIP rises once the kernel has all of its targets.
 func TestFirstRiseWithDataPlane(t *testing.T) {
 	t.Parallel()

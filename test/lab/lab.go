@@ -67,14 +67,15 @@ type Lab struct {
 
 	processes []*Process
 	others    []*NetNS // of a Topology
+	options   []Option // of pods
 }
 
 // New creates a lab without any process. Leftovers of killed runs are
 // removed first. The caller closes it.
-func New() (*Lab, error) { return newLab((*Lab).wire) }
+func New(options ...Option) (*Lab, error) { return newLab((*Lab).wire, options) }
 
 // newLab creates the namespaces of a lab and calls wire for the rest.
-func newLab(wire func(*Lab) error) (_ *Lab, err error) {
+func newLab(wire func(*Lab) error, options []Option) (_ *Lab, err error) {
 	if err := RemoveLeftovers(); err != nil {
 		return nil, fmt.Errorf("leftovers of an earlier run: %w", err)
 	}
@@ -85,14 +86,17 @@ func newLab(wire func(*Lab) error) (_ *Lab, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("folder of the lab: %w", err)
 	}
-	l := &Lab{Dir: dir}
+	l := &Lab{Dir: dir, options: options}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.Close())
 		}
 	}()
-	for _, ns := range []**NetNS{&l.Pod, &l.Gateway, &l.Backend} {
-		if *ns, err = Create(); err != nil {
+	if l.Pod, err = Create(options...); err != nil {
+		return nil, err
+	}
+	for _, ns := range []**NetNS{&l.Gateway, &l.Backend} {
+		if *ns, err = Create(WithoutDAD); err != nil {
 			return nil, err
 		}
 	}
@@ -102,11 +106,12 @@ func newLab(wire func(*Lab) error) (_ *Lab, err error) {
 // wire lays the wires and gives them addresses.
 func (l *Lab) wire() error {
 	return errors.Join(
-		Veth(l.Pod, External, l.Gateway, "trench0"),
-		Veth(l.Pod, Internal, l.Backend, "pod0"),
-		l.Pod.Addr(External, prefix(PodExternal4, externalBits4), prefix(PodExternal6, externalBits6)),
+		vethDown(l.Pod, External, l.Gateway, "trench0"), vethDown(l.Pod, Internal, l.Backend, "pod0"),
+		l.Gateway.IP("link", "set", "trench0", "up"), l.Backend.IP("link", "set", "pod0", "up"),
+		l.upInPod(External, prefix(PodExternal4, externalBits4), prefix(PodExternal6, externalBits6)),
+		l.upInPod(Internal, podInternal...),
+		l.Pod.awaitDAD(External), l.Pod.awaitDAD(Internal),
 		l.Gateway.Addr("trench0", prefix(GatewayA4, externalBits4), prefix(GatewayA6, externalBits6)),
-		l.Pod.Addr(Internal, podInternal...),
 		l.Backend.Addr("pod0", prefix(Target1v4, 16), prefix(Target2v4, 16), prefix(Target1v6, 64),
 			prefix(Target2v6, 64)),
 		l.Pod.Sysctl("net.ipv4.ip_forward", "1"),
@@ -116,6 +121,15 @@ func (l *Lab) wire() error {
 		l.Gateway.Sysctl("net.ipv4.ip_forward", "1"),
 		l.Gateway.Sysctl("net.ipv6.conf.all.forwarding", "1"),
 	)
+}
+
+// upInPod sets an interface of the pod up, and gives it addresses.
+func (l *Lab) upInPod(dev string, prefixes ...string) error {
+	lines := []string{"link set " + dev + " up"}
+	for _, p := range prefixes {
+		lines = append(lines, "addr add "+p+" dev "+dev)
+	}
+	return errors.Join(l.Pod.shortenDAD(dev), l.Pod.Batch(lines...))
 }
 
 func prefix(a netip.Addr, bits int) string { return netip.PrefixFrom(a, bits).String() }
@@ -173,7 +187,7 @@ func (l *Lab) SecondGateway() (*NetNS, error) {
 	if l.Second != nil {
 		return l.Second, nil
 	}
-	ns, err := Create()
+	ns, err := Create(WithoutDAD)
 	if err != nil {
 		return nil, err
 	}

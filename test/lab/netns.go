@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,7 +41,8 @@ type TB interface {
 
 // NetNS is a network namespace of a lab, with loopback up.
 type NetNS struct {
-	name string
+	name     string
+	quickDAD bool
 }
 
 // removeOnce limits the search for leftovers to one per process.
@@ -48,12 +50,12 @@ var removeOnce = sync.OnceValue(RemoveLeftovers)
 
 // NewNetNS creates a namespace that is removed with the test. Leftovers of killed runs are removed
 // first.
-func NewNetNS(t TB) *NetNS {
+func NewNetNS(t TB, options ...Option) *NetNS {
 	t.Helper()
 	if err := removeOnce(); err != nil {
 		t.Fatalf("leftovers of an earlier run: %v", err)
 	}
-	n, err := Create()
+	n, err := Create(options...)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
@@ -66,7 +68,7 @@ func NewNetNS(t TB) *NetNS {
 }
 
 // Create creates a namespace with a random name. The caller closes it.
-func Create() (*NetNS, error) {
+func Create(options ...Option) (*NetNS, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("network namespaces need root: run as root")
 	}
@@ -74,14 +76,18 @@ func Create() (*NetNS, error) {
 	if _, err := rand.Read(random); err != nil {
 		return nil, fmt.Errorf("name of a namespace: %w", err)
 	}
-	n := &NetNS{name: fmt.Sprintf("vg-%d-%s", os.Getpid(), hex.EncodeToString(random))}
+	n := &NetNS{
+		name:     fmt.Sprintf("vg-%d-%s", os.Getpid(), hex.EncodeToString(random)),
+		quickDAD: slices.Contains(options, QuickDAD),
+	}
 	if err := ip("netns", "add", n.name); err != nil {
 		return nil, err
 	}
-	// Link-local addresses of wires to come are usable at once: duplicate
-	// address detection would hold IPv6 up for more than a second.
-	if err := errors.Join(n.Sysctl("net.ipv6.conf.default.accept_dad", "0"),
-		n.IP("link", "set", "lo", "up")); err != nil {
+	err := n.IP("link", "set", "lo", "up")
+	if slices.Contains(options, WithoutDAD) {
+		err = errors.Join(err, n.Sysctl("net.ipv6.conf.default.accept_dad", "0"))
+	}
+	if err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	return n, nil
@@ -181,11 +187,12 @@ func (n *NetNS) Sysctl(key, value string) error {
 
 // Veth lays a wire between two namespaces, both ends up.
 func Veth(a *NetNS, aName string, b *NetNS, bName string) error {
-	return errors.Join(
-		ip("link", "add", aName, "netns", a.name, "type", "veth", "peer", "name", bName, "netns", b.name),
-		a.IP("link", "set", aName, "up"),
-		b.IP("link", "set", bName, "up"),
-	)
+	return errors.Join(vethDown(a, aName, b, bName), a.IP("link", "set", aName, "up"), b.IP("link", "set", bName, "up"))
+}
+
+// vethDown is Veth with both ends down.
+func vethDown(a *NetNS, aName string, b *NetNS, bName string) error {
+	return ip("link", "add", aName, "netns", a.name, "type", "veth", "peer", "name", bName, "netns", b.name)
 }
 
 // Addr gives an interface addresses such as "10.0.0.1/24". IPv6 ones are usable

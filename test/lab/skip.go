@@ -7,7 +7,7 @@ import (
 )
 
 // skippedVariable names the file that collects what was not tested.
-const skippedVariable = "VIPGATE_SKIPPED"
+const skippedVariable = "VIPGATE_TEST_SKIPPED"
 
 // Skip skips a test because the machine lacks something. `make test` lists at
 // its end what was lacking, so that nothing is skipped silently.

@@ -81,10 +81,51 @@ func (s *speaker) run() {
 	s.r.down(s, at, err)
 }
 
+const (
+	// receivePause is the silence of the peer after which the messages that it sent are decoded.
+	// To decode them before would delay the times of later ones, and take a processor from the peer.
+	receivePause = time.Millisecond
+	// maxReceive bounds the time for which messages of a peer that never pauses are not decoded.
+	maxReceive = 250 * time.Millisecond
+)
+
+// arrival is when the bytes of a buffer before an offset had been read.
+type arrival struct {
+	end int
+	at  time.Time
+}
+
+// receive reads into a buffer behind the bytes that it has: once, or with burst until the peer
+// pauses. An error after some bytes is left to the next call.
+func (s *speaker) receive(buf []byte, have int, hold time.Duration, burst bool) (read []arrival, err error) {
+	deadline := time.Now().Add(hold)
+	for have < len(buf) {
+		err := s.conn.SetReadDeadline(deadline)
+		if err == nil {
+			var n int
+			n, err = s.conn.Read(buf[have:])
+			have += n
+		}
+		at := time.Now()
+		if err != nil && read == nil {
+			return []arrival{{have, at}}, err
+		}
+		if err != nil {
+			break
+		}
+		read = append(read, arrival{have, at})
+		if !burst || at.Sub(read[0].at) > maxReceive {
+			break
+		}
+		deadline = at.Add(receivePause)
+	}
+	return read, nil
+}
+
 // serve does the handshake and reads until the connection ends; it returns when
 // and why. start is called once the session is up.
 func (s *speaker) serve(start func(every time.Duration)) (time.Time, error) {
-	buf := make([]byte, 1<<18)
+	buf := make([]byte, 1<<20)
 	var (
 		have   int
 		hold   = openTimeout
@@ -92,11 +133,8 @@ func (s *speaker) serve(start func(every time.Duration)) (time.Time, error) {
 		routes []PrefixUpdate
 	)
 	for {
-		if err := s.conn.SetReadDeadline(time.Now().Add(hold)); err != nil {
-			return time.Now(), err
-		}
-		n, err := s.conn.Read(buf[have:])
-		at := time.Now()
+		read, err := s.receive(buf, have, hold, state == bgpUpdate)
+		at := read[0].at
 		if err != nil {
 			var timeout net.Error
 			if errors.As(err, &timeout) && timeout.Timeout() {
@@ -104,9 +142,14 @@ func (s *speaker) serve(start func(every time.Duration)) (time.Time, error) {
 			}
 			return at, err
 		}
-		have += n
+		have = read[len(read)-1].end
 		rest := buf[:have]
-		routes = routes[:0]
+		store := func() {
+			if len(routes) > 0 {
+				s.r.store(s, at, routes)
+			}
+			routes = routes[:0]
+		}
 		for len(rest) >= bgpHeader {
 			size := int(binary.BigEndian.Uint16(rest[16:]))
 			if size < bgpHeader || size > bgpMaxMessage {
@@ -117,9 +160,14 @@ func (s *speaker) serve(start func(every time.Duration)) (time.Time, error) {
 			}
 			kind, body := int(rest[18]), rest[bgpHeader:size]
 			rest = rest[size:]
+			for have-len(rest) > read[0].end {
+				store()
+				read = read[1:]
+				at = read[0].at
+			}
 			switch {
 			case kind == bgpNotify:
-				s.r.store(s, at, routes)
+				store()
 				return at, fmt.Errorf("NOTIFICATION %v", body)
 			case state == bgpOpen && kind == bgpOpen:
 				seconds, err := s.open(body)
@@ -152,9 +200,7 @@ func (s *speaker) serve(start func(every time.Duration)) (time.Time, error) {
 				return at, fmt.Errorf("BGP message of type %d where %d is expected", kind, state)
 			}
 		}
-		if len(routes) > 0 {
-			s.r.store(s, at, routes)
-		}
+		store()
 		have = copy(buf, rest)
 	}
 }

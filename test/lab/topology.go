@@ -26,6 +26,7 @@ type TopologyConfig struct {
 	VIPs          []netip.Addr // served by every target
 	Binaries      string       // the folder of lb, frontend and target
 	Replies       Replies      // of the targets
+	Options       []Option
 }
 
 // Replies is the route of what targets answer.
@@ -135,7 +136,7 @@ func NewTopology(c TopologyConfig) (*Topology, error) {
 		for n := 1; n <= c.Pods; n++ {
 			p := &Pod{Lab: l, Binaries: c.Binaries, Dir: filepath.Join(l.Dir, fmt.Sprintf("pod-%d", n)), NS: l.Pod}
 			if n > 1 {
-				ns, err := t.create()
+				ns, err := t.create(l.options...)
 				if err != nil {
 					return err
 				}
@@ -152,7 +153,7 @@ func NewTopology(c TopologyConfig) (*Topology, error) {
 			}
 		}
 		return nil
-	})
+	}, c.Options)
 	if err != nil {
 		return nil, err
 	}
@@ -160,8 +161,8 @@ func NewTopology(c TopologyConfig) (*Topology, error) {
 }
 
 // create creates a namespace that Close removes.
-func (t *Topology) create() (*NetNS, error) {
-	ns, err := Create()
+func (t *Topology) create(options ...Option) (*NetNS, error) {
+	ns, err := Create(options...)
 	if err == nil {
 		t.others = append(t.others, ns)
 	}
@@ -215,6 +216,7 @@ func (t *Topology) wirePod(n int) error {
 			prefix(external[1], externalBits6)),
 		t.plug(t.Backend, "targets", port, ns, Internal, t.internalLink(n), prefix(internal[0], 16),
 			prefix(internal[1], 64)),
+		ns.awaitDAD(External), ns.awaitDAD(Internal),
 	)
 }
 
@@ -230,7 +232,7 @@ func (t *Topology) plug(bridge *NetNS, master, port string, ns *NetNS, dev, link
 		lines = append(lines, fmt.Sprintf("addr add %s dev %s", p, dev))
 	}
 	if err := errors.Join(
-		bridge.Batch(fmt.Sprintf("link set %s master %s up", port, master)),
+		bridge.Batch(fmt.Sprintf("link set %s master %s up", port, master)), ns.shortenDAD(dev),
 		ns.Sysctl("net.ipv4.conf."+dev+".arp_notify", "1"), ns.Sysctl("net.ipv6.conf."+dev+".ndisc_notify", "1"),
 		ns.Batch(append(lines, "link set "+dev+" up")...),
 	); err != nil {
@@ -293,7 +295,7 @@ func (t *Topology) Replace(pod int) error {
 	if err := errors.Join(p.NS.IP("link", "del", External), p.NS.IP("link", "del", Internal)); err != nil {
 		return fail(err)
 	}
-	ns, err := Create()
+	ns, err := Create(t.options...)
 	if err != nil {
 		return fail(err)
 	}

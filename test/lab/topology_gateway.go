@@ -28,7 +28,7 @@ func wireGateway(ns *NetNS, seed string, addr4, addr6 netip.Addr) error {
 
 // wireSecondGateway connects a second gateway to the external network.
 func (t *Topology) wireSecondGateway() error {
-	ns, err := Create()
+	ns, err := Create(WithoutDAD)
 	if err != nil {
 		return err
 	}

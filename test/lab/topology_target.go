@@ -15,7 +15,7 @@ const onceTarget = 2
 
 // addTarget adds a target, whose application does not serve yet.
 func (t *Topology) addTarget(n int) error {
-	ns, err := t.create()
+	ns, err := t.create(WithoutDAD)
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (t *Topology) ReplaceTarget(a *App) error {
 	if err := a.NS.IP("link", "del", "net0"); err != nil {
 		return fail(err)
 	}
-	ns, err := Create()
+	ns, err := Create(WithoutDAD)
 	if err != nil {
 		return fail(err)
 	}

@@ -38,7 +38,9 @@ func newPlainTopology(t *testing.T, pods, targets int) *plainTopology {
 	if err != nil {
 		t.Fatal(err)
 	}
-	topology, err := NewTopology(TopologyConfig{Pods: pods, Targets: targets, VIPs: topologyVIPs, Binaries: binaries})
+	topology, err := NewTopology(TopologyConfig{
+		Pods: pods, Targets: targets, VIPs: topologyVIPs, Binaries: binaries, Options: []Option{QuickDAD},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -163,6 +163,9 @@ func (c *configurationManager) WatchAttractor(filter *nspv1.Attractor,
 			if err := stream.Send(&nspv1.AttractorResponse{Attractors: list}); err != nil {
 				return err
 			}
+			if c.behavior.Load().once {
+				return nil
+			}
 		case <-stream.Context().Done():
 			return nil
 		}

@@ -49,6 +49,7 @@ type NSP struct {
 type behavior struct {
 	delay time.Duration
 	hang  bool
+	once  bool // watches of attractors end after their first list
 }
 
 // running is one run of the server.
@@ -145,6 +146,14 @@ func (n *NSP) Freeze(frozen bool) {
 func (n *NSP) Hang(hang bool) {
 	n.behavior.Update(func(b behavior) behavior {
 		b.hang = hang
+		return b
+	})
+}
+
+// EndWatches ends each watch of attractors after its first list, until EndWatches(false).
+func (n *NSP) EndWatches(end bool) {
+	n.behavior.Update(func(b behavior) behavior {
+		b.once = end
 		return b
 	})
 }

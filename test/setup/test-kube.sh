@@ -14,9 +14,9 @@ need gcc gcc
 [ $lacking = 0 ] || exit 1
 
 VIPGATE_TEST_KUBE=1
-VIPGATE_SKIPPED=$(mktemp)
-export VIPGATE_TEST_KUBE VIPGATE_SKIPPED
-trap 'rm -f "$VIPGATE_SKIPPED"' EXIT
+VIPGATE_TEST_SKIPPED=$(mktemp)
+export VIPGATE_TEST_KUBE VIPGATE_TEST_SKIPPED
+trap 'rm -f "$VIPGATE_TEST_SKIPPED"' EXIT
 export RAPID_SEED="${RAPID_SEED:-1}"
 status=0
 echo "== against an API server, with the race detector"
@@ -25,9 +25,9 @@ echo "== the manifests, against an API server"
 (cd tools/manifests && go test -count=1 -run TestAPIServer .) || status=1
 echo "== end to end: an API server, kube, lb, frontend and real BIRD"
 go test -count=1 -timeout 10m ./test/kube-e2e/... || status=1
-if [ -s "$VIPGATE_SKIPPED" ]; then
+if [ -s "$VIPGATE_TEST_SKIPPED" ]; then
 	echo "NOT TESTED, because this machine lacks something:"
-	sort -u "$VIPGATE_SKIPPED" | sed 's/^/  - /'
+	sort -u "$VIPGATE_TEST_SKIPPED" | sed 's/^/  - /'
 	status=1
 fi
 exit $status

@@ -13,9 +13,9 @@ need nft nftables
 need gcc gcc
 [ $lacking = 0 ] || exit 1
 
-VIPGATE_SKIPPED=$(mktemp)
-export VIPGATE_SKIPPED
-trap 'rm -f "$VIPGATE_SKIPPED"' EXIT
+VIPGATE_TEST_SKIPPED=$(mktemp)
+export VIPGATE_TEST_SKIPPED
+trap 'rm -f "$VIPGATE_TEST_SKIPPED"' EXIT
 # Those that need an API server run in "make test-kube".
 export VIPGATE_TEST_KUBE=0
 # The same sequences of the models in each run: another seed is set manually, or by "make proof".
@@ -28,12 +28,12 @@ go test -race -timeout 10m ./pkg/... ./cmd/... ./test/lab/... ./test/load/... ||
 echo "== end to end: real BIRD, real wires; the demo, the documents and the benchmark"
 go test -count=1 -p 1 -timeout 15m ./test/e2e/... ./test/demo/... ./test/docs/... ./test/bench || status=1
 echo
-kube=$(grep -c 'make test-kube' "$VIPGATE_SKIPPED" || true)
+kube=$(grep -c 'make test-kube' "$VIPGATE_TEST_SKIPPED" || true)
 [ "$kube" = 0 ] || echo "make test-kube runs $kube more tests, which need an API server"
-sed -i '/make test-kube/d' "$VIPGATE_SKIPPED"
-if [ -s "$VIPGATE_SKIPPED" ]; then
+sed -i '/make test-kube/d' "$VIPGATE_TEST_SKIPPED"
+if [ -s "$VIPGATE_TEST_SKIPPED" ]; then
 	echo "NOT TESTED, because this machine lacks something:"
-	sort -u "$VIPGATE_SKIPPED" | sed 's/^/  - /'
+	sort -u "$VIPGATE_TEST_SKIPPED" | sed 's/^/  - /'
 else
 	echo "every other test ran: nothing was skipped"
 fi

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -109,15 +110,32 @@ func (f StatusFlags) Context(ctx context.Context) (context.Context, context.Canc
 	return context.WithTimeout(ctx, CallTimeout)
 }
 
-// clearScreen moves to the top left and erases everything (ECMA-48).
-const clearScreen = "\x1b[H\x1b[2J\x1b[3J"
+// Control sequences of xterm. The alternate screen has no scrollback, and its end shows again what
+// the terminal had before.
+const (
+	alternateScreen = "\x1b[?1049h"
+	normalScreen    = "\x1b[?1049l"
+	clearScreen     = "\x1b[H\x1b[2J" // ECMA-48: to the top left, erase the screen
+)
+
+// isTerminal reports whether the output is a terminal.
+func (o *Output) isTerminal() bool {
+	f, ok := o.Writer.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
 
 // ShowStatus prints the first status of next, with ExitFailed if render reports that something is
-// not as it should be, or with --watch all of them until ctx ends.
+// not as it should be, or with --watch all of them until ctx ends: on the alternate screen of a
+// terminal, else one after the other with an empty line between them.
 func ShowStatus[S proto.Message](ctx context.Context, out *Output, flags StatusFlags, next func() (S, error),
 	render func(S) (text string, good bool),
 ) error {
-	for {
+	separator := ""
+	for first := true; ; first = false {
 		s, err := next()
 		if err != nil {
 			if flags.Watch && ctx.Err() != nil {
@@ -131,8 +149,15 @@ func ShowStatus[S proto.Message](ctx context.Context, out *Output, flags StatusF
 			if text, err = status.JSON(s, !flags.Watch); err != nil {
 				return err
 			}
-		case flags.Watch:
+		case flags.Watch && first && out.isTerminal():
+			separator = clearScreen
+			out.Printf(alternateScreen)
+			defer out.Printf(normalScreen)
 			text = clearScreen + text
+		case flags.Watch && first:
+			separator = "\n"
+		case flags.Watch:
+			text = separator + text
 		}
 		out.Printf("%s", text)
 		switch {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -73,17 +74,24 @@ type Log struct {
 	LogFormat string `help:"json or text." enum:"json,text" default:"json" group:"Logging"`
 }
 
-// Logger returns the logger, writing to stderr, and its level. With an error the logger discards.
-func (f Log) Logger(debug bool) (*slog.Logger, *logs.Level, error) {
+// Check refuses an unknown level.
+func (f Log) Check(r *Refusals) {
+	_, _, err := logs.New(f.LogFormat, f.LogLevel, io.Discard)
+	r.If(err != nil, "--log-level: %w", err)
+}
+
+// Logger returns the logger, writing to stderr, and its level. The logger discards if the level is
+// unknown, which [Log.Check] refuses.
+func (f Log) Logger(debug bool, stderr *logs.Writer) (*slog.Logger, *logs.Level) {
 	level := f.LogLevel
 	if debug {
 		level = "debug"
 	}
-	log, l, err := logs.New(f.LogFormat, level, os.Stderr)
+	log, l, err := stderr.Logger(f.LogFormat, level)
 	if err != nil {
-		return slog.New(slog.DiscardHandler), nil, fmt.Errorf("--log-level: %w", err)
+		return slog.New(slog.DiscardHandler), nil
 	}
-	return log, l, nil
+	return log, l
 }
 
 // Listeners is the group of flags of the listeners that both programs have.

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,9 +18,11 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/grpclog"
 
 	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/logs"
 )
 
 // Program describes a command line.
@@ -91,8 +94,28 @@ func CollectOften() (end func()) {
 	return func() { debug.SetGCPercent(gcPercent) }
 }
 
-// grpcLogLevel is gRPC's own variable. Where it is set, gRPC writes lines of its own.
-const grpcLogLevel = "GRPC_GO_LOG_SEVERITY_LEVEL"
+// grpcLogger returns the logger of gRPC. It discards errors, which the programs report themselves,
+// unless gRPC's own variable has a severity.
+func grpcLogger(stderr io.Writer) grpclog.LoggerV2 {
+	severities := []string{"info", "warning", "error"}
+	outputs := []io.Writer{io.Discard, io.Discard, io.Discard}
+	if i := slices.Index(severities, strings.ToLower(os.Getenv("GRPC_GO_LOG_SEVERITY_LEVEL"))); i >= 0 {
+		outputs[i] = stderr // of the higher severities, too
+	}
+	verbosity, _ := strconv.Atoi(os.Getenv("GRPC_GO_LOG_VERBOSITY_LEVEL")) // 0 without a number
+	return grpclog.NewLoggerV2WithVerbosity(outputs[0], outputs[1], outputs[2], verbosity)
+}
+
+// duplicateStderr returns stderr with another file descriptor. Go raises SIGPIPE, which ends the
+// process, after a write to file descriptor 2 whose pipe has no reader. With another one the write
+// fails, and the pipe may have a reader later.
+func duplicateStderr() *os.File {
+	fd, err := unix.FcntlInt(os.Stderr.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return os.Stderr
+	}
+	return os.NewFile(uintptr(fd), "stderr")
+}
 
 // The main goroutine keeps the main thread, see [Main].
 func init() { runtime.LockOSThread() }
@@ -101,43 +124,45 @@ func init() { runtime.LockOSThread() }
 // another thread: the kernel delivers SIGTERM to the main thread, and to that one only while it is
 // blocked in a file system that hangs.
 func Main(ctx context.Context, p Program, commands any, args []string) int {
-	if os.Getenv(grpcLogLevel) == "" {
-		// gRPC would write errors that the programs report themselves among their lines, in another form.
-		grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
-	}
 	status := make(chan int)
 	go func() { status <- run(ctx, p, commands, args) }()
 	return <-status
 }
 
 func run(ctx context.Context, p Program, commands any, args []string) int {
+	stderr := logs.NewWriter(duplicateStderr())
+	defer stderr.Close()
+	grpclog.SetLoggerV2(grpcLogger(stderr))
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
+	dropServices()
 	p.adopted = Adopt(p.Aliases)
 	parser, err := New(p, commands)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
+		fmt.Fprintf(stderr, "%s: %v\n", p.Name, err)
 		return ExitUsage
 	}
+	unknown := unknownVariables(Variables(p, parser))
 	parsed, err := parse(parser, args)
-	if err != nil {
+	if err == nil && parsed.Command() == "version" {
+		unknown = nil
+	}
+	if err = errors.Join(append(unknown, err)...); err != nil {
 		message := fromVariable.ReplaceAllStringFunc(err.Error(), func(s string) string {
 			return "(from " + p.given(fromVariable.FindStringSubmatch(s)[1]) + "="
 		})
-		fmt.Fprintf(os.Stderr, "%s: %s\nTry '%s --help'.\n", p.Name, message, p.Name)
+		fmt.Fprintf(stderr, "%s: %s\nTry '%s --help'.\n", p.Name, message, p.Name)
 		return ExitUsage
 	}
 	parsed.BindTo(ctx, (*context.Context)(nil))
-	parsed.Bind(&Output{os.Stdout})
+	parsed.Bind(&Output{os.Stdout}, stderr)
 	err = parsed.Run()
 	// kong joins it with the error of a hook.
 	if joined, ok := err.(interface{ Unwrap() []error }); ok && len(joined.Unwrap()) == 1 {
 		err = joined.Unwrap()[0]
 	}
 	err = Explain(err)
-	// A stderr that nothing reads may block the print.
-	defer time.AfterFunc(CallTimeout, func() { os.Exit(ExitFailed) }).Stop()
 	var exit ExitError
 	var user *UsageError
 	switch {
@@ -146,10 +171,10 @@ func run(ctx context.Context, p Program, commands any, args []string) int {
 	case errors.As(err, &exit):
 		return int(exit)
 	case errors.As(err, &user):
-		fmt.Fprintf(os.Stderr, "%s: %s\n", p.Name, p.nameVariables(parsed, err.Error()))
+		fmt.Fprintf(stderr, "%s: %s\n", p.Name, p.nameVariables(parsed, err.Error()))
 		return ExitUsage
 	}
-	fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
+	fmt.Fprintf(stderr, "%s: %v\n", p.Name, err)
 	return ExitFailed
 }
 

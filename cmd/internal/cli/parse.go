@@ -81,6 +81,7 @@ func parse(parser *kong.Kong, args []string) (*kong.Context, error) {
 		if len(problems) > 0 && strings.HasPrefix(err.Error(), "missing ") {
 			return nil, errors.Join(problems...)
 		}
+		err = nameEnumVariable(parser, args, err)
 		rest, restore := without(parser, args, err)
 		defer restore()
 		if rest == nil {
@@ -93,6 +94,34 @@ func parse(parser *kong.Kong, args []string) (*kong.Context, error) {
 
 // fromVariable matches what the parser says of a value that a variable has.
 var fromVariable = regexp.MustCompile(`\(from envar ([A-Z0-9_]+)=`)
+
+// ofEnum matches the parser's error about a value that is not one of a list, which does not name a
+// variable.
+var ofEnum = regexp.MustCompile(`^--([a-z0-9-]+)\b.* must be one of `)
+
+// nameEnumVariable adds the variable to an error about the value that it has.
+func nameEnumVariable(parser *kong.Kong, args []string, err error) error {
+	m := ofEnum.FindStringSubmatch(err.Error())
+	if m == nil {
+		return err
+	}
+	flag := "--" + m[1]
+	given := func(arg string) bool { return arg == flag || strings.HasPrefix(arg, flag+"=") }
+	if slices.ContainsFunc(args, given) {
+		return err
+	}
+	_ = kong.Visit(parser.Model, func(node kong.Visitable, next kong.Next) error { // no visit fails
+		if f, ok := node.(*kong.Flag); ok && f.Name == m[1] {
+			for _, name := range f.Envs {
+				if value, set := os.LookupEnv(name); set && !fromVariable.MatchString(err.Error()) {
+					err = fmt.Errorf("%w (from envar %s=%q)", err, name, value)
+				}
+			}
+		}
+		return next(nil)
+	})
+	return err
+}
 
 // without removes the flag that an error is about from the arguments, or from the environment; it
 // returns nil when the error is about no flag.

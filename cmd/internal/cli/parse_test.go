@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,8 @@ type testLine struct {
 		Lease time.Duration
 		Drain time.Duration
 		Port  uint16
+		Log   string `enum:"text,json" default:"text"`
+		Mode  string `enum:"a,b" default:"a"`
 	} `cmd:"" default:"withargs"`
 	Status struct{} `cmd:""`
 	Target struct {
@@ -47,6 +50,30 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 				t.Errorf("%s: got %v, want %q", line, err, w)
 			}
 		}
+	}
+}
+
+func TestEnumErrorsNameVariables(t *testing.T) {
+	t.Setenv("VIPGATE_LOG", "x")
+	t.Setenv("VIPGATE_MODE", "y")
+	t.Setenv("VIPGATE_LEASE", "1")
+	_, err := parse(testParser(t), []string{"run"})
+	for _, want := range []string{
+		`--log must be one of "text","json" but got "x" (from envar VIPGATE_LOG="x")`,
+		`(from envar VIPGATE_MODE="y")`, `(from envar VIPGATE_LEASE="1")`,
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+	for _, name := range []string{"VIPGATE_LOG", "VIPGATE_MODE", "VIPGATE_LEASE"} {
+		if err := os.Unsetenv(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err = parse(testParser(t), strings.Fields("run --log=z")); err == nil ||
+		err.Error() != `--log must be one of "text","json" but got "z"` {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -1,15 +1,21 @@
 package cli
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 func TestErrorsOfCallsHaveNoWordsOfGRPC(t *testing.T) {
@@ -49,5 +55,58 @@ func (failingCommand) Run() error { return grpcstatus.Error(codes.InvalidArgumen
 func TestErrorOfACommandIsExplained(t *testing.T) {
 	if status := run(t.Context(), Program{Name: "test"}, &failingLine{}, nil); status != ExitUsage {
 		t.Errorf("exit status %d", status)
+	}
+}
+
+// openTerminal returns both ends of a pseudo-terminal.
+func openTerminal(t *testing.T) (controller, terminal *os.File) {
+	t.Helper()
+	controller, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = controller.Close() })
+	n, err := unix.IoctlGetInt(int(controller.Fd()), unix.TIOCGPTN)
+	if err = errors.Join(err, unix.IoctlSetPointerInt(int(controller.Fd()), unix.TIOCSPTLCK, 0)); err != nil {
+		t.Fatal(err)
+	}
+	terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = terminal.Close() })
+	return controller, terminal
+}
+
+func TestWatchedStatus(t *testing.T) {
+	watch := func(out io.Writer, format string, end error) error {
+		texts := []string{"one\n", "two\n"}
+		next := func() (*wrapperspb.StringValue, error) {
+			if len(texts) == 0 {
+				return nil, end
+			}
+			text := texts[0]
+			texts = texts[1:]
+			return wrapperspb.String(text), nil
+		}
+		return ShowStatus(t.Context(), &Output{out}, StatusFlags{Watch: true, Output: format}, next,
+			func(s *wrapperspb.StringValue) (string, bool) { return s.GetValue(), false })
+	}
+	end := errors.New("the process ended")
+	controller, terminal := openTerminal(t)
+	if err := watch(terminal, "table", end); !errors.Is(err, end) {
+		t.Errorf("got %v", err)
+	}
+	const want = "\x1b[?1049h\x1b[H\x1b[2Jone\r\n\x1b[H\x1b[2Jtwo\r\n\x1b[?1049l"
+	got := make([]byte, 1000)
+	n, err := io.ReadAtLeast(controller, got, len(want))
+	if err != nil || string(got[:n]) != want {
+		t.Errorf("terminal: got %q, %v", got[:n], err)
+	}
+	for format, want := range map[string]string{"table": "one\n\ntwo\n", "json": "\"one\\n\"\n\"two\\n\"\n"} {
+		var pipe bytes.Buffer
+		if err := watch(&pipe, format, end); !errors.Is(err, end) || pipe.String() != want {
+			t.Errorf("%s in a pipe: got %q, %v", format, pipe.String(), err)
+		}
 	}
 }

@@ -2,8 +2,10 @@ package cli
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -31,5 +33,22 @@ func TestLinkerSetsTheVersion(t *testing.T) {
 		if !strings.Contains(string(text), name) {
 			t.Errorf("%s does not name %s", file, name)
 		}
+	}
+}
+
+// The commit is set by the linker: GOFLAGS=-buildvcs=false, or a clone of another user, would leave
+// the programs without one.
+func TestMakeSetsTheCommit(t *testing.T) {
+	commit, err := exec.CommandContext(t.Context(), "git", "rev-parse", "--short=12", "HEAD").Output()
+	if err != nil {
+		t.Skip("no git clone: ", err)
+	}
+	c := exec.CommandContext(t.Context(), "make", "--no-print-directory", "-C", "../../..", "-n", "build")
+	c.Env = append(os.Environ(), "MAKEFLAGS=")
+	out, err := c.CombinedOutput()
+	name := reflect.TypeFor[Output]().PkgPath() + ".buildVersion"
+	line := regexp.MustCompile(`-X ` + name + `=(\S*` + strings.TrimSpace(string(commit)) + `\S*|v\S+)' `)
+	if err != nil || !line.Match(out) {
+		t.Errorf("%v: the version is not set to %s:\n%s", err, commit, out)
 	}
 }

@@ -23,7 +23,9 @@ func (f *Conn) Links() ([]plan.Link, error) {
 	list, err := f.rt.Links()
 	links := make([]plan.Link, len(list))
 	for i, l := range list {
-		links[i] = plan.Link{Name: l.Name, Index: l.Index, Up: l.Up(), Loopback: l.Flags&unix.IFF_LOOPBACK != 0}
+		links[i] = plan.Link{
+			Name: l.Name, Index: l.Index, Up: l.Up(), Loopback: l.Flags&unix.IFF_LOOPBACK != 0, MTU: l.MTU,
+		}
 	}
 	return links, err
 }
@@ -48,6 +50,18 @@ func (f *Conn) ReadNetwork() (*plan.Network, error) {
 			}
 		}
 	}
+	routes, err := inFamilies(f, func(family vip.Family) ([]rtnetlink.Route, error) {
+		return f.rt.Routes(family, rtnetlink.RouteFilter{Table: unix.RT_TABLE_LOCAL})
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range routes {
+		if isLocalRoute(r) {
+			n.LocalRoutes = append(n.LocalRoutes,
+				plan.LocalRoute{Prefix: r.Prefix, Target: r.Protocol == rtnetlink.ProtocolTarget})
+		}
+	}
 	neighbors, err := inFamilies(f, f.rt.Neighbors)
 	if err != nil {
 		return nil, err
@@ -69,6 +83,12 @@ func (f *Conn) ReadNetwork() (*plan.Network, error) {
 		}
 	}
 	return n, nil
+}
+
+// isLocalRoute reports whether a route delivers packets to this host that are not addressed to its
+// addresses. The kernel adds the local routes of addresses.
+func isLocalRoute(r rtnetlink.Route) bool {
+	return r.Table == unix.RT_TABLE_LOCAL && r.Type == unix.RTN_LOCAL && r.Protocol != unix.RTPROT_KERNEL
 }
 
 // maxSolicited bounds the neighbors that are probed at once: of more, a random subset.

@@ -1,6 +1,7 @@
 package fwstate
 
 import (
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -52,5 +53,28 @@ func TestReportedElementsAreFew(t *testing.T) {
 		if read, err := f.ReadTables(w); err != nil || !plan.SameStream(read, &want) {
 			t.Errorf("after %d elements: %+v, %v", 2*changed, read, err)
 		}
+	}
+}
+
+// Each entry of a table can be reported, the first and the last as well. An entry beyond the table
+// changes nothing, and the known stream is not changed in place.
+func TestReportOfEntries(t *testing.T) {
+	known := &plan.KernelStream{Name: "web", Size: 5, Tables: bothFamilies(filled(5, 5000, 5001))}
+	before := slices.Clone(known.Tables[vip.IPv4])
+	r := report{
+		plan.MaglevMap(vip.IPv4, "web"): {
+			{index: 0, fwmark: 0}, {index: 0, fwmark: 7}, {index: 4, fwmark: 8}, {index: 5, fwmark: 9},
+		},
+		plan.MaglevMap(vip.IPv4, "other"): {{index: 1, fwmark: 9}},
+		plan.MaglevMap(vip.IPv6, "web"):   {{index: 4, fwmark: 0}},
+	}
+	got := r.of(known)
+	want4, want6 := slices.Clone(before), slices.Clone(before)
+	want4[0], want4[4], want6[4] = 7, 8, 0
+	if !slices.Equal(got.Tables[vip.IPv4], want4) || !slices.Equal(got.Tables[vip.IPv6], want6) {
+		t.Errorf("got %v, want %v and %v", got.Tables, want4, want6)
+	}
+	if !slices.Equal(known.Tables[vip.IPv4], before) {
+		t.Errorf("what was known is now %v", known.Tables[vip.IPv4])
 	}
 }

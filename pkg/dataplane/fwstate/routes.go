@@ -47,7 +47,7 @@ func ownedRule(r rtnetlink.Rule) bool {
 	case r.Protocol != plan.RouteProtocol:
 		return false
 	case r.Action == unix.FR_ACT_TO_TBL:
-		return !r.Extra && !r.Source.IsValid() && r.Mark == r.Table && r.Mask != 0
+		return !r.Extra && r.Input == "" && !r.Source.IsValid() && r.Mark == r.Table && r.Mask != 0
 	}
 	return r.Mark == 0 && (r.Action == unix.FR_ACT_NOP || r.Action == unix.FR_ACT_GOTO)
 }

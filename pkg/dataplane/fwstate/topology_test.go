@@ -44,7 +44,10 @@ type topologyTarget struct {
 
 func newTopology(t *testing.T, pods, targets int, mode Conntrack) *topology {
 	t.Helper()
-	x := &topology{client: lab.NewNetNS(t), router: lab.NewNetNS(t), fabricNet: lab.NewNetNS(t)}
+	x := &topology{}
+	for _, ns := range []**lab.NetNS{&x.client, &x.router, &x.fabricNet} {
+		*ns = lab.NewNetNS(t, lab.WithoutDAD)
+	}
 	forward := func(ns *lab.NetNS) {
 		for _, key := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
 			must(t, ns.Sysctl(key, "1"))
@@ -62,7 +65,7 @@ func newTopology(t *testing.T, pods, targets int, mode Conntrack) *topology {
 	run(t, x.fabricNet, "ip link add br0 type bridge; ip link set br0 up")
 	o := Config{Conntrack: mode}
 	for i := range pods {
-		pod := lab.NewNetNS(t)
+		pod := lab.NewNetNS(t, lab.WithoutDAD)
 		forward(pod)
 		must(t, lab.Veth(pod, "ext", x.router, fmt.Sprintf("pod%d", i)))
 		must(t, lab.Veth(pod, "int0", x.fabricNet, fmt.Sprintf("pod%d", i)))
@@ -75,7 +78,7 @@ func newTopology(t *testing.T, pods, targets int, mode Conntrack) *topology {
 		x.fabrics = append(x.fabrics, openConn(t, pod, o))
 	}
 	for i := range targets {
-		g := &topologyTarget{ns: lab.NewNetNS(t), received: map[netip.AddrPort]int{}}
+		g := &topologyTarget{ns: lab.NewNetNS(t, lab.WithoutDAD), received: map[netip.AddrPort]int{}}
 		must(t, lab.Veth(g.ns, "eth0", x.fabricNet, fmt.Sprintf("t%d", i)))
 		run(t, x.fabricNet, fmt.Sprintf("ip link set t%d master br0", i))
 		g.slot = plan.KernelTarget{

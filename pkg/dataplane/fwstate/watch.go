@@ -201,9 +201,9 @@ func (w *Watch) handleNeighbor(m netlink.Message) {
 	w.publish(Events{Neighbors: true})
 }
 
-// concerns reports whether a route belongs to the data plane, or is in a table of its range.
-// BIRD may write a great many other routes.
+// concerns reports whether a route belongs to the data plane, is in a table of its range, or may
+// deliver packets to VIPs to this host. BIRD may write a great many other routes.
 func (c Config) concerns(b []byte) bool {
 	r, err := rtnetlink.ParseRoute(b)
-	return err != nil || r.Protocol == plan.RouteProtocol || c.inRange(r.Table)
+	return err != nil || r.Protocol == plan.RouteProtocol || c.inRange(r.Table) || isLocalRoute(r)
 }

@@ -7,6 +7,7 @@ import (
 	gonet "net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -411,6 +412,8 @@ func TestWatchReportsEvents(t *testing.T) {
 		}
 		return n.Links
 	})
+	run(t, ns, "ip route add local 30.0.0.0/24 dev lo proto 180; ip -6 route add local 3000::/64 dev lo")
+	wait("local routes without an address", func(n Events) bool { return n.Routes })
 	// No host answers there.
 	must(t, ns.Sysctl("net.ipv4.neigh.int0.retrans_time_ms", "50"))
 	must(t, ns.Do(func() error {
@@ -424,6 +427,12 @@ func TestWatchReportsEvents(t *testing.T) {
 	wait("a neighbour that failed", func(n Events) bool { return n.Neighbors })
 	s, err := f.ReadNetwork()
 	must(t, err)
+	local := []plan.LocalRoute{
+		{Prefix: netip.MustParsePrefix("30.0.0.0/24"), Target: true}, {Prefix: netip.MustParsePrefix("3000::/64")},
+	}
+	if !slices.Equal(s.LocalRoutes, local) {
+		t.Errorf("local routes %v, want %v", s.LocalRoutes, local)
+	}
 	nine := netip.MustParseAddr("172.16.0.9")
 	if _, failed := s.FailedNeighbors[nine]; !failed {
 		t.Errorf("failed neighbours are %v", maps.Keys(s.FailedNeighbors))

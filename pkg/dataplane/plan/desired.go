@@ -148,6 +148,8 @@ type Problem struct {
 	Detail, Remedy string
 	// VIPs are not served because of the problem.
 	VIPs []vip.VIP
+	// Local: packets to these VIPs are delivered to this host.
+	Local bool
 }
 
 // Key identifies the problem.

@@ -117,9 +117,18 @@ func (c *Change) Empty() bool {
 type Network struct {
 	// LocalAddrs are the addresses of this host.
 	LocalAddrs map[netip.Addr]struct{}
+	// LocalRoutes deliver prefixes to this host that are none of its addresses (AnyIP).
+	LocalRoutes []LocalRoute
 	// FailedNeighbors do not answer on any link (NUD_FAILED).
 	FailedNeighbors map[netip.Addr]struct{}
 	Links           []Link
+}
+
+// LocalRoute is a route of type local.
+type LocalRoute struct {
+	Prefix netip.Prefix
+	// Target: it is a route of the program target.
+	Target bool
 }
 
 // Link is a network interface.
@@ -129,6 +138,7 @@ type Link struct {
 	// Up reports whether it is enabled and has a carrier.
 	Up       bool
 	Loopback bool
+	MTU      int // in bytes
 	// Prefixes are those of its connected networks.
 	Prefixes []netip.Prefix
 }

@@ -22,9 +22,9 @@ type VIPOwners struct {
 	Problems []Problem
 }
 
-// AssignVIPs gives each VIP to the stream whose name sorts first, unless it is an
-// address of this network namespace, whose packets are delivered locally.
-func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}) VIPOwners {
+// AssignVIPs gives each VIP to the stream whose name sorts first, unless its packets are delivered
+// to this network namespace: it is an address there, or has a local route.
+func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}, routes []LocalRoute) VIPOwners {
 	s := VIPOwners{Owned: map[string][]vip.VIP{}, Owner: map[vip.VIP]string{}, Covered: map[vip.VIP]vip.VIP{}}
 	var wide []vip.VIP // owned ones that are wider than a host
 	for _, name := range slices.Sorted(maps.Keys(streams)) {
@@ -33,14 +33,20 @@ func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}) VIPOw
 			return cmp.Or(cmp.Compare(a.Prefix().Bits(), b.Prefix().Bits()), vip.Compare(a, b))
 		})
 		for _, v := range slices.Compact(vips) {
-			problem := func(detail, remedy string) {
-				p := Problem{Object: "VIP " + v.String(), Detail: detail, Remedy: remedy, VIPs: []vip.VIP{v}}
+			problem := func(local bool, detail, remedy string) {
+				p := Problem{Object: "VIP " + v.String(), Detail: detail, Remedy: remedy, VIPs: []vip.VIP{v}, Local: local}
 				s.Problems = append(s.Problems, p)
 			}
 			if a, ok := localIn(v, local); ok {
-				problem(a.String()+" is an address of this network namespace: "+
+				problem(true, a.String()+" is an address of this network namespace: "+
 					"its packets are delivered here before any rule of the data plane",
 					fmt.Sprintf("ip address del %s/%d dev DEVICE, or take the VIP out of stream %s", a, a.BitLen(), name))
+				continue
+			}
+			overlaps := func(r LocalRoute) bool { return v.Prefix().Overlaps(r.Prefix) }
+			if i := slices.IndexFunc(routes, overlaps); i >= 0 {
+				detail, remedy := routes[i].explain(name)
+				problem(true, detail, remedy)
 				continue
 			}
 			other, by := overlap(v, s.Owner, wide)
@@ -55,13 +61,24 @@ func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}) VIPOw
 			case by == name:
 				s.Covered[v] = other
 			default:
-				problem(fmt.Sprintf("stream %s wants it, but stream %s serves %s", name, by, other),
+				problem(false, fmt.Sprintf("stream %s wants it, but stream %s serves %s", name, by, other),
 					fmt.Sprintf("take it out of one of the streams %s and %s", by, name))
 			}
 		}
 		slices.SortFunc(s.Owned[name], vip.Compare)
 	}
 	return s
+}
+
+// explain returns why a VIP of a stream is not forwarded, and the remedy.
+func (r LocalRoute) explain(stream string) (detail, remedy string) {
+	if r.Target {
+		return fmt.Sprintf("\"target run\" of this network namespace takes the packets to %s (local route)", r.Prefix),
+			"end it here and run target cleanup"
+	}
+	return fmt.Sprintf("%s is a local route of this network namespace: "+
+			"its packets are delivered here before any rule of the data plane", r.Prefix),
+		fmt.Sprintf("ip route del local %s table local, or take the VIP out of stream %s", r.Prefix, stream)
 }
 
 // Limit leaves out the VIPs of one address that a map does not hold, rather new ones.

@@ -13,6 +13,7 @@ import (
 
 func TestOwnerOfVIP(t *testing.T) {
 	local := map[netip.Addr]struct{}{netip.MustParseAddr("20.9.0.1"): {}}
+	routes := []LocalRoute{{Prefix: netip.MustParsePrefix("20.8.0.0/24"), Target: true}}
 	for _, tt := range []struct {
 		name     string
 		streams  map[string][]string
@@ -49,13 +50,18 @@ func TestOwnerOfVIP(t *testing.T) {
 			map[string][]string{"a": {"20.9.0.1/32", "20.9.0.0/24", "20.9.1.0/24"}},
 			"map[a:[20.9.1.0/24]]", 2,
 		},
+		{
+			"a local route of this host",
+			map[string][]string{"a": {"20.8.0.1/32", "20.8.0.0/16", "20.8.1.0/24"}},
+			"map[a:[20.8.1.0/24]]", 2,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			streams := map[string]*Stream{}
 			for name, vips := range tt.streams {
 				streams[name] = streamOf(name, vips)
 			}
-			s := AssignVIPs(streams, local)
+			s := AssignVIPs(streams, local, routes)
 			maps.DeleteFunc(s.Owned, func(_ string, v []vip.VIP) bool { return len(v) == 0 })
 			if got := fmt.Sprint(s.Owned); got != tt.owned || len(s.Problems) != tt.problems {
 				t.Errorf("got %s and %+v", got, s.Problems)
@@ -71,7 +77,7 @@ func TestVIPsBeyondAMap(t *testing.T) {
 	many := hosts("20.0.0.0", MaxHostVIPs)
 	s := AssignVIPs(map[string]*Stream{
 		"a": streamOf("a", append(slices.Clone(many), "40.0.0.0/24", "2000::1/128")), "b": streamOf("b", kept),
-	}, nil)
+	}, nil, nil)
 	s.Limit(installed)
 	if got := s.Owned["b"]; fmt.Sprint(got) != fmt.Sprint(kept) {
 		t.Errorf("stream b owns %v", got)

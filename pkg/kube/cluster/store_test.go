@@ -14,6 +14,13 @@ func pod(name, version string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version, UID: types.UID(name)}}
 }
 
+// again is a pod that was deleted and created again.
+func again(name, version string) *corev1.Pod {
+	p := pod(name, version)
+	p.UID += "-again"
+	return p
+}
+
 // TestStore has for each event what the store holds after it, and whether it has changed.
 func TestStore(t *testing.T) {
 	type event func(*store) error
@@ -32,6 +39,12 @@ func TestStore(t *testing.T) {
 		{"first list without objects", replace(), "", true},
 		{"list", replace(pod("a", "5"), pod("b", "7")), "a@5 b@7", true},
 		{"the same list", replace(pod("a", "5"), pod("b", "7")), "a@5 b@7", false},
+		{"list with a newer object", replace(pod("a", "5"), pod("b", "8")), "a@5 b@8", true},
+		{"list with an older object", replace(pod("a", "5"), pod("b", "7")), "a@5 b@7", true},
+		{"list with an object of the same name", replace(pod("a", "5"), again("b", "7")), "a@5 b@7", true},
+		{"list with another object", replace(pod("a", "5"), pod("c", "7")), "a@5 c@7", true},
+		{"list with one more", replace(pod("a", "5"), pod("b", "7"), pod("c", "7")), "a@5 b@7 c@7", true},
+		{"list with one less", replace(pod("a", "5"), pod("b", "7")), "a@5 b@7", true},
 		{"new version", set("a", "9"), "a@9 b@7", true},
 		{"twice", set("a", "9"), "a@9 b@7", false},
 		{"older version", set("a", "8"), "a@9 b@7", false},
@@ -47,7 +60,10 @@ func TestStore(t *testing.T) {
 		{"the same version after it", set("c", "14"), "a@13 b@7", false},
 		{"list of an older state", replace(pod("a", "3")), "a@3", true},
 		{"version after it", set("c", "4"), "a@3 c@4", true},
-		{"no resource version", set("a", "x"), "a@x c@4", true},
+		{"deletion with the version of the object", remove("c", "4"), "a@3", true},
+		{"the same version after it", set("c", "4"), "a@3", false},
+		{"created again after it", set("c", "5"), "a@3 c@5", true},
+		{"no resource version", set("a", "x"), "a@x c@5", true},
 	} {
 		changes = 0
 		if err := step.event(s); err != nil {

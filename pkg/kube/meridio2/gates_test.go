@@ -2,13 +2,26 @@ package meridio2
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -116,5 +129,235 @@ func TestConditionNamesTheCause(t *testing.T) {
 		if c.Reason != want || c.Message == "" || (c.Status == corev1.ConditionTrue) != (want == reasonUp) {
 			t.Errorf("%s: %+v", want, c)
 		}
+	}
+}
+
+// api is an API server that takes writes and keeps nothing.
+type api struct {
+	*fake.FakeDynamicClient
+	writes []map[string]any
+	answer func(n int) error // nil: accepted
+}
+
+func newAPI() *api {
+	a := &api{FakeDynamicClient: fake.NewSimpleDynamicClient(runtime.NewScheme())}
+	take := func(action clienttesting.Action) (bool, runtime.Object, error) {
+		body := map[string]any{}
+		switch action := action.(type) {
+		case clienttesting.PatchAction:
+			if err := json.Unmarshal(action.GetPatch(), &body); err != nil {
+				return true, nil, err
+			}
+		case clienttesting.CreateAction:
+			body = action.GetObject().(*unstructured.Unstructured).Object
+		}
+		a.writes = append(a.writes, body)
+		if a.answer != nil {
+			if err := a.answer(len(a.writes)); err != nil {
+				return true, nil, err
+			}
+		}
+		return true, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Pod"}}, nil
+	}
+	a.PrependReactor("patch", "*", take)
+	a.PrependReactor("create", "*", take)
+	return a
+}
+
+// gatedPod is a Pod with the gate of IPv4, whose condition has a status; "" for none.
+func gatedPod(version string, live corev1.ConditionStatus) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a-0", Namespace: "ns", UID: "uid", ResourceVersion: version}}
+	p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: GateOf(vip.IPv4)}}
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	if live != "" {
+		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: GateOf(vip.IPv4), Status: live})
+	}
+	return p
+}
+
+func newGates(a *api, reported *error) *Gates {
+	return NewGates(Options{
+		Client: a, Pod: "a-0", Report: func(err error) { *reported = err }, Log: slog.New(slog.DiscardHandler),
+	})
+}
+
+// After a start only a gate that was true stays so: any other waits for the hold time.
+func TestGateAtTheStart(t *testing.T) {
+	up := state{status: &frontendv1.Status{Gateways: []*frontendv1.GatewayStatus{
+		{Name: "a", Address: "169.254.1.1", Up: true, Since: timestamppb.New(time.Unix(1, 0))},
+		{Name: "b", Address: "fd00::1", Up: true, Since: timestamppb.New(time.Unix(1, 0))}, // has no gate
+	}}}
+	for live, want := range map[corev1.ConditionStatus][]string{
+		"":                      {"False", "False", "True"},
+		corev1.ConditionUnknown: {"False", "False", "True"},
+		corev1.ConditionFalse:   {"", "", "True"},
+		corev1.ConditionTrue:    {"", "", ""},
+	} {
+		t.Run(string(live), func(t *testing.T) {
+			a := newAPI()
+			var reported error
+			g := newGates(a, &reported)
+			begin := time.Now()
+			if again := g.apply(t.Context(), begin, Input{}, up); !again.IsZero() || len(a.writes) > 0 {
+				t.Error("written before the objects are known")
+			}
+			input := Input{Known: true, Pod: gatedPod("1", live)}
+			if again := g.apply(t.Context(), begin, input, state{}); !again.IsZero() || len(a.writes) > 0 {
+				t.Error("written before the frontend is known")
+			}
+			last := ""
+			for i, d := range []time.Duration{0, holdTime - time.Millisecond, holdTime} {
+				again := g.apply(t.Context(), begin.Add(d), input, up)
+				if n := len(a.writes); n > 0 {
+					conditions := a.writes[n-1]["status"].(map[string]any)["conditions"].([]any)
+					c := conditions[0].(map[string]any)
+					if last = c["status"].(string); len(conditions) != 1 || c["type"] != string(GateOf(vip.IPv4)) {
+						t.Errorf("written are %v", conditions)
+					}
+					if uid := a.writes[n-1]["metadata"].(map[string]any)["uid"]; uid != "uid" {
+						t.Errorf("written to the Pod %v", uid)
+					}
+				}
+				if last != want[i] || reported != nil {
+					t.Errorf("after %v: %q, want %q, error %v", d, last, want[i], reported)
+				}
+				if live != corev1.ConditionTrue && i < 2 && !again.Equal(begin.Add(holdTime)) {
+					t.Errorf("after %v: looks again after %v", d, again.Sub(begin))
+				}
+			}
+		})
+	}
+}
+
+// What was written is not written again while the watch has not brought it back, a condition that
+// another writer changed is, and a refusal is retried with back-off.
+func TestGateIsWrittenOnce(t *testing.T) {
+	a := newAPI()
+	var reported error
+	g := newGates(a, &reported)
+	down := state{err: errors.New("connection refused")}
+	now := time.Now()
+	for range 3 {
+		g.apply(t.Context(), now, Input{Known: true, Pod: gatedPod("1", corev1.ConditionTrue)}, down)
+	}
+	if len(a.writes) != 1 {
+		t.Fatalf("%d writes, want 1", len(a.writes))
+	}
+	g.apply(t.Context(), now, Input{Known: true, Pod: gatedPod("2", corev1.ConditionFalse)}, down)
+	if len(a.writes) != 1 {
+		t.Errorf("%d writes after the watch", len(a.writes))
+	}
+	a.answer = func(int) error {
+		return apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "a-0", errors.New("no"))
+	}
+	changed := Input{Known: true, Pod: gatedPod("3", corev1.ConditionTrue)}
+	for range 3 {
+		again := g.apply(t.Context(), time.Now(), changed, down)
+		if again.IsZero() || !apierrors.IsForbidden(reported) {
+			t.Errorf("looks again at %v, reported %v", again, reported)
+		}
+	}
+	if len(a.writes) != 2 {
+		t.Errorf("%d writes, want one more: the others are too early", len(a.writes)-1)
+	}
+	a.answer = nil
+	g.apply(t.Context(), time.Now().Add(time.Second), changed, down)
+	if len(a.writes) != 3 || reported != nil {
+		t.Errorf("%d writes, reported %v", len(a.writes), reported)
+	}
+	if g.apply(t.Context(), now, Input{Known: true}, down); reported == nil {
+		t.Error("a missing Pod is not reported")
+	}
+}
+
+// Each refusal has one Event, also when the API server does not take it at first, and a new one
+// after it was gone.
+func TestEventOfRefusal(t *testing.T) {
+	a := newAPI()
+	e := NewEvents(Options{Client: a, Pod: "a-0", Log: slog.New(slog.DiscardHandler)})
+	problem := func(name, message string) translation.Problem {
+		return translation.Problem{
+			Object: corev1.ObjectReference{Kind: "GatewayRouter", Namespace: "ns", Name: name, UID: types.UID(name)},
+			Reason: "Invalid", Message: message,
+		}
+	}
+	all := []translation.Problem{problem("a", "x"), problem("b", "y")}
+	a.answer = func(n int) error {
+		switch n {
+		case 1:
+			return errors.New("connection refused")
+		case 3:
+			return apierrors.NewAlreadyExists(schema.GroupResource{Resource: "events"}, "a") // of another pod
+		}
+		return nil
+	}
+	if err := e.send(t.Context(), all); err == nil {
+		t.Error("no error")
+	}
+	for range 2 {
+		if err := e.send(t.Context(), all); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(a.writes) != 3 {
+		t.Fatalf("%d writes, want a, b and again a", len(a.writes))
+	}
+	name := func(i int) any { return a.writes[i]["metadata"].(map[string]any)["name"] }
+	if name(0) != name(2) || name(0) == name(1) {
+		t.Errorf("names are %v, %v, %v", name(0), name(1), name(2))
+	}
+	if note, regarding := a.writes[1]["note"], a.writes[1]["regarding"].(map[string]any); note != "y" ||
+		regarding["uid"] != "b" || a.writes[1]["type"] != "Warning" || a.writes[1]["reason"] != "Invalid" {
+		t.Errorf("the Event is %v", a.writes[1])
+	}
+	for _, now := range [][]translation.Problem{all[:1], all, {problem("a", "z"), all[1]}} {
+		if err := e.send(t.Context(), now); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(a.writes) != 5 { // b again, and a with another message
+		t.Errorf("%d writes, want 5", len(a.writes))
+	}
+}
+
+func TestRefusalsAndTheirNames(t *testing.T) {
+	of := func(name, reason string, accepted bool) translation.Verdict {
+		return translation.Verdict{
+			Object: corev1.ObjectReference{Name: name, UID: types.UID(name)}, Accepted: accepted, Reason: reason, Message: "m",
+		}
+	}
+	names := func(r translation.Result) (all string) {
+		for _, p := range refusals(r) {
+			all += p.Object.Name + " "
+		}
+		return all
+	}
+	router := translation.ServiceVerdict{Verdict: of("router", "Invalid", false)}
+	partly := translation.ServiceVerdict{Verdict: of("partly", "Accepted", true)}
+	partly.Problems = []translation.Problem{{Object: corev1.ObjectReference{Name: "vip"}}}
+	for _, c := range []struct {
+		result translation.Result
+		want   string
+	}{
+		{translation.Result{Trench: of("gw", "Invalid", false)}, "gw "},
+		{translation.Result{Trench: of("gw", ReasonDeleting, false)}, ""},
+		{translation.Result{Trench: of("", "Missing", false)}, ""},
+		{translation.Result{
+			Trench: of("gw", "Valid", true), Services: []translation.ServiceVerdict{router, partly},
+		}, "router vip "},
+	} {
+		if got := names(c.result); got != c.want {
+			t.Errorf("refusals are %q, want %q", got, c.want)
+		}
+	}
+	var long translation.Problem
+	long.Object.Name = strings.Repeat("a", maxPrefix-1) + ".b" + strings.Repeat("c", 50)
+	if name := eventName(long); len(name) != maxPrefix-1+17 || strings.Contains(name, "..") {
+		t.Errorf("the Event is called %s", name)
+	}
+	same, other := long, long
+	other.Message = "another"
+	if eventName(long) != eventName(same) || eventName(long) == eventName(other) {
+		t.Error("names do not follow the refusal")
 	}
 }

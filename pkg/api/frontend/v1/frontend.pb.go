@@ -429,7 +429,8 @@ func (x *GetDebugResponse) GetJson() string {
 type ListEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only events of this VIP; empty means all. Of an event of many VIPs the
-	// answer holds what happened to this one.
+	// answer holds what happened to this one. NOT_FOUND for a VIP that is not in
+	// the attractor and has no events.
 	Vip string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
 	// At most this many, the newest; 0 means all that are kept: 1 000, or fewer
 	// after decisions about many VIPs.
@@ -938,8 +939,10 @@ func (x *VipTransitions) GetDetail() string {
 // DrainRequest names what to drain.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The VIPs, as prefixes; none means all.
-	Vips          []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
+	// The VIPs, as prefixes; none only with all.
+	Vips []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
+	// Drains every VIP.
+	All           bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -979,6 +982,13 @@ func (x *DrainRequest) GetVips() []string {
 		return x.Vips
 	}
 	return nil
+}
+
+func (x *DrainRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
 }
 
 // DrainResponse tells what is drained.
@@ -1496,7 +1506,8 @@ type GatewayStatus struct {
 	Imported uint32 `protobuf:"varint,6,opt,name=imported,proto3" json:"imported,omitempty"`
 	// Routes that BIRD sent to it.
 	Exported uint32 `protobuf:"varint,7,opt,name=exported,proto3" json:"exported,omitempty"`
-	// The last error of the session; empty without one.
+	// Why the session was lost or does not come up under the present configuration; empty without an
+	// error, or while it is up.
 	LastError string `protobuf:"bytes,8,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	// BFD in BIRD's words; empty without BFD.
 	Bfd string `protobuf:"bytes,9,opt,name=bfd,proto3" json:"bfd,omitempty"`
@@ -1513,8 +1524,13 @@ type GatewayStatus struct {
 	NoDelay bool `protobuf:"varint,13,opt,name=no_delay,json=noDelay,proto3" json:"no_delay,omitempty"`
 	// Why it has not, although the session is up.
 	NoDelayProblem string `protobuf:"bytes,14,opt,name=no_delay_problem,json=noDelayProblem,proto3" json:"no_delay_problem,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Advertised VIPs of its family, all of which BIRD should send to it; 0 for a static gateway, to
+	// which BIRD sends none.
+	Expected uint32 `protobuf:"varint,15,opt,name=expected,proto3" json:"expected,omitempty"`
+	// When the last error was seen, by the wall clock; absent without one.
+	LastErrorAt   *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=last_error_at,json=lastErrorAt,proto3" json:"last_error_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GatewayStatus) Reset() {
@@ -1645,6 +1661,20 @@ func (x *GatewayStatus) GetNoDelayProblem() string {
 	return ""
 }
 
+func (x *GatewayStatus) GetExpected() uint32 {
+	if x != nil {
+		return x.Expected
+	}
+	return 0
+}
+
+func (x *GatewayStatus) GetLastErrorAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastErrorAt
+	}
+	return nil
+}
+
 // BirdStatus is the BIRD process.
 type BirdStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1740,7 +1770,8 @@ type VipStatus struct {
 	Since *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
 	// What the load balancer said last; absent if it never spoke of the VIP.
 	Readiness *v1.VipReadiness `protobuf:"bytes,5,opt,name=readiness,proto3" json:"readiness,omitempty"`
-	// Gateways of its family that are up, by name.
+	// Gateways that receive it, by name: those of its family that are up, except for gateways to which
+	// BIRD does not export it. None while it is not advertised.
 	Gateways []string `protobuf:"bytes,6,rep,name=gateways,proto3" json:"gateways,omitempty"`
 	// Static gateways that send its traffic although it is not announced, by name: the VIPs of a
 	// family share their BFD sessions.
@@ -1887,9 +1918,10 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x04from\x18\x03 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\x04from\x123\n" +
 	"\x02to\x18\x04 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\x02to\x12A\n" +
 	"\x06reason\x18\x05 \x01(\x0e2).vipgate.readiness.v1.AdvertisementReasonR\x06reason\x12\x16\n" +
-	"\x06detail\x18\x06 \x01(\tR\x06detail\"\"\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\"4\n" +
 	"\fDrainRequest\x12\x12\n" +
-	"\x04vips\x18\x01 \x03(\tR\x04vips\"w\n" +
+	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x10\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\"w\n" +
 	"\rDrainResponse\x12\x18\n" +
 	"\adrained\x18\x01 \x03(\tR\adrained\x12\x1a\n" +
 	"\bdraining\x18\x02 \x03(\tR\bdraining\x120\n" +
@@ -1930,7 +1962,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
 	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\x12\x18\n" +
-	"\aservice\x18\b \x01(\tR\aservice\"\x8d\x03\n" +
+	"\aservice\x18\b \x01(\tR\aservice\"\xe9\x03\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -1947,7 +1979,9 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x04held\x18\v \x01(\bR\x04held\x12\x18\n" +
 	"\awarning\x18\f \x01(\tR\awarning\x12\x19\n" +
 	"\bno_delay\x18\r \x01(\bR\anoDelay\x12(\n" +
-	"\x10no_delay_problem\x18\x0e \x01(\tR\x0enoDelayProblem\"\x9c\x01\n" +
+	"\x10no_delay_problem\x18\x0e \x01(\tR\x0enoDelayProblem\x12\x1a\n" +
+	"\bexpected\x18\x0f \x01(\rR\bexpected\x12>\n" +
+	"\rlast_error_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\vlastErrorAt\"\x9c\x01\n" +
 	"\n" +
 	"BirdStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
@@ -2053,32 +2087,33 @@ var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
 	28, // 22: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
 	30, // 23: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
 	25, // 24: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	25, // 25: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	26, // 26: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	27, // 27: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	25, // 28: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	31, // 29: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	1,  // 30: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.frontend.v1.GetStatusRequest
-	3,  // 31: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.frontend.v1.WatchStatusRequest
-	9,  // 32: vipgate.frontend.v1.FrontendService.ListEvents:input_type -> vipgate.frontend.v1.ListEventsRequest
-	11, // 33: vipgate.frontend.v1.FrontendService.WatchEvents:input_type -> vipgate.frontend.v1.WatchEventsRequest
-	15, // 34: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	17, // 35: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	5,  // 36: vipgate.frontend.v1.FrontendService.SetLogLevel:input_type -> vipgate.frontend.v1.SetLogLevelRequest
-	7,  // 37: vipgate.frontend.v1.FrontendService.GetDebug:input_type -> vipgate.frontend.v1.GetDebugRequest
-	2,  // 38: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.GetStatusResponse
-	4,  // 39: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.WatchStatusResponse
-	10, // 40: vipgate.frontend.v1.FrontendService.ListEvents:output_type -> vipgate.frontend.v1.ListEventsResponse
-	12, // 41: vipgate.frontend.v1.FrontendService.WatchEvents:output_type -> vipgate.frontend.v1.WatchEventsResponse
-	16, // 42: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.DrainResponse
-	18, // 43: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.UndrainResponse
-	6,  // 44: vipgate.frontend.v1.FrontendService.SetLogLevel:output_type -> vipgate.frontend.v1.SetLogLevelResponse
-	8,  // 45: vipgate.frontend.v1.FrontendService.GetDebug:output_type -> vipgate.frontend.v1.GetDebugResponse
-	38, // [38:46] is the sub-list for method output_type
-	30, // [30:38] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	25, // 25: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
+	25, // 26: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	26, // 27: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	27, // 28: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	25, // 29: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	31, // 30: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	1,  // 31: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.frontend.v1.GetStatusRequest
+	3,  // 32: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.frontend.v1.WatchStatusRequest
+	9,  // 33: vipgate.frontend.v1.FrontendService.ListEvents:input_type -> vipgate.frontend.v1.ListEventsRequest
+	11, // 34: vipgate.frontend.v1.FrontendService.WatchEvents:input_type -> vipgate.frontend.v1.WatchEventsRequest
+	15, // 35: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	17, // 36: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	5,  // 37: vipgate.frontend.v1.FrontendService.SetLogLevel:input_type -> vipgate.frontend.v1.SetLogLevelRequest
+	7,  // 38: vipgate.frontend.v1.FrontendService.GetDebug:input_type -> vipgate.frontend.v1.GetDebugRequest
+	2,  // 39: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.GetStatusResponse
+	4,  // 40: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.WatchStatusResponse
+	10, // 41: vipgate.frontend.v1.FrontendService.ListEvents:output_type -> vipgate.frontend.v1.ListEventsResponse
+	12, // 42: vipgate.frontend.v1.FrontendService.WatchEvents:output_type -> vipgate.frontend.v1.WatchEventsResponse
+	16, // 43: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.DrainResponse
+	18, // 44: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.UndrainResponse
+	6,  // 45: vipgate.frontend.v1.FrontendService.SetLogLevel:output_type -> vipgate.frontend.v1.SetLogLevelResponse
+	8,  // 46: vipgate.frontend.v1.FrontendService.GetDebug:output_type -> vipgate.frontend.v1.GetDebugResponse
+	39, // [39:47] is the sub-list for method output_type
+	31, // [31:39] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_frontend_v1_frontend_proto_init() }

@@ -269,6 +269,11 @@ const (
 	AdvertisementReason_ADVERTISEMENT_REASON_FLAPPING AdvertisementReason = 11
 	// Everything holds.
 	AdvertisementReason_ADVERTISEMENT_REASON_READY AdvertisementReason = 12
+	// The routing daemon accepts no VIPs: its session with the frontend is down.
+	AdvertisementReason_ADVERTISEMENT_REASON_NOT_ACCEPTED AdvertisementReason = 13
+	// The routing daemon has the VIP and exports it to no gateway that is up. The VIP is ANNOUNCED, since
+	// gateways may receive it at any time, and must not be called advertised.
+	AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED AdvertisementReason = 14
 )
 
 // Enum value maps for AdvertisementReason.
@@ -287,6 +292,8 @@ var (
 		10: "ADVERTISEMENT_REASON_LB_STALE",
 		11: "ADVERTISEMENT_REASON_FLAPPING",
 		12: "ADVERTISEMENT_REASON_READY",
+		13: "ADVERTISEMENT_REASON_NOT_ACCEPTED",
+		14: "ADVERTISEMENT_REASON_NOT_EXPORTED",
 	}
 	AdvertisementReason_value = map[string]int32{
 		"ADVERTISEMENT_REASON_UNSPECIFIED":       0,
@@ -302,6 +309,8 @@ var (
 		"ADVERTISEMENT_REASON_LB_STALE":          10,
 		"ADVERTISEMENT_REASON_FLAPPING":          11,
 		"ADVERTISEMENT_REASON_READY":             12,
+		"ADVERTISEMENT_REASON_NOT_ACCEPTED":      13,
+		"ADVERTISEMENT_REASON_NOT_EXPORTED":      14,
 	}
 )
 
@@ -1452,7 +1461,7 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x19ADVERTISEMENT_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ADVERTISEMENT_ANNOUNCED\x10\x01\x12\x1d\n" +
 	"\x19ADVERTISEMENT_DEPREFERRED\x10\x02\x12\x1b\n" +
-	"\x17ADVERTISEMENT_WITHDRAWN\x10\x03*\xf7\x03\n" +
+	"\x17ADVERTISEMENT_WITHDRAWN\x10\x03*\xc5\x04\n" +
 	"\x13AdvertisementReason\x12$\n" +
 	" ADVERTISEMENT_REASON_UNSPECIFIED\x10\x00\x12'\n" +
 	"#ADVERTISEMENT_REASON_NOT_CONFIGURED\x10\x01\x12&\n" +
@@ -1467,7 +1476,9 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x1dADVERTISEMENT_REASON_LB_STALE\x10\n" +
 	"\x12!\n" +
 	"\x1dADVERTISEMENT_REASON_FLAPPING\x10\v\x12\x1e\n" +
-	"\x1aADVERTISEMENT_REASON_READY\x10\f*M\n" +
+	"\x1aADVERTISEMENT_REASON_READY\x10\f\x12%\n" +
+	"!ADVERTISEMENT_REASON_NOT_ACCEPTED\x10\r\x12%\n" +
+	"!ADVERTISEMENT_REASON_NOT_EXPORTED\x10\x0e*M\n" +
 	"\bIpFamily\x12\x19\n" +
 	"\x15IP_FAMILY_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eIP_FAMILY_IPV4\x10\x01\x12\x12\n" +

@@ -1,0 +1,17 @@
+package cli
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/vipgate/vipgate/pkg/identity"
+)
+
+// WarnOfTarget logs that the program target runs in the network namespace of this process, which
+// belongs to a trench pod: it takes packets that are to be forwarded.
+func WarnOfTarget(ctx context.Context, log *slog.Logger) {
+	if owner := identity.NetNSOwner(ctx, "target"); owner != "" {
+		log.Error("target runs in the network namespace of a trench pod and takes packets to its pool; "+
+			"end it, and run target cleanup here", "owner", owner)
+	}
+}

@@ -1,0 +1,162 @@
+package bfdlease
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// ruleset is a model of the kernel's ruleset, with the transactions of a Lease and of others.
+type ruleset struct {
+	generation uint32
+	during     uint32 // transactions of other processes while the table is written
+	unread     error  // of a look at the generation
+	refused    error  // of a refreshment
+	writes     []content
+	refreshed  []content
+}
+
+func (r *ruleset) lease() *Lease {
+	l := New(slog.New(slog.DiscardHandler))
+	l.gateways = []netip.Addr{gateway4}
+	l.version = func() (uint32, error) { return r.generation, r.unread }
+	l.write = func(c content) error {
+		r.writes = append(r.writes, c)
+		r.generation += 1 + r.during
+		return nil
+	}
+	l.refresh = func(c content) error {
+		if r.refused == nil {
+			r.refreshed = append(r.refreshed, c)
+		}
+		return r.refused
+	}
+	l.remove = func() error { r.generation++; return nil }
+	return l
+}
+
+// The table is written again after each change of the ruleset by another process, and only then.
+func TestForeignChangesAreNoticed(t *testing.T) {
+	k := &ruleset{generation: 7}
+	l := k.lease()
+	now := time.Now()
+	l.Attract(now, Families{true})
+	for _, step := range []struct {
+		name   string
+		change func()
+		writes []int // after each of several calls
+	}{
+		{"the first", func() {}, []int{1, 1, 1}},
+		{"a change before", func() { k.generation++ }, []int{2, 2}},
+		{"a change before and one while it is written", func() { k.generation++; k.during = 1 }, []int{3}},
+		{"a change while it was written", func() { k.during = 0 }, []int{4, 4}},
+		{"changes while it is written, all the time", func() { k.generation++; k.during = 3 }, []int{5, 6}},
+		{"no change since", func() { k.during = 0 }, []int{7, 7}},
+		{"unknown generation", func() { k.unread = errors.New("no buffer space") }, []int{8, 9}},
+		{"known again", func() { k.unread = nil }, []int{10, 10}},
+		{"a generation that wraps", func() { k.generation = 1<<32 - 1 }, []int{11, 12, 12}},
+	} {
+		step.change()
+		for i, want := range step.writes {
+			if err := l.apply(now, Families{true}); err != nil {
+				t.Fatal(err)
+			}
+			if len(k.writes) != want {
+				t.Fatalf("%s, call %d: %d writes, want %d", step.name, i, len(k.writes), want)
+			}
+		}
+	}
+	if len(k.refreshed) > 0 {
+		t.Errorf("refreshed %d times at one moment", len(k.refreshed))
+	}
+}
+
+// A table that could not be removed with the last gateway is removed later, once.
+func TestRemovalIsRetried(t *testing.T) {
+	k := &ruleset{generation: 7}
+	l := k.lease()
+	now := time.Now()
+	l.Attract(now, Families{true, true})
+	if err := l.apply(now, Families{true, true}); err != nil {
+		t.Fatal(err)
+	}
+	l.written, l.gateways = false, nil // as Run does
+	busy, removals := errors.New("device or resource busy"), 0
+	l.remove = func() error { removals++; return busy }
+	for want := 1; want <= 2; want++ {
+		if err := l.apply(now, Families{true, true}); !errors.Is(err, busy) || removals != want {
+			t.Fatalf("%v after %d removals, want %d", err, removals, want)
+		}
+	}
+	if s := l.State().Load(); !errors.Is(s.Err, busy) || s.Attract != (Families{true, true}) {
+		t.Errorf("state %+v while the table is there", s)
+	}
+	busy = nil
+	for range 2 {
+		if err := l.apply(now, Families{true, true}); err != nil || removals != 3 {
+			t.Fatalf("%v after %d removals, want 3", err, removals)
+		}
+	}
+	if s := l.State().Load(); s.Err != nil || s.Attract != (Families{}) {
+		t.Errorf("state %+v without gateways", s)
+	}
+}
+
+// An order is refreshed once a second for as long as it is repeated. Without it the elements expire
+// after Timeout, and what is written until then has only the rest of that time.
+func TestOrderExpires(t *testing.T) {
+	k := &ruleset{generation: 7}
+	l := k.lease()
+	begin := l.began.Add(time.Second)
+	apply := func(at time.Duration) {
+		t.Helper()
+		if err := l.apply(begin.Add(at), Families{true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(attract bool, writes, refreshed int) {
+		t.Helper()
+		if l.State().Load().Attract[0] != attract || len(k.writes) != writes || len(k.refreshed) != refreshed {
+			t.Fatalf("attracts: %v, %d writes, %d refreshed; want %v, %d, %d",
+				l.State().Load().Attract[0], len(k.writes), len(k.refreshed), attract, writes, refreshed)
+		}
+	}
+	apply(0)
+	expect(false, 1, 0) // no order yet
+	l.Attract(begin, Families{true})
+	apply(0)
+	expect(true, 2, 0)
+	apply(Interval / 2)
+	expect(true, 2, 0)
+	l.Attract(begin.Add(Interval), Families{true})
+	apply(Interval)
+	expect(true, 2, 1)
+	apply(Interval + freshness) // the order is just fresh
+	expect(true, 2, 2)
+	last := Interval + freshness
+	apply(last + 1) // and no longer
+	apply(last + Interval)
+	expect(true, 2, 2)
+	k.generation++ // another process changed the table
+	apply(last + 2*Interval)
+	expect(true, 3, 2)
+	if c := k.writes[2]; c.rest != Timeout-2*Interval || !c.attract[0] {
+		t.Errorf("written again with a rest of %v", c.rest)
+	}
+	apply(last + Timeout - 1)
+	expect(true, 3, 2)
+	apply(last + Timeout)
+	expect(false, 4, 2)
+	l.Attract(begin.Add(last+Timeout), Families{true})
+	k.refused = errors.New("the element is gone")
+	apply(last + Timeout)
+	expect(true, 5, 2)
+	if c := k.writes[4]; c.rest != Timeout {
+		t.Errorf("a new order has a rest of %v", c.rest)
+	}
+	l.Attract(begin.Add(last+Timeout+Interval), Families{true})
+	apply(last + Timeout + Interval)
+	expect(true, 6, 2) // what cannot be refreshed is written
+}

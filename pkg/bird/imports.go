@@ -1,0 +1,89 @@
+package bird
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
+)
+
+// DefaultImportLimit is the number of routes that are taken from a gateway.
+const DefaultImportLimit = 1000
+
+// Bounds of the time between requests for the routes of a gateway beyond its limit: it sends all of
+// them each time.
+const minReload, maxReload = 30 * time.Second, 10 * time.Minute
+
+// imports has the sessions that reached their import limit, by protocol. BIRD 2 ignores every new
+// route from then on, also a default route, until the gateway's routes are requested again; BIRD 3
+// takes new routes below the limit, and not those that it ignored.
+type imports map[string]*importLimit
+
+// importLimit is a limit that was reached.
+type importLimit struct {
+	hit      time.Time // when it was seen last
+	reloaded time.Time // when the routes were requested last
+	delay    backoff.Backoff
+	reload   time.Time // when they are to be requested
+}
+
+// blocked reports whether BIRD ignores routes of a protocol. BIRD 3 shows the limit as hit until
+// the session restarts.
+func (p Protocol) blocked(version string) bool {
+	return p.LimitHit && (version < "3" || p.Imported >= p.ImportLimit)
+}
+
+// observe returns the protocols whose routes are to be requested again: with back-off while BIRD
+// ignores some, and once after that.
+func (m imports) observe(now time.Time, protocols map[string]Protocol, version string) (reload []string) {
+	for name, p := range protocols {
+		l, known := m[name]
+		switch {
+		case strings.HasPrefix(name, gatewayPrefix) && p.blocked(version):
+			if !known {
+				l = &importLimit{delay: backoff.Backoff{Min: minReload, Max: maxReload}}
+				l.reload = now.Add(l.delay.Next())
+				m[name] = l
+			}
+			if l.hit = now; now.Before(l.reload) {
+				continue
+			}
+			l.reloaded, l.reload = now, now.Add(l.delay.Next())
+			reload = append(reload, name)
+		case known && now.Sub(l.hit) >= minReload:
+			if l.reloaded.Before(l.hit) {
+				reload = append(reload, name)
+			}
+			delete(m, name)
+		}
+	}
+	maps.DeleteFunc(m, func(name string, _ *importLimit) bool { _, ok := protocols[name]; return !ok })
+	return reload
+}
+
+// describe adds the state of the limits to the gateways.
+func (m imports) describe(gateways []GatewayState) {
+	for i := range gateways {
+		if g := &gateways[i]; m[gatewayPrefix+g.Name] != nil {
+			g.ImportsBlocked = true
+			g.Warning = fmt.Sprintf("import limit reached with %d routes, further ones are ignored; "+
+				"correct the routes that it sends, or raise --import-limit", g.Imported)
+		}
+	}
+}
+
+// watchImports requests routes again that BIRD ignored.
+func (s *Supervisor) watchImports(ctx context.Context, now time.Time, protocols map[string]Protocol, version string) {
+	reload := "reload in"
+	if version >= "3" {
+		reload = "reload filters in"
+	}
+	for _, protocol := range s.imports.observe(now, protocols, version) {
+		_, err := s.command(ctx, reload+` "`+protocol+`"`)
+		s.options.Log.Info("requested the gateway's routes again after its import limit",
+			"protocol", protocol, "error", err)
+	}
+}

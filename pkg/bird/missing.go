@@ -1,0 +1,74 @@
+package bird
+
+import (
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// lackTime is how long BIRD may lack a protocol of the configuration in force. BIRD removes one for
+// milliseconds while it loads a change of it.
+const lackTime = 5 * time.Second
+
+// missing watches for protocols that BIRD lacks since another process configured it.
+type missing struct {
+	since    time.Time // zero: BIRD lacks none
+	attempts retries
+}
+
+// protocols returns the names of the protocols of the configuration.
+func (in RenderInput) protocols() []string {
+	names := []string{LoopbackName, "KERNEL4", "KERNEL6"}
+	if slices.ContainsFunc(in.Sessions, func(s Session) bool { return s.BFD != nil }) {
+		names = append(names, bfdName)
+	}
+	for _, f := range vip.Families {
+		if slices.ContainsFunc(in.nextHops(), func(n nextHops) bool { return n.Name == vrrpName(f) }) {
+			names = append(names, vrrpName(f))
+		}
+	}
+	for _, s := range in.Sessions {
+		names = append(names, gatewayPrefix+s.Name)
+		if s.Protocol == trench.Static && s.BFD != nil && len(in.VRRP) == 0 {
+			names = append(names, egressPrefix+s.Name)
+		}
+	}
+	return names
+}
+
+// observe reports whether BIRD is to be configured again.
+func (m *missing) observe(now time.Time, lacking bool) bool {
+	switch {
+	case !lacking:
+		// The back-off is kept for a while: the other process may do it periodically.
+		m.since = time.Time{}
+		if now.Sub(m.attempts.notBefore) > m.attempts.delay.Max {
+			m.attempts = retries{}
+		}
+		return false
+	case m.since.IsZero():
+		m.since = now
+		return false
+	case now.Sub(m.since) <= lackTime, now.Before(m.attempts.notBefore):
+		return false
+	}
+	m.attempts.failed(now)
+	return true
+}
+
+// restore has the configuration in force loaded again if BIRD lacks some of its protocols.
+func (s *Supervisor) restore(now time.Time, protocols map[string]Protocol) {
+	lacking := slices.DeleteFunc(slices.Clone(s.apply.current.protocols), func(name string) bool {
+		_, has := protocols[name]
+		return has
+	})
+	if !s.missing.observe(now, len(lacking) > 0) {
+		return
+	}
+	s.options.Log.Warn("BIRD lacks protocols of its configuration, configuring it again: "+
+		"another process configured it", "protocols", lacking, "attempts", s.missing.attempts.failures)
+	s.apply.again = true
+	s.state.Update(func(st State) State { st.Restores++; return st })
+}

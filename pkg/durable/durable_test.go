@@ -1,0 +1,199 @@
+package durable
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// document is the content of a state file.
+type document struct {
+	Name string `json:"name"`
+}
+
+func writeFile(t *testing.T, path, content string, mode fs.FileMode) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), mode); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, mode); err != nil { // without the umask
+		t.Fatal(err)
+	}
+}
+
+func wantFile(t *testing.T, path, content string, mode fs.FileMode) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(data) != content || info.Mode() != mode {
+		t.Errorf("%s has %d bytes with mode %v, want %d with %v", path, len(data), info.Mode(), len(content), mode)
+	}
+}
+
+func TestReplace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	for _, mode := range []fs.FileMode{0o600, 0o644, 0o640, 0o666} {
+		if err := Replace(path, []byte("content"), mode); err != nil {
+			t.Fatal(err)
+		}
+		wantFile(t, path, "content", mode) // also what the umask forbids
+	}
+	// What a killed run has left is neither a part of the file nor does it keep its mode.
+	writeFile(t, path+temporarySuffix, "longer than the content", 0o644)
+	if err := Replace(path, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wantFile(t, path, "secret", 0o600)
+	if entries, err := os.ReadDir(filepath.Dir(path)); err != nil || len(entries) != 1 {
+		t.Errorf("left over: %v, %v", entries, err)
+	}
+}
+
+// A secret is never readable by other users, also not in the file of a killed run: one that can be
+// read, or is open in another process.
+func TestSecretIsNeverReadable(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "key")
+	writeFile(t, path+temporarySuffix, "", 0o644)
+	reader, err := os.Open(path + temporarySuffix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	if err := Replace(path, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := io.ReadAll(reader); err != nil || len(data) > 0 {
+		t.Errorf("another process reads %q, %v", data, err)
+	}
+	wantFile(t, path, "secret", 0o600)
+}
+
+// The old file is complete whatever fails, and nothing else is left.
+func TestFailedWriteLeavesTheOldFile(t *testing.T) {
+	const old, size = "old content", 256 << 10
+	for name, prepare := range map[string]func(t *testing.T, dir string){
+		"full disk": func(t *testing.T, dir string) {
+			if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+				t.Skip("mount of a tmpfs: ", err)
+			}
+			t.Cleanup(func() {
+				if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			})
+		},
+		"directory in place of the temporary file": func(t *testing.T, dir string) {
+			if err := os.Mkdir(filepath.Join(dir, "file"+temporarySuffix), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "file")
+			prepare(t, dir)
+			writeFile(t, path, old, 0o600)
+			if err := Replace(path, make([]byte, size), 0o600); err == nil {
+				t.Error("no error")
+			}
+			wantFile(t, path, old, 0o600)
+			if name == "full disk" {
+				if err := Replace(path, make([]byte, size), 0o600); !errors.Is(err, unix.ENOSPC) {
+					t.Errorf("got %v", err)
+				}
+				if _, err := os.Stat(path + temporarySuffix); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("the temporary file takes space: %v", err)
+				}
+			}
+		})
+	}
+	t.Run("directory in place of the file", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "file")
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := Replace(path, nil, 0o600); err == nil {
+			t.Error("no error")
+		}
+		if _, err := os.Stat(path + temporarySuffix); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the temporary file is left: %v", err)
+		}
+	})
+}
+
+func TestSetAside(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	writeFile(t, path, "{", 0o600)
+	var log strings.Builder
+	now := time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC)
+	for _, want := range []string{"moved aside", "will be overwritten"} { // the second time it is gone
+		SetAside(path, ErrCorrupt, now, slog.New(slog.NewTextHandler(&log, nil)))
+		if !strings.Contains(log.String(), want) || !strings.Contains(log.String(), ErrCorrupt.Error()) {
+			t.Errorf("logged: %s, want %q", log.String(), want)
+		}
+	}
+	wantFile(t, path+".broken-20260102T030405.006Z", "{", 0o600)
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the corrupt file is still in place: %v", err)
+	}
+}
+
+func TestStateFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state", "file")
+	var d document
+	if _, found, err := Read(path, &d); found || err != nil {
+		t.Errorf("missing file: %v, %v", found, err)
+	}
+	before := time.Now().Add(-time.Second)
+	if err := Write(path, document{"a"}); err != nil {
+		t.Fatal(err)
+	}
+	at, found, err := Read(path, &d)
+	if !found || err != nil || d.Name != "a" || at.Before(before) || at.After(time.Now()) {
+		t.Errorf("got %+v of %v, %v, %v", d, at, found, err)
+	}
+	for dir, mode := range map[string]fs.FileMode{filepath.Dir(path): 0o700 | fs.ModeDir, path: 0o600} {
+		if info, err := os.Stat(dir); err != nil || info.Mode() != mode {
+			t.Errorf("%s: %v, %v", dir, info.Mode(), err)
+		}
+	}
+	for _, bad := range []string{
+		"", "{", `{"name":"a"} {}`, `{"name":"a"}x`, `{"name":"a"}]`, `{"other":1}`, `{"name":1}`, "[]",
+	} {
+		writeFile(t, path, bad, 0o600)
+		if _, found, err := Read(path, &document{}); !found || !errors.Is(err, ErrCorrupt) {
+			t.Errorf("%q: %v, %v", bad, found, err)
+		}
+	}
+	writeFile(t, path, " {\"name\":\"b\"}\n\n ", 0o600)
+	if _, found, err := Read(path, &d); !found || err != nil || d.Name != "b" {
+		t.Errorf("white space: %+v, %v, %v", d, found, err)
+	}
+	if err := os.Truncate(path, maxSize+1); err != nil {
+		t.Fatal(err)
+	}
+	if _, found, err := Read(path, &d); !found || !errors.Is(err, ErrCorrupt) {
+		t.Errorf("too large: %v, %v", found, err)
+	}
+	// An error of the file system is not corruption: the file must not be moved aside.
+	if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := Read(path, &d); err == nil || errors.Is(err, ErrCorrupt) {
+		t.Errorf("a directory: %v", err)
+	}
+}

@@ -1,0 +1,67 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/bird"
+	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// loopbackBIRD is BIRD's address in the session with the announcer.
+func (p *process) loopbackBIRD() netip.AddrPort {
+	return netip.AddrPortFrom(bird.LoopbackBIRD, p.Options.BIRD.LoopbackPort)
+}
+
+// announcerProblem returns why BIRD accepts no VIPs, with the remedy, or "" while it does. Static
+// gateways need no announcer.
+func (p *process) announcerProblem(now time.Time) string {
+	isBGP := func(g trench.Gateway) bool { return g.Protocol == trench.BGP }
+	loaded := p.config.Value().Load()
+	if p.announcer.Up().Load().Accepted(now) ||
+		loaded.Generation > 0 && !slices.ContainsFunc(loaded.Config.Attractor.Gateways, isBGP) {
+		return ""
+	}
+	return loopbackProblem(p.loopbackBIRD(), p.bird.State().Load(), p.announcer.State().Load().LastError,
+		endpoint.PortOwner)
+}
+
+// lostPackets are the errors of a connection whose packets do not arrive.
+var lostPackets = []error{
+	context.DeadlineExceeded, os.ErrDeadlineExceeded, syscall.ETIMEDOUT, syscall.EPERM, syscall.EHOSTUNREACH,
+	syscall.ENETUNREACH,
+}
+
+// loopbackProblem returns why there is no session with BIRD, from BIRD's state and the announcer's
+// last error.
+func loopbackProblem(at netip.AddrPort, b bird.State, err error, owner func(netip.AddrPort) string) string {
+	switch {
+	case birdProblem(b) != "":
+		return "no session with BIRD: " + birdProblem(b)
+	case b.Loopback == bird.NoLoopbackSocket:
+		problem := fmt.Sprintf("BIRD cannot listen on %s", at)
+		if name := owner(at); name != "" {
+			problem += ": " + name + " does"
+		}
+		return problem + "; stop that process, or set --lb-bgp-port to a free port"
+	case b.Loopback == bird.LoopbackDisabled:
+		return fmt.Sprintf("BIRD's protocol %s is disabled; run `birdc enable %[1]s`", bird.LoopbackName)
+	case err == nil:
+		return fmt.Sprintf("no session with BIRD on %s yet", at)
+	}
+	remedy := "see the logs of the frontend and of BIRD"
+	switch {
+	case slices.ContainsFunc(lostPackets, func(lost error) bool { return errors.Is(err, lost) }):
+		remedy = "does a firewall drop it? Check `nft list ruleset` and that lo is up"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		remedy = "BIRD listens again within 30 s; see its log"
+	}
+	return fmt.Sprintf("%v; %s", err, remedy)
+}

@@ -1,0 +1,93 @@
+package kernel
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/rtnetlink"
+	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// additions records the rules and routes of this package in the order in which they are added.
+type additions struct {
+	mu    sync.Mutex
+	order []string
+}
+
+func (a *additions) take() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	order := a.order
+	a.order = nil
+	return order
+}
+
+func (a *additions) handle(m netlink.Message) {
+	added := ""
+	switch m.Header.Type {
+	case unix.RTM_NEWROUTE:
+		if r, err := rtnetlink.ParseRoute(m.Data); err == nil && r.Protocol == protocol && r.Type == unix.RTN_BLACKHOLE {
+			added = fmt.Sprintf("blackhole %d", r.Table)
+		}
+	case unix.RTM_NEWRULE:
+		if r, err := rtnetlink.ParseRule(m.Data); err == nil && r.Protocol == protocol && r.Mark != 0 {
+			added = fmt.Sprintf("rule %d", r.Priority)
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if added != "" {
+		a.order = append(a.order, added)
+	}
+}
+
+// While rules are missing packets from VIPs are dropped: they never find the gateways' table, or none
+// of the rules, before what drops them without a gateway is installed.
+func TestPolicyIsInstalledInOrder(t *testing.T) {
+	ns := lab.NewNetNS(t)
+	a, l := &additions{}, rtnetlink.NewListener()
+	must(t, ns.Do(func() error {
+		return l.Listen("rules and routes", rtnetlink.Subscription{
+			Protocol: unix.NETLINK_ROUTE, Handle: a.handle, Overrun: func() { t.Error("notifications were lost") },
+			Groups: []uint32{
+				unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+			},
+		})
+	}))
+	defer func() { must(t, l.Close()) }()
+	p := policy{testOptions(t).withDefaults()}
+	for _, f := range vip.Families {
+		want := [][]string{
+			vip.IPv4: {"blackhole 4097", "rule 101", "rule 100"},
+			vip.IPv6: {"blackhole 4097", "rule 102", "rule 101", "rule 100"},
+		}[f]
+		for _, name := range []string{"installed", "restored"} {
+			must(t, ns.Do(func() error {
+				changed, err := p.ensure(f)
+				if err == nil && !changed {
+					t.Error("nothing was changed")
+				}
+				return err
+			}))
+			var got []string
+			await.True(t, fmt.Sprintf("%s: %d additions are notified", f, len(want)), func() bool {
+				got = append(got, a.take()...)
+				return len(got) >= len(want)
+			})
+			if !slices.Equal(got, want) {
+				t.Errorf("%s %s in the order %q, want %q", f, name, got, want)
+			}
+			must(t, ns.Do(func() error {
+				_, err := p.remove(f, true)
+				return err
+			}))
+		}
+	}
+}

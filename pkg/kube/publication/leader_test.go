@@ -1,0 +1,462 @@
+package publication
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unicode/utf8"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic/fake"
+	coordinationfake "k8s.io/client-go/kubernetes/typed/coordination/v1/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/vipgate/vipgate/pkg/latest"
+)
+
+// write is a write that the fake API server received.
+type write struct {
+	at             time.Time
+	verb, resource string
+	name           string
+	body           map[string]any
+}
+
+// api is an API server that takes writes and keeps nothing.
+type api struct {
+	*fake.FakeDynamicClient
+	mu      sync.Mutex
+	version int
+	writes  []write
+	// answer is called with the number of the write, from 1 on; nil accepts all.
+	answer func(n int, w write) error
+}
+
+func newAPI() *api {
+	a := &api{FakeDynamicClient: fake.NewSimpleDynamicClient(runtime.NewScheme()), version: 100}
+	take := func(action clienttesting.Action) (bool, runtime.Object, error) {
+		w := write{at: time.Now(), verb: action.GetVerb(), resource: action.GetResource().Resource}
+		switch action := action.(type) {
+		case clienttesting.PatchAction:
+			w.name = action.GetName()
+			if err := json.Unmarshal(action.GetPatch(), &w.body); err != nil {
+				return true, nil, err
+			}
+		case clienttesting.CreateAction:
+			u := action.GetObject().(*unstructured.Unstructured)
+			w.name, w.body = u.GetName(), u.Object
+		}
+		a.mu.Lock()
+		a.writes = append(a.writes, w)
+		n, answer := len(a.writes), a.answer
+		a.version++
+		u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Service"}}
+		u.SetResourceVersion(strconv.Itoa(a.version))
+		a.mu.Unlock()
+		if answer != nil {
+			if err := answer(n, w); err != nil {
+				return true, nil, err
+			}
+		}
+		return true, u, nil
+	}
+	a.PrependReactor("patch", "*", take)
+	a.PrependReactor("create", "*", take)
+	return a
+}
+
+// of returns the writes of a resource.
+func (a *api) of(resource string) (found []write) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, w := range a.writes {
+		if w.resource == resource {
+			found = append(found, w)
+		}
+	}
+	return found
+}
+
+func (a *api) leader() *leader {
+	o := Options{Metrics: &counters{n: map[string]int{}}, Pod: "a-0", Log: slog.New(slog.DiscardHandler)}
+	return newLeader(a, a, o, time.Minute, func(error) {})
+}
+
+var (
+	errNetwork   = &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+	errForbidden = apierrors.NewForbidden(schema.GroupResource{Resource: "services"}, "web", errors.New("no"))
+)
+
+// wantedStatus is a status that differs from that of the object with a version.
+func wantedStatus(version string) wanted {
+	w := wanted{
+		resource: services, object: corev1.ObjectReference{
+			APIVersion: "v1", Kind: "Service", Namespace: "ns", Name: "web", UID: "s", ResourceVersion: version,
+		},
+		status: map[string]any{"conditions": "new"}, kept: map[string]any{"conditions": "kept"},
+		conditions: "new", conditionsDiffer: true,
+	}
+	return w
+}
+
+// settleFor asks to settle at each time that is asked for, and every 100 ms besides.
+func settleFor(t *testing.T, l *leader, o *object, w wanted, d time.Duration) {
+	t.Helper()
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		_, _ = l.settle(t.Context(), w, o)
+	}
+}
+
+func newObject() *object {
+	o := &object{}
+	o.retry.Min, o.retry.Max = 200*time.Millisecond, time.Minute
+	return o
+}
+
+// A write names the version and the UID of the object that was looked at.
+func TestWriteIsOfOneObject(t *testing.T) {
+	a := newAPI()
+	if _, err := a.leader().settle(t.Context(), wantedStatus("7"), newObject()); err != nil {
+		t.Fatal(err)
+	}
+	metadata, _ := a.of("services")[0].body["metadata"].(map[string]any)
+	if metadata["uid"] != "s" || metadata["resourceVersion"] != "7" || metadata["name"] != "web" ||
+		metadata["namespace"] != "ns" {
+		t.Errorf("written to %v", metadata)
+	}
+	p := &Publisher{write: a}
+	own := pod("a-0", both())
+	own.UID, own.Namespace = "pod", "ns"
+	if err := p.patchReport(t.Context(), own, Report{Time: at.Time}); err != nil {
+		t.Fatal(err)
+	}
+	w := a.of("pods")[0]
+	if metadata, _ = w.body["metadata"].(map[string]any); metadata["uid"] != "pod" || len(w.body) != 1 ||
+		w.name != "a-0" {
+		t.Errorf("the report is written to %s, %v", w.name, w.body)
+	}
+}
+
+func TestRefusedWriteIsRetriedWithBackOff(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"forbidden": errForbidden,
+		"conflict":  apierrors.NewConflict(schema.GroupResource{Resource: "services"}, "web", errors.New("newer")),
+		"network":   errNetwork,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := newAPI()
+				a.answer = func(int, write) error { return refusal }
+				l, o := a.leader(), newObject()
+				settleFor(t, l, o, wantedStatus("7"), 5*time.Second)
+				if n := len(a.of("services")); n < 3 || n > 6 {
+					t.Errorf("%d attempts in 5 s", n)
+				}
+				// A success ends the back-off.
+				a.answer = nil
+				settleFor(t, l, o, wantedStatus("7"), 10*time.Second)
+				a.answer = func(int, write) error { return refusal }
+				before := len(a.of("services"))
+				w := wantedStatus("200")
+				w.conditions = "newer"
+				settleFor(t, l, o, w, 500*time.Millisecond)
+				if n := len(a.of("services")) - before; n != 2 {
+					t.Errorf("%d attempts in the first 500 ms of the next refusal, want 2", n)
+				}
+			})
+		})
+	}
+}
+
+// The status of another writer, which may be another leader, stays for contestTime, and is replaced
+// once per restore interval.
+func TestContestedStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI()
+		l, o := a.leader(), newObject()
+		settled := wantedStatus("7")
+		settled.conditionsDiffer = false
+		settleFor(t, l, o, settled, 100*time.Millisecond)
+		// The same status is wanted, and the object has another.
+		begin := time.Now()
+		for version := 8; time.Since(begin) < 90*time.Second; version++ {
+			a.mu.Lock()
+			a.version = version // the write of this leader, which another one replaces at once
+			a.mu.Unlock()
+			_, _ = l.settle(t.Context(), wantedStatus(strconv.Itoa(version)), o)
+			time.Sleep(100 * time.Millisecond)
+		}
+		writes := a.of("services")
+		if len(writes) != 2 {
+			t.Fatalf("%d writes in 90 s, want 2", len(writes))
+		}
+		if d := writes[0].at.Sub(begin); d < contestTime || d > contestTime+200*time.Millisecond {
+			t.Errorf("the first write came after %v", d)
+		}
+		if d := writes[1].at.Sub(writes[0].at); d < time.Minute || d > time.Minute+200*time.Millisecond {
+			t.Errorf("the second write came %v after the first", d)
+		}
+	})
+}
+
+// Another wanted status is written without a wait.
+func TestNewStatusIsWrittenWithoutWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI()
+		l, o := a.leader(), newObject()
+		o.conditions = "old"
+		if _, err := l.settle(t.Context(), wantedStatus("7"), o); err != nil || len(a.of("services")) != 1 {
+			t.Errorf("%d writes, %v", len(a.of("services")), err)
+		}
+	})
+}
+
+// The watch brings a write back within echoTime. An older version after it is one of an etcd that
+// was restored from a backup.
+func TestOlderVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI()
+		l, o := a.leader(), newObject()
+		begin := time.Now()
+		settleFor(t, l, o, wantedStatus("7"), echoTime+contestTime+time.Second)
+		writes := a.of("services")
+		if len(writes) != 2 {
+			t.Fatalf("%d writes, want one and another after the backup was restored", len(writes))
+		}
+		if d := writes[1].at.Sub(begin); d < echoTime {
+			t.Errorf("written again after %v, while the watch may bring the write back", d)
+		}
+	})
+}
+
+// While the API server is away it is asked for one object, with back-off; then all are written.
+func TestAbsentAPIServerIsAskedSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI()
+		a.answer = func(int, write) error { return errNetwork }
+		l := a.leader()
+		var failed []error
+		l.failed = func(err error) { failed = append(failed, err) }
+		in := input(trench(), service(), accepted(vip4))
+		if again := l.pass(t.Context(), in); len(a.writes) != 1 || again.IsZero() || len(failed) != 1 || failed[0] == nil {
+			t.Fatalf("%d writes, again at %v, failed %v", len(a.writes), again, failed)
+		}
+		for range 50 {
+			l.pass(t.Context(), in)
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := len(a.writes); n < 3 || n > 6 {
+			t.Errorf("%d writes in 5 s", n)
+		}
+		a.answer = nil
+		before := len(a.writes)
+		time.Sleep(20 * time.Second)
+		l.pass(t.Context(), in)
+		var written []string
+		for _, w := range a.writes[before:] {
+			if w.verb == "patch" {
+				written = append(written, w.resource)
+			}
+		}
+		if !slices.Equal(written, []string{"trenches", "services"}) || failed[len(failed)-1] != nil {
+			t.Errorf("after the return: %v, failed %v", written, failed[len(failed)-1])
+		}
+	})
+}
+
+func TestEventsWaitForTheAPIServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI()
+		r := a.leader().recorder
+		object := wantedStatus("7").object
+		a.answer = func(n int, _ write) error {
+			if n <= 2 {
+				return errNetwork
+			}
+			return nil
+		}
+		r.add(object, []event{{true, "A", "Translate", "a"}, {false, "B", "Advertise", "b"}})
+		for range 2 {
+			if err := r.flush(t.Context()); err == nil {
+				t.Error("no error while the API server is away")
+			}
+		}
+		for range 2 {
+			if err := r.flush(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		writes := a.of("events")
+		var reasons []string
+		for _, w := range writes[2:] {
+			reasons = append(reasons, w.body["reason"].(string)+" "+w.body["type"].(string))
+		}
+		if len(reasons) != 2 || reasons[0] != "A Warning" || reasons[1] != "B Normal" {
+			t.Errorf("sent after the return: %q", reasons)
+		}
+		if writes[0].name != writes[2].name {
+			t.Error("an attempt whose answer was lost would make a second Event")
+		}
+		// An Event that repeats is counted in the first one, for seriesTime.
+		r.add(object, []event{{true, "A", "Translate", "a"}})
+		if err := r.flush(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if last := a.of("events")[4]; last.verb != "patch" || last.name != writes[2].name {
+			t.Errorf("a repetition is %+v", last)
+		}
+		time.Sleep(seriesTime + time.Second)
+		r.add(object, []event{{true, "A", "Translate", "a"}})
+		if err := r.flush(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if last := a.of("events")[5]; last.verb != "create" {
+			t.Errorf("after the time of a series: %+v", last)
+		}
+		// One that the server refuses does not hold up the others.
+		a.answer = func(n int, _ write) error {
+			if n == 7 {
+				return apierrors.NewBadRequest("no")
+			}
+			return nil
+		}
+		r.add(object, []event{{true, "C", "Translate", "c"}, {true, "D", "Translate", "d"}})
+		if err := r.flush(t.Context()); err != nil || len(a.of("events")) != 8 || len(r.pending) > 0 {
+			t.Errorf("%d writes, %d pending, %v", len(a.of("events")), len(r.pending), err)
+		}
+	})
+}
+
+// Events of the last writes are sent at the stop, which an API server that is away does not delay.
+func TestEventsAreSentAtTheStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI()
+		l := a.leader()
+		l.recorder.add(wantedStatus("7").object, []event{{true, "A", "Translate", "a"}})
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		begin := time.Now()
+		l.run(ended, latest.New(Input{}))
+		if len(a.of("events")) != 1 || time.Since(begin) > endTimeout {
+			t.Errorf("%d Events after %v", len(a.of("events")), time.Since(begin))
+		}
+	})
+}
+
+// Of too many Events the oldest are discarded, and a note that is too long is cut.
+func TestPendingEventsAreBounded(t *testing.T) {
+	a := newAPI()
+	r := a.leader().recorder
+	for i := range maxPending + 2 {
+		r.add(wantedStatus("7").object, []event{{true, "R", "Translate", strconv.Itoa(i)}})
+	}
+	first, last := r.pending[0].note, r.pending[len(r.pending)-1].note
+	if len(r.pending) != maxPending || first != "2" || last != strconv.Itoa(maxPending+1) {
+		t.Errorf("%d pending, from %s to %s", len(r.pending), first, last)
+	}
+	long := r.event(record{event: event{note: strings.Repeat("ä", maxNote)}})
+	if len(long.Note) > maxNote || !strings.HasPrefix(long.Note, "ää") || !utf8.ValidString(long.Note) {
+		t.Errorf("the note has %d bytes", len(long.Note))
+	}
+}
+
+// fakeLease keeps one Lease.
+type fakeLease struct {
+	*coordinationfake.FakeCoordinationV1
+	mu    sync.Mutex
+	lease *coordinationv1.Lease
+}
+
+func newFakeLease() *fakeLease {
+	l := &fakeLease{FakeCoordinationV1: &coordinationfake.FakeCoordinationV1{Fake: &clienttesting.Fake{}}}
+	keep := func(o runtime.Object) (bool, runtime.Object, error) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.lease = o.(*coordinationv1.Lease).DeepCopy()
+		return true, o, nil
+	}
+	l.AddReactor("create", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		return keep(a.(clienttesting.CreateAction).GetObject())
+	})
+	l.AddReactor("update", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		return keep(a.(clienttesting.UpdateAction).GetObject())
+	})
+	l.AddReactor("get", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.lease == nil {
+			return true, nil, apierrors.NewNotFound(a.GetResource().GroupResource(), "vipgate-a")
+		}
+		return true, l.lease.DeepCopy(), nil
+	})
+	return l
+}
+
+func (l *fakeLease) holder() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lease == nil || l.lease.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *l.lease.Spec.HolderIdentity
+}
+
+// The Lease is held until the last write has ended: the next leader never writes beside this one.
+func TestLeaseOutlivesWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, lease, release := newAPI(), newFakeLease(), make(chan struct{})
+		a.answer = func(n int, _ write) error {
+			if n == 1 {
+				<-release
+			}
+			return nil
+		}
+		p := &Publisher{
+			options: Options{
+				Namespace: "ns", Trench: "a", Pod: "a-0", Input: latest.New(input(trench(), service(), accepted(vip4))),
+				Metrics: &counters{n: map[string]int{}}, Log: slog.New(slog.DiscardHandler),
+			},
+			state: latest.New(State{}), watch: a, write: a, leases: lease, timing: defaultTiming(), lease: LeaseName("a"),
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = p.campaign(ctx)
+		}()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if lease.holder() != "a-0" || !p.state.Load().Leading || len(a.writes) != 1 {
+			t.Fatalf("the Lease has %q, leading %v, %d writes", lease.holder(), p.state.Load().Leading, len(a.writes))
+		}
+		cancel()
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		if lease.holder() != "a-0" {
+			t.Errorf("during a write the Lease has %q", lease.holder())
+		}
+		if renewed := lease.lease.Spec.RenewTime.Time; time.Since(renewed) > p.timing.renew {
+			t.Errorf("the Lease was renewed %v ago", time.Since(renewed))
+		}
+		close(release)
+		<-ended
+		synctest.Wait()
+		if lease.holder() != "" || p.state.Load().Leading {
+			t.Errorf("after the stop the Lease has %q, leading %v", lease.holder(), p.state.Load().Leading)
+		}
+	})
+}

@@ -1,0 +1,52 @@
+package lb
+
+import (
+	"crypto/x509"
+	"fmt"
+	"slices"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
+
+	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/readiness"
+)
+
+// authorize admits all known peers; the services decide what each of them may do.
+func (o Options) authorize() tlsconfig.Authorizer {
+	exact := append(slices.Clone(o.Frontends), o.Readers...)
+	wide := identity.Authorize(exact...)
+	if !o.FrontendDomain.IsZero() {
+		wide = identity.AuthorizeMember(o.FrontendDomain, exact...)
+	}
+	if o.Targets.Registry.Off {
+		return wide
+	}
+	return func(id spiffeid.ID, chains [][]*x509.Certificate) error {
+		if o.Targets.Registry.Allow.Authorizes(id) {
+			return nil
+		}
+		if err := wide(id, chains); err != nil {
+			return fmt.Errorf("%w, or one that --target-id allows: %s", err, o.Targets.Registry.Allow)
+		}
+		return nil
+	}
+}
+
+// roles returns what a peer may do on the readiness socket. An ID that is named as a reader is one,
+// though it is a member of FrontendDomain.
+func (o Options) roles() func(spiffeid.ID) readiness.Role {
+	exact := readiness.RolesOf(o.Frontends, o.Readers)
+	return func(id spiffeid.ID) readiness.Role {
+		r := exact(id)
+		if r == readiness.RoleNone && !o.FrontendDomain.IsZero() && id.MemberOf(o.FrontendDomain) {
+			return readiness.RoleFrontend
+		}
+		return r
+	}
+}
+
+// readsTargets reports whether a peer that may register none may list targets.
+func (o Options) readsTargets(id spiffeid.ID) bool {
+	return slices.Contains(o.Readers, id) || slices.Contains(o.Frontends, id)
+}
