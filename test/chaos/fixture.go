@@ -206,12 +206,13 @@ func (fx *fixture) startLB() (*lab.Process, error) {
 }
 
 // startFrontend starts the frontend where BIRD's folder is mounted. Flaps have no
-// back-off, which is 30 s at most: a ready VIP must be back sooner here.
+// back-off, which is 30 s at most: a ready VIP must be back sooner here. All routes are imported:
+// each gateway has clients of its own, to which a default route of the other does not lead.
 func (fx *fixture) startFrontend() (*lab.Process, error) {
 	args := replaceArgs(fx.pod.FrontendArgs(), slices.Concat([]string{
 		"--identity=spiffe", "--lb-socket=unix://" + fx.proxy.path, "--drain-time=" + drainTime.String(), "--settle=" +
 			settle.String(),
-		"--flap-backoff=off", "--ecmp",
+		"--flap-backoff=off", "--ecmp", "--import-routes=all",
 	}, fx.frontendFlags)...)
 	return fx.spawn(fx.Pod, "frontend", slices.Concat([]string{
 		"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", fx.holder.PID()), "--", "env", "SPIFFE_ENDPOINT_SOCKET=" +
