@@ -79,8 +79,8 @@ func (p *process) gateways() []netip.Addr {
 }
 
 // addressToward returns the own address that the kernel chooses for packets to another one; the
-// zero Addr if it has no route, or only a link-local address, as while the others are tentative:
-// targets could not reply to it.
+// zero Addr if it has no route, or only a link-local address or ::1, as while the others are
+// tentative: targets could not reply to it.
 func addressToward(to netip.Addr) netip.Addr {
 	const discard = 9 // a port of UDP, to which nothing is sent
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, discard)))
@@ -90,7 +90,7 @@ func addressToward(to netip.Addr) netip.Addr {
 	defer conn.Close()
 	local, _ := conn.LocalAddr().(*net.UDPAddr)
 	addr := local.AddrPort().Addr().Unmap()
-	if addr.Is6() && addr.IsLinkLocalUnicast() {
+	if addr.Is6() && (addr.IsLinkLocalUnicast() || addr.IsLoopback() && !to.IsLoopback()) {
 		return netip.Addr{}
 	}
 	return addr

@@ -51,11 +51,7 @@ func (fx *fixture) httpTrench() string {
 // startApplication starts a target that answers health checks with 200.
 func (fx *fixture) startApplication() (*application, error) {
 	a := &application{fixture: fx, changed: make(chan time.Time, 1), healthy: true, answered: true}
-	var l net.Listener
-	err := fx.Backend.Do(func() (err error) {
-		l, err = net.Listen("tcp", netip.AddrPortFrom(lab.Target1v4, checkPort).String())
-		return err
-	})
+	l, err := fx.Backend.Listen("tcp", netip.AddrPortFrom(lab.Target1v4, checkPort).String())
 	if err != nil {
 		return nil, fmt.Errorf("target: %w", err)
 	}

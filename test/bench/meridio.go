@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -118,13 +117,7 @@ func (fx *fixture) startNSP() error {
 	}
 	fx.nsp = nsptest.New(nsptest.Options{
 		Credentials: creds,
-		Listen: func(network, address string) (l net.Listener, err error) {
-			err = fx.Pod.Do(func() (err error) {
-				l, err = net.Listen(network, address)
-				return err
-			})
-			return l, err
-		},
+		Listen:      fx.Pod.Listen,
 	})
 	fx.nsp.SetAttractors(fx.meridioList(fx.vips))
 	if err := fx.nsp.Start(); err != nil {

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,11 +59,8 @@ func TestLoopbackPortTaken(t *testing.T) {
 	f := newFixture(t)
 	f.up(f.target1)
 	f.up(f.target2)
-	var taken net.Listener
-	f.must(f.Pod.Do(func() (err error) {
-		taken, err = net.Listen("tcp", loopbackBIRD)
-		return err
-	}))
+	taken, err := f.Pod.Listen("tcp", loopbackBIRD)
+	f.must(err)
 	defer taken.Close()
 	f.startPod()
 	f.wantHealth(lab.FrontendHealth, "Egress", healthServing)

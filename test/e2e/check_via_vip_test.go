@@ -71,11 +71,8 @@ func (x *viaVIPTarget) each(format string) {
 
 func (x *viaVIPTarget) listen(at string) net.Listener {
 	x.t.Helper()
-	var l net.Listener
-	x.must(x.ns.Do(func() (err error) {
-		l, err = net.Listen("tcp", at)
-		return err
-	}))
+	l, err := x.ns.Listen("tcp", at)
+	x.must(err)
 	return l
 }
 

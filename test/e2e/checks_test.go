@@ -21,11 +21,8 @@ import (
 // listen listens at an address of the targets' network.
 func (f *fixture) listen(a netip.Addr, port uint16) net.Listener {
 	f.t.Helper()
-	var l net.Listener
-	f.must(f.Backend.Do(func() (err error) {
-		l, err = net.Listen("tcp", netip.AddrPortFrom(a, port).String())
-		return err
-	}))
+	l, err := f.Backend.Listen("tcp", netip.AddrPortFrom(a, port).String())
+	f.must(err)
 	return l
 }
 

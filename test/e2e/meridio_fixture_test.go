@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -52,13 +51,7 @@ func newMeridio(t *testing.T) *meridio {
 	m.nsp = nsptest.New(nsptest.Options{
 		Credentials: nsptest.ServerCredentials(m.ca.SVID(m.ca.ID("/ns/default/sa/nsp"), time.Hour), m.ca.Bundle()),
 		Address:     nspAddress, EntryTimeout: entryTimeout,
-		Listen: func(network, address string) (l net.Listener, err error) {
-			err = m.Pod.Do(func() error {
-				l, err = net.Listen(network, address)
-				return err
-			})
-			return l, err
-		},
+		Listen: m.Pod.Listen,
 	})
 	t.Cleanup(func() {
 		if err := m.nsp.Stop(); err != nil {

@@ -33,13 +33,7 @@ type secretPod struct {
 func newSecretPod(t *testing.T) *secretPod {
 	t.Helper()
 	s := &secretPod{meridio: newMeridio(t), account: t.TempDir()}
-	s.api = secrettest.Start(t, "127.0.0.1:0", secretToken, func(address string) (l net.Listener, err error) {
-		err = s.Pod.Do(func() error {
-			l, err = net.Listen("tcp", address)
-			return err
-		})
-		return l, err
-	})
+	s.api = secrettest.Start(t, "127.0.0.1:0", secretToken, s.Pod.Listen)
 	s.api.Mount(s.account, secretToken)
 	s.b = s.second()
 	s.restartGateway(firstPassword)

@@ -69,11 +69,8 @@ func serve(t *testing.T, a *lab.App, port int, handle func(net.Conn)) {
 	t.Helper()
 	var done sync.WaitGroup
 	t.Cleanup(done.Wait)
-	var l net.Listener
-	if err := a.NS.Do(func() (err error) {
-		l, err = net.Listen("tcp", fmt.Sprintf(":%d", port))
-		return err
-	}); err != nil {
+	l, err := a.NS.Listen("tcp", fmt.Sprintf(":%d", port))
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })

@@ -50,13 +50,9 @@ func newAddFixture(t *testing.T, lbs int) *addFixture {
 	f.must(f.host.IP("link", "add", "br0", "type", "bridge"))
 	f.must(f.host.IP("link", "set", "br0", "up"))
 	f.must(f.host.Addr("br0", addHost[0]+"/24", addHost[1]+"/24"))
-	f.must(f.host.Do(func() error { // the application, for checks
-		l, err := net.Listen("tcp4", fmt.Sprintf(":%d", checkPort))
-		if err == nil {
-			t.Cleanup(func() { f.must(l.Close()) })
-		}
-		return err
-	}))
+	application, err := f.host.Listen("tcp4", fmt.Sprintf(":%d", checkPort)) // for checks
+	f.must(err)
+	t.Cleanup(func() { f.must(application.Close()) })
 	f.dns = newNameServer(t, f.host, "lb.trench-a.test")
 	f.must(os.WriteFile(f.path("resolv.conf"), []byte("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n"), 0o644))
 	f.must(os.WriteFile(f.path("trench.yaml"), []byte(registryTrench()), 0o644))

@@ -70,16 +70,12 @@ func (a *App) Start() error {
 	return a.health.Up()
 }
 
-func (a *App) listen(at netip.AddrPort) (l net.Listener, err error) {
+func (a *App) listen(at netip.AddrPort) (net.Listener, error) {
 	// Plain TCP: MPTCP would put a second kind of socket between the application and the RST
 	// of Kill.
 	var c net.ListenConfig
 	c.SetMultipathTCP(false)
-	err = a.NS.Do(func() (err error) {
-		l, err = listen(c, at.String())
-		return err
-	})
-	return l, err
+	return a.NS.listen(c, "tcp", at.String())
 }
 
 // Unhealthy makes the health port refuse connections; the application continues to serve.

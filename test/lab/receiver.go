@@ -129,11 +129,7 @@ func (r *Receiver) Listen() error {
 		return nil
 	}
 	for _, a := range r.config.Local {
-		var l net.Listener
-		err := r.ns.Do(func() (err error) {
-			l, err = listen(net.ListenConfig{}, netip.AddrPortFrom(a, r.config.Port).String())
-			return err
-		})
+		l, err := r.ns.Listen("tcp", netip.AddrPortFrom(a, r.config.Port).String())
 		if err != nil {
 			for _, l := range r.listeners {
 				err = errors.Join(err, l.Close())

@@ -29,13 +29,11 @@ func (t *Target) Up() error {
 	if t.listener != nil {
 		return nil
 	}
-	if err := t.ns.Do(func() (err error) {
-		t.listener, err = listen(net.ListenConfig{}, t.addr.String())
-		return err
-	}); err != nil {
+	listener, err := t.ns.Listen("tcp", t.addr.String())
+	if err != nil {
 		return fmt.Errorf("target %s: %w", t.addr, err)
 	}
-	listener := t.listener
+	t.listener = listener
 	t.wg.Go(func() {
 		for {
 			conn, err := listener.Accept()

@@ -13,6 +13,7 @@ import (
 
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/stall"
 )
 
@@ -23,7 +24,7 @@ const DefaultEntryTimeout = 60 * time.Second
 type Options struct {
 	// Credentials are the server's, such as those of [ServerCredentials].
 	Credentials credentials.TransportCredentials
-	// Listen opens a TCP listener; nil is [net.Listen]. A test passes one that listens in another
+	// Listen opens a TCP listener; nil is [lab.Listen]. A test passes one that listens in another
 	// network namespace.
 	Listen func(network, address string) (net.Listener, error)
 	// Address is where to listen; "" is an unused port of 127.0.0.1, the same after a restart.
@@ -64,7 +65,7 @@ type running struct {
 // New returns an NSP without attractors and targets. It is not started.
 func New(o Options) *NSP {
 	if o.Listen == nil {
-		o.Listen = net.Listen
+		o.Listen = lab.Listen
 	}
 	if o.Address == "" {
 		o.Address = "127.0.0.1:0"

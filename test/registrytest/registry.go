@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"log/slog"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/identitytest"
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // Registry serves targets of the streams "s" and "other", each ready as soon as it is offered, to
@@ -69,7 +69,7 @@ func New(tb testing.TB, ca *identitytest.CA, drainTime time.Duration) *Registry 
 func (r *Registry) Serve(network, address string, operator bool, services ...func(grpc.ServiceRegistrar),
 ) (bound string, stop func()) {
 	r.tb.Helper()
-	l, err := net.Listen(network, address)
+	l, err := lab.Listen(network, address)
 	if err != nil {
 		r.tb.Fatal(err)
 	}

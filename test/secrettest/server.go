@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // Namespace is that of the Secrets.
@@ -30,7 +32,7 @@ const (
 // Server is an API server. It is safe for concurrent use, except for Stop and Restart.
 type Server struct {
 	t      testing.TB
-	listen func(address string) (net.Listener, error)
+	listen func(network, address string) (net.Listener, error)
 	srv    *httptest.Server
 
 	mu      sync.Mutex
@@ -42,12 +44,12 @@ type Server struct {
 	faulty  http.HandlerFunc             // if set, it answers instead
 }
 
-// Start starts a server that ends with the test and accepts the token. A nil listen is net.Listen
+// Start starts a server that ends with the test and accepts the token. A nil listen is [lab.Listen]
 // in the network namespace of the test.
-func Start(t testing.TB, address, token string, listen func(address string) (net.Listener, error)) *Server {
+func Start(t testing.TB, address, token string, listen func(network, address string) (net.Listener, error)) *Server {
 	t.Helper()
 	if listen == nil {
-		listen = func(address string) (net.Listener, error) { return net.Listen("tcp", address) }
+		listen = lab.Listen
 	}
 	s := &Server{
 		t: t, listen: listen, token: token,
@@ -60,7 +62,7 @@ func Start(t testing.TB, address, token string, listen func(address string) (net
 
 func (s *Server) start(address string) {
 	s.t.Helper()
-	l, err := s.listen(address)
+	l, err := s.listen("tcp", address)
 	if err != nil {
 		s.t.Fatal(err)
 	}

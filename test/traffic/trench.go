@@ -79,9 +79,6 @@ type Trench struct {
 func Open(ctx context.Context, o Options) (_ *Trench, err error) {
 	y, err := lab.NewTopology(lab.TopologyConfig{
 		Pods: pods, Gateways: gateways, Targets: targets, VIPs: VIPs(), Binaries: o.Binaries, Replies: o.Replies,
-		// With the kernel's detection times some IPv6 checks of a replaced pod are not answered, so
-		// that the VIP rises with a part of its targets there, and flows of the others break.
-		Options: []lab.Option{lab.QuickDAD},
 	})
 	if err != nil {
 		return nil, err
