@@ -33,7 +33,9 @@ func TestAddressTowardIsNeverTentative(t *testing.T) {
 	}
 	must(pod.IP("addr", "del", "fd00:1::2/64", "dev", "external"))
 	must(pod.IP("addr", "add", "fd00:1::2/64", "dev", "external", "nodad"))
-	for gateway, want := range map[string]string{"fd00:1::1": "fd00:1::2", "169.254.100.1": "169.254.100.2", "::1": "::1"} {
+	for gateway, want := range map[string]string{
+		"fd00:1::1": "fd00:1::2", "169.254.100.1": "169.254.100.2", "::1": "::1",
+	} {
 		if a := toward(gateway); a != netip.MustParseAddr(want) {
 			t.Errorf("toward %s: %s instead of %s", gateway, a, want)
 		}
