@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 // document is the content of a state file.
@@ -88,7 +90,7 @@ func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, dir string){
 		"full disk": func(t *testing.T, dir string) {
 			if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-				t.Skip("mount of a tmpfs: ", err)
+				lab.Skip(t, "the mount of a tmpfs: "+err.Error())
 			}
 			t.Cleanup(func() {
 				if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {

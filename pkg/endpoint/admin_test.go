@@ -21,6 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/test/identitytest"
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 func TestWatchStatusInterval(t *testing.T) {
@@ -63,7 +64,7 @@ func TestWatchStatusInterval(t *testing.T) {
 // The kernel's credentials of the peer decide, even if the mode of the socket was widened.
 func TestAdminSocketRefusesOtherUsers(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root to connect as another user")
+		lab.Skip(t, "root, to connect as another user")
 	}
 	dir := identitytest.ShortDir(t)
 	path := filepath.Join(dir, "admin.sock")

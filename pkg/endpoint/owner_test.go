@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 func TestPortOwner(t *testing.T) {
@@ -44,7 +46,7 @@ func TestListeners(t *testing.T) {
    3: 00000000:06FF 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4714 1 0 100 0 0 10 0
 `
 	if hexWord(netip.MustParseAddr("127.0.0.1")) != "0100007F" {
-		t.Skip("table of a little-endian host")
+		lab.Skip(t, "a little-endian host")
 	}
 	for address, want := range map[string]string{
 		"127.0.0.1:1790": "[4711]", "127.0.0.2:1790": "[4713]", "127.0.0.3:1790": "[]", "127.0.0.3:1791": "[4714]",

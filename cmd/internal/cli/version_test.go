@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/vipgate/vipgate/test/lab"
 )
 
 func TestVersionOfARelease(t *testing.T) {
@@ -41,7 +43,7 @@ func TestLinkerSetsTheVersion(t *testing.T) {
 func TestMakeSetsTheCommit(t *testing.T) {
 	commit, err := exec.CommandContext(t.Context(), "git", "rev-parse", "--short=12", "HEAD").Output()
 	if err != nil {
-		t.Skip("no git clone: ", err)
+		lab.Skip(t, "a git clone: "+err.Error())
 	}
 	c := exec.CommandContext(t.Context(), "make", "--no-print-directory", "-C", "../../..", "-n", "build")
 	c.Env = append(os.Environ(), "MAKEFLAGS=")

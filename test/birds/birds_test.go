@@ -1,4 +1,4 @@
-package bird_test
+package birds
 
 import (
 	"os"
@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// basicPath are the tests that every supported BIRD has to pass: VIPs announced and withdrawn,
+// basicPath are the tests of pkg/bird that every supported BIRD has to pass: VIPs announced and withdrawn,
 // sessions refused, lost and restored, kernel routes, reconfiguration, the end of an orphan.
 const basicPath = "^(TestGatewayReceivesAnnouncedVIPs|TestGatewayWithoutHoldTimeIsRefused|" +
 	"TestReconfigurationLeavesOtherSessionsUp|TestOrphanWithdrawsAndIsTerminated|" +
@@ -18,12 +18,14 @@ const basicPath = "^(TestGatewayReceivesAnnouncedVIPs|TestGatewayWithoutHoldTime
 
 // TestOtherVersions runs them with each BIRD that test/setup/birds.sh unpacked.
 func TestOtherVersions(t *testing.T) {
-	if os.Getenv(birdVariable) != "" {
-		t.Fatal("already a run with another BIRD")
-	}
 	birds, err := filepath.Abs("../../bin/birds")
 	if err != nil {
 		t.Fatal(err)
+	}
+	tests := filepath.Join(t.TempDir(), "bird.test")
+	if out, err := exec.CommandContext(t.Context(), "go", "test", "-race", "-c", "-o", tests, "../../pkg/bird").
+		CombinedOutput(); err != nil {
+		t.Fatalf("build the tests of pkg/bird: %v\n%s", err, out)
 	}
 	versions := []string{"2.17", "2.20", "3.1", "3.4"}
 	executables, outputs, results := make([]string, 4), make([][]byte, 4), make([]error, 4)
@@ -39,8 +41,9 @@ func TestOtherVersions(t *testing.T) {
 			continue
 		}
 		executables[i] = found[0]
-		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", basicPath)
-		cmd.Env = append(os.Environ(), insideVariable+"=", birdVariable+"="+found[0])
+		cmd := exec.CommandContext(t.Context(), tests, "-test.run", basicPath)
+		cmd.Dir = "../../pkg/bird"
+		cmd.Env = append(os.Environ(), "VIPGATE_TEST_BIRD="+found[0])
 		running.Go(func() { outputs[i], results[i] = cmd.CombinedOutput() })
 	}
 	running.Wait()
