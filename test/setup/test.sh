@@ -22,7 +22,7 @@ export VIPGATE_TEST_KUBE=0
 export RAPID_SEED="${RAPID_SEED:-1}"
 status=0
 echo "== unit tests, with the race detector"
-go test -race -timeout 10m ./pkg/... ./cmd/... ./test/lab/... ./test/load/... || status=1
+go test -race -timeout 10m ./pkg/... ./cmd/... ./test/lab/... ./test/load/... ./test/birds || status=1
 # One package after the other: they share two cores with the BIRDs that they start. Never from the
 # cache, which does not know the programs that they build.
 echo "== end to end: real BIRD, real wires; the demo, the documents and the benchmark"
