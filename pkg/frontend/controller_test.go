@@ -19,10 +19,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The goroutine that receives an update applies it only while the loop runs and is not evaluating.
-// The decision is complete when it returns.
-func TestUpdateByReceiver(t *testing.T) {
-	o, _ := testObserver()
+// newReadyController returns a controller of vipA and vipB; vipA is ready with the first update.
+func newReadyController(o *observer, g *gate.Gate) (*controller, *scriptedSource) {
 	s := &scriptedSource{changed: make(chan struct{}), update: readiness.Update{
 		Position: readiness.Position{InstanceID: "lb", Revision: 1}, Complete: true, Synced: true, Open: true,
 		LeaseEnd: time.Now().Add(time.Hour), Changed: []readiness.VIPReadiness{{VIP: vipA, State: vip.Ready}},
@@ -31,15 +29,22 @@ func TestUpdateByReceiver(t *testing.T) {
 	for _, f := range vip.Families {
 		up.Gateways = append(up.Gateways, bird.GatewayState{Family: f, Up: true, Usable: true})
 	}
-	c := &controller{
-		gate: gate.New(gate.Options{NoFlapBackoff: true}), source: s, bird: latest.New(up),
+	g.Configure([]vip.VIP{vipA, vipB})
+	return &controller{
+		gate: g, source: s, bird: latest.New(up),
 		kernel: latest.New(kernel.Confirmed{VIPs: vip.NewSet(vipA)}), announcer: announce.New(announce.Options{}),
 		session:   latest.New(gate.Announcer{Up: true}),
 		observer:  o,
 		attractor: &attractor{current: latest.New(attraction{}), apply: func(time.Time, [len(vip.Families)]bool) {}},
 		commands:  make(chan command), ready: make(chan struct{}),
-	}
-	c.gate.Configure([]vip.VIP{vipA})
+	}, s
+}
+
+// The goroutine that receives an update applies it only while the loop runs and is not evaluating.
+// The decision is complete when it returns.
+func TestUpdateByReceiver(t *testing.T) {
+	o, _ := testObserver()
+	c, s := newReadyController(o, gate.New(gate.Options{NoFlapBackoff: true}))
 	if c.tryUpdate() || !s.taken.IsZero() {
 		t.Fatal("an update was taken before the loop runs")
 	}
@@ -61,7 +66,7 @@ func TestUpdateByReceiver(t *testing.T) {
 		t.Fatal("no decision")
 	}
 	last := decided[len(decided)-1]
-	if last.Position.Revision != 1 || len(last.Changes) != 1 || last.Changes[0].To.Advertisement != gate.Announced {
+	if last.Position.Revision != 1 || len(last.Changes) != 2 || last.Changes[0].To.Advertisement != gate.Announced {
 		t.Fatalf("decided %+v", decided)
 	}
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -182,6 +183,12 @@ func TestWatchersResume(t *testing.T) {
 			}
 		})
 	}
+	// What comes after a number that never was is not lost.
+	s := watchEvents(t, c, &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: last + 1000})
+	o.note("later")
+	if m, err := s.Recv(); err != nil || len(m.GetEvents()) != 1 || m.GetEvents()[0].GetDetail() != "later" {
+		t.Errorf("after a number that never was: %v, %v", m, err)
+	}
 	bad, err := c.WatchEvents(t.Context(), &frontendv1.WatchEventsRequest{Vip: "20.0.0.1"})
 	if err == nil {
 		_, err = bad.Recv()
@@ -199,6 +206,48 @@ func TestDrainOfNothing(t *testing.T) {
 			t.Errorf("drain of %v: %v", r, err)
 		}
 	}
+}
+
+// The answer of a drain names what is drained, what of it is still de-preferred, and until when.
+func TestDrainAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, _ := testObserver()
+		c, _ := newReadyController(o, gate.New(gate.Options{DrainTime: time.Second, NoFlapBackoff: true}))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- c.Run(ctx) }()
+		<-c.ready
+		synctest.Wait()
+		if !c.tryUpdate() {
+			t.Fatal("the controller does not wait")
+		}
+		a := &admin{process: &process{observer: o, controller: c, config: trench.NewWatcher("/nowhere", trench.Defaults{},
+			&trench.Config{Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB}}}, slog.New(slog.DiscardHandler))}}
+		a.process.Log = slog.New(slog.DiscardHandler)
+		want := func(step string, r *frontendv1.DrainResponse, err error, drained, draining string, until time.Time) {
+			t.Helper()
+			if err != nil || strings.Join(r.GetDrained(), " ") != drained || strings.Join(r.GetDraining(), " ") != draining ||
+				r.GetUntil().AsTime().Sub(until) != 0 && !until.IsZero() || r.GetUntil() != nil && until.IsZero() {
+				t.Errorf("%s: %v, %v", step, r, err)
+			}
+		}
+		none := time.Time{}
+		r, err := a.Drain(ctx, &frontendv1.DrainRequest{Vips: []string{vipB.String()}})
+		want("the first", r, err, vipB.String(), vipB.String(), time.Now().Add(time.Second))
+		<-time.After(2 * time.Second)
+		r, err = a.Drain(ctx, &frontendv1.DrainRequest{Vips: []string{vipA.String()}})
+		want("the second, after the first", r, err, vipA.String()+" "+vipB.String(), vipA.String(),
+			time.Now().Add(time.Second))
+		<-time.After(2 * time.Second)
+		r, err = a.Drain(ctx, &frontendv1.DrainRequest{All: true})
+		want("again, after the drain time", r, err, vipA.String()+" "+vipB.String(), "", none)
+		u, err := a.Undrain(ctx, &frontendv1.UndrainRequest{Vips: []string{vipB.String()}})
+		if err != nil || len(u.GetDrained()) != 1 || u.GetDrained()[0] != vipA.String() {
+			t.Errorf("undrained: %v, %v", u, err)
+		}
+		cancel()
+		<-ended
+	})
 }
 
 // A VIP that the frontend never had is named, not answered with no events.
