@@ -408,21 +408,10 @@ func (p *process) reportApplied(position readiness.Position) {
 
 // metricsState returns what the metrics read at a scrape.
 func (p *process) metricsState() metrics.FrontendState {
-	b := p.bird.State().Load()
 	m := metrics.FrontendState{
 		Sessions: p.announcer.State().Load().Sessions, Repairs: uint64(p.kernel.Confirmed().Load().Repairs),
-		BIRD: metrics.BIRD{
-			Up: b.Alive, Restarts: uint64(b.Restarts), Configures: b.Configures,
-			Configured: b.ConfigErr == nil, Refusals: b.ConfigFailures, Restores: b.Restores,
-		},
-		NSP: p.nspMetrics(),
-	}
-	advertised := p.observer.state.expected()
-	for _, g := range b.Gateways {
-		m.BIRD.Gateways = append(m.BIRD.Gateways, metrics.Gateway{
-			Name: g.Name, Family: g.Family.String(), Up: g.Up && b.Alive, Held: g.Held, Since: g.Since,
-			Imported: g.Imported, ImportsBlocked: g.ImportsBlocked, Exported: g.Exported, Expected: expectedOf(g, advertised),
-		})
+		BIRD: p.birdMetrics(p.bird.State().Load()),
+		NSP:  p.nspMetrics(),
 	}
 	if !p.Gate.Ungated {
 		lease := p.observer.lease.Load()
@@ -435,6 +424,22 @@ func (p *process) metricsState() metrics.FrontendState {
 			Live: p.observer.lb.Load().Freshness == gate.Live, LeaseEnd: lease.End, LastMessage: lease.LastMessage,
 			Reconnects: stats.Reconnects(), Moves: stats.Moves, ProbeFailures: probes.Failures,
 		}
+	}
+	return m
+}
+
+// birdMetrics returns BIRD and its gateways; none is up while BIRD does not answer.
+func (p *process) birdMetrics(b bird.State) metrics.BIRD {
+	m := metrics.BIRD{
+		Up: b.Alive, Restarts: uint64(b.Restarts), Configures: b.Configures,
+		Configured: b.ConfigErr == nil, Refusals: b.ConfigFailures, Restores: b.Restores,
+	}
+	advertised := p.observer.state.expected()
+	for _, g := range b.Gateways {
+		m.Gateways = append(m.Gateways, metrics.Gateway{
+			Name: g.Name, Family: g.Family.String(), Up: g.Up && b.Alive, Held: g.Held, Since: g.Since,
+			Imported: g.Imported, ImportsBlocked: g.ImportsBlocked, Exported: g.Exported, Expected: expectedOf(g, advertised),
+		})
 	}
 	return m
 }

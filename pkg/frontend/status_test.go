@@ -26,9 +26,14 @@ func TestStatusForgetsErrorsOfEarlierSessions(t *testing.T) {
 			o, _ := testObserver()
 			p := &process{observer: o}
 			var s frontendv1.Status
-			p.birdStatus(&s, bird.State{Alive: tt.alive, Gateways: []bird.GatewayState{{
+			b := bird.State{Alive: tt.alive, Gateways: []bird.GatewayState{{
 				Name: "gateway-a4", Up: tt.up, State: state, LastError: lastError,
-			}}})
+			}}}
+			p.birdStatus(&s, b)
+			m := p.birdMetrics(b)
+			if up := tt.alive && tt.up; s.GetGateways()[0].GetUp() != up || m.Gateways[0].Up != up || m.Up != tt.alive {
+				t.Errorf("up in status %t, metrics %+v", s.GetGateways()[0].GetUp(), m)
+			}
 			if g := s.GetGateways()[0]; g.GetState() != tt.state || g.GetLastError() != tt.wantsError {
 				t.Errorf("state %q, last error %q, want %q, %q", g.GetState(), g.GetLastError(), tt.state,
 					tt.wantsError)
