@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
@@ -93,4 +94,64 @@ func TestHungPlaneIsOverdue(t *testing.T) {
 	x.eventually("a loop that waits", func() bool { return p.Overdue() == 0 })
 	cancel()
 	x.must(<-done)
+}
+
+// busyKernel is one in which other processes write during the first reads.
+type busyKernel struct {
+	*modelKernel
+	busy, reads int
+}
+
+func (k *busyKernel) Read(numbers []uint32) (*plan.KernelState, error) {
+	c, err := k.modelKernel.Read(numbers)
+	if k.reads++; k.reads <= k.busy {
+		k.gen++
+	}
+	return c, err
+}
+
+// What was read while another process wrote may be neither the state before nor that after it. It
+// is read again, and counts as outdated if the other one does not pause.
+func TestReadBetweenTransactions(t *testing.T) {
+	for busy, want := range map[int]struct {
+		reads    int
+		outdated bool
+	}{0: {1, false}, 1: {2, false}, 2: {3, false}, 9: {3, true}} {
+		w := newModelFixture()
+		k := &busyKernel{modelKernel: w.k, busy: busy}
+		w.e.kernel = k
+		if err := w.e.readAll(); err != nil {
+			t.Fatal(err)
+		}
+		if outdated := w.e.foreignTransaction(); k.reads != want.reads || outdated != want.outdated {
+			t.Errorf("%d foreign transactions: %d reads, outdated %t", busy, k.reads, outdated)
+		}
+	}
+}
+
+// Reads are paced by what one takes, earlier for links and neighbors, and wait for a link that just
+// went down.
+func TestNextRead(t *testing.T) {
+	for name, tt := range map[string]struct {
+		readTime, linkDown time.Duration // of the link: after the last read; 0 is never
+		stale              parts
+		want               time.Duration
+	}{
+		"nothing takes long":        {0, 0, nftables, 20 * time.Millisecond},
+		"a tenth of the time":       {30 * time.Millisecond, 0, nftables, 300 * time.Millisecond},
+		"a large kernel":            {time.Second, 0, nftables | routes, 500 * time.Millisecond},
+		"links of a large kernel":   {time.Second, 0, nftables | network, 250 * time.Millisecond},
+		"a link that went down":     {0, 10 * time.Millisecond, network, 110 * time.Millisecond},
+		"one that went down before": {30 * time.Millisecond, 10 * time.Millisecond, routes, 300 * time.Millisecond},
+	} {
+		w := newModelFixture()
+		p := &Plane{reconciler: reconciler{e: w.e}}
+		p.e.readTime, p.e.stale = tt.readTime, tt.stale
+		if tt.linkDown > 0 {
+			p.lastLinkDown = p.e.lastRead.Add(tt.linkDown)
+		}
+		if got := p.nextRead().Sub(p.e.lastRead); got != tt.want {
+			t.Errorf("%s: read after %s, want %s", name, got, tt.want)
+		}
+	}
 }
