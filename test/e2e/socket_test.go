@@ -363,15 +363,15 @@ func modeOf(t *testing.T, path string) fs.FileMode {
 // exit status.
 func (f *fixture) runAs(uid uint32, program string, args ...string) (string, int) {
 	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
+	defer cancel()
 	// Only root may read the folder of the binaries.
 	path := f.path("open-" + program)
 	if _, err := os.Stat(path); err != nil {
-		b, err := os.ReadFile(filepath.Join(binaries, program))
-		f.must(err)
-		f.must(os.WriteFile(path, b, 0o755))
+		// Not by this process: whatever it starts meanwhile has the file open for writing until its
+		// exec, and a program that is open for writing cannot be started.
+		f.must(exec.CommandContext(ctx, "install", "-m", "755", filepath.Join(binaries, program), path).Run())
 	}
-	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
-	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
