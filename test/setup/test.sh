@@ -21,12 +21,14 @@ export VIPGATE_TEST_KUBE=0
 # The same sequences of the models in each run: another seed is set manually, or by "make proof".
 export RAPID_SEED="${RAPID_SEED:-1}"
 status=0
+processors=$(nproc)
+# The tests wait for timers of BGP and of BIRD more than they compute.
 echo "== unit tests, with the race detector"
-go test -race -timeout 10m ./pkg/... ./cmd/... ./test/lab/... ./test/load/... ./test/birds || status=1
-# One package after the other: they share two cores with the BIRDs that they start. Never from the
-# cache, which does not know the programs that they build.
+go test -race -p $((2 * processors)) -timeout 10m ./pkg/... ./cmd/... ./test/lab/... ./test/load/... ./test/birds || status=1
+# Never from the cache, which does not know the programs that they build.
 echo "== end to end: real BIRD, real wires; the demo, the documents and the benchmark"
-go test -count=1 -p 1 -timeout 15m ./test/e2e/... ./test/demo/... ./test/docs/... ./test/bench || status=1
+go test -count=1 -p 2 -parallel $((3 * processors)) -timeout 15m ./test/e2e/... ./test/demo/... ./test/docs/... \
+	./test/bench || status=1
 echo
 kube=$(grep -c 'make test-kube' "$VIPGATE_TEST_SKIPPED" || true)
 [ "$kube" = 0 ] || echo "make test-kube runs $kube more tests, which need an API server"
