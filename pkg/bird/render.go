@@ -15,10 +15,11 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The loopback session (docs/adr/0001-loopback-bgp.md). Both AS numbers are private (RFC 6996).
+// The loopback session (docs/adr/0001-loopback-bgp.md). Both AS numbers are private (RFC 6996). The
+// import filter empties the AS path: gateways see neither, and may have the same ones.
 const (
-	LoopbackAS     = trench.LoopbackASN // of the announcer
-	LoopbackPeerAS = 4200000001         // of BIRD; the import filter empties the AS path, so that no gateway sees it
+	LoopbackAS     = 4200000000 // of the announcer
+	LoopbackPeerAS = 4200000001 // of BIRD
 	LoopbackName   = "LB"
 	gatewayPrefix  = "NBR-"
 	// egressPrefix is as long as the other one: names in BIRD 2.0.12 have 64 characters at most.

@@ -12,10 +12,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// LoopbackASN is the AS number of vipgate's own BGP speaker, which talks to BIRD over the loopback
-// interface. No gateway may use it on either side.
-const LoopbackASN uint32 = 4200000000
-
 // MaxVIPs is how many VIPs an attractor may have: the largest number that the benchmarks cover. The
 // kernel reads a set of 50 000 ranges back in 0.1 s, and the lb takes a new file of that size
 // within its lease, also on a busy machine.

@@ -152,8 +152,6 @@ func TestDefaults(t *testing.T) {
 			func(d *Defaults) { d.LocalASN = 0 },
 			"default local AS number is 0, which is reserved (RFC 7607): write the AS number of that side",
 		},
-		{func(d *Defaults) { d.RemoteASN = LoopbackASN }, "default remote AS number is 4200000000, which vipgate itself " +
-			"uses on the loopback session: choose another private AS number"},
 		{
 			func(d *Defaults) { d.RemotePort = 0 },
 			"default BGP ports 3 (local) and 0 (remote): a port lies between 1 and 65535",
@@ -512,11 +510,6 @@ func TestRefusedFiles(t *testing.T) {
 			"source on loopback", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, source: [127.0.0.2]}",
 			"f.yaml:13: streams[0].check.source[0]: is 127.0.0.2, a loopback address: write the address of one host",
 		},
-		{"our own AS", "name: gw4", "name: gw4\n      remoteASN: 4200000000", "f.yaml:7: attractor.gateways[0].remoteASN: " +
-			"is 4200000000, which vipgate itself uses on the loopback session: choose another private AS number"},
-		{"our own AS as the local one", "name: gw4", "name: gw4\n      localASN: 4200000000", "f.yaml:7: " +
-			"attractor.gateways[0].localASN: is 4200000000, which vipgate itself uses on the loopback session: choose another " +
-			"private AS number"},
 		{
 			"AS 0", "name: gw4", "name: gw4\n      localASN: 0",
 			"f.yaml:7: attractor.gateways[0].localASN: is \"0\": write a whole number between 1 and 4294967294",

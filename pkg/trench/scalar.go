@@ -126,9 +126,6 @@ func checkASN(n uint32) string {
 		return "is 23456, which stands for 4-octet AS numbers (RFC 6793): write the AS number itself"
 	case 65535, math.MaxUint32:
 		return fmt.Sprintf("is %d, which is reserved (RFC 7300): write the AS number of that side", n)
-	case LoopbackASN:
-		return fmt.Sprintf("is %d, which vipgate itself uses on the loopback session: "+
-			"choose another private AS number", n)
 	}
 	return ""
 }

@@ -83,7 +83,7 @@ var scalars = ordered{
 	}},
 	{"duration", ordered{{"type", "string"}, {"pattern", durationPattern}}},
 	{"port", numbers(1, 65535)},
-	{"asn", append(numbers(1, 4294967294), member{"not", ordered{{"enum", []uint32{23456, 65535, LoopbackASN}}}})},
+	{"asn", append(numbers(1, 4294967294), member{"not", ordered{{"enum", []uint32{23456, 65535}}}})},
 }
 
 func pattern(form string) string { return forms[form].pattern.String() }

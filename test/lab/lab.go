@@ -20,9 +20,10 @@ const (
 
 	PodAS     = 8103
 	GatewayAS = 4248829953
-	// The second gateway has an AS number of its own: one that gets its own AS back
-	// in a path would refuse what must not be sent to it, and hide that it was.
-	GatewayBAS = 64999
+	// The second gateway has an AS number of its own: one that gets its own AS back in a path would
+	// refuse what must not be sent to it, and hide that it was. It is the one of Meridio 2's samples,
+	// and that of the announcer on the loopback.
+	GatewayBAS = 4200000000
 
 	TrustDomain = "vipgate.demo"
 	LBID        = "spiffe://vipgate.demo/lb"

@@ -25,7 +25,7 @@ const (
 	// ReasonInvalidAddress: spec.address is none of a router. Of a Gateway: an address in its status is
 	// no VIP, and is left out.
 	ReasonInvalidAddress = "InvalidAddress"
-	// ReasonInvalidASN: an AS number is reserved, or one that vipgate uses itself.
+	// ReasonInvalidASN: an AS number is reserved.
 	ReasonInvalidASN = "InvalidASN"
 	// ReasonNoVIPOfFamily: the Gateway has no VIP of the address's family.
 	ReasonNoVIPOfFamily = "NoVIPOfFamily"
