@@ -104,25 +104,18 @@ func (o *Options) pick(attractors []*nspv1.Attractor) *nspv1.Attractor {
 type converted struct {
 	*trench.Config
 	refused Refusals
-	unused  []string // names of the gateways of families that have no VIP
 }
 
 // convert returns the configuration of an attractor. The error is a problem of the whole list.
 func (o *Options) convert(a *nspv1.Attractor) (c converted, err error) {
-	vips, has, refused := distinct(a.GetVips())
+	vips, refused := distinct(a.GetVips())
 	c.refused = refused
 	gateways := slices.DeleteFunc(slices.Clone(a.GetGateways()), func(g *nspv1.Gateway) bool {
 		if problem := o.checkGateway(g); problem != "" {
 			c.refused = append(c.refused, Refusal{KindGateway, g.GetName(), problem})
 			return true
 		}
-		// The trench file refuses it. Here it is no mistake: VIPs may follow.
-		address, _ := gatewayAddress(g)
-		unused := !has[vip.FamilyOf(address)]
-		if unused {
-			c.unused = append(c.unused, g.GetName())
-		}
-		return unused
+		return false
 	})
 	for {
 		d := document{vips: vips, gateways: gateways}
@@ -151,7 +144,7 @@ func (o *Options) convert(a *nspv1.Attractor) (c converted, err error) {
 
 // distinct returns the VIPs that are valid and lie in no other one, and whether there are any of a
 // family. It is the rule of the trench file, which names 100 problems only.
-func distinct(list []*nspv1.Vip) (kept []*nspv1.Vip, has [len(vip.Families)]bool, refused Refusals) {
+func distinct(list []*nspv1.Vip) (kept []*nspv1.Vip, refused Refusals) {
 	type object struct {
 		*nspv1.Vip
 		prefix vip.VIP
@@ -177,7 +170,6 @@ func distinct(list []*nspv1.Vip) (kept []*nspv1.Vip, has [len(vip.Families)]bool
 		switch {
 		case last.Vip == nil || !last.prefix.Overlaps(x.prefix):
 			last = x
-			has[x.prefix.Family()] = true
 		case last.prefix == x.prefix:
 			refuse(x.Vip, fmt.Sprintf("VIP %s appears twice, first in VIP %s: remove one of them", x.prefix,
 				quoteName(last.GetName())))
@@ -187,7 +179,7 @@ func distinct(list []*nspv1.Vip) (kept []*nspv1.Vip, has [len(vip.Families)]bool
 		}
 	}
 	kept = slices.DeleteFunc(slices.Clone(list), func(v *nspv1.Vip) bool { return bad[v] })
-	return kept, has, refused
+	return kept, refused
 }
 
 // filter returns the objects to keep.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -106,7 +105,7 @@ func TestRefusals(t *testing.T) {
 			"remote AS", field(func(g *nspv1.Gateway) { g.RemoteAsn = 4294967295 }),
 			"gateway bad: remoteASN is \"4294967295\"",
 		},
-		{"local AS", field(func(g *nspv1.Gateway) { g.LocalAsn = 4200000000 }), "gateway bad: localASN is 4200000000"},
+		{"local AS", field(func(g *nspv1.Gateway) { g.LocalAsn = 65535 }), "gateway bad: localASN is 65535"},
 		{"remote port", field(func(g *nspv1.Gateway) { g.RemotePort = 65536 }), "gateway bad: remotePort is \"65536\""},
 		{"local port", field(func(g *nspv1.Gateway) { g.LocalPort = 70000 }), "gateway bad: localPort is \"70000\""},
 		{"hold time of 1 s", field(func(g *nspv1.Gateway) { g.HoldTime = 1 }), "gateway bad: holdTime is \"1s\""},
@@ -165,15 +164,13 @@ func TestManyRefusals(t *testing.T) {
 	}
 }
 
-// A gateway of a family without a VIP is no mistake, as VIPs may follow. It is left out, since it
-// would get nothing.
+// A gateway of a family without a VIP keeps its session: VIPs may follow.
 func TestFamilyWithoutVIP(t *testing.T) {
 	o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults()}
 	list := attractor(vips("20.0.0.1/32", "2000::1"), gateway("gw4", "169.254.100.150"), gateway("gw6", "fd00::1"))
 	c, err := o.convert(list)
-	if err != nil || len(c.refused) != 1 || !slices.Equal(c.unused, []string{"gw6"}) ||
-		text(c.Config) != "20.0.0.1/32 gw4" {
-		t.Fatalf("refused %v, unused %v, in force %s, error %v", c.refused, c.unused, text(c.Config), err)
+	if err != nil || len(c.refused) != 1 || text(c.Config) != "20.0.0.1/32 gw4 gw6" {
+		t.Fatalf("refused %v, in force %s, error %v", c.refused, text(c.Config), err)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -53,7 +52,6 @@ type Source struct {
 	// current is when a list was last known to be the NSP's; zero while it is known.
 	current  time.Time
 	failed   int      // watches since the last list
-	unused   []string // gateways of the last list that have no VIP
 	throttle logs.Throttle
 }
 
@@ -273,7 +271,7 @@ func (s *Source) take(list *nspv1.Attractor) {
 			"generation", now.Generation)
 		return
 	}
-	s.refuse(c)
+	s.refuse(c.refused)
 	if s.o.Keys != nil {
 		s.o.Keys.Want(secrets(list.GetGateways(), c.Config))
 	}
@@ -298,13 +296,7 @@ func (s *Source) take(list *nspv1.Attractor) {
 const maxRefusalLines = 20
 
 // refuse shows the objects of a list that are left out, and logs those that were not before.
-func (s *Source) refuse(c converted) {
-	refused := c.refused
-	if !slices.Equal(c.unused, s.unused) && len(c.unused) > 0 {
-		s.o.Log.Info("gateways have no session: the attractor has no VIP of their family",
-			"gateways", strings.Join(c.unused[:min(len(c.unused), maxRefusalLines)], ", "))
-	}
-	s.unused = c.unused
+func (s *Source) refuse(refused Refusals) {
 	known := map[Refusal]bool{}
 	for _, r := range s.state.Load().Refused {
 		known[r] = true

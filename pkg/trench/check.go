@@ -300,19 +300,9 @@ func familyName(is4 bool) string {
 // checkAcross checks what concerns several objects.
 func (p *parser) checkAcross() {
 	covers := p.overlaps()
-	var has [len(vip.Families)]bool
-	for v, at := range p.vips {
-		if at.attractor > 0 {
-			has[v.Family()] = true
-		}
-	}
 	for _, a := range p.addresses {
-		family := vip.FamilyOf(a.is)
 		if v, ok := covers.of(a.is); ok {
 			a.at.problem("is %s, which lies in the VIP %s: %s", a.is, v, a.remedy)
-		} else if a.remedy == gatewayInVIP && p.vipsKnown && !has[family] {
-			a.at.problem("is %s, but the attractor has no %s VIP: add one to attractor.vips or remove the gateway",
-				a.is, familyName(a.is.Is4()))
 		}
 	}
 }

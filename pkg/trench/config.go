@@ -89,8 +89,7 @@ type Attractor struct {
 type Gateway struct {
 	// Name of the gateway, unique, not BFD. BIRD's session is called NBR-<name>.
 	Name string `yaml:"name,required" form:"name" remedy:"write a name for the gateway"`
-	// Unicast address, unique; not loopback, not IPv6 link-local, not in a VIP. The attractor has a
-	// VIP of its family.
+	// Unicast address, unique; not loopback, not IPv6 link-local, not in a VIP.
 	Address netip.Addr `yaml:"address,required" remedy:"write the gateway's IP address"` // without a zone
 	// bgp, or static: the gateway has static routes to the VIPs, and withdraws them while its BFD
 	// session is down. A static gateway has a name, an address and bfd only; those with bfd have the

@@ -468,9 +468,6 @@ func TestRefusedFiles(t *testing.T) {
 		},
 		{"address is a VIP", "169.254.100.150", "20.0.0.1", "f.yaml:7: attractor.gateways[0].address: is 20.0.0.1, which " +
 			"lies in the VIP 20.0.0.1/32: a gateway cannot be reached through itself, change one of them"},
-		{"gateway of a family without VIPs", `[20.0.0.1/32, "2000::1/128"]`, "[20.0.0.1/32]", "f.yaml:9: " +
-			"attractor.gateways[1].address: is fd00:100::150, but the attractor has no IPv6 VIP: add one to attractor.vips or " +
-			"remove the gateway"},
 		{
 			"static gateway with fields of BGP", "name: gw4", "name: gw4\n      protocol: static\n      localASN: 7\n" +
 				"      holdTime: 3s\n      passwordFile: /key",

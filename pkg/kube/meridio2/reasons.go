@@ -27,8 +27,6 @@ const (
 	ReasonInvalidAddress = "InvalidAddress"
 	// ReasonInvalidASN: an AS number is reserved.
 	ReasonInvalidASN = "InvalidASN"
-	// ReasonNoVIPOfFamily: the Gateway has no VIP of the address's family.
-	ReasonNoVIPOfFamily = "NoVIPOfFamily"
 	// ReasonAddressTaken: an older GatewayRouter has the address.
 	ReasonAddressTaken = "AddressTaken"
 	// ReasonInterfaceDiffers: an older GatewayRouter has another interface.

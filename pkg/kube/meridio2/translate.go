@@ -171,18 +171,13 @@ func (t *translator) judge(u *unstructured.Unstructured) (c candidate, refused *
 		return c, &refusal{ReasonNameTooLong, fmt.Sprintf("metadata.name: has %d characters: "+
 			"create the GatewayRouter with a name of %d at most", len(c.name), maxName)}
 	}
-	a, err := netip.ParseAddr(c.Spec.Address)
-	if what, _ := vip.NotHost(a); err == nil && what == "" && !t.hasFamily(vip.FamilyOf(a)) {
-		family := [...]string{"IPv4", "IPv6"}[vip.FamilyOf(a)]
-		return c, &refusal{ReasonNoVIPOfFamily, fmt.Sprintf("spec.address: is %s, but the Gateway has no %s VIP: "+
-			"add one to destinationCIDRs of an L34Route, or remove the GatewayRouter", a, family)}
-	}
 	if refused := c.checkTimes(); refused != nil {
 		return c, refused
 	}
 	if p := t.refused([]candidate{c}); p != nil {
 		return c, routerRefusal(p)
 	}
+	a := netip.MustParseAddr(c.Spec.Address)
 	for _, other := range t.accepted {
 		switch {
 		case netip.MustParseAddr(other.Spec.Address) == a:
@@ -197,10 +192,6 @@ func (t *translator) judge(u *unstructured.Unstructured) (c candidate, refused *
 		}
 	}
 	return c, nil
-}
-
-func (t *translator) hasFamily(f vip.Family) bool {
-	return slices.ContainsFunc(t.vips, func(v vip.VIP) bool { return v.Family() == f })
 }
 
 // checkTimes rounds the times as Meridio 2 does, and refuses those that are none.
