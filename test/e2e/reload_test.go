@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -143,5 +144,44 @@ func TestInvalidTrenchFileKeepsGateways(t *testing.T) {
 	f.wantNoUpdates(mark, vipA4, vipA6)
 	if now := f.sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
 		t.Errorf("sessions were %v and are %v", sessions, now)
+	}
+}
+
+// A family without VIPs, and a trench without any, keeps its sessions and stays ready: the first
+// VIP finds a session that is up.
+func TestGatewaysWithoutVIPs(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.up(f.target1)
+	f.up(f.target2)
+	f.startPod()
+	f.wantRoutes(every()...)
+	sessions := f.sessions()
+	records := []*healthRecord{f.recordHealth("Egress"), f.recordHealth("Readiness")}
+	for _, r := range records {
+		r.wait(healthServing)
+	}
+	full := usualTrench()
+	withoutIPv6 := strings.NewReplacer(
+		fmt.Sprintf(", %q", vipA6), "", fmt.Sprintf(", %q", vipB6), "", `, "`+lab.Target1v6.String()+`"`, "",
+		`, "`+lab.Target2v6.String()+`"`, "",
+	).Replace(full)
+	head, _, _ := strings.Cut(full, "streams:")
+	empty := regexp.MustCompile(`vips: \[.*\]`).ReplaceAllString(head, "vips: []") + "streams: []\n"
+	for _, step := range []struct {
+		trench string
+		want   []string
+	}{{withoutIPv6, []string{vipA4, vipB4}}, {empty, nil}, {withoutIPv6, []string{vipA4, vipB4}}, {full, every()}} {
+		f.must(f.pod.WriteTrench(step.trench))
+		f.wantRoutes(step.want...)
+		for _, name := range []string{"gateway-a4", "gateway-a6"} {
+			f.waitGateway(name, isUp)
+		}
+	}
+	if now := f.sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
+		t.Errorf("sessions were %v and are %v", sessions, now)
+	}
+	for _, r := range records {
+		r.wantOnly(healthServing)
 	}
 }
