@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/announce"
+	"github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
@@ -283,7 +284,7 @@ func lbUpdate(u readiness.Update, states []gate.VIPState) gate.LBUpdate {
 	g := gate.LBUpdate{
 		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced,
 		LeaseEnd: u.LeaseEnd, EndedAt: u.EndedAt, Grace: u.StaleGrace,
-		GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete,
+		GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete, Shared: u.Service == availability.Service,
 		VIPs: slices.Grow(states, len(u.Changed)), Removed: u.Removed,
 	}
 	for _, r := range u.Changed {

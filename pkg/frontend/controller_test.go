@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/announce"
+	"github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
@@ -205,5 +206,8 @@ func TestLBUpdate(t *testing.T) {
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
+	}
+	if !lbUpdate(readiness.Update{Service: availability.Service}, nil).Shared {
+		t.Error("the one state of Meridio's load balancer counts as that of each VIP")
 	}
 }

@@ -163,7 +163,7 @@ func (g *Gate) UpdateLB(now time.Time, u LBUpdate) {
 	if u.Instance == "" {
 		return
 	}
-	sameLB := u.Instance == g.instance && g.Freshness(now) == Live
+	countFlap := u.Instance == g.instance && g.Freshness(now) == Live && !u.Shared
 	g.instance, g.revision, g.synced, g.grace = u.Instance, u.Revision, true, u.Grace
 	g.lbDrainEnd = time.Time{}
 	if u.GoingAway {
@@ -181,17 +181,17 @@ func (g *Gate) UpdateLB(now time.Time, u LBUpdate) {
 	for _, s := range u.VIPs {
 		e := g.entry(s.VIP)
 		e.listed = g.complete
-		g.setState(now, e, s, sameLB)
+		g.setState(now, e, s, countFlap)
 	}
 	if u.Complete {
 		for _, e := range g.entries {
 			if e.listed != g.complete {
-				g.setState(now, e, VIPState{VIP: e.vip, State: vip.NotReady}, sameLB)
+				g.setState(now, e, VIPState{VIP: e.vip, State: vip.NotReady}, countFlap)
 			}
 		}
 	}
 	for _, v := range u.Removed {
-		g.setState(now, g.entry(v), VIPState{VIP: v, State: vip.NotReady}, sameLB)
+		g.setState(now, g.entry(v), VIPState{VIP: v, State: vip.NotReady}, countFlap)
 	}
 }
 
@@ -314,7 +314,7 @@ func (g *Gate) Drained() map[vip.VIP]time.Time {
 }
 
 // setState stores the load balancer's state of one VIP. A change from ready to not ready counts as
-// a flap only if countFlap is set: the same live instance reported both.
+// a flap only if countFlap is set: the same live instance reported both, of this VIP.
 func (g *Gate) setState(now time.Time, e *entry, s VIPState, countFlap bool) {
 	if e.reported && e.state == s.State && e.drainEnd.Equal(s.DrainEnd) {
 		return

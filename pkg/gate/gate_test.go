@@ -358,6 +358,19 @@ func TestFlapWindow(t *testing.T) {
 	}
 }
 
+// A state that all VIPs share is no flap of one of them, however often it changes.
+func TestSharedStateDoesNotFlap(t *testing.T) {
+	b := newFixture(t, Options{})
+	for range 2 * maxFlaps {
+		for _, state := range []vip.State{vip.Ready, vip.NotReady} {
+			b.updateLB(func(u *LBUpdate) { u.Shared, u.VIPs = true, []VIPState{{VIP: vipA, State: state}} })
+			if got := b.g.Decision(vipA).Reason; (got == Ready) != (state == vip.Ready) {
+				t.Fatalf("%v: %s", state, got)
+			}
+		}
+	}
+}
+
 func TestAdvertised(t *testing.T) {
 	for d, want := range map[Decision]bool{
 		{Announced, Ready}: true, {Depreferred, Drained}: true, {Announced, NotExported}: false,

@@ -47,6 +47,9 @@ type LBUpdate struct {
 	DrainEnd  time.Time
 	// Complete reports whether VIPs is the whole state: an absent VIP is not ready.
 	Complete bool
+	// Shared reports whether all VIPs have one state: its changes are not flaps of a VIP, and damping
+	// would delay all of them together.
+	Shared bool
 	// VIPs holds states from synced data only.
 	VIPs []VIPState
 	// Removed holds VIPs that left the load balancer's state.

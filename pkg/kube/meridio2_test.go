@@ -239,9 +239,9 @@ func TestMeridio2Objects(t *testing.T) {
 	}
 
 	// What is refused is refused alone, and each refusal has one Event, also after a restart.
-	f.addRouter("router-s", "169.254.10.152", "Static", "static: {}")
+	f.addRouter("router-s", "169.254.10.152", "Static", "static: {bfd: {minTx: soon, minRx: 300ms, multiplier: 3}}")
 	f.addRouter("router-6", "fe80::1", "BGP", bgp)
-	refusals := []string{"GatewayRouter router-6 InvalidAddress", "GatewayRouter router-s StaticRouter"}
+	refusals := []string{"GatewayRouter router-6 InvalidAddress", "GatewayRouter router-s Invalid"}
 	await.True(t, "an Event for each refusal", func() bool { return slices.Equal(f.events(), refusals) })
 	f.awaitContent("[20.0.0.2/32] router-b=169.254.10.151%vlan-100:10179")
 	stop()

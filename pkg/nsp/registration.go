@@ -62,6 +62,7 @@ func (r *Registration) Run(ctx context.Context) error {
 	// entry is whether the NSP may have an entry: also one of an earlier run, which is removed unless
 	// there is connectivity.
 	entry, due, last := true, true, false
+	stored := false // whether the last call registered the frontend
 	for {
 		up, changed := r.up()
 		if due || up != last {
@@ -76,10 +77,16 @@ func (r *Registration) Run(ctx context.Context) error {
 				continue
 			}
 			r.show(up, err)
+			again := up && err == nil && !stored
+			stored = up && err == nil
 			switch {
 			case err != nil:
 				conn.ResetConnectBackoff()
 				timer.Reset(retry.Next())
+			case again:
+				// The NSP stores a new entry as disabled, and the next registration enables it.
+				due = true
+				continue
 			case up:
 				retry.Reset()
 				timer.Reset(r.o.EntryTimeout)

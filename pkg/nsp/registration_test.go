@@ -32,6 +32,10 @@ func TestRegistration(t *testing.T) {
 		t.Errorf("registered is %v", x)
 	}
 	await.True(t, "the state", func() bool { return r.State().Load().Registered })
+	await.True(t, "an entry that is enabled, before its first refresh", func() bool {
+		targets := f.Targets()
+		return len(targets) == 1 && targets[0].GetStatus() == nspv1.Target_ENABLED
+	})
 	c.Set(false)
 	f.wantTargets(0)
 	await.True(t, "the state", func() bool { return !r.State().Load().Registered })

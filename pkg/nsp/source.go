@@ -51,7 +51,7 @@ type Source struct {
 	list, accepted, saved *nspv1.Attractor         // the last one, the one in force, and that of the cache
 	// current is when a list was last known to be the NSP's; zero while it is known.
 	current  time.Time
-	failed   int      // watches since the last list
+	failed   int // watches since the last list
 	throttle logs.Throttle
 }
 

@@ -95,11 +95,23 @@ type gateway struct {
 // router is what matters of a GatewayRouter.
 type router struct {
 	Spec struct {
-		Interface string      `json:"interface"`
-		Address   string      `json:"address"`
-		Protocol  string      `json:"protocol"`
-		BGP       *bgpSession `json:"bgp"`
+		Interface string       `json:"interface"`
+		Address   string       `json:"address"`
+		Protocol  string       `json:"protocol"`
+		BGP       *bgpSession  `json:"bgp"`
+		Static    *staticRoute `json:"static"`
 	} `json:"spec"`
+}
+
+// The values of spec.protocol.
+const (
+	protocolBGP    = "BGP"
+	protocolStatic = "Static"
+)
+
+// staticRoute is what replaces the session of a router that has static routes to the VIPs.
+type staticRoute struct {
+	BFD *bfd `json:"bfd"`
 }
 
 // bgpSession is the BGP session of a GatewayRouter. The API server fills in the defaults of Meridio 2:
@@ -113,7 +125,7 @@ type bgpSession struct {
 	BFD        *bfd   `json:"bfd"`
 }
 
-// bfd guards a session.
+// bfd guards a session, or static routes.
 type bfd struct {
 	MinTx      string `json:"minTx"`
 	MinRx      string `json:"minRx"`

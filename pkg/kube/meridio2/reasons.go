@@ -18,8 +18,6 @@ const (
 const (
 	// ReasonAccepted: the GatewayRouter is a gateway of the trench file.
 	ReasonAccepted = "Accepted"
-	// ReasonStaticRouter: spec.protocol is Static.
-	ReasonStaticRouter = "StaticRouter"
 	// ReasonNameTooLong: the name has more characters than that of a gateway may have.
 	ReasonNameTooLong = "NameTooLong"
 	// ReasonInvalidAddress: spec.address is none of a router. Of a Gateway: an address in its status is

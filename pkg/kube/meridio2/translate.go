@@ -158,13 +158,12 @@ func (t *translator) judge(u *unstructured.Unstructured) (c candidate, refused *
 		return c, &refusal{ReasonInvalid, "failed to decode the GatewayRouter: " + err.Error()}
 	}
 	switch {
-	case c.Spec.Protocol == "Static":
-		return c, &refusal{ReasonStaticRouter, "spec.protocol: is Static: write BGP, the only protocol that vipgate " +
-			"speaks, or keep the router of Meridio 2 for this Gateway"}
-	case c.Spec.Protocol != "BGP":
-		return c, &refusal{ReasonInvalid, fmt.Sprintf("spec.protocol: is %q: write BGP", c.Spec.Protocol)}
-	case c.Spec.BGP == nil:
+	case c.Spec.Protocol != protocolBGP && c.Spec.Protocol != protocolStatic:
+		return c, &refusal{ReasonInvalid, fmt.Sprintf("spec.protocol: is %q: write BGP or Static", c.Spec.Protocol)}
+	case c.Spec.Protocol == protocolBGP && c.Spec.BGP == nil:
 		return c, &refusal{ReasonInvalid, "spec.bgp: is missing: write remoteASN and localASN"}
+	case c.Spec.Protocol == protocolStatic && c.Spec.Static == nil:
+		return c, &refusal{ReasonInvalid, "spec.static: is missing: write static: {} or its bfd"}
 	case c.Spec.Interface == "":
 		return c, &refusal{ReasonInvalid, "spec.interface: is missing: write the name of an interface"}
 	case len(c.name) > maxName:
@@ -175,7 +174,7 @@ func (t *translator) judge(u *unstructured.Unstructured) (c candidate, refused *
 		return c, refused
 	}
 	if p := t.refused([]candidate{c}); p != nil {
-		return c, routerRefusal(p)
+		return c, c.refusal(p)
 	}
 	a := netip.MustParseAddr(c.Spec.Address)
 	for _, other := range t.accepted {
@@ -189,37 +188,60 @@ func (t *translator) judge(u *unstructured.Unstructured) (c candidate, refused *
 			return c, &refusal{ReasonInterfaceDiffers, fmt.Sprintf("spec.interface: is %s, but that of the older "+
 				"GatewayRouter %s is %s: reach all routers of a Gateway by one interface, or use one Gateway for each",
 				c.Spec.Interface, other.name, other.Spec.Interface)}
+		case c.staticBFD() != nil && other.staticBFD() != nil && *c.staticBFD() != *other.staticBFD():
+			return c, &refusal{ReasonInvalid, fmt.Sprintf("spec.static.bfd: differs from that of the older GatewayRouter %s: "+
+				"BIRD has one for all static routers of an interface, write the same", other.name)}
 		}
 	}
 	return c, nil
 }
 
-// checkTimes rounds the times as Meridio 2 does, and refuses those that are none.
-func (c *candidate) checkTimes() *refusal {
-	s := *c.Spec.BGP // not that of the objects
-	c.Spec.BGP = &s
-	hold, err := time.ParseDuration(cmp.Or(s.HoldTime, defaultHoldTime))
-	if err != nil {
-		return notTime("holdTime", s.HoldTime)
-	}
-	s.HoldTime = fmt.Sprintf("%ds", hold/time.Second)
-	if s.BFD == nil {
-		return nil
-	}
-	b := *s.BFD
-	s.BFD = &b
-	for i, text := range []*string{&b.MinRx, &b.MinTx} {
-		d, err := time.ParseDuration(*text)
-		if err != nil {
-			return notTime([]string{"bfd.minRx", "bfd.minTx"}[i], *text)
-		}
-		*text = d.Round(time.Millisecond).String()
+// staticBFD is the BFD of a static router, nil for none.
+func (c *candidate) staticBFD() *bfd {
+	if c.Spec.Protocol == protocolStatic {
+		return c.Spec.Static.BFD
 	}
 	return nil
 }
 
-func notTime(field, text string) *refusal {
-	return &refusal{ReasonInvalid, fmt.Sprintf("spec.bgp.%s: is %q: write a duration such as 300ms or 90s", field, text)}
+// checkTimes rounds the times as Meridio 2 does, and refuses those that are none. What it rounds is
+// not that of the objects.
+func (c *candidate) checkTimes() (refused *refusal) {
+	if c.Spec.Protocol == protocolStatic {
+		s := *c.Spec.Static
+		c.Spec.Static = &s
+		s.BFD, refused = s.BFD.rounded("spec.static.bfd.")
+		return refused
+	}
+	s := *c.Spec.BGP
+	c.Spec.BGP = &s
+	hold, err := time.ParseDuration(cmp.Or(s.HoldTime, defaultHoldTime))
+	if err != nil {
+		return notTime("spec.bgp.holdTime", s.HoldTime)
+	}
+	s.HoldTime = fmt.Sprintf("%ds", hold/time.Second)
+	s.BFD, refused = s.BFD.rounded("spec.bgp.bfd.")
+	return refused
+}
+
+// rounded returns b, which may be nil, with its times rounded.
+func (b *bfd) rounded(path string) (*bfd, *refusal) {
+	if b == nil {
+		return nil, nil
+	}
+	x := *b
+	for i, text := range []*string{&x.MinRx, &x.MinTx} {
+		d, err := time.ParseDuration(*text)
+		if err != nil {
+			return nil, notTime(path+[]string{"minRx", "minTx"}[i], *text)
+		}
+		*text = d.Round(time.Millisecond).String()
+	}
+	return &x, nil
+}
+
+func notTime(path, text string) *refusal {
+	return &refusal{ReasonInvalid, fmt.Sprintf("%s: is %q: write a duration such as 300ms or 90s", path, text)}
 }
 
 // refused returns the first thing that the reader of the trench file refuses in a file with some
@@ -248,8 +270,9 @@ func gatewayPath(p *trench.Problem) string {
 	return field + ": " + p.Message
 }
 
-// routerRefusal returns a problem of the only gateway of a file with the path of its field.
-func routerRefusal(p *trench.Problem) *refusal {
+// refusal returns a problem of the file whose only gateway is the candidate, with the path of its
+// field.
+func (c *candidate) refusal(p *trench.Problem) *refusal {
 	field, of := strings.CutPrefix(p.Field, "attractor.gateways[0].")
 	if !of {
 		return &refusal{ReasonInvalid, strings.Replace(p.Field, "attractor.", "spec.", 1) + ": " + p.Message}
@@ -262,7 +285,7 @@ func routerRefusal(p *trench.Problem) *refusal {
 	case "localASN", "remoteASN":
 		return &refusal{ReasonInvalidASN, "spec.bgp." + field + ": " + p.Message}
 	}
-	return &refusal{ReasonInvalid, "spec.bgp." + field + ": " + p.Message}
+	return &refusal{ReasonInvalid, "spec." + strings.ToLower(c.Spec.Protocol) + "." + field + ": " + p.Message}
 }
 
 // file writes the trench file with some gateways.
@@ -283,12 +306,17 @@ func (t *translator) file(gateways []candidate) []byte {
 	}
 	b = fmt.Appendf(b, "  interface: %s\n  gateways:\n", quote(gateways[0].Spec.Interface))
 	for _, g := range gateways {
-		s := g.Spec.BGP
-		b = fmt.Appendf(b, "    - {name: %s, address: %s, localASN: %d, remoteASN: %d, localPort: %d, remotePort: %d, ",
-			quote(g.name), quote(g.Spec.Address), s.LocalASN, s.RemoteASN, port(s.LocalPort), port(s.RemotePort))
-		b = append(b, "holdTime: "+s.HoldTime...)
-		if s.BFD != nil {
-			b = fmt.Appendf(b, ", bfd: {minTx: %s, minRx: %s, multiplier: %d}", s.BFD.MinTx, s.BFD.MinRx, s.BFD.Multiplier)
+		b = fmt.Appendf(b, "    - {name: %s, address: %s, ", quote(g.name), quote(g.Spec.Address))
+		guard := g.staticBFD()
+		if s := g.Spec.BGP; g.Spec.Protocol == protocolBGP {
+			b = fmt.Appendf(b, "localASN: %d, remoteASN: %d, localPort: %d, remotePort: %d, holdTime: %s",
+				s.LocalASN, s.RemoteASN, port(s.LocalPort), port(s.RemotePort), s.HoldTime)
+			guard = s.BFD
+		} else {
+			b = append(b, "protocol: static"...)
+		}
+		if guard != nil {
+			b = fmt.Appendf(b, ", bfd: {minTx: %s, minRx: %s, multiplier: %d}", guard.MinTx, guard.MinRx, guard.Multiplier)
 		}
 		b = append(b, "}\n"...)
 	}

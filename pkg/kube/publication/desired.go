@@ -62,8 +62,10 @@ func evaluate(in Input, published published, now metav1.Time) []wanted {
 			all = append(all, serviceStatus(s, v, pods, published, now))
 		}
 	}
-	for _, i := range published.ingresses {
-		all = append(all, ingressStatus(i, published))
+	if in.Result.Trench.Accepted { // as for Services: what is published stays until it is again
+		for _, i := range published.ingresses {
+			all = append(all, ingressStatus(i, published))
+		}
 	}
 	return slices.DeleteFunc(all, func(w wanted) bool { return len(w.status) == 0 })
 }

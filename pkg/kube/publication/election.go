@@ -86,13 +86,18 @@ func (p *Publisher) term(ctx context.Context) error {
 	case <-ctx.Done():
 	case <-ended:
 	case holding := <-started:
-		p.lead(ctx, holding)
+		// client-go leads on until its deadline also when it reads another holder, or after the process
+		// was stopped for longer than the Lease is valid.
+		p.lead(ctx, holding, func() bool {
+			return elector.IsLeader() && elector.Check(p.timing.renew-p.timing.lease) == nil
+		})
 	}
 	return nil
 }
 
-// lead writes status until ctx or holding, which is the time with the Lease, ends.
-func (p *Publisher) lead(ctx, holding context.Context) {
+// lead writes status until ctx or holding, which is the time with the Lease, ends, or holds reports
+// that another one may have it.
+func (p *Publisher) lead(ctx, holding context.Context, holds func() bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(holding, cancel)()
@@ -103,7 +108,9 @@ func (p *Publisher) lead(ctx, holding context.Context) {
 		p.options.Log.Info("no longer leader of the trench")
 	}()
 	failed := func(err error) { p.state.Update(func(s State) State { s.WriteError = err; return s }) }
-	newLeader(p.watch, p.write, p.options, p.timing.restore, failed).run(ctx, p.options.Input)
+	l := newLeader(p.watch, p.write, p.options, p.timing.restore, failed)
+	l.holds, l.holdInterval = holds, p.timing.retry
+	l.run(ctx, p.options.Input)
 }
 
 func (p *Publisher) set(leading bool) {

@@ -112,15 +112,15 @@ func (r *recorder) add(object corev1.ObjectReference, events []event) {
 	}
 }
 
-// flush sends what is queued. It keeps what the API server did not answer to, and returns the
-// error.
-func (r *recorder) flush(ctx context.Context) error {
+// flush sends what is queued, until there is newer input: status goes first. It keeps what the API
+// server did not answer to, and returns the error.
+func (r *recorder) flush(ctx context.Context, newer func() bool) error {
 	for key, s := range r.sent {
 		if time.Since(s.last) > seriesTime {
 			delete(r.sent, key)
 		}
 	}
-	for len(r.pending) > 0 {
+	for len(r.pending) > 0 && !newer() {
 		err := r.send(ctx, r.pending[0])
 		r.count("events", err)
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"slices"
@@ -18,14 +19,18 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/fake"
 	coordinationfake "k8s.io/client-go/kubernetes/typed/coordination/v1/fake"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // write is a write that the fake API server received.
@@ -44,6 +49,36 @@ type api struct {
 	writes  []write
 	// answer is called with the number of the write, from 1 on; nil accepts all.
 	answer func(n int, w write) error
+	// delay is called before each patch is taken, several at the same time; nil: none waits.
+	delay func()
+}
+
+// Resource returns a client whose patches are delayed before the fake, which takes one at a time.
+func (a *api) Resource(r schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
+	return delayedResource{a.FakeDynamicClient.Resource(r), a}
+}
+
+type delayedResource struct {
+	dynamic.NamespaceableResourceInterface
+	api *api
+}
+
+func (r delayedResource) Namespace(namespace string) dynamic.ResourceInterface {
+	return delayedPatches{r.NamespaceableResourceInterface.Namespace(namespace), r.api}
+}
+
+type delayedPatches struct {
+	dynamic.ResourceInterface
+	api *api
+}
+
+func (p delayedPatches) Patch(ctx context.Context, name string, kind types.PatchType, data []byte,
+	o metav1.PatchOptions, subresources ...string,
+) (*unstructured.Unstructured, error) {
+	if p.api.delay != nil {
+		p.api.delay()
+	}
+	return p.ResourceInterface.Patch(ctx, name, kind, data, o, subresources...)
 }
 
 func newAPI() *api {
@@ -182,6 +217,55 @@ func TestRefusedWriteIsRetriedWithBackOff(t *testing.T) {
 	}
 }
 
+// A refusal is an error for as long as it holds, also while its object waits; another status of the
+// object waits for nothing.
+func TestRefusalHoldsUntilItIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI()
+		a.answer = func(int, write) error { return errForbidden }
+		l, o := a.leader(), newObject()
+		settleFor(t, l, o, wantedStatus("7"), 20*time.Second)
+		before := len(a.of("services"))
+		if _, err := l.settle(t.Context(), wantedStatus("7"), o); !apierrors.IsForbidden(err) {
+			t.Errorf("while the object waits: %v", err)
+		}
+		if n := len(a.of("services")); n != before {
+			t.Fatal("the object does not wait")
+		}
+		a.answer = nil
+		w := wantedStatus("7")
+		w.conditions = "newer"
+		if _, err := l.settle(t.Context(), w, o); err != nil || len(a.of("services")) != before+1 {
+			t.Errorf("another status: %d writes, %v", len(a.of("services"))-before, err)
+		}
+	})
+}
+
+// Addresses that are refused do not take the conditions with them.
+func TestConditionsOutliveRefusedAddresses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI()
+		a.answer = func(_ int, w write) error {
+			if status := w.body["status"].(map[string]any); status["addresses"] == "bad" {
+				return apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, "web", nil)
+			}
+			return nil
+		}
+		l, o := a.leader(), newObject()
+		w := wantedStatus("7")
+		w.addresses, w.addressesDiffer = "bad", true
+		w.status = map[string]any{"conditions": "new", "addresses": "bad"}
+		_, err := l.settle(t.Context(), w, o)
+		writes := a.of("services")
+		if !apierrors.IsInvalid(err) || len(writes) != 2 || o.conditions != "new" || o.addresses == "bad" {
+			t.Fatalf("%v, conditions %q, addresses %q after %d writes", err, o.conditions, o.addresses, len(writes))
+		}
+		if status := writes[1].body["status"].(map[string]any); status["conditions"] != "kept" {
+			t.Errorf("the second write has %v", status)
+		}
+	})
+}
+
 // The status of another writer, which may be another leader, stays for contestTime, and is replaced
 // once per restore interval.
 func TestContestedStatus(t *testing.T) {
@@ -243,7 +327,7 @@ func TestOlderVersion(t *testing.T) {
 	})
 }
 
-// While the API server is away it is asked for one object, with back-off; then all are written.
+// While the API server is away few objects are tried, with back-off; then all are written.
 func TestAbsentAPIServerIsAskedSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
@@ -252,27 +336,29 @@ func TestAbsentAPIServerIsAskedSeldom(t *testing.T) {
 		var failed []error
 		l.failed = func(err error) { failed = append(failed, err) }
 		in := input(trench(), service(), accepted(vip4))
-		if again := l.pass(t.Context(), in); len(a.writes) != 1 || again.IsZero() || len(failed) != 1 || failed[0] == nil {
+		again := l.pass(t.Context(), in, func() bool { return false })
+		if len(a.writes) > 2 || again.IsZero() || len(failed) != 1 || failed[0] == nil {
 			t.Fatalf("%d writes, again at %v, failed %v", len(a.writes), again, failed)
 		}
 		for range 50 {
-			l.pass(t.Context(), in)
+			l.pass(t.Context(), in, func() bool { return false })
 			time.Sleep(100 * time.Millisecond)
 		}
-		if n := len(a.writes); n < 3 || n > 6 {
+		if n := len(a.writes); n < 3 || n > 12 {
 			t.Errorf("%d writes in 5 s", n)
 		}
 		a.answer = nil
 		before := len(a.writes)
 		time.Sleep(20 * time.Second)
-		l.pass(t.Context(), in)
+		l.pass(t.Context(), in, func() bool { return false })
 		var written []string
 		for _, w := range a.writes[before:] {
 			if w.verb == "patch" {
 				written = append(written, w.resource)
 			}
 		}
-		if !slices.Equal(written, []string{"trenches", "services"}) || failed[len(failed)-1] != nil {
+		slices.Sort(written)
+		if !slices.Equal(written, []string{"services", "trenches"}) || failed[len(failed)-1] != nil {
 			t.Errorf("after the return: %v, failed %v", written, failed[len(failed)-1])
 		}
 	})
@@ -291,12 +377,12 @@ func TestEventsWaitForTheAPIServer(t *testing.T) {
 		}
 		r.add(object, []event{{true, "A", "Translate", "a"}, {false, "B", "Advertise", "b"}})
 		for range 2 {
-			if err := r.flush(t.Context()); err == nil {
+			if err := r.flush(t.Context(), func() bool { return false }); err == nil {
 				t.Error("no error while the API server is away")
 			}
 		}
 		for range 2 {
-			if err := r.flush(t.Context()); err != nil {
+			if err := r.flush(t.Context(), func() bool { return false }); err != nil {
 				t.Error(err)
 			}
 		}
@@ -313,7 +399,7 @@ func TestEventsWaitForTheAPIServer(t *testing.T) {
 		}
 		// An Event that repeats is counted in the first one, for seriesTime.
 		r.add(object, []event{{true, "A", "Translate", "a"}})
-		if err := r.flush(t.Context()); err != nil {
+		if err := r.flush(t.Context(), func() bool { return false }); err != nil {
 			t.Error(err)
 		}
 		if last := a.of("events")[4]; last.verb != "patch" || last.name != writes[2].name {
@@ -321,7 +407,7 @@ func TestEventsWaitForTheAPIServer(t *testing.T) {
 		}
 		time.Sleep(seriesTime + time.Second)
 		r.add(object, []event{{true, "A", "Translate", "a"}})
-		if err := r.flush(t.Context()); err != nil {
+		if err := r.flush(t.Context(), func() bool { return false }); err != nil {
 			t.Error(err)
 		}
 		if last := a.of("events")[5]; last.verb != "create" {
@@ -335,7 +421,8 @@ func TestEventsWaitForTheAPIServer(t *testing.T) {
 			return nil
 		}
 		r.add(object, []event{{true, "C", "Translate", "c"}, {true, "D", "Translate", "d"}})
-		if err := r.flush(t.Context()); err != nil || len(a.of("events")) != 8 || len(r.pending) > 0 {
+		err := r.flush(t.Context(), func() bool { return false })
+		if err != nil || len(a.of("events")) != 8 || len(r.pending) > 0 {
 			t.Errorf("%d writes, %d pending, %v", len(a.of("events")), len(r.pending), err)
 		}
 	})
@@ -386,8 +473,13 @@ func newFakeLease() *fakeLease {
 	keep := func(o runtime.Object) (bool, runtime.Object, error) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.lease = o.(*coordinationv1.Lease).DeepCopy()
-		return true, o, nil
+		next := o.(*coordinationv1.Lease).DeepCopy()
+		if l.lease != nil && next.ResourceVersion != l.lease.ResourceVersion {
+			return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "leases"}, next.Name, errors.New("newer"))
+		}
+		next.ResourceVersion += "1"
+		l.lease = next
+		return true, next.DeepCopy(), nil
 	}
 	l.AddReactor("create", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		return keep(a.(clienttesting.CreateAction).GetObject())
@@ -406,6 +498,15 @@ func newFakeLease() *fakeLease {
 	return l
 }
 
+// take gives the Lease to another holder.
+func (l *fakeLease) take(holder string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := metav1.NewMicroTime(time.Now())
+	l.lease.Spec.HolderIdentity, l.lease.Spec.AcquireTime, l.lease.Spec.RenewTime = &holder, &now, &now
+	l.lease.ResourceVersion += "1"
+}
+
 func (l *fakeLease) holder() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -415,16 +516,11 @@ func (l *fakeLease) holder() string {
 	return *l.lease.Spec.HolderIdentity
 }
 
-// The Lease is held until the last write has ended: the next leader never writes beside this one.
-func TestLeaseOutlivesWrites(t *testing.T) {
+// A leader that reads another holder, as after its process was stopped for long, or after the Lease
+// was deleted, writes nothing more, although its own deadline has not passed.
+func TestAnotherHolderEndsTheTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, lease, release := newAPI(), newFakeLease(), make(chan struct{})
-		a.answer = func(n int, _ write) error {
-			if n == 1 {
-				<-release
-			}
-			return nil
-		}
+		a, lease := newAPI(), newFakeLease()
 		p := &Publisher{
 			options: Options{
 				Namespace: "ns", Trench: "a", Pod: "a-0", Input: latest.New(input(trench(), service(), accepted(vip4))),
@@ -440,8 +536,107 @@ func TestLeaseOutlivesWrites(t *testing.T) {
 		}()
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if lease.holder() != "a-0" || !p.state.Load().Leading || len(a.writes) != 1 {
-			t.Fatalf("the Lease has %q, leading %v, %d writes", lease.holder(), p.state.Load().Leading, len(a.writes))
+		before := len(a.of("services"))
+		if !p.state.Load().Leading || before == 0 {
+			t.Fatalf("leading %v, %d writes", p.state.Load().Leading, before)
+		}
+		lease.take("a-1")
+		time.Sleep(p.timing.retry + p.timing.retry/2) // client-go adds a jitter
+		p.options.Input.Set(input(trench(), service(), accepted(vip6)))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if now := len(a.of("services")); now != before || p.state.Load().Leading {
+			t.Errorf("leading %v, %d writes more", p.state.Load().Leading, now-before)
+		}
+		cancel()
+		<-ended
+		if lease.holder() != "a-1" {
+			t.Errorf("the Lease has %q", lease.holder())
+		}
+	})
+}
+
+// A pass over many objects is not carried on with input that is outdated: a new Service gets its
+// status within moments, and every object its turn.
+func TestNewObjectDuringAPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI()
+		a.delay = func() { time.Sleep(200 * time.Millisecond) }
+		many := input(trench(), service())
+		many.Objects.Services, many.Result.Services = nil, nil
+		add := func(in Input, name string) Input {
+			s, v := service(), accepted(vip4)
+			s.Name, s.UID, v.Object.Name = name, types.UID(name), name
+			in.Objects.Services = append(slices.Clone(in.Objects.Services), s)
+			in.Result.Services = append(slices.Clone(in.Result.Services), v)
+			return in
+		}
+		for i := range 300 {
+			many = add(many, fmt.Sprintf("web-%d", i))
+		}
+		changed := many
+		changed.Objects.Services, changed.Result.Services = nil, nil
+		for i, s := range many.Objects.Services {
+			s, v := s.DeepCopy(), many.Result.Services[i]
+			s.ResourceVersion, v.VIPs = "10000", []vip.VIP{vip6}
+			changed.Objects.Services = append(changed.Objects.Services, s)
+			changed.Result.Services = append(changed.Result.Services, v)
+		}
+		in := latest.New(many)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			a.leader().run(ctx, in)
+		}()
+		time.Sleep(10 * time.Second) // all have a status
+		in.Set(changed)
+		time.Sleep(time.Second)
+		in.Set(add(changed, "z-new"))
+		since := time.Now()
+		time.Sleep(12 * time.Second)
+		synctest.Wait()
+		cancel()
+		<-ended
+		times := map[string]int{}
+		for _, w := range a.of("services") {
+			if times[w.name]++; w.name == "z-new" && w.at.Sub(since) > time.Second {
+				t.Errorf("the new Service waited for %s", w.at.Sub(since))
+			}
+		}
+		for name, n := range times {
+			if want := map[bool]int{true: 1, false: 2}[name == "z-new"]; n != want {
+				t.Errorf("Service %s was written %d times, want %d", name, n, want)
+			}
+		}
+		if len(times) != 301 {
+			t.Errorf("%d Services have a status", len(times))
+		}
+	})
+}
+
+// The Lease is held until the last write has ended: the next leader never writes beside this one.
+func TestLeaseOutlivesWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, lease, release := newAPI(), newFakeLease(), make(chan struct{})
+		a.delay = func() { <-release }
+		p := &Publisher{
+			options: Options{
+				Namespace: "ns", Trench: "a", Pod: "a-0", Input: latest.New(input(trench(), service(), accepted(vip4))),
+				Metrics: &counters{n: map[string]int{}}, Log: slog.New(slog.DiscardHandler),
+			},
+			state: latest.New(State{}), watch: a, write: a, leases: lease, timing: defaultTiming(), lease: LeaseName("a"),
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = p.campaign(ctx)
+		}()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if lease.holder() != "a-0" || !p.state.Load().Leading {
+			t.Fatalf("the Lease has %q, leading %v", lease.holder(), p.state.Load().Leading)
 		}
 		cancel()
 		time.Sleep(20 * time.Second)

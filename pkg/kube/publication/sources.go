@@ -163,7 +163,9 @@ func (s *sources) published(t *v1alpha1.Trench) published {
 	case len(spec.Addresses) > 0:
 		p.replaces = true
 		for _, a := range spec.Addresses {
-			p.addresses = append(p.addresses, ingressOf(a))
+			if v1alpha1.PublishedAddress(a) { // the translation reports the others
+				p.addresses = append(p.addresses, ingressOf(a))
+			}
 		}
 	}
 	if spec.IngressClass == "" {
@@ -172,12 +174,20 @@ func (s *sources) published(t *v1alpha1.Trench) published {
 	for _, namespace := range namespaces(t) {
 		for _, u := range s.list(source{resource: ingresses, namespace: namespace}) {
 			i, err := convert[networkingv1.Ingress](u)
-			if err == nil && i.Spec.IngressClassName != nil && *i.Spec.IngressClassName == spec.IngressClass {
+			if err == nil && classOf(i) == spec.IngressClass {
 				p.ingresses = append(p.ingresses, i)
 			}
 		}
 	}
 	return p
+}
+
+// classOf returns the class of an Ingress, also one from before the field was there.
+func classOf(i *networkingv1.Ingress) string {
+	if class := i.Spec.IngressClassName; class != nil {
+		return *class
+	}
+	return i.Annotations["kubernetes.io/ingress.class"]
 }
 
 // list returns the objects of a source in the order of their names.

@@ -340,12 +340,20 @@ func testForeignWriterAgain(l *lab) {
 
 func testStaticAddresses(l *lab) {
 	l.apply(web("20.0.0.1"))
-	l.apply(ingress("mine", "external") + ingress("other", "internal"))
+	l.apply(ingress("mine", "external") + ingress("other", "internal") + `
+---
+apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata: {name: annotated, namespace: NS, annotations: {kubernetes.io/ingress.class: external}}
+spec: {defaultBackend: {service: {name: web, port: {number: 8080}}}}
+`)
 	l.kube("a-0", l.config, both())
 	l.awaitIngress("20.0.0.1")
 	l.apply(trenchOf(`publish: {addresses: [192.0.2.1, lb.example.com], ingressClass: external}`))
 	l.awaitIngress("192.0.2.1 lb.example.com")
-	await.True(l, "the Ingress", func() bool { return l.published("mine") == "192.0.2.1 lb.example.com" })
+	await.True(l, "the Ingresses of the class", func() bool {
+		return l.published("mine") == "192.0.2.1 lb.example.com" && l.published("annotated") == l.published("mine")
+	})
 	l.apply(ingress("late", "external"))
 	await.True(l, "a late Ingress", func() bool { return l.published("late") == "192.0.2.1 lb.example.com" })
 	l.apply(trenchOf(`publish: {addresses: [192.0.2.2], ingressClass: external}`))

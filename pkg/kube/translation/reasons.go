@@ -11,6 +11,8 @@ const (
 	ReasonInvalid = "Invalid"
 	// ReasonPasswordMissing, of a Secret: it, or its key, does not exist. The gateway has no session.
 	ReasonPasswordMissing = "PasswordMissing"
+	// ReasonAddressNotPublished: an address of spec.publish is none. The others are published.
+	ReasonAddressNotPublished = "AddressNotPublished"
 )
 
 // Reasons of Services.

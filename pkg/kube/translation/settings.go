@@ -41,6 +41,7 @@ func newSettings(t *v1alpha1.Trench, secrets []*corev1.Secret, keyDir string) (*
 	if err := s.readNetwork(); err != nil {
 		return nil, err
 	}
+	s.readPublish()
 	s.vips = vipsOf(t.Spec.Attractor)
 	slices.SortFunc(s.vips, vip.Compare)
 	for _, x := range t.Spec.Streams {
@@ -53,6 +54,26 @@ func newSettings(t *v1alpha1.Trench, secrets []*corev1.Secret, keyDir string) (*
 		}
 	}
 	return s, s.readGateways(secrets, keyDir)
+}
+
+// readPublish reports addresses that cannot be published. The others are.
+func (s *settings) readPublish() {
+	if s.trench.Spec.Publish == nil {
+		return
+	}
+	for i, a := range s.trench.Spec.Publish.Addresses {
+		if !v1alpha1.PublishedAddress(a) {
+			s.problems = append(s.problems, Problem{
+				Object: corev1.ObjectReference{
+					APIVersion: v1alpha1.Kind.GroupVersion().String(), Kind: v1alpha1.Kind.Kind,
+					Namespace: s.trench.Namespace, Name: s.trench.Name, UID: s.trench.UID,
+				},
+				Reason: ReasonAddressNotPublished,
+				Message: message("spec.publish.addresses[%d]: is %q, which is not published: write an IP address or a "+
+					"host name", i, a),
+			})
+		}
+	}
 }
 
 // vipsOf returns the VIPs of an object that are valid; the trench file's reader reports others.

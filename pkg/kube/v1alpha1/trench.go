@@ -2,11 +2,14 @@ package v1alpha1
 
 import (
 	"fmt"
+	"net/netip"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Group is the API group, and the prefix of labels and annotations.
@@ -82,12 +85,22 @@ type Network struct {
 
 // Publish replaces the VIPs in the status of Services. One of Addresses and FromService is set.
 type Publish struct {
-	// Addresses are IP addresses or host names.
+	// Addresses are IP addresses or host names; see [PublishedAddress].
 	Addresses []string `json:"addresses,omitempty"`
 	// FromService is the Service, NAMESPACE/NAME or NAME, whose status is copied.
 	FromService string `json:"fromService,omitempty"`
 	// IngressClass is the class of the Ingresses whose status gets the addresses, too.
 	IngressClass string `json:"ingressClass,omitempty"`
+}
+
+// PublishedAddress reports whether the API server takes an address in the status of a Service: an
+// IP address without a zone, or a DNS name that is not like an IPv4 address.
+func PublishedAddress(address string) bool {
+	if a, err := netip.ParseAddr(address); err == nil {
+		return a.Zone() == ""
+	}
+	last := address[strings.LastIndexByte(address, '.')+1:]
+	return len(validation.IsDNS1123Subdomain(address)) == 0 && strings.Trim(last, "0123456789") != ""
 }
 
 // Status of a Trench.

@@ -1,0 +1,88 @@
+package meridio2
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+)
+
+// The GatewayRouters of Meridio 2's end-to-end suites and samples (July 2026). All BGP routers have
+// AS 4200000000, port 10179 on both sides and a hold time of 24 s; all have BFD at 300 ms.
+var suites = []struct {
+	suite, gateway, router, device, address string
+	localASN                                uint32 // 0: a static router
+	multiplier                              uint8
+}{
+	{"dual-stack", "gw-ds", "gw-ds-router-v4", "vlan-100", "169.254.10.150", 64512, 3},
+	{"dual-stack", "gw-ds", "gw-ds-router-v6", "vlan-100", "fd00:cafe:10::150", 64512, 3},
+	{"ipv4-simple", "gw-m1", "gw-m1-router-v4", "vlan-700", "169.254.40.150", 64518, 3},
+	{"pod-cache-label", "gw-pcl", "gw-router-pcl", "vlan-800", "169.254.50.150", 64519, 3},
+	{"sctp-multihoming", "sctp-gw1", "sctp-gw1-router-vlan500", "vlan-500", "169.254.30.150", 64516, 5},
+	{"sctp-multihoming", "sctp-gw2", "sctp-gw2-router-vlan600", "vlan-600", "169.254.31.150", 64517, 5},
+	{"separate-appnetwork", "gw-a1", "gw-a1-router-v4", "vlan-100", "169.254.10.150", 64512, 3},
+	{"separate-appnetwork", "gw-a2", "gw-a2-router-v4", "vlan-200", "169.254.11.150", 64513, 3},
+	{"separate-static-appnetwork", "gw-a1", "gw-a1-router-v4-static", "vlan-1100", "169.254.110.150", 0, 3},
+	{"separate-static-appnetwork", "gw-a2", "gw-a2-router-v4-static", "vlan-1200", "169.254.111.150", 0, 3},
+	{"shared-appnetwork", "gw-b1", "gw-b1-router-v4", "vlan-300", "169.254.20.150", 64514, 3},
+	{"shared-appnetwork", "gw-b2", "gw-b2-router-v4", "vlan-400", "169.254.21.150", 64515, 3},
+	{"samples", "sllb-a", "gatewayrouter-sample", "vlan-100", "169.254.100.150", 64512, 3},
+	{"samples, static", "sllb-a", "gatewayrouter-static-sample", "vlan-100", "169.254.100.150", 0, 3},
+}
+
+// Each is a gateway of the trench file, also while its Gateway has no VIP.
+func TestSuitesOfMeridio2(t *testing.T) {
+	for _, s := range suites {
+		t.Run(s.suite+"/"+s.router, func(t *testing.T) {
+			guard := fmt.Sprintf("bfd: {minTx: 300ms, minRx: 300ms, multiplier: %d}", s.multiplier)
+			protocol := "protocol: Static\n  static: {" + guard + "}\n"
+			want := trench.Gateway{
+				Name: s.router, Address: netip.MustParseAddr(s.address), Protocol: trench.Static,
+				BFD: &trench.BFD{MinTx: 300 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: s.multiplier},
+			}
+			if s.localASN != 0 {
+				protocol = fmt.Sprintf("protocol: BGP\n  bgp: {localASN: %d, remoteASN: 4200000000, localPort: 10179, "+
+					"remotePort: 10179, holdTime: 24s, %s}\n", s.localASN, guard)
+				want.Protocol, want.LocalASN, want.RemoteASN = trench.BGP, s.localASN, 4200000000
+				want.LocalPort, want.RemotePort, want.HoldTime = 10179, 10179, 24*time.Second
+			}
+			for _, addresses := range []string{"", "{value: 20.0.0.1}, {value: \"2000::1\"}"} {
+				var o Objects
+				if err := o.Read(strings.NewReader(fmt.Sprintf(`apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: %[1]s, namespace: e2e}
+status: {addresses: [%[2]s]}
+---
+apiVersion: meridio-2.nordix.org/v1alpha1
+kind: GatewayRouter
+metadata: {name: %[3]s, namespace: e2e}
+spec:
+  gatewayRef: {name: %[1]s}
+  interface: %[4]s
+  address: "%[5]s"
+  %[6]s`, s.gateway, addresses, s.router, s.device, s.address, protocol))); err != nil {
+					t.Fatal(err)
+				}
+				r := Translate(o)
+				c, err := trench.Parse("trench.yaml", r.File, trench.DefaultDefaults())
+				if err != nil {
+					t.Fatalf("%v\n%s", err, r.Table())
+				}
+				a := c.Attractor
+				if len(a.Gateways) != 1 || a.Interface != s.device || len(a.VIPs) != strings.Count(addresses, "value") {
+					t.Fatalf("%+v\n%s", a, r.Table())
+				}
+				got := a.Gateways[0]
+				if *got.BFD != *want.BFD {
+					t.Errorf("BFD %+v", *got.BFD)
+				}
+				if got.BFD = want.BFD; got != want {
+					t.Errorf("gateway %+v\nwant    %+v", got, want)
+				}
+			}
+		})
+	}
+}
