@@ -1,10 +1,8 @@
 package kernel
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -280,21 +278,6 @@ func TestEndedListenerIsReplaced(t *testing.T) {
 	r.waitConfirmed(t, list...)
 }
 
-func TestManyMeridioRulesDoNotDelay(t *testing.T) {
-	ns := lab.NewNetNS(t)
-	const n = 3 * leftoverBatch
-	run(t, ns, fmt.Sprintf(`for i in $(seq %d); do
-		echo "rule add from 20.1.$((i/250)).$((i%%250)) lookup 4096 priority 100"
-	done | ip -batch -`, n))
-	o := testOptions(t)
-	o.checkInterval, o.Log = time.Hour, slog.New(slog.DiscardHandler)
-	r := start(t, ns, o)
-	list := vips("20.0.0.1/32")
-	r.Configure(list)
-	r.waitConfirmed(t, list...)
-	await.True(t, "removal of all", func() bool { return !strings.Contains(run(t, ns, "ip rule"), "from 20.1.") })
-}
-
 func TestIPv6DisabledBySysctl(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Sysctl("net.ipv6.conf.all.disable_ipv6", "1"))
@@ -358,85 +341,6 @@ func TestFamiliesFailIndependently(t *testing.T) {
 	r.waitFor(t, "IPv4 unconfirmed", func(c Confirmed) bool { return c.VIPs.Equal(vip.NewSet(list[1])) })
 	must(t, ns.IP("link", "set", "d0", "down"))
 	r.waitConfirmed(t, list...)
-}
-
-func TestMeridioRulesAreRemoved(t *testing.T) {
-	ns := lab.NewNetNS(t)
-	run(t, ns, `
-		nft 'add table inet other; add chain inet other c { type filter hook output priority 0; }'
-		nft 'add set inet other vip4 { type ipv4_addr; }'
-		ip route add blackhole 10.9.0.0/16 table 4098
-		ip -6 route add blackhole default table 4099
-		ip rule add from 20.0.0.9 lookup 4096 priority 99
-		ip rule add from 20.0.0.9 lookup 4096 priority 101
-		ip rule add from 20.0.0.9 lookup 4098 priority 100
-		ip rule add from 20.0.0.9 to 30.0.0.1 lookup 4096 priority 100
-		ip rule add from 20.0.0.9 fwmark 5 lookup 4096 priority 100
-		ip rule add from 20.0.0.9 iif lo lookup 4096 priority 100
-		ip rule add not from 20.0.0.9 lookup 4096 priority 100
-		ip rule add from 20.0.0.9 ipproto tcp lookup 4096 priority 100
-		ip rule add to 20.0.0.9 lookup 4096 priority 100
-		ip rule add from all lookup 4097 priority 101
-		ip -6 rule add from 2000::9 lookup 4097 priority 100
-		ip -6 rule add from 2000::9 blackhole priority 101`)
-	before := state(t, ns)
-	run(t, ns, `
-		ip route add blackhole default table 4097 metric 32
-		ip rule add from 20.0.0.1 lookup 4096 priority 100
-		ip rule add from 20.0.0.1 lookup 4097 priority 101
-		ip rule add from 20.0.7.0/24 lookup 4096 priority 100
-		ip -6 rule add from 2000::1 lookup 4096 priority 100
-		ip -6 rule add from 2000::1 lookup 4097 priority 101`)
-	meridio := normalized(t, ns)
-	r := start(t, ns, testOptions(t))
-	r.waitReady(t)
-	if got := run(t, ns, "ip rule; ip -6 rule"); strings.Count(got, "from 20.0.0.1 lookup")+strings.Count(got,
-		"from 2000::1 lookup") != 4 {
-		t.Errorf("removed before the frontend's rules were installed:\n%s\nbefore:\n%s", got, meridio)
-	}
-	list := vips("20.0.0.1/32", "2000::1/128")
-	r.Configure(list)
-	r.waitConfirmed(t, list...)
-	await.True(t, "removal of Meridio's rules", func() bool {
-		rules := run(t, ns, "ip rule; ip -6 rule")
-		return !strings.Contains(rules, "from 20.0.0.1 lookup") && !strings.Contains(rules, "from 20.0.7.0/24") &&
-			!strings.Contains(rules, "from 2000::1 lookup")
-	})
-	r.stop()
-	run(t, ns, "ip route del blackhole default table 4097 metric 32")
-	must(t, ns.Do(func() error { return Cleanup(context.Background(), testOptions(t)) }))
-	if after := state(t, ns); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
-}
-
-func TestLeftoversOfOtherOptions(t *testing.T) {
-	ns := lab.NewNetNS(t)
-	before := state(t, ns)
-	list := vips("20.0.0.1/32", "2000::1/128")
-	o := testOptions(t)
-	o.TableID, o.Priority, o.Mark, o.Mask = 5000, 200, 0x10, 0xf0
-	r := start(t, ns, o)
-	r.Configure(list)
-	r.waitConfirmed(t, list...)
-	r.stop()
-	if s := state(t, ns); !strings.Contains(s, "200:\tfrom all fwmark 0x10/0xf0 lookup 5000") ||
-		!strings.Contains(s, "blackhole default table 5001") {
-		t.Errorf("options have no effect:\n%s", s)
-	}
-	r = start(t, ns, testOptions(t))
-	r.Configure(list)
-	r.waitConfirmed(t, list...)
-	await.True(t, "removal of leftovers", func() bool {
-		s := state(t, ns)
-		return !strings.Contains(s, "0x10/0xf0") && !strings.Contains(s, "5001")
-	})
-	r.stop()
-	must(t, ns.Do(func() error { return Cleanup(context.Background(), testOptions(t)) }))
-	must(t, ns.Do(func() error { return Cleanup(context.Background(), testOptions(t)) }))
-	if after := state(t, ns); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
 }
 
 func TestUnreadableKernelKeepsVIPs(t *testing.T) {
