@@ -172,3 +172,28 @@ func TestNSPChangeKeepsDrains(t *testing.T) {
 		}
 	})
 }
+
+// Routes that another process keeps removing are exported again once in an interval, and the last
+// removal is answered.
+func TestRemovedRoutesAreExportedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &follower{process: afterDecision()}
+		f.Log = slog.New(slog.DiscardHandler)
+		removed := func(n int) bool {
+			before := f.exported
+			f.exportRoutes(kernel.Confirmed{Removed: n})
+			return f.exported != before
+		}
+		if removed(0) || !removed(1) || removed(1) || removed(2) || removed(3) {
+			t.Error("not exactly one export for the first removal and those that follow at once")
+		}
+		time.Sleep(exportInterval)
+		if !removed(3) {
+			t.Error("the last removal was not answered")
+		}
+		time.Sleep(exportInterval)
+		if removed(3) {
+			t.Error("exported without a removal")
+		}
+	})
+}

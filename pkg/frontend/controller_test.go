@@ -3,6 +3,8 @@ package frontend
 import (
 	"context"
 	"errors"
+	"net"
+	"net/netip"
 	"reflect"
 	"sync/atomic"
 	"testing"
@@ -18,6 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
+	"github.com/vipgate/vipgate/test/await"
 )
 
 // newReadyController returns a controller of vipA and vipB; vipA is ready with the first update.
@@ -41,6 +44,43 @@ func newReadyController(o *observer, g *gate.Gate) (*controller, *scriptedSource
 	}, s
 }
 
+// The latency of a decision begins with the receipt of what led to it.
+func TestReceiptIsTheCause(t *testing.T) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := make(chan error, 1)
+	go func() { peer <- answerBGP(l) }()
+	causes := make(chan time.Time, 1)
+	o, _ := testObserver()
+	c, s := newReadyController(o, gate.New(gate.Options{}))
+	c.announcer = announce.New(announce.Options{
+		Local: netip.MustParseAddr("127.0.0.1"), Peer: netip.MustParseAddrPort(l.Addr().String()), PeerAS: 64512,
+		HoldTime: time.Hour, OnWritten: func(cause, _ time.Time, _ uint64) { causes <- cause },
+	})
+	s.update.ReceivedAt = time.Now().Add(-time.Minute)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 2)
+	go func() { ended <- c.announcer.Run(ctx) }()
+	go func() { ended <- c.Run(ctx) }()
+	await.True(t, "an update that is taken", c.tryUpdate)
+	select {
+	case cause := <-causes:
+		if !cause.Equal(s.update.ReceivedAt) {
+			t.Errorf("caused at %v, the readiness was received at %v", cause, s.update.ReceivedAt)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("nothing was written")
+	}
+	cancel()
+	<-ended
+	<-ended
+	if err := errors.Join(<-peer, l.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
 // The goroutine that receives an update applies it only while the loop runs and is not evaluating.
 // The decision is complete when it returns.
 func TestUpdateByReceiver(t *testing.T) {
@@ -55,11 +95,7 @@ func TestUpdateByReceiver(t *testing.T) {
 	<-c.ready
 
 	// The loop may be evaluating for other reasons.
-	for end := time.Now().Add(10 * time.Second); !c.tryUpdate(); {
-		if time.Now().After(end) {
-			t.Fatal("no update was taken while the loop waits")
-		}
-	}
+	await.True(t, "an update that is taken while the loop waits", c.tryUpdate)
 	o.mu.Lock()
 	decided := o.queue
 	o.mu.Unlock()

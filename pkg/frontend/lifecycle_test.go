@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/readiness"
@@ -46,6 +48,37 @@ func TestEndOfStart(t *testing.T) {
 				t.Errorf("called %d times, advertised %t", calls, f.advertised)
 			}
 		})
+	}
+}
+
+// Readiness is that of all its parts and of nothing else.
+func TestPartsOfReadiness(t *testing.T) {
+	p, err := newProcess(Options{
+		Log: slog.New(slog.DiscardHandler), LBSocket: "/nowhere", Config: &trench.Config{},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving := func() bool {
+		r, err := p.health.Check(t.Context(), &healthv1.HealthCheckRequest{Service: Readiness})
+		return err == nil && r.Status == healthv1.HealthCheckResponse_SERVING
+	}
+	parts := []string{Started, Identity, BIRD, BIRDConfig, Announcer, Egress, Stream, Stopping}
+	for _, name := range parts {
+		p.health.Report(name, "")
+	}
+	for _, name := range []string{
+		Configuration, Routing, TrenchFile, Advertised, AdminSocket, HealthSocket, Imports, RouteBack,
+	} {
+		if p.health.Report(name, "wrong"); !serving() {
+			t.Errorf("%s is a part", name)
+		}
+	}
+	for _, name := range parts {
+		if p.health.Report(name, "wrong"); serving() {
+			t.Errorf("%s is no part", name)
+		}
+		p.health.Report(name, "")
 	}
 }
 
