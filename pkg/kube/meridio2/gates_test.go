@@ -270,6 +270,62 @@ func TestGateIsWrittenOnce(t *testing.T) {
 	}
 }
 
+// The back-off of refused writes grows, and ends with one that is accepted; a gate with another state
+// does not wait for it.
+func TestNewStateOfGateDoesNotWait(t *testing.T) {
+	a := newAPI()
+	var reported error
+	g := newGates(a, &reported)
+	refuse := func(int) error {
+		return apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "a-0", errors.New("no"))
+	}
+	down := state{err: errors.New("connection refused")}
+	up := state{status: &frontendv1.Status{Gateways: []*frontendv1.GatewayStatus{
+		{Name: "a", Address: "169.254.1.1", Up: true, Since: timestamppb.New(time.Unix(1, 0))},
+	}}}
+	live := Input{Known: true, Pod: gatedPod("1", corev1.ConditionUnknown)}
+	// write applies a state once the wait for the last write is over, and returns the next wait.
+	now := time.Now()
+	write := func(s state, n int) time.Duration {
+		t.Helper()
+		before := len(a.writes)
+		again := g.apply(t.Context(), now, live, s)
+		if len(a.writes) != before+n {
+			t.Errorf("%d writes, want %d", len(a.writes)-before, n)
+		}
+		if again.IsZero() {
+			return 0
+		}
+		wait := time.Until(again)
+		now = again
+		return wait
+	}
+	a.answer = refuse
+	first := write(down, 1)
+	var last time.Duration
+	for range 8 {
+		last = write(down, 1)
+	}
+	if first <= 0 || last < 10*first {
+		t.Errorf("the first wait is %v, the ninth %v", first, last)
+	}
+	early := now.Add(-last)
+	now = early
+	write(down, 0) // it waits
+	now = early
+	g.families[vip.IPv4] = family{adopted: true, connected: true}
+	if again := write(up, 1); again > 2*first {
+		t.Errorf("another state waits %v after its first write", again)
+	}
+	a.answer = nil
+	write(up, 1)
+	a.answer = refuse
+	live.Pod = gatedPod("2", corev1.ConditionFalse) // by another writer
+	if again := write(up, 1); again > 2*first {
+		t.Errorf("%v after a write that was accepted", again)
+	}
+}
+
 // Each refusal has one Event, also when the API server does not take it at first, and a new one
 // after it was gone.
 func TestEventOfRefusal(t *testing.T) {
