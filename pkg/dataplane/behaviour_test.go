@@ -194,6 +194,66 @@ func TestRoutesAreRestoredWithTheirLink(t *testing.T) {
 	}
 }
 
+// A route that another process restored after its link came back is not lost: when it goes again, that
+// is drift.
+func TestRouteRestoredByAnotherIsNotLost(t *testing.T) {
+	w := newModelFixture()
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
+	w.settle(desired, false)
+	if err := w.e.hold("a", time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	before := *w.slot("a", "x1")
+	w.k.linkGoes(false)
+	w.notice(2)
+	w.settle(desired, false)
+	*w.slot("a", "x1") = before
+	w.k.linkGoes(true)
+	w.notice(2)
+	w.settle(desired, false)
+	w.slot("a", "x1").NextHops[vip.IPv4] = netip.Addr{}
+	w.e.stale |= routes
+	w.settle(desired, false)
+	w.expect(t, "a", "x2")
+	if d := w.e.drift(); len(d) != 1 {
+		t.Errorf("drift %+v", d)
+	}
+}
+
+// A VIP that becomes an address of the namespace is not assigned while it is one.
+func TestVIPThatBecomesLocal(t *testing.T) {
+	w := newModelFixture()
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32", "20.0.0.2/32"}, testTarget("x1", Serving)))
+	local, object := netip.MustParseAddr("20.0.0.1"), "VIP 20.0.0.1/32"
+	for _, is := range []bool{false, true, false} {
+		if clear(w.k.net.LocalAddrs); is {
+			w.k.net.LocalAddrs[local] = struct{}{}
+		}
+		w.e.stale |= network
+		w.settle(desired, false)
+		_, assigned := w.state().VIPs[vip.Require("20.0.0.1/32")]
+		if _, reported := w.problem(object); assigned == is || reported != is || len(w.state().VIPs) == 0 {
+			t.Errorf("local %t: assigned %t, reported %t", is, assigned, reported)
+		}
+	}
+}
+
+// Policy rules of other options go once the kernel is as desired, after a failure once more.
+func TestOldRulesAreRemovedOnce(t *testing.T) {
+	w := newModelFixture()
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+	w.k.refuse, w.k.oldRulesErr = "a", errors.New("busy")
+	for _, want := range []int{0, 1, 2, 2} {
+		w.settle(desired, false)
+		if w.e.removeOldRules(); w.k.oldRules != want {
+			t.Errorf("tried %d times, want %d", w.k.oldRules, want)
+		}
+		if w.k.refuse = ""; want == 1 {
+			w.k.oldRulesErr = nil
+		}
+	}
+}
+
 func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w := newModelFixture()
 	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))

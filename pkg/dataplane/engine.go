@@ -32,6 +32,7 @@ type kernelConn interface {
 	AddRoutes(slots []plan.KernelTarget, withCommon bool) fwstate.RouteErrors
 	ResolveNextHop(number uint32, family vip.Family) (netip.Addr, error)
 	RemoveRoutes(numbers []uint32) error
+	RemoveOldRules() error
 	UsedByOthers(numbers []uint32) (map[uint32]string, error)
 	FlushConntrack(numbers []uint32) error
 	OwnedTables() ([]uint32, error)
@@ -127,6 +128,8 @@ type engine struct {
 	// repairs are the back-offs of repaired objects, repaired counts repairs.
 	repairs  map[[3]string]*repair
 	repaired uint64
+	// oldRulesRemoved: rules that were installed with other options are removed.
+	oldRulesRemoved bool
 	// probed are the fwmarks checked in this pass, with the use by another process, ""
 	// without one; probing is how many are checked next.
 	probed  map[uint32]string
@@ -303,13 +306,22 @@ func (e *engine) assignVIPs() {
 // vipsAssigned reports whether the VIPs would be assigned as they are. Most changes are about
 // targets.
 func (e *engine) vipsAssigned() bool {
-	// Which VIPs are too many depends on the kernel.
-	if e.assignedIn != e.network || len(e.vipOwners.Owner) >= plan.MaxHostVIPs {
-		return false
-	}
-	return maps.EqualFunc(e.assignedVIPs, e.desired.Streams, func(vips []vip.VIP, s *Stream) bool {
+	return e.assignedIn == e.network && maps.EqualFunc(e.assignedVIPs, e.desired.Streams, func(vips []vip.VIP, s *Stream) bool {
 		return slices.Equal(vips, s.VIPs)
 	})
+}
+
+// removeOldRules removes policy rules that were installed with other options, once, when the kernel is
+// as desired.
+func (e *engine) removeOldRules() {
+	if e.oldRulesRemoved || e.readErr != nil || e.failing() || len(e.drift()) > 0 {
+		return
+	}
+	err := e.kernel.RemoveOldRules()
+	if err != nil {
+		e.log.Warn("failed to remove policy rules that were installed with other options", "error", err)
+	}
+	e.oldRulesRemoved = err == nil
 }
 
 func (e *engine) input(name string, now time.Time) plan.StreamInput {

@@ -44,6 +44,9 @@ type modelKernel struct {
 	// flushErr fails the removal of entries of connection tracking.
 	flushErr error
 	inUse    map[uint32]string
+	// oldRules counts the removals of rules of other options, which fail with oldRulesErr.
+	oldRules    int
+	oldRulesErr error
 }
 
 func newModelKernel() *modelKernel {
@@ -268,6 +271,11 @@ func (k *modelKernel) ResolveNextHop(n uint32, f vip.Family) (netip.Addr, error)
 		return s.NextHops[f], nil
 	}
 	return netip.Addr{}, nil
+}
+
+func (k *modelKernel) RemoveOldRules() error {
+	k.oldRules++
+	return k.oldRulesErr
 }
 
 func (k *modelKernel) RemoveRoutes(numbers []uint32) error {

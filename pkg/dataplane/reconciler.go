@@ -45,8 +45,6 @@ type reconciler struct {
 	sysctlsChecked time.Time
 	sysctlProblems []sysctlProblem
 	mtuProblems    []Problem
-	// oldRulesRemoved: rules that were installed with other options are removed.
-	oldRulesRemoved bool
 	// lastLinkDown is when a link went down, updated at most once a second.
 	lastLinkDown time.Time
 	// solicited is when neighbors were last probed, solicitErr the last failure.
@@ -211,12 +209,8 @@ func (p *Plane) step(desired *Desired) (failed bool) {
 	}
 	e.converge(desired, false)
 	e.pulse.Next(0)
-	if desired != nil && !p.oldRulesRemoved && e.readErr == nil && !e.failing() && len(e.drift()) == 0 {
-		err := p.conn.RemoveOldRules()
-		if err != nil {
-			e.log.Warn("failed to remove policy rules that were installed with other options", "error", err)
-		}
-		p.oldRulesRemoved = err == nil
+	if desired != nil {
+		e.removeOldRules()
 	}
 	if e.hasFailedNeighbors() && now.Sub(p.solicited) >= failedNeighborInterval {
 		p.solicited = now
