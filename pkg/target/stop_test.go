@@ -93,9 +93,13 @@ ip route show table all proto 180; ip -6 route show table all proto 180; ip neig
 			if mode == "stop" {
 				checkHealth(t, ns)
 			}
+			last := watchReadiness(t, filepath.Join(dir, "admin.sock"))
 			must(cmd.Process.Signal(unix.SIGTERM))
 			if err := cmd.Wait(); err != nil {
 				t.Errorf("%v: %s", err, out.String())
+			}
+			if got := last(); strings.Contains(mode, "stop") && got != healthv1.HealthCheckResponse_NOT_SERVING {
+				t.Errorf("the last readiness before the end is %v", got)
 			}
 			after := state()
 			if strings.Contains(mode, "remove") && after != before {
@@ -107,6 +111,34 @@ ip route show table all proto 180; ip -6 route show table all proto 180; ip neig
 				t.Errorf("log: %s", out.String())
 			}
 		})
+	}
+}
+
+// watchReadiness watches until the target ends, and returns its last status then.
+func watchReadiness(t *testing.T, socket string) (last func() healthv1.HealthCheckResponse_ServingStatus) {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch, err := healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{Service: Readiness})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := watch.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() healthv1.HealthCheckResponse_ServingStatus {
+		defer conn.Close()
+		status := first.GetStatus()
+		for {
+			r, err := watch.Recv()
+			if err != nil {
+				return status
+			}
+			status = r.GetStatus()
+		}
 	}
 }
 
