@@ -306,13 +306,12 @@ func (e *engine) assignVIPs() {
 // vipsAssigned reports whether the VIPs would be assigned as they are. Most changes are about
 // targets.
 func (e *engine) vipsAssigned() bool {
-	return e.assignedIn == e.network && maps.EqualFunc(e.assignedVIPs, e.desired.Streams, func(vips []vip.VIP, s *Stream) bool {
-		return slices.Equal(vips, s.VIPs)
-	})
+	same := func(vips []vip.VIP, s *Stream) bool { return slices.Equal(vips, s.VIPs) }
+	return e.assignedIn == e.network && maps.EqualFunc(e.assignedVIPs, e.desired.Streams, same)
 }
 
-// removeOldRules removes policy rules that were installed with other options, once, when the kernel is
-// as desired.
+// removeOldRules removes policy rules that were installed with other options once the kernel is as
+// desired.
 func (e *engine) removeOldRules() {
 	if e.oldRulesRemoved || e.readErr != nil || e.failing() || len(e.drift()) > 0 {
 		return

@@ -270,7 +270,7 @@ func TestGateIsWrittenOnce(t *testing.T) {
 	}
 }
 
-// The back-off of refused writes grows, and ends with one that is accepted; a gate with another state
+// The back-off of refused writes grows, and ends with one that is accepted; another state of a gate
 // does not wait for it.
 func TestNewStateOfGateDoesNotWait(t *testing.T) {
 	a := newAPI()
