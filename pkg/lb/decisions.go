@@ -277,7 +277,7 @@ func (d *decisions) bulk(x decided, tally []status.Tallied[transition], transiti
 // proto returns the transition of that many VIPs.
 func (t transition) proto(vips int, detail string) *lbv1.VipTransitions {
 	p := &lbv1.VipTransitions{
-		Count: uint32(vips), Family: readinessv1.IpFamily_IP_FAMILY_IPV4 + readinessv1.IpFamily(t.family), Detail: detail,
+		Count: uint32(vips), Family: familyProto(t.family), Detail: detail,
 	}
 	if !t.isNew {
 		p.From = stateProto(t.from)
@@ -286,6 +286,12 @@ func (t transition) proto(vips int, detail string) *lbv1.VipTransitions {
 		p.To, p.Reason = stateProto(t.to), t.reason
 	}
 	return p
+}
+
+func familyProto(f vip.Family) readinessv1.IpFamily {
+	return [...]readinessv1.IpFamily{
+		vip.IPv4: readinessv1.IpFamily_IP_FAMILY_IPV4, vip.IPv6: readinessv1.IpFamily_IP_FAMILY_IPV6,
+	}[f]
 }
 
 func stateProto(s vip.State) readinessv1.VipState {

@@ -333,15 +333,15 @@ func (r *Registry) terminate(reg *registration, now time.Time, drain time.Durati
 // expire ends registrations that are due, and returns when the next is.
 func (r *Registry) expire(now time.Time) (next time.Time) {
 	r.mu.Lock()
-	var ended, left []targetset.ID
+	var ended, left []*registration
 	for reg := range r.ending {
 		switch {
 		case reg.DrainEnd.After(now):
 		case reg.Lifecycle == targetset.Active:
-			ended = append(ended, reg.id())
+			ended = append(ended, reg)
 			r.endGrace(reg, now)
 		default:
-			left = append(left, reg.id())
+			left = append(left, reg)
 			r.remove(reg)
 		}
 		if _, still := r.ending[reg]; still && (next.IsZero() || reg.DrainEnd.Before(next)) {
@@ -352,12 +352,14 @@ func (r *Registry) expire(now time.Time) (next time.Time) {
 		r.save()
 	}
 	r.mu.Unlock()
+	// A caller may ask for no grace, and register again and again.
 	if len(ended) > 0 {
-		r.Log.Info("registrations ended without a new one in their grace",
-			"targets", len(ended), "one_of_them", ended[0].String(), "on_gone", r.OnGone)
+		r.throttle.Log(r.Log.Info, ended[0].owner.String(), "registrations ended without a new one in their grace",
+			"targets", len(ended), "one_of_them", ended[0].id().String(), "on_gone", r.OnGone)
 	}
 	if len(left) > 0 {
-		r.Log.Info("registered targets have drained and left", "targets", len(left), "one_of_them", left[0].String())
+		r.throttle.Log(r.Log.Info, left[0].owner.String(), "registered targets have drained and left",
+			"targets", len(left), "one_of_them", left[0].id().String())
 	}
 	return next
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -64,6 +65,7 @@ type Registry struct {
 	stop       chan struct{} // closed when the registry stops
 	since      time.Time
 	state      *stateFile // nil: none
+	throttle   logs.Throttle
 
 	mu      sync.Mutex
 	streams map[string]streamConfig // nil before the first Configure

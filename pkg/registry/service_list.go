@@ -30,11 +30,21 @@ func (s *Service) filter(who caller) filter {
 	return filter{who, who.operator() || s.Reader != nil && s.Reader(who.id)}
 }
 
+var states = [...]targetv1.State{
+	healthcheck.Starting: targetv1.State_STATE_STARTING,
+	healthcheck.Ready:    targetv1.State_STATE_READY,
+	healthcheck.NotReady: targetv1.State_STATE_NOT_READY,
+	healthcheck.Overdue:  targetv1.State_STATE_OVERDUE,
+	healthcheck.Draining: targetv1.State_STATE_DRAINING,
+	healthcheck.Drained:  targetv1.State_STATE_DRAINED,
+	healthcheck.Left:     targetv1.State_STATE_GONE,
+}
+
 // info is a target as it is sent.
 func (f filter) info(v targetset.View) *targetv1.TargetInfo {
 	i := &targetv1.TargetInfo{
 		Stream: v.Stream, Name: v.Name, Address: v.Addr.String(),
-		State: targetv1.State(v.State) + targetv1.State_STATE_STARTING, // in the same order
+		State: states[v.State],
 		Since: timestamppb.New(v.Since), LastError: strings.ToValidUTF8(v.LastError, "?"),
 		DrainCause: v.DrainCause, Sources: v.Origins.Names(),
 	}

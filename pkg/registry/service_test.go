@@ -567,16 +567,31 @@ func TestVanishedHostLosesItsTargets(t *testing.T) {
 	await.True(t, "the end of the registration", func() bool { return len(h.index.List(nil)) == 0 })
 }
 
-// A caller that registers again and again logs no line for each.
+// A caller that registers again and again, with or without a grace, logs no line for each time.
 func TestRegistrationsAreThrottled(t *testing.T) {
-	begin, h := time.Now(), newFixture(t, Options{Grace: time.Minute})
+	begin, h := time.Now(), newFixture(t, Options{Grace: time.Millisecond, OnGone: targetset.Drop})
 	c, _ := h.dial(h.unix, alice.id)
-	for range 50 {
+	awaitEnd := func() {
+		t.Helper()
+		await.True(t, "the end of the registration", func() bool { return len(h.index.List(nil)) == 0 })
+	}
+	for range 20 {
+		h.mustRegister(c, "s", "a=10.0.0.1").end()
+		awaitEnd()
 		l := h.mustRegister(c, "s", "a=10.0.0.1")
+		if _, err := c.Deregister(t.Context(), &targetv1.DeregisterRequest{
+			Stream: "s", Names: []string{"a"}, DrainFor: durationpb.New(time.Millisecond),
+		}); err != nil {
+			t.Fatal(err)
+		}
+		awaitEnd()
 		l.end()
 	}
 	most := 3 + int(time.Since(begin)/(10*time.Second))
-	for _, message := range []string{"targets registered", "registration ended"} {
+	for _, message := range []string{
+		"targets registered", "registration ended", "registrations ended without a new one in their grace",
+		"registered targets have drained and left",
+	} {
 		if lines := strings.Count(h.log.String(), message); lines == 0 || lines > most {
 			t.Errorf("%d lines %q are logged, in a time for %d", lines, message, most)
 		}
