@@ -4,14 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -134,5 +139,54 @@ func TestNotExportedIsNotAdvertised(t *testing.T) {
 	got := fmt.Sprint(a.GetAdvertisement(), a.GetGateways(), b.GetAdvertisement(), b.GetReason(), b.GetGateways())
 	if got != "ADVERTISEMENT_ANNOUNCED [g] ADVERTISEMENT_WITHDRAWN ADVERTISEMENT_REASON_NOT_EXPORTED []" {
 		t.Errorf("status %s", got)
+	}
+	lost := change(vipA, gate.Announced, gate.Announced, gate.NotExported)
+	lost.From.Reason = gate.Ready
+	o.decided(decisions{At: time.Unix(5, 0), Changes: []gate.Change{lost}})
+	o.drain()
+	if st := s.vips.Get(vipA); !st.Since.Equal(time.Unix(5, 0)) {
+		t.Errorf("not advertised since %v", st.Since)
+	}
+}
+
+// A VIP that gateways no longer receive is no longer advertised in events, log and counters either,
+// one by one and together with others.
+func TestExportLossIsATransition(t *testing.T) {
+	for _, n := range []int{1, status.MaxSingle + 1} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			f := newBulkFixture(t, slog.LevelInfo)
+			decide := func(from, to gate.Reason) {
+				var list []gate.Change
+				for i := range n {
+					ch := change(numbered(i), gate.Announced, gate.Announced, to)
+					ch.From.Reason = from
+					list = append(list, ch)
+				}
+				if lines, _ := f.decide(list...); len(lines) != 1 {
+					t.Errorf("%v to %v logs %v", from, to, lines)
+				}
+			}
+			f.decide(changes(0, n, gate.Withdrawn, gate.Announced, gate.Ready)...)
+			decide(gate.Ready, gate.NotExported)
+			if got := f.state.expected()[vip.IPv4]; got != n {
+				t.Errorf("%d VIPs are expected at gateways, want %d", got, n)
+			}
+			decide(gate.NotExported, gate.Ready)
+			var got []string
+			for _, e := range f.list(numbered(0).String()) {
+				got = append(got, fmt.Sprint(e.GetFrom(), e.GetTo(), e.GetReason()))
+			}
+			const announced, withdrawn = "ADVERTISEMENT_ANNOUNCED", "ADVERTISEMENT_WITHDRAWN"
+			if d := cmp.Diff([]string{
+				withdrawn + " " + announced + " ADVERTISEMENT_REASON_READY",
+				announced + " " + withdrawn + " ADVERTISEMENT_REASON_NOT_EXPORTED",
+				withdrawn + " " + announced + " ADVERTISEMENT_REASON_READY",
+			}, got); d != "" {
+				t.Error(d)
+			}
+			if want := (countTransitions{"announced ready": 2 * n, "withdrawn not_exported": n}); !maps.Equal(f.counts, want) {
+				t.Errorf("counted %v, want %v", f.counts, want)
+			}
+		})
 	}
 }

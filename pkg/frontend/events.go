@@ -40,7 +40,7 @@ type event struct {
 	Bulk      *bulk // of many VIPs; nil: the event has one, or none
 }
 
-// transition is what some VIPs of one decision have in common.
+// transition is what some VIPs of one decision have in common. Advertisements are as they are shown.
 type transition struct {
 	family vip.Family
 	from   gate.Advertisement
@@ -50,13 +50,13 @@ type transition struct {
 
 func transitionOf(ch gate.Change) transition {
 	return transition{
-		ch.VIP.Family(), ch.From.Advertisement, ch.To,
-		ch.From.Reason == gate.NotConfigured && ch.From.Advertisement == ch.To.Advertisement,
+		ch.VIP.Family(), shown(ch.From), ch.To,
+		ch.From.Reason == gate.NotConfigured && shown(ch.From) == shown(ch.To),
 	}
 }
 
 // changed reports whether the advertisement changed.
-func (t transition) changed() bool { return t.from != t.to.Advertisement }
+func (t transition) changed() bool { return t.from != shown(t.to) }
 
 // notable reports whether it is an event: a VIP is new, or not only its reason changed.
 func (t transition) notable() bool { return t.changed() || t.isNew }
@@ -134,7 +134,7 @@ func (b *bulk) transitions(changed bool) (list []status.Transitions) {
 	for _, g := range b.byTransition() {
 		if g.changed() || !changed {
 			list = append(list, status.Transitions{
-				Count: g.count, Family: g.family.String(), From: g.from.String(), To: g.to.Advertisement.String(),
+				Count: g.count, Family: g.family.String(), From: g.from.String(), To: shown(g.to).String(),
 				Reason: g.to.Reason.String(), Detail: g.detail,
 			})
 		}
@@ -249,7 +249,7 @@ func eventsProto(events []event, v vip.VIP) []*frontendv1.Event {
 			Gateway: e.Gateway, GatewayUp: e.GatewayUp, Position: e.Position.Proto(),
 		}
 		if !e.VIP.IsZero() {
-			p.From, p.To = advertisementProto(e.From.Advertisement), advertisementProto(e.To.Advertisement)
+			p.From, p.To = advertisementProto(shown(e.From)), advertisementProto(shown(e.To))
 			p.Reason = reasonProto(e.To.Reason)
 		}
 		if e.Bulk != nil {
@@ -271,7 +271,7 @@ func (b *bulk) proto(p *frontendv1.Event) {
 	for _, g := range b.byTransition() {
 		p.Transitions = append(p.Transitions, &frontendv1.VipTransitions{
 			Count: uint32(g.count), Family: familyProto(g.family), From: advertisementProto(g.from),
-			To: advertisementProto(g.to.Advertisement), Reason: reasonProto(g.to.Reason), Detail: g.detail,
+			To: advertisementProto(shown(g.to)), Reason: reasonProto(g.to.Reason), Detail: g.detail,
 		})
 	}
 	slices.SortStableFunc(p.GetTransitions(), func(a, b *frontendv1.VipTransitions) int {
@@ -283,7 +283,7 @@ func (b *bulk) proto(p *frontendv1.Event) {
 		p.From = advertisementProto(first.from)
 	}
 	if to != "" {
-		p.To = advertisementProto(first.to.Advertisement)
+		p.To = advertisementProto(shown(first.to))
 	}
 	if reason != "" {
 		p.Reason = reasonProto(first.to.Reason)

@@ -279,10 +279,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 
 	// Two groups: the first stops when every VIP is withdrawn; BIRD and source routing stop after
 	// the announcer has closed its session.
-	follower := &follower{process: p}
 	front := []task.Task{
 		p.config, p.controller, p.observer, p.reporter, p.announcer,
-		follower, adminEndpoint, healthEndpoint, p.signals(),
+		&follower{process: p}, adminEndpoint, healthEndpoint, p.signals(),
 	}
 	for _, e := range probes {
 		front = append(front, e)
@@ -312,12 +311,8 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		}
 		front = append(front, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
 	}
-	p.health.Alive(health.HungDecision, p.controller)
-	p.health.Alive(health.HungTask, follower, p.kernel, p.bird)
-	if watcher, is := p.config.(task.Loop); is { // the NSP is waited for without a limit
-		p.health.Alive(health.HungTask, watcher)
-	}
 	back := []task.Task{p.kernel, kernel.NewAddresses(p.Log, p.external), &birdAfterRouting{p}}
+	p.health.Alive(p.controller, slices.Concat(front, back)...)
 
 	unused = nil
 	base := context.WithoutCancel(ctx)
@@ -359,6 +354,8 @@ type birdAfterRouting struct{ *process }
 
 func (b *birdAfterRouting) String() string { return b.bird.String() }
 
+func (b *birdAfterRouting) Overdue() time.Duration { return b.bird.Overdue() }
+
 func (b *birdAfterRouting) Run(ctx context.Context) error {
 	select {
 	case <-b.kernel.Ready():
@@ -371,7 +368,7 @@ func (b *birdAfterRouting) Run(ctx context.Context) error {
 // count counts the VIPs of a decision with the same transition.
 func (p *process) count(t transition, vips int) {
 	p.metrics.Count(metrics.Transition{
-		Family: t.family, To: t.to.Advertisement.String(), Reason: t.to.Reason.String(),
+		Family: t.family, To: shown(t.to).String(), Reason: t.to.Reason.String(),
 		Changed: t.changed(), Removed: t.to.Reason == gate.NotConfigured,
 	}, vips)
 }

@@ -313,8 +313,8 @@ func (o *observer) logDecisions(d decisions, out outcome, debug bool) {
 			"instance_id", d.Position.InstanceID, "revision", d.Position.Revision)
 	}
 	for _, e := range out.changes {
-		o.log.Log(context.Background(), level, "VIP changed", "vip", e.VIP, "from", e.From.Advertisement,
-			"to", e.To.Advertisement, "reason", e.To.Reason, "instance_id", e.Position.InstanceID,
+		o.log.Log(context.Background(), level, "VIP changed", "vip", e.VIP, "from", shown(e.From),
+			"to", shown(e.To), "reason", e.To.Reason, "instance_id", e.Position.InstanceID,
 			"revision", e.Position.Revision, "detail", e.Detail)
 	}
 	if !debug {
@@ -322,7 +322,7 @@ func (o *observer) logDecisions(d decisions, out outcome, debug bool) {
 	}
 	for _, ch := range d.Changes {
 		if !transitionOf(ch).changed() {
-			o.log.Debug("VIP reason changed", "vip", ch.VIP, "advertisement", ch.To.Advertisement,
+			o.log.Debug("VIP reason changed", "vip", ch.VIP, "advertisement", shown(ch.To),
 				"from", ch.From.Reason, "to", ch.To.Reason,
 				"instance_id", d.Position.InstanceID, "revision", d.Position.Revision)
 		}

@@ -19,7 +19,7 @@ type countTransitions map[string]int
 
 func (c countTransitions) count(t transition, vips int) {
 	if t.changed() {
-		c[t.to.Advertisement.String()+" "+t.to.Reason.String()] += vips
+		c[shown(t.to).String()+" "+t.to.Reason.String()] += vips
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 type vipState struct {
 	Decision  gate.Decision
 	Reported  bool                   // the readiness source reports the VIP
-	Since     time.Time              // of the advertisement
+	Since     time.Time              // of the advertisement as it is shown
 	Readiness readiness.VIPReadiness // while Reported
 }
 
@@ -26,11 +26,11 @@ func (st *vipState) configured() bool { return st.Decision.Reason != gate.NotCon
 
 // shown returns the advertisement as it is shown: a VIP that BIRD exports to no gateway is not
 // advertised, although it is announced to BIRD.
-func (st *vipState) shown() gate.Advertisement {
-	if !st.Decision.Advertised() {
+func shown(d gate.Decision) gate.Advertisement {
+	if !d.Advertised() {
 		return gate.Withdrawn
 	}
-	return st.Decision.Advertisement
+	return d.Advertisement
 }
 
 // state is the state of all VIPs and the events, for readers that must not block the controller.
@@ -124,7 +124,7 @@ func (s *state) applyDecisions(d decisions, c causes, each bool) (out outcome) {
 	removed := false
 	for _, ch := range d.Changes {
 		st := s.vips.Next(ch.VIP)
-		if st.Since.IsZero() || ch.From.Advertisement != ch.To.Advertisement {
+		if st.Since.IsZero() || shown(ch.From) != shown(ch.To) {
 			st.Since = d.At
 		}
 		st.Decision = ch.To
@@ -291,7 +291,7 @@ func (s *state) metrics() []metrics.VIP {
 	for v, st := range s.vips.All() {
 		if st.configured() {
 			list = append(list, metrics.VIP{
-				VIP: v, State: st.shown().String(), Reason: st.Decision.Reason.String(),
+				VIP: v, State: shown(st.Decision).String(), Reason: st.Decision.Reason.String(),
 			})
 		}
 	}

@@ -165,7 +165,7 @@ func (s *state) vipStatus(
 		}
 		x := &frontendv1.VipStatus{
 			Vip: v.String(), Since: endpoint.Timestamp(st.Since),
-			Advertisement: advertisementProto(st.shown()), Reason: reasonProto(st.Decision.Reason),
+			Advertisement: advertisementProto(shown(st.Decision)), Reason: reasonProto(st.Decision.Reason),
 		}
 		if st.Decision.Advertised() {
 			x.Gateways = receivers(v)

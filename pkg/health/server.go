@@ -175,11 +175,14 @@ type followed struct {
 	limit time.Duration
 }
 
-// Alive adds loops to [Liveness], which serves while none of its loops is overdue by its limit. It
-// must be called before the server is registered.
-func (s *Server) Alive(limit time.Duration, loops ...task.Loop) {
-	for _, l := range loops {
-		s.loops = append(s.loops, followed{l, limit})
+// Alive defines [Liveness]: it serves while no loop is overdue, the one that decides about VIPs by
+// [HungDecision], and those among the other tasks of the process by [HungTask].
+func (s *Server) Alive(decision task.Loop, tasks ...task.Task) {
+	s.loops = []followed{{decision, HungDecision}}
+	for _, t := range tasks {
+		if loop, is := t.(task.Loop); is && loop != decision {
+			s.loops = append(s.loops, followed{loop, HungTask})
+		}
 	}
 	s.CheckLoops()
 }

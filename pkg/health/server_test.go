@@ -519,12 +519,17 @@ func (l *loop) String() string            { return l.name }
 
 func (l *loop) Overdue() time.Duration { return l.overdue }
 
+// idle is a task without a loop.
+type idle struct{}
+
+func (idle) Run(context.Context) error { return nil }
+func (idle) String() string            { return "idle" }
+
 // A Check of Liveness depends on no other goroutine, and names the tasks that hang.
 func TestLivenessNamesHungTasks(t *testing.T) {
 	s := newServer()
 	gate, bird, watcher := &loop{name: "gate"}, &loop{name: "BIRD"}, &loop{name: "trench-watcher"}
-	s.Alive(HungDecision, gate)
-	s.Alive(HungTask, bird, watcher)
+	s.Alive(gate, gate, bird, idle{}, watcher)
 	for _, c := range []struct {
 		gate, bird, watcher time.Duration
 		want                string
@@ -533,6 +538,7 @@ func TestLivenessNamesHungTasks(t *testing.T) {
 		{HungDecision - 1, HungTask - 1, HungTask - 1, ""},
 		{HungDecision, HungTask - 1, 0, "task gate hangs for 10s"},
 		{0, HungTask, time.Minute, "task BIRD hangs for 30s; task trench-watcher hangs for 1m0s"},
+		{time.Minute, 0, 0, "task gate hangs for 1m0s"},
 		{0, 0, 0, ""},
 	} {
 		gate.overdue, bird.overdue, watcher.overdue = c.gate, c.bird, c.watcher

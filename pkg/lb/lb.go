@@ -316,10 +316,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	if p.files != nil {
 		tasks = append(tasks, p.files)
 	}
-	p.health.Alive(health.HungDecision, p.loop)
-	p.health.Alive(health.HungTask, p.config, p.checker)
 	if p.plane != nil {
-		p.health.Alive(health.HungTask, p.plane)
 		tasks = append(tasks, p.plane)
 	}
 	if p.Targets.RegistryAddr != "" {
@@ -341,6 +338,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		}
 		tasks = append(tasks, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
 	}
+	p.health.Alive(p.loop, tasks...)
 
 	unused = nil
 	tasksCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
