@@ -67,7 +67,7 @@ func (o *observer) Run(ctx context.Context) error {
 		p.metrics.Configuration(loaded.Err == nil)
 		o.showStale(stale)
 		p.showEgress(report)
-		p.metrics.Frontend(report.Connected, report.Advertised)
+		p.metrics.Frontend(report.Connected, report.Exported)
 		if o.decisions.drain() {
 			p.health.VIPsChanged()
 		}

@@ -32,8 +32,9 @@ type Report struct {
 	Applied Position
 	// Families reports for each configured family whether a gateway session is up; read-only.
 	Families map[vip.Family]bool
-	// Advertised counts the VIPs that are reported as announced or de-preferred.
-	Advertised int
+	// Advertised counts the VIPs that are reported as announced or de-preferred, and Exported those of
+	// them that a gateway receives.
+	Advertised, Exported int
 	// At is the receipt of the newest message, or when Connected became false.
 	At time.Time
 }
@@ -173,6 +174,7 @@ func (w *watch) apply(d ReportDelta, complete bool) error {
 			w.vips[r.VIP] = is
 		}
 		w.Report.Advertised += r.advertised() - is.advertised()
+		w.Report.Exported += r.exported() - is.exported()
 		*is = r.VIPReport
 	}
 	if d.Families != nil {
@@ -192,6 +194,14 @@ func (r *VIPReport) advertised() int {
 		return 1
 	}
 	return 0
+}
+
+// exported returns 1 for an advertised VIP that a gateway receives, 0 for others.
+func (r *VIPReport) exported() int {
+	if r.Reason == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED {
+		return 0
+	}
+	return r.advertised()
 }
 
 // reportStreamEnded handles the end of a report stream of the watch.

@@ -110,23 +110,32 @@ func TestNewestWatchReports(t *testing.T) {
 }
 
 // The removal of a last target and an orderly stop wait for this: gateways without another path
-// still use a de-preferred VIP.
+// still use a de-preferred VIP, and one that BIRD exports to none may be exported at any time.
 func TestDepreferredIsAdvertised(t *testing.T) {
 	b := startSyncedLB(t, 1)
 	stream, _ := watchRaw(t, b, frontendID)
 	id := recv(t, stream).GetWatchId()
 	report, _ := reportRaw(t, b, frontendID)
+	const ready = readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY
 	for _, step := range []struct {
-		advertisement readinessv1.Advertisement
-		advertised    int
-	}{{announced, 1}, {readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED, 1}, {withdrawn, 0}} {
-		send(t, report, reportOf(id, v1, step.advertisement))
+		advertisement        readinessv1.Advertisement
+		reason               readinessv1.AdvertisementReason
+		advertised, exported int
+	}{
+		{announced, ready, 1, 1},
+		{announced, readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED, 1, 0},
+		{readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED, ready, 1, 1},
+		{withdrawn, ready, 0, 0},
+	} {
+		message := reportOf(id, v1, step.advertisement)
+		message.Vips[0].Reason = step.reason
+		send(t, report, message)
 		await.True(t, "the report counts", func() bool {
 			r, _ := b.Reported(vip.Require(v1))
-			return r.Advertisement == step.advertisement
+			return r.Advertisement == step.advertisement && r.Reason == step.reason
 		})
-		if s := b.Report().Load(); s.Advertised != step.advertised {
-			t.Errorf("%s: %d advertised", step.advertisement, s.Advertised)
+		if s := b.Report().Load(); s.Advertised != step.advertised || s.Exported != step.exported {
+			t.Errorf("%+v: %d advertised, %d exported", step, s.Advertised, s.Exported)
 		}
 	}
 }

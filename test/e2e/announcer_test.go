@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -38,6 +39,13 @@ func (f *fixture) wantNotAdvertised(reason string, vips ...string) {
 			if slices.Contains(vips, v.GetReadiness().GetVip()) && v.GetReported().GetReason().String() != full {
 				return fmt.Errorf("the status of lb is %v", v)
 			}
+		}
+		return nil
+	})
+	const ofLB = "vipgate_lb_frontend_advertised_vips"
+	f.waitFor(func() error {
+		if n := metric(f.t, f.get(lab.LBMetrics, "/metrics"), ofLB); n != float64(4-len(vips)) {
+			return fmt.Errorf("%s is %v", ofLB, n)
 		}
 		return nil
 	})
@@ -166,6 +174,13 @@ func TestExportRejected(t *testing.T) {
 			t.Errorf("%s is %v, want %v", series, got, want)
 		}
 	}
+	f.waitFor(func() error {
+		event := regexp.MustCompile(`(?m)^.*\b` + regexp.QuoteMeta(vipA4) + `\b.*not exported by BIRD.*$`)
+		if out, _ := f.run("frontend", "events", "--admin-socket=unix://"+f.pod.FrontendAdmin()); !event.MatchString(out) {
+			return fmt.Errorf("no event of %s:\n%s", vipA4, out)
+		}
+		return nil
+	})
 	// lb keeps forwarding: the gateway may receive the VIP at any time.
 	f.waitReported(vipA4, readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED)
 
