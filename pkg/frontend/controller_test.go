@@ -57,17 +57,15 @@ func TestReceiptIsTheCause(t *testing.T) {
 	c, s := newReadyController(o, gate.New(gate.Options{}))
 	c.announcer = announce.New(announce.Options{
 		Local: netip.MustParseAddr("127.0.0.1"), Peer: netip.MustParseAddrPort(l.Addr().String()), PeerAS: 64512,
-		HoldTime: time.Hour, OnWritten: func(cause, _ time.Time, _ uint64) {
-			if !cause.IsZero() { // a session that is up before the decision begins with a write of its own
-				causes <- cause
-			}
-		},
+		HoldTime: time.Hour, OnWritten: func(cause, _ time.Time, _ uint64) { causes <- cause },
 	})
 	s.update.ReceivedAt = time.Now().Add(-time.Minute)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
 	go func() { ended <- c.announcer.Run(ctx) }()
 	go func() { ended <- c.Run(ctx) }()
+	// A session begins with the whole table, which has no cause.
+	await.True(t, "the empty table", func() bool { return !c.announcer.State().Load().WrittenAt.IsZero() })
 	await.True(t, "an update that is taken", c.tryUpdate)
 	select {
 	case cause := <-causes:

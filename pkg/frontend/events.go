@@ -40,7 +40,8 @@ type event struct {
 	Bulk      *bulk // of many VIPs; nil: the event has one, or none
 }
 
-// transition is what some VIPs of one decision have in common. Advertisements are as they are shown.
+// transition is what some VIPs of one decision have in common, with advertisements as they are
+// shown.
 type transition struct {
 	family vip.Family
 	from   gate.Advertisement

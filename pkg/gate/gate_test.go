@@ -257,6 +257,19 @@ func TestDecisionTable(t *testing.T) {
 			b.setState(vip.Ready, vipA)
 			b.exported(vip.NewSet(vipB))
 		}, Announced, NotExported},
+		{"11 drained", Options{DrainTime: time.Hour}, func(b *fixture) {
+			b.setState(vip.Ready, vipA)
+			b.evaluate()
+			b.exported(vip.Set{})
+			b.g.Drain(b.now, vipA)
+		}, Depreferred, NotExported},
+		{"11 stale", Options{}, func(b *fixture) {
+			b.lastUpdate.Grace = 5 * time.Second
+			b.setState(vip.Ready, vipA)
+			b.evaluate()
+			b.advance(2*time.Second, false)
+			b.exported(vip.Set{})
+		}, Announced, NotExported},
 		{"11 other family", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.g.Gateways(Gateways{At: b.now, Up: [2]bool{true, true}, Exported: [2]vip.Set{nil, {}}})

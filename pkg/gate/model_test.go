@@ -175,7 +175,7 @@ func (w *model) check(t *rapid.T) {
 		w.checkDecision(t, v, got, w.before[v], w.usable(v))
 		exported := w.gateways.Exported[v.Family()]
 		lacks := exported != nil && !exported.Has(v)
-		if got.Reason == Ready && lacks || got.Reason == NotExported && (!lacks || got.Advertisement != Announced) {
+		if (got.Reason == NotExported) != (lacks && got.Advertisement != Withdrawn) {
 			t.Fatalf("%s is %v, exported are %v", v, got, exported)
 		}
 		w.before[v] = got.Advertisement

@@ -6,9 +6,18 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// evaluateTable applies the decision table: the first row that matches wins. Conditions that
-// concern all VIPs come from g.last, so that one Evaluate decides all VIPs on the same state.
+// evaluateTable applies the decision table: the first row that matches wins, and row 11 replaces the
+// reason of the others. Conditions that concern all VIPs come from g.last, so that one Evaluate
+// decides all VIPs on the same state.
 func (g *Gate) evaluateTable(now time.Time, e *entry, current Advertisement, path path) Decision {
+	d := g.firstRow(now, e, current, path)
+	if d.Advertisement != Withdrawn && !g.exports(e.vip) { // row 11
+		d.Reason = NotExported
+	}
+	return d
+}
+
+func (g *Gate) firstRow(now time.Time, e *entry, current Advertisement, path path) Decision {
 	gated := !g.options.Ungated
 	switch {
 	case !e.configured: // row 1
@@ -39,8 +48,6 @@ func (g *Gate) evaluateTable(now time.Time, e *entry, current Advertisement, pat
 		return Decision{current, LBStale}
 	case gated && now.Before(e.riseAt): // row 10
 		return Decision{Withdrawn, Flapping}
-	case !g.exports(e.vip): // row 11
-		return Decision{Announced, NotExported}
 	}
 	return Decision{Announced, Ready} // row 12
 }
