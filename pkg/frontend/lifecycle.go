@@ -8,6 +8,7 @@ import (
 	"time"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -53,12 +54,14 @@ func (f *follower) showStart(l trench.Loaded, lb lbState) {
 	}
 }
 
-// startProblem returns what the start waits for: every VIP reported, each ready VIP advertised.
+// startProblem returns what the start waits for: every VIP reported, each ready VIP advertised, and
+// all of them exported.
 func (p *process) startProblem(c *trench.Config, lb lbState) string {
 	// Every decision on the load balancer's snapshot must have been applied here.
 	if !p.Gate.Ungated && (!lb.Synced || p.applied.Load().InstanceID != lb.Position.InstanceID) {
 		return "load balancer has not reported the VIPs yet"
 	}
+	var announced [len(vip.Families)]int
 	s := p.observer.state
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -66,6 +69,9 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 		st := s.vips.Get(v)
 		if st == nil {
 			st = &vipState{}
+		}
+		if st.Decision.Advertisement != gate.Withdrawn {
+			announced[v.Family()]++
 		}
 		switch {
 		case !p.Gate.Ungated && !st.Reported:
@@ -78,7 +84,20 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 				v, st.Decision.Reason, p.reasonDetail(st.Decision.Reason, v.Family())), ": ")
 		}
 	}
+	for _, f := range vip.Families {
+		if announced[f] > 0 && !exported(p.bird.State().Load(), f, announced[f]) {
+			return fmt.Sprintf("BIRD has not exported every %s VIP to a gateway yet", f)
+		}
+	}
 	return ""
+}
+
+// exported reports whether a gateway of a family receives n VIPs, or needs no routes. Where BIRD
+// listed what it exports, because that is too little, the gate has judged each VIP.
+func exported(s bird.State, f vip.Family, n int) bool {
+	return slices.ContainsFunc(s.Gateways, func(g bird.GatewayState) bool {
+		return g.Family == f && g.Up && (isStatic(g) || g.Exported >= n || g.Exports != nil)
+	})
 }
 
 // Bounds of the stages of a stop, on top of the drain time (docs/architecture.md).

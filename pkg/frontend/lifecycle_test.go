@@ -25,6 +25,7 @@ func TestEndOfStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := afterDecision()
 			p.Log, p.Gate.Ungated, p.ReadyTimeout = slog.New(slog.DiscardHandler), true, time.Nanosecond
+			p.bird.State().Set(bird.State{Gateways: []bird.GatewayState{{Up: true, Exported: 1}}})
 			calls := 0
 			p.Options.Started = func() { calls++ }
 			f := &follower{process: p}
@@ -110,6 +111,7 @@ func TestStartProblem(t *testing.T) {
 		"ungated":                  {lbState{}, "", unknown, unknown, up, "VIP " + vipB.String() + " is ready"},
 	} {
 		p := afterDecision()
+		p.bird.State().Set(bird.State{Gateways: []bird.GatewayState{{Up: true, Exported: 1}}})
 		p.Gate.Ungated = name == "ungated"
 		p.applied.Set(position(tt.applied))
 		var u readiness.Update
@@ -124,6 +126,33 @@ func TestStartProblem(t *testing.T) {
 		c := &trench.Config{Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB}}}
 		if got := p.startProblem(c, tt.lb); (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
 			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
+// A start waits until a gateway receives the VIPs, which a decision to announce them does not show.
+func TestStartWaitsForExports(t *testing.T) {
+	p := afterDecision()
+	p.Gate.Ungated = true
+	p.observer.decided(decisions{Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
+	p.observer.drain()
+	c := &trench.Config{Attractor: trench.Attractor{VIPs: []vip.VIP{vipA}}}
+	for name, tt := range map[string]struct {
+		gateway bird.GatewayState
+		waits   bool
+	}{
+		"none yet":            {bird.GatewayState{Up: true}, true},
+		"all":                 {bird.GatewayState{Up: true, Exported: 1}, false},
+		"session lost":        {bird.GatewayState{Exported: 1}, true},
+		"too few, not listed": {bird.GatewayState{Up: true, Short: true}, true},
+		"too few, listed":     {bird.GatewayState{Up: true, Short: true, Exports: vip.NewSet(vipA)}, false},
+		"static":              {bird.GatewayState{Up: true, Protocol: trench.Static}, false},
+		"of the other family": {bird.GatewayState{Family: vip.IPv6, Up: true, Exported: 1}, true},
+	} {
+		p.bird.State().Set(bird.State{Gateways: []bird.GatewayState{tt.gateway}})
+		if got := p.startProblem(c, lbState{}); (got != "") != tt.waits ||
+			tt.waits && got != "BIRD has not exported every ipv4 VIP to a gateway yet" {
+			t.Errorf("%s: %q", name, got)
 		}
 	}
 }

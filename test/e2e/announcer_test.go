@@ -189,6 +189,28 @@ func TestExportRejected(t *testing.T) {
 	f.wantHealth(lab.FrontendHealth, "vip/"+vipA4, healthServing)
 }
 
+// A pod whose BIRD exports nothing from the start on is ready at no moment: Kubernetes would delete
+// the pod that it replaces.
+func TestStartWithoutExports(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.up(f.target1)
+	f.up(f.target2)
+	executable := f.path("rejecting-bird")
+	f.must(os.WriteFile(executable, fmt.Appendf(nil, `#!/bin/sh
+for file; do
+	test -f "$file" && sed -i 's/if proto != "LB" then reject;/reject;/' "$file"
+done
+exec %s "$@"
+`, lab.BIRD()), 0o700))
+	f.must(f.pod.StartLB())
+	f.must(f.pod.StartFrontend("--bird-executable=" + executable))
+	f.wantNotAdvertised("not_exported", every()...)
+	f.wantRoutes()
+	f.waitFrontend("Started", false, "not_exported") // it never ends once it holds
+	f.wantHealth(lab.FrontendHealth, "Readiness", healthNotServing)
+}
+
 // Without TCP-MD5 in the kernel the loopback session is not signed, and everything works.
 func TestKernelWithoutMD5(t *testing.T) {
 	t.Parallel()
