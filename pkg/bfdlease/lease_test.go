@@ -198,6 +198,11 @@ func TestExpiryInKernel(t *testing.T) {
 	if err := refresh(c); err != nil || !passes(t, ns, gateway4, controlPort) {
 		t.Errorf("the token was refused: %v", err)
 	}
+	run(t, ns, "nft flush chain inet vipgate-bfd output")
+	c.attract = Families{true, false} // one packet, which no answer to an earlier one shows to be sent
+	if err := refresh(c); !errors.Is(err, errPassed) {
+		t.Errorf("refreshed without the rule: %v", err)
+	}
 }
 
 func TestDriftIsRepaired(t *testing.T) {

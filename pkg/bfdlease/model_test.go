@@ -1,10 +1,13 @@
 package bfdlease
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -159,4 +162,81 @@ func TestOrderExpires(t *testing.T) {
 	l.Attract(begin.Add(last+Timeout+Interval), Families{true})
 	apply(last + Timeout + Interval)
 	expect(true, 6, 2) // what cannot be refreshed is written
+}
+
+// A family rises with a fresh order only, also while another one is refreshed.
+func TestOldOrderRaisesNoFamily(t *testing.T) {
+	k := &ruleset{generation: 7}
+	l := k.lease()
+	begin := l.began.Add(time.Second)
+	l.Attract(begin, Families{true, false})
+	for _, step := range []struct {
+		at, ordered time.Duration // of the call, and of its order
+		order, want Families
+	}{
+		{0, 0, Families{true, false}, Families{true, false}},
+		{freshness + 1, 0, Families{true, true}, Families{true, false}},
+		{freshness + 2, 0, Families{false, true}, Families{}},
+		{freshness + 3, 0, Families{true, true}, Families{}}, // a fall is no rest of an order
+		{freshness + 4, freshness + 4, Families{true, true}, Families{true, true}},
+	} {
+		l.Attract(begin.Add(step.ordered), step.order)
+		if err := l.apply(begin.Add(step.at), step.order); err != nil {
+			t.Fatal(err)
+		}
+		if is := l.State().Load().Attract; is != step.want || k.writes[len(k.writes)-1].attract != is {
+			t.Errorf("after %v: %v attract, want %v; written %v", step.at, is, step.want, k.writes[len(k.writes)-1].attract)
+		}
+	}
+}
+
+// A write that failed may have been applied: the table is written again for the order before it, too.
+func TestFailedWriteIsRepeated(t *testing.T) {
+	k := &ruleset{generation: 7}
+	l := k.lease()
+	begin, write := l.began.Add(time.Second), l.write
+	l.Attract(begin, Families{true})
+	for i, step := range []struct {
+		fails  error
+		order  Families
+		writes int
+	}{
+		{nil, Families{true}, 1},
+		{errors.New("no answer"), Families{}, 1},
+		{nil, Families{true}, 2},
+		{nil, Families{true}, 2},
+	} {
+		l.write = write
+		if step.fails != nil {
+			l.write = func(content) error { return step.fails }
+		}
+		if err := l.apply(begin, step.order); !errors.Is(err, step.fails) || len(k.writes) != step.writes {
+			t.Errorf("%d: %v, %d writes, want %d", i, err, len(k.writes), step.writes)
+		}
+	}
+}
+
+// Other gateways are in the table before Gateways returns, also as many as before.
+func TestGatewaysAreReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &ruleset{generation: 7}
+		l := k.lease()
+		l.gateways = nil
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- l.Run(ctx) }()
+		for _, gateways := range [][]netip.Addr{{gateway4}, {other4}, {other4, gateway6}, {gateway4, gateway6}} {
+			l.Attract(time.Now(), Families{true, true})
+			if err := l.Gateways(ctx, gateways); err != nil {
+				t.Fatal(err)
+			}
+			if c := k.writes[len(k.writes)-1]; !slices.Equal(c.gateways, gateways) {
+				t.Errorf("gateways %v are written as %v", gateways, c.gateways)
+			}
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -175,6 +175,26 @@ func TestWriterSurvivesRefusal(t *testing.T) {
 	})
 }
 
+// Lines that are lost while a loss is being stated are stated next.
+func TestWriterStatesEveryLoss(t *testing.T) {
+	out := newGatedOutput()
+	w := blocked(out)
+	write := func(lines int) {
+		for range lines {
+			fmt.Fprintln(w, "line")
+		}
+	}
+	write(maxLines + 5)
+	out.gate <- struct{}{} // of "first"
+	<-out.began            // of the statement
+	write(8)               // for one of them there is room
+	close(out.gate)
+	w.Close()
+	if got := strings.Join(out.lines()[:4], ","); got != "first,5 log lines lost,line,7 log lines lost" || w.Lost() != 12 {
+		t.Errorf("%s, %d lines lost", got, w.Lost())
+	}
+}
+
 // Close waits a second for an output that accepts nothing.
 func TestWriterCloseIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

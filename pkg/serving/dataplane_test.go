@@ -140,6 +140,9 @@ func TestLastTargetLeavesAfterWithdrawal(t *testing.T) {
 	p.later(time.Millisecond)
 	p.reportAt("another lb", at)
 	p.later(time.Millisecond)
+	p.reportAt("lb", at)
+	p.report.Complete = false // it has not named the advertised VIPs yet
+	p.later(time.Millisecond)
 	p.reportAt("lb", at, vipA, vip6)
 	p.later(time.Millisecond)
 	if len(p.sent) != sent {
@@ -265,6 +268,28 @@ func TestReturnOfTargetEndsHold(t *testing.T) {
 	if len(p.e.forwarding.holds) != 0 {
 		t.Errorf("still held back: %v", p.e.forwarding.holds)
 	}
+}
+
+// A VIP that moves to a stream that serves leaves the hold of its former stream, which ends no later.
+func TestVIPLeavesHold(t *testing.T) {
+	p := startPlaneRig(t, trenchOf(streamOf("s", vipA, vipB), streamOf("t", vip6)), map[string][]targetset.Member{
+		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2", "fd00::2")},
+	})
+	p.health("s", "a", healthcheck.Ready)
+	p.health("t", "b", healthcheck.Ready)
+	p.confirm()
+	p.reports(vipA, vipB, vip6)
+	p.health("s", "a", healthcheck.NotReady)
+	ends := p.now.Add(testWithdrawTime)
+	p.later(time.Second)
+	p.configure(trenchOf(streamOf("s", vipA), streamOf("t", vip6, vipB)))
+	if h := p.e.forwarding.holds[holdKey{"s", vip.IPv4}]; h == nil || !slices.Equal(h.vips, []vip.VIP{vipA}) {
+		t.Fatalf("not only %s is held: %+v", vipA, h)
+	}
+	p.later(ends.Sub(p.now) - 1)
+	p.wantRole("s", "a", vip.IPv4, plan.Serving)
+	p.later(1)
+	p.wantRole("s", "a", vip.IPv4, plan.Down)
 }
 
 // A target that fails and returns at once leaves nothing to hold. The next time it fails, the

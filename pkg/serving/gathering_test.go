@@ -101,6 +101,18 @@ func TestRegistrySettleNotNeeded(t *testing.T) {
 		r.register(0, targetset.OriginFile, a, b)
 		r.want(vipA, vip.Ready, reasonReady, 2, 2)
 	})
+	t.Run("registered targets beside one of the trench file", func(t *testing.T) {
+		r := newRegistryRig(t, false)
+		for i, m := range numbered(3) {
+			m.Origins = m.Origins.With([]targetset.Origin{
+				targetset.OriginRegistry, targetset.OriginFile, targetset.OriginRegistry,
+			}[i])
+			r.members["s"] = append(r.members["s"], m)
+		}
+		r.retarget("s")
+		r.health("s", "t2", healthcheck.Ready)
+		r.want(vipA, vip.Ready, reasonReady, 1, 3)
+	})
 	t.Run("the trench file lists a registered target", func(t *testing.T) {
 		r := newRegistryRig(t, false)
 		r.register(0, targetset.OriginRegistry, a)

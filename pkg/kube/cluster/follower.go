@@ -58,9 +58,9 @@ func (f *follower) stop() {
 func (f *follower) run(ctx context.Context, s source) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(_ context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			ctx, cancel := context.WithTimeout(ctx, listTimeout)
+			call, cancel := context.WithTimeout(ctx, listTimeout)
 			defer cancel()
-			list, err := s.list(ctx, options)
+			list, err := s.list(call, options)
 			if err != nil {
 				f.failing(ctx, err) // a list that succeeds is no watch yet
 			}

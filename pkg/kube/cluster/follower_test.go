@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -96,12 +97,17 @@ type fakeSource struct {
 	watches  int
 	listErr  error
 	watchErr []error // of the next watches; the last one stays
+	lateList bool    // the API server answers no list
 }
 
 func (s *fakeSource) source() source {
 	return source{
 		example: &corev1.Pod{},
-		list: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+		list: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
+			if s.lateList {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.lists++
@@ -115,7 +121,10 @@ func (s *fakeSource) source() source {
 			if len(s.watchErr) > 1 {
 				s.watchErr = s.watchErr[1:]
 			}
-			if err != nil {
+			switch {
+			case errors.Is(err, errClosed):
+				return watch.NewEmptyWatch(), nil // as client-go has it
+			case err != nil:
 				return nil, err
 			}
 			return watch.NewStreamWatcher(&idleDecoder{ctx, o.SendInitialEvents != nil},
@@ -158,6 +167,8 @@ func TestFollowerReportsWatches(t *testing.T) {
 		// A list that succeeds proves nothing about the watch, nor does the next.
 		"lists and no watches": {[]error{forbidden}, true, 5, 1000},
 		"refused once":         {[]error{forbidden, nil}, false, 1, 1},
+		"connections closed":   {[]error{errClosed}, true, 5, 1000},
+		"closed once":          {[]error{errClosed, nil}, false, 1, 1},
 		// The reflector lists again: nothing is stale.
 		"forgotten revision": {[]error{apierrors.NewResourceExpired("too old"), nil}, false, 0, 0},
 		"connection refused": {[]error{&net.OpError{Op: "dial", Err: errors.New("refused")}, nil}, false, 1, 1},
@@ -189,6 +200,25 @@ func TestFollowerReportsWatches(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A list without an answer is given up, and the cache is stale then.
+func TestLateListIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		noStreamedLists := apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "", nil)
+		s := &fakeSource{watchErr: []error{noStreamedLists}, lateList: true}
+		f := newFollower("Pods", func() {}, func() {})
+		f.start(t.Context(), s.source())
+		time.Sleep(listTimeout - time.Millisecond)
+		if _, n := f.failure(); n != 1 {
+			t.Errorf("%d errors before the end of the list", n)
+		}
+		time.Sleep(time.Second)
+		if now, n := f.failure(); n < 2 || !strings.Contains(now.Cause, context.DeadlineExceeded.Error()) {
+			t.Errorf("failure %v after %d errors", now, n)
+		}
+		f.stop()
+	})
 }
 
 // pipes is the network to an API server.
