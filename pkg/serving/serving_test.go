@@ -308,6 +308,9 @@ func TestSuspectVIP(t *testing.T) {
 		r.want(shared, vip.Ready, reasonReady, 11, 11)
 		r.health(healthy, "well", healthcheck.NotReady)
 		r.want(shared, vip.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, 10, 11)
+		r.health("m", "t0", healthcheck.Ready) // enough without the others
+		r.want(vipB, vip.Ready, reasonReady, 10, 10)
+		r.want(shared, vip.Ready, reasonReady, 10, 11)
 		state(healthcheck.Ready)
 		r.want(shared, vip.Ready, reasonReady, 10, 11)
 	}
