@@ -616,3 +616,33 @@ func TestPollAtHoldTimerExpiry(t *testing.T) {
 		t.Errorf("over for long: %v", got)
 	}
 }
+
+// BIRD may be silent for as long as its shortest hold time, within bounds. Static gateways have none.
+func TestHangLimit(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		want   time.Duration
+		static bool
+		hold   []time.Duration // of BGP sessions, in seconds
+	}{
+		{minHang, false, nil},
+		{minHang, true, nil},
+		{minHang, false, []time.Duration{3}},
+		{7 * time.Second, false, []time.Duration{90, 6}},
+		{7 * time.Second, true, []time.Duration{6}},
+		{maxHang, true, []time.Duration{9, 240}},
+		{maxHang, false, []time.Duration{240}},
+	} {
+		var s Supervisor
+		sessions := &s.apply.current.input.Sessions
+		if c.static {
+			*sessions = append(*sessions, Session{Gateway: trench.Gateway{Protocol: trench.Static}})
+		}
+		for _, hold := range c.hold {
+			*sessions = append(*sessions, Session{Gateway: trench.Gateway{Protocol: trench.BGP, HoldTime: hold * time.Second}})
+		}
+		if got := s.hangLimit(); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}

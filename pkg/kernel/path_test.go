@@ -104,7 +104,15 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 		want(false, true)
 		p.since[vip.IPv4] = p.since[vip.IPv4].Add(-lookAgain)
 		want(true, false)
-		run(t, x.pod, "ip route del default table 77")
+		// Another problem is no end of the first one.
+		since := p.since[vip.IPv4]
+		run(t, x.pod, "ip route add default via 172.16.0.1 dev int0 table 78; "+
+			"ip rule add priority 94 iif int0 lookup 78; ip rule del priority 95 iif int0 lookup 77")
+		if want(true, false); p.since[vip.IPv4] != since {
+			t.Error("another problem begins a new wait")
+		}
+		run(t, x.pod, "ip rule add priority 95 iif int0 lookup 77; ip rule del priority 94 iif int0 lookup 78; "+
+			"ip route del default table 78; ip route del default table 77")
 
 		// Packets that are dropped are a problem only if they should be forwarded.
 		drops := func(f vip.Family, want bool) {

@@ -91,6 +91,21 @@ func TestDetailOfVIPNotForwarded(t *testing.T) {
 	}
 }
 
+// While a family is withheld, its VIPs are not ready, although the kernel has them and their targets.
+func TestWithheldFamily(t *testing.T) {
+	p := twoTargets(t)
+	state := p.e.kernel.state
+	state.Withheld[vip.IPv4] = "net.ipv4.ip_forward is 0"
+	p.confirmState(state)
+	if got := p.want(vipA, vip.NotReady, reasonDataPlane, 2, 2); got.Detail != state.Withheld[vip.IPv4] {
+		t.Errorf("detail %q", got.Detail)
+	}
+	p.want(vip6, vip.Ready, reasonReady, 2, 2)
+	state.Withheld = [len(vip.Families)]string{}
+	p.confirmState(state)
+	p.want(vipA, vip.Ready, reasonReady, 2, 2)
+}
+
 // A match is desired at once, and no VIP waits for it.
 func TestMatchOfStream(t *testing.T) {
 	s, other := streamOf("s", vipA), streamOf("other", vipB)

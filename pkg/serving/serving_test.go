@@ -277,25 +277,29 @@ func TestDetailIsBounded(t *testing.T) {
 // A VIP is suspect while only targets keep it ready that are held by an outage, whichever of its
 // streams sorts first.
 func TestSuspectVIP(t *testing.T) {
-	shared := vip.Require("20.0.0.9/32")
+	shared, firm := vip.Require("20.0.0.9/32"), vip.Require("20.0.0.8/32")
 	for _, healthy := range []string{"a", "z"} {
 		r := newRig(t, Options{Outage: outage.Options{Threshold: 80, Hold: true}}, map[string][]targetset.Member{
 			healthy: {member("well", "172.16.1.1")}, "m": numbered(10),
+			"n": append(numbered(10), member("firm", "172.16.1.2")),
 		})
-		streams := []trench.Stream{streamOf(healthy, vipA, shared), streamOf("m", vipB, shared)}
+		streams := []trench.Stream{streamOf(healthy, vipA, shared), streamOf("m", vipB, shared), streamOf("n", firm)}
 		for i := range streams {
 			streams[i].Check = trench.Check{Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 1, Fall: 1}
 		}
 		r.configure(trenchOf(streams...))
 		r.health(healthy, "well", healthcheck.Ready)
+		r.health("n", "firm", healthcheck.Ready)
 		state := func(s healthcheck.State) {
 			var all []healthcheck.Health
 			for _, m := range r.members["m"] {
 				for _, ip := range m.IPs {
-					all = append(all, healthcheck.Health{
-						Key: healthcheck.Key{Stream: "m", Name: m.Name, Addr: ip}, State: s, Since: r.now, LastCheck: r.now,
-						LastError: "no answer", Silent: true,
-					})
+					for _, stream := range []string{"m", "n"} {
+						all = append(all, healthcheck.Health{
+							Key: healthcheck.Key{Stream: stream, Name: m.Name, Addr: ip}, State: s, Since: r.now, LastCheck: r.now,
+							LastError: "no answer", Silent: true,
+						})
+					}
 				}
 			}
 			r.evaluate(all...)
@@ -306,6 +310,7 @@ func TestSuspectVIP(t *testing.T) {
 		r.want(vipA, vip.Ready, reasonReady, 1, 1)
 		r.want(vipB, vip.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, 10, 10)
 		r.want(shared, vip.Ready, reasonReady, 11, 11)
+		r.want(firm, vip.Ready, reasonReady, 11, 11)
 		r.health(healthy, "well", healthcheck.NotReady)
 		r.want(shared, vip.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, 10, 11)
 		state(healthcheck.Ready)

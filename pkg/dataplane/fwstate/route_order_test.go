@@ -1,7 +1,9 @@
 package fwstate
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 
@@ -28,6 +30,8 @@ type routeMonitor struct {
 	tables map[RouteKey]*targetTable
 	// leaks are the tables with a rule from which packets could leave by another table.
 	leaks []RouteKey
+	// late are the routes that were deleted after another one of the table was added.
+	late []rtnetlink.Route
 }
 
 func newRouteMonitor(t *testing.T, ns *lab.NetNS) *routeMonitor {
@@ -65,10 +69,15 @@ func (m *routeMonitor) handle(msg netlink.Message) {
 			return
 		}
 		x := m.table(RouteKey{r.Table, r.Family})
-		if isBlackhole(r) {
+		switch {
+		case isBlackhole(r):
 			x.blackhole = kind == unix.RTM_NEWROUTE
-		} else if x.hops = nil; kind == unix.RTM_NEWROUTE {
-			x.hops = append(x.hops, r.NextHop)
+		case kind == unix.RTM_NEWROUTE:
+			x.hops = []netip.Addr{r.NextHop}
+		case len(x.hops) > 0 && x.hops[0] != r.NextHop:
+			m.late = append(m.late, r)
+		default:
+			x.hops = nil
 		}
 	}
 	for key, x := range m.tables {
@@ -126,4 +135,52 @@ func TestBlackholeOutlivesRule(t *testing.T) {
 	add("another next hop", moved)
 	must(t, f.RemoveRoutes([]uint32{slot.FWMark}))
 	m.wait(t, "removal", slot.FWMark)
+}
+
+// Routes of another process in the table of a target neither count nor go. A route of an earlier data
+// plane goes before the right one is added.
+func TestRoutesBesideTargetRoutes(t *testing.T) {
+	t.Parallel()
+	pod := lab.NewNetNS(t)
+	must(t, lab.Veth(pod, "int0", lab.NewNetNS(t), "pod"))
+	must(t, pod.Addr("int0", "172.16.0.1/24", "fd16::1/64"))
+	for everything, network := range map[string]string{"0.0.0.0/0": "172.16.0.", "::/0": "fd16::"} {
+		must(t, pod.Batch(
+			"route add default via "+network+"7 table 5000 proto 99 metric 7",
+			fmt.Sprintf("route add blackhole %s table 5000 proto 99 metric %d", everything, uint32(lastMetric-1)),
+			"route add default via "+network+"9 table 5000 proto 179 metric 9",
+		))
+	}
+	f, m := openConn(t, pod, Config{}), newRouteMonitor(t, pod)
+	slot := exampleSlots("web", 5000)[0]
+	copy(slot.NextHops[:], []netip.Addr{netip.MustParseAddr("172.16.0.10"), netip.MustParseAddr("fd16::10")})
+	must(t, f.AddRoutes([]plan.KernelTarget{slot}, false).Err())
+	m.wait(t, "routes", slot.FWMark, slot.NextHops[:]...)
+	has := func(what string, want ...uint32) {
+		t.Helper()
+		routes, err := f.routes(rtnetlink.RouteFilter{Table: slot.FWMark})
+		must(t, err)
+		var metrics [len(vip.Families)][]uint32
+		for _, r := range routes {
+			metrics[r.Family] = append(metrics[r.Family], r.Metric)
+		}
+		for _, family := range vip.Families {
+			expected := slices.Clone(want)
+			if i := slices.Index(expected, 1024); i >= 0 && family == vip.IPv4 {
+				expected[i] = 0 // that of the default route
+			}
+			slices.Sort(expected)
+			if slices.Sort(metrics[family]); !slices.Equal(metrics[family], expected) {
+				t.Errorf("%s: %s routes with metrics %v, want %v", what, family, metrics[family], expected)
+			}
+		}
+	}
+	has("added", 7, 1024, lastMetric-1, lastMetric)
+	if m.mu.Lock(); len(m.late) > 0 {
+		t.Errorf("the right route was added before these were deleted: %v", m.late)
+	}
+	m.mu.Unlock()
+	must(t, f.RemoveRoutes([]uint32{slot.FWMark}))
+	m.wait(t, "removal", slot.FWMark)
+	has("removed", 7, lastMetric-1)
 }

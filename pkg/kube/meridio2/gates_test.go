@@ -411,9 +411,12 @@ func TestRefusalsAndTheirNames(t *testing.T) {
 	if name := eventName(long); len(name) != maxPrefix-1+17 || strings.Contains(name, "..") {
 		t.Errorf("the Event is called %s", name)
 	}
-	same, other := long, long
-	other.Message = "another"
-	if eventName(long) != eventName(same) || eventName(long) == eventName(other) {
-		t.Error("names do not follow the refusal")
+	distinct := map[string]bool{eventName(long): true}
+	for i := range 3 {
+		other := long
+		*[]*string{(*string)(&other.Object.UID), &other.Reason, &other.Message}[i] = "another"
+		if distinct[eventName(other)] = true; len(distinct) != i+2 {
+			t.Errorf("names do not follow the refusal: %v", distinct)
+		}
 	}
 }
