@@ -30,7 +30,7 @@ test: check-root check-go ## Run every test: unit, race, end to end with real BI
 	@test/setup/test.sh
 
 .PHONY: test-kube
-test-kube: check-root check-go $(TOOLS)/kube-apiserver ## Run the tests that need a Kubernetes API server, and start one for them
+test-kube: check-root check-go $(TOOLS)/kube-apiserver $(TOOLS)/kubectl ## Run the tests that need a Kubernetes API server, and start one for them
 	@test/setup/test-kube.sh
 
 .PHONY: bench
@@ -156,6 +156,13 @@ $(TOOLS)/kube-apiserver: tools/kubernetes/go.mod tools/kubernetes/go.sum
 	@mkdir -p $(TOOLS)
 	@echo "kube-apiserver and etcd (several minutes when cold)"
 	@test/setup/kubernetes.sh $(TOOLS)
+
+# The programs with which the commands of the documents run; kubectl is of the API server's version.
+$(TOOLS)/kubectl: tools/clients/go.mod tools/clients/go.sum
+	@mkdir -p $(TOOLS)
+	@echo "building kubectl and helm (some minutes when cold)"
+	@out="$$PWD/$(TOOLS)"; cd tools/clients && $(GO) build -ldflags '-s -w' -o "$$out/" ./kubectl helm.sh/helm/v4/cmd/helm
+	@touch $@
 
 .PHONY: lines
 lines: ## Count the lines of product code by package
