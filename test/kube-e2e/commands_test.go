@@ -32,7 +32,7 @@ const (
 // A user is one who follows documents in a clone of the repository, with kubectl and helm.
 type user struct {
 	t       *testing.T
-	dir     string // a copy of the repository's deployments and charts, which are read from there
+	dir     string // where the commands run: it has the repository's deployments and charts
 	env     []string
 	cluster *kubernetes.Cluster
 	root    string
@@ -51,7 +51,8 @@ func newUser(t *testing.T) *user {
 			t.Fatalf("missing: %s (make test-kube builds it): %v", program, err)
 		}
 	}
-	u := &user{t: t, dir: t.TempDir(), root: root, cluster: kubernetes.Start(t, kubernetes.WithArgs("--allow-privileged=true"))}
+	u := &user{t: t, dir: t.TempDir(), root: root}
+	u.cluster = kubernetes.Start(t, kubernetes.WithArgs("--allow-privileged=true"))
 	u.env = []string{
 		"KUBECONFIG=" + u.cluster.Kubeconfig(t, u.cluster.Admin()), "HOME=" + u.dir,
 		"PATH=" + strings.Join([]string{tools, binaries, "/usr/bin", "/bin"}, ":"),

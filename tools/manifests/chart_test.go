@@ -41,7 +41,8 @@ func TestSchemaRefusesValues(t *testing.T) {
 			}
 		})
 	}
-	if _, _, err := chart(t, "vipgate", nil); err == nil || !strings.Contains(err.Error(), "trench.spec.attractor is missing") {
+	_, _, err := chart(t, "vipgate", nil)
+	if err == nil || !strings.Contains(err.Error(), "trench.spec.attractor is missing") {
 		t.Errorf("default values, without an attractor: %v", err)
 	}
 }
