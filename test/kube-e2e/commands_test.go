@@ -38,15 +38,16 @@ type user struct {
 	root    string
 }
 
-// newUser starts an API server that has the kinds of Multus and SPIRE, and nothing else.
-func newUser(t *testing.T) *user {
+// newUser starts an API server that has the kinds of Multus and SPIRE, and nothing else, for a user
+// of programs of bin/tools.
+func newUser(t *testing.T, programs ...string) *user {
 	t.Helper()
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
 	tools := filepath.Join(root, "bin", "tools")
-	for _, program := range []string{"kubectl", "helm"} {
+	for _, program := range programs {
 		if _, err := os.Stat(filepath.Join(tools, program)); err != nil {
 			t.Fatalf("missing: %s (make test-kube builds it): %v", program, err)
 		}
@@ -180,7 +181,7 @@ func (u *user) wantAddresses(namespace string, addresses ...string) {
 
 // The commands and objects of docs/kubernetes.md in their order, from an empty API server.
 func TestCommandsOfTheDocument(t *testing.T) {
-	u := newUser(t)
+	u := newUser(t, "kubectl")
 	if ran := u.follow("docs/kubernetes.md", commands); ran < 3 {
 		t.Errorf("only %d blocks are marked", ran)
 	}
@@ -189,7 +190,7 @@ func TestCommandsOfTheDocument(t *testing.T) {
 }
 
 func TestHelmCommandsOfTheDocument(t *testing.T) {
-	u := newUser(t)
+	u := newUser(t, "kubectl", "helm")
 	if ran := u.follow("docs/kubernetes.md", commands+"=helm"); ran != 1 {
 		t.Errorf("%d blocks for helm", ran)
 	}
@@ -202,7 +203,7 @@ func TestHelmCommandsOfTheDocument(t *testing.T) {
 
 // The quickstart needs neither Multus nor SPIRE.
 func TestCommandsOfTheQuickstart(t *testing.T) {
-	u := newUser(t)
+	u := newUser(t, "kubectl")
 	if ran := u.follow("deployments/quickstart/README.md", commands); ran != 1 {
 		t.Errorf("%d blocks are marked", ran)
 	}
