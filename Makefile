@@ -30,7 +30,7 @@ test: check-root check-go ## Run every test: unit, race, end to end with real BI
 	@test/setup/test.sh
 
 .PHONY: test-kube
-test-kube: check-root check-go $(TOOLS)/kube-apiserver ## Run the tests that need a Kubernetes API server, and start one for them
+test-kube: check-root check-go $(TOOLS)/kube-apiserver $(TOOLS)/kubectl $(TOOLS)/helm ## Run the tests that need a Kubernetes API server, and start one for them
 	@test/setup/test-kube.sh
 
 .PHONY: bench
@@ -156,6 +156,18 @@ $(TOOLS)/kube-apiserver: tools/kubernetes/go.mod tools/kubernetes/go.sum
 	@mkdir -p $(TOOLS)
 	@echo "kube-apiserver and etcd (several minutes when cold)"
 	@test/setup/kubernetes.sh $(TOOLS)
+
+$(TOOLS)/kubectl: tools/kubectl/go.mod tools/kubectl/go.sum tools/kubectl/main.go
+	@mkdir -p $(TOOLS)
+	@echo "building kubectl (some minutes when cold)"
+	@out="$$PWD/$(TOOLS)"; cd tools/kubectl && $(GO) build -ldflags '-s -w' -o "$$out/" .
+	@touch $@
+
+$(TOOLS)/helm: tools/helm/go.mod tools/helm/go.sum
+	@mkdir -p $(TOOLS)
+	@echo "building helm (some minutes when cold)"
+	@out="$$PWD/$(TOOLS)"; cd tools/helm && $(GO) build -ldflags '-s -w' -o "$$out/" tool
+	@touch $@
 
 .PHONY: lines
 lines: ## Count the lines of product code by package

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -51,5 +52,31 @@ func TestParseFRRRoutes(t *testing.T) {
 	want := "map[20.0.0.1/32:{20.0.0.1/32 169.254.100.1 [8103] [(65535,0) (1,2)] 0}]"
 	if got := fmt.Sprint(routes); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// vtysh loads each form of the documented configuration once, as at FRR's start, and refuses none
+// of its statements.
+func TestFRRLoadsConfiguration(t *testing.T) {
+	if lacks := MissingForFRR(); lacks != "" {
+		Skip(t, "missing: "+lacks)
+	}
+	for name, change := range map[string]func(*GatewayConfig){
+		"sessions": func(*GatewayConfig) {},
+		"ranges":   func(c *GatewayConfig) { c.Ranges = ExternalSubnets() },
+		"secured":  func(c *GatewayConfig) { c.Ranges, c.Password, c.Passive = ExternalSubnets(), "secret", true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := New(QuickDAD)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := documented("frr")
+			change(&c)
+			_, err = l.StartRouter(KindFRR, l.Gateway, c)
+			if err := errors.Join(err, l.Close()); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

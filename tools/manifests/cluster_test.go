@@ -69,6 +69,7 @@ func startCluster(t *testing.T) (*kubernetes.Clientset, objects) {
 		"{apiVersion: v1, kind: Namespace, metadata: {name: application-a}}",
 		documents(t, kustomize(t, filepath.Join(root, "deployments/example"))),
 		documents(t, all), // its Role replaces that of the example
+		documents(t, kustomize(t, filepath.Join(root, "deployments/quickstart"))),
 		read(t, "example/namespace-role.yaml"),
 		strings.Replace(read(t, "example/service.yaml"), "name: web", "name: web\n  namespace: trench-a", 1),
 	}
@@ -103,6 +104,19 @@ func TestAPIServerAcceptsManifests(t *testing.T) {
 	}
 	if created.Spec.Priority == nil || *created.Spec.Priority < 1_000_000_000 {
 		t.Errorf("the priority is %v", created.Spec.Priority)
+	}
+
+	// A Deployment is accepted with a pod template that no pod may have.
+	for key, object := range kustomize(t, filepath.Join(root, "deployments/quickstart")) {
+		if object["kind"] != "Deployment" {
+			continue
+		}
+		d := decode[appsv1.Deployment](t, objects{key: object}, key)
+		pod := &corev1.Pod{ObjectMeta: d.Spec.Template.ObjectMeta, Spec: d.Spec.Template.Spec}
+		pod.Name = d.Name
+		if _, err := client.CoreV1().Pods(d.Namespace).Create(t.Context(), pod, options); err != nil {
+			t.Error(err)
+		}
 	}
 
 	for _, c := range []struct {

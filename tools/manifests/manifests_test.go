@@ -148,6 +148,7 @@ func typed(kind string) any {
 // Kubernetes drops unknown fields: a misspelled one is never noticed there.
 func TestEveryFieldExists(t *testing.T) {
 	all := overlay(t, "v0", "monitoring", "network-policy", "ingresses", "gateway-password")
+	maps.Copy(all, kustomize(t, filepath.Join(root, "deployments/quickstart")))
 	maps.Copy(all, kustomize(t, filepath.Join(root, "deployments/example")))
 	for _, file := range []string{"namespace-role.yaml", "service.yaml", "application.yaml"} {
 		text, err := os.ReadFile(filepath.Join(root, "deployments/example", file))

@@ -1,0 +1,230 @@
+package kubee2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/vipgate/vipgate/test/kubernetes"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// fencedBlock matches the fenced blocks of a document: info string and text.
+var fencedBlock = regexp.MustCompile("(?sm)^```(.*?)\n(.*?)^```$")
+
+// The info strings of a document's blocks. Objects are applied, and a file is written to the
+// user's directory. Each group of commands has an API server of its own; other commands need a
+// kubelet.
+const (
+	objects       = "yaml"
+	fileIs        = "yaml file="
+	commands      = "sh run-by-test"
+	otherCommands = "sh"
+)
+
+// A user is one who follows documents in a clone of the repository, with kubectl and helm.
+type user struct {
+	t       *testing.T
+	dir     string // where the commands run: it has the repository's deployments and charts
+	env     []string
+	cluster *kubernetes.Cluster
+	root    string
+}
+
+// newUser starts an API server that has the kinds of Multus and SPIRE, and nothing else, for a user
+// of programs of bin/tools.
+func newUser(t *testing.T, programs ...string) *user {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tools := filepath.Join(root, "bin", "tools")
+	for _, program := range programs {
+		if _, err := os.Stat(filepath.Join(tools, program)); err != nil {
+			t.Fatalf("missing: %s (make test-kube builds it): %v", program, err)
+		}
+	}
+	u := &user{t: t, dir: t.TempDir(), root: root}
+	u.cluster = kubernetes.Start(t, kubernetes.WithArgs("--allow-privileged=true"))
+	u.env = []string{
+		"KUBECONFIG=" + u.cluster.Kubeconfig(t, u.cluster.Admin()), "HOME=" + u.dir,
+		"PATH=" + strings.Join([]string{tools, binaries, "/usr/bin", "/bin"}, ":"),
+	}
+	for _, name := range []string{"deployments", "charts"} {
+		if err := os.Symlink(filepath.Join(root, name), filepath.Join(u.dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	foreign, err := os.ReadFile("testdata/foreign.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.cluster.Apply(t, string(foreign))
+	return u
+}
+
+// run runs a script in the user's directory and returns its output.
+func (u *user) run(script, stdin string) (string, error) {
+	ctx, cancel := context.WithTimeout(u.t.Context(), waitTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script)
+	cmd.Dir, cmd.Env, cmd.Stdin = u.dir, u.env, strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// follow runs the blocks of a document in their order: those of a group, and the objects if the
+// group has no name. It returns the number of scripts.
+func (u *user) follow(document, group string) int {
+	u.t.Helper()
+	text, err := os.ReadFile(filepath.Join(u.root, document))
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	ran := 0
+	for _, block := range fencedBlock.FindAllStringSubmatch(string(text), -1) {
+		info, text := block[1], block[2]
+		script, stdin := text, ""
+		switch name, isFile := strings.CutPrefix(info, fileIs); {
+		case isFile:
+			if err := os.WriteFile(filepath.Join(u.dir, name), []byte(text), 0o600); err != nil {
+				u.t.Fatal(err)
+			}
+			continue
+		case info == objects && group == commands:
+			script, stdin = "kubectl apply -f -", text
+		case info == group:
+			ran++
+		default:
+			continue
+		}
+		if out, err := u.run(script, stdin); err != nil {
+			u.t.Fatalf("%s: %v\n%s%s", document, err, text, out)
+		}
+	}
+	return ran
+}
+
+// startKube starts the kube of a trench pod, as the service account of the deployment.
+func (u *user) startKube(namespace string) {
+	u.t.Helper()
+	ns, err := lab.Create(lab.WithoutDAD)
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	u.t.Cleanup(func() {
+		if err := ns.Close(); err != nil {
+			u.t.Error(err)
+		}
+	})
+	u.cluster.ApplyIn(u.t, namespace, `
+apiVersion: v1
+kind: Pod
+metadata: {name: vipgate-1, labels: {vipgate.io/trench-pod: trench-a}}
+spec: {nodeName: node-1, containers: [{name: frontend, image: frontend}]}
+status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
+`)
+	var listener net.Listener
+	if err := ns.Do(func() (err error) {
+		listener, err = net.Listen("tcp", "127.0.0.1:0")
+		return err
+	}); err != nil {
+		u.t.Fatal(err)
+	}
+	config := u.cluster.ProxyOn(u.t, listener).Config(u.cluster.ServiceAccount(u.t, namespace, "vipgate"))
+	dir := u.t.TempDir()
+	kube, err := lab.StartProcess(ns, dir, "kube", filepath.Join(binaries, "kube"), "run",
+		"--namespace="+namespace, "--trench=trench-a", "--pod-name=vipgate-1",
+		"--kubeconfig="+u.cluster.Kubeconfig(u.t, config), "--trench-file="+filepath.Join(dir, "trench.yaml"),
+		"--key-dir="+filepath.Join(dir, "keys"), "--admin-socket=unix://"+filepath.Join(dir, "kube.sock"),
+		"--frontend-admin-socket=unix://"+filepath.Join(dir, "frontend.sock"), "--log-format=text")
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	u.t.Cleanup(func() {
+		if u.t.Failed() {
+			u.t.Logf("== last lines of kube\n%s", kube.Tail(30))
+		}
+		if err := kube.Kill(); err != nil {
+			u.t.Error(err)
+		}
+	})
+}
+
+// wantAddresses waits until the Service shows the addresses.
+func (u *user) wantAddresses(namespace string, addresses ...string) {
+	u.t.Helper()
+	ctx, cancel := context.WithTimeout(u.t.Context(), waitTimeout)
+	defer cancel()
+	err := lab.Eventually(ctx, pollInterval, func() error {
+		out, err := u.run("kubectl -n "+namespace+" get service web", "")
+		for _, address := range addresses {
+			if !strings.Contains(out, address) {
+				err = errors.Join(err, fmt.Errorf("no %s in\n%s", address, out))
+			}
+		}
+		return err
+	})
+	if err != nil {
+		out, _ := u.run("kubectl -n "+namespace+" describe trench,service", "")
+		u.t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// The commands and objects of docs/kubernetes.md in their order, from an empty API server.
+func TestCommandsOfTheDocument(t *testing.T) {
+	u := newUser(t, "kubectl")
+	if ran := u.follow("docs/kubernetes.md", commands); ran < 3 {
+		t.Errorf("only %d blocks are marked", ran)
+	}
+	u.startKube("trench-a")
+	u.wantAddresses("trench-a", vip4, vip6)
+}
+
+func TestHelmCommandsOfTheDocument(t *testing.T) {
+	u := newUser(t, "kubectl", "helm")
+	if ran := u.follow("docs/kubernetes.md", commands+"=helm"); ran != 1 {
+		t.Errorf("%d blocks for helm", ran)
+	}
+	for _, object := range []string{"deployment/vipgate", "trench/trench-a", "rolebinding/vipgate"} {
+		if out, err := u.run("kubectl -n trench-a get "+object, ""); err != nil {
+			t.Errorf("%s: %v: %s", object, err, out)
+		}
+	}
+}
+
+// The quickstart needs neither Multus nor SPIRE.
+func TestCommandsOfTheQuickstart(t *testing.T) {
+	u := newUser(t, "kubectl")
+	if ran := u.follow("deployments/quickstart/README.md", commands); ran != 1 {
+		t.Errorf("%d blocks are marked", ran)
+	}
+	u.startKube("vipgate-quickstart")
+	u.wantAddresses("vipgate-quickstart", vip4)
+}
+
+// Commands that no test runs are those for which there must be a kubelet or images.
+func TestUnmarkedCommands(t *testing.T) {
+	text, err := os.ReadFile("../../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, block := range fencedBlock.FindAllStringSubmatch(string(text), -1) {
+		if block[1] != otherCommands {
+			continue
+		}
+		for line := range strings.Lines(block[2]) {
+			if !strings.Contains(line, " exec ") {
+				t.Errorf("no test runs %s", line)
+			}
+		}
+	}
+}
