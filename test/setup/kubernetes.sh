@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Builds kube-apiserver and etcd into the given folder, unless those of tools/kubernetes/go.mod
-# exist already: a checkout makes go.mod newer than a cached binary.
+# Builds etcd, kube-apiserver and further programs of Kubernetes, if named, into the given folder,
+# unless those of tools/kubernetes/go.mod exist already: a checkout makes go.mod newer than a cached
+# binary.
 set -euo pipefail
 out=$(cd "$1" && pwd)
+shift
 cd "$(dirname "$0")/../../tools/kubernetes"
 
 # build NAME PACKAGE MODULE
@@ -17,4 +19,6 @@ build() {
 	touch "$out/$1"
 }
 build etcd go.etcd.io/etcd/server/v3 go.etcd.io/etcd/server/v3
-build kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes
+for program in kube-apiserver "$@"; do
+	build "$program" "k8s.io/kubernetes/cmd/$program" k8s.io/kubernetes
+done
