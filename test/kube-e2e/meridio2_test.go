@@ -23,12 +23,6 @@ apiVersion: v1
 kind: Namespace
 metadata: {name: ns-a}
 ---
-apiVersion: gateway.networking.k8s.io/v1
-kind: Gateway
-metadata: {name: gw-a, namespace: ns-a}
-spec: {gatewayClassName: meridio}
-status: {addresses: [{value: 20.0.0.1}, {value: "2000::1"}]}
----
 apiVersion: v1
 kind: Pod
 metadata: {name: sllb-1, namespace: ns-a}
@@ -39,6 +33,16 @@ spec:
     - {conditionType: meridio-2.nordix.org/ipv6-connectivity}
 `
 
+// meridio2Gateway is the Gateway of the pod, with or without VIPs.
+const meridio2Gateway = `
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: gw-a, namespace: ns-a}
+spec: {gatewayClassName: meridio}
+status: {addresses: [VIPS]}
+`
+
+// meridio2Router has the values of Meridio 2's end-to-end suites.
 const meridio2Router = `
 apiVersion: meridio-2.nordix.org/v1alpha1
 kind: GatewayRouter
@@ -48,7 +52,13 @@ spec:
   interface: INTERFACE
   address: "ADDRESS"
   protocol: BGP
-  bgp: {localASN: LOCAL, remoteASN: REMOTE, localPort: PORT, remotePort: PORT, holdTime: 3s}
+  bgp:
+    localASN: 64512
+    remoteASN: 4200000000
+    localPort: 10179
+    remotePort: 10179
+    holdTime: 24s
+    bfd: {minTx: 300ms, minRx: 300ms, multiplier: 3}
 `
 
 // meridio2 is a load balancer pod of Meridio 2, in which kube and a frontend have the role of the
@@ -58,7 +68,9 @@ type meridio2 struct {
 	t         *testing.T
 	cluster   *kubernetes.Cluster
 	pods      typedcorev1.PodInterface
+	pod       *lab.Pod
 	gateway   *lab.Gateway
+	frontend  *lab.Process
 	readiness string // the directory of readiness files
 }
 
@@ -69,6 +81,7 @@ func newMeridio2(t *testing.T) *meridio2 {
 	m.Lab, err = lab.New()
 	m.must(err)
 	pod := &lab.Pod{Lab: m.Lab, Binaries: binaries}
+	m.pod = pod
 	var processes []*lab.Process
 	t.Cleanup(func() {
 		for _, p := range processes {
@@ -87,9 +100,12 @@ func newMeridio2(t *testing.T) *meridio2 {
 
 	m.cluster.Apply(t, m.file("pkg/kube/meridio2/testdata/definitions.yaml"))
 	m.cluster.Apply(t, meridio2Objects)
+	m.setVIPs()
 	m.cluster.ApplyIn(t, "ns-a", strings.Replace(m.file("deployments/meridio2/role.yaml"),
 		"  - kind: ServiceAccount\n", "  - kind: ServiceAccount\n    namespace: ns-a\n", 1))
-	m.gateway, err = m.StartGateway(lab.GatewayA())
+	c := lab.GatewayA()
+	c.LocalAS, c.RemoteAS, c.BFD = 4200000000, 64512, true
+	m.gateway, err = m.StartGateway(c)
 	m.must(err)
 
 	var l net.Listener
@@ -111,12 +127,12 @@ func newMeridio2(t *testing.T) *meridio2 {
 	})
 	m.readiness = filepath.Join(m.Dir, "meridio")
 	m.must(os.Mkdir(m.readiness, 0o755))
-	frontend, err := m.Start(m.Pod, "frontend", filepath.Join(binaries, "frontend"), "run",
+	m.frontend, err = m.Start(m.Pod, "frontend", filepath.Join(binaries, "frontend"), "run",
 		"--trench-file="+pod.TrenchFile(), "--readiness-dir="+m.readiness, "--external-interface=lo",
 		"--admin-socket=unix://"+pod.FrontendAdmin(), "--bird-dir="+pod.BirdDir(), "--bird-socket="+pod.BirdSocket(),
 		"--log-format=text")
 	m.must(err)
-	processes = append(processes, m.gateway.Process, kube, frontend)
+	processes = append(processes, m.gateway.Process, kube, m.frontend)
 	return m
 }
 
@@ -139,6 +155,24 @@ func (m *meridio2) wait(condition func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(m.t.Context(), waitTimeout)
 	defer cancel()
 	m.must(lab.Eventually(ctx, pollInterval, func() error { return condition(ctx) }))
+}
+
+// setVIPs sets the addresses of the Gateway, as Meridio 2's controller does.
+func (m *meridio2) setVIPs(vips ...string) {
+	m.t.Helper()
+	for i, v := range vips {
+		vips[i] = fmt.Sprintf("{value: %q}", v)
+	}
+	m.cluster.Apply(m.t, strings.Replace(meridio2Gateway, "VIPS", strings.Join(vips, ", "), 1))
+}
+
+// wantReady waits until the frontend is ready.
+func (m *meridio2) wantReady() {
+	m.t.Helper()
+	m.wait(func(ctx context.Context) error {
+		_, err := m.pod.Run(ctx, "frontend", "healthcheck", "--service=Readiness")
+		return err
+	})
 }
 
 func (m *meridio2) wantRoutes(routes ...string) {
@@ -171,19 +205,30 @@ func TestMeridio2RouterRole(t *testing.T) {
 	m := newMeridio2(t)
 	m.wantGates(corev1.ConditionFalse)
 	for name, address := range map[string]string{"router-4": lab.GatewayA4.String(), "router-6": lab.GatewayA6.String()} {
-		m.cluster.Apply(t, strings.NewReplacer("NAME", name, "INTERFACE", lab.External, "ADDRESS", address,
-			"LOCAL", fmt.Sprint(lab.PodAS), "REMOTE", fmt.Sprint(lab.GatewayAS), "PORT", fmt.Sprint(lab.BGPPort),
-		).Replace(meridio2Router))
+		m.cluster.Apply(t, strings.NewReplacer("NAME", name, "INTERFACE", lab.External, "ADDRESS", address).
+			Replace(meridio2Router))
 	}
-	// Sessions without a VIP: as with Meridio 2's router, connectivity does not depend on readiness.
+	// Sessions of a Gateway without VIPs: connectivity depends neither on them nor on readiness.
 	m.wantGates(corev1.ConditionTrue)
+	m.wantReady()
 	m.wantRoutes()
 	file := filepath.Join(m.readiness, "lb-ready-distribution-group-a")
 	m.must(os.WriteFile(file, nil, 0o644))
+	m.setVIPs("20.0.0.1")
+	m.wantRoutes("20.0.0.1/32")
+	m.setVIPs("20.0.0.1", "2000::1")
 	m.wantRoutes("20.0.0.1/32", "2000::1/128")
 	m.must(os.Remove(file))
 	m.wantRoutes()
+	m.must(os.WriteFile(file, nil, 0o644))
+	m.wantRoutes("20.0.0.1/32", "2000::1/128")
+	m.setVIPs()
+	m.wantRoutes()
 	m.wantGates(corev1.ConditionTrue)
+	m.wantReady()
+	if strings.Contains(m.frontend.Output(), "gateway session lost") {
+		t.Error("a session was lost")
+	}
 	m.must(m.gateway.Process.Kill())
 	m.wantGates(corev1.ConditionFalse)
 }
