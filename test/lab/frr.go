@@ -163,13 +163,19 @@ func (g *FRR) runDaemon(name string, args []string) error {
 	defer cancel()
 	// The control socket is the last thing that a daemon opens: zebra then takes
 	// clients, who would come again after 10 s only.
-	return Eventually(ctx, 5*time.Millisecond, func() error {
+	err = Eventually(ctx, 5*time.Millisecond, func() error {
 		if !running(p) {
 			return fmt.Errorf("it ended: %s", p.Tail(5))
 		}
-		_, err := g.vtysh(ctx, "-b", "-d", name)
+		_, err := g.vtysh(ctx, "-d", name, "-c", "show version")
 		return err
 	})
+	if err != nil {
+		return err
+	}
+	// Exactly once, as at FRR's start: a second load would hide statements in the wrong order.
+	_, err = g.vtysh(ctx, "-b", "-d", name)
+	return err
 }
 
 // configure writes FRR's files and returns the arguments for bgpd.
