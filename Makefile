@@ -167,6 +167,10 @@ $(TOOLS)/kubelet: tools/kubernetes/go.mod tools/kubernetes/go.sum
 	@echo "kubelet, kube-controller-manager and kube-scheduler (20 minutes when cold)"
 	@test/setup/kubernetes.sh $(TOOLS) kube-controller-manager kube-scheduler kubelet
 
+$(TOOLS)/kubectl: tools/kubectl/go.mod tools/kubectl/go.sum tools/kubectl/main.go
+	@mkdir -p $(TOOLS)
+	@out="$$PWD/$(TOOLS)"; cd tools/kubectl && $(GO) build -ldflags '-s -w' -o "$$out/" .
+
 .PHONY: lines
 lines: ## Count the lines of product code by package
 	@test/setup/lines.sh
