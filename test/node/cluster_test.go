@@ -23,7 +23,7 @@ const (
 	pinned     = repository + "/bin/tools"
 
 	// waitTimeout bounds a wait for a step of the cluster; on two idle cores each takes seconds.
-	waitTimeout  = 3 * time.Minute
+	waitTimeout  = 5 * time.Minute
 	pollInterval = 200 * time.Millisecond
 	// tail is how many lines of a log a failed test shows.
 	tail = 15

@@ -56,7 +56,7 @@ evictionHard: {memory.available: "0%%"}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 podLogsDir: %[1]s/pods
-staticPodPath: ""
+volumePluginDir: %[1]s/plugins
 `
 
 // startNodes starts containerd and a kubelet of each node, imports the images with a tag, and waits

@@ -59,12 +59,18 @@ func (q *quickstart) in(args ...string) string {
 	return q.kubectl(append([]string{"--namespace=" + namespace}, args...)...)
 }
 
-// rolledOut waits until the Deployments have their pods, and these are ready.
+// rolledOut waits until the Deployments have their pods, these are ready, and former ones have ended.
 func (q *quickstart) rolledOut(deployments ...string) {
 	q.t.Helper()
 	for _, d := range deployments {
 		q.in("rollout", "status", "--timeout="+waitTimeout.String(), "deployment/"+d)
 	}
+	q.wait(func(context.Context) error {
+		if ends := q.in("get", "pods", "--output=jsonpath={.items[*].metadata.deletionTimestamp}"); ends != "" {
+			return errors.New("pods are ending")
+		}
+		return nil
+	})
 }
 
 // apply applies the quickstart and waits for the first answer.

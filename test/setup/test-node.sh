@@ -20,7 +20,8 @@ if [ "${1:-}" = inside ]; then
 		mkdir -p "$dir/node$folder"
 		mount --bind "$dir/node$folder" "$folder"
 	done
-	VIPGATE_TEST_NODE=$dir TMPDIR=$dir/tmp "$dir/node.test" -test.v -test.timeout 40m ${RUN:+-test.run "$RUN"}
+	cd test/node
+	HOME=$dir VIPGATE_TEST_NODE=$dir TMPDIR=$dir/tmp "$dir/node.test" -test.v -test.timeout 40m ${RUN:+-test.run "$RUN"}
 	exit
 fi
 
@@ -93,4 +94,4 @@ tar -C "$dir" -cf "$dir/pause.tar" manifest.json config.json layer.tar
 
 go test -c -o "$dir/node.test" ./test/node
 # Without --kill-child a terminated script would leave the nodes running.
-(cd test/node && unshare --mount --net --pid --fork --mount-proc --kill-child "$OLDPWD/test/setup/test-node.sh" inside "$dir")
+unshare --mount --net --pid --fork --mount-proc --kill-child test/setup/test-node.sh inside "$dir"
