@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -59,6 +60,18 @@ spec:
     remotePort: 10179
     holdTime: 24s
     bfd: {minTx: 300ms, minRx: 300ms, multiplier: 3}
+`
+
+const meridio2StaticRouter = `
+apiVersion: meridio-2.nordix.org/v1alpha1
+kind: GatewayRouter
+metadata: {name: NAME, namespace: ns-a}
+spec:
+  gatewayRef: {name: gw-a}
+  interface: INTERFACE
+  address: "ADDRESS"
+  protocol: Static
+  static: {bfd: {minTx: 300ms, minRx: 300ms, multiplier: 3}}
 `
 
 // meridio2 is a load balancer pod of Meridio 2, in which kube and a frontend have the role of the
@@ -166,6 +179,26 @@ func (m *meridio2) setVIPs(vips ...string) {
 	m.cluster.Apply(m.t, strings.Replace(meridio2Gateway, "VIPS", strings.Join(vips, ", "), 1))
 }
 
+// addRouters creates a GatewayRouter of each family.
+func (m *meridio2) addRouters(manifest string) {
+	m.t.Helper()
+	for name, address := range map[string]string{"router-4": lab.GatewayA4.String(), "router-6": lab.GatewayA6.String()} {
+		m.cluster.Apply(m.t, strings.NewReplacer("NAME", name, "INTERFACE", lab.External, "ADDRESS", address).
+			Replace(manifest))
+	}
+}
+
+// ready creates or removes the readiness file of the load balancer.
+func (m *meridio2) ready(is bool) {
+	m.t.Helper()
+	file := filepath.Join(m.readiness, "lb-ready-distribution-group-a")
+	if is {
+		m.must(os.WriteFile(file, nil, 0o644))
+	} else {
+		m.must(os.Remove(file))
+	}
+}
+
 // wantReady waits until the frontend is ready.
 func (m *meridio2) wantReady() {
 	m.t.Helper()
@@ -204,23 +237,19 @@ func (m *meridio2) wantGates(status corev1.ConditionStatus) {
 func TestMeridio2RouterRole(t *testing.T) {
 	m := newMeridio2(t)
 	m.wantGates(corev1.ConditionFalse)
-	for name, address := range map[string]string{"router-4": lab.GatewayA4.String(), "router-6": lab.GatewayA6.String()} {
-		m.cluster.Apply(t, strings.NewReplacer("NAME", name, "INTERFACE", lab.External, "ADDRESS", address).
-			Replace(meridio2Router))
-	}
+	m.addRouters(meridio2Router)
 	// Sessions of a Gateway without VIPs: connectivity depends neither on them nor on readiness.
 	m.wantGates(corev1.ConditionTrue)
 	m.wantReady()
 	m.wantRoutes()
-	file := filepath.Join(m.readiness, "lb-ready-distribution-group-a")
-	m.must(os.WriteFile(file, nil, 0o644))
+	m.ready(true)
 	m.setVIPs("20.0.0.1")
 	m.wantRoutes("20.0.0.1/32")
 	m.setVIPs("20.0.0.1", "2000::1")
 	m.wantRoutes("20.0.0.1/32", "2000::1/128")
-	m.must(os.Remove(file))
+	m.ready(false)
 	m.wantRoutes()
-	m.must(os.WriteFile(file, nil, 0o644))
+	m.ready(true)
 	m.wantRoutes("20.0.0.1/32", "2000::1/128")
 	m.setVIPs()
 	m.wantRoutes()
@@ -230,5 +259,45 @@ func TestMeridio2RouterRole(t *testing.T) {
 		t.Error("a session was lost")
 	}
 	m.must(m.gateway.Process.Kill())
+	m.wantGates(corev1.ConditionFalse)
+}
+
+// The gate of a static router follows its BFD session, but not while the frontend holds that down,
+// because no VIP is ready.
+func TestMeridio2StaticRouter(t *testing.T) {
+	m := newMeridio2(t)
+	m.must(m.gateway.Process.Kill())
+	c := lab.GatewayA()
+	c.Name, c.VIPs = "router", []netip.Prefix{netip.MustParsePrefix("20.0.0.1/32"), netip.MustParsePrefix("2000::1/128")}
+	router, err := m.StartStatic(lab.KindBIRD, m.Gateway, c)
+	m.must(err)
+	wantBFD := func(up bool) {
+		t.Helper()
+		m.wait(func(ctx context.Context) error {
+			sessions, err := router.BFD(ctx)
+			if err != nil {
+				return err
+			}
+			for _, peer := range c.Peers {
+				if sessions[peer] != up {
+					return fmt.Errorf("BFD sessions are %v, want %t", sessions, up)
+				}
+			}
+			return nil
+		})
+	}
+	m.setVIPs("20.0.0.1", "2000::1")
+	m.addRouters(meridio2StaticRouter)
+	m.wantGates(corev1.ConditionTrue)
+	wantBFD(false)
+	m.ready(true)
+	wantBFD(true)
+	m.ready(false)
+	wantBFD(false)
+	m.wantGates(corev1.ConditionTrue)
+	for _, p := range router.Processes() {
+		m.must(p.Kill())
+	}
+	m.ready(true)
 	m.wantGates(corev1.ConditionFalse)
 }

@@ -50,7 +50,8 @@ func newCluster(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	c.run("ip", "link", "set", "lo", "up")
-	c.run("ip", "link", "add", "machine", "type", "dummy")
+	c.run("ip", "link", "add", "machine", "type", "veth", "peer", "outside")
+	c.run("ip", "link", "set", "outside", "up")
 	for i := range len(nodeNames) {
 		c.run("ip", "address", "add", nodeAddress(i).String()+"/24", "dev", "machine")
 	}
