@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	// Variable chooses whether tests that need an API server run: 0 skips them, which the skip list of
-	// `make test` counts. With any other value, and without one, they run or fail.
+	// Variable chooses whether tests that need an API server run: 0 skips them, which the skip list
+	// of `make test` counts. With any other value, and without one, they run or fail.
 	Variable = "VIPGATE_TEST_KUBE"
 	// Lacks is the reason that the skip list of `make test` shows for them.
 	Lacks = "an API server, which make test-kube provides"
@@ -62,9 +62,9 @@ func WithArgs(args ...string) Option {
 }
 
 // ForNode lets kubelets and pods use the cluster: the API server listens at every address, its
-// certificate has address and the one of the Service kubernetes, and pods have service accounts. The
-// cluster's folder is dir, which exists and ends with the test. The caller starts the controllers and
-// the kubelets.
+// certificate has address and the one of the Service kubernetes, and pods have service accounts.
+// The cluster's folder is dir, which exists and ends with the test. The caller starts the
+// controllers and the kubelets.
 func ForNode(dir string, address netip.Addr) Option {
 	return func(c *Cluster) { c.dir, c.node = dir, address }
 }

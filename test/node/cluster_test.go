@@ -100,8 +100,8 @@ func (c *cluster) write(path, text string) {
 	}
 }
 
-// start starts a process that ends with the test. Its output is in a file of the run's folder, whose
-// end a failed test shows.
+// start starts a process that ends with the test. Its output is in a file of the run's folder,
+// whose end a failed test shows.
 func (c *cluster) start(name, program string, args ...string) {
 	c.t.Helper()
 	log, err := os.Create(filepath.Join(c.dir, name+".log"))

@@ -84,8 +84,8 @@ func (c *cluster) startNodes(tag string) {
 	}
 }
 
-// importImages imports the images of `make images` and the sandbox's into a node, with the names that
-// manifests have.
+// importImages imports the images of `make images` and the sandbox's into a node, with the names
+// that manifests have.
 func (c *cluster) importImages(dir, tag string) {
 	c.t.Helper()
 	ctr := func(args ...string) string {

@@ -59,7 +59,8 @@ func (q *quickstart) in(args ...string) string {
 	return q.kubectl(append([]string{"--namespace=" + namespace}, args...)...)
 }
 
-// rolledOut waits until the Deployments have their pods, these are ready, and former ones have ended.
+// rolledOut waits until the Deployments have their pods, these are ready, and former ones have
+// ended.
 func (q *quickstart) rolledOut(deployments ...string) {
 	q.t.Helper()
 	for _, d := range deployments {
