@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
+	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -25,6 +27,7 @@ func TestSchemaRefusesValues(t *testing.T) {
 		"path without slash":        {"spiffe: {trustDomain: example.org, path: a}", "path"},
 		"name that is no label":     {"trench: {name: Trench_A}", "name"},
 		"no attractor":              {"trench: {spec: {network: {name: a}}}", "attractor"},
+		"VIP without length":        {"trench: {spec: {attractor: {name: a, vips: [20.0.0.1], gateways: []}}}", "vips"},
 		"no trench file":            {"kube: {enabled: false}", "file"},
 		"interface name too long":   {"networks: {external: {name: a, interface: sixteen-letters-}}", "interface"},
 		"memory in Kubernetes' way": {"lb: {goMemLimit: 230Mi}", "goMemLimit"},
@@ -38,8 +41,19 @@ func TestSchemaRefusesValues(t *testing.T) {
 			}
 		})
 	}
-	if _, _, err := chart(t, "vipgate", nil); err == nil {
-		t.Error("the default values, without an attractor, are accepted")
+	if _, _, err := chart(t, "vipgate", nil); err == nil || !strings.Contains(err.Error(), "trench.spec.attractor is missing") {
+		t.Errorf("default values, without an attractor: %v", err)
+	}
+}
+
+// As helm lint --strict, with the default values.
+func TestChartsLint(t *testing.T) {
+	for _, name := range []string{"vipgate", "vipgate-crds"} {
+		for _, m := range lint.RunAll(filepath.Join(root, "charts", name), nil, namespace).Messages {
+			if m.Severity > support.InfoSev {
+				t.Errorf("%s: %v", name, m)
+			}
+		}
 	}
 }
 
