@@ -217,7 +217,8 @@ func (c *Cluster) serverArgs() []string {
 	}
 	if c.node.IsValid() {
 		clients = []string{
-			"--bind-address=0.0.0.0", "--authorization-mode=Node,RBAC", "--kubelet-preferred-address-types=InternalIP",
+			"--bind-address=0.0.0.0", "--authorization-mode=Node,RBAC", "--allow-privileged",
+			"--kubelet-preferred-address-types=InternalIP",
 		}
 	}
 	return slices.Concat([]string{

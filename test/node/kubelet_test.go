@@ -34,6 +34,8 @@ state = "%[1]s/state"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "` + pause + `"
   disable_tcp_service = true
+  # Root may lack CAP_SYS_RESOURCE, as in a container.
+  restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
     conf_dir = "%[2]s"

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../../tools/kubernetes"
 build() {
 	local want have
 	want=$(go list -m -f '{{ .Version }}' "$3")
-	have=$(go version -m "$out/$1" 2>/dev/null | awk -v m="$3" '$2 == m { print $3 }') || true
+	have=$(go version -m "$out/$1" 2>/dev/null | awk -v m="$3" '$1 != "path" && $2 == m { print $3 }') || true
 	if [ "$have" != "$want" ]; then
 		echo "building $1 $want"
 		go build -ldflags '-s -w' -o "$out/$1" "$2"
