@@ -20,6 +20,8 @@ if [ "${1:-}" = inside ]; then
 		mkdir -p "$dir/node$folder"
 		mount --bind "$dir/node$folder" "$folder"
 	done
+	# On a busy machine pods, which request little, would starve.
+	echo 0 >/sys/fs/cgroup/cpu/$group/cgroup.procs
 	cd test/node
 	HOME=$dir VIPGATE_TEST_NODE=$dir TMPDIR=$dir/tmp "$dir/node.test" -test.v -test.timeout 40m ${RUN:+-test.run "$RUN"}
 	exit
@@ -91,6 +93,8 @@ printf '{"architecture":"%s","os":"linux","config":{"Entrypoint":["/busybox","sl
 	"$arch" "$(sha256sum <"$dir/layer.tar" | cut -d' ' -f1)" >"$dir/config.json"
 printf '[{"Config":"config.json","RepoTags":["vipgate/pause:test"],"Layers":["layer.tar"]}]' >"$dir/manifest.json"
 tar -C "$dir" -cf "$dir/pause.tar" manifest.json config.json layer.tar
+
+echo 16384 >/sys/fs/cgroup/cpu/$group/cpu.shares
 
 go test -c -o "$dir/node.test" ./test/node
 # Without --kill-child a terminated script would leave the nodes running.
