@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs test/node: a Kubernetes cluster of two nodes on this machine. Mounts, network and processes are
-# in namespaces of their own and end with the test; the cgroups and the sysctls that a kubelet sets are
-# restored here.
+# in namespaces of their own and end with the test; the cgroups and the sysctls that a kubelet sets
+# are restored here. KEEP=1 keeps the files of the run.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -50,6 +50,7 @@ for image in lb frontend kube target; do
 done
 grep -qw overlay /proc/filesystems || modprobe -q overlay || lacks "overlayfs in the kernel"
 [ -d /sys/fs/cgroup/memory ] || lacks "cgroup v1 with the controllers in /sys/fs/cgroup: v2 was never tested"
+[ ! -d /sys/fs/cgroup/memory/$group ] || lacks "a free name: /sys/fs/cgroup/*/$group exist, of another run or a killed one"
 [ $lacking = 0 ] || exit 1
 
 # A short path: those of unix sockets end at 108 bytes.
@@ -58,10 +59,13 @@ mkdir "$dir/tmp"
 # shellcheck disable=SC2086 # one word for each
 before=$(sysctl $sysctls)
 
-# remove: the processes have ended with their namespace, and their mounts with them.
+nodes=
+# remove ends the namespaces, and with them processes and mounts.
 remove() {
-	find /sys/fs/cgroup -mindepth 2 -maxdepth 2 -name $group | while read -r top; do
-		find "$top" -depth -type d -exec rmdir {} +
+	[ -z "$nodes" ] || kill -KILL "$nodes" 2>/dev/null || true
+	for _ in $(seq 50); do
+		find /sys/fs/cgroup -mindepth 2 -depth -path "*/$group*" -type d -exec rmdir {} + 2>/dev/null && break
+		sleep 0.2 # processes are ending
 	done
 	echo "$before" | sysctl -q -p - || true
 	if [ "${KEEP:-}" = 1 ]; then
@@ -86,16 +90,21 @@ done
 
 # The image of a pod's sandbox: a program that waits.
 arch=$(go env GOARCH)
-mkdir "$dir/pause"
-cp "bin/release-base/$arch/root/bin/busybox" "$dir/pause/busybox"
-tar -C "$dir/pause" -cf "$dir/layer.tar" busybox
-printf '{"architecture":"%s","os":"linux","config":{"Entrypoint":["/busybox","sleep","1d"]},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
-	"$arch" "$(sha256sum <"$dir/layer.tar" | cut -d' ' -f1)" >"$dir/config.json"
+tar -C "bin/release-base/$arch/root/bin" -cf "$dir/layer.tar" busybox
+layer=$(sha256sum <"$dir/layer.tar" | cut -d' ' -f1)
+cat >"$dir/config.json" <<-END
+	{"architecture": "$arch", "os": "linux", "config": {"Entrypoint": ["/busybox", "sleep", "1d"]},
+	 "rootfs": {"type": "layers", "diff_ids": ["sha256:$layer"]}}
+END
 printf '[{"Config":"config.json","RepoTags":["vipgate/pause:test"],"Layers":["layer.tar"]}]' >"$dir/manifest.json"
 tar -C "$dir" -cf "$dir/pause.tar" manifest.json config.json layer.tar
 
 echo 16384 >/sys/fs/cgroup/cpu/$group/cpu.shares
 
 go test -c -o "$dir/node.test" ./test/node
-# Without --kill-child a terminated script would leave the nodes running.
-unshare --mount --net --pid --fork --mount-proc --kill-child test/setup/test-node.sh inside "$dir"
+unshare --mount --net --pid --fork --mount-proc --kill-child test/setup/test-node.sh inside "$dir" &
+nodes=$!
+status=0
+wait "$nodes" || status=$?
+nodes=
+exit $status
