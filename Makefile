@@ -33,6 +33,10 @@ test: check-root check-go ## Run every test: unit, race, end to end with real BI
 test-kube: check-root check-go $(TOOLS)/kube-apiserver $(TOOLS)/kubectl $(TOOLS)/helm ## Run the tests that need a Kubernetes API server, and start one for them
 	@test/setup/test-kube.sh
 
+.PHONY: test-node
+test-node: check-root check-go $(TOOLS)/kubelet $(TOOLS)/kubectl images ## Run the quickstart on a real kubelet and containerd: rollouts, a drain, force deletes (builds for 20 minutes once)
+	@test/setup/test-node.sh
+
 .PHONY: bench
 # As the images and releases have the programs: libc's pages are not in their memory.
 bench: export CGO_ENABLED := 0
@@ -168,6 +172,12 @@ $(TOOLS)/helm: tools/helm/go.mod tools/helm/go.sum
 	@echo "building helm (some minutes when cold)"
 	@out="$$PWD/$(TOOLS)"; cd tools/helm && $(GO) build -ldflags '-s -w' -o "$$out/" tool
 	@touch $@
+
+# The node of test/node.
+$(TOOLS)/kubelet: tools/kubernetes/go.mod tools/kubernetes/go.sum
+	@mkdir -p $(TOOLS)
+	@echo "kubelet, kube-controller-manager and kube-scheduler (20 minutes when cold)"
+	@test/setup/kubernetes.sh $(TOOLS) kube-controller-manager kube-scheduler kubelet
 
 .PHONY: lines
 lines: ## Count the lines of product code by package

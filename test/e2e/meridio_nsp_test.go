@@ -114,6 +114,32 @@ func TestNSPAttractorChanges(t *testing.T) {
 	})
 }
 
+// An attractor that loses the VIPs of a family, and then all, keeps its sessions: the frontend stays
+// ready and registered, and the first VIP finds a session that is up.
+func TestNSPWithoutVIPs(t *testing.T) {
+	t.Parallel()
+	m := newMeridio(t)
+	m.startMeridio()
+	m.waitRegistered(true)
+	sessions, unregistered := m.sessions(), len(m.nsp.Requests("Unregister"))
+	ready := m.recordHealth("Readiness")
+	ready.wait(healthServing)
+	for _, vips := range [][]string{{vipA4, vipB4}, nil, {vipA6}, every()} {
+		m.setAttractor(func(a *nspv1.Attractor) {
+			a.Vips = nil
+			addVIPs(a, vips...)
+		})
+		m.wantRoutes(vips...)
+	}
+	if now := m.sessions(); fmt.Sprint(now) != fmt.Sprint(sessions) {
+		t.Errorf("sessions were %v and are %v", sessions, now)
+	}
+	ready.wantOnly(healthServing)
+	if n := len(m.nsp.Requests("Unregister")); n != unregistered {
+		t.Errorf("it unregistered %d times", n-unregistered)
+	}
+}
+
 // wantIdenticalListsIgnored fails unless lists that change nothing leave no trace until change puts
 // another VIP in force: no line in the log, hence no configuration of BIRD. Nor do they delay the
 // NSP.

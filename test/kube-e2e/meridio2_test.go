@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,12 +24,6 @@ apiVersion: v1
 kind: Namespace
 metadata: {name: ns-a}
 ---
-apiVersion: gateway.networking.k8s.io/v1
-kind: Gateway
-metadata: {name: gw-a, namespace: ns-a}
-spec: {gatewayClassName: meridio}
-status: {addresses: [{value: 20.0.0.1}, {value: "2000::1"}]}
----
 apiVersion: v1
 kind: Pod
 metadata: {name: sllb-1, namespace: ns-a}
@@ -39,6 +34,16 @@ spec:
     - {conditionType: meridio-2.nordix.org/ipv6-connectivity}
 `
 
+// meridio2Gateway is the Gateway of the pod, with or without VIPs.
+const meridio2Gateway = `
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: gw-a, namespace: ns-a}
+spec: {gatewayClassName: meridio}
+status: {addresses: [VIPS]}
+`
+
+// meridio2Router has the values of Meridio 2's end-to-end suites.
 const meridio2Router = `
 apiVersion: meridio-2.nordix.org/v1alpha1
 kind: GatewayRouter
@@ -48,7 +53,25 @@ spec:
   interface: INTERFACE
   address: "ADDRESS"
   protocol: BGP
-  bgp: {localASN: LOCAL, remoteASN: REMOTE, localPort: PORT, remotePort: PORT, holdTime: 3s}
+  bgp:
+    localASN: 64512
+    remoteASN: 4200000000
+    localPort: 10179
+    remotePort: 10179
+    holdTime: 24s
+    bfd: {minTx: 300ms, minRx: 300ms, multiplier: 3}
+`
+
+const meridio2StaticRouter = `
+apiVersion: meridio-2.nordix.org/v1alpha1
+kind: GatewayRouter
+metadata: {name: NAME, namespace: ns-a}
+spec:
+  gatewayRef: {name: gw-a}
+  interface: INTERFACE
+  address: "ADDRESS"
+  protocol: Static
+  static: {bfd: {minTx: 300ms, minRx: 300ms, multiplier: 3}}
 `
 
 // meridio2 is a load balancer pod of Meridio 2, in which kube and a frontend have the role of the
@@ -58,7 +81,9 @@ type meridio2 struct {
 	t         *testing.T
 	cluster   *kubernetes.Cluster
 	pods      typedcorev1.PodInterface
+	pod       *lab.Pod
 	gateway   *lab.Gateway
+	frontend  *lab.Process
 	readiness string // the directory of readiness files
 }
 
@@ -69,6 +94,7 @@ func newMeridio2(t *testing.T) *meridio2 {
 	m.Lab, err = lab.New()
 	m.must(err)
 	pod := &lab.Pod{Lab: m.Lab, Binaries: binaries}
+	m.pod = pod
 	var processes []*lab.Process
 	t.Cleanup(func() {
 		for _, p := range processes {
@@ -87,9 +113,12 @@ func newMeridio2(t *testing.T) *meridio2 {
 
 	m.cluster.Apply(t, m.file("pkg/kube/meridio2/testdata/definitions.yaml"))
 	m.cluster.Apply(t, meridio2Objects)
+	m.setVIPs()
 	m.cluster.ApplyIn(t, "ns-a", strings.Replace(m.file("deployments/meridio2/role.yaml"),
 		"  - kind: ServiceAccount\n", "  - kind: ServiceAccount\n    namespace: ns-a\n", 1))
-	m.gateway, err = m.StartGateway(lab.GatewayA())
+	c := lab.GatewayA()
+	c.LocalAS, c.RemoteAS, c.BFD = 4200000000, 64512, true
+	m.gateway, err = m.StartGateway(c)
 	m.must(err)
 
 	var l net.Listener
@@ -111,12 +140,12 @@ func newMeridio2(t *testing.T) *meridio2 {
 	})
 	m.readiness = filepath.Join(m.Dir, "meridio")
 	m.must(os.Mkdir(m.readiness, 0o755))
-	frontend, err := m.Start(m.Pod, "frontend", filepath.Join(binaries, "frontend"), "run",
+	m.frontend, err = m.Start(m.Pod, "frontend", filepath.Join(binaries, "frontend"), "run",
 		"--trench-file="+pod.TrenchFile(), "--readiness-dir="+m.readiness, "--external-interface=lo",
 		"--admin-socket=unix://"+pod.FrontendAdmin(), "--bird-dir="+pod.BirdDir(), "--bird-socket="+pod.BirdSocket(),
 		"--log-format=text")
 	m.must(err)
-	processes = append(processes, m.gateway.Process, kube, frontend)
+	processes = append(processes, m.gateway.Process, kube, m.frontend)
 	return m
 }
 
@@ -139,6 +168,44 @@ func (m *meridio2) wait(condition func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(m.t.Context(), waitTimeout)
 	defer cancel()
 	m.must(lab.Eventually(ctx, pollInterval, func() error { return condition(ctx) }))
+}
+
+// setVIPs sets the addresses of the Gateway, as Meridio 2's controller does.
+func (m *meridio2) setVIPs(vips ...string) {
+	m.t.Helper()
+	for i, v := range vips {
+		vips[i] = fmt.Sprintf("{value: %q}", v)
+	}
+	m.cluster.Apply(m.t, strings.Replace(meridio2Gateway, "VIPS", strings.Join(vips, ", "), 1))
+}
+
+// addRouters creates a GatewayRouter of each family.
+func (m *meridio2) addRouters(manifest string) {
+	m.t.Helper()
+	for name, address := range map[string]string{"router-4": lab.GatewayA4.String(), "router-6": lab.GatewayA6.String()} {
+		m.cluster.Apply(m.t, strings.NewReplacer("NAME", name, "INTERFACE", lab.External, "ADDRESS", address).
+			Replace(manifest))
+	}
+}
+
+// ready creates or removes the readiness file of the load balancer.
+func (m *meridio2) ready(is bool) {
+	m.t.Helper()
+	file := filepath.Join(m.readiness, "lb-ready-distribution-group-a")
+	if is {
+		m.must(os.WriteFile(file, nil, 0o644))
+	} else {
+		m.must(os.Remove(file))
+	}
+}
+
+// wantReady waits until the frontend is ready.
+func (m *meridio2) wantReady() {
+	m.t.Helper()
+	m.wait(func(ctx context.Context) error {
+		_, err := m.pod.Run(ctx, "frontend", "healthcheck", "--service=Readiness")
+		return err
+	})
 }
 
 func (m *meridio2) wantRoutes(routes ...string) {
@@ -170,20 +237,67 @@ func (m *meridio2) wantGates(status corev1.ConditionStatus) {
 func TestMeridio2RouterRole(t *testing.T) {
 	m := newMeridio2(t)
 	m.wantGates(corev1.ConditionFalse)
-	for name, address := range map[string]string{"router-4": lab.GatewayA4.String(), "router-6": lab.GatewayA6.String()} {
-		m.cluster.Apply(t, strings.NewReplacer("NAME", name, "INTERFACE", lab.External, "ADDRESS", address,
-			"LOCAL", fmt.Sprint(lab.PodAS), "REMOTE", fmt.Sprint(lab.GatewayAS), "PORT", fmt.Sprint(lab.BGPPort),
-		).Replace(meridio2Router))
-	}
-	// Sessions without a VIP: as with Meridio 2's router, connectivity does not depend on readiness.
+	m.addRouters(meridio2Router)
+	// Sessions of a Gateway without VIPs: connectivity depends neither on them nor on readiness.
 	m.wantGates(corev1.ConditionTrue)
+	m.wantReady()
 	m.wantRoutes()
-	file := filepath.Join(m.readiness, "lb-ready-distribution-group-a")
-	m.must(os.WriteFile(file, nil, 0o644))
+	m.ready(true)
+	m.setVIPs("20.0.0.1")
+	m.wantRoutes("20.0.0.1/32")
+	m.setVIPs("20.0.0.1", "2000::1")
 	m.wantRoutes("20.0.0.1/32", "2000::1/128")
-	m.must(os.Remove(file))
+	m.ready(false)
+	m.wantRoutes()
+	m.ready(true)
+	m.wantRoutes("20.0.0.1/32", "2000::1/128")
+	m.setVIPs()
 	m.wantRoutes()
 	m.wantGates(corev1.ConditionTrue)
+	m.wantReady()
+	if strings.Contains(m.frontend.Output(), "gateway session lost") {
+		t.Error("a session was lost")
+	}
 	m.must(m.gateway.Process.Kill())
+	m.wantGates(corev1.ConditionFalse)
+}
+
+// The gate of a static router follows its BFD session, but not while the frontend holds that down,
+// because no VIP is ready.
+func TestMeridio2StaticRouter(t *testing.T) {
+	m := newMeridio2(t)
+	m.must(m.gateway.Process.Kill())
+	c := lab.GatewayA()
+	c.Name, c.VIPs = "router", []netip.Prefix{netip.MustParsePrefix("20.0.0.1/32"), netip.MustParsePrefix("2000::1/128")}
+	router, err := m.StartStatic(lab.KindBIRD, m.Gateway, c)
+	m.must(err)
+	wantBFD := func(up bool) {
+		t.Helper()
+		m.wait(func(ctx context.Context) error {
+			sessions, err := router.BFD(ctx)
+			if err != nil {
+				return err
+			}
+			for _, peer := range c.Peers {
+				if sessions[peer] != up {
+					return fmt.Errorf("BFD sessions are %v, want %t", sessions, up)
+				}
+			}
+			return nil
+		})
+	}
+	m.setVIPs("20.0.0.1", "2000::1")
+	m.addRouters(meridio2StaticRouter)
+	m.wantGates(corev1.ConditionTrue)
+	wantBFD(false)
+	m.ready(true)
+	wantBFD(true)
+	m.ready(false)
+	wantBFD(false)
+	m.wantGates(corev1.ConditionTrue)
+	for _, p := range router.Processes() {
+		m.must(p.Kill())
+	}
+	m.ready(true)
 	m.wantGates(corev1.ConditionFalse)
 }

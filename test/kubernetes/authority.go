@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -24,8 +25,9 @@ type authority struct {
 }
 
 // newAuthority writes the files of the API server into dir: ca.crt, server.crt, server.key, and
-// sa.key, which signs the tokens of service accounts.
-func newAuthority(dir string) (*authority, error) {
+// sa.key, which signs the tokens of service accounts. The server has the address node, if it is
+// valid, and the one of the Service kubernetes.
+func newAuthority(dir string, node netip.Addr) (*authority, error) {
 	a := &authority{dir: dir}
 	var err error
 	if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
@@ -45,6 +47,9 @@ func newAuthority(dir string) (*authority, error) {
 	server := template(pkix.Name{CommonName: "kube-apiserver"})
 	server.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	server.DNSNames, server.IPAddresses = []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}
+	if node.IsValid() {
+		server.IPAddresses = append(server.IPAddresses, node.AsSlice(), net.IPv4(10, 96, 0, 1))
+	}
 	cert, key, err := a.issue(server)
 	if err != nil {
 		return nil, err

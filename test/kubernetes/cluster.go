@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,8 +23,8 @@ import (
 )
 
 const (
-	// Variable chooses whether tests that need an API server run: 0 skips them, which the skip list of
-	// `make test` counts. With any other value, and without one, they run or fail.
+	// Variable chooses whether tests that need an API server run: 0 skips them, which the skip list
+	// of `make test` counts. With any other value, and without one, they run or fail.
 	Variable = "VIPGATE_TEST_KUBE"
 	// Lacks is the reason that the skip list of `make test` shows for them.
 	Lacks = "an API server, which make test-kube provides"
@@ -43,7 +44,8 @@ type Cluster struct {
 	t      testing.TB
 	dir    string // short, since paths of unix sockets end at 108 bytes
 	binary string
-	extra  []string // arguments of kube-apiserver
+	extra  []string   // arguments of kube-apiserver
+	node   netip.Addr // at which nodes and pods reach the API server; zero without nodes
 	port   int
 	ca     *authority
 	admin  *rest.Config
@@ -57,6 +59,14 @@ type Option func(*Cluster)
 // WithArgs adds arguments of kube-apiserver, such as --watch-cache=false.
 func WithArgs(args ...string) Option {
 	return func(c *Cluster) { c.extra = append(c.extra, args...) }
+}
+
+// ForNode lets kubelets and pods use the cluster: the API server listens at every address, its
+// certificate has address and the one of the Service kubernetes, and pods have service accounts.
+// The cluster's folder is dir, which exists and ends with the test. The caller starts the
+// controllers and the kubelets.
+func ForNode(dir string, address netip.Addr) Option {
+	return func(c *Cluster) { c.dir, c.node = dir, address }
 }
 
 // Missing returns an error, with the remedy, for each program that a cluster needs and that is
@@ -131,9 +141,6 @@ func Start(t testing.TB, options ...Option) *Cluster {
 
 // create starts the cluster; what it creates ends with the test, also after an error.
 func (c *Cluster) create() (err error) {
-	if err := removeLeftovers(); err != nil {
-		return fmt.Errorf("leftovers of an earlier run: %w", err)
-	}
 	if c.binary, err = findServer(); err != nil {
 		return err
 	}
@@ -143,7 +150,7 @@ func (c *Cluster) create() (err error) {
 	if err := c.reservePort(); err != nil {
 		return err
 	}
-	if c.ca, err = newAuthority(c.dir); err != nil {
+	if c.ca, err = newAuthority(c.dir, c.node); err != nil {
 		return err
 	}
 	if c.admin, err = c.user("admin", []string{"system:masters"}); err != nil {
@@ -157,8 +164,13 @@ func (c *Cluster) create() (err error) {
 
 // createFolder creates the cluster's folder, which goes with the test after the processes in it.
 func (c *Cluster) createFolder() (err error) {
-	if c.dir, err = os.MkdirTemp(tempDir, fmt.Sprintf("vk-%d-", os.Getpid())); err != nil {
-		return err
+	if c.dir == "" {
+		if err := removeLeftovers(); err != nil {
+			return fmt.Errorf("leftovers of an earlier run: %w", err)
+		}
+		if c.dir, err = os.MkdirTemp(tempDir, fmt.Sprintf("vk-%d-", os.Getpid())); err != nil {
+			return err
+		}
 	}
 	c.t.Cleanup(func() {
 		for _, p := range []*process{c.server, c.etcd} {
@@ -199,23 +211,30 @@ func (c *Cluster) Address() string { return "127.0.0.1:" + strconv.Itoa(c.port) 
 
 // serverArgs returns the arguments of kube-apiserver.
 func (c *Cluster) serverArgs() []string {
+	// Pods would wait for the service account of a controller that does not run.
+	clients := []string{
+		"--bind-address=127.0.0.1", "--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount",
+	}
+	if c.node.IsValid() {
+		clients = []string{
+			"--bind-address=0.0.0.0", "--authorization-mode=Node,RBAC", "--allow-privileged",
+			"--kubelet-preferred-address-types=InternalIP",
+		}
+	}
 	return slices.Concat([]string{
 		c.binary,
 		"--etcd-servers=" + c.etcdURL(),
-		"--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(c.port), "--permit-port-sharing",
+		"--secure-port=" + strconv.Itoa(c.port), "--permit-port-sharing",
 		"--cert-dir=" + c.dir, "--tls-cert-file=" + c.ca.path("server.crt"),
 		"--tls-private-key-file=" + c.ca.path("server.key"), "--client-ca-file=" + c.ca.path("ca.crt"),
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-signing-key-file=" + c.ca.path("sa.key"),
 		"--service-account-key-file=" + c.ca.path("sa.key"),
-		"--authorization-mode=RBAC",
-		// Pods would wait for the service account of a controller that does not run.
-		"--disable-admission-plugins=ServiceAccount",
 		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112",
 		// Neither an address of the host nor its name is looked for.
 		"--endpoint-reconciler-type=none", "--advertise-address=192.0.2.1", "--external-hostname=localhost",
 		"--enable-priority-and-fairness=false", "--profiling=false", "--v=0",
-	}, c.extra)
+	}, clients, c.extra)
 }
 
 // startServer starts kube-apiserver and waits until it is ready.

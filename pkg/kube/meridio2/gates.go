@@ -258,10 +258,13 @@ type session struct {
 	since         time.Time
 }
 
-// sessions returns those of a family that are up.
+// sessions returns the sessions of a family that are up. The BFD session of a static router counts
+// while the frontend holds it down: replies have a route, and the gate must not wait for the first VIP
+// that attracts requests. A frontend without the field usable reports up alone.
 func sessions(s *frontendv1.Status, f vip.Family) (up []session) {
 	for _, g := range s.GetGateways() {
-		if a, err := netip.ParseAddr(g.GetAddress()); err == nil && g.GetUp() && vip.FamilyOf(a) == f {
+		a, err := netip.ParseAddr(g.GetAddress())
+		if err == nil && (g.GetUp() || g.GetUsable()) && vip.FamilyOf(a) == f {
 			up = append(up, session{g.GetName(), g.GetAddress(), g.GetSince().AsTime()})
 		}
 	}

@@ -106,10 +106,11 @@ func TestSessionsOfFamily(t *testing.T) {
 	s := &frontendv1.Status{Gateways: []*frontendv1.GatewayStatus{
 		{Name: "v4", Address: "169.254.1.1", Up: true, Since: since},
 		{Name: "down", Address: "169.254.1.2", Since: since},
-		{Name: "v6", Address: "fd00::1", Up: true, Since: since},
+		{Name: "held", Address: "fd00::1", Held: true, Usable: true, Since: since},
+		{Name: "held and dead", Address: "fd00::2", Held: true, Since: since},
 		{Name: "none", Address: "gateway", Up: true},
 	}}
-	for family, want := range map[vip.Family]string{vip.IPv4: "v4", vip.IPv6: "v6"} {
+	for family, want := range map[vip.Family]string{vip.IPv4: "v4", vip.IPv6: "held"} {
 		if up := sessions(s, family); len(up) != 1 || up[0].name != want || !up[0].since.Equal(since.AsTime()) {
 			t.Errorf("%v: %+v", family, up)
 		}

@@ -2,12 +2,19 @@ package meridio2
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+	corev1 "k8s.io/api/core/v1"
+
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // The GatewayRouters of Meridio 2's end-to-end suites and samples (July 2026). All BGP routers have
@@ -82,6 +89,114 @@ spec:
 				if got.BFD = want.BFD; got != want {
 					t.Errorf("gateway %+v\nwant    %+v", got, want)
 				}
+			}
+		})
+	}
+}
+
+// suiteGates are the readiness gates of the pods of a suite: those of the families of the internal
+// subnets of its GatewayConfigurations.
+func suiteGates(suite string) []vip.Family {
+	if suite == "dual-stack" {
+		return []vip.Family{vip.IPv4, vip.IPv6}
+	}
+	return []vip.Family{vip.IPv4}
+}
+
+// suitePod is a pod of a Gateway of the suites, whose gates are set.
+type suitePod struct {
+	t       *testing.T
+	api     *api
+	gates   *Gates
+	pod     *corev1.Pod
+	now     time.Time
+	gateway []*frontendv1.GatewayStatus
+}
+
+// set marks the gateways of a family as up or not.
+func (p *suitePod) set(f vip.Family, up bool) {
+	for _, g := range p.gateway {
+		if vip.FamilyOf(netip.MustParseAddr(g.Address)) == f {
+			g.Up, g.Since = up, timestamppb.New(p.now)
+		}
+	}
+}
+
+// after lets time pass, and checks the gates: those in True, and no other, are True.
+func (p *suitePod) after(d time.Duration, step string, connected ...vip.Family) {
+	p.t.Helper()
+	p.now = p.now.Add(d)
+	p.gates.apply(p.t.Context(), p.now, Input{Known: true, Pod: p.pod},
+		state{status: &frontendv1.Status{Gateways: p.gateway}})
+	for _, w := range p.api.writes {
+		for _, c := range w["status"].(map[string]any)["conditions"].([]any) {
+			c := c.(map[string]any)
+			kind := corev1.PodConditionType(c["type"].(string))
+			p.pod.Status.Conditions = append(slices.DeleteFunc(p.pod.Status.Conditions,
+				func(is corev1.PodCondition) bool { return is.Type == kind }),
+				corev1.PodCondition{Type: kind, Status: corev1.ConditionStatus(c["status"].(string))})
+		}
+		p.pod.ResourceVersion += "'"
+	}
+	p.api.writes = nil
+	got := map[corev1.PodConditionType]corev1.ConditionStatus{}
+	for _, c := range p.pod.Status.Conditions {
+		got[c.Type] = c.Status
+	}
+	want := map[corev1.PodConditionType]corev1.ConditionStatus{}
+	for _, g := range p.pod.Spec.ReadinessGates {
+		want[g.ConditionType] = corev1.ConditionFalse
+	}
+	for _, f := range connected {
+		want[GateOf(f)] = corev1.ConditionTrue
+	}
+	if !maps.Equal(got, want) {
+		p.t.Errorf("%s: gates %v, want %v", step, got, want)
+	}
+}
+
+// The steps of Meridio 2's end-to-end test of readiness gates, for each Gateway of its suites: a gate
+// follows the gateways of its family alone, down at once and up after 3 s.
+func TestGatesOfSuites(t *testing.T) {
+	pods := map[string]*suitePod{}
+	for _, s := range suites {
+		name := s.suite + "/" + s.gateway
+		p := pods[name]
+		if p == nil {
+			p = &suitePod{api: newAPI(), pod: gatedPod("1", ""), now: time.Now()}
+			p.pod.Spec.ReadinessGates, p.pod.Status.Conditions = nil, nil
+			for _, f := range suiteGates(s.suite) {
+				p.pod.Spec.ReadinessGates = append(p.pod.Spec.ReadinessGates, corev1.PodReadinessGate{ConditionType: GateOf(f)})
+			}
+			var reported error
+			p.gates = newGates(p.api, &reported)
+			pods[name] = p
+		}
+		p.gateway = append(p.gateway, &frontendv1.GatewayStatus{Name: s.router, Address: s.address})
+	}
+	for name, p := range pods {
+		t.Run(name, func(t *testing.T) {
+			p.t = t
+			all := suiteGates(strings.Split(name, "/")[0])
+			p.after(0, "start")
+			for _, f := range all {
+				p.set(f, true)
+			}
+			p.after(0, "sessions up")
+			p.after(holdTime, "sessions up for the hold time", all...)
+			for i, f := range all {
+				p.set(f, false)
+				p.after(0, f.String()+" down", all[i+1:]...)
+				p.set(f, true)
+				p.after(0, f.String()+" up", all[i+1:]...)
+				p.after(time.Second, f.String()+" up for 1 s", all[i+1:]...)
+				p.set(f, false)
+				p.after(holdTime, f.String()+" flapped", all[i+1:]...)
+			}
+			for i, f := range all {
+				p.set(f, true)
+				p.after(0, f.String()+" up again", all[:i]...)
+				p.after(holdTime, f.String()+" recovered", all[:i+1]...)
 			}
 		})
 	}

@@ -1528,7 +1528,11 @@ type GatewayStatus struct {
 	// which BIRD sends none.
 	Expected uint32 `protobuf:"varint,15,opt,name=expected,proto3" json:"expected,omitempty"`
 	// When the last error was seen, by the wall clock; absent without one.
-	LastErrorAt   *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=last_error_at,json=lastErrorAt,proto3" json:"last_error_at,omitempty"`
+	LastErrorAt *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=last_error_at,json=lastErrorAt,proto3" json:"last_error_at,omitempty"`
+	// True while it is up, and for a static gateway also while it is held down or just released, unless
+	// its BFD session did not come up when it last could. With a usable gateway the frontend is
+	// available.
+	Usable        bool `protobuf:"varint,17,opt,name=usable,proto3" json:"usable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1673,6 +1677,13 @@ func (x *GatewayStatus) GetLastErrorAt() *timestamppb.Timestamp {
 		return x.LastErrorAt
 	}
 	return nil
+}
+
+func (x *GatewayStatus) GetUsable() bool {
+	if x != nil {
+		return x.Usable
+	}
+	return false
 }
 
 // BirdStatus is the BIRD process.
@@ -1962,7 +1973,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12#\n" +
 	"\rreadiness_dir\x18\a \x01(\tR\freadinessDir\x12\x18\n" +
-	"\aservice\x18\b \x01(\tR\aservice\"\xe9\x03\n" +
+	"\aservice\x18\b \x01(\tR\aservice\"\x81\x04\n" +
 	"\rGatewayStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -1981,7 +1992,8 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\bno_delay\x18\r \x01(\bR\anoDelay\x12(\n" +
 	"\x10no_delay_problem\x18\x0e \x01(\tR\x0enoDelayProblem\x12\x1a\n" +
 	"\bexpected\x18\x0f \x01(\rR\bexpected\x12>\n" +
-	"\rlast_error_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\vlastErrorAt\"\x9c\x01\n" +
+	"\rlast_error_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\vlastErrorAt\x12\x16\n" +
+	"\x06usable\x18\x11 \x01(\bR\x06usable\"\x9c\x01\n" +
 	"\n" +
 	"BirdStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
