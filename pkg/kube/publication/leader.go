@@ -190,7 +190,7 @@ func (l *leader) process(ctx context.Context, id types.UID) (again time.Time, wr
 	case !wrote || ctx.Err() != nil:
 	case err == nil || answered(err):
 		l.retry.Reset()
-	case time.Now().After(l.away): // the first of the concurrent writes that fail
+	case !time.Now().Before(l.away): // the first of the concurrent writes that fail
 		l.throttle.Log(l.log.Warn, "", "API server does not answer, status will be written later", "error", err)
 		l.away = time.Now().Add(l.retry.Next())
 	}

@@ -4,10 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,7 +14,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,11 +23,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/fake"
-	coordinationfake "k8s.io/client-go/kubernetes/typed/coordination/v1/fake"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/vipgate/vipgate/pkg/latest"
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // write is a write that the fake API server received.
@@ -50,7 +45,7 @@ type api struct {
 	// answer is called with the number of the write, from 1 on; nil accepts all.
 	answer func(n int, w write) error
 	// delay is called before each patch is taken, several at the same time; nil: none waits.
-	delay func()
+	delay func(name string)
 }
 
 // Resource returns a client whose patches are delayed before the fake, which takes one at a time.
@@ -76,7 +71,7 @@ func (p delayedPatches) Patch(ctx context.Context, name string, kind types.Patch
 	o metav1.PatchOptions, subresources ...string,
 ) (*unstructured.Unstructured, error) {
 	if p.api.delay != nil {
-		p.api.delay()
+		p.api.delay(name)
 	}
 	return p.ResourceInterface.Patch(ctx, name, kind, data, o, subresources...)
 }
