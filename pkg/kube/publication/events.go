@@ -165,8 +165,8 @@ func (r *recorder) run(ctx context.Context) {
 	}
 }
 
-// flush sends the queued Events. It keeps one that the API server did not answer to, and those after it, and
-// returns the error.
+// flush sends the queued Events. Without an answer of the API server it keeps the rest, and returns
+// the error.
 func (r *recorder) flush(ctx context.Context) error {
 	for key, s := range r.sent {
 		if time.Since(s.last) > seriesTime {
@@ -179,7 +179,7 @@ func (r *recorder) flush(ctx context.Context) error {
 			return nil
 		}
 		if err := r.limit.Wait(ctx); err != nil {
-			return fmt.Errorf("failed to send %d Events: %w", len(r.pending), err)
+			return fmt.Errorf("failed to send Events: %w", err)
 		}
 		err := r.send(ctx, e)
 		r.count("events", err)

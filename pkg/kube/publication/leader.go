@@ -141,8 +141,8 @@ func (l *leader) offer(list []wanted) {
 	}
 }
 
-// work writes until ctx ends. It waits for the rate limit before it takes an object from the queue: the wait
-// makes no status outdated, and lets a more urgent object go first.
+// work writes until ctx ends. It waits for the rate limit before it takes an object from the queue:
+// the wait makes no status outdated, and lets a more urgent object go first.
 func (l *leader) work(ctx context.Context) {
 	for permitted := false; ; {
 		if !permitted && l.limit.Wait(ctx) != nil {
@@ -213,8 +213,8 @@ func (l *leader) reportFailures() {
 	l.failed(first)
 }
 
-// class returns the place of an object in the queue, the most urgent first: 0 for new objects, 1 for known ones
-// and new Ingresses, 2 for known Ingresses, which may be many.
+// class returns the place of an object in the queue, the most urgent first: 0 for new objects, 1
+// for known ones and new Ingresses, 2 for known Ingresses, which may be many.
 func (l *leader) class(id types.UID) (class int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
