@@ -35,6 +35,12 @@ func (e *Evaluator) judge(j *judged) *readiness.VIPReadiness {
 			return &own
 		}
 	}
+	if is := m.verdict; !j.leaves.IsZero() && (is.State == vip.Ready || is.DrainEnd.After(j.leaves)) {
+		own := *is
+		own.State, own.DrainEnd = vip.Draining, j.leaves
+		own.Reason, own.Detail = readinessv1.VipReason_VIP_REASON_LEAVING, ""
+		return &own
+	}
 	return m.verdict
 }
 

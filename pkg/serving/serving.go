@@ -36,6 +36,7 @@ type Options struct {
 type Evaluator struct {
 	options Options
 	vips    []judged // those of the attractor, in ascending order
+	leaving map[vip.VIP]time.Time // see Leave
 	streams map[string]*stream
 	health  map[healthcheck.Key]healthcheck.Health
 
