@@ -44,14 +44,17 @@ func acceptance(kind string, v translation.Verdict) metav1.Condition {
 	return c
 }
 
-// targets returns the condition TargetsAccepted of a Service.
-func targets(kind string, v translation.Verdict) metav1.Condition {
+// targets returns the condition TargetsAccepted of a Service. While checks fail it is unknown: a pod
+// without the sidecar accepts no packet to a VIP.
+func targets(kind string, v translation.Verdict, ready metav1.Condition) metav1.Condition {
 	c := metav1.Condition{Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: v.Generation}
 	switch {
 	case !v.Accepted:
 		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, notAccepted, "the Service is not accepted"
 	case len(v.Problems) > 0:
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, v.Problems[0].Reason, problems(v)
+	case ready.Reason == checkFailed:
+		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, checkFailed, "a target fails its checks: see "+ready.Type
 	default:
 		c.Reason, c.Message = "Accepted", "no pod or endpoint of the Service is refused"
 	}

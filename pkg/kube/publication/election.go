@@ -16,15 +16,15 @@ import (
 type timing struct {
 	// Of the Lease. A leader that cannot renew it stops writing lease-renew before another one begins.
 	lease, renew, retry time.Duration
-	// report is the least time between two writes of the report, restore that between two writes of a
-	// status that another writer changed.
-	report, restore time.Duration
+	// report is the least time between two writes of the report, renewal that after which it is written
+	// without a change, restore that between two writes of a status that another writer changed.
+	report, renewal, restore time.Duration
 }
 
 func defaultTiming() timing {
 	return timing{
 		lease: 15 * time.Second, renew: 10 * time.Second, retry: 2 * time.Second,
-		report: 5 * time.Second, restore: time.Minute,
+		report: 5 * time.Second, renewal: renewInterval, restore: time.Minute,
 	}
 }
 
@@ -110,7 +110,7 @@ func (p *Publisher) lead(ctx, holding context.Context, holds func() bool) {
 	failed := func(err error) { p.state.Update(func(s State) State { s.WriteError = err; return s }) }
 	l := newLeader(p.watch, p.write, p.options, p.timing.restore, failed)
 	l.holds, l.holdInterval = holds, p.timing.retry
-	l.run(ctx, p.options.Input)
+	l.run(ctx, p.input)
 }
 
 func (p *Publisher) set(leading bool) {

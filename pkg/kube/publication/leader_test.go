@@ -176,12 +176,13 @@ func TestWriteIsOfOneObject(t *testing.T) {
 	p := &Publisher{write: a}
 	own := pod("a-0", both())
 	own.UID, own.Namespace = "pod", "ns"
-	if err := p.patchReport(t.Context(), own, Report{Time: at.Time}); err != nil {
+	if err := p.writeReport(t.Context(), own, Report{Time: at.Time}); err != nil {
 		t.Fatal(err)
 	}
-	w := a.of("pods")[0]
-	if metadata, _ = w.body["metadata"].(map[string]any); metadata["uid"] != "pod" || len(w.body) != 1 ||
-		w.name != "a-0" {
+	w := a.of("trenchreports")[0]
+	metadata, _ = w.body["metadata"].(map[string]any)
+	owners, _ := metadata["ownerReferences"].([]any)
+	if owner, _ := owners[0].(map[string]any); len(owners) != 1 || owner["uid"] != "pod" || w.name != "a-0" {
 		t.Errorf("the report is written to %s, %v", w.name, w.body)
 	}
 }
@@ -523,9 +524,10 @@ func TestAnotherHolderEndsTheTerm(t *testing.T) {
 		a, lease := newAPI(), newFakeLease()
 		p := &Publisher{
 			options: Options{
-				Namespace: "ns", Trench: "a", Pod: "a-0", Input: latest.New(input(trench(), service(), accepted(vip4))),
+				Namespace: "ns", Trench: "a", Pod: "a-0",
 				Metrics: &counters{n: map[string]int{}}, Log: slog.New(slog.DiscardHandler),
 			},
+			input: latest.New(withReports(input(trench(), service(), accepted(vip4)))),
 			state: latest.New(State{}), watch: a, write: a, leases: lease, timing: defaultTiming(), lease: LeaseName("a"),
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -542,7 +544,7 @@ func TestAnotherHolderEndsTheTerm(t *testing.T) {
 		}
 		lease.take("a-1")
 		time.Sleep(p.timing.retry + p.timing.retry/2) // client-go adds a jitter
-		p.options.Input.Set(input(trench(), service(), accepted(vip6)))
+		p.input.Set(input(trench(), service(), accepted(vip6)))
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if now := len(a.of("services")); now != before || p.state.Load().Leading {
@@ -622,9 +624,10 @@ func TestLeaseOutlivesWrites(t *testing.T) {
 		a.delay = func() { <-release }
 		p := &Publisher{
 			options: Options{
-				Namespace: "ns", Trench: "a", Pod: "a-0", Input: latest.New(input(trench(), service(), accepted(vip4))),
+				Namespace: "ns", Trench: "a", Pod: "a-0",
 				Metrics: &counters{n: map[string]int{}}, Log: slog.New(slog.DiscardHandler),
 			},
+			input: latest.New(withReports(input(trench(), service(), accepted(vip4)))),
 			state: latest.New(State{}), watch: a, write: a, leases: lease, timing: defaultTiming(), lease: LeaseName("a"),
 		}
 		ctx, cancel := context.WithCancel(t.Context())
