@@ -36,8 +36,8 @@ const (
 
 // What is installed before the first Trench: the files that users apply.
 const (
-	definition = "deployments/kubernetes/crd.yaml"
-	base       = "deployments/base/"
+	definitions = "deployments/kubernetes/"
+	base        = "deployments/base/"
 )
 
 const trench = `
@@ -106,12 +106,14 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// install creates the namespace, the CustomResourceDefinition, and the service account of kube with
-// its Role.
+// install creates the namespace, the objects of the cluster, and the service account of kube with its
+// Role.
 func (f *fixture) install() {
 	f.t.Helper()
 	f.cluster.Apply(f.t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+namespace+"}}")
-	f.cluster.Apply(f.t, f.manifest(definition))
+	for _, name := range []string{"crd.yaml", "reports.yaml", "admission.yaml"} {
+		f.cluster.Apply(f.t, f.manifest(definitions+name))
+	}
 	for _, name := range []string{"serviceaccount.yaml", "role.yaml", "rolebinding.yaml"} {
 		// The namespace of a subject is the one thing besides metadata that Kustomize fills in.
 		text := strings.Replace(f.manifest(base+name), "  - kind: ServiceAccount\n",
@@ -169,13 +171,12 @@ func podName(pod int) string { return fmt.Sprintf("trench-a-%d", pod) }
 // account, which reaches the API server through a proxy in its network namespace.
 func (f *fixture) startKubes() {
 	f.t.Helper()
-	account := f.cluster.ServiceAccount(f.t, namespace, "vipgate")
 	for n, p := range f.Pods {
 		f.cluster.Apply(f.t, fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
 metadata: {name: %s, namespace: trench-a, labels: {vipgate.io/trench-pod: trench-a}}
-spec: {nodeName: node-%d, containers: [{name: frontend, image: frontend}]}
+spec: {nodeName: node-%d, serviceAccountName: vipgate, containers: [{name: frontend, image: frontend}]}
 status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
 `, podName(n+1), n+1))
 		var l net.Listener
@@ -183,6 +184,7 @@ status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
 			l, err = net.Listen("tcp", "127.0.0.1:0")
 			return err
 		}))
+		account := f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(n+1))
 		config := f.cluster.ProxyOn(f.t, l).Config(account)
 		f.must(os.MkdirAll(filepath.Dir(p.TrenchFile()), 0o755))
 		kube, err := f.Start(p.NS, "kube-"+podName(n+1),

@@ -64,7 +64,7 @@ func startCluster(t *testing.T) (*kubernetes.Clientset, objects) {
 	t.Helper()
 	all := overlay(t, "v0", "network-policy", "ingresses", "gateway-password", "monitoring")
 	manifests := []string{
-		read(t, "kubernetes/crd.yaml"),
+		documents(t, kustomize(t, filepath.Join(root, "deployments/kubernetes"))),
 		read(t, "example/namespace.yaml"),
 		"{apiVersion: v1, kind: Namespace, metadata: {name: application-a}}",
 		documents(t, kustomize(t, filepath.Join(root, "deployments/example"))),
