@@ -34,11 +34,13 @@ const (
 	pollInterval = 10 * time.Millisecond
 )
 
-// What is installed before the first Trench: the files that users apply.
-const (
-	definitions = "deployments/kubernetes/"
-	base        = "deployments/base/"
-)
+// base has the Role that users apply.
+const base = "deployments/base/"
+
+// definitions are the objects of the cluster that users apply before the first Trench.
+var definitions = []string{
+	"deployments/kubernetes/crd.yaml", "deployments/kubernetes/reports.yaml", "deployments/kubernetes/admission.yaml",
+}
 
 const trench = `
 apiVersion: vipgate.io/v1alpha1
@@ -111,8 +113,8 @@ func newFixture(t *testing.T) *fixture {
 func (f *fixture) install() {
 	f.t.Helper()
 	f.cluster.Apply(f.t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+namespace+"}}")
-	for _, name := range []string{"crd.yaml", "reports.yaml", "admission.yaml"} {
-		f.cluster.Apply(f.t, f.manifest(definitions+name))
+	for _, path := range definitions {
+		f.cluster.Apply(f.t, f.manifest(path))
 	}
 	for _, name := range []string{"serviceaccount.yaml", "role.yaml", "rolebinding.yaml"} {
 		// The namespace of a subject is the one thing besides metadata that Kustomize fills in.
@@ -179,23 +181,30 @@ metadata: {name: %s, namespace: trench-a, labels: {vipgate.io/trench-pod: trench
 spec: {nodeName: node-%d, serviceAccountName: vipgate, containers: [{name: frontend, image: frontend}]}
 status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
 `, podName(n+1), n+1))
-		var l net.Listener
-		f.must(p.NS.Do(func() (err error) {
-			l, err = net.Listen("tcp", "127.0.0.1:0")
-			return err
-		}))
-		account := f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(n+1))
-		config := f.cluster.ProxyOn(f.t, l).Config(account)
 		f.must(os.MkdirAll(filepath.Dir(p.TrenchFile()), 0o755))
-		kube, err := f.Start(p.NS, "kube-"+podName(n+1),
-			filepath.Join(binaries, "kube"), "run", "--namespace="+namespace, "--trench=trench-a",
-			"--pod-name="+podName(n+1), "--kubeconfig="+f.cluster.Kubeconfig(f.t, config),
-			"--trench-file="+p.TrenchFile(), "--key-dir="+filepath.Join(p.Dir, "keys"),
-			"--frontend-admin-socket=unix://"+p.FrontendAdmin(),
-			"--admin-socket=unix://"+filepath.Join(p.Dir, "kube.sock"), "--log-format=text")
-		f.must(err)
-		f.kubes = append(f.kubes, kube)
+		f.kubes = append(f.kubes, f.startKube(n+1, p.TrenchFile()))
 	}
+}
+
+// startKube starts the kube of a trench pod.
+func (f *fixture) startKube(pod int, trenchFile string) *lab.Process {
+	f.t.Helper()
+	p := f.Pods[pod-1]
+	var l net.Listener
+	f.must(p.NS.Do(func() (err error) {
+		l, err = net.Listen("tcp", "127.0.0.1:0")
+		return err
+	}))
+	account := f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(pod))
+	config := f.cluster.ProxyOn(f.t, l).Config(account)
+	kube, err := f.Start(p.NS, "kube-"+podName(pod),
+		filepath.Join(binaries, "kube"), "run", "--namespace="+namespace, "--trench=trench-a",
+		"--pod-name="+podName(pod), "--kubeconfig="+f.cluster.Kubeconfig(f.t, config),
+		"--trench-file="+trenchFile, "--key-dir="+filepath.Join(p.Dir, "keys"),
+		"--frontend-admin-socket=unix://"+p.FrontendAdmin(),
+		"--admin-socket=unix://"+filepath.Join(p.Dir, "kube.sock"), "--log-format=text")
+	f.must(err)
+	return kube
 }
 
 // startTrenchPods starts lb, with the data plane, and frontend in each trench pod once its kube

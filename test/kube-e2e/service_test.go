@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,9 +63,38 @@ func TestServiceLife(t *testing.T) {
 	f.rollingUpdate(g, old, fresh)
 	f.apiServerAway(g)
 
-	f.lost(g.Stop(t.Context()))
-	f.must(f.core.Services(namespace).Delete(t.Context(), serviceName, metav1.DeleteOptions{}))
+	f.deleteService(g)
+}
+
+// deleteService deletes the Service under traffic: its VIPs drain, and no request is lost until they
+// are withdrawn.
+func (f *fixture) deleteService(g *load.Generator) {
+	f.t.Helper()
+	f.cluster.Apply(f.t, strings.Replace(service, "annotations: {", "annotations: {vipgate.io/drain-time: 10s, ", 1))
+	for _, p := range f.Pods {
+		f.wait(func(context.Context) error {
+			text, err := os.ReadFile(p.TrenchFile())
+			if err == nil && !strings.Contains(string(text), "drainTime: 10s") {
+				err = errors.New("the trench file has another drain time")
+			}
+			return err
+		})
+	}
+	f.must(f.core.Services(namespace).Delete(f.t.Context(), serviceName, metav1.DeleteOptions{}))
+	f.wait(func(context.Context) error {
+		for _, prefix := range []string{route4, route6} {
+			if n := f.gateway.Updates(prefix); n < 2*trenchPods {
+				return fmt.Errorf("the gateway received %d updates of %s", n, prefix)
+			}
+		}
+		return nil
+	})
+	f.wantUpdates(2) // de-preferred
+	f.wantRoutes(route4, route6)
+	f.wantAnswers(g)
+	f.lost(g.Stop(f.t.Context()))
 	f.wantRoutes()
+	f.wantUpdates(3)
 }
 
 // rollingUpdate replaces pods one after the other under traffic, like a Deployment with maxSurge 1,

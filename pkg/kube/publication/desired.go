@@ -124,11 +124,12 @@ func streamVIPs(streams []any) (vips []vip.VIP) {
 
 func serviceStatus(s *corev1.Service, v translation.ServiceVerdict, pods reports, p published, now metav1.Time) wanted {
 	const prefix = v1alpha1.Group + "/"
+	serves := v.Stream != "" // also while it is refused
 	advertised := metav1.Condition{
 		Status: metav1.ConditionFalse, Reason: notAccepted, Message: "the Service is not accepted",
 	}
 	ready := metav1.Condition{Status: metav1.ConditionUnknown, Reason: notAccepted, Message: advertised.Message}
-	if v.Accepted {
+	if serves {
 		advertised, ready = pods.advertised(v.VIPs), pods.targets(v.VIPs, v.Targets)
 	}
 	advertised.Type, advertised.ObservedGeneration = prefix+v1alpha1.Advertised, v.Generation
@@ -136,13 +137,16 @@ func serviceStatus(s *corev1.Service, v translation.ServiceVerdict, pods reports
 
 	live := s.Status.LoadBalancer.Ingress
 	addresses := live
-	if v.Accepted {
+	if serves {
 		addresses = p.of(v.VIPs, live)
 	}
 	w := wanted{resource: services, object: reference(corev1.SchemeGroupVersion.WithKind("Service"), s)}
 	conditions := []metav1.Condition{
 		acceptance(prefix+v1alpha1.Accepted, v.Verdict), advertised,
 		targets(prefix+v1alpha1.TargetsAccepted, v.Verdict, ready), ready,
+	}
+	if last := lastAccepted(s, v); last != nil {
+		conditions = append(conditions, *last)
 	}
 	w.conditions, w.addresses = fmt.Sprint(conditions), text(addresses)
 	w.conditionsDiffer = settle(conditions, s.Status.Conditions, now)

@@ -38,13 +38,13 @@ func service(ingress ...corev1.LoadBalancerIngress) *corev1.Service {
 func accepted(vips ...vip.VIP) translation.ServiceVerdict {
 	v := translation.ServiceVerdict{VIPs: vips}
 	v.Object = corev1.ObjectReference{Kind: "Service", Namespace: "ns", Name: "web"}
-	v.Accepted, v.Reason, v.Message, v.Targets = true, "Accepted", "serves them", 2
+	v.Accepted, v.Reason, v.Message, v.Stream, v.Targets = true, "Accepted", "serves them", "ns.web", 2
 	return v
 }
 
 func refused(reason string) translation.ServiceVerdict {
 	v := accepted()
-	v.Accepted, v.Reason, v.Message = false, reason, "the remedy"
+	v.Accepted, v.Reason, v.Message, v.Stream = false, reason, "the remedy", ""
 	return v
 }
 
