@@ -62,8 +62,8 @@ func (d *departures) find(now time.Time, before *trench.Config, ends map[vip.VIP
 	}
 }
 
-// overlaps reports whether a VIP shares addresses with another one of a sorted list, in which no two
-// do.
+// overlaps reports whether a VIP shares addresses with another one of a sorted list, in which no
+// two do.
 func overlaps(sorted []vip.VIP, v vip.VIP) bool {
 	i, found := slices.BinarySearchFunc(sorted, v, vip.Compare)
 	return !found && (i > 0 && sorted[i-1].Overlaps(v) || i < len(sorted) && sorted[i].Overlaps(v))

@@ -225,8 +225,8 @@ func (l *loop) decide(in input) decision {
 	return d
 }
 
-// depart returns the configuration to put in force for a new trench file, or once a VIP that left the
-// file has drained; nil for the same as before.
+// depart returns the configuration to put in force for a new trench file, or once a VIP that left
+// the file has drained; nil for the same as before.
 func (l *loop) depart(now time.Time, file *trench.Config) *trench.Config {
 	config := l.departures.expire(now)
 	if file != nil {

@@ -63,7 +63,10 @@ kind: Service
 metadata:
   name: web
   namespace: trench-a
-  annotations: {vipgate.io/vips: "20.0.0.1,2000::1", vipgate.io/check: '{"tcp":{"port":5000}}'}
+  annotations:
+    vipgate.io/vips: "20.0.0.1,2000::1"
+    vipgate.io/check: '{"tcp":{"port":5000}}'
+    vipgate.io/drain-time: 15s
 spec:
   type: LoadBalancer
   loadBalancerClass: vipgate.io/trench-a
@@ -108,8 +111,8 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// install creates the namespace, the objects of the cluster, and the service account of kube with its
-// Role.
+// install creates the namespace, the objects of the cluster, and the service account of kube with
+// its Role.
 func (f *fixture) install() {
 	f.t.Helper()
 	f.cluster.Apply(f.t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+namespace+"}}")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -70,16 +69,6 @@ func TestServiceLife(t *testing.T) {
 // are withdrawn.
 func (f *fixture) deleteService(g *load.Generator) {
 	f.t.Helper()
-	f.cluster.Apply(f.t, strings.Replace(service, "annotations: {", "annotations: {vipgate.io/drain-time: 10s, ", 1))
-	for _, p := range f.Pods {
-		f.wait(func(context.Context) error {
-			text, err := os.ReadFile(p.TrenchFile())
-			if err == nil && !strings.Contains(string(text), "drainTime: 10s") {
-				err = errors.New("the trench file has another drain time")
-			}
-			return err
-		})
-	}
 	f.must(f.core.Services(namespace).Delete(f.t.Context(), serviceName, metav1.DeleteOptions{}))
 	f.wait(func(context.Context) error {
 		for _, prefix := range []string{route4, route6} {

@@ -28,8 +28,8 @@ import (
 )
 
 // TestStatusOfService follows what a Service shows: a start without warnings, wrong edits that the
-// API server refuses, and those that only kube refuses, which change nothing that is served, a target
-// that fails, and a trench pod that hangs.
+// API server refuses, and those that only kube refuses, which change nothing that is served, a
+// target that fails, and a trench pod that hangs.
 func TestStatusOfService(t *testing.T) {
 	f := newFixture(t)
 	f.cluster.Apply(t, trenchManifest())
@@ -267,7 +267,8 @@ func (f *fixture) foreignReports() {
 	// The rest of its rights: not the status of a Pod.
 	core, err := typedcorev1.NewForConfig(f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(1)))
 	f.must(err)
-	_, err = core.Pods(namespace).Patch(ctx, podName(1), types.MergePatchType, []byte(`{"status":{}}`), metav1.PatchOptions{}, "status")
+	_, err = core.Pods(namespace).Patch(ctx, podName(1), types.MergePatchType, []byte(`{"status":{}}`),
+		metav1.PatchOptions{}, "status")
 	if !apierrors.IsForbidden(err) {
 		f.t.Errorf("the status of a Pod may be patched: %v", err)
 	}

@@ -80,8 +80,8 @@ func (c *Cluster) ServiceAccount(t testing.TB, namespace, name string) *rest.Con
 	return c.token(t, namespace, name, &authenticationv1.TokenRequest{}, namespace+"."+name)
 }
 
-// PodServiceAccount is ServiceAccount with a token that is bound to a Pod of the service account, as
-// the kubelet mounts it.
+// PodServiceAccount is ServiceAccount with a token that is bound to a Pod of the service account,
+// as the kubelet mounts it.
 func (c *Cluster) PodServiceAccount(t testing.TB, namespace, name, pod string) *rest.Config {
 	t.Helper()
 	core, err := typedcorev1.NewForConfig(c.admin)

@@ -16,8 +16,9 @@ import (
 type timing struct {
 	// Of the Lease. A leader that cannot renew it stops writing lease-renew before another one begins.
 	lease, renew, retry time.Duration
-	// report is the least time between two writes of the report, renewal that after which it is written
-	// without a change, restore that between two writes of a status that another writer changed.
+	// report is the least time between two writes of the report, renewal that after which it is
+	// written without a change, restore that between two writes of a status that another writer
+	// changed.
 	report, renewal, restore time.Duration
 }
 

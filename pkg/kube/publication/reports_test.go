@@ -23,7 +23,8 @@ func TestReportsAge(t *testing.T) {
 		other  []int
 		old    []bool
 	}{
-		{"both renewed", "True", []int{0, 10, 20, 30, 40}, []int{5, 15, 25, 35, 45}, []bool{false, false, false, false, false}},
+		{"both renewed", "True", []int{0, 10, 20, 30, 40}, []int{5, 15, 25, 35, 45},
+			[]bool{false, false, false, false, false}},
 		{"one dead", "True", []int{0, 10, 20, 30, 40}, []int{5, 5, 5, 5, 5}, []bool{false, false, false, true, true}},
 		{"not Ready", "False", []int{0, 10, 20, 30, 40}, []int{5, 5, 5, 5, 5}, []bool{false, false, true, true, true}},
 		{"returns", "True", []int{0, 10, 20, 30, 40}, []int{5, 5, 5, 5, 45}, []bool{false, false, false, true, false}},

@@ -72,8 +72,8 @@ type candidate struct {
 	problems []Problem
 }
 
-// candidates returns the Services with the streams that they describe, or had, as if each was the only
-// one. services are in the order of their age.
+// candidates returns the Services with the streams that they describe, or had, as if each was the
+// only one. services are in the order of their age.
 func (t *translator) candidates(services []*corev1.Service) []*candidate {
 	all := make([]*candidate, len(services))
 	for i, s := range services {
@@ -133,8 +133,8 @@ func text(vips []vip.VIP) string {
 }
 
 // share gives each VIP to one of the Services that claim it: to the one that had it, of several the
-// oldest. A Service that loses one keeps the stream that it had. That may claim other VIPs, so this is
-// repeated after each change; a Service falls back once, and then only loses VIPs.
+// oldest. A Service that loses one keeps the stream that it had. That may claim other VIPs, so this
+// is repeated after each change; a Service falls back once, and then only loses VIPs.
 func (t *translator) share(all []*candidate) {
 	for {
 		holders := map[vip.VIP]*candidate{}

@@ -13,6 +13,6 @@ var ReportKind = schema.GroupVersionKind{Group: Group, Version: "v1alpha1", Kind
 // false while a target fails its checks.
 const TargetsReady = "TargetsReady"
 
-// LastAccepted is the type of the condition of a Service, with the prefix of the group, whose message
-// is the Service as it was accepted last: what is served while it is refused.
+// LastAccepted is the type of the condition of a Service, with the prefix of the group, whose
+// message is the Service as it was accepted last: what is served while it is refused.
 const LastAccepted = "LastAccepted"
