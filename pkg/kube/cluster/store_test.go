@@ -86,7 +86,7 @@ func TestStore(t *testing.T) {
 func TestStripKeepsWhatTargetsNeed(t *testing.T) {
 	full := pod("a", "1")
 	full.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet"}}
-	full.Annotations = map[string]string{"other": "x", NetworkStatus: "[]", "vipgate.io/report": "{}"}
+	full.Annotations = map[string]string{"other": "x", NetworkStatus: "[]", "vipgate.io/vips": "{}"}
 	full.Spec.Containers = []corev1.Container{{Name: "app", Image: "app", Ports: []corev1.ContainerPort{{Name: "http"}}}}
 	full.Spec.Volumes = []corev1.Volume{{Name: "v"}}
 	full.Status = corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{Name: "app"}}}
@@ -100,7 +100,7 @@ func TestStripKeepsWhatTargetsNeed(t *testing.T) {
 		t.Errorf("not stripped: %+v", got)
 	}
 	if got.Status.Phase != corev1.PodRunning || got.Spec.Containers[0].Ports[0].Name != "http" ||
-		len(got.Annotations) != 2 {
+		len(got.Annotations) != 1 {
 		t.Errorf("something is missing: %+v", got)
 	}
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{lastApplied: "{}", "a": "b"}}}
