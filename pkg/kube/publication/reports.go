@@ -60,7 +60,7 @@ func newReportCache() *reportCache {
 func (p *Publisher) gather(ctx context.Context) error {
 	p.followReports(ctx)
 	defer p.reports.end()
-	ages := ages{seen: map[types.UID]renewal{}}
+	ages := ages{interval: p.timing.renewal, seen: map[types.UID]renewal{}}
 	in, changed := p.options.Input.Get()
 	for {
 		reports := p.readReports(in.Siblings)
@@ -139,10 +139,12 @@ func owns(pod *corev1.Pod, u *unstructured.Unstructured) bool {
 }
 
 // ages finds reports that are no longer renewed. It measures time in renewals of the own report as
-// the API server has it.
+// the API server has it; a write because of a change, before the interval is over, is none.
 type ages struct {
-	own  int
-	seen map[types.UID]renewal
+	interval time.Duration
+	own      int       // renewals
+	last     time.Time // of them
+	seen     map[types.UID]renewal
 }
 
 // renewal is the newest renewal of a report, and how many of the own one came before it.
@@ -155,8 +157,9 @@ type renewal struct {
 func (a *ages) mark(pods []*corev1.Pod, own string, reports map[types.UID]Reported) {
 	for _, pod := range pods {
 		r, ok := reports[pod.UID]
-		if last, seen := a.seen[pod.UID]; ok && pod.Name == own && seen && !last.renewed.Equal(r.Renewed) {
+		if ok && pod.Name == own && r.Renewed.Sub(a.last) >= a.interval {
 			a.own++
+			a.last = r.Renewed
 		}
 	}
 	seen := map[types.UID]renewal{}

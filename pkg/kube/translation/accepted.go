@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -18,6 +19,7 @@ const maxRecord = 32 << 10
 // record is the part of a Service that makes its stream, as it was accepted last. The leader keeps
 // it in the condition LastAccepted of the Service, where every pod, also a new one, finds the same.
 type record struct {
+	// Generation counts the accepted forms: Services have no metadata.generation.
 	Generation               int64                `json:"generation"`
 	Annotations              map[string]string    `json:"annotations"`
 	Ports                    []corev1.ServicePort `json:"ports,omitempty"`
@@ -27,14 +29,18 @@ type record struct {
 
 // Record returns what is to be kept of a Service that is accepted; "" if it is too large.
 func Record(s *corev1.Service) string {
+	last, _ := recordOf(s)
 	r := record{
-		Generation: s.Generation, Annotations: map[string]string{}, Ports: s.Spec.Ports, Selector: s.Spec.Selector,
+		Generation: last.Generation, Annotations: map[string]string{}, Ports: s.Spec.Ports, Selector: s.Spec.Selector,
 		PublishNotReadyAddresses: s.Spec.PublishNotReadyAddresses,
 	}
 	for _, name := range annotations {
 		if text, ok := s.Annotations[name]; ok {
 			r.Annotations[name] = text
 		}
+	}
+	if !equality.Semantic.DeepEqual(r, last) {
+		r.Generation++
 	}
 	text, err := json.Marshal(r)
 	if err != nil || len(text) > maxRecord {
@@ -43,29 +49,21 @@ func Record(s *corev1.Service) string {
 	return string(text)
 }
 
-// recorded returns a Service as it was accepted last; nil if no record can be read.
-func recorded(s *corev1.Service) *corev1.Service {
+// recordOf returns the record of a Service, and whether there is one that can be read.
+func recordOf(s *corev1.Service) (r record, ok bool) {
 	for _, c := range s.Status.Conditions {
-		if c.Type != v1alpha1.Group+"/"+v1alpha1.LastAccepted {
-			continue
+		if c.Type == v1alpha1.Group+"/"+v1alpha1.LastAccepted {
+			ok = json.Unmarshal([]byte(c.Message), &r) == nil
 		}
-		var r record
-		if json.Unmarshal([]byte(c.Message), &r) != nil {
-			return nil
-		}
-		last := *s
-		last.Generation, last.Annotations = r.Generation, r.Annotations
-		last.Spec.Ports, last.Spec.Selector = r.Ports, r.Selector
-		last.Spec.PublishNotReadyAddresses = r.PublishNotReadyAddresses
-		return &last
 	}
-	return nil
+	return r, ok
 }
 
 // candidate is a Service with the stream that it gets.
 type candidate struct {
 	service  *corev1.Service
 	last     *corev1.Service // as it was accepted last; nil if it never was
+	number   int64           // of the accepted form
 	held     vip.Set         // by it as it was accepted last
 	refused  *refusal        // why it does not get the stream that it describes
 	stream   *stream         // nil for none
@@ -77,11 +75,10 @@ type candidate struct {
 func (t *translator) candidates(services []*corev1.Service) []*candidate {
 	all := make([]*candidate, len(services))
 	for i, s := range services {
-		c := &candidate{service: s, last: recorded(s), held: vip.Set{}}
+		c := &candidate{service: s, held: vip.Set{}}
 		all[i] = c
-		if c.last != nil {
-			vips, _ := parseVIPs(c.last)
-			c.held = vip.NewSet(vips...)
+		if r, ok := recordOf(s); ok {
+			c.accepted(r)
 		}
 		if c.stream, c.refused = t.newStream(s); c.refused == nil {
 			c.problems, c.refused = t.addTargets(s, c.stream)
@@ -91,6 +88,15 @@ func (t *translator) candidates(services []*corev1.Service) []*candidate {
 		}
 	}
 	return all
+}
+
+// accepted takes over a record.
+func (c *candidate) accepted(r record) {
+	last := *c.service
+	last.Annotations, last.Spec.Ports, last.Spec.Selector = r.Annotations, r.Ports, r.Selector
+	last.Spec.PublishNotReadyAddresses = r.PublishNotReadyAddresses
+	vips, _ := parseVIPs(&last)
+	c.last, c.number, c.held = &last, r.Generation, vip.NewSet(vips...)
 }
 
 // fallBack gives a refused Service the stream that it had, without VIPs that the Trench no longer
@@ -196,7 +202,7 @@ func (t *translator) verdict(c *candidate) ServiceVerdict {
 	}
 	v.Reason, v.Message = c.refused.reason, c.refused.message
 	if c.stream != nil {
-		v.Message = message("%s; serving generation %d: %s", v.Message, c.last.Generation, list(v.VIPs))
+		v.Message = message("%.800s; serving generation %d: %s", v.Message, c.number, list(v.VIPs))
 	}
 	return v
 }
