@@ -94,11 +94,11 @@ func (f *follower) showStale(s *trench.Stale) {
 	}
 }
 
-// configure puts a configuration in force. VIPs that the NSP no longer has are de-preferred for the
-// drain time first, as at a stop, and their gateways stay as long. Those that leave the trench file
-// are withdrawn at once, since the load balancer reads the same file.
+// configure puts a configuration in force. VIPs that it no longer has are de-preferred for the
+// drain time first, as at a stop, and their gateways stay as long. The load balancer, which may
+// read the same trench file, keeps forwarding them.
 func (f *follower) configure(ctx context.Context, c *trench.Config) error {
-	if f.nsp == nil || f.Gate.DrainTime == 0 {
+	if f.Gate.DrainTime == 0 {
 		return f.apply(ctx, c.Attractor)
 	}
 	wanted := vip.NewSet(c.Attractor.VIPs...)

@@ -53,6 +53,7 @@ rules:
   - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [get, list, watch]}
   - {apiGroups: [""], resources: [secrets], resourceNames: [gw-1], verbs: [get, list, watch]}
   - {apiGroups: [vipgate.io], resources: [trenches/status], verbs: [get, patch]}
+  - {apiGroups: [vipgate.io], resources: [trenchreports], verbs: [get, list, watch, create, patch]}
   - {apiGroups: [""], resources: [services/status, pods, pods/status], verbs: [get, patch]}
   - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, create, update, patch]}
   - {apiGroups: [events.k8s.io, ""], resources: [events], verbs: [create, patch]}
@@ -107,6 +108,11 @@ func newFixture(t *testing.T, options ...kubernetes.Option) *fixture {
 		t.Fatal(err)
 	}
 	f.Apply(t, definition)
+	reports, err := os.ReadFile("../../deployments/kubernetes/reports.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Apply(t, string(reports))
 	f.addNamespace("trench-a")
 	f.Apply(t, trenchA)
 	f.Apply(t, web)

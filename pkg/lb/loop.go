@@ -70,8 +70,9 @@ type loop struct {
 	synced     bool
 	generation uint64    // of the configuration in force
 	next       time.Time // when the evaluator has something to do by itself
-	compared   bool      // the data plane has read the kernel, or failed to
-	leaving    bool      // the readiness files are no longer written
+	departures departures
+	compared   bool // the data plane has read the kernel, or failed to
+	leaving    bool // the readiness files are no longer written
 }
 
 // withPlane connects the loop with a data plane before it runs.
@@ -108,7 +109,8 @@ func (l *loop) Run(ctx context.Context) error {
 	l.sources.publish()
 	close(l.ready)
 	for {
-		if next := targetset.Soonest(l.sources.next, l.next); !next.IsZero() {
+		next := targetset.Soonest(targetset.Soonest(l.sources.next, l.next), l.departures.next())
+		if !next.IsZero() {
 			timer.Reset(time.Until(next))
 		}
 		in = input{}
@@ -198,6 +200,7 @@ func (l *loop) evaluate(in input) bool {
 // done with it.
 func (l *loop) decide(in input) decision {
 	now := time.Now()
+	in.config = l.depart(now, in.config)
 	if in.config != nil {
 		l.sources.configure(now, in.config)
 	}
@@ -220,6 +223,19 @@ func (l *loop) decide(in input) decision {
 	l.next = d.Next
 	l.commit(&d)
 	return d
+}
+
+// depart returns the configuration to put in force for a new trench file, or once a VIP that left
+// the file has drained; nil for the same as before.
+func (l *loop) depart(now time.Time, file *trench.Config) *trench.Config {
+	config := l.departures.expire(now)
+	if file != nil {
+		config = l.departures.configure(now, file, l.evaluator.Attracts)
+	}
+	if config != nil {
+		l.evaluator.Leave(l.departures.ends)
+	}
+	return config
 }
 
 // publish passes a decision to everything behind the table.

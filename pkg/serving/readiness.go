@@ -35,6 +35,12 @@ func (e *Evaluator) judge(j *judged) *readiness.VIPReadiness {
 			return &own
 		}
 	}
+	if is := m.verdict; !j.leaves.IsZero() && (is.State == vip.Ready || is.DrainEnd.After(j.leaves)) {
+		own := *is
+		own.State, own.DrainEnd = vip.Draining, j.leaves
+		own.Reason, own.Detail = readinessv1.VipReason_VIP_REASON_LEAVING, ""
+		return &own
+	}
 	return m.verdict
 }
 
@@ -45,6 +51,7 @@ func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
 	r := readiness.VIPReadiness{State: vip.NotReady}
 	var starting, overdue, suspected uint32
 	var enough, held, alive bool
+	var failing string
 	var drainEnd time.Time
 	var registering *stream // has enough targets, and may get more
 	for _, s := range streams {
@@ -58,6 +65,9 @@ func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
 		starting += t.starting
 		overdue += t.overdue
 		suspected += t.suspected
+		if failing == "" && t.failing != "" {
+			failing = s.counts(f, t.failing)
+		}
 		gathers := !s.gathering.over && down
 		switch {
 		case gathers && forwarded && s.enough(t.ready):
@@ -78,7 +88,7 @@ func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
 	case held && enough && e.outage != "": // a pending failure is not suspected yet
 		r.State, r.Reason, r.Detail = vip.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, e.outage
 	case enough:
-		r.State, r.Reason, r.Detail = vip.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, ""
+		r.State, r.Reason, r.Detail = vip.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, failing
 	case !drainEnd.IsZero():
 		r.State, r.Reason = vip.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
 		r.DrainEnd = drainEnd

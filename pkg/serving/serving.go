@@ -35,7 +35,8 @@ type Options struct {
 // Evaluator derives the readiness of VIPs and the desired data plane. Create one with [New].
 type Evaluator struct {
 	options Options
-	vips    []judged // those of the attractor, in ascending order
+	vips    []judged              // those of the attractor, in ascending order
+	leaving map[vip.VIP]time.Time // see Leave
 	streams map[string]*stream
 	health  map[healthcheck.Key]healthcheck.Health
 

@@ -1,6 +1,7 @@
 package serving
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"net/netip"
@@ -40,6 +41,7 @@ type tally struct {
 	alive     uint32 // would be ready if the kernel forwarded to them
 	leaving   uint32 // drain and pass their checks
 	problem   string // of the first target that is not ready
+	failing   string // of the first target that its checks, or its neighbor entry, failed
 
 	drainEnd time.Time // until when draining targets make up for missing ones; zero when they do not
 	// relieved is set when they make up for others that are alive and that the kernel is about to
@@ -103,8 +105,13 @@ func (e *Evaluator) count(s *stream) {
 			if why == "" && known && h.State != healthcheck.Ready {
 				why = h.LastError
 			}
-			if why != "" && m.Draining == healthcheck.Ready && t.problem == "" {
-				t.problem = fmt.Sprintf("%s (%s): %s", m.Name, ip, why)
+			failed := unreachable != "" || known && h.State == healthcheck.NotReady
+			if why != "" && m.Draining == healthcheck.Ready && (t.problem == "" || failed && t.failing == "") {
+				problem := fmt.Sprintf("%s (%s): %s", m.Name, ip, why)
+				t.problem = cmp.Or(t.problem, problem)
+				if failed {
+					t.failing = problem
+				}
 			}
 			if e.outages.Suspected(h.Key) {
 				t.suspected++
@@ -182,7 +189,10 @@ func (e *Evaluator) view(s *stream, m *targetset.Member, k healthcheck.Key) targ
 }
 
 // describe explains why a stream does not serve.
-func (s *stream) describe(f vip.Family) string {
+func (s *stream) describe(f vip.Family) string { return s.counts(f, s.tallies[f].problem) }
+
+// counts returns how many targets of a stream are ready, with a problem.
+func (s *stream) counts(f vip.Family, problem string) string {
 	t := &s.tallies[f]
 	d := fmt.Sprintf("stream %s: %d of %d targets ready", s.Name, t.ready, t.total)
 	if t.draining > 0 {
@@ -192,8 +202,8 @@ func (s *stream) describe(f vip.Family) string {
 		d += fmt.Sprintf(", %d drained by an operator", t.drained)
 	}
 	d += fmt.Sprintf(", needs %d", s.MinReady)
-	if t.problem != "" {
-		d += "; " + t.problem
+	if problem != "" {
+		d += "; " + problem
 	}
 	return bounded(d)
 }

@@ -1,9 +1,11 @@
 package serving
 
 import (
+	"maps"
 	"math/bits"
 	"slices"
 	"sort"
+	"time"
 
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -19,6 +21,8 @@ type judged struct {
 	verdict *readiness.VIPReadiness
 	// installed is the stream to which the kernel is known to send the VIP; "" for none.
 	installed string
+	// leaves is the end of the drain of a VIP that left the trench file; zero: it did not.
+	leaves time.Time
 }
 
 // group is the VIPs of one family that the same streams list. What is judged of one of them holds
@@ -63,7 +67,7 @@ func (e *Evaluator) configureVIPs(c *trench.Config) {
 	e.vips = make([]judged, len(list))
 	for i, v := range list {
 		j := &e.vips[i]
-		j.VIP, j.group = v, none[v.Family()]
+		j.VIP, j.group, j.leaves = v, none[v.Family()], e.leaving[v]
 		for len(before) > 0 && vip.Compare(before[0].VIP, v) < 0 {
 			e.remove(&before[0])
 			before = before[1:]
@@ -83,6 +87,16 @@ func (e *Evaluator) configureVIPs(c *trench.Config) {
 	for i := range e.vips {
 		e.touched.add(i)
 	}
+}
+
+// Leave sets the VIPs that the next Configure contains although they left the trench file, with the
+// ends of their drains. They are at most DRAINING.
+func (e *Evaluator) Leave(ends map[vip.VIP]time.Time) { e.leaving = maps.Clone(ends) }
+
+// Attracts reports whether a VIP is ready, or drains.
+func (e *Evaluator) Attracts(v vip.VIP) bool {
+	j := e.find(v, new(int))
+	return j != nil && j.verdict != nil && j.verdict.State != vip.NotReady
 }
 
 // remove notes a VIP that is no longer configured.

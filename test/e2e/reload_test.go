@@ -68,7 +68,7 @@ func TestReloadKeepsOtherSessions(t *testing.T) {
 	f.must(f.pod.WriteTrench(edited(t, slices.Concat(gateways, vips)...)))
 	f.wantRoutes(vipA4, vipA6, vipB6, added)
 	f.wantRoutesAt(b, vipA4, vipA6, vipB6, added)
-	f.wantUpdates(mark, vipB4, withdrawn)
+	f.wantUpdates(mark, vipB4, depreferred, withdrawn)
 	f.wantUpdates(mark, added, announced)
 	f.wantNoUpdates(mark, vipB6)
 	untouched("a VIP replaced by another")
@@ -93,7 +93,7 @@ func TestReloadKeepsOtherSessions(t *testing.T) {
 	f.must(f.pod.WriteTrench(usualTrench()))
 	f.wantRoutes(every()...)
 	f.wantRoutesAt(b)
-	f.wantUpdates(mark, added, announced, withdrawn)
+	f.wantUpdates(mark, added, announced, depreferred, withdrawn)
 	untouched("everything as it was")
 	if got := len(f.frontendStatus().GetGateways()); got != 2 {
 		t.Errorf("the status shows %d gateways", got)

@@ -21,7 +21,7 @@ func TestObjectsOfTheDocument(t *testing.T) {
 	}
 	t.Chdir("../..")
 	c := kubernetes.Start(t)
-	for _, name := range []string{definition, "deployments/example/namespace.yaml"} {
+	for _, name := range append(definitions, "deployments/example/namespace.yaml") {
 		manifest, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)

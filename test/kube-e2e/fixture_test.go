@@ -34,11 +34,13 @@ const (
 	pollInterval = 10 * time.Millisecond
 )
 
-// What is installed before the first Trench: the files that users apply.
-const (
-	definition = "deployments/kubernetes/crd.yaml"
-	base       = "deployments/base/"
-)
+// base has the Role that users apply.
+const base = "deployments/base/"
+
+// definitions are the objects of the cluster that users apply before the first Trench.
+var definitions = []string{
+	"deployments/kubernetes/crd.yaml", "deployments/kubernetes/reports.yaml", "deployments/kubernetes/admission.yaml",
+}
 
 const trench = `
 apiVersion: vipgate.io/v1alpha1
@@ -61,7 +63,10 @@ kind: Service
 metadata:
   name: web
   namespace: trench-a
-  annotations: {vipgate.io/vips: "20.0.0.1,2000::1", vipgate.io/check: '{"tcp":{"port":5000}}'}
+  annotations:
+    vipgate.io/vips: "20.0.0.1,2000::1"
+    vipgate.io/check: '{"tcp":{"port":5000}}'
+    vipgate.io/drain-time: 15s
 spec:
   type: LoadBalancer
   loadBalancerClass: vipgate.io/trench-a
@@ -106,12 +111,14 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// install creates the namespace, the CustomResourceDefinition, and the service account of kube with
+// install creates the namespace, the objects of the cluster, and the service account of kube with
 // its Role.
 func (f *fixture) install() {
 	f.t.Helper()
 	f.cluster.Apply(f.t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+namespace+"}}")
-	f.cluster.Apply(f.t, f.manifest(definition))
+	for _, path := range definitions {
+		f.cluster.Apply(f.t, f.manifest(path))
+	}
 	for _, name := range []string{"serviceaccount.yaml", "role.yaml", "rolebinding.yaml"} {
 		// The namespace of a subject is the one thing besides metadata that Kustomize fills in.
 		text := strings.Replace(f.manifest(base+name), "  - kind: ServiceAccount\n",
@@ -169,31 +176,38 @@ func podName(pod int) string { return fmt.Sprintf("trench-a-%d", pod) }
 // account, which reaches the API server through a proxy in its network namespace.
 func (f *fixture) startKubes() {
 	f.t.Helper()
-	account := f.cluster.ServiceAccount(f.t, namespace, "vipgate")
 	for n, p := range f.Pods {
 		f.cluster.Apply(f.t, fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
 metadata: {name: %s, namespace: trench-a, labels: {vipgate.io/trench-pod: trench-a}}
-spec: {nodeName: node-%d, containers: [{name: frontend, image: frontend}]}
+spec: {nodeName: node-%d, serviceAccountName: vipgate, containers: [{name: frontend, image: frontend}]}
 status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
 `, podName(n+1), n+1))
-		var l net.Listener
-		f.must(p.NS.Do(func() (err error) {
-			l, err = net.Listen("tcp", "127.0.0.1:0")
-			return err
-		}))
-		config := f.cluster.ProxyOn(f.t, l).Config(account)
 		f.must(os.MkdirAll(filepath.Dir(p.TrenchFile()), 0o755))
-		kube, err := f.Start(p.NS, "kube-"+podName(n+1),
-			filepath.Join(binaries, "kube"), "run", "--namespace="+namespace, "--trench=trench-a",
-			"--pod-name="+podName(n+1), "--kubeconfig="+f.cluster.Kubeconfig(f.t, config),
-			"--trench-file="+p.TrenchFile(), "--key-dir="+filepath.Join(p.Dir, "keys"),
-			"--frontend-admin-socket=unix://"+p.FrontendAdmin(),
-			"--admin-socket=unix://"+filepath.Join(p.Dir, "kube.sock"), "--log-format=text")
-		f.must(err)
-		f.kubes = append(f.kubes, kube)
+		f.kubes = append(f.kubes, f.startKube(n+1, p.TrenchFile()))
 	}
+}
+
+// startKube starts the kube of a trench pod.
+func (f *fixture) startKube(pod int, trenchFile string) *lab.Process {
+	f.t.Helper()
+	p := f.Pods[pod-1]
+	var l net.Listener
+	f.must(p.NS.Do(func() (err error) {
+		l, err = net.Listen("tcp", "127.0.0.1:0")
+		return err
+	}))
+	account := f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(pod))
+	config := f.cluster.ProxyOn(f.t, l).Config(account)
+	kube, err := f.Start(p.NS, "kube-"+podName(pod),
+		filepath.Join(binaries, "kube"), "run", "--namespace="+namespace, "--trench=trench-a",
+		"--pod-name="+podName(pod), "--kubeconfig="+f.cluster.Kubeconfig(f.t, config),
+		"--trench-file="+trenchFile, "--key-dir="+filepath.Join(p.Dir, "keys"),
+		"--frontend-admin-socket=unix://"+p.FrontendAdmin(),
+		"--admin-socket=unix://"+filepath.Join(p.Dir, "kube.sock"), "--log-format=text")
+	f.must(err)
+	return kube
 }
 
 // startTrenchPods starts lb, with the data plane, and frontend in each trench pod once its kube

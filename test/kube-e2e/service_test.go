@@ -62,9 +62,28 @@ func TestServiceLife(t *testing.T) {
 	f.rollingUpdate(g, old, fresh)
 	f.apiServerAway(g)
 
-	f.lost(g.Stop(t.Context()))
-	f.must(f.core.Services(namespace).Delete(t.Context(), serviceName, metav1.DeleteOptions{}))
+	f.deleteService(g)
+}
+
+// deleteService deletes the Service under traffic: its VIPs drain, and no request is lost until they
+// are withdrawn.
+func (f *fixture) deleteService(g *load.Generator) {
+	f.t.Helper()
+	f.must(f.core.Services(namespace).Delete(f.t.Context(), serviceName, metav1.DeleteOptions{}))
+	f.wait(func(context.Context) error {
+		for _, prefix := range []string{route4, route6} {
+			if n := f.gateway.Updates(prefix); n < 2*trenchPods {
+				return fmt.Errorf("the gateway received %d updates of %s", n, prefix)
+			}
+		}
+		return nil
+	})
+	f.wantUpdates(2) // de-preferred
+	f.wantRoutes(route4, route6)
+	f.wantAnswers(g)
+	f.lost(g.Stop(f.t.Context()))
 	f.wantRoutes()
+	f.wantUpdates(3)
 }
 
 // rollingUpdate replaces pods one after the other under traffic, like a Deployment with maxSurge 1,

@@ -77,6 +77,32 @@ func (c *Cluster) Kubeconfig(t testing.TB, config *rest.Config) string {
 // call writes another token into the same file.
 func (c *Cluster) ServiceAccount(t testing.TB, namespace, name string) *rest.Config {
 	t.Helper()
+	return c.token(t, namespace, name, &authenticationv1.TokenRequest{}, namespace+"."+name)
+}
+
+// PodServiceAccount is ServiceAccount with a token that is bound to a Pod of the service account,
+// as the kubelet mounts it.
+func (c *Cluster) PodServiceAccount(t testing.TB, namespace, name, pod string) *rest.Config {
+	t.Helper()
+	core, err := typedcorev1.NewForConfig(c.admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := core.Pods(namespace).Get(context.Background(), pod, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod, UID: p.UID},
+	}}
+	return c.token(t, namespace, name, request, namespace+"."+name+"."+pod)
+}
+
+// token writes a token of a service account to a file, and returns the configuration with it.
+func (c *Cluster) token(t testing.TB, namespace, name string, request *authenticationv1.TokenRequest,
+	file string,
+) *rest.Config {
+	t.Helper()
 	core, err := typedcorev1.NewForConfig(c.admin)
 	if err != nil {
 		t.Fatal(err)
@@ -87,12 +113,12 @@ func (c *Cluster) ServiceAccount(t testing.TB, namespace, name string) *rest.Con
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatalf("failed to create service account %s/%s: %v", namespace, name, err)
 	}
-	token, err := accounts.CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := accounts.CreateToken(ctx, name, request, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatalf("failed to request a token of service account %s/%s: %v", namespace, name, err)
 	}
 	config := c.anonymous()
-	config.BearerTokenFile = filepath.Join(c.dir, namespace+"."+name+".token")
+	config.BearerTokenFile = filepath.Join(c.dir, file+".token")
 	if err := os.WriteFile(config.BearerTokenFile+".new", []byte(token.Status.Token), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package manifests
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -154,14 +153,9 @@ rbac: {namespaces: [application-a]}
 	}
 }
 
-// The chart of the CustomResourceDefinition has that of the Kustomize deployment.
+// The chart of the objects of the cluster has the same as the Kustomize deployment.
 func TestChartOfTheDefinition(t *testing.T) {
-	want := objects{}
-	text, err := os.ReadFile(filepath.Join(root, "deployments/kubernetes/crd.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want.add(t, string(text))
+	want := kustomize(t, filepath.Join(root, "deployments/kubernetes"))
 	got, _, err := chart(t, "vipgate-crds", nil)
 	if err != nil {
 		t.Fatal(err)

@@ -64,7 +64,7 @@ func startCluster(t *testing.T) (*kubernetes.Clientset, objects) {
 	t.Helper()
 	all := overlay(t, "v0", "network-policy", "ingresses", "gateway-password", "monitoring")
 	manifests := []string{
-		read(t, "kubernetes/crd.yaml"),
+		documents(t, kustomize(t, filepath.Join(root, "deployments/kubernetes"))),
 		read(t, "example/namespace.yaml"),
 		"{apiVersion: v1, kind: Namespace, metadata: {name: application-a}}",
 		documents(t, kustomize(t, filepath.Join(root, "deployments/example"))),
@@ -130,7 +130,10 @@ func TestAPIServerAcceptsManifests(t *testing.T) {
 		{true, namespace, "patch", "", "services/status", "web"},
 		{false, namespace, "update", "", "services", "web"},
 		{true, namespace, "watch", "", "pods", ""},
-		{true, namespace, "patch", "", "pods/status", "vipgate-1"},
+		{false, namespace, "patch", "", "pods/status", "vipgate-1"},
+		{true, namespace, "create", "vipgate.io", "trenchreports", ""},
+		{true, namespace, "patch", "vipgate.io", "trenchreports", "vipgate-1"},
+		{false, namespace, "delete", "vipgate.io", "trenchreports", "vipgate-1"},
 		{false, namespace, "patch", "", "pods", "vipgate-1"},
 		{false, namespace, "delete", "", "pods", "web-1"},
 		{false, namespace, "create", "", "pods/exec", "web-1"},

@@ -2,12 +2,9 @@ package cluster
 
 import (
 	"maps"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-
-	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
 // NetworkStatus is the annotation in which Multus says which addresses a pod has.
@@ -37,9 +34,7 @@ func strip(object any) (any, error) {
 // stripPod keeps the metadata, and of spec and status what says where a pod is, how it is, and how
 // its ports are called.
 func stripPod(pod *corev1.Pod) {
-	maps.DeleteFunc(pod.Annotations, func(name, _ string) bool {
-		return name != NetworkStatus && !strings.HasPrefix(name, v1alpha1.Group+"/")
-	})
+	maps.DeleteFunc(pod.Annotations, func(name, _ string) bool { return name != NetworkStatus })
 	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
 		for i, c := range containers {
 			containers[i] = corev1.Container{Name: c.Name, Ports: c.Ports}

@@ -4,9 +4,11 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
 // find returns the condition of a type; nil: there is none.
@@ -41,17 +43,44 @@ func acceptance(kind string, v translation.Verdict) metav1.Condition {
 	if v.Accepted {
 		c.Status = metav1.ConditionTrue
 	}
+	if list := warnings(v); len(list) > 0 {
+		c.Message += "; " + listed(lines(v, list))
+	}
 	return c
 }
 
-// targets returns the condition TargetsAccepted of a Service.
-func targets(kind string, v translation.Verdict) metav1.Condition {
+// lastAccepted returns the condition that keeps a Service as it was accepted last; nil if it serves
+// nothing.
+func lastAccepted(s *corev1.Service, v translation.ServiceVerdict) *metav1.Condition {
+	const kind = v1alpha1.Group + "/" + v1alpha1.LastAccepted
+	switch {
+	case v.Accepted:
+		if record := translation.Record(s); record != "" {
+			return &metav1.Condition{
+				Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: v.Generation, Reason: "Recorded", Message: record,
+			}
+		}
+	case v.Stream != "":
+		if last := find(s.Status.Conditions, kind); last != nil {
+			kept := *last
+			return &kept
+		}
+	}
+	return nil
+}
+
+// targets returns the condition TargetsAccepted of a Service. While checks fail it is unknown: a pod
+// without the sidecar accepts no packet to a VIP.
+func targets(kind string, v translation.Verdict, ready metav1.Condition) metav1.Condition {
 	c := metav1.Condition{Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: v.Generation}
 	switch {
-	case !v.Accepted:
-		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, notAccepted, "the Service is not accepted"
-	case len(v.Problems) > 0:
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, v.Problems[0].Reason, problems(v)
+	case ready.Reason == notAccepted:
+		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, notAccepted, ready.Message
+	case len(refusals(v)) > 0:
+		list := refusals(v)
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, list[0].Reason, listed(lines(v, list))
+	case ready.Reason == checkFailed:
+		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, checkFailed, "a target fails its checks: see "+ready.Type
 	default:
 		c.Reason, c.Message = "Accepted", "no pod or endpoint of the Service is refused"
 	}
@@ -61,12 +90,24 @@ func targets(kind string, v translation.Verdict) metav1.Condition {
 // notAccepted is the reason of the other conditions of an object that is refused.
 const notAccepted = "NotAccepted"
 
-func problems(v translation.Verdict) string {
-	lines := make([]string, len(v.Problems))
-	for i, p := range v.Problems {
-		lines[i] = describe(v, p)
+func problems(v translation.Verdict) string { return listed(lines(v, v.Problems)) }
+
+// warnings and refusals divide the problems of a verdict.
+func warnings(v translation.Verdict) []translation.Problem {
+	return slices.DeleteFunc(slices.Clone(v.Problems), func(p translation.Problem) bool { return !p.Warning() })
+}
+
+func refusals(v translation.Verdict) []translation.Problem {
+	return slices.DeleteFunc(slices.Clone(v.Problems), translation.Problem.Warning)
+}
+
+// lines describes problems, one a line.
+func lines(v translation.Verdict, problems []translation.Problem) []string {
+	all := make([]string, len(problems))
+	for i, p := range problems {
+		all[i] = describe(v, p)
 	}
-	return listed(lines)
+	return all
 }
 
 // describe returns the message of a problem, with the object if that is another one.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
@@ -28,6 +29,8 @@ type Input struct {
 	Objects  translation.Objects
 	Result   translation.Result
 	Siblings []*corev1.Pod
+	// Reports are the reports of the Siblings by their UID, which the publisher fills in.
+	Reports map[types.UID]Reported
 }
 
 // wanted is the status that an object is to have.
@@ -47,7 +50,7 @@ type wanted struct {
 // evaluate returns the status that the objects are to have, the Trench first.
 func evaluate(in Input, published published, now metav1.Time) []wanted {
 	var all []wanted
-	pods := readReports(in.Siblings)
+	pods := readReports(in.Siblings, in.Reports)
 	trench, err := decode(in)
 	if err != nil || trench == nil {
 		return nil // what cannot be decoded was not accepted by the API server either
@@ -121,22 +124,29 @@ func streamVIPs(streams []any) (vips []vip.VIP) {
 
 func serviceStatus(s *corev1.Service, v translation.ServiceVerdict, pods reports, p published, now metav1.Time) wanted {
 	const prefix = v1alpha1.Group + "/"
+	serves := v.Stream != "" // also while it is refused
 	advertised := metav1.Condition{
 		Status: metav1.ConditionFalse, Reason: notAccepted, Message: "the Service is not accepted",
 	}
-	if v.Accepted {
-		advertised = pods.advertised(v.VIPs)
+	ready := metav1.Condition{Status: metav1.ConditionUnknown, Reason: notAccepted, Message: advertised.Message}
+	if serves {
+		advertised, ready = pods.advertised(v.VIPs), pods.targets(v.VIPs, v.Targets)
 	}
 	advertised.Type, advertised.ObservedGeneration = prefix+v1alpha1.Advertised, v.Generation
+	ready.Type, ready.ObservedGeneration = prefix+v1alpha1.TargetsReady, v.Generation
 
 	live := s.Status.LoadBalancer.Ingress
 	addresses := live
-	if v.Accepted {
+	if serves {
 		addresses = p.of(v.VIPs, live)
 	}
 	w := wanted{resource: services, object: reference(corev1.SchemeGroupVersion.WithKind("Service"), s)}
 	conditions := []metav1.Condition{
-		acceptance(prefix+v1alpha1.Accepted, v.Verdict), advertised, targets(prefix+v1alpha1.TargetsAccepted, v.Verdict),
+		acceptance(prefix+v1alpha1.Accepted, v.Verdict), advertised,
+		targets(prefix+v1alpha1.TargetsAccepted, v.Verdict, ready), ready,
+	}
+	if last := lastAccepted(s, v); last != nil {
+		conditions = append(conditions, *last)
 	}
 	w.conditions, w.addresses = fmt.Sprint(conditions), text(addresses)
 	w.conditionsDiffer = settle(conditions, s.Status.Conditions, now)

@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -36,13 +38,13 @@ func service(ingress ...corev1.LoadBalancerIngress) *corev1.Service {
 func accepted(vips ...vip.VIP) translation.ServiceVerdict {
 	v := translation.ServiceVerdict{VIPs: vips}
 	v.Object = corev1.ObjectReference{Kind: "Service", Namespace: "ns", Name: "web"}
-	v.Accepted, v.Reason, v.Message = true, "Accepted", "serves them"
+	v.Accepted, v.Reason, v.Message, v.Stream, v.Targets = true, "Accepted", "serves them", "ns.web", 2
 	return v
 }
 
 func refused(reason string) translation.ServiceVerdict {
 	v := accepted()
-	v.Accepted, v.Reason, v.Message = false, reason, "the remedy"
+	v.Accepted, v.Reason, v.Message, v.Stream = false, reason, "the remedy", ""
 	return v
 }
 
@@ -62,6 +64,26 @@ func input(t *unstructured.Unstructured, s *corev1.Service, v ...translation.Ser
 	in.Result.Services = v
 	in.Siblings = []*corev1.Pod{pod("a-0", both()), pod("a-1", noTargets())}
 	return in
+}
+
+// with2 returns an input with two pods of a frontend with that status.
+func with2(in Input, s *frontendv1.Status) Input {
+	in.Siblings = []*corev1.Pod{pod("a-0", s), pod("a-1", s)}
+	return in
+}
+
+// failingTarget is the status of a frontend that advertises a VIP although a target fails.
+func failingTarget() *frontendv1.Status {
+	s := vipStatus(vip4, announced, ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY)
+	s.Readiness.Detail = "stream ns.web: 1 of 2 targets ready, needs 1; web-1 (10.0.0.1): port 8080: connection refused"
+	return statusOf(s)
+}
+
+// without returns the verdict on a Service without targets.
+func without(v translation.ServiceVerdict) translation.ServiceVerdict {
+	v.Targets = 0
+	v.Problems = []translation.Problem{{Object: v.Object, Reason: translation.ReasonNoPods, Message: "add the label"}}
+	return v
 }
 
 func hostname(name string) corev1.LoadBalancerIngress {
@@ -93,6 +115,8 @@ func TestEvaluate(t *testing.T) {
 		{"refused at first", input(trench(), service(), refused("VIPHeld")), published{}},
 		{"refused later", input(trench(), service(ingressOf("20.0.0.1")), refused("VIPHeld")), published{}},
 		{"pods refused", input(trench(), service(), withProblems(accepted(vip4), 2)), published{}},
+		{"target fails, VIP up", with2(input(trench(), service(), accepted(vip4)), failingTarget()), published{}},
+		{"no target", input(trench(), service(), without(accepted(vip4))), published{}},
 		{"many pods refused", input(trench(), service(), withProblems(accepted(vip4), 9)), published{}},
 		{"Trench refused", refusedTrench, published{}},
 		{"Trench with a problem", problem, published{}},
@@ -106,7 +130,7 @@ func TestEvaluate(t *testing.T) {
 		}},
 	} {
 		fmt.Fprintf(&b, "# %s\n", c.name)
-		for _, w := range evaluate(c.in, c.published, at) {
+		for _, w := range evaluate(withReports(c.in), c.published, at) {
 			fmt.Fprintf(&b, "%s %s\n", w.object.Kind, w.object.Name)
 			conditions, _ := w.status["conditions"].([]metav1.Condition)
 			for _, c := range conditions {
@@ -129,7 +153,7 @@ func TestEvaluate(t *testing.T) {
 // applied returns the input with the status of its Service and Trench as evaluate wants it.
 func applied(t *testing.T, in Input, now metav1.Time) Input {
 	t.Helper()
-	for _, w := range evaluate(in, published{}, now) {
+	for _, w := range evaluate(withReports(in), published{}, now) {
 		text, err := json.Marshal(w.status)
 		if err != nil {
 			t.Fatal(err)
@@ -159,14 +183,14 @@ func applied(t *testing.T, in Input, now metav1.Time) Input {
 func TestNoWriteWithoutDifference(t *testing.T) {
 	in := applied(t, input(trench(), service(), accepted(vip4, vip6)), at)
 	later := metav1.NewTime(at.Add(time.Hour))
-	for _, w := range evaluate(in, published{}, later) {
+	for _, w := range evaluate(withReports(in), published{}, later) {
 		if w.conditionsDiffer || w.addressesDiffer || len(w.events) > 0 {
 			t.Errorf("%s %s differs, events %v", w.object.Kind, w.object.Name, w.events)
 		}
 	}
 	// Another status has another transition time, an equal one keeps its own.
 	in.Siblings = []*corev1.Pod{pod("a-0", noTargets())}
-	for _, w := range evaluate(in, published{}, later) {
+	for _, w := range evaluate(withReports(in), published{}, later) {
 		for _, c := range w.status["conditions"].([]metav1.Condition) {
 			want := at
 			if strings.HasSuffix(c.Type, "Advertised") {
@@ -182,7 +206,7 @@ func TestNoWriteWithoutDifference(t *testing.T) {
 // events returns the reasons of what evaluate says about the Service.
 func events(in Input) string {
 	var all []string
-	for _, w := range evaluate(in, published{}, at) {
+	for _, w := range evaluate(withReports(in), published{}, at) {
 		for _, e := range w.events {
 			if w.object.Kind == "Service" {
 				all = append(all, e.reason)

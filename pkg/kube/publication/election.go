@@ -16,15 +16,16 @@ import (
 type timing struct {
 	// Of the Lease. A leader that cannot renew it stops writing lease-renew before another one begins.
 	lease, renew, retry time.Duration
-	// report is the least time between two writes of the report, restore that between two writes of a
-	// status that another writer changed.
-	report, restore time.Duration
+	// report is the least time between two writes of the report, renewal the time after which it
+	// is written without a change, restore the time between two writes of a status that another
+	// writer changed.
+	report, renewal, restore time.Duration
 }
 
 func defaultTiming() timing {
 	return timing{
 		lease: 15 * time.Second, renew: 10 * time.Second, retry: 2 * time.Second,
-		report: 5 * time.Second, restore: time.Minute,
+		report: 5 * time.Second, renewal: renewInterval, restore: time.Minute,
 	}
 }
 
@@ -111,7 +112,7 @@ func (p *Publisher) lead(ctx, holding context.Context, holds func() bool) {
 	l := newLeader(p.watch, p.write, p.options, p.timing.restore)
 	l.holds = holds
 	l.failed = func(err error) { p.update(func(s *State) { s.WriteError = err }) }
-	l.run(ctx, p.options.Input)
+	l.run(ctx, p.input)
 }
 
 func (p *Publisher) set(leading bool) {

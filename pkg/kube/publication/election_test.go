@@ -91,9 +91,10 @@ func (l *fakeLease) recreate(holder string) {
 func candidate(a *api, l *fakeLease) *Publisher {
 	return &Publisher{
 		options: Options{
-			Namespace: "ns", Trench: "a", Pod: "a-0", Input: latest.New(input(trench(), service(), accepted(vip4))),
+			Namespace: "ns", Trench: "a", Pod: "a-0",
 			Metrics: &counters{n: map[string]int{}}, Log: slog.New(slog.DiscardHandler),
 		},
+		input: latest.New(withReports(input(trench(), service(), accepted(vip4)))),
 		state: latest.New(State{}), watch: a, write: a, leases: l, timing: defaultTiming(), lease: LeaseName("a"),
 	}
 }
@@ -147,7 +148,7 @@ func TestAnotherHolderEndsTheTerm(t *testing.T) {
 				if s := p.state.Load(); s.Leading || s.Leader != "a-1" || s.WriteError != nil {
 					t.Errorf("leading %v, the leader is %q, error %v", s.Leading, s.Leader, s.WriteError)
 				}
-				p.options.Input.Set(input(trench(), service(), accepted(vip6)))
+				p.input.Set(input(trench(), service(), accepted(vip6)))
 				time.Sleep(time.Second)
 				synctest.Wait()
 				if now := len(a.of("services")); now != before {

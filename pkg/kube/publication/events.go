@@ -62,7 +62,16 @@ func changes(v translation.Verdict, wanted, live []metav1.Condition) (events []e
 			case w.Status == metav1.ConditionTrue && !same:
 				events = append(events, event{false, "Advertised", "Advertise", w.Message})
 			case w.Status == metav1.ConditionFalse && (!same || l.Reason != w.Reason):
-				events = append(events, event{true, "NotAdvertised", "Advertise", w.Message})
+				// A start takes its time; only a VIP that was advertised is lost.
+				lost := l != nil && l.Status == metav1.ConditionTrue
+				events = append(events, event{lost, "NotAdvertised", "Advertise", w.Message})
+			}
+		case v1alpha1.TargetsReady:
+			switch fails := w.Reason == checkFailed; {
+			case fails && (!same || l.Reason != w.Reason):
+				events = append(events, event{true, w.Reason, "Check", w.Message})
+			case w.Status == metav1.ConditionTrue && l != nil && l.Reason == checkFailed:
+				events = append(events, event{false, v1alpha1.TargetsReady, "Check", w.Message})
 			}
 		}
 	}
@@ -78,7 +87,8 @@ func problemEvents(v translation.Verdict, live []metav1.Condition) (events []eve
 	for _, p := range v.Problems[:min(len(v.Problems), maxListed)] {
 		note := describe(v, p)
 		if !slices.ContainsFunc(live, func(l metav1.Condition) bool { return strings.Contains(l.Message, note) }) {
-			events = append(events, event{true, p.Reason, "Translate", note})
+			// A Service is often created before its pods.
+			events = append(events, event{p.Reason != translation.ReasonNoPods, p.Reason, "Translate", note})
 		}
 	}
 	return events

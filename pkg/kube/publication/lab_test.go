@@ -83,7 +83,8 @@ rules:
   - {apiGroups: [vipgate.io], resources: [trenches], verbs: [get, list, watch]}
   - {apiGroups: [vipgate.io], resources: [trenches/status], verbs: [patch]}
   - {apiGroups: [""], resources: [services, pods], verbs: [get, list, watch]}
-  - {apiGroups: [""], resources: [services/status, pods/status], verbs: [patch]}
+  - {apiGroups: [""], resources: [services/status], verbs: [patch]}
+  - {apiGroups: [vipgate.io], resources: [trenchreports], verbs: [list, watch, create, patch]}
   - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [get, list, watch]}
   - {apiGroups: [networking.k8s.io], resources: [ingresses], verbs: [get, list, watch]}
   - {apiGroups: [networking.k8s.io], resources: [ingresses/status], verbs: [patch]}
@@ -269,7 +270,7 @@ type kube struct {
 func fast(p *Publisher) {
 	p.timing = timing{
 		lease: 3 * time.Second, renew: 2 * time.Second, retry: 200 * time.Millisecond,
-		report: 50 * time.Millisecond, restore: time.Hour,
+		report: 50 * time.Millisecond, renewal: time.Hour, restore: time.Hour,
 	}
 	p.frontend.probe = 500 * time.Millisecond
 }
@@ -307,7 +308,11 @@ func (l *lab) kube(pod string, config *rest.Config, s *frontendv1.Status, change
 			case <-objects.Changes():
 			}
 			if s, ok := objects.Snapshot(); ok {
-				in.Set(Input{s.Objects, translation.Translate(s.Objects, translation.Options{KeyDir: "/keys"}), s.Siblings})
+				in.Set(Input{
+					Objects:  s.Objects,
+					Result:   translation.Translate(s.Objects, translation.Options{KeyDir: "/keys"}),
+					Siblings: s.Siblings,
+				})
 			}
 		}
 	})

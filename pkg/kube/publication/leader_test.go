@@ -171,12 +171,13 @@ func TestWriteIsOfOneObject(t *testing.T) {
 	p := &Publisher{write: a}
 	own := pod("a-0", both())
 	own.UID, own.Namespace = "pod", "ns"
-	if err := p.patchReport(t.Context(), own, Report{Time: at.Time}); err != nil {
+	if err := p.writeReport(t.Context(), own, Report{Time: at.Time}); err != nil {
 		t.Fatal(err)
 	}
-	w := a.of("pods")[0]
-	if metadata, _ = w.body["metadata"].(map[string]any); metadata["uid"] != "pod" || len(w.body) != 1 ||
-		w.name != "a-0" {
+	w := a.of("trenchreports")[0]
+	metadata, _ = w.body["metadata"].(map[string]any)
+	owners, _ := metadata["ownerReferences"].([]any)
+	if owner, _ := owners[0].(map[string]any); len(owners) != 1 || owner["uid"] != "pod" || w.name != "a-0" {
 		t.Errorf("the report is written to %s, %v", w.name, w.body)
 	}
 }

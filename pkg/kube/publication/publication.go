@@ -86,6 +86,8 @@ type Publisher struct {
 	frontend     *frontend
 	state        *latest.Value[State]
 	watch, write dynamic.Interface
+	input        *latest.Value[Input] // with reports
+	reports      *reportCache
 	leases       coordinationclient.LeasesGetter
 	timing       timing
 	lease        string
@@ -101,6 +103,8 @@ func New(o Options) (*Publisher, error) {
 		options:  o,
 		frontend: newFrontend(o.AdminSocket, o.Log),
 		state:    latest.New(State{}),
+		input:    latest.New(Input{}),
+		reports:  newReportCache(),
 		timing:   defaultTiming(),
 		lease:    LeaseName(o.Trench),
 	}
@@ -127,7 +131,8 @@ func (p *Publisher) State() *latest.Value[State] { return p.state }
 func (p *Publisher) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.frontend.run(ctx) })
-	g.Go(func() error { return p.annotate(ctx) })
+	g.Go(func() error { return p.gather(ctx) })
+	g.Go(func() error { return p.publishReport(ctx) })
 	g.Go(func() error { return p.campaign(ctx) })
 	return g.Wait()
 }

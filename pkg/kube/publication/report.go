@@ -1,30 +1,28 @@
 package publication
 
 import (
-	"encoding/json"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
-	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxVIPs is how many VIPs a report names; it has only counts of more. All annotations of an object
-// together are limited to 256 KiB.
+// maxVIPs is how many VIPs a report names; it has only counts of more. The object stays far below
+// the 1.5 MiB that etcd takes, and is written every [renewInterval].
 const maxVIPs = 500
 
 // noStream is the reason of a VIP that no stream serves: it does not count.
 const noStream = "NoStream"
 
-// Report is what the frontend of one pod advertises, in [v1alpha1.ReportAnnotation].
+// Report is what the frontend of one pod advertises, in the TrenchReport of the Pod.
 type Report struct {
+	// Renewed is when the report was last written, by the clock of the pod. Readers compare it with
+	// earlier ones of the same pod only.
+	Renewed time.Time `json:"renewed"`
 	// Time is since when the rest is so, by the clock of the pod.
 	Time time.Time `json:"time"`
 	// Problem is why the frontend's state is not known. Nothing counts as advertised then.
@@ -43,6 +41,8 @@ type VIPReport struct {
 	// Reason is why it is not advertised in one word in CamelCase; Message explains it.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
+	// Targets is why a target of the VIP fails, as `lb status` has it; "" if none does.
+	Targets string `json:"targets,omitempty"`
 }
 
 // reportOf returns the report of a frontend with that status, without Time.
@@ -53,7 +53,7 @@ func reportOf(s *frontendv1.Status) Report {
 		if err != nil {
 			continue // of a newer frontend
 		}
-		one := VIPReport{VIP: parsed}
+		one := VIPReport{VIP: parsed, Targets: failing(v.GetReadiness())}
 		switch v.GetAdvertisement() {
 		case readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED, readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED:
 			one.Advertised = true
@@ -84,6 +84,16 @@ func why(v *frontendv1.VipStatus) (reason, message string) {
 	return camelCase(v.GetReason().String(), "ADVERTISEMENT_REASON_"), status.Explain(v.GetReason()).Short
 }
 
+// failing returns why a target of a VIP fails. A target that was not checked yet fails nothing.
+func failing(r *readinessv1.VipReadiness) string {
+	switch r.GetReason() {
+	case readinessv1.VipReason_VIP_REASON_TARGETS_READY, readinessv1.VipReason_VIP_REASON_TOO_FEW_READY,
+		readinessv1.VipReason_VIP_REASON_SUSPECT, readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE:
+		return r.GetDetail()
+	}
+	return ""
+}
+
 // camelCase returns the name of an enum's value as the reason of a condition: NO_TARGETS is
 // NoTargets.
 func camelCase(name, prefix string) string {
@@ -101,20 +111,7 @@ func camelCase(name, prefix string) string {
 	return b.String()
 }
 
-// equal reports whether the reports differ in nothing but Time.
+// equal reports whether the reports differ in nothing but their times.
 func (r Report) equal(o Report) bool {
 	return r.Problem == o.Problem && r.Advertised == o.Advertised && r.Total == o.Total && slices.Equal(r.VIPs, o.VIPs)
-}
-
-// readReport returns the report in the annotation of a pod.
-func readReport(pod *corev1.Pod) (Report, error) {
-	text, ok := pod.Annotations[v1alpha1.ReportAnnotation]
-	if !ok {
-		return Report{}, fmt.Errorf("no annotation %s of Pod %s", v1alpha1.ReportAnnotation, pod.Name)
-	}
-	var r Report
-	if err := json.Unmarshal([]byte(text), &r); err != nil {
-		return Report{}, fmt.Errorf("failed to read annotation %s of Pod %s: %w", v1alpha1.ReportAnnotation, pod.Name, err)
-	}
-	return r, nil
 }

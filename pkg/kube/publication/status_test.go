@@ -3,12 +3,14 @@ package publication
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -24,6 +26,11 @@ var leases = coordinationv1.SchemeGroupVersion.WithResource("leases")
 func TestAPIServer(t *testing.T) {
 	c := kubernetes.Start(t)
 	c.Apply(t, crd)
+	reports, err := os.ReadFile("../../../deployments/kubernetes/reports.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Apply(t, string(reports))
 	for _, x := range []struct {
 		name string
 		run  func(*lab)
@@ -58,15 +65,34 @@ func (l *lab) awaitPass() {
 	})
 }
 
-// report returns the report in the Pod.
+// report returns the report of a Pod; the zero Report if there is none.
 func (l *lab) report(name string) (r Report) {
 	l.Helper()
-	p, err := convert[corev1.Pod](l.get(pods, name))
+	u, err := l.admin.Resource(v1alpha1.ReportResource).Namespace(l.namespace).Get(l.Context(), name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return r
+	}
 	if err != nil {
 		l.Fatal(err)
 	}
-	r, _ = readReport(p)
+	text, err := json.Marshal(u.Object["report"])
+	if err == nil {
+		err = json.Unmarshal(text, &r)
+	}
+	if err != nil {
+		l.Fatal(err)
+	}
 	return r
+}
+
+// patchReport changes the report of a Pod as another writer does.
+func (l *lab) patchReport(name, patch string) {
+	l.Helper()
+	_, err := l.admin.Resource(v1alpha1.ReportResource).Namespace(l.namespace).Patch(l.Context(), name,
+		"application/merge-patch+json", []byte(patch), metav1.PatchOptions{FieldManager: "other"})
+	if err != nil {
+		l.Fatal(err)
+	}
 }
 
 func testReport(l *lab) {
@@ -93,12 +119,7 @@ func testReport(l *lab) {
 	await.True(l, "the frontend that answers again", func() bool { return l.report("a-0").Advertised == 1 })
 
 	// Another writer's report is replaced, without a change of the frontend.
-	l.apply(`
-apiVersion: v1
-kind: Pod
-metadata: {name: a-0, namespace: NS, labels: {vipgate.io/trench-pod: a}, annotations: {vipgate.io/report: "{}"}}
-spec: {containers: [{name: kube, image: kube}]}
-`)
+	l.patchReport("a-0", `{"report": {"advertised": 0}}`)
 	await.True(l, "the report again", func() bool { return l.report("a-0").Advertised == 1 })
 
 	// Counts only.
@@ -113,7 +134,7 @@ func testReportInterval(l *lab) {
 	await.True(l, "the change", func() bool { return k.Publisher.frontend.report.Load().Advertised == 1 })
 	l.apply(web("20.0.0.1")) // wakes what waits for objects
 	l.awaitIngress("20.0.0.1")
-	if n := k.metrics.count("pods"); n != 1 {
+	if n := k.metrics.count("trenchreports"); n != 1 {
 		l.Errorf("%d reports written within the interval, want 1", n)
 	}
 }
@@ -429,7 +450,7 @@ spec: {type: LoadBalancer, ports: [{port: 80}]}
 func testRBACMissing(l *lab) {
 	l.apply(web("20.0.0.1"))
 	limited := strings.Split(namespaced, "\n---\n")[1]
-	l.apply(strings.ReplaceAll(limited, "services/status, ", ""))
+	l.apply(strings.ReplaceAll(limited, "services/status", "nodes"))
 	k := l.kube("a-0", l.config, both())
 	await.True(l, "a write is refused", func() bool { return k.metrics.count("services forbidden") > 0 })
 	await.True(l, "the state has the cause", func() bool { return k.State().Load().WriteError != nil })
@@ -450,7 +471,7 @@ func testServerAway(l *lab) {
 	l.cluster.StopServer(l.T)
 	a.frontend.status.Set(noTargets())
 	a.frontend.status.Set(statusOf(vipStatus(vip4, withdrawn, noGateway, 0)))
-	await.True(l, "the report is not written", func() bool { return a.metrics.count("pods unreachable") > 0 })
+	await.True(l, "the report is not written", func() bool { return a.metrics.count("trenchreports unreachable") > 0 })
 	l.cluster.StartServer(l.T)
 	l.awaitCondition(v1alpha1.Advertised, "False NoGateway")
 }

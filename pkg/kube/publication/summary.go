@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -29,21 +30,24 @@ type podReport struct {
 }
 
 // readReports returns the reports of the pods that are neither terminating nor finished.
-func readReports(pods []*corev1.Pod) reports {
+func readReports(pods []*corev1.Pod, written map[types.UID]Reported) reports {
 	var all reports
 	for _, pod := range pods {
 		if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			continue
 		}
 		p := podReport{pod: pod.Name, vips: map[vip.VIP]VIPReport{}}
-		var err error
-		switch p.Report, err = readReport(pod); {
-		case err != nil && pod.Annotations[v1alpha1.ReportAnnotation] == "":
+		switch r, ok := written[pod.UID]; {
+		case !ok:
 			p.missing, p.Problem = "NoReport", "no report yet"
-		case err != nil:
+		case r.Invalid:
 			p.missing, p.Problem = "InvalidReport", "its report cannot be read"
-		case p.Problem != "":
-			p.missing = "FrontendAway"
+		case r.Old:
+			p.missing, p.Problem = "OldReport", "its report is no longer renewed: the pod, or its kube, does not run"
+		case r.Problem != "":
+			p.missing, p.Report = "FrontendAway", r.Report
+		default:
+			p.Report = r.Report
 		}
 		for _, v := range p.VIPs {
 			p.vips[v.VIP] = v
@@ -131,6 +135,42 @@ func (all reports) advertised(vips []vip.VIP) metav1.Condition {
 	}
 	return c
 }
+
+// targets returns the condition TargetsReady, without type, for VIPs whose Service has so many
+// targets. It is false while a target of one of them fails in a pod.
+func (all reports) targets(vips []vip.VIP, targets int) metav1.Condition {
+	pods, known := map[string][]string{}, false // by message
+	for _, p := range all {
+		for _, v := range vips {
+			r, ok := p.vips[v]
+			known = known || ok
+			if r.Targets != "" && !slices.Contains(pods[r.Targets], p.pod) {
+				pods[r.Targets] = append(pods[r.Targets], p.pod)
+			}
+		}
+	}
+	var lines []string
+	for _, message := range slices.Sorted(maps.Keys(pods)) {
+		if names := pods[message]; len(names) < len(all) {
+			message += " (" + listedBy(names, ", ") + ")"
+		}
+		lines = append(lines, message)
+	}
+	switch {
+	case len(lines) > 0:
+		return metav1.Condition{Status: metav1.ConditionFalse, Reason: checkFailed, Message: listed(lines)}
+	case targets == 0:
+		return metav1.Condition{Status: metav1.ConditionFalse, Reason: "NoTargets", Message: "the Service has no target"}
+	case !known:
+		return metav1.Condition{
+			Status: metav1.ConditionUnknown, Reason: "NotReported", Message: "no pod of the trench reports the targets",
+		}
+	}
+	return metav1.Condition{Status: metav1.ConditionTrue, Reason: "NoneFails", Message: "no target fails its checks"}
+}
+
+// checkFailed is the reason while a target fails its checks.
+const checkFailed = "CheckFailed"
 
 // sum is what the pods together do with one VIP.
 type sum struct {

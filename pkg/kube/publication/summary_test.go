@@ -11,10 +11,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
-	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -134,11 +134,35 @@ func pod(name string, s *frontendv1.Status) *corev1.Pod {
 }
 
 func annotated(name, report string) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
 	if report != "" {
-		p.Annotations = map[string]string{v1alpha1.ReportAnnotation: report}
+		p.Annotations = map[string]string{reportKey: report}
 	}
 	return p
+}
+
+// reportKey is the annotation that brings its report to a Pod of a test.
+const reportKey = "report"
+
+// reported returns the reports of pods as the API server would have them.
+func reported(pods []*corev1.Pod) map[types.UID]Reported {
+	all := map[types.UID]Reported{}
+	for _, p := range pods {
+		if text, ok := p.Annotations[reportKey]; ok {
+			var r Reported
+			r.Invalid = json.Unmarshal([]byte(text), &r.Report) != nil
+			all[p.UID] = r
+		}
+	}
+	return all
+}
+
+// withReports returns an input with the reports of its pods.
+func withReports(in Input) Input {
+	in.Reports = reported(in.Siblings)
+	return in
 }
 
 func with(p *corev1.Pod, change func(*corev1.Pod)) *corev1.Pod {
@@ -185,7 +209,7 @@ func TestAdvertised(t *testing.T) {
 		{"counts, none", pair, []*corev1.Pod{pod("a", many(501, 0))}},
 		{"counts, some", pair, []*corev1.Pod{pod("a", many(501, 3))}},
 	} {
-		x := readReports(c.pods).advertised(c.vips)
+		x := readReports(c.pods, reported(c.pods)).advertised(c.vips)
 		fmt.Fprintf(&b, "%s\n%s %s: %s\n\n", c.name, x.Status, x.Reason, x.Message)
 	}
 	golden(t, "advertised.golden", b.String())

@@ -19,7 +19,7 @@ const (
 const (
 	// ReasonAccepted: the Service is a stream.
 	ReasonAccepted = "Accepted"
-	// ReasonUnknownAnnotation: an annotation vipgate.io/* is not one of a Service.
+	// ReasonUnknownAnnotation: an annotation vipgate.io/* is not one of a Service. A warning.
 	ReasonUnknownAnnotation = "UnknownAnnotation"
 	// ReasonInvalidAnnotation: an annotation has a value that the reader of the trench file refuses.
 	ReasonInvalidAnnotation = "InvalidAnnotation"
@@ -27,9 +27,9 @@ const (
 	ReasonNoVIPs = "NoVIPs"
 	// ReasonVIPNotAllowed: a VIP is not one of the Trench.
 	ReasonVIPNotAllowed = "VIPNotAllowed"
-	// ReasonVIPHeld: an older Service, or a stream of the Trench, has the VIP.
+	// ReasonVIPHeld: a Service that had the VIP before, or is older, has it; or a stream of the Trench.
 	ReasonVIPHeld = "VIPHeld"
-	// ReasonSessionAffinity: spec.sessionAffinity is set.
+	// ReasonSessionAffinity: spec.sessionAffinity is set. A warning.
 	ReasonSessionAffinity = "SessionAffinity"
 	// ReasonPortTranslation: a targetPort is not the port. Of a Pod or EndpointSlice: it has another
 	// number for it, and is left out.
@@ -56,7 +56,7 @@ const (
 	ReasonNotChecked = "NotChecked"
 	// ReasonNoAddressOfFamily: there are endpoints, but none has an address of a VIP's family.
 	ReasonNoAddressOfFamily = "NoAddressOfFamily"
-	// ReasonSourceRanges: spec.loadBalancerSourceRanges has no effect.
+	// ReasonSourceRanges: spec.loadBalancerSourceRanges has no effect. A warning.
 	ReasonSourceRanges = "SourceRangesIgnored"
 	// ReasonMore: there are more problems than those that are listed.
 	ReasonMore = "MoreProblems"

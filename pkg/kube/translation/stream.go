@@ -56,17 +56,6 @@ var annotations = map[string]string{
 
 // newStream returns the stream of a Service without targets.
 func (t *translator) newStream(s *corev1.Service) (*stream, *refusal) {
-	known := slices.Sorted(maps.Values(annotations))
-	for _, name := range slices.Sorted(maps.Keys(s.Annotations)) {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") && !slices.Contains(known, name) {
-			return nil, refuse(ReasonUnknownAnnotation, "annotation %s is unknown: remove it; those of a Service are %s",
-				name, strings.Join(known, ", "))
-		}
-	}
-	if a := s.Spec.SessionAffinity; a != "" && a != corev1.ServiceAffinityNone {
-		return nil, refuse(ReasonSessionAffinity, "spec.sessionAffinity is %s, which vipgate does not know: "+
-			"set it to None; a flow keeps its target without it", a)
-	}
 	for _, p := range s.Spec.Ports {
 		if n := p.TargetPort.IntValue(); p.TargetPort.Type == intstr.Int && n != 0 && n != int(p.Port) {
 			return nil, refuse(ReasonPortTranslation, "port %d has the targetPort %d, and vipgate does not translate "+
@@ -112,8 +101,49 @@ func origin(path string) string {
 	return "annotation " + annotations[field] + ": " + rest
 }
 
+// warnings returns what has no effect on what is served.
+func warnings(s *corev1.Service) (all []Problem) {
+	warn := func(reason, format string, args ...any) {
+		all = append(all, Problem{reference(s), reason, message(format, args...)})
+	}
+	known := slices.Sorted(maps.Values(annotations))
+	for _, name := range slices.Sorted(maps.Keys(s.Annotations)) {
+		if strings.HasPrefix(name, v1alpha1.Group+"/") && !slices.Contains(known, name) {
+			warn(ReasonUnknownAnnotation, "annotation %s is unknown and has no effect: remove it; those of a Service are %s",
+				name, strings.Join(known, ", "))
+		}
+	}
+	if a := s.Spec.SessionAffinity; a != "" && a != corev1.ServiceAffinityNone {
+		warn(ReasonSessionAffinity, "spec.sessionAffinity is %s and has no effect: set it to None; a flow keeps its "+
+			"target without it", a)
+	}
+	if len(s.Spec.LoadBalancerSourceRanges) > 0 {
+		warn(ReasonSourceRanges, "spec.loadBalancerSourceRanges has no effect: remove it, and filter with a "+
+			"NetworkPolicy or in the application")
+	}
+	return all
+}
+
 // claim returns the VIPs of a Service, sorted.
 func (t *translator) claim(s *corev1.Service) ([]vip.VIP, *refusal) {
+	vips, refused := parseVIPs(s)
+	if refused != nil {
+		return nil, refused
+	}
+	for i, v := range vips {
+		if i > 0 && v == vips[i-1] {
+			return nil, refuse(ReasonInvalidAnnotation, "annotation %s: VIP %s appears twice: remove one of them",
+				v1alpha1.VIPsAnnotation, v)
+		}
+		if refused := t.lacks(v); refused != nil {
+			return nil, refused
+		}
+	}
+	return vips, nil
+}
+
+// parseVIPs returns the VIPs in the annotation of a Service, sorted.
+func parseVIPs(s *corev1.Service) ([]vip.VIP, *refusal) {
 	text := strings.TrimSpace(s.Annotations[v1alpha1.VIPsAnnotation])
 	if text == "" {
 		return nil, refuse(ReasonNoVIPs, "annotation %s is missing: write the VIPs of the Service, separated by commas, "+
@@ -132,28 +162,23 @@ func (t *translator) claim(s *corev1.Service) ([]vip.VIP, *refusal) {
 		vips = append(vips, v)
 	}
 	slices.SortFunc(vips, vip.Compare)
-	for i, v := range vips {
-		if i > 0 && v == vips[i-1] {
-			return nil, refuse(ReasonInvalidAnnotation, "annotation %s: VIP %s appears twice: remove one of them",
-				v1alpha1.VIPsAnnotation, v)
-		}
-		if _, ok := slices.BinarySearchFunc(t.settings.vips, v, vip.Compare); !ok {
-			if wider, ok := t.settings.covering(v.Prefix().Addr()); ok {
-				return nil, refuse(ReasonVIPNotAllowed, "VIP %s is not one of the Trench, which has %s: "+
-					"claim that, or let spec.attractor.vips list %s instead", v, wider, v)
-			}
-			return nil, refuse(ReasonVIPNotAllowed, "VIP %s is not one of the Trench: "+
-				"choose one of spec.attractor.vips, or add it there", v)
-		}
-		if name, ok := t.settings.held[v]; ok {
-			return nil, refuse(ReasonVIPHeld, "stream %s of the Trench has VIP %s: choose another one", name, v)
-		}
-		if older, ok := t.holders[v]; ok {
-			return nil, refuse(ReasonVIPHeld, "the older Service %s/%s has VIP %s: choose another one, or delete that Service",
-				older.Namespace, older.Name, v)
-		}
-	}
 	return vips, nil
+}
+
+// lacks returns why no Service may have a VIP; nil if one may.
+func (t *translator) lacks(v vip.VIP) *refusal {
+	if _, ok := slices.BinarySearchFunc(t.settings.vips, v, vip.Compare); !ok {
+		if wider, ok := t.settings.covering(v.Prefix().Addr()); ok {
+			return refuse(ReasonVIPNotAllowed, "VIP %s is not one of the Trench, which has %s: "+
+				"claim that, or let spec.attractor.vips list %s instead", v, wider, v)
+		}
+		return refuse(ReasonVIPNotAllowed, "VIP %s is not one of the Trench: "+
+			"choose one of spec.attractor.vips, or add it there", v)
+	}
+	if name, ok := t.settings.held[v]; ok {
+		return refuse(ReasonVIPHeld, "stream %s of the Trench has VIP %s: choose another one", name, v)
+	}
+	return nil
 }
 
 // fields returns the fields of the stream of a Service, as they are written.

@@ -20,7 +20,7 @@ func (r Result) Table() string {
 	verdict := func(v Verdict) {
 		row(v.Object, v.Accepted, v.Reason, v.Message)
 		for _, p := range v.Problems {
-			row(p.Object, false, p.Reason, p.Message)
+			row(p.Object, p.Warning(), p.Reason, p.Message)
 		}
 	}
 	verdict(r.Trench)

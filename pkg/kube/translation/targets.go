@@ -18,11 +18,7 @@ const maxProblems = 20
 // addTargets adds the targets of a Service to its stream. It returns what is left out.
 func (t *translator) addTargets(s *corev1.Service, st *stream) ([]Problem, *refusal) {
 	list := t.endpointsOf(s)
-	var problems []Problem
-	if len(s.Spec.LoadBalancerSourceRanges) > 0 {
-		problems = append(problems, Problem{reference(s), ReasonSourceRanges, "spec.loadBalancerSourceRanges has " +
-			"no effect: remove it, and filter with a NetworkPolicy or in the application"})
-	}
+	problems := warnings(s)
 	if len(list) == 0 && len(s.Spec.Selector) > 0 {
 		problems = append(problems, Problem{reference(s), ReasonNoPods, message(
 			"no Pod in namespace %s has the labels %s and %s=%s: add the latter to the template of the Pods",

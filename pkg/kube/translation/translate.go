@@ -25,7 +25,6 @@ type translator struct {
 	settings *settings
 	defaults map[string]any // of a stream, as they are written
 	known    map[string]readFields
-	holders  map[vip.VIP]*corev1.Service
 	pods     map[label][]*endpoint
 	slices   map[label][]*discoveryv1.EndpointSlice
 	streams  []*stream
@@ -63,7 +62,7 @@ func (r *Result) translate(objects Objects, options Options) error {
 	if err != nil {
 		return err
 	}
-	t := &translator{settings: s, known: map[string]readFields{}, holders: map[vip.VIP]*corev1.Service{}}
+	t := &translator{settings: s, known: map[string]readFields{}}
 	if err := t.readDefaults(); err != nil {
 		return err
 	}
@@ -77,8 +76,10 @@ func (r *Result) translate(objects Objects, options Options) error {
 	}
 	slices.SortFunc(services, older)
 	t.pods, t.slices = t.readPods(objects.Pods, services), readSlices(objects.EndpointSlices)
-	for _, x := range services {
-		r.Services = append(r.Services, t.judge(x))
+	candidates := t.candidates(services)
+	t.share(candidates)
+	for _, c := range candidates {
+		r.Services = append(r.Services, t.verdict(c))
 	}
 	slices.SortFunc(r.Services, func(a, b ServiceVerdict) int {
 		x, y := a.Object, b.Object
@@ -87,33 +88,6 @@ func (r *Result) translate(objects Objects, options Options) error {
 	slices.SortFunc(t.streams, func(a, b *stream) int { return strings.Compare(a.name, b.name) })
 	r.File, r.Keys, r.Trench.Problems = t.file(), s.keys, s.problems
 	return t.refused(r.File)
-}
-
-// judge adds the stream of a Service, or refuses it.
-func (t *translator) judge(s *corev1.Service) ServiceVerdict {
-	v := ServiceVerdict{Verdict: Verdict{Object: reference(s), Generation: s.Generation}}
-	st, refused := t.newStream(s)
-	if refused == nil {
-		v.Problems, refused = t.addTargets(s, st)
-	}
-	if refused != nil {
-		v.Reason, v.Message = refused.reason, refused.message
-		return v
-	}
-	for _, x := range st.vips {
-		t.holders[x] = s
-	}
-	t.settings.names[st.name] = true
-	t.streams = append(t.streams, st)
-	v.Accepted, v.Reason = true, ReasonAccepted
-	v.Message = fmt.Sprintf("serves %s as stream %s", list(st.vips), st.name)
-	v.Stream, v.VIPs = st.name, st.vips
-	for _, x := range st.targets {
-		if !x.terminating {
-			v.Targets++
-		}
-	}
-	return v
 }
 
 // list returns the first VIPs of a list, separated by commas.

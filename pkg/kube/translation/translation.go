@@ -53,7 +53,8 @@ type Problem struct {
 	Reason, Message string
 }
 
-// ServiceVerdict is the verdict on a Service. What follows it is zero for one that is refused.
+// ServiceVerdict is the verdict on a Service. What follows it is zero for one that serves nothing: a
+// refused one keeps the stream that was accepted last.
 type ServiceVerdict struct {
 	Verdict
 	Stream  string // name in the trench file

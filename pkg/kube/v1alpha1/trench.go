@@ -27,8 +27,6 @@ const (
 	TrenchLabel = Group + "/trench"
 	// TrenchPodLabel is on the pods of the trench itself, which hold lb and frontend.
 	TrenchPodLabel = Group + "/trench-pod"
-	// ReportAnnotation of a trench pod says what it advertises.
-	ReportAnnotation = Group + "/report"
 
 	// Annotations of a Service: its VIPs, separated by commas; the check of its targets as JSON; how
 	// many targets must be ready; how long a target that leaves keeps its flows; Maglev as JSON.

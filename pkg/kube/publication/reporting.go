@@ -1,0 +1,94 @@
+package publication
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/vipgate/vipgate/pkg/backoff"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/pkg/logs"
+)
+
+// publishReport keeps the TrenchReport of the own Pod equal to the report, and renews it, until ctx
+// ends.
+func (p *Publisher) publishReport(ctx context.Context) error {
+	var (
+		notUntil, renewed time.Time
+		throttle          logs.Throttle
+		log               = p.options.Log
+		retry             = backoff.Backoff{Min: p.timing.report, Max: 15 * time.Second, Jitter: 0.2}
+	)
+	for {
+		report, reported := p.frontend.report.Get()
+		input, changed := p.input.Get()
+		var timer <-chan time.Time // nil: never
+		wait := func(until time.Time) { timer = time.After(time.Until(until)) }
+		pod := own(input.Siblings, p.options.Pod)
+		switch {
+		case pod == nil:
+			if input.Objects.Trench != nil {
+				throttle.Log(log.Warn, "", "own Pod not found among the pods of the trench: nothing is reported",
+					"pod", p.options.Pod, "label", v1alpha1.TrenchPodLabel+"="+p.options.Trench)
+			}
+		case report.Time.IsZero(): // the frontend was not asked yet
+		case time.Now().Before(notUntil):
+			wait(notUntil)
+		case has(input.Reports[pod.UID], report) && time.Since(renewed) < p.timing.renewal:
+			retry.Reset()
+			wait(renewed.Add(p.timing.renewal))
+		default:
+			now := time.Now()
+			report.Renewed = now.UTC()
+			err := p.writeReport(ctx, pod, report)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			p.options.Metrics.PublicationWrite(v1alpha1.ReportResource.Resource, resultOf(err))
+			p.state.Update(func(s State) State { s.ReportError = err; return s })
+			switch {
+			case apierrors.IsForbidden(err):
+				throttle.Log(log.Error, "", "RBAC or the admission policy does not allow to write the own report; "+
+					"bind the Role of vipgate, and let kube have a token that is bound to its Pod",
+					"resource", v1alpha1.ReportResource.Resource, "error", err)
+			case apierrors.IsNotFound(err):
+				throttle.Log(log.Error, "", "the kind TrenchReport is not installed; apply deployments/kubernetes",
+					"error", err)
+			case err != nil:
+				throttle.Log(log.Warn, "", "report not written, retrying", "error", err)
+			}
+			// Also after a success: the watch has not brought it back yet.
+			delay := p.timing.report
+			if err != nil {
+				delay = retry.Next()
+			} else {
+				renewed = now
+			}
+			notUntil = time.Now().Add(delay)
+			wait(notUntil)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-reported:
+		case <-changed:
+		case <-timer:
+		}
+	}
+}
+
+// has reports whether the API server has a report.
+func has(r Reported, report Report) bool {
+	return !r.Invalid && !r.Renewed.IsZero() && r.Report.equal(report)
+}
+
+func own(pods []*corev1.Pod, name string) *corev1.Pod {
+	i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return p.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return pods[i]
+}

@@ -1,0 +1,219 @@
+package publication
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/pkg/logs"
+)
+
+const (
+	// renewInterval is how often a report is written without a change, as often as the kubelet renews
+	// the Lease of its node.
+	renewInterval = 10 * time.Second
+	// missedRenewals is how often the own report is renewed until one that is not renewed in the same
+	// time is old: 20 to 30 s. No clock of another node counts, and while the API server is away no
+	// report ages.
+	missedRenewals = 3
+	// missedNotReady is the same for a Pod that is not Ready: 10 to 20 s.
+	missedNotReady = 2
+)
+
+// Reported is the report of a Pod as the API server has it.
+type Reported struct {
+	Report
+	Invalid bool // it cannot be read
+	Old     bool // it is no longer renewed
+}
+
+func (r Reported) equal(o Reported) bool {
+	return r.Invalid == o.Invalid && r.Old == o.Old && r.Report.equal(o.Report)
+}
+
+// reportCache has the reports of the trench; changed has a token after a change.
+type reportCache struct {
+	follower
+	changed chan struct{}
+}
+
+func newReportCache() *reportCache {
+	changed := make(chan struct{}, 1)
+	return &reportCache{follower{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), changed: changed}, changed}
+}
+
+// gather passes the input on with the reports of its pods, until ctx ends. A report that is merely
+// renewed changes nothing.
+func (p *Publisher) gather(ctx context.Context) error {
+	p.followReports(ctx)
+	defer p.reports.end()
+	ages := ages{interval: p.timing.renewal, seen: map[types.UID]renewal{}}
+	in, changed := p.options.Input.Get()
+	for {
+		reports := p.readReports(in.Siblings)
+		ages.mark(in.Siblings, p.options.Pod, reports)
+		if !maps.EqualFunc(reports, in.Reports, Reported.equal) || in.Reports == nil {
+			in.Reports = reports
+			p.input.Set(in)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+			in, changed = p.options.Input.Get()
+		case <-p.reports.changed:
+		}
+	}
+}
+
+// followReports keeps the reports of the trench current until ctx ends.
+func (p *Publisher) followReports(ctx context.Context) {
+	ctx, p.reports.stop = context.WithCancel(ctx)
+	client := p.watch.Resource(v1alpha1.ReportResource).Namespace(p.options.Namespace)
+	var throttle logs.Throttle
+	selected := func(o metav1.ListOptions) metav1.ListOptions {
+		o.LabelSelector = v1alpha1.TrenchPodLabel + "=" + p.options.Trench
+		return o
+	}
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list, err := client.List(ctx, selected(o))
+			if err != nil && ctx.Err() == nil {
+				throttle.Log(p.options.Log.Warn, "", "reports of the trench's pods not listed, retrying",
+					"resource", v1alpha1.ReportResource.Resource, "error", err)
+			}
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return client.Watch(ctx, selected(o))
+		},
+	}
+	silent := klog.Logger{}
+	reflector := cache.NewReflectorWithOptions(lw, &unstructured.Unstructured{}, p.reports, cache.ReflectorOptions{
+		Name: v1alpha1.ReportResource.Resource, Logger: &silent,
+		Backoff: &wait.Backoff{Duration: minWatchDelay, Cap: maxWatchDelay, Factor: 2, Jitter: 0.2, Steps: 10},
+	})
+	p.reports.ended.Go(func() { reflector.RunWithContext(klog.NewContext(ctx, silent)) })
+}
+
+// readReports returns the reports of pods by their UID. A report counts if it has the name of the
+// Pod and belongs to it: the admission policy lets each Pod write no other.
+func (p *Publisher) readReports(pods []*corev1.Pod) map[types.UID]Reported {
+	all := map[types.UID]Reported{}
+	for _, pod := range pods {
+		o, exists, err := p.reports.GetByKey(pod.Namespace + "/" + pod.Name)
+		u, ok := o.(*unstructured.Unstructured)
+		if err != nil || !exists || !ok || !owns(pod, u) {
+			continue
+		}
+		r := Reported{}
+		text, err := json.Marshal(u.Object["report"])
+		if err == nil {
+			err = json.Unmarshal(text, &r.Report)
+		}
+		if err != nil || u.Object["report"] == nil {
+			r = Reported{Invalid: true}
+		}
+		all[pod.UID] = r
+	}
+	return all
+}
+
+// owns reports whether a Pod is the one owner of an object.
+func owns(pod *corev1.Pod, u *unstructured.Unstructured) bool {
+	owners := u.GetOwnerReferences()
+	return len(owners) == 1 && owners[0].Kind == "Pod" && owners[0].UID == pod.UID
+}
+
+// ages finds reports that are no longer renewed. It measures time in renewals of the own report as
+// the API server has it; a write because of a change, before the interval is over, is none.
+type ages struct {
+	interval time.Duration
+	own      int       // renewals
+	last     time.Time // of them
+	seen     map[types.UID]renewal
+}
+
+// renewal is the newest renewal of a report, and how many of the own one came before it.
+type renewal struct {
+	renewed time.Time
+	at      int
+}
+
+// mark marks the reports that are old.
+func (a *ages) mark(pods []*corev1.Pod, own string, reports map[types.UID]Reported) {
+	for _, pod := range pods {
+		r, ok := reports[pod.UID]
+		if ok && pod.Name == own && r.Renewed.Sub(a.last) >= a.interval {
+			a.own++
+			a.last = r.Renewed
+		}
+	}
+	seen := map[types.UID]renewal{}
+	for _, pod := range pods {
+		r, ok := reports[pod.UID]
+		if !ok {
+			continue
+		}
+		last, known := a.seen[pod.UID]
+		if !known || !last.renewed.Equal(r.Renewed) {
+			last = renewal{r.Renewed, a.own}
+		}
+		seen[pod.UID] = last
+		limit := missedRenewals
+		if !isReady(pod) {
+			limit = missedNotReady
+		}
+		r.Old = a.own-last.at >= limit
+		reports[pod.UID] = r
+	}
+	a.seen = seen
+}
+
+func isReady(pod *corev1.Pod) bool {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// writeReport writes the report to the object of the own Pod.
+func (p *Publisher) writeReport(ctx context.Context, pod *corev1.Pod, report Report) error {
+	body, err := json.Marshal(map[string]any{
+		"apiVersion": v1alpha1.ReportKind.GroupVersion().String(),
+		"kind":       v1alpha1.ReportKind.Kind,
+		"metadata": map[string]any{
+			"namespace": pod.Namespace, "name": pod.Name,
+			"labels": map[string]string{v1alpha1.TrenchPodLabel: p.options.Trench},
+			"ownerReferences": []any{map[string]any{
+				"apiVersion": "v1", "kind": "Pod", "name": pod.Name, "uid": pod.UID,
+			}},
+		},
+		"report": report,
+	})
+	if err != nil {
+		return fmt.Errorf("failed to encode the report: %w", err)
+	}
+	force := true
+	_, err = p.write.Resource(v1alpha1.ReportResource).Namespace(pod.Namespace).Patch(ctx, pod.Name,
+		types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
+	if err != nil {
+		return fmt.Errorf("failed to write %s %s/%s: %w", v1alpha1.ReportKind.Kind, pod.Namespace, pod.Name, err)
+	}
+	return nil
+}

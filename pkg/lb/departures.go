@@ -1,0 +1,134 @@
+package lb
+
+import (
+	"slices"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// departures keep a VIP that leaves the trench file, or loses its last stream there, for the drain
+// time of that stream: the stream and its targets stay in force, and the VIP drains.
+type departures struct {
+	file    *trench.Config // as it was read
+	inForce *trench.Config // file with the departures
+	ends    map[vip.VIP]time.Time
+}
+
+// configure returns the configuration to put in force for a trench file. serves reports whether a
+// VIP attracts traffic: only then is there something to drain.
+func (d *departures) configure(now time.Time, file *trench.Config, serves func(vip.VIP) bool) *trench.Config {
+	before, ends := d.inForce, d.ends
+	d.file, d.ends = file, map[vip.VIP]time.Time{}
+	if before != nil && (len(ends) > 0 || !sameVIPs(before, file)) {
+		d.find(now, before, ends, serves)
+	}
+	d.merge(before)
+	return d.inForce
+}
+
+// sameVIPs reports whether two configurations have the same streams with the same VIPs: nothing
+// leaves.
+func sameVIPs(a, b *trench.Config) bool {
+	return slices.EqualFunc(a.Streams, b.Streams, func(s, t trench.Stream) bool {
+		return s.Name == t.Name && slices.Equal(s.VIPs, t.VIPs)
+	})
+}
+
+// find fills in the ends of the VIPs that streams of before have and no stream of the file.
+func (d *departures) find(now time.Time, before *trench.Config, ends map[vip.VIP]time.Time, serves func(vip.VIP) bool) {
+	served := vip.Set{}
+	for _, s := range d.file.Streams {
+		for _, v := range s.VIPs {
+			served[v] = struct{}{}
+		}
+	}
+	next := slices.Clone(d.file.Attractor.VIPs)
+	slices.SortFunc(next, vip.Compare)
+	for _, s := range before.Streams {
+		for _, v := range s.VIPs {
+			if served.Has(v) || overlaps(next, v) {
+				continue
+			}
+			end, leaves := ends[v]
+			if !leaves && s.DrainTime > 0 && serves(v) {
+				end = now.Add(s.DrainTime) // of several streams the longest
+			}
+			if end.After(now) && end.After(d.ends[v]) {
+				d.ends[v] = end
+			}
+		}
+	}
+}
+
+// overlaps reports whether a VIP shares addresses with another one of a sorted list, in which no
+// two do.
+func overlaps(sorted []vip.VIP, v vip.VIP) bool {
+	i, found := slices.BinarySearchFunc(sorted, v, vip.Compare)
+	return !found && (i > 0 && sorted[i-1].Overlaps(v) || i < len(sorted) && sorted[i].Overlaps(v))
+}
+
+// merge adds the departures to the file, with their streams of before.
+func (d *departures) merge(before *trench.Config) {
+	d.inForce = d.file
+	if len(d.ends) == 0 {
+		return
+	}
+	c := *d.file
+	c.Attractor.VIPs, c.Streams = slices.Clone(c.Attractor.VIPs), slices.Clone(c.Streams)
+	configured := vip.NewSet(c.Attractor.VIPs...)
+	for v := range d.ends {
+		if !configured.Has(v) {
+			c.Attractor.VIPs = append(c.Attractor.VIPs, v)
+		}
+	}
+	index := make(map[string]int, len(c.Streams))
+	for i, s := range c.Streams {
+		index[s.Name] = i
+	}
+	for _, s := range before.Streams {
+		var leaving []vip.VIP
+		for _, v := range s.VIPs {
+			if _, leaves := d.ends[v]; leaves {
+				leaving = append(leaving, v)
+			}
+		}
+		if len(leaving) == 0 {
+			continue
+		}
+		if i, stays := index[s.Name]; stays {
+			c.Streams[i].VIPs = slices.Concat(c.Streams[i].VIPs, leaving)
+		} else {
+			s.VIPs = leaving
+			c.Streams = append(c.Streams, s)
+		}
+	}
+	d.inForce = &c
+}
+
+// expire returns the configuration to put in force once a drain is over; nil if none is.
+func (d *departures) expire(now time.Time) *trench.Config {
+	over := false
+	for v, end := range d.ends {
+		if !end.After(now) {
+			delete(d.ends, v)
+			over = true
+		}
+	}
+	if !over {
+		return nil
+	}
+	d.merge(d.inForce)
+	return d.inForce
+}
+
+// next returns when the first drain is over; zero if nothing leaves.
+func (d *departures) next() (next time.Time) {
+	for _, end := range d.ends {
+		if next.IsZero() || end.Before(next) {
+			next = end
+		}
+	}
+	return next
+}

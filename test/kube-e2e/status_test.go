@@ -1,0 +1,306 @@
+package kubee2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	admissionclient "k8s.io/client-go/kubernetes/typed/admissionregistration/v1"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/vipgate/vipgate/pkg/kube/publication"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+// TestStatusOfService follows what a Service shows: a start without warnings, wrong edits that the
+// API server refuses, and those that only kube refuses, which change nothing that is served, a
+// target that fails, and a trench pod that hangs.
+func TestStatusOfService(t *testing.T) {
+	f := newFixture(t)
+	f.cluster.Apply(t, trenchManifest())
+	f.startTrenchPods()
+	f.cluster.Apply(t, service)
+	apps := f.Targets[:2]
+	for _, app := range apps {
+		f.kubelet.create(app)
+		f.kubelet.run(app)
+		f.kubelet.ready(app)
+		f.wantReady(app)
+	}
+	f.wantAnnounced()
+	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue, "2 of 2 VIPs by 2 of 2 pods")
+	f.wantCondition(v1alpha1.TargetsReady, metav1.ConditionTrue, "no target fails")
+	f.wantCondition(v1alpha1.TargetsAccepted, metav1.ConditionTrue, "")
+	if warnings := f.warnings(t.Context()); len(warnings) > 0 {
+		t.Errorf("a normal start warns: %q", warnings)
+	}
+
+	f.wrongEditsAreRefused()
+	f.refusedServiceKeepsStream()
+	f.failingTarget(apps[1])
+	f.foreignReports()
+	f.hungPod()
+	f.wantUpdates(1) // nothing of this reached the gateway
+}
+
+// wantCondition waits until a condition of the Service has a status and a text in its message.
+func (f *fixture) wantCondition(kind string, status metav1.ConditionStatus, text string) {
+	f.t.Helper()
+	f.wait(func(ctx context.Context) error {
+		s, err := f.core.Services(namespace).Get(ctx, serviceName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.Group+"/"+kind)
+		if c == nil || c.Status != status || !strings.Contains(c.Message, text) {
+			return fmt.Errorf("condition %s is %+v, want %s with %q", kind, c, status, text)
+		}
+		return nil
+	})
+}
+
+// warnings returns the Events that warn about the Service.
+func (f *fixture) warnings(ctx context.Context) (all []string) {
+	f.t.Helper()
+	list, err := f.core.Events(namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: "involvedObject.kind=Service,type=" + corev1.EventTypeWarning,
+	})
+	f.must(err)
+	for _, e := range list.Items {
+		all = append(all, e.Reason+": "+e.Message)
+	}
+	return all
+}
+
+func (f *fixture) wantWarning(reason string) {
+	f.t.Helper()
+	f.wait(func(ctx context.Context) error {
+		warnings := f.warnings(ctx)
+		for _, w := range warnings {
+			if strings.HasPrefix(w, reason+": ") {
+				return nil
+			}
+		}
+		return fmt.Errorf("no Event %s among %q", reason, warnings)
+	})
+}
+
+// said collects the warnings of the API server.
+type said struct {
+	mu   sync.Mutex
+	text string
+}
+
+// HandleWarningHeader implements rest.WarningHandler.
+func (s *said) HandleWarningHeader(_ int, _, text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.text += text + "\n"
+}
+
+// edit changes the Service as kubectl does; a dry run persists nothing. It returns the warnings.
+func (f *fixture) edit(ctx context.Context, dryRun bool, patch string) (warnings string, err error) {
+	f.t.Helper()
+	config, heard := f.cluster.Admin(), &said{}
+	config.WarningHandler = heard
+	client, err := rest.HTTPClientFor(config)
+	f.must(err)
+	defer client.CloseIdleConnections()
+	core, err := typedcorev1.NewForConfigAndClient(config, client)
+	f.must(err)
+	var o metav1.PatchOptions
+	if dryRun {
+		o.DryRun = []string{metav1.DryRunAll}
+	}
+	_, err = core.Services(namespace).Patch(ctx, serviceName, types.MergePatchType, []byte(patch), o)
+	return heard.text, err
+}
+
+// annotated is the patch that sets an annotation.
+func annotated(name, value string) string {
+	text, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"annotations": map[string]string{v1alpha1.Group + "/" + name: value}},
+	})
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}
+
+// wrongEditsAreRefused checks the policies for Services.
+func (f *fixture) wrongEditsAreRefused() {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
+	defer cancel()
+	port := func(target string) string {
+		return `{"spec":{"ports":[{"name":"http","port":8080,"targetPort":` + target + `}]}}`
+	}
+	f.wait(func(ctx context.Context) error { // the API server watches its policies
+		if _, err := f.edit(ctx, true, annotated("min-ready", "none")); err == nil {
+			return fmt.Errorf("a wrong edit is not refused")
+		}
+		return nil
+	})
+	for _, c := range []struct{ patch, want string }{
+		{annotated("vips", " "), "vipgate.io/vips is missing"},
+		{annotated("vips", "20.0.0.1,20.0.0.256"), "annotation vipgate.io/vips"},
+		{annotated("vips", "20.0.0.1/24"), "annotation vipgate.io/vips"},
+		{annotated("min-ready", "0"), "annotation vipgate.io/min-ready"},
+		{annotated("drain-time", "30"), "annotation vipgate.io/drain-time"},
+		{annotated("check", `"tcp"`), "annotation vipgate.io/check"},
+		{annotated("maglev", "1009"), "annotation vipgate.io/maglev"},
+		{port("80"), "targetPort"},
+	} {
+		if _, err := f.edit(ctx, true, c.patch); err == nil || !strings.Contains(err.Error(), c.want) {
+			f.t.Errorf("%s: %v, want %q", c.patch, err, c.want)
+		}
+	}
+	for _, c := range []struct{ patch, warning string }{
+		{annotated("vips", "20.0.0.1/32, 2000::1"), ""},
+		{annotated("min-ready", "2"), ""},
+		{annotated("drain-time", "1m30s"), ""},
+		{annotated("check", ` {"http": {"port": 8080, "path": "/"}}`+"\n"), ""},
+		{port(`"http"`), ""},
+		{annotated("minready", "2"), "unknown annotation vipgate.io/minready"},
+		{`{"spec":{"sessionAffinity":"ClientIP"}}`, "spec.sessionAffinity has no effect"},
+	} {
+		warning, err := f.edit(ctx, true, c.patch)
+		if err != nil || !strings.Contains(warning, c.warning) || c.warning == "" && warning != "" {
+			f.t.Errorf("%s: %v, warning %q, want %q", c.patch, err, warning, c.warning)
+		}
+	}
+}
+
+// refusedServiceKeepsStream has kube refuse the Service, as in a cluster without policies: nothing
+// changes, also in a new pod.
+func (f *fixture) refusedServiceKeepsStream() {
+	f.t.Helper()
+	before, err := os.ReadFile(f.Pods[0].TrenchFile())
+	f.must(err)
+	f.wantCondition(v1alpha1.LastAccepted, metav1.ConditionTrue, `"vipgate.io/vips":"20.0.0.1,2000::1"`)
+	admission, err := admissionclient.NewForConfig(f.cluster.Admin())
+	f.must(err)
+	const binding = "services.vipgate.io"
+	f.must(admission.ValidatingAdmissionPolicyBindings().Delete(f.t.Context(), binding, metav1.DeleteOptions{}))
+	f.wait(func(ctx context.Context) error {
+		_, err := f.edit(ctx, false, annotated("check", "wrong"))
+		return err
+	})
+	f.wantCondition(v1alpha1.Accepted, metav1.ConditionFalse, "serving generation")
+	f.wantWarning("InvalidAnnotation")
+	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue, "2 of 2 VIPs by 2 of 2 pods")
+
+	f.must(f.kubes[0].Signal(syscall.SIGTERM))
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
+	defer cancel()
+	_, err = f.kubes[0].Wait(ctx)
+	f.must(err)
+	again := filepath.Join(f.Pods[0].Dir, "again", "trench.yaml")
+	f.must(os.MkdirAll(filepath.Dir(again), 0o755))
+	f.kubes[0] = f.startKube(1, again)
+	f.wait(func(context.Context) error {
+		after, err := os.ReadFile(again)
+		if err == nil && string(after) != string(before) {
+			err = fmt.Errorf("a new pod has the trench file\n%s\nwant\n%s", after, before)
+		}
+		return err
+	})
+
+	_, err = f.edit(ctx, false, annotated("check", `{"tcp":{"port":5000}}`))
+	f.must(err)
+	_, err = f.edit(ctx, false, annotated("minready", "2"))
+	f.must(err)
+	f.wantCondition(v1alpha1.Accepted, metav1.ConditionTrue, "annotation vipgate.io/minready is unknown")
+	f.wantWarning("UnknownAnnotation")
+}
+
+// failingTarget stops an application whose Pod is Ready: the condition has the error of lb while the
+// other one serves.
+func (f *fixture) failingTarget(app *lab.App) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
+	defer cancel()
+	f.must(app.Stop(ctx))
+	f.wantCondition(v1alpha1.TargetsReady, metav1.ConditionFalse, app.Name+" (")
+	f.wantCondition(v1alpha1.TargetsReady, metav1.ConditionFalse, "does not listen")
+	f.wantCondition(v1alpha1.TargetsAccepted, metav1.ConditionUnknown, "TargetsReady")
+	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue, "2 of 2 VIPs by 2 of 2 pods")
+	f.wantWarning("CheckFailed")
+	f.must(app.Start())
+	f.wantCondition(v1alpha1.TargetsReady, metav1.ConditionTrue, "no target fails")
+}
+
+// foreignReports checks that a trench pod cannot write the report of another one.
+func (f *fixture) foreignReports() {
+	f.t.Helper()
+	client, err := dynamic.NewForConfig(f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(1)))
+	f.must(err)
+	reports := client.Resource(v1alpha1.ReportResource).Namespace(namespace)
+	patch := func(ctx context.Context, name, body string) error {
+		_, err := reports.Patch(ctx, name, types.MergePatchType, []byte(body), metav1.PatchOptions{})
+		return err
+	}
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
+	defer cancel()
+	f.must(patch(ctx, podName(1), `{"report":{"advertised":2}}`))
+	const owner = `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"trench-a-2","uid":"other"}]}}`
+	for name, body := range map[string]string{podName(2): `{"report":{"advertised":0}}`, podName(1): owner} {
+		if err := patch(ctx, name, body); !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
+			f.t.Errorf("the report of %s is written by %s: %v", name, podName(1), err)
+		}
+	}
+	// The rest of its rights: not the status of a Pod.
+	core, err := typedcorev1.NewForConfig(f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(1)))
+	f.must(err)
+	_, err = core.Pods(namespace).Patch(ctx, podName(1), types.MergePatchType, []byte(`{"status":{}}`),
+		metav1.PatchOptions{}, "status")
+	if !apierrors.IsForbidden(err) {
+		f.t.Errorf("the status of a Pod may be patched: %v", err)
+	}
+}
+
+// hungPod stops the kube of a trench pod that does not lead: its report no longer counts.
+func (f *fixture) hungPod() {
+	f.t.Helper()
+	leases, err := coordinationclient.NewForConfig(f.cluster.Admin())
+	f.must(err)
+	lease, err := leases.Leases(namespace).Get(f.t.Context(), publication.LeaseName("trench-a"), metav1.GetOptions{})
+	f.must(err)
+	pod := 1
+	if *lease.Spec.HolderIdentity == podName(1) {
+		pod = 2
+	}
+	f.podReady(pod, corev1.ConditionFalse)
+	f.must(f.kubes[pod-1].Signal(syscall.SIGSTOP))
+	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue, "by 1 of 2 pods: its report is no longer renewed")
+	f.must(f.kubes[pod-1].Signal(syscall.SIGCONT))
+	f.podReady(pod, corev1.ConditionTrue)
+	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue, "2 of 2 VIPs by 2 of 2 pods")
+}
+
+// podReady writes whether a trench pod is Ready, as the kubelet does.
+func (f *fixture) podReady(pod int, status corev1.ConditionStatus) {
+	f.t.Helper()
+	body, err := json.Marshal(corev1.Pod{Status: corev1.PodStatus{
+		Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: status}},
+	}})
+	f.must(err)
+	_, err = f.core.Pods(namespace).Patch(f.t.Context(), podName(pod), types.StrategicMergePatchType, body,
+		metav1.PatchOptions{}, "status")
+	f.must(err)
+}
