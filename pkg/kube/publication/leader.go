@@ -86,7 +86,7 @@ func newLeader(watch, write dynamic.Interface, o Options, restore time.Duration,
 	count := func(resource string, err error) { o.Metrics.PublicationWrite(resource, resultOf(err)) }
 	return &leader{
 		client:  write,
-		sources: sources{client: watch, changed: make(chan struct{}, 1), followers: map[source]*follower{}},
+		sources: sources{client: watch, log: o.Log, changed: make(chan struct{}, 1), followers: map[source]*follower{}},
 		recorder: recorder{
 			client: write, pod: o.Pod, log: o.Log, count: count, sent: map[string]*series{},
 		},
@@ -150,7 +150,7 @@ func (l *leader) pass(ctx context.Context, in Input, newer func() bool) (again t
 	trench, err := decode(in)
 	if trench != nil && err == nil {
 		l.sources.follow(ctx, trench)
-		p = l.sources.published(trench)
+		p = l.sources.published(trench).refused(l.objects)
 	}
 	if time.Now().Before(l.notUntil) {
 		return l.notUntil
@@ -315,9 +315,13 @@ func (l *leader) applyConditions(ctx context.Context, w wanted, o *object) {
 	w.status = w.kept
 	version, err := l.apply(ctx, w)
 	l.count(w.resource.Resource, err)
-	if err == nil {
-		o.conditions, o.version, o.echo = w.conditions, version, time.Now().Add(echoTime)
+	if err != nil {
+		return
 	}
+	o.conditions, o.version, o.echo = w.conditions, version, time.Now().Add(echoTime)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.recorder.add(w.object, w.events)
 }
 
 // next returns when the status may be written against another writer.
