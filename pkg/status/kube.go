@@ -37,7 +37,7 @@ func Kube(s *kubev1.Status, now time.Time) (text string, good bool) {
 	}
 	head.row("pod", cut(s.GetPod(), maxCell))
 	leader := cut(s.GetLeader(), maxCell)
-	if leader == "" && kind == "Trench" {
+	if s.GetLeader() == "" && kind == "Trench" {
 		leader, good = "NONE: status and Events are not written; see the Lease vipgate-"+cut(s.GetTrench(), maxCell), false
 	}
 	head.row("leader", leader)

@@ -3,6 +3,7 @@ package publication
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -60,6 +61,7 @@ func evaluate(in Input, published published, now metav1.Time) []wanted {
 	for _, v := range in.Result.Services {
 		if s := live[v.Object.Namespace+"/"+v.Object.Name]; s != nil {
 			all = append(all, serviceStatus(s, v, pods, published, now))
+			delete(live, v.Object.Namespace+"/"+v.Object.Name)
 		}
 	}
 	if in.Result.Trench.Accepted { // as for Services: what is published stays until it is again
@@ -71,8 +73,8 @@ func evaluate(in Input, published published, now metav1.Time) []wanted {
 		}
 	}
 	all = slices.DeleteFunc(all, func(w wanted) bool { return len(w.status) == 0 })
-	for _, s := range in.Objects.Services {
-		if w, has := leftStatus(s); has {
+	for _, name := range slices.Sorted(maps.Keys(live)) {
+		if w, has := leftStatus(live[name]); has {
 			all = append(all, w)
 		}
 	}

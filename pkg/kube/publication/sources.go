@@ -127,7 +127,7 @@ func namespaces(t *v1alpha1.Trench) []string {
 
 func (s *sources) start(ctx context.Context, key source) *follower {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &follower{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), changed: s.changed, stop: cancel}
+	f := &follower{Store: newStore(), changed: s.changed, stop: cancel}
 	client := s.client.Resource(key.resource).Namespace(key.namespace)
 	only := func(o metav1.ListOptions) metav1.ListOptions {
 		if key.name != "" {
@@ -159,6 +159,8 @@ func (s *sources) start(ctx context.Context, key source) *follower {
 	f.ended.Go(func() { reflector.RunWithContext(ctx) })
 	return f
 }
+
+func newStore() cache.Store { return cache.NewStore(cache.MetaNamespaceKeyFunc) }
 
 func (f *follower) end() {
 	f.stop()
