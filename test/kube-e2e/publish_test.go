@@ -86,8 +86,9 @@ func TestPublish(t *testing.T) {
 	p.wantPublished("Published", "192.0.2.2 for Services")
 	p.wantShown(ingressResource, "mine", "192.0.2.2")
 
-	// While the Trench is refused nothing new is published. A Service that leaves is looked at in one
-	// pass of the leader, another one in a later pass: the writes of the first pass are over then.
+	// While the Trench is refused nothing new is published. A Service that leaves is looked at in
+	// one pass of the leader, another one in a later pass: the writes of the first pass are over
+	// then.
 	p.cluster.Apply(t, strings.Replace(strings.Replace(publishTrench, "PUBLISH",
 		`{addresses: [192.0.2.3], ingressClass: external, gatewayClass: external}`, 1), "name: a,",
 		`name: a, gateways: [{name: g, address: 20.0.0.1}],`, 1))
@@ -121,8 +122,8 @@ func TestPublish(t *testing.T) {
 	}
 }
 
-// TestRefusedAddressesLeaveConditions has an admission policy in the place of whatever an API server
-// may refuse in an address.
+// TestRefusedAddressesLeaveConditions has an admission policy in the place of whatever an API
+// server may refuse in an address.
 func TestRefusedAddressesLeaveConditions(t *testing.T) {
 	p := newPublisher(t)
 	p.cluster.Apply(t, `

@@ -344,12 +344,17 @@ func (p *publisher) marker(name string) {
 apiVersion: v1
 kind: Service
 metadata: {name: %s, namespace: trench-a}
-spec: {type: LoadBalancer, loadBalancerClass: vipgate.io/trench-a, allocateLoadBalancerNodePorts: false, ports: [{port: 80}]}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: vipgate.io/trench-a
+  allocateLoadBalancerNodePorts: false
+  ports: [{port: 80}]
 `, name))
 	p.wantCondition(name, v1alpha1.Accepted, metav1.ConditionFalse)
 }
 
-// leave takes a Service away from the Trench, and waits until it has none of the Trench's conditions.
+// leave takes a Service away from the Trench, and waits until it has none of the Trench's
+// conditions.
 func (p *publisher) leave(name string) {
 	p.Helper()
 	p.patch(serviceResource, name, `{"spec": {"type": "ClusterIP", "loadBalancerClass": null}}`)

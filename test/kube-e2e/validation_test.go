@@ -31,21 +31,37 @@ func (p *publisher) create(attractor, fields string) error {
 func TestTrenchValidation(t *testing.T) {
 	p := newPublisher(t)
 	const vips = `"vips": ["20.0.0.1/32", "2000::1/128", "10.0.0.0/8"]`
-	const length = "write an IPv4 or IPv6 address and the length of its prefix"
+	const (
+		length = "write an IPv4 or IPv6 address and the length of its prefix"
+		either = "write either addresses or fromService"
+	)
 	for name, c := range map[string]struct{ attractor, fields, want string }{
-		"valid":                   {vips, "", ""},
-		"a VIP without length":    {`"vips": ["20.0.0.1"]`, "", length},
-		"a VIP of all addresses":  {`"vips": ["0.0.0.0/0"]`, "", length},
-		"a VIP with a zero":       {`"vips": ["010.0.0.1/32"]`, "", length},
-		"a VIP with other bits":   {`"vips": ["20.0.0.1/24"]`, "", "write an address without bits after the length of the prefix"},
-		"a gateway's name":        {vips + `, "gateways": [{"name": "g", "address": "gw.example.com"}]`, "", "write an IPv4 or IPv6 address, such as"},
-		"subnets":                 {vips, `, "network": {"name": "a/b", "subnets": ["172.16.0.0"]}`, length},
-		"a network's name":        {vips, `, "network": {"name": "targets"}`, "write NAMESPACE/NAME of the NetworkAttachmentDefinition"},
-		"a stream's VIP":          {vips, `, "streams": [{"name": "s", "vips": ["vip"], "check": {"tcp": {"port": 1}}}]`, `should match '^[0-9A-Fa-f:.]+/[0-9]{1,3}$'`},
-		"publish nothing":         {vips, `, "publish": {"ingressClass": "a"}`, "write either addresses or fromService"},
-		"publish both":            {vips, `, "publish": {"addresses": ["192.0.2.1"], "fromService": "lb"}`, "write either addresses or fromService"},
-		"publish from no Service": {vips, `, "publish": {"fromService": "a/b/c"}`, "write NAMESPACE/NAME, or NAME, of a Service"},
-		"publish to classes":      {vips, `, "publish": {"fromService": "a/b", "ingressClass": "a", "gatewayClass": "b"}`, ""},
+		"valid":                  {vips, "", ""},
+		"a VIP without length":   {`"vips": ["20.0.0.1"]`, "", length},
+		"a VIP of all addresses": {`"vips": ["0.0.0.0/0"]`, "", length},
+		"a VIP with a zero":      {`"vips": ["010.0.0.1/32"]`, "", length},
+		"a VIP with other bits": {
+			`"vips": ["20.0.0.1/24"]`, "", "write an address without bits after the length of the prefix",
+		},
+		"a gateway's name": {
+			vips + `, "gateways": [{"name": "g", "address": "gw.example.com"}]`, "", "write an IPv4 or IPv6 address, such as",
+		},
+		"subnets": {vips, `, "network": {"name": "a/b", "subnets": ["172.16.0.0"]}`, length},
+		"a network's name": {
+			vips, `, "network": {"name": "targets"}`, "write NAMESPACE/NAME of the NetworkAttachmentDefinition",
+		},
+		"a stream's VIP": {
+			vips, `, "streams": [{"name": "s", "vips": ["vip"], "check": {"tcp": {"port": 1}}}]`,
+			`should match '^[0-9A-Fa-f:.]+/[0-9]{1,3}$'`,
+		},
+		"publish nothing": {vips, `, "publish": {"ingressClass": "a"}`, either},
+		"publish both":    {vips, `, "publish": {"addresses": ["192.0.2.1"], "fromService": "lb"}`, either},
+		"publish from no Service": {
+			vips, `, "publish": {"fromService": "a/b/c"}`, "write NAMESPACE/NAME, or NAME, of a Service",
+		},
+		"publish to classes": {
+			vips, `, "publish": {"fromService": "a/b", "ingressClass": "a", "gatewayClass": "b"}`, "",
+		},
 	} {
 		err := p.create(c.attractor, c.fields)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
@@ -64,8 +80,8 @@ func TestTrenchValidation(t *testing.T) {
 	}
 }
 
-// The translation, the schema of the Trench and the status of Services, Ingresses and Gateways agree
-// on which addresses can be published.
+// The translation, the schema of the Trench and the status of Services, Ingresses and Gateways
+// agree on which addresses can be published.
 func TestAddressesThatCanBePublished(t *testing.T) {
 	p := newPublisher(t)
 	p.cluster.Apply(t, kubernetes.GatewayAPI(t))

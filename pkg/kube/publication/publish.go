@@ -34,7 +34,8 @@ type published struct {
 	addresses []corev1.LoadBalancerIngress // empty while their source has none
 	ingresses []*networkingv1.Ingress
 	gateways  []*unstructured.Unstructured
-	// pending reports whether a source was not listed yet, and the API server has not refused it either.
+	// pending reports whether a source was not listed yet, and the API server has not refused it
+	// either.
 	pending  bool
 	problems []publishProblem
 }
@@ -134,7 +135,8 @@ func (s *sources) copyService(p *published, key source) {
 	case !synced || err != nil || len(p.addresses) > 0:
 	case len(list) == 0:
 		p.problems = append(p.problems, publishProblem{
-			reasonSourceMissing, "Service " + name + " of spec.publish.fromService does not exist: create it, or correct the name",
+			reasonSourceMissing, "Service " + name + " of spec.publish.fromService does not exist: " +
+				"create it, or correct the name",
 		})
 	default:
 		p.problems = append(p.problems, publishProblem{
@@ -144,8 +146,8 @@ func (s *sources) copyService(p *published, key source) {
 	}
 }
 
-// held reports whether an older Trench publishes for a class in one of the namespaces, or may do so.
-// Two of them would replace each other's addresses.
+// held reports whether an older Trench publishes for a class in one of the namespaces, or may do
+// so. Two of them would replace each other's addresses.
 func (s *sources) held(p *published, t *v1alpha1.Trench, field, class string) bool {
 	trenches := source{resource: v1alpha1.Resource, namespace: t.Namespace}
 	if synced, _ := s.followers[trenches].state(); !synced {
@@ -261,8 +263,8 @@ func (p published) refused(objects map[types.UID]*object) published {
 	return p
 }
 
-// condition returns the condition Published of a Trench with the verdict v, nil for none. It stays as
-// it is until every source is known: a new leader must not report again what the last one did.
+// condition returns the condition Published of a Trench with the verdict v, nil for none. It stays
+// as it is until every source is known: a new leader must not report again what the last one did.
 func (p published) condition(t *v1alpha1.Trench, v translation.Verdict) *metav1.Condition {
 	if t.Spec.Publish == nil {
 		return nil
@@ -362,8 +364,8 @@ func gatewayStatus(u *unstructured.Unstructured, p published) wanted {
 }
 
 // leftStatus returns the status of a Service that is no longer one of a Trench: it loses the
-// conditions that the leader applied, and keeps all fields of other managers. It reports whether the
-// Service has such conditions.
+// conditions that the leader applied, and keeps all fields of other managers. It reports whether
+// the Service has such conditions.
 func leftStatus(s *corev1.Service) (wanted, bool) {
 	const prefix = v1alpha1.Group + "/"
 	class := s.Spec.LoadBalancerClass

@@ -78,12 +78,21 @@ func TestPublishedCondition(t *testing.T) {
 		message string
 		event   bool
 	}{
-		"no publish":        {trench: none, verdict: verdict, live: []metav1.Condition{live}},
-		"complete":          {publishing(), ok, verdict, nil, "Published", "192.0.2.1, lb for Services, Ingresses of class i (0), Gateways of class g (0)", true},
-		"Trench refused":    {publishing(), ok, translation.Verdict{}, nil, notAccepted, "the Trench is not accepted: the addresses that are published stay", false},
-		"pending":           {trench: publishing(), p: pending, verdict: verdict},
-		"still pending":     {publishing(), pending, verdict, []metav1.Condition{live}, reasonSourceEmpty, "m", false},
-		"problems":          {publishing(), missing, verdict, []metav1.Condition{live}, reasonSourceMissing, "no Service; another Trench", true},
+		"no publish": {trench: none, verdict: verdict, live: []metav1.Condition{live}},
+		"complete": {
+			publishing(), ok, verdict, nil, "Published",
+			"192.0.2.1, lb for Services, Ingresses of class i (0), Gateways of class g (0)", true,
+		},
+		"Trench refused": {
+			publishing(), ok, translation.Verdict{}, nil, notAccepted,
+			"the Trench is not accepted: the addresses that are published stay", false,
+		},
+		"pending":       {trench: publishing(), p: pending, verdict: verdict},
+		"still pending": {publishing(), pending, verdict, []metav1.Condition{live}, reasonSourceEmpty, "m", false},
+		"problems": {
+			publishing(), missing, verdict, []metav1.Condition{live}, reasonSourceMissing,
+			"no Service; another Trench", true,
+		},
 		"a refused address": {publishing(), ok, bad, nil, translation.ReasonAddressNotPublished, "bad host", true},
 	} {
 		c.trench.Status.Conditions = c.live

@@ -31,8 +31,8 @@ const (
 	maxWatchDelay = 5 * time.Second
 )
 
-// sources follow the objects that spec.publish needs beyond those of the translation, while it needs
-// them. One goroutine uses them.
+// sources follow the objects that spec.publish needs beyond those of the translation, while it
+// needs them. One goroutine uses them.
 type sources struct {
 	client  dynamic.Interface
 	log     *slog.Logger

@@ -30,8 +30,9 @@ const (
 	// ReportAnnotation of a trench pod says what it advertises.
 	ReportAnnotation = Group + "/report"
 
-	// Annotations of a Service: its VIPs, separated by commas; the check of its targets as JSON; how
-	// many targets must be ready; how long a target that leaves keeps its flows; Maglev as JSON.
+	// Annotations of a Service: its VIPs, separated by commas; the check of its targets as JSON;
+	// how many targets must be ready; how long a target that leaves keeps its flows; Maglev as
+	// JSON.
 	VIPsAnnotation      = Group + "/vips"
 	CheckAnnotation     = Group + "/check"
 	MinReadyAnnotation  = Group + "/min-ready"
@@ -71,7 +72,8 @@ type Spec struct {
 	Attractor map[string]any `json:"attractor"`
 	// Streams as in the trench file, for targets that are no pods.
 	Streams []any `json:"streams,omitempty"`
-	// Defaults of the streams of Services: drainTime, minReady, check and maglev, as in the trench file.
+	// Defaults of the streams of Services: drainTime, minReady, check and maglev, as in the trench
+	// file.
 	Defaults map[string]any `json:"defaults,omitempty"`
 	// Publish says which addresses the status of Services shows. Nil: the VIPs.
 	Publish *Publish `json:"publish,omitempty"`
@@ -91,8 +93,8 @@ type Publish struct {
 	Addresses []string `json:"addresses,omitempty"`
 	// FromService is the Service, NAMESPACE/NAME or NAME, whose status is copied.
 	FromService string `json:"fromService,omitempty"`
-	// IngressClass is the class of the Ingresses whose status gets the addresses, too, GatewayClass that
-	// of Gateways of the Gateway API.
+	// IngressClass is the class of the Ingresses whose status gets the addresses, too, GatewayClass
+	// that of Gateways of the Gateway API.
 	IngressClass string `json:"ingressClass,omitempty"`
 	GatewayClass string `json:"gatewayClass,omitempty"`
 }
