@@ -185,7 +185,9 @@ func crd(t *testing.T) object {
 	network["items"] = c.convert(at(network, "items"))
 
 	attractor := c.convert(at(schema, "properties", "attractor"))
-	gateway := at(attractor, "properties", "gateways", "items", "properties")
+	gateways := at(attractor, "properties", "gateways")
+	gateways["maxItems"] = 1000 // far above any use; without a limit the API server refuses rules below it
+	gateway := at(gateways, "items", "properties")
 	delete(gateway, "passwordFile")
 	gateway["passwordSecret"] = object{
 		"description": "The key of a Secret, in the namespace of the Trench, that has the TCP-MD5 password. " +
