@@ -74,9 +74,10 @@ func (p *process) status() *kubev1.Status {
 	}
 	if p.publisher != nil {
 		// The Lease of a pod that is gone names it until another one takes it.
-		leader := p.publisher.State().Load().Leader
-		if slices.ContainsFunc(evaluated.Siblings, func(pod *corev1.Pod) bool { return pod.Name == leader }) {
-			s.Leader = leader
+		leads := p.publisher.State().Load()
+		exists := slices.ContainsFunc(evaluated.Siblings, func(pod *corev1.Pod) bool { return pod.Name == leads.Leader })
+		if leads.Leading || exists {
+			s.Leader = leads.Leader
 		}
 	}
 	if counts.translations == 0 {

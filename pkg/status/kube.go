@@ -9,8 +9,8 @@ import (
 	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
 )
 
-// Kube renders the status of kube, and reports whether the trench file is current and every object
-// is accepted.
+// Kube renders the status of kube, and reports whether the trench file is current, every object is
+// accepted, and status is written and published.
 func Kube(s *kubev1.Status, now time.Time) (text string, good bool) {
 	var b strings.Builder
 	kind, _, _ := strings.Cut(s.GetVerdict().GetObject(), " ") // a Trench, or a Gateway of Meridio 2
