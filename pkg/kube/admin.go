@@ -3,15 +3,20 @@ package kube
 import (
 	"cmp"
 	"context"
+	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/kube/publication"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
 )
@@ -68,11 +73,17 @@ func (p *process) status() *kubev1.Status {
 		})
 	}
 	if p.publisher != nil {
-		s.Leader = p.publisher.State().Load().Leader
+		// The Lease of a pod that is gone names it until another one takes it.
+		leads := p.publisher.State().Load()
+		exists := slices.ContainsFunc(evaluated.Siblings, func(pod *corev1.Pod) bool { return pod.Name == leads.Leader })
+		if leads.Leading || exists {
+			s.Leader = leads.Leader
+		}
 	}
 	if counts.translations == 0 {
 		return s
 	}
+	s.Publication = publicationOf(evaluated)
 	s.Verdict = verdict(evaluated.Result.Trench)
 	for _, v := range evaluated.Result.Services {
 		service := &kubev1.ServiceVerdict{Verdict: verdict(v.Verdict), Stream: v.Stream, Targets: uint32(v.Targets)}
@@ -82,6 +93,24 @@ func (p *process) status() *kubev1.Status {
 		s.Services = append(s.Services, service)
 	}
 	return s
+}
+
+// publicationOf returns the condition Published of the Trench, nil without one.
+func publicationOf(in publication.Input) *kubev1.Publication {
+	if in.Objects.Trench == nil {
+		return nil
+	}
+	trench, err := v1alpha1.FromUnstructured(in.Objects.Trench)
+	if err != nil {
+		return nil // the verdict has the cause
+	}
+	c := meta.FindStatusCondition(trench.Status.Conditions, v1alpha1.Published)
+	if c == nil {
+		return nil
+	}
+	return &kubev1.Publication{
+		Complete: c.Status == metav1.ConditionTrue, Reason: c.Reason, Message: c.Message,
+	}
 }
 
 func verdict(v translation.Verdict) *kubev1.Verdict {

@@ -9,8 +9,8 @@ import (
 	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
 )
 
-// Kube renders the status of kube, and reports whether the trench file is current and every object
-// is accepted.
+// Kube renders the status of kube, and reports whether the trench file is current, every object is
+// accepted, and status is written and published.
 func Kube(s *kubev1.Status, now time.Time) (text string, good bool) {
 	var b strings.Builder
 	kind, _, _ := strings.Cut(s.GetVerdict().GetObject(), " ") // a Trench, or a Gateway of Meridio 2
@@ -36,7 +36,18 @@ func Kube(s *kubev1.Status, now time.Time) (text string, good bool) {
 		head.row("", "NOT WRITTEN: "+cut(e, maxLine))
 	}
 	head.row("pod", cut(s.GetPod(), maxCell))
-	head.row("leader", cut(s.GetLeader(), maxCell))
+	leader := cut(s.GetLeader(), maxCell)
+	if s.GetLeader() == "" && kind == "Trench" {
+		leader, good = "NONE: status and Events are not written; see the Lease vipgate-"+cut(s.GetTrench(), maxCell), false
+	}
+	head.row("leader", leader)
+	if p := s.GetPublication(); p != nil {
+		text := cut(p.GetMessage(), maxLine)
+		if !p.GetComplete() {
+			text, good = "INCOMPLETE ("+cut(p.GetReason(), maxCell)+"): "+text, false
+		}
+		head.row("publication", text)
+	}
 	b.WriteByte('\n')
 	head.align(&b, "")
 	writeConditions(&b, s.GetConditions())

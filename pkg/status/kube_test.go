@@ -45,6 +45,17 @@ func TestKube(t *testing.T) {
 		{"watch fails", func(s *kubev1.Status) {
 			s.Caches[0].FailingSince, s.Caches[0].Error = since(time.Second), "Forbidden"
 		}, true, "synced, failing for 1s: Forbidden"},
+		{"no leader", func(s *kubev1.Status) { s.Leader = "" }, false, "NONE: status and Events are not written; " +
+			"see the Lease vipgate-trench-a"},
+		{"no leader of a Gateway", func(s *kubev1.Status) {
+			s.Leader, s.Verdict.Object = "", "Gateway trench-a/trench-a"
+		}, true, "/t.yaml"},
+		{"published", func(s *kubev1.Status) {
+			s.Publication = &kubev1.Publication{Complete: true, Reason: "Published", Message: "192.0.2.1 for Services"}
+		}, true, "192.0.2.1 for Services"},
+		{"not published", func(s *kubev1.Status) {
+			s.Publication = &kubev1.Publication{Reason: "SourceMissing", Message: "Service lb does not exist"}
+		}, false, "INCOMPLETE (SourceMissing): Service lb does not exist"},
 		{"not written", func(s *kubev1.Status) { s.File.Error = "disk full" }, false, "NOT WRITTEN: disk full"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

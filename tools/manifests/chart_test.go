@@ -122,7 +122,7 @@ func TestRoleOfTheChart(t *testing.T) {
 trench:
   name: t
   spec:
-    publish: {addresses: [192.0.2.1], ingressClass: nginx}
+    publish: {addresses: [192.0.2.1], ingressClass: nginx, gatewayClass: external}
     attractor:
       name: a
       vips: [20.0.0.1/32]
@@ -136,16 +136,22 @@ rbac: {namespaces: [application-a]}
 		t.Fatal(err)
 	}
 	resources := map[string][]string{}
-	for _, r := range decode[rbacv1.Role](t, o, "Role trench-a/vipgate").Rules {
-		for _, resource := range r.Resources {
-			resources[resource] = r.ResourceNames
+	for _, role := range []string{"trench-a/vipgate", "application-a/vipgate-t"} {
+		published := 0
+		for _, r := range decode[rbacv1.Role](t, o, "Role "+role).Rules {
+			for _, resource := range r.Resources {
+				resources[resource] = r.ResourceNames
+				if strings.HasPrefix(resource, "ingresses") || strings.HasPrefix(resource, "gateways") {
+					published++
+				}
+			}
+		}
+		if published != 4 {
+			t.Errorf("Role %s allows %d resources of Ingresses and Gateways, want them and their status", role, published)
 		}
 	}
 	if !slices.Equal(resources["secrets"], []string{"keys"}) || !slices.Equal(resources["leases"], []string{"vipgate-t"}) {
 		t.Errorf("resources %v", resources)
-	}
-	if _, ok := resources["ingresses/status"]; !ok {
-		t.Error("the status of Ingresses is not allowed")
 	}
 	further := decode[rbacv1.RoleBinding](t, o, "RoleBinding application-a/vipgate-t")
 	if further.Subjects[0].Namespace != namespace {

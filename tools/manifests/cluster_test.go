@@ -62,7 +62,7 @@ func read(t *testing.T, file string) string {
 // startCluster starts an API server with every object of the overlay and of the example.
 func startCluster(t *testing.T) (*kubernetes.Clientset, objects) {
 	t.Helper()
-	all := overlay(t, "v0", "network-policy", "ingresses", "gateway-password", "monitoring")
+	all := overlay(t, "v0", "network-policy", "ingresses", "gateways", "gateway-password", "monitoring")
 	manifests := []string{
 		documents(t, kustomize(t, filepath.Join(root, "deployments/kubernetes"))),
 		read(t, "example/namespace.yaml"),
@@ -146,6 +146,9 @@ func TestAPIServerAcceptsManifests(t *testing.T) {
 		{false, namespace, "update", "coordination.k8s.io", "leases", "other"},
 		{true, namespace, "create", "", "events", ""},
 		{true, namespace, "patch", "networking.k8s.io", "ingresses/status", "web"},
+		{true, namespace, "watch", "gateway.networking.k8s.io", "gateways", ""},
+		{true, namespace, "patch", "gateway.networking.k8s.io", "gateways/status", "web"},
+		{false, namespace, "patch", "gateway.networking.k8s.io", "gateways", "web"},
 		{true, "application-a", "watch", "", "pods", ""},
 		{true, "application-a", "patch", "", "services/status", "web"},
 		{false, "application-a", "patch", "", "pods/status", "web-1"},

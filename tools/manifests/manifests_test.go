@@ -147,7 +147,7 @@ func typed(kind string) any {
 
 // Kubernetes drops unknown fields: a misspelled one is never noticed there.
 func TestEveryFieldExists(t *testing.T) {
-	all := overlay(t, "v0", "monitoring", "network-policy", "ingresses", "gateway-password")
+	all := overlay(t, "v0", "monitoring", "network-policy", "ingresses", "gateways", "gateway-password")
 	maps.Copy(all, kustomize(t, filepath.Join(root, "deployments/quickstart")))
 	maps.Copy(all, kustomize(t, filepath.Join(root, "deployments/example")))
 	for _, file := range []string{"namespace-role.yaml", "service.yaml", "application.yaml"} {
@@ -231,7 +231,7 @@ func TestOnlyKubeHasAToken(t *testing.T) {
 
 // Secrets are readable by name only, and nothing belongs to the cluster.
 func TestRoles(t *testing.T) {
-	all := overlay(t, "v0", "gateway-password", "ingresses")
+	all := overlay(t, "v0", "gateway-password", "ingresses", "gateways")
 	secrets := 0
 	for key, object := range all {
 		kind, _ := object["kind"].(string)

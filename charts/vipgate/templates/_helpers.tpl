@@ -37,6 +37,26 @@ spiffe://{{ $root.Values.spiffe.trustDomain }}{{ $path }}/{{ index . 1 }}
 {{- $names | uniq | toJson -}}
 {{- end -}}
 
+{{- /* Rules of a Role for the objects that get the addresses of spec.publish. */ -}}
+{{- define "vipgate.publishRules" -}}
+{{- if dig "publish" "ingressClass" "" .Values.trench.spec }}
+- apiGroups: [networking.k8s.io]
+  resources: [ingresses]
+  verbs: [get, list, watch]
+- apiGroups: [networking.k8s.io]
+  resources: [ingresses/status]
+  verbs: [patch]
+{{- end }}
+{{- if dig "publish" "gatewayClass" "" .Values.trench.spec }}
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [gateways]
+  verbs: [get, list, watch]
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [gateways/status]
+  verbs: [patch]
+{{- end }}
+{{- end -}}
+
 {{- define "vipgate.subject" -}}
 subjects:
   - kind: ServiceAccount

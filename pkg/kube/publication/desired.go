@@ -3,6 +3,7 @@ package publication
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -55,7 +56,7 @@ func evaluate(in Input, published published, now metav1.Time) []wanted {
 	if err != nil || trench == nil {
 		return nil // what cannot be decoded was not accepted by the API server either
 	}
-	all = append(all, trenchStatus(in, trench, pods, now))
+	all = append(all, trenchStatus(in, trench, pods, published, now))
 	live := map[string]*corev1.Service{}
 	for _, s := range in.Objects.Services {
 		live[s.Namespace+"/"+s.Name] = s
@@ -63,14 +64,24 @@ func evaluate(in Input, published published, now metav1.Time) []wanted {
 	for _, v := range in.Result.Services {
 		if s := live[v.Object.Namespace+"/"+v.Object.Name]; s != nil {
 			all = append(all, serviceStatus(s, v, pods, published, now))
+			delete(live, v.Object.Namespace+"/"+v.Object.Name)
 		}
 	}
 	if in.Result.Trench.Accepted { // as for Services: what is published stays until it is again
 		for _, i := range published.ingresses {
 			all = append(all, ingressStatus(i, published))
 		}
+		for _, u := range published.gateways {
+			all = append(all, gatewayStatus(u, published))
+		}
 	}
-	return slices.DeleteFunc(all, func(w wanted) bool { return len(w.status) == 0 })
+	all = slices.DeleteFunc(all, func(w wanted) bool { return len(w.status) == 0 })
+	for _, name := range slices.Sorted(maps.Keys(live)) {
+		if w, has := leftStatus(live[name]); has {
+			all = append(all, w)
+		}
+	}
+	return all
 }
 
 func decode(in Input) (*v1alpha1.Trench, error) {
@@ -80,7 +91,7 @@ func decode(in Input) (*v1alpha1.Trench, error) {
 	return v1alpha1.FromUnstructured(in.Objects.Trench)
 }
 
-func trenchStatus(in Input, t *v1alpha1.Trench, pods reports, now metav1.Time) wanted {
+func trenchStatus(in Input, t *v1alpha1.Trench, pods reports, p published, now metav1.Time) wanted {
 	v := in.Result.Trench
 	accepted := acceptance(v1alpha1.Accepted, v)
 	if len(v.Problems) > 0 {
@@ -100,10 +111,15 @@ func trenchStatus(in Input, t *v1alpha1.Trench, pods reports, now metav1.Time) w
 
 	w := wanted{resource: v1alpha1.Resource, object: reference(v1alpha1.Kind, t)}
 	conditions := []metav1.Condition{accepted, advertised}
+	shown := p.condition(t, v)
+	if shown != nil {
+		conditions = append(conditions, *shown)
+	}
 	w.conditions = fmt.Sprint(v.Generation, conditions)
 	w.conditionsDiffer = settle(conditions, t.Status.Conditions, now) || t.Status.ObservedGeneration != v.Generation
 	w.status = map[string]any{"observedGeneration": v.Generation, "conditions": conditions}
-	w.events = changes(v, conditions, t.Status.Conditions)
+	w.events = append(changes(v, conditions, t.Status.Conditions),
+		publishEvents(shown, find(t.Status.Conditions, v1alpha1.Published))...)
 	return w
 }
 
@@ -157,21 +173,6 @@ func serviceStatus(s *corev1.Service, v translation.ServiceVerdict, pods reports
 	return w
 }
 
-func ingressStatus(i *networkingv1.Ingress, p published) wanted {
-	w := wanted{resource: ingresses, object: reference(networkingv1.SchemeGroupVersion.WithKind("Ingress"), i)}
-	var addresses []networkingv1.IngressLoadBalancerIngress
-	for _, a := range p.addresses {
-		addresses = append(addresses, networkingv1.IngressLoadBalancerIngress{IP: a.IP, Hostname: a.Hostname})
-	}
-	if len(addresses) == 0 {
-		return w
-	}
-	w.addresses = text(addresses)
-	w.addressesDiffer = !equality.Semantic.DeepEqual(addresses, i.Status.LoadBalancer.Ingress)
-	w.status = loadBalancer(addresses)
-	return w
-}
-
 // text returns addresses without the pointers in them.
 func text[T any](ingress []T) string {
 	b, _ := json.Marshal(ingress) // cannot fail: strings and numbers
@@ -191,28 +192,4 @@ func reference(kind schema.GroupVersionKind, o metav1.Object) corev1.ObjectRefer
 		APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: o.GetNamespace(), Name: o.GetName(),
 		UID: o.GetUID(), ResourceVersion: o.GetResourceVersion(),
 	}
-}
-
-// published are the addresses of spec.publish.
-type published struct {
-	replaces  bool                         // addresses are in place of VIPs
-	addresses []corev1.LoadBalancerIngress // none while their source has none
-	ingresses []*networkingv1.Ingress
-}
-
-// of returns what to publish for VIPs: in place of none, what is live.
-func (p published) of(vips []vip.VIP, live []corev1.LoadBalancerIngress) []corev1.LoadBalancerIngress {
-	addresses := p.addresses
-	if !p.replaces {
-		addresses = nil
-		for _, v := range vips {
-			if v.Prefix().IsSingleIP() {
-				addresses = append(addresses, ingressOf(v.Prefix().Addr().String()))
-			}
-		}
-	}
-	if len(addresses) == 0 {
-		return live
-	}
-	return addresses
 }

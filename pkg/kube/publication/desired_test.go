@@ -103,6 +103,17 @@ func TestEvaluate(t *testing.T) {
 		Spec:       networkingv1.IngressSpec{IngressClassName: &class},
 	}
 	stream := map[string]any{"name": "vm", "vips": []any{"2000::1/128"}}
+	publishes := trench()
+	publishes.Object["spec"].(map[string]any)["publish"] = map[string]any{"gatewayClass": "g"}
+	refusedPublishes := input(publishes, service())
+	refusedPublishes.Result.Trench = refusedTrench.Result.Trench
+	gateway := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "g", "uid": "g"}}}
+	toGateways := published{
+		replaces: true, addresses: []corev1.LoadBalancerIngress{ingressOf("192.0.2.1"), ingressOf("lb.example.com")},
+		ingresses: []*networkingv1.Ingress{ingress}, gateways: []*unstructured.Unstructured{gateway},
+	}
+	left := service()
+	left.Status.Conditions = []metav1.Condition{{Type: "vipgate.io/Accepted", Status: metav1.ConditionTrue}}
 	var b strings.Builder
 	for _, c := range []struct {
 		name      string
@@ -128,6 +139,12 @@ func TestEvaluate(t *testing.T) {
 		{"no other address yet", input(trench(), service(hostname("kept")), accepted(vip4)), published{
 			replaces: true, ingresses: []*networkingv1.Ingress{ingress},
 		}},
+		{"published to Gateways", input(publishes, service()), toGateways},
+		{"source missing", input(publishes, service()), published{
+			replaces: true, problems: []publishProblem{{reasonSourceMissing, "create it"}},
+		}},
+		{"refused Trench that publishes", refusedPublishes, toGateways},
+		{"Service that has left", input(trench(), left), published{}},
 	} {
 		fmt.Fprintf(&b, "# %s\n", c.name)
 		for _, w := range evaluate(withReports(c.in), c.published, at) {
@@ -141,6 +158,9 @@ func TestEvaluate(t *testing.T) {
 				t.Fatal(err)
 			}
 			fmt.Fprintf(&b, "  loadBalancer: %s\n", text)
+			if addresses := w.status["addresses"]; addresses != nil {
+				fmt.Fprintf(&b, "  addresses: %v\n", addresses)
+			}
 			for _, e := range w.events {
 				fmt.Fprintf(&b, "  Event warning=%t %s: %s\n", e.warning, e.reason, e.note)
 			}

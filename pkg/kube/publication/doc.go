@@ -1,5 +1,5 @@
 // Package publication shows in the API server what the trench does with each object: the status of
-// the Trench and its Services, the addresses of Ingresses, and Events.
+// the Trench and its Services, the addresses of Ingresses and Gateways, and Events.
 //
 // Every pod records what its frontend advertises, a [Report], in the TrenchReport of its Pod. The
 // leader of the trench, which holds a Lease, adds the reports up and applies status with the field
@@ -14,5 +14,6 @@
 // was never accepted gets none.
 //
 // Limits: while the Trench is refused, its Services keep the status that they have. A pod of a lost
-// node counts with its last report for up to 30 s.
+// node counts with its last report for up to 30 s. Two Trenches of different namespaces that publish
+// for one class in a third namespace are not found: no Role allows to read both.
 package publication

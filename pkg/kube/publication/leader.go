@@ -61,7 +61,7 @@ func newLeader(watch, write dynamic.Interface, o Options, restore time.Duration)
 	retry := backoff.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.2}
 	return &leader{
 		client:  write,
-		sources: sources{client: watch, changed: make(chan struct{}, 1), followers: map[source]*follower{}},
+		sources: sources{client: watch, log: o.Log, changed: make(chan struct{}, 1), followers: map[source]*follower{}},
 		recorder: &recorder{
 			client: write, pod: o.Pod, log: o.Log, count: count, sent: map[string]*series{}, retry: retry,
 			limit: flowcontrol.NewTokenBucketRateLimiter(eventQPS, eventBurst), added: make(chan struct{}, 1),
@@ -112,7 +112,9 @@ func (l *leader) evaluate(ctx context.Context, in Input) []wanted {
 	trench, err := decode(in)
 	if trench != nil && err == nil {
 		l.sources.follow(ctx, trench)
-		p = l.sources.published(trench)
+		l.mu.Lock()
+		p = l.sources.published(trench).refused(l.failing)
+		l.mu.Unlock()
 	}
 	return evaluate(in, p, metav1.NewTime(time.Now().UTC().Truncate(time.Second)))
 }
@@ -200,6 +202,7 @@ func (l *leader) process(ctx context.Context, id types.UID) (again time.Time, wr
 			l.failing[id] = err
 		}
 		l.reportFailures()
+		latest.Wake(l.sources.changed) // the condition Published has the refusals
 	}
 	return again, wrote
 }

@@ -8,41 +8,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/vipgate/vipgate/pkg/vip"
 )
-
-// A leader that has lost the Lease writes nothing more, also within a pass.
-func TestNoWriteWithoutLease(t *testing.T) {
-	a := newAPI()
-	l := a.leader()
-	l.holds = func() bool { return false }
-	l.pass(t.Context(), input(trench(), service(), accepted(vip4)), func() bool { return false })
-	if n := len(a.writes); n > 0 {
-		t.Errorf("%d writes without the Lease", n)
-	}
-}
-
-// Another status is tried without a wait, and has its own back-off.
-func TestAnotherStatusHasItsOwnBackOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := newAPI()
-		a.answer = func(int, write) error { return errForbidden }
-		l, o := a.leader(), newObject()
-		settleFor(t, l, o, wantedStatus("7"), 20*time.Second)
-		before := len(a.of("services"))
-		w := wantedStatus("7")
-		w.conditions = "newer"
-		settleFor(t, l, o, w, time.Second)
-		if n := len(a.of("services")) - before; n != 3 {
-			t.Errorf("%d attempts in the first second of another status, want 3", n)
-		}
-	})
-}
 
 // New addresses do not wait for conditions that another writer has changed, nor new conditions for such
 // addresses, which stay meanwhile.
@@ -124,7 +95,7 @@ func TestSeriesOfEvents(t *testing.T) {
 				return nil
 			}
 			l.recorder.add(w.object, []event{{true, "Reason", "Action", "note"}})
-			if err := l.recorder.flush(t.Context(), func() bool { return false }); err != nil {
+			if err := l.recorder.flush(t.Context()); err != nil {
 				t.Errorf("%d: %v", i, err)
 			}
 			writes := a.of("events")[before:]
@@ -165,7 +136,7 @@ func TestReportsOfPods(t *testing.T) {
 		"terminating":   {terminating, false, false, false, ""},
 		"failed":        {failed, false, false, false, ""},
 	} {
-		all := readReports([]*corev1.Pod{c.pod})
+		all := readReports([]*corev1.Pod{c.pod}, reported([]*corev1.Pod{c.pod}))
 		if len(all) != 0 != c.counts {
 			t.Errorf("%s: %d pods count", name, len(all))
 			continue
@@ -190,22 +161,5 @@ func TestRefusedServiceKeepsAddresses(t *testing.T) {
 	}
 	if w := serviceStatus(service(), accepted(vip4), nil, p, at); w.addresses != text(p.addresses) || !w.addressesDiffer {
 		t.Errorf("an accepted one gets %s", w.addresses)
-	}
-}
-
-func TestClassOfIngress(t *testing.T) {
-	class := func(s string) *string { return &s }
-	for _, c := range []struct {
-		field      *string
-		annotation string
-		want       string
-	}{{nil, "", ""}, {class("a"), "", "a"}, {nil, "b", "b"}, {class("a"), "b", "a"}, {class(""), "b", ""}} {
-		i := &networkingv1.Ingress{Spec: networkingv1.IngressSpec{IngressClassName: c.field}}
-		if c.annotation != "" {
-			i.Annotations = map[string]string{"kubernetes.io/ingress.class": c.annotation}
-		}
-		if got := classOf(i); got != c.want {
-			t.Errorf("%+v: %q", c, got)
-		}
 	}
 }

@@ -244,7 +244,8 @@ func TestFailureHoldsDuringBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(3, vip4)
 		w.refuse = func(x write) error {
-			if x.name == "web-001" && strings.Contains(fmt.Sprint(x.body["status"]), vip4.Prefix().Addr().String()) {
+			status, _ := x.body["status"].(map[string]any)
+			if x.name == "web-001" && strings.Contains(text([]any{status["loadBalancer"]}), vip4.Prefix().Addr().String()) {
 				return apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, x.name, nil)
 			}
 			return nil

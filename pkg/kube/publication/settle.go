@@ -124,9 +124,11 @@ func (l *leader) applyConditions(ctx context.Context, w wanted, o *object) {
 	w.status = w.kept
 	version, err := l.apply(ctx, w)
 	l.count(w.resource.Resource, err)
-	if err == nil {
-		o.conditions, o.version, o.echo = w.conditions, version, time.Now().Add(echoTime)
+	if err != nil {
+		return
 	}
+	o.conditions, o.version, o.echo = w.conditions, version, time.Now().Add(echoTime)
+	l.recorder.add(w.object, w.events)
 }
 
 // next returns when the status may be written against another writer.

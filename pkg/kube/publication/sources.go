@@ -4,14 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net/netip"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -20,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -31,23 +31,15 @@ const (
 	maxWatchDelay = 5 * time.Second
 )
 
-// ingressOf returns an address or a host name as it is published. Clients in the cluster go through
-// the gateways, too: with the mode VIP, kube-proxy would take their packets to its own endpoints.
-func ingressOf(address string) corev1.LoadBalancerIngress {
-	if _, err := netip.ParseAddr(address); err != nil {
-		return corev1.LoadBalancerIngress{Hostname: address}
-	}
-	mode := corev1.LoadBalancerIPModeProxy
-	return corev1.LoadBalancerIngress{IP: address, IPMode: &mode}
-}
-
-// sources follow the objects that only spec.publish names, while it names them. One goroutine uses
-// them.
+// sources follow the objects that spec.publish needs beyond those of the translation, while it
+// needs them. One goroutine uses them.
 type sources struct {
 	client  dynamic.Interface
+	log     *slog.Logger
 	changed chan struct{} // has a token after a change
 
 	followers map[source]*follower
+	logged    string // the problems that were logged last
 }
 
 // source is a set of objects of the API server.
@@ -62,20 +54,40 @@ type follower struct {
 	changed chan<- struct{}
 	stop    context.CancelFunc
 	ended   sync.WaitGroup
+
+	mu     sync.Mutex
+	synced bool  // it was listed once
+	err    error // of the last list or watch
 }
 
-// follow follows what a Trench publishes, and nothing else, until ctx ends or stop is called.
+// needed returns the sources of a Trench in a fixed order.
+func needed(t *v1alpha1.Trench) (all []source) {
+	p := t.Spec.Publish
+	if p == nil {
+		return nil
+	}
+	if p.FromService != "" {
+		all = append(all, fromService(t))
+	}
+	if p.IngressClass != "" || p.GatewayClass != "" {
+		all = append(all, source{resource: v1alpha1.Resource, namespace: t.Namespace}) // for older Trenches
+	}
+	for _, namespace := range namespaces(t) {
+		if p.IngressClass != "" {
+			all = append(all, source{resource: ingresses, namespace: namespace})
+		}
+		if p.GatewayClass != "" {
+			all = append(all, source{resource: gateways, namespace: namespace})
+		}
+	}
+	return all
+}
+
+// follow follows the sources of a Trench, and no others, until ctx ends or stop is called.
 func (s *sources) follow(ctx context.Context, t *v1alpha1.Trench) {
 	want := map[source]bool{}
-	if p := t.Spec.Publish; p != nil {
-		if p.FromService != "" {
-			want[fromService(t)] = true
-		}
-		if p.IngressClass != "" {
-			for _, namespace := range namespaces(t) {
-				want[source{resource: ingresses, namespace: namespace}] = true
-			}
-		}
+	for _, key := range needed(t) {
+		want[key] = true
 	}
 	for key, f := range s.followers {
 		if !want[key] {
@@ -115,7 +127,7 @@ func namespaces(t *v1alpha1.Trench) []string {
 
 func (s *sources) start(ctx context.Context, key source) *follower {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &follower{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), changed: s.changed, stop: cancel}
+	f := &follower{Store: newStore(), changed: s.changed, stop: cancel}
 	client := s.client.Resource(key.resource).Namespace(key.namespace)
 	only := func(o metav1.ListOptions) metav1.ListOptions {
 		if key.name != "" {
@@ -125,69 +137,56 @@ func (s *sources) start(ctx context.Context, key source) *follower {
 	}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return client.List(ctx, only(o))
+			list, err := client.List(ctx, only(o))
+			if err != nil {
+				f.attempted(err) // a list that succeeds does not prove that the watch is allowed
+				return nil, err
+			}
+			return list, nil
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return client.Watch(ctx, only(o))
+			w, err := client.Watch(ctx, only(o))
+			f.attempted(err)
+			return w, err
 		},
 	}
+	silent := klog.Logger{} // published logs failures
+	ctx = klog.NewContext(ctx, silent)
 	reflector := cache.NewReflectorWithOptions(lw, &unstructured.Unstructured{}, f, cache.ReflectorOptions{
-		Name:    fmt.Sprintf("%s in namespace %s", key.resource.Resource, key.namespace),
+		Name: fmt.Sprintf("%s in namespace %s", key.resource.Resource, key.namespace), Logger: &silent,
 		Backoff: &wait.Backoff{Duration: minWatchDelay, Cap: maxWatchDelay, Factor: 2, Jitter: 0.2, Steps: 10},
 	})
 	f.ended.Go(func() { reflector.RunWithContext(ctx) })
 	return f
 }
 
+func newStore() cache.Store { return cache.NewStore(cache.MetaNamespaceKeyFunc) }
+
 func (f *follower) end() {
 	f.stop()
 	f.ended.Wait()
 }
 
-// published returns the addresses that a Trench publishes and the Ingresses that get them, as far
-// as they are known.
-func (s *sources) published(t *v1alpha1.Trench) published {
-	var p published
-	spec := t.Spec.Publish
-	if spec == nil {
-		return p
+// attempted records the result of a list or a watch. While no API server answers the last answer
+// stays in force.
+func (f *follower) attempted(err error) {
+	if err != nil && !answered(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return
 	}
-	switch {
-	case spec.FromService != "":
-		p.replaces = true
-		for _, u := range s.list(fromService(t)) {
-			if service, err := convert[corev1.Service](u); err == nil {
-				p.addresses = service.Status.LoadBalancer.Ingress
-			}
-		}
-	case len(spec.Addresses) > 0:
-		p.replaces = true
-		for _, a := range spec.Addresses {
-			if v1alpha1.PublishedAddress(a) { // the translation reports the others
-				p.addresses = append(p.addresses, ingressOf(a))
-			}
-		}
+	f.mu.Lock()
+	differs := fmt.Sprint(f.err) != fmt.Sprint(err)
+	f.err = err
+	f.mu.Unlock()
+	if differs {
+		latest.Wake(f.changed)
 	}
-	if spec.IngressClass == "" {
-		return p
-	}
-	for _, namespace := range namespaces(t) {
-		for _, u := range s.list(source{resource: ingresses, namespace: namespace}) {
-			i, err := convert[networkingv1.Ingress](u)
-			if err == nil && classOf(i) == spec.IngressClass {
-				p.ingresses = append(p.ingresses, i)
-			}
-		}
-	}
-	return p
 }
 
-// classOf returns the class of an Ingress, also one from before the field was there.
-func classOf(i *networkingv1.Ingress) string {
-	if class := i.Spec.IngressClassName; class != nil {
-		return *class
-	}
-	return i.Annotations["kubernetes.io/ingress.class"]
+// state reports whether the source was listed ever, and why it cannot be read now.
+func (f *follower) state() (synced bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.synced, f.err
 }
 
 // list returns the objects of a source in the order of their names.
@@ -223,7 +222,13 @@ func (f *follower) Update(o any) error { return f.wake(f.Store.Update(o)) }
 func (f *follower) Delete(o any) error { return f.wake(f.Store.Delete(o)) }
 
 // Replace implements cache.ReflectorStore.
-func (f *follower) Replace(o []any, version string) error { return f.wake(f.Store.Replace(o, version)) }
+func (f *follower) Replace(o []any, version string) error {
+	err := f.Store.Replace(o, version)
+	f.mu.Lock()
+	f.synced = true
+	f.mu.Unlock()
+	return f.wake(err)
+}
 
 func (f *follower) wake(err error) error {
 	latest.Wake(f.changed)

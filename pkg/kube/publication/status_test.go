@@ -385,9 +385,18 @@ spec: {defaultBackend: {service: {name: web, port: {number: 8080}}}}
 	if got := l.published("other"); got != "" {
 		l.Errorf("an Ingress of another class has the addresses %s", got)
 	}
-	// Without publish the VIPs come back; Ingresses keep what they have.
+	// Without publish the VIPs come back, and the condition goes; Ingresses keep what they have.
+	hasPublished := func() bool {
+		t, err := v1alpha1.FromUnstructured(l.get(v1alpha1.Resource, "a"))
+		if err != nil {
+			l.Fatal(err)
+		}
+		return find(t.Status.Conditions, v1alpha1.Published) != nil
+	}
+	await.True(l, "the condition Published", hasPublished)
 	l.apply(trenchOf(`namespaces: [NS]`))
 	l.awaitIngress("20.0.0.1")
+	await.True(l, "no condition Published", func() bool { return !hasPublished() })
 	if got := l.published("mine"); got != "192.0.2.2" {
 		l.Errorf("the Ingress has the addresses %q, want 192.0.2.2", got)
 	}

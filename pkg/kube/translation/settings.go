@@ -69,8 +69,8 @@ func (s *settings) readPublish() {
 					Namespace: s.trench.Namespace, Name: s.trench.Name, UID: s.trench.UID,
 				},
 				Reason: ReasonAddressNotPublished,
-				Message: message("spec.publish.addresses[%d]: is %q, which is not published: write an IP address or a "+
-					"host name", i, a),
+				Message: message("spec.publish.addresses[%d]: is %q, which is not published: write an IP address without "+
+					"length and zone, or a host name in lower case", i, a),
 			})
 		}
 	}

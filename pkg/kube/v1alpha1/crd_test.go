@@ -27,7 +27,44 @@ type object = map[string]any
 
 // converter turns schemas of the trench file into structural schemas of Kubernetes, which know no
 // references, one type for each value and few keywords.
-type converter struct{ defs object }
+type converter struct {
+	defs object
+	// nested reports whether the schemas are of streams: their lists have no limit, so the API server
+	// takes no rule there, whose cost is that of the longest possible list.
+	nested bool
+}
+
+// addresses are the schemas of addresses and prefixes. Their patterns in the trench file have 300
+// characters, which the API server would print; a rule has a message.
+func (c converter) addresses(name string) (object, bool) {
+	s := object{"type": "string"}
+	rule := func(rule, message string) {
+		rules, _ := s["x-kubernetes-validations"].([]any)
+		s["x-kubernetes-validations"] = append(rules, object{"rule": rule, "message": message})
+	}
+	switch name {
+	case "address":
+		s["maxLength"] = 45
+		if c.nested {
+			s["pattern"] = `^[0-9A-Fa-f:.]+$`
+			break
+		}
+		rule("isIP(self)", "write an IPv4 or IPv6 address, such as 169.254.100.150 or fd00:100::150")
+	case "vip":
+		s["maxLength"] = 49
+		if c.nested {
+			s["pattern"] = `^[0-9A-Fa-f:.]+/[0-9]{1,3}$`
+			break
+		}
+		rule("isCIDR(self) && cidr(self).prefixLength() > 0",
+			"write an IPv4 or IPv6 address and the length of its prefix, such as 20.0.0.1/32 or 2000::1/128")
+		rule("!isCIDR(self) || cidr(self) == cidr(self).masked()",
+			"write an address without bits after the length of the prefix, such as 20.0.0.0/24; a host has /32 or /128")
+	default:
+		return nil, false
+	}
+	return s, true
+}
 
 // whole are the patterns of whole numbers with quotes, which Kubernetes does not take for numbers.
 var whole = regexp.MustCompile(`^\^\[1-9\]\[0-9\]\{0,[0-9]+\}\$$`)
@@ -36,6 +73,12 @@ func (c converter) convert(in object) object {
 	if ref, ok := in["$ref"].(string); ok {
 		in = maps.Clone(in)
 		delete(in, "$ref")
+		if out, ok := c.addresses(strings.TrimPrefix(ref, "#/$defs/")); ok {
+			if description, ok := in["description"]; ok {
+				out["description"] = description
+			}
+			return out
+		}
 		target := maps.Clone(c.defs[strings.TrimPrefix(ref, "#/$defs/")].(object))
 		maps.Copy(target, in)
 		return c.convert(target)
@@ -142,7 +185,9 @@ func crd(t *testing.T) object {
 	network["items"] = c.convert(at(network, "items"))
 
 	attractor := c.convert(at(schema, "properties", "attractor"))
-	gateway := at(attractor, "properties", "gateways", "items", "properties")
+	gateways := at(attractor, "properties", "gateways")
+	gateways["maxItems"] = 1000 // far above any use; without a limit the API server refuses rules below it
+	gateway := at(gateways, "items", "properties")
 	delete(gateway, "passwordFile")
 	gateway["passwordSecret"] = object{
 		"description": "The key of a Secret, in the namespace of the Trench, that has the TCP-MD5 password. " +
@@ -159,7 +204,9 @@ func crd(t *testing.T) object {
 			},
 		},
 	}
+	c.nested = true
 	streams := c.convert(at(schema, "properties", "streams"))
+	c.nested = false
 	streams["description"] = "Streams for targets that are no Pods, as in the trench file."
 	properties["attractor"], properties["streams"] = attractor, streams
 
@@ -203,7 +250,7 @@ func TestCRDHasFieldsOfTypes(t *testing.T) {
 	version := at(crd(t), "spec")["versions"].([]any)[0].(object)
 	properties := at(version, "schema", "openAPIV3Schema", "properties")
 	network := &Network{Subnets: []string{""}}
-	publish := &Publish{Addresses: []string{""}, FromService: "x", IngressClass: "x"}
+	publish := &Publish{Addresses: []string{""}, FromService: "x", IngressClass: "x", GatewayClass: "x"}
 	full := Spec{
 		Network: network, Namespaces: []string{""}, Attractor: object{}, Streams: []any{""}, Defaults: object{"x": ""},
 		Publish: publish,

@@ -28,8 +28,9 @@ const (
 	// TrenchPodLabel is on the pods of the trench itself, which hold lb and frontend.
 	TrenchPodLabel = Group + "/trench-pod"
 
-	// Annotations of a Service: its VIPs, separated by commas; the check of its targets as JSON; how
-	// many targets must be ready; how long a target that leaves keeps its flows; Maglev as JSON.
+	// Annotations of a Service: its VIPs, separated by commas; the check of its targets as JSON;
+	// how many targets must be ready; how long a target that leaves keeps its flows; Maglev as
+	// JSON.
 	VIPsAnnotation      = Group + "/vips"
 	CheckAnnotation     = Group + "/check"
 	MinReadyAnnotation  = Group + "/min-ready"
@@ -41,6 +42,8 @@ const (
 const (
 	Accepted   = "Accepted"
 	Advertised = "Advertised"
+	// Published, of a Trench with spec.publish, is false while a part of that has no effect.
+	Published = "Published"
 	// TargetsAccepted is false while pods that a Service selects cannot be targets.
 	TargetsAccepted = "TargetsAccepted"
 )
@@ -67,7 +70,8 @@ type Spec struct {
 	Attractor map[string]any `json:"attractor"`
 	// Streams as in the trench file, for targets that are no pods.
 	Streams []any `json:"streams,omitempty"`
-	// Defaults of the streams of Services: drainTime, minReady, check and maglev, as in the trench file.
+	// Defaults of the streams of Services: drainTime, minReady, check and maglev, as in the trench
+	// file.
 	Defaults map[string]any `json:"defaults,omitempty"`
 	// Publish says which addresses the status of Services shows. Nil: the VIPs.
 	Publish *Publish `json:"publish,omitempty"`
@@ -87,15 +91,18 @@ type Publish struct {
 	Addresses []string `json:"addresses,omitempty"`
 	// FromService is the Service, NAMESPACE/NAME or NAME, whose status is copied.
 	FromService string `json:"fromService,omitempty"`
-	// IngressClass is the class of the Ingresses whose status gets the addresses, too.
+	// IngressClass is the class of the Ingresses whose status gets the addresses, too, GatewayClass
+	// that of Gateways of the Gateway API.
 	IngressClass string `json:"ingressClass,omitempty"`
+	GatewayClass string `json:"gatewayClass,omitempty"`
 }
 
 // PublishedAddress reports whether the API server takes an address in the status of a Service: an
-// IP address without a zone, or a DNS name that is not like an IPv4 address.
+// IP address without a zone and not an IPv4 address in IPv6 form, or a DNS name that is not like an
+// IPv4 address. The schema of the CustomResourceDefinition has the same rule.
 func PublishedAddress(address string) bool {
 	if a, err := netip.ParseAddr(address); err == nil {
-		return a.Zone() == ""
+		return a.Zone() == "" && !a.Is4In6()
 	}
 	last := address[strings.LastIndexByte(address, '.')+1:]
 	return len(validation.IsDNS1123Subdomain(address)) == 0 && strings.Trim(last, "0123456789") != ""

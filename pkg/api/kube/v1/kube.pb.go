@@ -312,8 +312,10 @@ type Status struct {
 	// The verdicts on the Services of its load balancer class, or on the GatewayRouters, by namespace
 	// and name.
 	Services []*ServiceVerdict `protobuf:"bytes,13,rep,name=services,proto3" json:"services,omitempty"`
-	// The pod that writes the status of objects; empty when none is known.
-	Leader        string `protobuf:"bytes,14,opt,name=leader,proto3" json:"leader,omitempty"`
+	// The pod that writes the status of objects; empty when no pod of the trench does.
+	Leader string `protobuf:"bytes,14,opt,name=leader,proto3" json:"leader,omitempty"`
+	// The condition Published of the Trench; absent without spec.publish.
+	Publication   *Publication `protobuf:"bytes,15,opt,name=publication,proto3" json:"publication,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -446,6 +448,77 @@ func (x *Status) GetLeader() string {
 	return ""
 }
 
+func (x *Status) GetPublication() *Publication {
+	if x != nil {
+		return x.Publication
+	}
+	return nil
+}
+
+// Publication is the condition Published of the Trench, as the leader wrote it.
+type Publication struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// True when all of spec.publish has its effect.
+	Complete bool `protobuf:"varint,1,opt,name=complete,proto3" json:"complete,omitempty"`
+	// The reason in one word.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The reason as a sentence, with the remedy.
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Publication) Reset() {
+	*x = Publication{}
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Publication) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Publication) ProtoMessage() {}
+
+func (x *Publication) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Publication.ProtoReflect.Descriptor instead.
+func (*Publication) Descriptor() ([]byte, []int) {
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Publication) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
+func (x *Publication) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Publication) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // Condition is a health service.
 type Condition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -461,7 +534,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[7]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -473,7 +546,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[7]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -486,7 +559,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Condition) GetName() string {
@@ -529,7 +602,7 @@ type Cache struct {
 
 func (x *Cache) Reset() {
 	*x = Cache{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[8]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -541,7 +614,7 @@ func (x *Cache) String() string {
 func (*Cache) ProtoMessage() {}
 
 func (x *Cache) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[8]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -554,7 +627,7 @@ func (x *Cache) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cache.ProtoReflect.Descriptor instead.
 func (*Cache) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Cache) GetWhat() string {
@@ -611,7 +684,7 @@ type TrenchFile struct {
 
 func (x *TrenchFile) Reset() {
 	*x = TrenchFile{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[9]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -623,7 +696,7 @@ func (x *TrenchFile) String() string {
 func (*TrenchFile) ProtoMessage() {}
 
 func (x *TrenchFile) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[9]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -636,7 +709,7 @@ func (x *TrenchFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrenchFile.ProtoReflect.Descriptor instead.
 func (*TrenchFile) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TrenchFile) GetPath() string {
@@ -693,7 +766,7 @@ type Verdict struct {
 
 func (x *Verdict) Reset() {
 	*x = Verdict{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[10]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -705,7 +778,7 @@ func (x *Verdict) String() string {
 func (*Verdict) ProtoMessage() {}
 
 func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[10]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -718,7 +791,7 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
 func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Verdict) GetObject() string {
@@ -771,7 +844,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[11]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -783,7 +856,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[11]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -796,7 +869,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Problem) GetObject() string {
@@ -837,7 +910,7 @@ type ServiceVerdict struct {
 
 func (x *ServiceVerdict) Reset() {
 	*x = ServiceVerdict{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[12]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -849,7 +922,7 @@ func (x *ServiceVerdict) String() string {
 func (*ServiceVerdict) ProtoMessage() {}
 
 func (x *ServiceVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[12]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -862,7 +935,7 @@ func (x *ServiceVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceVerdict.ProtoReflect.Descriptor instead.
 func (*ServiceVerdict) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ServiceVerdict) GetVerdict() *Verdict {
@@ -907,7 +980,7 @@ const file_vipgate_kube_v1_kube_proto_rawDesc = "" +
 	"\x12SetLogLevelRequest\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\tR\x05level\"1\n" +
 	"\x13SetLogLevelResponse\x12\x1a\n" +
-	"\bprevious\x18\x01 \x01(\tR\bprevious\"\xcc\x04\n" +
+	"\bprevious\x18\x01 \x01(\tR\bprevious\"\x8c\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x16\n" +
@@ -928,7 +1001,12 @@ const file_vipgate_kube_v1_kube_proto_rawDesc = "" +
 	"\x04file\x18\v \x01(\v2\x1b.vipgate.kube.v1.TrenchFileR\x04file\x122\n" +
 	"\averdict\x18\f \x01(\v2\x18.vipgate.kube.v1.VerdictR\averdict\x12;\n" +
 	"\bservices\x18\r \x03(\v2\x1f.vipgate.kube.v1.ServiceVerdictR\bservices\x12\x16\n" +
-	"\x06leader\x18\x0e \x01(\tR\x06leader\"Q\n" +
+	"\x06leader\x18\x0e \x01(\tR\x06leader\x12>\n" +
+	"\vpublication\x18\x0f \x01(\v2\x1c.vipgate.kube.v1.PublicationR\vpublication\"[\n" +
+	"\vPublication\x12\x1a\n" +
+	"\bcomplete\x18\x01 \x01(\bR\bcomplete\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"Q\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aserving\x18\x02 \x01(\bR\aserving\x12\x16\n" +
@@ -978,7 +1056,7 @@ func file_vipgate_kube_v1_kube_proto_rawDescGZIP() []byte {
 	return file_vipgate_kube_v1_kube_proto_rawDescData
 }
 
-var file_vipgate_kube_v1_kube_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_vipgate_kube_v1_kube_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_vipgate_kube_v1_kube_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),      // 0: vipgate.kube.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),     // 1: vipgate.kube.v1.GetStatusResponse
@@ -987,39 +1065,41 @@ var file_vipgate_kube_v1_kube_proto_goTypes = []any{
 	(*SetLogLevelRequest)(nil),    // 4: vipgate.kube.v1.SetLogLevelRequest
 	(*SetLogLevelResponse)(nil),   // 5: vipgate.kube.v1.SetLogLevelResponse
 	(*Status)(nil),                // 6: vipgate.kube.v1.Status
-	(*Condition)(nil),             // 7: vipgate.kube.v1.Condition
-	(*Cache)(nil),                 // 8: vipgate.kube.v1.Cache
-	(*TrenchFile)(nil),            // 9: vipgate.kube.v1.TrenchFile
-	(*Verdict)(nil),               // 10: vipgate.kube.v1.Verdict
-	(*Problem)(nil),               // 11: vipgate.kube.v1.Problem
-	(*ServiceVerdict)(nil),        // 12: vipgate.kube.v1.ServiceVerdict
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*Publication)(nil),           // 7: vipgate.kube.v1.Publication
+	(*Condition)(nil),             // 8: vipgate.kube.v1.Condition
+	(*Cache)(nil),                 // 9: vipgate.kube.v1.Cache
+	(*TrenchFile)(nil),            // 10: vipgate.kube.v1.TrenchFile
+	(*Verdict)(nil),               // 11: vipgate.kube.v1.Verdict
+	(*Problem)(nil),               // 12: vipgate.kube.v1.Problem
+	(*ServiceVerdict)(nil),        // 13: vipgate.kube.v1.ServiceVerdict
+	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
 }
 var file_vipgate_kube_v1_kube_proto_depIdxs = []int32{
 	6,  // 0: vipgate.kube.v1.GetStatusResponse.status:type_name -> vipgate.kube.v1.Status
 	6,  // 1: vipgate.kube.v1.WatchStatusResponse.status:type_name -> vipgate.kube.v1.Status
-	7,  // 2: vipgate.kube.v1.Status.conditions:type_name -> vipgate.kube.v1.Condition
-	13, // 3: vipgate.kube.v1.Status.synced_since:type_name -> google.protobuf.Timestamp
-	13, // 4: vipgate.kube.v1.Status.stale_since:type_name -> google.protobuf.Timestamp
-	8,  // 5: vipgate.kube.v1.Status.caches:type_name -> vipgate.kube.v1.Cache
-	9,  // 6: vipgate.kube.v1.Status.file:type_name -> vipgate.kube.v1.TrenchFile
-	10, // 7: vipgate.kube.v1.Status.verdict:type_name -> vipgate.kube.v1.Verdict
-	12, // 8: vipgate.kube.v1.Status.services:type_name -> vipgate.kube.v1.ServiceVerdict
-	13, // 9: vipgate.kube.v1.Cache.failing_since:type_name -> google.protobuf.Timestamp
-	13, // 10: vipgate.kube.v1.TrenchFile.written:type_name -> google.protobuf.Timestamp
-	11, // 11: vipgate.kube.v1.Verdict.problems:type_name -> vipgate.kube.v1.Problem
-	10, // 12: vipgate.kube.v1.ServiceVerdict.verdict:type_name -> vipgate.kube.v1.Verdict
-	0,  // 13: vipgate.kube.v1.KubeService.GetStatus:input_type -> vipgate.kube.v1.GetStatusRequest
-	2,  // 14: vipgate.kube.v1.KubeService.WatchStatus:input_type -> vipgate.kube.v1.WatchStatusRequest
-	4,  // 15: vipgate.kube.v1.KubeService.SetLogLevel:input_type -> vipgate.kube.v1.SetLogLevelRequest
-	1,  // 16: vipgate.kube.v1.KubeService.GetStatus:output_type -> vipgate.kube.v1.GetStatusResponse
-	3,  // 17: vipgate.kube.v1.KubeService.WatchStatus:output_type -> vipgate.kube.v1.WatchStatusResponse
-	5,  // 18: vipgate.kube.v1.KubeService.SetLogLevel:output_type -> vipgate.kube.v1.SetLogLevelResponse
-	16, // [16:19] is the sub-list for method output_type
-	13, // [13:16] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	8,  // 2: vipgate.kube.v1.Status.conditions:type_name -> vipgate.kube.v1.Condition
+	14, // 3: vipgate.kube.v1.Status.synced_since:type_name -> google.protobuf.Timestamp
+	14, // 4: vipgate.kube.v1.Status.stale_since:type_name -> google.protobuf.Timestamp
+	9,  // 5: vipgate.kube.v1.Status.caches:type_name -> vipgate.kube.v1.Cache
+	10, // 6: vipgate.kube.v1.Status.file:type_name -> vipgate.kube.v1.TrenchFile
+	11, // 7: vipgate.kube.v1.Status.verdict:type_name -> vipgate.kube.v1.Verdict
+	13, // 8: vipgate.kube.v1.Status.services:type_name -> vipgate.kube.v1.ServiceVerdict
+	7,  // 9: vipgate.kube.v1.Status.publication:type_name -> vipgate.kube.v1.Publication
+	14, // 10: vipgate.kube.v1.Cache.failing_since:type_name -> google.protobuf.Timestamp
+	14, // 11: vipgate.kube.v1.TrenchFile.written:type_name -> google.protobuf.Timestamp
+	12, // 12: vipgate.kube.v1.Verdict.problems:type_name -> vipgate.kube.v1.Problem
+	11, // 13: vipgate.kube.v1.ServiceVerdict.verdict:type_name -> vipgate.kube.v1.Verdict
+	0,  // 14: vipgate.kube.v1.KubeService.GetStatus:input_type -> vipgate.kube.v1.GetStatusRequest
+	2,  // 15: vipgate.kube.v1.KubeService.WatchStatus:input_type -> vipgate.kube.v1.WatchStatusRequest
+	4,  // 16: vipgate.kube.v1.KubeService.SetLogLevel:input_type -> vipgate.kube.v1.SetLogLevelRequest
+	1,  // 17: vipgate.kube.v1.KubeService.GetStatus:output_type -> vipgate.kube.v1.GetStatusResponse
+	3,  // 18: vipgate.kube.v1.KubeService.WatchStatus:output_type -> vipgate.kube.v1.WatchStatusResponse
+	5,  // 19: vipgate.kube.v1.KubeService.SetLogLevel:output_type -> vipgate.kube.v1.SetLogLevelResponse
+	17, // [17:20] is the sub-list for method output_type
+	14, // [14:17] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_kube_v1_kube_proto_init() }
@@ -1033,7 +1113,7 @@ func file_vipgate_kube_v1_kube_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_kube_v1_kube_proto_rawDesc), len(file_vipgate_kube_v1_kube_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
