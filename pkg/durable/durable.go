@@ -77,8 +77,8 @@ func Replace(path string, content []byte, mode fs.FileMode) (err error) {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// ReadPrivate reads a file of Write that holds a secret. It refuses a file that another user owns or
-// may open, and a symbolic link. A missing file is not an error: found is false. The error wraps
+// ReadPrivate reads a file of Write that holds a secret. It refuses a file that another user owns
+// or may open, and a symbolic link. A missing file is not an error: found is false. The error wraps
 // ErrCorrupt when the content is corrupt.
 func ReadPrivate(path string, content any) (found bool, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, 0)

@@ -15,12 +15,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
-// cacheDelay is how long a start waits for the Workload API before it uses the cached SVID. SPIRE's
+// cacheDelay is how long a start waits for the Workload API before it uses the cached SVID: SPIRE's
 // agent answers a process that it knows within some milliseconds.
 const cacheDelay = time.Second
 
-// cache keeps the SVID in use, its key and the bundles in a file, for a start while the Workload API
-// does not answer or refuses (docs/adr/0038-cached-svid.md).
+// cache keeps the SVID in use, its key and the bundles in a file, for a start while the Workload
+// API does not answer or refuses (docs/adr/0038-cached-svid.md).
 type cache struct {
 	path    string
 	id      spiffeid.ID // of this process; zero: any

@@ -135,10 +135,14 @@ func TestRefusedCache(t *testing.T) {
 		change func(*cacheFixture) error
 		says   []string
 	}{
-		{"another ID", func(ca *identitytest.CA) *x509svid.SVID { return ca.SVID(ca.ID("/frontend"), time.Hour) }, nil, []string{
+		{"another ID", func(ca *identitytest.CA) *x509svid.SVID {
+			return ca.SVID(ca.ID("/frontend"), time.Hour)
+		}, nil, []string{
 			"has an SVID of spiffe://example.org/frontend, not of spiffe://example.org/lb",
 		}},
-		{"expired", func(ca *identitytest.CA) *x509svid.SVID { return ca.SVID(ca.ID("/lb"), time.Second) }, func(f *cacheFixture) error {
+		{"expired", func(ca *identitytest.CA) *x509svid.SVID {
+			return ca.SVID(ca.ID("/lb"), time.Second)
+		}, func(f *cacheFixture) error {
 			await.True(f.t, "the end", func() bool { return time.Now().After(f.svid.Certificates[0].NotAfter) })
 			return nil
 		}, []string{"expired at", "local clock"}},

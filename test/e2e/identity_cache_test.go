@@ -17,7 +17,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// lateDenial is longer than the wait for a restarted program to advertise: it must not wait for it.
+// lateDenial is longer than the test waits for the VIPs: the program must not wait for the denial.
 const lateDenial = 2 * waitTimeout
 
 // cached is an attested fixture whose lb and frontend keep their SVIDs in files.
@@ -55,7 +55,7 @@ func (c cached) startFrontend() {
 			"--identity=spiffe", "--spiffe-id="+lab.FrontendID, "--identity-cache="+c.frontendFile))
 }
 
-// wantKey waits until a file has the private key of an SVID and no process of the pod has logged it.
+// wantKey waits until a file has the private key of an SVID, and checks that no process logged it.
 func (c cached) wantKey(file string, svid *x509svid.SVID) {
 	c.t.Helper()
 	_, key, err := svid.MarshalRaw()
@@ -83,8 +83,8 @@ func (c cached) wantKey(file string, svid *x509svid.SVID) {
 	}
 }
 
-// A program that restarts while the Workload API is away, or denies it an SVID, uses the SVID of the
-// run before: SPIRE's agent cannot find a new container without the API server
+// A program that restarts while the Workload API is away, or denies it an SVID, uses the SVID of
+// the run before: SPIRE's agent cannot find a new container without the API server
 // (docs/adr/0038-cached-svid.md).
 func TestRestartWithoutWorkloadAPI(t *testing.T) {
 	t.Parallel()
@@ -151,7 +151,7 @@ func TestRestartWithoutWorkloadAPI(t *testing.T) {
 	}
 }
 
-// A cached SVID of another ID is refused and named in the status; so is one that other users can read.
+// A cached SVID of another ID, or one that others can read, is refused and named in the status.
 func TestRefusedCachedSVID(t *testing.T) {
 	t.Parallel()
 	c := newCached(t)

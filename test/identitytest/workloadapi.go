@@ -154,8 +154,8 @@ func (w *WorkloadAPI) Deny() { w.answer.Set(denied()) }
 
 func denied() answer { return answer{err: status.Error(codes.PermissionDenied, "no identity issued")} }
 
-// DenyLate denies each call after a time, as SPIRE's agent does while it cannot find the container of
-// the caller. A call that waits is denied even if an SVID is offered by then. Open streams end.
+// DenyLate denies each call after a time, as SPIRE's agent does while it cannot find the container
+// of the caller. A call that waits is denied even if an SVID is offered by then. Open streams end.
 func (w *WorkloadAPI) DenyLate(late time.Duration) {
 	a := denied()
 	a.late = late
