@@ -95,6 +95,7 @@ func level(s string) string {
 var podVariables = map[string]string{
 	"VIPGATE_ADMIN_SOCKET":       "unix:///tmp/frontend.sock",
 	"VIPGATE_HEALTH_SOCKET":      "unix:///tmp/health.sock",
+	"VIPGATE_IDENTITY_CACHE":     "/etc/bird/svid.json",
 	"VIPGATE_METRICS_HOST":       "0.0.0.0",
 	"VIPGATE_BIRD_LOG_FILE":      "/var/log/bird.log",
 	"VIPGATE_BIRD_LOG_FILE_SIZE": "20000",

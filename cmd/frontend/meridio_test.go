@@ -220,8 +220,8 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	const (
-		pod   = "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000"
-		usual = "unix:///run/vipgate/frontend.sock  127.0.0.1  0"
+		pod   = "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000 /etc/bird/svid.json"
+		usual = "unix:///run/vipgate/frontend.sock  127.0.0.1  0 "
 	)
 	for _, tt := range []struct {
 		name      string
@@ -232,7 +232,8 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 		{"set by the user", map[string]string{
 			"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_ADMIN_SOCKET": "unix:///var/run/bird/a.sock", "VIPGATE_HEALTH_SOCKET": "",
 			"VIPGATE_METRICS_HOST": "192.0.2.1", "NFE_BIRD_LOG_FILE_SIZE": "7",
-		}, "unix:///var/run/bird/a.sock  192.0.2.1 /var/log/bird.log 7"},
+			"VIPGATE_IDENTITY_CACHE": "",
+		}, "unix:///var/run/bird/a.sock  192.0.2.1 /var/log/bird.log 7 "},
 		{"no NSP", map[string]string{"NFE_TRENCH_NAME": "trench-a", "NFE_NSP_SERVICE": ""}, usual},
 		{"a trench file", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_TRENCH_FILE": file}, usual},
 		{
@@ -263,7 +264,8 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := line.Run
-			got := fmt.Sprint(r.AdminSocket, " ", r.HealthSocket, " ", r.MetricsHost, " ", r.BirdLogFile, " ", r.BirdLogFileSize)
+			got := fmt.Sprint(r.AdminSocket, " ", r.HealthSocket, " ", r.MetricsHost, " ", r.BirdLogFile, " ", r.BirdLogFileSize,
+				" ", r.IdentityCache)
 			if got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}

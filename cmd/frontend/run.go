@@ -70,7 +70,7 @@ type runFlags struct {
 	readinessFlags
 	LBID          []spiffeid.ID        `name:"lb-id" help:"SPIFFE ID of the load balancer; repeatable." placeholder:"ID" group:"Identity"`
 	LBTrustDomain spiffeid.TrustDomain `name:"lb-trust-domain" help:"Authorize every member of this trust domain as the load balancer: the widest setting." placeholder:"TD" group:"Identity"`
-	cli.Identity
+	cli.CachedIdentity
 
 	Gating            string        `help:"on: advertise a VIP only while the load balancer reports it as ready; off: ignore the load balancer." enum:"on,off" default:"on"`
 	OnLBLoss          string        `name:"on-lb-loss" help:"What happens to VIPs when the load balancer is lost: withdraw or keep." enum:"withdraw,keep" default:"withdraw"`
@@ -213,7 +213,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 	refused.Add(err)
 	c.check(&refused, config, useNSP)
 	if useNSP || c.Gating == "on" && c.ReadinessDir == nil {
-		refused.Add(c.Identity.Check(defaultID, lenient))
+		refused.Add(c.CachedIdentity.Check(defaultID, lenient))
 	}
 	if err := refused.Err(); err != nil {
 		return frontend.Options{}, err
@@ -236,7 +236,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, er
 	}
 	usesLB := !o.Gate.Ungated && c.ReadinessDir == nil
 	if useNSP || usesLB {
-		if o.Identity, err = c.Identity.Source(defaultID, log); err != nil {
+		if o.Identity, err = c.CachedIdentity.Source(defaultID, log); err != nil {
 			return frontend.Options{}, cli.Usage("%w", err)
 		}
 	}

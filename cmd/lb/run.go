@@ -31,7 +31,7 @@ type runFlags struct {
 	FrontendID          []spiffeid.ID        `name:"frontend-id" help:"SPIFFE ID that may watch and report; repeatable." placeholder:"ID" group:"Identity"`
 	FrontendTrustDomain spiffeid.TrustDomain `help:"Authorize every member of this trust domain to watch and report: the widest setting." placeholder:"TD" group:"Identity"`
 	ReaderID            []spiffeid.ID        `name:"reader-id" help:"SPIFFE ID that may watch and get, never report; repeatable." placeholder:"ID" group:"Identity"`
-	cli.Identity
+	cli.CachedIdentity
 
 	targetFlags
 	dataPlaneFlags
@@ -95,11 +95,11 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
 			refused.Add(problem)
 		}
 	}
-	refused.Add(c.Identity.Check(defaultID, lenient))
+	refused.Add(c.CachedIdentity.Check(defaultID, lenient))
 	if err := refused.Err(); err != nil {
 		return lb.Options{}, err
 	}
-	source, err := c.Identity.Source(defaultID, log)
+	source, err := c.CachedIdentity.Source(defaultID, log)
 	if err != nil {
 		return lb.Options{}, cli.Usage("%w", err)
 	}

@@ -12,10 +12,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
-	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -31,6 +33,10 @@ const (
 	// take. An answer is valid until the end of the next probe.
 	ProbeInterval = time.Second
 	ProbeWithin   = time.Second
+	// StateInterval is the time between two probes that ask for the state, while both agree with the
+	// stream. The others ask only for a sign of life: Meridio's load balancer logs two lines for each
+	// Watch, and none for a call of a service that it does not have.
+	StateInterval = 30 * time.Second
 	// maxContradictions is how many probes in a row may have another state than the stream: a change
 	// may reach one of two connections earlier, but not for longer than the time between two probes.
 	maxContradictions = 2
@@ -43,9 +49,10 @@ type ClientOptions struct {
 	Host string
 	// VIPs returns all VIPs of the attractor, and a channel that is closed when they may have changed.
 	VIPs func() ([]vip.VIP, <-chan struct{})
-	// Interval and Within are shorter in tests. Default: ProbeInterval and ProbeWithin.
-	Interval, Within time.Duration
-	Log              *slog.Logger
+	// Interval, Within and StateInterval are shorter in tests. Default: ProbeInterval, ProbeWithin and
+	// StateInterval.
+	Interval, Within, StateInterval time.Duration
+	Log                             *slog.Logger
 }
 
 // Client reads the availability of a load balancer. It implements readiness.Fallback.
@@ -65,6 +72,7 @@ type Stats struct {
 // NewClient returns a client.
 func NewClient(o ClientOptions) *Client {
 	o.Interval, o.Within = cmp.Or(o.Interval, ProbeInterval), cmp.Or(o.Within, ProbeWithin)
+	o.StateInterval = cmp.Or(o.StateInterval, StateInterval)
 	return &Client{opts: o, log: cmp.Or(o.Log, slog.New(slog.DiscardHandler))}
 }
 
@@ -97,8 +105,10 @@ func (c *Client) stateOf(m *loadbalancerv1.Response) state {
 // answer is a received state, or why there is none.
 type answer struct {
 	state
-	at  time.Time
+	at  time.Time // of the receipt; of a probe, that of the question
 	err error
+	// alive marks a sign of life without a state.
+	alive bool
 }
 
 // Watch implements readiness.Fallback.
@@ -116,6 +126,9 @@ func (c *Client) Watch(ctx context.Context, first, second grpc.ClientConnInterfa
 	messages, probes := make(chan answer), make(chan answer)
 	running.Go(func() { c.receive(ctx, stream, messages) })
 	w := watch{client: c, publish: publish}
+	next := time.NewTimer(0) // probe; it runs from the first message on
+	next.Stop()
+	defer next.Stop()
 	var vipsChanged <-chan struct{}
 	w.vips, vipsChanged = c.opts.VIPs()
 	for {
@@ -127,11 +140,19 @@ func (c *Client) Watch(ctx context.Context, first, second grpc.ClientConnInterfa
 				break
 			}
 			if w.current == nil {
-				running.Go(func() { c.probe(ctx, second, probes) })
+				next.Reset(0)
 			}
 			err = w.received(m)
+		case now := <-next.C:
+			ask := c.askSign
+			if w.wantsState(now) {
+				ask = c.askState
+			}
+			running.Go(func() { c.probe(ctx, second, ask, probes) })
 		case p := <-probes:
 			err = w.probed(p)
+			// After a pause of this process, missed probes are not repeated.
+			next.Reset(max(0, time.Until(p.at.Add(c.opts.Interval))))
 		case <-vipsChanged:
 			w.vips, vipsChanged = c.opts.VIPs()
 			err = w.reconfigured()
@@ -163,56 +184,58 @@ func (c *Client) receive(ctx context.Context, stream grpc.ServerStreamingClient[
 	}
 }
 
-// probe asks for the state each interval, on its own connection, until ctx ends.
-func (c *Client) probe(ctx context.Context, conn grpc.ClientConnInterface, out chan<- answer) {
-	client := loadbalancerv1.NewStreamAvailabilityServiceClient(conn)
-	next := time.Now()
-	for {
-		next = next.Add(c.opts.Interval)
-		// An answer is as old as its question: this process may have paused before it read it.
-		a := answer{at: time.Now()}
-		a.state, a.err = c.ask(ctx, client)
-		select {
-		case out <- a:
-		case <-ctx.Done():
-			return
-		}
-		// After a pause of this process, missed probes are not repeated.
-		if now := time.Now(); next.Before(now) {
-			next = now
-		}
-		if backoff.Sleep(ctx, time.Until(next)) != nil {
-			return
-		}
-	}
-}
-
 // errLate is a probe without an answer in time.
 var errLate = errors.New("no answer in time")
 
-// ask opens a Watch and returns its first message.
-func (c *Client) ask(ctx context.Context, client loadbalancerv1.StreamAvailabilityServiceClient) (state, error) {
+// probe asks once, on its own connection, and passes the answer to out.
+func (c *Client) probe(ctx context.Context, conn grpc.ClientConnInterface,
+	ask func(context.Context, grpc.ClientConnInterface) (answer, error), out chan<- answer,
+) {
 	late, cancel := context.WithTimeoutCause(ctx, c.opts.Within, errLate)
 	defer cancel()
 	c.probes.Add(1)
-	stream, err := client.Watch(late, &emptypb.Empty{})
-	var m *loadbalancerv1.Response
-	if err == nil {
-		m, err = stream.Recv()
-	}
-	switch {
-	case err == nil:
-		return c.stateOf(m), nil
-	case ctx.Err() == nil:
+	// An answer is as old as its question: this process may have paused before it read it.
+	at := time.Now()
+	a, err := ask(late, conn)
+	if err != nil && ctx.Err() == nil {
 		c.failures.Add(1)
 	}
 	switch {
+	case err == nil:
 	case context.Cause(late) == errLate:
 		err = fmt.Errorf("the load balancer hangs or is starved of CPU: %w: %v", errLate, c.opts.Within)
 	case errors.Is(err, io.EOF):
 		err = errors.New("the load balancer ended the probe without a state")
 	}
-	return state{}, err
+	a.at, a.err = at, err
+	select {
+	case out <- a:
+	case <-ctx.Done():
+	}
+}
+
+// askState opens a Watch and returns its first message.
+func (c *Client) askState(ctx context.Context, conn grpc.ClientConnInterface) (answer, error) {
+	stream, err := loadbalancerv1.NewStreamAvailabilityServiceClient(conn).Watch(ctx, &emptypb.Empty{})
+	var m *loadbalancerv1.Response
+	if err == nil {
+		m, err = stream.Recv()
+	}
+	if err != nil {
+		return answer{}, err
+	}
+	return answer{state: c.stateOf(m)}, nil
+}
+
+// askSign calls a service that Meridio's load balancer does not have on this socket. Its process
+// answers Unimplemented, without a line in its log.
+func (c *Client) askSign(ctx context.Context, conn grpc.ClientConnInterface) (answer, error) {
+	_, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
+	switch status.Code(err) {
+	case codes.Unimplemented, codes.NotFound:
+		err = nil
+	}
+	return answer{alive: true}, err
 }
 
 // watch is the state of one Watch.
@@ -224,8 +247,15 @@ type watch struct {
 	current        *state // of the stream; nil before the first message
 	since          time.Time
 	leaseEnd       time.Time
-	contradictions int  // probes in a row with another state than current
-	lost           bool // the last probe had no answer in time
+	contradictions int       // probes in a row with another state than current
+	lost           bool      // the last probe had no answer in time
+	agreed         time.Time // when a probe was last asked for the state and agreed; zero if none did
+}
+
+// wantsState reports whether the next probe asks for the state: each StateInterval, and after a
+// probe that failed or contradicted, since a sign of life is then no reason to renew the lease.
+func (w *watch) wantsState(now time.Time) bool {
+	return w.lost || w.contradictions > 0 || now.Sub(w.agreed) >= w.client.opts.StateInterval
 }
 
 // received publishes a message of the stream.
@@ -254,8 +284,11 @@ func (w *watch) probed(p answer) error {
 		w.client.log.Info("load balancer answers probes again")
 	}
 	w.lost = false
-	if p.available == w.current.available {
-		w.contradictions = 0
+	switch {
+	case p.alive:
+		return w.renew(p.at, false)
+	case p.available == w.current.available:
+		w.contradictions, w.agreed = 0, p.at
 		return w.renew(p.at, false)
 	}
 	if w.contradictions++; w.contradictions < maxContradictions {

@@ -206,7 +206,7 @@ func TestContradictionEndsStream(t *testing.T) {
 // Many probes in a short time use the same two connections, and leave no stream open.
 func TestProbesKeepConnections(t *testing.T) {
 	f := newFixture(t)
-	lb, w := f.meridio(), f.watch(time.Millisecond, within)
+	lb, w := f.meridio(), f.watchState(time.Millisecond, within, time.Millisecond)
 	lb.SetAvailable(true)
 	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
 	w.until("many probes", func() bool { return w.client.Stats().Probes > 500 }, w.live)
@@ -214,6 +214,61 @@ func TestProbesKeepConnections(t *testing.T) {
 		t.Errorf("%+v, %+v", s, probes)
 	}
 	await.True(t, "probes have ended", func() bool { return lb.Watchers() <= 2 })
+}
+
+// A load balancer of Meridio logs each Watch: probes open one after the stream, and after a hang.
+func TestProbesOpenFewStreams(t *testing.T) {
+	f := newFixture(t)
+	lb, w := f.meridio(), f.watch(10*time.Millisecond, within)
+	lb.SetAvailable(true)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	w.until("a second probe", func() bool { return w.client.Stats().Probes > 1 }, w.live)
+	if n := lb.Opened(); n != 2 {
+		t.Errorf("%d streams were opened, want 2", n)
+	}
+	for range 2 {
+		end, probes, opened := w.at.LeaseEnd, w.client.Stats().Probes, lb.Opened()
+		w.until("many probes", func() bool { return w.client.Stats().Probes > probes+50 }, w.live)
+		if !w.at.LeaseEnd.After(end) {
+			t.Error("the probes do not renew the lease")
+		}
+		if n := lb.Opened() - opened; n > 0 {
+			t.Errorf("50 probes opened %d streams", n)
+		}
+		failures := w.client.Stats().Failures
+		lb.Freeze(true)
+		w.until("a late probe", func() bool { return w.client.Stats().Failures > failures }, nil)
+		lb.Freeze(false)
+		w.until("live again", func() bool { return w.at.LeaseEnd.After(time.Now()) }, nil)
+		if lb.Opened() == opened {
+			t.Error("after a hang the state was not asked for")
+		}
+	}
+}
+
+// A load balancer whose process answers and whose Watch hangs is found by a probe for the state.
+func TestHungWatchLosesLease(t *testing.T) {
+	f := newFixture(t)
+	f.serveScripted(answering(func(n int64, answer func() error, end <-chan struct{}) error {
+		if n == 1 {
+			return answer()
+		}
+		<-end
+		return nil
+	}))
+	w := f.watchState(50*time.Millisecond, 300*time.Millisecond, time.Second)
+	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
+	end := w.at.LeaseEnd
+	w.until("lease expired", func() bool { return w.at.LeaseEnd.Before(time.Now()) }, nil)
+	if !w.at.LeaseEnd.After(end) {
+		t.Error("signs of life did not renew the lease")
+	}
+	failures := w.client.Stats().Failures
+	w.until("another late probe", func() bool { return w.client.Stats().Failures > failures }, func(u readiness.Update) {
+		if u.LeaseEnd.After(time.Now()) {
+			t.Errorf("a sign of life renewed the lease: %+v", u)
+		}
+	})
 }
 
 func TestGracefulStopIsUnavailable(t *testing.T) {
@@ -374,7 +429,7 @@ func TestLeaseBeginsWithTheProbe(t *testing.T) {
 		<-end // no other answer renews the lease
 		return nil
 	}))
-	w := f.watch(interval, within)
+	w := f.watchState(interval, within, interval)
 	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
 	first := w.at.LeaseEnd
 	w.until("lease renewed by the probe", func() bool { return w.at.LeaseEnd.After(first) }, nil)
@@ -489,7 +544,7 @@ func TestSingleContradictions(t *testing.T) {
 		<-end
 		return nil
 	}})
-	w := f.watch(20*time.Millisecond, within)
+	w := f.watchState(20*time.Millisecond, within, 20*time.Millisecond)
 	w.until("available", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), nil)
 	end := w.at.LeaseEnd
 	w.until("many probes", func() bool { return w.client.Stats().Probes >= 2*probes }, func(u readiness.Update) {

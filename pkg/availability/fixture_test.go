@@ -165,12 +165,19 @@ type watcher struct {
 
 var vipA, vipB = vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")
 
-// watch starts a watcher of VIPs A and B.
+// watch starts a watcher of VIPs A and B, whose probes ask for the state when they must.
 func (f *fixture) watch(interval, within time.Duration) *watcher {
+	f.t.Helper()
+	return f.watchState(interval, within, 0)
+}
+
+// watchState starts a watcher whose probes ask for the state at an interval; 0 for the default.
+func (f *fixture) watchState(interval, within, state time.Duration) *watcher {
 	f.t.Helper()
 	w := &watcher{t: f.t, log: &logBuffer{}, vips: latest.New([]vip.VIP{vipA, vipB}), svid: latest.New(uint64(0))}
 	w.client = availability.NewClient(availability.ClientOptions{
-		Host: host, VIPs: w.vips.Get, Interval: interval, Within: within, Log: w.log.logger(),
+		Host: host, VIPs: w.vips.Get, Interval: interval, Within: within, StateInterval: state,
+		Log: w.log.logger(),
 	})
 	w.Watcher = readiness.NewWatcher(readiness.WatcherOptions{
 		Target: f.socket, Credentials: f.creds(f.frontend), ConnectionEnd: identity.ConnectionEnd, Fallback: w.client,

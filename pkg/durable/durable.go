@@ -77,6 +77,40 @@ func Replace(path string, content []byte, mode fs.FileMode) (err error) {
 	return errors.Join(d.Sync(), d.Close())
 }
 
+// ReadPrivate reads a file of Write that holds a secret. It refuses a file that another user owns
+// or may open, and a symbolic link. A missing file is not an error: found is false. The error wraps
+// ErrCorrupt when the content is corrupt.
+func ReadPrivate(path string, content any) (found bool, err error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return true, fmt.Errorf("failed to read %s: %w", path, err)
+	}
+	defer f.Close()
+	// Of the open file: another one may be at the path by now.
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return true, fmt.Errorf("failed to read %s: %w", path, err)
+	}
+	switch mode := st.Mode & 0o7777; {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return true, fmt.Errorf("%s is not a regular file", path)
+	case int(st.Uid) != os.Geteuid():
+		return true, fmt.Errorf("%s belongs to user %d, not to user %d of this process", path, st.Uid, os.Geteuid())
+	case mode&0o077 != 0:
+		return true, fmt.Errorf("%s has mode %#o, with which other users may open it, instead of 0600", path, mode)
+	case st.Size > maxSize:
+		return true, fmt.Errorf("%s %w: it is larger than %d bytes", path, ErrCorrupt, maxSize)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxSize))
+	if err != nil {
+		return true, fmt.Errorf("failed to read %s: %w", path, err)
+	}
+	return true, decode(path, data, content)
+}
+
 // Read reads a file of Write and its modification time. A missing file is not an error: found is
 // false. The error wraps ErrCorrupt when the content is corrupt.
 func Read(path string, content any) (stamped time.Time, found bool, err error) {
@@ -94,15 +128,23 @@ func Read(path string, content any) (stamped time.Time, found bool, err error) {
 	if err != nil {
 		return time.Time{}, false, fmt.Errorf("failed to read %s: %w", path, err)
 	}
+	if err := decode(path, data, content); err != nil {
+		return time.Time{}, true, err
+	}
+	return info.ModTime(), true, nil
+}
+
+// decode decodes the content of a file.
+func decode(path string, data []byte, content any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	if err := d.Decode(content); err != nil {
-		return time.Time{}, true, fmt.Errorf("%s %w: %w", path, ErrCorrupt, err)
+		return fmt.Errorf("%s %w: %w", path, ErrCorrupt, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return time.Time{}, true, fmt.Errorf("%s %w: trailing data", path, ErrCorrupt)
+		return fmt.Errorf("%s %w: trailing data", path, ErrCorrupt)
 	}
-	return info.ModTime(), true, nil
+	return nil
 }
 
 // SetAside renames a corrupt file for an operator to inspect.

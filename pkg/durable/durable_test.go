@@ -199,3 +199,47 @@ func TestStateFile(t *testing.T) {
 		t.Errorf("a directory: %v", err)
 	}
 }
+
+func TestReadPrivate(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "file")
+	var got document
+	if found, err := ReadPrivate(path, &got); found || err != nil {
+		t.Fatalf("a missing file: %t, %v", found, err)
+	}
+	if err := Write(path, document{"name"}); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := ReadPrivate(path, &got); !found || err != nil || got.Name != "name" {
+		t.Fatalf("got %+v, %t, %v", got, found, err)
+	}
+	link, fifo := filepath.Join(dir, "link"), filepath.Join(dir, "fifo")
+	if err := errors.Join(os.Symlink(path, link), unix.Mkfifo(fifo, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, path string
+		change     func() error
+		want       string
+	}{
+		{"symbolic link", link, nil, "symbolic links"},
+		{"fifo", fifo, nil, "is not a regular file"},
+		{"others may write", path, func() error { return os.Chmod(path, 0o602) }, "has mode 0602"},
+		{"group may read", path, func() error { return os.Chmod(path, 0o640) }, "has mode 0640"},
+		{"corrupt", path, func() error {
+			return errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, []byte("{}{}"), 0o600))
+		}, "is a corrupt state file: trailing data"},
+		{"another owner", path, func() error { return os.Chown(path, 10001, 0) }, "belongs to user 10001"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.change != nil {
+				if err := c.change(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if found, err := ReadPrivate(c.path, &got); !found || err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("found %t, error %v; want %q", found, err, c.want)
+			}
+		})
+	}
+}

@@ -158,7 +158,11 @@ func (f *follower) showIdentity() {
 	problem := own.Problem()
 	f.health.Report(Identity, problem)
 	if (problem == "") != (f.identityProblem == "") {
-		f.observer.note("identity: " + cmp.Or(problem, "SVID usable"))
+		usable := "SVID usable"
+		if own.Cached {
+			usable = "cached SVID in use: " + logs.Text(own.RenewalErr)
+		}
+		f.observer.note("identity: " + cmp.Or(problem, usable))
 	}
 	f.identityProblem = problem
 	f.metrics.Identity(own.ID.String(), own.NotAfter)

@@ -55,3 +55,6 @@ func SetPoll(s *Source, d time.Duration) {
 func SetHandshakeTimeout(c credentials.TransportCredentials, d time.Duration) {
 	c.(*mutual).timeout = d
 }
+
+// NewRetry returns the delays between the attempts to reach the Workload API.
+func NewRetry() (next func() time.Duration) { return newRetry().Next }

@@ -34,6 +34,9 @@ type Options struct {
 	// ID is the SPIFFE ID of this process. It selects one of several offered SVIDs; an SVID with
 	// another ID is rejected. Zero: the only offered ID.
 	ID spiffeid.ID
+	// Cache is the file in which a source of the Workload API keeps the SVID in use, its key and the
+	// bundles for its next start; "" keeps none.
+	Cache string
 	// DevTTL is the lifetime of an SVID of the development authority, at least 2 s (certificate
 	// times are whole seconds). Zero: 1 h.
 	DevTTL time.Duration
@@ -56,6 +59,8 @@ type Status struct {
 	RenewalErr error
 	// Failures counts the failed attempts to get an SVID.
 	Failures uint64
+	// Cached is set while the SVID in use is from [Options.Cache].
+	Cached bool
 	// Overdue is set from 7/10 of the lifetime of an SVID that was not replaced; see overdueAt.
 	Overdue bool
 }
@@ -98,6 +103,8 @@ type Source struct {
 	// while current is valid.
 	current, pending *x509svid.SVID
 	bundles          x509bundle.Source
+	answered         bool   // the origin has offered SVIDs
+	cacheErr         error  // why the cached SVID was not used
 	next             Status // the next status; publish completes it
 	overdueSerial    string // of the SVID whose overdue rotation was logged
 }
@@ -162,15 +169,16 @@ func (s *Source) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bund
 	return bundles.GetX509BundleForTrustDomain(td)
 }
 
-// offer applies an update of the origin: the offered SVIDs and the bundles to trust.
-func (s *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) {
+// offer applies an update of the origin: the offered SVIDs and the bundles to trust. It returns the
+// SVID of this process if it is valid, else nil.
+func (s *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) *x509svid.SVID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.bundles = bundles
+	s.bundles, s.answered = bundles, true
 	svid, err := s.pick(svids)
 	if err != nil {
 		s.failLocked(err)
-		return
+		return nil
 	}
 	now := time.Now()
 	err = validAt(svid, now)
@@ -184,10 +192,32 @@ func (s *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) {
 	}
 	if err != nil && !early {
 		s.failLocked(err)
-		return
+		return nil
 	}
 	s.next.RenewalErr = nil
 	s.publish(now)
+	if err != nil {
+		return nil
+	}
+	return svid
+}
+
+// offerCached applies the SVID of an earlier run, unless the origin has offered any. A non-nil
+// failure is why the cached SVID cannot be used.
+func (s *Source) offerCached(svid *x509svid.SVID, bundles x509bundle.Source, failure error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.answered {
+		return
+	}
+	if s.cacheErr = failure; failure != nil {
+		s.log.Warn("cached SVID refused", "error", failure)
+	} else {
+		s.current, s.bundles, s.next.Cached = svid, bundles, true
+		s.log.Warn("cached SVID in use", "spiffe_id", svid.ID, "serial", serial(svid.Certificates[0]),
+			"not_after", svid.Certificates[0].NotAfter, "error", s.next.RenewalErr)
+	}
+	s.publish(time.Now())
 }
 
 // pick selects the SVID of this process. Several IDs without Options.ID are an error, since the
@@ -239,7 +269,7 @@ func (s *Source) failLocked(err error) {
 }
 
 func (s *Source) adopt(svid *x509svid.SVID) {
-	s.pending = nil
+	s.pending, s.next.Cached = nil, false
 	old := s.current
 	s.current = svid
 	leaf := svid.Certificates[0]
@@ -263,7 +293,10 @@ func (s *Source) activatePending(now time.Time) {
 // checkUsable returns why there is no usable SVID.
 func (s *Source) checkUsable(now time.Time) error {
 	failure := s.next.RenewalErr
-	if s.current == nil {
+	switch {
+	case s.current == nil && s.cacheErr != nil:
+		return fmt.Errorf("%w; the cached SVID is refused: %w", failure, s.cacheErr)
+	case s.current == nil:
 		return failure
 	}
 	err := validAt(s.current, now)

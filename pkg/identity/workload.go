@@ -27,7 +27,11 @@ func NewWorkloadAPI(o Options) (*Source, error) {
 	if err := workloadapi.ValidateAddress(addr); err != nil {
 		return nil, fmt.Errorf("address of the Workload API %q: %w", addr, err)
 	}
-	return newSource(&workloadAPI{addr: addr, idleTimeout: 10 * time.Second}, o), nil
+	w := &workloadAPI{addr: addr, idleTimeout: 10 * time.Second}
+	if o.Cache != "" {
+		w.cache = &cache{path: o.Cache, id: o.ID}
+	}
+	return newSource(w, o), nil
 }
 
 type workloadAPI struct {
@@ -35,11 +39,17 @@ type workloadAPI struct {
 	// idleTimeout is how long a stream may be without messages while the SVID is overdue, before it
 	// is opened again.
 	idleTimeout time.Duration
+	cache       *cache // nil: none
 }
 
 func (w *workloadAPI) String() string { return "the Workload API at " + w.addr }
 
 func (w *workloadAPI) watch(ctx context.Context, s *Source) error {
+	if w.cache != nil {
+		var starting sync.WaitGroup
+		defer starting.Wait()
+		starting.Go(func() { w.cache.replace(ctx, s) })
+	}
 	retry := newRetry()
 	for {
 		err := w.session(ctx, s, retry)
@@ -60,9 +70,30 @@ const (
 )
 
 // retry is a back-off that go-spiffe can use, too.
-type retry struct{ backoff.Backoff }
+type retry struct {
+	backoff.Backoff
+	begin time.Time // of the current attempt
+}
 
-func newRetry() *retry { return &retry{backoff.Backoff{Min: minBackoff, Max: maxBackoff, Jitter: 0.1}} }
+func newRetry() *retry {
+	return &retry{Backoff: backoff.Backoff{Min: minBackoff, Max: maxBackoff, Jitter: 0.1}, begin: time.Now()}
+}
+
+// Next returns the delay after one more failure. An attempt that took maxBackoff has spaced the
+// attempts already, so the next one follows after minBackoff: SPIRE's agent answers PermissionDenied
+// only after it has looked for the container for half a minute.
+func (r *retry) Next() time.Duration {
+	now := time.Now()
+	if now.Sub(r.begin) >= maxBackoff {
+		r.Reset()
+	}
+	delay := r.Backoff.Next()
+	r.begin = now.Add(delay)
+	return delay
+}
+
+// Wait waits for Next. It returns ctx's error when that ends first.
+func (r *retry) Wait(ctx context.Context) error { return backoff.Sleep(ctx, r.Next()) }
 
 // NewBackoff returns r itself: a new watch continues the back-off.
 func (r *retry) NewBackoff() workloadapi.Backoff { return r }
@@ -109,7 +140,10 @@ type contextWatcher struct {
 }
 
 func (c *contextWatcher) OnX509ContextUpdate(x *workloadapi.X509Context) {
-	c.source.offer(x.SVIDs, x.Bundles)
+	svid := c.source.offer(x.SVIDs, x.Bundles)
+	if svid != nil && c.origin.cache != nil {
+		c.origin.cache.store(c.ctx, svid, x.Bundles, c.source.log)
+	}
 }
 
 func (c *contextWatcher) OnX509ContextWatchError(err error) {

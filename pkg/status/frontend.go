@@ -11,6 +11,22 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 )
 
+// meridioNext has what to check beside a load balancer of Meridio, which has no `lb status`.
+var meridioNext = map[readinessv1.AdvertisementReason]string{
+	readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NEVER_SEEN: "the load balancer's line below; " +
+		"does the container stateless-lb run, do both containers mount the readiness socket?",
+	readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY: "the log of the container stateless-lb: " +
+		"it needs an enabled target and this frontend at the NSP; does NSPCli hold here?",
+}
+
+// besideMeridio reports whether the load balancer is that of Meridio, or will be: the NSP is the
+// source of the configuration and no other load balancer was seen.
+func besideMeridio(s *frontendv1.Status) bool {
+	service := s.GetLoadBalancer().GetService()
+	return strings.HasPrefix(service, "loadbalancer.") ||
+		service == "" && strings.HasPrefix(s.GetConfigurationSource(), "NSP ")
+}
+
 // Frontend renders the status of a frontend, and reports whether every configured VIP is
 // advertised; a de-preferred VIP is.
 func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) {
@@ -33,7 +49,11 @@ func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) 
 			count++
 			attracts[familyOf(v.GetVip())] = true
 		}
-		counts[group{advertisements[a].rank, advertised(a), Explain(v.GetReason())}]++
+		e := Explain(v.GetReason())
+		if next := meridioNext[v.GetReason()]; next != "" && besideMeridio(s) {
+			e.Next = next
+		}
+		counts[group{advertisements[a].rank, advertised(a), e}]++
 	}
 	for _, c := range s.GetConditions() {
 		if family, ok := strings.CutPrefix(c.GetName(), "RouteBack/"); ok && !c.GetServing() && attracts[family] {

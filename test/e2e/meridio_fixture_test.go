@@ -126,6 +126,7 @@ func (m *meridio) startFrontend(extra ...string) {
 		"VIPGATE_ADMIN_SOCKET=unix://" + m.pod.FrontendAdmin(),
 		"VIPGATE_HEALTH_SOCKET=unix://" + m.path("health.sock"), "VIPGATE_METRICS_HOST=127.0.0.1",
 		"VIPGATE_BIRD_LOG_FILE=" + m.path("bird.log"), "VIPGATE_LOG_FORMAT=text",
+		"VIPGATE_IDENTITY_CACHE=" + m.path("svid.json"),
 		"VIPGATE_TRENCH_FILE=" + m.pod.TrenchFile(), "VIPGATE_DRAIN_TIME=200ms", "VIPGATE_SETTLE=50ms",
 	}, extra...), slices.Concat(m.wrapper, []string{filepath.Join(binaries, "frontend"), "run"}))
 }

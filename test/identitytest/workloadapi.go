@@ -43,6 +43,7 @@ type answer struct {
 	response *workload.X509SVIDResponse
 	err      error
 	muted    bool
+	late     time.Duration // until err is sent, whatever is set by then
 }
 
 // NewWorkloadAPI returns a Workload API that is not started yet and denies every identity. It ends
@@ -153,6 +154,14 @@ func (w *WorkloadAPI) Deny() { w.answer.Set(denied()) }
 
 func denied() answer { return answer{err: status.Error(codes.PermissionDenied, "no identity issued")} }
 
+// DenyLate denies each call after a time, as SPIRE's agent does while it cannot find the container
+// of the caller. A call that waits is denied even if an SVID is offered by then. Open streams end.
+func (w *WorkloadAPI) DenyLate(late time.Duration) {
+	a := denied()
+	a.late = late
+	w.answer.Set(a)
+}
+
 // Fail ends all streams with err, such as a gRPC status.
 func (w *WorkloadAPI) Fail(err error) { w.answer.Set(answer{err: err}) }
 
@@ -234,6 +243,10 @@ func (w *WorkloadAPI) FetchX509SVID(_ *workload.X509SVIDRequest,
 		switch {
 		case a.muted:
 		case a.err != nil:
+			select {
+			case <-time.After(a.late):
+			case <-stream.Context().Done():
+			}
 			return a.err
 		default:
 			if err := stream.Send(a.response); err != nil {

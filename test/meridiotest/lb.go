@@ -54,6 +54,7 @@ type LB struct {
 	listener *stall.Listener
 	served   chan error
 	watchers map[*latest.Value[bool]]bool // what each was sent last
+	opened   int                          // streams since New
 }
 
 // New returns an LB that is not started.
@@ -156,11 +157,20 @@ func (l *LB) Watchers() int {
 	return len(l.watchers)
 }
 
+// Opened returns the number of streams that were opened. Meridio's load balancer logs two lines for
+// each at level DEBUG.
+func (l *LB) Opened() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.opened
+}
+
 // Watch implements loadbalancer.v1: the state at once, then each change.
 func (l *LB) Watch(_ *emptypb.Empty, stream grpc.ServerStreamingServer[loadbalancerv1.Response]) error {
 	var sent latest.Value[bool]
 	l.mu.Lock()
 	l.watchers[&sent] = true
+	l.opened++
 	l.mu.Unlock()
 	defer func() {
 		l.mu.Lock()

@@ -229,6 +229,38 @@ func TestOnlyKubeHasAToken(t *testing.T) {
 	}
 }
 
+// The cached SVID of a container is in memory, in a volume that no other container mounts.
+func TestOnlyOneContainerHasTheCachedSVID(t *testing.T) {
+	pod := decode[appsv1.Deployment](t, overlay(t, "v0"), "Deployment trench-a/vipgate").Spec.Template.Spec
+	all := slices.Concat(pod.InitContainers, pod.Containers)
+	for _, name := range []string{"lb", "frontend"} {
+		c := all[slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == name })]
+		i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "VIPGATE_IDENTITY_CACHE" })
+		if i < 0 {
+			t.Errorf("%s keeps no SVID", name)
+			continue
+		}
+		volume := ""
+		for _, m := range c.VolumeMounts {
+			if m.MountPath == filepath.Dir(c.Env[i].Value) {
+				volume = m.Name
+			}
+		}
+		var mounts []string
+		for _, c := range all {
+			if slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume }) {
+				mounts = append(mounts, c.Name)
+			}
+		}
+		inMemory := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool {
+			return v.Name == volume && v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumMemory
+		})
+		if !slices.Equal(mounts, []string{name}) || !inMemory {
+			t.Errorf("%s keeps its SVID in volume %q: in memory: %t, mounted by %v", name, volume, inMemory, mounts)
+		}
+	}
+}
+
 // Secrets are readable by name only, and nothing belongs to the cluster.
 func TestRoles(t *testing.T) {
 	all := overlay(t, "v0", "gateway-password", "ingresses", "gateways")

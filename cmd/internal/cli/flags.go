@@ -29,13 +29,29 @@ type Identity struct {
 // endpointSocket is the SPIFFE standard's variable for the Workload API.
 const endpointSocket = "SPIFFE_ENDPOINT_SOCKET"
 
+// CachedIdentity is the group of flags of the own SVID of a program that keeps it for a restart.
+// Only one process may write the file, so the commands beside lb and frontend have no such flag.
+type CachedIdentity struct {
+	Identity
+	IdentityCache string `help:"File in which the SVID of the Workload API, its key and the bundles are kept, in a memory file system: a restart uses them until their end while the Workload API does not answer or refuses. None when absent or empty." placeholder:"FILE" group:"Identity"`
+}
+
+// Source returns the source of the own SVID.
+func (f CachedIdentity) Source(defaultID string, log *slog.Logger) (*identity.Source, error) {
+	return f.source(defaultID, f.IdentityCache, log)
+}
+
 // Source returns the source of the own SVID.
 func (f Identity) Source(defaultID string, log *slog.Logger) (*identity.Source, error) {
+	return f.source(defaultID, "", log)
+}
+
+func (f Identity) source(defaultID, cache string, log *slog.Logger) (*identity.Source, error) {
 	kind := f.Identity
 	if kind == "" && os.Getenv(endpointSocket) != "" {
 		kind = "spiffe"
 	}
-	o := identity.Options{ID: f.SpiffeID, DevTTL: f.DevTTL, Log: log}
+	o := identity.Options{ID: f.SpiffeID, Cache: cache, DevTTL: f.DevTTL, Log: log}
 	switch kind {
 	case "spiffe":
 		return identity.NewWorkloadAPI(o)
