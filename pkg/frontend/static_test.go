@@ -158,6 +158,34 @@ func TestSharedWithdrawalConfirmedLater(t *testing.T) {
 	})
 }
 
+// Only a confirmed withdrawal of the family confirms the earlier ones.
+func TestSharedWithdrawalStaysUnconfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startReporter(t)
+		six, last := vip.Require("2000::1/128"), vip.Require("20.0.0.3/32")
+		shared, unconfirmed := errShared, error(nil)
+		r.shared = func(vip.Family) error { return shared }
+		r.confirm = func(context.Context) error { return unconfirmed }
+		r.written(4)
+		withdraw := func(revision uint64, v vip.VIP) {
+			r.decide(revision, v, gate.Announced, gate.Withdrawn, gate.LBNotReady)
+			pass(2 * settle)
+		}
+		withdraw(1, vipA)
+		shared = nil
+		withdraw(2, six)
+		r.want(t, six, gate.Withdrawn, false)
+		r.want(t, vipA, gate.Withdrawn, true)
+		unconfirmed = context.DeadlineExceeded
+		withdraw(3, vipB)
+		r.want(t, vipB, gate.Withdrawn, true)
+		r.want(t, vipA, gate.Withdrawn, true)
+		unconfirmed = nil
+		withdraw(4, last)
+		r.want(t, vipA, gate.Withdrawn, false)
+	})
+}
+
 // Gateways that send until their detection time is over are awaited.
 func TestWithdrawalAwaitsDetection(t *testing.T) {
 	for _, slow := range []bool{false, true} {
@@ -219,8 +247,12 @@ func TestSharedGateways(t *testing.T) {
 			}
 		}
 	}
-	if got := staticProcess(false, bgp, static, open).detectionTime(); got != 800*time.Millisecond {
-		t.Errorf("detection time %v", got)
+	fast := static
+	fast.BFD = &trench.BFD{MinTx: 100 * time.Millisecond, Multiplier: 3}
+	for _, gateways := range [][]trench.Gateway{{bgp, static, fast, open}, {fast, static}} {
+		if got := staticProcess(false, gateways...).detectionTime(); got != 800*time.Millisecond {
+			t.Errorf("detection time %v", got)
+		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -233,6 +234,74 @@ func TestLegacyServer(t *testing.T) {
 	f.key("gone", "gw-b", changed)
 	if n, _ := f.watcher.Stats(); n != 0 {
 		t.Errorf("%d failures", n)
+	}
+}
+
+// legacy lets a handler answer the watches of an API server that marks no end of the current state.
+func (f *fixture) legacy(watch func(send func(event string))) {
+	f.SetFaulty(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("sendInitialEvents") != "" {
+			secrettest.Answer(w, http.StatusUnprocessableEntity, "sendInitialEvents is forbidden")
+			return
+		}
+		secrettest.Flush(w)
+		watch(func(event string) {
+			_, _ = io.WriteString(w, event)
+			secrettest.Flush(w)
+		})
+	})
+}
+
+// A Secret that was seen is not absent after the silence, whatever comes after it.
+func TestLegacyBookmark(t *testing.T) {
+	f := newFixture(t)
+	const quiet = 50 * time.Millisecond
+	secret := func(kind, value string) string {
+		return `{"type":"` + kind + `","object":{"kind":"Secret","metadata":{"name":"bgp-auth"},"data":{"gw-a":"` +
+			base64.StdEncoding.EncodeToString([]byte(value)) + `"}}}`
+	}
+	f.legacy(func(send func(string)) {
+		send(secret("ADDED", password))
+		send(`{"type":"BOOKMARK","object":{"kind":"Secret","metadata":{"name":""}}}`)
+		time.Sleep(4 * quiet)
+		send(secret("MODIFIED", changed))
+	})
+	f.start(oneKey, func(w *Watcher) { w.quiet = quiet })
+	f.key("bgp-auth", "gw-a", changed)
+	if strings.Contains(f.log.String(), "key of Secret removed") {
+		t.Error("the key was removed")
+	}
+}
+
+// The end of a watch that was silent for long enough is no failure: the Secret is absent.
+func TestLegacyWatchOfAbsentSecret(t *testing.T) {
+	f := newFixture(t)
+	const quiet = 50 * time.Millisecond
+	var watches atomic.Int32
+	f.legacy(func(func(string)) {
+		time.Sleep(10 * quiet)
+		watches.Add(1)
+	})
+	f.start(oneKey, func(w *Watcher) { w.quiet = quiet })
+	f.eventually(func() string {
+		if n := watches.Load(); n < 2 {
+			return fmt.Sprintf("%d watches have ended", n)
+		}
+		return ""
+	})
+	f.problem("bgp-auth", "Secret red/bgp-auth does not exist")
+	if failures, unknown := f.watcher.Stats(); failures != 0 || unknown != 0 {
+		t.Errorf("%d failures, %d unknown Secrets", failures, unknown)
+	}
+}
+
+// The error of an answer that is no event quotes nothing of it.
+func TestMalformedEventIsNotQuoted(t *testing.T) {
+	for _, answer := range []string{`{"type":"ADDED","object":8675309`, `{"type":8675309}`, `{"type":"ADDED",8675309}`} {
+		_, err := newStream(strings.NewReader(answer)).next()
+		if err == nil || strings.Contains(err.Error(), "8675309") || strings.Contains(err.Error(), "'8'") {
+			t.Errorf("%s: %v", answer, err)
+		}
 	}
 }
 

@@ -1,0 +1,114 @@
+package nsp
+
+import (
+	"errors"
+	"reflect"
+	"testing"
+	"time"
+
+	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
+	"github.com/vipgate/vipgate/pkg/durable"
+	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/test/await"
+)
+
+// A source that started from its cache: what each list and each end of a watch makes of its state.
+func TestSourceAfterCache(t *testing.T) {
+	received := time.Now().Add(-time.Hour).UTC().Truncate(time.Second)
+	f := newFixture(t)
+	list := []byte(`{"name":"a","trench":{"name":"t"},"vips":[{"name":"v","address":"20.0.0.1/32","trench":{"name":"t"}}]}`)
+	if err := durable.Write(f.o.Cache, &cached{Trench: "t", Attractor: "a", Received: received, List: list}); err != nil {
+		t.Fatal(err)
+	}
+	s := NewSource(f.o)
+	if stale := s.Stale().Load(); stale == nil || !stale.Since.Equal(received) {
+		t.Fatalf("stale %+v, want since %v", stale, received)
+	}
+	of := func(address string) *nspv1.AttractorResponse {
+		return &nspv1.AttractorResponse{Attractors: []*nspv1.Attractor{attractor(vips(address))}}
+	}
+	take := func(address string) func() {
+		return func() {
+			s.connected()
+			s.takeResponse(of(address))
+		}
+	}
+	end := func() { s.fail(errors.New("EOF")) }
+	refuse := func() {
+		valid := s.o.Defaults
+		s.o.Defaults = trench.Defaults{}
+		take("20.0.0.2/32")()
+		s.o.Defaults = valid
+	}
+	for i, step := range []struct {
+		input                       func()
+		vips                        string
+		fromCache, connected, stale bool
+		written                     string // the newest list for the cache
+	}{
+		{func() {}, "20.0.0.1/32", true, false, true, ""},
+		{end, "20.0.0.1/32", true, false, true, ""},
+		{refuse, "20.0.0.1/32", true, true, false, "20.0.0.1/32"},
+		{take("20.0.0.3/32"), "20.0.0.3/32", false, true, false, "20.0.0.3/32"},
+		{end, "20.0.0.3/32", false, true, false, "20.0.0.3/32"}, // 4: the next watch may be open soon
+		{take("20.0.0.3/32"), "20.0.0.3/32", false, true, false, "20.0.0.3/32"},
+		{end, "20.0.0.3/32", false, true, false, "20.0.0.3/32"},
+		{end, "20.0.0.3/32", false, false, true, "20.0.0.3/32"}, // 7: it was not
+		{take("20.0.0.4/32"), "20.0.0.4/32", false, true, false, "20.0.0.4/32"},
+	} {
+		step.input()
+		written := ""
+		if a := s.cache.wanted.Load(); a != nil {
+			written = a.list.GetVips()[0].GetAddress()
+		}
+		st := s.State().Load()
+		if got := text(s.Value().Load().Config); got != step.vips || st.FromCache != step.fromCache ||
+			st.Connected != step.connected || (s.Stale().Load() != nil) != step.stale || written != step.written {
+			t.Errorf("%d: %s in force, %+v, stale %v, written %q", i, got, st, s.Stale().Load(), written)
+		}
+	}
+}
+
+// The keys of gateways that are not in force, or take no password, are not wanted.
+func TestWantedKeys(t *testing.T) {
+	with := func(g *nspv1.Gateway, source, key string) *nspv1.Gateway {
+		g.BgpAuth = &nspv1.Gateway_BgpAuth{KeySource: source, KeyName: key}
+		return g
+	}
+	static := with(gateway("static", "169.254.100.153"), "gw", "static")
+	static.Protocol = "static"
+	f := newFixture(t)
+	s := NewSource(f.o)
+	s.take(s.o.pick([]*nspv1.Attractor{attractor(vips("20.0.0.1/32"),
+		with(gateway("one", "169.254.100.150"), "gw", "one"), with(gateway("two", "169.254.100.151"), "gw", "two"),
+		with(gateway("same key", "169.254.100.152"), "gw", "one"), with(gateway("taken", "169.254.100.150"), "gw", "taken"),
+		with(gateway("no address", "x"), "other", "k"), gateway("open", "169.254.100.154"), static)}))
+	_, wanted := f.keys.wanted()
+	names := map[string]bool{}
+	for _, g := range s.Value().Load().Config.Attractor.Gateways {
+		names[g.Name] = true
+	}
+	want := map[string][]string{"gw": {"one", "two"}}
+	if !names["two"] || !names["static"] || names["no address"] {
+		t.Fatalf("in force are %v", names)
+	}
+	if !reflect.DeepEqual(wanted, want) {
+		t.Errorf("wanted are %v, want %v; in force are %v", wanted, want, names)
+	}
+}
+
+// The entry of a frontend that was killed is removed by the stop of the next one, which found no NSP.
+func TestEarlierEntryAtTheStop(t *testing.T) {
+	f := newFixture(t)
+	_, _, end := f.registration(true)
+	f.wantTargets(1)
+	f.stop()
+	end()
+	f.o.MaxBackoff = time.Hour
+	r, _, end := f.registration(false)
+	await.True(t, "failures", func() bool { return r.State().Load().Failures >= 5 })
+	f.start()
+	f.wantTargets(1)
+	end()
+	f.wantTargets(0)
+}
