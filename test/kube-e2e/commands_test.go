@@ -82,8 +82,9 @@ func (u *user) run(script, stdin string) (string, error) {
 }
 
 // follow runs the blocks of a document in their order: those of a group, and the objects if the
-// group has no name. It returns the number of scripts.
-func (u *user) follow(document, group string) int {
+// group has no name. applied is called after each block of objects. It returns the number of
+// scripts.
+func (u *user) follow(document, group string, applied func(objects string)) int {
 	u.t.Helper()
 	text, err := os.ReadFile(filepath.Join(u.root, document))
 	if err != nil {
@@ -108,6 +109,9 @@ func (u *user) follow(document, group string) int {
 		}
 		if out, err := u.run(script, stdin); err != nil {
 			u.t.Fatalf("%s: %v\n%s%s", document, err, text, out)
+		}
+		if stdin != "" {
+			applied(stdin)
 		}
 	}
 	return ran
@@ -179,11 +183,30 @@ func (u *user) wantAddresses(namespace string, addresses ...string) {
 	}
 }
 
+// pod is one that the controllers, Multus and the kubelet make of the document's Deployment.
+const pod = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: web-1
+  namespace: trench-a
+  labels: {app: web, vipgate.io/trench: trench-a}
+  annotations:
+    k8s.v1.cni.cncf.io/network-status: '[{"name": "trench-a/targets", "ips": ["172.16.0.11", "fd00:16::11"]}]'
+spec: {nodeName: node-1, containers: [{name: web, image: web}]}
+status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
+`
+
 // The commands and objects of docs/kubernetes.md in their order, from an empty API server.
 func TestCommandsOfTheDocument(t *testing.T) {
 	u := newUser(t, "kubectl")
-	if ran := u.follow("docs/kubernetes.md", commands); ran < 3 {
-		t.Errorf("only %d blocks are marked", ran)
+	ran := u.follow("docs/kubernetes.md", commands, func(objects string) {
+		if strings.Contains(objects, "kind: Deployment") {
+			u.cluster.Apply(t, pod)
+		}
+	})
+	if ran != 3 {
+		t.Errorf("%d blocks are marked", ran)
 	}
 	u.startKube("trench-a")
 	u.wantAddresses("trench-a", vip4, vip6)
@@ -191,7 +214,7 @@ func TestCommandsOfTheDocument(t *testing.T) {
 
 func TestHelmCommandsOfTheDocument(t *testing.T) {
 	u := newUser(t, "kubectl", "helm")
-	if ran := u.follow("docs/kubernetes.md", commands+"=helm"); ran != 1 {
+	if ran := u.follow("docs/kubernetes.md", commands+"=helm", nil); ran != 1 {
 		t.Errorf("%d blocks for helm", ran)
 	}
 	for _, object := range []string{"deployment/vipgate", "trench/trench-a", "rolebinding/vipgate"} {
@@ -204,7 +227,7 @@ func TestHelmCommandsOfTheDocument(t *testing.T) {
 // The quickstart needs neither Multus nor SPIRE.
 func TestCommandsOfTheQuickstart(t *testing.T) {
 	u := newUser(t, "kubectl")
-	if ran := u.follow("deployments/quickstart/README.md", commands); ran != 1 {
+	if ran := u.follow("deployments/quickstart/README.md", commands, nil); ran != 1 {
 		t.Errorf("%d blocks are marked", ran)
 	}
 	u.startKube("vipgate-quickstart")
