@@ -90,7 +90,7 @@ type fixture struct {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	f := &fixture{t: t, cluster: kubernetes.Start(t)}
+	f := newCluster(t)
 	var err error
 	f.Topology, err = lab.NewTopology(lab.TopologyConfig{
 		Pods: trenchPods, Targets: targets, Binaries: binaries,
@@ -98,16 +98,23 @@ func newFixture(t *testing.T) *fixture {
 	})
 	f.must(err)
 	t.Cleanup(f.close)
+	f.kubelet = newKubelet(f)
+	f.gateway, err = f.StartGateway(f.GatewayConfig())
+	f.must(err)
+	f.startKubes()
+	return f
+}
+
+// newCluster is the API server of a fixture alone, with what users install before the first Trench.
+func newCluster(t *testing.T) *fixture {
+	t.Helper()
+	f := &fixture{t: t, cluster: kubernetes.Start(t)}
 	client, err := rest.HTTPClientFor(f.cluster.Admin())
 	f.must(err)
 	t.Cleanup(client.CloseIdleConnections)
 	f.core, err = typedcorev1.NewForConfigAndClient(f.cluster.Admin(), client)
 	f.must(err)
-	f.kubelet = newKubelet(f)
-	f.gateway, err = f.StartGateway(f.GatewayConfig())
-	f.must(err)
 	f.install()
-	f.startKubes()
 	return f
 }
 
@@ -177,16 +184,21 @@ func podName(pod int) string { return fmt.Sprintf("trench-a-%d", pod) }
 func (f *fixture) startKubes() {
 	f.t.Helper()
 	for n, p := range f.Pods {
-		f.cluster.Apply(f.t, fmt.Sprintf(`
+		f.createTrenchPod(n + 1)
+		f.must(os.MkdirAll(filepath.Dir(p.TrenchFile()), 0o755))
+		f.kubes = append(f.kubes, f.startKube(n+1, p.TrenchFile()))
+	}
+}
+
+func (f *fixture) createTrenchPod(pod int) {
+	f.t.Helper()
+	f.cluster.Apply(f.t, fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
 metadata: {name: %s, namespace: trench-a, labels: {vipgate.io/trench-pod: trench-a}}
 spec: {nodeName: node-%d, serviceAccountName: vipgate, containers: [{name: frontend, image: frontend}]}
 status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
-`, podName(n+1), n+1))
-		f.must(os.MkdirAll(filepath.Dir(p.TrenchFile()), 0o755))
-		f.kubes = append(f.kubes, f.startKube(n+1, p.TrenchFile()))
-	}
+`, podName(pod), pod))
 }
 
 // startKube starts the kube of a trench pod.

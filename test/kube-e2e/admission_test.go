@@ -1,0 +1,178 @@
+package kubee2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+)
+
+// TestAdmissionPolicies has the API server refuse wrong edits of Services, and reports of other pods.
+func TestAdmissionPolicies(t *testing.T) {
+	f := newCluster(t)
+	f.cluster.Apply(t, service)
+	f.createTrenchPod(1)
+	f.createTrenchPod(2)
+	f.wrongEditsAreRefused()
+	f.foreignReports()
+}
+
+// said collects the warnings of the API server.
+type said struct {
+	mu   sync.Mutex
+	text string
+}
+
+// HandleWarningHeader implements rest.WarningHandler.
+func (s *said) HandleWarningHeader(_ int, _, text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.text += text + "\n"
+}
+
+// edit changes the Service as kubectl does; a dry run persists nothing. It returns the warnings.
+func (f *fixture) edit(ctx context.Context, dryRun bool, patch string) (warnings string, err error) {
+	f.t.Helper()
+	config, heard := f.cluster.Admin(), &said{}
+	config.WarningHandler = heard
+	client, err := rest.HTTPClientFor(config)
+	f.must(err)
+	defer client.CloseIdleConnections()
+	core, err := typedcorev1.NewForConfigAndClient(config, client)
+	f.must(err)
+	var o metav1.PatchOptions
+	if dryRun {
+		o.DryRun = []string{metav1.DryRunAll}
+	}
+	_, err = core.Services(namespace).Patch(ctx, serviceName, types.MergePatchType, []byte(patch), o)
+	return heard.text, err
+}
+
+// annotated is the patch that sets an annotation.
+func annotated(name, value string) string {
+	text, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"annotations": map[string]string{v1alpha1.Group + "/" + name: value}},
+	})
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}
+
+// wrongEditsAreRefused checks the policies for Services.
+func (f *fixture) wrongEditsAreRefused() {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
+	defer cancel()
+	port := func(target string) string {
+		return `{"spec":{"ports":[{"name":"http","port":8080,"targetPort":` + target + `}]}}`
+	}
+	f.wait(func(ctx context.Context) error { // the API server watches its policies
+		if _, err := f.edit(ctx, true, annotated("min-ready", "none")); err == nil {
+			return fmt.Errorf("a wrong edit is not refused")
+		}
+		return nil
+	})
+	for _, c := range []struct{ patch, want string }{
+		{annotated("vips", " "), "vipgate.io/vips is missing"},
+		{annotated("vips", "20.0.0.1,20.0.0.256"), "annotation vipgate.io/vips"},
+		{annotated("vips", "20.0.0.1/24"), "annotation vipgate.io/vips"},
+		{annotated("min-ready", "0"), "annotation vipgate.io/min-ready"},
+		{annotated("drain-time", "30"), "annotation vipgate.io/drain-time"},
+		{annotated("check", `"tcp"`), "annotation vipgate.io/check"},
+		{annotated("maglev", "1009"), "annotation vipgate.io/maglev"},
+		{port("80"), "targetPort"},
+	} {
+		if _, err := f.edit(ctx, true, c.patch); err == nil || !strings.Contains(err.Error(), c.want) {
+			f.t.Errorf("%s: %v, want %q", c.patch, err, c.want)
+		}
+	}
+	for _, c := range []struct{ patch, warning string }{
+		{annotated("vips", "20.0.0.1/32, 2000::1"), ""},
+		{annotated("min-ready", "2"), ""},
+		{annotated("drain-time", "1m30s"), ""},
+		{annotated("check", ` {"http": {"port": 8080, "path": "/"}}`+"\n"), ""},
+		{port(`"http"`), ""},
+		{annotated("minready", "2"), "unknown annotation vipgate.io/minready"},
+		{`{"spec":{"sessionAffinity":"ClientIP"}}`, "spec.sessionAffinity has no effect"},
+	} {
+		warning, err := f.edit(ctx, true, c.patch)
+		if err != nil || !strings.Contains(warning, c.warning) || c.warning == "" && warning != "" {
+			f.t.Errorf("%s: %v, warning %q, want %q", c.patch, err, warning, c.warning)
+		}
+	}
+}
+
+// foreignReports checks that a trench pod cannot write the report of another one.
+func (f *fixture) foreignReports() {
+	f.t.Helper()
+	client, err := dynamic.NewForConfig(f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(1)))
+	f.must(err)
+	reports := client.Resource(v1alpha1.ReportResource).Namespace(namespace)
+	patch := func(ctx context.Context, name, body string) error {
+		_, err := reports.Patch(ctx, name, types.MergePatchType, []byte(body), metav1.PatchOptions{})
+		return err
+	}
+	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
+	defer cancel()
+	for n := 1; n <= trenchPods; n++ {
+		f.wait(func(ctx context.Context) error { return f.report(ctx, n, n) }) // the API server watches Pods
+	}
+	f.wait(func(ctx context.Context) error {
+		if err := f.report(ctx, 1, 2); err == nil {
+			return fmt.Errorf("%s writes the report of %s", podName(1), podName(2))
+		}
+		return nil
+	})
+	f.must(patch(ctx, podName(1), `{"report":{"advertised":2}}`))
+	const owner = `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"trench-a-2","uid":"other"}]}}`
+	for name, body := range map[string]string{podName(2): `{"report":{"advertised":0}}`, podName(1): owner} {
+		if err := patch(ctx, name, body); !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
+			f.t.Errorf("the report of %s is written by %s: %v", name, podName(1), err)
+		}
+	}
+	if err := f.report(ctx, 1, 2); !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
+		f.t.Errorf("the report of %s is applied by %s: %v", podName(2), podName(1), err)
+	}
+	// The rest of its rights: not the status of a Pod.
+	core, err := typedcorev1.NewForConfig(f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(1)))
+	f.must(err)
+	_, err = core.Pods(namespace).Patch(ctx, podName(1), types.MergePatchType, []byte(`{"status":{}}`),
+		metav1.PatchOptions{}, "status")
+	if !apierrors.IsForbidden(err) {
+		f.t.Errorf("the status of a Pod may be patched: %v", err)
+	}
+}
+
+// report applies the report of a trench pod with the token of one.
+func (f *fixture) report(ctx context.Context, writer, pod int) error {
+	f.t.Helper()
+	client, err := dynamic.NewForConfig(f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(writer)))
+	f.must(err)
+	p, err := f.core.Pods(namespace).Get(ctx, podName(pod), metav1.GetOptions{})
+	f.must(err)
+	body := fmt.Sprintf(`
+apiVersion: vipgate.io/v1alpha1
+kind: TrenchReport
+metadata:
+  name: %[1]s
+  labels: {vipgate.io/trench-pod: trench-a}
+  ownerReferences: [{apiVersion: v1, kind: Pod, name: %[1]s, uid: %[2]s}]
+report: {renewed: "2026-01-01T00:00:00.5Z", time: "2026-01-01T00:00:00Z", advertised: 0, total: 2}
+`, podName(pod), p.UID)
+	force := true
+	_, err = client.Resource(v1alpha1.ReportResource).Namespace(namespace).Patch(ctx, podName(pod),
+		types.ApplyPatchType, []byte(body), metav1.PatchOptions{FieldManager: "vipgate", Force: &force})
+	return err
+}
