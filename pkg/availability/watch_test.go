@@ -1,16 +1,9 @@
 package availability
 
 import (
-	"context"
-	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
-
-	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -55,7 +48,7 @@ func TestWatchOfStates(t *testing.T) {
 		{probe, up, nil, none, false, 13, true},
 	} {
 		published = nil
-		err := step.input(answer{step.state, begin.Add(time.Duration(i) * time.Second), step.err})
+		err := step.input(answer{state: step.state, at: begin.Add(time.Duration(i) * time.Second), err: step.err})
 		if (err != nil) != step.ends || len(published) != min(step.lease+1, 1) {
 			t.Fatalf("%d: %v, published %+v", i, err, published)
 		}
@@ -73,75 +66,4 @@ func TestWatchOfStates(t *testing.T) {
 			}
 		}
 	}
-}
-
-// answeringConn is a load balancer that answers each Watch once.
-type answeringConn struct {
-	asked  []time.Time
-	answer func(ctx context.Context) error
-}
-
-func (c *answeringConn) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
-	return errors.ErrUnsupported
-}
-
-func (c *answeringConn) NewStream(ctx context.Context, _ *grpc.StreamDesc, _ string, _ ...grpc.CallOption,
-) (grpc.ClientStream, error) {
-	c.asked = append(c.asked, time.Now())
-	return answeringStream{ctx: ctx, conn: c}, nil
-}
-
-type answeringStream struct {
-	grpc.ClientStream
-	ctx  context.Context
-	conn *answeringConn
-}
-
-func (answeringStream) SendMsg(any) error { return nil }
-func (answeringStream) CloseSend() error  { return nil }
-func (s answeringStream) RecvMsg(m any) error {
-	proto.Merge(m.(proto.Message), &loadbalancerv1.Response{Targets: []*loadbalancerv1.Target{{}}})
-	return s.conn.answer(s.ctx)
-}
-
-// A probe is answered within its time or late. Probes begin once in an interval, and those that this
-// process missed are not repeated.
-func TestProbeTimes(t *testing.T) {
-	const interval, within = time.Second, 300 * time.Millisecond
-	synctest.Test(t, func(t *testing.T) {
-		silent := false
-		conn := &answeringConn{answer: func(ctx context.Context) error {
-			if !silent {
-				return nil
-			}
-			<-ctx.Done()
-			return ctx.Err()
-		}}
-		ctx, cancel := context.WithCancel(t.Context())
-		answers, ended := make(chan answer), make(chan struct{})
-		go func() {
-			defer close(ended)
-			NewClient(ClientOptions{Interval: interval, Within: within}).probe(ctx, conn, answers)
-		}()
-		begin := time.Now()
-		expect := func(asked, answered time.Duration, err error) {
-			t.Helper()
-			a := <-answers
-			if got := time.Since(begin); a.at.Sub(begin) != asked || got != answered || !errors.Is(a.err, err) {
-				t.Errorf("asked after %v, answered after %v: %v", a.at.Sub(begin), got, a.err)
-			}
-		}
-		expect(0, 0, nil)
-		expect(interval, interval, nil)
-		silent = true
-		expect(2*interval, 2*interval+within, errLate)
-		silent = false
-		expect(3*interval, 3*interval, nil)
-		time.Sleep(6 * interval) // the probe after 4 intervals is taken late
-		expect(4*interval, 9*interval, nil)
-		expect(9*interval, 9*interval, nil)
-		expect(10*interval, 10*interval, nil)
-		cancel()
-		<-ended
-	})
 }

@@ -130,7 +130,7 @@ func newPublishers(t *testing.T, pods, ingresses int, manifests ...string) *publ
 	p.leases = coordination.Leases(namespace)
 
 	p.apply("{apiVersion: v1, kind: Namespace, metadata: {name: " + namespace + "}}")
-	for _, file := range []string{definition, base + "role.yaml"} {
+	for _, file := range append(slices.Clone(definitions), base+"role.yaml") {
 		text, err := os.ReadFile(filepath.Join("../..", file))
 		p.must(err)
 		p.cluster.ApplyIn(t, namespace, string(text))

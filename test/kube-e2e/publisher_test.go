@@ -104,7 +104,9 @@ func newPublisher(t *testing.T) *publisher {
 	p.core, err = typedcorev1.NewForConfigAndClient(p.cluster.Admin(), client)
 	p.must(err)
 	p.cluster.Apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+namespace+"}}")
-	p.cluster.Apply(t, p.file(definition))
+	for _, file := range definitions {
+		p.cluster.Apply(t, p.file(file))
+	}
 	p.cluster.ApplyIn(t, namespace, strings.Replace(p.file(base+"rolebinding.yaml"), "  - kind: ServiceAccount\n",
 		"  - kind: ServiceAccount\n    namespace: "+namespace+"\n", 1))
 	p.cluster.Apply(t, publishObjects)
