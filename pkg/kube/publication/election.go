@@ -51,13 +51,19 @@ func (p *Publisher) campaign(ctx context.Context) error {
 // term waits for the Lease, leads while it holds it, and releases it. All writes have ended before
 // the release.
 func (p *Publisher) term(ctx context.Context) error {
-	started := make(chan context.Context, 1)
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: &resourcelock.LeaseLock{
+	leading, lost := context.WithCancel(ctx)
+	defer lost()
+	lock := &lease{
+		Interface: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Namespace: p.options.Namespace, Name: p.lease},
 			Client:     p.leases,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: p.options.Pod},
 		},
+		valid: p.timing.renew, lost: lost,
+	}
+	started := make(chan context.Context, 1)
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock:            lock,
 		Name:            p.lease,
 		LeaseDuration:   p.timing.lease,
 		RenewDeadline:   p.timing.renew,
@@ -66,7 +72,7 @@ func (p *Publisher) term(ctx context.Context) error {
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) { started <- ctx },
 			OnStoppedLeading: func() {},
-			OnNewLeader:      func(identity string) { p.state.Update(func(s State) State { s.Leader = identity; return s }) },
+			OnNewLeader:      func(identity string) { p.update(func(s *State) { s.Leader = identity }) },
 		},
 	})
 	if err != nil {
@@ -86,17 +92,12 @@ func (p *Publisher) term(ctx context.Context) error {
 	case <-ctx.Done():
 	case <-ended:
 	case holding := <-started:
-		// client-go leads on until its deadline also when it reads another holder, or after the process
-		// was stopped for longer than the Lease is valid.
-		p.lead(ctx, holding, func() bool {
-			return elector.IsLeader() && elector.Check(p.timing.renew-p.timing.lease) == nil
-		})
+		p.lead(leading, holding, lock.holds)
 	}
 	return nil
 }
 
-// lead writes status until ctx or holding, which is the time with the Lease, ends, or holds reports
-// that another one may have it.
+// lead writes status until ctx or holding, which is the time with the Lease, ends.
 func (p *Publisher) lead(ctx, holding context.Context, holds func() bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -107,13 +108,29 @@ func (p *Publisher) lead(ctx, holding context.Context, holds func() bool) {
 		p.set(false)
 		p.options.Log.Info("no longer leader of the trench")
 	}()
-	failed := func(err error) { p.state.Update(func(s State) State { s.WriteError = err; return s }) }
-	l := newLeader(p.watch, p.write, p.options, p.timing.restore, failed)
-	l.holds, l.holdInterval = holds, p.timing.retry
+	l := newLeader(p.watch, p.write, p.options, p.timing.restore)
+	l.holds = holds
+	l.failed = func(err error) { p.update(func(s *State) { s.WriteError = err }) }
 	l.run(ctx, p.options.Input)
 }
 
 func (p *Publisher) set(leading bool) {
 	p.options.Metrics.Leader(leading)
-	p.state.Update(func(s State) State { s.Leading = leading; return s })
+	p.update(func(s *State) {
+		s.Leading = leading
+		if leading {
+			s.WriteError = nil // of an earlier term
+		}
+	})
+}
+
+// update changes the state. While another process leads, the errors of writing status are its own.
+func (p *Publisher) update(change func(*State)) {
+	p.state.Update(func(s State) State {
+		change(&s)
+		if !s.Leading && s.Leader != "" && s.Leader != p.options.Pod {
+			s.WriteError = nil
+		}
+		return s
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,9 +18,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/util/flowcontrol"
 
+	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/pkg/latest"
 )
 
 const (
@@ -29,6 +33,8 @@ const (
 	maxNote = 1024
 	// maxPending is how many Events wait for an API server that is away.
 	maxPending = 1000
+	// eventQPS and eventBurst limit Events, so that those of many objects do not delay their status.
+	eventQPS, eventBurst = 25, 50
 )
 
 var eventResource = eventsv1.SchemeGroupVersion.WithResource("events")
@@ -78,14 +84,19 @@ func problemEvents(v translation.Verdict, live []metav1.Condition) (events []eve
 	return events
 }
 
-// recorder sends Events. One goroutine uses it.
+// recorder sends Events, beside the writes of status and at a rate of its own.
 type recorder struct {
-	client  dynamic.Interface
-	pod     string
-	log     *slog.Logger
-	count   func(resource string, err error)
+	client dynamic.Interface
+	pod    string
+	log    *slog.Logger
+	count  func(resource string, err error)
+	limit  flowcontrol.RateLimiter
+	retry  backoff.Backoff
+	added  chan struct{}
+	sent   map[string]*series // run uses it
+
+	mu      sync.Mutex
 	pending []record
-	sent    map[string]*series
 }
 
 type record struct {
@@ -102,6 +113,8 @@ type series struct {
 
 // add queues Events about an object.
 func (r *recorder) add(object corev1.ObjectReference, events []event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for i, e := range events {
 		// The time is part of the name.
 		r.pending = append(r.pending, record{object, e, time.Now().Add(time.Duration(i))})
@@ -110,28 +123,74 @@ func (r *recorder) add(object corev1.ObjectReference, events []event) {
 		r.log.Warn("Events discarded: the API server does not take them", "count", more)
 		r.pending = r.pending[more:]
 	}
+	latest.Wake(r.added)
 }
 
-// flush sends what is queued, until there is newer input: status goes first. It keeps what the API
-// server did not answer to, and returns the error.
-func (r *recorder) flush(ctx context.Context, newer func() bool) error {
+// first returns the oldest Event in the queue, without removing it.
+func (r *recorder) first() (record, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.pending) == 0 {
+		return record{}, false
+	}
+	return r.pending[0], true
+}
+
+// done removes an Event from the queue, unless it was discarded.
+func (r *recorder) done(e record) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.pending) > 0 && r.pending[0] == e {
+		r.pending = r.pending[1:]
+	}
+}
+
+// run sends Events until ctx ends, and then for at most endTimeout those of the last writes.
+func (r *recorder) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := r.flush(ctx); err != nil {
+			_ = r.retry.Wait(ctx)
+			continue
+		}
+		r.retry.Reset()
+		select {
+		case <-r.added:
+		case <-ctx.Done():
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	if err := r.flush(ctx); err != nil {
+		r.log.Warn("Events discarded at the stop", "count", len(r.pending), "error", err)
+	}
+}
+
+// flush sends the queued Events. Without an answer of the API server it keeps the rest, and returns
+// the error.
+func (r *recorder) flush(ctx context.Context) error {
 	for key, s := range r.sent {
 		if time.Since(s.last) > seriesTime {
 			delete(r.sent, key)
 		}
 	}
-	for len(r.pending) > 0 && !newer() {
-		err := r.send(ctx, r.pending[0])
+	for {
+		e, ok := r.first()
+		if !ok {
+			return nil
+		}
+		if err := r.limit.Wait(ctx); err != nil {
+			return fmt.Errorf("failed to send Events: %w", err)
+		}
+		err := r.send(ctx, e)
 		r.count("events", err)
 		if err != nil {
 			if !answered(err) {
 				return err
 			}
-			r.log.Warn("Event refused", "object", r.pending[0].object.Name, "error", err)
+			r.log.Warn("Event refused", "object", e.object.Name, "error", err)
 		}
-		r.pending = r.pending[1:]
+		r.done(e)
 	}
-	return nil
 }
 
 func (r *recorder) send(ctx context.Context, e record) error {

@@ -4,10 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,7 +14,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,11 +23,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/fake"
-	coordinationfake "k8s.io/client-go/kubernetes/typed/coordination/v1/fake"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/vipgate/vipgate/pkg/latest"
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // write is a write that the fake API server received.
@@ -50,7 +45,7 @@ type api struct {
 	// answer is called with the number of the write, from 1 on; nil accepts all.
 	answer func(n int, w write) error
 	// delay is called before each patch is taken, several at the same time; nil: none waits.
-	delay func()
+	delay func(name string)
 }
 
 // Resource returns a client whose patches are delayed before the fake, which takes one at a time.
@@ -76,7 +71,7 @@ func (p delayedPatches) Patch(ctx context.Context, name string, kind types.Patch
 	o metav1.PatchOptions, subresources ...string,
 ) (*unstructured.Unstructured, error) {
 	if p.api.delay != nil {
-		p.api.delay()
+		p.api.delay(name)
 	}
 	return p.ResourceInterface.Patch(ctx, name, kind, data, o, subresources...)
 }
@@ -128,7 +123,7 @@ func (a *api) of(resource string) (found []write) {
 
 func (a *api) leader() *leader {
 	o := Options{Metrics: &counters{n: map[string]int{}}, Pod: "a-0", Log: slog.New(slog.DiscardHandler)}
-	return newLeader(a, a, o, time.Minute, func(error) {})
+	return newLeader(a, a, o, time.Minute)
 }
 
 var (
@@ -327,43 +322,6 @@ func TestOlderVersion(t *testing.T) {
 	})
 }
 
-// While the API server is away few objects are tried, with back-off; then all are written.
-func TestAbsentAPIServerIsAskedSeldom(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := newAPI()
-		a.answer = func(int, write) error { return errNetwork }
-		l := a.leader()
-		var failed []error
-		l.failed = func(err error) { failed = append(failed, err) }
-		in := input(trench(), service(), accepted(vip4))
-		again := l.pass(t.Context(), in, func() bool { return false })
-		if len(a.writes) > 2 || again.IsZero() || len(failed) != 1 || failed[0] == nil {
-			t.Fatalf("%d writes, again at %v, failed %v", len(a.writes), again, failed)
-		}
-		for range 50 {
-			l.pass(t.Context(), in, func() bool { return false })
-			time.Sleep(100 * time.Millisecond)
-		}
-		if n := len(a.writes); n < 3 || n > 12 {
-			t.Errorf("%d writes in 5 s", n)
-		}
-		a.answer = nil
-		before := len(a.writes)
-		time.Sleep(20 * time.Second)
-		l.pass(t.Context(), in, func() bool { return false })
-		var written []string
-		for _, w := range a.writes[before:] {
-			if w.verb == "patch" {
-				written = append(written, w.resource)
-			}
-		}
-		slices.Sort(written)
-		if !slices.Equal(written, []string{"services", "trenches"}) || failed[len(failed)-1] != nil {
-			t.Errorf("after the return: %v, failed %v", written, failed[len(failed)-1])
-		}
-	})
-}
-
 func TestEventsWaitForTheAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
@@ -377,12 +335,12 @@ func TestEventsWaitForTheAPIServer(t *testing.T) {
 		}
 		r.add(object, []event{{true, "A", "Translate", "a"}, {false, "B", "Advertise", "b"}})
 		for range 2 {
-			if err := r.flush(t.Context(), func() bool { return false }); err == nil {
+			if err := r.flush(t.Context()); err == nil {
 				t.Error("no error while the API server is away")
 			}
 		}
 		for range 2 {
-			if err := r.flush(t.Context(), func() bool { return false }); err != nil {
+			if err := r.flush(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}
@@ -399,7 +357,7 @@ func TestEventsWaitForTheAPIServer(t *testing.T) {
 		}
 		// An Event that repeats is counted in the first one, for seriesTime.
 		r.add(object, []event{{true, "A", "Translate", "a"}})
-		if err := r.flush(t.Context(), func() bool { return false }); err != nil {
+		if err := r.flush(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if last := a.of("events")[4]; last.verb != "patch" || last.name != writes[2].name {
@@ -407,7 +365,7 @@ func TestEventsWaitForTheAPIServer(t *testing.T) {
 		}
 		time.Sleep(seriesTime + time.Second)
 		r.add(object, []event{{true, "A", "Translate", "a"}})
-		if err := r.flush(t.Context(), func() bool { return false }); err != nil {
+		if err := r.flush(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if last := a.of("events")[5]; last.verb != "create" {
@@ -421,7 +379,7 @@ func TestEventsWaitForTheAPIServer(t *testing.T) {
 			return nil
 		}
 		r.add(object, []event{{true, "C", "Translate", "c"}, {true, "D", "Translate", "d"}})
-		err := r.flush(t.Context(), func() bool { return false })
+		err := r.flush(t.Context())
 		if err != nil || len(a.of("events")) != 8 || len(r.pending) > 0 {
 			t.Errorf("%d writes, %d pending, %v", len(a.of("events")), len(r.pending), err)
 		}
@@ -459,199 +417,4 @@ func TestPendingEventsAreBounded(t *testing.T) {
 	if len(long.Note) > maxNote || !strings.HasPrefix(long.Note, "ää") || !utf8.ValidString(long.Note) {
 		t.Errorf("the note has %d bytes", len(long.Note))
 	}
-}
-
-// fakeLease keeps one Lease.
-type fakeLease struct {
-	*coordinationfake.FakeCoordinationV1
-	mu    sync.Mutex
-	lease *coordinationv1.Lease
-}
-
-func newFakeLease() *fakeLease {
-	l := &fakeLease{FakeCoordinationV1: &coordinationfake.FakeCoordinationV1{Fake: &clienttesting.Fake{}}}
-	keep := func(o runtime.Object) (bool, runtime.Object, error) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		next := o.(*coordinationv1.Lease).DeepCopy()
-		if l.lease != nil && next.ResourceVersion != l.lease.ResourceVersion {
-			return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "leases"}, next.Name, errors.New("newer"))
-		}
-		next.ResourceVersion += "1"
-		l.lease = next
-		return true, next.DeepCopy(), nil
-	}
-	l.AddReactor("create", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		return keep(a.(clienttesting.CreateAction).GetObject())
-	})
-	l.AddReactor("update", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		return keep(a.(clienttesting.UpdateAction).GetObject())
-	})
-	l.AddReactor("get", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.lease == nil {
-			return true, nil, apierrors.NewNotFound(a.GetResource().GroupResource(), "vipgate-a")
-		}
-		return true, l.lease.DeepCopy(), nil
-	})
-	return l
-}
-
-// take gives the Lease to another holder.
-func (l *fakeLease) take(holder string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := metav1.NewMicroTime(time.Now())
-	l.lease.Spec.HolderIdentity, l.lease.Spec.AcquireTime, l.lease.Spec.RenewTime = &holder, &now, &now
-	l.lease.ResourceVersion += "1"
-}
-
-func (l *fakeLease) holder() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.lease == nil || l.lease.Spec.HolderIdentity == nil {
-		return ""
-	}
-	return *l.lease.Spec.HolderIdentity
-}
-
-// A leader that reads another holder, as after its process was stopped for long, or after the Lease
-// was deleted, writes nothing more, although its own deadline has not passed.
-func TestAnotherHolderEndsTheTerm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a, lease := newAPI(), newFakeLease()
-		p := &Publisher{
-			options: Options{
-				Namespace: "ns", Trench: "a", Pod: "a-0", Input: latest.New(input(trench(), service(), accepted(vip4))),
-				Metrics: &counters{n: map[string]int{}}, Log: slog.New(slog.DiscardHandler),
-			},
-			state: latest.New(State{}), watch: a, write: a, leases: lease, timing: defaultTiming(), lease: LeaseName("a"),
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			_ = p.campaign(ctx)
-		}()
-		time.Sleep(time.Second)
-		synctest.Wait()
-		before := len(a.of("services"))
-		if !p.state.Load().Leading || before == 0 {
-			t.Fatalf("leading %v, %d writes", p.state.Load().Leading, before)
-		}
-		lease.take("a-1")
-		time.Sleep(p.timing.retry + p.timing.retry/2) // client-go adds a jitter
-		p.options.Input.Set(input(trench(), service(), accepted(vip6)))
-		time.Sleep(time.Second)
-		synctest.Wait()
-		if now := len(a.of("services")); now != before || p.state.Load().Leading {
-			t.Errorf("leading %v, %d writes more", p.state.Load().Leading, now-before)
-		}
-		cancel()
-		<-ended
-		if lease.holder() != "a-1" {
-			t.Errorf("the Lease has %q", lease.holder())
-		}
-	})
-}
-
-// A pass over many objects is not carried on with input that is outdated: a new Service gets its
-// status within moments, and every object its turn.
-func TestNewObjectDuringAPass(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := newAPI()
-		a.delay = func() { time.Sleep(200 * time.Millisecond) }
-		many := input(trench(), service())
-		many.Objects.Services, many.Result.Services = nil, nil
-		add := func(in Input, name string) Input {
-			s, v := service(), accepted(vip4)
-			s.Name, s.UID, v.Object.Name = name, types.UID(name), name
-			in.Objects.Services = append(slices.Clone(in.Objects.Services), s)
-			in.Result.Services = append(slices.Clone(in.Result.Services), v)
-			return in
-		}
-		for i := range 300 {
-			many = add(many, fmt.Sprintf("web-%d", i))
-		}
-		changed := many
-		changed.Objects.Services, changed.Result.Services = nil, nil
-		for i, s := range many.Objects.Services {
-			s, v := s.DeepCopy(), many.Result.Services[i]
-			s.ResourceVersion, v.VIPs = "10000", []vip.VIP{vip6}
-			changed.Objects.Services = append(changed.Objects.Services, s)
-			changed.Result.Services = append(changed.Result.Services, v)
-		}
-		in := latest.New(many)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			a.leader().run(ctx, in)
-		}()
-		time.Sleep(10 * time.Second) // all have a status
-		in.Set(changed)
-		time.Sleep(time.Second)
-		in.Set(add(changed, "z-new"))
-		since := time.Now()
-		time.Sleep(12 * time.Second)
-		synctest.Wait()
-		cancel()
-		<-ended
-		times := map[string]int{}
-		for _, w := range a.of("services") {
-			if times[w.name]++; w.name == "z-new" && w.at.Sub(since) > time.Second {
-				t.Errorf("the new Service waited for %s", w.at.Sub(since))
-			}
-		}
-		for name, n := range times {
-			if want := map[bool]int{true: 1, false: 2}[name == "z-new"]; n != want {
-				t.Errorf("Service %s was written %d times, want %d", name, n, want)
-			}
-		}
-		if len(times) != 301 {
-			t.Errorf("%d Services have a status", len(times))
-		}
-	})
-}
-
-// The Lease is held until the last write has ended: the next leader never writes beside this one.
-func TestLeaseOutlivesWrites(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a, lease, release := newAPI(), newFakeLease(), make(chan struct{})
-		a.delay = func() { <-release }
-		p := &Publisher{
-			options: Options{
-				Namespace: "ns", Trench: "a", Pod: "a-0", Input: latest.New(input(trench(), service(), accepted(vip4))),
-				Metrics: &counters{n: map[string]int{}}, Log: slog.New(slog.DiscardHandler),
-			},
-			state: latest.New(State{}), watch: a, write: a, leases: lease, timing: defaultTiming(), lease: LeaseName("a"),
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			_ = p.campaign(ctx)
-		}()
-		time.Sleep(time.Second)
-		synctest.Wait()
-		if lease.holder() != "a-0" || !p.state.Load().Leading {
-			t.Fatalf("the Lease has %q, leading %v", lease.holder(), p.state.Load().Leading)
-		}
-		cancel()
-		time.Sleep(20 * time.Second)
-		synctest.Wait()
-		if lease.holder() != "a-0" {
-			t.Errorf("during a write the Lease has %q", lease.holder())
-		}
-		if renewed := lease.lease.Spec.RenewTime.Time; time.Since(renewed) > p.timing.renew {
-			t.Errorf("the Lease was renewed %v ago", time.Since(renewed))
-		}
-		close(release)
-		<-ended
-		synctest.Wait()
-		if lease.holder() != "" || p.state.Load().Leading {
-			t.Errorf("after the stop the Lease has %q, leading %v", lease.holder(), p.state.Load().Leading)
-		}
-	})
 }

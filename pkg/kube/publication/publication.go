@@ -18,7 +18,7 @@ import (
 const (
 	// writeTimeout bounds one write, and thus the stop.
 	writeTimeout = 5 * time.Second
-	// qps and burst let the status of 500 Services follow a change within seconds.
+	// qps and burst limit writes of status: those of 500 Services follow a change within seconds.
 	qps, burst = 50, 100
 )
 
@@ -94,7 +94,7 @@ type Publisher struct {
 // New returns a publisher.
 func New(o Options) (*Publisher, error) {
 	writes := rest.CopyConfig(o.Config)
-	writes.Timeout, writes.QPS, writes.Burst = writeTimeout, qps, burst
+	writes.Timeout, writes.QPS = writeTimeout, -1 // the leader and its recorder limit themselves
 	watches := rest.CopyConfig(o.Config)
 	watches.Timeout = 0
 	p := &Publisher{
