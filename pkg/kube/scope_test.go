@@ -85,7 +85,7 @@ func TestChangesOfPods(t *testing.T) {
 	f.awaitContent(onePod + "!")
 	f.remove(podResource, "web-1", 0)
 	f.awaitContent("trench-a.web:")
-	f.patch(serviceResource, "web", `{"metadata":{"annotations":{"vipgate.io/vips":"20.0.0.9"}}}`)
+	f.remove(serviceResource, "web", 0)
 	f.awaitContent("")
 }
 
