@@ -38,6 +38,8 @@ type fakeBIRD struct {
 	lists    []time.Time // requests for exported
 	version  string      // 2.0.12 when empty
 	reloads  []string    // commands that reload a protocol
+	// configure is called when BIRD loads a configuration; nil: it is not.
+	configure func()
 }
 
 func (f *fakeBIRD) with(change func()) {
@@ -54,6 +56,8 @@ func (f *fakeBIRD) answer(command string) string {
 	switch {
 	case command == "":
 		text = "0001 BIRD " + cmp.Or(f.version, "2.0.12") + " ready.\n"
+	case strings.HasPrefix(command, "configure \"") && f.configure != nil:
+		f.configure()
 	case strings.HasPrefix(command, "reload"):
 		f.reloads = append(f.reloads, command)
 	case strings.HasPrefix(command, "show protocols") && f.up:
@@ -484,28 +488,6 @@ func TestConfirmCountsPollsAfterCall(t *testing.T) {
 	})
 }
 
-// BIRD 3 exports routes again with another command than BIRD 2.
-func TestExportRoutesCommand(t *testing.T) {
-	for version, reload := range map[string]string{
-		"2.0.12": "reload out", "2.20.0": "reload out", "3.1.8": "reload filters out",
-	} {
-		t.Run(version, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := &fakeBIRD{version: version}
-				w := watch(t, f)
-				w.ExportRoutes()
-				synctest.Wait()
-				want := []string{reload + ` "KERNEL4"`, reload + ` "KERNEL6"`}
-				f.with(func() {
-					if !slices.Equal(f.reloads, want) {
-						t.Errorf("commands %q, want %q", f.reloads, want)
-					}
-				})
-			})
-		})
-	}
-}
-
 func TestConfirmWaitsForHungBIRD(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeBIRD{up: true}
@@ -614,35 +596,5 @@ func TestPollAtHoldTimerExpiry(t *testing.T) {
 	h.observe(now.Add(fastDuration), session(0))
 	if got := h.wait(now.Add(fastDuration + time.Second)); got != pollInterval {
 		t.Errorf("over for long: %v", got)
-	}
-}
-
-// BIRD may be silent for as long as its shortest hold time, within bounds. Static gateways have none.
-func TestHangLimit(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		want   time.Duration
-		static bool
-		hold   []time.Duration // of BGP sessions, in seconds
-	}{
-		{minHang, false, nil},
-		{minHang, true, nil},
-		{minHang, false, []time.Duration{3}},
-		{7 * time.Second, false, []time.Duration{90, 6}},
-		{7 * time.Second, true, []time.Duration{6}},
-		{maxHang, true, []time.Duration{9, 240}},
-		{maxHang, false, []time.Duration{240}},
-	} {
-		var s Supervisor
-		sessions := &s.apply.current.input.Sessions
-		if c.static {
-			*sessions = append(*sessions, Session{Gateway: trench.Gateway{Protocol: trench.Static}})
-		}
-		for _, hold := range c.hold {
-			*sessions = append(*sessions, Session{Gateway: trench.Gateway{Protocol: trench.BGP, HoldTime: hold * time.Second}})
-		}
-		if got := s.hangLimit(); got != c.want {
-			t.Errorf("%+v: %v", c, got)
-		}
 	}
 }
