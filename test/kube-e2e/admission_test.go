@@ -79,8 +79,10 @@ func (f *fixture) wrongEditsAreRefused() {
 		return `{"spec":{"ports":[{"name":"http","port":8080,"targetPort":` + target + `}]}}`
 	}
 	f.wait(func(ctx context.Context) error { // the API server watches its policies
-		if _, err := f.edit(ctx, true, annotated("min-ready", "none")); err == nil {
-			return fmt.Errorf("a wrong edit is not refused")
+		_, err := f.edit(ctx, true, annotated("min-ready", "none"))
+		warning, _ := f.edit(ctx, true, annotated("minready", "2"))
+		if err == nil || warning == "" {
+			return fmt.Errorf("not both policies are in force: %v, %q", err, warning)
 		}
 		return nil
 	})
