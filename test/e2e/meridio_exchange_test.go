@@ -33,8 +33,7 @@ func TestFlapsBesideMeridioLB(t *testing.T) {
 	}
 }
 
-// kernelState returns rules, routes and nftables of the pod, without the routes of BIRD, which
-// follow the gateways, and the kernel's own.
+// kernelState returns rules, blackholes, the gateways' routes and nftables of the pod.
 func (m *meridio) kernelState() string {
 	m.t.Helper()
 	var all strings.Builder
@@ -47,8 +46,9 @@ func (m *meridio) kernelState() string {
 		if err != nil && !strings.Contains(out+err.Error(), "FIB table does not exist") {
 			m.t.Fatal(err)
 		}
-		if err == nil {
-			fmt.Fprintf(&all, "%s:\n%s", command, out)
+		// A table exists from its first route on, also when it is empty again.
+		if out = strings.TrimSpace(out); err == nil && out != "" {
+			fmt.Fprintf(&all, "%s:\n%s\n", command, out)
 		}
 	}
 	return all.String()
