@@ -156,7 +156,7 @@ $(TOOLS)/golangci-lint: tools/golangci-lint/go.mod tools/golangci-lint/go.sum
 	@touch $@
 
 # The API server of test/kubernetes, and its etcd.
-$(TOOLS)/kube-apiserver: tools/kubernetes/go.mod tools/kubernetes/go.sum
+$(TOOLS)/kube-apiserver: tools/kubernetes/go.mod tools/kubernetes/go.sum test/setup/kubernetes.sh
 	@mkdir -p $(TOOLS)
 	@echo "kube-apiserver and etcd (several minutes when cold)"
 	@test/setup/kubernetes.sh $(TOOLS)

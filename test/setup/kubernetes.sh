@@ -9,12 +9,13 @@ cd "$(dirname "$0")/../../tools/kubernetes"
 
 # build NAME PACKAGE MODULE
 build() {
-	local want have
+	local want version
 	want=$(go list -m -f '{{ .Version }}' "$3")
-	have=$(go version -m "$out/$1" 2>/dev/null | awk -v m="$3" '$1 != "path" && $2 == m { print $3 }') || true
-	if [ "$have" != "$want" ]; then
+	# Clients such as helm ask for it, and it shows what a cached binary is.
+	version=k8s.io/component-base/version.gitVersion=$want
+	if [[ $(go version -m "$out/$1" 2>/dev/null) != *"-X $version\""* ]]; then
 		echo "building $1 $want"
-		go build -ldflags '-s -w' -o "$out/$1" "$2"
+		go build -ldflags "-s -w -X $version" -o "$out/$1" "$2"
 	fi
 	touch "$out/$1"
 }

@@ -59,17 +59,19 @@ func read(t *testing.T, file string) string {
 	return string(text)
 }
 
-// startCluster starts an API server with every object of the overlay and of the example.
-func startCluster(t *testing.T) (*kubernetes.Clientset, objects) {
+// startCluster starts an API server with every object of the overlay, of the example and of the
+// quickstart.
+func startCluster(t *testing.T) (client *kubernetes.Clientset, all, quickstart objects) {
 	t.Helper()
-	all := overlay(t, "v0", "network-policy", "ingresses", "gateways", "gateway-password", "monitoring")
+	quickstart = kustomize(t, filepath.Join(root, "deployments/quickstart"))
+	all = overlay(t, "v0", "network-policy", "ingresses", "gateways", "gateway-password", "monitoring")
 	manifests := []string{
 		documents(t, kustomize(t, filepath.Join(root, "deployments/kubernetes"))),
 		read(t, "example/namespace.yaml"),
 		"{apiVersion: v1, kind: Namespace, metadata: {name: application-a}}",
 		documents(t, kustomize(t, filepath.Join(root, "deployments/example"))),
 		documents(t, all), // its Role replaces that of the example
-		documents(t, kustomize(t, filepath.Join(root, "deployments/quickstart"))),
+		documents(t, quickstart),
 		read(t, "example/namespace-role.yaml"),
 		strings.Replace(read(t, "example/service.yaml"), "name: web", "name: web\n  namespace: trench-a", 1),
 	}
@@ -83,12 +85,12 @@ func startCluster(t *testing.T) (*kubernetes.Clientset, objects) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return client, all
+	return client, all, quickstart
 }
 
 // The API server takes every object, and the pod of the Deployment with its admission.
 func TestAPIServerAcceptsManifests(t *testing.T) {
-	client, all := startCluster(t)
+	client, all, quickstart := startCluster(t)
 	template := decode[appsv1.Deployment](t, all, deployment).Spec.Template
 	pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
 	pod.Name = "vipgate-1"
@@ -107,7 +109,7 @@ func TestAPIServerAcceptsManifests(t *testing.T) {
 	}
 
 	// A Deployment is accepted with a pod template that no pod may have.
-	for key, object := range kustomize(t, filepath.Join(root, "deployments/quickstart")) {
+	for key, object := range quickstart {
 		if object["kind"] != "Deployment" {
 			continue
 		}
