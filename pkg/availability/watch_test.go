@@ -14,7 +14,8 @@ func TestWatchOfStates(t *testing.T) {
 	up, down, renamed := state{true, "up"}, state{false, "down"}, state{true, "up, renamed"}
 	var published []readiness.FallbackState
 	w := watch{
-		client: NewClient(ClientOptions{Interval: time.Second, Within: 2 * time.Second}), vips: []vip.VIP{vip.Require("20.0.0.1/32")},
+		client:  NewClient(ClientOptions{Interval: time.Second, Within: 2 * time.Second}),
+		vips:    []vip.VIP{vip.Require("20.0.0.1/32")},
 		publish: func(s readiness.FallbackState) error { published = append(published, s); return nil },
 	}
 	message, probe := w.received, w.probed

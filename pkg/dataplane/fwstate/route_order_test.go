@@ -137,7 +137,7 @@ func TestBlackholeOutlivesRule(t *testing.T) {
 	m.wait(t, "removal", slot.FWMark)
 }
 
-// Routes of another process in the table of a target neither count nor go. A route of an earlier data
+// Routes of another process in a target's table neither count nor go. A route of an earlier data
 // plane goes before the right one is added.
 func TestRoutesBesideTargetRoutes(t *testing.T) {
 	t.Parallel()

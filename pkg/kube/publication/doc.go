@@ -14,6 +14,6 @@
 // was never accepted gets none.
 //
 // Limits: while the Trench is refused, its Services keep the status that they have. A pod of a lost
-// node counts with its last report for up to 30 s. Two Trenches of different namespaces that publish
-// for one class in a third namespace are not found: no Role allows to read both.
+// node counts with its last report for up to 30 s. Two Trenches of different namespaces that
+// publish for one class in a third namespace are not found: no Role allows to read both.
 package publication

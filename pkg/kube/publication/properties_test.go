@@ -15,8 +15,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// New addresses do not wait for conditions that another writer has changed, nor new conditions for such
-// addresses, which stay meanwhile.
+// New addresses do not wait for conditions that another writer has changed, nor new conditions for
+// such addresses, which stay until then.
 func TestContestDelaysOnlyItsPart(t *testing.T) {
 	for name, c := range map[string]struct {
 		conditions, addresses string // that were written last
@@ -68,7 +68,7 @@ func TestResultsOfWrites(t *testing.T) {
 	}
 }
 
-// An Event that repeats is counted in the first one for as long as that exists, and for ten minutes.
+// A repeated Event is counted in the first one for as long as that exists, and for ten minutes.
 func TestSeriesOfEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
