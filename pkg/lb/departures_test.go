@@ -44,8 +44,10 @@ func TestDepartures(t *testing.T) {
 		{"stream", trenchOf([]vip.VIP{a, b}), false, 2, map[string]int{"web": 2}},
 		{"stream and its VIPs", trenchOf(nil), false, 2, map[string]int{"web": 2}},
 		{"VIP", trenchOf(nil, stream("web", drain, a)), false, 1, map[string]int{"web": 2}},
-		{"VIP moves", trenchOf(nil, stream("web", drain, a), stream("other", drain, b)), false, 0,
-			map[string]int{"web": 1, "other": 1}},
+		{
+			"VIP moves", trenchOf(nil, stream("web", drain, a), stream("other", drain, b)), false, 0,
+			map[string]int{"web": 1, "other": 1},
+		},
 		{"stream renamed", trenchOf(nil, stream("other", drain, a, b)), false, 0, map[string]int{"other": 2}},
 		{"stream that is down", trenchOf(nil), true, 0, map[string]int{}},
 		{"VIP within another one", trenchOf(nil, stream("other", drain, wide)), false, 0, map[string]int{"other": 1}},

@@ -23,15 +23,23 @@ func TestReportsAge(t *testing.T) {
 		other  []int
 		old    []bool
 	}{
-		{"both renewed", "True", []int{0, 10, 20, 30, 40}, []int{5, 15, 25, 35, 45},
-			[]bool{false, false, false, false, false}},
+		{
+			"both renewed", "True",
+			[]int{0, 10, 20, 30, 40},
+			[]int{5, 15, 25, 35, 45},
+			[]bool{false, false, false, false, false},
+		},
 		{"one dead", "True", []int{0, 10, 20, 30, 40}, []int{5, 5, 5, 5, 5}, []bool{false, false, false, true, true}},
 		{"not Ready", "False", []int{0, 10, 20, 30, 40}, []int{5, 5, 5, 5, 5}, []bool{false, false, true, true, true}},
 		{"returns", "True", []int{0, 10, 20, 30, 40}, []int{5, 5, 5, 5, 45}, []bool{false, false, false, true, false}},
 		{"API server away", "True", []int{0, 0, 0, 0, 100}, []int{5, 5, 5, 5, 5}, []bool{false, false, false, false, false}},
 		{"own changes", "False", []int{0, 3, 6, 9, 12}, []int{5, 5, 5, 5, 5}, []bool{false, false, false, false, false}},
-		{"clock behind", "True", []int{0, 10, 20, 30, 40}, []int{-99, -89, -79, -69, -59},
-			[]bool{false, false, false, false, false}},
+		{
+			"clock behind", "True",
+			[]int{0, 10, 20, 30, 40},
+			[]int{-99, -89, -79, -69, -59},
+			[]bool{false, false, false, false, false},
+		},
 	} {
 		a := ages{interval: 10 * time.Second, seen: map[types.UID]renewal{}}
 		pods := []*corev1.Pod{ready("b", c.status), ready("a", "True")}

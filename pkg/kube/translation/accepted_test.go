@@ -21,8 +21,10 @@ func TestRecordCountsAcceptedForms(t *testing.T) {
 	}{
 		{func() {}, `{"generation":1,"annotations":{"vipgate.io/vips":"20.0.0.1"}}`},
 		{func() { s.Annotations["other"] = "z" }, `{"generation":1,"annotations":{"vipgate.io/vips":"20.0.0.1"}}`},
-		{func() { s.Spec.Ports = []corev1.ServicePort{{Port: 80}} },
-			`{"generation":2,"annotations":{"vipgate.io/vips":"20.0.0.1"},"ports":[{"port":80,"targetPort":0}]}`},
+		{
+			func() { s.Spec.Ports = []corev1.ServicePort{{Port: 80}} },
+			`{"generation":2,"annotations":{"vipgate.io/vips":"20.0.0.1"},"ports":[{"port":80,"targetPort":0}]}`,
+		},
 		{func() { s.Annotations["vipgate.io/vips"] = strings.Repeat(" ", 32<<10) }, ""},
 	} {
 		step.change()
