@@ -3,30 +3,30 @@ module github.com/vipgate/vipgate
 go 1.26.0
 
 require (
-	github.com/alecthomas/kong v1.17.0
-	github.com/fsnotify/fsnotify v1.10.1
-	github.com/google/go-cmp v0.7.0
-	github.com/google/nftables v0.3.0
-	github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus v1.1.1
-	github.com/mdlayher/netlink v1.7.3-0.20250113171957-fbb4dce95f42
-	github.com/osrg/gobgp/v4 v4.8.0
-	github.com/prometheus/client_golang v1.25.0
-	github.com/prometheus/client_model v0.6.3
-	github.com/rogpeppe/go-internal v1.16.0
-	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
-	github.com/spiffe/go-spiffe/v2 v2.9.0
-	go.uber.org/goleak v1.3.0
-	go.yaml.in/yaml/v4 v4.0.0
-	golang.org/x/net v0.60.0
-	golang.org/x/sync v0.24.0
-	golang.org/x/sys v0.49.0
-	google.golang.org/grpc v1.85.0
-	google.golang.org/protobuf v1.36.12
-	k8s.io/api v0.37.2
-	k8s.io/apimachinery v0.37.2
-	k8s.io/client-go v0.37.2
-	k8s.io/klog/v2 v2.140.0
-	pgregory.net/rapid v1.3.0
+	github.com/alecthomas/kong v1.17.0 // flags and commands from struct tags; variables, groups and help in one place
+	github.com/fsnotify/fsnotify v1.10.1 // inotify for the trench file and the readiness files
+	github.com/google/go-cmp v0.7.0 // tests: differences of structures
+	github.com/google/nftables v0.3.0 // encodes nftables expressions
+	github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus v1.1.1 // the metrics grpc_server_*
+	github.com/mdlayher/netlink v1.7.3-0.20250113171957-fbb4dce95f42 // netlink sockets below google/nftables, and their errors
+	github.com/osrg/gobgp/v4 v4.8.0 // BGP messages of the announcer
+	github.com/prometheus/client_golang v1.25.0 // metrics and their HTTP handler
+	github.com/prometheus/client_model v0.6.3 // tests: reads metric families
+	github.com/rogpeppe/go-internal v1.16.0 // tests: command lines as txtar scripts
+	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3 // tests: validates the schema of the trench file
+	github.com/spiffe/go-spiffe/v2 v2.9.0 // SPIFFE IDs, SVIDs, the Workload API
+	go.uber.org/goleak v1.3.0 // tests: each goroutine has ended
+	go.yaml.in/yaml/v4 v4.0.0 // the trench file, with the line of each node
+	golang.org/x/net v0.60.0 // BPF filters, DNS messages; tests: HTTP/2, ICMP
+	golang.org/x/sync v0.24.0 // errgroup
+	golang.org/x/sys v0.49.0 // system calls and constants of Linux
+	google.golang.org/grpc v1.85.0 // the readiness stream, admin, health and registry services
+	google.golang.org/protobuf v1.36.12 // generated messages
+	k8s.io/api v0.37.2 // kube only: types of Services, Pods, Events
+	k8s.io/apimachinery v0.37.2 // kube only
+	k8s.io/client-go v0.37.2 // kube only: reflectors, leader election, work queue
+	k8s.io/klog/v2 v2.140.0 // kube only: the log of client-go
+	pgregory.net/rapid v1.3.0 // tests: models with random sequences
 )
 
 require (

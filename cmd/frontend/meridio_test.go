@@ -70,7 +70,6 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 		{"NFE_NAMESPACE", "red", "namespace", "red"},
 		{"NFE_TRENCH_NAME", "trench-a", "trench-name", "trench-a"},
 		{"NFE_ATTRACTOR_NAME", "attractor-a-1", "attractor-name", "attractor-a-1"},
-		{"NFE_NAMESPACE", "red", "namespace", "red"},
 		{"NFE_NSP_ENTRY_TIMEOUT", "20s", "nsp-entry-timeout", "20s"},
 		{"NFE_GRPC_KEEPALIVE_TIME", "1m", "nsp-keepalive-time", "1m0s"},
 		{"NFE_GRPC_MAX_BACKOFF", "5s", "max-backoff", "5s"},
