@@ -77,8 +77,8 @@ func (q *quickstart) rolledOut(deployments ...string) {
 // apply applies the quickstart and waits for the first answer.
 func (q *quickstart) apply() {
 	q.t.Helper()
-	q.kubectl("apply", "-f", repository+"/deployments/kubernetes/crd.yaml")
-	q.kubectl("wait", "--for=condition=Established", "crd/trenches.vipgate.io")
+	q.kubectl("apply", "-k", repository+"/deployments/kubernetes")
+	q.kubectl("wait", "--for=condition=Established", "crd/trenches.vipgate.io", "crd/trenchreports.vipgate.io")
 	q.kubectl("apply", "-k", repository+"/deployments/quickstart")
 	q.rolledOut("gateway", "web", "vipgate")
 	g, err := load.Start(q.t.Context(), load.Config{Requests: []netip.AddrPort{vip}, Rate: rate, For: waitTimeout})

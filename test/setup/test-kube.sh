@@ -24,7 +24,7 @@ go test -race -count=1 -p 1 -timeout 15m ./test/kubernetes/... ./cmd/kube/... ./
 echo "== the manifests, against an API server"
 (cd tools/manifests && go test -count=1 -run TestAPIServer .) || status=1
 echo "== end to end: an API server, kube, lb, frontend and real BIRD"
-go test -count=1 -timeout 10m ./test/kube-e2e/... || status=1
+go test -count=1 -timeout 20m ./test/kube-e2e/... || status=1
 if [ -s "$VIPGATE_TEST_SKIPPED" ]; then
 	echo "NOT TESTED, because this machine lacks something:"
 	sort -u "$VIPGATE_TEST_SKIPPED" | sed 's/^/  - /'
