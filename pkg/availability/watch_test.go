@@ -21,7 +21,8 @@ func TestWatchOfStates(t *testing.T) {
 	up, down, renamed := state{true, "up"}, state{false, "down"}, state{true, "up, renamed"}
 	var published []readiness.FallbackState
 	w := watch{
-		client: NewClient(ClientOptions{Interval: time.Second, Within: 2 * time.Second}), vips: []vip.VIP{vip.Require("20.0.0.1/32")},
+		client:  NewClient(ClientOptions{Interval: time.Second, Within: 2 * time.Second}),
+		vips:    []vip.VIP{vip.Require("20.0.0.1/32")},
 		publish: func(s readiness.FallbackState) error { published = append(published, s); return nil },
 	}
 	message, probe := w.received, w.probed
@@ -104,8 +105,8 @@ func (s answeringStream) RecvMsg(m any) error {
 	return s.conn.answer(s.ctx)
 }
 
-// A probe is answered within its time or late. Probes begin once in an interval, and those that this
-// process missed are not repeated.
+// A probe is answered within its time or late. Probes begin once in an interval, and those that
+// this process missed are not repeated.
 func TestProbeTimes(t *testing.T) {
 	const interval, within = time.Second, 300 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {

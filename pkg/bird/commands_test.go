@@ -111,7 +111,8 @@ func TestExportRoutesCommand(t *testing.T) {
 	}
 }
 
-// BIRD may be silent for as long as its shortest hold time, within bounds. Static gateways have none.
+// BIRD may be silent for as long as its shortest hold time, within bounds. Static gateways have
+// none.
 func TestHangLimit(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

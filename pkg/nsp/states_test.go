@@ -16,7 +16,7 @@ import (
 func TestSourceAfterCache(t *testing.T) {
 	received := time.Now().Add(-time.Hour).UTC().Truncate(time.Second)
 	f := newFixture(t)
-	list := []byte(`{"name":"a","trench":{"name":"t"},"vips":[{"name":"v","address":"20.0.0.1/32","trench":{"name":"t"}}]}`)
+	list := []byte(`{"name":"a","vips":[{"name":"v","address":"20.0.0.1/32","trench":{"name":"t"}}]}`)
 	if err := durable.Write(f.o.Cache, &cached{Trench: "t", Attractor: "a", Received: received, List: list}); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestWantedKeys(t *testing.T) {
 	}
 }
 
-// The entry of a frontend that was killed is removed by the stop of the next one, which found no NSP.
+// The stop of a frontend that found no NSP removes the entry of a killed one before it.
 func TestEarlierEntryAtTheStop(t *testing.T) {
 	f := newFixture(t)
 	_, _, end := f.registration(true)

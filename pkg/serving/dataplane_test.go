@@ -91,7 +91,7 @@ func TestDetailOfVIPNotForwarded(t *testing.T) {
 	}
 }
 
-// While a family is withheld, its VIPs are not ready, although the kernel has them and their targets.
+// While a family is withheld, its VIPs are not ready, although the kernel has them with targets.
 func TestWithheldFamily(t *testing.T) {
 	p := twoTargets(t)
 	state := p.e.kernel.state
@@ -285,7 +285,7 @@ func TestReturnOfTargetEndsHold(t *testing.T) {
 	}
 }
 
-// A VIP that moves to a stream that serves leaves the hold of its former stream, which ends no later.
+// A VIP that moves to a serving stream leaves the hold of its former one, which ends no later.
 func TestVIPLeavesHold(t *testing.T) {
 	p := startPlaneRig(t, trenchOf(streamOf("s", vipA, vipB), streamOf("t", vip6)), map[string][]targetset.Member{
 		"s": {member("a", "172.16.0.1")}, "t": {member("b", "172.16.0.2", "fd00::2")},

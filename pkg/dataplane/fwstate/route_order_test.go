@@ -137,8 +137,8 @@ func TestBlackholeOutlivesRule(t *testing.T) {
 	m.wait(t, "removal", slot.FWMark)
 }
 
-// Routes of another process in the table of a target neither count nor go. A route of an earlier data
-// plane goes before the right one is added.
+// Routes of another process in the table of a target neither count nor go. A route of an earlier
+// data plane goes before the right one is added.
 func TestRoutesBesideTargetRoutes(t *testing.T) {
 	t.Parallel()
 	pod := lab.NewNetNS(t)

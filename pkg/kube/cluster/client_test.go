@@ -87,7 +87,9 @@ func TestReplacedToken(t *testing.T) {
 	}
 	server := &noted{status: http.StatusUnauthorized}
 	write("a")
-	clients, err := newClients(&rest.Config{Host: "http://api", Transport: server, BearerToken: "a", BearerTokenFile: file})
+	clients, err := newClients(&rest.Config{
+		Host: "http://api", Transport: server, BearerToken: "a", BearerTokenFile: file,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,8 +44,8 @@ func TestAnotherStatusHasItsOwnBackOff(t *testing.T) {
 	})
 }
 
-// New addresses do not wait for conditions that another writer has changed, nor new conditions for such
-// addresses, which stay meanwhile.
+// New addresses do not wait for conditions that another writer has changed, nor new conditions for
+// such addresses, which stay meanwhile.
 func TestContestDelaysOnlyItsPart(t *testing.T) {
 	for name, c := range map[string]struct {
 		conditions, addresses string // that were written last
@@ -97,7 +97,7 @@ func TestResultsOfWrites(t *testing.T) {
 	}
 }
 
-// An Event that repeats is counted in the first one for as long as that exists, and for ten minutes.
+// An Event that repeats is counted in the first one while that exists, for ten minutes.
 func TestSeriesOfEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
