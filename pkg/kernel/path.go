@@ -179,7 +179,9 @@ func (p *paths) mustPass(c *rtnetlink.Conn, f vip.Family, input rtnetlink.Link, 
 	if !errors.As(err, &rejected) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ENODEV) {
 		return false // reverse path filtering, or the interface is gone
 	}
-	if f == vip.IPv4 && sysctl.IPv4Interface(input.Name, "forwarding").Read() != "1" {
+	// Linux 6.18 has the error EINVAL for filtered packets, too, as for those that a rule drops.
+	if f == vip.IPv4 && (sysctl.IPv4Interface(input.Name, "forwarding").Read() != "1" ||
+		reversePathFilter(sysctl.IPv4Interface(input.Name, "rp_filter")) == "1") {
 		return false
 	}
 	if r, err := c.Lookup(p.sources[f], 0); err == nil && r.Type == unix.RTN_LOCAL {

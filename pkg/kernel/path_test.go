@@ -138,6 +138,8 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 		drops(vip.IPv4, false)
 		must(t, x.pod.Sysctl("net.ipv4.conf.int0.rp_filter", "1")) // the route to VIPs is static here
 		drops(vip.IPv4, false)
+		p.configure(vip.NewSet(vip.Require("20.9.9.9/32"))) // no route leads back to it
+		drops(vip.IPv4, false)
 		p.configure(vip.NewSet(localVIPs...)) // the kernel drops their packets that come from outside
 		must(t, x.pod.Sysctl("net.ipv4.conf.int0.rp_filter", "0"))
 		drops(vip.IPv4, false)
@@ -156,6 +158,13 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 		p.since[vip.IPv4] = p.since[vip.IPv4].Add(-lookAgain)
 		if result := r.reconcile(&desired); result.err == nil || result.family[vip.IPv6] != nil || len(result.vips) != 1 {
 			t.Errorf("diverted: %+v", result)
+		}
+
+		// One interface is enough for a problem.
+		run(t, x.pod, "ip link add int1 type veth peer name int2; ip addr add 172.31.0.1/24 dev int1; ip link set int1 up")
+		must(t, p.findInputs())
+		if list := p.inputs[vip.IPv4]; len(list) != 2 || list[0].Name != "int0" || list[1].Name != "int1" {
+			t.Errorf("interfaces %v", list)
 		}
 
 		// VIPs of another family take the problem with them.
