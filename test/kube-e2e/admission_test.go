@@ -18,7 +18,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
-// TestAdmissionPolicies has the API server refuse wrong edits of Services, and reports of other pods.
+// TestAdmissionPolicies has the API server refuse wrong edits of Services, and reports of other
+// pods.
 func TestAdmissionPolicies(t *testing.T) {
 	f := newCluster(t)
 	f.cluster.Apply(t, service)
