@@ -24,7 +24,8 @@ func TestReadyVIPNamesFailingTarget(t *testing.T) {
 	}
 }
 
-// A VIP that leaves is at most draining, until the end that it has, and not ready if its targets fail.
+// A VIP that leaves is at most draining, until the end that it has, and not ready if its targets
+// fail.
 func TestLeavingVIP(t *testing.T) {
 	r := twoStreams(t)
 	c := trenchOf(streamOf("two", vipA))
