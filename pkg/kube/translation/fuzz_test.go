@@ -52,8 +52,7 @@ func promised(t *testing.T, o translation.Objects) {
 		explained(t, v.Verdict)
 		s, ok := streams[v.Stream]
 		ready := slices.DeleteFunc(slices.Clone(s.Targets), func(x trench.Target) bool { return x.Terminating })
-		serves := v.Accepted || len(v.VIPs) > 0 // refused, and served as it was accepted last
-		if ok != serves || len(ready) != v.Targets || !slices.Equal(s.VIPs, v.VIPs) {
+		if ok != (v.Stream != "") || v.Accepted && !ok || len(ready) != v.Targets || !slices.Equal(s.VIPs, v.VIPs) {
 			t.Fatalf("verdict %+v on stream %+v", v, s)
 		}
 		for _, x := range v.VIPs {
