@@ -31,6 +31,9 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
+// publishTimeout is how long a thousand writes may take on a machine with other load.
+const publishTimeout = 3 * time.Minute
+
 // listInterval is the time between two looks at many objects.
 const listInterval = 100 * time.Millisecond
 
@@ -218,7 +221,7 @@ func (p *publishers) start(name string) {
 // wait waits until condition returns nil.
 func (p *publishers) wait(condition func(context.Context) error) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), waitTimeout)
+	ctx, cancel := context.WithTimeout(p.t.Context(), publishTimeout)
 	defer cancel()
 	p.must(lab.Eventually(ctx, listInterval, func() error { return condition(ctx) }))
 }

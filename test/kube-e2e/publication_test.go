@@ -30,7 +30,7 @@ const concurrent = 8
 // A leader that was stopped, and one whose Lease was deleted, writes nothing once it knows the next
 // one, although most of its writes are still to do.
 func TestOneLeader(t *testing.T) {
-	const sites = 500
+	const sites = 300
 	p := newPublishers(t, 2, sites, ingressStatus)
 	p.awaitPublished("192.0.2.1")
 

@@ -92,9 +92,12 @@ func (l *leader) run(ctx context.Context, input *latest.Value[Input]) {
 		events.Wait()
 	}()
 	for {
+		begin := time.Now()
 		in, changed := input.Get()
 		l.offer(l.evaluate(ctx, in))
-		if backoff.Sleep(ctx, evaluateInterval) != nil {
+		// Each write comes back as a change: with many objects their evaluation must not take the
+		// processor from the writes.
+		if backoff.Sleep(ctx, max(evaluateInterval, 4*time.Since(begin))) != nil {
 			return
 		}
 		select {
