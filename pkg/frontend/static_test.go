@@ -170,6 +170,7 @@ func TestSharedWithdrawalStaysUnconfirmed(t *testing.T) {
 		withdraw := func(revision uint64, v vip.VIP) {
 			r.decide(revision, v, gate.Announced, gate.Withdrawn, gate.LBNotReady)
 			pass(2 * settle)
+			synctest.Wait() // before the next change of shared and unconfirmed
 		}
 		withdraw(1, vipA)
 		shared = nil
