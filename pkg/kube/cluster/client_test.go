@@ -47,7 +47,8 @@ func TestSelectedObjects(t *testing.T) {
 		{key{kind: siblings, namespace: "ns"}, core + "pods", "vipgate.io/trench-pod=a", ""},
 		{key{kind: services, namespace: "ns"}, core + "services", "", ""},
 		{
-			key{kind: endpointSlices, namespace: "ns"}, "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices",
+			key{kind: endpointSlices, namespace: "ns"},
+			"/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices",
 			"endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io", "",
 		},
 		{key{kind: pods, namespace: "ns"}, core + "pods", "vipgate.io/trench=a", ""},

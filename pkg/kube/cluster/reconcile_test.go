@@ -171,7 +171,8 @@ func TestNeededCaches(t *testing.T) {
 		"no Trench":     {Options{Namespace: "ns", Trench: "a"}, nil, of("ns")},
 		"no namespaces": {Options{Namespace: "ns", Trench: "a"}, trenchObject("1", map[string]any{}), of("ns")},
 		"Secrets": {
-			Options{Namespace: "ns", Trench: "a"}, trenchObject("1", gateways(secret(map[string]any{"name": "y"}),
+			Options{Namespace: "ns", Trench: "a"},
+			trenchObject("1", gateways(secret(map[string]any{"name": "y"}),
 				secret(map[string]any{"name": "x"}), secret(map[string]any{"name": "y"}), secret("z"), "z", map[string]any{})),
 			append(of("a", "b"), key{secrets, "ns", "x"}, key{secrets, "ns", "y"}),
 		},
