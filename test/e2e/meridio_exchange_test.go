@@ -13,7 +13,7 @@ import (
 func TestFlapsBesideMeridioLB(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)
-	m.startMeridio()
+	m.startMeridio("VIPGATE_LOG_LEVEL=debug") // which has each decision
 	for flap := range 5 {
 		mark := m.mark()
 		m.switchOldLB(false)
