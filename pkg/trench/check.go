@@ -12,18 +12,18 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// parser holds what is compared across the objects of one file.
+// parser holds the state of checks across the objects of one file.
 type parser struct {
 	defaults Defaults
-	// attractorVIPs is the list of the attractor's VIPs, and vips are those of all lists. vipsKnown is
-	// true when all of the attractor's are known, so that it can be reported what does not fit them.
+	// attractorVIPs is the VIP list of the attractor; vips has the VIPs of all lists. vipsKnown is
+	// set if all VIPs of the attractor are valid: only then are unknown VIPs of streams reported.
 	attractorVIPs value
 	vips          map[vip.VIP]place
 	vipsKnown     bool
 	addresses     []located[netip.Addr]
-	streams       int32         // that were read
-	lines         map[entry]int // where entries that must be unique are
-	staticBFD     staticBFD     // of the first static gateway with BFD; the others have the same parameters
+	streams       int32         // number of streams read
+	lines         map[entry]int // line of each unique entry
+	staticBFD     staticBFD     // first static gateway with BFD; the rest must have equal parameters
 	types         map[reflect.Type]objectType
 }
 
@@ -31,24 +31,24 @@ func newParser(d Defaults) *parser {
 	return &parser{defaults: d, lines: map[entry]int{}, types: map[reflect.Type]objectType{}}
 }
 
-// place is where a VIP appeared. There is one for each VIP, so that it is small.
+// place is the position of a VIP in the file. One exists per VIP, so it is small.
 type place struct {
-	attractor int32 // number in the attractor's list, from 1; 0 if it is not there
-	stream    int32 // number of the last stream that has it, from 1; 0 for none
-	line      int32 // in the list of that stream
+	attractor int32 // position in the attractor's list, from 1; 0 if absent
+	stream    int32 // number of the last stream with this VIP, from 1; 0 for none
+	line      int32 // line in the list of that stream
 }
 
-// located is something that was read, where, and the remedy if it must not be there.
+// located is a value with its position in the file and the remedy if it is rejected.
 type located[T any] struct {
 	is     T
 	at     value
 	remedy string
 }
 
-// entry is something that is unique among those of its kind in an object.
+// entry is a value that must be unique for its kind within an object.
 type entry struct{ in, kind, is any }
 
-// unique reports a second appearance of an entry.
+// unique reports whether an entry appears for the first time; a second appearance is a problem.
 func (p *parser) unique(v value, in any, kind string, is any) bool {
 	key := entry{in, kind, is}
 	if line, twice := p.lines[key]; twice {
@@ -59,12 +59,12 @@ func (p *parser) unique(v value, in any, kind string, is any) bool {
 	return true
 }
 
-// twice reports a second appearance of an entry, whose first one is in the line.
+// twice records a second appearance of an entry; line is the line of the first one.
 func (v value) twice(kind string, is any, line int) {
 	v.problem("%s %v appears twice, first in line %d: remove one of them or change it", kind, is, line)
 }
 
-// The remedies of addresses that lie in a VIP.
+// Remedies for an address in a VIP.
 const (
 	gatewayInVIP = "a gateway cannot be reached through itself, change one of them"
 	targetInVIP  = "write the target's own address"
@@ -108,7 +108,7 @@ func (g *Gateway) check(p *parser, m mapping) {
 	m.report("holdTime", checkHoldTime(g.HoldTime))
 }
 
-// onlyBGP are the fields that a static gateway cannot have.
+// onlyBGP lists the fields that a static gateway cannot have.
 var onlyBGP = []string{"localASN", "remoteASN", "localPort", "remotePort", "holdTime", "passwordFile"}
 
 func (g *Gateway) checkStatic(p *parser, m mapping) {
@@ -117,10 +117,10 @@ func (g *Gateway) checkStatic(p *parser, m mapping) {
 			at.problem("conflicts with protocol: static, which has no BGP session: remove it, or write protocol: bgp")
 		}
 	}
-	// Defaults that were filled in would differ between gateways that are the same.
+	// Clear the BGP defaults, so that they do not make equal static gateways differ.
 	*g = Gateway{Name: g.Name, Address: g.Address, Protocol: Static, BFD: g.BFD}
 	if at, ok := m.valid("bfd"); ok && g.BFD != nil {
-		// BIRD takes the parameters of a static route from the interface, which all of them share.
+		// BIRD applies the BFD parameters of the interface to its static routes.
 		if first := p.staticBFD; first.gateway == nil {
 			p.staticBFD = staticBFD{g, at}
 		} else if *first.gateway.BFD != *g.BFD {
@@ -131,7 +131,7 @@ func (g *Gateway) checkStatic(p *parser, m mapping) {
 	}
 }
 
-// staticBFD is a static gateway with BFD, and where its parameters are.
+// staticBFD is a static gateway with BFD and the position of its parameters.
 type staticBFD struct {
 	gateway *Gateway
 	at      value
@@ -158,7 +158,7 @@ func (s *Stream) check(p *parser, m mapping) {
 	}
 }
 
-// checkStreamVIPs checks the VIPs of a stream. The attractor's were read before.
+// checkStreamVIPs checks the VIPs of a stream. The attractor is read before the streams.
 func (p *parser) checkStreamVIPs(vips []vip.VIP, list value) {
 	p.streams++
 	if p.vips == nil { // the file has no attractor
@@ -218,7 +218,7 @@ func (l *Maglev) check(_ *parser, m mapping) {
 	if !ok || prime(l.Size) {
 		return
 	}
-	// Both bounds are prime, so that there is one on either side.
+	// Both bounds are prime, so a prime exists on either side.
 	below, above := l.Size-1, l.Size+1
 	for ; !prime(below); below-- {
 	}
@@ -227,10 +227,10 @@ func (l *Maglev) check(_ *parser, m mapping) {
 	at.problem("is %d, which is no prime number: write %d or %d", l.Size, below, above)
 }
 
-// prime reports whether n is a prime number; the test is exact for 64 bits.
+// prime reports whether n is a prime number. ProbablyPrime is exact for 64 bits.
 func prime(n uint32) bool { return big.NewInt(int64(n)).ProbablyPrime(0) }
 
-// checkKinds are the fields of which a check has exactly one.
+// checkKinds lists the fields of which a check has exactly one.
 var checkKinds = []string{"tcp", "http", "grpc"}
 
 func (c *Check) check(p *parser, m mapping) {
@@ -272,11 +272,12 @@ func (c *TLSCheck) check(_ *parser, m mapping) {
 	}
 }
 
-// onePerFamily checks addresses of a list: keep, and that no two are of one family.
+// onePerFamily applies keep to each address and reports a second address of a family. Addresses
+// are also recorded for the comparison with the VIPs.
 func (p *parser) onePerFamily(
 	list value, addresses []netip.Addr, remedy, inVIP string, keep func(at value, a netip.Addr) bool,
 ) {
-	has := map[bool]bool{} // by whether the address is IPv4
+	has := map[bool]bool{} // key: the address is IPv4
 	for i, a := range addresses {
 		at := list.item(i)
 		if !a.IsValid() || !keep(at, a) {
@@ -297,7 +298,8 @@ func familyName(is4 bool) string {
 	return "IPv6"
 }
 
-// checkAcross checks what concerns several objects.
+// checkAcross checks addresses against VIPs, and VIPs against each other, after all objects are
+// read.
 func (p *parser) checkAcross() {
 	covers := p.overlaps()
 	for _, a := range p.addresses {
@@ -307,12 +309,12 @@ func (p *parser) checkAcross() {
 	}
 }
 
-// covering is a list of VIPs that do not overlap, sorted.
+// covering is a sorted list of VIPs without overlaps.
 type covering []vip.VIP
 
-// overlaps reports VIPs that share addresses, and returns those that contain all others. Two VIPs
-// that overlap are refused because the wider one would attract the traffic of the narrower one
-// while that is withdrawn.
+// overlaps reports VIPs that share addresses, and returns the VIPs that no other VIP contains.
+// Overlaps are rejected because the wider VIP would attract the traffic of the narrower one while
+// that is withdrawn.
 func (p *parser) overlaps() covering {
 	sorted := make([]vip.VIP, 0, len(p.vips))
 	for v, at := range p.vips {
@@ -323,8 +325,8 @@ func (p *parser) overlaps() covering {
 	slices.SortFunc(sorted, vip.Compare)
 	c := covering(sorted[:0])
 	for _, v := range sorted {
-		// A prefix sorts behind those that contain it, and prefixes nest: what overlaps anything,
-		// overlaps the last one that nothing contains.
+		// A prefix sorts after the prefixes that contain it, and prefixes nest: a VIP that overlaps any
+		// VIP in c overlaps the last one.
 		if n := len(c); n > 0 && c[n-1].Overlaps(v) {
 			p.attractorVIP(v).problem("VIP %s lies in the VIP %s of line %d, which would attract its traffic even while it is "+
 				"withdrawn: remove one of them", v, c[n-1], p.attractorVIP(c[n-1]).node.Line)
@@ -335,12 +337,13 @@ func (p *parser) overlaps() covering {
 	return c
 }
 
-// attractorVIP returns where the attractor has a VIP.
+// attractorVIP returns the list item of a VIP in the attractor.
 func (p *parser) attractorVIP(v vip.VIP) value {
 	return p.attractorVIPs.item(int(p.vips[v].attractor) - 1)
 }
 
-// of returns the VIP that contains the address.
+// of returns the VIP that contains the address. Only the last VIP that starts at or before the
+// address can contain it.
 func (c covering) of(a netip.Addr) (vip.VIP, bool) {
 	i, found := slices.BinarySearchFunc(c, a,
 		func(v vip.VIP, a netip.Addr) int { return v.Prefix().Addr().Compare(a) })

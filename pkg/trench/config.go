@@ -12,13 +12,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// MaxVIPs is how many VIPs an attractor may have: the largest number that the benchmarks cover. The
-// kernel reads a set of 50 000 ranges back in 0.1 s, and the lb takes a new file of that size
-// within its lease, also on a busy machine.
+// MaxVIPs is the maximum number of VIPs of an attractor, the largest number that the benchmarks
+// cover. Reading a set of 50 000 ranges from the kernel takes 0.1 s, and the lb applies a new
+// file of that size within its lease, even on a busy machine.
 const MaxVIPs = 50_000
 
-// MaxMatch is how many ports the match of a stream may have, each counted for each of its
-// protocols.
+// MaxMatch is the maximum number of ports in the match of a stream. Each port counts once per
+// protocol.
 const MaxMatch = 100
 
 // MaxDrainTime is the longest drain time of a target.
@@ -32,7 +32,7 @@ const (
 
 // Config is the configuration of a trench: what lb checks and what frontend advertises.
 //
-// Defaults are filled in. A Config never changes, so that it can be shared.
+// Defaults are filled in. A Config is immutable and can be shared.
 //
 // The tags of these types describe the file, for the reader and for docs/trench.schema.json, where
 // the first paragraphs of the comments are the descriptions:
@@ -40,16 +40,16 @@ const (
 //	yaml      name of the field; "required" if the file must have it
 //	remedy    what to write if it is missing, or an empty list
 //	default   value of a field that is left out
-//	min, max  bounds of a number or a duration, or of each number in a list; of another list, max is
-//	          the most items
-//	form      what a text looks like, by its name in forms
+//	min, max  bounds of a number or a duration, or of each number in a list; for other lists, max is
+//	          the maximum number of items
+//	form      syntax of a text: its name in forms
 //	empty     what to remove instead of writing an empty list; without it, a list may be empty
-//	null      what it means to remove an object that may also be {}
+//	null      effect of removing an object that may also be {}
 //
-// Values of fields named _ are for the method check only.
+// Only the method check reads the values of fields named _.
 //
-// BFD: the multiplier is 8 bits (RFC 5880 section 4.1); under 10 ms BFD in user space takes a busy
-// node for a dead link.
+// BFD: the multiplier has 8 bits (RFC 5880 section 4.1); below 10 ms, BFD in user space mistakes a
+// busy node for a dead link.
 type Config struct {
 	// Name of the trench.
 	Trench string `yaml:"trench,required" form:"name" remedy:"write the name of the trench"`
@@ -64,7 +64,7 @@ type Config struct {
 	Digest [sha256.Size]byte
 }
 
-// equal reports whether two configurations are the same, from whatever files.
+// equal reports whether two configurations are equal except for Digest.
 func (c *Config) equal(d *Config) bool {
 	x := *c
 	x.Digest = d.Digest
@@ -114,11 +114,12 @@ type Gateway struct {
 	PasswordFile string `yaml:"passwordFile" form:"password file"` // "" without a password
 }
 
-// Family returns the address family of the session. VIPs of this family only are advertised over
+// Family returns the address family of the session. Only VIPs of this family are advertised over
 // it.
 func (g Gateway) Family() vip.Family { return vip.FamilyOf(g.Address) }
 
-// Protocol is how a gateway learns which VIPs to send to the frontend. The zero value is BGP.
+// Protocol is how a gateway learns the VIPs that it routes to the frontend. The zero value is
+// BGP.
 type Protocol uint8
 
 // The protocols.
@@ -127,7 +128,7 @@ const (
 	Static
 )
 
-// protocolNames are the protocols as in the file.
+// protocolNames lists the protocols as written in the file.
 var protocolNames = []string{"bgp", "static"}
 
 // String returns "bgp" or "static", as in the file.
@@ -247,14 +248,14 @@ type HTTPCheck struct {
 	TLS TLSCheck `yaml:"tls" null:"for plaintext"`
 }
 
-// Wants reports whether Status names the status of an answer.
+// Wants reports whether Status includes the status of a response.
 func (c HTTPCheck) Wants(status int) bool {
 	for part := range strings.SplitSeq(c.Status, ",") {
 		lo, hi, isRange := strings.Cut(part, "-")
 		if !isRange {
 			hi = lo
 		}
-		// All have three digits, so that text and numbers have the same order.
+		// All have three digits, so strings and numbers have the same order.
 		if s := strconv.Itoa(status); lo <= s && s <= hi {
 			return true
 		}
@@ -305,18 +306,18 @@ const (
 	OnlyIPv6
 )
 
-// familyNames are the Families as in the file.
+// familyNames lists the Families as written in the file.
 var familyNames = []string{"both", "ipv4", "ipv6"}
 
 // String returns "both", "ipv4" or "ipv6", as in the file.
 func (f Families) String() string { return familyNames[f] }
 
-// Has reports whether the family is meant.
+// Has reports whether the family is checked.
 func (f Families) Has(family vip.Family) bool {
 	return f == BothFamilies || (f == OnlyIPv4) == (family == vip.IPv4)
 }
 
-// Via is the path of a check. The zero value is that of a file that does not say.
+// Via is the path of a check. The zero value selects the default path.
 type Via uint8
 
 // The paths.
@@ -326,16 +327,16 @@ const (
 	ViaAddress
 )
 
-// viaNames are the paths as in the file.
+// viaNames lists the paths as written in the file.
 var viaNames = []string{"", "vip", "address"}
 
 // String returns "vip" or "address", as in the file, or "".
 func (v Via) String() string { return viaNames[v] }
 
-// ToVIP reports whether checks go to VIPs, given whether there is a data plane.
+// ToVIP reports whether checks use the path to VIPs, with or without a data plane.
 func (v Via) ToVIP(dataPlane bool) bool { return v == ViaVIP || v == ViaDefault && dataPlane }
 
-// Defaults are the values of fields that an attractor or a gateway leaves out.
+// Defaults are the values of fields that an attractor or a gateway omits.
 type Defaults struct {
 	Interface             string
 	LocalASN, RemoteASN   uint32
@@ -348,7 +349,7 @@ func DefaultDefaults() Defaults {
 	return Defaults{"ext-vlan", 8103, 4248829953, 10179, 10179, 3 * time.Second}
 }
 
-// Validate refuses defaults that the file could not have.
+// Validate rejects defaults that are invalid in the file.
 func (d Defaults) Validate() error {
 	if f := forms["interface"]; !f.pattern.MatchString(d.Interface) {
 		return fmt.Errorf("default interface %s: %s", quote(d.Interface), f.remedy)

@@ -1,12 +1,14 @@
-// Package trench holds the configuration of a trench: the model, its strict YAML reader, and the
-// watcher of its file and of the stale file, by which a writer says that it cannot refresh it.
+// Package trench holds the configuration of a trench: the model, its strict YAML reader, and a
+// watcher of the trench file and of the stale file, in which a writer reports that it cannot
+// refresh the trench file.
 //
-// A [Config] that came from [Parse] or [Read] is complete (defaults filled in), consistent (every
-// VIP of a stream is one of the attractor, no two VIPs overlap, no name or address appears twice
-// where it must not), and never changes. A reader of a Config need not validate it again.
+// A [Config] returned by [Parse] or [Read] is complete (defaults are filled in), consistent
+// (every VIP of a stream is a VIP of the attractor, VIPs do not overlap, names and addresses are
+// unique where required) and immutable. Callers need not validate it again.
 //
-// What the reader refuses it reports completely, as [Errors]: file, line, column, field, and what
-// to write instead.
+// The reader returns all problems of a rejected file as [Errors]: file, line, column, field and
+// remedy.
 //
-// Whether an interface, a password file or a gateway exists is for those who use them to find out.
+// The reader does not check whether an interface, a password file or a gateway exists; the
+// components that use them do.
 package trench

@@ -7,20 +7,20 @@ import (
 	"strings"
 )
 
-// maxProblems bounds the problems reported for one file, and with it the work that a hostile file
-// can cause.
+// maxProblems limits the problems reported per file, and thus the work that a hostile file
+// causes.
 const maxProblems = 100
 
-// Problem is one thing in the file that must be changed.
+// Problem describes one error in a file.
 type Problem struct {
-	// File is the name that was given to Parse.
+	// File is the name passed to [Parse].
 	File string
-	// Line and Column count from 1.
+	// Line and Column start at 1.
 	Line, Column int
-	// Field is the path of the field, such as "attractor.gateways[0].address"; "" when the problem
-	// is the whole file.
+	// Field is the path of the field, such as "attractor.gateways[0].address"; "" if the problem
+	// concerns the whole file.
 	Field string
-	// Message says the problem and how to fix it.
+	// Message describes the problem and its remedy.
 	Message string
 }
 
@@ -29,17 +29,16 @@ func (p Problem) String() string {
 	return fmt.Sprintf("%s:%d: %s%s", p.File, p.Line, strings.TrimPrefix(p.Field+": ", ": "), p.Message)
 }
 
-// Errors is why a file was refused: at least one problem, in the order of the file, and at most
-// 100.
+// Errors lists the problems of a rejected file in file order: at least one, at most 100.
 type Errors struct {
 	Problems []Problem
-	// More is true when the file has further problems that are not listed.
+	// More is set if the file has further problems.
 	More bool
 
 	file string
 }
 
-// Error returns one line a problem.
+// Error returns one line per problem.
 func (e *Errors) Error() string {
 	lines := make([]string, len(e.Problems))
 	for i, p := range e.Problems {
@@ -51,7 +50,7 @@ func (e *Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// add records a problem. Beyond maxProblems only the fact is kept.
+// add records a problem. Beyond maxProblems it only sets More.
 func (e *Errors) add(line, column int, field, format string, args ...any) {
 	if e.full() {
 		e.More = true
@@ -62,7 +61,7 @@ func (e *Errors) add(line, column int, field, format string, args ...any) {
 
 func (e *Errors) full() bool { return len(e.Problems) >= maxProblems }
 
-// err returns the problems as an error, or nil when there are none.
+// err returns the problems in file order, or nil if there are none.
 func (e *Errors) err() error {
 	if len(e.Problems) == 0 {
 		return nil

@@ -16,12 +16,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/files"
 )
 
-// maxFileSize bounds what is read, and the memory for a file that is refused: parsing takes 20
+// maxFileSize limits the file size, and thus the memory for a rejected file: parsing takes 20
 // times the size. [MaxVIPs] in the attractor and in a stream with 10 000 targets take 5 MB; a
 // ConfigMap holds 1 MiB.
 const maxFileSize = 8 << 20
 
-// Read reads and parses a trench file. The error is that of the file system, or [*Errors].
+// Read reads and parses a trench file. It returns a file system error, an error of
+// [Defaults.Validate] or [*Errors].
 func Read(path string, d Defaults) (*Config, error) {
 	data, err := files.Do(context.Background(), &files.Calls{}, "trench file "+path,
 		func() ([]byte, error) { return readFile(path) })
@@ -43,9 +44,9 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// Parse reads a trench file that was read from name. Gateways that do not say an AS number, port or
-// hold time get it from d. The error is [*Errors], with all the problems of the file, unless d
-// itself is refused by [Defaults.Validate].
+// Parse parses data, the content of the trench file name. d has the default interface of the
+// attractor, and the default AS numbers, ports and hold time of gateways. The error is [*Errors]
+// with all problems of the file, unless [Defaults.Validate] rejects d.
 func Parse(name string, data []byte, d Defaults) (*Config, error) {
 	if err := d.Validate(); err != nil {
 		return nil, err
@@ -65,7 +66,8 @@ func Parse(name string, data []byte, d Defaults) (*Config, error) {
 	return config, nil
 }
 
-// load returns the root of the only document, or nil after it said why there is none.
+// load returns the root node of the only document. Otherwise it records the reason and returns
+// nil.
 func load(e *Errors, data []byte) *yaml.Node {
 	if line, column, what := unreadable(data); what != "" {
 		e.add(line, column, "", "%s: save the file as plain UTF-8 text", what)
@@ -96,7 +98,8 @@ func load(e *Errors, data []byte) *yaml.Node {
 	return first.Content[0]
 }
 
-// unreadable finds the first place that is not text.
+// unreadable returns the position and a description of the first invalid UTF-8 sequence or
+// control character, or zero values for plain text.
 func unreadable(data []byte) (line, column int, what string) {
 	line, column = 1, 1
 	for i := 0; i < len(data); {
@@ -115,8 +118,8 @@ func unreadable(data []byte) (line, column int, what string) {
 	return 0, 0, ""
 }
 
-// syntax reports an error of the YAML library, which takes the end of a file without a last newline
-// for a line of its own.
+// syntax records an error of the YAML library. The library counts the end of a file without a
+// final newline as an additional line, so line numbers are limited to the last line.
 func (e *Errors) syntax(err error, data []byte) {
 	var at *yaml.LoadError
 	if !errors.As(err, &at) {
@@ -132,7 +135,7 @@ func (e *Errors) syntax(err error, data []byte) {
 		"not valid YAML: %s: mind the indentation, the brackets and the quotes", message)
 }
 
-// lineBreak is a line break of YAML 1.1.
+// lineBreak matches a line break of YAML 1.1.
 var lineBreak = regexp.MustCompile("\r\n|[\n\r\u0085\u2028\u2029]")
 
 func lines(data []byte) int { return 1 + len(lineBreak.FindAllIndex(data, -1)) }

@@ -10,16 +10,16 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// value is one node of the file, and its path in the file. That of an item is put together only
-// for a message: a file may have 100 000 items.
+// value is a node of the file with its path. The path of a list item is composed only for a
+// message, because a file may have 100 000 items.
 type value struct {
 	errors *Errors
 	node   *yaml.Node
-	path   string // of an item, that of its list
-	nth    int    // of the items of the list, from 1; 0 if it is no item
+	path   string // for a list item, the path of the list
+	nth    int    // position of a list item, from 1; 0 for other values
 }
 
-// fullPath returns the path of the value.
+// fullPath returns the path of the value, including the index of a list item.
 func (v value) fullPath() string {
 	if v.nth == 0 {
 		return v.path
@@ -30,19 +30,19 @@ func (v value) fullPath() string {
 // mapping is an object of the file.
 type mapping struct {
 	value
-	// in is the object around it, of type *Stream for a target.
+	// in is the enclosing object, of type *Stream for a target.
 	in     any
-	fields map[string]value // those that the file has
-	read   map[string]any   // the values of those that are valid
+	fields map[string]value // fields present in the file
+	read   map[string]any   // values of the valid fields
 }
 
-// valid returns where a field is that the file has, and that is valid.
+// valid returns the node of a field and reports whether the field is present and valid.
 func (m mapping) valid(name string) (value, bool) {
 	_, ok := m.read[name]
 	return m.fields[name], ok
 }
 
-// report reports a problem of a valid field, unless it is "".
+// report records a problem of a valid field, unless problem is "".
 func (m mapping) report(name, problem string) {
 	if v, ok := m.valid(name); ok && problem != "" {
 		v.problem("%s", problem)
@@ -57,8 +57,8 @@ func (v value) problem(format string, args ...any) {
 	v.errors.add(v.node.Line, v.node.Column, v.fullPath(), format, args...)
 }
 
-// at returns the node as a part of v. Aliases are followed here, in one place; since the model has
-// a fixed depth, an alias that contains itself ends like any other value of a wrong kind.
+// at returns a node below v and follows an alias. The model has a fixed depth, so an alias that
+// contains itself ends as a value of the wrong kind.
 func (v value) at(path string, node *yaml.Node) value {
 	if node.Kind == yaml.AliasNode && node.Alias != nil {
 		node = node.Alias
@@ -66,12 +66,12 @@ func (v value) at(path string, node *yaml.Node) value {
 	return value{errors: v.errors, node: node, path: path}
 }
 
-// member returns the path of a member of the mapping.
+// member returns the path of a field of the mapping.
 func (v value) member(name string) string {
 	return strings.TrimPrefix(v.fullPath()+"."+name, ".")
 }
 
-// typeName names what the file has here, for a message.
+// typeName describes the type or the text of the value for a message.
 func (v value) typeName() string {
 	switch {
 	case v.node.Kind == yaml.MappingNode:
@@ -88,7 +88,7 @@ func (v value) isNull() bool {
 	return v.node.Kind == yaml.ScalarNode && v.node.ShortTag() == "!!null"
 }
 
-// quote quotes what the file says, cut short if it is long.
+// quote quotes a text of the file and truncates a long one.
 func quote(s string) string {
 	const enough = 100
 	if len(s) > enough {
@@ -97,19 +97,19 @@ func quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// fieldName returns the name of a field in the file, "" for one that the file cannot have.
+// fieldName returns the YAML name of a field, or "" if the file cannot contain it.
 func fieldName(f reflect.StructField) (name string, required bool) {
 	name, option, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 	return name, option == "required"
 }
 
-// objectType is a struct that describes an object; names are those of its fields in the file.
+// objectType describes a struct that represents an object; names lists its YAML field names.
 type objectType struct {
 	fields []reflect.StructField
 	names  []string
 }
 
-// typeOf describes a type once for each file, since reflection is slow.
+// typeOf describes a type once per file, because reflection is slow.
 func (p *parser) typeOf(t reflect.Type) objectType {
 	o, ok := p.types[t]
 	if !ok {
@@ -124,7 +124,7 @@ func (p *parser) typeOf(t reflect.Type) objectType {
 	return o
 }
 
-// setDefaults sets the fields of an object that the file may leave out.
+// setDefaults sets the defaults of the optional fields of an object.
 func (p *parser) setDefaults(to reflect.Value) {
 	for i, f := range p.typeOf(to.Type()).fields {
 		if text, ok := f.Tag.Lookup("default"); ok && f.Name != "_" {
@@ -141,7 +141,7 @@ func (p *parser) setDefaults(to reflect.Value) {
 	}
 }
 
-// object reads a mapping with the fields of a struct, each at most once.
+// object reads a mapping into a struct and reports whether v is a mapping.
 func (p *parser) object(v value, to reflect.Value, tag reflect.StructTag, in any) bool {
 	t := p.typeOf(to.Type())
 	if removal := tag.Get("null"); removal != "" && v.isNull() {
@@ -167,6 +167,8 @@ func (p *parser) object(v value, to reflect.Value, tag reflect.StructTag, in any
 			m.missing(name, remedy)
 		case ok:
 			field := to.Field(i)
+			// Only the method check reads a field named _; the value is stored outside the struct, since
+			// reflection cannot set a blank field. An array type declares a list.
 			if f.Name == "_" {
 				field = reflect.New(f.Type).Elem()
 				if f.Type.Kind() == reflect.Array {
@@ -179,12 +181,12 @@ func (p *parser) object(v value, to reflect.Value, tag reflect.StructTag, in any
 		}
 	}
 	if c, ok := object.(interface{ check(p *parser, m mapping) }); ok {
-		c.check(p, m) // what the tags cannot express
+		c.check(p, m) // constraints beyond the tags
 	}
 	return true
 }
 
-// listRemedy returns what to write for a list.
+// listRemedy returns the remedy for a missing list or a value that is not a list.
 func listRemedy(item reflect.Type, tag reflect.StructTag) string {
 	remedy := "write a list of " + tag.Get("yaml")
 	switch item {
@@ -199,7 +201,7 @@ func listRemedy(item reflect.Type, tag reflect.StructTag) string {
 	return remedy
 }
 
-// list reads a list. It reports whether all items are valid; those that are not are zero.
+// list reads a list and reports whether all items are valid. Invalid items are zero.
 func (p *parser) list(v value, to reflect.Value, tag reflect.StructTag, in any) bool {
 	n := len(v.node.Content)
 	if v.node.Kind != yaml.SequenceNode {
@@ -226,14 +228,14 @@ func (p *parser) list(v value, to reflect.Value, tag reflect.StructTag, in any) 
 	return valid
 }
 
-// item returns an item of the list.
+// item returns item i of the list.
 func (v value) item(i int) value {
 	item := v.at(v.fullPath(), v.node.Content[i])
 	item.nth = i + 1
 	return item
 }
 
-// members returns the values of the mapping, and reports keys that are unknown or appear twice.
+// members returns the fields of the mapping and reports unknown and duplicate keys.
 func (v value) members(known []string) map[string]value {
 	fields, lines := map[string]value{}, map[string]int{}
 	for i := 0; i+1 < len(v.node.Content); i += 2 {
@@ -257,8 +259,8 @@ func (v value) members(known []string) map[string]value {
 	return fields
 }
 
-// printable returns the name as it may appear in a message: what cannot be the name of a field is
-// quoted and cut short.
+// printable returns name for a message. A name that cannot be a field name is quoted and
+// truncated.
 func printable(name string) string {
 	const enough = 40
 	for i, c := range name {
@@ -269,8 +271,8 @@ func printable(name string) string {
 	return name
 }
 
-// suggestion returns ", did you mean X" when the name is a known one but for case, dashes,
-// underscores or one character.
+// suggestion returns ", did you mean X" if name differs from the known name X only in case,
+// dashes, underscores, spaces or one character.
 func suggestion(name string, known []string) string {
 	bare := func(s string) string {
 		return strings.ToLower(strings.NewReplacer("_", "", "-", "", " ", "").Replace(s))

@@ -19,7 +19,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// scalar returns a scalar as it is written, whatever YAML takes it for: a name may be 123 or yes.
+// scalar returns the text of a scalar regardless of its YAML type: a name may be 123 or yes.
 func (v value) scalar(remedy string) (string, bool) {
 	switch {
 	case v.node.Kind != yaml.ScalarNode:
@@ -34,11 +34,11 @@ func (v value) scalar(remedy string) (string, bool) {
 	return "", false
 }
 
-// form is what a text looks like.
+// form is the syntax of a text.
 type form struct {
 	pattern *regexp.Regexp
 	remedy  string
-	// check returns what is wrong with a text that matches the pattern, "" for nothing. It may be nil.
+	// check returns why a text that matches the pattern is invalid, or "" if it is valid. Optional.
 	check func(s string) string
 }
 
@@ -48,17 +48,17 @@ func newForm(pattern, remedy string, check func(s string) string) form {
 
 const (
 	portPattern = `([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`
-	// codePattern is a status that a final answer can have (RFC 9110 section 15), or a range.
+	// codePattern matches a final status code (RFC 9110 section 15) or a range of them.
 	codePattern = `[2-5][0-9]{2}(-[2-5][0-9]{2})?`
 	pathPattern = `^/[\s\S]*[^/.]`
 )
 
-// forms are the forms of texts. Gateway names become names of BIRD's protocols; all names appear in
-// metrics and logs. A host has 253 characters at most (RFC 1035 section 2.3.4).
+// forms maps names to forms. BIRD protocols are named after gateways; all names appear in metrics
+// and logs. A host has at most 253 characters (RFC 1035 section 2.3.4).
 var forms = map[string]form{
 	"name": newForm(`^[A-Za-z0-9_.-]{1,60}$`, "write 1 to 60 characters out of A-Z a-z 0-9 _ . -", nil),
-	// Of the kernel's names (dev_valid_name) those that BIRD can quote: next hops have the interface as a
-	// symbol (2.0.12 to 3.4.0).
+	// The interface names of the kernel (dev_valid_name) that BIRD can quote: BIRD 2.0.12 to 3.4.0
+	// parses the interface of a next hop as a symbol.
 	"interface": newForm(`^[A-Za-z0-9_.-]{1,15}$`, "write the name of an interface in 1 to 15 characters out of "+
 		"A-Z a-z 0-9 _ . -; BIRD takes no others (ip link set NAME name OTHER)", checkInterface),
 	"protocol": newForm(`^(bgp|static)$`, "write bgp or static", nil),
@@ -98,7 +98,8 @@ func checkRequest(s string) string {
 	return ""
 }
 
-// checkBody refuses what is no regular expression. It is kept as text: checks are comparable.
+// checkBody rejects an invalid regular expression. The field remains a string to keep checks
+// comparable.
 func checkBody(s string) string {
 	_, err := regexp.Compile(s)
 	if what := (*syntax.Error)(nil); errors.As(err, &what) {
@@ -117,7 +118,7 @@ func checkStatus(s string) string {
 	return ""
 }
 
-// checkASN returns why a number cannot be a gateway's AS, or "".
+// checkASN returns why n cannot be the AS number of a gateway, or "" if it is valid.
 func checkASN(n uint32) string {
 	switch n {
 	case 0:
@@ -130,7 +131,7 @@ func checkASN(n uint32) string {
 	return ""
 }
 
-// checkHoldTime returns why BGP cannot have the hold time, or "".
+// checkHoldTime returns why BGP does not allow the hold time, or "" if it is valid.
 func checkHoldTime(d time.Duration) string {
 	if d < minHoldTime || d > maxHoldTime || d%time.Second != 0 {
 		return fmt.Sprintf("is %s: BGP wants whole seconds between 3s and 65535s (RFC 4271)", d)
@@ -138,14 +139,14 @@ func checkHoldTime(d time.Duration) string {
 	return ""
 }
 
-// Types whose values have a form of their own.
+// Types with a separate parser.
 var (
 	vipType     = reflect.TypeFor[vip.VIP]()
 	addressType = reflect.TypeFor[netip.Addr]()
 )
 
-// read stores a value as the type and the tag of its field say, and reports whether it is valid. in
-// is the object that has the field.
+// read stores a value according to the type and tag of its field and reports whether it is valid.
+// in is the object that contains the field.
 func (p *parser) read(v value, to reflect.Value, tag reflect.StructTag, in any) bool {
 	switch x := to.Addr().Interface().(type) {
 	case **BFD:
@@ -193,7 +194,7 @@ func (p *parser) read(v value, to reflect.Value, tag reflect.StructTag, in any) 
 	return ok
 }
 
-// booleanForm lets quotes pass.
+// booleanForm also accepts quoted values.
 var booleanForm = newForm(`^(true|false)$`, "write true or false", nil)
 
 func (v value) text(f form) (string, bool) {
@@ -231,7 +232,7 @@ func (v value) number(tag reflect.StructTag) (uint64, bool) {
 	return n, true
 }
 
-// duration reads a duration with its unit, such as 500ms.
+// duration reads a duration with a unit, such as 500ms.
 func (v value) duration(to *time.Duration, tag reflect.StructTag) bool {
 	remedy := fmt.Sprintf("write a duration with its unit between %s and %s", tag.Get("min"), tag.Get("max"))
 	s, ok := v.scalar(remedy)
@@ -249,7 +250,7 @@ func (v value) duration(to *time.Duration, tag reflect.StructTag) bool {
 			return false
 		}
 	}
-	// Go takes 0 without a unit, and a 0s that has a sign.
+	// time.ParseDuration also accepts 0 without a unit and a signed zero.
 	if err != nil || d < bound("min") || d > bound("max") || s[0] == '-' || strings.TrimLeft(s, "+0") == "" {
 		v.problem("is %s: %s", quote(s), remedy)
 		return false
@@ -272,7 +273,7 @@ func (v value) vip(to *vip.VIP) bool {
 	return true
 }
 
-// address reads an address that a host can have.
+// address reads a host address.
 func (v value) address(to *netip.Addr) bool {
 	s, ok := v.scalar("write an IP address such as 172.16.1.1")
 	if !ok {
@@ -286,7 +287,7 @@ func (v value) address(to *netip.Addr) bool {
 		v.problem("is %s, which has a prefix length: write %s", quote(s), p.Addr())
 	case err != nil:
 		v.problem("is %s, not an IP address: write one such as 172.16.1.1", quote(s))
-	case x.Zone() != "": // which can be any text
+	case x.Zone() != "": // quote it: a zone can be any text
 		v.problem("is %s, which has a zone: write an address that needs none", quote(s))
 	case what != "":
 		v.problem("is %s, %s: %s", x, what, remedy)

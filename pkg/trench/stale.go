@@ -13,8 +13,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/files"
 )
 
-// StaleSuffix is that of the file beside the trench file that its writer keeps while it cannot
-// refresh the trench file: one line, an RFC 3339 time, a space and the cause.
+// StaleSuffix is the suffix of the stale file. The writer of a trench file keeps it next to the
+// trench file while it cannot refresh that: one line with an RFC 3339 time, a space and the
+// cause.
 const StaleSuffix = ".stale"
 
 const (
@@ -22,19 +23,20 @@ const (
 	maxCause     = 300     // bytes of a cause
 )
 
-// Stale is why the trench file may be older than what it is written from. Nil: it is current, or
-// its writer does not say.
+// Stale is the reason why the trench file may be older than its source. It is nil if the file is
+// current, or if its writer keeps no stale file.
 type Stale struct {
-	// Since is when the writer began to fail. With Err, it is when that was first seen.
+	// Since is when the writer began to fail. With Err, it is the time of the first error, or Since
+	// of a stale file that was read before.
 	Since time.Time
 	// Cause is printable and short; empty with Err.
 	Cause string
-	// Err is why the stale file cannot be read or understood, or nil.
+	// Err is the error of reading or parsing the stale file, or nil.
 	Err error
 }
 
-// Age is how long the file has not been refreshed: 0 if s is nil, else at least a second, also when
-// the clock of the writer is ahead.
+// Age returns the time since the last refresh: 0 if s is nil, otherwise at least a second, even
+// if the clock of the writer is ahead.
 func (s *Stale) Age(now time.Time) time.Duration {
 	if s == nil {
 		return 0
@@ -42,7 +44,7 @@ func (s *Stale) Age(now time.Time) time.Duration {
 	return max(time.Second, now.Sub(s.Since))
 }
 
-// Problem returns the sentence that status shows, "" if s is nil. It changes once a minute.
+// Problem returns the text for status, or "" if s is nil. The text changes once a minute.
 func (s *Stale) Problem(now time.Time) string {
 	if s == nil {
 		return ""
@@ -67,8 +69,8 @@ func parseStale(data []byte) (*Stale, error) {
 	return &Stale{Since: since, Cause: quoteControls(cause)}, nil
 }
 
-// quoteControls returns the text of another process on one line, cut short, with what cannot be
-// printed written as in a Go string.
+// quoteControls returns text from another process on one line, truncated, with unprintable
+// characters escaped as in a Go string.
 func quoteControls(s string) string {
 	var b strings.Builder
 	for len(s) > 0 && b.Len() < maxCause {
@@ -87,8 +89,8 @@ func quoteControls(s string) string {
 	return b.String()
 }
 
-// readStale publishes what the stale file says. Its calls are not those of the trench file, so that
-// neither delays the other for long.
+// readStale publishes the content of the stale file. Its calls are separate from the calls for
+// the trench file, so that a hang of one file delays the other only briefly.
 func (w *Watcher) readStale(ctx context.Context) {
 	path := w.path + StaleSuffix
 	data, err := files.Do(ctx, &w.staleCalls, path, func() ([]byte, error) { return files.Read(path, maxStaleFile) })
@@ -106,6 +108,7 @@ func (w *Watcher) readStale(ctx context.Context) {
 			is.Since = was.Since
 		}
 	}
+	// At the zero time the text has no age: it differs only for another cause or time.
 	if was.Problem(time.Time{}) != is.Problem(time.Time{}) {
 		w.stale.Set(is)
 	}

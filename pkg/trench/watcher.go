@@ -18,38 +18,39 @@ import (
 )
 
 const (
-	// quietTime is how long the directory must be quiet before the file is read, maxQuietWait bounds
-	// the wait: an editor truncates, writes and renames in several steps.
+	// quietTime is how long the directory must be quiet before the file is read: an editor
+	// truncates, writes and renames in several steps. maxQuietWait limits the wait.
 	quietTime    = 100 * time.Millisecond
 	maxQuietWait = time.Second
-	// stableTime is how long size and times of a file must not change before it is read, unless it was
-	// renamed into place: a writer may be half done, and what it has written valid. maxStableWait
-	// bounds the wait.
+	// stableTime is how long size and times of a file must stay unchanged before it is read, unless
+	// it was renamed into place: a writer may be half done, and its partial content valid.
+	// maxStableWait limits the wait.
 	stableTime    = time.Second
 	maxStableWait = 10 * time.Second
-	// pollTime is when the file is read without an event: a file behind a symlink, a file system
-	// without notifications, a node that has no inotify watches left.
+	// pollTime is the read interval without events: for a target of a symlink, a file system without
+	// notifications, or a node without free inotify watches.
 	pollTime = 3 * time.Second
 )
 
 // Loaded is the configuration in force and the state of the file.
 type Loaded struct {
-	// Config is in force. It is empty, with Generation 0, before the first good file, when the
-	// watcher was started without one.
+	// Config is in force. It is empty, with Generation 0, until the first valid file if the watcher
+	// was started without one.
 	Config *Config
-	// Generation counts the configurations that were in force; 0 is none. It rises only when Config
-	// has changed.
+	// Generation counts the configurations in force; 0 means none. It increases only when Config
+	// changes.
 	Generation uint64
-	// Err is why the file on disk is not in force, or nil. A user's mistake is an [*Errors].
+	// Err is the reason why the file on disk is not in force, or nil. Invalid content is an
+	// [*Errors].
 	Err error
-	// Refused counts the file's states that were refused.
+	// Refused counts the rejected states of the file.
 	Refused uint64
 	// At is when Config or Err last changed.
 	At time.Time
 }
 
-// Watcher reads the trench file again whenever it changes. While the file is refused or missing,
-// the last good configuration stays in force. It implements task.Task.
+// Watcher reads the trench file again when it changes. While the file is rejected or missing, the
+// last valid configuration stays in force. It implements task.Task.
 type Watcher struct {
 	path     string
 	defaults Defaults
@@ -57,26 +58,26 @@ type Watcher struct {
 	loaded   latest.Value[Loaded]
 	stale    latest.Value[*Stale]
 	ready    chan struct{}
-	notifier func() (*fsnotify.Watcher, error) // fails on a node that has no inotify instance left
+	notifier func() (*fsnotify.Watcher, error) // fails on a node without free inotify instances
 	read     func(path string) ([]byte, error)
 	poll     time.Duration
 	calls    files.Calls
 	pulse    task.Pulse
-	// Of the stale file and of the watch of the directory: each may be on a mount that hangs, and a
-	// watch that hangs holds the lock of the notifier.
+	// staleCalls reads the stale file, watchCalls watches the directory. They are separate because
+	// each may be on a mount that hangs, and a hanging watch holds the lock of the notifier.
 	staleCalls, watchCalls files.Calls
 
-	// Of Run only: what the last read found, to recognize repetitions.
+	// State of Run: the result of the last read, to detect repetitions.
 	content   [sha256.Size]byte
 	failure   string
-	begun     bool        // the file was read before
-	unwatched bool        // the directory could not be watched
-	stamp     files.Stamp // of the file with content; zero if it may change without another Stamp
+	begun     bool        // a valid file was read before
+	unwatched bool        // the last attempt to watch the directory failed
+	stamp     files.Stamp // of content; zero if a later change may leave it equal
 	writing   writing
 }
 
-// NewWatcher returns a watcher of the file at path, of which initial is in force: what [Read]
-// returned at the start, or nil.
+// NewWatcher returns a watcher of the file at path. initial is the configuration in force, as
+// returned by [Read] at the start, or nil.
 func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Watcher {
 	w := &Watcher{
 		path: path, defaults: d, log: log.With("file", path), ready: make(chan struct{}),
@@ -86,7 +87,7 @@ func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Wat
 	w.loaded.Set(Loaded{Config: &Config{}})
 	if initial != nil {
 		w.loaded.Set(Loaded{Config: initial, Generation: 1, At: time.Now()})
-		// The file is not parsed again: with many VIPs that takes most of the memory of the start.
+		// Do not parse the file again: with many VIPs, parsing takes most of the memory of the start.
 		w.content, w.begun = initial.Digest, initial.Digest != [sha256.Size]byte{}
 	}
 	return w
@@ -95,10 +96,11 @@ func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Wat
 // Value returns the configuration in force.
 func (w *Watcher) Value() *latest.Value[Loaded] { return &w.loaded }
 
-// Stale returns why the trench file may be old. It does not change the configuration in force.
+// Stale returns why the trench file may be outdated. It does not affect the configuration in
+// force.
 func (w *Watcher) Stale() *latest.Value[*Stale] { return &w.stale }
 
-// Ready is closed once the file is watched.
+// Ready is closed after the first read, when the file is watched.
 func (w *Watcher) Ready() <-chan struct{} { return w.ready }
 
 // String names the task.
@@ -107,9 +109,9 @@ func (w *Watcher) String() string { return "trench-watcher" }
 // Overdue implements task.Loop.
 func (w *Watcher) Overdue() time.Duration { return w.pulse.Overdue() }
 
-// Run watches until ctx ends. It watches the directory, not the file: the kubelet replaces a
-// ConfigMap by swapping the symlink ..data, and editors rename a new file over the old one. Run is
-// called once.
+// Run watches until ctx ends; it is called once. It watches the directory instead of the file:
+// the kubelet replaces a ConfigMap by swapping the symlink ..data, and editors rename a new file
+// over the old one.
 func (w *Watcher) Run(ctx context.Context) error {
 	var events <-chan fsnotify.Event
 	var failures <-chan error
@@ -147,14 +149,14 @@ func (w *Watcher) Run(ctx context.Context) error {
 				failures = nil
 				continue
 			}
-			// Events may have been lost: the file itself is read.
+			// Events may have been lost, so read the file.
 			w.log.Warn("file notifications failed", "error", err)
 		case <-poll.C:
 			now := time.Now()
 			poll.Reset(tick.Until(now, w.poll))
 			if wait.deadline.IsZero() {
-				// Not read at once: the poll may fall between two steps of an editor. Other periodic
-				// work wakes the process at this instant as well.
+				// Wait before reading: the poll may fall between two steps of an editor. The wait ends at an
+				// instant at which periodic work wakes the process anyway.
 				quiet.Reset(tick.UntilPart(now, time.Second, 3))
 			}
 			continue
@@ -170,7 +172,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// close bounds the time of Close: a watch of a directory that hangs holds the lock that it takes.
+// close limits the time of Close, which needs the lock that a hanging watch holds.
 func (w *Watcher) close(ctx context.Context, notifier *fsnotify.Watcher) {
 	_, err := files.Do(context.WithoutCancel(ctx), &files.Calls{}, "file notifications",
 		func() (struct{}, error) { return struct{}{}, notifier.Close() })
@@ -179,24 +181,24 @@ func (w *Watcher) close(ctx context.Context, notifier *fsnotify.Watcher) {
 	}
 }
 
-// settling is the wait for a quiet directory. deadline is when it ends at the latest, zero before
-// the first event.
+// settling is the wait for a quiet directory. deadline limits it and is zero before the first
+// event.
 type settling struct {
 	deadline         time.Time
-	renamed, written bool // something was put into the directory; the file was written in place
+	renamed, written bool // a directory entry was created; the file was written in place
 }
 
-// note remembers what an event says about the file.
+// note records whether an event creates a directory entry or writes the file.
 func (s *settling) note(event fsnotify.Event, path string) {
 	s.renamed = s.renamed || event.Has(fsnotify.Create)
 	s.written = s.written || event.Has(fsnotify.Write) && filepath.Base(event.Name) == filepath.Base(path)
 }
 
-// complete reports whether the file was renamed into place, or a symlink to it was: no process is
-// still writing it.
+// complete reports whether the file, or a symlink to it, was renamed into place, so that no
+// process is still writing it.
 func (s *settling) complete() bool { return s.renamed && !s.written }
 
-// event returns how long to wait for quiet after an event.
+// event returns the remaining wait after an event.
 func (s *settling) event(now time.Time) time.Duration {
 	if s.deadline.IsZero() {
 		s.deadline = now.Add(maxQuietWait)
@@ -204,13 +206,13 @@ func (s *settling) event(now time.Time) time.Duration {
 	return max(0, min(quietTime, s.deadline.Sub(now)))
 }
 
-// writing follows a file that changes in place, until it can be read.
+// writing tracks a file that changes in place until it can be read.
 type writing struct {
-	stamp        files.Stamp // zero: nothing to wait for
-	begin, since time.Time   // of the wait, and of stamp
+	stamp        files.Stamp // zero without a wait
+	begin, since time.Time   // start of the wait; first observation of stamp
 }
 
-// remaining returns how long to wait before the file with that stamp is read.
+// remaining returns the wait before a file with this stamp is read.
 func (s *writing) remaining(stamp files.Stamp, now time.Time) time.Duration {
 	switch {
 	case s.stamp == files.Stamp{}:
@@ -221,41 +223,45 @@ func (s *writing) remaining(stamp files.Stamp, now time.Time) time.Duration {
 	return max(0, min(stableTime-now.Sub(s.since), maxStableWait-now.Sub(s.begin)))
 }
 
-// reload reads the files and publishes what has changed. complete reports whether no process is
-// writing the trench file. It returns how long to wait before it is called again, 0 if the file was
-// read. notifier may be nil.
+// reload reads both files and publishes changes. complete reports whether no process is writing
+// the trench file. It returns the delay until the next call, or 0 if the file was read. notifier
+// may be nil.
 func (w *Watcher) reload(ctx context.Context, notifier *fsnotify.Watcher, complete bool) (again time.Duration) {
 	again = w.readTrench(ctx, notifier, complete)
 	w.readStale(ctx)
 	return again
 }
 
-// readTrench publishes the trench file, or why it is refused. See reload.
+// readTrench publishes the trench file, or the reason why it is rejected; see reload.
 func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher, complete bool) (again time.Duration) {
-	// Before the file is read, so that no change is missed between the two.
+	// Watch before reading, so that no change between the two is missed.
 	w.watchDirectory(ctx, notifier)
+	// The function below may outlive this call on a hanging mount, so it works on copies.
 	known, wait := w.stamp, w.writing
 	type state struct {
 		data    []byte
 		stamp   files.Stamp
-		same    bool // as at the last read
+		same    bool // as in the last read
 		writing writing
 		again   time.Duration
 	}
 	file, err := files.Do(ctx, &w.calls, "trench file "+w.path, func() (s state, err error) {
-		// Before the file is read, so that the Stamp is not newer than the content.
+		// Take the stamp before reading, so that it is not newer than the content.
 		now := time.Now()
 		stamp, err := files.StampOf(w.path)
 		if err == nil && stamp == known {
 			s.same = true
 			return s, nil
 		}
+		// Wait until a file that may be written in place is stable; a wait continues even after a
+		// rename of another entry.
 		if err == nil && (!complete || stamp.Empty() || stamp.SameFile(wait.stamp)) {
 			if s.again = wait.remaining(stamp, now); s.again > 0 {
 				s.writing = wait
 				return s, nil
 			}
 		}
+		// Only a settled stamp changes with every later write.
 		if stamp.Settled(now) {
 			s.stamp = stamp
 		}
@@ -278,7 +284,7 @@ func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher, co
 	return file.again
 }
 
-// watchDirectory has the notifier watch the directory, which may have been replaced.
+// watchDirectory watches the directory again, since it may have been replaced.
 func (w *Watcher) watchDirectory(ctx context.Context, notifier *fsnotify.Watcher) {
 	if notifier == nil {
 		return
@@ -293,7 +299,7 @@ func (w *Watcher) watchDirectory(ctx context.Context, notifier *fsnotify.Watcher
 	w.unwatched = err != nil
 }
 
-// publish puts the configuration in data in force, or refuses it.
+// publish puts the configuration in data in force, or records why it is rejected.
 func (w *Watcher) publish(data []byte) {
 	content := sha256.Sum256(data)
 	if content == w.content {
@@ -326,7 +332,7 @@ func (w *Watcher) publish(data []byte) {
 		"vips", len(config.Attractor.VIPs), "gateways", len(config.Attractor.Gateways), "streams", len(config.Streams))
 }
 
-// refuse publishes why the file is not in force, once for each of its states.
+// refuse publishes why the file is not in force, once per state of the file.
 func (w *Watcher) refuse(content [sha256.Size]byte, err error) {
 	if err.Error() == w.failure && content == w.content {
 		return
