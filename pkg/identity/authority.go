@@ -108,7 +108,7 @@ func OpenDevAuthority(ctx context.Context, dir string) (*DevAuthority, error) {
 	if err == nil {
 		err = durable.Replace(filepath.Join(dir, authorityKey), key, 0o600)
 	}
-	// The certificate is written last: without it no process has used the key.
+	// Write the certificate last: without it no process has used the key.
 	if err == nil {
 		err = durable.Replace(filepath.Join(dir, authorityCert), cert, 0o600)
 	}
@@ -195,7 +195,7 @@ func (a *DevAuthority) Mint(id spiffeid.ID, notBefore, notAfter time.Time) (*x50
 	return &x509svid.SVID{ID: id, Certificates: []*x509.Certificate{cert}, PrivateKey: key}, nil
 }
 
-// MintFor signs an SVID for id that is valid from now, a little back-dated, for ttl.
+// MintFor signs an SVID for id that is valid for ttl from now, with a slightly earlier NotBefore.
 func (a *DevAuthority) MintFor(id spiffeid.ID, ttl time.Duration) (*x509svid.SVID, error) {
 	now := time.Now()
 	return a.Mint(id, now.Add(-min(ttl/10, 10*time.Second)), now.Add(ttl))
@@ -268,7 +268,7 @@ type dev struct {
 	id        spiffeid.ID
 	ttl, poll time.Duration
 	authority *DevAuthority  // nil until sign has opened it
-	loaded    [3]files.Stamp // of the authority, see stamps; zero: it may have changed
+	loaded    [3]files.Stamp // stamps of the authority; zero if it may have changed
 }
 
 func (d *dev) String() string { return "the development authority in " + d.dir }
@@ -335,8 +335,9 @@ func (d *dev) waitRotation(ctx context.Context, s *Source, due time.Time) error 
 	return nil
 }
 
-// stamps are those of what [LoadDevAuthority] reads; parsing it each second would be most of the
-// cost of an idle source.
+// stamps returns the stamps of the directory and of the files that [LoadDevAuthority] reads.
+// Unchanged stamps save parsing the files each second, which would be most of the cost of an idle
+// source.
 func (d *dev) stamps() (list [3]files.Stamp) {
 	for i, path := range []string{d.dir, filepath.Join(d.dir, authorityCert), filepath.Join(d.dir, authorityKey)} {
 		list[i], _ = files.StampOf(path) // LoadDevAuthority returns the error

@@ -15,15 +15,15 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
-// cacheDelay is how long a start waits for the Workload API before it uses the cached SVID: SPIRE's
-// agent answers a process that it knows within some milliseconds.
+// cacheDelay is how long a start waits for the Workload API before it uses the cached SVID: the
+// SPIRE agent answers a registered process within some milliseconds.
 const cacheDelay = time.Second
 
-// cache keeps the SVID in use, its key and the bundles in a file, for a start while the Workload
-// API does not answer or refuses (docs/adr/0038-cached-svid.md).
+// cache stores the SVID in use, its key and the bundles in a file. A start uses them while the
+// Workload API does not answer or refuses (docs/adr/0038-cached-svid.md).
 type cache struct {
 	path    string
-	id      spiffeid.ID // of this process; zero: any
+	id      spiffeid.ID // of this process; zero accepts any
 	calls   files.Calls
 	failure string // of the last write
 }
@@ -36,8 +36,8 @@ type cachedSVID struct {
 	Bundles map[string][]byte `json:"bundles"`
 }
 
-// replace offers the cached SVID at the first failure of the Workload API, or after cacheDelay. It
-// ends without the file once the API has issued an SVID.
+// replace offers the cached SVID at the first failure of the Workload API, or after cacheDelay.
+// It does not read the file if the API issues an SVID first.
 func (c *cache) replace(ctx context.Context, s *Source) {
 	timer := time.NewTimer(cacheDelay)
 	defer timer.Stop()
@@ -69,7 +69,7 @@ func (c *cache) replace(ctx context.Context, s *Source) {
 	}
 }
 
-// read returns the SVID in the file and the bundles; nil without a file.
+// read returns the SVID and the bundles in the file, or nil without a file.
 func (c *cache) read(now time.Time) (*x509svid.SVID, *x509bundle.Set, error) {
 	var content cachedSVID
 	found, err := durable.ReadPrivate(c.path, &content)

@@ -66,8 +66,8 @@ func AuthorizeMember(td spiffeid.TrustDomain, ids ...spiffeid.ID) tlsconfig.Auth
 	}
 }
 
-// AuthorizeOwnDomain authorizes every member of the trust domain of the own SVID, which is known at
-// the handshake only.
+// AuthorizeOwnDomain authorizes every member of the trust domain of the own SVID. The domain is
+// known only at the handshake.
 func AuthorizeOwnDomain(own *Source) tlsconfig.Authorizer {
 	return func(got spiffeid.ID, chains [][]*x509.Certificate) error {
 		svid, err := own.GetX509SVID()
@@ -106,12 +106,12 @@ func ConnectionEnd(info credentials.AuthInfo) (time.Time, bool) {
 }
 
 type mutual struct {
-	credentials.TransportCredentials // of TLS, for what does not depend on a handshake
+	credentials.TransportCredentials // TLS, for methods other than handshakes
 	src                              *Source
 	authorize                        tlsconfig.Authorizer
 	timeout                          time.Duration
 	log                              *slog.Logger
-	throttle                         logs.Throttle // of the rejections
+	throttle                         logs.Throttle // of rejections
 }
 
 // NewCredentials returns credentials that accept the peers of o.Authorize. The error of a failed
@@ -205,7 +205,7 @@ func (h *handshake) handshakeError(err error) *HandshakeError {
 	return &HandshakeError{Reason: classify(err), PeerID: h.peer, Err: err}
 }
 
-// finish limits the lifetime of a connection to that of its certificates.
+// finish closes the connection when the first of the two leaf certificates expires.
 func (h *handshake) finish(c, raw net.Conn, info credentials.AuthInfo) (*mutualConn, AuthInfo) {
 	tlsInfo := info.(credentials.TLSInfo) // of credentials.NewTLS
 	end, owner := h.svid.Certificates[0].NotAfter, "own"
@@ -254,7 +254,7 @@ func (m *mutual) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 // logDenial logs a rejection: the client sees only the end of the connection.
 func (m *mutual) logDenial(failure *HandshakeError, peer []any) {
 	if failure.Reason == ReasonGone {
-		// A probe of the socket, such as that of [Listen].
+		// Probes of the socket, as by [Listen], close it without a handshake.
 		m.log.Debug("client closed the connection during the TLS handshake", "error", failure.Err)
 		return
 	}

@@ -40,7 +40,7 @@ const (
 // HandshakeError is the error of a failed handshake.
 type HandshakeError struct {
 	Reason Reason
-	// PeerID is the claimed ID of the peer; zero if it is unknown.
+	// PeerID is the claimed ID of the peer; zero if unknown.
 	PeerID spiffeid.ID
 	Err    error
 }

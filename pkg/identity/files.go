@@ -77,8 +77,8 @@ const maxFile = 1 << 20
 
 // readFiles reads the certificate, the key and the bundle in dir.
 func readFiles(dir string) (parts [3][]byte, err error) {
-	// The kubelet and CSI drivers swap the symlink ..data to change all files at once; resolving it
-	// once avoids a mix of two generations.
+	// The kubelet and CSI drivers swap the symlink ..data to change all files atomically. Resolving
+	// it once avoids a mix of two generations.
 	from := dir
 	if resolved, err := filepath.EvalSymlinks(filepath.Join(dir, "..data")); err == nil {
 		from = resolved

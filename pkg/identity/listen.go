@@ -24,12 +24,12 @@ import (
 )
 
 const (
-	// maxSocketPath is what fits into sun_path (unix(7): 108 bytes with the final zero).
+	// maxSocketPath is the maximum path length in sun_path (unix(7): 108 bytes with the final zero).
 	maxSocketPath = 107
 	// probeTimeout bounds the connect that distinguishes a stale socket from a live one.
 	probeTimeout = time.Second
-	// watchInterval is the poll interval of the socket file. A stat also detects what inotify
-	// misses: a directory that was removed and created again.
+	// watchInterval is the poll interval of the socket file. Unlike inotify, a stat detects a
+	// directory that was removed and created again.
 	watchInterval = time.Second
 )
 
@@ -42,7 +42,7 @@ type ListenOptions struct {
 	// path. The lock file has the same name plus ".lock".
 	Path string
 	// Mode is the mode of the socket: 0600, or 0660 for processes that share a group. Permissions
-	// for others are rejected. Zero: 0600.
+	// for other users are rejected. Zero: 0600.
 	Mode fs.FileMode
 	// Watch is called with nil once the socket is bound, with an error when its file was removed or
 	// replaced, and with nil once it is bound again. It must not block. Optional.

@@ -46,14 +46,14 @@ type Options struct {
 
 // Status is the state of the SVID.
 type Status struct {
-	// ID, Serial (hexadecimal), NotBefore and NotAfter are those of the SVID in use, or of the last
-	// one after its expiry; zero before the first.
+	// ID, Serial (hexadecimal), NotBefore and NotAfter describe the SVID in use, or the last SVID
+	// after its expiry; they are zero before the first.
 	ID                  spiffeid.ID
 	Serial              string
 	NotBefore, NotAfter time.Time
 	// Rotations counts the replacements of the SVID in use.
 	Rotations uint64
-	// Err is why there is no usable SVID; nil while there is one.
+	// Err is the reason why the source has no usable SVID; nil if it has one.
 	Err error
 	// RenewalErr is the current error of the origin. The last SVID can still be usable.
 	RenewalErr error
@@ -290,7 +290,7 @@ func (s *Source) activatePending(now time.Time) {
 	}
 }
 
-// checkUsable returns why there is no usable SVID.
+// checkUsable returns the reason why the source has no usable SVID, or nil if it has one.
 func (s *Source) checkUsable(now time.Time) error {
 	failure := s.next.RenewalErr
 	switch {
@@ -339,7 +339,8 @@ func overdueAt(c *x509.Certificate) time.Time {
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 30 * 21)
 }
 
-// publish updates the status and returns the time until it changes by itself.
+// publish updates the status and returns the delay until the next change that depends on time
+// alone.
 func (s *Source) publish(now time.Time) time.Duration {
 	s.activatePending(now)
 	st := &s.next

@@ -69,7 +69,7 @@ const (
 	maxBackoff = 2 * time.Second
 )
 
-// retry is a back-off that go-spiffe can use, too.
+// retry is a back-off that also implements workloadapi.BackoffStrategy and workloadapi.Backoff.
 type retry struct {
 	backoff.Backoff
 	begin time.Time // of the current attempt
@@ -100,8 +100,8 @@ func (r *retry) NewBackoff() workloadapi.Backoff { return r }
 
 var errIdleStream = errors.New("no message on the stream although the SVID is due for rotation")
 
-// session follows the API over one connection. The client retries by itself, except after Canceled
-// and InvalidArgument, which end the session.
+// session follows the API over one connection. The client of go-spiffe retries, except after
+// Canceled and InvalidArgument, which end the session.
 func (w *workloadAPI) session(ctx context.Context, s *Source, retry *retry) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watchdog sync.WaitGroup
