@@ -1,4 +1,5 @@
-// Package jhash is the kernel's hash of bytes (include/linux/jhash.h), which nftables uses.
+// Package jhash implements the kernel's hash of bytes (include/linux/jhash.h), as used by
+// nftables.
 package jhash
 
 import (
@@ -6,7 +7,7 @@ import (
 	"math/bits"
 )
 
-// Sum returns the hash of a key, after Bob Jenkins' lookup3.
+// Sum returns the hash of key: Bob Jenkins' lookup3.
 func Sum(key []byte, seed uint32) uint32 {
 	a := 0xdeadbeef + uint32(len(key)) + seed
 	b, c := a, a

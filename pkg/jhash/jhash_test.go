@@ -2,8 +2,9 @@ package jhash
 
 import "testing"
 
-// The first values are from lookup3.c, which include/linux/jhash.h follows. The others are of
-// lengths on each side of a block, by another implementation, which adds byte by byte.
+// The first values are from lookup3.c, the origin of include/linux/jhash.h. The rest have lengths
+// on each side of a block boundary and come from an independent implementation that adds byte by
+// byte.
 func TestSum(t *testing.T) {
 	const text = "Four score and seven years ago"
 	for _, tt := range []struct {

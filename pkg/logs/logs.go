@@ -69,8 +69,8 @@ func newHandler(format string, w io.Writer, options *slog.HandlerOptions) slog.H
 	return nil
 }
 
-// textValues makes the JSON handler write the text of values that have one, such as a state,
-// instead of the number.
+// textValues makes the JSON handler write the text of a [fmt.Stringer], such as a state, instead
+// of its number.
 func textValues(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() != slog.KindAny {
 		return a
@@ -99,8 +99,8 @@ type Signals struct {
 	signals  chan os.Signal
 }
 
-// NewSignals returns a task: SIGUSR1 lowers the level by one step, SIGUSR2 restores the configured
-// level. From now on the signals do not end the process.
+// NewSignals returns a task: SIGUSR1 lowers the level by one step, SIGUSR2 restores the
+// configured level. After the call, the signals do not end the process.
 func NewSignals(level *Level, log *slog.Logger) *Signals {
 	const step = slog.LevelInfo - slog.LevelDebug
 	return newSignals(level, log, map[os.Signal]func(){
@@ -109,8 +109,8 @@ func NewSignals(level *Level, log *slog.Logger) *Signals {
 	})
 }
 
-// NewMeridioSignals is NewSignals with Meridio's meaning of the signals: SIGUSR1 restores the
-// configured level, SIGUSR2 sets the lowest one.
+// NewMeridioSignals is NewSignals with the signals of Meridio: SIGUSR1 restores the configured
+// level, SIGUSR2 sets the lowest one.
 func NewMeridioSignals(level *Level, log *slog.Logger) *Signals {
 	return newSignals(level, log, map[os.Signal]func(){
 		syscall.SIGUSR1: func() { level.current.Set(level.configured) },
@@ -148,9 +148,9 @@ const (
 	throttleKeys     = 256 // bounds the memory that unauthenticated peers can use
 )
 
-// Throttle limits the lines about each key: three at once, then one every ten seconds. A peer that
-// retries every 50 ms neither fills the disk nor hides another one. The zero Throttle is ready for
-// use.
+// Throttle limits the lines per key: a burst of three, then one every ten seconds. A peer that
+// retries every 50 ms neither fills the disk nor hides another peer. The zero Throttle is ready
+// for use.
 type Throttle struct {
 	mu   sync.Mutex
 	keys map[string]bucket

@@ -10,30 +10,31 @@ import (
 )
 
 const (
-	// maxLines and maxBytes bound the lines that wait for the output: at 250 bytes a line they hold
-	// 2 MiB, the lines of some seconds at the highest rate that a container runtime reads.
+	// maxLines and maxBytes limit the lines that wait for the output: at 250 bytes per line they
+	// hold 2 MiB, some seconds at the highest rate that a container runtime reads.
 	maxLines = 8192
 	maxBytes = 2 << 20
-	// closeTimeout bounds the wait of Close for an output that accepts nothing.
+	// closeTimeout limits the wait of Close for an output that blocks.
 	closeTimeout = time.Second
 )
 
-// Writer writes lines to an output such as stderr without waiting for it: one goroutine writes them
-// in order. While the output is full, as a pipe is whose reader hangs, the newest 8 192 lines and
-// 2 MiB are kept, the oldest are dropped and counted, and the next line after the gap states their
-// number. A line that the output refuses is lost as well. Methods are safe for concurrent use.
+// Writer writes lines to an output such as stderr without waiting for it: one goroutine writes
+// them in order. While the output blocks, such as a pipe with a hanging reader, the newest 8 192
+// lines and 2 MiB are kept. The oldest lines are dropped and counted, and the next line after the
+// gap states their number. A line that the output rejects is lost as well. Methods are safe for
+// concurrent use.
 type Writer struct {
 	out  io.Writer
 	done chan struct{} // closed once the goroutine has ended
 
 	mu         sync.Mutex
-	waiting    sync.Cond // for lines, or for closed
+	waiting    sync.Cond // signals a line, or closed
 	lines      [][]byte  // oldest first
 	bytes      int       // in lines
 	closed     bool
 	lost       uint64                // since the start
-	unreported uint64                // part of lost that no line states yet
-	report     func(n uint64) []byte // returns the line about lost lines
+	unreported uint64                // lost lines that the output does not state yet
+	report     func(n uint64) []byte // returns the line that states n lost lines
 }
 
 // NewWriter returns a Writer whose goroutine runs until Close.
@@ -54,7 +55,7 @@ func (w *Writer) Logger(format, level string) (*slog.Logger, *Level, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	var line bytes.Buffer // used by the goroutine of the Writer only
+	var line bytes.Buffer // used only by the goroutine of the Writer
 	reporter := slog.New(newHandler(format, &line, nil))
 	report := func(n uint64) []byte {
 		line.Reset()
@@ -86,7 +87,7 @@ func (w *Writer) Write(line []byte) (int, error) {
 // take removes the oldest line. The caller holds mu.
 func (w *Writer) take() (line []byte) {
 	line = w.lines[0]
-	w.lines[0] = nil // the array lives on
+	w.lines[0] = nil // release the line; the array stays in use
 	w.lines, w.bytes = w.lines[1:], w.bytes-len(line)
 	return line
 }
@@ -104,7 +105,7 @@ func (w *Writer) Lost() uint64 {
 	return w.lost
 }
 
-// Close writes what waits, for a second at most. Later lines are not written.
+// Close writes the queued lines for at most a second. Later lines may be lost.
 func (w *Writer) Close() {
 	w.mu.Lock()
 	w.closed = true
@@ -116,7 +117,7 @@ func (w *Writer) Close() {
 	}
 }
 
-// run writes lines until Close, and what waits then.
+// run writes lines until Close, and then the queued lines.
 func (w *Writer) run() {
 	defer close(w.done)
 	for {
@@ -124,7 +125,7 @@ func (w *Writer) run() {
 		if line == nil {
 			return
 		}
-		// The lost lines were older than this one, and newer than those that are written.
+		// The lost lines are older than this line and newer than the lines already written.
 		if unreported > 0 && w.write(report(unreported)) {
 			w.mu.Lock()
 			w.unreported -= unreported
@@ -152,7 +153,7 @@ func (w *Writer) next() (line []byte, unreported uint64, report func(uint64) []b
 	return w.take(), w.unreported, w.report
 }
 
-// write reports whether the output accepted the line. There is nowhere to report the error to.
+// write reports whether the output accepted the line. The error itself cannot be reported.
 func (w *Writer) write(line []byte) bool {
 	_, err := w.out.Write(line)
 	return err == nil

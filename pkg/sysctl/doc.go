@@ -1,3 +1,3 @@
-// Package sysctl reads kernel parameters of the network namespace of the calling thread, and names
-// the command that sets one.
+// Package sysctl reads kernel parameters of the network namespace of the calling thread, and
+// returns the command that sets one.
 package sysctl

@@ -8,23 +8,23 @@ import (
 
 const root = "/proc/sys"
 
-// Key is a kernel parameter: its path below /proc/sys, such as net/ipv4/ip_forward. Names of
-// interfaces in it may have dots.
+// Key is a kernel parameter: its path below /proc/sys, such as net/ipv4/ip_forward. An interface
+// name in it may contain dots.
 type Key string
 
-// IPv4Interface is a parameter of an interface, or of "all".
+// IPv4Interface returns a parameter of an interface, or of "all".
 func IPv4Interface(link, name string) Key {
 	return Key("net/ipv4/conf/" + link + "/" + name)
 }
 
-// Read returns the value, and "" for a parameter that cannot be read.
+// Read returns the value, or "" for a parameter that cannot be read.
 func (k Key) Read() string {
 	b, _ := os.ReadFile(filepath.Join(root, string(k)))
 	return strings.TrimSpace(string(b))
 }
 
-// String returns the name for sysctl(8), which takes one whose first separator is a slash
-// literally.
+// String returns the name for sysctl(8). A name whose first separator is a slash is taken
+// literally, which preserves the dots of interface names.
 func (k Key) String() string {
 	if strings.Contains(string(k), ".") {
 		return string(k)
@@ -35,7 +35,7 @@ func (k Key) String() string {
 // SetCommand returns the command that sets the parameter.
 func (k Key) SetCommand(value string) string { return "sysctl -w " + k.String() + "=" + value }
 
-// Glob returns the parameters that match a pattern of package filepath.
+// Glob returns the parameters that match a [filepath.Match] pattern.
 func Glob(pattern string) []Key {
 	paths, _ := filepath.Glob(filepath.Join(root, pattern)) // a malformed pattern matches nothing
 	keys := make([]Key, len(paths))
