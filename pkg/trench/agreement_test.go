@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// judge is the schema on disk, as an editor takes it.
+// judge compiles the schema on disk, as an editor does.
 func judge(t testing.TB) *jsonschema.Schema {
 	t.Helper()
 	s, err := jsonschema.NewCompiler().Compile(schemaFile)
@@ -22,8 +22,8 @@ func judge(t testing.TB) *jsonschema.Schema {
 	return s
 }
 
-// instance is the JSON that an editor makes of YAML: aliases are followed, and scalars have the
-// types of YAML 1.2. Not everything in YAML has a JSON form.
+// instance converts YAML to JSON as an editor does: aliases are followed, and scalars have the
+// types of YAML 1.2. Some YAML has no JSON form.
 func instance(data []byte) (any, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil {
@@ -78,7 +78,7 @@ func plain(n *yaml.Node) (v any, err error) {
 	return n.Value, nil
 }
 
-// A file to spoil, with every field at a value that is not its default.
+// every sets each field to a value other than its default. Each example replaces a part of it.
 const every = `trench: trench-a
 attractor:
   name: attractor-a-1
@@ -105,14 +105,14 @@ const firstCheck = "check: {tcp: {port: 5000}, interval: 2s, fastInterval: 100ms
 
 const everyMatch = "match: [{protocols: [tcp], ports: [80, 443]}, {protocols: [udp], ports: [53]}], "
 
-// verdict is the set of readers that accept an example.
+// verdict states which of reader and schema accept an example.
 type verdict int
 
 const (
-	taken   verdict = iota // by both
-	refused                // by both
-	// onlySchema: what the reader refuses and a schema cannot see, since it compares several
-	// fields, or is lost when YAML becomes JSON.
+	taken   verdict = iota // accepted by both
+	refused                // rejected by both
+	// onlySchema: rejected by the reader only. The schema cannot compare several fields, or the
+	// error is lost in the conversion to JSON.
 	onlySchema
 )
 
@@ -120,7 +120,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 	s := judge(t)
 	tried := map[string]bool{}
 	for _, tt := range []struct {
-		field    string // as mapping.field
+		field    string // path mapping.field
 		old, new string // replaced in every
 		want     verdict
 	}{
@@ -142,7 +142,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{".trench", "trench-a", strings.Repeat("a", 60), taken},
 		{".trench", "trench-a", strings.Repeat("a", 61), refused},
 		{".trench", "trench-a", "1e-3", taken},
-		{".trench", "trench-a", "1e+3", onlySchema}, // a name has no +, a number has no sign left
+		{".trench", "trench-a", "1e+3", onlySchema}, // a name has no +, and the JSON number loses the sign
 		{".attractor", "attractor:\n", "attractr:\n", refused},
 		{".attractor", every, "trench: a\nattractor: []\n", refused},
 		{".streams", every[strings.Index(every, "streams:"):], "streams: []\n", taken},
@@ -171,8 +171,8 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"attractor.vips", `20.0.0.1/32, "`, `20.0.0.1/32, 17, "`, refused},
 		{"attractor.vips", `20.0.0.1/32, "`, `20.0.0.1/32, null, "`, refused},
 		{"attractor.vips", `20.0.0.1/32, "`, `20.0.0.1/32, 20.0.0.0/24, "`, onlySchema},     // overlap
-		{"attractor.vips", `20.0.0.1/32, "`, `20.0.0.1/32, "2000:0::1/128", "`, onlySchema}, // the same in another form
-		{"attractor.vips", `20.0.0.1/32, "`, `20.0.0.1/32, 30.0.0.1/24, "`, onlySchema},     // bits beyond its length
+		{"attractor.vips", `20.0.0.1/32, "`, `20.0.0.1/32, "2000:0::1/128", "`, onlySchema}, // another spelling
+		{"attractor.vips", `20.0.0.1/32, "`, `20.0.0.1/32, 30.0.0.1/24, "`, onlySchema},     // host bits set
 		{"attractor.vips", `20.0.0.1/32, "`, `20.0.0.1/32, 127.0.0.1/32, "`, onlySchema},    // loopback
 		{"attractor.gateways", "  gateways:", "  gateways: {}\n  gatways:", refused},
 		{"gateway.name", "name: gw4", "name: BFD", refused},
@@ -182,7 +182,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"gateway.address", "169.254.100.150", "169.254.100.150/24", refused},
 		{"gateway.address", "169.254.100.150", "'fe80::1%eth0'", refused},
 		{"gateway.address", "169.254.100.150", "224.0.0.1", onlySchema},
-		{"gateway.protocol", "protocol: bgp", "protocol: static", onlySchema}, // with fields of BGP
+		{"gateway.protocol", "protocol: bgp", "protocol: static", onlySchema}, // conflicts with BGP fields
 		{"gateway.protocol", "protocol: bgp", "protocol: ospf", refused},
 		{"gateway.protocol", "protocol: bgp", "protocol: BGP", refused},
 		{"gateway.protocol", "protocol: bgp", `protocol: "bgp"`, taken},
@@ -229,7 +229,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"stream.name", "name: s1, ", "", refused},
 		{"stream.vips", "vips: [20.0.0.1/32], ", "vips: [], ", refused},
 		{"stream.vips", "vips: [20.0.0.1/32], ", "", refused},
-		{"stream.vips", "vips: [20.0.0.1/32], ", "vips: [20.0.0.9/32], ", onlySchema}, // none of the attractor
+		{"stream.vips", "vips: [20.0.0.1/32], ", "vips: [20.0.0.9/32], ", onlySchema}, // not a VIP of the attractor
 		{"stream.minReady", "minReady: 2", "minReady: 0", refused},
 		{"stream.minReady", "minReady: 2", "minReady: 1000000", taken},
 		{"stream.minReady", "minReady: 2", "minReady: 1000001", refused},
@@ -253,7 +253,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"maglev.size", "size: 10007", "size: '131071'", taken},
 		{"maglev.size", "size: 10007", "size: 100", refused},
 		{"maglev.size", "size: 10007", "size: 131072", refused},
-		{"maglev.size", "size: 10007", "size: 10008", onlySchema}, // no prime number
+		{"maglev.size", "size: 10007", "size: 10008", onlySchema}, // not a prime number
 		{"maglev.seed", "seed: 7", "seed: 1", taken},
 		{"maglev.seed", "seed: 7", "seed: 4294967295", taken},
 		{"maglev.seed", "seed: 7", "seed: 0", refused},
@@ -298,7 +298,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"check.families", "families: ipv6", "families: IPv6", refused},
 		{"check.families", "families: ipv6", "families: 6", refused},
 		{"check.families", "families: ipv6", "families: both", taken},
-		{"check.families", "families: ipv6, source: [\"fd00::9\"]", "families: ipv4", onlySchema}, // the target has none
+		{"check.families", "families: ipv6, source: [\"fd00::9\"]", "families: ipv4", onlySchema}, // target without IPv4
 		{"check.via", "families: ipv6", "families: ipv6, via: address", taken},
 		{"check.via", "families: ipv6", "families: ipv6, via: both", refused},
 		{"check.source", `["fd00::9"]`, "['::1']", onlySchema},
@@ -307,7 +307,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"check.source", `["fd00::9"]`, "['fd00::9', 'fd00::9']", refused},
 		{"check.source", `["fd00::9"]`, "['fd00::9', '10.0.0.1', 'fd00::8']", refused},
 		{"check.source", `["fd00::9"]`, "['fd00::9', 'fd00::8']", onlySchema},  // two of a family
-		{"check.source", `["fd00::9"]`, "['fd00::9', '10.0.0.1']", onlySchema}, // of a family that is not checked
+		{"check.source", `["fd00::9"]`, "['fd00::9', '10.0.0.1']", onlySchema}, // the family is not checked
 		{"check.source", `["fd00::9"]`, "['ff02::1']", onlySchema},
 		{"check.source", `["fd00::9"]`, "['2000::1']", onlySchema}, // in a VIP
 		{"http.port", "http: {port: 8080", "http: {port: 0", refused},
@@ -372,7 +372,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"tls.serverName", "sni.example.org", "''", refused},
 		{"tls.caFile", "/etc/ca.pem", "ca.pem", refused},
 		{"tls.caFile", "/etc/ca.pem", `"/\n"`, taken},
-		{"tls.caFile", "insecure: false", "insecure: true", onlySchema}, // together
+		{"tls.caFile", "insecure: false", "insecure: true", onlySchema}, // conflicts with caFile
 		{"tls.insecure", "insecure: false", "insecure: 'false'", taken},
 		{"tls.insecure", "insecure: false", "insecure: no", refused},
 		{"tls.insecure", "insecure: false", "insecure: 0", refused},
@@ -426,7 +426,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 	}
 }
 
-// FuzzSchemaTakesWhatTheReaderTakes: an editor must never complain of a good file.
+// FuzzSchemaTakesWhatTheReaderTakes checks that an editor never complains about a valid file.
 func FuzzSchemaTakesWhatTheReaderTakes(f *testing.F) {
 	for _, file := range []string{
 		every, good, strings.ReplaceAll(every, "5000", "'5000'"),
@@ -446,7 +446,7 @@ func FuzzSchemaTakesWhatTheReaderTakes(f *testing.F) {
 		}
 		x, err := instance(data)
 		if err != nil {
-			return // JSON, which the schema is about, cannot say it: .nan for a name
+			return // without a JSON form, such as .nan for a name
 		}
 		if err := s.Validate(x); err != nil {
 			t.Errorf("%v in\n%s", err, data)

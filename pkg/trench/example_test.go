@@ -22,7 +22,7 @@ streams:
       - {name: target-1, ips: [172.16.1.1]}
 `
 
-// What the file leaves out has its default.
+// Omitted fields have their defaults.
 func ExampleParse() {
 	c, err := trench.Parse("trench.yaml", []byte(file), trench.DefaultDefaults())
 	if err != nil {
@@ -37,7 +37,7 @@ func ExampleParse() {
 	// stream-a: 1 target, checked every 1s
 }
 
-// A file is refused with all of its problems, each with its place and remedy.
+// A file is rejected with all of its problems, each with position and remedy.
 func ExampleParse_refused() {
 	_, err := trench.Parse("trench.yaml", []byte(`
 trench: trench-a

@@ -28,7 +28,7 @@ import (
 
 var goodName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,60}$`)
 
-// distinct fails when two of the things are the same.
+// distinct fails if two elements have the same key.
 func distinct[T any, K comparable](t *testing.T, what string, list []T, key func(T) K) {
 	t.Helper()
 	seen := make(map[K]bool)
@@ -54,7 +54,7 @@ func between[T ~int | ~int64 | ~uint8](t *testing.T, what string, x, lo, hi T) {
 	}
 }
 
-// host fails when no packet can be sent to the address, or when it lies in a VIP.
+// host fails if no packet can be sent to the address, or if it lies in a VIP.
 func host(t *testing.T, what string, a netip.Addr, vips []vip.VIP) {
 	t.Helper()
 	if !a.IsValid() || a.Zone() != "" || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() ||
@@ -68,8 +68,8 @@ func host(t *testing.T, what string, a netip.Addr, vips []vip.VIP) {
 	}
 }
 
-// checkConfig checks what a Config promises (the documentation of its types, and
-// docs/configuration.md), one by one and in the plainest way.
+// checkConfig checks the guarantees of a Config (the documentation of its types, and
+// docs/configuration.md), one by one and as plainly as possible.
 func checkConfig(t *testing.T, c *Config) {
 	t.Helper()
 	a := c.Attractor
@@ -175,7 +175,7 @@ var (
 	goodASCII  = regexp.MustCompile(`^[!-~]*$`)
 )
 
-// matches fails when a match does not keep its promises.
+// matches fails if a match violates its guarantees.
 func matches(t *testing.T, match []Match) {
 	t.Helper()
 	var ports []string
@@ -197,7 +197,7 @@ func matches(t *testing.T, match []Match) {
 	between(t, "the number of ports", len(ports), 0, 100)
 }
 
-// checks fails when a check does not keep its promises.
+// checks fails if a check violates its guarantees.
 func checks(t *testing.T, c Check, vips []vip.VIP) {
 	t.Helper()
 	kinds := 0
@@ -247,8 +247,8 @@ func checks(t *testing.T, c Check, vips []vip.VIP) {
 	}
 }
 
-// checkErrors checks that the errors of a refused file take one line a problem, in the order of the
-// file, and contain no control characters.
+// checkErrors checks that the errors of a rejected file take one line per problem, in file order,
+// without control characters.
 func checkErrors(t *testing.T, err error, data []byte) {
 	t.Helper()
 	var errs *Errors
@@ -270,7 +270,7 @@ func checkErrors(t *testing.T, err error, data []byte) {
 	}
 }
 
-// written is the configuration as a file that says everything.
+// written returns the configuration as a file without omitted fields.
 func written(t *testing.T, c *Config) []byte {
 	t.Helper()
 	type object = map[string]any
@@ -378,8 +378,9 @@ func texts[T fmt.Stringer](list []T) []string {
 	return s
 }
 
-// FuzzParse checks that a file is either refused in words or gives a configuration that keeps its
-// promises, and that this means the same when it is written down and read again.
+// FuzzParse checks that a file either is rejected with an error or results in a configuration
+// with all guarantees, and that this configuration is unchanged after it is written and parsed
+// again.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(good))
 	f.Add([]byte(every))
@@ -411,8 +412,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzGateway fills in what one gateway says, so that the values, not the form of the file, are
-// what is tried.
+// FuzzGateway varies the values of one gateway, not the syntax of the file.
 func FuzzGateway(f *testing.F) {
 	f.Add("a", "10.0.0.1", "8103", "179", "3s", "300ms", "3", "/etc/key")
 	f.Add("BFD", "fd00::1", "4200000000", "0", "90", "10ms", "256", "key")
@@ -428,7 +428,7 @@ func FuzzGateway(f *testing.F) {
 			}},
 		}})
 		if err != nil {
-			return // no text
+			return // not valid text
 		}
 		c, err := Parse("f", file, DefaultDefaults())
 		if err != nil {
@@ -443,7 +443,7 @@ func FuzzGateway(f *testing.F) {
 	})
 }
 
-// FuzzCheck fills in what one check says.
+// FuzzCheck varies the values of one check.
 func FuzzCheck(f *testing.F) {
 	f.Add("http", "8080", "/healthz?full=1", "example.org:8443", "200-399,404", "^ok$", "ipv4", "172.16.0.1", "100ms",
 		"30s")
@@ -469,7 +469,7 @@ func FuzzCheck(f *testing.F) {
 			}},
 		})
 		if err != nil {
-			return // no text
+			return // not valid text
 		}
 		c, err := Parse("f", file, DefaultDefaults())
 		if err != nil {

@@ -128,7 +128,7 @@ func TestReferenceFile(t *testing.T) {
 	}
 }
 
-// byDefault gives the check the defaults of all kinds.
+// byDefault sets the defaults that all kinds of checks share.
 func byDefault(c Check) Check {
 	c.Interval, c.FastInterval, c.Timeout, c.Rise, c.Fall = time.Second, time.Second, 500*time.Millisecond, 2, 3
 	return c
@@ -169,7 +169,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// good is a file to spoil: each test replaces one of its lines.
+// good is a valid file. Each test replaces one of its lines.
 const good = `trench: trench-a
 attractor:
   name: attractor-a-1
@@ -188,7 +188,7 @@ streams:
       - {name: t2, ips: [172.16.1.2]}
 `
 
-// manyPorts lists the ports from 1 on.
+// manyPorts lists the ports 1 to n.
 func manyPorts(n int) string {
 	var b strings.Builder
 	for port := 1; port <= n; port++ {
@@ -205,7 +205,7 @@ func TestRefusedFiles(t *testing.T) {
 	tests := []struct {
 		name     string
 		old, new string // replaced in good
-		want     string // all the lines of the error
+		want     string // all lines of the error
 	}{
 		// YAML
 		{"syntax", "name: gw4", "name: [gw4", "f.yaml:7: not valid YAML: did not find expected ',' or ']' (while parsing a " +
@@ -823,7 +823,7 @@ func TestRefusedFiles(t *testing.T) {
 			"f.yaml:15: streams[0].targets[0].terminating: is \"yes\": write true or false",
 		},
 
-		// Several at once, in the order of the file
+		// Several problems, in file order
 		{
 			"several", good, strings.NewReplacer("name: gw4", "name: g 4", "[20.0.0.1/32]", "[20.0.0.9/32]", "port: 5000",
 				"port: x", "trench-a", `""`).Replace(good),
@@ -979,8 +979,8 @@ func BenchmarkParse10000(b *testing.B) {
 	}
 }
 
-// Addresses inside a wide VIP, at its first, inner and last address, beside other VIPs that sort
-// before and after it; and their neighbors, which are not in it.
+// The addresses lie in a wide VIP (first, inner and last address), or outside next to it. Further
+// VIPs sort before and after the wide one.
 func TestAddressesInsideAWideVIP(t *testing.T) {
 	wide := strings.Replace(good, `vips: [20.0.0.1/32, "2000::1/128"]`,
 		`vips: [10.0.0.1/32, 20.0.0.0/24, 30.0.0.0/16, "2000::/64", "3000::1/128"]`, 1)
@@ -1010,7 +1010,7 @@ func TestAddressesInsideAWideVIP(t *testing.T) {
 	}
 }
 
-// Names that BIRD cannot quote are refused in the file and by the flag.
+// Both the file and the flag reject names that BIRD cannot quote.
 func TestInterfaceNames(t *testing.T) {
 	t.Parallel()
 	for name, ok := range map[string]bool{

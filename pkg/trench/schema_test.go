@@ -23,7 +23,8 @@ var update = flag.Bool("update", false, "write docs/trench.schema.json instead o
 
 const schemaFile = "../../docs/trench.schema.json"
 
-// ordered is a JSON object whose members keep their order: the schema is read by people, too.
+// ordered is a JSON object that preserves the order of its members, because people also read the
+// schema.
 type ordered []member
 
 type member struct {
@@ -50,8 +51,8 @@ func (o ordered) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// The patterns of scalars that the reader parses by code. They let pass all that the reader takes;
-// what it refuses beyond that (a timeout longer than the interval) no schema can say.
+// Patterns of scalars with a parser in the reader. They accept all valid values. A schema cannot
+// express further conditions, such as a timeout of at most the interval.
 const (
 	bytePattern     = `(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])`
 	ip4Pattern      = `(` + bytePattern + `\.){3}` + bytePattern
@@ -59,10 +60,11 @@ const (
 	durationPattern = `^\+?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$`
 )
 
-// anyScalar are the types of a text that may look like something else: a plain 123, 1.5 or true.
+// anyScalar lists the JSON types of a text that may look like another scalar: a plain 123, 1.5 or
+// true.
 var anyScalar = []string{"string", "number", "boolean"}
 
-// scalars are the definitions of scalars, by name.
+// scalars maps names to the definitions of scalars.
 var scalars = ordered{
 	{"name", ordered{{"type", anyScalar}, {"pattern", pattern("name")}}},
 	{"vip", ordered{
@@ -88,7 +90,7 @@ var scalars = ordered{
 
 func pattern(form string) string { return forms[form].pattern.String() }
 
-// numbers are the numbers within bounds. Quotes do not matter to the reader.
+// numbers describes a number within bounds. The reader also accepts quoted numbers.
 func numbers(lo, hi uint64) ordered {
 	return ordered{
 		{"type", []string{"integer", "string"}},
@@ -98,7 +100,8 @@ func numbers(lo, hi uint64) ordered {
 	}
 }
 
-// object is a type of an object of the file; name is that in the schema, "" for the whole file.
+// object is the type of an object of the file; name is its name in the schema, "" for the whole
+// file.
 type object struct {
 	name string
 	of   reflect.Type
@@ -112,14 +115,14 @@ func schemaName(goName string) string {
 	return strings.TrimPrefix(strings.ToLower(name), "config")
 }
 
-// fields returns the fields that the file can have.
+// fields returns the fields that the file can contain.
 func (o object) fields() []reflect.StructField {
 	return slices.DeleteFunc(reflect.VisibleFields(o.of), func(f reflect.StructField) bool {
 		return f.Tag.Get("yaml") == ""
 	})
 }
 
-// objects are all objects of the file, by name.
+// objects returns all object types of the file by name.
 func objects() map[string]object {
 	all := map[string]object{}
 	var add func(t reflect.Type)
@@ -139,8 +142,8 @@ func objects() map[string]object {
 	return all
 }
 
-// descriptions reads the first paragraphs of the comments of types and their fields, by the names
-// of both in the schema.
+// descriptions returns the first paragraphs of the comments of types and fields, by their names
+// in the schema.
 func descriptions(t *testing.T) map[string]string {
 	t.Helper()
 	file, err := goparser.ParseFile(token.NewFileSet(), "config.go", nil, goparser.ParseComments)
@@ -163,7 +166,7 @@ func descriptions(t *testing.T) map[string]string {
 			continue
 		}
 		name := schemaName(spec.Name.Name)
-		// A type is described as "Gateway is an external router".
+		// "Gateway is an external router" becomes the description "An external router".
 		text := strings.TrimPrefix(strings.TrimPrefix(first(d.Doc.Text()), spec.Name.Name+" "), "is ")
 		found[name] = strings.ToUpper(text[:1]) + text[1:]
 		for _, f := range of.Fields.List {
@@ -185,7 +188,7 @@ func schema(t *testing.T) ordered {
 	return append(s, member{"$defs", defs})
 }
 
-// schema describes an object; those below it become definitions.
+// schema describes an object. Nested objects become definitions.
 func (o object) schema(texts map[string]string, defs *ordered) ordered {
 	required, properties := []string{}, ordered{}
 	for _, f := range o.fields() {
@@ -223,7 +226,7 @@ func (o object) schema(texts map[string]string, defs *ordered) ordered {
 			choice = append(choice, ordered{{"required", []string{name}}})
 		}
 		s = append(s, member{"oneOf", choice})
-	case "stream": // one with targets needs a check
+	case "stream": // a stream with targets requires a check
 		s = append(s,
 			member{"if", ordered{
 				{"properties", ordered{{"targets", ordered{{"minItems", 1}}}}},
@@ -234,14 +237,14 @@ func (o object) schema(texts map[string]string, defs *ordered) ordered {
 	return s
 }
 
-// initial returns the value of a field that is left out, as it would be written; nil for none.
+// initial returns the default of a field as written in the file, or nil without a default.
 func (o object) initial(f reflect.StructField) any {
 	if _, required := fieldName(f); required {
 		return nil
 	}
 	x := reflect.New(o.of).Elem()
 	newParser(DefaultDefaults()).setDefaults(x)
-	written := f.Tag.Get("form") != "" || f.Type == durationType // as a text
+	written := f.Tag.Get("form") != "" || f.Type == durationType // as text
 	switch v := x.FieldByIndex(f.Index); {
 	case f.Type.Kind() == reflect.Bool:
 		return false
@@ -260,7 +263,7 @@ var durationType = reflect.TypeFor[time.Duration]()
 
 func ref(name string) ordered { return ordered{{"$ref", "#/$defs/" + name}} }
 
-// holds describes what a field or an item of a list is.
+// holds describes the value of a field or of a list item.
 func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs *ordered) ordered {
 	switch t {
 	case vipType:
@@ -277,7 +280,7 @@ func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs 
 		o := objectOf(t)
 		if !slices.ContainsFunc(*defs, func(m member) bool { return m.name == o.name }) {
 			i := len(*defs)
-			*defs = append(*defs, member{name: o.name}) // before those below it
+			*defs = append(*defs, member{name: o.name}) // before its nested objects
 			of := o.schema(texts, defs)
 			(*defs)[i].value = of
 		}
@@ -291,7 +294,7 @@ func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs 
 			s = append(s, member{"maxItems", hi})
 		}
 		return append(s, member{"uniqueItems", true})
-	case reflect.Bool: // quotes do not matter to the reader
+	case reflect.Bool: // the reader accepts quoted booleans
 		return ordered{{"enum", []any{true, false, "true", "false"}}}
 	}
 	switch form := tag.Get("form"); form {
@@ -377,7 +380,7 @@ func TestSchemaExplainsEveryField(t *testing.T) {
 	}
 }
 
-// Tags cannot refer to constants.
+// The limits are repeated in the tags, which cannot refer to constants.
 func TestTagsMatchConstants(t *testing.T) {
 	tag := func(object reflect.Type, field string) string {
 		f, _ := object.FieldByName(field)
@@ -397,7 +400,7 @@ func TestTagsMatchConstants(t *testing.T) {
 	}
 }
 
-// What the schema calls a default, the reader takes for a field that is left out.
+// The reader uses the default in the schema for an omitted field.
 func TestSchemaDefaultsMatchReader(t *testing.T) {
 	file := strings.Replace(good, "name: gw4", "name: gw4\n      bfd: {}", 1)
 	file = strings.Replace(file, "name: s1", "name: s1\n    maglev: {}", 1) +
@@ -414,7 +417,7 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 			if initial == nil {
 				continue
 			}
-			at := map[string][2]string{ // where the mapping begins in the file
+			at := map[string][2]string{ // the start of the mapping in the file, and its replacement
 				"attractor": {"attractor:\n", "attractor:\n  %s: %v\n"},
 				"gateway":   {"name: gw4\n", "name: gw4\n      %s: %v\n"}, "bfd": {"bfd: {", "bfd: {%s: %v"},
 				"stream": {"- name: s1\n", "- name: s1\n    %s: %v\n"}, "maglev": {"maglev: {", "maglev: {%s: %v"},
@@ -438,7 +441,7 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 	}
 }
 
-// shown is a configuration without pointers.
+// shown returns a configuration without pointers.
 func shown(c *Config) any {
 	var bfd []BFD
 	gateways := append([]Gateway(nil), c.Attractor.Gateways...)

@@ -16,7 +16,7 @@ var staleSince = time.Date(2026, 11, 22, 10, 0, 1, 0, time.UTC)
 
 const staleLine = "2026-11-22T10:00:01Z API server: connection refused\n"
 
-// awaitStale waits until the problem of the watcher contains want, or is "" for an empty want.
+// awaitStale waits until the problem of the watcher contains want, or is empty if want is.
 func awaitStale(t *testing.T, w *Watcher, want string) *Stale {
 	t.Helper()
 	timeout := time.After(patience)
@@ -33,7 +33,7 @@ func awaitStale(t *testing.T, w *Watcher, want string) *Stale {
 	}
 }
 
-// atLeast is the time at which the problem has no age.
+// atLeast returns the time at which the problem has no age.
 func (s *Stale) atLeast() time.Time {
 	if s == nil {
 		return time.Time{}
@@ -64,7 +64,7 @@ func TestStaleFileIsFollowed(t *testing.T) {
 	}
 }
 
-// A stale file changes nothing of the configuration, and readers of that are not woken.
+// A stale file does not change the configuration and does not notify its readers.
 func TestStaleFileLeavesConfiguration(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "trench.yaml")
@@ -103,7 +103,7 @@ func TestStaleFileLeavesConfiguration(t *testing.T) {
 	awaitStale(t, w, "is not a regular file")
 }
 
-// A stale file counts although the trench file is refused or missing, and is found by the poll.
+// The poll finds the stale file even if the trench file is rejected or missing.
 func TestStaleFileBesideRefusedFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "trench.yaml")
@@ -158,7 +158,7 @@ func TestStaleCause(t *testing.T) {
 	}
 }
 
-// FuzzStale checks that a line gives a printable, short cause or an error on one line.
+// FuzzStale checks that a line results in a short printable cause or in an error on one line.
 func FuzzStale(f *testing.F) {
 	for _, line := range []string{
 		staleLine, "", " ", "2026-11-22T10:00:01+01:00 x", "2026-11-22T10:00:01Z \x1b]0;x\a\xff", "9999-12-31T23:59:59Z y",

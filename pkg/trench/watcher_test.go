@@ -26,10 +26,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var _ task.Task = (*Watcher)(nil)
 
-// patience is how long tests wait for what must happen.
+// patience is the timeout of an expected event.
 const patience = 30 * time.Second
 
-// named is a good file with that trench name.
+// named returns a valid file with this trench name.
 func named(name string) string { return strings.Replace(good, "trench-a", name, 1) }
 
 func write(t *testing.T, path, content string) {
@@ -39,7 +39,7 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-// replace puts another file in the place of the one at path, in one step.
+// replace atomically replaces the file at path.
 func replace(t *testing.T, path, content string) {
 	t.Helper()
 	write(t, path+".tmp", content)
@@ -48,13 +48,13 @@ func replace(t *testing.T, path, content string) {
 	}
 }
 
-// watch starts a watcher of the file.
+// watch starts a watcher without polling.
 func watch(t *testing.T, path string) *Watcher {
 	t.Helper()
 	return watchWith(t, path, fsnotify.NewWatcher, never)
 }
 
-// Polls that never come, so that notifications must do, and polls that soon do.
+// With the interval never, a test depends on notifications; with soon, polling suffices.
 const (
 	never = time.Hour
 	soon  = 3 * quietTime
@@ -81,7 +81,7 @@ func watchWith(t *testing.T, path string, notifier func() (*fsnotify.Watcher, er
 	return w
 }
 
-// awaitLoaded waits until what is loaded satisfies cond.
+// awaitLoaded waits until the loaded state satisfies cond.
 func awaitLoaded(t *testing.T, w *Watcher, what string, cond func(Loaded) bool) Loaded {
 	t.Helper()
 	timeout := time.After(patience)
@@ -98,7 +98,7 @@ func awaitLoaded(t *testing.T, w *Watcher, what string, cond func(Loaded) bool) 
 	}
 }
 
-// inForce is true of a good file with that trench name.
+// inForce returns a condition: a valid file with this trench name is in force.
 func inForce(name string) func(Loaded) bool {
 	return func(l Loaded) bool { return l.Err == nil && l.Config.Trench == name }
 }
@@ -134,7 +134,7 @@ func TestFileReplacement(t *testing.T) {
 	}
 }
 
-// The kubelet makes a new directory and swaps the symlink ..data over to it; the file itself is a
+// The kubelet creates a new directory and swaps the symlink ..data to it. The file itself is a
 // symlink that never changes.
 func TestConfigMapUpdate(t *testing.T) {
 	t.Parallel()
@@ -199,7 +199,7 @@ func TestRefusedFileKeepsConfiguration(t *testing.T) {
 		t.Errorf("got %+v", l)
 	}
 
-	// What was in force comes back: the error goes, and nothing is new.
+	// The configuration in force returns: the error is cleared, the generation unchanged.
 	replace(t, path, "# a comment says nothing new\n"+named("one"))
 	l = awaitLoaded(t, w, "the return", func(l Loaded) bool { return l.Err == nil })
 	if l.Config != before.Config || l.Generation != 1 {
@@ -212,8 +212,8 @@ func TestRefusedFileKeepsConfiguration(t *testing.T) {
 	}
 }
 
-// Inotify does not follow symlinks, and a directory can be created again: the poll is the net below
-// both.
+// Inotify does not follow symlinks and loses a directory that is created again; the poll covers
+// both cases.
 func TestPollWithoutNotification(t *testing.T) {
 	t.Parallel()
 	t.Run("behind a symlink", func(t *testing.T) {
@@ -367,7 +367,7 @@ func TestFileInWritingIsNotRead(t *testing.T) {
 	}
 }
 
-// What is in the file between two steps of a slow writer never comes into force.
+// A partial file, as between two steps of a slow writer, never comes into force.
 func TestSlowWriter(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "trench.yaml")
@@ -433,7 +433,8 @@ func TestChangeBetweenReadAndRun(t *testing.T) {
 	}
 }
 
-// A mount that hangs: the watcher reports it, ends with its context, and recovers with the mount.
+// While a mount hangs, the watcher reports it and ends with its context. It recovers with the
+// mount.
 func TestHungMountIsReported(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "trench.yaml")
@@ -516,7 +517,8 @@ func TestUnchangedFileIsNotReadAgain(t *testing.T) {
 		t.Error("the file of the start is parsed twice")
 	}
 	w.readTrench(t.Context(), nil, true)
-	// A file as young as this one is read again in any case.
+	// The stamp of a new file is not settled, so the file would be read again: set the stamp of an
+	// old one.
 	if w.stamp, err = files.StampOf(path); err != nil {
 		t.Fatal(err)
 	}
@@ -541,8 +543,8 @@ func TestUnchangedFileIsNotReadAgain(t *testing.T) {
 	}
 }
 
-// A directory that is renamed and back, like a mount that hangs for a moment, leaves the file as it
-// was.
+// The file is unchanged after its directory was renamed and restored, as after a short hang of a
+// mount.
 func TestUnchangedFileIsBack(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "config")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -555,7 +557,7 @@ func TestUnchangedFileIsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
-	if w.stamp, err = files.StampOf(path); err != nil { // like that of an older file
+	if w.stamp, err = files.StampOf(path); err != nil { // as for an older file
 		t.Fatal(err)
 	}
 	for i, rename := range [][2]string{{dir, dir + ".old"}, {dir + ".old", dir}} {
@@ -569,7 +571,7 @@ func TestUnchangedFileIsBack(t *testing.T) {
 	}
 }
 
-// A mount that hangs does not hang the loop: Liveness must not end a process that works.
+// A hanging mount does not block the loop: Liveness must not end a working process.
 func TestHungMountLeavesLoopAlive(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	write(t, path, named("one"))

@@ -10,7 +10,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/files"
 )
 
-// A file that changes in place is read once it was stable for a second, and after ten in any case.
+// A file that changes in place is read after it was stable for a second, and after ten seconds in
+// any case.
 func TestFileIsReadOnceStable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	stampOf := func(size int) files.Stamp {
@@ -33,7 +34,7 @@ func TestFileIsReadOnceStable(t *testing.T) {
 	}{
 		{0, a, stableTime},
 		{stableTime / 2, a, stableTime / 2},
-		{stableTime, b, stableTime}, // it changed at the last moment
+		{stableTime, b, stableTime}, // changed at the end of the wait
 		{3 * stableTime / 2, b, stableTime / 2},
 		{2*stableTime - 1, a, stableTime},
 		{3 * stableTime, a, 0},
