@@ -12,8 +12,8 @@ import (
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
-// An ID is authorized if it is in the list, or a member of the trust domain; nothing else counts,
-// and nothing authorizes the zero ID, which the zero trust domain has as a member.
+// An ID is authorized if it is in the list or a member of the trust domain, and not otherwise.
+// The zero ID is never authorized, although it is a member of the zero trust domain.
 func TestAuthorizeEveryCombination(t *testing.T) {
 	id, domain := spiffeid.RequireFromString, spiffeid.RequireTrustDomainFromString
 	peers := []spiffeid.ID{
@@ -35,7 +35,7 @@ func TestAuthorizeEveryCombination(t *testing.T) {
 			list := append([]spiffeid.ID{}, ids...)
 			authorize := identity.AuthorizeMember(td, list...)
 			for i := range list {
-				list[i] = peers[2] // the caller's list is not that of the authorizer
+				list[i] = peers[2] // the authorizer has a copy of the list
 			}
 			for _, p := range peers {
 				if err := authorize(p, nil); (err == nil) != want[p] {
@@ -51,7 +51,7 @@ func TestAuthorizeEveryCombination(t *testing.T) {
 	}
 }
 
-// Trust in a federated domain authenticates its members, and authorizes none of them.
+// Trust in a federated domain authenticates its members but does not authorize them.
 func TestOwnDomainExcludesFederatedOne(t *testing.T) {
 	a, b := identitytest.NewCA(t, "a.org"), identitytest.NewCA(t, "b.org")
 	source := func(svid *x509svid.SVID) *identity.Source {
@@ -79,7 +79,7 @@ func TestOwnDomainExcludesFederatedOne(t *testing.T) {
 	if err := call(federated); err == nil {
 		t.Error("a member of a federated trust domain is authorized")
 	}
-	server.Offer(both, b.SVID(b.ID("/lb"), time.Hour)) // the own trust domain is that of each handshake
+	server.Offer(both, b.SVID(b.ID("/lb"), time.Hour)) // each handshake uses the current trust domain
 	if err := call(federated); err != nil {
 		t.Errorf("a member of the new trust domain is refused: %v", err)
 	}
@@ -88,7 +88,7 @@ func TestOwnDomainExcludesFederatedOne(t *testing.T) {
 	}
 }
 
-// Credentials without an authorizer accept no peer, whatever they trust.
+// Credentials without an authorizer reject every peer, trusted or not.
 func TestNoAuthorizer(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	own := ca.Source(ca.SVID(ca.ID("/lb"), time.Hour))
@@ -103,8 +103,8 @@ func TestNoAuthorizer(t *testing.T) {
 	}
 }
 
-// Trust follows each update of the origin, also one whose SVID is of another ID, has expired
-// or is not valid yet: an authority that was removed is no longer trusted.
+// Trust follows each update of the origin, even if its SVID has another ID, is expired or is not
+// yet valid: a removed authority is no longer trusted.
 func TestTrustFollowsEveryUpdate(t *testing.T) {
 	first, second := identitytest.NewCA(t, "a.org"), identitytest.NewCA(t, "a.org")
 	federated := identitytest.NewCA(t, "b.org")

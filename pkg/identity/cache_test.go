@@ -15,7 +15,7 @@ import (
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
-// cacheFixture is a Workload API and the cache file that a source of an earlier run has written.
+// cacheFixture is a Workload API and the cache file of an earlier run.
 type cacheFixture struct {
 	t    *testing.T
 	ca   *identitytest.CA
@@ -111,7 +111,7 @@ func TestCachedSVIDExpires(t *testing.T) {
 	}
 }
 
-// An answer of the Workload API that is not the wanted SVID is no outage.
+// An unexpected SVID from the Workload API is an answer, not an outage.
 func TestCachedSVIDAfterAnswer(t *testing.T) {
 	f := newCacheFixture(t, anHour)
 	f.api.Offer(f.ca, []*x509svid.SVID{f.ca.SVID(f.ca.ID("/other"), time.Hour)})
@@ -201,7 +201,7 @@ func TestRefusedCache(t *testing.T) {
 	}
 }
 
-// A file that cannot be written is logged once, and changes nothing else.
+// A failure to write the file is logged once and has no other effect.
 func TestCacheNotWritten(t *testing.T) {
 	ca, api := identitytest.NewCA(t, "example.org"), identitytest.NewWorkloadAPI(t)
 	api.Offer(ca, []*x509svid.SVID{anHour(ca)})
@@ -222,7 +222,7 @@ func TestCacheNotWritten(t *testing.T) {
 	}
 }
 
-// A denial that took long does not make the back-off grow.
+// A slow denial does not increase the back-off.
 func TestBackoffAfterSlowDenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		next := identity.NewRetry()

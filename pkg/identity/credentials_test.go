@@ -312,8 +312,8 @@ func TestServerRejectsGarbage(t *testing.T) {
 	journal.wait(t, map[string]any{"msg": "client refused", "reason": "not_tls"})
 }
 
-// socketPair returns the ends of a unix socket. Unlike net.Pipe, both sides can write at once, as
-// in a failing handshake.
+// socketPair returns the ends of a unix socket. Unlike with net.Pipe, both sides can write
+// simultaneously, as in a failing handshake.
 func socketPair(t *testing.T) (server, client net.Conn) {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(identitytest.ShortDir(t), "s"))
@@ -639,7 +639,7 @@ func TestSilentClientIsDropped(t *testing.T) {
 	if _, err := stream.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	// Both lasted longer than the timeout once this later one has ended.
+	// Both connections have outlasted the timeout once the handshake of this later one times out.
 	silent, err := net.Dial("unix", path)
 	if err != nil {
 		t.Fatal(err)

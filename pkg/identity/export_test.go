@@ -14,7 +14,7 @@ import (
 // SetIdleTimeout sets how long a stream of the Workload API may be idle.
 func SetIdleTimeout(s *Source, d time.Duration) { s.origin.(*workloadAPI).idleTimeout = d }
 
-// Bind is the bind of Listen.
+// Bind exports bind.
 func Bind(ctx context.Context, path string, mode fs.FileMode) (*net.UnixListener, error) {
 	return bind(ctx, path, mode)
 }
@@ -38,7 +38,7 @@ func (s *Source) Offer(b x509bundle.Source, svids ...*x509svid.SVID) { s.offer(s
 // Fail passes an error to the source, as an origin does.
 func (s *Source) Fail(err error) { s.fail(err) }
 
-// SetAdminUser sets the user whose processes are accepted beside root's.
+// SetAdminUser sets the user whose processes are accepted in addition to root processes.
 func SetAdminUser(a *AdminGuard, uid uint32) { a.uid = uid }
 
 // SetPoll sets how often the files of a source are read.

@@ -79,8 +79,8 @@ func TestFilesFollowSymlinkSwap(t *testing.T) {
 	}
 }
 
-// One file opened before the swap, the others after it, as a reader that resolves each symlink
-// separately would see.
+// A reader that resolves each symlink separately would open one file before the swap and the rest
+// after it.
 func TestFilesOfOneGeneration(t *testing.T) {
 	old, ca := identitytest.NewCA(t, "example.org"), identitytest.NewCA(t, "example.org")
 	dir := t.TempDir()

@@ -21,8 +21,8 @@ type limitedConn struct {
 
 func (c *limitedConn) Authenticated() { c.authenticated.Store(true) }
 
-// A connection counts as authenticated once the peer was authorized, and not before: a flood of
-// handshakes must not protect itself.
+// A connection counts as authenticated only after the peer is authorized; otherwise a flood of
+// handshakes would protect itself.
 func TestAuthenticatedAfterAuthorization(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	allowed := ca.ID("/frontend")
@@ -69,7 +69,7 @@ func TestAuthenticatedAfterAuthorization(t *testing.T) {
 	})
 }
 
-// deafConn sends and never reads, as a peer does whose window is closed.
+// deafConn sends and never reads, like a peer with a closed window.
 type deafConn struct {
 	net.Conn
 	closed chan struct{}
@@ -77,7 +77,7 @@ type deafConn struct {
 
 func (c *deafConn) Read([]byte) (int, error) { <-c.closed; return 0, net.ErrClosed }
 
-// The limit of a handshake bounds writes, too.
+// The timeout of a handshake also limits writes.
 func TestHandshakeWithPeerThatReadsNothing(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	creds := identity.NewCredentials(ca.Source(ca.SVID(ca.ID("/lb"), time.Hour)), identity.CredentialOptions{})

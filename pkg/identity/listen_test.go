@@ -65,7 +65,7 @@ func TestSocketAndDirectoryModes(t *testing.T) {
 	}
 }
 
-// The mode right after bind, before any chmod.
+// The mode is checked right after bind, before any chmod.
 func TestSocketModeAtBind(t *testing.T) {
 	umask(t, 0)
 	for _, mode := range []fs.FileMode{0o600, 0o660} {
@@ -89,7 +89,7 @@ func TestExistingDirectoryKeepsItsMode(t *testing.T) {
 	}
 }
 
-// leftover creates a socket without a listener, as a killed process leaves it.
+// leftover creates a socket without a listener, like a killed process.
 func leftover(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.Listen("unix", path)

@@ -96,7 +96,7 @@ func TestWorkloadAPIAbsentThenLate(t *testing.T) {
 	api := identitytest.NewWorkloadAPI(t)
 	src := workloadSource(t, api, identity.Options{})
 	identitytest.Run(t, src)
-	// The reason names what is missing, and the attempts are counted.
+	// The reason names the missing file, and the attempts are counted.
 	identitytest.WaitStatus(t, src, "failing", func(s identity.Status) bool {
 		return s.Failures >= 3 && errSays(api.Addr(), "no such file")(s)
 	})

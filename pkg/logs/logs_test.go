@@ -122,7 +122,7 @@ func TestThrottle(t *testing.T) {
 		log := func(key, message string) {
 			throttle.Log(func(message string, attrs ...any) {
 				lines[message+" "+key]++
-				if len(attrs) == 3 { // one is that of the caller
+				if len(attrs) == 3 { // the caller passes one, suppressed adds two
 					suppressed = attrs[2].(int)
 				}
 			}, key, message, slog.Int("a", 1))

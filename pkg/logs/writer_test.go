@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// gatedOutput blocks each write until it may happen.
+// gatedOutput blocks each write until the gate permits it.
 type gatedOutput struct {
 	gate  chan struct{} // closed: writes do not block
 	began chan struct{} // a write began; capacity 1
@@ -84,7 +84,7 @@ func TestWriterKeepsOrder(t *testing.T) {
 	}
 }
 
-// An output that blocks loses the oldest lines, and the gap is stated at its place.
+// A blocked output loses the oldest lines, and the gap is stated at its position.
 func TestWriterDropsOldest(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -93,7 +93,7 @@ func TestWriterDropsOldest(t *testing.T) {
 		kept    int
 	}{
 		{"too many lines", "x", maxLines + 10, maxLines},
-		{"too many bytes", strings.Repeat("x", maxBytes/16), 20, 15}, // with its number each is longer
+		{"too many bytes", strings.Repeat("x", maxBytes/16), 20, 15}, // the number makes each line longer
 		{"line of all bytes", strings.Repeat("x", maxBytes), 2, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestWriterReportsLoss(t *testing.T) {
 	}
 }
 
-// Lines that the output refuses are lost, and stated once it accepts lines again.
+// Rejected lines are lost, and stated once the output accepts lines again.
 func TestWriterSurvivesRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out := newGatedOutput()
@@ -175,7 +175,7 @@ func TestWriterSurvivesRefusal(t *testing.T) {
 	})
 }
 
-// Lines that are lost while a loss is being stated are stated next.
+// Lines lost while a loss is written are stated next.
 func TestWriterStatesEveryLoss(t *testing.T) {
 	out := newGatedOutput()
 	w := blocked(out)
@@ -185,9 +185,9 @@ func TestWriterStatesEveryLoss(t *testing.T) {
 		}
 	}
 	write(maxLines + 5)
-	out.gate <- struct{}{} // of "first"
-	<-out.began            // of the statement
-	write(8)               // for one of them there is room
+	out.gate <- struct{}{} // write of "first"
+	<-out.began            // write of the loss
+	write(8)               // room for one line
 	close(out.gate)
 	w.Close()
 	if got := strings.Join(out.lines()[:4], ","); got != "first,5 log lines lost,line,7 log lines lost" || w.Lost() != 12 {
@@ -195,7 +195,7 @@ func TestWriterStatesEveryLoss(t *testing.T) {
 	}
 }
 
-// Close waits a second for an output that accepts nothing.
+// Close waits for a blocked output for a second.
 func TestWriterCloseIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out := newGatedOutput()
@@ -210,7 +210,7 @@ func TestWriterCloseIsBounded(t *testing.T) {
 	})
 }
 
-// A real pipe whose reader does not read, and returns.
+// Writing to a full pipe without a reader does not block.
 func TestWriterToFullPipe(t *testing.T) {
 	reader, output, err := os.Pipe()
 	if err != nil {
