@@ -198,8 +198,8 @@ func (l *loop) evaluate(in input) bool {
 	return d.committed
 }
 
-// decide evaluates readiness and commits the changes first, so that the data plane, logs and metrics
-// do not delay the frontend.
+// decide evaluates readiness and commits the changes first, so that the data plane, logs and
+// metrics do not delay the frontend.
 func (l *loop) decide(in input) decision {
 	now := time.Now()
 	in.config = l.depart(now, in.config)
