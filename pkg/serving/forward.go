@@ -104,6 +104,7 @@ func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
 		}
 		before, sent := w.desired[name], w.sent.Streams[name]
 		w.desired[name] = e.planStream(s, before)
+		// An equal state keeps its pointer, since compare and send compare pointers.
 		for _, same := range []*plan.Stream{before, sent} {
 			if w.desired[name].Equal(same) {
 				w.desired[name] = same
@@ -176,6 +177,7 @@ func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwardin
 		}
 	}
 	delete(changed, "") // the owner of new VIPs
+	// The change that a hold delayed may have been reverted.
 	maps.DeleteFunc(w.holds, func(key holdKey, _ *hold) bool { return !changed[key.stream] })
 	kept := map[string][]remainder{}
 	keepers := map[vip.VIP]string{} // streams that keep VIPs which their new owners do not serve yet
@@ -317,12 +319,15 @@ func (e *Evaluator) holdBack(now time.Time, key holdKey, need []vip.VIP, fronten
 		holds[key] = h
 	}
 	if !slices.Equal(need, h.vips) { // nearly never
+		// A VIP that joins the hold needs a later decision and the full time to withdraw.
 		had := vip.NewSet(h.vips...)
 		if slices.ContainsFunc(need, func(v vip.VIP) bool { return !had.Has(v) }) {
 			h.revision, h.ends = frontend.Position.Revision, now.Add(e.options.WithdrawTime)
 		}
 	}
 	h.vips = need
+	// Without a frontend, wait for FrontendGone since the disconnection or the begin of the hold,
+	// whichever is later.
 	gone := h.since
 	if frontend.At.After(gone) {
 		gone = frontend.At
@@ -400,7 +405,7 @@ func (e *Evaluator) interim(name string, kept []remainder, keepers map[vip.VIP]s
 	return &s
 }
 
-// retain lets a stream keep the role of a target for a family.
+// retain restores the role of a target for a family in a stream.
 func retain(s *plan.Stream, was *plan.Target, f vip.Family) {
 	i := slices.IndexFunc(s.Targets, func(t plan.Target) bool { return t.Name == was.Name })
 	switch {

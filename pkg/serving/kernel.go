@@ -37,7 +37,7 @@ func (k *kernel) isRevoked(r revocation) bool {
 	return len(k.revoked) > 0 && k.state.Revision < k.revoked[r]
 }
 
-// serves reports whether a target of a stream is known to get new flows.
+// serves reports whether the kernel is confirmed to send new flows to a target of a stream.
 func (k *kernel) serves(stream string, f vip.Family, target string) bool {
 	return k == nil || k.state.Serves(stream, f, target) &&
 		!k.isRevoked(revocation{stream: stream, target: target, family: f})
@@ -83,6 +83,7 @@ func (e *Evaluator) Confirm(state plan.State) {
 	for v := range differing(problemsBefore, k.problems) {
 		e.touch(v)
 	}
+	// Withheld families and an error are in the verdicts of all VIPs.
 	all := before.Withheld != state.Withheld || fmt.Sprint(before.Err) != fmt.Sprint(state.Err)
 	for i := range e.vips {
 		j := &e.vips[i]

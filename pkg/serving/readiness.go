@@ -57,6 +57,7 @@ func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
 	for _, s := range streams {
 		t := &s.tallies[f]
 		alive = alive || s.enough(t.alive) || s.enough(t.alive+t.leaving)
+		// The kernel forwards a VIP to its owner only.
 		if e.kernel != nil && g.owner != s {
 			continue
 		}

@@ -119,7 +119,7 @@ func (e *Evaluator) find(v vip.VIP, near *int) *judged {
 	return &e.vips[*near-1]
 }
 
-// assign adds a stream to its VIPs. known are the groups so far.
+// assign adds a stream to the groups of its VIPs. known caches the groups that were created so far.
 func (e *Evaluator) assign(s *stream, known map[extension]*group) {
 	var numbers [len(vip.Families)]int
 	for _, v := range s.VIPs {
