@@ -135,7 +135,8 @@ func (p *process) sourceStatus() []*lbv1.SourceStatus {
 	return list
 }
 
-// neighborTables describes the node's neighbor tables: beyond their limits targets are unreachable.
+// neighborTables describes the neighbor tables of the node. Targets beyond their limits are
+// unreachable.
 func neighborTables() string {
 	c, err := rtnetlink.Dial()
 	if err != nil {

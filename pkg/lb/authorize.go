@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 )
 
-// authorize admits all known peers; the services decide what each of them may do.
+// authorize admits all configured peers; each service authorizes the calls of a peer.
 func (o Options) authorize() tlsconfig.Authorizer {
 	exact := append(slices.Clone(o.Frontends), o.Readers...)
 	wide := identity.Authorize(exact...)

@@ -77,7 +77,7 @@ func (a *admin) withPlane(ctx context.Context, stream string, do func(context.Co
 	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
 	defer cancel()
 	if err := do(ctx, a.process.plane); err != nil {
-		// Not Unavailable, by which clients know that the process does not answer.
+		// Not Unavailable: clients report that code as a process that does not answer.
 		return status.Error(codes.FailedPrecondition, err.Error())
 	}
 	return nil

@@ -303,7 +303,7 @@ func stateProto(s vip.State) readinessv1.VipState {
 	}[s]
 }
 
-// serves reports whether a VIP is ready, and whether it is known.
+// serves reports whether a VIP is ready, and whether it has a decision.
 func (d *decisions) serves(v vip.VIP) (ready, known bool) {
 	d.shown.RLock()
 	defer d.shown.RUnlock()

@@ -17,7 +17,7 @@ type departures struct {
 }
 
 // configure returns the configuration to put in force for a trench file. serves reports whether a
-// VIP attracts traffic: only then is there something to drain.
+// VIP attracts traffic; a VIP without traffic is removed immediately.
 func (d *departures) configure(now time.Time, file *trench.Config, serves func(vip.VIP) bool) *trench.Config {
 	before, ends := d.inForce, d.ends
 	d.file, d.ends = file, map[vip.VIP]time.Time{}

@@ -143,7 +143,7 @@ type process struct {
 	availability *availability.Server
 	observer     *observer
 	loop         *loop
-	changed      *latest.Value[uint64] // something that status shows
+	changed      *latest.Value[uint64] // counts changes of the status
 
 	gatewaySources gatewaySources
 	stopping       *latest.Value[bool]
@@ -161,7 +161,7 @@ const (
 	Serving       = "Serving"
 
 	ReadinessSocket        = "ReadinessSocket" // the socket file leads to lb
-	AdminSocket            = "AdminSocket"     // likewise
+	AdminSocket            = "AdminSocket"     // its socket file leads to lb
 	SourcesCondition       = "Sources"
 	DataPlaneCondition     = "DataPlane"     // serves without a data plane, too
 	DataPlaneHoldCondition = "DataPlaneHold" // nothing is held
@@ -343,6 +343,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	p.health.Alive(p.loop, tasks...)
 
 	unused = nil
+	// The tasks outlive ctx until the watches have ended.
 	tasksCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	var wg sync.WaitGroup
@@ -384,6 +385,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		withdrawn = true
 	}
 	p.health.Report(Serving, "stopping")
+	// Readers must receive the end of their streams even if ctx has ended.
 	end, cancelEnd := context.WithTimeout(context.Background(), time.Second)
 	defer cancelEnd()
 	var ends [2]error
@@ -398,6 +400,8 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	server.Stop()
 	cancel()
 	wg.Wait()
+	// After a failure the frontend may still advertise VIPs, so only an orderly stop removes the data
+	// plane.
 	if p.plane == nil || !p.RemoveDataPlane || !withdrawn {
 		return errors.Join(serveErr, tasksErr)
 	}

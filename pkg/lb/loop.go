@@ -129,6 +129,7 @@ func (l *loop) Run(ctx context.Context) error {
 			in.targets = true
 		case <-l.checker.Changed():
 		case <-compared:
+			// A condition of the first synced decision.
 			l.compared, compared = true, nil
 			state = l.plane.State().Load()
 			in.kernel = &state
@@ -147,6 +148,7 @@ func (l *loop) Run(ctx context.Context) error {
 			beat.Reset(tick.UntilPart(time.Now(), l.lease, BeatsPerLease))
 			beats = true
 		}
+		// A commit renews the lease, too.
 		if !l.evaluate(in) {
 			l.table.Heartbeat()
 		}

@@ -32,6 +32,7 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	for {
 		report, changed := p.server.Report().Get()
 		watching, watchingChanged := p.availability.Watching().Get()
+		// A frontend of Meridio does not report its withdrawals, so only time ends this wait.
 		waits := watching > 0 && !drained
 		applied := !away.Synced || serving.Applied(report, away.Position)
 		// A frontend that stops at the same time may be gone already; its last report still counts.
