@@ -358,6 +358,7 @@ func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health
 			c.complained = now
 		}
 	case deferred, unrouted:
+		// No verdict, but the check was attempted in time: the target is not overdue.
 		e.alive = now
 		c.expect(e)
 	default:

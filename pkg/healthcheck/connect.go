@@ -320,7 +320,7 @@ func (k *connector) close(s *socket) {
 	_ = unix.Close(s.fd)
 }
 
-// stop closes everything and returns the probes without an outcome.
+// stop closes all descriptors and returns the probes without an outcome.
 func (k *connector) stop() (open []probe, err error) {
 	for _, s := range k.busy {
 		open = append(open, s.item.probe)

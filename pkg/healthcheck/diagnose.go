@@ -164,7 +164,8 @@ func localAddr(ctx context.Context, to netip.Addr) netip.Addr {
 	return local.AddrPort().Addr().Unmap()
 }
 
-// askSidecar asks the program target why the VIP is not accepted.
+// askSidecar queries the health of the VIP at the program target, and returns the reason why the
+// target does not accept the VIP.
 func (p probe) askSidecar(ctx context.Context, own path) string {
 	ctx, cancel := context.WithTimeout(ctx, p.plan.Timeout)
 	defer cancel()

@@ -26,7 +26,7 @@ const (
 	Starting State = iota // no verdict yet: rise successes in a row lead to Ready, fall failures to NotReady
 	Ready                 // fewer than fall checks in a row failed since
 	NotReady              // fewer than rise checks in a row succeeded since
-	Overdue               // nothing is known: the last check is older than interval + timeout + 1 s
+	Overdue               // no recent verdict: the last check is older than interval + timeout + 1 s
 	Draining              // no new flows; existing flows continue until the drain ends
 	Drained               // drained by an operator, and the drain is over
 	Left                  // no longer a target; sent once, as the last state

@@ -187,7 +187,7 @@ type verdict uint8
 const (
 	succeeded verdict = iota
 	failed
-	notRun    // for lack of local resources: nothing is known of the target
+	notRun    // for lack of local resources: no verdict on the target
 	deferred  // for lack of a source address: to be run soon
 	unrouted  // for lack of a fwmark that leads to the target: to be run once there is one
 	cancelled // the checker ends

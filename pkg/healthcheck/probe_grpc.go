@@ -24,7 +24,7 @@ const (
 	bufferSize = 4 << 10
 )
 
-// exchangeGRPC asks the gRPC health service.
+// exchangeGRPC calls the gRPC health service.
 func (p *plan) exchangeGRPC(ctx context.Context, conn net.Conn, at netip.Addr) outcome {
 	if secure, ok := conn.(*tls.Conn); ok && secure.ConnectionState().NegotiatedProtocol != "h2" {
 		return p.wrong("the TLS server does not speak HTTP/2, which gRPC needs (ALPN h2)")
@@ -59,8 +59,8 @@ func (p *plan) exchangeGRPC(ctx context.Context, conn net.Conn, at netip.Addr) o
 	return p.wrong("%s: %s", s.Code(), remark(s.Message()))
 }
 
-// askHealth asks the gRPC health service over a connection for a service, "" for the server. It
-// reports whether the peer sent anything. authority is the name of the server, "" for its address.
+// askHealth queries the health of a service, "" for the server, over a connection. answered reports
+// whether the peer sent any byte. authority is the name of the server, "" for its address.
 func askHealth(ctx context.Context, conn net.Conn, server netip.AddrPort, service, authority string) (
 	answer healthv1.HealthCheckResponse_ServingStatus, s *status.Status, answered bool,
 ) {
@@ -94,7 +94,7 @@ func askHealth(ctx context.Context, conn net.Conn, server netip.AddrPort, servic
 	return r.GetStatus(), status.Convert(err), only.answered.Load()
 }
 
-// onlyConn is the one connection of a check. answered reports whether the peer sent anything.
+// onlyConn is the one connection of a check. answered reports whether the peer sent any byte.
 type onlyConn struct {
 	net.Conn
 	opened, answered atomic.Bool

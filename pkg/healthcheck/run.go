@@ -94,8 +94,8 @@ type loop struct {
 	connector *connector     // nil with a dialer of a test
 	probes    sync.WaitGroup // the checks that have a goroutine
 	due       []probe        // of one round
-	// began is when the running pace began; rounds are those in it that handled anything, started
-	// are the checks that were started in it.
+	// began is the start of the current pace, rounds counts its rounds that handled checks or
+	// answers, and started counts the checks started in it.
 	began           time.Time
 	rounds, started int
 }
@@ -132,6 +132,7 @@ func (l *loop) round(ctx context.Context) (rest time.Duration) {
 	}
 	switch {
 	case l.started >= burst:
+		// No further check may start in this pace.
 		return pace - time.Since(l.began)
 	case handled == 0:
 		return 0
