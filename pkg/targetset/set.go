@@ -200,6 +200,7 @@ func (s *Set) resolve(now time.Time, st *streamState) {
 			case runs, offer.Lifecycle == Active:
 				offered = append(offered, originOffer{o, offer})
 			case offer.Lifecycle == Terminating:
+				// Its announced end has passed: exclude the target, whatever the remaining sources offer.
 				u.over[offer.Name] = offer
 			}
 			if runs {
