@@ -57,7 +57,7 @@ type process struct {
 	path    *replypath.Path
 	health  *health.Server
 	metrics *metrics.Target
-	changed latest.Value[struct{}] // something that status shows
+	changed latest.Value[struct{}] // notifies watches of the status
 }
 
 // Run keeps the kernel state complete until a receive from stop, or the end of ctx.
