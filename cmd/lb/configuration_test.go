@@ -39,8 +39,8 @@ func document(t *testing.T) string {
 	return string(b)
 }
 
-// The example sets every optional field to its default, so that it says the same
-// without them.
+// The example sets every optional field to its default, so removing them must not
+// change the configuration.
 func TestTheExampleOfTheTrenchFileIsValid(t *testing.T) {
 	_, example, found := strings.Cut(document(t), "<!-- example: parsed by a test -->\n```yaml\n")
 	example, _, closed := strings.Cut(example, "```")
@@ -80,8 +80,8 @@ type schemaObject struct {
 	}
 }
 
-// Every field of the JSON Schema, which a test of pkg/trench compares with the
-// reader, is documented with its default and its bounds, and no others are.
+// The documented fields are exactly the fields of the JSON Schema, with the same
+// defaults and bounds. A test of pkg/trench compares the schema with the reader.
 func TestTrenchFieldsAreDocumented(t *testing.T) {
 	data, err := os.ReadFile(docs + "trench.schema.json")
 	if err != nil {
@@ -150,7 +150,7 @@ func TestTrenchFieldsAreDocumented(t *testing.T) {
 	}
 }
 
-// cell is what the column of defaults must say, or "" for anything.
+// cell returns the required text of the column of defaults, or "" if any text is valid.
 func cell(value any, required bool) string {
 	if required {
 		return "required"

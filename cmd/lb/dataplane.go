@@ -17,7 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
-// numberFlags are the fwmarks, tables and rule priorities of the data plane.
+// numberFlags set the fwmarks, tables and rule priorities of the data plane.
 type numberFlags struct {
 	FirstTable        uint32 `help:"First number that a target gets as its firewall mark and its routing table." default:"5000" placeholder:"N" group:"Data plane"`
 	MarkMask          uint32 `help:"Bits of packet and connection marks that are the data plane's, from the lowest on; none of those of the frontend's --mark." default:"0x00ffffff" placeholder:"MASK" group:"Data plane"`
@@ -32,17 +32,17 @@ type dataPlaneFlags struct {
 }
 
 // dataPlaneGrace is how long the frontend continues to advertise without the lb
-// when packets are forwarded in the kernel: time for a restart.
+// when the kernel forwards packets: enough time for a restart.
 const dataPlaneGrace = 5 * time.Second
 
 const (
-	// minTable and maxTable leave out the tables that the kernel has itself (253 to
-	// 255) and what ip-route(8) counts as names.
+	// minTable excludes the tables that the kernel reserves (253 to 255) and the numbers
+	// for which ip-route(8) has names.
 	minTable = 256
-	// maxPriority leaves room for the next two before the kernel's rule for the main
+	// maxPriority leaves room for two more rules before the kernel's rule for the main
 	// table, 32766.
 	maxPriority = 32766 - 3
-	// minNumbers is how many targets there must be room for.
+	// minNumbers is the minimum number of targets that the mask must allow.
 	minNumbers = 1000
 )
 
@@ -66,7 +66,7 @@ func (f *numberFlags) options() dataplane.Options {
 
 func (f *dataPlaneFlags) on() bool { return f.Dataplane == "nftables" }
 
-// options are nil without a data plane.
+// options returns nil without a data plane.
 func (f *dataPlaneFlags) options() *dataplane.Options {
 	if !f.on() {
 		return nil
@@ -86,7 +86,7 @@ func (f *dataPlaneFlags) check(r *cli.Refusals) {
 	}
 }
 
-// preflight refuses a kernel in which the data plane could not work.
+// preflight refuses a kernel that lacks requirements of the data plane.
 func preflight(o *dataplane.Options) error {
 	if o == nil {
 		return nil
@@ -94,7 +94,7 @@ func preflight(o *dataplane.Options) error {
 	return refuse(dataplane.Preflight(*o))
 }
 
-// advise logs what the kernel should have for the data plane.
+// advise logs a warning for each kernel parameter that the data plane should have.
 func advise(log *slog.Logger, o *dataplane.Options) {
 	if o == nil {
 		return
@@ -122,7 +122,7 @@ func refuse(problems []dataplane.Problem) error {
 
 type reconcileCommand struct{ cli.AdminFlags }
 
-// reconcileTimeout is a little longer than what the running process gives itself.
+// reconcileTimeout is a little longer than the limit of the running process.
 const reconcileTimeout = 35 * time.Second
 
 func (c *reconcileCommand) Run(ctx context.Context, out *cli.Output) error {
@@ -144,7 +144,7 @@ func (c *resumeCommand) Run(ctx context.Context, out *cli.Output) error {
 	})
 }
 
-// repair prints what a call repaired.
+// repair makes a call and prints the repaired drift.
 func repair(ctx context.Context, out *cli.Output, call func(context.Context) ([]*lbv1.DataPlaneDrift, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
 	defer cancel()

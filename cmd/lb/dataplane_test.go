@@ -50,7 +50,7 @@ func TestInvalidDataPlaneFlags(t *testing.T) {
 	}
 }
 
-// What the flags let pass, the data plane does not refuse.
+// The data plane accepts every value that the flags accept.
 func TestNumberBoundsMatchDataPlane(t *testing.T) {
 	for _, line := range []string{
 		"", "--first-table=256 --mark-mask=0x7ff", "--dataplane-priority=1", "--dataplane-priority=32763",
@@ -115,7 +115,7 @@ func TestKernelProblemsHaveRemedies(t *testing.T) {
 	}
 }
 
-// Zero is no duration without an end.
+// A duration of zero must not mean a hold without an end.
 func TestHoldDurationIsPositive(t *testing.T) {
 	for _, d := range []time.Duration{0, -time.Second} {
 		if err := (&holdCommand{For: &d}).Run(t.Context(), nil); err == nil ||

@@ -14,12 +14,12 @@ import (
 // registryConn is a connection to a registry.
 type registryConn struct {
 	*registration.Conn
-	cancel  context.CancelFunc // nil: there is no source
+	cancel  context.CancelFunc // nil without a source
 	running sync.WaitGroup     // of the source of the own SVID
 }
 
-// connect returns a connection to the registry, or to the admin socket when no registry is named.
-// Unless wait, it is an error when the socket does not exist yet, or the own SVID.
+// connect returns a connection to the registry, or to the admin socket if --registry is not set.
+// Unless wait is set, it fails if the socket, or the caller's SVID, does not exist yet.
 func (f registryFlags) connect(ctx context.Context, admin cli.AdminFlags, wait bool) (*registryConn, error) {
 	if f.Registry == "" {
 		conn, err := cli.DialAdmin("lb", admin.AdminSocket, wait)

@@ -79,8 +79,8 @@ func (c *validateCommand) Run(out *cli.Output) error {
 	return nil
 }
 
-// options returns those of the load balancer. With lenient a trench file that is refused, or lacks
-// a stream, is no error: it is repaired while lb runs, and until then the watcher reports it.
+// options returns the options of the load balancer. If lenient, it accepts a refused trench file,
+// or one that lacks a stream: an operator can repair it while lb runs, and the watcher reports it.
 func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
 	var refused cli.Refusals
 	config, err := trench.Read(c.TrenchFile, trench.DefaultDefaults())
@@ -113,7 +113,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
 	}, nil
 }
 
-// staleGrace is what is set, or what fits the data plane.
+// staleGrace returns the flag, or the default for the data plane.
 func (c *runFlags) staleGrace() time.Duration {
 	switch {
 	case c.StaleGrace != nil:
@@ -124,7 +124,7 @@ func (c *runFlags) staleGrace() time.Duration {
 	return 0
 }
 
-// check refuses what would only fail later.
+// check refuses values that would fail later.
 func (c *runFlags) check(r *cli.Refusals) {
 	c.Log.Check(r)
 	err := lb.ValidateLease(c.Lease)
@@ -144,8 +144,8 @@ func (c *runFlags) check(r *cli.Refusals) {
 	c.Listeners.Check(r, cli.Port{Flag: "--registry-address", Port: uint16(port)})
 }
 
-// unknownStreams returns an error for each stream of --target-id that the configuration lacks. It
-// may get them later, so a start must not fail for it.
+// unknownStreams returns an error for each stream of --target-id that the configuration lacks. The
+// trench file may add them later, so they must not prevent a start.
 func (c *runFlags) unknownStreams(config *trench.Config) (problems []error) {
 	if config == nil {
 		return nil

@@ -65,7 +65,7 @@ func (f *targetFlags) options() lb.TargetOptions {
 	}
 }
 
-// check refuses what would only fail later.
+// check refuses values that would fail later.
 func (f *targetFlags) check(r *cli.Refusals) {
 	for _, s := range f.Source {
 		r.If(!slices.Contains([]string{"file", "registry"}, s), "--source=%s: write file or registry", s)

@@ -63,7 +63,7 @@ func (c *eventsCommand) Run(ctx context.Context, out *cli.Output) error {
 	return nil
 }
 
-// followInterval is how often a followed lb is asked for new events.
+// followInterval is the time between two requests for new events.
 const followInterval = 500 * time.Millisecond
 
 // watch polls events and passes them to take until a call fails.
@@ -91,8 +91,8 @@ func (c *eventsCommand) watch(ctx context.Context, from cli.EventPosition,
 	}
 }
 
-// newEvents returns those after a position; all, when an lb that restarted numbers them from 1
-// again.
+// newEvents returns the events after a position, or all events if lb has restarted and numbers them
+// from 1 again.
 func newEvents(ctx context.Context, client client, from cli.EventPosition) (cli.EventPage[*lbv1.Event], error) {
 	call, cancel := context.WithTimeout(ctx, cli.CallTimeout)
 	defer cancel()

@@ -9,7 +9,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
-// svidCommand signs an SVID for a person, as SPIRE's mint does.
+// svidCommand signs an SVID for a person, like `spire-server x509 mint`.
 type svidCommand struct {
 	ID              spiffeid.ID   `name:"id" required:"" help:"SPIFFE ID of the SVID, such as one that --reader-id of the running lb names." placeholder:"ID" env:"-"`
 	Out             string        `required:"" help:"Directory for tls.crt, tls.key and ca.crt; created if it is missing." type:"path" placeholder:"DIR" env:"-"`

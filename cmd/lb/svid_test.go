@@ -24,7 +24,7 @@ const operator = "spiffe://vipgate.local/operator"
 func svid(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	for _, name := range []string{"VIPGATE_IDENTITY", "VIPGATE_DEV_AUTHORITY_DIR"} {
-		t.Setenv(name, "") // for what it was to come back
+		t.Setenv(name, "") // restores the variable after the test
 		if err := os.Unsetenv(name); err != nil {
 			t.Fatal(err)
 		}

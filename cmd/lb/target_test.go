@@ -41,7 +41,7 @@ type registryFixture struct {
 	drains *drainRecorder
 }
 
-// drainRecorder is an LBService that remembers what is drained.
+// drainRecorder is an LBService that records drains.
 type drainRecorder struct {
 	lbv1.UnimplementedLBServiceServer
 	mu    sync.Mutex
@@ -85,7 +85,7 @@ func newRegistryFixture(t *testing.T, drainTime time.Duration) *registryFixture 
 	return d
 }
 
-// screen is what a command prints.
+// screen holds the output of a command.
 type screen struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -103,7 +103,7 @@ func (s *screen) String() string {
 	return s.b.String()
 }
 
-// command runs a command and returns what it printed.
+// command runs a command, which prints to out.
 func command(t *testing.T, out *screen, args ...string) error {
 	t.Helper()
 	parsed, err := parser(t).Parse(args)
@@ -397,7 +397,7 @@ func TestTargetAddFailsToDeregister(t *testing.T) {
 	}
 }
 
-// Nothing is called: there is no socket.
+// The command fails before it needs a socket.
 func TestTwoAddressesOfOneFamilyAreRefused(t *testing.T) {
 	c := targetAddCommand{TargetFlags: cli.TargetFlags{
 		Name: "a", Stream: "s",

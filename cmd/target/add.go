@@ -45,7 +45,7 @@ func (c *addCommand) run(ctx context.Context, out *cli.Output, stops <-chan stru
 	background := make(chan error, 1)
 	go func() {
 		err := task.Run(ctx, admin, o.Source)
-		cancel(err) // without either the group cannot be what it should
+		cancel(err) // the group needs both tasks
 		background <- err
 	}()
 	err = cli.RunUntilDrained(ctx, out, stops, group.Run)
@@ -56,7 +56,7 @@ func (c *addCommand) run(ctx context.Context, out *cli.Output, stops <-chan stru
 	return err
 }
 
-// options returns those of the group.
+// options returns the options of the group.
 func (c *addCommand) options(out *cli.Output) (o registration.GroupOptions, err error) {
 	var refused cli.Refusals
 	o.LB = c.LBID

@@ -17,7 +17,7 @@ import (
 	"github.com/vipgate/vipgate/test/registrytest"
 )
 
-// screen is what a command prints.
+// screen holds the output of a command.
 type screen struct {
 	mu sync.Mutex
 	b  bytes.Buffer

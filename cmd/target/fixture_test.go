@@ -35,7 +35,8 @@ const (
 	port          = "5000"
 )
 
-// fixture is a client behind two trench pods, which forward without load balancing to a target.
+// fixture connects a client through two trench pods, which forward to one target without load
+// balancing.
 type fixture struct {
 	t                    *testing.T
 	dir                  string
@@ -133,7 +134,7 @@ func (f *fixture) via(pod int) {
 	))
 }
 
-// echo runs the application, which sends back what it receives at every address.
+// echo runs the application: an echo server on every address.
 func (f *fixture) echo() {
 	f.t.Helper()
 	var listener net.Listener
@@ -222,7 +223,7 @@ func (f *fixture) eventually(condition func() error) {
 	f.must(lab.Eventually(f.context(), 20*time.Millisecond, condition))
 }
 
-// container returns that of the manifest with other arguments and additional variables.
+// container returns the container of the manifest with the arguments and additional variables.
 func (f *fixture) container(variables map[string]string, arguments ...string) *container.Container {
 	f.t.Helper()
 	m := f.pod.Container(f.t, "target")
@@ -278,7 +279,7 @@ func (f *fixture) stop(p *lab.Process) {
 	}
 }
 
-// run runs a command of target in a container of its own, and returns what it prints.
+// run runs a command of target in a new container, and returns its output.
 func (f *fixture) run(c *container.Container) (string, error) {
 	f.t.Helper()
 	command, err := c.Command(filepath.Join(f.dir, "command.json"))
@@ -291,7 +292,7 @@ func (f *fixture) ask(from *lab.NetNS, host, service string) (string, error) {
 	return from.Run(f.context(), f.binary(), "healthcheck", "--health-host="+host, "--service="+service)
 }
 
-// status returns that of the running process, and the error of its exit status.
+// status returns the status of the running process, and the error of the command's exit status.
 func (f *fixture) status(p *lab.Process) (*targetadminv1.Status, error) {
 	f.t.Helper()
 	c := f.container(nil, "status", "--output=json")
@@ -304,7 +305,7 @@ func (f *fixture) status(p *lab.Process) (*targetadminv1.Status, error) {
 	return s, failed
 }
 
-// kernelState is what the target's namespace has of rules, routes, neighbors and nftables.
+// kernelState dumps rules, routes, neighbors and nftables of the target's namespace.
 func (f *fixture) kernelState() string {
 	f.t.Helper()
 	var all strings.Builder

@@ -143,7 +143,7 @@ func isTimeout(err error) bool {
 	return ok && timeout.Timeout() && err != io.EOF
 }
 
-// An init container leaves kernel state behind, or says why not.
+// An init container installs the kernel state and exits, or prints the reason of its failure.
 func TestOnce(t *testing.T) {
 	f := newFixture(t)
 	out, err := f.run(f.container(nil, "run", "--once"))
@@ -178,7 +178,8 @@ func TestOnce(t *testing.T) {
 	f.wantTraffic("after the options are corrected")
 }
 
-// Without its interface the target is not ready, and says so; with it, it is ready again.
+// Without its interface the target is not ready, and its status names the interface. It becomes
+// ready once the interface is back.
 func TestInterfaceGoesAndComes(t *testing.T) {
 	f := newFixture(t)
 	p := f.start("--remove-state-on-exit")

@@ -34,7 +34,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return prefix, err
 }
 
-// role of this program in its network namespace.
+// role is the role of this program in its network namespace.
 const role = "target"
 
 func (c *runCommand) Run(ctx context.Context, line *commandLine, out *cli.Output, stderr *logs.Writer) error {
@@ -80,7 +80,7 @@ func refuseTrenchPod(ctx context.Context) error {
 	return nil
 }
 
-// check refuses what would only fail later.
+// check refuses values that would fail later.
 func (c *runCommand) check(r *cli.Refusals, o replypath.Options) {
 	c.Log.Check(r)
 	err := o.Validate()

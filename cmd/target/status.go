@@ -66,7 +66,8 @@ func client(conn grpc.ClientConnInterface) targetadminv1.TargetAdminServiceClien
 	return targetadminv1.NewTargetAdminServiceClient(conn)
 }
 
-// registrations returns those of one target add: one without a state if it does not answer.
+// registrations returns the registrations of one target add; if it does not respond, a single one
+// without a state.
 func registrations(ctx context.Context, socket string) []*targetadminv1.Registration {
 	r, err := cli.Call(ctx, "target", cli.AdminFlags{AdminSocket: socket}, client,
 		targetadminv1.TargetAdminServiceClient.GetStatus, &targetadminv1.GetStatusRequest{})

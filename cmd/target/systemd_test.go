@@ -84,7 +84,7 @@ func TestUnitsAreValid(t *testing.T) {
 			t.Fatal(err)
 		}
 		copied := filepath.Join(dir, strings.Replace(filepath.Base(file), "@.", "@web-1.", 1))
-		// The program must exist where the unit says.
+		// systemd-analyze requires that the program of the unit exists.
 		unit := strings.ReplaceAll(string(text), installed, os.Args[0])
 		if err := os.WriteFile(copied, []byte(unit), 0o600); err != nil {
 			t.Fatal(err)

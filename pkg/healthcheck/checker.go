@@ -22,10 +22,10 @@ const (
 	// spread over 250 ms. A slower pace would not spare the neighbor table: every later check of a
 	// dead address renews its entry (docs/operations.md).
 	firstSpacing = 250 * time.Microsecond
-	// maxConcurrent is how many checks run at once. 10 000 targets that drop packets, at a timeout
-	// of 500 ms, are then each checked every 1.2 s, which is not overdue.
+	// maxConcurrent is the maximum number of concurrent checks. It allows a check every 1.2 s for
+	// each of 10 000 targets that drop packets, at a timeout of 500 ms, which is not overdue.
 	maxConcurrent = 4096
-	// complainEvery bounds how often the log says that checks cannot run.
+	// complainEvery is the minimum time between two log lines about checks that cannot run.
 	complainEvery = 10 * time.Second
 )
 
@@ -33,23 +33,24 @@ const (
 type Options struct {
 	// Log receives a line for each change of a target's state.
 	Log *slog.Logger
-	// Source is called before each check of a target that is not ready. It returns why checks of an
-	// address from another one, or from one of the kernel's choice, would fail for lack of a source
-	// address, or "", and whether that is expected to end by itself. Nil: every check runs.
+	// Source is called before each check of a target that is not ready. It returns why a check of
+	// address to lacks a source address, or "", and whether the lack is temporary. An invalid from
+	// means that the kernel selects the source. If Source is nil, every check runs.
 	Source func(to, from netip.Addr) (problem string, passing bool)
 
 	// FWMark returns the fwmark whose packets the data plane routes to a target, whatever their
-	// destination, or why there is none. Nil: there is no data plane.
+	// destination, or the reason why it has none. It is nil without a data plane.
 	FWMark func(Key) (fwmark uint32, problem string)
-	// VIPSource returns the address to check VIPs of a family from if the check has none; the zero
-	// Addr leaves it to the kernel. It should be in no network of the targets: the replies to it then
-	// take the path of the replies to clients. Nil: it is left to the kernel.
+	// VIPSource returns the source address for checks of VIPs of a family that configure none. It
+	// should be outside the networks of the targets, so that replies take the path of the replies to
+	// clients. With the zero Addr, or a nil VIPSource, the kernel selects the address.
 	VIPSource func(vip.Family) netip.Addr
 
-	// LocalVIP returns why packets to an address of a VIP do not leave this host, or "". Nil: they do.
+	// LocalVIP returns why packets to an address of a VIP do not leave this host, or "" if they do. If
+	// it is nil, they always do.
 	LocalVIP func(netip.Addr) string
 
-	dial          dialFunc // of tests; nil: the kernel
+	dial          dialFunc // of tests; nil for connections of the kernel
 	maxConcurrent int      // 0: maxConcurrent, or half of the permitted file descriptors if these are fewer
 }
 
@@ -59,8 +60,8 @@ type Checker struct {
 	Options
 	epoch       time.Time // of the slots of checks
 	ready       chan struct{}
-	changed     chan struct{} // of size 1: Evaluate may have news
-	rescheduled chan struct{} // of size 1: the first check in the schedule is another
+	changed     chan struct{} // of size 1: Evaluate may have changes
+	rescheduled chan struct{} // of size 1: the first check in the schedule changed
 	entered     chan struct{} // of size 1: there are new targets
 	pulse       task.Pulse
 
@@ -68,8 +69,8 @@ type Checker struct {
 	streams    map[string]map[Key]*entry
 	schedule   schedule[*entry]
 	running    int                // checks in flight
-	complained time.Time          // when the log last said that checks cannot run
-	dirty      map[Key]struct{}   // may differ from what was reported
+	complained time.Time          // time of the last log line about checks that cannot run
+	dirty      map[Key]struct{}   // may differ from their entry in reported
 	reported   map[Key]reportedAs // in the last Evaluation
 	unjudged   int                // targets without a verdict
 	synced     bool
@@ -77,7 +78,7 @@ type Checker struct {
 	waiting   map[Key]*entry
 	routings  uint64
 	diagnoses chan probe // of checks that failed
-	// scanAt is no later than the moment at which the first target becomes overdue.
+	// scanAt is a lower bound of the time at which the next target becomes overdue.
 	scanAt time.Time
 }
 
@@ -116,13 +117,13 @@ func (c *Checker) String() string { return "target-checker" }
 func (c *Checker) Overdue() time.Duration { return c.pulse.Overdue() }
 
 // Changed wakes the caller of [Checker.Evaluate]: a state changed, or a configuration was applied.
-// Wake-ups conflate. That a target is overdue is found by Evaluate alone and wakes no caller.
+// Wake-ups conflate. An overdue target wakes no caller: only Evaluate detects it.
 func (c *Checker) Changed() <-chan struct{} { return c.changed }
 
 // Update replaces the targets of the changed streams, and removes streams. A target that remains
-// keeps its state, also under another interval, timeout, rise or fall; when something else is
-// checked now, such as another port, it starts again. A stream without a check has no targets here,
-// and addresses of families that are not checked are ignored. The first Update is the first
+// keeps its state, even with a new interval, timeout, rise or fall. If the check itself changes,
+// such as its port, the target starts again. A stream without a check has no targets here, and
+// addresses of families that are not checked are ignored. The first Update is the first
 // configuration of [Evaluation.Synced]. The cost follows the number of targets of the changed
 // streams.
 func (c *Checker) Update(changed []trench.Stream, removed []string) {
@@ -160,7 +161,7 @@ func (c *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry) {
 	old, entries := c.streams[s.Name], make(map[Key]*entry, len(c.streams[s.Name]))
 	c.streams[s.Name] = entries
 	for _, e := range old {
-		p = e.plan // which they share
+		p = e.plan // all targets of a stream share it
 		break
 	}
 	var vips []vip.VIP
@@ -208,14 +209,14 @@ func (c *Checker) remove(e *entry) {
 	c.dirty[e.Key] = struct{}{}
 }
 
-// retime sets the plan of a target that remains; it may have another timing.
+// retime sets the plan of a target that remains; the timing may have changed.
 func (c *Checker) retime(e *entry, p *plan, now time.Time) {
 	if e.plan == p {
 		return
 	}
 	e.plan, e.diagnosis = p, diagnosis{}
 	if !e.overdue {
-		// A shorter interval must not make overdue what was checked in time.
+		// A shorter interval must not make a target overdue that was checked in time.
 		e.alive = now
 	}
 	c.expect(e)
@@ -225,14 +226,14 @@ func (c *Checker) retime(e *entry, p *plan, now time.Time) {
 	}
 }
 
-// expect keeps scanAt no later than the moment at which e becomes overdue.
+// expect lowers scanAt to the deadline of e if that is earlier.
 func (c *Checker) expect(e *entry) {
 	if at := e.deadline(); c.scanAt.IsZero() || at.Before(c.scanAt) {
 		c.scanAt = at
 	}
 }
 
-// sync notes when all targets of the first configuration have a verdict.
+// sync sets synced once all targets of the first configuration have a verdict.
 func (c *Checker) sync() {
 	if !c.synced && c.unjudged == 0 {
 		c.synced = true
@@ -251,9 +252,9 @@ func (c *Checker) judge(e *entry) {
 // entry returns a target, or nil.
 func (c *Checker) entry(k Key) *entry { return c.streams[k.Stream][k] }
 
-// Evaluate returns what changed since the last call, with the targets that are overdue at now. One
-// caller calls it at each [Checker.Changed] and at each heartbeat. Its cost follows the number of
-// changes; about once a second it visits all targets.
+// Evaluate returns the changes since the last call, including targets that are overdue at now. One
+// goroutine calls it at each [Checker.Changed] and at each heartbeat. Its cost follows the number
+// of changes; about once a second it visits all targets.
 func (c *Checker) Evaluate(now time.Time) Evaluation {
 	c.mu.Lock()
 	overdue := c.scan(now)
@@ -279,8 +280,8 @@ func (c *Checker) Evaluate(now time.Time) Evaluation {
 	return result
 }
 
-// scan finds the targets that became overdue. Deadlines only move into the future while checks end,
-// so nothing can be found before scanAt.
+// scan finds the targets that became overdue. Checks only move deadlines into the future, so no
+// target becomes overdue before scanAt.
 func (c *Checker) scan(now time.Time) (found []Key) {
 	if c.scanAt.IsZero() || now.Before(c.scanAt) {
 		return nil
@@ -326,7 +327,7 @@ func (c *Checker) finish(p probe, o outcome, now time.Time) {
 	if before.State != after.State {
 		level := slog.LevelInfo
 		if before.State == Starting && after.State == Ready {
-			level = slog.LevelDebug // the usual, for thousands at each start
+			level = slog.LevelDebug // normal at each start, for thousands of targets
 		}
 		c.Log.Log(context.Background(), level, "target changed", "stream", after.Stream, "target", after.Name,
 			"address", after.Addr, "from", before.State.String(), "to", after.State.String(), "error", after.LastError)
@@ -357,6 +358,7 @@ func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health
 			c.complained = now
 		}
 	case deferred, unrouted:
+		// No verdict, but the check was attempted in time: the target is not overdue.
 		e.alive = now
 		c.expect(e)
 	default:
@@ -384,7 +386,7 @@ func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health
 	case o.verdict == deferred:
 		e.due = now.Add(min(failedRecheck, e.interval()))
 	case o.verdict == unrouted && p.routings != c.routings:
-		e.due = now // there may be a fwmark since
+		e.due = now // a fwmark may have been added since
 	case o.verdict == unrouted:
 		e.due = now.Add(e.interval())
 		c.waiting[e.Key] = e

@@ -195,8 +195,8 @@ func TestThousandTargetsAreSpread(t *testing.T) {
 		if e := c.Evaluate(time.Now()); !e.Synced || len(e.Changed) != 1000 || e.Changed[0].State != Ready {
 			t.Fatalf("synced %v, %d changed", e.Synced, len(e.Changed))
 		}
-		// What is started in one pace, at most: the first and the second checks of
-		// those that start in it, and steady ones.
+		// At most one pace of checks is open: first and second checks of new targets, and
+		// checks of steady targets.
 		if n.maxOpen > burst {
 			t.Errorf("%d sockets were open at one instant", n.maxOpen)
 		}
@@ -309,7 +309,7 @@ func TestHungCheckIsOverdue(t *testing.T) {
 		if got := states(c.List()); got["target-1"] != Ready || got["target-2"] != Overdue {
 			t.Errorf("list is %v", got)
 		}
-		// What hung ends as a failure: what is known then is not ready.
+		// The hung check ends as a failure, so the target is not ready.
 		release()
 		synctest.Wait()
 		e = c.Evaluate(time.Now())

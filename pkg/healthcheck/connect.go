@@ -19,23 +19,23 @@ import (
 )
 
 const (
-	// maxIdle is how many sockets are kept for further connections: more than are opened in one
-	// pace.
+	// maxIdle is the maximum number of sockets kept for further connections: more than one pace
+	// opens.
 	maxIdle = 2 * burst
-	// idleTime is how long an unused socket is kept: what a stall opened in one instant is not held
-	// forever, and a socket is used again by checks that are a second apart.
+	// idleTime is how long an unused socket is kept: checks that are a second apart reuse it, and the
+	// many sockets that are opened after a stall are closed again.
 	idleTime = 2 * time.Second
 )
 
-// connector opens connections and resets them, without a goroutine for any (ADR 11 has the
-// numbers). It belongs to one goroutine. Sockets are used again, as connect(2) allows: to connect
-// to AF_UNSPEC resets a connection, and saves closing a socket and creating another. Sockets whose
+// connector opens connections and resets them without a goroutine per connection (ADR 11 has the
+// measurements). It belongs to one goroutine. It reuses sockets, as connect(2) allows: connecting
+// to AF_UNSPEC resets a connection, and saves closing a socket and creating one. Sockets whose
 // connection failed are closed.
 type connector struct {
 	epoll int
-	// watch is an epoll descriptor that contains the other one, for one event after each answers.
-	// It is in the poller of the runtime, which otherwise would be woken by each packet of each
-	// connection.
+	// watch is an epoll descriptor that contains epoll, armed by answers for one event. The poller of
+	// the runtime holds watch instead of epoll: otherwise each packet of each connection would wake
+	// the runtime.
 	watch   int
 	file    *os.File // of watch
 	sockets map[int32]*socket
@@ -47,7 +47,7 @@ type connector struct {
 	done    chan struct{} // closed when the goroutine that waits for them has ended
 }
 
-// origin is what sockets can be used for.
+// origin holds the properties of a probe that its socket must have.
 type origin struct {
 	family vip.Family
 	source netip.Addr // zero: of the kernel's choice
@@ -118,8 +118,8 @@ func (k *connector) answers() (<-chan struct{}, error) {
 	return k.arrived, os.NewSyscallError("epoll_ctl", err)
 }
 
-// start begins the connection of a probe. If ended is true, the outcome is known at once and
-// collect will not report it.
+// start begins the connection of a probe. If ended is true, o is the outcome, and collect will not
+// report it.
 func (k *connector) start(p probe) (o outcome, ended bool) {
 	s, err := k.socket(p)
 	if err != nil {
@@ -183,7 +183,7 @@ func (k *connector) collect(now time.Time, report func(probe, outcome)) (reporte
 	return reported
 }
 
-// judge returns the outcome that events of a connection mean.
+// judge returns the outcome of a connection for its epoll events.
 func (s *socket) judge(events uint32) (o outcome, ended bool) {
 	if events&(unix.EPOLLERR|unix.EPOLLHUP) == 0 {
 		return outcome{verdict: succeeded}, events&unix.EPOLLOUT != 0
@@ -271,9 +271,9 @@ func sockaddr(f vip.Family, a netip.Addr) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.As16()}
 }
 
-// connect begins a connection. It is a raw system call, since it never blocks, but with a target
-// that is near takes as long as the handshake: longer than the 20 µs after which the runtime has
-// another thread take over from one in a system call, which doubled the thread switches.
+// connect begins a connection. It never blocks, but to a nearby target it takes as long as the
+// handshake. It is a raw system call: after 20 µs in a normal one the runtime hands the processor
+// to a second thread, which doubled the thread switches.
 func (s *socket) connect(a netip.Addr, port uint16) unix.Errno {
 	var address [unix.SizeofSockaddrInet6]byte // struct sockaddr_in or sockaddr_in6
 	size := unix.SizeofSockaddrInet4
@@ -320,7 +320,7 @@ func (k *connector) close(s *socket) {
 	_ = unix.Close(s.fd)
 }
 
-// stop closes everything and returns the probes without an outcome.
+// stop closes all descriptors and returns the probes without an outcome.
 func (k *connector) stop() (open []probe, err error) {
 	for _, s := range k.busy {
 		open = append(open, s.item.probe)

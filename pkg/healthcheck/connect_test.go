@@ -18,8 +18,7 @@ import (
 
 var loopback4, loopback6 = netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()
 
-// connecting returns a connector that ends with the test, which leaves no
-// descriptor behind.
+// connecting returns a connector that is stopped at the end of the test.
 func connecting(t *testing.T) *connector {
 	t.Helper()
 	k, err := newConnector()
@@ -153,7 +152,7 @@ func TestChecksUseTheirSourceAddress(t *testing.T) {
 	}
 	defer l.Close()
 	k := connecting(t)
-	// In turn: a socket with a source is no socket for others.
+	// The sources alternate: a socket is reused only for its own source.
 	for _, source := range []string{"127.0.0.77", "", "127.0.0.78", "127.0.0.77", ""} {
 		want := loopback4
 		p := probing(loopback4, uint16(l.Addr().(*net.TCPAddr).Port), func(c *trench.Check) {
@@ -179,7 +178,8 @@ func TestChecksUseTheirSourceAddress(t *testing.T) {
 	}
 }
 
-// A peer that resets at once has accepted the connection, however late the check reads that.
+// A peer that resets immediately has accepted the connection, however late the check reads the
+// event.
 func TestImmediateResetIsAnswer(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -240,7 +240,7 @@ func TestSocketsAreReused(t *testing.T) {
 	if len(k.sockets) != 1 {
 		t.Errorf("%d sockets for one check at a time", len(k.sockets))
 	}
-	// Many at once leave no more than some.
+	// After many concurrent checks at most maxIdle sockets stay open.
 	for range 3 * maxIdle {
 		if o, ended := k.start(probing(loopback4, port, nil)); ended {
 			t.Fatalf("got %+v", o)
@@ -379,7 +379,7 @@ func TestManyChecksShareWakeUps(t *testing.T) {
 	})
 }
 
-// The checks that hang when the checker ends are let go at once.
+// The end of the checker cancels hung checks immediately.
 func TestStopEndsHungChecks(t *testing.T) {
 	port := hole(t)
 	before := descriptors(t)

@@ -17,20 +17,21 @@ import (
 )
 
 const (
-	// maxDiagnoses is how many diagnoses run at once, and how many wait; a further one is started
-	// by the next failure of its target.
+	// maxDiagnoses is the maximum number of concurrent diagnoses, and of waiting ones. Beyond it, the
+	// next failure of the target starts a diagnosis.
 	maxDiagnoses = 8
-	// diagnosisRest is how long each of them rests after one, which bounds their rate to 400 a
+	// diagnosisRest is the pause of each worker after a diagnosis, which bounds the rate to 400 a
 	// second.
 	diagnosisRest = 20 * time.Millisecond
 	// diagnoseEvery is the time between two diagnoses of one target.
 	diagnoseEvery = 10 * time.Second
-	// sidecarPort is where the program target answers grpc.health.v1, at an own address of the
-	// target: a service is an address of a VIP, and is not known if the VIP is in no pool.
+	// sidecarPort is the port on which the program target serves grpc.health.v1, at the target's own
+	// address: a service is an address of a VIP, and is NOT_FOUND if no pool contains the VIP.
 	sidecarPort = 7783
 )
 
-// diagnosis is why checks through a VIP get no answer. It lasts until another VIP is checked.
+// diagnosis is the reason why checks through a VIP get no answer. It lasts until the next VIP is
+// checked.
 type diagnosis struct {
 	text    string // "" before the first
 	silent  bool   // the target answers nothing at all
@@ -38,9 +39,9 @@ type diagnosis struct {
 	running bool
 }
 
-// examine applies the outcome of a check through a VIP: it selects the next VIP, and has a failure
-// without an answer diagnosed. A VIP is checked until it passes, so that one that a target lacks
-// makes it not ready.
+// examine applies the outcome of a check through a VIP: it selects the next VIP, and starts the
+// diagnosis of a failure without an answer. A VIP is checked until it passes, so a target that
+// lacks one VIP becomes not ready.
 func (c *Checker) examine(p probe, o outcome, now time.Time) outcome {
 	e := p.entry
 	switch {
@@ -98,7 +99,7 @@ func (c *Checker) diagnose(ctx context.Context) {
 	}
 }
 
-// diagnosed takes over a diagnosis unless the target passed a check meanwhile.
+// diagnosed applies a diagnosis unless the target has passed a check since it started.
 func (c *Checker) diagnosed(p probe, d diagnosis) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,14 +113,14 @@ func (c *Checker) diagnosed(p probe, d diagnosis) {
 	latest.Wake(c.changed)
 }
 
-// diagnose finds out what of the path to a VIP fails: the target, the VIP on it, or the path of its
-// replies. It reports whether the target answers nothing at all.
+// diagnose finds the failing part of the path to a VIP: the target, the VIP on it, or the path of
+// its replies. silent reports whether the target answers nothing at all.
 func (p probe) diagnose(ctx context.Context) (text string, silent bool) {
 	own := path{to: p.entry.Addr, source: p.plan.source(vip.FamilyOf(p.entry.Addr))}
 	if !p.answers(ctx, own) {
 		return fmt.Sprintf("%s port %d: no answer, and none at %s either", p.to, p.plan.port, own.to), true
 	}
-	// The target reaches this address without any route: the VIP is the only thing to lack.
+	// The target reaches this address without a route, so only a missing VIP can prevent an answer.
 	near := p.path
 	near.source = localAddr(ctx, own.to)
 	if near.source.IsValid() && near.source != p.source && p.answers(ctx, near) {
@@ -141,7 +142,7 @@ func (p probe) answers(ctx context.Context, t path) bool {
 	return true
 }
 
-// connect opens a connection that closing resets.
+// connect opens a connection that Close resets.
 func connect(ctx context.Context, t path, port uint16) (net.Conn, error) {
 	conn, err := t.dial(ctx, "tcp", netip.AddrPortFrom(t.to, port).String())
 	if tcp, ok := conn.(*net.TCPConn); ok {
@@ -150,8 +151,8 @@ func connect(ctx context.Context, t path, port uint16) (net.Conn, error) {
 	return conn, err
 }
 
-// localAddr returns the address that the kernel chooses for packets to another one; the zero Addr
-// if it has none.
+// localAddr returns the source address that the kernel selects for packets to an address; the zero
+// Addr if it has none.
 func localAddr(ctx context.Context, to netip.Addr) netip.Addr {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "udp", netip.AddrPortFrom(to, sidecarPort).String()) // sends nothing
@@ -163,7 +164,8 @@ func localAddr(ctx context.Context, to netip.Addr) netip.Addr {
 	return local.AddrPort().Addr().Unmap()
 }
 
-// askSidecar asks the program target why the VIP is not accepted.
+// askSidecar queries the health of the VIP at the program target, and returns the reason why the
+// target does not accept the VIP.
 func (p probe) askSidecar(ctx context.Context, own path) string {
 	ctx, cancel := context.WithTimeout(ctx, p.plan.Timeout)
 	defer cancel()

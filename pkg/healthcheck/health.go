@@ -18,7 +18,7 @@ func (k Key) Compare(l Key) int {
 	return cmp.Or(cmp.Compare(k.Stream, l.Stream), cmp.Compare(k.Name, l.Name), k.Addr.Compare(l.Addr))
 }
 
-// State is what is known of a target. Only Ready allows traffic to it.
+// State is the state of a target. Only Ready allows traffic to it.
 type State uint8
 
 // The states of a target. A [Checker] reports the first four.
@@ -26,7 +26,7 @@ const (
 	Starting State = iota // no verdict yet: rise successes in a row lead to Ready, fall failures to NotReady
 	Ready                 // fewer than fall checks in a row failed since
 	NotReady              // fewer than rise checks in a row succeeded since
-	Overdue               // nothing is known: the last check is older than interval + timeout + 1 s
+	Overdue               // no recent verdict: the last check is older than interval + timeout + 1 s
 	Draining              // no new flows; existing flows continue until the drain ends
 	Drained               // drained by an operator, and the drain is over
 	Left                  // no longer a target; sent once, as the last state
@@ -45,7 +45,7 @@ type Health struct {
 	Since time.Time
 	// LastCheck is when the last check with a verdict ended; zero before the first.
 	LastCheck time.Time
-	// LastError is why the last check failed, or could not run; "" when it succeeded.
+	// LastError is the reason why the last check failed, or could not run; "" when it succeeded.
 	LastError string
 	// Silent reports whether the last check failed without any answer: it timed out, or no route
 	// leads to the target. A refused connection or a wrong answer is not silent, since it shows
@@ -55,12 +55,12 @@ type Health struct {
 	Deferred bool
 }
 
-// Evaluation is what changed since the previous Evaluate.
+// Evaluation lists the changes since the previous Evaluate.
 type Evaluation struct {
-	// Changed are the targets with another state, those that are not ready and became silent or no
-	// longer are, those whose checks are deferred or no longer are, and new targets.
+	// Changed lists new targets, targets whose state or Deferred changed, and targets that are not
+	// ready and whose Silent changed.
 	Changed []Health
-	// Removed are the targets that were reported before and are no longer configured.
+	// Removed lists the targets that were reported before and are no longer configured.
 	Removed []Key
 	// Synced reports whether the first configuration was applied and each of its targets had a
 	// verdict. It stays true.

@@ -22,13 +22,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// plan is the check of a stream, which its entries share. Its methods may be used by many
-// goroutines at once.
+// plan is the check of a stream, which its entries share. Its methods are safe for concurrent use.
 type plan struct {
 	trench.Check
 	port uint16 // 0: there is nothing to check
-	// of are the VIPs that are checked in place of a target's own address, vips their first addresses
-	// by family; none: its own.
+	// of lists the VIPs that are checked in place of a target's own address, vips their first
+	// addresses by family. Both are empty if the target's own address is checked.
 	of   []vip.VIP
 	vips [len(vip.Families)][]netip.Addr
 	tls  tlsConfig
@@ -39,7 +38,7 @@ type plan struct {
 }
 
 // newPlan panics if the body is not a regular expression, which the reader of the trench file
-// checks. vips are those of the stream if it is checked through them.
+// checks. vips lists the VIPs of the stream if they are checked in place of addresses.
 func newPlan(check trench.Check, vips ...vip.VIP) *plan {
 	p := &plan{Check: check, port: check.TCP.Port, of: vips}
 	for _, v := range vips {
@@ -56,7 +55,8 @@ func newPlan(check trench.Check, vips ...vip.VIP) *plan {
 	return p
 }
 
-// subject is what is checked at addresses of a family, without timing, rise and fall.
+// subject returns the check of a family without timing, rise and fall. If it changes, the state of
+// a target is obsolete.
 func (p *plan) subject(f vip.Family) trench.Check {
 	via := trench.ViaAddress
 	if len(p.vips[f]) > 0 {
@@ -65,7 +65,7 @@ func (p *plan) subject(f vip.Family) trench.Check {
 	return trench.Check{TCP: p.TCP, HTTP: p.HTTP, GRPC: p.GRPC, Via: via, Source4: p.source(f)}
 }
 
-// source is the address to check targets of a family from; the zero Addr leaves it to the kernel.
+// source returns the source address of checks of a family; the zero Addr leaves it to the kernel.
 func (p *plan) source(f vip.Family) netip.Addr {
 	if f == vip.IPv4 {
 		return p.Source4
@@ -122,8 +122,8 @@ func (t path) dial(ctx context.Context, network, address string) (net.Conn, erro
 	return d.DialContext(ctx, network, address)
 }
 
-// probe makes one check of the target at an address, over a connection to another one or the same.
-// It returns when ctx ends, at the timeout of the check.
+// probe performs one check of the target whose own address is at, over a connection to address to.
+// It returns at the latest when ctx ends, at the timeout of the check.
 func (p *plan) probe(ctx context.Context, dial dialFunc, at, to netip.Addr) outcome {
 	var config *tls.Config
 	if p.tls.On {
@@ -168,7 +168,7 @@ type probe struct {
 	routings uint64
 }
 
-// run makes the check in the calling goroutine. A nil dial is the kernel.
+// run performs the check in the calling goroutine. With a nil dial it uses the path of p.
 func (p probe) run(ctx context.Context, dial dialFunc) outcome {
 	limited, cancel := context.WithTimeout(ctx, p.plan.Timeout)
 	defer cancel()
@@ -187,7 +187,7 @@ type verdict uint8
 const (
 	succeeded verdict = iota
 	failed
-	notRun    // for lack of local resources: nothing is known of the target
+	notRun    // for lack of local resources: no verdict on the target
 	deferred  // for lack of a source address: to be run soon
 	unrouted  // for lack of a fwmark that leads to the target: to be run once there is one
 	cancelled // the checker ends
@@ -215,7 +215,7 @@ func (p *plan) failure(err error) outcome {
 	case timedOut(err):
 		return outcome{verdict: failed, silent: true, reason: fmt.Sprintf("port %d: no answer in %s", p.port, p.Timeout)}
 	case errors.As(err, &call) && call.Syscall == "bind":
-		// A source address that this machine does not have is no fault of the target.
+		// The configured source address is missing on this machine; the target may be healthy.
 		return unavailable(fmt.Errorf("source address: %w", call.Err))
 	case call != nil && call.Syscall == setMark:
 		return unavailable(call)
@@ -227,7 +227,7 @@ func (p *plan) failure(err error) outcome {
 	case syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM:
 		return unavailable(err)
 	case syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.ENETDOWN, syscall.EHOSTDOWN, syscall.EADDRNOTAVAIL:
-		silent = true // there is no neighbor entry, route, link or own address
+		silent = true // no neighbor entry, route, link or source address
 	}
 	return outcome{
 		verdict: failed, silent: silent, reason: fmt.Sprintf("port %d: %v", p.port, errno),
@@ -235,8 +235,8 @@ func (p *plan) failure(err error) outcome {
 	}
 }
 
-// broken is the outcome of a check whose connection ended before what it waited for. Other errors
-// are described by prefix.
+// broken returns the outcome of a check whose connection ended before the expected data; missing
+// names it. prefix introduces errors that do not come from the connection.
 func (p *plan) broken(missing, prefix string, err error) outcome {
 	var errno syscall.Errno
 	switch {
@@ -260,8 +260,8 @@ func timedOut(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// remark makes text from a target fit for a line of a log: short, and without characters that
-// control a terminal.
+// remark sanitizes text from a target for a log line: it truncates the text and quotes characters
+// that control a terminal.
 func remark(s string) string {
 	const enough = 120
 	for i := range s {

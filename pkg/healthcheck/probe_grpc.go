@@ -24,7 +24,7 @@ const (
 	bufferSize = 4 << 10
 )
 
-// exchangeGRPC asks the gRPC health service.
+// exchangeGRPC calls the gRPC health service.
 func (p *plan) exchangeGRPC(ctx context.Context, conn net.Conn, at netip.Addr) outcome {
 	if secure, ok := conn.(*tls.Conn); ok && secure.ConnectionState().NegotiatedProtocol != "h2" {
 		return p.wrong("the TLS server does not speak HTTP/2, which gRPC needs (ALPN h2)")
@@ -50,8 +50,7 @@ func (p *plan) exchangeGRPC(ctx context.Context, conn net.Conn, at netip.Addr) o
 		if !answered {
 			return p.wrong("closed the connection: no answer")
 		}
-		// This is how the library reports that the first bytes of the peer were not those of
-		// HTTP/2.
+		// grpc-go returns this message if the peer does not begin with an HTTP/2 preface.
 		if why, found := strings.CutPrefix(s.Message(), "connection error: desc = "); found {
 			why = strings.TrimPrefix(strings.Trim(why, `"`), "error reading server preface: ")
 			return p.wrong("no gRPC here: %s", remark(why))
@@ -60,8 +59,8 @@ func (p *plan) exchangeGRPC(ctx context.Context, conn net.Conn, at netip.Addr) o
 	return p.wrong("%s: %s", s.Code(), remark(s.Message()))
 }
 
-// askHealth asks the gRPC health service over a connection for a service, "" for the server. It
-// reports whether the peer sent anything. authority is the name of the server, "" for its address.
+// askHealth queries the health of a service, "" for the server, over a connection. answered reports
+// whether the peer sent any byte. authority is the name of the server, "" for its address.
 func askHealth(ctx context.Context, conn net.Conn, server netip.AddrPort, service, authority string) (
 	answer healthv1.HealthCheckResponse_ServingStatus, s *status.Status, answered bool,
 ) {
@@ -95,14 +94,14 @@ func askHealth(ctx context.Context, conn net.Conn, server netip.AddrPort, servic
 	return r.GetStatus(), status.Convert(err), only.answered.Load()
 }
 
-// onlyConn is the one connection of a check, and whether anything was read from it.
+// onlyConn is the one connection of a check. answered reports whether the peer sent any byte.
 type onlyConn struct {
 	net.Conn
 	opened, answered atomic.Bool
 }
 
-// open hands the connection to the client once: a client that lost a connection opens another in
-// the background.
+// open passes the connection to the client once. A client that lost its connection would open a
+// second one in the background.
 func (c *onlyConn) open(context.Context, string) (net.Conn, error) {
 	if c.opened.Swap(true) {
 		return nil, errors.New("a check opens one connection")
@@ -119,8 +118,8 @@ func (c *onlyConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// handshaken are the credentials of a connection that has TLS already. The handshake of the library
-// does not return the errors that are reported here, and does not verify an IPv6 address, which has
+// handshaken holds the credentials of a connection whose TLS handshake is complete. The handshake
+// of grpc-go hides the errors that probes report, and cannot verify an IPv6 address, which has
 // brackets as the name of an HTTP/2 server.
 type handshaken struct {
 	credentials.TransportCredentials

@@ -237,7 +237,7 @@ func TestGRPCSilence(t *testing.T) {
 	})
 }
 
-// HTTP/2 that is no gRPC.
+// An HTTP/2 server without gRPC.
 func TestGRPCCheckOfWebServer(t *testing.T) {
 	onBoth(t, func(t *testing.T, at netip.Addr) {
 		l, port := listen(t, at)

@@ -13,7 +13,7 @@ import (
 
 const (
 	userAgent = "vipgate-check"
-	// maxHead bounds the head of an answer, with informational ones before it.
+	// maxHead bounds the head of an answer, including informational answers before it.
 	maxHead = 64 << 10
 	// maxBody is how much of a body is matched.
 	maxBody = 64 << 10
@@ -22,10 +22,10 @@ const (
 	maxChunked = 16 * maxBody
 )
 
-// exchangeHTTP sends a request. It speaks HTTP/1.1 itself: a client of package net/http is designed
-// for connections that are kept, and has two goroutines for each.
+// exchangeHTTP sends an HTTP/1.1 request without the client of package net/http, which is designed
+// for persistent connections and runs two goroutines for each.
 func (p *plan) exchangeHTTP(ctx context.Context, conn net.Conn, at netip.Addr) outcome {
-	// Its only error is that of a closed connection.
+	// SetDeadline fails only on a closed connection.
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	host := p.HTTP.Host
 	if host == "" {
@@ -61,7 +61,7 @@ func (p *plan) exchangeHTTP(ctx context.Context, conn net.Conn, at netip.Addr) o
 		return outcome{verdict: succeeded}
 	}
 	limited.N = maxChunked
-	// It is not closed, which would read it to its end: the connection is reset.
+	// The body is not closed, since Close would read it to its end: the connection is reset.
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
 	if err != nil {
 		return p.brokenHTTP("no end of the body", err)

@@ -557,7 +557,7 @@ func TestAuthoritiesAreReloaded(t *testing.T) {
 	}
 	verdictIs(notRun, "has no certificate in PEM")
 
-	// What was written long ago is read once, until another file takes its place.
+	// An old file is read once, until it is replaced.
 	next.write(t, file)
 	long := time.Now().Add(-time.Hour)
 	dated(t, file, long)

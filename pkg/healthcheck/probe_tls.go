@@ -18,8 +18,7 @@ import (
 // maxAuthorities bounds a file of authorities. The Mozilla bundle has 250 KB.
 const maxAuthorities = 4 << 20
 
-// tlsConfig is the TLS configuration of a stream's checks. It may be used by many goroutines at
-// once.
+// tlsConfig is the TLS configuration of a stream's checks. It is safe for concurrent use.
 type tlsConfig struct {
 	trench.TLSCheck
 	protocols []string // for ALPN

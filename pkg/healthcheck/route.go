@@ -6,8 +6,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// Routed is called when there may be more fwmarks: the targets that waited for theirs are checked
-// at once.
+// Routed schedules an immediate check of the waiting targets that have a fwmark now. It is called
+// when the data plane may have assigned fwmarks.
 func (c *Checker) Routed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -15,16 +15,16 @@ const (
 	// pace is the longest time for which the loop collects work. Waking up costs as much as several
 	// checks: 10 000 checks a second need 100 wake-ups, not 10 000.
 	pace = 10 * time.Millisecond
-	// burst is how many checks are started in one pace at most. After a stall all targets are due
-	// at once; 160 in 10 ms are more than 10 000 targets at 1 s need.
+	// burst is the maximum number of checks that start in one pace. It matters after a stall, when
+	// all targets are due together; 160 in 10 ms exceed the needs of 10 000 targets at 1 s.
 	burst = 160
 	// restPer is how long the loop rests, up to a pace, for each check that it handled. Few checks
 	// are hardly delayed, and many are handled together.
 	restPer = time.Millisecond
-	// While a target waits for its first verdict, quickRounds in a pace are not followed by a rest
-	// at all, and the others by a short one. The same quickRounds do without a rest if they handled
-	// quickChecks at most, as with 300 targets a second: a rest saves no wake-up then, and delays an
-	// answer.
+	// While a target waits for its first verdict, the first quickRounds rounds of a pace have no rest,
+	// and later rounds have at most quickRest. These quickRounds also have no rest if they handled at
+	// most quickChecks checks, as with 300 targets a second: a rest would delay answers and save no
+	// wake-up.
 	quickRounds = 4
 	quickRest   = 2 * time.Millisecond
 	quickChecks = 8
@@ -94,8 +94,8 @@ type loop struct {
 	connector *connector     // nil with a dialer of a test
 	probes    sync.WaitGroup // the checks that have a goroutine
 	due       []probe        // of one round
-	// began is when the running pace began; rounds are those in it that handled anything, started
-	// are the checks that were started in it.
+	// began is the start of the current pace, rounds counts its rounds that handled checks or
+	// answers, and started counts the checks started in it.
 	began           time.Time
 	rounds, started int
 }
@@ -132,6 +132,7 @@ func (l *loop) round(ctx context.Context) (rest time.Duration) {
 	}
 	switch {
 	case l.started >= burst:
+		// No further check may start in this pace.
 		return pace - time.Since(l.began)
 	case handled == 0:
 		return 0
@@ -163,7 +164,7 @@ func (l *loop) checkSource(p probe) (o outcome, ended bool) {
 }
 
 // route adds the fwmark of a check to a VIP, or returns its outcome if no fwmark leads to the
-// target. What a target that is ready lacks then, the data plane reports.
+// target. For a ready target the check is only postponed: the data plane reports the missing route.
 func (l *loop) route(p probe) (_ probe, o outcome, ended bool) {
 	problem := "check.via is vip, which needs a data plane"
 	if l.FWMark != nil {
@@ -209,7 +210,7 @@ func (l *loop) next() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	select {
-	case <-l.rescheduled: // by what the schedule has now; later changes fill it again
+	case <-l.rescheduled: // a token from before this read of the schedule; later changes refill it
 	default:
 	}
 	at := time.Now().Add(time.Minute)

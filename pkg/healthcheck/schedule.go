@@ -18,8 +18,8 @@ const (
 	// goal is 10 ms. Rise is there to ignore targets that flap; a target that never was ready has
 	// no flow to lose.
 	startRecheck = 3 * time.Millisecond
-	// failedRecheck is the same after a failed check, or one that was deferred for lack of a source
-	// address: a silent target has its verdict after fall timeouts, not after fall intervals.
+	// failedRecheck is the same after a failed check, or after one that was deferred for lack of a
+	// source address: a silent target has its verdict after fall timeouts, not after fall intervals.
 	failedRecheck = 100 * time.Millisecond
 	// slotsPerInterval and maxSlot bound how much earlier a check starts to share a wake-up.
 	slotsPerInterval = 50
@@ -35,15 +35,15 @@ type entry struct {
 	Health // State is never Overdue here
 	slot   // in Checker.schedule, unless a check runs
 	plan   *plan
-	// streak counts equal outcomes in a row that speak against State. While State is Starting,
-	// passing is which outcome they have.
+	// streak counts consecutive equal outcomes that contradict State. While State is Starting,
+	// passing is their outcome.
 	streak  int
 	passing bool
 	// alive is when a check last ended, or was to begin for the first time.
 	alive   time.Time
 	overdue bool // from the Evaluate that found it so until a check ends
 	judged  bool // had a verdict
-	// removed: it is no target any more. The outcome of a check that runs is ignored.
+	// removed marks a target that left its stream. The outcome of a running check is ignored.
 	removed bool
 	// vip is the index in plan.vips of the VIP that is checked next.
 	vip       int
@@ -70,7 +70,7 @@ func (e *entry) deadline() time.Time {
 	return e.alive.Add(e.plan.Interval + e.plan.Timeout + overdueSlack)
 }
 
-// health is the target as it is reported.
+// health returns the reported state of the target.
 func (e *entry) health() Health {
 	h := e.Health
 	if e.overdue {
@@ -79,8 +79,8 @@ func (e *entry) health() Health {
 	return h
 }
 
-// count moves the state by rise and fall. A success after an overdue time restores the state from
-// before, a failure does not.
+// count updates the state by rise and fall. After an overdue period a success restores the previous
+// state, a failure does not.
 func (e *entry) count(success bool) {
 	if e.overdue && !success {
 		e.State, e.streak = NotReady, 0

@@ -82,7 +82,7 @@ func descriptors(t *testing.T) int {
 }
 
 func TestTargetsComeAndGo(t *testing.T) {
-	// Two targets of both families behind one port.
+	// Two targets, one per family, with the same port.
 	first := serve(t, "127.0.0.1:0")
 	port := first.port()
 	address6 := net.TCPAddr{IP: net.IPv6loopback, Port: int(port)}

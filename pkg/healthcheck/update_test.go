@@ -49,7 +49,7 @@ func TestUpdateReplacesNamedStreams(t *testing.T) {
 			what    string
 			changed []trench.Stream
 			removed []string
-			want    []string // at once
+			want    []string // immediately
 		}{
 			{"nothing", nil, nil, nil},
 			{"the same again", []trench.Stream{named("b", 2, testCheck)}, nil, nil},
@@ -112,7 +112,7 @@ func TestUpdateAsFirstConfiguration(t *testing.T) {
 	})
 }
 
-// Only what is checked makes a target start again, not how often.
+// A target starts again if its check changes, not if only the timing changes.
 func TestNewSubjectRestartsTarget(t *testing.T) {
 	for _, tt := range []struct {
 		what    string
@@ -211,8 +211,8 @@ func TestFastInterval(t *testing.T) {
 				t.Errorf("%d checks in a steady minute at 10 s", got)
 			}
 		}
-		// decided returns how long after the first check that said so the state
-		// changed.
+		// decided returns the time between the first check with the new outcome and the
+		// change of the state.
 		decided := func(want State) time.Duration {
 			t.Helper()
 			for before := len(n.dialed()); len(n.dialed()) == before; {
@@ -331,8 +331,8 @@ func TestMissingSourceAddressIsNoVerdict(t *testing.T) {
 	follow(t, c, "being ready", func(Evaluation) bool { return c.List()[0].State == Ready })
 }
 
-// Among many others, too: a target that starts waits neither for their pace nor
-// for its interval.
+// Even among many targets, a new target waits neither for their pace nor for its
+// interval.
 func TestAddedTargetIsReadySoon(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c, stop := start(t, Options{dial: newNetwork().DialContext})
@@ -385,8 +385,8 @@ func TestHTTPAndGRPCInChecker(t *testing.T) {
 	follow(t, c, "no gRPC there", func(Evaluation) bool { return c.List()[0].State == NotReady })
 }
 
-// Outage detection learns when something answers, although the
-// target stays not ready; and a check that could not run is no answer.
+// Outage detection is notified when a silent target answers although it stays not ready. A
+// check that could not run does not count as an answer.
 func TestEndOfSilenceIsReported(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := newNetwork()
@@ -443,7 +443,7 @@ func TestFewTargetsShareWakeUps(t *testing.T) {
 	}
 }
 
-// Targets whose checks run count, too: after a stall the checks of all run at once.
+// Targets with a running check count, too: after a stall all checks run concurrently.
 func TestManyChecksShareNoInstant(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		advance(time.Millisecond) // so that no slot begins with a second

@@ -51,7 +51,7 @@ func TestVIPsAreCheckedInTurn(t *testing.T) {
 			t.Errorf("checked %s, want %s", got, want)
 		}
 
-		// The check stays at the VIP that fails, although the others pass, until it passes.
+		// The check stays at the failing VIP until it passes, although the remaining VIPs pass.
 		n.refuse("20.0.1.0", syscall.ECONNREFUSED)
 		advance(8 * time.Second)
 		h := c.List()[0]
@@ -198,7 +198,7 @@ func TestConnectionsHaveTheFWMarkOfTheirTarget(t *testing.T) {
 				t.Errorf("%s: fwmark %d, hop limit %d, %v", fmt.Sprint(a), mark, hops, err)
 			}
 		}
-		// Checks of own addresses get sockets of their own.
+		// Checks of the target's own address do not reuse the sockets of VIP checks.
 		if o := conclude(t, k, probing(a, port, nil)); o != (outcome{}) || len(k.idle) != 2 {
 			t.Errorf("%+v, %d sockets are idle", o, len(k.idle))
 		}

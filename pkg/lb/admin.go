@@ -49,7 +49,7 @@ func (a *admin) SetLogLevel(_ context.Context, r *lbv1.SetLogLevelRequest) (*lbv
 	return &lbv1.SetLogLevelResponse{Previous: previous}, err
 }
 
-// status is everything that `lb status` shows.
+// status returns the content of `lb status`.
 func (p *process) status(ctx context.Context) *lbv1.Status {
 	loaded := p.config.Value().Load()
 	own := p.Identity.Status().Load()
@@ -135,7 +135,8 @@ func (p *process) sourceStatus() []*lbv1.SourceStatus {
 	return list
 }
 
-// neighborTables describes the node's neighbor tables: beyond their limits targets are unreachable.
+// neighborTables describes the neighbor tables of the node. Targets beyond their limits are
+// unreachable.
 func neighborTables() string {
 	c, err := rtnetlink.Dial()
 	if err != nil {
@@ -155,7 +156,7 @@ func neighborTables() string {
 	return all
 }
 
-// targetMetrics are the targets at the moment of a scrape.
+// targetMetrics returns the targets at the moment of a scrape.
 func (p *process) targetMetrics() metrics.Targets {
 	m := metrics.Targets{States: map[string]int{}, OutageSuspected: p.loop.outage.Load()}
 	for s := healthcheck.Starting; s <= healthcheck.Drained; s++ {

@@ -11,8 +11,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane"
 )
 
-// Clients take Unavailable for a process that does not answer, and would say so of one that
-// refuses.
+// Clients report Unavailable as a process that does not answer, so a refusal must have a different
+// code.
 func TestRepairRefusalCode(t *testing.T) {
 	plane, err := dataplane.New(dataplane.Options{})
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 )
 
-// authorize admits all known peers; the services decide what each of them may do.
+// authorize admits all configured peers; each service authorizes the calls of a peer.
 func (o Options) authorize() tlsconfig.Authorizer {
 	exact := append(slices.Clone(o.Frontends), o.Readers...)
 	wide := identity.Authorize(exact...)
@@ -33,8 +33,8 @@ func (o Options) authorize() tlsconfig.Authorizer {
 	}
 }
 
-// roles returns what a peer may do on the readiness socket. An ID that is named as a reader is one,
-// though it is a member of FrontendDomain.
+// roles returns the roles of peers on the readiness socket. An ID in Readers is a reader even if it
+// is a member of FrontendDomain.
 func (o Options) roles() func(spiffeid.ID) readiness.Role {
 	exact := readiness.RolesOf(o.Frontends, o.Readers)
 	return func(id spiffeid.ID) readiness.Role {
@@ -46,7 +46,7 @@ func (o Options) roles() func(spiffeid.ID) readiness.Role {
 	}
 }
 
-// readsTargets reports whether a peer that may register none may list targets.
+// readsTargets reports whether a peer that must not register targets may list them.
 func (o Options) readsTargets(id spiffeid.ID) bool {
 	return slices.Contains(o.Readers, id) || slices.Contains(o.Frontends, id)
 }

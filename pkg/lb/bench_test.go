@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// scriptedChecker reports what a benchmark sets.
+// scriptedChecker reports the evaluations that a benchmark sets.
 type scriptedChecker struct{ next healthcheck.Evaluation }
 
 func (c *scriptedChecker) Update([]trench.Stream, []string) {}
@@ -155,8 +155,8 @@ func BenchmarkDecideTrenchFile(b *testing.B) {
 	}
 }
 
-// BenchmarkPublish measures what the loop does with a decision after the frontend can have it, and
-// an evaluation without any change.
+// BenchmarkPublish measures the work of the loop after a decision is committed, and an evaluation
+// without any change.
 func BenchmarkPublish(b *testing.B) {
 	for _, dataPlane := range []bool{false, true} {
 		b.Run(fmt.Sprint("1x10000 data plane ", dataPlane), func(b *testing.B) {

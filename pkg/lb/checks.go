@@ -12,10 +12,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// sourceLifetime is how long the address toward the gateways is not looked up again.
+// sourceLifetime is how long the source address toward the gateways is cached.
 const sourceLifetime = time.Second
 
-// checkFWMark returns the fwmark that leads to a target, or why none does.
+// checkFWMark returns the fwmark that leads to a target, or the reason why none does.
 func (p *process) checkFWMark(k healthcheck.Key) (fwmark uint32, problem string) {
 	state := p.plane.State().Load()
 	if s := state.Streams[k.Stream]; s != nil {
@@ -42,7 +42,7 @@ func (p *process) localVIP(a netip.Addr) string {
 	return ""
 }
 
-// gatewaySources are the own addresses from which the gateways are reached.
+// gatewaySources caches the local addresses from which the gateways are reached.
 type gatewaySources struct {
 	mu sync.Mutex
 	by [len(vip.Families)]struct {
@@ -51,7 +51,7 @@ type gatewaySources struct {
 	}
 }
 
-// checkSource returns the own address from which the gateways of a family are reached; the zero
+// checkSource returns the local address from which the gateways of a family are reached; the zero
 // Addr if there is none.
 func (p *process) checkSource(f vip.Family) netip.Addr {
 	p.gatewaySources.mu.Lock()
@@ -78,9 +78,9 @@ func (p *process) gateways() []netip.Addr {
 	return addrs
 }
 
-// addressToward returns the own address that the kernel chooses for packets to another one; the
-// zero Addr if it has no route, or only a link-local address or ::1, as while the others are
-// tentative: targets could not reply to it.
+// addressToward returns the source address that the kernel selects for packets to an address; the
+// zero Addr without a route. It is zero, too, for a link-local address or ::1, which the kernel
+// selects during duplicate address detection: targets could not reply to it.
 func addressToward(to netip.Addr) netip.Addr {
 	const discard = 9 // a port of UDP, to which nothing is sent
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, discard)))

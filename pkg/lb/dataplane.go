@@ -26,7 +26,7 @@ const (
 	readTimeout      = time.Second      // of a status
 	reconcileTimeout = 30 * time.Second // of a hold or a repair on demand; a client waits a little longer
 	kernelNotRead    = "the kernel has not been read yet"
-	// maxEventsAtOnce bounds the events of one state: thousands must not push out all others.
+	// maxEventsAtOnce bounds the events of one state: thousands would evict all earlier events.
 	maxEventsAtOnce = 100
 )
 
@@ -77,7 +77,7 @@ func (a *admin) withPlane(ctx context.Context, stream string, do func(context.Co
 	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
 	defer cancel()
 	if err := do(ctx, a.process.plane); err != nil {
-		// Not Unavailable, by which clients know that the process does not answer.
+		// Not Unavailable: clients report that code as a process that does not answer.
 		return status.Error(codes.FailedPrecondition, err.Error())
 	}
 	return nil
@@ -92,7 +92,7 @@ func driftProto(drift []plan.Drift) (list []*lbv1.DataPlaneDrift) {
 	return list
 }
 
-// dataPlaneStatus is what `lb status` shows of the data plane; nil without one.
+// dataPlaneStatus returns the data plane section of `lb status`; nil without a data plane.
 func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	if p.plane == nil {
 		return nil
@@ -122,7 +122,8 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	return s
 }
 
-// dataPlaneStreams are the streams of the trench file, and then those that are only in the kernel.
+// dataPlaneStreams returns the streams of the trench file, followed by streams that only the kernel
+// has.
 func (p *process) dataPlaneStreams(
 	state plan.State, targets []dataplane.TargetView, unmatched map[string]uint64,
 ) []*lbv1.DataPlaneStream {
@@ -164,10 +165,11 @@ func (p *process) dataPlaneStreams(
 	return streams
 }
 
-// roles are the states of a target in the metrics until the kernel confirmed that it serves.
+// roles maps the role of a target to its state in the metrics until the kernel confirmed that it
+// serves.
 var roles = [...]string{plan.Unknown: "unknown", plan.Down: "down", plan.Draining: "draining", plan.Serving: "pending"}
 
-// dataPlaneMetrics are the targets in the data plane at the moment of a scrape.
+// dataPlaneMetrics returns the targets in the data plane at the moment of a scrape.
 func (p *process) dataPlaneMetrics() metrics.DataPlane {
 	state := p.plane.State().Load()
 	m := metrics.DataPlane{
@@ -200,7 +202,8 @@ func (p *process) dataPlaneMetrics() metrics.DataPlane {
 	return m
 }
 
-// dataPlaneProblem returns what is wrong with the data plane. Drift is no problem: it is repaired.
+// dataPlaneProblem returns the first problem of the data plane, or "". Drift is repaired and not
+// reported as a problem.
 func dataPlaneProblem(s plan.State) string {
 	if len(s.Problems) == 0 {
 		return logs.Text(s.Err)
@@ -212,7 +215,8 @@ func dataPlaneProblem(s plan.State) string {
 	return problem
 }
 
-// showDataPlane notes what changed in the data plane. The data plane itself logs it.
+// showDataPlane publishes changes of the data plane as health and events. Package dataplane logs
+// them.
 func (o *observer) showDataPlane(s plan.State) {
 	p := o.process
 	problem := dataPlaneProblem(s)
@@ -232,7 +236,7 @@ func (o *observer) showDataPlane(s plan.State) {
 	o.dataPlane = s
 }
 
-// describeHold names what is held and until when.
+// describeHold returns the held object and the end of its hold.
 func describeHold(stream string, until time.Time) (object, end string) {
 	object, end = "all streams", "until lb resume"
 	if stream != "" {
@@ -244,7 +248,7 @@ func describeHold(stream string, until time.Time) (object, end string) {
 	return object, end
 }
 
-// dataPlaneRepaired notes what the data plane repaired. It does not block.
+// dataPlaneRepaired adds an event for each repair. It does not block.
 func (p *process) dataPlaneRepaired(list []dataplane.Repaired) {
 	var all []*lbv1.Event
 	for _, r := range list {
@@ -257,7 +261,7 @@ func (p *process) dataPlaneRepaired(list []dataplane.Repaired) {
 	p.events.add(summed(all)...)
 }
 
-// dataPlaneEvents are what happened between two states.
+// dataPlaneEvents returns the events between two states.
 func dataPlaneEvents(was, is plan.State) []*lbv1.Event {
 	var all []*lbv1.Event
 	switch {
@@ -284,7 +288,7 @@ func dataPlaneEvents(was, is plan.State) []*lbv1.Event {
 	}
 	_, everything := is.Held[""]
 	for _, d := range plan.Without(is.Drift, was.Drift, plan.Drift.Key) {
-		// Drift that is not held is repaired, and reported then.
+		// Drift without a hold is repaired; dataPlaneRepaired reports it.
 		if _, held := is.Held[d.Stream]; held || everything {
 			all = append(all, &lbv1.Event{
 				Object: d.Object, What: "drift", Detail: d.Detail, Stream: d.Stream, Target: d.Target,
@@ -300,7 +304,8 @@ func dataPlaneEvents(was, is plan.State) []*lbv1.Event {
 	return summed(all)
 }
 
-// summed replaces the last of too many events by one of the kind of the first that is left out.
+// summed replaces the events beyond maxEventsAtOnce by one summary, whose kind is the kind of the
+// first omitted event.
 func summed(all []*lbv1.Event) []*lbv1.Event {
 	more := len(all) - maxEventsAtOnce + 1
 	if more < 2 {

@@ -20,7 +20,7 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-// scriptedPlane records what is desired; the test sets its state.
+// scriptedPlane records the desired state; the test sets the confirmed one.
 type scriptedPlane struct {
 	ready   chan struct{}
 	state   latest.Value[plan.State]
@@ -31,7 +31,7 @@ func (p *scriptedPlane) Configure(w *plan.Desired)        { p.desired.Set(w) }
 func (p *scriptedPlane) State() *latest.Value[plan.State] { return &p.state }
 func (p *scriptedPlane) Ready() <-chan struct{}           { return p.ready }
 
-// scriptedFrontend reports what the test sets.
+// scriptedFrontend returns the report that the test sets.
 type scriptedFrontend struct {
 	report latest.Value[readiness.Report]
 }

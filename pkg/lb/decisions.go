@@ -22,8 +22,9 @@ import (
 // maxQueued bounds the VIPs of queued decisions; beyond that, decisions are merged and counted.
 const maxQueued = 200_000
 
-// decisions logs what the readiness loop decided, and keeps it for health, metrics and events. The
-// loop only queues: it renews the lease. The zero value needs log, event and count.
+// decisions logs the decisions of the readiness loop, and keeps them for health, metrics and
+// events. The loop only queues them, because it must renew the lease in time. The zero value needs
+// log, event and count.
 type decisions struct {
 	log   *slog.Logger
 	event func(...*lbv1.Event)          // must not block
@@ -64,7 +65,7 @@ type vipState struct {
 	ready, total uint32
 }
 
-// transition is what some VIPs of one decision have in common.
+// transition is a state change that several VIPs of one decision share.
 type transition struct {
 	family   vip.Family
 	isNew    bool
@@ -73,7 +74,8 @@ type transition struct {
 	reason   readinessv1.VipReason
 }
 
-// notable reports whether it is an event: not only another reason, or number of targets.
+// notable reports whether the transition is an event: more than a changed reason or number of
+// targets.
 func (t transition) notable() bool { return t.isNew || t.removed || t.from != t.to }
 
 func (t transition) words() (from, to, reason string) {
@@ -122,14 +124,14 @@ func (d *decisions) compact() {
 	d.queue, d.queued = []decided{merged}, len(newest)
 }
 
-// runTasks runs the tasks of the process, and then logs what the loop decided after the observer
-// had ended: these lines explain the end of a process that failed.
+// runTasks runs the tasks of the process, and then logs the decisions that the loop queued after
+// the end of the observer: these lines explain the end of a process that failed.
 func (d *decisions) runTasks(ctx context.Context, tasks ...task.Task) error {
 	defer d.drain()
 	return task.Run(ctx, tasks...)
 }
 
-// drain applies and logs what was queued, and reports whether that was anything.
+// drain applies and logs the queued decisions, and reports whether there were any.
 func (d *decisions) drain() bool {
 	d.mu.Lock()
 	queue, merged := d.queue, d.merged
@@ -144,8 +146,8 @@ func (d *decisions) drain() bool {
 	return len(queue) > 0
 }
 
-// apply applies a decision. Up to status.MaxSingle VIPs that change their state have a line of the
-// log and an event each, more have one together.
+// apply applies a decision. Up to status.MaxSingle VIPs that change their state get a log line and
+// an event each; more share one.
 func (d *decisions) apply(x decided) {
 	tally, transitions := d.update(x)
 	notable := 0
@@ -206,7 +208,7 @@ func (d *decisions) update(x decided) (tally status.Tally[transition], transitio
 	return tally, transitions
 }
 
-// each logs each VIP that changed its state, one line each. At level info each is an event, too.
+// each writes one log line per VIP that changed its state, and at level info one event, too.
 func (d *decisions) each(x decided, tally []status.Tallied[transition], transitions []uint16, level slog.Level) {
 	ctx := context.Background()
 	var events []*lbv1.Event
@@ -235,7 +237,7 @@ func (d *decisions) each(x decided, tally []status.Tallied[transition], transiti
 	d.event(events...)
 }
 
-// bulk logs n VIPs that changed their state with one line and one event.
+// bulk reports n VIPs that changed their state with one log line and one event.
 func (d *decisions) bulk(x decided, tally []status.Tallied[transition], transitions []uint16, n int) {
 	e := &lbv1.Event{Object: fmt.Sprint(n, " VIPs"), VipCount: uint32(n)}
 	details := make([]string, len(tally))
@@ -274,7 +276,7 @@ func (d *decisions) bulk(x decided, tally []status.Tallied[transition], transiti
 	d.event(e)
 }
 
-// proto returns the transition of that many VIPs.
+// proto returns the transition with its number of VIPs.
 func (t transition) proto(vips int, detail string) *lbv1.VipTransitions {
 	p := &lbv1.VipTransitions{
 		Count: uint32(vips), Family: familyProto(t.family), Detail: detail,
@@ -301,7 +303,7 @@ func stateProto(s vip.State) readinessv1.VipState {
 	}[s]
 }
 
-// serves reports whether a VIP is ready, and whether it is known.
+// serves reports whether a VIP is ready, and whether it has a decision.
 func (d *decisions) serves(v vip.VIP) (ready, known bool) {
 	d.shown.RLock()
 	defer d.shown.RUnlock()

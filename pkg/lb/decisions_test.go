@@ -48,7 +48,8 @@ func newDecisions(t *testing.T, level slog.Level) *decisionsFixture {
 
 func numbered(i int) vip.VIP { return vip.Require(fmt.Sprintf("20.0.%d.%d/32", i>>8, i&255)) }
 
-// decide makes VIPs from a number on ready or not ready, and removes as many as are said.
+// decide applies a decision in which the VIPs numbered [from, to) are ready, or not, and removed
+// are removed.
 func (f *decisionsFixture) decide(revision uint64, from, to int, ready bool, removed ...vip.VIP) {
 	d := readiness.Decision{Removed: removed}
 	for i := from; i < to; i++ {
@@ -270,8 +271,8 @@ func TestLastDecisionsAreLogged(t *testing.T) {
 	}
 }
 
-// BenchmarkAfterDecision measures what the load balancer does with a decision after its table has
-// it, for one that makes the VIPs ready and one that does the opposite.
+// BenchmarkAfterDecision measures the work after a decision is in the table, for one that sets the
+// VIPs to ready and one that sets them to not ready.
 func BenchmarkAfterDecision(b *testing.B) {
 	for _, n := range []int{1, 10_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

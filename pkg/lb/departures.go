@@ -8,7 +8,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// departures keep a VIP that leaves the trench file, or loses its last stream there, for the drain
+// departures keeps a VIP that leaves the trench file, or loses its last stream there, for the drain
 // time of that stream: the stream and its targets stay in force, and the VIP drains.
 type departures struct {
 	file    *trench.Config // as it was read
@@ -17,7 +17,7 @@ type departures struct {
 }
 
 // configure returns the configuration to put in force for a trench file. serves reports whether a
-// VIP attracts traffic: only then is there something to drain.
+// VIP attracts traffic; a VIP without traffic is removed immediately.
 func (d *departures) configure(now time.Time, file *trench.Config, serves func(vip.VIP) bool) *trench.Config {
 	before, ends := d.inForce, d.ends
 	d.file, d.ends = file, map[vip.VIP]time.Time{}
@@ -36,7 +36,7 @@ func sameVIPs(a, b *trench.Config) bool {
 	})
 }
 
-// find fills in the ends of the VIPs that streams of before have and no stream of the file.
+// find sets the ends of the VIPs that only streams of before list.
 func (d *departures) find(now time.Time, before *trench.Config, ends map[vip.VIP]time.Time, serves func(vip.VIP) bool) {
 	served := vip.Set{}
 	for _, s := range d.file.Streams {
@@ -62,14 +62,14 @@ func (d *departures) find(now time.Time, before *trench.Config, ends map[vip.VIP
 	}
 }
 
-// overlaps reports whether a VIP shares addresses with another one of a sorted list, in which no
-// two do.
+// overlaps reports whether a VIP shares addresses with a different VIP of a sorted list without
+// overlaps.
 func overlaps(sorted []vip.VIP, v vip.VIP) bool {
 	i, found := slices.BinarySearchFunc(sorted, v, vip.Compare)
 	return !found && (i > 0 && sorted[i-1].Overlaps(v) || i < len(sorted) && sorted[i].Overlaps(v))
 }
 
-// merge adds the departures to the file, with their streams of before.
+// merge adds the departing VIPs to the file, with their streams from before.
 func (d *departures) merge(before *trench.Config) {
 	d.inForce = d.file
 	if len(d.ends) == 0 {

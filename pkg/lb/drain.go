@@ -58,8 +58,8 @@ func (a *admin) UndrainTargets(_ context.Context, r *lbv1.UndrainTargetsRequest)
 	}
 	drained := slices.Collect(maps.Keys(p.sources.drains.All()))
 	drained = slices.DeleteFunc(drained, func(id targetset.ID) bool { return !named(id, r.GetStream(), names) })
-	// A target that is not drained already is as requested; a name that no target has is a typing
-	// error, and undrains nothing.
+	// Names of targets that are not drained succeed. A name that no target has is a typing error,
+	// and then no drain ends.
 	others := slices.DeleteFunc(slices.Clone(names), func(name string) bool {
 		return slices.ContainsFunc(drained, func(id targetset.ID) bool { return id.Name == name })
 	})

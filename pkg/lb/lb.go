@@ -44,7 +44,7 @@ import (
 // Options configure a load balancer. Every field is required unless stated otherwise.
 type Options struct {
 	Version string
-	// TrenchFile is watched; Config is what was read from it at the start, nil if it was refused.
+	// TrenchFile is watched; Config is its content at the start, nil if it was refused.
 	TrenchFile string
 	Defaults   trench.Defaults
 	Config     *trench.Config
@@ -71,7 +71,7 @@ type Options struct {
 	DataPlane       *dataplane.Options
 	RemoveDataPlane bool // at the end of an orderly stop; otherwise it stays for the next start
 
-	// Configured is called once, when the first trench file that was accepted is evaluated; nil: not.
+	// Configured, if not nil, is called once, when the first accepted trench file is evaluated.
 	// Targets have no verdict yet. It must not block.
 	Configured func()
 
@@ -100,7 +100,8 @@ const (
 	BeatsPerLease = 3
 	// minLease is the shortest lease for which a busy node still sends the heartbeats in time.
 	minLease = 20 * time.Millisecond
-	// svidWait bounds how long clients wait for the first SVID; a refusal explains more.
+	// svidWait bounds how long clients wait for the first SVID. After that they are refused, with the
+	// reason.
 	svidWait = 3 * time.Second
 	// maxSettle bounds the wait for first verdicts on targets.
 	maxSettle = 5 * time.Second
@@ -138,20 +139,20 @@ type process struct {
 	events  events
 	table   *readiness.Table
 	server  *readiness.Server
-	// availability is served beside server, for a frontend of Meridio 1.x.
+	// availability serves a frontend of Meridio 1.x on the same socket as server.
 	availability *availability.Server
 	observer     *observer
 	loop         *loop
-	changed      *latest.Value[uint64] // something that status shows
+	changed      *latest.Value[uint64] // counts changes of the status
 
 	gatewaySources gatewaySources
 	stopping       *latest.Value[bool]
 }
 
-// Health services of the load balancer, beside "" and vip/<prefix>.
+// Health services of the load balancer, in addition to "" and vip/<prefix>.
 const (
 	Liveness      = "Liveness"
-	Readiness     = "Readiness" // Started, Identity and Serving; a problem of one VIP or source must not end the others
+	Readiness     = "Readiness" // Started, Identity and Serving; a problem of one VIP or source must not end the rest
 	Egress        = "Egress"
 	Configuration = "Configuration"
 	TrenchFile    = "TrenchFile" // its writer refreshes it; no part of Readiness
@@ -160,7 +161,7 @@ const (
 	Serving       = "Serving"
 
 	ReadinessSocket        = "ReadinessSocket" // the socket file leads to lb
-	AdminSocket            = "AdminSocket"     // likewise
+	AdminSocket            = "AdminSocket"     // its socket file leads to lb
 	SourcesCondition       = "Sources"
 	DataPlaneCondition     = "DataPlane"     // serves without a data plane, too
 	DataPlaneHoldCondition = "DataPlaneHold" // nothing is held
@@ -168,7 +169,7 @@ const (
 
 // Run runs a load balancer until a receive from stop, and then stops it in stages: it notifies the
 // frontend, serves until the frontend withdrew every VIP, and then tears down. A second receive
-// skips to the end. The end of ctx ends everything at once.
+// skips to the end. The end of ctx ends everything immediately.
 func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 	p, err := newProcess(o)
 	if err != nil {
@@ -228,7 +229,8 @@ func newProcess(o Options) (*process, error) {
 		table: p.table, lease: o.Lease, log: o.Log, observe: p.observer.decisions.decided, files: p.files,
 		away: p.stopping, ready: make(chan struct{}), configured: o.Configured,
 		evaluator: serving.New(serving.Options{
-			// A frontend needs some of the grace period to connect; VIPs not synced after it are withdrawn.
+			// The frontend withdraws VIPs that are not synced within the grace period. Half of it is
+			// left for the frontend to connect.
 			Settle:         min(cmp.Or(o.StaleGrace/2, maxSettle), maxSettle),
 			RegistrySettle: o.Targets.RegistrySettle, Restored: p.sources.registry.Restored,
 			Outage: o.Targets.Outage, DataPlane: o.DataPlane != nil, WithdrawTime: o.DrainTime + stopMargin,
@@ -341,6 +343,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	p.health.Alive(p.loop, tasks...)
 
 	unused = nil
+	// The tasks outlive ctx until the watches have ended.
 	tasksCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	var wg sync.WaitGroup
@@ -350,8 +353,8 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		defer close(failed)
 		tasksErr = p.observer.decisions.runTasks(tasksCtx, tasks...)
 	})
-	// The socket answers only once the first evaluation has been committed, and waits a little for
-	// the first SVID: without one every client is refused, and asks again.
+	// Serve only after the first evaluation is committed, and wait up to svidWait for the first SVID:
+	// without an SVID every client is refused and has to retry.
 	served := make(chan error, 1)
 	wg.Go(func() {
 		select {
@@ -382,6 +385,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 		withdrawn = true
 	}
 	p.health.Report(Serving, "stopping")
+	// Readers must receive the end of their streams even if ctx has ended.
 	end, cancelEnd := context.WithTimeout(context.Background(), time.Second)
 	defer cancelEnd()
 	var ends [2]error
@@ -396,6 +400,8 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	server.Stop()
 	cancel()
 	wg.Wait()
+	// After a failure the frontend may still advertise VIPs, so only an orderly stop removes the data
+	// plane.
 	if p.plane == nil || !p.RemoveDataPlane || !withdrawn {
 		return errors.Join(serveErr, tasksErr)
 	}

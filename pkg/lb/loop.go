@@ -20,7 +20,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// checker is a [healthcheck.Checker], or a script of a test.
+// checker is a [healthcheck.Checker], or a fake in tests.
 type checker interface {
 	Update(changed []trench.Stream, removed []string)
 	Routed()
@@ -28,20 +28,20 @@ type checker interface {
 	Evaluate(now time.Time) healthcheck.Evaluation
 }
 
-// plane is a [dataplane.Plane], or a script of a test.
+// plane is a [dataplane.Plane], or a fake in tests.
 type plane interface {
 	Configure(*plan.Desired)
 	State() *latest.Value[plan.State]
 	Ready() <-chan struct{}
 }
 
-// frontend is a [readiness.Server], or a script of a test.
+// frontend is a [readiness.Server], or a fake in tests.
 type frontend interface {
 	Report() *latest.Value[readiness.Report]
 	Reported(vip.VIP) (readiness.VIPReport, bool)
 }
 
-// loop evaluates readiness. Only it renews the lease: without evaluation the lease expires.
+// loop evaluates readiness. It alone renews the lease, so the lease expires without evaluation.
 type loop struct {
 	config  *latest.Value[trench.Loaded]
 	sources *sources
@@ -53,7 +53,8 @@ type loop struct {
 	observe func(readiness.Decision, uint64) // takes each decision and its revision; must not block
 	files   *readinessfile.Writer            // nil: none are written
 	away    *latest.Value[bool]              // true once the load balancer stops
-	// configured is called once, when the first configuration was evaluated; nil: not. It must not block.
+	// configured, if not nil, is called once, after the first configuration was evaluated. It must
+	// not block.
 	configured func()
 	ready      chan struct{}
 	outage     atomic.Bool
@@ -61,7 +62,7 @@ type loop struct {
 
 	plane      plane // nil: no data plane
 	frontend   frontend
-	applied    func(time.Duration)                // takes how long the kernel took; must not block
+	applied    func(time.Duration)                // records the time until the kernel applied a state; must not block
 	forwarding atomic.Pointer[serving.Forwarding] // newest, with its desired state
 	sent       map[uint64]time.Time               // by revision that the kernel has not applied yet
 	reported   <-chan struct{}                    // of the frontend; nil while nothing is held back
@@ -69,7 +70,7 @@ type loop struct {
 	evaluator  *serving.Evaluator
 	synced     bool
 	generation uint64    // of the configuration in force
-	next       time.Time // when the evaluator has something to do by itself
+	next       time.Time // when a wait or a hold of the evaluator ends
 	departures departures
 	compared   bool // the data plane has read the kernel, or failed to
 	leaving    bool // the readiness files are no longer written
@@ -128,16 +129,17 @@ func (l *loop) Run(ctx context.Context) error {
 			in.targets = true
 		case <-l.checker.Changed():
 		case <-compared:
+			// A condition of the first synced decision.
 			l.compared, compared = true, nil
 			state = l.plane.State().Load()
 			in.kernel = &state
 		case <-confirmed:
 			state, confirmed = l.plane.State().Get()
 			in.kernel = &state
-		case <-l.reported: // what is held back may go
+		case <-l.reported: // held changes may be released
 		case <-stopping:
 			var away bool
-			if away, stopping = l.away.Get(); away && l.files != nil { // withdraw first, and forward on
+			if away, stopping = l.away.Get(); away && l.files != nil { // withdraw first, and continue to forward
 				l.leaving = true
 				l.files.Want(nil)
 			}
@@ -146,6 +148,7 @@ func (l *loop) Run(ctx context.Context) error {
 			beat.Reset(tick.UntilPart(time.Now(), l.lease, BeatsPerLease))
 			beats = true
 		}
+		// A commit renews the lease, too.
 		if !l.evaluate(in) {
 			l.table.Heartbeat()
 		}
@@ -158,7 +161,8 @@ func (l *loop) Run(ctx context.Context) error {
 	}
 }
 
-// load returns the input of a read trench file; a refused one may hide an accepted one before it.
+// load returns the input of a read trench file. An accepted file may have been followed by a
+// refused one before the loop read it, so the generation decides.
 func (l *loop) load(x trench.Loaded) input {
 	in := input{targets: true, lost: x.Err}
 	if x.Err == nil || x.Generation != l.generation {
@@ -168,7 +172,7 @@ func (l *loop) load(x trench.Loaded) input {
 	return in
 }
 
-// input is what came since the last evaluation.
+// input holds the changes since the last evaluation.
 type input struct {
 	config  *trench.Config // nil: the same as before
 	lost    error          // why the trench file on the disk is not in force
@@ -185,7 +189,7 @@ type decision struct {
 	first     bool // readiness is synced with it
 }
 
-// evaluate makes one decision of all inputs. It reports whether it committed anything.
+// evaluate derives one decision from all inputs, and reports whether it committed anything.
 func (l *loop) evaluate(in input) bool {
 	d := l.decide(in)
 	l.publish(in, d)
@@ -196,8 +200,8 @@ func (l *loop) evaluate(in input) bool {
 	return d.committed
 }
 
-// decide evaluates readiness and commits what changed: the frontend gets it before anything else is
-// done with it.
+// decide evaluates readiness and commits the changes first, so that the data plane, logs and
+// metrics do not delay the frontend.
 func (l *loop) decide(in input) decision {
 	now := time.Now()
 	in.config = l.depart(now, in.config)
@@ -238,7 +242,8 @@ func (l *loop) depart(now time.Time, file *trench.Config) *trench.Config {
 	return config
 }
 
-// publish passes a decision to everything behind the table.
+// publish passes a committed decision to the data plane, the readiness files, the index and the
+// observer.
 func (l *loop) publish(in input, d decision) {
 	switch {
 	case l.plane != nil && l.synced:

@@ -88,7 +88,7 @@ func (o *observer) Run(ctx context.Context) error {
 		case <-watchingChanged:
 		case <-statesChanged:
 		case <-targets.Changed():
-			targets.Take() // only that something changed matters here
+			targets.Take() // the status reads the index itself
 		case <-dataPlaneReady:
 			dataPlaneReady = nil
 		case <-dataPlaneChanged:
@@ -99,7 +99,8 @@ func (o *observer) Run(ctx context.Context) error {
 	}
 }
 
-// showConfiguration shows whether the trench file on disk is in force, and the start is over.
+// showConfiguration publishes whether the trench file on disk is in force, and whether the start
+// is over.
 func (o *observer) showConfiguration(l trench.Loaded) {
 	p := o.process
 	problem := logs.Text(l.Err)
@@ -116,7 +117,7 @@ func (o *observer) showConfiguration(l trench.Loaded) {
 	p.health.Set(Started, o.started, problem)
 }
 
-// showStale shows whether the writer of the trench file refreshes it.
+// showStale publishes whether the writer of the trench file refreshes it.
 func (o *observer) showStale(s *trench.Stale) {
 	p, now := o.process, time.Now()
 	problem := s.Problem(now)
@@ -131,7 +132,7 @@ func (o *observer) showStale(s *trench.Stale) {
 	o.stale = problem != ""
 }
 
-// showEgress shows the external connectivity that the frontend reports.
+// showEgress publishes the external connectivity that the frontend reports.
 func (p *process) showEgress(r readiness.Report) {
 	problem := ""
 	switch {
@@ -155,7 +156,7 @@ func (p *process) showEgress(r readiness.Report) {
 	}
 }
 
-// sourceProblem returns what is wrong with the sources, "" if nothing is.
+// sourceProblem returns the problems of the sources, or "".
 func sourceProblem(states []sourceState) string {
 	var problems []string
 	for _, s := range states {
@@ -169,7 +170,7 @@ func sourceProblem(states []sourceState) string {
 	return strings.Join(problems, "; ")
 }
 
-// andMore counts what a summary omits.
+// andMore returns the number of omitted items as text; "" for none.
 func andMore(n int) string {
 	if n < 1 {
 		return ""

@@ -53,7 +53,7 @@ func newSources(o TargetOptions, log *slog.Logger) (*sources, error) {
 	}, nil
 }
 
-// configure takes over a trench file.
+// configure applies a trench file.
 func (s *sources) configure(now time.Time, c *trench.Config) {
 	vips := slices.Clone(c.Attractor.VIPs)
 	slices.SortFunc(vips, vip.Compare)
@@ -73,7 +73,7 @@ func (s *sources) missing(now time.Time, err error) {
 	}
 }
 
-// update returns what changed in the set of targets.
+// update applies the offers of all sources, and returns the changes of the set of targets.
 func (s *sources) update(now time.Time) targetset.Changes {
 	s.set.Offer(targetset.OriginFile, s.file.Take())
 	if !s.options.Registry.Off {
@@ -86,7 +86,7 @@ func (s *sources) update(now time.Time) targetset.Changes {
 	return c
 }
 
-// publish updates states. It visits all targets, and is called with a heartbeat only.
+// publish updates states. It visits all targets, so it is called only once per heartbeat.
 func (s *sources) publish() {
 	if !s.stale {
 		return

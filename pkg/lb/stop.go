@@ -8,12 +8,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/serving"
 )
 
-// unreportedWithdraw is the time for a frontend of Meridio to withdraw, which it does not report: it
-// rewrites the configuration of BIRD and has BIRD load it.
+// unreportedWithdraw is the time in which a frontend of Meridio withdraws: it rewrites the
+// configuration of BIRD and reloads it, without a report.
 const unreportedWithdraw = 1500 * time.Millisecond
 
-// stop announces the end and waits until the frontend reported every VIP withdrawn or is gone. For
-// a frontend of Meridio it waits for the drain time, and at least for unreportedWithdraw.
+// stop announces the stop and waits until the frontend reported every VIP as withdrawn or is gone.
+// For a frontend of Meridio it waits for the drain time, and at least for unreportedWithdraw.
 func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	start := time.Now()
 	p.stopping.Set(true)
@@ -32,6 +32,7 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) {
 	for {
 		report, changed := p.server.Report().Get()
 		watching, watchingChanged := p.availability.Watching().Get()
+		// A frontend of Meridio does not report its withdrawals, so only time ends this wait.
 		waits := watching > 0 && !drained
 		applied := !away.Synced || serving.Applied(report, away.Position)
 		// A frontend that stops at the same time may be gone already; its last report still counts.

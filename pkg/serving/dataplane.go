@@ -11,8 +11,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// planStream returns what the data plane is to do for a stream. before is what it was to do until
-// now; nil for nothing.
+// planStream returns the desired data plane state of a stream. before is the previous one; nil if
+// there was none.
 func (e *Evaluator) planStream(s *stream, before *plan.Stream) *plan.Stream {
 	d := &plan.Stream{
 		Name: s.Name, VIPs: s.VIPs, Size: s.Maglev.Size, Seed: s.Maglev.Seed, DrainTime: s.DrainTime,
@@ -34,7 +34,7 @@ func (e *Evaluator) planStream(s *stream, before *plan.Stream) *plan.Stream {
 	return d
 }
 
-// protocols are the numbers of the protocols of the trench file.
+// protocols maps the protocol names of the trench file to IP protocol numbers.
 var protocols = map[string]uint8{"tcp": plan.TCP, "udp": plan.UDP, "sctp": plan.SCTP}
 
 // ports returns the ports of a match, sorted; nil for none.
@@ -70,21 +70,20 @@ func (e *Evaluator) role(s *stream, m *targetset.Member, ip netip.Addr) plan.Rol
 		case !s.enough(t.alive) && s.enough(t.alive+t.leaving):
 			return plan.Serving // no other target can take over
 		case e.kernel.serves(s.Name, f, m.Name) && !s.enough(t.ready) && s.enough(t.alive):
-			return plan.Serving // until those that take over do
+			return plan.Serving // until the kernel serves its replacements
 		}
 		return plan.Draining
 	case h.State == healthcheck.Overdue && draining:
 		return plan.Draining
 	case h.State == healthcheck.Overdue:
-		// A target that was not asked is not known to be dead, and the VIP is not ready anyway if
-		// there are too many of them.
+		// An overdue target may be alive, and too many of them make the VIP not ready anyway.
 		return plan.Unknown
 	}
 	return plan.Down
 }
 
-// disableMoved takes targets out that have other addresses than before until they are known to be
-// alive there: what the kernel has of their names leads to the old addresses.
+// disableMoved replaces the role Unknown by Down for targets whose addresses changed: until a check
+// passes at the new addresses, kernel entries with the target's name lead to the old ones.
 func disableMoved(d, before *plan.Stream) {
 	var old map[string]*plan.Target
 	for i := range d.Targets {
@@ -104,7 +103,7 @@ func disableMoved(d, before *plan.Stream) {
 	}
 }
 
-// byName returns the targets of a stream by name; none of nil.
+// byName returns the targets of a stream by name; an empty map for a nil stream.
 func byName(s *plan.Stream) map[string]*plan.Target {
 	targets := map[string]*plan.Target{}
 	for i := 0; s != nil && i < len(s.Targets); i++ {
@@ -113,7 +112,7 @@ func byName(s *plan.Stream) map[string]*plan.Target {
 	return targets
 }
 
-// keepsServing reports whether a target that serves continues to; nil does not.
+// keepsServing reports whether a serving target continues to serve; a nil target does not.
 func keepsServing(t *plan.Target, f vip.Family) bool {
 	return t != nil && (t.Roles[f] == plan.Serving || t.Roles[f] == plan.Unknown)
 }
@@ -125,8 +124,8 @@ func (k *kernel) continues(s *plan.Stream, f vip.Family) bool {
 	})
 }
 
-// ownersOf returns the stream that serves each VIP: of those that have it that whose name sorts
-// first.
+// ownersOf returns the stream that serves each VIP. If several streams list it, the one whose name
+// sorts first serves it.
 func ownersOf(streams map[string]*plan.Stream) map[vip.VIP]string {
 	owners := map[vip.VIP]string{}
 	for name, s := range streams {

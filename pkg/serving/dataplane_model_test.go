@@ -23,7 +23,7 @@ type slowModel struct {
 	// kernel is the state that is confirmed next, done the number of desired states applied to it.
 	kernel plan.State
 	done   int
-	// advertised is what gateways received, revision that of the decision it follows from.
+	// advertised holds the VIPs that gateways received, revision the decision that led to it.
 	advertised vip.Set
 	revision   uint64
 }
@@ -66,7 +66,7 @@ func (w *slowModel) check(t *rapid.T) {
 	}
 }
 
-// settle lets all parts follow, and checks that what is in force is what should be.
+// settle runs all parts until they are idle, and checks that the state in force is the desired one.
 func (w *slowModel) settle(t *rapid.T) {
 	for range 6 {
 		for w.done < len(w.sent) {

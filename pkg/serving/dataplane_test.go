@@ -106,7 +106,7 @@ func TestWithheldFamily(t *testing.T) {
 	p.want(vipA, vip.Ready, reasonReady, 2, 2)
 }
 
-// A match is desired at once, and no VIP waits for it.
+// A match is part of the next desired state, and no VIP waits for it.
 func TestMatchOfStream(t *testing.T) {
 	s, other := streamOf("s", vipA), streamOf("other", vipB)
 	s.Match = []trench.Match{
@@ -191,8 +191,8 @@ func TestDepreferredVIPKeepsLastTarget(t *testing.T) {
 	p.wantRole("s", "b", vip.IPv4, plan.Down)
 }
 
-// A report from before the decision about the VIP that joins says nothing of it, and
-// the frontend gets its full time to withdraw.
+// A report from before the decision about the joining VIP does not cover it, and the
+// frontend gets its full time to withdraw.
 func TestVIPJoinsHold(t *testing.T) {
 	join := func(t *testing.T) (p *planeRig, before uint64) {
 		p = startPlaneRig(t, trenchOf(streamOf("s", vipA, vipB)), targets("s", member("a", "172.16.0.1")))
@@ -307,8 +307,8 @@ func TestVIPLeavesHold(t *testing.T) {
 	p.wantRole("s", "a", vip.IPv4, plan.Down)
 }
 
-// A target that fails and returns at once leaves nothing to hold. The next time it fails, the
-// frontend has as long to withdraw as the first time.
+// A target that fails and returns immediately ends its hold. At its next failure the frontend gets
+// the full time to withdraw again.
 func TestFlapOfLastTargetEndsHold(t *testing.T) {
 	p := twoTargets(t)
 	p.health("s", "b", healthcheck.NotReady)
@@ -328,8 +328,8 @@ func TestFlapOfLastTargetEndsHold(t *testing.T) {
 	}
 }
 
-// A hold that ends while another stream is still held leaves nothing behind: the next one of the
-// stream has its own decision and its own time.
+// A hold that ends while another stream is still held is forgotten: the next hold of the stream has
+// a new decision and a new deadline.
 func TestHoldsOfStreamsAreIndependent(t *testing.T) {
 	p := startPlaneRig(t, trenchOf(streamOf("s", vipA), streamOf("u", vipB)), map[string][]targetset.Member{
 		"s": {member("a", "172.16.0.1")}, "u": {member("b", "172.16.0.2")},
@@ -372,7 +372,7 @@ func TestRemovedStreamServesUntilWithdrawal(t *testing.T) {
 		t.Error("another stream has to wait")
 	}
 	p.confirm()
-	p.reports() // VIPs of which a complete report says nothing are not advertised
+	p.reports() // VIPs that a complete report omits are not advertised
 	if p.last().Streams["s"] != nil {
 		t.Error("the stream is still there")
 	}
@@ -505,7 +505,7 @@ func TestVIPNotInKernelIsNotHeld(t *testing.T) {
 		t.Errorf("held back: %q, want %q", p.out.Held, want)
 	}
 	p.wantRole("s", "a", vip.IPv4, plan.Serving)
-	p.reports(vipB) // whatever it says of the other one
+	p.reports(vipB) // whatever it contains for the other VIP
 	p.wantRole("s", "a", vip.IPv4, plan.Down)
 }
 
@@ -683,7 +683,7 @@ func TestDrainWaitsForSuccessor(t *testing.T) {
 	p.want(vipA, vip.Draining, reasonDraining, 0, 3)
 }
 
-// With others that serve the one that drains serves on while they are too few.
+// A draining target continues to serve while too few targets replace it.
 func TestDrainWaitsForEnoughSuccessors(t *testing.T) {
 	s := streamOf("s", vipA)
 	s.MinReady = 2
@@ -769,14 +769,14 @@ func TestOneTargetOfAName(t *testing.T) {
 	for _, x := range p.last().Streams["s"].Targets {
 		got = append(got, fmt.Sprintf("%s %s %d", x.Name, x.IPs, x.Roles[vip.IPv4]))
 	}
-	// What the kernel has of the name leads to the old address.
+	// The kernel's entry for the name leads to the old address.
 	if want := []string{"a [172.16.0.2] 1", "b [172.16.0.9] 3"}; !slices.Equal(got, want) {
 		t.Errorf("targets %q, want %q", got, want)
 	}
 	p.want(vipA, vip.Ready, reasonReady, 1, 3)
 }
 
-// The kernel lags behind: what it has of an older order is about to go, and does not
+// The kernel lags: its state of an older revision is about to be removed, and does not
 // count although it is desired again.
 func TestRevokedDataPlaneStateDoesNotCount(t *testing.T) {
 	p := startPlaneRig(t, trenchOf(streamOf("s", vipA)), targets("s", member("a", "172.16.0.1")))
@@ -796,7 +796,7 @@ func TestRevokedDataPlaneStateDoesNotCount(t *testing.T) {
 	}
 }
 
-// BenchmarkChangeAmongManyVIPs is what the loop pays for the data plane when one
+// BenchmarkChangeAmongManyVIPs measures the cost of the data plane in the loop when one
 // target dies and returns: 100 streams of 100 VIPs and 10 targets each.
 func BenchmarkChangeAmongManyVIPs(b *testing.B) {
 	const streams, vips, targets = 100, 100, 10

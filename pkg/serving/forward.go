@@ -14,26 +14,28 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// FrontendGone is how long no frontend may be connected before there is none to wait for.
+// FrontendGone is the time without a connected frontend after which no withdrawal is awaited.
 const FrontendGone = 500 * time.Millisecond
 
-// forwarding is what the data plane is to do. A change after which a VIP would lead to no target is
-// held back: a stream keeps the last targets that it has in the kernel, and its VIPs, until the
-// frontend has withdrawn those VIPs. Meanwhile they are not ready.
+// forwarding holds the desired state of the data plane. A change that would leave a VIP without a
+// target is held back: a stream keeps its last targets in the kernel, and its VIPs, until the
+// frontend has withdrawn those VIPs. During the hold they are not ready.
 type forwarding struct {
-	// desired is by stream what should be, sent what the data plane got; its revision is 0 before the
-	// first time. Streams that are equal have one pointer. counted are those with an old desired.
+	// desired maps each stream to its desired state, and sent is the state that the data plane
+	// received; its revision is 0 before the first one. Equal streams share one pointer. counted
+	// lists the streams that were counted again since desired was computed.
 	desired map[string]*plan.Stream
 	sent    *plan.Desired
 	counted map[string]bool
-	// differs has the streams of which the data plane got something else than what should be.
+	// differs lists the streams whose sent state differs from the desired state.
 	differs map[string]bool
-	// sentOwners has the stream of sent that serves each VIP.
+	// sentOwners maps each VIP to the stream in sent that serves it.
 	sentOwners map[vip.VIP]string
 	holds      map[holdKey]*hold
 }
 
-// holdKey is a family of a stream, or "" for everything before the first desired state is sent.
+// holdKey names a family of a stream. An empty stream means the whole data plane, until the first
+// desired state is sent.
 type holdKey struct {
 	stream string
 	family vip.Family
@@ -42,43 +44,43 @@ type holdKey struct {
 // hold waits until VIPs are withdrawn.
 type hold struct {
 	vips        []vip.VIP
-	revision    uint64 // of the decision with which the VIPs were no longer ready
+	revision    uint64 // of the decision in which the VIPs became not ready
 	since, ends time.Time
 }
 
-// Frontend is what the frontend reported.
+// Frontend is the newest report of the frontend.
 type Frontend struct {
 	readiness.Report
 	Reported func(vip.VIP) (readiness.VIPReport, bool)
 	Position readiness.Position // of the newest decision, which the frontend may not have applied yet
 }
 
-// Applied reports whether the frontend had applied a position when it sent the report. What it
-// reports as withdrawn before may be announced at this moment: a VIP that just became ready, or
-// whose gateway just came up.
+// Applied reports whether the frontend had applied position p when it sent report r. A VIP that an
+// older report lists as withdrawn may be advertised now: it just became ready, or its gateway just
+// came up.
 func Applied(r readiness.Report, p readiness.Position) bool {
 	return r.Applied.InstanceID == p.InstanceID && r.Applied.Revision >= p.Revision
 }
 
-// Forwarding is the next desired state, and what is held back.
+// Forwarding is the next desired state, with the holds that delay changes.
 type Forwarding struct {
-	Desired  *plan.Desired // nil: the one of the last time
-	Held     []string      // describes what is held back until the frontend withdraws VIPs
-	Released []Release     // what no longer is
-	Next     time.Time     // when a hold ends by itself; zero for never
+	Desired  *plan.Desired // nil if it is unchanged
+	Held     []string      // descriptions of the holds that wait for the frontend
+	Released []Release     // holds that ended
+	Next     time.Time     // when a hold expires; zero for never
 }
 
 // Release is the end of a hold.
 type Release struct {
-	Level  slog.Level // how remarkable the cause is
+	Level  slog.Level // of the log line
 	Cause  string
 	Stream string
 	VIPs   int
 	After  time.Duration
 }
 
-// Routes returns the desired state before the first one of Forward: routes to the targets, so that
-// they can be checked through their VIPs.
+// Routes returns the desired state until the first call of Forward: routes to the targets that are
+// checked through their VIPs.
 func (e *Evaluator) Routes() *plan.Desired {
 	w := &plan.Desired{RoutesOnly: true, Streams: map[string]*plan.Stream{}}
 	for name, s := range e.streams {
@@ -90,7 +92,7 @@ func (e *Evaluator) Routes() *plan.Desired {
 }
 
 // Forward returns the next desired state of the data plane. It is called after each Evaluate, once
-// the decision has a position: the VIPs that are about to lead to no target are not ready in it.
+// the decision has a position: in that decision, VIPs that lose their last target are not ready.
 func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
 	w := &e.forwarding
 	for name := range w.counted {
@@ -102,6 +104,7 @@ func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
 		}
 		before, sent := w.desired[name], w.sent.Streams[name]
 		w.desired[name] = e.planStream(s, before)
+		// An equal state keeps its pointer, since compare and send compare pointers.
 		for _, same := range []*plan.Stream{before, sent} {
 			if w.desired[name].Equal(same) {
 				w.desired[name] = same
@@ -129,7 +132,7 @@ func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
 	return out
 }
 
-// compare notes whether the data plane got of a stream what should be.
+// compare updates differs for one stream.
 func (w *forwarding) compare(name string) {
 	if w.desired[name] == w.sent.Streams[name] {
 		delete(w.differs, name)
@@ -138,8 +141,8 @@ func (w *forwarding) compare(name string) {
 	}
 }
 
-// sendFirst replaces what a load balancer before this one installed in the kernel. Its streams are
-// not known in full, so that all is held back or nothing.
+// sendFirst replaces the kernel state of the previous process. Its streams are not fully known, so
+// a hold covers the whole state.
 func (e *Evaluator) sendFirst(now time.Time, frontend Frontend, out *Forwarding) {
 	var need []vip.VIP
 	for v, name := range e.kernel.state.VIPs {
@@ -153,10 +156,10 @@ func (e *Evaluator) sendFirst(now time.Time, frontend Frontend, out *Forwarding)
 	}
 }
 
-// sendChanged brings the streams that changed from what the data plane got to what should be.
+// sendChanged sends the desired state of the streams that differ from the sent state.
 func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwarding) {
 	w := &e.forwarding
-	// A stream that is again what the data plane got has nothing to hold back.
+	// Every stream is back in its sent state, so no change is left to hold back.
 	if len(w.differs) == 0 {
 		clear(w.holds)
 		return
@@ -168,15 +171,16 @@ func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwardin
 			last := ""
 			for _, v := range s.VIPs {
 				if by := w.sentOwners[v]; by != last {
-					changed[by], last = true, by // it may have to give the VIP up
+					changed[by], last = true, by // it may lose the VIP
 				}
 			}
 		}
 	}
 	delete(changed, "") // the owner of new VIPs
+	// The change that a hold delayed may have been reverted.
 	maps.DeleteFunc(w.holds, func(key holdKey, _ *hold) bool { return !changed[key.stream] })
 	kept := map[string][]remainder{}
-	keepers := map[vip.VIP]string{} // streams that keep VIPs of others
+	keepers := map[vip.VIP]string{} // streams that keep VIPs which their new owners do not serve yet
 	for name := range changed {
 		for _, f := range vip.Families {
 			r := e.remainder(name, f)
@@ -189,7 +193,7 @@ func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwardin
 			}
 		}
 	}
-	var next map[string]*plan.Stream // nil while it is the same as sent
+	var next map[string]*plan.Stream // nil while equal to sent
 	for name := range changed {
 		is, sent := e.interim(name, kept[name], keepers), w.sent.Streams[name]
 		if is.Equal(sent) {
@@ -212,12 +216,12 @@ func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwardin
 		w.compare(name)
 	}
 	if len(w.differs) == 0 {
-		w.differs = map[string]bool{} // one that was large takes long to walk when it has few again
+		w.differs = map[string]bool{} // iterating a map that was large stays slow
 	}
 }
 
-// send returns the next desired state, and notes what it revokes: until the kernel applied it, what
-// the kernel confirmed before may still contain that.
+// send returns the next desired state and records its revocations: until the kernel applied it, the
+// confirmed state may still contain the removed targets and VIPs.
 func (e *Evaluator) send(streams map[string]*plan.Stream) *plan.Desired {
 	w, k := &e.forwarding, e.kernel
 	before := w.sent.Streams
@@ -254,16 +258,16 @@ func (e *Evaluator) send(streams map[string]*plan.Stream) *plan.Desired {
 	return w.sent
 }
 
-// remainder is what a family of a stream keeps until VIPs are withdrawn.
+// remainder is the part of a family of a stream that stays until VIPs are withdrawn.
 type remainder struct {
 	family  vip.Family
 	need    []vip.VIP      // must be withdrawn first
-	vips    []vip.VIP      // which the stream no longer has
-	targets []*plan.Target // which serve and no longer should
+	vips    []vip.VIP      // that the stream no longer lists
+	targets []*plan.Target // that serve and are to stop
 }
 
-// remainder returns the VIPs that would lead to no target if a family of a stream became what it
-// should be, and what they need.
+// remainder returns the VIPs that would lose their last target if a family of a stream reached its
+// desired state, with the targets that keep them forwarded.
 func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
 	w, k := &e.forwarding, e.kernel
 	r := remainder{family: f}
@@ -281,7 +285,7 @@ func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
 	var near int
 	for _, v := range was.VIPs {
 		if v.Family() != f || k.state.VIPs[v] == "" || w.sentOwners[v] != stream {
-			continue // of another stream, or it never was ready
+			continue // of another stream, or not installed
 		}
 		s := e.owner(v, &near)
 		switch leaves := s == nil || s.Name != stream; {
@@ -296,8 +300,8 @@ func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
 	return r
 }
 
-// ownerServes reports whether the stream that is to serve VIPs has a target that serves already,
-// and continues to; nil has none.
+// ownerServes reports whether the future owner of VIPs has a target that the kernel forwards to and
+// that continues to serve; a nil stream has none.
 func (e *Evaluator) ownerServes(s *stream, f vip.Family) bool {
 	return s != nil && e.kernel.continues(e.forwarding.desired[s.Name], f)
 }
@@ -315,12 +319,15 @@ func (e *Evaluator) holdBack(now time.Time, key holdKey, need []vip.VIP, fronten
 		holds[key] = h
 	}
 	if !slices.Equal(need, h.vips) { // nearly never
+		// A VIP that joins the hold needs a later decision and the full time to withdraw.
 		had := vip.NewSet(h.vips...)
 		if slices.ContainsFunc(need, func(v vip.VIP) bool { return !had.Has(v) }) {
 			h.revision, h.ends = frontend.Position.Revision, now.Add(e.options.WithdrawTime)
 		}
 	}
 	h.vips = need
+	// Without a frontend, wait for FrontendGone since the disconnection or the begin of the hold,
+	// whichever is later.
 	gone := h.since
 	if frontend.At.After(gone) {
 		gone = frontend.At
@@ -364,8 +371,8 @@ func (f *Frontend) withdrew(vips []vip.VIP) bool {
 	return true
 }
 
-// interim returns what a stream is to be for the time being: what it should be, with what it keeps,
-// and without the VIPs that another stream keeps.
+// interim returns the state to send for a stream during holds: its desired state with the kept
+// remainder, and without the VIPs that another stream keeps.
 func (e *Evaluator) interim(name string, kept []remainder, keepers map[vip.VIP]string) *plan.Stream {
 	w := &e.forwarding
 	is := w.desired[name]
@@ -398,7 +405,7 @@ func (e *Evaluator) interim(name string, kept []remainder, keepers map[vip.VIP]s
 	return &s
 }
 
-// retain lets a stream keep the role of a target for a family.
+// retain restores the role of a target for a family in a stream.
 func retain(s *plan.Stream, was *plan.Target, f vip.Family) {
 	i := slices.IndexFunc(s.Targets, func(t plan.Target) bool { return t.Name == was.Name })
 	switch {

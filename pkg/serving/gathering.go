@@ -15,7 +15,7 @@ const MaxRegistrySettles = 5
 // find a new load balancer one after the other, and the first would get the flows of all.
 type gathering struct {
 	over        bool
-	known       bool            // the wait ends with the next evaluation: it is known that no target is missing
+	known       bool            // no target is missing: the wait ends with the next evaluation
 	seen        map[string]bool // names of targets
 	first, last time.Time       // when the first and the last of them registered; zero: none did
 }
@@ -34,7 +34,8 @@ func (g *gathering) add(now time.Time, members []targetset.Member) {
 	}
 }
 
-// end returns when the wait ends unless more targets register; zero: it is over, or there are none.
+// end returns when the wait ends unless more targets register; zero if it is over, or if no target
+// has registered.
 func (g *gathering) end(quiet time.Duration) time.Time {
 	if g.over || g.first.IsZero() {
 		return time.Time{}

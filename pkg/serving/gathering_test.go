@@ -26,7 +26,7 @@ func newRegistryRig(t *testing.T, restored bool) *rig {
 	return r
 }
 
-// register adds targets of an origin after a while, which pass their checks at once.
+// register advances the clock and adds targets of an origin, which pass their checks immediately.
 func (r *rig) register(after time.Duration, o targetset.Origin, list ...targetset.Member) {
 	r.now = r.now.Add(after)
 	for _, m := range list {
@@ -59,7 +59,7 @@ func TestRegistrySettle(t *testing.T) {
 			t.Fatalf("streams %v and VIPs %v are ready", streams, vips)
 		}
 	}
-	r.retarget("s") // a caller that connects again is no new target
+	r.retarget("s") // a caller that reconnects does not count as a new target
 	if result := r.pass(quiet - 1); result.Settling || !result.Next.Equal(r.now.Add(1)) {
 		t.Fatalf("settling %v, next %v from now", result.Settling, result.Next.Sub(r.now))
 	}
@@ -187,7 +187,7 @@ func TestRegistrySettleOfReadyVIP(t *testing.T) {
 	p.want(vipB, vip.Ready, reasonReady, 1, 1)
 }
 
-// A target that drains does not make a VIP rise before the others have registered.
+// A draining target does not make a VIP rise before the remaining targets have registered.
 func TestRegistrySettleDraining(t *testing.T) {
 	r := newRegistryRig(t, false)
 	m := member("a", "172.16.0.1")

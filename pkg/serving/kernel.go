@@ -12,17 +12,17 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// kernel is what the kernel confirmed. A nil kernel is that of a load balancer without a data
-// plane, which requires nothing of the kernel.
+// kernel is the confirmed kernel state. It is nil without a data plane: every target then counts as
+// forwarded to.
 type kernel struct {
 	state plan.State
-	// problems has the first problem of each VIP.
+	// problems maps each VIP to its first problem.
 	problems map[vip.VIP]*plan.Problem
-	// drift describes the drift of VIPs, by their text.
+	// drift maps VIPs, as text, to a description of their drift.
 	drift           map[string]string
 	ignoreNeighbors bool
-	// revoked is what a desired state removes, with its revision. What the kernel confirmed of an
-	// older revision does not count, even if it is desired again.
+	// revoked maps removed entries to the revision of the desired state that removes them. Until
+	// the kernel confirms that revision they do not count, even if they are desired again.
 	revoked map[revocation]uint64
 }
 
@@ -37,7 +37,7 @@ func (k *kernel) isRevoked(r revocation) bool {
 	return len(k.revoked) > 0 && k.state.Revision < k.revoked[r]
 }
 
-// serves reports whether a target of a stream is known to get new flows.
+// serves reports whether the kernel is confirmed to send new flows to a target of a stream.
 func (k *kernel) serves(stream string, f vip.Family, target string) bool {
 	return k == nil || k.state.Serves(stream, f, target) &&
 		!k.isRevoked(revocation{stream: stream, target: target, family: f})
@@ -57,7 +57,7 @@ func (k *kernel) unreachable(a netip.Addr) string {
 	return k.state.Unreachable[a]
 }
 
-// able reports whether nothing is known to prevent that the stream is forwarded.
+// able reports whether no known problem prevents forwarding to the stream.
 func (k *kernel) able(stream string, f vip.Family) bool {
 	if k == nil || k.state.Err != nil {
 		return false
@@ -66,8 +66,8 @@ func (k *kernel) able(stream string, f vip.Family) bool {
 	return ok && s.Problem[f] == ""
 }
 
-// Confirm takes over what the kernel confirmed. Its cost follows what differs from the state
-// before, and the number of VIPs.
+// Confirm applies a confirmed kernel state. Its cost follows the difference from the previous
+// state, and the number of VIPs.
 func (e *Evaluator) Confirm(state plan.State) {
 	k := e.kernel
 	before, problemsBefore := k.state, k.problems
@@ -83,6 +83,7 @@ func (e *Evaluator) Confirm(state plan.State) {
 	for v := range differing(problemsBefore, k.problems) {
 		e.touch(v)
 	}
+	// Withheld families and an error are in the verdicts of all VIPs.
 	all := before.Withheld != state.Withheld || fmt.Sprint(before.Err) != fmt.Sprint(state.Err)
 	for i := range e.vips {
 		j := &e.vips[i]
@@ -108,7 +109,7 @@ func (e *Evaluator) Confirm(state plan.State) {
 	for name, s := range e.streams {
 		same := state.Streams[name].Equal(before.Streams[name])
 		if !same {
-			e.touchStream(s) // its problem may be another one
+			e.touchStream(s) // its problem may have changed
 		}
 		if able || resolved[name] || !same || (len(reached) > 0 && s.hasAny(reached)) {
 			e.recount(s)
@@ -116,8 +117,8 @@ func (e *Evaluator) Confirm(state plan.State) {
 	}
 }
 
-// driftOfVIPs returns the drift of elements of maps that belong to VIPs, by their text. Of several
-// the last counts.
+// driftOfVIPs returns the drift of the nftables map elements that belong to VIPs, by the text of
+// the VIP. If a VIP has several, the last counts.
 func driftOfVIPs(all []plan.Drift) map[string]string {
 	of := map[string]string{}
 	for _, x := range all {
@@ -137,7 +138,7 @@ func (s *stream) hasAny(addresses map[netip.Addr]bool) bool {
 	})
 }
 
-// differing yields the keys that only one of two maps has, or that have another value.
+// differing yields the keys that only one of two maps has, or whose values differ.
 func differing[K, V comparable](a, b map[K]V) iter.Seq[K] {
 	return func(yield func(K) bool) {
 		for k, x := range a {

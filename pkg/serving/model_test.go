@@ -49,8 +49,8 @@ type model struct {
 
 	// The inputs of the oracle.
 	config     *trench.Config
-	listed     map[string][]plain // by stream what the trench file has
-	ghosts     map[string][]plain // and what left it, the newest first
+	listed     map[string][]plain // targets in the trench file, by stream
+	ghosts     map[string][]plain // targets that left it, the newest first
 	lost       bool
 	registered map[string][]plain
 	orders     map[targetset.ID]time.Time
@@ -82,7 +82,7 @@ func (w *model) policy() targetset.AddressPolicy {
 	return targetset.AddressPolicy{VIPs: slices.SortedFunc(slices.Values(w.config.Attractor.VIPs), vip.Compare)}
 }
 
-// update does what the loop does when the sources may have something new.
+// update performs the steps of the loop when the sources may have changed.
 func (w *model) update(reloaded bool) {
 	fromFile := w.file.Take()
 	maps.Copy(w.offered[targetset.OriginFile], fromFile)
@@ -103,7 +103,7 @@ func (w *model) evaluate(e healthcheck.Evaluation) {
 	w.index.Publish(w.e.Targets())
 }
 
-// checks returns what a checker reports after the targets changed: new ones start.
+// checks returns the report of a checker after the targets changed: new ones start.
 func (w *model) checks() (e healthcheck.Evaluation) {
 	are := map[healthcheck.Key]healthcheck.Health{}
 	for _, s := range w.config.Streams {
@@ -144,7 +144,7 @@ func (w *model) fall(keys []healthcheck.Key, to healthcheck.State) {
 	w.evaluate(e)
 }
 
-// addresses is the oracle of the set: what a stream has, from what the sources say.
+// addresses is the oracle of the set: it derives the addresses of a stream from its sources.
 func (w *model) addresses(s trench.Stream) []address {
 	var all []plain
 	for _, list := range [][]plain{w.listed[s.Name], w.registered[s.Name], w.ghosts[s.Name]} {

@@ -22,7 +22,7 @@ func (e *Evaluator) judge(j *judged) *readiness.VIPReadiness {
 	m := &g.memos[in]
 	if m.evaluation != e.evaluation {
 		is := e.readiness(g, in)
-		if m.verdict == nil || *m.verdict != is { // else VIPs that keep it are compared by its address
+		if m.verdict == nil || *m.verdict != is { // an equal one keeps its address, which is compared first
 			fresh := is
 			m.verdict = &fresh
 		}
@@ -57,6 +57,7 @@ func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
 	for _, s := range streams {
 		t := &s.tallies[f]
 		alive = alive || s.enough(t.alive) || s.enough(t.alive+t.leaving)
+		// The kernel forwards a VIP to its owner only.
 		if e.kernel != nil && g.owner != s {
 			continue
 		}
@@ -121,8 +122,8 @@ func (g *group) settles() bool {
 	return slices.ContainsFunc(g.streams, func(s *stream) bool { return s.settles(g.family) })
 }
 
-// forwarded reports whether packets of a VIP are forwarded to its owner. A VIP that the kernel is
-// about to move from one stream to another is forwarded all the time.
+// forwarded reports whether packets of a VIP are forwarded to its owner. A VIP stays forwarded
+// while the kernel moves it from one stream to another.
 func (e *Evaluator) forwarded(j *judged) bool {
 	k, g := e.kernel, j.group
 	switch {
@@ -135,7 +136,7 @@ func (e *Evaluator) forwarded(j *judged) bool {
 		k.state.Err == nil && k.problems[j.VIP] == nil && k.serving(j.installed, g.family)
 }
 
-// owner returns the stream that serves a VIP in the kernel; nil for none. near is that of find.
+// owner returns the stream that serves a VIP in the kernel; nil for none. near is passed to find.
 func (e *Evaluator) owner(v vip.VIP, near *int) *stream {
 	if j := e.find(v, near); j != nil {
 		return j.group.owner
@@ -143,7 +144,7 @@ func (e *Evaluator) owner(v vip.VIP, near *int) *stream {
 	return nil
 }
 
-// notConfirmed is why the kernel does not forward if nothing is known that prevents it.
+// notConfirmed is the detail of a VIP that is not forwarded although no problem is known.
 const notConfirmed = "not confirmed by the kernel yet"
 
 // notForwarded explains why the kernel does not forward VIPs although targets are alive.
@@ -164,8 +165,8 @@ func (e *Evaluator) notForwarded(g *group) string {
 	return bounded(d)
 }
 
-// obstacle returns what prevents that a VIP is forwarded, beside what prevents that its group is;
-// "" for nothing.
+// obstacle returns the problem or drift of a single VIP, which replaces the detail of its group; ""
+// if it has none.
 func (e *Evaluator) obstacle(j *judged, ofGroup string) string {
 	k := e.kernel
 	if p := k.problems[j.VIP]; p != nil && k.state.Withheld[j.group.family] == "" {

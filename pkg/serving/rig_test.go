@@ -42,7 +42,7 @@ type rig struct {
 	evaluated func(Result)
 }
 
-// of returns what the newest evaluation found of a VIP; the zero VIPReadiness if it is not judged.
+// of returns the newest verdict on a VIP; the zero VIPReadiness if it is not judged.
 func (e *Evaluator) of(v vip.VIP) (r readiness.VIPReadiness) {
 	if j := e.find(v, new(int)); j != nil && j.verdict != nil {
 		r = *j.verdict
@@ -178,7 +178,7 @@ type planeRig struct {
 
 	report readiness.Report
 	vips   map[vip.VIP]readiness.VIPReport
-	// as is what the frontend reports of advertised VIPs; announced by default.
+	// as is the reported state of advertised VIPs; announced by default.
 	as readinessv1.Advertisement
 }
 
@@ -202,7 +202,7 @@ func startPlaneRig(t testing.TB, c *trench.Config, members map[string][]targetse
 	return p
 }
 
-// follow does what the loop does after an evaluation.
+// follow performs the steps of the loop after an evaluation.
 func (p *planeRig) follow(r Result) {
 	p.table.Commit(readiness.Decision{Changed: r.Changed, Removed: r.Removed, Synced: true, At: p.now})
 	p.out = p.e.Forward(p.now, Frontend{

@@ -18,29 +18,29 @@ import (
 // Options configure an [Evaluator].
 type Options struct {
 	// Settle bounds the wait until each target of a new stream has a verdict. Until then none of its
-	// VIPs rises: one of many targets would get the flows of all.
+	// VIPs rises: the first target with a verdict would get all flows.
 	Settle time.Duration
-	// RegistrySettle is how long no new target must have registered in a stream before its VIPs first
-	// rise, unless the trench file lists targets of it, too; 0: they rise at once. The wait ends
-	// [MaxRegistrySettles] of it after the first target.
+	// RegistrySettle is the time without a new registration in a stream after which its VIPs first
+	// rise. 0, or a target of the stream in the trench file, disables the wait. It lasts at most
+	// [MaxRegistrySettles] times RegistrySettle from the first target on.
 	RegistrySettle time.Duration
 	// Restored reports whether every target of a stream that was registered at the end of the previous
-	// process is registered: nothing is left to wait for. nil: none was.
+	// process is registered again, which ends the wait. nil if that process had no registrations.
 	Restored     func(stream string) bool
 	Outage       outage.Options
-	DataPlane    bool          // only what the kernel confirmed counts
+	DataPlane    bool          // only confirmed kernel state counts
 	WithdrawTime time.Duration // of the frontend, before the last target of a VIP leaves the data plane
 }
 
 // Evaluator derives the readiness of VIPs and the desired data plane. Create one with [New].
 type Evaluator struct {
 	options Options
-	vips    []judged              // those of the attractor, in ascending order
+	vips    []judged              // of the attractor, in ascending order
 	leaving map[vip.VIP]time.Time // see Leave
 	streams map[string]*stream
 	health  map[healthcheck.Key]healthcheck.Health
 
-	// What the next Evaluate does: count streams again, judge VIPs, report VIPs as removed, end waits.
+	// Work of the next Evaluate: streams to count, VIPs to judge, removed VIPs, waits to end.
 	dirty     []*stream
 	touched   marks
 	removed   []vip.VIP
@@ -56,7 +56,8 @@ type Evaluator struct {
 	// drained are addresses that the outage detector ignores: an operator may drain all targets.
 	drained map[healthcheck.Key]bool
 
-	// For Targets: streams with other targets, the addresses that they had, addresses with other health.
+	// Input of Targets: streams with changed targets, their previous addresses, addresses whose
+	// health changed.
 	retargeted map[string]bool
 	left       map[healthcheck.Key]bool
 	checked    []healthcheck.Key
@@ -74,8 +75,8 @@ func New(o Options) *Evaluator {
 	}
 	e.forwarding.counted = map[string]bool{}
 	if o.DataPlane {
-		// The neighbor entries of all targets fail with their network, earlier than the checks: to
-		// hold targets in an outage would be useless if these entries counted.
+		// In an outage of the target network the neighbor entries of all targets fail before the
+		// checks do. If they counted, holding the targets would have no effect.
 		e.kernel = &kernel{
 			ignoreNeighbors: o.Outage.Hold && o.Outage.Threshold != 0, revoked: map[revocation]uint64{},
 		}
@@ -87,8 +88,8 @@ func New(o Options) *Evaluator {
 	return e
 }
 
-// Configure replaces the VIPs and streams. members returns the targets of a stream, from all
-// sources; those in the trench file do not count.
+// Configure replaces the VIPs and streams. members returns the targets of a stream from all
+// sources; the Targets of c are ignored.
 func (e *Evaluator) Configure(now time.Time, c *trench.Config, members func(string) []targetset.Member) {
 	before := e.streams
 	for _, s := range before {
@@ -127,7 +128,7 @@ func (e *Evaluator) Retarget(now time.Time, changed []trench.Stream, members fun
 	}
 }
 
-// leave notes the targets that a stream had, join those that it has.
+// leave records the previous targets of a stream, join the new ones.
 func (e *Evaluator) leave(s *stream) {
 	for k := range s.keys() {
 		e.left[k] = true
@@ -149,17 +150,16 @@ func (e *Evaluator) join(now time.Time, s *stream, members []targetset.Member) {
 	e.recount(s)
 }
 
-// Result is what an evaluation changed.
+// Result lists the changes of an evaluation.
 type Result struct {
 	readiness.Decision      // without Synced and At
 	StreamsChanged     bool // a stream became ready in some family, or no longer is
 	Outage             outage.Verdict
 	Settling           bool      // a new stream waits for first verdicts of checks that run
-	Next               time.Time // when Evaluate has something to do by itself; zero for never
+	Next               time.Time // when a wait or a suspected outage ends; zero for never
 }
 
-// Evaluate takes over changed health, and judges the VIPs that the inputs since the last call
-// concern.
+// Evaluate applies changed health, and judges the VIPs that the inputs since the last call affect.
 func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Result {
 	for _, k := range checks.Removed {
 		delete(e.health, k)
@@ -218,14 +218,14 @@ func (e *Evaluator) judgeTouched() []readiness.VIPReadiness {
 	return changed
 }
 
-// mark has the stream of a target counted again.
+// mark schedules the stream of a target for counting.
 func (e *Evaluator) mark(k healthcheck.Key) {
 	if s, ok := e.streams[k.Stream]; ok {
 		e.recount(s)
 	}
 }
 
-// recount has a stream counted again.
+// recount schedules a stream for counting.
 func (e *Evaluator) recount(s *stream) {
 	if !s.dirty {
 		s.dirty = true
@@ -252,7 +252,7 @@ func (e *Evaluator) settle(now time.Time) (next time.Time, running bool) {
 	return next, running
 }
 
-// detectOutage asks whether the network of the targets failed instead of the targets.
+// detectOutage evaluates whether the network of the targets failed instead of the targets.
 func (e *Evaluator) detectOutage(now time.Time, checks healthcheck.Evaluation) outage.Verdict {
 	changed, removed := e.inService(checks)
 	v := e.outages.Evaluate(now, changed, removed, func(k healthcheck.Key) trench.Check {
@@ -261,7 +261,8 @@ func (e *Evaluator) detectOutage(now time.Time, checks healthcheck.Evaluation) o
 		}
 		return trench.Check{}
 	})
-	// The detail changes while more targets fail; each would be a decision of its own.
+	// Keep the first detail: it changes with each further failure, and each change would cause a
+	// decision.
 	if !v.Outage {
 		e.outage = ""
 	} else if e.outage == "" {
@@ -273,8 +274,8 @@ func (e *Evaluator) detectOutage(now time.Time, checks healthcheck.Evaluation) o
 	return v
 }
 
-// inService returns what the checks changed without the targets that an operator drained: a target
-// that was drained is removed, one that returned has changed.
+// inService returns the changed and removed checks without the targets that an operator drained: a
+// drained target counts as removed, a returned one as changed.
 func (e *Evaluator) inService(checks healthcheck.Evaluation) (changed []healthcheck.Health, removed []healthcheck.Key) {
 	back := map[healthcheck.Key]bool{}
 	for k := range e.left {

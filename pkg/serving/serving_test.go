@@ -323,7 +323,7 @@ func TestDrainedTargetsAreNoOutage(t *testing.T) {
 	key := healthcheck.Key{Stream: "two", Name: "t0", Addr: netip.MustParseAddr("172.16.0.1")}
 	other := key
 	other.Stream = "one"
-	// check returns what the outage detector gets of a health of both.
+	// check returns the input of the outage detector if both targets have the state.
 	check := func(s healthcheck.State) (changed []healthcheck.Health, removed []healthcheck.Key) {
 		e := healthcheck.Evaluation{Changed: []healthcheck.Health{{Key: key, State: s}, {Key: other, State: s}}}
 		defer r.e.Evaluate(r.now, e)

@@ -15,12 +15,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// stream is one stream with its targets, and what they count by family.
+// stream is one stream with its targets and their tallies by family.
 type stream struct {
 	trench.Stream
 	members []targetset.Member
-	// shadowed are the indices of members that leave while another one has taken over their name:
-	// the data plane has one target of a name.
+	// shadowed holds the indices of leaving members whose name another member has taken: the data
+	// plane has one target per name.
 	shadowed  map[int]bool
 	tallies   [len(vip.Families)]tally
 	settleEnd time.Time // of the wait for first verdicts; zero: over
@@ -35,8 +35,8 @@ type stream struct {
 type tally struct {
 	total, ready, starting, overdue, draining, drained uint32
 
-	deferred  uint32 // of starting those whose checks lack a source address
-	held      uint32 // of ready those that only count because of --on-outage=hold
+	deferred  uint32 // starting targets whose checks lack a source address
+	held      uint32 // ready targets that count only because of --on-outage=hold
 	suspected uint32 // their failure is part of a suspected outage
 	alive     uint32 // would be ready if the kernel forwarded to them
 	leaving   uint32 // drain and pass their checks
@@ -44,8 +44,8 @@ type tally struct {
 	failing   string // of the first target that its checks, or its neighbor entry, failed
 
 	drainEnd time.Time // until when draining targets make up for missing ones; zero when they do not
-	// relieved is set when they make up for others that are alive and that the kernel is about to
-	// forward to: nothing is about to end.
+	// relieved is set while draining targets make up for live targets that the kernel is about to
+	// forward to: the VIPs do not drain with them.
 	relieved bool
 }
 
@@ -61,7 +61,7 @@ func (s *stream) setMembers(members []targetset.Member) {
 	}
 }
 
-// keys yields the addresses of the targets; none of nil.
+// keys yields the addresses of the targets; a nil stream has none.
 func (s *stream) keys() iter.Seq2[healthcheck.Key, *targetset.Member] {
 	return func(yield func(healthcheck.Key, *targetset.Member) bool) {
 		for i := 0; s != nil && i < len(s.members); i++ {
@@ -161,7 +161,7 @@ func (e *Evaluator) count(s *stream) {
 }
 
 // healthOf returns the health of one address of a target. An address whose family is not checked
-// is as the other one.
+// has the health of the target's other address.
 func (e *Evaluator) healthOf(s *stream, m *targetset.Member, ip netip.Addr) (healthcheck.Health, bool) {
 	if !s.Check.Families.Has(vip.FamilyOf(ip)) {
 		for _, other := range m.IPs {
@@ -208,7 +208,7 @@ func (s *stream) counts(f vip.Family, problem string) string {
 	return bounded(d)
 }
 
-// bounded cuts a detail to what the frontend accepts.
+// bounded truncates a detail to the length that the frontend accepts.
 func bounded(detail string) string {
 	if len(detail) > readiness.MaxDetailBytes {
 		return detail[:readiness.MaxDetailBytes-3] + "..."

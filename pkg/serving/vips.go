@@ -21,16 +21,16 @@ type judged struct {
 	verdict *readiness.VIPReadiness
 	// installed is the stream to which the kernel is known to send the VIP; "" for none.
 	installed string
-	// leaves is the end of the drain of a VIP that left the trench file; zero: it did not.
+	// leaves is the end of the drain of a VIP that left the trench file; zero if it did not.
 	leaves time.Time
 }
 
-// group is the VIPs of one family that the same streams list. What is judged of one of them holds
-// for all in the same circumstances.
+// group is the set of VIPs of one family that the same streams list. Those in the same
+// circumstances share a verdict.
 type group struct {
 	family  vip.Family
 	streams []*stream // in the order of the trench file
-	// owner serves the VIPs in the kernel: of the streams the one whose name sorts first; nil for none.
+	// owner serves the VIPs in the kernel: the stream whose name sorts first; nil for none.
 	owner *stream
 	memos [circumstances]memo
 }
@@ -106,8 +106,8 @@ func (e *Evaluator) remove(j *judged) {
 	}
 }
 
-// find returns a configured VIP; nil for none. near is the index at which it is expected, and
-// afterwards the one behind it: a list of VIPs in ascending order is found in one pass.
+// find returns a configured VIP; nil for none. near is the expected index, and find advances it, so
+// that one pass finds a list of VIPs in ascending order.
 func (e *Evaluator) find(v vip.VIP, near *int) *judged {
 	if *near >= len(e.vips) || e.vips[*near].VIP != v {
 		i, found := sort.Find(len(e.vips), func(i int) int { return vip.Compare(v, e.vips[i].VIP) })
@@ -119,7 +119,7 @@ func (e *Evaluator) find(v vip.VIP, near *int) *judged {
 	return &e.vips[*near-1]
 }
 
-// assign adds a stream to its VIPs. known are the groups so far.
+// assign adds a stream to the groups of its VIPs. known caches the groups that were created so far.
 func (e *Evaluator) assign(s *stream, known map[extension]*group) {
 	var numbers [len(vip.Families)]int
 	for _, v := range s.VIPs {
@@ -129,7 +129,7 @@ func (e *Evaluator) assign(s *stream, known map[extension]*group) {
 		s.vips[f] = make([]int32, 0, n)
 	}
 	var near int
-	var of, extended *group // of the VIP before, which nearly always is that of the next
+	var of, extended *group // of the previous VIP; successive VIPs nearly always share it
 	for _, v := range s.VIPs {
 		j := e.find(v, &near)
 		if j == nil {
@@ -152,7 +152,7 @@ func (e *Evaluator) assign(s *stream, known map[extension]*group) {
 	}
 }
 
-// touch has a VIP judged again if it is configured.
+// touch schedules a VIP for judging if it is configured.
 func (e *Evaluator) touch(v vip.VIP) {
 	var near int
 	if e.find(v, &near) != nil {
@@ -160,14 +160,14 @@ func (e *Evaluator) touch(v vip.VIP) {
 	}
 }
 
-// touchStream has the VIPs of a stream judged again.
+// touchStream schedules the VIPs of a stream for judging.
 func (e *Evaluator) touchStream(s *stream) {
 	for _, f := range vip.Families {
 		e.touchFamily(s, f)
 	}
 }
 
-// touchFamily has the VIPs of one family of a stream judged again.
+// touchFamily schedules the VIPs of one family of a stream for judging.
 func (e *Evaluator) touchFamily(s *stream, f vip.Family) {
 	for _, i := range s.vips[f] {
 		e.touched.add(int(i))

@@ -121,7 +121,7 @@ func TestAllocationsOfDecision(t *testing.T) {
 			r.e.Targets()
 		})
 	}
-	// With the race detector the pool of fmt drops a quarter of what it gets, at random.
+	// With the race detector, sync.Pool randomly drops a quarter of the buffers of package fmt.
 	const spread = 20
 	if few, many := allocations(10), allocations(1000); many > few+spread {
 		t.Errorf("%v allocations for 2 000 VIPs, %v for 20", many, few)

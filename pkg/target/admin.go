@@ -40,7 +40,7 @@ func (a *admin) SetLogLevel(_ context.Context, r *targetadminv1.SetLogLevelReque
 	return &targetadminv1.SetLogLevelResponse{Previous: previous}, err
 }
 
-// status is everything that `target status` shows of this process.
+// status returns this process's content of `target status`.
 func (p *process) status(ctx context.Context) *targetadminv1.Status {
 	flows, err := p.flows(ctx)
 	s := Describe(p.Options, p.path.Status(), flows)
@@ -52,7 +52,7 @@ func (p *process) status(ctx context.Context) *targetadminv1.Status {
 	return s
 }
 
-// Describe returns the kernel state as `target status` shows it.
+// Describe returns the kernel state for `target status`.
 func Describe(o Options, state replypath.Status, flows map[string]int) *targetadminv1.Status {
 	s := &targetadminv1.Status{
 		Version: o.Version, Interface: o.Interface, Complete: state.Complete,
@@ -77,7 +77,7 @@ func Describe(o Options, state replypath.Status, flows map[string]int) *targetad
 	return s
 }
 
-// metricState is the state at a scrape.
+// metricState returns the state at a scrape.
 func (p *process) metricState() metrics.TargetState {
 	flows, _ := p.flows(context.Background()) // `target status` has the error
 	return metricsOf(p.path.Status(), flows)

@@ -12,9 +12,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/health"
 )
 
-// addressHealth adds a service for each address to those of a health server, for Check alone: lb
-// asks it why a check by way of a VIP fails. An address of the pool is SERVING while the kernel
-// state is complete, and other addresses are NOT_FOUND.
+// addressHealth adds a service for each address to a health server, only in Check: lb calls it to
+// diagnose a failed check through a VIP. An address of the pool is SERVING while the kernel state
+// is complete; an address outside the pool is NOT_FOUND.
 type addressHealth struct {
 	*health.Server
 	process *process

@@ -24,8 +24,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// stopVariable makes the test binary run a target until SIGTERM: "stop" and "end" say whether it is
-// stopped or its context ends, "remove" that it removes the kernel state.
+// stopVariable makes the test binary run a target until SIGTERM, which with "stop" stops the target
+// and with "end" ends its context. With "remove" the target removes the kernel state.
 const stopVariable = "VIPGATE_TARGET_TEST"
 
 func TestMain(m *testing.M) {

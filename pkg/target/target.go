@@ -25,7 +25,7 @@ import (
 // Options configure a target. Every field is required unless stated otherwise.
 type Options struct {
 	Version string
-	// Pool and Interface are those of replypath.Options.
+	// Pool and Interface are passed to replypath.Options.
 	Pool      []netip.Prefix
 	Interface string
 	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr serves none.
@@ -39,7 +39,7 @@ type Options struct {
 	LostLines func() uint64
 }
 
-// Health services of a target, beside "" and one for each address of the pool.
+// Health services of a target, in addition to "" and one for each address of the pool.
 const (
 	Liveness = "Liveness"
 	// Readiness is ReplyPath: packets to the pool are accepted and answered.
@@ -57,7 +57,7 @@ type process struct {
 	path    *replypath.Path
 	health  *health.Server
 	metrics *metrics.Target
-	changed latest.Value[struct{}] // something that status shows
+	changed latest.Value[struct{}] // notifies watches of the status
 }
 
 // Run keeps the kernel state complete until a receive from stop, or the end of ctx.
@@ -112,7 +112,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 // cleanupTimeout bounds the removal of the kernel state.
 const cleanupTimeout = 10 * time.Second
 
-// Cleanup removes the kernel state and returns what it removed.
+// Cleanup removes the kernel state and returns the removed objects.
 func Cleanup(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
@@ -123,7 +123,7 @@ func Cleanup(ctx context.Context) ([]string, error) {
 	return removed, nil
 }
 
-// tasks returns what runs, with open listeners.
+// tasks returns the tasks of the process, with open listeners.
 func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
 	var endpoints []*endpoint.Endpoint
 	defer func() {
@@ -206,7 +206,8 @@ func (o observer) Run(ctx context.Context) error {
 	}
 }
 
-// Incomplete returns why the kernel state is not complete, with the remedies; nil when it is.
+// Incomplete returns an error with the problems of an incomplete kernel state and their remedies;
+// nil when it is complete.
 func Incomplete(s replypath.Status) error {
 	if s.Complete {
 		return nil

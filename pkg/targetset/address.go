@@ -13,10 +13,10 @@ import (
 
 // AddressPolicy decides which addresses targets may have.
 type AddressPolicy struct {
-	// Subnets are where targets may be; none: anywhere.
+	// Subnets lists the prefixes that may contain targets; none means every address.
 	Subnets []netip.Prefix
-	// VIPs are where no target may be. They do not overlap and are sorted by [vip.Compare], since
-	// there may be very many.
+	// VIPs lists the prefixes that must not contain targets. They do not overlap and are sorted by
+	// [vip.Compare], since there may be very many.
 	VIPs []vip.VIP
 }
 
@@ -61,10 +61,10 @@ func join[T fmt.Stringer](list []T) string {
 	return strings.Join(texts, ", ")
 }
 
-// names are those of streams and targets, as in the trench file.
+// names matches valid names of streams and targets, as in the trench file.
 var names = regexp.MustCompile(`\A[A-Za-z0-9_.-]{1,60}\z`)
 
-// CheckName returns what is wrong with the name of a stream or target.
+// CheckName returns why the name of a stream or target is invalid.
 func CheckName(s string) error {
 	const remedy = "write 1 to 60 characters out of A-Z a-z 0-9 _ . -"
 	switch {
@@ -76,7 +76,7 @@ func CheckName(s string) error {
 	return nil
 }
 
-// Quote quotes input, cut to a length that fits into a line.
+// Quote quotes input, truncated to a length that fits into a line.
 func Quote(s string) string {
 	const most = 120
 	if len(s) > most {

@@ -4,9 +4,9 @@
 // [Lifecycle], and [SourceGonePolicy] decides what happens to the targets of a source that is gone.
 // [Drains] are ordered by an operator and survive restarts.
 //
-// [Set] is pure: no clock, no goroutine, no I/O. Its cost follows the streams that changed, an
-// address belongs to one target of a stream, and an offer that [AddressPolicy] or another offer
-// excludes is reported as a problem, while the others are taken.
+// [Set] is pure: no clock, no goroutine, no I/O. Its cost follows the streams that changed, and an
+// address belongs to one target of a stream. An offer that [AddressPolicy] or another offer
+// excludes is reported as a problem and does not affect the remaining offers.
 //
 // [Index] lists the targets with their health, for status, metrics and watchers; its writer never
 // waits for a reader.

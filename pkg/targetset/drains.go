@@ -13,9 +13,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// Drains are the drains by operators. They last until they are undrained, also across restarts when
-// they have a file. Its methods may be called from any goroutine; Drain and Undrain wait for the
-// disk.
+// Drains holds the drains by operators. A drain lasts until it is undrained, and with a file also
+// across restarts. The methods are safe for concurrent use; Drain and Undrain wait for the disk.
 type Drains struct {
 	path    string
 	changed chan struct{}
@@ -45,8 +44,8 @@ type order struct {
 }
 
 // OpenDrains reads the drains from the file; "" keeps them in memory. A corrupt file is moved aside
-// and logged, and there are no drains. A file that cannot be read is an error: without it targets
-// that an operator drained would receive flows.
+// and logged, and the list of drains starts empty. A file that cannot be read is an error: without
+// it targets that an operator drained would receive flows.
 func OpenDrains(path string, log *slog.Logger) (*Drains, error) {
 	d := &Drains{path: path, changed: make(chan struct{}, 1)}
 	if path == "" {
@@ -78,8 +77,8 @@ func OpenDrains(path string, log *slog.Logger) (*Drains, error) {
 	return d, nil
 }
 
-// remaining returns how much is left of a drain that was ordered at a wall time: a clock that was
-// set while the process was away makes it no longer than the drain and no shorter than 0.
+// remaining returns the rest of a drain that was ordered at a wall time. It is between 0 and
+// length, even if the clock was set while no process ran.
 func remaining(at time.Time, length time.Duration, now time.Time) time.Duration {
 	return min(max(0, length-now.Round(0).Sub(at)), length)
 }

@@ -11,23 +11,22 @@ import (
 
 // View is one address of one target as status and watchers show it.
 type View struct {
-	// Health has the state of its checks in Checks, and in State what follows from it and from
-	// drains.
+	// In Health, State combines the state of the checks, which is in Checks, with drains.
 	healthcheck.Health
 	Checks healthcheck.State
-	// Origins are where the target comes from.
+	// Origins is the set of sources that offer the target.
 	Origins OriginSet
 	// Owner is the SPIFFE ID that registered it; "" for other sources.
 	Owner string
-	// DrainEnd and DrainCause are until when it drains, and why.
+	// DrainEnd and DrainCause are the end and the reason of its drain.
 	DrainEnd   time.Time
 	DrainCause string
 }
 
 func (v View) compare(w View) int { return v.Compare(w.Key) }
 
-// same reports whether nothing differs for which watches are notified: another check with the same
-// result is no change.
+// same reports whether v and w are equal for watches: a new check with the same result does not
+// notify them.
 func (v View) same(w View) bool {
 	v.LastCheck, w.LastCheck = time.Time{}, time.Time{}
 	return v == w
@@ -38,8 +37,8 @@ func (v View) same(w View) bool {
 type Index struct {
 	mu    sync.Mutex
 	views map[healthcheck.Key]View
-	// watches are by target, of which there may be as many watches as targets: a change must not
-	// visit all of them. Those of all targets have the zero ID.
+	// watches is indexed by target: there may be as many watches as targets, and a change must not
+	// visit all of them. Watches of all targets have the zero ID.
 	watches map[ID]map[*Watch]struct{}
 }
 
@@ -48,7 +47,7 @@ func NewIndex() *Index {
 	return &Index{views: map[healthcheck.Key]View{}, watches: map[ID]map[*Watch]struct{}{}}
 }
 
-// Publish applies what changed.
+// Publish applies changes and notifies the watches.
 func (r *Index) Publish(changed []View, removed []healthcheck.Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,7 +156,7 @@ func (w *Watch) note(k healthcheck.Key) {
 // Changed holds a token when Take may return something.
 func (w *Watch) Changed() <-chan struct{} { return w.wake }
 
-// Take returns what changed since the last Take, sorted.
+// Take returns the changes since the last Take, sorted.
 func (w *Watch) Take() (changed []View, removed []healthcheck.Key) {
 	w.index.mu.Lock()
 	defer w.index.mu.Unlock()

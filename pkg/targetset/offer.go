@@ -16,7 +16,7 @@ type ID struct {
 // String returns "STREAM/NAME".
 func (i ID) String() string { return i.Stream + "/" + i.Name }
 
-// Check returns what is wrong with the names.
+// Check returns why the names are invalid.
 func (i ID) Check() error { return errors.Join(CheckName(i.Stream), CheckName(i.Name)) }
 
 func (i ID) compare(j ID) int {
@@ -26,7 +26,7 @@ func (i ID) compare(j ID) int {
 // Origin is a source of targets.
 type Origin uint8
 
-// The origins, in the order of precedence: where two disagree about a target, the earlier one
+// The origins, in the order of precedence: if two of them disagree about a target, the earlier one
 // counts.
 const (
 	OriginFile     Origin = iota // the trench file
@@ -66,48 +66,48 @@ const (
 	Active Lifecycle = iota
 	// Leaving: the source no longer offers the target. It drains, unless another source offers it.
 	Leaving
-	// Terminating: the source announces the target's end. After its drain it is over for as long as
-	// it is offered so, whatever other sources offer.
+	// Terminating: the source announces the target's end. After its drain the target is removed for
+	// as long as this offer remains, whatever other sources offer.
 	Terminating
 )
 
-// Offer is one target of one stream as a source offers it. A target that a source no longer names
-// is gone at once; for a gentle end it is offered as Leaving or Terminating until its drain ends,
-// or longer: what has drained is no target.
+// Offer is one target of one stream as a source offers it. A target that a source no longer offers
+// is removed immediately. To drain it, the source offers it as Leaving or Terminating at least
+// until the drain ends, after which it is not a target any more.
 type Offer struct {
 	Name string
 	// IPs are its addresses, one or two, at most one of a family.
 	IPs       []netip.Addr
 	Lifecycle Lifecycle
-	// DrainEnd is when it leaves, on the monotonic clock, unless it is Active.
+	// DrainEnd is the end of its drain, on the monotonic clock, unless it is Active.
 	DrainEnd time.Time
-	// Cause is why it is not Active, such as "deregistered".
+	// Cause is the reason why it is not Active, such as "deregistered".
 	Cause string
 	// Owner is the SPIFFE ID that registered it; "" for the file.
 	Owner string
 }
 
-// Offers is what changed in a source: by stream all that it offers, in a stable order. An absent
-// stream has not changed; one with an empty list has nothing any more.
+// Offers maps each changed stream of a source to all its offers, in a stable order. An absent
+// stream has not changed; an empty list means that the source offers nothing for the stream.
 type Offers map[string][]Offer
 
-// SourceGonePolicy is what happens to targets when the trench file is gone or their registration
+// SourceGonePolicy decides the fate of targets when the trench file is gone or their registration
 // has expired.
 type SourceGonePolicy string
 
 // The policies.
 const (
-	Hold  SourceGonePolicy = "hold"  // keeps what the source offered last
-	Drain SourceGonePolicy = "drain" // drains it
-	Drop  SourceGonePolicy = "drop"  // removes it at once
+	Hold  SourceGonePolicy = "hold"  // keeps the last offers
+	Drain SourceGonePolicy = "drain" // drains the targets
+	Drop  SourceGonePolicy = "drop"  // removes the targets immediately
 )
 
 // SourceState describes a source, for status.
 type SourceState struct {
 	Name     string    // of its Origin
-	Live     bool      // it can be read
+	Live     bool      // the source can be read
 	Since    time.Time // of Live
-	Detail   string    // what it offers or, when it is gone, why
+	Detail   string    // the offers or, when the source is gone, the reason
 	OnGone   SourceGonePolicy
-	Problems []string // the offers that are not taken: each with its name and why
+	Problems []string // the refused offers, each with its name and the reason
 }

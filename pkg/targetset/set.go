@@ -20,19 +20,19 @@ type Member struct {
 	Origins OriginSet
 	// Owner is the SPIFFE ID that registered it; "" for other sources.
 	Owner string
-	// Draining is Draining until DrainEnd, Drained after that when an operator drains it, and Ready
-	// for a target that does not drain: then its checks decide.
+	// Draining is Draining until DrainEnd and, after a drain by an operator, Drained. It is Ready for
+	// a target that does not drain: its checks decide then.
 	Draining healthcheck.State
 	DrainEnd time.Time
-	// Cause is why it drains.
+	// Cause is the reason of its drain.
 	Cause string
 }
 
 // manualDrain is the cause of a drain by an operator.
 const manualDrain = "by an operator"
 
-// Set unites what the sources offer. It is pure, and belongs to one goroutine. Its cost follows the
-// size of the streams that changed.
+// Set unites the offers of all sources. It is pure, and belongs to one goroutine. Its cost follows
+// the size of the streams that changed.
 type Set struct {
 	policy  AddressPolicy
 	streams map[string]*streamState
@@ -40,7 +40,7 @@ type Set struct {
 	drains  map[ID]time.Time
 	dirty   map[string]struct{}
 	removed []string
-	// ends is when the next drain of a stream ends, for those in which one runs.
+	// ends maps each stream with a running drain to the end of its next one.
 	ends map[string]time.Time
 }
 
@@ -59,8 +59,8 @@ func New() *Set {
 	return s
 }
 
-// Configure replaces the streams and the policy. The streams' own Targets do not count: the trench
-// file is a source like the others.
+// Configure replaces the streams and the policy. It ignores the Targets of the streams, which the
+// trench file offers as a source.
 func (s *Set) Configure(streams []trench.Stream, policy AddressPolicy) {
 	s.policy = policy
 	known := make(map[string]*streamState, len(streams))
@@ -80,7 +80,7 @@ func (s *Set) Configure(streams []trench.Stream, policy AddressPolicy) {
 	s.streams = known
 }
 
-// Offer applies what changed in a source.
+// Offer applies the changes of a source.
 func (s *Set) Offer(o Origin, changed Offers) {
 	for name, list := range changed {
 		if len(list) == 0 {
@@ -92,8 +92,8 @@ func (s *Set) Offer(o Origin, changed Offers) {
 	}
 }
 
-// SetManualDrains replaces the drains by operators: when each ends, on the monotonic clock. The map
-// must not change later.
+// SetManualDrains replaces the drains by operators. The map contains the end of each on the
+// monotonic clock, and must not change later.
 func (s *Set) SetManualDrains(drains map[ID]time.Time) {
 	if !maps.EqualFunc(s.drains, drains, time.Time.Equal) {
 		for _, ids := range []map[ID]time.Time{s.drains, drains} {
@@ -105,18 +105,18 @@ func (s *Set) SetManualDrains(drains map[ID]time.Time) {
 	s.drains = drains
 }
 
-// Changes are what an update changed.
+// Changes lists the changes of an update.
 type Changes struct {
-	// Streams are those with other targets, or other targets that drain, than before, with all
-	// members as Targets.
+	// Streams lists the streams whose targets, or whose draining targets, changed, with all members
+	// as Targets.
 	Streams []trench.Stream
-	// Removed are streams that are gone.
+	// Removed lists the removed streams.
 	Removed []string
-	// Next is when Update has something to do although nothing else happens; zero for never.
+	// Next is the time of the next Update without another input; zero for never.
 	Next time.Time
 }
 
-// Update returns what changed since the last Update.
+// Update returns the changes since the last Update.
 func (s *Set) Update(now time.Time) Changes {
 	c := Changes{Removed: s.removed}
 	s.removed = nil
@@ -146,7 +146,7 @@ func (s *Set) Members(stream string) []Member {
 	return nil
 }
 
-// Problems returns the offers of a source that are not taken: each with its name and why.
+// Problems returns the refused offers of a source, each with its name and the reason.
 func (s *Set) Problems(o Origin) []string {
 	var all []string
 	for _, st := range s.streams {
@@ -175,7 +175,7 @@ type union struct {
 	policy AddressPolicy
 	byName map[string]int // index in members
 	byAddr map[netip.Addr]string
-	over   map[string]Offer // targets whose announced end has come
+	over   map[string]Offer // targets whose announced end has passed
 }
 
 // originOffer is an offer with its source.
@@ -184,7 +184,7 @@ type originOffer struct {
 	Offer
 }
 
-// resolve unites what the sources offer for one stream.
+// resolve unites the offers of all sources for one stream.
 func (s *Set) resolve(now time.Time, st *streamState) {
 	name := st.config.Name
 	u := union{st, s.policy, map[string]int{}, map[netip.Addr]string{}, map[string]Offer{}}
@@ -200,6 +200,7 @@ func (s *Set) resolve(now time.Time, st *streamState) {
 			case runs, offer.Lifecycle == Active:
 				offered = append(offered, originOffer{o, offer})
 			case offer.Lifecycle == Terminating:
+				// Its announced end has passed: exclude the target, whatever the remaining sources offer.
 				u.over[offer.Name] = offer
 			}
 			if runs {
@@ -210,8 +211,8 @@ func (s *Set) resolve(now time.Time, st *streamState) {
 	for _, o := range offered {
 		u.take(o.Origin, o.Offer)
 	}
-	// A target that leaves one source and is in another has not left, so these come last. A target
-	// that leaves several sources leaves with the last.
+	// A target that leaves one source but is in a second one has not left, so leaving offers come
+	// last. A target that leaves several sources drains until the last end.
 	slices.SortStableFunc(leaving, func(a, b originOffer) int { return b.DrainEnd.Compare(a.DrainEnd) })
 	for _, l := range leaving {
 		u.leave(l.Origin, l.Offer)
@@ -241,7 +242,7 @@ func (m *Member) drain(now, end time.Time) {
 	}
 }
 
-// end applies the end of a target that an offer has. The earlier end counts.
+// end applies the drain of an offer. The earlier end counts.
 func (m *Member) end(offer Offer) {
 	if offer.Lifecycle == Active || (m.Draining == healthcheck.Draining && m.DrainEnd.Before(offer.DrainEnd)) {
 		return
@@ -249,7 +250,7 @@ func (m *Member) end(offer Offer) {
 	m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, offer.DrainEnd, offer.Cause
 }
 
-// take adds a target that is Active or Terminating, unless something excludes it.
+// take adds a target that is Active or Terminating, or records the problem that excludes it.
 func (u *union) take(o Origin, offer Offer) {
 	problem := func(format string, args ...any) {
 		what := fmt.Sprintf("target %s of stream %s", offer.Name, u.config.Name)
@@ -294,7 +295,7 @@ func (u *union) take(o Origin, offer Offer) {
 	u.add(o, offer, offer.IPs)
 }
 
-// leave adds the addresses of a target that leaves which no other target has.
+// leave adds a leaving target with the addresses that no other target has.
 func (u *union) leave(o Origin, offer Offer) {
 	var free []netip.Addr
 	for _, a := range offer.IPs {

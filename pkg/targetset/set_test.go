@@ -182,7 +182,7 @@ func TestAnnouncedEndOverridesOffers(t *testing.T) {
 	}
 	r.want("b 172.16.0.2 registry")
 	r.wantProblem(OriginRegistry, "target a of stream s has drained and left: test")
-	// The address is free, and so is the name once the file no longer says so.
+	// The address is free, and so is the name once the file no longer lists it.
 	r.set.Offer(OriginRegistry, Offers{"s": {
 		offer("a", "172.16.0.1"), offer("b", "172.16.0.2"),
 		offer("c", "172.16.0.1"),
@@ -254,7 +254,7 @@ func TestRemovedStreamIsReported(t *testing.T) {
 	if c := r.set.Update(r.now); !slices.Equal(c.Removed, []string{"s"}) || r.set.Members("s") != nil {
 		t.Errorf("removed %q, with members %v", c.Removed, r.set.Members("s"))
 	}
-	// What is offered for a stream that is not there waits for it.
+	// Offers for an unknown stream wait for it.
 	r.set.Configure([]trench.Stream{{Name: "s"}}, AddressPolicy{})
 	r.want("a 172.16.0.1 file")
 }

@@ -8,8 +8,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// TrenchFile is the source of the targets that the trench file lists. It offers those that left the
-// file as Leaving. It belongs to one goroutine, which passes to it what pkg/trench read.
+// TrenchFile is the source of the targets that the trench file lists. It offers targets that left
+// the file as Leaving. It belongs to one goroutine, which passes configurations of package trench
+// to it.
 type TrenchFile struct {
 	onGone  SourceGonePolicy
 	lists   map[string][]Offer
@@ -26,9 +27,9 @@ func NewTrenchFile(onGone SourceGonePolicy) *TrenchFile {
 	}
 }
 
-// Configure applies what the file contains. A target that is no longer in it, or has another
-// address there, leaves; so does one that is marked as terminating. Targets of a removed stream are
-// gone.
+// Configure applies the content of the file. A target that the file no longer lists, or whose
+// addresses changed, leaves; so does a target that is marked as terminating. Targets of a removed
+// stream are removed immediately.
 func (f *TrenchFile) Configure(now time.Time, streams []trench.Stream) {
 	if f.gone != nil {
 		f.gone, f.since = nil, now
@@ -44,7 +45,7 @@ func (f *TrenchFile) Configure(now time.Time, streams []trench.Stream) {
 	}
 }
 
-// succeed derives the offers of a stream from the file and from the offers before.
+// succeed derives the offers of a stream from the file and from the previous offers.
 func succeed(now time.Time, old []Offer, s trench.Stream) []Offer {
 	ending := map[string]time.Time{}
 	for _, o := range old {
@@ -58,7 +59,7 @@ func succeed(now time.Time, old []Offer, s trench.Stream) []Offer {
 		stays[t.Name] = t
 		o := Offer{Name: t.Name, IPs: t.IPs}
 		if t.Terminating {
-			// Another reading must not restart a drain.
+			// Reading the file again must not restart a drain.
 			o.Lifecycle, o.DrainEnd = Terminating, cmp.Or(ending[t.Name], now.Add(s.DrainTime))
 			o.Cause = "marked as terminating in the trench file"
 		}
@@ -75,7 +76,7 @@ func succeed(now time.Time, old []Offer, s trench.Stream) []Offer {
 	return list
 }
 
-// left is an offer that its source withdraws. A drain that runs continues, but is no longer
+// left returns the offer after its source withdrew it. A running drain continues, but is no longer
 // announced: another source may offer the target.
 func (o Offer) left(cause string, end time.Time) Offer {
 	if o.Lifecycle == Leaving {
@@ -88,7 +89,7 @@ func (o Offer) left(cause string, end time.Time) Offer {
 	return o
 }
 
-// Lose notes that the file cannot be read, and why. A file with errors does not count: the last
+// Lose records why the file cannot be read. It is not called for a file with errors: the last
 // accepted one stays in force.
 func (f *TrenchFile) Lose(now time.Time, why error) {
 	first := f.gone == nil
@@ -111,11 +112,11 @@ func (f *TrenchFile) Lose(now time.Time, why error) {
 	}
 }
 
-// Take returns what changed since the last Take. Its cost follows the targets of the streams that
+// Take returns the changes since the last Take. Its cost follows the targets of the streams that
 // changed.
 //
-// A target that the file marks as terminating is offered beyond its end, as long as it is marked:
-// it is over, whatever other sources offer.
+// A target that the file marks as terminating is offered even after its end, as long as it is
+// marked, which removes the target whatever other sources offer.
 func (f *TrenchFile) Take() Offers {
 	changed := make(Offers, len(f.changed))
 	for name := range f.changed {
