@@ -70,6 +70,7 @@ func (s *splitter) dispatch(conn net.Conn) {
 	}
 	r := bufio.NewReaderSize(conn, 64)
 	_ = conn.SetReadDeadline(time.Now().Add(peekTimeout))
+	// A deadline in the past interrupts Peek when the splitter closes.
 	defer context.AfterFunc(s.open, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
 	first, err := r.Peek(len(http2Preface))
 	if err != nil {
