@@ -141,8 +141,8 @@ func (c *validateCommand) Run(out *cli.Output) error {
 	if err := c.checkInterface(o.Config); err != nil {
 		fmt.Fprintf(os.Stderr, "frontend: warning: %v\n", err)
 	} else if o.Config != nil {
-		// The interface is absent outside of the pod. If it exists, the preview finds gateways that would
-		// have no session.
+		// The interface is absent outside of the pod. If it exists, the preview finds gateways that
+		// would have no session.
 		_, problems, err := o.BIRD.Preview(o.Config.Attractor)
 		if err != nil {
 			return err

@@ -320,6 +320,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	p.health.Alive(p.controller, slices.Concat(front, back)...)
 
 	unused = nil
+	// The groups outlive ctx, so that they stop in order after its cancellation.
 	base := context.WithoutCancel(ctx)
 	frontCtx, endFront := context.WithCancel(base)
 	defer endFront()
@@ -331,6 +332,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	wg.Go(func() { defer close(frontDone); frontErr = task.Run(frontCtx, front...) })
 	wg.Go(func() { defer close(backDone); backErr = task.Run(backCtx, back...) })
 
+	// A failed task ends its group. Then the other group stops, too, without moving traffic away.
 	select {
 	case <-ctx.Done():
 	case <-frontDone:
@@ -340,6 +342,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 			p.Log.Warn("stopping although traffic may still arrive", "error", err)
 		}
 	}
+	// End every Watch first, because open streams delay the end of the health endpoint.
 	p.health.Shutdown()
 	endFront()
 	<-frontDone

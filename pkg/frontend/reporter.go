@@ -144,6 +144,8 @@ func (r *reporter) Run(ctx context.Context) error {
 func (r *reporter) confirmPending(ctx context.Context) bool {
 	var revision uint64
 	var shared, families [len(vip.Families)]bool
+	// One confirmation covers all waiting withdrawals, so it waits for their newest revision. mu is
+	// released during the wait: new decisions must not block.
 	r.mu.Lock()
 	waiting := r.waiting
 	for v, w := range r.pending.All() {

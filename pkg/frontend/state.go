@@ -133,6 +133,7 @@ func (s *state) applyDecisions(d decisions, c causes, each bool) (out outcome) {
 		removed = removed || !st.configured()
 		out.tally.Add(transitionOf(ch))
 	}
+	// Log lines count changed advertisements. Events also include new VIPs.
 	changed, notable := out.changed(), 0
 	for _, t := range out.tally.List() {
 		if t.Transition.notable() {

@@ -296,6 +296,6 @@ func (f *EventFollower[E]) take(p EventPage[E]) error {
 }
 
 func (f *EventFollower[E]) note(format string, args ...any) {
-	// The error is ignored, because there is no other output to report it.
+	// The error is ignored, because it cannot be reported elsewhere.
 	_, _ = fmt.Fprintf(f.Notes, "%s: %s\n", f.Program, fmt.Sprintf(format, args...))
 }

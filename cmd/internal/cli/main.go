@@ -53,7 +53,7 @@ type Globals struct {
 // Output is the destination of printed text.
 type Output struct{ io.Writer }
 
-// Printf prints to the output. It ignores errors, because there is no other output to report them.
+// Printf prints to the output. It ignores errors, which cannot be reported elsewhere.
 func (o *Output) Printf(format string, args ...any) { _, _ = fmt.Fprintf(o, format, args...) }
 
 // New returns the parser of a command line.
