@@ -20,8 +20,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// beatInterval is the longest pause of the controller. The announcer's KEEPALIVE is due at the
-// same times. If the previous heartbeat is too old, it waits for the next one.
+// beatInterval is the longest pause of the controller. The announcer's KEEPALIVEs are due at the
+// same times. A KEEPALIVE waits for the next heartbeat if the previous heartbeat is too old.
 const beatInterval = time.Second
 
 // controller passes inputs to the gate and publishes its decisions. No call of its loop blocks.
