@@ -24,13 +24,13 @@ import (
 
 var errGone = grpcstatus.Error(codes.Unavailable, "the other end is gone")
 
-// session is one connection: what it is asked, what it answers and how it ends.
+// session is one connection with its messages and its final error.
 type session struct {
 	messages []*frontendv1.WatchEventsResponse
 	end      error
 }
 
-// script plays sessions one after the other; the last one ends the test's context.
+// script plays sessions in sequence. The last session ends the test's context.
 type script struct {
 	sessions []session
 	asked    []string
@@ -58,7 +58,7 @@ func (s *script) open(ctx context.Context, from cli.EventPosition,
 	return now.end
 }
 
-// follow plays the sessions and returns what was printed and noted.
+// follow plays the sessions and returns the printed events and the notes.
 func follow(t *testing.T, s *script, limit uint32) (printed, notes string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -126,7 +126,7 @@ func TestFollowReportsARestart(t *testing.T) {
 			strings.Count(notes, "connected again") != 1 {
 			t.Errorf("noted\n%s", notes)
 		}
-		// 100, 200, 400 ms while it is away, and 100 ms after it was there.
+		// Retries after 100, 200 and 400 ms during the outage, and after 100 ms once it was reachable.
 		if got, want := fmt.Sprint(s.at), "[0s 100ms 300ms 700ms 800ms]"; got != want {
 			t.Errorf("attempts at %s, want %s", got, want)
 		}
@@ -205,7 +205,7 @@ func TestPrinterWritesOneObjectInEachLine(t *testing.T) {
 	}
 }
 
-// olderFrontend knows no WatchEvents.
+// olderFrontend does not implement WatchEvents.
 type olderFrontend struct {
 	frontendv1.UnimplementedFrontendServiceServer
 }

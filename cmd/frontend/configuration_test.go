@@ -26,8 +26,8 @@ func TestConfigurationDocument(t *testing.T) {
 	}
 }
 
-// meridioTable is the table of Meridio's variables. What a conversion does shows
-// in what it makes of a number and of a word.
+// meridioTable returns the table of Meridio's variables. Converting a number and a word shows the
+// effect of each conversion.
 func meridioTable(t *testing.T) string {
 	notes := map[[2]string]string{
 		{"3", "TRACE"}:    "the same values",

@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
-// handshake returns why credentials of a client refuse a server.
+// handshake returns the error with which a client's credentials refuse a server.
 func handshake(t *testing.T, client credentials.TransportCredentials, server *identity.Source) error {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(identitytest.ShortDir(t), "s"))
@@ -45,7 +45,7 @@ func handshake(t *testing.T, client credentials.TransportCredentials, server *id
 	return err
 }
 
-// The connections to the load balancer and to the NSP have credentials of their own.
+// The connections to the load balancer and to the NSP have separate credentials.
 func TestCredentialsOfConnections(t *testing.T) {
 	ca := identitytest.NewCA(t, "example.org")
 	dir := identitytest.ShortDir(t)

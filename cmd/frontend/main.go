@@ -1,6 +1,5 @@
-// Command frontend is the advertising side of vipgate: it runs BIRD and
-// advertises a VIP only while the load balancer reports it as ready and a
-// gateway session is up.
+// Command frontend is the advertising side of vipgate. It runs BIRD and advertises a VIP only
+// while the load balancer reports it as ready and a gateway session is up.
 package main
 
 import (

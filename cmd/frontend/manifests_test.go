@@ -67,7 +67,7 @@ func TestTheImageFitsTheContainer(t *testing.T) {
 	if image.EntryPoint != "/usr/local/bin/frontend" {
 		t.Errorf("the entry point is %q", image.EntryPoint)
 	}
-	// BIRD inherits those of the frontend.
+	// BIRD inherits the capabilities of the frontend.
 	if len(image.Capabilities) != 1 || len(image.Capabilities[image.EntryPoint]) == 0 {
 		t.Errorf("file capabilities %v, want those of the frontend alone", image.Capabilities)
 	}
@@ -202,8 +202,8 @@ func TestMistakesInThePodAreSeen(t *testing.T) {
 	}
 }
 
-// The two containers meet at one socket, in a volume of their common group, and
-// expect each other's identity.
+// Both containers use the same socket in a volume of their common group, and authorize each
+// other's identity.
 func TestLBAndFrontendMeet(t *testing.T) {
 	p := deployment(t).Spec.Template.Spec
 	lb, frontend := p.Container(t, "lb"), p.Container(t, "frontend")
@@ -258,7 +258,7 @@ func TestThePodHasTimeToDrain(t *testing.T) {
 	}
 }
 
-// A hung process cannot drain: the kubelet kills it soon after its liveness probe has failed.
+// A hung process cannot drain, so the kubelet must kill it soon after its liveness probe failed.
 func TestHungContainerRestartsInTime(t *testing.T) {
 	pod := deployment(t).Spec.Template.Spec
 	for _, c := range pod.Running() {
@@ -274,10 +274,10 @@ func TestHungContainerRestartsInTime(t *testing.T) {
 	}
 }
 
-// network is what the Multus annotation says.
+// network is one entry of the Multus annotation.
 type network struct{ Name, Interface string }
 
-// networks are the one toward the gateways and the one toward the targets.
+// networks returns the network toward the gateways and the network toward the targets.
 func networks(t *testing.T) []network {
 	var list []network
 	annotation := deployment(t).Spec.Template.Metadata.Annotations["k8s.v1.cni.cncf.io/networks"]
@@ -294,7 +294,7 @@ func TestExternalInterfaceIsAttached(t *testing.T) {
 	}
 }
 
-// trenchObject is what the tests look at of a Trench.
+// trenchObject holds the fields of a Trench that the tests read.
 type trenchObject struct {
 	Metadata struct{ Name string }
 	Spec     struct {
@@ -310,7 +310,7 @@ func readTrench(t *testing.T, file string) trenchObject {
 	return clitest.Read[trenchObject](t, file)
 }
 
-// trenchFile is the trench file of the component without kube.
+// trenchFile returns the trench file of the component without kube.
 func trenchFile(t *testing.T) []byte {
 	t.Helper()
 	name := path.Base(manifest(t).Variable("VIPGATE_TRENCH_FILE"))
@@ -329,8 +329,8 @@ func trenchFile(t *testing.T) []byte {
 	return []byte(m.Data[name])
 }
 
-// trenches are the trench files of the manifests: that of the ConfigMap, and those that Trenches
-// without Services become.
+// trenches returns the trench files of the manifests: the file of the ConfigMap, and the
+// translations of Trenches without Services.
 func trenches(t *testing.T) map[string]*trench.Config {
 	t.Helper()
 	texts := map[string][]byte{"without kube": trenchFile(t)}
@@ -360,7 +360,7 @@ type attached struct {
 	sysctls map[string]string
 }
 
-// addressRange is where pods get addresses.
+// addressRange is the range of pod addresses.
 type addressRange struct {
 	Range   netip.Prefix
 	Exclude []netip.Prefix
@@ -399,7 +399,8 @@ func readNetwork(t *testing.T, file, name string) attached {
 	return a
 }
 
-// fits says what is wrong with an address in the network that another pod has already.
+// fits returns an error if an address is outside of the network, or may be assigned to another
+// pod.
 func (a attached) fits(address netip.Addr) error {
 	contains := func(p netip.Prefix) bool { return p.Contains(address) }
 	for _, r := range a.ranges {
@@ -413,8 +414,8 @@ func (a attached) fits(address netip.Addr) error {
 	return fmt.Errorf("%s is in no network of the pod", address)
 }
 
-// The gateways and the targets of the trench lie in the networks that the example
-// attaches, and no pod gets the address of one.
+// The gateways and the targets of the trench are in the networks that the example attaches, and
+// their addresses are not assigned to pods.
 func TestTheTrenchFilesFitTheNetworks(t *testing.T) {
 	names := networks(t)
 	gateways, targets := readNetwork(t, example+"network.yaml", names[0].Name), readNetwork(t,
@@ -440,8 +441,8 @@ func TestTheTrenchFilesFitTheNetworks(t *testing.T) {
 	}
 }
 
-// A program that forwards needs NET_ADMIN, and writes down what it did where it is
-// found again, as long as the kernel has it.
+// A program that forwards needs NET_ADMIN, and keeps its state on a volume that lasts as long as
+// the kernel state.
 func TestTheLBMayForward(t *testing.T) {
 	p := deployment(t).Spec.Template.Spec
 	lb := p.Container(t, "lb")
@@ -465,7 +466,7 @@ func TestTheLBMayForward(t *testing.T) {
 
 // A kustomization names every file of its directory, and each name has a file.
 func TestKustomizationsAreComplete(t *testing.T) {
-	// The latter belong to the cluster, to the owner of another namespace, and to the application.
+	// The last four belong to the cluster, to the owner of another namespace, and to the application.
 	apart := []string{"kustomization.yaml", "identities.yaml", "namespace-role.yaml", "service.yaml", "application.yaml"}
 	files, err := filepath.Glob(components + "*/kustomization.yaml")
 	if err != nil || len(files) < 5 {
@@ -504,8 +505,7 @@ func TestKustomizationsAreComplete(t *testing.T) {
 	}
 }
 
-// The overlay's identities are those that SPIRE is configured to give, by the name of
-// the container.
+// The overlay authorizes the identities that SPIRE issues by the name of the container.
 func TestTheExamplesIdentitiesAgree(t *testing.T) {
 	b, err := os.ReadFile(example + "identities.yaml")
 	if err != nil {

@@ -14,8 +14,9 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 )
 
-// aliases are the variables of Meridio's frontend (docs/configuration.md), two where its code and
-// its documentation differ, and that of Meridio 2's router for the directory of readiness files.
+// aliases maps the variables of Meridio's frontend (docs/configuration.md), with two names where
+// its code and its documentation differ, and the variable of Meridio 2's router for the directory
+// of readiness files.
 var aliases = []cli.Alias{
 	meridio("VIPGATE_EXTERNAL_INTERFACE", nil, "NFE_EXTERNAL_INTERFACE"),
 	meridio("VIPGATE_BIRD_DIR", nil, "NFE_BIRD_CONFIG_PATH"),
@@ -46,13 +47,13 @@ var aliases = []cli.Alias{
 	cli.Renamed("VIPGATE_READINESS_DIR", "MERIDIO_READINESS_DIR"),
 }
 
-// meridio returns an alias of variables of Meridio's frontend. Its operator leaves those empty for
-// which it has no value, so that an empty one is one that is not set.
+// meridio returns an alias of variables of Meridio's frontend. An empty variable counts as unset,
+// because Meridio's operator sets variables without a value to "".
 func meridio(variable string, convert func(string) string, names ...string) cli.Alias {
 	return cli.Alias{Names: names, Variable: variable, Convert: convert, EmptyIsUnset: true}
 }
 
-// noEffect are variables of Meridio's frontend that change nothing here.
+// noEffect lists variables of Meridio's frontend that have no effect in vipgate.
 type noEffect struct {
 	names []string
 	why   string
@@ -77,7 +78,8 @@ func seconds(s string) string {
 	return s
 }
 
-// level converts Meridio's levels: TRACE is debug, and what Meridio does not know is info, as there.
+// level converts Meridio's log levels. TRACE becomes debug. An unknown level becomes info, as in
+// Meridio.
 func level(s string) string {
 	switch l := strings.ToLower(s); l {
 	case "trace":
@@ -88,9 +90,9 @@ func level(s string) string {
 	return "info"
 }
 
-// podVariables are the variables whose defaults differ in Meridio's pod, where only /etc/bird,
-// /var/run/bird, /var/log and /tmp can be written, probes run in the container, metrics are scraped
-// at the pod's address, and BIRD's log file is where Meridio's is.
+// podVariables holds the defaults that differ in Meridio's pod. There only /etc/bird,
+// /var/run/bird, /var/log and /tmp are writable, probes run in the container, and metrics are
+// scraped at the pod's address. BIRD's log file has the path that Meridio uses.
 var podVariables = map[string]string{
 	"VIPGATE_ADMIN_SOCKET":       "unix:///tmp/frontend.sock",
 	"VIPGATE_HEALTH_SOCKET":      "unix:///tmp/health.sock",
@@ -100,8 +102,8 @@ var podVariables = map[string]string{
 	"VIPGATE_BIRD_LOG_FILE_SIZE": "20000",
 }
 
-// inMeridioPod reports whether the environment is that of Meridio's frontend: the NSP is named, and
-// nothing else has the configuration.
+// inMeridioPod reports whether the process runs as Meridio's frontend: the environment names the
+// NSP, which is the only source of the configuration.
 func inMeridioPod() bool {
 	switch os.Getenv("VIPGATE_CONFIG_SOURCE") {
 	case "nsp":
@@ -114,7 +116,7 @@ func inMeridioPod() bool {
 	return false
 }
 
-// adoptPod sets those of podVariables that neither the user nor Meridio's operator set.
+// adoptPod sets the podVariables that neither the user nor Meridio's operator set.
 func adoptPod() {
 	if !inMeridioPod() {
 		return
@@ -126,12 +128,12 @@ func adoptPod() {
 			set = set || a.Variable == variable && given
 		}
 		if !set {
-			_ = os.Setenv(variable, value) // fails for names that are empty or contain "=" only
+			_ = os.Setenv(variable, value) // fails only for names that are empty or contain "="
 		}
 	}
 }
 
-// warnIgnored names in one line the variables of Meridio that are not known.
+// warnIgnored lists the unknown variables of Meridio in one line.
 func warnIgnored(environ []string, warn io.Writer) {
 	var ignored []string
 	for _, e := range environ {
@@ -149,8 +151,9 @@ func warnIgnored(environ []string, warn io.Writer) {
 	}
 }
 
-// arguments rewrites the command lines of Meridio's frontend that kong would read otherwise: Go's
-// flag package accepts one dash, and --debug alone prints a document and ends.
+// arguments rewrites command lines of Meridio's frontend that kong parses differently. Meridio
+// uses Go's flag package, which accepts a single dash. Its --debug alone prints a document and
+// exits.
 func arguments(args []string) []string {
 	if len(args) != 1 {
 		return args

@@ -28,9 +28,9 @@ import (
 	"github.com/vipgate/vipgate/test/nsptest"
 )
 
-// meridioPod is the pod of Meridio 1.2.8's template in a laboratory, with the frontend replaced: the
-// user of the image, the capabilities, volumes, variables and probes of the template. The load
-// balancer beside it and the NSP are those of Meridio.
+// meridioPod is the pod of Meridio 1.2.8's template in a lab, with the frontend replaced. It has
+// the user of the image, and the capabilities, volumes, variables and probes of the template. The
+// load balancer and the NSP run as in Meridio.
 type meridioPod struct {
 	t        *testing.T
 	lab      *lab.Lab
@@ -48,8 +48,7 @@ const (
 	healthSocket = "unix:///tmp/health.sock"
 )
 
-// meridioVolumes are the volumes of the container and where they are mounted: nothing else can be
-// written.
+// meridioVolumes maps the volumes of the container to their mount points, the only writable paths.
 var meridioVolumes = map[string]string{
 	"spire-agent-socket": "/run/spire/sockets", "tmp-fe": "/tmp", "run": "/var/run/bird", "etc": "/etc/bird",
 	"log": "/var/log", "lb-socket": "/var/lib/meridio",
@@ -107,7 +106,7 @@ func newMeridioPod(t *testing.T) *meridioPod {
 	return p
 }
 
-// in returns the same pod for a subtest, which fails by itself.
+// in returns the same pod for a subtest, so that failures belong to the subtest.
 func (p *meridioPod) in(t *testing.T) *meridioPod {
 	c := *p
 	c.t = t
@@ -165,11 +164,11 @@ func (p *meridioPod) startNSP(o nsptest.Options) {
 	p.t.Cleanup(func() { p.check(p.nsp.Stop()) })
 }
 
-// volume is the directory of a volume on this host.
+// volume returns the directory of a volume on this host.
 func (p *meridioPod) volume(name string) string { return filepath.Join(p.lab.Dir, name) }
 
-// volumes creates the volumes as the kubelet does; that of the load balancer's socket has 1 KiB, of
-// which the kernel makes a page.
+// volumes creates the volumes as the kubelet does. The volume of the load balancer's socket has 1
+// KiB, which the kernel rounds up to a page.
 func (p *meridioPod) volumes(ca *identitytest.CA) {
 	p.t.Helper()
 	for name := range meridioVolumes {
@@ -192,7 +191,7 @@ func (p *meridioPod) volumes(ca *identitytest.CA) {
 	p.must(os.Link(socket, filepath.Join(p.volume("spire-agent-socket"), "agent.sock")))
 }
 
-// container is the container with another command line.
+// container returns the container with another command line.
 func (p *meridioPod) container(arguments ...string) container.Container {
 	p.t.Helper()
 	user, group, _ := strings.Cut(p.image.User, ":")
@@ -222,7 +221,7 @@ func (p *meridioPod) container(arguments ...string) container.Container {
 	return c
 }
 
-// run runs a command line in a container of its own, with the volumes of the pod.
+// run runs a command line in a separate container with the volumes of the pod.
 func (p *meridioPod) run(name string, arguments ...string) (string, error) {
 	p.t.Helper()
 	c := p.container(arguments...)
@@ -233,7 +232,7 @@ func (p *meridioPod) run(name string, arguments ...string) (string, error) {
 	return p.lab.Pod.Run(p.context(), command[0], command[1:]...)
 }
 
-// start starts the container as its image has it, or again after it ended.
+// start starts the container with the command of its image, or restarts it after it ended.
 func (p *meridioPod) start() {
 	p.t.Helper()
 	c := p.container(p.image.EntryPoint, "run")
@@ -254,7 +253,7 @@ func (p *meridioPod) exec(arguments ...string) (string, error) {
 	return p.lab.Pod.Run(p.context(), command[0], command[1:]...)
 }
 
-// probe runs a probe of the template, or with the timeouts that the operator sets without one.
+// probe runs a probe with timeouts from the template, or the operator's defaults.
 func (p *meridioPod) probe(service, connect, call string) error {
 	out, err := p.exec("/bin/grpc_health_probe", "-addr="+healthSocket, "-service="+service,
 		"-connect-timeout="+connect, "-rpc-timeout="+call)
@@ -303,13 +302,13 @@ func (p *meridioPod) get(from *lab.NetNS, address string) (body string, err erro
 	return body, err
 }
 
-// The image takes the place of Meridio's frontend with nothing else changed.
+// The image replaces Meridio's frontend without any other change.
 func TestMeridioPod(t *testing.T) {
 	p := newMeridioPod(t)
 	vips := []string{"20.0.0.1/32", "2000::1/128"}
 
-	// Another container of the pod may create the external interface later. The probe of the process
-	// serves meanwhile: the kubelet would restart the container otherwise.
+	// Another container of the pod may create the external interface later. Until then the probe of
+	// the process must serve, or the kubelet would restart the container.
 	p.must(p.lab.Pod.Batch("link set "+lab.External+" down", "link set "+lab.External+" name later0"))
 	p.start()
 	p.wantServing("", "Liveness")
@@ -351,8 +350,8 @@ func TestMeridioPod(t *testing.T) {
 		}
 	})
 
-	// A container that is killed leaves sockets and BIRD's files; the next one starts from the list
-	// on disk while the NSP is away.
+	// A killed container leaves sockets and BIRD's files. The next container starts from the cached
+	// configuration while the NSP is down.
 	p.must(p.nsp.Stop())
 	p.must(p.frontend.Kill())
 	p.killBIRD()
@@ -446,7 +445,7 @@ func wantDocument(t *testing.T, out string) {
 	}
 }
 
-// killBIRD ends BIRD as the end of the container's PID namespace does.
+// killBIRD kills BIRD, as the kernel does at the end of the container's PID namespace.
 func (p *meridioPod) killBIRD() {
 	p.t.Helper()
 	text, err := os.ReadFile(filepath.Join(p.volume("run"), "bird.ctl.pid"))

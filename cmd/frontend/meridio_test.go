@@ -14,8 +14,8 @@ import (
 	"github.com/vipgate/vipgate/test/clitest"
 )
 
-// adopted sets variables, nil: none beside those that are set, and returns those of vipgate that
-// result.
+// adopted sets variables and returns the resulting variables of vipgate. nil sets no additional
+// variables.
 func adopted(t *testing.T, variables map[string]string) map[string]string {
 	t.Helper()
 	if variables != nil {
@@ -40,8 +40,8 @@ func adopted(t *testing.T, variables map[string]string) map[string]string {
 	return got
 }
 
-// Every variable of Meridio's frontend that docs/configuration.md lists, with a value as its
-// deployments have it, sets a flag.
+// Every variable of Meridio's frontend in docs/configuration.md sets a flag, with a value as in
+// Meridio's deployments.
 func TestMeridioVariablesSetFlags(t *testing.T) {
 	tests := []struct{ variable, value, flag, want string }{
 		{"NFE_EXTERNAL_INTERFACE", "eth1", "external-interface", "eth1"},
@@ -64,7 +64,7 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 		{"NFE_LOG_BIRD", "true", "log-bird", "true"},
 		{"NFE_LOG_LEVEL", "ERROR", "log-level", "error"},
 		{"NFE_LOG_LEVEL", "TRACE", "log-level", "debug"},
-		{"NFE_LOG_LEVEL", "CRITICAL", "log-level", "info"}, // Meridio takes what it does not know for INFO
+		{"NFE_LOG_LEVEL", "CRITICAL", "log-level", "info"}, // Meridio treats unknown levels as INFO
 		{"NFE_NSP_SERVICE", "nsp-service-trench-a.red:7778", "nsp-service", "nsp-service-trench-a.red:7778"},
 		{"NFE_VRRPS", "169.254.100.254,100:100::254", "vrrp", "[169.254.100.254 100:100::254]"},
 		{"NFE_NAMESPACE", "red", "namespace", "red"},
@@ -138,7 +138,7 @@ func TestPrecedenceOfVariables(t *testing.T) {
 			map[string]string{"NFE_BIRD_KERNEL_SCAN_TIME": "", "NFE_BIRD_SCAN_TIME": "8"},
 			map[string]string{"VIPGATE_BIRD_KERNEL_SCAN_TIME": "8s"},
 		},
-		// It must reach the check that refuses it, and not turn into the default.
+		// The check must refuse the value, instead of using the default.
 		{
 			"an empty value of Meridio 2",
 			map[string]string{"MERIDIO_READINESS_DIR": ""},
@@ -153,8 +153,9 @@ func TestPrecedenceOfVariables(t *testing.T) {
 	}
 }
 
-// meridioVariables are those of Meridio 1.2.8: of its code, of its documents where they differ, and of
-// its pod. Its code joins the words of names that its documents separate.
+// meridioVariables lists the variables of Meridio 1.2.8: the names in its code, different names
+// in its documents, and the variables of its pod. The code joins words that the documents
+// separate.
 const meridioVariables = `NFE_VRRPS NFE_EXTERNAL_INTERFACE NFE_BIRD_CONFIG_PATH NFE_BIRD_COMMUNICATION_SOCK
 NFE_BIRD_LOG_FILE_SIZE NFE_BIRD_KERNEL_SCAN_TIME NFE_BIRD_SCAN_TIME NFE_LOCAL_AS NFE_REMOTE_AS NFE_BGP_LOCAL_PORT
 NFE_BGP_REMOTE_PORT NFE_BGP_HOLD_TIME NFE_TABLE_ID NFE_ECMP NFE_DROP_IF_NO_PEER NFE_LOG_BIRD NFE_NAMESPACE
@@ -197,7 +198,7 @@ func TestIgnoredMeridioVariables(t *testing.T) {
 	}
 }
 
-// What Meridio allows and vipgate does not is refused, by the name of the variable.
+// Values that Meridio allows and vipgate does not are refused with the name of the variable.
 func TestRefusedMeridioVariables(t *testing.T) {
 	for variable, value := range map[string]string{
 		"NFE_LOCAL_AS": "64512.1", "NFE_BGP_LOCAL_PORT": "bgp", "NFE_TABLE_ID": "-1", "NFE_NSP_ENTRY_TIMEOUT": "30",
@@ -252,7 +253,7 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 				t.Setenv(variable, "")
 				os.Unsetenv(variable)
 			}
-			// As main does it: the pod's defaults first, which must not hide what the operator sets.
+			// The same order as in main: the pod's defaults must not hide the operator's variables.
 			for name, value := range tt.variables {
 				t.Setenv(name, value)
 			}

@@ -45,7 +45,7 @@ func (c *runFlags) useNSP() bool {
 	return c.NSPService != "" && errors.Is(err, fs.ErrNotExist)
 }
 
-// checkNSP refuses what would only fail later.
+// checkNSP refuses flags of the NSP that would fail after the start.
 func (c *runFlags) checkNSP(r *cli.Refusals) {
 	host, port, err := net.SplitHostPort(c.NSPService)
 	if n, errPort := strconv.ParseUint(port, 10, 16); c.NSPService == "" || err != nil || host == "" ||
@@ -85,8 +85,8 @@ func (c *runFlags) nspOptions(own *identity.Source, log *slog.Logger) (*nsp.Opti
 	}, nil
 }
 
-// authorizeLB returns who may be the load balancer. In a pod of Meridio nothing names it, and it
-// has the SPIFFE ID of the frontend or another one of the trench.
+// authorizeLB returns the authorizer of the load balancer. In a Meridio pod no flag names its
+// SPIFFE ID; the load balancer then has the ID of the frontend or another ID of the trench.
 func (c *runFlags) authorizeLB(own *identity.Source, useNSP bool, log *slog.Logger) tlsconfig.Authorizer {
 	if c.namesLB() || !useNSP {
 		return identity.AuthorizeMember(c.LBTrustDomain, c.LBID...)
@@ -96,5 +96,5 @@ func (c *runFlags) authorizeLB(own *identity.Source, useNSP bool, log *slog.Logg
 	return identity.AuthorizeOwnDomain(own)
 }
 
-// namesLB reports whether the flags say who may be the load balancer.
+// namesLB reports whether the flags authorize a load balancer.
 func (c *runFlags) namesLB() bool { return len(c.LBID) > 0 || !c.LBTrustDomain.IsZero() }

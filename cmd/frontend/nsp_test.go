@@ -15,7 +15,7 @@ import (
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
-// nspVariables are that name the NSP.
+// nspVariables returns the variables that name the NSP.
 func nspVariables(t *testing.T) map[string]string {
 	t.Helper()
 	return map[string]string{
@@ -90,8 +90,8 @@ func TestNSPFlagsThatCannotWork(t *testing.T) {
 	}
 }
 
-// With the NSP and without a flag, the load balancer is any member of the own trust domain; with a
-// flag, it is the one that the flag names.
+// With the NSP and without a flag, any member of the frontend's trust domain can be the load
+// balancer. A flag restricts it to the named identities.
 func TestAuthorizationWithNSP(t *testing.T) {
 	ca, foreign := identitytest.NewCA(t, "example.org"), identitytest.NewCA(t, "example.com")
 	own := ca.Source(ca.SVID(ca.ID("/ns/default/sa/frontend"), time.Hour))
@@ -108,7 +108,7 @@ func TestAuthorizationWithNSP(t *testing.T) {
 	if err := c.authorizeLB(own, true, log)(ca.ID("/other"), nil); err == nil {
 		t.Error("--lb-id is ignored")
 	}
-	// A trust domain that a flag names replaces the own one.
+	// A trust domain from a flag replaces the frontend's trust domain.
 	named := &runFlags{}
 	named.LBTrustDomain = foreign.ID("/lb").TrustDomain()
 	authorize := named.authorizeLB(own, true, log)
@@ -121,7 +121,7 @@ func TestAuthorizationWithNSP(t *testing.T) {
 	if err := (&runFlags{}).authorizeLB(own, false, log)(ca.ID("/lb"), nil); err == nil {
 		t.Error("with a trench file and without --lb-id, a member is authorized")
 	}
-	// Each flag, and no more than the flags.
+	// Each flag authorizes exactly the identities that it names.
 	id, domain := ca.ID("/lb"), foreign.ID("/lb").TrustDomain()
 	members := map[string]spiffeid.ID{"named": id, "other": ca.ID("/other"), "foreign": foreign.ID("/lb")}
 	for _, tt := range []struct {

@@ -22,17 +22,17 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// patience bounds every wait for something that must happen.
+// patience bounds every wait for a condition.
 const patience = 30 * time.Second
 
-// podIP4 is the pod's address in its cluster: not the external one.
+// podIP4 is the pod's address in the cluster network.
 const podIP4 = "172.16.0.1"
 
 // birdFile is BIRD in the images of the frontend.
 const birdFile = "/usr/sbin/bird"
 
-// pod is the Deployment's pod in a laboratory: the same users, groups,
-// capabilities, mounts and variables, without a cluster.
+// pod is the Deployment's pod in a lab without a cluster. It has the same users, groups,
+// capabilities, mounts and variables.
 type pod struct {
 	t        *testing.T
 	lab      *lab.Lab
@@ -97,11 +97,11 @@ func (p *pod) eventually(condition func() error) {
 	p.must(lab.Eventually(p.context(), 20*time.Millisecond, condition))
 }
 
-// volume is the directory of a volume on this host.
+// volume returns the directory of a volume on this host.
 func (p *pod) volume(name string) string { return filepath.Join(p.lab.Dir, "volumes", name) }
 
-// volumes makes the volumes as the kubelet does: emptyDirs are open to all, and
-// what is created in them gets the group fsGroup.
+// volumes creates the volumes as the kubelet does. Every user can write to an emptyDir, and new
+// files in it inherit the group fsGroup.
 func (p *pod) volumes(api *identitytest.WorkloadAPI) {
 	p.t.Helper()
 	for _, v := range p.spec.Volumes {
@@ -126,7 +126,7 @@ func (p *pod) volumes(api *identitytest.WorkloadAPI) {
 	}
 }
 
-// writeTrench writes the trench file as kube does: of its user, and readable by the group.
+// writeTrench writes the trench file as kube does, owned by kube's user and readable by the group.
 func (p *pod) writeTrench(dir string) {
 	p.t.Helper()
 	file := filepath.Join(dir, path.Base(p.spec.Container(p.t, "kube").Variable("VIPGATE_TRENCH_FILE")))
@@ -135,8 +135,8 @@ func (p *pod) writeTrench(dir string) {
 	p.must(os.Chown(file, int(user), int(p.spec.SecurityContext.FSGroup)))
 }
 
-// container is a container as the manifest has it, running its image's program
-// with these arguments.
+// container returns a container of the manifest, which runs its image's program with these
+// arguments.
 func (p *pod) container(name string, arguments ...string) container.Container {
 	p.t.Helper()
 	m, image := p.spec.Container(p.t, name), p.images[name]
@@ -167,7 +167,7 @@ func (p *pod) container(name string, arguments ...string) container.Container {
 	return c
 }
 
-// command is how a container is started.
+// command returns the command that starts a container.
 func (p *pod) command(name string, c container.Container) []string {
 	p.t.Helper()
 	command, err := c.Command(filepath.Join(p.lab.Dir, name+".json"))
@@ -175,8 +175,7 @@ func (p *pod) command(name string, c container.Container) []string {
 	return command
 }
 
-// start starts a container with the arguments of the manifest, or again after
-// it ended.
+// start starts a container with the arguments of the manifest, or restarts it after it ended.
 func (p *pod) start(name string) {
 	p.t.Helper()
 	c := p.container(name, p.spec.Container(p.t, name).Args...)
@@ -187,7 +186,7 @@ func (p *pod) start(name string) {
 	p.must(err)
 }
 
-// exec runs the program of a running container beside it, as `kubectl exec` does.
+// exec runs another process of the program in a running container, as `kubectl exec` does.
 func (p *pod) exec(name string, arguments ...string) (string, error) {
 	c := p.container(name, arguments...)
 	c.PID = p.running[name].PID()
@@ -195,7 +194,7 @@ func (p *pod) exec(name string, arguments ...string) (string, error) {
 	return p.lab.Pod.Run(p.context(), command[0], command[1:]...)
 }
 
-// wantStatus compares a process with the container it runs in.
+// wantStatus compares the credentials of a process with its container.
 func (p *pod) wantStatus(what string, pid int, name string) {
 	p.t.Helper()
 	s := p.spec.Container(p.t, name).SecurityContext
@@ -231,7 +230,7 @@ func (p *pod) sysctl(name string) string {
 	return strings.TrimSpace(string(value))
 }
 
-// initialize does what the init container does, in the pod's network namespace.
+// initialize performs the steps of the init container in the pod's network namespace.
 func (p *pod) initialize() {
 	p.t.Helper()
 	if n := len(p.spec.InitContainers); n != 2 || p.spec.InitContainers[1].RestartPolicy != "Always" {
@@ -245,15 +244,14 @@ func (p *pod) initialize() {
 	p.must(err)
 }
 
-// The programs run as the manifests and Dockerfiles have it: as users other than
-// root, on read-only roots, with file capabilities, over volumes of a common
-// group, with SVIDs of the Workload API. What is left to a real cluster is
-// Kubernetes itself, the network plugins and the building of the images.
+// The programs run as specified by the manifests and Dockerfiles: as non-root users on read-only
+// root file systems, with file capabilities, volumes of a common group, and SVIDs of the Workload
+// API. Only Kubernetes itself, the network plugins and the image builds need a real cluster.
 func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 	p := newPod(t)
 	ca := identitytest.NewCA(t, "example.org")
 	api := identitytest.NewWorkloadAPI(t)
-	// Both SVIDs for both: --spiffe-id picks.
+	// Both programs receive both SVIDs; --spiffe-id selects one.
 	api.Offer(ca, []*x509svid.SVID{
 		ca.SVID(ca.ID("/trench-a/frontend"), time.Hour),
 		ca.SVID(ca.ID("/trench-a/lb"), time.Hour),
@@ -282,7 +280,7 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 
 	for _, c := range p.spec.Containers {
 		p.wantStatus(c.Name, p.running[c.Name].PID(), c.Name)
-		// The kubelet asks from outside of the pod.
+		// The kubelet probes from outside of the pod.
 		for _, probe := range []*clitest.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
 			p.eventually(func() error {
 				_, err := p.lab.Backend.Run(p.context(), filepath.Join(p.binaries, c.Name), "healthcheck",
@@ -317,8 +315,8 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 		t.Errorf("the readiness socket has mode %v and group %d", info.Mode(), group)
 	}
 
-	// A container that is restarted finds its own leftovers. BIRD ends with the
-	// frontend's container, since its PID namespace does.
+	// A restarted container finds the files of its predecessor. BIRD ends with the PID namespace of
+	// the frontend's container.
 	for _, name := range []string{"lb", "frontend"} {
 		p.must(p.running[name].Kill())
 		if name == "frontend" {
@@ -342,8 +340,8 @@ func TestThePodRunsAsTheManifestsSay(t *testing.T) {
 	p.wantRoutes()
 }
 
-// Without privilege escalation the kernel ignores the file capabilities: what the
-// manifest says in a comment.
+// Without privilege escalation the kernel ignores file capabilities, as a comment in the manifest
+// states.
 func TestTheFrontendNeedsPrivilegeEscalation(t *testing.T) {
 	p := newPod(t)
 	api := identitytest.NewWorkloadAPI(t)
@@ -381,7 +379,7 @@ func TestTheFrontendNeedsPrivilegeEscalation(t *testing.T) {
 	}
 }
 
-// With the tuning plugin no init container is needed: what it sets is as good.
+// The tuning plugin sets the same sysctls, so no init container is needed.
 func TestForwardingIsSet(t *testing.T) {
 	for name, set := range map[string]func(*testing.T, *pod){
 		"by the init container": func(_ *testing.T, p *pod) { p.initialize() },
@@ -391,8 +389,8 @@ func TestForwardingIsSet(t *testing.T) {
 	}
 }
 
-// tune sets the sysctls of the example's networks as the tuning plugin does, after the interface of
-// each was created.
+// tune sets the sysctls of the example's networks after their interfaces are created, as the
+// tuning plugin does.
 func (p *pod) tune(t *testing.T) {
 	for i, file := range []string{"network.yaml", "targets-network.yaml"} {
 		n := networks(t)[i]

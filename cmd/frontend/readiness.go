@@ -21,16 +21,16 @@ type readinessFlags struct {
 	ReadinessMaxAge     time.Duration `help:"Maximum age of a file, for writers that touch their files. 0: files count as long as they exist, also those of a writer that died." default:"0s" group:"Readiness files"`
 	OnMissingDirectory  string        `aliases:"on-directory-gone" help:"What happens to VIPs when the directory existed and cannot be read: hold, drain or drop them." enum:"hold,drain,drop" default:"drop" group:"Readiness files"`
 
-	socketGiven bool // --lb-socket, by flag or variable
+	socketGiven bool // --lb-socket is set by flag or variable
 }
 
-// AfterApply notes whether --lb-socket was given: it has a default.
+// AfterApply records whether the user set --lb-socket, which its default would hide.
 func (c *runFlags) AfterApply(parsed *kong.Context) error {
 	c.socketGiven = cli.Given(parsed, "lb-socket")
 	return nil
 }
 
-// checkDirectory refuses a directory that cannot be used.
+// checkDirectory refuses an unusable directory.
 func (c *runFlags) checkDirectory(r *cli.Refusals) {
 	switch dir := *c.ReadinessDir; {
 	case dir == "":
@@ -48,7 +48,7 @@ func (c *runFlags) checkDirectory(r *cli.Refusals) {
 		age, c.ReadinessMaxAge, readinessfile.MinMaxAge)
 }
 
-// directory returns the options of the directory.
+// directory returns the options of the reader of the directory.
 func (c *readinessFlags) directory(drainTime time.Duration, log *slog.Logger) *readinessfile.Options {
 	return &readinessfile.Options{
 		Path: *c.ReadinessDir, MissingReady: c.ReadinessDirMissing == "ready", MaxAge: c.ReadinessMaxAge,

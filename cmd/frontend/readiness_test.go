@@ -17,7 +17,7 @@ const smallTrench = `trench: t
 attractor: {name: a, vips: [20.0.0.1/32], gateways: [{name: g, address: 169.254.100.150}]}
 `
 
-// readinessOptions are the options of `frontend run` with these arguments and variables.
+// readinessOptions returns the options of `frontend run` with these arguments and variables.
 func readinessOptions(t *testing.T, variables map[string]string, arguments ...string) (frontend.Options, error) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "trench.yaml")

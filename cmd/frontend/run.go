@@ -94,7 +94,7 @@ type runFlags struct {
 
 type runCommand struct {
 	runFlags
-	// untilStopped is replaced by tests; nil: cli.RunUntilStopped.
+	// untilStopped replaces cli.RunUntilStopped in tests, unless nil.
 	untilStopped func(drainTime time.Duration, run func(stops <-chan struct{}) error) error
 }
 
@@ -111,7 +111,7 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Wr
 	switch err := c.checkInterface(o.Config); {
 	case err == nil:
 	case o.NSP != nil:
-		// In Meridio's pod another container may create the interface later; it is followed.
+		// In Meridio's pod another container may create the interface later. The frontend waits for it.
 		log.Warn("external interface does not exist yet", "error", err)
 	default:
 		return err
@@ -141,7 +141,8 @@ func (c *validateCommand) Run(out *cli.Output) error {
 	if err := c.checkInterface(o.Config); err != nil {
 		fmt.Fprintf(os.Stderr, "frontend: warning: %v\n", err)
 	} else if o.Config != nil {
-		// Outside of the pod its interface is absent; here the sessions are known.
+		// The interface is absent outside of the pod. If it exists, the preview finds gateways that
+		// would have no session.
 		_, problems, err := o.BIRD.Preview(o.Config.Attractor)
 		if err != nil {
 			return err
@@ -185,8 +186,8 @@ func (c *trenchFlags) checkDefaults() error {
 	return nil
 }
 
-// read reads the trench file. With lenient a refused one is no error but nil: it is
-// repaired while the frontend runs, and until then the watcher reports it.
+// read reads the trench file. With lenient it returns nil without an error for a refused file. The
+// watcher reports the refusal until the file is corrected.
 func (c *trenchFlags) read(lenient bool) (*trench.Config, error) {
 	if err := c.checkDefaults(); err != nil {
 		return nil, err
@@ -198,7 +199,8 @@ func (c *trenchFlags) read(lenient bool) (*trench.Config, error) {
 	return config, nil
 }
 
-// readSource reads the trench file, unless the NSP is the source: its configuration is known later.
+// readSource reads the trench file. It returns nil if the NSP is the source, whose configuration
+// arrives later.
 func (c *runFlags) readSource(useNSP, lenient bool) (*trench.Config, error) {
 	if useNSP {
 		return nil, c.checkDefaults()
@@ -265,7 +267,7 @@ type renderCommand struct {
 	kernelFlags
 }
 
-// Run prints BIRD's configuration as it would be here and now.
+// Run prints BIRD's configuration for the current trench file and interfaces.
 func (c *renderCommand) Run(out *cli.Output) error {
 	config, err := c.read(false)
 	if err != nil {
@@ -282,7 +284,7 @@ func (c *renderCommand) Run(out *cli.Output) error {
 	return nil
 }
 
-// writeProblems prints why gateways would have no session here and now.
+// writeProblems prints why gateways would have no session in the current network namespace.
 func writeProblems(prefix string, gateways []trench.Gateway, problems map[string]string) {
 	for _, g := range gateways {
 		if problem := problems[g.Name]; problem != "" {
@@ -291,7 +293,8 @@ func writeProblems(prefix string, gateways []trench.Gateway, problems map[string
 	}
 }
 
-// check refuses what would only fail later. config is nil if it was refused, or with the NSP.
+// check refuses flags that would fail after the start. config is nil if the trench file was
+// refused or if the NSP is the source.
 func (c *runFlags) check(r *cli.Refusals, config *trench.Config, useNSP bool) {
 	c.Log.Check(r)
 	if useNSP {
@@ -329,7 +332,7 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config, useNSP bool) {
 	r.Within("--ready-timeout", c.ReadyTimeout, 0, time.Hour)
 	r.Within("--max-backoff", c.MaxBackoff, 0, 5*time.Minute)
 	r.Within("--bird-kernel-scan-time", c.BirdKernelScanTime, time.Second, time.Hour)
-	// The kernel package takes 0 for its default, BIRD for the main table.
+	// 0 means the default in the kernel package, but the main table in BIRD.
 	r.If(c.TableID == 0 || c.RulePriority == 0,
 		"--table-id and --rule-priority must not be 0: leave them out for 4096 and 100")
 	err = c.kernelFlags.options().Validate()
@@ -337,8 +340,8 @@ func (c *runFlags) check(r *cli.Refusals, config *trench.Config, useNSP bool) {
 	r.OverlapLB(cli.FrontendNumbers(c.TableID, c.RulePriority, c.Mark.Mark, c.Mark.Mask))
 }
 
-// checkInterface refuses an interface toward the gateways that does not exist here. config is nil
-// if it was refused.
+// checkInterface refuses an external interface that does not exist. config is nil if the trench
+// file was refused.
 func (c *trenchFlags) checkInterface(config *trench.Config) error {
 	what, name := "--external-interface", c.ExternalInterface
 	if config != nil && config.Attractor.Interface != name {
@@ -367,7 +370,7 @@ func parseRouterID(s string) (netip.Addr, error) {
 	return a, err
 }
 
-// nextHop is a flag's address of either family.
+// nextHop is a flag with an address of either family.
 type nextHop struct{ netip.Addr }
 
 func parseNextHop(s string) (nextHop, error) {

@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// A stop may take as long as its stages: the drain and the time for gateways to apply it.
+// The limit of a stop includes the drain time and the settle time of gateways.
 func TestStopHasItsDrainTime(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "trench.yaml")
 	if err := os.WriteFile(file, []byte(smallTrench), 0o600); err != nil {
@@ -72,7 +72,7 @@ func TestFlagsThatCannotWorkAreRefused(t *testing.T) {
 	}
 }
 
-// Where the interface exists, validate warns of gateways that would have no session here.
+// If the interface exists, validate warns about gateways that would have no session.
 func TestValidateNamesGatewaysOffTheLink(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "trench.yaml")
 	trench := "trench: a\nattractor:\n  name: a\n  vips: [20.0.0.1/32]\n  gateways:\n" +

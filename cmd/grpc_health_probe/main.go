@@ -1,5 +1,5 @@
-// Command grpc_health_probe asks a gRPC health service, for the exec probes of Meridio's pods: it has
-// the flags and the exit statuses of the program of that name that Meridio's images have.
+// Command grpc_health_probe checks a gRPC health service for the exec probes of Meridio's pods.
+// It has the flags and exit statuses of the program with the same name in Meridio's images.
 package main
 
 import (
@@ -49,7 +49,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	err = health.Probe(ctx, *addr, *service, *connect, *call)
 	if err == nil {
-		// Without a reader of the output the exit status is what is left.
+		// If the output has no reader, the exit status still reports the result.
 		_, _ = fmt.Fprintln(stdout, "status: SERVING")
 		return serving
 	}

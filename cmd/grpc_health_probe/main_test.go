@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// serve serves at a unix socket what a container's probes ask for.
+// serve serves the health services for a container's probes on a unix socket.
 func serve(t *testing.T, h *health.Server) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "health.sock")
@@ -42,7 +42,7 @@ func serve(t *testing.T, h *health.Server) string {
 	return "unix://" + path
 }
 
-// silent accepts connections and says nothing, as a process that hangs.
+// silent accepts connections without responding, like a hung process.
 func silent(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "silent.sock")
@@ -98,7 +98,7 @@ func TestCallTimeout(t *testing.T) {
 	handle := func(_ any, s grpc.ServerStream) error {
 		deadline, _ := s.Context().Deadline()
 		limit <- time.Until(deadline)
-		<-release // beyond the deadline: the end of the handler would be an answer
+		<-release // blocks beyond the deadline, because returning would send a response
 		return nil
 	}
 	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(handle))

@@ -61,7 +61,7 @@ func TestWatchStatusInterval(t *testing.T) {
 	})
 }
 
-// The kernel's credentials of the peer decide, even if the mode of the socket was widened.
+// The peer's kernel credentials decide, even if the socket has a wider mode.
 func TestAdminSocketRefusesOtherUsers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		lab.Skip(t, "root, to connect as another user")
@@ -87,12 +87,12 @@ func TestAdminSocketRefusesOtherUsers(t *testing.T) {
 	}
 }
 
-// requestAs asks for the index of pprof as a user, and returns the answer.
+// requestAs requests the pprof index as another user and returns the response.
 func requestAs(uid int, path string) (answer string, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // for good: the thread keeps the user
+		runtime.LockOSThread() // never unlocked, because the thread keeps the user ID
 		if _, _, number := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); number != 0 {
 			err = number
 			return

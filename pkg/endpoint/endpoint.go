@@ -29,8 +29,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
-// stopTimeout is how long calls may run after the endpoint ended. Streams that wait for the next
-// change never finish by themselves.
+// stopTimeout bounds running calls after the endpoint's context ended. Streams that wait for the
+// next change would never finish.
 const stopTimeout = 100 * time.Millisecond
 
 // Endpoint is a gRPC server with its listeners. It implements task.Task.
@@ -38,7 +38,7 @@ type Endpoint struct {
 	name      string
 	listeners []net.Listener
 	server    *grpc.Server
-	pprof     *splitter // serves the other connections of this one; nil: none
+	pprof     *splitter // passes HTTP/1 connections to http; nil without pprof
 	http      *http.Server
 	cleanup   func()
 }
@@ -53,8 +53,9 @@ type Calls interface {
 	Serves(reflection.ServiceInfoProvider)
 }
 
-// NewAdmin listens on a unix socket for the same user and root only, with the services of register,
-// reflection and channelz over gRPC, and pprof over HTTP/1. watch is identity.ListenOptions.Watch.
+// NewAdmin listens on a unix socket that only the same user and root can use. It serves the
+// services of register, reflection and channelz over gRPC, and pprof over HTTP/1. watch is
+// identity.ListenOptions.Watch.
 func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, watch func(error),
 	register Register,
 ) (*Endpoint, error) {
@@ -75,14 +76,14 @@ func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, w
 	return e, nil
 }
 
-// NewPlain listens on a TCP address, and on loopback, without TLS, for the kubelet's gRPC probe,
-// which does not support certificates. Clients are not authenticated, so there is no reflection,
-// and streams and memory per connection are limited.
+// NewPlain listens on a TCP address and on loopback without TLS, because the kubelet's gRPC probe
+// does not support certificates. Clients are not authenticated, so reflection is disabled, and
+// streams and memory per connection are limited.
 func NewPlain(ctx context.Context, name, addr string, calls Calls, register Register) (*Endpoint, error) {
 	return NewPlainExcept(ctx, name, addr, func(netip.Addr) bool { return false }, calls, register)
 }
 
-// NewPlainExcept is NewPlain, which closes connections to refused local addresses; see [Except].
+// NewPlainExcept is [NewPlain], but closes connections to refused local addresses; see [Except].
 func NewPlainExcept(ctx context.Context, name, addr string, refused func(local netip.Addr) bool, calls Calls,
 	register Register,
 ) (*Endpoint, error) {
@@ -96,8 +97,8 @@ func NewPlainExcept(ctx context.Context, name, addr string, refused func(local n
 	return newPlain(name, listeners, calls, register), nil
 }
 
-// NewPlainSocket is NewPlain on a unix socket for the same user and root only: for probes that run
-// inside of the container. watch is identity.ListenOptions.Watch.
+// NewPlainSocket is [NewPlain] on a unix socket that only the same user and root can use, for
+// probes that run in the container. watch is identity.ListenOptions.Watch.
 func NewPlainSocket(ctx context.Context, name, path string, calls Calls, watch func(error),
 	register Register,
 ) (*Endpoint, error) {
@@ -126,7 +127,7 @@ func newPlain(name string, listeners []net.Listener, calls Calls, register Regis
 }
 
 // NewMutual listens on a TCP address with the given credentials for remote callers. options are
-// those of its server.
+// passed to the gRPC server.
 func NewMutual(ctx context.Context, name, addr string, calls Calls, creds credentials.TransportCredentials,
 	options []grpc.ServerOption, register Register,
 ) (*Endpoint, error) {
@@ -152,7 +153,7 @@ func newEndpoint(name string, listeners []net.Listener, calls Calls, register Re
 // String implements task.Task.
 func (e *Endpoint) String() string { return e.name + " " + e.Addr().String() }
 
-// Addr returns its address, beside loopback.
+// Addr returns the address of the first listener, not the additional loopback address.
 func (e *Endpoint) Addr() net.Addr { return e.listeners[0].Addr() }
 
 // Close closes an endpoint that was never run.
@@ -163,7 +164,7 @@ func (e *Endpoint) Close() {
 	}
 	e.server.Stop()
 	for _, l := range e.listeners {
-		_ = l.Close() // the only possible error: it is closed already
+		_ = l.Close() // can only fail if the listener is already closed
 	}
 }
 
@@ -191,7 +192,7 @@ func (e *Endpoint) Run(ctx context.Context) error {
 // statusInterval is the least time between two messages of WatchStatus.
 const statusInterval = 100 * time.Millisecond
 
-// WatchStatus calls send now and after every change until the call with ctx ends.
+// WatchStatus calls send immediately and after every change, until ctx ends.
 func WatchStatus[T any](ctx context.Context, changes *latest.Value[T], send func() error) error {
 	for {
 		_, changed := changes.Get()
@@ -209,7 +210,7 @@ func WatchStatus[T any](ctx context.Context, changes *latest.Value[T], send func
 	}
 }
 
-// Timestamp converts a time; zero is nil.
+// Timestamp converts a time. It returns nil for the zero time.
 func Timestamp(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {
 		return nil

@@ -231,8 +231,8 @@ func TestCloseWithoutRun(t *testing.T) {
 	}
 }
 
-// The health port is reachable without credentials: it has only the health service and few streams
-// per connection.
+// The health port is reachable without credentials, so it serves only the health service and few
+// streams per connection.
 func TestPlainEndpointLimits(t *testing.T) {
 	e, err := NewPlain(t.Context(), "health", "127.0.0.1:0", metrics.NewLB("test"), registerHealth)
 	if err != nil {
@@ -296,7 +296,7 @@ func TestListenTCPAddsLoopback(t *testing.T) {
 	}
 }
 
-// exhausted is a listener without file descriptors for a while.
+// exhausted is a listener that temporarily lacks file descriptors.
 type exhausted struct {
 	net.Listener
 	left atomic.Int32
@@ -330,7 +330,7 @@ func TestAcceptRetriesWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// A container that was killed leaves its socket, whose place the next one takes.
+// A killed container leaves its socket file, which the next container replaces.
 func TestHealthSocketReplacesLeftover(t *testing.T) {
 	dir, err := os.MkdirTemp("", "vg")
 	if err != nil {

@@ -13,17 +13,17 @@ import (
 // Maximum connections of a listener.
 const (
 	MaxConnections         = 128  // of a port for probes or scrapes and of the readiness socket
-	MaxRegistryConnections = 2048 // of the registry, where every application has one
+	MaxRegistryConnections = 2048 // of the registry, one for each application
 
-	// A listener may use a 32nd of RLIMIT_NOFILE, so that all listeners of a process leave most file
+	// A listener may use 1/32 of RLIMIT_NOFILE, so that the listeners of a process leave most file
 	// descriptors to checks, sessions and netlink.
 	descriptorShare = 32
 	minConnections  = 8
 )
 
-// ListenTCP listens on addr, "host:port". With loopback, it also listens on 127.0.0.1, where
-// `kubectl port-forward` connects to, unless the host is loopback or unspecified. The listeners are
-// limited to most connections each; see [Limit].
+// ListenTCP listens on addr, "host:port". With loopback, it also listens on 127.0.0.1 for
+// `kubectl port-forward`, unless the host is loopback or unspecified. Each listener is limited to
+// most connections; see [Limit].
 func ListenTCP(ctx context.Context, addr string, most int, loopback bool) ([]net.Listener, error) {
 	var config net.ListenConfig
 	l, err := config.Listen(ctx, "tcp", addr)
@@ -42,11 +42,11 @@ func ListenTCP(ctx context.Context, addr string, most int, loopback bool) ([]net
 	return listeners, nil
 }
 
-// Limit returns l with at most that many open connections, and fewer when RLIMIT_NOFILE is low. A
-// further connection closes the oldest of the source address with the most, so that a flood from
-// one address does not exclude other addresses, nor fast clients at that address. Authenticated
-// connections are not closed (see identity.NewCredentials); with no other connection to close,
-// the new one is closed.
+// Limit limits the open connections of l to most, or to fewer if RLIMIT_NOFILE is low. A further
+// connection closes the oldest connection of the source address that has the most. Thus a flood
+// from one address excludes neither other addresses nor fast clients at that address.
+// Authenticated connections are never closed (see identity.NewCredentials); if all are
+// authenticated, the new connection is closed.
 func Limit(l net.Listener, most int) net.Listener {
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err == nil {
@@ -74,13 +74,13 @@ func (l *limited) Accept() (net.Conn, error) {
 		c.source = at.IP.String()
 	}
 	if victim := l.add(c); victim != nil {
-		// It may have ended already.
+		// The error is ignored, because the connection may have ended already.
 		_ = victim.Close()
 	}
 	return c, nil
 }
 
-// add adds a connection and returns the one to close, or nil.
+// add adds a connection and returns the connection to close, or nil.
 func (l *limited) add(c *connection) (victim *connection) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -88,7 +88,7 @@ func (l *limited) add(c *connection) (victim *connection) {
 	if len(l.open) <= l.max {
 		return nil
 	}
-	counts := map[string]int{} // unauthenticated ones by source
+	counts := map[string]int{} // unauthenticated connections by source
 	for _, c := range l.open {
 		if !c.authenticated {
 			counts[c.source]++
@@ -110,7 +110,7 @@ type connection struct {
 	authenticated bool   // guarded by listener.mu
 }
 
-// Authenticated protects the connection from being closed for a newer one.
+// Authenticated protects the connection from being closed in favor of a newer one.
 func (c *connection) Authenticated() {
 	c.listener.mu.Lock()
 	defer c.listener.mu.Unlock()

@@ -8,10 +8,11 @@ import (
 	"time"
 )
 
-// pair is a connection and the server's end of it.
+// pair holds both ends of a connection.
 type pair struct{ client, server net.Conn }
 
-// limitedListener returns a listener of n connections and a function that connects from an address.
+// limitedListener returns a listener of n connections and a function that connects from an
+// address.
 func limitedListener(t *testing.T, n int) func(source string) pair {
 	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")

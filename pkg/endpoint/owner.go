@@ -16,8 +16,8 @@ import (
 	"syscall"
 )
 
-// PortOwner returns the process that listens on a TCP address, also by a wildcard address, as in
-// "process 12 (nc)". It returns "another process" if its PID is hidden, as in another container of
+// PortOwner returns the process that listens on a TCP address or on its wildcard address, such as
+// "process 12 (nc)". It returns "another process" if the PID is hidden, as in another container of
 // the pod, and "" if no process listens.
 func PortOwner(a netip.AddrPort) string {
 	var inodes []string
@@ -41,14 +41,14 @@ func PortOwner(a netip.AddrPort) string {
 		process := filepath.Dir(filepath.Dir(fd))
 		name, err := os.ReadFile(filepath.Join(process, "comm"))
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		return fmt.Sprintf("process %s (%s)", filepath.Base(process), bytes.TrimSpace(name))
 	}
 	return "another process"
 }
 
-// explainListen adds port and owner to the error of a listener whose port is in use.
+// explainListen adds the port and its owner to the error of a listener whose port is in use.
 func explainListen(addr string, err error) error {
 	at, parseErr := netip.ParseAddrPort(addr) // fails for a host name
 	if !errors.Is(err, syscall.EADDRINUSE) || parseErr != nil {
@@ -58,7 +58,7 @@ func explainListen(addr string, err error) error {
 		at.Port(), cmp.Or(PortOwner(at), "another process"), err)
 }
 
-// listeners returns the inodes of the sockets of /proc/net/tcp or tcp6 that listen on an address.
+// listeners returns the inodes of the sockets in /proc/net/tcp or tcp6 that listen on an address.
 func listeners(table []byte, a netip.AddrPort) []string {
 	const stateListen = "0A"
 	var inodes []string
@@ -74,7 +74,7 @@ func listeners(table []byte, a netip.AddrPort) []string {
 		if err != nil || uint16(n) != a.Port() {
 			continue
 		}
-		// Words of 32 bits in the byte order of the host; only wildcards and IPv4 are compared.
+		// The address consists of 32-bit words in host byte order; only wildcards and IPv4 are compared.
 		if strings.Trim(address, "0") == "" || a.Addr().IsUnspecified() ||
 			len(address) == 8 && address == hexWord(a.Addr()) {
 			inodes = append(inodes, words[9])

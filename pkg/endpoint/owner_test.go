@@ -37,7 +37,7 @@ func TestPortOwner(t *testing.T) {
 	}
 }
 
-// The table has the sockets of every container of the pod.
+// The table contains the sockets of all containers of the pod.
 func TestListeners(t *testing.T) {
 	const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:06FE 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0 100 0 0 10 0
@@ -57,7 +57,7 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// The error of a port in use names the port and the process that has it.
+// The error of a port in use names the port and the process that listens on it.
 func TestPortInUseNamesOwner(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -25,15 +25,15 @@ const (
 	http2Preface = "PRI "
 )
 
-// splitter accepts connections of authorized processes and passes HTTP/2 connections to gRPC and
-// others to the pprof server.
+// splitter accepts connections of authorized processes. It passes HTTP/2 connections to gRPC and
+// other connections to the pprof server.
 type splitter struct {
 	net.Listener
 	guard *identity.AdminGuard
 	log   *slog.Logger
 	grpc  chan net.Conn
 	http  chan net.Conn
-	// open ends when accepting ends, with the reason as its cause.
+	// open is canceled when accepting ends, with the reason as its cause.
 	open context.Context
 	end  context.CancelCauseFunc
 	wg   sync.WaitGroup
@@ -63,13 +63,14 @@ func (s *splitter) run() {
 	}
 }
 
-// dispatch reads ahead the first bytes of a connection to select its server.
+// dispatch peeks at the first bytes of a connection to select its server.
 func (s *splitter) dispatch(conn net.Conn) {
 	if err := s.guard.Authorize(conn); err != nil {
-		return // it closed the connection and logged the error
+		return // Authorize closed the connection and logged the error
 	}
 	r := bufio.NewReaderSize(conn, 64)
 	_ = conn.SetReadDeadline(time.Now().Add(peekTimeout))
+	// A deadline in the past interrupts Peek when the splitter closes.
 	defer context.AfterFunc(s.open, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
 	first, err := r.Peek(len(http2Preface))
 	if err != nil {
@@ -89,7 +90,7 @@ func (s *splitter) dispatch(conn net.Conn) {
 	}
 }
 
-// Close ends accepting for both servers.
+// Close stops accepting for both servers.
 func (s *splitter) Close() error {
 	s.end(net.ErrClosed)
 	err := s.Listener.Close()
@@ -97,7 +98,7 @@ func (s *splitter) Close() error {
 	return err
 }
 
-// share is the listener of one of the servers.
+// share is the listener of one server.
 type share struct {
 	*splitter
 	conns <-chan net.Conn
@@ -113,7 +114,7 @@ func (s share) Accept() (net.Conn, error) {
 	}
 }
 
-// peekedConn is a connection whose first bytes were read ahead.
+// peekedConn is a connection whose first bytes are already in a buffer.
 type peekedConn struct {
 	net.Conn
 	r *bufio.Reader

@@ -54,7 +54,7 @@ func (a *admin) ListEvents(_ context.Context, r *frontendv1.ListEventsRequest) (
 	return &frontendv1.ListEventsResponse{Events: eventsProto(found, v)}, nil
 }
 
-// WatchEvents sends new events; a client that is too slow receives the number of lost events.
+// WatchEvents sends new events. A slow client receives the number of events that it missed.
 func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest,
 	stream grpc.ServerStreamingServer[frontendv1.WatchEventsResponse],
 ) error {
@@ -77,7 +77,7 @@ func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest,
 	after = s.events.tail(after, int(r.GetLimit()), match)
 	s.mu.RUnlock()
 	for first := true; ; first = false {
-		// In this order: an event that is added after the read closes changed.
+		// Get the channel before the read: an event that is added after the read closes it.
 		_, changed := s.changed.Get()
 		s.mu.RLock()
 		found, upTo, lost := s.events.page(after, maxEventsPerMessage, match)
@@ -103,7 +103,7 @@ func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest,
 }
 
 // known returns an error for a VIP that is not in the attractor and has no events. Without a
-// configuration every VIP may come.
+// configuration it accepts every VIP.
 func (a *admin) known(v vip.VIP) error {
 	loaded := a.process.config.Value().Load()
 	if v.IsZero() || loaded.Generation == 0 || slices.Contains(loaded.Config.Attractor.VIPs, v) {
@@ -119,7 +119,7 @@ func (a *admin) known(v vip.VIP) error {
 		"VIP %s is not in the attractor and has no events; `frontend status` lists the VIPs", v)
 }
 
-// filter returns the VIP of a request, the zero VIP for all.
+// filter parses the VIP of a request. The zero VIP selects all VIPs.
 func filter(name string) (vip.VIP, error) {
 	if name == "" {
 		return vip.VIP{}, nil

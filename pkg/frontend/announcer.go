@@ -20,8 +20,8 @@ func (p *process) loopbackBIRD() netip.AddrPort {
 	return netip.AddrPortFrom(bird.LoopbackBIRD, p.Options.BIRD.LoopbackPort)
 }
 
-// announcerProblem returns why BIRD accepts no VIPs, with the remedy, or "" while it does. Static
-// gateways need no announcer.
+// announcerProblem returns why BIRD does not accept VIPs, with the remedy, or "". Static gateways
+// do not need the announcer.
 func (p *process) announcerProblem(now time.Time) string {
 	isBGP := func(g trench.Gateway) bool { return g.Protocol == trench.BGP }
 	loaded := p.config.Value().Load()
@@ -33,13 +33,13 @@ func (p *process) announcerProblem(now time.Time) string {
 		endpoint.PortOwner)
 }
 
-// lostPackets are the errors of a connection whose packets do not arrive.
+// lostPackets lists the errors of a connection whose packets are lost.
 var lostPackets = []error{
 	context.DeadlineExceeded, os.ErrDeadlineExceeded, syscall.ETIMEDOUT, syscall.EPERM, syscall.EHOSTUNREACH,
 	syscall.ENETUNREACH,
 }
 
-// loopbackProblem returns why there is no session with BIRD, from BIRD's state and the announcer's
+// loopbackProblem returns why the session with BIRD is down, from BIRD's state and the announcer's
 // last error.
 func loopbackProblem(at netip.AddrPort, b bird.State, err error, owner func(netip.AddrPort) string) string {
 	switch {

@@ -58,14 +58,14 @@ func TestLoopbackProblem(t *testing.T) {
 	}
 }
 
-// exportsOf returns a BGP gateway that is up, and the VIPs that it receives while it is short.
+// exportsOf returns a BGP gateway that is up. If it is short, it receives the exported VIPs.
 func exportsOf(name string, f vip.Family, short bool, exported vip.Set) bird.GatewayState {
 	return bird.GatewayState{
 		Name: name, Family: f, Protocol: trench.BGP, Up: true, Usable: true, Short: short, Exports: exported,
 	}
 }
 
-// A gateway is listed with the VIPs that it receives. A VIP without a gateway is not exported.
+// Each VIP lists the gateways that receive it. A VIP without a gateway is not exported.
 func TestReceivers(t *testing.T) {
 	static := bird.GatewayState{Name: "s", Family: vip.IPv4, Protocol: trench.Static, Up: true, Usable: true}
 	down := bird.GatewayState{Name: "d", Family: vip.IPv4, Protocol: trench.BGP}
@@ -110,7 +110,7 @@ func TestReceivers(t *testing.T) {
 	}
 }
 
-// A VIP that no gateway receives is not shown as advertised, and stays announced to BIRD.
+// A VIP that no gateway receives is shown as withdrawn, but stays announced to BIRD.
 func TestNotExportedIsNotAdvertised(t *testing.T) {
 	o, _ := testObserver()
 	o.decided(decisions{At: time.Unix(1, 0), Changes: []gate.Change{
@@ -149,8 +149,8 @@ func TestNotExportedIsNotAdvertised(t *testing.T) {
 	}
 }
 
-// A VIP that gateways no longer receive is no longer advertised in events, log and counters either,
-// one by one and together with others.
+// A VIP that gateways no longer receive counts as withdrawn in events, log and counters, both for
+// single VIPs and in bulk.
 func TestExportLossIsATransition(t *testing.T) {
 	for _, n := range []int{1, status.MaxSingle + 1} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {

@@ -19,7 +19,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// afterDecision is what a frontend does beside the path to BIRD.
+// afterDecision returns the parts of a frontend that process a decision outside of the path to
+// BIRD.
 func afterDecision() *process {
 	p := &process{
 		metrics: metrics.NewFrontend("1"), applied: latest.New(readiness.Position{}),

@@ -40,7 +40,7 @@ func newBulkFixture(t *testing.T, level slog.Level) *bulkFixture {
 	return f
 }
 
-// changes are n equal changes, beginning with a VIP.
+// changes returns n equal changes of consecutive VIPs.
 func changes(first, n int, from, to gate.Advertisement, reason gate.Reason) (list []gate.Change) {
 	for i := first; i < first+n; i++ {
 		list = append(list, change(numbered(i), from, to, reason))
@@ -48,7 +48,8 @@ func changes(first, n int, from, to gate.Advertisement, reason gate.Reason) (lis
 	return list
 }
 
-// decide applies a decision and returns the lines of the log.
+// decide applies a decision. It returns the first log line, and the number of lines by level and
+// message.
 func (f *bulkFixture) decide(list ...gate.Change) (count map[string]int, first map[string]any) {
 	f.out.Reset()
 	f.decided(decisions{
@@ -117,7 +118,7 @@ func TestManyVIPsAreOneLineAndOneEvent(t *testing.T) {
 	}
 }
 
-// What happened to one VIP of a decision is found by that VIP, as if it had an event of its own.
+// A filter for one VIP finds the transition of this VIP in a bulk event.
 func TestFilteredEventsOfManyVIPs(t *testing.T) {
 	f := newBulkFixture(t, slog.LevelDebug)
 	v6 := vip.Require("2000::1/128")
@@ -173,7 +174,7 @@ func TestFilteredEventsOfManyVIPs(t *testing.T) {
 	}
 }
 
-// Each VIP has the detail of its own stream, as long as there are few.
+// Each VIP has the detail of its stream, up to the maximum number of details.
 func TestDetailsOfManyVIPsAreBounded(t *testing.T) {
 	f := newBulkFixture(t, slog.LevelInfo)
 	const n = 10 * maxEventDetails
@@ -236,7 +237,7 @@ func TestEventsOfManyVIPsAreBounded(t *testing.T) {
 	if e.vips != n || len(e.list) != 20 {
 		t.Errorf("%d VIPs in %d events, want %d in 20", e.vips, len(e.list), n)
 	}
-	for i := range 6 { // others each time
+	for i := range 6 { // different VIPs each time
 		f.decide(all[i+1:]...)
 	}
 	if e.vips > maxEventVIPs || len(e.list) != 4 {

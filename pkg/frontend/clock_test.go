@@ -19,13 +19,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// monotonic reports whether a time carries a reading of the monotonic clock. Two such times are
-// compared by it, whatever happens to the wall clock (package time).
+// monotonic reports whether a time has a monotonic clock reading. Package time compares two such
+// times by it, independently of the wall clock.
 func monotonic(t time.Time) bool { return t != t.Round(0) }
 
-// Clock jumps change no lease and no timer (docs/architecture.md#failure-table). The clock of a
-// machine cannot be moved in a test; what makes a jump harmless can be seen: every time that the
-// gate is given comes from the monotonic clock.
+// Clock jumps do not affect leases or timers (docs/architecture.md#failure-table). A test cannot
+// set the clock of the machine. Instead it checks that every time passed to the gate has a
+// monotonic clock reading.
 func TestClockJumpsMoveNoLease(t *testing.T) {
 	dir, err := os.MkdirTemp("", "vg")
 	if err != nil {

@@ -19,16 +19,16 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// configSource is the trench file, or the NSP.
+// configSource is the trench file or the NSP.
 type configSource interface {
 	task.Task
 	// Value returns the configuration in force.
 	Value() *latest.Value[trench.Loaded]
-	// Stale returns why it may be old.
+	// Stale returns why the configuration may be outdated.
 	Stale() *latest.Value[*trench.Stale]
 }
 
-// setSource creates the source of the configuration, and its conditions.
+// setSource creates the source of the configuration and sets its conditions.
 func (p *process) setSource() {
 	if p.NSP == nil {
 		p.configName, p.staleName = "trench file", TrenchFile
@@ -46,8 +46,8 @@ func (p *process) setSource() {
 	p.health.Report(NSPCli, p.config.Stale().Load().Problem(time.Now()))
 }
 
-// connectivity reports whether a gateway of any family is up, and returns a channel that is closed
-// when that may have changed.
+// connectivity reports whether a gateway of any family is up. It returns a channel that is closed
+// when the result may have changed.
 func (p *process) connectivity() (bool, <-chan struct{}) {
 	s, changed := p.bird.State().Get()
 	up := gateways(s, false).Up
@@ -61,7 +61,7 @@ func (p *process) reloadDetail(l trench.Loaded) string {
 	case errors.As(l.Err, &left):
 		return p.configName + " reloaded, except for: " + strings.ReplaceAll(left.Error(), "\n", "; ")
 	case l.Err != nil && l.Generation == 0 && p.NSP != nil:
-		return "no VIPs configured: " + l.Err.Error() // it names the NSP
+		return "no VIPs configured: " + l.Err.Error() // the error names the NSP
 	case l.Err != nil && l.Generation == 0:
 		return p.configName + " refused, no VIPs configured: " + l.Err.Error()
 	case l.Err != nil:
@@ -70,15 +70,14 @@ func (p *process) reloadDetail(l trench.Loaded) string {
 	return p.configName + " reloaded"
 }
 
-// showConfiguration shows whether the last configuration of the source is in force, all of it.
+// showConfiguration shows whether the newest configuration of the source is completely in force.
 func (f *follower) showConfiguration(l trench.Loaded) {
 	valid := l.Err == nil && l.Generation > 0
 	f.health.Set(Configuration, valid, cmp.Or(logs.Text(l.Err), f.configName+" not read yet"))
 	f.metrics.Configuration(valid)
 }
 
-// showStale shows whether the configuration is refreshed: by the writer of the trench file, or by
-// the NSP.
+// showStale shows whether the writer of the trench file or the NSP refreshes the configuration.
 func (f *follower) showStale(s *trench.Stale) {
 	now := time.Now()
 	problem := s.Problem(now)
@@ -94,9 +93,9 @@ func (f *follower) showStale(s *trench.Stale) {
 	}
 }
 
-// configure puts a configuration in force. VIPs that it no longer has are de-preferred for the
-// drain time first, as at a stop, and their gateways stay as long. The load balancer, which may
-// read the same trench file, keeps forwarding them.
+// configure puts a configuration in force. It de-prefers removed VIPs for the drain time, as at a
+// stop, and keeps their gateways until then. The load balancer, which may read the same trench
+// file, keeps forwarding these VIPs.
 func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 	if f.Gate.DrainTime == 0 {
 		return f.apply(ctx, c.Attractor)
@@ -112,7 +111,7 @@ func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 				}
 			case g.Decision(v).Advertisement != gate.Withdrawn:
 				leaving[v] = struct{}{}
-				g.Drain(now, v) // no effect on one that leaves already
+				g.Drain(now, v) // has no effect on a VIP that already leaves
 			}
 		}
 		f.attractor.leave(leaving)
@@ -125,15 +124,15 @@ func (f *follower) configure(ctx context.Context, c *trench.Config) error {
 	if len(leaving) == 0 {
 		return f.apply(ctx, c.Attractor)
 	}
-	// Until gateways have confirmed the withdrawal: VIPs that come back soon find their sessions.
+	// Keep the sessions until gateways have confirmed the withdrawal, also for VIPs that return soon.
 	f.leave.Reset(f.Gate.DrainTime + confirmTimeout)
 	f.observer.note(fmt.Sprintf("%d VIPs left the configuration: de-preferred for %v, then withdrawn", len(leaving),
 		f.Gate.DrainTime))
 	return f.apply(ctx, f.withLeaving(c.Attractor))
 }
 
-// withLeaving returns the attractor with the VIPs that leave, and with the gateways of their
-// families that leave: a session that closes would withdraw them at once.
+// withLeaving returns the attractor with the leaving VIPs and with the leaving gateways of their
+// families. Closing a session would withdraw the VIPs immediately.
 func (f *follower) withLeaving(a trench.Attractor) trench.Attractor {
 	var families [len(vip.Families)]bool
 	for v := range f.leaving {
@@ -174,8 +173,8 @@ func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 	return nil
 }
 
-// route has the kernel route the replies of the configured VIPs, and those of departed ones for
-// their time.
+// route installs source routing for the configured VIPs and for departed VIPs until their time
+// expires.
 func (f *follower) route() {
 	now := time.Now()
 	next := f.departed.expire(now)
@@ -185,7 +184,7 @@ func (f *follower) route() {
 	}
 }
 
-// nspMetrics returns the metrics of the NSP, nil without it.
+// nspMetrics returns the metrics of the NSP, or nil with the trench file.
 func (p *process) nspMetrics() *metrics.NSP {
 	if p.nsp == nil {
 		return nil

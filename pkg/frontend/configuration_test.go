@@ -21,8 +21,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// VIPs that leave keep the gateways of their family that leave with them, unless a gateway has
-// taken the name or the address.
+// Leaving VIPs keep the leaving gateways of their family, unless a new gateway has the same name
+// or address.
 func TestLeavingVIPs(t *testing.T) {
 	gateway := func(name, address string) trench.Gateway {
 		return trench.Gateway{Name: name, Address: netip.MustParseAddr(address)}
@@ -80,7 +80,8 @@ func TestReloadDetail(t *testing.T) {
 	}
 }
 
-// followNSP returns a follower of the NSP with a controller that announces vipA and withdraws vipB.
+// followNSP returns a follower of the NSP with a controller that announces vipA and withdraws
+// vipB.
 func followNSP(t *testing.T) *follower {
 	t.Helper()
 	p := afterDecision()
@@ -121,8 +122,8 @@ func (f *follower) configureVIPs(t *testing.T, vips ...vip.VIP) {
 	}
 }
 
-// An announced VIP that leaves the NSP's configuration is de-preferred for the drain time, and kept
-// until gateways have confirmed its withdrawal; a withdrawn one leaves immediately.
+// An announced VIP that leaves the NSP's configuration is de-preferred for the drain time, and
+// kept until gateways have confirmed its withdrawal. A withdrawn VIP leaves immediately.
 func TestVIPLeavesNSP(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := followNSP(t)
@@ -145,7 +146,7 @@ func TestVIPLeavesNSP(t *testing.T) {
 	})
 }
 
-// A new configuration ends the drain of a VIP that was leaving, and no drain by an operator.
+// A new configuration ends the drain of a leaving VIP, but not a drain by an operator.
 func TestNSPChangeKeepsDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := followNSP(t)
@@ -173,8 +174,8 @@ func TestNSPChangeKeepsDrains(t *testing.T) {
 	})
 }
 
-// Routes that another process keeps removing are exported again once in an interval, and the last
-// removal is answered.
+// Routes that another process keeps removing are exported again once per interval, including
+// after the last removal.
 func TestRemovedRoutesAreExportedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &follower{process: afterDecision()}

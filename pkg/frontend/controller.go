@@ -20,21 +20,21 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// beatInterval is the longest pause of the controller. The announcer's KEEPALIVE is due in the same
-// instants and, if the heartbeat before is too old by then, waits for this one.
+// beatInterval is the longest pause of the controller. The announcer's KEEPALIVEs are due at the
+// same times. A KEEPALIVE waits for the next heartbeat if the previous heartbeat is too old.
 const beatInterval = time.Second
 
-// controller passes inputs to the gate and publishes its decisions. No call of its loop blocks. A
-// decision of the load balancer about a few VIPs is applied by the goroutine that received it: to
-// wake the loop first takes longer. Whatever depends on time is left to the loop, and only the loop
-// sends heartbeats to the announcer.
+// controller passes inputs to the gate and publishes its decisions. No call of its loop blocks.
+// The goroutine that receives a small update of the load balancer applies it directly, because
+// waking the loop takes longer. Only the loop handles timers and sends heartbeats to the
+// announcer.
 type controller struct {
 	gate         *gate.Gate
 	source       readinessSource // nil with --gating=off
 	bird         *latest.Value[bird.State]
 	kernel       *latest.Value[kernel.Confirmed]
 	announcer    *announce.Announcer
-	session      *latest.Value[gate.Announcer] // of the announcer
+	session      *latest.Value[gate.Announcer] // loopback session of the announcer
 	observer     *observer
 	attractor    *attractor
 	requireRoute bool // see gateways
@@ -47,8 +47,8 @@ type controller struct {
 	deadline *time.Timer // of the gate
 	revision uint64      // counts batches of decisions
 	applied  readiness.Position
-	batch    []announce.Change // reused: Post copies what it needs
-	states   []gate.VIPState   // reused: the gate copies what it needs
+	batch    []announce.Change // reused, because Post copies the changes
+	states   []gate.VIPState   // reused, because the gate copies the states
 }
 
 // command changes the gate; done is closed after its decisions were published.
@@ -59,7 +59,7 @@ type command struct {
 
 func (c *controller) String() string { return "gate" }
 
-// Do has the controller apply f and waits until its decisions were published.
+// Do applies f in the controller's loop and waits until the resulting decisions are published.
 func (c *controller) Do(ctx context.Context, f func(g *gate.Gate, now time.Time)) error {
 	cmd := command{f, make(chan struct{})}
 	select {
@@ -122,7 +122,8 @@ func (c *controller) Run(ctx context.Context) error {
 		case <-c.deadline.C:
 			now = c.step(func() {})
 		case <-beat.C:
-			// Only here: the runtime wakes the process also at the time from before a Reset.
+			// Reset the timer only here: a Reset in each pass costs an extra wakeup, because the runtime
+			// still wakes the process at the old time.
 			beat.Reset(tick.Until(time.Now(), beatInterval))
 			now = c.step(func() {})
 		}
@@ -139,8 +140,8 @@ func (c *controller) setRunning(running bool) {
 	c.running = running
 }
 
-// tryUpdate applies the source's changes unless the loop evaluates or does not run, and reports
-// whether it did. It does not block.
+// tryUpdate applies the source's changes and reports whether it did. It does nothing while the
+// loop holds the lock or does not run. It does not block.
 func (c *controller) tryUpdate() bool {
 	if !c.mu.TryLock() {
 		return false
@@ -152,7 +153,8 @@ func (c *controller) tryUpdate() bool {
 	return c.running
 }
 
-// step applies an input of the loop, nil for the source's changes, and evaluates the gate.
+// step applies an input of the loop and evaluates the gate. A nil input applies the source's
+// changes.
 func (c *controller) step(apply func()) (now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,12 +181,12 @@ func (c *controller) update() time.Time {
 	return now
 }
 
-// evaluate publishes the decisions that follow from an input at a time; update is nil unless it
-// came from the source. The caller holds mu.
+// evaluate evaluates the gate and publishes the decisions. cause is the time of the input; update
+// is nil unless the input came from the source. The caller holds mu.
 func (c *controller) evaluate(now, cause time.Time, update *readiness.Update) {
 	changes := c.gate.Evaluate(now)
 	if len(changes) > 0 {
-		c.post(cause, changes) // first: whatever wakes another goroutine delays BIRD
+		c.post(cause, changes) // first, because waking another goroutine delays the UPDATE to BIRD
 	}
 	c.attractor.follow(now, c.gate.Attract()) // before the decisions are reported
 	if update != nil {
@@ -205,7 +207,7 @@ func (c *controller) evaluate(now, cause time.Time, update *readiness.Update) {
 	}
 }
 
-// post has the announcer write a batch of decisions.
+// post passes the changed advertisements to the announcer.
 func (c *controller) post(cause time.Time, changes []gate.Change) {
 	c.revision++
 	c.batch = c.batch[:0]
@@ -225,8 +227,8 @@ func (c *controller) position() readiness.Position {
 	return readiness.Position{InstanceID: instance, Revision: revision}
 }
 
-// gateways marks the families with a gateway that is up and, with requireRoute, advertises a route.
-// A static gateway that is held down counts as up, since it can be released.
+// gateways returns the families that have a gateway that is up and, with requireRoute, advertises
+// a route. A static gateway that is held down counts as up, because the frontend can release it.
 func gateways(s bird.State, requireRoute bool) gate.Gateways {
 	g := gate.Gateways{At: s.At}
 	if !s.Alive {
@@ -241,8 +243,8 @@ func gateways(s bird.State, requireRoute bool) gate.Gateways {
 	return g
 }
 
-// withExports adds the VIPs of each family that gateways receive, if every gateway that is up lacks
-// some and the others are known.
+// withExports adds the VIPs of each family that gateways receive, if every gateway that is up
+// lacks some of them and BIRD has listed its exports.
 func withExports(g gate.Gateways, s bird.State) gate.Gateways {
 	for _, family := range vip.Families {
 		isUp := func(gw bird.GatewayState) bool { return gw.Family == family && gw.Up }
@@ -261,7 +263,7 @@ func withExports(g gate.Gateways, s bird.State) gate.Gateways {
 	return g
 }
 
-// exportsProblem returns what a gateway that lacks VIPs receives, with the remedy.
+// exportsProblem describes a gateway that does not receive every VIP, with the remedy.
 func exportsProblem(g bird.GatewayState) string {
 	return fmt.Sprintf("receives %d of %d VIPs: BIRD does not export the others; "+
 		"did another process change BIRD's configuration? `birdc show route noexport 'NBR-%s'`",
@@ -279,7 +281,7 @@ func short(s bird.State, family vip.Family) []string {
 	return problems
 }
 
-// lbUpdate converts an update; the states are appended to a slice.
+// lbUpdate converts an update for the gate and appends its VIPs to states.
 func lbUpdate(u readiness.Update, states []gate.VIPState) gate.LBUpdate {
 	g := gate.LBUpdate{
 		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced,

@@ -35,7 +35,7 @@ func (s *scriptedSource) Take() readiness.Update {
 	return s.update
 }
 
-// answerBGP is BIRD's side of one session that only reads.
+// answerBGP is BIRD's side of one session, which discards all updates.
 func answerBGP(l net.Listener) error {
 	conn, err := l.Accept()
 	if err != nil {
@@ -121,7 +121,7 @@ func benchmarkTakeToWrite(b *testing.B, n int, changed ...int) {
 		<-peer
 	}()
 	s.changed <- struct{}{}
-	<-written // with the session or after it: the table is not empty only after the update
+	<-written // the table is empty until the update, so one write contains every VIP
 	s.update.Complete = false
 	if len(changed) > 0 {
 		s.update.Changed = s.update.Changed[:changed[0]]
@@ -137,7 +137,7 @@ func benchmarkTakeToWrite(b *testing.B, n int, changed ...int) {
 		s.changed <- struct{}{}
 		d := (<-written).Sub(s.taken)
 		took, samples = took+d, append(samples, d)
-		// The pass is over when the controller takes a command.
+		// The controller accepts a command after the pass has ended.
 		if err := c.Do(ctx, func(*gate.Gate, time.Time) {
 			o.mu.Lock()
 			o.pending = pending{}

@@ -44,7 +44,7 @@ func newReadyController(o *observer, g *gate.Gate) (*controller, *scriptedSource
 	}, s
 }
 
-// The latency of a decision begins with the receipt of what led to it.
+// The latency of a decision starts with the receipt of its input.
 func TestReceiptIsTheCause(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -196,7 +196,8 @@ func TestHungGateIsOverdue(t *testing.T) {
 	})
 }
 
-// A family has a gateway if one of a live BIRD is usable and, where required, gives a route.
+// A family has a gateway if BIRD is alive and a gateway is usable and, with requireRoute,
+// advertises a route.
 func TestGatewaysOfState(t *testing.T) {
 	at := time.Unix(1, 0)
 	for name, tt := range map[string]struct {

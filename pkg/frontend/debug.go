@@ -18,7 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// debugDocument has the keys of `--debug` of Meridio, so that its tools read it.
+// debugDocument has the keys of Meridio's `--debug` document, so that Meridio's tools can read it.
 type debugDocument struct {
 	Version        string   `json:"version"` // of the document
 	MeridioVersion string   `json:"meridio-version"`
@@ -31,7 +31,7 @@ type debugDocument struct {
 	Environment    []string `json:"environment-variables"`
 }
 
-// object is a JSON object. "text", which Meridio lacks, has what other keys cannot express.
+// object is a JSON object. The key "text", which Meridio lacks, holds the complete textual form.
 type object map[string]any
 
 // maxDebugRoutes bounds the routes in the document: a gateway may announce a full table.
@@ -45,7 +45,7 @@ var statisticNames = [...]string{
 }
 
 // DebugDocument returns the JSON document of `frontend debug` about this process and its network
-// namespace; tableID is that of [kernel.Options].
+// namespace. tableID is [kernel.Options.TableID].
 func DebugDocument(version string, tableID uint32) ([]byte, error) {
 	d, err := readDebug(version, tableID)
 	if err != nil {
@@ -120,7 +120,8 @@ func (d *debugDocument) readLinks(c *rtnetlink.Conn) error {
 	return nil
 }
 
-// readFamily reads rules, neighbors, and routes of the main, gateways' and blackholes' table.
+// readFamily reads the rules, the neighbor entries, and the routes of the main table, the gateway
+// table and the blackhole table.
 func (d *debugDocument) readFamily(c *rtnetlink.Conn, f vip.Family, tableID uint32) error {
 	rules, err := c.Rules(f)
 	if err != nil {
@@ -162,11 +163,11 @@ func (d *debugDocument) readFamily(c *rtnetlink.Conn, f vip.Family, tableID uint
 	return nil
 }
 
-// maxCPUInfo bounds what is read of /proc/cpuinfo: about 1 KiB for each processor.
+// maxCPUInfo bounds the bytes read from /proc/cpuinfo, which has about 1 KiB for each processor.
 const maxCPUInfo = 1 << 20
 
-// cpus returns a few facts about each processor of /proc/cpuinfo, as far as it can be read. The
-// names of the keys are those of Meridio's document.
+// cpus returns vendor, model and clock of each processor in /proc/cpuinfo, as far as it is
+// readable. The keys have the names of Meridio's document.
 func cpus() []object {
 	list := []object{}
 	file, err := os.Open("/proc/cpuinfo")
@@ -183,7 +184,7 @@ func cpus() []object {
 			list = append(list, object{"cpu": len(list)})
 		}
 		if key := names[name]; key == "mhz" && len(list) > 0 {
-			list[len(list)-1][key], _ = strconv.ParseFloat(value, 64) // 0 if it is none
+			list[len(list)-1][key], _ = strconv.ParseFloat(value, 64) // 0 if the value is not a number
 		} else if key != "" && len(list) > 0 {
 			list[len(list)-1][key] = value
 		}
@@ -191,7 +192,7 @@ func cpus() []object {
 	return list
 }
 
-// text is "" for the zero value.
+// text formats a value, or returns "" for the zero value.
 func text(v interface {
 	IsValid() bool
 	String() string
@@ -203,7 +204,7 @@ func text(v interface {
 	return v.String()
 }
 
-// environment returns the variables that configure a frontend. Any other may hold a secret.
+// environment returns the variables that configure a frontend. Other variables may hold secrets.
 func environment() []string {
 	prefixes := []string{"VIPGATE_", "NFE_", "MERIDIO_", "SPIFFE_ENDPOINT_SOCKET="}
 	return slices.DeleteFunc(os.Environ(), func(v string) bool {

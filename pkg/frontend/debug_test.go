@@ -61,7 +61,7 @@ ip neighbor add 169.254.100.1 lladdr 02:00:00:00:00:01 dev ext nud permanent`
 	}
 }
 
-// wantKeys compares the keys with those of Meridio's document (its version v0.0.1).
+// wantKeys compares the keys with the keys of Meridio's document, version v0.0.1.
 func wantKeys(t *testing.T, document []byte) {
 	t.Helper()
 	var top map[string]json.RawMessage

@@ -7,11 +7,11 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// departed are the VIPs that left the configuration, and until when each keeps its source routing:
-// targets still answer its last flows.
+// departed maps each VIP that left the configuration to the end of its source routing. Targets
+// still answer its last flows.
 type departed map[vip.VIP]time.Time
 
-// configure records that other VIPs are configured; those that leave stay until end.
+// configure applies a change of the configured VIPs. Removed VIPs keep source routing until end.
 func (d departed) configure(was, is vip.Set, end time.Time) {
 	for v := range was {
 		if !is.Has(v) {
@@ -21,7 +21,7 @@ func (d departed) configure(was, is vip.Set, end time.Time) {
 	maps.DeleteFunc(d, func(v vip.VIP, _ time.Time) bool { return is.Has(v) })
 }
 
-// expire removes the VIPs whose time is over, and returns when the next one's is; zero: none is left.
+// expire removes the expired VIPs and returns the next expiry, or zero if no VIP is left.
 func (d departed) expire(now time.Time) (next time.Time) {
 	for v, end := range d {
 		switch {
@@ -34,7 +34,8 @@ func (d departed) expire(now time.Time) (next time.Time) {
 	return next
 }
 
-// and returns the configured VIPs and the departed ones; the same set if there are none.
+// and returns the union of the configured and the departed VIPs. Without departed VIPs it returns
+// configured itself.
 func (d departed) and(configured vip.Set) vip.Set {
 	if len(d) == 0 {
 		return configured

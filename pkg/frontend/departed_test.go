@@ -8,7 +8,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// A VIP that left keeps its source routing for its time, also when the configuration changes again.
+// A departed VIP keeps its source routing until its time expires, even if the configuration
+// changes again.
 func TestDepartedVIPsStayTheirTime(t *testing.T) {
 	d := departed{}
 	var configured vip.Set

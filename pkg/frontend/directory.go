@@ -18,9 +18,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// readinessSource is the load balancer's stream, or a directory of readiness files.
+// readinessSource is the load balancer's stream or a directory of readiness files.
 type readinessSource interface {
-	// Changed holds a token whenever Take may return something new.
+	// Changed holds a token whenever Take may return a change.
 	Changed() <-chan struct{}
 	// Take returns the changes since the last Take. It does not block.
 	Take() readiness.Update
@@ -30,7 +30,7 @@ type readinessSource interface {
 type directorySource struct {
 	reader   *readinessfile.Reader
 	config   *latest.Value[trench.Loaded]
-	instance string // of this start
+	instance string // identifies this start
 	changed  chan struct{}
 
 	mu      sync.Mutex
@@ -86,7 +86,8 @@ func configureDirectory(d *readinessfile.Reader, c *trench.Config) {
 	d.Configure(streams, c.Attractor.VIPs)
 }
 
-// publish adds a listing to the pending update, or only renews the lease.
+// publish adds a changed listing to the pending update. An unchanged listing only renews the
+// lease.
 func (s *directorySource) publish(now time.Time, l readinessfile.Listing, c *trench.Config) {
 	changed := s.from == nil || l.Revision != s.revision || c != s.from
 	if changed {
@@ -108,7 +109,7 @@ func (s *directorySource) publish(now time.Time, l readinessfile.Listing, c *tre
 	latest.Wake(s.changed)
 }
 
-// evaluate returns the readiness of all VIPs. A state that did not change keeps its time.
+// evaluate returns the readiness of all VIPs. An unchanged state keeps its time.
 func (s *directorySource) evaluate(now time.Time, l readinessfile.Listing,
 	c *trench.Config,
 ) []readiness.VIPReadiness {
@@ -142,7 +143,7 @@ func (s *directorySource) evaluate(now time.Time, l readinessfile.Listing,
 	return all
 }
 
-// directoryProblem returns the problem of a directory or of files in it.
+// directoryProblem returns the problem of the directory or of its files.
 func directoryProblem(l readinessfile.Listing) error {
 	if l.Gone {
 		return l.Err
@@ -153,7 +154,7 @@ func directoryProblem(l readinessfile.Listing) error {
 	return nil
 }
 
-// streamProblem returns why the readiness source has no valid readiness, or "" while it has.
+// streamProblem returns why the readiness source supplies no valid readiness, or "".
 func (p *process) streamProblem(lb lbState) string {
 	lastMessage := p.observer.lease.Load().LastMessage
 	if p.directory == nil {

@@ -25,7 +25,7 @@ var (
 	_ task.Task       = (*directorySource)(nil)
 )
 
-// directoryFixture is a directory source with the state that was received from it.
+// directoryFixture is a directory source with its received state.
 type directoryFixture struct {
 	*directorySource
 	t      *testing.T
@@ -43,7 +43,7 @@ func configOf(streams ...trench.Stream) trench.Loaded {
 	}}
 }
 
-// liveness bounds every wait for what must happen.
+// liveness bounds every wait for a condition.
 const liveness = 20 * time.Second
 
 func newDirectoryFixture(t *testing.T, path string, o readinessfile.Options) *directoryFixture {
@@ -130,7 +130,7 @@ func TestDirectoryReadiness(t *testing.T) {
 	if u = s.update; !u.Complete || u.Position.Revision != 2 || u.ReceivedAt.IsZero() {
 		t.Errorf("second update: %+v", u)
 	}
-	// Each scan renews the lease, and changes nothing else.
+	// Each scan renews the lease and has no other effect.
 	end := s.update.LeaseEnd
 	s.wait("renewed", func() bool { return s.update.LeaseEnd.After(end) })
 	if u = s.update; u.Position.Revision != 2 || len(u.Changed) > 0 || !u.ReceivedAt.IsZero() {
@@ -194,7 +194,7 @@ func publishGone(t *testing.T, drain time.Duration) (s *directoryFixture, path s
 	return s, path
 }
 
-// A new trench file is judged on the last listing, and does not renew its lease.
+// A new trench file is evaluated with the last listing, and does not renew the lease.
 func TestOldListingRenewsNoLease(t *testing.T) {
 	config := latest.New(configOf(trench.Stream{Name: "a", VIPs: []vip.VIP{vipA}}))
 	s := newDirectorySource(readinessfile.NewReader(readinessfile.Options{

@@ -16,18 +16,19 @@ import (
 )
 
 const (
-	maxEvents           = 1000 // that are kept for `frontend events`
+	maxEvents           = 1000 // kept for `frontend events`
 	maxEventsPerMessage = 256  // of WatchEvents
-	// maxEventVIPs bounds the VIPs of the events of many VIPs together, or those of the newest of them
-	// do: older events are discarded. 100 000 VIPs are 4 MB, and ten decisions about other 10 000 VIPs.
+	// maxEventVIPs bounds the sum of VIPs of all bulk events; older events are discarded. The newest
+	// bulk event is always kept. 100 000 VIPs take 4 MB and hold ten decisions, each about 10 000
+	// different VIPs.
 	maxEventVIPs = 100_000
-	// maxEventDetails bounds the details of an event of many VIPs, which has one for each stream that
-	// failed: VIPs beyond have none.
+	// maxEventDetails bounds the details of a bulk event, which has one detail for each failed
+	// stream. Further VIPs have no detail.
 	maxEventDetails = 16
 )
 
-// event is a transition of a VIP, of many VIPs or of a gateway or, without any of them, of the
-// frontend itself.
+// event is a transition of a VIP, of many VIPs or of a gateway. Without any of them, it is an
+// event of the frontend itself.
 type event struct {
 	Sequence  uint64
 	Time      time.Time
@@ -37,16 +38,15 @@ type event struct {
 	Detail    string
 	Gateway   string
 	GatewayUp bool
-	Bulk      *bulk // of many VIPs; nil: the event has one, or none
+	Bulk      *bulk // nil unless the event has many VIPs
 }
 
-// transition is what some VIPs of one decision have in common, with advertisements as they are
-// shown.
+// transition is a change that several VIPs of one decision share, with the shown advertisements.
 type transition struct {
 	family vip.Family
 	from   gate.Advertisement
 	to     gate.Decision
-	isNew  bool // the VIPs were not configured before, and are withdrawn
+	isNew  bool // the VIPs were added to the configuration and are withdrawn
 }
 
 func transitionOf(ch gate.Change) transition {
@@ -59,27 +59,28 @@ func transitionOf(ch gate.Change) transition {
 // changed reports whether the advertisement changed.
 func (t transition) changed() bool { return t.from != shown(t.to) }
 
-// notable reports whether it is an event: a VIP is new, or not only its reason changed.
+// notable reports whether the transition is an event: the VIPs are new, or their advertisement
+// changed.
 func (t transition) notable() bool { return t.changed() || t.isNew }
 
-// bulk is what a decision did to more than status.MaxSingle VIPs. It is immutable.
+// bulk holds the transitions of more than status.MaxSingle VIPs by one decision. It is immutable.
 type bulk struct {
 	*members
 	groups []group
 }
 
-// group are VIPs with the same transition and detail.
+// group counts VIPs with the same transition and detail.
 type group struct {
 	transition
 	count  int
 	detail string
 }
 
-// members are the VIPs of an event in ascending order. Events that follow one another share them if
-// they are the same, as when all VIPs are withdrawn and announced again.
+// members holds the VIPs of an event in ascending order. Successive events with the same members
+// share them, as when all VIPs are withdrawn and announced again.
 type members struct {
 	list   []member
-	events int // that have them and are kept
+	events int // number of kept events with these members
 }
 
 // member is a VIP and the index of its group.
@@ -90,7 +91,7 @@ type member struct {
 
 func compareMembers(a, b member) int { return vip.Compare(a.vip, b.vip) }
 
-// of returns the group of v, nil if the event is not about v.
+// of returns the group of v, or nil if the event does not contain v.
 func (b *bulk) of(v vip.VIP) *group {
 	if b == nil {
 		return nil
@@ -102,8 +103,8 @@ func (b *bulk) of(v vip.VIP) *group {
 	return &b.groups[b.list[i].group]
 }
 
-// first returns the names of the first VIPs; with changed, not those of new VIPs that are
-// withdrawn.
+// first returns the names of the first VIPs. With changed, it skips VIPs whose advertisement did
+// not change.
 func (b *bulk) first(changed bool) (names []string) {
 	for _, m := range b.list {
 		if len(names) == status.MaxFirstVIPs {
@@ -116,7 +117,8 @@ func (b *bulk) first(changed bool) (names []string) {
 	return names
 }
 
-// byTransition returns the groups without regard to details: that of the first VIP remains.
+// byTransition merges groups that differ only in their detail, and keeps the detail of the first
+// VIP.
 func (b *bulk) byTransition() (list []group) {
 	for _, g := range b.groups {
 		same := func(x group) bool { return x.transition == g.transition }
@@ -129,8 +131,8 @@ func (b *bulk) byTransition() (list []group) {
 	return list
 }
 
-// transitions returns what happened in words, most VIPs first; with changed, not that of new VIPs
-// that are withdrawn.
+// transitions returns the transitions in words, largest first. With changed, it skips transitions
+// that did not change the advertisement.
 func (b *bulk) transitions(changed bool) (list []status.Transitions) {
 	for _, g := range b.byTransition() {
 		if g.changed() || !changed {
@@ -144,12 +146,12 @@ func (b *bulk) transitions(changed bool) (list []status.Transitions) {
 	return list
 }
 
-// events are the newest events.
+// events holds the newest events.
 type events struct {
 	list   []event
-	last   uint64   // sequence number of the newest
-	vips   int      // of the members of all events
-	newest *members // of the newest event that has them
+	last   uint64   // sequence number of the newest event
+	vips   int      // sum of the members of all events
+	newest *members // of the newest bulk event
 }
 
 func (e *events) add(x event) {
@@ -176,11 +178,11 @@ func (e *events) discardOldest() {
 			}
 		}
 	}
-	e.list[0] = event{} // the slice still has it
+	e.list[0] = event{} // frees the members: the array of the slice still holds the event
 	e.list = e.list[1:]
 }
 
-// members returns n members, those of the newest event if they are the same.
+// members returns n members. It reuses the members of the newest event if they are equal.
 func (e *events) members(n int, all iter.Seq[member]) *members {
 	if e.newest != nil && len(e.newest.list) == n {
 		i, same := 0, true
@@ -199,12 +201,13 @@ func (e *events) members(n int, all iter.Seq[member]) *members {
 	return m
 }
 
-// oldest is the sequence number of the oldest event that is kept.
+// oldest returns the sequence number of the oldest kept event.
 func (e *events) oldest() uint64 { return e.last - uint64(len(e.list)) + 1 }
 
 func (e *events) at(sequence uint64) event { return e.list[sequence-e.oldest()] }
 
-// tail returns the number before the newest n events that match; after if fewer do, or n is 0.
+// tail returns the sequence number before the newest n matching events. It returns after if fewer
+// events match, or if n is 0.
 func (e *events) tail(after uint64, n int, match func(event) bool) uint64 {
 	for at := e.last; at > after && at >= e.oldest(); at-- {
 		if match(e.at(at)) {
@@ -216,7 +219,8 @@ func (e *events) tail(after uint64, n int, match func(event) bool) uint64 {
 	return after
 }
 
-// page returns n matching events, up to which number they are complete, and how many are lost.
+// page returns up to n matching events, the sequence number up to which the page is complete, and
+// the number of lost events.
 func (e *events) page(after uint64, n int, match func(event) bool) (found []event, upTo, lost uint64) {
 	if first := e.oldest(); after+1 < first {
 		lost = first - 1 - after
@@ -230,7 +234,7 @@ func (e *events) page(after uint64, n int, match func(event) bool) (found []even
 	return found, upTo, lost
 }
 
-// about returns what matches the events of v, or all events if v is zero.
+// about returns a function that matches the events of v, or all events if v is zero.
 func about(v vip.VIP) func(event) bool {
 	if v.IsZero() {
 		return func(event) bool { return true }
@@ -238,7 +242,7 @@ func about(v vip.VIP) func(event) bool {
 	return func(e event) bool { return e.VIP == v || e.Bulk.of(v) != nil }
 }
 
-// eventsProto returns events as they were for v, or for all VIPs if v is zero.
+// eventsProto converts events. It reduces bulk events to v, unless v is zero.
 func eventsProto(events []event, v vip.VIP) []*frontendv1.Event {
 	list := make([]*frontendv1.Event, len(events))
 	for i, e := range events {
@@ -261,7 +265,7 @@ func eventsProto(events []event, v vip.VIP) []*frontendv1.Event {
 	return list
 }
 
-// proto adds what happened to all VIPs to an event, unless it is about one of them.
+// proto adds the transitions of all VIPs to an event, unless the event is reduced to one VIP.
 func (b *bulk) proto(p *frontendv1.Event) {
 	p.VipCount = uint32(len(b.list))
 	if p.GetVip() != "" {

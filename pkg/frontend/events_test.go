@@ -103,7 +103,7 @@ func (s *eventStream) next() {
 	}
 }
 
-// until takes messages until the event of that number came.
+// until takes messages until the event with that number arrives.
 func (s *eventStream) until(number uint64) {
 	s.t.Helper()
 	for s.upTo < number {
@@ -183,7 +183,7 @@ func TestWatchersResume(t *testing.T) {
 			}
 		})
 	}
-	// What comes after a number that never was is not lost.
+	// Events after a number that was never assigned are not lost.
 	s := watchEvents(t, c, &frontendv1.WatchEventsRequest{InstanceId: "this-one", After: last + 1000})
 	o.note("later")
 	if m, err := s.Recv(); err != nil || len(m.GetEvents()) != 1 || m.GetEvents()[0].GetDetail() != "later" {
@@ -198,7 +198,7 @@ func TestWatchersResume(t *testing.T) {
 	}
 }
 
-// A script whose list of VIPs is empty by mistake drains nothing.
+// A script with an accidentally empty list of VIPs drains nothing.
 func TestDrainOfNothing(t *testing.T) {
 	_, c := serveEvents(t)
 	for _, r := range []*frontendv1.DrainRequest{{}, {All: true, Vips: []string{vipA.String()}}} {
@@ -208,7 +208,8 @@ func TestDrainOfNothing(t *testing.T) {
 	}
 }
 
-// The answer of a drain names what is drained, what of it is still de-preferred, and until when.
+// The response to a drain lists the drained VIPs, the VIPs that are still de-preferred, and the
+// end of the drain.
 func TestDrainAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, _ := testObserver()
@@ -250,7 +251,7 @@ func TestDrainAnswer(t *testing.T) {
 	})
 }
 
-// A VIP that the frontend never had is named, not answered with no events.
+// A request for an unknown VIP fails with the name of the VIP, instead of returning no events.
 func TestEventsOfUnknownVIP(t *testing.T) {
 	o, c := serveEvents(t)
 	gone, unknown := numbered(7), numbered(8)
@@ -268,12 +269,12 @@ func TestEventsOfUnknownVIP(t *testing.T) {
 			t.Errorf("watch of %s: %v, want %v", v, err, want)
 		}
 	}
-	// A client that continues at another frontend waits for a VIP that may come.
+	// A client that continues with another frontend waits, because the VIP may be added later.
 	watchEvents(t, c, &frontendv1.WatchEventsRequest{Vip: unknown.String(), InstanceId: "another"})
 }
 
-// A reader that reads nothing costs the frontend nothing; once it reads again it receives the
-// number of lost events, and then the rest.
+// A blocked reader does not delay the frontend. When it reads again, it receives the number of
+// lost events and then the remaining events.
 func TestSlowWatcherReceivesGap(t *testing.T) {
 	o, c := serveEvents(t)
 	slow := watchEvents(t, c, &frontendv1.WatchEventsRequest{})
@@ -385,7 +386,7 @@ func TestMergedDecisionsAreRecorded(t *testing.T) {
 	o.decided(flip)
 	o.drain()
 	all := eventsAfter(&o.state.events, 0)
-	// The three were merged into one, and the later one follows.
+	// The three earlier decisions were merged into one event; the later decision has its own.
 	if len(all) != 3 || !strings.Contains(all[0].Detail, fmt.Sprintf("%d earlier changes were merged", maxQueued+2)) {
 		t.Errorf("events %+v", all)
 	}

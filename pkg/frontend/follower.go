@@ -29,11 +29,11 @@ type follower struct {
 	configured vip.Set
 	departed   departed
 	release    *time.Timer // ends the source routing of departed VIPs
-	// next is the attractor in which gateways and VIPs are missing that are kept until leave.
+	// next is the attractor after leave, without the leaving VIPs and their gateways.
 	next     *trench.Attractor
 	leave    *time.Timer
-	leaving  vip.Set          // VIPs that are kept
-	gateways []trench.Gateway // the last applied
+	leaving  vip.Set          // VIPs that are kept until leave
+	gateways []trench.Gateway // applied last
 
 	// Last shown.
 	shownFamilies   map[vip.Family]bool
@@ -44,16 +44,16 @@ type follower struct {
 	shownStale      bool
 	shownAttraction [len(vip.Families)]bool
 
-	removed  int       // removals of routes for which BIRD was asked to export again
+	removed  int       // removed routes that BIRD was already asked to restore
 	exported time.Time // time of the last such request
-	warned   bool      // lb and frontend share a SPIFFE ID: logged
+	warned   bool      // logged that lb and frontend share a SPIFFE ID
 
 	started, advertised bool
-	startBy             time.Time // end of ReadyTimeout; zero: it does not run
+	startBy             time.Time // end of ReadyTimeout; zero while it does not run
 }
 
-// refreshInterval is how often ages in the status are updated without a change, as when BIRD does
-// not answer: its state changes with each poll.
+// refreshInterval is the interval of updates without a change of an input. Ages in the status grow
+// even if BIRD does not answer; otherwise each poll changes its state.
 const refreshInterval = 2 * time.Second
 
 func (f *follower) String() string { return "follower" }
@@ -72,7 +72,7 @@ func (f *follower) Run(ctx context.Context) error {
 	f.pulse.Next(0)
 	defer f.pulse.End()
 	loaded, configChanged := f.config.Value().Get()
-	if loaded.Generation > 0 { // otherwise the source routing of an earlier run remains
+	if loaded.Generation > 0 { // otherwise keep the source routing of an earlier run
 		if err := f.configure(ctx, loaded.Config); err != nil {
 			return err
 		}
@@ -80,7 +80,7 @@ func (f *follower) Run(ctx context.Context) error {
 		f.release.Stop()
 	}
 	for {
-		// In this order: a change after a Get closes its channel.
+		// Get the channels before updating: a change after a Get closes its channel.
 		birdState, birdChanged := f.bird.State().Get()
 		routed, routedChanged := f.kernel.Confirmed().Get()
 		announced, announcedChanged := f.announcer.State().Get()
@@ -169,11 +169,11 @@ func (f *follower) showIdentity() {
 }
 
 const (
-	exportInterval = time.Second     // between exports of routes that another process keeps removing
-	birdSettles    = 5 * time.Second // in which a new BIRD removes the routes of the one before
+	exportInterval = time.Second     // least time between exports, if another process keeps removing routes
+	birdSettles    = 5 * time.Second // in which a new BIRD removes the routes of its predecessor
 )
 
-// exportRoutes has BIRD restore routes that another process removed.
+// exportRoutes makes BIRD restore routes that another process removed.
 func (f *follower) exportRoutes(routed kernel.Confirmed) {
 	if routed.Removed == f.removed || time.Since(f.exported) < exportInterval {
 		return
@@ -192,7 +192,7 @@ func (f *follower) showRouting(routed kernel.Confirmed) {
 	problem := logs.Text(routed.Err)
 	select {
 	case <-f.kernel.Ready():
-	default: // no error does not mean that it is installed
+	default: // before the first installation the error can be nil
 		f.health.Report(Routing, cmp.Or(problem, "source routing not installed yet"))
 		return
 	}
@@ -237,7 +237,7 @@ func (f *follower) showBIRD(s bird.State) {
 			f.health.Remove(routeBack)
 		}
 	}
-	// Not before the first report of VIPs: the load balancer would read a report without VIPs as
+	// Wait for the first report of VIPs: the load balancer would read a report without VIPs as
 	// "no VIP is advertised".
 	if !maps.Equal(families, f.shownFamilies) && f.reported.Load() {
 		f.watcher.Report(readiness.ReportDelta{Families: families})
@@ -369,7 +369,7 @@ func egressProblem(s bird.State, families ...vip.Family) string {
 		"no gateway is configured, or none was observed yet")
 }
 
-// gatewaysDown returns name and state of each gateway of the families that is down.
+// gatewaysDown returns the name and state of each gateway of the families that is down.
 func gatewaysDown(s bird.State, families ...vip.Family) []string {
 	var problems []string
 	for _, g := range s.Gateways {

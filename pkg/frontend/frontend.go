@@ -41,10 +41,10 @@ type process struct {
 	health  *health.Server
 	parts   []string // of Readiness, without Started
 	config  configSource
-	// vips are those of the attractor, with those that leave it.
+	// vips holds the VIPs of the attractor, including the VIPs that leave it.
 	vips latest.Value[[]vip.VIP]
-	nsp  *nsp.Source // nil: the trench file is the source
-	// registration at the NSP; nil without it.
+	nsp  *nsp.Source // nil if the trench file is the source
+	// registration registers the frontend at the NSP; nil with the trench file.
 	registration *nsp.Registration
 	// configName is the source of the configuration in messages, and staleName the condition that
 	// shows whether it is refreshed.
@@ -55,7 +55,7 @@ type process struct {
 	source                readinessSource    // nil without gating: watcher or directory
 	watcher               *readiness.Watcher // nil unless the source is a load balancer
 	directory             *directorySource   // nil unless the source is a directory
-	// availability reads a load balancer of Meridio for the watcher.
+	// availability reads the state of a Meridio load balancer for the watcher.
 	availability *availability.Client
 	controller   *controller
 	observer     *observer
@@ -69,20 +69,21 @@ type process struct {
 	served       atomic.Pointer[[]vip.Family] // that have VIPs
 }
 
-// Health services of the frontend, beside "" and vip/<prefix>. Readiness is a conjunction.
+// Health services of the frontend, in addition to "" and vip/<prefix>. Readiness is a conjunction.
 const (
 	Liveness  = "Liveness"
 	Readiness = "Readiness"
 	Egress    = "Egress"
-	// Configuration holds while all of what its source has is in force; no part of Readiness.
+	// Configuration holds while the complete configuration of its source is in force; not part of
+	// Readiness.
 	Configuration = "Configuration"
-	// NSPCli has the name that Meridio uses: the NSP confirms the configuration in force. Absent
+	// NSPCli holds while the NSP confirms the configuration in force; the name is Meridio's. Absent
 	// without the NSP.
 	NSPCli     = "NSPCli"
-	TrenchFile = "TrenchFile" // its writer refreshes it; absent with the NSP, no part of Readiness
+	TrenchFile = "TrenchFile" // refreshed by its writer; absent with the NSP, not part of Readiness
 	// Started holds once a configuration was accepted and every VIP that the load balancer reports as
-	// ready was advertised, or ReadyTimeout was over; it does not change after that. Readiness
-	// waits for it. Advertised is the same without the timeout, and no part of Readiness.
+	// ready was advertised, or ReadyTimeout expired; then it never changes again. Readiness requires
+	// it. Advertised is the same condition without the timeout, and not part of Readiness.
 	Started    = "Started"
 	Advertised = "Advertised"
 	Identity   = "Identity"
@@ -94,18 +95,20 @@ const (
 	Stream    = "Stream"
 	Routing   = "SourceRouting"
 	Stopping  = "NotStopping"
-	// AdminSocket and HealthSocket: the socket file belongs to the frontend; no part of Readiness.
+	// AdminSocket and HealthSocket hold while the socket file belongs to this process; not part of
+	// Readiness.
 	AdminSocket  = "AdminSocket"
 	HealthSocket = "HealthSocket"
-	// Imports holds while BIRD ignores no route of a gateway; no part of Readiness.
+	// Imports holds while BIRD ignores no route of a gateway; not part of Readiness.
 	Imports = "Imports"
-	// RouteBack, by family, is no part of Readiness: other pods have the same gateways.
+	// RouteBack, by family, holds while a gateway advertises a route. It is not part of Readiness,
+	// because other pods have the same gateways.
 	RouteBack = "RouteBack"
 )
 
 // Run runs a frontend until a receive from stop, and then stops it in stages: it moves traffic
-// away, reports to the load balancer, and only then terminates BIRD. A second receive skips to the
-// end. The end of ctx ends everything at once.
+// away, reports to the load balancer, and terminates BIRD last. A second receive skips to the
+// end. Cancelling ctx skips all stages.
 func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 	p, err := newProcess(o)
 	if err != nil {
@@ -202,7 +205,8 @@ func (p *process) external() string {
 	return cmp.Or(p.config.Value().Load().Config.Attractor.Interface, p.Defaults.Interface)
 }
 
-// loopbackPassword returns a TCP-MD5 key: every process in the pod can connect to 127.0.0.1.
+// loopbackPassword returns a TCP-MD5 key for the loopback session, because every process in the
+// pod can connect to 127.0.0.1. It returns "" if the kernel lacks TCP-MD5.
 func loopbackPassword(o Options) string {
 	if err := announce.ProbeMD5(); err != nil {
 		o.Log.Warn("kernel has no TCP-MD5: session to BIRD on 127.0.0.1 is not signed", "error", err)
@@ -211,7 +215,7 @@ func loopbackPassword(o Options) string {
 	return announce.NewPassword()
 }
 
-// probes returns the endpoint of HealthSocket, if there is one.
+// probes returns the endpoint of HealthSocket, if one is configured.
 func (p *process) probes(ctx context.Context) ([]*endpoint.Endpoint, error) {
 	if p.Options.HealthSocket == "" {
 		return nil, nil
@@ -229,12 +233,12 @@ func (p *process) signals() *logs.Signals {
 	return logs.NewSignals(p.Level, p.Log)
 }
 
-// isExternal reports whether the interface toward the gateways has the address: metrics are not for
-// the external network, also when the listener has all addresses.
+// isExternal reports whether the interface toward the gateways has the address. Metrics are not
+// served to the external network, even if the listener is bound to the wildcard address.
 func (p *process) isExternal(a netip.Addr) bool {
 	link, err := net.InterfaceByName(p.external())
 	if err != nil {
-		return false // without the interface nothing arrives by it
+		return false // a missing interface receives no connections
 	}
 	addresses, err := link.Addrs()
 	return err != nil || slices.ContainsFunc(addresses, func(n net.Addr) bool {
@@ -245,7 +249,8 @@ func (p *process) isExternal(a netip.Addr) bool {
 
 // run starts all tasks and stops them in order.
 func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
-	// An endpoint that runs closes itself: after a call that hangs, Close would wait for it.
+	// Only endpoints that never ran are closed here. A running endpoint closes itself, and Close
+	// would wait for a hung call.
 	var unused []*endpoint.Endpoint
 	defer func() {
 		for _, e := range unused {
@@ -277,8 +282,8 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		"vips", vips, "gateways", gateways, "gating", !p.Gate.Ungated)
 	p.observer.note(fmt.Sprintf("frontend %s is starting, with %d VIPs and %d gateways", p.Version, vips, gateways))
 
-	// Two groups: the first stops when every VIP is withdrawn; BIRD and source routing stop after
-	// the announcer has closed its session.
+	// Tasks run in two groups. The first stops when every VIP is withdrawn. BIRD and source routing
+	// stop after the announcer has closed its session.
 	front := []task.Task{
 		p.config, p.controller, p.observer, p.reporter, p.announcer,
 		&follower{process: p}, adminEndpoint, healthEndpoint, p.signals(),
@@ -315,6 +320,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	p.health.Alive(p.controller, slices.Concat(front, back)...)
 
 	unused = nil
+	// The groups outlive ctx, so that they stop in order after its cancellation.
 	base := context.WithoutCancel(ctx)
 	frontCtx, endFront := context.WithCancel(base)
 	defer endFront()
@@ -326,6 +332,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	wg.Go(func() { defer close(frontDone); frontErr = task.Run(frontCtx, front...) })
 	wg.Go(func() { defer close(backDone); backErr = task.Run(backCtx, back...) })
 
+	// A failed task ends its group. Then the other group stops, too, without moving traffic away.
 	select {
 	case <-ctx.Done():
 	case <-frontDone:
@@ -335,6 +342,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 			p.Log.Warn("stopping although traffic may still arrive", "error", err)
 		}
 	}
+	// End every Watch first, because open streams delay the end of the health endpoint.
 	p.health.Shutdown()
 	endFront()
 	<-frontDone
@@ -349,7 +357,8 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	return errors.Join(errs...)
 }
 
-// birdAfterRouting runs BIRD once source routing is installed: VIPs attract traffic from then on.
+// birdAfterRouting starts BIRD after source routing is installed, because an advertised VIP
+// attracts traffic immediately.
 type birdAfterRouting struct{ *process }
 
 func (b *birdAfterRouting) String() string { return b.bird.String() }
@@ -395,7 +404,8 @@ func (p *process) report(reports []reported) {
 	p.reported.Store(true)
 }
 
-// reportApplied reports the position up to which all decisions are reported, once VIPs are.
+// reportApplied reports the position up to which all decisions were reported. It sends nothing
+// before the first report of VIPs.
 func (p *process) reportApplied(position readiness.Position) {
 	p.applied.Set(position)
 	if p.watcher != nil && p.reported.Load() {
@@ -403,7 +413,7 @@ func (p *process) reportApplied(position readiness.Position) {
 	}
 }
 
-// metricsState returns what the metrics read at a scrape.
+// metricsState returns the state of the frontend for a scrape.
 func (p *process) metricsState() metrics.FrontendState {
 	m := metrics.FrontendState{
 		Sessions: p.announcer.State().Load().Sessions, Repairs: uint64(p.kernel.Confirmed().Load().Repairs),
@@ -425,7 +435,8 @@ func (p *process) metricsState() metrics.FrontendState {
 	return m
 }
 
-// birdMetrics returns BIRD and its gateways; none is up while BIRD does not answer.
+// birdMetrics returns the metrics of BIRD and its gateways. While BIRD does not answer, every
+// gateway is down.
 func (p *process) birdMetrics(b bird.State) metrics.BIRD {
 	m := metrics.BIRD{
 		Up: b.Alive, Restarts: uint64(b.Restarts), Configures: b.Configures,
@@ -451,7 +462,7 @@ func (p *process) families() map[vip.Family]bool {
 	return families
 }
 
-// setServed keeps the families that have VIPs: each decision is reported with them.
+// setServed stores the families that have VIPs, which every report of decisions contains.
 func (p *process) setServed(vips []vip.VIP) {
 	served := slices.DeleteFunc(slices.Clone(vip.Families[:]), func(f vip.Family) bool {
 		return !slices.ContainsFunc(vips, func(v vip.VIP) bool { return v.Family() == f })

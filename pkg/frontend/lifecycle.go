@@ -16,7 +16,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// showStart updates Started and Advertised: once a pod is ready, Kubernetes may delete another one.
+// showStart updates Started and Advertised. Readiness waits for Started, because Kubernetes may
+// delete another pod of the frontend once this pod is ready.
 func (f *follower) showStart(l trench.Loaded, lb lbState) {
 	if f.advertised {
 		return
@@ -54,10 +55,10 @@ func (f *follower) showStart(l trench.Loaded, lb lbState) {
 	}
 }
 
-// startProblem returns what the start waits for: every VIP reported, each ready VIP advertised, and
-// all of them exported.
+// startProblem returns the unmet condition of the start, or "". Every VIP must be reported, and
+// every ready VIP advertised and exported.
 func (p *process) startProblem(c *trench.Config, lb lbState) string {
-	// Every decision on the load balancer's snapshot must have been applied here.
+	// The decisions on the load balancer's snapshot must be in p.observer.state.
 	if !p.Gate.Ungated && (!lb.Synced || p.applied.Load().InstanceID != lb.Position.InstanceID) {
 		return "load balancer has not reported the VIPs yet"
 	}
@@ -92,8 +93,8 @@ func (p *process) startProblem(c *trench.Config, lb lbState) string {
 	return ""
 }
 
-// exported reports whether a gateway of a family receives n VIPs, or needs no routes. Where BIRD
-// listed what it exports, because that is too little, the gate has judged each VIP.
+// exported reports whether a gateway of a family receives n VIPs or needs no routes. If BIRD
+// exports too few VIPs and has listed them, the gate has already decided on each VIP.
 func exported(s bird.State, f vip.Family, n int) bool {
 	return slices.ContainsFunc(s.Gateways, func(g bird.GatewayState) bool {
 		return g.Family == f && g.Up && (isStatic(g) || g.Exported >= n || g.Exports != nil)
@@ -103,10 +104,11 @@ func exported(s bird.State, f vip.Family, n int) bool {
 // Bounds of the stages of a stop, on top of the drain time (docs/architecture.md).
 const (
 	withdrawMargin = 500 * time.Millisecond // for the gate to withdraw after the drain time
-	reportMargin   = 300 * time.Millisecond // to report that, on top of confirmTimeout and the settle time
+	reportMargin   = 300 * time.Millisecond // to report it, after confirmTimeout and the settle time
 )
 
-// stop de-prefers, drains, withdraws, confirms and reports. A receive from again skips to the end.
+// stop de-prefers, drains, withdraws, confirms and reports all VIPs. A receive from again skips to
+// the end.
 func (p *process) stop(ctx context.Context, again <-chan struct{}) error {
 	start := time.Now()
 	p.stopping.Store(true)
@@ -122,7 +124,7 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) error {
 		select {
 		case <-again:
 			p.Log.Warn("second signal; withdrawing at once")
-			// The stages below observe the effect, or end at their deadline.
+			// The error is ignored: the stages below observe the withdrawal or end at their deadline.
 			_ = p.controller.Do(ctx, func(g *gate.Gate, now time.Time) { g.SkipDrains(now) })
 			cancel()
 		case <-ctx.Done():
@@ -142,7 +144,7 @@ func (p *process) stop(ctx context.Context, again <-chan struct{}) error {
 	if p.watcher != nil {
 		flush, cancelFlush := context.WithTimeout(ctx, reportMargin)
 		defer cancelFlush()
-		// The load balancer may have stopped before.
+		// A missing acknowledgement is not an error, because the load balancer may have stopped first.
 		if err := p.watcher.Reported(flush); err != nil {
 			p.Log.Info("final report not acknowledged by the load balancer", "error", err)
 		}

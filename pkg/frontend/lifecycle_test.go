@@ -17,8 +17,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// What the program does differently while it starts ends with the start, also where a VIP is ready
-// and never advertised, as without a gateway of its family.
+// Started is called at the end of the start, even if a ready VIP is never advertised because its
+// family has no gateway.
 func TestEndOfStart(t *testing.T) {
 	announced := change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)
 	for name, advertised := range map[string]bool{"advertised": true, "ready timeout": false} {
@@ -52,7 +52,7 @@ func TestEndOfStart(t *testing.T) {
 	}
 }
 
-// Readiness is that of all its parts and of nothing else.
+// Readiness depends on all of its parts and on no other condition.
 func TestPartsOfReadiness(t *testing.T) {
 	p, err := newProcess(Options{
 		Log: slog.New(slog.DiscardHandler), LBSocket: "/nowhere", Config: &trench.Config{},
@@ -83,8 +83,8 @@ func TestPartsOfReadiness(t *testing.T) {
 	}
 }
 
-// What a start waits for: each VIP is reported by the load balancer whose snapshot was applied, and
-// each ready one is advertised.
+// A start waits until the load balancer's snapshot is applied, every VIP is reported, and every
+// ready VIP is advertised.
 func TestStartProblem(t *testing.T) {
 	up := change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)
 	const ready, notReady, unknown = vip.Ready, vip.NotReady, vip.State(99)
@@ -130,7 +130,8 @@ func TestStartProblem(t *testing.T) {
 	}
 }
 
-// A start waits until a gateway receives the VIPs, which a decision to announce them does not show.
+// A start waits until a gateway receives the VIPs; the decision to announce them is not
+// sufficient.
 func TestStartWaitsForExports(t *testing.T) {
 	p := afterDecision()
 	p.Gate.Ungated = true
@@ -182,7 +183,8 @@ func TestFamiliesAreReportedAfterVIPs(t *testing.T) {
 	}
 }
 
-// A family lacks a route if none of its gateways gives one some time after it came up.
+// A family lacks a route if none of its gateways advertises one within firstRoutes after it came
+// up.
 func TestRouteMissing(t *testing.T) {
 	now := time.Unix(100, 0)
 	old, fresh := now.Add(-2*firstRoutes), now.Add(-firstRoutes/2)
@@ -208,7 +210,7 @@ func TestRouteMissing(t *testing.T) {
 	}
 }
 
-// After BIRD was silent the sessions that it reports again are new events.
+// When BIRD answers again, the sessions that it reports are new events.
 func TestSessionEventsAfterSilence(t *testing.T) {
 	g := bird.GatewayState{Name: "g", Up: true, Since: time.Unix(1, 0)}
 	silent := bird.State{Gateways: []bird.GatewayState{g}}

@@ -9,8 +9,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/readiness"
 )
 
-// newWatcher returns the watcher of the load balancer's socket. It asks each load balancer that it
-// connects to for ReadinessService, and reads the availability of one without it.
+// newWatcher returns the watcher of the load balancer's socket. The watcher tries ReadinessService
+// first, and reads the availability of a load balancer without it.
 func (p *process) newWatcher(reader string) (*readiness.Watcher, error) {
 	if p.Host == "" {
 		host, err := os.Hostname()
@@ -34,7 +34,7 @@ func (p *process) newWatcher(reader string) (*readiness.Watcher, error) {
 	}), nil
 }
 
-// serviceDetail returns what a gRPC service of a load balancer means for the frontend.
+// serviceDetail describes the readiness that a gRPC service of a load balancer supplies.
 func serviceDetail(service string) string {
 	if service == availability.Service {
 		return "load balancer of Meridio: one state for all VIPs, by " + service

@@ -19,13 +19,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxQueued bounds the queued decisions; beyond that, events are dropped and counted. It also
-// bounds the queued readiness, of which only the newest counts.
+// maxQueued bounds the queued changes; beyond that, events are merged and the loss is counted. It
+// also bounds the queued readiness reports, which are merged without loss.
 const maxQueued = 200_000
 
-// bookkeepingDelay is how long what follows a decision waits: logs, events, reports, and questions to
-// BIRD. A processor that is busy with it, and a BIRD that answers first, delay the UPDATE of a flip
-// by 0.2 to 0.4 ms; BIRD sends it within 0.3 ms.
+// bookkeepingDelay delays logs, events, reports and BIRD commands after a decision. Without it,
+// they compete for the processor and for BIRD, and delay the UPDATE of a flip by 0.2 to 0.4 ms.
+// BIRD sends the UPDATE within 0.3 ms.
 const bookkeepingDelay = time.Millisecond
 
 // decisions is one batch of the gate. It must not be modified.
@@ -52,18 +52,18 @@ func (s lbState) equal(t lbState) bool {
 	return text && s == t
 }
 
-// lease is what each heartbeat extends.
+// lease is the validity of the readiness. Each heartbeat extends it.
 type lease struct{ End, LastMessage time.Time }
 
 // loadBalancer is the name of the default readiness source.
 const loadBalancer = "load balancer"
 
-// observer keeps the state for status and logs transitions. It never blocks the controller.
+// observer keeps the state for status, and logs transitions. It never blocks the controller.
 type observer struct {
 	log         *slog.Logger
 	count       func(t transition, vips int) // counts the VIPs of a batch with the same transition
-	onDecisions func(decisions)              // takes every batch after it was applied to state
-	onApplied   func(readiness.Position)     // follows onDecisions of every decision up to it
+	onDecisions func(decisions)              // called with every batch that was applied to state
+	onApplied   func(readiness.Position)     // called after onDecisions for all decisions up to a position
 	causes      causes
 	sourceName  string // of the readiness source in logs and events
 
@@ -77,12 +77,12 @@ type observer struct {
 	lease atomic.Pointer[lease]
 }
 
-// pending is what was queued and not applied to state yet.
+// pending holds the queued inputs that are not applied to state yet.
 type pending struct {
 	queue    []decisions
 	queued   int // changes in queue
 	dropped  uint64
-	applied  *readiness.Position // nil: onApplied was called with the newest
+	applied  *readiness.Position // nil if onApplied was called with the newest position
 	reported []reportedVIPs
 	reports  int // VIPs in reported
 }
@@ -114,7 +114,7 @@ func (o *observer) decided(d decisions) {
 	latest.Wake(o.wake)
 }
 
-// positionApplied queues the position up to which all decisions were queued. It does not block.
+// positionApplied queues a position after all decisions that depend on it. It does not block.
 func (o *observer) positionApplied(position readiness.Position) {
 	o.mu.Lock()
 	o.applied = &position
@@ -122,7 +122,7 @@ func (o *observer) positionApplied(position readiness.Position) {
 	latest.Wake(o.wake)
 }
 
-// compact merges the queue into the newest decision of each VIP: events are lost, not state.
+// compact merges the queue into the newest decision of each VIP. It loses events but no state.
 func (o *observer) compact() {
 	newest := map[vip.VIP]gate.Change{}
 	for _, d := range o.queue {
@@ -152,7 +152,7 @@ func (o *observer) updated(u readiness.Update) {
 		Position: u.Position, Service: u.Service, Freshness: o.lb.Load().Freshness,
 		Open: u.Open, Synced: u.Synced, GoingAway: u.GoingAway, Err: u.Err,
 	}
-	// A heartbeat changes nothing and wakes no goroutine.
+	// A heartbeat does not change the state and must not wake a goroutine.
 	if !o.lb.Load().equal(is) {
 		o.lb.Set(is)
 	}
@@ -161,7 +161,7 @@ func (o *observer) updated(u readiness.Update) {
 	}
 }
 
-// queueReported queues what the readiness source reports of VIPs.
+// queueReported queues a report of the readiness source.
 func (o *observer) queueReported(r reportedVIPs) {
 	if r.complete {
 		o.reported, o.reports = nil, 0
@@ -172,7 +172,7 @@ func (o *observer) queueReported(r reportedVIPs) {
 	}
 }
 
-// compactReported merges what is queued into the newest report of each VIP.
+// compactReported merges the queued reports into the newest report of each VIP.
 func (o *observer) compactReported() {
 	newest := map[vip.VIP]*readiness.VIPReadiness{} // nil: removed
 	for _, r := range o.reported {
@@ -194,14 +194,14 @@ func (o *observer) compactReported() {
 	o.reported, o.reports = []reportedVIPs{merged}, len(newest)
 }
 
-// freshness records the freshness of the readiness.
+// freshness stores the freshness of the readiness.
 func (o *observer) freshness(f gate.Freshness) {
 	if o.lb.Load().Freshness != f {
 		o.lb.Update(func(s lbState) lbState { s.Freshness = f; return s })
 	}
 }
 
-// Run applies what was queued until ctx ends.
+// Run applies queued inputs until ctx ends.
 func (o *observer) Run(ctx context.Context) error {
 	lb, lbChanged := o.lb.Get()
 	for {
@@ -303,8 +303,8 @@ func (o *observer) drain() {
 	}
 }
 
-// logDecisions logs each changed advertisement or, beyond status.MaxSingle, one line; with debug,
-// every VIP.
+// logDecisions logs a line for each changed advertisement, or one common line if more than
+// status.MaxSingle changed. With debug, it logs every VIP.
 func (o *observer) logDecisions(d decisions, out outcome, debug bool) {
 	level := slog.LevelInfo
 	if changed := out.changed(); changed > status.MaxSingle {
@@ -331,7 +331,7 @@ func (o *observer) logDecisions(d decisions, out outcome, debug bool) {
 
 // waitWithdrawn waits until no VIP is advertised.
 func (o *observer) waitWithdrawn(ctx context.Context) error {
-	// In this order: a decision before idle is in state.
+	// Check idle first: then state contains every decision.
 	return o.state.changed.Wait(ctx, func(uint64) bool { return o.idle() && o.state.advertised() == 0 })
 }
 

@@ -131,7 +131,8 @@ func TestObserverQueueIsBounded(t *testing.T) {
 		}
 	}
 	o.compact()
-	// The reporter confirms a withdrawal once its revision was written: an older one is written sooner.
+	// The reporter confirms a withdrawal once its revision is written. An older revision would
+	// confirm it too early.
 	newest := o.queue[len(o.queue)-1]
 	if len(o.queue) != 1 || newest.Revision != 3*maxQueued/100-1 || len(newest.Changes) != 1 {
 		t.Errorf("%d batches, the last with revision %d and %d changes", len(o.queue), newest.Revision, len(newest.Changes))
@@ -143,7 +144,7 @@ func TestObserverQueueIsBounded(t *testing.T) {
 	}
 }
 
-// Of readiness that is not read the newest report of each VIP is kept, and that a VIP was removed.
+// The queue of unread readiness keeps the newest report of each VIP, and the removals of VIPs.
 func TestQueuedReadinessIsBounded(t *testing.T) {
 	o, _ := testObserver()
 	kept := numbered(5000)
@@ -191,8 +192,8 @@ func TestEventsKeepTheNewest(t *testing.T) {
 	}
 }
 
-// Each value of the gate has the value of the API with its name, and the API has no other but
-// UNSPECIFIED.
+// Each value of the gate maps to the API value of the same name. Apart from UNSPECIFIED, the API
+// has no additional values.
 func TestEnumsMatchProto(t *testing.T) {
 	sameEnum(t, gate.NotConfigured, gate.Ready, reasonProto, readinessv1.AdvertisementReason_name, "ADVERTISEMENT_REASON_")
 	sameEnum(t, gate.Withdrawn, gate.Announced, advertisementProto, readinessv1.Advertisement_name, "ADVERTISEMENT_")

@@ -20,62 +20,63 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// Options configure a frontend. Every field is needed unless said otherwise.
+// Options configures a frontend. Every field is required unless documented otherwise.
 type Options struct {
 	Version string
 	// TrenchFile is watched; Config is its content at the start, nil if it was refused.
 	TrenchFile string
 	Defaults   trench.Defaults
 	Config     *trench.Config
-	// NSP has the configuration in place of the trench file, unless it is nil.
+	// NSP replaces the trench file as the source of the configuration, unless it is nil.
 	NSP *nsp.Options
-	// Secrets has the passwords of the NSP's gateways. Nil without the NSP.
+	// Secrets provides the passwords of the NSP's gateways; nil without the NSP.
 	Secrets *secret.Watcher
 
-	// Directory of readiness files is the readiness source, unless it is nil. Unused without gating.
+	// Directory selects a directory of readiness files as the readiness source, unless it is nil.
+	// Unused without gating.
 	Directory *readinessfile.Options
 	// LBSocket is the load balancer's readiness socket. Unused without gating and with Directory.
 	LBSocket string
-	// Host is the host name of the pod, by which a load balancer of Meridio identifies itself. Default:
-	// that of this process.
+	// Host is the host name of the pod, by which a Meridio load balancer identifies itself. The
+	// default is os.Hostname.
 	Host string
-	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Nil where neither
-	// LBSocket nor NSP is used.
+	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Both are nil if
+	// neither LBSocket nor NSP is used.
 	Identity      *identity.Source
 	Credentials   credentials.TransportCredentials
 	LoadBalancers []spiffeid.ID // IDs that may be the load balancer; used for a warning
-	// Gate has the drain time, and whether and how readiness gates advertisements.
+	// Gate configures the drain time and the gating of advertisements by readiness.
 	Gate       gate.Options
 	MaxBackoff time.Duration // between attempts to reach the load balancer
 
-	// BIRD and Kernel are completed with the interface, the log and a password.
+	// BIRD and Kernel lack the interface, the log and the password, which Run adds.
 	BIRD   bird.Options
 	Kernel kernel.Options
 
 	AdminSocket             string
-	HealthAddr, MetricsAddr string // host:port; an empty MetricsAddr serves none
-	// HealthSocket is a unix socket for probes that run in the container; empty: none. The service
-	// without a name has the state of Liveness there, see [health.Server.RegisterForContainer].
+	HealthAddr, MetricsAddr string // host:port; an empty MetricsAddr disables metrics
+	// HealthSocket is a unix socket for probes that run in the container; "" disables it. On this
+	// socket, the service "" has the state of Liveness; see [health.Server.RegisterForContainer].
 	HealthSocket string
 
 	// Settle is the time for gateways to apply a withdrawal before it is reported.
 	Settle time.Duration
-	// ReadyTimeout bounds how long Readiness waits after a start for VIPs that are ready and not
-	// advertised, from when all its other conditions hold.
+	// ReadyTimeout bounds the time that Readiness waits after a start for ready VIPs to be
+	// advertised. It starts when all other conditions of Readiness hold.
 	ReadyTimeout      time.Duration
 	StaticAll         bool // static gateways attract traffic only while every VIP of a family is announced
 	RequireRoute      bool // withdraw the VIPs of a family while no gateway advertises a route
 	RemoveRulesOnExit bool // marks, rules and blackhole routes
 
-	// Started is called once, when every ready VIP is advertised or ReadyTimeout ended the wait for
-	// that; nil: not. It must not block.
+	// Started, unless nil, is called once, when every ready VIP is advertised or ReadyTimeout
+	// expired. It must not block.
 	Started func()
 
 	Log   *slog.Logger
 	Level *logs.Level
-	// LostLines returns the number of lines of the log that were lost since the start.
+	// LostLines returns the number of log lines lost since the start.
 	LostLines func() uint64
-	// MeridioSignals gives SIGUSR1 and SIGUSR2 Meridio's meaning, see [logs.NewMeridioSignals].
+	// MeridioSignals gives SIGUSR1 and SIGUSR2 Meridio's semantics; see [logs.NewMeridioSignals].
 	MeridioSignals bool
 }
 

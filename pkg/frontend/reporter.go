@@ -13,31 +13,33 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// confirmTimeout bounds how long a report of WITHDRAWN waits until the gateway sessions show it,
-// and the detection time of static gateways.
+// confirmTimeout bounds the time that a report of WITHDRAWN waits for the gateway sessions, in
+// addition to the detection time of static gateways.
 const confirmTimeout = 500 * time.Millisecond
 
-// reporter reports advertisements to the load balancer: ANNOUNCED and DEPREFERRED at once,
-// WITHDRAWN, on which it stops forwarding, only after the gateways have processed the withdrawal.
+// reporter reports advertisements to the load balancer. It reports ANNOUNCED and DEPREFERRED
+// immediately, but WITHDRAWN only after the gateways have processed the withdrawal, because the
+// load balancer then stops forwarding.
 type reporter struct {
 	announcer *latest.Value[announce.State]
 	confirm   func(context.Context) error // waits until the gateway sessions export the announced VIPs
-	// shared returns an error if static gateways of a family send traffic of a VIP that is
-	// withdrawn.
+	// shared returns an error if static gateways of a family send the traffic of withdrawn VIPs.
 	shared    func(vip.Family) error
 	detection func() time.Duration // in which static gateways notice that BFD is down
 	settle    time.Duration
-	// send must not block. mu is held: reports keep their order, and idle follows the last of them.
+	// send must not block. It is called with mu held, so that reports keep their order and idle is
+	// set after the last report.
 	send func([]reported)
 
 	mu      sync.Mutex
-	pending vip.Table[withdrawal] // decided, not yet reported, and some that no longer wait
-	waiting int                   // of pending
+	pending vip.Table[withdrawal] // includes entries that no longer wait
+	waiting int                   // number of waiting entries in pending
 	// attracted holds withdrawals that were reported while static gateways sent traffic of the VIP.
-	// They are reported once more with the first withdrawal of the family after which none does.
+	// They are reported again with the next withdrawal of the family after which no static gateway
+	// sends traffic.
 	attracted map[vip.VIP]gate.Decision
 	wake      chan struct{}
-	idle      *latest.Value[bool] // no withdrawal waits
+	idle      *latest.Value[bool] // true while no withdrawal waits
 }
 
 // reported is the report of one VIP.
@@ -47,10 +49,10 @@ type reported struct {
 	Unconfirmed bool
 }
 
-// withdrawal is a decision that is not confirmed yet.
+// withdrawal is a decision that waits for confirmation by the gateway sessions.
 type withdrawal struct {
 	decision gate.Decision
-	waits    bool // false: it was reported, or the VIP is advertised again
+	waits    bool // false once it was reported, or once the VIP is advertised again
 	revision uint64
 }
 
@@ -71,12 +73,13 @@ func newReporter(a *latest.Value[announce.State], s *bird.Supervisor, settle tim
 
 func (r *reporter) String() string { return "reporter" }
 
-// withdraws reports whether a change is a withdrawal, and not only another reason of one.
+// withdraws reports whether a change withdraws the VIP. A new reason of a withdrawn VIP does not
+// count.
 func withdraws(ch gate.Change) bool {
 	return ch.To.Advertisement == gate.Withdrawn && ch.From.Advertisement != gate.Withdrawn
 }
 
-// decided reports a batch of decisions, or queues its withdrawals.
+// decided reports a batch of decisions and queues its withdrawals for confirmation.
 func (r *reporter) decided(d decisions) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,7 +101,7 @@ func (r *reporter) decided(d decisions) {
 			}
 			*w = withdrawal{ch.To, true, d.Revision}
 		case ch.To.Advertisement == gate.Withdrawn && isPending:
-			// Only the reason changed: the UPDATE to confirm is still the same.
+			// Only the reason changed; the UPDATE to confirm is the same.
 			w.decision = ch.To
 		default:
 			_, attracted := r.attracted[ch.VIP]
@@ -136,10 +139,13 @@ func (r *reporter) Run(ctx context.Context) error {
 	}
 }
 
-// confirmPending confirms the pending withdrawals, and reports whether more were added meanwhile.
+// confirmPending confirms and reports the pending withdrawals. It reports whether new withdrawals
+// were queued during the confirmation.
 func (r *reporter) confirmPending(ctx context.Context) bool {
 	var revision uint64
 	var shared, families [len(vip.Families)]bool
+	// One confirmation covers all waiting withdrawals, so it waits for their newest revision. mu is
+	// released during the wait: new decisions must not block.
 	r.mu.Lock()
 	waiting := r.waiting
 	for v, w := range r.pending.All() {
@@ -163,8 +169,8 @@ func (r *reporter) confirmPending(ctx context.Context) bool {
 	defer r.mu.Unlock()
 	reports := make([]reported, 0, waiting)
 	for v, w := range r.pending.All() {
-		// A VIP that was announced and withdrawn again meanwhile has a later revision, and is
-		// confirmed in the next call.
+		// A VIP that was announced and withdrawn again during the confirmation has a later revision.
+		// The next call confirms it.
 		if !w.waits || w.revision > revision {
 			continue
 		}
@@ -179,7 +185,7 @@ func (r *reporter) confirmPending(ctx context.Context) bool {
 		reports = r.reportAttracted(reports, families, shared)
 	}
 	if r.waiting == 0 {
-		r.pending = vip.Table[withdrawal]{} // with its memory, which is that of the largest decision
+		r.pending = vip.Table[withdrawal]{} // frees the memory, which grew with the largest decision
 	} else {
 		r.pending.DeleteFunc(func(_ vip.VIP, w *withdrawal) bool { return !w.waits })
 	}
@@ -188,8 +194,8 @@ func (r *reporter) confirmPending(ctx context.Context) bool {
 	return r.waiting > 0
 }
 
-// reportAttracted adds the earlier withdrawals of families with a new one that static gateways no
-// longer attract.
+// reportAttracted adds earlier withdrawals whose traffic static gateways no longer send, for
+// families with a new withdrawal.
 func (r *reporter) reportAttracted(
 	reports []reported, families, shared [len(vip.Families)]bool,
 ) []reported {
@@ -202,18 +208,19 @@ func (r *reporter) reportAttracted(
 	return reports
 }
 
-// awaitWithdrawn waits for the revision and the sessions, and reports whether both were observed.
+// awaitWithdrawn waits until the announcer has written the revision and the gateway sessions
+// confirm it. It reports whether both happened in time.
 func (r *reporter) awaitWithdrawn(ctx context.Context, revision uint64) bool {
 	ctx, cancel := context.WithTimeout(ctx, confirmTimeout+r.detection())
 	defer cancel()
 	err := r.announcer.Wait(ctx, func(s announce.State) bool {
-		// BIRD dropped all VIPs with the loopback session.
+		// BIRD drops all VIPs when the loopback session ends.
 		return !s.Established || s.Written >= revision
 	})
 	return err == nil && r.confirm(ctx) == nil
 }
 
-// Flush waits until every decision was reported.
+// Flush waits until every decision is reported.
 func (r *reporter) Flush(ctx context.Context) error {
 	return r.idle.Wait(ctx, func(idle bool) bool { return idle })
 }

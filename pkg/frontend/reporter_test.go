@@ -57,7 +57,7 @@ func startReporter(t *testing.T) *reporterFixture {
 	return r
 }
 
-// pass lets time go by in the bubble.
+// pass advances the clock of the bubble.
 func pass(d time.Duration) { <-time.After(d) }
 
 func (r *reporterFixture) decide(revision uint64, v vip.VIP, from, to gate.Advertisement, reason gate.Reason) {
@@ -132,7 +132,7 @@ func TestRiseCancelsWithdrawal(t *testing.T) {
 		r.decide(1, vipB, gate.Announced, gate.Withdrawn, gate.LBNotReady)
 		pass(settle / 2)
 		r.decide(2, vipA, gate.Withdrawn, gate.Announced, gate.Ready)
-		pass(2 * settle) // B waits for a round of its own if A's began first
+		pass(2 * settle) // B waits for the next round if the round of A began first
 		r.want(t, vipA, gate.Announced, false)
 		r.want(t, vipB, gate.Withdrawn, false)
 	})
@@ -155,13 +155,13 @@ func TestOlderUpdateConfirmsNoWithdrawal(t *testing.T) {
 	})
 }
 
-// VIPs that wait together were withdrawn by different UPDATEs: the last one counts.
+// The last of several UPDATEs confirms all VIPs that wait together.
 func TestWithdrawalsWaitForTheNewest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReporter(t)
 		r.written(1)
 		r.decide(1, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
-		pass(settle / 2) // the next decisions wait for a round of their own
+		pass(settle / 2) // the next decisions wait for the next round
 		var last vip.VIP
 		for i := range 10 {
 			last = vip.Require(fmt.Sprintf("20.0.1.%d/32", i))
@@ -186,7 +186,7 @@ func TestWithdrawalAfterARiseSettlesForItself(t *testing.T) {
 		r.decide(2, vipA, gate.Withdrawn, gate.Announced, gate.Ready)
 		r.decide(3, vipA, gate.Announced, gate.Withdrawn, gate.LBNotReady)
 		r.written(2)
-		pass(settle) // that of the first withdrawal is over
+		pass(settle) // the settle time of the first withdrawal has expired
 		r.want(t, vipA, gate.Announced, false)
 		r.written(3)
 		pass(settle - time.Millisecond)
@@ -246,7 +246,7 @@ func TestFlushReturnsAfterReport(t *testing.T) {
 	})
 }
 
-// BIRD dropped every VIP with the loopback session: there is no write to wait for.
+// BIRD drops every VIP with the loopback session, so a withdrawal does not wait for a write.
 func TestWithdrawnWithoutSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReporter(t)

@@ -17,15 +17,15 @@ import (
 type vipState struct {
 	Decision  gate.Decision
 	Reported  bool                   // the readiness source reports the VIP
-	Since     time.Time              // of the advertisement as it is shown
+	Since     time.Time              // start of the current shown advertisement
 	Readiness readiness.VIPReadiness // while Reported
 }
 
 // configured reports whether the VIP is in the attractor.
 func (st *vipState) configured() bool { return st.Decision.Reason != gate.NotConfigured }
 
-// shown returns the advertisement as it is shown: a VIP that BIRD exports to no gateway is not
-// advertised, although it is announced to BIRD.
+// shown returns the advertisement for status, logs and events. A VIP that BIRD exports to no
+// gateway counts as withdrawn, although the announcer sent it to BIRD.
 func shown(d gate.Decision) gate.Advertisement {
 	if !d.Advertised() {
 		return gate.Withdrawn
@@ -41,7 +41,7 @@ type state struct {
 	changed *latest.Value[uint64]
 }
 
-// reported is the part of an update of the readiness source that is about VIPs.
+// reportedVIPs holds the VIPs of an update of the readiness source.
 type reportedVIPs struct {
 	changed  []readiness.VIPReadiness // must not be modified
 	removed  []vip.VIP
@@ -65,7 +65,8 @@ func (s *state) applyReadiness(updates []reportedVIPs) {
 				}
 			}
 		})
-		// The cost of a delta is that of its VIPs, not of all VIPs: it is paid with every decision.
+		// This runs with every decision, so its cost must depend on the VIPs of the delta and not on
+		// the number of all VIPs.
 		for i := range u.changed {
 			st := s.vips.Next(u.changed[i].VIP)
 			st.Reported, st.Readiness = true, u.changed[i]
@@ -82,7 +83,7 @@ func (s *state) applyReadiness(updates []reportedVIPs) {
 	}
 }
 
-// discardUnknown discards VIPs that neither the attractor nor the readiness source has.
+// discardUnknown discards VIPs that are neither in the attractor nor reported.
 func (s *state) discardUnknown() {
 	s.vips.DeleteFunc(func(_ vip.VIP, st *vipState) bool { return !st.configured() && !st.Reported })
 }
@@ -90,14 +91,14 @@ func (s *state) discardUnknown() {
 // causes explain decisions.
 type causes struct {
 	reason func(gate.Reason, vip.Family) string // cause of a reason for VIPs of a family, or ""
-	shared func(vip.Family) string              // added for VIPs that are not announced, or ""
+	shared func(vip.Family) string              // suffix for VIPs that are not announced, or ""
 }
 
-// outcome is what a batch of decisions did.
+// outcome is the effect of a batch of decisions.
 type outcome struct {
 	tally   status.Tally[transition]
-	changes []event // of advertisements: all, or none if there are too many for a line each
-	bulk    *bulk   // nil: each VIP has its event
+	changes []event // changed advertisements; empty if too many for one log line each
+	bulk    *bulk   // nil if each VIP has its own event
 }
 
 // changed returns the number of VIPs whose advertisement changed.
@@ -110,7 +111,8 @@ func (o *outcome) changed() (n int) {
 	return n
 }
 
-// applyDecisions applies a batch and adds its events. With each, all changes are returned.
+// applyDecisions applies a batch and adds its events. With each, it returns the changes even of a
+// large batch.
 func (s *state) applyDecisions(d decisions, c causes, each bool) (out outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,6 +133,7 @@ func (s *state) applyDecisions(d decisions, c causes, each bool) (out outcome) {
 		removed = removed || !st.configured()
 		out.tally.Add(transitionOf(ch))
 	}
+	// Log lines count changed advertisements. Events also include new VIPs.
 	changed, notable := out.changed(), 0
 	for _, t := range out.tally.List() {
 		if t.Transition.notable() {
@@ -166,7 +169,7 @@ func (s *state) applyDecisions(d decisions, c causes, each bool) (out outcome) {
 	return out
 }
 
-// bulk returns the event of a batch of which n changes are events.
+// bulk returns the common event of a batch with n notable changes.
 func (s *state) bulk(d decisions, n int, detail func(gate.Change) string) *bulk {
 	type kind struct {
 		transition
@@ -197,7 +200,7 @@ func (s *state) bulk(d decisions, n int, detail func(gate.Change) string) *bulk 
 			if !t.notable() {
 				continue
 			}
-			// VIPs beside each other often have the same.
+			// Adjacent VIPs often have the same transition and detail.
 			if k := (kind{t, detail(ch)}); k != last || len(b.groups) == 0 {
 				last, index = k, groupOf(k)
 			}
@@ -214,7 +217,7 @@ func (s *state) bulk(d decisions, n int, detail func(gate.Change) string) *bulk 
 
 // details returns a function that explains changes of one batch.
 func (s *state) details(c causes) func(gate.Change) string {
-	// The detail is computed once for each reason and family of a batch, which may have many VIPs.
+	// A batch may have many VIPs, so the detail is computed once for each reason and family.
 	type cause struct {
 		reason gate.Reason
 		family vip.Family
@@ -283,7 +286,7 @@ func (s *state) expected() (counts [len(vip.Families)]int) {
 	return counts
 }
 
-// metrics returns the VIPs of the attractor at a scrape.
+// metrics returns the VIPs of the attractor for a scrape.
 func (s *state) metrics() []metrics.VIP {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -14,8 +14,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// attraction is what the static gateways of each family follow: they send the traffic of all VIPs
-// of a family, or of none.
+// attraction is the input of the static gateways by family. They send the traffic of all VIPs of a
+// family, or of none.
 type attraction struct {
 	VIPs [len(vip.Families)]gate.Attraction
 	Up   [len(vip.Families)]bool
@@ -23,10 +23,10 @@ type attraction struct {
 
 // attractor passes the attraction from the gate to BIRD.
 type attractor struct {
-	all     bool // every VIP of a family must be announced, not only one
+	all     bool // requires that every VIP of a family is announced, not only one
 	current *latest.Value[attraction]
 	apply   func(time.Time, [len(vip.Families)]bool) // must not block
-	// leaving are the VIPs that are configured only until they are withdrawn; owned by the controller.
+	// leaving counts the VIPs that stay configured until they are withdrawn. Owned by the controller.
 	leaving [len(vip.Families)]int
 }
 
@@ -38,8 +38,8 @@ func (a *attractor) leave(vips vip.Set) {
 	}
 }
 
-// follow takes what the gate would advertise. The controller calls it in each pass: BIRD's
-// supervisor holds the BFD sessions down when the calls end.
+// follow applies the advertisements that the gate intends. The controller must call it in each
+// pass, because BIRD's supervisor holds the BFD sessions down when the calls stop.
 func (a *attractor) follow(now time.Time, vips [len(vip.Families)]gate.Attraction) {
 	is := attraction{VIPs: vips}
 	for f, n := range vips {
@@ -51,8 +51,8 @@ func (a *attractor) follow(now time.Time, vips [len(vip.Families)]gate.Attractio
 	a.apply(now, is.Up)
 }
 
-// attracts reports whether static gateways are to send traffic. A de-preferred VIP does not count:
-// BFD has no preference. Of the configured VIPs, leaving are not to be announced any more.
+// attracts reports whether static gateways should send traffic. A de-preferred VIP does not count,
+// because BFD has no preference. leaving is the number of configured VIPs that will be withdrawn.
 func attracts(n gate.Attraction, leaving int, all bool) bool {
 	return n.Announced > 0 && (!all || n.Announced >= n.Configured-leaving)
 }
@@ -70,7 +70,7 @@ func senders(s bird.State) [len(vip.Families)][]string {
 	return names
 }
 
-// errShared reports that static gateways send the traffic of a VIP that is withdrawn.
+// errShared reports that static gateways send the traffic of a withdrawn VIP.
 var errShared = errors.New("static gateways send traffic of the family")
 
 // shared returns an error if static gateways of a family send its traffic regardless of the
@@ -89,8 +89,8 @@ func (p *process) shared(family vip.Family) error {
 	return nil
 }
 
-// sharedDetail returns what to add to the event of a VIP of a family that is not announced: the
-// static gateways that still send its traffic.
+// sharedDetail names the static gateways that still send the traffic of a family. The text is a
+// suffix for events of VIPs that are not announced.
 func (p *process) sharedDetail(family vip.Family) string {
 	names := senders(p.bird.State().Load())[family]
 	if len(names) == 0 || p.shared(family) == nil {
@@ -99,8 +99,8 @@ func (p *process) sharedDetail(family vip.Family) string {
 	return "static gateways still send its traffic: " + strings.Join(names, ", ")
 }
 
-// detectionTime returns how long static gateways need to notice that their BFD sessions are down,
-// unless they accept packets less often than they are sent.
+// detectionTime returns the BFD detection time of the static gateways. A gateway that requires a
+// longer receive interval than MinTx needs more time.
 func (p *process) detectionTime() time.Duration {
 	var longest time.Duration
 	for _, g := range p.config.Value().Load().Config.Attractor.Gateways {
@@ -111,7 +111,7 @@ func (p *process) detectionTime() time.Duration {
 	return longest
 }
 
-// showStatic logs and records a change of what the static gateways follow.
+// showStatic logs and records when static gateways are held down or released.
 func (f *follower) showStatic(is attraction) {
 	gateways := f.config.Value().Load().Config.Attractor.Gateways
 	for _, family := range vip.Families {

@@ -42,7 +42,8 @@ func TestAttracts(t *testing.T) {
 	}
 }
 
-// A VIP that leaves the configuration does not take the static gateways of the others down.
+// A VIP that leaves the configuration does not hold down the static gateways of the remaining
+// VIPs.
 func TestLeavingVIPsDoNotCount(t *testing.T) {
 	a := &attractor{all: true, current: latest.New(attraction{}), apply: func(time.Time, [len(vip.Families)]bool) {}}
 	n := [len(vip.Families)]gate.Attraction{vip.IPv4: {Configured: 3, Announced: 2, Depreferred: 1}}
@@ -68,8 +69,7 @@ func TestLeavingVIPsDoNotCount(t *testing.T) {
 	}
 }
 
-// The supervisor's lease ends unless each pass renews it; readers of the attraction wake on changes
-// only.
+// Each pass renews the supervisor's lease. Readers of the attraction wake only after a change.
 func TestAttractorRenewsEachPass(t *testing.T) {
 	var applied []string
 	a := &attractor{current: latest.New(attraction{}), apply: func(at time.Time, up [len(vip.Families)]bool) {
@@ -97,7 +97,7 @@ func TestAttractorRenewsEachPass(t *testing.T) {
 	}
 }
 
-// A static gateway that is held down can be raised.
+// A static gateway that is held down counts as usable.
 func TestGatewaysCountUsable(t *testing.T) {
 	g := bird.GatewayState{
 		Name: "g", Family: vip.IPv4, Protocol: trench.Static, Held: true, Usable: true, Imported: 1,
@@ -114,8 +114,8 @@ func TestGatewaysCountUsable(t *testing.T) {
 	}
 }
 
-// A withdrawn VIP whose family shares a static gateway is reported as unconfirmed, the other family
-// is not.
+// A withdrawn VIP whose family shares a static gateway is reported as unconfirmed. A VIP of the
+// other family is confirmed.
 func TestSharedWithdrawalIsUnconfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReporter(t)
@@ -187,7 +187,7 @@ func TestSharedWithdrawalStaysUnconfirmed(t *testing.T) {
 	})
 }
 
-// Gateways that send until their detection time is over are awaited.
+// A withdrawal waits for gateways that send traffic until their detection time expires.
 func TestWithdrawalAwaitsDetection(t *testing.T) {
 	for _, slow := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -214,7 +214,7 @@ func TestWithdrawalAwaitsDetection(t *testing.T) {
 	}
 }
 
-// staticProcess is a process with gateways, as far as static gateways are concerned.
+// staticProcess returns a process with only the state that static gateways need.
 func staticProcess(up bool, gateways ...trench.Gateway) *process {
 	config := &trench.Config{Attractor: trench.Attractor{Gateways: gateways}}
 	p := &process{
@@ -257,7 +257,8 @@ func TestSharedGateways(t *testing.T) {
 	}
 }
 
-// The events of VIPs that are not announced name the static gateways that still send their traffic.
+// The events of VIPs that are not announced name the static gateways that still send their
+// traffic.
 func TestSharedVIPEvents(t *testing.T) {
 	s := &state{}
 	d := decisions{Changes: []gate.Change{
@@ -293,8 +294,8 @@ func TestHeldGatewayEvent(t *testing.T) {
 	}
 }
 
-// Static gateways are ordered to go down before the withdrawal of their last VIP can be reported: the
-// load balancer stops forwarding on that report.
+// Static gateways are held down before the withdrawal of their last VIP is reported, because the
+// load balancer stops forwarding after that report.
 func TestStaticFollowsBeforeReport(t *testing.T) {
 	o, _ := testObserver()
 	queued := func() int {
@@ -326,7 +327,7 @@ func TestStaticFollowsBeforeReport(t *testing.T) {
 	}
 }
 
-// A VIP that is announced again is not among the earlier withdrawals that are reported once more.
+// The earlier withdrawal of a VIP that is announced again is not reported a second time.
 func TestAnnouncedVIPIsNotReportedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReporter(t)

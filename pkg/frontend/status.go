@@ -92,7 +92,7 @@ var reasons = [...]readinessv1.AdvertisementReason{
 
 func reasonProto(r gate.Reason) readinessv1.AdvertisementReason { return reasons[r] }
 
-// birdStatus sets BIRD and the gateways in s.
+// birdStatus adds BIRD and the gateways to s.
 func (p *process) birdStatus(s *frontendv1.Status, b bird.State) {
 	s.Bird = &frontendv1.BirdStatus{
 		Version: b.Version, Pid: uint32(b.PID), Restarts: uint32(b.Restarts),
@@ -120,7 +120,7 @@ func (p *process) birdStatus(s *frontendv1.Status, b bird.State) {
 	}
 }
 
-// expectedOf returns how many of the advertised VIPs BIRD should export to a gateway.
+// expectedOf returns the number of VIPs that BIRD should export to a gateway.
 func expectedOf(g bird.GatewayState, advertised [len(vip.Families)]int) int {
 	if isStatic(g) {
 		return 0
@@ -128,8 +128,9 @@ func expectedOf(g bird.GatewayState, advertised [len(vip.Families)]int) int {
 	return advertised[g.Family]
 }
 
-// receivers returns a function that names the gateways that receive a VIP: of those that are up, all
-// but the ones to which BIRD does not export it. With accepted, BIRD takes VIPs from the announcer.
+// receivers returns a function that names the gateways that receive a VIP. These are the gateways
+// that are up, except those to which BIRD does not export the VIP. accepted reports whether BIRD
+// accepts VIPs from the announcer, which static gateways do not need.
 func receivers(b bird.State, accepted bool) func(vip.VIP) []string {
 	var all [len(vip.Families)][]string
 	var lacking []bird.GatewayState

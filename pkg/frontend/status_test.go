@@ -7,7 +7,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bird"
 )
 
-// Some versions of BIRD keep the error that ended a session while the next one is up.
+// Some versions of BIRD keep the last error of a session while the next session is up.
 func TestStatusForgetsErrorsOfEarlierSessions(t *testing.T) {
 	const lastError = "Received: Administrative shutdown"
 	for name, tt := range map[string]struct {

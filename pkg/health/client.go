@@ -23,7 +23,7 @@ import (
 // default.
 const CheckTimeout = time.Second
 
-// ErrNotServing is returned when the process responds that the service does not serve.
+// ErrNotServing is returned if the process responds that the service does not serve.
 var ErrNotServing = errors.New("not serving")
 
 // transport matches the text that gRPC adds to a connection error.
@@ -43,7 +43,7 @@ func Reason(err error) string {
 	return s.Message()
 }
 
-// ErrUnreachable is returned by [Probe] when no connection is established in time.
+// ErrUnreachable is returned by [Probe] if no connection is established in time.
 var ErrUnreachable = errors.New("no connection")
 
 // CheckClient checks a service of the process at addr, "host:port" or "unix:///path". It returns
@@ -57,8 +57,8 @@ func CheckClient(ctx context.Context, addr, service string) error {
 	return withClient(addr, func(conn *grpc.ClientConn) error { return checkService(ctx, conn, addr, service) })
 }
 
-// Probe is CheckClient with a limit for the connection, whose failure is [ErrUnreachable], and
-// another one for the call.
+// Probe is [CheckClient] with separate limits for the connection and for the call. If the
+// connection fails, it returns [ErrUnreachable].
 func Probe(ctx context.Context, addr, service string, connect, call time.Duration) error {
 	return withClient(addr, func(conn *grpc.ClientConn) error {
 		if err := waitReady(ctx, conn, addr, connect); err != nil {
@@ -79,7 +79,7 @@ func withClient(addr string, use func(*grpc.ClientConn) error) (err error) {
 	return use(conn)
 }
 
-// waitReady waits until the connection is established; the first failure ends it.
+// waitReady waits until the connection is established, or fails once.
 func waitReady(ctx context.Context, conn *grpc.ClientConn, addr string, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -89,7 +89,8 @@ func waitReady(ctx context.Context, conn *grpc.ClientConn, addr string, limit ti
 		case state == connectivity.Ready:
 			return nil
 		case state == connectivity.TransientFailure:
-			// A call that does not wait fails at once, and its error has the reason.
+			// The connectivity API hides the reason. A call without WaitForReady fails immediately and
+			// returns it.
 			_, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
 			return fmt.Errorf("health check at %s: %w: %s", addr, ErrUnreachable, Reason(err))
 		case !conn.WaitForStateChange(ctx, state):
@@ -98,7 +99,8 @@ func waitReady(ctx context.Context, conn *grpc.ClientConn, addr string, limit ti
 	}
 }
 
-// services returns the remedy for an unknown service, "" if the process cannot list its services.
+// services returns the remedy for an unknown service: the known services. It returns "" if the
+// process cannot list its services.
 func services(ctx context.Context, conn *grpc.ClientConn) string {
 	list, err := healthv1.NewHealthClient(conn).List(ctx, &healthv1.HealthListRequest{})
 	names := slices.Sorted(maps.Keys(list.GetStatuses()))

@@ -3,12 +3,12 @@
 //
 // A [Server] guarantees:
 //   - A conjunction changes together with its parts.
-//   - "" has the state of [Readiness], for probes without a service name; that of [Liveness] after
-//     [Server.RegisterForContainer].
-//   - An unknown service is NOT_FOUND for Check and SERVICE_UNKNOWN for Watch, which follows it
-//     once it is known.
+//   - "" has the state of [Readiness], for probes without a service name. After
+//     [Server.RegisterForContainer] it has the state of [Liveness].
+//   - For an unknown service, Check returns NOT_FOUND. Watch sends SERVICE_UNKNOWN, and follows
+//     the service after its first Set.
 //   - A slow reader of Watch misses intermediate states, but not the last one, and does not delay
 //     the process.
-//   - `vip/<prefix>` supports Check and Watch and is not in List, which grpc-go truncates at 100
-//     services; its state is read when it is asked for.
+//   - `vip/<prefix>` supports Check and Watch, which read the state on demand. List omits it,
+//     because grpc-go truncates the list at 100 services.
 package health

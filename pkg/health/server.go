@@ -25,7 +25,8 @@ import (
 
 // Services of every process.
 const (
-	// Liveness stays SERVING to the end: the kubelet must not kill a process that stops in order.
+	// Liveness stays SERVING to the end, because the kubelet must not kill a process during its
+	// graceful stop.
 	Liveness = "Liveness"
 	// Readiness is also the state of "".
 	Readiness = "Readiness"
@@ -34,14 +35,14 @@ const (
 // VIPPrefix is the prefix of a VIP's service name.
 const VIPPrefix = "vip/"
 
-// maxWatches bounds the open Watch calls. Any process in the pod can open them, and few are needed.
+// maxWatches bounds the open Watch calls, which any process in the pod can open.
 const maxWatches = 1000
 
 // Condition is a service with its own name.
 type Condition struct {
 	Name    string
 	Serving bool
-	// Detail is why it does not serve; empty when it does.
+	// Detail is the reason why the service does not serve; empty while it serves.
 	Detail string
 }
 
@@ -59,7 +60,7 @@ type Server struct {
 	onTransition func(service string, serving bool)
 
 	changed latest.Value[struct{}] // set after every change, to wake the watches
-	watches atomic.Int64           // open ones
+	watches atomic.Int64           // number of open watches
 
 	vip   func(vip.VIP) (serving, known bool)
 	loops []followed
@@ -71,9 +72,9 @@ type Server struct {
 	stopping    bool
 }
 
-// New returns a server that knows only "", which does not serve yet. log receives a line for each
-// change of a condition, not of a VIP. changed is called in order for every condition that starts
-// or stops to serve; it must not block and must not call the server.
+// New returns a server with the single service "", which does not serve yet. log receives a line
+// for each change of a condition, but not of a VIP. changed is called in order for every
+// condition that starts or stops serving. It must not block and must not call the server.
 func New(log *slog.Logger, changed func(service string, serving bool)) *Server {
 	return &Server{
 		log: log, onTransition: changed, conditions: map[string]Condition{},
@@ -84,14 +85,15 @@ func New(log *slog.Logger, changed func(service string, serving bool)) *Server {
 // Register adds the service to a gRPC server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { healthv1.RegisterHealthServer(r, s) }
 
-// RegisterForContainer adds the service to a gRPC server for the probes of a container whose
-// startup and liveness probe name no service, as Meridio's do: "" has the state of [Liveness]. With
-// that of [Readiness] the kubelet would restart a process that waits for a gateway.
+// RegisterForContainer adds the service to a gRPC server for a container whose startup and
+// liveness probes do not name a service, as in Meridio. On this server "" has the state of
+// [Liveness]. With the state of [Readiness], the kubelet would restart a process that waits for a
+// gateway.
 func (s *Server) RegisterForContainer(r grpc.ServiceRegistrar) {
 	healthv1.RegisterHealthServer(r, containerServer{s})
 }
 
-// containerServer replaces the service without a name.
+// containerServer replaces the service "".
 type containerServer struct{ *Server }
 
 // Check implements grpc.health.v1.
@@ -123,9 +125,9 @@ func unnamed(r *healthv1.HealthCheckRequest) *healthv1.HealthCheckRequest {
 	return &healthv1.HealthCheckRequest{Service: cmp.Or(r.GetService(), Liveness)}
 }
 
-// Define makes name the conjunction of parts: it serves while all of them do. A part that was never
-// set does not serve. A part may be a conjunction that was defined before. Define panics if name is
-// a condition already.
+// Define makes name the conjunction of parts, which serves while all parts serve. A part that was
+// never set does not serve. A part may be a conjunction that was defined before. Define panics if
+// name already is a condition.
 func (s *Server) Define(name string, parts ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,22 +163,22 @@ func (s *Server) Reporter(service string) func(error) {
 }
 
 const (
-	// HungDecision is for loops that decide about VIPs. By then BIRD has withdrawn all VIPs (hold time
-	// 3 s), and the lease of readiness has expired.
+	// HungDecision is the limit for loops that decide about VIPs. After this time BIRD has withdrawn
+	// all VIPs (hold time 3 s), and the lease of readiness has expired.
 	HungDecision = 10 * time.Second
-	// HungTask is for other loops. It exceeds each bounded step, of which the longest take 10 s: an
-	// exchange with the kernel, a check of BIRD's configuration, the start of BIRD.
+	// HungTask is the limit for other loops. It exceeds each bounded step. The longest steps take 10
+	// s: an exchange with the kernel, a check of BIRD's configuration, the start of BIRD.
 	HungTask = 30 * time.Second
 )
 
-// followed is a loop that counts for Liveness.
+// followed is a loop that Liveness depends on.
 type followed struct {
 	loop  task.Loop
 	limit time.Duration
 }
 
-// Alive defines [Liveness]: it serves while no loop is overdue, the one that decides about VIPs by
-// [HungDecision], and those among the other tasks of the process by [HungTask].
+// Alive defines [Liveness], which serves while no loop is overdue. The limit is [HungDecision]
+// for the loop that decides about VIPs, and [HungTask] for the loops among the other tasks.
 func (s *Server) Alive(decision task.Loop, tasks ...task.Task) {
 	s.loops = []followed{{decision, HungDecision}}
 	for _, t := range tasks {
@@ -187,8 +189,8 @@ func (s *Server) Alive(decision task.Loop, tasks ...task.Task) {
 	s.CheckLoops()
 }
 
-// CheckLoops updates [Liveness]. Each Check does so, so that a probe depends on no other goroutine;
-// further calls update watches and metrics.
+// CheckLoops updates [Liveness]. Each Check calls it, so that a probe does not depend on another
+// goroutine. Additional calls update watches and metrics.
 func (s *Server) CheckLoops() {
 	var hung []string
 	for _, f := range s.loops {
@@ -201,8 +203,8 @@ func (s *Server) CheckLoops() {
 	}
 }
 
-// Remove removes a condition, such as that of an address family that left the configuration. Its
-// conjunctions stop to serve.
+// Remove removes a condition, for example of an address family that left the configuration.
+// Conjunctions with this part stop serving.
 func (s *Server) Remove(service string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -226,16 +228,17 @@ func (s *Server) Conditions() []Condition {
 	return list
 }
 
-// ServeVIPs sets the function that reports whether a VIP serves: it is advertised (frontend) or
-// ready (lb). It is called concurrently and must not block; [Server.VIPsChanged] follows a change
-// of its results. ServeVIPs must be called before the server is registered.
+// ServeVIPs sets the function that reports whether a VIP serves, which means advertised
+// (frontend) or ready (lb). The function is called concurrently and must not block. After a
+// change of its results, call [Server.VIPsChanged]. ServeVIPs must be called before the server is
+// registered.
 func (s *Server) ServeVIPs(vip func(vip.VIP) (serving, known bool)) { s.vip = vip }
 
-// VIPsChanged wakes every Watch after any number of VIPs changed.
+// VIPsChanged wakes every Watch after a change of VIPs.
 func (s *Server) VIPsChanged() { s.notify() }
 
 // Shutdown sends NOT_SERVING for every service except [Liveness] and ends every Watch, so that the
-// gRPC server can stop in order. Later changes are not sent.
+// gRPC server can stop gracefully. Later changes are not sent.
 func (s *Server) Shutdown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -274,7 +277,7 @@ func (s *Server) setCondition(c Condition) bool {
 	return true
 }
 
-// recompute updates the conjunctions in order, since one can be a part of a later one.
+// recompute updates the conjunctions in order, because one can be a part of a later one.
 func (s *Server) recompute() {
 	s.notify()
 	for _, d := range s.definitions {
@@ -296,7 +299,7 @@ func (s *Server) recompute() {
 const (
 	maxNameBytes = 256                  // of the name of a service in a request
 	detailKey    = "vipgate-detail-bin" // trailer of Check: why a service does not serve
-	maxDetail    = 1000                 // bytes of it
+	maxDetail    = 1000                 // bytes of the trailer
 )
 
 // Check implements grpc.health.v1.
@@ -310,7 +313,7 @@ func (s *Server) Check(ctx context.Context, r *healthv1.HealthCheckRequest) (*he
 	state, detail := s.state(name), s.conditions[cmp.Or(name, Readiness)].Detail
 	s.mu.Unlock()
 	if detail != "" {
-		// The trailer is optional: an error has no consequence.
+		// The trailer is optional, so the error is ignored.
 		_ = grpc.SetTrailer(ctx, metadata.Pairs(detailKey, detail[:min(len(detail), maxDetail)]))
 	}
 	if state == healthv1.HealthCheckResponse_SERVICE_UNKNOWN {
@@ -330,8 +333,7 @@ func (s *Server) List(context.Context, *healthv1.HealthListRequest) (*healthv1.H
 	return &healthv1.HealthListResponse{Statuses: list}, nil
 }
 
-// Watch implements grpc.health.v1. It ends with the call, or with Unavailable after
-// [Server.Shutdown].
+// Watch implements grpc.health.v1. After [Server.Shutdown] it returns Unavailable.
 func (s *Server) Watch(r *healthv1.HealthCheckRequest,
 	stream grpc.ServerStreamingServer[healthv1.HealthCheckResponse],
 ) error {
@@ -345,7 +347,7 @@ func (s *Server) Watch(r *healthv1.HealthCheckRequest,
 	}
 	last := healthv1.HealthCheckResponse_ServingStatus(-1)
 	for {
-		// In this order: a change after the read closes changed.
+		// Get the channel before the read: a change after the read closes it.
 		_, changed := s.changed.Get()
 		s.mu.Lock()
 		state, stopping := s.state(name), s.stopping
@@ -367,7 +369,7 @@ func (s *Server) Watch(r *healthv1.HealthCheckRequest,
 	}
 }
 
-// canonical returns the canonical name of a service: VIPs have several spellings.
+// canonical returns the canonical name of a service, because VIPs have several spellings.
 func canonical(name string) (string, error) {
 	if len(name) > maxNameBytes {
 		return "", status.Errorf(codes.InvalidArgument, "a service name has at most %d bytes", maxNameBytes)
@@ -386,7 +388,7 @@ func canonical(name string) (string, error) {
 func (s *Server) state(name string) healthv1.HealthCheckResponse_ServingStatus {
 	c, known := s.conditions[cmp.Or(name, Readiness)]
 	if prefix, is := strings.CutPrefix(name, VIPPrefix); is {
-		// A canonical name parses.
+		// Parsing a canonical name cannot fail.
 		v, _ := vip.Parse(prefix)
 		c.Serving, known = s.vip(v)
 	}

@@ -302,7 +302,8 @@ func TestWatchEmptyNameIsReadiness(t *testing.T) {
 	wantNext(t, whole, serving)
 }
 
-// The kubelet must not restart a container that waits for a gateway, whose probes name no service.
+// The kubelet must not restart a container that waits for a gateway, although its probes do not
+// name a service.
 func TestUnnamedServiceOfContainerIsLiveness(t *testing.T) {
 	s := newServer()
 	s.Set(Liveness, true, "")
@@ -332,7 +333,7 @@ func TestUnnamedServiceOfContainerIsLiveness(t *testing.T) {
 	}
 }
 
-// watching is a Watch whose messages are taken by a function.
+// watching is a Watch that passes its messages to a function.
 type watching struct {
 	grpc.ServerStream
 	ctx  context.Context
@@ -381,7 +382,7 @@ func TestStuckReaderDelaysNoOtherReader(t *testing.T) {
 	if got := <-reader.sent; got != notServing {
 		t.Fatalf("got %v", got)
 	}
-	for i := range 1001 { // returns although the reader reads at most one of them
+	for i := range 1001 { // must not block, although the reader reads at most one message
 		s.Set("A", i%2 == 0, "")
 	}
 	for last := notServing; last != serving; {
@@ -525,7 +526,7 @@ type idle struct{}
 func (idle) Run(context.Context) error { return nil }
 func (idle) String() string            { return "idle" }
 
-// A Check of Liveness depends on no other goroutine, and names the tasks that hang.
+// A Check of Liveness does not depend on another goroutine, and names the hung tasks.
 func TestLivenessNamesHungTasks(t *testing.T) {
 	s := newServer()
 	gate, bird, watcher := &loop{name: "gate"}, &loop{name: "BIRD"}, &loop{name: "trench-watcher"}

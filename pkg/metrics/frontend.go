@@ -15,8 +15,8 @@ type Frontend struct {
 	ControlLatency func(time.Duration)
 }
 
-// NewFrontend returns the metrics of a frontend in a new registry, with those of the Go runtime and
-// of the process.
+// NewFrontend returns the metrics of a frontend in a new registry, including the collectors of
+// the Go runtime and of the process.
 func NewFrontend(version string) *Frontend {
 	// The median is about 0.1 ms; a busy node takes milliseconds; the write deadline is 1 s.
 	decision := FrontendDecisionLatency.histogram(
@@ -37,7 +37,7 @@ func NewFrontend(version string) *Frontend {
 
 // FrontendState is the state of the frontend at a scrape.
 type FrontendState struct {
-	// Sessions counts sessions with BIRD, and Repairs those of source routing, since the start.
+	// Sessions counts sessions with BIRD, and Repairs the repairs of source routing, since the start.
 	Sessions, Repairs uint64
 	// Stream is nil when gating is off.
 	Stream *Stream
@@ -48,12 +48,13 @@ type FrontendState struct {
 
 // NSP is the state of the NSP as the source of the configuration.
 type NSP struct {
-	// Connected reports whether the NSP confirms the configuration in force, and Cached whether that
-	// is from the cache. Registered reports whether the frontend is registered.
+	// Connected reports whether the NSP confirms the configuration in force, and Cached whether this
+	// configuration came from the cache. Registered reports whether the frontend is registered.
 	Connected, Cached, Registered bool
-	// Failures count since the start: watches, reads and writes of the cache, and registrations.
+	// The three counters count, since the start, failed watches, failed reads and writes of the
+	// cache, and failed registrations.
 	Failures, CacheFailures, RegistrationFailures uint64
-	// SecretFailures counts watches of Secrets that failed, and SecretsUnknown those that fail now.
+	// SecretFailures counts failed watches of Secrets, and SecretsUnknown the watches that fail now.
 	SecretFailures uint64
 	SecretsUnknown int
 	// Refused counts refused objects by kind.
@@ -64,12 +65,13 @@ type NSP struct {
 type Stream struct {
 	// Live reports whether the lease is valid.
 	Live bool
-	// LeaseEnd and LastMessage are those of the newest message; zero before the first.
+	// LastMessage is the time of the newest message, and LeaseEnd the end of its lease. Both are zero
+	// before the first message.
 	LeaseEnd, LastMessage time.Time
 	// Reconnects counts streams opened again after a loss, and Moves the planned moves to a second
 	// connection, since the start.
 	Reconnects, Moves uint64
-	// ProbeFailures counts probes of a load balancer of Meridio without an answer in time.
+	// ProbeFailures counts probes of a Meridio load balancer that got no answer in time.
 	ProbeFailures uint64
 }
 
@@ -91,12 +93,12 @@ type BIRD struct {
 type Gateway struct {
 	Name, Family string
 	Up           bool
-	// ImportsBlocked: it sent more routes than the import limit.
+	// ImportsBlocked reports whether the gateway sent more routes than the import limit.
 	ImportsBlocked bool
 	Held           bool // a static gateway whose BFD session the frontend keeps down
-	// Since is when the session came up or went down.
+	// Since is the time at which the session came up or went down.
 	Since time.Time
-	// Imported and Exported count routes, and Expected those that BIRD should export.
+	// Imported and Exported count routes, and Expected the routes that BIRD should export.
 	Imported, Exported, Expected int
 }
 

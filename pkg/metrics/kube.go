@@ -20,17 +20,18 @@ type Kube struct {
 type KubeState struct {
 	// Writes, WriteFailures and APIErrors count since the start.
 	Writes, WriteFailures, APIErrors uint64
-	// Written is when a file was last written; zero: not yet.
+	// Written is the time of the last write of a file; zero before the first.
 	Written time.Time
-	// Stale is for how long the trench file may be older than the objects.
+	// Stale is the time for which the trench file may have been older than the objects.
 	Stale time.Duration
-	// Objects counts what is watched by kind, Refused what the last translation refused.
+	// Objects counts the watched objects by kind, and Refused the objects that the last translation
+	// refused.
 	Objects map[string]int
 	Refused map[string]int
 }
 
-// NewKube returns the metrics of kube in a new registry, with those of the Go runtime and of the
-// process; each scrape calls read.
+// NewKube returns the metrics of kube in a new registry, including the collectors of the Go
+// runtime and of the process. Each scrape calls read.
 func NewKube(version string, read func() KubeState) *Kube {
 	// Goals for 500 targets: 10 ms, and 50 ms.
 	latency := KubeLatency.histogram(5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1, 2)
@@ -59,14 +60,14 @@ func NewKube(version string, read func() KubeState) *Kube {
 	return k
 }
 
-// Translated observes how long a translation took.
+// Translated observes the duration of a translation.
 func (k *Kube) Translated(d time.Duration) { k.translation(d) }
 
-// Written observes the time from a watch event to the files with what it means.
+// Written observes the time from a watch event to the write of the resulting files.
 func (k *Kube) Written(d time.Duration) { k.latency(d) }
 
-// PublicationWrite counts a write of a resource, such as services, by its result: written, conflict,
-// forbidden, refused or unreachable.
+// PublicationWrite counts a write of a resource, such as services, by its result: written,
+// conflict, forbidden, refused or unreachable.
 func (k *Kube) PublicationWrite(resource, result string) {
 	k.publications.WithLabelValues(resource, result).Inc()
 }

@@ -15,8 +15,8 @@ type LB struct {
 	advertised *prometheus.GaugeVec
 }
 
-// NewLB returns the metrics of a load balancer in a new registry, with those of the Go runtime and
-// of the process.
+// NewLB returns the metrics of a load balancer in a new registry, including the collectors of the
+// Go runtime and of the process.
 func NewLB(version string) *LB {
 	l := &LB{
 		process:    newProcess("lb", version),
@@ -29,7 +29,8 @@ func NewLB(version string) *LB {
 	return l
 }
 
-// Frontend sets whether a reporting frontend is connected, and how many VIPs it advertises.
+// Frontend sets whether a reporting frontend is connected, and the number of VIPs that it
+// advertises.
 func (l *LB) Frontend(connected bool, advertised int) {
 	l.connected.WithLabelValues().Set(boolValue(connected))
 	l.advertised.WithLabelValues().Set(float64(advertised))
@@ -79,7 +80,7 @@ type DataPlane struct {
 	Drift, Problems, Held int
 	// Failures and Repairs count since the start.
 	Failures, Repairs uint64
-	// Unmatched counts dropped packets by stream with a match.
+	// Unmatched counts dropped packets by stream, for streams with a match.
 	Unmatched map[string]uint64
 }
 

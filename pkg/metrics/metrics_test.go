@@ -41,7 +41,7 @@ var served = services{
 	"grpc.channelz.v1.Channelz": {Methods: []grpc.MethodInfo{{Name: "GetServers"}}},
 }
 
-// fullFrontend has a value in every metric.
+// fullFrontend returns metrics that all have a value.
 func fullFrontend() *Frontend {
 	f := NewFrontend("1.2.3")
 	f.Configuration(true)
@@ -80,7 +80,7 @@ func fullFrontend() *Frontend {
 	return f
 }
 
-// fullLB has a value in every metric.
+// fullLB returns metrics that all have a value.
 func fullLB() *LB {
 	l := NewLB("1.2.3")
 	l.Configuration(false)
@@ -112,7 +112,7 @@ func fullLB() *LB {
 	return l
 }
 
-// fullKube has a value in every metric.
+// fullKube returns metrics that all have a value.
 func fullKube() *Kube {
 	k := NewKube("1.2.3", func() KubeState {
 		return KubeState{
@@ -129,7 +129,7 @@ func fullKube() *Kube {
 	return k
 }
 
-// fullTarget has a value in every metric.
+// fullTarget returns metrics that all have a value.
 func fullTarget() *Target {
 	return NewTarget("1.2.3", func() TargetState {
 		return TargetState{
@@ -138,7 +138,7 @@ func fullTarget() *Target {
 	})
 }
 
-// gather returns everything that is scraped.
+// gather returns the metric families of a scrape by name.
 func gather(t *testing.T, g prometheus.Gatherer) map[string]*dto.MetricFamily {
 	t.Helper()
 	families, err := g.Gather()
@@ -242,7 +242,7 @@ func TestMetricDescriptions(t *testing.T) {
 	}
 }
 
-// isOwn reports whether a metric is not one of the runtime or of the process.
+// isOwn reports whether a metric is defined by vipgate and not by the standard collectors.
 func isOwn(name string) bool {
 	return strings.HasPrefix(name, "vipgate_") || strings.HasPrefix(name, "grpc_server_")
 }

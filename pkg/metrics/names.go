@@ -23,8 +23,8 @@ type Metric struct {
 
 var all []Metric
 
-// All returns every metric of vipgate in the order of the documentation. The standard collectors of
-// the Go runtime and of the process (go_*, process_*) are added to them.
+// All returns every metric of vipgate in the order of the documentation, without the standard
+// collectors of the Go runtime and of the process (go_*, process_*).
 func All() []Metric { return all }
 
 func describe(t Type, name, help string, labels []string) Metric {
@@ -41,8 +41,8 @@ func counter(name, help string, labels ...string) Metric {
 
 func histogram(name, help string) Metric { return describe(Histogram, name, help, nil) }
 
-// Metrics of all programs. Those of gRPC servers have the names of the Prometheus provider of
-// go-grpc-middleware, so that common dashboards work.
+// Metrics of all programs. The metrics of gRPC servers have the names of go-grpc-middleware's
+// Prometheus provider, so that common dashboards work.
 var (
 	BuildInfo = gauge("vipgate_build_info",
 		"Constant 1, labelled by what runs.", "program", "version", "goversion")

@@ -34,8 +34,8 @@ func observe(h prometheus.Histogram) func(time.Duration) {
 // send adds one value of a metric to a scrape.
 type send func(m Metric, value float64, labels ...string)
 
-// scrape collects metrics that are read at each scrape. It is an unchecked collector, without
-// descriptors: a test compares what it sends with [All].
+// scrape collects metrics that are read at each scrape. It is an unchecked collector without
+// descriptors; a test compares its metrics with [All] instead.
 type scrape func(send)
 
 func (s scrape) Describe(chan<- *prometheus.Desc) {}
@@ -50,7 +50,7 @@ func (s scrape) Collect(ch chan<- prometheus.Metric) {
 	})
 }
 
-// process holds the metrics of both programs. It is safe for concurrent use.
+// process holds the metrics that all programs have. It is safe for concurrent use.
 type process struct {
 	registry *prometheus.Registry
 	valid    *prometheus.GaugeVec
@@ -61,7 +61,7 @@ type process struct {
 	calls    *grpcprom.ServerMetrics
 
 	mu       sync.Mutex
-	identity string // SPIFFE ID that notAfter has
+	identity string // SPIFFE ID in the label of notAfter
 }
 
 func newProcess(program, version string) *process {
@@ -72,8 +72,8 @@ func newProcess(program, version string) *process {
 		reloads:  ConfigurationReloads.counters(),
 		notAfter: IdentityNotAfter.gauges(),
 		serving:  HealthServing.gauges(),
-		// Without a histogram of the handling time: streams last as long as their reader wants, and
-		// time-critical operations (decisions, replies of BIRD) have their own histograms.
+		// The histogram of the handling time is omitted: the client determines the duration of a stream,
+		// and time-critical operations (decisions, replies of BIRD) have their own histograms.
 		calls: grpcprom.NewServerMetrics(),
 	}
 	build := BuildInfo.gauges()
@@ -103,13 +103,13 @@ func boolValue(b bool) float64 {
 // Registry returns the registry for [NewServer].
 func (p *process) Registry() *prometheus.Registry { return p.registry }
 
-// Configuration sets whether the trench file in force is the one on disk.
+// Configuration sets whether the trench file on disk is in force.
 func (p *process) Configuration(valid bool) { p.valid.WithLabelValues().Set(boolValue(valid)) }
 
-// Stale sets how long the trench file has not been refreshed; 0: it is current.
+// Stale sets the time since the last refresh of the trench file; 0 means current.
 func (p *process) Stale(age time.Duration) { p.stale.WithLabelValues().Set(age.Seconds()) }
 
-// Reload counts a change of the trench file.
+// Reload counts an accepted or refused change of the trench file.
 func (p *process) Reload(ok bool) { p.reloads.WithLabelValues(result(ok)).Inc() }
 
 // Identity sets the SPIFFE ID of this process and its expiry. The zero time removes the metric.
@@ -130,7 +130,7 @@ func (p *process) Health(service string, serving bool) {
 	p.serving.WithLabelValues(service).Set(boolValue(serving))
 }
 
-// LostLines sets the function that returns the number of lost lines of the log.
+// LostLines sets the function that returns the number of lost log lines.
 func (p *process) LostLines(lost func() uint64) {
 	p.registry.MustRegister(scrape(func(send send) { send(LogLinesLost, float64(lost())) }))
 }
@@ -144,9 +144,9 @@ func (p *process) ServerOptions() []grpc.ServerOption {
 	}
 }
 
-// Serves sets the counters of a server's methods to 0 once its services are registered. Debugging
-// services (reflection, channelz) are counted from the first call on: each method takes twenty
-// series.
+// Serves sets the counters of a server's methods to 0 after its services are registered. Each
+// method takes twenty series, so the series of debugging services (reflection, channelz) are
+// created by the first call.
 func (p *process) Serves(server reflection.ServiceInfoProvider) {
 	p.calls.InitializeMetrics(initialZero{server})
 }

@@ -21,7 +21,7 @@ const (
 	headerTimeout  = 5 * time.Second
 	idleTimeout    = 2 * time.Minute
 	maxHeaderBytes = 16 << 10
-	// stopTimeout is how long a running scrape may take after the server ended.
+	// stopTimeout bounds a running scrape after the server's context ended.
 	stopTimeout = 500 * time.Millisecond
 )
 
@@ -33,8 +33,8 @@ type Server struct {
 	ready     chan struct{}
 }
 
-// NewServer returns a server that serves on the listeners once it runs, and closes them when it
-// ends.
+// NewServer returns a server that serves on the listeners while it runs, and closes them at the
+// end.
 func NewServer(listeners []net.Listener, g prometheus.Gatherer, log *slog.Logger) *Server {
 	return &Server{listeners: listeners, gatherer: g, log: log, ready: make(chan struct{})}
 }

@@ -14,12 +14,12 @@ type TargetState struct {
 	Live, Gone int
 	Full       bool   // no further trench pod can be learned
 	Evicted    uint64 // since the start
-	// Flows are counted by the link address of the trench pod.
+	// Flows counts flows by the link address of the trench pod.
 	Flows map[string]int
 }
 
-// NewTarget returns the metrics of target in a new registry, with those of the Go runtime and of
-// the process; each scrape calls read.
+// NewTarget returns the metrics of target in a new registry, including the collectors of the Go
+// runtime and of the process. Each scrape calls read.
 func NewTarget(version string, read func() TargetState) *Target {
 	t := &Target{newProcess("target", version)}
 	t.registry.MustRegister(scrape(func(send send) {

@@ -13,18 +13,19 @@ import (
 // VIP is the state of one VIP at a scrape.
 type VIP struct {
 	VIP vip.VIP
-	// State is the advertisement of a frontend, or the readiness of a load balancer; Reason is why.
+	// State is the advertisement of a frontend or the readiness of a load balancer, and Reason its
+	// cause.
 	State, Reason string
-	// Ready and Total count targets; a frontend has none.
+	// Ready and Total count targets; both are 0 in a frontend.
 	Ready, Total uint32
 }
 
-// Transition is what some VIPs of one decision have in common.
+// Transition is a change that several VIPs of one decision share.
 type Transition struct {
 	Family vip.Family
-	// To and Reason are the new state and why.
+	// To is the new state, and Reason its cause.
 	To, Reason string
-	// Changed reports whether the VIPs had another state before, and Removed whether they left the
+	// Changed reports whether the state of the VIPs changed, and Removed whether they left the
 	// configuration.
 	Changed, Removed bool
 }
@@ -35,17 +36,17 @@ type count struct {
 	state, reason string
 }
 
-// vips collects the metrics of VIPs: their state is read at each scrape, so that a decision costs
-// as much for one VIP as for all of them.
+// vips collects the metrics of VIPs. Each scrape reads their state, so that the cost of a
+// decision does not depend on its number of VIPs.
 type vips struct {
 	states                []string // by value of the state metric; the last has no reason metric
 	state, reason, counts Metric
-	targets               bool // numbers of targets have metrics
+	targets               bool // export the numbers of targets
 	transitions           *prometheus.CounterVec
 
 	mu   sync.Mutex
 	read func() []VIP
-	seen map[count]struct{} // combinations so far
+	seen map[count]struct{} // every combination since the start
 }
 
 func newVIPs(state, reason, counts, transitions Metric, states ...string) *vips {
@@ -55,7 +56,8 @@ func newVIPs(state, reason, counts, transitions Metric, states ...string) *vips 
 	}
 }
 
-// VIPs sets what each scrape calls to read the state of all VIPs. It must return a new slice.
+// VIPs sets the function with which each scrape reads the state of all VIPs. The function must
+// return a new slice.
 func (v *vips) VIPs(read func() []VIP) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -6,32 +6,34 @@ import (
 	"strings"
 )
 
-// MaxSingle is the largest number of VIPs of one decision that have a line of the log and an event
-// each. More have one line and one event together, and a line each at level debug: 10 000 lines take
-// as long as the decision.
+// MaxSingle is the largest number of VIPs of one decision that have a log line and an event each.
+// A larger decision has one log line and one event, because logging 10 000 lines takes as long as
+// the decision. At level debug each VIP has a line.
 const MaxSingle = 50
 
 const (
-	// MaxFirstVIPs is how many VIPs a line of the log or an event of more than [MaxSingle] names.
+	// MaxFirstVIPs is the number of VIPs named in the log line or event of more than [MaxSingle]
+	// VIPs.
 	MaxFirstVIPs = 5
-	// maxTransitions is how many transitions such a text describes; the rest is counted.
+	// maxTransitions is the number of transitions that such a text describes; the rest is counted.
 	maxTransitions = 5
 )
 
-// Tally counts the VIPs of one decision by what it does to them. There are few such transitions,
-// and VIPs beside each other often have the same: its cost is that of a comparison.
+// Tally counts the VIPs of one decision by transition. A decision has few different transitions,
+// and adjacent VIPs often have the same one, so that Add usually costs one comparison.
 type Tally[T comparable] struct {
 	list []Tallied[T]
 	last int
 }
 
-// Tallied is one transition, and how many VIPs it has.
+// Tallied is one transition with its number of VIPs.
 type Tallied[T comparable] struct {
 	Transition T
 	Count      int
 }
 
-// Add counts a VIP and returns the index of its transition, in the order of their first VIPs.
+// Add counts a VIP and returns the index of its transition. Transitions are ordered by their first
+// VIP.
 func (t *Tally[T]) Add(transition T) int {
 	if t.last < len(t.list) && t.list[t.last].Transition == transition {
 		t.list[t.last].Count++
@@ -46,20 +48,21 @@ func (t *Tally[T]) Add(transition T) int {
 	return t.last
 }
 
-// List returns the transitions in the order of their first VIPs. It must not be modified.
+// List returns the transitions, ordered by their first VIP. The result must not be modified.
 func (t *Tally[T]) List() []Tallied[T] { return t.list }
 
-// Transitions is what a decision did to VIPs, in words.
+// Transitions describes in words one transition of several VIPs.
 type Transitions struct {
 	Count                    int
 	Family, From, To, Reason string
-	Detail                   string // of the first of them
+	Detail                   string // detail of the first VIP
 }
 
-// LargestFirst orders transitions.
+// LargestFirst compares transitions by descending count.
 func LargestFirst(a, b Transitions) int { return b.Count - a.Count }
 
-// Describe returns a text of transitions in their order, of the first five each by itself.
+// Describe returns a text of the transitions in their order. It describes the first five and
+// counts the rest.
 func Describe(list []Transitions) string {
 	var parts []string
 	for _, t := range list[:min(len(list), maxTransitions)] {
@@ -82,7 +85,7 @@ func Describe(list []Transitions) string {
 	return strings.Join(parts, "; ")
 }
 
-// Common returns the words that all transitions have, "" for those that differ.
+// Common returns the words that all transitions share, and "" for words that differ.
 func Common(list []Transitions) (from, to, reason string) {
 	for i, t := range list {
 		if i == 0 {
@@ -101,8 +104,8 @@ func Common(list []Transitions) (from, to, reason string) {
 	return from, to, reason
 }
 
-// LogAttributes returns the attributes of the line of the log about that many VIPs: what they have
-// in common as in the lines of single VIPs.
+// LogAttributes returns the attributes of a log line about total VIPs. Common values have the same
+// attributes as in the lines of single VIPs.
 func LogAttributes(total int, list []Transitions, first []string) []any {
 	attributes := []any{"count", total}
 	from, to, reason := Common(list)
@@ -114,7 +117,8 @@ func LogAttributes(total int, list []Transitions, first []string) []any {
 	return append(attributes, "transitions", Describe(list), "vips", first)
 }
 
-// DescribeVIPs is [Describe] after the names of the first VIPs, which are short: a table cuts the end.
+// DescribeVIPs puts the names of the first VIPs before the text of [Describe], because a table
+// truncates the end.
 func DescribeVIPs(list []Transitions, first []string, total int) string {
 	names := strings.Join(first, ", ")
 	if more := total - len(first); more > 0 {

@@ -9,7 +9,7 @@ import (
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 )
 
-// writeDataPlane appends the state of the data plane, if there is one.
+// writeDataPlane appends the state of the data plane, if the load balancer has one.
 func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) {
 	if d == nil {
 		return
@@ -77,7 +77,7 @@ func holds(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) {
 	}
 }
 
-// Drift is one object that another process changed, on a line.
+// Drift renders one object that another process changed on a line.
 func Drift(d *lbv1.DataPlaneDrift) string {
 	line := clean(d.GetObject())
 	if d.GetStream() != "" {
@@ -110,7 +110,7 @@ func dataPlaneStreams(all []*lbv1.DataPlaneStream) *table {
 		}
 		slices.Sort(problems)
 		size, seed := fmt.Sprint(s.GetSize()), fmt.Sprint(s.GetSeed())
-		if s.GetSize() == 0 { // it is no longer configured
+		if s.GetSize() == 0 { // the stream is no longer configured
 			size, seed = none, none
 		}
 		match, dropped := none, none

@@ -1,6 +1,6 @@
 // Package status renders the status of the two programs as text.
 //
-// The functions are pure: messages and the time in, text out. Problems come first, also with ten
-// thousand VIPs, and each reason is explained, with what to check next. Text from other components
-// is printed without control characters.
+// The functions are pure: they render messages and a time as text. Problems come first, even with
+// ten thousand VIPs. Each reason has an explanation and the next check. Control characters are
+// removed from the text of other components.
 package status

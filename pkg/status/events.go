@@ -10,15 +10,15 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 )
 
-// eventTime is RFC 3339 in UTC with milliseconds, as gateways log it.
+// eventTime is RFC 3339 in UTC with milliseconds, the format of gateway logs.
 const eventTime = "2006-01-02T15:04:05.000Z"
 
-// EventLog renders events one by one, in columns that only grow.
+// EventLog renders events incrementally, in columns that only grow.
 type EventLog[E any] struct {
 	header []string
 	row    func(E) []any
 	begun  bool  // the header was rendered
-	width  []int // of the columns so far
+	width  []int // current width of each column
 }
 
 // FrontendEventLog returns a log of events of a frontend. Its columns are wide enough for most
@@ -67,7 +67,7 @@ func (l *EventLog[E]) Render(events []E) string {
 	return b.String()
 }
 
-// when is the time of an event.
+// when formats the time of an event.
 func when(t *timestamppb.Timestamp) string {
 	if t == nil {
 		return none

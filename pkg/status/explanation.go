@@ -19,14 +19,14 @@ type Explanation struct {
 	Short string
 	// Meaning is one sentence.
 	Meaning string
-	// Next is what to check or to do; empty without a problem.
+	// Next is the next check or action; empty without a problem.
 	Next string
 }
 
 //go:embed explanations.txt
 var explanationText string
 
-// explanations are those of explanations.txt by the name of the value.
+// explanations maps the name of each value to its entry in explanations.txt.
 var explanations = sync.OnceValue(func() map[string]Explanation {
 	all := map[string]Explanation{}
 	for block := range strings.SplitSeq(strings.TrimSpace(explanationText), "\n\n") {
@@ -44,7 +44,7 @@ type Reason interface {
 	Number() protoreflect.EnumNumber
 }
 
-// Explain explains a value. One that this program does not know has its own explanation.
+// Explain explains a value. A value from a newer program has a generic explanation.
 func Explain[R Reason](value R) Explanation {
 	if e, known := explanations()[value.String()]; known {
 		return e
@@ -60,7 +60,8 @@ func Explain[R Reason](value R) Explanation {
 	}
 }
 
-// words show a value in a cell and in an event. Values with a lower rank, problems, come first.
+// words holds the text of a value in a cell and in an event. Values are sorted by rank, problems
+// first.
 type words struct {
 	cell, event string
 	rank        int
@@ -78,11 +79,11 @@ var vipStates = map[readinessv1.VipState]words{
 	readinessv1.VipState_VIP_STATE_NOT_READY: {cell: "not ready"},
 }
 
-// advertised is the advertisement of a VIP in a table.
+// advertised returns the text of an advertisement in a table.
 func advertised(a readinessv1.Advertisement) string { return cmp.Or(advertisements[a].cell, none) }
 
 // isAdvertised reports whether the VIP is advertised to gateways.
 func isAdvertised(a readinessv1.Advertisement) bool { return advertisements[a].rank > 0 }
 
-// vipState is the state of a VIP in a table.
+// vipState returns the text of a VIP's state in a table.
 func vipState(s readinessv1.VipState) string { return cmp.Or(vipStates[s].cell, none) }

@@ -11,7 +11,7 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 )
 
-// meridioNext has what to check beside a load balancer of Meridio, which has no `lb status`.
+// meridioNext replaces the next check for a Meridio load balancer, which has no `lb status`.
 var meridioNext = map[readinessv1.AdvertisementReason]string{
 	readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NEVER_SEEN: "the load balancer's line below; " +
 		"does the container stateless-lb run, do both containers mount the readiness socket?",
@@ -19,8 +19,8 @@ var meridioNext = map[readinessv1.AdvertisementReason]string{
 		"it needs an enabled target and this frontend at the NSP; does NSPCli hold here?",
 }
 
-// besideMeridio reports whether the load balancer is that of Meridio, or will be: the NSP is the
-// source of the configuration and no other load balancer was seen.
+// besideMeridio reports whether the frontend runs with a Meridio load balancer. Before the first
+// contact, the NSP as the source of the configuration implies one.
 func besideMeridio(s *frontendv1.Status) bool {
 	service := s.GetLoadBalancer().GetService()
 	return strings.HasPrefix(service, "loadbalancer.") ||
@@ -28,7 +28,7 @@ func besideMeridio(s *frontendv1.Status) bool {
 }
 
 // Frontend renders the status of a frontend, and reports whether every configured VIP is
-// advertised; a de-preferred VIP is.
+// advertised. A de-preferred VIP counts as advertised.
 func Frontend(s *frontendv1.Status, now time.Time) (text string, complete bool) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "frontend %s, trench %s, attractor %s\n",
@@ -145,8 +145,8 @@ func bird(s *frontendv1.BirdStatus, now time.Time) string {
 	return text
 }
 
-// writeGateways appends the problems of gateways, and the static gateways that send traffic of VIPs
-// that are not announced.
+// writeGateways appends the problems of gateways, and the static gateways that send traffic of
+// VIPs that are not announced.
 func writeGateways(b *strings.Builder, s *frontendv1.Status) {
 	sent := map[string][]string{} // VIPs, by gateway
 	for _, v := range s.GetVips() {
@@ -211,7 +211,8 @@ func frontendVIPs(all []*frontendv1.VipStatus, now time.Time) *table {
 	return t
 }
 
-// reason returns the reason of the advertisement, or the load balancer's reason where that decides.
+// reason returns the reason of the advertisement, or the load balancer's reason if the load
+// balancer caused it.
 func reason(v *frontendv1.VipStatus) string {
 	switch r := v.GetReadiness(); v.GetReason() {
 	case readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY,
@@ -236,7 +237,8 @@ func lbReason(r *readinessv1.VipReadiness) string {
 	return short
 }
 
-// lbState returns the state that the load balancer reported last, with ready and all targets.
+// lbState returns the last state that the load balancer reported, with the numbers of ready and
+// of all targets.
 func lbState(r *readinessv1.VipReadiness) string {
 	if r == nil {
 		return "never seen"
@@ -244,7 +246,7 @@ func lbState(r *readinessv1.VipReadiness) string {
 	return fmt.Sprintf("%s %d/%d", vipState(r.GetState()), r.GetReadyTargets(), r.GetTotalTargets())
 }
 
-// familyOf returns the family of a VIP as in the names of conditions.
+// familyOf returns the family of a VIP as it appears in the names of conditions.
 func familyOf(vip string) string {
 	if strings.Contains(vip, ":") {
 		return "ipv6"

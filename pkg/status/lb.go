@@ -101,7 +101,7 @@ func lbVIPs(all []*lbv1.VipStatus, now time.Time) *table {
 // targetReady is the state of a target that passes its checks.
 const targetReady = "ready"
 
-// targetState is the state as it is shown; "NOT_READY" and "not ready" are one.
+// targetState normalizes a state: "NOT_READY" and "not ready" are the same.
 func targetState(s string) string { return strings.ReplaceAll(strings.ToLower(s), "_", " ") }
 
 func streams(all []*lbv1.StreamStatus) *table {
@@ -189,7 +189,7 @@ func families(all []*readinessv1.FamilyConnectivity) string {
 	return strings.Join(parts, ", ")
 }
 
-// targetRanks order states in the summary: problems, which have none, come first.
+// targetRanks orders the states in the summary. Problems have no entry and therefore come first.
 var targetRanks = map[targetv1.State]int{
 	targetv1.State_STATE_STARTING: 1, targetv1.State_STATE_DRAINING: 1, targetv1.State_STATE_DRAINED: 1,
 	targetv1.State_STATE_READY: 2,

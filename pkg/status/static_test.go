@@ -7,8 +7,8 @@ import (
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 )
 
-// Static gateways: one that sends traffic of a VIP that is not announced, one that is held down, and
-// one that cannot be withdrawn.
+// The status has three static gateways. One sends traffic of a VIP that is not announced, one is
+// held down, and one cannot be withdrawn.
 func TestFrontendStaticGateways(t *testing.T) {
 	s := goodFrontend()
 	s.Gateways = append([]*frontendv1.GatewayStatus{

@@ -100,7 +100,7 @@ func goodFrontend() *frontendv1.Status {
 	}
 }
 
-// badFrontend has one of everything that can go wrong.
+// badFrontend returns a status with one problem of each kind.
 func badFrontend() *frontendv1.Status {
 	s := goodFrontend()
 	s.Stopping = true
@@ -214,7 +214,7 @@ func goodLB() *lbv1.Status {
 	}
 }
 
-// badLB has one of everything that can go wrong.
+// badLB returns a status with one problem of each kind.
 func badLB() *lbv1.Status {
 	s := goodLB()
 	s.GoingAway, s.Synced = true, false
@@ -532,7 +532,7 @@ func TestFrontendWithNSP(t *testing.T) {
 	}
 }
 
-// An error that a condition reports is not printed again, and its remedy, which comes last, is.
+// An error that a condition reports is printed once, including the remedy at its end.
 func TestErrorOfLoadBalancer(t *testing.T) {
 	text := "the load balancer on /var/lib/meridio/lb.sock closed the connection right after the TLS handshake: " +
 		strings.Repeat("it denied the client's SPIFFE ID; ", 10) + "compare --frontend-id of lb with the frontend's ID"

@@ -10,8 +10,8 @@ import (
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 )
 
-// Target renders the status of a target. good reports whether the kernel state is complete and each
-// registration is in force; a status without a pool has only registrations.
+// Target renders the status of a target. good reports whether the kernel state is complete and
+// each registration is in force; a status without a pool has only registrations.
 func Target(s *targetadminv1.Status, now time.Time) (text string, good bool) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "target %s\n", cut(s.GetVersion(), maxCell))
@@ -59,7 +59,7 @@ func writeReplyPath(b *strings.Builder, s *targetadminv1.Status, now time.Time) 
 	writeList(b, "Packets to the pool are not accepted, or not answered, since:", problems)
 	conditions := slices.DeleteFunc(slices.Clone(s.GetConditions()), func(c *targetadminv1.Condition) bool {
 		replyPath := c.GetName() == "ReplyPath" || c.GetName() == readiness
-		return replyPath && len(problems) > 0 // they say more
+		return replyPath && len(problems) > 0 // the problems have more detail
 	})
 	writeConditions(b, conditions)
 
@@ -83,7 +83,8 @@ func writeReplyPath(b *strings.Builder, s *targetadminv1.Status, now time.Time) 
 	}
 }
 
-// registrationError is why a registration is not in force, with the attempts that failed.
+// registrationError returns why a registration is not in force, with the number of failed
+// attempts.
 func registrationError(r *targetadminv1.Registration) string {
 	if r.GetState() != "" || r.GetFailures() == 0 {
 		return r.GetError()

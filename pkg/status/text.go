@@ -22,14 +22,14 @@ const (
 	maxCell  = 100 // runes of a cell
 	maxLine  = 300 // runes of a line of free text
 	maxError = 900 // runes of an error, whose remedy comes last
-	maxNames = 3   // that a cell lists before it counts
-	maxItems = 20  // of a list
+	maxNames = 3   // names listed in a cell; the rest is counted
+	maxItems = 20  // items of a list
 )
 
 // table aligns cells under a header.
 type table struct {
 	rows  [][]string
-	width []int // of the columns at least
+	width []int // least width of each column
 }
 
 func newTable(header ...string) *table { return &table{rows: [][]string{header}} }
@@ -44,10 +44,10 @@ func (t *table) add(cells ...any) {
 	t.rows = append(t.rows, row)
 }
 
-// row adds cells that are clean.
+// row adds a row of cells without control characters.
 func (t *table) row(cells ...string) { t.rows = append(t.rows, cells) }
 
-// explain adds a count, what is counted and, for a problem, what to check next.
+// explain adds a count with its subject and meaning and, for a problem, the next check.
 func (t *table) explain(n int, what, meaning string, e Explanation) {
 	t.row(fmt.Sprint(n), what, meaning)
 	if e.Next != "" {
@@ -55,7 +55,7 @@ func (t *table) explain(n int, what, meaning string, e Explanation) {
 	}
 }
 
-// write appends the table, or nothing if it has no row but the header.
+// write appends the table, unless it has only the header.
 func (t *table) write(b *strings.Builder) {
 	if len(t.rows) < 2 {
 		return
@@ -101,12 +101,12 @@ func writeList(b *strings.Builder, title string, items [][]string) {
 	}
 }
 
-// problemsFirst returns a copy in which those of a lower rank come first.
+// problemsFirst returns a copy sorted by rank. Problems have the lowest rank.
 func problemsFirst[E any](all []E, rank func(E) int) []E {
 	return slices.SortedStableFunc(slices.Values(all), func(x, y E) int { return cmp.Compare(rank(x), rank(y)) })
 }
 
-// single returns items of one line.
+// single returns each line as an item of one line.
 func single(lines []string) [][]string { return slices.Collect(slices.Chunk(lines, 1)) }
 
 func upOrDown(up bool) string {
@@ -129,7 +129,7 @@ func clean(s string) string {
 	}, s))
 }
 
-// cut returns the clean text, truncated to n runes, or none.
+// cut returns the clean text, truncated to n runes, or none if it is empty.
 func cut(s string, n int) string {
 	s = clean(s)
 	if s == "" {
@@ -149,7 +149,7 @@ func names(list []string) string {
 	return fmt.Sprintf("%s +%d", strings.Join(list[:maxNames], ","), len(list)-maxNames)
 }
 
-// plural is "1 VIP", "2 VIPs".
+// plural returns a count with its noun: "1 VIP", "2 VIPs".
 func plural(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -157,7 +157,8 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// ago returns the time since t, or none. A time in the future (clock skew) counts as now.
+// ago returns the time since t, or none if t is nil. A time in the future (clock skew) counts as
+// now.
 func ago(t *timestamppb.Timestamp, now time.Time) string {
 	if t == nil {
 		return none
@@ -173,7 +174,7 @@ func left(d time.Duration) string {
 	return "ends in " + span(d)
 }
 
-// span is a duration of two units at most.
+// span formats a duration with at most two units.
 func span(d time.Duration) string {
 	switch {
 	case d < time.Second:
@@ -189,14 +190,14 @@ func span(d time.Duration) string {
 // summary counts combinations of state and reason over VIPs.
 type summary map[group]int
 
-// group is one line of a summary; those with a lower rank come first.
+// group is one line of a summary. Lines are sorted by rank.
 type group struct {
 	rank        int
 	state       string
 	explanation Explanation
 }
 
-// write appends a line for each group with its count and, for a problem, what to check next.
+// write appends a line for each group with its count and, for a problem, the next check.
 func (s summary) write(b *strings.Builder) {
 	groups := slices.SortedFunc(maps.Keys(s), func(x, y group) int {
 		return cmp.Or(cmp.Compare(x.rank, y.rank), cmp.Compare(s[y], s[x]),
@@ -209,14 +210,14 @@ func (s summary) write(b *strings.Builder) {
 	t.align(b, "  ")
 }
 
-// condition is one health service, of either program.
+// condition is one health service of a program.
 type condition interface {
 	GetName() string
 	GetServing() bool
 	GetDetail() string
 }
 
-// readiness is the conjunction of other conditions, which have the reasons.
+// readiness is the name of the conjunction. Its parts are listed with their reasons instead.
 const readiness = "Readiness"
 
 // writeConditions appends the conditions that do not hold.
@@ -254,8 +255,9 @@ func identity(id string, end *timestamppb.Timestamp, now time.Time) string {
 	return fmt.Sprintf("%s, %s", cut(id, maxLine), left(end.AsTime().Sub(now)))
 }
 
-// writeConfigurationError appends why the trench file on disk, or all that the NSP has, is not in
-// force. source is that of the configuration, "" for the trench file.
+// writeConfigurationError appends why the trench file on disk, or part of the NSP's
+// configuration, is not in force. source names the source of the configuration, "" for the trench
+// file.
 func writeConfigurationError(b *strings.Builder, problems, trench, source string) {
 	if problems == "" {
 		return
@@ -275,8 +277,8 @@ func writeConfigurationError(b *strings.Builder, problems, trench, source string
 	}
 }
 
-// JSON renders a message on one line, or indented, with every field. Its spacing is stable, unlike
-// that of protojson.
+// JSON renders a message with every field, indented or on one line. Unlike the output of
+// protojson, its spacing is stable.
 func JSON(m proto.Message, indented bool) (string, error) {
 	raw, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m)
 	var b bytes.Buffer

@@ -13,10 +13,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/kernel"
 )
 
-// Refusals collects everything that a command line is refused for.
+// Refusals collects the reasons for which a command line is refused.
 type Refusals []error
 
-// Add adds an error, if it is one.
+// Add adds an error unless it is nil.
 func (r *Refusals) Add(err error) {
 	if err != nil {
 		*r = append(*r, err)
@@ -30,29 +30,29 @@ func (r *Refusals) If(refused bool, format string, args ...any) {
 	}
 }
 
-// Within adds an error unless a flag's duration lies between least and most: longer ones are typing
-// errors, and would let VIPs attract traffic that is not forwarded.
+// Within adds an error unless a flag's duration lies between least and most. A longer duration is
+// a typing error, which would let VIPs attract traffic that is not forwarded.
 func (r *Refusals) Within(flag string, d, least, most time.Duration) {
 	r.If(d < 0, "%s=%v must not be negative", flag, d)
 	r.If(d >= 0 && d < least, "%s=%v: at least %v", flag, d, least)
 	r.If(d > most, "%s=%v: at most %v", flag, d, most)
 }
 
-// Socket adds an error for the path of a socket that cannot be used.
+// Socket adds an error for an unusable socket path.
 func (r *Refusals) Socket(flag, address string) {
 	path, err := identity.SocketPath(address)
 	r.If(err != nil, "%s: %w", flag, err)
 	r.If(strings.Contains(path, ":/"), "%s: %s is not a unix socket: write unix:///PATH", flag, address)
 }
 
-// Port is a TCP port and the flag that sets it; 0 is none.
+// Port is a TCP port with the flag that sets it; 0 disables the listener.
 type Port struct {
 	Flag string
 	Port uint16
 }
 
-// Ports adds an error for each port that an earlier one has: all listeners share the pod's addresses
-// and the loopback address.
+// Ports adds an error for each port that occurs twice, because all listeners share the pod's
+// addresses and the loopback address.
 func (r *Refusals) Ports(ports ...Port) {
 	for i, p := range ports {
 		for _, other := range ports[:i] {
@@ -70,8 +70,8 @@ func (r Refusals) Err() error {
 	return &UsageError{errors.Join(r...)}
 }
 
-// Numbers are those of the network namespace that lb and frontend share and must not both use:
-// routing tables, rule priorities, bits of marks.
+// Numbers holds resources of the network namespace that lb and frontend share: routing tables,
+// rule priorities and fwmark bits. The numbers of both programs must not overlap.
 type Numbers struct {
 	program               string
 	firstTable, lastTable uint32
@@ -80,7 +80,7 @@ type Numbers struct {
 	table, rule, mark     string // the flags that set them; mark with its value
 }
 
-// FrontendNumbers are those of a frontend.
+// FrontendNumbers returns the numbers of a frontend.
 func FrontendNumbers(table uint32, priority int, mark, mask uint32) Numbers {
 	return Numbers{
 		"the frontend", table, table + 1, priority, priority + 2, mask,
@@ -88,7 +88,7 @@ func FrontendNumbers(table uint32, priority int, mark, mask uint32) Numbers {
 	}
 }
 
-// LBNumbers are those of the data plane of an lb.
+// LBNumbers returns the numbers of an lb's data plane.
 func LBNumbers(table, mask uint32, priority int) Numbers {
 	return Numbers{
 		"the data plane of lb", table, mask, priority, priority + 2, mask,
@@ -96,8 +96,8 @@ func LBNumbers(table, mask uint32, priority int) Numbers {
 	}
 }
 
-// OverlapFrontend adds an error for each kind of number that the frontend beside this lb uses, too:
-// those of its variables where the environment has them, else its defaults.
+// OverlapFrontend adds an error for each number that the frontend in the same pod also uses. Its
+// numbers are read from its environment variables, with its defaults for unset variables.
 func (r *Refusals) OverlapFrontend(n Numbers) {
 	mask := kernel.DefaultMask
 	if _, m, ok := strings.Cut(os.Getenv("VIPGATE_MARK"), "/"); ok {
@@ -109,8 +109,7 @@ func (r *Refusals) OverlapFrontend(n Numbers) {
 	r.overlap(n, FrontendNumbers(uint32(table), priority, 0, uint32(mask)))
 }
 
-// OverlapLB does the same for the lb beside this frontend, unless it is known to have no data
-// plane.
+// OverlapLB does the same for the lb in the same pod, unless its data plane is disabled.
 func (r *Refusals) OverlapLB(n Numbers) {
 	if os.Getenv("VIPGATE_DATAPLANE") != "none" {
 		table, mask := number("FIRST_TABLE", dataplane.DefaultFirst), number("MARK_MASK", dataplane.DefaultMask)

@@ -30,13 +30,13 @@ const CallTimeout = 5 * time.Second
 // maxStatusBytes is the largest accepted status: 200 000 VIPs.
 const maxStatusBytes = 256 << 20
 
-// AdminFlags are the flags of commands that talk to a running process.
+// AdminFlags is the group of flags of commands that call a running process.
 type AdminFlags struct {
 	AdminSocket string `help:"Unix socket of the running process." default:"${admin_socket}" placeholder:"SOCKET"`
 }
 
-// DialAdmin connects to the admin socket of a running process. Unless wait, the socket must exist;
-// the error names the remedy.
+// DialAdmin connects to the admin socket of a running process. Unless wait is set, the socket must
+// exist; the error contains the remedy.
 func DialAdmin(program, socket string, wait bool) (*grpc.ClientConn, error) {
 	path, err := identity.SocketPath(socket)
 	if err != nil {
@@ -57,8 +57,7 @@ func DialAdmin(program, socket string, wait bool) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// Call makes one call of a method on the admin socket, within CallTimeout unless ctx has a
-// deadline.
+// Call calls a method on the admin socket. The default deadline is [CallTimeout].
 func Call[C, Q, R any](ctx context.Context, program string, f AdminFlags, client func(grpc.ClientConnInterface) C,
 	method func(C, context.Context, Q, ...grpc.CallOption) (R, error), request Q,
 ) (r R, err error) {
@@ -75,8 +74,8 @@ func Call[C, Q, R any](ctx context.Context, program string, f AdminFlags, client
 	return method(client(conn), ctx, request)
 }
 
-// Explain returns the error of a call on the admin socket without words of gRPC, and other errors,
-// also those that only wrap one of a call, unchanged.
+// Explain returns the error of a call on the admin socket without gRPC's prefixes. It returns
+// other errors unchanged, including errors that wrap an error of a call.
 func Explain(err error) error {
 	call, ok := err.(interface{ GRPCStatus() *grpcstatus.Status })
 	if !ok {
@@ -110,8 +109,8 @@ func (f StatusFlags) Context(ctx context.Context) (context.Context, context.Canc
 	return context.WithTimeout(ctx, CallTimeout)
 }
 
-// Control sequences of xterm. The alternate screen has no scrollback, and its end shows again what
-// the terminal had before.
+// Control sequences of xterm. The alternate screen has no scrollback, and leaving it restores the
+// previous content of the terminal.
 const (
 	alternateScreen = "\x1b[?1049h"
 	normalScreen    = "\x1b[?1049l"
@@ -128,9 +127,9 @@ func (o *Output) isTerminal() bool {
 	return err == nil
 }
 
-// ShowStatus prints the first status of next, with ExitFailed if render reports that something is
-// not as it should be, or with --watch all of them until ctx ends: on the alternate screen of a
-// terminal, else one after the other with an empty line between them.
+// ShowStatus prints the first status of next, and returns ExitFailed if render reports a problem.
+// With --watch it prints every status until ctx ends. On a terminal it uses the alternate screen;
+// otherwise it separates the statuses by empty lines.
 func ShowStatus[S proto.Message](ctx context.Context, out *Output, flags StatusFlags, next func() (S, error),
 	render func(S) (text string, good bool),
 ) error {
@@ -187,33 +186,33 @@ type EventFlags struct {
 	Follow bool   `short:"f" help:"Continue with new events as they happen, until Ctrl-C, also when the process restarts; with -o json one object in each line."`
 }
 
-// EventPosition is where events continue: after a number of an instance.
+// EventPosition is the position at which events continue: after a sequence number of an instance.
 type EventPosition struct {
 	Instance string
 	After    uint64
 	Limit    uint32
 }
 
-// EventPage holds events up to a number, and how many before them are lost.
+// EventPage holds events up to a sequence number, and the number of lost events before them.
 type EventPage[E any] struct {
 	Instance   string
 	Events     []E
 	UpTo, Lost uint64
 }
 
-// EventFollower prints events over restarts of a process, each once.
+// EventFollower prints each event once, across restarts of the process.
 type EventFollower[E any] struct {
 	Program string
-	// Open passes the pages from a position on to take, until the connection ends.
+	// Open passes the pages after a position to take, until the connection ends.
 	Open  func(ctx context.Context, from EventPosition, take func(EventPage[E]) error) error
 	Print func([]E) error
-	// Notes takes what is not an event: gaps and lost connections.
+	// Notes receives messages about gaps and lost connections.
 	Notes io.Writer
 
 	Position EventPosition
 }
 
-// FollowEvents follows until SIGINT or SIGTERM and prints a table, or JSON.
+// FollowEvents prints events until SIGINT or SIGTERM, as a table or as JSON.
 func FollowEvents[E proto.Message](ctx context.Context, out *Output, flags EventFlags, program string,
 	log *status.EventLog[E],
 	open func(context.Context, EventPosition, func(EventPage[E]) error) error,
@@ -227,7 +226,8 @@ func FollowEvents[E proto.Message](ctx context.Context, out *Output, flags Event
 	return f.Run(ctx)
 }
 
-// EventPrinter prints events as a table that continues, or as an object in each line.
+// EventPrinter returns a function that prints events as a continued table, or as one JSON object
+// per line.
 func EventPrinter[E proto.Message](out *Output, format string, log *status.EventLog[E]) func([]E) error {
 	return func(events []E) error {
 		if format != "json" {
@@ -245,11 +245,11 @@ func EventPrinter[E proto.Message](out *Output, format string, log *status.Event
 	}
 }
 
-// Run follows until ctx ends. The first connection must succeed; later ones are tried until they
-// do.
+// Run prints events until ctx ends. The first connection must succeed; later connections are
+// retried.
 func (f *EventFollower[E]) Run(ctx context.Context) error {
 	reached, away := false, false
-	var broken error // of the output: no new connection resolves it
+	var broken error // error of the output, which a new connection cannot resolve
 	retry := backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second}
 	for {
 		err := f.Open(ctx, f.Position, func(p EventPage[E]) error {
@@ -282,7 +282,7 @@ func (f *EventFollower[E]) Run(ctx context.Context) error {
 	}
 }
 
-// take prints the events of a page and moves the position behind them.
+// take prints the events of a page and advances the position.
 func (f *EventFollower[E]) take(p EventPage[E]) error {
 	if f.Position.Instance != "" && f.Position.Instance != p.Instance {
 		f.note("the %s was restarted; events count from 1 again, and those not received from the previous process are lost",
@@ -296,6 +296,6 @@ func (f *EventFollower[E]) take(p EventPage[E]) error {
 }
 
 func (f *EventFollower[E]) note(format string, args ...any) {
-	// If stderr cannot be written to, no other output is left.
+	// The error is ignored, because it cannot be reported elsewhere.
 	_, _ = fmt.Fprintf(f.Notes, "%s: %s\n", f.Program, fmt.Sprintf(format, args...))
 }

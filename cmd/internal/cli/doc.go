@@ -1,3 +1,3 @@
-// Package cli contains what the command lines of lb and frontend share: groups of flags, environment
+// Package cli contains the shared parts of the command lines: groups of flags, environment
 // variables with aliases, exit statuses, and the clients of the admin socket and the health port.
 package cli

@@ -16,18 +16,18 @@ import (
 const (
 	// prefix begins the names of all variables of flags.
 	prefix = "VIPGATE_"
-	// testPrefix begins the names of variables that only tests of the project read. They are not
-	// refused: the programs that a test starts inherit them.
+	// testPrefix begins the names of variables that only tests of the project read. They are
+	// accepted, because the programs that a test starts inherit them.
 	testPrefix = prefix + "TEST_"
 )
 
-// variables has a section for each program with its variables, generated from its flags: the
-// containers of a pod may share a block of variables.
+// variables lists the variables of all programs, generated from their flags. A program accepts the
+// variables of other programs, because the containers of a pod may share a block of variables.
 //
 //go:embed variables.txt
 var variables string
 
-// Variables returns the variables that a program reads, sorted, with those of its aliases.
+// Variables returns the sorted variables that a program reads, including the names of its aliases.
 func Variables(p Program, parser *kong.Kong) []string {
 	var names []string
 	_ = kong.Visit(parser.Model, func(node kong.Visitable, next kong.Next) error { // no visit fails
@@ -44,8 +44,8 @@ func Variables(p Program, parser *kong.Kong) []string {
 	return slices.Compact(names)
 }
 
-// unknownVariables returns an error for each variable of the environment with the prefix that no
-// program reads. own are the variables of this program.
+// unknownVariables returns an error for each environment variable that has the prefix and that no
+// program reads. own lists the variables of this program.
 func unknownVariables(own []string) (problems []error) {
 	known := slices.Concat(own, strings.Fields(variables))
 	for _, entry := range os.Environ() {
@@ -63,8 +63,8 @@ func unknownVariables(own []string) (problems []error) {
 	return problems
 }
 
-// nearest returns the known name that differs least from name, the first of several; "" if they all
-// differ in more than a third of name.
+// nearest returns the first known name with the smallest distance from name. It returns "" if
+// every distance exceeds a third of name.
 func nearest(name string, known []string) (near string) {
 	least := max(2, len(name[len(prefix):])/3) + 1
 	for _, k := range known {
@@ -79,9 +79,9 @@ func nearest(name string, known []string) (near string) {
 	return near
 }
 
-// distance returns how many characters must be inserted, deleted or replaced to get from a to b.
+// distance returns the Levenshtein distance of a and b.
 func distance(a, b string) int {
-	row := make([]int, len(b)+1) // of the prefix of a, to each prefix of b
+	row := make([]int, len(b)+1) // distances of the current prefix of a to each prefix of b
 	for j := range row {
 		row[j] = j
 	}
@@ -111,8 +111,8 @@ var (
 	serviceURL  = regexp.MustCompile(`^(tcp|udp|sctp)://`)
 )
 
-// ofService reports whether name and value have the form that Kubernetes gives containers for a
-// Service of the namespace whose name begins with vipgate.
+// ofService reports whether name and value have the form of the variables that Kubernetes sets in
+// containers for a Service whose name begins with vipgate.
 func ofService(name, value string) bool {
 	name = "_" + strings.TrimPrefix(name, prefix) // the Service may be called vipgate
 	_, notAddress := netip.ParseAddr(value)
@@ -128,13 +128,13 @@ func ofService(name, value string) bool {
 	return portAddress.MatchString(name) && serviceURL.MatchString(value)
 }
 
-// dropServices removes the variables of Services from the environment: that of a Service called
-// vipgate-health has the name of the variable of --health-port.
+// dropServices removes the variables of Services from the environment. A Service named
+// vipgate-health, for example, sets the variable of --health-port.
 func dropServices() {
 	for _, entry := range os.Environ() {
 		name, value, _ := strings.Cut(entry, "=")
 		if strings.HasPrefix(name, prefix) && ofService(name, value) {
-			_ = os.Unsetenv(name) // fails for empty names only
+			_ = os.Unsetenv(name) // fails only for empty names
 		}
 	}
 }

@@ -64,8 +64,8 @@ func TestUnknownVariables(t *testing.T) {
 	}
 }
 
-// Unknown variables are refused together with other errors, by every command that
-// does something; variables of Services are ignored also where a flag has them.
+// Every command except version refuses unknown variables, together with other errors. Variables of
+// Services are ignored, even if they have the name of a flag's variable.
 func TestEnvironmentOfMain(t *testing.T) {
 	t.Setenv("VIPGATE_HEALTH_PORT", "tcp://10.96.0.1:80")
 	for _, c := range []struct {

@@ -17,7 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
-// Identity is the group of flags of the own SVID.
+// Identity is the group of flags of the process's own SVID.
 type Identity struct {
 	Identity        string        `help:"Source of the own SVID: spiffe (the Workload API; default when SPIFFE_ENDPOINT_SOCKET is set), files (--svid-dir), or dev (a development authority, for one machine)." placeholder:"spiffe|files|dev" group:"Identity"`
 	SpiffeID        spiffeid.ID   `name:"spiffe-id" help:"Own SPIFFE ID; selects one of several offered SVIDs." placeholder:"ID" group:"Identity"`
@@ -29,8 +29,8 @@ type Identity struct {
 // endpointSocket is the SPIFFE standard's variable for the Workload API.
 const endpointSocket = "SPIFFE_ENDPOINT_SOCKET"
 
-// CachedIdentity is the group of flags of the own SVID of a program that keeps it for a restart.
-// Only one process may write the file, so the commands beside lb and frontend have no such flag.
+// CachedIdentity is [Identity] with a cache of the SVID for restarts. Only one process may write
+// the cache file, so client commands do not have this flag.
 type CachedIdentity struct {
 	Identity
 	IdentityCache string `help:"File in which the SVID of the Workload API, its key and the bundles are kept, in a memory file system: a restart uses them until their end while the Workload API does not answer or refuses. None when absent or empty." placeholder:"FILE" group:"Identity"`
@@ -84,7 +84,7 @@ func (f Identity) Check(defaultID string, lenient bool) error {
 	return err
 }
 
-// Log is the group of flags that say what is logged.
+// Log is the group of logging flags.
 type Log struct {
 	LogLevel  string `help:"Lowest level that is logged: debug, info, warn or error. SIGUSR1 logs more, SIGUSR2 reverts that." default:"info" group:"Logging"`
 	LogFormat string `help:"json or text." enum:"json,text" default:"json" group:"Logging"`
@@ -96,8 +96,8 @@ func (f Log) Check(r *Refusals) {
 	r.If(err != nil, "--log-level: %w", err)
 }
 
-// Logger returns the logger, writing to stderr, and its level. The logger discards if the level is
-// unknown, which [Log.Check] refuses.
+// Logger returns a logger that writes to stderr, and its level. With an unknown level, which
+// [Log.Check] refuses, the logger discards everything.
 func (f Log) Logger(debug bool, stderr *logs.Writer) (*slog.Logger, *logs.Level) {
 	level := f.LogLevel
 	if debug {
@@ -110,7 +110,7 @@ func (f Log) Logger(debug bool, stderr *logs.Writer) (*slog.Logger, *logs.Level)
 	return log, l
 }
 
-// Listeners is the group of flags of the listeners that both programs have.
+// Listeners is the group of flags of the listeners that lb and frontend share.
 type Listeners struct {
 	AdminSocket string `help:"Unix socket for status, grpcurl and pprof." default:"${admin_socket}" placeholder:"SOCKET" group:"Listeners"`
 	HealthHost  string `help:"Address of the gRPC health service, beside 127.0.0.1; ${health_scope}." default:"${health_host}" placeholder:"ADDR" group:"Listeners"`
@@ -119,7 +119,7 @@ type Listeners struct {
 	MetricsPort uint16 `help:"Port of the Prometheus metrics; 0 serves none." default:"${metrics_port}" placeholder:"PORT" group:"Listeners"`
 }
 
-// Check refuses addresses that cannot be used, and ports that the listener of another flag uses.
+// Check refuses unusable addresses, and ports that another listener uses.
 func (l *Listeners) Check(r *Refusals, other Port) {
 	r.Socket("--admin-socket", l.AdminSocket)
 	r.If(l.HealthPort == 0, "--health-port=0: probes need a known port, 1 to 65535")
@@ -129,7 +129,7 @@ func (l *Listeners) Check(r *Refusals, other Port) {
 // HealthAddress returns the address of the health service.
 func (l *Listeners) HealthAddress() string { return address(l.HealthHost, l.HealthPort) }
 
-// MetricsAddress returns the address of the metrics; "" if they are not served.
+// MetricsAddress returns the address of the metrics, or "" if they are disabled.
 func (l *Listeners) MetricsAddress() string {
 	if l.MetricsPort == 0 {
 		return ""

@@ -29,19 +29,19 @@ import (
 type Program struct {
 	Name, Description       string
 	HealthPort, MetricsPort int
-	// HealthHost is the default of --health-host, and HealthScope what its help says of addresses;
-	// empty: 127.0.0.1, and never the external interface.
+	// HealthHost is the default of --health-host, and HealthScope the description of the addresses in
+	// its help. If empty: 127.0.0.1, and never the external interface.
 	HealthHost, HealthScope string
-	// DebugScope is what the help of --debug adds.
+	// DebugScope is appended to the help of --debug.
 	DebugScope string
-	// AdminSocket is the path of the admin socket; empty: /run/vipgate/NAME.sock.
+	// AdminSocket is the path of the admin socket. The default is /run/vipgate/NAME.sock.
 	AdminSocket string
-	// Aliases are other names of its variables.
+	// Aliases lists other names of the program's variables.
 	Aliases []Alias
-	// Options are options of the parser, such as [Mapper].
+	// Options holds options of the parser, such as [Mapper].
 	Options []kong.Option
 
-	adopted map[string]string // names of variables that the user set, by those of the program
+	adopted map[string]string // aliases that the user set, by variable of the program
 }
 
 // Globals are the flags that all programs have before any command.
@@ -50,10 +50,10 @@ type Globals struct {
 	VersionFlag versionFlag `name:"version" help:"Print the version and exit." env:"-"`
 }
 
-// Output is where commands print to.
+// Output is the destination of printed text.
 type Output struct{ io.Writer }
 
-// Printf prints. What cannot be written to stdout has nowhere else to go.
+// Printf prints to the output. It ignores errors, which cannot be reported elsewhere.
 func (o *Output) Printf(format string, args ...any) { _, _ = fmt.Fprintf(o, format, args...) }
 
 // New returns the parser of a command line.
@@ -73,19 +73,19 @@ func New(p Program, commands any) (*kong.Kong, error) {
 	)...)
 }
 
-// gcPercent is the garbage collection target unless the environment sets GOGC. The programs live
-// long and allocate little: half of Go's default costs no measurable time and, at 10 000 VIPs, saves
-// a tenth to a fifth of the memory.
+// gcPercent is the garbage collection target unless the environment sets GOGC. The programs run
+// long and allocate little. Half of Go's default costs no measurable time and saves 10 to 20 % of
+// the memory at 10 000 VIPs.
 const gcPercent = 50
 
-// startGCPercent is the target while a program starts: the peak of its memory is that of the start,
-// and most of the start is waiting for BGP sessions. At 10 000 VIPs 15 in place of 50 saves 10
-// MiB of frontend and 1 of lb, and takes the frontend up to 0.3 s more of processor time. In lb it
-// ends before the first verdict: with 10 000 targets it would take 0.4 s more until the last.
+// startGCPercent is the target while a program starts. Memory peaks during the start, most of
+// which is waiting for BGP sessions. At 10 000 VIPs, 15 instead of 50 saves 10 MiB in frontend
+// and 1 MiB in lb, and costs the frontend up to 0.3 s of processor time. lb uses it only until
+// the first verdict, because with 10 000 targets it would delay the last verdict by 0.4 s.
 const startGCPercent = 15
 
-// CollectOften has garbage collected more often from now on, until the returned function is
-// called. It does nothing if the environment sets GOGC.
+// CollectOften makes the garbage collector run more often until the returned function is called.
+// It does nothing if the environment sets GOGC.
 func CollectOften() (end func()) {
 	if os.Getenv("GOGC") != "" {
 		return func() {}
@@ -95,20 +95,20 @@ func CollectOften() (end func()) {
 }
 
 // grpcLogger returns the logger of gRPC. It discards errors, which the programs report themselves,
-// unless gRPC's own variable has a severity.
+// unless gRPC's own variable sets a severity.
 func grpcLogger(stderr io.Writer) grpclog.LoggerV2 {
 	severities := []string{"info", "warning", "error"}
 	outputs := []io.Writer{io.Discard, io.Discard, io.Discard}
 	if i := slices.Index(severities, strings.ToLower(os.Getenv("GRPC_GO_LOG_SEVERITY_LEVEL"))); i >= 0 {
-		outputs[i] = stderr // of the higher severities, too
+		outputs[i] = stderr // also receives the higher severities
 	}
 	verbosity, _ := strconv.Atoi(os.Getenv("GRPC_GO_LOG_VERBOSITY_LEVEL")) // 0 without a number
 	return grpclog.NewLoggerV2WithVerbosity(outputs[0], outputs[1], outputs[2], verbosity)
 }
 
-// duplicateStderr returns stderr with another file descriptor. Go raises SIGPIPE, which ends the
-// process, after a write to file descriptor 2 whose pipe has no reader. With another one the write
-// fails, and the pipe may have a reader later.
+// duplicateStderr returns stderr with another file descriptor. If the pipe has no reader, a write
+// to file descriptor 2 makes Go raise SIGPIPE, which ends the process. A write to another
+// descriptor only fails, and the pipe may have a reader later.
 func duplicateStderr() *os.File {
 	fd, err := unix.FcntlInt(os.Stderr.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
@@ -117,12 +117,12 @@ func duplicateStderr() *os.File {
 	return os.NewFile(uintptr(fd), "stderr")
 }
 
-// The main goroutine keeps the main thread, see [Main].
+// init locks the main goroutine to the main thread; see [Main].
 func init() { runtime.LockOSThread() }
 
-// Main parses the command line, runs the command and returns the exit status. The command gets
-// another thread: the kernel delivers SIGTERM to the main thread, and to that one only while it is
-// blocked in a file system that hangs.
+// Main parses the command line, runs the command and returns the exit status. The command runs in
+// another thread: the kernel prefers the main thread for SIGTERM, even while that thread is
+// blocked in a hung file system.
 func Main(ctx context.Context, p Program, commands any, args []string) int {
 	status := make(chan int)
 	go func() { status <- run(ctx, p, commands, args) }()
@@ -158,7 +158,7 @@ func run(ctx context.Context, p Program, commands any, args []string) int {
 	parsed.BindTo(ctx, (*context.Context)(nil))
 	parsed.Bind(&Output{os.Stdout}, stderr)
 	err = parsed.Run()
-	// kong joins it with the error of a hook.
+	// kong joins the command's error with the error of a hook. Unwrap it if it is the only one.
 	if joined, ok := err.(interface{ Unwrap() []error }); ok && len(joined.Unwrap()) == 1 {
 		err = joined.Unwrap()[0]
 	}
@@ -181,9 +181,8 @@ func run(ctx context.Context, p Program, commands any, args []string) int {
 // buildVersion is set by the linker to the version of a release.
 var buildVersion string
 
-// Version is the version of the program: that of the release, else the one that
-// the go command derives from the repository, such as
-// v0.1.1-0.20261122050740-878762130f0b.
+// Version returns the version of the release. In other builds it returns the version that the go
+// command derives from the repository, such as v0.1.1-0.20261122050740-878762130f0b.
 func Version() string {
 	if buildVersion != "" {
 		return buildVersion
@@ -197,7 +196,7 @@ func Version() string {
 
 type versionFlag bool
 
-// BeforeReset prints the version before anything else is looked at.
+// BeforeReset prints the version before kong validates the command line.
 func (versionFlag) BeforeReset(app *kong.Kong) error {
 	_, _ = fmt.Fprintln(app.Stdout, Version())
 	app.Exit(ExitOK)
@@ -213,7 +212,7 @@ func (VersionCommand) Run(out *Output) error {
 	return nil
 }
 
-// Healthcheck asks a health service.
+// Healthcheck is the command that checks a health service.
 type Healthcheck struct {
 	Service    string `help:"Name of the service, such as Readiness or vip/20.0.0.1/32; empty for the whole process." default:"Readiness"`
 	HealthHost string `help:"Address of the gRPC health service." default:"127.0.0.1" placeholder:"ADDR"`
@@ -234,7 +233,7 @@ func (c *Healthcheck) Run(ctx context.Context, out *Output) error {
 // Exit statuses.
 const (
 	ExitOK     = 0
-	ExitFailed = 1 // the process failed, or a VIP is not as desired
+	ExitFailed = 1 // the process failed, or a VIP is not in the desired state
 	ExitUsage  = 2 // the configuration or the command line was refused
 )
 
@@ -247,19 +246,19 @@ func (e *UsageError) Unwrap() error { return e.error }
 // Usage returns a [UsageError].
 func Usage(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
 
-// ExitError ends a command with a status and without a message.
+// ExitError ends a command with an exit status and no message.
 type ExitError int
 
-// Error names the status.
+// Error returns the exit status as text.
 func (e ExitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// stopMargin is how long a program may take to end after SIGTERM beyond its drain
-// time: the bounded stages of its stop, and the removal of what it leaves.
+// stopMargin bounds the time from SIGTERM to the exit, in addition to the drain time. It covers
+// the bounded stages of a stop and the removal of kernel state.
 const stopMargin = 30 * time.Second
 
-// RunUntilStopped calls run with a channel that gets a value for each SIGTERM or SIGINT, and
-// returns its error. It does not wait for a run that hangs after the first signal: a
-// signal always ends the process.
+// RunUntilStopped calls run with a channel that receives a value for each SIGTERM or SIGINT, and
+// returns run's error. After the first signal it does not wait for a hung run, so that a signal
+// always ends the process.
 func RunUntilStopped(drainTime time.Duration, run func(stops <-chan struct{}) error) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
@@ -282,7 +281,7 @@ func runUntil(signals <-chan os.Signal, limit time.Duration, run func(stops <-ch
 			}
 			select {
 			case stops <- struct{}{}:
-			default: // a third signal means what the second did
+			default: // a third signal has the same effect as the second
 			}
 		case <-expired:
 			return fmt.Errorf("still running %v after the first signal: a call of the start or of the cleanup hangs", limit)

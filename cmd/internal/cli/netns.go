@@ -7,8 +7,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
-// WarnOfTarget logs that the program target runs in the network namespace of this process, which
-// belongs to a trench pod: it takes packets that are to be forwarded.
+// WarnOfTarget logs a warning if the program target runs in the network namespace of this
+// process. In a trench pod, target intercepts packets that should be forwarded.
 func WarnOfTarget(ctx context.Context, log *slog.Logger) {
 	if owner := identity.NetNSOwner(ctx, "target"); owner != "" {
 		log.Error("target runs in the network namespace of a trench pod and takes packets to its pool; "+

@@ -13,21 +13,19 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// Alias gives a variable of the program the value of one that another program has, or that had
-// another name.
+// Alias sets a variable of the program from a variable of another program, or from a former name.
 type Alias struct {
-	Names    []string // of which the first that is set counts
+	Names    []string // the first set variable counts
 	Variable string
-	Convert  func(string) string // nil: the same value
-	// EmptyIsUnset reports whether an empty value counts as none, instead of reaching the check of the
-	// flag.
+	Convert  func(string) string // nil keeps the value
+	// EmptyIsUnset treats an empty value as unset, instead of passing it to the check of the flag.
 	EmptyIsUnset bool
 }
 
 // Renamed returns an alias without conversion.
 func Renamed(variable string, names ...string) Alias { return Alias{Names: names, Variable: variable} }
 
-// Adopt sets the variables of aliases that are not set, and returns the names that are, by
+// Adopt sets unset variables from their aliases. It returns the names of the used aliases by
 // variable.
 func Adopt(aliases []Alias) map[string]string {
 	adopted := map[string]string{}
@@ -48,10 +46,11 @@ func Adopt(aliases []Alias) map[string]string {
 	return adopted
 }
 
-// given returns the variable that the user set instead of another.
+// given returns the name under which the user set a variable.
 func (p Program) given(variable string) string { return cmp.Or(p.adopted[variable], variable) }
 
-// Mapper parses flags of type T. The error says that a value is not what is described.
+// Mapper returns an option that parses flags of type T. The error contains the description of a
+// valid value.
 func Mapper[T any](description string, parse func(string) (T, error)) kong.Option {
 	return kong.TypeMapper(reflect.TypeFor[T](),
 		kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {
@@ -68,8 +67,8 @@ func Mapper[T any](description string, parse func(string) (T, error)) kong.Optio
 		}))
 }
 
-// parse parses a command line. The error names everything in it that cannot be
-// read, where the parser stops at the first.
+// parse parses a command line. The error contains every invalid value; kong alone stops at the
+// first.
 func parse(parser *kong.Kong, args []string) (*kong.Context, error) {
 	var problems []error
 	for {
@@ -77,7 +76,7 @@ func parse(parser *kong.Kong, args []string) (*kong.Context, error) {
 		if err == nil {
 			return parsed, errors.Join(problems...)
 		}
-		// A missing flag may be one that was removed below.
+		// The missing flag may have been removed below, after an error.
 		if len(problems) > 0 && strings.HasPrefix(err.Error(), "missing ") {
 			return nil, errors.Join(problems...)
 		}
@@ -92,14 +91,14 @@ func parse(parser *kong.Kong, args []string) (*kong.Context, error) {
 	}
 }
 
-// fromVariable matches what the parser says of a value that a variable has.
+// fromVariable matches kong's error about the value of a variable.
 var fromVariable = regexp.MustCompile(`\(from envar ([A-Z0-9_]+)=`)
 
-// ofEnum matches the parser's error about a value that is not one of a list, which does not name a
+// ofEnum matches kong's error about a value that is not in an enum. The error does not name the
 // variable.
 var ofEnum = regexp.MustCompile(`^--([a-z0-9-]+)\b.* must be one of `)
 
-// nameEnumVariable adds the variable to an error about the value that it has.
+// nameEnumVariable adds the name of the variable to an enum error about its value.
 func nameEnumVariable(parser *kong.Kong, args []string, err error) error {
 	m := ofEnum.FindStringSubmatch(err.Error())
 	if m == nil {
@@ -123,12 +122,12 @@ func nameEnumVariable(parser *kong.Kong, args []string, err error) error {
 	return err
 }
 
-// without removes the flag that an error is about from the arguments, or from the environment; it
-// returns nil when the error is about no flag.
+// without removes the flag of an error from the arguments or from the environment. It returns nil
+// if the error does not concern a flag.
 func without(parser *kong.Kong, args []string, err error) (rest []string, restore func()) {
 	if m := fromVariable.FindStringSubmatch(err.Error()); m != nil {
 		value := os.Getenv(m[1])
-		_ = os.Unsetenv(m[1]) // fails for empty names only
+		_ = os.Unsetenv(m[1]) // fails only for empty names
 		return slices.Clone(args), func() { _ = os.Setenv(m[1], value) }
 	}
 	for i, arg := range args {
@@ -143,8 +142,8 @@ func without(parser *kong.Kong, args []string, err error) (rest []string, restor
 	return nil, func() {}
 }
 
-// suggest names the command that a mistyped one is like, which the parser takes for
-// an argument of the default command.
+// suggest adds the name of a similar command to the error about a mistyped command, which kong
+// parses as an argument of the default command.
 func suggest(parser *kong.Kong, args []string, err error) error {
 	if !strings.HasPrefix(err.Error(), "unexpected argument ") || parser.Model.DefaultCmd == nil {
 		return err
@@ -160,8 +159,7 @@ func suggest(parser *kong.Kong, args []string, err error) error {
 
 var flagName = regexp.MustCompile(`--([a-z][a-z0-9-]*)`)
 
-// nameVariables adds to each line of a message the variables that set the flags which
-// it names.
+// nameVariables adds to each line of a message the variables that set the flags in the line.
 func (p Program) nameVariables(parsed *kong.Context, message string) string {
 	setters := givenBy(parsed)
 	lines := strings.Split(message, "\n")
@@ -180,7 +178,8 @@ func (p Program) nameVariables(parsed *kong.Context, message string) string {
 	return strings.Join(lines, "\n")
 }
 
-// givenBy returns the flags that the user set, with their variables; "" if it was the command line.
+// givenBy maps each flag that the user set to its variable, or to "" if it was set on the command
+// line.
 func givenBy(parsed *kong.Context) map[string]string {
 	set := map[string]string{}
 	for _, f := range parsed.Flags() {
@@ -198,7 +197,7 @@ func givenBy(parsed *kong.Context) map[string]string {
 	return set
 }
 
-// Given reports whether the user set a flag, by itself or by its variable.
+// Given reports whether the user set a flag on the command line or by its variable.
 func Given(parsed *kong.Context, name string) bool {
 	_, given := givenBy(parsed)[name]
 	return given

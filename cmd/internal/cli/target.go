@@ -14,7 +14,7 @@ import (
 // DefaultTargetID is the SPIFFE ID of a target with the development authority.
 const DefaultTargetID = "spiffe://vipgate.local/target"
 
-// TargetFlags describe a target that registers itself.
+// TargetFlags is the group of flags that describe a target that registers itself.
 type TargetFlags struct {
 	Name   string         `arg:"" help:"Name of the target, unique in the stream."`
 	Stream string         `required:"" help:"Stream of the target." placeholder:"STREAM"`
@@ -22,7 +22,7 @@ type TargetFlags struct {
 	Grace  *time.Duration `help:"How long it outlives a lost connection; absent, and anything longer: --registry-grace of the lb." placeholder:"DURATION"`
 }
 
-// Request returns the announcement of the target.
+// Request returns the registration request of the target.
 func (f TargetFlags) Request() (*targetv1.RegisterRequest, error) {
 	t := &targetv1.Target{Name: f.Name}
 	for i, ip := range f.IP {
@@ -44,8 +44,8 @@ func (f TargetFlags) Request() (*targetv1.RegisterRequest, error) {
 	return request, nil
 }
 
-// RunUntilDrained calls run and returns its error: a first stop closes leave, so that run waits for
-// the drain, and a second ends ctx.
+// RunUntilDrained calls run and returns its error. The first stop closes leave, so that run waits
+// for the drain. The second stop cancels run's context.
 func RunUntilDrained(ctx context.Context, out *Output, stops <-chan struct{},
 	run func(ctx context.Context, leave <-chan struct{}) error,
 ) error {

@@ -21,7 +21,8 @@ func TestVersionOfARelease(t *testing.T) {
 	}
 }
 
-// TestLinkerSetsTheVersion guards a name that the linker ignores once it is wrong.
+// TestLinkerSetsTheVersion guards the name of a variable, because the linker ignores unknown
+// names.
 func TestLinkerSetsTheVersion(t *testing.T) {
 	name := reflect.TypeFor[Output]().PkgPath() + ".buildVersion"
 	for _, file := range []string{
@@ -38,8 +39,8 @@ func TestLinkerSetsTheVersion(t *testing.T) {
 	}
 }
 
-// The commit is set by the linker: GOFLAGS=-buildvcs=false, or a clone of another user, would leave
-// the programs without one.
+// The linker sets the commit. Otherwise, programs built with GOFLAGS=-buildvcs=false or from a
+// clone of another user would have no commit.
 func TestMakeSetsTheCommit(t *testing.T) {
 	commit, err := exec.CommandContext(t.Context(), "git", "rev-parse", "--short=12", "HEAD").Output()
 	if err != nil {
