@@ -70,8 +70,8 @@ func TestPostWritesAtOnce(t *testing.T) {
 	}
 }
 
-// What the socket does not take is written by the session's goroutine, in order: the rest of the
-// UPDATE, its own message, and what was posted meanwhile.
+// The session's goroutine writes the bytes that do not fit the socket, in order: the rest of the
+// UPDATE, its own message, and the changes posted during the write.
 func TestRestOfPostIsWritten(t *testing.T) {
 	a, s, p := writerOf(t, 128<<10)
 	all, want := advertisements{}, advertisements{}
@@ -220,7 +220,7 @@ func TestPostAllocatesNothingPerVIP(t *testing.T) {
 		a.Post(batch)
 	}
 	flip()
-	// Few enough for the socket: the goroutine that reads may not run meanwhile.
+	// The batch fits the socket buffer: the reading goroutine may not be scheduled before the write.
 	if n := testing.AllocsPerRun(10, flip); n > 3 {
 		t.Errorf("%v allocations for %d changes", n, len(batch.Changes))
 	}
