@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// ruleset is a model of the kernel's ruleset, with the transactions of a Lease and of others.
+// ruleset models the kernel's ruleset with transactions of a Lease and of other processes.
 type ruleset struct {
 	generation uint32
 	during     uint32 // transactions of other processes while the table is written
-	unread     error  // of a look at the generation
-	refused    error  // of a refreshment
+	unread     error  // error of reading the generation
+	refused    error  // error of a refresh
 	writes     []content
 	refreshed  []content
 }
@@ -107,8 +107,8 @@ func TestRemovalIsRetried(t *testing.T) {
 	}
 }
 
-// An order is refreshed once a second for as long as it is repeated. Without it the elements expire
-// after Timeout, and what is written until then has only the rest of that time.
+// An order is refreshed once a second for as long as it is repeated. Without it the elements
+// expire after Timeout, and elements written before that have only the remaining time.
 func TestOrderExpires(t *testing.T) {
 	k := &ruleset{generation: 7}
 	l := k.lease()
@@ -177,7 +177,7 @@ func TestOldOrderRaisesNoFamily(t *testing.T) {
 		{0, 0, Families{true, false}, Families{true, false}},
 		{freshness + 1, 0, Families{true, true}, Families{true, false}},
 		{freshness + 2, 0, Families{false, true}, Families{}},
-		{freshness + 3, 0, Families{true, true}, Families{}}, // a fall is no rest of an order
+		{freshness + 3, 0, Families{true, true}, Families{}}, // a withdrawn family does not attract again without a fresh order
 		{freshness + 4, freshness + 4, Families{true, true}, Families{true, true}},
 	} {
 		l.Attract(begin.Add(step.ordered), step.order)
@@ -190,7 +190,8 @@ func TestOldOrderRaisesNoFamily(t *testing.T) {
 	}
 }
 
-// A write that failed may have been applied: the table is written again for the order before it, too.
+// A write that failed may have been applied: the table is written again for the order before it,
+// too.
 func TestFailedWriteIsRepeated(t *testing.T) {
 	k := &ruleset{generation: 7}
 	l := k.lease()
