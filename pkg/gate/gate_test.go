@@ -306,7 +306,7 @@ func (b *fixture) exported(vips vip.Set) {
 	b.g.Gateways(Gateways{At: b.now, Up: [2]bool{true, true}, Exported: [2]vip.Set{vips}})
 }
 
-// Static gateways need no announcer: what they follow is the same with it and without.
+// Static gateways need no announcer: the attraction does not depend on it.
 func TestAttractionWithoutAnnouncer(t *testing.T) {
 	b := newFixture(t, Options{})
 	b.setState(vip.Ready, vipA, vip6)
@@ -331,7 +331,7 @@ func TestSecondStop(t *testing.T) {
 	b.want(vipA, Withdrawn, Stopping)
 }
 
-// Without a stop there is no drain to skip.
+// SkipDrains has no effect before Stop.
 func TestSkipDrainsBeforeStop(t *testing.T) {
 	b := newFixture(t, Options{DrainTime: time.Second})
 	b.setState(vip.Ready, vipA)
@@ -371,7 +371,7 @@ func TestFlapWindow(t *testing.T) {
 	}
 }
 
-// A state that all VIPs share is no flap of one of them, however often it changes.
+// Changes of a state that all VIPs share do not count as flaps.
 func TestSharedStateDoesNotFlap(t *testing.T) {
 	b := newFixture(t, Options{})
 	for range 2 * maxFlaps {

@@ -42,8 +42,8 @@ type model struct {
 	connectedBefore   map[vip.VIP]Advertisement
 }
 
-// extension is the extension of a lease after a late check: the process was starved, and a renewal
-// may be waiting to be read.
+// extension is the extension of a lease after a late check: the process was starved, and a
+// renewal may be waiting to be read.
 type extension struct {
 	checked bool // the lease was checked after its end
 	until   time.Time
@@ -197,7 +197,7 @@ func (w *model) check(t *rapid.T) {
 	}
 }
 
-// checkAttraction compares the attraction with a count of what a gate advertises whose gateways are
+// checkAttraction compares the attraction with the advertisements of a gate whose gateways are
 // always up.
 func (w *model) checkAttraction(t *rapid.T) {
 	var want [len(vip.Families)]Attraction
