@@ -282,7 +282,7 @@ func TestOff(t *testing.T) {
 	f.want("off", 0, false)
 }
 
-// outageModel says for how long a target may be held.
+// outageModel computes how long a target may be held.
 type outageModel struct {
 	since, outageEnd, answered time.Time
 	suspected                  bool
