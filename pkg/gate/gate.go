@@ -235,8 +235,6 @@ func (g *Gate) Undrain(vips ...vip.VIP) {
 // call.
 func (g *Gate) Evaluate(now time.Time) []Change {
 	g.changes = g.changes[:0]
-	// One observation for all VIPs: check extends a lease at most once, so the order of calls
-	// matters.
 	current := g.observe(now)
 	for len(g.timers) > 0 && !now.Before(g.timers[0].at) {
 		if e, ok := g.vips[heap.Pop(&g.timers).(timer).vip]; ok {

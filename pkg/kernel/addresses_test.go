@@ -98,7 +98,8 @@ func TestStaleNeighborsAreCorrected(t *testing.T) {
 	t.Logf("corrected after %v", time.Since(usable))
 }
 
-// The sender of an advertisement is no host for the neighbors that use it as a router.
+// An advertisement keeps the router flag, so that neighbors continue to use the sender as a
+// router.
 func TestAdvertisementKeepsRouter(t *testing.T) {
 	w := newWire(t)
 	must(t, w.here.Sysctl("net.ipv6.conf.all.forwarding", "1"))

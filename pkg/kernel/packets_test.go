@@ -24,7 +24,7 @@ import (
 
 // topology is a pod between three neighbours:
 //
-//	target --- int0 [ pod ] ext --- gateway (the client behind it)
+//	target --- int0 [ pod ] ext --- gateway (which routes to the client)
 //	                  eth0 --- fabric (the pod's primary network)
 //
 // VIPs .1 live on the target, so that the pod forwards their traffic; VIPs .2 on the pod itself.
@@ -41,7 +41,7 @@ var (
 		vip.IPv4: netip.MustParseAddr("192.0.2.10"),
 		vip.IPv6: netip.MustParseAddr("2001:db8:c::10"),
 	}
-	// What the pod and the target are called when they do not speak for a VIP.
+	// Addresses of the pod and the target that are not VIPs.
 	podAddrs = map[vip.Family]netip.Addr{
 		vip.IPv4: netip.MustParseAddr("10.244.0.2"),
 		vip.IPv6: netip.MustParseAddr("fd10::2"),
@@ -148,9 +148,9 @@ func (x *topology) sendUntilSeen(t *testing.T, ns *lab.NetNS, from netip.Addr, o
 	})
 }
 
-// flushPrimary sends traffic that is not a VIP's, forwarded and local, and waits until the primary
-// interface sent it: whatever was sent earlier and leaked has been seen then. It also shows that
-// other traffic flows as ever.
+// flushPrimary sends traffic that is not a VIP's, forwarded and local, and waits until the
+// primary interface sent it: whatever was sent earlier and leaked has been seen then. It also
+// shows that other traffic flows as ever.
 func (x *topology) flushPrimary(t *testing.T) {
 	t.Helper()
 	for _, f := range vip.Families {
@@ -160,8 +160,8 @@ func (x *topology) flushPrimary(t *testing.T) {
 	}
 }
 
-// probe sends from every VIP and tells where the packets must go: out through the gateway, or
-// nowhere.
+// probe sends from every VIP. The packets must leave through the gateway if throughGateway is
+// set, and must be dropped otherwise.
 func (x *topology) probe(t *testing.T, throughGateway bool) {
 	t.Helper()
 	for _, v := range append(forwardedVIPs, localVIPs...) {

@@ -104,7 +104,7 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 		want(false, true)
 		p.since[vip.IPv4] = p.since[vip.IPv4].Add(-lookAgain)
 		want(true, false)
-		// Another problem is no end of the first one.
+		// A different problem does not reset the start time.
 		since := p.since[vip.IPv4]
 		run(t, x.pod, "ip route add default via 172.16.0.1 dev int0 table 78; "+
 			"ip rule add priority 94 iif int0 lookup 78; ip rule del priority 95 iif int0 lookup 77")
@@ -175,7 +175,8 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 	}))
 }
 
-// The rules of an earlier frontend with other options divert packets, too, until they are removed.
+// The rules of an earlier frontend with other options divert packets, too, until they are
+// removed.
 func TestLeftoversDoNotCountAsDiversion(t *testing.T) {
 	x := newTopology(t)
 	x.openGateway(t)

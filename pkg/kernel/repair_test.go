@@ -141,8 +141,8 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 	}
 }
 
-// A repair never empties a set in between, since packets from a VIP in no set leave by the default
-// route.
+// A repair never empties a set in between, since packets from a VIP in no set leave by the
+// default route.
 func TestRepairNeverEmptiesASet(t *testing.T) {
 	list := vips("20.0.0.1/32", "20.0.0.2/32", "20.1.0.0/24", "2000::1/128")
 	for _, tt := range []struct{ name, damage string }{
@@ -192,8 +192,9 @@ func passIn(t *testing.T) *reconciler {
 	return p
 }
 
-// A set that cannot be read, for its size or whatever else, is replaced: a VIP that stays is never
-// out of it, and neither the number of VIPs nor an earlier replacement keeps the next one out.
+// A set that cannot be read, for its size or whatever else, is replaced: a VIP that stays is
+// never out of it, and neither the number of VIPs nor an earlier replacement keeps the next one
+// out.
 func TestUnreadableSetIsReplacedAgain(t *testing.T) {
 	for _, n := range []int{4, 2*maxReplaced + 2000} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -229,7 +230,7 @@ func TestUnreadableSetIsReplacedAgain(t *testing.T) {
 	}
 }
 
-// What was not read back is not confirmed.
+// A VIP whose range is missing in the read-back content is not confirmed.
 func TestMissingElementIsNotConfirmed(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	p := passIn(t)

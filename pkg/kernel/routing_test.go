@@ -139,7 +139,8 @@ func TestTenThousandVIPsLoad(t *testing.T) {
 	t.Logf("swapped for two prefixes and back after %v", time.Since(begin))
 }
 
-// startQuiet starts a Routing that finds all in place: it is not woken by changes of its own.
+// startQuiet starts a Routing that finds the desired state installed, so that no notification of
+// its changes wakes it.
 func startQuiet(t *testing.T, ns *lab.NetNS, o Options, list []vip.VIP) *running {
 	t.Helper()
 	first := start(t, ns, o)

@@ -120,8 +120,8 @@ func (d *Detector) Suspected(k healthcheck.Key) bool {
 
 // Evaluate applies check results at now, which must not decrease between calls. check returns a
 // target's check, or the zero Check, which holds nothing, for a target that is not configured. A
-// target must also be passed when only its Silent changes: that change is the response that ends
-// an outage. The cost depends on the number of changes.
+// target must also be passed when only its Silent changes, since that change may be the response
+// that ends an outage. The cost depends on the number of changes.
 func (d *Detector) Evaluate(now time.Time, changed []healthcheck.Health, removed []healthcheck.Key,
 	check func(healthcheck.Key) trench.Check,
 ) Verdict {
