@@ -10,8 +10,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// staticModel is a static gateway, and a load balancer that is available only while a gateway is
-// usable, as that of Meridio 1.x.
+// staticModel models a static gateway and a load balancer that is available only while a gateway
+// is usable, like the load balancer of Meridio 1.x.
 type staticModel struct {
 	t          *testing.T
 	now        time.Time

@@ -22,8 +22,8 @@ import (
 	"time"
 )
 
-// transcripts are what the BIRDs 2.0.12 to 3.4.0 of testdata wrote: "control" on their control
-// socket in one conversation, "stderr" to their log.
+// transcripts returns the recorded output of BIRD 2.0.12 to 3.4.0 in testdata: "control" is one
+// conversation on the control socket, "stderr" the log.
 func transcripts(t testing.TB, kind string) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("testdata", kind+"-*.txt"))
@@ -52,8 +52,8 @@ func repliesIn(conversation string) []string {
 	return replies
 }
 
-// inPieces reads data in pieces whose sizes are bytes of cuts (0 means 256), and what is left in
-// one.
+// inPieces reads data in pieces whose sizes are the bytes of cuts (0 means 256), and the
+// remainder in one piece.
 type inPieces struct {
 	data, cuts []byte
 }
@@ -81,8 +81,8 @@ func (p *inPieces) Read(b []byte) (int, error) {
 
 var firstOfReply = regexp.MustCompile(`^(?s)(\d{4})([- ])(.*)$`)
 
-// replyByTheBook is BIRD's protocol once more, in the plainest words: the reply at the beginning of
-// the text and what follows it. It is nil if there is none.
+// replyByTheBook is BIRD's protocol once more, in the plainest words: the reply at the beginning
+// of the text and what follows it. It is nil if there is none.
 func replyByTheBook(text string) (reply Reply, rest string) {
 	code := ""
 	for range maxReplyLines {
@@ -113,8 +113,8 @@ func replyByTheBook(text string) (reply Reply, rest string) {
 	return nil, ""
 }
 
-// FuzzReadReply checks that what is read does not depend on how the bytes arrive, that it follows
-// the protocol, and that nothing behind the reply is consumed.
+// FuzzReadReply checks that the reply does not depend on how the bytes arrive, that it follows
+// the protocol, and that no byte after the reply is consumed.
 func FuzzReadReply(f *testing.F) {
 	f.Add([]byte(someReply), []byte{1, 2, 3})
 	f.Add([]byte("0001 BIRD 2.0.12 ready.\n"), []byte{4, 1})
@@ -150,8 +150,8 @@ func FuzzReadReply(f *testing.F) {
 }
 
 // FuzzConversation has the client greeted and answered by arbitrary bytes in pieces that come at
-// arbitrary times. Every command ends within its deadline, and with the reply that was sent or with
-// an error.
+// arbitrary times. Every command ends within its deadline, and with the reply that was sent or
+// with an error.
 func FuzzConversation(f *testing.F) {
 	f.Add([]byte(greeting+someReply), []byte{1, 200, 30})
 	f.Add([]byte(greeting+"1002-x\n"), []byte{})
@@ -220,8 +220,8 @@ func FuzzConversation(f *testing.F) {
 	})
 }
 
-// linesOf makes a reply of every line that can be one, so that a broken line does not hide the
-// others.
+// linesOf returns a reply of all valid lines, so that one invalid line does not hide the valid
+// ones.
 func linesOf(text []byte) Reply {
 	var reply Reply
 	code := codeProtocol
@@ -442,7 +442,8 @@ func FuzzLog(f *testing.F) {
 	})
 }
 
-// TestTablesOfEveryVersion reads what BIRD 2.0.12 to 3.4.0 answered in one and the same situation.
+// TestTablesOfEveryVersion reads what BIRD 2.0.12 to 3.4.0 answered in one and the same
+// situation.
 func TestTablesOfEveryVersion(t *testing.T) {
 	for name, text := range transcripts(t, "control") {
 		t.Run(name, func(t *testing.T) {

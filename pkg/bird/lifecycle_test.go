@@ -20,8 +20,8 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-// fake writes an executable that passes the check of the configuration and then does what the
-// script determines.
+// fake writes an executable that accepts the check of the configuration and otherwise runs the
+// script.
 func fake(t *testing.T, script string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bird")
@@ -112,7 +112,7 @@ func TestUnwritableConfigurationIsRetried(t *testing.T) {
 	if !s.Alive || s.ConfigFailures == 0 || !up("gateway-ipv4")(s) {
 		t.Errorf("state %+v", s)
 	}
-	// A BIRD that ends meanwhile comes back with what is on the disk.
+	// A BIRD that is killed in this state restarts with the configuration on the disk.
 	kill(t, s.PID, syscall.SIGKILL)
 	p.await("back", func(s bird.State) bool { return s.PID != before.PID && s.Restarts == 1 && up("gateway-ipv4")(s) })
 	if err := os.Remove(blocked); err != nil {
@@ -264,7 +264,7 @@ func TestKernelRoutesECMP(t *testing.T) {
 		t.Run(fmt.Sprint(ecmp), func(t *testing.T) {
 			run(t, "ip", "link", "set", "lo", "up")
 			a, b := newLink(t, vip.IPv4), newLink(t)
-			// The second gateway is behind the same interface: a bridge joins the wires.
+			// The second gateway is reached over the same interface: a bridge joins the links.
 			bridge := "br" + a.Dev[2:]
 			run(t, "ip", "link", "add", bridge, "type", "bridge")
 			t.Cleanup(func() { run(t, "ip", "link", "del", bridge) })
@@ -327,8 +327,8 @@ func TestRemovedKernelRoutesAreExportedAgain(t *testing.T) {
 	}
 }
 
-// A loss must be known within milliseconds. There is no bound here, since the machine may be busy;
-// the numbers are for logs.
+// A session loss must be reported within milliseconds. The test sets no bound, since the machine
+// may be busy; it only logs the latency.
 func TestLogLineReportsSessionLoss(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	var took []time.Duration

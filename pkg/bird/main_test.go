@@ -26,12 +26,12 @@ var birdExecutable = cmp.Or(os.Getenv(birdVariable), systemBIRD)
 // insideVariable marks the second process of the tests, which has its own namespaces.
 const insideVariable = "VIPGATE_TEST_NAMESPACES"
 
-// TestMain runs the tests in a new network namespace, since the Supervisor and its BIRD look at the
-// interfaces of the whole process, and in new PID and mount namespaces: however the tests end,
-// every BIRD that they started, and every namespace that they named, ends with them.
+// TestMain runs the tests in a new network namespace, since the Supervisor and its BIRD look at
+// the interfaces of the whole process, and in new PID and mount namespaces: however the tests
+// end, every BIRD that they started, and every namespace that they named, ends with them.
 func TestMain(m *testing.M) {
 	switch {
-	case os.Geteuid() != 0: // the tests that need root say so
+	case os.Geteuid() != 0: // each test that requires root checks for it
 		goleak.VerifyTestMain(m)
 	case os.Getenv(insideVariable) != "":
 		if os.Getpid() == 1 { // not a frontend that a test started
@@ -74,7 +74,7 @@ func runInside() int {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:   syscall.CLONE_NEWNET | syscall.CLONE_NEWPID,
-		Unshareflags: syscall.CLONE_NEWNS, // for a /proc of their own; mounts stay private
+		Unshareflags: syscall.CLONE_NEWNS, // for a separate /proc; mounts stay private
 		Pdeathsig:    syscall.SIGKILL,
 	}
 	err = cmd.Run()

@@ -48,7 +48,7 @@ func connections(t *testing.T, pid int) map[netip.Addr]tcpOptions {
 		}
 		fd, err := unix.PidfdGetfd(pidfd, n, 0)
 		if err != nil {
-			continue // closed meanwhile
+			continue // closed after the listing
 		}
 		f := os.NewFile(uintptr(fd), e.Name())
 		value, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY)

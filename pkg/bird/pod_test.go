@@ -25,8 +25,8 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-// The tests here run a real BIRD in the network namespace that TestMain gave to this process, and
-// real BIRDs as gateways in namespaces of their own.
+// The tests in this file run a real BIRD in the network namespace that TestMain created for this
+// process, and a real BIRD in a separate namespace for each gateway.
 
 // patience bounds every wait for something that must happen.
 const patience = 20 * time.Second
@@ -209,7 +209,7 @@ func (r *router) Reconfigure(c routerConfig) {
 	r.Command("configure")
 }
 
-// Kill ends it at once.
+// Kill ends the router by SIGKILL.
 func (r *router) Kill() {
 	_ = r.cmd.Process.Kill()
 	<-r.exited

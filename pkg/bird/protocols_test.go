@@ -256,7 +256,7 @@ func TestSessionUpLine(t *testing.T) {
 	}
 }
 
-// The connection of an earlier session says nothing about that of a new one.
+// A result for the connection of an earlier session does not apply to a new session.
 func TestNoDelayOfEarlierSession(t *testing.T) {
 	address, up := netip.MustParseAddr("192.0.2.1"), time.Now()
 	attempt := func(at time.Time, err error) *noDelay {

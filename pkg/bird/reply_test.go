@@ -110,7 +110,7 @@ func TestSplitReplyIsReassembled(t *testing.T) {
 	}
 }
 
-// endless repeats a string, and counts what was taken.
+// endless repeats a string and counts the bytes read.
 type endless struct {
 	text  string
 	taken int

@@ -99,7 +99,7 @@ func (f *fakeBIRD) dial(ctx context.Context, _ string) (*Client, error) {
 	ours, theirs := net.Pipe()
 	done := make(chan struct{})
 	f.wg.Go(func() {
-		// What is read while it is silent waits, as in a socket's buffer.
+		// Commands that arrive while the fake is silent wait, as in a socket buffer.
 		defer theirs.Close()
 		in := bufio.NewReader(theirs)
 		for command := ""; ; {
@@ -347,8 +347,8 @@ func TestEmptyReplyIsNotNoSession(t *testing.T) {
 	}
 }
 
-// late is a connection whose reads fail long after their deadline, as those of a process that was
-// not run meanwhile.
+// late is a connection whose reads fail long after their deadline, as in a process that was not
+// scheduled.
 type late struct {
 	net.Conn
 	by time.Duration
@@ -494,7 +494,7 @@ func TestConfirmWaitsForHungBIRD(t *testing.T) {
 		w.skipFastPolls()
 		f.with(func() { f.until = time.Now().Add(time.Hour) })
 		w.after(pollInterval + commandTimeout + time.Millisecond)
-		// It runs and holds its sessions: what it exports is not known.
+		// BIRD runs and holds its sessions, but the exported routes are unknown.
 		if s := w.State().Load(); s.Alive || s.PID == 0 {
 			t.Fatalf("state %+v", s)
 		}
@@ -513,7 +513,7 @@ func TestSlowReplyHasRequestTime(t *testing.T) {
 		w.skipFastPolls()
 		w.next()
 		begin := time.Now().Add(time.Millisecond)
-		// Shorter than what makes the loop ask again at once.
+		// Shorter than the delay after which the loop polls again immediately.
 		f.with(func() { f.until = begin.Add(starved - 100*time.Millisecond) })
 		w.after(starved)
 		if s := w.State().Load(); !s.At.Equal(begin) {

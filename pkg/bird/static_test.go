@@ -57,8 +57,8 @@ func held(name string) func(bird.State) bool {
 	}
 }
 
-// released: the sessions are up, and the state is from after their release. BIRD may bring one up
-// at once, before the supervisor has heard of the lease that its packets passed with.
+// released reports whether the sessions are up in a state that postdates their release. BIRD may
+// bring a session up before the supervisor has read the lease that passed its packets.
 func released(names ...string) func(bird.State) bool {
 	return func(s bird.State) bool {
 		return up(names...)(s) && !slices.ContainsFunc(s.Gateways, func(g bird.GatewayState) bool { return g.Held })
