@@ -177,7 +177,7 @@ func TestOldOrderRaisesNoFamily(t *testing.T) {
 		{0, 0, Families{true, false}, Families{true, false}},
 		{freshness + 1, 0, Families{true, true}, Families{true, false}},
 		{freshness + 2, 0, Families{false, true}, Families{}},
-		{freshness + 3, 0, Families{true, true}, Families{}}, // a withdrawn family does not attract again without a fresh order
+		{freshness + 3, 0, Families{true, true}, Families{}}, // a withdrawn family needs a fresh order
 		{freshness + 4, freshness + 4, Families{true, true}, Families{true, true}},
 	} {
 		l.Attract(begin.Add(step.ordered), step.order)
