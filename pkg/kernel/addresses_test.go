@@ -132,7 +132,7 @@ func TestAnnouncementAfterMACChange(t *testing.T) {
 	corrected("02:00:00:00:00:01")
 	run(t, host, "ip link set eth1 address 02:00:00:00:00:02")
 	corrected("02:00:00:00:00:02")
-	// It loses its addresses and its index, and appears again.
+	// The interface is removed and appears again with a new index.
 	run(t, peer, "ip link del eth0")
 	must(t, lab.Veth(host, "eth1", peer, "eth0"))
 	run(t, peer, "ip neigh replace 10.9.0.1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable; ip neigh replace fd09::1 "+
@@ -142,7 +142,7 @@ func TestAnnouncementAfterMACChange(t *testing.T) {
 	corrected("02:00:00:00:00:03")
 }
 
-// The owner of a duplicate address is another host.
+// Another host owns the duplicate address.
 func TestDuplicateAddressIsNotAnnounced(t *testing.T) {
 	host, peer := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(host, "eth1", peer, "eth0"))
@@ -196,7 +196,7 @@ func TestSourceAddress(t *testing.T) {
 	want(target6, none, "no ipv6 address", true)
 	want(target4, none, "", false)
 
-	// Tentative for long: no other host answers, and detection asks often.
+	// The address stays tentative for long: no host responds to many detection probes.
 	detectsDuplicates(t, w.here, "net")
 	must(t, w.here.Sysctl("net.ipv6.conf.net.dad_transmits", "255"))
 	run(t, w.here, "ip addr add fd09::1/64 dev net")
@@ -215,7 +215,7 @@ func TestSourceAddress(t *testing.T) {
 	want(target4, none, "", false)
 	want(target4, elsewhere4, "", false)
 	run(t, w.here, "ip addr del fd09::1/64 dev net; ip addr add fd09::1/64 dev net")
-	want(target6, elsewhere6, "fd09::1 is tentative", true) // the target resolves it for its reply
+	want(target6, elsewhere6, "fd09::1 is tentative", true) // the target resolves this address for its reply
 	want(target4, elsewhere4, "", false)
 	run(t, w.here, "ip addr del fe80::99/64 dev net; ip addr del fd08::1/64 dev lo")
 

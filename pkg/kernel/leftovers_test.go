@@ -13,8 +13,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// formerRules adds the rules of n VIPs of a former frontend, and returns how many of such rules
-// are installed.
+// formerRules adds the rules of n VIPs of a former frontend. It returns a function that counts
+// them.
 func formerRules(t *testing.T, ns *lab.NetNS, n, priority, protocol int) (count func() int) {
 	t.Helper()
 	run(t, ns, fmt.Sprintf(`for i in $(seq %d); do
@@ -175,8 +175,8 @@ func TestLeftoversOfOtherOptions(t *testing.T) {
 	}
 }
 
-// A repair is the reversal of a change by another process: installing is none, nor is what
-// follows a failure or other VIPs.
+// Only the reversal of a change by another process counts as a repair. Installations and
+// reconciliations after a failure or a change of the VIPs do not count.
 func TestOnlyDriftIsARepair(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, lab.Veth(ns, "d0", lab.NewNetNS(t), "d1"))

@@ -23,8 +23,8 @@ func (r *running) waitProblem(t *testing.T, f vip.Family, reason string) {
 	})
 }
 
-// Another process's rules and routes that take packets from VIPs away are named, and concern the
-// VIPs of their family only.
+// The error names rules and routes of another process that divert packets from VIPs. Only the
+// VIPs of their family lose their confirmation.
 func TestDivertedPacketsAreReported(t *testing.T) {
 	x := newTopology(t)
 	x.openGateway(t)
@@ -52,7 +52,7 @@ func TestDivertedPacketsAreReported(t *testing.T) {
 				"rule to an empty table", "rule add priority 95 iif int0 lookup 77", "", "",
 			},
 			{
-				// The kernel notifies of it, but source routing reads no other tables.
+				// The kernel sends a notification, but source routing ignores foreign tables.
 				"route in another table", fmt.Sprintf("route add default via %s dev int0 table 77", target),
 				"route del default table 77", fmt.Sprintf("leave by table 77, not by the gateways: remove the rule %s 95", f),
 			},
@@ -145,7 +145,8 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 		drops(vip.IPv4, false)
 		p.configure(desired)
 
-		// The poll finds what no notification concerns. Until leftovers are removed nothing counts.
+		// The poll finds changes without a relevant notification. It starts after leftovers were
+		// removed.
 		run(t, x.pod, "ip route add default via 172.16.0.1 dev int0 table 77")
 		r.judgesPaths = false
 		if result := r.reconcile(&desired); r.pathsChanged() || result.err != nil || result.unconfirmed {
@@ -167,7 +168,7 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 			t.Errorf("interfaces %v", list)
 		}
 
-		// VIPs of another family take the problem with them.
+		// The problem ends with the last VIP of its family.
 		drops(vip.IPv4, true)
 		p.configure(vip.NewSet(forwardedVIPs[1]))
 		want(false, false)
