@@ -70,7 +70,7 @@ func TestGatewayReceivesAnnouncedVIPs(t *testing.T) {
 				if path := gw.Attribute(v, "as_path"); path != tt.depreferred {
 					t.Errorf("de-preferred %s has path %q, want %q", v, path, tt.depreferred)
 				}
-				// The gateway sets its own default on what comes over eBGP.
+				// The gateway sets its default local preference on eBGP routes.
 				if lp := gw.Attribute(v, "local_pref"); lp != tt.lp0 {
 					t.Errorf("de-preferred %s has local preference %q, want %q", v, lp, tt.lp0)
 				}
@@ -301,7 +301,7 @@ func servedBy(t *testing.T, socket string) int {
 	return c.PID
 }
 
-// An orphan runs the same executable with the same control socket: one of the two is not enough.
+// An orphan has the same executable and the same control socket; one match is not sufficient.
 func TestForeignProcessInPIDFileSurvives(t *testing.T) {
 	for name, command := range map[string]func(p *pod) []string{
 		"neither": func(*pod) []string { return []string{"sleep", "600"} },
@@ -391,7 +391,7 @@ func TestReconfigurationLeavesOtherSessionsUp(t *testing.T) {
 	}
 }
 
-// blockedHandler is a log whose reader does not read BIRD's lines until released.
+// blockedHandler is a log handler that blocks on BIRD's lines until released.
 type blockedHandler struct {
 	slog.Handler
 	released chan struct{}
@@ -462,7 +462,7 @@ func TestConfirmWaitsForWithdrawals(t *testing.T) {
 	kill(t, p.State().Load().PID, syscall.SIGCONT)
 }
 
-// A BIRD before 2.14 sleeps over the feed of a session that came up: see Expect.
+// BIRD before 2.14 may sleep instead of feeding a new session: see Expect.
 func TestManyVIPsCauseNoStall(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4, vip.IPv6)

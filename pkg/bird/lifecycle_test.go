@@ -100,7 +100,7 @@ func TestStopEndsBIRDAndWaitsForIt(t *testing.T) {
 func TestUnwritableConfigurationIsRetried(t *testing.T) {
 	p, _, _ := bothUp(t, routerConfig{})
 	before := p.State().Load()
-	// A write to a directory fails, also for root.
+	// A write to a directory fails even for root.
 	blocked := filepath.Join(p.Options.Dir, "vipgate.conf.new.tmp")
 	if err := os.Mkdir(blocked, 0o700); err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestSessionFollowsInterfaceAddress(t *testing.T) {
 	s = p.await("IPv4 session", up("gateway-ipv4", "gateway-ipv6"))
 	ipv4Since := s.Gateways[0].Since
 
-	// Another address restarts nothing, though the kernel lists it first.
+	// An additional address causes no restart, even if the kernel lists it first.
 	run(t, "ip", "addr", "add", "fd00:100::2/64", "dev", l.Dev, "nodad")
 	polled := time.Now().Add(2500 * time.Millisecond) // two resolve intervals
 	s = p.await("later polls", func(s bird.State) bool { return s.At.After(polled) })
@@ -164,7 +164,7 @@ func TestSessionFollowsInterfaceAddress(t *testing.T) {
 	if s.Gateways[0].Up || !s.Gateways[1].Since.Equal(ipv6Since) {
 		t.Errorf("state %+v", s)
 	}
-	// The gateway expects the frontend at .1; the source address of BIRD counts.
+	// The gateway expects the frontend at .1, so BIRD's source address matters.
 	run(t, "ip", "addr", "add", "169.254.100.3/24", "dev", l.Dev)
 	p.await("a session from the other address", func(s bird.State) bool { return s.Gateways[0].Problem == "" })
 	await.True(t, "the other address in the configuration", func() bool {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// systemBIRD plays the gateways, and the pod's BIRD unless birdVariable names another one.
+// systemBIRD runs the gateways, and the pod's BIRD unless birdVariable names another executable.
 const (
 	systemBIRD   = "/usr/sbin/bird"
 	birdVariable = "VIPGATE_TEST_BIRD"
@@ -46,8 +46,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// ownMounts gives the tests a /proc that shows their PID namespace, and a place for names of
-// network namespaces that no other process sees.
+// ownMounts mounts a /proc of the tests' PID namespace and a private directory for names of
+// network namespaces.
 func ownMounts() error {
 	const names = "/run/netns" // of iproute2
 	if err := os.MkdirAll(names, 0o755); err != nil {

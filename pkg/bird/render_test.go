@@ -38,7 +38,7 @@ func fullInput() RenderInput {
 	}
 }
 
-// checkWithBIRD has the real BIRD parse a configuration.
+// checkWithBIRD parses a configuration with the real BIRD.
 func checkWithBIRD(t *testing.T, content []byte) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bird.conf")
