@@ -215,7 +215,7 @@ func TestSourceAddress(t *testing.T) {
 	want(target4, none, "", false)
 	want(target4, elsewhere4, "", false)
 	run(t, w.here, "ip addr del fd09::1/64 dev net; ip addr add fd09::1/64 dev net")
-	want(target6, elsewhere6, "fd09::1 is tentative", true) // the target resolves this address for its reply
+	want(target6, elsewhere6, "fd09::1 is tentative", true) // the target resolves it for its reply
 	want(target4, elsewhere4, "", false)
 	run(t, w.here, "ip addr del fe80::99/64 dev net; ip addr del fd08::1/64 dev lo")
 
