@@ -17,14 +17,15 @@ import (
 )
 
 const (
-	// LocalAS is the announcer's AS. It is for private use (RFC 6996) and rejected as a gateway's AS.
+	// LocalAS is the announcer's private AS (RFC 6996). It is rejected as a gateway's AS.
 	LocalAS = 4200000000
 	// DefaultHoldTime is the minimum of RFC 4271 section 4.2.
 	DefaultHoldTime = 3 * time.Second
 	// MaxHeartbeatAge is the maximum age of a heartbeat for which the gate counts as live.
 	MaxHeartbeatAge = time.Second
 
-	// A signed SYN to a port without the key is dropped, so a dial times out until BIRD is configured.
+	// A signed SYN to a port without the key is dropped, so a dial times out until BIRD is
+	// configured.
 	dialTimeout = 100 * time.Millisecond
 	minBackoff  = 20 * time.Millisecond
 	maxBackoff  = 250 * time.Millisecond
@@ -90,15 +91,15 @@ type Announcer struct {
 	state   *latest.Value[State]
 	up      *latest.Value[gate.Announcer]
 
-	// wake holds a token when the session's goroutine has something to do: a heartbeat for which it
-	// waits, or writes that Post left to it.
+	// wake holds a token when the session's goroutine has work: an awaited heartbeat arrived, or
+	// Post left bytes to write.
 	wake chan struct{}
 
 	mu        sync.Mutex
 	heartbeat time.Time
 	awaited   bool // a heartbeat wakes the session's goroutine
 	table     table
-	session   *session // takes changes; nil: the next session is sent the whole table
+	session   *session // receives changes; nil until a session has taken the whole table
 }
 
 // New returns an announcer that is idle until Run. Run reports invalid options.
@@ -120,10 +121,9 @@ func (a *Announcer) Up() *latest.Value[gate.Announcer] { return a.up }
 // String implements task.Task.
 func (a *Announcer) String() string { return "announcer" }
 
-// Post stores a decision and writes it, as far as the socket takes it at once; the session's
-// goroutine writes the rest. It does not block and is safe for concurrent use. Batches that were
-// not written yet are merged; the newest advertisement of each VIP wins. Post copies what it needs:
-// the caller may reuse b.Changes afterwards.
+// Post stores a decision and writes it without blocking; the session's goroutine writes the bytes
+// that do not fit the socket buffer. It is safe for concurrent use. Pending batches are merged;
+// the newest advertisement of each VIP wins. Post does not retain b.Changes.
 func (a *Announcer) Post(b Batch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -161,8 +161,8 @@ func (a *Announcer) isFresh() bool {
 	return !a.heartbeat.IsZero() && time.Since(a.heartbeat) < MaxHeartbeatAge
 }
 
-// Run keeps the session up until ctx ends. It then writes what is pending, ends the session with a
-// Cease NOTIFICATION, and returns nil. It fails only for invalid options.
+// Run keeps the session up until ctx ends. It then writes pending changes, ends the session with
+// a Cease NOTIFICATION, and returns nil. It fails only for invalid options.
 func (a *Announcer) Run(ctx context.Context) error {
 	enc, err := newEncoder(a.options)
 	if err := cmp.Or(a.options.validate(), err); err != nil {

@@ -20,7 +20,7 @@ func manyVIPs(n int) []vip.VIP {
 	return vips
 }
 
-// toAll returns the change of manyVIPs(n) to an advertisement.
+// toAll returns changes of manyVIPs(n) to one advertisement.
 func toAll(n int, a Advertisement) []Change {
 	changes := make([]Change, 0, n)
 	for _, v := range manyVIPs(n) {
@@ -79,8 +79,8 @@ func benchSession(b *testing.B, n int) (*Announcer, *session) {
 	return a, s
 }
 
-// BenchmarkFlip measures a change of one VIP among n: store, encode, write. On a core of an AMD EPYC it
-// takes 2 to 3 µs for 1, 1 000 and 50 000.
+// BenchmarkFlip measures a change of one VIP among n: store, encode, write. On a core of an AMD
+// EPYC it takes 2 to 3 µs for 1, 1 000 and 50 000.
 func BenchmarkFlip(b *testing.B) {
 	for _, n := range []int{1, 1000, 50000} {
 		b.Run(fmt.Sprintf("vips=%d", n), func(b *testing.B) {
@@ -102,8 +102,8 @@ func BenchmarkFlip(b *testing.B) {
 	}
 }
 
-// BenchmarkFullAnnouncement measures the full announcement of n VIPs: 17 ms for 50 000 on the same
-// machine, most of it to sort them.
+// BenchmarkFullAnnouncement measures the full announcement of n VIPs: 17 ms for 50 000 on the
+// same machine, most of it to sort them.
 func BenchmarkFullAnnouncement(b *testing.B) {
 	for _, n := range []int{1, 1000, 50000} {
 		b.Run(fmt.Sprintf("vips=%d", n), func(b *testing.B) {

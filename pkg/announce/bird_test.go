@@ -249,7 +249,7 @@ func sendHeartbeats(a *Announcer) (stop func()) {
 	return sync.OnceFunc(func() { close(done); wg.Wait() })
 }
 
-// awaitState waits until ok holds of the state.
+// awaitState waits until ok returns true for the state.
 func awaitState(t *testing.T, a *Announcer, what string, ok func(State) bool) State {
 	t.Helper()
 	deadline := time.NewTimer(waitLimit)

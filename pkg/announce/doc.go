@@ -5,13 +5,13 @@
 //   - The peer holds exactly the posted VIPs, and only while this process lives: the end of the
 //     session, or the hold time if the process hangs, withdraws everything. Graceful restart is
 //     never offered.
-//   - A decision of one [Announcer.Post] is sent in one write, by Post itself; only what the socket
-//     does not take at once waits for the session's goroutine. Its cost depends on the number of
-//     changes, not on the number of VIPs.
+//   - [Announcer.Post] sends a decision in one nonblocking write; the session's goroutine writes
+//     the bytes that do not fit the socket buffer. The cost depends on the number of changes, not
+//     on the number of VIPs.
 //   - Announcements need a live gate: without an [Announcer.Heartbeat] younger than
 //     [MaxHeartbeatAge] the announcer neither connects, nor sends KEEPALIVE, nor announces its
 //     table to a new session. The VIPs of a hung gate are not announced again.
-//   - After every (re)connection the peer is sent the whole newest table.
+//   - Every new session sends the whole current table to the peer.
 //
 // The announcer does not listen, so sessions cannot collide, and it ignores received routes.
 // Package gate decides what to announce, and BIRD reports whether gateways have it.

@@ -22,7 +22,7 @@ func header(length uint16, kind uint8, body ...byte) []byte {
 	return append(append(bytes.Repeat([]byte{0xff}, 16), byte(length>>8), byte(length), kind), body...)
 }
 
-// readAll reads messages until there are no more.
+// readAll reads all messages of r.
 func readAll(r io.Reader) (ms []*bgp.BGPMessage, err error) {
 	in := bufio.NewReader(r)
 	for {

@@ -18,8 +18,9 @@ var minLength = map[uint8]uint16{
 	bgp.BGP_MSG_OPEN: 29, bgp.BGP_MSG_UPDATE: 23, bgp.BGP_MSG_NOTIFICATION: 21, bgp.BGP_MSG_ROUTE_REFRESH: 23,
 }
 
-// readMessage reads one BGP message. The body of an UPDATE is skipped: received routes are ignored.
-// An error of the peer is a *bgp.MessageError, which a NOTIFICATION answers (RFC 4271 section 6).
+// readMessage reads one BGP message. The body of an UPDATE is skipped: received routes are
+// ignored. A protocol error of the peer is returned as *bgp.MessageError, which a NOTIFICATION
+// reports (RFC 4271 section 6).
 func readMessage(r *bufio.Reader) (*bgp.BGPMessage, error) {
 	var buf [bgp.BGP_MAX_MESSAGE_LENGTH]byte
 	if _, err := io.ReadFull(r, buf[:bgp.BGP_HEADER_LENGTH]); err != nil {
@@ -92,7 +93,8 @@ func checkOpen(m *bgp.BGPOpen, o Options) (time.Duration, error) {
 			return reject(bgp.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY, capability, "BIRD's session has no %s channel", f)
 		}
 	}
-	// With 0, BIRD would keep the routes of a hung process. RFC 4271 section 4.2 permits rejecting it.
+	// With a hold time of 0, BIRD would keep the routes of a hung process. RFC 4271 section 4.2
+	// permits rejecting it.
 	hold := time.Duration(m.HoldTime) * time.Second
 	if hold < 3*time.Second {
 		return reject(bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME, nil,

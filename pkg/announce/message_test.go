@@ -29,7 +29,7 @@ func testEncoder(t testing.TB) *encoder {
 	return e
 }
 
-// fatal is what *testing.T and *rapid.T have in common.
+// fatal is the common interface of *testing.T and *rapid.T.
 type fatal interface {
 	Helper()
 	Fatalf(string, ...any)

@@ -17,10 +17,11 @@ import (
 )
 
 const (
-	writeTimeout        = time.Second            // of a chunk: a peer that does not read hangs
-	notificationTimeout = 100 * time.Millisecond // of a NOTIFICATION on a failed session
+	writeTimeout        = time.Second            // per chunk; a peer that does not read is hung
+	notificationTimeout = 100 * time.Millisecond // for a NOTIFICATION on a failed session
 	lingerTimeout       = 250 * time.Millisecond // for the peer to close after the last NOTIFICATION
-	// A hold timer that fires late was starved, as may be the reader: the hold time is extended.
+	// A hold timer that fires late indicates CPU starvation, which may also delay the reader: the
+	// hold time is extended once.
 	starvedAfter = 50 * time.Millisecond
 	starvedGrace = 250 * time.Millisecond
 )
@@ -36,19 +37,19 @@ const (
 
 func (p phase) String() string { return [...]string{"OpenSent", "OpenConfirm", "Established"}[p] }
 
-// session is one connection, served by one goroutine; a second one only reads. Once the whole table
-// was sent, Post writes changes, too; see writer.
+// session is one connection, served by one goroutine; a second goroutine only reads. After the
+// whole table was sent, Post writes changes as well; see writer.
 type session struct {
 	a       *Announcer
 	encoder *encoder
 	conn    net.Conn
 	writer
 	in      chan received
-	done    chan struct{} // closed when in has no receiver any more
+	done    chan struct{} // closed when in has no receiver
 	drained chan struct{} // closed when read has ended
 
 	phase     phase
-	announced bool // the whole table was sent; from then on only changes
+	announced bool // the whole table was sent; later writes contain only changes
 
 	hold      time.Duration
 	holdTimer *time.Timer
@@ -76,7 +77,8 @@ func newSession(a *Announcer, e *encoder, conn net.Conn) *session {
 // run serves the session until it fails or ctx ends, and closes the connection.
 func (s *session) run(ctx context.Context) error {
 	go s.read()
-	// Armed at once: a peer that never sends anything is dropped after the offered hold time.
+	// The hold timer starts before the OPEN exchange: a silent peer is dropped after the offered
+	// hold time.
 	s.holdTimer = time.NewTimer(s.hold)
 	s.extendHold(time.Now())
 	s.keepaliveTimer = time.NewTimer(0)
@@ -141,7 +143,8 @@ func (s *session) serve(ctx context.Context) error {
 	}
 }
 
-// sendKeepaliveAndTable sends all that needs a fresh heartbeat: KEEPALIVEs and the whole table.
+// sendKeepaliveAndTable sends the messages that require a fresh heartbeat: KEEPALIVEs and the
+// whole table.
 func (s *session) sendKeepaliveAndTable() error {
 	if s.phase == openSent || !s.a.heartbeatIsFresh() {
 		return nil
@@ -188,12 +191,12 @@ func (s *session) receive(r received) error {
 			return s.refresh(m)
 		}
 	}
-	// RFC 6608: the subcode is the state.
+	// RFC 6608: the subcode identifies the state.
 	return bgp.NewMessageError(bgp.BGP_ERROR_FSM_ERROR, uint8(s.phase)+1, nil,
 		fmt.Sprintf("BIRD sent a message of type %d in state %s", r.message.Header.Type, s.phase))
 }
 
-// setTimers sets keepaliveTimer, and holdTimer if it expires before that.
+// setTimers restarts keepaliveTimer, and holdTimer if the hold time expires first.
 func (s *session) setTimers(now time.Time) {
 	next := tick.Until(now, s.hold/3) // RFC 4271 section 4.4
 	s.keepaliveTimer.Reset(next)
@@ -202,9 +205,9 @@ func (s *session) setTimers(now time.Time) {
 	}
 }
 
-// extendHold restarts the hold time from the receipt of a message. Once keepaliveTimer runs, it
-// leaves holdTimer as it is: with a timer that is reset by each message, the runtime would wake the
-// process also at the times from before.
+// extendHold restarts the hold time from the receipt of a message. Once keepaliveTimer runs,
+// extendHold does not reset holdTimer: the Go runtime would also wake the process at each
+// previous expiry.
 func (s *session) extendHold(from time.Time) {
 	s.holdDue, s.extended = from.Add(s.hold), false
 	if s.phase == openSent {
@@ -232,7 +235,7 @@ func (s *session) expire() error {
 	default:
 	}
 	if time.Now().Before(s.holdDue) {
-		return nil // a message extended the hold time, of which keepaliveTimer takes care
+		return nil // a message extended the hold time; setTimers restarts holdTimer
 	}
 	if !s.extended && time.Since(s.holdDue) > starvedAfter {
 		s.extended = true
@@ -243,7 +246,7 @@ func (s *session) expire() error {
 		fmt.Sprintf("in state %s: BIRD was silent for its hold time of %s", s.phase, s.hold))
 }
 
-// announceAll sends the whole table. From then on Post sends changes.
+// announceAll sends the whole table and registers the session, so that Post sends later changes.
 func (s *session) announceAll() error {
 	if err := s.own(writeTimeout); err != nil {
 		return err
@@ -265,7 +268,7 @@ func (s *session) announceAll() error {
 // refresh answers a ROUTE-REFRESH (RFC 2918); other families are ignored.
 func (s *session) refresh(m *bgp.BGPRouteRefresh) error {
 	f := slices.Index(codecFamily[:], bgp.NewFamily(m.AFI, m.SAFI))
-	if f < 0 || !s.announced { // the whole table is sent next
+	if f < 0 || !s.announced { // announceAll will send the whole table
 		return nil
 	}
 	if err := s.own(writeTimeout); err != nil {
@@ -281,7 +284,7 @@ func (s *session) refresh(m *bgp.BGPRouteRefresh) error {
 	return s.yield()
 }
 
-// stop writes what was posted and a Cease; the peer then withdraws everything.
+// stop writes posted changes and a Cease, upon which the peer withdraws all routes.
 func (s *session) stop() error {
 	cease, err := notification(bgp.BGP_ERROR_CEASE, bgp.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN, nil)
 	if err != nil {
@@ -300,7 +303,8 @@ func (s *session) stop() error {
 	return s.writeChanges(writeTimeout)
 }
 
-// leave has Post leave the connection to the session's goroutine for good.
+// leave makes the session's goroutine the permanent owner of the connection and discards queued
+// changes.
 func (s *session) leave() {
 	s.a.mu.Lock()
 	defer s.a.mu.Unlock()
@@ -311,7 +315,8 @@ func (s *session) leave() {
 	}
 }
 
-// notifyPeer sends the NOTIFICATION for an error of the peer, and reports whether it was sent.
+// notifyPeer sends the NOTIFICATION for a protocol error of the peer and reports whether it was
+// sent.
 func (s *session) notifyPeer(cause error) bool {
 	var p *bgp.MessageError
 	if errors.As(cause, &p) && !s.failed {
@@ -320,7 +325,7 @@ func (s *session) notifyPeer(cause error) bool {
 			return true
 		}
 	}
-	// A reset discards the unsent data, so that a hung peer does not read them when it recovers.
+	// A reset discards unsent data, so that a hung peer does not read stale routes when it recovers.
 	if c, ok := s.conn.(*net.TCPConn); ok && s.failed {
 		_ = c.SetLinger(0) // fails only on a connection that has failed
 	}

@@ -358,7 +358,7 @@ func TestKeepalivesAtCommonInstants(t *testing.T) {
 		runWithoutHeartbeats(t, a)
 		p := <-peers
 		p.establish(3)
-		// As often as the controller without any input: a KEEPALIVE waits for its heartbeat.
+		// The interval equals that of an idle controller: a KEEPALIVE waits for its heartbeat.
 		done := make(chan struct{})
 		defer close(done)
 		go func() {
@@ -495,7 +495,7 @@ func TestProtocolErrorsAreNotified(t *testing.T) {
 				p.expectEnd(tt.code, tt.subcode)
 				<-sent
 				awaitState(t, a, "an error", func(s State) bool { return !s.Established && s.LastError != nil })
-				// And the next connection is served.
+				// The next connection is served.
 				p = <-peers
 				p.establish(3)
 				awaitState(t, a, "established", func(s State) bool { return s.Established })
@@ -519,7 +519,7 @@ func TestRetryBackoff(t *testing.T) {
 		}
 		p.establish(30)
 		awaitState(t, a, "established", func(s State) bool { return s.Established && s.Attempts == 8 && s.Sessions == 1 })
-		for range 2 { // a second passes between them: this was a stable session
+		for range 2 { // a second between them makes the session stable
 			p.expect(bgp.BGP_MSG_KEEPALIVE)
 		}
 		p.conn.Close()

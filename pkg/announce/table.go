@@ -35,15 +35,15 @@ type Batch struct {
 	Cause time.Time
 }
 
-// table holds the posted advertisements and those that the peer was sent.
+// table holds the posted and the sent advertisement of each VIP.
 type table struct {
 	// adverts keeps withdrawn VIPs, so that a VIP that comes and goes allocates nothing.
 	adverts map[vip.VIP]*advert
-	// withdrawn is the number of adverts with a posted withdrawal. Beyond limit they are removed: VIPs
-	// that have left the configuration are among them.
+	// withdrawn is the number of adverts with a posted withdrawal. Beyond limit they are removed, so
+	// that VIPs that left the configuration do not accumulate.
 	withdrawn, limit int
 	revision         uint64 // of the newest batch
-	// sent is the number of VIPs that the peer was sent, without withdrawn ones.
+	// sent is the number of VIPs that are advertised to the peer, by family.
 	sent [len(vip.Families)]int
 
 	// Since the last write of changes:
@@ -55,17 +55,17 @@ type table struct {
 // advert is the advertisement of one VIP.
 type advert struct {
 	vip    vip.VIP
-	to     Advertisement // the newest that was posted
-	sent   Advertisement // that the peer was sent in this session
+	to     Advertisement // posted last
+	sent   Advertisement // sent to the peer in this session
 	queued bool          // in table.queue
 }
 
-// minWithdrawn is the least limit of withdrawn adverts.
+// minWithdrawn is the minimum of table.limit.
 const minWithdrawn = 1024
 
 func newTable() table { return table{adverts: make(map[vip.VIP]*advert), limit: minWithdrawn} }
 
-// post stores a batch, and queues its changes for a session that takes them.
+// post stores a batch and, if queue is set, queues its changes for the session.
 func (t *table) post(b Batch, queue bool) {
 	for _, c := range b.Changes {
 		to := c.Advertisement
@@ -107,8 +107,8 @@ func (t *table) post(b Batch, queue bool) {
 	}
 }
 
-// removeWithdrawn removes the withdrawn VIPs that the peer of a session, if there is one, does not
-// hold. The map is replaced, since it never shrinks.
+// removeWithdrawn removes the withdrawn VIPs, except those that the peer of a current session
+// still holds. It replaces the map, since a map never shrinks.
 func (t *table) removeWithdrawn(session bool) {
 	adverts := make(map[vip.VIP]*advert, len(t.adverts)-t.withdrawn)
 	t.withdrawn = 0
@@ -125,8 +125,8 @@ func (t *table) removeWithdrawn(session bool) {
 	t.limit = max(minWithdrawn, 2*len(adverts))
 }
 
-// takeChanges adds what was queued and differs from what the peer was sent, which it is from now
-// on.
+// takeChanges moves the queued changes to c and marks them as sent. It skips VIPs whose posted
+// advertisement equals the sent one.
 func (t *table) takeChanges(c *changes) {
 	for _, a := range t.queue {
 		a.queued = false
@@ -139,7 +139,7 @@ func (t *table) takeChanges(c *changes) {
 	t.discardQueue()
 }
 
-// takeAll adds every VIP, for a peer that was sent none.
+// takeAll adds every advertised VIP to c and marks it as sent: a new peer has no routes yet.
 func (t *table) takeAll(c *changes) {
 	t.sent = [len(vip.Families)]int{}
 	for _, a := range t.adverts {
@@ -152,7 +152,7 @@ func (t *table) takeAll(c *changes) {
 	t.discardQueue()
 }
 
-// repeat adds what the peer was sent of a family.
+// repeat adds the sent advertisements of a family to c.
 func (t *table) repeat(f vip.Family, c *changes) {
 	for _, a := range t.adverts {
 		if a.sent != Withdrawn && a.vip.Family() == f {
@@ -161,7 +161,7 @@ func (t *table) repeat(f vip.Family, c *changes) {
 	}
 }
 
-// endSession forgets what was queued for a session.
+// endSession discards the changes that are queued for the session.
 func (t *table) endSession() {
 	for _, a := range t.queue {
 		a.queued = false

@@ -89,7 +89,7 @@ func TestStoppedReaderGetsReset(t *testing.T) {
 	if len(p.table) == len(flood) {
 		t.Error("the peer could read all that was stale")
 	}
-	// It is served again once it reads.
+	// The peer gets a new session when it reads again.
 	p = accept(t, l)
 	p.establish(60)
 	for len(p.table) < len(flood) {

@@ -15,37 +15,37 @@ import (
 // writeChunk is the size of a write with its own timeout, about 15 000 VIPs of IPv6.
 const writeChunk = 256 << 10
 
-// writer is the sending side of a session. A decision is written by Post itself as far as the
-// socket takes it at once: waking the session's goroutine first costs more than the write. What
-// remains, and every other message, is written by that goroutine, which then owns the connection:
-// until it has yielded, Post only queues.
+// writer is the sending side of a session. Post writes a decision itself, without blocking,
+// because waking the session's goroutine costs more than the write. The session's goroutine
+// writes the remaining bytes and every other message. For that it owns the connection, and Post
+// only queues changes until it yields.
 type writer struct {
-	try *nonblocking // nil: the connection has none, and Post leaves every write to the goroutine
+	try *nonblocking // nil without a socket: Post then leaves every write to the goroutine
 
 	// Guarded by Announcer.mu. The owner keeps it set.
 	owned bool
 	// Used by Post under Announcer.mu while not owned, by the session's goroutine while owned:
-	rest    []byte  // changes that were encoded and not written yet
-	flight  flight  // of the changes in rest
-	failure error   // of a write in Post
-	changes changes // to encode
-	buf     []byte  // of encoded changes
+	rest    []byte  // encoded changes that are not written yet
+	flight  flight  // the decision in rest
+	failure error   // error of a write in Post
+	changes changes // changes to encode
+	buf     []byte  // buffer for encoded changes
 	// Used by the session's goroutine only:
-	trailer []byte // follows changes in one write
-	failed  bool   // a write failed: nothing more can be sent
+	trailer []byte // appended to the changes in one write
+	failed  bool   // a write failed, so the message stream is broken
 }
 
 // flight is the decision that a write completes.
 type flight struct {
 	cause    time.Time
 	revision uint64
-	routes   bool // there were changes of routes
+	routes   bool // the write contains UPDATEs
 	sent     [len(vip.Families)]int
 }
 
 func newWriter(conn net.Conn) writer { return writer{try: newNonblocking(conn)} }
 
-// takePosted takes the changes that were posted, and reports whether any batch was. The caller
+// takePosted moves posted changes to s.changes and reports whether a batch was posted. The caller
 // holds Announcer.mu and may use writer.
 func (s *session) takePosted() bool {
 	t := &s.a.table
@@ -65,11 +65,11 @@ func (s *session) encode() []byte {
 	return s.buf
 }
 
-// post writes what was posted if the socket takes it at once. It reports whether nothing is left
-// for the session's goroutine. The caller holds Announcer.mu.
+// post writes the posted changes without blocking. It reports false if the session's goroutine
+// must be woken to write the rest. The caller holds Announcer.mu.
 func (s *session) post() bool {
 	if s.owned {
-		return true // the owner continues with what was posted
+		return true // the owner writes the posted changes before it yields
 	}
 	if s.try == nil || !s.takePosted() {
 		return false
@@ -88,7 +88,7 @@ func (s *session) post() bool {
 	return true
 }
 
-// own makes the session's goroutine the owner and writes what a Post could not.
+// own makes the session's goroutine the owner and writes the bytes that Post left.
 func (s *session) own(timeout time.Duration) error {
 	s.a.mu.Lock()
 	s.owned = true
@@ -103,7 +103,8 @@ func (s *session) own(timeout time.Duration) error {
 	return s.writeRest(timeout)
 }
 
-// yield writes what was posted meanwhile, and lets Post write from then on.
+// yield writes the changes posted during ownership, then returns the connection to Post.
+// Ownership ends under the lock that found no posted batch, so no batch is left unwritten.
 func (s *session) yield() error {
 	for {
 		s.a.mu.Lock()
@@ -119,7 +120,7 @@ func (s *session) yield() error {
 	}
 }
 
-// send writes a message, and what was posted.
+// send writes a message, preceded by the bytes that Post left and followed by posted changes.
 func (s *session) send(message []byte) error {
 	if err := s.own(writeTimeout); err != nil {
 		return err
@@ -149,7 +150,7 @@ func (s *session) writeRest(timeout time.Duration) error {
 	return nil
 }
 
-// written records that the peer was sent everything up to a decision. The caller holds mu.
+// written records that all changes up to a decision were sent. The caller holds mu.
 func (a *Announcer) written(f flight) {
 	now := time.Now()
 	if f.routes && a.options.OnWritten != nil {
@@ -162,8 +163,8 @@ func (a *Announcer) written(f flight) {
 	})
 }
 
-// write sends b in chunks, each with its own timeout: BIRD makes progress from one to the next. The
-// caller is the owner.
+// write sends b in chunks, each with its own timeout, so that a large write does not time out
+// while BIRD makes progress. The caller is the owner.
 func (s *session) write(b []byte, timeout time.Duration) error {
 	for chunk := range slices.Chunk(b, writeChunk) {
 		if err := s.writeChunk(chunk, timeout); err != nil {
@@ -178,7 +179,7 @@ func (s *session) writeChunk(b []byte, timeout time.Duration) error {
 	if s.try != nil {
 		n, err := s.try.Write(b)
 		if err != nil || n == len(b) {
-			return err // without a deadline, whose timer would wake the process
+			return err // the fast path sets no deadline: its timer would wake the process
 		}
 		b = b[n:]
 	}
@@ -188,7 +189,7 @@ func (s *session) writeChunk(b []byte, timeout time.Duration) error {
 	if _, err := s.conn.Write(b); err != nil {
 		return err
 	}
-	return s.conn.SetWriteDeadline(time.Time{}) // try fails after a deadline
+	return s.conn.SetWriteDeadline(time.Time{}) // s.try.Write fails after an expired deadline
 }
 
 // nonblocking writes to a socket without waiting.
@@ -196,7 +197,7 @@ type nonblocking struct {
 	conn  syscall.RawConn
 	write func(fd uintptr) bool
 
-	// Of the current write:
+	// State of the current write:
 	b   []byte
 	n   int
 	err error
@@ -213,17 +214,17 @@ func newNonblocking(conn net.Conn) *nonblocking {
 		return nil
 	}
 	w := &nonblocking{conn: raw}
-	w.write = func(fd uintptr) bool { // created once: a closure for each write would be garbage
+	w.write = func(fd uintptr) bool { // created once: a closure per write would allocate
 		for {
 			if w.n, w.err = unix.Write(int(fd), w.b); w.err != unix.EINTR {
-				return true // also for EAGAIN: the caller does not wait
+				return true // also for EAGAIN: false would wait until the socket is writable
 			}
 		}
 	}
 	return w
 }
 
-// Write writes as much of b as the socket takes at once. It is not safe for concurrent use.
+// Write writes as much of b as fits the socket buffer. It is not safe for concurrent use.
 func (w *nonblocking) Write(b []byte) (int, error) {
 	w.b = b
 	err := w.conn.Write(w.write)

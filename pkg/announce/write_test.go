@@ -21,7 +21,7 @@ func (c *deadlineConn) SetWriteDeadline(t time.Time) error {
 }
 
 // writerOf returns an announcer with an announced session that no goroutine serves, and its peer.
-// The socket takes at least size bytes from a peer that does not read.
+// The socket buffer holds at least size bytes while the peer does not read.
 func writerOf(t *testing.T, size int) (*Announcer, *session, *peer) {
 	t.Helper()
 	l, addr := listen(t)
@@ -70,8 +70,8 @@ func TestPostWritesAtOnce(t *testing.T) {
 	}
 }
 
-// What the socket does not take is written by the session's goroutine, in order: the rest of the
-// UPDATE, its own message, and what was posted meanwhile.
+// The session's goroutine writes the bytes that do not fit the socket, in order: the rest of the
+// UPDATE, its own message, and the changes posted during the write.
 func TestRestOfPostIsWritten(t *testing.T) {
 	a, s, p := writerOf(t, 128<<10)
 	all, want := advertisements{}, advertisements{}
@@ -106,7 +106,7 @@ func TestRestOfPostIsWritten(t *testing.T) {
 	if d := s.conn.(*deadlineConn).write; !d.IsZero() {
 		t.Errorf("the writes of Post have the deadline %v", d)
 	}
-	// From now on Post writes itself.
+	// After yield, Post writes to the socket.
 	a.Post(Batch{Changes: []Change{{numbered(0), Depreferred}}, Revision: 12})
 	want[numbered(0)] = Depreferred
 	p.expectUpdates(1, want)
@@ -188,7 +188,7 @@ func TestWithdrawnVIPsAreRemoved(t *testing.T) {
 					t.Fatalf("%s was removed", numbered(i))
 				}
 			}
-			// All VIPs that come and go stay.
+			// Withdrawn VIPs stay in the table up to the limit.
 			for i := range 5 {
 				post(i, 0, 3000, Announced)
 				post(i, 0, 3000, Withdrawn)
@@ -220,7 +220,7 @@ func TestPostAllocatesNothingPerVIP(t *testing.T) {
 		a.Post(batch)
 	}
 	flip()
-	// Few enough for the socket: the goroutine that reads may not run meanwhile.
+	// The batch fits the socket buffer: the reading goroutine may not be scheduled before the write.
 	if n := testing.AllocsPerRun(10, flip); n > 3 {
 		t.Errorf("%v allocations for %d changes", n, len(batch.Changes))
 	}

@@ -15,24 +15,25 @@ import (
 )
 
 const (
-	// Timeout is that of an element of the set, as long as the hold time of the loopback session.
+	// Timeout is the timeout of set elements. It equals the hold time of the loopback session.
 	Timeout = 3 * time.Second
-	// Interval is the time between two refreshments.
+	// Interval is the time between two refreshes.
 	Interval = time.Second
-	// freshness is the age from which an order is not refreshed: its sender hangs.
+	// freshness is the maximum age of an order that is refreshed; an older order means that its
+	// sender hangs.
 	freshness = time.Second
 )
 
-// Families marks address families.
+// Families is a set of address families.
 type Families [len(vip.Families)]bool
 
-// State is what was written to the kernel.
+// State is the state of the lease in the kernel.
 type State struct {
-	// Attract has the families whose BFD packets leave; none without a gateway.
+	// Attract holds the families whose BFD packets leave; empty without a gateway.
 	Attract Families
-	// Since is when Attract last changed, by family; zero if that was with the first gateway.
+	// Since is when Attract last changed, by family; zero if it changed with the first gateway.
 	Since [len(vip.Families)]time.Time
-	// Err is why the last attempt to write the table failed; nil: it succeeded.
+	// Err is the error of the last write of the table; nil if it succeeded.
 	Err error
 }
 
@@ -41,47 +42,48 @@ type Lease struct {
 	log     *slog.Logger
 	ordered latest.Value[Families]
 	began   time.Time
-	heard   atomic.Int64 // time of the last order, since began; 0: none
+	heard   atomic.Int64 // time of the last order, since began; 0 before the first
 	state   latest.Value[State]
 	changes chan change
 	token   token
-	refresh func(content) error    // of the families that attract; tests replace these
+	// Kernel operations; tests replace them.
+	refresh func(content) error    // refreshes the elements of the attracting families
 	write   func(content) error    // writes the table
-	version func() (uint32, error) // generation of the ruleset
+	version func() (uint32, error) // returns the generation of the ruleset
 	remove  func() error           // removes the table
 
 	// Owned by Run.
 	gateways   []netip.Addr
-	written    bool      // the table has the gateways and State.Attract
-	sessions   bool      // there were gateways at the last write
-	refreshed  time.Time // the last write with a whole Timeout
-	generation uint32    // of the ruleset after the last write, 0: unknown
+	written    bool      // the table contains the gateways and State.Attract
+	sessions   bool      // the last write had gateways
+	refreshed  time.Time // last write or refresh with the full Timeout
+	generation uint32    // of the ruleset after the last write; 0 if unknown
 }
 
-// change replaces the gateways; done gets the result.
+// change replaces the gateways; done receives the result.
 type change struct {
 	gateways []netip.Addr
 	done     chan error
 }
 
-// New returns a Lease that does nothing before Run.
+// New returns a Lease that is idle until Run.
 func New(log *slog.Logger) *Lease {
 	l := &Lease{
 		log: log, began: time.Now().Add(-time.Nanosecond), changes: make(chan change),
 		refresh: refreshTable, write: writeTable, version: generation, remove: removeTable,
 	}
-	_, _ = rand.Read(l.token[:]) // never fails (crypto/rand)
+	_, _ = rand.Read(l.token[:]) // crypto/rand never fails
 	return l
 }
 
 // String implements task.Task.
 func (l *Lease) String() string { return "BFD lease" }
 
-// State returns what was written to the kernel.
+// State returns the state of the lease in the kernel.
 func (l *Lease) State() *latest.Value[State] { return &l.state }
 
-// Attract orders which families attract. It does not block, and is a heartbeat as well: an order
-// that is older than a second is not refreshed.
+// Attract orders the families that attract traffic. It does not block. Each call is also a
+// heartbeat: the lease of an order older than a second is not refreshed.
 func (l *Lease) Attract(now time.Time, families Families) {
 	l.heard.Store(int64(now.Sub(l.began)))
 	if l.ordered.Load() != families {
@@ -89,7 +91,7 @@ func (l *Lease) Attract(now time.Time, families Families) {
 	}
 }
 
-// Settled reports whether no family attracts in the kernel that was not ordered to.
+// Settled reports whether the kernel permits BFD packets only for the ordered families.
 func (l *Lease) Settled() bool {
 	ordered, st := l.ordered.Load(), l.state.Load()
 	for f := range ordered {
@@ -100,8 +102,8 @@ func (l *Lease) Settled() bool {
 	return true
 }
 
-// Gateways replaces the addresses of static gateways, and returns once the kernel has them. The
-// table is removed with the last address. Run must be running.
+// Gateways replaces the addresses of static gateways and returns after they are written to the
+// kernel. Without addresses the table is removed. Run must be running.
 func (l *Lease) Gateways(ctx context.Context, addresses []netip.Addr) error {
 	c := change{addresses, make(chan error, 1)}
 	select {
@@ -112,10 +114,10 @@ func (l *Lease) Gateways(ctx context.Context, addresses []netip.Addr) error {
 	}
 }
 
-// Run writes the table until ctx ends, in the network namespace of the calling thread, and at the
-// end once more without any family that attracts. Without gateways it does not wake for an order:
-// with one VIP each flip is one, and BIRD would answer what is asked for a change of State before
-// it reads the UPDATE of the flip.
+// Run maintains the table until ctx ends, in the network namespace of the calling thread. It then
+// writes the table without attracting families. Without gateways an order does not wake Run: with
+// a single VIP every flip is an order, and BIRD would answer the poll that a change of State
+// triggers before it reads the UPDATE of the flip.
 func (l *Lease) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -144,7 +146,7 @@ func (l *Lease) Run(ctx context.Context) error {
 			failures.Reset()
 		}
 		if timer.Reset(wait); err == nil && len(l.gateways) == 0 {
-			timer.Stop() // there is nothing to refresh
+			timer.Stop() // without gateways no element needs a refresh
 		}
 		if done != nil {
 			done <- err
@@ -152,7 +154,7 @@ func (l *Lease) Run(ctx context.Context) error {
 	}
 }
 
-// apply brings the table to its desired form.
+// apply reconciles the table with the ordered families and updates State.
 func (l *Lease) apply(now time.Time, ordered Families) error {
 	st := l.state.Load()
 	heard := l.heard.Load()
@@ -160,8 +162,8 @@ func (l *Lease) apply(now time.Time, ordered Families) error {
 	rest := Timeout - now.Sub(l.refreshed)
 	var attract Families
 	for f := range ordered {
-		// Without a fresh order the elements expire, and are not removed: a frontend that was
-		// starved for a moment must not lose its sessions.
+		// Without a fresh order the elements expire instead of being removed: a frontend that was
+		// briefly starved of CPU time must not lose its sessions.
 		attract[f] = len(l.gateways) > 0 && ordered[f] && (fresh || st.Attract[f] && rest > 0)
 	}
 	if fresh {
@@ -178,7 +180,7 @@ func (l *Lease) apply(now time.Time, ordered Families) error {
 	}
 	since := now
 	if !l.sessions {
-		since = time.Time{} // the order is older than the first gateway
+		since = time.Time{} // the order precedes the first gateway
 	}
 	l.sessions = len(l.gateways) > 0
 	if st.Err != nil || st.Attract != attract {
@@ -196,7 +198,8 @@ func (l *Lease) apply(now time.Time, ordered Families) error {
 	return nil
 }
 
-// ensure writes the table if it must be refreshed, or differs from what was written.
+// ensure refreshes the lease if a refresh is due. It writes the table if the content or the
+// ruleset has changed since the last write.
 func (l *Lease) ensure(now time.Time, c content, refresh bool, before Families) error {
 	if len(c.gateways) == 0 {
 		if l.written {
@@ -208,11 +211,11 @@ func (l *Lease) ensure(now time.Time, c content, refresh bool, before Families) 
 	}
 	generation, err := l.version()
 	if err != nil {
-		generation = 0 // unknown: the table is written
+		generation = 0 // unknown: forces a write
 	}
 	unchanged := l.written && before == c.attract && generation != 0 && generation == l.generation
 	if unchanged {
-		// A tick may be a little early.
+		// A timer tick may be slightly early.
 		if !refresh || now.Sub(l.refreshed) < Interval-Interval/10 {
 			return nil
 		}
@@ -231,7 +234,8 @@ func (l *Lease) ensure(now time.Time, c content, refresh bool, before Families) 
 	if c.rest == Timeout {
 		l.refreshed = now
 	}
-	// A transaction of another process in between may have changed the table.
+	// Only the write itself may separate the two generations: a concurrent transaction of another
+	// process may have changed the table.
 	if after, err := l.version(); err == nil && after == generation+1 {
 		l.generation = after
 	}

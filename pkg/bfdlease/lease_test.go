@@ -28,7 +28,7 @@ var (
 	other4   = netip.MustParseAddr("169.254.100.15")
 )
 
-// fixture is a Lease at work in a namespace, and what orders.
+// fixture is a running Lease in a namespace and the source of its orders.
 type fixture struct {
 	*Lease
 	t      *testing.T
@@ -178,7 +178,7 @@ func TestLease(t *testing.T) {
 	}
 }
 
-// Without a process that refreshes it the kernel ends the lease.
+// The kernel ends a lease that no process refreshes.
 func TestExpiryInKernel(t *testing.T) {
 	ns := namespace(t)
 	c := content{gateways: []netip.Addr{gateway4}, attract: Families{true, true}, rest: 200 * time.Millisecond}
@@ -271,8 +271,8 @@ func TestWriteFails(t *testing.T) {
 	}
 }
 
-// Without gateways no order wakes those who wait for a change of the state. The first gateway gets
-// the order that was given before.
+// Without gateways an order does not change the state. The last order applies to the first
+// gateway.
 func TestOrdersWithoutGateways(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(slog.New(slog.DiscardHandler))

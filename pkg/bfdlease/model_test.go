@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// ruleset is a model of the kernel's ruleset, with the transactions of a Lease and of others.
+// ruleset models the kernel's ruleset with transactions of a Lease and of other processes.
 type ruleset struct {
 	generation uint32
 	during     uint32 // transactions of other processes while the table is written
-	unread     error  // of a look at the generation
-	refused    error  // of a refreshment
+	unread     error  // error of reading the generation
+	refused    error  // error of a refresh
 	writes     []content
 	refreshed  []content
 }
@@ -76,7 +76,7 @@ func TestForeignChangesAreNoticed(t *testing.T) {
 	}
 }
 
-// A table that could not be removed with the last gateway is removed later, once.
+// A failed removal of the table is retried until it succeeds, and not repeated afterwards.
 func TestRemovalIsRetried(t *testing.T) {
 	k := &ruleset{generation: 7}
 	l := k.lease()
@@ -107,8 +107,8 @@ func TestRemovalIsRetried(t *testing.T) {
 	}
 }
 
-// An order is refreshed once a second for as long as it is repeated. Without it the elements expire
-// after Timeout, and what is written until then has only the rest of that time.
+// An order is refreshed once a second for as long as it is repeated. Without it the elements
+// expire after Timeout, and elements written before that have only the remaining time.
 func TestOrderExpires(t *testing.T) {
 	k := &ruleset{generation: 7}
 	l := k.lease()
@@ -139,7 +139,7 @@ func TestOrderExpires(t *testing.T) {
 	apply(Interval + freshness) // the order is just fresh
 	expect(true, 2, 2)
 	last := Interval + freshness
-	apply(last + 1) // and no longer
+	apply(last + 1) // the order is stale
 	apply(last + Interval)
 	expect(true, 2, 2)
 	k.generation++ // another process changed the table
@@ -161,23 +161,23 @@ func TestOrderExpires(t *testing.T) {
 	}
 	l.Attract(begin.Add(last+Timeout+Interval), Families{true})
 	apply(last + Timeout + Interval)
-	expect(true, 6, 2) // what cannot be refreshed is written
+	expect(true, 6, 2) // a failed refresh is followed by a write
 }
 
-// A family rises with a fresh order only, also while another one is refreshed.
+// A family attracts only with a fresh order, even while another family is refreshed.
 func TestOldOrderRaisesNoFamily(t *testing.T) {
 	k := &ruleset{generation: 7}
 	l := k.lease()
 	begin := l.began.Add(time.Second)
 	l.Attract(begin, Families{true, false})
 	for _, step := range []struct {
-		at, ordered time.Duration // of the call, and of its order
+		at, ordered time.Duration // of the call and of its order
 		order, want Families
 	}{
 		{0, 0, Families{true, false}, Families{true, false}},
 		{freshness + 1, 0, Families{true, true}, Families{true, false}},
 		{freshness + 2, 0, Families{false, true}, Families{}},
-		{freshness + 3, 0, Families{true, true}, Families{}}, // a fall is no rest of an order
+		{freshness + 3, 0, Families{true, true}, Families{}}, // a withdrawn family needs a fresh order
 		{freshness + 4, freshness + 4, Families{true, true}, Families{true, true}},
 	} {
 		l.Attract(begin.Add(step.ordered), step.order)
@@ -190,7 +190,8 @@ func TestOldOrderRaisesNoFamily(t *testing.T) {
 	}
 }
 
-// A write that failed may have been applied: the table is written again for the order before it, too.
+// A failed write may have been applied, so the table is written again even if the previous order
+// returns.
 func TestFailedWriteIsRepeated(t *testing.T) {
 	k := &ruleset{generation: 7}
 	l := k.lease()
@@ -216,7 +217,7 @@ func TestFailedWriteIsRepeated(t *testing.T) {
 	}
 }
 
-// Other gateways are in the table before Gateways returns, also as many as before.
+// New gateways are in the table before Gateways returns, even if their number is unchanged.
 func TestGatewaysAreReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &ruleset{generation: 7}

@@ -22,7 +22,7 @@ import (
 const (
 	// TableName is the name of the nftables table, of family inet.
 	TableName = "vipgate-bfd"
-	// netlinkTimeout bounds every exchange with the kernel, which takes less than 1 ms.
+	// netlinkTimeout bounds every netlink exchange; a normal one takes less than 1 ms.
 	netlinkTimeout = time.Second
 	// controlPort is the UDP port of BFD control packets (RFC 5881 section 4).
 	controlPort = 3784
@@ -36,11 +36,12 @@ type content struct {
 	token    token
 }
 
-// token is secret: the process that sends it refreshes the lease.
+// token is the secret that authorizes a packet to refresh the lease.
 type token [16]byte
 
 func dial() (*nftables.Conn, error) {
-	// It connects for each exchange: no answer to a failed one is taken for that to the next one.
+	// The library opens a socket for each exchange, so a late reply cannot be taken for the reply to
+	// the next request.
 	c, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
 		return c.SetDeadline(time.Now().Add(netlinkTimeout))
 	}))
@@ -54,17 +55,17 @@ func table() *nftables.Table {
 	return &nftables.Table{Name: TableName, Family: nftables.TableFamilyINet}
 }
 
-// Sets need an ID: the library would take one from an unguarded global counter.
+// Sets have explicit IDs: without one the library increments an unguarded global counter.
 
-// attractSet has the families that attract; its elements expire.
+// attractSet holds the attracting families; its elements expire.
 func attractSet() *nftables.Set {
 	return &nftables.Set{
 		Table: table(), ID: 1, Name: "attract", KeyType: nftables.TypeNFProto, HasTimeout: true,
-		Dynamic: true, // a rule refreshes it
+		Dynamic: true, // refreshed by refreshRule
 	}
 }
 
-// gatewaySet has the addresses of a family's static gateways.
+// gatewaySet holds the addresses of a family's static gateways.
 func gatewaySet(f vip.Family) *nftables.Set {
 	if f == vip.IPv6 {
 		return &nftables.Set{Table: table(), ID: 3, Name: "gateways6", KeyType: nftables.TypeIP6Addr}
@@ -79,13 +80,14 @@ func protocolOf(f vip.Family) byte {
 	return unix.NFPROTO_IPV4
 }
 
-// refreshPort is the destination of packets that refresh the lease, the discard port (RFC 863) of
-// localhost. They reach no socket.
+// refreshPort is the destination port of refresh packets: the discard port (RFC 863) of
+// localhost. The packets reach no socket.
 const refreshPort = 9
 
-// refreshRule returns `ip daddr 127.0.0.1 udp dport 9 @th,64,128 TOKEN update @attract { @th,192,8
-// timeout 3s } drop`: a refreshment by a packet, unlike one by a transaction, does not change the
-// generation of the ruleset, upon which source routing and data plane read all of theirs again.
+// refreshRule returns `ip daddr 127.0.0.1 udp dport 9 @th,64,128 TOKEN update @attract {
+// @th,192,8 timeout 3s } drop`. Unlike a transaction, a refresh by a packet does not change the
+// generation of the ruleset. Each new generation makes source routing and data plane read their
+// tables again.
 func refreshRule(c *nftables.Chain, secret token) *nftables.Rule {
 	localhost := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	const udpHeader = 8
@@ -113,8 +115,8 @@ func refreshRule(c *nftables.Chain, secret token) *nftables.Rule {
 	}}
 }
 
-// refreshTable refreshes the families that attract. The kernel refuses the packets, by the verdict
-// of the rule, if the rule exists.
+// refreshTable refreshes the elements of the attracting families. The rule's drop verdict makes
+// each write fail with EPERM; any other result means that the rule is missing.
 func refreshTable(c content) error {
 	conn, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: refreshPort})
 	if err != nil {
@@ -141,7 +143,7 @@ var errPassed = errors.New("it was sent")
 func rules(c *nftables.Chain) []*nftables.Rule {
 	var list []*nftables.Rule
 	for _, f := range vip.Families {
-		// Where the destination address lies in the header (RFC 791, RFC 8200).
+		// Offset and length of the destination address (RFC 791, RFC 8200).
 		offset, length := uint32(16), uint32(4)
 		if f == vip.IPv6 {
 			offset, length = 24, 16
@@ -163,8 +165,8 @@ func rules(c *nftables.Chain) []*nftables.Rule {
 	return list
 }
 
-// writeTable writes the table in one transaction. A table of another form is replaced, in one
-// transaction as well.
+// writeTable writes the table in one transaction. If the existing table has incompatible objects,
+// a second transaction replaces it.
 func writeTable(c content) error {
 	err := write(c, false)
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
@@ -185,7 +187,7 @@ func write(c content, replace bool) error {
 		nft.AddTable(table())
 		nft.DelTable(table())
 	}
-	nft.AddTable(table()) // activates a dormant one
+	nft.AddTable(table()) // activates a dormant table
 	elements := [len(vip.Families)][]nftables.SetElement{}
 	for _, a := range c.gateways {
 		elements[vip.FamilyOf(a)] = append(elements[vip.FamilyOf(a)], nftables.SetElement{Key: a.AsSlice()})
@@ -199,7 +201,7 @@ func write(c content, replace bool) error {
 	var errs []error
 	put := func(s *nftables.Set, elements []nftables.SetElement) {
 		errs = append(errs, nft.AddSet(s, nil))
-		// The kernel does not change the timeout of an element that exists.
+		// The kernel does not change the timeout of an existing element.
 		nft.FlushSet(s)
 		if len(elements) > 0 {
 			errs = append(errs, nft.SetAddElements(s, elements))
@@ -226,7 +228,7 @@ func write(c content, replace bool) error {
 	return nft.Flush()
 }
 
-// generation returns the generation ID of the ruleset, which changes with each transaction.
+// generation returns the generation ID of the ruleset, which every transaction changes.
 func generation() (uint32, error) {
 	s, err := nlmsg.Open(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -236,8 +238,7 @@ func generation() (uint32, error) {
 	return g, errors.Join(err, s.Close())
 }
 
-// Cleanup removes the table from the network namespace of the calling thread. An absent table is no
-// error.
+// Cleanup removes the table, if it exists, from the network namespace of the calling thread.
 func Cleanup(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()

@@ -13,7 +13,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// errNoInterface is the only error that does not leave the interface's addresses unknown.
+// errNoInterface reports that the interface does not exist. After any other error its addresses
+// are unknown.
 var errNoInterface = errors.New("does not exist")
 
 func interfaceAddresses(name string) ([]rtnetlink.Address, error) {
@@ -45,8 +46,9 @@ func lastChoice(a rtnetlink.Address) bool {
 // maxAddresses bounds the addresses in a problem.
 const maxAddresses = 5
 
-// selectLocal returns the local address of the session to a gateway on the link, or why there is
-// none. It keeps current while possible: another address would restart the session.
+// selectLocal returns the local address of the session to a gateway on the link, or a problem if
+// no address is usable. It keeps current if possible: a change of the address restarts the
+// session.
 func selectLocal(gateway, current netip.Addr, addrs []rtnetlink.Address) (local netip.Addr, problem string) {
 	var best, waiting rtnetlink.Address
 	var others []string // of the gateway's family

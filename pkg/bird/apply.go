@@ -15,22 +15,24 @@ import (
 	"github.com/vipgate/vipgate/pkg/durable"
 )
 
-// configPath is not bird.conf, which is the file of another BIRD on the same host.
+// configPath returns the path of the configuration. It is not bird.conf, which may belong to
+// another BIRD on the same host.
 func (s *Supervisor) configPath() string { return filepath.Join(s.options.Dir, "vipgate.conf") }
 
 func (s *Supervisor) stagedPath() string { return s.configPath() + ".new" }
 
-// applyState is the progress of resolutions into BIRD. Only writing is asynchronous: disks are slow.
+// applyState is the progress of loading resolutions into BIRD. Only the file write is
+// asynchronous, because a disk may be slow.
 type applyState struct {
-	current resolution // loaded by BIRD, and in the file
+	current resolution // loaded by BIRD and in the file
 	pending resolution // being written
-	written chan error // the result of writing pending; nil: nothing is being written
-	refused []byte     // the content that BIRD refused last; not retried
+	written chan error // receives the result of writing pending; nil if no write is in progress
+	refused []byte     // content that BIRD refused last; not retried
 	retries retries
-	again   bool // BIRD lost the current one
+	again   bool // load current again: BIRD lacks some of its protocols
 }
 
-// retries are the attempts of what fails for another reason than BIRD's refusal, as on a full disk.
+// retries is the back-off after failures that are not refusals by BIRD, such as a full disk.
 type retries struct {
 	delay     backoff.Backoff
 	failures  int
@@ -51,7 +53,7 @@ func (s *Supervisor) stage() {
 	}
 	switch {
 	case a.written != nil:
-		return // one at a time: serve calls stage again when this one is written
+		return // one write at a time: serve calls stage again after it
 	case !a.again && v.err == nil && bytes.Equal(v.content, a.current.content):
 		a.current = v
 		s.configured()
@@ -67,7 +69,7 @@ func (s *Supervisor) stage() {
 	go func() { written <- durable.Replace(path, v.content, 0o600) }()
 }
 
-// applyStaged loads the written configuration into BIRD, which keeps the old one if it refuses it.
+// applyStaged loads the written configuration into BIRD. If BIRD refuses it, the old one stays.
 func (s *Supervisor) applyStaged(ctx context.Context, err error) {
 	a := &s.apply
 	a.written = nil
@@ -94,7 +96,8 @@ func (s *Supervisor) reconfigure(ctx context.Context) error {
 	if err := s.replaceFile(err); err != nil {
 		return err
 	}
-	// No session of a static gateway may come up, or stay up, without a lease.
+	// The lease must cover old and new static gateways during the reload: no BFD session may come
+	// up, or stay up, without it.
 	before, after := s.apply.current.input.heldDown(), s.apply.pending.input.heldDown()
 	if err := s.holdable(ctx, union(before, after)); err != nil {
 		return err
@@ -108,8 +111,8 @@ func (s *Supervisor) reconfigure(ctx context.Context) error {
 	return nil
 }
 
-// holdable puts static gateways under the lease. Without any, the failure to remove the table of an
-// earlier configuration is no obstacle.
+// holdable puts static gateways under the lease. Without static gateways it ignores a failure to
+// remove the table of an earlier configuration.
 func (s *Supervisor) holdable(ctx context.Context, gateways []netip.Addr) error {
 	err := s.lease.Gateways(ctx, gateways)
 	if err != nil && len(gateways) == 0 && ctx.Err() == nil {
@@ -119,7 +122,7 @@ func (s *Supervisor) holdable(ctx context.Context, gateways []netip.Addr) error 
 	return err
 }
 
-// replaceFile installs the staged file if its check passed: a restarted BIRD reads it.
+// replaceFile installs the staged file, which a restarted BIRD reads, if its check passed.
 func (s *Supervisor) replaceFile(checkErr error) error {
 	if checkErr != nil {
 		checkErr = fmt.Errorf("failed to check BIRD's new configuration: %w", checkErr)
@@ -145,7 +148,8 @@ func (s *Supervisor) configured() {
 	}
 }
 
-// configFailed records that it has not. A configuration that BIRD refused is not retried.
+// configFailed records a failure to configure BIRD. A configuration that BIRD refused is not
+// retried.
 func (s *Supervisor) configFailed(err error) {
 	var refused *RefusedError
 	if errors.As(err, &refused) {
@@ -157,7 +161,8 @@ func (s *Supervisor) configFailed(err error) {
 	s.state.Update(func(st State) State { st.ConfigErr = err; st.ConfigFailures++; return st })
 }
 
-// prepare writes the file for a new BIRD: the desired one, or else the last one that BIRD loaded.
+// prepare writes the configuration for a new BIRD process: the desired one or, if that fails, the
+// last one that BIRD loaded.
 func (s *Supervisor) prepare(ctx context.Context) error {
 	a := &s.apply
 	a.pending = s.resolver.result.Load()
@@ -175,7 +180,7 @@ func (s *Supervisor) prepare(ctx context.Context) error {
 	case err != nil:
 		s.configFailed(err)
 	}
-	// Not written again, so that a restart of BIRD works on a full or read-only disk.
+	// Do not write an unchanged file: BIRD must be able to restart on a full or read-only disk.
 	if b, err := os.ReadFile(s.configPath()); err == nil && bytes.Equal(b, a.current.content) {
 		return nil
 	}
@@ -194,7 +199,7 @@ func (s *Supervisor) install(ctx context.Context, content []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, s.options.Executable, "-p", "-c", path)
-	cmd.WaitDelay = time.Second // a child of it may hold the output open
+	cmd.WaitDelay = time.Second // a child process of BIRD may keep the output open
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.Exited() {

@@ -2,16 +2,16 @@ package bird
 
 import "golang.org/x/sys/unix"
 
-// capabilities are what BIRD needs: routes of the kernel, sockets bound to an interface, and a
-// local port below 1024.
+// capabilities lists the capabilities that BIRD requires to manage kernel routes, bind sockets to
+// an interface, and listen on a port below 1024.
 var capabilities = []int{unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE, unix.CAP_NET_RAW}
 
 // secbitNoAmbient is SECBIT_NO_CAP_AMBIENT_RAISE (linux/securebits.h).
 const secbitNoAmbient = 1 << 6
 
-// ambientCapabilities returns those of BIRD's capabilities that this process has. BIRD inherits
-// them, unless its file has capabilities of its own. A BIRD that has one more than this process is
-// out of its reach: it is not dumpable, so TCP_NODELAY cannot be set on its sockets.
+// ambientCapabilities returns the subset of capabilities that this process has. BIRD inherits
+// them unless its executable has file capabilities. If BIRD has a capability that this process
+// lacks, it is not dumpable, so this process cannot set TCP_NODELAY on its sockets.
 func ambientCapabilities() []uintptr {
 	bits, err := unix.PrctlRetInt(unix.PR_GET_SECUREBITS, 0, 0, 0, 0)
 	if err != nil || bits&secbitNoAmbient != 0 {

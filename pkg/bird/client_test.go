@@ -109,7 +109,7 @@ func TestGreetings(t *testing.T) {
 }
 
 func TestHarmfulCommandsAreRefused(t *testing.T) {
-	c := &Client{} // has no connection that it could use
+	c := &Client{} // without a usable connection
 	for _, command := range []string{strings.Repeat("x", maxCommand+1), "show status\ndown", "show status\r", "show\x00"} {
 		if _, err := c.Command(t.Context(), command); err == nil {
 			t.Errorf("%.20q was sent", command)

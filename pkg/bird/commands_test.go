@@ -17,7 +17,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// BIRD 3 requests routes of a gateway again with another command than BIRD 2.
+// BIRD 2 and BIRD 3 have different commands to request routes again.
 func TestReloadAfterImportLimit(t *testing.T) {
 	for version, reload := range map[string]string{"2.0.12": "reload in", "3.1.8": "reload filters in"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -36,8 +36,8 @@ func TestReloadAfterImportLimit(t *testing.T) {
 	}
 }
 
-// While BIRD loads a configuration, the static gateways of the old one and of the new one have a
-// lease, and only the latter afterwards.
+// While BIRD loads a configuration, the lease covers the static gateways of the old and the new
+// configuration; afterwards it covers only the new gateways.
 func TestGatewaysDuringReconfiguration(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	static := func(last byte) Session {
@@ -76,7 +76,7 @@ func TestGatewaysDuringReconfiguration(t *testing.T) {
 	}
 }
 
-// BIRD is not asked for a list that exceeds the bound of its replies.
+// The supervisor does not request a list that exceeds the bound of replies.
 func TestLongListOfExportsIsNotRead(t *testing.T) {
 	s := NewSupervisor(Options{Dir: t.TempDir(), Socket: "unused"})
 	s.dial = func(context.Context, string) (*Client, error) {
@@ -89,7 +89,7 @@ func TestLongListOfExportsIsNotRead(t *testing.T) {
 	}
 }
 
-// BIRD 3 exports routes again with another command than BIRD 2.
+// BIRD 2 and BIRD 3 have different commands to export routes again.
 func TestExportRoutesCommand(t *testing.T) {
 	for version, reload := range map[string]string{
 		"2.0.12": "reload out", "2.20.0": "reload out", "3.1.8": "reload filters out",

@@ -70,7 +70,7 @@ func TestGatewayReceivesAnnouncedVIPs(t *testing.T) {
 				if path := gw.Attribute(v, "as_path"); path != tt.depreferred {
 					t.Errorf("de-preferred %s has path %q, want %q", v, path, tt.depreferred)
 				}
-				// The gateway sets its own default on what comes over eBGP.
+				// The gateway sets its default local preference on eBGP routes.
 				if lp := gw.Attribute(v, "local_pref"); lp != tt.lp0 {
 					t.Errorf("de-preferred %s has local preference %q, want %q", v, lp, tt.lp0)
 				}
@@ -88,8 +88,8 @@ func TestGatewayReceivesAnnouncedVIPs(t *testing.T) {
 	}
 }
 
-// Default routes of gateways are in the kernel's table, and others if that is wanted, at most the
-// limit; VIPs never are.
+// BIRD exports gateways' default routes to the kernel table, with ImportAll also further routes
+// up to the limit, and never VIPs.
 func TestImports(t *testing.T) {
 	const routes = "route 20.0.0.1/32 blackhole; route 20.0.0.0/24 blackhole; route 10.0.1.0/24 blackhole; " +
 		"route 10.0.2.0/24 blackhole;"
@@ -215,11 +215,11 @@ func TestHungBIRDIsReplaced(t *testing.T) {
 	await.True(t, "VIPs at the gateway again", func() bool { return gw.Has(vip4) && gw.Has(vip6) })
 }
 
-// frontendVariable makes the test binary a frontend that never stops by itself: a supervisor and an
-// announcer of both VIPs. It holds the interface.
+// frontendVariable makes the test binary run as a frontend until it is killed: a supervisor and
+// an announcer of both VIPs. Its value contains the directory and the interface.
 const frontendVariable = "VIPGATE_TEST_FRONTEND"
 
-// TestFrontendToBeKilled is no test but the process that one of them kills.
+// TestFrontendToBeKilled is the body of the process that another test kills.
 func TestFrontendToBeKilled(t *testing.T) {
 	dir, dev, isFrontend := strings.Cut(os.Getenv(frontendVariable), " ")
 	if !isFrontend {
@@ -301,7 +301,7 @@ func servedBy(t *testing.T, socket string) int {
 	return c.PID
 }
 
-// An orphan runs the same executable with the same control socket: one of the two is not enough.
+// An orphan has the same executable and the same control socket; one match is not sufficient.
 func TestForeignProcessInPIDFileSurvives(t *testing.T) {
 	for name, command := range map[string]func(p *pod) []string{
 		"neither": func(*pod) []string { return []string{"sleep", "600"} },
@@ -391,7 +391,7 @@ func TestReconfigurationLeavesOtherSessionsUp(t *testing.T) {
 	}
 }
 
-// blockedHandler is a log whose reader does not read BIRD's lines until released.
+// blockedHandler is a log handler that blocks on BIRD's lines until released.
 type blockedHandler struct {
 	slog.Handler
 	released chan struct{}
@@ -462,7 +462,7 @@ func TestConfirmWaitsForWithdrawals(t *testing.T) {
 	kill(t, p.State().Load().PID, syscall.SIGCONT)
 }
 
-// A BIRD before 2.14 sleeps over the feed of a session that came up: see Expect.
+// BIRD before 2.14 may sleep instead of feeding a new session: see Expect.
 func TestManyVIPsCauseNoStall(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4, vip.IPv6)
@@ -524,7 +524,7 @@ func TestRefusedConfigurationKeepsPrevious(t *testing.T) {
 	if n := strings.Count(p.Log.String(), "failed to configure BIRD"); n != 1 {
 		t.Errorf("complained %d times about the same configuration", n)
 	}
-	// A BIRD that ends meanwhile comes back with the configuration that it took.
+	// A BIRD that is killed in this state restarts with the configuration that it accepted last.
 	kill(t, s.PID, syscall.SIGKILL)
 	p.await("session back", func(s bird.State) bool { return s.PID != before.PID && s.Restarts == 1 && s.Gateways[0].Up })
 	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4)}, []vip.VIP{vip4})

@@ -12,9 +12,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// errorPriority is how long an error of BGP or of TCP-MD5 is not replaced by an error of the socket:
-// longer than BIRD needs for another attempt. A gateway that refuses a session with a NOTIFICATION
-// resets the next connection.
+// errorPriority is how long a BGP or TCP-MD5 error takes precedence over a socket error. It
+// exceeds the time of BIRD's next attempt, because a gateway that refuses a session with a
+// NOTIFICATION resets the next connection.
 const errorPriority = 10 * time.Second
 
 // sessionError is why a BGP session does not come up, or was lost.
@@ -24,12 +24,12 @@ type sessionError struct {
 	socket bool // an error of the TCP connection
 }
 
-// replaces reports whether an error is reported instead of an earlier one.
+// replaces reports whether e takes the place of an earlier error.
 func (e sessionError) replaces(old sessionError) bool {
 	return e.text != "" && (!e.socket || old.socket || old.text == "" || e.at.Sub(old.at) >= errorPriority)
 }
 
-// BIRD's names of errors in `show protocols`. Its log has no "BGP " before the first.
+// Prefixes and text of BIRD's errors in `show protocols`. BIRD's log omits "BGP " from the first.
 const (
 	sentError     = "BGP Error: "
 	receivedError = "Received: "
@@ -37,8 +37,8 @@ const (
 	badPeerAS     = "Bad peer AS"
 )
 
-// sessionErrors holds the last error of each session under its present configuration. The zero
-// value is usable.
+// sessionErrors holds the last error of each session under its current configuration. The zero
+// value is ready to use.
 type sessionErrors struct {
 	md5 md5Counters // owned by Supervisor.Run
 
@@ -49,15 +49,17 @@ type sessionErrors struct {
 type sessionRecord struct {
 	session Session
 	last    sessionError
-	// polled and up are of the last poll: BIRD may show an error for longer than one session.
+	// polled and up are the error and the state at the last poll: BIRD may show an error longer than
+	// the session that it belongs to.
 	polled string
 	up     bool
-	// started: the protocol was started with this configuration. Before, BIRD shuts the one of an
-	// earlier configuration down, and shows its error.
+	// started reports whether BIRD has started the protocol with this configuration. Until then it
+	// shuts down the protocol of the earlier configuration and shows that protocol's error.
 	started bool
 }
 
-// logged records a NOTIFICATION in BIRD's log: BIRD may have cleared the error by the next poll.
+// logged records a NOTIFICATION from BIRD's log, because BIRD may clear the error before the next
+// poll.
 func (s *sessionErrors) logged(e Event, at time.Time) {
 	name, ok := strings.CutPrefix(e.Protocol, gatewayPrefix)
 	if !ok || e.Level != "RMT" {
@@ -76,9 +78,9 @@ func (s *sessionErrors) logged(e Event, at time.Time) {
 	}
 }
 
-// describe sets the last error in the states of the BGP gateways that are down, which have the one
-// that BIRD shows. sessions are those of the configuration that BIRD loaded: a session that differs
-// from that of the last poll has no earlier error.
+// describe sets LastError of each BGP gateway that is down. At the call LastError is the error
+// that BIRD shows. sessions lists the sessions of the configuration that BIRD loaded: a session
+// whose configuration has changed since the last poll has no earlier error.
 func (s *sessionErrors) describe(
 	at time.Time, gateways []GatewayState, protocols map[string]Protocol, sessions []Session,
 ) {
@@ -119,12 +121,12 @@ func (s *sessionErrors) describe(
 	}
 }
 
-// observe takes the error that BIRD shows of a session that is down.
+// observe records the error that BIRD shows for a session that is down.
 func (r *sessionRecord) observe(at time.Time, text string) {
 	changed := text != r.polled || r.up
 	r.polled, r.up = text, false
 	is := sessionError{text: text, at: at, socket: strings.HasPrefix(text, socketError)}
-	// The log has the detail of an error that `show protocols` lacks.
+	// An error from the log stays: it has details that `show protocols` omits.
 	if changed && !strings.HasPrefix(r.last.text, text) && is.replaces(r.last) {
 		r.last = is
 	}
@@ -137,7 +139,7 @@ func (s Session) equal(other Session) bool {
 	return s == other && (a == nil) == (b == nil) && (a == nil || *a == *b)
 }
 
-// explain returns the error with the part of the configuration that it refers to.
+// explain adds the related configuration field to an error.
 func (s Session) explain(text string) string {
 	if !strings.Contains(text, badPeerAS) {
 		return text
@@ -148,8 +150,8 @@ func (s Session) explain(text string) string {
 	return fmt.Sprintf("%s; the gateway expects another AS number than localASN %d", text, s.LocalASN)
 }
 
-// The kernel's counters of TCP segments that it dropped for their signature (TCP-MD5, RFC 2385), of
-// the whole network namespace.
+// The kernel's counters of TCP segments that it dropped for their signature (TCP-MD5, RFC 2385),
+// of the whole network namespace.
 const (
 	md5NotFound   = iota // without a signature, from a peer with a key
 	md5Unexpected        // with a signature, from a peer without a key
@@ -159,7 +161,7 @@ const (
 
 var md5Names = [md5Kinds]string{"TCPMD5NotFound", "TCPMD5Unexpected", "TCPMD5Failure"}
 
-// md5Texts say which side lacks what. The sender of the segments is not in the counters.
+// md5Texts explain the counters with a remedy. The counters do not identify the sender.
 var md5Texts = [md5Kinds]string{
 	"the gateway does not sign (unsigned TCP segments arrive); set the password at the gateway, " +
 		"or remove passwordFile",
@@ -171,14 +173,16 @@ var md5Texts = [md5Kinds]string{
 // md5Interval separates two reads of the counters.
 const md5Interval = 200 * time.Millisecond
 
-// md5Counters attributes the counters to gateways: those without a session whose password fits.
+// md5Counters attributes increments of the counters to the gateways that are down and whose
+// password setting matches the kind of error.
 type md5Counters struct {
-	at       time.Time // of last; zero: all sessions were up
+	at       time.Time // time of last; zero if all sessions were up
 	last     [md5Kinds]uint64
 	counters func() ([md5Kinds]uint64, error) // [readMD5] if nil
 }
 
-// problems returns by gateway what increased since the last read, if that concerns the gateway.
+// problems returns the signing problem of each gateway that a counter increment since the last
+// read may concern.
 func (c *md5Counters) problems(at time.Time, gateways []GatewayState, sessions []Session) map[string]string {
 	var suspects [md5Kinds][]string
 	down := false
@@ -208,7 +212,7 @@ func (c *md5Counters) problems(at time.Time, gateways []GatewayState, sessions [
 	}
 	now, err := read()
 	if err != nil {
-		return nil // without the counters BIRD's errors remain
+		return nil // BIRD's own errors are still reported
 	}
 	before, first := c.last, c.at.IsZero()
 	c.last, c.at = now, at
@@ -253,7 +257,7 @@ func parseMD5(content string) (counters [md5Kinds]uint64) {
 		}
 		for kind, name := range md5Names {
 			if i := slices.Index(names, name); i >= 0 && i < len(words) {
-				counters[kind], _ = strconv.ParseUint(words[i], 10, 64) // 0 without a number
+				counters[kind], _ = strconv.ParseUint(words[i], 10, 64) // 0 if invalid
 			}
 		}
 		return counters

@@ -47,7 +47,7 @@ func TestWrongASIsAlwaysNamed(t *testing.T) {
 		return g.LastErrorAt.After(first.LastErrorAt.Add(3 * time.Second))
 	})
 
-	// Another configuration has no errors of the one before.
+	// A new configuration has no errors of the previous one.
 	p.Configure([]trench.Gateway{gatewayOf(vip.IPv4, func(g *trench.Gateway) {
 		g.RemoteASN, g.RemotePort, g.LocalPort = 65001, 9, 10180
 	})}, []vip.VIP{vip4})

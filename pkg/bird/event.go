@@ -16,8 +16,8 @@ type Event struct {
 // levels are BIRD's log classes, which it writes in angle brackets (sysdep/unix/log.c).
 var levels = []string{"DBG", "TRACE", "INFO", "RMT", "WARN", "ERR", "AUTH", "FATAL", "BUG"}
 
-// ParseEvent parses a line of BIRD's stderr: "DATE TIME <LEVEL> NAME: text", and on 3.x "bird: DATE
-// TIME [thread] <LEVEL> …".
+// ParseEvent parses a line of BIRD's stderr: "DATE TIME <LEVEL> NAME: text", and on 3.x "bird:
+// DATE TIME [thread] <LEVEL> …".
 func ParseEvent(line string) Event {
 	_, rest, ok := strings.Cut(line, "<")
 	level, text, ok2 := strings.Cut(rest, "> ")
@@ -36,7 +36,7 @@ const stateChanged = "State changed to "
 // StateChanged reports whether the event is a state change of a protocol or a channel.
 func (e Event) StateChanged() bool { return strings.HasPrefix(e.Text, stateChanged) }
 
-// CameUp reports whether the event is the change of a protocol to up.
+// CameUp reports whether the event is a protocol's transition to up.
 func (e Event) CameUp() bool { return e.Text == stateChanged+"up" }
 
 // isError reports whether the event can be the cause of BIRD's exit.
@@ -48,8 +48,8 @@ func (e Event) isError() bool {
 	return false
 }
 
-// dropped reports whether the event is the failure to send a BFD packet that the kernel dropped, as
-// it does while a static gateway is held down.
+// dropped reports whether the event is a send error of a BFD packet that the kernel dropped,
+// which is expected while a static gateway is held down.
 func (e Event) dropped() bool {
 	return e.Protocol == bfdName && strings.HasPrefix(e.Text, "Socket error: Operation not permitted")
 }

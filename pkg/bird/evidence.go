@@ -8,32 +8,35 @@ import (
 )
 
 const (
-	// raiseTime is how long a BFD session may take to come up, and counts as usable meanwhile: it takes
-	// up to a second, the interval of packets while a session is down (RFC 5880 section 6.8.3).
+	// raiseTime is how long a released BFD session may take to come up; until then its gateway
+	// counts as usable. The first packet takes up to a second, the interval while a session is down
+	// (RFC 5880 section 6.8.3).
 	raiseTime = 3 * time.Second
-	// Bounds of the time between the releases of a gateway that does not come up.
+	// Bounds of the time between two releases of a gateway that does not come up.
 	minRelease, maxRelease = 5 * time.Second, 10 * time.Minute
 )
 
-// evidence is what the BFD session of a static gateway has shown while it was released. A session
-// that is held down is never up, so whether its gateway can be used depends on the past: one that
-// was down when it was held down, or did not come up after a release, is dead until its session was
-// up. The load balancer of Meridio 1.x is available only while a gateway is usable, hence does not
-// attract, and so does not release a dead gateway again. Therefore a dead gateway is usable for one
-// more release when its packets arrive again, and after maxRelease in any case: it may wait for
-// packets of the frontend (RFC 5880 section 6.1, passive role).
+// evidence records the behavior of a static gateway's BFD session while the session was released.
+// A session that is held down is never up, so the usability of its gateway follows from the past:
+// a gateway whose session was down when it was held down, or did not come up after a release, is
+// dead until the session comes up.
+//
+// The load balancer of Meridio 1.x is available only while a gateway is usable. With only dead
+// gateways no family attracts traffic, so no gateway would be released again. Therefore a dead
+// gateway becomes usable for one more release when its packets arrive again, and in any case
+// after maxRelease: it may wait for packets of the frontend (RFC 5880 section 6.1, passive role).
 type evidence struct {
-	gateway  trench.Gateway // the configuration that the rest is about
-	external string         // its interface
+	gateway  trench.Gateway // configuration to which the evidence applies
+	external string         // interface of the gateway
 
-	fresh   bool            // not held down since it was configured or up
-	failed  time.Time       // since when the gateway is dead; zero: it is not
+	fresh   bool            // not held down since the gateway was configured or up
+	failed  time.Time       // when the gateway became dead; zero if it is not dead
 	silent  bool            // since failed, no packet of the gateway arrived for a detection time
-	delay   backoff.Backoff // before the next release
-	release time.Time       // not released before
+	delay   backoff.Backoff // delay of the next release
+	release time.Time       // earliest time of the next release
 }
 
-// about returns the evidence about a configuration. That about another one is forgotten.
+// about returns e if it applies to the configuration, or else new evidence.
 func (e evidence) about(g trench.Gateway, external string) evidence {
 	if e.external != external || !sameGateway(e.gateway, g) {
 		return evidence{gateway: g, external: external, fresh: true}
@@ -49,14 +52,15 @@ func sameGateway(a, b trench.Gateway) bool {
 	return a == b
 }
 
-// released adds a look at a session that is not held down since a time.
+// released adds an observation of a session that was released at since.
 func (e *evidence) released(at time.Time, state string, since time.Time) {
 	switch {
 	case state == bfdUp:
 		*e = evidence{}.about(e.gateway, e.external)
 	case !e.failed.IsZero(), e.usable(at, since):
 	default:
-		// A session that was not held down says nothing about a release: the next one need not wait.
+		// The back-off applies only after a failed release. A session that was never held down has had
+		// no release yet.
 		e.failed, e.release, e.silent = at, at, e.fresh
 		if !e.fresh {
 			e.delay.Min, e.delay.Max = minRelease, maxRelease
@@ -65,19 +69,19 @@ func (e *evidence) released(at time.Time, state string, since time.Time) {
 	}
 }
 
-// held adds a look at a session that is held down.
+// held adds an observation of a session that is held down.
 func (e *evidence) held(at time.Time, state string) {
 	if e.fresh = false; e.failed.IsZero() {
 		return
 	}
-	e.silent = e.silent || state != bfdInit // BIRD's state while packets of the gateway arrive
+	e.silent = e.silent || state != bfdInit // BIRD shows Init while packets of the gateway arrive
 	heard := e.silent && state == bfdInit && !at.Before(e.release)
 	if heard || at.Sub(e.failed) >= maxRelease {
 		e.failed = time.Time{}
 	}
 }
 
-// usable reports whether a session that is not up, and released since a time, may come up.
+// usable reports whether a session that is not up and was released at since may still come up.
 func (e *evidence) usable(at, since time.Time) bool {
 	return e.failed.IsZero() && at.Sub(since) < raiseTime
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// staticModel is a static gateway, and a load balancer that is available only while a gateway is
-// usable, as that of Meridio 1.x.
+// staticModel models a static gateway and a load balancer that is available only while a gateway
+// is usable, like the load balancer of Meridio 1.x.
 type staticModel struct {
 	t          *testing.T
 	now        time.Time
@@ -20,7 +20,7 @@ type staticModel struct {
 
 	alive     bool // the gateway sends packets
 	deaf      bool // and receives none
-	passive   bool // it sends packets only in answer
+	passive   bool // it sends packets only in response
 	answers   bool // the load balancer does not depend on the gateway
 	noTargets bool // the load balancer is unavailable
 	noBIRD    bool
@@ -241,7 +241,7 @@ func TestDeadStaticGateway(t *testing.T) {
 	}
 }
 
-// Each change of a gateway's configuration, and no other one, has it tried again.
+// Only a change of the gateway's own configuration makes a dead gateway usable again.
 func TestDeadStaticGatewayForgotten(t *testing.T) {
 	t.Parallel()
 	other := staticSession("h", "10.0.0.2", nil).Gateway

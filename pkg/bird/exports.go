@@ -10,25 +10,26 @@ import (
 )
 
 const (
-	// exportTime is how long BIRD may take to export the announced VIPs to a gateway: 0.1 s for 10 000.
+	// exportTime is how long BIRD may take to export the announced VIPs to a gateway. 10 000 VIPs
+	// take 0.1 s.
 	exportTime = 2 * time.Second
-	// The exported VIPs are read while their number is too low: after a change of it, but not more often
-	// than each listInterval, and otherwise each maxListAge.
+	// While too few VIPs are exported, their list is read after each change of a count, at most once
+	// per listInterval, and otherwise once per maxListAge.
 	listInterval, maxListAge = time.Second, 10 * time.Second
 	// maxListed bounds the lines of BIRD's answer.
 	maxListed = maxReplyLines / 2
 )
 
-// exportList holds the VIPs that BIRD exports to a gateway while it exports too few of them.
+// exportList holds the VIPs that BIRD exports to a gateway while it exports too few VIPs.
 type exportList struct {
-	since  time.Time // of the first poll with too few
-	read   time.Time // when vips was read; zero: not yet
-	counts [2]int    // exported and announced VIPs, when vips was read
+	since  time.Time // time of the first poll with too few exported VIPs
+	read   time.Time // when vips was read; zero before the first read
+	counts [2]int    // exported and announced VIPs at that time
 	vips   vip.Set
 }
 
 // checkExports finds the gateways to which BIRD exports too few VIPs for longer than an export
-// takes, and reads the VIPs that it exports to them.
+// takes, and lists the exported VIPs.
 func (s *Supervisor) checkExports(ctx context.Context, at time.Time, gateways, before []GatewayState) {
 	announced, was := s.expect.Load(), byName(before)
 	for i := range gateways {

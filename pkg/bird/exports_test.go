@@ -9,8 +9,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// A gateway to which BIRD exports too few VIPs for longer than an export takes is short, and only
-// then, and seldom, BIRD is asked which VIPs it exports.
+// A gateway to which BIRD exports too few VIPs for longer than an export takes is short. Only
+// then the exported VIPs are listed, at long intervals.
 func TestShortExports(t *testing.T) {
 	const a, b = "20.0.0.1/32", "20.0.0.2/32"
 	synctest.Test(t, func(t *testing.T) {
@@ -68,7 +68,7 @@ func TestShortExports(t *testing.T) {
 		if g := w.State().Load().Gateways[0]; g.Announced != 1 || g.Exported != 1 {
 			t.Errorf("%d of %d VIPs", g.Exported, g.Announced)
 		}
-		// A new session has its time, too.
+		// A new session has the full export time.
 		f.with(func() { f.exported = nil })
 		w.after(exportTime + pollInterval)
 		want(true, "[]")

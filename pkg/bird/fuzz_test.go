@@ -22,8 +22,8 @@ import (
 	"time"
 )
 
-// transcripts are what the BIRDs 2.0.12 to 3.4.0 of testdata wrote: "control" on their control
-// socket in one conversation, "stderr" to their log.
+// transcripts returns the recorded output of BIRD 2.0.12 to 3.4.0 in testdata: "control" is one
+// conversation on the control socket, "stderr" the log.
 func transcripts(t testing.TB, kind string) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("testdata", kind+"-*.txt"))
@@ -52,8 +52,8 @@ func repliesIn(conversation string) []string {
 	return replies
 }
 
-// inPieces reads data in pieces whose sizes are bytes of cuts (0 means 256), and what is left in
-// one.
+// inPieces reads data in pieces whose sizes are the bytes of cuts (0 means 256), and the
+// remainder in one piece.
 type inPieces struct {
 	data, cuts []byte
 }
@@ -81,8 +81,8 @@ func (p *inPieces) Read(b []byte) (int, error) {
 
 var firstOfReply = regexp.MustCompile(`^(?s)(\d{4})([- ])(.*)$`)
 
-// replyByTheBook is BIRD's protocol once more, in the plainest words: the reply at the beginning of
-// the text and what follows it. It is nil if there is none.
+// replyByTheBook is a simple reference parser of BIRD's protocol. It returns the reply at the
+// beginning of the text, nil without a reply, and the rest of the text.
 func replyByTheBook(text string) (reply Reply, rest string) {
 	code := ""
 	for range maxReplyLines {
@@ -113,8 +113,8 @@ func replyByTheBook(text string) (reply Reply, rest string) {
 	return nil, ""
 }
 
-// FuzzReadReply checks that what is read does not depend on how the bytes arrive, that it follows
-// the protocol, and that nothing behind the reply is consumed.
+// FuzzReadReply checks that the reply does not depend on how the bytes arrive, that it follows
+// the protocol, and that no byte after the reply is consumed.
 func FuzzReadReply(f *testing.F) {
 	f.Add([]byte(someReply), []byte{1, 2, 3})
 	f.Add([]byte("0001 BIRD 2.0.12 ready.\n"), []byte{4, 1})
@@ -149,9 +149,8 @@ func FuzzReadReply(f *testing.F) {
 	})
 }
 
-// FuzzConversation has the client greeted and answered by arbitrary bytes in pieces that come at
-// arbitrary times. Every command ends within its deadline, and with the reply that was sent or with
-// an error.
+// FuzzConversation sends arbitrary bytes as greeting and replies, in pieces at arbitrary times.
+// Every command ends within its deadline, with the reply that was sent or with an error.
 func FuzzConversation(f *testing.F) {
 	f.Add([]byte(greeting+someReply), []byte{1, 200, 30})
 	f.Add([]byte(greeting+"1002-x\n"), []byte{})
@@ -220,8 +219,8 @@ func FuzzConversation(f *testing.F) {
 	})
 }
 
-// linesOf makes a reply of every line that can be one, so that a broken line does not hide the
-// others.
+// linesOf returns a reply of all valid lines, so that one invalid line does not hide the valid
+// ones.
 func linesOf(text []byte) Reply {
 	var reply Reply
 	code := codeProtocol
@@ -234,7 +233,7 @@ func linesOf(text []byte) Reply {
 	return reply
 }
 
-// respaced is the reply with other columns: the same words, with other space between them.
+// respaced returns the reply with other columns: the same words with different white space.
 func respaced(r Reply, space string) Reply {
 	var result Reply
 	for _, l := range r {
@@ -247,7 +246,7 @@ func respaced(r Reply, space string) Reply {
 	return result
 }
 
-// rendered shows protocols as BIRD does.
+// rendered formats protocols as BIRD does.
 func rendered(list []Protocol) Reply {
 	r := Reply{{2002, "Name Proto Table State Since Info"}}
 	for _, p := range list {
@@ -279,8 +278,8 @@ func rendered(list []Protocol) Reply {
 	return append(r, Line{})
 }
 
-// FuzzProtocols checks that tables of protocols are read by words, in bounds, and again the same
-// when they are written down and read again.
+// FuzzProtocols checks that the parser of protocol tables splits by words, keeps numbers in
+// bounds, and returns the same protocols after formatting and parsing them again.
 func FuzzProtocols(f *testing.F) {
 	for _, text := range transcripts(f, "control") {
 		for _, reply := range repliesIn(text) {
@@ -337,7 +336,7 @@ func FuzzProtocols(f *testing.F) {
 	})
 }
 
-// FuzzBFD checks the same of tables of BFD sessions.
+// FuzzBFD checks the same properties for tables of BFD sessions.
 func FuzzBFD(f *testing.F) {
 	for _, text := range transcripts(f, "control") {
 		for _, reply := range repliesIn(text) {
@@ -377,8 +376,8 @@ func FuzzBFD(f *testing.F) {
 	})
 }
 
-// logByTheBook is what drainLines should make of a log: a line is cut off at the size of the
-// buffer.
+// logByTheBook is a reference implementation of drainLines: lines are truncated at the size of
+// the buffer.
 func logByTheBook(text string) (events []Event) {
 	for line := range strings.Lines(text) {
 		switch line, whole := strings.CutSuffix(line, "\n"); {
@@ -394,8 +393,8 @@ func logByTheBook(text string) (events []Event) {
 	return events
 }
 
-// FuzzLog checks that BIRD's log is always drained, whatever comes and though no line is received
-// from it, and that no line is lost or invented on the way to those who act on it.
+// FuzzLog checks that arbitrary input in BIRD's log is drained even if no line is received, and
+// that the events match the lines.
 func FuzzLog(f *testing.F) {
 	for _, text := range transcripts(f, "stderr") {
 		f.Add([]byte(text), []byte{255, 1, 80}, uint32(0))
@@ -442,7 +441,7 @@ func FuzzLog(f *testing.F) {
 	})
 }
 
-// TestTablesOfEveryVersion reads what BIRD 2.0.12 to 3.4.0 answered in one and the same situation.
+// TestTablesOfEveryVersion parses the replies of BIRD 2.0.12 to 3.4.0 in the same situation.
 func TestTablesOfEveryVersion(t *testing.T) {
 	for name, text := range transcripts(t, "control") {
 		t.Run(name, func(t *testing.T) {

@@ -10,24 +10,24 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
-// DefaultImportLimit is the number of routes that are taken from a gateway.
+// DefaultImportLimit is the maximum number of routes that BIRD accepts from a gateway.
 const DefaultImportLimit = 1000
 
-// Bounds of the time between requests for the routes of a gateway beyond its limit: it sends all of
-// them each time.
+// Bounds of the time between route requests to a gateway beyond its limit. The gateway sends all
+// routes each time.
 const minReload, maxReload = 30 * time.Second, 10 * time.Minute
 
-// imports has the sessions that reached their import limit, by protocol. BIRD 2 ignores every new
-// route from then on, also a default route, until the gateway's routes are requested again; BIRD 3
-// takes new routes below the limit, and not those that it ignored.
+// imports maps protocols to their reached import limits. After reaching the limit BIRD 2 ignores
+// every new route, even a default route, until the gateway's routes are requested again. BIRD 3
+// accepts new routes below the limit, but not the routes that it ignored before.
 type imports map[string]*importLimit
 
-// importLimit is a limit that was reached.
+// importLimit is the state of a reached limit.
 type importLimit struct {
-	hit      time.Time // when it was seen last
-	reloaded time.Time // when the routes were requested last
+	hit      time.Time // last poll at which BIRD ignored routes
+	reloaded time.Time // time of the last route request
 	delay    backoff.Backoff
-	reload   time.Time // when they are to be requested
+	reload   time.Time // time of the next route request
 }
 
 // blocked reports whether BIRD ignores routes of a protocol. BIRD 3 shows the limit as hit until
@@ -36,8 +36,8 @@ func (p Protocol) blocked(version string) bool {
 	return p.LimitHit && (version < "3" || p.Imported >= p.ImportLimit)
 }
 
-// observe returns the protocols whose routes are to be requested again: with back-off while BIRD
-// ignores some, and once after that.
+// observe returns the protocols whose routes must be requested again: with back-off while BIRD
+// ignores routes, and once more afterwards.
 func (m imports) observe(now time.Time, protocols map[string]Protocol, version string) (reload []string) {
 	for name, p := range protocols {
 		l, known := m[name]
@@ -75,7 +75,7 @@ func (m imports) describe(gateways []GatewayState) {
 	}
 }
 
-// watchImports requests routes again that BIRD ignored.
+// watchImports requests the routes again that BIRD ignored.
 func (s *Supervisor) watchImports(ctx context.Context, now time.Time, protocols map[string]Protocol, version string) {
 	reload := "reload in"
 	if version >= "3" {

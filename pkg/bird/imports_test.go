@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// BIRD's own words, with one more route than the limit (2.0.12, 2.20.0, 3.1.8, 3.4.0).
+// BIRD's output with one more route than the limit (2.0.12, 2.20.0, 3.1.8, 3.4.0).
 func TestImportLimitIsParsed(t *testing.T) {
 	t.Parallel()
 	for limit, want := range map[string]string{
@@ -95,7 +95,7 @@ func TestImportLimitIsRetried(t *testing.T) {
 	}
 }
 
-// At its limit BIRD 2 ignores new routes until they are requested, however few there are.
+// At its limit BIRD 2 ignores new routes until they are requested, even below the limit.
 func TestImportsBlocked(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -20,8 +20,8 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-// fake writes an executable that passes the check of the configuration and then does what the
-// script determines.
+// fake writes an executable that accepts the check of the configuration and otherwise runs the
+// script.
 func fake(t *testing.T, script string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bird")
@@ -100,7 +100,7 @@ func TestStopEndsBIRDAndWaitsForIt(t *testing.T) {
 func TestUnwritableConfigurationIsRetried(t *testing.T) {
 	p, _, _ := bothUp(t, routerConfig{})
 	before := p.State().Load()
-	// A write to a directory fails, also for root.
+	// A write to a directory fails even for root.
 	blocked := filepath.Join(p.Options.Dir, "vipgate.conf.new.tmp")
 	if err := os.Mkdir(blocked, 0o700); err != nil {
 		t.Fatal(err)
@@ -112,7 +112,7 @@ func TestUnwritableConfigurationIsRetried(t *testing.T) {
 	if !s.Alive || s.ConfigFailures == 0 || !up("gateway-ipv4")(s) {
 		t.Errorf("state %+v", s)
 	}
-	// A BIRD that ends meanwhile comes back with what is on the disk.
+	// A BIRD that is killed in this state restarts with the configuration on the disk.
 	kill(t, s.PID, syscall.SIGKILL)
 	p.await("back", func(s bird.State) bool { return s.PID != before.PID && s.Restarts == 1 && up("gateway-ipv4")(s) })
 	if err := os.Remove(blocked); err != nil {
@@ -151,7 +151,7 @@ func TestSessionFollowsInterfaceAddress(t *testing.T) {
 	s = p.await("IPv4 session", up("gateway-ipv4", "gateway-ipv6"))
 	ipv4Since := s.Gateways[0].Since
 
-	// Another address restarts nothing, though the kernel lists it first.
+	// An additional address causes no restart, even if the kernel lists it first.
 	run(t, "ip", "addr", "add", "fd00:100::2/64", "dev", l.Dev, "nodad")
 	polled := time.Now().Add(2500 * time.Millisecond) // two resolve intervals
 	s = p.await("later polls", func(s bird.State) bool { return s.At.After(polled) })
@@ -164,7 +164,7 @@ func TestSessionFollowsInterfaceAddress(t *testing.T) {
 	if s.Gateways[0].Up || !s.Gateways[1].Since.Equal(ipv6Since) {
 		t.Errorf("state %+v", s)
 	}
-	// The gateway expects the frontend at .1; the source address of BIRD counts.
+	// The gateway expects the frontend at .1, so BIRD's source address matters.
 	run(t, "ip", "addr", "add", "169.254.100.3/24", "dev", l.Dev)
 	p.await("a session from the other address", func(s bird.State) bool { return s.Gateways[0].Problem == "" })
 	await.True(t, "the other address in the configuration", func() bool {
@@ -264,7 +264,7 @@ func TestKernelRoutesECMP(t *testing.T) {
 		t.Run(fmt.Sprint(ecmp), func(t *testing.T) {
 			run(t, "ip", "link", "set", "lo", "up")
 			a, b := newLink(t, vip.IPv4), newLink(t)
-			// The second gateway is behind the same interface: a bridge joins the wires.
+			// The second gateway is reached over the same interface: a bridge joins the links.
 			bridge := "br" + a.Dev[2:]
 			run(t, "ip", "link", "add", bridge, "type", "bridge")
 			t.Cleanup(func() { run(t, "ip", "link", "del", bridge) })
@@ -327,8 +327,8 @@ func TestRemovedKernelRoutesAreExportedAgain(t *testing.T) {
 	}
 }
 
-// A loss must be known within milliseconds. There is no bound here, since the machine may be busy;
-// the numbers are for logs.
+// A session loss must be reported within milliseconds. The test sets no bound, since the machine
+// may be busy; it only logs the latency.
 func TestLogLineReportsSessionLoss(t *testing.T) {
 	p, gw, _ := bothUp(t, routerConfig{})
 	var took []time.Duration

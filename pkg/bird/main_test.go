@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// systemBIRD plays the gateways, and the pod's BIRD unless birdVariable names another one.
+// systemBIRD runs the gateways, and the pod's BIRD unless birdVariable names another executable.
 const (
 	systemBIRD   = "/usr/sbin/bird"
 	birdVariable = "VIPGATE_TEST_BIRD"
@@ -26,12 +26,12 @@ var birdExecutable = cmp.Or(os.Getenv(birdVariable), systemBIRD)
 // insideVariable marks the second process of the tests, which has its own namespaces.
 const insideVariable = "VIPGATE_TEST_NAMESPACES"
 
-// TestMain runs the tests in a new network namespace, since the Supervisor and its BIRD look at the
-// interfaces of the whole process, and in new PID and mount namespaces: however the tests end,
-// every BIRD that they started, and every namespace that they named, ends with them.
+// TestMain runs the tests in a new network namespace, since the Supervisor and its BIRD look at
+// the interfaces of the whole process, and in new PID and mount namespaces: however the tests
+// end, every BIRD that they started, and every namespace that they named, ends with them.
 func TestMain(m *testing.M) {
 	switch {
-	case os.Geteuid() != 0: // the tests that need root say so
+	case os.Geteuid() != 0: // each test that requires root checks for it
 		goleak.VerifyTestMain(m)
 	case os.Getenv(insideVariable) != "":
 		if os.Getpid() == 1 { // not a frontend that a test started
@@ -46,8 +46,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// ownMounts gives the tests a /proc that shows their PID namespace, and a place for names of
-// network namespaces that no other process sees.
+// ownMounts mounts a /proc of the tests' PID namespace and a private directory for names of
+// network namespaces.
 func ownMounts() error {
 	const names = "/run/netns" // of iproute2
 	if err := os.MkdirAll(names, 0o755); err != nil {
@@ -74,7 +74,7 @@ func runInside() int {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:   syscall.CLONE_NEWNET | syscall.CLONE_NEWPID,
-		Unshareflags: syscall.CLONE_NEWNS, // for a /proc of their own; mounts stay private
+		Unshareflags: syscall.CLONE_NEWNS, // for a separate /proc; mounts stay private
 		Pdeathsig:    syscall.SIGKILL,
 	}
 	err = cmd.Run()

@@ -8,13 +8,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// lackTime is how long BIRD may lack a protocol of the configuration in force. BIRD removes one for
-// milliseconds while it loads a change of it.
+// lackTime is how long BIRD may lack a protocol of the loaded configuration. BIRD removes a
+// changed protocol for milliseconds during a reload.
 const lackTime = 5 * time.Second
 
-// missing watches for protocols that BIRD lacks since another process configured it.
+// missing tracks protocols that BIRD lacks because another process has reconfigured it.
 type missing struct {
-	since    time.Time // zero: BIRD lacks none
+	since    time.Time // zero if BIRD has all protocols
 	attempts retries
 }
 
@@ -38,11 +38,11 @@ func (in RenderInput) protocols() []string {
 	return names
 }
 
-// observe reports whether BIRD is to be configured again.
+// observe reports whether BIRD must be configured again.
 func (m *missing) observe(now time.Time, lacking bool) bool {
 	switch {
 	case !lacking:
-		// The back-off is kept for a while: the other process may do it periodically.
+		// Keep the back-off for a while: the other process may reconfigure BIRD periodically.
 		m.since = time.Time{}
 		if now.Sub(m.attempts.notBefore) > m.attempts.delay.Max {
 			m.attempts = retries{}
@@ -58,7 +58,7 @@ func (m *missing) observe(now time.Time, lacking bool) bool {
 	return true
 }
 
-// restore has the configuration in force loaded again if BIRD lacks some of its protocols.
+// restore requests a reload of the current configuration if BIRD lacks some of its protocols.
 func (s *Supervisor) restore(now time.Time, protocols map[string]Protocol) {
 	lacking := slices.DeleteFunc(slices.Clone(s.apply.current.protocols), func(name string) bool {
 		_, has := protocols[name]

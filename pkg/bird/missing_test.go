@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// The names are those of the file: another one would be missing for ever.
+// The protocol names equal the names in the rendered file: a wrong name would count as missing
+// forever.
 func TestProtocolsOfConfiguration(t *testing.T) {
 	t.Parallel()
 	vrrp := staticInput()

@@ -16,27 +16,28 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// BIRD has no option for TCP_NODELAY: after one small segment it holds the next back until the
-// gateway acknowledged the first, which the gateway delays by 40 ms (Nagle's algorithm against
-// delayed acknowledgements). As BIRD's parent, the frontend sets the option on each new connection
-// with a gateway: docs/adr/0032-tcp-nodelay.md. BIRD before 2.15 has no send hold timer (RFC 9687)
-// either: TCP_USER_TIMEOUT replaces it.
+// BIRD has no option for TCP_NODELAY. Without it the kernel holds back the second small segment
+// until the gateway acknowledges the first, and the gateway delays the acknowledgment by 40 ms
+// (Nagle's algorithm and delayed acknowledgments). As BIRD's parent, the frontend sets the option
+// on each new connection with a gateway: docs/adr/0032-tcp-nodelay.md. BIRD before 2.15 has no
+// send hold timer (RFC 9687) either: TCP_USER_TIMEOUT replaces it.
 
-// sendHold is how many hold times BIRD's data may be unacknowledged, or the gateway's window shut,
-// before the kernel ends the connection: the default of BIRD's own send hold timer. RFC 9687 has at
-// least 8 minutes, for which a withdrawn VIP would stay at the gateway. One hold time is too short:
-// a gateway may be busy that long with a large update.
+// sendHold is the number of hold times for which BIRD's data may stay unacknowledged, or the
+// gateway's window closed, before the kernel ends the connection. It is the default of BIRD's
+// send hold timer. RFC 9687 requires at least 8 minutes, for which a withdrawn VIP would stay at
+// the gateway. One hold time is too short: a gateway may be busy that long with a large update.
 const sendHold = 2
 
 // noDelay is the result of the last attempt.
 type noDelay struct {
-	at  time.Time           // when it began: it says nothing about sessions that came up later
-	set map[netip.Addr]bool // remote addresses of the connections that have the option
-	err error               // why others have not; nil if there is none
+	at  time.Time           // start of the attempt; it does not cover sessions that came up later
+	set map[netip.Addr]bool // remote addresses of the connections with the option
+	err error               // why the option is missing on a connection; nil after success
 }
 
-// keepNoDelay sets the options of the connections with gateways whenever a session came up, until
-// BIRD exits. It is a goroutine of its own, since polls wait for a BIRD that is busy with its feed.
+// keepNoDelay sets the options on connections with gateways whenever a session comes up, until
+// BIRD exits. It runs in a separate goroutine, because a poll blocks while BIRD feeds the new
+// session.
 func (s *Supervisor) keepNoDelay(p *process) {
 	s.noDelay.Store(&noDelay{})
 	logged := false
@@ -62,19 +63,20 @@ func (s *Supervisor) keepNoDelay(p *process) {
 	}
 }
 
-// sessionCame has TCP_NODELAY set on the connections of new sessions. It does not block.
+// sessionCame wakes keepNoDelay after a session came up. It does not block.
 func (s *Supervisor) sessionCame() { latest.Wake(s.sessionUp) }
 
-// setNoDelay sets TCP_NODELAY and TCP_USER_TIMEOUT on each TCP connection of a child process with
-// one of the gateways of holdTimes, and returns the addresses of those that have both. It does not
-// depend on the child running: a copy of the descriptor (pidfd_getfd) exists for some microseconds,
-// and would keep a connection open only for as long. TCP_NODELAY sends what the kernel holds
-// back already.
+// setNoDelay sets TCP_NODELAY and TCP_USER_TIMEOUT on the TCP connections of a child process with
+// the gateways of holdTimes. It returns the gateways whose connections have both options. The
+// child may exit during the call: a copied descriptor (pidfd_getfd) exists for some microseconds
+// and cannot keep a connection open for longer. Setting TCP_NODELAY also sends the data that the
+// kernel holds back.
 func setNoDelay(
 	p *os.Process, holdTimes map[netip.Addr]time.Duration,
 ) (set map[netip.Addr]bool, err error) {
 	set = map[netip.Addr]bool{}
-	// Numbers read after the end of the process may be those of another one, but the handle is not.
+	// After the exit of the process its PID may be reused, so that descriptor numbers read from
+	// /proc belong to another process. The pidfd never refers to another process.
 	failed := p.WithHandle(func(pidfd uintptr) {
 		var descriptors []int
 		if descriptors, err = sockets(p.Pid); err != nil {
@@ -85,7 +87,7 @@ func setNoDelay(
 			peer, err = setNoDelayOn(int(pidfd), fd, holdTimes)
 			switch {
 			case errors.Is(err, unix.EBADF), errors.Is(err, unix.ENOTCONN):
-				err = nil // closed meanwhile
+				err = nil // BIRD closed the socket after the listing
 			case err != nil:
 				return
 			case peer.IsValid():
@@ -96,7 +98,7 @@ func setNoDelay(
 	return set, errors.Join(failed, err)
 }
 
-// sockets returns the descriptors of a process that are sockets.
+// sockets returns the socket descriptors of a process.
 func sockets(pid int) ([]int, error) {
 	dir := "/proc/" + strconv.Itoa(pid) + "/fd/"
 	entries, err := os.ReadDir(dir)
@@ -107,7 +109,7 @@ func sockets(pid int) ([]int, error) {
 	for _, e := range entries {
 		target, err := os.Readlink(dir + e.Name())
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // closed meanwhile
+			continue // BIRD closed the descriptor after the listing
 		}
 		fd, err2 := strconv.Atoi(e.Name())
 		if err := errors.Join(err, err2); err != nil {
@@ -120,8 +122,9 @@ func sockets(pid int) ([]int, error) {
 	return list, nil
 }
 
-// setNoDelayOn sets the options on a socket of another process if it is a TCP connection with one
-// of the gateways, whose address it returns.
+// setNoDelayOn sets the options on a socket of another process if the socket is a TCP connection
+// with a gateway of holdTimes. It returns the gateway's address, or the zero address for other
+// sockets.
 func setNoDelayOn(pidfd, target int, holdTimes map[netip.Addr]time.Duration) (netip.Addr, error) {
 	fd, err := unix.PidfdGetfd(pidfd, target, 0) // close-on-exec
 	if err != nil {
@@ -134,7 +137,7 @@ func setNoDelayOn(pidfd, target int, holdTimes map[netip.Addr]time.Duration) (ne
 	}
 	name, err := unix.Getpeername(fd)
 	if err != nil {
-		return netip.Addr{}, err // ENOTCONN: it listens
+		return netip.Addr{}, err // ENOTCONN for a listening socket
 	}
 	var peer netip.Addr
 	switch a := name.(type) {
@@ -152,7 +155,7 @@ func setNoDelayOn(pidfd, target int, holdTimes map[netip.Addr]time.Duration) (ne
 		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1))
 }
 
-// describe sets the result in the states of the BGP sessions that are up.
+// describe sets NoDelay and NoDelayProblem of the BGP sessions that are up.
 func (n *noDelay) describe(gateways []GatewayState) {
 	for i := range gateways {
 		g := &gateways[i]

@@ -22,7 +22,7 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-// tcpOptions are options of a TCP connection.
+// tcpOptions holds options of a TCP connection.
 type tcpOptions struct {
 	noDelay     bool
 	userTimeout time.Duration
@@ -48,7 +48,7 @@ func connections(t *testing.T, pid int) map[netip.Addr]tcpOptions {
 		}
 		fd, err := unix.PidfdGetfd(pidfd, n, 0)
 		if err != nil {
-			continue // closed meanwhile
+			continue // closed after the listing
 		}
 		f := os.NewFile(uintptr(fd), e.Name())
 		value, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY)
@@ -115,7 +115,7 @@ func TestNoDelay(t *testing.T) {
 	}
 }
 
-// A BIRD whose file cannot be read is not dumpable, so that its parent may not touch its sockets.
+// A BIRD with an unreadable executable is not dumpable, so its parent cannot access its sockets.
 func TestNoDelayRefused(t *testing.T) {
 	const dropped = "-sys_ptrace,-dac_override,-dac_read_search" // which override that
 	if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_PTRACE, 0, 0, 0); err != nil || has == 1 {

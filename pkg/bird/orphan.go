@@ -20,7 +20,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
-// lockSocket locks the control socket: no second frontend may take this one's BIRD for an orphan.
+// lockSocket locks the control socket, so that a second frontend does not terminate this one's
+// BIRD as an orphan.
 func lockSocket(socket string) (unlock func(), err error) {
 	lock, err := files.TryLock(socket + ".lock")
 	switch {
@@ -70,7 +71,7 @@ func recordedPID(_ context.Context, socket string) (int, error) {
 	return pid, nil
 }
 
-// servingPID returns the process that listens on the control socket, or 0.
+// servingPID returns the process that listens on the control socket, or 0 without a listener.
 func servingPID(ctx context.Context, socket string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
@@ -86,7 +87,7 @@ func servingPID(ctx context.Context, socket string) (int, error) {
 	return int(peer.Pid), nil
 }
 
-// terminateOrphan ends a process that is not a child. Its pidfd is readable once it has exited.
+// terminateOrphan ends a process that is not a child. It waits for the exit by polling the pidfd.
 func terminateOrphan(ctx context.Context, pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {

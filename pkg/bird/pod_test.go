@@ -25,8 +25,8 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-// The tests here run a real BIRD in the network namespace that TestMain gave to this process, and
-// real BIRDs as gateways in namespaces of their own.
+// The tests in this file run a real BIRD in the network namespace that TestMain created for this
+// process, and a real BIRD in a separate namespace for each gateway.
 
 // patience bounds every wait for something that must happen.
 const patience = 20 * time.Second
@@ -71,7 +71,7 @@ func newLink(t *testing.T, families ...vip.Family) *link {
 	return l
 }
 
-// Address puts the addresses of a family on both sides.
+// Address adds the addresses of a family on both sides.
 func (l *link) Address(f vip.Family) {
 	l.t.Helper()
 	ours, theirs := "169.254.100.1/24", "169.254.100.150/24"
@@ -89,7 +89,7 @@ func gatewayAddress(f vip.Family) netip.Addr {
 	return netip.MustParseAddr("169.254.100.150")
 }
 
-// gatewayOf is the trench's view of the gateway.
+// gatewayOf returns the gateway's configuration in the trench.
 func gatewayOf(f vip.Family, change ...func(*trench.Gateway)) trench.Gateway {
 	g := trench.Gateway{
 		Name: "gateway-" + f.String(), Address: gatewayAddress(f), LocalASN: localAS, RemoteASN: remoteAS,
@@ -101,7 +101,7 @@ func gatewayOf(f vip.Family, change ...func(*trench.Gateway)) trench.Gateway {
 	return g
 }
 
-// router is a BIRD that plays the gateway.
+// router is a BIRD that runs as the gateway.
 type router struct {
 	t      *testing.T
 	link   *link
@@ -110,7 +110,7 @@ type router struct {
 	exited chan struct{}
 }
 
-// routerConfig is what may differ between routers.
+// routerConfig holds the differences between routers.
 type routerConfig struct {
 	AS       uint32
 	Password string
@@ -199,7 +199,7 @@ func (r *router) Start() {
 	})
 }
 
-// Reconfigure gives it another configuration.
+// Reconfigure loads another configuration.
 func (r *router) Reconfigure(c routerConfig) {
 	r.t.Helper()
 	c.AS = cmp.Or(c.AS, remoteAS)
@@ -209,13 +209,13 @@ func (r *router) Reconfigure(c routerConfig) {
 	r.Command("configure")
 }
 
-// Kill ends it at once.
+// Kill ends the router by SIGKILL.
 func (r *router) Kill() {
 	_ = r.cmd.Process.Kill()
 	<-r.exited
 }
 
-// Routes are the lines of `show route all` for a prefix, nil without a route.
+// Routes returns the lines of `show route all` for a prefix, or nil without a route.
 func (r *router) Route(v vip.VIP) []string {
 	reply, err := ask(r.socket(), "show route all "+v.String())
 	if err != nil {
@@ -336,14 +336,14 @@ func (p *pod) Start() {
 	p.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
 }
 
-// Attract orders which families attract until the next call.
+// Attract orders the attracting families until the next call.
 func (p *pod) Attract(ipv4, ipv6 bool) {
 	families := [len(vip.Families)]bool{ipv4, ipv6}
 	p.attract.Store(&families)
 	p.Supervisor.Attract(time.Now(), families)
 }
 
-// Configure has sessions on the pod's device.
+// Configure sets gateways and VIPs on the pod's device.
 func (p *pod) Configure(gateways []trench.Gateway, vips []vip.VIP) {
 	p.Supervisor.Configure(trench.Attractor{Interface: p.dev, Gateways: gateways, VIPs: vips})
 }
@@ -354,7 +354,7 @@ func (p *pod) Stop() {
 	}
 }
 
-// Announce advertises VIPs and waits until it was written to BIRD.
+// Announce advertises VIPs and waits until the UPDATEs were written to BIRD.
 func (p *pod) Announce(how announce.Advertisement, vips ...vip.VIP) {
 	p.t.Helper()
 	var changes []announce.Change
@@ -370,7 +370,7 @@ func (p *pod) Announce(how announce.Advertisement, vips ...vip.VIP) {
 	})
 }
 
-// Gateway is the state of one gateway.
+// Gateway returns the state of one gateway.
 func (p *pod) Gateway(name string) bird.GatewayState {
 	for _, g := range p.State().Load().Gateways {
 		if g.Name == name {
@@ -423,7 +423,7 @@ func down(name string) func(bird.State) bool {
 	}
 }
 
-// holds fails if something that must stay true does not, within d.
+// holds fails the test if a condition becomes false within d.
 func holds(t *testing.T, d time.Duration, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(d)

@@ -3,8 +3,8 @@ package bird
 import "time"
 
 const (
-	pollInterval = time.Second // without any event
-	// fastInterval is the interval while a change is expected: a poll wakes a BIRD before 2.14.
+	pollInterval = time.Second // between polls without an event
+	// fastInterval is the poll interval while a change is expected: a poll wakes BIRD before 2.14.
 	fastInterval = 5 * time.Millisecond
 	fastDuration = 5 * time.Second // bounds fast polling
 	fastExtra    = 2               // fast polls after the expected state was observed
@@ -19,17 +19,19 @@ func (f *fastPoll) start(now time.Time) { *f = fastPoll{now.Add(fastDuration), f
 
 func (f *fastPoll) active(now time.Time) bool { return now.Before(f.until) }
 
-// converged counts an observation of the expected state, and ends the period after fastExtra more.
+// converged counts an observation of the expected state and ends fast polling after fastExtra
+// more.
 func (f *fastPoll) converged() {
 	if f.more--; f.more < 0 {
 		f.until = time.Time{}
 	}
 }
 
-// holdTimers schedules a poll for the expiry of a hold timer, at which BIRD before 2.14 may sleep.
+// holdTimers schedules a poll for the expiry of a hold timer, at which BIRD before 2.14 may
+// sleep.
 type holdTimers struct {
-	next    time.Time // the first expiry; zero: none
-	overdue time.Time // since when a timer has expired and its session is still up
+	next    time.Time // first expiry; zero without a timer
+	overdue time.Time // first poll at which a timer had expired but its session was still up
 }
 
 func (h *holdTimers) observe(at time.Time, protocols map[string]Protocol) {

@@ -34,7 +34,7 @@ func startProcess(
 ) (*process, error) {
 	p := &process{exited: make(chan struct{}), since: time.Now()}
 	p.cmd = exec.Command(executable, "-f", "-c", config, "-s", socket)
-	// Not Pdeathsig: it fires when the forking thread ends, not the process.
+	// Pdeathsig is not usable: it fires when the forking thread exits, not the process.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, AmbientCaps: ambientCapabilities()}
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
@@ -124,9 +124,9 @@ func (p *process) ended() error {
 	return errors.New(how)
 }
 
-// killAfter kills BIRD when the supervisor does not terminate it after the end of ctx. The
-// supervisor may wait in the kernel for the lock of a directory in a file system that hangs, and
-// BIRD hold that lock: this process cannot end, even by SIGKILL, before BIRD does.
+// killAfter kills BIRD if the supervisor does not terminate it after the end of ctx. The
+// supervisor may block in the kernel on a directory lock of a file system that hangs while BIRD
+// holds the lock: then this process cannot exit, even by SIGKILL, before BIRD exits.
 func (p *process) killAfter(ctx context.Context) {
 	select {
 	case <-p.exited:

@@ -19,8 +19,8 @@ type Protocol struct {
 	LastError string
 	Imported  int
 	Exported  int
-	// ImportLimit is the limit of imported routes, and LimitHit whether BIRD shows that routes were
-	// ignored; zero without a limit.
+	// ImportLimit is the limit of imported routes; zero without a limit. LimitHit reports whether
+	// BIRD shows that it ignored routes.
 	ImportLimit int
 	LimitHit    bool
 	// HoldTimer is the remaining hold time; valid only with HasHoldTimer.
@@ -31,7 +31,8 @@ type Protocol struct {
 // Up reports whether the BGP session is established.
 func (p Protocol) Up() bool { return p.BGPState == "Established" && p.State == "up" }
 
-// codeProtocol is the code of a protocol's first line in `show protocols`; its details have 1006.
+// codeProtocol is the code of a protocol's first line in `show protocols`; details have code
+// 1006.
 const codeProtocol = 1002
 
 // ParseProtocols parses the reply to `show protocols all`. It splits lines into words, since
@@ -46,7 +47,8 @@ func ParseProtocols(r Reply) []Protocol {
 		if len(words) == 0 {
 			continue
 		}
-		// A protocol's first line is not indented, and the first detail neither, but that has code 1006.
+		// Neither a protocol's first line nor its first detail is indented, but the detail has code
+		// 1006.
 		if l.Code == codeProtocol && !strings.HasPrefix(l.Text, " ") && len(words) >= 4 {
 			list = append(list, protocolHead(words))
 			continue
@@ -58,14 +60,14 @@ func ParseProtocols(r Reply) []Protocol {
 	return list
 }
 
-// relevant reports whether ParseProtocols may need a line: most are not split into words.
+// relevant reports whether ParseProtocols may need a line, so that most lines are not split.
 func relevant(l Line) bool {
 	text := strings.TrimSpace(l.Text)
 	return l.Code == codeProtocol && !strings.HasPrefix(l.Text, " ") ||
 		slices.ContainsFunc(details[:], func(name string) bool { return strings.HasPrefix(text, name) })
 }
 
-// details are the details of protocolDetail, by their first word.
+// details lists the first words of the details that protocolDetail parses.
 var details = [...]string{"BGP", "Last", "Hold", "Import", "Routes"}
 
 // protocolHead parses "NAME PROTO TABLE STATE SINCE [INFO…]". SINCE is a time, a date, or both.

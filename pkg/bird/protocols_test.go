@@ -25,7 +25,7 @@ func replyOf(t *testing.T, text string) Reply {
 	return r
 }
 
-// replyIn is an answer as BIRD gave it on its control socket.
+// replyIn returns a recorded reply of BIRD's control socket.
 func replyIn(t *testing.T, name string) Reply {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", name))
@@ -238,7 +238,7 @@ func TestEventLogLevels(t *testing.T) {
 	}
 }
 
-// The lines that begin a feed have TCP_NODELAY set, before any poll.
+// Log lines of a session that comes up trigger TCP_NODELAY before any poll.
 func TestSessionUpLine(t *testing.T) {
 	for line, want := range map[string]bool{
 		"2026-11-21 07:19:49.867 <TRACE> NBR-a4: State changed to up":                true,
@@ -256,7 +256,7 @@ func TestSessionUpLine(t *testing.T) {
 	}
 }
 
-// The connection of an earlier session says nothing about that of a new one.
+// A result for the connection of an earlier session does not apply to a new session.
 func TestNoDelayOfEarlierSession(t *testing.T) {
 	address, up := netip.MustParseAddr("192.0.2.1"), time.Now()
 	attempt := func(at time.Time, err error) *noDelay {

@@ -15,14 +15,15 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The loopback session (docs/adr/0001-loopback-bgp.md). Both AS numbers are private (RFC 6996). The
-// import filter empties the AS path: gateways see neither, and may have the same ones.
+// The loopback session (docs/adr/0001-loopback-bgp.md). Both AS numbers are private (RFC 6996).
+// The import filter empties the AS path, so gateways do not receive them and may use the same
+// numbers.
 const (
-	LoopbackAS     = 4200000000 // of the announcer
-	LoopbackPeerAS = 4200000001 // of BIRD
+	LoopbackAS     = 4200000000 // the announcer's AS
+	LoopbackPeerAS = 4200000001 // BIRD's AS
 	LoopbackName   = "LB"
 	gatewayPrefix  = "NBR-"
-	// egressPrefix is as long as the other one: names in BIRD 2.0.12 have 64 characters at most.
+	// egressPrefix is as long as gatewayPrefix: BIRD 2.0.12 limits names to 64 characters.
 	egressPrefix = "EGR-"
 	bfdName      = "NBR-BFD"
 )
@@ -54,7 +55,7 @@ func (s Session) Default() string {
 	return "::/0"
 }
 
-// nextHops are the default routes of a family via VRRP addresses.
+// nextHops holds the default routes of a family via VRRP addresses.
 type nextHops struct {
 	Name      string
 	Family    int
@@ -97,7 +98,7 @@ func union(a, b []netip.Addr) []netip.Addr {
 	return slices.Compact(c)
 }
 
-// vrrpName is the protocol with a family's default routes via VRRP addresses.
+// vrrpName returns the name of the protocol for a family's default routes via VRRP addresses.
 func vrrpName(f vip.Family) string {
 	if f == vip.IPv6 {
 		return "VRRP6"
@@ -277,7 +278,7 @@ func Render(in RenderInput) ([]byte, error) {
 	if in.LogFileSize > 0 {
 		logFile = cmp.Or(in.LogFile, filepath.Join(in.Dir, "bird.log"))
 	}
-	// Next hops have the interface as a symbol.
+	// Next hops contain the interface as a symbol in single quotes.
 	if strings.ContainsRune(in.Interface, '\'') {
 		return nil, fmt.Errorf("failed to render BIRD's configuration: name %q of the interface contains a quote",
 			in.Interface)
@@ -291,7 +292,7 @@ func Render(in RenderInput) ([]byte, error) {
 	in.ImportLimit = cmp.Or(in.ImportLimit, DefaultImportLimit)
 	var set [len(vip.Families)][]string
 	for _, v := range in.VIPs {
-		// "+" matches more specific prefixes as well, but no covering one such as a default route.
+		// "+" also matches more specific prefixes, but not covering prefixes such as a default route.
 		set[v.Family()] = append(set[v.Family()], v.String()+"+")
 	}
 	data := struct {
@@ -314,7 +315,7 @@ func Render(in RenderInput) ([]byte, error) {
 	}
 	for _, s := range in.Sessions {
 		if s.IsStatic() && s.BFD != nil {
-			data.StaticBFD = s.BFD // package trench refuses different ones
+			data.StaticBFD = s.BFD // package trench rejects differing BFD parameters
 		}
 	}
 	var out bytes.Buffer
@@ -324,5 +325,6 @@ func Render(in RenderInput) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// breaksQuoting: BIRD 2.0.12 has no escapes in strings, and takes interface names as patterns.
+// breaksQuoting reports whether c is unsafe in a quoted string: BIRD 2.0.12 has no escapes, and
+// it interprets interface names as patterns.
 func breaksQuoting(c rune) bool { return c < ' ' || c == 0x7f || strings.ContainsRune(`"*?[\`, c) }

@@ -38,7 +38,7 @@ func fullInput() RenderInput {
 	}
 }
 
-// checkWithBIRD has the real BIRD parse a configuration.
+// checkWithBIRD parses a configuration with the real BIRD.
 func checkWithBIRD(t *testing.T, content []byte) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bird.conf")
@@ -173,7 +173,7 @@ func TestOptionsInConfiguration(t *testing.T) {
 		"import limit 200000 action restart;":       {2, 2},
 		"import limit 1000 action block;":           {2, 2},
 		`if proto != "LB" then reject;`:             {2, 2},
-		"LB_IN_4 { if net = 0.0.0.0/0 then reject;": {1, 1}, // a VIP is no default route
+		"LB_IN_4 { if net = 0.0.0.0/0 then reject;": {1, 1}, // a VIP is never a default route
 		"LB_IN_6 { if net = ::/0 then reject;":      {1, 1},
 		`source = RTS_BGP && proto != "LB" then ac`: {1, 1},
 	} {

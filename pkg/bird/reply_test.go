@@ -25,7 +25,7 @@ func TestParseLine(t *testing.T) {
 		{in: "1006-", previous: 1002, want: Line{1006, ""}},
 		{in: "0000 ", previous: 1006, want: Line{0, ""}, last: true},
 		{in: "     Local AS:         8103", previous: 1006, want: Line{1006, "    Local AS:         8103"}},
-		// What begins like a code is none in a continuation line.
+		// Digits at the start of a continuation line are not a code.
 		{in: " 8103 4248829953", previous: 1006, want: Line{1006, "8103 4248829953"}},
 		{in: " ", previous: 1006, want: Line{1006, ""}},
 		{in: "+some text", previous: noCode, want: Line{0, "some text"}, async: true},
@@ -110,7 +110,7 @@ func TestSplitReplyIsReassembled(t *testing.T) {
 	}
 }
 
-// endless repeats a string, and counts what was taken.
+// endless repeats a string and counts the bytes read.
 type endless struct {
 	text  string
 	taken int

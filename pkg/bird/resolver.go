@@ -23,24 +23,26 @@ import (
 )
 
 const (
-	// resolveInterval is how often addresses and password files are read: a poll is fast enough, since
-	// a new session waits for its connect delay of one second.
+	// resolveInterval is how often addresses and password files are read: a poll is fast enough,
+	// since a new session waits for its connect delay of one second.
 	resolveInterval = time.Second
-	// checkInterval is the same without password files while the kernel notifies of addresses.
+	// checkInterval replaces resolveInterval if no password file is configured and the kernel sends
+	// address notifications.
 	checkInterval = 5 * time.Second
-	// notifyPause separates a notification from the read: addresses change several at a time.
+	// notifyPause delays the read after a notification, because addresses often change in groups.
 	notifyPause = 20 * time.Millisecond
 )
 
-// resolution is the desired configuration of BIRD with the addresses and passwords of its sessions.
+// resolution is the desired configuration of BIRD with the addresses and passwords of its
+// sessions.
 type resolution struct {
-	generation uint64 // of desired; 0: Configure was not called yet
+	generation uint64 // generation of desired; 0 before the first Configure
 	gateways   []trench.Gateway
-	problems   map[string]string // by gateway, why it has no session
+	problems   map[string]string // why a gateway has no session, by gateway
 	input      RenderInput
 	content    []byte
-	protocols  []string // names of those in content
-	err        error    // of rendering; content is nil then
+	protocols  []string // names of the protocols in content
+	err        error    // rendering error; content is then nil
 }
 
 // resolver publishes resolutions, in a separate goroutine: the kernel and file systems can block.
@@ -55,9 +57,9 @@ type resolver struct {
 	pulse task.Pulse
 
 	// Owned by run.
-	calls     map[string]*files.Calls // by password file, on mounts that hang one by one
+	calls     map[string]*files.Calls // by password file: each may be on another mount that hangs
 	external  string                  // interface of lastKnown
-	lastKnown []rtnetlink.Address     // of the last successful read
+	lastKnown []rtnetlink.Address     // result of the last successful read
 	warned    bool                    // the current failure was logged
 }
 
@@ -74,7 +76,7 @@ func (s *resolver) run(ctx context.Context) {
 	if err != nil {
 		s.options.Log.Warn("address notifications are not available, polling only", "error", err)
 	}
-	defer func() { _ = listener.Close() }() // nothing follows that an error could concern
+	defer func() { _ = listener.Close() }() // the error is irrelevant: run returns
 	failed := listener.Failed()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -125,8 +127,8 @@ func listenAddresses(wake func()) (*rtnetlink.Listener, error) {
 	})
 }
 
-// resolve returns a resolution and reports whether it differs from the previous one. It renders the
-// configuration only after a change, since there may be many VIPs.
+// resolve returns a resolution and reports whether it differs from the previous one. It renders
+// the configuration only after a change, because rendering many VIPs is expensive.
 func (s *resolver) resolve(ctx context.Context, w desired, before resolution) (now resolution, changed bool) {
 	a := w.attractor
 	now = resolution{generation: w.generation, gateways: a.Gateways}
@@ -141,13 +143,13 @@ func (s *resolver) resolve(ctx context.Context, w desired, before resolution) (n
 	return now, true
 }
 
-// resolveSessions returns the sessions, and by gateway the problem that prevents one.
+// resolveSessions returns the sessions, and the problem of each gateway without a session.
 func (s *resolver) resolveSessions(
 	ctx context.Context, a trench.Attractor, before []Session,
 ) (sessions []Session, problems map[string]string) {
 	addrs, err := s.localAddresses(a.Interface)
 	problems = map[string]string{}
-	// One hang after the other would keep address changes from BIRD for minutes.
+	// One deadline for all files: consecutive hangs would delay address changes by minutes.
 	reading, cancel := context.WithTimeoutCause(ctx, files.Timeout, files.ErrHung)
 	defer cancel()
 	for _, g := range a.Gateways {
@@ -180,7 +182,8 @@ func (s *resolver) resolveSessions(
 	return sessions, problems
 }
 
-// localAddresses returns the external interface's addresses, the last known ones if a read fails.
+// localAddresses returns the external interface's addresses. If the read fails, it returns the
+// last known addresses.
 func (s *resolver) localAddresses(external string) ([]rtnetlink.Address, error) {
 	if external != s.external {
 		s.external, s.lastKnown = external, nil

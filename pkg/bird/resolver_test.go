@@ -297,7 +297,7 @@ func TestSessionsFollowTheInterface(t *testing.T) {
 			t.Errorf("%s is not in the configuration", name)
 		}
 	}
-	// The addresses of another interface are no last known ones.
+	// The last known addresses of another interface are not used.
 	attractor := attractorOf(someGateway())
 	attractor.Interface = "broken"
 	s.Configure(attractor)
@@ -365,7 +365,7 @@ func TestPreview(t *testing.T) {
 	}
 }
 
-// A secret mount that hangs must not end a session, and a FIFO is refused at once.
+// A secret mount that hangs must not end a session, and a FIFO is refused without blocking.
 func TestBlockedPasswordFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(path, []byte("secret\n"), 0o600); err != nil {

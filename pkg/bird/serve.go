@@ -15,8 +15,8 @@ import (
 
 const (
 	startTimeout = 10 * time.Second // for the first answer of a new BIRD
-	// starved is the delay of a timer beyond which this process counts as starved of CPU time: a
-	// missing answer then says nothing about BIRD.
+	// starved is the maximum delay of a timer. A longer delay indicates that this process was
+	// starved of CPU time, so that a missing answer is no evidence that BIRD hangs.
 	starved       = 500 * time.Millisecond
 	retryInterval = 50 * time.Millisecond // between attempts of a failed command
 	// Bounds of the time without an answer after which BIRD is killed.
@@ -63,7 +63,7 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 				}
 			}
 		case <-timer:
-			if time.Since(due) > starved { // the wait for an answer begins again
+			if time.Since(due) > starved { // restart the wait for an answer
 				s.unansweredSince = time.Time{}
 			}
 		}
@@ -101,7 +101,7 @@ func (s *Supervisor) connect(ctx context.Context, p *process) error {
 	for {
 		client, err := s.dial(ctx, s.options.Socket)
 		if err == nil && client.PID != p.pid() {
-			// Another BIRD took the socket over: its sessions must not be reported as these.
+			// Another BIRD has taken over the socket: do not report its sessions as sessions of this one.
 			err = fmt.Errorf("process %d serves the control socket %s", client.PID, s.options.Socket)
 			err = errors.Join(err, client.Close())
 		}
@@ -121,7 +121,7 @@ func (s *Supervisor) connect(ctx context.Context, p *process) error {
 
 func (s *Supervisor) disconnect() {
 	if s.client != nil {
-		_ = s.client.Close() // its error is irrelevant: each reply is complete by itself
+		_ = s.client.Close() // the error is irrelevant: every reply was read completely
 		s.client = nil
 	}
 }
@@ -129,7 +129,8 @@ func (s *Supervisor) disconnect() {
 // errStarved reports that this process was starved of CPU time while BIRD should have answered.
 var errStarved = errors.New("no answer while the frontend was starved of CPU time")
 
-// command sends a command and maintains unansweredSince. It waits only until BIRD counts as hung.
+// command sends a command and updates unansweredSince. It waits at most until BIRD counts as
+// hung.
 func (s *Supervisor) command(ctx context.Context, command string) (Reply, error) {
 	begin := time.Now()
 	if s.unansweredSince.IsZero() {
@@ -153,7 +154,7 @@ func (s *Supervisor) command(ctx context.Context, command string) (Reply, error)
 	return reply, err
 }
 
-// exchange sends a command, on a new connection if there is none.
+// exchange sends a command. It connects first if the connection is closed.
 func (s *Supervisor) exchange(ctx context.Context, command string) (Reply, error) {
 	if s.client == nil {
 		client, err := s.dial(ctx, s.options.Socket)
@@ -169,7 +170,8 @@ func (s *Supervisor) exchange(ctx context.Context, command string) (Reply, error
 	return reply, err
 }
 
-// hung reports whether BIRD was silent beyond its smallest hold time: its sessions are lost anyway.
+// hung reports whether BIRD was silent for longer than its shortest hold time, after which its
+// sessions are lost.
 func (s *Supervisor) hung() bool {
 	return !s.unansweredSince.IsZero() && time.Since(s.unansweredSince) >= s.hangLimit()
 }
@@ -195,7 +197,7 @@ func (s *Supervisor) observe(ctx context.Context, p *process) {
 		return
 	}
 	if time.Since(at) > starved {
-		s.trigger() // the reply is outdated by now: poll again
+		s.trigger() // the reply is outdated: poll again
 	}
 	version := s.client.Version
 	protocols := map[string]Protocol{}
@@ -215,7 +217,7 @@ func (s *Supervisor) observe(ctx context.Context, p *process) {
 	s.errors.describe(at, gateways, protocols, s.apply.current.input.Sessions)
 	if s.logTransitions(before.Gateways, gateways) {
 		s.fast.start(at) // BIRD before 2.14 may sleep before it feeds the session
-		s.sessionCame()  // an operator may have switched the log lines off
+		s.sessionCame()  // the log line may be missing: an operator can disable it
 	}
 	if exports(gateways, s.expect.Load()) {
 		s.fast.converged()
@@ -228,12 +230,13 @@ func (s *Supervisor) observe(ctx context.Context, p *process) {
 	})
 }
 
-// observeFailed records a failed poll, but a broken connection alone says nothing about BIRD.
+// observeFailed records a failed poll. It ignores a broken connection until commandTimeout: that
+// alone is no evidence that BIRD hangs.
 func (s *Supervisor) observeFailed(err error) {
 	switch {
 	case errors.Is(err, errStarved):
 		return
-	case s.unansweredSince.IsZero(): // BIRD answered: it refuses the command or is shutting down
+	case s.unansweredSince.IsZero(): // BIRD answered with an error: refused or shutting down
 	case time.Since(s.unansweredSince) < commandTimeout:
 		return
 	default:
@@ -242,10 +245,12 @@ func (s *Supervisor) observeFailed(err error) {
 	s.state.Update(func(st State) State { st.Alive, st.Err = false, err; return st })
 }
 
-// noSocket is BIRD's error of a protocol without its port, which it never retries (up to 3.4.0).
+// noSocket is BIRD's error for a protocol without a listening socket. BIRD up to 3.4.0 never
+// retries.
 const noSocket = "No listening socket"
 
-// enable has BIRD retry the protocols that it disabled for want of a listening socket.
+// enable re-enables the protocols that BIRD disabled because it could not open a listening
+// socket.
 func (s *Supervisor) enable(ctx context.Context, protocols map[string]Protocol) {
 	now := time.Now()
 	if now.Before(s.sockets.notBefore) {
@@ -274,7 +279,7 @@ func (s *Supervisor) bfd(ctx context.Context) map[netip.Addr]string {
 	if !slices.ContainsFunc(s.apply.current.input.Sessions, withBFD) {
 		return nil
 	}
-	// Without the protocol's name: BIRD 2.0.12 refuses one in double quotes here.
+	// The command omits the protocol's name: BIRD 2.0.12 refuses a name in double quotes here.
 	reply, err := s.command(ctx, "show bfd sessions")
 	if err != nil {
 		return nil // the next poll retries

@@ -20,13 +20,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The tests here run the loop that watches BIRD against a fake one, on the clock of a synctest
-// bubble: every time is exact.
+// The tests in this file run the polling loop against a fake BIRD in a synctest bubble, so that
+// every time is exact.
 
 // fakeBIRD answers on a control socket.
 type fakeBIRD struct {
 	mu       sync.Mutex
-	until    time.Time                  // it is silent until then
+	until    time.Time                  // the fake is silent until then
 	garble   func(answer string) string // replaces an answer; "" drops the connection
 	requests []time.Time
 	dials    int
@@ -78,7 +78,7 @@ func (f *fakeBIRD) answer(command string) string {
 	return text
 }
 
-// wait waits while it is silent.
+// wait blocks while the fake is silent.
 func (f *fakeBIRD) wait(done <-chan struct{}) {
 	for {
 		var left time.Duration
@@ -99,7 +99,7 @@ func (f *fakeBIRD) dial(ctx context.Context, _ string) (*Client, error) {
 	ours, theirs := net.Pipe()
 	done := make(chan struct{})
 	f.wg.Go(func() {
-		// What is read while it is silent waits, as in a socket's buffer.
+		// Commands that arrive while the fake is silent wait, as in a socket buffer.
 		defer theirs.Close()
 		in := bufio.NewReader(theirs)
 		for command := ""; ; {
@@ -272,7 +272,7 @@ func TestRecoveredBIRDIsKept(t *testing.T) {
 		if s := w.State().Load(); !s.Alive || s.Err != nil || !s.Gateways[0].Up {
 			t.Fatalf("state %+v", s)
 		}
-		// The next silence counts from its own beginning.
+		// The next silence is measured from its own start.
 		w.next()
 		f.with(func() { f.until = time.Now().Add(3500 * time.Millisecond) })
 		w.after(10 * time.Second)
@@ -313,7 +313,7 @@ func TestBrokenConnectionIsNoHang(t *testing.T) {
 				if f.dials != dials+1 {
 					t.Errorf("%d new connections, want 1", f.dials-dials)
 				}
-				// Nothing but that is a BIRD that does not answer.
+				// Only a persistent failure counts as a BIRD that does not answer.
 				f.with(func() { f.garble = garble })
 				<-w.ended
 				if s := w.State().Load(); s.Alive || !errors.Is(s.Err, ErrHung) || !errors.Is(w.err, ErrHung) {
@@ -347,8 +347,8 @@ func TestEmptyReplyIsNotNoSession(t *testing.T) {
 	}
 }
 
-// late is a connection whose reads fail long after their deadline, as those of a process that was
-// not run meanwhile.
+// late is a connection whose reads fail long after their deadline, as in a process that was not
+// scheduled.
 type late struct {
 	net.Conn
 	by time.Duration
@@ -455,7 +455,7 @@ func TestConfirmWaitsForFreshPoll(t *testing.T) {
 	})
 }
 
-// An observation from before the call does not count as one of the polls that confirm.
+// A poll that began before the call does not count toward the confirmation.
 func TestConfirmCountsPollsAfterCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewSupervisor(Options{})
@@ -494,7 +494,7 @@ func TestConfirmWaitsForHungBIRD(t *testing.T) {
 		w.skipFastPolls()
 		f.with(func() { f.until = time.Now().Add(time.Hour) })
 		w.after(pollInterval + commandTimeout + time.Millisecond)
-		// It runs and holds its sessions: what it exports is not known.
+		// BIRD runs and holds its sessions, but the exported routes are unknown.
 		if s := w.State().Load(); s.Alive || s.PID == 0 {
 			t.Fatalf("state %+v", s)
 		}
@@ -513,7 +513,7 @@ func TestSlowReplyHasRequestTime(t *testing.T) {
 		w.skipFastPolls()
 		w.next()
 		begin := time.Now().Add(time.Millisecond)
-		// Shorter than what makes the loop ask again at once.
+		// Shorter than the delay after which the loop polls again immediately.
 		f.with(func() { f.until = begin.Add(starved - 100*time.Millisecond) })
 		w.after(starved)
 		if s := w.State().Load(); !s.At.Equal(begin) {

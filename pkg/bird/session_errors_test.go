@@ -35,10 +35,11 @@ func newSessionsFixture(t *testing.T, passwords ...string) *sessionsFixture {
 	return f
 }
 
-// up is a session that is up. An error of an earlier one follows, which some versions of BIRD keep.
+// up marks a session that is up. It may be followed by an earlier error, which some BIRD versions
+// keep.
 const up = "up"
 
-// poll has the errors that BIRD shows, by gateway, or up. A second passes.
+// poll observes the errors that BIRD shows, by gateway, or up. A second passes.
 func (f *sessionsFixture) poll(shown ...string) {
 	f.now = f.now.Add(time.Second)
 	f.pollIn("start", shown...)
@@ -116,7 +117,7 @@ func TestLastErrorOfSession(t *testing.T) {
 		f.poll(hold)
 		f.poll(reset)
 		f.want("a", hold, second)
-		f.poll(hold) // shown once more: BIRD saw it again
+		f.poll(hold) // shown once more: the error occurred again
 		f.want("a", hold, 2*second)
 	})
 	t.Run("a gateway that is gone since", func(t *testing.T) {
@@ -169,7 +170,7 @@ func TestLastErrorOfSession(t *testing.T) {
 		f.want("a", hold, 0)
 		f.poll(up + hold)
 		f.poll(up + hold)
-		f.poll(hold) // again, as BIRD shows no end of the first one
+		f.poll(hold) // again, as BIRD does not show the end of the first error
 		f.want("a", hold, 0)
 	})
 	t.Run("a loss that is logged before the poll sees it", func(t *testing.T) {
@@ -189,7 +190,8 @@ func TestLastErrorOfSession(t *testing.T) {
 	})
 }
 
-// The counters are of the whole network namespace: an error names the gateways that they may concern.
+// The counters are of the whole network namespace: an error names the gateways that they may
+// concern.
 func TestTCPMD5Attribution(t *testing.T) {
 	const (
 		unsigned = "TCP-MD5: the gateway does not sign (unsigned TCP segments arrive); set the password at " +

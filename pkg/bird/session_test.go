@@ -59,7 +59,7 @@ func TestNoWildcardListener(t *testing.T) {
 	}
 }
 
-// BIRD gives up a protocol whose port another process holds; the supervisor has it try again.
+// BIRD disables a protocol whose port another process uses; the supervisor enables it again.
 func TestPortTakenAtStart(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4)
@@ -122,7 +122,7 @@ func TestPasswordFileAppears(t *testing.T) {
 	}
 }
 
-// A password that changes concerns its own session.
+// A changed password affects only its session.
 func TestPasswordChangeLeavesOtherSessions(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4, vip.IPv6)
@@ -200,7 +200,7 @@ func TestGatewayWithoutHoldTimeIsRefused(t *testing.T) {
 	p.await("the session with a hold time", up("gateway-ipv4"))
 }
 
-// routerPID is the BIRD below `ip netns exec`, which replaces itself by it.
+// routerPID returns the PID of BIRD: `ip netns exec` replaces itself by the command.
 func routerPID(t *testing.T, r *router) int {
 	t.Helper()
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", r.cmd.Process.Pid))

@@ -22,8 +22,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// A gateway that sends KEEPALIVEs and reads nothing keeps BIRD's hold timer running, and its kernel
-// acknowledges the probes of the closed window: it must not keep a withdrawn VIP (RFC 9687).
+// A gateway that sends KEEPALIVEs and reads nothing keeps BIRD's hold timer running, and its
+// kernel acknowledges the probes of the closed window: it must not keep a withdrawn VIP (RFC
+// 9687).
 func TestGatewayThatStopsReading(t *testing.T) {
 	run(t, "ip", "link", "set", "lo", "up")
 	l := newLink(t, vip.IPv4)
@@ -48,8 +49,8 @@ func TestGatewayThatStopsReading(t *testing.T) {
 	}
 }
 
-// stallingGateway accepts one session and sends KEEPALIVEs, but reads nothing once it is up. The
-// result receives why the connection ended.
+// stallingGateway accepts one session and sends KEEPALIVEs, but reads nothing after it is up. The
+// result receives the error that ended the connection.
 func (l *link) stallingGateway() <-chan error {
 	l.t.Helper()
 	listener, err := l.listen(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 4096) })

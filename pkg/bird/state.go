@@ -19,15 +19,15 @@ type State struct {
 	At             time.Time // start of the last poll that BIRD answered
 	Alive          bool      // BIRD answers
 	Version        string
-	PID            int       // 0 while none runs
-	Since          time.Time // of the process
-	Restarts       int       // after the first start
+	PID            int       // 0 while BIRD does not run
+	Since          time.Time // start of the process
+	Restarts       int       // starts after the first one
 	Configures     uint64    // configurations that a running BIRD loaded
 	ConfigFailures uint64    // configurations that were refused, or not rendered, written or sent
-	Restores       uint64    // configurations loaded again, since BIRD lacked protocols of them
+	Restores       uint64    // configurations loaded again because BIRD lacked some of their protocols
 	Err            error     // why BIRD does not answer; wraps ErrHung when BIRD runs
 	ConfigErr      error     // why BIRD keeps its previous configuration instead of the desired one
-	LeaseErr       error     // why the kernel does not have the lease of the static gateways' BFD sessions
+	LeaseErr       error     // error of writing the lease of static gateways' BFD sessions
 	// Loopback is the state of the session with the announcer in BIRD's words, NoLoopbackSocket if
 	// BIRD cannot listen, or LoopbackDisabled.
 	Loopback string
@@ -60,38 +60,42 @@ type GatewayState struct {
 	Address  netip.Addr
 	Family   vip.Family
 	Protocol trench.Protocol
-	// Up: the BGP session is established; of a static gateway, its BFD session is up or it has none.
+	// Up reports whether the BGP session is established. A static gateway is up if its BFD session
+	// is up or it has no BFD.
 	Up bool
-	// Held: the BFD session of the static gateway is held down, since its family does not attract.
+	// Held reports whether the static gateway's BFD session is held down because its family does not
+	// attract traffic.
 	Held bool
-	// Usable: the gateway is up, or is a static one that may come up once its family attracts.
+	// Usable reports whether the gateway is up, or is static and may come up once its family
+	// attracts.
 	Usable   bool
 	State    string    // the session's state as BIRD names it, or StateHeld or StateNoBFD
 	Since    time.Time // when Up last changed
 	Imported int
 	Exported int
-	// LastError is why the session was lost or does not come up, under the present configuration. It
-	// is not cleared by the next attempt.
+	// LastError is the reason why the session was lost or does not come up under the current
+	// configuration. The next attempt does not clear it.
 	LastError   string
 	LastErrorAt time.Time // when it was observed last; zero while the session is up
 	BFD         string    // the BFD session's state, empty without one
 	Problem     string    // why BIRD has no session with the gateway
-	Warning     string    // what does not work with this gateway
-	// ImportsBlocked: BIRD ignores routes of the gateway beyond the import limit.
+	Warning     string    // a limitation of this gateway
+	// ImportsBlocked reports whether BIRD ignores routes of the gateway beyond the import limit.
 	ImportsBlocked bool
-	// NoDelay: the session's TCP connection has TCP_NODELAY.
+	// NoDelay reports whether the session's TCP connection has TCP_NODELAY.
 	NoDelay        bool
-	NoDelayProblem string // why it has not, although the session is up
-	// Announced counts the VIPs of its family that the announcer has sent to BIRD.
+	NoDelayProblem string // why TCP_NODELAY is not set although the session is up
+	// Announced counts the VIPs of the gateway's family that the announcer has sent to BIRD.
 	Announced int
-	// Short: BIRD has exported fewer of them for longer than an export takes.
+	// Short reports whether BIRD has exported fewer VIPs than Announced for longer than an export
+	// takes.
 	Short bool
-	// Exports holds the VIPs that BIRD exports to the gateway while it is Short; nil if not known. It
+	// Exports holds the VIPs that BIRD exports to the gateway while it is Short; nil if unknown. It
 	// must not be modified.
 	Exports vip.Set
 	exports exportList
 
-	evidence evidence // of a static gateway
+	evidence evidence // static gateways only
 }
 
 // States of static gateways that BIRD has no name for.
@@ -100,8 +104,8 @@ const (
 	StateNoBFD = "No BFD"
 )
 
-// Expect sets how many VIPs of each family were announced to BIRD. The supervisor polls at short
-// intervals until the sessions export as many.
+// Expect sets the number of VIPs of each family that were announced to BIRD. The supervisor polls
+// at short intervals until the sessions export that number.
 func (s *Supervisor) Expect(announced4, announced6 int) {
 	want := [len(vip.Families)]int{announced4, announced6}
 	if s.expect.Load() != want {
@@ -109,11 +113,11 @@ func (s *Supervisor) Expect(announced4, announced6 int) {
 	}
 }
 
-// Confirm waits until every gateway session that is up exports the expected number of VIPs, and no
-// BFD session of a static gateway that is held down is up, in a poll that began after the call and
-// in fastExtra more: BIRD before 2.14 counts a route as exported before it writes the UPDATE, and
-// further commands wake it to do so. Without a BIRD process nothing is exported, and Confirm
-// returns at once.
+// Confirm waits until every established gateway session exports the expected number of VIPs and
+// every held BFD session is down. Both must hold in a poll that began after the call and in
+// fastExtra more polls: BIRD before 2.14 counts a route as exported before it writes the UPDATE,
+// and further commands wake it to do so. Without a BIRD process nothing is exported, and Confirm
+// returns immediately.
 func (s *Supervisor) Confirm(ctx context.Context) error {
 	after := time.Now()
 	s.confirming.Add(1)
@@ -148,8 +152,8 @@ func (s *Supervisor) Confirm(ctx context.Context) error {
 	}
 }
 
-// exports reports whether every session that is up exports the expected number of VIPs. Nothing is
-// exported to a static gateway: it has withdrawn the VIPs when its BFD session is down.
+// exports reports whether every session that is up exports the expected number of VIPs. BIRD
+// exports nothing to a static gateway, which withdraws the VIPs when its BFD session goes down.
 func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 	for _, g := range gateways {
 		switch {
@@ -189,7 +193,7 @@ func (v resolution) states(
 			g.Usable, g.Imported, g.Exported = g.Up, p.Imported, p.Exported
 		}
 		if vrrp, ok := protocols[vrrpName(c.Family())]; ok {
-			g.Imported = vrrp.Imported // the routes in place of the gateways'
+			g.Imported = vrrp.Imported // VRRP routes replace the gateways' routes
 		}
 		if c.Protocol == trench.Static && c.BFD == nil {
 			g.Warning = "it cannot be withdrawn without BFD: write bfd: {} and configure BFD at the gateway"
@@ -205,7 +209,7 @@ func (v resolution) states(
 	return list
 }
 
-// static sets the state of a static gateway from that of its protocol and its BFD session.
+// static sets the state of a static gateway from the state of its protocol and its BFD session.
 func (g *GatewayState) static(at time.Time, c trench.Gateway, p Protocol, bfd string, lease bfdlease.State) {
 	f := c.Family()
 	switch {
@@ -215,7 +219,7 @@ func (g *GatewayState) static(at time.Time, c trench.Gateway, p Protocol, bfd st
 		g.Up, g.Usable, g.State = true, true, StateNoBFD
 	case !lease.Attract[f]:
 		g.evidence.held(at, bfd)
-		// BFD stays up until the gateway has seen its detection time pass.
+		// BIRD's session stays up until the gateway's detection time has expired.
 		g.Up, g.Held, g.State = bfd == bfdUp, true, StateHeld
 		g.Usable = g.Up || g.evidence.failed.IsZero()
 	default:
@@ -233,8 +237,9 @@ func byName(list []GatewayState) map[string]GatewayState {
 	return m
 }
 
-// logTransitions logs changes of sessions, and reports whether one came up. Each error is logged
-// once until the session is up: BIRD clears it at its next attempt.
+// logTransitions logs session changes and reports whether a session came up. It logs each error
+// only once until the session is up, because BIRD clears the error at each attempt and sets it
+// again.
 func (s *Supervisor) logTransitions(before, after []GatewayState) (came bool) {
 	was := byName(before)
 	for _, g := range after {

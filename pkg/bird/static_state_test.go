@@ -114,7 +114,7 @@ func TestStaticGatewayState(t *testing.T) {
 			protocols := map[string]Protocol{
 				"NBR-g": {Name: "NBR-g", State: tt.protocol}, "EGR-g": {Name: "EGR-g", State: "up", Imported: 1},
 			}
-			// The session of an address that ends with the gateway's must not count.
+			// A BFD session whose address ends with the gateway's address must not match.
 			bfd := map[netip.Addr]string{netip.MustParseAddr("110.0.0.1"): "Up"}
 			if tt.bfd != "" {
 				bfd[g.Address] = tt.bfd

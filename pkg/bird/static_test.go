@@ -19,9 +19,10 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-// A static gateway sends to a VIP while its route is there: it follows its BFD session.
+// A static gateway sends to a VIP while its route, which follows the BFD session, is installed.
 
-// staticGateway is the trench's view of the static gateway, with the BFD parameters of Router.
+// staticGateway returns the static gateway's configuration in the trench, with Router's BFD
+// parameters.
 func staticGateway(f vip.Family) trench.Gateway {
 	return trench.Gateway{
 		Name: "gateway-" + f.String(), Address: gatewayAddress(f), Protocol: trench.Static,
@@ -39,7 +40,7 @@ func staticPod(t *testing.T, change ...func(*bird.Options)) (*pod, *router, *lin
 	return p, gw, l
 }
 
-// table is the kernel's table of a family.
+// table returns the routes of a family in the kernel's table.
 func table(f string) string {
 	// The table does not exist before its first route.
 	out, _ := exec.Command("ip", f, "route", "show", "table", strconv.Itoa(tableID)).CombinedOutput()
@@ -57,8 +58,8 @@ func held(name string) func(bird.State) bool {
 	}
 }
 
-// released: the sessions are up, and the state is from after their release. BIRD may bring one up
-// at once, before the supervisor has heard of the lease that its packets passed with.
+// released reports whether the sessions are up in a state that postdates their release. BIRD may
+// bring a session up before the supervisor has read the lease that passed its packets.
 func released(names ...string) func(bird.State) bool {
 	return func(s bird.State) bool {
 		return up(names...)(s) && !slices.ContainsFunc(s.Gateways, func(g bird.GatewayState) bool { return g.Held })
@@ -119,7 +120,7 @@ func TestStaticGatewayFollowsAttraction(t *testing.T) {
 	}
 }
 
-// Confirm must not report a withdrawal that the gateway has not seen.
+// Confirm must not report a withdrawal that the gateway has not detected.
 func TestStaticWithdrawalIsConfirmedByGateway(t *testing.T) {
 	p, gw, _ := staticPod(t)
 	p.Start()
@@ -172,7 +173,7 @@ func TestStaticReconfiguration(t *testing.T) {
 		}
 		holds(t, 1200*time.Millisecond, "sessions as they were after "+command, unchanged)
 	}
-	// A gateway that leaves and returns has its lease.
+	// A gateway that is removed and added again is under the lease.
 	p.Configure([]trench.Gateway{staticGateway(vip.IPv6)}, []vip.VIP{vip4, vip6})
 	p.await("one gateway", func(s bird.State) bool { return len(s.Gateways) == 1 })
 	p.Configure([]trench.Gateway{staticGateway(vip.IPv4), staticGateway(vip.IPv6)}, []vip.VIP{vip4, vip6})
@@ -180,7 +181,7 @@ func TestStaticReconfiguration(t *testing.T) {
 	holds(t, 1500*time.Millisecond, "sessions as they were", unchanged)
 }
 
-// Another BIRD begins with sessions that are held down.
+// A new BIRD starts with sessions that are held down.
 func TestStaticRestartOfBIRD(t *testing.T) {
 	p, gw, _ := staticPod(t)
 	p.Start()
@@ -192,7 +193,7 @@ func TestStaticRestartOfBIRD(t *testing.T) {
 	holds(t, 1500*time.Millisecond, "IPv4 withdrawn", func() bool { return !gw.Has(vip4) })
 }
 
-// The kernel takes the sessions of a frontend down that is killed or stopped.
+// The kernel ends the sessions of a frontend that is killed or stopped.
 func TestStaticLeaseExpires(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
 		t.Run(name, func(t *testing.T) {
@@ -229,7 +230,7 @@ func TestStaticLeaseExpires(t *testing.T) {
 	}
 }
 
-// The sender of orders hangs, and the process runs.
+// The sender of orders hangs while the process runs.
 func TestStaticOldOrderExpires(t *testing.T) {
 	p, gw, _ := staticPod(t)
 	p.Start()

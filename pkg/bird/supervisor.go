@@ -25,7 +25,7 @@ import (
 // Options configure a Supervisor.
 type Options struct {
 	Executable string // empty: found by Executable
-	Dir        string // of the configuration and the log file
+	Dir        string // directory of the configuration and the log file
 	Socket     string // control socket; a missing directory is created
 	RouterID   netip.Addr
 	// LoopbackPort is BIRD's port on 127.0.0.1 for the announcer, which signs the session with
@@ -34,11 +34,11 @@ type Options struct {
 	Password     string
 	TableID      uint32
 	ECMP         bool
-	// VRRP are next hops of static default routes. With any, no route is taken from gateways.
+	// VRRP lists the next hops of static default routes. If set, gateways' routes are not imported.
 	VRRP []netip.Addr
-	// ImportAll takes all routes of gateways except VIPs, not only default routes.
+	// ImportAll imports all routes of gateways except VIPs, not only default routes.
 	ImportAll bool
-	// ImportLimit bounds the routes that are taken from one gateway. Default: DefaultImportLimit.
+	// ImportLimit bounds the routes imported from one gateway. Default: DefaultImportLimit.
 	ImportLimit    uint32
 	KernelScanTime time.Duration
 	LogBIRD        bool   // log all of BIRD's lines at info
@@ -64,11 +64,12 @@ type Supervisor struct {
 	state   *latest.Value[State]
 	hint    chan struct{} // poll BIRD now; coalesced
 	export  chan struct{} // re-export routes to the kernel; coalesced
-	// sessionUp: a session with a gateway came up; coalesced.
+	// sessionUp holds a token after a gateway session came up; coalesced.
 	sessionUp chan struct{}
 	noDelay   atomic.Pointer[noDelay]
 	errors    sessionErrors
-	// confirming counts the calls of Confirm in progress: BIRD is polled at fastInterval.
+	// confirming counts the running calls of Confirm. While positive, BIRD is polled at
+	// fastInterval.
 	confirming atomic.Int32
 	lease      *bfdlease.Lease // of the BFD sessions of static gateways
 	resolver   *resolver
@@ -83,9 +84,9 @@ type Supervisor struct {
 	holds           holdTimers
 	imports         imports
 	missing         missing
-	sockets         retries           // of listening sockets that BIRD could not open
-	unansweredSince time.Time         // start of the oldest command without an answer; zero: none
-	failures        map[string]string // the last logged error, by gateway
+	sockets         retries           // attempts to open BIRD's listening sockets
+	unansweredSince time.Time         // start of the oldest unanswered command; zero without one
+	failures        map[string]string // last logged error, by gateway
 }
 
 func (o Options) withDefaults() Options {
@@ -137,16 +138,16 @@ func (s *Supervisor) Configure(a trench.Attractor) {
 	})
 }
 
-// Attract orders the families of which the static gateways with BFD attract traffic: their BFD
-// sessions are up, and those of the others are held down. It does not block, and is a heartbeat as
-// well: an order that is older than a second is not kept, and sessions go down at the end of the
-// lease in the kernel.
+// Attract orders the families in which static gateways with BFD attract traffic. BFD sessions of
+// the ordered families are released; the remaining BFD sessions of static gateways are held down.
+// Attract does not block. Each call is also a heartbeat: the lease of an order older than a
+// second is not refreshed, and the sessions go down when the lease in the kernel expires.
 func (s *Supervisor) Attract(now time.Time, families [len(vip.Families)]bool) {
 	s.lease.Attract(now, families)
 }
 
-// ExportRoutes has BIRD re-export the gateways' routes, which another process removed from the
-// kernel. It does not block.
+// ExportRoutes makes BIRD export the gateways' routes to the kernel again, after another process
+// has removed them. It does not block.
 func (s *Supervisor) ExportRoutes() { latest.Wake(s.export) }
 
 func (s *Supervisor) trigger() { latest.Wake(s.hint) }
@@ -154,7 +155,7 @@ func (s *Supervisor) trigger() { latest.Wake(s.hint) }
 func (s *Supervisor) event(e Event) {
 	s.errors.logged(e, time.Now())
 	if e.CameUp() && strings.HasPrefix(e.Protocol, gatewayPrefix) {
-		s.sessionCame() // first: the gateway's UPDATEs follow at once
+		s.sessionCame() // before the poll: BIRD sends the gateway's UPDATEs immediately
 	}
 	if e.StateChanged() || e.Protocol == bfdName {
 		s.trigger()
@@ -189,7 +190,8 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if err := terminateOrphans(ctx, s.options.Executable, s.options.Socket, s.options.Log); err != nil {
 		s.options.Log.Error("failed to terminate BIRD of an earlier run", "error", err)
 	}
-	// Longer than BIRD: what it sends depends on the lease.
+	// The lease outlives BIRD, because BIRD's BFD packets depend on it: deferred calls run in
+	// reverse.
 	leaseCtx, endLease := context.WithCancel(context.WithoutCancel(ctx))
 	lease := make(chan error, 1)
 	go func() { lease <- s.lease.Run(leaseCtx) }()
@@ -263,8 +265,8 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 	return err
 }
 
-// Preview returns the configuration without secrets that a supervisor would load now, and by name
-// the problem of each gateway without a session.
+// Preview returns the configuration that a supervisor would load now, without secrets, and maps
+// each gateway without a session to its problem.
 func (o Options) Preview(a trench.Attractor) ([]byte, map[string]string, error) {
 	r := newResolver(o.withDefaults(), nil)
 	v, _ := r.resolve(context.Background(), desired{a, 1}, resolution{})
@@ -285,6 +287,6 @@ func RouterID() netip.Addr {
 		seed += name
 	}
 	sum := sha256.Sum256([]byte("vipgate router id " + seed))
-	// Not 0.0.0.0 (RFC 6286), and nothing that looks like a loopback or multicast address.
+	// Avoid 0.0.0.0 (RFC 6286) and addresses that look like loopback or multicast addresses.
 	return netip.AddrFrom4([4]byte{1 + sum[0]%126, sum[1], sum[2], sum[3] | 1})
 }

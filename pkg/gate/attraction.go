@@ -2,8 +2,8 @@ package gate
 
 import "github.com/vipgate/vipgate/pkg/vip"
 
-// Attraction is how many VIPs of a family would be advertised if a gateway of the family were
-// always up. Static gateways follow it, and it must not depend on them.
+// Attraction counts the VIPs of a family that would be advertised if a gateway of the family were
+// always up. Static gateways follow it, so it must not depend on their state.
 type Attraction struct {
 	Configured  int // VIPs of the attractor
 	Announced   int // of them, would be announced

@@ -15,8 +15,8 @@ const finalGrace = time.Second
 type Gate struct {
 	options Options
 	vips    map[vip.VIP]*entry
-	// entries are those of vips: a change of the common conditions decides them one by one, and
-	// iterating over a map costs several times as much.
+	// entries holds the values of vips as a slice. A change of the shared conditions re-evaluates
+	// every VIP, and iterating over a map is several times slower.
 	entries []*entry
 	// routed holds the VIPs whose source routing is installed in the kernel. It includes VIPs that
 	// are not configured yet: Route and Configure are called in any order.
@@ -27,7 +27,7 @@ type Gate struct {
 	instance   string
 	revision   uint64
 	synced     bool // a synced snapshot was received
-	streamOpen bool // a synced stream is open: its lease decides
+	streamOpen bool // a synced stream is open: lbLease determines the freshness
 	lbLease    lease
 	graceStart time.Time // when the state became stale, while no stream is open
 	grace      time.Duration
@@ -41,9 +41,9 @@ type Gate struct {
 	// The frontend itself.
 	stopEnd time.Time // zero: not stopping
 
-	// last holds the conditions of the last Evaluate: a change makes every VIP dirty.
+	// last holds the conditions of the last Evaluate. A change re-evaluates every VIP.
 	last conditions
-	// dirty holds each entry whose inputs changed since the last Evaluate once.
+	// dirty holds the entries whose inputs changed since the last Evaluate, without duplicates.
 	dirty      []*entry
 	timers     timerHeap
 	changes    []Change
@@ -54,22 +54,22 @@ type Gate struct {
 type entry struct {
 	vip              vip.VIP
 	index            int    // in Gate.entries
-	listed           uint64 // the newest complete update that has the VIP
+	listed           uint64 // number of the last complete update that contains the VIP
 	dirty            bool   // in Gate.dirty
 	configured       bool
 	routed           bool
-	reported         bool // in synced data: state is known
+	reported         bool // state comes from synced data
 	state            vip.State
 	drainEnd         time.Time // with vip.Draining
 	operatorDrainEnd time.Time // zero: not drained
 	flaps            flaps
 	riseAt           time.Time // end of the flap damping
 	decision         Decision
-	// attracts is the advertisement if a gateway were always up.
+	// attracts is the advertisement under the assumption that a gateway is always up.
 	attracts Advertisement
 }
 
-// conditions are the inputs that concern every VIP.
+// conditions are the inputs shared by all VIPs.
 type conditions struct {
 	freshness  Freshness
 	finalGrace bool // the last second of the grace period
@@ -78,7 +78,7 @@ type conditions struct {
 	lbDrain    phase
 }
 
-// path is what a VIP of a family has toward the gateways.
+// path is the usability of a family's gateways.
 type path uint8
 
 const (
@@ -128,8 +128,8 @@ func (g *Gate) Configure(vips []vip.VIP) {
 	}
 }
 
-// Route replaces the set of VIPs whose source routing is installed in the kernel. The set must not
-// be modified afterwards. VIPs that are configured later use it, too.
+// Route replaces the set of VIPs whose source routing is installed in the kernel. The set must
+// not be modified afterwards. VIPs that are configured later use it, too.
 func (g *Gate) Route(confirmed vip.Set) {
 	g.routed = confirmed
 	for _, e := range g.entries {
@@ -231,7 +231,8 @@ func (g *Gate) Undrain(vips ...vip.VIP) {
 	}
 }
 
-// Evaluate returns every VIP whose decision changed at now. The slice is valid until the next call.
+// Evaluate returns every VIP whose decision changed at now. The slice is valid until the next
+// call.
 func (g *Gate) Evaluate(now time.Time) []Change {
 	g.changes = g.changes[:0]
 	current := g.observe(now)
@@ -246,7 +247,7 @@ func (g *Gate) Evaluate(now time.Time) []Change {
 			if e := g.entries[i]; g.decide(now, e) {
 				i++
 			} else {
-				g.remove(e) // the last entry is at i now
+				g.remove(e) // moves the last entry to i
 			}
 		}
 	} else {
@@ -256,7 +257,7 @@ func (g *Gate) Evaluate(now time.Time) []Change {
 			}
 		}
 	}
-	clear(g.dirty) // keeps no removed entry in memory
+	clear(g.dirty) // releases removed entries to the garbage collector
 	g.dirty = g.dirty[:0]
 	return g.changes
 }
@@ -313,8 +314,8 @@ func (g *Gate) Drained() map[vip.VIP]time.Time {
 	return drained
 }
 
-// setState stores the load balancer's state of one VIP. A change from ready to not ready counts as
-// a flap only if countFlap is set: the same live instance reported both, of this VIP.
+// setState stores the load balancer's state of one VIP. A change from ready to not ready counts
+// as a flap only if countFlap is set: the same live instance reported both, of this VIP.
 func (g *Gate) setState(now time.Time, e *entry, s VIPState, countFlap bool) {
 	if e.reported && e.state == s.State && e.drainEnd.Equal(s.DrainEnd) {
 		return
@@ -374,14 +375,14 @@ func (g *Gate) markDirty(e *entry) {
 
 func (g *Gate) scheduleDirty(at time.Time, v vip.VIP) { heap.Push(&g.timers, timer{at, v}) }
 
-// decide updates the decision on e. It reports whether e is still used: an entry that is neither
-// configured nor in the load balancer's state is to be removed, which bounds the memory.
+// decide updates the decision on e. It reports whether e is still used. The caller removes unused
+// entries, which are neither configured nor in the load balancer's state, to bound the memory.
 func (g *Gate) decide(now time.Time, e *entry) (used bool) {
 	e.dirty = false
 	to := g.evaluateTable(now, e, e.decision.Advertisement, g.last.paths[e.vip.Family()])
 	attracts := to.Advertisement
-	// Otherwise the result is the same: the rows above NoGateway depend on neither the path nor the
-	// current advertisement.
+	// A second evaluation with a usable path is needed only for these reasons: the rows above
+	// NoGateway depend on neither the path nor the current advertisement.
 	if to.Reason == NoGateway || to.Reason == NotAccepted ||
 		to.Reason > NotAccepted && e.attracts != e.decision.Advertisement {
 		attracts = g.evaluateTable(now, e, e.attracts, usable).Advertisement

@@ -32,7 +32,7 @@ var (
 	vip6 = vip.Require("2000::1/128")
 )
 
-// fixture drives a Gate with its own clock.
+// fixture drives a Gate with a simulated clock.
 type fixture struct {
 	t          *testing.T
 	g          *Gate
@@ -301,12 +301,12 @@ func TestDecisionTable(t *testing.T) {
 	}
 }
 
-// exported has every gateway of IPv4 lack VIPs, except for some; nil ends that.
+// exported sets the IPv4 VIPs that gateways receive; nil means that no VIP is missing.
 func (b *fixture) exported(vips vip.Set) {
 	b.g.Gateways(Gateways{At: b.now, Up: [2]bool{true, true}, Exported: [2]vip.Set{vips}})
 }
 
-// Static gateways need no announcer: what they follow is the same with it and without.
+// Static gateways need no announcer: the attraction does not depend on it.
 func TestAttractionWithoutAnnouncer(t *testing.T) {
 	b := newFixture(t, Options{})
 	b.setState(vip.Ready, vipA, vip6)
@@ -319,7 +319,7 @@ func TestAttractionWithoutAnnouncer(t *testing.T) {
 	}
 }
 
-// The second signal of a stop that runs does not extend it.
+// A second stop signal does not extend the drain.
 func TestSecondStop(t *testing.T) {
 	const drain = 2 * time.Second
 	b := newFixture(t, Options{DrainTime: drain})
@@ -331,7 +331,7 @@ func TestSecondStop(t *testing.T) {
 	b.want(vipA, Withdrawn, Stopping)
 }
 
-// Without a stop there is no drain to skip.
+// SkipDrains has no effect before Stop.
 func TestSkipDrainsBeforeStop(t *testing.T) {
 	b := newFixture(t, Options{DrainTime: time.Second})
 	b.setState(vip.Ready, vipA)
@@ -354,7 +354,7 @@ func TestConfiguredAfterSnapshot(t *testing.T) {
 	b.want(vipB, Withdrawn, LBNotReady)
 }
 
-// Two flaps within the window delay a rise, and two that are further apart do not.
+// Two flaps delay a rise only within the window.
 func TestFlapWindow(t *testing.T) {
 	const within, beyond = flapWindow - time.Second, flapWindow + time.Second
 	for apart, want := range map[time.Duration]Reason{within: Flapping, beyond: Ready} {
@@ -371,7 +371,7 @@ func TestFlapWindow(t *testing.T) {
 	}
 }
 
-// A state that all VIPs share is no flap of one of them, however often it changes.
+// Changes of a state that all VIPs share do not count as flaps.
 func TestSharedStateDoesNotFlap(t *testing.T) {
 	b := newFixture(t, Options{})
 	for range 2 * maxFlaps {
@@ -495,7 +495,7 @@ func TestExpiredSessionsStayDown(t *testing.T) {
 	b.now = at.Add(MaxSessionAge)
 	b.setState(vip.Ready, vipA)
 	b.want(vipA, Withdrawn, NoGateway)
-	// The lease was seen to expire in time: a late check of the same state does not extend it.
+	// The lease was found expired in time: a later check does not extend it.
 	b.now = b.now.Add(2 * lateAfter)
 	b.g.Gateways(Gateways{At: at, Up: [2]bool{true, true}})
 	b.setState(vip.Ready, vipA)

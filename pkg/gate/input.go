@@ -27,8 +27,8 @@ type VIPState struct {
 	DrainEnd time.Time
 }
 
-// LBUpdate holds the changes of the load balancer's state since the last one. All times are on the
-// monotonic clock of this process.
+// LBUpdate holds the changes of the load balancer's state since the last one. All times are on
+// the monotonic clock of this process.
 type LBUpdate struct {
 	// Instance is the instance ID of the load balancer; empty before the first synced data.
 	Instance string
@@ -47,8 +47,8 @@ type LBUpdate struct {
 	DrainEnd  time.Time
 	// Complete reports whether VIPs is the whole state: an absent VIP is not ready.
 	Complete bool
-	// Shared reports whether all VIPs have one state: its changes are not flaps of a VIP, and damping
-	// would delay all of them together.
+	// Shared reports whether all VIPs have one state: its changes are not flaps of a VIP, and
+	// damping would delay all of them together.
 	Shared bool
 	// VIPs holds states from synced data only.
 	VIPs []VIPState
@@ -62,16 +62,16 @@ type Gateways struct {
 	At time.Time
 	// Up reports, by family, whether a session is up.
 	Up [len(vip.Families)]bool
-	// Static reports, by family, whether a static gateway is among them. It forwards without routes of
-	// the announcer.
+	// Static reports, by family, whether a static gateway is up. It forwards without routes of the
+	// announcer.
 	Static [len(vip.Families)]bool
 	// Exported holds, by family, the VIPs that a gateway receives, while every gateway that is up
 	// lacks some for longer than an export takes; nil otherwise. It must not be modified afterwards.
 	Exported [len(vip.Families)]vip.Set
 }
 
-// Announcer is the state of the announcer's session with the routing daemon. While it is down, the
-// daemon has no VIP and no gateway receives one.
+// Announcer is the state of the announcer's session with the routing daemon. While it is down,
+// the daemon has no VIP and no gateway receives one.
 type Announcer struct {
 	Up    bool
 	Since time.Time // when Up last changed; zero before the first session
@@ -88,17 +88,18 @@ func (a Announcer) reconnectEnd() time.Time {
 	return a.Since.Add(ReconnectTime)
 }
 
-// ReconnectTime is how long the announcer's session may be down before VIPs count as withdrawn: one
-// reconnect. BIRD refuses connections for 1 s after a failed session (error wait time), and the
-// announcer retries each 250 ms at most, with a timeout of 100 ms.
+// ReconnectTime is how long the announcer's session may be down before VIPs count as withdrawn:
+// the duration of one reconnect. BIRD refuses connections for 1 s after a failed session (error
+// wait time), and the announcer retries at intervals of at most 250 ms, with a timeout of 100 ms.
 const ReconnectTime = 1500 * time.Millisecond
 
-// MaxSessionAge is how long the state of the gateway sessions is valid: three polls of one second.
+// MaxSessionAge is how long the state of the gateway sessions is valid: three polls of one
+// second.
 const MaxSessionAge = 3 * time.Second
 
-// lateAfter is the delay of a check behind the end of a lease from which on this process counts as
-// starved: a renewal may be waiting in a socket. The lease is then extended once by lateAfter, in
-// which no VIP is raised.
+// lateAfter is the maximum delay of a timely lease check after the end of the lease. A later
+// check indicates that this process was starved and that a renewal may wait in a socket buffer.
+// The lease is then extended once by lateAfter, and no VIP is raised in that time.
 const lateAfter = 50 * time.Millisecond
 
 // LossPolicy is the action on the loss of the load balancer.

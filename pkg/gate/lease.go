@@ -2,11 +2,11 @@ package gate
 
 import "time"
 
-// lease is the expiry of a source that must renew itself.
+// lease tracks the validity of data whose source must renew it.
 type lease struct {
 	// end is when the newest renewal expires; zero before the first.
 	end time.Time
-	// extended is the end of the single extension that a late check grants.
+	// extended is the end of the single extension after a late check.
 	extended time.Time
 }
 
@@ -18,8 +18,8 @@ func (l *lease) renew(end time.Time) {
 	*l = lease{end: end}
 }
 
-// check reports whether the lease is valid at now, and otherwise whether it is extended because the
-// check was late.
+// check reports whether the lease is valid at now, and otherwise whether it is extended because
+// the check was late.
 func (l *lease) check(now time.Time) (holds, late bool) {
 	switch {
 	case l.end.IsZero():
@@ -27,8 +27,8 @@ func (l *lease) check(now time.Time) (holds, late bool) {
 	case now.Before(l.end):
 		return true, false
 	case l.extended.IsZero():
-		// Only the first check after the end can extend the lease, so that a lease that was seen to
-		// expire in time is never valid again without a renewal.
+		// Only the first check after the end can extend the lease: a lease that was found expired in
+		// time stays expired until it is renewed.
 		l.extended = l.end
 		if now.Sub(l.end) > lateAfter {
 			l.extended = now.Add(lateAfter)

@@ -42,8 +42,8 @@ type model struct {
 	connectedBefore   map[vip.VIP]Advertisement
 }
 
-// extension is the extension of a lease after a late check: the process was starved, and a renewal
-// may be waiting to be read.
+// extension is the extension of a lease after a late check: the process was starved, and a
+// renewal may be waiting to be read.
 type extension struct {
 	checked bool // the lease was checked after its end
 	until   time.Time
@@ -71,7 +71,7 @@ func newModel(o Options) *model {
 	return w
 }
 
-// each gives an input to the gate and, filtered to their VIP, to the solo gates.
+// each passes an input to the gate and, filtered by VIP, to the solo gates.
 func (w *model) each(f func(g *Gate, mine func(vip.VIP) bool)) {
 	f(w.g, func(vip.VIP) bool { return true })
 	f(w.connected, func(vip.VIP) bool { return true })
@@ -81,7 +81,7 @@ func (w *model) each(f func(g *Gate, mine func(vip.VIP) bool)) {
 	}
 }
 
-// connect has the path of connected up.
+// connect sets up the path of connected.
 func (w *model) connect() {
 	w.connected.Announcer(Announcer{Up: true})
 	w.connected.Gateways(Gateways{At: w.now, Up: [2]bool{true, true}})
@@ -154,7 +154,7 @@ func (w *model) checkLeases() {
 	}
 }
 
-// renew is the receipt of a message of a live load balancer.
+// renew models the receipt of a message from a live load balancer.
 func (w *model) renew() {
 	w.leaseEnd, w.lbExtension = w.now.Add(time.Second), extension{}
 }
@@ -197,7 +197,7 @@ func (w *model) check(t *rapid.T) {
 	}
 }
 
-// checkAttraction compares the attraction with a count of what a gate advertises whose gateways are
+// checkAttraction compares the attraction with the advertisements of a gate whose gateways are
 // always up.
 func (w *model) checkAttraction(t *rapid.T) {
 	var want [len(vip.Families)]Attraction
@@ -251,8 +251,8 @@ func (w *model) checkDecision(t *rapid.T, v vip.VIP, got Decision, before Advert
 	}
 }
 
-// advance lets time pass in a loop that is never late: it evaluates at each deadline of the gate.
-// Between two deadlines no decision may change.
+// advance simulates a loop that is never late: it evaluates at each deadline of the gate. Between
+// two deadlines no decision may change.
 func (w *model) advance(t *rapid.T, d time.Duration) {
 	for end := w.now.Add(d); ; {
 		next := w.g.Deadline(w.now)

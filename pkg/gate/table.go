@@ -6,9 +6,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// evaluateTable applies the decision table: the first row that matches wins, and row 11 replaces the
-// reason of the others. Conditions that concern all VIPs come from g.last, so that one Evaluate
-// decides all VIPs on the same state.
+// evaluateTable applies the decision table: the first matching row wins, and row 11 replaces the
+// reason of an advertised VIP. Shared conditions come from g.last, so that one Evaluate decides
+// all VIPs on the same state.
 func (g *Gate) evaluateTable(now time.Time, e *entry, current Advertisement, path path) Decision {
 	d := g.firstRow(now, e, current, path)
 	if d.Advertisement != Withdrawn && !g.exports(e.vip) { // row 11

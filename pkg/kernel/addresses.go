@@ -21,65 +21,69 @@ import (
 )
 
 const (
-	announcements = 3           // of each address (RFC 5227 section 1.1, RFC 4861 section 7.2.6)
-	announceEvery = time.Second // the time between two of them
-	// addressPoll is the time between two listings without notifications, addressCheck with them.
+	announcements = 3           // per address (RFC 5227 section 1.1, RFC 4861 section 7.2.6)
+	announceEvery = time.Second // the time between two announcements
+	// addressPoll is the interval of listings without notifications, addressCheck with
+	// notifications.
 	addressPoll  = 5 * time.Second
 	addressCheck = 30 * time.Second
 )
 
-// address is an address of this host; with another MAC address it is another one to its neighbors.
+// address is a local address with its MAC address: neighbors need a new announcement when the MAC
+// address changes.
 type address struct {
 	rtnetlink.Address
-	mac    [6]byte // zero: no neighbor resolves the address
+	mac    [6]byte // zero if the address is not announced
 	router bool    // the interface forwards IPv6 packets
 }
 
 func (a address) usable() bool { return !a.Tentative() && !a.Duplicate() }
 
-// onLink excludes IPv4 addresses: external networks often use 169.254.0.0/16.
+// onLink reports whether a is an IPv6 link-local address. IPv4 link-local addresses do not count,
+// because external networks often use 169.254.0.0/16.
 func onLink(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
-// Addresses follows the addresses of this network namespace and announces those that appear, by
-// gratuitous ARP and unsolicited neighbor advertisements: a neighbor that knows the address from
-// another pod would send to that one's link address for 15 to 45 s. It is a task.Task.
+// Addresses watches the addresses of this network namespace and announces new ones by gratuitous
+// ARP and unsolicited neighbor advertisements. Without an announcement, a neighbor entry for the
+// pod that had the address before would stay in use for 15 to 45 s. It is a task.Task.
 type Addresses struct {
 	log   *slog.Logger
 	ready chan struct{}
-	named func() string // nil: all interfaces
-	mute  bool          // without CAP_NET_RAW
+	named func() string // returns the interface to announce on; nil for all interfaces
+	mute  bool          // announcements are disabled: CAP_NET_RAW is missing
 	// notified reports whether the kernel notifies of changes.
 	notified bool
 
 	mu   sync.Mutex
-	list []address // nil: not known
-	err  error     // of the last attempt to read them
+	list []address // nil before the first successful read
+	err  error     // error of the last read
 }
 
-// NewAddresses returns an Addresses that announces on the interface that named returns, or if named
-// is nil on all of them.
+// NewAddresses returns an Addresses that announces on the interface that named returns, or on all
+// interfaces if named is nil.
 func NewAddresses(log *slog.Logger, named func() string) *Addresses {
 	a := &Addresses{log: log.With("component", "addresses"), ready: make(chan struct{}), named: named}
 	a.read()
 	return a
 }
 
-// Ready is closed once changes are followed.
+// Ready is closed after Run has subscribed to address notifications, or failed to subscribe.
 func (a *Addresses) Ready() <-chan struct{} { return a.ready }
 
 // String implements task.Task.
 func (a *Addresses) String() string { return "addresses" }
 
-// Source reports why connections to an address from another one, or from one of the kernel's
-// choice, would lack a source address, and whether that passes. An address in the network of the
-// target is expected, and any other of the family if there is none, as toward targets behind a
-// router. From the address of another interface the link-local address is expected, too, since the
-// kernel solicits an IPv6 neighbor from it.
+// Source returns why connections from the address from, or from an address that the kernel
+// selects, to the address to would lack a usable source address, or "". passing reports whether
+// the problem is temporary. The expected source is an address in the network of the target or,
+// for a target that is reached through a router, any address of the family. If from belongs to
+// another interface, the link-local address is required, too, since the kernel sends IPv6
+// neighbor solicitations from it.
 func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.list == nil {
-		return "", false // the check itself shows
+		return "", false // unknown: the health check itself will fail
 	}
 	var candidates, near, chosen, linkLocal []address
 	for _, x := range a.list {
@@ -126,7 +130,8 @@ func (a *Addresses) Source(to, from netip.Addr) (problem string, passing bool) {
 	}
 }
 
-// lacking reports why none of some addresses is usable, "" if one is, and whether that passes.
+// lacking returns why none of addrs is usable, or "" if one is usable, and whether the problem is
+// temporary.
 func lacking(addrs []address) (problem string, passing bool) {
 	if slices.ContainsFunc(addrs, address.usable) {
 		return "", false
@@ -138,7 +143,7 @@ func lacking(addrs []address) (problem string, passing bool) {
 	return fmt.Sprintf("own address %s is tentative: duplicate address detection runs", addrs[i].Addr), true
 }
 
-// Run follows the addresses until ctx ends, in the network namespace of the calling thread.
+// Run watches the addresses until ctx ends, in the network namespace of the calling thread.
 func (a *Addresses) Run(ctx context.Context) error {
 	w := &watch{Listener: rtnetlink.NewListener(), changed: make(chan struct{}, 1)}
 	err := w.listen("addresses", unix.NETLINK_ROUTE, func(netlink.Message) bool { return true },
@@ -169,13 +174,14 @@ func (a *Addresses) Run(ctx context.Context) error {
 	}
 }
 
-// progress is how often an address was announced, and when it is due again.
+// progress is the number of announcements of an address and the time of the next one.
 type progress struct {
 	sent int
 	due  time.Time
 }
 
-// announce announces the addresses that are due and returns how long to wait for the next.
+// announce announces the due addresses. It returns the progress of each address and the wait
+// before the next announcement or listing.
 func (a *Addresses) announce(before map[address]progress, now time.Time) (map[address]progress, time.Duration) {
 	known := make(map[address]progress, len(a.list)) // only Run changes the list
 	wait := tick.Until(now, addressPoll)
@@ -220,7 +226,7 @@ func (a *Addresses) read() {
 	list, err := listAddresses(a.named)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	// A change that interrupts the dump is notified: the next one follows.
+	// The change that interrupted the dump also sends a notification, which triggers another read.
 	if err != nil && a.err == nil && !errors.Is(err, rtnetlink.ErrInterrupted) {
 		a.log.Warn("failed to list own addresses", "error", err)
 	}
@@ -229,7 +235,8 @@ func (a *Addresses) read() {
 	}
 }
 
-// listAddresses returns the addresses of all interfaces, with a MAC address if they are announced.
+// listAddresses returns the addresses of all interfaces, with a MAC address if they are
+// announced.
 func listAddresses(named func() string) ([]address, error) {
 	c, err := rtnetlink.Dial()
 	if err != nil {
@@ -255,7 +262,7 @@ func listAddresses(named func() string) ([]address, error) {
 	}
 	list := make([]address, 0, len(listed))
 	for _, x := range listed {
-		// Other flags change without consequence to neighbors.
+		// Ignore flags that have no effect on neighbors, so that their changes cause no announcement.
 		x.Flags &= unix.IFA_F_TENTATIVE | unix.IFA_F_OPTIMISTIC | unix.IFA_F_DADFAILED
 		own := announced[x.Link]
 		own.Address = x
@@ -285,14 +292,15 @@ func sendAnnouncements(addrs []address) (err error) {
 	return errors.Join(errs...)
 }
 
-// arpAnnouncement is a request for the sender's own address (RFC 5227 section 3).
+// arpAnnouncement returns an ARP request for the sender's own address (RFC 5227 section 3).
 func arpAnnouncement(a address) []byte {
 	addr := a.Addr.AsSlice()
 	return slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, 1}, a.mac[:], addr, make([]byte, 6), addr)
 }
 
-// neighborAdvertisement is an unsolicited one to all nodes that overrides their entries (RFC 4861
-// section 4.4). Hosts remove their routes over a router whose advertisement lacks the router flag.
+// neighborAdvertisement returns an unsolicited advertisement to all nodes that overrides their
+// entries (RFC 4861 section 4.4). Hosts remove routes through a router whose advertisement lacks
+// the router flag.
 func neighborAdvertisement(a address) []byte {
 	flags := byte(0x20)
 	if a.router {

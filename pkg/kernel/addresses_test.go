@@ -98,7 +98,8 @@ func TestStaleNeighborsAreCorrected(t *testing.T) {
 	t.Logf("corrected after %v", time.Since(usable))
 }
 
-// The sender of an advertisement is no host for the neighbors that use it as a router.
+// An advertisement keeps the router flag, so that neighbors continue to use the sender as a
+// router.
 func TestAdvertisementKeepsRouter(t *testing.T) {
 	w := newWire(t)
 	must(t, w.here.Sysctl("net.ipv6.conf.all.forwarding", "1"))
@@ -131,7 +132,7 @@ func TestAnnouncementAfterMACChange(t *testing.T) {
 	corrected("02:00:00:00:00:01")
 	run(t, host, "ip link set eth1 address 02:00:00:00:00:02")
 	corrected("02:00:00:00:00:02")
-	// It loses its addresses and its index, and appears again.
+	// The interface is removed and appears again with a new index.
 	run(t, peer, "ip link del eth0")
 	must(t, lab.Veth(host, "eth1", peer, "eth0"))
 	run(t, peer, "ip neigh replace 10.9.0.1 dev eth0 lladdr 02:00:00:00:00:99 nud reachable; ip neigh replace fd09::1 "+
@@ -141,7 +142,7 @@ func TestAnnouncementAfterMACChange(t *testing.T) {
 	corrected("02:00:00:00:00:03")
 }
 
-// The owner of a duplicate address is another host.
+// Another host owns the duplicate address.
 func TestDuplicateAddressIsNotAnnounced(t *testing.T) {
 	host, peer := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(host, "eth1", peer, "eth0"))
@@ -195,7 +196,7 @@ func TestSourceAddress(t *testing.T) {
 	want(target6, none, "no ipv6 address", true)
 	want(target4, none, "", false)
 
-	// Tentative for long: no other host answers, and detection asks often.
+	// The address stays tentative for long: no host responds to many detection probes.
 	detectsDuplicates(t, w.here, "net")
 	must(t, w.here.Sysctl("net.ipv6.conf.net.dad_transmits", "255"))
 	run(t, w.here, "ip addr add fd09::1/64 dev net")

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// running is a Routing at work in a namespace.
+// running is a running Routing in a namespace.
 type running struct {
 	*Routing
 	stop func()
@@ -70,7 +70,7 @@ func startRouting(t *testing.T, ns *lab.NetNS, r *Routing) *running {
 	return x
 }
 
-// waitReady waits until the base is installed.
+// waitReady waits until Ready is closed.
 func (r *running) waitReady(t *testing.T) {
 	t.Helper()
 	select {

@@ -54,8 +54,8 @@ func (x *topology) upload(t *testing.T, v vip.VIP) (received int64) {
 	return received
 }
 
-// The pod's link toward the targets is smaller than its link toward the gateways: the error that
-// says so must leave by a gateway, whether or not the pod has a default route of its own.
+// The pod's link toward the targets has a smaller MTU than its link toward the gateways. The ICMP
+// error must leave by a gateway, with or without a default route in the pod.
 func TestPacketTooBigLeavesByGateway(t *testing.T) {
 	for _, primary := range []bool{true, false} {
 		t.Run(map[bool]string{true: "default route of the pod", false: "no default route"}[primary], func(t *testing.T) {
@@ -75,7 +75,7 @@ func TestPacketTooBigLeavesByGateway(t *testing.T) {
 				}
 			}
 			for _, family := range []string{"-4", "-6"} {
-				// Otherwise no error was needed.
+				// Without this the transfer caused no ICMP error.
 				if routes := run(t, x.gateway, "ip "+family+" route show table all cache"); !strings.Contains(routes, "mtu 1400") {
 					t.Errorf("ip %s: the client has learned no path MTU: %s", family, routes)
 				}

@@ -13,8 +13,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// formerRules adds the rules of n VIPs of a former frontend, and returns how many of such rules are
-// installed.
+// formerRules adds the rules of n VIPs of a former frontend. It returns a function that counts
+// them.
 func formerRules(t *testing.T, ns *lab.NetNS, n, priority, protocol int) (count func() int) {
 	t.Helper()
 	run(t, ns, fmt.Sprintf(`for i in $(seq %d); do
@@ -32,8 +32,8 @@ func removeLeftovers(t *testing.T, ns *lab.NetNS, p *reconciler) (more bool) {
 	return more
 }
 
-// Leftovers are removed in batches, so that new VIPs need not wait for all of them; a cleanup takes
-// all at once.
+// Leftovers are removed in batches, so that new VIPs do not wait for the whole removal; Cleanup
+// removes them in one batch.
 func TestLeftoversAreRemovedInBatches(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	count := formerRules(t, ns, leftoverBatch+1, meridioPriority, 0)
@@ -53,8 +53,8 @@ func TestLeftoversAreRemovedInBatches(t *testing.T) {
 	}
 }
 
-// Leftovers are what a former frontend left: they are removed once everything of this one is
-// installed, and what another process adds later is its own until the VIPs change.
+// Rules of a former frontend are removed after the state of this one is installed. Rules that
+// another process adds later stay until the VIPs change.
 func TestLeftoversAreRemovedOnce(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, lab.Veth(ns, "d0", lab.NewNetNS(t), "d1"))
@@ -175,8 +175,8 @@ func TestLeftoversOfOtherOptions(t *testing.T) {
 	}
 }
 
-// A repair is the reversal of a change by another process: installing is none, nor is what follows a
-// failure or other VIPs.
+// Only the reversal of a change by another process counts as a repair. Installations and
+// reconciliations after a failure or a change of the VIPs do not count.
 func TestOnlyDriftIsARepair(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, lab.Veth(ns, "d0", lab.NewNetNS(t), "d1"))

@@ -22,17 +22,16 @@ type Options struct {
 	// TableID is the routing table that holds the gateways' routes. The one after it holds the
 	// blackhole routes.
 	TableID uint32
-	// Priority is that of the rule that looks up TableID; the rules that drop packets without a
-	// gateway have the next two.
+	// Priority is the priority of the rule that looks up TableID. The rules that drop packets
+	// without a gateway have the next two priorities.
 	Priority int
-	// Mark is put on packets from a VIP, in the bits of Mask only; the other bits of a packet's
-	// mark stay.
+	// Mark is the fwmark of packets from a VIP. It changes only the bits of Mask.
 	Mark, Mask uint32
-	// External returns the interface on which packets for VIPs arrive; nil: its sysctls are not
+	// External returns the interface on which packets for VIPs arrive. If nil, sysctls are not
 	// checked.
 	External func() string
-	// checkInterval is the time between two reconciliations without a notification, of which the
-	// kernel loses none without saying so.
+	// checkInterval is the time between two reconciliations without a notification. It may be long,
+	// because the kernel reports lost notifications.
 	checkInterval time.Duration
 	// Log receives changes and failures; nil is slog.Default().
 	Log *slog.Logger

@@ -24,7 +24,7 @@ import (
 
 // topology is a pod between three neighbours:
 //
-//	target --- int0 [ pod ] ext --- gateway (the client behind it)
+//	target --- int0 [ pod ] ext --- gateway (which routes to the client)
 //	                  eth0 --- fabric (the pod's primary network)
 //
 // VIPs .1 live on the target, so that the pod forwards their traffic; VIPs .2 on the pod itself.
@@ -41,7 +41,7 @@ var (
 		vip.IPv4: netip.MustParseAddr("192.0.2.10"),
 		vip.IPv6: netip.MustParseAddr("2001:db8:c::10"),
 	}
-	// What the pod and the target are called when they do not speak for a VIP.
+	// Addresses of the pod and the target that are not VIPs.
 	podAddrs = map[vip.Family]netip.Addr{
 		vip.IPv4: netip.MustParseAddr("10.244.0.2"),
 		vip.IPv6: netip.MustParseAddr("fd10::2"),
@@ -86,7 +86,7 @@ func newTopology(t *testing.T) *topology {
 	return x
 }
 
-// openGateway puts the routes there that BIRD exports when gateways are up.
+// openGateway installs the routes that BIRD exports while gateways are up.
 func (x *topology) openGateway(t *testing.T) {
 	t.Helper()
 	run(t, x.pod, `ip route add default via 169.254.100.1 dev ext table 4096 proto bird metric 32
@@ -98,8 +98,8 @@ func (x *topology) closeGateway(t *testing.T) {
 	run(t, x.pod, `ip route del default table 4096; ip -6 route del default table 4096`)
 }
 
-// send sends one UDP packet from an address of a namespace. An error of the kernel is returned as
-// it is: it is one way to refuse a packet.
+// send sends one UDP packet from an address of a namespace. It returns the kernel's error
+// unchanged, because an error is one form of a drop.
 func send(t *testing.T, ns *lab.NetNS, from, to netip.Addr, port uint16,
 	control func(string, string, syscall.RawConn) error,
 ) (sent error) {
@@ -121,7 +121,7 @@ func toPort(from netip.Addr, port uint16) func(lab.Packet) bool {
 	return func(p lab.Packet) bool { return p.Outgoing && p.Src == from && p.DstPort == port }
 }
 
-// fromVIP matches what must never be seen on the primary interface.
+// fromVIP matches packets that must never leave by the primary interface.
 func fromVIP(p lab.Packet) bool {
 	return netip.MustParsePrefix("20.0.0.0/16").Contains(p.Src) || netip.MustParsePrefix("2000::/64").Contains(p.Src)
 }
@@ -148,9 +148,9 @@ func (x *topology) sendUntilSeen(t *testing.T, ns *lab.NetNS, from netip.Addr, o
 	})
 }
 
-// flushPrimary sends traffic that is not a VIP's, forwarded and local, and waits until the primary
-// interface sent it: whatever was sent earlier and leaked has been seen then. It also shows that
-// other traffic flows as ever.
+// flushPrimary sends forwarded and local packets from addresses that are not VIPs, and waits
+// until they leave by the primary interface. A packet that leaked before has then been captured.
+// It also checks that such traffic is not affected.
 func (x *topology) flushPrimary(t *testing.T) {
 	t.Helper()
 	for _, f := range vip.Families {
@@ -160,8 +160,8 @@ func (x *topology) flushPrimary(t *testing.T) {
 	}
 }
 
-// probe sends from every VIP and tells where the packets must go: out through the gateway, or
-// nowhere.
+// probe sends from every VIP. The packets must leave through the gateway if throughGateway is
+// set, and must be dropped otherwise.
 func (x *topology) probe(t *testing.T, throughGateway bool) {
 	t.Helper()
 	for _, v := range append(forwardedVIPs, localVIPs...) {
@@ -425,7 +425,7 @@ const (
 	childSays = "confirmed"
 )
 
-// childMain is a process that does nothing but source routing, to be killed.
+// childMain runs only source routing in a process that the test kills.
 func childMain() {
 	r := New(Options{Log: slog.New(slog.DiscardHandler)})
 	var list []vip.VIP

@@ -15,21 +15,21 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// farClients are addresses beyond the gateways to which only a default route leads: TEST-NET-1 (RFC
-// 5737) and the IPv6 documentation prefix (RFC 3849).
+// farClients are addresses beyond the gateways to which only a default route leads: TEST-NET-1
+// (RFC 5737) and the IPv6 documentation prefix (RFC 3849).
 var farClients = [...]netip.Addr{
 	vip.IPv4: netip.AddrFrom4([4]byte{192, 0, 2, 1}), vip.IPv6: netip.MustParseAddr("2001:db8::1"),
 }
 
-// paths looks up the routes of packets that targets send from VIPs. The rules and marks of this
-// package do not decide them alone: a rule of another process may precede them, and the gateways'
-// table may have another process's route.
+// paths looks up the routes of packets that targets send from VIPs. Another process can divert
+// the packets by a rule with a lower priority value or by a route in the gateways' table.
 type paths struct {
 	policy
-	conn    *rtnetlink.Conn // nil before the first look and after a failure
+	conn    *rtnetlink.Conn // nil before the first lookup and after a failure
 	sources [len(vip.Families)]netip.Addr
-	inputs  [len(vip.Families)][]rtnetlink.Link // on which targets may be
-	// found is the problem of the last look, "" for none, and since when there is one.
+	inputs  [len(vip.Families)][]rtnetlink.Link // interfaces of targets, see findInputs
+	// found is the problem of the last lookup, "" for none; since is the time when it first
+	// appeared.
 	found [len(vip.Families)]string
 	since [len(vip.Families)]time.Time
 }
@@ -38,7 +38,7 @@ type paths struct {
 func (p *paths) configure(desired vip.Set) {
 	p.sources = [len(vip.Families)]netip.Addr{}
 	for v := range desired {
-		// The smallest, so that the same VIPs have the same source.
+		// The smallest address, so that the same VIPs always give the same source.
 		source := &p.sources[v.Family()]
 		if addr := v.Prefix().Addr(); !v.IsZero() && (!source.IsValid() || addr.Less(*source)) {
 			*source = addr
@@ -51,8 +51,9 @@ func (p *paths) configure(desired vip.Set) {
 	}
 }
 
-// findInputs lists the interfaces on which targets may be: those with an address of the family,
-// except for the external one, and for that of the pod's default route unless it is the only one.
+// findInputs lists the interfaces to which targets may be attached: interfaces with an address of
+// the family, except the external interface. The interface of the pod's default route counts only
+// if it is the only candidate.
 func (p *paths) findInputs() error {
 	if p.sources == [len(vip.Families)]netip.Addr{} {
 		return nil
@@ -91,7 +92,7 @@ func (p *paths) findInputs() error {
 	return nil
 }
 
-// dial returns the connection, which outlives the look.
+// dial returns the connection, which stays open for later lookups.
 func (p *paths) dial() (*rtnetlink.Conn, error) {
 	if p.conn == nil {
 		c, err := rtnetlink.Dial()
@@ -103,7 +104,7 @@ func (p *paths) dial() (*rtnetlink.Conn, error) {
 	return p.conn, nil
 }
 
-// close closes the connection, if there is one: the next look has a new one.
+// close closes the connection, if it is open. The next lookup dials again.
 func (p *paths) close() error {
 	if p.conn == nil {
 		return nil
@@ -113,14 +114,14 @@ func (p *paths) close() error {
 	return err
 }
 
-// look looks up the routes of a family with VIPs, and reports whether the problem is another one.
+// look looks up the routes of a family with VIPs and reports whether the problem has changed.
 func (p *paths) look(f vip.Family) (changed bool) {
 	if !p.sources[f].IsValid() {
 		return false
 	}
 	c, err := p.dial()
 	if err != nil {
-		return false // the reconciliation reports it
+		return false // reconcile reports the error
 	}
 	problem := ""
 	for _, input := range p.inputs[f] {
@@ -136,8 +137,8 @@ func (p *paths) look(f vip.Family) (changed bool) {
 	return changed
 }
 
-// check looks up the routes of a family. A problem counts when it lasts: a single look may see BIRD or
-// another process between two steps of a change.
+// check looks up the routes of a family. It returns a problem as an error only if it persists for
+// lookAgain: a single lookup may fall between two steps of a change by BIRD or another process.
 func (p *paths) check(f vip.Family) (err error, unconfirmed bool) {
 	p.look(f)
 	switch {
@@ -171,15 +172,16 @@ func (p *paths) problem(c *rtnetlink.Conn, f vip.Family, input rtnetlink.Link) s
 	return ""
 }
 
-// mustPass reports whether the kernel should forward packets that it drops with an error: it should
-// not without a gateway's route, and this package does not judge interfaces that do not forward or
-// VIPs that are addresses of this host.
+// mustPass reports whether the kernel should forward packets that it drops with an error. Drops
+// are expected without a gateway's route, and they are ignored on interfaces that do not forward
+// and for VIPs that are local addresses.
 func (p *paths) mustPass(c *rtnetlink.Conn, f vip.Family, input rtnetlink.Link, err error) bool {
 	var rejected *nlmsg.Error
 	if !errors.As(err, &rejected) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ENODEV) {
 		return false // reverse path filtering, or the interface is gone
 	}
-	// Linux 6.18 has the error EINVAL for filtered packets, too, as for those that a rule drops.
+	// Linux 6.18 returns EINVAL for packets that fail reverse path filtering, too, as for packets
+	// that a rule drops.
 	if f == vip.IPv4 && (sysctl.IPv4Interface(input.Name, "forwarding").Read() != "1" ||
 		reversePathFilter(sysctl.IPv4Interface(input.Name, "rp_filter")) == "1") {
 		return false
@@ -193,7 +195,8 @@ func (p *paths) mustPass(c *rtnetlink.Conn, f vip.Family, input rtnetlink.Link, 
 	})
 }
 
-// blame names the first rule before those of this package that a process has added and that fits.
+// blame returns the remedy for a diversion: it names the first matching rule of another process
+// that precedes the rules of this package.
 func (p *paths) blame(c *rtnetlink.Conn, f vip.Family, fits func(rtnetlink.Rule) bool) string {
 	rules, err := c.Rules(f)
 	if err != nil {

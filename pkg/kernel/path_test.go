@@ -23,8 +23,8 @@ func (r *running) waitProblem(t *testing.T, f vip.Family, reason string) {
 	})
 }
 
-// Another process's rules and routes that take packets from VIPs away are named, and concern the
-// VIPs of their family only.
+// The error names rules and routes of another process that divert packets from VIPs. Only the
+// VIPs of their family lose their confirmation.
 func TestDivertedPacketsAreReported(t *testing.T) {
 	x := newTopology(t)
 	x.openGateway(t)
@@ -52,7 +52,7 @@ func TestDivertedPacketsAreReported(t *testing.T) {
 				"rule to an empty table", "rule add priority 95 iif int0 lookup 77", "", "",
 			},
 			{
-				// The kernel notifies of it, but source routing reads no other tables.
+				// The kernel sends a notification, but source routing ignores foreign tables.
 				"route in another table", fmt.Sprintf("route add default via %s dev int0 table 77", target),
 				"route del default table 77", fmt.Sprintf("leave by table 77, not by the gateways: remove the rule %s 95", f),
 			},
@@ -104,7 +104,7 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 		want(false, true)
 		p.since[vip.IPv4] = p.since[vip.IPv4].Add(-lookAgain)
 		want(true, false)
-		// Another problem is no end of the first one.
+		// A different problem does not reset the start time.
 		since := p.since[vip.IPv4]
 		run(t, x.pod, "ip route add default via 172.16.0.1 dev int0 table 78; "+
 			"ip rule add priority 94 iif int0 lookup 78; ip rule del priority 95 iif int0 lookup 77")
@@ -145,7 +145,8 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 		drops(vip.IPv4, false)
 		p.configure(desired)
 
-		// The poll finds what no notification concerns. Until leftovers are removed nothing counts.
+		// The poll finds changes without a relevant notification. It starts after leftovers were
+		// removed.
 		run(t, x.pod, "ip route add default via 172.16.0.1 dev int0 table 77")
 		r.judgesPaths = false
 		if result := r.reconcile(&desired); r.pathsChanged() || result.err != nil || result.unconfirmed {
@@ -167,7 +168,7 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 			t.Errorf("interfaces %v", list)
 		}
 
-		// VIPs of another family take the problem with them.
+		// The problem ends with the last VIP of its family.
 		drops(vip.IPv4, true)
 		p.configure(vip.NewSet(forwardedVIPs[1]))
 		want(false, false)
@@ -175,7 +176,8 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 	}))
 }
 
-// The rules of an earlier frontend with other options divert packets, too, until they are removed.
+// The rules of an earlier frontend with other options divert packets, too, until they are
+// removed.
 func TestLeftoversDoNotCountAsDiversion(t *testing.T) {
 	x := newTopology(t)
 	x.openGateway(t)

@@ -48,8 +48,8 @@ func (a *additions) handle(m netlink.Message) {
 	}
 }
 
-// While rules are missing packets from VIPs are dropped: they never find the gateways' table, or none
-// of the rules, before what drops them without a gateway is installed.
+// Packets from VIPs are dropped while rules are missing: the rules that drop packets without a
+// gateway are installed before the rule for the gateways' table.
 func TestPolicyIsInstalledInOrder(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	a, l := &additions{}, rtnetlink.NewListener()

@@ -17,13 +17,13 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// transactions records what nftables reports of the sets, in the order of its transactions.
+// transactions records the notifications of nftables about the sets, by transaction.
 type transactions struct {
 	ns   *lab.NetNS
 	conn *netlink.Conn
 }
 
-// record begins to listen; changes from here on are seen.
+// record subscribes to notifications about later changes.
 func record(t *testing.T, ns *lab.NetNS) *transactions {
 	t.Helper()
 	x := &transactions{ns: ns}
@@ -37,8 +37,8 @@ func record(t *testing.T, ns *lab.NetNS) *transactions {
 	return x
 }
 
-// uncovered replays the sets from their content at the beginning, and returns after which of the
-// transactions since then which of the VIPs were in no set.
+// uncovered replays the transactions on the initial content of the sets. It returns the VIPs that
+// were in no set, with the transaction.
 func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 	t.Helper()
 	const end = "the-end"
@@ -141,8 +141,8 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 	}
 }
 
-// A repair never empties a set in between, since packets from a VIP in no set leave by the default
-// route.
+// A repair never empties a set in between, since packets from a VIP in no set leave by the
+// default route.
 func TestRepairNeverEmptiesASet(t *testing.T) {
 	list := vips("20.0.0.1/32", "20.0.0.2/32", "20.1.0.0/24", "2000::1/128")
 	for _, tt := range []struct{ name, damage string }{
@@ -174,7 +174,7 @@ func TestRepairNeverEmptiesASet(t *testing.T) {
 	}
 }
 
-// look is a pass in the namespace.
+// look runs one reconciliation in the namespace.
 func look(t *testing.T, ns *lab.NetNS, p *reconciler, wanted *vip.Set) (x result) {
 	t.Helper()
 	must(t, ns.Do(func() error {
@@ -192,8 +192,9 @@ func passIn(t *testing.T) *reconciler {
 	return p
 }
 
-// A set that cannot be read, for its size or whatever else, is replaced: a VIP that stays is never
-// out of it, and neither the number of VIPs nor an earlier replacement keeps the next one out.
+// An unreadable set, such as one that is too large, is replaced. An unchanged VIP is never
+// missing from it, and neither the number of VIPs nor an earlier replacement prevents the next
+// one.
 func TestUnreadableSetIsReplacedAgain(t *testing.T) {
 	for _, n := range []int{4, 2*maxReplaced + 2000} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -229,7 +230,7 @@ func TestUnreadableSetIsReplacedAgain(t *testing.T) {
 	}
 }
 
-// What was not read back is not confirmed.
+// A VIP whose range is missing in the read-back content is not confirmed.
 func TestMissingElementIsNotConfirmed(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	p := passIn(t)
@@ -242,7 +243,7 @@ func TestMissingElementIsNotConfirmed(t *testing.T) {
 				return !e.IntervalEnd && slices.Equal(e.Key, v.Prefix().Addr().AsSlice())
 			}), err
 		}
-		// It is read back after a change only.
+		// The table is read back only after a change.
 		run(t, ns, fmt.Sprintf("nft add table inet other%d", i))
 		rest := vip.NewSet(slices.DeleteFunc(slices.Clone(list), func(w vip.VIP) bool { return w == v })...)
 		if x := look(t, ns, p, &wanted); !x.vips.Equal(rest) {

@@ -16,36 +16,36 @@ import (
 )
 
 const (
-	// minPause separates reconciliations that notifications request: another process may change
-	// rules all the time.
+	// minPause separates reconciliations that notifications trigger: another process may change
+	// rules continuously.
 	minPause = 20 * time.Millisecond
-	// failurePause to maxPause follow a failed reconciliation. New VIPs do not wait for it.
+	// failurePause and maxPause bound the back-off after a failed reconciliation. New VIPs do not
+	// wait for it.
 	failurePause = 50 * time.Millisecond
 	maxPause     = 5 * time.Second
-	// lookInterval is the time between two looks at the paths of packets from VIPs, and lookAgain
-	// that before the second look at a problem.
+	// lookInterval is the time between two lookups of the paths of packets from VIPs. lookAgain is
+	// the delay of the second lookup, which confirms a problem.
 	lookInterval = time.Second
 	lookAgain    = 50 * time.Millisecond
-	// unreadableLimit is how long VIPs that were read back stay confirmed while the kernel cannot
-	// be read.
+	// unreadableLimit is how long confirmed VIPs stay confirmed while the kernel's tables cannot be
+	// read.
 	unreadableLimit = 10 * time.Second
 )
 
 // Confirmed is the source routing that was observed in the kernel.
 type Confirmed struct {
-	// VIPs are those with source routing. The set is immutable.
+	// VIPs is the set of VIPs with source routing. It is immutable.
 	VIPs vip.Set
-	// Err is why configured VIPs are missing, or what else failed; nil when everything is
-	// installed.
+	// Err is the error of the last reconciliation; nil when everything is installed.
 	Err error
-	// Family is the part of Err that concerns the VIPs of a family.
+	// Family holds the part of Err that concerns the VIPs of each family.
 	Family [len(vip.Families)]error
 	// Failures counts the failed reconciliations since the last one that succeeded.
 	Failures int
 	// Repairs counts the reconciliations that reverted a change by another process.
 	Repairs int
-	// Removed counts the times that other processes removed routes of BIRD from the gateways'
-	// table. BIRD does not notice before its next scan.
+	// Removed counts the times that other processes removed routes of BIRD from the gateways' table.
+	// BIRD detects such a removal only in its next scan.
 	Removed int
 	// At is the time of the change.
 	At time.Time
@@ -63,28 +63,29 @@ type Routing struct {
 	listen func(Options) (*watch, error)
 }
 
-// New returns a Routing that does nothing before Run.
+// New returns a Routing that is idle until Run.
 func New(o Options) *Routing {
 	o = o.withDefaults()
 	o.Log = o.Log.With("component", "kernel")
 	return &Routing{o: o, ready: make(chan struct{}), listen: newWatch}
 }
 
-// Configure sets the desired VIPs. It never blocks; the newest call wins. Before the first one the
-// sets of an earlier run stay as they are, since an in-place restart must not leak.
+// Configure sets the desired VIPs. It never blocks; the newest call wins. Before the first call
+// the sets of an earlier run stay unchanged, so that no packet leaks during an in-place restart.
 //
-// A VIP that is left out loses its source routing at once: withdraw it first.
+// A VIP that is absent from vips loses its source routing immediately: withdraw it first.
 func (r *Routing) Configure(vips []vip.VIP) { r.ConfigureSet(vip.NewSet(vips...)) }
 
 // ConfigureSet is Configure with a set, which must not be modified afterwards.
 func (r *Routing) ConfigureSet(vips vip.Set) { r.desired.Set(&vips) }
 
-// Confirmed returns for which of the configured VIPs the source routing was read back. It is
-// updated when that, or the error, changes.
+// Confirmed returns the configured VIPs whose source routing was read back from the kernel. It is
+// updated when the set or the error changes.
 func (r *Routing) Confirmed() *latest.Value[Confirmed] { return &r.confirmed }
 
-// Ready is closed once the parts that do not depend on VIPs are installed: blackhole routes, rules,
-// chains. BIRD must not start earlier. A family that the kernel lacks does not count.
+// Ready is closed once the state that does not depend on VIPs is installed: blackhole routes,
+// rules and chains. BIRD must not start earlier. A family that the kernel does not support is
+// ignored.
 func (r *Routing) Ready() <-chan struct{} { return r.ready }
 
 // String implements task.Task.
@@ -93,8 +94,9 @@ func (r *Routing) String() string { return "kernel" }
 // Overdue implements task.Loop.
 func (r *Routing) Overdue() time.Duration { return r.pulse.Overdue() }
 
-// Run reconciles until ctx ends, in the network namespace of the calling thread; the kernel keeps
-// the state. It fails only for invalid options: it retries everything else.
+// Run reconciles until ctx ends, in the network namespace of the calling thread. The state stays
+// in the kernel after Run returns. Run fails only for invalid options and retries after other
+// errors.
 func (r *Routing) Run(ctx context.Context) error {
 	if err := r.o.Validate(); err != nil {
 		return fmt.Errorf("source routing: %w", err)
@@ -122,7 +124,7 @@ reconciliations:
 		r.pulse.Next(0)
 		var watchErr error
 		if w == nil {
-			// Before the kernel is read, so that no change is missed between the two.
+			// Subscribe before reading the kernel's state, so that no change is missed in between.
 			w, watchErr = r.listen(r.o)
 		}
 		desired, reconfigured := r.desired.Get()
@@ -222,7 +224,8 @@ func (r *Routing) publish(x result, removed bool) {
 	}
 }
 
-// reconciler brings the kernel to the desired state, and remembers the last reconciliation.
+// reconciler brings the kernel to the desired state and keeps the result of the last
+// reconciliation.
 type reconciler struct {
 	policy policy
 	table  *table
@@ -232,17 +235,18 @@ type reconciler struct {
 
 	settled bool // the last reconciliation succeeded, so that a difference is drift
 	cleaned bool // leftovers were removed since the VIPs last changed
-	// vips are those that the last reconciliation confirmed, from the desired and observed state.
+	// vips holds the VIPs that the last reconciliation confirmed. The next fields are its inputs:
+	// desired and observed state.
 	vips      vip.Set
 	desired   *vip.Set
 	needed    [len(vip.Families)]bool // families of desired
 	observed  *content
 	installed [len(vip.Families)]bool
 	paths     paths
-	// judgesPaths is set once leftovers were removed: they may divert packets.
+	// judgesPaths is set after leftovers were removed: before that, leftovers may divert packets.
 	judgesPaths bool
-	readable    time.Time               // when the sets could last be read
-	forwarded   [len(vip.Families)]bool // packets were forwarded at some time
+	readable    time.Time               // last successful read of the sets
+	forwarded   [len(vip.Families)]bool // forwarding was enabled at least once
 }
 
 func newReconciler(o Options) (*reconciler, error) {
@@ -260,11 +264,12 @@ type result struct {
 	repaired bool
 	err      error
 	family   [len(vip.Families)]error
-	// unconfirmed: packets from VIPs may not leave by the gateways.
+	// unconfirmed reports a path problem that a second lookup must confirm.
 	unconfirmed bool
 }
 
-// reconcile installs the desired state, nil before Configure, and returns the observed one.
+// reconcile installs the desired state, which is nil before Configure, and returns the observed
+// state.
 func (p *reconciler) reconcile(desired *vip.Set) result {
 	sameDesired := desired == p.desired
 	if !sameDesired {
@@ -312,7 +317,7 @@ func (p *reconciler) reconcile(desired *vip.Set) result {
 	x.base = base && observed != nil
 	switch {
 	case unreadable && p.now().Sub(p.readable) < unreadableLimit:
-		// There is no evidence that the VIPs that were read back are gone.
+		// A failed read is no evidence that confirmed VIPs were removed.
 		x.vips = filterVIPs(desired, func(v vip.VIP) bool { return installed[v.Family()] && p.vips.Has(v) })
 	case observed == nil:
 		x.vips = vip.Set{}
@@ -331,7 +336,8 @@ func (p *reconciler) reconcile(desired *vip.Set) result {
 	return x
 }
 
-// removeLeftovers removes those of a former frontend once all desired VIPs are confirmed.
+// removeLeftovers removes rules and routes of a former frontend after all desired VIPs are
+// confirmed.
 func (p *reconciler) removeLeftovers() (more bool, err error) {
 	if p.cleaned || !p.settled || p.desired == nil || len(p.vips) != len(*p.desired) {
 		return false, nil
@@ -349,7 +355,7 @@ func (p *reconciler) removeLeftovers() (more bool, err error) {
 	return more, nil
 }
 
-// pathsChanged reports whether packets from VIPs take another path than at the last look.
+// pathsChanged reports whether the path problem of a family differs from the last lookup.
 func (p *reconciler) pathsChanged() (changed bool) {
 	for _, f := range vip.Families {
 		changed = p.judgesPaths && p.needed[f] && p.paths.look(f) || changed
@@ -357,8 +363,8 @@ func (p *reconciler) pathsChanged() (changed bool) {
 	return changed
 }
 
-// filterVIPs returns the desired VIPs for which ok holds, in a set that is not modified: the desired
-// one if it holds for all.
+// filterVIPs returns the desired VIPs for which ok returns true. It returns the desired set
+// itself if that holds for all VIPs, so the result must not be modified.
 func filterVIPs(desired *vip.Set, ok func(vip.VIP) bool) vip.Set {
 	if desired == nil {
 		return vip.Set{}
@@ -376,8 +382,9 @@ func filterVIPs(desired *vip.Set, ok func(vip.VIP) bool) vip.Set {
 	return chosen
 }
 
-// Cleanup removes the state of this package from the network namespace of the calling thread: the
-// marks first, then rules, then blackhole routes. Absent state is no error.
+// Cleanup removes the state of this package from the network namespace of the calling thread:
+// first the table that sets the marks, then rules, then blackhole routes. It ignores absent
+// state.
 func Cleanup(ctx context.Context, o Options) error {
 	o = o.withDefaults()
 	if err := o.Validate(); err != nil {

@@ -22,7 +22,7 @@ import (
 
 var _ task.Task = (*Routing)(nil)
 
-// state is everything that this package might change, as the tools show it.
+// state returns all kernel state that this package may change, as ip and nft print it.
 func state(t testing.TB, ns *lab.NetNS) string {
 	t.Helper()
 	return run(t, ns, "ip rule; ip -6 rule; ip -4 route show table all; ip -6 route show table all; nft -a list ruleset")
@@ -139,7 +139,8 @@ func TestTenThousandVIPsLoad(t *testing.T) {
 	t.Logf("swapped for two prefixes and back after %v", time.Since(begin))
 }
 
-// startQuiet starts a Routing that finds all in place: it is not woken by changes of its own.
+// startQuiet starts a Routing that finds the desired state installed, so that no notification of
+// its changes wakes it.
 func startQuiet(t *testing.T, ns *lab.NetNS, o Options, list []vip.VIP) *running {
 	t.Helper()
 	first := start(t, ns, o)
@@ -186,7 +187,7 @@ func TestDriftIsRepaired(t *testing.T) {
 			t.Parallel()
 			ns := lab.NewNetNS(t)
 			o := testOptions(t)
-			o.checkInterval = time.Hour // the kernel's word must do
+			o.checkInterval = time.Hour // the kernel's acknowledgment must suffice
 			r := startQuiet(t, ns, o, list)
 			// Handles and the order of lists change; the rest must not.
 			before := normalized(t, ns)
@@ -213,7 +214,7 @@ func TestIrreparableSetIsReplaced(t *testing.T) {
 	list := vips("20.0.0.1/32", "20.0.0.2/32", "2000::1/128")
 	r.Configure(list)
 	r.waitConfirmed(t, list...)
-	// A beginning without an end. nft never makes one; the kernel takes it.
+	// An element without an interval end. nft never adds one, but the kernel accepts it.
 	must(t, ns.Do(func() error {
 		tab, err := newTable(testOptions(t).withDefaults())
 		if err != nil {
@@ -270,7 +271,7 @@ func TestEndedListenerIsReplaced(t *testing.T) {
 	r.Configure(list)
 	r.waitConfirmed(t, list...)
 	await.True(t, "the third listener", func() bool { return listens.Load() == 3 })
-	// Until it listens damage may go unnoticed.
+	// Changes before the new subscription may be missed.
 	await.True(t, "a repair", func() bool {
 		run(t, ns, "nft flush ruleset")
 		return r.Confirmed().Load().Repairs > 0
@@ -314,7 +315,7 @@ func TestKernelWithoutIPv6ServesIPv4(t *testing.T) {
 	}))
 }
 
-// normalized is state without handles and order.
+// normalized returns state without handles, in sorted order.
 func normalized(t *testing.T, ns *lab.NetNS) string {
 	t.Helper()
 	lines := strings.Split(run(t, ns,
@@ -376,8 +377,8 @@ func TestUnreadableKernelKeepsVIPs(t *testing.T) {
 	}))
 }
 
-// A set that cannot be read, such as one left with too many elements, does not keep the wanted
-// content out.
+// A set that cannot be read, such as a leftover with too many elements, does not prevent the
+// installation of the desired content.
 func TestUnreadableTableIsReplaced(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Do(func() error {
@@ -432,7 +433,7 @@ func BenchmarkQuietPass(b *testing.B) {
 	}
 }
 
-// Source routing is overdue while a call of its loop blocks, and not while it waits.
+// Source routing is overdue while a call in its loop blocks, but not while the loop waits.
 func TestHungRoutingIsOverdue(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	hung := New(testOptions(t))

@@ -21,12 +21,13 @@ func (s span) covers(t span) bool {
 }
 
 func compareSpans(a, b span) int {
-	// Of two that begin together the wider comes first.
+	// Of two spans with the same start the wider comes first.
 	return cmp.Or(a.first.Compare(b.first), b.last.Compare(a.last))
 }
 
-// disjoint returns, in order, the ranges of a family's VIPs that are in no other: an interval set
-// refuses overlaps. Adjacent ranges stay separate: adding a VIP never rewrites another one's range.
+// disjoint returns, in order, the ranges of a family's VIPs without the ranges that another one
+// contains, because an interval set refuses overlaps. Adjacent ranges stay separate, so that
+// adding a VIP never rewrites the range of another VIP.
 func disjoint(vips vip.Set, family vip.Family) []span {
 	sorted := make([]vip.VIP, 0, len(vips))
 	for v := range vips {
@@ -59,11 +60,11 @@ func covered(spans []span, s span) bool {
 	return false
 }
 
-// change is one transaction on a set: del gives way to add.
+// change is one transaction on a set: add replaces del.
 type change struct{ del, add []span }
 
-// steps returns the transactions that lead from have to want, both disjoint: new ranges first, then
-// ranges that must be swapped since they overlap, leftovers last.
+// steps returns the transactions that lead from have to want, both disjoint: first additions,
+// then swaps of overlapping ranges, last deletions.
 func steps(have, want []span) []change {
 	surplus := without(have, want)
 	differ := slices.Concat(surplus, without(want, have))
@@ -71,7 +72,7 @@ func steps(have, want []span) []change {
 	var add, del []span
 	var swaps []change
 	for len(differ) > 0 {
-		// c becomes the first range and those that overlap it, or each other.
+		// Collect in c the first range and all ranges connected to it by overlaps.
 		var c change
 		for reach := differ[0].last; len(differ) > 0 && differ[0].first.Compare(reach) <= 0; differ = differ[1:] {
 			if reach.Less(differ[0].last) {
@@ -111,7 +112,8 @@ func without(a, b []span) []span {
 	})
 }
 
-// elements encodes spans: the first address, and as an end the one after the last, if there is one.
+// elements encodes each span as its first address and an interval end, the address after the
+// last. A span up to the last address of the family has no end.
 func elements(spans []span) []nftables.SetElement {
 	out := make([]nftables.SetElement, 0, 2*len(spans))
 	for _, s := range spans {
@@ -123,8 +125,8 @@ func elements(spans []span) []nftables.SetElement {
 	return out
 }
 
-// spans decodes elements in any order, which it sorts, into sorted spans. One without an end
-// reaches up to the next.
+// spans decodes elements into sorted spans; it sorts elems. A span without an interval end
+// extends to the next element.
 func spans(elems []nftables.SetElement) []span {
 	slices.SortFunc(elems, func(a, b nftables.SetElement) int {
 		switch c := bytes.Compare(a.Key, b.Key); {
@@ -135,12 +137,12 @@ func spans(elems []nftables.SetElement) []span {
 		}
 		return 1
 	})
-	out := make([]span, 0, (len(elems)+1)/2) // each has an end, but for the last address
+	out := make([]span, 0, (len(elems)+1)/2) // only a span up to the last address has no end
 	for i, e := range elems {
 		if e.IntervalEnd {
 			continue
 		}
-		at, _ := netip.AddrFromSlice(e.Key) // the kernel has no others in a set of addresses
+		at, _ := netip.AddrFromSlice(e.Key) // keys of an address set are always valid addresses
 		s := span{at, vip.Last(netip.PrefixFrom(at, 0))}
 		if i+1 < len(elems) {
 			end, _ := netip.AddrFromSlice(elems[i+1].Key)

@@ -20,7 +20,7 @@ func (s *reconciler) checkSysctls(f vip.Family) error {
 	external := s.policy.External()
 	forwarding := sysctl.IPv4Interface(external, "forwarding")
 	if f == vip.IPv6 {
-		// Of one interface it only decides about router advertisements.
+		// The IPv6 sysctl of a single interface only controls router advertisements.
 		forwarding = "net/ipv6/conf/all/forwarding"
 	}
 	switch forwarding.Read() {
@@ -43,13 +43,14 @@ func (s *reconciler) checkSysctls(f vip.Family) error {
 	return nil
 }
 
-// reversePathFilter returns the larger of two digits, which counts (ip-sysctl, rp_filter).
+// reversePathFilter returns the effective value of rp_filter: the maximum of conf/all and the
+// interface (ip-sysctl, rp_filter).
 func reversePathFilter(own sysctl.Key) string {
 	return max(sysctl.IPv4Interface("all", "rp_filter").Read(), own.Read())
 }
 
-// defaultRouteVia reports whether packets without a mark leave by an interface: the strict filter
-// then accepts packets that arrive there.
+// defaultRouteVia reports whether the default route of unmarked packets uses the interface: the
+// strict filter then accepts packets that arrive on it.
 func defaultRouteVia(name string) bool {
 	i, err := net.InterfaceByName(name)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// netlinkTimeout bounds every exchange. A dump of 50 000 elements takes a tenth of it if slow.
+// netlinkTimeout bounds every exchange. A slow dump of 50 000 elements takes a tenth of it.
 const netlinkTimeout = 5 * time.Second
 
 // TableName is the name of the nftables table, of family inet.
@@ -28,13 +28,15 @@ const TableName = "vipgate"
 const (
 	// spansPerMessage fit one attribute of at most 64 KiB.
 	spansPerMessage = 500
-	// spansPerBatch fit one sendmsg and so the default send buffer, 212 992 bytes: a pod in a user
-	// namespace may not raise it.
+	// spansPerBatch fit one sendmsg within the default send buffer, 212 992 bytes: a pod in a user
+	// namespace cannot raise it.
 	spansPerBatch = 2000
-	// sendBuffer is for ranges that must be swapped together, half a million; unused it costs nothing.
+	// sendBuffer has space for half a million ranges that must be swapped in one transaction. An
+	// unused buffer takes no memory.
 	sendBuffer = 64 << 20
-	// maxReplaced ranges of a family replace the table, the others follow: for each element the
-	// kernel keeps a message of 4 KiB until the end of the transaction, 80 MiB for both families.
+	// maxReplaced is the number of ranges per family in the transaction that replaces the table;
+	// later transactions add the remaining ranges. For each element the kernel keeps a message of 4
+	// KiB until the end of the transaction, 80 MiB for both families.
 	maxReplaced = 5000
 	// readAttempts bounds how often a read is repeated because another process changed the ruleset.
 	readAttempts = 5
@@ -44,29 +46,32 @@ const (
 type table struct {
 	o   Options
 	nft *nftables.Conn
-	// generation reads the generation ID of the ruleset, elements a set's content; tests replace them.
+	// generation reads the generation ID of the ruleset, and elements reads a set; tests replace
+	// them.
 	generation func() (uint32, error)
 	elements   func(*nftables.Set) ([]nftables.SetElement, error)
 
-	// observed is the content of the sets in the ruleset with generationID; nil before the first
-	// read and while problem is how the table differs from its desired form.
+	// observed is the content of the sets at generationID. It is nil before the first read and while
+	// the table differs from its desired form; problem describes the difference.
 	observed     *content
 	generationID uint32
 	problem      string
-	// filled are the desired VIPs for which the observed content needs no change.
+	// filled is the desired set for which the observed content needs no change.
 	filled *vip.Set
-	// replaced are the VIPs written in place of a table that could not be read since.
+	// replaced is the desired set that was written in place of an unreadable table; nil after a
+	// successful read.
 	replaced *vip.Set
 }
 
 func newTable(o Options) (*table, error) {
-	// It connects for each exchange: no answer to a failed one is taken for that to the next one.
+	// The library opens a socket for each exchange, so a late reply cannot be taken for the reply to
+	// the next request.
 	nft, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
-		// Raising the buffer is a privilege; without it all but the largest swaps fit.
+		// Raising the buffer requires a privilege; without it all but the largest swaps fit.
 		_ = c.SetWriteBuffer(sendBuffer)
 		err := errors.Join(
 			c.SetDeadline(time.Now().Add(netlinkTimeout)),
-			c.SetOption(netlink.CapAcknowledge, true), // an error need not bring the whole request back
+			c.SetOption(netlink.CapAcknowledge, true), // error replies need not contain the request
 			largeDumps(c),
 		)
 		if err != nil {
@@ -80,8 +85,9 @@ func newTable(o Options) (*table, error) {
 	return &table{o: o, nft: nft, generation: generation, elements: nft.GetSetElements}, nil
 }
 
-// largeDumps has the kernel fill buffers of 32 KiB in dumps: it goes by the largest buffer that the
-// socket received into. It walks a set again for each: a large set takes an eighth of the time.
+// largeDumps makes the kernel send dumps in messages of 32 KiB: the kernel uses the size of the
+// largest buffer that the socket has received into. Since the kernel walks the set from the start
+// for each message, the dump of a large set takes an eighth of the time.
 func largeDumps(c *netlink.Conn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -92,7 +98,7 @@ func largeDumps(c *netlink.Conn) error {
 	})
 	controlErr := raw.Control(func(fd uintptr) {
 		if err = unix.Sendto(int(fd), noop, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err == nil {
-			// The kernel has acknowledged before sendto returned.
+			// The kernel queues the acknowledgment before sendto returns.
 			_, _, err = unix.Recvfrom(int(fd), make([]byte, 32<<10), unix.MSG_DONTWAIT)
 		}
 	})
@@ -104,7 +110,7 @@ func (t *table) table() *nftables.Table {
 }
 
 func (t *table) set(f vip.Family) *nftables.Set {
-	// Without an ID the library takes one from an unguarded global counter.
+	// Without an ID the library increments an unguarded global counter.
 	s := &nftables.Set{Table: t.table(), ID: uint32(f) + 1, Interval: true, Name: "vip4", KeyType: nftables.TypeIPAddr}
 	if f == vip.IPv6 {
 		s.Name, s.KeyType = "vip6", nftables.TypeIP6Addr
@@ -112,8 +118,9 @@ func (t *table) set(f vip.Family) *nftables.Set {
 	return s
 }
 
-// chains marks forwarded packets before they are routed, and packets of this host after their first
-// route; the type "route" makes the kernel route them again with the mark.
+// chains returns the chains with the marking rules. Prerouting marks forwarded packets before the
+// route lookup. Output marks local packets after their first lookup; its type "route" makes the
+// kernel repeat the lookup with the mark.
 func (t *table) chains() []*nftables.Chain {
 	accept := nftables.ChainPolicyAccept
 	return []*nftables.Chain{
@@ -133,7 +140,7 @@ func (t *table) rules(c *nftables.Chain) []*nftables.Rule {
 	native := func(x uint32) []byte { return binary.NativeEndian.AppendUint32(nil, x) }
 	var rules []*nftables.Rule
 	for _, f := range vip.Families {
-		// Where the source address lies in the header (RFC 791, RFC 8200).
+		// Offset and length of the source address (RFC 791, RFC 8200).
 		offset, length, proto := uint32(12), uint32(4), byte(unix.NFPROTO_IPV4)
 		if f == vip.IPv6 {
 			offset, length, proto = 8, 16, unix.NFPROTO_IPV6
@@ -151,7 +158,8 @@ func (t *table) rules(c *nftables.Chain) []*nftables.Rule {
 	return rules
 }
 
-// generation returns the generation ID of the ruleset: an unchanged table need not be read again.
+// generation returns the generation ID of the ruleset. While it is unchanged, the table need not
+// be read again.
 func generation() (uint32, error) {
 	s, err := nlmsg.Open(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -161,16 +169,16 @@ func generation() (uint32, error) {
 	return s.Generation()
 }
 
-// content is what the sets contain, while sets and chains have their desired form.
+// content holds the ranges in the sets of a table whose sets and chains have their desired form.
 type content [len(vip.Families)][]span
 
 // ensure installs the chains and, unless desired is nil, the VIPs' ranges in the sets. It reports
-// whether it changed anything, and whether the kernel could not be read. The content that was read
-// back at the end, also after a failure, is in observed.
+// whether it changed the table and whether the table could not be read. After a change, also a
+// failed one, it reads the table back into observed.
 func (t *table) ensure(desired *vip.Set) (changed, unreadable bool, err error) {
 	if err := t.read(); err != nil {
-		// A table that cannot be read, such as one with a set too large for the deadline, must not
-		// prevent the desired content. One attempt for each content is enough.
+		// An unreadable table, such as one with a set too large for the deadline, must not prevent the
+		// installation of the desired content. It is replaced once per desired set.
 		if desired == nil || desired == t.replaced {
 			return false, true, err
 		}
@@ -217,13 +225,14 @@ func (t *table) ensure(desired *vip.Set) (changed, unreadable bool, err error) {
 	return true, readErr != nil, errors.Join(err, readErr)
 }
 
-// needsReplacement reports whether a transaction failed on an object of another type.
+// needsReplacement reports whether a transaction failed because an existing object is
+// incompatible.
 func needsReplacement(err error) bool {
 	return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-// read reads the table unless the ruleset is unchanged. It sets problem when the table differs from
-// its desired form.
+// read reads the table unless the ruleset is unchanged. It sets problem when the table differs
+// from its desired form.
 func (t *table) read() error {
 	before, err := t.generation()
 	if err != nil || t.observed != nil && before == t.generationID {
@@ -249,7 +258,8 @@ func (t *table) read() error {
 		TableName, readAttempts)
 }
 
-// inspect returns the sets' content, or how table, chains or sets differ from their desired form.
+// inspect returns the content of the sets, or a description of the first difference of table,
+// chains or sets from their desired form.
 func (t *table) inspect() (observed *content, problem string, err error) {
 	table, err := t.nft.ListTableOfFamily(TableName, nftables.TableFamilyINet)
 	switch {
@@ -307,14 +317,15 @@ func (t *table) inspect() (observed *content, problem string, err error) {
 	return observed, "", nil
 }
 
-// build writes the table in one transaction, so that no packet leaks meanwhile. Sets of the desired
-// form keep their elements; with replace, the table is replaced, ranges of the VIPs included.
+// build writes the table in one transaction, so that no packet passes without its mark. Sets of
+// the desired form keep their elements. With replace, build replaces the table, including the
+// VIPs' ranges.
 func (t *table) build(vips *vip.Set, replace bool) error {
 	if replace {
 		t.nft.AddTable(t.table())
 		t.nft.DelTable(t.table())
 	}
-	t.nft.AddTable(t.table()) // activates a dormant one
+	t.nft.AddTable(t.table()) // activates a dormant table
 	for _, f := range vip.Families {
 		s := t.set(f)
 		err := t.nft.AddSet(s, nil)
@@ -340,7 +351,7 @@ func (t *table) build(vips *vip.Set, replace bool) error {
 	return nil
 }
 
-// fill brings one set to its desired content. It reports whether it tried to change anything.
+// fill brings one set to its desired content. It reports whether it tried to change the set.
 func (t *table) fill(f vip.Family, want []span) (changed bool, err error) {
 	s := t.set(f)
 	changes := steps(t.observed[f], want)
@@ -350,8 +361,8 @@ func (t *table) fill(f vip.Family, want []span) (changed bool, err error) {
 	added, removed := 0, 0
 	for _, c := range changes {
 		if err := t.apply(s, c); err != nil {
-			// Another process added ranges that deltas cannot express. One transaction for all of
-			// the content leaves no gap either.
+			// Another process added ranges that conflict with the computed change. Replace the whole
+			// content in one transaction, which leaves no gap either.
 			t.o.Log.Warn("set could not be changed, replacing its content", "set", s.Name, "error", err)
 			t.nft.FlushSet(s)
 			if err := t.apply(s, change{add: want}); err != nil {

@@ -13,14 +13,15 @@ import (
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
-// watch receives notifications about changes of what source routing depends on.
+// watch receives notifications about kernel objects that affect source routing.
 type watch struct {
 	*rtnetlink.Listener
-	// changed has a token when something changed since it was last taken.
+	// changed holds a token after a relevant change.
 	changed chan struct{}
 
-	// birdPort is the netlink port that last added a route of BIRD to the gateways' table; it belongs
-	// to the goroutine of rtnetlink. removed counts the routes that other ports deleted from there.
+	// birdPort is the netlink port that last added a route of BIRD to the gateways' table; only the
+	// rtnetlink listener's goroutine accesses it. removed counts BIRD's routes that another port
+	// deleted from the table.
 	birdPort uint32
 	removed  atomic.Uint64
 }
@@ -52,7 +53,7 @@ func (w *watch) listen(name string, netlinkProtocol int, concerns func(netlink.M
 	})
 }
 
-// close ends the subscriptions of a watch, if there is one.
+// close ends the subscriptions of w, which may be nil.
 func (w *watch) close(log *slog.Logger) {
 	if w == nil {
 		return
@@ -62,13 +63,14 @@ func (w *watch) close(log *slog.Logger) {
 	}
 }
 
-// concernsPolicy reports whether a message is about what source routing depends on. Of routes it is
-// about those in the blackhole's table, those in the gateways' table that are not BIRD's, and those
-// of BIRD that another process deletes from there: BIRD may write a great many others.
+// concernsPolicy reports whether a message affects source routing. Relevant routes are all routes
+// of the blackhole table, foreign routes in the gateways' table, and deletions of BIRD's routes
+// by another process. BIRD's own changes are ignored, because BIRD may write a large number of
+// routes.
 func (w *watch) concernsPolicy(o Options, m netlink.Message) bool {
 	switch m.Header.Type {
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNETCONF, unix.RTM_DELNETCONF:
-		return true // any rule can divert traffic; sysctls are forwarding and rp_filter
+		return true // any rule can divert traffic; netconf reports forwarding and rp_filter
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		r, err := rtnetlink.ParseRoute(m.Data)
 		switch {
@@ -76,7 +78,7 @@ func (w *watch) concernsPolicy(o Options, m netlink.Message) bool {
 			return err != nil || r.Table == o.TableID || r.Table == o.blackholeTable()
 		case m.Header.Type == unix.RTM_NEWROUTE:
 			w.birdPort = m.Header.PID
-		// The kernel itself, port 0, removes routes with their interface; BIRD follows.
+		// The kernel itself (port 0) removes routes with their interface; BIRD handles that.
 		case m.Header.PID != 0 && m.Header.PID != w.birdPort:
 			w.removed.Add(1)
 			return true
@@ -85,8 +87,8 @@ func (w *watch) concernsPolicy(o Options, m netlink.Message) bool {
 	return false
 }
 
-// concernsTable reports whether a message of nftables is about the table of this package. In all
-// but that of a generation attribute 1 is the table's name.
+// concernsTable reports whether an nftables message concerns the table of this package. Attribute
+// 1 is the table name in every message except NEWGEN.
 func concernsTable(m netlink.Message) bool {
 	return m.Header.Type>>8 == unix.NFNL_SUBSYS_NFTABLES && m.Header.Type&0xff != unix.NFT_MSG_NEWGEN &&
 		nlmsg.Netfilter(m.Data).Text(unix.NFTA_TABLE_NAME) == TableName

@@ -1,3 +1,4 @@
-// Package outage suspects the network of the targets instead of the targets when most of them fail
-// at once. [Detector] is a pure function of check results: no clock, no goroutine, no I/O.
+// Package outage detects outages of the target network from simultaneous failures of most
+// targets. [Detector] is a pure function of check results: it has no clock, starts no goroutine,
+// does no I/O.
 package outage

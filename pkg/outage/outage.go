@@ -13,22 +13,23 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// minAddresses is the number of addresses from which a mass failure is probably an outage.
+// minAddresses is the minimum number of target addresses for which a mass failure counts as an
+// outage.
 const minAddresses = 10
 
 // Options configure a Detector.
 type Options struct {
 	// Threshold is the percentage of all targets that must fail; off by default.
 	Threshold Percent
-	// Hold lets failed targets count as ready during an outage. Otherwise only the reason of their
-	// VIPs changes.
+	// Hold keeps failed targets ready during an outage. Without it an outage changes only the reason
+	// of their VIPs.
 	Hold bool
 }
 
-// Percent is a part of all targets, from 1 to 100 %. The zero Percent is off.
+// Percent is a share of all targets, from 1 to 100 %. The zero Percent is off.
 type Percent uint8
 
-// UnmarshalText parses text such as "80%". "" and "off" are the zero Percent.
+// UnmarshalText parses text such as "80%". "" and "off" give the zero Percent.
 func (p *Percent) UnmarshalText(text []byte) error {
 	digits, percent := strings.CutSuffix(string(text), "%")
 	n, err := strconv.ParseUint(digits, 10, 8)
@@ -53,36 +54,36 @@ func (p Percent) reached(part, whole int) bool { return p > 0 && part > 0 && par
 
 // Verdict is the result of [Detector.Evaluate].
 type Verdict struct {
-	// Outage reports whether an outage is suspected; Detail says why.
+	// Outage reports whether an outage is suspected; Detail is the reason.
 	Outage bool
 	Detail string
-	// Touched are the keys whose Held or Suspected may have changed, in no order.
+	// Touched lists the keys whose Held or Suspected may have changed, in no order.
 	Touched []healthcheck.Key
-	// Next is when Evaluate must be called again at the latest; zero: after the next change.
+	// Next is the latest time of the next call of Evaluate; zero if only a change requires it.
 	Next time.Time
 }
 
-// Detector detects outages. It is for one caller.
+// Detector detects outages. It is not safe for concurrent use.
 //
-// A failure is the change of a target from Ready to NotReady that is Silent: a target that refuses
-// connections is reachable. When at least the threshold of all targets, of at least 10 addresses,
-// fail within one check interval (interval + timeout of each target's own check), an outage is
-// suspected. It ends when any of its targets answers, rightly or wrongly. Targets that were never
-// ready, are drained or removed are not counted.
+// A failure is the change of a target from Ready to NotReady that is Silent: a target that
+// refuses connections is reachable. When at least the threshold of all targets, of at least 10
+// addresses, fail within one check interval (interval + timeout of each target's own check), an
+// outage is suspected. It ends when any of its targets responds, even with a failed check.
+// Targets that were never ready, are drained or removed are not counted.
 //
 // With Hold a failed target counts as ready
-//   - for one check interval after its failure: the checks of targets that fail together end at
-//     different times, and the threshold may yet be reached;
+//   - for one check interval after its failure: checks of targets that fail together end at
+//     different times, so the threshold may still be reached;
 //   - during the outage, without limit;
-//   - after the outage for one check interval or, if a check succeeds in that time, rise intervals:
-//     otherwise the end of each outage would withdraw every VIP.
+//   - after the outage for one check interval or, if a check succeeds in that time, for rise check
+//     intervals: otherwise the end of each outage would withdraw every VIP.
 type Detector struct {
 	o Options
-	// seen are the targets that were ready since they are known; true: is ready.
+	// seen maps each target that was ready at least once to whether it is ready.
 	seen    map[healthcheck.Key]bool
 	failed  map[healthcheck.Key]*failure
-	count   [3]int    // of failed, by phase
-	next    time.Time // not later than the first end in failed; zero: there is none
+	count   [3]int    // number of failures, by phase
+	next    time.Time // not later than the first end in failed; zero without an end
 	touched map[healthcheck.Key]struct{}
 }
 
@@ -91,17 +92,17 @@ type phase uint8
 const (
 	pending    phase = iota // within one check interval
 	suspected               // part of an outage
-	recovering              // the outage is over, the next check decides
+	recovering              // the outage is over; the next check determines the state
 )
 
 // failure is a silent failure.
 type failure struct {
 	phase  phase
-	end    time.Time // when a pending or recovering failure counts like any other
-	rising bool      // a check succeeded since
+	end    time.Time // end of the pending or recovering phase
+	rising bool      // a check succeeded after the outage
 }
 
-// New returns a detector that knows no targets.
+// New returns a detector without targets.
 func New(o Options) *Detector {
 	d := &Detector{o: o, seen: map[healthcheck.Key]bool{}, failed: map[healthcheck.Key]*failure{}}
 	d.touched = map[healthcheck.Key]struct{}{}
@@ -117,9 +118,10 @@ func (d *Detector) Suspected(k healthcheck.Key) bool {
 	return f != nil && f.phase == suspected
 }
 
-// Evaluate applies check results at now, which never goes back. check returns a target's check;
-// the zero Check, for one that is no longer configured, holds nothing. A target must also be passed
-// when only its Silent changes, or an answer goes unnoticed. The cost follows the changes.
+// Evaluate applies check results at now, which must not decrease between calls. check returns a
+// target's check, or the zero Check, which holds nothing, for a target that is not configured. A
+// target must also be passed when only its Silent changes, since that change may be the response
+// that ends an outage. The cost depends on the number of changes.
 func (d *Detector) Evaluate(now time.Time, changed []healthcheck.Health, removed []healthcheck.Key,
 	check func(healthcheck.Key) trench.Check,
 ) Verdict {
@@ -159,10 +161,10 @@ func (d *Detector) Evaluate(now time.Time, changed []healthcheck.Health, removed
 	return v
 }
 
-// checkInterval is the time within which failures of targets with such a check are one event.
+// checkInterval returns the time within which failures of targets with check c belong together.
 func checkInterval(c trench.Check) time.Duration { return c.Interval + c.Timeout }
 
-// addresses counts the addresses of all targets: many streams may share one host.
+// addresses counts the distinct addresses of all targets: many streams may share one host.
 func (d *Detector) addresses() int {
 	distinct := map[netip.Addr]struct{}{}
 	for k := range d.seen {
@@ -171,7 +173,7 @@ func (d *Detector) addresses() int {
 	return len(distinct)
 }
 
-// apply applies one result, and reports whether it ends the outage: a target of it answered.
+// apply applies one result. It reports whether a target of the outage responded, which ends it.
 func (d *Detector) apply(now time.Time, h healthcheck.Health, check trench.Check) (over bool) {
 	wasReady, known := d.seen[h.Key]
 	switch {
@@ -193,7 +195,7 @@ func (d *Detector) apply(now time.Time, h healthcheck.Health, check trench.Check
 			d.enter(h.Key, f, pending, end)
 		}
 		return false
-	case failed && h.Silent && f.phase != recovering: // it failed once more
+	case failed && h.Silent && f.phase != recovering: // repeated failure
 		return false
 	}
 	over = f.phase == suspected && !h.Silent && (failed || h.State == healthcheck.Ready)
@@ -207,7 +209,7 @@ func (d *Detector) apply(now time.Time, h healthcheck.Health, check trench.Check
 	return over
 }
 
-// enter moves a failure to a phase, which ends at the given time; zero: it has no end.
+// enter moves a failure to a phase that ends at end; a zero end means no limit.
 func (d *Detector) enter(k healthcheck.Key, f *failure, to phase, end time.Time) {
 	d.count[f.phase]--
 	d.count[to]++
@@ -218,7 +220,7 @@ func (d *Detector) enter(k healthcheck.Key, f *failure, to phase, end time.Time)
 	}
 }
 
-// drop removes a failure: the target's checks decide.
+// drop removes a failure, so that only the target's checks determine its readiness.
 func (d *Detector) drop(k healthcheck.Key) {
 	if f := d.failed[k]; f != nil {
 		d.count[f.phase]--

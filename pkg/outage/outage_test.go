@@ -135,7 +135,7 @@ func TestHold(t *testing.T) {
 	f.eval(f.up(outageKey(2)))
 	f.want("the last target is ready", 0, false)
 	if !f.last.Next.IsZero() {
-		// One more call may be asked for, and finds nothing.
+		// Evaluate may request one more call, which changes nothing.
 		f.pass(f.last.Next.Sub(f.now))
 	}
 	if !f.last.Next.IsZero() || len(f.failed) > 0 {
@@ -282,7 +282,7 @@ func TestOff(t *testing.T) {
 	f.want("off", 0, false)
 }
 
-// outageModel says for how long a target may be held.
+// outageModel computes how long a target may be held.
 type outageModel struct {
 	since, outageEnd, answered time.Time
 	suspected                  bool
@@ -411,7 +411,7 @@ func TestHoldIsBounded(t *testing.T) {
 				evaluate(nil, removed)
 			},
 		})
-		// Everything ends once the targets answer.
+		// The outage ends when the targets respond.
 		report(keys, healthcheck.NotReady, false, "refused")
 		pass(10 * outageWindow)
 		if last.Outage || !last.Next.IsZero() || len(d.failed) > 0 {
