@@ -96,9 +96,9 @@ func NewServer(t *Table, o ServerOptions) *Server {
 }
 
 // GRPCOptions returns the options that a grpc.Server for readiness needs: the codec, which encodes
-// messages of other services as usual; the receive limit; timeouts for peers that do not finish
-// their handshake or have no open call; and a keepalive policy that accepts a ping per second.
-// Stop waits for the handlers.
+// other messages as usual; the receive limit; timeouts for peers that do not finish their handshake
+// or have no open call; and a keepalive policy that accepts one ping per second, so that no gRPC
+// client gets too_many_pings. Stop of the grpc.Server waits for the handlers.
 func GRPCOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(MaxMessageBytes),

@@ -352,7 +352,8 @@ func (t *Table) State() TableState {
 
 // leaseLeft returns the validity of a message sent at now: the lease minus the age of the last
 // commit or heartbeat, rounded up to a hundredth of the lease for readable traces. ok is false
-// after the lease has expired, because the loop hangs. No message may be sent then.
+// before the first decision, and after the lease has expired because the loop hangs: no message may
+// be sent.
 func (t *Table) leaseLeft(now time.Time) (left time.Duration, ok bool) {
 	if t.revision == 0 {
 		return 0, false
