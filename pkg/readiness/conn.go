@@ -103,6 +103,7 @@ func (c *watchConn) run(ctx context.Context) error {
 	var decoder decoder
 	var data received
 	var reports sync.WaitGroup
+	// Deferred calls run in reverse order: cancel ends the report goroutine before Wait.
 	defer reports.Wait()
 	defer c.cancel(nil)
 	for {

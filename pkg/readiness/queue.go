@@ -123,6 +123,7 @@ func (q *reportQueue) startOver() {
 		q.reporter.dirty = append(q.reporter.dirty, r)
 	}
 	slices.SortFunc(q.reporter.dirty, func(a, b *queuedReport) int { return vip.Compare(a.VIP, b.VIP) })
+	// waitWritten must wait until the new stream has the full report.
 	q.written.Set(0)
 }
 

@@ -99,6 +99,7 @@ func (r *readLoop) act(now time.Time) {
 	if !r.tickAt.After(now) {
 		r.tickAt = now.Add(r.rescan)
 		r.scan = r.scan || !r.busy
+		// A hung scan has no result. Advance At to show that the reader itself does not hang.
 		if r.hung {
 			r.At = now
 			r.publish(now)

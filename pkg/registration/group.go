@@ -138,6 +138,7 @@ func (g *Group) take(ctx context.Context, a answer) error {
 		}
 		return nil
 	}
+	// Only the goroutine of Run writes names and members, so it reads them without mu.
 	wanted := map[string]bool{}
 	for _, n := range g.names {
 		for _, address := range n.addresses {

@@ -115,6 +115,7 @@ func (r *Registration) Run(ctx context.Context, leave <-chan struct{}) error {
 	r.enter(Leaving, nil)
 	drainTime, err := r.deregister(ctx)
 	if err != nil {
+		// follow owns registered and failure, so wait for its end before reading them.
 		cancel()
 		<-ended
 		if !r.registered || grpcstatus.Code(err) == codes.NotFound {

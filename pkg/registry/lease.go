@@ -123,6 +123,8 @@ func (r *Registry) open(who caller, a announcement) (*call, error) {
 	if err != nil {
 		return nil, err
 	}
+	// check has accepted all targets, so no step below can fail. Yielding registrations are removed
+	// first to release their addresses.
 	for reg := range yielding {
 		r.remove(reg)
 	}

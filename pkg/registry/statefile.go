@@ -107,6 +107,7 @@ func (s *stateFile) write(d stateDocument) (wait time.Duration) {
 	err := durable.Write(s.path, d)
 	s.note(err)
 	if err != nil {
+		// Retry after the returned delay: run does not receive from wanted before.
 		latest.Wake(s.wanted)
 		return s.retry.Next()
 	}
