@@ -76,7 +76,7 @@ type watch struct {
 type WatcherInfo struct {
 	WatchID string
 	Peer    spiffeid.ID
-	Reader  string // sent by the reader
+	Reader  string // name that the reader sent
 	Since   time.Time
 	// SentRevision is the newest revision that was sent on the stream.
 	SentRevision uint64
