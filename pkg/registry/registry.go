@@ -21,7 +21,7 @@ import (
 
 // Defaults of the registry.
 const (
-	// DefaultGrace is the grace period after a call, unless the operator configures another one.
+	// DefaultGrace is the default grace period of targets after the end of their call.
 	DefaultGrace = 5 * time.Second
 	// DefaultQuota limits the targets of one SPIFFE ID. The targets of ten IDs fit into a neighbor
 	// table of 1 024 entries, which all pods of a node share.
