@@ -25,32 +25,33 @@ import (
 // Service is the name of the gRPC service.
 var Service = loadbalancerv1.StreamAvailabilityService_ServiceDesc.ServiceName
 
-// identifierKey is the key of the host name in the context of a target.
+// identifierKey is the key of the pod's host name in the context of a target.
 const identifierKey = "identifier"
 
 const (
-	// ProbeInterval is the time between the starts of two probes, ProbeWithin how long a probe may
-	// take. An answer is valid until the end of the next probe.
+	// ProbeInterval is the time between the starts of two probes, ProbeWithin the timeout of a probe.
+	// A response is valid until the timeout of the next probe.
 	ProbeInterval = time.Second
 	ProbeWithin   = time.Second
-	// StateInterval is the time between two probes that ask for the state, while both agree with the
-	// stream. The others ask only for a sign of life: Meridio's load balancer logs two lines for each
-	// Watch, and none for a call of a service that it does not have.
+	// StateInterval is the time between two state probes while they agree with the stream. The probes
+	// in between check liveness only: Meridio's load balancer logs two lines for each Watch, and none
+	// for a call of an unimplemented service.
 	StateInterval = 30 * time.Second
-	// maxContradictions is how many probes in a row may have another state than the stream: a change
-	// may reach one of two connections earlier, but not for longer than the time between two probes.
+	// maxContradictions is the number of consecutive probes that contradict the stream at which Watch
+	// fails. A change may reach one connection earlier than the other, but both have received it
+	// before the next probe.
 	maxContradictions = 2
 )
 
 // ClientOptions configure a Client.
 type ClientOptions struct {
-	// Host is the host name of the pod: a load balancer with another identifier is not that of this
-	// pod, and unavailable.
+	// Host is the host name of the pod. A load balancer with another identifier belongs to another pod
+	// and counts as unavailable.
 	Host string
 	// VIPs returns all VIPs of the attractor, and a channel that is closed when they may have changed.
 	VIPs func() ([]vip.VIP, <-chan struct{})
-	// Interval, Within and StateInterval are shorter in tests. Default: ProbeInterval, ProbeWithin and
-	// StateInterval.
+	// Interval, Within and StateInterval are shorter in tests. Defaults: ProbeInterval, ProbeWithin
+	// and StateInterval.
 	Interval, Within, StateInterval time.Duration
 	Log                             *slog.Logger
 }
@@ -65,7 +66,7 @@ type Client struct {
 
 // Stats are counters since the start.
 type Stats struct {
-	// Probes counts the probes, Failures those without an answer in time.
+	// Probes counts all probes, Failures the failed ones.
 	Probes, Failures uint64
 }
 
@@ -88,7 +89,7 @@ type state struct {
 	detail    string // for an operator, one line
 }
 
-// stateOf returns the state that a message reports to this pod.
+// stateOf returns the state that a message reports for this pod.
 func (c *Client) stateOf(m *loadbalancerv1.Response) state {
 	s := state{detail: "the load balancer is unavailable: no stream has targets, or it knows no frontend of its pod"}
 	for _, t := range m.GetTargets() {
@@ -102,12 +103,12 @@ func (c *Client) stateOf(m *loadbalancerv1.Response) state {
 	return s
 }
 
-// answer is a received state, or why there is none.
+// answer is a received state or an error.
 type answer struct {
 	state
-	at  time.Time // of the receipt; of a probe, that of the question
+	at  time.Time // receipt of a stream message, or start of a probe
 	err error
-	// alive marks a sign of life without a state.
+	// alive marks the response of a liveness probe, which has no state.
 	alive bool
 }
 
@@ -126,7 +127,7 @@ func (c *Client) Watch(ctx context.Context, first, second grpc.ClientConnInterfa
 	messages, probes := make(chan answer), make(chan answer)
 	running.Go(func() { c.receive(ctx, stream, messages) })
 	w := watch{client: c, publish: publish}
-	next := time.NewTimer(0) // probe; it runs from the first message on
+	next := time.NewTimer(0) // next probe; started by the first message of the stream
 	next.Stop()
 	defer next.Stop()
 	var vipsChanged <-chan struct{}
@@ -151,7 +152,7 @@ func (c *Client) Watch(ctx context.Context, first, second grpc.ClientConnInterfa
 			running.Go(func() { c.probe(ctx, second, ask, probes) })
 		case p := <-probes:
 			err = w.probed(p)
-			// After a pause of this process, missed probes are not repeated.
+			// Skip the probes that this process missed while it was paused.
 			next.Reset(max(0, time.Until(p.at.Add(c.opts.Interval))))
 		case <-vipsChanged:
 			w.vips, vipsChanged = c.opts.VIPs()
@@ -184,17 +185,18 @@ func (c *Client) receive(ctx context.Context, stream grpc.ServerStreamingClient[
 	}
 }
 
-// errLate is a probe without an answer in time.
+// errLate is the cause of a probe's timeout.
 var errLate = errors.New("no answer in time")
 
-// probe asks once, on its own connection, and passes the answer to out.
+// probe sends one probe on the second connection and passes the result to out.
 func (c *Client) probe(ctx context.Context, conn grpc.ClientConnInterface,
 	ask func(context.Context, grpc.ClientConnInterface) (answer, error), out chan<- answer,
 ) {
 	late, cancel := context.WithTimeoutCause(ctx, c.opts.Within, errLate)
 	defer cancel()
 	c.probes.Add(1)
-	// An answer is as old as its question: this process may have paused before it read it.
+	// The lease counts from the request: this process may have been paused before it read the
+	// response.
 	at := time.Now()
 	a, err := ask(late, conn)
 	if err != nil && ctx.Err() == nil {
@@ -227,8 +229,8 @@ func (c *Client) askState(ctx context.Context, conn grpc.ClientConnInterface) (a
 	return answer{state: c.stateOf(m)}, nil
 }
 
-// askSign calls a service that Meridio's load balancer does not have on this socket. Its process
-// answers Unimplemented, without a line in its log.
+// askSign probes liveness. It calls a service that Meridio's load balancer does not implement on
+// this socket, so that the load balancer responds Unimplemented without a log line.
 func (c *Client) askSign(ctx context.Context, conn grpc.ClientConnInterface) (answer, error) {
 	_, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
 	switch status.Code(err) {
@@ -247,18 +249,19 @@ type watch struct {
 	current        *state // of the stream; nil before the first message
 	since          time.Time
 	leaseEnd       time.Time
-	contradictions int       // probes in a row with another state than current
-	lost           bool      // the last probe had no answer in time
-	agreed         time.Time // when a probe was last asked for the state and agreed; zero if none did
+	contradictions int       // consecutive probes that contradicted current
+	lost           bool      // the last probe failed
+	agreed         time.Time // start of the last state probe that agreed; zero if none did
 }
 
-// wantsState reports whether the next probe asks for the state: each StateInterval, and after a
-// probe that failed or contradicted, since a sign of life is then no reason to renew the lease.
+// wantsState reports whether the next probe requests the state: after each StateInterval, and after
+// a probe that failed or contradicted the stream, because liveness alone must not renew the lease
+// then.
 func (w *watch) wantsState(now time.Time) bool {
 	return w.lost || w.contradictions > 0 || now.Sub(w.agreed) >= w.client.opts.StateInterval
 }
 
-// received publishes a message of the stream.
+// received handles a message of the stream.
 func (w *watch) received(m answer) error {
 	if w.current != nil && *w.current == m.state {
 		return w.renew(m.at, false)
@@ -271,7 +274,7 @@ func (w *watch) received(m answer) error {
 	return w.renew(m.at, true)
 }
 
-// probed renews the lease by an answer that agrees with the stream.
+// probed handles the result of a probe. A response that agrees with the stream renews the lease.
 func (w *watch) probed(p answer) error {
 	if p.err != nil {
 		if !w.lost {
@@ -298,7 +301,7 @@ func (w *watch) probed(p answer) error {
 		"it does not update its streams", p.available, w.current.available)
 }
 
-// reconfigured publishes the state of other VIPs, which renews no lease.
+// reconfigured publishes the state for a changed set of VIPs, without renewing the lease.
 func (w *watch) reconfigured() error {
 	if w.current == nil {
 		return nil
@@ -306,7 +309,7 @@ func (w *watch) reconfigured() error {
 	return w.publish(readiness.FallbackState{VIPs: w.states(), At: time.Now(), LeaseEnd: w.leaseEnd})
 }
 
-// renew publishes a sign of life, and the state if it changed.
+// renew renews the lease from the given time, and publishes it with the state if that changed.
 func (w *watch) renew(at time.Time, changed bool) error {
 	o := w.client.opts
 	w.leaseEnd = at.Add(o.Interval + o.Within)

@@ -86,7 +86,7 @@ func TestOtherIdentifierIsUnavailable(t *testing.T) {
 	}
 }
 
-// The end of the stream ends the readiness at once, not when the lease expires.
+// The end of the stream ends the readiness immediately, not only when the lease expires.
 func TestKilledEndsAtOnce(t *testing.T) {
 	f := newFixture(t)
 	lb, w := f.meridio(), f.watch(interval, time.Minute)
@@ -111,8 +111,8 @@ func TestKilledEndsAtOnce(t *testing.T) {
 	w.until("available again", w.is(states{vipA: vip.Ready, vipB: vip.Ready}), w.live)
 }
 
-// A load balancer that hangs loses the lease, although its stream is silent by nature, and regains
-// it with its next answer on the same stream.
+// A load balancer that hangs loses the lease, although its stream is silent anyway. Its next
+// response restores the lease on the same stream.
 func TestHungLosesLease(t *testing.T) {
 	const within = 300 * time.Millisecond
 	f := newFixture(t)
@@ -216,7 +216,8 @@ func TestProbesKeepConnections(t *testing.T) {
 	await.True(t, "probes have ended", func() bool { return lb.Watchers() <= 2 })
 }
 
-// A load balancer of Meridio logs each Watch: probes open one after the stream, and after a hang.
+// A load balancer of Meridio logs each Watch, so probes call Watch only once after the stream opens
+// and after a hang.
 func TestProbesOpenFewStreams(t *testing.T) {
 	f := newFixture(t)
 	lb, w := f.meridio(), f.watch(10*time.Millisecond, within)
@@ -246,7 +247,7 @@ func TestProbesOpenFewStreams(t *testing.T) {
 	}
 }
 
-// A load balancer whose process answers and whose Watch hangs is found by a probe for the state.
+// A state probe detects a load balancer whose process responds but whose Watch hangs.
 func TestHungWatchLosesLease(t *testing.T) {
 	f := newFixture(t)
 	f.serveScripted(answering(func(n int64, answer func() error, end <-chan struct{}) error {
@@ -285,7 +286,7 @@ func TestGracefulStopIsUnavailable(t *testing.T) {
 	}
 }
 
-// A rotation of the SVID moves both connections without a gap, and is no new instance.
+// A rotation of the SVID moves both connections without a gap and keeps the instance.
 func TestRotationMovesWithoutGap(t *testing.T) {
 	f := newFixture(t)
 	lb, w := f.meridio(), f.watch(interval, within)
@@ -308,8 +309,8 @@ func TestRotationMovesWithoutGap(t *testing.T) {
 	}
 }
 
-// A load balancer of vipgate that replaces the socket takes over without a gap, and its states of
-// single VIPs count from then on.
+// A load balancer of vipgate that replaces the socket takes over without a gap. Its per-VIP states
+// then replace the single state.
 func TestUpgradeInPlace(t *testing.T) {
 	f := newFixture(t)
 	old, w := f.meridio(), f.watch(interval, within)
@@ -376,7 +377,7 @@ func TestDowngradeInPlace(t *testing.T) {
 	}
 }
 
-// A server with neither service is no load balancer: the retries are not logged.
+// A server with neither service is not a load balancer. Its error is logged once, not per retry.
 func TestOtherServerIsRefused(t *testing.T) {
 	f := newFixture(t)
 	f.serve(f.socket, func(grpc.ServiceRegistrar) {})
@@ -410,8 +411,8 @@ func (f *fixture) serveScripted(s *scripted) {
 	f.serve(f.socket, func(r grpc.ServiceRegistrar) { loadbalancerv1.RegisterStreamAvailabilityServiceServer(r, s) })
 }
 
-// An answer is as old as its question: a load balancer that answers late, or a client that reads late,
-// does not move the end of the lease.
+// The lease counts from the request of a probe: neither a late response nor a client that reads
+// late extends the lease.
 func TestLeaseBeginsWithTheProbe(t *testing.T) {
 	const delay = 300 * time.Millisecond
 	f := newFixture(t)
@@ -438,7 +439,7 @@ func TestLeaseBeginsWithTheProbe(t *testing.T) {
 	}
 }
 
-// Neither a probe that fails nor other VIPs renew the lease.
+// Neither a failed probe nor a change of the VIPs renews the lease.
 func TestFailedProbeKeepsLeaseEnd(t *testing.T) {
 	f := newFixture(t)
 	f.serveScripted(answering(func(_ int64, _ func() error, end <-chan struct{}) error {
@@ -518,8 +519,8 @@ func (c constant) Watch(_ *emptypb.Empty, s grpc.ServerStreamingServer[loadbalan
 	return nil
 }
 
-// A change may reach one of two connections earlier: single contradictions end no stream. They are no
-// sign of life of the state either.
+// A change may reach one of the two connections earlier, so a single contradiction does not end the
+// stream. It does not renew the lease either.
 func TestSingleContradictions(t *testing.T) {
 	f := newFixture(t)
 	const probes = 6

@@ -102,7 +102,7 @@ func (f *fixture) serve(path string, register func(grpc.ServiceRegistrar)) (kill
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	// A socket that was replaced is not that of this listener.
+	// Close must not unlink the socket, because another server may have replaced it.
 	listener.(*net.UnixListener).SetUnlinkOnClose(false)
 	s := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(f.creds(f.lb)))...)
 	register(s)

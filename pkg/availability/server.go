@@ -26,7 +26,7 @@ type ServerOptions struct {
 	Host string
 	// Peer returns the SPIFFE ID that the transport has authenticated.
 	Peer func(context.Context) (spiffeid.ID, bool)
-	// Role returns what a peer may do; Watch is for readers.
+	// Role returns the role of a peer. Watch requires RoleReader.
 	Role func(spiffeid.ID) readiness.Role
 	// MaxStreamsPerPeer bounds the open streams of one SPIFFE ID. Default:
 	// readiness.DefaultMaxStreamsPerPeer.
@@ -64,7 +64,7 @@ func (s *Server) Watching() *latest.Value[int] { return s.watching }
 
 var errStopping = status.Error(codes.Unavailable, "the load balancer is stopping")
 
-// open authorizes and counts a stream; done must be called when it ends.
+// open authorizes and counts a stream; done must be called when the stream ends.
 func (s *Server) open(ctx context.Context) (id spiffeid.ID, done func(), err error) {
 	id, ok := s.opts.Peer(ctx)
 	switch {
@@ -122,8 +122,8 @@ func (s *Server) response(available bool) *loadbalancerv1.Response {
 	return &loadbalancerv1.Response{Targets: []*loadbalancerv1.Target{t}}
 }
 
-// serve sends the state and its changes until ctx or the server ends. The server ends no stream as
-// available.
+// serve sends the state and its changes until ctx or the server ends. The last message before the
+// server ends a stream is always "unavailable".
 func (s *Server) serve(ctx context.Context, send func(available bool) error) error {
 	changed, end := s.table.Subscribe()
 	defer end()
@@ -143,7 +143,8 @@ func (s *Server) serve(ctx context.Context, send func(available bool) error) err
 			return errStopping
 		}
 		if available {
-			// Without a renewal nothing wakes this goroutine. leaseLeft is rounded up by a hundredth.
+			// The table does not notify of an expiry, so set a timer. LeaseLeft is rounded up to a
+			// hundredth of the lease.
 			expired.Reset(now.LeaseLeft)
 		}
 		select {
@@ -157,9 +158,9 @@ func (s *Server) serve(ctx context.Context, send func(available bool) error) err
 	}
 }
 
-// EndWatches sends "unavailable" on all streams, ends them, refuses new ones, and waits for their
-// handlers. A handler whose reader has stopped reading ends only with its connection, so ctx bounds
-// the wait; stop the grpc.Server afterwards.
+// EndWatches sends "unavailable" on all streams, ends them, refuses new ones, and waits for the
+// handlers. If a client has stopped reading, the handler ends only with the connection. Therefore
+// ctx bounds the wait; stop the grpc.Server afterwards.
 func (s *Server) EndWatches(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.stopped {

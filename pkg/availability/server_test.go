@@ -95,7 +95,7 @@ func TestOneReadyVIPIsAvailable(t *testing.T) {
 	b.table.Commit(readiness.Decision{Changed: []readiness.VIPReadiness{aReady}})
 	commit(b, aNotReady)
 	commit(b, aReady)
-	o.want(true) // neither for unsynced data nor for no READY VIP
+	o.want(true) // unsynced data and zero READY VIPs were not available
 	open(t, client).want(true)
 	commit(b, bReady)
 	for range 100 {
@@ -110,7 +110,7 @@ func TestOneReadyVIPIsAvailable(t *testing.T) {
 	o.want(false)
 }
 
-// The old protocol has no lease, so the server itself says when that of the table expires.
+// The protocol has no lease, so the server sends "unavailable" when the lease of the table expires.
 func TestExpiredLeaseIsUnavailable(t *testing.T) {
 	const lease = 200 * time.Millisecond
 	f := newFixture(t)
@@ -159,7 +159,7 @@ func TestGoingAwayIsUnavailable(t *testing.T) {
 	}
 }
 
-// A stop without a drain says "unavailable" before the end of the stream.
+// A stop without a drain sends "unavailable" before the end of the stream.
 func TestEndIsUnavailableFirst(t *testing.T) {
 	f := newFixture(t)
 	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
@@ -175,7 +175,7 @@ func TestEndIsUnavailableFirst(t *testing.T) {
 	}
 }
 
-// A reader that does not read delays neither others nor the end.
+// A client that does not read delays neither other clients nor EndWatches.
 func TestStuckReaderDelaysNoOther(t *testing.T) {
 	f := newFixture(t)
 	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
@@ -211,7 +211,7 @@ func TestWatchAuthorization(t *testing.T) {
 	if !strings.Contains(log, "call denied") || !strings.Contains(log, "spiffe://example.org/stranger") {
 		t.Errorf("log:\n%s", log)
 	}
-	// The limit is one of each peer.
+	// The limit applies per peer.
 	reader := f.dial(f.ca.Source(f.ca.SVID(f.ca.ID("/reader"), time.Hour)))
 	read := open(t, reader)
 	read.want(false)

@@ -6,12 +6,13 @@ import (
 	"time"
 )
 
-// Backoff is an exponential delay: each failure doubles it from Min to Max. One goroutine uses it.
+// Backoff is an exponential delay: each failure doubles it, from Min up to Max. It is not safe for
+// concurrent use.
 type Backoff struct {
 	// Min and Max are the shortest and the longest delay; a Max below Min counts as Min.
 	Min, Max time.Duration
-	// Jitter is the part of a delay, 0 to 1, by which it varies at random in both directions, so that
-	// clients of one server do not retry in step.
+	// Jitter is the fraction, 0 to 1, by which a delay varies at random in both directions, so that
+	// the clients of a server do not retry in step.
 	Jitter float64
 
 	next time.Duration
@@ -27,10 +28,10 @@ func (b *Backoff) Next() time.Duration {
 // Reset restarts with the shortest delay, after a success.
 func (b *Backoff) Reset() { b.next = 0 }
 
-// Wait waits for Next. It returns ctx's error when that ends first.
+// Wait sleeps for Next. It returns ctx's error when ctx ends first.
 func (b *Backoff) Wait(ctx context.Context) error { return Sleep(ctx, b.Next()) }
 
-// Sleep waits for d. It returns ctx's error when that ends first.
+// Sleep waits for d. It returns ctx's error when ctx ends first.
 func Sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

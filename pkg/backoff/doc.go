@@ -1,2 +1,2 @@
-// Package backoff is the delay between attempts of an operation that fails.
+// Package backoff computes exponential delays between the attempts of a failing operation.
 package backoff

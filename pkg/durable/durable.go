@@ -16,17 +16,16 @@ import (
 )
 
 const (
-	// maxSize is the largest state file that is read; DefaultRegistryTargets registrations need far
-	// less.
+	// maxSize is the size limit of a state file; DefaultRegistryTargets registrations need far less.
 	maxSize = 256 << 20
-	// temporarySuffix is the suffix of a file that is being written.
+	// temporarySuffix is the suffix of the temporary file before the rename.
 	temporarySuffix = ".tmp"
 )
 
-// ErrCorrupt is wrapped when the content of a file is corrupt.
+// ErrCorrupt is wrapped by errors about corrupt content.
 var ErrCorrupt = errors.New("is a corrupt state file")
 
-// Write replaces a JSON file, for the owner only. A missing directory is created.
+// Write replaces a JSON file atomically, with mode 0600. It creates a missing directory.
 func Write(path string, content any) error {
 	data, err := json.MarshalIndent(content, "", " ")
 	if err == nil {
@@ -38,17 +37,18 @@ func Write(path string, content any) error {
 	return Replace(path, append(data, '\n'), 0o600)
 }
 
-// Replace writes a file atomically: a reader never sees a part of it, and after a crash or on a full
-// disk the old or the new content is complete. Only one goroutine at a time, of all processes, may
-// write a file.
+// Replace writes a file atomically: a reader never sees partial content, and after a crash or on a
+// full disk either the old or the new content is complete. A file must not have concurrent writers,
+// in this process or in another.
 func Replace(path string, content []byte, mode fs.FileMode) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("failed to write %s: %w", path, err)
 		}
 	}()
-	// In the same directory, or the rename is not atomic. The file of a killed run is removed: a process
-	// that has it open, or a mode that lets other users read it, would reveal the content.
+	// The temporary file is in the same directory, because a rename between file systems is not
+	// atomic. A file that a killed process left is removed, not reused: another process may have it
+	// open, or its mode may let other users read the content.
 	if err := unix.Unlink(path + temporarySuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("failed to remove %s: %w", path+temporarySuffix, err)
 	}
@@ -77,9 +77,9 @@ func Replace(path string, content []byte, mode fs.FileMode) (err error) {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// ReadPrivate reads a file of Write that holds a secret. It refuses a file that another user owns
-// or may open, and a symbolic link. A missing file is not an error: found is false. The error wraps
-// ErrCorrupt when the content is corrupt.
+// ReadPrivate reads a secret that Write wrote. It rejects symbolic links and files that another
+// user owns or may open. found is false, without an error, if the file does not exist. The error
+// wraps ErrCorrupt if the content is corrupt.
 func ReadPrivate(path string, content any) (found bool, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -89,7 +89,7 @@ func ReadPrivate(path string, content any) (found bool, err error) {
 		return true, fmt.Errorf("failed to read %s: %w", path, err)
 	}
 	defer f.Close()
-	// Of the open file: another one may be at the path by now.
+	// fstat instead of stat: the file at path may have been replaced after open.
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return true, fmt.Errorf("failed to read %s: %w", path, err)
@@ -111,8 +111,8 @@ func ReadPrivate(path string, content any) (found bool, err error) {
 	return true, decode(path, data, content)
 }
 
-// Read reads a file of Write and its modification time. A missing file is not an error: found is
-// false. The error wraps ErrCorrupt when the content is corrupt.
+// Read reads a file that Write wrote, and its modification time. found is false, without an error,
+// if the file does not exist. The error wraps ErrCorrupt if the content is corrupt.
 func Read(path string, content any) (stamped time.Time, found bool, err error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -134,7 +134,7 @@ func Read(path string, content any) (stamped time.Time, found bool, err error) {
 	return info.ModTime(), true, nil
 }
 
-// decode decodes the content of a file.
+// decode decodes the content of a file and rejects unknown fields and trailing data.
 func decode(path string, data []byte, content any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
@@ -147,7 +147,7 @@ func decode(path string, data []byte, content any) error {
 	return nil
 }
 
-// SetAside renames a corrupt file for an operator to inspect.
+// SetAside renames a corrupt file, so that an operator can inspect it.
 func SetAside(path string, why error, now time.Time, log *slog.Logger) {
 	aside := path + ".broken-" + now.UTC().Format("20060102T150405.000Z")
 	if err := os.Rename(path, aside); err != nil {
@@ -157,7 +157,7 @@ func SetAside(path string, why error, now time.Time, log *slog.Logger) {
 	log.Error("corrupt state file moved aside, its content is lost", "file", path, "moved_to", aside, "error", why)
 }
 
-// Duration is a duration that is stored as text, such as "1m30s", and not negative.
+// Duration is a non-negative duration that is stored as text, such as "1m30s".
 type Duration time.Duration
 
 // MarshalText implements encoding.TextMarshaler.

@@ -52,9 +52,9 @@ func TestReplace(t *testing.T) {
 		if err := Replace(path, []byte("content"), mode); err != nil {
 			t.Fatal(err)
 		}
-		wantFile(t, path, "content", mode) // also what the umask forbids
+		wantFile(t, path, "content", mode) // includes the bits that the umask clears
 	}
-	// What a killed run has left is neither a part of the file nor does it keep its mode.
+	// Neither the content nor the mode of a killed process's temporary file is reused.
 	writeFile(t, path+temporarySuffix, "longer than the content", 0o644)
 	if err := Replace(path, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
@@ -65,8 +65,8 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// A secret is never readable by other users, also not in the file of a killed run: one that can be
-// read, or is open in another process.
+// A secret is never readable by other users, even if the temporary file of a killed process is
+// readable or open in another process.
 func TestSecretIsNeverReadable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "key")
 	writeFile(t, path+temporarySuffix, "", 0o644)
@@ -84,7 +84,7 @@ func TestSecretIsNeverReadable(t *testing.T) {
 	wantFile(t, path, "secret", 0o600)
 }
 
-// The old file is complete whatever fails, and nothing else is left.
+// After any failure the old file is complete, and no other file remains.
 func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 	const old, size = "old content", 256 << 10
 	for name, prepare := range map[string]func(t *testing.T, dir string){

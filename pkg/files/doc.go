@@ -1,3 +1,3 @@
-// Package files reads files with bounded waits: a FIFO without a writer or a mount whose server
-// does not respond cannot block it.
+// Package files reads files with bounded waits: neither a FIFO without a writer nor a mount whose
+// server does not respond blocks the caller.
 package files

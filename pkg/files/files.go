@@ -17,16 +17,16 @@ import (
 // Timeout bounds a call into a file system.
 const Timeout = 2 * time.Second
 
-// ErrHung is wrapped when a file system did not respond in time.
+// ErrHung is wrapped if a file system does not respond in time.
 var ErrHung = errors.New("the file system hangs")
 
-// Calls runs calls into file systems, each for at most [Timeout]: a call that takes longer is
-// abandoned, which blocks its goroutine until the file system answers. The zero Calls is ready for
-// use, and starts no call before the one before it has ended.
+// Calls runs calls into file systems and waits at most [Timeout] for each. A call that takes longer
+// is abandoned; its goroutine stays blocked until the file system responds. The zero Calls is ready
+// for use and starts a call only after the previous one has ended.
 type Calls struct {
-	// Path is the file that the calls read. With it a call is tried again while older ones hang: when
-	// the path leads to another inode, and after [retryTime]. Calls that write have no Path: one that
-	// hung would overwrite what a later one wrote.
+	// Path is the file that the calls read. If it is set, a call is retried while older calls hang:
+	// when the path resolves to another inode, and after [retryTime]. Writing calls have no Path: a
+	// write that hung would later overwrite the content of its retry.
 	Path string
 
 	mu      sync.Mutex
@@ -37,24 +37,24 @@ type Calls struct {
 // attempt is a call that has not ended.
 type attempt struct {
 	begin   time.Time
-	since   time.Time // the begin of the first attempt that hung on this file
-	file    inode     // of Path when the call began; zero while stat(2) hangs
-	probing bool      // a goroutine compares file
+	since   time.Time // start of the first attempt that hung on this file
+	file    inode     // inode of Path when the call began; zero while stat(2) hangs
+	probing bool      // a goroutine compares file with the current inode
 }
 
 const (
-	// retryTime is the shortest time between two attempts for the same inode. When calls have hung
-	// for long it is a quarter of that time, so that a day costs 30 blocked threads.
+	// retryTime is the shortest time between two attempts for the same inode. The delay grows to a
+	// quarter of the time for which the calls have hung, so that a day costs 30 blocked threads.
 	retryTime = 30 * time.Second
-	// maxRunning bounds the goroutines, and so the threads, that hung calls block.
+	// maxRunning bounds the goroutines, and thus the threads, that are blocked in hung calls.
 	maxRunning = 64
 )
 
 type inode struct{ device, number uint64 }
 
-// Do runs call and returns its results, an error that wraps [ErrHung] when it does not end within
-// [Timeout], or the cause of ctx. In the last two cases the call continues, and other calls fail
-// until it ends or [Calls.Path] permits another attempt.
+// Do runs call and returns its results. It returns an error that wraps [ErrHung] if call takes
+// longer than [Timeout], and the cause of ctx if ctx ends first; in both cases call continues, and
+// further calls fail until it returns or [Calls.Path] permits another attempt.
 func Do[T any](ctx context.Context, c *Calls, what string, call func() (T, error)) (T, error) {
 	var none T
 	hung := fmt.Errorf("%s: %w: it did not answer within %v", what, ErrHung, Timeout)
@@ -83,7 +83,7 @@ func Do[T any](ctx context.Context, c *Calls, what string, call func() (T, error
 	}
 }
 
-// start returns a new attempt, or nil while the newest one hangs and it is too early for another.
+// start returns a new attempt, or nil while the newest attempt hangs and must not be retried yet.
 func (c *Calls) start(replaced bool) *attempt {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,7 +113,7 @@ func (c *Calls) end(a *attempt) {
 	}
 }
 
-// identify records the inode that a reads.
+// identify records the inode that the attempt reads.
 func (c *Calls) identify(a *attempt) {
 	if c.Path == "" {
 		return
@@ -124,8 +124,8 @@ func (c *Calls) identify(a *attempt) {
 	a.file = file
 }
 
-// replaced reports whether the newest attempt hangs on a file that is no longer at Path. It waits
-// for stat(2) as Do waits for a call.
+// replaced reports whether the newest attempt hangs on a file that is no longer at Path. stat(2)
+// may hang as well, so it runs in a goroutine and replaced waits at most Timeout.
 func (c *Calls) replaced(ctx context.Context) bool {
 	c.mu.Lock()
 	hung := c.newest
@@ -170,7 +170,7 @@ func inodeOf(path string) (inode, error) {
 }
 
 // Read returns the content of a regular file of at most limit bytes. It does not block on special
-// files, and does not bound the time of a mount: see [Do].
+// files. A mount may still block it: see [Do].
 func Read(path string, limit int64) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {

@@ -62,7 +62,7 @@ func TestOneHungCallAtATime(t *testing.T) {
 		if started.Load() != 1 || time.Since(begin) != Timeout {
 			t.Errorf("%d calls started, after %v", started.Load(), time.Since(begin))
 		}
-		// A call without a path may write: it never runs beside another one.
+		// A call without a path may write, so it never runs concurrently with another call.
 		time.Sleep(time.Hour)
 		if _, err := Do(t.Context(), &c, "state", call); !errors.Is(err, ErrHung) || started.Load() != 1 {
 			t.Errorf("got %v after %d calls", err, started.Load())

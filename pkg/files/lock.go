@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrLocked is wrapped while another process holds a lock.
+// ErrLocked is wrapped if another process holds the lock.
 var ErrLocked = errors.New("another process holds the lock")
 
 // Lock is an exclusive flock(2) on a file. The kernel releases it when the process ends.
 type Lock struct{ file *os.File }
 
-// TryLock takes the lock on path, or returns an error that wraps [ErrLocked]. A missing file is
-// created.
+// TryLock acquires the lock on path without blocking. It creates a missing file. The error wraps
+// [ErrLocked] if another process holds the lock.
 func TryLock(path string) (*Lock, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
@@ -29,8 +29,8 @@ func TryLock(path string) (*Lock, error) {
 			}
 			return nil, fmt.Errorf("flock %s: %w", path, err)
 		}
-		// The former holder may have removed the file between open and flock; another process could
-		// then lock a new file of the same name.
+		// The previous holder may have removed the file between open and flock. The lock would then be
+		// on an unlinked inode, and another process could lock a new file of the same name.
 		if isSameFile(f, path) {
 			return &Lock{file: f}, nil
 		}
@@ -47,11 +47,11 @@ func isSameFile(f *os.File, path string) bool {
 	return err == nil && os.SameFile(opened, current)
 }
 
-// Release releases the lock and keeps the file.
+// Release releases the lock without removing the file.
 func (l *Lock) Release() { _ = l.file.Close() }
 
-// Remove deletes the file while the lock is held, then releases the lock. A file of the same name
-// that another process locked is kept.
+// Remove deletes the file while the lock is held, then releases the lock. If path refers to another
+// inode by then, that file is kept.
 func (l *Lock) Remove() (err error) {
 	if isSameFile(l.file, l.file.Name()) {
 		err = os.Remove(l.file.Name())

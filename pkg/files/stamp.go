@@ -10,23 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// settleTime is the age from which a change of a file is certain to be the last one with its time:
-// file systems keep times in units of up to 2 s.
+// settleTime is the age at which no further change can get the same ctime: file systems store times
+// with a granularity of up to 2 s.
 const settleTime = 2 * time.Second
 
-// Stamp identifies a state of a file: a file that is written, replaced or gets another mode or
-// owner has another Stamp. The zero Stamp is that of no file. Stamps are comparable.
+// Stamp identifies a version of a file: a write, a replacement, and a change of mode or owner give
+// the file another Stamp. The zero Stamp belongs to no file. Stamps are comparable.
 type Stamp struct {
 	device, inode uint64
 	size          int64
-	changed       syscall.Timespec // ctime, which no process can set
+	changed       syscall.Timespec // ctime: unlike mtime, no process can set it
 }
 
-// StampOf returns the Stamp of the file at path, which it opens: file systems of a network answer a
-// mere stat from a cache of up to a minute. It may block like every call into a file system: see
-// [Do].
+// StampOf returns the Stamp of the file at path. It opens the file, because network file systems
+// answer a stat without open from a cache that is up to a minute old. It may block: see [Do].
 func StampOf(path string) (_ Stamp, err error) {
-	// Package os repeats calls that a signal interrupts, as it does in file systems of a network.
+	// Package os retries EINTR, which network file systems return for interrupted calls.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return Stamp{}, err
@@ -42,8 +41,8 @@ func StampOf(path string) (_ Stamp, err error) {
 	return Stamp{device: st.Dev, inode: st.Ino, size: st.Size, changed: st.Ctim}, nil
 }
 
-// Settled reports whether every change after now gives the file another Stamp. One that was taken
-// soon after a change may be that of the next change as well.
+// Settled reports whether every change after now gives the file another Stamp. A Stamp taken
+// shortly after a change may remain the same after the next change.
 func (s Stamp) Settled(now time.Time) bool {
 	return s != Stamp{} && now.Sub(time.Unix(s.changed.Unix())) > settleTime
 }
@@ -51,5 +50,5 @@ func (s Stamp) Settled(now time.Time) bool {
 // Empty reports whether the file has no content.
 func (s Stamp) Empty() bool { return s.size == 0 }
 
-// SameFile reports whether both are Stamps of one inode, also with different contents.
+// SameFile reports whether both Stamps have the same inode; the contents may differ.
 func (s Stamp) SameFile(other Stamp) bool { return s.device == other.device && s.inode == other.inode }

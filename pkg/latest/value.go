@@ -39,7 +39,7 @@ func (v *Value[T]) Load() T {
 	return v.value
 }
 
-// Get returns the value and a channel that is closed when it is replaced.
+// Get returns the value and a channel that is closed when the value is replaced.
 func (v *Value[T]) Get() (T, <-chan struct{}) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

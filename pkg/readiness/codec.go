@@ -12,8 +12,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The fields of the messages that this package encodes and decodes itself: with one Go value for
-// each VIP, protobuf messages took half of the processor time of a decision about all VIPs.
+// Field numbers of the messages that this package encodes and decodes without package proto. With
+// one Go message for each VIP, proto took half of the CPU time of a decision about all VIPs.
 const (
 	fieldSnapshot = protowire.Number(5) // of WatchReadinessResponse
 	fieldDelta    = protowire.Number(6)
@@ -36,8 +36,8 @@ const (
 	fieldNanos   = protowire.Number(2)
 )
 
-// codec is gRPC's protobuf codec, extended by the Go types of this package for the messages of a
-// watch and of a report. The bytes on the wire are the same.
+// codec is gRPC's protobuf codec, extended by the Go types of this package for the messages of
+// watches and reports. The wire format is the same.
 type codec struct{ encoding.CodecV2 }
 
 // marshaler is a message of this package.
@@ -55,10 +55,11 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return c.CodecV2.Marshal(v)
 }
 
-// received is a message of a watch or a report as it was received. Its buffer is used again.
+// received is a received message of a watch or report in wire format. Its buffer is reused for the
+// next message.
 type received []byte
 
-// Unmarshal implements encoding.CodecV2. gRPC takes data back when it returns.
+// Unmarshal implements encoding.CodecV2. It copies data, which gRPC reuses afterwards.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	r, ok := v.(*received)
 	if !ok {
@@ -71,16 +72,16 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return nil
 }
 
-// watchMessage is a message of a watch that is sent. It can be marshaled once.
+// watchMessage is an outgoing message of a watch. It can be marshaled once.
 type watchMessage struct {
 	header *response // without a snapshot or delta
 	// kind is kindSnapshot or kindDelta if event holds one, encoded.
 	kind  kind
-	event *[]byte // of gRPC's pool
+	event *[]byte // from gRPC's buffer pool
 }
 
-// marshal returns the message in wire format. gRPC returns the event's buffer to the pool once it
-// was written.
+// marshal returns the message in wire format. gRPC returns the event's buffer to the pool after
+// writing it.
 func (m *watchMessage) marshal() (mem.BufferSlice, error) {
 	header, err := proto.Marshal(m.header)
 	if err != nil || m.event == nil {
@@ -96,14 +97,14 @@ func (m *watchMessage) marshal() (mem.BufferSlice, error) {
 }
 
 const (
-	// partBytes bounds the VIPs of a sent part: a buffer of gRPC's pool. The next size is 1 MiB (grpc
-	// 1.85): 8 MiB for a frontend with 10 000 VIPs.
+	// partBytes bounds the encoded VIPs of a part. It is a size class of gRPC's buffer pool. The next
+	// class is 1 MiB (grpc 1.85) and would cost 8 MiB for a frontend with 10 000 VIPs.
 	partBytes = 32 << 10
-	// vipBytes bounds an encoded VIP without its detail, flagBytes what follows the VIPs of a part.
+	// vipBytes bounds an encoded VIP without its detail, flagBytes the fields after the VIPs.
 	vipBytes, flagBytes = 128, 4
 )
 
-// encodeEvent encodes a snapshot or delta with the first of the entries, and returns the others.
+// encodeEvent encodes one part of a snapshot or delta and returns the remaining entries.
 func encodeEvent(k kind, synced bool, entries []entry, now time.Time) (event *[]byte, rest []entry) {
 	size, count := flagBytes, 0
 	for i := 0; i < len(entries) && count < vipsPerPart && size < partBytes; i++ {
@@ -147,7 +148,7 @@ func (e entry) maxBytes() int {
 	return vipBytes + len(e.Detail)
 }
 
-// appendVIP appends the fields of the VipReadiness message that Proto returns.
+// appendVIP appends the fields of a VipReadiness message. They must match VIPReadiness.Proto.
 func appendVIP(b []byte, r *VIPReadiness, now time.Time) []byte {
 	var text [64]byte
 	b = appendBytes(b, fieldVIP, r.VIP.Append(text[:0]))
@@ -168,7 +169,7 @@ func appendVIP(b []byte, r *VIPReadiness, now time.Time) []byte {
 	return b
 }
 
-// appendUint appends a scalar field, unless it has its default value.
+// appendUint appends a scalar field, unless it is zero.
 func appendUint(b []byte, field protowire.Number, x uint64) []byte {
 	switch {
 	case x == 0:

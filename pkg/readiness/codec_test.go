@@ -60,7 +60,7 @@ func drawReadiness(r *rapid.T, v vip.VIP) VIPReadiness {
 	return x
 }
 
-// TestEncodingMatchesProtobuf compares what is sent and received with the protobuf library.
+// TestEncodingMatchesProtobuf compares the encoder and decoder with the protobuf library.
 func TestEncodingMatchesProtobuf(t *testing.T) {
 	names := []string{"20.0.0.1/32", "20.0.0.0/8", "2000::1/128", "2000:aaaa:bbbb:cccc:dddd:eeee:ffff:1111/128"}
 	rapid.Check(t, func(r *rapid.T) {
@@ -200,8 +200,8 @@ func TestDecoderRejectsMalformedParts(t *testing.T) {
 	}
 }
 
-// TestKnownVIPsAllocateNothing asserts that a part costs the slice of its VIPs and the header, not
-// an allocation for each VIP.
+// TestKnownVIPsAllocateNothing asserts that a part allocates the slice of its VIPs and the header,
+// but nothing per VIP.
 func TestKnownVIPsAllocateNothing(t *testing.T) {
 	allocations := func(n int) float64 {
 		var d decoder
@@ -243,7 +243,7 @@ func TestKnownVIPsAllocateNothing(t *testing.T) {
 	}
 }
 
-// TestSendingAllocatesNoVIPs asserts that encoding a part allocates nothing for each VIP.
+// TestSendingAllocatesNoVIPs asserts that encoding a part allocates nothing per VIP.
 func TestSendingAllocatesNoVIPs(t *testing.T) {
 	table := NewTable(TableOptions{})
 	table.Commit(Decision{Changed: numberedReady(vipsPerPart), Synced: true})
@@ -258,7 +258,7 @@ func TestSendingAllocatesNoVIPs(t *testing.T) {
 	}
 }
 
-// TestReportsMatchProtobuf compares a report that is sent and received with the protobuf library.
+// TestReportsMatchProtobuf compares encoded and decoded reports with the protobuf library.
 func TestReportsMatchProtobuf(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		want := ReportDelta{Applied: Position{"i", rapid.Uint64().Draw(r, "revision")}}
@@ -300,7 +300,7 @@ func TestReportsMatchProtobuf(t *testing.T) {
 	})
 }
 
-// FuzzReport decodes arbitrary bytes: what is accepted, the protobuf library accepts, too.
+// FuzzReport decodes arbitrary bytes: the protobuf library must accept every accepted message.
 func FuzzReport(f *testing.F) {
 	for _, m := range []*readinessv1.ReportAdvertisementRequest{reportOf("w", v1, announced), {}} {
 		b, err := proto.Marshal(m)

@@ -16,7 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
-// Deadlines of a connection: for connect and TLS handshake, for the first message, and for the load
+// Timeouts of a connection: for connect and TLS handshake, for the first message, and for the load
 // balancer to read the last report when the watcher stops.
 const (
 	defaultHandshakeWithin    = 5 * time.Second
@@ -24,23 +24,23 @@ const (
 	lastReportWithin          = 500 * time.Millisecond
 )
 
-// watchConn is one connection to the load balancer with one watch, and with a report stream while
-// the reconnector selects it.
+// watchConn is one connection to the load balancer with one watch. It has a report stream while the
+// reconnector selects it.
 type watchConn struct {
 	w          *Watcher
-	generation uint64   // of the frontend's SVID when the attempt started
+	generation uint64   // of the frontend's SVID at the start of the attempt
 	socket     socketID // the socket file before the attempt
 	state      streamState
 	cancel     context.CancelCauseFunc
 
 	received chan struct{} // closed at the first message
 	synced   chan struct{} // closed at the first synced snapshot
-	done     chan struct{} // closed when all goroutines have ended; err is set then
-	err      error         // why it ended, for operators
+	done     chan struct{} // closed when all goroutines have ended and err is set
+	err      error         // explained reason of the end
 
 	reporter chan *reporter // receives the permission to report, once
 	retiring context.Context
-	retire   context.CancelFunc // ends retiring: report what is pending and end the report
+	retire   context.CancelFunc // cancels retiring: flush pending reports and end the report
 	retired  chan struct{}      // closed when the report has ended
 
 	mu            sync.Mutex
@@ -50,7 +50,7 @@ type watchConn struct {
 	expiry        time.Time
 }
 
-// open starts a connection. It ends with ctx.
+// open starts a connection, which ends with ctx.
 func (w *Watcher) open(ctx context.Context, generation uint64) *watchConn {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c := &watchConn{
@@ -77,7 +77,7 @@ func (c *watchConn) close(cause error) {
 	<-c.done
 }
 
-// expires returns the end of the connection's lifetime; zero when it is unlimited.
+// expires returns the end of the connection's lifetime; zero if it is unlimited.
 func (c *watchConn) expires() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -103,6 +103,7 @@ func (c *watchConn) run(ctx context.Context) error {
 	var decoder decoder
 	var data received
 	var reports sync.WaitGroup
+	// Deferred calls run in reverse order: cancel ends the report goroutine before Wait.
 	defer reports.Wait()
 	defer c.cancel(nil)
 	for {
@@ -136,17 +137,17 @@ func (c *watchConn) run(ctx context.Context) error {
 // dialFunc connects to the socket.
 type dialFunc = func(ctx context.Context, path string) (net.Conn, error)
 
-// client returns a connection to the load balancer that connects with its first call. It sends no
-// keepalive and, its windows being fixed, no other ping: Meridio's load balancer closes connections
-// that ping more often than every 30 s.
+// client returns a gRPC client that connects on its first call. It sends neither keepalive pings
+// nor, because its flow control windows are fixed, BDP pings: Meridio's load balancer closes
+// connections that send pings more often than every 30 s.
 func (w *Watcher) client(creds credentials.TransportCredentials, dial dialFunc) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+w.path,
 		grpc.WithTransportCredentials(creds),
 		grpc.WithContextDialer(dial),
 		grpc.WithAuthority("localhost"),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			// Not awaited, the connection is closed at its first failure; but gRPC waits as long for a
-			// handshake.
+			// The connection is closed at its first failure, so no attempt waits for the back-off. But
+			// gRPC's handshake timeout is the longer of back-off and MinConnectTimeout.
 			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 1, MaxDelay: minBackoff},
 			MinConnectTimeout: w.handshakeWithin,
 		}),
@@ -167,9 +168,9 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// dial connects to the socket and keeps the error, which gRPC returns only as text. It refuses to
-// connect again: what the server has answered, such as Unimplemented, is valid for one connection,
-// since another process may listen later.
+// dial connects to the socket and records the error, which gRPC returns only as text. It refuses
+// to reconnect after a handshake: another process may listen on the socket by then, and a response
+// such as Unimplemented applies only to the process that sent it.
 func (c *watchConn) dial(ctx context.Context, path string) (net.Conn, error) {
 	c.mu.Lock()
 	shaken := c.handshakeDone
@@ -237,22 +238,22 @@ func (c *watchConn) runReports(ctx context.Context, client readinessv1.Readiness
 	}
 }
 
-// sendReports runs one report stream: the full report, then changes. It returns nil when the report
-// of this connection is complete.
+// sendReports runs one report stream: the full report, then changes. It returns nil when this
+// connection has no more to report.
 func (c *watchConn) sendReports(ctx context.Context, client readinessv1.ReadinessServiceClient, watchID string,
 	r *reporter,
 ) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var stream grpc.ClientStreamingClient[readinessv1.ReportAdvertisementRequest, readinessv1.ReportAdvertisementResponse]
-	ended := make(chan error, 1) // status of the stream from the load balancer
+	ended := make(chan error, 1) // final status of the stream
 	var receiver sync.WaitGroup
 	defer receiver.Wait()
 	defer cancel()
 	for {
 		p, ok, replaced := c.w.queue.take(r)
 		if replaced {
-			// Another connection reports. This stream stays open until its connection is closed;
-			// otherwise the load balancer would see no reporter for a moment.
+			// Another connection reports now. Keep this stream open until its connection is closed, so
+			// that the load balancer always sees a reporter.
 			<-ctx.Done()
 			return nil
 		}
@@ -265,7 +266,7 @@ func (c *watchConn) sendReports(ctx context.Context, client readinessv1.Readines
 		}
 		if ok {
 			for m := range p.messages(watchID) {
-				if stream.SendMsg(m) != nil { // the error is that of RecvMsg
+				if stream.SendMsg(m) != nil { // RecvMsg returns the cause
 					return cmp.Or(<-ended, errReportEnded)
 				}
 			}
@@ -280,7 +281,7 @@ func (c *watchConn) sendReports(ctx context.Context, client readinessv1.Readines
 			if stream == nil || ctx.Err() != nil {
 				return ctx.Err()
 			}
-			// The response confirms that the load balancer has read everything.
+			// The response confirms that the load balancer has read all reports.
 			if err := stream.CloseSend(); err != nil {
 				return err
 			}

@@ -13,48 +13,48 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// decoder decodes the messages of one watch, assembles parts and rejects violations of the
-// protocol. Its memory is bounded by MaxVIPs. All work on a part is done when it arrives: the last
-// one only hands over what was staged.
+// decoder decodes the messages of one watch, assembles parts and rejects protocol violations. Its
+// memory is bounded by MaxVIPs. Each part is decoded on arrival; the last part only hands over the
+// staged state.
 type decoder struct {
 	watchID  string // empty before the first message
 	position Position
 	synced   bool
 	names    nameTable
-	// header is the message that is decoded, without a snapshot or delta.
+	// header is the current message without its snapshot or delta.
 	header response
-	// The newest values of fields that many VIPs of a message share.
+	// Caches of the last decoded values, which many VIPs of a message share.
 	sharedDetail detail
 	sharedSince  since
-	// staged is the state whose parts are being received, and its revision; its kind is kindNone
-	// when there are none.
+	// staged is the incomplete state whose parts are being received, stagedAt its revision. Its kind
+	// is kindNone between states.
 	staged   event
 	stagedAt uint64
-	known    int // names when the first part arrived
+	known    int // size of names when the first part arrived
 }
 
 // event is a decoded message.
 type event struct {
-	kind  kind // kindNone: a part that is not the last
+	kind  kind // kindNone for a part that does not complete a state
 	lease time.Duration
 	// position is the position of the newest complete state.
 	position Position
 	synced   bool
 
-	// Only in the first message of a watch.
+	// Set only in the first message of a watch.
 	first      bool
 	watchID    string
 	staleGrace time.Duration
 
-	// Only in a synced snapshot or a delta of a synced watch. The receiver owns them.
+	// Set only in a synced snapshot or a delta of a synced watch. The receiver owns them.
 	changed []VIPReadiness
 	removed []vip.VIP
 
 	drainEnd time.Time // kindGoingAway
 }
 
-// decode decodes a message in wire format that was received at the given time. It keeps no
-// reference to data.
+// decode decodes a message in wire format that was received at the given time. It does not retain
+// data.
 func (d *decoder) decode(data []byte, at time.Time) (event, error) {
 	e := event{}
 	k, content, err := d.split(data)
@@ -103,7 +103,7 @@ func (d *decoder) decode(data []byte, at time.Time) (event, error) {
 	return e, err
 }
 
-// split decodes a message into header, except for a snapshot or delta, which it returns encoded.
+// split decodes a message into header. It returns a snapshot or delta undecoded.
 func (d *decoder) split(data []byte) (k kind, content []byte, err error) {
 	proto.Reset(&d.header)
 	for len(data) > 0 {
@@ -115,7 +115,7 @@ func (d *decoder) split(data []byte) (k kind, content []byte, err error) {
 		case size < 0:
 			return k, nil, protowire.ParseError(size)
 		case wireType != protowire.BytesType || (field != fieldSnapshot && field != fieldDelta):
-			// A message is the concatenation of its fields.
+			// A single encoded field is a valid message, so fields can be merged one by one.
 			if err = mergeFields.Unmarshal(data[:tagSize+size], &d.header); err != nil {
 				return k, nil, err
 			}
@@ -163,7 +163,7 @@ func (d *decoder) checkPosition(p *readinessv1.Position) error {
 	return nil
 }
 
-// decodeFirst decodes the fields that only the first message has.
+// decodeFirst decodes the additional fields of the first message.
 func (d *decoder) decodeFirst(m *response, k kind, e *event) (err error) {
 	if k != kindSnapshot {
 		return errors.New("the first message is not a snapshot")
@@ -188,7 +188,7 @@ func (d *decoder) checkSameRevision(revision uint64) error {
 	return nil
 }
 
-// stage adds a part to the staged state, or starts one.
+// stage adds a part to the staged state. The first part starts a new state.
 func (d *decoder) stage(k kind, revision uint64, content []byte, at time.Time) (synced, last bool, err error) {
 	if d.staged.kind == kindNone {
 		d.stagedAt, d.known = revision, d.names.size()
@@ -202,7 +202,7 @@ func (d *decoder) stage(k kind, revision uint64, content []byte, at time.Time) (
 		case err != nil:
 		case f.is(fieldChanged, protowire.BytesType):
 			if staged := d.staged.changed; len(staged) == cap(staged) {
-				// The others of the part are about as long.
+				// Estimate the number of remaining VIPs from the length of this one.
 				more := 1 + len(content)/max(len(f.bytes), leastVIPBytes)
 				d.staged.changed = growStaged(staged, more, d.known)
 			}
@@ -224,11 +224,12 @@ func (d *decoder) stage(k kind, revision uint64, content []byte, at time.Time) (
 	return synced, last, nil
 }
 
-// leastVIPBytes is the least size of an encoded VIP with a state.
+// leastVIPBytes is the minimum size of an encoded VIP with a state.
 const leastVIPBytes = 16
 
-// growStaged returns staged with room for more VIPs. It grows in few steps, the last of which is
-// the number of VIPs that the watch knew before: a decision about all of them is common.
+// growStaged returns staged with capacity for more VIPs. It grows in few steps, the last of which
+// is the number of VIPs that the watch has named before, because decisions about all VIPs are
+// common.
 func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
 	need := len(staged) + more // an estimate
 	size := max(need, min(4*cap(staged), MaxVIPs))
@@ -238,10 +239,10 @@ func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
 	return append(make([]VIPReadiness, 0, size), staged...)
 }
 
-// complete moves the staged state to e. Data of a load balancer that is not synced are discarded.
+// complete moves the staged state to e. It discards the VIPs of an unsynced load balancer.
 func (d *decoder) complete(e *event) error {
 	if d.names.live > MaxVIPs {
-		// The stream ends, and the next one starts with a snapshot.
+		// The error ends the stream. The next stream starts with a snapshot.
 		return fmt.Errorf("the load balancer sent more than %d VIPs", MaxVIPs)
 	}
 	d.names.compact()

@@ -255,7 +255,7 @@ func TestDecoderAcceptsUnknownReason(t *testing.T) {
 }
 
 // FuzzDecoder decodes two messages of arbitrary bytes after a valid one: it must not panic, the
-// position must not go back, and the protobuf library accepts what is accepted.
+// position must not go back, and the protobuf library must accept every accepted message.
 func FuzzDecoder(f *testing.F) {
 	for _, m := range []*response{
 		message(5, snapshotOf(true, "20.0.0.1/32")), message(6, deltaOf(false, "20.0.0.1/32"), removing("2000::1/128")),
@@ -347,7 +347,7 @@ func TestDecoderKeepsOrder(t *testing.T) {
 	}
 }
 
-// TestSnapshotGrowsInFewSteps receives 10 000 VIPs in parts. Each growth copies what was received.
+// TestSnapshotGrowsInFewSteps receives 10 000 VIPs in parts. Each growth copies the staged VIPs.
 func TestSnapshotGrowsInFewSteps(t *testing.T) {
 	const parts, each = 40, 250
 	var d decoder

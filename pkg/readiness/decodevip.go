@@ -28,8 +28,8 @@ func (f *field) is(number protowire.Number, wireType protowire.Type) bool {
 	return f.number == number && f.wireType == wireType
 }
 
-// consume decodes the first field of a message, which is not empty, and returns the rest. Tags,
-// lengths and values below 128 are one byte.
+// consume decodes the first field of a non-empty message and returns the rest. It has a fast path
+// for tags, lengths and values below 128, which are one byte long.
 func (f *field) consume(message []byte) (rest []byte, err error) {
 	n := 1
 	if tag := message[0]; tag < 0x80 && tag > 7 {
@@ -58,12 +58,12 @@ func (f *field) consume(message []byte) (rest []byte, err error) {
 	return rest[n:], nil
 }
 
-// detail is a detail as it was received, and as it is delivered.
+// detail is a detail as received, and after cleanDetail.
 type detail struct{ received, clean string }
 
 var errNotUTF8 = errors.New("a detail is not valid UTF-8")
 
-// set makes d the detail with the given bytes.
+// set sets d to the given text, unless it is unchanged.
 func (d *detail) set(text []byte) error {
 	if string(text) == d.received {
 		return nil
@@ -76,13 +76,13 @@ func (d *detail) set(text []byte) error {
 	return nil
 }
 
-// since is a Timestamp in wire format and its time; zero: invalid.
+// since is a Timestamp in wire format and its time, which is zero for an invalid Timestamp.
 type since struct {
 	encoded []byte
 	time    time.Time
 }
 
-// set makes s the time of a Timestamp.
+// set sets s to the given Timestamp, unless it is unchanged.
 func (s *since) set(encoded []byte) error {
 	if len(encoded) > 0 && bytes.Equal(encoded, s.encoded) {
 		return nil
@@ -115,7 +115,7 @@ func consumeTime(message []byte) (seconds int64, nanos int32, err error) {
 	return seconds, nanos, nil
 }
 
-// vipReadiness decodes the readiness of a VIP into r. The drain time counts from at, the receipt.
+// vipReadiness decodes the readiness of a VIP into r. The drain time counts from the receipt.
 func (d *decoder) vipReadiness(r *VIPReadiness, message []byte, at time.Time) (err error) {
 	var f field
 	var name []byte

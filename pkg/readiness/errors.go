@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	// Causes for which the watcher itself ends a connection.
+	// Causes of connections that the watcher closes.
 	errNoFirstMessage = errors.New("no first message")
 	errMoved          = errors.New("moved to another connection")
 	errStopped        = errors.New("the watcher stops")
@@ -25,8 +25,8 @@ var (
 	errProtocol    = errors.New("readiness protocol violation by the load balancer")
 )
 
-// explain returns the error that ended a connection, with its meaning for an operator and the place
-// to check. cause is the reason of the watcher to end it, if it did.
+// explain adds the meaning of an error that ended a connection, and the place to check, for an
+// operator. cause is set if the watcher closed the connection.
 func (c *watchConn) explain(err, cause error) error {
 	c.mu.Lock()
 	dial, handshake, shaken := c.dialErr, c.handshakeErr, c.handshakeDone
@@ -111,8 +111,8 @@ func explainHandshake(socket string, err error) error {
 }
 
 // explainDenial explains a connection that ended before the first message. In TLS 1.3 the client's
-// handshake finishes before the server has verified the client's certificate: a denial appears only
-// as the end of the connection.
+// handshake finishes before the server has verified the client's certificate, so the client sees a
+// denial only as the end of the connection.
 func explainDenial(socket, message string, err error) error {
 	switch {
 	case strings.Contains(message, "expired certificate"):
@@ -120,7 +120,7 @@ func explainDenial(socket, message string, err error) error {
 			"Identity health and both clocks: %w", socket, err)
 	case strings.Contains(message, "deadline exceeded"), strings.Contains(message, "i/o timeout"),
 		strings.Contains(message, "use of closed"):
-		// gRPC closes the connection at its deadline and reports the closed connection.
+		// At the deadline gRPC closes the connection and reports the closed connection instead.
 		return fmt.Errorf("the load balancer on %s accepted the connection but does not answer: it hangs or is stopped: %w",
 			socket, err)
 	case isConnectionEnd(message), strings.Contains(message, "tls: "):
@@ -131,7 +131,7 @@ func explainDenial(socket, message string, err error) error {
 	return fmt.Errorf("the load balancer on %s ended the stream before its first message: %w", socket, err)
 }
 
-// isConnectionEnd reports whether an error text is the end of a connection without a reason.
+// isConnectionEnd reports whether an error text describes the end of a connection without a reason.
 func isConnectionEnd(message string) bool {
 	ends := []string{"EOF", "connection reset", "broken pipe", "use of closed network connection", "closed connection"}
 	return slices.ContainsFunc(ends, func(end string) bool { return strings.Contains(message, end) })

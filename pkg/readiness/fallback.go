@@ -18,24 +18,24 @@ import (
 // Service is the name of the gRPC service of this package.
 var Service = readinessv1.ReadinessService_ServiceDesc.ServiceName
 
-// Fallback reads the readiness from a load balancer that answers Unimplemented to WatchReadiness.
+// Fallback reads the readiness from a load balancer that responds Unimplemented to WatchReadiness.
 type Fallback interface {
-	// Service is the name of the gRPC service that it reads.
+	// Service returns the name of the gRPC service that the Fallback uses.
 	Service() string
-	// Watch publishes the state of the load balancer behind first until ctx ends or the load balancer
-	// is lost, and returns the cause. second is another connection to the same socket file with the
-	// same credentials, which connects again on demand. publish does not block, and returns an error
-	// when the watch must end.
+	// Watch publishes the state of the load balancer on the connection first until ctx ends or the
+	// load balancer is lost, and returns the cause. second is another connection to the same socket
+	// file with the same credentials, which reconnects on demand. publish does not block; if it
+	// returns an error, Watch must return.
 	Watch(ctx context.Context, first, second grpc.ClientConnInterface, publish func(FallbackState) error) error
 }
 
-// FallbackState is what a Fallback has received.
+// FallbackState is a state that a Fallback received.
 type FallbackState struct {
-	// VIPs is the whole state, each VIP once; nil: it did not change. The receiver owns it.
+	// VIPs is the complete state without duplicates; nil if it is unchanged. The receiver owns it.
 	VIPs []VIPReadiness
-	// At is the receipt.
+	// At is the time of receipt.
 	At time.Time
-	// LeaseEnd is how long the state is valid; an end before that of an earlier state changes nothing.
+	// LeaseEnd is the end of the validity of the state. It never shortens an earlier lease.
 	LeaseEnd time.Time
 }
 
@@ -49,7 +49,7 @@ func (c *watchConn) runFallback(ctx context.Context, conn *grpc.ClientConn, sile
 	reports *sync.WaitGroup,
 ) error {
 	second, err := c.w.client(c.w.opts.Credentials, func(ctx context.Context, path string) (net.Conn, error) {
-		// Another process answers for itself, not for this load balancer.
+		// The responses of a process on a replaced socket would not be about this load balancer.
 		if id, _ := statSocket(path); id != c.socket {
 			return nil, errReplaced
 		}
@@ -64,8 +64,8 @@ func (c *watchConn) runFallback(ctx context.Context, conn *grpc.ClientConn, sile
 	c.state.service = fallback.Service()
 	e := event{
 		kind: kindSnapshot, first: true, synced: true,
-		// The same on every connection to one socket file, so that a move to a second connection is no
-		// new instance. A load balancer that was restarted has created another socket file.
+		// The instance ID identifies the socket file: a move to a second connection keeps the instance,
+		// and a restarted load balancer, which creates another socket file, is a new one.
 		position: Position{InstanceID: fmt.Sprintf("%x-%x-%x", c.socket.device, c.socket.inode, c.socket.changed.Nano())},
 	}
 	return fallback.Watch(ctx, conn, second, func(s FallbackState) error {
@@ -91,8 +91,8 @@ func (c *watchConn) runFallback(ctx context.Context, conn *grpc.ClientConn, sile
 	})
 }
 
-// dropReports takes the reports of this connection, which the load balancer cannot receive, until
-// ctx ends: nothing waits for them.
+// dropReports discards the reports of this connection until ctx ends. The load balancer cannot
+// receive them, and Reported must not wait for them.
 func (c *watchConn) dropReports(ctx context.Context) {
 	defer close(c.retired)
 	var r *reporter

@@ -38,7 +38,7 @@ var (
 	unknownID  = spiffeid.RequireFromString("spiffe://example.org/stranger")
 )
 
-// fakeCredentials have no cryptography: the client sends its ID, and the server accepts it.
+// fakeCredentials use no cryptography: the client sends its ID, and the server accepts it.
 type fakeCredentials struct {
 	credentials.TransportCredentials // for unused methods
 
@@ -167,7 +167,7 @@ func serveGRPC(t testing.TB, path string, impl readinessv1.ReadinessServiceServe
 	return s
 }
 
-// kill closes all connections at once, as the end of the process does.
+// kill closes all connections abruptly, as the end of the process does.
 func (b *testLB) kill() {
 	if b.grpc == nil {
 		return
@@ -204,7 +204,7 @@ type view struct {
 	vips map[vip.VIP]VIPReadiness
 }
 
-// apply applies an update as a consumer must.
+// apply applies an update in the way that the documentation of Update requires.
 func (v *view) apply(u Update) {
 	v.Update = u
 	if u.Complete || v.vips == nil {

@@ -14,7 +14,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// gateFixture is a gate behind a watcher; its VIPs only lack the readiness of the load balancer.
+// gateFixture is a gate that consumes a watcher's updates. All conditions of its VIPs are met
+// except the readiness of the load balancer.
 type gateFixture struct {
 	*gate.Gate
 	view
@@ -43,7 +44,7 @@ func (g *gateFixture) update(now time.Time, u Update) {
 	g.UpdateLB(now, h)
 }
 
-// evaluate evaluates with gateways that are up and returns the changes.
+// evaluate evaluates the gate with all gateways up and returns the changes.
 func (g *gateFixture) evaluate(now time.Time) []gate.Change {
 	g.Announcer(gate.Announcer{Up: true})
 	g.Gateways(gate.Gateways{At: now, Up: [...]bool{true, true}})
@@ -164,8 +165,8 @@ func (b *book) accepts(m *response) bool {
 	return true
 }
 
-// hostileLB is a load balancer that a string of bytes drives: several streams, each with valid and
-// invalid messages.
+// hostileLB is a load balancer that executes a byte string as a script: several streams, each with
+// valid and invalid messages.
 type hostileLB struct {
 	program  []byte
 	now      time.Time
@@ -438,8 +439,8 @@ func (x *hostileLB) evaluate(t *testing.T) {
 	}
 }
 
-// FuzzWatcher feeds a watcher's merger, with a gate behind it, from a load balancer that a string
-// of bytes drives.
+// FuzzWatcher feeds a watcher's merger and its gate with the messages of a load balancer that
+// executes a byte string as a script.
 func FuzzWatcher(f *testing.F) {
 	const advance, open, end, take, say = 0, 1, 2, 3, 4
 	f.Add([]byte{say, 0, 0, 1, 2, 0, 1, take, say, 0, 4, 0, take, advance, 60, take})

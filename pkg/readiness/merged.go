@@ -2,8 +2,8 @@ package readiness
 
 import "github.com/vipgate/vipgate/pkg/vip"
 
-// mergedChanges are the changes of several events, newest wins. It exists only while its consumer
-// is slower than the events: one event alone is handed over as it is.
+// mergedChanges merges the changes of several events; the newest wins. It is used only if a second
+// event arrives before the consumer has taken the first. A single event is passed on unmerged.
 type mergedChanges struct {
 	index map[vip.VIP]int
 	// changed holds each VIP once, at its index. A removed VIP keeps its place, without a state.
@@ -11,7 +11,7 @@ type mergedChanges struct {
 	removed []bool // by the index of changed
 }
 
-// newMergedChanges returns the changes of the first event, which it owns from then on.
+// newMergedChanges returns the changes of the first event. It takes ownership of changed.
 func newMergedChanges(changed []VIPReadiness, removed []vip.VIP) *mergedChanges {
 	c := &mergedChanges{
 		index: make(map[vip.VIP]int, len(changed)+len(removed)), changed: changed,
@@ -43,7 +43,8 @@ func (c *mergedChanges) set(r *VIPReadiness, removed bool) {
 	c.changed, c.removed = append(c.changed, *r), append(c.removed, removed)
 }
 
-// split returns the changed and the removed VIPs in the order of arrival. It ends the use of c.
+// split returns the changed and the removed VIPs in the order of arrival. c must not be used
+// afterwards.
 func (c *mergedChanges) split() (changed []VIPReadiness, removed []vip.VIP) {
 	changed = c.changed[:0]
 	for i := range c.changed {

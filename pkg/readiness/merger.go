@@ -15,59 +15,60 @@ import (
 // Update holds the merged messages since the last Take (newest wins) and the current state of the
 // streams.
 type Update struct {
-	// Position is the position of the returned state, of the newest instance of the load balancer
-	// that was synced; zero before the first.
+	// Position is the position of the returned state. Its instance is the newest synced instance of
+	// the load balancer. It is zero before the first synced state.
 	Position Position
 	// Service is the name of the gRPC service that supplied the state; empty before the first.
 	Service string
-	// Complete reports whether Changed is a whole state: a VIP that is absent from it is not ready.
-	// Otherwise Changed and Removed are changes to the previous state.
+	// Complete reports whether Changed is a complete state: a VIP that is absent from it is not
+	// ready. Otherwise Changed and Removed are changes to the previous state.
 	Complete bool
-	// Changed and Removed name no VIP twice and keep the order of arrival. The caller owns them.
+	// Changed and Removed contain no duplicates and keep the order of arrival. The caller owns them.
 	Changed []VIPReadiness
 	Removed []vip.VIP
-	// ReceivedAt is the receipt of the oldest merged message that changed anything; zero: none did.
+	// ReceivedAt is the receipt of the oldest merged message with a change; zero without a change.
 	ReceivedAt time.Time
 
-	// Open reports whether a stream is open on which a message arrived, synced or not.
+	// Open reports whether an open stream has received a message, synced or not.
 	Open bool
 	// Synced reports whether a synced stream of the instance in Position is open: the state is
 	// valid until LeaseEnd, the latest receipt plus lease over those streams.
 	Synced   bool
 	LeaseEnd time.Time
-	// LastMessage is the receipt of the newest message on those streams, EndedAt when the last of them
-	// ended; zero while Synced.
+	// LastMessage is the receipt of the newest message on those streams. EndedAt is the end of the
+	// last of them; zero while Synced.
 	LastMessage, EndedAt time.Time
-	// StaleGrace is how long the data plane of that instance forwards without its process.
+	// StaleGrace is the time for which the data plane of that instance forwards without its process.
 	StaleGrace time.Duration
 	// GoingAway reports whether that instance is stopping; it forwards until DrainEnd.
 	GoingAway bool
 	DrainEnd  time.Time
 
-	// Err is why no stream is open; nil while one is, and before the first attempt has failed.
+	// Err is the reason why no stream is open; nil while a stream is open, and before the first
+	// attempt has failed.
 	Err error
 }
 
 // updateMerger merges the events of all streams into one Update. Its methods do not block.
 type updateMerger struct {
-	changed chan struct{} // holds one token: Take has a change
+	changed chan struct{} // holds a token: Take may return changes
 	consume func() bool   // see WatcherOptions.Consume
 
 	mu      sync.Mutex
 	streams uint64 // streams on which a message arrived
 	open    map[*streamState]struct{}
 	pending Update // includes the current state of the streams
-	// merged replaces the changes of pending once a second event has changed any before Take.
+	// merged replaces the changes of pending if several events arrive before Take.
 	merged  *mergedChanges
-	renewed time.Time // receipt of the newest message of which the consumer was notified
-	// newest is the newest stream that supplied the state: a stream of another instance replaces
-	// the state only if it is newer.
+	renewed time.Time // receipt of the newest message that notified the consumer
+	// newest is the sequence number of the newest stream that supplied the state. A stream of another
+	// instance replaces the state only if it is newer.
 	newest uint64
 }
 
 // streamState is the state of one stream.
 type streamState struct {
-	seq        uint64 // order of the first messages; 0 before
+	seq        uint64 // sequence number, assigned by the first message
 	instance   string
 	service    string // of the load balancer
 	synced     bool   // a synced snapshot arrived
@@ -101,13 +102,14 @@ func (u *Update) Take() Update {
 	return taken
 }
 
-// merge applies an event of a stream, received at the given time. On an error the stream must end.
+// merge applies an event of a stream that was received at the given time. After an error the stream
+// must end.
 func (m *updateMerger) merge(s *streamState, e event, at time.Time) error {
 	notify, err := m.apply(s, e, at)
 	if err != nil || !notify {
 		return err
 	}
-	// A token is for earlier changes, which may be many.
+	// A pending token announces earlier changes, which may exceed MaxInline.
 	inline := e.kind == kindDelta && len(e.changed)+len(e.removed) <= MaxInline && len(m.changed) == 0
 	if !inline || m.consume == nil || !m.consume() {
 		latest.Wake(m.changed)
@@ -115,7 +117,7 @@ func (m *updateMerger) merge(s *streamState, e event, at time.Time) error {
 	return nil
 }
 
-// apply merges an event, and reports whether the consumer is to be notified.
+// apply merges an event and reports whether to notify the consumer.
 func (m *updateMerger) apply(s *streamState, e event, at time.Time) (notify bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -140,7 +142,7 @@ func (m *updateMerger) apply(s *streamState, e event, at time.Time) (notify bool
 	if s.synced && m.isCurrent(s) {
 		m.renew(s, e, at)
 	}
-	// A part that is not the last only renews the lease.
+	// A part that does not complete a state only renews the lease. Throttle these notifications.
 	if e.kind == kindNone && !e.first && at.Sub(m.renewed) < e.lease/partRenewals {
 		return false, nil
 	}
@@ -148,16 +150,16 @@ func (m *updateMerger) apply(s *streamState, e event, at time.Time) (notify bool
 	return true, nil
 }
 
-// partRenewals is how often per lease the consumer is notified of parts: of a decision about 10 000
-// VIPs, 50 arrive within milliseconds.
+// partRenewals limits the notifications for incomplete states per lease: a decision about 10 000
+// VIPs has 50 parts, which arrive within milliseconds.
 const partRenewals = 10
 
-// isCurrent reports whether the stream belongs to the instance of the merged state.
+// isCurrent reports whether the stream belongs to the current instance, which supplied the state.
 func (m *updateMerger) isCurrent(s *streamState) bool {
 	return s.instance == m.pending.Position.InstanceID
 }
 
-// renew extends the lease by a message of a synced stream of the current instance.
+// renew extends the lease for a message of a synced stream of the current instance.
 func (m *updateMerger) renew(s *streamState, e event, at time.Time) {
 	p := &m.pending
 	p.Synced, p.EndedAt, p.StaleGrace = true, time.Time{}, s.staleGrace
@@ -185,12 +187,12 @@ func (m *updateMerger) snapshot(s *streamState, e event, at time.Time) error {
 	p := &m.pending
 	if !m.isCurrent(s) {
 		if s.seq < m.newest {
-			return nil // of an instance that was replaced by a newer one
+			return nil // the instance was replaced by a newer one
 		}
 		*p = Update{Open: p.Open, Err: p.Err, ReceivedAt: p.ReceivedAt}
 	} else if p.Synced && e.position.Revision <= p.Position.Revision {
-		// Another stream has supplied a newer state. The next delta of this stream starts at a
-		// position that was applied, so it fits as soon as it is newer.
+		// Another stream of the instance has supplied this state or a newer one. Deltas of this stream
+		// continue from an applied position, so they apply as soon as they are newer.
 		s.synced, m.newest = true, max(m.newest, s.seq)
 		return nil
 	} else if e.position.Revision < p.Position.Revision {
@@ -204,8 +206,8 @@ func (m *updateMerger) snapshot(s *streamState, e event, at time.Time) error {
 	return nil
 }
 
-// delta applies a delta of the current instance. It starts at a position of its stream that was
-// applied or is older than an applied one: what it repeats is unchanged, and what it adds is newer.
+// delta applies a delta of the current instance. The delta starts at or before an applied position.
+// It may repeat applied changes, which has no effect, but it skips none.
 func (m *updateMerger) delta(e event, at time.Time) error {
 	p := &m.pending
 	if e.position.Revision <= p.Position.Revision {
@@ -229,7 +231,7 @@ func (m *updateMerger) delta(e event, at time.Time) error {
 	return nil
 }
 
-// goingAway reports whether the load balancer has announced its end on a stream.
+// goingAway reports whether the load balancer has sent GoingAway on a stream.
 func (m *updateMerger) goingAway(s *streamState) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

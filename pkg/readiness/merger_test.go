@@ -61,7 +61,7 @@ func keys(u Update) []vip.VIP {
 	return vs
 }
 
-// waiting returns the number of values that wait for Take.
+// waiting returns the number of values that are pending for Take.
 func (m *updateMerger) waiting() int {
 	n := len(m.pending.Changed) + len(m.pending.Removed)
 	if m.merged != nil {
@@ -126,21 +126,22 @@ func TestTwoStreamsOfOneInstance(t *testing.T) {
 	first, second := &mergerFixture{t: t, b: b}, &mergerFixture{t: t, b: b}
 	first.merge(t0, message(5, snapshotOf(true, v1, v2)))
 	b.take()
-	// The second stream is ahead: its snapshot wins, and the older delta of the first is ignored.
+	// The second stream is ahead: its snapshot wins, and the older delta of the first stream is
+	// ignored.
 	second.merge(t0.Add(1), message(7, snapshotOf(true, v2, v3)))
 	first.merge(t0.Add(2), message(6, deltaOf(true, v1)))
 	if u := b.take(); u.Position.Revision != 7 ||
 		names(u) != "complete=true changed=[20.0.0.2/32 20.0.0.3/32] removed=[]" {
 		t.Fatalf("after the newer snapshot: %s at %+v", names(u), u.Position)
 	}
-	// The first stream that has the next revision supplies it.
+	// The first stream that receives the next revision supplies it.
 	first.merge(t0.Add(3), message(8, deltaOf(true, v3), removing(v1, v2)))
 	second.merge(t0.Add(4), message(8, deltaOf(true), removing(v2)))
 	if u := b.take(); u.Position.Revision != 8 ||
 		names(u) != "complete=false changed=[20.0.0.3/32] removed=[20.0.0.1/32 20.0.0.2/32]" {
 		t.Fatalf("after revision 8: %s", names(u))
 	}
-	// The later lease end wins, also if the shorter lease arrived last.
+	// The later lease end wins, even if the shorter lease arrived last.
 	long := t0.Add(5 + time.Second)
 	first.merge(t0.Add(5), message(8, heartbeat))
 	second.merge(t0.Add(6), message(8, heartbeat, leaseOf(message(1).Lease),
@@ -350,8 +351,8 @@ func TestMergedChangesKeepOrder(t *testing.T) {
 	}
 }
 
-// TestHandOver asserts that what a revision leaves to do after its last part does not depend on the
-// number of its VIPs.
+// TestHandOver asserts that the work after the last part of a revision does not depend on its
+// number of VIPs.
 func TestHandOver(t *testing.T) {
 	for _, n := range []int{1, 10_000} {
 		b := newUpdateMerger()
@@ -429,7 +430,7 @@ func TestConsumedByReceiver(t *testing.T) {
 	}
 	t0 := time.Now()
 	f.merge(t0, message(1, snapshotOf(true, v1)))
-	// While a token is pending, the changes before it may be many.
+	// A pending token may announce more than MaxInline changes.
 	f.merge(t0, message(2, deltaOf(true, v2)))
 	if consumed != "" || !notified() {
 		t.Fatalf("a snapshot: consumed %s", consumed)

@@ -6,20 +6,20 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// nameTable holds the VIPs that a watch has named, by their canonical text. It finds the VIP of a
-// name, checks that a revision names each VIP once, and counts the VIPs of the watch's state: one
-// lookup for each name, and no allocation for a name that is known.
+// nameTable holds the VIPs that a watch has named, by their canonical text. It resolves names to
+// VIPs, checks that a revision names each VIP once, and counts the VIPs of the watch's state. Each
+// name costs one lookup and, if it is known, no allocation.
 type nameTable struct {
-	index map[string]int32 // of the canonical text, in names
+	index map[string]int32 // canonical text to index in names
 	names []name
-	// next follows the newest name that was found. A load balancer keeps an order, so that most
-	// names are found without a lookup.
+	// next is the index after the last name. A load balancer sends VIPs in the same order each time,
+	// so most names are at next and need no lookup.
 	next int
 
-	revision uint64 // that is staged
-	stage    uint64 // counts the revisions that were staged
-	snapshot uint64 // stage of the newest snapshot: earlier names are not in the state
-	staged   int    // VIPs that the current stage names
+	revision uint64 // staged revision
+	stage    uint64 // number of staged revisions
+	snapshot uint64 // stage of the newest snapshot: VIPs of earlier stages are not in the state
+	staged   int    // number of VIPs in the current stage
 	live     int    // VIPs in the state
 }
 
@@ -28,7 +28,7 @@ type name struct {
 	vip     vip.VIP
 	text    string // canonical
 	stage   uint64 // newest stage that names it
-	removed bool   // by that stage
+	removed bool   // that stage removed the VIP
 }
 
 // begin starts to stage a revision.
@@ -41,7 +41,8 @@ func (t *nameTable) begin(revision uint64, snapshot bool) {
 	}
 }
 
-// name returns the VIP of a text that the current stage names, at most once.
+// name returns the VIP of a text, and records that the current stage names it. A second time in one
+// stage is an error.
 func (t *nameTable) name(text []byte, removed bool) (vip.VIP, error) {
 	i := t.next
 	if i >= len(t.names) || t.names[i].text != string(text) {
@@ -74,8 +75,8 @@ func (t *nameTable) name(text []byte, removed bool) (vip.VIP, error) {
 	return n.vip, nil
 }
 
-// insert returns the index of a VIP that was not found by the text that names it: that text may
-// not be the canonical one.
+// insert returns the index of a VIP and adds the VIP if it is missing. The VIP may exist although
+// the lookup of its text failed, because a peer may send a text that is not canonical.
 func (t *nameTable) insert(v vip.VIP) int32 {
 	text := v.String()
 	if i, known := t.index[text]; known {
@@ -90,14 +91,15 @@ func (t *nameTable) insert(v vip.VIP) int32 {
 	return i
 }
 
-// isLive reports whether the VIP is in the state that began with a snapshot.
+// isLive reports whether the VIP is in the state that began with the given snapshot.
 func (n *name) isLive(snapshot uint64) bool { return n.stage >= snapshot && n.stage > 0 && !n.removed }
 
-// nameSlack is the number of names that the table may hold beyond twice the VIPs of the state.
+// nameSlack is the number of names that the table may hold in excess of twice the VIPs of the
+// state.
 const nameSlack = 1024
 
-// compact discards the names of VIPs that left the state once they are more than half of the table,
-// so that its size stays of the order of the state at a constant cost per name.
+// compact discards the names of removed VIPs once they exceed half of the table. The size of the
+// table stays proportional to the state, at an amortized constant cost per name.
 func (t *nameTable) compact() {
 	if len(t.names) <= 2*t.live+nameSlack {
 		return

@@ -51,7 +51,7 @@ func (l *pairLB) Accept() (net.Conn, error) {
 func (l *pairLB) Close() error   { l.once.Do(func() { close(l.closed) }); return nil }
 func (l *pairLB) Addr() net.Addr { return &net.UnixAddr{Name: "pair", Net: "unix"} }
 
-// loop runs f as the loop that evaluates readiness does: not while it hangs.
+// loop runs f in place of the loop that evaluates readiness, unless that loop hangs.
 func (l *pairLB) loop(f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,8 +61,8 @@ func (l *pairLB) loop(f func()) {
 	}
 }
 
-// pair is a watcher and a gate, the load balancers that they meet one after the other, and a model
-// of these.
+// pair holds a watcher, its gate, the load balancers to which the watcher connects in turn, and a
+// model of them.
 type pair struct {
 	lease, grace time.Duration
 	crowd        bool // many VIPs, so that snapshots are split
@@ -110,7 +110,7 @@ func (p *pair) dial(ctx context.Context, _ string) (net.Conn, error) {
 	}
 }
 
-// start starts a load balancer, which takes the socket and sends heartbeats.
+// start starts a load balancer, which replaces the socket and sends heartbeats.
 func (p *pair) start(synced bool, changed map[vip.VIP]vip.State) {
 	l := &pairLB{
 		incoming: make(chan net.Conn), closed: make(chan struct{}), number: len(p.lbs) + 1,
@@ -144,7 +144,7 @@ func (p *pair) start(synced bool, changed map[vip.VIP]vip.State) {
 	p.commit(l, synced, changed)
 }
 
-// commit commits a decision; removed VIPs have a state that does not exist.
+// commit commits a decision. An invalid state marks removed VIPs.
 func (p *pair) commit(l *pairLB, synced bool, changed map[vip.VIP]vip.State) {
 	l.loop(func() {
 		d := Decision{Synced: synced}
@@ -280,9 +280,9 @@ func (p *pair) judge(now time.Time, changes []gate.Change) string {
 	return ""
 }
 
-// vouched returns why a live state of lb should not be live. Its lease must not be longer than from
-// the last bytes that reached the watcher, nor than from its last commit or heartbeat plus the
-// longest delay of a message.
+// vouched returns the reason why a live state of lb should not be live. The lease must have started
+// no later than the arrival of the last bytes at the watcher, and no later than the last commit or
+// heartbeat plus the longest delay of a message.
 func (p *pair) vouched(now time.Time, lb *pairLB) string {
 	lb.mu.Lock()
 	defer lb.mu.Unlock()
@@ -333,7 +333,7 @@ func (p *pair) settle(r *rapid.T) {
 	r.Fatalf("the state of %s is live though all its connections have ended", lb.table.instance)
 }
 
-// heal ends all faults, but not their effects.
+// heal removes all faults, but not their effects.
 func (p *pair) heal() {
 	for _, l := range p.lbs {
 		if l != p.lb {
@@ -354,7 +354,7 @@ func (p *pair) heal() {
 	}
 }
 
-// converged checks that the gate and the report of it equal the table.
+// converged checks that the gate and its report equal the table.
 func (p *pair) converged(r *rapid.T, configured []vip.VIP) {
 	p.looking.Lock()
 	defer p.looking.Unlock()
@@ -572,9 +572,9 @@ func checkPair(r *rapid.T) (lives int) {
 }
 
 // TestGateNeverOutlivesLease is a model test of the real table, server, watcher and gate on a fake
-// clock. Whatever is dropped, delayed, cut off, merged or restarted in between, the gate's state is
-// at each evaluation a complete state of some table, is live only under a lease, and in the end
-// equals the table.
+// clock. Data is dropped, delayed, truncated and merged, and processes restart. At each evaluation
+// the gate's state must be a complete state of some table and live only under a lease; in the end
+// it must equal the table.
 func TestGateNeverOutlivesLease(t *testing.T) {
 	lives, runs := 0, 0
 	synctest.Test(t, func(t *testing.T) {

@@ -13,19 +13,19 @@ import (
 
 // ReportDelta holds changes of the frontend's advertisements.
 type ReportDelta struct {
-	// Applied is the position that the frontend has applied. Zero: unchanged.
+	// Applied is the position that the frontend has applied; zero if unchanged.
 	Applied Position
-	// Families is the external connectivity of every configured family. nil: unchanged. It must not
-	// be modified afterwards.
+	// Families holds the external connectivity of every configured family; nil if unchanged. It must
+	// not be modified afterwards.
 	Families map[vip.Family]bool
-	// VIPs holds the changed advertisements. Of a VIP that is named twice, the last one counts.
+	// VIPs holds the changed advertisements. The last entry of a VIP counts.
 	VIPs []ReportedVIP
-	// Removed holds VIPs that left the configuration. They are reported once as withdrawn, not
-	// configured.
+	// Removed holds VIPs that left the configuration. They are reported once, as withdrawn with the
+	// reason "not configured".
 	Removed []vip.VIP
 }
 
-// reportQueue holds the full report and what the current reporter has not sent yet. Only one stream
+// reportQueue holds the full report and the unsent changes of the current reporter. Only one stream
 // reports at a time.
 type reportQueue struct {
 	mu       sync.Mutex
@@ -34,22 +34,22 @@ type reportQueue struct {
 	vips     map[vip.VIP]*queuedReport // the full report, and removed VIPs that are dirty
 	version  uint64                    // incremented by each report
 
-	reporter *reporter // nil: no stream reports
-	// written is the version that the reporter has written completely.
+	reporter *reporter // nil while no stream reports
+	// written is the newest version that the reporter has written completely.
 	written latest.Value[uint64]
 }
 
 // queuedReport is the newest report of a VIP.
 type queuedReport struct {
 	ReportedVIP
-	removed bool // the VIP is reported once more, and is not part of a full report
-	dirty   bool // not sent by the reporter yet
+	removed bool // the VIP is reported once more, but is not part of a full report
+	dirty   bool // the reporter has not sent the report yet
 }
 
 // reporter is one stream's view of the queue, guarded by reportQueue.mu.
 type reporter struct {
 	wake  chan struct{}
-	dirty []*queuedReport // in the order of the reports
+	dirty []*queuedReport // in the order of arrival
 	taken uint64          // reportQueue.version at the last take
 }
 
@@ -111,7 +111,7 @@ func (q *reportQueue) attach() *reporter {
 	return q.reporter
 }
 
-// startOver makes the full report dirty.
+// startOver marks the full report as dirty. The caller holds mu.
 func (q *reportQueue) startOver() {
 	q.reporter.dirty, q.reporter.taken = make([]*queuedReport, 0, len(q.vips)), 0
 	for v, r := range q.vips {
@@ -123,10 +123,11 @@ func (q *reportQueue) startOver() {
 		q.reporter.dirty = append(q.reporter.dirty, r)
 	}
 	slices.SortFunc(q.reporter.dirty, func(a, b *queuedReport) int { return vip.Compare(a.VIP, b.VIP) })
+	// waitWritten must wait until the new stream has the full report.
 	q.written.Set(0)
 }
 
-// detach ends a reporter.
+// detach ends a reporter, unless another one has replaced it.
 func (q *reportQueue) detach(r *reporter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -155,8 +156,8 @@ func (q *reportQueue) resend(r *reporter) bool {
 	return true
 }
 
-// take returns what the reporter sends next; ok is false when nothing is pending. replaced reports
-// whether another reporter took over.
+// take returns the next report to send; ok is false if the queue is empty. replaced reports whether
+// another reporter has taken over.
 func (q *reportQueue) take(r *reporter) (d ReportDelta, ok, replaced bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -179,7 +180,7 @@ func (q *reportQueue) take(r *reporter) (d ReportDelta, ok, replaced bool) {
 	return d, true, false
 }
 
-// markWritten records that everything taken was written.
+// markWritten records that all taken reports were written.
 func (q *reportQueue) markWritten(r *reporter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -188,7 +189,7 @@ func (q *reportQueue) markWritten(r *reporter) {
 	}
 }
 
-// waitWritten waits until the current reporter has written everything that was queued before the
+// waitWritten waits until the current reporter has written all reports that were queued before the
 // call.
 func (q *reportQueue) waitWritten(ctx context.Context) error {
 	q.mu.Lock()

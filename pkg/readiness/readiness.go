@@ -12,10 +12,10 @@ import (
 // Limits of the protocol.
 const (
 	MaxVIPsPerMessage = 2000        // larger snapshots, deltas and reports are split
-	MaxVIPs           = 200_000     // of one peer
+	MaxVIPs           = 200_000     // per peer
 	MaxDetailBytes    = 256         // of VIPReadiness.Detail
-	DefaultLease      = time.Second // of TableOptions.Lease
-	MaxLease          = time.Minute // that a Watcher accepts
+	DefaultLease      = time.Second // default of TableOptions.Lease
+	MaxLease          = time.Minute // a Watcher rejects longer leases
 	minLease          = time.Millisecond
 	maxStaleGrace     = 24 * time.Hour
 	maxNameBytes      = 128
@@ -23,11 +23,11 @@ const (
 	// MaxMessageBytes is the receive limit of both sides. 2 000 VIPs with the longest details take
 	// about 700 KiB.
 	MaxMessageBytes = 1 << 20
-	// vipsPerPart is the number of VIPs in a sent part, which takes a frontend less than 100 µs to
-	// decode: the next one is encoded meanwhile. See partBytes.
+	// vipsPerPart limits the VIPs of a sent part. A frontend decodes a part in less than 100 µs, while
+	// the load balancer encodes the next one. See partBytes.
 	vipsPerPart = 200
-	// flowWindow is the HTTP/2 window of a stream. It is fixed: the BDP estimator of gRPC pings the
-	// peer for each message after a pause, which doubles the work of a heartbeat (grpc 1.85).
+	// flowWindow is the HTTP/2 window of a stream. A fixed window disables gRPC's BDP estimator, which
+	// pings the peer for each message after a pause and doubles the cost of a heartbeat (grpc 1.85).
 	flowWindow = 256 << 10
 )
 
@@ -40,23 +40,23 @@ type VIPReadiness struct {
 	Detail string
 	// ReadyTargets and TotalTargets count the targets of the VIP's family in all its streams.
 	ReadyTargets, TotalTargets uint32
-	// Since is when the VIP entered its state, on the load balancer's wall clock; zero: Table.Commit
-	// sets it.
+	// Since is the time when the VIP entered its state, on the load balancer's wall clock.
+	// Table.Commit sets it if it is zero.
 	Since time.Time
 	// DrainEnd is the end of forwarding in state Draining, on the local clock. The wire carries the
 	// remaining time.
 	DrainEnd time.Time
 }
 
-// equal reports whether all fields that are sent to readers are equal.
+// equal reports whether all fields are equal that a Server sends.
 func (r *VIPReadiness) equal(o *VIPReadiness) bool {
 	return r.VIP == o.VIP && r.State == o.State && r.Reason == o.Reason && r.Detail == o.Detail &&
 		r.ReadyTargets == o.ReadyTargets && r.TotalTargets == o.TotalTargets &&
 		r.Since.Equal(o.Since) && r.DrainEnd.Equal(o.DrainEnd)
 }
 
-// Position is a state in the total order of one load balancer instance. The zero Position precedes
-// all states.
+// Position identifies a state in the total order of the states of a load balancer instance. The
+// zero Position precedes all states.
 type Position struct {
 	InstanceID string // random for each start of the load balancer
 	Revision   uint64 // counts the decisions of the instance, from 1
@@ -67,7 +67,7 @@ type VIPReport struct {
 	Advertisement readinessv1.Advertisement
 	Reason        readinessv1.AdvertisementReason
 	// Unconfirmed reports whether a gateway session did not confirm the withdrawal in time, or a
-	// static gateway sends the VIP's traffic because of other VIPs.
+	// static gateway still sends traffic to the VIP because other VIPs are advertised.
 	Unconfirmed bool
 }
 
@@ -84,7 +84,7 @@ type Role uint8
 const (
 	RoleNone     Role = iota // permits nothing
 	RoleReader               // permits WatchReadiness and GetReadiness
-	RoleFrontend             // permits ReportAdvertisement, too
+	RoleFrontend             // permits also ReportAdvertisement
 )
 
 // RolesOf returns a function from SPIFFE IDs to roles. An ID in both lists is a frontend.

@@ -101,7 +101,7 @@ func TestRotationMovesWithoutGap(t *testing.T) {
 
 func TestMoveAtHalfLife(t *testing.T) {
 	b := startSyncedLB(t, 1)
-	// The first connection ends in two seconds, the others in an hour.
+	// The first connection ends in two seconds, later connections in an hour.
 	var handshakes atomic.Int64
 	before := time.Now()
 	f := startFrontend(t, b.path, func(o *WatcherOptions) {
@@ -150,8 +150,8 @@ func TestFailedMoveKeepsConnection(t *testing.T) {
 }
 
 func TestMoveWhenFirstConnectionEnds(t *testing.T) {
-	// The new load balancer takes the socket while the old one still serves: two streams of two
-	// instances.
+	// The new load balancer replaces the socket while the old one still serves its stream, so two
+	// streams of two instances are open.
 	path := socketPath(t)
 	old, fresh := NewTable(TableOptions{Lease: time.Minute}), NewTable(TableOptions{Lease: time.Minute})
 	old.Commit(Decision{Changed: []VIPReadiness{ready(v1)}, Synced: true})
@@ -277,7 +277,7 @@ func TestMoveClosesFirstAfterReport(t *testing.T) {
 
 func TestFirstSVIDConnectsAtOnce(t *testing.T) {
 	b := startSyncedLB(t, 1)
-	var svid latest.Value[bool] // whether there is an SVID; the first is no rotation
+	var svid latest.Value[bool] // an SVID exists; the first SVID does not count as a rotation
 	f := startFrontend(t, b.path, func(o *WatcherOptions) {
 		o.Credentials = withoutSVID{fakeCredentials{id: frontendID}, &svid}
 		o.MaxBackoff = time.Hour

@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The fields of the messages of a report that this package encodes and decodes itself.
+// Field numbers of the report messages that this package encodes and decodes without package proto.
 const (
 	fieldReports = protowire.Number(4) // of ReportAdvertisementRequest (vips)
 
@@ -25,24 +25,25 @@ const (
 const (
 	// reportBytes bounds an encoded VipAdvertisement with its tag and length.
 	reportBytes = 80
-	// reportsPerPart is the number of VIPs in a sent part: each part wakes what waits for reports.
+	// reportsPerPart limits the VIPs of a sent part. Parts are large, because each part wakes the
+	// goroutines that wait for Server.Report.
 	reportsPerPart = partBytes / reportBytes
 )
 
-// reportMessage is a message of a report that is sent. It can be marshaled once.
+// reportMessage is an outgoing message of a report. It can be marshaled once.
 type reportMessage struct {
 	header *readinessv1.ReportAdvertisementRequest // without VIPs
-	vips   *[]byte                                 // encoded, of gRPC's pool
+	vips   *[]byte                                 // encoded, from gRPC's buffer pool
 }
 
-// marshal returns the message in wire format. gRPC returns the buffer of the VIPs to the pool once
-// it was written.
+// marshal returns the message in wire format. gRPC returns the buffer of the VIPs to the pool after
+// writing it.
 func (m *reportMessage) marshal() (mem.BufferSlice, error) {
 	header, err := proto.Marshal(m.header)
 	return mem.BufferSlice{mem.SliceBuffer(header), mem.NewBuffer(m.vips, mem.DefaultBufferPool())}, err
 }
 
-// messages yields the report as messages for a watch.
+// messages yields the messages of the report for a watch.
 func (d ReportDelta) messages(watchID string) iter.Seq[*reportMessage] {
 	return func(yield func(*reportMessage) bool) {
 		families := FamiliesProto(d.Families)
@@ -53,8 +54,8 @@ func (d ReportDelta) messages(watchID string) iter.Seq[*reportMessage] {
 			last = len(rest) == 0
 			header := &readinessv1.ReportAdvertisementRequest{WatchId: watchID, Families: families}
 			if last {
-				// Only the last part has a position, even if it is the zero position: it marks the report
-				// as complete.
+				// The position marks the report as complete. The last part always has one, even the zero
+				// position, and no other part has one.
 				header.Applied = &readinessv1.Position{InstanceId: d.Applied.InstanceID, Revision: d.Applied.Revision}
 			}
 			if !yield(&reportMessage{header, encodeReports(part)}) {
@@ -81,15 +82,15 @@ func encodeReports(part []ReportedVIP) *[]byte {
 	return buffer
 }
 
-// decodeReport decodes a message of a report. complete reports whether it has a position, which
-// only the last part has.
+// decodeReport decodes a message of a report. complete reports whether the message has a position
+// and therefore is the last part.
 func decodeReport(data []byte) (watchID string, d ReportDelta, complete bool, err error) {
 	var m readinessv1.ReportAdvertisementRequest
 	var f field
 	for len(data) > 0 {
 		rest, err := f.consume(data)
 		if err == nil && !f.is(fieldReports, protowire.BytesType) {
-			// A message is the concatenation of its fields.
+			// A single encoded field is a valid message, so fields can be merged one by one.
 			err = mergeFields.Unmarshal(data[:len(data)-len(rest)], &m)
 		} else if err == nil {
 			err = d.decodeVIP(f.bytes, len(rest))
@@ -120,12 +121,13 @@ func decodeReport(data []byte) (watchID string, d ReportDelta, complete bool, er
 	return m.GetWatchId(), d, p != nil, nil
 }
 
-// decodeVIP appends a VipAdvertisement, which is followed by a number of bytes.
+// decodeVIP appends a VipAdvertisement. followed is the number of bytes after it, which serves to
+// estimate the capacity of d.VIPs.
 func (d *ReportDelta) decodeVIP(message []byte, followed int) (err error) {
 	var r ReportedVIP
 	var f field
 	var name []byte
-	more := 1 + followed/max(len(message), leastVIPBytes) // the others are about as long
+	more := 1 + followed/max(len(message), leastVIPBytes) // estimate
 	for len(message) > 0 {
 		if message, err = f.consume(message); err != nil {
 			return err

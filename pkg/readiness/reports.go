@@ -18,28 +18,28 @@ import (
 // Report is the summary of the frontend's report. Server.Reported and Server.AllReported return the
 // VIPs.
 //
-// The reporting watch is the newest open watch of a frontend that has sent a full report: a move to
-// another connection leaves no gap, and a watch without reports does not replace it.
+// The reporting watch is the newest open watch of a frontend that has sent a full report. A watch
+// without reports does not replace it, so a move to another connection leaves no gap.
 type Report struct {
 	// WatchID is the reporting watch; empty before the first report.
 	WatchID string
-	// Connected reports whether a report stream is open. The last report remains readable after it.
+	// Connected reports whether a report stream is open. The last report remains readable afterwards.
 	Connected bool
-	// Complete reports whether a full report was received on this watch: a VIP that is not reported
-	// is not advertised.
+	// Complete reports whether a full report was received on this watch: an unreported VIP is not
+	// advertised.
 	Complete bool
 	// Applied is the position that the frontend has applied.
 	Applied Position
 	// Families reports for each configured family whether a gateway session is up; read-only.
 	Families map[vip.Family]bool
-	// Advertised counts the VIPs that are reported as announced or de-preferred, and Exported those of
-	// them that a gateway receives.
+	// Advertised counts the VIPs that are reported as announced or de-preferred, Exported the
+	// advertised VIPs that a gateway receives.
 	Advertised, Exported int
-	// At is the receipt of the newest message, or when Connected became false.
+	// At is the time of the newest message, or the time when Connected became false.
 	At time.Time
 }
 
-// Report returns the summary of the newest report, which each message replaces.
+// Report returns the summary of the newest report. Each message replaces it.
 func (s *Server) Report() *latest.Value[Report] { return &s.report }
 
 // Reported returns the frontend's report of a VIP.
@@ -75,9 +75,8 @@ func (s *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readiness
 	if err != nil {
 		return err
 	}
-	// EndWatches cannot interrupt Recv, so it runs in another goroutine, which counts as the
-	// handler for EndWatches. When this method returns, the stream ends, then Recv and the
-	// goroutine.
+	// EndWatches cannot interrupt Recv, so Recv runs in a separate goroutine, which EndWatches waits
+	// for. The return of this method ends the stream, which ends Recv and the goroutine.
 	ended := make(chan error, 1)
 	go func() {
 		defer done()
@@ -100,7 +99,7 @@ func (s *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readiness
 // receive applies reports until the stream ends.
 func (s *Server) receive(id spiffeid.ID, recv func(*received) error) error {
 	var data received
-	var target *watch // the open watch that the stream named first
+	var target *watch // watch of the first applied report
 	defer func() {
 		if target != nil {
 			s.reportStreamEnded(target)
@@ -126,14 +125,14 @@ func (s *Server) receive(id spiffeid.ID, recv func(*received) error) error {
 			target = w
 			continue
 		}
-		// The watch has ended or never existed: its reports are obsolete.
+		// The watch has ended or never existed, so its reports are obsolete.
 		s.throttle.Log(s.log.Info, id.String(), "report ignored: no open watch of this peer", "peer", id.String(),
 			"watch_id", cleanDetail(watchID))
 	}
 }
 
-// applyReport applies one report and returns its watch; nil means that it was ignored. before is
-// the watch that the stream named earlier.
+// applyReport applies one report and returns its watch; nil if the report was ignored. before is
+// the watch of the stream's earlier reports.
 func (s *Server) applyReport(id spiffeid.ID, watchID string, before *watch, d ReportDelta,
 	complete bool,
 ) (*watch, error) {
@@ -144,14 +143,15 @@ func (s *Server) applyReport(id spiffeid.ID, watchID string, before *watch, d Re
 		return nil, nil
 	}
 	if before == nil {
-		// A stream starts with a full report, which replaces that of an earlier stream of the watch.
+		// A stream starts with a full report, which replaces the report of the watch's earlier stream.
 		w.streams++
 		w.Report, w.vips = Report{WatchID: w.WatchID, Connected: true}, make(map[vip.VIP]*VIPReport)
 	}
 	if err := w.apply(d, complete); err != nil {
 		return w, err
 	}
-	// A newer watch takes over once its report is complete.
+	// A newer watch takes over once its report is complete; any watch does if the current one has no
+	// open report stream.
 	if c := s.reporting; c == w || !s.hasReporter(c) || (w.seq > c.seq && w.Report.Complete) {
 		if c != w {
 			s.log.Info("reporting watch changed", "watch_id", w.WatchID, "peer", w.Peer.String())
@@ -187,7 +187,7 @@ func (w *watch) apply(d ReportDelta, complete bool) error {
 	return nil
 }
 
-// advertised returns 1 for a VIP that is advertised, 0 for others and the zero value.
+// advertised returns 1 for an advertised VIP; otherwise, and for the zero value, 0.
 func (r *VIPReport) advertised() int {
 	switch r.Advertisement {
 	case readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED, readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED:
@@ -196,7 +196,7 @@ func (r *VIPReport) advertised() int {
 	return 0
 }
 
-// exported returns 1 for an advertised VIP that a gateway receives, 0 for others.
+// exported returns 1 for an advertised VIP that a gateway receives, otherwise 0.
 func (r *VIPReport) exported() int {
 	if r.Reason == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_EXPORTED {
 		return 0
@@ -213,8 +213,8 @@ func (s *Server) reportStreamEnded(w *watch) {
 	}
 }
 
-// selectReporting selects the reporting watch after a watch or a report stream ended. If none is
-// left, the last report remains, no longer Connected. The caller holds s.mu.
+// selectReporting selects the reporting watch after a watch or a report stream ended. If no watch
+// has a report stream, the last report remains with Connected false. The caller holds s.mu.
 func (s *Server) selectReporting() {
 	if s.hasReporter(s.reporting) {
 		return
@@ -235,7 +235,7 @@ func (s *Server) selectReporting() {
 }
 
 // precedes reports whether w is preferred to o as the reporting watch: complete reports first, then
-// newer watches.
+// the newer watch.
 func (w *watch) precedes(o *watch) bool {
 	if w.Report.Complete != o.Report.Complete {
 		return w.Report.Complete

@@ -109,8 +109,9 @@ func TestNewestWatchReports(t *testing.T) {
 	}
 }
 
-// The removal of a last target and an orderly stop wait for this: gateways without another path
-// still use a de-preferred VIP, and one that BIRD exports to none may be exported at any time.
+// The removal of a last target and an orderly stop wait for this condition: gateways without
+// another path still use a de-preferred VIP, and BIRD may at any time export a VIP that it does
+// not export yet.
 func TestDepreferredIsAdvertised(t *testing.T) {
 	b := startSyncedLB(t, 1)
 	stream, _ := watchRaw(t, b, frontendID)
@@ -409,7 +410,7 @@ func TestNonReadingLBDelaysNoReport(t *testing.T) {
 		}
 		f.Report(d)
 	}
-	// One report after the other is written until the window is full: those that wait are one.
+	// Reports are written one by one until the window is full; then pending reports are merged.
 	var err error
 	for err == nil && rounds < 100 {
 		report()

@@ -35,7 +35,7 @@ const (
 type ServerOptions struct {
 	// Peer returns the SPIFFE ID that the transport has authenticated.
 	Peer func(context.Context) (spiffeid.ID, bool)
-	// Role returns what a peer may do; see RolesOf.
+	// Role returns the role of a peer; see RolesOf.
 	Role func(spiffeid.ID) Role
 	// MaxStreamsPerPeer bounds the open streams of one SPIFFE ID. Default: DefaultMaxStreamsPerPeer.
 	MaxStreamsPerPeer int
@@ -54,11 +54,11 @@ type Server struct {
 
 	mu        sync.Mutex
 	watches   map[string]*watch
-	opened    uint64              // watches ever opened
-	streams   map[spiffeid.ID]int // streams whose handler runs
-	reporting *watch              // an empty one until there is a report
+	opened    uint64              // number of watches since the start
+	streams   map[spiffeid.ID]int // running handlers
+	reporting *watch              // an empty watch until the first report
 	stop      chan struct{}       // closed by EndWatches
-	idle      chan struct{}       // closed once all handlers have returned after that
+	idle      chan struct{}       // closed after stop, once all handlers have returned
 }
 
 // watch is one open WatchReadiness stream.
@@ -67,7 +67,7 @@ type watch struct {
 	seq         uint64 // order of opening
 	cursor      *cursor
 
-	// The reports that name this watch. They and Report are guarded by Server.mu.
+	// vips holds the reports that name this watch. Server.mu guards it, streams and Report.
 	vips    map[vip.VIP]*VIPReport
 	streams int // open report streams
 }
@@ -76,9 +76,9 @@ type watch struct {
 type WatcherInfo struct {
 	WatchID string
 	Peer    spiffeid.ID
-	Reader  string // the name that the reader sent
+	Reader  string // name that the reader sent
 	Since   time.Time
-	// SentRevision is the newest revision that was passed to the stream.
+	// SentRevision is the newest revision that was sent on the stream.
 	SentRevision uint64
 	// Reporting reports whether this is the reporting watch.
 	Reporting bool
@@ -95,10 +95,10 @@ func NewServer(t *Table, o ServerOptions) *Server {
 	}
 }
 
-// GRPCOptions returns the options that a grpc.Server for readiness needs: the codec of the messages
-// of a watch, which sends other messages as usual, the receive limit, deadlines for
-// peers that do not finish their handshake or have no open call, and a keepalive policy that sends
-// no client too_many_pings. Its Stop waits for the handlers.
+// GRPCOptions returns the options that a grpc.Server for readiness needs: the codec, which encodes
+// other messages as usual; the receive limit; timeouts for peers that do not finish their handshake
+// or have no open call; and a keepalive policy that accepts one ping per second, so that no gRPC
+// client gets too_many_pings. Stop of the grpc.Server waits for the handlers.
 func GRPCOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(MaxMessageBytes),
@@ -114,7 +114,7 @@ func GRPCOptions() []grpc.ServerOption {
 	}
 }
 
-// authorize returns the peer, or an error if its role is below least.
+// authorize returns the peer, or an error if its role is lower than least.
 func (s *Server) authorize(ctx context.Context, method string, least Role) (spiffeid.ID, error) {
 	id, ok := s.opts.Peer(ctx)
 	if !ok {
@@ -127,7 +127,7 @@ func (s *Server) authorize(ctx context.Context, method string, least Role) (spif
 	return id, nil
 }
 
-// openStream authorizes and counts a stream; done must be called when it ends.
+// openStream authorizes and counts a stream; done must be called when the stream ends.
 func (s *Server) openStream(ctx context.Context, method string, least Role) (id spiffeid.ID, done func(), err error) {
 	if id, err = s.authorize(ctx, method, least); err != nil {
 		return id, nil, err
@@ -155,14 +155,14 @@ func (s *Server) openStream(ctx context.Context, method string, least Role) (id 
 	}, nil
 }
 
-// stoppingText marks an orderly stop for the watcher.
+// stoppingText is the status message by which the watcher recognizes an orderly stop.
 const stoppingText = "the load balancer is stopping"
 
 var errStopping = status.Error(codes.Unavailable, stoppingText)
 
-// EndWatches ends all streams, refuses new ones, and waits for their handlers. A handler whose
-// reader has stopped reading ends only with its connection, so ctx bounds the wait; stop the
-// grpc.Server afterwards.
+// EndWatches ends all streams, refuses new ones, and waits for the handlers. If a client has
+// stopped reading, the handler ends only with the connection. Therefore ctx bounds the wait; stop
+// the grpc.Server afterwards.
 func (s *Server) EndWatches(ctx context.Context) error {
 	s.mu.Lock()
 	if !isClosed(s.stop) {
@@ -194,7 +194,9 @@ func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest,
 	defer s.closeWatch(w)
 	log := s.log.With("watch_id", w.WatchID, "peer", id.String(), "reader", w.Reader)
 	note := func(message string, attrs ...any) {
-		if s.opts.Role(id) == RoleFrontend { // of its own pod, and with back-off
+		// The frontend of the pod reconnects with back-off. Other readers may reconnect in a loop, so
+		// their messages are throttled.
+		if s.opts.Role(id) == RoleFrontend {
 			log.Info(message, attrs...)
 			return
 		}
@@ -225,8 +227,8 @@ func (s *Server) closeWatch(w *watch) {
 	s.selectReporting()
 }
 
-// serve sends the batches of the watch until the stream or the server ends. Only this goroutine
-// waits for the reader.
+// serve sends the batches of the watch until the stream or the server ends. A slow reader blocks
+// only this goroutine.
 func (s *Server) serve(ctx context.Context, w *watch, send func(*watchMessage) error) error {
 	for !isClosed(s.stop) {
 		b := s.table.next(w.cursor, time.Now())
@@ -241,8 +243,8 @@ func (s *Server) serve(ctx context.Context, w *watch, send func(*watchMessage) e
 				b.first = false
 				m.header.WatchId, m.header.StaleGrace = w.WatchID, s.table.staleGrace
 			}
-			// The lease is computed at the time of sending. If the loop hung while the reader
-			// delayed a long snapshot, the remaining parts wait for the next commit or heartbeat.
+			// Compute the lease for each part: a slow reader may delay a long snapshot. If the loop that
+			// renews the lease hangs in between, the remaining parts wait for the next renewal.
 			lease, ok := s.table.currentLease(time.Now())
 			for ; !ok; lease, ok = s.table.currentLease(time.Now()) {
 				if err := s.wait(ctx, w); err != nil {

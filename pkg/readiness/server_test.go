@@ -325,9 +325,9 @@ func TestGetReadinessPages(t *testing.T) {
 	}
 }
 
-// TestStoppedReaderDelaysNoWatch: a reader stops reading after the first message. Decisions,
-// another reader and the size of the table are not affected; when it reads again, it is sent merged
-// values and has the newest state in the end.
+// TestStoppedReaderDelaysNoWatch tests a reader that stops reading after the first message. It must
+// not affect decisions, another reader or the size of the table. When it resumes, it must receive
+// merged values and end in the newest state.
 func TestStoppedReaderDelaysNoWatch(t *testing.T) {
 	const n, rounds = 3000, 12
 	table := NewTable(TableOptions{Lease: time.Minute})

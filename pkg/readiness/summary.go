@@ -6,8 +6,8 @@ import "time"
 type Summary struct {
 	Synced    bool
 	GoingAway bool
-	Ready     int           // VIPs that are READY
-	LeaseLeft time.Duration // 0 when it expired
+	Ready     int           // number of READY VIPs
+	LeaseLeft time.Duration // 0 after the lease expired
 }
 
 // Summary returns the summary. Its cost does not depend on the number of VIPs.
@@ -18,8 +18,8 @@ func (t *Table) Summary() Summary {
 	return Summary{Synced: t.synced, GoingAway: t.goingAway, Ready: t.ready, LeaseLeft: left}
 }
 
-// Subscribe returns a channel that holds a token at first and after each decision, heartbeat and
-// GoAway. end releases it.
+// Subscribe returns a channel that holds a token initially and after each decision, heartbeat and
+// GoAway. end cancels the subscription.
 func (t *Table) Subscribe() (changed <-chan struct{}, end func()) {
 	c := t.open()
 	return c.wake, func() { t.close(c) }

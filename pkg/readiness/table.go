@@ -17,19 +17,19 @@ import (
 
 // TableOptions configure a Table.
 type TableOptions struct {
-	InstanceID string // of this start of the load balancer; default: random
-	// Lease is the validity of a commit or heartbeat, of which the owner sends at least three per
-	// lease. Default: DefaultLease.
+	InstanceID string // unique per start of the load balancer; default: random
+	// Lease is the validity of a commit or heartbeat. The owner must send at least three per lease.
+	// Default: DefaultLease.
 	Lease time.Duration
-	// StaleGrace is how long the data plane forwards without the load balancer's process.
+	// StaleGrace is the time for which the data plane forwards without the load balancer's process.
 	StaleGrace time.Duration
 }
 
 // Decision is a decision of the load balancer. It is applied atomically.
 type Decision struct {
-	Changed []VIPReadiness // those that may have changed, and new ones
-	Removed []vip.VIP      // those that no stream serves any more
-	Synced  bool           // set once every target was checked; never reset
+	Changed []VIPReadiness // new VIPs, and VIPs that may have changed
+	Removed []vip.VIP      // VIPs that no stream serves any longer
+	Synced  bool           // every target was checked; never reset
 	At      time.Time      // default: now
 }
 
@@ -43,13 +43,13 @@ type Table struct {
 	mu       sync.Mutex
 	revision uint64 // 0 before the first decision
 	synced   bool
-	// log holds one record for each VIP and for each removed VIP that was not compacted, ordered by
-	// revision. A watch that has sent revision r sends the entries behind r next.
+	// log holds one record for each VIP and for each removal that was not compacted, ordered by
+	// revision. A watch that has sent revision r next sends the entries with a revision after r.
 	log   []entry
 	index map[vip.VIP]*newest
-	live  int // VIPs that were not removed
-	ready int // of them, those that are READY
-	// dropped is the newest revision of a removal that was compacted. A watch that has not sent it
+	live  int // number of VIPs, without removed ones
+	ready int // number of READY VIPs
+	// dropped is the newest revision of a compacted removal. A watch that has not sent this revision
 	// needs a snapshot.
 	dropped    uint64
 	renewedAt  time.Time // last commit or heartbeat
@@ -61,15 +61,15 @@ type Table struct {
 
 // newest is the newest record of a VIP.
 type newest struct {
-	*record     // nil once its removal was compacted
-	at      int // in the log
-	// next is that of the VIP that followed in a decision: decisions keep an order, so that most VIPs
-	// are found without a lookup.
+	*record     // nil once the removal of the VIP was compacted
+	at      int // index in the log
+	// next is the index entry of the VIP that followed in an earlier decision. Decisions list VIPs in
+	// the same order, so most VIPs are found without a map lookup.
 	next *newest
 }
 
-// entry is a slot of the log. It keeps its revision when a newer record of its VIP supersedes it,
-// so that a scan from the end can stop.
+// entry is a slot of the log. A superseded entry keeps its revision, so that a scan from the end of
+// the log stops at the right entry.
 type entry struct {
 	revision uint64
 	*record  // nil when superseded
@@ -79,7 +79,7 @@ type entry struct {
 type record struct {
 	VIPReadiness
 	removed bool
-	newest  *newest // of the VIP
+	newest  *newest // entry of the VIP in Table.index
 }
 
 // NewTable returns an empty table, which sends nothing before the first decision.
@@ -129,16 +129,16 @@ type writer struct {
 	table    *Table
 	at       time.Time // of the decision
 	revision uint64
-	left     int      // VIPs of the decision that were not looked at
-	added    int      // records
-	free     []record // allocated, not used yet
-	last     *newest  // of the VIP before
+	left     int      // number of unprocessed VIPs of the decision
+	added    int      // number of added records
+	free     []record // allocated but unused
+	last     *newest  // of the previous VIP
 
-	// detail is the newest detail, which many VIPs of a decision have, and clean what is recorded.
+	// detail caches the last detail, which many VIPs of a decision share, clean its cleanDetail.
 	detail, clean string
 }
 
-// find returns the newest record of a VIP, nil if there is none.
+// find returns the newest record of a VIP; nil if it has none.
 func (w *writer) find(v vip.VIP) *newest {
 	if w.last != nil {
 		if n := w.last.next; n != nil && n.record != nil && n.VIP == v {
@@ -153,7 +153,7 @@ func (w *writer) find(v vip.VIP) *newest {
 	return n
 }
 
-// follow records that n follows the VIP before.
+// follow records that n follows the previous VIP of the decision.
 func (w *writer) follow(n *newest) {
 	if w.last != nil {
 		w.last.next = n
@@ -197,7 +197,7 @@ func (w *writer) put(r VIPReadiness) bool {
 	return true
 }
 
-// remove records the removal of v if it is recorded.
+// remove records the removal of v, unless v is not in the table.
 func (w *writer) remove(v vip.VIP) bool {
 	w.left--
 	t, slot := w.table, w.find(v)
@@ -212,16 +212,16 @@ func (w *writer) remove(v vip.VIP) bool {
 	return true
 }
 
-// recordsPerBlock is the number of records that are allocated at once, 2 KiB, after a decision has
-// changed more than one in singleRecords VIPs. A block is in memory as long as one of its records
-// is the newest of a VIP: if decisions about few VIPs had blocks, most of the records in memory
-// would be superseded ones.
+// recordsPerBlock is the number of records in one allocation of 2 KiB. Blocks are allocated only
+// after a decision has changed more than one in singleRecords VIPs. A block stays in memory as
+// long as one of its records is the newest of a VIP: if decisions about few VIPs allocated blocks,
+// most records in memory would be superseded.
 const (
 	recordsPerBlock = 15
 	singleRecords   = 8
 )
 
-// add appends a record to the log. slot is that of its VIP, nil for a new one.
+// add appends a record to the log. slot is the index entry of the VIP, nil for a new VIP.
 func (w *writer) add(slot *newest, r *VIPReadiness, removed bool) {
 	t := w.table
 	if slot == nil {
@@ -246,16 +246,16 @@ func (w *writer) add(slot *newest, r *VIPReadiness, removed bool) {
 	t.log = append(t.log, entry{w.revision, added})
 }
 
-// logSlack is the number of records that the log may hold beyond twice the number of VIPs.
+// logSlack is the number of records that the log may hold in excess of twice the number of VIPs.
 const logSlack = 1024
 
-// compact discards superseded records and removals once they are more than half of the log, so that
-// the log stays of the order of the number of VIPs at a constant cost per change.
+// compact discards superseded records and removals once they exceed half of the log. The size of
+// the log stays proportional to the number of VIPs, at an amortized constant cost per change.
 func (t *Table) compact() {
 	if len(t.log) <= 2*t.live+logSlack {
 		return
 	}
-	kept := t.log[:0] // readers have copies
+	kept := t.log[:0] // in place: batches hold copies of the entries
 	if limit := 2*t.live + logSlack; cap(t.log) > 2*limit {
 		kept = make([]entry, 0, limit)
 	}
@@ -265,7 +265,7 @@ func (t *Table) compact() {
 		case e.removed:
 			t.dropped = max(t.dropped, e.revision)
 			delete(t.index, e.VIP)
-			*e.newest = newest{} // also ends a chain of removed VIPs
+			*e.newest = newest{} // also breaks chains of next, which would retain removed VIPs
 		default:
 			e.newest.at = len(kept)
 			kept = append(kept, e)
@@ -275,7 +275,7 @@ func (t *Table) compact() {
 	t.log = kept
 }
 
-// Heartbeat renews the lease on every watch. Only the loop that evaluates readiness may call it.
+// Heartbeat renews the lease of every watch. Only the loop that evaluates readiness may call it.
 func (t *Table) Heartbeat() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -287,10 +287,10 @@ func (t *Table) Heartbeat() {
 	t.wakeAll()
 }
 
-// GoAway announces to every watch, also later ones, that the load balancer forwards for drainFor
-// longer and then stops; commits and heartbeats continue. Calls after the first do nothing. It
-// advances the revision, and a synced watch sends it before the new revision: a frontend that
-// reports that revision as applied has received it.
+// GoAway announces to every present and future watch that the load balancer stops after drainFor.
+// Commits and heartbeats continue. Only the first call has an effect. GoAway advances the revision,
+// and a synced watch sends the announcement before the new revision: a frontend that reports this
+// revision as applied has received the announcement.
 func (t *Table) GoAway(drainFor time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -317,7 +317,7 @@ func (t *Table) Position() Position {
 	return Position{t.instance, t.revision}
 }
 
-// Synced reports whether a decision was synced.
+// Synced reports whether any decision was synced.
 func (t *Table) Synced() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -328,12 +328,12 @@ func (t *Table) Synced() bool {
 type TableState struct {
 	Position  Position
 	Synced    bool
-	LeaseLeft time.Duration // 0 when it expired
+	LeaseLeft time.Duration // 0 after the lease expired
 	GoingAway bool
 	VIPs      []VIPReadiness // ordered by vip.Compare
 }
 
-// State returns the whole table. Only the sort runs without the lock.
+// State returns the whole table. It holds the lock only to copy the log.
 func (t *Table) State() TableState {
 	t.mu.Lock()
 	left, _ := t.leaseLeft(time.Now())
@@ -350,9 +350,10 @@ func (t *Table) State() TableState {
 	return s
 }
 
-// leaseLeft returns the validity of a message sent at now: the lease less the age of the last
-// commit or heartbeat, rounded up to a hundredth of the lease for readable traces. ok is false long
-// after the loop hung: then nothing is sent.
+// leaseLeft returns the validity of a message sent at now: the lease minus the age of the last
+// commit or heartbeat, rounded up to a hundredth of the lease for readable traces. ok is false
+// before the first decision, and after the lease has expired because the loop hangs: no message may
+// be sent.
 func (t *Table) leaseLeft(now time.Time) (left time.Duration, ok bool) {
 	if t.revision == 0 {
 		return 0, false
@@ -371,10 +372,10 @@ func (t *Table) leaseLeft(now time.Time) (left time.Duration, ok bool) {
 type cursor struct {
 	wake chan struct{} // holds one token: a message may be pending
 
-	// The rest is guarded by Table.mu.
+	// Table.mu guards the fields below.
 	sent      Position // zero before the first message
 	synced    bool     // a synced snapshot was sent
-	heartbeat uint64   // newest heartbeat that was sent
+	heartbeat uint64   // newest heartbeat sent
 	goingAway bool     // GoingAway was sent
 }
 
@@ -396,7 +397,7 @@ type batch struct {
 	position Position
 	synced   bool
 	drainEnd time.Time
-	entries  []entry // some are superseded
+	entries  []entry // includes superseded ones
 }
 
 // open adds a watch at the start of the log.
@@ -416,8 +417,8 @@ func (t *Table) close(c *cursor) {
 	delete(t.cursors, c)
 }
 
-// next returns what the watch sends next, merged per VIP (newest wins), and advances its cursor. It
-// returns kindNone when nothing is pending or the lease expired (see leaseLeft).
+// next returns the next batch to send on the watch, merged per VIP (newest wins), and advances the
+// cursor. The kind is kindNone if no batch is pending or the lease has expired (see leaseLeft).
 func (t *Table) next(c *cursor, now time.Time) batch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -456,7 +457,7 @@ func (t *Table) next(c *cursor, now time.Time) batch {
 	return b
 }
 
-// sent returns the revision that a watch has sent.
+// sent returns the newest revision that a watch has sent.
 func (t *Table) sent(c *cursor) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -470,8 +471,8 @@ func (t *Table) currentLease(now time.Time) (time.Duration, bool) {
 	return t.leaseLeft(now)
 }
 
-// messages yields the messages of a batch, in parts of at most vipsPerPart: the first is sent before
-// the last is encoded.
+// messages yields the messages of a batch, in parts of at most vipsPerPart VIPs. Each part is
+// encoded when it is needed, so that the first is sent before the last is encoded.
 func (b batch) messages() iter.Seq[*watchMessage] {
 	return func(yield func(*watchMessage) bool) {
 		switch b.kind {

@@ -72,7 +72,7 @@ func TestTableKeepsDetailOfEachVIP(t *testing.T) {
 	var d Decision
 	want := []string{"", "two lines", "two lines", "other", "", "two lines"}
 	for i, detail := range []string{"", "two\nlines", "two\nlines", "other", "", "two\nlines"} {
-		// Only a VIP that drains has an end.
+		// Only a draining VIP has a DrainEnd.
 		r := VIPReadiness{VIP: numbered(i), State: vip.NotReady, Detail: detail, DrainEnd: time.Unix(1000, 0)}
 		d.Changed = append(d.Changed, r)
 	}
@@ -103,7 +103,7 @@ func TestCleanDetail(t *testing.T) {
 	}
 }
 
-// drain takes what is pending for the cursor and applies it as a reader does.
+// drain takes all pending batches of the cursor and applies them as a reader does.
 func drain(t testing.TB, table *Table, c *cursor, d *decoder, b *updateMerger, h *streamState) (kinds []kind) {
 	t.Helper()
 	for {
@@ -310,7 +310,7 @@ func TestTableMatchesModel(t *testing.T) {
 }
 
 // TestFewChangesKeepNoOldRecords lets VIPs flap at random: superseded records must not stay in
-// memory beside the newest ones.
+// memory together with the newest ones.
 func TestFewChangesKeepNoOldRecords(t *testing.T) {
 	const n = 5000
 	liveHeap := func() int {

@@ -31,23 +31,24 @@ const (
 type WatcherOptions struct {
 	// Target is the load balancer's socket, as a path or as unix:///path.
 	Target string
-	// Credentials authenticate both sides; their handshake errors are reported.
+	// Credentials authenticate both sides. Update.Err includes their handshake errors.
 	Credentials credentials.TransportCredentials
-	// Rotation returns the generation of the frontend's own SVID, whose change replaces a
-	// connection, and a channel that is closed when the SVID may have changed, which starts the next
-	// attempt at once. nil: never.
+	// Rotation returns the generation of the frontend's SVID and a channel that is closed when the
+	// SVID may have changed. A new generation replaces the connection; the closed channel starts the
+	// next attempt immediately. If Rotation is nil, the SVID never changes.
 	Rotation func() (uint64, <-chan struct{})
-	// ConnectionEnd returns when a connection ends, the earlier NotAfter of its two certificates.
-	// nil: never.
+	// ConnectionEnd returns the time when a connection ends, the earlier NotAfter of its two
+	// certificates. If it is nil, connections have no end.
 	ConnectionEnd func(credentials.AuthInfo) (time.Time, bool)
 	// Reader is the name of this process in the load balancer's status.
 	Reader string
-	// Fallback reads a load balancer that answers Unimplemented to WatchReadiness, on the connection
-	// that it has answered on; each new connection asks first. nil: such a connection fails.
+	// Fallback reads a load balancer that responds Unimplemented to WatchReadiness, on the same
+	// connection. Each new connection tries WatchReadiness first. Without a Fallback such a connection
+	// fails.
 	Fallback Fallback
-	// Consume, when set, is called for a decision about at most MaxInline VIPs by the goroutine that
-	// received it. It reports whether it called Take; otherwise Changed notifies of the decision. It
-	// must not block.
+	// Consume, if set, is called by the receiving goroutine for a decision about at most MaxInline
+	// VIPs. It reports whether it called Take; otherwise Changed notifies of the decision. It must not
+	// block.
 	Consume func() bool
 	// MaxBackoff bounds the delay between two attempts. Default: DefaultMaxBackoff.
 	MaxBackoff time.Duration
@@ -73,21 +74,23 @@ type Watcher struct {
 	dial func(ctx context.Context, path string) (net.Conn, error)
 }
 
-// MaxInline is the number of VIPs up to which Consume is called for a decision. The cost of more
-// exceeds that of waking the consumer, and they are handled while further messages are decoded.
+// MaxInline is the maximum number of VIPs in a decision that is passed to Consume. For larger
+// decisions, waking the consumer costs less than handling the VIPs, and the consumer handles them
+// while further messages are decoded.
 const MaxInline = 64
 
 // Stats are counters since the start.
 type Stats struct {
-	// Streams counts the streams that were used: the first on which a message arrived, those after
-	// a loss, and Moves to a second connection, which leave no gap.
+	// Streams counts the used streams: the first stream with a message, each stream after a loss, and
+	// each stream after a move. Moves counts the moves to a second connection, which leave no gap.
 	Streams, Moves uint64
-	// Failures counts attempts and streams, ReportFailures report streams, that ended by themselves.
+	// Failures counts the attempts and streams, ReportFailures the report streams, that the watcher
+	// did not end.
 	Failures, ReportFailures uint64
 	Messages                 uint64 // of all watches
 }
 
-// Reconnects returns how often a stream was opened again after a loss.
+// Reconnects returns the number of streams that were opened after a loss.
 func (s Stats) Reconnects() uint64 { return s.Streams - s.Moves - min(1, s.Streams-s.Moves) }
 
 // NewWatcher returns a watcher, which is idle until Run.
@@ -130,8 +133,8 @@ func (w *Watcher) Take() Update { return w.merger.take() }
 // balancer does not read, changes are merged (newest wins).
 func (w *Watcher) Report(d ReportDelta) { w.queue.report(d) }
 
-// Reported waits until everything queued before the call was written to the load balancer's
-// connection, or ctx ends. The load balancer has read it once Run has returned.
+// Reported waits until all reports queued before the call are written to the load balancer's
+// connection, or ctx ends. The load balancer has read them once Run has returned.
 func (w *Watcher) Reported(ctx context.Context) error { return w.queue.waitWritten(ctx) }
 
 // Stats returns the counters.
@@ -145,14 +148,14 @@ func (w *Watcher) Stats() Stats {
 func (w *Watcher) String() string { return "readiness watcher" }
 
 const (
-	// socketPoll is the interval of checks for a new socket during a back-off, so that a start of
-	// the load balancer is detected at once.
+	// socketPoll is the interval of checks for a new socket during a back-off, so that the watcher
+	// connects to a starting load balancer without waiting for the end of the back-off.
 	socketPoll = 20 * time.Millisecond
-	// replacedPoll is the interval of checks for a replaced socket while a stream is open: shorter of
-	// a load balancer that does not say that it goes away.
+	// replacedPoll is the interval of checks for a replaced socket while a stream is open. It is
+	// shorter for a fallback, whose load balancer does not send GoingAway.
 	replacedPoll         = time.Second
 	fallbackReplacedPoll = 100 * time.Millisecond
-	// startTime is how long a load balancer that starts together with the frontend may take to listen.
+	// startTime is the time in which a load balancer that starts together with the frontend listens.
 	startTime = 10 * time.Second
 	// minMoveWait is the shortest remaining half-life of a connection for which a move is planned.
 	minMoveWait = 100 * time.Millisecond
@@ -165,7 +168,7 @@ const (
 // Run keeps a watch open until ctx ends. It then waits up to half a second for the load balancer to
 // read the last report. It is called once.
 func (w *Watcher) Run(ctx context.Context) error {
-	// Connections outlive ctx until the last report was read.
+	// Connections outlive ctx, so that the load balancer can read the last report.
 	base := context.WithoutCancel(ctx)
 	r := reconnector{w: w, base: base, wait: w.newBackoff(), moveWait: w.newBackoff(), started: time.Now()}
 	defer r.closeAll()
@@ -184,23 +187,23 @@ type reconnector struct {
 	current     *watchConn // nil during a back-off
 	established bool       // current has received a message and reports
 	wait        backoff.Backoff
-	retry       <-chan time.Time // during a back-off: its end
-	poll        <-chan time.Time // the next check for a new socket, during a back-off and of established
+	retry       <-chan time.Time // end of the back-off
+	poll        <-chan time.Time // next check of the socket, in a back-off and while established
 	attemptedAt time.Time        // start of the last attempt
-	socket      socketID         // the socket at that time
-	lastLogged  string           // the last logged failure
+	socket      socketID         // the socket at attemptedAt
+	lastLogged  string           // last logged failure
 	started     time.Time
 	lbStarting  bool // the load balancer is expected to start: log at Info
 
-	// A move to a second connection.
-	next        *watchConn // is to replace current
+	// State of a move to a second connection.
+	next        *watchConn // replaces current when ready
 	moveWait    backoff.Backoff
-	moveAt      <-chan time.Time // half of the lifetime, or the end of the back-off after a failed move
-	moveBackoff bool             // moveAt is the latter
-	moveDue     bool             // half of the lifetime has passed
+	moveAt      <-chan time.Time // half of the lifetime, or end of the back-off after a failed move
+	moveBackoff bool             // moveAt is the end of a back-off
+	moveDue     bool             // a move starts as soon as possible
 
-	oldDone  chan struct{}      // closed once the replaced connection is closed; nil: there is none
-	abortOld context.CancelFunc // closes it at once
+	oldDone  chan struct{}      // closed once the replaced connection is closed; nil without one
+	abortOld context.CancelFunc // closes the replaced connection immediately
 }
 
 // step waits for one event and handles it.
@@ -221,16 +224,16 @@ func (r *reconnector) step(ctx context.Context) {
 	if r.next != nil {
 		nextDone, nextReady = r.next.done, r.next.synced
 		if !isClosed(r.current.synced) {
-			// Before the first synced snapshot of current, a move loses nothing. The first message of
-			// next precedes its first synced one.
+			// An unsynced current has no state to lose, so move at the first message of next instead of
+			// waiting for its synced snapshot.
 			nextReady = r.next.received
 		}
 	}
 	select {
 	case <-ctx.Done():
 	case <-rotated:
-		// The rotation may have supplied a missing SVID. It says nothing about the load balancer,
-		// so the back-off is not reset, and an attempt that has just started is not repeated.
+		// The rotation may have supplied a missing SVID. The load balancer may still be down, so do not
+		// reset the back-off, and do not retry immediately after another attempt.
 		if r.current == nil && time.Since(r.attemptedAt) >= minBackoff {
 			r.connect()
 		}
@@ -254,9 +257,9 @@ func (r *reconnector) step(ctx context.Context) {
 	}
 }
 
-// checkSocket connects to a socket file that was created again. A stream that is open stays in use
-// until the second connection has readiness, too. One of ReadinessService remains until the load
-// balancer goes away: lb itself binds a socket again that was removed.
+// checkSocket connects to a replaced socket file. An open stream stays in use until the second
+// connection has readiness, too. A stream of ReadinessService is kept until the load balancer sends
+// GoingAway, because lb itself binds a removed socket again.
 func (r *reconnector) checkSocket() {
 	id, ok := statSocket(r.w.path)
 	switch {
@@ -293,8 +296,8 @@ func (r *reconnector) connect() {
 	r.current = r.w.open(r.base, generation)
 }
 
-// establish makes current, which has received a message, the reporting connection and plans its
-// replacement.
+// establish is called when current has received a message. It selects current as the reporting
+// connection and schedules the move to its replacement.
 func (r *reconnector) establish() {
 	r.established, r.lastLogged = true, ""
 	r.countStream()
@@ -303,14 +306,15 @@ func (r *reconnector) establish() {
 	r.pollReplaced()
 	r.current.reporter <- r.w.queue.attach()
 	r.moveAt, r.moveDue, r.moveBackoff = nil, false, false
-	// Half of the remaining lifetime, plus or minus 10 %, so that frontends do not move in step.
+	// Move after half of the remaining lifetime, plus or minus 10 %, so that frontends do not move in
+	// step. The zero time of an unlimited lifetime gives a negative value.
 	half := time.Duration(float64(time.Until(r.current.expires())) * (0.45 + 0.1*rand.Float64()))
-	if half >= minMoveWait { // not for an unlimited lifetime, a zero time
+	if half >= minMoveWait {
 		r.moveAt = time.After(half)
 	}
 }
 
-// countStream counts current, which has received a message.
+// countStream counts current as a used stream and resets the back-off.
 func (r *reconnector) countStream() {
 	r.wait.Reset()
 	r.w.count(func(s *Stats) { s.Streams++ })
@@ -323,7 +327,7 @@ func (r *reconnector) currentEnded() {
 	r.moveAt, r.moveDue, r.moveBackoff = nil, false, false
 	wasOpen := isClosed(r.current.received)
 	if wasOpen && !r.established {
-		r.countStream() // it received and ended before step handled it
+		r.countStream() // the stream ended before step handled its first message
 	}
 	r.current, r.next, r.established = r.next, nil, false
 	if r.current != nil {
@@ -347,15 +351,15 @@ func (r *reconnector) currentEnded() {
 	}
 }
 
-// isStarting reports whether an error means that the load balancer does not listen yet: the
-// containers of a pod start in parallel.
+// isStarting reports whether the load balancer is probably still starting, because the containers
+// of a pod start in parallel.
 func (r *reconnector) isStarting(err error) bool {
 	absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 	return absent && r.w.Stats().Streams == 0 && time.Since(r.started) <= startTime
 }
 
-// move replaces current by next. The merger holds the lease of next already; the report is moved
-// next, and the first connection is closed last.
+// move replaces current by next without a gap: the merger already has the lease of next, so move
+// the report and then close the old connection.
 func (r *reconnector) move() {
 	ctx, cancel := context.WithTimeout(r.base, moveReportWithin)
 	old := r.current
@@ -366,7 +370,7 @@ func (r *reconnector) move() {
 	go r.w.closeReplaced(ctx, old, r.oldDone)
 }
 
-// closeReplaced closes a connection once its successor has written the report, or ctx ends.
+// closeReplaced closes a connection when its successor has written the report or ctx ends.
 func (w *Watcher) closeReplaced(ctx context.Context, old *watchConn, done chan<- struct{}) {
 	defer close(done)
 	if err := w.queue.waitWritten(ctx); err != nil {
@@ -389,7 +393,7 @@ func (r *reconnector) moveFailed() {
 	r.moveAt, r.moveBackoff = time.After(after), true
 }
 
-// closeAll closes all connections, current last, after the load balancer has read the report.
+// closeAll closes all connections. It gives the load balancer time to read the report on current.
 func (r *reconnector) closeAll() {
 	if r.next != nil {
 		r.next.close(errStopped)
@@ -417,7 +421,7 @@ type socketID struct {
 	changed       syscall.Timespec
 }
 
-// statSocket returns the ID of the socket; false when it does not exist.
+// statSocket returns the ID of the socket; false if the socket does not exist.
 func statSocket(path string) (socketID, bool) {
 	var st syscall.Stat_t
 	err := syscall.Stat(path, &st)

@@ -148,7 +148,7 @@ func TestLBStartsLater(t *testing.T) {
 	if !errors.Is(f.Err, fs.ErrNotExist) || !strings.Contains(f.Err.Error(), path+" does not exist") {
 		t.Fatalf("the error: %v", f.Err)
 	}
-	// Between bind and listen a connection is refused, which is another error.
+	// Between bind and listen the kernel refuses connections with a different error.
 	startLB(t, path+"-new", table)
 	if err := os.Rename(path+"-new", path); err != nil {
 		t.Fatal(err)
@@ -157,7 +157,8 @@ func TestLBStartsLater(t *testing.T) {
 	if f.Err != nil {
 		t.Fatalf("the error stays: %v", f.Err)
 	}
-	// It is logged once, not at each attempt, and at Info, since both may be starting.
+	// The failure is logged once, not at each attempt, and at Info, because both processes may be
+	// starting.
 	if n := strings.Count(f.log.String(), `level=INFO msg="readiness connection failed"`); n != 1 ||
 		strings.Contains(f.log.String(), "level=WARN") {
 		t.Fatalf("%d lines:\n%s", n, f.log)

@@ -63,12 +63,12 @@ func (r VIPReadiness) Proto(now time.Time) *readinessv1.VipReadiness {
 	return m
 }
 
-// drainFor returns the remaining drain time, at most what a receiver accepts.
+// drainFor returns the remaining drain time, limited to the maximum that a receiver accepts.
 func drainFor(end, now time.Time) *durationpb.Duration {
 	return durationpb.New(min(max(0, end.Sub(now)), maxStaleGrace))
 }
 
-// durationFromProto decodes a duration within bounds; an absent one is zero.
+// durationFromProto decodes a duration and checks its bounds. An absent duration is zero.
 func durationFromProto(m *durationpb.Duration, field string, least, most time.Duration) (time.Duration, error) {
 	if m != nil {
 		if err := m.CheckValid(); err != nil {
@@ -82,7 +82,8 @@ func durationFromProto(m *durationpb.Duration, field string, least, most time.Du
 	return d, nil
 }
 
-// isClean reports whether s is printable ASCII that cleanDetail leaves as it is. Most details are.
+// isClean reports whether s is printable ASCII that cleanDetail would not change, as most details
+// are.
 func isClean(s string) bool {
 	if len(s) > MaxDetailBytes || strings.TrimSpace(s) != s {
 		return false
@@ -95,8 +96,8 @@ func isClean(s string) bool {
 	return true
 }
 
-// cleanDetail returns s as one line of valid UTF-8 of at most MaxDetailBytes: details contain
-// errors of external systems and are written to logs, terminals and proto strings.
+// cleanDetail returns s as one line of valid UTF-8 of at most MaxDetailBytes. Details contain
+// errors of external systems and are written to logs, terminals and protobuf strings.
 func cleanDetail(s string) string {
 	if isClean(s) {
 		return s

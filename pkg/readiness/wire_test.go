@@ -13,8 +13,8 @@ type chunk struct {
 	sent  time.Time
 }
 
-// wire is one in-memory connection between a watcher and a load balancer: it can be slow, stall and
-// break, also in the middle of a message.
+// wire is an in-memory connection between a watcher and a load balancer. It can be slow, stall and
+// break, even in the middle of a message.
 type wire struct {
 	from *pairLB
 

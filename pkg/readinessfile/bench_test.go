@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// BenchmarkWant measures what the readiness loop spends on files when one of 10 000 VIPs changes.
+// BenchmarkWant measures the time of Want in the readiness loop when one of 10 000 VIPs changes.
 func BenchmarkWant(b *testing.B) {
 	w := NewWriter(b.TempDir(), slog.New(slog.DiscardHandler))
 	var vips []netip.Addr

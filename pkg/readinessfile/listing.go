@@ -16,19 +16,19 @@ const (
 	vipFilePrefix   = "lb-vip-ready-"
 )
 
-// MaxListingAge is the age from which a [Listing] counts for nothing, because the reader hangs: three
+// MaxListingAge is the age from which a [Listing] is ignored, because the reader hangs: three
 // missed rescans.
 const MaxListingAge = 3 * time.Second
 
 // Listing is the state of the readiness directory. It is immutable.
 type Listing struct {
-	// Scanned reports whether a scan has ended, even in an error. Until then nothing is known.
+	// Scanned reports whether a scan has ended, even with an error.
 	Scanned bool
-	// Files are the known files that count, by their canonical names. While the directory is gone
-	// they are what Options.OnGone keeps of them.
+	// Files holds the canonical names of the known files that count. While the directory is gone, it
+	// holds the files that Options.OnGone keeps.
 	Files map[string]struct{}
-	// PerVIP reports whether the file of a VIP was seen since the start: from then on the files of
-	// groups do not count.
+	// PerVIP reports whether the file of a VIP was seen since the start. The files of groups no longer
+	// count then.
 	PerVIP bool
 	// Everything reports whether every VIP is ready because the directory has never existed
 	// (--readiness-dir-missing=ready).
@@ -38,30 +38,30 @@ type Listing struct {
 	Err  error
 	// DrainEnd is the end of the drain after the directory was lost; zero: no drain.
 	DrainEnd time.Time
-	// Problems are the files that are ignored, each with its name and the reason.
+	// Problems lists the ignored files, each with its name and the reason.
 	Problems []string
-	// At is the start of the scan that this listing is based on; while a scan hangs, the time of the
-	// last check that it does. Each rescan advances it: see MaxListingAge.
+	// At is the start of the scan that produced this listing; while a scan hangs, the time of the last
+	// check for its result. Each rescan advances At: see MaxListingAge.
 	At time.Time
 	// Revision counts the listings that differ from their predecessor in more than At.
 	Revision uint64
 
 	path     string
 	byStream bool                // the trench file has streams
-	stale    map[string]struct{} // as Files, those that are too old
+	stale    map[string]struct{} // canonical names of the files that are too old
 }
 
-// same reports whether the listings differ at most in At and Revision.
+// same reports whether the listings are equal except for At and Revision.
 func (l Listing) same(o Listing) bool {
 	l.At, l.Revision = o.At, o.Revision
 	return reflect.DeepEqual(l, o)
 }
 
-// Ready reports whether a VIP is ready, and why. streams are the names of the streams in the trench
-// file that serve it. While DrainEnd is not zero, a VIP that is ready drains until then.
+// Ready reports whether a VIP is ready, and why. streams names the streams in the trench file that
+// serve the VIP. A ready VIP drains until DrainEnd, unless DrainEnd is zero.
 //
-// Once there are files of VIPs, only the VIP's own counts. Otherwise the file of one of its streams
-// makes it ready or, when the trench file has no streams at all, the file of any group.
+// Once a file of any VIP was seen, only the file of this VIP counts. Otherwise the file of one of
+// its streams makes the VIP ready or, if the trench file has no streams, the file of any group.
 func (l Listing) Ready(v vip.VIP, streams []string) (ready bool, why string) {
 	switch {
 	case !l.Scanned:
@@ -92,7 +92,8 @@ func (l Listing) Ready(v vip.VIP, streams []string) (ready bool, why string) {
 	return false, "no readiness file " + why + " in " + l.path
 }
 
-// anyOf looks for the file of one of the groups and returns its name, or those of the first groups.
+// anyOf looks for the file of one of the groups. It returns the name of that file, or the names of
+// the files of the first groups if none exists.
 func (l Listing) anyOf(groups []string) (found bool, files string) {
 	const shown = 3
 	var names []string
@@ -120,13 +121,13 @@ func groupFile(group string) string { return groupFilePrefix + group }
 // vipFile returns the name of the file that makes the VIP with this first address ready.
 func vipFile(a netip.Addr) string { return vipFilePrefix + a.String() }
 
-// isReadinessFile reports whether a name is that of a readiness file, valid or not.
+// isReadinessFile reports whether a name has the prefix of a readiness file; it may be invalid.
 func isReadinessFile(name string) bool {
 	return strings.HasPrefix(name, groupFilePrefix) || strings.HasPrefix(name, vipFilePrefix)
 }
 
-// canonical returns the name of a readiness file with the canonical form of an address. problem is
-// the defect of the name.
+// canonical returns the name of a readiness file with its address in canonical form. problem is the
+// reason why the name is invalid.
 func canonical(name string) (file, problem string) {
 	text, ok := strings.CutPrefix(name, vipFilePrefix)
 	if !ok {
@@ -146,13 +147,13 @@ func canonical(name string) (file, problem string) {
 	return vipFile(a.Unmap()), ""
 }
 
-// known are the files of the streams and VIPs in the trench file.
+// known holds the file names of the streams and VIPs in the trench file.
 type known struct {
 	files    map[string]struct{}
-	byStream bool // there are streams; otherwise every group is known
+	byStream bool // the trench file has streams; otherwise every group is known
 }
 
-// problem returns why a file refers to nothing that is known; "" if it does not.
+// problem returns why a file name matches no stream or VIP; "" if it matches one.
 func (k known) problem(file string) string {
 	if _, ok := k.files[file]; ok {
 		return ""

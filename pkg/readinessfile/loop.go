@@ -15,25 +15,26 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
-// readLoop is the state of Reader.Run. Its methods do no I/O and get the time from their caller.
+// readLoop is the state of Reader.Run. Its methods perform no I/O and get the time from their
+// caller.
 type readLoop struct {
 	*Reader
-	Listing  // the next one
+	Listing  // the next listing to publish
 	known    known
 	requests chan<- scanRequest
 	results  <-chan scanResult
 
 	files    map[string]foundFile // by name, from the newest scan
-	shown    map[string]string    // those that count, with their canonical name
+	shown    map[string]string    // name to canonical name of the files that count
 	problems []string             // of the newest scan
-	seenDir  bool                 // the directory was read; never reset
+	seenDir  bool                 // the directory was read once; never reset
 	link     bool                 // the path itself is a symlink
 	links    bool                 // some files are symlinks
 
 	goneSince time.Time
 
 	scan    bool                // a scan is due
-	settled bool                // it ends a wait for further files
+	settled bool                // the due scan ends a wait for further files
 	removed map[string]struct{} // names whose removal must be verified
 
 	busy  bool      // a request is being answered
@@ -43,8 +44,8 @@ type readLoop struct {
 	// Deadlines, with DrainEnd; zero: none.
 	tickAt time.Time
 	hangAt time.Time
-	agesAt time.Time // the next file gets too old
-	// quietAt is when no further file is expected, quietBy the latest end of that wait.
+	agesAt time.Time // when the next file becomes stale
+	// quietAt ends the wait for further files; each new file defers it, at most to quietBy.
 	quietAt, quietBy time.Time
 }
 
@@ -55,7 +56,7 @@ func newReadLoop(r *Reader, requests chan<- scanRequest, results <-chan scanResu
 	}
 }
 
-// next returns when act is due without another event.
+// next returns the earliest deadline.
 func (r *readLoop) next() time.Time {
 	deadlines := []time.Time{r.tickAt, r.hangAt, r.agesAt, r.quietAt, r.DrainEnd}
 	if r.scan && !r.busy {
@@ -65,7 +66,7 @@ func (r *readLoop) next() time.Time {
 	return slices.MinFunc(deadlines, time.Time.Compare)
 }
 
-// due reports whether a deadline has passed, and clears it then.
+// due reports whether a deadline has expired, and clears an expired one.
 func due(deadline *time.Time, now time.Time) bool {
 	if deadline.IsZero() || deadline.After(now) {
 		return false
@@ -74,11 +75,11 @@ func due(deadline *time.Time, now time.Time) bool {
 	return true
 }
 
-// act does what is due.
+// act handles expired deadlines and sends the next request to the scanner.
 func (r *readLoop) act(now time.Time) {
 	if due(&r.hangAt, now) {
 		select {
-		case found := <-r.results: // this goroutine was late, not the scan
+		case found := <-r.results: // this goroutine was delayed, not the scan
 			r.onScan(now, found)
 		default:
 			r.hung = true
@@ -98,6 +99,7 @@ func (r *readLoop) act(now time.Time) {
 	if !r.tickAt.After(now) {
 		r.tickAt = now.Add(r.rescan)
 		r.scan = r.scan || !r.busy
+		// A hung scan has no result. Advance At to show that the reader itself does not hang.
 		if r.hung {
 			r.At = now
 			r.publish(now)
@@ -117,7 +119,7 @@ func (r *readLoop) act(now time.Time) {
 }
 
 func (r *readLoop) request(now time.Time, q scanRequest) {
-	r.requests <- q // does not block: the previous request was answered
+	r.requests <- q // does not block: at most one request is outstanding
 	r.busy, r.hangAt = true, now.Add(hangTime)
 }
 
@@ -128,10 +130,10 @@ func (r *readLoop) onEvent(now time.Time, e fsnotify.Event) {
 	case e.Name == r.o.Path:
 		r.scan = true
 	case !inside:
-		// Beside the directory: a symlink in the path may have been replaced.
+		// A change in the parent directory may have replaced the symlink.
 		r.scan = r.scan || r.link
 	case !isReadinessFile(child):
-		// Such as kubelet's ..data, through which the files are symlinks.
+		// For example ..data, the symlink that kubelet replaces to update all files of a volume.
 		r.scan = r.scan || r.links
 	case e.Has(fsnotify.Remove), e.Has(fsnotify.Rename):
 		if r.removed == nil {
@@ -160,7 +162,7 @@ func (r *readLoop) onScan(now time.Time, found scanResult) {
 	if found.request.names != nil {
 		for name := range found.request.names {
 			if _, exists := found.files[name]; exists {
-				r.appears(now) // it was created again meanwhile
+				r.appears(now) // removed and created again
 			} else {
 				delete(r.files, name)
 			}
@@ -186,8 +188,9 @@ func (r *readLoop) onScan(now time.Time, found scanResult) {
 	r.evaluate(now, found.request.settled)
 }
 
-// aged sets when a file gets too old. The wall clock is read once for each mtime: it may jump. An
-// mtime in the future counts as now, so that such a file ages, too.
+// aged sets the time at which a file becomes stale. It compares an mtime with the wall clock only
+// once, because the wall clock may jump. An mtime in the future counts as now, so that such a file
+// becomes stale, too.
 func (r *readLoop) aged(now time.Time, f, before foundFile) foundFile {
 	switch {
 	case r.o.MaxAge == 0:
@@ -223,7 +226,8 @@ func (r *readLoop) onGone(now time.Time, err error) {
 	r.publish(now)
 }
 
-// evaluate decides which files count. quiet reports whether a scan ended the wait for more files.
+// evaluate selects the files that count. quiet reports whether a scan ended the wait for more
+// files.
 func (r *readLoop) evaluate(now time.Time, quiet bool) {
 	if r.Gone || r.At.IsZero() {
 		r.publish(now)
@@ -246,7 +250,8 @@ func (r *readLoop) evaluate(now time.Time, quiet bool) {
 		_, counts := r.shown[name]
 		appeared = appeared || !counts
 	}
-	// The wait is over unless a file appeared since, until quietBy. The first scan waits for none.
+	// A file that appeared after the scan was requested extends the wait, up to quietBy. The first
+	// scan takes effect without a wait.
 	over := !r.Scanned || quiet && (r.quietAt.IsZero() || !now.Before(r.quietBy))
 	if appeared && over {
 		for name, f := range r.files {
@@ -261,11 +266,12 @@ func (r *readLoop) evaluate(now time.Time, quiet bool) {
 		r.appears(now)
 	case quiet && !appeared && r.quietAt.IsZero():
 		r.quietBy = time.Time{}
-	case over && r.Scanned: // further files follow: that is another wait
+	case over && r.Scanned: // more files appeared: start another wait
 		r.quietBy = time.Time{}
 		r.appears(now)
 	}
-	// Together with the files that count: otherwise all VIPs fall before their own files count.
+	// PerVIP changes together with the files that count. If it changed first, all VIPs would become
+	// not ready until their own files count.
 	r.PerVIP = r.PerVIP || (seenVIP && !appeared)
 	r.publish(now)
 }
@@ -273,11 +279,11 @@ func (r *readLoop) evaluate(now time.Time, quiet bool) {
 // publish publishes a listing of the current state.
 func (r *readLoop) publish(now time.Time) {
 	if r.At.IsZero() {
-		return // Configure before the first scan
+		return // Configure was called before the first scan
 	}
 	r.Scanned, r.byStream = true, r.known.byStream
 	r.Everything = r.Gone && !r.seenDir && r.o.MissingReady && errors.Is(r.Err, fs.ErrNotExist)
-	// New maps: those of the published listing are immutable.
+	// Allocate new maps: readers hold the maps of the published listing.
 	r.Files, r.Problems, r.stale = map[string]struct{}{}, nil, map[string]struct{}{}
 	for _, file := range r.shown {
 		if r.known.problem(file) == "" {
@@ -294,7 +300,7 @@ func (r *readLoop) publish(now time.Time) {
 	r.value.Set(r.Listing)
 }
 
-// addProblems adds the files that are ignored.
+// addProblems adds the ignored files.
 func (r *readLoop) addProblems(now time.Time) {
 	r.Problems = slices.Clone(r.problems)
 	add := func(name, problem string) { r.Problems = append(r.Problems, fmt.Sprintf("%q: %s", name, problem)) }

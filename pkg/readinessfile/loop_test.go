@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// clockwork is what a Directory knows, on a clock and a file system of the test.
+// clockwork is a readLoop with a fake clock and a fake file system.
 type clockwork struct {
 	*readLoop
 	t        *testing.T
@@ -31,7 +31,7 @@ func newClockwork(t *testing.T, o Options) *clockwork {
 	return c
 }
 
-// pass lets time go by; every scan is answered at once.
+// pass advances the clock. Scans take no time.
 func (c *clockwork) pass(d time.Duration) {
 	c.t.Helper()
 	end := c.now.Add(d)
@@ -129,7 +129,7 @@ func TestAFallIsNotHeldUpByWhatAppears(t *testing.T) {
 	c.want(vipOne)
 }
 
-// Otherwise every VIP would fall for the 10 ms that its own file waits.
+// Otherwise every VIP would be not ready for the 10 ms until its own file counts.
 func TestTheFirstFileOfAVIPDropsNoOther(t *testing.T) {
 	c := newClockwork(t, Options{OnGone: Drop})
 	c.files["lb-ready-a"] = c.now
@@ -149,7 +149,7 @@ func TestGoneDirectory(t *testing.T) {
 	tests := []struct {
 		name    string
 		o       Options
-		before  []vip.VIP // at once
+		before  []vip.VIP // immediately
 		drains  bool
 		after   []vip.VIP // after the drain time
 		problem bool
@@ -158,7 +158,7 @@ func TestGoneDirectory(t *testing.T) {
 		{name: "drain", o: Options{OnGone: Drain, DrainTime: drain}, before: []vip.VIP{vipOne}, drains: true},
 		{name: "drain in no time", o: Options{OnGone: Drain}},
 		{name: "drop", o: Options{OnGone: Drop}},
-		// What was there and is gone opens no gate.
+		// MissingReady does not apply to a directory that has existed.
 		{name: "drop, although one that never was there means ready", o: Options{OnGone: Drop, MissingReady: true}},
 		{
 			name: "hold files that grow old", o: Options{OnGone: Hold, MaxAge: 2 * time.Second}, before: []vip.VIP{vipOne},
@@ -221,7 +221,7 @@ func TestFilesGrowOld(t *testing.T) {
 	if _, why := l.Ready(vipTwo, []string{"b"}); !strings.Contains(why, "lb-ready-b young enough") {
 		t.Error(why)
 	}
-	// Exactly then, not at a rescan.
+	// The file becomes stale exactly at its deadline, not at the next rescan.
 	c.pass(maxAge - time.Second - time.Millisecond)
 	c.want(vipOne)
 	c.pass(time.Millisecond)
@@ -229,7 +229,7 @@ func TestFilesGrowOld(t *testing.T) {
 	c.files["lb-ready-a"] = c.now.Round(0)
 	c.pass(rescanTime + raiseQuiet)
 	c.want(vipOne)
-	for range 10 { // a writer that lives
+	for range 10 { // a live writer
 		c.pass(rescanTime)
 		c.files["lb-ready-a"] = c.now.Round(0)
 		c.want(vipOne)
@@ -257,7 +257,7 @@ func TestAListingAgesWhileNothingIsSeen(t *testing.T) {
 	if age := c.now.Sub(l.At); age > rescanTime {
 		t.Errorf("the listing is %v old although scans go on", age)
 	}
-	// One that hangs is noticed before the listing is too old.
+	// A hanging file system is detected before the listing is too old.
 	c.tickAt = c.now.Add(scanGap)
 	c.now = c.tickAt
 	c.act(c.now)

@@ -14,52 +14,51 @@ import (
 )
 
 const (
-	// rescanTime is the interval of scans without a notification: a file system may have none, and a
-	// symlink further up may be replaced.
+	// rescanTime is the interval of scans without a notification: a file system may not support
+	// inotify, and replacing a symlink further up in the path sends no event.
 	rescanTime = time.Second
-	// raiseQuiet is the time without a new file after which new files count, maxRaiseWait the longest
-	// wait for it: a thousand files are one decision.
+	// raiseQuiet is the time without a further file after which new files count, maxRaiseWait the
+	// longest wait: a thousand files cause one decision.
 	raiseQuiet   = 10 * time.Millisecond
 	maxRaiseWait = 100 * time.Millisecond
-	// scanGap is the shortest time between two scans, so that events cannot keep a core busy. A
-	// removal needs no scan.
+	// scanGap is the shortest time between two scans, so that events cannot keep a core busy. It does
+	// not delay removals, which need no scan.
 	scanGap = 5 * time.Millisecond
-	// hangTime bounds a scan. With rescanTime it is below MaxListingAge: the directory is gone before
-	// its listing is too old.
+	// hangTime bounds a scan. hangTime plus rescanTime is less than MaxListingAge, so that the
+	// directory is reported as gone before its listing is too old.
 	hangTime = 1500 * time.Millisecond
 
-	leaveTime       = time.Second // bounds the wait for a scan that hangs when the reader ends
+	leaveTime       = time.Second // bounds the wait for a hanging scan when the reader stops
 	futureTolerance = time.Second // an mtime further in the future is a problem
 	maxProblems     = 20          // in a Listing
-	maxEntries      = 20_000      // of the directory that are read
-	notifications   = 4096        // that may wait
+	maxEntries      = 20_000      // directory entries that a scan reads
+	notifications   = 4096        // capacity of the event queue
 )
 
 // MinMaxAge is the smallest Options.MaxAge: [Writer] touches its files once a second, and some file
 // systems round mtimes to two seconds.
 const MinMaxAge = 2 * time.Second
 
-// DirectoryGonePolicy is what happens to ready VIPs while the directory cannot be read.
+// DirectoryGonePolicy selects the treatment of ready VIPs while the directory cannot be read.
 type DirectoryGonePolicy string
 
 const (
-	Hold  DirectoryGonePolicy = "hold"  // they stay ready
-	Drain DirectoryGonePolicy = "drain" // they stay ready for Options.DrainTime
-	Drop  DirectoryGonePolicy = "drop"  // they are not ready at once
+	Hold  DirectoryGonePolicy = "hold"  // VIPs stay ready
+	Drain DirectoryGonePolicy = "drain" // VIPs stay ready for Options.DrainTime
+	Drop  DirectoryGonePolicy = "drop"  // VIPs become not ready immediately
 )
 
 // Options configure a Reader.
 type Options struct {
 	Path string
-	// MissingReady makes every VIP ready while the directory has never existed since the start, for
-	// pods whose writer starts late. Later OnGone decides: a directory that is being replaced must
-	// not advertise everything.
+	// MissingReady makes every VIP ready as long as the directory has not existed since the start, for
+	// pods whose writer starts late. Afterwards OnGone applies: the replacement of a directory must
+	// not make every VIP advertised.
 	MissingReady bool
-	// MaxAge is the age from which a file does not count, for writers that touch their files: 0 is
-	// off, MinMaxAge the minimum.
+	// MaxAge is the age from which a file does not count, for writers that touch their files. 0
+	// disables it; the minimum is MinMaxAge.
 	MaxAge time.Duration
-	// OnGone decides what counts while the directory cannot be read, DrainTime for how long Drain
-	// keeps it.
+	// OnGone applies while the directory cannot be read. DrainTime is the drain time of Drain.
 	OnGone    DirectoryGonePolicy
 	DrainTime time.Duration
 	Log       *slog.Logger
@@ -67,8 +66,8 @@ type Options struct {
 
 // Reader reads a readiness directory. It implements task.Task.
 //
-// Regular files and symlinks to them count, whatever their content: they are never opened. Anything
-// else with the name of a readiness file is a problem; other names are ignored.
+// Regular files and symlinks to them count, whatever their content: Reader never opens them. Other
+// file types with the name of a readiness file are problems; other names are ignored.
 type Reader struct {
 	o     Options
 	log   *slog.Logger
@@ -97,14 +96,14 @@ func NewReader(o Options) *Reader {
 // Value returns the listing. Each rescan replaces it; see Listing.Revision.
 func (r *Reader) Value() *latest.Value[Listing] { return r.value }
 
-// Configure sets the streams and VIPs of the trench file; without a stream every group is known. It
-// never blocks.
+// Configure sets the streams and VIPs of the trench file. Without streams, every group is known. It
+// does not block.
 func (r *Reader) Configure(streams []string, vips []vip.VIP) {
 	files := make(map[string]struct{}, len(streams)+len(vips))
 	for _, s := range streams {
 		files[groupFile(s)] = struct{}{}
 	}
-	for _, v := range vips { // no two have the same first address
+	for _, v := range vips { // first addresses are unique
 		files[vipFile(v.Prefix().Addr())] = struct{}{}
 	}
 	r.known.Set(known{files, len(streams) > 0})
@@ -113,8 +112,8 @@ func (r *Reader) Configure(streams []string, vips []vip.VIP) {
 // String implements task.Task.
 func (r *Reader) String() string { return "readiness-directory" }
 
-// Run reads the directory until ctx ends. It is called once. One goroutine may remain after that,
-// in a call to a file system that hangs.
+// Run reads the directory until ctx ends. It is called once. When it returns, one goroutine may
+// remain blocked in a file system that hangs.
 func (r *Reader) Run(ctx context.Context) error {
 	notifier, err := r.notifier()
 	var events <-chan fsnotify.Event
@@ -135,7 +134,7 @@ func (r *Reader) Run(ctx context.Context) error {
 		s.run(requests, results)
 	}()
 	defer func() {
-		close(requests) // the scanner closes the notifier then
+		close(requests) // the scanner then closes the notifier
 		select {
 		case <-done:
 		case <-time.After(leaveTime):
@@ -157,11 +156,11 @@ func (r *Reader) Run(ctx context.Context) error {
 			l.onScan(time.Now(), found)
 		case e := <-events:
 			l.onEvent(time.Now(), e)
-			for range len(events) { // all of them are one decision
+			for range len(events) { // all queued events cause one decision
 				l.onEvent(time.Now(), <-events)
 			}
 		case err := <-failures:
-			// Events may have been lost: scan the directory.
+			// The event queue may have overflowed, so scan the directory.
 			r.log.Warn("file notifications failed", "error", err)
 			l.scan = true
 		case <-knownChanged:

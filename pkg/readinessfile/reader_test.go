@@ -35,7 +35,7 @@ var (
 	someVIPs    = []vip.VIP{vipOne, vipTwo, vipWide}
 )
 
-// folder is a Directory that runs on a directory of the test.
+// testReader is a running Reader of a test directory.
 type testReader struct {
 	*Reader
 	t    *testing.T
@@ -43,8 +43,8 @@ type testReader struct {
 	stop func()
 }
 
-// openFolder runs a Directory. Its rescans come so late that only notifications
-// can tell it of anything, unless change says otherwise.
+// runReader runs a Reader. Its rescan interval is so long that it detects changes only by
+// notifications, unless change sets another interval.
 func runReader(t *testing.T, path string, o Options, change func(*Reader)) *testReader {
 	t.Helper()
 	o.Path, o.OnGone, o.Log = path, Drop, discard
@@ -97,7 +97,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// wait waits until a listing is as wanted.
+// wait waits for a listing that satisfies the condition.
 func (f *testReader) wait(what string, wanted func(Listing) bool) Listing {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), await.Timeout)
@@ -109,8 +109,8 @@ func (f *testReader) wait(what string, wanted func(Listing) bool) Listing {
 	return l
 }
 
-// wantReady waits until exactly these of the VIPs are ready, where stream a serves
-// the first one and stream b the others.
+// wantReady waits until exactly the given VIPs are ready. Stream a serves the first VIP, stream b
+// the remaining VIPs.
 func (f *testReader) wantReady(vips ...vip.VIP) Listing {
 	f.t.Helper()
 	return f.wait(fmt.Sprintf("ready: %v", vips), func(l Listing) bool { return slices.Equal(readyVIPs(l), vips) })
@@ -130,8 +130,7 @@ func readyVIPs(l Listing) []vip.VIP {
 	return list
 }
 
-// At each moment around the start of the Directory a file appears or vanishes,
-// and no rescan comes to help.
+// A file appears or vanishes at each moment around the start of the Reader, without a later rescan.
 func TestNoWakeUpIsLostAroundTheStart(t *testing.T) {
 	const workers, races = 10, 100
 	top := t.TempDir()
@@ -158,11 +157,11 @@ func TestNoWakeUpIsLostAroundTheStart(t *testing.T) {
 	}
 }
 
-// raceTime is how long a race may take. What was lost would be found by a rescan, an hour later.
+// raceTime is the timeout of a race. A rescan would detect a lost event only an hour later.
 const raceTime = 10 * time.Second
 
-// race makes, or removes, a file at some moment around the start of a Directory
-// and reports whether that was seen.
+// race creates or removes a file at some moment around the start of a Reader and reports whether
+// the Reader detected the change.
 func race(ctx context.Context, path string, appears bool) (seen bool, err error) {
 	if err := os.Mkdir(path, 0o755); err != nil {
 		return false, err
@@ -207,7 +206,7 @@ func TestReadinessFiles(t *testing.T) {
 	f.remove("lb-ready-a")
 	f.wantReady(vipTwo, vipWide)
 
-	// From the first file of a VIP on, only such files count, and any form of the address does.
+	// After the first file of a VIP only such files count, with any notation of the address.
 	f.make("lb-vip-ready-2000:0:0::0002")
 	f.wantReady(vipTwo)
 	f.make("lb-vip-ready-20.0.1.0", "lb-vip-ready-::ffff:20.0.0.1")
@@ -356,7 +355,7 @@ func TestRescanFindsNewParentDirectory(t *testing.T) {
 	f.wantReady(vipOne)
 }
 
-// The watch of a directory is one of its inode.
+// An inotify watch belongs to an inode, not to a path.
 func TestReplacedDirectoryIsWatched(t *testing.T) {
 	tests := map[string]func(t *testing.T, path string){
 		"removed and created": func(t *testing.T, path string) {
@@ -401,8 +400,8 @@ func TestReplacedDirectoryIsWatched(t *testing.T) {
 	}
 }
 
-// As a symlink is swapped, or as the kubelet replaces a volume: the files are
-// symlinks through ..data, which is renamed.
+// The directory is a symlink that is replaced, or a volume that kubelet updates: its files are
+// symlinks through ..data, which kubelet replaces by a rename.
 func TestSwappedSymlinksAreSeen(t *testing.T) {
 	top := t.TempDir()
 	for i, file := range []string{"lb-ready-a", "lb-ready-b"} {
@@ -425,7 +424,7 @@ func TestSwappedSymlinksAreSeen(t *testing.T) {
 		swap(0, path)
 	}
 	f.wantReady(vipOne)
-	// The watch is on what the symlink leads to now.
+	// The watch follows the new target of the symlink.
 	f.make("lb-ready-b")
 	f.wantReady(vipOne, vipTwo, vipWide)
 
@@ -470,7 +469,7 @@ func TestAHungFileSystemIsNoticed(t *testing.T) {
 	if !l.Gone || !strings.Contains(l.Err.Error(), "hangs") {
 		t.Errorf("%+v", l)
 	}
-	// Who looks is alive: the listing does not age.
+	// The reader is alive while the file system hangs, so the listing does not age.
 	f.wait("renewed", func(m Listing) bool { return m.At.After(l.At) && m.Revision == l.Revision })
 	hangs.Store(false)
 	close(hang)

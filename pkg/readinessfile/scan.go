@@ -14,7 +14,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// scanRequest requests a scan of the directory or, with names, which of these exist.
+// scanRequest requests a scan of the directory or, if names is set, a check which names exist.
 type scanRequest struct {
 	names   map[string]struct{}
 	settled bool // copied to the result
@@ -23,7 +23,7 @@ type scanRequest struct {
 type scanResult struct {
 	request  scanRequest
 	begun    time.Time
-	files    map[string]foundFile // those that may count, by name
+	files    map[string]foundFile // valid files, by name
 	problems []string
 	link     bool  // the path is a symlink
 	err      error // why the directory cannot be read
@@ -36,22 +36,22 @@ type foundFile struct {
 	link  bool
 
 	// Set by readLoop.aged.
-	expires time.Time // when it is too old; zero: never
-	future  bool      // its mtime was in the future when it was first seen
+	expires time.Time // when the file becomes stale; zero: never
+	future  bool      // the mtime was in the future when it was first seen
 }
 
 // stale reports whether the file is too old to count.
 func (f foundFile) stale(now time.Time) bool { return !f.expires.IsZero() && !now.Before(f.expires) }
 
-// scanner makes all calls to the file system, which may hang. Its fields are owned by run.
+// scanner performs all calls into the file system, which may hang. Its fields are owned by run.
 type scanner struct {
 	path     string
 	times    bool              // mtimes are needed
 	notifier *fsnotify.Watcher // nil: none
 	before   func()
 	log      *slog.Logger
-	inode    os.FileInfo // of the watch
-	watched  bool        // false: a failure to watch was logged and persists
+	inode    os.FileInfo // of the watched directory
+	watched  bool        // false while a logged failure to watch persists
 }
 
 // run answers requests until their channel is closed.
@@ -64,7 +64,7 @@ func (s *scanner) run(requests <-chan scanRequest, results chan<- scanResult) {
 		} else {
 			s.scan(&found)
 		}
-		results <- found // does not block: one request at a time
+		results <- found // does not block: at most one request is outstanding
 	}
 	if s.notifier != nil {
 		if err := s.notifier.Close(); err != nil {
@@ -73,7 +73,7 @@ func (s *scanner) run(requests <-chan scanRequest, results chan<- scanResult) {
 	}
 }
 
-// verify returns those of the names that exist.
+// verify returns the subset of names that exist.
 func (s *scanner) verify(names map[string]struct{}) map[string]foundFile {
 	existing := map[string]foundFile{}
 	for name := range names {
@@ -89,8 +89,8 @@ func (s *scanner) scan(found *scanResult) {
 	if info, err := os.Lstat(s.path); err == nil {
 		found.link = info.Mode()&fs.ModeSymlink != 0
 	}
-	// The directory is watched before it is read. If it was replaced in between, the watch is on
-	// another inode, and both are repeated.
+	// Watch before reading, so that no change between the two is missed. If the directory was replaced
+	// in between, the watch is on another inode: repeat both.
 	const attempts = 3
 	for range attempts {
 		s.watch()
@@ -106,8 +106,8 @@ func (s *scanner) scan(found *scanResult) {
 	found.err = fmt.Errorf("the readiness directory %s is being replaced continuously", s.path)
 }
 
-// watch watches the directory that the path refers to now, and its parent. A watch is one of an
-// inode: a directory that was replaced is watched again.
+// watch adds watches of the directory and its parent. An inotify watch belongs to an inode, so a
+// replaced directory needs a new watch.
 func (s *scanner) watch() {
 	if s.notifier == nil {
 		return
@@ -118,7 +118,7 @@ func (s *scanner) watch() {
 	}
 	info, err := os.Stat(s.path)
 	if s.inode != nil && (err != nil || !os.SameFile(info, s.inode)) {
-		_ = s.notifier.Remove(s.path) // the kernel may have ended the watch already
+		_ = s.notifier.Remove(s.path) // fails if the kernel has removed the watch already
 		s.inode = nil
 	}
 	if err == nil {
@@ -134,7 +134,7 @@ func (s *scanner) watch() {
 	s.watched = problem == nil
 }
 
-// read reads the directory. replaced reports whether it is not the one that is watched.
+// read reads the directory. replaced reports whether path no longer refers to the watched inode.
 func (s *scanner) read(found *scanResult) (replaced bool, err error) {
 	dir, err := os.OpenFile(s.path, os.O_RDONLY|syscall.O_DIRECTORY, 0)
 	if err != nil {
@@ -180,10 +180,10 @@ func (s *scanner) read(found *scanResult) (replaced bool, err error) {
 	}
 }
 
-// vanished is the problem of a file that was removed meanwhile.
+// vanished marks a file that was removed between ReadDir and stat.
 const vanished = "vanished"
 
-// inspect completes f. problem is why the entry does not count.
+// inspect sets the mtime and type of f. problem is the reason why the entry does not count.
 func (s *scanner) inspect(e fs.DirEntry, f *foundFile) (problem string) {
 	mode := e.Type()
 	f.link = mode&fs.ModeSymlink != 0

@@ -21,17 +21,18 @@ import (
 const (
 	// touchInterval is the shortest time between two touches of the files.
 	touchInterval = time.Second
-	// tidyTime bounds the wait for the removal of the files at the end.
+	// tidyTime bounds the wait for the removal of the files when the writer stops.
 	tidyTime = 2 * time.Second
 )
 
 // Writer writes readiness files for other processes, such as a router of Meridio 2. It implements
 // task.Task.
 //
-// It removes the files of its predecessor at its start, and its own at its end. The files are empty
-// and readable by all. Of one decision files are removed before others are created, and those of
-// VIPs are created first: a reader never applies the file of a group to all of its VIPs.
-// [Writer.Beat] touches the files: without it they age.
+// It removes the files of the previous process when it starts, and its own files when it stops.
+// The files are empty and world-readable. For each decision Writer removes obsolete files before
+// it creates new ones, and creates the files of VIPs before the files of groups, so that a reader
+// never applies the file of a group to all of its VIPs. [Writer.Beat] touches the files; without
+// it they become stale.
 type Writer struct {
 	path    string
 	log     *slog.Logger
@@ -40,7 +41,7 @@ type Writer struct {
 	state   latest.Value[writeResult]
 
 	// Owned by run.
-	clean   bool                // the files of the predecessor are removed
+	clean   bool                // the files of the previous process are removed
 	created map[string]struct{} // readiness files that exist
 	touched time.Time
 
@@ -49,7 +50,7 @@ type Writer struct {
 	backoff               backoff.Backoff
 }
 
-// ready is what has files. It is immutable.
+// ready holds the groups and VIPs that have files. It is immutable.
 type ready struct {
 	groups []string
 	vips   []netip.Addr // the first addresses of VIPs
@@ -74,8 +75,8 @@ type writeResult struct {
 	failures uint64 // since the start
 }
 
-// NewWriter returns a writer of the directory, which is created if it is missing (mode 0755). It is
-// idle until Run.
+// NewWriter returns a Writer, which is idle until Run. Run creates a missing directory with mode
+// 0755.
 func NewWriter(path string, log *slog.Logger) *Writer {
 	path = filepath.Clean(path)
 	return &Writer{
@@ -85,25 +86,25 @@ func NewWriter(path string, log *slog.Logger) *Writer {
 	}
 }
 
-// Want sets which groups and VIPs are ready, the latter by their first addresses, each time in the
-// same order. It never blocks, and keeps the lists. One goroutine calls it.
+// Want sets the ready groups and the first addresses of the ready VIPs. The order must not change
+// between calls. Want does not block, retains the lists, and is not safe for concurrent use.
 func (w *Writer) Want(groups []string, vips ...netip.Addr) {
 	was := w.desired.Load()
-	// The same ones do not shorten a back-off.
+	// An unchanged list must not interrupt a back-off.
 	if !slices.Equal(groups, was.groups) || !slices.Equal(vips, was.vips) {
 		w.desired.Set(ready{groups, vips})
 	}
 }
 
-// Beat confirms that the caller of Want runs. It never blocks, and may be called often: files are
-// touched once a second.
+// Beat confirms that the caller of Want is alive. It does not block and may be called often: files
+// are touched at most once a second.
 func (w *Writer) Beat() { latest.Wake(w.beat) }
 
 // String implements task.Task.
 func (w *Writer) String() string { return "readiness-directory-writer" }
 
-// Run maintains the files until ctx ends, and removes them then. It is called once. One goroutine
-// may remain after the end, in a call to a file system that hangs.
+// Run maintains the files until ctx ends, and then removes them. It is called once. When it
+// returns, one goroutine may remain blocked in a file system that hangs.
 func (w *Writer) Run(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
@@ -149,7 +150,7 @@ func (w *Writer) run(ctx context.Context) {
 	}
 }
 
-// write makes the files equal to the desired ones.
+// write removes obsolete files and creates missing ones.
 func (w *Writer) write(desired map[string]struct{}) error {
 	if !w.clean {
 		if err := w.createDirectory(); err != nil {
@@ -171,7 +172,8 @@ func (w *Writer) write(desired map[string]struct{}) error {
 			missing = append(missing, name)
 		}
 	}
-	// Nothing is created before everything obsolete is removed. Files of groups sort first.
+	// Create no file before all obsolete files are removed. Files of groups sort first: lb-ready-
+	// precedes lb-vip-ready-.
 	slices.Sort(obsolete)
 	if err := w.remove(obsolete); err != nil {
 		return err
@@ -193,20 +195,20 @@ func (w *Writer) write(desired map[string]struct{}) error {
 		}
 		errs = append(errs, fmt.Errorf("failed to create readiness file %q: %w", name, err))
 		if !errors.Is(err, fs.ErrExist) {
-			break // the others would fail as well
+			break // the remaining files would fail as well
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// createDirectory creates the directory if it is missing, for readers that are other users.
+// createDirectory creates a missing directory, readable by other users.
 func (w *Writer) createDirectory() error {
 	if _, err := os.Stat(w.path); err == nil {
 		return nil
 	}
 	err := os.MkdirAll(w.path, 0o755)
 	if err == nil {
-		err = os.Chmod(w.path, 0o755) // whatever the umask
+		err = os.Chmod(w.path, 0o755) // independent of the umask
 	}
 	if err != nil {
 		return fmt.Errorf("failed to create the readiness directory %s: %w", w.path, err)
@@ -227,7 +229,7 @@ func (w *Writer) remove(names []string) error {
 	return errors.Join(errs...)
 }
 
-// removeLeftovers removes the files of the predecessor.
+// removeLeftovers removes the files of the previous process.
 func (w *Writer) removeLeftovers() error {
 	entries, err := os.ReadDir(w.path) // sorted
 	if err != nil {
@@ -248,8 +250,8 @@ func (w *Writer) removeLeftovers() error {
 	return nil
 }
 
-// touchAll touches the files once a second. It reports whether another process removed one, so that
-// the files must be written again.
+// touchAll touches the files, at most once a second. It reports whether another process removed a
+// file, so that write must run again.
 func (w *Writer) touchAll(now time.Time) (again bool) {
 	if !w.clean || now.Sub(w.touched) < touchInterval {
 		return false
@@ -272,7 +274,7 @@ func (w *Writer) touchAll(now time.Time) (again bool) {
 	return again
 }
 
-// record records the result of an attempt, and logs it when it differs from the previous one.
+// record records the result of an attempt and logs it if it differs from the previous result.
 func (w *Writer) record(err error) {
 	previous := w.state.Load()
 	result := writeResult{written: err == nil, err: err, failures: previous.failures}
@@ -288,7 +290,7 @@ func (w *Writer) record(err error) {
 	w.state.Set(result)
 }
 
-// createFile creates an empty file. A regular file that exists is adopted.
+// createFile creates an empty file, or touches an existing regular file.
 func createFile(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err == nil {

@@ -18,7 +18,7 @@ import (
 
 var _ task.Task = (*Writer)(nil)
 
-// testWriter is a Writer that runs, and what it did to files.
+// testWriter is a running Writer that records its file operations.
 type testWriter struct {
 	*Writer
 	t    *testing.T
@@ -27,7 +27,7 @@ type testWriter struct {
 
 	mu     sync.Mutex
 	deeds  []string
-	broken map[string]error // by deed
+	broken map[string]error // by operation
 }
 
 // runWriter runs a writer; before runs before it starts.
@@ -121,7 +121,7 @@ func TestWriterKeepsTheFilesThatAreWanted(t *testing.T) {
 		t.Errorf("in this order: %q, want %q", got, want)
 	}
 	s.wait("at peace", func() bool { return s.state.Load().written })
-	// Only what differs is touched, and what falls does so first.
+	// Only changed files are written, and removals come first.
 	s.Want([]string{"a", "c"}, addr6)
 	s.waitFiles("lb-ready-a", "lb-ready-c", "lb-vip-ready-2000::2")
 	want = []string{"remove lb-ready-b", "remove lb-vip-ready-20.0.0.1", "create lb-ready-c"}
@@ -166,7 +166,7 @@ func TestWriterTouchesFilesWhileBeating(t *testing.T) {
 		info, err := os.Stat(file)
 		return err == nil && info.ModTime().After(old.Add(time.Minute))
 	})
-	// Once a second, however often it beats.
+	// Files are touched once a second, even if Beat is called more often.
 	begin := time.Now()
 	s.done()
 	s.wait("touched twice", func() bool {
@@ -178,7 +178,7 @@ func TestWriterTouchesFilesWhileBeating(t *testing.T) {
 	if d := time.Since(begin); d < touchInterval {
 		t.Errorf("touched twice in %v", d)
 	}
-	// What another process removed, even with the directory, is created again.
+	// Files that another process removed, even with the directory, are created again.
 	must(t, os.RemoveAll(s.path))
 	s.wait("created again", func() bool {
 		s.Beat()
@@ -198,7 +198,7 @@ func TestWriterTriesAgainAndSaysWhatIsWrong(t *testing.T) {
 	s.breakFiles(nil)
 	s.waitFiles("lb-ready-a")
 	s.wait("at peace", func() bool { return s.state.Load().written })
-	// While one cannot be removed none is created.
+	// No file is created while an obsolete file cannot be removed.
 	s.breakFiles(syscall.EPERM, "remove")
 	s.Want([]string{"b"})
 	s.wait("failing", func() bool { return s.state.Load().err != nil })
@@ -236,7 +236,7 @@ func TestObstructedFileIsReported(t *testing.T) {
 		!strings.Contains(err.Error(), "exists and is not a regular file") {
 		t.Errorf("%v", err)
 	}
-	s.waitFiles("lb-ready-a", "lb-ready-b") // the others go on
+	s.waitFiles("lb-ready-a", "lb-ready-b") // other writable files are created
 }
 
 func TestWriterWithoutFileSystemDoesNotBlock(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
-// Address is where a registry is served.
+// Address is the address of a registry: a unix socket, or a host and port.
 type Address struct {
 	text       string
 	path       string // of a unix socket
@@ -41,7 +41,7 @@ func (a Address) fixed() bool {
 	return a.path != "" || err == nil
 }
 
-// at returns the address of one host behind the name.
+// at returns the address with the host name resolved to ip.
 func (a Address) at(ip netip.Addr) Address {
 	return Address{text: net.JoinHostPort(ip.String(), a.port), host: ip.String(), port: a.port}
 }

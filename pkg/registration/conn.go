@@ -16,7 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 )
 
-// CallTimeout bounds a handshake with a registry, and a call that is answered at once.
+// CallTimeout bounds a handshake with a registry, a unary call, and a DNS lookup.
 const CallTimeout = 5 * time.Second
 
 // Back-off of the attempts to reach a registry.
@@ -28,19 +28,19 @@ const (
 // Conn is a connection to the registry of one load balancer.
 type Conn struct {
 	*grpc.ClientConn
-	name    string // of the load balancer in messages
+	name    string // names the load balancer in messages
 	explain func(error) error
 }
 
-// NewConn returns a connection that is authenticated by other means than an SVID, such as the admin
-// socket. name is that of the load balancer in messages; explain returns the error of a call in the
-// words of the user.
+// NewConn returns a connection that does not authenticate with an SVID, such as one to the admin
+// socket. name names the load balancer in messages; explain converts the error of a call into a
+// message for the user.
 func NewConn(c *grpc.ClientConn, name string, explain func(error) error) *Conn {
 	return &Conn{ClientConn: c, name: name, explain: explain}
 }
 
-// Dial returns a connection over mTLS, which is established on demand. The caller runs the source
-// of the own SVID. lb is the SPIFFE ID of the load balancer.
+// Dial returns an mTLS connection, which is established on demand. The caller runs source, which
+// supplies the client's SVID. lb is the SPIFFE ID of the load balancer.
 func Dial(a Address, source *identity.Source, lb spiffeid.ID) (*Conn, error) {
 	creds := identity.NewCredentials(source, identity.CredentialOptions{Authorize: identity.Authorize(lb)})
 	cc, err := grpc.NewClient(a.target(), grpc.WithTransportCredentials(creds),
@@ -48,7 +48,7 @@ func Dial(a Address, source *identity.Source, lb spiffeid.ID) (*Conn, error) {
 			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
 			MinConnectTimeout: CallTimeout,
 		}),
-		// A host that disappeared sends nothing.
+		// A vanished host sends no FIN or RST, so only keepalive detects it.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 2 * time.Second}),
 		grpc.WithNoProxy())
 	if err != nil {
@@ -62,11 +62,11 @@ func Dial(a Address, source *identity.Source, lb spiffeid.ID) (*Conn, error) {
 // String names the load balancer in messages.
 func (c *Conn) String() string { return c.name }
 
-// Explain adds why the registry is unavailable to the error of a call.
+// Explain adds the reason why the registry is unavailable to the error of a call.
 func (c *Conn) Explain(err error) error { return c.explain(err) }
 
-// closedByServer matches gRPC's errors of a connection that ended before the server had sent
-// anything. In TLS 1.3 a client's handshake ends before the server has verified its certificate.
+// closedByServer matches gRPC's errors of a connection that ended before the server sent data. In
+// TLS 1.3 the client's handshake finishes before the server has verified the client's certificate.
 var closedByServer = regexp.MustCompile(`client preface|server preface|EOF|bad certificate|connection reset`)
 
 func explain(c *Conn, source *identity.Source, err error) error {

@@ -22,18 +22,19 @@ const lookupInterval = 5 * time.Second
 
 // GroupOptions configure a group.
 type GroupOptions struct {
-	// Registries are addresses of load balancers, and names of several, at least one.
+	// Registries lists addresses of load balancers, and names that resolve to several. It must not be
+	// empty.
 	Registries []Address
 	// Request announces one target.
 	Request *targetv1.RegisterRequest
-	// Source has the own SVID. The caller runs it.
+	// Source supplies the client's SVID. The caller runs it.
 	Source *identity.Source
 	// LB is the SPIFFE ID of the load balancers.
 	LB spiffeid.ID
-	// Report is called with a line of text for each change at a load balancer, or of a name, also at
-	// the same time.
+	// Report is called with a line of text for each change of a load balancer or a name. Calls may be
+	// concurrent.
 	Report func(registry, line string)
-	// Resolver looks up names. Default: that of the system.
+	// Resolver looks up names. Default: net.DefaultResolver.
 	Resolver Resolver
 	// Interval is the time between two lookups of a name. Default: 5 s.
 	Interval time.Duration
@@ -47,7 +48,7 @@ type Group struct {
 
 	running sync.WaitGroup
 	answers chan answer
-	ended   chan struct{} // of size 1: a member ended
+	ended   chan struct{} // holds a token: a member ended
 
 	mu      sync.Mutex
 	members map[string]*member // by address
@@ -57,15 +58,15 @@ type Group struct {
 // member is the registration at one load balancer.
 type member struct {
 	Registration
-	from   Address // of Registries
+	from   Address // entry of Registries
 	leave  chan struct{}
 	cancel context.CancelFunc
 	done   chan struct{}
-	err    error // once done is closed
+	err    error // valid once done is closed
 
 	// Owned by Run of the group.
-	leaving bool // its address disappeared
-	over    bool // it ended by itself
+	leaving bool // the address disappeared from the lookup
+	over    bool // Run ended
 }
 
 // NewGroup returns a group.
@@ -80,11 +81,12 @@ func NewGroup(o GroupOptions) *Group {
 	}
 }
 
-// Run keeps the target registered until leave is closed: it deregisters the target at every load
-// balancer then, and ends with the last removal. The end of ctx ends it at once. It is called once.
+// Run keeps the target registered until leave is closed. It then deregisters the target at every
+// load balancer and returns after the last removal. It returns immediately when ctx ends. It is
+// called once.
 //
-// It returns the errors of the load balancers at which the target was not removed, and an error
-// when another caller registered the target at every load balancer.
+// The error lists the load balancers at which the target was not removed. Run also returns an error
+// if another caller has registered the target at every load balancer.
 func (g *Group) Run(ctx context.Context, leave <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer g.running.Wait()
@@ -118,8 +120,8 @@ func (g *Group) Run(ctx context.Context, leave <-chan struct{}) error {
 	}
 }
 
-// take registers at the addresses that an answer added, and deregisters at those that are in no
-// answer any more.
+// take registers the target at the new addresses of an answer, and deregisters it at addresses that
+// no answer has any longer.
 func (g *Group) take(ctx context.Context, a answer) error {
 	key := a.from.String()
 	g.mu.Lock()
@@ -136,6 +138,7 @@ func (g *Group) take(ctx context.Context, a answer) error {
 		}
 		return nil
 	}
+	// Only the goroutine of Run writes names and members, so it reads them without mu.
 	wanted := map[string]bool{}
 	for _, n := range g.names {
 		for _, address := range n.addresses {
@@ -155,7 +158,9 @@ func (g *Group) take(ctx context.Context, a answer) error {
 	}
 	for _, address := range a.addresses {
 		m := g.members[address.String()]
-		if m != nil && m.leaving { // it is back before the end of its drain
+		// The address reappeared during the drain. Stop the old registration before the new one starts,
+		// so that the two do not compete.
+		if m != nil && m.leaving {
 			m.cancel()
 			<-m.done
 			m = nil
@@ -194,14 +199,15 @@ func (g *Group) start(ctx context.Context, address, from Address) error {
 			m.Report(m.err.Error())
 		}
 		cancel()
-		_ = conn.Close() // fails only if it is closed already
+		_ = conn.Close() // fails only if the connection is closed already
 		close(m.done)
 		latest.Wake(g.ended)
 	})
 	return nil
 }
 
-// collect takes note of members that ended. It reports whether none is left, and returns why.
+// collect handles members that ended. over reports whether every name has been resolved and all
+// members have ended; err joins their errors.
 func (g *Group) collect() (over bool, err error) {
 	var errs []error
 	over = !slices.ContainsFunc(g.Registries, func(a Address) bool { return len(g.names[a.String()].addresses) == 0 })
@@ -228,7 +234,7 @@ func (g *Group) forget(address string) {
 	g.changed()
 }
 
-// leave deregisters the target everywhere and waits for its removals.
+// leave deregisters the target at all load balancers and waits for its removal.
 func (g *Group) leave() error {
 	for _, m := range g.members {
 		if !m.leaving {
@@ -238,7 +244,7 @@ func (g *Group) leave() error {
 	var errs []error
 	for address, m := range g.members {
 		<-m.done
-		var rejected *RejectedError // by then the target is that of another caller
+		var rejected *RejectedError // another caller has taken over the target
 		if m.err != nil && !m.leaving && !errors.As(m.err, &rejected) {
 			errs = append(errs, fmt.Errorf("%s: %w", address, m.err))
 		}

@@ -56,7 +56,7 @@ func TestGroupFollowsName(t *testing.T) {
 	wantStates(t, second, healthcheck.Draining)
 }
 
-// Load balancers that hang or are down delay nothing at the others.
+// A load balancer that hangs or is down does not delay the registrations at other load balancers.
 func TestGroupHangingLoadBalancer(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -87,7 +87,7 @@ func TestGroupHangingLoadBalancer(t *testing.T) {
 		t.Error("the target was deregistered at one load balancer after the other")
 	}
 	if err := g.wantEnd(); err != nil {
-		t.Error(err) // the others never had a registration
+		t.Error(err) // the hung load balancers never had a registration
 	}
 }
 
@@ -101,7 +101,7 @@ func (r *running) wantFailures(host string, n uint64) {
 	})
 }
 
-// The target of a load balancer that was down when it was deregistered may still be there.
+// If a load balancer is down during the deregistration, it may still have the target.
 func TestGroupFailsToDeregister(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -134,7 +134,7 @@ func TestGroupSuperseded(t *testing.T) {
 	one := f.start("127.0.0.2")
 	g.want("127.0.0.2", "127.0.0.3 READY")
 	g.wantReport("127.0.0.2:" + f.port + ": another call registered a")
-	f.dns.waitForLookups(t, "ip4") // which do not register it once more
+	f.dns.waitForLookups(t, "ip4") // must not register the target again
 	one.want("127.0.0.2 READY")
 	two := f.start("127.0.0.3")
 	if err := g.wantEnd(); err == nil || strings.Count(err.Error(), "another call registered a") != 2 {
@@ -148,7 +148,7 @@ func TestGroupSuperseded(t *testing.T) {
 	wantStates(t, lbs["127.0.0.3"])
 }
 
-// A load balancer gets the stream later than the others.
+// One load balancer gets the stream later than the rest.
 func TestGroupRejected(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

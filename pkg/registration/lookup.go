@@ -13,28 +13,28 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
-// Resolver looks up the addresses of a name. A [net.Resolver] is one.
+// Resolver looks up the addresses of a name. [net.Resolver] implements it.
 type Resolver interface {
-	// LookupNetIP returns the addresses of one family, "ip4" or "ip6". For a name without one the
-	// error is a [net.DNSError] with IsNotFound.
+	// LookupNetIP returns the addresses of one family, "ip4" or "ip6". If the name has no such
+	// address, the error is a [net.DNSError] with IsNotFound.
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
 // minLookupDelay is the first delay after a failed lookup.
 const minLookupDelay = 250 * time.Millisecond
 
-// name is an address whose host is looked up.
+// name is an address with a host name.
 type name struct {
 	Address
 	resolver Resolver
-	// family is that of the first answer, "ip4" or "ip6"; "" before.
+	// family is the address family of the first answer, "ip4" or "ip6"; "" before the first answer.
 	family string
 }
 
-// answer is the result of a lookup: addresses, or why there are none.
+// answer is the result of a lookup: addresses or an error.
 type answer struct {
 	from      Address
-	addresses []Address // in order
+	addresses []Address // sorted
 	err       error
 }
 
@@ -64,7 +64,7 @@ func (n *name) follow(ctx context.Context, interval time.Duration, answers chan<
 	}
 }
 
-// lookup returns the addresses of the name, at least one, sorted.
+// lookup returns the sorted addresses of the name, or an error if it has none.
 func (n *name) lookup(ctx context.Context) ([]netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
@@ -86,7 +86,8 @@ func (n *name) lookup(ctx context.Context) ([]netip.Addr, error) {
 		case err == nil, errors.As(err, &failure) && failure.IsNotFound:
 			// The name has no address of this family.
 		default:
-			// The other family would be another way to the same load balancers.
+			// Do not try the other family after a failure: its addresses may belong to the same load
+			// balancers, which would get a second registration.
 			return nil, fmt.Errorf("lookup failed: %w", err)
 		}
 	}

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// errServer is the answer of a DNS server that fails; errNone that of one without an address.
+// errServer is the error of a failing DNS server, errNone the error for a name without an address.
 var (
 	errServer = &net.DNSError{Err: "server misbehaving", IsTemporary: true}
 	errNone   = &net.DNSError{Err: "no such host", IsNotFound: true}
@@ -109,7 +109,7 @@ func (f *fixture) lb(host string, drainTime time.Duration) (r *registrytest.Regi
 	return r, stop
 }
 
-// running is a group that runs.
+// running is a running group.
 type running struct {
 	*Group
 	t     *testing.T
@@ -199,7 +199,7 @@ func (r *running) wantEnd() error {
 	}
 }
 
-// states waits until the target has these states at a load balancer.
+// states waits until the target has the given states at a load balancer.
 func wantStates(t *testing.T, lb *registrytest.Registry, want ...healthcheck.State) {
 	t.Helper()
 	await.True(t, fmt.Sprintf("the states %v", want), func() bool { return slices.Equal(lb.States(), want) })

@@ -22,15 +22,15 @@ import (
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 )
 
-// answerOf says how a load balancer answers one Register.
+// answerOf is the scripted response of a load balancer to one Register call.
 type answerOf struct {
-	code   codes.Code    // of its end
-	accept bool          // it sends a message first
-	after  time.Duration // when it ends
-	silent bool          // it does nothing until the client ends the call
+	code   codes.Code    // final status
+	accept bool          // send a message first
+	after  time.Duration // duration of the call
+	silent bool          // do nothing until the client ends the call
 }
 
-// scripted is a load balancer that answers by a script, and notes when calls begin and end.
+// scripted is a load balancer that responds by a script and records the start and end of calls.
 type scripted struct {
 	targetv1.UnimplementedTargetServiceServer
 	answer     func() answerOf
@@ -180,8 +180,8 @@ func (s *scripted) check(t *testing.T) {
 	}
 }
 
-// A registration is tried again with back-off until it is to leave, never afterwards, and ends with
-// the removal that the load balancer reports, or two seconds after the drain.
+// A registration is retried with back-off until leave, never afterwards. It ends when the load
+// balancer reports the removal, or two seconds after the drain.
 func TestRegistrationModel(t *testing.T) {
 	for seed := range uint64(400) {
 		synctest.Test(t, func(t *testing.T) {
@@ -246,7 +246,7 @@ func TestRegistrationModel(t *testing.T) {
 	}
 }
 
-// flaky is a resolver that fails at random, and notes when it is asked.
+// flaky is a resolver that fails at random and records the times of lookups.
 type flaky struct {
 	fail  func() bool
 	asked []time.Time

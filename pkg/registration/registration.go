@@ -19,24 +19,24 @@ import (
 )
 
 const (
-	// removalMargin is how much longer than its drain time the removal of a target may take.
+	// removalMargin is added to the drain time in the deadline for the removal of a target.
 	removalMargin = 2 * time.Second
-	// firstMessageTimeout bounds the first message of a registration: a handshake, and an answer.
+	// firstMessageTimeout bounds the wait for the first message: a handshake and a response.
 	firstMessageTimeout = 2 * CallTimeout
 )
 
-// Back-off of the attempts after a rejection, which another attempt alone does not resolve.
+// Back-off after a rejection. It is longer, because a retry alone does not resolve a rejection.
 const (
 	minRejected = time.Second
 	maxRejected = 10 * time.Second
 )
 
-// Phase is how far a registration is.
+// Phase is the phase of a registration.
 type Phase uint8
 
 // The phases.
 const (
-	Connecting  Phase = iota // not registered: it is tried again
+	Connecting  Phase = iota // not registered, retrying
 	Registered               // a call keeps the target
 	Leaving                  // deregistered: the target drains
 	Removed                  // the load balancer removed the target
@@ -49,15 +49,16 @@ type State struct {
 	Phase Phase
 	// Since is when the phase began.
 	Since time.Time
-	// Failures counts the attempts to register that failed since the start.
+	// Failures counts the failed attempts to register since the start.
 	Failures uint64
-	// Err is why the target is not registered, or was not removed; nil otherwise.
+	// Err is the reason why the target is not registered or was not removed; nil otherwise.
 	Err error
-	// Targets has the addresses of the target, as the load balancer last reported them.
+	// Targets holds the last report of the load balancer for each address of the target.
 	Targets []*targetv1.TargetInfo
 }
 
-// RejectedError is the answer of a load balancer that does not keep the target registered.
+// RejectedError is the status of a load balancer that rejects the registration of the target or
+// ends it.
 type RejectedError struct {
 	Code    codes.Code
 	Message string
@@ -71,32 +72,33 @@ type Registration struct {
 	Conn *Conn
 	// Request announces one target.
 	Request *targetv1.RegisterRequest
-	// Persistent retries after a rejection, unless another caller registered the target.
+	// Persistent enables retries after a rejection, unless another caller registered the target.
 	Persistent bool
-	// Report is called with a line of text for each change, also at the same time.
+	// Report is called with a line of text for each change. Calls may be concurrent.
 	Report func(line string)
-	// Changed is called after each change of State, also at the same time; nil: it is not.
+	// Changed, if set, is called after each change of State. Calls may be concurrent.
 	Changed func()
 
 	state latest.Value[State]
-	// leaving is set when the target is deregistered: registering it once more would undo that.
+	// leaving is set before the target is deregistered. follow then stops retrying, because another
+	// Register call would undo the deregistration.
 	leaving atomic.Bool
 
-	// Owned by the goroutine of follow; read once it has ended.
+	// Owned by the goroutine of follow; read after it has ended.
 	registered bool
-	failure    string // that was reported
+	failure    string // last reported reason
 }
 
 // State returns the current state.
 func (r *Registration) State() State { return r.state.Load() }
 
-// Run keeps the target registered until leave is closed: it deregisters the target then, and ends
-// with its removal. The end of ctx ends Run at once: a target that is registered stays for its
-// grace, and one that drains continues to drain.
+// Run keeps the target registered until leave is closed. It then deregisters the target and returns
+// when the load balancer has removed it. Run returns immediately when ctx ends: a registered target
+// stays for its grace period, and a draining target continues to drain.
 //
-// Run returns nil after the removal, also by another client, and without a registration to remove.
-// It returns an error when the target could not be deregistered, when its removal was not reported
-// within its drain time, and a [RejectedError].
+// Run returns nil after the removal, also by another client, and if the target was not registered.
+// It returns an error if the target could not be deregistered or its removal was not reported
+// within its drain time, and a [RejectedError] if the load balancer rejects or supersedes it.
 func (r *Registration) Run(ctx context.Context, leave <-chan struct{}) error {
 	r.enter(Connecting, nil)
 	following, cancel := context.WithCancel(ctx)
@@ -113,10 +115,11 @@ func (r *Registration) Run(ctx context.Context, leave <-chan struct{}) error {
 	r.enter(Leaving, nil)
 	drainTime, err := r.deregister(ctx)
 	if err != nil {
+		// follow owns registered and failure, so wait for its end before reading them.
 		cancel()
 		<-ended
 		if !r.registered || grpcstatus.Code(err) == codes.NotFound {
-			return r.end(ctx, nil) // there is no registration to remove
+			return r.end(ctx, nil) // not registered, so there is nothing to remove
 		}
 		return r.end(ctx, fmt.Errorf("the target could not be deregistered, its grace ends it: %s", r.reason(err)))
 	}
@@ -132,7 +135,7 @@ func (r *Registration) Run(ctx context.Context, leave <-chan struct{}) error {
 	return r.end(ctx, err)
 }
 
-// end enters the last phase.
+// end enters the final phase.
 func (r *Registration) end(ctx context.Context, err error) error {
 	var rejected *RejectedError
 	switch {
@@ -155,8 +158,8 @@ func (r *Registration) deregister(ctx context.Context) (drainTime time.Duration,
 	return reply.GetDrainFor().AsDuration(), err
 }
 
-// follow registers the target, again while the load balancer is unavailable, until it is removed
-// (no error), rejected, or taken over by another call.
+// follow registers the target, and retries while the load balancer is unavailable. It returns nil
+// when the target is removed, and an error when it is rejected or taken over by another call.
 func (r *Registration) follow(ctx context.Context) error {
 	unavailable := backoff.Backoff{Min: minBackoff, Max: maxBackoff, Jitter: 0.2}
 	rejected := backoff.Backoff{Min: minRejected, Max: maxRejected, Jitter: 0.2}
@@ -180,11 +183,11 @@ func (r *Registration) follow(ctx context.Context) error {
 		if retry.Wait(ctx) != nil || r.leaving.Load() {
 			return nil
 		}
-		r.Conn.ResetConnectBackoff() // else gRPC would continue to wait
+		r.Conn.ResetConnectBackoff() // otherwise the next call waits for gRPC's own back-off
 	}
 }
 
-// fail counts a failed attempt, and reports its reason once.
+// fail counts a failed attempt and reports its reason, unless that is unchanged.
 func (r *Registration) fail(reason string) {
 	if reason != r.failure {
 		r.failure = reason
@@ -197,7 +200,8 @@ func (r *Registration) fail(reason string) {
 	})
 }
 
-// session is one Register. It reports whether it was accepted, and returns why it ended.
+// session runs one Register call. It reports whether the call was accepted, and returns the error
+// that ended it.
 func (r *Registration) session(parent context.Context) (accepted bool, err error) {
 	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
@@ -232,7 +236,7 @@ func (r *Registration) session(parent context.Context) (accepted bool, err error
 	}
 }
 
-// reason returns the error of a call in the words of the user.
+// reason returns the error of a call as a message for the user.
 func (r *Registration) reason(err error) string {
 	err = r.Conn.Explain(err)
 	if call, ok := err.(interface{ GRPCStatus() *grpcstatus.Status }); ok {
@@ -258,7 +262,7 @@ func (r *Registration) update(f func(State) State) {
 	}
 }
 
-// in returns the state in a phase. A registration that leaves only ends.
+// in returns the state with a new phase. From Leaving, only a final phase is entered.
 func (s State) in(p Phase) State {
 	if s.Since.IsZero() || s.Phase != p && (s.Phase != Leaving || p > Leaving) {
 		s.Phase, s.Since = p, time.Now()
@@ -266,7 +270,7 @@ func (s State) in(p Phase) State {
 	return s
 }
 
-// with returns the state with the addresses that a message has.
+// with returns the state with the addresses of a message added or replaced.
 func (s State) with(changed []*targetv1.TargetInfo) State {
 	s.Targets = slices.Clone(s.Targets)
 	for _, i := range changed {

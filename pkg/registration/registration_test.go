@@ -17,7 +17,7 @@ import (
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
-// silent answers only the second Register, and never ends a call.
+// silent responds only to the second Register call and never ends a call.
 type silent struct {
 	targetv1.UnimplementedTargetServiceServer
 	calls atomic.Int64
@@ -39,7 +39,7 @@ func (*silent) Deregister(context.Context, *targetv1.DeregisterRequest) (*target
 	return &targetv1.DeregisterResponse{}, nil
 }
 
-// The connection works, and the load balancer behind it does not.
+// The connection is up but the load balancer does not respond.
 func TestSilentLoadBalancer(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(identitytest.ShortDir(t), "lb.sock")

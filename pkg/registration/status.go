@@ -13,8 +13,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
-// Status returns the registration at each load balancer, sorted by its address, after one for each
-// name whose last lookup failed.
+// Status returns one entry for each name whose last lookup failed, and then the registration at
+// each load balancer, sorted by address.
 func (g *Group) Status() []*targetadminv1.Registration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -41,7 +41,7 @@ func (g *Group) Status() []*targetadminv1.Registration {
 	return all
 }
 
-// describe returns what all registrations have in common.
+// describe returns a Registration with the fields that do not depend on the load balancer.
 func (g *Group) describe(from Address) *targetadminv1.Registration {
 	t := g.Request.GetTargets()[0]
 	return &targetadminv1.Registration{
@@ -49,7 +49,8 @@ func (g *Group) describe(from Address) *targetadminv1.Registration {
 	}
 }
 
-// write writes the state into a registration: while a call keeps the target, those of its addresses.
+// write writes the state into a registration. In the phases Registered and Leaving it writes the
+// states that the load balancer reported for the target's addresses.
 func (s State) write(r *targetadminv1.Registration) {
 	r.Since, r.Failures, r.Error = timestamppb.New(s.Since), s.Failures, logs.Text(s.Err)
 	switch s.Phase {

@@ -11,24 +11,24 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
-// maxPattern is the longest SPIFFE ID (SPIFFE-ID, section 2.3).
+// maxPattern is the maximum length of a SPIFFE ID in bytes (SPIFFE-ID, section 2.3).
 const maxPattern = 2048
 
-// Allowance lets the SPIFFE IDs of a pattern register targets of one stream, or of all. The zero
-// Allowance allows nothing.
+// Allowance authorizes the SPIFFE IDs that match a pattern to register targets of one stream, or of
+// all streams. The zero Allowance authorizes no ID.
 type Allowance struct {
-	Stream string // "" means all
+	Stream string // "": all streams
 	text   string
 	domain spiffeid.TrustDomain
 	path   *regexp.Regexp
 }
 
-// ParseAllowance parses "STREAM=PATTERN", or "PATTERN" for all streams. A pattern is such as
-// "spiffe://example.org/ns/*/sa/app": in the path * stands for one whole segment, and ** as the
-// last one for one or more. The error has the remedy.
+// ParseAllowance parses "STREAM=PATTERN", or "PATTERN" for all streams. An example of a pattern is
+// "spiffe://example.org/ns/*/sa/app": in the path, * matches one whole segment, and ** as the last
+// segment matches one or more. The error includes the remedy.
 func ParseAllowance(s string) (Allowance, error) {
 	a, pattern := Allowance{text: s}, s
-	if stream, rest, named := strings.Cut(s, "="); named { // no SPIFFE ID has a =
+	if stream, rest, named := strings.Cut(s, "="); named { // a SPIFFE ID never contains =
 		if err := targetset.CheckName(stream); err != nil {
 			return Allowance{}, fmt.Errorf("%s: the stream %w", targetset.Quote(s), err)
 		}
@@ -95,7 +95,7 @@ func (a Allowance) matches(id spiffeid.ID) bool {
 	return a.path != nil && id.MemberOf(a.domain) && a.path.MatchString(id.Path())
 }
 
-// Allowances are several of them.
+// Allowances is a list of alternatives: one matching Allowance is sufficient.
 type Allowances []Allowance
 
 // Authorizes reports whether the ID may register targets of any stream.

@@ -1,8 +1,8 @@
-// Package registry is the source of the targets that register themselves.
+// Package registry is the source of self-registered targets.
 //
-// A target is registered for as long as its caller keeps a Register call of [Service] open, and for
-// a grace period after that. A [Registry] holds the registrations, with a quota for each SPIFFE ID
-// and [Allowances] of which ID may register targets of which stream. Its state file lets
-// registrations survive a restart for their grace period. No method waits for the network or the
+// A target is registered while its caller keeps a Register call of [Service] open, and for a grace
+// period after the call. A [Registry] holds the registrations. It enforces a quota for each SPIFFE
+// ID, and [Allowances], which authorize IDs to register targets of a stream. A state file preserves
+// the registrations across a restart for their grace period. No method waits for the network or the
 // disk.
 package registry

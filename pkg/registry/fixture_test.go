@@ -26,22 +26,22 @@ import (
 	"github.com/vipgate/vipgate/test/identitytest"
 )
 
-// fixture is a registry that is served, with an index kept as the load balancer's loop keeps it:
-// every target that is offered is ready at once.
+// fixture is a served registry with an index. Like the load balancer's loop, it updates the index
+// from the offers, and every offered target is immediately ready.
 type fixture struct {
 	*Registry
 	t     *testing.T
 	ca    *identitytest.CA
 	index *targetset.Index
 	log   *lockedBuffer
-	// unix, tcp and admin are what to dial.
+	// unix, tcp and admin are the addresses of the servers.
 	unix, tcp, admin string
 	server           *identity.Source
 	cancel           context.CancelFunc
 	done             chan error
 }
 
-// lockedBuffer is a log that is read while it is written.
+// lockedBuffer is a log buffer for concurrent reads and writes.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -125,7 +125,7 @@ func (h *fixture) serve(network, address string, s *Service, creds credentials.T
 	return l.Addr().String()
 }
 
-// loop publishes what is offered, as the load balancer's loop does.
+// loop publishes the offers, as the load balancer's loop does.
 func (h *fixture) loop(ctx context.Context) error {
 	known := map[string]map[healthcheck.Key]struct{}{}
 	for {
@@ -181,10 +181,10 @@ func (h *fixture) dial(address string, id spiffeid.ID) (targetv1.TargetServiceCl
 	return targetv1.NewTargetServiceClient(conn), conn
 }
 
-// callTime bounds an openCall, which lasts for many waits.
+// callTime bounds an openCall, which spans many waits.
 const callTime = 5 * time.Minute
 
-// openCall is an open Register and the states that it received.
+// openCall is an open Register call and its received states.
 type openCall struct {
 	t      *testing.T
 	stream grpc.ServerStreamingClient[targetv1.RegisterResponse]

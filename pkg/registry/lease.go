@@ -15,16 +15,16 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// causes are why a registration drains, or remains without a call.
+// causes maps a lifecycle to the reason why a registration drains, or remains without a call.
 var causes = map[targetset.Lifecycle]string{
 	targetset.Leaving:     "its registration ended",
 	targetset.Terminating: "deregistered",
 }
 
-// caller is the peer of a call. The zero caller is the operator, on the admin socket.
+// caller is the peer of a call. The zero caller is the operator on the admin socket.
 type caller struct{ id spiffeid.ID }
 
-// operatorName identifies the operator where others have a SPIFFE ID.
+// operatorName identifies the operator, who has no SPIFFE ID.
 const operatorName = "operator"
 
 func (c caller) operator() bool { return c == caller{} }
@@ -37,18 +37,18 @@ func (c caller) String() string {
 	return c.id.String()
 }
 
-// registration is one registered target. Everything is guarded by Registry.mu.
+// registration is one registered target. It is guarded by Registry.mu.
 type registration struct {
-	// Offer is Active, Leaving if its registration ended, or Terminating if a caller deregistered
-	// it. DrainEnd is the end of the grace while it is Active; zero while a call keeps it, and when
-	// it is held.
+	// Offer has the lifecycle Active, Leaving if the registration ended, or Terminating if a caller
+	// deregistered the target. DrainEnd of an Active target is the end of its grace period; zero while
+	// a call keeps the target, and with the policy Hold after the grace period.
 	targetset.Offer
 	stream string
 	owner  caller
-	number uint64 // in the order of registration
+	number uint64 // sequence number of the registration
 	grace  time.Duration
 	call   *call         // nil once it has ended
-	drain  time.Duration // from its begin to DrainEnd
+	drain  time.Duration // total drain time, up to DrainEnd
 }
 
 func (reg *registration) id() targetset.ID { return targetset.ID{Stream: reg.stream, Name: reg.Name} }
@@ -57,20 +57,20 @@ func (reg *registration) compare(other *registration) int {
 	return cmp.Compare(reg.number, other.number)
 }
 
-// call is one open Register. What is not constant is guarded by Registry.mu.
+// call is one open Register call. Registry.mu guards the fields that change.
 type call struct {
 	owner  caller
 	stream string
 	grace  time.Duration
-	// changed is of size 1: one of the following changed.
+	// changed holds a token if a field below has changed.
 	changed chan struct{}
 	held    map[string]*registration
-	gone    []string // names that left since the last holding
-	taken   string   // the name of the last loss, if another call registered it
+	gone    []string // names of targets that left since the previous call of holding
+	taken   string   // name of the last lost target, if another call registered it
 }
 
-// begin counts a call; done must be called when it ends. The limit is twice the quota, so that a
-// caller that reconnects is accepted before its old calls have ended.
+// begin counts a call; done must be called when the call ends. The limit is twice the quota, so
+// that a caller that reconnects is accepted before its old calls have ended.
 func (r *Registry) begin(who caller) (done func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,8 +98,8 @@ func (c *call) lose(name, taken string) {
 	latest.Wake(c.changed)
 }
 
-// holding returns what a call still holds, which of its targets left since the last holding, and
-// which another call took last.
+// holding returns the targets that a call still holds, the names of its targets that left since the
+// previous call of holding, and the last target that another call registered.
 func (r *Registry) holding(c *call) (held map[string]*registration, gone []string, taken string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -123,6 +123,8 @@ func (r *Registry) open(who caller, a announcement) (*call, error) {
 	if err != nil {
 		return nil, err
 	}
+	// check has accepted all targets, so no step below can fail. Yielding registrations are removed
+	// first to release their addresses.
 	for reg := range yielding {
 		r.remove(reg)
 	}
@@ -139,8 +141,8 @@ func (r *Registry) open(who caller, a announcement) (*call, error) {
 	return c, nil
 }
 
-// check returns why an announcement is refused, or which registrations that no call keeps any more
-// yield their addresses to it.
+// check returns the reason to refuse an announcement, or the registrations to remove because they
+// have an announced address. Only registrations of the same caller without an open call yield.
 func (r *Registry) check(who caller, a announcement) (yielding map[*registration]struct{}, err error) {
 	s, ok := r.streams[a.stream]
 	switch {
@@ -161,7 +163,7 @@ func (r *Registry) check(who caller, a announcement) (yielding map[*registration
 		if reg := r.members[a.stream][t.Name]; reg == nil {
 			fresh++
 		} else if reg.owner != who {
-			by := "another identity" // whose ID is shown to the operator only
+			by := "another identity" // only the operator may see its SPIFFE ID
 			if who.operator() {
 				by = reg.owner.String()
 			}
@@ -184,7 +186,7 @@ func (r *Registry) check(who caller, a announcement) (yielding map[*registration
 	for _, t := range a.targets {
 		for _, ip := range t.IPs {
 			reg := r.users[at{a.stream, ip}]
-			if reg == nil || announced[reg.Name] { // which then gets other addresses
+			if reg == nil || announced[reg.Name] { // the announcement replaces the addresses of reg
 				continue
 			}
 			if reg.call != nil || reg.owner != who {
@@ -206,7 +208,8 @@ func (r *Registry) check(who caller, a announcement) (yielding map[*registration
 	return yielding, nil
 }
 
-// unknownStream refuses the name of a stream that the trench file does not have.
+// unknownStream refuses a stream that is not in the trench file. The error lists the streams that
+// the caller may use.
 func (r *Registry) unknownStream(who caller, stream string) error {
 	usable := maps.Clone(r.streams)
 	maps.DeleteFunc(usable, func(name string, s streamConfig) bool { return !s.checked || !r.allows(who, name) })
@@ -223,8 +226,8 @@ type at struct {
 	addr   netip.Addr
 }
 
-// settle sets the addresses of a registration. Those before are freed unless another has them by
-// now.
+// settle replaces the addresses of a registration. It releases the previous addresses, except for
+// those that another registration has acquired.
 func (r *Registry) settle(reg *registration, ips []netip.Addr) {
 	for _, ip := range reg.IPs {
 		if k := (at{reg.stream, ip}); r.users[k] == reg {
@@ -290,7 +293,7 @@ func (r *Registry) remove(reg *registration) {
 	r.touch(reg.stream)
 }
 
-// hangUp ends a call: the grace of its targets begins.
+// hangUp ends a call. The grace period of its targets begins.
 func (r *Registry) hangUp(c *call) {
 	now := time.Now()
 	r.mu.Lock()
@@ -300,21 +303,21 @@ func (r *Registry) hangUp(c *call) {
 	}
 	for _, reg := range c.held {
 		reg.call = nil
-		if reg.Lifecycle == targetset.Active { // a drain continues
+		if reg.Lifecycle == targetset.Active { // a drain in progress continues
 			r.endAt(reg, now.Add(reg.grace))
 		}
 	}
 	clear(c.held)
 }
 
-// endAt sets when the grace or the drain of a registration ends.
+// endAt sets the end of the grace period or drain of a registration.
 func (r *Registry) endAt(reg *registration, end time.Time) {
 	reg.DrainEnd = end
 	r.ending[reg] = struct{}{}
 	latest.Wake(r.timed)
 }
 
-// terminate begins the drain of a registration. The earlier end counts.
+// terminate begins the drain of a registration. A drain in progress is shortened, but not extended.
 func (r *Registry) terminate(reg *registration, now time.Time, drain time.Duration, to targetset.Lifecycle) {
 	if drain <= 0 {
 		r.remove(reg)
@@ -330,7 +333,7 @@ func (r *Registry) terminate(reg *registration, now time.Time, drain time.Durati
 	r.touch(reg.stream)
 }
 
-// expire ends registrations that are due, and returns when the next is.
+// expire ends expired grace periods and drains, and returns the time of the next expiry.
 func (r *Registry) expire(now time.Time) (next time.Time) {
 	r.mu.Lock()
 	var ended, left []*registration
@@ -352,7 +355,7 @@ func (r *Registry) expire(now time.Time) (next time.Time) {
 		r.save()
 	}
 	r.mu.Unlock()
-	// A caller may ask for no grace, and register again and again.
+	// Throttled per caller: a caller may request no grace period and register repeatedly.
 	if len(ended) > 0 {
 		r.throttle.Log(r.Log.Info, ended[0].owner.String(), "registrations ended without a new one in their grace",
 			"targets", len(ended), "one_of_them", ended[0].id().String(), "on_gone", r.OnGone)
@@ -364,7 +367,7 @@ func (r *Registry) expire(now time.Time) (next time.Time) {
 	return next
 }
 
-// endGrace applies OnGone to a registration.
+// endGrace applies OnGone to a registration whose grace period has expired.
 func (r *Registry) endGrace(reg *registration, now time.Time) {
 	switch r.OnGone {
 	case targetset.Drop:
@@ -378,8 +381,8 @@ func (r *Registry) endGrace(reg *registration, now time.Time) {
 	}
 }
 
-// deregister begins the drain of targets, all or none, and returns its length: that of the stream
-// if requested is nil.
+// deregister begins the drain of targets, all or none, and returns the drain time. The default is
+// the drain time of the stream.
 func (r *Registry) deregister(
 	who caller, stream string, names []string, requested *time.Duration,
 ) (drain time.Duration, err error) {
@@ -404,7 +407,7 @@ func (r *Registry) deregister(
 		drain = *requested
 	}
 	for _, name := range names {
-		if reg := members[name]; reg != nil { // may be named twice
+		if reg := members[name]; reg != nil { // nil if names has duplicates and drain is 0
 			r.terminate(reg, now, drain, targetset.Terminating)
 		}
 	}

@@ -22,7 +22,7 @@ func inBubble(t *testing.T, f func(*testing.T)) {
 	synctest.Test(t, f)
 }
 
-// advance lets the fake clock run on and everything settle.
+// advance advances the fake clock and waits until all goroutines are blocked.
 func advance(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()

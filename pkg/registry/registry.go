@@ -21,47 +21,48 @@ import (
 
 // Defaults of the registry.
 const (
-	// DefaultGrace is how long targets outlive the call that registered them.
+	// DefaultGrace is the default grace period of targets after the end of their call.
 	DefaultGrace = 5 * time.Second
-	// DefaultQuota is how many targets one SPIFFE ID may register: ten IDs fit into a neighbor
+	// DefaultQuota limits the targets of one SPIFFE ID. The targets of ten IDs fit into a neighbor
 	// table of 1 024 entries, which all pods of a node share.
 	DefaultQuota = 100
-	// maxTargets is how many targets all together may register.
+	// maxTargets limits the targets of all callers.
 	maxTargets  = 100_000
 	maxProblems = 20 // in State
-	// expiryRound is the least time between two rounds of expirations.
+	// expiryRound is the shortest time between two calls of expire.
 	expiryRound = 10 * time.Millisecond
 )
 
 // Options configure a registry.
 type Options struct {
-	// Off refuses every registration: the registry is no source.
+	// Off refuses every registration, because the registry is not used as a source.
 	Off bool
-	// Allow is which SPIFFE IDs may register targets of which streams. The operator may in any
-	// case.
+	// Allow authorizes SPIFFE IDs to register targets of streams. The operator is always authorized.
 	Allow Allowances
-	// Quota is how many targets one SPIFFE ID may have, with those that drain. Default:
-	// DefaultQuota.
+	// Quota limits the targets of one SPIFFE ID, including draining ones. Default: DefaultQuota.
 	Quota int
-	// Grace is how long targets outlive their call at most, and unless the call asks for less.
+	// Grace is the time for which targets stay registered after their call ends. A call may request
+	// less.
 	Grace time.Duration
-	// OnGone is what happens after that: Drain offers a target as [targetset.Leaving] for the
-	// stream's drain time, Drop removes it at once, Hold (or "") keeps it until it is deregistered.
+	// OnGone applies when the grace period expires: Drain offers a target as [targetset.Leaving] for
+	// the stream's drain time, Drop removes it immediately, Hold (or "") keeps it until it is
+	// deregistered.
 	OnGone targetset.SourceGonePolicy
-	// StateFile is where registrations survive a restart, an absolute path; "": they do not.
+	// StateFile is the absolute path of the file that preserves registrations across a restart; "":
+	// none.
 	StateFile string
 	Log       *slog.Logger
 }
 
-// Registry is the source of the targets that register themselves. It implements task.Task. All
-// methods may be called from any goroutine. A call that registers a name again within the grace of
-// the previous one changes nothing in what is offered.
+// Registry is the source of self-registered targets. It implements task.Task and is safe for
+// concurrent use. A call that registers a target again within the grace period of the previous call
+// does not change the offers.
 type Registry struct {
 	Options
 	maxTargets int
 	ready      chan struct{}
-	changed    chan struct{} // of size 1: Take may return something
-	timed      chan struct{} // of size 1: a registration got an end
+	changed    chan struct{} // holds a token: Take may return changes
+	timed      chan struct{} // holds a token: a registration got a deadline
 	stop       chan struct{} // closed when the registry stops
 	since      time.Time
 	state      *stateFile // nil: none
@@ -75,25 +76,26 @@ type Registry struct {
 	users   map[at]*registration                // by address
 	owned   map[caller]int                      // registrations by owner
 	calls   map[caller]int                      // handlers by caller
-	ending  map[*registration]struct{}          // those with an end
+	ending  map[*registration]struct{}          // registrations with a DrainEnd
 	dirty   map[string]struct{}                 // streams that changed since the last Take
 	refused map[Refusal]uint64
 	number  uint64 // of the newest registration
-	// missing are by stream the names of the state file that are not registered yet, also none: all are.
+	// missing maps each stream of the state file to the names that are not registered yet. The entry
+	// remains, empty, when all are registered.
 	missing map[string]map[string]struct{}
 	stopped bool
 }
 
-// streamConfig is the part of a stream's configuration that matters here.
+// streamConfig is the part of a stream's configuration that the registry uses.
 type streamConfig struct {
 	checked  bool
 	families trench.Families
 	drain    time.Duration
 }
 
-// New returns a registry with the registrations of the state file, each as if its call had just
-// ended, provided that lb was away for less than its grace. A corrupt state file is moved aside; a
-// file that cannot be read is a problem in [Registry.State], and no error.
+// New returns a registry with the registrations of the state file. The grace period of each begins
+// now, provided that lb was down for less than that period. A corrupt state file is moved aside; a
+// file that cannot be read is reported as a problem in [Registry.State].
 func New(o Options) *Registry {
 	o.Quota = cmp.Or(o.Quota, DefaultQuota)
 	o.OnGone = cmp.Or(o.OnGone, targetset.Hold)
@@ -117,18 +119,18 @@ func New(o Options) *Registry {
 	return r
 }
 
-// Ready is closed once ends of registrations are noticed.
+// Ready returns a channel that is closed once Run handles the expiry of registrations.
 func (r *Registry) Ready() <-chan struct{} { return r.ready }
 
-// String names the task.
+// String implements task.Task.
 func (r *Registry) String() string { return "target-registry" }
 
-// Changed wakes the caller of [Registry.Take]. Wake-ups conflate.
+// Changed returns a channel that holds a token whenever [Registry.Take] may return changes.
 func (r *Registry) Changed() <-chan struct{} { return r.changed }
 
-// Configure sets the streams, and which addresses targets may have. Calls before the first
-// Configure are refused. Registrations for a stream that is removed, or has no check any more, are
-// not offered until it is back.
+// Configure sets the streams and the address policy of targets. Calls before the first Configure
+// are refused. Registrations of a stream that is removed or loses its check are not offered until
+// the stream or check is restored.
 func (r *Registry) Configure(streams []trench.Stream, policy targetset.AddressPolicy) {
 	known := make(map[string]streamConfig, len(streams))
 	for _, s := range streams {
@@ -144,8 +146,8 @@ func (r *Registry) Configure(streams []trench.Stream, policy targetset.AddressPo
 	r.streams, r.policy = known, policy
 }
 
-// Take returns what changed since the last Take: by stream all that is offered, in the order of
-// registration.
+// Take returns the complete offers of each stream that changed since the previous Take, in the
+// order of registration.
 func (r *Registry) Take() targetset.Offers {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -198,8 +200,8 @@ func (r *Registry) State() targetset.SourceState {
 	}
 }
 
-// Restored reports whether the state file had targets of the stream, and each has been registered
-// since the start.
+// Restored reports whether the state file had targets of the stream, and all of them have been
+// registered since the start.
 func (r *Registry) Restored(stream string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -207,14 +209,14 @@ func (r *Registry) Restored(stream string) bool {
 	return found && len(missing) == 0
 }
 
-// Refused returns how many calls were refused since the start, by the reason.
+// Refused returns the number of refused calls since the start, by reason.
 func (r *Registry) Refused() map[Refusal]uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.refused)
 }
 
-// touch notes that the offers of a stream changed. It is called with mu held.
+// touch marks the offers of a stream as changed. The caller holds mu.
 func (r *Registry) touch(stream string) {
 	r.dirty[stream] = struct{}{}
 	latest.Wake(r.changed)
@@ -227,15 +229,15 @@ func (r *Registry) save() {
 	}
 }
 
-// Run ends registrations that are due until ctx ends, then every call, with Unavailable. It writes
-// the state file, also a last time. It is called once.
+// Run ends expired registrations until ctx ends, and then ends every call with Unavailable. It
+// writes the state file during that time and once more at the end. It is called once.
 func (r *Registry) Run(ctx context.Context) error {
 	var writer sync.WaitGroup
 	defer writer.Wait()
 	if r.state != nil {
 		writer.Go(func() { r.state.run(ctx, r.snapshot) })
 	}
-	// Refuses new calls. The registrations remain as they are, for the next start.
+	// Refuse new calls. The registrations remain unchanged for the state file.
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -254,13 +256,13 @@ func (r *Registry) Run(ctx context.Context) error {
 		}
 		wait := time.Minute
 		if next := r.expire(time.Now()); !next.IsZero() {
-			wait = max(time.Until(next), expiryRound) // so that expirations close together share a round
+			wait = max(time.Until(next), expiryRound) // batch expirations that are close together
 		}
 		timer.Reset(wait)
 	}
 }
 
-// list lists the first names in order.
+// list returns the first names in sorted order and the number of the rest.
 func list(names iter.Seq[string], most int) string {
 	sorted := slices.Sorted(names)
 	if more := len(sorted) - most; more > 0 {

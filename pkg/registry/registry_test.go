@@ -28,7 +28,7 @@ var (
 	theOperator = caller{}
 )
 
-// localFixture is a registry that runs without a server, and the offers that were taken from it.
+// localFixture is a registry without a server, with the offers taken from it.
 type localFixture struct {
 	*Registry
 	t     *testing.T
@@ -108,7 +108,7 @@ func (c *localFixture) register(who caller, stream, targets string) *call {
 	return call
 }
 
-// changes reports whether a Take had something.
+// changes reports whether Take returned changes.
 func (c *localFixture) changes() bool {
 	select {
 	case <-c.Changed():
@@ -204,7 +204,7 @@ func TestEndOfGrace(t *testing.T) {
 						t.Errorf("a target that is held ends %v ago", time.Since(o.DrainEnd))
 					}
 				}
-				// Whatever it was, a new registration makes a target of it again.
+				// A new registration makes the target active again in every case.
 				c.register(alice, "s", "a=10.0.0.1")
 				c.offers("s", "a 10.0.0.1")
 				advance(time.Hour)
@@ -250,7 +250,7 @@ func TestDeregisteredTargetsDrain(t *testing.T) {
 			t.Fatal(d, err)
 		}
 		c.offers("s", "a 10.0.0.1", "b 10.0.0.2 terminating 10s: deregistered", "c 10.0.0.3")
-		// A second one may shorten the drain, never lengthen it.
+		// A second Deregister may shorten the drain, but not extend it.
 		if _, err := c.deregister(alice, "s", []string{"b"}, new(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
@@ -264,7 +264,7 @@ func TestDeregisteredTargetsDrain(t *testing.T) {
 		if held, gone, taken := c.holding(call); len(held) != 2 || !slices.Equal(gone, []string{"b"}) {
 			t.Fatal(held, gone, taken)
 		}
-		// The operator may, and 0 is at once.
+		// The operator may deregister any target, and a drain time of 0 removes it immediately.
 		if _, err := c.deregister(theOperator, "s", []string{"a", "c", "a"}, new(time.Duration(0))); err != nil {
 			t.Fatal(err)
 		}
@@ -307,7 +307,7 @@ func TestNewerCallTakesOver(t *testing.T) {
 			if held, _, taken := c.holding(old); len(held) != 0 || taken == "" {
 				t.Fatal(held, taken)
 			}
-			c.hangUp(old) // the end of a call that holds nothing ends nothing
+			c.hangUp(old) // a call without targets has no effect when it ends
 		}
 		advance(time.Hour)
 		c.offers("s", "a 10.0.0.2", "b 10.0.0.7")
@@ -382,7 +382,7 @@ func TestRefusalsChangeNothing(t *testing.T) {
 			len(s.Problems) != 0 {
 			t.Errorf("%+v", s)
 		}
-		// As many as the quota are taken, and the same address in another stream.
+		// Targets up to the quota are accepted, and the same address in another stream.
 		c.register(alice, "s", "c=10.0.0.3")
 		c.register(alice, "other", "a=10.0.0.1")
 		c.register(alice, "s", "a=10.0.0.1 b=10.0.0.2")

@@ -16,14 +16,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// MaxTargetsPerCall is how many targets one Register or Deregister may name.
+// MaxTargetsPerCall limits the targets of one Register or Deregister call.
 const MaxTargetsPerCall = 1000
 
 // announcement is a validated RegisterRequest.
 type announcement struct {
 	stream  string
 	targets []trench.Target
-	grace   *time.Duration // how long the targets outlive the call; nil: not requested
+	grace   *time.Duration // requested grace period; nil: not requested
 }
 
 func parseAnnouncement(req *targetv1.RegisterRequest) (a announcement, err error) {
@@ -73,7 +73,7 @@ func checkCount(n int) error {
 	return nil
 }
 
-// parseDuration returns a duration of a request; nil if there is none.
+// parseDuration validates an optional duration of a request. It returns nil for nil.
 func parseDuration(what string, d *durationpb.Duration) (*time.Duration, error) {
 	if d == nil {
 		return nil, nil
@@ -100,7 +100,7 @@ func parseAddresses(texts []string) (ips []netip.Addr, err error) {
 	return ips, checkAddresses(ips)
 }
 
-// checkAddresses returns what is wrong with the addresses of one target.
+// checkAddresses returns an error if the addresses of one target are invalid.
 func checkAddresses(ips []netip.Addr) error {
 	switch {
 	case len(ips) == 0, len(ips) > 2:
@@ -113,22 +113,22 @@ func checkAddresses(ips []netip.Addr) error {
 	return nil
 }
 
-// Refusal is why a call was refused, in a word that may be the label of a metric.
+// Refusal is the reason of a refused call, as the value of a metric label.
 type Refusal string
 
 // The refusals.
 const (
-	RefusedIdentity Refusal = "identity" // the caller may not do that for the stream
-	RefusedQuota    Refusal = "quota"    // the caller, or all together, have too many targets or calls
-	RefusedStream   Refusal = "stream"   // there is no such stream, or it has no check
+	RefusedIdentity Refusal = "identity" // the caller is not authorized
+	RefusedQuota    Refusal = "quota"    // too many targets or calls, of the caller or in total
+	RefusedStream   Refusal = "stream"   // the stream does not exist or has no check
 	RefusedInput    Refusal = "input"    // an invalid name, duration or list
-	RefusedAddress  Refusal = "address"  // an address that no target may have
+	RefusedAddress  Refusal = "address"  // an invalid or forbidden address
 	RefusedConflict Refusal = "conflict" // a name or an address that belongs to another registration
-	RefusedUnknown  Refusal = "unknown"  // no such target is registered
-	RefusedStopping Refusal = "stopping" // the load balancer starts or stops
+	RefusedUnknown  Refusal = "unknown"  // the target is not registered
+	RefusedStopping Refusal = "stopping" // the load balancer is starting or stopping
 )
 
-// refusalCodes are the usual codes of refusals.
+// refusalCodes maps refusals to their default status codes.
 var refusalCodes = map[Refusal]codes.Code{
 	RefusedIdentity: codes.PermissionDenied,
 	RefusedQuota:    codes.ResourceExhausted,
@@ -145,7 +145,7 @@ var (
 	errStarting = refuse(RefusedStopping, "the load balancer is starting")
 )
 
-// refusal is the error of a call that is refused.
+// refusal is the error of a refused call.
 type refusal struct {
 	why  Refusal
 	code codes.Code
@@ -156,7 +156,7 @@ func refuse(why Refusal, format string, args ...any) *refusal {
 	return &refusal{why, refusalCodes[why], fmt.Sprintf(format, args...)}
 }
 
-// as replaces the usual code.
+// as replaces the default status code.
 func (r *refusal) as(code codes.Code) *refusal {
 	r.code = code
 	return r
@@ -165,5 +165,5 @@ func (r *refusal) as(code codes.Code) *refusal {
 // Error returns the text.
 func (r *refusal) Error() string { return r.text }
 
-// GRPCStatus makes it the status of the call.
+// GRPCStatus returns the gRPC status of the call.
 func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text) }

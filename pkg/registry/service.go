@@ -21,16 +21,16 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
-// Service serves a registry and an index. A process has one for each kind of caller. Its streams
-// end with the registry.
+// Service serves a registry and an index over gRPC. A process has one Service for each kind of
+// caller. Its streams end when the registry stops.
 type Service struct {
 	targetv1.UnimplementedTargetServiceServer
 
 	Registry *Registry
 	Index    *targetset.Index
-	// Operator is set on the admin socket, whose callers are the operator, who may do everything.
+	// Operator is set on the admin socket: every caller is the operator, who is fully authorized.
 	Operator bool
-	// Reader reports whether an ID may list and watch every stream; nil: none may.
+	// Reader reports whether an ID may list and watch every stream. If it is nil, no ID may.
 	Reader func(spiffeid.ID) bool
 	// Log receives registrations and refusals, rate-limited per caller.
 	Log *slog.Logger
@@ -38,13 +38,13 @@ type Service struct {
 	throttle logs.Throttle
 }
 
-// MaxCallsPerConnection is how many calls one connection may have open. The quota of a caller is
-// usually lower, and its refusal has a reason.
+// MaxCallsPerConnection limits the open calls of a connection. It exceeds the usual quota of a
+// caller, because only a refusal by the quota includes a reason.
 const MaxCallsPerConnection = 2000
 
-// GRPCOptions returns the options of a grpc.Server that serves targets on TCP: a peer whose host
-// vanished is detected within 4 s, one that does not finish its handshake within 5 s, one without a
-// call within 1 min. On a unix socket the kernel reports the end of a peer at once.
+// GRPCOptions returns the options of a grpc.Server that serves targets over TCP. The server detects
+// a vanished host within 4 s, an unfinished handshake within 5 s, and a connection without a call
+// within 1 min. On a unix socket the kernel reports the end of a peer immediately.
 func GRPCOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(1 << 20),
@@ -59,7 +59,7 @@ func GRPCOptions() []grpc.ServerOption {
 	}
 }
 
-// serve runs a method for its caller, and counts and logs a refusal.
+// serve runs a method for the authenticated caller, and counts and logs refusals.
 func (s *Service) serve(ctx context.Context, method, stream string, f func(caller) error) error {
 	var who caller
 	var err error
@@ -110,7 +110,7 @@ func (s *Service) Register(
 		}
 		defer s.Registry.hangUp(c)
 		log := s.Log.With("peer", who.String(), "stream", a.stream, "targets", len(a.targets))
-		// A caller may register again and again.
+		// Throttled per caller: a caller may register repeatedly.
 		s.throttle.Log(log.Info, who.String(), "targets registered", "grace", c.grace)
 		err = s.keep(stream.Context(), c, a, stream.Send)
 		s.throttle.Log(log.Info, who.String(), "registration ended", "reason", err)
@@ -118,7 +118,7 @@ func (s *Service) Register(
 	})
 }
 
-// mayRegister refuses a caller that no allowance admits to the stream.
+// mayRegister refuses a caller that is not authorized to register targets of the stream.
 func (s *Service) mayRegister(who caller, stream string) error {
 	if s.Registry.allows(who, stream) {
 		return nil
@@ -127,13 +127,13 @@ func (s *Service) mayRegister(who caller, stream string) error {
 		"have it allowed by --target-id of the load balancer", who, targetset.Quote(stream))
 }
 
-// keep reports the state of its targets to the caller until the call is over: everything in the
-// first message, then what changed.
+// keep reports the state of the targets to the caller until the call ends: the complete state in
+// the first message, then changes.
 func (s *Service) keep(
 	ctx context.Context, c *call, a announcement, send func(*targetv1.RegisterResponse) error,
 ) error {
 	var keys []healthcheck.Key
-	sent := map[healthcheck.Key]targetv1.State{} // the last state of each address of the call
+	sent := map[healthcheck.Key]targetv1.State{} // last sent state of each address of the call
 	for _, t := range a.targets {
 		for _, ip := range t.IPs {
 			k := healthcheck.Key{Stream: c.stream, Name: t.Name, Addr: ip}
@@ -159,7 +159,7 @@ func (s *Service) keep(
 		for _, k := range keys {
 			_, lost := slices.BinarySearchFunc(removed, k, healthcheck.Key.Compare)
 			switch holds := held[k.Name] != nil; {
-			case slices.Contains(left, k.Name), holds && lost: // else a newer call may have it
+			case slices.Contains(left, k.Name), holds && lost: // a newer call may hold other lost keys
 				if sent[k] != targetv1.State_STATE_GONE {
 					add(k, gone(k))
 				}
@@ -189,8 +189,8 @@ func (s *Service) keep(
 	}
 }
 
-// wait returns nil when one of the channels is filled, and an error when the call or the registry
-// ends.
+// wait returns nil when a channel holds a token, and an error when the call ends or the registry
+// stops.
 func (s *Service) wait(ctx context.Context, a, b <-chan struct{}) error {
 	select {
 	case <-a:

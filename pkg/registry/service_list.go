@@ -16,14 +16,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
-// maxPage is how many addresses one message of List and Watch has at most. Each takes up to 2.7 KB,
-// mostly of a SPIFFE ID, and clients accept 4 MiB by default.
+// maxPage limits the addresses in one message of List and Watch. Each address takes up to 2.7 KB,
+// most of it for the SPIFFE ID, and gRPC clients accept messages of 4 MiB by default.
 const maxPage = 1000
 
-// filter is what a caller may see of targets.
+// filter restricts the visible targets and fields to the authorization of a caller.
 type filter struct {
 	who caller
-	all bool // including who registered what
+	all bool // the caller may see all targets and their owners
 }
 
 func (s *Service) filter(who caller) filter {
@@ -40,7 +40,7 @@ var states = [...]targetv1.State{
 	healthcheck.Left:     targetv1.State_STATE_GONE,
 }
 
-// info is a target as it is sent.
+// info returns the message for a target.
 func (f filter) info(v targetset.View) *targetv1.TargetInfo {
 	i := &targetv1.TargetInfo{
 		Stream: v.Stream, Name: v.Name, Address: v.Addr.String(),
@@ -57,7 +57,7 @@ func (f filter) info(v targetset.View) *targetv1.TargetInfo {
 	return i
 }
 
-// infos are views and removed addresses as they are sent.
+// infos returns the messages for targets and removed addresses.
 func (f filter) infos(views []targetset.View, removed []healthcheck.Key) (infos []*targetv1.TargetInfo) {
 	for _, v := range views {
 		infos = append(infos, f.info(v))
@@ -68,7 +68,7 @@ func (f filter) infos(views []targetset.View, removed []healthcheck.Key) (infos 
 	return infos
 }
 
-// gone is the last message about an address.
+// gone returns the last message about an address.
 func gone(k healthcheck.Key) *targetv1.TargetInfo {
 	return &targetv1.TargetInfo{
 		Stream: k.Stream, Name: k.Name, Address: k.Addr.String(),
@@ -76,7 +76,8 @@ func gone(k healthcheck.Key) *targetv1.TargetInfo {
 	}
 }
 
-// visible returns which targets of one stream the caller may see, or of all when stream is "".
+// visible returns a predicate for the targets of a stream that the caller may see; nil: all
+// targets. If stream is "", the predicate covers all streams.
 func (s *Service) visible(f filter, stream string) (func(healthcheck.Key) bool, error) {
 	r, who := s.Registry, f.who
 	switch {
@@ -86,7 +87,7 @@ func (s *Service) visible(f filter, stream string) (func(healthcheck.Key) bool, 
 	case stream == "" && f.all:
 		return nil, nil
 	case stream == "":
-		seen := map[string]bool{} // without a lock: the index asks for one key at a time
+		seen := map[string]bool{} // needs no lock: the index does not call the predicate concurrently
 		return func(k healthcheck.Key) bool {
 			may, known := seen[k.Stream]
 			if !known {
@@ -147,7 +148,7 @@ func (s *Service) List(ctx context.Context, req *targetv1.ListRequest) (resp *ta
 	return resp, err
 }
 
-// token is where a page ended. Names of streams and targets contain no slash.
+// token encodes the last key of a page. Names of streams and targets contain no slash.
 func token(k healthcheck.Key) string { return k.Stream + "/" + k.Name + "/" + k.Addr.String() }
 
 func parseToken(s string) (healthcheck.Key, bool) {

@@ -202,7 +202,7 @@ func TestRefusedRequests(t *testing.T) {
 			&targetv1.DeregisterRequest{Stream: "s", Names: []string{"x"}, DrainFor: durationpb.New(-1)},
 			codes.InvalidArgument, "drain_for is -1ns",
 		},
-		// Which targets a stream has is not for those who may not use it.
+		// The error must not disclose the targets of a stream to an unauthorized caller.
 		{
 			&targetv1.DeregisterRequest{Stream: "other", Names: []string{"taken"}}, codes.PermissionDenied,
 			"may not register targets of stream",
@@ -458,8 +458,7 @@ func TestStopEndsCalls(t *testing.T) {
 	}
 }
 
-// A thousand sidecars start at once, each with a connection of one call, and all
-// of them die.
+// A thousand sidecars, each with one connection and one call, start simultaneously and die.
 func TestThousandRegistrations(t *testing.T) {
 	const n = 1000
 	h := newFixture(t, Options{Grace: time.Millisecond, OnGone: targetset.Drop, StateFile: stateIn(t), Quota: n})
@@ -502,7 +501,7 @@ func TestThousandRegistrations(t *testing.T) {
 	})
 }
 
-// proxy is a TCP connection through us that can be cut without a word to either end.
+// proxy forwards a TCP connection and can cut it without a FIN or RST to either end.
 type proxy struct {
 	address string
 	cut     chan struct{}
@@ -539,7 +538,7 @@ func startProxy(t *testing.T, to string) *proxy {
 	return w
 }
 
-// copy copies until an end is closed; what comes after the cut is lost.
+// copy copies until an end is closed; data after the cut is lost.
 func (w *proxy) copy(from, to net.Conn) {
 	buffer := make([]byte, 64<<10)
 	for {
@@ -557,7 +556,7 @@ func (w *proxy) copy(from, to net.Conn) {
 	}
 }
 
-// The host of a caller vanishes: no FIN and no reset tells of it.
+// The host of a caller vanishes without a FIN or RST.
 func TestVanishedHostLosesItsTargets(t *testing.T) {
 	h := newFixture(t, Options{Grace: time.Millisecond, OnGone: targetset.Drop})
 	w := startProxy(t, h.tcp)
@@ -567,7 +566,8 @@ func TestVanishedHostLosesItsTargets(t *testing.T) {
 	await.True(t, "the end of the registration", func() bool { return len(h.index.List(nil)) == 0 })
 }
 
-// A caller that registers again and again, with or without a grace, logs no line for each time.
+// A caller that registers repeatedly, with or without a grace period, does not cause a log line for
+// each call.
 func TestRegistrationsAreThrottled(t *testing.T) {
 	begin, h := time.Now(), newFixture(t, Options{Grace: time.Millisecond, OnGone: targetset.Drop})
 	c, _ := h.dial(h.unix, alice.id)

@@ -20,27 +20,27 @@ import (
 )
 
 const (
-	// stampEvery is how often the state file is touched, so that the next process knows until when
-	// this one lived.
+	// stampEvery is the interval at which the state file is touched. The next process reads from its
+	// mtime when this process ended.
 	stampEvery = time.Second
-	// writeGap is the least time between two writes: what changes in it is written together.
+	// writeGap is the shortest time between two writes. Changes within it share a write.
 	writeGap = 100 * time.Millisecond
 	// maxStateBackoff is the longest wait before a failed write is retried.
 	maxStateBackoff = 30 * time.Second
 	stateVersion    = 1
 )
 
-// stateFile keeps the registrations for the next process. No call waits for its writes: a
-// registration that is not yet written when the machine dies is lost, and its caller registers it
-// again. How long lb was away is the time since the last stamp, in wall time. A clock that was set
-// back in between revives registrations that are over, and one that was set forward drops others;
-// neither matters for longer than the grace that begins with the start.
+// stateFile stores the registrations for the next process. Calls do not wait for its writes: a
+// crash of the machine loses unwritten registrations, and their callers register again. The
+// downtime of lb is the wall-clock time since the last stamp. If the clock was set back in
+// between, expired registrations are restored; if it was set forward, valid ones are dropped.
+// Either error lasts at most for the grace period that begins with the start.
 type stateFile struct {
 	path   string
 	log    *slog.Logger
-	wanted chan struct{} // of size 1: there is something to write
+	wanted chan struct{} // holds a token: a write is pending
 	retry  backoff.Backoff
-	failed latest.Value[error] // why the last read or write failed
+	failed latest.Value[error] // of the last read or write; nil if it succeeded
 }
 
 // stateDocument is the content of a state file.
@@ -55,13 +55,13 @@ type savedRegistration struct {
 	Addresses []netip.Addr     `json:"addresses"`
 	Owner     string           `json:"owner"` // a SPIFFE ID or "operator"
 	Grace     durable.Duration `json:"grace"`
-	Held      bool             `json:"held,omitempty"` // remains without a call
+	Held      bool             `json:"held,omitempty"` // kept by Hold after its grace period
 	Drain     durable.Duration `json:"drain,omitzero"`
 	DrainEnd  time.Time        `json:"drain_end,omitzero"` // in wall time; zero unless it drains
 	Cause     string           `json:"cause,omitempty"`
 }
 
-// note records how the last attempt went.
+// note records the result of an attempt, and logs a change between success and failure.
 func (s *stateFile) note(err error) {
 	switch failing := s.failed.Load() != nil; {
 	case err != nil && !failing:
@@ -72,14 +72,14 @@ func (s *stateFile) note(err error) {
 	s.failed.Set(err)
 }
 
-// run writes what snapshot returns whenever that is wanted, stamps the file, and does both a last
-// time when ctx ends.
+// run writes a snapshot for each request and stamps the file periodically. When ctx ends, it
+// writes a pending snapshot or stamps the file once more.
 func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 	due := time.NewTimer(tick.Until(time.Now(), stampEvery))
 	defer due.Stop()
 	gap := time.NewTimer(0)
 	defer gap.Stop()
-	wanted := s.wanted // nil while a write has to wait for the gap
+	wanted := s.wanted // nil until the gap after the previous write has passed
 	for {
 		select {
 		case <-ctx.Done():
@@ -102,20 +102,21 @@ func (s *stateFile) run(ctx context.Context, snapshot func() stateDocument) {
 	}
 }
 
-// write writes the file and returns how long to wait before the next write.
+// write writes the file and returns the delay until the next write.
 func (s *stateFile) write(d stateDocument) (wait time.Duration) {
 	err := durable.Write(s.path, d)
 	s.note(err)
 	if err != nil {
+		// Retry after the returned delay: run does not receive from wanted before.
 		latest.Wake(s.wanted)
 		return s.retry.Next()
 	}
 	s.retry.Reset()
-	s.stamp() // by the clock of this process, since that of the file system may differ
+	s.stamp() // with the local clock, from which the clock of a file server may differ
 	return writeGap
 }
 
-// stamp shows the next process that this one lives. A file that cannot be stamped is written again.
+// stamp sets the mtime of the file to the current time. If that fails, the file is written again.
 func (s *stateFile) stamp() {
 	now := time.Now()
 	if err := os.Chtimes(s.path, now, now); err != nil {
@@ -123,7 +124,7 @@ func (s *stateFile) stamp() {
 	}
 }
 
-// snapshot returns what is to be written.
+// snapshot returns the content of the state file.
 func (r *Registry) snapshot() stateDocument {
 	now := time.Now()
 	r.mu.Lock()
@@ -135,7 +136,7 @@ func (r *Registry) snapshot() stateDocument {
 		}
 	}
 	r.mu.Unlock()
-	slices.SortFunc(all, (*registration).compare) // they get their order at the next start
+	slices.SortFunc(all, (*registration).compare) // restore assigns numbers in this order
 	d := stateDocument{Version: stateVersion, Registrations: make([]savedRegistration, 0, len(all))}
 	for _, reg := range all {
 		s := savedRegistration{
@@ -143,7 +144,8 @@ func (r *Registry) snapshot() stateDocument {
 			Held: reg.call == nil && reg.Lifecycle == targetset.Active && reg.DrainEnd.IsZero(),
 		}
 		if reg.Lifecycle != targetset.Active {
-			// The end is on the monotonic clock: its distance to now is added to the wall clock.
+			// DrainEnd has a monotonic reading, which is valid in this process only. Add the remaining
+			// time to the wall clock.
 			s.Drain, s.DrainEnd = durable.Duration(reg.drain), now.Round(0).Add(reg.DrainEnd.Sub(now))
 		}
 		d.Registrations = append(d.Registrations, s)
@@ -151,7 +153,7 @@ func (r *Registry) snapshot() stateDocument {
 	return d
 }
 
-// restore takes over the registrations of the previous process. It is called before anything else.
+// restore restores the registrations of the previous process. Only New calls it, so mu is not held.
 func (r *Registry) restore(now time.Time) {
 	var d stateDocument
 	stamped, found, err := durable.Read(r.state.path, &d)
@@ -187,10 +189,10 @@ func (r *Registry) restore(now time.Time) {
 		r.Log.Info("registrations of the previous process restored until their callers return",
 			"file", r.state.path, "targets", r.count, "given_up", len(list)-r.count, "away_for", away)
 	}
-	r.save() // at once, so that a disk that cannot be written to is known
+	r.save() // immediately, to detect an unwritable disk at the start
 }
 
-// revive takes over one registration unless it is over by now.
+// revive restores one registration unless it has expired or is no longer authorized.
 func (r *Registry) revive(reg *registration, s savedRegistration, now time.Time, away time.Duration) {
 	if !r.allows(reg.owner, reg.stream) || r.members[reg.stream][reg.Name] != nil {
 		return
@@ -213,7 +215,7 @@ func (r *Registry) revive(reg *registration, s savedRegistration, now time.Time,
 	if r.missing[reg.stream] == nil {
 		r.missing[reg.stream] = map[string]struct{}{}
 	}
-	r.missing[reg.stream][reg.Name] = struct{}{} // until it is added
+	r.missing[reg.stream][reg.Name] = struct{}{} // removed by add
 	if s.Held || gone && r.OnGone == targetset.Hold {
 		reg.Cause = causes[targetset.Leaving]
 	} else if gone {

@@ -73,8 +73,8 @@ func TestRegistrationsSurviveRestart(t *testing.T) {
 	}
 }
 
-// A stream is restored once each target that the state file had is registered: at once after a short
-// absence, and after a long one once all callers are back.
+// A stream is restored once each of its targets in the state file is registered: immediately after
+// a short downtime, and after a long downtime once all callers have returned.
 func TestRestoredStreams(t *testing.T) {
 	for _, away := range []time.Duration{time.Second, time.Hour} {
 		t.Run(away.String(), func(t *testing.T) {
@@ -113,7 +113,7 @@ func TestRestoredStreams(t *testing.T) {
 	}
 }
 
-// The caller comes back: nothing changes for its target, and it is still its own.
+// The caller returns: its target is unchanged, and it still owns the target.
 func TestReregisterAfterRestart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		path := stateIn(t)
@@ -150,8 +150,7 @@ func TestRevokedAllowanceAfterRestart(t *testing.T) {
 	})
 }
 
-// A process that is killed stamps nothing more; until when it lived is known to a
-// second.
+// A killed process does not stamp the file, so the time of its end is known to within a second.
 func TestStateFileIsStamped(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		path := stateIn(t)

@@ -8,19 +8,18 @@ import (
 // Loop is a Task that reports whether its loop still runs.
 type Loop interface {
 	Task
-	// Overdue returns for how long the next iteration should have begun; 0 if it is not due, and
-	// before and after Run.
+	// Overdue returns how late the next iteration is; 0 if it is not due, and before and after Run.
 	Overdue() time.Duration
 }
 
-// Pulse records when the next iteration of a loop is due. A loop that waits is not overdue, one
-// that blocks is. The zero Pulse is ready for use.
+// Pulse records when the next iteration of a loop is due. A waiting loop is not overdue, a blocked
+// loop is. The zero Pulse is ready for use.
 type Pulse struct {
 	due atomic.Pointer[time.Time] // nil while the loop does not run
 }
 
 // Next records that the loop runs and begins its next iteration, or its next bounded step, within
-// that time.
+// the given time.
 func (p *Pulse) Next(within time.Duration) {
 	due := time.Now().Add(within)
 	p.due.Store(&due)

@@ -1,4 +1,4 @@
-// Package tick aligns work that is done periodically. An idle process wakes up for each timer, and
-// waking up costs a multiple of what a timer is for: the threads of the runtime, and caches that
-// other processes have used meanwhile. Timers that are due in the same instant cost one wake-up.
+// Package tick aligns periodic work. An idle process wakes up for each timer, and a wake-up costs
+// several times as much CPU as the timer's work: it starts threads of the runtime and refills CPU
+// caches that other processes evicted. Timers that expire at the same instant share one wake-up.
 package tick

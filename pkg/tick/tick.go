@@ -2,14 +2,14 @@ package tick
 
 import "time"
 
-// Until returns the time from now until the next instant that is a multiple of every by the wall
-// clock, so that processes of one pod share their wake-ups, too. It is between an eighth and nine
-// eighths of every: a timer that fires a little early, since the wall clock is being adjusted, does
-// not fire twice.
+// Until returns the time from now until the next multiple of every on the wall clock, so that the
+// processes of a pod share their wake-ups, too. The result is between 1/8 and 9/8 of every: a timer
+// that fires slightly early, while the wall clock is adjusted, does not fire twice.
 func Until(now time.Time, every time.Duration) time.Duration { return UntilPart(now, every, 1) }
 
-// UntilPart is Until for the instants that divide each multiple of whole into equal parts. A third
-// of a second is no whole number of nanoseconds, and Until would leave the seconds.
+// UntilPart is Until for the instants that divide each multiple of whole into equal parts. Until
+// with a third of a second would drift from the full seconds, because a third of a second is not an
+// integral number of nanoseconds.
 func UntilPart(now time.Time, whole time.Duration, parts int) time.Duration {
 	n := time.Duration(parts)
 	since := time.Duration(now.UnixNano() % int64(whole))

@@ -5,12 +5,12 @@ import (
 	"slices"
 )
 
-// Table holds a value for each of its VIPs, in the order of [Compare]. A batch in that order is
-// found and added at a cost near that of a walk over a slice: batches are. The zero Table is empty
-// and ready for use. It must not be copied, and is not safe for concurrent use.
+// Table holds a value for each of its VIPs, in the order of [Compare]. Looking up or adding a batch
+// in that order, which batches have, costs little more than iterating a slice. The zero Table is
+// empty and ready for use. It must not be copied, and is not safe for concurrent use.
 type Table[T any] struct {
 	entries []tableEntry[T]
-	next    int // where the VIP after the last one that was found is expected
+	next    int // expected index of the next VIP of an ascending batch
 }
 
 type tableEntry[T any] struct {
@@ -30,10 +30,10 @@ func (t *Table[T]) Get(v VIP) *T {
 	return nil
 }
 
-// Next is Get for VIPs that are asked for in ascending order, without a search for each of them.
-// Its calls must not be concurrent.
+// Next is Get for lookups in ascending order, most of which need no search. Calls must not be
+// concurrent.
 func (t *Table[T]) Next(v VIP) *T {
-	// One VIP may be left out between two.
+	// The batch may skip one VIP of the table without a search.
 	for i := t.next; i < min(t.next+2, len(t.entries)); i++ {
 		if t.entries[i].vip == v {
 			t.next = i + 1
@@ -51,7 +51,7 @@ func (t *Table[T]) search(v VIP) (int, bool) {
 	return slices.BinarySearchFunc(t.entries, v, func(e tableEntry[T], v VIP) int { return Compare(e.vip, v) })
 }
 
-// Add adds the VIPs that the table does not have, with the zero value. It walks over them twice.
+// Add adds the missing VIPs with the zero value. It iterates vips twice.
 func (t *Table[T]) Add(vips iter.Seq[VIP]) {
 	missing := 0
 	t.next = 0

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A table has what a map has, whatever the order of the VIPs, and lists it in order.
+// A Table has the same entries as a map, in any order of insertion, and iterates them in order.
 func TestTableIsAnOrderedMap(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	all := make([]VIP, 300)

@@ -68,7 +68,7 @@ var specialPrefixes = []struct {
 	{netip.MustParsePrefix("fe80::/10"), "an IPv6 link-local address"},
 }
 
-// NotHost returns why an address cannot be that of a host, and the remedy; "" and "" if it can.
+// NotHost returns why an address cannot belong to a host, and the remedy; "" and "" if it can.
 func NotHost(a netip.Addr) (what, remedy string) {
 	if a.Is4In6() {
 		return "an IPv4-mapped address", "write " + a.Unmap().String()
@@ -140,7 +140,7 @@ func (v VIP) Prefix() netip.Prefix { return v.prefix }
 // Family returns the address family.
 func (v VIP) Family() Family { return FamilyOf(v.prefix.Addr()) }
 
-// IsZero reports whether v is the zero VIP, which means no VIP.
+// IsZero reports whether v is the zero VIP.
 func (v VIP) IsZero() bool { return v == VIP{} }
 
 // Overlaps reports whether the two VIPs share an address.
