@@ -33,7 +33,7 @@ type files struct {
 	keyDir string // has key files only: any unnamed file in it is removed
 
 	said  cluster.Failure // the last failure written to the stale file
-	known bool            // said matches the disk
+	known bool            // the stale file on disk is up to date
 	since time.Time       // start time in the stale file; zero if the file does not exist
 }
 
