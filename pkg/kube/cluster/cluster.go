@@ -18,8 +18,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// Options configure a Cluster. Every field is required, except that Trench and Gateway exclude
-// each other, and Pod is used with Gateway only.
+// Options configure a Cluster. Every field is required, except that Gateway replaces Trench, and
+// only Gateway uses Pod.
 type Options struct {
 	Config            *rest.Config
 	Namespace, Trench string

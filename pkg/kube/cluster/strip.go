@@ -31,8 +31,8 @@ func strip(object any) (any, error) {
 	return object, nil
 }
 
-// stripPod keeps the metadata, and of spec and status only the node, the network, the condition
-// and the ports of the pod.
+// stripPod keeps the metadata with the annotation of Multus, and of spec and status only the node,
+// the addresses, the readiness and the ports.
 
 func stripPod(pod *corev1.Pod) {
 	maps.DeleteFunc(pod.Annotations, func(name, _ string) bool { return name != NetworkStatus })
