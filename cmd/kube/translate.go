@@ -49,7 +49,6 @@ func (c *translateCommand) Run(out *cli.Output) error {
 }
 
 // ignored explains why Services with a class of vipgate have no verdict in this Trench.
-
 func ignored(objects translation.Objects, r translation.Result) []string {
 	if r.File == nil {
 		return nil

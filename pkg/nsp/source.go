@@ -299,7 +299,6 @@ func (s *Source) take(list *nspv1.Attractor) {
 const maxRefusalLines = 20
 
 // refuse publishes the refused objects of a list, and logs new refusals.
-
 func (s *Source) refuse(refused Refusals) {
 	known := map[Refusal]bool{}
 	for _, r := range s.state.Load().Refused {

@@ -227,7 +227,6 @@ func (w *Watcher) succeeded(name, problem string) {
 }
 
 // forget removes the state of a Secret that is no longer wanted.
-
 func (w *Watcher) forget(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

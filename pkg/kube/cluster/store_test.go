@@ -86,7 +86,6 @@ func TestStore(t *testing.T) {
 }
 
 // strip keeps only the fields that the translations and the readiness gates read.
-
 func TestStripKeepsWhatTargetsNeed(t *testing.T) {
 	keptSpec := func(image string) corev1.PodSpec {
 		ports := []corev1.ContainerPort{{Name: "http", ContainerPort: 80, Protocol: corev1.ProtocolUDP}}

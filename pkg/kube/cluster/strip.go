@@ -33,7 +33,6 @@ func strip(object any) (any, error) {
 
 // stripPod keeps the metadata with the annotation of Multus, and of spec and status only the node,
 // the addresses, the readiness and the ports.
-
 func stripPod(pod *corev1.Pod) {
 	maps.DeleteFunc(pod.Annotations, func(name, _ string) bool { return name != NetworkStatus })
 	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {

@@ -24,7 +24,6 @@ const maxStatusBytes = 256 << 20
 //
 // The stream is silent while the status does not change, so probes detect a frontend that hangs.
 // The timeout of a probe is half of the interval.
-
 func Follow(ctx context.Context, socket string, probe time.Duration, changed func(*frontendv1.Status, error)) error {
 	retry := backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.1}
 	for {

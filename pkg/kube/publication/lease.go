@@ -24,7 +24,6 @@ type lease struct {
 
 // holds reports whether this process holds the Lease at least until the end of a write that
 // starts now.
-
 func (l *lease) holds() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -40,8 +40,7 @@ type object struct {
 	version               string // resource version after the last write, awaited until echo
 	echo                  time.Time
 	contested             time.Time // when another writer's status was first seen; zero without it
-
-	restored time.Time // last write that replaced the status of another writer
+	restored              time.Time // last write that replaced the status of another writer
 	// After an error, the status that was tried is not written again before notUntil; a different
 	// status is. err is set until a write succeeds or is not needed.
 	retry    backoff.Backoff

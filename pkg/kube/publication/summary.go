@@ -243,7 +243,6 @@ func listedBy(lines []string, separator string) string {
 }
 
 // address formats a VIP, without the prefix length if it is a single address.
-
 func address(v vip.VIP) string {
 	if p := v.Prefix(); p.IsSingleIP() {
 		return p.Addr().String()

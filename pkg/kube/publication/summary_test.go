@@ -148,7 +148,6 @@ func annotated(name, report string) *corev1.Pod {
 const reportKey = "report"
 
 // reported returns the reports of pods as read from the API server.
-
 func reported(pods []*corev1.Pod) map[types.UID]Reported {
 	all := map[types.UID]Reported{}
 	for _, p := range pods {

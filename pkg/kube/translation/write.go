@@ -35,7 +35,6 @@ func plain(s string) bool {
 }
 
 // appendText writes a string, quoted in ASCII if needed. The escapes of Go are valid in YAML.
-
 func appendText(b []byte, s string) []byte {
 	if plain(s) {
 		return append(b, s...)
@@ -175,7 +174,6 @@ func appendTargets(b []byte, targets []target) []byte {
 }
 
 // addresses holds at most one address per family; the zero Addr means none.
-
 type addresses [len(vip.Families)]netip.Addr
 
 func (a addresses) empty() bool { return a == addresses{} }
