@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestOnlyKubeImportsKubernetes keeps lb, frontend and target free of what they do not need.
+// TestOnlyKubeImportsKubernetes keeps the Kubernetes modules out of lb, frontend and target.
 func TestOnlyKubeImportsKubernetes(t *testing.T) {
 	foreign := func(program string) (found []string) {
 		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "../"+program).CombinedOutput()

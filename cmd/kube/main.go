@@ -1,5 +1,4 @@
-// Command kube writes the trench file of lb and frontend from the objects of
-// Kubernetes that an API server has.
+// Command kube writes the trench file of lb and frontend from Kubernetes objects.
 package main
 
 import (

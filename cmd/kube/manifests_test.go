@@ -37,8 +37,8 @@ func TestContainerFitsProgram(t *testing.T) {
 	}
 }
 
-// The trench file is where lb and frontend read it, and the admin socket of the frontend is that of
-// a container of the same user.
+// kube writes the trench file to the path that lb and frontend read, and uses the admin socket of
+// a frontend container that runs as the same user.
 func TestContainersMeet(t *testing.T) {
 	pod := clitest.Read[clitest.Deployment](t, deployments+"base/deployment.yaml").Spec.Template.Spec
 	kube, frontend := manifest(t), pod.Container(t, "frontend")

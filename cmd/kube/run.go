@@ -16,7 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
-// namespaceFile has the namespace of the pod, beside the token of its service account.
+// namespaceFile contains the namespace of the pod. It is mounted with the service account.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // Values of --objects.
@@ -57,7 +57,7 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Wr
 	if err != nil {
 		return cli.Usage("%w", err)
 	}
-	klog.SetSlogLogger(log) // what client-go logs
+	klog.SetSlogLogger(log) // client-go logs through klog
 	config.UserAgent = "vipgate-kube/" + cli.Version()
 	host, _ := os.Hostname() // empty with an error
 	log.Info("starting kube", "version", cli.Version(), "objects", c.Objects,
@@ -71,19 +71,20 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Wr
 	return cli.RunUntilStopped(0, func(stops <-chan struct{}) error { return kube.Run(ctx, o, stops) })
 }
 
-// podName returns the name of this pod, on a host network not that of the host: each pod of a trench
-// has another one.
+// podName returns the name of this pod. The default is the host name, which on a host network is
+// not the name of the pod: --pod-name or POD_NAME is required there, since pod names must be
+// unique.
 func (c *runCommand) podName(host string) string {
 	return cmp.Or(c.PodName, os.Getenv("POD_NAME"), host)
 }
 
-// namespace returns that of the Trench, or "" if it is not known.
+// namespace returns the namespace of the Trench, or "" if it is unknown.
 func (c *runCommand) namespace() string {
-	own, _ := os.ReadFile(namespaceFile) // outside of a pod there is none
+	own, _ := os.ReadFile(namespaceFile) // does not exist outside of a pod
 	return cmp.Or(c.Namespace, os.Getenv("POD_NAMESPACE"), strings.TrimSpace(string(own)))
 }
 
-// check refuses what would only fail later.
+// check validates the flags, to report invalid ones before the start.
 func (c *runCommand) check(r *cli.Refusals, namespace string) {
 	c.Log.Check(r)
 	r.If(namespace == "", "--namespace is required: neither POD_NAMESPACE nor a service account says it")

@@ -13,8 +13,8 @@ type statusCommand struct {
 	cli.StatusFlags
 }
 
-// Run exits with 1 while the trench file may be old, something is refused or not published, or no
-// pod writes status.
+// Run exits with 1 while the trench file may be outdated, an object is refused or not published,
+// or no pod writes status.
 func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 	conn, err := cli.DialAdmin("kube", c.AdminSocket, false)
 	if err != nil {

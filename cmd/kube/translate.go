@@ -19,10 +19,10 @@ type translateCommand struct {
 	KeyDir   string   `help:"Directory of the password files of gateways." default:"/etc/vipgate/trench/keys" placeholder:"DIR"`
 }
 
-// Run prints the trench file, and the verdicts on stderr. The exit status is 1 when anything is
-// refused.
+// Run prints the trench file to stdout and the verdicts to stderr. The exit status is 1 if any
+// object is refused.
 func (c *translateCommand) Run(out *cli.Output) error {
-	var objects translation.Objects // of a Trench
+	var objects translation.Objects // used with a Trench
 	var gateway meridio2.Objects
 	read := objects.Read
 	if c.Objects == meridio2Objects {
@@ -48,8 +48,7 @@ func (c *translateCommand) Run(out *cli.Output) error {
 	return nil
 }
 
-// ignored explains Services of vipgate that have no verdict: the kube of this Trench leaves them
-// alone.
+// ignored explains why Services with a class of vipgate have no verdict in this Trench.
 func ignored(objects translation.Objects, r translation.Result) []string {
 	if r.File == nil {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 )
 
-// The test binary is kube itself when it runs with this variable.
+// With this variable the test binary runs kube.
 const asKube = "VIPGATE_TEST_AS_KUBE"
 
 func TestTranslateIsProgram(*testing.T) {
@@ -21,7 +21,7 @@ func TestTranslateIsProgram(*testing.T) {
 	}
 }
 
-// translate runs kube translate, and returns what it prints and its exit status.
+// translate runs kube translate, and returns its output and its exit status.
 func translate(t *testing.T, stdin string, args ...string) (stdout, stderr string, status int) {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestTranslateIsProgram$")
@@ -57,7 +57,7 @@ func TestTranslate(t *testing.T) {
 	for name, c := range map[string]struct {
 		stdin          string
 		args           []string
-		stdout, stderr string // parts of what is printed
+		stdout, stderr string // parts of the output
 		status         int
 	}{
 		"accepted": {

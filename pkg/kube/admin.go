@@ -47,7 +47,7 @@ func (a *admin) SetLogLevel(_ context.Context, r *kubev1.SetLogLevelRequest) (*k
 	return &kubev1.SetLogLevelResponse{Previous: previous}, err
 }
 
-// status is everything that `kube status` shows.
+// status returns the content of `kube status`.
 func (p *process) status() *kubev1.Status {
 	p.mu.Lock()
 	counts := p.counts
@@ -73,7 +73,7 @@ func (p *process) status() *kubev1.Status {
 		})
 	}
 	if p.publisher != nil {
-		// The Lease of a pod that is gone names it until another one takes it.
+		// The Lease of a deleted pod names that pod until another one acquires it.
 		leads := p.publisher.State().Load()
 		exists := slices.ContainsFunc(evaluated.Siblings, func(pod *corev1.Pod) bool { return pod.Name == leads.Leader })
 		if leads.Leading || exists {
@@ -95,7 +95,7 @@ func (p *process) status() *kubev1.Status {
 	return s
 }
 
-// publicationOf returns the condition Published of the Trench, nil without one.
+// publicationOf returns the condition Published of the Trench, or nil if it is not set.
 func publicationOf(in publication.Input) *kubev1.Publication {
 	if in.Objects.Trench == nil {
 		return nil
@@ -126,7 +126,7 @@ func name(o corev1.ObjectReference) string {
 	return strings.TrimSpace(o.Kind + " " + strings.TrimPrefix(o.Namespace+"/"+o.Name, "/"))
 }
 
-// metricState is the state at a scrape.
+// metricState returns the values for a scrape of the metrics.
 func (p *process) metricState() metrics.KubeState {
 	p.mu.Lock()
 	counts := p.counts

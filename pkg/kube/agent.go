@@ -11,12 +11,13 @@ import (
 )
 
 const (
-	// settle is how long a change waits for others of the same burst, such as those of 1 000 pods.
+	// settle is the quiet time that ends a burst of changes, such as the update of 1 000 pods.
 	settle = 5 * time.Millisecond
-	// interval is the least time between two writes, and the longest that a burst is collected.
+	// interval is the minimum time between two writes, and the maximum time that a burst is
+	// collected.
 	interval = 100 * time.Millisecond
-	// pause is the least time between two translations, as a multiple of what the last one took: a
-	// stream of changes that matter to no target takes a fifth of a CPU.
+	// pause is the minimum time between two translations, as a multiple of the duration of the last
+	// one: a continuous stream of changes that affect no target takes a fifth of a CPU.
 	pause = 4
 )
 
@@ -26,25 +27,26 @@ type agent struct {
 	translator func(cluster.Snapshot) translation.Result
 	files      *files
 	log        *slog.Logger
-	// translated is called after each translation of which file and keys are on disk.
+	// translated is called after each translation, when its file and keys are on disk or failed to be
+	// written.
 	translated func(cluster.Snapshot, translation.Result, outcome)
 
-	next  time.Time // of the next translation at the earliest
+	next  time.Time // the earliest time of the next translation
 	retry backoff.Backoff
 }
 
-// outcome is what became of a translation.
+// outcome is the result of a translation and of its write.
 type outcome struct {
-	took    time.Duration // by the translation
+	took    time.Duration // duration of the translation
 	latency time.Duration // from the first change to the end of the write
-	wrote   bool          // some file has changed
-	err     error         // of writing
+	wrote   bool          // a file on disk changed
+	err     error         // of the write
 }
 
 // String implements task.Task.
 func (*agent) String() string { return "trench file" }
 
-// Run translates until ctx ends.
+// Run translates until ctx ends. Failed writes are retried with back-off.
 func (a *agent) Run(ctx context.Context) error {
 	a.retry = backoff.Backoff{Min: interval, Max: 5 * time.Second, Jitter: 0.1}
 	again := time.NewTimer(0)
@@ -76,7 +78,8 @@ func (a *agent) Run(ctx context.Context) error {
 	}
 }
 
-// collect waits, after the first change, until a burst of changes is over.
+// collect waits, after the first change, for the end of the burst: settle after the last change,
+// but at most interval after the first one, and not before the next translation is due.
 func (a *agent) collect(ctx context.Context, changes <-chan struct{}) {
 	begin := time.Now()
 	due := begin.Add(settle)
@@ -102,7 +105,7 @@ func (a *agent) collect(ctx context.Context, changes <-chan struct{}) {
 	}
 }
 
-// translate writes the translation of the newest snapshot, if there is one.
+// translate translates the newest snapshot, if any, and writes the result.
 func (a *agent) translate() error {
 	snapshot, ok := a.cluster.Snapshot()
 	if !ok {

@@ -10,10 +10,10 @@ import (
 func TestBurstIsCollected(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
-		changes int           // after the first one
-		gap     time.Duration // between them
-		written time.Duration // before the first one; 0: never
-		want    time.Duration // until the translation
+		changes int           // number of changes after the first one
+		gap     time.Duration // time between changes
+		written time.Duration // time from the last write to the first change; 0 without a write
+		want    time.Duration // time until the translation
 	}{
 		{"one change", 0, 0, 0, settle},
 		{"three changes", 2, settle / 2, 0, 2 * settle},

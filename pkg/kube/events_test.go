@@ -14,9 +14,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// repeating is a proxy before the API server that sends, after each event of a watch, all earlier
-// ones again: each event comes twice and more, after newer ones of the same object, and also after
-// the object's deletion.
+// repeating is a proxy of the API server that sends all earlier events again after each event of
+// a watch. Each event arrives at least twice, also after newer events and the deletion of its
+// object.
 func (f *fixture) repeating(config *rest.Config) *rest.Config {
 	f.t.Helper()
 	address, err := url.Parse(config.Host)
@@ -31,7 +31,7 @@ func (f *fixture) repeating(config *rest.Config) *rest.Config {
 		FlushInterval: -1, Transport: transport,
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(address)
-			r.Out.Header.Set("Accept", "application/json") // a line for each event
+			r.Out.Header.Set("Accept", "application/json") // one line per event
 			r.Out.Header.Set("Accept-Encoding", "identity")
 		},
 		ModifyResponse: func(r *http.Response) error {
@@ -51,7 +51,7 @@ func (f *fixture) repeating(config *rest.Config) *rest.Config {
 	return config
 }
 
-// repeat returns the events of a watch, each followed by all before it.
+// repeat returns the events of a watch, each followed by all earlier events.
 func repeat(events io.ReadCloser) io.ReadCloser {
 	r, w := io.Pipe()
 	go func() {
@@ -98,7 +98,8 @@ func TestEventsTwiceAndOutOfOrder(t *testing.T) {
 	f.awaitContent(onePod)
 	f.remove(podResource, "web-1", 0)
 	f.awaitContent("trench-a.web:")
-	// With the second of these the repeated events before the first have been taken.
+	// When kube has handled the second change, it has handled the events repeated before the first
+	// one.
 	f.addPod("trench-a", "web-3", "10.0.0.3")
 	f.awaitContent("trench-a.web: web-3=[10.0.0.3]")
 	f.addPod("trench-a", "web-4", "10.0.0.4")

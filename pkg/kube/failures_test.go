@@ -112,7 +112,7 @@ func TestHungServer(t *testing.T) {
 	k.awaitStale("API server")
 	f.addPod("trench-a", "web-2", "10.0.0.2")
 	f.wantSame(before)
-	// What hangs are the old connections: kube uses others.
+	// Only the old connections hang: kube opens new ones.
 	proxy.Delay(0)
 	f.awaitContent(twoPods)
 	k.awaitCurrent()
@@ -132,10 +132,10 @@ func TestCompaction(t *testing.T) {
 	k := f.run(config)
 	f.awaitContent(onePod)
 
-	// A watch without an event is not continued, but begun again.
+	// client-go does not continue a watch without an event, but starts a new one.
 	f.addPod("trench-a", "web-2", "10.0.0.2")
 	f.awaitContent(twoPods)
-	// Connections are refused, so that kube tries to continue its watches.
+	// Refuse connections, so that kube tries to continue its watches.
 	l.Close()
 	proxy.Cut()
 	k.awaitStale("connection refused")
@@ -213,7 +213,7 @@ func TestTokenIsRefusedAndRotated(t *testing.T) {
 	k.awaitCurrent()
 	before := f.stamp()
 
-	// A token of a service account that is gone is refused like one that expired.
+	// The API server refuses the token of a deleted service account like an expired one.
 	f.remove(accountResource, "kube")
 	proxy.Cut()
 	proxy.Restore()
@@ -221,7 +221,7 @@ func TestTokenIsRefusedAndRotated(t *testing.T) {
 	f.addPod("trench-a", "web-2", "10.0.0.2")
 	f.wantSame(before)
 
-	f.ServiceAccount(t, "trench-a", "kube") // into the same file
+	f.ServiceAccount(t, "trench-a", "kube") // replaces the token in the same file
 	f.awaitContent(twoPods)
 	k.awaitCurrent()
 }

@@ -19,32 +19,32 @@ import (
 )
 
 const (
-	// fileMode lets the group read: lb and frontend may run as other users.
+	// fileMode gives the group read access, because lb and frontend may run as a different user.
 	fileMode fs.FileMode = 0o640
 	dirMode  fs.FileMode = 0o750
 
-	// maxCause is how many bytes of a cause are written, far below what readers of the file take.
+	// maxCause is the maximum length of a cause in bytes, far below the limit of the file's readers.
 	maxCause = 1000
 )
 
-// files are what lb and frontend read.
+// files writes the trench file, the key files and the stale file, which lb and frontend read.
 type files struct {
 	trench string
-	keyDir string // has key files only: others are removed
+	keyDir string // has key files only: any unnamed file in it is removed
 
-	said  cluster.Failure // by the stale file
-	known bool            // said is what the disk has
-	since time.Time       // of the stale file; zero: there is none
+	said  cluster.Failure // the last failure written to the stale file
+	known bool            // the stale file on disk is up to date
+	since time.Time       // start time in the stale file; zero if the file does not exist
 }
 
-// exists reports whether there is a trench file.
+// exists reports whether the trench file exists.
 func (f *files) exists() bool {
 	_, err := os.Stat(f.trench)
 	return err == nil
 }
 
-// write writes what differs from the disk: the key files that the trench file names before it, and
-// it removes those that it no longer names after it.
+// write updates the files that differ from the disk. Key files are written before the trench file
+// that names them, and removed after the trench file that no longer does.
 func (f *files) write(r translation.Result) (wrote bool, err error) {
 	replace := func(path string, content []byte) error {
 		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
@@ -73,7 +73,7 @@ func (f *files) write(r translation.Result) (wrote bool, err error) {
 	return wrote || removed, err
 }
 
-// removeKeys removes key files that are not among those to keep.
+// removeKeys removes the key files that keep does not name.
 func (f *files) removeKeys(keep map[string][]byte) (removed bool, err error) {
 	entries, err := os.ReadDir(f.keyDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -92,9 +92,9 @@ func (f *files) removeKeys(keep map[string][]byte) (removed bool, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// stale writes since when and why the trench file may be old, or removes that file once all is
-// current. A process that starts while the API server is away continues the time of the file that
-// it finds.
+// stale writes the stale file, with the time and cause since which the trench file may be
+// outdated, or removes it when all caches are current. A process that starts while the API server
+// is unreachable keeps the start time of an existing stale file.
 func (f *files) stale(s cluster.State) error {
 	starting := s.Synced.IsZero()
 	if f.said == s.Stale && (f.known || starting) {
@@ -116,7 +116,7 @@ func (f *files) stale(s cluster.State) error {
 				}
 			}
 		}
-		// A line break would begin another line.
+		// The format is one line: replace line breaks of the cause.
 		cause := strings.Join(strings.Fields(s.Stale.Cause), " ")
 		if len(cause) > maxCause {
 			cause = strings.ToValidUTF8(cause[:maxCause], "")

@@ -25,7 +25,8 @@ import (
 	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
-// definition is a CustomResourceDefinition without a schema: also an invalid Trench is stored.
+// definition is a CustomResourceDefinition without a schema, so that the API server also stores an
+// invalid Trench.
 const definition = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -42,7 +43,7 @@ spec:
       schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-// access is what the service account of kube may do in a namespace.
+// access holds the permissions of kube's service account in a namespace.
 const access = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -88,7 +89,7 @@ spec:
   ports: [{port: 8080}]
 `
 
-// fixture is an API server with the Trench trench-a in the namespace of that name, and a Service.
+// fixture is an API server with the Trench trench-a in the namespace trench-a, and a Service.
 type fixture struct {
 	*kubernetes.Cluster
 	t       *testing.T
@@ -166,7 +167,7 @@ func (f *fixture) patch(r schema.GroupVersionResource, name, merge string, sub .
 	}
 }
 
-// remove deletes an object of trench-a; a Pod with a grace period of 0 at once.
+// remove deletes an object of trench-a; a Pod with a grace period of 0.
 func (f *fixture) remove(r schema.GroupVersionResource, name string, grace ...int64) {
 	f.t.Helper()
 	o := metav1.DeleteOptions{}
@@ -178,7 +179,7 @@ func (f *fixture) remove(r schema.GroupVersionResource, name string, grace ...in
 	}
 }
 
-// instance is a kube that runs.
+// instance is a running kube.
 type instance struct {
 	*process
 	t    *testing.T
@@ -186,7 +187,7 @@ type instance struct {
 	stop func()
 }
 
-// run starts a kube with the service account, or with another configuration.
+// run starts a kube with the service account, or with the given configuration.
 func (f *fixture) run(config *rest.Config) *instance {
 	f.t.Helper()
 	if config == nil {
@@ -249,7 +250,7 @@ func (i *instance) current() bool {
 	return !s.Synced.IsZero() && s.Stale.Since.IsZero()
 }
 
-// awaitStale waits until kube says that its file is stale, for a cause that contains the text.
+// awaitStale waits until kube reports that its file is stale, with a cause that contains the text.
 func (i *instance) awaitStale(cause string) {
 	i.t.Helper()
 	await.True(i.t, "stale: "+cause, func() bool {
@@ -263,7 +264,7 @@ func (i *instance) awaitStale(cause string) {
 	})
 }
 
-// awaitCurrent waits until kube says that its file is current.
+// awaitCurrent waits until kube reports that its file is current.
 func (i *instance) awaitCurrent() {
 	i.t.Helper()
 	await.True(i.t, "in sync with the API server", i.current)
@@ -273,8 +274,8 @@ func (i *instance) awaitCurrent() {
 	})
 }
 
-// content is what the trench file says: per stream its targets with their addresses, and a ! for
-// those that terminate.
+// content summarizes the trench file: per stream its targets with their addresses, and a ! for
+// each terminating target.
 func (f *fixture) content() string {
 	f.t.Helper()
 	config, err := trench.Read(f.file, trench.DefaultDefaults())
@@ -300,7 +301,7 @@ func (f *fixture) awaitContent(want string) {
 	await.True(f.t, "trench file says "+want+", not "+f.content(), func() bool { return f.content() == want })
 }
 
-// stamp identifies the file as it was written: a rename gives it another inode.
+// stamp identifies a write of the file: each rename changes the inode.
 func (f *fixture) stamp() os.FileInfo {
 	f.t.Helper()
 	info, err := os.Stat(f.file)
@@ -310,7 +311,7 @@ func (f *fixture) stamp() os.FileInfo {
 	return info
 }
 
-// wantSame fails the test unless the file is the one that was stamped.
+// wantSame fails the test if the file was written after the stamp.
 func (f *fixture) wantSame(before os.FileInfo) {
 	f.t.Helper()
 	if !os.SameFile(before, f.stamp()) || !before.ModTime().Equal(f.stamp().ModTime()) {

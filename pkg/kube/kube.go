@@ -27,38 +27,40 @@ import (
 // Options configure kube. Every field is required unless stated otherwise.
 type Options struct {
 	Version string
-	// Config says how to reach the API server.
+	// Config configures the client of the API server.
 	Config *rest.Config
-	// Namespace and Trench name the Trench, PodName the own Pod, in the same namespace.
+	// Namespace and Trench name the Trench, PodName this process's Pod in the same namespace.
 	Namespace, Trench, PodName string
-	// Gateway, in place of Trench, is one of Meridio 2, whose router role this process has then.
+	// Gateway replaces Trench: it names a Gateway of Meridio 2, and this process takes the router
+	// role.
 	Gateway string
-	// TrenchFile is written; its directory exists. KeyDir, another directory, has only key files.
+	// TrenchFile is the path of the file that is written; its directory exists. KeyDir is a different
+	// directory that holds only key files.
 	TrenchFile, KeyDir string
-	// FrontendSocket is the path of the admin socket of the frontend of the own Pod.
+	// FrontendSocket is the path of the admin socket of the frontend in the same Pod.
 	FrontendSocket string
-	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr serves none.
+	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr disables metrics.
 	AdminSocket, HealthAddr, MetricsAddr string
 
 	Log   *slog.Logger
 	Level *logs.Level
-	// LostLines returns the number of lines of the log that were lost since the start.
+	// LostLines returns the number of log lines lost since the start.
 	LostLines func() uint64
 }
 
-// Health services of kube, beside "".
+// Health services of kube, in addition to the overall service "".
 const (
 	Liveness = "Liveness"
-	// Readiness is TrenchFile: lb and frontend can start.
+	// Readiness serves if TrenchFile does: lb and frontend can start.
 	Readiness  = "Readiness"
 	TrenchFile = "TrenchFile" // exists
-	APIServer  = "APIServer"  // what it has is known
+	APIServer  = "APIServer"  // the caches are current
 	Trench     = "Trench"     // exists and is accepted
 	Written    = "Written"    // the last write succeeded
 	// Publication serves while status, Events and the report of this pod can be written.
 	Publication = "Publication"
 
-	AdminSocket = "AdminSocket" // the socket file leads to kube
+	AdminSocket = "AdminSocket" // the socket file belongs to this process
 )
 
 // process holds the parts of one kube.
@@ -71,20 +73,21 @@ type process struct {
 	evaluated latest.Value[publication.Input]
 	publisher *publication.Publisher // nil with a Gateway
 	meridio2  latest.Value[meridio2.Input]
-	changed   latest.Value[struct{}] // something that status shows
+	changed   latest.Value[struct{}] // set after each change of the admin status
 
 	mu     sync.Mutex
 	counts counts
 }
 
-// counts are of translations and writes since the start.
+// counts holds the counters of translations and writes since the start.
 type counts struct {
 	translations, writes, failures uint64
 	written                        time.Time
 	err                            error // of the last write
 }
 
-// Run watches and writes until a receive from stop, or the end of ctx. It removes nothing.
+// Run watches and writes until stop fires or ctx ends. It leaves the trench file and the key
+// files in place.
 func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 	p, err := newProcess(o)
 	if err != nil {
@@ -152,7 +155,7 @@ func newProcess(o Options) (*process, error) {
 	return p, nil
 }
 
-// tasks returns what runs, with open listeners.
+// tasks opens the listeners and returns the tasks of the process.
 func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
 	var endpoints []*endpoint.Endpoint
 	defer func() {
@@ -201,7 +204,8 @@ func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
 	return tasks, nil
 }
 
-// translated records a translation and publishes it.
+// translated records a translation in metrics, counters and health, and passes it to the
+// publisher.
 func (p *process) translated(s cluster.Snapshot, r translation.Result, o outcome) {
 	p.metrics.Translated(o.took)
 	if o.wrote {
@@ -242,7 +246,7 @@ type observer struct{ *process }
 // String implements task.Task.
 func (observer) String() string { return "observer" }
 
-// Run observes until ctx ends.
+// Run updates the health services until ctx ends.
 func (o observer) Run(ctx context.Context) error {
 	for {
 		s, changed := o.cluster.State().Get()

@@ -11,10 +11,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/task"
 )
 
-// ReadinessGates is the health service of the readiness gates of Meridio 2: they are set.
+// ReadinessGates is the health service that serves while the readiness gates of Meridio 2 are set.
 const ReadinessGates = "ReadinessGates"
 
-// translator returns what turns a snapshot into the trench file.
+// translator returns the function that translates a snapshot into the trench file.
 func (o *Options) translator() func(cluster.Snapshot) translation.Result {
 	if o.Gateway != "" {
 		return func(s cluster.Snapshot) translation.Result { return meridio2.Translate(s.Meridio2) }
@@ -23,7 +23,7 @@ func (o *Options) translator() func(cluster.Snapshot) translation.Result {
 	return func(s cluster.Snapshot) translation.Result { return translation.Translate(s.Objects, options) }
 }
 
-// meridio2Input returns what the tasks of Meridio 2's router depend on.
+// meridio2Input returns the inputs of the Meridio 2 router tasks.
 func meridio2Input(s cluster.Snapshot, r translation.Result) meridio2.Input {
 	input := meridio2.Input{Known: true, Result: r}
 	if len(s.Siblings) > 0 {
@@ -32,7 +32,7 @@ func meridio2Input(s cluster.Snapshot, r translation.Result) meridio2.Input {
 	return input
 }
 
-// meridio2Tasks returns what runs beside the translation in the role of Meridio 2's router.
+// meridio2Tasks returns the additional tasks of the Meridio 2 router role.
 func (p *process) meridio2Tasks() ([]task.Task, error) {
 	client, err := dynamic.NewForConfig(p.cluster.Config())
 	if err != nil {

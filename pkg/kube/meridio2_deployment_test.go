@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// loadBalancerTemplate has what matters of Meridio 2's template of its load balancer pods.
+// loadBalancerTemplate holds the relevant part of Meridio 2's template for load balancer pods.
 const loadBalancerTemplate = `
 apiVersion: apps/v1
 kind: Deployment
@@ -63,7 +63,7 @@ func (f *meridio2Fixture) swapped() *appsv1.Deployment {
 	return d
 }
 
-// checkSwap checks what the patch leaves of Meridio 2's template.
+// checkSwap checks the parts of Meridio 2's template that the patch does not change.
 func (f *meridio2Fixture) checkSwap() {
 	f.Helper()
 	d := f.swapped()

@@ -85,7 +85,7 @@ func newMeridio2Fixture(t *testing.T) *meridio2Fixture {
 	}
 	f.Apply(t, f.manifest("meridio2/testdata/definitions.yaml"))
 	f.Apply(t, meridio2Gateway)
-	// The namespace of a subject is the one thing besides metadata that Kustomize fills in.
+	// Besides metadata, Kustomize sets only the namespace of a subject.
 	f.ApplyIn(t, "ns-a", strings.Replace(f.manifest("../../deployments/meridio2/role.yaml"),
 		"  - kind: ServiceAccount\n", "  - kind: ServiceAccount\n    namespace: ns-a\n", 1))
 	f.frontend = newAdminSocket(t)
@@ -152,7 +152,7 @@ func (f *meridio2Fixture) run() (p *process, stop func()) {
 	return p, stop
 }
 
-// content is what the trench file says: VIPs, interface and gateways.
+// content summarizes the trench file: VIPs, interface and gateways.
 func (f *meridio2Fixture) content() string {
 	config, err := trench.Read(f.file, trench.DefaultDefaults())
 	if err != nil {
@@ -187,7 +187,7 @@ func (f *meridio2Fixture) events() (all []string) {
 	return all
 }
 
-// gate returns the condition of a readiness gate; its Status is "" without one.
+// gate returns the condition of a readiness gate; its Status is "" if it is not set.
 func (f *meridio2Fixture) gate(family vip.Family) (c corev1.PodCondition) {
 	f.Helper()
 	u, err := f.objects.Resource(podResource).Namespace("ns-a").Get(f.Context(), "sllb-1", metav1.GetOptions{})
@@ -238,7 +238,7 @@ func TestMeridio2Objects(t *testing.T) {
 		t.Errorf("Events without a refusal: %v", f.events())
 	}
 
-	// What is refused is refused alone, and each refusal has one Event, also after a restart.
+	// A refusal does not affect valid objects, and has only one Event, also after a restart.
 	f.addRouter("router-s", "169.254.10.152", "Static", "static: {bfd: {minTx: soon, minRx: 300ms, multiplier: 3}}")
 	f.addRouter("router-6", "fe80::1", "BGP", bgp)
 	refusals := []string{"GatewayRouter router-6 InvalidAddress", "GatewayRouter router-s Invalid"}
@@ -252,7 +252,7 @@ func TestMeridio2Objects(t *testing.T) {
 	refusals = slices.Insert(refusals, 1, "GatewayRouter router-d AddressTaken")
 	await.True(t, "an Event for the new refusal", func() bool { return slices.Equal(f.events(), refusals) })
 
-	// The file of a Gateway that is deleted stays.
+	// The file stays when the Gateway is deleted.
 	if err := f.objects.Resource(gatewayResource).Namespace("ns-a").Delete(t.Context(), "gw-a",
 		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -289,7 +289,7 @@ func TestMeridio2ReadinessGates(t *testing.T) {
 		{"type": "PodScheduled", "status": "True"},
 		{"type": "meridio-2.nordix.org/ipv4-connectivity", "status": "True", "reason": "Other"},
 		{"type": "meridio-2.nordix.org/ipv6-connectivity", "status": "False", "reason": "NoGatewayUp"}]}}`)
-	f.awaitGate(vip.IPv4, corev1.ConditionFalse, "NoGatewayUp") // another writer's is replaced
+	f.awaitGate(vip.IPv4, corev1.ConditionFalse, "NoGatewayUp") // replaces another writer's status
 	u, err := f.objects.Resource(podResource).Namespace("ns-a").Get(t.Context(), "sllb-1", metav1.GetOptions{})
 	if err != nil || !strings.Contains(fmt.Sprint(u.Object["status"]), "PodScheduled") {
 		t.Errorf("status of the Pod %v: %v", u.Object["status"], err)
@@ -308,7 +308,7 @@ func TestMeridio2GatesOutlastAnOutage(t *testing.T) {
 	f.awaitGate(vip.IPv4, corev1.ConditionTrue, "GatewayUp")
 	before := f.gate(vip.IPv4)
 
-	// A restart leaves the gate as it is.
+	// A restart does not change the gate.
 	stop()
 	p, _ := f.run()
 	await.True(t, "the gates are set", func() bool {
@@ -321,7 +321,7 @@ func TestMeridio2GatesOutlastAnOutage(t *testing.T) {
 		t.Errorf("a restart changed the condition from %+v to %+v", before, after)
 	}
 
-	// While the API server is away it is not set, and it is afterwards.
+	// The gate is set when the API server is reachable again.
 	f.StopServer(t)
 	f.frontend.status.Set(&frontendv1.Status{})
 	await.True(t, "a failed attempt", func() bool {
@@ -333,7 +333,7 @@ func TestMeridio2GatesOutlastAnOutage(t *testing.T) {
 	f.awaitGate(vip.IPv4, corev1.ConditionFalse, "NoGatewayUp")
 }
 
-// adminSocket is that of a frontend.
+// adminSocket serves the admin socket of a frontend.
 type adminSocket struct {
 	frontendv1.UnimplementedFrontendServiceServer
 	path   string
@@ -360,7 +360,7 @@ func newAdminSocket(t *testing.T) *adminSocket {
 	return s
 }
 
-// up sets the status to one gateway that is up.
+// up sets a status with one gateway that is up.
 func (s *adminSocket) up(name, address string) {
 	s.status.Set(&frontendv1.Status{Gateways: []*frontendv1.GatewayStatus{
 		{Name: name, Address: address, Up: true, Since: timestamppb.Now()},

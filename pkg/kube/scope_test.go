@@ -21,7 +21,7 @@ func TestNamespacesChange(t *testing.T) {
 	f.patch(trenchResource, "trench-a", `{"spec":{"namespaces":["trench-a","apps"]}}`)
 	f.awaitContent("apps.api: api-1=[10.0.1.1]; " + onePod)
 
-	// A namespace that kube may not read leaves the previous ones in force, which continue.
+	// If kube may not read a new namespace, the previous namespaces stay in force.
 	f.Apply(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: closed}")
 	f.patch(trenchResource, "trench-a", `{"spec":{"namespaces":["trench-a","closed"]}}`)
 	k.awaitStale("namespace closed")

@@ -32,7 +32,7 @@ func TestGatewayWithoutPassword(t *testing.T) {
 		o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults(), Keys: &keys{}}
 		g := gateway("gw4", "169.254.100.150")
 		g.BgpAuth = auth
-		// Half a name is a mistake; without a password the session would come up unsigned.
+		// An incomplete name is refused: without a password the session would be established unsigned.
 		if c, err := o.convert(attractor(vips("20.0.0.1/32"), g)); err != nil || len(c.refused) != 1 {
 			t.Errorf("%v: refused are %v, error %v", auth, c.refused, err)
 		}

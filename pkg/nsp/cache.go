@@ -16,21 +16,21 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// Back-off of writes of the cache: a disk that is full is no matter of milliseconds.
+// Back-off of cache writes. It is long, because a full disk does not recover within milliseconds.
 const (
 	minCacheBackoff = time.Second
 	maxCacheBackoff = time.Minute
 )
 
-// cache keeps the last accepted list in a file, for a start without the NSP.
+// cache stores the last accepted list in a file, for a start without the NSP.
 type cache struct {
 	o      *Options
 	failed func() // counts a failure
 	calls  files.Calls
-	wanted latest.Value[*accepted] // nil: nothing was accepted since the start
+	wanted latest.Value[*accepted] // nil before the first accepted list since the start
 }
 
-// accepted is a list to write, and when it was accepted.
+// accepted is a list to write, and the time of its acceptance.
 type accepted struct {
 	list *nspv1.Attractor
 	at   time.Time
@@ -46,7 +46,8 @@ type cached struct {
 
 func newCache(o *Options, failed func()) *cache { return &cache{o: o, failed: failed} }
 
-// read returns the list in the file, and when it was received; nil without a usable one.
+// read returns the list in the file and the time when it was received, or nil without a usable
+// file.
 func (c *cache) read() (list *nspv1.Attractor, received time.Time) {
 	type content struct {
 		cached
@@ -81,7 +82,7 @@ func (c *cache) read() (list *nspv1.Attractor, received time.Time) {
 	return list, x.Received
 }
 
-// write has the list written. It does not block.
+// write passes the list to run, which writes it. It does not block.
 func (c *cache) write(list *nspv1.Attractor) { c.wanted.Set(&accepted{list, time.Now().UTC()}) }
 
 // save writes a list to the file.
@@ -97,7 +98,7 @@ func (c *cache) save(ctx context.Context, a *accepted) error {
 	return err
 }
 
-// run writes the newest list until ctx ends, again after a failure.
+// run writes the newest list until ctx ends, and retries failed writes.
 func (c *cache) run(ctx context.Context) {
 	retry := backoff.Backoff{Min: minCacheBackoff, Max: maxCacheBackoff, Jitter: 0.2}
 	timer := time.NewTimer(0)

@@ -25,7 +25,7 @@ const (
 // Refusal is a VIP or gateway of the NSP that is not in force.
 type Refusal struct {
 	Kind, Name string
-	// Problem says what is wrong, and what to write instead.
+	// Problem describes the error and the remedy.
 	Problem string
 }
 
@@ -34,13 +34,13 @@ func (r Refusal) String() string {
 	return fmt.Sprintf("%s %s: %s", r.Kind, quoteName(r.Name), r.Problem)
 }
 
-// Refusals are the refused objects of a list of which the others are in force.
+// Refusals lists the refused objects of a list whose remaining objects are in force.
 type Refusals []Refusal
 
-// maxLines bounds the objects that an error names.
+// maxLines is the maximum number of objects in an error.
 const maxLines = 100
 
-// Error returns one line an object.
+// Error returns one line per object.
 func (r Refusals) Error() string {
 	lines := make([]string, 0, maxLines+1)
 	for _, x := range r[:min(len(r), maxLines)] {
@@ -52,7 +52,7 @@ func (r Refusals) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// err returns r as an error, nil without a refusal.
+// err returns r as an error, or nil if it is empty.
 func (r Refusals) err() error {
 	if len(r) == 0 {
 		return nil
@@ -62,7 +62,7 @@ func (r Refusals) err() error {
 
 var plainName = regexp.MustCompile(`^[!-~]{1,100}$`)
 
-// quoteName quotes a name that could not be read in a line of text.
+// quoteName quotes a name that is not readable in a line of text.
 func quoteName(s string) string {
 	if plainName.MatchString(s) {
 		return s
@@ -70,7 +70,7 @@ func quoteName(s string) string {
 	return strconv.Quote(short(s))
 }
 
-// short cuts text of another process.
+// short truncates text of another process.
 func short(s string) string {
 	const enough = 300 // bytes
 	if len(s) <= enough {
@@ -79,13 +79,13 @@ func short(s string) string {
 	return strings.ToValidUTF8(s[:enough], "") + "…"
 }
 
-// pick returns the attractor of a response that the options name, with sorted VIPs and gateways, so
-// that the same attractor is always equal; an empty attractor if there is none. The response may
-// have others, and share the objects of one among several.
+// pick returns the attractor that the options name, or an empty one if the response does not
+// contain it. VIPs and gateways are sorted, so that equal attractors compare equal. A response
+// may contain further attractors, and may split the objects of one attractor into several.
 func (o *Options) pick(attractors []*nspv1.Attractor) *nspv1.Attractor {
 	picked := &nspv1.Attractor{Name: o.Attractor, Trench: &nspv1.Trench{Name: o.Trench}}
 	for _, a := range attractors {
-		// The NSP lists an attractor without a trench for each of them.
+		// The NSP returns an attractor without a trench to the clients of each trench.
 		if name := a.GetTrench().GetName(); a.GetName() == o.Attractor && (name == o.Trench || name == "") {
 			picked.Vips = append(picked.Vips, a.GetVips()...)
 			picked.Gateways = append(picked.Gateways, a.GetGateways()...)
@@ -100,13 +100,14 @@ func (o *Options) pick(attractors []*nspv1.Attractor) *nspv1.Attractor {
 	return picked
 }
 
-// converted is the configuration of an attractor, and what it left out.
+// converted is the configuration of an attractor, and the refused objects.
 type converted struct {
 	*trench.Config
 	refused Refusals
 }
 
-// convert returns the configuration of an attractor. The error is a problem of the whole list.
+// convert returns the configuration of an attractor without the refused objects. It returns an
+// error if the list as a whole is invalid.
 func (o *Options) convert(a *nspv1.Attractor) (c converted, err error) {
 	vips, refused := distinct(a.GetVips())
 	c.refused = refused
@@ -117,6 +118,8 @@ func (o *Options) convert(a *nspv1.Attractor) (c converted, err error) {
 		}
 		return false
 	})
+	// Parse repeatedly, and remove the objects with problems each time: the parser reports a limited
+	// number of problems.
 	for {
 		d := document{vips: vips, gateways: gateways}
 		var problems *trench.Errors
@@ -142,8 +145,8 @@ func (o *Options) convert(a *nspv1.Attractor) (c converted, err error) {
 	}
 }
 
-// distinct returns the VIPs that are valid and lie in no other one, and whether there are any of a
-// family. It is the rule of the trench file, which names 100 problems only.
+// distinct returns the valid VIPs that no other VIP contains, and the refusals. The trench file
+// has the same rule, but its reader reports at most 100 problems.
 func distinct(list []*nspv1.Vip) (kept []*nspv1.Vip, refused Refusals) {
 	type object struct {
 		*nspv1.Vip
@@ -163,9 +166,9 @@ func distinct(list []*nspv1.Vip) (kept []*nspv1.Vip, refused Refusals) {
 		}
 		objects = append(objects, object{v, prefix})
 	}
-	// A prefix sorts behind those that contain it.
+	// A prefix sorts after the prefixes that contain it.
 	slices.SortStableFunc(objects, func(a, b object) int { return vip.Compare(a.prefix, b.prefix) })
-	var last object // the last one that lies in no other one
+	var last object // the last accepted VIP
 	for _, x := range objects {
 		switch {
 		case last.Vip == nil || !last.prefix.Overlaps(x.prefix):
@@ -182,7 +185,7 @@ func distinct(list []*nspv1.Vip) (kept []*nspv1.Vip, refused Refusals) {
 	return kept, refused
 }
 
-// filter returns the objects to keep.
+// filter returns the objects for which keep returns true.
 func filter[T any](list []T, kind string, keep func(kind string, i int) bool) []T {
 	var kept []T
 	for i, x := range list {
@@ -193,7 +196,8 @@ func filter[T any](list []T, kind string, keep func(kind string, i int) bool) []
 	return kept
 }
 
-// checkGateway returns what the trench file has no words for, "" for nothing.
+// checkGateway returns why a gateway is invalid, by the rules that the trench file cannot
+// express, or "" if it is valid.
 func (o *Options) checkGateway(g *nspv1.Gateway) string {
 	address, err := gatewayAddress(g)
 	if err != nil {
@@ -216,7 +220,7 @@ func (o *Options) checkGateway(g *nspv1.Gateway) string {
 	return ""
 }
 
-// gatewayAddress returns the address of a gateway, which may have a prefix length.
+// gatewayAddress returns the address of a gateway without its optional prefix length.
 func gatewayAddress(g *nspv1.Gateway) (netip.Addr, error) {
 	p, err := netip.ParsePrefix(g.GetAddress())
 	if err == nil {
@@ -230,7 +234,7 @@ func gatewayAddress(g *nspv1.Gateway) (netip.Addr, error) {
 	return a, nil
 }
 
-// secrets returns the keys of the passwords of the gateways in force, by Secret.
+// secrets maps Secrets to their keys that hold passwords of the gateways in force.
 func secrets(gateways []*nspv1.Gateway, inForce *trench.Config) map[string][]string {
 	named := map[string]bool{}
 	for _, g := range inForce.Attractor.Gateways {

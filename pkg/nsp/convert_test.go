@@ -47,7 +47,7 @@ func TestConvert(t *testing.T) {
 	}
 }
 
-// Each object that is refused is refused alone, by name, and the others are in force.
+// An invalid object is refused by name, and the valid objects are in force.
 func TestRefusals(t *testing.T) {
 	type change func(a *nspv1.Attractor)
 	withVIP := func(name, address string) change {
@@ -66,7 +66,7 @@ func TestRefusals(t *testing.T) {
 	tests := []struct {
 		name   string
 		change change
-		want   string // of the only refusal
+		want   string // text of the only refusal
 	}{
 		{"VIP without a prefix length", withVIP("bad", "20.0.0.9"), "VIP bad: VIP \"20.0.0.9\" has no prefix length"},
 		{"default route", withVIP("bad", "0.0.0.0/0"), "VIP bad: VIP 0.0.0.0/0 is a default route"},
@@ -164,7 +164,7 @@ func TestManyRefusals(t *testing.T) {
 	}
 }
 
-// A gateway of a family without a VIP keeps its session: VIPs may follow.
+// A gateway of a family without a VIP keeps its session, because VIPs may be added later.
 func TestFamilyWithoutVIP(t *testing.T) {
 	o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults()}
 	list := attractor(vips("20.0.0.1/32", "2000::1"), gateway("gw4", "169.254.100.150"), gateway("gw6", "fd00::1"))
@@ -197,7 +197,8 @@ func TestPick(t *testing.T) {
 	}
 }
 
-// The trench file names 100 problems only: a list with many must not be parsed many times.
+// The reader of the trench file reports at most 100 problems. A list with more problems must not
+// be parsed repeatedly.
 func TestManyDuplicates(t *testing.T) {
 	o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults()}
 	a := attractor(vips("20.0.0.1/32"))
@@ -211,8 +212,8 @@ func TestManyDuplicates(t *testing.T) {
 	}
 }
 
-// Static gateways may have the defaults of BGP, which mean nothing. Those with other parameters of
-// BFD than the first are refused: BIRD has one set for the interface.
+// Static gateways may have BGP defaults, which are ignored. Gateways whose BFD parameters differ
+// from the first are refused, because BIRD has one set per interface.
 func TestStaticGateways(t *testing.T) {
 	o := &Options{Trench: "t", Attractor: "a", Defaults: trench.DefaultDefaults(), Keys: &keys{}}
 	static := func(name, address string, minTx uint32) *nspv1.Gateway {

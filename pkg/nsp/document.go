@@ -14,8 +14,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// document is the trench file that says the same as an attractor. Each object has a line of its
-// own, so that a problem leads back to it.
+// document is the trench file of an attractor. Each object is on a separate line, so that a
+// problem can be mapped to its object.
 type document struct {
 	vips     []*nspv1.Vip
 	gateways []*nspv1.Gateway
@@ -27,7 +27,8 @@ const (
 	linesBetween = 1
 )
 
-// write returns the document. Text is always quoted: what YAML takes for syntax stays text.
+// write returns the document. Strings are always quoted, so that YAML does not read them as
+// syntax.
 func (d *document) write(o *Options) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "trench: %s\nattractor:\n  name: %s\n", quote(o.Trench), quote(o.Attractor))
@@ -46,12 +47,13 @@ func (d *document) write(o *Options) []byte {
 	return b.Bytes()
 }
 
-// quote writes text as a YAML scalar: its escapes have those of Go.
+// quote returns a quoted YAML scalar. The escapes of Go are valid in YAML.
 func quote(s string) string { return strconv.QuoteToASCII(s) }
 
-// gateway returns a gateway on one line. 0 leaves a field to the defaults.
+// gateway returns a gateway on one line. A field that is 0 is omitted, so that its default
+// applies.
 func (o *Options) gateway(g *nspv1.Gateway) string {
-	address, _ := gatewayAddress(g) // checkGateway refused others
+	address, _ := gatewayAddress(g) // checkGateway refused invalid addresses
 	fields := []string{"name: " + quote(g.GetName()), "address: " + quote(address.String())}
 	add := func(field string, n uint32, unit string) {
 		if n != 0 {
@@ -61,7 +63,7 @@ func (o *Options) gateway(g *nspv1.Gateway) string {
 	if g.GetProtocol() != "" {
 		fields = append(fields, "protocol: "+quote(g.GetProtocol()))
 	}
-	// Meridio's objects may have the defaults of BGP also where the protocol is static.
+	// Meridio's objects may have BGP defaults even if the protocol is static.
 	if g.GetProtocol() != static {
 		add("localASN", g.GetLocalAsn(), "")
 		add("remoteASN", g.GetRemoteAsn(), "")
@@ -86,7 +88,7 @@ func (o *Options) gateway(g *nspv1.Gateway) string {
 // static is the protocol of a gateway without BGP.
 const static = "static"
 
-// place is where an object is in the document.
+// place is the position of an object in the document.
 type place struct {
 	kind string
 	i    int
@@ -98,7 +100,7 @@ func sortedPlaces(m map[place]Refusal) []place {
 	})
 }
 
-// name returns the name of the object at a place, "" where there is none.
+// name returns the name of the object at a place, or "" if there is none.
 func (d *document) name(at place) string {
 	switch {
 	case at.kind == KindVIP && at.i < len(d.vips):
@@ -114,8 +116,8 @@ var (
 	lineNumber  = regexp.MustCompile(`line (\d+)`)
 )
 
-// refusals returns the objects that have a problem, each with all its problems. A problem of
-// something else is not among them.
+// refusals returns the objects that have problems, each with all its problems. It omits problems
+// that do not belong to an object.
 func (d *document) refusals(problems []trench.Problem) map[place]Refusal {
 	found := map[place]Refusal{}
 	for _, p := range problems {
@@ -141,7 +143,7 @@ func (d *document) refusals(problems []trench.Problem) map[place]Refusal {
 	return found
 }
 
-// nameLines replaces numbers of lines by the objects on them.
+// nameLines replaces line numbers by the names of the objects on these lines.
 func (d *document) nameLines(message string) string {
 	return lineNumber.ReplaceAllStringFunc(message, func(s string) string {
 		n, _ := strconv.Atoi(strings.TrimPrefix(s, "line "))

@@ -24,7 +24,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fixture is an NSP of the trench t with the attractor a, not started, and the options of a client.
+// fixture is an NSP of the trench t with the attractor a, which is not started, and the options
+// of a client.
 type fixture struct {
 	*nsptest.NSP
 	t    *testing.T
@@ -97,7 +98,8 @@ func (f *fixture) run(x task.Task) (end func()) {
 func (f *fixture) source() (s *Source, end func()) {
 	f.t.Helper()
 	s = NewSource(f.o)
-	// A write continues after its context has ended, and would disturb the removal of its directory.
+	// A write continues after the end of its context, and would race with the removal of its
+	// directory.
 	f.t.Cleanup(func() {
 		await.True(f.t, "the end of a write", func() bool {
 			_, err := files.Do(context.Background(), &s.cache.calls, f.o.Cache, func() (bool, error) { return true, nil })
@@ -107,7 +109,7 @@ func (f *fixture) source() (s *Source, end func()) {
 	return s, f.run(s)
 }
 
-// lines is what was logged.
+// lines holds the logged lines.
 type lines struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -125,10 +127,10 @@ func (l *lines) text() string {
 	return l.b.String()
 }
 
-// count returns how many lines have the text.
+// count returns the number of lines that contain the text.
 func (l *lines) count(text string) int { return strings.Count(l.text(), text) }
 
-// keys counts what was wanted: once for each list that is converted.
+// keys counts the calls of Want, one per converted list.
 type keys struct {
 	mu    sync.Mutex
 	calls int

@@ -13,17 +13,17 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
-// stopTimeout bounds the call that unregisters the frontend at its end; the NSP removes an entry
-// that is not refreshed.
+// stopTimeout is the timeout of the call that unregisters the frontend when it stops. It can be
+// short: the NSP removes an entry that is not refreshed.
 const stopTimeout = time.Second
 
 // RegistrationState is the state of the registration.
 type RegistrationState struct {
 	// Registered reports whether the last call registered the frontend.
 	Registered bool
-	// Failures counts calls that failed since the start.
+	// Failures counts failed calls since the start.
 	Failures uint64
-	// Err is why the last call failed, nil if it did not.
+	// Err is the error of the last call; nil if it succeeded.
 	Err error
 }
 
@@ -59,8 +59,8 @@ func (r *Registration) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	timer.Stop()
 	defer timer.Stop()
-	// entry is whether the NSP may have an entry: also one of an earlier run, which is removed unless
-	// there is connectivity.
+	// entry reports whether the NSP may have an entry. Initially it is true: an entry of an earlier
+	// run is removed unless the frontend has connectivity.
 	entry, due, last := true, true, false
 	stored := false // whether the last call registered the frontend
 	for {
@@ -73,7 +73,7 @@ func (r *Registration) Run(ctx context.Context) error {
 			case ctx.Err() != nil:
 				return r.end(conn, entry)
 			case errors.Is(err, errChanged):
-				due = true // also when the connectivity is as before by now: the call was canceled
+				due = true // the call was canceled: repeat it even if the connectivity has changed back
 				continue
 			}
 			r.show(up, err)
@@ -105,14 +105,15 @@ func (r *Registration) Run(ctx context.Context) error {
 	}
 }
 
-// end unregisters the frontend if the NSP may have an entry.
+// end unregisters the frontend if the NSP may have an entry. ctx of Run has ended, so end uses a
+// new context.
 func (r *Registration) end(conn *grpc.ClientConn, entry bool) error {
 	if !entry {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	conn.ResetConnectBackoff() // the NSP may be back
+	conn.ResetConnectBackoff() // the NSP may be reachable again
 	err := r.call(ctx, conn, false, grpc.WaitForReady(true))
 	if err != nil {
 		r.o.Log.Warn("failed to unregister at the NSP, which removes the entry after a minute", "error", reason(err))
@@ -121,11 +122,11 @@ func (r *Registration) end(conn *grpc.ClientConn, entry bool) error {
 	return nil
 }
 
-// errChanged reports that a call was canceled, as the connectivity changed.
+// errChanged is the result of a call that was canceled because the connectivity changed.
 var errChanged = errors.New("the external connectivity changed")
 
-// callWhile registers or unregisters the frontend, and cancels the call when the connectivity
-// changes: an NSP that does not answer must not keep an entry that is wrong.
+// callWhile registers or unregisters the frontend. It cancels the call when the connectivity
+// changes, so that a slow NSP does not delay the correction of a wrong entry.
 func (r *Registration) callWhile(ctx context.Context, conn *grpc.ClientConn, up bool) error {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
@@ -162,7 +163,7 @@ func (r *Registration) call(
 	return err
 }
 
-// show shows the result of a call. A refresh is not logged, nor is a failure that repeats.
+// show publishes the result of a call. It does not log refreshes and repeated failures.
 func (r *Registration) show(up bool, err error) {
 	was := r.state.Load()
 	is := was

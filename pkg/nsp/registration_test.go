@@ -40,7 +40,7 @@ func TestRegistration(t *testing.T) {
 	f.wantTargets(0)
 	await.True(t, "the state", func() bool { return !r.State().Load().Registered })
 	c.Set(true)
-	// The NSP has the entry before the frontend has the answer.
+	// The NSP stores the entry before the frontend receives the answer.
 	await.True(t, "the state", func() bool { return r.State().Load().Registered })
 	f.wantTargets(1)
 	end()
@@ -70,7 +70,7 @@ func TestRefresh(t *testing.T) {
 	}
 }
 
-// The entry of a frontend that was killed is removed while there is no connectivity.
+// The entry of a killed frontend is removed if the frontend has no connectivity.
 func TestEarlierEntry(t *testing.T) {
 	f := newFixture(t)
 	_, _, end := f.registration(true)
@@ -83,7 +83,8 @@ func TestEarlierEntry(t *testing.T) {
 	f.wantTargets(0)
 }
 
-// The entry of a frontend that lost its connectivity while the NSP was away is removed by the stop.
+// The stop removes the entry of a frontend that lost its connectivity while the NSP was
+// unreachable.
 func TestEntryOfFailedCall(t *testing.T) {
 	f := newFixture(t)
 	f.o.MaxBackoff = time.Hour // no retry between the return of the NSP and the stop
@@ -123,11 +124,10 @@ func TestHangingRegistry(t *testing.T) {
 	}
 }
 
-// A connectivity that returns for a moment, in which the call to unregister is canceled, leaves no
-// entry.
+// No entry remains if the connectivity returns briefly and cancels the call that unregisters.
 func TestFlappingConnectivity(t *testing.T) {
 	f := newFixture(t)
-	// Asked alternately by the loop, and by the call that it makes.
+	// Run and callWhile call up alternately.
 	answers := []bool{true, true, false, true, false}
 	once, never := make(chan struct{}), make(chan struct{})
 	close(once)

@@ -25,19 +25,19 @@ import (
 
 // SourceState is the state of the watch of the attractor.
 type SourceState struct {
-	// Connected reports whether a watch is open that has sent a list.
+	// Connected reports whether a watch is open and has sent a list.
 	Connected bool
-	// FromCache reports whether the configuration in force is that of the cache.
+	// FromCache reports whether the configuration in force comes from the cache.
 	FromCache bool
-	// Failures counts watches that failed since the start, and CacheFailures failed attempts to read
-	// or write the cache.
+	// Failures counts failed watches, CacheFailures failed reads and writes of the cache, since the
+	// start.
 	Failures, CacheFailures uint64
-	// Refused are the objects of the list in force that are left out.
+	// Refused lists the refused objects of the list in force.
 	Refused Refusals
 }
 
-// Source follows the attractor at the NSP. While the NSP is absent, the last accepted configuration
-// stays in force. It implements task.Task.
+// Source watches the attractor at the NSP. The last accepted configuration stays in force while
+// the NSP is unreachable. It implements task.Task.
 type Source struct {
 	o      Options
 	cache  *cache
@@ -46,18 +46,19 @@ type Source struct {
 	state  latest.Value[SourceState]
 	first  time.Duration // firstListTimeout
 
-	// Owned by Run, and by NewSource before it.
-	response              *nspv1.AttractorResponse // the last one of the NSP
-	list, accepted, saved *nspv1.Attractor         // the last one, the one in force, and that of the cache
-	// current is when a list was last known to be the NSP's; zero while it is known.
+	// The fields below are used by NewSource, and then only by Run.
+	response              *nspv1.AttractorResponse // last response of the NSP
+	list, accepted, saved *nspv1.Attractor         // last received, in force, and in the cache
+	// current is the last time when the list was confirmed by the NSP; zero while a watch confirms
+	// it.
 	current  time.Time
-	failed   int // watches since the last list
+	failed   int // failed watches since the last list
 	throttle logs.Throttle
 }
 
 var errNoList = errors.New("no list since the start")
 
-// NewSource returns a source. The list of the cache is in force at once; reading it takes at most
+// NewSource returns a source with the list of the cache in force. Reading the cache takes at most
 // [files.Timeout].
 func NewSource(o Options) *Source {
 	o.Log = o.Log.With("component", "nsp", "nsp", o.Target)
@@ -68,14 +69,14 @@ func NewSource(o Options) *Source {
 			Name: o.Attractor, Interface: o.Defaults.Interface,
 		}},
 	})
-	s.failed = 1 // there is no list of a watch: the first failure counts
+	s.failed = 1 // no watch has sent a list yet, so report the first failure
 	s.setStale(errNoList)
 	list, received := s.cache.read()
 	if list == nil {
 		return s
 	}
 	if s.take(list); s.loaded.Load().Generation == 0 {
-		return s // refused by other rules than those of the version that wrote it
+		return s // the version that wrote the cache had different rules
 	}
 	s.current = received
 	s.state.Update(func(st SourceState) SourceState { st.FromCache = true; return st })
@@ -84,11 +85,12 @@ func NewSource(o Options) *Source {
 	return s
 }
 
-// Value returns the configuration in force. Its Err names the objects that are left out, or says
-// why there is no configuration.
+// Value returns the configuration in force. Its Err names the refused objects, or is the reason
+// why no configuration is in force.
 func (s *Source) Value() *latest.Value[trench.Loaded] { return &s.loaded }
 
-// Stale returns since when and why the configuration in force may not be that of the NSP.
+// Stale returns the time and reason since which the configuration in force may differ from the
+// NSP.
 func (s *Source) Stale() *latest.Value[*trench.Stale] { return &s.stale }
 
 // State returns the state of the watch.
@@ -97,7 +99,7 @@ func (s *Source) State() *latest.Value[SourceState] { return &s.state }
 // String names the task.
 func (s *Source) String() string { return "nsp-source" }
 
-// Run follows the attractor until ctx ends.
+// Run watches the attractor until ctx ends.
 func (s *Source) Run(ctx context.Context) error {
 	conn, err := s.o.dial()
 	if err != nil {
@@ -114,7 +116,7 @@ func (s *Source) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		// A watch that always ends after its first list is no success.
+		// Do not reset the back-off for a watch that ends soon after its first list.
 		if s.failed == 0 && time.Since(begun) > s.o.MaxBackoff {
 			retry.Reset()
 		}
@@ -122,18 +124,19 @@ func (s *Source) Run(ctx context.Context) error {
 		if err := retry.Wait(ctx); err != nil {
 			return err
 		}
-		conn.ResetConnectBackoff() // else gRPC would continue to wait
+		conn.ResetConnectBackoff() // retry replaces the back-off of gRPC
 	}
 }
 
-// watch takes lists until the watch ends, and returns why.
+// watch takes lists until the watch ends, and returns the reason.
 func (s *Source) watch(parent context.Context, conn *grpc.ClientConn) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
 	late := fmt.Errorf("no list within %v", s.first)
 	first := time.AfterFunc(s.first, func() { cancel(late) })
 	defer first.Stop()
-	// The stream is read while a list is converted: a reader that stalls blocks the NSP.
+	// Read the stream in a separate goroutine, also during the conversion of a list: a stalled reader
+	// blocks the NSP.
 	received, ended := latest.New[*nspv1.AttractorResponse](nil), make(chan error, 1)
 	go func() { ended <- s.read(ctx, conn, received) }()
 	take := func() (changed <-chan struct{}) {
@@ -160,7 +163,7 @@ func (s *Source) watch(parent context.Context, conn *grpc.ClientConn) error {
 	}
 }
 
-// read publishes the responses of a watch until it ends, and returns why.
+// read publishes the responses of a watch until it ends, and returns the reason.
 func (s *Source) read(ctx context.Context, conn *grpc.ClientConn, to *latest.Value[*nspv1.AttractorResponse]) error {
 	stream, err := nspv1.NewConfigurationManagerClient(conn).WatchAttractor(ctx,
 		&nspv1.Attractor{Name: s.o.Attractor, Trench: &nspv1.Trench{Name: s.o.Trench}})
@@ -173,9 +176,9 @@ func (s *Source) read(ctx context.Context, conn *grpc.ClientConn, to *latest.Val
 	return err
 }
 
-// takeResponse puts the attractor of a response in force, and has it written to the cache.
+// takeResponse puts the attractor of a response in force, and passes it to the cache.
 func (s *Source) takeResponse(r *nspv1.AttractorResponse) {
-	if proto.Equal(r, s.response) { // the NSP repeats all lists when anything changes in the trench
+	if proto.Equal(r, s.response) { // the NSP repeats all lists after any change in the trench
 		return
 	}
 	s.response = r
@@ -188,7 +191,7 @@ func (s *Source) takeResponse(r *nspv1.AttractorResponse) {
 	}
 }
 
-// connected shows that the list in force is that of the NSP.
+// connected publishes that the NSP confirms the list.
 func (s *Source) connected() {
 	s.failed = 0
 	if s.current.IsZero() {
@@ -202,8 +205,8 @@ func (s *Source) connected() {
 	s.state.Update(func(st SourceState) SourceState { st.Connected = true; return st })
 }
 
-// fail counts a watch that failed. The first one after a list is not shown: a watch of an NSP that
-// is present is open again at once.
+// fail counts a failed watch. It does not report the first failure after a list, because the
+// watch of a reachable NSP is reopened immediately.
 func (s *Source) fail(err error) {
 	s.failed++
 	s.state.Update(func(st SourceState) SourceState { st.Failures++; return st })
@@ -220,7 +223,7 @@ func (s *Source) fail(err error) {
 	s.throttle.Log(s.o.Log.Warn, reason.Error(), "watch of the NSP failed, retrying", "error", reason)
 }
 
-// setStale shows why the NSP does not confirm what is in force.
+// setStale publishes why the NSP does not confirm the configuration in force.
 func (s *Source) setStale(reason error) {
 	cause := fmt.Sprintf("%s: %s", &s.o, reason)
 	now := s.loaded.Load()
@@ -237,7 +240,7 @@ func (s *Source) setStale(reason error) {
 	}
 }
 
-// reason returns the error of a call in one short line.
+// reason returns the error of a call as one short line.
 func reason(err error) string {
 	text := err.Error()
 	if s, ok := grpcstatus.FromError(err); ok {
@@ -254,7 +257,7 @@ func reason(err error) string {
 	}, short(text))
 }
 
-// take puts a list in force, unless it is the last one.
+// take puts a list in force, unless it equals the last one.
 func (s *Source) take(list *nspv1.Attractor) {
 	if proto.Equal(list, s.list) { // reports false for nil
 		return
@@ -292,10 +295,10 @@ func (s *Source) take(list *nspv1.Attractor) {
 	}
 }
 
-// maxRefusalLines bounds the lines of one list; status has all of them.
+// maxRefusalLines is the maximum number of log lines for one list; status shows all refusals.
 const maxRefusalLines = 20
 
-// refuse shows the objects of a list that are left out, and logs those that were not before.
+// refuse publishes the refused objects of a list, and logs new refusals.
 func (s *Source) refuse(refused Refusals) {
 	known := map[Refusal]bool{}
 	for _, r := range s.state.Load().Refused {

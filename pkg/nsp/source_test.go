@@ -38,7 +38,7 @@ func TestListInForce(t *testing.T) {
 	await.True(t, "no key", func() bool { _, keys := f.keys.wanted(); return len(keys) == 0 })
 }
 
-// The NSP repeats the list on every event of the trench. No repetition is parsed or logged.
+// The NSP repeats the list on every event of the trench. Repetitions are not parsed or logged.
 func TestRepeatedLists(t *testing.T) {
 	f := newFixture(t)
 	f.SetAttractors(attractor(vips("20.0.0.1/32", "20.0.0.9"), gateway("gw4", "169.254.100.150")))
@@ -50,7 +50,7 @@ func TestRepeatedLists(t *testing.T) {
 	for range 1000 {
 		f.Event()
 	}
-	// The next list comes after the others.
+	// The new list arrives after all repetitions.
 	f.SetAttractors(attractor(vips("20.0.0.2/32")))
 	<-changed
 	if l := wantGeneration(t, s, 2); l.Refused != before.Refused {
@@ -91,7 +91,7 @@ func TestRefusedObjects(t *testing.T) {
 	}
 	const message = "object of the NSP refused"
 	await.True(t, "the log", func() bool { return f.log.count(message) == 2 })
-	// Another change leaves them refused: no second line.
+	// An unrelated change does not log the same refusals again.
 	f.SetAttractors(attractor(vips("20.0.0.1/32", "20.0.0.2"), bad))
 	wantGeneration(t, s, 2)
 	if n := f.log.count(message); n != 2 {
@@ -157,7 +157,7 @@ func TestSlowNSP(t *testing.T) {
 	}
 }
 
-// An NSP that accepts the watch and sends no list is left, and asked again.
+// A watch without a list times out, and is opened again.
 func TestNoList(t *testing.T) {
 	f := newFixture(t)
 	f.SetAttractors(attractor(vips("20.0.0.1/32")))
@@ -172,7 +172,7 @@ func TestNoList(t *testing.T) {
 	wantGeneration(t, s, 1)
 }
 
-// A stalled NSP changes nothing, and does not delay the stop.
+// A stalled NSP does not affect the configuration, and does not delay the stop.
 func TestStalledNSP(t *testing.T) {
 	f := newFixture(t)
 	f.SetAttractors(attractor(vips("20.0.0.1/32")))
@@ -233,7 +233,7 @@ func TestCache(t *testing.T) {
 		t.Errorf("generation %d is in force", l.Generation)
 	}
 	end()
-	// Another attractor does not start with it, nor that of another trench.
+	// An attractor of a different name, or of a different trench, does not use the cache.
 	for i, name := range []*string{&f.o.Attractor, &f.o.Trench} {
 		was := *name
 		*name = "other"
@@ -244,7 +244,7 @@ func TestCache(t *testing.T) {
 	}
 }
 
-// The cache follows every list.
+// Every accepted list is written to the cache.
 func TestCacheHasTheLastList(t *testing.T) {
 	f := newFixture(t)
 	s, end := f.source()
@@ -265,7 +265,7 @@ func TestCacheHasTheLastList(t *testing.T) {
 	}
 }
 
-// An NSP that ends each watch after its first list is asked with back-off.
+// If the NSP ends each watch after its first list, the watch is opened again with back-off.
 func TestWatchesThatEnd(t *testing.T) {
 	f := newFixture(t)
 	f.SetAttractors(attractor(vips("20.0.0.1/32")))
@@ -286,14 +286,14 @@ func TestWatchesThatEnd(t *testing.T) {
 	if st := s.State().Load(); st.Failures < 5 || !st.Connected {
 		t.Errorf("the state is %+v", st)
 	}
-	// Each watch had a list: the NSP is present.
+	// Each watch has sent a list, so the NSP counts as reachable.
 	if stale := s.Stale().Load(); stale != nil || f.log.count("watch of the NSP failed") > 0 {
 		t.Errorf("stale: %v", stale)
 	}
 }
 
-// An NSP that has lost the attractor, and one that is absent, are different things: the first is
-// remembered.
+// An NSP without the attractor differs from an unreachable NSP: its empty list is stored in the
+// cache.
 func TestCachedEmptyList(t *testing.T) {
 	f := newFixture(t)
 	s, end := f.source()
@@ -352,7 +352,7 @@ func TestUnwritableCache(t *testing.T) {
 	}
 }
 
-// One list that is refused as a whole leaves the one before in force.
+// If a list is refused as a whole, the previous list stays in force.
 func TestRefusedList(t *testing.T) {
 	f := newFixture(t)
 	f.SetAttractors(attractor(vips("20.0.0.1/32")))

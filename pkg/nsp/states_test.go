@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-// A source that started from its cache: what each list and each end of a watch makes of its state.
+// The state of a source that started from its cache, after each list and each end of a watch.
 func TestSourceAfterCache(t *testing.T) {
 	received := time.Now().Add(-time.Hour).UTC().Truncate(time.Second)
 	f := newFixture(t)
@@ -70,7 +70,7 @@ func TestSourceAfterCache(t *testing.T) {
 	}
 }
 
-// The keys of gateways that are not in force, or take no password, are not wanted.
+// Want does not receive the keys of gateways that are not in force, or that have no password.
 func TestWantedKeys(t *testing.T) {
 	with := func(g *nspv1.Gateway, source, key string) *nspv1.Gateway {
 		g.BgpAuth = &nspv1.Gateway_BgpAuth{KeySource: source, KeyName: key}
@@ -98,7 +98,8 @@ func TestWantedKeys(t *testing.T) {
 	}
 }
 
-// The stop of a frontend that found no NSP removes the entry of the killed frontend before it.
+// A frontend that could not reach the NSP removes the entry of its killed predecessor when it
+// stops.
 func TestEarlierEntryAtTheStop(t *testing.T) {
 	f := newFixture(t)
 	_, _, end := f.registration(true)

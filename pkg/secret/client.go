@@ -31,35 +31,35 @@ const (
 )
 
 const (
-	// maxCredential bounds a token and a bundle of authorities; maxAnswer a rejection.
+	// maxCredential is the maximum size of a token and of a CA bundle, maxAnswer of a rejection.
 	maxCredential = 1 << 20
 	maxAnswer     = 64 << 10
-	// maxHeader bounds the header of a response; the API server's has less than 1 KiB.
+	// maxHeader is the maximum size of a response header; the API server sends less than 1 KiB.
 	maxHeader = 64 << 10
 
 	dialTimeout = 5 * time.Second
-	// headerTimeout exceeds the time that the API server keeps a request in a queue for fairness.
+	// headerTimeout exceeds the maximum queue time of the API server's priority and fairness.
 	headerTimeout = 60 * time.Second
-	// A connection on which nothing arrives for pingAfter is probed, and ends when the answer does not
-	// come within pingTimeout: the values of client-go.
+	// A connection that is idle for pingAfter is probed, and closed if the answer does not arrive
+	// within pingTimeout. Both are the values of client-go.
 	pingAfter   = 30 * time.Second
 	pingTimeout = 15 * time.Second
 )
 
 // client sends requests to the API server as the service account of the pod.
 type client struct {
-	host, port string // of the API server
+	host, port string // address of the API server
 	account    string // directory of the service account
 
 	// Shorter in tests.
 	headerTimeout, pingAfter, pingTimeout time.Duration
 
 	mu   sync.Mutex
-	ca   []byte // of http
+	ca   []byte // CA bundle of http
 	http *http.Client
 }
 
-// rejection is the answer of an API server that does not serve a request.
+// rejection is an error answer of the API server.
 type rejection struct {
 	code    int
 	message string
@@ -79,9 +79,9 @@ func (r *rejection) Error() string {
 	return text
 }
 
-// watch opens a watch of the Secret with the given name. With initialEvents the API server marks
-// the end of the current state; a server that does not know that refuses it (Invalid). The stream
-// ends with ctx.
+// watch opens a watch of the Secret with the given name. With initialEvents, the API server marks
+// the end of the current state with a bookmark; a server without this feature refuses the request
+// (Invalid). The stream ends with ctx.
 func (c *client) watch(
 	ctx context.Context, namespace, name string, timeout time.Duration, initialEvents bool,
 ) (io.ReadCloser, error) {
@@ -106,7 +106,7 @@ func (c *client) watch(
 	defer response.Body.Close()
 	r := &rejection{code: response.StatusCode}
 	var s status
-	// What a proxy answers is not a Status; the code says enough then.
+	// A proxy does not answer with a Status. The code is sufficient then.
 	if json.NewDecoder(io.LimitReader(response.Body, maxAnswer)).Decode(&s) == nil {
 		r.message = s.Message
 	}
@@ -123,7 +123,7 @@ func (c *client) get(ctx context.Context, path string) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Read for each request: the kubelet replaces a token before it expires.
+	// Read the token for each request, because the kubelet replaces it before it expires.
 	token, err := c.credential(tokenFile)
 	if err != nil {
 		return nil, err
@@ -155,8 +155,8 @@ func (c *client) credential(name string) ([]byte, error) {
 	return content, nil
 }
 
-// transport returns a client that trusts the authorities of the service account, which are read for
-// each request as well. Streams of a client with former authorities continue.
+// transport returns an HTTP client that trusts the CA bundle of the service account. It reads the
+// bundle for each request. Open streams of a client with an earlier bundle continue.
 func (c *client) transport() (*http.Client, error) {
 	ca, err := c.credential(caFile)
 	if err != nil {
@@ -176,17 +176,17 @@ func (c *client) transport() (*http.Client, error) {
 	}
 	c.ca, c.http = ca, &http.Client{
 		Transport: &http.Transport{
-			// Without a proxy: the token is for the API server only.
+			// Do not use a proxy: only the API server may receive the token.
 			DialContext:            (&net.Dialer{Timeout: dialTimeout}).DialContext,
 			TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 			TLSHandshakeTimeout:    dialTimeout,
 			ResponseHeaderTimeout:  c.headerTimeout,
 			MaxResponseHeaderBytes: maxHeader,
-			DisableCompression:     true, // what is read has a bound
+			DisableCompression:     true, // size limits apply to the bytes on the wire
 			ForceAttemptHTTP2:      true, // all watches share one connection, which is probed
 			HTTP2:                  &http.HTTP2Config{SendPingTimeout: c.pingAfter, PingTimeout: c.pingTimeout},
 		},
-		// A redirect would send the token to another server.
+		// Do not follow redirects, which would send the token to another server.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	return c.http, nil

@@ -10,8 +10,8 @@ import (
 	"testing/iotest"
 )
 
-// FuzzEvents reads a watch from a hostile API server: however the bytes are cut, the same file
-// results, and errors are short.
+// FuzzEvents reads a watch from a hostile API server. The resulting file does not depend on the
+// split of the bytes, and errors are short.
 func FuzzEvents(f *testing.F) {
 	const secret = `{"type":"ADDED","object":{"kind":"Secret","metadata":{"name":"bgp-auth"},"data":{"gw-a":"bmV3"}}}`
 	for _, seed := range []string{
@@ -34,8 +34,8 @@ func FuzzEvents(f *testing.F) {
 	})
 }
 
-// applyAll applies a stream to a Secret whose key exists. It returns the key then, and the error at
-// the end of the stream.
+// applyAll applies a stream to a Secret whose key exists. It returns the resulting key, and the
+// error at the end of the stream.
 func applyAll(t *testing.T, body io.Reader) (key, text string) {
 	w := New(Options{Dir: t.TempDir(), Namespace: "red"})
 	s := &source{Watcher: w, name: "bgp-auth", keys: []string{"gw-a"}}

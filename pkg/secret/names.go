@@ -10,25 +10,26 @@ import (
 const (
 	// keysDir is the directory of the files below Options.Dir.
 	keysDir = "keys"
-	// suffix ends the name of each file, so that the temporary file of one key (".tmp") never is the
-	// file of another.
+	// suffix ends each file name, so that the temporary file of a key (".tmp") cannot be the file of
+	// a different key.
 	suffix = ".key"
-	// noFile is the name of a file that never exists: no Secret's name begins with a dot.
+	// noFile is the name of a file that never exists: the name of a Secret cannot begin with a dot.
 	noFile = ".invalid"
 
-	// maxName bounds the name of a Secret and of a key in Kubernetes; a file name of Linux has 255
-	// bytes, of which the suffixes of a key's file and of its temporary file take 8.
+	// maxName is the maximum length of the name of a Secret in Kubernetes. maxKey follows from the
+	// limit of 255 bytes for file names in Linux, less 8 for the suffixes of the file and its
+	// temporary file.
 	maxName = 253
 	maxKey  = 255 - len(suffix) - len(".tmp")
 )
 
 var (
-	// namePattern matches a DNS subdomain (RFC 1123), as Kubernetes names objects.
+	// namePattern matches a DNS subdomain (RFC 1123), the format of Kubernetes object names.
 	namePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 	keyPattern  = regexp.MustCompile(`^[-._a-zA-Z0-9]+$`)
 )
 
-// Check returns an error unless source can be the name of a Secret and key the name of a key in it.
+// Check returns an error unless source is a valid name of a Secret and key a valid key.
 func Check(source, key string) error {
 	switch {
 	case len(source) > maxName || !namePattern.MatchString(source):
@@ -41,7 +42,7 @@ func Check(source, key string) error {
 	return nil
 }
 
-// CheckNamespace returns an error unless name can be the name of a namespace.
+// CheckNamespace returns an error unless name is a valid name of a namespace.
 func CheckNamespace(name string) error {
 	if len(name) > 63 || strings.Contains(name, ".") || !namePattern.MatchString(name) {
 		return fmt.Errorf("--namespace=%s: write the namespace of the pod, at most 63 lower-case letters, digits and -",
@@ -50,10 +51,10 @@ func CheckNamespace(name string) error {
 	return nil
 }
 
-// maxQuoted bounds text of other processes in errors.
+// maxQuoted is the maximum length of external text in errors.
 const maxQuoted = 300
 
-// quote returns text of another process for an error: bounded, without control characters.
+// quote quotes and truncates external text for an error, and escapes control characters.
 func quote(s string) string {
 	if len(s) > maxQuoted {
 		return fmt.Sprintf("%q...", s[:maxQuoted])
@@ -61,13 +62,13 @@ func quote(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// File returns the path of the file of a key, which may not exist (yet). For names that [Check]
-// refuses it is a file that never exists.
+// File returns the path of the file of a key. The file may not exist yet; it never exists for
+// names that [Check] refuses.
 func (w *Watcher) File(source, key string) string {
 	if Check(source, key) != nil {
 		return filepath.Join(w.dir, noFile)
 	}
-	// A directory for each Secret: both names may contain dots, and together they may exceed the
-	// length of a file name.
+	// Each Secret has a directory: both names may contain dots, so a joined name would be ambiguous,
+	// and could exceed the limit for file names.
 	return filepath.Join(w.dir, source, key+suffix)
 }

@@ -21,7 +21,7 @@ type source struct {
 	keys []string
 }
 
-// run watches until ctx ends.
+// run watches the Secret until ctx ends.
 func (s *source) run(ctx context.Context) error {
 	delay := backoff.Backoff{Min: s.minBackoff, Max: s.maxBackoff, Jitter: 0.2}
 	for {
@@ -30,7 +30,7 @@ func (s *source) run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		// Not at the first event: a server may send that and end, each time.
+		// Reset by duration, not at the first event: a server may end each watch after that event.
 		if time.Since(began) > s.maxBackoff {
 			delay.Reset()
 		}
@@ -43,11 +43,11 @@ func (s *source) run(ctx context.Context) error {
 	}
 }
 
-// watch applies the events of one watch until the API server or ctx ends it. Each watch begins with
-// the current state: without a resource version to continue from, none can be too old.
+// watch applies the events of one watch until the API server or ctx ends it. Each watch starts
+// with the current state and uses no resource version, which could be expired.
 func (s *source) watch(ctx context.Context) error {
-	// Ends at random, so that the frontends of a trench do not come back at once, and late enough to
-	// cost nothing.
+	// Randomize the timeout, so that the frontends of a trench do not reconnect simultaneously. It is
+	// long enough that the reconnects cause no load.
 	timeout := s.timeout + rand.N(s.timeout)
 	ctx, cancel := context.WithTimeout(ctx, timeout+s.slack)
 	defer cancel()
@@ -67,7 +67,7 @@ func (s *source) watch(ctx context.Context) error {
 	defer body.Close()
 	defer cancel()
 
-	// Such an API server sends nothing for a Secret that does not exist: see quietTime.
+	// An API server without initial events sends no event for a missing Secret: see quietTime.
 	var quiet <-chan time.Time
 	if !initialEvents {
 		timer := time.NewTimer(s.quiet)
@@ -126,8 +126,8 @@ func read(ctx context.Context, body io.Reader, to chan<- result) {
 	}
 }
 
-// apply applies an event, and reports whether the state of the Secret is known after it. known is
-// that before it.
+// apply applies an event. known reports whether the state of the Secret was known before the
+// event, and decided whether the event determines it.
 func (s *source) apply(e event, known bool) (decided bool, err error) {
 	switch e.Type {
 	case typeError:
@@ -184,7 +184,7 @@ func (s *source) present(data map[string][]byte) error {
 	return nil
 }
 
-// absent removes the keys of a Secret that does not exist.
+// absent removes the files of a Secret that does not exist.
 func (s *source) absent() error {
 	for _, key := range s.keys {
 		if err := s.remove(key); err != nil {

@@ -13,27 +13,27 @@ import (
 	"github.com/vipgate/vipgate/pkg/files"
 )
 
-// store writes a value to the file at path unless it has that content, and reports whether it
+// store writes a value to the file at path unless the content is equal, and reports whether it
 // changed the file.
 func store(path string, value []byte) (changed bool, err error) {
 	before, err := files.Read(path, maxEvent)
 	if err == nil && bytes.Equal(before, value) {
 		return false, nil
 	}
-	// Any other error, such as a file that is too large, is repaired by the replacement.
+	// Replacing the file also repairs read errors, such as a file that is too large.
 	if err := privateDir(filepath.Dir(path)); err != nil {
 		return false, err
 	}
 	return true, durable.Replace(path, value, 0o600)
 }
 
-// privateDir creates a directory in the directory of keys, and that, for the owner only.
+// privateDir creates dir and its parent, the directory of keys, with access for the owner only.
 func privateDir(dir string) error {
 	for _, d := range []string{filepath.Dir(dir), dir} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return fmt.Errorf("failed to create the directory of keys: %w", err)
 		}
-		// It may exist with another mode.
+		// The directory may exist with a different mode.
 		if err := os.Chmod(d, 0o700); err != nil {
 			return fmt.Errorf("failed to restrict the directory of keys: %w", err)
 		}
@@ -53,7 +53,7 @@ func remove(path string) (existed bool, err error) {
 	return true, nil
 }
 
-// prune removes everything in the directory of keys but the files of the wanted keys.
+// prune removes all entries of the directory of keys except the files of the wanted keys.
 func prune(dir string, want map[string][]string) error {
 	sources, err := entries(dir)
 	if err != nil {
@@ -77,7 +77,7 @@ func prune(dir string, want map[string][]string) error {
 	return errors.Join(errs...)
 }
 
-// entries returns the names in a directory, none if it does not exist.
+// entries returns the names in a directory; it is empty if the directory does not exist.
 func entries(dir string) ([]string, error) {
 	list, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

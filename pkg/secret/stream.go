@@ -7,7 +7,8 @@ import (
 	"io"
 )
 
-// maxEvent bounds an event. A Secret has at most 1 MiB of values, in Base64, and its metadata.
+// maxEvent is the maximum size of an event. A Secret has at most 1 MiB of values, encoded in
+// Base64, and its metadata.
 const maxEvent = 4 << 20
 
 var errTooLarge = fmt.Errorf("an event has more than %d bytes", maxEvent)
@@ -21,7 +22,7 @@ const (
 	typeError    = "ERROR"
 )
 
-// initialEventsEnd annotates the bookmark at the end of the current state.
+// initialEventsEnd is the annotation of the bookmark at the end of the current state.
 const initialEventsEnd = "k8s.io/initial-events-end"
 
 // event is one event of a watch: a JSON document, followed by a newline.
@@ -30,7 +31,7 @@ type event struct {
 	Object json.RawMessage `json:"object"`
 }
 
-// object is what is read of a Secret, and of the object of a bookmark.
+// object holds the decoded fields of a Secret, and of the object of a bookmark.
 type object struct {
 	Kind     string `json:"kind"`
 	Metadata struct {
@@ -40,7 +41,7 @@ type object struct {
 	Data map[string][]byte `json:"data"`
 }
 
-// status is what is read of a Status (k8s.io/apimachinery/pkg/apis/meta/v1).
+// status holds the decoded fields of a Status (k8s.io/apimachinery/pkg/apis/meta/v1).
 type status struct {
 	Code    int    `json:"code"`
 	Message string `json:"message"`
@@ -49,7 +50,7 @@ type status struct {
 // stream decodes the events of a watch.
 type stream struct {
 	body    io.Reader
-	left    int64 // bytes that the current event may still have
+	left    int64 // remaining bytes of the limit for the current event
 	decoder *json.Decoder
 }
 
@@ -69,12 +70,12 @@ func (s *stream) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// next returns the next event, or io.EOF at an end between two events.
+// next returns the next event, or io.EOF if the stream ends between two events.
 func (s *stream) next() (event, error) {
 	s.left = maxEvent
 	var e event
 	err := s.decoder.Decode(&e)
-	// The errors of the decoder quote what they cannot decode, which may be a part of a value.
+	// Do not return decoder errors: they quote the invalid input, which may be a part of a value.
 	syntax, kind := (*json.SyntaxError)(nil), (*json.UnmarshalTypeError)(nil)
 	switch {
 	case errors.Is(err, io.EOF):
@@ -90,13 +91,13 @@ func (s *stream) next() (event, error) {
 // object decodes the object of an event.
 func (e event) object() (object, error) {
 	var o object
-	if json.Unmarshal(e.Object, &o) != nil { // whose text may quote a value
+	if json.Unmarshal(e.Object, &o) != nil { // do not return this error, which may quote a value
 		return object{}, fmt.Errorf("the API server sends an event %s with a malformed object", quote(e.Type))
 	}
 	return o, nil
 }
 
-// failure returns the error of an event ERROR.
+// failure returns the error of an ERROR event.
 func (e event) failure() error {
 	var s status
 	if json.Unmarshal(e.Object, &s) != nil {

@@ -15,16 +15,17 @@ import (
 )
 
 const (
-	// minBackoff and maxBackoff bound the delay between two watches of a Secret.
+	// minBackoff and maxBackoff limit the delay between two watches of a Secret.
 	minBackoff = 200 * time.Millisecond
 	maxBackoff = 10 * time.Second
-	// watchTimeout is the shortest duration of a watch; the longest is twice that, as in client-go.
+	// watchTimeout is the minimum duration of a watch; the maximum is twice that, as in client-go.
 	watchTimeout = 5 * time.Minute
-	// watchSlack is how long after that the API server may end a watch.
+	// watchSlack is the time after the timeout in which the API server must end a watch.
 	watchSlack = 2 * headerTimeout
-	// quietTime is how long an API server without streamed lists must send nothing before a Secret
-	// counts as absent. The current state follows the header at once; the time is long, since a key
-	// that is removed by mistake ends a session, and one that is removed late harms nothing.
+	// quietTime is the time without an event after which a Secret counts as absent, for an API
+	// server without streamed lists. Such a server sends the current state immediately after the
+	// header. The time is long, because a key that is removed by mistake ends a BGP session, while a
+	// late removal is harmless.
 	quietTime = 10 * time.Second
 )
 
@@ -32,10 +33,10 @@ const (
 type Options struct {
 	// Dir is the directory in which the directory of keys is created.
 	Dir string
-	// Namespace of the Secrets.
+	// Namespace is the namespace of the Secrets.
 	Namespace string
-	// Host and Port of the API server: the pod's KUBERNETES_SERVICE_HOST, which may be an IPv6
-	// address, and KUBERNETES_SERVICE_PORT.
+	// Host and Port are the address of the API server: the pod's KUBERNETES_SERVICE_HOST, which may
+	// be an IPv6 address, and KUBERNETES_SERVICE_PORT.
 	Host, Port string
 	// Account is the directory of the service account. Default: AccountDir.
 	Account string
@@ -44,7 +45,7 @@ type Options struct {
 
 // Watcher keeps the wanted keys of Secrets in files. It implements task.Task.
 type Watcher struct {
-	dir       string // of keys
+	dir       string // directory of keys
 	namespace string
 	client    *client
 	log       *slog.Logger
@@ -76,8 +77,8 @@ func New(o Options) *Watcher {
 // String implements task.Task.
 func (w *Watcher) String() string { return "watcher of Secrets" }
 
-// Want sets what is wanted: the keys of each Secret, by its name. It is the complete set; files of
-// other keys are removed. It does not block. Names that [Check] refuses are ignored.
+// Want replaces the set of wanted keys, by name of the Secret. Files of all remaining keys are
+// removed. Names that [Check] refuses are ignored. Want does not block.
 func (w *Watcher) Want(sources map[string][]string) {
 	want := make(map[string][]string, len(sources))
 	for source, keys := range sources {
@@ -93,19 +94,19 @@ func (w *Watcher) Want(sources map[string][]string) {
 	w.want.Set(want)
 }
 
-// Problem returns why files of a Secret's keys are missing or may be outdated, or "" while each
-// wanted key is in its file, or nothing is known yet.
+// Problem returns why files of a Secret's keys are missing or may be outdated. It returns "" if
+// all files are current, or before the first answer of the API server.
 func (w *Watcher) Problem(source string) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.states[source].problem
 }
 
-// Explain returns why the file of a key is missing, or "" if that is not known.
+// Explain returns why the file of a key is missing, or "" if the reason is unknown.
 func (w *Watcher) Explain(file string) string { return w.Problem(filepath.Base(filepath.Dir(file))) }
 
-// Stats returns how many watches failed since the start, and for how many Secrets the API server
-// does not say at present what their keys are.
+// Stats returns the number of failed watches since the start, and the number of Secrets whose last
+// watch failed, so that their state is unknown.
 func (w *Watcher) Stats() (failures uint64, unknown int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,7 +130,7 @@ func (r *running) stop() {
 	<-r.done
 }
 
-// Run watches until ctx ends. Nothing is removed before the first Want.
+// Run watches until ctx ends. It removes no file before the first Want.
 func (w *Watcher) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -153,7 +154,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// follow stops and starts watches until those of the wanted keys run. fail ends them all.
+// follow stops and starts watches to match the wanted keys. fail ends all watches.
 func (w *Watcher) follow(
 	ctx context.Context, fail context.CancelCauseFunc, want map[string][]string, watches map[string]*running,
 ) {
@@ -166,7 +167,7 @@ func (w *Watcher) follow(
 			w.forget(name)
 		}
 	}
-	// No watch owns the files that are removed: those that remain have other keys.
+	// prune cannot race with a watch: the running watches own only wanted keys.
 	if err := prune(w.dir, want); err != nil {
 		w.log.Warn("failed to remove keys that are wanted no longer", "error", err)
 	}
@@ -187,14 +188,15 @@ func (w *Watcher) follow(
 	}
 }
 
-// state is what is known about a Secret.
+// state is the last known state of a Secret.
 type state struct {
-	known   bool // since the last failure
+	known   bool // the API server sent the state after the last failure
 	failing bool
 	problem string
 }
 
-// failed counts and keeps the failure of a watch. Only the first of a series is a warning.
+// failed counts and records the failure of a watch. Only the first failure of a series is logged
+// as a warning.
 func (w *Watcher) failed(name string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -208,7 +210,7 @@ func (w *Watcher) failed(name string, err error) {
 		"secret", name, "error", err)
 }
 
-// succeeded keeps what is wrong with a Secret itself, "" for nothing.
+// succeeded records that the state of a Secret is known, and its problem, "" if it is complete.
 func (w *Watcher) succeeded(name, problem string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -224,7 +226,7 @@ func (w *Watcher) succeeded(name, problem string) {
 	}
 }
 
-// forget removes what is known about a Secret that is wanted no longer.
+// forget removes the state of a Secret that is no longer wanted.
 func (w *Watcher) forget(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

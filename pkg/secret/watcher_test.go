@@ -31,7 +31,7 @@ const (
 	changed  = "battery-staple"
 )
 
-// logBuffer is a log that tests read.
+// logBuffer is a log for inspection by tests.
 type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -208,7 +208,7 @@ func TestKeyFollowsSecret(t *testing.T) {
 	}
 }
 
-// TestLegacyServer has an API server that marks no end of the current state.
+// TestLegacyServer uses an API server that does not mark the end of the current state.
 func TestLegacyServer(t *testing.T) {
 	f := newFixture(t)
 	f.SetLegacy()
@@ -229,7 +229,7 @@ func TestLegacyServer(t *testing.T) {
 		t.Errorf("the key of an absent Secret was removed after %s, want %s of silence", d, quiet)
 	}
 	f.problem("gone", "Secret red/gone does not exist")
-	f.key("bgp-auth", "gw-a", password) // which is not absent after the silence
+	f.key("bgp-auth", "gw-a", password) // stays after quietTime
 	f.Put("gone", map[string]string{"gw-b": changed})
 	f.key("gone", "gw-b", changed)
 	if n, _ := f.watcher.Stats(); n != 0 {
@@ -237,7 +237,7 @@ func TestLegacyServer(t *testing.T) {
 	}
 }
 
-// legacy lets a handler answer the watches of an API server that marks no end of the current state.
+// legacy serves watches of an API server that does not mark the end of the current state.
 func (f *fixture) legacy(watch func(send func(event string))) {
 	f.SetFaulty(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("sendInitialEvents") != "" {
@@ -252,7 +252,7 @@ func (f *fixture) legacy(watch func(send func(event string))) {
 	})
 }
 
-// A Secret that was seen is not absent after the silence, whatever comes after it.
+// A Secret whose state was received does not become absent after quietTime.
 func TestLegacyBookmark(t *testing.T) {
 	f := newFixture(t)
 	const quiet = 50 * time.Millisecond
@@ -273,7 +273,7 @@ func TestLegacyBookmark(t *testing.T) {
 	}
 }
 
-// The end of a watch that was silent for long enough is no failure: the Secret is absent.
+// A watch that ends after quietTime without an event is not a failure: the Secret is absent.
 func TestLegacyWatchOfAbsentSecret(t *testing.T) {
 	f := newFixture(t)
 	const quiet = 50 * time.Millisecond
@@ -295,7 +295,7 @@ func TestLegacyWatchOfAbsentSecret(t *testing.T) {
 	}
 }
 
-// The error of an answer that is no event quotes nothing of it.
+// The error for an invalid event does not quote the answer.
 func TestMalformedEventIsNotQuoted(t *testing.T) {
 	for _, answer := range []string{`{"type":"ADDED","object":8675309`, `{"type":8675309}`, `{"type":"ADDED",8675309}`} {
 		_, err := newStream(strings.NewReader(answer)).next()
@@ -335,7 +335,7 @@ func TestOutageKeepsKeys(t *testing.T) {
 	}
 }
 
-// TestFaultyServer has API servers that fail, of which none may change the key.
+// TestFaultyServer uses faulty API servers, none of which may change the key.
 func TestFaultyServer(t *testing.T) {
 	stream := func(lines ...string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -409,7 +409,7 @@ func TestFaultyServer(t *testing.T) {
 	}
 }
 
-// silent accepts a request and does not answer.
+// silent accepts a request without an answer.
 func silent(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 
 // silentStream does not end a watch.
@@ -419,7 +419,7 @@ func silentStream(w http.ResponseWriter, r *http.Request) {
 	<-r.Context().Done()
 }
 
-// endless writes begin, and then rest without end.
+// endless writes begin, and then repeats rest endlessly.
 func endless(begin, rest string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		_, err := io.WriteString(w, begin)
@@ -469,7 +469,7 @@ func TestTokenRotation(t *testing.T) {
 	}
 }
 
-// TestUntrustedServer has an API server with a certificate of another authority.
+// TestUntrustedServer uses an API server with a certificate of an untrusted CA.
 func TestUntrustedServer(t *testing.T) {
 	f := newFixture(t)
 	f.Put("bgp-auth", map[string]string{"gw-a": password})
@@ -508,7 +508,7 @@ func TestWantChanges(t *testing.T) {
 	f.Put("a", map[string]string{"1": password, "2": changed, "1.key": "x"})
 	f.Put("b", map[string]string{"1": password})
 	f.Put("a.1", map[string]string{"key": "y"})
-	// Directories of another mode, and files that are no keys, are those of an earlier program.
+	// An earlier version may have left directories with a different mode, and unrelated files.
 	keys := filepath.Join(f.dir, keysDir)
 	if err := errors.Join(os.MkdirAll(filepath.Join(keys, "a"), 0o755), os.Chmod(keys, 0o755),
 		os.Chmod(filepath.Join(keys, "a"), 0o755), os.WriteFile(filepath.Join(keys, "a", "1"), nil, 0o644),
@@ -565,7 +565,8 @@ func TestWantChanges(t *testing.T) {
 	})
 }
 
-// TestEventStorm has a Secret that changes all the time: the newest key must not wait for silence.
+// TestEventStorm changes a Secret continuously. The newest key must be written without a pause of
+// the events.
 func TestEventStorm(t *testing.T) {
 	f := newFixture(t)
 	f.Put("bgp-auth", map[string]string{"gw-a": password})
@@ -587,7 +588,7 @@ func TestEventStorm(t *testing.T) {
 	f.key("bgp-auth", "gw-a", changed) // while events arrive
 }
 
-// TestDeadConnection has a network that forwards nothing any more, without an error.
+// TestDeadConnection uses a network that stops forwarding without an error.
 func TestDeadConnection(t *testing.T) {
 	f := newFixture(t)
 	f.Put("bgp-auth", map[string]string{"gw-a": password})
@@ -605,7 +606,7 @@ func TestDeadConnection(t *testing.T) {
 	}
 }
 
-// network forwards connections until it is frozen; new ones are forwarded again.
+// network forwards connections until freeze; it still forwards new connections.
 type network struct {
 	net.Listener
 	mu     sync.Mutex
@@ -644,7 +645,7 @@ func newNetwork(t *testing.T, to string) *network {
 	return n
 }
 
-// freeze lets the connections that exist forward nothing.
+// freeze stops forwarding on existing connections.
 func (n *network) freeze() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -652,7 +653,7 @@ func (n *network) freeze() {
 	n.frozen = make(chan struct{})
 }
 
-// forward copies, and discards once frozen is closed.
+// forward copies data until frozen is closed, and then discards it.
 func forward(to io.Writer, from io.Reader, frozen chan struct{}) {
 	buffer := make([]byte, 16<<10)
 	for {
@@ -672,8 +673,8 @@ func forward(to io.Writer, from io.Reader, frozen chan struct{}) {
 	}
 }
 
-// An API server, or a proxy before it, that ends each watch after the state is healthy. It is asked
-// with increasing delays.
+// An API server, or its proxy, that ends each watch after the current state is not a failure.
+// Watches are opened again with increasing delays.
 func TestServerThatEndsEachWatch(t *testing.T) {
 	f := newFixture(t)
 	var mu sync.Mutex
@@ -696,7 +697,7 @@ func TestServerThatEndsEachWatch(t *testing.T) {
 		return ""
 	})
 	for i := range 4 {
-		// Jitter shortens a delay by a fifth at most.
+		// Jitter reduces a delay by at most a fifth.
 		if pause, want := asked[i+1].Sub(asked[i]), least<<i*8/10; pause < want {
 			t.Errorf("watch %d began %v after the one before, want %v at least", i+2, pause, want)
 		}
@@ -708,7 +709,7 @@ func TestServerThatEndsEachWatch(t *testing.T) {
 	}
 }
 
-// A long watch ends the delays of earlier failures.
+// A long watch resets the back-off of earlier failures.
 func TestLongWatchResetsBackoff(t *testing.T) {
 	f := newFixture(t)
 	f.Put("bgp-auth", map[string]string{"gw-a": password})

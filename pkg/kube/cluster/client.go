@@ -26,19 +26,19 @@ import (
 )
 
 const (
-	// dialTimeout and keepAlive find an API server whose node is gone.
+	// dialTimeout and keepAlive detect an API server whose node is down.
 	dialTimeout = 5 * time.Second
 	keepAlive   = 10 * time.Second
-	// listTimeout is for a list of all pods from a slow API server.
+	// listTimeout allows a slow API server to list all pods.
 	listTimeout = time.Minute
-	// qps and burst are far above what reflectors need; client-go's default of 5 a second would delay
-	// a start in many namespaces.
+	// qps and burst are far above the rate of reflectors. client-go's default of 5 a second would
+	// delay the start of a Trench with many namespaces.
 	qps, burst = 50, 100
 
 	protobuf = "application/vnd.kubernetes.protobuf"
 )
 
-// version is that of the parameters of requests.
+// version is the API version of request parameters.
 var version = schema.GroupVersion{Version: "v1"}
 
 // clients reach the API server over connections that can be closed together.
@@ -64,8 +64,8 @@ func newClients(config *rest.Config) (*clients, error) {
 	c.config.QPS, c.config.Burst = qps, burst
 	c.config.WarningHandlerWithContext = rest.NoWarnings{}
 	if file := config.BearerTokenFile; file != "" {
-		// Otherwise a token that the server refuses would be used for up to a minute after its file was
-		// replaced.
+		// client-go caches the token for up to a minute. The resettable source reads the file again when
+		// the server refuses the token.
 		c.config.BearerToken, c.config.BearerTokenFile = "", ""
 		authenticate := transport.ResettableTokenSourceWrapTransport(transport.NewCachedFileTokenSource(file))
 		c.config.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -105,7 +105,7 @@ func newClients(config *rest.Config) (*clients, error) {
 	return c, nil
 }
 
-// authenticated hides a method of the round tripper of tokens that only logs that it is deprecated.
+// authenticated hides a deprecated method of the token round tripper, which only logs a warning.
 type authenticated struct {
 	http.RoundTripper
 	next http.RoundTripper
@@ -114,24 +114,23 @@ type authenticated struct {
 // WrappedRoundTripper implements net.RoundTripperWrapper of apimachinery.
 func (a authenticated) WrappedRoundTripper() http.RoundTripper { return a.next }
 
-// get returns a request that is not repeated: client-go would hide for 10 s that connections are
-// closed.
+// get returns a request without retries: those would hide closed connections for 10 s.
 func (c *clients) get(client rest.Interface, namespace, resource string) *rest.Request {
 	return client.Get().Namespace(namespace).Resource(resource).MaxRetries(0)
 }
 
 // source lists and watches objects.
 type source struct {
-	example runtime.Object // of the type of the objects
+	example runtime.Object // an empty object of the listed type
 	list    func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	watch   func(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// notOfPods selects the EndpointSlices whose Pods are not followed themselves: with 5 000 targets each
-// change of one would come with the 99 others of its slice.
+// notOfPods selects the EndpointSlices that were not created from Pods. Pods are followed
+// directly: a slice holds 100 endpoints, and the change of one Pod would transfer all of them.
 const notOfPods = discoveryv1.LabelManagedBy + "!=endpointslice-controller.k8s.io"
 
-// source returns the source of a key of a trench.
+// source returns the list and watch functions of a key.
 func (c *clients) source(k key, trench string) source {
 	named := metav1.ListOptions{FieldSelector: "metadata.name=" + k.name}
 	switch k.kind {
@@ -162,7 +161,7 @@ func (c *clients) source(k key, trench string) source {
 	}
 }
 
-// objectsOf returns the source of the objects of a namespace that options select.
+// objectsOf returns the source of the objects in a namespace that match selected.
 func objectsOf[T, L any, P interface {
 	*T
 	runtime.Object

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// noted is an API server that answers all requests with one status, and the last of them.
+// noted is an API server that answers all requests with one status, and records the last request.
 type noted struct {
 	status int
 	path   string
@@ -30,7 +30,7 @@ func (n *noted) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// Lists and watches request the objects of a trench, and no others.
+// Lists and watches select only the objects of a trench.
 func TestSelectedObjects(t *testing.T) {
 	server := &noted{status: http.StatusForbidden}
 	clients, err := newClients(&rest.Config{Host: "http://api", Transport: server})
@@ -96,7 +96,7 @@ func TestReplacedToken(t *testing.T) {
 	}
 	for _, token := range []string{"a", "b", "c"} {
 		write(token)
-		for range 2 { // the first one may show that the token was replaced
+		for range 2 { // the first request may detect that the token was replaced
 			_ = clients.get(clients.core, "ns", "pods").Do(t.Context()).Error()
 		}
 		if server.token != "Bearer "+token {

@@ -18,33 +18,34 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// Options of a Cluster. Every field is required, but of Trench and Gateway one is.
+// Options configure a Cluster. Every field is required, except that Gateway replaces Trench, and
+// only Gateway uses Pod.
 type Options struct {
 	Config            *rest.Config
 	Namespace, Trench string
-	// Gateway is one of Meridio 2, in place of the Trench; Pod is then the own one.
+	// Gateway names a Gateway of Meridio 2 in place of the Trench, Pod the pod of this process.
 	Gateway, Pod string
 	Log          *slog.Logger
 }
 
-// Snapshot is what the API server has. Its objects are shared: they must not be changed.
+// Snapshot holds the objects of the synced caches. They are shared and must not be modified.
 type Snapshot struct {
 	translation.Objects
-	// Meridio2 are the objects with a Gateway in place of the Trench.
+	// Meridio2 is set with a Gateway, and replaces Objects.
 	Meridio2 meridio2.Objects
-	// Siblings are the pods of the trench itself, which hold lb and frontend; with a Gateway, the own
-	// one.
+	// Siblings lists the pods that run lb and frontend of the trench; with a Gateway, only the pod of
+	// this process.
 	Siblings []*corev1.Pod
-	// Changed is when the first of the changes since the last snapshot was received.
+	// Changed is the time of the first change since the last snapshot.
 	Changed time.Time
 }
 
 // State is how current the snapshot is.
 type State struct {
-	// Synced is since when there is a snapshot; zero: there is none yet.
+	// Synced is the time of the first snapshot; zero before it.
 	Synced time.Time
-	// Stale is since when the snapshot may differ from what the API server has, or has no Trench. The
-	// zero Failure: all is current.
+	// Stale is the reason why the snapshot may differ from the API server, or contains no Trench. It
+	// is zero while all caches are current.
 	Stale Failure
 }
 
@@ -56,22 +57,23 @@ type Cluster struct {
 	missing condition // the Trench does not exist
 
 	changes chan struct{} // has a token after a change of the snapshot
-	wake    chan struct{} // has a token when reconcile may have something to do
+	wake    chan struct{} // has a token when reconcile must run
 
-	stateMu sync.Mutex // orders changes of the state and their logs
+	stateMu sync.Mutex // keeps log lines in the order of state changes
 	state   latest.Value[State]
 
 	mu        sync.Mutex
 	followers map[key]*follower
-	// trench and keys are in force once synced is not zero. A nil trench does not exist.
+	// trench and keys are in force once synced is not zero. trench is nil if the Trench does not
+	// exist.
 	trench *unstructured.Unstructured
-	keys   []key // besides those of the Trench and of its pods
+	keys   []key // without the keys of the Trench and of its pods
 	synced time.Time
-	first  time.Time // the first change since the last snapshot; zero: there is none
-	errors uint64    // of followers that ended
+	first  time.Time // the first change since the last snapshot; zero without a change
+	errors uint64    // error count of stopped followers
 }
 
-// New returns a cluster that follows nothing yet.
+// New returns a cluster. Run starts the caches.
 func New(o Options) (*Cluster, error) {
 	clients, err := newClients(o.Config)
 	if err != nil {
@@ -85,14 +87,14 @@ func New(o Options) (*Cluster, error) {
 	return c, nil
 }
 
-// Config returns how the API server is reached. When the server hangs, connections of other clients
-// with this configuration are closed, too.
+// Config returns the client configuration. Clients created from it share the connection tracker:
+// all of their connections are closed when the API server hangs.
 func (c *Cluster) Config() *rest.Config { return rest.CopyConfig(c.clients.config) }
 
-// Changes has a token after every change of the snapshot, from the first one on.
+// Changes returns a channel that has a token after the first sync and after each later change.
 func (c *Cluster) Changes() <-chan struct{} { return c.changes }
 
-// State returns how current the snapshot is.
+// State returns the state of the caches.
 func (c *Cluster) State() *latest.Value[State] { return &c.state }
 
 // String implements task.Task.
@@ -106,7 +108,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 	defer func() {
 		cancel()
 		probes.Wait()
-		for _, f := range c.followers { // they remain, for a Snapshot
+		for _, f := range c.followers { // stopped but kept: Snapshot still reads their stores
 			f.stop()
 		}
 		c.clients.connections.CloseAll()
@@ -121,7 +123,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 	}
 }
 
-// Snapshot returns what the synced caches have, and reports whether there is one.
+// Snapshot returns the content of the caches, and reports whether all were synced.
 func (c *Cluster) Snapshot() (Snapshot, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,7 +158,7 @@ func (c *Cluster) Snapshot() (Snapshot, bool) {
 	return s, true
 }
 
-// objects appends the objects of a follower to others.
+// objects appends the objects of a follower to a slice.
 func objects[T metav1.Object](f *follower, to []T) []T {
 	all := f.store.list()
 	to = slices.Grow(to, len(all))
@@ -166,8 +168,8 @@ func objects[T metav1.Object](f *follower, to []T) []T {
 	return to
 }
 
-// reconcile starts the caches that the Trench needs, and takes the Trench into force once all of
-// them are synced.
+// reconcile starts the caches that the Trench names. Once all of them are synced, the Trench takes
+// effect and the caches that it no longer names stop.
 func (c *Cluster) reconcile(ctx context.Context) {
 	defer c.updateState()
 	own := c.start(ctx, c.own())
@@ -184,13 +186,14 @@ func (c *Cluster) reconcile(ctx context.Context) {
 	c.mu.Unlock()
 	keys, readable := c.needed(trench)
 	if !readable {
-		keys = inForce // the translation refuses it
+		keys = inForce // the translation refuses the Trench; keep its caches
 	}
 	synced := fixed.store.isSynced()
 	for _, k := range keys {
 		synced = c.start(ctx, k).store.isSynced() && synced
 	}
 	if !synced {
+		// The Trench in force keeps its caches until the new ones are synced.
 		c.stopExcept(slices.Concat(inForce, keys))
 		return
 	}
@@ -216,7 +219,8 @@ func (c *Cluster) reconcile(ctx context.Context) {
 	}
 }
 
-// changed is called after a change of the store of a follower.
+// changed handles a change in the store of a follower. Changes of caches in force reach the
+// snapshot directly; changes of any other cache run reconcile.
 func (c *Cluster) changed(k key) {
 	c.mu.Lock()
 	part := !c.synced.IsZero() && (k == c.siblings() || slices.Contains(c.keys, k))
@@ -231,7 +235,7 @@ func (c *Cluster) changed(k key) {
 	}
 }
 
-// start returns the follower of a key, which it starts unless it runs.
+// start returns the follower of a key, and starts it if it does not run.
 func (c *Cluster) start(ctx context.Context, k key) *follower {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -244,8 +248,8 @@ func (c *Cluster) start(ctx context.Context, k key) *follower {
 	return f
 }
 
-// stopExcept ends the followers that are not needed, and waits for them. Those of the Trench and of
-// its pods stay.
+// stopExcept stops the followers that keep does not list, and waits for their end. The followers
+// of the Trench and of its pods always run.
 func (c *Cluster) stopExcept(keep []key) {
 	c.mu.Lock()
 	var ended []*follower

@@ -8,25 +8,25 @@ import (
 	"time"
 )
 
-// condition is since when something fails, and why.
+// condition records the failure of one operation, and counts its errors.
 type condition struct {
-	changed func() // called after every change, without a lock
+	changed func() // called after every change, without mu held
 
 	mu     sync.Mutex
 	failed Failure
 	errors uint64
 }
 
-// Failure is since when something fails, and why. The zero Failure is none.
+// Failure is the start time and cause of a failure. It is zero without one.
 type Failure struct {
 	Since time.Time
 	Cause string
 }
 
-// report records the result of an attempt.
+// report records the result of an attempt; a nil error ends the failure.
 func (c *condition) report(what string, err error) {
 	if request := (*url.Error)(nil); errors.As(err, &request) {
-		err = request.Err // the URL says no more than what
+		err = request.Err // what already names the request
 	}
 	c.mu.Lock()
 	before := c.failed

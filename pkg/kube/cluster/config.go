@@ -7,8 +7,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Config returns how to reach the API server: as a kubeconfig file says, or without one as the
-// service account of the pod.
+// Config returns the client configuration from a kubeconfig file, or from the service account of
+// the pod if kubeconfig is empty.
 func Config(kubeconfig string) (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Delays between attempts to list and watch. client-go's own reach a minute: that long after an
-// outage the file would be stale.
+// Delays between attempts to list and watch. With client-go's defaults, which reach a minute, the
+// trench file would stay outdated for that time after an outage.
 const (
 	minDelay = 200 * time.Millisecond
 	maxDelay = 5 * time.Second
@@ -23,7 +23,7 @@ const (
 
 var errClosed = errors.New("the connection was closed")
 
-// follower keeps a store equal to what the API server has.
+// follower keeps a store in sync with the API server.
 type follower struct {
 	what  string // for messages
 	store *store
@@ -32,15 +32,15 @@ type follower struct {
 	done   chan struct{}
 }
 
-// newFollower returns a follower that does not run. changed and reported are called after changes
-// of the store, and of the condition.
+// newFollower returns a follower that is not started. It calls changed after changes of the store
+// and reported after changes of the condition.
 func newFollower(what string, changed, reported func()) *follower {
 	return &follower{
 		what: what, store: newStore(changed), condition: condition{changed: reported}, done: make(chan struct{}),
 	}
 }
 
-// start follows a source until stop, or the end of ctx.
+// start follows a source until stop is called or ctx ends.
 func (f *follower) start(ctx context.Context, s source) {
 	ctx, f.cancel = context.WithCancel(ctx)
 	go func() {
@@ -62,20 +62,20 @@ func (f *follower) run(ctx context.Context, s source) {
 			defer cancel()
 			list, err := s.list(call, options)
 			if err != nil {
-				f.failing(ctx, err) // a list that succeeds is no watch yet
+				f.failing(ctx, err) // only an established watch clears the failure
 			}
 			return list, err
 		},
 		WatchFuncWithContext: func(_ context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			w, err := s.watch(ctx, options)
 			if _, streams := w.(*watch.StreamWatcher); err == nil && !streams {
-				err = errClosed // client-go has replaced the error by a watch that has ended
+				err = errClosed // client-go returns an ended watch instead of the error
 			}
 			f.failing(ctx, err)
 			return w, err
 		},
 	}
-	silent := klog.Logger{} // this package logs what fails
+	silent := klog.Logger{} // updateState logs failures
 	ctx = klog.NewContext(ctx, silent)
 	cache.NewReflectorWithOptions(lw, s.example, f.store, cache.ReflectorOptions{
 		Name: f.what, Logger: &silent,
@@ -85,8 +85,8 @@ func (f *follower) run(ctx context.Context, s source) {
 	}).RunWithContext(ctx)
 }
 
-// failing reports an attempt, unless it was ended, or the API server only forgot the revision to
-// continue from: the reflector lists again at once.
+// failing reports the result of an attempt. It ignores errors after the end of ctx, and an expired
+// resource version, after which the reflector lists again without delay.
 func (f *follower) failing(ctx context.Context, err error) {
 	if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 		f.report(f.what, err)

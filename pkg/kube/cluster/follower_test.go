@@ -51,7 +51,7 @@ func TestConditionKeepsItsTime(t *testing.T) {
 	})
 }
 
-// The state is stale since the oldest of the failures that last.
+// The state is stale since the oldest persistent failure.
 func TestStaleSinceTheOldestFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, err := New(Options{
@@ -96,8 +96,8 @@ type fakeSource struct {
 	lists    int
 	watches  int
 	listErr  error
-	watchErr []error // of the next watches; the last one stays
-	lateList bool    // the API server answers no list
+	watchErr []error // errors of the next watches; the last one repeats
+	lateList bool    // the API server does not answer lists
 }
 
 func (s *fakeSource) source() source {
@@ -123,7 +123,7 @@ func (s *fakeSource) source() source {
 			}
 			switch {
 			case errors.Is(err, errClosed):
-				return watch.NewEmptyWatch(), nil // as client-go has it
+				return watch.NewEmptyWatch(), nil // as client-go does
 			case err != nil:
 				return nil, err
 			}
@@ -133,7 +133,8 @@ func (s *fakeSource) source() source {
 	}
 }
 
-// idleDecoder is the stream of a watch without events, but the end of the list that it begins with.
+// idleDecoder is the stream of a watch that contains only the bookmark at the end of the initial
+// list.
 type idleDecoder struct {
 	ctx  context.Context
 	list bool
@@ -153,23 +154,24 @@ func (d *idleDecoder) Decode() (watch.EventType, runtime.Object, error) {
 func (*idleDecoder) Close() {}
 
 func TestFollowerReportsWatches(t *testing.T) {
-	// client-go's handlers of errors sleep until a time of the real clock, for ever in a bubble.
+	// client-go's error handlers sleep until a time of the real clock, which blocks forever in a
+	// bubble.
 	handlers := utilruntime.ErrorHandlers
 	utilruntime.ErrorHandlers = nil
 	t.Cleanup(func() { utilruntime.ErrorHandlers = handlers })
 	forbidden := apierrors.NewForbidden(podResource, "", errors.New("no watch"))
 	for name, c := range map[string]struct {
 		watches []error
-		failed  bool // at the end
-		reports int  // least number of errors
-		most    int  // of errors
+		failed  bool // the follower has failed at the end
+		reports int  // minimum number of errors
+		most    int  // maximum number of errors
 	}{
-		// A list that succeeds proves nothing about the watch, nor does the next.
+		// A successful list does not clear the failure of the watch.
 		"lists and no watches": {[]error{forbidden}, true, 5, 1000},
 		"refused once":         {[]error{forbidden, nil}, false, 1, 1},
 		"connections closed":   {[]error{errClosed}, true, 5, 1000},
 		"closed once":          {[]error{errClosed, nil}, false, 1, 1},
-		// The reflector lists again: nothing is stale.
+		// The reflector lists again, and the cache is not stale.
 		"forgotten revision": {[]error{apierrors.NewResourceExpired("too old"), nil}, false, 0, 0},
 		"connection refused": {[]error{&net.OpError{Op: "dial", Err: errors.New("refused")}, nil}, false, 1, 1},
 	} {
@@ -202,7 +204,7 @@ func TestFollowerReportsWatches(t *testing.T) {
 	}
 }
 
-// A list without an answer is given up, and the cache is stale then.
+// A list without an answer times out, and the cache becomes stale.
 func TestLateListIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		noStreamedLists := apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "", nil)
@@ -221,11 +223,11 @@ func TestLateListIsReported(t *testing.T) {
 	})
 }
 
-// pipes is the network to an API server.
+// pipes simulates the network to an API server.
 type pipes struct {
 	mu    sync.Mutex
 	conns chan net.Conn
-	hangs bool // connections that are opened now are never answered
+	hangs bool // the server does not answer on new connections
 }
 
 func (p *pipes) dial(context.Context, string, string) (net.Conn, error) {
@@ -233,7 +235,7 @@ func (p *pipes) dial(context.Context, string, string) (net.Conn, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.hangs {
-		go func() { // as the kernel of a server that hangs: it takes bytes
+		go func() { // the kernel of a hanging server still accepts bytes
 			buffer := make([]byte, 4096)
 			for {
 				if _, err := server.Read(buffer); err != nil {
@@ -258,8 +260,8 @@ func (p *pipes) Accept() (net.Conn, error) {
 func (p *pipes) Close() error   { close(p.conns); return nil }
 func (p *pipes) Addr() net.Addr { return &net.UnixAddr{} }
 
-// A server that hangs behind open connections is left after one probe: all connections are closed,
-// and new ones reach a server that answers.
+// One probe detects a server that hangs with open connections. All connections are closed, and new
+// ones reach a server that answers.
 func TestHungServerIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &pipes{conns: make(chan net.Conn, 10), hangs: true}
@@ -275,7 +277,7 @@ func TestHungServerIsLeft(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The connection of a watch, which no timeout of a request closes.
+		// The connection of a watch, which no request timeout closes.
 		watched, err := c.clients.config.Dial(t.Context(), "tcp", "api")
 		if err != nil {
 			t.Fatal(err)
@@ -332,8 +334,8 @@ func TestHungServerIsLeft(t *testing.T) {
 	})
 }
 
-// A change of an object in the snapshot makes another snapshot. One of the Trench, or of a cache
-// that is not in force yet, makes another reconciliation.
+// A change of an object in the snapshot causes a new snapshot. A change of the Trench, or of a
+// cache that is not in force yet, causes a reconciliation.
 func TestChangesOfCaches(t *testing.T) {
 	c, err := New(Options{
 		Config: &rest.Config{Host: "http://api"}, Namespace: "ns", Trench: "a", Log: slog.New(slog.DiscardHandler),
@@ -373,7 +375,7 @@ func TestChangesOfCaches(t *testing.T) {
 	}
 }
 
-// The count of errors never falls, also when a cache is no longer needed.
+// The error count does not decrease when a cache is no longer needed.
 func TestErrorsOfEndedCaches(t *testing.T) {
 	c, err := New(Options{
 		Config: &rest.Config{Host: "http://api"}, Namespace: "ns", Trench: "a", Log: slog.New(slog.DiscardHandler),

@@ -25,7 +25,7 @@ const (
 	ownPod
 )
 
-// key is what a follower follows: the objects of a namespace, or the one of that name.
+// key identifies the objects of a follower: all of a kind in a namespace, or the named one.
 type key struct {
 	kind            kind
 	namespace, name string
@@ -51,7 +51,7 @@ func compareKeys(a, b key) int {
 	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 }
 
-// own is the key of the Trench, or of the Gateway in its place.
+// own returns the key of the Trench, or of the Gateway that replaces it.
 func (c *Cluster) own() key {
 	if c.Gateway != "" {
 		return key{gateways, c.Namespace, c.Gateway}
@@ -59,7 +59,7 @@ func (c *Cluster) own() key {
 	return key{trenches, c.Namespace, c.Trench}
 }
 
-// siblings is the key of the Trench's pods; with a Gateway, of the own one.
+// siblings returns the key of the trench's pods; with a Gateway, of this process's pod.
 func (c *Cluster) siblings() key {
 	if c.Gateway != "" {
 		return key{ownPod, c.Namespace, c.Pod}
@@ -67,7 +67,7 @@ func (c *Cluster) siblings() key {
 	return key{kind: siblings, namespace: c.Namespace}
 }
 
-// needed returns, in order, the keys that a Trench names, and reports whether it can be read.
+// needed returns the sorted keys that a Trench names, and reports whether the Trench is readable.
 func (c *Cluster) needed(trench *unstructured.Unstructured) (keys []key, readable bool) {
 	if c.Gateway != "" {
 		return []key{{kind: gatewayRouters, namespace: c.Namespace}}, true
@@ -84,11 +84,11 @@ func (c *Cluster) needed(trench *unstructured.Unstructured) (keys []key, readabl
 		gateways, _ = t.Spec.Attractor["gateways"].([]any)
 	}
 	for _, n := range namespaces {
-		if n != "" { // of all namespaces
+		if n != "" { // "" would select all namespaces
 			keys = append(keys, key{services, n, ""}, key{endpointSlices, n, ""}, key{pods, n, ""})
 		}
 	}
-	// The schema of the CustomResourceDefinition may have let anything pass.
+	// Check every type: an old CustomResourceDefinition may not have validated the object.
 	for _, g := range gateways {
 		gateway, _ := g.(map[string]any)
 		reference, _ := gateway["passwordSecret"].(map[string]any)

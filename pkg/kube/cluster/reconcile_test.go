@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// newIdle returns a Cluster whose followers are those of the test.
+// newIdle returns a Cluster with followers that the test controls.
 func newIdle(t *testing.T, o Options) *Cluster {
 	t.Helper()
 	dial := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("no network") }
@@ -29,7 +29,7 @@ func newIdle(t *testing.T, o Options) *Cluster {
 	return c
 }
 
-// idle has a cache that no reflector fills, synced with these objects unless they are nil.
+// idle creates a cache without a reflector. It is synced with the objects unless they are nil.
 func (c *Cluster) idle(t *testing.T, k key, objects []any) {
 	t.Helper()
 	f := c.followers[k]
@@ -61,8 +61,8 @@ func service(namespace, name string) *corev1.Service {
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, ResourceVersion: "1"}}
 }
 
-// A Trench is in force once all caches that it needs are synced. Until then, and while it cannot be
-// read, the caches of the one before stay.
+// A Trench takes effect once all caches that it needs are synced. Until then, and while it cannot
+// be decoded, the caches of the previous Trench stay.
 func TestTrenchInForceOnceSynced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newIdle(t, Options{Namespace: "ns", Trench: "a"})
@@ -147,7 +147,7 @@ func TestTrenchInForceOnceSynced(t *testing.T) {
 	})
 }
 
-// The caches of a Trench are those of its namespaces, and Secrets of its own one.
+// A Trench has caches for the namespaces that it names, and for Secrets in the same namespace.
 func TestNeededCaches(t *testing.T) {
 	secret := func(x any) map[string]any { return map[string]any{"passwordSecret": x} }
 	gateways := func(list ...any) map[string]any {
@@ -166,7 +166,7 @@ func TestNeededCaches(t *testing.T) {
 	for name, x := range map[string]struct {
 		options Options
 		trench  *unstructured.Unstructured
-		want    []key // nil: unreadable
+		want    []key // nil if the Trench is unreadable
 	}{
 		"no Trench":     {Options{Namespace: "ns", Trench: "a"}, nil, of("ns")},
 		"no namespaces": {Options{Namespace: "ns", Trench: "a"}, trenchObject("1", map[string]any{}), of("ns")},

@@ -13,8 +13,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
-// A server that hangs is noticed after both at most. Only a probe shows that: no watch ends, also
-// when etcd is gone.
+// A hanging server is detected within the sum of both. Only a probe detects it, because watches
+// stay open, even without etcd.
 const (
 	probeInterval = 5 * time.Second
 	probeTimeout  = 5 * time.Second
@@ -29,7 +29,8 @@ type Cache struct {
 	Failure Failure
 }
 
-// Caches returns those of the Trench in force, and those that another Trench waits for.
+// Caches returns the caches of the Trench in force and of a Trench whose caches are not synced
+// yet.
 func (c *Cluster) Caches() (all []Cache) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -41,7 +42,7 @@ func (c *Cluster) Caches() (all []Cache) {
 	return all
 }
 
-// Errors returns how many lists, watches and probes failed.
+// Errors returns the number of failed lists, watches and probes.
 func (c *Cluster) Errors() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,7 +55,7 @@ func (c *Cluster) Errors() uint64 {
 	return n
 }
 
-// updateState is called whenever the state may have changed.
+// updateState publishes and logs a change of the state.
 func (c *Cluster) updateState() {
 	c.stateMu.Lock()
 	defer c.stateMu.Unlock()
@@ -76,7 +77,7 @@ func (c *Cluster) updateState() {
 	}
 }
 
-// currentState is stale since the first failure that lasts.
+// currentState returns the state; Stale is the oldest failure that persists.
 func (c *Cluster) currentState() State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,7 +95,8 @@ func (c *Cluster) currentState() State {
 	return s
 }
 
-// probeServer asks for the Trench, or the Gateway, now and then.
+// probeServer periodically gets the Trench, or the Gateway. On a timeout it closes all
+// connections.
 func (c *Cluster) probeServer(ctx context.Context) {
 	client, resource := c.clients.trenches, v1alpha1.Resource.Resource
 	if c.Gateway != "" {

@@ -12,17 +12,17 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// store holds the objects of one reflector. An event that is older than what it holds, or that
-// comes twice, changes nothing. It implements cache.ReflectorStore, cache.TransformingStore and
+// store holds the objects of one reflector. It ignores duplicate events, and events older than the
+// stored object. It implements cache.ReflectorStore, cache.TransformingStore and
 // cache.ReflectorBookmarkStore.
 type store struct {
-	changed func() // called after every change, without a lock
+	changed func() // called after every change, without mu held
 
 	mu      sync.Mutex
 	synced  bool
 	objects map[string]metav1.Object
-	// deleted are the resource versions of deletions, until a bookmark says that no older event of
-	// the object is to come.
+	// deleted maps deleted objects to the resource version of the deletion, until a bookmark excludes
+	// older events of the object.
 	deleted map[string]string
 }
 
@@ -43,7 +43,7 @@ func (s *store) len() int {
 	return len(s.objects)
 }
 
-// isSynced reports whether a list was received ever.
+// isSynced reports whether the store has received a list.
 func (s *store) isSynced() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,8 +109,8 @@ func (s *store) remove(key, version string) bool {
 	return ok
 }
 
-// Replace implements cache.ReflectorStore. The list is in force as it is, also when its versions
-// are older: etcd may have been restored from a backup.
+// Replace implements cache.ReflectorStore. The list replaces the store even if its resource
+// versions are older, because etcd may have been restored from a backup.
 func (s *store) Replace(list []any, _ string) error {
 	objects := make(map[string]metav1.Object, len(list))
 	for _, x := range list {
@@ -150,8 +150,8 @@ func (s *store) Bookmark(version string) error {
 // Resync implements cache.ReflectorStore.
 func (*store) Resync() error { return nil }
 
-// compare compares resource versions. What is none counts as newer: an event is rather taken twice
-// than lost.
+// compare compares resource versions. An invalid version counts as newer, so that no event is
+// lost; events may be applied twice.
 func compare(a, b string) int {
 	c, err := resourceversion.CompareResourceVersion(a, b)
 	if err != nil {
@@ -160,7 +160,7 @@ func compare(a, b string) int {
 	return c
 }
 
-// stripped returns an object without what is not needed, and its key.
+// stripped returns an object without its unused fields, and its key.
 func stripped(object any) (key string, o metav1.Object, err error) {
 	if object, err = strip(object); err != nil {
 		return "", nil, err

@@ -15,14 +15,15 @@ func pod(name, version string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version, UID: types.UID(name)}}
 }
 
-// again is a pod that was deleted and created again.
+// again is a recreated pod: the same name with a new UID.
 func again(name, version string) *corev1.Pod {
 	p := pod(name, version)
 	p.UID += "-again"
 	return p
 }
 
-// TestStore has for each event what the store holds after it, and whether it has changed.
+// TestStore checks the content of the store after each event, and whether the store reports a
+// change.
 func TestStore(t *testing.T) {
 	type event func(*store) error
 	set := func(name, version string) event { return func(s *store) error { return s.Update(pod(name, version)) } }
@@ -84,7 +85,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// strip keeps what the translations and the readiness gates depend on, and nothing else.
+// strip keeps only the fields that the translations and the readiness gates read.
 func TestStripKeepsWhatTargetsNeed(t *testing.T) {
 	keptSpec := func(image string) corev1.PodSpec {
 		ports := []corev1.ContainerPort{{Name: "http", ContainerPort: 80, Protocol: corev1.ProtocolUDP}}

@@ -7,14 +7,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 )
 
-// NetworkStatus is the annotation in which Multus says which addresses a pod has.
+// NetworkStatus is the annotation in which Multus lists the addresses of a pod.
 const NetworkStatus = "k8s.v1.cni.cncf.io/network-status"
 
-// lastApplied is the copy of an object that kubectl apply leaves in it.
+// lastApplied is the annotation in which kubectl apply stores a copy of the object.
 const lastApplied = corev1.LastAppliedConfigAnnotation
 
-// strip removes from an object, which it changes, what no translation depends on: of 5 000 pods that
-// is most of the memory. It is a cache.TransformFunc.
+// strip removes the fields that no translation reads, in place; for 5 000 pods they take most of
+// the memory. It is a cache.TransformFunc.
 func strip(object any) (any, error) {
 	o, err := meta.Accessor(object)
 	if err != nil {
@@ -31,8 +31,8 @@ func strip(object any) (any, error) {
 	return object, nil
 }
 
-// stripPod keeps the metadata, and of spec and status what says where a pod is, how it is, and how
-// its ports are called.
+// stripPod keeps the metadata with the annotation of Multus, and of spec and status only the node,
+// the addresses, the readiness and the ports.
 func stripPod(pod *corev1.Pod) {
 	maps.DeleteFunc(pod.Annotations, func(name, _ string) bool { return name != NetworkStatus })
 	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {

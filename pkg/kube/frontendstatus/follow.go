@@ -18,12 +18,12 @@ import (
 // maxStatusBytes is the largest accepted status: 200 000 VIPs.
 const maxStatusBytes = 256 << 20
 
-// Follow follows the frontend with an admin socket until ctx ends, and returns ctx's error. It
-// calls changed with each status, and with an error for each attempt to reach the frontend that
-// failed or ended: from then on its state is not known. The calls do not overlap.
+// Follow follows the status of the frontend at an admin socket until ctx ends, and returns ctx's
+// error. It calls changed with each status, and with an error when a connection fails or ends,
+// which makes the last status invalid. The calls do not overlap.
 //
-// The stream of a frontend is silent without changes: one that hangs is found by probes, each of
-// which may take half of the interval.
+// The stream is silent while the status does not change, so probes detect a frontend that hangs.
+// The timeout of a probe is half of the interval.
 func Follow(ctx context.Context, socket string, probe time.Duration, changed func(*frontendv1.Status, error)) error {
 	retry := backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.1}
 	for {

@@ -21,17 +21,17 @@ import (
 )
 
 const (
-	// maxNote is the largest note of an Event that the API server takes, in bytes.
+	// maxNote is the API server's limit for the note of an Event, in bytes.
 	maxNote = 1024
-	// maxPrefix is how much of an object's name is in that of its Event.
+	// maxPrefix is the maximum length of an object's name in the name of its Event.
 	maxPrefix = 200
 )
 
-// Events reports each refused object by an Event. The Events of all pods of a Gateway have the same
-// names, so that each refusal has one. It implements task.Task.
+// Events creates an Event for each refused object. All pods of a Gateway use the same names, so
+// that each refusal has only one Event. It implements task.Task.
 type Events struct {
 	Options
-	sent     map[string]bool // by name
+	sent     map[string]bool // by name of the Event
 	throttle logs.Throttle
 }
 
@@ -41,12 +41,12 @@ func NewEvents(o Options) *Events { return &Events{Options: o, sent: map[string]
 // String implements task.Task.
 func (*Events) String() string { return "Events" }
 
-// Run reports until ctx ends. It returns only ctx's error: what fails is retried.
+// Run creates Events until ctx ends, and returns ctx's error. Failures are retried.
 func (e *Events) Run(ctx context.Context) error {
 	retry := backoff.Backoff{Min: time.Second, Max: time.Minute, Jitter: 0.2}
 	for {
 		input, changed := e.Input.Get()
-		var due <-chan time.Time // nil: never
+		var due <-chan time.Time // nil without a retry
 		if err := e.send(ctx, refusals(input.Result)); err == nil {
 			retry.Reset()
 		} else if ctx.Err() == nil {
@@ -62,7 +62,7 @@ func (e *Events) Run(ctx context.Context) error {
 	}
 }
 
-// refusals returns what is refused. A Gateway that does not exist has no Events.
+// refusals returns the problems of refused objects. A missing Gateway has no Events.
 func refusals(r translation.Result) (all []translation.Problem) {
 	add := func(v translation.Verdict) {
 		if !v.Accepted && v.Reason != ReasonDeleting && v.Object.Name != "" {
@@ -77,7 +77,8 @@ func refusals(r translation.Result) (all []translation.Problem) {
 	return all
 }
 
-// send creates the Events that were not sent, and forgets those that are no longer wanted.
+// send creates missing Events, and removes resolved refusals from sent, so that a new occurrence
+// creates an Event again.
 func (e *Events) send(ctx context.Context, all []translation.Problem) error {
 	wanted := make(map[string]bool, len(all))
 	var failed error
@@ -102,7 +103,7 @@ func (e *Events) send(ctx context.Context, all []translation.Problem) error {
 	return failed
 }
 
-// eventName returns the same name for the same refusal.
+// eventName derives the name of an Event from the refusal, so that it is equal in all pods.
 func eventName(p translation.Problem) string {
 	hash := sha256.Sum256([]byte(strings.Join([]string{string(p.Object.UID), p.Reason, p.Message}, "\x00")))
 	prefix := strings.TrimRight(p.Object.Name[:min(len(p.Object.Name), maxPrefix)], ".-")

@@ -27,13 +27,14 @@ import (
 )
 
 const (
-	// holdTime is how long a session must be up, without a break, before its family is connected.
+	// holdTime is the time that a session must be up without interruption before its family counts as
+	// connected.
 	holdTime = 3 * time.Second
-	// writeTimeout bounds one write, and thus the stop.
+	// writeTimeout is the timeout of a write, and bounds the time to stop.
 	writeTimeout = 5 * time.Second
-	// probeInterval finds a frontend that hangs.
+	// probeInterval is the interval of the probes that detect a hanging frontend.
 	probeInterval = 2 * time.Second
-	// manager owns what is written.
+	// manager is the field manager of all writes.
 	manager = "vipgate"
 )
 
@@ -50,18 +51,18 @@ func GateOf(f vip.Family) corev1.PodConditionType {
 	return corev1.PodConditionType(Group + "/" + f.String() + "-connectivity")
 }
 
-// Input is what Gates and Events depend on. The zero Input: nothing is known yet.
+// Input holds the inputs of Gates and Events. It is zero before the first translation.
 type Input struct {
 	Known  bool
-	Pod    *corev1.Pod // the own one; nil: it does not exist
+	Pod    *corev1.Pod // the pod of this process; nil if it does not exist
 	Result translation.Result
 }
 
-// Options of Gates and Events. All are required.
+// Options configure Gates and Events. All are required.
 type Options struct {
 	Client dynamic.Interface
-	Pod    string // the name of the own Pod
-	// AdminSocket is that of the frontend in the same pod.
+	Pod    string // name of this process's pod
+	// AdminSocket is the path of the admin socket of the frontend in the same pod.
 	AdminSocket string
 	Input       *latest.Value[Input]
 	// Report is called with the result of each attempt to set the gates.
@@ -69,11 +70,12 @@ type Options struct {
 	Log    *slog.Logger
 }
 
-// Gates keeps the conditions of the own Pod's readiness gates: a family is connected once one of its
-// gateways has been up for 3 s without a break, and until none of them is up, or the frontend does
-// not answer. Only gates that the Pod declares are set; that of a family without gateways is false,
-// as Meridio 2 has it. A condition that is true at the start stays so while a gateway is up: the
-// restart of this process breaks no session. It implements task.Task.
+// Gates maintains the conditions of the pod's readiness gates. A family becomes connected when
+// one of its gateways has been up for 3 s without interruption. It is disconnected when none of
+// them is up, or when the frontend does not answer. Only gates that the Pod declares are set. As
+// in Meridio 2, the gate of a family without gateways is false. A condition that is true at the
+// start stays true while a gateway is up, because a restart of this process does not interrupt
+// sessions. It implements task.Task.
 type Gates struct {
 	Options
 	state    latest.Value[state]
@@ -82,23 +84,24 @@ type Gates struct {
 
 	wanted   [len(vip.Families)]corev1.ConditionStatus
 	retry    backoff.Backoff
-	notUntil time.Time // of the next write
+	notUntil time.Time // earliest time of the next write after a failure
 	throttle logs.Throttle
 }
 
-// state is what is known of the frontend; nothing if both are zero.
+// state is the last status of the frontend, or the error of the connection. Both are zero before
+// the first answer.
 type state struct {
 	status *frontendv1.Status
 	err    error
 }
 
-// written is a condition that was written to a version of the Pod.
+// written is the status of a condition, and the version of the Pod that the write was based on.
 type written struct {
 	status  corev1.ConditionStatus
 	version string
 }
 
-// NewGates returns gates that are not set yet.
+// NewGates returns a task that sets the readiness gates.
 func NewGates(o Options) *Gates {
 	return &Gates{
 		Options: o, wrote: map[corev1.PodConditionType]written{},
@@ -109,7 +112,7 @@ func NewGates(o Options) *Gates {
 // String implements task.Task.
 func (*Gates) String() string { return "readiness gates" }
 
-// Run sets the gates until ctx ends. It returns only ctx's error: what fails is retried.
+// Run sets the gates until ctx ends, and returns ctx's error. Failures are retried.
 func (g *Gates) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
@@ -127,7 +130,7 @@ func (g *Gates) set(ctx context.Context) error {
 		input, changed := g.Input.Get()
 		state, reported := g.state.Get()
 		again := g.apply(ctx, time.Now(), input, state)
-		var due <-chan time.Time // nil: never
+		var due <-chan time.Time // nil without a deadline
 		if !again.IsZero() {
 			due = time.After(time.Until(again))
 		}
@@ -141,8 +144,8 @@ func (g *Gates) set(ctx context.Context) error {
 	}
 }
 
-// apply writes the conditions that differ. It returns when to look again, if nothing changes
-// before; zero: not at all.
+// apply writes the conditions that differ. It returns the time to call it again without a change,
+// or zero if only a change requires it.
 func (g *Gates) apply(ctx context.Context, now time.Time, input Input, s state) (again time.Time) {
 	sooner := func(t time.Time) {
 		if !t.IsZero() && (again.IsZero() || t.Before(again)) {
@@ -165,6 +168,7 @@ func (g *Gates) apply(ctx context.Context, now time.Time, input Input, s state) 
 		}
 		f, live := &g.families[family], g.live(input.Pod, kind)
 		if !f.adopted {
+			// Keep a true condition of an earlier process: its sessions may still be up.
 			f.adopted, f.connected = true, live == corev1.ConditionTrue
 		}
 		sooner(f.observe(now, sessions(s.status, family)))
@@ -215,8 +219,8 @@ func declares(pod *corev1.Pod, kind corev1.PodConditionType) bool {
 		func(g corev1.PodReadinessGate) bool { return g.ConditionType == kind })
 }
 
-// live returns the status of a condition, as it was written while the watch has brought no other
-// version of the Pod; "" without the condition.
+// live returns the status of a condition, or "" without it. The last write takes precedence until
+// the watch returns a new version of the Pod.
 func (g *Gates) live(pod *corev1.Pod, kind corev1.PodConditionType) corev1.ConditionStatus {
 	if w, ok := g.wrote[kind]; ok && w.version == pod.ResourceVersion {
 		return w.status
@@ -229,7 +233,7 @@ func (g *Gates) live(pod *corev1.Pod, kind corev1.PodConditionType) corev1.Condi
 	return ""
 }
 
-// write writes conditions, and nothing else, to the status of the Pod.
+// write patches only the given conditions in the status of the Pod.
 func (g *Gates) write(ctx context.Context, pod *corev1.Pod, conditions []corev1.PodCondition) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID}, "status": map[string]any{"conditions": conditions},
@@ -239,7 +243,7 @@ func (g *Gates) write(ctx context.Context, pod *corev1.Pod, conditions []corev1.
 	}
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	// The list of conditions is merged by type: those of the kubelet stay.
+	// A strategic merge patch merges conditions by type, and keeps the conditions of the kubelet.
 	_, err = g.Client.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(pod.Namespace).
 		Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldManager: manager}, "status")
 	if err != nil {
@@ -252,15 +256,15 @@ func (g *Gates) write(ctx context.Context, pod *corev1.Pod, conditions []corev1.
 	return nil
 }
 
-// session is one session of a gateway: another one has another beginning.
+// session identifies one session of a gateway; a new session has a different start time.
 type session struct {
 	name, address string
 	since         time.Time
 }
 
-// sessions returns the sessions of a family that are up. The BFD session of a static router counts
-// while the frontend holds it down: replies have a route, and the gate must not wait for the first VIP
-// that attracts requests. A frontend without the field usable reports up alone.
+// sessions returns the sessions of a family that are up. The BFD session of a static router also
+// counts while the frontend holds it down (usable): replies have a route, and the gate must not
+// wait until a VIP attracts requests. Older frontends report only up.
 func sessions(s *frontendv1.Status, f vip.Family) (up []session) {
 	for _, g := range s.GetGateways() {
 		a, err := netip.ParseAddr(g.GetAddress())
@@ -271,14 +275,15 @@ func sessions(s *frontendv1.Status, f vip.Family) (up []session) {
 	return up
 }
 
-// family is whether a family is connected.
+// family is the connectivity of an address family.
 type family struct {
-	adopted   bool // from the condition at the start
+	adopted   bool // connected was initialized from the Pod's condition
 	connected bool
-	seen      map[session]time.Time // since when, by the monotonic clock, each session is seen as up
+	seen      map[session]time.Time // first observation of each session that is up, monotonic
 }
 
-// observe takes the sessions that are up. It returns when to look again; zero: after a change.
+// observe updates the family with the sessions that are up. It returns the end of the first hold
+// time, or zero if only a change requires another call.
 func (f *family) observe(now time.Time, up []session) (again time.Time) {
 	seen := make(map[session]time.Time, len(up))
 	for _, s := range up {
@@ -299,7 +304,7 @@ func (f *family) observe(now time.Time, up []session) (again time.Time) {
 	return again
 }
 
-// condition returns the condition of a gate. err is why the frontend does not answer.
+// condition returns the condition of a gate. err is the connection error of the frontend, if any.
 func (f *family) condition(kind corev1.PodConditionType, err error) corev1.PodCondition {
 	c := corev1.PodCondition{Type: kind, Status: corev1.ConditionFalse, LastTransitionTime: metav1.Now()}
 	switch {

@@ -41,7 +41,7 @@ func TestHoldTime(t *testing.T) {
 		at        time.Duration
 		up        []session
 		connected bool
-		again     time.Duration // 0: after a change
+		again     time.Duration // 0 if only a change requires another call
 	}
 	for name, steps := range map[string][]step{
 		"up for 3 s": {
@@ -133,11 +133,11 @@ func TestConditionNamesTheCause(t *testing.T) {
 	}
 }
 
-// api is an API server that takes writes and keeps nothing.
+// api is an API server that accepts writes without storing them.
 type api struct {
 	*fake.FakeDynamicClient
 	writes []map[string]any
-	answer func(n int) error // nil: accepted
+	answer func(n int) error // nil accepts all writes
 }
 
 func newAPI() *api {
@@ -165,7 +165,8 @@ func newAPI() *api {
 	return a
 }
 
-// gatedPod is a Pod with the gate of IPv4, whose condition has a status; "" for none.
+// gatedPod returns a Pod with the gate of IPv4 and the status of its condition; "" without a
+// condition.
 func gatedPod(version string, live corev1.ConditionStatus) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a-0", Namespace: "ns", UID: "uid", ResourceVersion: version}}
 	p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: GateOf(vip.IPv4)}}
@@ -182,7 +183,7 @@ func newGates(a *api, reported *error) *Gates {
 	})
 }
 
-// After a start only a gate that was true stays so: any other waits for the hold time.
+// After a start, a gate that is true stays true; any other gate waits for the hold time.
 func TestGateAtTheStart(t *testing.T) {
 	up := state{status: &frontendv1.Status{Gateways: []*frontendv1.GatewayStatus{
 		{Name: "a", Address: "169.254.1.1", Up: true, Since: timestamppb.New(time.Unix(1, 0))},
@@ -230,8 +231,8 @@ func TestGateAtTheStart(t *testing.T) {
 	}
 }
 
-// What was written is not written again while the watch has not brought it back, a condition that
-// another writer changed is, and a refusal is retried with back-off.
+// A write is not repeated before the watch returns it. A condition that another writer changed is
+// restored, and a refused write is retried with back-off.
 func TestGateIsWrittenOnce(t *testing.T) {
 	a := newAPI()
 	var reported error
@@ -271,7 +272,7 @@ func TestGateIsWrittenOnce(t *testing.T) {
 	}
 }
 
-// The back-off of refused writes grows, and ends with one that is accepted; another state of a gate
+// The back-off of refused writes increases until a write is accepted. A changed state of a gate
 // does not wait for it.
 func TestNewStateOfGateDoesNotWait(t *testing.T) {
 	a := newAPI()
@@ -285,7 +286,7 @@ func TestNewStateOfGateDoesNotWait(t *testing.T) {
 		{Name: "a", Address: "169.254.1.1", Up: true, Since: timestamppb.New(time.Unix(1, 0))},
 	}}}
 	live := Input{Known: true, Pod: gatedPod("1", corev1.ConditionUnknown)}
-	// write applies a state once the wait for the last write is over, and returns the next wait.
+	// write applies a state after the back-off of the last write, and checks the next back-off.
 	now := time.Now()
 	write := func(s state, n int) time.Duration {
 		t.Helper()
@@ -321,14 +322,14 @@ func TestNewStateOfGateDoesNotWait(t *testing.T) {
 	a.answer = nil
 	write(up, 1)
 	a.answer = refuse
-	live.Pod = gatedPod("2", corev1.ConditionFalse) // by another writer
+	live.Pod = gatedPod("2", corev1.ConditionFalse) // changed by another writer
 	if again := write(up, 1); again > 2*first {
 		t.Errorf("%v after a write that was accepted", again)
 	}
 }
 
-// Each refusal has one Event, also when the API server does not take it at first, and a new one
-// after it was gone.
+// Each refusal has one Event, also if the API server rejects it at first. A refusal that recurs
+// after it was resolved has a new Event.
 func TestEventOfRefusal(t *testing.T) {
 	a := newAPI()
 	e := NewEvents(Options{Client: a, Pod: "a-0", Log: slog.New(slog.DiscardHandler)})
@@ -344,7 +345,7 @@ func TestEventOfRefusal(t *testing.T) {
 		case 1:
 			return errors.New("connection refused")
 		case 3:
-			return apierrors.NewAlreadyExists(schema.GroupResource{Resource: "events"}, "a") // of another pod
+			return apierrors.NewAlreadyExists(schema.GroupResource{Resource: "events"}, "a") // sent by another pod
 		}
 		return nil
 	}

@@ -21,8 +21,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing them")
 
-// cases are the golden files by name: objects.yaml, after those of base.yaml unless it has a
-// Gateway, and what becomes of them.
+// cases maps names to golden files: objects.yaml, which is appended to base.yaml unless it has a
+// Gateway, and the results.
 func cases(t testing.TB) map[string]*txtar.Archive {
 	t.Helper()
 	names, err := filepath.Glob("testdata/*.txtar")
@@ -60,7 +60,7 @@ func objectsOf(t testing.TB, a *txtar.Archive) (o Objects) {
 	return o
 }
 
-// shown are the files that a result is compared by.
+// shown returns the result as the content of golden files.
 func shown(r translation.Result) []txtar.File {
 	var files []txtar.File
 	if r.File != nil {
@@ -120,7 +120,7 @@ func TestSecondGatewayIsNotRead(t *testing.T) {
 	}
 }
 
-// promised fails unless a translation keeps what it promises, whatever the objects are.
+// promised fails if a translation violates an invariant that holds for all objects.
 func promised(t *testing.T, o Objects) {
 	t.Helper()
 	r := Translate(o)

@@ -30,15 +30,16 @@ func RouterResource() schema.GroupVersionResource {
 	return routerVersion.WithResource("gatewayrouters")
 }
 
-// Objects are what a translation depends on. They are not changed.
+// Objects is the input of a translation, which does not modify it.
 type Objects struct {
-	Gateway *unstructured.Unstructured // nil: it does not exist
-	// Routers are the GatewayRouters of the Gateway's namespace, also those of other Gateways.
+	Gateway *unstructured.Unstructured // nil if it does not exist
+	// Routers lists the GatewayRouters of the Gateway's namespace, for any Gateway.
 	Routers []*unstructured.Unstructured
 }
 
-// Read adds the objects of YAML documents or of JSON, also of lists as kubectl prints them. Objects
-// of other kinds are left out. The error names the object that cannot be read, or a second Gateway.
+// Read adds the objects of YAML documents or of JSON, including the lists that kubectl prints. It
+// ignores all remaining kinds. The error names the object that cannot be read, or a second
+// Gateway.
 func (o *Objects) Read(r io.Reader) error {
 	documents := yaml.NewYAMLOrJSONDecoder(r, 4096)
 	for n := 1; ; n++ {
@@ -82,7 +83,7 @@ func (o *Objects) add(u unstructured.Unstructured) error {
 	return nil
 }
 
-// gateway is what matters of a Gateway.
+// gateway holds the relevant fields of a Gateway.
 type gateway struct {
 	Status struct {
 		Addresses []struct {
@@ -92,7 +93,7 @@ type gateway struct {
 	} `json:"status"`
 }
 
-// router is what matters of a GatewayRouter.
+// router holds the relevant fields of a GatewayRouter.
 type router struct {
 	Spec struct {
 		Interface string       `json:"interface"`
@@ -109,13 +110,13 @@ const (
 	protocolStatic = "Static"
 )
 
-// staticRoute is what replaces the session of a router that has static routes to the VIPs.
+// staticRoute replaces bgpSession for a router that has static routes to the VIPs.
 type staticRoute struct {
 	BFD *bfd `json:"bfd"`
 }
 
-// bgpSession is the BGP session of a GatewayRouter. The API server fills in the defaults of Meridio 2:
-// a field is nil or empty only in objects that never were in one.
+// bgpSession is the BGP session of a GatewayRouter. The API server sets the defaults of Meridio
+// 2, so a field is nil or empty only in objects that were not read from an API server.
 type bgpSession struct {
 	RemoteASN  int64  `json:"remoteASN"`
 	LocalASN   int64  `json:"localASN"`
@@ -125,7 +126,7 @@ type bgpSession struct {
 	BFD        *bfd   `json:"bfd"`
 }
 
-// bfd guards a session, or static routes.
+// bfd configures BFD for a session or for static routes.
 type bfd struct {
 	MinTx      string `json:"minTx"`
 	MinRx      string `json:"minRx"`
@@ -138,8 +139,8 @@ const (
 	defaultHoldTime = "240s"
 )
 
-// refersTo reports whether a GatewayRouter refers to a Gateway of its own namespace. As for Meridio
-// 2 only the name and the namespace matter.
+// refersTo reports whether a GatewayRouter refers to the Gateway, which must be in the same
+// namespace. As in Meridio 2, only the name and the namespace are compared.
 func refersTo(r, gateway *unstructured.Unstructured) bool {
 	name, _, _ := unstructured.NestedString(r.Object, "spec", "gatewayRef", "name")
 	namespace, named, _ := unstructured.NestedString(r.Object, "spec", "gatewayRef", "namespace")

@@ -17,11 +17,11 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The GatewayRouters of Meridio 2's end-to-end suites and samples (July 2026). All BGP routers have
-// AS 4200000000, port 10179 on both sides and a hold time of 24 s; all have BFD at 300 ms.
+// The GatewayRouters of Meridio 2's end-to-end suites and samples (July 2026). All BGP routers
+// have AS 4200000000, port 10179 on both sides and a hold time of 24 s; all have BFD at 300 ms.
 var suites = []struct {
 	suite, gateway, router, device, address string
-	localASN                                uint32 // 0: a static router
+	localASN                                uint32 // 0 for a static router
 	multiplier                              uint8
 }{
 	{"dual-stack", "gw-ds", "gw-ds-router-v4", "vlan-100", "169.254.10.150", 64512, 3},
@@ -40,7 +40,7 @@ var suites = []struct {
 	{"samples, static", "sllb-a", "gatewayrouter-static-sample", "vlan-100", "169.254.100.150", 0, 3},
 }
 
-// Each is a gateway of the trench file, also while its Gateway has no VIP.
+// Each GatewayRouter is a gateway of the trench file, also while its Gateway has no VIP.
 func TestSuitesOfMeridio2(t *testing.T) {
 	for _, s := range suites {
 		t.Run(s.suite+"/"+s.router, func(t *testing.T) {
@@ -94,8 +94,8 @@ spec:
 	}
 }
 
-// suiteGates are the readiness gates of the pods of a suite: those of the families of the internal
-// subnets of its GatewayConfigurations.
+// suiteGates returns the readiness gates of a suite's pods, one for each address family of the
+// internal subnets of its GatewayConfigurations.
 func suiteGates(suite string) []vip.Family {
 	if suite == "dual-stack" {
 		return []vip.Family{vip.IPv4, vip.IPv6}
@@ -122,7 +122,7 @@ func (p *suitePod) set(f vip.Family, up bool) {
 	}
 }
 
-// after lets time pass, and checks the gates: those in True, and no other, are True.
+// after lets time pass, and checks that exactly the given gates are True.
 func (p *suitePod) after(d time.Duration, step string, connected ...vip.Family) {
 	p.t.Helper()
 	p.now = p.now.Add(d)
@@ -155,8 +155,9 @@ func (p *suitePod) after(d time.Duration, step string, connected ...vip.Family) 
 	}
 }
 
-// The steps of Meridio 2's end-to-end test of readiness gates, for each Gateway of its suites: a gate
-// follows the gateways of its family alone, down at once and up after 3 s.
+// The steps of Meridio 2's end-to-end test of readiness gates, for each Gateway of its suites. A
+// gate depends only on the gateways of its family: it becomes false immediately, and true after 3
+// s.
 func TestGatesOfSuites(t *testing.T) {
 	pods := map[string]*suitePod{}
 	for _, s := range suites {

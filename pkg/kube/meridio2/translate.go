@@ -19,11 +19,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxName is the most characters of a name in the trench file.
+// maxName is the maximum length of a name in the trench file.
 const maxName = 60
 
-// Translate returns the trench file of a Gateway and its GatewayRouters. The verdict on the Gateway
-// is that of Result.Trench, those on the GatewayRouters, by name, are Result.Services.
+// Translate returns the trench file of a Gateway and its GatewayRouters. Result.Trench is the
+// verdict on the Gateway; Result.Services lists the verdicts on the GatewayRouters, sorted by
+// name.
 func Translate(o Objects) translation.Result {
 	r := translation.Result{Trench: translation.Verdict{Object: corev1.ObjectReference{
 		APIVersion: gatewayVersion.String(), Kind: gatewayKind.Kind,
@@ -54,12 +55,12 @@ func reference(u *unstructured.Unstructured) corev1.ObjectReference {
 	}
 }
 
-// translator is one translation.
+// translator holds the state of one translation.
 type translator struct {
 	gateway  *unstructured.Unstructured
 	vips     []vip.VIP
-	problems []translation.Problem // of the Gateway
-	accepted []candidate           // by name
+	problems []translation.Problem // problems of the Gateway
+	accepted []candidate           // sorted by name at the end
 	verdicts []translation.ServiceVerdict
 }
 
@@ -72,12 +73,13 @@ type candidate struct {
 // refusal is why a GatewayRouter is refused.
 type refusal struct{ reason, message string }
 
-// translate judges all objects. The error is why the Gateway is refused.
+// translate sets the verdicts on all objects. It returns the reason why the Gateway is refused.
 func (t *translator) translate(routers []*unstructured.Unstructured) error {
 	if err := t.readVIPs(); err != nil {
 		return err
 	}
-	// The Gateway itself must make a file: then a GatewayRouter that is refused is refused alone.
+	// Validate the Gateway without GatewayRouters first, so that each later problem belongs to one
+	// GatewayRouter.
 	if problem := t.refused(nil); problem != nil {
 		return errors.New(gatewayPath(problem))
 	}
@@ -108,13 +110,13 @@ func (t *translator) translate(routers []*unstructured.Unstructured) error {
 	return nil
 }
 
-// older orders GatewayRouters: of two that exclude each other the older one is accepted.
+// older compares GatewayRouters by age. Of two conflicting ones the older is accepted.
 func older(a, b *unstructured.Unstructured) int {
 	x, y := a.GetCreationTimestamp(), b.GetCreationTimestamp()
 	return cmp.Or(x.Time.Compare(y.Time), cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.GetUID(), b.GetUID()))
 }
 
-// readVIPs reads the addresses of the Gateway's status. One that is no VIP is a problem.
+// readVIPs reads the addresses of the Gateway's status. An invalid VIP is reported as a problem.
 func (t *translator) readVIPs() error {
 	var g gateway
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(t.gateway.Object, &g); err != nil {
@@ -122,7 +124,7 @@ func (t *translator) readVIPs() error {
 	}
 	seen := map[string]bool{}
 	for _, a := range g.Status.Addresses {
-		// The default of the API is IPAddress; Meridio 2 uses no others either.
+		// The default type is IPAddress. Meridio 2 ignores any other type, too.
 		if a.Type != nil && *a.Type != "IPAddress" || seen[a.Value] {
 			continue
 		}
@@ -151,7 +153,7 @@ func readVIP(address string) (vip.VIP, error) {
 	return vip.FromPrefix(netip.PrefixFrom(a, a.BitLen()))
 }
 
-// judge reads a GatewayRouter, or refuses it.
+// judge validates a GatewayRouter, alone and together with the accepted ones.
 func (t *translator) judge(u *unstructured.Unstructured) (c candidate, refused *refusal) {
 	c.name = u.GetName()
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &c.router); err != nil {
@@ -196,7 +198,7 @@ func (t *translator) judge(u *unstructured.Unstructured) (c candidate, refused *
 	return c, nil
 }
 
-// staticBFD is the BFD of a static router, nil for none.
+// staticBFD returns the BFD configuration of a static router, or nil.
 func (c *candidate) staticBFD() *bfd {
 	if c.Spec.Protocol == protocolStatic {
 		return c.Spec.Static.BFD
@@ -204,8 +206,8 @@ func (c *candidate) staticBFD() *bfd {
 	return nil
 }
 
-// checkTimes rounds the times as Meridio 2 does, and refuses those that are none. What it rounds is
-// not that of the objects.
+// checkTimes refuses invalid durations, and rounds the valid ones as Meridio 2 does. It works on a
+// copy, and does not modify the objects.
 func (c *candidate) checkTimes() (refused *refusal) {
 	if c.Spec.Protocol == protocolStatic {
 		s := *c.Spec.Static
@@ -224,7 +226,7 @@ func (c *candidate) checkTimes() (refused *refusal) {
 	return refused
 }
 
-// rounded returns b, which may be nil, with its times rounded.
+// rounded returns a copy of b, which may be nil, with rounded times.
 func (b *bfd) rounded(path string) (*bfd, *refusal) {
 	if b == nil {
 		return nil, nil
@@ -244,8 +246,8 @@ func notTime(path, text string) *refusal {
 	return &refusal{ReasonInvalid, fmt.Sprintf("%s: is %q: write a duration such as 300ms or 90s", path, text)}
 }
 
-// refused returns the first thing that the reader of the trench file refuses in a file with some
-// gateways.
+// refused returns the first problem that the reader of the trench file reports for a file with the
+// given gateways, or nil.
 func (t *translator) refused(gateways []candidate) *trench.Problem {
 	_, err := trench.Parse("", t.file(gateways), trench.DefaultDefaults())
 	var refused *trench.Errors
@@ -258,7 +260,7 @@ func (t *translator) refused(gateways []candidate) *trench.Problem {
 	return &trench.Problem{Field: "attractor", Message: err.Error()}
 }
 
-// gatewayPath returns a problem of the Gateway with the path of its field.
+// gatewayPath formats a problem with the path of the field in the Gateway.
 func gatewayPath(p *trench.Problem) string {
 	field := p.Field
 	switch {
@@ -270,8 +272,8 @@ func gatewayPath(p *trench.Problem) string {
 	return field + ": " + p.Message
 }
 
-// refusal returns a problem of the file whose only gateway is the candidate, with the path of its
-// field.
+// refusal converts a problem of a file whose only gateway is the candidate, with the path of the
+// field in the GatewayRouter.
 func (c *candidate) refusal(p *trench.Problem) *refusal {
 	field, of := strings.CutPrefix(p.Field, "attractor.gateways[0].")
 	if !of {
@@ -288,7 +290,7 @@ func (c *candidate) refusal(p *trench.Problem) *refusal {
 	return &refusal{ReasonInvalid, "spec." + strings.ToLower(c.Spec.Protocol) + "." + field + ": " + p.Message}
 }
 
-// file writes the trench file with some gateways.
+// file returns the trench file with the given gateways.
 func (t *translator) file(gateways []candidate) []byte {
 	name := quote(t.gateway.GetName())
 	b := fmt.Appendf(nil, "# Translated from Gateway %s: changes are overwritten.\ntrench: %s\nattractor:\n  name: %s\n",
@@ -330,5 +332,5 @@ func port(p *int64) int64 {
 	return *p
 }
 
-// quote returns a text of YAML: the escapes of Go are those of YAML, too.
+// quote returns a quoted YAML scalar. The escapes of Go are valid in YAML.
 func quote(s string) string { return strconv.QuoteToASCII(s) }

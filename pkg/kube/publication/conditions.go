@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
-// find returns the condition of a type; nil: there is none.
+// find returns the condition of a type, or nil.
 func find(conditions []metav1.Condition, kind string) *metav1.Condition {
 	i := slices.IndexFunc(conditions, func(c metav1.Condition) bool { return c.Type == kind })
 	if i < 0 {
@@ -20,8 +20,8 @@ func find(conditions []metav1.Condition, kind string) *metav1.Condition {
 	return &conditions[i]
 }
 
-// settle gives wanted conditions the transition time of the live ones, or now where the status
-// changes, and reports whether anything else differs.
+// settle sets the transition times of the wanted conditions: the live time, or now if the status
+// changes. It reports whether a condition differs from the live one.
 func settle(wanted, live []metav1.Condition, now metav1.Time) (differs bool) {
 	for i := range wanted {
 		w := &wanted[i]
@@ -35,7 +35,7 @@ func settle(wanted, live []metav1.Condition, now metav1.Time) (differs bool) {
 	return differs
 }
 
-// acceptance returns the condition Accepted of a verdict. Its message names the problems, too.
+// acceptance returns the condition Accepted of a verdict. Its message includes the warnings.
 func acceptance(kind string, v translation.Verdict) metav1.Condition {
 	c := metav1.Condition{
 		Type: kind, Status: metav1.ConditionFalse, ObservedGeneration: v.Generation, Reason: v.Reason, Message: v.Message,
@@ -49,8 +49,8 @@ func acceptance(kind string, v translation.Verdict) metav1.Condition {
 	return c
 }
 
-// lastAccepted returns the condition that keeps a Service as it was accepted last; nil if it serves
-// nothing.
+// lastAccepted returns the condition that records the last accepted form of a Service, or nil if
+// the Service has no stream.
 func lastAccepted(s *corev1.Service, v translation.ServiceVerdict) *metav1.Condition {
 	const kind = v1alpha1.Group + "/" + v1alpha1.LastAccepted
 	switch {
@@ -69,8 +69,8 @@ func lastAccepted(s *corev1.Service, v translation.ServiceVerdict) *metav1.Condi
 	return nil
 }
 
-// targets returns the condition TargetsAccepted of a Service. While checks fail it is unknown: a pod
-// without the sidecar accepts no packet to a VIP.
+// targets returns the condition TargetsAccepted of a Service. It is unknown while checks fail,
+// because a pod without the sidecar, which accepts no packet to a VIP, also fails them.
 func targets(kind string, v translation.Verdict, ready metav1.Condition) metav1.Condition {
 	c := metav1.Condition{Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: v.Generation}
 	switch {
@@ -87,12 +87,12 @@ func targets(kind string, v translation.Verdict, ready metav1.Condition) metav1.
 	return c
 }
 
-// notAccepted is the reason of the other conditions of an object that is refused.
+// notAccepted is the reason of the remaining conditions of a refused object.
 const notAccepted = "NotAccepted"
 
 func problems(v translation.Verdict) string { return listed(lines(v, v.Problems)) }
 
-// warnings and refusals divide the problems of a verdict.
+// warnings returns the problems of a verdict without effect on traffic; refusals returns the rest.
 func warnings(v translation.Verdict) []translation.Problem {
 	return slices.DeleteFunc(slices.Clone(v.Problems), func(p translation.Problem) bool { return !p.Warning() })
 }
@@ -101,7 +101,7 @@ func refusals(v translation.Verdict) []translation.Problem {
 	return slices.DeleteFunc(slices.Clone(v.Problems), translation.Problem.Warning)
 }
 
-// lines describes problems, one a line.
+// lines returns one description per problem.
 func lines(v translation.Verdict, problems []translation.Problem) []string {
 	all := make([]string, len(problems))
 	for i, p := range problems {
@@ -110,7 +110,8 @@ func lines(v translation.Verdict, problems []translation.Problem) []string {
 	return all
 }
 
-// describe returns the message of a problem, with the object if that is another one.
+// describe returns the message of a problem, with the name of its object unless the message or the
+// verdict already names it.
 func describe(v translation.Verdict, p translation.Problem) string {
 	if p.Object.Kind == "" || (p.Object.Kind == v.Object.Kind && p.Object.Name == v.Object.Name) ||
 		strings.Contains(p.Message, p.Object.Name) {

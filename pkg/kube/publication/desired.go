@@ -24,37 +24,38 @@ var (
 	ingresses = networkingv1.SchemeGroupVersion.WithResource("ingresses")
 )
 
-// Input is what status depends on: the objects, what they were translated into, and the pods of the
-// trench itself. The objects are not changed.
+// Input holds the inputs of status: the objects, their translation, and the pods that run lb and
+// frontend. The objects are not modified.
 type Input struct {
 	Objects  translation.Objects
 	Result   translation.Result
 	Siblings []*corev1.Pod
-	// Reports are the reports of the Siblings by their UID, which the publisher fills in.
+	// Reports maps the UID of a sibling to its report. The publisher sets it.
 	Reports map[types.UID]Reported
 }
 
-// wanted is the status that an object is to have.
+// wanted is the desired status of an object.
 type wanted struct {
 	resource schema.GroupVersionResource
-	object   corev1.ObjectReference // with the resource version that was looked at
-	status   map[string]any         // the whole of what this field manager owns
-	// kept is status with the addresses that the object has; nil without addresses or conditions.
+	object   corev1.ObjectReference // with the resource version of the evaluated object
+	status   map[string]any         // all fields that this field manager owns
+	// kept is status with the live addresses of the object; nil without addresses or conditions.
 	kept map[string]any
-	// conditions and addresses are the parts of status, without times: equal for two evaluations that
-	// want the same. The next two report whether the object has another.
+	// conditions and addresses are the two parts of status as text, without times, so that
+	// evaluations with the same result are equal. The next two report whether the live object
+	// differs.
 	conditions, addresses             string
 	conditionsDiffer, addressesDiffer bool
-	events                            []event // what to say once it is written
+	events                            []event // sent after the write
 }
 
-// evaluate returns the status that the objects are to have, the Trench first.
+// evaluate returns the desired status of the objects, the Trench first.
 func evaluate(in Input, published published, now metav1.Time) []wanted {
 	var all []wanted
 	pods := readReports(in.Siblings, in.Reports)
 	trench, err := decode(in)
 	if err != nil || trench == nil {
-		return nil // what cannot be decoded was not accepted by the API server either
+		return nil // the API server does not accept a Trench that cannot be decoded
 	}
 	all = append(all, trenchStatus(in, trench, pods, published, now))
 	live := map[string]*corev1.Service{}
@@ -67,7 +68,7 @@ func evaluate(in Input, published published, now metav1.Time) []wanted {
 			delete(live, v.Object.Namespace+"/"+v.Object.Name)
 		}
 	}
-	if in.Result.Trench.Accepted { // as for Services: what is published stays until it is again
+	if in.Result.Trench.Accepted { // a refused Trench keeps the published addresses, as for Services
 		for _, i := range published.ingresses {
 			all = append(all, ingressStatus(i, published))
 		}
@@ -104,7 +105,7 @@ func trenchStatus(in Input, t *v1alpha1.Trench, pods reports, p published, now m
 		}
 	}
 	if !v.Accepted {
-		vips = pods.served() // by the previous trench file, which is in force
+		vips = pods.served() // the previous trench file is in force
 	}
 	advertised := pods.advertised(vips.Sorted())
 	advertised.Type, advertised.ObservedGeneration = v1alpha1.Advertised, v.Generation
@@ -140,7 +141,7 @@ func streamVIPs(streams []any) (vips []vip.VIP) {
 
 func serviceStatus(s *corev1.Service, v translation.ServiceVerdict, pods reports, p published, now metav1.Time) wanted {
 	const prefix = v1alpha1.Group + "/"
-	serves := v.Stream != "" // also while it is refused
+	serves := v.Stream != "" // a refused Service keeps its last accepted stream
 	advertised := metav1.Condition{
 		Status: metav1.ConditionFalse, Reason: notAccepted, Message: "the Service is not accepted",
 	}
@@ -173,13 +174,13 @@ func serviceStatus(s *corev1.Service, v translation.ServiceVerdict, pods reports
 	return w
 }
 
-// text returns addresses without the pointers in them.
+// text returns addresses as text that does not depend on pointers.
 func text[T any](ingress []T) string {
 	b, _ := json.Marshal(ingress) // cannot fail: strings and numbers
 	return string(b)
 }
 
-// loadBalancer returns a status with addresses, or an empty one for none.
+// loadBalancer returns a status with the addresses; it is empty without addresses.
 func loadBalancer[T any](ingress []T) map[string]any {
 	if len(ingress) == 0 {
 		return map[string]any{}

@@ -66,7 +66,7 @@ func input(t *unstructured.Unstructured, s *corev1.Service, v ...translation.Ser
 	return in
 }
 
-// with2 returns an input with two pods of a frontend with that status.
+// with2 returns an input with two pods whose frontends have the given status.
 func with2(in Input, s *frontendv1.Status) Input {
 	in.Siblings = []*corev1.Pod{pod("a-0", s), pod("a-1", s)}
 	return in
@@ -170,7 +170,7 @@ func TestEvaluate(t *testing.T) {
 	golden(t, "evaluate.golden", b.String())
 }
 
-// applied returns the input with the status of its Service and Trench as evaluate wants it.
+// applied returns the input with the desired status of evaluate applied to its Service and Trench.
 func applied(t *testing.T, in Input, now metav1.Time) Input {
 	t.Helper()
 	for _, w := range evaluate(withReports(in), published{}, now) {
@@ -190,7 +190,7 @@ func applied(t *testing.T, in Input, now metav1.Time) Input {
 		if err := json.Unmarshal(text, &status); err != nil {
 			t.Fatal(err)
 		}
-		status["observedGeneration"] = in.Result.Trench.Generation // int64 as from the API server
+		status["observedGeneration"] = in.Result.Trench.Generation // int64, as decoded from the API server
 		for _, c := range status["conditions"].([]any) {
 			c.(map[string]any)["observedGeneration"] = in.Result.Trench.Generation
 		}
@@ -208,7 +208,7 @@ func TestNoWriteWithoutDifference(t *testing.T) {
 			t.Errorf("%s %s differs, events %v", w.object.Kind, w.object.Name, w.events)
 		}
 	}
-	// Another status has another transition time, an equal one keeps its own.
+	// A changed status has a new transition time; an equal one keeps the transition time.
 	in.Siblings = []*corev1.Pod{pod("a-0", noTargets())}
 	for _, w := range evaluate(withReports(in), published{}, later) {
 		for _, c := range w.status["conditions"].([]metav1.Condition) {
@@ -223,7 +223,7 @@ func TestNoWriteWithoutDifference(t *testing.T) {
 	}
 }
 
-// events returns the reasons of what evaluate says about the Service.
+// events returns the reasons of the Events that evaluate returns for the Service.
 func events(in Input) string {
 	var all []string
 	for _, w := range evaluate(withReports(in), published{}, at) {
@@ -253,7 +253,7 @@ func TestEventPerChangeOfReason(t *testing.T) {
 	step("VIPHeld", refused("VIPHeld"), good)
 	step("NoVIPs", refused("NoVIPs"), good)
 	step("Accepted Advertised", accepted(vip4, vip6), good)
-	step("", accepted(vip4, vip6), good, pod("b", noTargets())) // still by one
+	step("", accepted(vip4, vip6), good, pod("b", noTargets())) // still advertised by one pod
 	step("NotAdvertised", accepted(vip4, vip6), bad)
 	step("NotAdvertised", accepted(vip4, vip6), dead)
 	step("Advertised NetworkMissing", withProblems(accepted(vip4, vip6), 1), good)

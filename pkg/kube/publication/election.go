@@ -12,13 +12,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
-// timing are the times of a publisher.
+// timing holds the intervals of a publisher.
 type timing struct {
-	// Of the Lease. A leader that cannot renew it stops writing lease-renew before another one begins.
+	// lease, renew and retry configure the Lease. A leader that cannot renew it stops writing
+	// lease-renew before the next leader starts.
 	lease, renew, retry time.Duration
-	// report is the least time between two writes of the report, renewal the time after which it
-	// is written without a change, restore the time between two writes of a status that another
-	// writer changed.
+	// report is the minimum time between two writes of the report, renewal the interval at which an
+	// unchanged report is written again, and restore the minimum time between two writes of a status
+	// that another writer changed.
 	report, renewal, restore time.Duration
 }
 
@@ -32,7 +33,7 @@ func defaultTiming() timing {
 // LeaseName returns the name of the Lease of a Trench, in its namespace.
 func LeaseName(trench string) string { return FieldManager + "-" + trench }
 
-// campaign leads whenever it holds the Lease, until ctx ends.
+// campaign runs terms of leadership until ctx ends.
 func (p *Publisher) campaign(ctx context.Context) error {
 	retry := backoff.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.2}
 	for {
@@ -49,8 +50,7 @@ func (p *Publisher) campaign(ctx context.Context) error {
 	}
 }
 
-// term waits for the Lease, leads while it holds it, and releases it. All writes have ended before
-// the release.
+// term waits for the Lease, leads while it holds it, and releases it after the last write.
 func (p *Publisher) term(ctx context.Context) error {
 	leading, lost := context.WithCancel(ctx)
 	defer lost()
@@ -79,6 +79,8 @@ func (p *Publisher) term(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("leader election of Trench %s/%s: %w", p.options.Namespace, p.options.Trench, err)
 	}
+	// The elector releases the Lease when its context ends. Do not cancel it with ctx, but after
+	// lead has returned, when no write is in flight.
 	electing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan struct{})
 	go func() {
@@ -98,7 +100,7 @@ func (p *Publisher) term(ctx context.Context) error {
 	return nil
 }
 
-// lead writes status until ctx or holding, which is the time with the Lease, ends.
+// lead writes status until ctx ends, or holding ends with the loss of the Lease.
 func (p *Publisher) lead(ctx, holding context.Context, holds func() bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -120,12 +122,13 @@ func (p *Publisher) set(leading bool) {
 	p.update(func(s *State) {
 		s.Leading = leading
 		if leading {
-			s.WriteError = nil // of an earlier term
+			s.WriteError = nil // clear the error of an earlier term
 		}
 	})
 }
 
-// update changes the state. While another process leads, the errors of writing status are its own.
+// update changes the state. It clears the write error while another process leads, which reports
+// errors of status writes in its own state.
 func (p *Publisher) update(change func(*State)) {
 	p.state.Update(func(s State) State {
 		change(&s)

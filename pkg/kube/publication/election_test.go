@@ -21,7 +21,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// fakeLease keeps one Lease.
+// fakeLease is an API server with one Lease.
 type fakeLease struct {
 	*coordinationfake.FakeCoordinationV1
 	mu    sync.Mutex
@@ -58,7 +58,7 @@ func newFakeLease() *fakeLease {
 	return l
 }
 
-// take gives the Lease to another holder.
+// take sets another holder of the Lease.
 func (l *fakeLease) take(holder string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,7 +76,7 @@ func (l *fakeLease) holder() string {
 	return *l.lease.Spec.HolderIdentity
 }
 
-// recreate is as a deleted Lease that another holder created.
+// recreate replaces the Lease by a new one of another holder, as after its deletion.
 func (l *fakeLease) recreate(holder string) {
 	l.mu.Lock()
 	l.lease = &coordinationv1.Lease{ObjectMeta: l.lease.ObjectMeta, Spec: coordinationv1.LeaseSpec{
@@ -87,7 +87,7 @@ func (l *fakeLease) recreate(holder string) {
 	l.take(holder)
 }
 
-// candidate is a Publisher that takes part in the election.
+// candidate returns a Publisher for the election.
 func candidate(a *api, l *fakeLease) *Publisher {
 	return &Publisher{
 		options: Options{
@@ -119,9 +119,9 @@ func campaign(t *testing.T, p *Publisher) (stop func()) {
 	}
 }
 
-// A leader that reads another holder, as after its process was stopped for long, or after the Lease
-// was deleted, writes nothing more, although its own deadline has not passed. Its errors are no
-// longer reported.
+// A leader stops writing when it reads another holder, for example after a long suspension of its
+// process or the deletion of the Lease, even before its renew deadline. It no longer reports
+// errors.
 func TestAnotherHolderEndsTheTerm(t *testing.T) {
 	for name, change := range map[string]func(*fakeLease){
 		"taken":   func(l *fakeLease) { l.take("a-1") },
@@ -142,7 +142,7 @@ func TestAnotherHolderEndsTheTerm(t *testing.T) {
 					t.Fatalf("%d writes, error %v", len(a.of("services")), p.state.Load().WriteError)
 				}
 				change(lease)
-				time.Sleep(p.timing.retry + p.timing.retry/2) // client-go adds a jitter
+				time.Sleep(p.timing.retry + p.timing.retry/2) // client-go adds jitter
 				synctest.Wait()
 				before := len(a.of("services"))
 				if s := p.state.Load(); s.Leading || s.Leader != "a-1" || s.WriteError != nil {
@@ -163,7 +163,7 @@ func TestAnotherHolderEndsTheTerm(t *testing.T) {
 	}
 }
 
-// A leader that is stopped before it reads the other holder does not release that one's Lease.
+// A leader that stops before it reads the new holder does not release the Lease of that holder.
 func TestStopKeepsAnotherHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, lease := newAPI(), newFakeLease()
@@ -176,8 +176,8 @@ func TestStopKeepsAnotherHolder(t *testing.T) {
 	})
 }
 
-// Without a renewal, as when the process was stopped, the Lease is in doubt before it ends; so it
-// is when it is deleted.
+// Without renewal, for example while the process is suspended, the Lease becomes uncertain before
+// it expires; it also does after its deletion.
 func TestLeaseInDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, lost := newFakeLease(), false
@@ -218,7 +218,7 @@ func TestLeaseInDoubt(t *testing.T) {
 	})
 }
 
-// The Lease is held until the last write has ended: the next leader never writes beside this one.
+// The Lease is held until the last write ends, so that two leaders never write concurrently.
 func TestLeaseOutlivesWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, lease, release := newAPI(), newFakeLease(), make(chan struct{})

@@ -27,13 +27,14 @@ import (
 )
 
 const (
-	// seriesTime is how long an Event that repeats is counted in the first one.
+	// seriesTime is the time in which a repeated Event increments the count of the first one.
 	seriesTime = 10 * time.Minute
-	// maxNote is the largest note of an Event that the API server takes, in bytes.
+	// maxNote is the API server's limit for the note of an Event, in bytes.
 	maxNote = 1024
-	// maxPending is how many Events wait for an API server that is away.
+	// maxPending is the maximum number of queued Events while the API server is unreachable.
 	maxPending = 1000
-	// eventQPS and eventBurst limit Events, so that those of many objects do not delay their status.
+	// eventQPS and eventBurst limit Events, so that Events of many objects do not delay status
+	// writes.
 	eventQPS, eventBurst = 25, 50
 )
 
@@ -45,8 +46,8 @@ type event struct {
 	reason, action, note string
 }
 
-// changes returns the Events of the conditions of an object that are not as the live ones: those
-// of conditions that hold already were sent when they were written, also by another leader.
+// changes returns the Events for the conditions of an object that differ from the live ones. The
+// Events of unchanged conditions were sent with their write, possibly by an earlier leader.
 func changes(v translation.Verdict, wanted, live []metav1.Condition) (events []event) {
 	for _, w := range wanted {
 		l := find(live, w.Type)
@@ -62,7 +63,7 @@ func changes(v translation.Verdict, wanted, live []metav1.Condition) (events []e
 			case w.Status == metav1.ConditionTrue && !same:
 				events = append(events, event{false, "Advertised", "Advertise", w.Message})
 			case w.Status == metav1.ConditionFalse && (!same || l.Reason != w.Reason):
-				// A start takes its time; only a VIP that was advertised is lost.
+				// A new VIP takes time to be advertised. Warn only if it was advertised before.
 				lost := l != nil && l.Status == metav1.ConditionTrue
 				events = append(events, event{lost, "NotAdvertised", "Advertise", w.Message})
 			}
@@ -78,8 +79,7 @@ func changes(v translation.Verdict, wanted, live []metav1.Condition) (events []e
 	return append(events, problemEvents(v, live)...)
 }
 
-// problemEvents returns an Event for each problem that the new condition names and no live one
-// does.
+// problemEvents returns an Event for each problem that no live condition names.
 func problemEvents(v translation.Verdict, live []metav1.Condition) (events []event) {
 	if !v.Accepted {
 		return nil
@@ -87,14 +87,14 @@ func problemEvents(v translation.Verdict, live []metav1.Condition) (events []eve
 	for _, p := range v.Problems[:min(len(v.Problems), maxListed)] {
 		note := describe(v, p)
 		if !slices.ContainsFunc(live, func(l metav1.Condition) bool { return strings.Contains(l.Message, note) }) {
-			// A Service is often created before its pods.
+			// NoPods is not a warning: a Service is often created before its pods.
 			events = append(events, event{p.Reason != translation.ReasonNoPods, p.Reason, "Translate", note})
 		}
 	}
 	return events
 }
 
-// recorder sends Events, beside the writes of status and at a rate of its own.
+// recorder sends Events concurrently with status writes, with a separate rate limit.
 type recorder struct {
 	client dynamic.Interface
 	pod    string
@@ -103,7 +103,7 @@ type recorder struct {
 	limit  flowcontrol.RateLimiter
 	retry  backoff.Backoff
 	added  chan struct{}
-	sent   map[string]*series // run uses it
+	sent   map[string]*series // used by run only
 
 	mu      sync.Mutex
 	pending []record
@@ -126,7 +126,7 @@ func (r *recorder) add(object corev1.ObjectReference, events []event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i, e := range events {
-		// The time is part of the name.
+		// The name of an Event contains its time, which must be unique.
 		r.pending = append(r.pending, record{object, e, time.Now().Add(time.Duration(i))})
 	}
 	if more := len(r.pending) - maxPending; more > 0 {
@@ -155,7 +155,7 @@ func (r *recorder) done(e record) {
 	}
 }
 
-// run sends Events until ctx ends, and then for at most endTimeout those of the last writes.
+// run sends Events until ctx ends, and then the Events of the last writes within endTimeout.
 func (r *recorder) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := r.flush(ctx); err != nil {
@@ -175,8 +175,8 @@ func (r *recorder) run(ctx context.Context) {
 	}
 }
 
-// flush sends the queued Events. Without an answer of the API server it keeps the rest, and returns
-// the error.
+// flush sends the queued Events. If the API server does not answer, it keeps the remaining Events
+// in the queue and returns the error.
 func (r *recorder) flush(ctx context.Context) error {
 	for key, s := range r.sent {
 		if time.Since(s.last) > seriesTime {
@@ -227,7 +227,8 @@ func (r *recorder) send(ctx context.Context, e record) error {
 	}
 	delete(content["metadata"].(map[string]any), "creationTimestamp")
 	_, err = client.Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) { // exists: the answer of an earlier attempt was lost
+	// The Event exists already if the answer to an earlier attempt was lost.
+	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("failed to create Event %s/%s: %w", x.Namespace, x.Name, err)
 	}
 	r.sent[key] = &series{name: x.Name, last: e.time, count: 1}

@@ -11,22 +11,22 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// probeInterval finds a frontend that hangs.
+// probeInterval is the interval of the probes that detect a hanging frontend.
 const probeInterval = 10 * time.Second
 
 // frontend follows the status of the frontend in the same pod.
 type frontend struct {
 	socket string
-	probe  time.Duration // between two probes
+	probe  time.Duration // interval of probes
 	log    *slog.Logger
-	report *latest.Value[Report] // with a zero Time until the first attempt
+	report *latest.Value[Report] // Time is zero before the first attempt
 }
 
 func newFrontend(socket string, log *slog.Logger) *frontend {
 	return &frontend{socket, probeInterval, log, latest.New(Report{})}
 }
 
-// run follows until ctx ends.
+// run follows the frontend until ctx ends.
 func (f *frontend) run(ctx context.Context) error {
 	return frontendstatus.Follow(ctx, f.socket, f.probe, func(s *frontendv1.Status, err error) {
 		switch {
@@ -40,7 +40,7 @@ func (f *frontend) run(ctx context.Context) error {
 	})
 }
 
-// set replaces the report unless it is equal, and reports whether it differs.
+// set replaces the report if it differs, and reports whether it does.
 func (f *frontend) set(r Report) (differs bool) {
 	if last := f.report.Load(); !last.Time.IsZero() && last.equal(r) {
 		return false

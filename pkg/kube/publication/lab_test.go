@@ -30,7 +30,7 @@ import (
 	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
-// crd is the kind Trench with the subresource and lists that matter here.
+// crd defines the kind Trench with the subresource and the list types that the tests need.
 const crd = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -69,8 +69,8 @@ spec:
                       message: {type: string}
 `
 
-// namespaced is the Trench a of namespace NS with two pods, and the rights of their service
-// account, which are all that a publisher and its caches need.
+// namespaced holds the Trench a of namespace NS, two pods, and the minimum permissions that a
+// publisher and its caches need.
 const namespaced = `
 apiVersion: v1
 kind: Namespace
@@ -118,13 +118,13 @@ status: {phase: Running}
 const attractor = `{name: attractor-a, vips: [20.0.0.1/32, 20.0.0.2/32, 20.0.0.3/32, "2000::1/128"],
   gateways: [{name: gw, address: 169.254.100.150, remoteASN: 64512}]}`
 
-// trenchOf is the Trench with more fields of its spec.
+// trenchOf returns the Trench with additional fields in its spec.
 func trenchOf(fields string) string {
 	return "apiVersion: vipgate.io/v1alpha1\nkind: Trench\nmetadata: {name: a, namespace: NS}\n" +
 		"spec: {attractor: ATTRACTOR, " + fields + "}\n"
 }
 
-// web is a Service with VIPs.
+// web returns the Service web with VIPs.
 func web(vips string) string {
 	return `
 apiVersion: v1
@@ -145,7 +145,7 @@ type lab struct {
 	cluster   *kubernetes.Cluster
 	namespace string
 	admin     dynamic.Interface
-	config    *rest.Config // of the service account
+	config    *rest.Config // as the service account
 }
 
 func newLab(t *testing.T, c *kubernetes.Cluster) *lab {
@@ -161,7 +161,7 @@ func newLab(t *testing.T, c *kubernetes.Cluster) *lab {
 	return l
 }
 
-// apply applies manifests with the namespace of the lab.
+// apply applies manifests in the namespace of the lab.
 func (l *lab) apply(manifests string) {
 	l.Helper()
 	l.cluster.Apply(l.T, strings.NewReplacer("NS", l.namespace, "ATTRACTOR", attractor).Replace(manifests))
@@ -185,7 +185,7 @@ func (l *lab) service(name string) *corev1.Service {
 	return s
 }
 
-// ingress returns what is published for the Service web, as addresses in one word each.
+// ingress returns the published addresses of the Service web.
 func (l *lab) ingress() string {
 	l.Helper()
 	return addresses(l.service("web").Status.LoadBalancer.Ingress)
@@ -218,8 +218,8 @@ func (l *lab) awaitCondition(kind, want string) {
 	await.True(l, kind+" "+want, func() bool { return l.condition(kind) == want })
 }
 
-// events returns how often each reason was said about the Service web, as `kubectl describe` reads
-// it.
+// events returns the number of Events of the Service web by reason, as shown by `kubectl
+// describe`.
 func (l *lab) events() map[string]int {
 	l.Helper()
 	s := l.service("web")
@@ -242,7 +242,7 @@ func (l *lab) events() map[string]int {
 	return counts
 }
 
-// publish sets the ingress of a Service as another controller does.
+// publish sets the ingress of a Service like another controller.
 func (l *lab) publish(name string, ingress ...corev1.LoadBalancerIngress) {
 	l.Helper()
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{
@@ -258,15 +258,15 @@ func (l *lab) publish(name string, ingress ...corev1.LoadBalancerIngress) {
 	}
 }
 
-// kube is the part of one pod: caches, translation and publisher.
+// kube is the kube of one pod: caches, translation and publisher.
 type kube struct {
 	*Publisher
 	frontend *fakeFrontend
 	metrics  *counters
-	stop     func() // waits for the end
+	stop     func() // stops it and waits
 }
 
-// fast are short times of the election and of reports.
+// fast sets short intervals of the election and of reports.
 func fast(p *Publisher) {
 	p.timing = timing{
 		lease: 3 * time.Second, renew: 2 * time.Second, retry: 200 * time.Millisecond,
@@ -275,7 +275,7 @@ func fast(p *Publisher) {
 	p.frontend.probe = 500 * time.Millisecond
 }
 
-// kube starts the part of a pod, which ends with the test.
+// kube starts the kube of a pod, which ends with the test.
 func (l *lab) kube(pod string, config *rest.Config, s *frontendv1.Status, changes ...func(*Publisher)) *kube {
 	l.Helper()
 	log := slog.New(slog.NewTextHandler(l.Output(), nil))
@@ -338,7 +338,7 @@ type fakeFrontend struct {
 	status *latest.Value[*frontendv1.Status]
 	t      *testing.T
 	end    func()
-	hangs  atomic.Bool // GetStatus does not answer
+	hangs  atomic.Bool // GetStatus does not return
 }
 
 func newFakeFrontend(t *testing.T, s *frontendv1.Status) *fakeFrontend {
@@ -388,7 +388,7 @@ func (f *fakeFrontend) WatchStatus(_ *frontendv1.WatchStatusRequest,
 	})
 }
 
-// counters counts writes by resource, with the result after it unless they were written.
+// counters counts writes by resource, and by the result if it is not written.
 type counters struct {
 	mu sync.Mutex
 	n  map[string]int

@@ -20,22 +20,22 @@ import (
 )
 
 const (
-	// FieldManager owns the fields that are applied.
+	// FieldManager is the owner of the applied fields.
 	FieldManager = "vipgate"
 
-	// writers is the number of concurrent writes: one that the API server answers late delays no other.
+	// writers is the number of concurrent writes, so that a slow answer does not delay all of them.
 	writers = 8
-	// evaluateInterval is the least time between two evaluations of all objects.
+	// evaluateInterval is the minimum time between two evaluations of all objects.
 	evaluateInterval = 100 * time.Millisecond
-	// holdInterval is the delay of a write while the Lease is in doubt: its term ends, or the next
-	// renewal confirms it.
+	// holdInterval is the delay of a write while the Lease is uncertain, until the next renewal
+	// confirms it or the term ends.
 	holdInterval = time.Second
-	// endTimeout is how long Events of the last writes may take at the stop.
+	// endTimeout is the time limit for the Events of the last writes when the leader stops.
 	endTimeout = time.Second
 )
 
-// leader writes the status of objects. One goroutine evaluates the newest objects; several write,
-// each time the newest desired status of the most urgent object in the queue.
+// leader writes the status of objects. One goroutine evaluates the newest objects. The writers
+// take the most urgent object from the queue and write its newest desired status.
 type leader struct {
 	client   dynamic.Interface
 	sources  sources
@@ -44,16 +44,16 @@ type leader struct {
 	throttle logs.Throttle
 	count    func(resource string, err error)
 	restore  time.Duration // timing.restore
-	failed   func(error)   // takes one of the errors that hold, after a change; nil: none
-	holds    func() bool   // reports whether the Lease is this process's; asked before each write
+	failed   func(error)   // called with one of the current errors after a change; nil without errors
+	holds    func() bool   // reports whether this process holds the Lease; called before each write
 	limit    flowcontrol.RateLimiter
 	queue    workqueue.TypedDelayingInterface[types.UID] // locks before mu
 
 	mu      sync.Mutex // guards the fields below
 	objects map[types.UID]*object
-	failing map[types.UID]error // errors of objects that are not written
+	failing map[types.UID]error // errors of objects whose last write failed
 	retry   backoff.Backoff
-	away    time.Time // no write before: the API server does not answer
+	away    time.Time // time of the next write to an API server that does not answer
 }
 
 func newLeader(watch, write dynamic.Interface, o Options, restore time.Duration) *leader {
@@ -73,12 +73,13 @@ func newLeader(watch, write dynamic.Interface, o Options, restore time.Duration)
 	}
 }
 
-// run writes until ctx ends, and returns after the last write.
+// run writes status until ctx ends, and returns after the last write.
 func (l *leader) run(ctx context.Context, input *latest.Value[Input]) {
 	defer l.sources.stop()
 	l.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[types.UID]{
 		Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[types.UID]{Queue: &order{class: l.class}}),
 	})
+	// The recorder outlives ctx to send the Events of the last writes.
 	recording, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var events, writes sync.WaitGroup
 	events.Go(func() { l.recorder.run(recording) })
@@ -95,8 +96,8 @@ func (l *leader) run(ctx context.Context, input *latest.Value[Input]) {
 		begin := time.Now()
 		in, changed := input.Get()
 		l.offer(l.evaluate(ctx, in))
-		// Each write comes back as a change: with many objects their evaluation must not take the
-		// processor from the writes.
+		// The watch returns each write as a change. With many objects their evaluation must not starve
+		// the writers of CPU time.
 		if backoff.Sleep(ctx, max(evaluateInterval, 4*time.Since(begin))) != nil {
 			return
 		}
@@ -109,7 +110,7 @@ func (l *leader) run(ctx context.Context, input *latest.Value[Input]) {
 	}
 }
 
-// evaluate returns the status that the objects are to have.
+// evaluate returns the desired status of the objects, with the addresses of spec.publish.
 func (l *leader) evaluate(ctx context.Context, in Input) []wanted {
 	var p published
 	trench, err := decode(in)
@@ -122,7 +123,8 @@ func (l *leader) evaluate(ctx context.Context, in Input) []wanted {
 	return evaluate(in, p, metav1.NewTime(time.Now().UTC().Truncate(time.Second)))
 }
 
-// offer replaces the desired status of all objects, and forgets objects that have none.
+// offer replaces the desired status of all objects, removes objects without one, and queues the
+// rest.
 func (l *leader) offer(list []wanted) {
 	l.mu.Lock()
 	known := make(map[types.UID]*object, len(list))
@@ -146,8 +148,9 @@ func (l *leader) offer(list []wanted) {
 	}
 }
 
-// work writes until ctx ends. It waits for the rate limit before it takes an object from the queue:
-// the wait makes no status outdated, and lets a more urgent object go first.
+// work writes until ctx ends. It waits for the rate limit before it takes an object from the
+// queue, so that the status does not become outdated during the wait, and the most urgent object
+// is written first.
 func (l *leader) work(ctx context.Context) {
 	for permitted := false; ; {
 		if !permitted && l.limit.Wait(ctx) != nil {
@@ -158,7 +161,7 @@ func (l *leader) work(ctx context.Context) {
 			return
 		}
 		again, wrote := l.process(ctx, id)
-		permitted = !wrote
+		permitted = !wrote // keep an unused permit of the rate limiter
 		l.queue.Done(id)
 		if !again.IsZero() {
 			l.queue.AddAfter(id, time.Until(again))
@@ -166,8 +169,8 @@ func (l *leader) work(ctx context.Context) {
 	}
 }
 
-// process settles the newest desired status of an object, and returns when to look again without a
-// change; zero: never.
+// process settles the newest desired status of an object. It returns the time of the next attempt,
+// zero if none is needed without a change, and reports whether it sent a write.
 func (l *leader) process(ctx context.Context, id types.UID) (again time.Time, wrote bool) {
 	l.mu.Lock()
 	o, away := l.objects[id], l.away
@@ -195,7 +198,7 @@ func (l *leader) process(ctx context.Context, id types.UID) (again time.Time, wr
 	case !wrote || ctx.Err() != nil:
 	case err == nil || answered(err):
 		l.retry.Reset()
-	case !time.Now().Before(l.away): // the first of the concurrent writes that fail
+	case !time.Now().Before(l.away): // only the first failure of concurrent writes sets the back-off
 		l.throttle.Log(l.log.Warn, "", "API server does not answer, status will be written later", "error", err)
 		l.away = time.Now().Add(l.retry.Next())
 	}
@@ -205,12 +208,13 @@ func (l *leader) process(ctx context.Context, id types.UID) (again time.Time, wr
 			l.failing[id] = err
 		}
 		l.reportFailures()
-		latest.Wake(l.sources.changed) // the condition Published has the refusals
+		latest.Wake(l.sources.changed) // the condition Published lists the refusals
 	}
 	return again, wrote
 }
 
-// reportFailures reports one of the errors that hold, the same one for as long as it does.
+// reportFailures reports one of the current errors. It selects by UID, so that the reported error
+// is stable.
 func (l *leader) reportFailures() {
 	var first error
 	if len(l.failing) > 0 {
@@ -219,8 +223,8 @@ func (l *leader) reportFailures() {
 	l.failed(first)
 }
 
-// class returns the place of an object in the queue, the most urgent first: 0 for new objects, 1
-// for known ones and new Ingresses, 2 for known Ingresses, which may be many.
+// class returns the priority of an object in the queue, 0 first: 0 for new objects, 1 for known
+// ones and new Ingresses, 2 for known Ingresses, which may be numerous.
 func (l *leader) class(id types.UID) (class int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -234,13 +238,13 @@ func (l *leader) class(id types.UID) (class int) {
 	return class
 }
 
-// order is the storage of a queue with classes. It implements workqueue.Queue.
+// order is the storage of a queue with priority classes. It implements workqueue.Queue.
 type order struct {
 	class   func(types.UID) int
 	classes [3][]types.UID
 }
 
-// Touch implements workqueue.Queue: an object that is added again keeps its place.
+// Touch implements workqueue.Queue. A queued object that is added again keeps its position.
 func (*order) Touch(types.UID) {}
 
 // Push implements workqueue.Queue.

@@ -36,19 +36,19 @@ type write struct {
 	body           map[string]any
 }
 
-// api is an API server that takes writes and keeps nothing.
+// api is an API server that accepts writes without storing them.
 type api struct {
 	*fake.FakeDynamicClient
 	mu      sync.Mutex
 	version int
 	writes  []write
-	// answer is called with the number of the write, from 1 on; nil accepts all.
+	// answer is called with the number of the write, starting at 1; nil accepts all.
 	answer func(n int, w write) error
-	// delay is called before each patch is taken, several at the same time; nil: none waits.
+	// delay is called before each patch, concurrently for several ones; nil without delays.
 	delay func(name string)
 }
 
-// Resource returns a client whose patches are delayed before the fake, which takes one at a time.
+// Resource returns a client that delays patches before the fake, which handles one at a time.
 func (a *api) Resource(r schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
 	return delayedResource{a.FakeDynamicClient.Resource(r), a}
 }
@@ -131,7 +131,7 @@ var (
 	errForbidden = apierrors.NewForbidden(schema.GroupResource{Resource: "services"}, "web", errors.New("no"))
 )
 
-// wantedStatus is a status that differs from that of the object with a version.
+// wantedStatus returns a desired status that differs from the object with the given version.
 func wantedStatus(version string) wanted {
 	w := wanted{
 		resource: services, object: corev1.ObjectReference{
@@ -143,7 +143,7 @@ func wantedStatus(version string) wanted {
 	return w
 }
 
-// settleFor asks to settle at each time that is asked for, and every 100 ms besides.
+// settleFor calls settle every 100 ms.
 func settleFor(t *testing.T, l *leader, o *object, w wanted, d time.Duration) {
 	t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
@@ -157,7 +157,7 @@ func newObject() *object {
 	return o
 }
 
-// A write names the version and the UID of the object that was looked at.
+// A write contains the resource version and the UID of the evaluated object.
 func TestWriteIsOfOneObject(t *testing.T) {
 	a := newAPI()
 	if _, err := a.leader().settle(t.Context(), wantedStatus("7"), newObject()); err != nil {
@@ -197,7 +197,7 @@ func TestRefusedWriteIsRetriedWithBackOff(t *testing.T) {
 				if n := len(a.of("services")); n < 3 || n > 6 {
 					t.Errorf("%d attempts in 5 s", n)
 				}
-				// A success ends the back-off.
+				// A success resets the back-off.
 				a.answer = nil
 				settleFor(t, l, o, wantedStatus("7"), 10*time.Second)
 				a.answer = func(int, write) error { return refusal }
@@ -213,8 +213,8 @@ func TestRefusedWriteIsRetriedWithBackOff(t *testing.T) {
 	}
 }
 
-// A refusal is an error for as long as it holds, also while its object waits; another status of the
-// object waits for nothing.
+// A refusal is reported until a write succeeds, also during the back-off of the object. A
+// different status of the object is written without delay.
 func TestRefusalHoldsUntilItIsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
@@ -237,7 +237,7 @@ func TestRefusalHoldsUntilItIsOver(t *testing.T) {
 	})
 }
 
-// Addresses that are refused do not take the conditions with them.
+// Conditions are written even if the addresses are refused.
 func TestConditionsOutliveRefusedAddresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
@@ -262,8 +262,8 @@ func TestConditionsOutliveRefusedAddresses(t *testing.T) {
 	})
 }
 
-// The status of another writer, which may be another leader, stays for contestTime, and is replaced
-// once per restore interval.
+// The status of another writer, which may be a second leader, stays for contestTime. It is
+// replaced at most once per restore interval.
 func TestContestedStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
@@ -271,11 +271,11 @@ func TestContestedStatus(t *testing.T) {
 		settled := wantedStatus("7")
 		settled.conditionsDiffer = false
 		settleFor(t, l, o, settled, 100*time.Millisecond)
-		// The same status is wanted, and the object has another.
+		// The desired status is unchanged, and the object differs.
 		begin := time.Now()
 		for version := 8; time.Since(begin) < 90*time.Second; version++ {
 			a.mu.Lock()
-			a.version = version // the write of this leader, which another one replaces at once
+			a.version = version // another leader replaces the write of this one immediately
 			a.mu.Unlock()
 			_, _ = l.settle(t.Context(), wantedStatus(strconv.Itoa(version)), o)
 			time.Sleep(100 * time.Millisecond)
@@ -293,7 +293,7 @@ func TestContestedStatus(t *testing.T) {
 	})
 }
 
-// Another wanted status is written without a wait.
+// A different desired status is written without delay.
 func TestNewStatusIsWrittenWithoutWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
@@ -305,8 +305,8 @@ func TestNewStatusIsWrittenWithoutWait(t *testing.T) {
 	})
 }
 
-// The watch brings a write back within echoTime. An older version after it is one of an etcd that
-// was restored from a backup.
+// The watch returns a write within echoTime. An older version after that time comes from an etcd
+// that was restored from a backup.
 func TestOlderVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
@@ -356,7 +356,7 @@ func TestEventsWaitForTheAPIServer(t *testing.T) {
 		if writes[0].name != writes[2].name {
 			t.Error("an attempt whose answer was lost would make a second Event")
 		}
-		// An Event that repeats is counted in the first one, for seriesTime.
+		// A repeated Event increments the count of the first one for seriesTime.
 		r.add(object, []event{{true, "A", "Translate", "a"}})
 		if err := r.flush(t.Context()); err != nil {
 			t.Error(err)
@@ -372,7 +372,7 @@ func TestEventsWaitForTheAPIServer(t *testing.T) {
 		if last := a.of("events")[5]; last.verb != "create" {
 			t.Errorf("after the time of a series: %+v", last)
 		}
-		// One that the server refuses does not hold up the others.
+		// A refused Event does not delay later ones.
 		a.answer = func(n int, _ write) error {
 			if n == 7 {
 				return apierrors.NewBadRequest("no")
@@ -387,7 +387,8 @@ func TestEventsWaitForTheAPIServer(t *testing.T) {
 	})
 }
 
-// Events of the last writes are sent at the stop, which an API server that is away does not delay.
+// Events of the last writes are sent at the stop. An unreachable API server does not delay the
+// stop.
 func TestEventsAreSentAtTheStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
@@ -403,7 +404,7 @@ func TestEventsAreSentAtTheStop(t *testing.T) {
 	})
 }
 
-// Of too many Events the oldest are discarded, and a note that is too long is cut.
+// If the queue is full, the oldest Events are discarded. A note that is too long is truncated.
 func TestPendingEventsAreBounded(t *testing.T) {
 	a := newAPI()
 	r := a.leader().recorder

@@ -9,20 +9,21 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// lease is the Lease of one term, and what the API server last answered about its holder. The
-// elector of client-go alone is too slow: it leads until its renew deadline after it read another
-// holder, and when it ends it clears that holder.
+// lease wraps the Lease of one term, and records the holder in the API server's last answer. The
+// elector of client-go reacts too late to another holder: it leads until its renew deadline, and
+// clears that holder when it ends.
 type lease struct {
 	resourcelock.Interface
-	valid time.Duration // after the begin of a renewal; shorter than the Lease by the timeout of a write
-	lost  func()        // is called when another holder is read after this process held the Lease
+	valid time.Duration // from the start of a renewal: the Lease less the timeout of a write
+	lost  func()        // called when another process holds the Lease after this one held it
 
 	mu      sync.Mutex
 	held    bool
-	renewed time.Time // begin of the last request that succeeded; zero: the Lease was never held
+	renewed time.Time // start of the last successful request; zero if the Lease was never held
 }
 
-// holds reports whether no other process can hold the Lease until a write that starts now ends.
+// holds reports whether this process holds the Lease at least until the end of a write that
+// starts now.
 func (l *lease) holds() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,12 +15,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// New addresses do not wait for conditions that another writer has changed, nor new conditions for
-// such addresses, which stay until then.
+// New addresses are written without delay when another writer has changed the conditions, and new
+// conditions when it has changed the addresses, which stay until the end of the delay.
 func TestContestDelaysOnlyItsPart(t *testing.T) {
 	for name, c := range map[string]struct {
-		conditions, addresses string // that were written last
-		status                string // which is written; "" for none
+		conditions, addresses string // last written status
+		status                string // expected write; "" without a write
 	}{
 		"conditions of another writer": {"new", "old", "new"},
 		"addresses of another writer":  {"old", "new", "kept"},
@@ -68,7 +68,8 @@ func TestResultsOfWrites(t *testing.T) {
 	}
 }
 
-// A repeated Event is counted in the first one for as long as that exists, and for ten minutes.
+// A repeated Event increments the count of the first one while that exists, for at most ten
+// minutes.
 func TestSeriesOfEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
@@ -76,7 +77,7 @@ func TestSeriesOfEvents(t *testing.T) {
 		w := wantedStatus("7")
 		for i, step := range []struct {
 			after  time.Duration
-			gone   bool // the Event does not exist any more
+			gone   bool // the first Event no longer exists
 			create bool
 		}{
 			{0, false, true},
@@ -106,7 +107,7 @@ func TestSeriesOfEvents(t *testing.T) {
 	})
 }
 
-// What a pod reports of a VIP, and whether it counts.
+// The report of a pod on a VIP, and whether the pod counts.
 func TestReportsOfPods(t *testing.T) {
 	v := vip.Require("20.0.0.1/32")
 	terminating := annotated("a", `{}`)
@@ -150,7 +151,7 @@ func TestReportsOfPods(t *testing.T) {
 	}
 }
 
-// A refused Service keeps its addresses, whatever the Trench publishes.
+// A refused Service keeps its addresses, independent of spec.publish.
 func TestRefusedServiceKeepsAddresses(t *testing.T) {
 	p := published{replaces: true, addresses: []corev1.LoadBalancerIngress{hostname("published")}}
 	for _, live := range [][]corev1.LoadBalancerIngress{nil, {hostname("kept")}} {

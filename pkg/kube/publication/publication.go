@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// writeTimeout bounds one write, and thus the stop.
+	// writeTimeout is the timeout of a write, and bounds the time to stop.
 	writeTimeout = 5 * time.Second
-	// qps and burst limit writes of status: those of 500 Services follow a change within seconds.
+	// qps and burst limit status writes. After a change, 500 Services are written within seconds.
 	qps, burst = 50, 100
 )
 
-// Metrics counts what a publisher does. The methods are safe for concurrent use.
+// Metrics records the writes and the role of a publisher. The methods are safe for concurrent use.
 type Metrics interface {
 	// PublicationWrite counts a write of a resource, such as services, by its result.
 	PublicationWrite(resource, result string)
@@ -30,8 +30,8 @@ type Metrics interface {
 	Leader(bool)
 }
 
-// Results of writes. A conflict means that the object was newer than the one looked at; such a
-// write is tried again with the newer one. Refused are all other errors that an API server answers.
+// Results of writes. Conflict means that the object changed after its evaluation; the write is
+// retried with the newer object. Refused covers all remaining error answers of the API server.
 const (
 	Written     = "written"
 	Conflict    = "conflict"
@@ -55,28 +55,28 @@ func resultOf(err error) string {
 	}
 }
 
-// Options of a publisher. All are required.
+// Options configure a publisher. All are required.
 type Options struct {
-	// Config reaches the API server.
+	// Config configures the clients of the API server.
 	Config *rest.Config
 	// Namespace and Trench name the Trench, Pod the Pod of this process in the same namespace.
 	Namespace, Trench, Pod string
-	// AdminSocket is that of the frontend in the same pod.
+	// AdminSocket is the path of the admin socket of the frontend in the same pod.
 	AdminSocket string
-	// Input is what to publish; nothing while it is zero.
+	// Input is the state to publish. Nothing is published while it is zero.
 	Input   *latest.Value[Input]
 	Metrics Metrics
 	Log     *slog.Logger
 }
 
-// State is what a publisher does, for the status of the process.
+// State is the role and the errors of a publisher, for the status of the process.
 type State struct {
-	// Leader is the identity of the leader as last seen, the name of its Pod; Leading reports whether
-	// it is this process.
+	// Leader is the last observed identity of the leader, the name of its Pod. Leading reports
+	// whether this process leads.
 	Leader  string
 	Leading bool
-	// WriteError and ReportError are the last errors of writing status and the report; nil once it
-	// succeeded.
+	// WriteError is the last error of a status write, ReportError of a report write; nil after
+	// success.
 	WriteError, ReportError error
 }
 
@@ -86,7 +86,7 @@ type Publisher struct {
 	frontend     *frontend
 	state        *latest.Value[State]
 	watch, write dynamic.Interface
-	input        *latest.Value[Input] // with reports
+	input        *latest.Value[Input] // options.Input with the reports
 	reports      *reportCache
 	leases       coordinationclient.LeasesGetter
 	timing       timing
@@ -124,10 +124,10 @@ func New(o Options) (*Publisher, error) {
 // String implements task.Task.
 func (*Publisher) String() string { return "publication" }
 
-// State returns the state, which changes with time.
+// State returns the current state, and notifies of changes.
 func (p *Publisher) State() *latest.Value[State] { return p.state }
 
-// Run publishes until ctx ends. It returns only ctx's error: what fails is retried.
+// Run publishes until ctx ends, and returns ctx's error. Failures are retried.
 func (p *Publisher) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.frontend.run(ctx) })

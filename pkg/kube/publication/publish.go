@@ -22,7 +22,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// gateways are those of the Gateway API, whose types no program needs for two fields.
+// gateways is the resource of the Gateway API. Only two fields are used, so its Go types are not
+// imported.
 var gateways = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1", Resource: "gateways"}
 
 // maxGatewayAddresses is the limit of the Gateway API for the addresses in a status.
@@ -30,17 +31,16 @@ const maxGatewayAddresses = 16
 
 // published holds the addresses of spec.publish and the objects that get them.
 type published struct {
-	replaces  bool                         // addresses are in place of VIPs
-	addresses []corev1.LoadBalancerIngress // empty while their source has none
+	replaces  bool                         // addresses replace the VIPs
+	addresses []corev1.LoadBalancerIngress // empty while their source has no address
 	ingresses []*networkingv1.Ingress
 	gateways  []*unstructured.Unstructured
-	// pending reports whether a source was not listed yet, and the API server has not refused it
-	// either.
+	// pending reports whether a source was neither listed nor refused by the API server yet.
 	pending  bool
 	problems []publishProblem
 }
 
-// publishProblem is why a part of spec.publish has no effect, or only that of its last state.
+// publishProblem is the reason why a part of spec.publish has no effect, or is outdated.
 type publishProblem struct{ reason, message string }
 
 // Reasons of the condition Published.
@@ -53,7 +53,7 @@ const (
 	reasonStatusRefused    = "StatusRefused"
 )
 
-// ingressOf returns an address or a host name as it is published.
+// ingressOf returns the status entry of an IP address or a host name.
 func ingressOf(address string) corev1.LoadBalancerIngress {
 	if _, err := netip.ParseAddr(address); err != nil {
 		return corev1.LoadBalancerIngress{Hostname: address}
@@ -61,9 +61,10 @@ func ingressOf(address string) corev1.LoadBalancerIngress {
 	return proxied(corev1.LoadBalancerIngress{IP: address})
 }
 
-// proxied returns an address with the mode Proxy and without the ports of the Service that it was
-// copied from. Clients in the cluster go through the gateways, too: with the mode VIP, the default
-// of the API server, kube-proxy would take their packets to its own endpoints.
+// proxied returns an address with the mode Proxy, and without the ports of the Service that it
+// was copied from. Clients in the cluster must also reach the VIP through the gateways: with the
+// API server's default mode VIP, kube-proxy would redirect their packets to the endpoints of the
+// Service.
 func proxied(i corev1.LoadBalancerIngress) corev1.LoadBalancerIngress {
 	i.IPMode, i.Ports = nil, nil
 	if i.IP != "" {
@@ -73,7 +74,8 @@ func proxied(i corev1.LoadBalancerIngress) corev1.LoadBalancerIngress {
 	return i
 }
 
-// published returns what a Trench publishes, as far as its sources are known.
+// published returns the addresses that a Trench publishes, and the objects that get them, from the
+// sources listed so far.
 func (s *sources) published(t *v1alpha1.Trench) published {
 	var p published
 	spec := t.Spec.Publish
@@ -93,7 +95,7 @@ func (s *sources) published(t *v1alpha1.Trench) published {
 		s.copyService(&p, fromService(t))
 	}
 	for _, a := range spec.Addresses {
-		if v1alpha1.PublishedAddress(a) { // the translation reports the others
+		if v1alpha1.PublishedAddress(a) { // the translation reports invalid addresses
 			p.addresses = append(p.addresses, ingressOf(a))
 		}
 	}
@@ -119,7 +121,7 @@ func (s *sources) published(t *v1alpha1.Trench) published {
 	return p
 }
 
-// copyService adds the addresses of another Service.
+// copyService adds the addresses of spec.publish.fromService.
 func (s *sources) copyService(p *published, key source) {
 	list := s.list(key)
 	for _, u := range list {
@@ -146,8 +148,9 @@ func (s *sources) copyService(p *published, key source) {
 	}
 }
 
-// held reports whether an older Trench publishes for a class in one of the namespaces, or may do
-// so. Two of them would replace each other's addresses.
+// held reports whether an older Trench publishes for the same class in a common namespace,
+// because two Trenches would overwrite each other's addresses. It returns true until the Trenches
+// are listed.
 func (s *sources) held(p *published, t *v1alpha1.Trench, field, class string) bool {
 	trenches := source{resource: v1alpha1.Resource, namespace: t.Namespace}
 	if synced, _ := s.followers[trenches].state(); !synced {
@@ -213,8 +216,8 @@ func (p published) text() string {
 	return listed(lines)
 }
 
-// classOf returns the class of an Ingress. The annotation wins if it has both, as in other
-// controllers: the field may have been added later for another one.
+// classOf returns the class of an Ingress. The annotation takes precedence over the field, as in
+// most controllers: the field may have been added later for a different controller.
 func classOf(i *networkingv1.Ingress) string {
 	if class := i.Annotations["kubernetes.io/ingress.class"]; class != "" {
 		return class
@@ -225,7 +228,8 @@ func classOf(i *networkingv1.Ingress) string {
 	return ""
 }
 
-// of returns what to publish for VIPs: in place of none, what is live.
+// of returns the addresses to publish for VIPs, or the live ones if there are none: addresses are
+// never cleared.
 func (p published) of(vips []vip.VIP, live []corev1.LoadBalancerIngress) []corev1.LoadBalancerIngress {
 	addresses := p.addresses
 	if !p.replaces {
@@ -242,7 +246,7 @@ func (p published) of(vips []vip.VIP, live []corev1.LoadBalancerIngress) []corev
 	return addresses
 }
 
-// refused adds the writes that the API server refuses.
+// refused adds a problem for the status writes that the API server refuses.
 func (p published) refused(failing map[types.UID]error) published {
 	var refusals []error
 	look := func(uid types.UID) {
@@ -263,8 +267,9 @@ func (p published) refused(failing map[types.UID]error) published {
 	return p
 }
 
-// condition returns the condition Published of a Trench with the verdict v, nil for none. It stays
-// as it is until every source is known: a new leader must not report again what the last one did.
+// condition returns the condition Published of a Trench with the verdict v, or nil without
+// spec.publish. It keeps the live condition until every source is listed, so that a new leader
+// does not repeat the Events of the previous one.
 func (p published) condition(t *v1alpha1.Trench, v translation.Verdict) *metav1.Condition {
 	if t.Spec.Publish == nil {
 		return nil
@@ -301,7 +306,7 @@ func (p published) condition(t *v1alpha1.Trench, v translation.Verdict) *metav1.
 	return c
 }
 
-// publishEvents returns the Event of a change of the condition Published.
+// publishEvents returns the Event for a change of the condition Published.
 func publishEvents(wanted, live *metav1.Condition) []event {
 	switch {
 	case wanted == nil || wanted.Reason == notAccepted:
@@ -363,14 +368,14 @@ func gatewayStatus(u *unstructured.Unstructured, p published) wanted {
 	return w
 }
 
-// leftStatus returns the status of a Service that is no longer one of a Trench: it loses the
-// conditions that the leader applied, and keeps all fields of other managers. It reports whether
-// the Service has such conditions.
+// leftStatus returns the status of a Service that no longer belongs to a Trench. The empty status
+// removes the conditions that the leader applied, and keeps the fields of other managers.
+// leftStatus reports whether the Service has such conditions.
 func leftStatus(s *corev1.Service) (wanted, bool) {
 	const prefix = v1alpha1.Group + "/"
 	class := s.Spec.LoadBalancerClass
 	if s.Spec.Type == corev1.ServiceTypeLoadBalancer && class != nil && strings.HasPrefix(*class, prefix) {
-		return wanted{}, false // of this Trench, or of one whose leader writes them
+		return wanted{}, false // the leader of its Trench writes them
 	}
 	has := slices.ContainsFunc(s.Status.Conditions, func(c metav1.Condition) bool {
 		return strings.HasPrefix(c.Type, prefix)

@@ -42,7 +42,7 @@ func TestClassOfIngress(t *testing.T) {
 	}
 }
 
-// publishing returns a Trench with a spec.publish of each kind of object.
+// publishing returns a Trench whose spec.publish names each kind of object.
 func publishing() *v1alpha1.Trench {
 	return &v1alpha1.Trench{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a"},
@@ -74,7 +74,7 @@ func TestPublishedCondition(t *testing.T) {
 		p       published
 		verdict translation.Verdict
 		live    []metav1.Condition
-		want    string // reason, "" for no condition
+		want    string // reason, "" without a condition
 		message string
 		event   bool
 	}{
@@ -115,7 +115,7 @@ func TestPublishedCondition(t *testing.T) {
 	}
 }
 
-// A write that the API server refuses is a problem of the Trench for as long as it is refused.
+// A refused write is a problem of the Trench until the API server accepts it.
 func TestRefusedWriteIsAProblem(t *testing.T) {
 	p := published{ingresses: []*networkingv1.Ingress{{ObjectMeta: metav1.ObjectMeta{UID: "i"}}}}
 	u := &unstructured.Unstructured{}
@@ -155,7 +155,7 @@ func TestGatewayStatus(t *testing.T) {
 	}
 }
 
-// Addresses of another Service are published as those of spec.publish.addresses are.
+// Addresses of spec.publish.fromService are published in the same way as spec.publish.addresses.
 func TestProxied(t *testing.T) {
 	mode := corev1.LoadBalancerIPModeVIP
 	got := proxied(corev1.LoadBalancerIngress{IP: "192.0.2.1", IPMode: &mode, Ports: []corev1.PortStatus{{Port: 80}}})
@@ -189,7 +189,7 @@ func TestLeftStatus(t *testing.T) {
 	}
 }
 
-// While no API server answers, a source stays as it was answered last.
+// While the API server is unreachable, its last answer on a source stays in force.
 func TestAttempted(t *testing.T) {
 	f := &follower{changed: make(chan struct{}, 1)}
 	f.attempted(errForbidden)
@@ -219,7 +219,7 @@ func TestClassIsOfTheOldestTrench(t *testing.T) {
 		others []*unstructured.Unstructured
 		want   bool
 	}{
-		"alone":              {[]*unstructured.Unstructured{other("a", "i", time.Hour)}, false}, // itself
+		"alone":              {[]*unstructured.Unstructured{other("a", "i", time.Hour)}, false}, // the same Trench
 		"an older one":       {[]*unstructured.Unstructured{other("z", "i", time.Hour)}, true},
 		"a younger one":      {[]*unstructured.Unstructured{other("0", "i", -time.Hour)}, false},
 		"of the same second": {[]*unstructured.Unstructured{other("0", "i", 0), other("b", "i", 0)}, true},

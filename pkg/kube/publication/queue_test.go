@@ -23,11 +23,11 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// watchDelay is the time until a leader sees a write.
+// watchDelay is the time until the watch returns a write.
 const watchDelay = 50 * time.Millisecond
 
-// world is a fake API server that keeps the status of Services. It refuses a write for an older
-// version of a Service, and its watch is late.
+// world is a fake API server that stores the status of Services. It refuses a write to an older
+// version of a Service, and its watch has a delay.
 type world struct {
 	*api
 	input *latest.Value[Input]
@@ -92,7 +92,7 @@ func (w *world) setAll(address vip.VIP) {
 	w.notify()
 }
 
-// notify gives the leader the newest objects.
+// notify passes the newest objects to the leader.
 func (w *world) notify() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -148,7 +148,8 @@ func (w *world) lead(t *testing.T, l *leader) (stop func()) {
 	}
 }
 
-// While the API server is away few objects are tried, with back-off; then all are written.
+// While the API server is unreachable, only a few writes are tried, with back-off. Afterwards all
+// objects are written.
 func TestAbsentAPIServerIsAskedSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(100, vip4)
@@ -159,7 +160,7 @@ func TestAbsentAPIServerIsAskedSeldom(t *testing.T) {
 		defer w.lead(t, l)()
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
-		// Attempts begin at 0, 0.2, 0.6, 1.4 and 3 s, by all writers.
+		// All writers attempt a write at 0, 0.2, 0.6, 1.4 and 3 s.
 		if n := len(w.of("services")); n < 3 || n > 6*writers || last == nil {
 			t.Errorf("%d writes in 5 s, error %v", n, last)
 		}
@@ -174,8 +175,8 @@ func TestAbsentAPIServerIsAskedSeldom(t *testing.T) {
 	})
 }
 
-// While many writes wait, a new Service is next, and the newest status of each object is written,
-// once.
+// While many writes are queued, a new Service takes precedence. Only the newest status of each
+// object is written.
 func TestNewestStatusWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const many = 400
@@ -213,7 +214,7 @@ func TestNewestStatusWins(t *testing.T) {
 	})
 }
 
-// A write without an answer delays no other.
+// A write without an answer does not delay the remaining writes.
 func TestHungWriteDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(50, vip4)
@@ -239,7 +240,7 @@ func TestHungWriteDelaysNoOther(t *testing.T) {
 	})
 }
 
-// An error holds while its object waits for its back-off, and other objects are written.
+// An error is reported during the back-off of its object, while other objects are written.
 func TestFailureHoldsDuringBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(3, vip4)
@@ -272,7 +273,7 @@ func TestFailureHoldsDuringBackOff(t *testing.T) {
 		if attempts < 6 || attempts > 10 {
 			t.Errorf("%d attempts in a minute", attempts)
 		}
-		// Another desired status is written without a wait.
+		// A different desired status is written without delay.
 		w.set("web-001", vip6)
 		since := time.Now()
 		time.Sleep(time.Second)
@@ -288,7 +289,7 @@ func TestFailureHoldsDuringBackOff(t *testing.T) {
 	})
 }
 
-// The error of an object ends with the object.
+// The error of an object is cleared when the object is deleted.
 func TestFailureOfDeletedObject(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(2, vip4)
@@ -319,7 +320,7 @@ func TestFailureOfDeletedObject(t *testing.T) {
 	})
 }
 
-// Nothing is written while the Lease is in doubt; then everything is.
+// Writes are delayed while the Lease is uncertain.
 func TestDoubtfulLeaseHoldsWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(50, vip4)

@@ -11,47 +11,48 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxVIPs is how many VIPs a report names; it has only counts of more. The object stays far below
-// the 1.5 MiB that etcd takes, and is written every [renewInterval].
+// maxVIPs is the maximum number of VIPs that a report lists; for more it has only counts. The
+// object is written every [renewInterval], and stays far below etcd's limit of 1.5 MiB.
 const maxVIPs = 500
 
-// noStream is the reason of a VIP that no stream serves: it does not count.
+// noStream is the reason of a VIP that no stream serves. Such VIPs are not counted.
 const noStream = "NoStream"
 
-// Report is what the frontend of one pod advertises, in the TrenchReport of the Pod.
+// Report lists the VIPs that the frontend of one pod advertises. It is stored in the TrenchReport
+// of the Pod.
 type Report struct {
-	// Renewed is when the report was last written, by the clock of the pod. Readers compare it with
-	// earlier ones of the same pod only.
+	// Renewed is the time of the last write, by the clock of the pod. Readers compare it only with
+	// earlier values of the same pod.
 	Renewed time.Time `json:"renewed"`
-	// Time is since when the rest is so, by the clock of the pod.
+	// Time is the time of the last change of the fields below, by the clock of the pod.
 	Time time.Time `json:"time"`
-	// Problem is why the frontend's state is not known. Nothing counts as advertised then.
+	// Problem is why the frontend's state is unknown. No VIP counts as advertised then.
 	Problem string `json:"problem,omitempty"`
 	// Advertised and Total count VIPs that a stream serves.
 	Advertised int `json:"advertised"`
 	Total      int `json:"total"`
-	// VIPs are all VIPs in order; none above [maxVIPs].
+	// VIPs lists all VIPs, sorted. It is empty if there are more than [maxVIPs].
 	VIPs []VIPReport `json:"vips,omitempty"`
 }
 
-// VIPReport is what a frontend does with a VIP.
+// VIPReport is the state of a VIP in a frontend.
 type VIPReport struct {
 	VIP        vip.VIP `json:"vip"`
 	Advertised bool    `json:"advertised"`
-	// Reason is why it is not advertised in one word in CamelCase; Message explains it.
+	// Reason is why the VIP is not advertised, one word in CamelCase; Message explains it.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
-	// Targets is why a target of the VIP fails, as `lb status` has it; "" if none does.
+	// Targets is why a target of the VIP fails, as in `lb status`; "" if no target fails.
 	Targets string `json:"targets,omitempty"`
 }
 
-// reportOf returns the report of a frontend with that status, without Time.
+// reportOf returns the report for the status of a frontend, without times.
 func reportOf(s *frontendv1.Status) Report {
 	var r Report
 	for _, v := range s.GetVips() {
 		parsed, err := vip.Parse(v.GetVip())
 		if err != nil {
-			continue // of a newer frontend
+			continue // the format of a newer frontend
 		}
 		one := VIPReport{VIP: parsed, Targets: failing(v.GetReadiness())}
 		switch v.GetAdvertisement() {
@@ -75,7 +76,8 @@ func reportOf(s *frontendv1.Status) Report {
 	return r
 }
 
-// why returns why a VIP is not advertised: the load balancer's reason if the load balancer decided.
+// why returns why a VIP is not advertised: the load balancer's reason if it is not ready, or else
+// the frontend's reason.
 func why(v *frontendv1.VipStatus) (reason, message string) {
 	if r := v.GetReadiness(); r != nil &&
 		v.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY {
@@ -84,7 +86,8 @@ func why(v *frontendv1.VipStatus) (reason, message string) {
 	return camelCase(v.GetReason().String(), "ADVERTISEMENT_REASON_"), status.Explain(v.GetReason()).Short
 }
 
-// failing returns why a target of a VIP fails. A target that was not checked yet fails nothing.
+// failing returns why a target of a VIP fails its checks, or "". A target that was not checked
+// yet does not count as failed.
 func failing(r *readinessv1.VipReadiness) string {
 	switch r.GetReason() {
 	case readinessv1.VipReason_VIP_REASON_TARGETS_READY, readinessv1.VipReason_VIP_REASON_TOO_FEW_READY,
@@ -94,8 +97,7 @@ func failing(r *readinessv1.VipReadiness) string {
 	return ""
 }
 
-// camelCase returns the name of an enum's value as the reason of a condition: NO_TARGETS is
-// NoTargets.
+// camelCase converts the name of an enum value to a condition reason: NO_TARGETS to NoTargets.
 func camelCase(name, prefix string) string {
 	var b strings.Builder
 	for word := range strings.SplitSeq(strings.TrimPrefix(name, prefix), "_") {
@@ -105,13 +107,13 @@ func camelCase(name, prefix string) string {
 			b.WriteString(word[:1] + strings.ToLower(word[1:]))
 		}
 	}
-	if name[0] >= '0' && name[0] <= '9' { // a value of a newer program
+	if name[0] >= '0' && name[0] <= '9' { // a number is a value of a newer version
 		return "Reason" + name
 	}
 	return b.String()
 }
 
-// equal reports whether the reports differ in nothing but their times.
+// equal reports whether the reports are equal except for their times.
 func (r Report) equal(o Report) bool {
 	return r.Problem == o.Problem && r.Advertised == o.Advertised && r.Total == o.Total && slices.Equal(r.VIPs, o.VIPs)
 }

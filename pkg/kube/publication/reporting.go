@@ -13,8 +13,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 )
 
-// publishReport keeps the TrenchReport of the own Pod equal to the report, and renews it, until ctx
-// ends.
+// publishReport writes the report to the TrenchReport of this process's Pod after each change, and
+// renews it, until ctx ends.
 func (p *Publisher) publishReport(ctx context.Context) error {
 	var (
 		notUntil, renewed time.Time
@@ -25,7 +25,7 @@ func (p *Publisher) publishReport(ctx context.Context) error {
 	for {
 		report, reported := p.frontend.report.Get()
 		input, changed := p.input.Get()
-		var timer <-chan time.Time // nil: never
+		var timer <-chan time.Time // nil without a deadline
 		wait := func(until time.Time) { timer = time.After(time.Until(until)) }
 		pod := own(input.Siblings, p.options.Pod)
 		switch {
@@ -34,7 +34,7 @@ func (p *Publisher) publishReport(ctx context.Context) error {
 				throttle.Log(log.Warn, "", "own Pod not found among the pods of the trench: nothing is reported",
 					"pod", p.options.Pod, "label", v1alpha1.TrenchPodLabel+"="+p.options.Trench)
 			}
-		case report.Time.IsZero(): // the frontend was not asked yet
+		case report.Time.IsZero(): // no status or error of the frontend yet
 		case time.Now().Before(notUntil):
 			wait(notUntil)
 		case has(input.Reports[pod.UID], report) && time.Since(renewed) < p.timing.renewal:
@@ -60,7 +60,7 @@ func (p *Publisher) publishReport(ctx context.Context) error {
 			case err != nil:
 				throttle.Log(log.Warn, "", "report not written, retrying", "error", err)
 			}
-			// Also after a success: the watch has not brought it back yet.
+			// Wait after success, too, because the watch has not returned the write yet.
 			delay := p.timing.report
 			if err != nil {
 				delay = retry.Next()
@@ -80,7 +80,7 @@ func (p *Publisher) publishReport(ctx context.Context) error {
 	}
 }
 
-// has reports whether the API server has a report.
+// has reports whether r, the report in the API server, equals report.
 func has(r Reported, report Report) bool {
 	return !r.Invalid && !r.Renewed.IsZero() && r.Report.equal(report)
 }

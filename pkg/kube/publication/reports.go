@@ -22,29 +22,29 @@ import (
 )
 
 const (
-	// renewInterval is how often a report is written without a change, as often as the kubelet renews
-	// the Lease of its node.
+	// renewInterval is the interval at which an unchanged report is written. The kubelet renews the
+	// Lease of its node at the same interval.
 	renewInterval = 10 * time.Second
-	// missedRenewals is how often the own report is renewed until one that is not renewed in the same
-	// time is old: 20 to 30 s. No clock of another node counts, and while the API server is away no
-	// report ages.
+	// missedRenewals is the number of renewals of this process's report after which a report without
+	// renewal is old: 20 to 30 s. Counting renewals does not depend on the clocks of nodes, and no
+	// report ages while the API server is unreachable.
 	missedRenewals = 3
-	// missedNotReady is the same for a Pod that is not Ready: 10 to 20 s.
+	// missedNotReady replaces missedRenewals for a Pod that is not Ready: 10 to 20 s.
 	missedNotReady = 2
 )
 
-// Reported is the report of a Pod as the API server has it.
+// Reported is the report of a Pod in the API server.
 type Reported struct {
 	Report
-	Invalid bool // it cannot be read
-	Old     bool // it is no longer renewed
+	Invalid bool // the report cannot be decoded
+	Old     bool // the report is no longer renewed
 }
 
 func (r Reported) equal(o Reported) bool {
 	return r.Invalid == o.Invalid && r.Old == o.Old && r.Report.equal(o.Report)
 }
 
-// reportCache has the reports of the trench; changed has a token after a change.
+// reportCache caches the reports of the trench; changed has a token after a change.
 type reportCache struct {
 	follower
 	changed chan struct{}
@@ -55,8 +55,8 @@ func newReportCache() *reportCache {
 	return &reportCache{follower{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), changed: changed}, changed}
 }
 
-// gather passes the input on with the reports of its pods, until ctx ends. A report that is merely
-// renewed changes nothing.
+// gather adds the reports of the pods to the input and publishes it to the leader, until ctx
+// ends. The renewal of an unchanged report does not change the input.
 func (p *Publisher) gather(ctx context.Context) error {
 	p.followReports(ctx)
 	defer p.reports.end()
@@ -109,8 +109,8 @@ func (p *Publisher) followReports(ctx context.Context) {
 	p.reports.ended.Go(func() { reflector.RunWithContext(klog.NewContext(ctx, silent)) })
 }
 
-// readReports returns the reports of pods by their UID. A report counts if it has the name of the
-// Pod and belongs to it: the admission policy lets each Pod write no other.
+// readReports returns the reports of pods by UID. It accepts only a report that has the name of
+// the Pod and is owned by it; the admission policy allows each Pod to write only this one.
 func (p *Publisher) readReports(pods []*corev1.Pod) map[types.UID]Reported {
 	all := map[types.UID]Reported{}
 	for _, pod := range pods {
@@ -132,28 +132,29 @@ func (p *Publisher) readReports(pods []*corev1.Pod) map[types.UID]Reported {
 	return all
 }
 
-// owns reports whether a Pod is the one owner of an object.
+// owns reports whether a Pod is the only owner of an object.
 func owns(pod *corev1.Pod, u *unstructured.Unstructured) bool {
 	owners := u.GetOwnerReferences()
 	return len(owners) == 1 && owners[0].Kind == "Pod" && owners[0].UID == pod.UID
 }
 
-// ages finds reports that are no longer renewed. It measures time in renewals of the own report as
-// the API server has it; a write because of a change, before the interval is over, is none.
+// ages detects reports that are no longer renewed. It measures time in renewals of this process's
+// report in the API server. A write before the end of the interval, because of a change, does not
+// count as a renewal.
 type ages struct {
 	interval time.Duration
-	own      int       // renewals
-	last     time.Time // of them
+	own      int       // number of renewals of this process's report
+	last     time.Time // the last of these renewals
 	seen     map[types.UID]renewal
 }
 
-// renewal is the newest renewal of a report, and how many of the own one came before it.
+// renewal is the newest renewal of a report, and the value of ages.own when it was received.
 type renewal struct {
 	renewed time.Time
 	at      int
 }
 
-// mark marks the reports that are old.
+// mark sets Old in the reports that are no longer renewed.
 func (a *ages) mark(pods []*corev1.Pod, own string, reports map[types.UID]Reported) {
 	for _, pod := range pods {
 		r, ok := reports[pod.UID]
@@ -192,7 +193,7 @@ func isReady(pod *corev1.Pod) bool {
 	return false
 }
 
-// writeReport writes the report to the object of the own Pod.
+// writeReport writes the report to the TrenchReport of pod.
 func (p *Publisher) writeReport(ctx context.Context, pod *corev1.Pod, report Report) error {
 	body, err := json.Marshal(map[string]any{
 		"apiVersion": v1alpha1.ReportKind.GroupVersion().String(),

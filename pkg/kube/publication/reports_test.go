@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A report that is no longer renewed while the own one is becomes old, sooner for a Pod that is not
-// Ready; without a renewal of the own one none does.
+// A report that is not renewed becomes old after a number of renewals of this process's report,
+// fewer for a Pod that is not Ready. Without these renewals no report becomes old.
 func TestReportsAge(t *testing.T) {
 	ready := func(name string, status corev1.ConditionStatus) *corev1.Pod {
 		p := annotated(name, "")
@@ -19,7 +19,7 @@ func TestReportsAge(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		status corev1.ConditionStatus
-		own    []int // second in which the own report was renewed, at each look
+		own    []int // second of the last renewal of this process's report, at each evaluation
 		other  []int
 		old    []bool
 	}{

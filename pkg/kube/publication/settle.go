@@ -18,30 +18,31 @@ import (
 )
 
 const (
-	// echoTime is how long the watch may take to bring a write back. Later an older version is one of
-	// an etcd that was restored from a backup.
+	// echoTime is the maximum time for the watch to return a write. An older version after that time
+	// comes from an etcd that was restored from a backup.
 	echoTime = 10 * time.Second
-	// contestTime is how long a difference without another desired status waits: it may be the work of
-	// another leader that has seen newer objects, which are on their way.
+	// contestTime is the delay before the leader repairs a difference while the desired status is
+	// unchanged. The cause may be a second leader that has newer objects, which the watch is about to
+	// return.
 	contestTime = 2 * time.Second
 )
 
-// object is what a leader remembers of an object, for as long as it exists. It decides when to
-// write, never what.
+// object is the state that a leader keeps for an object. It determines the time of a write, and
+// never its content.
 type object struct {
-	wanted  wanted // newest; guarded by leader.mu, as the next field
-	settled bool   // it was taken from the queue before
+	wanted  wanted // newest desired status; guarded by leader.mu, as the next field
+	settled bool   // process has handled the object at least once
 
-	// One goroutine at a time uses the rest.
+	// The queue ensures that only one goroutine at a time uses the fields below.
 
-	// conditions and addresses were written or found last.
+	// conditions and addresses are the last written or observed status.
 	conditions, addresses string
 	version               string // resource version after the last write, awaited until echo
 	echo                  time.Time
-	contested             time.Time // since when another writer's status is there; zero: it is not
-	restored              time.Time // last write against another writer
-	// After an error: no write until a time, unless of another status than was tried. err holds until a
-	// write succeeds or is not needed.
+	contested             time.Time // when another writer's status was first seen; zero without it
+	restored              time.Time // last write that replaced the status of another writer
+	// After an error, the status that was tried is not written again before notUntil; a different
+	// status is. err is set until a write succeeds or is not needed.
 	retry    backoff.Backoff
 	notUntil time.Time
 	tried    string
@@ -49,8 +50,8 @@ type object struct {
 	attempts int
 }
 
-// settle writes the status of one object if it differs, and returns when to look again, zero for
-// after a change. Several goroutines call it, for different objects.
+// settle writes the status of one object if it differs. It returns the time of the next attempt,
+// or zero to wait for a change. Goroutines call it concurrently for different objects.
 func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Time, err error) {
 	now, desired := time.Now(), w.conditions+"\n"+w.addresses
 	if desired != o.tried {
@@ -59,7 +60,7 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 	}
 	switch {
 	case older(w.object.ResourceVersion, o.version) && now.Before(o.echo):
-		return o.echo, o.err // the write has not come back yet
+		return o.echo, o.err // wait until the watch returns the last write
 	case !w.conditionsDiffer && !w.addressesDiffer:
 		o.conditions, o.addresses, o.contested = w.conditions, w.addresses, time.Time{}
 		o.retry.Reset()
@@ -68,7 +69,9 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 	case now.Before(o.notUntil):
 		return o.notUntil, o.err
 	}
-	// A difference without another desired status is the work of another writer.
+	// If the object differs although the desired status is unchanged, another writer has changed it.
+	// Restore it at most once per interval, so that two controllers do not overwrite each other in a
+	// loop.
 	foreignConditions := w.conditionsDiffer && o.conditions == w.conditions
 	foreignAddresses := w.addressesDiffer && o.addresses == w.addresses
 	restores := foreignConditions || foreignAddresses
@@ -79,9 +82,10 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 	}
 	if next := o.next(l.restore); restores && now.Before(next) {
 		switch {
-		case w.addressesDiffer && !foreignAddresses: // new addresses
+		case w.addressesDiffer && !foreignAddresses: // new addresses: write now
 			restores = false
 		case foreignAddresses && w.conditionsDiffer && !foreignConditions:
+			// Write the new conditions now, and keep the other writer's addresses until next.
 			again, w.status, restores = next, w.kept, false
 		default:
 			return next, o.err
@@ -94,7 +98,7 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 	if err != nil {
 		o.notUntil = time.Now().Add(o.retry.Next())
 		if ctx.Err() != nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return o.notUntil, o.err // the newer object is on its way, or its deletion
+			return o.notUntil, o.err // the watch is about to return the newer object or its deletion
 		}
 		o.err = err
 		if apierrors.IsInvalid(err) && w.conditionsDiffer && w.addressesDiffer {
@@ -118,8 +122,8 @@ func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Ti
 	return again, nil
 }
 
-// applyConditions applies the conditions of an object whose addresses were refused: they must not
-// take with them what explains it.
+// applyConditions applies only the conditions of an object whose addresses were refused, because
+// the conditions explain the refusal.
 func (l *leader) applyConditions(ctx context.Context, w wanted, o *object) {
 	w.status = w.kept
 	version, err := l.apply(ctx, w)
@@ -131,7 +135,7 @@ func (l *leader) applyConditions(ctx context.Context, w wanted, o *object) {
 	l.recorder.add(w.object, w.events)
 }
 
-// next returns when the status may be written against another writer.
+// next returns the earliest time to replace the status of another writer.
 func (o *object) next(interval time.Duration) time.Time {
 	next := o.contested.Add(contestTime)
 	if at := o.restored.Add(interval); !o.restored.IsZero() && at.After(next) {
@@ -140,8 +144,7 @@ func (o *object) next(interval time.Duration) time.Time {
 	return next
 }
 
-// apply applies the status to the version of the object that was looked at, and returns the version
-// after it.
+// apply applies the status to the evaluated resource version, and returns the new version.
 func (l *leader) apply(ctx context.Context, w wanted) (version string, err error) {
 	body, err := json.Marshal(map[string]any{
 		"apiVersion": w.object.APIVersion,
@@ -166,7 +169,7 @@ func (l *leader) apply(ctx context.Context, w wanted) (version string, err error
 	return u.GetResourceVersion(), nil
 }
 
-// report logs an error of a write; one that repeats, seldom.
+// report logs the error of a write, at a limited rate.
 func (l *leader) report(w wanted, err error) {
 	switch {
 	case apierrors.IsForbidden(err):
@@ -178,15 +181,15 @@ func (l *leader) report(w wanted, err error) {
 	}
 }
 
-// answered reports whether an error is the answer of an API server, about one object, and not that
-// none answers.
+// answered reports whether err is the API server's answer about one object, as opposed to a
+// failure to reach the server or an overload.
 func answered(err error) bool {
 	var s apierrors.APIStatus
 	return errors.As(err, &s) && s.Status().Code >= 400 && s.Status().Code < http.StatusInternalServerError &&
 		!apierrors.IsTooManyRequests(err)
 }
 
-// older reports whether resource version a is before b; b may be empty.
+// older reports whether resource version a is older than b; b may be empty.
 func older(a, b string) bool {
 	c, err := resourceversion.CompareResourceVersion(a, b)
 	return err == nil && c < 0

@@ -31,24 +31,24 @@ const (
 	maxWatchDelay = 5 * time.Second
 )
 
-// sources follow the objects that spec.publish needs beyond those of the translation, while it
-// needs them. One goroutine uses them.
+// sources follows the objects that spec.publish needs in addition to the objects of the
+// translation. Only one goroutine uses it.
 type sources struct {
 	client  dynamic.Interface
 	log     *slog.Logger
 	changed chan struct{} // has a token after a change
 
 	followers map[source]*follower
-	logged    string // the problems that were logged last
+	logged    string // the last logged problems
 }
 
 // source is a set of objects of the API server.
 type source struct {
 	resource        schema.GroupVersionResource
-	namespace, name string // name "": all
+	namespace, name string // an empty name selects all
 }
 
-// follower keeps the objects of one source.
+// follower caches the objects of one source.
 type follower struct {
 	cache.Store
 	changed chan<- struct{}
@@ -56,11 +56,11 @@ type follower struct {
 	ended   sync.WaitGroup
 
 	mu     sync.Mutex
-	synced bool  // it was listed once
-	err    error // of the last list or watch
+	synced bool  // the source was listed at least once
+	err    error // last answer to a list or watch
 }
 
-// needed returns the sources of a Trench in a fixed order.
+// needed returns the sources of a Trench in a stable order.
 func needed(t *v1alpha1.Trench) (all []source) {
 	p := t.Spec.Publish
 	if p == nil {
@@ -70,7 +70,7 @@ func needed(t *v1alpha1.Trench) (all []source) {
 		all = append(all, fromService(t))
 	}
 	if p.IngressClass != "" || p.GatewayClass != "" {
-		all = append(all, source{resource: v1alpha1.Resource, namespace: t.Namespace}) // for older Trenches
+		all = append(all, source{resource: v1alpha1.Resource, namespace: t.Namespace}) // for held
 	}
 	for _, namespace := range namespaces(t) {
 		if p.IngressClass != "" {
@@ -83,7 +83,8 @@ func needed(t *v1alpha1.Trench) (all []source) {
 	return all
 }
 
-// follow follows the sources of a Trench, and no others, until ctx ends or stop is called.
+// follow starts the followers of a Trench's sources and ends all remaining ones. They run until
+// ctx ends or stop is called.
 func (s *sources) follow(ctx context.Context, t *v1alpha1.Trench) {
 	want := map[source]bool{}
 	for _, key := range needed(t) {
@@ -139,7 +140,7 @@ func (s *sources) start(ctx context.Context, key source) *follower {
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list, err := client.List(ctx, only(o))
 			if err != nil {
-				f.attempted(err) // a list that succeeds does not prove that the watch is allowed
+				f.attempted(err) // a successful list does not prove that RBAC allows the watch
 				return nil, err
 			}
 			return list, nil
@@ -167,8 +168,8 @@ func (f *follower) end() {
 	f.ended.Wait()
 }
 
-// attempted records the result of a list or a watch. While no API server answers the last answer
-// stays in force.
+// attempted records the result of a list or a watch. It keeps the last answer while the API
+// server is unreachable.
 func (f *follower) attempted(err error) {
 	if err != nil && !answered(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return
@@ -182,14 +183,15 @@ func (f *follower) attempted(err error) {
 	}
 }
 
-// state reports whether the source was listed ever, and why it cannot be read now.
+// state reports whether the source was listed at least once, and returns why it cannot be read
+// now.
 func (f *follower) state() (synced bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.synced, f.err
 }
 
-// list returns the objects of a source in the order of their names.
+// list returns the objects of a source, sorted by name.
 func (s *sources) list(key source) (all []*unstructured.Unstructured) {
 	f := s.followers[key]
 	if f == nil {
@@ -210,7 +212,7 @@ func convert[T any](u *unstructured.Unstructured) (*T, error) {
 	return x, err
 }
 
-// The methods of cache.ReflectorStore that change something.
+// The methods of cache.ReflectorStore that modify the store wake the leader.
 
 // Add implements cache.ReflectorStore.
 func (f *follower) Add(o any) error { return f.wake(f.Store.Add(o)) }

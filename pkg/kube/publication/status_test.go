@@ -22,7 +22,7 @@ import (
 
 var leases = coordinationv1.SchemeGroupVersion.WithResource("leases")
 
-// TestAPIServer runs publishers against one API server, each test in a namespace of its own.
+// TestAPIServer runs publishers against one API server. Each test has a separate namespace.
 func TestAPIServer(t *testing.T) {
 	c := kubernetes.Start(t)
 	c.Apply(t, crd)
@@ -55,8 +55,8 @@ func TestAPIServer(t *testing.T) {
 	}
 }
 
-// awaitPass waits until a leader has looked at the Service web once more: another one comes after
-// it.
+// awaitPass waits until a leader has evaluated the Service web again: it waits for the status of a
+// Service that is evaluated after web.
 func (l *lab) awaitPass() {
 	l.Helper()
 	l.apply(strings.NewReplacer("web", "zeta", "20.0.0.1", "20.0.0.3").Replace(web("20.0.0.1")))
@@ -85,7 +85,7 @@ func (l *lab) report(name string) (r Report) {
 	return r
 }
 
-// patchReport changes the report of a Pod as another writer does.
+// patchReport changes the report of a Pod like another writer.
 func (l *lab) patchReport(name, patch string) {
 	l.Helper()
 	_, err := l.admin.Resource(v1alpha1.ReportResource).Namespace(l.namespace).Patch(l.Context(), name,
@@ -118,7 +118,7 @@ func testReport(l *lab) {
 	k.frontend.hangs.Store(false)
 	await.True(l, "the frontend that answers again", func() bool { return l.report("a-0").Advertised == 1 })
 
-	// Another writer's report is replaced, without a change of the frontend.
+	// A report of another writer is replaced even if the frontend's status does not change.
 	l.patchReport("a-0", `{"report": {"advertised": 0}}`)
 	await.True(l, "the report again", func() bool { return l.report("a-0").Advertised == 1 })
 
@@ -132,7 +132,7 @@ func testReportInterval(l *lab) {
 	await.True(l, "the first report", func() bool { return l.report("a-0").Advertised == 2 })
 	k.frontend.status.Set(noTargets())
 	await.True(l, "the change", func() bool { return k.Publisher.frontend.report.Load().Advertised == 1 })
-	l.apply(web("20.0.0.1")) // wakes what waits for objects
+	l.apply(web("20.0.0.1")) // a change of objects causes an evaluation
 	l.awaitIngress("20.0.0.1")
 	if n := k.metrics.count("trenchreports"); n != 1 {
 		l.Errorf("%d reports written within the interval, want 1", n)
@@ -172,7 +172,7 @@ func testStatus(l *lab) {
 	for _, reason := range []string{"Accepted", "Advertised", "NotAdvertised", "NoPods"} {
 		await.True(l, "Event "+reason, func() bool { return l.events()[reason] > 0 })
 	}
-	// Changes that matter to no status cause no write.
+	// Changes that affect no status cause no write.
 	version := l.service("web").ResourceVersion
 	more := vipStatus(vip.Require("20.0.0.77/32"), announced, ready, 0)
 	b.frontend.status.Set(statusOf(append(noTargets().GetVips(), more)...))
@@ -231,7 +231,7 @@ func testEventsRepeat(l *lab) {
 	})
 }
 
-// ownLease lets a publisher lead whatever the others do.
+// ownLease gives a publisher a separate Lease, so that it leads concurrently with another one.
 func ownLease(pod string) func(*Publisher) {
 	return func(p *Publisher) { p.lease = "lease-of-" + pod }
 }
@@ -332,13 +332,13 @@ func testForeignWriter(l *lab) {
 	l.publish("web", ingressOf("192.0.2.9"))
 	l.awaitIngress("20.0.0.1")
 	await.True(l, "an Event", func() bool { return l.events()["StatusRestored"] == 1 })
-	// A second time within restore, an hour in the lab, waits.
+	// A second restoration waits for the restore interval, an hour in the lab.
 	l.publish("web", ingressOf("192.0.2.9"))
 	l.awaitPass()
 	if got := l.ingress(); got != "192.0.2.9" {
 		l.Errorf("addresses %s: restored more often than once in the interval", got)
 	}
-	// Conditions are written meanwhile, and other desired addresses at once.
+	// During this time, new conditions and new desired addresses are written without delay.
 	k.frontend.status.Set(statusOf(vipStatus(vip4, withdrawn, noGateway, 0)))
 	l.awaitCondition(v1alpha1.Advertised, "False NoGateway")
 	if got := l.ingress(); got != "192.0.2.9" {
@@ -385,7 +385,8 @@ spec: {defaultBackend: {service: {name: web, port: {number: 8080}}}}
 	if got := l.published("other"); got != "" {
 		l.Errorf("an Ingress of another class has the addresses %s", got)
 	}
-	// Without publish the VIPs come back, and the condition goes; Ingresses keep what they have.
+	// Without spec.publish, Services show the VIPs again and the condition is removed. Ingresses keep
+	// their addresses.
 	hasPublished := func() bool {
 		t, err := v1alpha1.FromUnstructured(l.get(v1alpha1.Resource, "a"))
 		if err != nil {
@@ -419,7 +420,7 @@ func (l *lab) published(name string) string {
 	if err != nil {
 		l.Fatal(err)
 	}
-	var s corev1.ServiceStatus // has the same fields
+	var s corev1.ServiceStatus // has the same fields as the status of an Ingress
 	if err := json.Unmarshal(text, &s); err != nil {
 		l.Fatal(err)
 	}

@@ -16,16 +16,16 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxListed is how many VIPs, objects or pods a message names.
+// maxListed is the maximum number of VIPs, objects or pods in a message.
 const maxListed = 5
 
-// reports are those of the pods of the trench, in the order of their names.
+// reports lists the reports of the trench's pods, sorted by name.
 type reports []podReport
 
 type podReport struct {
 	pod string
 	Report
-	missing string // reason why there is no report; "" with one
+	missing string // reason why the report is missing or unusable; "" if it is valid
 	vips    map[vip.VIP]VIPReport
 }
 
@@ -58,7 +58,8 @@ func readReports(pods []*corev1.Pod, written map[types.UID]Reported) reports {
 	return all
 }
 
-// of returns what a pod does with a VIP. known is false if the pod's report has only counts.
+// of returns the state of a VIP in a pod. known is false if it cannot be derived from a report
+// with counts only.
 func (p podReport) of(v vip.VIP) (r VIPReport, known bool) {
 	if p.missing != "" {
 		return VIPReport{VIP: v, Reason: p.missing, Message: p.Problem}, true
@@ -78,7 +79,7 @@ func (p podReport) of(v vip.VIP) (r VIPReport, known bool) {
 	}
 }
 
-// served returns the VIPs that a stream serves, as far as reports name them.
+// served returns the VIPs in the reports that a stream serves.
 func (all reports) served() vip.Set {
 	vips := vip.Set{}
 	for _, p := range all {
@@ -91,8 +92,8 @@ func (all reports) served() vip.Set {
 	return vips
 }
 
-// advertised returns the condition Advertised, without type, for VIPs. It is true if at least one
-// pod advertises each of them.
+// advertised returns the condition Advertised, without type, for VIPs. It is true if each VIP is
+// advertised by at least one pod.
 func (all reports) advertised(vips []vip.VIP) metav1.Condition {
 	if len(all) == 0 {
 		return metav1.Condition{
@@ -115,7 +116,7 @@ func (all reports) advertised(vips []vip.VIP) metav1.Condition {
 		case s.advertised == len(all):
 			everywhere++
 			continue
-		case s.advertised > 0: // by some
+		case s.advertised > 0: // advertised by a part of the pods
 		case s.unknown > 0:
 			unknown = true
 		default:
@@ -136,8 +137,8 @@ func (all reports) advertised(vips []vip.VIP) metav1.Condition {
 	return c
 }
 
-// targets returns the condition TargetsReady, without type, for VIPs whose Service has so many
-// targets. It is false while a target of one of them fails in a pod.
+// targets returns the condition TargetsReady, without type, for VIPs of a Service with the given
+// number of targets. It is false while any pod reports a failing target for one of the VIPs.
 func (all reports) targets(vips []vip.VIP, targets int) metav1.Condition {
 	pods, known := map[string][]string{}, false // by message
 	for _, p := range all {
@@ -172,12 +173,12 @@ func (all reports) targets(vips []vip.VIP, targets int) metav1.Condition {
 // checkFailed is the reason while a target fails its checks.
 const checkFailed = "CheckFailed"
 
-// sum is what the pods together do with one VIP.
+// sum aggregates the reports of all pods on one VIP.
 type sum struct {
 	vip                       vip.VIP
 	advertised, unknown, pods int
-	reason                    string              // the one of most pods that report one
-	pod                       map[string][]string // names of these pods by message
+	reason                    string              // the most frequent reason
+	pod                       map[string][]string // names of pods that do not advertise, by message
 }
 
 func (all reports) sum(v vip.VIP) sum {
@@ -203,8 +204,8 @@ func (all reports) sum(v vip.VIP) sum {
 	return s
 }
 
-// String returns such as "2000::1: advertised by 0 of 2 pods: no targets". It names the pods where
-// they differ.
+// String returns a text such as "2000::1: advertised by 0 of 2 pods: no targets". It names pods
+// if not all have the same message.
 func (s sum) String() string {
 	var why []string
 	for _, message := range slices.Sorted(maps.Keys(s.pod)) {
@@ -220,8 +221,8 @@ func (s sum) String() string {
 	return fmt.Sprintf("%s: advertised by %s of %d pods: %s", address(s.vip), count, s.pods, strings.Join(why, ", "))
 }
 
-// mostFrequent returns the key with the highest count, of several the first in order; "" without
-// one.
+// mostFrequent returns the key with the highest count, or "" for an empty map. Among equal counts
+// it returns the first key in alphabetical order.
 func mostFrequent(counts map[string]int) (most string) {
 	for _, key := range slices.Sorted(maps.Keys(counts)) {
 		if counts[key] > counts[most] {
@@ -233,7 +234,7 @@ func mostFrequent(counts map[string]int) (most string) {
 
 func listed(lines []string) string { return listedBy(lines, "; ") }
 
-// listedBy joins lines, at most [maxListed] of them.
+// listedBy joins at most [maxListed] lines, and counts the rest.
 func listedBy(lines []string, separator string) string {
 	if more := len(lines) - maxListed; more > 0 {
 		lines = append(slices.Clone(lines[:maxListed]), fmt.Sprintf("%d more", more))
@@ -241,7 +242,7 @@ func listedBy(lines []string, separator string) string {
 	return strings.Join(lines, separator)
 }
 
-// address returns a VIP of one address without the length of its prefix.
+// address formats a VIP, without the prefix length if it is a single address.
 func address(v vip.VIP) string {
 	if p := v.Prefix(); p.IsSingleIP() {
 		return p.Addr().String()

@@ -53,7 +53,7 @@ const (
 	noGateway = readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY
 )
 
-// vipStatus returns the status of a VIP; readiness 0 is none.
+// vipStatus returns the status of a VIP, without readiness if readiness is 0.
 func vipStatus(v vip.VIP, a readinessv1.Advertisement, r readinessv1.AdvertisementReason,
 	readiness readinessv1.VipReason,
 ) *frontendv1.VipStatus {
@@ -73,13 +73,13 @@ func both() *frontendv1.Status {
 	return statusOf(vipStatus(vip4, announced, ready, 0), vipStatus(vip6, announced, ready, 0))
 }
 
-// noTargets is that of one that advertises only the IPv4 VIP.
+// noTargets is the status of a frontend that advertises only the IPv4 VIP.
 func noTargets() *frontendv1.Status {
 	return statusOf(vipStatus(vip4, announced, ready, 0),
 		vipStatus(vip6, withdrawn, notReady, readinessv1.VipReason_VIP_REASON_NO_TARGETS))
 }
 
-// many is that of a frontend with n VIPs, the first of which it advertises.
+// many is the status of a frontend with n VIPs that advertises the first ones.
 func many(n, advertised int) *frontendv1.Status {
 	s := &frontendv1.Status{}
 	for i := range n {
@@ -120,7 +120,8 @@ func TestReport(t *testing.T) {
 	golden(t, "reports.golden", b.String())
 }
 
-// pod returns a pod of the trench with a report; a nil status is a frontend that does not answer.
+// pod returns a pod of the trench with a report. The frontend does not answer if the status is
+// nil.
 func pod(name string, s *frontendv1.Status) *corev1.Pod {
 	r := Report{Problem: "frontend does not answer: connection refused"}
 	if s != nil {
@@ -143,10 +144,10 @@ func annotated(name, report string) *corev1.Pod {
 	return p
 }
 
-// reportKey is the annotation that brings its report to a Pod of a test.
+// reportKey is the annotation that holds the report of a Pod in tests.
 const reportKey = "report"
 
-// reported returns the reports of pods as the API server would have them.
+// reported returns the reports of pods as read from the API server.
 func reported(pods []*corev1.Pod) map[types.UID]Reported {
 	all := map[types.UID]Reported{}
 	for _, p := range pods {

@@ -12,12 +12,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxRecord is the most bytes of a record: the API server takes as many in the message of a
+// maxRecord is the maximum size of a record in bytes, the API server's limit for the message of a
 // condition.
 const maxRecord = 32 << 10
 
-// record is the part of a Service that makes its stream, as it was accepted last. The leader keeps
-// it in the condition LastAccepted of the Service, where every pod, also a new one, finds the same.
+// record is the last accepted form of the fields of a Service that define its stream. The leader
+// stores it in the condition LastAccepted of the Service, so that every pod, including a new one,
+// reads the same record.
 type record struct {
 	// Generation counts the accepted forms: Services have no metadata.generation.
 	Generation               int64                `json:"generation"`
@@ -27,7 +28,7 @@ type record struct {
 	PublishNotReadyAddresses bool                 `json:"publishNotReadyAddresses,omitempty"`
 }
 
-// Record returns what is to be kept of a Service that is accepted; "" if it is too large.
+// Record returns the record of an accepted Service as JSON, or "" if it is too large.
 func Record(s *corev1.Service) string {
 	last, _ := recordOf(s)
 	r := record{
@@ -49,7 +50,7 @@ func Record(s *corev1.Service) string {
 	return string(text)
 }
 
-// recordOf returns the record of a Service, and whether there is one that can be read.
+// recordOf returns the record of a Service, and reports whether a valid one exists.
 func recordOf(s *corev1.Service) (r record, ok bool) {
 	for _, c := range s.Status.Conditions {
 		if c.Type == v1alpha1.Group+"/"+v1alpha1.LastAccepted {
@@ -59,19 +60,20 @@ func recordOf(s *corev1.Service) (r record, ok bool) {
 	return r, ok
 }
 
-// candidate is a Service with the stream that it gets.
+// candidate is a Service with the stream that is assigned to it.
 type candidate struct {
 	service  *corev1.Service
-	last     *corev1.Service // as it was accepted last; nil if it never was
-	number   int64           // of the accepted form
-	held     vip.Set         // by it as it was accepted last
-	refused  *refusal        // why it does not get the stream that it describes
-	stream   *stream         // nil for none
+	last     *corev1.Service // the last accepted form; nil if it was never accepted
+	number   int64           // generation of the accepted form
+	held     vip.Set         // VIPs of the last accepted form
+	refused  *refusal        // why the described stream is not assigned
+	stream   *stream         // nil if no stream is assigned
 	problems []Problem
 }
 
-// candidates returns the Services with the streams that they describe, or had, as if each was the
-// only one. services are in the order of their age.
+// candidates returns each Service with the stream that it describes, or else with its last
+// accepted stream, without regard to conflicts between Services. services is sorted by age,
+// oldest first.
 func (t *translator) candidates(services []*corev1.Service) []*candidate {
 	all := make([]*candidate, len(services))
 	for i, s := range services {
@@ -90,7 +92,7 @@ func (t *translator) candidates(services []*corev1.Service) []*candidate {
 	return all
 }
 
-// accepted takes over a record.
+// accepted restores the last accepted form from a record.
 func (c *candidate) accepted(r record) {
 	last := *c.service
 	last.Annotations, last.Spec.Ports, last.Spec.Selector = r.Annotations, r.Ports, r.Selector
@@ -99,8 +101,8 @@ func (c *candidate) accepted(r record) {
 	c.last, c.number, c.held = &last, r.Generation, vip.NewSet(vips...)
 }
 
-// fallBack gives a refused Service the stream that it had, without VIPs that the Trench no longer
-// has. Its targets are the present ones.
+// fallBack assigns a refused Service its last accepted stream, without VIPs that the Trench no
+// longer has. Its targets are computed from the current Pods.
 func (t *translator) fallBack(c *candidate) {
 	c.stream, c.problems = nil, nil
 	if c.last == nil {
@@ -129,7 +131,7 @@ func with(annotations map[string]string, name, value string) map[string]string {
 	return changed
 }
 
-// text returns VIPs as in the annotation.
+// text formats VIPs as in the annotation.
 func text(vips []vip.VIP) string {
 	texts := make([]string, len(vips))
 	for i, v := range vips {
@@ -138,9 +140,10 @@ func text(vips []vip.VIP) string {
 	return strings.Join(texts, ",")
 }
 
-// share gives each VIP to one of the Services that claim it: to the one that had it, of several the
-// oldest. A Service that loses one keeps the stream that it had. That may claim other VIPs, so this
-// is repeated after each change; a Service falls back once, and then only loses VIPs.
+// share assigns each VIP to one of the Services that claim it: to the Service that held it
+// before, or else to the oldest. A Service that loses a VIP falls back to its last accepted
+// stream. That stream may claim different VIPs, so the assignment is repeated after each change.
+// It terminates, because a Service falls back only once, and then only loses VIPs.
 func (t *translator) share(all []*candidate) {
 	for {
 		holders := map[vip.VIP]*candidate{}
@@ -182,7 +185,7 @@ func (c *candidate) vips() []vip.VIP {
 	return c.stream.vips
 }
 
-// verdict adds the stream of a candidate, if it has one.
+// verdict returns the verdict on a candidate, and adds its stream, if any, to the trench file.
 func (t *translator) verdict(c *candidate) ServiceVerdict {
 	v := ServiceVerdict{Verdict: Verdict{Object: reference(c.service), Generation: c.service.Generation}}
 	if st := c.stream; st != nil {
@@ -207,7 +210,7 @@ func (t *translator) verdict(c *candidate) ServiceVerdict {
 	return v
 }
 
-// Warning reports whether a problem has no effect on what is served.
+// Warning reports whether a problem has no effect on the traffic.
 func (p Problem) Warning() bool {
 	switch p.Reason {
 	case ReasonUnknownAnnotation, ReasonSessionAffinity, ReasonSourceRanges:

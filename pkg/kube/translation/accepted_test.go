@@ -10,7 +10,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 )
 
-// A record counts the accepted forms: one that differs from the last is the next.
+// A record counts the accepted forms: each form that differs from the last one increments the
+// number.
 func TestRecordCountsAcceptedForms(t *testing.T) {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
 		"vipgate.io/vips": "20.0.0.1", "vipgate.io/typo": "x", "other": "y",

@@ -23,7 +23,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// promised fails unless a translation keeps what it promises, whatever the objects are.
+// promised fails if a translation violates an invariant that holds for all objects.
 func promised(t *testing.T, o translation.Objects) {
 	t.Helper()
 	r := translation.Translate(o, options)
@@ -92,7 +92,7 @@ func FuzzTranslateYAML(f *testing.F) {
 	})
 }
 
-// choices takes decisions from bytes; without any left it takes the first.
+// choices derives decisions from bytes. When no bytes are left, it selects the first alternative.
 type choices struct{ bytes []byte }
 
 func (c *choices) below(n int) int {
@@ -244,7 +244,7 @@ func (c *choices) objects() translation.Objects {
 	return o
 }
 
-// distinct keeps the first of objects with one name: an API server has no second.
+// distinct keeps only the first object of each name, because names are unique in an API server.
 func distinct[T metav1.Object](list []T) []T {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(slices.Clone(list), func(x T) bool {
@@ -277,7 +277,7 @@ func FuzzTranslate(f *testing.F) {
 	})
 }
 
-// The generator of objects reaches what it is for: without that the fuzzing shows nothing.
+// The generator of objects must reach the relevant cases; otherwise fuzzing does not cover them.
 func TestFuzzReachesReasons(t *testing.T) {
 	random := rand.NewChaCha8([32]byte(bytes.Repeat([]byte("seed"), 8)))
 	reached := map[string]int{}

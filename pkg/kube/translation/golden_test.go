@@ -33,7 +33,7 @@ func read(t testing.TB, text []byte) translation.Objects {
 	return o
 }
 
-// base is what cases begin with: a Trench that takes most of the possibilities, and two Pods.
+// base is the common start of all cases: a Trench that uses most fields, and two Pods.
 func base(t testing.TB) []byte {
 	t.Helper()
 	b, err := os.ReadFile("testdata/base.yaml")
@@ -43,8 +43,8 @@ func base(t testing.TB) []byte {
 	return b
 }
 
-// cases are the golden files by name: objects.yaml, after those of base.yaml unless it has a
-// Trench, and what becomes of them.
+// cases maps names to golden files: objects.yaml, which is appended to base.yaml unless it has a
+// Trench, and the results.
 func cases(t testing.TB) map[string]*txtar.Archive {
 	t.Helper()
 	names, err := filepath.Glob("testdata/*.txtar")
@@ -71,7 +71,7 @@ func objectsOf(t testing.TB, a *txtar.Archive) translation.Objects {
 	return read(t, text)
 }
 
-// shown are the files that a result is compared by.
+// shown returns the result as the content of golden files.
 func shown(r translation.Result) []txtar.File {
 	var files []txtar.File
 	if r.File != nil {

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// maxName is the most characters of a name in the trench file.
+// maxName is the maximum length of a name in the trench file.
 const maxName = 60
 
-// hashLength is how many characters of a name that is shortened are its hash.
+// hashLength is the length of the hash in a shortened name.
 const hashLength = 16
 
-// fileName returns the name in the trench file of something in Kubernetes. One that is too long, or
-// has other characters than the file allows, ends with its hash.
+// fileName returns the name of a Kubernetes object in the trench file. A name that is too long,
+// or has characters that the file does not allow, is changed and ends with a hash.
 func fileName(s string) string {
 	return shortened(s, maxName)
 }

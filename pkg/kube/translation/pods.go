@@ -14,13 +14,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// networkStatus is the annotation in which Multus says the addresses of a Pod.
+// networkStatus is the annotation in which Multus lists the addresses of a Pod.
 const networkStatus = "k8s.v1.cni.cncf.io/network-status"
 
-// endpoint is what may become a target: a Pod, or endpoints of EndpointSlices.
+// endpoint is a potential target: a Pod, or endpoints of EndpointSlices.
 type endpoint struct {
 	object      corev1.ObjectReference
-	pod         *corev1.Pod // nil for one of an EndpointSlice
+	pod         *corev1.Pod // nil for an endpoint of an EndpointSlice
 	name        string
 	ips         addresses
 	ready       bool
@@ -35,7 +35,8 @@ func (e *endpoint) problem(reason, format string, args ...any) {
 // label is a label of an object in a namespace.
 type label struct{ namespace, key, value string }
 
-// readPods returns the Pods of the trench by those of their labels that Services select first.
+// readPods returns the Pods of the trench, indexed by the labels that are the first key of a
+// Service's selector.
 func (t *translator) readPods(pods []*corev1.Pod, services []*corev1.Service) map[label][]*endpoint {
 	wanted := map[string]bool{}
 	for _, s := range services {
@@ -82,19 +83,19 @@ func (t *translator) readPods(pods []*corev1.Pod, services []*corev1.Service) ma
 	return byLabel
 }
 
-// firstKey returns one key of a selector, always the same.
+// firstKey returns the alphabetically first key of a selector.
 func firstKey(selector map[string]string) string {
 	return slices.Min(slices.Collect(maps.Keys(selector)))
 }
 
-// older compares the age of objects, and their names if they are as old.
+// older compares objects by age, then by name.
 func older[T metav1.Object](a, b T) int {
 	x, y := a.GetCreationTimestamp(), b.GetCreationTimestamp()
 	return cmp.Or(x.Compare(y.Time), cmp.Compare(a.GetNamespace(), b.GetNamespace()),
 		cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.GetUID(), b.GetUID()))
 }
 
-// readPod returns what a Pod says of itself. One that does not run has no address.
+// readPod returns the endpoint of a Pod. A Pod that is not running has no address.
 func (t *translator) readPod(pod *corev1.Pod) *endpoint {
 	e := &endpoint{
 		object: corev1.ObjectReference{
@@ -118,7 +119,7 @@ func (t *translator) readPod(pod *corev1.Pod) *endpoint {
 			continue
 		}
 		if e.ips[vip.FamilyOf(a)].IsValid() {
-			continue // a second one of the family
+			continue // use only the first address of a family
 		}
 		if problem := t.settings.refuses(a); problem != "" {
 			e.problem(ReasonAddressRefused, "Pod %s has address %s, which %s", pod.Name, a, problem)

@@ -15,9 +15,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
-// Read adds the objects of YAML documents or of JSON, also of lists as kubectl prints them. Objects
-// of kinds that do not matter are left out. The error names the object that cannot be read, or a
-// second Trench.
+// Read adds the objects of YAML documents or of JSON, including the lists that kubectl prints. It
+// ignores kinds that the translation does not use. The error names the object that cannot be
+// read, or a second Trench.
 func (o *Objects) Read(r io.Reader) error {
 	documents := yaml.NewYAMLOrJSONDecoder(r, 4096)
 	for n := 1; ; n++ {

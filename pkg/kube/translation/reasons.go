@@ -2,16 +2,16 @@ package translation
 
 // Reasons of a Trench.
 const (
-	// ReasonValid: there is a trench file.
+	// ReasonValid: the trench file is valid.
 	ReasonValid = "Valid"
-	// ReasonNotFound: there is no Trench. The previous file stays in force.
+	// ReasonNotFound: the Trench does not exist. The previous file stays in force.
 	ReasonNotFound = "NotFound"
-	// ReasonInvalid: the Trench makes no trench file. The previous one stays in force. Of a Service:
-	// the reader of the trench file refuses its stream.
+	// ReasonInvalid, of a Trench: its translation is not a valid trench file. The previous file stays
+	// in force. Of a Service: the reader of the trench file refuses its stream.
 	ReasonInvalid = "Invalid"
 	// ReasonPasswordMissing, of a Secret: it, or its key, does not exist. The gateway has no session.
 	ReasonPasswordMissing = "PasswordMissing"
-	// ReasonAddressNotPublished: an address of spec.publish is none. The others are published.
+	// ReasonAddressNotPublished: an address of spec.publish is invalid. The valid ones are published.
 	ReasonAddressNotPublished = "AddressNotPublished"
 )
 
@@ -19,45 +19,46 @@ const (
 const (
 	// ReasonAccepted: the Service is a stream.
 	ReasonAccepted = "Accepted"
-	// ReasonUnknownAnnotation: an annotation vipgate.io/* is not one of a Service. A warning.
+	// ReasonUnknownAnnotation: an annotation vipgate.io/* is not defined for Services. A warning.
 	ReasonUnknownAnnotation = "UnknownAnnotation"
 	// ReasonInvalidAnnotation: an annotation has a value that the reader of the trench file refuses.
 	ReasonInvalidAnnotation = "InvalidAnnotation"
 	// ReasonNoVIPs: the annotation vipgate.io/vips is missing or empty.
 	ReasonNoVIPs = "NoVIPs"
-	// ReasonVIPNotAllowed: a VIP is not one of the Trench.
+	// ReasonVIPNotAllowed: the Trench does not have the VIP.
 	ReasonVIPNotAllowed = "VIPNotAllowed"
-	// ReasonVIPHeld: a Service that had the VIP before, or is older, has it; or a stream of the Trench.
+	// ReasonVIPHeld: the VIP belongs to an earlier or older Service, or to a stream of the Trench.
 	ReasonVIPHeld = "VIPHeld"
 	// ReasonSessionAffinity: spec.sessionAffinity is set. A warning.
 	ReasonSessionAffinity = "SessionAffinity"
-	// ReasonPortTranslation: a targetPort is not the port. Of a Pod or EndpointSlice: it has another
-	// number for it, and is left out.
+	// ReasonPortTranslation: targetPort differs from port. A Pod or EndpointSlice that has a
+	// different number for the port is left out.
 	ReasonPortTranslation = "PortTranslation"
-	// ReasonNoCheck: there is neither a check nor a TCP port to check.
+	// ReasonNoCheck: the Service has neither a check nor a TCP port to check.
 	ReasonNoCheck = "NoCheck"
 )
 
-// Reasons of what is left out of a Service that is accepted.
+// Reasons of problems of an accepted Service.
 const (
 	// ReasonNoPods: no Pod has the labels of the selector and of the trench.
 	ReasonNoPods = "NoPods"
-	// ReasonNetworkStatusMissing, of a Pod: it has no annotation of Multus, or one that is not valid.
+	// ReasonNetworkStatusMissing, of a Pod: the annotation of Multus is missing or invalid.
 	ReasonNetworkStatusMissing = "NetworkStatusMissing"
 	// ReasonNetworkMissing, of a Pod: it has no address of the Trench's network.
 	ReasonNetworkMissing = "NetworkMissing"
-	// ReasonAddressRefused, of a Pod or EndpointSlice: an address is not one of a host, outside the
-	// subnets, or in a VIP.
+	// ReasonAddressRefused, of a Pod or EndpointSlice: an address is not a host address, is outside
+	// the subnets, or is in a VIP.
 	ReasonAddressRefused = "AddressRefused"
-	// ReasonAddressTaken, of a Pod or EndpointSlice: an older Pod, or another endpoint, has the address.
+	// ReasonAddressTaken, of a Pod or EndpointSlice: an older Pod, or another endpoint, has the
+	// address.
 	ReasonAddressTaken = "AddressTaken"
-	// ReasonNotChecked, of a Pod or EndpointSlice: an endpoint has no address of the families that are
-	// checked.
+	// ReasonNotChecked, of a Pod or EndpointSlice: an endpoint has no address of a family that the
+	// check covers.
 	ReasonNotChecked = "NotChecked"
-	// ReasonNoAddressOfFamily: there are endpoints, but none has an address of a VIP's family.
+	// ReasonNoAddressOfFamily: the Service has endpoints, but none with an address of a VIP's family.
 	ReasonNoAddressOfFamily = "NoAddressOfFamily"
 	// ReasonSourceRanges: spec.loadBalancerSourceRanges has no effect. A warning.
 	ReasonSourceRanges = "SourceRangesIgnored"
-	// ReasonMore: there are more problems than those that are listed.
+	// ReasonMore: the list of problems is truncated.
 	ReasonMore = "MoreProblems"
 )

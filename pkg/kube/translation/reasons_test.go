@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// Every reason of a refusal is in the table of docs/kubernetes.md, and the table has no others.
+// The table of docs/kubernetes.md contains exactly the reasons of refusals.
 func TestReasonsAreDocumented(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "reasons.go", nil, 0)
 	if err != nil {

@@ -15,21 +15,21 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// settings are what a Trench says to its Services.
+// settings holds the configuration of a Trench that its Services depend on.
 type settings struct {
 	trench     *v1alpha1.Trench
 	namespaces []string
-	network    string // NAMESPACE/NAME; "" without
+	network    string // NAMESPACE/NAME; "" for the pod network
 	subnets    []netip.Prefix
-	vips       []vip.VIP          // those of the attractor that are valid, sorted
-	held       map[vip.VIP]string // by streams of the Trench: the name of the stream
-	names      map[string]bool    // of those streams
-	attractor  map[string]any     // as it is written
+	vips       []vip.VIP          // valid VIPs of the attractor, sorted
+	held       map[vip.VIP]string // name of the Trench's stream that has the VIP
+	names      map[string]bool    // names of the streams
+	attractor  map[string]any     // content of the field in the trench file
 	keys       map[string][]byte
 	problems   []Problem
 }
 
-// newSettings returns them, or why the Trench is refused.
+// newSettings returns the settings, or the reason why the Trench is refused.
 func newSettings(t *v1alpha1.Trench, secrets []*corev1.Secret, keyDir string) (*settings, error) {
 	s := &settings{
 		trench: t, namespaces: t.Spec.Namespaces, held: map[vip.VIP]string{}, names: map[string]bool{},
@@ -56,7 +56,7 @@ func newSettings(t *v1alpha1.Trench, secrets []*corev1.Secret, keyDir string) (*
 	return s, s.readGateways(secrets, keyDir)
 }
 
-// readPublish reports addresses that cannot be published. The others are.
+// readPublish reports the invalid addresses of spec.publish. The valid ones are published.
 func (s *settings) readPublish() {
 	if s.trench.Spec.Publish == nil {
 		return
@@ -76,7 +76,7 @@ func (s *settings) readPublish() {
 	}
 }
 
-// vipsOf returns the VIPs of an object that are valid; the trench file's reader reports others.
+// vipsOf returns the valid VIPs of an object. The reader of the trench file reports invalid ones.
 func vipsOf(m map[string]any) []vip.VIP {
 	var vips []vip.VIP
 	list, _ := m["vips"].([]any)
@@ -139,7 +139,7 @@ func (s *settings) readGateways(secrets []*corev1.Secret, keyDir string) error {
 			return fmt.Errorf("%s.passwordSecret: write the name and the key of a Secret, "+
 				"such as {name: gw-1, key: password}", field)
 		}
-		// No Secret has an underscore in its name: two keys never share a file.
+		// The name of a Secret contains no underscore, so two keys never share a file.
 		file := shortened(name+"_"+key, maxFileName)
 		gateway = maps.Clone(gateway)
 		delete(gateway, "passwordSecret")
@@ -152,7 +152,7 @@ func (s *settings) readGateways(secrets []*corev1.Secret, keyDir string) error {
 	return nil
 }
 
-// maxFileName is the longest name of a file that Linux takes.
+// maxFileName is the maximum length of a file name in Linux (NAME_MAX).
 const maxFileName = 255
 
 func (s *settings) readPassword(secrets []*corev1.Secret, name, key, file string) {
@@ -195,8 +195,8 @@ func (s *settings) refuses(a netip.Addr) string {
 	return ""
 }
 
-// covering returns the VIP of the attractor that contains an address. No two VIPs overlap: the
-// reader of the trench file refuses those.
+// covering returns the VIP of the attractor that contains an address. At most one does, because
+// the reader of the trench file refuses overlapping VIPs.
 func (s *settings) covering(a netip.Addr) (vip.VIP, bool) {
 	i, found := slices.BinarySearchFunc(s.vips, a,
 		func(v vip.VIP, a netip.Addr) int { return v.Prefix().Addr().Compare(a) })

@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// readSlices returns EndpointSlices by the Service that they belong to, sorted by name.
+// readSlices returns the EndpointSlices of each Service, sorted by name.
 func readSlices(all []*discoveryv1.EndpointSlice) map[label][]*discoveryv1.EndpointSlice {
 	byService := map[label][]*discoveryv1.EndpointSlice{}
 	for _, s := range all {
@@ -31,8 +31,8 @@ func readSlices(all []*discoveryv1.EndpointSlice) map[label][]*discoveryv1.Endpo
 	return byService
 }
 
-// sliceEndpoints returns the endpoints of a Service without a selector, by name. What several
-// slices say of one object, such as its addresses of both families, is one endpoint.
+// sliceEndpoints returns the endpoints of a Service without a selector, sorted by name. Entries of
+// several slices for one object, such as its addresses of both families, are merged.
 func (t *translator) sliceEndpoints(s *corev1.Service) []*endpoint {
 	byName := map[string]*endpoint{}
 	holders := map[netip.Addr]string{}
@@ -49,7 +49,7 @@ func (t *translator) sliceEndpoints(s *corev1.Service) []*endpoint {
 			if len(x.Addresses) == 0 {
 				continue
 			}
-			text := x.Addresses[0] // all are of one endpoint
+			text := x.Addresses[0] // the API defines the addresses as equivalent
 			name := strings.ReplaceAll(text, ":", "-")
 			if x.TargetRef != nil && x.TargetRef.Name != "" {
 				name = x.TargetRef.Name
@@ -96,7 +96,7 @@ func (t *translator) sliceEndpoints(s *corev1.Service) []*endpoint {
 	return list
 }
 
-// translatedPort returns the problem of a slice whose ports are not those of the Service.
+// translatedPort returns the problem of a slice whose ports differ from the Service, or "".
 func translatedPort(s *corev1.Service, slice *discoveryv1.EndpointSlice) string {
 	for _, p := range slice.Ports {
 		for _, q := range s.Spec.Ports {

@@ -24,8 +24,8 @@ import (
 type stream struct {
 	name     string
 	vips     []vip.VIP
-	fields   []byte          // what follows its VIPs in the file, without its targets
-	families trench.Families // that are checked
+	fields   []byte          // lines between the VIPs and the targets in the file
+	families trench.Families // families that the check covers
 	targets  []target
 }
 
@@ -36,10 +36,10 @@ func refuse(reason, format string, args ...any) *refusal {
 	return &refusal{reason, message(format, args...)}
 }
 
-// maxMessage is the most bytes of a message: an Event takes 1024.
+// maxMessage is the maximum size of a message in bytes; the limit of an Event is 1024.
 const maxMessage = 1000
 
-// message returns a message that is cut short if it is long, as it is when it quotes an annotation.
+// message formats a message and truncates it, because it may quote a long annotation.
 func message(format string, args ...any) string {
 	s := fmt.Sprintf(format, args...)
 	if len(s) > maxMessage {
@@ -48,7 +48,7 @@ func message(format string, args ...any) string {
 	return s
 }
 
-// annotations are those of a Service, by the field of a stream that they set.
+// annotations maps fields of a stream to the annotation of a Service that sets them.
 var annotations = map[string]string{
 	"vips": v1alpha1.VIPsAnnotation, "check": v1alpha1.CheckAnnotation, "minReady": v1alpha1.MinReadyAnnotation,
 	"drainTime": v1alpha1.DrainTimeAnnotation, "maglev": v1alpha1.MaglevAnnotation,
@@ -87,7 +87,7 @@ func (t *translator) newStream(s *corev1.Service) (*stream, *refusal) {
 	return result, nil
 }
 
-// origin returns where a field of the stream of a Service comes from.
+// origin returns the part of a Service that sets a field of its stream.
 func origin(path string) string {
 	field, rest, _ := strings.Cut(path, ".")
 	switch {
@@ -101,7 +101,7 @@ func origin(path string) string {
 	return "annotation " + annotations[field] + ": " + rest
 }
 
-// warnings returns what has no effect on what is served.
+// warnings returns the problems of a Service that have no effect on its traffic.
 func warnings(s *corev1.Service) (all []Problem) {
 	warn := func(reason, format string, args ...any) {
 		all = append(all, Problem{reference(s), reason, message(format, args...)})
@@ -165,7 +165,7 @@ func parseVIPs(s *corev1.Service) ([]vip.VIP, *refusal) {
 	return vips, nil
 }
 
-// lacks returns why no Service may have a VIP; nil if one may.
+// lacks returns why no Service may have a VIP, or nil if the VIP is available.
 func (t *translator) lacks(v vip.VIP) *refusal {
 	if _, ok := slices.BinarySearchFunc(t.settings.vips, v, vip.Compare); !ok {
 		if wider, ok := t.settings.covering(v.Prefix().Addr()); ok {
@@ -181,7 +181,7 @@ func (t *translator) lacks(v vip.VIP) *refusal {
 	return nil
 }
 
-// fields returns the fields of the stream of a Service, as they are written.
+// fields returns the fields of the stream of a Service in the format of the trench file.
 func (t *translator) fields(s *corev1.Service) ([]byte, *refusal) {
 	m := maps.Clone(t.defaults)
 	for _, name := range []string{"check", "maglev"} {
@@ -223,7 +223,7 @@ func (t *translator) fields(s *corev1.Service) ([]byte, *refusal) {
 	return appendFields([]byte("    "), "    ", m), nil
 }
 
-// match returns which packets belong to a Service.
+// match returns the match entries that select the packets of a Service.
 func match(ports []corev1.ServicePort) []any {
 	byProtocol := map[string][]int32{}
 	for _, p := range ports {
@@ -243,17 +243,18 @@ func match(ports []corev1.ServicePort) []any {
 	return entries
 }
 
-// protocol returns the protocol of a port; TCP if it says none.
+// protocol returns the protocol of a port; the default is TCP.
 func protocol(p corev1.Protocol) corev1.Protocol { return cmp.Or(p, corev1.ProtocolTCP) }
 
-// checkKinds are the fields of which a check has one.
+// checkKinds lists the fields of a check that exclude each other.
 var checkKinds = []string{"tcp", "http", "grpc"}
 
 func hasKind(check map[string]any) bool {
 	return slices.ContainsFunc(checkKinds, func(kind string) bool { _, ok := check[kind]; return ok })
 }
 
-// merged returns the fields of both; those of over win, and a kind of check replaces any other.
+// merged returns the union of the fields. A field of over takes precedence, and a check kind of
+// over replaces the check kind of defaults.
 func merged(defaults any, over map[string]any) map[string]any {
 	m, _ := defaults.(map[string]any)
 	m = maps.Clone(m)
@@ -269,7 +270,7 @@ func merged(defaults any, over map[string]any) map[string]any {
 	return m
 }
 
-// parseObject reads an object of JSON.
+// parseObject parses a JSON object.
 func parseObject(text string) (map[string]any, error) {
 	d := json.NewDecoder(strings.NewReader(text))
 	d.UseNumber()
@@ -289,7 +290,7 @@ func parseObject(text string) (map[string]any, error) {
 	return m, nil
 }
 
-// problemOf returns an error of a reader of JSON without types of Go.
+// problemOf returns the text of a JSON error without Go types.
 func problemOf(err error) string {
 	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
 		return "unexpected " + wrong.Value
@@ -297,13 +298,14 @@ func problemOf(err error) string {
 	return err.Error()
 }
 
-// readFields is what the reader of the trench file says of the fields of a stream.
+// readFields is the result of parsing the fields of a stream with the reader of the trench file.
 type readFields struct {
 	families trench.Families
-	problems *trench.Errors // Field is below the stream; nil if there are none
+	problems *trench.Errors // Field is relative to the stream; nil without problems
 }
 
-// probe is a file around the fields of a stream; no host has an address in its VIP (RFC 6666).
+// probe is the start of a trench file to parse the fields of a stream. Its VIP is in the
+// discard-only prefix (RFC 6666), which no host uses.
 const probe = `trench: probe
 attractor:
   name: probe
@@ -313,8 +315,8 @@ streams:
     vips: ["100::1/128"]
 `
 
-// read reads the fields of a stream as the reader of the trench file will. What that says of them
-// depends on the rest of the file only for addresses in VIPs: those are compared here.
+// read parses the fields of a stream with the reader of the trench file. The result depends on the
+// rest of the file only for source addresses in VIPs, which read compares itself.
 func (t *translator) read(fields []byte) readFields {
 	if known, ok := t.known[string(fields)]; ok {
 		return known

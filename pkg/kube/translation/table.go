@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Table returns the verdicts as a table: one line for each object, and for each problem.
+// Table returns the verdicts as a table with one line for each object and each problem.
 func (r Result) Table() string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -31,7 +31,7 @@ func (r Result) Table() string {
 	return b.String()
 }
 
-// Refused reports whether an object, or a part of one, is refused.
+// Refused reports whether any object, or a part of it, is refused.
 func (r Result) Refused() bool {
 	refused := !r.Trench.Accepted || len(r.Trench.Problems) > 0
 	for _, v := range r.Services {

@@ -12,10 +12,11 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxProblems bounds the problems of a Service that are listed.
+// maxProblems is the maximum number of listed problems of a Service.
 const maxProblems = 20
 
-// addTargets adds the targets of a Service to its stream. It returns what is left out.
+// addTargets adds the targets of a Service to its stream, and returns the problems of omitted
+// ones.
 func (t *translator) addTargets(s *corev1.Service, st *stream) ([]Problem, *refusal) {
 	list := t.endpointsOf(s)
 	problems := warnings(s)
@@ -70,7 +71,8 @@ func (t *translator) addTargets(s *corev1.Service, st *stream) ([]Problem, *refu
 	return problems, nil
 }
 
-// endpointsOf returns what the selector of a Service selects, or its EndpointSlices have, by name.
+// endpointsOf returns the endpoints of a Service, sorted by name: the Pods that its selector
+// selects, or the endpoints of its EndpointSlices if it has no selector.
 func (t *translator) endpointsOf(s *corev1.Service) []*endpoint {
 	if len(s.Spec.Selector) == 0 {
 		return t.sliceEndpoints(s)
@@ -90,8 +92,8 @@ func (t *translator) endpointsOf(s *corev1.Service) []*endpoint {
 	return selected
 }
 
-// withPorts returns the endpoints that have the ports of a Service, and the problems of the others:
-// a targetPort that is a name may have another number in each Pod.
+// withPorts returns the endpoints that have the ports of a Service, and the problems of the
+// rejected endpoints. A named targetPort may have a different number in each Pod.
 func withPorts(s *corev1.Service, list []*endpoint) ([]*endpoint, []Problem) {
 	named := slices.DeleteFunc(slices.Clone(s.Spec.Ports), func(p corev1.ServicePort) bool {
 		return p.TargetPort.Type != intstr.String
@@ -124,8 +126,8 @@ func withPorts(s *corev1.Service, list []*endpoint) ([]*endpoint, []Problem) {
 	return having, problems
 }
 
-// containerPort returns the number that a Pod has for a named targetPort; 0 for none. Sidecars are
-// among the containers that start first.
+// containerPort returns the number of a named targetPort in a Pod, or 0 if no container has it. It
+// searches init containers, too, because sidecars are among them.
 func containerPort(pod *corev1.Pod, p corev1.ServicePort) int32 {
 	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
 		for _, c := range containers {

@@ -17,21 +17,21 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// maxFileSize is the largest trench file that the reader takes.
+// maxFileSize is the size limit of the trench file's reader.
 const maxFileSize = 8 << 20
 
-// translator is one translation.
+// translator holds the state of one translation.
 type translator struct {
 	settings *settings
-	defaults map[string]any // of a stream, as they are written
+	defaults map[string]any // spec.defaults, by field of a stream
 	known    map[string]readFields
 	pods     map[label][]*endpoint
 	slices   map[label][]*discoveryv1.EndpointSlice
 	streams  []*stream
 }
 
-// Translate returns the trench file of a Trench and its Services. It is pure: it depends on the
-// objects, not on their order, and on nothing else.
+// Translate returns the trench file of a Trench and its Services. It is pure: the result depends
+// only on its arguments, and not on the order of the objects.
 func Translate(objects Objects, options Options) Result {
 	u := objects.Trench
 	r := Result{Trench: Verdict{Object: corev1.ObjectReference{
@@ -52,7 +52,7 @@ func Translate(objects Objects, options Options) Result {
 	return r
 }
 
-// translate fills the result in. The error is why the Trench is refused.
+// translate sets the fields of the result. It returns the reason why the Trench is refused.
 func (r *Result) translate(objects Objects, options Options) error {
 	decoded, err := v1alpha1.FromUnstructured(objects.Trench)
 	if err != nil {
@@ -90,7 +90,7 @@ func (r *Result) translate(objects Objects, options Options) error {
 	return t.refused(r.File)
 }
 
-// list returns the first VIPs of a list, separated by commas.
+// list formats the first VIPs of a list, separated by commas.
 func list(vips []vip.VIP) string {
 	const enough = 10
 	var texts []string
@@ -107,7 +107,7 @@ func reference(s *corev1.Service) corev1.ObjectReference {
 	return corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: s.Namespace, Name: s.Name, UID: s.UID}
 }
 
-// file writes the trench file.
+// file returns the content of the trench file.
 func (t *translator) file() []byte {
 	meta := t.settings.trench.ObjectMeta
 	b := fmt.Appendf(nil, "# Translated from Trench %s/%s: changes are overwritten.\n",
@@ -140,7 +140,7 @@ func appendObject(b []byte, indent string, m map[string]any) []byte {
 	return appendFields(append(append(b, '\n'), indent...), indent, m)
 }
 
-// refused returns what the reader of the trench file refuses, with the path of the Trench.
+// refused returns the errors of the trench file's reader, with paths in the Trench.
 func (t *translator) refused(file []byte) error {
 	if len(file) > maxFileSize {
 		return fmt.Errorf("the trench file has %d bytes, more than the %d that are read: "+
@@ -154,10 +154,10 @@ func (t *translator) refused(file []byte) error {
 	return errors.New(joined(refused, t.path))
 }
 
-// linesOfFile are the places in messages of the reader that mean nothing outside of the file.
+// linesOfFile matches line numbers in messages of the reader, which have no meaning to the user.
 var linesOfFile = regexp.MustCompile(`, first in line \d+| of line \d+`)
 
-// joined returns the first problems of a file, each with where it comes from.
+// joined returns the first problems of a file, each with the path of its origin.
 func joined(refused *trench.Errors, path func(field string) string) string {
 	const enough = 3
 	var texts []string
@@ -170,7 +170,7 @@ func joined(refused *trench.Errors, path func(field string) string) string {
 	return strings.Join(texts, "; ")
 }
 
-// path returns where a field of the trench file comes from.
+// path returns the field of the Trench, or the stream, that a field of the trench file comes from.
 func (t *translator) path(field string) string {
 	switch {
 	case field == "":

@@ -24,7 +24,7 @@ func TestObjectsAreNotChanged(t *testing.T) {
 	}
 }
 
-// A list of kubectl, in YAML and in JSON, is its objects.
+// Read returns the objects of a kubectl list in YAML and in JSON.
 func TestReadLists(t *testing.T) {
 	const service = `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "%s"}}`
 	const serviceList = `{"apiVersion": "v1", "kind": "ServiceList", "items": [` + service + `]}`
@@ -54,7 +54,7 @@ func TestReadErrors(t *testing.T) {
 	}
 }
 
-// The limit is that of the reader: a file that lb refuses is not written.
+// The size limit equals the limit of the reader, so that no file is written that lb refuses.
 func TestSizeOfFile(t *testing.T) {
 	const limit = 8 << 20
 	o := read(t, base(t))

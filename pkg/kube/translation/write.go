@@ -13,13 +13,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// plainNumber are the texts that begin with a digit and are written without quotes.
+// plainNumber matches the scalars that begin with a digit and are written without quotes.
 var plainNumber = regexp.MustCompile(`^([0-9]+(\.[0-9]+){3}(/[0-9]+)?|[0-9]+(ns|us|ms|s|m|h))$`)
 
-// words are texts without quotes that YAML takes for something else.
+// words lists the scalars that YAML reads as booleans or null unless they are quoted.
 var words = []string{"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
-// plain reports whether a text needs no quotes, for any reader of YAML.
+// plain reports whether every YAML reader reads s as a string without quotes.
 func plain(s string) bool {
 	if s == "" || s[0] >= '0' && s[0] <= '9' {
 		return plainNumber.MatchString(s)
@@ -34,7 +34,7 @@ func plain(s string) bool {
 	return !slices.Contains(words, strings.ToLower(s))
 }
 
-// appendText writes a text. What is quoted is ASCII: the escapes of Go are those of YAML, too.
+// appendText writes a string, quoted in ASCII if needed. The escapes of Go are valid in YAML.
 func appendText(b []byte, s string) []byte {
 	if plain(s) {
 		return append(b, s...)
@@ -42,7 +42,7 @@ func appendText(b []byte, s string) []byte {
 	return strconv.AppendQuoteToASCII(b, s)
 }
 
-// appendAddress writes an address or a prefix; those of IPv6 need quotes for their colons.
+// appendAddress writes an address or a prefix. IPv6 needs quotes because of the colons.
 func appendAddress[T interface{ AppendTo([]byte) []byte }](b []byte, a T, family vip.Family) []byte {
 	if family == vip.IPv4 {
 		return a.AppendTo(b)
@@ -50,7 +50,8 @@ func appendAddress[T interface{ AppendTo([]byte) []byte }](b []byte, a T, family
 	return append(a.AppendTo(append(b, '"')), '"')
 }
 
-// fieldOrder are the fields that are written first; the others follow in the order of the alphabet.
+// fieldOrder lists the fields that are written first. The remaining fields follow in alphabetical
+// order.
 var fieldOrder = []string{
 	"name", "address", "ips", "vips", "minReady", "tcp", "http", "grpc", "port", "check", "drainTime", "maglev",
 	"protocols",
@@ -71,7 +72,7 @@ func fieldNames(m map[string]any) []string {
 	})
 }
 
-// appendValue writes a value of JSON in one line.
+// appendValue writes a JSON value in one line.
 func appendValue(b []byte, v any) []byte {
 	switch v := v.(type) {
 	case map[string]any:
@@ -98,15 +99,15 @@ func appendValue(b []byte, v any) []byte {
 	case nil:
 		return append(b, "null"...)
 	case float64:
-		return strconv.AppendFloat(b, v, 'f', -1, 64) // YAML is decoded to these
+		return strconv.AppendFloat(b, v, 'f', -1, 64) // type of numbers decoded from YAML
 	case bool, int, int32, int64, json.Number:
 		return fmt.Append(b, v)
 	}
 	return appendText(b, fmt.Sprint(v))
 }
 
-// appendFields writes the fields of an object, one a line, and lists of objects with one a line.
-// Without fields nothing is written.
+// appendFields writes the fields of an object, one per line, and each item of a list of objects
+// on a separate line. It writes nothing for an empty object.
 func appendFields(b []byte, indent string, m map[string]any) []byte {
 	for i, name := range fieldNames(m) {
 		if i > 0 {
@@ -172,7 +173,7 @@ func appendTargets(b []byte, targets []target) []byte {
 	return b
 }
 
-// addresses are at most one of each family; the zero Addr is none.
+// addresses holds at most one address per family; the zero Addr means none.
 type addresses [len(vip.Families)]netip.Addr
 
 func (a addresses) empty() bool { return a == addresses{} }

@@ -25,17 +25,17 @@ const (
 
 type object = map[string]any
 
-// converter turns schemas of the trench file into structural schemas of Kubernetes, which know no
-// references, one type for each value and few keywords.
+// converter converts schemas of the trench file to structural schemas of Kubernetes, which have no
+// references, one type per value and few keywords.
 type converter struct {
 	defs object
-	// nested reports whether the schemas are of streams: their lists have no limit, so the API server
-	// takes no rule there, whose cost is that of the longest possible list.
+	// nested reports whether the schemas belong to streams. Their lists have no limit, so the API
+	// server refuses rules there: it estimates the cost of a rule for the longest possible list.
 	nested bool
 }
 
-// addresses are the schemas of addresses and prefixes. Their patterns in the trench file have 300
-// characters, which the API server would print; a rule has a message.
+// addresses lists the schemas of addresses and prefixes. In the trench file they have patterns of
+// 300 characters, which the API server would print in errors; a rule has a message instead.
 func (c converter) addresses(name string) (object, bool) {
 	s := object{"type": "string"}
 	rule := func(rule, message string) {
@@ -66,7 +66,7 @@ func (c converter) addresses(name string) (object, bool) {
 	return s, true
 }
 
-// whole are the patterns of whole numbers with quotes, which Kubernetes does not take for numbers.
+// whole lists the patterns of quoted integers, which Kubernetes does not accept as numbers.
 var whole = regexp.MustCompile(`^\^\[1-9\]\[0-9\]\{0,[0-9]+\}\$$`)
 
 func (c converter) convert(in object) object {
@@ -102,12 +102,12 @@ func (c converter) convert(in object) object {
 				properties[field] = c.convert(of.(object))
 			}
 			out[name] = properties
-		case "uniqueItems", "additionalProperties", "examples", "default", "if", "then": // what Kubernetes cannot say
+		case "uniqueItems", "additionalProperties", "examples", "default", "if", "then": // not in structural schemas
 		default:
 			panic("unknown keyword " + name)
 		}
 	}
-	// Not a default of Kubernetes: those would be written into objects.
+	// Do not set a default: Kubernetes would write it into objects.
 	text, _ := out["description"].(string)
 	if initial, ok := in["default"]; ok && !strings.Contains(text, "The default") {
 		out["description"] = fmt.Sprintf("%s Default: %v.", text, initial)
@@ -215,7 +215,7 @@ func crd(t *testing.T) object {
 	for _, name := range []string{"drainTime", "minReady", "check", "maglev"} {
 		defaults[name] = at(stream, "properties", name)
 	}
-	delete(at(defaults, "check"), "oneOf") // the kind of the check may be that of the Service
+	delete(at(defaults, "check"), "oneOf") // a Service may set the kind of the check
 	properties["defaults"] = object{
 		"description": "What the streams of Services have unless an annotation of the Service says otherwise.",
 		"type":        "object", "properties": defaults,
@@ -245,7 +245,7 @@ func TestCRD(t *testing.T) {
 	}
 }
 
-// Every field of the types is in the schema, and every field of the schema in the types.
+// The types and the schema have the same fields.
 func TestCRDHasFieldsOfTypes(t *testing.T) {
 	version := at(crd(t), "spec")["versions"].([]any)[0].(object)
 	properties := at(version, "schema", "openAPIV3Schema", "properties")
@@ -275,8 +275,8 @@ func TestCRDHasFieldsOfTypes(t *testing.T) {
 	}
 }
 
-// structural fails for what the API server refuses in a structural schema, and for a field without
-// a description.
+// structural fails for elements that the API server refuses in a structural schema, and for fields
+// without a description.
 func structural(t *testing.T, path string, s object) {
 	t.Helper()
 	if s["type"] == nil && s["x-kubernetes-int-or-string"] != true {

@@ -97,9 +97,9 @@ type Publish struct {
 	GatewayClass string `json:"gatewayClass,omitempty"`
 }
 
-// PublishedAddress reports whether the API server takes an address in the status of a Service: an
-// IP address without a zone and not an IPv4 address in IPv6 form, or a DNS name that is not like an
-// IPv4 address. The schema of the CustomResourceDefinition has the same rule.
+// PublishedAddress reports whether the API server accepts an address in the status of a Service:
+// an IP address without a zone that is not an IPv4-mapped IPv6 address, or a DNS name that does
+// not look like an IPv4 address. The schema of the CustomResourceDefinition has the same rule.
 func PublishedAddress(address string) bool {
 	if a, err := netip.ParseAddr(address); err == nil {
 		return a.Zone() == "" && !a.Is4In6()
