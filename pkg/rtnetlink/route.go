@@ -150,8 +150,8 @@ func (c *Conn) Lookup(to netip.Addr, mark uint32) (Route, error) {
 }
 
 // LookupForwarded returns the route of a packet with a fwmark that arrives on an interface. For a
-// packet that would be dropped it returns an *nlmsg.Error: the error of the route type, or EXDEV from
-// reverse path filtering.
+// packet that would be dropped it returns an *nlmsg.Error: the error of the route type, or EXDEV
+// from reverse path filtering.
 func (c *Conn) LookupForwarded(from, to netip.Addr, link int, mark uint32) (Route, error) {
 	header := [headerLength]byte{
 		0: systemFamilies[vip.FamilyOf(to)], 1: uint8(to.BitLen()), 2: uint8(from.BitLen()),
