@@ -32,11 +32,11 @@ type Config struct {
 	Mask uint32
 	// Priority is the first of three consecutive policy rule priorities.
 	Priority int
-	// Conntrack is how established flows keep their targets.
+	// Conntrack selects how established flows keep their targets.
 	Conntrack Conntrack
 }
 
-// Conntrack is how established flows keep their targets.
+// Conntrack is the method by which established flows keep their targets.
 type Conntrack uint8
 
 const (
@@ -102,7 +102,7 @@ type Conn struct {
 	families []vip.Family
 	// failedNeighbors were FAILED at the last read. The kernel resets the state on each probe.
 	failedNeighbors map[neighborKey]bool
-	// others caches the policy rules of other processes; othersAt is the value of
+	// others caches foreign policy rules; othersAt is the value of
 	// rtnetlink.Conn.ForeignRuleChanges before they were listed.
 	others       []rtnetlink.Rule
 	othersAt     uint64

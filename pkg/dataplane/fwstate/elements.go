@@ -120,7 +120,7 @@ func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
 func tableEntry(e nlmsg.Attributes) (x entry) {
 	for kind, value := range e.All() {
 		switch {
-		case len(value) != 8: // 4 bytes in a nested attribute
+		case len(value) != 8: // not a nested attribute of 4 bytes
 		case kind == unix.NFTA_SET_ELEM_KEY:
 			x.index = binary.NativeEndian.Uint32(value[4:])
 		case kind == unix.NFTA_SET_ELEM_DATA:
