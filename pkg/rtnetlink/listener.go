@@ -64,6 +64,7 @@ func (l *Listener) Listen(name string, s Subscription) error {
 			msgs, err := c.Receive()
 			switch {
 			case errors.Is(err, unix.ENOBUFS):
+				// The receive buffer overflowed. The socket remains usable.
 				s.Overrun()
 				continue
 			case err != nil:
