@@ -55,6 +55,7 @@ func (k *kernel) ruleset(d desired, restore bool) (missing string, err error) {
 		if err != nil {
 			return missing, err
 		}
+		// If the commit or the read fails, the next call rewrites the tables.
 		k.written = ""
 		if err := t.commit(k.nft); err != nil {
 			return missing, err
