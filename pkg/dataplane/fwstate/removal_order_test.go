@@ -52,7 +52,7 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 		t.Fatalf("%d transactions: the change is not a large one", n)
 	}
 
-	// The monitor records the target of each element and the transaction of each notification.
+	// Record the target of each element and the transaction of each notification.
 	const (
 		entry = "entry of a table"
 		live  = "live element"

@@ -61,6 +61,7 @@ func (f *Conn) removeTable() error {
 		}
 		shared = shared || !removable
 	}
+	// The kernel rejects the removal of referenced objects, so rules are removed first.
 	t.append(&objects)
 	others, err := f.objects()
 	if err != nil {

@@ -28,7 +28,7 @@ type targetTable struct {
 type routeMonitor struct {
 	mu     sync.Mutex
 	tables map[RouteKey]*targetTable
-	// leaks lists the tables with a rule that packets could bypass through a later table.
+	// leaks lists the tables with a rule from which packets could fall through to a later table.
 	leaks []RouteKey
 	// late lists the routes deleted after their replacement was added.
 	late []rtnetlink.Route

@@ -75,6 +75,8 @@ func (f *Conn) Write(c plan.Change) error {
 	}
 	w := &changeWriter{Conn: f, observed: map[string]*ruleset{}, live: map[string]map[uint32]string{}}
 	w.last.sets = 1 << 16 // set IDs must not collide with IDs in first
+	// Objects precede their references: target chains precede live map elements, live maps precede
+	// stream rules, and stream chains precede VIP elements. Removals are last.
 	for _, step := range []func(plan.Change) error{
 		w.base, w.readStreams, w.targetChains, w.startLive, w.targetFlows, w.streams, w.vips, w.removals,
 	} {
