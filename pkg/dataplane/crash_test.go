@@ -138,7 +138,7 @@ func TestKillAtAnyStepConverges(t *testing.T) {
 			}
 		})
 	}
-	// Kill again during the rollback, and at the end of the drain.
+	// Kill again during the change back, and at the end of the drain.
 	for _, steps := range [][]string{
 		{crash.Written, crash.Routes}, {
 			crash.Planned, crash.Routes,

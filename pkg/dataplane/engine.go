@@ -218,6 +218,7 @@ func (e *engine) converge(w *Desired, urgent bool) {
 		e.adopted = true
 		e.diff()
 	}
+	// Keep the drift before the repair: noteRepairs compares it with the result.
 	drift := e.drift()
 	repairBase := e.decideRepairs(now, urgent)
 	e.markDirty(now)
@@ -276,7 +277,7 @@ func (e *engine) planDirty(now time.Time) (changes []*streamChange) {
 	return changes
 }
 
-// markPlanned records the desired state of a plan as planned.
+// markPlanned records the desired state and the requests of a plan, and clears dirty.
 func (e *engine) markPlanned(p *plan.StreamPlan) {
 	m, is := e.streams[p.Name], e.desired.Streams[p.Name]
 	m.stale = m.stale || is != nil && (m.desired == nil || m.desired.RouteAll != is.RouteAll)
@@ -364,7 +365,7 @@ func (e *engine) allocateFWMark() (uint32, error) {
 }
 
 // fwmarkUser returns how another process uses a fwmark, or "". It also checks successors of the
-// fwmark in the same request, in batches that grow during a pass.
+// fwmark, in batches that grow during a pass.
 func (e *engine) fwmarkUser(first uint32) (string, error) {
 	if e.observed.Targets[first] != nil {
 		return "chain inet " + TableName + " " + plan.TargetChain(first) + ", or an element for it, exists already", nil

@@ -244,7 +244,7 @@ func (w *modelFixture) checkTables(t interface{ Fatalf(string, ...any) }) {
 	}
 }
 
-// had returns the recorded targets that are not being removed.
+// had returns the recorded targets.
 func (w *modelFixture) had() map[string]bool {
 	had := map[string]bool{}
 	for _, r := range w.e.targets {
