@@ -102,7 +102,7 @@ func (r flowRegisters) change(f vip.Family, operation uint32, timeout time.Durat
 	}
 }
 
-// live jumps to the chain of the target in the mark register, if the live map contains it.
+// live goes to the chain of the target in the mark register, if the live map contains it.
 func (r flowRegisters) live(f vip.Family, stream string) []expr.Any {
 	return []expr.Any{
 		bitwise(r.mark, r.other, closing-1, 0),

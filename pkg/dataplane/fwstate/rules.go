@@ -255,7 +255,7 @@ func inner(f vip.Family) []expr.Any {
 		transport(headerLength[f], 2))...)
 }
 
-// hashAndLookup hashes the loaded tuple and jumps to the chain of the target in the Maglev map,
+// hashAndLookup hashes the loaded tuple and goes to the chain of the target in the Maglev map,
 // if the live map contains the target.
 //
 // nft 1.0.6 assumes that a map value has zero bits, and fails an assertion when it lists a rule
