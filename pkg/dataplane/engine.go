@@ -75,9 +75,9 @@ const (
 	everything = nftables | routes | network
 )
 
-// engine reconciles the kernel with the desired state. The kernel is the only persistent record: at
-// the start the engine recovers the installed objects from names, comments and protocol numbers. It
-// is not safe for concurrent use.
+// engine reconciles the kernel with the desired state. The kernel is the only persistent record:
+// at the start the engine recovers the installed objects from names, comments and protocol
+// numbers. It is not safe for concurrent use.
 type engine struct {
 	o      Options
 	log    *slog.Logger

@@ -154,8 +154,8 @@ func (k *modelKernel) ReadTables(w plan.StreamWrite) (*plan.KernelStream, error)
 	return s, err
 }
 
-// Write rejects the same changes as the real kernel: verdicts without a chain, removal of chains in
-// use.
+// Write rejects the same changes as the real kernel: verdicts without a chain, removal of chains
+// in use.
 func (k *modelKernel) Write(c plan.Change) error {
 	k.act()
 	old, _ := k.Read(slices.Collect(maps.Keys(k.Targets)))

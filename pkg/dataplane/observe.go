@@ -12,8 +12,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// observe reads the stale parts of the kernel, if read is set, and compares them with the installed
-// state.
+// observe reads the stale parts of the kernel, if read is set, and compares them with the
+// installed state.
 func (e *engine) observe(read bool) {
 	e.readErr = nil
 	if e.network == nil || read && e.stale != 0 {

@@ -109,10 +109,10 @@ func sysctlProblems(c *fwstate.Conn) (problems []sysctlProblem) {
 
 // reversePathProblems returns the interfaces on which reverse path filtering drops VIP traffic.
 //
-// The larger value of "all" and of the interface applies (ip-sysctl). Strict filtering (1) requires
-// that the route to a packet's source uses its input interface. The sources are clients and, in
-// replies of targets, VIPs. Both use the default route of the main table, if any, so only its
-// interface is safe. Loose filtering (2) requires any route to the source.
+// The larger value of "all" and of the interface applies (ip-sysctl). Strict filtering (1)
+// requires that the route to a packet's source uses its input interface. The sources are clients
+// and, in replies of targets, VIPs. Both use the default route of the main table, if any, so only
+// its interface is safe. Loose filtering (2) requires any route to the source.
 func reversePathProblems(c *fwstate.Conn) (problems []Problem, err error) {
 	links, err := c.Links()
 	if err != nil {

@@ -21,8 +21,9 @@ func (k lossyKernel) Write(c plan.Change) error {
 	return err
 }
 
-// A VIP is READY only after table, rules and routes were read back. An object that is missing after
-// its write is not drift, which may be left unrepaired. It is a problem, and the write is retried.
+// A VIP is READY only after table, rules and routes were read back. An object that is missing
+// after its write is not drift, which may be left unrepaired. It is a problem, and the write is
+// retried.
 func TestLostWritesAreRetried(t *testing.T) {
 	v := vip.Require("20.0.0.1/32")
 	for name, lose := range map[string]func(*modelFixture, *modelKernel){

@@ -152,8 +152,8 @@ func (p *Plane) nextRead() time.Time {
 	return at
 }
 
-// handleEvents marks changed parts as stale and reports whether a step is due. Notifications of own
-// transactions are recognized by the ruleset generation.
+// handleEvents marks changed parts as stale and reports whether a step is due. Notifications of
+// own transactions are recognized by the ruleset generation.
 func (p *Plane) handleEvents(n fwstate.Events) bool {
 	if n.Sysctls {
 		p.sysctlsChecked = time.Time{}
@@ -197,7 +197,7 @@ func (p *Plane) step(desired *Desired) (failed bool) {
 	network := e.network
 	e.observe(!now.Before(p.nextRead()))
 	e.pulse.Next(0)
-	if network != e.network || p.sysctlsChecked.Equal(now) { // the gateways and targets may have changed since the last check
+	if network != e.network || p.sysctlsChecked.Equal(now) { // gateways and targets may have changed
 		p.mtuProblems = e.mtuProblems()
 	}
 	if e.readErr == nil && e.desired != nil && e.repairsAreSlow() {
@@ -221,8 +221,8 @@ func (p *Plane) step(desired *Desired) (failed bool) {
 	return e.readErr != nil || e.failing()
 }
 
-// solicitFailed triggers probes of the failed neighbors of targets. Health checks trigger them too,
-// but not in every family. A repeated failure is logged once.
+// solicitFailed triggers probes of the failed neighbors of targets. Health checks trigger them
+// too, but not in every family. A repeated failure is logged once.
 func (p *Plane) solicitFailed() {
 	silent := map[netip.Addr]struct{}{}
 	for _, m := range p.e.streams {

@@ -20,9 +20,9 @@ const (
 )
 
 // load recovers the objects of an earlier process from the names of chains, the comments of their
-// rules, and the protocol number of rules and routes. Complete objects are applied, incomplete ones
-// pending. A fwmark with only a rule and routes, after a crash or a change by another process, has
-// no known target. It is removed unless adopt finds the target by its addresses.
+// rules, and the protocol number of rules and routes. Complete objects are applied, incomplete
+// ones pending. A fwmark with only a rule and routes, after a crash or a change by another
+// process, has no known target. It is removed unless adopt finds the target by its addresses.
 func (e *engine) load() error {
 	numbers, err := e.kernel.OwnedTables()
 	if err != nil {

@@ -136,8 +136,8 @@ func (s *Socket) Do(m *Messages) ([]error, error) {
 
 // Transact sends messages that the kernel applies atomically. The first and last message delimit
 // the transaction, and only the second to last requests an acknowledgement. Transact calls reject
-// with the index of each rejected message; an error of the transaction itself has index 0. It calls
-// report for each echo that NLM_F_ECHO requested; data is valid during the call only.
+// with the index of each rejected message; an error of the transaction itself has index 0. It
+// calls report for each echo that NLM_F_ECHO requested; data is valid during the call only.
 func (s *Socket) Transact(m *Messages, reject func(i int, err error), report func(kind uint16, data []byte)) error {
 	return s.exchange(m, func(i int, kind, flags uint16, data []byte) (bool, error) {
 		if kind != unix.NLMSG_ERROR {
@@ -151,8 +151,8 @@ func (s *Socket) Transact(m *Messages, reject func(i int, err error), report fun
 	}, report)
 }
 
-// Dump sends a dump request and calls each for every object; data is valid during the call only. It
-// returns the number of datagrams that contained objects.
+// Dump sends a dump request and calls each for every object; data is valid during the call only.
+// It returns the number of datagrams that contained objects.
 func (s *Socket) Dump(m *Messages, each func(data []byte)) (datagrams int, err error) {
 	interrupted, counted := false, 0
 	err = s.exchange(m, func(_ int, kind, flags uint16, data []byte) (bool, error) {
@@ -188,7 +188,8 @@ func (s *Socket) Get(m *Messages) (object []byte, err error) {
 	return object, err
 }
 
-// Generation returns the generation ID of the nftables ruleset, which every transaction increments.
+// Generation returns the generation ID of the nftables ruleset, which every transaction
+// increments.
 func (s *Socket) Generation() (uint32, error) {
 	var m Messages
 	m.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
@@ -199,8 +200,9 @@ func (s *Socket) Generation() (uint32, error) {
 	return Netfilter(data).Uint32BE(unix.NFTA_GEN_ID), nil
 }
 
-// exchange sends the messages in one datagram. It calls each for every reply, with the index of the
-// request, until each returns done. report, unless nil, receives messages with sequence number 0.
+// exchange sends the messages in one datagram. It calls each for every reply, with the index of
+// the request, until each returns done. report, unless nil, receives messages with sequence
+// number 0.
 func (s *Socket) exchange(
 	m *Messages, each func(i int, kind, flags uint16, data []byte) (done bool, err error),
 	report func(kind uint16, data []byte),

@@ -102,8 +102,8 @@ func difference(was, is string) string {
 	return "nftables objects"
 }
 
-// objectName returns the name of the object in a fingerprint line. A line without an object kind is
-// a set element.
+// objectName returns the name of the object in a fingerprint line. A line without an object kind
+// is a set element.
 func objectName(family string, words []string) string {
 	name := "nftables " + family + " " + words[0]
 	if words[0] == "chain" || words[0] == "rule" || words[0] == "set" {

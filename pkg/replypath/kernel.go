@@ -71,7 +71,8 @@ func dial(o Options) (*kernel, error) {
 
 func (k *kernel) close() error { return errors.Join(k.nft.Close(), k.rt.Close()) }
 
-// families lists the pool's address families that the kernel supports; ipv6.disable=1 removes IPv6.
+// families lists the pool's address families that the kernel supports; ipv6.disable=1 removes
+// IPv6.
 func (k *kernel) families() (list []vip.Family) {
 	for _, f := range vip.Families {
 		if len(disjoint(k.o.Pool, f)) > 0 && (f == vip.IPv4 || disabledIPv6("all").Read() != "") {

@@ -116,8 +116,8 @@ func (s installed) apply(line string) bool {
 	return false
 }
 
-// leak returns the reason why packets of the pool could use a wrong route, or be accepted without a
-// reply path.
+// leak returns the reason why packets of the pool could use a wrong route, or be accepted without
+// a reply path.
 func (s installed) leak() string {
 	for prefix, is := range s.local {
 		if is && !(s.lookup[prefix] && s.unreachable[prefix] && s.route[strings.Contains(prefix, ":")] != "") {

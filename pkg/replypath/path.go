@@ -250,8 +250,8 @@ func watch() (*rtnetlink.Listener, <-chan struct{}, error) {
 	return l, changed, nil
 }
 
-// concerns reports whether a notification is relevant. It excludes foreign routes, which may change
-// often, and neighbor updates, which every probe causes.
+// concerns reports whether a notification is relevant. It excludes foreign routes, which may
+// change often, and neighbor updates, which every probe causes.
 func concerns(m netlink.Message) bool {
 	switch m.Header.Type {
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:

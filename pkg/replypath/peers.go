@@ -200,7 +200,7 @@ func (p *peers) addNeighbors(s *nlmsg.Socket) error {
 	}
 	err := t.commit(s)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENFILE) {
-		return nil // the element expired, the peer sent a packet, or the map is full, which reconcile reports
+		return nil // expired, peer sent a packet, or map full, which reconcile reports
 	}
 	return err
 }

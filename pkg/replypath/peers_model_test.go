@@ -209,8 +209,8 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-// A neighbor that never sent to the pool receives flows that the application opens. It is seen only
-// after its first packet.
+// A neighbor that never sent to the pool receives flows that the application opens. It is seen
+// only after its first packet.
 func TestNeighborBecomesPeer(t *testing.T) {
 	x := newFixture(t, 1)
 	p, _ := x.start(x.options())

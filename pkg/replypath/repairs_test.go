@@ -51,8 +51,8 @@ func TestDelaysOfRepairs(t *testing.T) {
 	})
 }
 
-// Relevant notifications trigger a comparison. Notifications about foreign routes and neighbors may
-// be frequent and do not.
+// Relevant notifications trigger a comparison. Notifications about foreign routes and neighbors
+// may be frequent and do not.
 func TestConcerningNotifications(t *testing.T) {
 	attribute := func(kind uint16, data []byte) []byte {
 		b := binary.NativeEndian.AppendUint16(nil, uint16(4+len(data)))

@@ -99,8 +99,8 @@ func sameLocal(r rtnetlink.Route) func(rtnetlink.Route) bool {
 	}
 }
 
-// stale returns the requests that remove objects of an earlier start with different options, or all
-// objects, in reverse order of installation.
+// stale returns the requests that remove objects of an earlier start with different options, or
+// all objects, in reverse order of installation.
 func (k *kernel) stale(n *network, all bool) (list []part) {
 	local, rules := k.localRoutes(n), k.rules()
 	for _, r := range n.routes {

@@ -122,8 +122,8 @@ func poolElements(prefixes []netip.Prefix) (list []element) {
 	return list
 }
 
-// endOf returns the first address after a prefix, invalid if the prefix ends with the family's last
-// address.
+// endOf returns the first address after a prefix, invalid if the prefix ends with the family's
+// last address.
 func endOf(p netip.Prefix) netip.Addr {
 	b := p.Addr().AsSlice()
 	for i := p.Bits(); i < len(b)*8; i++ {
@@ -289,8 +289,8 @@ func learnRule(f vip.Family) rule {
 	})
 }
 
-// egressRules returns the rules that replace placeholderMAC with the peer's link-layer address, and
-// drop frames of unknown peers.
+// egressRules returns the rules that replace placeholderMAC with the peer's link-layer address,
+// and drop frames of unknown peers.
 func egressRules() []rule {
 	toPlaceholder := rule{load(expr.PayloadBaseLLHeader, 0, 6), equal(placeholderMAC())}
 	return []rule{

@@ -106,8 +106,8 @@ func dump(kind uint16, header []byte) *nlmsg.Messages {
 
 // list dumps objects of one kind and repeats an interrupted dump. A list returned with
 // ErrInterrupted may be incomplete. Objects are parsed after the dump, because a faster reader is
-// interrupted by fewer changes. consistent, unless nil, returns ErrInterrupted if a dump of several
-// datagrams is inconsistent.
+// interrupted by fewer changes. consistent, unless nil, returns ErrInterrupted if a dump of
+// several datagrams is inconsistent.
 func list[T any](
 	c *Conn, what string, request *nlmsg.Messages, parse func([]byte) (T, error), consistent func() error,
 ) ([]T, error) {

@@ -46,7 +46,7 @@ func ParseLink(b []byte) (Link, error) {
 		Name: a.Text(unix.IFLA_IFNAME), MTU: int(a.Uint32(unix.IFLA_MTU)), Master: int(a.Uint32(unix.IFLA_MASTER)),
 		MAC: bytes.Clone(a.Get(unix.IFLA_ADDRESS)),
 	}
-	_, _ = binary.Decode(a.Get(unix.IFLA_STATS64), binary.NativeEndian, &l.Statistics) // absent before the interface is up
+	_, _ = binary.Decode(a.Get(unix.IFLA_STATS64), binary.NativeEndian, &l.Statistics) // absent before the link is up
 	return l, nil
 }
 

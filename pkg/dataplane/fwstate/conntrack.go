@@ -42,8 +42,8 @@ func (f *Conn) FlushConntrack(fwmarks []uint32) error {
 	return nil
 }
 
-// block is a range of numbers whose length is a power of two that divides the first number, so that
-// a mask matches it.
+// block is a range of numbers whose length is a power of two that divides the first number, so
+// that a mask matches it.
 type block struct{ first, length uint32 }
 
 // blocks returns the minimal list of blocks that cover exactly these numbers.

@@ -210,8 +210,8 @@ func setOf(v vip.VIP, hosts, nets [len(vip.Families)]string) string {
 	return nets[v.Family()]
 }
 
-// ReadVIPs reads the VIPs with their streams. Without connection tracking it excludes VIPs that are
-// missing in the notrack sets.
+// ReadVIPs reads the VIPs with their streams. Without connection tracking it excludes VIPs that
+// are missing in the notrack sets.
 func (f *Conn) ReadVIPs() (map[vip.VIP]string, error) {
 	chains, untracked, err := f.readVIPs()
 	vips := make(map[vip.VIP]string, len(chains))

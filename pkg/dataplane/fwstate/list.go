@@ -25,8 +25,8 @@ func request(kind, flags, attribute uint16, name string) *nlmsg.Messages {
 	return &t.Messages
 }
 
-// dump lists the objects of one kind in the table, filtered by name unless it is empty. Each object
-// is valid during the call only. The kernel may return ENOENT for a missing table or name.
+// dump lists the objects of one kind in the table, filtered by name unless it is empty. Each
+// object is valid during the call only. The kernel may return ENOENT for a missing table or name.
 func (f *Conn) dump(what string, kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
 	_, err := f.nft.Dump(request(kind, unix.NLM_F_DUMP, attribute, name), func(data []byte) {
 		// Kernels that ignore the filter list the objects of all tables.

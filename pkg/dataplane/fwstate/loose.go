@@ -12,9 +12,9 @@ import (
 )
 
 // With [ConntrackLoose] the rules of a stream store the target of each flow with ports in a map
-// that the packet path updates, starting with the client's first packet. Connection tracking cannot
-// be used if the kernel sees only the client's packets: after a SYN without a SYN-ACK it classifies
-// the rest of the flow as invalid.
+// that the packet path updates, starting with the client's first packet. Connection tracking
+// cannot be used if the kernel sees only the client's packets: after a SYN without a SYN-ACK it
+// classifies the rest of the flow as invalid.
 //
 // A value is the fwmark of the target, with a bit for a closing flow. Elements of a removed target
 // are harmless: no live map contains its fwmark, and the next packet replaces the element.

@@ -115,8 +115,8 @@ func (w *changeWriter) streamMatch(want *plan.KernelStream, r *ruleset) error {
 	return nil
 }
 
-// ReadUnmatched returns the number of packets that the match of each stream dropped since its chain
-// was last written.
+// ReadUnmatched returns the number of packets that the match of each stream dropped since its
+// chain was last written.
 func (f *Conn) ReadUnmatched(streams []string) (map[string]uint64, error) {
 	dropped := make(map[string]uint64, len(streams))
 	for _, stream := range streams {

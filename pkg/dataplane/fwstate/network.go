@@ -85,8 +85,8 @@ func (f *Conn) ReadNetwork() (*plan.Network, error) {
 	return n, nil
 }
 
-// isLocalRoute reports whether a route delivers packets locally and was not added by the kernel for
-// an address.
+// isLocalRoute reports whether a route delivers packets locally and was not added by the kernel
+// for an address.
 func isLocalRoute(r rtnetlink.Route) bool {
 	return r.Table == unix.RT_TABLE_LOCAL && r.Type == unix.RTN_LOCAL && r.Protocol != unix.RTPROT_KERNEL
 }

@@ -123,8 +123,8 @@ func (f *Conn) readRuleset(all bool) (*ruleset, error) {
 	return r, err
 }
 
-// readObjects reads the named chains and sets individually, because the table may contain thousands
-// of objects.
+// readObjects reads the named chains and sets individually, because the table may contain
+// thousands of objects.
 func (f *Conn) readObjects(r *ruleset, chains []string, sets []setSpec) error {
 	for _, name := range chains {
 		chain, err := f.readChain(name)

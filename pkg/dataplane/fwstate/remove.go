@@ -26,8 +26,8 @@ func (f *Conn) RemoveAll() error {
 	return errors.Join(err, f.removeRules(func(rtnetlink.Rule) bool { return false }))
 }
 
-// removeTable empties the table. The kernel rejects the transaction if the ruleset changed since it
-// was read.
+// removeTable empties the table. The kernel rejects the transaction if the ruleset changed since
+// it was read.
 func (f *Conn) removeTable() error {
 	generation, err := f.Generation()
 	if err != nil {

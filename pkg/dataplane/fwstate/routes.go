@@ -73,8 +73,8 @@ func isBlackhole(r rtnetlink.Route) bool {
 	return r.Type == unix.RTN_BLACKHOLE && r.IsDefault() && r.Metric == lastMetric
 }
 
-// RouteKey identifies the rule and routes of a target in one family. FWMark 0 identifies the common
-// rules.
+// RouteKey identifies the rule and routes of a target in one family. FWMark 0 identifies the
+// common rules.
 type RouteKey struct {
 	FWMark uint32
 	Family vip.Family

@@ -150,8 +150,8 @@ func (x *topology) ownThrough(t *testing.T, pod int) {
 		1+pod))
 }
 
-// serve answers UDP with the target's name and counts the bytes from each source; over TCP it sends
-// its name, and then as many bytes as each line requests.
+// serve answers UDP with the target's name and counts the bytes from each source; over TCP it
+// sends its name, and then as many bytes as each line requests.
 func (g *topologyTarget) serve(t *testing.T) {
 	t.Helper()
 	for _, v := range estateVIPs {

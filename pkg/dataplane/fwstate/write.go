@@ -106,7 +106,8 @@ func (w *changeWriter) commit() error {
 	return w.Conn.commit(&w.last, nil)
 }
 
-// writeEntries writes entries in several transactions. An entry is replaced within one transaction.
+// writeEntries writes entries in several transactions. An entry is replaced within one
+// transaction.
 func (f *Conn) writeEntries(fills []tableEntries) error {
 	var t transaction
 	n := 0

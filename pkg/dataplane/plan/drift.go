@@ -23,7 +23,8 @@ func (d Drift) Key() [3]string { return [3]string{d.Object, d.Stream, d.Target} 
 
 const missing = "it is missing"
 
-// Forwards reports whether the kernel marks packets of a family for a target and routes them to it.
+// Forwards reports whether the kernel marks packets of a family for a target and routes them to
+// it.
 func Forwards(t InstalledTarget, a *KernelTarget, f vip.Family) bool {
 	hop := t.IPs[f]
 	return a != nil && a.ChainIntact && a.Stream == t.Stream && a.Name == t.Name && hop.IsValid() &&
@@ -153,7 +154,8 @@ func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]stri
 	return x
 }
 
-// matchDrift compares the port set of a stream. A missing port is a fault: its packets are dropped.
+// matchDrift compares the port set of a stream. A missing port is a fault: its packets are
+// dropped.
 func matchDrift(x *StreamFault, add func(object, format string, args ...any) string, want, a *KernelStream) {
 	object := "set " + MatchSet(want.Name)
 	absent, surplus := len(MissingPorts(a.Match, want.Match)), len(MissingPorts(want.Match, a.Match))

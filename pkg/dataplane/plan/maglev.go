@@ -16,18 +16,18 @@ const (
 	maxShares = vacant
 )
 
-// maglev divides size entries among names, as in section 3.4 of the Maglev paper (Eisenbud et al.,
-// NSDI 2016). The result holds indices into names, which must be sorted and distinct, and depends
-// only on the names, size and seed. size must be prime: otherwise a name's steps do not reach every
-// entry. The result is nil without names. If there are more names than entries, or more than 65535,
-// the names that sort last receive no entries.
+// maglev divides size entries among names, as in section 3.4 of the Maglev paper (Eisenbud et
+// al., NSDI 2016). The result holds indices into names, which must be sorted and distinct, and
+// depends only on the names, size and seed. size must be prime: otherwise a name's steps do not
+// reach every entry. The result is nil without names. If there are more names than entries, or
+// more than 65535, the names that sort last receive no entries.
 //
 // The shares of two names differ by at most one entry. When one of 10 names is removed, on average
 // 12.6 % of 1009 entries move, 11.7 % of 2003, 10.7 % of 10 007, 10.2 % of 65 537, with any hash.
 //
-// Pods of different versions must compute equal tables, so the algorithm must never change. A name
-// visits entries from offset in steps of skip, both derived from the SHA-256 of seed (4 bytes, most
-// significant first) and name:
+// Pods of different versions must compute equal tables, so the algorithm must never change. A
+// name visits entries from offset in steps of skip, both derived from the SHA-256 of seed (4
+// bytes, most significant first) and name:
 //
 //	offset = bytes 0 to 7, most significant first, mod size
 //	skip   = bytes 8 to 15, most significant first, mod (size - 1), plus 1
