@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// names are the targets that a stream's table leads to, as the kernel has it.
+// names returns the targets in the kernel's table of a stream.
 func (s *site) names(stream string, family vip.Family) []string {
 	s.t.Helper()
 	f := openConn(s.t, s.ns, fwstate.Config{})
@@ -47,9 +47,9 @@ func differing(a, b []string) (n int) {
 	return n
 }
 
-// The same flow picks the same target in every pod: the table depends only on the names of the
-// stream's ready targets, M and the seed. So the targets have other numbers in each pod here, and
-// came and went in another order.
+// Every pod selects the same target for a flow: the table depends only on the names of the
+// stream's ready targets, M and the seed. The targets therefore have different fwmarks in each pod
+// here, and are added and removed in a different order.
 func TestPodsAgreeOnTables(t *testing.T) {
 	const targets, size = 10, 1009
 	stream := func(order ...int) *Stream {
@@ -66,7 +66,7 @@ func TestPodsAgreeOnTables(t *testing.T) {
 	for _, order := range [][]int{{9}, {9, 4, 2}, {2, 4}, {10, 4, 2, 3}, {10, 9, 8, 7, 6, 5, 4, 3, 2, 1}} {
 		q.configure(stream(order...))
 	}
-	// Those that came back may be draining until their time is over.
+	// Targets that returned may be draining until their drain time ends.
 	all := func(s State) bool { return len(s.Streams["a"].Serving[vip.IPv6]) == targets }
 	p.wait("ten targets", all)
 	q.wait("ten targets", all)
@@ -77,7 +77,7 @@ func TestPodsAgreeOnTables(t *testing.T) {
 		}
 	}
 
-	// The bound: at most 12 % of the flows move when one of ten goes.
+	// At most 12 % of the flows may move when one of ten targets is removed.
 	p.configure(stream(1, 2, 3, 4, 5, 6, 7, 8, 9))
 	q.configure(stream(9, 8, 7, 6, 5, 4, 3, 2, 1))
 	after := one.names("a", vip.IPv4)

@@ -11,11 +11,11 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// manyStreams is the number of streams from which on reading everything is cheaper than each
+// manyStreams is the number of changed streams from which one full read is cheaper than a read per
 // stream.
 const manyStreams = 8
 
-// afterStep is called after each step of a change. Tests end the process in it.
+// afterStep is called after each step of a change. Tests kill the process in it.
 var afterStep = func(step string) {}
 
 // streamChange is the plan of one stream while it is applied.
@@ -23,14 +23,14 @@ type streamChange struct {
 	plan.StreamPlan
 	input  plan.StreamInput
 	record *streamRecord
-	// failedTargets are targets whose rules or routes failed; failed: the change of the stream did.
+	// failedTargets holds the targets whose rules or routes failed; failed: the stream failed.
 	failedTargets map[string]bool
 	failed        bool
-	// add and remove are the additions and changes, and the removals, in nftables.
+	// add holds the nftables additions and changes, remove the removals.
 	add, remove plan.Change
 }
 
-// fail adds the problem of the stream, once.
+// fail records the stream's first failure as a problem.
 func (p *streamChange) fail(err error) {
 	if p.failed {
 		return
@@ -47,7 +47,7 @@ func (p *streamChange) fail(err error) {
 	p.record.problems = append(p.record.problems, problem)
 }
 
-// failTarget adds the problem of a target, once, and removes the target from a table.
+// failTarget records the target's first failure as a problem and removes the target from a table.
 func (p *streamChange) failTarget(name string, f vip.Family, err error) {
 	p.RemoveFromTable(name, f)
 	if p.failedTargets[name] {
@@ -67,16 +67,16 @@ func (p *streamChange) toApply() []plan.InstalledTarget {
 	})
 }
 
-// kernel returns what the kernel must have of the stream.
+// kernel returns the expected kernel state of the stream.
 func (p *streamChange) kernel() *plan.KernelStream {
 	return p.Stream.Kernel(p.Targets, &p.record.tables)
 }
 
-// apply applies plans: rules and routes first, so that no packet is marked without a route,
-// then one nftables transaction, then the removal of what it no longer refers to. Finally it
-// reads everything back. After a crash at any step the next process recovers from the kernel.
+// apply applies plans: rules and routes first, so that no packet is marked without a route, then
+// one nftables transaction, then the removal of objects without references. Finally it reads the
+// result back. After a crash at any step the next process recovers from the kernel state.
 //
-// An error concerns all plans; the failure of one stream is in its streamChange.
+// An error concerns all plans. The failure of one stream is recorded in its streamChange.
 func (e *engine) apply(plans []*streamChange, repairBase bool) error {
 	afterStep("planned")
 	for _, p := range plans {
@@ -105,7 +105,7 @@ func (e *engine) apply(plans []*streamChange, repairBase bool) error {
 	return nil
 }
 
-// begin logs what is about to change, and records it as pending or removing.
+// begin logs the planned changes and records the objects as pending or removing.
 func (e *engine) begin(p *streamChange) {
 	e.markPlanned(&p.StreamPlan)
 	log := e.log.With("stream", p.Name)
@@ -146,7 +146,8 @@ func (e *engine) begin(p *streamChange) {
 	e.keepStream(s)
 }
 
-// addRoutes installs rules and routes. Targets that packets do not reach then leave their tables.
+// addRoutes installs rules and routes and removes targets without a working route from their
+// Maglev tables.
 func (e *engine) addRoutes(plans []*streamChange) {
 	var slots []plan.KernelTarget
 	changes := map[uint32]*streamChange{}
@@ -185,7 +186,7 @@ func (e *engine) addRoutes(plans []*streamChange) {
 	}
 }
 
-// verifyRoute checks by a route lookup that packets for a target would reach it.
+// verifyRoute verifies with a route lookup that packets for a target reach it.
 func (e *engine) verifyRoute(fwmark uint32, f vip.Family, hop netip.Addr) error {
 	got, err := e.kernel.ResolveNextHop(fwmark, f)
 	switch {
@@ -216,7 +217,7 @@ func (e *engine) additions(p *streamChange) plan.Change {
 	}
 	for _, v := range p.Stream.VIPs {
 		by := e.observed.VIPs[v]
-		// The element of another process shows as drift.
+		// Keep the element of another process: it is reported as drift, unless Repair is set.
 		foreign := by != "" && (e.streams[by] == nil || e.streams[by].installed == nil)
 		if by != p.Name && p.Forced && (!foreign || p.input.Repair) {
 			c.VIPs[v] = p.Name
@@ -237,7 +238,7 @@ func (e *engine) removals(p *streamChange) plan.Change {
 	if p.Remove {
 		c.RemoveStreams = []string{p.Name}
 	}
-	// After a crash it is unknown which elements the stream installed: all that lead to it.
+	// After a crash the installed elements are unknown: remove all that lead to the stream.
 	all := p.Remove || p.input.Installed.Stage != plan.StageApplied
 	for v, by := range e.observed.VIPs {
 		if by != p.Name || e.vipOwners.Owner[v] != "" {
@@ -250,8 +251,8 @@ func (e *engine) removals(p *streamChange) plan.Change {
 	return c
 }
 
-// transact writes all plans in one transaction, or, if that fails, in one for each, so that one
-// stream does not fail the others.
+// transact writes all plans in one transaction. If it fails, each plan is written separately, so
+// that an invalid stream does not block other streams.
 func (e *engine) transact(plans []*streamChange, repairBase bool) error {
 	var all plan.Change
 	for _, p := range plans {
@@ -264,7 +265,7 @@ func (e *engine) transact(plans []*streamChange, repairBase bool) error {
 		return nil
 	}
 	if all.Base {
-		// Packets are forwarded without these rules, too: a failure shows as drift.
+		// Forwarding does not need these rules, so a failure is reported as drift.
 		if err := e.kernel.AddCommonRules().Err(); err != nil {
 			e.log.Warn("failed to add policy rules", "error", err)
 		}
@@ -288,11 +289,11 @@ func (e *engine) transact(plans []*streamChange, repairBase bool) error {
 	return nil
 }
 
-// transactEach writes each plan in transactions of its own, additions first.
+// transactEach writes each plan in separate transactions, additions first.
 func (e *engine) transactEach(plans []*streamChange, base bool) {
 	write := func(p *streamChange, c plan.Change) {
 		if !p.failed && !c.Empty() {
-			e.pulse.Next(0) // of as many as there are streams
+			e.pulse.Next(0) // the number of steps grows with the streams
 			if err := e.kernel.Write(c); err != nil {
 				p.fail(err)
 			}
@@ -313,8 +314,9 @@ func (e *engine) transactEach(plans []*streamChange, base bool) {
 	}
 }
 
-// removeTargets removes the rest of targets that nftables no longer has: connection tracking
-// entries first, so that no flow has the fwmark when its routes are gone, then rules and routes.
+// removeTargets removes the remaining objects of targets that were removed from nftables:
+// connection tracking entries first, so that no flow has the fwmark after the removal of its
+// routes, then rules and routes.
 func (e *engine) removeTargets(plans []*streamChange) {
 	var gone []uint32
 	for _, p := range plans {
@@ -369,8 +371,8 @@ func (e *engine) readBack(plans []*streamChange) error {
 	return nil
 }
 
-// readWritten reads what was written of a stream. What only another process can have changed since
-// it was read is read again when the kernel reports the change.
+// readWritten reads the written objects of a stream. Objects that only another process may have
+// changed are read again when the kernel reports the change.
 func (e *engine) readWritten(p *streamChange) (*plan.KernelStream, error) {
 	if w := p.add.Streams; !p.Remove && len(w) == 1 && fwstate.ElementsOnly(w[0]) {
 		return e.kernel.ReadTables(w[0])
@@ -418,8 +420,8 @@ func (e *engine) readTouched(plans []*streamChange) error {
 	return nil
 }
 
-// conclude compares a plan with what was read back: confirmed objects become applied, removed
-// ones are forgotten, and the rest fails and is retried.
+// conclude compares a plan with the state read back: confirmed objects become applied, the records
+// of removed objects are deleted, and all other objects fail and are retried.
 func (e *engine) conclude(p *streamChange) {
 	for _, t := range p.Removed {
 		if e.observed.Targets[t.FWMark] != nil || p.failed {
@@ -456,7 +458,7 @@ func (e *engine) conclude(p *streamChange) {
 		return
 	}
 	for _, v := range p.Stream.VIPs {
-		// An element of another process is drift rather than a failure.
+		// An element of another process is drift, not a failure.
 		if p.Forced && e.observed.VIPs[v] == "" {
 			p.fail(fmt.Errorf("VIP %s of stream %s is not in the kernel after it was written", v, p.Name))
 			return

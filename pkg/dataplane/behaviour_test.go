@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// expect fails the test unless these targets are in the kernel's table for IPv4.
+// expect fails the test unless the kernel's IPv4 table contains exactly these targets.
 func (w *modelFixture) expect(t *testing.T, stream string, names ...string) {
 	t.Helper()
 	if got := w.serving(stream, vip.IPv4); !slices.Equal(got, names) {
@@ -51,7 +51,7 @@ func TestRemovedServingTargetDrains(t *testing.T) {
 	if end := w.e.deadlines(); len(end) != 1 || !end[0].Equal(w.clock.Add(10*time.Second)) {
 		t.Fatalf("drain ends at %s", end)
 	}
-	// It continues in the next life, and not longer after a clock that jumped back.
+	// The drain continues after a restart, and a backward clock jump does not extend it.
 	w.clock = w.clock.Add(-time.Hour)
 	w.restart()
 	w.settle(left, false)
@@ -65,7 +65,7 @@ func TestRemovedServingTargetDrains(t *testing.T) {
 	}
 }
 
-// While connections have the fwmark of a target that goes, its rules and routes stay.
+// The rules and routes of a removed target remain while connections have its fwmark.
 func TestRoutesOutliveConnections(t *testing.T) {
 	w := newModelFixture()
 	with := func(role Role) *Desired {
@@ -156,7 +156,7 @@ func TestFailedNeighborLeavesTable(t *testing.T) {
 func TestRoutesAreRestoredWithTheirLink(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		// flap: nothing is observed while the link is down.
+		// flap: the link comes up again before the engine observes it.
 		flap, restart bool
 	}{{name: "down and up"}, {name: "down and up between two looks", flap: true}, {
 		name: "down and up while no plane ran",
@@ -194,8 +194,8 @@ func TestRoutesAreRestoredWithTheirLink(t *testing.T) {
 	}
 }
 
-// A route that another process restored after its link came back is not lost: when it goes again, that
-// is drift.
+// A route that another process restored after its link came up is not lost: its next removal is
+// drift.
 func TestRouteRestoredByAnotherIsNotLost(t *testing.T) {
 	w := newModelFixture()
 	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
@@ -220,7 +220,7 @@ func TestRouteRestoredByAnotherIsNotLost(t *testing.T) {
 	}
 }
 
-// A VIP that becomes an address of the namespace is not assigned while it is one.
+// A VIP is not assigned while it is an address of the namespace.
 func TestVIPThatBecomesLocal(t *testing.T) {
 	w := newModelFixture()
 	desired := desiredOf(testStream("a", []string{"20.0.0.1/32", "20.0.0.2/32"}, testTarget("x1", Serving)))
@@ -238,7 +238,8 @@ func TestVIPThatBecomesLocal(t *testing.T) {
 	}
 }
 
-// Policy rules of other options go once the kernel is as desired, after a failure once more.
+// Policy rules of different options are removed once the kernel has the desired state. A failed
+// removal is retried.
 func TestOldRulesAreRemovedOnce(t *testing.T) {
 	w := newModelFixture()
 	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
@@ -265,12 +266,12 @@ func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w.e.stale |= routes
 	w.settle(desired, false)
 	w.expect(t, "a", "x1")
-	// Something else that is wanted elsewhere in the stream does not repair it.
+	// A changed desired state of a different target does not repair it.
 	desired = desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving),
 		testTarget("x3", Serving)))
 	w.settle(desired, false)
 	w.expect(t, "a", "x1", "x3")
-	// Something else that is wanted of itself does.
+	// A changed desired state of the target repairs it.
 	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining),
 		testTarget("x3", Serving))), false)
 	if d := w.e.drift(); len(d) > 0 {
@@ -334,7 +335,7 @@ func TestVIPMovesInOneTransaction(t *testing.T) {
 	if w.k.VIPs[vip.Require("20.0.0.1/32")] != "b" || w.k.writes != writes+1 {
 		t.Fatalf("VIPs %v after %d transactions", w.k.VIPs, w.k.writes-writes)
 	}
-	// Also from a stream that goes.
+	// A stream that is removed loses its VIP, too.
 	writes = w.k.writes
 	w.settle(desiredOf(testStream("b", []string{"20.0.0.1/32", "20.0.0.2/32", "20.0.0.3/32"}, b)), false)
 	if w.k.VIPs[vip.Require("20.0.0.2/32")] != "b" || w.k.writes != writes+1 || w.k.Streams["a"] != nil {

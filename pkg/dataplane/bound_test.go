@@ -9,7 +9,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// hostsFrom are n IPv4 VIPs of one address.
+// hostsFrom returns n single-address IPv4 VIPs.
 func hostsFrom(first string, n int) []string {
 	a := netip.MustParseAddr(first).As4()
 	at := binary.BigEndian.Uint32(a[:])
@@ -20,7 +20,8 @@ func hostsFrom(first string, n int) []string {
 	return list
 }
 
-// A full map is exchanged in one transaction, also for VIPs that sort before those that go.
+// All VIPs of a full map are replaced in one transaction, even if new VIPs sort before removed
+// ones.
 func TestFullMapIsExchanged(t *testing.T) {
 	s := newSite(t)
 	r := s.start()

@@ -15,15 +15,15 @@ import (
 )
 
 // Cleanup removes the data plane from the kernel, in the network namespace of the calling
-// thread, with any options that it was installed with. It returns one line for each removed
-// object. No data plane may run at the same time.
+// thread, regardless of the options at its installation. It returns one line per removed
+// object. No data plane may run concurrently.
 func Cleanup(ctx context.Context, o Options) (removed []string, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("clean up the data plane: %w", err)
 		}
 	}()
-	o.Log = nil // the caller logs what was removed
+	o.Log = nil // the caller logs the removed objects
 	o = o.withDefaults()
 	if err := cmp.Or(o.Validate(), ctx.Err()); err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ func Cleanup(ctx context.Context, o Options) (removed []string, err error) {
 
 func cleanUp(k kernelConn, o Options) (removed []string, err error) {
 	e := newEngine(o, k)
-	e.holds[allStreams] = time.Time{} // what is removed needs no repair
+	e.holds[allStreams] = time.Time{} // do not repair objects before their removal
 	if err := e.load(); err != nil {
 		return nil, err
 	}

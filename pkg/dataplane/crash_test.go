@@ -48,7 +48,7 @@ func runVictim(file string) error {
 	return errors.Join(err, <-done)
 }
 
-// waitApplied waits until everything is confirmed and no target drains.
+// waitApplied waits until the revision is confirmed and no target is draining.
 func waitApplied(ctx context.Context, p *Plane, revision uint64) error {
 	for {
 		s, changed := p.State().Get()
@@ -72,7 +72,7 @@ func waitApplied(ctx context.Context, p *Plane, revision uint64) error {
 	}
 }
 
-// victim runs a victim in the site until everything is applied, or it is killed after a step.
+// victim runs a victim in the site until the desired state is applied or a step kills it.
 func (s *site) victim(w *Desired, step string) (killed bool) {
 	s.t.Helper()
 	b, err := json.Marshal(w)
@@ -138,7 +138,7 @@ func TestKillAtAnyStepConverges(t *testing.T) {
 			}
 		})
 	}
-	// Killed again on the way back, and when the drain ends.
+	// Kill again during the change back, and at the end of the drain.
 	for _, steps := range [][]string{
 		{crash.Written, crash.Routes}, {
 			crash.Planned, crash.Routes,
@@ -153,8 +153,8 @@ func TestKillAtAnyStepConverges(t *testing.T) {
 	}
 }
 
-// foreign creates objects of another process, beside and among those of the plane, and returns how
-// they are listed.
+// foreign creates objects of another process outside and inside the plane's table, and returns a
+// function that lists them.
 func (s *site) foreign() func() string {
 	s.t.Helper()
 	s.sh(`nft add chain inet vipgate-lb theirs
@@ -199,7 +199,7 @@ func TestRestartLeavesForeignEntries(t *testing.T) {
 	}
 }
 
-// Routes of another process in a target's table stay, whatever happens to the target.
+// Changes of a target preserve routes of another process in its table.
 func TestForeignRoutesInTargetTableStay(t *testing.T) {
 	x := newSite(t)
 	p := x.start()

@@ -1,8 +1,8 @@
-// Package dataplane forwards the packets of VIPs to targets, in the kernel: nftables
-// picks a target by a Maglev table and sets its fwmark, and policy routing sends the
-// packet to it. See docs/dataplane.md.
+// Package dataplane programs the kernel to forward packets of VIPs to targets: nftables
+// selects a target from a Maglev table and sets its fwmark, and policy routing forwards the
+// packet to the target. See docs/dataplane.md.
 //
-// The package holds the reconciler, which compares desired with observed state and applies the
-// difference. Package plan computes that difference without I/O; package fwstate reads, writes and
-// watches the kernel. What happens when another process changes the data plane is in repair.go.
+// The package contains the reconciler, which compares desired with observed state and applies the
+// difference. Package plan computes the difference without I/O; package fwstate reads, writes and
+// watches the kernel. repair.go documents the repair of changes by other processes.
 package dataplane

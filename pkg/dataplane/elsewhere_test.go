@@ -7,8 +7,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// A VIP is READY only after table, rules and routes were read back. All of them exist here, and
-// packets go elsewhere all the same.
+// A VIP is READY only after table, rules and routes were read back. All of them exist here, but a
+// foreign rule sends packets elsewhere.
 func TestMisroutedTargetDoesNotServe(t *testing.T) {
 	x := newSite(t)
 	x.sh("ip route add default via 10.1.0.77 table 77; ip rule add prio 50 lookup 77")

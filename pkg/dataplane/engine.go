@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// kernelConn is the kernel as the engine uses it: a [fwstate.Conn], or a model in tests.
+// kernelConn is the engine's connection to the kernel: a [fwstate.Conn], or a model in tests.
 type kernelConn interface {
 	Generation() (uint32, error)
 	Read(numbers []uint32) (*plan.KernelState, error)
@@ -26,7 +26,7 @@ type kernelConn interface {
 	ReadRoutes(numbers []uint32) (map[uint32]*plan.KernelTarget, error)
 	ReadUnmatched(streams []string) (map[string]uint64, error)
 	Write(c plan.Change) error
-	// Transactions counts those of Write and RemoveAll.
+	// Transactions counts the transactions of Write and RemoveAll.
 	Transactions() uint32
 	AddCommonRules() fwstate.RouteErrors
 	AddRoutes(slots []plan.KernelTarget, withCommon bool) fwstate.RouteErrors
@@ -44,13 +44,13 @@ type kernelConn interface {
 type streamRecord struct {
 	// desired is the input of the last plan.
 	desired *Stream
-	// installed is nil for a stream that is not installed; targets are by name.
+	// installed is nil for a stream that is not installed. targets and requests are keyed by name.
 	installed *plan.InstalledStream
 	targets   map[string]plan.InstalledTarget
 	requests  map[string]plan.Request
 	// dirty: the next pass plans the stream. stale: drift and state are older than the
-	// observed or installed state. repair: the plan also restores what another process
-	// changed. failed: the last change failed and is retried.
+	// observed or installed state. repair: the plan also reverts changes by other processes.
+	// failed: the last change failed and is retried.
 	dirty, stale, repair, failed bool
 
 	tables   plan.TableCaches
@@ -58,8 +58,8 @@ type streamRecord struct {
 	drift    []Drift
 	state    *StreamState
 	problems []Problem
-	// unreachable has why addresses cannot be reached in the network reachedIn, which is nil after
-	// the targets changed.
+	// unreachable maps unreachable addresses to the reason, computed for the network reachedIn.
+	// reachedIn is nil after a change of the targets.
 	unreachable map[netip.Addr]string
 	reachedIn   *plan.Network
 }
@@ -75,9 +75,9 @@ const (
 	everything = nftables | routes | network
 )
 
-// engine reconciles the kernel with the desired state. The kernel is the record: at the start
-// the engine recovers from names, comments and protocol numbers what an earlier process
-// installed. It belongs to one goroutine.
+// engine reconciles the kernel with the desired state. The kernel is the only persistent record:
+// at the start the engine recovers the installed objects from names, comments and protocol
+// numbers. It is not safe for concurrent use.
 type engine struct {
 	o      Options
 	log    *slog.Logger
@@ -85,53 +85,53 @@ type engine struct {
 	now    func() time.Time
 	pulse  task.Pulse
 
-	// targets are the installed targets by fwmark; nil until they were recovered from the
-	// kernel. adopted is set once they were matched with the desired state.
+	// targets holds the installed targets by fwmark; nil until they are recovered from the
+	// kernel. adopted: they are matched with the desired state.
 	targets map[uint32]plan.InstalledTarget
 	adopted bool
 	streams map[string]*streamRecord
-	// draining are the ends of the drains of targets that are no longer desired, by fwmark.
+	// draining holds the ends of drains of targets that are no longer desired, by fwmark.
 	draining map[uint32]time.Time
-	// nextFWMark is tried first for the next new target.
+	// nextFWMark is the first candidate for the next new target.
 	nextFWMark uint32
-	// refused are fwmarks that another process uses, with the use.
+	// refused maps fwmarks that another process uses to a description of the use.
 	refused map[uint32]string
 
-	// observed was last read from the kernel, at that generation of the ruleset, after
-	// ownTransactions transactions of the connection.
+	// observed is the kernel state last read, at that ruleset generation, after ownTransactions
+	// transactions of the connection.
 	observed        *plan.KernelState
 	generation      uint32
 	ownTransactions uint32
 	network         *plan.Network
-	// lost are the targets whose routes the kernel removed together with a link.
+	// lost holds the fwmarks whose routes the kernel removed with a link.
 	lost map[uint32]bool
-	// stale are the parts to read before the next plan; linksDown are links that went down
-	// since the last read.
+	// stale holds the parts to read before the next plan, linksDown the links that went down since
+	// the last read.
 	stale     parts
 	linksDown []int
-	// readErr is why the kernel could not be read or changed; nothing changes meanwhile.
+	// readErr is the last failure to read or change the kernel. It suspends all changes.
 	readErr error
-	// lastRead and lastFullRead are when a part, and everything, were last read; readTime is
-	// how long the last read took.
+	// lastRead is the time of the last read, lastFullRead of the last full read. readTime is the
+	// duration of the last read.
 	lastRead, lastFullRead time.Time
 	readTime               time.Duration
 
 	desired *Desired
-	// vipOwners were assigned from assignedVIPs, the VIPs of each stream, in the network assignedIn.
+	// vipOwners is computed from assignedVIPs, the VIPs of each stream, in the network assignedIn.
 	vipOwners    plan.VIPOwners
 	assignedVIPs map[string][]vip.VIP
 	assignedIn   *plan.Network
 	since        map[[3]string]time.Time
-	// holds are the streams whose drift is not repaired, with the end of the hold;
-	// allStreams is every stream, and the zero time is no end.
+	// holds maps the streams whose drift is not repaired to the end of the hold. The key
+	// allStreams holds every stream; the zero time is an unlimited hold.
 	holds map[string]time.Time
-	// repairs are the back-offs of repaired objects, repaired counts repairs.
+	// repairs holds the back-off of each repaired object; repaired counts repairs.
 	repairs  map[[3]string]*repair
 	repaired uint64
-	// oldRulesRemoved: rules that were installed with other options are removed.
+	// oldRulesRemoved: the rules of an earlier process with different options are removed.
 	oldRulesRemoved bool
-	// probed are the fwmarks checked in this pass, with the use by another process, ""
-	// without one; probing is how many are checked next.
+	// probed maps the fwmarks checked in this pass to their use by another process, or "".
+	// probing is the size of the next batch of checks.
 	probed  map[uint32]string
 	probing int
 }
@@ -181,7 +181,7 @@ func (e *engine) dropTarget(t plan.InstalledTarget) {
 	m.stale, m.reachedIn = true, nil
 }
 
-// any reports whether a condition holds for a stream.
+// any reports whether a condition holds for at least one stream.
 func (e *engine) any(is func(*streamRecord) bool) bool {
 	for _, m := range e.streams {
 		if is(m) {
@@ -194,7 +194,7 @@ func (e *engine) any(is func(*streamRecord) bool) bool {
 // failing reports whether a stream failed and is retried.
 func (e *engine) failing() bool { return e.any(func(m *streamRecord) bool { return m.failed }) }
 
-// staleStreams marks all streams to be compared again.
+// staleStreams marks all streams for comparison.
 func (e *engine) staleStreams() {
 	for _, m := range e.streams {
 		m.stale = true
@@ -207,7 +207,7 @@ func (e *engine) converge(w *Desired, urgent bool) {
 	if w != nil {
 		e.desired = w
 	}
-	// Before the first Configure, and while the kernel cannot be read, everything stays.
+	// Change nothing before the first Configure or while the kernel cannot be read.
 	if e.readErr != nil || w == nil {
 		return
 	}
@@ -218,6 +218,7 @@ func (e *engine) converge(w *Desired, urgent bool) {
 		e.adopted = true
 		e.diff()
 	}
+	// Keep the drift before the repair: noteRepairs compares it with the result.
 	drift := e.drift()
 	repairBase := e.decideRepairs(now, urgent)
 	e.markDirty(now)
@@ -231,8 +232,8 @@ func (e *engine) converge(w *Desired, urgent bool) {
 	e.noteRepairs(drift, repairBase)
 }
 
-// markDirty marks the streams to plan: the desired state changed, the last change failed, a
-// repair is due, or a drain ended.
+// markDirty marks the streams to plan: streams with a changed desired state, a failed change, a
+// due repair, or an expired drain.
 func (e *engine) markDirty(now time.Time) {
 	for name, m := range e.streams {
 		m.dirty = m.dirty || e.desired.Streams[name] == nil || m.desired != e.desired.Streams[name] || m.failed || m.repair
@@ -245,7 +246,7 @@ func (e *engine) markDirty(now time.Time) {
 	}
 }
 
-// planDirty plans the dirty streams and returns those for which the kernel changes.
+// planDirty plans the dirty streams and returns the plans that change the kernel.
 func (e *engine) planDirty(now time.Time) (changes []*streamChange) {
 	e.probed, e.probing = map[uint32]string{}, 1
 	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
@@ -276,14 +277,14 @@ func (e *engine) planDirty(now time.Time) (changes []*streamChange) {
 	return changes
 }
 
-// markPlanned records that a plan is being applied.
+// markPlanned records the desired state and the requests of a plan, and clears dirty.
 func (e *engine) markPlanned(p *plan.StreamPlan) {
 	m, is := e.streams[p.Name], e.desired.Streams[p.Name]
 	m.stale = m.stale || is != nil && (m.desired == nil || m.desired.RouteAll != is.RouteAll)
 	m.desired, m.requests, m.dirty, m.reachedIn = is, p.Requests, false, nil
 }
 
-// assignVIPs assigns VIPs to streams and marks the streams that gain or lose some.
+// assignVIPs assigns VIPs to streams and marks streams whose VIPs changed as dirty.
 func (e *engine) assignVIPs() {
 	for name := range e.desired.Streams {
 		e.record(name)
@@ -303,15 +304,15 @@ func (e *engine) assignVIPs() {
 	e.vipOwners = s
 }
 
-// vipsAssigned reports whether the VIPs would be assigned as they are. Most changes are about
-// targets.
+// vipsAssigned reports whether the current assignment of VIPs is up to date. It avoids the
+// computation for most changes, which concern targets only.
 func (e *engine) vipsAssigned() bool {
 	same := func(vips []vip.VIP, s *Stream) bool { return slices.Equal(vips, s.VIPs) }
 	return e.assignedIn == e.network && maps.EqualFunc(e.assignedVIPs, e.desired.Streams, same)
 }
 
-// removeOldRules removes policy rules that were installed with other options once the kernel is as
-// desired.
+// removeOldRules removes the policy rules of an earlier process with different options, once the
+// kernel has the desired state.
 func (e *engine) removeOldRules() {
 	if e.oldRulesRemoved || e.readErr != nil || e.failing() || len(e.drift()) > 0 {
 		return
@@ -334,9 +335,9 @@ func (e *engine) input(name string, now time.Time) plan.StreamInput {
 }
 
 const (
-	// fwmarkRange is the number of fwmarks, from the first on, for targets.
+	// fwmarkRange is the number of fwmarks reserved for targets.
 	fwmarkRange = 1 << 16
-	// maxProbed bounds the fwmarks that are checked at once.
+	// maxProbed limits the batch size of fwmark checks.
 	maxProbed = 1024
 )
 
@@ -363,8 +364,8 @@ func (e *engine) allocateFWMark() (uint32, error) {
 	return 0, fmt.Errorf("all fwmarks from %d to %d are used", e.o.First, end-1)
 }
 
-// fwmarkUser returns how another process uses a fwmark, "" without a use. It also checks the
-// successors of the fwmark, more of them at each call of a pass.
+// fwmarkUser returns how another process uses a fwmark, or "". It also checks successors of the
+// fwmark, in batches that grow during a pass.
 func (e *engine) fwmarkUser(first uint32) (string, error) {
 	if e.observed.Targets[first] != nil {
 		return "chain inet " + TableName + " " + plan.TargetChain(first) + ", or an element for it, exists already", nil

@@ -74,7 +74,7 @@ func TestAnyChangesAndKillsConverge(t *testing.T) {
 				w.k.left = -1
 			}
 			w.settle(desired, false)
-			// What drains is gone when its time is over.
+			// Draining targets are removed after the drain time.
 			w.clock = w.clock.Add(time.Minute)
 			w.settle(desired, false)
 			if w.e.readErr != nil {
@@ -84,7 +84,7 @@ func TestAnyChangesAndKillsConverge(t *testing.T) {
 				if w.e.targets[n].Stage != plan.StageApplied {
 					t.Fatalf("record %+v", w.e.targets[n])
 				}
-				// Those that got a record in a life that was killed may be Down now.
+				// Targets recorded by a killed process may be Down now.
 				r := w.e.targets[n]
 				had[r.Stream+"/"+r.Name] = true
 			}
@@ -129,7 +129,7 @@ func TestAnyChangesAndKillsConverge(t *testing.T) {
 	})
 }
 
-// checkFWMarks checks that the fwmarks of a stream lead to all of its targets.
+// checkFWMarks checks that each target of a stream has a routed fwmark.
 func checkFWMarks(t *rapid.T, w *modelFixture, s *Stream, state *StreamState) {
 	t.Helper()
 	for _, x := range s.Targets {
@@ -145,7 +145,7 @@ func checkFWMarks(t *rapid.T, w *modelFixture, s *Stream, state *StreamState) {
 	}
 }
 
-// tamper removes or changes something as another process would.
+// tamper removes or changes an object like another process.
 func tamper(t *rapid.T, k *modelKernel) {
 	k.gen++
 	numbers := slices.Sorted(maps.Keys(k.Targets))
@@ -245,7 +245,7 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 		if different != (len(drift) > 0) {
 			t.Fatalf("changed by another process: %v; drift: %+v", different, drift)
 		}
-		// Of a stream or target of which nothing is left the next process does not know.
+		// The next process cannot recover a stream or target without remaining objects.
 		known := tamperings == 1
 		for name, s := range desired.Streams {
 			known = known && slices.ContainsFunc(s.Targets,
@@ -279,7 +279,7 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 			}
 		}
 		untouched("held")
-		// A target that is not forwarded to does not serve.
+		// A target that receives no forwarded packets does not serve.
 		for name, ss := range w.state().Streams {
 			for _, f := range vip.Families {
 				for target := range ss.Serving[f] {

@@ -29,7 +29,7 @@ func newModelFixture() *modelFixture {
 	return w
 }
 
-// restart begins a new process.
+// restart starts a new process.
 func (w *modelFixture) restart() {
 	w.k.left = -1
 	holds := map[string]time.Time{}
@@ -44,7 +44,7 @@ func (w *modelFixture) restart() {
 	w.e.pass(nil, false)
 }
 
-// settle passes until nothing is left to do. It reports whether the process lived.
+// settle runs passes until no change is pending. It reports whether the process survived.
 func (w *modelFixture) settle(desired *Desired, urgent bool) (alive bool) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -65,7 +65,7 @@ func (w *modelFixture) settle(desired *Desired, urgent bool) (alive bool) {
 	}
 }
 
-// notice has the engine look at everything with the next pass.
+// notice makes the next pass read everything.
 func (w *modelFixture) notice(downed ...int) {
 	w.e.stale = everything
 	w.e.linksDown = append(w.e.linksDown, downed...)
@@ -77,7 +77,7 @@ func (w *modelFixture) state() State {
 	return s
 }
 
-// number is that of a target, 0 if it has none.
+// number returns the fwmark of a target, or 0.
 func (w *modelFixture) number(stream, name string) uint32 {
 	for n, t := range w.e.targets {
 		if t.Stream == stream && t.Name == name {
@@ -91,7 +91,7 @@ func (w *modelFixture) slot(stream, name string) *plan.KernelTarget {
 	return w.k.Targets[w.number(stream, name)]
 }
 
-// serving lists who is in the kernel's table.
+// serving lists the targets in the kernel's table.
 func (w *modelFixture) serving(stream string, f vip.Family) []string {
 	s := w.k.Streams[stream]
 	if s == nil {
@@ -140,9 +140,9 @@ func desiredOf(streams ...*Stream) *Desired {
 	return w
 }
 
-// oracle is what the kernel must have for what is wanted, in terms of names: by
-// stream and family the table's targets, by target its flows and hops, by VIP the
-// stream, by stream the ports. It knows nothing of drains: who is left out is gone.
+// oracle is the expected kernel state in terms of names: by stream and family the table's
+// targets, by target its flows and hops, by VIP the stream, by stream the ports. It ignores
+// drains: a target that is not desired is removed.
 type oracle struct {
 	Tables map[string][2][]string
 	Match  map[string][]Port
@@ -199,7 +199,7 @@ func wish(w *Desired, had map[string]bool) oracle {
 	return o
 }
 
-// is tells what the model kernel has, as the oracle puts it.
+// is returns the state of the model kernel in the oracle's terms.
 func (w *modelFixture) is(t interface{ Fatalf(string, ...any) }) oracle {
 	o := newOracle()
 	for name, s := range w.k.Streams {
@@ -244,7 +244,7 @@ func (w *modelFixture) checkTables(t interface{ Fatalf(string, ...any) }) {
 	}
 }
 
-// had lists the targets that have a record and stay.
+// had returns the recorded targets.
 func (w *modelFixture) had() map[string]bool {
 	had := map[string]bool{}
 	for _, r := range w.e.targets {

@@ -11,13 +11,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/durable"
 )
 
-// allStreams is the key of a hold of all streams and of the objects that no stream owns.
+// allStreams is the key of a hold of all streams and the common objects.
 const allStreams = ""
 
 func (o Options) holdFile() string { return filepath.Join(o.StateDir, "dataplane-hold.json") }
 
-// loadHolds reads the holds of an earlier process: ends by stream. A corrupt file is moved
-// aside, and nothing is held.
+// loadHolds reads the holds of an earlier process. It moves a corrupt file aside and continues
+// without holds.
 func (e *engine) loadHolds() error {
 	if e.o.StateDir == "" {
 		return nil
@@ -32,14 +32,14 @@ func (e *engine) loadHolds() error {
 	return err
 }
 
-// held reports whether drift of a stream is not repaired; "" is that of common objects.
+// held reports whether repairs of a stream, or of the common objects with "", are suspended.
 func (e *engine) held(stream string) bool {
 	_, all := e.holds[allStreams]
 	_, one := e.holds[stream]
 	return all || one
 }
 
-// setHolds replaces the holds, in the file first.
+// setHolds replaces the holds. It writes the file first, so that a failure changes nothing.
 func (e *engine) setHolds(holds map[string]time.Time) error {
 	if e.o.StateDir != "" {
 		if err := durable.Write(e.o.holdFile(), holds); err != nil {
@@ -50,7 +50,7 @@ func (e *engine) setHolds(holds map[string]time.Time) error {
 	return nil
 }
 
-// hold begins or changes a hold; the zero time is no end.
+// hold starts or changes a hold; the zero time is an unlimited hold.
 func (e *engine) hold(stream string, until time.Time) error {
 	holds := maps.Clone(e.holds)
 	holds[stream] = until.Round(0)
@@ -61,7 +61,7 @@ func (e *engine) hold(stream string, until time.Time) error {
 	return nil
 }
 
-// resume ends a hold, or all of them without a stream, and repairs what was held.
+// resume ends the hold of a stream, or all holds with "", and repairs the held drift.
 func (e *engine) resume(stream string, w *Desired) ([]Drift, error) {
 	holds := maps.Clone(e.holds)
 	_, ok := holds[stream]
@@ -95,13 +95,13 @@ func (e *engine) expireHolds() {
 		return
 	}
 	if err := e.setHolds(holds); err != nil {
-		e.log.Warn("failed to write holds", "error", err) // the file has the ends of the expired ones
+		e.log.Warn("failed to write holds", "error", err) // the file contains the end times
 	}
 	e.holds = holds
 }
 
 // Hold suspends the repair of drift of a stream, or of all streams with "", until Resume, or
-// for d if that is not 0. It survives restarts.
+// for d if d is not 0. The hold survives restarts.
 func (p *Plane) Hold(ctx context.Context, stream string, d time.Duration) (until time.Time, err error) {
 	if d > 0 {
 		until = time.Now().Add(d)
@@ -116,8 +116,8 @@ func (p *Plane) Resume(ctx context.Context, stream string) ([]Drift, error) {
 	})
 }
 
-// Reconcile repairs all drift at once, without back-off, except that of held streams, and
-// returns the repaired drift. Before the first Configure it fails.
+// Reconcile immediately repairs all drift except in held streams, ignoring back-offs, and
+// returns the repaired drift. It fails before the first Configure.
 func (p *Plane) Reconcile(ctx context.Context) ([]Drift, error) {
 	return ask(ctx, p, "reconcile the data plane", func(e *engine) ([]Drift, error) {
 		return e.reconcile(p.desired.Load())

@@ -8,8 +8,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
-// A process that was killed while it replaced a large table by one of another size left
-// the stream's rules on a spare table.
+// A process that was killed during the resize of a large table left the stream's rules on
+// the shadow map.
 func TestRestartAfterKilledResize(t *testing.T) {
 	x := newSite(t)
 	stream := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving))

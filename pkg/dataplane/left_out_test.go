@@ -7,8 +7,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// A draining target keeps its established flows until they end or its drain time is over, whatever
-// else becomes of its stream meanwhile.
+// A draining target keeps its established flows until they end or its drain time ends, regardless
+// of concurrent changes of its stream.
 func TestDrainSurvivesOtherChanges(t *testing.T) {
 	vips := []string{"20.0.0.1/32"}
 	w := newModelFixture()

@@ -7,7 +7,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Rules and maps for flows are repaired like all others, and flows in them are no drift.
+// Flow rules and flow maps are repaired like all objects. Flows in the maps are not drift.
 func TestFlowRulesAreRepaired(t *testing.T) {
 	x := newSite(t)
 	p := x.start(func(o *Options) { o.Conntrack = ConntrackLoose })

@@ -9,7 +9,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// A change of the ports of a stream touches nothing else, and its set only if it had one.
+// A change of a stream's ports modifies only its set, if the stream already had a match.
 func TestMatchChangesInPlace(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
@@ -49,7 +49,7 @@ func TestMatchChangesInPlace(t *testing.T) {
 	}
 }
 
-// Ports that the kernel lacks keep a VIP from being ready; more ports do not.
+// Missing ports make a VIP not ready; additional ports do not.
 func TestMatchDrift(t *testing.T) {
 	has := &plan.KernelStream{Name: "a", ChainIntact: true, Size: 103, Seed: 1, Match: siteMatch}
 	ssh := []Port{{Protocol: plan.TCP, Number: 22}}

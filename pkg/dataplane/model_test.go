@@ -12,12 +12,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// errKilled stands for a kill at some instant.
+// errKilled simulates a kill of the process.
 var errKilled = errors.New("killed")
 
-// killable counts what a process does to the kernel, and ends it.
+// killable counts the kernel operations of a process and kills it at a limit.
 type killable struct {
-	// left is how many more things it does; negative: it never dies.
+	// left is the number of operations before the kill; negative: no kill.
 	left int
 }
 
@@ -28,23 +28,23 @@ func (m *killable) act() {
 	m.left--
 }
 
-// modelKernel is a kernel as the engine sees it: what a fabric is on the real one.
+// modelKernel is a model of the kernel that implements kernelConn.
 type modelKernel struct {
 	killable
 	plan.KernelState
 	gen uint32
-	// unruled: the policy rules that no target owns are missing.
+	// unruled: the common policy rules are missing.
 	unruled bool
 	net     plan.Network
 	births  map[uint32]int // of chains of targets
 	writes  int
 	conns   map[uint32]bool // connection-tracking marks
-	// refuse fails transactions about a stream.
+	// refuse names a stream whose transactions fail.
 	refuse string
-	// flushErr fails the removal of entries of connection tracking.
+	// flushErr is returned by FlushConntrack.
 	flushErr error
 	inUse    map[uint32]string
-	// oldRules counts the removals of rules of other options, which fail with oldRulesErr.
+	// oldRules counts calls of RemoveOldRules, which returns oldRulesErr.
 	oldRules    int
 	oldRulesErr error
 }
@@ -154,7 +154,8 @@ func (k *modelKernel) ReadTables(w plan.StreamWrite) (*plan.KernelStream, error)
 	return s, err
 }
 
-// Write refuses what the real one does: verdicts that lead nowhere, chains in use.
+// Write rejects the same changes as the real kernel: verdicts without a chain, removal of chains
+// in use.
 func (k *modelKernel) Write(c plan.Change) error {
 	k.act()
 	old, _ := k.Read(slices.Collect(maps.Keys(k.Targets)))
@@ -332,7 +333,7 @@ func (k *modelKernel) ReadNetwork() (*plan.Network, error) {
 	return &s, nil
 }
 
-// linkGoes does what the kernel does when a link goes down, or comes up.
+// linkGoes simulates the kernel's actions when a link goes down or comes up.
 func (k *modelKernel) linkGoes(up bool) {
 	k.net.Links[0].Up = up
 	if up {

@@ -6,7 +6,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
-// mtuProblems names the links toward targets whose MTU is smaller than that of a link toward the
+// mtuProblems returns the links toward targets with a smaller MTU than the largest MTU toward the
 // gateways.
 func (e *engine) mtuProblems() (problems []Problem) {
 	if e.o.Gateways == nil || e.network == nil {

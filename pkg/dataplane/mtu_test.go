@@ -9,8 +9,9 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// A link toward targets that is smaller than the link toward the gateways is a problem, for as long
-// as that lasts. Links that lead to neither, or to targets with the larger MTU, are none.
+// A link toward targets with a smaller MTU than the link toward the gateways is a problem while
+// the MTUs differ. Links to neither, and links toward targets with the larger MTU, are not
+// reported.
 func TestSmallMTUTowardTargets(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

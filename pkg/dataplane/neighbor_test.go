@@ -6,9 +6,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Neighbor state is watched. The first failure may be seen by a look that has another reason, such
-// as the plane's own changes that are reported back; the second one is only seen if it is heard of,
-// since nothing else happens, and the next look at everything is a minute away.
+// The plane watches neighbor state. A read for an unrelated reason, such as the plane's own
+// changes, may detect the first failure. Only a notification detects the second one: no other
+// event occurs, and the next full read is a minute away.
 func TestRepeatedNeighborFailures(t *testing.T) {
 	for _, x := range []struct {
 		family vip.Family

@@ -12,8 +12,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// observe reads the stale parts of the kernel, if read is set, and compares them with what is
-// installed.
+// observe reads the stale parts of the kernel, if read is set, and compares them with the
+// installed state.
 func (e *engine) observe(read bool) {
 	e.readErr = nil
 	if e.network == nil || read && e.stale != 0 {
@@ -54,7 +54,8 @@ func (e *engine) installedFWMarks() []uint32 {
 	return slices.Sorted(maps.Keys(e.targets))
 }
 
-// readAll reads everything, between two transactions if the other processes pause long enough.
+// readAll reads everything. It retries up to twice to obtain a dump without a concurrent
+// transaction.
 func (e *engine) readAll() error {
 	for attempt := 1; ; attempt++ {
 		before, err := e.kernel.Generation()
@@ -77,7 +78,8 @@ func (e *engine) readAll() error {
 	}
 }
 
-// foreignTransaction reports whether another process changed the ruleset since it was read.
+// foreignTransaction reports whether another process changed the ruleset since the last read. It
+// excludes the generation's increments by transactions of this connection.
 func (e *engine) foreignTransaction() bool {
 	if e.observed == nil {
 		return true
@@ -86,7 +88,7 @@ func (e *engine) foreignTransaction() bool {
 	return err != nil || g != e.generation+e.kernel.Transactions()-e.ownTransactions
 }
 
-// readBase reads the objects that no stream owns.
+// readBase reads the common objects.
 func (e *engine) readBase() error {
 	base, problem, err := e.kernel.ReadBase()
 	if err != nil {
@@ -117,7 +119,7 @@ func (e *engine) readRoutes() error {
 	return nil
 }
 
-// orNone returns a target without any object for nil.
+// orNone returns an empty target for nil.
 func orNone(t *plan.KernelTarget) plan.KernelTarget {
 	if t == nil {
 		return plan.KernelTarget{}
@@ -130,7 +132,8 @@ func (e *engine) setRoutes(number uint32, r plan.KernelTarget) {
 	e.setTarget(number, orNone(e.observed.Targets[number]), r)
 }
 
-// setTarget sets the observed state of a target: what nftables has, and rules and routes.
+// setTarget sets the observed state of a target: its nftables objects from s, its rules and routes
+// from r.
 func (e *engine) setTarget(number uint32, s, r plan.KernelTarget) {
 	s.FWMark, s.Rules, s.NextHops, s.Blackhole = number, r.Rules, r.NextHops, r.Blackhole
 	if plan.SameRoutes(s, plan.KernelTarget{}) && plan.SameNFTables(s, plan.KernelTarget{}) {
@@ -140,8 +143,8 @@ func (e *engine) setTarget(number uint32, s, r plan.KernelTarget) {
 	}
 }
 
-// updateNetwork sets the observed network, and derives which targets can be reached and whose
-// routes the kernel, rather than another process, removed when a link went down.
+// updateNetwork sets the observed network. It derives the reachability of targets, and separates
+// routes that the kernel removed with a link from routes that another process removed.
 func (e *engine) updateNetwork(s *plan.Network) {
 	first, old := e.network == nil, cmp.Or(e.network, &plan.Network{})
 	e.network = s
@@ -159,8 +162,8 @@ func (e *engine) updateNetwork(s *plan.Network) {
 			was, known := old.LinkTo(hop)
 			if !slot.NextHops[f].IsValid() {
 				missing = true
-				// At the start no notification of a link exists. The kernel removes only
-				// the route; an operator who clears a table or a target removes more.
+				// No link notification exists at the start. If only the route is missing,
+				// the kernel removed it with a link; an operator removes more objects.
 				alone := first && !e.held(t.Stream) && slot.Rules[f] && slot.Blackhole[f]
 				moved := known && was.Index != l.Index
 				byLink = byLink || alone || moved || !ok || !l.Up || slices.Contains(e.linksDown, l.Index)
@@ -187,7 +190,7 @@ func (e *engine) updateNetwork(s *plan.Network) {
 	if first {
 		return
 	}
-	// Targets without a connected network are not, or not completely, installed.
+	// Also check desired targets that are not installed for lack of a connected network.
 	for _, m := range e.streams {
 		for a := range m.addresses {
 			m.dirty = m.dirty || reachable(old, a) != reachable(s, a)
@@ -204,7 +207,7 @@ func (e *engine) logReach(t plan.InstalledTarget, hop netip.Addr) {
 	log.Info("target reachable again")
 }
 
-// linkRestored reports whether routes of a target went with a link that is up again.
+// linkRestored reports whether the kernel removed routes of a target with a link that is up again.
 func (e *engine) linkRestored(number uint32) bool {
 	if !e.lost[number] {
 		return false
@@ -220,7 +223,7 @@ func (e *engine) linkRestored(number uint32) bool {
 	return false
 }
 
-// diff compares installed and observed state of the streams for which either changed.
+// diff compares installed with observed state of the streams where either changed.
 func (e *engine) diff() {
 	for name, m := range e.streams {
 		if !m.stale {
@@ -284,7 +287,7 @@ func (e *engine) streamState(s *plan.InstalledStream, m *streamRecord) *StreamSt
 	return x
 }
 
-// routedFWMarks returns the fwmarks of a stream whose rules and routes lead to its targets.
+// routedFWMarks returns the fwmarks of a stream's targets with installed rules and routes.
 func (e *engine) routedFWMarks(m *streamRecord) map[netip.Addr]uint32 {
 	marks := make(map[netip.Addr]uint32, len(m.targets))
 	for _, t := range m.targets {

@@ -7,8 +7,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// What was written with other options belongs to the plane all the same: it is rebuilt, and
-// nothing of it stays.
+// Objects written with different options also belong to the plane: they are rebuilt, and no old
+// object remains.
 func TestStartWithOtherOptionsRebuilds(t *testing.T) {
 	for name, change := range map[string]func(*Options){
 		"conntrack off":   func(o *Options) { o.Conntrack = ConntrackOff },
@@ -42,12 +42,12 @@ func TestStartWithOtherOptionsRebuilds(t *testing.T) {
 			p = x.start()
 			p.configure(desired)
 			p.wait("the first options again", whole)
-			if !strings.HasPrefix(name, "conntrack") { // sets for addresses that are not tracked stay
+			if !strings.HasPrefix(name, "conntrack") { // sets of untracked addresses remain
 				x.eventually("all to be as at first", func() bool { return sortedLines(x.snapshot()) == before })
 			}
 			p.stop()
 			x.must(x.ns.Do(func() error {
-				o := x.options() // what they are does not matter
+				o := x.options() // any valid options
 				o.Priority = 50
 				_, err := Cleanup(t.Context(), o)
 				return err

@@ -15,7 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// The model that planner, reconciler and kernel connection share.
+// Types shared by planner, reconciler and kernel connection.
 type (
 	Config      = fwstate.Config
 	Conntrack   = fwstate.Conntrack
@@ -38,7 +38,7 @@ const (
 	Serving  = plan.Serving
 )
 
-// TableName is the nftables table of the data plane, of the family inet.
+// TableName is the name of the data plane's nftables table in the inet family.
 const TableName = plan.TableName
 
 // Defaults of [Options].
@@ -51,16 +51,16 @@ const (
 	ConntrackLoose  = fwstate.ConntrackLoose
 )
 
-// Options are the fwmarks, tables and rule priorities of the data plane in its network
-// namespace, and its behavior. Zero fields have the defaults above, except where noted.
+// Options configures the data plane: fwmarks, tables and rule priorities in its network
+// namespace, and its behavior. Zero fields select the defaults, except where noted.
 type Options struct {
 	Config
-	// StateDir keeps holds over restarts; without it they are in memory only.
+	// StateDir stores holds across restarts. If empty, holds are kept in memory only.
 	StateDir string
 	// OnRepair is called with the repaired objects. It must not block.
 	OnRepair func([]Repaired)
-	// Gateways returns the addresses of the gateways, which send what is forwarded; nil: unknown. It
-	// must not block.
+	// Gateways returns the addresses of the gateways, the source of forwarded packets. It must not
+	// block. It is nil if the gateways are unknown.
 	Gateways func() []netip.Addr
 	Log      *slog.Logger
 }
@@ -70,16 +70,16 @@ type TargetView struct {
 	plan.InstalledTarget
 	// State is one of serving, draining, down, pending, removing, drifted.
 	State string
-	// Entries counts its entries in the Maglev maps, by family.
+	// Entries counts the target's Maglev map entries, by family.
 	Entries [len(vip.Families)]int
-	// Packets and Bytes were sent to it since its chain was created.
+	// Packets and Bytes count the traffic to the target since its chain was created.
 	Packets, Bytes uint64
 }
 
-// errEnded is the error of requests after the end of Run.
+// errEnded is returned for requests after the end of Run.
 var errEnded = errors.New("the data plane is not running")
 
-// Plane keeps the data plane in the kernel. It is a task.Task.
+// Plane reconciles the data plane in the kernel. It implements task.Task.
 type Plane struct {
 	desired latest.Value[*Desired]
 	state   latest.Value[State]
@@ -100,7 +100,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// New reads the holds of an earlier process.
+// New returns a Plane with the holds of an earlier process.
 func New(o Options) (*Plane, error) {
 	o = o.withDefaults()
 	if err := o.Validate(); err != nil {
@@ -123,21 +123,21 @@ func New(o Options) (*Plane, error) {
 // Overdue implements task.Loop.
 func (p *Plane) Overdue() time.Duration { return p.e.pulse.Overdue() }
 
-// Configure sets the desired state. It never blocks; the newest call wins. Before the first
-// call the kernel state stays as it is.
+// Configure sets the desired state. It never blocks; the newest call wins. The kernel state does
+// not change before the first call.
 func (p *Plane) Configure(w *Desired) { p.desired.Set(w) }
 
 // State returns the confirmed state of the kernel.
 func (p *Plane) State() *latest.Value[State] { return &p.state }
 
-// Ready is closed once the kernel was read and State has the result. While the kernel cannot be
-// read it stays open, and State has the error.
+// Ready returns a channel that is closed when State holds the first kernel state read. While reads
+// fail, it remains open and State holds the error.
 func (p *Plane) Ready() <-chan struct{} { return p.ready }
 
 // String implements task.Task.
 func (p *Plane) String() string { return "data plane" }
 
-// ask runs do on the goroutine that owns the engine, and waits for its result.
+// ask runs do on the goroutine that owns the engine and waits for the result.
 func ask[T any](ctx context.Context, p *Plane, what string, do func(*engine) (T, error)) (answer T, err error) {
 	type result struct {
 		answer T
@@ -151,7 +151,7 @@ func ask[T any](ctx context.Context, p *Plane, what string, do func(*engine) (T,
 			answer, err := do(e)
 			results <- result{answer, err}
 		}:
-			request = nil // sent
+			request = nil // sent; wait for the result
 			continue
 		case r := <-results:
 			answer, err = r.answer, r.err
@@ -172,15 +172,15 @@ func (p *Plane) Targets(ctx context.Context) ([]TargetView, error) {
 	return ask(ctx, p, "list the targets of the data plane", (*engine).listTargets)
 }
 
-// Unmatched reads how many packets each stream with a match dropped because of it, since its rules
+// Unmatched returns the number of packets that the match of each stream dropped since its rules
 // were last written.
 func (p *Plane) Unmatched(ctx context.Context) (map[string]uint64, error) {
 	return ask(ctx, p, "read the dropped packets of the data plane", (*engine).unmatched)
 }
 
-// Run reconciles until ctx ends, and leaves the kernel state in place. It uses the network
-// namespace of the calling thread. It fails only if netlink sockets cannot be opened;
-// everything else is retried. It is called once.
+// Run reconciles until ctx ends and leaves the kernel state installed. It uses the network
+// namespace of the calling thread. It fails only if netlink sockets cannot be opened; all other
+// failures are retried. It must be called only once.
 func (p *Plane) Run(ctx context.Context) error {
 	defer close(p.ended)
 	conn, err := fwstate.Dial(p.e.o.Config)

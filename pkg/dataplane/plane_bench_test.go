@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// thousand is 100 streams with 10 targets each.
+// thousand returns 100 streams with 10 targets each.
 func thousand() []*Stream {
 	var streams []*Stream
 	for i := range 100 {
@@ -75,8 +75,8 @@ func BenchmarkChangeAmong1000Targets(b *testing.B) {
 	}
 }
 
-// BenchmarkTargetComesAmong1000 measures, in turn, a target that comes and serves at once, and one
-// that was routed when it came and serves now.
+// BenchmarkTargetComesAmong1000 alternates between a new target that serves immediately, and a
+// target that already has routes and starts to serve.
 func BenchmarkTargetComesAmong1000(b *testing.B) {
 	x := newSite(b)
 	x.must(x.ns.IP("address", "add", "10.1.0.1/16", "dev", "eth1"))

@@ -137,8 +137,8 @@ func TestDriftIsRepairedWithinASecond(t *testing.T) {
 	}
 }
 
-// Without the rules that let packets skip the rules of targets, packets are forwarded as
-// well: no VIP is withdrawn.
+// Packets are also forwarded without the goto over the rules of targets, so no VIP is
+// withdrawn.
 func TestHarmlessDriftIsNoProblem(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
@@ -182,7 +182,7 @@ func TestHeldDriftIsShown(t *testing.T) {
 				s.Streams["a"].Problem[vip.IPv4] == "" {
 				t.Error("the stream has no problem: " + describeState(s))
 			}
-			// A restart, and the same configuration, change nothing.
+			// A restart with the same configuration changes nothing.
 			p.stop()
 			p = x.start()
 			p.configure(stream)
@@ -206,7 +206,7 @@ func TestHeldDriftIsShown(t *testing.T) {
 	}
 }
 
-// One stream is held, and the other is repaired.
+// One stream is held, the second one is repaired.
 func TestHoldOfOneStream(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
@@ -250,7 +250,7 @@ func TestHoldExpires(t *testing.T) {
 	}
 }
 
-// A process that keeps deleting a rule makes repairs back off, and is reported once.
+// Repairs back off if a process deletes a rule repeatedly, and the conflict is reported once.
 func TestRepairsBackOff(t *testing.T) {
 	w := newModelFixture()
 	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)),
@@ -291,7 +291,7 @@ func TestRepairsBackOff(t *testing.T) {
 	if reports != contestedAfter || contested != 1 || w.e.repaired != 12 {
 		t.Errorf("%d reports, %d of them contested, %d repairs", reports, contested, w.e.repaired)
 	}
-	// Another object of another stream does not wait.
+	// An object of a different stream is repaired without a delay.
 	w.slot("b", "x2").Rules[vip.IPv4] = false
 	w.notice()
 	w.settle(desired, false)

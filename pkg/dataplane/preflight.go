@@ -11,12 +11,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Preflight returns why the data plane cannot work in the network namespace of the calling thread,
-// each reason with its remedy. It changes nothing. Wrong kernel parameters are not among them: a Plane
-// reports them, and withholds the families that they concern, until they are right.
+// Preflight returns the conditions that prevent the data plane from working in the network
+// namespace of the calling thread, with remedies. It changes nothing. Wrong kernel parameters are
+// excluded: a Plane reports them and withholds the affected families until they are corrected.
 func Preflight(o Options) []Problem {
 	if problem := lacksCapability(); problem != nil {
-		return []Problem{*problem} // every other check needs it
+		return []Problem{*problem} // all other checks require it
 	}
 	conn, err := fwstate.Dial(o.Config.WithDefaults())
 	if err != nil {
@@ -29,11 +29,12 @@ func Preflight(o Options) []Problem {
 	return problems
 }
 
-// liberal is the kernel parameter by which connection tracking accepts packets out of its window.
+// liberal is the kernel parameter that makes connection tracking accept packets outside the TCP
+// window.
 const liberal = sysctl.Key("net/netfilter/nf_conntrack_tcp_be_liberal")
 
-// Advice returns what the network namespace of the calling thread should have, but can do without.
-// It changes nothing.
+// Advice returns recommended, optional changes to the network namespace of the calling thread. It
+// changes nothing.
 func Advice(o Options) []Problem {
 	if o.Conntrack != ConntrackOn || liberal.Read() != "0" { // absent before the first tracked packet
 		return nil
@@ -61,22 +62,22 @@ func lacksCapability() *Problem {
 	}
 }
 
-// sysctlInterval is the time between two checks of the kernel parameters: the kernel
-// reports changes of forwarding and rp_filter, of others none.
+// sysctlInterval is the period of kernel parameter checks: the kernel sends notifications for
+// forwarding and rp_filter only.
 const sysctlInterval = time.Second
 
-// sysctlProblem is a kernel parameter that has a wrong value.
+// sysctlProblem is a kernel parameter with a wrong value.
 type sysctlProblem struct {
 	Problem
 	family vip.Family
-	// drops: packets of VIPs are lost, not only spread unevenly over gateways.
+	// drops: packets of VIPs are lost, rather than only spread unevenly over gateways.
 	drops bool
 }
 
-// sysctlProblems returns the kernel parameters that keep packets of VIPs from their route.
+// sysctlProblems returns the kernel parameters that misroute or drop packets of VIPs.
 func sysctlProblems(c *fwstate.Conn) (problems []sysctlProblem) {
 	check := func(f vip.Family, key sysctl.Key, want, detail string, drops bool) {
-		// What the kernel does not have cannot be wrong.
+		// A missing parameter reads as "" and is not a problem.
 		if got := key.Read(); got != "" && got != want {
 			detail = fmt.Sprintf("it is %s: %s", got, detail)
 			problem := Problem{Object: key.String(), Detail: detail, Remedy: key.SetCommand(want)}
@@ -87,8 +88,8 @@ func sysctlProblems(c *fwstate.Conn) (problems []sysctlProblem) {
 		check(f, directory+forwarding, "1", name+" packets are not forwarded", true)
 		check(f, directory+"fib_multipath_hash_policy", "1",
 			"packets of one flow are spread over gateways by addresses only", false)
-		// A packet that this host creates in answer to one with a target's mark, such as
-		// "fragmentation needed", would go to the target instead of the client.
+		// A packet that the kernel generates in reply to one with a target's fwmark, such as
+		// "fragmentation needed", would be sent to the target instead of the client.
 		check(f, directory+"fwmark_reflect", "0",
 			"ICMP errors of this host about VIP traffic go to targets instead of clients", true)
 	}
@@ -106,12 +107,12 @@ func sysctlProblems(c *fwstate.Conn) (problems []sysctlProblem) {
 	return problems
 }
 
-// reversePathProblems returns the interfaces on which the kernel drops VIP traffic as forged.
+// reversePathProblems returns the interfaces on which reverse path filtering drops VIP traffic.
 //
-// The larger value of "all" and of the interface counts (ip-sysctl). Strict filtering (1) requires
-// that the route to a packet's source leads back through its input interface. The sources are
-// clients and, in the answers of targets, VIPs: to both leads the default route of the main table,
-// if any, so that only its interface is safe. Loose filtering (2) requires any route to the source.
+// The larger value of "all" and of the interface applies (ip-sysctl). Strict filtering (1)
+// requires that the route to a packet's source uses its input interface. The sources are clients
+// and, in replies of targets, VIPs. Both use the default route of the main table, if any, so only
+// its interface is safe. Loose filtering (2) requires any route to the source.
 func reversePathProblems(c *fwstate.Conn) (problems []Problem, err error) {
 	links, err := c.Links()
 	if err != nil {
@@ -121,7 +122,7 @@ func reversePathProblems(c *fwstate.Conn) (problems []Problem, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The values are single digits, so that their text orders them.
+	// The values are single digits, so they can be compared as strings.
 	all := sysctl.IPv4Interface("all", "rp_filter").Read()
 	for _, l := range links {
 		if !l.Up || l.Loopback {

@@ -9,8 +9,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// The first of our rules has packets without a mark jump to the third: rules of
-// another process in between, such as those of a frontend, would not count any more.
+// The plane's first rule makes packets without a mark skip to its third rule. Rules of
+// another process in between, such as a frontend's, would be bypassed.
 func TestPreflightRefusesForeignRulesBetween(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	run(t, ns, "ip rule add fwmark 0x01000000/0xff000000 lookup 4096 priority 100; ip -6 rule add from all lookup 4097 "+
@@ -30,7 +30,7 @@ func TestPreflightRefusesForeignRulesBetween(t *testing.T) {
 		}
 	}
 
-	// Our own are no hindrance at the next start.
+	// The plane's own rules do not prevent the next start.
 	o := Options{Config: Config{Priority: 200}}
 	f := openConn(t, ns, o.Config)
 	must(t, f.Write(plan.Change{Base: true}))
@@ -44,7 +44,7 @@ func TestPreflightRefusesForeignRulesBetween(t *testing.T) {
 	}))
 }
 
-// Wrong kernel parameters are named with their remedy. They do not keep lb from starting.
+// Wrong kernel parameters are reported with their remedy. They do not prevent the start of lb.
 func TestWrongSysctls(t *testing.T) {
 	ns, net := lab.NewNetNS(t), lab.NewNetNS(t)
 	must(t, lab.Veth(ns, "int0", net, "pod"))
@@ -106,8 +106,8 @@ func TestWrongSysctls(t *testing.T) {
 			must(t, ns.Sysctl(key, value))
 		}
 	}
-	// Loose filtering needs a route to the source; strict filtering is harmless where the
-	// default route leads.
+	// Loose filtering needs a route to the source; strict filtering is harmless on the interface
+	// of the default route.
 	must(t, ns.Sysctl("net.ipv4.conf.int0.rp_filter", "2"))
 	if found := look(); len(found) != 1 {
 		t.Errorf("loose filtering without a default route: %v", found)
@@ -127,7 +127,7 @@ func TestWrongSysctls(t *testing.T) {
 	}
 }
 
-// A sysctl that drops packets withholds the VIPs of its family, and no other does.
+// Only a sysctl that drops packets withholds the VIPs of its family.
 func TestSysctlsThatDropWithhold(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

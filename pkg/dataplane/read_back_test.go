@@ -9,7 +9,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// lossyKernel is a kernel that says yes, and then something is not there.
+// lossyKernel is a kernel that accepts a write and loses an object.
 type lossyKernel struct {
 	*modelKernel
 	lose func(*modelKernel)
@@ -21,8 +21,9 @@ func (k lossyKernel) Write(c plan.Change) error {
 	return err
 }
 
-// A VIP is READY only after table, rules and routes were read back. What did not come about is no
-// drift, which would be left as it is: it is a problem, and tried again.
+// A VIP is READY only after table, rules and routes were read back. An object that is missing
+// after its write is not drift, which may be left unrepaired. It is a problem, and the write is
+// retried.
 func TestLostWritesAreRetried(t *testing.T) {
 	v := vip.Require("20.0.0.1/32")
 	for name, lose := range map[string]func(*modelFixture, *modelKernel){

@@ -16,24 +16,24 @@ import (
 )
 
 const (
-	// minReadInterval is the shortest time between two reads after notifications.
+	// minReadInterval is the minimum time between two reads after notifications.
 	minReadInterval = 20 * time.Millisecond
-	// maxReadInterval is the longest delay of a read, so that drift is repaired within a second.
+	// maxReadInterval is the maximum delay of a read, so that drift is repaired within a second.
 	maxReadInterval = 500 * time.Millisecond
-	// failurePause is the pause after a failure; it doubles up to maxPause.
+	// failurePause is the first delay after a failure; it doubles up to maxPause.
 	failurePause = 50 * time.Millisecond
 	maxPause     = 5 * time.Second
-	// networkReadInterval is the longest delay of a read of links and neighbors.
+	// networkReadInterval is the maximum delay of a read of links and neighbors.
 	networkReadInterval = 250 * time.Millisecond
-	// linkSettleTime delays a read after a link went down: it may be up again at once.
+	// linkSettleTime delays a read after a link went down: it may come up again immediately.
 	linkSettleTime = 100 * time.Millisecond
-	// failedNeighborInterval is the time between two reads of failed neighbors.
+	// failedNeighborInterval is the period of reads while neighbors are failed.
 	failedNeighborInterval = time.Second
-	// fullReadInterval is the time between two reads of everything without notifications.
+	// fullReadInterval is the period of full reads without notifications.
 	fullReadInterval = time.Minute
 )
 
-// reconciler schedules the engine; it belongs to the goroutine of Run.
+// reconciler schedules the engine. Only the goroutine of Run accesses it.
 type reconciler struct {
 	e             *engine
 	conn          *fwstate.Conn
@@ -45,9 +45,10 @@ type reconciler struct {
 	sysctlsChecked time.Time
 	sysctlProblems []sysctlProblem
 	mtuProblems    []Problem
-	// lastLinkDown is when a link went down, updated at most once a second.
+	// lastLinkDown is the time of a link failure, updated at most once per second, so that a flapping
+	// link does not postpone reads indefinitely.
 	lastLinkDown time.Time
-	// solicited is when neighbors were last probed, solicitErr the last failure.
+	// solicited is the time of the last neighbor probes, solicitErr their last failure.
 	solicited  time.Time
 	solicitErr string
 }
@@ -70,7 +71,7 @@ func (p *Plane) run(ctx context.Context) {
 		p.e.pulse.Next(0)
 		var listenErr error
 		if p.watch == nil {
-			// Subscribe before the read, so that no change between them is missed.
+			// Subscribe before the read, so that no change between the two is missed.
 			if p.watch, listenErr = p.subscribe(p.e.o.Config); listenErr == nil {
 				p.watch.IgnoreOwn(p.conn) // the engine reads its own changes back
 				p.e.stale = everything
@@ -112,12 +113,12 @@ func (p *Plane) run(ctx context.Context) {
 	}
 }
 
-// nextStep returns when the next step is due without an event.
+// nextStep returns the time of the next step without an event.
 func (p *Plane) nextStep(failed bool) time.Time {
 	e, now := p.e, time.Now()
 	due := append(e.deadlines(), e.lastFullRead.Add(p.checkInterval))
 	if failed {
-		// What is overdue waits for the next attempt.
+		// Overdue deadlines wait for the next attempt.
 		due = slices.DeleteFunc(due, func(at time.Time) bool { return !at.After(now) })
 		due = append(due, now.Add(p.retry.Next()))
 	} else {
@@ -131,14 +132,14 @@ func (p *Plane) nextStep(failed bool) time.Time {
 		due = append(due, p.nextRead())
 	}
 	if e.hasFailedNeighbors() {
-		// The kernel does not notify every neighbor that is reachable again.
+		// The kernel does not report every recovered neighbor.
 		due = append(due, e.lastRead.Add(failedNeighborInterval))
 	}
 	return slices.MinFunc(due, time.Time.Compare)
 }
 
-// nextRead returns the earliest time of the next read, so that a process that changes the kernel
-// all the time does not keep the engine busy. It is earlier for links and neighbors.
+// nextRead returns the earliest time of the next read. It limits the engine's load while another
+// process changes the kernel continuously. Links and neighbors are read earlier.
 func (p *Plane) nextRead() time.Time {
 	interval := min(max(minReadInterval, 10*p.e.readTime), maxReadInterval)
 	if p.e.stale&network != 0 {
@@ -151,8 +152,8 @@ func (p *Plane) nextRead() time.Time {
 	return at
 }
 
-// handleEvents marks the parts that events report as stale, and reports whether there is something
-// to do. Own transactions are notified as well; the generation of the ruleset excludes them.
+// handleEvents marks changed parts as stale and reports whether a step is due. Notifications of
+// own transactions are recognized by the ruleset generation.
 func (p *Plane) handleEvents(n fwstate.Events) bool {
 	if n.Sysctls {
 		p.sysctlsChecked = time.Time{}
@@ -173,7 +174,7 @@ func (p *Plane) handleEvents(n fwstate.Events) bool {
 	return p.e.stale != 0 || n.Sysctls
 }
 
-// step observes, reconciles and publishes the state. It reports whether something is to be retried.
+// step observes, reconciles and publishes the state. It reports whether a retry is necessary.
 func (p *Plane) step(desired *Desired) (failed bool) {
 	e, now := p.e, time.Now()
 	if now.Sub(p.sysctlsChecked) >= sysctlInterval {
@@ -196,11 +197,11 @@ func (p *Plane) step(desired *Desired) (failed bool) {
 	network := e.network
 	e.observe(!now.Before(p.nextRead()))
 	e.pulse.Next(0)
-	if network != e.network || p.sysctlsChecked.Equal(now) { // or gateways and targets may be others
+	if network != e.network || p.sysctlsChecked.Equal(now) { // gateways and targets may have changed
 		p.mtuProblems = e.mtuProblems()
 	}
 	if e.readErr == nil && e.desired != nil && e.repairsAreSlow() {
-		// Readiness must not wait for a long repair.
+		// Publish the drift first, because readiness must not wait for a long repair.
 		p.publish(e.desired, nil)
 	}
 	if desired != nil && desired.RoutesOnly {
@@ -220,8 +221,8 @@ func (p *Plane) step(desired *Desired) (failed bool) {
 	return e.readErr != nil || e.failing()
 }
 
-// solicitFailed makes the kernel probe the failed neighbors of targets. Health checks probe them as
-// well, but not in every family; so a failure is logged once.
+// solicitFailed triggers probes of the failed neighbors of targets. Health checks trigger them
+// too, but not in every family. A repeated failure is logged once.
 func (p *Plane) solicitFailed() {
 	silent := map[netip.Addr]struct{}{}
 	for _, m := range p.e.streams {
@@ -292,9 +293,9 @@ func (p *Plane) publish(desired *Desired, err error) {
 	}
 }
 
-// sameState compares everything except the time.
+// sameState compares two states, ignoring the time.
 func sameState(a, b State) bool {
-	// The maps are large, and reflection is slow.
+	// Compare the large maps directly, because reflection is slow.
 	same := a.Revision == b.Revision && maps.Equal(a.VIPs, b.VIPs) && maps.Equal(a.Unreachable, b.Unreachable) &&
 		fmt.Sprint(a.Err) == fmt.Sprint(b.Err)
 	for _, s := range []*State{&a, &b} {

@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
-// withoutEvents runs a plane that gets no notifications from the kernel.
+// withoutEvents runs a plane that receives no notifications from the kernel.
 func (s *site) withoutEvents(interval time.Duration) *running {
 	s.t.Helper()
 	p, err := New(s.options())
@@ -30,7 +30,7 @@ func (s *site) withoutEvents(interval time.Duration) *running {
 	return &running{Plane: p, site: s}
 }
 
-// Observed and desired state are compared every minute, also if nothing was reported.
+// Observed and desired state are compared every minute, even without notifications.
 func TestKernelIsReadWithoutEvents(t *testing.T) {
 	if fullReadInterval != time.Minute {
 		t.Errorf("the kernel is read every %s", fullReadInterval)
@@ -51,7 +51,7 @@ func TestKernelIsReadWithoutEvents(t *testing.T) {
 	p.wait("t2 out of the table", func(s State) bool { return s.Unreachable[netip.MustParseAddr("fd01::c")] != "" })
 }
 
-// An own transaction leaves nothing to do; one of another process does.
+// An own transaction does not cause a read; a foreign transaction does.
 func TestOwnTransactionsNeedNoPass(t *testing.T) {
 	w := newModelFixture()
 	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
@@ -96,7 +96,7 @@ func TestHungPlaneIsOverdue(t *testing.T) {
 	x.must(<-done)
 }
 
-// busyKernel is one in which other processes write during the first reads.
+// busyKernel is a kernel in which another process writes during the first reads.
 type busyKernel struct {
 	*modelKernel
 	busy, reads int
@@ -110,8 +110,8 @@ func (k *busyKernel) Read(numbers []uint32) (*plan.KernelState, error) {
 	return c, err
 }
 
-// What was read while another process wrote may be neither the state before nor that after it. It
-// is read again, and counts as outdated if the other one does not pause.
+// A read during a foreign write may return a mixture of old and new state. It is repeated, and the
+// result is marked as outdated if the other process continues to write.
 func TestReadBetweenTransactions(t *testing.T) {
 	for busy, want := range map[int]struct {
 		reads    int
@@ -129,8 +129,8 @@ func TestReadBetweenTransactions(t *testing.T) {
 	}
 }
 
-// Reads are paced by what one takes, earlier for links and neighbors, and wait for a link that just
-// went down.
+// The read interval depends on the duration of a read, is shorter for links and neighbors, and
+// waits for a link that just went down.
 func TestNextRead(t *testing.T) {
 	for name, tt := range map[string]struct {
 		readTime, linkDown time.Duration // of the link: after the last read; 0 is never

@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// unknownSize is the table size of a stream whose chain does not have it.
+	// unknownSize is the table size of a stream whose chain does not contain its size.
 	unknownSize = 1009
-	// noStream is the stream of fwmarks without a known target.
+	// noStream is the pseudo stream of fwmarks without a known target.
 	noStream = "-"
 )
 
-// load recovers what an earlier process installed, by the names of chains, the comments of their
+// load recovers the objects of an earlier process from the names of chains, the comments of their
 // rules, and the protocol number of rules and routes. Complete objects are applied, incomplete
-// ones pending. A fwmark of which a crash or another process left only the rule and routes has no
-// known target; it is removed unless adopt finds the target by its addresses.
+// ones pending. A fwmark with only a rule and routes, after a crash or a change by another
+// process, has no known target. It is removed unless adopt finds the target by its addresses.
 func (e *engine) load() error {
 	numbers, err := e.kernel.OwnedTables()
 	if err != nil {
@@ -30,7 +30,7 @@ func (e *engine) load() error {
 	}
 	c, err := e.kernel.Read(numbers)
 	if err == nil && !slices.Equal(slices.Sorted(maps.Keys(c.Targets)), numbers) {
-		// Some targets have only chains: read their rules and routes, too.
+		// Some targets have only chains: read again with the rules and routes of their fwmarks.
 		c, err = e.kernel.Read(slices.Sorted(maps.Keys(c.Targets)))
 	}
 	if err != nil {
@@ -44,13 +44,13 @@ func (e *engine) load() error {
 		t := plan.InstalledTarget{FWMark: number, Label: s.Label, Flows: s.Flows, Stage: plan.StageApplied}
 		t.ResumeDrain(e.now())
 		for f := range t.IPs {
-			// The kernel removes the route with a link that goes down; the label has the address.
+			// The kernel removes the route when its link goes down; the label has the address.
 			t.IPs[f] = cmp.Or(s.NextHops[f], s.IPs[f])
 		}
 		key := [2]string{s.Stream, s.Name}
 		switch {
 		case s.Label == plan.Label{} && !slices.Contains(numbers, number):
-			continue // It belongs to another process.
+			continue // the chain belongs to another process
 		case s.Stream == "" || s.Name == "" || names[key] || number > e.o.Mask:
 			t.Stream, t.Name, t.Stage = noStream, fmt.Sprint(number), plan.StageRemoving
 		case len(t.Addresses()) == 0:
@@ -63,7 +63,7 @@ func (e *engine) load() error {
 		e.nextFWMark = max(e.nextFWMark, number+1)
 	}
 	for name, s := range c.Streams {
-		// A chain with such a name alone belongs to another process.
+		// A chain that only has the name of a stream belongs to another process.
 		if s.Owned || len(s.Families()) > 0 || e.streams[name] != nil {
 			e.keepStream(recoverStream(s, e.record(name).targets, c.VIPs))
 		}
@@ -96,7 +96,7 @@ func recoverStream(
 		slices.Sort(x.Tables[f])
 	}
 	if s.Size < 2 || s.Seed == 0 {
-		// Any values: the stream is written again.
+		// Any valid values suffice, because a pending stream is rewritten.
 		x.Size, x.Seed, x.Stage = unknownSize, 1, plan.StagePending
 	} else if len(plan.StreamDrift(x, x.Kernel(targets, new(plan.TableCaches)), s, vips).Drift) > 0 {
 		x.Stage = plan.StagePending
@@ -104,9 +104,9 @@ func recoverStream(
 	return x
 }
 
-// adopt matches the recovered state with the first desired state. A fwmark without a known
-// target is assigned to the target with the addresses of its routes. For held streams the
-// desired state counts as installed, so that the difference is drift.
+// adopt matches the recovered state with the first desired state. A fwmark without a known target
+// is assigned to the target whose addresses are the next hops of its routes. For held streams the
+// desired state is recorded as installed, so that the difference is reported as drift.
 func (e *engine) adopt(now time.Time) {
 	for _, name := range slices.Sorted(maps.Keys(e.desired.Streams)) {
 		m := e.record(name)
@@ -122,7 +122,8 @@ func (e *engine) adopt(now time.Time) {
 	}
 }
 
-// adoptFWMark assigns a fwmark without a known target to a target, if its routes lead to that.
+// adoptFWMark assigns a fwmark without a known target to w if its routes lead to w. It reports
+// whether it found one.
 func (e *engine) adoptFWMark(stream string, w Target) (adopted bool) {
 	unknown, ips := e.record(noStream), plan.ByFamily(w.IPs)
 	for _, t := range plan.SortedTargets(unknown.targets) {
@@ -146,7 +147,7 @@ func (e *engine) adoptFWMark(stream string, w Target) (adopted bool) {
 func (e *engine) adoptHeld(name string, now time.Time) {
 	m := e.streams[name]
 	if m.installed == nil && len(m.targets) == 0 {
-		return // It was never installed.
+		return // the stream was never installed
 	}
 	v := e.input(name, now)
 	v.AllocateFWMark = func() (uint32, error) { return 0, errors.New("the target is not installed") }
@@ -154,7 +155,7 @@ func (e *engine) adoptHeld(name string, now time.Time) {
 	for _, t := range p.Targets {
 		e.keepTarget(t)
 		for _, f := range vip.Families {
-			// Without targets that the kernel does not forward to, as before the restart.
+			// Exclude targets that the kernel does not forward to, as before the restart.
 			if !plan.Forwards(t, e.observed.Targets[t.FWMark], f) {
 				p.RemoveFromTable(t.Name, f)
 			}

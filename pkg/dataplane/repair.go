@@ -12,24 +12,24 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
-// What happens when another process deletes a rule, or changes any other object of the data plane:
+// Repair after another process deletes a rule, or changes any other object of the data plane:
 //
-//  1. The kernel reports it (fwstate.Watch), and the reconciler reads what is stale.
-//     Without a report it is found by the check of everything each fullReadInterval.
-//  2. diff compares what was read with what is installed (plan.TargetDrift,
-//     plan.StreamDrift). The difference is drift: [State] shows it, and readiness follows
-//     the kernel at once. Routes that the kernel removed with a link are no drift; they
-//     come back with the link (updateNetwork).
-//  3. decideRepairs selects the drift to repair now: not that of held streams (Hold), and
-//     not an object whose back-off runs.
+//  1. The kernel sends a notification (fwstate.Watch), and the reconciler reads the stale parts.
+//     Without a notification the full read of each fullReadInterval detects the change.
+//  2. diff compares observed with installed state (plan.TargetDrift, plan.StreamDrift). The
+//     difference is drift: [State] contains it, and readiness follows the kernel immediately.
+//     Routes that the kernel removed with a link are not drift; they are restored with the link
+//     (updateNetwork).
+//  3. decideRepairs selects the drift to repair now. It skips held streams (Hold) and objects
+//     in back-off.
 //  4. plan.ForStream restores a stream with all its targets, apply writes it and reads it
-//     back, and noteRepairs counts it, lengthens the back-off and reports it.
+//     back, and noteRepairs counts the repair, extends the back-off and reports it.
 
 const (
-	// contestedAfter is the number of successive repairs of one object that mean that
-	// another process keeps changing it.
+	// contestedAfter is the number of successive repairs of one object that indicate another
+	// process changing it repeatedly.
 	contestedAfter = 5
-	// repairMemory is how long an object must stay unchanged for its back-off to end.
+	// repairMemory is the time without a change after which the back-off of an object ends.
 	repairMemory = 30 * time.Second
 )
 
@@ -37,20 +37,20 @@ const (
 type repair struct {
 	times int
 	retry backoff.Backoff
-	// next is when it may be repaired again.
+	// next is the earliest time of the next repair.
 	next time.Time
 }
 
 // Repaired is one object that was restored.
 type Repaired struct {
 	Drift
-	// Contested: another process keeps changing it. This is reported once, and later repairs
-	// are not, until the object stays unchanged for a while.
+	// Contested: another process changes the object repeatedly. It is reported once. Later repairs
+	// are not reported until the object is unchanged for repairMemory.
 	Contested bool
 }
 
-// decideRepairs selects the streams whose drift is repaired now, and reports whether the
-// objects that no stream owns are repaired as well.
+// decideRepairs selects the streams whose drift is repaired now, and reports whether the common
+// objects are repaired, too.
 func (e *engine) decideRepairs(now time.Time, urgent bool) (base bool) {
 	for name, m := range e.streams {
 		m.repair = !e.held(name) && e.due(m.drift, now, urgent)
@@ -58,7 +58,7 @@ func (e *engine) decideRepairs(now time.Time, urgent bool) (base bool) {
 	return !e.held("") && e.due(e.baseDrift(), now, urgent)
 }
 
-// due reports whether some of the drift is to be repaired now.
+// due reports whether at least one object's repair is due.
 func (e *engine) due(drift []Drift, now time.Time, urgent bool) bool {
 	return slices.ContainsFunc(drift, func(d Drift) bool {
 		r := e.repairs[d.Key()]
@@ -66,8 +66,8 @@ func (e *engine) due(drift []Drift, now time.Time, urgent bool) bool {
 	})
 }
 
-// noteRepairs counts what was restored of the drift, lengthens the back-off of what was
-// attempted, and reports it.
+// noteRepairs counts the restored objects, extends the back-off of all attempted repairs, and
+// reports the repairs.
 func (e *engine) noteRepairs(before []Drift, base bool) {
 	now := e.now()
 	left := map[[3]string]bool{}
@@ -123,11 +123,11 @@ func (e *engine) repairsAreSlow() bool {
 	return n > fwstate.MaxElements
 }
 
-// baseDrift is the drift of what no stream owns.
+// baseDrift returns the drift of the common objects.
 func (e *engine) baseDrift() []Drift {
 	applied := func(m *streamRecord) bool { return m.installed != nil && m.installed.Stage == plan.StageApplied }
 	switch {
-	case e.observed.Base || !e.any(applied): // a stream that is applied requires the common objects
+	case e.observed.Base || !e.any(applied): // only an applied stream requires the common objects
 		return nil
 	case e.observed.Problem != "":
 		return []Drift{{Object: "table inet " + TableName, Detail: e.observed.Problem}}
@@ -136,7 +136,7 @@ func (e *engine) baseDrift() []Drift {
 	return []Drift{{Object: rules, Detail: "one of them is missing or changed"}}
 }
 
-// noteDrift records since when objects differ, and logs new drift.
+// noteDrift records the start of each difference and logs new drift.
 func (e *engine) noteDrift() {
 	since := map[[3]string]time.Time{}
 	var found []Drift
@@ -174,7 +174,7 @@ func (e *engine) drift() []Drift {
 	return all
 }
 
-// reconcile reads everything and repairs drift without back-off, except that of held streams.
+// reconcile reads everything and repairs all drift except in held streams, ignoring back-offs.
 func (e *engine) reconcile(w *Desired) ([]Drift, error) {
 	if w == nil || w.RoutesOnly || e.targets == nil {
 		return nil, errors.New("nothing is configured yet; try again in a moment")

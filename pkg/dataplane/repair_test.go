@@ -9,7 +9,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
-// Attempts that fail are no repairs: the one that succeeds is reported, however many there were.
+// Failed attempts are not counted as repairs. The first success is reported, regardless of the
+// number of attempts.
 func TestRepairAfterFailures(t *testing.T) {
 	var reported []Repaired
 	e := newModelFixture().e
@@ -27,7 +28,7 @@ func TestRepairAfterFailures(t *testing.T) {
 	}
 }
 
-// A repair of a large data plane takes as long as its caller lets it.
+// The caller's context is the only limit for the repair of a large data plane.
 func TestSlowRepair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, err := New(Options{})

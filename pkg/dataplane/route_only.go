@@ -10,9 +10,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// routeOnly installs the rules and routes of targets that have none, and changes nothing else: at
-// the start targets are checked with their fwmarks before the first desired state. Their chains
-// follow with it, so the targets are pending; what fails now is reported then.
+// routeOnly installs missing rules and routes of targets and changes nothing else: health checks
+// need the fwmarks of targets before the first desired state. The targets remain pending, because
+// the first desired state adds their chains and reports failures.
 func (e *engine) routeOnly(w *Desired) {
 	if e.readErr != nil || e.desired != nil {
 		return

@@ -7,8 +7,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Targets have fwmarks before the first desired state, which keeps them and removes what it lacks.
-// Until then what an earlier process installed stays as it is.
+// Targets have fwmarks before the first desired state. It keeps the fwmarks of desired targets and
+// removes the rest. Until then the objects of an earlier process do not change.
 func TestRoutesBeforeTheFirstDesiredState(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
@@ -39,7 +39,7 @@ func TestRoutesBeforeTheFirstDesiredState(t *testing.T) {
 	if drift, err := p.Reconcile(t.Context()); err == nil {
 		t.Errorf("repaired %v without a desired state", drift)
 	}
-	p.stop() // as in a crash: only the routes know the target
+	p.stop() // as after a crash: only the routes identify the target
 
 	p = x.start()
 	if marks := routes(p, two, three); marks[two.IPs[0]] != 5001 || marks[three.IPs[0]] != 5002 {

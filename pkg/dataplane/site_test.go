@@ -76,7 +76,7 @@ func (s *site) sh(line string) string {
 	return out
 }
 
-// number is that of a target, from the kernel.
+// number returns the fwmark of a target, from the kernel.
 func (s *site) number(stream, target string) string {
 	s.t.Helper()
 	ruleset := s.sh("nft -s list table inet " + TableName)
@@ -88,15 +88,15 @@ func (s *site) number(stream, target string) string {
 	return m[1]
 }
 
-// snapshot is all that a plane makes in the kernel, without what counts.
+// snapshot returns all objects of a plane in the kernel, without counters.
 func (s *site) snapshot() string {
 	s.t.Helper()
 	return s.sh("nft -s list ruleset; ip rule; ip -6 rule; ip route show table all proto 179; " +
 		"ip -6 route show table all proto 179")
 }
 
-// handles are the handles of a target's chain and of its rules, which show whether
-// they were rebuilt.
+// handles returns the handles of a target's chain and rules. They change when the objects are
+// rebuilt.
 func (s *site) handles(number string) string {
 	return s.sh("nft -a -s list chain inet " + TableName + " target/" + number)
 }
@@ -115,7 +115,7 @@ func (w testWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// running is a Plane at work.
+// running is a running Plane.
 type running struct {
 	*Plane
 	site *site
@@ -176,13 +176,13 @@ func describeState(s State) string {
 	return b.String()
 }
 
-// serves reports whether exactly these serve in a stream, for a family.
+// serves reports whether exactly these targets of a stream serve a family.
 func serves(s State, stream string, f vip.Family, names ...string) bool {
 	x := s.Streams[stream]
 	return x != nil && slices.Equal(slices.Sorted(maps.Keys(x.Serving[f])), names)
 }
 
-// configure has the plane do something and waits until it is applied.
+// configure sets the desired state and waits until it is applied.
 func (r *running) configure(streams ...*Stream) State {
 	r.site.t.Helper()
 	w := desiredOf(streams...)
@@ -191,7 +191,7 @@ func (r *running) configure(streams ...*Stream) State {
 		func(s State) bool { return s.Revision >= w.Revision && len(s.Problems) == 0 })
 }
 
-// eventually polls what only the kernel knows.
+// eventually polls a condition of the kernel state.
 func (s *site) eventually(what string, ok func() bool) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -205,7 +205,7 @@ func (s *site) eventually(what string, ok func() bool) {
 	s.must(err)
 }
 
-// siteTarget is a target in the site's network; i is from 1 to 200.
+// siteTarget returns a target in the site's network; i is from 1 to 200.
 func siteTarget(i int, roles ...Role) Target {
 	t := Target{Name: fmt.Sprintf("t%d", i), IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 10)})}}
 	t.Roles[vip.IPv4] = roles[0]
@@ -248,10 +248,10 @@ func (s *site) lacks(t testing.TB, what ...string) {
 	}
 }
 
-// tamperings are changes by another process.
+// tamperings lists changes by another process.
 var tamperings = []struct {
 	name, command, object string
-	// gone is what a snapshot lacks afterwards.
+	// gone is missing in a snapshot after the change.
 	gone   string
 	serves []string
 }{
@@ -298,7 +298,7 @@ var tamperings = []struct {
 	{"no-op", "ip rule del prio 92", "policy rules of priority 90 and 92", "\x00", []string{"t1", "t2"}},
 }
 
-// sortedLines makes snapshots comparable: the kernel lists in the order of making.
+// sortedLines makes snapshots comparable: the kernel lists objects in the order of creation.
 func sortedLines(s string) string {
 	lines := strings.Split(s, "\n")
 	slices.Sort(lines)

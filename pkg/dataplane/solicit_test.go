@@ -7,8 +7,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// No check asks for the address of a family that is not checked, and no packet of a VIP
-// does once the target is out.
+// Without a health check of the family, and without packets of a VIP after the target's
+// removal from the table, nothing else triggers resolution of the address.
 func TestFailedNeighborIsRetried(t *testing.T) {
 	x := newSite(t)
 	p := x.start()

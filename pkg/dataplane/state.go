@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// deadlines returns the ends of holds, drains, and back-offs of repairs.
+// deadlines returns the end times of holds, drains and repair back-offs.
 func (e *engine) deadlines() (list []time.Time) {
 	for _, until := range e.holds {
 		if !until.IsZero() {
@@ -32,7 +32,7 @@ func (e *engine) deadlines() (list []time.Time) {
 	return list
 }
 
-// hasFailedNeighbors reports whether neighbors failed, which may recover.
+// hasFailedNeighbors reports whether the network has failed neighbors, which may recover.
 func (e *engine) hasFailedNeighbors() bool {
 	return e.network != nil && len(e.network.FailedNeighbors) > 0
 }
@@ -58,9 +58,9 @@ func (m *streamRecord) addresses(yield func(netip.Addr) bool) {
 	}
 }
 
-// unreachableIn returns the addresses that cannot be reached in a network, with the reasons. They
-// are looked up again only when the network or the targets changed: with a thousand targets that
-// took as long as the rest of the state.
+// unreachableIn returns the unreachable addresses in a network, with reasons. The result is cached
+// until the network or the targets change: for a thousand targets the lookup took as long as the
+// rest of the state.
 func (m *streamRecord) unreachableIn(n *plan.Network) map[netip.Addr]string {
 	if m.reachedIn == n {
 		return m.unreachable
@@ -77,7 +77,7 @@ func (m *streamRecord) unreachableIn(n *plan.Network) map[netip.Addr]string {
 	return m.unreachable
 }
 
-// describe fills in the confirmed state.
+// describe fills s with the confirmed state.
 func (e *engine) describe(s *State) {
 	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
 		m := e.streams[name]
@@ -143,7 +143,7 @@ func (e *engine) listTargets() ([]TargetView, error) {
 	return list, nil
 }
 
-// unmatched returns how many packets the matches of streams dropped.
+// unmatched returns the number of packets dropped by the match of each stream.
 func (e *engine) unmatched() (map[string]uint64, error) {
 	var streams []string
 	for name, m := range e.streams {

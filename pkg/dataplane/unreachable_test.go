@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The addresses that cannot be reached follow the targets also while the network stays as it is.
+// The unreachable addresses follow changes of the targets while the network is unchanged.
 func TestUnreachableFollowsTargets(t *testing.T) {
 	w := newModelFixture()
 	near, far := testTarget("x1", Serving), testTarget("x2", Serving)

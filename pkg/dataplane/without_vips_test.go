@@ -7,8 +7,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// A stream all of whose VIPs another stream serves is written once: its chain has no Maglev map, and
-// no table size that could be read back.
+// If a different stream serves all VIPs of a stream, its chain has no Maglev map and no table size
+// to read back. It is still written only once.
 func TestStreamWhoseVIPsAnotherServes(t *testing.T) {
 	x := newSite(t)
 	a := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving))

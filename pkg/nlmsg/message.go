@@ -11,7 +11,8 @@ import (
 // headerLength is the size of struct nlmsghdr.
 const headerLength = unix.SizeofNlMsghdr
 
-// Messages are netlink messages; their lengths and sequence numbers are set when they are sent.
+// Messages is a buffer of encoded netlink messages. Socket sets their lengths and sequence numbers
+// when it sends them.
 type Messages struct {
 	Data   []byte
 	starts []int
@@ -20,7 +21,7 @@ type Messages struct {
 // Len returns the number of messages.
 func (m *Messages) Len() int { return len(m.starts) }
 
-// Append adds messages of another.
+// Append appends copies of the messages of more.
 func (m *Messages) Append(more *Messages) {
 	shift := len(m.Data)
 	m.Data = append(m.Data, more.Data...)
@@ -29,7 +30,7 @@ func (m *Messages) Append(more *Messages) {
 	}
 }
 
-// slice returns the messages from..to-1, which share their data with m.
+// slice returns the messages from..to-1. They share the data of m.
 func (m *Messages) slice(from, to int) *Messages {
 	begin, end := m.starts[from], len(m.Data)
 	if to < len(m.starts) {
@@ -48,7 +49,7 @@ func (m *Messages) SetFlags(flags uint16) {
 	binary.NativeEndian.PutUint16(b, binary.NativeEndian.Uint16(b)|flags)
 }
 
-// Begin begins a message with the fixed header of its type, whose length is a multiple of 4.
+// Begin starts a message with the family-specific header, whose length must be a multiple of 4.
 func (m *Messages) Begin(kind, flags uint16, header ...byte) {
 	m.starts = append(m.starts, len(m.Data))
 	m.Data = append(m.Data, make([]byte, headerLength)...)
@@ -76,24 +77,24 @@ func (m *Messages) Bytes(kind uint16, value []byte) {
 	m.end(at)
 }
 
-// Text adds an attribute that ends with a zero byte.
+// Text adds a NUL-terminated string attribute.
 func (m *Messages) Text(kind uint16, value string) {
 	at := m.begin(kind)
 	m.Data = append(append(m.Data, value...), 0)
 	m.end(at)
 }
 
-// Uint32 adds a number in host order, as routing has it.
+// Uint32 adds an attribute in host byte order, which rtnetlink uses.
 func (m *Messages) Uint32(kind uint16, value uint32) {
 	m.Bytes(kind, binary.NativeEndian.AppendUint32(nil, value))
 }
 
-// Uint32BE adds a number in network order, as netfilter has it.
+// Uint32BE adds an attribute in network byte order, which netfilter uses.
 func (m *Messages) Uint32BE(kind uint16, value uint32) {
 	m.Bytes(kind, binary.BigEndian.AppendUint32(nil, value))
 }
 
-// Nested adds an attribute that contains those that content adds.
+// Nested adds a nested attribute. content adds the inner attributes.
 func (m *Messages) Nested(kind uint16, content func()) {
 	at := m.begin(kind | unix.NLA_F_NESTED)
 	content()
@@ -114,14 +115,15 @@ func (m *Messages) end(at int) {
 	}
 }
 
-// Attributes are encoded attributes. Its methods take a path of nested attributes and return the
-// zero value if there is none.
+// Attributes is a sequence of encoded attributes. The methods follow a path of nested attributes
+// and return the zero value if the attribute is absent.
 type Attributes []byte
 
-// Netfilter returns the attributes behind the header (struct nfgenmsg) of a netfilter message.
+// Netfilter skips the header of a netfilter message (struct nfgenmsg) and returns its attributes.
 func Netfilter(data []byte) Attributes { return data[min(4, len(data)):] }
 
-// All walks attributes without their flags; it ends at a malformed one.
+// All iterates over the attributes, with the flags masked out of their types. It stops at a
+// malformed attribute.
 func (b Attributes) All() func(yield func(kind uint16, value Attributes) bool) {
 	return func(yield func(uint16, Attributes) bool) {
 		for len(b) >= unix.SizeofNlAttr {
@@ -138,7 +140,7 @@ func (b Attributes) All() func(yield func(kind uint16, value Attributes) bool) {
 	}
 }
 
-// Get returns the value of the first attribute with the path. It shares its data.
+// Get returns the value of the first attribute at path. The value shares the data of b.
 func (b Attributes) Get(path ...uint16) Attributes {
 	for _, kind := range path {
 		var found Attributes
@@ -153,13 +155,13 @@ func (b Attributes) Get(path ...uint16) Attributes {
 	return b
 }
 
-// Text returns a string, without the zero byte at its end.
+// Text returns a string attribute without its terminating NUL.
 func (b Attributes) Text(path ...uint16) string {
 	text, _, _ := bytes.Cut(b.Get(path...), []byte{0})
 	return string(text)
 }
 
-// Uint32 returns a number in host order.
+// Uint32 returns an attribute in host byte order.
 func (b Attributes) Uint32(path ...uint16) uint32 {
 	if v := b.Get(path...); len(v) >= 4 {
 		return binary.NativeEndian.Uint32(v)
@@ -167,7 +169,7 @@ func (b Attributes) Uint32(path ...uint16) uint32 {
 	return 0
 }
 
-// Uint32BE returns a number in network order.
+// Uint32BE returns an attribute in network byte order.
 func (b Attributes) Uint32BE(path ...uint16) uint32 {
 	if v := b.Get(path...); len(v) >= 4 {
 		return binary.BigEndian.Uint32(v)
@@ -175,7 +177,7 @@ func (b Attributes) Uint32BE(path ...uint16) uint32 {
 	return 0
 }
 
-// Uint64BE returns a number in network order.
+// Uint64BE returns an attribute in network byte order.
 func (b Attributes) Uint64BE(path ...uint16) uint64 {
 	if v := b.Get(path...); len(v) >= 8 {
 		return binary.BigEndian.Uint64(v)

@@ -11,25 +11,25 @@ import (
 )
 
 const (
-	// timeout bounds every wait for the kernel. Its longest answer, to a transaction of 200 000
+	// timeout bounds every wait for the kernel. The slowest reply, to a transaction of 200 000
 	// elements, takes a tenth of it on a slow machine; a dump of 10 000 routes takes 10 ms.
 	timeout = 10 * time.Second
-	// datagramLength holds the longest datagram of a dump: the kernel fills the buffer that the
-	// reader offers, up to 32 KiB, and restarts its search for each datagram.
+	// datagramLength holds the longest datagram of a dump. The kernel fills the reader's buffer, up
+	// to 32 KiB, and restarts its search for each datagram, so a large buffer makes dumps faster.
 	datagramLength = 64 << 10
-	// sendBuffer is what one transaction may take. A stream of 65 537 entries in both families
-	// takes 3.7 MiB. It costs nothing until it is used, like receiveBuffer.
+	// sendBuffer limits the size of one transaction. A stream of 65 537 entries in both families
+	// takes 3.7 MiB. The kernel allocates no memory for unused space in either buffer.
 	sendBuffer    = 64 << 20
 	receiveBuffer = 4 << 20
-	// batchSize is how many requests one sendmsg has. The kernel queues an acknowledgement for
-	// each of them: this many fit the smallest receive buffer.
+	// batchSize is the number of requests in one sendmsg. The kernel queues an acknowledgement per
+	// request, and the smallest receive buffer holds the acknowledgements of one batch.
 	batchSize = 64
 )
 
-// ErrInterrupted is returned for a dump during which other processes changed what it lists.
+// ErrInterrupted is returned if another process changed the listed objects during a dump.
 var ErrInterrupted = errors.New("kernel state changed during the dump")
 
-// Error is a request that the kernel rejected.
+// Error is the kernel's rejection of a request.
 type Error struct {
 	Errno   unix.Errno
 	Message string // of the kernel's extended acknowledgement; may be empty
@@ -46,10 +46,11 @@ func (e *Error) Error() string {
 // Unwrap returns the error number.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// Socket is a netlink socket. It is not safe for concurrent use. After a failed exchange it
-// remains usable: answers to earlier requests are discarded by their sequence numbers.
+// Socket is a netlink socket. It is not safe for concurrent use. It remains usable after a failed
+// exchange: late replies to earlier requests are discarded by sequence number.
 type Socket struct {
-	// Port is the address of the socket, which notifications about its changes name.
+	// Port is the socket's port ID. Notifications carry the port ID of the socket that caused
+	// the change.
 	Port uint32
 	// SendLimit bounds the bytes of one sendmsg.
 	SendLimit int
@@ -86,10 +87,10 @@ func (s *Socket) configure(protocol int, groups []int) error {
 		errs = append(errs, unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, g))
 	}
 	if protocol == unix.NETLINK_ROUTE {
-		// Before Linux 4.20 dumps cannot be filtered by the kernel; their readers filter again.
+		// Linux before 4.20 cannot filter dumps and rejects the option. Readers filter again.
 		_ = unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 	}
-	// Large buffers are a privilege; without it large transactions are refused.
+	// Buffers above the sysctl limit require CAP_NET_ADMIN; without it large transactions fail.
 	_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer)
 	_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer)
 	var err error
@@ -112,8 +113,9 @@ func (s *Socket) Close() error {
 	return err
 }
 
-// Do sends requests in batches, and returns for each the kernel's *Error, or nil. The second result
-// is a failure of the exchange itself: the fate of requests without an error is then unknown.
+// Do sends requests in batches. The first result holds one error per request: the kernel's *Error,
+// or nil. The second result is a failure of the exchange; the outcome of requests without an error
+// is then unknown.
 func (s *Socket) Do(m *Messages) ([]error, error) {
 	rejected := make([]error, m.Len())
 	for done := 0; done < m.Len(); done += batchSize {
@@ -132,10 +134,10 @@ func (s *Socket) Do(m *Messages) ([]error, error) {
 	return rejected, nil
 }
 
-// Transact sends messages that the kernel applies together: the first and the last embrace the
-// others, and only the last but one asks for an acknowledgement. It passes the rejections on, by
-// the index of their message; an error of the whole has that of the first. It also passes on what
-// the kernel reports of messages with NLM_F_ECHO, which is valid during the call only.
+// Transact sends messages that the kernel applies atomically. The first and last message delimit
+// the transaction, and only the second to last requests an acknowledgement. Transact calls reject
+// with the index of each rejected message; an error of the transaction itself has index 0. It
+// calls report for each echo that NLM_F_ECHO requested; data is valid during the call only.
 func (s *Socket) Transact(m *Messages, reject func(i int, err error), report func(kind uint16, data []byte)) error {
 	return s.exchange(m, func(i int, kind, flags uint16, data []byte) (bool, error) {
 		if kind != unix.NLMSG_ERROR {
@@ -149,8 +151,8 @@ func (s *Socket) Transact(m *Messages, reject func(i int, err error), report fun
 	}, report)
 }
 
-// Dump sends one request for a list. It passes on the data of each object, which is valid during
-// the call only, and returns how many datagrams had some.
+// Dump sends a dump request and calls each for every object; data is valid during the call only.
+// It returns the number of datagrams that contained objects.
 func (s *Socket) Dump(m *Messages, each func(data []byte)) (datagrams int, err error) {
 	interrupted, counted := false, 0
 	err = s.exchange(m, func(_ int, kind, flags uint16, data []byte) (bool, error) {
@@ -174,7 +176,7 @@ func (s *Socket) Dump(m *Messages, each func(data []byte)) (datagrams int, err e
 	return datagrams, err
 }
 
-// Get sends one request whose answer is one object. The data is valid until the next exchange.
+// Get sends a request and returns the single object of the reply, valid until the next exchange.
 func (s *Socket) Get(m *Messages) (object []byte, err error) {
 	err = s.exchange(m, func(_ int, kind, flags uint16, data []byte) (bool, error) {
 		if kind == unix.NLMSG_ERROR {
@@ -186,7 +188,8 @@ func (s *Socket) Get(m *Messages) (object []byte, err error) {
 	return object, err
 }
 
-// Generation returns the generation ID of the nftables ruleset, which every transaction increments.
+// Generation returns the generation ID of the nftables ruleset, which every transaction
+// increments.
 func (s *Socket) Generation() (uint32, error) {
 	var m Messages
 	m.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
@@ -197,8 +200,9 @@ func (s *Socket) Generation() (uint32, error) {
 	return Netfilter(data).Uint32BE(unix.NFTA_GEN_ID), nil
 }
 
-// exchange sends messages in one datagram, and passes on the answers with the index of the message
-// that each belongs to, until each is done. report, unless nil, gets those without a message.
+// exchange sends the messages in one datagram. It calls each for every reply, with the index of
+// the request, until each returns done. report, unless nil, receives messages with sequence
+// number 0.
 func (s *Socket) exchange(
 	m *Messages, each func(i int, kind, flags uint16, data []byte) (done bool, err error),
 	report func(kind uint16, data []byte),
@@ -226,21 +230,22 @@ func (s *Socket) exchange(
 			}
 			kind, flags := binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:])
 			data, sequence := b[headerLength:length], binary.NativeEndian.Uint32(b[8:])
-			// Unsigned, so that answers to earlier requests are out of range.
+			// The subtraction is unsigned, so replies to earlier requests are out of range.
 			if i := sequence - first; i < uint32(m.Len()) {
 				if done, err := each(int(i), kind, flags, data); done || err != nil {
 					return err
 				}
 			} else if sequence == 0 && report != nil {
-				report(kind, data) // Linux 6.18 does not number what it reports
+				report(kind, data) // Linux 6.18 does not set the sequence number of echoes
 			}
 			b = b[min(Align(length), len(b)):]
 		}
 	}
 }
 
-// Discard empties the receive queue of notifications. It reports whether it had anything, and
-// whether some of it was lost, or about changes through another socket than that with the port own.
+// Discard empties the receive queue of notifications. anything reports whether the queue contained
+// notifications. foreign reports whether notifications were lost, or concern a change by a socket
+// other than the one with port ID own.
 func (s *Socket) Discard(own uint32) (anything, foreign bool, err error) {
 	for {
 		b, err := s.receive(unix.MSG_DONTWAIT)
@@ -261,7 +266,7 @@ func (s *Socket) Discard(own uint32) (anything, foreign bool, err error) {
 	}
 }
 
-// receive receives a datagram, which is valid until the next one.
+// receive returns the next datagram, which is valid until the following call.
 func (s *Socket) receive(flags int) ([]byte, error) {
 	var n int
 	err := retry(func() (err error) {
@@ -284,21 +289,21 @@ func retry(call func() error) error {
 	}
 }
 
-// parseError reads struct nlmsgerr; nil is an acknowledgement.
+// parseError parses struct nlmsgerr. It returns nil for an acknowledgement.
 func parseError(flags uint16, data []byte) error {
 	const header = 4 + headerLength
 	if len(data) < header {
 		return fmt.Errorf("netlink error of %d bytes: %w", len(data), io.ErrUnexpectedEOF)
 	}
 	err := parseDone(data)
-	// NETLINK_CAP_ACK: the attributes follow the header of the request.
+	// With NETLINK_CAP_ACK the error repeats only the header of the request, and attributes follow.
 	if e, ok := errors.AsType[*Error](err); ok && flags&unix.NLM_F_ACK_TLVS != 0 {
 		e.Message = Attributes(data[header:]).Text(unix.NLMSGERR_ATTR_MSG)
 	}
 	return err
 }
 
-// parseDone reads the end of a dump, which may say that it failed.
+// parseDone parses NLMSG_DONE, which carries an error number if the dump failed.
 func parseDone(data []byte) error {
 	if len(data) < 4 {
 		return nil

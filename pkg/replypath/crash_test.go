@@ -88,14 +88,14 @@ func TestKillAtAnyStep(t *testing.T) {
 		t.Fatalf("cleanup left %s", left)
 	}
 	for _, step := range steps {
-		// From nothing.
+		// Start without state.
 		if !x.victim(first, step) {
 			t.Fatalf("not killed at %s", step)
 		}
 		silent(step)
 		x.victim(first, "")
 		flows := []*flow{x.open("tcp", "20.0.0.1:80"), x.open("tcp", "[2000::1]:80")}
-		// To another pool.
+		// Change to a different pool.
 		if !x.victim(second, step) {
 			t.Fatalf("not killed at %s", step)
 		}
@@ -114,14 +114,14 @@ func TestKillAtAnyStep(t *testing.T) {
 	}
 }
 
-// withoutLive removes the live peers of a state.
+// withoutLive removes the live peers from a state.
 func withoutLive(state string) string {
 	return strings.Join(slices.DeleteFunc(strings.SplitAfter(state, "\n"), func(line string) bool {
 		return strings.Contains(line, " : 0x") || strings.Contains(line, "elements = { 0x")
 	}), "")
 }
 
-// resolved reports whether the pod has a link address for an address.
+// resolved reports whether the pod has a neighbor entry with a link-layer address for an address.
 func (x *fixture) resolved(a string) bool {
 	return strings.Contains(x.sh(x.pods[0], "ip neigh show "+a), "lladdr")
 }

@@ -1,8 +1,9 @@
-// Package replypath makes a host a target of a trench, in its kernel: it accepts packets to the
-// VIP pool, does not answer ARP for it, and sends each reply to the link address from which the
-// newest packet of the flow came, which is that of a trench pod.
+// Package replypath configures the kernel of a host as a target of a trench. The host accepts
+// packets to the VIP pool, does not answer ARP for it, and sends each reply to the source
+// link-layer address of the flow's newest packet, which is a trench pod's.
 //
-// The state is in the kernel alone and survives the process. A [Path] reconciles it: what another
-// process removes is restored, and a start finds and completes what an earlier process left.
-// docs/adr/0026-reply-to-the-link-address.md has the decision and its numbers.
+// The state exists only in the kernel and survives the process. A [Path] reconciles it: it
+// restores objects that another process removes, and completes the state of an earlier process at
+// the start. docs/adr/0026-reply-to-the-link-address.md records the decision and the
+// measurements.
 package replypath

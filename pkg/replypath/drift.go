@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readRuleset reads the nftables tables. The fingerprint changes with everything in them but
-// counters and peers.
+// readRuleset reads the nftables tables. The fingerprint covers their content except counters and
+// peers.
 func (k *kernel) readRuleset() (fingerprint string, netdev *objects, err error) {
 	for _, f := range tableFamilies {
 		o, err := listTable(k.nft, f)
@@ -25,8 +25,8 @@ func (k *kernel) readRuleset() (fingerprint string, netdev *objects, err error) 
 	return fingerprint, netdev, nil
 }
 
-// ruleset brings the nftables tables to their desired content, and reads it back. With restore
-// false it changes no more than the live peers. It returns what was missing, "" for nothing.
+// ruleset writes the desired content of the nftables tables and reads it back. With restore false
+// it writes at most the live peers. It returns the first missing object, or "".
 func (k *kernel) ruleset(d desired, restore bool) (missing string, err error) {
 	fingerprint, netdev, err := k.readRuleset()
 	if err != nil {
@@ -55,6 +55,7 @@ func (k *kernel) ruleset(d desired, restore bool) (missing string, err error) {
 		if err != nil {
 			return missing, err
 		}
+		// If the commit or the read fails, the next call rewrites the tables.
 		k.written = ""
 		if err := t.commit(k.nft); err != nil {
 			return missing, err
@@ -70,16 +71,17 @@ func (k *kernel) ruleset(d desired, restore bool) (missing string, err error) {
 			k.written, k.pool, k.device, k.live = fingerprint, d.pool, d.device, d.live
 			return missing, nil
 		}
-		// Another process changed the ruleset meanwhile: what was read may not be what was written.
+		// The ruleset generation shows a foreign transaction between write and dump, so the dump may
+		// contain another process's changes.
 		t = d.write(netdev)
 	}
 	return missing, fmt.Errorf("the ruleset changed %d times meanwhile", writeAttempts)
 }
 
-// writeAttempts bounds how often the tables are written since another process changed the ruleset.
+// writeAttempts limits the writes of the tables while another process changes the ruleset.
 const writeAttempts = 5
 
-// difference names the first object by which two fingerprints differ.
+// difference returns the name of the first object that differs between two fingerprints.
 func difference(was, is string) string {
 	for _, other := range []string{is, was} {
 		lines := map[string]bool{}
@@ -100,8 +102,8 @@ func difference(was, is string) string {
 	return "nftables objects"
 }
 
-// objectName names the object of a line of a fingerprint, which is an element of a set if it has no
-// kind.
+// objectName returns the name of the object in a fingerprint line. A line without an object kind
+// is a set element.
 func objectName(family string, words []string) string {
 	name := "nftables " + family + " " + words[0]
 	if words[0] == "chain" || words[0] == "rule" || words[0] == "set" {

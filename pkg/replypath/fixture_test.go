@@ -60,11 +60,11 @@ func newFixture(t testing.TB, pods int) *fixture {
 	return x
 }
 
-// podMAC is the link address of a pod on the network of clients, 1, or of targets, 2.
+// podMAC returns the link-layer address of a pod in network 1 (clients) or 2 (targets).
 func podMAC(network, pod int) string { return fmt.Sprintf("02:00:00:00:%02x:%02x", 10*network, pod) }
 
-// forward makes a trench pod of a namespace: packets that connection tracking calls invalid, since
-// it did not see the replies of their flow, are dropped.
+// forward configures a namespace as a trench pod. It drops packets that connection tracking
+// classifies as invalid because it did not see the replies of their flow.
 func (x *fixture) forward(pod *lab.NetNS) {
 	for _, key := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
 		x.must(pod.Sysctl(key, "1"))
@@ -252,8 +252,8 @@ func (f *flow) mustEcho(n int) {
 	}
 }
 
-// freebind lets a socket have an address before its local route is installed, and an IPv6 address
-// that no interface has.
+// freebind allows a socket to bind an address before its local route is installed, and an IPv6
+// address without an interface.
 func freebind(_, _ string, c syscall.RawConn) (err error) {
 	controlErr := c.Control(func(fd uintptr) {
 		err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1)

@@ -21,8 +21,8 @@ const (
 	ctaLastAddr  = 4 // source and destination of IPv4, then of IPv6
 )
 
-// Flows counts the connection tracking entries of VIPs by the link address of the peer, from the
-// kernel. Of a fwmark that no known peer has, the key is the fwmark.
+// Flows counts the kernel's connection tracking entries of VIPs by the peer's link-layer address.
+// The key is the fwmark if its peer is unknown.
 func (p *Path) Flows(ctx context.Context) (map[string]int, error) {
 	s, err := nlmsg.Open(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -53,7 +53,7 @@ func (p *Path) Flows(ctx context.Context) (map[string]int, error) {
 	return flows, nil
 }
 
-// hasAddress reports whether one of the addresses of a flow is in the pool.
+// hasAddress reports whether an address of the flow is in the pool.
 func (o Options) hasAddress(tuple nlmsg.Attributes) bool {
 	for kind := uint16(1); kind <= ctaLastAddr; kind++ {
 		a := tuple.Addr(kind)

@@ -17,7 +17,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// forge sends a packet to a VIP from each of many link addresses: more than the map has room for.
+// forge sends packets to a VIP from more link-layer addresses than the peers map can hold.
 func (w *wire) forge(first int) {
 	for i := range maxPeers + 76 {
 		client := []string{"10.9.0.1", "fd09::1"}[i%2]
@@ -26,7 +26,7 @@ func (w *wire) forge(first int) {
 	}
 }
 
-// answers reports whether the target answers echo requests that come from a link address, in both
+// answers reports whether the target answers echo requests from a link-layer address in both
 // families.
 func (w *wire) answers(from net.HardwareAddr) bool {
 	w.Helper()
@@ -35,7 +35,7 @@ func (w *wire) answers(from net.HardwareAddr) bool {
 		ownType, own := echoRequest(netip.MustParseAddr("172.16.9.9"), netip.MustParseAddr("172.16.0.100"))
 		ask := func() {
 			w.send(w.target, from, etherType, request)
-			w.send(w.target, from, ownType, own) // is answered last
+			w.send(w.target, from, ownType, own) // the last request to be answered
 		}
 		ask()
 		answered := false
@@ -44,7 +44,7 @@ func (w *wire) answers(from net.HardwareAddr) bool {
 			if !ok && time.Since(began) > await.Timeout {
 				w.Fatal("no answer of an own address")
 			}
-			if !ok { // queues were full of what many hosts sent
+			if !ok { // the queues were full of forged packets
 				ask()
 				continue
 			}
@@ -63,8 +63,8 @@ func (w *wire) answers(from net.HardwareAddr) bool {
 	return true
 }
 
-// Link addresses that a host of the network forges take no place from trench pods for long, also
-// after a start, and a map that stays full is reported.
+// Forged link-layer addresses displace trench pods only briefly, also after a restart. A map that
+// remains full is reported.
 func TestForgedLinkAddresses(t *testing.T) {
 	x := &fixture{TB: t, target: lab.NewNetNS(t)}
 	other := lab.NewNetNS(t)
@@ -116,7 +116,7 @@ func TestForgedLinkAddresses(t *testing.T) {
 	})
 	wantAnswer("flushed map", trenchPod+2)
 
-	// All of the map has valid neighbor entries.
+	// All peers in the map have valid neighbor entries.
 	neighbors("add", 4000, maxPeers)
 	await.True(t, "report of a full map", func() bool {
 		w.forge(4000)
@@ -136,7 +136,7 @@ func TestForgedLinkAddresses(t *testing.T) {
 	wantAnswer("--once", trenchPod+4)
 }
 
-// peersInKernel counts the elements of the map of peers.
+// peersInKernel counts the elements of the peers map.
 func (x *fixture) peersInKernel() (n int) {
 	x.Helper()
 	x.must(x.target.Do(func() error {

@@ -19,39 +19,39 @@ const (
 	protocol = rtnetlink.ProtocolTarget
 	// table is the routing table of replies.
 	table = 7667
-	// priority is that of the rules that lead to the table, after local addresses; the next one is
-	// that of the rules that drop what finds no route there.
+	// priority is the priority of the lookup rules, after the rule of the local table. The rules at
+	// priority+1 drop packets without a route in the table.
 	priority = 80
-	// metric is that of all routes, since IPv6 has no metric 0.
+	// metric is the metric of all routes. It is not 0, because IPv6 has no metric 0.
 	metric = 1024
 )
 
-// The steps of a change, in their order.
+// The steps of a change, in order.
 const (
-	stepRead    = "read"    // the kernel is as before
+	stepRead    = "read"    // no change was written
 	stepRuleset = "ruleset" // the nftables transaction is committed
 	stepReply   = "reply"   // rules and routes of replies are installed
 	stepAccept  = "accept"  // local routes are installed
-	stepStale   = "stale"   // what an earlier start with other options left is removed
-	stepPool    = "pool"    // its prefixes have left the nftables sets
+	stepStale   = "stale"   // objects of an earlier start with different options are removed
+	stepPool    = "pool"    // their prefixes are removed from the nftables sets
 )
 
-// afterStep is called after each step; tests kill the process there.
+// afterStep is called after each step. Tests kill the process in it.
 var afterStep = func(string) {}
 
 // kernel is a connection to the kernel in the network namespace of the thread that called dial. It
-// belongs to one goroutine.
+// is not safe for concurrent use.
 type kernel struct {
 	o   Options
 	rt  *rtnetlink.Conn
 	nft *nlmsg.Socket
 	// written is the fingerprint of the nftables tables after the last write; "" before it.
 	written string
-	// pool, device and live are those of the last write.
+	// pool, device and live record the last write.
 	pool   []netip.Prefix
 	device int
 	live   []uint32
-	// dropped counts the frames to peers that are not known.
+	// dropped counts the frames to unknown peers.
 	dropped   uint64
 	peers     peers
 	neighbors []rtnetlink.Neighbor // of the link
@@ -71,7 +71,8 @@ func dial(o Options) (*kernel, error) {
 
 func (k *kernel) close() error { return errors.Join(k.nft.Close(), k.rt.Close()) }
 
-// families are those of the pool that the kernel has (ipv6.disable=1).
+// families lists the pool's address families that the kernel supports; ipv6.disable=1 removes
+// IPv6.
 func (k *kernel) families() (list []vip.Family) {
 	for _, f := range vip.Families {
 		if len(disjoint(k.o.Pool, f)) > 0 && (f == vip.IPv4 || disabledIPv6("all").Read() != "") {
@@ -81,13 +82,13 @@ func (k *kernel) families() (list []vip.Family) {
 	return list
 }
 
-// part is one object outside of nftables.
+// part is one rtnetlink object.
 type part struct {
 	add  rtnetlink.Request
 	name string
 }
 
-// network is what the kernel has outside of nftables.
+// network is the observed rtnetlink state.
 type network struct {
 	link      rtnetlink.Link // zero: absent
 	rules     []rtnetlink.Rule
@@ -129,7 +130,7 @@ func (k *kernel) observe() (*network, error) {
 	return n, nil
 }
 
-// apply sends the requests in their order, up to the first that fails.
+// apply sends the requests in order and stops at the first failure.
 func (k *kernel) apply(parts []part) (done []string, err error) {
 	for _, p := range parts {
 		if err := k.rt.Apply(p.add); err != nil {
@@ -140,13 +141,12 @@ func (k *kernel) apply(parts []part) (done []string, err error) {
 	return done, nil
 }
 
-// ethernet reports whether replies can be sent to link addresses of an interface; not of an absent
-// one.
+// ethernet reports whether an interface exists and has Ethernet addresses.
 func ethernet(l rtnetlink.Link) bool {
 	return len(l.MAC) == len(placeholderMAC()) && l.Flags&unix.IFF_LOOPBACK == 0
 }
 
-// linkProblem returns why the interface cannot carry replies.
+// linkProblem returns the reason why the interface cannot carry replies, or nil.
 func (k *kernel) linkProblem(n *network) *Problem {
 	object := "interface " + k.o.Interface
 	switch l := n.link; {
@@ -164,7 +164,7 @@ func (k *kernel) linkProblem(n *network) *Problem {
 	return nil
 }
 
-// problemOf is a Problem for a failed change of the kernel.
+// problemOf returns the Problem for a failed kernel change.
 func problemOf(object string, err error) Problem {
 	remedy := "see the error; it is retried"
 	if h := hint(err); h != "" {
@@ -173,8 +173,8 @@ func problemOf(object string, err error) Problem {
 	return Problem{Object: object, Detail: err.Error(), Remedy: remedy}
 }
 
-// reconcile installs what is missing and removes what is stale, and reads it back. With restore
-// false it only reads. It returns the names of what was missing, and the problems that are left.
+// reconcile installs missing objects, removes stale ones, and reads the result back. With restore
+// false it only reads. It returns the names of the missing objects and the remaining problems.
 func (k *kernel) reconcile(restore bool) (missing []string, problems []Problem) {
 	n, err := k.observe()
 	if err != nil {
@@ -187,7 +187,7 @@ func (k *kernel) reconcile(restore bool) (missing []string, problems []Problem) 
 	if err != nil {
 		return nil, []Problem{problemOf("nftables", err)}
 	}
-	if len(learned) > 0 { // else another process may have flushed the ruleset
+	if len(learned) > 0 { // empty after a flush by another process: keep the peers to restore
 		k.peers.learned = learned
 	}
 	k.neighbors = slices.DeleteFunc(slices.Clone(n.neighbors), func(m rtnetlink.Neighbor) bool {
@@ -205,7 +205,7 @@ func (k *kernel) reconcile(restore bool) (missing []string, problems []Problem) 
 		live: k.peers.live(), peers: k.peers.learned,
 	}
 	if !ethernet(n.link) {
-		return nil, problems // flows of what is installed continue when the interface returns
+		return nil, problems // keep the installed state: flows continue when the interface returns
 	}
 	afterStep(stepRead)
 	name, err := k.ruleset(d, restore)
@@ -251,7 +251,8 @@ func (k *kernel) reconcile(restore bool) (missing []string, problems []Problem) 
 	return missing, problems
 }
 
-// probe has the kernel verify neighbor entries of the peers. Entries may vanish meanwhile.
+// probe triggers verification of the peers' neighbor entries. Rejections are ignored, because an
+// entry may have expired since it was read.
 func (k *kernel) probe() {
 	if list := k.peers.probes(k.neighbors, time.Now()); len(list) > 0 {
 		if _, err := k.rt.Do(list...); err != nil {

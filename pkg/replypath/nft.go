@@ -15,13 +15,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/nlmsg"
 )
 
-// tableName is the name of the nftables tables, one of each family in tableFamilies.
+// tableName is the name of the nftables table in each of tableFamilies.
 const tableName = "vipgate-target"
 
 // tableFamilies are the nftables families in the order of installation.
 var tableFamilies = [...]uint8{unix.NFPROTO_ARP, unix.NFPROTO_NETDEV, unix.NFPROTO_INET}
 
-// familyName is the name of a family for nft.
+// familyName returns nft's name of a family.
 func familyName(f uint8) string {
 	return map[uint8]string{unix.NFPROTO_ARP: "arp", unix.NFPROTO_NETDEV: "netdev", unix.NFPROTO_INET: "inet"}[f]
 }
@@ -29,7 +29,7 @@ func familyName(f uint8) string {
 // policyAccept is NF_ACCEPT.
 const policyAccept = 1
 
-// nameAttribute is the attribute with the name of a table, and with the table of other objects.
+// nameAttribute holds the name of a table in table messages, and the table of any other object.
 const nameAttribute = unix.NFTA_TABLE_NAME
 
 // Constants of linux/netfilter/nf_tables.h.
@@ -38,16 +38,16 @@ const (
 	setHandle   = 16
 )
 
-// transaction gathers messages that the kernel applies atomically.
+// transaction collects messages that the kernel applies atomically.
 type transaction struct {
 	nlmsg.Messages
-	family uint8 // of the messages that follow
+	family uint8 // of the next messages
 	steps  []string
 	sets   uint32 // the last set ID
 	err    error
 }
 
-// begin begins a message about the object that an attribute names; without a name, about the table.
+// begin starts a message for the object called name, or for the table if name is empty.
 func (t *transaction) begin(operation string, kind, flags, attribute uint16, name string) {
 	t.steps = append(t.steps, strings.TrimSpace(operation+" "+familyName(t.family)+" "+tableName+" "+name))
 	t.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, t.family, unix.NFNETLINK_V0, 0, 0)
@@ -64,7 +64,7 @@ func (t *transaction) addTable() {
 
 func (t *transaction) deleteTable() { t.begin("delete table", unix.NFT_MSG_DELTABLE, 0, 0, "") }
 
-// hook is where packets enter a base chain.
+// hook is the netfilter hook of a base chain.
 type hook struct {
 	number   uint32
 	priority int32
@@ -123,7 +123,7 @@ func milliseconds(d time.Duration) []byte {
 	return binary.BigEndian.AppendUint64(nil, uint64(d.Milliseconds()))
 }
 
-// element is one element of a set, or one end of an interval.
+// element is a set element or an interval boundary.
 type element struct {
 	key, data []byte
 	end       bool
@@ -135,7 +135,7 @@ func (t *transaction) addElements(name string, list []element) {
 }
 
 func (t *transaction) putElements(operation string, kind uint16, name string, list []element) {
-	// 500 elements fit an attribute, whose length has 16 bits.
+	// The length of an attribute has 16 bits; 500 elements fit.
 	for part := range slices.Chunk(list, 500) {
 		t.begin(operation, kind, unix.NLM_F_CREATE, unix.NFTA_SET_ELEM_LIST_SET, name)
 		t.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
@@ -159,7 +159,7 @@ func (t *transaction) putElement(e element) {
 	}
 }
 
-// stepError is the rejection of one message of a transaction.
+// stepError is the kernel's rejection of one message of a transaction.
 type stepError struct {
 	step string
 	err  error
@@ -168,8 +168,8 @@ type stepError struct {
 func (e *stepError) Error() string { return "failed to " + e.step + ": " + e.err.Error() }
 func (e *stepError) Unwrap() error { return e.err }
 
-// commit sends the transaction and waits for the result. Its error is that of the first message
-// that the kernel rejected, a *stepError.
+// commit sends the transaction and waits for the result. It returns the first rejection as a
+// *stepError.
 func (t *transaction) commit(s *nlmsg.Socket) error {
 	if t.Len() == 0 || t.err != nil {
 		return t.err
@@ -193,7 +193,7 @@ func (t *transaction) commit(s *nlmsg.Socket) error {
 	return errors.Join(first, err)
 }
 
-// objects are what the kernel lists of one table.
+// objects is the content of one table as dumped.
 type objects struct {
 	present     bool
 	chains      []string
@@ -204,7 +204,8 @@ type objects struct {
 	dropped uint64
 }
 
-// listTable lists one table. Handles identify its objects: the kernel never assigns one again.
+// listTable dumps one table. Handles identify its objects, because the kernel never reuses a
+// handle.
 func listTable(s *nlmsg.Socket, family uint8) (*objects, error) {
 	o := &objects{sets: map[string]set{}}
 	note := func(parts ...any) { fmt.Fprintln(&o.fingerprint, parts...) }
@@ -234,7 +235,7 @@ func listTable(s *nlmsg.Socket, family uint8) (*objects, error) {
 	)
 	for _, name := range slices.Sorted(maps.Keys(o.sets)) {
 		if name == peersMap || err != nil {
-			continue // the kernel adds its elements
+			continue // the kernel adds and removes its elements
 		}
 		var lines []string
 		err = dump(s, family, unix.NFT_MSG_GETSETELEM, name, func(b nlmsg.Attributes) {
@@ -250,7 +251,7 @@ func listTable(s *nlmsg.Socket, family uint8) (*objects, error) {
 	return o, err
 }
 
-// drops returns the packets of a rule that counts and drops.
+// drops returns the packet counter of a drop rule, or 0 for a rule without a verdict.
 func drops(expressions nlmsg.Attributes) (packets uint64) {
 	verdict := false
 	for _, e := range expressions.All() {
@@ -285,8 +286,8 @@ func dataOf(e nlmsg.Attributes) nlmsg.Attributes {
 	return e.Get(unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE)
 }
 
-// dump lists objects of a kind in the table of a family, or the elements of a set. What does not
-// exist has none.
+// dump lists objects of a kind in the table of a family, or the elements of a set. A missing table
+// or set has no objects.
 func dump(s *nlmsg.Socket, family uint8, kind uint16, set string, each func(nlmsg.Attributes)) error {
 	t := transaction{family: family}
 	t.begin("list", kind, unix.NLM_F_DUMP, unix.NFTA_SET_ELEM_LIST_SET, set)

@@ -16,7 +16,7 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-// monitor collects the kernel's notifications of rules, routes and neighbor entries in their order.
+// monitor records the kernel's notifications of rules, routes and neighbor entries in order.
 type monitor struct {
 	*fixture
 	mu       sync.Mutex
@@ -49,7 +49,7 @@ func (x *fixture) monitor() *monitor {
 	return m
 }
 
-// take returns the notifications until now.
+// take returns the notifications since the last call.
 func (m *monitor) take() (lines []string) {
 	m.Helper()
 	m.barriers++
@@ -70,8 +70,8 @@ func (m *monitor) take() (lines []string) {
 	})
 }
 
-// installed is the part of the kernel state whose order matters, by prefix, and by whether it is of
-// IPv6.
+// installed is the order-sensitive part of the kernel state, by prefix, and by family (true is
+// IPv6).
 type installed struct {
 	lookup, unreachable, local map[string]bool
 	neighbor                   map[string]bool // by next hop and interface
@@ -116,8 +116,8 @@ func (s installed) apply(line string) bool {
 	return false
 }
 
-// leak returns why packets of the pool could leave by another route, or be accepted without a reply
-// path.
+// leak returns the reason why packets of the pool could use a wrong route, or be accepted without
+// a reply path.
 func (s installed) leak() string {
 	for prefix, is := range s.local {
 		if is && !(s.lookup[prefix] && s.unreachable[prefix] && s.route[strings.Contains(prefix, ":")] != "") {
@@ -137,8 +137,8 @@ func (s installed) leak() string {
 	return ""
 }
 
-// At no moment of an installation, a change of the pool, a repair and a removal does a reply leave
-// by another route, and objects of other programs stay.
+// Replies never use a wrong route during installation, pool change, repair and removal. Objects of
+// other programs are preserved.
 func TestOrderOfChanges(t *testing.T) {
 	x := newFixture(t, 0)
 	x.wire(x.target, "net1", "int", "02:00:00:00:04:01", "172.16.0.101/24", "fd00:2::101/64")

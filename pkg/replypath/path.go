@@ -21,26 +21,27 @@ import (
 )
 
 const (
-	// interval is how often peers are read, and the state is compared without a notification.
+	// interval is the period of reading peers and comparing the state without a notification.
 	interval = time.Second
-	// pause is the least time between two comparisons: other processes may change a lot.
+	// pause is the minimum time between two comparisons, so that frequent changes by another
+	// process do not cause a busy loop.
 	pause = 20 * time.Millisecond
-	// Restoring what another process removes again is delayed by minBackoff to maxBackoff; a
-	// process that leaves the state alone for calm is not competing.
+	// An object that another process removes repeatedly is restored after a delay of minBackoff to
+	// maxBackoff. The back-off of an object ends after calm without a removal.
 	minBackoff, maxBackoff = 100 * time.Millisecond, 10 * time.Second
 	calm                   = 30 * time.Second
 )
 
-// Options configure a Path.
+// Options configures a Path.
 type Options struct {
-	// Pool has the prefixes from which VIPs are taken, of either family, without overlaps.
+	// Pool lists the prefixes of VIPs, of both families, without overlaps.
 	Pool []netip.Prefix
-	// Interface is the network interface toward the trench pods. It may be absent at times.
+	// Interface is the network interface toward the trench pods. It may be temporarily absent.
 	Interface string
 	Log       *slog.Logger
 }
 
-// Validate reports why the options cannot be used.
+// Validate returns an error for invalid options.
 func (o Options) Validate() error {
 	if o.Interface == "" || len(o.Interface) >= unix.IFNAMSIZ {
 		return fmt.Errorf("interface %q: its name needs 1 to %d characters", o.Interface, unix.IFNAMSIZ-1)
@@ -64,7 +65,7 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// Path keeps the kernel state of a target. It implements task.Task.
+// Path reconciles the kernel state of a target. It implements task.Task.
 type Path struct {
 	o       Options
 	ready   chan struct{}
@@ -77,20 +78,20 @@ func New(o Options) *Path {
 	return &Path{o: o, ready: make(chan struct{}), changed: make(chan struct{}, 1)}
 }
 
-// String names the task.
+// String returns the name of the task.
 func (p *Path) String() string { return "reply-path" }
 
-// Ready is closed once the kernel state was complete for the first time.
+// Ready returns a channel that is closed when the kernel state is first complete.
 func (p *Path) Ready() <-chan struct{} { return p.ready }
 
-// Changed returns a channel that is filled when [Path.Status] may have news.
+// Changed returns a channel that receives a value when [Path.Status] may have changed.
 func (p *Path) Changed() <-chan struct{} { return p.changed }
 
-// Status returns the newest known state. It does not wait for the kernel.
+// Status returns the last observed state without querying the kernel.
 func (p *Path) Status() Status { return p.status.Load() }
 
-// Run installs the kernel state and restores it until ctx ends. The state stays. It works in the
-// network namespace of the calling thread.
+// Run installs the kernel state and restores it until ctx ends, in the network namespace of the
+// calling thread. It leaves the state installed.
 func (p *Path) Run(ctx context.Context) error {
 	if err := errors.Join(p.o.Validate(), checkCapability()); err != nil {
 		return err
@@ -140,7 +141,7 @@ func (p *Path) run(ctx context.Context) (err error) {
 	}
 }
 
-// repairs delays the restoration of each part that another process removes again and again.
+// repairs holds the back-off of each part that another process removes repeatedly.
 type repairs map[string]*repair
 
 type repair struct {
@@ -148,12 +149,12 @@ type repair struct {
 	last, next time.Time
 }
 
-// allow reports whether one of the parts may be restored now.
+// allow reports whether the back-off permits restoring at least one part.
 func (r repairs) allow(missing []string, now time.Time) bool {
 	return slices.ContainsFunc(missing, func(name string) bool { return r[name] == nil || !now.Before(r[name].next) })
 }
 
-// done notes that parts were restored.
+// done records restored parts and extends their back-off.
 func (r repairs) done(parts []string, now time.Time) {
 	maps.DeleteFunc(r, func(_ string, x *repair) bool { return now.Sub(x.last) > calm })
 	for _, name := range parts {
@@ -166,7 +167,7 @@ func (r repairs) done(parts []string, now time.Time) {
 	}
 }
 
-// due returns a channel that is filled at the next delayed restoration.
+// due returns a channel that fires at the next delayed restoration.
 func (r repairs) due() <-chan time.Time {
 	first := time.Time{}
 	for _, x := range r {
@@ -180,14 +181,14 @@ func (r repairs) due() <-chan time.Time {
 	return time.After(time.Until(first))
 }
 
-// step compares the state once, and restores it unless that is delayed.
+// step compares the state once and restores it if no back-off applies.
 func (p *Path) step(k *kernel, r repairs) {
 	now, was, ready := time.Now(), p.status.Load(), isClosed(p.ready)
 	s := was
 	missing, problems := k.reconcile(false)
 	if r.allow(missing, now) {
 		drift, _ := k.reconcile(true)
-		// Read back what was installed.
+		// Read the result back.
 		missing, problems = k.reconcile(false)
 		if ready {
 			r.done(drift, now)
@@ -221,7 +222,7 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// watch subscribes to what the state depends on. The channel has a token after a change.
+// watch subscribes to changes of the kernel state. The channel receives a token after a change.
 func watch() (*rtnetlink.Listener, <-chan struct{}, error) {
 	l, changed := rtnetlink.NewListener(), make(chan struct{}, 1)
 	wake := func() { latest.Wake(changed) }
@@ -249,8 +250,8 @@ func watch() (*rtnetlink.Listener, <-chan struct{}, error) {
 	return l, changed, nil
 }
 
-// concerns reports whether a notification is about the state: other routes may change often, and
-// neighbors whenever they are probed.
+// concerns reports whether a notification is relevant. It excludes foreign routes, which may
+// change often, and neighbor updates, which every probe causes.
 func concerns(m netlink.Message) bool {
 	switch m.Header.Type {
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
@@ -264,11 +265,11 @@ func concerns(m netlink.Message) bool {
 	return true
 }
 
-// attempts bounds how often Install tries: another process may change something meanwhile.
+// attempts limits the retries of Install after concurrent changes by another process.
 const attempts = 5
 
-// Install installs the kernel state once and returns when it was read back. The error says what is
-// missing in the status.
+// Install installs the kernel state once and reads it back. The error lists the problems of an
+// incomplete status.
 func Install(ctx context.Context, o Options) (Status, error) {
 	if err := errors.Join(o.Validate(), checkCapability()); err != nil {
 		return Status{}, err
@@ -294,8 +295,8 @@ func Install(ctx context.Context, o Options) (Status, error) {
 	return s, err
 }
 
-// Cleanup removes the kernel state that any Path left in this network namespace, and returns the
-// objects that it removed.
+// Cleanup removes the kernel state of every Path in this network namespace and returns the removed
+// objects.
 func Cleanup(ctx context.Context) ([]string, error) {
 	if err := checkCapability(); err != nil {
 		return nil, err

@@ -38,7 +38,7 @@ func TestRepliesFollowPackets(t *testing.T) {
 			t.Errorf("pod %d did not see all replies:\n%s", i, out)
 		}
 	}
-	x.openFrom(x.target, "tcp", "", "20.0.0.1:80").mustEcho(1) // a flow that has no peer
+	x.openFrom(x.target, "tcp", "", "20.0.0.1:80").mustEcho(1) // a flow without a peer
 	var counts map[string]int
 	x.must(x.target.Do(func() (err error) {
 		counts, err = p.Flows(t.Context())
@@ -55,8 +55,8 @@ func TestICMPErrors(t *testing.T) {
 	p, _ := x.start(x.options())
 	x.serve("80")
 	x.complete(p)
-	// Of an IPv6 packet to a local route the kernel sends the error from an address of the interface
-	// (icmp6_send), which needs a route of its own to the client.
+	// The kernel sends an error for an IPv6 packet to a local route from an address of the interface
+	// (icmp6_send), which needs a separate route to the client.
 	x.sh(x.target, "ip -6 route add fd00:1::/64 via fd00:2::1")
 	for _, v := range vips {
 		if err := x.open("udp", net.JoinHostPort(v, "9")).echo(1); !errors.Is(err, unix.ECONNREFUSED) {
@@ -64,7 +64,7 @@ func TestICMPErrors(t *testing.T) {
 		}
 	}
 	client := []string{"192.168.0.100", "fd00:1::100"}
-	// Clients have another VIP in the second direction: each end announces the MTU that it learned.
+	// Use a different VIP in the second direction, because each end announces its learned MTU.
 	for _, direction := range []struct {
 		narrow string // in the pod
 		vips   []string

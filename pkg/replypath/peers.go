@@ -16,31 +16,33 @@ import (
 )
 
 const (
-	// probeInterval is how often a neighbor entry is verified. A trench pod that dies is FAILED
-	// three seconds after a probe (ucast_solicit, retrans_time_ms).
+	// probeInterval is the period of neighbor verification. The entry of a failed trench pod is
+	// FAILED three seconds after a probe (ucast_solicit, retrans_time_ms).
 	probeInterval = 3 * time.Second
-	// maxProbes bounds the probes of one second.
+	// maxProbes limits the probes per second.
 	maxProbes = 100
-	// recently is how long a packet shows that its sender is alive.
+	// recently is the time for which a packet proves that its sender is alive.
 	recently = 5 * time.Second
-	// evictionSize is the number of peers from which on those without a valid neighbor entry are
-	// evicted, and evictedSize the number that eviction leaves.
+	// evictionSize is the number of peers that starts the eviction of peers without a valid
+	// neighbor entry. Eviction stops at evictedSize peers.
 	evictionSize, evictedSize = maxPeers * 3 / 4, maxPeers / 2
-	// expiring is a time to expiry that may end before a peer is evicted.
+	// expiring is the remaining lifetime up to which a peer is not evicted, because it may expire
+	// first.
 	expiring = 5 * time.Second
 )
 
-// learned is an element of the map of peers.
+// learned is an element of the peers map.
 type learned struct {
 	mac net.HardwareAddr
-	// left is the time until it is forgotten.
+	// left is the time until the element expires.
 	left time.Duration
 }
 
-// seen reports whether the peer sent a packet to the pool.
+// seen reports whether the peer sent a packet to the pool. Elements of silent neighbors have at
+// most neighborTimeout left.
 func (l learned) seen() bool { return l.left > neighborTimeout }
 
-// readPeers reads the map of peers.
+// readPeers reads the peers map.
 func readPeers(s *nlmsg.Socket) (map[uint32]learned, error) {
 	list := map[uint32]learned{}
 	err := dump(s, unix.NFPROTO_NETDEV, unix.NFT_MSG_GETSETELEM, peersMap, func(b nlmsg.Attributes) {
@@ -54,26 +56,26 @@ func readPeers(s *nlmsg.Socket) (map[uint32]learned, error) {
 	return list, err
 }
 
-// peers are the hosts that may get replies, and the probes of their neighbor entries.
+// peers holds the hosts that may receive replies, and the probe times of their neighbor entries.
 type peers struct {
 	learned map[uint32]learned
 	list    []Peer
-	// macs are the link addresses that neighbor entries had: a FAILED one has none.
+	// macs holds the last link-layer address of each neighbor: a FAILED entry has none.
 	macs   map[netip.Addr]string
 	probed map[netip.Addr]time.Time
-	// valid has the link addresses of valid neighbor entries.
+	// valid holds the link-layer addresses of valid neighbor entries.
 	valid       map[string]bool
 	evicted     uint64 // peers since the start
 	lastEvicted time.Time
 }
 
-// neighborOf reports whether a neighbor entry is that of a host on the link.
+// neighborOf reports whether a neighbor entry belongs to a host on the link.
 func neighborOf(n rtnetlink.Neighbor, link int) bool {
 	return n.Link == link && n.State&unix.NUD_NOARP == 0 && n.Addr.IsValid() && !n.Addr.IsMulticast() &&
 		!slices.Equal(n.MAC, placeholderMAC())
 }
 
-// update computes the list from the map of peers and the neighbor table.
+// update computes the list from the peers map and the neighbor table.
 func (p *peers) update(entries []rtnetlink.Neighbor) {
 	macs, valid := map[netip.Addr]string{}, map[string]bool{}
 	for _, n := range entries {
@@ -99,7 +101,7 @@ func (p *peers) update(entries []rtnetlink.Neighbor) {
 	}
 	for mac := range valid {
 		if live || len(p.list) == maxPeers {
-			break // those that sent to the pool are enough
+			break // senders to the pool suffice, or the map is full
 		}
 		listed := slices.ContainsFunc(p.list, func(x Peer) bool { return x.MAC == mac })
 		if hw, err := net.ParseMAC(mac); err == nil && !listed {
@@ -117,8 +119,8 @@ func (p *peers) update(entries []rtnetlink.Neighbor) {
 	slices.SortFunc(p.list, func(a, b Peer) int { return cmp.Compare(a.MAC, b.MAC) })
 }
 
-// live returns the fwmarks of the peers with a valid neighbor entry; without such a peer those of
-// the live ones, and without these all.
+// live returns the fwmarks of the peers with a valid neighbor entry. Without such peers it returns
+// all live peers, and without live peers all peers.
 func (p *peers) live() []uint32 {
 	var valid, live, all []uint32
 	for _, x := range p.list {
@@ -141,10 +143,10 @@ func (p *peers) live() []uint32 {
 // full reports whether the kernel cannot learn another peer.
 func (p *peers) full() bool { return len(p.learned) >= maxPeers }
 
-// gone returns the peers to evict from a map that is three quarters full, at most twice in an
-// interval: those without a valid neighbor entry that sent a packet longest ago. A trench pod has
-// such an entry, since it resolves the target's address. The next packet of an evicted host adds it
-// again.
+// gone returns the peers to evict from a map that is three quarters full, at most twice per
+// interval. It selects peers without a valid neighbor entry, least recently seen first. A trench
+// pod has a valid entry, because it resolves the target's address. The next packet of an evicted
+// host adds it again.
 func (p *peers) gone(now time.Time) (gone []uint32) {
 	if len(p.learned) < evictionSize || now.Sub(p.lastEvicted) < interval/2 {
 		return nil
@@ -158,7 +160,7 @@ func (p *peers) gone(now time.Time) (gone []uint32) {
 	return gone[:min(len(gone), len(p.learned)-evictedSize)]
 }
 
-// evict removes gone peers.
+// evict removes the peers returned by gone from the map.
 func (p *peers) evict(s *nlmsg.Socket, now time.Time) error {
 	gone := p.gone(now)
 	var keys []element
@@ -169,7 +171,7 @@ func (p *peers) evict(s *nlmsg.Socket, now time.Time) error {
 	t.putElements("delete elements of", unix.NFT_MSG_DELSETELEM, peersMap, keys)
 	err := t.commit(s)
 	if errors.Is(err, unix.ENOENT) {
-		return nil // another process removed one
+		return nil // another process removed a peer
 	}
 	if err == nil && len(gone) > 0 {
 		p.lastEvicted, p.evicted = now, p.evicted+uint64(len(gone))
@@ -177,8 +179,8 @@ func (p *peers) evict(s *nlmsg.Socket, now time.Time) error {
 	return err
 }
 
-// addNeighbors adds neighbors that never sent anything to the pool, but may get flows of the
-// application, to the map of peers.
+// addNeighbors adds neighbors that never sent a packet to the pool to the peers map, because flows
+// that the application opens may use them.
 func (p *peers) addNeighbors(s *nlmsg.Socket) error {
 	t := transaction{family: unix.NFPROTO_NETDEV}
 	for _, x := range p.list {
@@ -191,20 +193,20 @@ func (p *peers) addNeighbors(s *nlmsg.Socket) error {
 			return err
 		}
 		e := []element{{key: native(x.FWMark), data: hw, timeout: neighborTimeout}}
-		if known { // its timeout cannot be changed before Linux 6.12
+		if known { // before Linux 6.12 a timeout cannot be updated
 			t.putElements("delete elements of", unix.NFT_MSG_DELSETELEM, peersMap, []element{{key: e[0].key}})
 		}
 		t.addElements(peersMap, e)
 	}
 	err := t.commit(s)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENFILE) {
-		return nil // it expired or sent a packet before, or the map is full, which reconcile reports
+		return nil // expired, peer sent a packet, or map full, which reconcile reports
 	}
 	return err
 }
 
-// probes returns the requests that have the kernel verify neighbor entries of the peers, the ones
-// that were verified longest ago first.
+// probes returns the requests that verify the neighbor entries of the peers, least recently probed
+// first.
 func (p *peers) probes(entries []rtnetlink.Neighbor, now time.Time) (list []rtnetlink.Request) {
 	wanted := map[string]bool{}
 	for _, x := range p.list {

@@ -19,9 +19,9 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// peersModel is what the peers are, from all that was read.
+// peersModel computes the expected peers from all reads.
 type peersModel struct {
-	addresses map[netip.Addr]string // the last link address of each entry
+	addresses map[netip.Addr]string // last link-layer address of each entry
 }
 
 func (m *peersModel) expect(learned map[uint32]learned, entries []rtnetlink.Neighbor) (list []Peer, shares []uint32) {
@@ -73,7 +73,8 @@ func (m *peersModel) expect(learned map[uint32]learned, entries []rtnetlink.Neig
 	return list, shares
 }
 
-// The peers and the shares of new flows of the application follow from the map and the neighbors.
+// The peers, and their shares of flows that the application opens, follow from the peers map and
+// the neighbors.
 func TestPeersModel(t *testing.T) {
 	const seed = 1
 	random := rand.New(rand.NewPCG(seed, seed))
@@ -115,8 +116,8 @@ func TestPeersModel(t *testing.T) {
 	}
 }
 
-// Peers are evicted from a map that is three quarters full, down to half of it: never one with a
-// valid neighbor entry, rather those that sent longest ago, and not twice in a row.
+// A map that is three quarters full is evicted down to half its size: least recently seen peers
+// first, never a peer with a valid neighbor entry, and not twice in a row.
 func TestPeersToEvict(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	for _, used := range []int{0, 767, 768, 900, 1024} {
@@ -126,7 +127,7 @@ func TestPeersToEvict(t *testing.T) {
 			for i := range used {
 				mark := fwmark(mac(i))
 				p.learned[mark] = learned{mac: mac(i), left: time.Duration(random.Int64N(int64(peerTimeout)))}
-				if i%8 == 0 { // expires by itself
+				if i%8 == 0 { // expires soon
 					p.learned[mark] = learned{mac: mac(i), left: 4 * time.Second}
 				}
 				if i < neighbors {
@@ -165,8 +166,8 @@ func TestPeersToEvict(t *testing.T) {
 	}
 }
 
-// Of more neighbor entries than may be probed at once each is probed in its turn, at most every
-// three seconds, and those that the kernel probes by itself never.
+// If more neighbor entries exist than one batch can probe, all are probed in turn, at most every
+// three seconds. Entries that the kernel is already probing are skipped.
 func TestProbes(t *testing.T) {
 	const hosts = maxProbes*2 + 50
 	p := &peers{learned: map[uint32]learned{}}
@@ -178,7 +179,7 @@ func TestProbes(t *testing.T) {
 		entries = append(entries, rtnetlink.Neighbor{Addr: addr(i), MAC: mac(i), State: unix.NUD_REACHABLE})
 	}
 	p.update(entries)
-	for i := range entries { // FAILED ones have no link address any more
+	for i := range entries { // FAILED entries have no link-layer address
 		if entries[i].State = states[i%len(states)]; entries[i].State == unix.NUD_FAILED {
 			entries[i].MAC = nil
 		}
@@ -208,8 +209,8 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-// A neighbor that never sent to the pool gets flows of the application, and is seen after its first
-// packet only.
+// A neighbor that never sent to the pool receives flows that the application opens. It is seen
+// only after its first packet.
 func TestNeighborBecomesPeer(t *testing.T) {
 	x := newFixture(t, 1)
 	p, _ := x.start(x.options())

@@ -9,7 +9,7 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-// peer returns the peer with a link address; its zero value if there is none.
+// peer returns the peer with a link-layer address, or the zero value.
 func peer(p *Path, mac string) Peer {
 	for _, x := range p.Status().Peers {
 		if x.MAC == mac {
@@ -19,8 +19,8 @@ func peer(p *Path, mac string) Peer {
 	return Peer{}
 }
 
-// A trench pod that dies disturbs no flow of the others, flows that the application opens avoid it,
-// and pods that return with another link or network address are found.
+// A failed trench pod does not disturb flows of the remaining pods, and flows that the application
+// opens avoid it. Pods that return with a different link-layer or IP address are detected.
 func TestPodsComeAndGo(t *testing.T) {
 	x := newFixture(t, 3)
 	for _, family := range []string{"ipv4", "ipv6"} {
@@ -55,7 +55,7 @@ func TestPodsComeAndGo(t *testing.T) {
 		}
 	}
 
-	// Flows of the application that are never answered.
+	// Flows that the application opens and that receive no reply.
 	var sink net.PacketConn
 	x.must(x.client.Do(func() (err error) {
 		sink, err = net.ListenPacket("udp", ":9090")
@@ -70,7 +70,7 @@ func TestPodsComeAndGo(t *testing.T) {
 		x.must(err)
 	}
 
-	// Pod 2 dies.
+	// Pod 2 fails.
 	x.must(x.pods[2].IP("link", "set", "int0", "down"))
 	await.True(t, "pod 2 is dead", all(true, true, false))
 	for _, f := range append(flows[0], flows[1]...) {
@@ -103,7 +103,7 @@ func TestPodsComeAndGo(t *testing.T) {
 		x.sh(pod, "grep -q dport=8080 /proc/net/nf_conntrack")
 	}
 
-	// It returns with another link address; its flows continue.
+	// It returns with a different link-layer address; its flows continue.
 	const mac = "02:00:00:00:aa:02"
 	x.must(x.pods[2].IP("link", "set", "int0", "address", mac))
 	x.must(x.pods[2].IP("link", "set", "int0", "up"))
@@ -115,7 +115,7 @@ ip -6 route replace 2000::/16 via fd00:2::100`)
 	}
 	await.True(t, "another link address", func() bool { y := peer(p, mac); return y.Live && y.Seen })
 
-	// The old link address returns with other network addresses, of a new pod.
+	// The old link-layer address returns with the IP addresses of a new pod.
 	x.must(x.pods[1].IP("link", "set", "int0", "down"))
 	x.must(x.pods[1].IP("link", "set", "int0", "address", podMAC(2, 2)))
 	x.must(x.pods[1].IP("link", "set", "int0", "up"))

@@ -8,7 +8,7 @@ import (
 
 const capabilityRemedy = `add NET_ADMIN to the container: securityContext: {capabilities: {add: ["NET_ADMIN"]}}`
 
-// checkCapability fails if the process may not change the network namespace.
+// checkCapability returns an error if the process lacks CAP_NET_ADMIN.
 func checkCapability() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData // version 3 has two words for 64 capabilities

@@ -18,7 +18,7 @@ func TestNamesMissingCapability(t *testing.T) {
 	}
 }
 
-// The kernel of the test has everything: these are the messages that others reject.
+// The kernel of the test supports all features; these messages fail on kernels without them.
 func TestNamesMissingKernelOption(t *testing.T) {
 	messages := desired{device: 1, link: "net0", pool: pool("20.0.0.0/24")}.write(&objects{})
 	for step, want := range map[string]string{

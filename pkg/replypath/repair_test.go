@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// What another process or the kernel removes is restored, and flows continue.
+// Objects that another process or the kernel removes are restored, and flows continue.
 func TestRestores(t *testing.T) {
 	x := newFixture(t, 2)
 	p, _ := x.start(x.options())
@@ -59,7 +59,7 @@ func TestRestores(t *testing.T) {
 	}
 }
 
-// state is the kernel state without what changes by itself.
+// state returns the kernel state without counters, timeouts and other volatile fields.
 func (x *fixture) state() string {
 	out := x.sh(x.target, `nft list ruleset; { ip rule; ip -6 rule; } | grep "proto 180" || true
 ip route show table all proto 180; ip -6 route show table all proto 180
@@ -72,7 +72,7 @@ ip neigh show nud permanent; ip -6 neigh show nud permanent`)
 			lines = append(lines, line)
 		}
 	}
-	slices.Sort(lines) // the map of peers keeps its place, other sets do not
+	slices.Sort(lines) // the peers map keeps its position, recreated sets do not
 	return strings.Join(lines, "")
 }
 
@@ -126,7 +126,7 @@ func TestLinkProblems(t *testing.T) {
 	x.complete(p)
 }
 
-// An interface that is deleted and created again has the state again, for the same flow.
+// The state is restored on an interface that is deleted and recreated, and the flow continues.
 func TestInterfaceReturns(t *testing.T) {
 	x := newFixture(t, 1)
 	x.must(x.target.IP("link", "del", link))
@@ -170,7 +170,8 @@ func TestIPv6Disabled(t *testing.T) {
 	x.complete(p)
 }
 
-// A start with another interface takes the flows over, and leaves nothing of the old one.
+// A start with a different interface takes over the flows and removes the state of the old
+// interface.
 func TestOtherInterface(t *testing.T) {
 	x := newFixture(t, 1)
 	p, stop := x.start(x.options())
@@ -194,7 +195,7 @@ func TestOtherInterface(t *testing.T) {
 	}
 }
 
-// A process that removes a rule again and again gets fewer and fewer answers.
+// The rate of restorations decreases while a process removes a rule repeatedly.
 func TestBacksOffFromCompetingWriter(t *testing.T) {
 	x := newFixture(t, 0)
 	p, _ := x.start(x.options())

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The delay of a part that is removed again and again doubles from 0.1 s to 10 s, and is forgotten
-// after 30 s without a repair. Other parts are not delayed.
+// The delay of a part that is removed repeatedly doubles from 0.1 s to 10 s, and is reset after 30
+// s without a repair. Other parts are not delayed.
 func TestDelaysOfRepairs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := repairs{}
@@ -51,8 +51,8 @@ func TestDelaysOfRepairs(t *testing.T) {
 	})
 }
 
-// Notifications about the state wake the comparison, and those about other routes and neighbors do
-// not: there may be many.
+// Relevant notifications trigger a comparison. Notifications about foreign routes and neighbors
+// may be frequent and do not.
 func TestConcerningNotifications(t *testing.T) {
 	attribute := func(kind uint16, data []byte) []byte {
 		b := binary.NativeEndian.AppendUint16(nil, uint16(4+len(data)))

@@ -21,8 +21,9 @@ func disabledIPv6(link string) sysctl.Key {
 	return sysctl.Key("net/ipv6/conf/" + link + "/disable_ipv6")
 }
 
-// replyParts returns the missing objects of the reply path in the order of installation: without a
-// route to the peers, replies are dropped rather than sent by another interface.
+// replyParts returns the missing objects of the reply path in the order of installation. The drop
+// rule precedes the lookup rule, so that replies without a route are dropped and never leave by
+// another interface.
 func (k *kernel) replyParts(n *network) (list []part) {
 	for _, f := range k.families() {
 		if !k.usable(n, f) {
@@ -54,8 +55,9 @@ func (k *kernel) replyParts(n *network) (list []part) {
 	return list
 }
 
-// rules returns two rules for each prefix. What drops packets without a route is no route in the
-// table: IPv6 binds that to lo, so that sockets of other interfaces pass it by, as ADR 6 says.
+// rules returns a lookup rule and a drop rule for each prefix. An unreachable route in the table
+// would not drop all packets: IPv6 binds it to lo, so sockets bound to another interface bypass it
+// (ADR 6).
 func (k *kernel) rules() (list []rtnetlink.Rule) {
 	for _, f := range k.families() {
 		for _, p := range disjoint(k.o.Pool, f) {
@@ -97,8 +99,8 @@ func sameLocal(r rtnetlink.Route) func(rtnetlink.Route) bool {
 	}
 }
 
-// stale returns the requests that remove what an earlier start with other options left, in the
-// reverse order of installation.
+// stale returns the requests that remove objects of an earlier start with different options, or
+// all objects, in reverse order of installation.
 func (k *kernel) stale(n *network, all bool) (list []part) {
 	local, rules := k.localRoutes(n), k.rules()
 	for _, r := range n.routes {
@@ -125,7 +127,7 @@ func (k *kernel) stale(n *network, all bool) (list []part) {
 	return list
 }
 
-// stalePool returns the prefixes that are still accepted and not of the pool.
+// stalePool returns the accepted prefixes that are not in the pool.
 func (k *kernel) stalePool(n *network) (list []netip.Prefix) {
 	for _, r := range n.routes {
 		if r.Table == unix.RT_TABLE_LOCAL && !slices.Contains(k.o.Pool, r.Prefix) {

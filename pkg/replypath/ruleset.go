@@ -20,36 +20,36 @@ import (
 
 // Names of sets and maps.
 const (
-	peersMap = "peers" // fwmark to link address; the kernel adds each sender
+	peersMap = "peers" // fwmark to link-layer address; the kernel adds each sender
 	aliveSet = "alive" // fwmarks of live peers
-	liveMap  = "live"  // ranges of random numbers to fwmarks, of flows that the application opens
+	liveMap  = "live"  // random number ranges to fwmarks, for flows that the application opens
 )
 
 const (
-	// maxPeers bounds the map of peers.
+	// maxPeers is the size of the peers map.
 	maxPeers = 1024
-	// shares is how many parts the map of live peers divides: each has an equal range.
+	// shares is the range of random numbers that the live map divides equally among peers.
 	shares = 1 << 16
-	// peerTimeout is how long a peer is known that sends nothing.
+	// peerTimeout is the time after which a silent peer is forgotten.
 	peerTimeout = 24 * time.Hour
-	// neighborTimeout is how long a neighbor is known that never sent anything to the pool. It is
-	// shorter than what is left of peerTimeout for every sender of the last hours.
+	// neighborTimeout is the lifetime of a neighbor that never sent a packet to the pool. It is
+	// shorter than the remaining lifetime of every peer that sent a packet in the last 23 hours.
 	neighborTimeout = time.Hour
-	// hashSeed and hashModulus give the fwmarks 1 to 0x7fffffff.
+	// hashSeed and hashModulus yield fwmarks from 1 to 0x7fffffff.
 	hashSeed    = 0x7667
 	hashModulus = 0x7fffffff
 )
 
-// fwmark returns the connection mark of flows whose packets come from a link address.
+// fwmark returns the connection mark of flows whose packets arrive from a link-layer address.
 func fwmark(mac net.HardwareAddr) uint32 {
 	return 1 + jhash.Scale(jhash.Sum(mac, hashSeed), hashModulus)
 }
 
-// placeholderMAC is the link address that replies have before the egress chain replaces it. It is
-// locally administered, and no host has it.
+// placeholderMAC is the destination link-layer address of replies until the egress chain rewrites
+// it. It is a locally administered address without a host.
 func placeholderMAC() net.HardwareAddr { return net.HardwareAddr{0x02, 0x76, 0x67, 0, 0, 1} }
 
-// placeholder is the next hop of replies, whose neighbor entry has placeholderMAC.
+// placeholder returns the next hop of replies. Its neighbor entry has placeholderMAC.
 func placeholder(f vip.Family) netip.Addr {
 	if f == vip.IPv6 {
 		return netip.MustParseAddr("fe80::7667:1")
@@ -60,7 +60,7 @@ func placeholder(f vip.Family) netip.Addr {
 // arpOutput is NF_ARP_OUT.
 const arpOutput = 1
 
-// Data types of nft.
+// nft data types.
 const (
 	typeInteger = 4
 	typeIPv4    = 7
@@ -69,7 +69,7 @@ const (
 	typeMark    = 19
 )
 
-// poolSet is the set of the prefixes of a family.
+// poolSet returns the set of the pool's prefixes of a family.
 func poolSet(f vip.Family) set {
 	if f == vip.IPv6 {
 		return set{name: "pool6", flags: unix.NFT_SET_INTERVAL, keyType: typeIPv6, keyLen: 16}
@@ -95,7 +95,8 @@ func aliveMarks() set {
 	return set{name: aliveSet, keyType: typeMark, keyLen: 4, capacity: maxPeers}
 }
 
-// byteOrders is user data without which nft lists wrong numbers: 1 is host order, 2 network order.
+// byteOrders returns the user data that makes nft list numbers correctly: 1 is host byte order, 2
+// network byte order.
 func byteOrders(s set) []byte {
 	order := func(typ uint32) uint32 {
 		if typ == typeMark {
@@ -110,7 +111,7 @@ func byteOrders(s set) []byte {
 	return b
 }
 
-// poolElements returns the intervals of prefixes, which do not overlap.
+// poolElements returns the intervals of prefixes, which must not overlap.
 func poolElements(prefixes []netip.Prefix) (list []element) {
 	for _, p := range prefixes {
 		list = append(list, element{key: p.Addr().AsSlice()})
@@ -121,7 +122,8 @@ func poolElements(prefixes []netip.Prefix) (list []element) {
 	return list
 }
 
-// endOf returns the first address behind a prefix; none behind the last address of the family.
+// endOf returns the first address after a prefix, invalid if the prefix ends with the family's
+// last address.
 func endOf(p netip.Prefix) netip.Addr {
 	b := p.Addr().AsSlice()
 	for i := p.Bits(); i < len(b)*8; i++ {
@@ -131,7 +133,7 @@ func endOf(p netip.Prefix) netip.Addr {
 	return last.Next()
 }
 
-// disjoint returns the prefixes of a family that no other one contains.
+// disjoint returns the prefixes of a family that are not contained in a wider prefix.
 func disjoint(prefixes []netip.Prefix, f vip.Family) (list []netip.Prefix) {
 	for _, p := range prefixes {
 		p = p.Masked()
@@ -145,7 +147,7 @@ func disjoint(prefixes []netip.Prefix, f vip.Family) (list []netip.Prefix) {
 	return list
 }
 
-// rule is the expressions of a rule.
+// rule is the expression list of a rule.
 type rule []expr.Any
 
 func (r rule) marshal(family uint8) ([]byte, error) {
@@ -160,7 +162,7 @@ func (r rule) marshal(family uint8) ([]byte, error) {
 	return netlink.MarshalAttributes(list)
 }
 
-// The registers that rules use, of 16 bytes.
+// The 16-byte registers that rules use.
 const reg1, reg2 = unix.NFT_REG_1, unix.NFT_REG_2
 
 func native(x uint32) []byte { return binary.NativeEndian.AppendUint32(nil, x) }
@@ -171,16 +173,16 @@ func load(base expr.PayloadBase, offset, length uint32) expr.Any {
 	return &expr.Payload{DestRegister: reg1, Base: base, Offset: offset, Len: length}
 }
 
-// onInterface matches the name of an interface in a meta key.
+// onInterface matches the interface name in a meta key.
 func onInterface(key expr.MetaKey, name string) rule {
 	b := make([]byte, unix.IFNAMSIZ)
 	copy(b, name)
 	return rule{&expr.Meta{Key: key, Register: reg1}, equal(b)}
 }
 
-// inPool matches the source or destination address of a packet of a family.
+// inPool matches a source or destination address in the pool.
 func inPool(f vip.Family, source bool) rule {
-	// RFC 791 and RFC 8200 have the offsets.
+	// Offsets of RFC 791 and RFC 8200.
 	offset, length := uint32(16), uint32(4)
 	if f == vip.IPv6 {
 		offset, length = 24, 16
@@ -212,7 +214,7 @@ func etherType(f vip.Family) rule {
 	return rule{&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: reg1}, equal(binary.BigEndian.AppendUint16(nil, kind))}
 }
 
-// markOfSender leaves the sender's link address in reg1 and its fwmark in reg2.
+// markOfSender loads the sender's link-layer address into reg1 and its fwmark into reg2.
 func markOfSender() rule {
 	return rule{
 		load(expr.PayloadBaseLLHeader, 6, 6),
@@ -223,8 +225,8 @@ func markOfSender() rule {
 	}
 }
 
-// acceptRule sets the connection mark of a packet to the pool. An ICMP error about a flow does not:
-// it may come through another trench pod than the packets of the flow.
+// acceptRule sets the connection mark from the sender of a packet to the pool. It ignores ICMP
+// errors, because they may arrive through a different trench pod than the packets of the flow.
 func acceptRule(f vip.Family, link string) rule {
 	r := slices.Concat(onInterface(expr.MetaKeyIIFNAME, link), networkFamily(f), inPool(f, false), rule{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
@@ -234,10 +236,10 @@ func acceptRule(f vip.Family, link string) rule {
 	return append(append(r, markOfSender()...), &expr.Ct{Key: expr.CtKeyMARK, Register: reg2, SourceRegister: true})
 }
 
-// establishedSYNRule leaves the mark of an established TCP flow when a segment has SYN. Any host of
-// the link can forge one without the sequence numbers of the flow, and the challenge ACK (RFC 5961)
-// contains them. Connection tracking calls other segments outside of the window invalid. A flow is
-// assured after its handshake: until then it follows SYNs that are sent again.
+// establishedSYNRule keeps the mark of an established TCP flow on a SYN. Any host on the link can
+// forge a SYN without the flow's sequence numbers, and the challenge ACK (RFC 5961) would disclose
+// them. Connection tracking classifies all other segments outside the window as invalid. A flow is
+// assured after its handshake; before, the mark follows retransmitted SYNs.
 func establishedSYNRule(link string) rule {
 	const (
 		flagsOffset, flagSYN = 13, 0x02       // RFC 9293
@@ -255,8 +257,8 @@ func establishedSYNRule(link string) rule {
 	})
 }
 
-// openRule gives a flow that the application opens a live peer, and another one if that dies before
-// the first answer. Later the flow follows its answers.
+// openRule assigns a live peer to a flow that the application opens, and reassigns it if the peer
+// fails before the first reply. Later the mark follows the replies.
 func openRule(f vip.Family, link string) rule {
 	return slices.Concat(onInterface(expr.MetaKeyOIFNAME, link), networkFamily(f), inPool(f, true), rule{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
@@ -265,14 +267,14 @@ func openRule(f vip.Family, link string) rule {
 		&expr.Ct{Key: expr.CtKeyMARK, Register: reg1},
 		&expr.Lookup{SourceRegister: reg1, SetName: aliveSet, Invert: true},
 		&expr.Numgen{Register: reg1, Modulus: shares, Type: unix.NFT_NG_RANDOM},
-		// Ranges are compared in network order.
+		// nftables compares intervals in network byte order.
 		&expr.Byteorder{SourceRegister: reg1, DestRegister: reg1, Op: expr.ByteorderHton, Len: 4, Size: 4},
 		&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: liveMap},
 		&expr.Ct{Key: expr.CtKeyMARK, Register: reg1, SourceRegister: true},
 	})
 }
 
-// replyRule copies the connection mark to a packet from the pool.
+// replyRule copies the connection mark to the fwmark of a packet from the pool.
 func replyRule(f vip.Family, link string) rule {
 	return slices.Concat(onInterface(expr.MetaKeyOIFNAME, link), networkFamily(f), inPool(f, true), rule{
 		&expr.Ct{Key: expr.CtKeyMARK, Register: reg1},
@@ -280,14 +282,15 @@ func replyRule(f vip.Family, link string) rule {
 	})
 }
 
-// learnRule adds the sender of a packet to the pool to the peers.
+// learnRule adds the sender of a packet to the pool to the peers map.
 func learnRule(f vip.Family) rule {
 	return slices.Concat(etherType(f), inPool(f, false), markOfSender(), rule{
 		&expr.Dynset{SrcRegKey: reg2, SrcRegData: reg1, SetName: peersMap, Operation: unix.NFT_DYNSET_OP_UPDATE},
 	})
 }
 
-// egressRules replace the placeholder by the peer's link address, and drop a frame without one.
+// egressRules returns the rules that replace placeholderMAC with the peer's link-layer address,
+// and drop frames of unknown peers.
 func egressRules() []rule {
 	toPlaceholder := rule{load(expr.PayloadBaseLLHeader, 0, 6), equal(placeholderMAC())}
 	return []rule{
@@ -300,8 +303,8 @@ func egressRules() []rule {
 	}
 }
 
-// silenceRule drops ARP in the name of an address of the pool, for IPv4 over Ethernet (RFC 826): both
-// answers, and requests that the kernel would send for the placeholder if its entry were missing.
+// silenceRule drops ARP packets whose sender address is in the pool, for IPv4 over Ethernet (RFC
+// 826): both replies, and the kernel's requests for the placeholder if its entry is missing.
 func silenceRule() rule {
 	return rule{
 		load(expr.PayloadBaseNetworkHeader, 4, 2), equal([]byte{6, 4}),
@@ -326,7 +329,8 @@ func (d desired) addPools(t *transaction, families ...vip.Family) {
 	}
 }
 
-// write returns the transaction that replaces all but the map of peers, which the kernel fills.
+// write returns the transaction that replaces the tables, except the peers map: the kernel fills
+// it.
 func (d desired) write(netdev *objects) *transaction {
 	t := &transaction{}
 	const mangle = -150
@@ -404,7 +408,7 @@ func (d desired) addLive(t *transaction) {
 	t.addElements(aliveSet, marks)
 }
 
-// hint is the remedy for a transaction that the kernel rejected.
+// hint returns the remedy for a rejected transaction, or "".
 func hint(err error) string {
 	step, _ := errors.AsType[*stepError](err)
 	switch {

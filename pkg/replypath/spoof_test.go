@@ -37,8 +37,8 @@ func segment(from, to netip.AddrPort, seq, ack uint32, flags byte) (uint16, []by
 	return packet(from.Addr(), to.Addr(), unix.IPPROTO_TCP, b)
 }
 
-// receiveTCP returns the next segment of the target to a client, and the link address that it was
-// sent to; false if there is none for a while.
+// receiveTCP returns the target's next segment to a client and its destination link-layer address;
+// false after a timeout.
 func (w *wire) receiveTCP(to netip.AddrPort) (mac net.HardwareAddr, tcp []byte, ok bool) {
 	for {
 		f, ok := w.receive()
@@ -59,7 +59,7 @@ func (w *wire) receiveTCP(to netip.AddrPort) (mac net.HardwareAddr, tcp []byte, 
 	}
 }
 
-// flowMark returns the connection mark of a TCP flow of the target; "" without one.
+// flowMark returns the connection mark of a TCP flow of the target, or "".
 func (x *fixture) flowMark(from, to netip.AddrPort) string {
 	x.Helper()
 	tuple := fmt.Sprintf(" src=%s dst=%s sport=%d dport=%d ", from.Addr().StringExpanded(), to.Addr().StringExpanded(),
@@ -79,7 +79,7 @@ func markOf(mac string) string {
 	return strconv.Itoa(int(fwmark(hw)))
 }
 
-// counter returns a counter of TCP in the target, such as TCPSYNChallenge.
+// counter returns a TCP counter of the target, such as TCPSYNChallenge.
 func (x *fixture) counter(name string) (n int) {
 	x.Helper()
 	lines := strings.Split(x.sh(x.target, "grep ^TcpExt: /proc/net/netstat"), "\n")
@@ -89,7 +89,7 @@ func (x *fixture) counter(name string) (n int) {
 	return n
 }
 
-// hostile is a host of the targets' network that forges network addresses.
+// hostile adds a host to the targets' network that forges source IP addresses.
 func (x *fixture) hostile() *wire {
 	ns := lab.NewNetNS(x)
 	x.wire(ns, "int0", "int", "02:00:00:00:66:66", "172.16.0.66/24", "fd00:2::66/64")
@@ -99,8 +99,8 @@ func (x *fixture) hostile() *wire {
 
 const hostileMAC = "02:00:00:00:66:66"
 
-// Segments with SYN do not divert an established flow: its challenge ACK has the sequence numbers.
-// Its other packets move it.
+// SYN segments do not divert an established flow, because the challenge ACK contains its sequence
+// numbers. All other packets of the flow move it.
 func TestSpoofedSYN(t *testing.T) {
 	x := newFixture(t, 2)
 	p, _ := x.start(x.options())
@@ -134,7 +134,7 @@ func TestSpoofedSYN(t *testing.T) {
 			}
 		}
 	}
-	// What the target sent to the forged addresses arrives before the answer to the own one.
+	// Replies to the forged addresses arrive before the reply to the host's own address.
 	etherType, b := echoRequest(netip.MustParseAddr("172.16.0.66"), netip.MustParseAddr(vips[0]))
 	w.send(w.target, evil, etherType, b)
 	for {
@@ -162,7 +162,7 @@ func TestSpoofedSYN(t *testing.T) {
 	}
 }
 
-// invalid counts the packets that connection tracking of the target calls invalid.
+// invalid counts the packets that the target's connection tracking classifies as invalid.
 func (x *fixture) invalid() (n int) {
 	x.Helper()
 	for line := range strings.Lines(x.sh(x.target, "tail -n +2 /proc/net/stat/nf_conntrack")) {
@@ -189,7 +189,7 @@ func (x *fixture) openTCP(ns *lab.NetNS, source, address string) *flow {
 	return &flow{c, x}
 }
 
-// rawFlow is a TCP flow of a client behind trench pods, by segments.
+// rawFlow is a TCP flow of a client through trench pods, built from raw segments.
 type rawFlow struct {
 	*wire
 	client, target netip.AddrPort
@@ -206,7 +206,7 @@ func (f *rawFlow) send(pod int, flags byte) {
 	}
 }
 
-// want receives the next segment of the target with flags, to a pod.
+// want expects the target's next segment with flags to a pod.
 func (f *rawFlow) want(pod int, flags byte) {
 	f.Helper()
 	for {
@@ -239,9 +239,9 @@ func (f *rawFlow) open(pod int) {
 	f.send(pod, flagACK)
 }
 
-// The SYN of a new flow sets its mark, also with the addresses and ports of an earlier one, and a
-// SYN that is sent again moves the handshake. Where connection tracking takes the SYN for one of
-// the earlier flow, the first answer goes to the pod of that flow.
+// The SYN of a new flow sets its mark, even if an earlier flow had the same addresses and ports. A
+// retransmitted SYN moves the handshake. If connection tracking assigns the SYN to the earlier
+// flow, the first reply goes to the pod of that flow.
 func TestSYNOfNewFlow(t *testing.T) {
 	x := &fixture{TB: t, target: lab.NewNetNS(t)}
 	other := lab.NewNetNS(t)
@@ -279,7 +279,7 @@ func TestSYNOfNewFlow(t *testing.T) {
 			f.target = netip.AddrPortFrom(f.target.Addr(), 81)
 			f.open(first)
 			f.want(first, flagRST|flagACK)
-			// Connection tracking does not know whether the SYN is new: the next packet moves the flow.
+			// Connection tracking cannot determine whether the SYN is new: the next packet moves the flow.
 			f.seq += 1 << 30
 			f.send(second, flagSYN)
 			f.want(first, flagSYN|flagACK)
@@ -290,7 +290,7 @@ func TestSYNOfNewFlow(t *testing.T) {
 			f.open(first)
 			f.seq += 1 << 30
 			f.send(second, flagSYN)
-			f.want(first, flagACK) // by the pod of the flow
+			f.want(first, flagACK) // through the pod of the flow
 			f.seq = f.acked
 			f.send(second, flagRST)
 			f.seq += 1 << 30

@@ -5,31 +5,31 @@ import (
 	"time"
 )
 
-// Status is what is known of the kernel state.
+// Status is the last observed kernel state.
 type Status struct {
-	// Complete reports whether all of the state was read back from the kernel.
+	// Complete reports whether the complete state was read back from the kernel.
 	Complete bool
-	Since    time.Time // Complete has this value
-	// Problems are what keeps the state from being complete, each with its remedy.
+	Since    time.Time // last change of Complete
+	// Problems lists the conditions that prevent a complete state, with their remedies.
 	Problems []Problem
-	// Peers are the hosts on the link that sent packets to the pool, or may do so.
+	// Peers lists the hosts on the link that sent packets to the pool, or may send some.
 	Peers   []Peer
-	Repairs uint64 // parts of the state that were restored since the start
-	Dropped uint64 // replies without a known peer, since the rules were written
-	Full    bool   // the map of peers has no room for another one
-	Evicted uint64 // peers that were removed from a map that was three quarters full
+	Repairs uint64 // restored parts of the state since the start
+	Dropped uint64 // replies to unknown peers since the last write of the rules
+	Full    bool   // the peers map has no free element
+	Evicted uint64 // peers evicted from a map that was three quarters full
 }
 
-// Problem is one condition that keeps the state from being complete.
+// Problem is one condition that prevents a complete state.
 type Problem struct{ Object, Detail, Remedy string }
 
 // Peer is a host on the link.
 type Peer struct {
-	MAC       string       // link address, such as 02:00:00:00:00:01
+	MAC       string       // link-layer address, such as 02:00:00:00:00:01
 	Addresses []netip.Addr // from the neighbor table
 	FWMark    uint32       // connection mark of its flows
-	Seen      bool         // it sent packets to the pool
-	// Live: it has a valid neighbor entry, or sent a packet in the last seconds. Flows that the
-	// application opens use live peers.
+	Seen      bool         // the peer sent packets to the pool
+	// Live: the peer has a valid neighbor entry or sent a packet within the last seconds. Flows
+	// that the application opens use live peers.
 	Live bool
 }

@@ -51,7 +51,7 @@ func newWire(t testing.TB, ns *lab.NetNS, dev string, target net.HardwareAddr) *
 	return w
 }
 
-// send sends a frame from a link address.
+// send sends a frame from a link-layer address.
 func (w *wire) send(to, from net.HardwareAddr, etherType uint16, payload []byte) {
 	frame := binary.BigEndian.AppendUint16(slices.Concat(to, from), etherType)
 	if _, err := unix.Write(w.fd, append(frame, payload...)); err != nil {
@@ -66,7 +66,7 @@ type frame struct {
 	payload   []byte
 }
 
-// receive returns the next frame of the target; false if there is none for a while.
+// receive returns the next frame of the target; false after a timeout.
 func (w *wire) receive() (frame, bool) {
 	for b := make([]byte, 65536); ; {
 		n, from, err := unix.Recvfrom(w.fd, b, 0)
@@ -122,8 +122,8 @@ func sctp(sourcePort, port uint16, tag uint32, chunk byte) []byte {
 
 func mac(i int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 9, byte(i >> 8), byte(i)} }
 
-// Each of 200 peers gets its replies, also where the reverse path filter is
-// strict, and of a protocol that the kernel does not know.
+// Each of 200 peers receives its replies, also with strict reverse path filtering, and for a
+// protocol that the kernel does not support.
 func TestManyPeers(t *testing.T) {
 	x := &fixture{TB: t, target: lab.NewNetNS(t, lab.WithoutDAD)}
 	other := lab.NewNetNS(t, lab.WithoutDAD)
@@ -208,8 +208,9 @@ func TestManyPeers(t *testing.T) {
 	w.expectSilence(x)
 }
 
-// expectSilence sends ARP requests and neighbor solicitations for VIPs, and has the target resolve
-// the placeholder: it must not answer, nor ask in the name of a VIP.
+// expectSilence sends ARP requests and neighbor solicitations for VIPs, and makes the target
+// resolve the placeholder. The target must not reply, nor send requests with a VIP as sender
+// address.
 func (w *wire) expectSilence(x *fixture) {
 	asker, own := netip.MustParseAddr("172.16.0.7"), netip.MustParseAddr("172.16.0.100")
 	vip4, vip6, asker6 := netip.MustParseAddr(vips[0]), netip.MustParseAddr(vips[1]), netip.MustParseAddr("fd00:2::7")
@@ -227,11 +228,11 @@ func (w *wire) expectSilence(x *fixture) {
 	etherType, b := packet(asker6, vip6, unix.IPPROTO_ICMPV6, solicit)
 	b[7] = 255 // hop limit, RFC 4861
 	w.send(w.target, mac(7), etherType, b)
-	// The kernel asks for the placeholder in the name of the VIP while the neighbor entry is away.
+	// Without the neighbor entry the kernel sends ARP requests for the placeholder from the VIP.
 	x.sh(x.target, "ip neigh del 169.254.76.67 dev net0")
 	etherType, b = echoRequest(netip.MustParseAddr("10.9.3.1"), vip4)
 	w.send(w.target, mac(3), etherType, b)
-	ask(own) // is answered last
+	ask(own) // the last request to be answered
 	for {
 		f, ok := w.receive()
 		switch {

@@ -12,13 +12,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// dumpAttempts bounds how often a dump is repeated since what it lists changed meanwhile.
+// dumpAttempts limits the attempts of a dump that concurrent changes interrupt.
 const dumpAttempts = 10
 
 // ErrInterrupted is returned if other processes changed the listed objects during every attempt.
 var ErrInterrupted = nlmsg.ErrInterrupted
 
-// FamilyAbsent reports whether an error says that the kernel lacks the family (ipv6.disable=1).
+// FamilyAbsent reports whether err means that the kernel lacks the family (ipv6.disable=1).
 func FamilyAbsent(err error) bool {
 	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }
@@ -29,9 +29,9 @@ type Conn struct {
 	requests *nlmsg.Socket
 	// rules is subscribed to changes of policy rules; see unchanged.
 	rules *nlmsg.Socket
-	// foreignRuleChanges counts the times that notifications of changes by other processes were found.
+	// foreignRuleChanges counts the reads that found rule changes by other processes.
 	foreignRuleChanges uint64
-	// dumped are the objects of the last dump one after the other, and ends where each ends.
+	// dumped holds the concatenated objects of the last dump, and ends the end offset of each.
 	dumped []byte
 	ends   []int
 }
@@ -52,16 +52,16 @@ func Dial() (*Conn, error) {
 // Close closes the sockets.
 func (c *Conn) Close() error { return errors.Join(c.requests.Close(), c.rules.Close()) }
 
-// Port is the netlink port that notifications about changes by this Conn name as their origin.
+// Port returns the netlink port ID that notifications of changes by this Conn carry.
 func (c *Conn) Port() uint32 { return c.requests.Port }
 
-// Request changes one object.
+// Request is a request to change one object.
 type Request struct {
 	nlmsg.Messages
-	// operation is what it does, such as "add rule".
+	// operation is a verb phrase for errors, such as "add rule".
 	operation string
 	object    fmt.Stringer
-	// satisfied reports whether a rejection says that the object already is as requested.
+	// satisfied reports whether a rejection means that the object already has the requested state.
 	satisfied func(error) bool
 }
 
@@ -69,9 +69,9 @@ func exists(err error) bool { return errors.Is(err, unix.EEXIST) }
 
 func absent(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) }
 
-// Do sends requests in the order given, and returns for each why the kernel rejected it, with an
-// *nlmsg.Error, or nil. To add what exists and to delete what does not is no error. The second
-// result is a failure of the exchange itself: the fate of requests without an error is then
+// Do sends requests in order. The first result holds one error per request, which wraps the
+// kernel's *nlmsg.Error, or nil. Adding an existing object and deleting a missing one succeed. The
+// second result is a failure of the exchange; the outcome of requests without an error is then
 // unknown.
 func (c *Conn) Do(requests ...Request) ([]error, error) {
 	var all nlmsg.Messages
@@ -97,16 +97,17 @@ func (c *Conn) Apply(r Request) error {
 	return errors.Join(err, rejected[0])
 }
 
-// dump returns the request for a list, with the fixed header of its type.
+// dump returns a dump request with the family-specific header.
 func dump(kind uint16, header []byte) *nlmsg.Messages {
 	var m nlmsg.Messages
 	m.Begin(kind, unix.NLM_F_DUMP, header...)
 	return &m
 }
 
-// list dumps objects of one kind, again if the dump was interrupted; with ErrInterrupted the list
-// may lack some. It parses them after the dump: the faster the datagrams are received, the fewer
-// changes interrupt it. consistent, unless nil, fails if a list in several datagrams is not.
+// list dumps objects of one kind and repeats an interrupted dump. A list returned with
+// ErrInterrupted may be incomplete. Objects are parsed after the dump, because a faster reader is
+// interrupted by fewer changes. consistent, unless nil, returns ErrInterrupted if a dump of
+// several datagrams is inconsistent.
 func list[T any](
 	c *Conn, what string, request *nlmsg.Messages, parse func([]byte) (T, error), consistent func() error,
 ) ([]T, error) {
@@ -137,7 +138,7 @@ func list[T any](
 	return objects, err
 }
 
-// attributes returns what follows the fixed header of a message.
+// attributes skips the family-specific header of a message and returns its attributes.
 func attributes(data []byte, header int, object string) (nlmsg.Attributes, error) {
 	if len(data) < header {
 		return nil, fmt.Errorf("%s of %d bytes: %w", object, len(data), io.ErrUnexpectedEOF)

@@ -1,6 +1,6 @@
-// Package rtnetlink reads and changes policy rules, routes, addresses, neighbor entries and network
-// interfaces of a network namespace, and receives the kernel's notifications about them.
+// Package rtnetlink reads and changes policy rules, routes, addresses, neighbor entries and
+// network interfaces of a network namespace, and receives the kernel's notifications about them.
 //
 // It is the only encoder of rtnetlink messages in the project;
-// docs/adr/0023-one-netlink-layer.md says why it is not one of the public libraries.
+// docs/adr/0023-one-netlink-layer.md explains why no public library is used.
 package rtnetlink

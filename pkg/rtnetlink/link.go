@@ -18,13 +18,13 @@ type Link struct {
 	MTU    int
 	Master int // the index of the bridge, bond or VRF; 0: none
 	MAC    net.HardwareAddr
-	// Statistics begin like struct rtnl_link_stats64: packets, bytes, errors and dropped packets,
-	// each received and sent.
+	// Statistics holds the first fields of struct rtnl_link_stats64: packets, bytes, errors and
+	// dropped packets, each received and sent.
 	Statistics [8]uint64
 }
 
-// Up reports whether the interface is up and has a carrier. IFF_LOWER_UP is the carrier;
-// IFF_RUNNING follows it up to a second late.
+// Up reports whether the interface is up and has a carrier. It tests IFF_LOWER_UP, because the
+// kernel updates IFF_RUNNING up to a second later.
 func (l Link) Up() bool {
 	const up = unix.IFF_UP | unix.IFF_LOWER_UP
 	return l.Flags&(up|unix.IFF_DORMANT) == up
@@ -46,20 +46,20 @@ func ParseLink(b []byte) (Link, error) {
 		Name: a.Text(unix.IFLA_IFNAME), MTU: int(a.Uint32(unix.IFLA_MTU)), Master: int(a.Uint32(unix.IFLA_MASTER)),
 		MAC: bytes.Clone(a.Get(unix.IFLA_ADDRESS)),
 	}
-	_, _ = binary.Decode(a.Get(unix.IFLA_STATS64), binary.NativeEndian, &l.Statistics) // absent before it is up
+	_, _ = binary.Decode(a.Get(unix.IFLA_STATS64), binary.NativeEndian, &l.Statistics) // absent before the link is up
 	return l, nil
 }
 
-// Address is an address of this host.
+// Address is a local address.
 type Address struct {
 	Link int
 	Addr netip.Addr
-	// Network is what the interface reaches directly; of a point-to-point address it is the peer's.
+	// Network is the connected prefix; the peer's prefix for a point-to-point address.
 	Network netip.Prefix
 	Flags   uint32 // unix.IFA_F_*
 }
 
-// Tentative reports whether duplicate address detection (RFC 4862) is not over.
+// Tentative reports whether duplicate address detection (RFC 4862) is in progress.
 func (a Address) Tentative() bool {
 	return a.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0
 }
@@ -82,7 +82,7 @@ func parseAddress(b []byte) (Address, error) {
 		Link: int(binary.NativeEndian.Uint32(b[4:])), Addr: attributes.Addr(unix.IFA_LOCAL),
 		Flags: attributes.Uint32(unix.IFA_FLAGS) | uint32(b[2]),
 	}
-	// IFA_ADDRESS is the peer of a point-to-point address, which IFA_LOCAL then has.
+	// IFA_ADDRESS is the peer of a point-to-point address; IFA_LOCAL is then the local address.
 	peer := attributes.Addr(unix.IFA_ADDRESS)
 	if !a.Addr.IsValid() {
 		a.Addr = peer

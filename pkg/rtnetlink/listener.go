@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listener receives notifications of the kernel, each socket in a goroutine of its own.
+// Listener receives netlink notifications, with one goroutine per socket.
 type Listener struct {
 	failed context.Context
 	fail   context.CancelCauseFunc // the first failure counts
@@ -19,25 +19,25 @@ type Listener struct {
 	done  sync.WaitGroup
 }
 
-// NewListener returns a Listener without a subscription.
+// NewListener returns a Listener without subscriptions.
 func NewListener() *Listener {
 	failed, fail := context.WithCancelCause(context.Background())
 	return &Listener{failed: failed, fail: fail}
 }
 
-// Subscription is what a Listener receives.
+// Subscription selects the multicast groups of one socket and their handlers.
 type Subscription struct {
 	Protocol int // such as unix.NETLINK_ROUTE
 	Groups   []uint32
 	Buffer   int // for notifications; 0: the system's default
-	// Prepare is called before the groups are joined; nil: nothing is.
+	// Prepare, unless nil, is called before the socket joins the groups.
 	Prepare func(*netlink.Conn) error
 	Handle  func(netlink.Message)
-	// Overrun is called when the kernel dropped notifications: anything may have changed.
+	// Overrun is called after the kernel dropped notifications. Any object may have changed.
 	Overrun func()
 }
 
-// Listen subscribes, in the network namespace of the calling thread. The name is for errors.
+// Listen subscribes in the network namespace of the calling thread. Errors include name.
 func (l *Listener) Listen(name string, s Subscription) error {
 	c, err := netlink.Dial(s.Protocol, nil)
 	if err != nil {
@@ -45,7 +45,8 @@ func (l *Listener) Listen(name string, s Subscription) error {
 	}
 	l.conns = append(l.conns, c)
 	if s.Buffer != 0 {
-		// A large buffer is a privilege; without it overruns are more likely.
+		// A buffer above the sysctl limit requires CAP_NET_ADMIN; overruns are more likely
+		// without it.
 		_ = c.SetReadBuffer(s.Buffer)
 	}
 	if s.Prepare != nil {
@@ -63,6 +64,7 @@ func (l *Listener) Listen(name string, s Subscription) error {
 			msgs, err := c.Receive()
 			switch {
 			case errors.Is(err, unix.ENOBUFS):
+				// The receive buffer overflowed. The socket remains usable.
 				s.Overrun()
 				continue
 			case err != nil:
@@ -77,13 +79,13 @@ func (l *Listener) Listen(name string, s Subscription) error {
 	return nil
 }
 
-// Failed is closed when a subscription ended, also by Close.
+// Failed returns a channel that is closed when a subscription fails, and by Close.
 func (l *Listener) Failed() <-chan struct{} { return l.failed.Done() }
 
-// Err is the first failure, once Failed is closed.
+// Err returns the first failure once Failed is closed.
 func (l *Listener) Err() error { return context.Cause(l.failed) }
 
-// Close ends the subscriptions and waits for their goroutines.
+// Close closes the sockets and waits for their goroutines.
 func (l *Listener) Close() error {
 	var errs []error
 	for _, c := range l.conns {

@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Neighbor is an entry of the neighbor table: ARP or neighbor discovery.
+// Neighbor is an entry of the ARP or NDP neighbor table.
 type Neighbor struct {
 	Link  int
 	Addr  netip.Addr
@@ -20,8 +20,8 @@ type Neighbor struct {
 	State uint16 // unix.NUD_*
 }
 
-// Probe returns the request that has the kernel resolve the neighbor as if there were a packet for
-// it. The kernel does not create an entry: it fails with ENOENT if there is none.
+// Probe returns the request that triggers resolution of the neighbor, as a packet to it would. The
+// kernel does not create an entry and returns ENOENT for a missing one.
 func (n Neighbor) Probe() Request {
 	header := [unix.SizeofNdMsg]byte{0: systemFamilies[vip.FamilyOf(n.Addr)], 10: unix.NTF_USE}
 	binary.NativeEndian.PutUint32(header[4:], uint32(n.Link))
@@ -31,15 +31,15 @@ func (n Neighbor) Probe() Request {
 	return q
 }
 
-// Permanent returns the request that adds the entry, or replaces one with its address, so that it
-// never expires while the interface is up.
+// Permanent returns the request that adds the entry, or replaces the entry of the same address, as
+// NUD_PERMANENT: it does not expire while the interface is up.
 func (n Neighbor) Permanent() Request {
 	n.State = unix.NUD_PERMANENT
 	return n.request("add neighbor", unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 }
 
-// Verify returns the request that has the kernel ask the neighbor at once whether it still has its
-// link address: the entry is FAILED if it does not answer. It fails for an entry that has none.
+// Verify returns the request that triggers an immediate unicast probe of the neighbor. The entry
+// becomes FAILED without a reply. The request fails for an entry without a link-layer address.
 func (n Neighbor) Verify() Request {
 	n.State = unix.NUD_PROBE
 	n.MAC = nil // the kernel keeps the one that it has
@@ -73,7 +73,8 @@ func (c *Conn) Neighbors(f vip.Family) ([]Neighbor, error) {
 	return slices.DeleteFunc(entries, func(n Neighbor) bool { return !n.Addr.IsValid() }), err
 }
 
-// ParseNeighbor parses RTM_NEWNEIGH and RTM_DELNEIGH. The entries of bridges have no Addr.
+// ParseNeighbor parses the data of RTM_NEWNEIGH and RTM_DELNEIGH. Entries of a bridge's forwarding
+// database have no Addr.
 func ParseNeighbor(b []byte) (Neighbor, error) {
 	a, err := attributes(b, unix.SizeofNdMsg, "neighbor")
 	if err != nil {
@@ -89,7 +90,7 @@ func ParseNeighbor(b []byte) (Neighbor, error) {
 	return n, nil
 }
 
-// NeighborTable is how full a neighbor table of the node is.
+// NeighborTable is the size and limit of a neighbor table of the node.
 type NeighborTable struct {
 	Entries uint32
 	Limit   uint32 // gc_thresh3
@@ -104,8 +105,8 @@ const (
 	ndtConfigLength = 8
 )
 
-// NeighborTables returns the node's neighbor tables, which all network namespaces share. Their
-// sysctls exist in the initial namespace only.
+// NeighborTables returns the node's neighbor tables, which all network namespaces share. It reads
+// the limits from netlink, because their sysctls exist in the initial namespace only.
 func (c *Conn) NeighborTables() (map[vip.Family]NeighborTable, error) {
 	tables := map[vip.Family]NeighborTable{}
 	request := dump(unix.RTM_GETNEIGHTBL, make([]byte, ndtmsgLength))
@@ -118,7 +119,7 @@ func (c *Conn) NeighborTables() (map[vip.Family]NeighborTable, error) {
 		if config := a.Get(ndtaConfig); len(config) >= ndtConfigLength {
 			t.Entries = config[4:].Uint32()
 		}
-		// Messages about one interface have no limit.
+		// Messages for a single interface carry no limit.
 		if family, ok := familyFrom(b[0]); ok && t.Limit > 0 {
 			tables[family] = t
 		}

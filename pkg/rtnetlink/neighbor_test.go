@@ -26,7 +26,7 @@ func TestNeighborTablesInANamespace(t *testing.T) {
 			if _, err := fmt.Sscanf(shown, "thresh3 %d\nentries %d", &limit, &entries); err != nil {
 				return fmt.Errorf("ip shows %q: %w", shown, err)
 			}
-			// Other namespaces share the table and change it meanwhile.
+			// Other namespaces share the table and may change it concurrently.
 			const others = 100_000
 			if x := tables[f]; x.Limit != limit || x.Entries < 3 || x.Entries > entries+others {
 				t.Errorf("%s: %+v, ip shows %q", f, x, shown)

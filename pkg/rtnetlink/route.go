@@ -23,7 +23,7 @@ type Route struct {
 	Metric   uint32
 	NextHop  netip.Addr // zero: none, or several
 	Link     int
-	// OnLink: the next hop is reached directly, whatever the addresses of the interface are.
+	// OnLink: the next hop is on the link, even if no connected prefix contains it.
 	OnLink bool
 	// Dead: the interface is down or has no carrier.
 	Dead bool
@@ -31,8 +31,8 @@ type Route struct {
 	Multipath bool
 }
 
-// ProtocolTarget marks the rules and routes of the program target; iproute2's rt_protos assigns it
-// to no program.
+// ProtocolTarget marks the rules and routes of the target program. The value is unassigned in
+// iproute2's rt_protos.
 const ProtocolTarget = 180
 
 // DefaultPrefix is 0.0.0.0/0 or ::/0.
@@ -62,7 +62,7 @@ func (r Route) Drops() bool {
 	return r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_PROHIBIT
 }
 
-// Replace returns the request that adds the route in place of one with the same prefix and metric.
+// Replace returns the request that adds the route or replaces one of the same prefix and metric.
 func (r Route) Replace() Request {
 	q := Request{operation: "add", satisfied: exists}
 	scope := uint8(unix.RT_SCOPE_UNIVERSE)
@@ -97,22 +97,22 @@ func (r Route) request(q Request, kind, flags uint16, scope uint8) Request {
 	if r.NextHop.IsValid() {
 		q.Bytes(unix.RTA_GATEWAY, r.NextHop.Unmap().AsSlice())
 	}
-	// The kernel lists IPv6 routes that drop packets with the loopback interface, and does not
-	// find them by it.
+	// The kernel lists IPv6 routes that drop packets with the loopback interface, but a deletion
+	// with that interface does not match them.
 	if r.Link != 0 && !r.Drops() {
 		q.Uint32(unix.RTA_OIF, uint32(r.Link))
 	}
 	return q
 }
 
-// RouteFilter selects routes; zero fields select all. The kernel applies it, so that it does not
-// copy a full table that is not asked for.
+// RouteFilter selects routes; zero fields match all. The kernel applies the filter, so it does not
+// copy a full table of unwanted routes.
 type RouteFilter struct {
 	Table    uint32
 	Protocol uint8
 }
 
-// Routes lists routes of a family, except those of the kernel's cache.
+// Routes lists the routes of a family, without cached routes.
 func (c *Conn) Routes(f vip.Family, filter RouteFilter) ([]Route, error) {
 	header := [headerLength]byte{0: systemFamilies[f], 5: filter.Protocol}
 	request := dump(unix.RTM_GETROUTE, header[:])
@@ -129,8 +129,8 @@ func (c *Conn) Routes(f vip.Family, filter RouteFilter) ([]Route, error) {
 	}), err
 }
 
-// Lookup returns the route of a packet to an address with a mark. The kernel's
-// *nlmsg.Error is that of the route if the packet would be dropped.
+// Lookup returns the route of a locally generated packet with a fwmark. For a packet that would be
+// dropped it returns the error of the route type as an *nlmsg.Error.
 func (c *Conn) Lookup(to netip.Addr, mark uint32) (Route, error) {
 	header := [headerLength]byte{0: systemFamilies[vip.FamilyOf(to)], 1: uint8(to.BitLen())}
 	if to.Is4() { // for IPv6 the kernel always names the table, and rejects the flag
@@ -149,9 +149,9 @@ func (c *Conn) Lookup(to netip.Addr, mark uint32) (Route, error) {
 	return ParseRoute(data)
 }
 
-// LookupForwarded returns the route of a packet with a mark that arrives on an interface. The
-// kernel's *nlmsg.Error is that of the route, or of reverse path filtering (EXDEV), if the packet
-// would be dropped.
+// LookupForwarded returns the route of a packet with a fwmark that arrives on an interface. For a
+// packet that would be dropped it returns an *nlmsg.Error: the error of the route type, or EXDEV
+// from reverse path filtering.
 func (c *Conn) LookupForwarded(from, to netip.Addr, link int, mark uint32) (Route, error) {
 	header := [headerLength]byte{
 		0: systemFamilies[vip.FamilyOf(to)], 1: uint8(to.BitLen()), 2: uint8(from.BitLen()),

@@ -56,7 +56,7 @@ func TestRules(t *testing.T) {
 			must(t, c.Apply(r.Add()))
 			must(t, c.Apply(r.Add())) // exists
 		}
-		// Selectors that a Rule cannot express, or only together.
+		// Selectors without a field in Rule, or supported only in combination.
 		extra := []string{
 			"not iif ext", "oif ext", "ipproto " + icmpNames[f], "iif lo ipproto " + icmpNames[f], "ipproto tcp",
 			"dport 772", "iif lo ipproto tcp dport 772", "iif ext ipproto " + icmpNames[f] + " dport 772",
@@ -95,7 +95,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// A mask of ports, which newer kernels list, is part of the selector.
+// A port mask, which newer kernels list, is part of the selector.
 func TestRuleWithPortMask(t *testing.T) {
 	want := Rule{Priority: 100, LocalICMP: 3<<8 | 4, Action: unix.FR_ACT_TO_TBL, Table: 4096, Protocol: 118}
 	for mask, extra := range map[uint16]bool{1<<16 - 1: false, 0xff00: true} {
@@ -153,7 +153,7 @@ func TestRoutes(t *testing.T) {
 		if got, err := c.Lookup(netip.MustParseAddr(to), 7); err != nil || got.NextHop != r.NextHop || got.Table != 70000 {
 			t.Errorf("lookup: %+v, %v", got, err)
 		}
-		// A rule of the input interface precedes, and the source decides as well.
+		// A rule for the input interface precedes, and the source address also selects a rule.
 		from := netip.MustParseAddr([]string{"20.0.0.1", "2000::1"}[f])
 		links, err := c.Links()
 		must(t, err)
@@ -193,7 +193,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// The requests fill several batches, and each has its own answer.
+// The requests fill several batches, and each has a separate result.
 func TestBatchErrors(t *testing.T) {
 	_, c := connect(t)
 	const n = 192
@@ -299,8 +299,7 @@ func TestForeignRuleChanges(t *testing.T) {
 	}
 }
 
-// Rules that exist all the time are in every dump that succeeds, while rules before them are
-// deleted.
+// Every successful dump contains the permanent rules while earlier rules are deleted concurrently.
 func TestRuleDumpUnderChange(t *testing.T) {
 	ns, c := connect(t)
 	other := dialIn(t, ns)
@@ -321,7 +320,7 @@ func TestRuleDumpUnderChange(t *testing.T) {
 		for i := 0; !stop.Load() && err == nil; i = (i + 1) % 100 {
 			err = errors.Join(other.Apply(rule(i).Delete()), other.Apply(rule(i).Add()))
 			if i == 99 {
-				time.Sleep(5 * time.Millisecond) // dumps succeed now and then
+				time.Sleep(5 * time.Millisecond) // some dumps succeed
 			}
 		}
 		done <- err
@@ -363,7 +362,7 @@ func TestListener(t *testing.T) {
 	if got, err := ParseRoute(m.Data); err != nil || got != r || m.Header.PID != c.Port() {
 		t.Errorf("got %+v from port %d, %v", got, m.Header.PID, err)
 	}
-	// The reader is blocked by now: the kernel's queue overflows.
+	// The reader is blocked, so the kernel's queue overflows.
 	for range 100 {
 		requests := make([]Request, 0, 200)
 		for range 100 {
@@ -394,8 +393,8 @@ func TestListener(t *testing.T) {
 	close(seen)
 }
 
-// What the kernel lists can be deleted: it lists IPv6 routes that drop packets with the loopback
-// interface.
+// Every listed route can be deleted, including IPv6 routes that drop packets, which the kernel
+// lists with the loopback interface.
 func TestListedRoutesAreDeleted(t *testing.T) {
 	_, c := connect(t)
 	for _, f := range vip.Families {
@@ -413,7 +412,7 @@ func TestListedRoutesAreDeleted(t *testing.T) {
 	}
 }
 
-// Routes by an interface without carrier are dead: the kernel ignores them, or will.
+// Routes over an interface without carrier are dead: the kernel ignores them, or will.
 func TestRoutesWithoutCarrierAreDead(t *testing.T) {
 	ns, peer := lab.NewNetNS(t, lab.WithoutDAD), lab.NewNetNS(t, lab.WithoutDAD)
 	must(t, lab.Veth(ns, "ext", peer, "peer"))

@@ -13,22 +13,21 @@ import (
 // headerLength is the size of struct rtmsg and of struct fib_rule_hdr.
 const headerLength = unix.SizeofRtMsg
 
-// Rule is a rule of policy routing.
+// Rule is a policy routing rule.
 type Rule struct {
 	Family     vip.Family
 	Priority   uint32
 	Source     netip.Prefix // zero: any
 	Input      string       // the interface on which packets arrive; "": any
 	Mark, Mask uint32
-	// LocalICMP selects ICMP messages that this host sends by their type and code, as type<<8|code;
-	// 0: any packet.
+	// LocalICMP selects locally generated ICMP messages by type<<8|code; 0: any packet.
 	LocalICMP uint16
 	Action    uint8  // unix.FR_ACT_*
 	Table     uint32 // of FR_ACT_TO_TBL
-	Goto      uint32 // the priority that FR_ACT_GOTO continues with
+	Goto      uint32 // target priority of FR_ACT_GOTO
 	Protocol  uint8
-	// Extra: the rule has selectors or flags that the fields cannot express, such as being
-	// inverted, or a Goto to a rule that does not exist.
+	// Extra: the rule has selectors or flags without a field, such as inversion, or its Goto has
+	// no target rule.
 	Extra bool
 }
 
@@ -37,7 +36,7 @@ func (r Rule) Drops() bool {
 	return r.Action == unix.FR_ACT_BLACKHOLE || r.Action == unix.FR_ACT_UNREACHABLE || r.Action == unix.FR_ACT_PROHIBIT
 }
 
-// Same reports whether two rules do the same; their protocols do not matter.
+// Same reports whether two rules are equal, ignoring the protocol.
 func (r Rule) Same(s Rule) bool {
 	r.Protocol, s.Protocol = 0, 0
 	return r == s
@@ -75,10 +74,10 @@ func (r Rule) String() string {
 	return s + fmt.Sprintf(" proto %d", r.Protocol)
 }
 
-// fraDportMask is FRA_DPORT_MASK of <linux/fib_rules.h>.
+// fraDportMask is FRA_DPORT_MASK from <linux/fib_rules.h>.
 const fraDportMask = 29
 
-// icmpProtocols and icmpNames are the ICMP of each family: as a protocol number, and in iproute2.
+// icmpProtocols and icmpNames map each family to its ICMP protocol number and iproute2 name.
 var (
 	icmpProtocols = [...]byte{unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6}
 	icmpNames     = [...]string{"icmp", "ipv6-icmp"}
@@ -121,8 +120,8 @@ func (r Rule) request(q Request, kind, flags uint16) Request {
 		q.Bytes(unix.FRA_IIFNAME, append([]byte(r.Input), 0))
 	}
 	if r.LocalICMP != 0 {
-		// The kernel keeps type and code of an ICMP message in the bytes of the destination port
-		// (union flowi_uli). With iif lo it does not dissect forwarded packets for the rule.
+		// The kernel stores type and code of an ICMP message in the bytes of the destination port
+		// (union flowi_uli). With iif lo it does not dissect forwarded packets for this rule.
 		port := binary.NativeEndian.AppendUint16(nil, r.LocalICMP)
 		q.Bytes(unix.FRA_IIFNAME, []byte("lo\x00"))
 		q.Bytes(unix.FRA_IP_PROTO, icmpProtocols[r.Family:][:1])
@@ -133,7 +132,7 @@ func (r Rule) request(q Request, kind, flags uint16) Request {
 
 // Rules lists the policy rules of a family. With ErrInterrupted the list may lack rules.
 func (c *Conn) Rules(f vip.Family) ([]Rule, error) {
-	// Notifications that are queued from now on are about changes during the dump.
+	// Empty the queue first, so that later notifications indicate changes during the dump.
 	if _, err := c.discardRuleChanges(); err != nil {
 		return nil, err
 	}
@@ -141,9 +140,9 @@ func (c *Conn) Rules(f vip.Family) ([]Rule, error) {
 	return list(c, f.String()+" rules", dump(unix.RTM_GETRULE, header[:]), ParseRule, c.unchanged)
 }
 
-// unchanged fails with ErrInterrupted if rules changed since its last call. In a dump of several
-// datagrams, some 400 rules each, the kernel continues by counting: it skips a rule when one before
-// it was deleted meanwhile, and does not flag that (Linux 6.18).
+// unchanged returns ErrInterrupted if rules changed since its last call. In a dump of several
+// datagrams of about 400 rules each, the kernel resumes at a rule count. Deleting an earlier rule
+// between two datagrams makes it skip a rule without setting NLM_F_DUMP_INTR (Linux 6.18).
 func (c *Conn) unchanged() error {
 	changed, err := c.discardRuleChanges()
 	if err == nil && changed {
@@ -152,7 +151,7 @@ func (c *Conn) unchanged() error {
 	return err
 }
 
-// discardRuleChanges reads the queued notifications of rules, and reports whether there were some.
+// discardRuleChanges discards queued rule notifications and reports whether any were queued.
 func (c *Conn) discardRuleChanges() (changed bool, err error) {
 	changed, foreign, err := c.rules.Discard(c.Port())
 	if foreign || err != nil {
@@ -161,8 +160,8 @@ func (c *Conn) discardRuleChanges() (changed bool, err error) {
 	return changed, err
 }
 
-// ForeignRuleChanges returns a number that is another one after each change of the policy rules by
-// another process: while it is the same, so are the rules that this Conn did not add.
+// ForeignRuleChanges returns a counter that increases after another process changed policy rules.
+// While the counter is constant, rules that this Conn did not add are unchanged.
 func (c *Conn) ForeignRuleChanges() (uint64, error) {
 	_, err := c.discardRuleChanges()
 	return c.foreignRuleChanges, err
@@ -211,7 +210,7 @@ func ParseRule(b []byte) (r Rule, err error) {
 			r.Extra = true
 		}
 	}
-	// Local, ICMP and a type are one selector.
+	// iif lo, the ICMP protocol and the type form one selector.
 	selected := r.LocalICMP != 0
 	r.Extra = r.Extra || icmp != selected || selected && r.Input != "lo"
 	if selected && r.Input == "lo" {

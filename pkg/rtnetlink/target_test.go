@@ -12,8 +12,8 @@ import (
 	"github.com/vipgate/vipgate/test/await"
 )
 
-// Local routes, and routes by a next hop outside of the networks of the interface, are listed as
-// written.
+// Local routes, and routes with a next hop outside the interface's connected networks, are listed
+// as written.
 func TestLocalAndOnLinkRoutes(t *testing.T) {
 	ns, c := connect(t)
 	for f, x := range map[vip.Family]struct{ prefix, hop string }{
@@ -40,7 +40,7 @@ func TestLocalAndOnLinkRoutes(t *testing.T) {
 		}
 		other := out
 		other.Link = 1
-		must(t, c.Apply(other.Delete())) // of another interface: it does not exist
+		must(t, c.Apply(other.Delete())) // a route of a different interface does not exist
 		must(t, c.Apply(local.Delete()))
 		if got, err := c.Routes(f, RouteFilter{Protocol: 118}); err != nil || len(got) != 1 || got[0] != out {
 			t.Errorf("got %+v, %v", got, err)

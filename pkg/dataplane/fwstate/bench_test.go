@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// crowd is a change that makes streams with ten targets each.
+// crowd returns a change that creates streams with ten targets each.
 func crowd(streams int, size uint32) plan.Change {
 	c := plan.Change{Base: true, VIPs: map[vip.VIP]string{}}
 	number := uint32(DefaultFirst)

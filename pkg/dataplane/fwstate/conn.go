@@ -24,27 +24,27 @@ const (
 	DefaultPriority = 90
 )
 
-// Config states which fwmarks, tables and rule priorities belong to the data plane.
+// Config defines the fwmarks, tables and rule priorities of the data plane.
 type Config struct {
-	// First is the lowest fwmark, and routing table, of a target.
+	// First is the lowest fwmark and routing table ID of a target.
 	First uint32
-	// Mask has the bits of packet and connection marks that the data plane sets.
+	// Mask selects the bits of packet and connection marks that the data plane sets.
 	Mask uint32
-	// Priority is that of the first of three policy rules in a row.
+	// Priority is the first of three consecutive policy rule priorities.
 	Priority int
-	// Conntrack is how established flows keep their targets.
+	// Conntrack selects how established flows keep their targets.
 	Conntrack Conntrack
 }
 
-// Conntrack is how established flows keep their targets.
+// Conntrack is the method by which established flows keep their targets.
 type Conntrack uint8
 
 const (
-	// ConntrackOn: by the mark of their connection, whose packets of both directions it must see.
+	// ConntrackOn uses connection marks. The kernel must see the packets of both directions.
 	ConntrackOn Conntrack = iota
-	// ConntrackOff: not at all, and the kernel does not track them.
+	// ConntrackOff disables connection tracking. Flows do not keep their targets.
 	ConntrackOff
-	// ConntrackLoose: by the packets of their clients. The kernel does not track them.
+	// ConntrackLoose remembers flows from the packets of clients, without connection tracking.
 	ConntrackLoose
 )
 
@@ -53,7 +53,7 @@ var conntrackNames = [...]string{"on", "off", "loose"}
 
 func (c Conntrack) String() string { return conntrackNames[c] }
 
-// UnmarshalText reads a name.
+// UnmarshalText parses a name.
 func (c *Conntrack) UnmarshalText(name []byte) error {
 	i := slices.Index(conntrackNames[:], string(name))
 	if i < 0 {
@@ -71,10 +71,10 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// inRange reports whether a routing table has the number of a fwmark.
+// inRange reports whether the ID of a routing table is in the fwmark range.
 func (c Config) inRange(table uint32) bool { return table >= c.First && table <= c.Mask }
 
-// Validate returns an error for values that cannot work together.
+// Validate returns an error for invalid or inconsistent values.
 func (c Config) Validate() error {
 	switch {
 	case c.First&^c.Mask != 0:
@@ -93,23 +93,23 @@ func (c Config) Validate() error {
 }
 
 // Conn is a connection to the kernel in the network namespace of the thread that called Dial.
-// It belongs to one goroutine, and keeps no record of the objects that it installs.
+// It is not safe for concurrent use, and keeps no record of installed objects.
 type Conn struct {
 	config Config
 	nft    *nlmsg.Socket // nftables and connection tracking
 	rt     *rtnetlink.Conn
-	// families are those of the kernel.
+	// families lists the families that the kernel supports.
 	families []vip.Family
-	// failedNeighbors were FAILED at the last read: the kernel resets the state when it probes again.
+	// failedNeighbors were FAILED at the last read. The kernel resets the state on each probe.
 	failedNeighbors map[neighborKey]bool
-	// others are the policy rules of other processes, once they were listed, and othersAt is what
-	// rtnetlink.Conn.ForeignRuleChanges returned before that.
+	// others caches foreign policy rules; othersAt is the value of
+	// rtnetlink.Conn.ForeignRuleChanges before they were listed.
 	others       []rtnetlink.Rule
 	othersAt     uint64
 	othersListed bool
-	// reported is what the kernel reported of the last Write.
+	// reported holds the changes that the kernel echoed during the last Write.
 	reported report
-	// transactions counts those that were committed, messages what was in them.
+	// transactions counts committed transactions, messages their messages.
 	transactions, messages uint32
 }
 
@@ -130,10 +130,11 @@ func Dial(c Config) (*Conn, error) {
 	return f, nil
 }
 
-// HasIPv6 reports whether the kernel has IPv6.
+// HasIPv6 reports whether the kernel supports IPv6.
 func (f *Conn) HasIPv6() bool { return slices.Contains(f.families, vip.IPv6) }
 
-// Transactions returns the number of committed transactions: each is a generation of the ruleset.
+// Transactions returns the number of committed transactions. Each increments the ruleset
+// generation.
 func (f *Conn) Transactions() uint32 { return f.transactions }
 
 // Close closes the sockets.

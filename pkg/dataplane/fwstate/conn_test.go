@@ -39,7 +39,7 @@ func run(t testing.TB, ns *lab.NetNS, command string) string {
 	return out
 }
 
-// openConn opens a fabric in a namespace.
+// openConn opens a connection in a namespace.
 func openConn(t testing.TB, ns *lab.NetNS, o Config) *Conn {
 	t.Helper()
 	var f *Conn
@@ -51,7 +51,7 @@ func openConn(t testing.TB, ns *lab.NetNS, o Config) *Conn {
 	return f
 }
 
-// filled returns a table of so many entries that leads to the numbers in turn.
+// filled returns a table of size entries that repeats the fwmarks in turn.
 func filled(size uint32, numbers ...uint32) []uint32 {
 	table := make([]uint32, size)
 	for i := range table {
@@ -64,7 +64,7 @@ func bothFamilies(table []uint32) [len(vip.Families)][]uint32 {
 	return [len(vip.Families)][]uint32{table, table}
 }
 
-// exampleSlots are targets of a stream with flows in both families.
+// exampleSlots returns targets of a stream with flows in both families.
 func exampleSlots(stream string, numbers ...uint32) []plan.KernelTarget {
 	var slots []plan.KernelTarget
 	for _, n := range numbers {
@@ -77,7 +77,7 @@ func exampleSlots(stream string, numbers ...uint32) []plan.KernelTarget {
 	return slots
 }
 
-// exampleMatch is what a stream forwards beside ICMP.
+// exampleMatch is a match of a stream, which also forwards ICMP.
 var exampleMatch = []plan.Port{
 	{Protocol: unix.IPPROTO_TCP, Number: 80},
 	{Protocol: unix.IPPROTO_TCP, Number: 443},
@@ -257,7 +257,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// writeBase writes a change with the rules that no target owns.
+// writeBase writes a change with the common objects and rules.
 func writeBase(f *Conn, c plan.Change) error {
 	return errors.Join(f.AddCommonRules().Err(), f.Write(c))
 }

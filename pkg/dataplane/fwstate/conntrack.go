@@ -17,11 +17,11 @@ const (
 	ctaMarkMask     = 21
 )
 
-// FlushConntrack deletes the connection tracking entries with these fwmarks, so that they can
-// be assigned to other targets.
+// FlushConntrack deletes the connection tracking entries with these fwmarks, so that the fwmarks
+// can be assigned to different targets.
 //
-// For each request the kernel walks the whole table, which takes 3 ms with 262 144 nearly empty
-// buckets: adjacent fwmarks share a request.
+// The kernel walks the whole table for each request, which takes 3 ms with 262 144 nearly empty
+// buckets. Adjacent fwmarks therefore share a request.
 func (f *Conn) FlushConntrack(fwmarks []uint32) error {
 	if f.config.Conntrack != ConntrackOn {
 		return nil
@@ -42,10 +42,11 @@ func (f *Conn) FlushConntrack(fwmarks []uint32) error {
 	return nil
 }
 
-// block is a run of numbers whose length is a power of two that divides the first.
+// block is a range of numbers whose length is a power of two that divides the first number, so
+// that a mask matches it.
 type block struct{ first, length uint32 }
 
-// blocks covers exactly these numbers by the smallest number of blocks.
+// blocks returns the minimal list of blocks that cover exactly these numbers.
 func blocks(numbers []uint32) []block {
 	var list []block
 	for _, n := range slices.Compact(slices.Sorted(slices.Values(numbers))) {

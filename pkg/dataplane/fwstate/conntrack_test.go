@@ -38,8 +38,8 @@ func TestBlocksCoverExactMarks(t *testing.T) {
 	}
 }
 
-// Entries with marks of a block are deleted; entries with marks beside it, and other bits of marks,
-// are kept.
+// Only entries with marks of a block are deleted. Adjacent marks and bits outside the mask are
+// preserved.
 func TestDeletedEntriesHaveExactMarks(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})

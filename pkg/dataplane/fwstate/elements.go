@@ -17,17 +17,18 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// listRoom bounds the elements of one message: they are one attribute, whose length has 16 bits.
+// listRoom limits the size of the elements in one message: the length of their attribute has 16
+// bits.
 const listRoom = math.MaxUint16 - 256
 
-// element is one element of a set; of a map it has a chain or data.
+// element is an element of a set, or of a map with a chain or data as value.
 type element struct {
 	key []byte
-	// chain is the target of the verdict.
+	// chain is the target of the goto verdict.
 	chain string
-	// data is the value in a map of fwmarks, which has no value 0.
+	// data is the value in a map of fwmarks; 0 is not a valid value.
 	data uint32
-	// end closes an interval.
+	// end marks the end of an interval.
 	end bool
 }
 
@@ -77,7 +78,7 @@ func keyOf(e nlmsg.Attributes) nlmsg.Attributes {
 	return e.Get(unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)
 }
 
-// chainOf returns the chain that the goto verdict of an element leads to; "" for another verdict.
+// chainOf returns the target chain of an element's goto verdict, or "" for any other verdict.
 func chainOf(e nlmsg.Attributes) string {
 	verdict := e.Get(unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VERDICT)
 	if verdict.Uint32BE(unix.NFTA_VERDICT_CODE) != gotoCode {
@@ -90,7 +91,7 @@ func endsInterval(e nlmsg.Attributes) bool {
 	return e.Uint32BE(unix.NFTA_SET_ELEM_FLAGS)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 }
 
-// dumpElements lists the elements of a set. For a set that does not exist it returns ENOENT.
+// dumpElements lists the elements of a set. It returns ENOENT for a missing set.
 func (f *Conn) dumpElements(set string, each func(e nlmsg.Attributes)) error {
 	return f.dump("elements", unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET, set, func(b nlmsg.Attributes) {
 		for _, e := range b.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
@@ -99,7 +100,8 @@ func (f *Conn) dumpElements(set string, each func(e nlmsg.Attributes)) error {
 	})
 }
 
-// readTable reads a Maglev map with size entries. Other elements belong to other processes.
+// readTable reads a Maglev map with size entries. It ignores elements outside this range, which
+// belong to other processes.
 func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
 	if size == 0 || size > plan.MaxTable {
 		return nil, conflict("map", set, fmt.Sprintf("its size is %d", size))
@@ -113,11 +115,12 @@ func (f *Conn) readTable(set string, size uint32) ([]uint32, error) {
 	return table, err
 }
 
-// tableEntry parses an element of a Maglev map, in one walk: some hundred thousand are read.
+// tableEntry parses an element of a Maglev map in one pass, because reads cover several hundred
+// thousand elements.
 func tableEntry(e nlmsg.Attributes) (x entry) {
 	for kind, value := range e.All() {
 		switch {
-		case len(value) != 8: // the value is in an attribute of its own
+		case len(value) != 8: // not a nested attribute of 4 bytes
 		case kind == unix.NFTA_SET_ELEM_KEY:
 			x.index = binary.NativeEndian.Uint32(value[4:])
 		case kind == unix.NFTA_SET_ELEM_DATA:
@@ -127,7 +130,8 @@ func tableEntry(e nlmsg.Attributes) (x entry) {
 	return x
 }
 
-// readLive reads a live map: the fwmarks of targets with their chains; nil if it does not exist.
+// readLive reads a live map, which maps fwmarks of targets to their chains; nil if it does not
+// exist.
 func (f *Conn) readLive(family vip.Family, stream string) (map[uint32]string, error) {
 	live := map[uint32]string{}
 	err := f.dumpElements(plan.LiveMap(family, stream), func(e nlmsg.Attributes) { live[keyOf(e).Uint32()] = chainOf(e) })
@@ -137,7 +141,7 @@ func (f *Conn) readLive(family vip.Family, stream string) (map[uint32]string, er
 	return live, err
 }
 
-// readHosts reads the single addresses of a map or a set with their chains, "" in a set.
+// readHosts reads the single addresses of a map with their chains, or of a set with chain "".
 func (f *Conn) readHosts(set string, each func(netip.Prefix, string)) error {
 	return f.dumpElements(set, func(e nlmsg.Attributes) {
 		if a := keyOf(e).Addr(); a.IsValid() {
@@ -146,15 +150,15 @@ func (f *Conn) readHosts(set string, each func(netip.Prefix, string)) error {
 	})
 }
 
-// bound is one end of an interval.
+// bound is a boundary of an interval.
 type bound struct {
 	at    netip.Addr
 	start int // 0 is the end
 	chain string
 }
 
-// readNets reads the prefixes of a map or a set of intervals with their chains, "" in a set.
-// Intervals that are not a prefix belong to other processes.
+// readNets reads the prefixes of an interval map with their chains, or of an interval set with
+// chain "". It ignores intervals that are not a prefix, which belong to other processes.
 func (f *Conn) readNets(set string, each func(netip.Prefix, string)) error {
 	var bounds []bound
 	err := f.dumpElements(set, func(e nlmsg.Attributes) {
@@ -185,14 +189,14 @@ func (f *Conn) readNets(set string, each func(netip.Prefix, string)) error {
 	return err
 }
 
-// prefixElements returns the elements of a VIP in a map to a chain, or in a set.
+// prefixElements returns the elements of a VIP in a map with a chain as value, or in a set.
 func prefixElements(v vip.VIP, chain string) []element {
 	p := v.Prefix()
 	list := []element{{key: p.Addr().AsSlice(), chain: chain}}
 	if p.IsSingleIP() {
 		return list
 	}
-	// An interval up to the highest address has no end.
+	// An interval that includes the highest address has no end element.
 	if end := vip.Last(p).Next(); end.IsValid() {
 		list = append(list, element{key: end.AsSlice(), end: true})
 	}
@@ -206,8 +210,8 @@ func setOf(v vip.VIP, hosts, nets [len(vip.Families)]string) string {
 	return nets[v.Family()]
 }
 
-// ReadVIPs reads the VIPs with their streams. Unless connections are tracked only untracked VIPs
-// count.
+// ReadVIPs reads the VIPs with their streams. Without connection tracking it excludes VIPs that
+// are missing in the notrack sets.
 func (f *Conn) ReadVIPs() (map[vip.VIP]string, error) {
 	chains, untracked, err := f.readVIPs()
 	vips := make(map[vip.VIP]string, len(chains))
@@ -220,7 +224,8 @@ func (f *Conn) ReadVIPs() (map[vip.VIP]string, error) {
 	return vips, err
 }
 
-// readVIPs reads the VIPs with their chains, and the untracked ones unless connections are tracked.
+// readVIPs reads the VIPs with their chains and, without connection tracking, the VIPs in the
+// notrack sets.
 func (f *Conn) readVIPs() (chains, untracked map[vip.VIP]string, err error) {
 	if chains, err = f.readVIPElements(plan.HostMaps, plan.NetMaps); err == nil && f.config.Conntrack != ConntrackOn {
 		untracked, err = f.readVIPElements(ownHosts, ownNets)
@@ -228,7 +233,7 @@ func (f *Conn) readVIPs() (chains, untracked map[vip.VIP]string, err error) {
 	return chains, untracked, err
 }
 
-// readVIPElements reads the VIPs of maps or sets with their chains. Missing ones have none.
+// readVIPElements reads the VIPs of maps or sets with their chains. A missing map or set is empty.
 func (f *Conn) readVIPElements(hosts, nets [len(vip.Families)]string) (map[vip.VIP]string, error) {
 	vips := map[vip.VIP]string{}
 	add := func(p netip.Prefix, chain string) {

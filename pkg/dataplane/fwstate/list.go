@@ -15,18 +15,18 @@ import (
 
 func nftMessage(kind uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | kind }
 
-// tableAttribute is the name of the table in nftables messages of all kinds.
+// tableAttribute holds the name of the table in all nftables messages.
 const tableAttribute = unix.NFTA_TABLE_NAME
 
-// request returns a request about the table, or about the object that an attribute names.
+// request returns a request for the object called name, or for the table if name is empty.
 func request(kind, flags, attribute uint16, name string) *nlmsg.Messages {
 	var t transaction
 	t.begin("", kind, flags, attribute, name)
 	return &t.Messages
 }
 
-// dump lists objects of one kind in the table, all or those with a name. Each is valid during the
-// call only. If the table or the name does not exist the kernel may answer with ENOENT.
+// dump lists the objects of one kind in the table, filtered by name unless it is empty. Each
+// object is valid during the call only. The kernel may return ENOENT for a missing table or name.
 func (f *Conn) dump(what string, kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
 	_, err := f.nft.Dump(request(kind, unix.NLM_F_DUMP, attribute, name), func(data []byte) {
 		// Kernels that ignore the filter list the objects of all tables.
@@ -40,7 +40,7 @@ func (f *Conn) dump(what string, kind, attribute uint16, name string, each func(
 	return nil
 }
 
-// list is dump for objects that may not exist.
+// list is like dump, but ignores ENOENT.
 func (f *Conn) list(what string, kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
 	if err := f.dump(what, kind, attribute, name, each); !errors.Is(err, unix.ENOENT) {
 		return err
@@ -48,7 +48,7 @@ func (f *Conn) list(what string, kind, attribute uint16, name string, each func(
 	return nil
 }
 
-// get reads one object by its name; nil if it does not exist.
+// get reads one object by name; nil if it does not exist.
 func get[T any](f *Conn, kind, attribute uint16, name string, parse func(nlmsg.Attributes) T) (*T, error) {
 	data, err := f.nft.Get(request(kind, 0, attribute, name))
 	if errors.Is(err, unix.ENOENT) {
@@ -61,18 +61,18 @@ func get[T any](f *Conn, kind, attribute uint16, name string, parse func(nlmsg.A
 	return &x, nil
 }
 
-// rule is a rule as the kernel has it.
+// rule is a rule read from the kernel.
 type rule struct {
 	chain   string
 	handle  uint64
 	comment string
 	normal  []byte
-	// packets and bytes are those of the first counter, size and seed of the first hash.
+	// packets and bytes come from the first counter, size and seed from the first hash.
 	packets, bytes uint64
 	size, seed     uint32
 }
 
-// owned reports whether a rule belongs to the data plane, by its comment.
+// owned reports whether the comment of a rule identifies it as the data plane's.
 func (r rule) owned() bool {
 	if strings.HasPrefix(r.chain, plan.TargetPrefix) {
 		return strings.Contains(r.comment, "/")
@@ -80,7 +80,7 @@ func (r rule) owned() bool {
 	return strings.HasPrefix(r.comment, ruleComment)
 }
 
-// sameRules reports whether the data plane's rules of a chain are the given ones.
+// sameRules reports whether the data plane's rules among have equal want.
 func sameRules(have []rule, want []ruleSpec) bool {
 	owned := slices.DeleteFunc(slices.Clone(have), func(r rule) bool { return !r.owned() })
 	return slices.EqualFunc(owned, want, func(h rule, w ruleSpec) bool {
@@ -116,10 +116,11 @@ func parseRule(b nlmsg.Attributes) rule {
 	return r
 }
 
-// commentType is the type of a comment in the user data of nft: type 0, length, text, zero byte.
+// commentType is the type of a comment in nft user data: type 0, length, NUL-terminated text.
 const commentType = 0
 
-// comment reads user data of any process: userdata.Get panics for a length beyond its end.
+// comment parses the comment from user data, which may be malformed if another process wrote it:
+// userdata.Get panics for a length beyond the end.
 func comment(userdata []byte) string {
 	for len(userdata) >= 2 && len(userdata) >= 2+int(userdata[1]) {
 		value := userdata[2 : 2+int(userdata[1])]

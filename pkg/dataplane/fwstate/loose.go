@@ -11,34 +11,33 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// With [ConntrackLoose] the rules of a stream remember the target of each flow with ports in a map
-// of the packet path, from the first packet of the client on. Connection tracking cannot do that
-// if it sees the packets of the client only: after a SYN without a SYN-ACK it takes the rest of the
-// flow for invalid.
+// With [ConntrackLoose] the rules of a stream store the target of each flow with ports in a map
+// that the packet path updates, starting with the client's first packet. Connection tracking
+// cannot be used if the kernel sees only the client's packets: after a SYN without a SYN-ACK it
+// classifies the rest of the flow as invalid.
 //
-// A value is the fwmark of the target, with a bit for a flow that is closing. Elements that lead to
-// a target that is gone are harmless: its fwmark is in no live map, and the next packet replaces
-// them.
+// A value is the fwmark of the target, with a bit for a closing flow. Elements of a removed target
+// are harmless: no live map contains its fwmark, and the next packet replaces the element.
 
-// flowMaps are the maps of flows, by family.
+// flowMaps holds the names of the flow maps, by family.
 var flowMaps = [...]string{"flows4", "flows6"}
 
-// maxFlows bounds the flows of one family that are remembered. More go by the Maglev map alone.
+// maxFlows limits the stored flows of one family. Flows beyond the limit use only the Maglev map.
 const maxFlows = 1 << 18
 
-// Times after which a flow without packets from its client is forgotten.
+// Timeouts of flows without packets from their client.
 const (
-	// establishedTimeout is that of RFC 5382, REQ-5: more than the two hours of TCP keepalive.
+	// establishedTimeout follows RFC 5382, REQ-5: it exceeds the two hours of TCP keepalive.
 	establishedTimeout = 2*time.Hour + 4*time.Minute
-	// shortTimeout is that of RFC 4787, REQ-5: for UDP and SCTP, before the second packet of a TCP
-	// client, and after its FIN or RST.
+	// shortTimeout follows RFC 4787, REQ-5. It applies to UDP and SCTP, before the second packet of
+	// a TCP client, and after its FIN or RST.
 	shortTimeout = 2 * time.Minute
 )
 
 // dynsetDelete is NFT_DYNSET_OP_DELETE.
 const dynsetDelete = 2
 
-// flagsAt is the offset of the flags in a TCP header (RFC 9293), with FIN, SYN and RST.
+// flagsAt is the offset of the flags in a TCP header (RFC 9293).
 const (
 	flagsAt = 13
 	tcpFIN  = 0x01
@@ -46,10 +45,11 @@ const (
 	tcpRST  = 0x04
 )
 
-// flowSize is the length of a key: two addresses, the protocol, two ports, each in its registers.
+// flowSize returns the length of a key: two addresses, the protocol and two ports, each padded to
+// full registers.
 func flowSize(f vip.Family) uint32 { return 4 * (2*words(f) + 3) }
 
-// flowFlags make a map that rules change.
+// flowFlags are the flags of a map that rules update.
 const flowFlags = unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
 
 func flowSpec(f vip.Family) setSpec {
@@ -63,14 +63,15 @@ func flowSpec(f vip.Family) setSpec {
 	}
 }
 
-// closing is the bit of values of flows whose client sent a FIN or RST. It is never in a fwmark.
+// closing is set in the values of flows whose client sent a FIN or RST. No fwmark contains this
+// bit.
 const closing = 1 << 31
 
-// flowRegisters are those of a rule for flows, behind the loaded flow.
+// flowRegisters holds the registers that follow the loaded flow in a flow rule.
 //
-// As in hashAndLookup nft must not see the value of a map used as a key or as data. So it is
-// copied, with the word before it, onto a register of which nft believes that it has the packet's
-// mark.
+// As in hashAndLookup, nft must not see a map value used as a key or as data. The value is copied,
+// together with the preceding word, so that it overwrites a register that nft still tracks as the
+// packet's mark.
 type flowRegisters struct{ last, value, copied, mark, other uint32 }
 
 func registersOf(f vip.Family) flowRegisters {
@@ -82,7 +83,7 @@ func bitwise(from, to, mask, xor uint32) expr.Any {
 	return &expr.Bitwise{SourceRegister: from, DestRegister: to, Len: 4, Mask: markKey(mask), Xor: markKey(xor)}
 }
 
-// find loads the value of a key in a map of fwmarks as the mark.
+// find looks up a key in a map of fwmarks and loads the value into the mark register.
 func (r flowRegisters) find(key uint32, set string) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: r.mark},
@@ -94,14 +95,14 @@ func (r flowRegisters) find(key uint32, set string) []expr.Any {
 	}
 }
 
-// change changes the element of the loaded flow; its data is the mark.
+// change updates or deletes the element of the loaded flow, with the mark register as data.
 func (r flowRegisters) change(f vip.Family, operation uint32, timeout time.Duration) expr.Any {
 	return &expr.Dynset{
 		SrcRegKey: register(0), SrcRegData: r.mark, SetName: flowMaps[f], Operation: operation, Timeout: timeout,
 	}
 }
 
-// live goes to the chain of the target in the mark, if the live map has it.
+// live goes to the chain of the target in the mark register, if the live map contains it.
 func (r flowRegisters) live(f vip.Family, stream string) []expr.Any {
 	return []expr.Any{
 		bitwise(r.mark, r.other, closing-1, 0),
@@ -111,7 +112,7 @@ func (r flowRegisters) live(f vip.Family, stream string) []expr.Any {
 	}
 }
 
-// tcpFlags matches TCP packets with one of the flags, or with none of them.
+// tcpFlags matches TCP packets with any of the flags set, or with all of them clear.
 func tcpFlags(flags byte, op expr.CmpOp) []expr.Any {
 	r := register(0)
 	return []expr.Any{
@@ -123,8 +124,8 @@ func tcpFlags(flags byte, op expr.CmpOp) []expr.Any {
 	}
 }
 
-// flowRules returns the rules for flows that are remembered: of TCP that neither opens nor closes,
-// which is most packets, of TCP that closes, of the rest, and of ICMP errors.
+// flowRules returns the rules for stored flows, in this order: established TCP, which is most
+// packets; closing TCP; all other packets with ports; and ICMP errors.
 func flowRules(f vip.Family, stream string) []ruleSpec {
 	r := registersOf(f)
 	rule := func(comment string, flow []expr.Any, refresh ...expr.Any) ruleSpec {
@@ -147,8 +148,8 @@ func flowRules(f vip.Family, stream string) []ruleSpec {
 	}
 }
 
-// rememberRule returns the rule that finds the target of a new flow, and remembers it. Where that
-// fails, the next rule finds the target.
+// rememberRule returns the rule that selects the target of a new flow and stores it. If the update
+// fails, for example in a full map, the next rule selects the target.
 func rememberRule(f vip.Family, s *plan.KernelStream, table string) ruleSpec {
 	r := registersOf(f)
 	hash := &expr.Hash{
@@ -157,7 +158,7 @@ func rememberRule(f vip.Family, s *plan.KernelStream, table string) ruleSpec {
 	}
 	return newRule(ruleComment+"new flows, by @"+table, slices.Concat(
 		ofFamily(f), ported(false), outer(f, true), []expr.Any{hash}, r.find(r.other, table),
-		// Also the flow of a target that is gone.
+		// Delete first, because the flow may have an element with a removed target.
 		[]expr.Any{r.change(f, dynsetDelete, 0), r.change(f, unix.NFT_DYNSET_OP_UPDATE, shortTimeout)},
 		r.live(f, s.Name))...)
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// remote is a TCP flow to a target that answers through another pod.
+// remote is a TCP flow to a target that replies through a different pod.
 type remote struct {
 	family vip.Family
 	conn   net.Conn
@@ -48,7 +48,7 @@ func (r *remote) open(x *topology, port uint16) error {
 	})
 }
 
-// fetch has the target send n bytes.
+// fetch makes the target send n bytes.
 func (r remote) fetch(n int64) error {
 	if _, err := fmt.Fprintln(r.conn, n); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (r remote) fetch(n int64) error {
 	return err
 }
 
-// serveWith makes these targets the only ones of new flows; the others drain.
+// serveWith restricts new flows to these targets and drains all remaining ones.
 func (x *topology) serveWith(t *testing.T, fwmarks ...uint32) {
 	t.Helper()
 	f := x.fabrics[0]
@@ -67,7 +67,7 @@ func (x *topology) serveWith(t *testing.T, fwmarks ...uint32) {
 	must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: x.stream, Observed: now}}}))
 }
 
-// answerThrough has the targets send everything to another pod than the one of the requests.
+// answerThrough makes the targets send all replies through the given pod.
 func (x *topology) answerThrough(t *testing.T, pod int) {
 	t.Helper()
 	for _, g := range x.targets {
@@ -76,8 +76,7 @@ func (x *topology) answerThrough(t *testing.T, pod int) {
 	}
 }
 
-// TestRepliesThroughAnotherPod has a pod that sees no packet of a target. Flows stay with targets
-// that drain, and end with them.
+// A pod that sees no packets of targets keeps flows on draining targets until the drain ends.
 func TestRepliesThroughAnotherPod(t *testing.T) {
 	x := newTopology(t, 2, 3, ConntrackLoose)
 	x.answerThrough(t, 1)
@@ -123,8 +122,7 @@ func TestRepliesThroughAnotherPod(t *testing.T) {
 			t.Errorf("a new %s flow went to %s, which drains", family, got)
 		}
 	}
-	// What a target must send in smaller packets it learns from ICMP errors, which have the flow
-	// inside.
+	// The target learns the path MTU from ICMP errors, which contain a packet of the flow.
 	run(t, x.router, "ip link set client mtu 1300")
 	check("a path with a small MTU", 200_000, nil)
 
@@ -150,7 +148,7 @@ func TestRepliesThroughAnotherPod(t *testing.T) {
 		t.Errorf("the kernel tracks connections:\n%s", out)
 	}
 
-	// The end of a drain: flows of the target go to others, and stay with these.
+	// After a drain the flows of the target move to serving targets and remain there.
 	gone := x.targets[1].slot
 	gone.Flows = [len(vip.Families)]bool{}
 	must(t, x.fabrics[0].Write(plan.Change{Targets: []plan.KernelTarget{gone}}))
@@ -168,7 +166,7 @@ func TestRepliesThroughAnotherPod(t *testing.T) {
 	check("all others serve", 10, map[string]string{"t1": "t0"})
 }
 
-// checkThroughVIP connects from the first pod to VIPs with the fwmark of a target, as checks do.
+// checkThroughVIP connects from the first pod to VIPs with a target's fwmark, like a health check.
 func (x *topology) checkThroughVIP(t *testing.T) {
 	t.Helper()
 	d := net.Dialer{Timeout: patience, Control: func(_, _ string, c syscall.RawConn) error {
@@ -187,7 +185,7 @@ func (x *topology) checkThroughVIP(t *testing.T) {
 	}
 }
 
-// remembered reports whether a list of flows has one from this port of the client.
+// remembered reports whether a flow list contains a flow from this client port.
 func remembered(list string, port int, expires, fwmark string) bool {
 	flow := fmt.Sprintf(`tcp \. %d \. %d [^,]* expires %s[^,]*: %s`, port, estatePort, expires, fwmark)
 	return regexp.MustCompile(flow).MatchString(list)
@@ -257,7 +255,7 @@ func (x *topology) eventually(t *testing.T, condition func() error) {
 	must(t, lab.Eventually(ctx, 10*time.Millisecond, condition))
 }
 
-// TestFullFlowMapForwards: what cannot be remembered goes by the table.
+// Flows beyond the size of the flow map use the Maglev table.
 func TestFullFlowMapForwards(t *testing.T) {
 	x := newTopology(t, 1, 2, ConntrackLoose)
 	run(t, x.pods[0], `nft 'delete table inet vipgate-lb; add table inet vipgate-lb

@@ -10,11 +10,11 @@ import (
 	"github.com/vipgate/vipgate/pkg/nlmsg"
 )
 
-// A stream with a match has a set of protocols with ports, for both families, and two rules at
-// the beginning of its chain that drop and count what is not in the set. They precede the lookup
-// of the connection mark, so that they concern established flows, too. They are part of the
-// stream's chain rather than elements for each VIP: their cost does not depend on VIPs, and
-// streams without a match do not have them.
+// A stream with a match has a set of protocols and ports for both families, and two rules at the
+// start of its chain that drop and count packets outside the set. The rules precede the connection
+// mark lookup, so they also apply to established flows. They are rules of the stream's chain, not
+// elements per VIP: their cost is independent of the number of VIPs, and streams without a match
+// omit them.
 
 // Comments of the rules of a match.
 const (
@@ -22,17 +22,17 @@ const (
 	portsComment     = ruleComment + "ports that do not match"
 )
 
-// portKey is the size of a protocol and a port, each in a register.
+// portKey is the key size of a protocol and a port, each in a register.
 const portKey = 8
 
 func matchSpec(stream string) setSpec {
-	// With its size the kernel picks an array of hash buckets. In a transaction the set may have
-	// the old and the new ports.
+	// With a size the kernel selects a fixed array of hash buckets. During a transaction the set may
+	// contain both the old and the new ports.
 	return setSpec{name: plan.MatchSet(stream), keyType: typePort, keySize: portKey, size: 2 * plan.MaxMatch}
 }
 
-// matchRules returns the rules that drop what a stream does not forward. Packets that are too short
-// for ports, and so pass the second one, find no target: they belong to no flow, and have no hash.
+// matchRules returns the rules that drop packets outside the match. A packet too short for ports
+// passes the second rule, but reaches no target: it has no flow key and no hash.
 func matchRules(stream string) []ruleSpec {
 	protocol := func(r uint32) expr.Any { return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(r)} }
 	drop := func(comment string, expressions ...expr.Any) ruleSpec {
@@ -58,8 +58,8 @@ func portElements(ports []plan.Port) []element {
 	return list
 }
 
-// readMatch reads the ports of a set; nil if r has no such set. One of another kind counts as
-// missing; Write reports the conflict.
+// readMatch reads the ports of a set; nil if r does not contain the set. A set of a different type
+// is treated as missing; Write reports the conflict.
 func (f *Conn) readMatch(stream string, r *ruleset) ([]plan.Port, error) {
 	spec := matchSpec(stream)
 	if got, ok := r.sets[spec.name]; !ok || spec.mismatch(got) != "" {
@@ -68,7 +68,7 @@ func (f *Conn) readMatch(stream string, r *ruleset) ([]plan.Port, error) {
 	return f.readPorts(stream)
 }
 
-// readPorts reads the ports of a set that exists.
+// readPorts reads the ports of an existing set.
 func (f *Conn) readPorts(stream string) ([]plan.Port, error) {
 	ports := []plan.Port{}
 	err := f.dumpElements(plan.MatchSet(stream), func(e nlmsg.Attributes) {
@@ -80,13 +80,13 @@ func (f *Conn) readPorts(stream string) ([]plan.Port, error) {
 	return ports, err
 }
 
-// changeMatch changes the ports of a set that exists.
+// changeMatch changes the ports of an existing set.
 func (t *transaction) changeMatch(stream string, have, want []plan.Port) {
 	t.removeElements(plan.MatchSet(stream), portElements(plan.MissingPorts(want, have)))
 	t.addElements(plan.MatchSet(stream), portElements(plan.MissingPorts(have, want)))
 }
 
-// createMatch creates the set of a stream with a match, unless r has it.
+// createMatch creates the set of a stream with a match, unless r contains it.
 func (t *transaction) createMatch(want *plan.KernelStream, r *ruleset) {
 	if spec := matchSpec(want.Name); want.Match != nil && !r.has(spec.name) {
 		t.addSet(spec)
@@ -115,8 +115,8 @@ func (w *changeWriter) streamMatch(want *plan.KernelStream, r *ruleset) error {
 	return nil
 }
 
-// ReadUnmatched reads how many packets the matches of streams dropped since their chains were last
-// written.
+// ReadUnmatched returns the number of packets that the match of each stream dropped since its
+// chain was last written.
 func (f *Conn) ReadUnmatched(streams []string) (map[string]uint64, error) {
 	dropped := make(map[string]uint64, len(streams))
 	for _, stream := range streams {

@@ -16,7 +16,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// match has the first pod forward these ports only; nil is all packets.
+// match restricts the first pod to these ports; nil forwards all packets.
 func (x *topology) match(t *testing.T, ports ...plan.Port) {
 	t.Helper()
 	f := x.fabrics[0]
@@ -27,7 +27,7 @@ func (x *topology) match(t *testing.T, ports ...plan.Port) {
 	mustHave(t, f, x.stream)
 }
 
-// counts returns how many packets the first pod dropped for their ports, and forwarded.
+// counts returns the number of packets that the first pod dropped by match and forwarded.
 func (x *topology) counts(t *testing.T) (dropped, forwarded uint64) {
 	t.Helper()
 	drops, err := x.fabrics[0].ReadUnmatched([]string{"web"})
@@ -40,8 +40,8 @@ func (x *topology) counts(t *testing.T) (dropped, forwarded uint64) {
 	return drops["web"], forwarded
 }
 
-// counted sends packets, and waits until each of them was dropped, or forwarded. Connections may
-// still send: at least as many are forwarded.
+// counted sends packets and waits until each was dropped or forwarded. Open connections may send
+// more, so forwarded is a minimum.
 func (x *topology) counted(t *testing.T, what string, dropped, forwarded uint64, send func() error) {
 	t.Helper()
 	d, n := x.counts(t)
@@ -106,14 +106,14 @@ func TestMatchForwardsItsPortsOnly(t *testing.T) {
 			}
 			x.ping(t, family)
 			x.counted(t, "UDP to another port", 1, 0, sendUDP(to, estatePort+1))
-			// No target answers it: the client would send an ICMP error to what reaches no socket.
+			// No target replies: the client would send an ICMP error for a packet without a socket.
 			sctp := sendRaw(unix.IPPROTO_SCTP, to, 0x20, 0, estatePort>>8, estatePort&0xff, 0, 0, 0, 0, 0, 0, 0, 0)
 			x.counted(t, "SCTP", 0, 1, sctp)
 			x.counted(t, "SCTP to another port", 1, 0, sendRaw(unix.IPPROTO_SCTP, to,
 				0x20, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0))
 			x.counted(t, "TCP to another port", 1, 0, sendRaw(unix.IPPROTO_TCP, to,
 				0x20, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 2, 0, 0, 0, 0, 0, 0))
-			// What lies where ports would be is the port of the match.
+			// The bytes at the offset of the port equal the port of the match.
 			x.counted(t, "GRE", 1, 0, sendRaw(unix.IPPROTO_GRE, to, 0, 0, estatePort>>8, estatePort&0xff))
 			x.counted(t, "GRE that is too short for ports", 1, 0, sendRaw(unix.IPPROTO_GRE, to, 0))
 			x.counted(t, "TCP that is too short for ports", 0, 1, func() error {
@@ -140,7 +140,7 @@ func TestMatchOfPrefixVIPs(t *testing.T) {
 	}
 }
 
-// A match that is added, changed and removed concerns flows of other ports only.
+// Adding, changing and removing a match affects only flows of unmatched ports.
 func TestMatchChangesUnderFlows(t *testing.T) {
 	x := newTopology(t, 1, 3, ConntrackOn)
 	send := func(family vip.Family) func() error { return func() error { return sendFrom(family, 20000, 1) } }
@@ -160,7 +160,7 @@ func TestMatchChangesUnderFlows(t *testing.T) {
 				}
 			}
 		}
-		// Other flows move to the first target, and known ones do not.
+		// New flows move to the first target, established ones do not.
 		x.stream.Tables = bothFamilies(filled(estateSize, 5000))
 		x.match(t, tcpPort)
 		flows(false)

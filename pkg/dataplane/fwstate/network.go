@@ -30,8 +30,8 @@ func (f *Conn) Links() ([]plan.Link, error) {
 	return links, err
 }
 
-// ReadNetwork reads links, addresses and neighbors. A failed neighbor that is probed again stays
-// failed until it answers.
+// ReadNetwork reads links, addresses and neighbors. A failed neighbor remains failed during a new
+// probe until it responds.
 func (f *Conn) ReadNetwork() (*plan.Network, error) {
 	n := &plan.Network{LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{}}
 	var err error
@@ -85,17 +85,17 @@ func (f *Conn) ReadNetwork() (*plan.Network, error) {
 	return n, nil
 }
 
-// isLocalRoute reports whether a route delivers packets to this host that are not addressed to its
-// addresses. The kernel adds the local routes of addresses.
+// isLocalRoute reports whether a route delivers packets locally and was not added by the kernel
+// for an address.
 func isLocalRoute(r rtnetlink.Route) bool {
 	return r.Table == unix.RT_TABLE_LOCAL && r.Type == unix.RTN_LOCAL && r.Protocol != unix.RTPROT_KERNEL
 }
 
-// maxSolicited bounds the neighbors that are probed at once: of more, a random subset.
+// maxSolicited limits the neighbors probed in one call. Map iteration selects a random subset.
 const maxSolicited = 256
 
-// SolicitNeighbors makes the kernel probe FAILED neighbors, as if it had a packet for them. Without
-// packets the kernel never does so, and keeps the state FAILED forever while the table is small.
+// SolicitNeighbors triggers probes of FAILED neighbors. Without packets to them the kernel never
+// probes them, and it keeps the entries FAILED indefinitely while the table is small.
 func (f *Conn) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
 	var probes []rtnetlink.Request
 	for key := range f.failedNeighbors {
@@ -108,7 +108,7 @@ func (f *Conn) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
 		return fmt.Errorf("failed to probe %d failed neighbors: %w", len(probes), err)
 	}
 	for _, err := range rejected {
-		// A removed entry needs no probe.
+		// The entry was removed since it was read.
 		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
 			return err
 		}
@@ -119,9 +119,9 @@ func (f *Conn) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
 // documentationAddresses are never local (RFC 5737, RFC 3849).
 var documentationAddresses = [...]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
 
-// ResolveNextHop returns the next hop of a packet with a fwmark, by a route lookup in the
-// kernel: the result of all rules and routes. It is invalid if the packet is dropped or uses
-// the table of another fwmark.
+// ResolveNextHop returns the next hop of a packet with a fwmark from a kernel route lookup, which
+// evaluates all rules and routes. It is invalid if the packet is dropped or uses a different
+// table.
 func (f *Conn) ResolveNextHop(fwmark uint32, family vip.Family) (netip.Addr, error) {
 	if family == vip.IPv6 && !f.HasIPv6() {
 		return netip.Addr{}, nil
@@ -133,7 +133,7 @@ func (f *Conn) ResolveNextHop(fwmark uint32, family vip.Family) (netip.Addr, err
 	return r.NextHop, nil
 }
 
-// DefaultRouteLink returns the interface through which packets without a fwmark leave, 0 for none.
+// DefaultRouteLink returns the index of the egress interface of packets without a fwmark, or 0.
 func (f *Conn) DefaultRouteLink() (int, error) {
 	r, err := f.lookupRoute(vip.IPv4, 0)
 	if err != nil || r.Type != unix.RTN_UNICAST {
@@ -142,7 +142,7 @@ func (f *Conn) DefaultRouteLink() (int, error) {
 	return r.Link, nil
 }
 
-// lookupRoute looks up the route of a packet with a fwmark; the zero Route if it is dropped.
+// lookupRoute returns the route of a packet with a fwmark; the zero Route if it is dropped.
 func (f *Conn) lookupRoute(family vip.Family, fwmark uint32) (rtnetlink.Route, error) {
 	r, err := f.rt.Lookup(documentationAddresses[family], fwmark)
 	if rejected, ok := errors.AsType[*nlmsg.Error](err); ok {

@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Names of the nftables objects that belong to no stream.
+// Names of the common nftables objects.
 const (
 	preroutingChain = "prerouting"
 	notrackChain    = "notrack"
@@ -19,11 +19,11 @@ const (
 	portedSet       = "ported"
 )
 
-// commonChains are those that no stream owns; all but the first are without connection tracking.
+// commonChains lists the common chains. All but the first exist without connection tracking only.
 var commonChains = []string{preroutingChain, notrackChain, outputChain, defragmentChain}
 
-// ruleComment begins the comments of the data plane's rules, except those of targets, whose
-// comment is a [plan.Label]. A rule without belongs to another process.
+// ruleComment is the comment prefix of the data plane's rules, except target rules, whose comment
+// is a [plan.Label]. A rule without this prefix belongs to another process.
 const ruleComment = "vipgate: "
 
 // Names by family.
@@ -36,7 +36,7 @@ var (
 
 // ConflictError reports an object of another process whose name the data plane needs.
 type ConflictError struct {
-	// Object is the object as an operator finds it, such as "map inet vipgate-lb vip4".
+	// Object names the object in nft syntax, such as "map inet vipgate-lb vip4".
 	Object string
 	// Detail is the difference.
 	Detail string
@@ -44,7 +44,7 @@ type ConflictError struct {
 
 func (e *ConflictError) Error() string { return e.Object + " belongs to another process: " + e.Detail }
 
-// conflict returns a [ConflictError] about an object in the table, unless detail is empty.
+// conflict returns a [ConflictError] for an object in the table, or nil if detail is empty.
 func conflict(kind, name, detail string) error {
 	if detail == "" {
 		return nil
@@ -52,24 +52,24 @@ func conflict(kind, name, detail string) error {
 	return &ConflictError{Object: kind + " inet " + plan.TableName + " " + name, Detail: detail}
 }
 
-// Kinds of data in sets (struct nft_set, NFTA_SET_DATA_TYPE).
+// dataVerdict is the verdict type of NFTA_SET_DATA_TYPE (NFT_DATA_VERDICT).
 const dataVerdict = 0xffffff00
 
-// setSpec describes a set or a map. The numbers of types are for the lists of nft only.
+// setSpec describes a set or a map. Only nft's listing uses the type numbers.
 type setSpec struct {
 	name             string
 	flags            uint32
 	keyType, keySize uint32
 	dataType, data   uint32
 	size             uint32
-	// fixed are the elements of a set that never change.
+	// fixed holds the constant elements of a set.
 	fixed []byte
 }
 
-// concatBits are the bits of each type in a concatenation.
+// concatBits is the number of bits per type in a concatenation.
 const concatBits = nftables.SetConcatTypeBits
 
-// Types of nft.
+// nft types.
 var (
 	typeMark    = nftables.TypeMark.GetNFTMagic()
 	typeProto   = nftables.TypeInetProto.GetNFTMagic()
@@ -81,14 +81,14 @@ var (
 )
 
 func maglevSpec(f vip.Family, stream string, size uint32) setSpec {
-	// With its size the kernel picks an array of hash buckets of that size.
+	// With a size the kernel selects a fixed array of as many hash buckets.
 	return setSpec{
 		name: plan.MaglevMap(f, stream), flags: unix.NFT_SET_MAP, keyType: typeMark, keySize: 4,
 		dataType: typeMark, data: 4, size: size,
 	}
 }
 
-// shadowMap names the map that replaces a Maglev map while it is resized.
+// shadowMap returns the name of the map that replaces a Maglev map during a resize.
 func shadowMap(f vip.Family, stream string) string { return shadowMaps[f] + stream }
 
 func shadowSpec(f vip.Family, stream string, size uint32) setSpec {
@@ -98,15 +98,15 @@ func shadowSpec(f vip.Family, stream string, size uint32) setSpec {
 }
 
 func liveSpec(f vip.Family, stream string) setSpec {
-	// Without its size the kernel picks a hash table that grows with the targets. When a target comes
-	// the kernel validates the whole ruleset (Linux 6.18): for each VIP it visits every bucket of this
-	// map, as often as rules refer to it.
+	// Without a size the kernel selects a hash table that grows with the targets. When a target is
+	// added, the kernel validates the whole ruleset (Linux 6.18): for each VIP it visits every bucket
+	// of this map once per referencing rule, so a large fixed array would be slow.
 	return setSpec{
 		name: plan.LiveMap(f, stream), flags: unix.NFT_SET_MAP, keyType: typeMark, keySize: 4, dataType: dataVerdict,
 	}
 }
 
-// commonSets are the sets that no stream owns.
+// commonSets returns the common sets and maps.
 func (f *Conn) commonSets() []setSpec {
 	specs := []setSpec{{
 		name: portedSet, keyType: typeProto, keySize: 1,
@@ -129,15 +129,15 @@ func (f *Conn) commonSets() []setSpec {
 			set(ownNets[family], unix.NFT_SET_INTERVAL, 0, 0)
 		}
 	}
-	// Errors with a packet in them: destination unreachable, time exceeded, parameter
-	// problem (RFC 792), and packet too big in between (RFC 4443).
+	// ICMP errors that contain a packet: destination unreachable, time exceeded and parameter
+	// problem (RFC 792), and additionally packet too big for ICMPv6 (RFC 4443).
 	return append(specs,
 		setSpec{name: errorSets[vip.IPv4], keyType: typeICMP[vip.IPv4], keySize: 1, fixed: []byte{3, 11, 12}},
 		setSpec{name: errorSets[vip.IPv6], keyType: typeICMP[vip.IPv6], keySize: 1, fixed: []byte{1, 2, 3, 4}},
 	)
 }
 
-// mismatch returns how a set differs from its description, "" if it does not.
+// mismatch returns the difference between a set and its description, or "".
 func (s setSpec) mismatch(got setSpec) string {
 	const kinds = unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL | unix.NFT_SET_ANONYMOUS | unix.NFT_SET_CONSTANT |
 		unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL | nftables.NFT_SET_CONCAT
@@ -152,7 +152,7 @@ func (s setSpec) mismatch(got setSpec) string {
 	return ""
 }
 
-// chainSpec describes a chain; without a type it has no hook.
+// chainSpec describes a chain. A chain without a type (kind) has no hook.
 type chainSpec struct {
 	name     string
 	kind     string
@@ -171,13 +171,13 @@ func (f *Conn) baseChains() []chainSpec {
 	}
 	notrack := base
 	notrack.name, notrack.priority = notrackChain, int32(*nftables.ChainPriorityRaw)
-	// This host's own packets to VIPs, such as those of checks: replies pass the other chain.
+	// Locally generated packets to VIPs, such as health checks. Replies pass the notrack chain.
 	output := notrack
 	output.name, output.hook = outputChain, unix.NF_INET_LOCAL_OUT
 	return []chainSpec{base, notrack, output, {name: defragmentChain}}
 }
 
-// mismatch returns how a chain differs from its description, "" if it does not.
+// mismatch returns the difference between a chain and its description, or "".
 func (c chainSpec) mismatch(got chainSpec) string {
 	switch {
 	case c.kind == "" && got.kind != "":

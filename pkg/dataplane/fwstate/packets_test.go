@@ -77,7 +77,7 @@ func TestFragmentsFollowFlow(t *testing.T) {
 
 func TestPathMTUDiscoveryThroughAnyPod(t *testing.T) {
 	eachMode(t, 2, 3, func(t *testing.T, x *topology, _ Conntrack) {
-		// The client does not know that its link takes no more.
+		// The client has not learned the MTU of its link.
 		run(t, x.router, "ip link set client mtu 1300")
 		for name, pod := range map[string]int{"the pod of the flow": 0, "a pod that never saw the flow": 1} {
 			t.Run(name, func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestPathMTUDiscoveryThroughAnyPod(t *testing.T) {
 					}
 				}
 				for _, g := range x.targets {
-					// What they learned is of no use for the next part.
+					// Discard the learned path MTU before the next part.
 					run(t, g.ns, "ip route flush cache; ip -6 route flush cache")
 				}
 			})
@@ -134,8 +134,8 @@ func TestFlowsSurviveTableChange(t *testing.T) {
 		if mode == ConntrackOff {
 			return
 		}
-		// A target whose flows no longer live loses them, and a number that is forgotten
-		// is in no entry of connection tracking.
+		// A target outside the live map loses its flows, and connection tracking has no entry with a
+		// removed fwmark.
 		gone := x.targets[1].slot
 		gone.Flows = [len(vip.Families)]bool{}
 		must(t, f.Write(plan.Change{Targets: []plan.KernelTarget{gone}}))
@@ -199,7 +199,7 @@ func TestPacketsWithoutRouteAreDropped(t *testing.T) {
 				}))
 				cancel()
 			}
-			// What came in was answered before the next that came in.
+			// Each request was answered before the next one arrived.
 			run(t, x.pods[0], "true; "+commands[1])
 			for _, s := range x.slots() {
 				for n, err := range x.fabrics[0].AddRoutes([]plan.KernelTarget{s}, true) {
@@ -219,8 +219,8 @@ func TestPacketsWithoutRouteAreDropped(t *testing.T) {
 	}
 }
 
-// A first trial had no disagreement: the target of a flow depends on nothing but the
-// flow, the size, the seed and the table.
+// All pods select the same target: it depends only on the flow, the size, the seed and the
+// table.
 func TestPodsAgreeOnFlows(t *testing.T) {
 	x := newTopology(t, 2, 3, ConntrackOn)
 	const first, flows = 10_000, 10_000
@@ -229,7 +229,7 @@ func TestPodsAgreeOnFlows(t *testing.T) {
 		for pod := range x.pods {
 			x.through(t, pod)
 			for port := uint16(30000); port < 30020; port++ {
-				x.ask(t, family, port, 10) // has neighbours found
+				x.ask(t, family, port, 10) // resolves the neighbors
 			}
 			for _, g := range x.targets {
 				g.mu.Lock()

@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
-// probeTable is added and deleted in one transaction, so that no process sees it.
+// probeTable is added and deleted in one transaction, so it is never visible to other processes.
 const probeTable = plan.TableName + "-probe"
 
 // kernelFeature is an nftables expression, its module, and the consequence of its absence.
@@ -31,7 +31,7 @@ func (f *Conn) missing(parts ...kernelFeature) []plan.Problem {
 	return problems
 }
 
-// MissingModules probes the kernel for the features of the data plane.
+// MissingModules probes the kernel for the features that the data plane requires.
 func (f *Conn) MissingModules() []plan.Problem {
 	if problems := f.missing(kernelFeature{"nf_tables", "nftables of the family inet do not work", nil}); problems != nil {
 		return problems
@@ -41,7 +41,7 @@ func (f *Conn) MissingModules() []plan.Problem {
 		kernelFeature{"nft_hash", "the kernel cannot hash flows", &expr.Hash{
 			SourceRegister: r, DestRegister: r, Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins,
 		}},
-		// Also without connection tracking of flows: it reassembles fragments.
+		// Required even with Conntrack off: connection tracking reassembles fragments.
 		kernelFeature{"nft_ct", "the kernel cannot ask connection tracking", &expr.Ct{Key: expr.CtKeyMARK, Register: r}},
 	)
 	if f.config.Conntrack == ConntrackLoose {
@@ -66,14 +66,14 @@ func (f *Conn) MissingModules() []plan.Problem {
 	return problems
 }
 
-// conflicts reports whether a rule of another process is between the goto of the data plane and
-// its target. The frontend has two rules, at 100 and 101 by default.
+// conflicts reports whether a rule of another process has a priority between the data plane's goto
+// and its target. The frontend uses priorities 100 and 101 by default.
 func (f *Conn) conflicts(r rtnetlink.Rule) bool {
 	first := uint32(f.config.Priority)
 	return r.Protocol != plan.RouteProtocol && (r.Priority == first || r.Priority == first+1)
 }
 
-// missingDynamicMaps probes the kernel for maps of the packet path.
+// missingDynamicMaps probes the kernel for maps that the packet path updates.
 func (f *Conn) missingDynamicMaps() []plan.Problem {
 	flows := setSpec{
 		name: "flows", flags: flowFlags, keyType: typeMark, keySize: 4, dataType: typeMark, data: 4, size: 1,
@@ -90,8 +90,7 @@ func (f *Conn) missingDynamicMaps() []plan.Problem {
 	}}
 }
 
-// probeExpression adds and deletes a table with one rule, and the sets that it needs, in the same
-// transaction.
+// probeExpression adds and deletes a table with one rule and its sets in the same transaction.
 func (f *Conn) probeExpression(e expr.Any, sets ...setSpec) error {
 	t := transaction{table: probeTable}
 	t.addTable()

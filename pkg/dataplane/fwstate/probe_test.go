@@ -9,7 +9,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// A kernel without nft_hash refuses the rule, as it refuses this expression.
+// A kernel without nft_hash rejects the rule like this expression.
 func TestRefusedWriteLeavesNothing(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{Conntrack: ConntrackLoose})

@@ -16,16 +16,16 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Generation returns the generation of the ruleset, which every transaction increments.
+// Generation returns the ruleset generation, which every transaction increments.
 func (f *Conn) Generation() (uint32, error) { return f.nft.Generation() }
 
-// A ruleset that another process changes during a read is read again, within these bounds.
+// Limits for repeated reads of a ruleset that another process changes during the read.
 const (
 	readFor      = 5 * time.Second
 	readAttempts = 10
 )
 
-// readConsistently repeats a read until the ruleset did not change during it.
+// readConsistently repeats a read until the ruleset generation is equal before and after it.
 func (f *Conn) readConsistently(what string, read func() error) error {
 	began := time.Now()
 	before, err := f.Generation()
@@ -56,7 +56,7 @@ const (
 	tableOwner   = 0x2
 )
 
-// ruleset is the content of the table, except most elements.
+// ruleset is the content of the table without set elements.
 type ruleset struct {
 	exists bool
 	flags  uint32
@@ -74,7 +74,7 @@ func (r *ruleset) has(set string) bool {
 	return ok
 }
 
-// checkChain returns a [ConflictError] if there is a chain of another kind with the name.
+// checkChain returns a [ConflictError] if a chain with this name has a different type.
 func (r *ruleset) checkChain(want chainSpec) error {
 	if got, ok := r.chains[want.name]; ok {
 		return conflict("chain", want.name, want.mismatch(got))
@@ -82,7 +82,7 @@ func (r *ruleset) checkChain(want chainSpec) error {
 	return nil
 }
 
-// checkSet is checkChain for a set or a map.
+// checkSet returns a [ConflictError] if a set or map with this name has a different type.
 func (r *ruleset) checkSet(kind string, want setSpec) error {
 	if got, ok := r.sets[want.name]; ok {
 		return conflict(kind, want.name, want.mismatch(got))
@@ -90,7 +90,7 @@ func (r *ruleset) checkSet(kind string, want setSpec) error {
 	return nil
 }
 
-// readRuleset reads everything, or only the objects that no stream owns.
+// readRuleset reads the whole table, or only the common objects.
 func (f *Conn) readRuleset(all bool) (*ruleset, error) {
 	r := newRuleset()
 	flags, err := get(f, unix.NFT_MSG_GETTABLE, 0, "", func(b nlmsg.Attributes) uint32 {
@@ -123,7 +123,8 @@ func (f *Conn) readRuleset(all bool) (*ruleset, error) {
 	return r, err
 }
 
-// readObjects reads chains, rules and sets one by one: the table may have thousands of others.
+// readObjects reads the named chains and sets individually, because the table may contain
+// thousands of objects.
 func (f *Conn) readObjects(r *ruleset, chains []string, sets []setSpec) error {
 	for _, name := range chains {
 		chain, err := f.readChain(name)
@@ -152,7 +153,7 @@ func (f *Conn) readObjects(r *ruleset, chains []string, sets []setSpec) error {
 	return nil
 }
 
-// inspectBase returns what is wrong with the objects that no stream owns, "" for nothing.
+// inspectBase returns the first fault of the common objects, or "".
 func (f *Conn) inspectBase(r *ruleset) (string, error) {
 	switch {
 	case !r.exists:
@@ -193,7 +194,7 @@ func (f *Conn) inspectBase(r *ruleset) (string, error) {
 	return "", nil
 }
 
-// inspectForeign returns a [ConflictError] if a common chain or set is of another kind.
+// inspectForeign returns a [ConflictError] if a common chain or set has a different type.
 func (f *Conn) inspectForeign(r *ruleset) error {
 	for _, want := range f.baseChains() {
 		if err := r.checkChain(want); err != nil {
@@ -208,7 +209,7 @@ func (f *Conn) inspectForeign(r *ruleset) error {
 	return nil
 }
 
-// missingFixed returns the fixed elements that a set lacks.
+// missingFixed returns the missing fixed elements of a set.
 func (f *Conn) missingFixed(s setSpec) ([]byte, error) {
 	if s.fixed == nil {
 		return nil, nil
@@ -220,8 +221,8 @@ func (f *Conn) missingFixed(s setSpec) ([]byte, error) {
 	return missing, err
 }
 
-// ReadBase reports whether the objects that no stream and no target owns are intact. A
-// problem is why nothing is forwarded.
+// ReadBase reports whether the common objects are intact. problem is the reason why no packets are
+// forwarded.
 func (f *Conn) ReadBase() (base bool, problem string, err error) {
 	err = f.readConsistently("table inet "+plan.TableName, func() error {
 		r, err := f.readRuleset(false)
@@ -238,7 +239,7 @@ func (f *Conn) ReadBase() (base bool, problem string, err error) {
 	return base, "", err
 }
 
-// streamFrom reads the Maglev maps and the ports of a stream.
+// streamFrom returns a stream from its rules in r. It reads the Maglev maps and the ports.
 func (f *Conn) streamFrom(name string, r *ruleset) (*plan.KernelStream, error) {
 	s := &plan.KernelStream{Name: name}
 	rules := r.rules[plan.StreamChain(name)]
@@ -250,7 +251,7 @@ func (f *Conn) streamFrom(name string, r *ruleset) (*plan.KernelStream, error) {
 	}
 	sizes := true
 	for _, family := range vip.Families {
-		// A map of another kind counts as missing; Write reports the conflict.
+		// A map of a different type is treated as missing; Write reports the conflict.
 		got, ok := r.sets[plan.MaglevMap(family, name)]
 		if !ok || maglevSpec(family, name, got.size).mismatch(got) != "" || got.size == 0 || got.size > plan.MaxTable {
 			continue
@@ -287,9 +288,9 @@ func (f *Conn) ReadStream(name string) (s *plan.KernelStream, err error) {
 	return s, err
 }
 
-// ReadTables returns a stream of which only elements were written since it was observed. Unless the
-// kernel reported all of them with the transaction of the last Write, it reads the Maglev maps and
-// the ports, in a fraction of the time of ReadStream.
+// ReadTables returns a stream after a Write that changed only elements. If the kernel echoed all
+// changed elements during the Write, no read is necessary. Otherwise it reads the Maglev maps and
+// the ports, which is much faster than ReadStream.
 func (f *Conn) ReadTables(w plan.StreamWrite) (*plan.KernelStream, error) {
 	known := w.Observed
 	if s := f.reported.of(known); plan.SameStream(s, &w.Desired) {
@@ -316,7 +317,7 @@ func (f *Conn) ReadTables(w plan.StreamWrite) (*plan.KernelStream, error) {
 	return &s, err
 }
 
-// targetFrom returns the target whose chain has these rules, and reports whether it is owned.
+// targetFrom parses a target from the rules of its chain and reports whether it is owned.
 func (f *Conn) targetFrom(fwmark uint32, rules []rule) (t plan.KernelTarget, owned bool) {
 	t.FWMark = fwmark
 	i := slices.IndexFunc(rules, rule.owned)
@@ -329,7 +330,7 @@ func (f *Conn) targetFrom(fwmark uint32, rules []rule) (t plan.KernelTarget, own
 }
 
 // targetsFrom returns the targets for which want returns true. It reads the live maps of their
-// streams and of the named ones.
+// streams and of the streams in names.
 func (f *Conn) targetsFrom(
 	rules map[string][]rule, want func(uint32) bool, names map[string]bool,
 ) (map[uint32]*plan.KernelTarget, error) {
@@ -365,10 +366,10 @@ func (f *Conn) targetsFrom(
 	return targets, nil
 }
 
-// fewChains bounds the objects that are read one by one instead of all at once.
+// fewChains is the maximum number of objects to read individually rather than in one dump.
 const fewChains = 16
 
-// ReadTargets reads the nftables objects of targets. The result lacks those without any.
+// ReadTargets reads the nftables objects of targets. The result omits targets without objects.
 func (f *Conn) ReadTargets(fwmarks []uint32) (targets map[uint32]*plan.KernelTarget, err error) {
 	wanted := make(map[uint32]bool, len(fwmarks))
 	for _, n := range fwmarks {
@@ -400,8 +401,8 @@ func (f *Conn) targetRules(fwmarks []uint32) (map[string][]rule, error) {
 	return rules, nil
 }
 
-// Read reads the whole data plane: the table, and the rules and routes of these fwmarks and of
-// the targets in the table.
+// Read reads the complete state: the table, and the rules and routes of these fwmarks and of the
+// targets in the table.
 func (f *Conn) Read(fwmarks []uint32) (c *plan.KernelState, err error) {
 	if err = f.readConsistently("table inet "+plan.TableName, func() error {
 		c, err = f.readContent()
@@ -443,7 +444,7 @@ func (f *Conn) readContent() (*plan.KernelState, error) {
 	return c, err
 }
 
-// streams returns the names of the streams that have a chain or a map.
+// streams returns the names of the streams with a chain or a map.
 func (r *ruleset) streams() map[string]bool {
 	names := map[string]bool{}
 	add := func(name string, prefixes ...string) {

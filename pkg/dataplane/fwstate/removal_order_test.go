@@ -14,8 +14,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// A change of more elements than fit one transaction takes several. A target is removed
-// after the last entry that leads to it, and added before the first one.
+// A change with more than MaxElements takes several transactions. A target is removed after
+// the last entry that references it, and added before the first one.
 func TestRemovalOrderInLargeChanges(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	f := openConn(t, ns, Config{})
@@ -52,7 +52,7 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 		t.Fatalf("%d transactions: the change is not a large one", n)
 	}
 
-	// Which target each element leads to, and when what was reported, by transaction.
+	// Record the target of each element and the transaction of each notification.
 	const (
 		entry = "entry of a table"
 		live  = "live element"

@@ -13,10 +13,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
-// RemoveAll removes the objects that no stream and no target owns: base chains, common maps,
-// the table unless another process has objects in it, and the common policy rules.
+// RemoveAll removes the common objects: base chains, common maps, the common policy rules, and the
+// table unless it contains objects of another process.
 func (f *Conn) RemoveAll() error {
-	// Another process may change the table between read and removal; then it is repeated.
+	// Repeat the removal if another process changes the ruleset between read and commit.
 	var err error
 	for range readAttempts {
 		if err = f.removeTable(); !errors.Is(err, unix.ERESTART) {
@@ -26,7 +26,8 @@ func (f *Conn) RemoveAll() error {
 	return errors.Join(err, f.removeRules(func(rtnetlink.Rule) bool { return false }))
 }
 
-// removeTable empties the table, which the kernel rejects if the ruleset changed since it was read.
+// removeTable empties the table. The kernel rejects the transaction if the ruleset changed since
+// it was read.
 func (f *Conn) removeTable() error {
 	generation, err := f.Generation()
 	if err != nil {
@@ -60,6 +61,7 @@ func (f *Conn) removeTable() error {
 		}
 		shared = shared || !removable
 	}
+	// The kernel rejects the removal of referenced objects, so rules are removed first.
 	t.append(&objects)
 	others, err := f.objects()
 	if err != nil {
@@ -74,16 +76,16 @@ func (f *Conn) removeTable() error {
 	return nil
 }
 
-// removableSet reports whether a set is a common one without elements of other processes.
+// removableSet reports whether a set is a common set without elements of other processes.
 func (f *Conn) removableSet(name string, got setSpec) (bool, error) {
-	loose := Conn{config: Config{Conntrack: ConntrackLoose}} // which has all of them
+	loose := Conn{config: Config{Conntrack: ConntrackLoose}} // includes all common sets
 	specs := loose.commonSets()
 	i := slices.IndexFunc(specs, func(s setSpec) bool { return s.name == name })
 	if i < 0 || specs[i].mismatch(got) != "" {
 		return false, nil
 	}
 	if got.flags&unix.NFT_SET_EVAL != 0 {
-		return true, nil // with flows only
+		return true, nil // contains only flows
 	}
 	foreign := false
 	err := f.dumpElements(name, func(e nlmsg.Attributes) {
@@ -93,7 +95,7 @@ func (f *Conn) removableSet(name string, got setSpec) (bool, error) {
 	return !foreign, err
 }
 
-// objects counts stateful objects and flow tables, which belong to other processes.
+// objects counts stateful objects and flow tables. All of them belong to other processes.
 func (f *Conn) objects() (n int, err error) {
 	for _, kind := range []uint16{unix.NFT_MSG_GETOBJ, unix.NFT_MSG_GETFLOWTABLE} {
 		err := f.list("objects", kind, 0, "", func(nlmsg.Attributes) { n++ })
@@ -104,13 +106,15 @@ func (f *Conn) objects() (n int, err error) {
 	return n, nil
 }
 
-// removeRules removes the policy rules of the data plane with any options, except those to keep.
+// removeRules removes the data plane's policy rules, regardless of their options, unless keep
+// returns true.
 func (f *Conn) removeRules(keep func(rtnetlink.Rule) bool) error {
 	rules, err := f.rules()
 	if err != nil {
 		return err
 	}
-	// The kernel lists them by priority: the goto first, which without its target stays unresolved.
+	// The kernel lists rules by priority, so the goto is removed before its target. A goto without a
+	// target would remain unresolved.
 	var b routeBatch
 	for _, r := range rules {
 		if ownedRule(r) && !keep(r) {
@@ -120,10 +124,10 @@ func (f *Conn) removeRules(keep func(rtnetlink.Rule) bool) error {
 	return f.execute(b).Err()
 }
 
-// RemoveOldRules removes the policy rules that were installed with other options.
+// RemoveOldRules removes policy rules that an earlier process installed with different options.
 func (f *Conn) RemoveOldRules() error {
 	return f.removeRules(func(r rtnetlink.Rule) bool {
-		// Nearly all are those of targets.
+		// Nearly all rules are target rules: compare with the target rule first.
 		return r == f.targetPolicyRule(RouteKey{r.Table, r.Family}) || slices.Contains(f.commonRules(r.Family), r)
 	})
 }

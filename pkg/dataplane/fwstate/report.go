@@ -9,12 +9,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/nlmsg"
 )
 
-// report has the entries of Maglev maps that the kernel changed, as it reported them with their
-// transaction, by map and in their order; fwmark 0 is a removed one. A target that joins ten others
-// changes a tenth of two maps; not to read both, of 1 009 entries, saves 0.9 ms.
+// report holds the Maglev map changes that the kernel echoed during their transaction, by map and
+// in order; fwmark 0 is a removed entry. Adding a target to ten changes a tenth of two maps; the
+// echo avoids reading both, which saves 0.9 ms for 1 009 entries.
 type report map[string][]entry
 
-// add adds a message of the kernel.
+// add adds the entries of an echoed message.
 func (r report) add(kind uint16, data []byte) {
 	if kind != nftMessage(unix.NFT_MSG_NEWSETELEM) && kind != nftMessage(unix.NFT_MSG_DELSETELEM) {
 		return
@@ -30,7 +30,7 @@ func (r report) add(kind uint16, data []byte) {
 	}
 }
 
-// of returns a stream with the reported entries.
+// of returns a copy of a stream with the reported entries applied.
 func (r report) of(known *plan.KernelStream) *plan.KernelStream {
 	s := *known
 	for _, family := range known.Families() {

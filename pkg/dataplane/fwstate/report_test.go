@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// defaultReceiveBuffer gives a socket the receive buffer of a process that cannot raise it.
+// defaultReceiveBuffer sets the receive buffer of an unprivileged process.
 func defaultReceiveBuffer(t *testing.T, port uint32) {
 	t.Helper()
 	found := false
@@ -27,7 +27,7 @@ func defaultReceiveBuffer(t *testing.T, port uint32) {
 	}
 }
 
-// What the kernel reports fits the receive buffer of any process: larger changes are read.
+// The kernel's echo fits the default receive buffer. Larger changes are read back instead.
 func TestReportedElementsAreFew(t *testing.T) {
 	f := openConn(t, lab.NewNetNS(t), Config{})
 	defaultReceiveBuffer(t, f.nft.Port)
@@ -56,8 +56,8 @@ func TestReportedElementsAreFew(t *testing.T) {
 	}
 }
 
-// Each entry of a table can be reported, the first and the last as well. An entry beyond the table
-// changes nothing, and the known stream is not changed in place.
+// Every entry of a table can be reported, including the first and the last. An entry beyond the
+// table is ignored, and the known stream is not modified in place.
 func TestReportOfEntries(t *testing.T) {
 	known := &plan.KernelStream{Name: "web", Size: 5, Tables: bothFamilies(filled(5, 5000, 5001))}
 	before := slices.Clone(known.Tables[vip.IPv4])

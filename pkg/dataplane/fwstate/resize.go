@@ -9,9 +9,9 @@ import (
 )
 
 // resize prepares Maglev maps that change their size and are too large for one transaction.
-// The name of a map is fixed, so the new one cannot be filled beside the old one: a shadow
-// map is filled first, and the rules use it while the map itself is rebuilt. Such streams
-// are returned as streams without maps.
+// The name of a map is fixed, so the old and the new map cannot coexist. resize fills a shadow
+// map, which the rules use while the map itself is rebuilt. It returns such streams as streams
+// without maps.
 func (f *Conn) resize(c plan.Change) (plan.Change, error) {
 	var large []int
 	for i, s := range c.Streams {
@@ -31,7 +31,8 @@ func (f *Conn) resize(c plan.Change) (plan.Change, error) {
 	if len(large) == 0 {
 		return c, nil
 	}
-	// New targets must exist before entries lead to them; removed ones stay for now.
+	// New targets must exist before entries reference them. Removed targets remain until the
+	// final write.
 	before := plan.Change{Base: c.Base}
 	for _, s := range c.Targets {
 		if s.Flows != [len(vip.Families)]bool{} {
@@ -52,7 +53,7 @@ func (f *Conn) resize(c plan.Change) (plan.Change, error) {
 	return c, nil
 }
 
-// SwitchToShadow fills shadow maps, makes the rules use them, and removes the Maglev maps.
+// SwitchToShadow fills the shadow maps, switches the rules to them, and removes the Maglev maps.
 func (f *Conn) SwitchToShadow(want *plan.KernelStream) error {
 	r, err := f.readStreamObjects(want.Name)
 	if err != nil {

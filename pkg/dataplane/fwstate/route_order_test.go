@@ -18,19 +18,19 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// targetTable is what the kernel has notified of a target's rule and routing table, in one family.
+// targetTable is a target's rule and routing table in one family, from notifications.
 type targetTable struct {
 	rule, blackhole bool
 	hops            []netip.Addr
 }
 
-// routeMonitor follows the rules and routes of targets in the order of the kernel's notifications.
+// routeMonitor tracks the rules and routes of targets in the order of the kernel's notifications.
 type routeMonitor struct {
 	mu     sync.Mutex
 	tables map[RouteKey]*targetTable
-	// leaks are the tables with a rule from which packets could leave by another table.
+	// leaks lists the tables with a rule from which packets could fall through to a later table.
 	leaks []RouteKey
-	// late are the routes that were deleted after another one of the table was added.
+	// late lists the routes deleted after their replacement was added.
 	late []rtnetlink.Route
 }
 
@@ -94,7 +94,7 @@ func (m *routeMonitor) table(key RouteKey) *targetTable {
 	return m.tables[key]
 }
 
-// wait waits until the tables of a fwmark have a rule and lead to the next hops, or are gone.
+// wait waits until the tables of a fwmark have a rule and the next hops, or are removed.
 func (m *routeMonitor) wait(t *testing.T, what string, fwmark uint32, hops ...netip.Addr) {
 	t.Helper()
 	await.True(t, what, func() bool {
@@ -115,8 +115,8 @@ func (m *routeMonitor) wait(t *testing.T, what string, fwmark uint32, hops ...ne
 	m.mu.Unlock()
 }
 
-// At no moment a packet of a target finds neither its route nor the blackhole: it would leave by the
-// main table.
+// A packet of a target always matches its route or the blackhole. Otherwise it would use the main
+// table.
 func TestBlackholeOutlivesRule(t *testing.T) {
 	t.Parallel()
 	pod := lab.NewNetNS(t)
@@ -137,8 +137,8 @@ func TestBlackholeOutlivesRule(t *testing.T) {
 	m.wait(t, "removal", slot.FWMark)
 }
 
-// Routes of another process in a target's table neither count nor go. A route of an earlier data
-// plane goes before the right one is added.
+// Routes of another process in a target's table are ignored and preserved. A route of an earlier
+// data plane is removed before the correct one is added.
 func TestRoutesBesideTargetRoutes(t *testing.T) {
 	t.Parallel()
 	pod := lab.NewNetNS(t)
@@ -167,7 +167,7 @@ func TestRoutesBesideTargetRoutes(t *testing.T) {
 		for _, family := range vip.Families {
 			expected := slices.Clone(want)
 			if i := slices.Index(expected, 1024); i >= 0 && family == vip.IPv4 {
-				expected[i] = 0 // that of the default route
+				expected[i] = 0 // metric of the default route
 			}
 			slices.Sort(expected)
 			if slices.Sort(metrics[family]); !slices.Equal(metrics[family], expected) {

@@ -15,12 +15,12 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// lastMetric is the metric of the blackhole route, which every other route precedes.
+// lastMetric is the metric of the blackhole route, so that every other route precedes it.
 const lastMetric = 1<<32 - 1
 
-// commonRules returns the policy rules that no target owns, in the order of their installation: a
-// goto for packets without a fwmark over the rules of targets, to a rule that does nothing. The
-// kernel ignores a goto without a target.
+// commonRules returns the common policy rules in the order of installation: the no-op target of
+// the goto, and the goto by which packets without a fwmark skip the rules of targets. The kernel
+// ignores a goto without a target.
 func (f *Conn) commonRules(family vip.Family) []rtnetlink.Rule {
 	first := uint32(f.config.Priority)
 	return []rtnetlink.Rule{
@@ -39,9 +39,9 @@ func (f *Conn) targetPolicyRule(key RouteKey) rtnetlink.Rule {
 	}
 }
 
-// ownedRule reports whether a rule has the protocol number of the data plane and a form of
-// commonRules or targetPolicyRule, with any priority and mask. A goto without a target has a
-// flag, and therefore Extra.
+// ownedRule reports whether a rule has the data plane's protocol number and the form of
+// commonRules or targetPolicyRule, with any priority and mask. It does not test Extra of a goto,
+// which the kernel flags if the target is missing.
 func ownedRule(r rtnetlink.Rule) bool {
 	switch {
 	case r.Protocol != plan.RouteProtocol:
@@ -73,16 +73,17 @@ func isBlackhole(r rtnetlink.Route) bool {
 	return r.Type == unix.RTN_BLACKHOLE && r.IsDefault() && r.Metric == lastMetric
 }
 
-// RouteKey is one family of a target's rule and routes; FWMark 0 is that of the common rules.
+// RouteKey identifies the rule and routes of a target in one family. FWMark 0 identifies the
+// common rules.
 type RouteKey struct {
 	FWMark uint32
 	Family vip.Family
 }
 
-// RouteErrors are failures by target and family.
+// RouteErrors maps targets and families to failures.
 type RouteErrors map[RouteKey]error
 
-// Err joins the failures in the order of fwmarks.
+// Err joins the failures, sorted by fwmark.
 func (e RouteErrors) Err() error {
 	var errs []error
 	for _, k := range slices.SortedFunc(maps.Keys(e), func(a, b RouteKey) int {
@@ -95,7 +96,7 @@ func (e RouteErrors) Err() error {
 
 func (e RouteErrors) add(key RouteKey, err error) { e[key] = errors.Join(e[key], err) }
 
-// routeBatch is a list of requests about rules and routes of targets.
+// routeBatch is a list of requests for rules and routes of targets.
 type routeBatch []routeRequest
 
 type routeRequest struct {
@@ -129,13 +130,13 @@ func (f *Conn) execute(b routeBatch) RouteErrors {
 	return failed
 }
 
-// unconnected reports whether the kernel rejected a gateway because it is on no connected network.
+// unconnected reports whether the kernel rejected a next hop that is not on a connected network.
 func unconnected(err error) bool {
 	return slices.ContainsFunc([]unix.Errno{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EINVAL, unix.ENODEV},
 		func(e unix.Errno) bool { return errors.Is(err, e) })
 }
 
-// AddCommonRules installs the policy rules that no target owns.
+// AddCommonRules installs the common policy rules.
 func (f *Conn) AddCommonRules() RouteErrors {
 	var b routeBatch
 	for _, family := range f.families {
@@ -146,10 +147,10 @@ func (f *Conn) AddCommonRules() RouteErrors {
 	return f.execute(b)
 }
 
-// AddRoutes installs the rules and the routes of targets, in the families with a next hop, and
-// removes those of the data plane in other families or to other next hops. With withCommon, it
-// installs the common rules as well, which takes 0.2 ms among 1 000 targets even if the kernel has
-// them. A failure concerns one target and one family.
+// AddRoutes installs the rules and routes of targets in the families with a next hop. It removes
+// the data plane's rules and routes in families without a next hop, and routes to a wrong next
+// hop. With withCommon it also installs the common rules, which takes 0.2 ms among 1 000 targets
+// even if they exist. A failure concerns one target and one family.
 func (f *Conn) AddRoutes(targets []plan.KernelTarget, withCommon bool) RouteErrors {
 	failed, common := RouteErrors{}, RouteErrors{}
 	if withCommon {
@@ -187,8 +188,8 @@ func fwmarksOf(targets []plan.KernelTarget) []uint32 {
 	return fwmarks
 }
 
-// addTargetRoutes adds what one target lacks in one family. The order ensures that packets are
-// dropped in between rather than sent to another target.
+// addTargetRoutes adds the missing rule and routes of one target in one family. The order of the
+// requests ensures that packets in between are dropped, not sent to a wrong target.
 func (f *Conn) addTargetRoutes(b *routeBatch, key RouteKey, hop netip.Addr, have *routeTable) {
 	if !hop.IsValid() {
 		f.removeTargetRoutes(b, key, have)
@@ -213,7 +214,7 @@ func (f *Conn) addTargetRoutes(b *routeBatch, key RouteKey, hop netip.Addr, have
 	if !dropped {
 		b.add(key, blackhole(key).Replace())
 	}
-	// Wrong routes go before the right one is added: no packet follows them any more.
+	// Remove wrong routes before adding the correct one, so that no packet uses them.
 	for _, r := range wrong {
 		b.add(key, r.Delete())
 	}
@@ -252,8 +253,8 @@ func (f *Conn) RemoveRoutes(fwmarks []uint32) error {
 }
 
 type routeTable struct {
-	// rulesRead: rules was read. The kernel lists all rules or none, so that for few targets
-	// it is faster to remove a rule without a read.
+	// rulesRead: rules was read. The kernel cannot filter a rule dump, so for few targets removing
+	// a rule without a read is faster.
 	rulesRead bool
 	rules     [len(vip.Families)]bool
 	routes    [len(vip.Families)][]rtnetlink.Route
@@ -279,7 +280,8 @@ func (f *Conn) readTables(fwmarks []uint32, withRules bool) (map[uint32]*routeTa
 			}
 		}
 	}
-	// Of many tables only the data plane's routes are listed, of few also those of others.
+	// For many tables a single dump lists only the data plane's routes. For few tables, one dump
+	// per table also lists routes of other processes.
 	filters := []rtnetlink.RouteFilter{{Protocol: plan.RouteProtocol}}
 	if len(tables) <= fewChains {
 		filters = nil
@@ -301,7 +303,7 @@ func (f *Conn) readTables(fwmarks []uint32, withRules bool) (map[uint32]*routeTa
 	return tables, nil
 }
 
-// inFamilies joins the lists of all families of the kernel.
+// inFamilies concatenates the lists of all supported families.
 func inFamilies[T any](f *Conn, list func(vip.Family) ([]T, error)) (all []T, err error) {
 	for _, family := range f.families {
 		some, err := list(family)
@@ -338,7 +340,7 @@ func (t *routeTable) copyTo(to *plan.KernelTarget) {
 	}
 }
 
-// ReadRoutes reads the rules and routes of these fwmarks. The result has all of them.
+// ReadRoutes reads the rules and routes of these fwmarks. The result contains every fwmark.
 func (f *Conn) ReadRoutes(fwmarks []uint32) (map[uint32]*plan.KernelTarget, error) {
 	targets := make(map[uint32]*plan.KernelTarget, len(fwmarks))
 	for _, n := range fwmarks {
@@ -347,7 +349,8 @@ func (f *Conn) ReadRoutes(fwmarks []uint32) (map[uint32]*plan.KernelTarget, erro
 	return targets, f.addRoutesTo(targets, fwmarks)
 }
 
-// addRoutesTo adds rules and routes to targets, and targets of which only those exist.
+// addRoutesTo adds rules and routes to targets. It also adds targets that have only rules or
+// routes.
 func (f *Conn) addRoutesTo(targets map[uint32]*plan.KernelTarget, fwmarks []uint32) error {
 	tables, err := f.readTables(fwmarks, true)
 	for n, t := range tables {
@@ -377,9 +380,9 @@ func (f *Conn) commonRulesInstalled() (bool, error) {
 	return true, nil
 }
 
-// OwnedTables returns the tables of the data plane's rules and routes. A table outside of the
-// configured range counts only with a blackhole of the data plane: another process may use
-// the protocol number.
+// OwnedTables returns the tables of the data plane's rules and routes. A table with routes outside
+// the configured range is included only with the data plane's blackhole route, because another
+// process may use the protocol number.
 func (f *Conn) OwnedTables() ([]uint32, error) {
 	rules, err := f.rules()
 	if err != nil {
@@ -403,10 +406,10 @@ func (f *Conn) OwnedTables() ([]uint32, error) {
 	return slices.Sorted(maps.Keys(owned)), nil
 }
 
-// rulesOfOthers returns the policy rules of other processes. The kernel lists all rules or none, so
-// they are listed again only after another process changed some.
+// rulesOfOthers returns the policy rules of other processes. The kernel cannot filter a rule dump,
+// so the result is cached until another process changes a rule.
 func (f *Conn) rulesOfOthers() ([]rtnetlink.Rule, error) {
-	// Changes after this, which the list may have or not, cause another list.
+	// Read the counter first: a change during the dump then invalidates the cache.
 	changes, err := f.rt.ForeignRuleChanges()
 	if err != nil || f.othersListed && changes == f.othersAt {
 		return f.others, err
@@ -420,7 +423,7 @@ func (f *Conn) rulesOfOthers() ([]rtnetlink.Rule, error) {
 	return f.others, nil
 }
 
-// UsedByOthers returns which fwmarks another process uses as a table or in a rule, and how.
+// UsedByOthers maps the fwmarks that another process uses in a rule or as a table to the use.
 func (f *Conn) UsedByOthers(fwmarks []uint32) (map[uint32]string, error) {
 	by := map[uint32]string{}
 	rules, err := f.rulesOfOthers()
@@ -431,7 +434,7 @@ func (f *Conn) UsedByOthers(fwmarks []uint32) (map[uint32]string, error) {
 		if r.Action == unix.FR_ACT_TO_TBL && slices.Contains(fwmarks, r.Table) {
 			by[r.Table] = "there is the rule " + r.String()
 		}
-		// Only rules for the whole fwmark: rules for some of its bits are no conflict.
+		// Only a rule that matches all bits of the fwmark is a conflict.
 		mark := r.Mark & f.config.Mask
 		if r.Mask&f.config.Mask == f.config.Mask && slices.Contains(fwmarks, mark) {
 			by[mark] = "there is the rule " + r.String()

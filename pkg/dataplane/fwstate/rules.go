@@ -13,16 +13,16 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// familyInet is nfgen_family of all nftables messages of the data plane.
+// familyInet is the nfgen_family of the data plane's nftables messages.
 const familyInet = unix.NFPROTO_INET
 
 type ruleSpec struct {
 	comment string
-	// expressions are NFTA_LIST_ELEMs, as they are sent.
+	// expressions holds the encoded NFTA_LIST_ELEM attributes to send.
 	expressions nlmsg.Attributes
-	// normal is their [normal] form.
+	// normal is the [normal] form of expressions.
 	normal []byte
-	// err is why the rule cannot be encoded; a transaction with it fails.
+	// err is the encoding error; a transaction with the rule fails.
 	err error
 }
 
@@ -44,8 +44,8 @@ func newRule(comment string, expressions ...expr.Any) ruleSpec {
 	return r
 }
 
-// register returns the 32-bit register i as the kernel lists it: every fourth has the name
-// of the 128-bit register that it begins.
+// register returns the number that the kernel lists for the 32-bit register i: every fourth has
+// the number of the 128-bit register that starts there.
 func register(i uint32) uint32 {
 	if i%4 == 0 {
 		return unix.NFT_REG_1 + i/4
@@ -53,7 +53,7 @@ func register(i uint32) uint32 {
 	return unix.NFT_REG32_00 + i
 }
 
-// Offsets and lengths in headers: RFC 791, RFC 8200.
+// Header offsets and lengths of RFC 791 and RFC 8200.
 var (
 	protocolOf = [...]byte{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6}
 	icmpOf     = [...]byte{unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6}
@@ -64,7 +64,7 @@ var (
 	headerLength = [...]uint32{20, 40}
 )
 
-// icmpHeader is the length before the packet in an ICMP error (RFC 792, RFC 4443).
+// icmpHeader is the offset of the packet in an ICMP error (RFC 792, RFC 4443).
 const icmpHeader = 8
 
 func ofFamily(f vip.Family) []expr.Any {
@@ -74,7 +74,7 @@ func ofFamily(f vip.Family) []expr.Any {
 	}
 }
 
-// baseRules returns the rules of a chain that no stream owns.
+// baseRules returns the rules of a common chain.
 func (f *Conn) baseRules(chain string) (rules []ruleSpec) {
 	add := func(comment string, expressions ...expr.Any) {
 		rules = append(rules, newRule(ruleComment+comment, expressions...))
@@ -84,7 +84,7 @@ func (f *Conn) baseRules(chain string) (rules []ruleSpec) {
 	}
 	switch chain {
 	case preroutingChain:
-		// Single addresses first: they are more specific than networks.
+		// Single addresses precede networks, because they are more specific.
 		for _, maps := range [][len(vip.Families)]string{plan.HostMaps, plan.NetMaps} {
 			for _, family := range vip.Families {
 				add("to a VIP", append(address(family, destAt[family]), lookupVerdict(0, maps[family]))...)
@@ -93,7 +93,7 @@ func (f *Conn) baseRules(chain string) (rules []ruleSpec) {
 	case notrackChain, outputChain:
 		for _, sets := range [][len(vip.Families)]string{ownHosts, ownNets} {
 			for _, family := range vip.Families {
-				// No later rule of the chain concerns the packet.
+				// Accept the packet, because no later rule of the chain applies.
 				notrack := []expr.Any{
 					&expr.Lookup{SourceRegister: register(0), SetName: sets[family]},
 					&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept},
@@ -105,13 +105,13 @@ func (f *Conn) baseRules(chain string) (rules []ruleSpec) {
 			}
 		}
 	case defragmentChain:
-		// No rule jumps here: that a rule uses connection tracking has fragments reassembled.
+		// No rule jumps here. The existence of a ct expression enables defragmentation.
 		add("has fragments put together", &expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}, &expr.Counter{})
 	}
 	return rules
 }
 
-// lookupVerdict looks up a register in a map of verdicts.
+// lookupVerdict looks up a register in a verdict map.
 func lookupVerdict(source uint32, set string) expr.Any {
 	return &expr.Lookup{
 		SourceRegister: register(source), SetName: set, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true,
@@ -130,7 +130,8 @@ func (f *Conn) targetRule(t plan.KernelTarget) ruleSpec {
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
 	}
 	if f.config.Conntrack == ConntrackOn {
-		// Last: for an untracked packet the rule ends here, when the packet has its fwmark already.
+		// The ct expressions are last: an untracked packet ends the rule here, after its fwmark
+		// is set.
 		expressions = append(expressions,
 			&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
 			mark(),
@@ -140,12 +141,12 @@ func (f *Conn) targetRule(t plan.KernelTarget) ruleSpec {
 	return newRule(t.Label.String(), expressions...)
 }
 
-// streamRules returns the rules of the chain of a stream, for the families with a Maglev map.
+// streamRules returns the rules of a stream's chain for the families with a Maglev map.
 func (f *Conn) streamRules(s *plan.KernelStream) []ruleSpec {
 	return f.streamRulesBy(s, plan.MaglevMap)
 }
 
-// streamRulesBy returns the rules that look up maps of other names.
+// streamRulesBy returns the rules of a stream's chain with the Maglev map names of name.
 func (f *Conn) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string) string) (rules []ruleSpec) {
 	add := func(comment string, expressions ...[]expr.Any) {
 		rules = append(rules, newRule(ruleComment+comment, slices.Concat(expressions...)...))
@@ -179,7 +180,7 @@ func (f *Conn) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string)
 	return rules
 }
 
-// ported matches the protocols whose first four bytes are the ports.
+// ported matches protocols whose header starts with the ports.
 func ported(not bool) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(0)},
@@ -187,11 +188,11 @@ func ported(not bool) []expr.Any {
 	}
 }
 
-// words is the number of registers of an address.
+// words returns the number of registers of an address.
 func words(f vip.Family) uint32 { return addressSize[f] / 4 }
 
-// tuple loads what is hashed: source, destination, protocol, source port, destination port.
-// Each has its own registers, padded with zeros.
+// tuple loads the hash input: source, destination, protocol, source port, destination port. Each
+// occupies separate registers, padded with zeros.
 func tuple(f vip.Family, source, destination, protocol, sourcePort, destinationPort func(uint32) expr.Any) []expr.Any {
 	n := words(f)
 	return []expr.Any{
@@ -208,7 +209,7 @@ func load(base expr.PayloadBase, offset, length uint32) func(uint32) expr.Any {
 
 func zero(r uint32) expr.Any { return &expr.Immediate{Register: r, Data: make([]byte, 4)} }
 
-// outer loads the flow of the packet itself, with ports 0 for protocols without ports.
+// outer loads the flow of the packet, with ports 0 for protocols without ports.
 func outer(f vip.Family, ports bool) []expr.Any {
 	source, destination := zero, zero
 	if ports {
@@ -221,8 +222,8 @@ func outer(f vip.Family, ports bool) []expr.Any {
 		source, destination)
 }
 
-// inner matches ICMP errors about a packet with ports and loads the flow of that packet from
-// the view of its client: it came from the VIP, so its source is the destination of the flow.
+// inner matches ICMP errors that contain a packet with ports and loads the flow of that packet in
+// the client's direction: the packet came from the VIP, so its source is the flow's destination.
 func inner(f vip.Family) []expr.Any {
 	transport := func(offset, length uint32) func(uint32) expr.Any {
 		return load(expr.PayloadBaseTransportHeader, icmpHeader+offset, length)
@@ -236,10 +237,10 @@ func inner(f vip.Family) []expr.Any {
 	}
 	if f == vip.IPv4 {
 		match = append(match,
-			// Version 4 and a header without options, which fixes the offset of the ports.
+			// Match version 4 and a header without options, which fixes the offset of the ports.
 			transport(0, 1)(r),
 			&expr.Cmp{Op: expr.CmpOpEq, Register: r, Data: []byte{0x45}},
-			// The first fragment, or an unfragmented packet.
+			// Match the first fragment or an unfragmented packet.
 			transport(6, 2)(r),
 			&expr.Bitwise{SourceRegister: r, DestRegister: r, Len: 2, Mask: []byte{0x1f, 0xff}, Xor: []byte{0, 0}},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: r, Data: []byte{0, 0}},
@@ -255,12 +256,12 @@ func inner(f vip.Family) []expr.Any {
 }
 
 // hashAndLookup hashes the loaded tuple and goes to the chain of the target in the Maglev map,
-// if the live map has the target.
+// if the live map contains the target.
 //
-// nft 1.0.6 takes the value of a map for zero bits wide, and fails an assertion when it lists a
-// rule that uses the value as a key. So the fwmark is copied into the register of the hash as
-// the second of two words, which nft does not notice: it lists a lookup of the hash in the live
-// map, and the comment of the rule names the map between them.
+// nft 1.0.6 assumes that a map value has zero bits, and fails an assertion when it lists a rule
+// that uses the value as a key. The fwmark is therefore copied into the register of the hash as
+// the second of two words, which nft does not track: it lists a lookup of the hash in the live
+// map, and the comment of the rule names the Maglev map.
 func hashAndLookup(family vip.Family, s *plan.KernelStream, table string) []expr.Any {
 	ones, zeros := bytes.Repeat([]byte{0xff}, 8), make([]byte, 8)
 	return []expr.Any{
@@ -274,8 +275,8 @@ func hashAndLookup(family vip.Family, s *plan.KernelStream, table string) []expr
 	}
 }
 
-// known has the highest attribute to compare of each expression: newer kernels add others.
-// Counters change all the time and are not compared.
+// known maps each expression to its highest compared attribute, because newer kernels add
+// attributes. The values of counters are not compared.
 var known = map[string]uint16{
 	"meta": unix.NFTA_META_SREG, "cmp": unix.NFTA_CMP_DATA, "payload": unix.NFTA_PAYLOAD_LEN,
 	"lookup": unix.NFTA_LOOKUP_FLAGS, "bitwise": unix.NFTA_BITWISE_XOR, "ct": unix.NFTA_CT_SREG,
@@ -283,9 +284,9 @@ var known = map[string]uint16{
 	"dynset": unix.NFTA_DYNSET_TIMEOUT,
 }
 
-// normal returns a form of the expressions of a rule that is equal for what is sent and what
-// the kernel lists: attributes in order, without zero ones, which some kernels omit, and
-// without the set id of a transaction.
+// normal returns a canonical form of a rule's expressions, equal for the sent and the listed rule:
+// attributes in order, without zero values, which some kernels omit, and without the set ID of the
+// transaction.
 func normal(expressions nlmsg.Attributes) []byte {
 	out := make([]byte, 0, len(expressions))
 	for _, e := range expressions.All() {
@@ -293,7 +294,7 @@ func normal(expressions nlmsg.Attributes) []byte {
 		out = append(append(out, name...), 0)
 		highest, ok := known[name]
 		if !ok {
-			// An expression that the data plane does not use always differs.
+			// Keep the raw data of unknown expressions, so that the rule differs.
 			out = append(out, data...)
 		}
 		var values [16]nlmsg.Attributes
@@ -319,12 +320,12 @@ func normal(expressions nlmsg.Attributes) []byte {
 	return out
 }
 
-// isSetID reports whether an attribute of an expression is the id of a set in its transaction.
+// isSetID reports whether an attribute is the transaction-local ID of a set.
 func isSetID(name string, kind uint16) bool {
 	return name == "lookup" && kind == unix.NFTA_LOOKUP_SET_ID || name == "dynset" && kind == unix.NFTA_DYNSET_SET_ID
 }
 
-// normalData appends the normal form of data, which is a value or a verdict.
+// normalData appends the canonical form of data, which is a value or a verdict.
 func normalData(out []byte, data nlmsg.Attributes) []byte {
 	for kind, value := range data.All() {
 		if kind == unix.NFTA_DATA_VERDICT {

@@ -14,9 +14,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// The kernel lists many rules in parts and counts to find where it was: a rule that
-// another process deletes before that place has it leave out another one, which would look as
-// if another process had removed it.
+// The kernel dumps many rules in several datagrams and resumes at a count. If another process
+// deletes an earlier rule, the kernel skips a rule, which would then be reported as drift.
 func TestRuleListIsCompleteDuringDeletions(t *testing.T) {
 	const rules = 1500
 	ns := lab.NewNetNS(t)
@@ -48,7 +47,7 @@ func TestRuleListIsCompleteDuringDeletions(t *testing.T) {
 		}
 		list, err := f.rt.Rules(vip.IPv4)
 		if errors.Is(err, nlmsg.ErrInterrupted) {
-			continue // which is tried again later, and is no drift
+			continue // retried later and not drift
 		}
 		must(t, err)
 		n := 0

@@ -134,14 +134,14 @@ func (x *topology) slots() []plan.KernelTarget {
 	return slots
 }
 
-// through has the router send packets to VIPs through a pod.
+// through makes the router send packets to VIPs through a pod.
 func (x *topology) through(t *testing.T, pod int) {
 	t.Helper()
 	run(t, x.router, fmt.Sprintf("ip route replace 20.0.0.1 via 169.254.100.%d; ip -6 route replace 2000::1 via fd64::%d",
 		1+pod, 1+pod))
 }
 
-// ownThrough has the router send its own packets to VIPs, which are ICMP errors,
+// ownThrough makes the router send its own packets to VIPs, which are ICMP errors,
 // through a pod.
 func (x *topology) ownThrough(t *testing.T, pod int) {
 	t.Helper()
@@ -150,8 +150,8 @@ func (x *topology) ownThrough(t *testing.T, pod int) {
 		1+pod))
 }
 
-// serve answers UDP with the target's name and counts the bytes from each source; over TCP it sends
-// its name, and then as many bytes as each line requests.
+// serve answers UDP with the target's name and counts the bytes from each source; over TCP it
+// sends its name, and then as many bytes as each line requests.
 func (g *topologyTarget) serve(t *testing.T) {
 	t.Helper()
 	for _, v := range estateVIPs {
@@ -232,7 +232,7 @@ func (g *topologyTarget) count() int {
 	return len(g.received)
 }
 
-// ask sends a datagram from a port until a target answers, and returns its name.
+// ask sends datagrams from a port until a target replies, and returns the target's name.
 func (x *topology) ask(t testing.TB, family vip.Family, port uint16, size int) string {
 	t.Helper()
 	var c *net.UDPConn
@@ -283,7 +283,7 @@ func (x *topology) ping(t testing.TB, family vip.Family) {
 	t.Fatalf("no answer to an echo request to %s", estateVIPs[family])
 }
 
-// dial opens a TCP connection and returns the name of the target that took it.
+// dial opens a TCP connection and returns the name of the target that accepted it.
 func (x *topology) dial(t testing.TB, family vip.Family, port uint16) (net.Conn, *bufio.Reader, string) {
 	t.Helper()
 	var c net.Conn
@@ -300,7 +300,7 @@ func (x *topology) dial(t testing.TB, family vip.Family, port uint16) (net.Conn,
 	return c, r, strings.TrimSpace(name)
 }
 
-// expected computes what the kernel is to do: which target a flow belongs to.
+// expected computes the target that the kernel selects for a flow.
 func (x *topology) expected(family vip.Family, proto byte, sourcePort, port uint16) string {
 	var b []byte
 	b = append(b, estateClient[family].AsSlice()...)

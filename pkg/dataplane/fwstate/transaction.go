@@ -13,23 +13,23 @@ import (
 	"github.com/vipgate/vipgate/pkg/nlmsg"
 )
 
-// transaction gathers messages that the kernel applies atomically.
+// transaction collects messages that the kernel applies atomically.
 type transaction struct {
 	nlmsg.Messages
-	// steps are the operations of the messages, for errors.
+	// steps holds the operation of each message, for errors.
 	steps []step
-	// table is that of all messages; "" is the data plane's.
+	// table is the table name in all messages; "" is the data plane's table.
 	table string
-	// sets is the last set id: rules of the same transaction refer to new sets by it.
+	// sets is the last set ID. The kernel requires an ID for each new set.
 	sets uint32
-	// err is why a rule cannot be added.
+	// err is the encoding error of a rule.
 	err error
 }
 
-// step is an operation and the object that it is about, "" for the table.
+// step is an operation and the name of its object, "" for the table.
 type step struct{ operation, name string }
 
-// begin begins a message about the object that an attribute names; without a name, about the table.
+// begin starts a message for the object called name, or for the table if name is empty.
 func (t *transaction) begin(operation string, kind, flags, attribute uint16, name string) {
 	t.steps = append(t.steps, step{operation, name})
 	t.Messages.Begin(nftMessage(kind), flags, familyInet, unix.NFNETLINK_V0, 0, 0)
@@ -112,7 +112,7 @@ func (t *transaction) addSet(s setSpec) {
 	if s.size != 0 {
 		t.Nested(unix.NFTA_SET_DESC, func() { t.Uint32BE(unix.NFTA_SET_DESC_SIZE, s.size) })
 	}
-	// The byte order of keys and data, without which nft lists wrong numbers.
+	// nft needs the byte order of keys and data to list numbers correctly.
 	order := userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, byteOrder(s.keyType))
 	if s.dataType == typeMark {
 		order = userdata.AppendUint32(order, userdata.NFTNL_UDATA_SET_DATABYTEORDER, byteOrder(s.dataType))
@@ -120,7 +120,7 @@ func (t *transaction) addSet(s setSpec) {
 	t.Bytes(unix.NFTA_SET_USERDATA, order)
 }
 
-// byteOrder is that of a type in user data: 1 for host order and 2 for network order.
+// byteOrder returns the byte order of a type in user data: 1 is host, 2 network byte order.
 func byteOrder(typ uint32) uint32 {
 	if typ == typeMark {
 		return 1
@@ -136,7 +136,7 @@ func (t *transaction) removeSet(name string) {
 const batchGeneration = 1
 
 // commit sends the transaction, unless it is empty, and waits for the result. With a generation
-// the kernel rejects it if the ruleset has another one.
+// the kernel rejects the transaction if the ruleset generation differs.
 func (f *Conn) commit(t *transaction, generation *uint32) error {
 	if t.Len() == 0 || t.err != nil {
 		return t.err
@@ -148,8 +148,8 @@ func (f *Conn) commit(t *transaction, generation *uint32) error {
 		m.Uint32BE(batchGeneration, *generation)
 	}
 	m.Append(&t.Messages)
-	// Only the last message asks for an acknowledgement: the kernel reports errors of all, and
-	// an acknowledgement of each would overrun the socket.
+	// Only the last message requests an acknowledgement: the kernel reports errors for every
+	// message, and an acknowledgement of each would overrun the receive buffer.
 	m.SetFlags(unix.NLM_F_ACK)
 	m.Begin(unix.NFNL_MSG_BATCH_END, 0, embrace...)
 	if len(m.Data) > f.nft.SendLimit {

@@ -15,45 +15,45 @@ import (
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
-// Events reports which parts of the kernel state changed and must be read.
+// Events reports the changed parts of the kernel state, which must be read.
 type Events struct {
-	// Ruleset: a process, perhaps this one, changed nftables.
+	// Ruleset: nftables changed, possibly by this process.
 	Ruleset bool
-	// Routes: a policy rule, or a route of the data plane or in a table of its range.
+	// Routes: a policy rule changed, or a route of the data plane or in a table of its range.
 	Routes bool
-	// Links: an interface or an address.
+	// Links: an interface or an address changed.
 	Links bool
 	// Neighbors: an entry entered or left the state FAILED.
 	Neighbors bool
-	// Sysctls: forwarding or rp_filter.
+	// Sysctls: forwarding or rp_filter changed.
 	Sysctls bool
-	// LinksDown are the indexes of interfaces that were down at least briefly.
+	// LinksDown lists the indexes of interfaces that were down at least briefly.
 	LinksDown []int
 }
 
-// Watch receives notifications of changes by all processes.
+// Watch receives kernel notifications of changes by all processes.
 type Watch struct {
 	*rtnetlink.Listener
-	// Changed has a token while events are pending.
+	// Changed contains a token while events are pending.
 	Changed chan struct{}
 
 	config Config
-	// ownPort is the port of the socket whose changes of rules and routes are ignored; 0 for none.
+	// ownPort is the port ID of the socket whose rule and route changes are ignored; 0 for none.
 	ownPort atomic.Uint32
 
 	mu      sync.Mutex
 	pending Events
 
-	// failed are the neighbors that were last notified as FAILED. Handlers wait until it was
-	// read for the first time, which follows the subscription.
+	// failed holds the neighbors last reported as FAILED. subscribe holds failedMu until the
+	// initial read, which follows the subscription, so handlers wait for it.
 	failed   map[neighborKey]bool
 	failedMu sync.Mutex
 }
 
-// IgnoreOwn ignores changes of rules and routes by a connection.
+// IgnoreOwn excludes changes of rules and routes by f.
 func (w *Watch) IgnoreOwn(f *Conn) { w.ownPort.Store(f.rt.Port()) }
 
-// watchBuffer lets a listener fall behind by some ten thousand messages.
+// watchBuffer holds a backlog of about ten thousand messages.
 const watchBuffer = 4 << 20
 
 // Subscribe starts a watch in the network namespace of the calling thread.
@@ -98,11 +98,11 @@ func (w *Watch) subscribe() error {
 	return errors.Join(err, f.Close())
 }
 
-// onlyGenerations makes the kernel queue only the message that ends each transaction: those
-// about elements would fill any buffer. The filter precedes the subscription, so that no other
-// message is ever queued.
+// onlyGenerations installs a filter that passes only the final message of each transaction,
+// because element messages would fill any buffer. It is installed before the subscription, so
+// that no other message is queued.
 func onlyGenerations(c *netlink.Conn) error {
-	// BPF loads numbers in network order; the type is in host order.
+	// BPF loads numbers in network byte order; the type is in host byte order.
 	kind := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, nftMessage(unix.NFT_MSG_NEWGEN)))
 	const typeAt = 4 // of struct nlmsghdr
 	program, err := bpf.Assemble([]bpf.Instruction{
@@ -117,7 +117,7 @@ func onlyGenerations(c *netlink.Conn) error {
 	return c.SetBPF(program)
 }
 
-// publish adds events and leaves a token.
+// publish merges events into the pending ones and signals Changed.
 func (w *Watch) publish(e Events) {
 	w.mu.Lock()
 	p := &w.pending
@@ -144,7 +144,7 @@ func (w *Watch) Take() Events {
 	return e
 }
 
-// handleOverrun marks everything as changed after the kernel dropped messages.
+// handleOverrun marks all parts as changed after the kernel dropped messages.
 func (w *Watch) handleOverrun() {
 	w.failedMu.Lock()
 	clear(w.failed)
@@ -179,8 +179,8 @@ func (w *Watch) handle(m netlink.Message) {
 	}
 }
 
-// handleNeighbor publishes neighbors that enter or leave FAILED. A failed neighbor that is
-// probed again stays failed until it answers.
+// handleNeighbor publishes transitions of neighbors to and from FAILED. A failed neighbor remains
+// failed during a new probe until it responds.
 func (w *Watch) handleNeighbor(m netlink.Message) {
 	n, err := rtnetlink.ParseNeighbor(m.Data)
 	exists := m.Header.Type == unix.RTM_NEWNEIGH
@@ -202,7 +202,7 @@ func (w *Watch) handleNeighbor(m netlink.Message) {
 }
 
 // concerns reports whether a route belongs to the data plane, is in a table of its range, or may
-// deliver packets to VIPs to this host. BIRD may write a great many other routes.
+// deliver packets of VIPs locally. It excludes the many routes that BIRD may write.
 func (c Config) concerns(b []byte) bool {
 	r, err := rtnetlink.ParseRoute(b)
 	return err != nil || r.Protocol == plan.RouteProtocol || c.inRange(r.Table) || isLocalRoute(r)

@@ -14,40 +14,41 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// changeWriter turns a change into transactions. Objects that are not referred to yet come
-// first, then entries of tables, then the rest.
+// changeWriter converts a change into transactions. It writes new objects without references
+// first, then table entries, then all other changes.
 type changeWriter struct {
 	*Conn
 	first, last transaction
 	fills       []tableEntries
-	// observed are the objects of the streams whose rules change.
+	// observed holds the objects of the streams whose rules change.
 	observed map[string]*ruleset
-	// live has the live maps by name with the change applied; nil is a missing map.
+	// live holds the live maps by name with the change applied; nil is a missing map.
 	live map[string]map[uint32]string
 }
 
-// tableEntries are the entries of one Maglev map to change.
+// tableEntries holds the entries to change in one Maglev map.
 type tableEntries struct {
 	set     string
 	entries []entry
-	// known: the kernel's other entries are known, and it reports those that it changes.
+	// known: the unchanged entries are known, so the kernel's echo of the changes replaces a read.
 	known bool
 }
 
-// entry is one entry to change; fwmark 0 removes it.
+// entry is a table entry to change; fwmark 0 removes it.
 type entry struct {
 	index, fwmark uint32
 	// had: the entry exists and is removed first.
 	had bool
 }
 
-// MaxElements bounds the elements of one transaction. While a process listens for changes the
-// kernel holds 4 KiB for each until the end and takes 10 µs: 200 000 at once took 1.8 GB and
-// 4 s (Linux 6.18). This number also fits a send buffer of the default size.
+// MaxElements limits the elements of one transaction. While a process subscribes to changes, the
+// kernel allocates 4 KiB per element until the commit and takes 10 µs: a transaction of 200 000
+// took 1.8 GB and 4 s (Linux 6.18). This number also fits a send buffer of the default size.
 const MaxElements = 6000
 
-// maxReported bounds the elements that the kernel reports at once. A process in a user namespace of
-// its own has a receive buffer of the default size, 208 KiB: 1 000 fit, 1 200 do not (Linux 6.18).
+// maxReported limits the elements that the kernel echoes for one transaction. In a user namespace
+// the receive buffer has the default size of 208 KiB: 1 000 elements fit, 1 200 do not (Linux
+// 6.18).
 const maxReported = 700
 
 func elementsOf(fills []tableEntries) (n int) {
@@ -65,7 +66,7 @@ func elementsOf(fills []tableEntries) (n int) {
 }
 
 // Write applies a change in one transaction, or in several if it has more than MaxElements
-// elements. Between those every packet has a target, old or new.
+// elements. Between the transactions every packet has a target, old or new.
 func (f *Conn) Write(c plan.Change) error {
 	f.reported = report{}
 	c, err := f.resize(c)
@@ -73,7 +74,9 @@ func (f *Conn) Write(c plan.Change) error {
 		return err
 	}
 	w := &changeWriter{Conn: f, observed: map[string]*ruleset{}, live: map[string]map[uint32]string{}}
-	w.last.sets = 1 << 16 // apart from those of the first
+	w.last.sets = 1 << 16 // set IDs must not collide with IDs in first
+	// Objects precede their references: target chains precede live map elements, live maps precede
+	// stream rules, and stream chains precede VIP elements. Removals are last.
 	for _, step := range []func(plan.Change) error{
 		w.base, w.readStreams, w.targetChains, w.startLive, w.targetFlows, w.streams, w.vips, w.removals,
 	} {
@@ -103,7 +106,8 @@ func (w *changeWriter) commit() error {
 	return w.Conn.commit(&w.last, nil)
 }
 
-// writeEntries writes entries; removal and addition of one entry are in the same transaction.
+// writeEntries writes entries in several transactions. An entry is replaced within one
+// transaction.
 func (f *Conn) writeEntries(fills []tableEntries) error {
 	var t transaction
 	n := 0
@@ -160,7 +164,7 @@ func (w *changeWriter) createLiveMap(family vip.Family, stream string) error {
 	return err
 }
 
-// base creates and repairs the objects that no stream owns.
+// base creates and repairs the common objects.
 func (w *changeWriter) base(c plan.Change) error {
 	if !c.Base {
 		return nil
@@ -194,7 +198,7 @@ func (w *changeWriter) base(c plan.Change) error {
 		w.first.setRules(want.name, r.rules[want.name], w.baseRules(want.name)...)
 	}
 	if w.config.Conntrack == ConntrackOn {
-		// Chains stay for rules of other processes, sets for their elements.
+		// Keep the chains and sets, which may contain rules and elements of other processes.
 		for _, name := range commonChains[1:] {
 			w.first.removeRules(r.rules[name])
 		}
@@ -221,7 +225,7 @@ type elementLists map[string][]element
 
 func (l elementLists) add(set string, e element) { l[set] = append(l[set], e) }
 
-// each calls put for each set in the order of their names.
+// each calls put for each set, sorted by name.
 func (l elementLists) each(put func(set string, list []element)) {
 	for _, set := range slices.Sorted(maps.Keys(l)) {
 		put(set, l[set])
@@ -268,7 +272,7 @@ func (w *changeWriter) vips(c plan.Change) error {
 	if err != nil {
 		return err
 	}
-	// Removals first: within a transaction they make room in a full map.
+	// Removals are first, because they free elements of a full map within the transaction.
 	for _, v := range slices.SortedFunc(maps.Keys(c.VIPs), func(a, b vip.VIP) int {
 		return cmp.Or(min(1, len(c.VIPs[a]))-min(1, len(c.VIPs[b])), vip.Compare(a, b))
 	}) {
@@ -322,7 +326,7 @@ func (w *changeWriter) removals(c plan.Change) error {
 	return w.removeTargets(c.RemoveTargets)
 }
 
-// removeTargets removes the chains of targets and the elements that lead to them.
+// removeTargets removes the chains of targets and the elements that reference them.
 func (w *changeWriter) removeTargets(fwmarks []uint32) error {
 	if len(fwmarks) == 0 {
 		return nil

@@ -9,8 +9,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// ElementsOnly reports whether the rules of a stream need no change: then the maps that they refer
-// to exist and have the right size, and only their elements are written.
+// ElementsOnly reports whether the rules of a stream are unchanged. The referenced maps then exist
+// with the correct size, and only their elements are written.
 func ElementsOnly(s plan.StreamWrite) bool {
 	if s.Observed == nil || !s.Observed.ChainIntact ||
 		s.Observed.Size != s.Desired.Size || s.Observed.Seed != s.Desired.Seed ||
@@ -39,7 +39,7 @@ func (w *changeWriter) readStreams(c plan.Change) error {
 	return nil
 }
 
-// streamSets are the sets and maps that a stream can have.
+// streamSets returns all sets and maps that a stream can have.
 func streamSets(stream string) []setSpec {
 	sets := []setSpec{matchSpec(stream)}
 	for _, family := range vip.Families {
@@ -48,13 +48,13 @@ func streamSets(stream string) []setSpec {
 	return sets
 }
 
-// readStreamObjects reads the chain of a stream with its rules, and the sets without elements.
+// readStreamObjects reads the chain and rules of a stream, and its sets without elements.
 func (f *Conn) readStreamObjects(stream string) (*ruleset, error) {
 	r := newRuleset()
 	return r, f.readObjects(r, []string{plan.StreamChain(stream)}, streamSets(stream))
 }
 
-// startLive creates the live maps of streams with Maglev maps.
+// startLive creates missing live maps of streams with Maglev maps.
 func (w *changeWriter) startLive(c plan.Change) error {
 	for _, s := range c.Streams {
 		for _, family := range s.Desired.Families() {
@@ -80,7 +80,7 @@ func (w *changeWriter) streams(c plan.Change) error {
 	return nil
 }
 
-// stream creates and repairs the chain and the maps of one stream.
+// stream creates or repairs the chain and the maps of one stream.
 func (w *changeWriter) stream(s plan.StreamWrite) error {
 	want, r := &s.Desired, w.observed[s.Desired.Name]
 	if r == nil {
@@ -108,7 +108,7 @@ func (w *changeWriter) stream(s plan.StreamWrite) error {
 		if err := w.streamTable(family, s, r); err != nil {
 			return err
 		}
-		// resize leaves it.
+		// Remove the shadow map of a resize.
 		if shadow := shadowMap(family, want.Name); r.has(shadow) {
 			w.last.removeSet(shadow)
 		}
@@ -117,8 +117,8 @@ func (w *changeWriter) stream(s plan.StreamWrite) error {
 	return nil
 }
 
-// streamTable creates, changes or removes one Maglev map. A map of another size that rules
-// refer to is replaced together with them.
+// streamTable creates, changes or removes one Maglev map. A map of a different size is replaced
+// together with the rules that reference it.
 func (w *changeWriter) streamTable(family vip.Family, s plan.StreamWrite, r *ruleset) error {
 	table := s.Desired.Tables[family]
 	spec := maglevSpec(family, s.Desired.Name, s.Desired.Size)

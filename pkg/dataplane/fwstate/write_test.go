@@ -17,7 +17,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// mustHave reads a stream and compares it.
+// mustHave reads a stream and compares it with want.
 func mustHave(t *testing.T, f *Conn, want plan.KernelStream) *plan.KernelStream {
 	t.Helper()
 	got, err := f.ReadStream(want.Name)
@@ -54,7 +54,7 @@ func TestOnlyDifferencesAreWritten(t *testing.T) {
 	if read, err := f.ReadTables(written); err != nil || !reflect.DeepEqual(read, mustHave(t, f, want)) {
 		t.Errorf("the tables alone are %+v, %v", read, err)
 	}
-	// The kernel reported its changes: only without one of them the maps are read.
+	// The maps are read only if the kernel's echo lacks a change.
 	run(t, ns, "nft delete element inet vipgate-lb maglev6/web { 7 }")
 	if read, err := f.ReadTables(written); err != nil || read.Tables[vip.IPv6][7] == 0 {
 		t.Errorf("with all changes reported the tables are %+v, %v", read, err)
@@ -73,7 +73,7 @@ func TestOnlyDifferencesAreWritten(t *testing.T) {
 	}
 }
 
-// The kernel picks the size of the map of live targets, which bounds no stream.
+// The live map has no fixed size, so it does not limit the targets of a stream.
 func TestManyTargetsInAStream(t *testing.T) {
 	f := openConn(t, lab.NewNetNS(t), Config{})
 	var fwmarks []uint32
@@ -206,7 +206,7 @@ func TestForeignObjectsStay(t *testing.T) {
 		if !c.Base || !c.Streams["web"].ChainIntact || len(c.VIPs) != 5 {
 			t.Errorf("foreign rules disturb: base %v, chain %v, VIPs %v", c.Base, c.Streams["web"].ChainIntact, c.VIPs)
 		}
-		// All of the data plane changes, and goes.
+		// Change the whole data plane, then remove it.
 		want := plan.KernelStream{Name: "web", Size: 103, Seed: 9, Tables: bothFamilies(filled(103, 5000))}
 		must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: c.Streams["web"]}}}))
 		must(t, f.RemoveRoutes([]uint32{5000, 5001, 5002}))
@@ -246,7 +246,7 @@ func TestRemoveDeletesAllOwnObjects(t *testing.T) {
 		for v := range gone {
 			gone[v] = ""
 		}
-		for range 2 { // an absent object is no error
+		for range 2 { // deleting an absent object succeeds
 			must(t, f.Write(plan.Change{VIPs: gone, RemoveStreams: []string{"web"}, RemoveTargets: []uint32{5000, 5001, 5002}}))
 			must(t, f.RemoveAll())
 		}
@@ -323,7 +323,7 @@ func TestForeignRulesAndTablesAmongMany(t *testing.T) {
 	if len(got) != 3 || got[5003] == "" || got[5004] == "" || got[5005] == "" {
 		t.Errorf("taken are %v", got)
 	}
-	// The rules of others are remembered until others change them.
+	// The rules of other processes are cached until another process changes a rule.
 	must(t, f.AddCommonRules().Err())
 	run(t, ns, "ip rule add prio 10 fwmark 5006 lookup main; ip -6 rule del prio 7")
 	got, err = f.UsedByOthers([]uint32{5002, 5003, 5004, 5005, 5006})
@@ -353,7 +353,7 @@ func TestTargetOffLinkIsNamed(t *testing.T) {
 	if hop, err := f.ResolveNextHop(5001, vip.IPv4); err != nil || hop != slots[1].NextHops[0] {
 		t.Errorf("the next hop of the other target is %s, %v", hop, err)
 	}
-	// A target that moves or loses an address leaves no route behind.
+	// The old route of a target is removed when its address changes or disappears.
 	slots[1].NextHops = [len(vip.Families)]netip.Addr{netip.MustParseAddr("172.16.0.3")}
 	if failed := f.AddRoutes(slots[1:], true); len(failed) > 0 {
 		t.Error(failed)
@@ -414,7 +414,7 @@ func TestWatchReportsEvents(t *testing.T) {
 	})
 	run(t, ns, "ip route add local 30.0.0.0/24 dev lo proto 180; ip -6 route add local 3000::/64 dev lo")
 	wait("local routes without an address", func(n Events) bool { return n.Routes })
-	// No host answers there.
+	// No host has this address.
 	must(t, ns.Sysctl("net.ipv4.neigh.int0.retrans_time_ms", "50"))
 	must(t, ns.Do(func() error {
 		c, err := gonet.Dial("udp", "172.16.0.9:9")

@@ -11,12 +11,12 @@ import (
 
 // Desired is the desired state of the data plane. It is immutable.
 type Desired struct {
-	// Revision is returned in [State].
+	// Revision identifies the desired state in [State].
 	Revision uint64
-	// Streams are by name. One that did not change is the same pointer as before.
+	// Streams is keyed by name. An unchanged stream keeps its pointer.
 	Streams map[string]*Stream
-	// RoutesOnly: before the first desired state, the targets get rules and routes, and nothing else
-	// changes. Its revision is 0.
+	// RoutesOnly installs only the rules and routes of targets, before the first complete desired
+	// state. Its revision is 0.
 	RoutesOnly bool
 }
 
@@ -24,48 +24,47 @@ type Desired struct {
 type Role uint8
 
 const (
-	// Unknown keeps the role that the target has in the kernel, Down without one. It is
-	// for targets without a health check result.
+	// Unknown keeps the role that is installed in the kernel, or Down without one. It applies
+	// to targets without a health check result.
 	Unknown Role = iota
-	// Down gets no flows; its flows move to other targets.
+	// Down receives no flows; its flows move to other targets.
 	Down
-	// Draining keeps the flows that it has and gets no new ones.
+	// Draining keeps established flows and receives no new ones.
 	Draining
-	// Serving gets new flows.
+	// Serving receives new flows.
 	Serving
 )
 
 // Target is the desired state of one target of a stream.
 type Target struct {
 	Name string
-	// IPs are its addresses, one or two, at most one of a family.
+	// IPs holds one or two addresses, at most one per family.
 	IPs []netip.Addr
-	// Roles are by family; that of a family without an address is Down.
+	// Roles maps each family to its role. A family without an address is Down.
 	Roles [len(vip.Families)]Role
 }
 
 // Stream is the desired state of one stream. It is immutable.
 type Stream struct {
 	Name string
-	// VIPs are those that the stream serves. Of two streams with the same VIP the one
-	// whose name sorts first serves it.
+	// VIPs lists the VIPs of the stream. If two streams list the same VIP, the stream whose name
+	// sorts first serves it.
 	VIPs []vip.VIP
-	// Size is the number of entries of the Maglev table, a prime; Seed is the seed of
-	// the hash, never 0.
+	// Size is the prime number of Maglev table entries. Seed is the seed of the hash, never 0.
 	Size, Seed uint32
 	// DrainTime is how long a serving target keeps its flows after its removal.
 	DrainTime time.Duration
 	// Targets have unique names.
 	Targets []Target
-	// Match has the ports whose packets are forwarded, sorted and unique; others are dropped,
-	// except ICMP. Without ports all packets are forwarded.
+	// Match lists the forwarded ports, sorted and unique. Packets to any other port are dropped,
+	// except ICMP. An empty list forwards all packets.
 	Match []Port
-	// RouteAll: also targets that never served have a rule and routes, so that they can be
-	// checked with their fwmark.
+	// RouteAll installs a rule and routes also for targets that never served, so that health
+	// checks can use their fwmarks.
 	RouteAll bool
 }
 
-// Equal reports whether both streams are the same; nil is equal to nil only.
+// Equal reports whether both streams are equal; nil equals nil only.
 func (s *Stream) Equal(t *Stream) bool {
 	if s == nil || t == nil || s == t {
 		return s == t
@@ -79,30 +78,30 @@ func (s *Stream) Equal(t *Stream) bool {
 
 // State is the confirmed state of the data plane in the kernel. It is immutable.
 type State struct {
-	// Revision is that of the newest [Desired] that was applied, with or without problems.
+	// Revision identifies the newest [Desired] that was applied, with or without problems.
 	Revision uint64
-	// Streams are by name.
+	// Streams is keyed by name.
 	Streams map[string]*StreamState
-	// VIPs maps the VIPs that the kernel sends to a stream to its name.
+	// VIPs maps each VIP with an element in the kernel to its stream.
 	VIPs map[vip.VIP]string
 	// Unreachable maps addresses of targets with a FAILED neighbor entry, or without a
 	// connected network, to the reason.
 	Unreachable map[netip.Addr]string
-	// Drift has the objects that another process removed or changed and that are not
-	// repaired: held, or in back-off.
+	// Drift lists the objects that another process removed or changed and whose repair is
+	// held or in back-off.
 	Drift []Drift
-	// Held are the streams whose drift is not repaired, "" for all of them, with the end
-	// of each hold; the zero time is no end.
+	// Held maps streams whose drift is not repaired, or "" for all streams, to the end of the
+	// hold. The zero time is an unlimited hold.
 	Held map[string]time.Time
-	// Repairs counts what was repaired since the start.
+	// Repairs counts the objects repaired since the start.
 	Repairs uint64
-	// Problems are the parts of the desired state that failed; the rest is applied.
+	// Problems lists the parts of the desired state that failed; all other parts are applied.
 	Problems []Problem
 	// Withheld names by family the kernel parameter that drops the packets of every VIP,
 	// with the command that corrects it; "" for none.
 	Withheld [len(vip.Families)]string
-	// Err is why the kernel cannot be read or changed at the moment, nil if it can.
-	// Failures counts the attempts since, TotalFailures those since the start.
+	// Err is the reason why the kernel state cannot be read or changed, nil if it can.
+	// Failures counts consecutive failed attempts, TotalFailures all failures since the start.
 	Err           error
 	Failures      int
 	TotalFailures uint64
@@ -111,18 +110,18 @@ type State struct {
 
 // StreamState is the confirmed state of one stream.
 type StreamState struct {
-	// Serving has the names of the targets that get new flows, by family: they are in the
-	// Maglev map, and their rules and routes lead to them.
+	// Serving holds, by family, the names of the targets that receive new flows: they have
+	// entries in the Maglev map, and their rules and routes are installed.
 	Serving [len(vip.Families)]map[string]struct{}
-	// Problem is by family why the stream does not forward although it has serving
-	// targets; "" if it does.
+	// Problem is the reason, by family, why a stream with serving targets does not forward
+	// packets; "" if it does.
 	Problem [len(vip.Families)]string
-	// FWMarks are the fwmarks whose rules and routes lead to the addresses of targets. Only of
-	// streams with RouteAll, and before the first desired state.
+	// FWMarks maps addresses of targets to fwmarks whose rules and routes are installed. It is
+	// set only for streams with RouteAll, and before the first desired state.
 	FWMarks map[netip.Addr]uint32
 }
 
-// Serves reports whether a target of a stream gets new flows.
+// Serves reports whether a target of a stream receives new flows.
 func (s *State) Serves(stream string, f vip.Family, target string) bool {
 	st := s.Streams[stream]
 	if st == nil {
@@ -132,7 +131,7 @@ func (s *State) Serves(stream string, f vip.Family, target string) bool {
 	return ok
 }
 
-// Equal reports whether both states forward the same. FWMarks do not matter for that.
+// Equal reports whether both states forward identically, ignoring FWMarks.
 func (s *StreamState) Equal(t *StreamState) bool {
 	if s == nil || t == nil || s == t {
 		return s == t
@@ -140,13 +139,13 @@ func (s *StreamState) Equal(t *StreamState) bool {
 	return s.Problem == t.Problem && slices.EqualFunc(s.Serving[:], t.Serving[:], maps.Equal)
 }
 
-// Problem is one condition that keeps the data plane from its desired state.
+// Problem is one condition that prevents the desired state.
 type Problem struct {
-	// Object is a VIP, a stream, a target, or the name of an object in the kernel.
+	// Object names a VIP, a stream, a target, or a kernel object.
 	Object string
-	// Detail is what is wrong, Remedy what an operator can do.
+	// Detail describes the fault, Remedy the operator's action.
 	Detail, Remedy string
-	// VIPs are not served because of the problem.
+	// VIPs lists the VIPs that are not served because of the problem.
 	VIPs []vip.VIP
 	// Local: packets to these VIPs are delivered to this host.
 	Local bool
@@ -155,7 +154,7 @@ type Problem struct {
 // Key identifies the problem.
 func (p Problem) Key() [2]string { return [2]string{p.Object, p.Detail} }
 
-// Without returns the entries of a list whose keys another list lacks.
+// Without returns the entries of list whose keys are not in other.
 func Without[T any, K comparable](list, other []T, key func(T) K) []T {
 	keys := make(map[K]bool, len(other))
 	for _, x := range other {

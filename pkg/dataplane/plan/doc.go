@@ -1,4 +1,3 @@
-// Package plan is the pure part of the data plane: the model of streams and targets, from
-// the desired state to the objects in the kernel, and the functions that compute Maglev
-// tables, owners of VIPs, drift, and the changes of a stream. It has no I/O.
+// Package plan models streams and targets, from the desired state to kernel objects, and
+// computes Maglev tables, VIP owners, drift, and the changes of a stream. It performs no I/O.
 package plan

@@ -9,11 +9,11 @@ import (
 
 // Drift is one object in the kernel that another process removed or changed.
 type Drift struct {
-	// Object is the object as an operator finds it, such as "rule fwmark 5003 (IPv4)".
+	// Object names the object as an operator's tools list it, such as "rule fwmark 5003 (IPv4)".
 	Object string
-	// Stream and Target own it; Target is empty for objects of the stream.
+	// Stream and Target own the object; Target is empty for objects of the stream.
 	Stream, Target string
-	// Detail is the difference.
+	// Detail describes the difference.
 	Detail string
 	Since  time.Time
 }
@@ -23,7 +23,8 @@ func (d Drift) Key() [3]string { return [3]string{d.Object, d.Stream, d.Target} 
 
 const missing = "it is missing"
 
-// Forwards reports whether the kernel marks packets of a family for a target and routes them to it.
+// Forwards reports whether the kernel marks packets of a family for a target and routes them to
+// it.
 func Forwards(t InstalledTarget, a *KernelTarget, f vip.Family) bool {
 	hop := t.IPs[f]
 	return a != nil && a.ChainIntact && a.Stream == t.Stream && a.Name == t.Name && hop.IsValid() &&
@@ -35,12 +36,13 @@ func SameRoutes(a, b KernelTarget) bool {
 	return a.Rules == b.Rules && a.NextHops == b.NextHops && a.Blackhole == b.Blackhole
 }
 
-// SameNFTables compares what nftables has of a target.
+// SameNFTables compares the nftables objects of a target.
 func SameNFTables(a, b KernelTarget) bool {
 	return a.ChainIntact == b.ChainIntact && a.Label == b.Label && a.Flows == b.Flows
 }
 
-// TargetDrift compares one target with the kernel. lost: its routes went with a link, which is no drift.
+// TargetDrift compares one target with the kernel. lost excludes routes, which the kernel removed
+// with a link.
 func TargetDrift(t InstalledTarget, a *KernelTarget, lost bool) (list []Drift) {
 	add := func(object, format string, args ...any) {
 		list = append(list, Drift{Object: object, Stream: t.Stream, Target: t.Name, Detail: fmt.Sprintf(format, args...)})
@@ -83,16 +85,16 @@ func TargetDrift(t InstalledTarget, a *KernelTarget, lost bool) (list []Drift) {
 	return list
 }
 
-// StreamFault is what is wrong with one stream in the kernel.
+// StreamFault is the difference between the installed stream and the kernel.
 type StreamFault struct {
 	Drift []Drift
-	// Problems say by family why packets are not forwarded; "" if they are.
+	// Problems holds the reason, by family, why packets are not forwarded; "" if they are.
 	Problems [len(vip.Families)]string
-	// Broken: chain, maps or entries are missing; ChainMissing: there is no chain at all.
+	// Broken: chain, maps or entries are missing. ChainMissing: the chain does not exist.
 	Broken, ChainMissing bool
 }
 
-// StreamDrift compares one stream with the kernel, which must have want.
+// StreamDrift compares one stream as observed, a, with its expected kernel state, want.
 func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]string) (x StreamFault) {
 	add := func(object, format string, args ...any) string {
 		d := Drift{Object: object, Stream: s.Name, Detail: fmt.Sprintf(format, args...)}
@@ -152,7 +154,8 @@ func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]stri
 	return x
 }
 
-// matchDrift compares the set of ports of a stream. Packets to a port that it lacks are dropped.
+// matchDrift compares the port set of a stream. A missing port is a fault: its packets are
+// dropped.
 func matchDrift(x *StreamFault, add func(object, format string, args ...any) string, want, a *KernelStream) {
 	object := "set " + MatchSet(want.Name)
 	absent, surplus := len(MissingPorts(a.Match, want.Match)), len(MissingPorts(want.Match, a.Match))

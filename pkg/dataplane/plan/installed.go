@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Stage is how much of an installed object is confirmed by the kernel.
+// Stage is the progress of an object's installation or removal in the kernel.
 type Stage uint8
 
 const (
@@ -20,7 +20,7 @@ const (
 	StagePending Stage = iota + 1
 	// StageApplied: read back from the kernel.
 	StageApplied
-	// StageRemoving: its removal began.
+	// StageRemoving: removal has started.
 	StageRemoving
 )
 
@@ -29,40 +29,40 @@ const (
 type Label struct {
 	Stream, Name string
 	IPs          [len(vip.Families)]netip.Addr
-	// DrainEndMilli is wall clock time; both are in milliseconds.
+	// DrainEndMilli is a wall clock time, DrainMilli a duration; both are in milliseconds.
 	DrainEndMilli, DrainMilli int64
 }
 
 // InstalledTarget is one target as the engine installed it, or recovered it from the kernel. Its
-// 128 bytes are the largest value that Go stores in a map without an allocation of its own.
+// size of 128 bytes is the limit up to which Go stores map values inline.
 type InstalledTarget struct {
-	// FWMark is its fwmark and its routing table.
+	// FWMark is both the fwmark and the routing table ID.
 	FWMark uint32
 	// Flows reports by family whether established flows reach the target.
 	Flows [len(vip.Families)]bool
 	Stage Stage
 	Label
 	// DrainEnd is the end of the drain of a target that is no longer desired; zero for other
-	// targets. It has a monotonic reading, so that the wall clock may jump.
+	// targets. Its monotonic clock reading makes it independent of wall clock jumps.
 	DrainEnd time.Time
 }
 
 // InstalledStream is one stream as the engine installed it, or recovered it from the kernel.
 type InstalledStream struct {
 	Name string
-	// VIPs are in the order of vip.Compare.
+	// VIPs is sorted by vip.Compare.
 	VIPs       []vip.VIP
 	Size, Seed uint32
-	// Tables are the sorted names of the targets in the Maglev table of each family.
+	// Tables holds the sorted names of the targets in the Maglev table of each family.
 	Tables [len(vip.Families)][]string
-	// Match are the ports whose packets are forwarded; nil for all packets.
+	// Match lists the forwarded ports; nil forwards all packets.
 	Match []Port
 	Stage Stage
 }
 
 const drainField = "drain="
 
-// MaxLabel is the longest comment of an nftables rule, whose length is one byte.
+// MaxLabel is the maximum length of a rule comment. nftables stores the length in one byte.
 const MaxLabel = 250
 
 // Addresses returns the addresses of the target.
@@ -81,7 +81,7 @@ func (l Label) String() string {
 	return s
 }
 
-// ParseLabel reads the comment of a target's rule; unknown fields are ignored.
+// ParseLabel parses the comment of a target's rule and ignores unknown fields.
 func ParseLabel(comment string) (l Label) {
 	fields := strings.Fields(comment)
 	if len(fields) == 0 {
@@ -105,8 +105,8 @@ func (t *InstalledTarget) Drain(end time.Time, d time.Duration) {
 	t.DrainEnd, t.DrainEndMilli, t.DrainMilli = end, end.UnixMilli(), d.Milliseconds()
 }
 
-// ResumeDrain continues the drain of the label after a restart. A jump of the wall clock never
-// makes a drain longer than its duration.
+// ResumeDrain continues the drain in the label after a restart. Wall clock jumps never extend a
+// drain beyond its duration.
 func (t *InstalledTarget) ResumeDrain(now time.Time) {
 	if t.DrainEndMilli == 0 {
 		return
@@ -115,7 +115,7 @@ func (t *InstalledTarget) ResumeDrain(now time.Time) {
 	t.Drain(now.Add(min(time.UnixMilli(t.DrainEndMilli).Sub(now), d)), d)
 }
 
-// Kernel returns what the kernel must have of the target.
+// Kernel returns the expected kernel state of the target.
 func (t InstalledTarget) Kernel() KernelTarget {
 	k := KernelTarget{FWMark: t.FWMark, Label: t.Label, ChainIntact: true, Flows: t.Flows, NextHops: t.IPs}
 	for f, hop := range t.IPs {
@@ -125,7 +125,7 @@ func (t InstalledTarget) Kernel() KernelTarget {
 	return k
 }
 
-// Kernel returns what the kernel must have of the stream. caches keep its last Maglev tables.
+// Kernel returns the expected kernel state of the stream. caches holds its last Maglev tables.
 func (s InstalledStream) Kernel(targets map[string]InstalledTarget, caches *TableCaches) *KernelStream {
 	k := &KernelStream{Name: s.Name, ChainIntact: true, Size: s.Size, Seed: s.Seed, Match: s.Match}
 	for _, f := range vip.Families {
@@ -134,7 +134,7 @@ func (s InstalledStream) Kernel(targets map[string]InstalledTarget, caches *Tabl
 		}
 	}
 	if len(k.Families()) == 0 {
-		k.Size, k.Seed = 0, 0 // no rule has them
+		k.Size, k.Seed = 0, 0 // no rule contains them
 	}
 	return k
 }
@@ -144,7 +144,7 @@ func SortedTargets(m map[string]InstalledTarget) []InstalledTarget {
 	return slices.SortedFunc(maps.Values(m), func(a, b InstalledTarget) int { return cmp.Compare(a.FWMark, b.FWMark) })
 }
 
-// ByFamily returns addresses by family, the zero Addr for none.
+// ByFamily returns the addresses indexed by family; a missing one is the zero Addr.
 func ByFamily(ips []netip.Addr) (byFamily [len(vip.Families)]netip.Addr) {
 	for _, a := range ips {
 		byFamily[vip.FamilyOf(a)] = a.Unmap()
@@ -152,13 +152,13 @@ func ByFamily(ips []netip.Addr) (byFamily [len(vip.Families)]netip.Addr) {
 	return byFamily
 }
 
-// sameTarget compares all but the stage.
+// sameTarget compares two targets, ignoring the stage.
 func sameTarget(a, b InstalledTarget) bool {
 	a.Stage = b.Stage
 	return a == b
 }
 
-// sameStream compares all but the stage.
+// sameStream compares two streams, ignoring the stage.
 func sameStream(a, b InstalledStream) bool {
 	return slices.Equal(a.VIPs, b.VIPs) && a.Size == b.Size && a.Seed == b.Seed && SameMatch(a.Match, b.Match) &&
 		sameTables(a.Tables, b.Tables)
@@ -168,7 +168,7 @@ func sameTables(a, b [len(vip.Families)][]string) bool {
 	return slices.EqualFunc(a[:], b[:], slices.Equal[[]string])
 }
 
-// HasFamily reports whether a VIP is of the family.
+// HasFamily reports whether vips contains a VIP of the family.
 func HasFamily(vips []vip.VIP, f vip.Family) bool {
 	return slices.ContainsFunc(vips, func(v vip.VIP) bool { return v.Family() == f })
 }

@@ -8,47 +8,46 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// MaxTable bounds the maps that are read; the largest that is written has 65 537 entries.
+// MaxTable limits the size of a map that is read. The largest written map has 65 537 entries.
 const MaxTable = 1 << 20
 
 // KernelState is the forwarding state of the data plane in the kernel.
 type KernelState struct {
-	// Base reports whether the objects that no stream and no target owns are intact:
-	// table, base chains and their rules, common maps, common policy rules. Problem
-	// is why nothing is forwarded; it is empty when only policy rules are missing, since
-	// packets are forwarded without them.
+	// Base reports whether the common objects are intact: table, base chains and their rules,
+	// common maps, common policy rules. Problem is the reason why no packets are forwarded; it is
+	// empty if only policy rules are missing, because forwarding works without them.
 	Base    bool
 	Problem string
 	Streams map[string]*KernelStream
 	Targets map[uint32]*KernelTarget
-	// VIPs maps each element of the VIP maps to the stream that it leads to.
+	// VIPs maps each element of the VIP maps to its stream.
 	VIPs map[vip.VIP]string
 }
 
-// KernelStream is the chain and the maps of one stream, as written and as read.
+// KernelStream is the chain and maps of one stream, in both written and observed state.
 type KernelStream struct {
 	Name string
-	// Owned reports whether the chain has rules with comments of the data plane.
+	// Owned reports whether the chain has rules with the data plane's comments.
 	Owned bool
-	// ChainIntact reports whether the rules of the chain are those for Size and Seed.
+	// ChainIntact reports whether the rules of the chain match Size and Seed.
 	ChainIntact bool
 	// Size and Seed are 0 without a Maglev map.
 	Size, Seed uint32
-	// Tables are the Maglev maps, nil for none. Entry i is the fwmark for hash i, 0 for none.
+	// Tables holds the Maglev map of each family, or nil. Entry i is the fwmark for hash i, or 0.
 	Tables [len(vip.Families)][]uint32
-	// Match is the sorted content of the set of ports, nil without a set.
+	// Match is the sorted content of the port set, or nil without a set.
 	Match []Port
 }
 
-// KernelTarget is the chain, the rules and the routes of one target, as written and as read.
+// KernelTarget is the chain, rules and routes of one target, in both written and observed state.
 type KernelTarget struct {
 	FWMark      uint32
 	Label       // from the comment of the chain's rule
 	ChainIntact bool
-	// Flows reports by family whether the live map has the target, so that its flows continue.
+	// Flows reports by family whether the live map contains the target, which keeps its flows.
 	Flows [len(vip.Families)]bool
-	// Rules reports by family whether the policy rule exists; NextHops are those of the
-	// default routes, invalid without a route.
+	// Rules reports by family whether the policy rule exists. NextHops holds the next hop of the
+	// default route, invalid without a route.
 	Rules     [len(vip.Families)]bool
 	NextHops  [len(vip.Families)]netip.Addr
 	Blackhole [len(vip.Families)]bool
@@ -56,17 +55,17 @@ type KernelTarget struct {
 	Bytes     uint64
 }
 
-// Change is one change of nftables. Objects that already have the desired state are no error.
+// Change is one nftables change. Objects already in the desired state do not cause an error.
 type Change struct {
-	// Base creates or repairs the objects that no stream owns.
+	// Base creates or repairs the common objects.
 	Base bool
-	// Targets are those whose chains and elements of live maps are written.
+	// Targets lists the targets whose chains and live map elements are written.
 	Targets []KernelTarget
-	// Streams are those whose chains, and entries of maps that differ, are written.
+	// Streams lists the streams whose chains and differing map entries are written.
 	Streams []StreamWrite
 	// VIPs maps VIPs to their new streams; "" removes the element.
 	VIPs map[vip.VIP]string
-	// RemoveStreams and RemoveTargets are removed after everything that refers to them.
+	// RemoveStreams and RemoveTargets are removed after all objects that reference them.
 	RemoveStreams []string
 	RemoveTargets []uint32
 }
@@ -74,7 +73,7 @@ type Change struct {
 // StreamWrite changes one stream from the observed to the desired state.
 type StreamWrite struct {
 	Desired KernelStream
-	// Observed is what was last read; nil for a stream that does not exist.
+	// Observed is the last state read; nil for a stream that does not exist.
 	Observed *KernelStream
 }
 
@@ -92,7 +91,7 @@ func SameStream(a, b *KernelStream) bool {
 		})
 }
 
-// Add merges d into c. A VIP that d removes and c assigns stays assigned.
+// Add merges d into c. A VIP that c assigns remains assigned even if d removes it.
 func (c *Change) Add(d Change) {
 	c.Targets = append(c.Targets, d.Targets...)
 	c.Streams = append(c.Streams, d.Streams...)
@@ -108,18 +107,18 @@ func (c *Change) Add(d Change) {
 	}
 }
 
-// Empty reports whether the change does nothing.
+// Empty reports whether the change contains no operations.
 func (c *Change) Empty() bool {
 	return !c.Base && len(c.Targets)+len(c.Streams)+len(c.VIPs)+len(c.RemoveStreams)+len(c.RemoveTargets) == 0
 }
 
 // Network is the state of links, addresses and neighbors.
 type Network struct {
-	// LocalAddrs are the addresses of this host.
+	// LocalAddrs holds the addresses of this host.
 	LocalAddrs map[netip.Addr]struct{}
-	// LocalRoutes deliver prefixes to this host that are none of its addresses (AnyIP).
+	// LocalRoutes deliver prefixes to this host without an address on it (AnyIP).
 	LocalRoutes []LocalRoute
-	// FailedNeighbors do not answer on any link (NUD_FAILED).
+	// FailedNeighbors holds addresses that do not respond on any link (NUD_FAILED).
 	FailedNeighbors map[netip.Addr]struct{}
 	Links           []Link
 }
@@ -127,7 +126,7 @@ type Network struct {
 // LocalRoute is a route of type local.
 type LocalRoute struct {
 	Prefix netip.Prefix
-	// Target: it is a route of the program target.
+	// Target: the route belongs to the target program.
 	Target bool
 }
 
@@ -135,15 +134,15 @@ type LocalRoute struct {
 type Link struct {
 	Name  string
 	Index int
-	// Up reports whether it is enabled and has a carrier.
+	// Up reports whether the link is enabled and has a carrier.
 	Up       bool
 	Loopback bool
 	MTU      int // in bytes
-	// Prefixes are those of its connected networks.
+	// Prefixes lists the connected networks.
 	Prefixes []netip.Prefix
 }
 
-// LinkTo returns the link with the longest prefix that has the address, up or not.
+// LinkTo returns the link with the longest matching connected prefix, whether up or down.
 func (s *Network) LinkTo(a netip.Addr) (l Link, ok bool) {
 	longest := -1
 	for _, k := range s.Links {
@@ -156,7 +155,7 @@ func (s *Network) LinkTo(a netip.Addr) (l Link, ok bool) {
 	return l, ok
 }
 
-// Connects reports whether one of the addresses is on a connected network.
+// Connects reports whether one of the addresses is on a connected network whose link is up.
 func (s *Network) Connects(ips []netip.Addr) bool {
 	return slices.ContainsFunc(ips, func(a netip.Addr) bool {
 		l, ok := s.LinkTo(a)
@@ -164,7 +163,7 @@ func (s *Network) Connects(ips []netip.Addr) bool {
 	})
 }
 
-// UnreachableReason returns why an address cannot be reached, "" if it can.
+// UnreachableReason returns why an address is unreachable, or "" if it is reachable.
 func (s *Network) UnreachableReason(a netip.Addr) string {
 	if _, ok := s.FailedNeighbors[a]; ok {
 		return "the neighbour does not answer (NUD_FAILED)"

@@ -7,7 +7,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// A VIP that one stream removes and another one assigns is assigned, whichever of them comes first.
+// A VIP that one stream removes and a second one assigns is assigned, in either order.
 func TestMergedChangeAssignsVIPs(t *testing.T) {
 	moved, removed, added := vip.Require("20.0.0.1/32"), vip.Require("20.0.0.2/32"), vip.Require("2000::1/128")
 	from := Change{

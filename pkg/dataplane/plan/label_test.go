@@ -36,8 +36,7 @@ func TestLabelsAreReadBack(t *testing.T) {
 	})
 }
 
-// A comment of an earlier version, or one that another process wrote, is read as far as
-// it goes.
+// The known fields of a comment by an earlier version or another process are parsed.
 func TestUnknownFieldsOfLabelsAreIgnored(t *testing.T) {
 	for comment, want := range map[string]Label{
 		"":                            {},
@@ -54,7 +53,7 @@ func TestUnknownFieldsOfLabelsAreIgnored(t *testing.T) {
 	}
 }
 
-// A clock that jumped back does not make a drain longer than it was to be.
+// A backward clock jump does not extend a drain beyond its duration.
 func TestClockJumpsDoNotProlongDrains(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	x := InstalledTarget{Label: Label{

@@ -10,29 +10,29 @@ import (
 )
 
 const (
-	// vacant is an entry that no name has taken.
+	// vacant marks an unassigned entry.
 	vacant = math.MaxUint16
-	// maxShares is how many names can have entries: indices below vacant.
+	// maxShares is the maximum number of names with entries: their indices are below vacant.
 	maxShares = vacant
 )
 
-// maglev divides size entries among names, as in section 3.4 of the Maglev paper (Eisenbud et al.,
-// NSDI 2016). The result depends on the set of names, on size and on seed only: it holds indices
-// into names, which must be sorted and distinct. size is prime, since otherwise a name's steps do
-// not come to every entry. It returns nil for no names. Of more names than entries, or than 65535,
-// those that sort last get none.
+// maglev divides size entries among names, as in section 3.4 of the Maglev paper (Eisenbud et
+// al., NSDI 2016). The result holds indices into names, which must be sorted and distinct, and
+// depends only on the names, size and seed. size must be prime: otherwise a name's steps do not
+// reach every entry. The result is nil without names. If there are more names than entries, or
+// more than 65535, the names that sort last receive no entries.
 //
-// The shares of two names differ by at most one entry. When one of 10 names goes, 12.6 % on average
-// of 1009 entries move, 11.7 % of 2003, 10.7 % of 10 007, 10.2 % of 65 537, with any hash.
+// The shares of two names differ by at most one entry. When one of 10 names is removed, on average
+// 12.6 % of 1009 entries move, 11.7 % of 2003, 10.7 % of 10 007, 10.2 % of 65 537, with any hash.
 //
-// Pods with different versions must compute equal tables, so the algorithm can never change. A name
-// walks the entries from offset on in steps of skip, both out of the SHA-256 of seed (4 bytes, most
-// significant first) and name:
+// Pods of different versions must compute equal tables, so the algorithm must never change. A
+// name visits entries from offset in steps of skip, both derived from the SHA-256 of seed (4
+// bytes, most significant first) and name:
 //
 //	offset = bytes 0 to 7, most significant first, mod size
 //	skip   = bytes 8 to 15, most significant first, mod (size - 1), plus 1
 //
-// and in the order of the names each takes in turn the next vacant entry on its walk.
+// In the order of names, each name in turn takes the next vacant entry of its sequence.
 func maglev(names []string, size, seed uint32) []uint16 {
 	if len(names) == 0 {
 		return nil
@@ -61,11 +61,11 @@ func maglev(names []string, size, seed uint32) []uint16 {
 	}
 }
 
-// walk is the order in which a name wants the entries of a table.
+// walk is the preference sequence of a name over the entries of a table.
 type walk struct{ next, skip uint32 }
 
 func newWalk(name string, size, seed uint32) walk {
-	var stack [128]byte // a name has at most 60 bytes
+	var stack [128]byte // names have at most 60 bytes
 	sum := sha256.Sum256(append(binary.BigEndian.AppendUint32(stack[:0], seed), name...))
 	return walk{
 		next: uint32(binary.BigEndian.Uint64(sum[0:8]) % uint64(size)),
@@ -79,7 +79,7 @@ func (w *walk) step(size uint32) {
 	}
 }
 
-// TableCache keeps the last Maglev table of one stream and family, with all that it depends on.
+// TableCache holds the last Maglev table of one stream and family, with its inputs.
 type TableCache struct {
 	names      []string
 	fwmarks    []uint32
@@ -87,7 +87,7 @@ type TableCache struct {
 	entries    []uint32
 }
 
-// TableCaches are the caches of one stream, by family.
+// TableCaches holds the table caches of one stream, by family.
 type TableCaches [len(vip.Families)]TableCache
 
 // table divides size entries among targets and returns the fwmark of each entry.

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// targetNames are n names, sorted.
+// targetNames returns n sorted names.
 func targetNames(n int) []string {
 	names := make([]string, n)
 	for i := range names {
@@ -91,8 +91,8 @@ func TestMaglevSharesAreEqual(t *testing.T) {
 	})
 }
 
-// The history of a set does not show: neither the order in which names came, nor
-// those that came and went.
+// The table is independent of the set's history: of the order of additions, and of removed
+// names.
 func TestMaglevDependsOnTheSetOfNamesOnly(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		names := someNames.Draw(t, "names")
@@ -144,9 +144,9 @@ func TestMaglevMatchesPaper(t *testing.T) {
 	})
 }
 
-// Of 10 names one goes: its own tenth moves, and few entries of the others, the fewer
-// the larger the table. Which ones they are is luck: of 1009 entries 11.7 to 13.6 % move
-// altogether in 9 of 10 cases.
+// When one of 10 names is removed, its tenth of the entries moves, and a few entries of the
+// remaining names, fewer in larger tables. The share varies: 11.7 to 13.6 % of 1009 entries
+// move in 9 of 10 cases.
 func TestMaglevMovesFewEntries(t *testing.T) {
 	names := targetNames(10)
 	for _, tt := range []struct {

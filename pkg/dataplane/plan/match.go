@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// MatchPrefix begins the name of the set of the ports of a stream.
+// MatchPrefix is the name prefix of port sets.
 const MatchPrefix = "match/"
 
-// MatchSet names the set of the ports of a stream that has a match.
+// MatchSet returns the name of the port set of a stream.
 func MatchSet(stream string) string { return MatchPrefix + stream }
 
-// MaxMatch is the largest number of ports of a stream.
+// MaxMatch is the maximum number of ports of a stream.
 const MaxMatch = 100
 
-// Numbers of protocols with ports (IANA).
+// IANA protocol numbers of transport protocols with ports.
 const (
 	TCP  uint8 = 6
 	UDP  uint8 = 17
@@ -33,10 +33,10 @@ func ComparePorts(a, b Port) int {
 	return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Number, b.Number))
 }
 
-// SameMatch compares the ports of two streams; a set without ports is not the same as no set.
+// SameMatch compares the ports of two streams. An empty set differs from a missing set (nil).
 func SameMatch(a, b []Port) bool { return (a == nil) == (b == nil) && slices.Equal(a, b) }
 
-// MissingPorts returns the ports of want that have lacks; both are sorted.
+// MissingPorts returns the ports of want that are not in have; both must be sorted.
 func MissingPorts(have, want []Port) []Port {
 	return slices.DeleteFunc(slices.Clone(want), func(p Port) bool {
 		_, ok := slices.BinarySearchFunc(have, p, ComparePorts)

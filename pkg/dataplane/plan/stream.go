@@ -9,14 +9,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Request is the desired state of a target at its last plan. It separates a change from
-// drift: a target with an equal request is left as another process changed it.
+// Request is the desired state of a target at its last plan. It distinguishes a desired change
+// from drift: a plan does not undo drift of a target whose request is unchanged.
 type Request struct {
 	ips   [len(vip.Families)]netip.Addr
 	roles [len(vip.Families)]Role
 }
 
-// RequestOf derives the last request before the start from the installed state.
+// RequestOf derives from the installed state the last request of the previous process.
 func RequestOf(t InstalledTarget, s *InstalledStream) Request {
 	a := Request{ips: t.IPs}
 	for f := range a.roles {
@@ -32,7 +32,7 @@ func RequestOf(t InstalledTarget, s *InstalledStream) Request {
 	return a
 }
 
-// next returns the request for a target now. An Unknown role keeps the last one.
+// next returns the current request for a target. An Unknown role keeps the previous role.
 func (a Request) next(t Target) Request {
 	n := Request{ips: ByFamily(t.IPs)}
 	for f, ip := range n.ips {
@@ -44,25 +44,26 @@ func (a Request) next(t Target) Request {
 	return n
 }
 
-// StreamInput is everything that the plan of one stream depends on.
+// StreamInput holds all inputs of the plan of one stream.
 type StreamInput struct {
 	Name string
 	// Desired is nil for a stream to remove.
 	Desired *Stream
-	// VIPs are those of the stream that need an element, in the order of vip.Compare.
+	// VIPs lists the stream's VIPs that need an element, sorted by vip.Compare.
 	VIPs []vip.VIP
 	// Installed is nil for a stream that is not installed.
 	Installed *InstalledStream
 	Targets   map[string]InstalledTarget
 	Requests  map[string]Request
-	// Observed are the targets in the kernel.
+	// Observed holds the targets in the kernel, by fwmark.
 	Observed map[uint32]*KernelTarget
 	Network  *Network
-	// Fault is what is wrong with the stream in the kernel.
+	// Fault is the difference between the installed stream and the kernel.
 	Fault StreamFault
-	// LinkRestored reports whether routes of a fwmark went with a link that is up again.
+	// LinkRestored reports whether the kernel removed routes of a fwmark with a link that is up
+	// again.
 	LinkRestored func(uint32) bool
-	// Repair also restores what another process changed.
+	// Repair also reverts changes by other processes.
 	Repair bool
 	Now    time.Time
 	// AllocateFWMark returns the fwmark for a new target.
@@ -72,26 +73,26 @@ type StreamInput struct {
 // StreamPlan is the next state of one stream.
 type StreamPlan struct {
 	Name string
-	// Remove: the stream is removed, with the targets in Removed.
+	// Remove removes the stream and the targets in Removed.
 	Remove bool
-	// Stream is installed by the plan. Write: its chain and maps are compared and written.
+	// Stream is the stream to install. Write: its chain and maps are compared and written.
 	Stream InstalledStream
 	Write  bool
-	// Forced: a changed desired state also restores what another process changed.
+	// Forced: the desired state changed, so changes by other processes are also reverted.
 	Forced bool
-	// Targets are those that stay, by name. Apply has the fwmarks of those whose rules,
-	// routes and elements are compared with the kernel and written.
+	// Targets holds the remaining targets by name. Apply holds the fwmarks of the targets whose
+	// rules, routes and elements are compared with the kernel and written.
 	Targets  map[string]InstalledTarget
 	Apply    map[uint32]bool
 	Removed  []InstalledTarget
 	Requests map[string]Request
-	// Problems are those of this stream's targets.
+	// Problems lists the problems of this stream's targets.
 	Problems []Problem
 }
 
-// ForStream plans one stream. Its only side effect is that of AllocateFWMark.
+// ForStream plans one stream. AllocateFWMark is its only side effect.
 func ForStream(v StreamInput) StreamPlan {
-	n := len(v.Targets) // about as many stay
+	n := len(v.Targets) // most targets remain
 	p := StreamPlan{
 		Name: v.Name, Targets: make(map[string]InstalledTarget, n), Apply: make(map[uint32]bool, n),
 		Requests: make(map[string]Request, n),
@@ -108,8 +109,8 @@ func ForStream(v StreamInput) StreamPlan {
 		v.Installed.Size != w.Size || v.Installed.Seed != w.Seed || !slices.Equal(v.Installed.VIPs, v.VIPs) ||
 		!SameMatch(v.Installed.Match, w.Match)
 
-	// Which targets change comes first: a stream whose chain is missing is rebuilt with all
-	// its targets, but only if its desired state changed.
+	// Find the changed targets first: a stream whose chain is missing is rebuilt with all its
+	// targets, but only if its desired state changed.
 	changed := make(map[string]bool, n)
 	for _, t := range w.Targets {
 		old, recorded := v.Targets[t.Name]
@@ -189,7 +190,7 @@ func ForStream(v StreamInput) StreamPlan {
 }
 
 // drainOrRemove returns the next state of a target that is no longer desired, and reports
-// whether it stays: a target that served keeps its flows for the drain time of the stream.
+// whether it remains installed: a target that served keeps its flows for the stream's drain time.
 func drainOrRemove(v StreamInput, t InstalledTarget) (InstalledTarget, bool) {
 	switch {
 	case t.Stage == StageRemoving:
@@ -203,7 +204,7 @@ func drainOrRemove(v StreamInput, t InstalledTarget) (InstalledTarget, bool) {
 	return t, false
 }
 
-// Idle reports whether a plan leaves everything as it is.
+// Idle reports whether the plan changes nothing.
 func (p *StreamPlan) Idle(v StreamInput) bool {
 	if p.Remove || len(p.Removed) > 0 || p.Write || v.Installed == nil || !sameStream(p.Stream, *v.Installed) {
 		return false
@@ -216,7 +217,7 @@ func (p *StreamPlan) Idle(v StreamInput) bool {
 	return true
 }
 
-// RemoveFromTable removes a target from a table, because its rule or routes failed.
+// RemoveFromTable removes a target whose rule or routes failed from a Maglev table.
 func (p *StreamPlan) RemoveFromTable(name string, f vip.Family) {
 	p.Stream.Tables[f] = slices.DeleteFunc(slices.Clone(p.Stream.Tables[f]), func(s string) bool { return s == name })
 }
@@ -225,7 +226,7 @@ func wasServing(s *InstalledStream, name string) bool {
 	return s != nil && slices.ContainsFunc(s.Tables[:], func(names []string) bool { return contains(names, name) })
 }
 
-// contains reports whether sorted has a name.
+// contains reports whether sorted contains name.
 func contains(sorted []string, name string) bool {
 	_, ok := slices.BinarySearch(sorted, name)
 	return ok

@@ -12,21 +12,22 @@ import (
 
 // VIPOwners assigns VIPs to streams.
 type VIPOwners struct {
-	// Owned are the VIPs of each stream that need an element, in the order of vip.Compare.
+	// Owned maps each stream to its VIPs that need an element, sorted by vip.Compare.
 	Owned map[string][]vip.VIP
-	// Owner is the stream of each of them.
+	// Owner maps each owned VIP to its stream.
 	Owner map[vip.VIP]string
 	// Covered maps each VIP without an element to the wider VIP of the same stream that
-	// covers it: intervals of one nftables map must not overlap.
+	// contains it: intervals of one nftables map must not overlap.
 	Covered  map[vip.VIP]vip.VIP
 	Problems []Problem
 }
 
-// AssignVIPs gives each VIP to the stream whose name sorts first, unless its packets are delivered
-// to this network namespace: it is an address there, or has a local route.
+// AssignVIPs assigns each VIP to the stream whose name sorts first. It rejects a VIP that is an
+// address of this network namespace or overlaps a local route, because the kernel delivers its
+// packets locally.
 func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}, routes []LocalRoute) VIPOwners {
 	s := VIPOwners{Owned: map[string][]vip.VIP{}, Owner: map[vip.VIP]string{}, Covered: map[vip.VIP]vip.VIP{}}
-	var wide []vip.VIP // owned ones that are wider than a host
+	var wide []vip.VIP // owned VIPs wider than a single address
 	for _, name := range slices.Sorted(maps.Keys(streams)) {
 		vips := slices.Clone(streams[name].VIPs)
 		slices.SortFunc(vips, func(a, b vip.VIP) int {
@@ -81,7 +82,7 @@ func (r LocalRoute) explain(stream string) (detail, remedy string) {
 		fmt.Sprintf("ip route del local %s table local, or take the VIP out of stream %s", r.Prefix, stream)
 }
 
-// Limit leaves out the VIPs of one address that a map does not hold, rather new ones.
+// Limit removes single-address VIPs beyond the size of a map, new VIPs first.
 func (s *VIPOwners) Limit(installed map[vip.VIP]string) {
 	var hosts [len(vip.Families)][]vip.VIP
 	for _, vips := range s.Owned {
@@ -115,7 +116,7 @@ func (s *VIPOwners) Limit(installed map[vip.VIP]string) {
 	}
 }
 
-// overlap finds an owned VIP that shares an address with v, rather one of another stream.
+// overlap returns an owned VIP that overlaps v, preferably of another stream, and its owner.
 func overlap(v vip.VIP, owner map[vip.VIP]string, wide []vip.VIP) (first vip.VIP, by string) {
 	if by, ok := owner[v]; ok {
 		return v, by
@@ -133,7 +134,7 @@ func overlap(v vip.VIP, owner map[vip.VIP]string, wide []vip.VIP) (first vip.VIP
 	return first, owner[first]
 }
 
-// localIn returns the first local address in a VIP.
+// localIn returns the lowest local address in a VIP.
 func localIn(v vip.VIP, local map[netip.Addr]struct{}) (first netip.Addr, ok bool) {
 	if v.Prefix().IsSingleIP() {
 		_, ok := local[v.Prefix().Addr()]

@@ -71,7 +71,7 @@ func TestOwnerOfVIP(t *testing.T) {
 }
 
 func TestVIPsBeyondAMap(t *testing.T) {
-	// What the kernel has stays, although it sorts last.
+	// Installed VIPs are kept although they sort last.
 	kept := []string{"30.0.0.1/32", "30.0.0.2/32"}
 	installed := map[vip.VIP]string{vip.Require(kept[0]): "b", vip.Require(kept[1]): "b"}
 	many := hosts("20.0.0.0", MaxHostVIPs)
@@ -99,7 +99,7 @@ func streamOf(name string, vips []string) *Stream {
 	return s
 }
 
-// hosts are n IPv4 VIPs of one address.
+// hosts returns n single-address IPv4 VIPs.
 func hosts(first string, n int) []string {
 	a := netip.MustParseAddr(first).As4()
 	at := binary.BigEndian.Uint32(a[:])
