@@ -93,6 +93,15 @@ spec:
   publish: {addresses: [ADDRESS], ingressClass: external}
 `
 
+const publisherPodManifest = `
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME, namespace: trench-a, labels: {vipgate.io/trench-pod: trench-a}}
+spec:
+  serviceAccountName: NAME
+  containers: [{name: kube, image: vipgate/kube}]
+`
+
 // publishers are kubes of one trench without a frontend, and an API server that records their
 // writes.
 type publishers struct {
@@ -199,7 +208,9 @@ func (p *publishers) start(name string) {
 		listener, err = net.Listen("tcp", "127.0.0.1:0")
 		return err
 	}))
-	config := p.cluster.ProxyOn(p.t, listener).Config(p.cluster.ServiceAccount(p.t, namespace, name))
+	p.cluster.ServiceAccount(p.t, namespace, name)
+	p.apply(strings.ReplaceAll(publisherPodManifest, "NAME", name))
+	config := p.cluster.ProxyOn(p.t, listener).Config(p.cluster.PodServiceAccount(p.t, namespace, name, name))
 	socket := filepath.Join(dir, "kube.sock")
 	process, err := lab.StartProcess(ns, dir, name, filepath.Join(binaries, "kube"), "run",
 		"--namespace="+namespace, "--trench=trench-a", "--pod-name="+name,

@@ -345,7 +345,7 @@ func (p *publisher) marker(name string) {
 	p.cluster.Apply(p.T, fmt.Sprintf(`
 apiVersion: v1
 kind: Service
-metadata: {name: %s, namespace: trench-a}
+metadata: {name: %s, namespace: trench-a, annotations: {vipgate.io/vips: 20.0.0.99}}
 spec:
   type: LoadBalancer
   loadBalancerClass: vipgate.io/trench-a
