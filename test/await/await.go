@@ -9,8 +9,8 @@ import (
 // machine.
 const Timeout = 30 * time.Second
 
-// True waits until condition reports true, and fails the test after [Timeout]. The failure names
-// what the test waited for.
+// True waits until condition returns true, and fails the test after [Timeout]. what names the
+// condition in the failure.
 func True(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(Timeout); !condition(); time.Sleep(time.Millisecond) {

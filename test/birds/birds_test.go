@@ -29,8 +29,8 @@ func TestOtherVersions(t *testing.T) {
 	}
 	versions := []string{"2.17", "2.20", "3.1", "3.4"}
 	executables, outputs, results := make([]string, 4), make([][]byte, 4), make([]error, 4)
-	// All at the same time, each in namespaces of its own: the tests mostly wait for timers of BGP.
-	// t.Parallel would run as many as there are processors.
+	// All versions run concurrently, in separate namespaces: the tests mostly wait for BGP timers.
+	// t.Parallel would limit them to the number of processors.
 	var running sync.WaitGroup
 	for i, version := range versions {
 		found, err := filepath.Glob(filepath.Join(birds, version+".*", "bird"))

@@ -1,3 +1,3 @@
-// Package birds runs the tests of pkg/bird with each version of BIRD that is supported. It is a
-// package of its own so that they run beside those with Debian's BIRD.
+// Package birds runs the tests of pkg/bird with each supported version of BIRD. It is a separate
+// package so that they run concurrently with the tests against Debian's BIRD.
 package birds

@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// staleMAC is that of the host which had an address before the pod.
+// staleMAC is the MAC address of the host that had an address before the pod.
 const staleMAC = "02:00:00:00:00:99"
 
 // linkAddress is the MAC address of an interface.
@@ -27,10 +27,9 @@ func linkAddress(ctx context.Context, ns *lab.NetNS, dev string) (string, error)
 	return words[i+1], nil
 }
 
-// An address that another pod had before is in the neighbor tables of gateways and
-// targets with the MAC address of that pod, for up to 45 s after the last packet.
-// The addresses are in networks of their own, so that no packet of lb, frontend or
-// BIRD has them as its source.
+// An address that another pod had before is in the neighbor tables of gateways and targets with
+// the MAC address of that pod, for up to 45 s after the last packet. The addresses are in separate
+// networks, so that no packet of lb, frontend or BIRD has them as its source.
 func TestReusedAddressIsAnnounced(t *testing.T) {
 	for _, c := range []struct {
 		name, dev, peerDev string

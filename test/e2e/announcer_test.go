@@ -130,8 +130,8 @@ func TestLoopbackDropped(t *testing.T) {
 	f.waitReported(vipA4, readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED)
 }
 
-// Another process has BIRD export fewer VIPs to a gateway: the VIP that no gateway receives is not
-// called advertised, the others are.
+// Another process has BIRD export fewer VIPs to a gateway: a VIP that no gateway receives is not
+// reported as advertised, the remaining VIPs are.
 func TestExportRejected(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -70,8 +70,8 @@ func (f *fixture) withdrawnWithin(mark int, since time.Time, least, most time.Du
 // busy machine.
 const processSlack = 900 * time.Millisecond
 
-// A load balancer of Meridio announces and withdraws all VIPs; its death withdraws at once
-// (docs/adr/0031-availability-of-old-load-balancers.md).
+// A load balancer of Meridio announces and withdraws all VIPs; its death withdraws them
+// immediately (docs/adr/0031-availability-of-old-load-balancers.md).
 func TestMeridioLBGatesVIPs(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -209,7 +209,7 @@ func TestMeridioLBUpgradeInPlace(t *testing.T) {
 	f.wantRunning(f.pod.Frontend, old)
 }
 
-// An lb that starts where a load balancer of Meridio was killed is used at once.
+// An lb that starts where a load balancer of Meridio was killed is used immediately.
 func TestMeridioLBUpgradeAfterDeath(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -83,7 +83,7 @@ func TestPausedBIRDKeepsVIPs(t *testing.T) {
 		stopped := time.Now()
 		f.waitPast(stopped.Add(time.Second))
 		f.must(syscall.Kill(bird, syscall.SIGCONT))
-		// What it missed, it does now: the next stop finds it at rest.
+		// BIRD processes the backlog of the stop; wait until it is idle again.
 		f.waitPast(stopped.Add(2500 * time.Millisecond))
 	}
 	// A VIP that flips now shows that all is well, and that nothing else came before.

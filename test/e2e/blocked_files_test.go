@@ -102,7 +102,7 @@ func TestFIFOAsTrenchFile(t *testing.T) {
 	f.waitLB("Configuration", false, refused)
 	f.waitFrontend("Configuration", false, refused)
 	f.wantRoutes(every()...)
-	// The watchers still work, and take a good file at once.
+	// The watchers still work, and apply a valid file immediately.
 	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "target-2", "target-two")))
 	f.waitLog(f.pod.LB, "new configuration in force")
 	f.waitLog(f.pod.Frontend, "new configuration in force")

@@ -259,7 +259,8 @@ func TestChecksThroughTheVIP(t *testing.T) {
 	want("the target is dead", dead)
 }
 
-// A VIP that is in no pool of `target run` makes its targets not ready, and `target` says so.
+// A VIP outside every pool of `target run` makes its targets not ready, and the status of `target`
+// names it.
 func TestVIPOutsideThePool(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)

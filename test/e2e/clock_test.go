@@ -9,9 +9,9 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// New handshakes judge certificates by wall time, and their errors say so
-// (docs/architecture.md#failure-table). A clock that was set back by an hour has the same effect as
-// an SVID that begins in an hour.
+// New handshakes check certificates against wall time, and their errors name it
+// (docs/architecture.md#failure-table). A clock that was set back by an hour has the same effect
+// as an SVID that begins in an hour.
 func TestHandshakeClockError(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -31,7 +31,7 @@ func (f *dataPlaneFixture) installed() string {
 	return f.plane()
 }
 
-// notReady counts the events that say that a VIP is not ready.
+// notReady counts the "not ready" events of a VIP.
 func (f *dataPlaneFixture) notReady(vip string) int {
 	f.t.Helper()
 	out, err := f.lb("events", "--output=json")
@@ -71,7 +71,7 @@ func TestDataPlaneConverges(t *testing.T) {
 	f.must(errors.Join(g.WaitFlows(f.ctx), g.WaitTargets(f.ctx, "target-1", "target-2")))
 }
 
-// The rules that only save time are no reason to withdraw anything.
+// The policy rules are an optimization; their removal does not withdraw a VIP.
 func TestPolicyRuleRemovalWithdrawsNothing(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)

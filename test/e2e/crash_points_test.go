@@ -19,9 +19,9 @@ import (
 )
 
 // A hook in the test build kills the LB at each step between plan, kernel and report; the end
-// state is always the same. One target leaves and one comes while clients go on; the lb dies in the
-// middle and is started again. What the kernel has at the end is what it has without a death, and
-// of the target that stays nothing is lost.
+// state is always the same. During load one target leaves and one joins; the lb is killed in
+// between and restarted. The final kernel state equals the state without a crash, and the
+// remaining target loses no flow.
 func TestLBKilledAtEachStep(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -66,8 +66,8 @@ func init() { afterStep = crash.After }
 	return overlay
 }
 
-// endOfChange tells what the kernel has after a change in which the lb dies at a step,
-// unless that is "".
+// endOfChange returns the kernel state after a change during which the lb is killed at step, or is
+// not killed if step is "".
 func endOfChange(t *testing.T, mortal, step string) string {
 	t.Helper()
 	f := newDataPlaneFixtureOf(t, 1, 3)
@@ -121,10 +121,10 @@ func (f *dataPlaneFixture) startMortalLB(binaries, step string) {
 	f.must(err)
 }
 
-// changing is what differs between two kernels that forward alike.
+// changing matches the text that differs between two kernels with equal forwarding state.
 var changing = regexp.MustCompile(`packets \d+ bytes \d+|handle \d+`)
 
-// plane is all that the data plane has in the kernel, in an order of its own.
+// plane returns the data plane's kernel state as sorted lines.
 func (f *dataPlaneFixture) plane() string {
 	f.t.Helper()
 	out, err := f.pod.Namespace().Run(f.ctx, "nft", "list", "table", "inet", dataplane.TableName)

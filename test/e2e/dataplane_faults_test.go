@@ -153,8 +153,8 @@ func TestForeignMarksAndStatelessMode(t *testing.T) {
 	}
 }
 
-// A draining target leaves the table at once and keeps its established flows until they end or its
-// drain time is over.
+// A draining target leaves the table immediately and keeps its established flows until they end or
+// its drain time expires.
 func TestDrainingTargetKeepsFlows(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -268,7 +268,7 @@ func (f *dataPlaneFixture) sendSCTP(vip netip.Addr, flows int) error {
 			return err
 		}
 		for i := range flows {
-			// A target without SCTP says so, which is an error of the next packet.
+			// A target without SCTP answers with ICMP, which is an error of the next packet.
 			b := sctp(uint16(30000+i), 38412)
 			if _, err := c.Write(b); err != nil {
 				if _, err = c.Write(b); err != nil {

@@ -119,7 +119,7 @@ func (f *dataPlaneFixture) lb(args ...string) (string, error) {
 	return f.pod.Run(f.ctx, "lb", append(args, "--admin-socket=unix://"+f.pod.LBAdmin())...)
 }
 
-// waitOutput waits until what a command of lb prints has a text.
+// waitOutput waits until the output of a command of lb contains text, and returns the output.
 func (f *dataPlaneFixture) waitOutput(text string, args ...string) string {
 	f.t.Helper()
 	var last string
@@ -200,7 +200,7 @@ func TestDataPlaneForwardsAndCleansUp(t *testing.T) {
 	g.Stop(f.ctx)
 	stopped = true
 
-	// The end: what is in the kernel stays until it is cleaned up.
+	// After the stop the kernel state remains until it is cleaned up.
 	f.must(errors.Join(f.pod.LB.Signal(syscall.SIGTERM), f.pod.Frontend.Signal(syscall.SIGTERM)))
 	for _, p := range []*lab.Process{f.pod.LB, f.pod.Frontend} {
 		if status, err := p.Wait(f.ctx); err != nil || status != 0 {

@@ -162,8 +162,8 @@ func TestMissingReadinessDirectory(t *testing.T) {
 	}
 }
 
-// Files are no lease: what a writer that crashed leaves behind continues to count,
-// unless it touched its files and there is a limit of age.
+// Readiness files have no lease: the files of a crashed writer remain valid, unless the writer
+// touched its files periodically and a maximum age is configured.
 func TestCrashedWriterOfReadinessFiles(t *testing.T) {
 	t.Parallel()
 	const maxAge = 2 * time.Second

@@ -56,7 +56,7 @@ func (s *nameServer) start() {
 	go s.serve(s.conn, s.done)
 }
 
-// stop closes the socket: the kernel refuses queries from then on.
+// stop closes the socket, so that the kernel refuses further queries.
 func (s *nameServer) stop() {
 	s.t.Helper()
 	if err := s.conn.Close(); err != nil {

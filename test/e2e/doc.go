@@ -1,4 +1,3 @@
-// Package e2e holds the end-to-end tests: real processes, real BIRD on both
-// sides of a real wire, real TCP targets, real mTLS, checked against what the gateway
-// sees. They need root.
+// Package e2e holds the end-to-end tests: real processes, BIRD at both ends of a veth link, TCP
+// targets and mTLS, checked against the routes of the gateway. They need root.
 package e2e

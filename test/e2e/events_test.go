@@ -15,7 +15,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// output collects what a process prints.
+// output collects the output of a process.
 type output struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -54,7 +54,7 @@ func (f *fixture) followProgram(program, admin string, args ...string) *follower
 	f.must(events.cmd.Start())
 	f.t.Cleanup(func() {
 		if events.cmd.ProcessState == nil {
-			// Only after a failure: it may have ended meanwhile.
+			// Only after a failure; the process may already have ended.
 			_ = events.cmd.Process.Kill()
 			_ = events.cmd.Wait()
 		}
@@ -79,7 +79,7 @@ func (events *follower) waitFor(o *output, words ...string) {
 	})
 }
 
-// interrupt is Ctrl-C; it must end at once and well.
+// interrupt sends SIGINT (Ctrl-C); the process must exit immediately, without an error.
 func (events *follower) interrupt() {
 	events.f.t.Helper()
 	events.f.must(events.cmd.Process.Signal(syscall.SIGINT))
@@ -183,8 +183,8 @@ func wantNumbersInARow(t *testing.T, text string) {
 	}
 }
 
-// A configuration that cannot be given to BIRD: the sessions stay, and condition, metrics and
-// events tell, until it can.
+// A configuration that cannot be passed to BIRD: the sessions remain, and condition, metrics and
+// events report the failure until BIRD accepts the configuration.
 func TestUnappliedBIRDConfiguration(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

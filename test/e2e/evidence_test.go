@@ -49,7 +49,7 @@ func (f *fixture) mark() int {
 	return len(f.trace())
 }
 
-// updates is what the gateway received updates of a prefix after a mark.
+// updates returns the updates of a prefix that the gateway received after mark.
 func (f *fixture) updates(mark int, prefix string) []lab.RouteUpdate {
 	f.t.Helper()
 	p := netip.MustParsePrefix(prefix)
@@ -155,8 +155,7 @@ func (f *fixture) wantRunning(processes ...*lab.Process) {
 	}
 }
 
-// run runs lb or frontend with a sub-command in the pod and returns what it
-// printed and its exit status.
+// run runs lb or frontend with a sub-command in the pod and returns its output and exit status.
 func (f *fixture) run(program string, args ...string) (string, int) {
 	f.t.Helper()
 	return f.runIn(f.Pod, program, args...)

@@ -56,7 +56,7 @@ func (lb scriptedLB) publish(ready []string, not ...string) {
 	})
 }
 
-// scriptedFrontend is a frontend that reports what a test has it report.
+// scriptedFrontend is a frontend whose reports a test controls.
 type scriptedFrontend struct {
 	f       *fixture
 	watch   grpc.ServerStreamingClient[readinessv1.WatchReadinessResponse]
@@ -123,7 +123,7 @@ func (reader *scriptedFrontend) wait(condition func(*readinessv1.WatchReadinessR
 	}
 }
 
-// report tells that, having applied a position, VIPs are withdrawn, and why.
+// report reports that, after applying a position, VIPs are withdrawn for reason.
 func (reader *scriptedFrontend) report(applied *readinessv1.Position, reason readinessv1.AdvertisementReason,
 	vips ...string,
 ) {
@@ -172,7 +172,7 @@ func TestThousandFlips(t *testing.T) {
 		}
 		return nil
 	})
-	// Nothing is on its way any more: what was said later has come.
+	// The gateway has received every earlier update, because a later one has arrived.
 	f.wantNoUpdates(mark, vipB4, vipB6)
 	lb.publish(nil, vipB4)
 	f.wantRoutes(vipA4, vipB6)
@@ -219,7 +219,7 @@ func TestFlipsDuringFrontendHang(t *testing.T) {
 	lb.publish([]string{vipA4}, vipA6)
 	f.must(f.pod.Frontend.Signal(syscall.SIGCONT))
 	f.wantRoutes(vipA4, vipB4)
-	// Nothing is on its way any more: what was said later has come.
+	// The gateway has received every earlier update once it receives this one.
 	lb.publish(nil, vipB4)
 	f.waitUpdate(mark, vipB4, withdrawn)
 	f.wantRoutes(vipA4)

@@ -35,7 +35,8 @@ const (
 // exposed has the listeners at the pod's address.
 var exposed = []string{"--health-host=" + podAddress, "--metrics-host=" + podAddress}
 
-// floodedLBArgs are those of an lb with every listener, and with a lease that a busy machine keeps.
+// floodedLBArgs are the arguments of an lb with every listener, and with a lease that a busy
+// machine keeps.
 var floodedLBArgs = append(slices.Concat(exposed, registry), "--registry-address="+floodedRegistry, "--lease=4s")
 
 // patientTrench is the usual trench with checks that a busy machine passes.
@@ -246,7 +247,7 @@ func TestIdleConnectionsLeaveDescriptors(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 	f.wantNoUpdates(mark, vipA4, vipA6)
 
-	// Others are served on every listener.
+	// Other clients are served on every listener.
 	if _, err := f.ask(f.operator()); err != nil {
 		t.Errorf("the operator during the flood: %v", err)
 	}

@@ -143,8 +143,8 @@ func (f *fixture) wantSessionsDownLast() {
 	}
 }
 
-// wantRules fails unless the pod has, or has not, what the source routing is
-// built of: the nftables table, two rules a family and the blackholes.
+// wantRules fails unless the presence of the source routing in the pod equals want: the nftables
+// table, two rules per family and the blackhole routes.
 func (f *fixture) wantRules(want bool) {
 	f.t.Helper()
 	for _, ask := range []struct{ has, command string }{
@@ -200,7 +200,7 @@ func TestFrontendTermProbesAndSecondTerm(t *testing.T) {
 	f.wantHealth(lab.FrontendHealth, "", notServing)
 	f.wantHealth(lab.FrontendHealth, "Liveness", serving)
 	f.wantHealth(lab.FrontendHealth, "Egress", serving)
-	// Its VIPs are still advertised, and what it tells still holds.
+	// Its VIPs are still advertised, and their health status is still valid.
 	f.wantHealth(lab.FrontendHealth, "vip/"+vipA4, serving)
 	f.wantRoutes(vipA4, vipA6)
 	f.wantRunning(f.pod.Frontend)
@@ -272,8 +272,8 @@ func TestOperatorDrainsVIP(t *testing.T) {
 	f.wantUpdates(mark, vipA6, withdrawn, announced)
 	f.wantNoUpdates(mark, vipB4, vipB6)
 
-	// Exit status 0 when all is as wanted already, 1 for a VIP of another attractor, 2 for what is
-	// none.
+	// Exit status 0 if nothing changes, 1 for a VIP of another attractor, 2 for an argument that
+	// is not a VIP.
 	if out, status := f.run("frontend", "undrain", admin, vipA4); status != 0 ||
 		!strings.Contains(out, "no VIP is drained") {
 		t.Errorf("a second undrain ended with %d: %s", status, out)

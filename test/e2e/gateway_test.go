@@ -131,7 +131,7 @@ func (f *fixture) sessions() map[string]string {
 	return lines
 }
 
-// table is what the kernel of the pod has in the table of VIP traffic.
+// table returns the routes of the pod's table for VIP traffic.
 func (f *fixture) table(family string) string {
 	f.t.Helper()
 	// The table does not exist before its first route.
@@ -637,7 +637,7 @@ func TestReflectedVIPIsIgnored(t *testing.T) {
 			t.Errorf("the second gateway has a route that the pod did not send: %+v", r)
 		}
 	}
-	// A withdrawn VIP leaves no route behind.
+	// The routes of a withdrawn VIP are removed.
 	f.down(f.target1)
 	f.down(f.target2)
 	none()

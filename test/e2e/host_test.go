@@ -52,7 +52,7 @@ streams:
 // labVariable makes the test binary the owner of a lab that TestLeftoversOfKilledRun kills.
 const labVariable = "VIPGATE_TEST_LAB"
 
-// TestLabToKill is no test but the process that the next one kills.
+// TestLabToKill is not a test but the process that TestLeftoversOfKilledRun kills.
 func TestLabToKill(t *testing.T) {
 	ready := os.Getenv(labVariable)
 	if ready == "" {
@@ -68,8 +68,8 @@ func TestLabToKill(t *testing.T) {
 	<-t.Context().Done()
 }
 
-// All processes of a lab are children of its owner or of each other, and kill -9 of the owner
-// leaves them behind. The next lab starts without them.
+// All processes of a lab are children of its owner or of each other, and remain after kill -9 of
+// the owner. The next lab removes them at its start.
 func TestLeftoversOfKilledRun(t *testing.T) {
 	t.Parallel()
 	ready := t.TempDir() + "/ready"

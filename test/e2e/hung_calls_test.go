@@ -22,9 +22,9 @@ import (
 )
 
 // lastResort is how long a process may take to end after SIGTERM when no stage of its stop bounds
-// the call that hangs: the drain time and 30 s, after which cli.RunUntilStopped leaves the call
-// behind, 5 s to print why, and 9 s for a busy machine. The others end within stopBound: the stages
-// of the stop, and the 10 s after which task.Run leaves a task.
+// the call that hangs: the drain time and 30 s, after which cli.RunUntilStopped abandons the call,
+// 5 s to print why, and 9 s for a busy machine. All other calls end within stopBound: the stages
+// of the stop, and the 10 s after which task.Run abandons a task.
 const lastResort = 45 * time.Second
 
 // hungCall is a process with one blocking call that never returns.
@@ -67,8 +67,8 @@ func (f *hungFixture) hang(c hungCall) {
 		c.force(f)
 	}
 	if !c.peer {
-		// Or it waits for the lock of a directory in which its BIRD is blocked: the kernel names the
-		// lock's function or that of open or unlink, which waits for it.
+		// Or it waits for the lock of a directory in which its BIRD is blocked: the kernel reports
+		// the function of the lock, or of the open or unlink that waits for it.
 		f.waitChannel("fuse_", "rwsem_down_", "d_alloc_parallel", "path_openat", "do_unlinkat")
 	}
 }
@@ -386,7 +386,7 @@ func TestHungCallsStop(t *testing.T) {
 	frontendSockets := func(p *lab.Pod) []string { return []string{p.FrontendAdmin()} }
 	const registryAddress = "127.0.0.1:7790"
 	registry := append(registry, "--registry-address="+registryAddress)
-	// Not by t.Parallel: most of the time passes while the processes end, all of them at once.
+	// t.Parallel would run too few calls concurrently: they mostly wait for the processes to end.
 	var calls sync.WaitGroup
 	setup := make(chan struct{}, 2)
 	for _, c := range []hungCall{

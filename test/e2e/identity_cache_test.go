@@ -151,7 +151,8 @@ func TestRestartWithoutWorkloadAPI(t *testing.T) {
 	}
 }
 
-// A cached SVID of another ID, or one that others can read, is refused and named in the status.
+// A cached SVID of another ID, or one that other users can read, is refused and named in the
+// status.
 func TestRefusedCachedSVID(t *testing.T) {
 	t.Parallel()
 	c := newCached(t)

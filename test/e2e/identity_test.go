@@ -134,7 +134,7 @@ func TestLBAuthorizesPeers(t *testing.T) {
 	f.wantSilence(mark)
 }
 
-// sessions is a client's cache of TLS sessions that counts what it is given.
+// sessions is a client's cache of TLS sessions that counts the stored tickets.
 type sessions struct {
 	tls.ClientSessionCache
 	tickets atomic.Int32
@@ -147,7 +147,7 @@ func (s *sessions) Put(key string, state *tls.ClientSessionState) {
 	s.ClientSessionCache.Put(key, state)
 }
 
-// speak opens a connection, begins HTTP/2 and returns what the server said first.
+// speak opens a connection, begins HTTP/2 and returns the first bytes of the server.
 func speak(ctx context.Context, socket string, config *tls.Config) (tls.ConnectionState, []byte, error) {
 	raw, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
@@ -312,7 +312,7 @@ func TestFrontendAuthorizesLB(t *testing.T) {
 	if received := slices.DeleteFunc(f.trace(), isDefault); len(received) > 0 {
 		t.Errorf("the gateway received %v without an authorized LB", received)
 	}
-	// The same impostor is believed when it shows what is expected.
+	// The same impostor is accepted with the expected certificate.
 	defer f.impostor(credentials.NewTLS(serving(f.mint(ours, lab.LBID))))()
 	f.wantRoutes(every()...)
 }

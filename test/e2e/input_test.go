@@ -68,8 +68,8 @@ func usualFlags(ts *testscript.TestScript, program, trench string) []string {
 // offLink matches the warning about gateways that are not in a network of lo.
 var offLink = regexp.MustCompile(`(?m)^frontend: warning: gateway \S+ has no session: interface lo: .*\n`)
 
-// call runs a program and returns what it printed and its exit status. It fails
-// if that created or changed any file.
+// call runs a program and returns its output and exit status. It fails if the program created or
+// changed a file.
 func call(ts *testscript.TestScript, program, command string, flags []string) (stdout, stderr string, status int) {
 	before := listing(ts)
 	// A run that should be refused must not run for ever.
@@ -191,8 +191,8 @@ func scriptWarned(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// scriptInvalid is: invalid PROGRAM MESSAGE FLAG... What a running program may get later is refused
-// by validate only.
+// scriptInvalid implements: invalid PROGRAM MESSAGE FLAG... Input that a running program may
+// receive later is only refused by validate.
 func scriptInvalid(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: invalid PROGRAM MESSAGE FLAG...")

@@ -45,7 +45,7 @@ func need(t *testing.T, kind lab.Kind) {
 	}
 }
 
-// startRouter starts a gateway, and shows what it logged after a failure.
+// startRouter starts a gateway, and prints its log after a failure.
 func (f *fixture) startRouter(kind lab.Kind, ns *lab.NetNS, c lab.GatewayConfig) lab.Router {
 	f.t.Helper()
 	r, err := f.StartRouter(kind, ns, c)
@@ -287,9 +287,9 @@ var (
 	rival6 = netip.MustParseAddr("fd00:100::2")
 )
 
-// startRival starts what stands for another pod of the trench, with a way to the
-// VIPs of target 1 that is a little worse than the usual pod's: a path of two AS
-// numbers, or local preference 50 within the gateway's AS.
+// startRival starts a replacement for another pod of the trench. Its route to the VIPs of target 1
+// is slightly less preferred than the route through the usual pod: a path of two AS numbers, or
+// local preference 50 within the gateway's AS.
 func (f *fixture) startRival(gatewayAS uint32) {
 	f.t.Helper()
 	ns := lab.NewNetNS(f.t)
@@ -434,7 +434,8 @@ func (f *fixture) restoreIPv4(ns *lab.NetNS) {
 	f.must(err)
 }
 
-// Two gateways at once, one of them lost; families are independent (docs/architecture.md#the-gate).
+// One of two gateways of different kinds is lost; families are independent
+// (docs/architecture.md#the-gate).
 func TestLossOfOneGatewayOfTwoKinds(t *testing.T) {
 	t.Parallel()
 	for i, kindA := range kinds {

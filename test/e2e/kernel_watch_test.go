@@ -22,8 +22,8 @@ func (f *fixture) podShell(line string) string {
 	return out
 }
 
-// waitStatus waits until the status of the frontend matches, and returns what the first group
-// matched.
+// waitStatus waits until the status of the frontend matches, and returns the submatches of the
+// first group.
 func (f *fixture) waitStatus(pattern string) string {
 	f.t.Helper()
 	var found []string
@@ -188,8 +188,8 @@ func (f *fixture) routeBack(want bool) {
 	})
 }
 
-// Routes that another process removes are back at once, not at BIRD's next scan; while no gateway
-// gives a route, condition and status say so.
+// Routes that another process removes are restored immediately, not at BIRD's next scan; while no
+// gateway provides a route, condition and status report it.
 func TestRouteBackIsWatched(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

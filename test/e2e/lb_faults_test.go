@@ -18,7 +18,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// The loss of a VIP's last target withdraws that VIP; no UPDATE for others
+// The loss of a VIP's last target withdraws that VIP, without an UPDATE for any other VIP
 // (docs/architecture.md#failure-table).
 func TestLastTargetLossWithdrawsItsVIP(t *testing.T) {
 	t.Parallel()
@@ -187,7 +187,7 @@ func TestLBTermDrainsFirst(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 }
 
-// waitReported waits until the frontend has reported to the lb what it does with a VIP.
+// waitReported waits until the lb has received the advertisement of a VIP from the frontend.
 func (f *fixture) waitReported(vip string, want readinessv1.Advertisement) {
 	f.t.Helper()
 	f.waitFor(func() error {
@@ -260,7 +260,8 @@ func TestLBRestartWithinGracePeriod(t *testing.T) {
 	f.must(f.pod.LB.Kill())
 	f.down(f.target2)
 	f.must(f.pod.StartLB("--stale-grace=" + grace.String()))
-	// VIPs that the new LB reports as not ready are withdrawn at once, ready ones stay advertised.
+	// VIPs that the new LB reports as not ready are withdrawn immediately, ready ones stay
+	// advertised.
 	f.wantRoutes(vipA4, vipA6)
 	f.waitLogs(f.pod.LB, "readiness watch opened", 2)
 	if after := f.lbStatus().GetPosition().GetInstanceId(); after == before {

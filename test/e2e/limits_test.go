@@ -25,11 +25,11 @@ func crowdedTrench(total int) string {
 		1)
 }
 
-// The most VIPs that a trench file may have load, and one more is refused with the limit's name.
-// The VIPs from before stay advertised all the time, and so does the way back.
+// A trench file with the maximum number of VIPs is applied, and one more VIP is refused with the
+// limit's name. The initial VIPs stay advertised during growth and shrinkage.
 //
-// The test runs alone, with a long lease: what it asserts is the way to the kernel and back, and
-// not that a starved machine decides about 50 000 VIPs within a lease.
+// The test runs alone, with a long lease: it tests programming and removal of the kernel state,
+// and not whether a starved machine decides about 50 000 VIPs within a lease.
 func TestVIPLimit(t *testing.T) {
 	f := newFixture(t)
 	f.up(f.target1)

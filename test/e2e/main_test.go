@@ -54,8 +54,8 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// waitTimeout bounds every wait for something that must happen: it is a bound of
-// liveness, far above what is expected.
+// waitTimeout bounds every wait for a required event: it is a liveness bound, far above the
+// expected time.
 const waitTimeout = 30 * time.Second
 
 // fixture is one lab with a pod, two targets and a gateway.
@@ -70,7 +70,7 @@ type fixture struct {
 	sessionTimes map[string]time.Time
 }
 
-// The usual VIPs: the first two are served by target 1, the others by target 2.
+// The usual VIPs: target 1 serves the first two, target 2 the last two.
 const (
 	vipA4, vipA6 = "20.0.0.1/32", "2000::1/128"
 	vipB4, vipB6 = "20.0.0.2/32", "2000::2/128"
@@ -134,7 +134,7 @@ func newFixtureWith(t *testing.T, options ...lab.Option) *fixture {
 	return f
 }
 
-// close takes everything down and, after a failure, shows what was logged.
+// close stops the lab and, after a failure, prints the logs.
 func (f *fixture) close() {
 	for _, t := range append(f.target1, f.target2...) {
 		if err := t.Down(); err != nil {

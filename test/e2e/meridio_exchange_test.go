@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Beside Meridio's load balancer a rise never waits, since all VIPs share one state; a VIP of lb
-// waits from its second flap within a minute on (docs/meridio.md#what-changes).
+// With Meridio's load balancer a rise never waits, since all VIPs share one state; a VIP of lb
+// waits from its second flap within a minute (docs/meridio.md#what-changes).
 func TestFlapsBesideMeridioLB(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)

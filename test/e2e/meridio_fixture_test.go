@@ -106,7 +106,7 @@ func (m *meridio) setAttractor(change func(*nspv1.Attractor)) {
 	m.nsp.SetAttractors(a)
 }
 
-// in returns the same pod for a subtest, which fails by itself.
+// in returns the same pod for a subtest, so that failures are attributed to the subtest.
 func (m *meridio) in(t *testing.T) *meridio {
 	c := *m
 	c.fixture = m.fixture.in(t)

@@ -22,7 +22,7 @@ func TestOldLBGatesVIPs(t *testing.T) {
 	m.waitFrontend("Egress/ipv6", true)
 	m.waitFrontend("Egress/ipv4", true)
 
-	// The first message says that it is unavailable.
+	// The first message has available=false.
 	m.startOldLB("-available=false")
 	m.waitFrontend("Stream", true)
 	m.wantSilence(0)
@@ -37,7 +37,7 @@ func TestOldLBGatesVIPs(t *testing.T) {
 		m.wantUpdates(mark, vip, withdrawn, announced)
 	}
 
-	// Its crash withdraws at once; the first message of the next one says that it is available.
+	// Its crash withdraws immediately; the first message of its successor has available=true.
 	var took []time.Duration
 	for range 3 {
 		mark = m.mark()
@@ -71,7 +71,7 @@ func TestOldLBGatesVIPs(t *testing.T) {
 		m.wantUpdates(mark, vip, withdrawn, announced)
 	}
 
-	// A graceful stop says "unavailable" first.
+	// A graceful stop first sends available=false.
 	from := length(m.pod.Frontend)
 	m.must(m.pod.LB.Signal(syscall.SIGTERM))
 	m.wantExit(m.pod.LB, 0)
@@ -80,8 +80,8 @@ func TestOldLBGatesVIPs(t *testing.T) {
 	m.wantRunning(m.pod.Frontend)
 }
 
-// The load balancer is upgraded to ours, and downgraded: the frontend follows without a restart.
-// Ours gates each VIP by itself.
+// The load balancer is upgraded to lb, and downgraded: the frontend follows without a restart. lb
+// gates each VIP separately.
 func TestOldLBIsUpgraded(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)

@@ -80,7 +80,7 @@ func TestNSPAttractorChanges(t *testing.T) {
 		}
 		m.waitFrontend("Configuration", false, "vip-20.0.0.9", "gateway-c4")
 		m.wantHealth(lab.FrontendHealth, "Readiness", healthv1.HealthCheckResponse_SERVING)
-		// What is valid in the same list is in force.
+		// Valid entries of the same list are in force.
 		m.setAttractor(func(a *nspv1.Attractor) {
 			gatewayB(a)
 			addVIPs(a, "20.0.0.9")
@@ -222,8 +222,8 @@ func TestNSPAbsence(t *testing.T) {
 	m.wantUpdates(mark, vipB4, depreferred, withdrawn)
 }
 
-// A hung NSP delays nothing: neither the withdrawal when the load balancer dies, nor that of a lost
-// gateway, nor the stop. Unregistering is tried.
+// A hung NSP delays neither the withdrawal after the death of the load balancer, nor the
+// withdrawal after the loss of a gateway, nor the stop. Unregistering is attempted.
 func TestHungNSPDelaysNoWithdrawal(t *testing.T) {
 	for name, hang := range map[string]func(*meridio, bool){
 		"unanswered calls": func(m *meridio, hang bool) { m.nsp.Hang(hang) },
@@ -275,8 +275,8 @@ func TestHungNSPDelaysNoWithdrawal(t *testing.T) {
 // promptly bounds what needs milliseconds, far below the deadlines of the NSP's calls (5 s).
 const promptly = 2500 * time.Millisecond
 
-// The registration at the NSP is that of external connectivity: it appears with it, is refreshed,
-// and goes with it and at the stop.
+// The registration at the NSP follows external connectivity: it is created and refreshed while
+// there is connectivity, and removed at its loss and at the stop.
 func TestNSPRegistration(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)

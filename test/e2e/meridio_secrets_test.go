@@ -58,8 +58,8 @@ func (s *secretPod) restartGateway(password string) {
 	s.must(s.gateway.Start())
 }
 
-// start starts the frontend, which sees its service account where the kubelet mounts it: in a mount
-// namespace of its own.
+// start starts the frontend in a separate mount namespace, with its service account at the
+// kubelet's mount path.
 func (s *secretPod) start() {
 	s.t.Helper()
 	host, port, err := net.SplitHostPort(s.api.Address())
@@ -78,7 +78,7 @@ func (s *secretPod) put(password string) {
 }
 
 // TestGatewayPasswordFromSecret follows the password of a gateway: missing, new, changed, refused,
-// without an API server, removed. The gateway beside it never loses its session.
+// without an API server, removed. The second gateway never loses its session.
 func TestGatewayPasswordFromSecret(t *testing.T) {
 	t.Parallel()
 	s := newSecretPod(t)

@@ -226,7 +226,7 @@ func TestSessionLossIsNotPolled(t *testing.T) {
 	}
 }
 
-// The BFD session of 110.0.0.1 is not that of 10.0.0.1.
+// BFD sessions are matched by the full address: 110.0.0.1 is not 10.0.0.1.
 func TestBFDOfSimilarAddresses(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -297,7 +297,7 @@ func TestVIPWithoutPrefixLength(t *testing.T) {
 	m.wantRoutes(every()...)
 }
 
-// A frontend that crashed leaves nothing of VIPs and gateways that have gone meanwhile.
+// The restart after a crash removes the rules of VIPs and gateways that were removed in between.
 func TestCrashLeavesNoStaleRules(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/vipgate/vipgate/test/traffic"
 )
 
-// farClient is a namespace behind a router whose link to the gateway has a small MTU.
+// farClient is a namespace, connected to the gateway through a router by a link with a small MTU.
 type farClient struct {
 	*lab.NetNS
 	// addrs are its own, so many of each family that every download has one that no
@@ -90,7 +90,8 @@ func serve(t *testing.T, a *lab.App, port int, handle func(net.Conn)) {
 	})
 }
 
-// sendBulk sends what a download expects; what does not arrive, the client misses.
+// sendBulk sends the data of a download. Errors are ignored because the client detects missing
+// data.
 func sendBulk(conn net.Conn) { _, _ = conn.Write(make([]byte, bulkSize)) }
 
 // receiveBulk confirms a complete upload.

@@ -25,7 +25,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// in returns the same fixture for a subtest, which fails by itself.
+// in returns the same fixture for a subtest, so that failures are attributed to the subtest.
 func (f *fixture) in(t *testing.T) *fixture {
 	c := *f
 	c.t = t
@@ -214,8 +214,7 @@ func asUser(uid, gid int, fn func() error) error {
 	return <-done
 }
 
-// as makes arguments of the pod say something else of who the process is: those
-// that are about its identity are left out.
+// as replaces the identity flags of a pod's arguments with instead.
 func as(args []string, instead ...string) []string {
 	args = slices.DeleteFunc(slices.Clone(args), func(a string) bool {
 		return slices.ContainsFunc([]string{"--identity=", "--dev-authority-dir=", "--spiffe-id="},
@@ -224,7 +223,7 @@ func as(args []string, instead ...string) []string {
 	return append(args, instead...)
 }
 
-// startLBAs starts the lb with arguments of its own and an environment.
+// startLBAs starts the lb with the given arguments and environment.
 func (f *fixture) startLBAs(env, args []string) {
 	f.t.Helper()
 	p, err := f.Start(f.Pod, "lb", slices.Concat([]string{"/usr/bin/env"}, env, args)...)
@@ -232,7 +231,7 @@ func (f *fixture) startLBAs(env, args []string) {
 	f.pod.LB = p
 }
 
-// startFrontendAs starts the frontend with arguments of its own and an environment.
+// startFrontendAs starts the frontend with the given arguments and environment.
 func (f *fixture) startFrontendAs(env, args []string) {
 	f.t.Helper()
 	p, err := f.Start(f.Pod, "frontend", slices.Concat([]string{"/usr/bin/env"}, env, args)...)

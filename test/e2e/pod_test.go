@@ -64,7 +64,8 @@ func (f *fixture) podTermRound(round int) {
 	}
 }
 
-// 1 000 VIPs come, go with the LB and return; one that changes among them costs the others nothing.
+// 1 000 VIPs are advertised, withdrawn with the LB and advertised again; a change of one causes no
+// updates of the remaining VIPs.
 func TestThousandVIPs(t *testing.T) {
 	t.Parallel()
 	const each = 500 // of a family; the last of each family is served by target 2

@@ -53,9 +53,10 @@ func (r registrations) register(a *lab.App) error {
 	return nil
 }
 
-// TestFreshPodAwaitsRegistrations is a new pod beside one that serves ten registered targets, which
-// find the new pod one after the other: it attracts flows once it knows all of them, each flow finds
-// the target that it has, and new flows are spread over all targets.
+// TestFreshPodAwaitsRegistrations starts a second pod while the first one serves ten registered
+// targets, which register with the new pod one after the other: the new pod attracts flows once
+// all targets are registered, each flow keeps its target, and new flows are spread over all
+// targets.
 func TestFreshPodAwaitsRegistrations(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixtureOf(t, 2, 10)

@@ -64,7 +64,7 @@ func (f *fixture) startRegistration(stream, name, id string, ips ...fmt.Stringer
 	for _, ip := range ips {
 		args = append(args, "--ip="+ip.String())
 	}
-	// A log of its own: what an earlier one of the name printed is not its word.
+	// A unique name for the log, so that the output of an earlier process is not matched.
 	p, err := f.Start(f.Pod, name+"-"+rand.Text()[:8], args...)
 	f.must(err)
 	f.t.Cleanup(func() {
@@ -100,8 +100,8 @@ func (f *fixture) wantStatus(words ...string) string {
 	return text
 }
 
-// Registered targets exist as long as their call, plus a grace period, and are united with those of
-// the trench file.
+// Registered targets exist as long as their call, plus a grace period, and are merged with the
+// targets of the trench file.
 func TestRegistrationEndsWithStream(t *testing.T) {
 	t.Parallel()
 	f := newRegistryFixture(t)
@@ -183,7 +183,7 @@ func TestRefusedRegistrations(t *testing.T) {
 		{"stream-a", "app-1", "172.16.255.255.1", []string{"172.16.255.255.1"}},
 	} {
 		refused := f.startRegistration(tt.stream, tt.name, lab.AppID, tt.ip)
-		f.waitFor(func() error { // it ends by itself only if it was refused
+		f.waitFor(func() error { // it only ends without a signal if it was refused
 			select {
 			case <-refused.Done():
 				return nil
@@ -206,7 +206,7 @@ func TestRefusedRegistrations(t *testing.T) {
 	f.waitLog(f.pod.LB, "or one that --target-id allows: [stream-a=spiffe://vipgate.demo/ns/*/sa/app")
 	f.must(other.Signal(syscall.SIGTERM))
 	f.wantExit(other, 0)
-	// The others go on.
+	// The remaining targets keep serving.
 	f.wantRoutes(vipA4)
 	f.must(p.Signal(syscall.SIGTERM))
 	f.wantExit(p, 0)
@@ -253,7 +253,7 @@ func TestOperatorDrainOfTargetPersists(t *testing.T) {
 	_, err = f.lbRun("target", "undrain", "target-1")
 	f.must(err)
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
-	// The exit statuses are those of frontend drain and undrain.
+	// The exit statuses equal the exit statuses of frontend drain and undrain.
 	admin := "--admin-socket=unix://" + f.pod.LBAdmin()
 	if out, status := f.run("lb", "target", "undrain", admin, "target-1"); status != 0 ||
 		!strings.Contains(out, "not drained: target-1") {

@@ -118,7 +118,7 @@ func TestInvalidTrenchFileKeepsGateways(t *testing.T) {
 	}
 	before := configures()
 
-	// Of what is good in a bad file, nothing comes into force.
+	// An invalid file is rejected as a whole, including its valid parts.
 	from := length(f.pod.Frontend)
 	f.must(
 		f.pod.WriteTrench(edited(t, lineA6,

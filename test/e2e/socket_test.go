@@ -73,7 +73,7 @@ func garbage(t *testing.T) [][]byte {
 	}
 }
 
-// halfWriter is a connection that can tell that it has nothing more to say.
+// halfWriter is a connection that supports closing its write side.
 type halfWriter interface{ CloseWrite() error }
 
 // ended waits until the other end has closed a connection, with or without
@@ -130,7 +130,7 @@ func TestGarbageAndHalfOpenConnections(t *testing.T) {
 			open("tcp", addr)
 		}
 	}
-	// Those who say nothing, or stop in the middle, stay through it all.
+	// Silent connections, and connections with a partial handshake, stay open during the test.
 	each(func(network, addr string) {
 		for n := range silent {
 			conn := c.connect(network, addr)
@@ -175,7 +175,7 @@ func TestGarbageAndHalfOpenConnections(t *testing.T) {
 		}
 		errs <- errors.New("the slow handshake was never ended")
 	})
-	// Another client of BIRD's control socket, beside the frontend.
+	// A second client of BIRD's control socket, in addition to the frontend.
 	for _, junk := range [][]byte{
 		append(bytes.Repeat([]byte{0, 0xff, 0x7f, 1}, 200), '\n'),
 		bytes.Repeat([]byte("x"), 5<<10), // too long for a command, and no end
@@ -189,7 +189,7 @@ func TestGarbageAndHalfOpenConnections(t *testing.T) {
 		f.must(err)
 	}
 
-	// Meanwhile everybody else is served.
+	// All other clients are served during the flood.
 	if _, err := f.ask(operator); err != nil {
 		t.Errorf("the operator, amid garbage: %v", err)
 	}
@@ -266,7 +266,7 @@ func TestStreamLimitOfPeer(t *testing.T) {
 		}
 	}
 	f.waitLine(f.pod.LB, from, "too many open streams", "peer="+lab.OperatorID, fmt.Sprintf("limit=%d", limit))
-	// Another peer has a share of its own.
+	// Each peer has a separate limit.
 	f.must(f.pod.Frontend.Signal(syscall.SIGTERM))
 	f.wantExit(f.pod.Frontend, 0)
 	f.wantNoUpdates(mark, vipB4)
@@ -299,7 +299,7 @@ func TestAdminSocketPeerUser(t *testing.T) {
 	f.startPod()
 	f.waitLB("Liveness", true)
 	f.waitFrontend("Liveness", true)
-	// Others must get as far as the sockets.
+	// Other users need access to the sockets.
 	f.must(os.Chmod(f.Dir, 0o711))
 	for _, c := range []struct {
 		process *lab.Process
@@ -359,8 +359,7 @@ func modeOf(t *testing.T, path string) fs.FileMode {
 	return info.Mode().Perm()
 }
 
-// runAs runs lb or frontend as another user and returns what it printed and its
-// exit status.
+// runAs runs lb or frontend as another user and returns its output and exit status.
 func (f *fixture) runAs(uid uint32, program string, args ...string) (string, int) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
@@ -368,8 +367,9 @@ func (f *fixture) runAs(uid uint32, program string, args ...string) (string, int
 	// Only root may read the folder of the binaries.
 	path := f.path("open-" + program)
 	if _, err := os.Stat(path); err != nil {
-		// Not by this process: whatever it starts meanwhile has the file open for writing until its
-		// exec, and a program that is open for writing cannot be started.
+		// A separate process copies the file: a child that this process forks concurrently
+		// inherits the descriptor open for writing until its exec, and exec of the copy would fail
+		// with ETXTBSY.
 		f.must(exec.CommandContext(ctx, "install", "-m", "755", filepath.Join(binaries, program), path).Run())
 	}
 	cmd := exec.CommandContext(ctx, path, args...)

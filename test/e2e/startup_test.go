@@ -68,8 +68,8 @@ func wantFirstRise(t *testing.T, lb *lab.Process, vip string) {
 	}
 }
 
-// A pod starts while its IPv6 addresses are tentative: the checks have no result
-// that fail meanwhile, so that the VIP rises with all of its targets.
+// A pod starts while its IPv6 addresses are tentative: checks that fail during that time have no
+// result, so that the VIP rises with all of its targets.
 func TestFirstRiseWaitsForDAD(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -84,8 +84,8 @@ func TestFirstRiseWaitsForDAD(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 }
 
-// While duplicate address detection runs toward the targets, VIPs rise whose checks have a usable
-// source address: those of IPv4, and with such an address those of IPv6.
+// While duplicate address detection runs on the interface to the targets, VIPs rise whose checks
+// have a usable source address: IPv4 VIPs, and IPv6 VIPs if there is such an IPv6 address.
 func TestFirstVIPDoesNotWaitForDAD(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -189,8 +189,8 @@ func TestNewStreamRisesWithAllTargets(t *testing.T) {
 	}
 }
 
-// IPv4 is advertised at once, IPv6 only after its gateway's session: until then the pod
-// is not ready, and another one that advertises both must stay.
+// IPv4 is advertised immediately, IPv6 only after its gateway's session: until then the pod is not
+// ready, so that another pod that advertises both families is kept.
 func TestReadyWaitsForEveryFamily(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -207,7 +207,7 @@ func TestReadyWaitsForEveryFamily(t *testing.T) {
 	f.wantHealth(lab.FrontendHealth, "vip/"+vipA6, healthServing)
 	f.wantRoutes(every()...)
 
-	// It is the gate of a start: what is lost later concerns one family.
+	// Readiness waits for every family only at the start; a later loss concerns one family.
 	f.control("disable trench1")
 	f.wantRoutes(vipA4, vipB4)
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
@@ -267,8 +267,8 @@ func TestRefusedFileAtStart(t *testing.T) {
 	f.wantHealth(lab.LBHealth, "Readiness", healthServing)
 	f.wantRunning(f.pod.LB, f.pod.Frontend)
 
-	// A container that restarts beside the bad file leaves the source routing of its
-	// VIPs: their last answers must not leave by the primary network.
+	// A container that restarts with an invalid file keeps the source routing of its VIPs: their
+	// last answers must not leave by the primary network.
 	f.must(f.pod.Frontend.Kill())
 	f.must(f.pod.WriteTrench(bad))
 	f.must(f.pod.StartFrontend())

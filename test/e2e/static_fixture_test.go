@@ -52,7 +52,7 @@ func newStaticFixture(t *testing.T, kind lab.Kind) *staticFixture {
 	return &staticFixture{f, kind, f.startStatic(kind, f.Gateway, c)}
 }
 
-// startStatic starts a static gateway to the usual VIPs, and shows what it logged after a failure.
+// startStatic starts a static gateway to the usual VIPs, and prints its log after a failure.
 func (f *fixture) startStatic(kind lab.Kind, ns *lab.NetNS, c lab.GatewayConfig) lab.StaticGateway {
 	f.t.Helper()
 	for _, v := range []string{vipA4, vipA6, vipB4, vipB6} {

@@ -32,8 +32,8 @@ func TestStaticFollowsReadiness(t *testing.T) {
 			s.up(s.target1)
 			s.wantBFD(s.router, pod46...)
 			s.wantSent(vipA4, vipB4, vipA6, vipB6)
-			// A VIP that is not ready shares the session: the status says so, once the frontend has
-			// looked at the session that the gateway has.
+			// A VIP that is not ready shares the session: the status reports it, once the frontend
+			// has read the gateway's session.
 			s.waitFor(func() error {
 				vips := s.waitVIPs(vipA4, vipA6)
 				if got := vips[vipB4].GetStaticGateways(); !slices.Equal(got, []string{"gateway-a4"}) {
@@ -132,7 +132,7 @@ func TestStaticNeedsAllVIPs(t *testing.T) {
 	s.wantBFDWithin(s.router, staticDeadline, pod6...)
 }
 
-// A drain takes BFD down at once, and the route of the replies stays for the drain time.
+// A drain takes BFD down immediately, and the route of the replies remains for the drain time.
 func TestStaticDrainKeepsReplies(t *testing.T) {
 	t.Parallel()
 	s := newStaticFixture(t, lab.KindBIRD)

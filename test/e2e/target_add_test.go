@@ -17,8 +17,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// addFixture has load balancers behind a name, each in a namespace of its own, and a host with two
-// addresses that registers with them.
+// addFixture has load balancers that one DNS name resolves to, each in a separate namespace, and a
+// host with two addresses that registers with them.
 type addFixture struct {
 	*fixture
 	dir  string
@@ -135,7 +135,7 @@ func (l *addLB) line(text string) string {
 }
 
 // add starts `target add` for the application at one of the addresses. It uses the system's
-// resolver, with a resolv.conf of its own.
+// resolver, with a separate resolv.conf.
 func (f *addFixture) add(i int) *lab.Process {
 	f.t.Helper()
 	name := fmt.Sprintf("app-%d", i)
@@ -156,7 +156,7 @@ func (f *addFixture) wantStatus(lines ...string) {
 		out, err := f.host.Run(ctx, filepath.Join(binaries, "target"), "status",
 			"--admin-socket="+f.path("none.sock"), "--add-sockets="+f.path("add-*.sock"))
 		if out == "" {
-			return err // the exit status says whether all is well
+			return err // the exit status reports overall health
 		}
 		got := strings.Join(strings.Fields(out), " ")
 		for _, line := range lines {
@@ -168,7 +168,8 @@ func (f *addFixture) wantStatus(lines ...string) {
 	})
 }
 
-// One call registers with every load balancer behind a name, as long as the name has it.
+// One call registers with every load balancer that a DNS name resolves to, as long as the name has
+// its address.
 func TestTargetAddFollowsName(t *testing.T) {
 	t.Parallel()
 	f := newAddFixture(t, 3)
@@ -206,7 +207,7 @@ func TestTargetAddFollowsName(t *testing.T) {
 	first.want("app-0")
 	third.want("app-0")
 
-	// One that hangs delays nothing at the others: neither a registration, nor one that is repeated.
+	// A hung lb delays neither new nor repeated registrations with the remaining lbs.
 	f.must(first.Signal(unix.SIGSTOP))
 	other := f.add(1)
 	third.want("app-0", "app-1")

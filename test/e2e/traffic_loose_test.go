@@ -8,7 +8,7 @@ import (
 	"github.com/vipgate/vipgate/test/traffic"
 )
 
-// With targets that reply over all pods, as those of Meridio 2 do, --conntrack=loose fails no
+// With targets that reply over all pods, as Meridio 2 targets do, --conntrack=loose fails no
 // request and breaks no flow, also of targets that drain.
 func TestTrafficWithRepliesOverAllPods(t *testing.T) {
 	t.Parallel()

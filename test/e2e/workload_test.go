@@ -22,8 +22,7 @@ import (
 
 var lbID, frontendID = spiffeid.RequireFromString(lab.LBID), spiffeid.RequireFromString(lab.FrontendID)
 
-// attested is a fixture whose lb and frontend have their SVIDs from the Workload
-// API, each from one of its own.
+// attested is a fixture whose lb and frontend have their SVIDs from separate Workload APIs.
 type attested struct {
 	*fixture
 	ca           *identitytest.CA
@@ -124,7 +123,7 @@ func metric(t *testing.T, page, name string) float64 {
 // An expired SVID ends its connection at NotAfter (docs/adr/0013-connection-ends-at-notafter.md).
 func TestExpiredSVIDWithdraws(t *testing.T) {
 	t.Parallel()
-	// Long enough to see what is said between 2/3 of it and its end.
+	// Long enough to observe the warnings between 2/3 of it and its end.
 	const life = 9 * time.Second
 	for _, c := range []struct {
 		whose, health, metrics string
@@ -288,7 +287,7 @@ func TestWorkloadAPIOutage(t *testing.T) {
 	a.wantUpdates(mark, vipB4, announced)
 }
 
-// --spiffe-id selects one of several SVIDs; without it the condition lists what was offered.
+// --spiffe-id selects one of several SVIDs; without it the condition lists the offered ones.
 func TestAmbiguousSVIDs(t *testing.T) {
 	t.Parallel()
 	a := newAttested(t)
@@ -316,8 +315,8 @@ func TestAmbiguousSVIDs(t *testing.T) {
 	}
 }
 
-// volume is a folder as the kubelet and CSI drivers lay it: the files are links
-// into ..data, itself a link that is swapped to change all of them at once.
+// volume is a folder in the layout of the kubelet and CSI drivers: the files are links into
+// ..data, itself a link that is swapped to change all of them atomically.
 type volume struct {
 	f     *fixture
 	dir   string
@@ -379,7 +378,7 @@ func TestFileRotationBySymlink(t *testing.T) {
 	f.wantNoUpdates(mark, vipA4, vipA6)
 }
 
-// touch makes the change of a file known: the kernel tells of the folder only.
+// touch triggers the watch after a change of a file: the frontend only watches the folder.
 func (v *volume) touch() {
 	v.f.t.Helper()
 	v.f.must(os.WriteFile(filepath.Join(v.dir, "touched"), nil, 0o600))

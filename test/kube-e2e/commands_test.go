@@ -20,7 +20,7 @@ import (
 var fencedBlock = regexp.MustCompile("(?sm)^```(.*?)\n(.*?)^```$")
 
 // The info strings of a document's blocks. Objects are applied, and a file is written to the
-// user's directory. Each group of commands has an API server of its own; other commands need a
+// user's directory. Each group of commands has a separate API server; other commands need a
 // kubelet.
 const (
 	objects       = "yaml"
@@ -81,8 +81,8 @@ func (u *user) run(script, stdin string) (string, error) {
 	return string(out), err
 }
 
-// follow runs the blocks of a document in their order: those of a group, and the objects if the
-// group has no name. applied is called after each block of objects. It returns the number of
+// follow runs the blocks of a document in their order: the blocks of group, and the objects if
+// group is unnamed. applied is called after each block of objects. It returns the number of
 // scripts.
 func (u *user) follow(document, group string, applied func(objects string)) int {
 	u.t.Helper()

@@ -29,7 +29,7 @@ const (
 	network     = "trench-a/targets"
 	serviceName = "web"
 
-	// waitTimeout bounds every wait for something that must happen, far above what is expected.
+	// waitTimeout bounds every wait for a required event, far above the expected time.
 	waitTimeout  = 60 * time.Second
 	pollInterval = 10 * time.Millisecond
 )
@@ -76,8 +76,8 @@ spec:
   ports: [{name: http, port: 8080}]
 `
 
-// fixture is a cluster of two trench pods behind a gateway, and of pods of an application that the
-// test creates. Its programs end with the test.
+// fixture is a cluster of two trench pods behind a gateway, and of application pods that the test
+// creates. Its processes end with the test.
 type fixture struct {
 	*lab.Topology
 	t       *testing.T
@@ -142,7 +142,7 @@ func (f *fixture) manifest(path string) string {
 	return string(text)
 }
 
-// close ends everything and, after a failure, shows what was logged.
+// close ends all processes and, after a failure, prints their logs.
 func (f *fixture) close() {
 	f.kubelet.close()
 	if f.t.Failed() {

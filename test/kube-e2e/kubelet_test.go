@@ -19,8 +19,8 @@ import (
 // has to begin, so it is far above what that takes.
 const grace = 10
 
-// kubelet does what a ReplicaSet, a kubelet and Multus do for the pods of the application. The pod
-// of a target has the target's name.
+// kubelet acts as ReplicaSet controller, kubelet and Multus for the application's pods. A target's
+// pod has the target's name.
 type kubelet struct {
 	f      *fixture
 	ctx    context.Context

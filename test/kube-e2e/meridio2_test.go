@@ -74,8 +74,8 @@ spec:
   static: {bfd: {minTx: 300ms, minRx: 300ms, multiplier: 3}}
 `
 
-// meridio2 is a load balancer pod of Meridio 2, in which kube and a frontend have the role of the
-// router, and the test that of the load balancer.
+// meridio2 is a load balancer pod of Meridio 2: kube and a frontend replace the router, and the
+// test replaces the load balancer.
 type meridio2 struct {
 	*lab.Lab
 	t         *testing.T

@@ -51,8 +51,8 @@ rules:
   - level: None
 `
 
-// bindings give the service accounts of all pods the Role of the base, and that of the component
-// ingresses.
+// bindings give the service accounts of all pods the Role of the base and the Role of the
+// component ingresses.
 const bindings = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
@@ -198,7 +198,7 @@ func (p *publishers) createIngresses(n int) {
 	p.must(group.Wait())
 }
 
-// start starts a kube in a network namespace of its own, where it reaches the API server by a
+// start starts a kube in a separate network namespace, where it reaches the API server through a
 // proxy.
 func (p *publishers) start(name string) {
 	p.t.Helper()

@@ -27,7 +27,7 @@ func TestPublish(t *testing.T) {
 	p.start()
 	p.wantStatus(false, "NONE: status and Events are not written; see the Lease vipgate-trench-a")
 
-	// What is missing, one after the other.
+	// Each missing prerequisite in turn.
 	p.role("none")
 	p.wantPublished("SourceUnreadable", "ingresses in namespace trench-a cannot be read: bind a Role")
 	p.wantStatus(false, "INCOMPLETE (SourceUnreadable): ")
@@ -110,7 +110,7 @@ func TestPublish(t *testing.T) {
 	p.wantShown(gatewayResource, "mine", "IPAddress 192.0.2.3")
 	p.wantShown(ingressResource, "mine", "192.0.2.3")
 
-	// A Service that leaves keeps what others wrote.
+	// A Service that leaves keeps the conditions of other controllers.
 	p.status(serviceResource, "web", `{"conditions": [{"type": "example.com/Other", "status": "True", "reason": "Other",`+
 		`"message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}`)
 	p.wantCondition("web", v1alpha1.Accepted, metav1.ConditionTrue)

@@ -23,8 +23,7 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// How much traffic there is: far below what the lab sustains, so that whatever is lost was lost by
-// the change.
+// The load is far below the lab's capacity, so every lost request is lost by the change.
 const (
 	rate = 100 // requests per second, to both VIPs
 	calm = 50  // requests that are answered before and after a change

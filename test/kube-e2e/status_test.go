@@ -22,9 +22,9 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// TestStatusOfService follows what a Service shows: a start without warnings, wrong edits that the
-// API server refuses, and those that only kube refuses, which change nothing that is served, a
-// target that fails, and a trench pod that hangs.
+// TestStatusOfService follows the status of a Service: a start without warnings, edits that the
+// API server rejects, edits that only kube rejects and that do not change the served state, a
+// failing target, and a hung trench pod.
 func TestStatusOfService(t *testing.T) {
 	f := newFixture(t)
 	f.cluster.Apply(t, trenchManifest())

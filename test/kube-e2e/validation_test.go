@@ -27,7 +27,7 @@ func (p *publisher) create(attractor, fields string) error {
 	return err
 }
 
-// Errors of the API server say what is wrong, and not which pattern does not match.
+// Errors of the API server name the cause and not the pattern that does not match.
 func TestTrenchValidation(t *testing.T) {
 	p := newPublisher(t)
 	const vips = `"vips": ["20.0.0.1/32", "2000::1/128", "10.0.0.0/8"]`

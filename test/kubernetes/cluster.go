@@ -87,7 +87,7 @@ func findEtcd() (string, error) { return find("", "etcd") }
 // findServer returns the path of kube-apiserver.
 func findServer() (string, error) { return find(os.Getenv(binaryVariable), "kube-apiserver") }
 
-// find returns path, or that of a pinned program if it is empty.
+// find returns path, or the path of a pinned program if path is empty.
 func find(path, program string) (string, error) {
 	if path == "" {
 		root, err := repository()
@@ -102,7 +102,7 @@ func find(path, program string) (string, error) {
 	return path, nil
 }
 
-// repository returns the folder of the module, which is that of the test or above it.
+// repository returns the folder of the module: the test's folder or one of its parents.
 func repository() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -139,7 +139,7 @@ func Start(t testing.TB, options ...Option) *Cluster {
 	return c
 }
 
-// create starts the cluster; what it creates ends with the test, also after an error.
+// create starts the cluster. Its processes and files end with the test, also after an error.
 func (c *Cluster) create() (err error) {
 	if c.binary, err = findServer(); err != nil {
 		return err

@@ -158,8 +158,8 @@ subjects:
 	}
 }
 
-// TestApplyKindsAndStatus applies a kind of its own, and the status of a Pod, whose deletion waits
-// for the test, which is its kubelet.
+// TestApplyKindsAndStatus applies a custom kind, and the status of a Pod. The deletion of the Pod
+// waits for the test, which acts as its kubelet.
 func TestApplyKindsAndStatus(t *testing.T) {
 	c := kubernetes.Start(t)
 	ctx := t.Context()

@@ -67,8 +67,8 @@ func (c *Cluster) Compact(t testing.TB) {
 func (c *Cluster) compact() error {
 	client := c.etcdClient()
 	defer client.CloseIdleConnections()
-	// The write makes a revision that is newer than that of each object. The gateway has bytes in
-	// base64 and 64-bit numbers as strings.
+	// The write creates a revision that is newer than the revision of each object. The gateway
+	// encodes bytes in base64 and 64-bit numbers as strings.
 	var put struct {
 		Header struct {
 			Revision string `json:"revision"`

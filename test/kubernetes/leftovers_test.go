@@ -13,8 +13,8 @@ import (
 // gone is a process ID above the largest pid_max.
 const gone = "4194305"
 
-// TestLeftoversAreRemoved checks that the processes and the folder of a killed run are removed, and
-// that those of a run that continues stay.
+// TestLeftoversAreRemoved checks that the process and the folder of a killed run are removed, and
+// that the process and folder of the current run are kept.
 func TestLeftoversAreRemoved(t *testing.T) {
 	killed, err := os.MkdirTemp(tempDir, "vk-"+gone+"-")
 	if err != nil {

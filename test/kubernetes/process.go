@@ -78,7 +78,7 @@ func (p *process) ready(check func(context.Context) error) error {
 	}
 }
 
-// tail returns the end of what the process printed.
+// tail returns the end of the process's log.
 func (p *process) tail() string {
 	const lines = 15
 	b, err := os.ReadFile(p.log)
@@ -89,7 +89,8 @@ func (p *process) tail() string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// kill ends the process group and waits for the process. One that was never started is no error.
+// kill ends the process group and waits for the process. A process that was never started is not
+// an error.
 func (p *process) kill() error {
 	if p == nil {
 		return nil

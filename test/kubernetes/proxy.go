@@ -71,7 +71,7 @@ func (p *Proxy) Delay(d time.Duration) {
 	p.changed = make(chan struct{})
 }
 
-// Cut closes each connection, and each new one at once, until Restore.
+// Cut closes all connections, and new ones immediately after accepting them, until Restore.
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -166,7 +166,8 @@ func (p *Proxy) copy(to, from net.Conn) {
 	}
 }
 
-// wait waits until what was read is due. It reports false when the proxy ends.
+// wait waits until the data that was received at read is due. It returns false when the proxy
+// ends.
 func (p *Proxy) wait(read time.Time) bool {
 	for {
 		p.mu.Lock()

@@ -1,8 +1,7 @@
 // Package node runs vipgate on real Kubernetes nodes: two kubelets with containerd and runc, the
-// scheduler and the controllers. It applies deployments/quickstart, sends requests to its VIP, and
-// rolls, drains and deletes meanwhile.
+// scheduler and the controllers. It applies deployments/quickstart and sends requests to its VIP
+// during rolling updates, drains and deletions.
 //
-// `make test-node` runs it, in namespaces of its own for mounts, network and processes. Both nodes
-// share these: their pods are on one bridge, and the network of the host that a pod may use is the
-// same on both.
+// `make test-node` runs it in separate mount, network and PID namespaces. Both nodes share them:
+// their pods are on one bridge, and hostNetwork pods have the same network on both nodes.
 package node
