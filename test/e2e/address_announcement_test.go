@@ -65,8 +65,8 @@ func TestReusedAddressIsAnnounced(t *testing.T) {
 				f.waitFor(func() error {
 					for _, a := range addrs {
 						out, err := peer.Run(t.Context(), "ip", "neigh", "show", a, "dev", c.peerDev)
-						// The pod forwards, and hosts drop routes through a neighbor that
-						// announces that it is no longer a router.
+						// The pod forwards, and hosts drop routes through a neighbor whose
+						// neighbor advertisement clears the router flag (RFC 4861, section 7.2.5).
 						if err != nil || !strings.Contains(out, mac) ||
 							strings.Contains(a, ":") && !strings.Contains(out, "router") {
 							return fmt.Errorf("the neighbor has not %s at %s, a router if IPv6, but: %s (%v)", a, mac,

@@ -20,8 +20,8 @@ import (
 // loopbackBIRD is BIRD's address in the session with the announcer.
 const loopbackBIRD = "127.0.0.1:1790"
 
-// wantNotAdvertised waits until every view of the pod shows the VIPs as not advertised for a
-// reason, although they are ready: status, metrics, health and the report to lb.
+// wantNotAdvertised waits until status, metrics, health and the report to lb show the VIPs as
+// ready but not advertised, with a reason.
 func (f *fixture) wantNotAdvertised(reason string, vips ...string) {
 	f.t.Helper()
 	for _, v := range vips {
@@ -61,7 +61,7 @@ func (f *fixture) wantNotAdvertised(reason string, vips ...string) {
 	}
 }
 
-// Another process has BIRD's loopback port before the start, and frees it later.
+// Another process listens on BIRD's loopback port before the start, and closes it later.
 func TestLoopbackPortTaken(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -85,8 +85,8 @@ func TestLoopbackPortTaken(t *testing.T) {
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
 }
 
-// A firewall drops the loopback session at run time: the VIPs are withdrawn, and shown so. A session
-// that comes back within one reconnect changes nothing.
+// A firewall drops the loopback session at run time: the VIPs are withdrawn and reported as not
+// advertised. A session that recovers within one reconnect interval changes nothing.
 func TestLoopbackDropped(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -189,8 +189,8 @@ func TestExportRejected(t *testing.T) {
 	f.wantHealth(lab.FrontendHealth, "vip/"+vipA4, healthServing)
 }
 
-// A pod whose BIRD exports nothing from the start on is ready at no moment: Kubernetes would delete
-// the pod that it replaces.
+// A pod whose BIRD exports nothing from the start never becomes ready: Kubernetes would delete the
+// pod that it replaces.
 func TestStartWithoutExports(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -207,11 +207,11 @@ exec %s "$@"
 	f.must(f.pod.StartFrontend("--bird-executable=" + executable))
 	f.wantNotAdvertised("not_exported", every()...)
 	f.wantRoutes()
-	f.waitFrontend("Started", false, "not_exported") // it never ends once it holds
+	f.waitFrontend("Started", false, "not_exported") // Started never resets
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthNotServing)
 }
 
-// Without TCP-MD5 in the kernel the loopback session is not signed, and everything works.
+// Without TCP-MD5 in the kernel the loopback session is not signed, and VIPs are advertised.
 func TestKernelWithoutMD5(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -228,11 +228,11 @@ func TestKernelWithoutMD5(t *testing.T) {
 	}
 }
 
-// withoutMD5 has the test program execute its arguments as on a kernel without TCP-MD5.
+// withoutMD5 makes the test binary execute its arguments as on a kernel without TCP-MD5.
 const withoutMD5 = "VIPGATE_TEST_WITHOUT_MD5"
 
-// executeWithoutMD5 executes the arguments with a seccomp filter that refuses TCP_MD5SIG as a
-// kernel without it does. It returns only an error.
+// executeWithoutMD5 executes the arguments with a seccomp filter that rejects TCP_MD5SIG like a
+// kernel without it. It only returns on an error.
 func executeWithoutMD5() error {
 	const tcpMD5SigExt = 38 // linux/tcp.h
 	load := func(offset uint32) unix.SockFilter {

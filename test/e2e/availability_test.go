@@ -23,7 +23,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// startMeridioLB starts a load balancer of Meridio, which is available, on a socket.
+// startMeridioLB starts an available load balancer of Meridio on a socket.
 func (f *fixture) startMeridioLB(socket string, args ...string) *lab.Process {
 	f.t.Helper()
 	authority, err := identity.OpenDevAuthority(f.t.Context(), f.pod.Authority())
@@ -51,8 +51,8 @@ func (f *fixture) waitProtocol(service string) {
 	})
 }
 
-// withdrawnWithin fails if the gateway received the withdrawal of a VIP outside of these bounds
-// after a moment, and returns when it did.
+// withdrawnWithin returns the time from since to the withdrawal of a VIP at the gateway, and fails
+// if it is outside the bounds.
 func (f *fixture) withdrawnWithin(mark int, since time.Time, least, most time.Duration) time.Duration {
 	f.t.Helper()
 	var latest time.Duration
@@ -116,8 +116,9 @@ func TestMeridioLBGatesVIPs(t *testing.T) {
 	f.wantRunning(f.pod.Frontend)
 }
 
-// A load balancer of Meridio that hangs is found by the probe, although its stream is silent by
-// nature, within the lease of a second and the second between two probes; the next answer restores.
+// The probe detects a hung load balancer of Meridio, whose stream sends nothing between changes,
+// within the lease of a second and the probe interval of a second; the next answer restores the
+// VIPs.
 func TestHungMeridioLBWithdraws(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -125,7 +126,7 @@ func TestHungMeridioLBWithdraws(t *testing.T) {
 	f.must(f.pod.StartFrontend())
 	f.wantRoutes(every()...)
 	for round := range 3 {
-		// Longer than a lease: probes keep the VIPs.
+		// Longer than a lease: the probes renew it.
 		mark := f.mark()
 		f.waitPast(time.Now().Add(availability.ProbeInterval + availability.ProbeWithin + 500*time.Millisecond))
 		f.wantNoUpdates(mark, every()...)
@@ -151,7 +152,7 @@ func TestHungMeridioLBWithdraws(t *testing.T) {
 	f.wantRunning(f.pod.Frontend, old)
 }
 
-// replaceSocket makes the socket that the frontend uses lead to another one, in one step.
+// replaceSocket atomically links the frontend's socket path to another socket.
 func (f *fixture) replaceSocket(socket string) {
 	f.t.Helper()
 	link := f.pod.Socket() + ".new"
@@ -159,7 +160,7 @@ func (f *fixture) replaceSocket(socket string) {
 	f.must(os.Rename(link, f.pod.Socket()))
 }
 
-// startLBAt starts the lb on another socket and waits until it serves there.
+// startLBAt starts the lb on another socket and waits until it serves that socket.
 func (f *fixture) startLBAt(socket string, extra ...string) {
 	f.t.Helper()
 	f.must(f.pod.StartLB(append([]string{"--socket=unix://" + socket}, extra...)...))
@@ -225,7 +226,7 @@ func TestMeridioLBUpgradeAfterDeath(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 }
 
-// oldFrontend watches the lb as a frontend of Meridio does.
+// oldFrontend watches the lb with Meridio's protocol.
 func (f *fixture) oldFrontend() grpc.ServerStreamingClient[loadbalancerv1.Response] {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), 2*waitTimeout)
@@ -251,7 +252,7 @@ func (f *fixture) wantAvailable(s grpc.ServerStreamingClient[loadbalancerv1.Resp
 	}
 }
 
-// lb serves the protocol of Meridio for a frontend that knows no other.
+// lb serves Meridio's protocol to a frontend that only supports that protocol.
 func TestLBServesOldFrontend(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -280,7 +281,7 @@ func TestLBServesOldFrontend(t *testing.T) {
 		return nil
 	})
 	f.down(f.target2)
-	f.wantAvailable(o, false) // and nothing while one of the streams was ready
+	f.wantAvailable(o, false) // and no message while one of the streams was ready
 	f.up(f.target2)
 	f.wantAvailable(o, true)
 
@@ -304,7 +305,7 @@ func TestLBServesOldFrontend(t *testing.T) {
 	}
 }
 
-// A stop does not wait for a frontend of Meridio that is gone.
+// A stop does not wait for a frontend of Meridio that has disconnected.
 func TestLBStopWithoutOldFrontend(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

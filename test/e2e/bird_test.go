@@ -86,7 +86,7 @@ func TestPausedBIRDKeepsVIPs(t *testing.T) {
 		// BIRD processes the backlog of the stop; wait until it is idle again.
 		f.waitPast(stopped.Add(2500 * time.Millisecond))
 	}
-	// A VIP that flips now shows that all is well, and that nothing else came before.
+	// The update of a VIP that flips now is the first one: the pauses caused none.
 	f.up(f.target2)
 	f.wantRoutes(every()...)
 	f.wantNoUpdates(mark, vipA4, vipA6)
@@ -119,8 +119,8 @@ func TestNoWildcardBGPListener(t *testing.T) {
 	}
 }
 
-// wantNoWildcard fails if anything in the pod listens on every address. It
-// returns what listens.
+// wantNoWildcard fails if a process of the pod listens on a wildcard address. It returns the
+// listening sockets.
 func (f *fixture) wantNoWildcard(protocol string) string {
 	f.t.Helper()
 	out, err := f.Pod.Run(f.t.Context(), "ss", "-Hln", protocol)

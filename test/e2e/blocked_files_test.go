@@ -30,9 +30,9 @@ func (f *fixture) wantStop(p *lab.Process) int {
 	return status
 }
 
-// hangMount mounts a file system over a directory whose server never answers: every access blocks,
-// as with a hard NFS mount of a server that is down. detach shows the directory below again;
-// calls that block already do so until the end of the test.
+// hangMount mounts a file system whose server never answers over a directory: every access blocks,
+// as with a hard NFS mount of a server that is down. detach unmounts it, so that new accesses
+// reach the original directory; calls that already block do so until the end of the test.
 func hangMount(t *testing.T, dir string) (detach func()) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -56,14 +56,14 @@ func hangMount(t *testing.T, dir string) (detach func()) {
 	}
 	t.Cleanup(func() {
 		detach()
-		if err := unix.Close(fd); err != nil { // aborts what still blocks
+		if err := unix.Close(fd); err != nil { // aborts calls that still block
 			t.Error(err)
 		}
 	})
 	return detach
 }
 
-// A reader of a FIFO without a writer blocks at open, for ever.
+// open of a FIFO without a writer blocks forever.
 func TestFIFOAsTrenchFile(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -117,9 +117,9 @@ func TestFIFOAsTrenchFile(t *testing.T) {
 	}
 }
 
-// Every directory that a program uses while it runs hangs; SIGTERM ends the program all
-// the same. The trench directory, which hangs first, is reported, and another file in its place is
-// read although the first read never ends.
+// Every directory that a program uses while it runs hangs; SIGTERM still ends the program. The
+// trench directory hangs first: it is reported, and a replacement file is read although the first
+// read never returns.
 func TestHungMountStops(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -134,8 +134,8 @@ func TestHungMountStops(t *testing.T) {
 	lbSVID, frontendSVID := svid("lb-svid", lab.LBID), svid("fe-svid", lab.FrontendID)
 	written := f.path("written")
 	f.must(os.Mkdir(written, 0o755))
-	// Each program has its own directory: a second process that looks up a name of which a lookup
-	// hangs waits for the first one in the kernel, and no signal ends that.
+	// Each program has a separate directory: while a lookup of a name hangs, the kernel makes a
+	// second process wait for it uninterruptibly.
 	own := f.path("own")
 	f.must(os.Mkdir(own, 0o755))
 	f.must(os.WriteFile(filepath.Join(own, "trench.yaml"), []byte(usualTrench()), 0o644))

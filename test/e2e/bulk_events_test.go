@@ -8,8 +8,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// A decision about more than 50 VIPs is one line and one event of each program, which is found by
-// each of its VIPs.
+// A decision about more than 50 VIPs is one log line and one event of each program, and the event
+// is found by each of its VIPs.
 func TestEventsOfManyVIPs(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -41,7 +41,7 @@ streams:
     targets: [{name: target-1, ips: [%[4]s, "%[5]s"]}]
 `
 
-// viaVIPTarget is a target whose parts of the path through its VIPs can be taken away.
+// viaVIPTarget is a target of which a test can remove parts of the path through its VIPs.
 type viaVIPTarget struct {
 	t      *testing.T
 	ns     *lab.NetNS
@@ -57,7 +57,7 @@ func (x *viaVIPTarget) must(err error) {
 	}
 }
 
-// each runs a command of ip for each VIP, with the options of its family.
+// each runs an ip command for each VIP, with the options of its family.
 func (x *viaVIPTarget) each(format string) {
 	x.t.Helper()
 	for _, v := range x.vips {
@@ -118,7 +118,7 @@ func (x *viaVIPTarget) stop() {
 	x.wg.Wait()
 }
 
-// breakReplies lets replies from the VIPs reach the networks of the target only.
+// breakReplies restricts replies from the VIPs to the target's networks.
 func (x *viaVIPTarget) breakReplies(verb string) {
 	x.t.Helper()
 	for _, v := range x.vips {
@@ -131,7 +131,7 @@ func (x *viaVIPTarget) breakReplies(verb string) {
 	}
 }
 
-// forwards lets the target forward packets to a VIP to another target, which accepts them.
+// forwards makes the target forward a VIP's packets to another target, which accepts them.
 func (x *viaVIPTarget) forwards(to *lab.App, vip string) {
 	x.t.Helper()
 	other := &viaVIPTarget{t: x.t, ns: to.NS, vips: []string{vip}}
@@ -144,8 +144,8 @@ func (x *viaVIPTarget) forwards(to *lab.App, vip string) {
 	x.must(x.ns.Batch("route add " + vip + " via " + to.Addrs[0].String()))
 }
 
-// TestChecksThroughTheVIP takes each part of the path through a VIP away from a target, and
-// restores it, for checks by TCP, HTTP and gRPC in both families.
+// TestChecksThroughTheVIP removes each part of the path through a VIP at a target, and restores
+// it, for TCP, HTTP and gRPC checks in both families.
 func TestChecksThroughTheVIP(t *testing.T) {
 	t.Parallel()
 	if lack := lab.MissingForTopology(); lack != "" {
@@ -227,7 +227,7 @@ func TestChecksThroughTheVIP(t *testing.T) {
 	x.breakReplies("del")
 	want("replies return", ready)
 
-	// Own addresses answer, and the VIPs do not, of tcp/4 only the second one.
+	// Own addresses answer, and the VIPs do not; of tcp/4 only the second VIP fails.
 	x.stop()
 	x.serve(own[0].String(), "["+own[1].String()+"]", "30.0.0.1")
 	refused := all("connection refused: the application does not listen on VIP")

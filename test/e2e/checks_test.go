@@ -26,8 +26,8 @@ func (f *fixture) listen(a netip.Addr, port uint16) net.Listener {
 	return l
 }
 
-// Checks by HTTP (status, body) and gRPC, in both families, decide about VIPs: a target that
-// listens and reports that it is unhealthy does not count.
+// HTTP checks (status, body) and gRPC checks decide about VIPs in both families: a target that
+// listens and reports itself unhealthy is not ready.
 func TestApplicationHealthChecks(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -25,7 +25,8 @@ func TestHandshakeClockError(t *testing.T) {
 	f.startFrontendAs(nil, as(f.pod.FrontendArgs(), "--identity=files", "--svid-dir="+frontend.dir))
 	f.waitFrontend("Identity", false, "not yet valid")
 
-	// A peer has such a clock: the LB reports the certificate and the clock that it was checked with.
+	// A peer has a wrong clock: the LB logs the certificate and the clock that it was checked
+	// against.
 	conn := f.client(credentials.NewTLS(showing(f.between(a, lab.OperatorID, time.Hour, 2*time.Hour))))
 	if _, err := f.ask(conn); err == nil {
 		t.Error("an SVID whose time has not come was let in")

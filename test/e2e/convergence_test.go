@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// converged waits until the kernel is as it was.
+// converged waits until the kernel state equals want.
 func (f *dataPlaneFixture) converged(want string) {
 	f.t.Helper()
 	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {
@@ -23,7 +23,7 @@ func (f *dataPlaneFixture) converged(want string) {
 	}))
 }
 
-// installed is the data plane in the kernel, also when its table is missing.
+// installed returns the data plane's kernel state, also when its table is missing.
 func (f *dataPlaneFixture) installed() string {
 	if !strings.Contains(f.shell("nft list tables"), "vipgate-lb") {
 		return "no table\n" + f.kernel()
@@ -39,7 +39,7 @@ func (f *dataPlaneFixture) notReady(vip string) int {
 	return len(regexp.MustCompile(`"object": *"`+regexp.QuoteMeta(vip)+`",\s*"what": *"not ready"`).FindAllString(out, -1))
 }
 
-// An object that another process removes is restored without a command and without a restart.
+// An object that another process removes is restored without a command or a restart.
 func TestDataPlaneConverges(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -50,7 +50,7 @@ func TestDataPlaneConverges(t *testing.T) {
 		{"flush ruleset", "nft flush ruleset", "table inet vipgate-lb"},
 		{"delete table", "nft delete table inet vipgate-lb", "table inet vipgate-lb"},
 		{"rule of a target", "ip rule del fwmark " + number + "/0xffffff table " + number, "rule fwmark " + number},
-		// One command for each family: what follows an unconfirmed repair is a retry and no drift.
+		// One command per family: a change after an unconfirmed repair is a retry, not drift.
 		{"IPv4 routes of a target", "ip route flush table " + number, "table " + number + " (IPv4)"},
 		{"IPv6 routes of a target", "ip -6 route flush table " + number, "table " + number + " (IPv6)"},
 	} {
@@ -92,7 +92,7 @@ func TestPolicyRuleRemovalWithdrawsNothing(t *testing.T) {
 	}
 }
 
-// Repairs back off while another process keeps deleting a rule, and that is an event.
+// Repairs back off while another process keeps deleting a rule, and an event reports it.
 func TestContestedRuleIsReported(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -110,7 +110,7 @@ func TestContestedRuleIsReported(t *testing.T) {
 	f.converged(want)
 }
 
-// While held, changes of another process stay, over a restart as well.
+// While the data plane is held, changes of another process are kept, also across a restart.
 func TestHoldAndResume(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)

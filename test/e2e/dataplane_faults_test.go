@@ -29,11 +29,11 @@ func (f *dataPlaneFixture) shell(line string) string {
 	return out
 }
 
-// remedies are the commands that the status of lb names.
+// remedies matches the remedy commands in the status of lb.
 var remedies = regexp.MustCompile(`remedy: (sysctl .*)`)
 
-// What makes the data plane impossible as a whole refuses the start. Sysctls that are wrong at the
-// start are problems, and status names the commands that set them: with these the VIPs are
+// A fault that disables the whole data plane prevents the start. Wrong sysctls at the start are
+// problems, and status names the commands that set them; after these commands the VIPs are
 // forwarded.
 func TestLBStartsWithWrongSysctls(t *testing.T) {
 	t.Parallel()
@@ -78,8 +78,8 @@ func TestLBStartsWithWrongSysctls(t *testing.T) {
 	f.must(errors.Join(g.WaitFlows(f.ctx), g.WaitTargets(f.ctx, "target-1", "target-2")))
 }
 
-// foreignMarks counts forwarded packets in a table of another program: whether the marks of another
-// program in marks is there still, and whether connections are tracked.
+// foreignMarks is the table of another program. It counts forwarded packets by that program's mark
+// bits, and by connection tracking.
 const foreignMarks = `table inet theirs {
 	counter kept { }
 	counter lost { }
@@ -122,15 +122,16 @@ func (f *dataPlaneFixture) counters() map[string]int {
 	return counted
 }
 
-// The connection mark remembers the target, in the bits of the mask only; --conntrack=off and
-// loose track nothing. Bits of marks that another process sets stay.
+// The connection mark stores the target in the bits of the mask only; --conntrack=off and loose
+// create no entries. Mark bits that another process sets are preserved.
 func TestForeignMarksAndStatelessMode(t *testing.T) {
 	for _, conntrack := range []string{"on", "off", "loose"} {
 		t.Run("conntrack "+conntrack, func(t *testing.T) {
 			t.Parallel()
 			f := newDataPlaneFixture(t)
 			f.shell("nft -f - <<'end'\n" + foreignMarks + "\nend")
-			// Connections of the first checks through VIPs, before these are in the kernel, are tracked.
+			// Connections of the first checks through VIPs are tracked until the kernel state
+			// exists.
 			f.checkOwnAddresses()
 			f.start("--conntrack=" + conntrack)
 			f.waitOutput("confirmed   desired state", "status")
@@ -207,7 +208,7 @@ func sctp(source, destination uint16) []byte {
 	return b
 }
 
-// Flows of SCTP go by their ports: they spread, and each keeps its target.
+// SCTP flows are distributed by their ports, and each keeps its target.
 func TestSCTPPortSelection(t *testing.T) {
 	for _, conntrack := range []string{"on", "off"} {
 		t.Run("conntrack "+conntrack, func(t *testing.T) {
@@ -256,7 +257,7 @@ func TestSCTPPortSelection(t *testing.T) {
 	}
 }
 
-// sendSCTP has clients begin flows to a VIP.
+// sendSCTP makes clients begin flows to a VIP.
 func (f *dataPlaneFixture) sendSCTP(vip netip.Addr, flows int) error {
 	network := "ip4:132"
 	if vip.Is6() {

@@ -49,7 +49,7 @@ streams:
 	return text
 }
 
-// viaAddress has the targets of a trench file checked at their own addresses.
+// viaAddress makes the targets of a trench file be checked at their own addresses.
 func viaAddress(trench string) string {
 	return strings.ReplaceAll(trench, "interval:", "via: address, interval:")
 }
@@ -61,7 +61,8 @@ func (f *dataPlaneFixture) checkOwnAddresses() {
 
 func newDataPlaneFixture(t *testing.T) *dataPlaneFixture { return newDataPlaneFixtureOf(t, 1, 2) }
 
-// newDataPlaneFixtureOf has so many pods and targets, of which two stand in the trench file.
+// newDataPlaneFixtureOf creates the given numbers of pods and targets; the trench file lists two
+// targets.
 func newDataPlaneFixtureOf(t *testing.T, pods, targets int) *dataPlaneFixture {
 	t.Helper()
 	if lack := lab.MissingForTopology(); lack != "" {
@@ -136,7 +137,7 @@ func (f *dataPlaneFixture) waitOutput(text string, args ...string) string {
 	return last
 }
 
-// kernel is all that the kernel has that could be the data plane's.
+// kernel returns all kernel state that may belong to the data plane.
 func (f *dataPlaneFixture) kernel() string {
 	f.t.Helper()
 	var all string
@@ -154,8 +155,7 @@ func (f *dataPlaneFixture) kernel() string {
 	return all
 }
 
-// TestDataPlaneForwardsAndCleansUp is the life of a data plane: from nothing over
-// a crash and the end of the process to nothing.
+// TestDataPlaneForwardsAndCleansUp follows a data plane through start, crash, stop and cleanup.
 func TestDataPlaneForwardsAndCleansUp(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -185,7 +185,7 @@ func TestDataPlaneForwardsAndCleansUp(t *testing.T) {
 		t.Errorf("reconcile: %v\n%s", err, out)
 	}
 
-	// A crash: the VIPs stay, and no packet is touched.
+	// After a crash the VIPs stay advertised and no packet is changed.
 	f.must(f.pod.LB.Signal(syscall.SIGKILL))
 	_, _ = f.pod.LB.Wait(f.ctx) // by a signal
 	f.must(f.pod.StartLB("--dataplane=nftables"))
@@ -227,7 +227,7 @@ func TestDataPlaneForwardsAndCleansUp(t *testing.T) {
 	}
 }
 
-// numberOf finds the mark of a target in the status.
+// numberOf returns the fwmark of a target from the status.
 func numberOf(t *testing.T, status, target string) string {
 	t.Helper()
 	_, table, found := strings.Cut(status, "MARK AND TABLE")
@@ -261,7 +261,7 @@ func TestDataPlaneRemovalOnStop(t *testing.T) {
 	}
 }
 
-// The marks in the kernel are enough, also with other flags, and nothing is created.
+// Cleanup needs only the marks in the kernel, also with other flags, and creates nothing.
 func TestCleanupCreatesNoState(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -285,9 +285,9 @@ func TestCleanupCreatesNoState(t *testing.T) {
 	}
 }
 
-// The gateway must never send to a VIP for which the kernel has no target any more.
-// Each round reads the kernel first: an empty table before a read that still finds
-// the route is the wrong order, since nothing comes back here.
+// The gateway must never send to a VIP for which the kernel has no target. Each round reads the
+// kernel before the route: an empty table followed by an existing route shows the wrong order,
+// since no target returns in this test.
 func TestLastTargetRemovedAfterWithdrawal(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -323,7 +323,7 @@ func TestLastTargetRemovedAfterWithdrawal(t *testing.T) {
 	t.Logf("%d rounds", rounds)
 	f.waitOutput("not ready  too few targets ready", "status")
 
-	// And back: announced only once the kernel has it.
+	// A recovered VIP is announced only after the kernel has its target.
 	for _, a := range f.Targets {
 		f.must(a.Start())
 	}

@@ -13,10 +13,10 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// readinessDir is the directory of readiness files of a pod without a load balancer that speaks.
+// readinessDir is the directory of readiness files of a pod whose load balancer serves no gRPC.
 func (f *fixture) readinessDir() string { return filepath.Join(f.Dir, "readiness") }
 
-// makeReadinessDir makes it.
+// makeReadinessDir creates the directory.
 func (f *fixture) makeReadinessDir() {
 	f.t.Helper()
 	f.must(os.Mkdir(f.readinessDir(), 0o755))
@@ -38,8 +38,7 @@ func (f *fixture) removeReadiness(names ...string) {
 	}
 }
 
-// directoryArgs are the arguments of a frontend that goes by the directory: it
-// needs no identity.
+// directoryArgs are the arguments of a frontend that reads the directory: it needs no identity.
 func (f *fixture) directoryArgs(extra ...string) []string {
 	args := slices.DeleteFunc(f.pod.FrontendArgs(), func(a string) bool {
 		return slices.ContainsFunc([]string{
@@ -75,7 +74,7 @@ func TestReadinessFilesGateVIPs(t *testing.T) {
 		t.Errorf("status ended with %d and does not name the file that is missing:\n%s", status, out)
 	}
 
-	// From the first file of a VIP on, only those count.
+	// Once a VIP file exists, only VIP files count.
 	f.makeReadiness("lb-vip-ready-20.0.0.1", "lb-vip-ready-2000:0::2")
 	f.wantRoutes(vipA4, vipB6)
 	mark := f.mark()
@@ -86,7 +85,7 @@ func TestReadinessFilesGateVIPs(t *testing.T) {
 	f.removeReadiness("lb-vip-ready-20.0.0.1", "lb-vip-ready-2000:0::2")
 	f.wantRoutes()
 
-	// In order, although no lb receives the reports.
+	// Reports are in order, although no lb receives them.
 	f.makeReadiness("lb-vip-ready-20.0.0.1")
 	f.wantRoutes(vipA4)
 	mark = f.mark()

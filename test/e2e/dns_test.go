@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// nameServer is a DNS server at 127.0.0.1:53 of a namespace.
+// nameServer is a DNS server at 127.0.0.1:53 in a network namespace.
 type nameServer struct {
 	t    *testing.T
 	ns   *lab.NetNS
@@ -21,7 +21,7 @@ type nameServer struct {
 
 	mu      sync.Mutex
 	answers []netip.Addr
-	conn    net.PacketConn // nil: it is down
+	conn    net.PacketConn // nil if it is down
 	done    chan struct{}
 }
 
@@ -84,8 +84,7 @@ func (s *nameServer) serve(conn net.PacketConn, done chan<- struct{}) {
 	}
 }
 
-// answer returns the addresses of the name that have the type of the query, and NXDOMAIN for other
-// names.
+// answer returns the addresses of the name for the query type, and NXDOMAIN for any other name.
 func (s *nameServer) answer(query []byte) ([]byte, error) {
 	var q dnsmessage.Message
 	if err := q.Unpack(query); err != nil || len(q.Questions) != 1 {

@@ -33,7 +33,7 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
-// follower is a `frontend events --follow`.
+// follower is a running `frontend events --follow`.
 type follower struct {
 	f          *fixture
 	cmd        *exec.Cmd
@@ -99,7 +99,7 @@ func (events *follower) interrupt() {
 	}
 }
 
-// `frontend events --follow` names VIP, gateway and cause, also over a kill -9 of the frontend.
+// `frontend events --follow` names VIP, gateway and cause, also across a kill -9 of the frontend.
 func TestFrontendEventsAcrossRestart(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -158,8 +158,8 @@ func TestFrontendEventsAcrossRestart(t *testing.T) {
 	wantNumbersInARow(t, machine.out.String())
 }
 
-// wantNumbersInARow reads one event in each line: none is missing and none comes
-// twice. Each process counts from 1.
+// wantNumbersInARow checks that the event numbers have neither gaps nor duplicates. Each process
+// counts from 1.
 func wantNumbersInARow(t *testing.T, text string) {
 	t.Helper()
 	starts, last := 0, uint64(0)
@@ -226,7 +226,7 @@ func TestUnappliedBIRDConfiguration(t *testing.T) {
 	}
 }
 
-// lb events --follow shows each event once, over a restart, too.
+// lb events --follow shows each event once, also across a restart.
 func TestLBEventsAcrossRestart(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -22,10 +22,10 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// shortDrain makes a drain short; it is for both programs.
+// shortDrain is a short drain time, for both programs.
 const shortDrain = "--drain-time=200ms"
 
-// shortSettle shortens what follows a withdrawal; it is the frontend's.
+// shortSettle shortens the frontend's wait after a withdrawal.
 const shortSettle = "--settle=50ms"
 
 // The updates that a gateway can receive for a VIP.
@@ -35,7 +35,7 @@ const (
 	withdrawn   = "withdrawn"
 )
 
-// trace is everything that the gateway received so far.
+// trace returns all updates that the gateway has received.
 func (f *fixture) trace() []lab.RouteUpdate {
 	f.t.Helper()
 	trace, err := f.gateway.Trace()
@@ -43,7 +43,7 @@ func (f *fixture) trace() []lab.RouteUpdate {
 	return trace
 }
 
-// mark is a place in the gateway's trace: now.
+// mark returns the current position in the gateway's trace.
 func (f *fixture) mark() int {
 	f.t.Helper()
 	return len(f.trace())
@@ -56,8 +56,8 @@ func (f *fixture) updates(mark int, prefix string) []lab.RouteUpdate {
 	return slices.DeleteFunc(f.trace()[mark:], func(h lab.RouteUpdate) bool { return h.Prefix != p })
 }
 
-// changes names the received updates, in order. De-preferred is only what carries both the
-// community and the three prepended AS numbers (docs/adr/0020-de-preference.md).
+// changes names the received updates, in order. A de-preferred update has both the community and
+// the three prepended AS numbers (docs/adr/0020-de-preference.md).
 func changes(received []lab.RouteUpdate) []string {
 	words := []string{}
 	for _, h := range received {
@@ -76,7 +76,7 @@ func changes(received []lab.RouteUpdate) []string {
 	return words
 }
 
-// wantUpdates fails unless the gateway received exactly this of a prefix after a mark.
+// wantUpdates fails unless the gateway received exactly these updates of a prefix after mark.
 func (f *fixture) wantUpdates(mark int, prefix string, want ...string) {
 	f.t.Helper()
 	if got := f.updates(mark, prefix); !slices.Equal(changes(got), want) {
@@ -84,7 +84,7 @@ func (f *fixture) wantUpdates(mark int, prefix string, want ...string) {
 	}
 }
 
-// wantNoUpdates fails if the gateway received anything of these prefixes after a mark.
+// wantNoUpdates fails if the gateway received an update of the prefixes after mark.
 func (f *fixture) wantNoUpdates(mark int, prefixes ...string) {
 	f.t.Helper()
 	for _, p := range prefixes {
@@ -92,8 +92,7 @@ func (f *fixture) wantNoUpdates(mark int, prefixes ...string) {
 	}
 }
 
-// waitUpdate waits until the last that the gateway received updates of a prefix after a mark
-// is this.
+// waitUpdate waits until the last update of a prefix that the gateway received after mark is want.
 func (f *fixture) waitUpdate(mark int, prefix, want string) lab.RouteUpdate {
 	f.t.Helper()
 	var last lab.RouteUpdate
@@ -108,8 +107,8 @@ func (f *fixture) waitUpdate(mark int, prefix, want string) lab.RouteUpdate {
 	return last
 }
 
-// waitLogs waits until a process, or an earlier one of its name, has printed a
-// text for the nth time.
+// waitLogs waits until a process, including earlier processes of its name, has logged text n
+// times.
 func (f *fixture) waitLogs(p *lab.Process, text string, n int) {
 	f.t.Helper()
 	f.waitFor(func() error {
@@ -120,7 +119,7 @@ func (f *fixture) waitLogs(p *lab.Process, text string, n int) {
 	})
 }
 
-// waitPast waits until a moment is over, for what must not happen before it.
+// waitPast waits until t, to check that an event does not happen before it.
 func (f *fixture) waitPast(t time.Time) {
 	f.t.Helper()
 	f.waitFor(func() error {
@@ -131,7 +130,7 @@ func (f *fixture) waitPast(t time.Time) {
 	})
 }
 
-// wantExit waits for the end of a process and fails unless its exit status is this.
+// wantExit waits for the end of a process and fails unless its exit status is want.
 func (f *fixture) wantExit(p *lab.Process, want int) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
@@ -184,7 +183,7 @@ func (f *fixture) birdPID() int {
 	return pid
 }
 
-// runs reports whether a process of the pod is there; a zombie is not.
+// runs reports whether a process of the pod runs; a zombie does not.
 func (f *fixture) runs(pid int) bool {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
@@ -194,8 +193,7 @@ func (f *fixture) runs(pid int) bool {
 	return slices.Contains(pids, pid)
 }
 
-// dial returns a connection to a plain listener of the pod; a "/" makes it a
-// unix socket.
+// dial connects to a plaintext listener of the pod; an addr with "/" is the path of a unix socket.
 func (f *fixture) dial(addr string) *grpc.ClientConn {
 	f.t.Helper()
 	network := "tcp"
@@ -214,7 +212,7 @@ func (f *fixture) dial(addr string) *grpc.ClientConn {
 	return conn
 }
 
-// wantHealth waits until a health service of the pod has this state.
+// wantHealth waits until a health service of the pod has the state want.
 func (f *fixture) wantHealth(addr, service string, want healthv1.HealthCheckResponse_ServingStatus) {
 	f.t.Helper()
 	client := healthv1.NewHealthClient(f.dial(addr))
@@ -248,7 +246,7 @@ func (f *fixture) frontendStatus() *frontendv1.Status {
 	return r.GetStatus()
 }
 
-// get is a page of one of the pod's HTTP listeners.
+// get returns a page of one of the pod's HTTP listeners.
 func (f *fixture) get(addr, path string) string {
 	f.t.Helper()
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: f.dialPod}

@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// wantFiles waits until the readiness directory holds exactly these, or is gone.
+// wantFiles waits until the readiness directory holds exactly names, or does not exist.
 func (f *fixture) wantFiles(names ...string) {
 	f.t.Helper()
 	f.waitFor(func() error {
@@ -32,7 +32,7 @@ func (f *fixture) wantFiles(names ...string) {
 }
 
 // The lb writes readiness files and removes them at its start and exit, here for a frontend that
-// reads them, in the place of a router of Meridio 2.
+// reads them like a router of Meridio 2.
 func TestReadinessFilesOfLBGateReader(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -50,7 +50,7 @@ func TestReadinessFilesOfLBGateReader(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 	f.wantFiles(a...)
 
-	// A writer that is killed leaves its files; they are no longer touched.
+	// Files of a killed writer remain, and are no longer touched.
 	f.must(f.pod.LB.Kill())
 	f.wantRoutes()
 	f.wantFiles(a...)

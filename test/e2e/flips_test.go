@@ -25,8 +25,7 @@ import (
 // scriptedLB is a load balancer that publishes the readiness that a test sets.
 type scriptedLB struct{ *balancer.Balancer }
 
-// startScriptedLB starts a scripted load balancer to which no VIP is ready. It
-// ends with the test.
+// startScriptedLB starts a scripted load balancer without a ready VIP. It ends with the test.
 func (f *fixture) startScriptedLB() scriptedLB {
 	f.t.Helper()
 	b, err := balancer.Start(f.t.Context(), f.pod)
@@ -41,7 +40,7 @@ func (f *fixture) startScriptedLB() scriptedLB {
 	return lb
 }
 
-// publish commits one decision: these VIPs are ready, those are not.
+// publish commits one decision with the ready VIPs and the VIPs that are not ready.
 func (lb scriptedLB) publish(ready []string, not ...string) {
 	parsed := func(texts []string) []vip.VIP {
 		vips := make([]vip.VIP, len(texts))
@@ -64,8 +63,8 @@ type scriptedFrontend struct {
 	first   *readinessv1.WatchReadinessResponse
 }
 
-// startScriptedFrontend watches the pod's lb as the frontend does, and waits
-// until that is synced.
+// startScriptedFrontend watches the pod's lb as the frontend does, and waits for the synced
+// snapshot.
 func (f *fixture) startScriptedFrontend() *scriptedFrontend {
 	f.t.Helper()
 	client := readinessv1.NewReadinessServiceClient(f.dialAsFrontend())
@@ -183,7 +182,7 @@ func TestThousandFlips(t *testing.T) {
 			t.Errorf("the gateway received for %s %v, want flips that end %s", prefix, received, want)
 		}
 	}
-	// Nothing died.
+	// The frontend did not exit.
 	f.wantRunning(f.pod.Frontend)
 	if s := f.frontendStatus().GetBird(); s.GetRestarts() != 0 || int(s.GetPid()) != bird || !f.runs(bird) {
 		t.Errorf("BIRD was %d, and is now %v", bird, s)
@@ -235,7 +234,7 @@ func TestFlapBackoff(t *testing.T) {
 	f.must(f.pod.StartFrontend(shortSettle, "--log-level=debug"))
 	lb.publish([]string{vipB4})
 	f.wantRoutes(vipB4)
-	for range 2 { // both rises are free
+	for range 2 { // both rises are immediate
 		lb.publish([]string{vipA4})
 		f.wantRoutes(vipA4, vipB4)
 		lb.publish(nil, vipA4)

@@ -32,7 +32,7 @@ const (
 	floodedRegistry = podAddress + ":7790"
 )
 
-// exposed has the listeners at the pod's address.
+// exposed are flags that bind the listeners to the pod's address.
 var exposed = []string{"--health-host=" + podAddress, "--metrics-host=" + podAddress}
 
 // floodedLBArgs are the arguments of an lb with every listener, and with a lease that a busy
@@ -75,8 +75,8 @@ func (clients *flood) connect(addr string, n int) []net.Conn {
 	return conns
 }
 
-// streams opens n streams of a method on a connection and never reads. A server that closes the
-// connection ends it without an error.
+// streams opens n streams of a method on a connection and never reads. It ends without an error
+// when the server closes the connection.
 func streams(conn net.Conn, method string, body []byte, n int) {
 	if _, err := conn.Write([]byte(http2.ClientPreface)); err != nil {
 		return
@@ -136,7 +136,7 @@ func (f *fixture) memory(p *lab.Process, line string) int {
 	return kib << 10
 }
 
-// probe checks Liveness as the kubelet does: one connection for each check, a timeout of 5 s.
+// probe checks Liveness like the kubelet: one connection per check, with a timeout of 5 s.
 func (f *fixture) probe(addr string) error {
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(
@@ -190,7 +190,7 @@ func TestHealthPortFlood(t *testing.T) {
 	}
 	clients.connect(floodedMetrics, idle)
 	clients.connect(floodedRegistry, 2*idle)
-	// Another flood, from the address of the probes.
+	// A second flood, from the address of the probes.
 	for addr := range processes {
 		(&flood{f, f.Pod}).connect(addr, 300)
 	}
@@ -220,8 +220,8 @@ func TestHealthPortFlood(t *testing.T) {
 	f.wantRunning(f.pod.LB, f.pod.Frontend)
 }
 
-// With few file descriptors, idle connections must not make checks overdue: listeners leave
-// descriptors to the data path.
+// With few file descriptors, idle connections must not delay checks: listeners reserve descriptors
+// for the data path.
 func TestIdleConnectionsLeaveDescriptors(t *testing.T) {
 	f := newFixture(t)
 	f.up(f.target1)

@@ -28,7 +28,7 @@ func TestFrontendKillWithdraws(t *testing.T) {
 	f.wantRoutes()
 	f.wantUpdates(mark, vipA4, withdrawn)
 	f.wantUpdates(mark, vipA6, withdrawn)
-	// BIRD did that: it lives, and so do its sessions.
+	// BIRD withdrew the VIPs itself: it still runs, and its sessions are up.
 	if !f.runs(orphan) {
 		t.Errorf("BIRD (pid %d) died with the frontend", orphan)
 	}
@@ -47,7 +47,7 @@ func TestFrontendKillWithdraws(t *testing.T) {
 	}
 }
 
-// waitGatewayState is an answer of the gateway's BIRD.
+// waitGatewayState waits for an answer of the gateway's BIRD.
 func (f *fixture) waitGatewayState(command string) string {
 	f.t.Helper()
 	out, err := f.gateway.Command(f.t.Context(), command)
@@ -77,7 +77,7 @@ func TestFrontendPausedWithdraws(t *testing.T) {
 	}
 }
 
-// SIGTERM of the frontend: NOT_SERVING, de-prefer, withdraw, end of BIRD; rules stay
+// SIGTERM of the frontend: NOT_SERVING, de-prefer, withdraw, end of BIRD; rules remain
 // (docs/architecture.md#stopping).
 func TestFrontendTermDrainsFirst(t *testing.T) {
 	t.Parallel()
@@ -106,7 +106,7 @@ func TestFrontendTermDrainsFirst(t *testing.T) {
 			t.Errorf("%s was withdrawn %v after the signal, before the drain time of %v was over", vip, after, drain)
 		}
 	}
-	// The withdrawal came as such: the sessions went down after it.
+	// The VIPs were withdrawn by an UPDATE before the sessions went down.
 	f.wantSessionsDownLast()
 	// The LB and every gateway were notified.
 	f.waitReported(vipA4, readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN)
@@ -118,7 +118,7 @@ func TestFrontendTermDrainsFirst(t *testing.T) {
 	}
 	f.wantRunning(f.pod.LB)
 
-	// Rules stay, and an in-place restart takes them over.
+	// Rules remain, and an in-place restart adopts them.
 	f.wantRules(true)
 	f.must(f.pod.StartFrontend(shortDrain))
 	f.wantRoutes(vipA4, vipA6)
@@ -132,8 +132,8 @@ func TestFrontendTermDrainsFirst(t *testing.T) {
 	f.wantRules(false)
 }
 
-// wantSessionsDownLast fails if a session at the gateway ended before the last
-// route was withdrawn: its end would have taken the routes along.
+// wantSessionsDownLast fails if a session at the gateway ended before the last route was
+// withdrawn, because the end of a session also removes its routes.
 func (f *fixture) wantSessionsDownLast() {
 	f.t.Helper()
 	log := f.gateway.Process.Output()
@@ -258,7 +258,7 @@ func TestOperatorDrainsVIP(t *testing.T) {
 	f.wantUpdates(mark, vipA4, depreferred, withdrawn)
 	f.waitLog(f.pod.Frontend, "to=withdrawn reason=drained")
 	f.waitReported(vipA4, readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN)
-	// A drained VIP stays so when it becomes ready again.
+	// A drained VIP remains drained when it becomes ready again.
 	f.down(f.target1)
 	f.wantRoutes(vipB4, vipB6)
 	f.up(f.target1)
@@ -288,7 +288,7 @@ func TestOperatorDrainsVIP(t *testing.T) {
 			t.Errorf("%s of no VIP ended with %d: %s", command, status, out)
 		}
 	}
-	// All of them need a flag.
+	// A drain of all VIPs needs a flag.
 	if out, status := f.run("frontend", "drain", admin); status != 2 || !strings.Contains(out, "--all") {
 		t.Errorf("drain without a VIP ended with %d: %s", status, out)
 	}

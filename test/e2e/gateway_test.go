@@ -32,7 +32,7 @@ var (
 	lineB6 = fmt.Sprintf("- {name: gateway-b6, address: %q, remoteASN: %d}", lab.GatewayB6, lab.GatewayBAS)
 )
 
-// edited is the usual trench file with texts replaced: old, new, old, new …
+// edited returns the usual trench file after replacing texts, in pairs of old and new.
 func edited(t *testing.T, pairs ...string) string {
 	t.Helper()
 	text := usualTrench()
@@ -45,8 +45,7 @@ func edited(t *testing.T, pairs ...string) string {
 	return text
 }
 
-// regateway restarts the gateway with another configuration. The pod must
-// not run yet.
+// regateway restarts the gateway with another configuration, before the pod starts.
 func (f *fixture) regateway(change func(*lab.GatewayConfig)) {
 	f.t.Helper()
 	f.must(f.gateway.Process.Kill())
@@ -54,7 +53,7 @@ func (f *fixture) regateway(change func(*lab.GatewayConfig)) {
 	f.must(f.gateway.Start())
 }
 
-// second starts another gateway on the same wire.
+// second starts a second gateway on the same link.
 func (f *fixture) second() *lab.Gateway {
 	f.t.Helper()
 	f.must(
@@ -66,7 +65,7 @@ func (f *fixture) second() *lab.Gateway {
 	return b
 }
 
-// wantRoutesAt is wantRoutes of any gateway.
+// wantRoutesAt is wantRoutes for any gateway.
 func (f *fixture) wantRoutesAt(g *lab.Gateway, prefixes ...string) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
@@ -74,7 +73,7 @@ func (f *fixture) wantRoutesAt(g *lab.Gateway, prefixes ...string) {
 	f.must(g.WantRoutes(ctx, prefixes...))
 }
 
-// control is a connection to the gateway's BIRD, for commands that change it.
+// control sends a command to the gateway's BIRD over its control socket.
 func (f *fixture) control(command string) {
 	f.t.Helper()
 	var c *lab.Control
@@ -87,7 +86,7 @@ func (f *fixture) control(command string) {
 	f.must(err)
 }
 
-// waitGateway waits until the frontend's status of a gateway is as wanted.
+// waitGateway waits until the frontend's status of a gateway satisfies a condition.
 func (f *fixture) waitGateway(name string, wanted func(*frontendv1.GatewayStatus) bool) *frontendv1.GatewayStatus {
 	f.t.Helper()
 	var found *frontendv1.GatewayStatus
@@ -107,9 +106,9 @@ func (f *fixture) waitGateway(name string, wanted func(*frontendv1.GatewayStatus
 func isUp(g *frontendv1.GatewayStatus) bool   { return g.GetUp() }
 func isDown(g *frontendv1.GatewayStatus) bool { return !g.GetUp() }
 
-// sessions are the lines of the gateway's BIRD about its sessions: state, and since when. BIRD
-// derives that time from the age at each call and may be a millisecond off: a time close to the one
-// before is written as that.
+// sessions returns the state of each session of the gateway's BIRD, and the time of its last
+// change. BIRD derives that time from the age at each call and may be off by a millisecond: a time
+// close to the previous one is replaced by it.
 func (f *fixture) sessions() map[string]string {
 	f.t.Helper()
 	lines := map[string]string{}
@@ -142,7 +141,7 @@ func (f *fixture) table(family string) string {
 	return out
 }
 
-// waitTable waits until the table of VIP traffic has all of these.
+// waitTable waits until the table of VIP traffic contains all routes in has.
 func (f *fixture) waitTable(family string, has ...string) {
 	f.t.Helper()
 	f.waitFor(func() error {
@@ -155,19 +154,18 @@ func (f *fixture) waitTable(family string, has ...string) {
 	})
 }
 
-// healthRecord is every status of a health service of the frontend since the
-// record began.
+// healthRecord records every status of a health service of the frontend.
 type healthRecord struct {
 	f       *fixture
 	service string
 
 	mu      sync.Mutex
 	seen    []healthStatus
-	waited  int           // so many of seen were waited for
+	waited  int           // number of statuses in seen that wait has returned
 	changed chan struct{} // closed at the next status
 }
 
-// recordHealth begins to record a service.
+// recordHealth starts recording a service.
 func (f *fixture) recordHealth(service string) *healthRecord {
 	f.t.Helper()
 	ctx, cancel := context.WithCancel(f.t.Context())
@@ -195,7 +193,7 @@ func (f *fixture) recordHealth(service string) *healthRecord {
 	return r
 }
 
-// wait waits for a status that was not waited for before.
+// wait waits for a status after the last one that it returned.
 func (r *healthRecord) wait(want healthStatus) {
 	r.f.t.Helper()
 	timer := time.NewTimer(waitTimeout)
@@ -220,7 +218,7 @@ func (r *healthRecord) wait(want healthStatus) {
 	}
 }
 
-// wantOnly fails unless the service was in one state all the time.
+// wantOnly fails unless the service had one state during the whole record.
 func (r *healthRecord) wantOnly(want healthStatus) {
 	r.f.t.Helper()
 	r.mu.Lock()
@@ -231,8 +229,8 @@ func (r *healthRecord) wantOnly(want healthStatus) {
 }
 
 // A lost gateway session affects its family only (docs/architecture.md#failure-table). With BIRD's
-// default timers sessions return after minutes (docs/bird.md#gateway-sessions); here three in a row
-// return within seconds each.
+// default timers sessions recover after minutes (docs/bird.md#gateway-sessions); here each of
+// three consecutive losses recovers within seconds.
 func TestGatewaySessionRecovery(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -277,7 +275,7 @@ func TestGatewaySessionRecovery(t *testing.T) {
 	t.Logf("crash: back after %v", time.Since(lost).Round(time.Millisecond))
 }
 
-// The same as above for lost links.
+// Like TestGatewaySessionRecovery, for lost links.
 func TestLinkRecovery(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -315,9 +313,9 @@ func TestLinkRecovery(t *testing.T) {
 func TestBFDDownLosesGateway(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	// Both sides offer a long hold time, so that only BFD can notice the loss.
+	// Both peers offer a long hold time, so that only BFD can detect the loss.
 	f.regateway(func(c *lab.GatewayConfig) { c.BFD, c.HoldSeconds = true, 90 })
-	// Slower than a busy machine is late.
+	// The intervals are long enough for a busy machine.
 	bfd := strings.TrimSuffix(lineA4, "}") + ", holdTime: 90s, bfd: {minTx: 500ms, minRx: 500ms, multiplier: 4}}"
 	f.must(f.pod.WriteTrench(edited(t, lineA4, bfd)))
 	f.up(f.target1)
@@ -327,7 +325,7 @@ func TestBFDDownLosesGateway(t *testing.T) {
 	f.wantNoWildcard("-u")
 	mark := f.mark()
 
-	// Everything of IPv4 gets lost, in both directions, without an error.
+	// Drop all IPv4 packets, in both directions, without an error.
 	f.nft("add table inet lost; add chain inet lost in { type filter hook input priority 0; }; add rule inet lost in " +
 		"meta nfproto ipv4 drop; " +
 		"add chain inet lost out { type filter hook output priority 0; }; add rule inet lost out meta nfproto ipv4 drop")
@@ -352,8 +350,8 @@ func (f *fixture) nft(command string) {
 	f.must(err)
 }
 
-// Row 4 of the gate (docs/architecture.md#the-gate): no gateway of the family up withdraws, one of
-// several that is lost does not.
+// Row 4 of the gate (docs/architecture.md#the-gate): the loss of the family's last gateway
+// withdraws its VIPs, the loss of one of several does not.
 func TestLossOfOneGatewayOfTwo(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -379,7 +377,7 @@ func TestLossOfOneGatewayOfTwo(t *testing.T) {
 	for _, name := range []string{"gateway-b4", "gateway-b6"} {
 		f.waitGateway(name, isDown)
 	}
-	// VIP traffic goes to the one that is left.
+	// VIP traffic uses the remaining gateway.
 	for family, gateway := range map[string]netip.Addr{"-4": lab.GatewayB4, "-6": lab.GatewayB6} {
 		f.waitFor(func() error {
 			if out := f.table(family); strings.Contains(out, "via "+gateway.String()) {
@@ -390,7 +388,7 @@ func TestLossOfOneGatewayOfTwo(t *testing.T) {
 	}
 	f.waitTable("-4", "default via "+lab.GatewayA4.String())
 	f.waitTable("-6", "default via "+lab.GatewayA6.String())
-	// It still receives changes.
+	// The remaining gateway still receives changes.
 	f.up(f.target2)
 	f.wantRoutes(every()...)
 	f.must(b.Start())
@@ -463,7 +461,7 @@ func TestDrainToEBGPAndIBGPGateways(t *testing.T) {
 	}
 }
 
-// A missing password takes its gateway down with a reason; it is never empty
+// A missing password takes its gateway down with a reason; it is never treated as empty
 // (docs/bird.md#configuration).
 func TestGatewayWithPassword(t *testing.T) {
 	t.Parallel()
@@ -483,7 +481,8 @@ func TestGatewayWithPassword(t *testing.T) {
 	f.up(f.target1)
 	f.startPod()
 
-	// The right one, and none: the reason is reported, and no unsigned connection is tried.
+	// A valid password, then a missing one: the reason is reported, and no unsigned connection is
+	// attempted.
 	f.wantRoutes(vipA4)
 	missing := f.waitGateway("gateway-a6", isDown)
 	if want := "password file " + key6 + " does not exist"; !strings.Contains(missing.GetState(), want) {
@@ -495,7 +494,7 @@ func TestGatewayWithPassword(t *testing.T) {
 	}
 	mark := f.mark()
 
-	// A wrong one: the kernels refuse each other's packets.
+	// With a wrong password, each kernel rejects the packets of its peer.
 	failures := f.md5Failures()
 	write(key6, "wrong\n")
 	f.waitFor(func() error {
@@ -509,7 +508,7 @@ func TestGatewayWithPassword(t *testing.T) {
 	})
 	f.wantRoutes(vipA4)
 
-	// Bad ones, and at last the right one. BIRD's strings have no escape for a quote.
+	// Invalid passwords, then the valid one. BIRD's strings have no escape for a quote.
 	write(key6, `quo"te`)
 	f.waitGateway("gateway-a6", func(g *frontendv1.GatewayStatus) bool { return strings.Contains(g.GetState(), "quote") })
 	write(key6, "two\nlines\n")
@@ -530,8 +529,8 @@ func TestGatewayWithPassword(t *testing.T) {
 	}
 }
 
-// md5Failures counts the packets that the pod's and the gateways' kernel refused
-// for a wrong signature (TcpExtTCPMD5Failure of nstat(8)).
+// md5Failures counts the packets that the kernels of pod and gateways rejected for a wrong
+// signature (TcpExtTCPMD5Failure of nstat(8)).
 func (f *fixture) md5Failures() int {
 	f.t.Helper()
 	total := 0
@@ -556,7 +555,7 @@ func (f *fixture) md5Failures() int {
 	return total
 }
 
-// A gateway that leaks routes: only its default route is taken, or as many routes as the limit.
+// A gateway leaks routes: only its default route is imported, or as many routes as the limit.
 func TestGatewayLeaksRoutes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -611,7 +610,7 @@ func TestReflectedVIPIsIgnored(t *testing.T) {
 		fmt.Sprintf("vips: [%s, %q]\n", vipB4, vipB6), fmt.Sprintf("vips: [%s, %q, %s]\n", vipB4, vipB6, wide))))
 	f.must(f.pod.StartLB())
 	f.must(f.pod.StartFrontend("--import-routes=all"))
-	// First the gateway's routes arrive, except those for VIPs.
+	// First the gateway's routes arrive, except the routes for VIPs.
 	f.waitTable("-4", "default via "+lab.GatewayA4.String(), beside+" via "+lab.GatewayA4.String())
 	f.waitTable("-6", "default via "+lab.GatewayA6.String())
 	none := func() {
@@ -643,8 +642,8 @@ func TestReflectedVIPIsIgnored(t *testing.T) {
 	none()
 }
 
-// A session without a hold time (RFC 4271 section 4.2: an offer of 0) never
-// expires: nothing bounds how long a gateway keeps the VIPs of a dead pod.
+// A session without a hold time (RFC 4271 section 4.2: an offer of 0) never expires: a gateway
+// keeps the VIPs of a dead pod forever.
 func TestGatewayWithoutHoldTime(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

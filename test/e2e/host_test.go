@@ -109,7 +109,7 @@ func TestLeftoversOfKilledRun(t *testing.T) {
 	f.up(f.target1)
 	f.startPod()
 	f.wantRoutes(vipA4, vipA6)
-	// Another lab that started at the same time may be removing them.
+	// Another lab that started concurrently may be removing them.
 	f.waitFor(func() error {
 		paths := []string{left[0]}
 		for _, name := range left[1:] {
@@ -121,7 +121,7 @@ func TestLeftoversOfKilledRun(t *testing.T) {
 			}
 		}
 		for _, pid := range processes {
-			// A process without a waiting parent stays as a zombie (state Z, proc(5)).
+			// A process whose parent does not wait for it remains as a zombie (state Z, proc(5)).
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 			if err == nil && !strings.HasPrefix(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " Z") {
 				return fmt.Errorf("process %d still runs: %s", pid, stat)
@@ -131,7 +131,7 @@ func TestLeftoversOfKilledRun(t *testing.T) {
 	})
 }
 
-// namespacesProcesses are the processes in namespaces, by name.
+// namespacesProcesses returns the processes in the named network namespaces.
 func namespacesProcesses(t *testing.T, names []string) []int {
 	t.Helper()
 	var pids []int

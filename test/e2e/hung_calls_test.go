@@ -30,16 +30,17 @@ const lastResort = 45 * time.Second
 // hungCall is a process with one blocking call that never returns.
 type hungCall struct {
 	name string
-	// start starts the process and returns it once it works. DIR in arguments is a directory of its
-	// own.
+	// start starts the process and returns it once it works. DIR in arguments is replaced by a
+	// separate directory.
 	start func(f *hungFixture) *lab.Process
-	// force has the process make the call; nil: the process makes it periodically.
+	// force makes the process make the call; nil if the process makes it periodically.
 	force func(f *hungFixture)
-	// peer reports whether it is a peer that hangs; otherwise DIR hangs, before force.
+	// peer reports whether a peer hangs; otherwise DIR hangs, before force.
 	peer  bool
 	early bool // DIR hangs before the start
-	slow  bool // nothing but the last resort ends the process
-	// task is the task that Liveness of the frontend names as hung; empty: the test does not wait.
+	slow  bool // only the last resort ends the process
+	// task is the task that Liveness of the frontend reports as hung; if empty, the test does not
+	// wait for it.
 	task string
 }
 
@@ -51,7 +52,7 @@ type hungFixture struct {
 	process *lab.Process
 }
 
-// hang starts the process and has its call hang.
+// hang starts the process and makes its call hang.
 func (f *hungFixture) hang(c hungCall) {
 	f.t.Helper()
 	f.dir = f.readinessDir()
@@ -92,7 +93,7 @@ func (f *hungFixture) wantHungTask(task string) {
 	}
 }
 
-// args are arguments with the directory in place of DIR.
+// args replaces DIR in arguments by the directory.
 func (f *hungFixture) args(args []string) []string {
 	args = slices.Clone(args)
 	for i := range args {
@@ -109,7 +110,7 @@ func lbServes(args ...string) func(*hungFixture) *lab.Process {
 	}
 }
 
-// lbStarts is lbServes for an lb that does not come that far.
+// lbStarts is lbServes for an lb that hangs before it serves.
 func lbStarts(args ...string) func(*hungFixture) *lab.Process {
 	return func(f *hungFixture) *lab.Process {
 		f.must(f.pod.StartLB(f.args(args)...))
@@ -139,7 +140,7 @@ func frontendReads(f *hungFixture) *lab.Process {
 	return f.pod.Frontend
 }
 
-// lbHasSVID starts an lb whose SVID is in files.
+// lbHasSVID starts an lb that reads its SVID from files.
 func lbHasSVID(f *hungFixture) *lab.Process {
 	a := f.authority()
 	f.must(a.WriteFiles(f.dir, f.mint(a, lab.LBID)))
@@ -156,7 +157,7 @@ func lbForwards(f *hungFixture) *lab.Process {
 
 var birdStarted = regexp.MustCompile(`msg="BIRD started" pid=([0-9]+)`)
 
-// bird is the process id of BIRD, which is waited for.
+// bird waits for BIRD and returns its process ID.
 func (f *hungFixture) bird(p *lab.Process) (pid int) {
 	f.t.Helper()
 	f.waitLog(p, "BIRD started")
@@ -165,7 +166,7 @@ func (f *hungFixture) bird(p *lab.Process) (pid int) {
 	return pid
 }
 
-// rewritten has start run with a trench file in which old is replaced by text.
+// rewritten returns a start with a trench file in which old is replaced by text.
 func rewritten(old, text string, start func(*hungFixture) *lab.Process) func(*hungFixture) *lab.Process {
 	return func(f *hungFixture) *lab.Process {
 		f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), old, f.args([]string{text})[0])))
@@ -181,14 +182,14 @@ func runCommand(f *hungFixture, args ...string) *lab.Process {
 	return p
 }
 
-// command has lb serve a command, which is not waited for.
+// command makes lb run a command, without waiting for its end.
 func command(args ...string) func(*hungFixture) {
 	return func(f *hungFixture) {
 		runCommand(f, args...)
 	}
 }
 
-// killBIRD has the frontend start BIRD again.
+// killBIRD makes the frontend restart BIRD.
 func killBIRD(f *hungFixture) { f.must(syscall.Kill(f.bird(f.process), syscall.SIGKILL)) }
 
 // stopBIRD leaves BIRD's sockets open and silent.
@@ -199,7 +200,7 @@ func addVIP(f *hungFixture) {
 	f.must(f.pod.WriteTrench(strings.Replace(usualTrench(), "vips: [", "vips: [20.0.0.9/32, ", 1)))
 }
 
-// waitChannel waits until a thread of the process is blocked in one of the functions of the kernel
+// waitChannel waits until a thread of the process is blocked in one of the kernel functions
 // (proc(5), wchan).
 func (f *hungFixture) waitChannel(functions ...string) {
 	f.t.Helper()
@@ -224,7 +225,7 @@ func (f *hungFixture) waitChannel(functions ...string) {
 	})
 }
 
-// silentPeer listens on a Unix socket, accepts every connection and answers nothing. waitAccepted
+// silentPeer listens on a Unix socket, accepts every connection and sends nothing. waitAccepted
 // waits for a connection.
 func (f *hungFixture) silentPeer(path string) (waitAccepted func()) {
 	f.t.Helper()
@@ -255,8 +256,7 @@ func (f *hungFixture) silentPeer(path string) (waitAccepted func()) {
 	}
 }
 
-// spiffe starts lb or the frontend with a Workload API that accepts connections and answers
-// nothing.
+// spiffe starts lb or the frontend with a Workload API that accepts connections and sends nothing.
 func spiffe(program string) func(*hungFixture) *lab.Process {
 	return func(f *hungFixture) *lab.Process {
 		agent := f.path("agent.sock")
@@ -274,7 +274,7 @@ func spiffe(program string) func(*hungFixture) *lab.Process {
 	}
 }
 
-// silentLB starts the frontend with a load balancer that accepts connections and answers nothing.
+// silentLB starts the frontend with a load balancer that accepts connections and sends nothing.
 func silentLB(f *hungFixture) *lab.Process {
 	waitAccepted := f.silentPeer(f.pod.Socket())
 	f.must(f.pod.StartFrontend())
@@ -283,7 +283,7 @@ func silentLB(f *hungFixture) *lab.Process {
 }
 
 // silentRegistry starts `lb target add`, and silentAdmin `lb events --follow`, with an lb that
-// answers nothing.
+// sends nothing.
 func silentRegistry(f *hungFixture) *lab.Process {
 	waitAccepted := f.silentPeer(f.pod.Socket())
 	f.authority()
@@ -299,8 +299,8 @@ func silentAdmin(f *hungFixture) *lab.Process {
 	return p
 }
 
-// silentTarget starts an lb whose check of a target, which accepts connections and answers nothing,
-// takes an hour.
+// silentTarget starts an lb whose check timeout is an hour, with a target that accepts connections
+// and sends nothing.
 func silentTarget(f *hungFixture) *lab.Process {
 	accepted := make(chan net.Conn)
 	l := f.listen(lab.Target1v4, checkPort)
@@ -320,7 +320,7 @@ func silentTarget(f *hungFixture) *lab.Process {
 	return p
 }
 
-// silentClients connects to every listener of the process, and sends nothing, or half a request.
+// silentClients connects to every listener of the process, and sends nothing or half a request.
 func silentClients(sockets func(*lab.Pod) []string, tcp ...string) func(*hungFixture) {
 	return func(f *hungFixture) {
 		for _, address := range append(sockets(f.pod), tcp...) {
@@ -353,8 +353,8 @@ func fillStderr(f *hungFixture) {
 	f.waitChannel("pipe_write")
 }
 
-// birdSleeps starts the frontend with a BIRD whose check of the configuration never
-// ends, and whose child keeps its stdout open when it is killed.
+// birdSleeps starts the frontend with a BIRD whose configuration check never ends, and whose child
+// keeps its stdout open when the check is killed.
 func birdSleeps(f *hungFixture) *lab.Process {
 	executable, called := f.path("sleeping-bird"), f.path("called")
 	f.must(os.WriteFile(executable, []byte("#!/bin/sh\n>"+called+"\nsleep 1000\n"), 0o700))
@@ -366,7 +366,7 @@ func birdSleeps(f *hungFixture) *lab.Process {
 	return f.pod.Frontend
 }
 
-// podRuns starts both programs; the process is the frontend, or else lb.
+// podRuns starts both programs and returns the frontend or lb.
 func podRuns(frontend bool) func(*hungFixture) *lab.Process {
 	return func(f *hungFixture) *lab.Process {
 		f.up(f.target1)
@@ -379,7 +379,7 @@ func podRuns(frontend bool) func(*hungFixture) *lab.Process {
 	}
 }
 
-// A process ends in bounded time after SIGTERM, whichever of its calls blocks for ever.
+// A process ends in bounded time after SIGTERM, whichever of its calls blocks forever.
 func TestHungCallsStop(t *testing.T) {
 	t.Parallel()
 	lbSockets := func(p *lab.Pod) []string { return []string{p.Socket(), p.LBAdmin()} }
@@ -412,7 +412,7 @@ func TestHungCallsStop(t *testing.T) {
 		{name: "socket of the load balancer", start: frontendRuns("--lb-socket=unix://DIR/lb.sock")},
 		{name: "admin socket of frontend", start: frontendRuns("--gating=off", "--admin-socket=unix://DIR/fe.sock")},
 		{
-			// With all routes the configuration has the VIPs.
+			// With --import-routes=all the configuration contains the VIPs.
 			name:  "configuration of BIRD",
 			start: frontendRuns("--gating=off", "--bird-dir=DIR", "--import-routes=all"), force: addVIP,
 		},

@@ -17,7 +17,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// lateDenial is longer than the test waits for the VIPs: the program must not wait for the denial.
+// lateDenial is longer than the test's wait for the VIPs: the program must not wait for the
+// denial.
 const lateDenial = 2 * waitTimeout
 
 // cached is an attested fixture whose lb and frontend keep their SVIDs in files.
@@ -83,8 +84,8 @@ func (c cached) wantKey(file string, svid *x509svid.SVID) {
 	}
 }
 
-// A program that restarts while the Workload API is away, or denies it an SVID, uses the SVID of
-// the run before: SPIRE's agent cannot find a new container without the API server
+// A program that restarts while the Workload API is unavailable, or denies it an SVID, uses the
+// SVID of the previous run: SPIRE's agent cannot attest a new container without the API server
 // (docs/adr/0038-cached-svid.md).
 func TestRestartWithoutWorkloadAPI(t *testing.T) {
 	t.Parallel()

@@ -35,7 +35,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// between signs an SVID for an interval, such as one that is over.
+// between signs an SVID that is valid for an interval, which may be in the past.
 func (f *fixture) between(a *identity.DevAuthority, id string, from, to time.Duration) *x509svid.SVID {
 	f.t.Helper()
 	now := time.Now()
@@ -205,7 +205,7 @@ func TestTLSSessionsAreNeverResumed(t *testing.T) {
 		t.Errorf("%d session tickets were offered", n)
 	}
 
-	// From now on the operator's SVID is worth nothing to the same process.
+	// The lb no longer authorizes the operator's SVID.
 	from := length(f.pod.LB)
 	after.WriteFiles(svids, after.SVID(lbID, time.Hour))
 	f.waitLine(f.pod.LB, from, "SVID rotated")
@@ -219,8 +219,8 @@ func TestTLSSessionsAreNeverResumed(t *testing.T) {
 	}
 }
 
-// impostor serves readiness on the pod's socket: every VIP is ready, and synced.
-// It accepts every client. The function ends it.
+// impostor serves readiness on the pod's socket: every VIP is ready, and synced. It accepts every
+// client. stop ends it.
 func (f *fixture) impostor(creds credentials.TransportCredentials) (stop func()) {
 	f.t.Helper()
 	table := readiness.NewTable(readiness.TableOptions{Lease: readiness.MaxLease})
@@ -250,8 +250,8 @@ func (f *fixture) impostor(creds credentials.TransportCredentials) (stop func())
 	}
 }
 
-// serving is the TLS of a server that shows an SVID and asks for one without
-// looking at it.
+// serving is the TLS configuration of a server that presents an SVID and requests a client
+// certificate without verifying it.
 func serving(svid *x509svid.SVID) *tls.Config {
 	c := showing(svid)
 	c.ClientAuth = tls.RequireAnyClientCert
@@ -322,7 +322,7 @@ func TestTrustDomainAuthorization(t *testing.T) {
 	t.Parallel()
 	a := newAttested(t)
 	a.up(a.target1)
-	// The LB trusts the authority of another trust domain, and yet wants none of it.
+	// The LB trusts the authority of another trust domain, but authorizes none of its IDs.
 	other := identitytest.NewCA(t, "elsewhere.example")
 	a.lb.Offer(a.ca, []*x509svid.SVID{a.ca.SVID(a.ca.ID("/a"), time.Hour)}, other.Bundle())
 	a.frontend.Offer(a.ca, []*x509svid.SVID{a.ca.SVID(a.ca.ID("/b"), time.Hour)})
@@ -358,7 +358,7 @@ func TestSharedIDWarning(t *testing.T) {
 	}
 }
 
-// services are the names that reflection lists.
+// services returns the service names that reflection lists.
 func services(ctx context.Context, conn *grpc.ClientConn) ([]string, error) {
 	stream, err := reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)
 	if err != nil {
@@ -380,7 +380,7 @@ func services(ctx context.Context, conn *grpc.ClientConn) ([]string, error) {
 	return names, stream.CloseSend()
 }
 
-// A --reader-id may call GetReadiness, WatchReadiness and reflection, and never report
+// A --reader-id may call GetReadiness, WatchReadiness and reflection, but not ReportAdvertisement
 // (docs/architecture.md#security).
 func TestReaderCannotReport(t *testing.T) {
 	t.Parallel()
@@ -412,7 +412,7 @@ func TestReaderCannotReport(t *testing.T) {
 	from := length(f.pod.LB)
 	report, err := client.ReportAdvertisement(ctx)
 	f.must(err)
-	// The denial may come before the message is sent.
+	// The denial may arrive before the message is sent.
 	if err := report.Send(&readinessv1.ReportAdvertisementRequest{WatchId: first.GetWatchId()}); err != nil &&
 		err != io.EOF {
 		t.Error(err)
@@ -437,7 +437,7 @@ func TestReaderCannotReport(t *testing.T) {
 	f.wantSilence(mark)
 }
 
-// grpcurl is the path of the pinned grpcurl: built by `make tools`, or now.
+// grpcurl returns the path of the pinned grpcurl, and builds it unless `make tools` did.
 func grpcurl(t *testing.T) string {
 	t.Helper()
 	built, err := filepath.Abs("../../bin/tools/grpcurl")
@@ -455,7 +455,7 @@ func grpcurl(t *testing.T) string {
 	return path
 }
 
-// The commands of docs/operations.md#readiness-socket-mutual-tls.
+// Runs the commands of docs/operations.md#readiness-socket-mutual-tls.
 func TestGRPCurlWithOperatorSVID(t *testing.T) {
 	t.Parallel()
 	tool := grpcurl(t)

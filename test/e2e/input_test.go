@@ -18,15 +18,15 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Bad input is one error with file and line, and exit status 2 at the start; validate prints the
-// same without starting.
+// Invalid input is one error with file and line, and exit status 2 at the start; validate prints
+// the same error without starting.
 func TestCommandLines(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
 		Dir:                "testdata/script",
 		RequireUniqueNames: true,
 		Setup: func(env *testscript.Env) error {
-			// Nothing of the environment of the tests may stand for a flag.
+			// No variable of the tests' environment may replace a flag.
 			env.Vars = slices.DeleteFunc(env.Vars, func(v string) bool {
 				return strings.HasPrefix(v, "VIPGATE_") || strings.HasPrefix(v, "NFE_") ||
 					strings.HasPrefix(v, "SPIFFE_")
@@ -40,8 +40,8 @@ func TestCommandLines(t *testing.T) {
 	})
 }
 
-// usualFlags are good flags with which nothing outside of the script's folder
-// would be touched; flags after them win.
+// usualFlags are valid flags that touch no file outside the script's folder; later flags override
+// them.
 func usualFlags(ts *testscript.TestScript, program, trench string) []string {
 	flags := []string{
 		"--trench-file=" + ts.MkAbs(trench), "--admin-socket=" + ts.MkAbs("admin.sock"),
@@ -72,7 +72,7 @@ var offLink = regexp.MustCompile(`(?m)^frontend: warning: gateway \S+ has no ses
 // changed a file.
 func call(ts *testscript.TestScript, program, command string, flags []string) (stdout, stderr string, status int) {
 	before := listing(ts)
-	// A run that should be refused must not run for ever.
+	// A run that should be refused must not run forever.
 	err := ts.Exec("timeout", append([]string{"20", filepath.Join(binaries, program), command}, flags...)...)
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		status = exit.ExitCode()
@@ -85,7 +85,7 @@ func call(ts *testscript.TestScript, program, command string, flags []string) (s
 	return ts.ReadFile("stdout"), ts.ReadFile("stderr"), status
 }
 
-// listing names every file in the script's folder, and when it was changed.
+// listing returns the name and modification time of every file in the script's folder.
 func listing(ts *testscript.TestScript) string {
 	var b strings.Builder
 	ts.Check(filepath.WalkDir(ts.Getenv("WORK"), func(path string, e fs.DirEntry, err error) error {
@@ -102,7 +102,7 @@ func listing(ts *testscript.TestScript) string {
 	return b.String()
 }
 
-// refusal returns the error output of a refused start, the same for each of the commands.
+// refusal returns the error output of a refused start, which must be the same for each command.
 func refusal(ts *testscript.TestScript, program string, flags []string, commands ...string) string {
 	var said string
 	for _, command := range commands {
@@ -126,7 +126,7 @@ func matches(ts *testscript.TestScript, pattern, text string) bool {
 	return re.MatchString(text)
 }
 
-// scriptBad is: bad LINE TEXT WHERE MESSAGE. TEXT may be several lines, with \n.
+// scriptBad implements: bad LINE TEXT WHERE MESSAGE. TEXT may have several lines, separated by \n.
 func scriptBad(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 4 {
 		ts.Fatalf("usage: bad LINE TEXT WHERE MESSAGE")
@@ -147,7 +147,7 @@ func scriptBad(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// scriptRefused is: refused PROGRAM MESSAGE FLAG...
+// scriptRefused implements: refused PROGRAM MESSAGE FLAG...
 func scriptRefused(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: refused PROGRAM MESSAGE FLAG...")
@@ -158,14 +158,14 @@ func scriptRefused(ts *testscript.TestScript, neg bool, args []string) {
 		commands = commands[1:] // run starts without VIPs
 	}
 	said := refusal(ts, program, append(usualFlags(ts, program, "good.yaml"), args[2:]...), commands...)
-	// For a flag that it cannot parse the parser points to --help.
+	// For a flag that it cannot parse the parser refers to --help.
 	want := "^" + program + ": (trench file refused:\n)?.*(" + args[1] + ").*\n(Try '" + program + " --help'.\n)?$"
 	if !matches(ts, want, said) {
 		ts.Fatalf("%s says %q, want one error like %q", program, said, want)
 	}
 }
 
-// scriptValid is: valid PROGRAM FLAG...
+// scriptValid implements: valid PROGRAM FLAG...
 func scriptValid(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 1 {
 		ts.Fatalf("usage: valid PROGRAM FLAG...")
@@ -177,8 +177,8 @@ func scriptValid(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// scriptWarned is: warned PROGRAM MESSAGE FLAG... What depends on the place is valid, with a
-// warning.
+// scriptWarned implements: warned PROGRAM MESSAGE FLAG... Input whose validity depends on the host
+// is accepted with a warning.
 func scriptWarned(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: warned PROGRAM MESSAGE FLAG...")
@@ -204,7 +204,7 @@ func scriptInvalid(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// A refused trench file leaves the old one in force; log, metric and event report it
+// A refused trench file leaves the previous one in force; log, metric and event report it
 // (docs/architecture.md#failure-table).
 func TestInvalidTrenchFileIsIgnored(t *testing.T) {
 	t.Parallel()
@@ -225,7 +225,7 @@ func TestInvalidTrenchFileIsIgnored(t *testing.T) {
 	logged := strings.ReplaceAll(where, `"`, `\"`)
 	f.waitLine(f.pod.LB, lbFrom, logged)
 	f.waitLine(f.pod.Frontend, from, logged)
-	// Otherwise one bad edit would make every pod of the trench not ready.
+	// Otherwise one invalid edit would make every pod of the trench not ready.
 	for _, addr := range []string{lab.FrontendHealth, lab.LBHealth} {
 		f.wantHealth(addr, "Readiness", healthv1.HealthCheckResponse_SERVING)
 	}
@@ -241,7 +241,7 @@ func TestInvalidTrenchFileIsIgnored(t *testing.T) {
 		t.Errorf("frontend events: exit status %d, want the refusal in it: %s", code, out)
 	}
 
-	// The old one is in force for targets, too.
+	// The previous file is in force for targets, too.
 	f.down(f.target2)
 	f.wantRoutes(vipA4, vipA6)
 	f.up(f.target2)

@@ -38,8 +38,8 @@ func (f *fixture) waitStatus(pattern string) string {
 	return found[len(found)-1]
 }
 
-// A sysctl that makes the kernel drop packets of a family, set at run time, withdraws that family's
-// VIPs; the status names the command that sets it back, and that command brings the VIPs back.
+// A sysctl that makes the kernel drop packets of a family, set at run time, withdraws that
+// family's VIPs; the status names the command that resets it, and that command restores the VIPs.
 func TestFrontendWatchesSysctls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -68,7 +68,7 @@ func TestFrontendWatchesSysctls(t *testing.T) {
 	}
 }
 
-// The same for the lb: interfaces that are created again count, too.
+// Like TestFrontendWatchesSysctls for the lb, including interfaces that are created again.
 func TestLBWatchesSysctls(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -106,7 +106,7 @@ func TestLBWatchesSysctls(t *testing.T) {
 		f.shell(remedy.FindStringSubmatch(status)[1])
 		f.must(f.WantVia(f.ctx, 1))
 	}
-	// A start is judged by the same rule: the other family is forwarded.
+	// The start applies the same rule: the remaining family is forwarded.
 	f.shell("sysctl -w net.ipv6.conf.all.forwarding=0")
 	via(f.VIPs[1])
 	f.must(f.pod.LB.Kill())
@@ -117,7 +117,7 @@ func TestLBWatchesSysctls(t *testing.T) {
 	via(f.VIPs[1])
 	f.shell("sysctl -w net.ipv6.conf.all.forwarding=1")
 	f.must(f.WantVia(f.ctx, 1))
-	// What loses no packet is a problem and no more.
+	// A setting that loses no packet is only a problem.
 	f.shell("sysctl -w net.ipv4.fib_multipath_hash_policy=0")
 	f.waitOutput("sysctl -w net.ipv4.fib_multipath_hash_policy=1", "status")
 	f.shell("ip link set " + lab.Internal + " mtu 1400")
@@ -125,8 +125,8 @@ func TestLBWatchesSysctls(t *testing.T) {
 	f.must(f.WantVia(f.ctx, 1))
 }
 
-// Rules and routes of other agents take answers from VIPs away from the gateways: the family is not
-// advertised, and status names the rule or route, until it is removed.
+// Rules and routes of other agents divert answers from VIPs away from the gateways: the family is
+// not advertised, and status names the rule or route, until it is removed.
 func TestDivertedAnswersWithdraw(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -162,7 +162,7 @@ func TestDivertedAnswersWithdraw(t *testing.T) {
 	}
 }
 
-// gatewayDefaults switches the default routes of the gateway on or off.
+// gatewayDefaults adds or removes the default routes of the gateway.
 func (f *fixture) gatewayDefaults(command string) {
 	f.t.Helper()
 	birdc := filepath.Join(filepath.Dir(lab.BIRD()), "birdc")
@@ -174,7 +174,7 @@ func (f *fixture) gatewayDefaults(command string) {
 	}
 }
 
-// routeBack waits until the routes from a VIP to a client exist, or do not.
+// routeBack waits until the routes from a VIP to a client exist, or are gone.
 func (f *fixture) routeBack(want bool) {
 	f.t.Helper()
 	f.waitFor(func() error {

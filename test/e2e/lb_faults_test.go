@@ -55,7 +55,7 @@ func TestLastTargetLossWithdrawsItsVIP(t *testing.T) {
 	}
 }
 
-// A killed lb's VIPs are kept for its grace period, then withdrawn
+// The VIPs of a killed lb are kept for its grace period, then withdrawn
 // (docs/architecture.md#failure-table).
 func TestLBKillWithinGracePeriod(t *testing.T) {
 	t.Parallel()
@@ -86,11 +86,11 @@ func TestLBKillWithinGracePeriod(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 }
 
-// clockSlack covers that the gateway's BIRD reads the clock once in each
-// round of its loop.
+// clockSlack allows for the gateway's BIRD, which reads the clock once per iteration of its event
+// loop.
 const clockSlack = 50 * time.Millisecond
 
-// A VIP that was not ready when the lb was killed stays withdrawn at every moment
+// A VIP that was not ready when the lb was killed is never announced
 // (docs/architecture.md#failure-table).
 func TestLBKillKeepsNotReadyVIPDown(t *testing.T) {
 	for name, grace := range map[string]string{
@@ -122,7 +122,7 @@ func TestLBKillKeepsNotReadyVIPDown(t *testing.T) {
 				}
 			}
 			f.must(watcher.Close())
-			// A can appear, and does so once only.
+			// A can be announced, and is announced exactly once.
 			f.up(f.target1)
 			f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 			f.wantUpdates(0, vipA4, announced)
@@ -131,7 +131,8 @@ func TestLBKillKeepsNotReadyVIPDown(t *testing.T) {
 	}
 }
 
-// A stopped lb's VIPs are withdrawn when its lease expires (docs/architecture.md#failure-table).
+// The VIPs of a stopped lb are withdrawn when its lease expires
+// (docs/architecture.md#failure-table).
 func TestLBPausedUntilLeaseExpires(t *testing.T) {
 	for name, flags := range map[string][]string{"default lease": nil, "short lease": {"--lease=200ms"}} {
 		t.Run(name, func(t *testing.T) {
@@ -201,8 +202,7 @@ func (f *fixture) waitReported(vip string, want readinessv1.Advertisement) {
 }
 
 // The lb tears down only after the withdrawal, also when the frontend has not applied GoingAway
-// yet: a VIP that just became ready, or whose gateway just came up, may be announced at this
-// moment.
+// yet: the frontend may just be announcing a VIP that became ready or whose gateway came up.
 func TestLBTermWaitsForSlowFrontend(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -217,7 +217,7 @@ func TestLBTermWaitsForSlowFrontend(t *testing.T) {
 	f.must(f.pod.LB.Signal(syscall.SIGTERM))
 	frontend.wait(func(m *readinessv1.WatchReadinessResponse) bool { return m.GetGoingAway() != nil })
 	goes := frontend.wait(func(m *readinessv1.WatchReadinessResponse) bool { return m.GetDelta() != nil })
-	for range 3 { // it continues to send
+	for range 3 { // it keeps sending
 		frontend.wait(func(m *readinessv1.WatchReadinessResponse) bool { return m.GetHeartbeat() != nil })
 	}
 	frontend.report(goes.GetPosition(), readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_DRAINING, vipA4, vipA6)
@@ -243,11 +243,11 @@ func TestLBTermTwice(t *testing.T) {
 	f.wantRoutes()
 }
 
-// An lb that is back within its grace period withdraws no VIP that is ready
+// An lb that restarts within its grace period withdraws no ready VIP
 // (docs/architecture.md#failure-table).
 func TestLBRestartWithinGracePeriod(t *testing.T) {
 	t.Parallel()
-	const grace = 6 * time.Second // the new LB has all of it but the last second
+	const grace = 6 * time.Second // the new LB has all but the last second
 	f := newFixture(t)
 	f.up(f.target1)
 	f.up(f.target2)
@@ -316,16 +316,14 @@ func TestUnsyncedLBChangesNothing(t *testing.T) {
 	f.wantNoUpdates(0, vipB4, vipB6)
 }
 
-// hangingTarget is a target that neither accepts nor refuses connections until
-// accept is called.
+// hangingTarget is a target that neither accepts nor refuses connections until accept is called.
 type hangingTarget struct {
 	listeners []net.Listener
 	fillers   []net.Conn
 	wg        sync.WaitGroup
 }
 
-// hang makes a hanging target: its queue is full, so that the kernel drops
-// further SYNs.
+// hang creates a hanging target: its accept queue is full, so that the kernel drops further SYNs.
 func (f *fixture) hang(addrs ...netip.AddrPort) *hangingTarget {
 	f.t.Helper()
 	h := &hangingTarget{}
@@ -370,7 +368,7 @@ func (f *fixture) hang(addrs ...netip.AddrPort) *hangingTarget {
 	return h
 }
 
-// accept ends the hanging.
+// accept makes the target accept connections.
 func (h *hangingTarget) accept() {
 	for _, l := range h.listeners {
 		h.wg.Go(func() {
@@ -395,7 +393,7 @@ func (h *hangingTarget) close() {
 	h.wg.Wait()
 }
 
-// --on-lb-loss=keep is row 9 of the gate without limit; rows 7 and 9 never raise
+// --on-lb-loss=keep is row 9 of the gate without a limit; rows 7 and 9 never raise a VIP
 // (docs/architecture.md#the-gate).
 func TestLBLossKeepsVIPs(t *testing.T) {
 	t.Parallel()

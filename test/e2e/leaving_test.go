@@ -9,8 +9,9 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// A VIP that leaves the trench file, or whose stream does, is de-preferred and forwarded for the
-// drain time before it is withdrawn; one that comes back before is not withdrawn.
+// A VIP that is removed from the trench file, or whose stream is, is de-preferred and forwarded
+// for the drain time before it is withdrawn; a VIP that returns within the drain time is not
+// withdrawn.
 func TestVIPsThatLeaveDrain(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -27,7 +28,7 @@ func TestVIPsThatLeaveDrain(t *testing.T) {
 		return metric(t, f.get(lab.LBMetrics, "/metrics"), `vipgate_configuration_reloads_total{result="accepted"}`)
 	}
 
-	// The drain is far longer than the test waits.
+	// The drain time is far longer than the test.
 	f.must(f.pod.WriteTrench(withDrain(full, "1h")))
 	f.startPod()
 	f.wantRoutes(every()...)

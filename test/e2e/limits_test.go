@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// crowdedTrench is the usual trench file with more IPv4 VIPs of target 1, total of all.
+// crowdedTrench is the usual trench file with more IPv4 VIPs of target 1, up to total VIPs.
 func crowdedTrench(total int) string {
 	var more strings.Builder
 	for i := range total - 4 {
@@ -26,10 +26,10 @@ func crowdedTrench(total int) string {
 }
 
 // A trench file with the maximum number of VIPs is applied, and one more VIP is refused with the
-// limit's name. The initial VIPs stay advertised during growth and shrinkage.
+// limit's name. The initial VIPs stay advertised while VIPs are added and removed.
 //
-// The test runs alone, with a long lease: it tests programming and removal of the kernel state,
-// and not whether a starved machine decides about 50 000 VIPs within a lease.
+// The test runs alone, with a long lease: it tests whether the VIPs are installed and removed, and
+// not whether a starved machine decides about 50 000 VIPs within a lease.
 func TestVIPLimit(t *testing.T) {
 	f := newFixture(t)
 	f.up(f.target1)
@@ -77,15 +77,15 @@ func TestVIPLimit(t *testing.T) {
 	})
 }
 
-// Of more VIPs than a map of the data plane holds the surplus is refused by name. The VIPs from
-// before are served all the time, also after a restart.
+// VIPs beyond the capacity of a data plane map are refused by name. The initial VIPs are served
+// throughout, also after a restart.
 func TestVIPsBeyondTheDataPlane(t *testing.T) {
 	t.Parallel()
 	const holds, surplus = 16384, 3
 	f := newDataPlaneFixture(t)
 	f.start()
 	var more strings.Builder
-	for i := range holds + surplus - 1 { // they sort before the one from before
+	for i := range holds + surplus - 1 { // they sort before the initial VIP
 		fmt.Fprintf(&more, ", 19.%d.%d.%d/32", i/62500, i/250%250, i%250+1)
 	}
 	few := viaAddress(dataPlaneTrench(1, 2)) // targets do not have so many VIPs

@@ -12,8 +12,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// A normal start has no line that needs attention, and its JSON has the words of states and
-// reasons.
+// A normal start logs no warning, and its JSON contains the names of states and reasons.
 func TestNormalStartLogsNoWarning(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -25,7 +24,7 @@ func TestNormalStartLogsNoWarning(t *testing.T) {
 		f.must(f.authority().WriteFiles(dir, f.mint(f.authority(), id)))
 		return "--svid-dir=" + dir
 	}
-	// In a pod neither container waits for the other.
+	// In a pod neither container waits for the second one.
 	f.must(f.pod.StartFrontend("--identity=files", svid("fe-svid", lab.FrontendID), "--log-format=json"))
 	f.waitLog(f.pod.Frontend, "starting frontend")
 	f.must(f.pod.StartLB("--identity=files", svid("lb-svid", lab.LBID), "--log-format=json"))

@@ -16,7 +16,7 @@ import (
 // binaries is the folder of lb, frontend, target and meridio-lb, built once for all tests.
 var binaries string
 
-// binariesVariable names that folder to a run that is part of another one.
+// binariesVariable passes that folder to a nested run.
 const binariesVariable = "VIPGATE_TEST_BINARIES"
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -90,7 +90,7 @@ attractor:
 `, vipA4, vipA6, vipB4, vipB6, lab.GatewayA4, lab.GatewayA6)
 }
 
-// usualTrench is a trench file with two streams of one target each and a dual-stack gateway.
+// Named like the directory of a lab: if this run is killed, the next one removes it.
 func usualTrench() string {
 	return attractor() + fmt.Sprintf(`streams:
   - name: stream-a
@@ -106,8 +106,8 @@ func usualTrench() string {
 `, vipA4, vipA6, vipB4, vipB6, lab.Target1v4, lab.Target1v6, lab.Target2v4, lab.Target2v6, checkPort)
 }
 
-// newFixture creates a lab with the usual trench and a gateway; lb and frontend do not run yet. The
-// pod's addresses are not tentative any more.
+// newFixture creates a lab with the usual trench and a gateway; lb and frontend do not run yet.
+// Duplicate address detection of the pod's addresses is complete.
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	return newFixtureWith(t, lab.QuickDAD)
@@ -197,7 +197,7 @@ func (f *fixture) waitFor(condition func() error) {
 	f.must(lab.Eventually(ctx, 10*time.Millisecond, condition))
 }
 
-// waitLog waits until a process has printed a text.
+// waitLog waits until a process has logged text.
 func (f *fixture) waitLog(p *lab.Process, text string) {
 	f.t.Helper()
 	f.waitFor(func() error {
