@@ -10,13 +10,14 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// basicPath are the tests of pkg/bird that every supported BIRD has to pass: VIPs announced and withdrawn,
-// sessions refused, lost and restored, kernel routes, reconfiguration, the end of an orphan.
+// basicPath matches the tests of pkg/bird that every supported BIRD must pass: VIPs announced and
+// withdrawn, sessions refused, lost and restored, kernel routes, reconfiguration, the end of an
+// orphan.
 const basicPath = "^(TestGatewayReceivesAnnouncedVIPs|TestGatewayWithoutHoldTimeIsRefused|" +
 	"TestReconfigurationLeavesOtherSessionsUp|TestOrphanWithdrawsAndIsTerminated|" +
 	"TestBFDEndsSessionBeforeTCP|TestRemovedKernelRoutesAreExportedAgain|TestNoDelay|TestImports|TestStatic.*)$"
 
-// TestOtherVersions runs them with each BIRD that test/setup/birds.sh unpacked.
+// TestOtherVersions runs the basic path with each BIRD that test/setup/birds.sh unpacked.
 func TestOtherVersions(t *testing.T) {
 	birds, err := filepath.Abs("../../bin/birds")
 	if err != nil {

@@ -16,7 +16,7 @@ const Variable = "VIPGATE_CRASH_AFTER"
 
 // The steps of a change, in their order.
 const (
-	// Planned: the kernel is as before.
+	// Planned: the kernel state is unchanged.
 	Planned = "planned"
 	// Routes: rules and routes of new targets are installed.
 	Routes = "routes"

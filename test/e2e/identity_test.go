@@ -205,7 +205,7 @@ func TestTLSSessionsAreNeverResumed(t *testing.T) {
 		t.Errorf("%d session tickets were offered", n)
 	}
 
-	// The lb no longer authorizes the operator's SVID.
+	// After this rotation the lb does not trust the operator's SVID.
 	from := length(f.pod.LB)
 	after.WriteFiles(svids, after.SVID(lbID, time.Hour))
 	f.waitLine(f.pod.LB, from, "SVID rotated")

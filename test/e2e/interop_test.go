@@ -25,7 +25,7 @@ type interop struct {
 	router lab.Router
 }
 
-// newInterop creates a fixture with a gateway of a kind in the place of the usual one.
+// newInterop creates a fixture that has a gateway of a kind instead of the usual one.
 func newInterop(t *testing.T, kind lab.Kind, change func(*lab.GatewayConfig)) *interop {
 	t.Helper()
 	need(t, kind)
@@ -37,7 +37,7 @@ func newInterop(t *testing.T, kind lab.Kind, change func(*lab.GatewayConfig)) *i
 	return &interop{f, f.startRouter(kind, f.Gateway, c)}
 }
 
-// need skips a test when the machine lacks a kind of gateway.
+// need skips a test on a machine without a kind of gateway.
 func need(t *testing.T, kind lab.Kind) {
 	t.Helper()
 	if lacks := kind.Missing(); lacks != "" {
@@ -69,7 +69,7 @@ func (f *fixture) waitRouter(r lab.Router, prefixes ...string) {
 	f.must(r.WantRoutes(ctx, prefixes...))
 }
 
-// waitBest waits until the gateway's best routes to the VIPs of target 1 are as wanted.
+// waitBest waits until the gateway's best routes to the VIPs of target 1 satisfy a condition.
 func (i *interop) waitBest(what string, wanted func(lab.Route) bool) {
 	i.t.Helper()
 	i.waitFor(func() error {
@@ -86,7 +86,7 @@ func (i *interop) waitBest(what string, wanted func(lab.Route) bool) {
 	})
 }
 
-// routerUpdates returns the updates of a prefix that a gateway received after a mark.
+// routerUpdates returns the updates of a prefix that a gateway received after mark.
 func (f *fixture) routerUpdates(r lab.Router, mark int, prefix string) []string {
 	f.t.Helper()
 	trace, err := r.Trace()
@@ -95,7 +95,7 @@ func (f *fixture) routerUpdates(r lab.Router, mark int, prefix string) []string 
 	return changes(slices.DeleteFunc(trace[mark:], func(h lab.RouteUpdate) bool { return h.Prefix != p }))
 }
 
-// routerMark is a place in a gateway's trace: now.
+// routerMark returns the current position in a gateway's trace.
 func (f *fixture) routerMark(r lab.Router) int {
 	f.t.Helper()
 	trace, err := r.Trace()
@@ -103,7 +103,8 @@ func (f *fixture) routerMark(r lab.Router) int {
 	return len(trace)
 }
 
-// waitRouterUpdate waits until a gateway received exactly this of a prefix after a mark.
+// waitRouterUpdate waits until a gateway has received exactly these updates of a prefix after
+// mark.
 func (f *fixture) waitRouterUpdate(r lab.Router, mark int, prefix string, want ...string) {
 	f.t.Helper()
 	f.waitFor(func() error {
@@ -130,13 +131,13 @@ func isVIP(r lab.Route) bool {
 // Passive peering, 4-octet AS numbers.
 func TestPassiveGatewayOfEachKind(t *testing.T) {
 	t.Parallel()
-	const as = 4200000001 // it has no form of two octets
+	const as = 4200000001 // needs four octets
 	for _, kind := range kinds {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
 			w := newInterop(t, kind, func(c *lab.GatewayConfig) { c.Passive, c.RemoteAS = true, as })
 			w.must(w.pod.WriteTrench(trenchWith(t, fmt.Sprintf(", localASN: %d", as))))
-			// Another one that calls and was started later has called more than once.
+			// A gateway that connects actively and started after the pod has tried more than once.
 			wire := lab.NewCapture(t, w.Pod, lab.External)
 			ns, err := w.SecondGateway()
 			w.must(err)
@@ -154,7 +155,7 @@ func TestPassiveGatewayOfEachKind(t *testing.T) {
 			})
 			w.waitTable("-4", "default via "+lab.GatewayA4.String())
 			w.waitTable("-6", "default via "+lab.GatewayA6.String())
-			// Each route of a VIP is withdrawn alone, and no other update is sent.
+			// Each route of a VIP is withdrawn separately, and no other update is sent.
 			mark := w.routerMark(w.router)
 			w.up(w.target2)
 			w.waitRouter(w.router, every()...)
@@ -175,7 +176,7 @@ func TestPassiveGatewayOfEachKind(t *testing.T) {
 	}
 }
 
-// callsFrom counts the connections to a BGP port that came from an address.
+// callsFrom counts the connections from an address to a BGP port.
 func callsFrom(wire *lab.Capture, a netip.Addr) int {
 	ports := map[uint16]bool{}
 	for _, p := range wire.Packets() {
@@ -189,7 +190,7 @@ func callsFrom(wire *lab.Capture, a netip.Addr) int {
 // Dual stack, TCP-MD5, eBGP and iBGP.
 func TestGatewayPasswordOfEachKind(t *testing.T) {
 	t.Parallel()
-	const password = "correct-horse#;'{}" // FRR takes no spaces
+	const password = "correct-horse#;'{}" // FRR accepts no spaces
 	for _, kind := range kinds {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
@@ -204,7 +205,7 @@ func TestGatewayPasswordOfEachKind(t *testing.T) {
 			w.must(w.pod.WriteTrench(trenchWith(t, fmt.Sprintf(", remoteASN: %d, passwordFile: %s", lab.PodAS, key))))
 			w.up(w.target1)
 			w.startPod()
-			// The kernels refuse each other's packets.
+			// Each kernel rejects the packets of its peer.
 			w.waitFor(func() error {
 				if w.md5Failures() == 0 {
 					return fmt.Errorf("no packet with a wrong signature came")
@@ -225,7 +226,7 @@ func TestGatewayPasswordOfEachKind(t *testing.T) {
 	}
 }
 
-// Gateways honor the prepended path and, over iBGP, local preference 0; the community arrives.
+// Gateways honor the prepended path and, over iBGP, local preference 0; the community is received.
 func TestGatewayOfEachKindAvoidsDrainedPod(t *testing.T) {
 	t.Parallel()
 	for _, kind := range kinds {
@@ -247,7 +248,7 @@ func TestGatewayOfEachKindAvoidsDrainedPod(t *testing.T) {
 				case session == "iBGP":
 					path, longPath, preference = nil, nil, "0"
 				case kind == lab.KindFRR:
-					preference = "0" // it heeds the community
+					preference = "0" // it honors the community
 				case kind == lab.KindBIRD:
 					preference = "100"
 				}
@@ -258,7 +259,6 @@ func TestGatewayOfEachKindAvoidsDrainedPod(t *testing.T) {
 				if out, status := w.run("frontend", "drain", "--all", admin); status != 0 {
 					t.Fatalf("frontend drain ended with %d: %s", status, out)
 				}
-				// The only route there is stays in use.
 				w.waitBest("de-preferred", func(r lab.Route) bool {
 					return isVIP(r) && slices.Equal(r.ASPath, longPath) && r.LocalPref == preference &&
 						r.GracefulShutdown()
@@ -323,7 +323,7 @@ protocol bgp rival_%[1]s {
 	f.must(err)
 }
 
-// Gateways that do not know the addresses of pods, with TCP-MD5 and without.
+// Gateways without configured pod addresses, with TCP-MD5 and without.
 func TestGatewayOfEachKindWithDynamicNeighbors(t *testing.T) {
 	t.Parallel()
 	for _, kind := range kinds {
@@ -355,7 +355,7 @@ func TestGatewayOfEachKindWithDynamicNeighbors(t *testing.T) {
 				w.waitRouter(w.router, every()...)
 				w.down(w.target2)
 				w.waitRouter(w.router, vipA4, vipA6)
-				// A pod that ends is forgotten; the next one is taken.
+				// The gateway removes a pod that ends, and accepts the next one.
 				w.wantStop(w.pod.Frontend)
 				w.waitRouter(w.router)
 				w.must(w.pod.StartFrontend())
@@ -365,16 +365,16 @@ func TestGatewayOfEachKindWithDynamicNeighbors(t *testing.T) {
 	}
 }
 
-// BFD where the peer has it.
+// BFD with gateways that support it.
 func TestBFDWithFRR(t *testing.T) {
 	t.Parallel()
 	for session, as := range map[string]uint32{"eBGP": lab.GatewayAS, "iBGP": lab.PodAS} {
 		t.Run(session, func(t *testing.T) {
 			t.Parallel()
-			// Both sides offer a long hold time, so that only BFD can notice the loss.
+			// Both peers offer a long hold time, so that only BFD can detect the loss.
 			w := newInterop(t, lab.KindFRR,
 				func(c *lab.GatewayConfig) { c.LocalAS, c.BFD, c.HoldSeconds = as, true, 90 })
-			// Slower than a busy machine is late.
+			// The intervals are long enough for a busy machine.
 			w.must(w.pod.WriteTrench(trenchWith(t,
 				fmt.Sprintf(", remoteASN: %d, holdTime: 90s, bfd: {minTx: 500ms, minRx: 500ms, multiplier: 4}", as))))
 			w.up(w.target1)
@@ -385,7 +385,7 @@ func TestBFDWithFRR(t *testing.T) {
 			w.waitGateway("gateway-a6", guarded)
 			mark := w.routerMark(w.router)
 
-			// Everything of IPv4 gets lost, in both directions, without an error.
+			// Drop all IPv4 packets, in both directions, without an error.
 			w.removeIPv4(w.Gateway)
 			lost := time.Now()
 			if down := w.waitGateway("gateway-a4", isDown); !strings.Contains(down.GetLastError(), "BFD") {
@@ -405,7 +405,7 @@ func TestBFDWithFRR(t *testing.T) {
 	}
 }
 
-// A gateway without BFD, such as gobgpd, is not lost when the trench file asks for it.
+// A gateway without BFD, such as gobgpd, stays up when the trench file enables BFD.
 func TestBFDWithGatewayWithoutBFD(t *testing.T) {
 	t.Parallel()
 	w := newInterop(t, lab.KindGoBGP, func(*lab.GatewayConfig) {})
@@ -418,7 +418,7 @@ func TestBFDWithGatewayWithoutBFD(t *testing.T) {
 	}
 }
 
-// removeIPv4 loses everything of IPv4 at a gateway, in both directions.
+// removeIPv4 drops all IPv4 packets at a gateway, in both directions.
 func (f *fixture) removeIPv4(ns *lab.NetNS) {
 	f.t.Helper()
 	_, err := ns.Run(f.t.Context(), "nft", "add table inet lost; add chain inet lost in { type filter hook input "+
@@ -460,7 +460,7 @@ func TestLossOfOneGatewayOfTwoKinds(t *testing.T) {
 			egress6.wait(healthServing)
 			mark := w.routerMark(b)
 
-			// One is lost: the other holds the VIPs and receives no update.
+			// One gateway is lost: the remaining one keeps the VIPs and receives no update.
 			for _, p := range w.router.Processes() {
 				w.must(p.Kill())
 			}
@@ -473,7 +473,7 @@ func TestLossOfOneGatewayOfTwoKinds(t *testing.T) {
 				w.waitRouterUpdate(b, mark, v)
 			}
 
-			// The other loses IPv4: IPv6 does not notice.
+			// The remaining gateway loses IPv4: IPv6 is not affected.
 			w.removeIPv4(ns)
 			egress4.wait(healthNotServing)
 			w.waitRouter(b, vipA6)

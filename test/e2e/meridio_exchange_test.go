@@ -13,7 +13,7 @@ import (
 func TestFlapsBesideMeridioLB(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)
-	m.startMeridio("VIPGATE_LOG_LEVEL=debug") // which has each decision
+	m.startMeridio("VIPGATE_LOG_LEVEL=debug") // logs each decision
 	for flap := range 5 {
 		mark := m.mark()
 		m.switchOldLB(false)
@@ -33,7 +33,7 @@ func TestFlapsBesideMeridioLB(t *testing.T) {
 	}
 }
 
-// kernelState returns rules, blackholes, the gateways' routes and nftables of the pod.
+// kernelState returns rules, blackhole routes, the gateways' routes and nftables of the pod.
 func (m *meridio) kernelState() string {
 	m.t.Helper()
 	var all strings.Builder
@@ -54,9 +54,9 @@ func (m *meridio) kernelState() string {
 	return all.String()
 }
 
-// With --remove-rules-on-exit the frontend leaves nothing to Meridio's frontend, which takes its
-// place in the pod; without, VIP traffic stays caught until the next start, and `frontend cleanup`
-// removes the rest (docs/meridio.md#swap-check-go-back).
+// With --remove-rules-on-exit the frontend leaves no state to Meridio's frontend, which replaces
+// it in the pod; without the flag the rules still catch VIP traffic until the next start, and
+// `frontend cleanup` removes the rest (docs/meridio.md#swap-check-go-back).
 func TestExchangeForMeridioFrontend(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)

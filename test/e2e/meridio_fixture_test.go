@@ -21,9 +21,9 @@ import (
 	"github.com/vipgate/vipgate/test/nsptest"
 )
 
-// meridio is a pod of a Meridio 1.2.8 trench whose frontend is replaced: the frontend has nothing
-// but Meridio's variables, the load balancer speaks StreamAvailabilityService, both have the same
-// SPIFFE ID, and the NSP has the attractor.
+// meridio is a pod of a Meridio 1.2.8 trench whose frontend is replaced: the frontend only has
+// Meridio's variables, the load balancer serves StreamAvailabilityService, both have the same
+// SPIFFE ID, and the NSP serves the attractor.
 type meridio struct {
 	*fixture
 	ca    *identitytest.CA
@@ -35,8 +35,8 @@ type meridio struct {
 	wrapper []string
 }
 
-// newMeridio creates the lab. The NSP runs and has the attractor with the usual VIPs and gateways;
-// load balancer and frontend do not run yet.
+// newMeridio creates the lab. The NSP runs and serves the attractor with the usual VIPs and
+// gateways; load balancer and frontend do not run yet.
 func newMeridio(t *testing.T) *meridio {
 	t.Helper()
 	m := &meridio{
@@ -65,11 +65,11 @@ func newMeridio(t *testing.T) *meridio {
 
 const nspAddress = "127.0.0.1:7778"
 
-// The frontend renews its registration often, and the NSP keeps it for a fraction of Meridio's 60
-// s.
+// The frontend refreshes its registration often, and the NSP expires it after a fraction of
+// Meridio's 60 s.
 const refreshTime, entryTimeout = time.Second, 4 * time.Second
 
-// nspAttractor is the attractor of the usual trench file, as the NSP has it.
+// nspAttractor is the attractor of the usual trench file in the NSP's format.
 func nspAttractor() *nspv1.Attractor {
 	a := &nspv1.Attractor{Name: "attractor-a-1", Trench: &nspv1.Trench{Name: "trench-a"}}
 	addVIPs(a, every()...)
@@ -78,7 +78,7 @@ func nspAttractor() *nspv1.Attractor {
 	return a
 }
 
-// addVIPs adds VIPs, each with its address as name.
+// addVIPs adds VIPs; the name of each contains its address.
 func addVIPs(a *nspv1.Attractor, addresses ...string) {
 	for _, v := range addresses {
 		a.Vips = append(a.Vips, &nspv1.Vip{Name: "vip-" + v, Address: v, Trench: a.GetTrench()})
@@ -99,7 +99,7 @@ func addGateway(a *nspv1.Attractor, name, address string) *nspv1.Gateway {
 	return g
 }
 
-// setAttractor puts a change of the usual attractor into the NSP.
+// setAttractor stores a change of the usual attractor in the NSP.
 func (m *meridio) setAttractor(change func(*nspv1.Attractor)) {
 	a := nspAttractor()
 	change(a)
@@ -113,8 +113,8 @@ func (m *meridio) in(t *testing.T) *meridio {
 	return &c
 }
 
-// startFrontend starts the frontend with Meridio's environment. The variables of vipgate are those
-// of paths that parallel tests must not share; further ones are added.
+// startFrontend starts the frontend with Meridio's environment. The only variables of vipgate are
+// paths that parallel tests must not share; extra adds further variables.
 func (m *meridio) startFrontend(extra ...string) {
 	m.t.Helper()
 	m.startFrontendAs(append([]string{
@@ -160,7 +160,7 @@ func (m *meridio) startMeridio(extra ...string) {
 	m.wantRoutes(every()...)
 }
 
-// waitRegistered waits until the frontend is registered at the NSP, or not.
+// waitRegistered waits until the registration of the frontend at the NSP equals want.
 func (m *meridio) waitRegistered(want bool) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(m.t.Context(), waitTimeout)
@@ -196,8 +196,8 @@ func (m *meridio) stopFrontend() {
 	m.wantExit(m.pod.Frontend, 0)
 }
 
-// within fails if the gateway received the last withdrawal of the VIPs later than a bound after a
-// moment.
+// within fails if the gateway received the last withdrawal of the VIPs later than bound after
+// since.
 func (m *meridio) within(mark int, since time.Time, bound time.Duration, vips ...string) {
 	m.t.Helper()
 	for _, vip := range vips {
@@ -208,7 +208,7 @@ func (m *meridio) within(mark int, since time.Time, bound time.Duration, vips ..
 	}
 }
 
-// waitCommand waits until the output of a frontend command has all these words.
+// waitCommand waits until the output of a frontend command contains all words.
 func (m *meridio) waitCommand(command string, words ...string) string {
 	m.t.Helper()
 	var out string

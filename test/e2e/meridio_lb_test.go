@@ -14,7 +14,7 @@ import (
 )
 
 // The load balancer of Meridio gates all VIPs: by the first message of its stream, by each change,
-// by its end, and by its silence.
+// by the end of the stream, and by a missing probe answer.
 func TestOldLBGatesVIPs(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)
@@ -54,15 +54,15 @@ func TestOldLBGatesVIPs(t *testing.T) {
 
 	slices.Sort(took)
 	t.Logf("killed: withdrawn after %v", took)
-	if took[1] > 300*time.Millisecond { // the probe of each second would see it, too
+	if took[1] > 300*time.Millisecond { // the probe would detect it within a second
 		t.Errorf("a crash withdraws after %v", took)
 	}
 
-	// It freezes.
+	// The load balancer freezes.
 	mark = m.mark()
 	frozen := time.Now()
 	m.must(m.pod.LB.Signal(syscall.SIGSTOP))
-	m.within(mark, frozen, 2*time.Second+promptly, every()...) // a probe each second, and the lease
+	m.within(mark, frozen, 2*time.Second+promptly, every()...) // probe interval and lease
 	m.waitFrontend("Stream", false)
 	m.wantHealth(lab.FrontendHealth, "Egress", healthv1.HealthCheckResponse_SERVING)
 	m.must(m.pod.LB.Signal(syscall.SIGCONT))
@@ -86,7 +86,7 @@ func TestOldLBIsUpgraded(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)
 	m.startMeridio()
-	m.must(m.pod.WriteTrench(usualTrench())) // for ours only: the frontend's NSP stays
+	m.must(m.pod.WriteTrench(usualTrench())) // for lb only: the frontend keeps its NSP
 	m.up(m.target1)
 	m.up(m.target2)
 	frontend := m.pod.Frontend.PID()
@@ -113,8 +113,8 @@ func TestOldLBIsUpgraded(t *testing.T) {
 	m.wantRunning(m.pod.Frontend)
 }
 
-// A dead static gateway is evicted once, although the load balancer is available only while the
-// frontend is registered, and available again once BFD can come up.
+// A dead static gateway is evicted once, although the load balancer is only available while the
+// frontend is registered, and becomes available again once BFD can come up.
 func TestStaticGatewayDiesWithOldLB(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)
@@ -140,7 +140,7 @@ func TestStaticGatewayDiesWithOldLB(t *testing.T) {
 	m.waitFrontend("Egress", false)
 	m.waitGateway("gateway-a4", isHeld) // the load balancer is unavailable
 	calls := len(m.nsp.Requests("Register"))
-	m.waitPast(time.Now().Add(5 * time.Second)) // longer than one registration would have taken to fail
+	m.waitPast(time.Now().Add(5 * time.Second)) // longer than one registration would take to fail
 	if more := len(m.nsp.Requests("Register")) - calls; more != 0 {
 		t.Errorf("it registered %d more times with dead gateways", more)
 	}

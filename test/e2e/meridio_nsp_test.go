@@ -13,9 +13,9 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// The NSP's attractor is in force as a trench file is: changes of VIPs and gateways touch nothing
-// else, identical lists cost nothing, an invalid object is refused alone, and an attractor that is
-// gone withdraws gently.
+// The NSP's attractor is applied like a trench file: changes of VIPs and gateways affect nothing
+// else, identical lists have no effect, only the invalid object of a list is refused, and a
+// deleted attractor is withdrawn gracefully.
 func TestNSPAttractorChanges(t *testing.T) {
 	t.Parallel()
 	const added = "20.0.0.3/32"
@@ -114,8 +114,8 @@ func TestNSPAttractorChanges(t *testing.T) {
 	})
 }
 
-// An attractor that loses the VIPs of a family, and then all, keeps its sessions: the frontend stays
-// ready and registered, and the first VIP finds a session that is up.
+// An attractor that loses the VIPs of a family, and then all, keeps its sessions: the frontend
+// stays ready and registered, and the session is already up for the first VIP.
 func TestNSPWithoutVIPs(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)
@@ -140,9 +140,8 @@ func TestNSPWithoutVIPs(t *testing.T) {
 	}
 }
 
-// wantIdenticalListsIgnored fails unless lists that change nothing leave no trace until change puts
-// another VIP in force: no line in the log, hence no configuration of BIRD. Nor do they delay the
-// NSP.
+// wantIdenticalListsIgnored fails unless identical lists have no effect until change applies
+// another VIP: no log line, hence no configuration of BIRD. They do not delay the NSP.
 func (m *meridio) wantIdenticalListsIgnored(change func()) {
 	m.t.Helper()
 	const events = 200
@@ -161,15 +160,15 @@ func (m *meridio) wantIdenticalListsIgnored(change func()) {
 	}
 }
 
-// The NSP can be absent, restart, and be absent at the frontend's start, which then uses the last
-// accepted list and shows that.
+// The NSP is unavailable, restarts, and is unavailable at the frontend's start, which then uses
+// the last accepted list and reports it.
 func TestNSPAbsence(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)
 	m.must(m.nsp.Stop())
 	m.startOldLB()
 
-	// Without NSP, cache and SPIRE there is nothing to announce, and SIGTERM works.
+	// Without NSP, cache and SPIRE there is no VIP to announce, and SIGTERM works.
 	m.spire.Stop()
 	m.startFrontend()
 	m.wantHealth(lab.FrontendHealth, "Liveness", healthv1.HealthCheckResponse_SERVING)
@@ -183,7 +182,7 @@ func TestNSPAbsence(t *testing.T) {
 	m.must(m.nsp.Start())
 	m.wantRoutes(every()...)
 
-	// It restarts, and is absent for a while.
+	// The NSP restarts, and is then stopped for a while.
 	mark, sessions := m.mark(), m.sessions()
 	watches := len(m.nsp.Requests("WatchAttractor"))
 	m.must(m.nsp.Stop())
@@ -200,7 +199,7 @@ func TestNSPAbsence(t *testing.T) {
 		t.Errorf("sessions were %v and are %v", sessions, now)
 	}
 
-	// It is absent at the start.
+	// The NSP is stopped at the frontend's start.
 	cache := m.pod.BirdDir() + "/nsp.json"
 	if mode := modeOf(t, cache); mode != 0o600 {
 		t.Errorf("%s has mode %#o, want 0600", cache, mode)
@@ -234,11 +233,11 @@ func TestHungNSPDelaysNoWithdrawal(t *testing.T) {
 			m := newMeridio(t)
 			m.startMeridio()
 			m.waitRegistered(true)
-			// The registry must know the frontend longer than this test needs.
+			// The registration must not expire before the end of the test.
 			hang(m, true)
 			requests := len(m.nsp.Requests("Register"))
 			if name == "unanswered calls" {
-				m.waitRequests("Register", requests+1) // it waits for its answer now
+				m.waitRequests("Register", requests+1) // it is waiting for the answer
 			}
 
 			mark, killed := m.mark(), time.Now()
@@ -272,7 +271,7 @@ func TestHungNSPDelaysNoWithdrawal(t *testing.T) {
 	}
 }
 
-// promptly bounds what needs milliseconds, far below the deadlines of the NSP's calls (5 s).
+// promptly bounds steps that take milliseconds, far below the deadlines of the NSP's calls (5 s).
 const promptly = 2500 * time.Millisecond
 
 // The registration at the NSP follows external connectivity: it is created and refreshed while
@@ -280,13 +279,13 @@ const promptly = 2500 * time.Millisecond
 func TestNSPRegistration(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)
-	m.startFrontend() // connectivity needs no load balancer
+	m.startFrontend() // connectivity does not depend on the load balancer
 	m.waitRegistered(true)
 	first := m.nsp.Requests("Register")[0].Target
 	if first.GetStatus() != nspv1.Target_ENABLED {
 		t.Errorf("it registers as %v", first)
 	}
-	// The NSP stores the first registration DISABLED, and drops it without a refresh.
+	// The NSP stores the first registration as DISABLED, and removes it without a refresh.
 	begin := time.Now()
 	m.waitFor(func() error {
 		targets := m.nsp.Targets()
@@ -303,7 +302,7 @@ func TestNSPRegistration(t *testing.T) {
 		t.Errorf("the registration expired: %v", m.nsp.Targets())
 	}
 
-	// One family is connectivity; none is not.
+	// One connected family is external connectivity.
 	m.control("disable trench0")
 	m.waitFrontend("Egress/ipv4", false)
 	calls := len(m.nsp.Requests("Register"))
@@ -322,7 +321,7 @@ func TestNSPRegistration(t *testing.T) {
 	m.control("enable trench0")
 	m.waitRegistered(true)
 
-	// A lost database, and a restart of the NSP.
+	// The NSP loses its database, and restarts.
 	m.nsp.Forget()
 	m.waitRegistered(true)
 	m.must(m.nsp.Stop())

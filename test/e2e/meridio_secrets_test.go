@@ -21,8 +21,8 @@ const (
 	firstPassword, secondPassword      = "first-of-the-gateway", "second-of-the-gateway"
 )
 
-// secretPod is a pod of Meridio with a service account and an API server. Gateway A has a password,
-// of a Secret; gateway B has none.
+// secretPod is a pod of Meridio with a service account and an API server. Gateway A has a password
+// from a Secret; gateway B has none.
 type secretPod struct {
 	*meridio
 	api     *secrettest.Server
@@ -142,7 +142,8 @@ func TestGatewayPasswordFromSecret(t *testing.T) {
 	s.wantNoPassword()
 }
 
-// watchB returns a function that fails if gateway B lost a session or received an update since.
+// watchB returns a function that fails if gateway B has lost a session or received an update since
+// the call.
 func (s *secretPod) watchB() (untouched func()) {
 	s.t.Helper()
 	b := s.fixture.in(s.t)
@@ -157,7 +158,7 @@ func (s *secretPod) watchB() (untouched func()) {
 	}
 }
 
-// waitMetric waits until the frontend has a line among its metrics.
+// waitMetric waits until the metrics of the frontend contain a line.
 func (s *secretPod) waitMetric(line string) {
 	s.t.Helper()
 	s.waitFor(func() error {
@@ -168,11 +169,11 @@ func (s *secretPod) waitMetric(line string) {
 	})
 }
 
-// wantNoPassword fails if a password of a gateway that is gone, or the token, is in a file of the
-// pod or in an output.
+// wantNoPassword fails if the token, or a password of a removed gateway, is in a file of the pod
+// or in an output.
 func (s *secretPod) wantNoPassword() {
 	s.t.Helper()
-	s.waitFor(func() error { // BIRD's configuration follows
+	s.waitFor(func() error { // BIRD's configuration is rewritten later
 		out, _ := s.run("frontend", "debug", "--admin-socket=unix://"+s.pod.FrontendAdmin())
 		shown := map[string]string{"frontend debug": out, "metrics": s.get(lab.FrontendMetrics, "/metrics")}
 		err := filepath.WalkDir(s.Dir, func(path string, e fs.DirEntry, err error) error {

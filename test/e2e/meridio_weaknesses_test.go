@@ -23,8 +23,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// weaknesses of Meridio's frontend 1.2.8, each with the tests that fail where it is reproduced; the
-// name of a test in another directory follows that directory.
+// weaknesses lists the weaknesses of Meridio's frontend 1.2.8, each with the tests that fail if it
+// is reproduced; the name of a test in another directory is prefixed by that directory.
 func weaknesses() map[string][]string {
 	return map[string][]string{
 		"all-or-nothing gating":        {"TestVIPsAreGatedIndependently", "TestOldLBIsUpgraded"},
@@ -83,7 +83,7 @@ func TestWeaknessesAreCovered(t *testing.T) {
 	}
 }
 
-// Scrapes, and clients that request metrics and never read them, delay no withdrawal.
+// Scrapes, and clients that request metrics and never read them, do not delay a withdrawal.
 func TestScrapesDelayNoWithdrawal(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -132,7 +132,8 @@ func TestScrapesDelayNoWithdrawal(t *testing.T) {
 	}
 }
 
-// Changes that come while BIRD still loads earlier ones end in the last one, and end nothing else.
+// Changes that arrive while BIRD loads previous ones result in the last configuration, and restart
+// nothing else.
 func TestReconfigurationBurst(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)
@@ -165,8 +166,7 @@ func TestReconfigurationBurst(t *testing.T) {
 	m.wantRunning(m.pod.Frontend)
 }
 
-// BIRD's configuration is replaced by a whole one: a reader of the old file reads the old one to its
-// end.
+// BIRD's configuration is replaced atomically: a reader of the old file reads it to its end.
 func TestBIRDConfigurationIsReplaced(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -191,8 +191,8 @@ func TestBIRDConfigurationIsReplaced(t *testing.T) {
 	}
 }
 
-// The loss of a gateway session is seen when BIRD sees it. A poll each second would see losses that
-// are 1.2 s apart after 0, 0.2, 0.4 … s, in the middle after 0.4 s.
+// The loss of a gateway session is handled when BIRD detects it. A poll each second would detect
+// losses that are 1.2 s apart after 0, 0.2, 0.4 … s, with a median of 0.4 s.
 func TestSessionLossIsNotPolled(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -221,7 +221,7 @@ func TestSessionLossIsNotPolled(t *testing.T) {
 	}
 	slices.Sort(took)
 	t.Logf("seen after %v", took)
-	if took[2] > 350*time.Millisecond { // of a busy machine; a poll would take 0.4 s and more
+	if took[2] > 350*time.Millisecond { // bound for a busy machine; a poll would take 0.4 s and more
 		t.Errorf("losses were seen after %v", took)
 	}
 }
@@ -253,7 +253,7 @@ func TestBFDOfSimilarAddresses(t *testing.T) {
 	}
 	f.wantRoutes(vipA4)
 	f.waitGateway("far", bfdIs("Up"))
-	f.waitGateway("near", bfdIs("Down")) // it answers no BFD
+	f.waitGateway("near", bfdIs("Down")) // it does not answer BFD
 
 	f.nft("add table ip lost; add chain ip lost in { type filter hook input priority 0; }; " +
 		"add rule ip lost in ip daddr 110.0.0.1 drop; add chain ip lost out { type filter hook output priority 0; }; " +
@@ -264,7 +264,7 @@ func TestBFDOfSimilarAddresses(t *testing.T) {
 	f.wantNoUpdates(mark, vipA4)
 }
 
-// routing is what steers the pod's traffic: rules and the sets of VIPs.
+// routing returns the rules and VIP sets that route the pod's traffic.
 func (m *meridio) routing() string {
 	m.t.Helper()
 	var all strings.Builder
@@ -277,7 +277,8 @@ func (m *meridio) routing() string {
 	return all.String()
 }
 
-// A VIP without a prefix length is refused: no rule or set has it, or everything.
+// A VIP without a prefix length is refused: no rule or set contains the address or a catch-all
+// prefix.
 func TestVIPWithoutPrefixLength(t *testing.T) {
 	t.Parallel()
 	m := newMeridio(t)
@@ -324,8 +325,8 @@ func TestCrashLeavesNoStaleRules(t *testing.T) {
 	})
 }
 
-// Traffic of VIPs never leaves by the pod's primary network while BIRD is down, with or without the
-// routes that it left.
+// Traffic of VIPs never leaves by the pod's primary network while BIRD is down, with or without
+// the routes that BIRD left.
 func TestEgressDoesNotLeakWithoutBIRD(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -367,7 +368,7 @@ func TestEgressDoesNotLeakWithoutBIRD(t *testing.T) {
 		for {
 			select {
 			case <-tick.C:
-				_, _ = c.Write([]byte("leak?")) // an error is the blackhole
+				_, _ = c.Write([]byte("leak?")) // an error is the effect of the blackhole
 			case <-ctx.Done():
 				return
 			}
@@ -375,7 +376,7 @@ func TestEgressDoesNotLeakWithoutBIRD(t *testing.T) {
 	})
 	for _, end := range []func(){
 		func() { f.must(syscall.Kill(f.birdPID(), unix.SIGKILL)) },
-		func() { // it removes its routes
+		func() { // BIRD removes its routes
 			_, err := f.Pod.Run(t.Context(), "birdc", "-s", f.pod.BirdSocket(), "down")
 			f.must(err)
 		},

@@ -69,7 +69,7 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// dashboardQueries are the expressions of the dashboard by the titles of their panels.
+// dashboardQueries returns the expressions of the dashboard by the titles of their panels.
 func dashboardQueries(t *testing.T) map[string][]string {
 	t.Helper()
 	var dashboard struct {
@@ -116,7 +116,8 @@ func prometheusConfig(rules string, endpoints map[string]string) string {
 	return text.String()
 }
 
-// Each query of the dashboard has a result, from what Prometheus scrapes of a running pod.
+// Each query of the dashboard has a result, from the metrics that Prometheus scrapes of a running
+// pod.
 func TestDashboardQueries(t *testing.T) {
 	t.Parallel()
 	needPrometheus(t)
@@ -153,10 +154,10 @@ func TestDashboardQueries(t *testing.T) {
 		}
 		return err
 	})
-	// A transition, for the annotation.
+	// A state transition, for the annotation.
 	f.down(f.target2)
 	f.wantRoutes(vipA4, vipA6)
-	// Without an API server no object is known that could be refused, and no leader is elected.
+	// Without an API server no object can be refused, and no leader is elected.
 	without := map[string]bool{"Refused objects": true, "Leader": true}
 	for title, expressions := range dashboardQueries(t) {
 		for _, expression := range expressions {
@@ -169,7 +170,7 @@ func TestDashboardQueries(t *testing.T) {
 			})
 		}
 	}
-	// The alert of a kube without an API server waits, and no other one of this pod fires.
+	// The alert of a kube without an API server is pending, and no other alert of this pod fires.
 	out, err := query(`ALERTS{alertstate="firing"} or vipgate_kube_stale_seconds > 0`)
 	if err != nil || strings.Contains(out, "firing") || !strings.Contains(out, "vipgate_kube_stale_seconds") {
 		t.Errorf("alerts: %v\n%s", err, out)

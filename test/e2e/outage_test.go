@@ -9,8 +9,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// newOutageFixture is a trench with 12 addresses of targets, as many as an outage needs
-// and some more. The failures of one outage fall into one interval and timeout: long
+// newOutageFixture creates a trench with 12 target addresses, a few more than the detection of an
+// outage needs. The failures of one outage fall into one interval and timeout, which are long
 // enough for a busy machine.
 func newOutageFixture(t *testing.T) *fixture {
 	t.Helper()
@@ -28,7 +28,7 @@ func newOutageFixture(t *testing.T) *fixture {
 	return f
 }
 
-// cutTargets disconnects the targets' network, and returns what restores it.
+// cutTargets disconnects the targets' network, and returns the function that restores it.
 func (f *fixture) cutTargets() (restore func()) {
 	f.t.Helper()
 	ip := func(args ...string) {
@@ -41,7 +41,7 @@ func (f *fixture) cutTargets() (restore func()) {
 	return func() {
 		f.t.Helper()
 		ip("link", "set", "pod0", "up")
-		for _, a := range []string{lab.Target1v6.String(), lab.Target2v6.String()} { // the kernel removed them with the link
+		for _, a := range []string{lab.Target1v6.String(), lab.Target2v6.String()} { // removed with the link
 			ip("addr", "replace", a+"/64", "dev", "pod0", "nodad")
 		}
 	}
@@ -71,7 +71,7 @@ func TestOutageHoldsVIPs(t *testing.T) {
 		f.wantNoUpdates(mark, vip)
 	}
 
-	// A single target that dies is not held.
+	// The VIPs of a single dead target are not held.
 	f.down(f.target1)
 	f.wantRoutes(vipB4, vipB6)
 }

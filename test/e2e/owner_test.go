@@ -10,9 +10,10 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// One owner per network namespace and role (docs/adr/0016-one-owner-per-network-namespace.md). A
-// second lb or frontend, and a cleanup with other flags, name the owner and change nothing; after a
-// crash of the owner the namespace is free.
+// Each network namespace has one owner per role
+// (docs/adr/0016-one-owner-per-network-namespace.md). A second lb or frontend, and a cleanup with
+// other flags, fail with the name of the owner and change nothing; after a crash of the owner the
+// namespace is free.
 func TestNetNSHasOneOwner(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)

@@ -19,8 +19,8 @@ import (
 // farClient is a namespace, connected to the gateway through a router by a link with a small MTU.
 type farClient struct {
 	*lab.NetNS
-	// addrs are its own, so many of each family that every download has one that no
-	// target knows a path MTU of.
+	// addrs are the client's addresses: enough per family for every download to use an address for
+	// which no target has cached a path MTU.
 	addrs []netip.Addr
 }
 
@@ -28,9 +28,9 @@ const (
 	smallMTU  = 1300
 	bulkPort  = 9000
 	bulkSize  = 256 << 10
-	downloads = 12 // of each family
+	downloads = 12 // per family
 
-	targetMTU  = 1280 // the smallest of IPv6
+	targetMTU  = 1280 // minimum MTU of IPv6
 	uploadPort = 9001
 	uploadSize = 2 << 20
 )
@@ -114,7 +114,7 @@ func (c *farClient) dial(ctx context.Context, from, vip netip.Addr, port uint16)
 	return conn, err
 }
 
-// upload sends uploadSize bytes to a VIP and waits until a target has them.
+// upload sends uploadSize bytes to a VIP and waits until a target has received them.
 func (c *farClient) upload(ctx context.Context, from, vip netip.Addr) error {
 	conn, err := c.dial(ctx, from, vip, uploadPort)
 	if err != nil {
@@ -134,7 +134,7 @@ func (c *farClient) upload(ctx context.Context, from, vip netip.Addr) error {
 	return nil
 }
 
-// download fetches everything from a VIP.
+// download receives all data from a VIP.
 func (c *farClient) download(ctx context.Context, from, vip netip.Addr) error {
 	conn, err := c.dial(ctx, from, vip, bulkPort)
 	if err != nil {
@@ -151,9 +151,9 @@ func (c *farClient) download(ctx context.Context, from, vip netip.Addr) error {
 	return nil
 }
 
-// ICMP errors reach the target whose packet they are about, so path MTU discovery through a VIP
-// works. The gateway sends its errors to whichever pod its hash picks: half of them to one that
-// never saw the flow. The errors of the pods themselves reach the client.
+// ICMP errors reach the target that sent the quoted packet, so path MTU discovery through a VIP
+// works. The gateway hashes its errors over the pods: half of them arrive at the pod that does not
+// forward the flow. The errors of the pods themselves reach the client.
 func TestPathMTUDiscoveryThroughVIP(t *testing.T) {
 	for _, conntrack := range []string{"on", "off", "loose"} {
 		t.Run("conntrack "+conntrack, func(t *testing.T) {
@@ -179,7 +179,7 @@ func TestPathMTUDiscoveryThroughVIP(t *testing.T) {
 					}
 				}
 			}
-			// Without a link that is too small for them nothing was shown.
+			// The test is only valid if the link was too small for the packets.
 			learned := func(mtu int, hosts ...*lab.NetNS) {
 				for _, family := range []string{"-4", "-6"} {
 					n := 0

@@ -48,9 +48,9 @@ func (f *fixture) mint(a *identity.DevAuthority, id string) *x509svid.SVID {
 	return svid
 }
 
-// showing is the TLS of a peer that shows an SVID, or nothing when it is nil, and
-// accepts every certificate: only the product refuses a connection. It shares
-// no code with the product.
+// showing is the TLS configuration of a peer that presents svid, or no certificate if svid is nil,
+// and accepts every certificate: only the product refuses a connection. It shares no code with the
+// product.
 func showing(svid *x509svid.SVID) *tls.Config {
 	c := &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}}
 	if svid != nil {
@@ -85,7 +85,7 @@ func (f *fixture) ask(conn *grpc.ClientConn) (*readinessv1.GetReadinessResponse,
 	return readinessv1.NewReadinessServiceClient(conn).GetReadiness(ctx, &readinessv1.GetReadinessRequest{})
 }
 
-// waitGet waits until GetReadiness is answered: the LB may be starting.
+// waitGet waits until the LB answers GetReadiness: it may be starting.
 func (f *fixture) waitGet(conn *grpc.ClientConn) *readinessv1.GetReadinessResponse {
 	f.t.Helper()
 	var answer *readinessv1.GetReadinessResponse
@@ -96,10 +96,10 @@ func (f *fixture) waitGet(conn *grpc.ClientConn) *readinessv1.GetReadinessRespon
 	return answer
 }
 
-// length is how much a process has printed so far, for lines.
+// length returns the length of a process's output, a position for lines.
 func length(p *lab.Process) int { return len(p.Output()) }
 
-// lines are the lines with all these words that a process printed after from.
+// lines returns the lines with all words that a process logged after from.
 func lines(p *lab.Process, from int, words ...string) []string {
 	var found []string
 	for line := range strings.Lines(p.Output()[from:]) {
@@ -114,14 +114,13 @@ func hasAll(text string, words []string) bool {
 	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
 }
 
-// waitLine waits until a process has printed a line with all these words after
-// from, and returns it.
+// waitLine waits until a process has logged a line with all words after from, and returns it.
 func (f *fixture) waitLine(p *lab.Process, from int, words ...string) string {
 	f.t.Helper()
 	return f.waitLinesN(p, from, 1, words...)[0]
 }
 
-// waitLinesN waits until a process has printed n such lines.
+// waitLinesN waits until a process has logged n lines with all words after from, and returns them.
 func (f *fixture) waitLinesN(p *lab.Process, from, n int, words ...string) []string {
 	f.t.Helper()
 	var found []string
@@ -141,8 +140,8 @@ type condition interface {
 	GetDetail() string
 }
 
-// waitCondition waits until a part serves or not, for a reason with all these
-// words, and returns the reason.
+// waitCondition waits until a condition has the state serving and a reason with all words, and
+// returns the reason.
 func waitCondition[C condition](f *fixture, status func(context.Context) ([]C, error), name string, serving bool,
 	words ...string,
 ) string {
@@ -190,12 +189,12 @@ func (f *fixture) waitLB(name string, serving bool, words ...string) string {
 	}, name, serving, words...)
 }
 
-// asUser runs fn on a thread of another user, without any privilege.
+// asUser runs fn on a thread of another user, without privileges.
 func asUser(uid, gid int, fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		// The raw calls change this thread only. It stays locked, so that the
-		// runtime ends it with this goroutine.
+		// Raw system calls change the credentials of this thread only. It stays locked, so that
+		// the runtime terminates it with this goroutine.
 		runtime.LockOSThread()
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
 			done <- os.NewSyscallError("setgroups", errno)
@@ -239,10 +238,10 @@ func (f *fixture) startFrontendAs(env, args []string) {
 	f.pod.Frontend = p
 }
 
-// every is all the usual VIPs.
+// every returns all usual VIPs.
 func every() []string { return []string{vipA4, vipA6, vipB4, vipB6} }
 
-// wantSilence fails if the gateway received anything of any VIP after a mark.
+// wantSilence fails if the gateway received an update of any VIP after mark.
 func (f *fixture) wantSilence(mark int) {
 	f.t.Helper()
 	f.wantNoUpdates(mark, every()...)

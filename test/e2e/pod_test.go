@@ -11,10 +11,10 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// SIGTERM of the whole pod, both processes in the same millisecond, has the same order every time:
-// de-prefer, withdraw, and only then the LB goes.
+// After SIGTERM of both processes of a pod in the same millisecond the order is always the same:
+// de-prefer, withdraw, and then the end of the LB.
 func TestPodTermOrder(t *testing.T) {
-	const pods, rounds = 5, 10 // 50 times, some of them side by side
+	const pods, rounds = 5, 10 // 50 stops, some concurrently
 	for n := range pods {
 		t.Run(fmt.Sprintf("pod %d", n), func(t *testing.T) {
 			t.Parallel()
@@ -31,20 +31,20 @@ func TestPodTermOrder(t *testing.T) {
 	}
 }
 
-// podTermRound starts a pod, ends both processes in the same millisecond and
-// checks the order of what followed.
+// podTermRound starts a pod, sends SIGTERM to both processes in the same millisecond and checks
+// the order of the following events.
 func (f *fixture) podTermRound(round int) {
 	f.t.Helper()
 	vips := []string{vipA4, vipA6, vipB4, vipB6}
 	mark := f.mark()
-	// Long enough for BIRD to send the de-preferred routes on a busy machine, too.
+	// Long enough for BIRD to send the de-preferred routes, also on a busy machine.
 	const drain = "--drain-time=1s"
 	f.must(f.pod.StartLB(drain))
 	f.must(f.pod.StartFrontend(drain, "--settle=500ms"))
 	f.wantRoutes(vips...)
 
 	both := []*lab.Process{f.pod.LB, f.pod.Frontend}
-	if round%2 == 1 { // either may be the first by a hair
+	if round%2 == 1 { // either may receive it first
 		slices.Reverse(both)
 	}
 	for _, p := range both {
@@ -110,8 +110,8 @@ func TestThousandVIPs(t *testing.T) {
 	}
 
 	mark = f.mark()
-	// A BIRD before 2.14 reads a long UPDATE in pieces and sleeps in between:
-	// the gateway's is kept awake, as the product does with its own.
+	// BIRD before 2.14 reads a long UPDATE in pieces and sleeps in between: polling keeps the
+	// gateway's BIRD awake, as the frontend does with the pod's BIRD.
 	watcher, err := f.gateway.WatchRoutes(t.Context(), 20*time.Millisecond)
 	f.must(err)
 	f.must(f.pod.LB.Signal(syscall.SIGTERM))

@@ -71,7 +71,7 @@ func TestFreshPodAwaitsRegistrations(t *testing.T) {
 		f.must(first.register(a))
 	}
 	f.must(f.WantVia(f.ctx, 1))
-	f.waitOutput("10/10", "status") // the kernel confirmed them
+	f.waitOutput("10/10", "status") // the kernel state is confirmed
 	g, err := f.Load(f.ctx, 100, 50, load.Config{})
 	f.must(err)
 	defer g.Stop(f.ctx)

@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// registryTrench is a trench whose targets come from elsewhere.
+// registryTrench is a trench without targets; they are registered.
 func registryTrench() string {
 	return attractor() + fmt.Sprintf(`streams:
   - name: stream-a
@@ -28,7 +28,7 @@ func registryTrench() string {
 `, vipA4, vipA6, vipB4, vipB6, checkPort)
 }
 
-// registry is an lb that takes registrations for stream-a, from the application only.
+// registry are the flags of an lb that only accepts registrations for stream-a by the application.
 var registry = []string{
 	"--source=file", "--source=registry", "--target-id=stream-a=spiffe://vipgate.demo/ns/*/sa/app", "--registry-grace=2s",
 	"--registry-settle=0s",
@@ -82,7 +82,7 @@ func (f *fixture) lbRun(args ...string) (string, error) {
 	return f.pod.Run(ctx, "lb", append(args, "--admin-socket=unix://"+f.pod.LBAdmin())...)
 }
 
-// wantStatus waits until `lb status` shows all of these.
+// wantStatus waits until `lb status` contains all words.
 func (f *fixture) wantStatus(words ...string) string {
 	f.t.Helper()
 	var text string
@@ -130,7 +130,7 @@ func TestRegistrationEndsWithStream(t *testing.T) {
 	f.wantStatus("0 of 4 VIPs ready", "0 targets of 0 callers")
 }
 
-// A new call within the grace changes nothing at the gateway.
+// A new call within the grace period changes nothing at the gateway.
 func TestReconnectWithinGracePeriod(t *testing.T) {
 	t.Parallel()
 	f := newRegistryFixture(t, "--registry-grace=1m")
@@ -147,17 +147,17 @@ func TestReconnectWithinGracePeriod(t *testing.T) {
 	f.wantUpdates(mark, vipA4, announced, depreferred, withdrawn)
 }
 
-// "Registrations survive an LB restart for their grace."
+// Registrations survive a restart of the LB for their grace period.
 func TestRegistrationsSurviveLBRestart(t *testing.T) {
 	t.Parallel()
 	f := newRegistryFixture(t, "--registry-grace=1m", "--stale-grace=20s")
 	p := f.register("stream-a", "app-1", lab.Target1v4, lab.Target1v6)
 	f.wantRoutes(vipA4, vipA6)
 	mark := f.mark()
-	// The client does not return, so that the registration exists only in the file.
+	// The client does not reconnect, so that the registration exists only in the file.
 	f.must(p.Signal(syscall.SIGSTOP))
 	f.must(f.pod.LB.Kill())
-	// It waits for no more registrations than it had.
+	// The lb waits for no more registrations than the file contains.
 	f.must(f.pod.StartLB(append(registry, "--registry-grace=1m", "--stale-grace=20s", "--registry-settle=1m")...))
 	f.wantStatus("2 of 4 VIPs ready; the frontend advertises 2", "app-1", "1 target of 1 caller")
 	f.wantNoUpdates(mark, vipA4)
@@ -216,8 +216,8 @@ type text string
 
 func (s text) String() string { return string(s) }
 
-// "a manual drain survives restarts until undone, and no resync overrides it", and
-// "a VIP whose only targets drain is DRAINING".
+// A manual drain survives restarts until it is undone, and no resync overrides it. A VIP whose
+// only targets drain is DRAINING.
 func TestOperatorDrainOfTargetPersists(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -238,7 +238,7 @@ func TestOperatorDrainOfTargetPersists(t *testing.T) {
 	f.wantUpdates(mark, vipA4, depreferred, withdrawn)
 	f.wantStatus("drained: by an operator")
 
-	// A resync, with a target more so that the lb shows when it has taken it over.
+	// A resync with an additional target, whose appearance shows that the lb has applied it.
 	mark = f.mark()
 	f.must(f.pod.WriteTrench(strings.ReplaceAll(usualTrench(), "fall: 2", "fall: 3") +
 		"      - {name: target-3, ips: [172.16.3.3]}\n"))
@@ -271,7 +271,7 @@ func TestOperatorDrainOfTargetPersists(t *testing.T) {
 	}
 }
 
-// A target that leaves the trench file, or is marked as terminating, drains.
+// A target that is removed from the trench file, or is marked as terminating, drains.
 func TestTargetRemovedFromFileDrains(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -296,7 +296,7 @@ func TestTargetRemovedFromFileDrains(t *testing.T) {
 	for _, vip := range []string{vipA4, vipB6} {
 		f.wantUpdates(mark, vip, depreferred, withdrawn)
 	}
-	f.waitFor(func() error { // it is not only out of use, it is gone
+	f.waitFor(func() error { // it is removed, not only unused
 		list, err := f.lbRun("target", "list")
 		if err == nil && strings.Contains(list, "target-1") {
 			err = fmt.Errorf("target-1 has not left:\n%s", list)
@@ -307,7 +307,7 @@ func TestTargetRemovedFromFileDrains(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6, vipB4, vipB6)
 }
 
-// "Every source has a defined answer": the file is gone.
+// The trench file is removed.
 func TestTrenchFileRemoved(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// A new configuration restarts only the sessions that it changes (docs/bird.md#configuration): when
-// VIPs and gateways are added and removed, the sessions of other gateways stay up.
+// A new configuration restarts only the sessions that it changes (docs/bird.md#configuration):
+// when VIPs and gateways are added and removed, the sessions of all other gateways stay up.
 func TestReloadKeepsOtherSessions(t *testing.T) {
 	t.Parallel()
 	const added = "20.0.0.3/32"
@@ -73,7 +73,7 @@ func TestReloadKeepsOtherSessions(t *testing.T) {
 	f.wantNoUpdates(mark, vipB6)
 	untouched("a VIP replaced by another")
 
-	// A timer of one gateway restarts that one only.
+	// A change of one gateway's timer restarts only that session.
 	slower := strings.TrimSuffix(lineB4, "}") + ", holdTime: 6s}"
 	f.must(f.pod.WriteTrench(edited(t,
 		slices.Concat([]string{lineA6, lineA6 + "\n    " + slower + "\n    " + lineB6}, vips)...)))
@@ -100,7 +100,7 @@ func TestReloadKeepsOtherSessions(t *testing.T) {
 	}
 }
 
-// A refused trench file changes nothing in BIRD and at the gateways either
+// A refused trench file changes nothing in BIRD or at the gateways
 // (docs/architecture.md#failure-table).
 func TestInvalidTrenchFileKeepsGateways(t *testing.T) {
 	t.Parallel()
@@ -147,8 +147,8 @@ func TestInvalidTrenchFileKeepsGateways(t *testing.T) {
 	}
 }
 
-// A family without VIPs, and a trench without any, keeps its sessions and stays ready: the first
-// VIP finds a session that is up.
+// A family without VIPs, and a trench without any VIP, keeps its sessions and stays ready: the
+// session is already up for the first VIP.
 func TestGatewaysWithoutVIPs(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

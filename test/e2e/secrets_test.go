@@ -28,7 +28,7 @@ func (f *fixture) birdConf() string {
 	return args[i+1]
 }
 
-// passwords finds what BIRD's configuration calls a password.
+// passwords matches the passwords in BIRD's configuration.
 var passwords = regexp.MustCompile(`password "([^"]+)"`)
 
 // No secret is in arguments, logs, debug output or metrics (docs/architecture.md#security).
@@ -78,7 +78,7 @@ func TestNoSecretInOutput(t *testing.T) {
 	show := func(program string, args ...string) {
 		out, code := f.run(program, args...)
 		name := program + " " + strings.Join(args, " ")
-		// A status that is not all well ends with 1.
+		// status exits with 1 while a condition is not met.
 		if code > 1 || len(out) < 100 {
 			t.Errorf("%s: exit status %d: %s", name, code, out)
 		}
@@ -107,10 +107,10 @@ func TestNoSecretInOutput(t *testing.T) {
 			shown[fmt.Sprintf("%s of %d (%s)", file, pid, bytes.SplitN(b, []byte{0}, 2)[0])] = string(b)
 		}
 	}
-	// Whatever else was written: logs, above all.
+	// All other written files, in particular logs.
 	f.must(filepath.WalkDir(f.Dir, func(path string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // it was there for a moment only
+			return nil // it was removed during the walk
 		}
 		if err != nil {
 			return err

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A deleted readiness or admin socket file is noticed and bound again
+// A deleted readiness or admin socket file is detected and bound again
 // (docs/architecture.md#failure-table).
 func TestRemovedSocketIsRebound(t *testing.T) {
 	t.Parallel()
@@ -51,7 +51,7 @@ func TestRemovedSocketIsRebound(t *testing.T) {
 	f.wantNoUpdates(mark, vipA4, vipA6)
 }
 
-// The same for the whole directory, with SVIDs that rotate every few seconds, and with a path that
+// The whole directory is removed, with SVIDs that rotate every few seconds, and with a path that
 // cannot be bound for a while.
 func TestRemovedSocketDirectory(t *testing.T) {
 	t.Parallel()
@@ -73,7 +73,7 @@ func TestRemovedSocketDirectory(t *testing.T) {
 	if got := modeOf(t, dir); got != 0o700 {
 		t.Errorf("the directory has mode %#o, want 0700", got)
 	}
-	// The frontend moves to connections on the new socket, and no UPDATE leaves.
+	// The frontend moves to connections on the new socket, and no UPDATE is sent.
 	f.waitLinesN(f.pod.LB, length(f.pod.LB), 3, "readiness watch opened")
 	f.wantSilence(mark)
 

@@ -29,13 +29,13 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// greeting is how a TLS client begins: one whole ClientHello.
+// greeting returns one whole ClientHello.
 func greeting(t *testing.T) []byte {
 	t.Helper()
 	ours, theirs := net.Pipe()
 	defer ours.Close()
 	go func() {
-		// It ends with the pipe: no server answers.
+		// The handshake ends with the pipe: no server answers.
 		_ = tls.Client(theirs, &tls.Config{InsecureSkipVerify: true}).HandshakeContext(t.Context())
 		theirs.Close()
 	}()
@@ -50,7 +50,7 @@ func greeting(t *testing.T) []byte {
 	return record
 }
 
-// garbage is invalid for both servers.
+// garbage returns input that is invalid for both servers.
 func garbage(t *testing.T) [][]byte {
 	t.Helper()
 	noise := make([]byte, 4<<10)
@@ -67,7 +67,7 @@ func garbage(t *testing.T) [][]byte {
 		[]byte("GET / HTTP/1.1\r\nHost: " + strings.Repeat("x", 8<<10) + "\r\n\r\n"),
 		[]byte(preface + "\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
 		append([]byte(preface), noise...),
-		append([]byte("\x16\x03\x01\x40\x00"), noise...), // a record of 16 KiB that is not all there
+		append([]byte("\x16\x03\x01\x40\x00"), noise...), // a truncated record of 16 KiB
 		broken,
 		greeting(t)[:20],
 	}
@@ -76,8 +76,8 @@ func garbage(t *testing.T) [][]byte {
 // halfWriter is a connection that supports closing its write side.
 type halfWriter interface{ CloseWrite() error }
 
-// ended waits until the other end has closed a connection, with or without
-// data before that, until a deadline.
+// ended waits until the peer has closed a connection, with or without sending data before, or
+// until a deadline.
 func ended(conn net.Conn, deadline time.Time) error {
 	if err := conn.SetReadDeadline(deadline); err != nil {
 		return err
@@ -140,13 +140,13 @@ func TestGarbageAndHalfOpenConnections(t *testing.T) {
 			}
 		}
 	})
-	// Every server ends the connection of who talks nonsense.
+	// Every server closes the connection of a client that sends garbage.
 	deadline := time.Now().Add(waitTimeout)
 	each(func(network, addr string) {
 		for n, nonsense := range garbage(t) {
 			conn := c.connect(network, addr)
 			wg.Go(func() {
-				_, _ = conn.Write(nonsense) // it may be cut off in the middle
+				_, _ = conn.Write(nonsense) // the server may close it during the write
 				_ = conn.(halfWriter).CloseWrite()
 				if err := ended(conn, deadline); err != nil {
 					errs <- fmt.Errorf("garbage %d on %s: %w", n, addr, err)
@@ -154,12 +154,12 @@ func TestGarbageAndHalfOpenConnections(t *testing.T) {
 			})
 		}
 	})
-	// A handshake of one byte at a time ends at a time that it cannot move.
+	// A handshake of one byte at a time ends at a deadline that the client cannot extend.
 	slow := c.connect("unix", f.pod.Socket())
 	wg.Go(func() {
 		tick := time.NewTicker(200 * time.Millisecond)
 		defer tick.Stop()
-		// All but the last byte: the handshake is never whole.
+		// All but the last byte: the handshake never completes.
 		for n := range len(hello) - 1 {
 			if _, err := slow.Write(hello[n : n+1]); err != nil {
 				return
@@ -178,13 +178,13 @@ func TestGarbageAndHalfOpenConnections(t *testing.T) {
 	// A second client of BIRD's control socket, in addition to the frontend.
 	for _, junk := range [][]byte{
 		append(bytes.Repeat([]byte{0, 0xff, 0x7f, 1}, 200), '\n'),
-		bytes.Repeat([]byte("x"), 5<<10), // too long for a command, and no end
+		bytes.Repeat([]byte("x"), 5<<10), // too long for a command, and unterminated
 		[]byte(strings.Repeat("y", 900) + "\n"),
 		[]byte("show protocols all \"\n\n\n;;}{\nnonsense\nconfigure nonsense\n"),
-		[]byte("show prot"), // in the middle of a command
+		[]byte("show prot"), // a truncated command
 		[]byte(strings.Repeat("show protocols all\n", 500)),
 	} {
-		// Its answers are never read.
+		// The client never reads the answers.
 		_, err := c.connect("unix", f.pod.BirdSocket()).Write(junk)
 		f.must(err)
 	}
@@ -205,7 +205,7 @@ func TestGarbageAndHalfOpenConnections(t *testing.T) {
 	}
 	f.waitLine(f.pod.LB, from, "client refused", "reason=timeout")
 	f.waitLine(f.pod.LB, from, "client refused", "reason=not_tls")
-	// The silent ones on the readiness and admin sockets are not kept for ever.
+	// Silent connections to the readiness and admin sockets are closed eventually.
 	deadline = time.Now().Add(waitTimeout)
 	for _, conn := range c.connections[:silent*len(unix)] {
 		if err := ended(conn, deadline); err != nil {
@@ -237,7 +237,7 @@ func TestStreamLimitOfPeer(t *testing.T) {
 	mark, from := f.mark(), length(f.pod.LB)
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
-	// The ID counts, not the connection.
+	// The limit applies to the ID, not to the connection.
 	conns := []*grpc.ClientConn{f.operator(), f.operator()}
 	open := func(n int) (func(), error) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -280,7 +280,7 @@ func TestStreamLimitOfPeer(t *testing.T) {
 	})
 }
 
-// unprivilegedUID is a user without any right, its group too.
+// unprivilegedUID is a user, and a group, without privileges.
 const unprivilegedUID = 65534
 
 // dialAs connects to a unix socket as another user.
@@ -319,7 +319,8 @@ func TestAdminSocketPeerUser(t *testing.T) {
 				t.Errorf("%s status as another user: exit status %d: %s", c.program, code, out)
 			}
 
-			// An operator makes it accessible to all users: the peer credentials of the kernel still decide.
+			// An operator makes it accessible to all users: the kernel's peer credentials still
+			// decide.
 			f.must(os.Chmod(c.socket, 0o666))
 			from := length(c.process)
 			conn, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -399,7 +400,7 @@ func TestReadinessSocketMode(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := f.in(t)
-			// A umask that takes everything from everybody but the owner.
+			// A umask that removes all permissions except the owner's.
 			dir := f.path(fmt.Sprintf("socket-%o", c.socket))
 			socket := filepath.Join(dir, "lb.sock")
 			args := slices.Concat(f.pod.LBArgs(c.args...), []string{"--socket=unix://" + socket})

@@ -16,7 +16,8 @@ func TestBIRDWaitsForSourceRouting(t *testing.T) {
 		_, err := f.pod.Namespace().Run(t.Context(), "ip", args...)
 		f.must(err)
 	}
-	// A route out of the blackhole's table: IPv6 has no source routing.
+	// A route in the blackhole table that leaves the pod: IPv6 source routing does not serve.
+	// routing.
 	const prefix = "2001:db8:9::/64"
 	ip("-6", "route", "add", prefix, "dev", lab.External, "table", "4097")
 	f.startPod()

@@ -12,8 +12,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// While the writer of the trench file keeps a stale file, status, events and metrics show it, and
-// nothing else changes.
+// While the writer of the trench file keeps a stale file, only status, events and metrics show it.
 func TestStaleTrenchFileIsShown(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

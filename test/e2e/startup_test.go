@@ -25,8 +25,8 @@ func poolTrench() string {
 `, vipA4, vipA6, checkPort, lab.Target1v4, lab.Target1v6, lab.Target2v4, lab.Target2v6)
 }
 
-// detectDuplicates takes an interface down and up again, so that duplicate address
-// detection begins for its link-local address and for an address that is added.
+// detectDuplicates sets an interface down and up again, so that duplicate address detection starts
+// for its link-local address and for an added address.
 func detectDuplicates(t *testing.T, ns *lab.NetNS, device, address string) {
 	t.Helper()
 	if err := errors.Join(
@@ -38,7 +38,7 @@ func detectDuplicates(t *testing.T, ns *lab.NetNS, device, address string) {
 	}
 }
 
-// firstRise is the number of ready targets and of all targets with which lb first
+// firstRise matches the numbers of ready targets and of all targets at the time when lb first
 // reported a VIP as ready.
 var firstRise = `VIP changed" vip=%s from=.+ to=ready .*ready_targets=(\d+) total_targets=(\d+)`
 
@@ -60,7 +60,7 @@ func waitFirstRise(t *testing.T, lb *lab.Process, vip string) (ready, total stri
 	return ready, total
 }
 
-// wantFirstRise waits until a VIP is ready, which must be with both of its targets.
+// wantFirstRise waits until a VIP is ready, and fails unless both of its targets were ready.
 func wantFirstRise(t *testing.T, lb *lab.Process, vip string) {
 	t.Helper()
 	if ready, total := waitFirstRise(t, lb, vip); ready != "2" || total != "2" {
@@ -100,7 +100,8 @@ func TestFirstVIPDoesNotWaitForDAD(t *testing.T) {
 			f := newFixtureWith(t)
 			f.up(f.target1)
 			pod := f.pod.Namespace()
-			// Tentative until the test ends: detection asks 255 times, a second apart.
+			// The address is tentative until the test ends: detection sends 255 solicitations, a
+			// second apart.
 			f.must(pod.Sysctl("net.ipv6.conf."+lab.Internal+".dad_transmits", "255"))
 			f.must(pod.Batch("link set "+lab.Internal+" down", "link set "+lab.Internal+" up",
 				"addr add fd00:16::1/64 dev "+lab.Internal+c.detection))
@@ -118,11 +119,11 @@ func TestFirstVIPDoesNotWaitForDAD(t *testing.T) {
 	}
 }
 
-// The same with a data plane: a VIP rises once the kernel has all of its targets.
+// With a data plane a VIP rises once the kernel has all of its targets.
 func TestFirstRiseWithDataPlane(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
-	// Checks that are far apart: targets that failed at the start return one by one.
+	// The check interval is long: targets that failed at the start return one by one.
 	f.must(f.WriteTrench(strings.Replace(dataPlaneTrench(1, 2), dataPlaneCheck,
 		"interval: 1s, timeout: 200ms, rise: 2, fall: 2", 1)))
 	detectDuplicates(t, f.pod.Namespace(), lab.Internal, lab.PodInternal(1)[1].String()+"/64")
@@ -132,7 +133,7 @@ func TestFirstRiseWithDataPlane(t *testing.T) {
 	}
 }
 
-// A target whose first check result comes late is waited for before the kernel has any target.
+// The lb waits for a target with a late first check result before it installs any target.
 func TestDataPlaneWaitsForLateTarget(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -155,7 +156,7 @@ func TestDataPlaneWaitsForLateTarget(t *testing.T) {
 	}
 }
 
-// A stream that a reload adds is as new as one at the start.
+// A stream that a reload adds rises like a stream at the start.
 func TestNewStreamRisesWithAllTargets(t *testing.T) {
 	t.Parallel()
 	const silent = "fd00:16::1:99"
@@ -166,14 +167,14 @@ func TestNewStreamRisesWithAllTargets(t *testing.T) {
 	f.up(f.target2)
 	f.must(f.pod.StartLB())
 	f.waitLog(f.pod.LB, "readiness is synced")
-	// Nothing answers for target 2: its result takes fall checks, each of which times out.
+	// Target 2 does not answer: its result takes fall checks, each of which times out.
 	pool = strings.Replace(pool, lab.Target2v6.String(), silent, 1)
 	f.must(f.pod.WriteTrench(pool))
 	ready, total := waitFirstRise(t, f.pod.LB, vipA6)
 	if ready != "1" || total != "2" {
 		t.Errorf("%s first rose with %s of %s targets", vipA6, ready, total)
 	}
-	// Until then two checks time out.
+	// Before that two checks time out.
 	at := func(line string) time.Time {
 		m := regexp.MustCompile(`time=(\S+) .*` + line).FindStringSubmatch(f.pod.LB.Output())
 		if m == nil {
@@ -213,7 +214,7 @@ func TestReadyWaitsForEveryFamily(t *testing.T) {
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
 }
 
-// The wait at the start is bounded, and the health detail names the missing VIPs.
+// The wait at the start is bounded, and the health detail lists the missing VIPs.
 func TestReadyTimeout(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -230,7 +231,7 @@ func TestReadyTimeout(t *testing.T) {
 	}
 }
 
-// A pod that starts with a bad ConfigMap waits for a good one.
+// A pod that starts with an invalid ConfigMap waits for a valid one.
 func TestRefusedFileAtStart(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -282,7 +283,7 @@ func TestRefusedFileAtStart(t *testing.T) {
 	}
 }
 
-// So does lb with its data plane: it forwards on as long as the frontend advertises.
+// lb keeps its data plane, too: it forwards as long as the frontend advertises.
 func TestRefusedFileKeepsDataPlane(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -303,8 +304,8 @@ func TestRefusedFileKeepsDataPlane(t *testing.T) {
 	}
 }
 
-// A new pod has the addresses of an old one: neighbors that it does not talk to are
-// corrected as well, at the start and when an address appears later.
+// A new pod has the addresses of an old one: the tables of neighbors without traffic from the pod
+// are corrected as well, at the start and when an address appears later.
 func TestOwnAddressesAreAnnounced(t *testing.T) {
 	t.Parallel()
 	const elsewhere = "02:00:00:00:00:99"

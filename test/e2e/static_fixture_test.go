@@ -25,8 +25,8 @@ var (
 	staticB4 = fmt.Sprintf("- {name: gateway-b4, protocol: static, address: %s, %s}", lab.GatewayB4, staticBFD)
 )
 
-// Bounds of a change of the BFD sessions as a gateway sees it. The detection time is 0.3 s; a
-// killed or stopped frontend is noticed by the hold time of the announcer's session, 3 s.
+// Bounds of a change of the BFD sessions at a gateway. The detection time is 0.3 s; a killed or
+// stopped frontend is detected by the hold time of the announcer's session, 3 s.
 const (
 	staticDeadline     = 3 * time.Second
 	staticHangDeadline = 8 * time.Second
@@ -39,7 +39,7 @@ type staticFixture struct {
 	router lab.StaticGateway
 }
 
-// newStaticFixture creates a fixture with a static gateway in the place of the usual one. The
+// newStaticFixture creates a fixture that has a static gateway instead of the usual one. The
 // trench file has both families.
 func newStaticFixture(t *testing.T, kind lab.Kind) *staticFixture {
 	t.Helper()
@@ -75,7 +75,7 @@ func (f *fixture) startStatic(kind lab.Kind, ns *lab.NetNS, c lab.GatewayConfig)
 func (s *staticFixture) start(extra ...string) {
 	s.t.Helper()
 	s.must(s.pod.StartLB())
-	s.startFrontend(append([]string{"--drain-time=3s"}, extra...)...) // the last flag counts
+	s.startFrontend(append([]string{"--drain-time=3s"}, extra...)...) // the last flag wins
 }
 
 // startFrontend starts the frontend and waits until it serves its status.
@@ -90,7 +90,7 @@ func (f *fixture) startFrontend(extra ...string) {
 	})
 }
 
-// wantBFD waits until BFD sessions with exactly these pods' addresses are up at a gateway.
+// wantBFD waits until exactly the BFD sessions with peers are up at a gateway.
 func (f *fixture) wantBFD(r lab.StaticGateway, peers ...netip.Addr) {
 	f.t.Helper()
 	f.waitFor(func() error { return f.bfd(r, peers) })
@@ -142,7 +142,7 @@ func (s *staticFixture) wantUps(want int) {
 	}
 }
 
-// wantSent waits until the gateway's kernel sends exactly these VIPs to the pod. FRR 8.4 does not
+// wantSent waits until the gateway's kernel routes exactly these VIPs to the pod. FRR 8.4 does not
 // monitor static routes.
 func (s *staticFixture) wantSent(vips ...string) {
 	s.t.Helper()
@@ -184,7 +184,7 @@ func (f *fixture) waitVIPs(vips ...string) map[string]*frontendv1.VipStatus {
 	return all
 }
 
-// isHeld: the frontend keeps the BFD session down.
+// isHeld reports whether the frontend keeps the BFD session down.
 func isHeld(g *frontendv1.GatewayStatus) bool { return g.GetHeld() && !g.GetUp() }
 
 var (

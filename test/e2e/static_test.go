@@ -15,7 +15,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// The BFD sessions are up while the load balancer forwards a VIP of their family.
+// The BFD sessions are up only while the load balancer forwards a VIP of their family.
 func TestStaticFollowsReadiness(t *testing.T) {
 	for _, kind := range staticKinds {
 		t.Run(string(kind), func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestStaticFollowsReadiness(t *testing.T) {
 			}
 
 			s.must(s.pod.LB.Signal(syscall.SIGKILL))
-			s.wantBFDWithin(s.router, 2*staticDeadline) // the grace period of the LB is part of it
+			s.wantBFDWithin(s.router, 2*staticDeadline) // includes the grace period of the LB
 			s.wantUps(2)
 			s.wantSent()
 			s.waitVIPs()
@@ -66,8 +66,8 @@ func (f *fixture) waitHealthy(service string) {
 	f.wantHealth(lab.FrontendHealth, service, healthServing)
 }
 
-// The session of a family is down once none of its VIPs is ready, and the other family is
-// untouched.
+// The session of a family is down once none of its VIPs is ready; the second family is not
+// affected.
 func TestStaticSharedByFamily(t *testing.T) {
 	for _, kind := range staticKinds {
 		t.Run(string(kind), func(t *testing.T) {
@@ -98,8 +98,8 @@ func TestStaticSharedByFamily(t *testing.T) {
 	}
 }
 
-// waitUnconfirmed waits until exactly these withdrawals were reported to the lb, and whether as
-// unconfirmed.
+// waitUnconfirmed waits until exactly the withdrawals in want were reported to the lb; the value
+// is whether the report is unconfirmed.
 func (f *fixture) waitUnconfirmed(want map[string]bool) {
 	f.t.Helper()
 	f.waitFor(func() error {
@@ -161,7 +161,7 @@ func TestStaticDrainKeepsReplies(t *testing.T) {
 	s.wantBFDWithin(s.router, staticDeadline, pod46...)
 	s.waitVIPs(vipA4, vipA6)
 
-	// SIGTERM is a drain, too, at whose end BIRD ends.
+	// SIGTERM also drains, and then stops BIRD.
 	s.must(s.pod.Frontend.Signal(syscall.SIGTERM))
 	begin = time.Now()
 	s.wantBFDWithin(s.router, staticDeadline)
@@ -182,7 +182,7 @@ func (s *staticFixture) wantReplyRoutes() {
 	}
 }
 
-// A gateway that does not answer withdraws the VIPs once, and nothing flaps.
+// A gateway that does not answer causes one withdrawal of the VIPs, without flaps.
 func TestStaticWithoutAnswer(t *testing.T) {
 	t.Parallel()
 	s := newStaticFixture(t, lab.KindBIRD)
@@ -216,7 +216,7 @@ func TestStaticWithoutAnswer(t *testing.T) {
 	s.wantHealth(lab.FrontendHealth, "Egress/ipv4", healthServing)
 }
 
-// A frontend that dies or hangs does not keep BIRD attracting traffic.
+// BIRD does not attract traffic after the frontend dies or hangs.
 func TestStaticFrontendFaults(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
 		for _, kind := range staticKinds {
@@ -241,7 +241,7 @@ func TestStaticFrontendFaults(t *testing.T) {
 	}
 }
 
-// A new BIRD begins with the sessions down, and raises them only if a VIP is ready.
+// A new BIRD starts with the sessions down, and raises them only if a VIP is ready.
 func TestStaticBIRDRestart(t *testing.T) {
 	t.Parallel()
 	s := newStaticFixture(t, lab.KindBIRD)
@@ -269,7 +269,7 @@ func TestStaticBIRDRestart(t *testing.T) {
 	}
 }
 
-// A change of the configuration neither raises a session nor breaks one.
+// A configuration change neither raises nor breaks a session.
 func TestStaticReconfigured(t *testing.T) {
 	t.Parallel()
 	s := newStaticFixture(t, lab.KindBIRD)
@@ -299,8 +299,8 @@ func TestStaticReconfigured(t *testing.T) {
 	s.wantUndisturbed()
 }
 
-// wantUndisturbed checks that the only session is up, and was all the time: a gap would show once the
-// detection time of the gateway is over.
+// wantUndisturbed checks that the only session has been up without interruption: an interruption
+// is visible after the detection time of the gateway.
 func (s *staticFixture) wantUndisturbed() {
 	s.t.Helper()
 	s.waitPast(time.Now().Add(time.Second))
@@ -308,7 +308,7 @@ func (s *staticFixture) wantUndisturbed() {
 	s.wantUps(1)
 }
 
-// A BGP gateway and a static one share a family.
+// A BGP gateway and a static gateway share a family.
 func TestStaticBesideBGP(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -326,7 +326,7 @@ func TestStaticBesideBGP(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 	f.wantBFD(router, pod4...)
 	f.waitTable("-4", "default via 169.254.100.15")
-	// A lost BGP session leaves the VIPs to the static gateway.
+	// After the loss of the BGP session the static gateway keeps the VIPs.
 	f.must(f.gateway.Process.Kill())
 	f.waitGateway("gateway-a4", isDown)
 	f.waitVIPs(vipA4)
@@ -338,7 +338,7 @@ func TestStaticBesideBGP(t *testing.T) {
 	f.wantBFDWithin(router, staticDeadline)
 }
 
-// A static gateway without BFD is up, and status and log warn that it cannot be withdrawn.
+// A static gateway without BFD is up, and status and log warn that its VIPs cannot be withdrawn.
 func TestStaticWithoutBFD(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -362,7 +362,8 @@ func TestStaticWithoutBFD(t *testing.T) {
 	}
 }
 
-// What holds BFD down in the kernel stays after the end of the frontend, until it is cleaned up.
+// The kernel state that keeps BFD down remains after the end of the frontend, until it is cleaned
+// up.
 func TestStaticCleanup(t *testing.T) {
 	for name, flags := range map[string][]string{"cleanup": nil, "at exit": {"--remove-rules-on-exit"}} {
 		t.Run(name, func(t *testing.T) {
@@ -384,7 +385,7 @@ func TestStaticCleanup(t *testing.T) {
 	}
 }
 
-// wantLease checks whether the pod's kernel has the table that holds BFD down.
+// wantLease checks whether the pod's kernel has the table that keeps BFD down.
 func (s *staticFixture) wantLease(want bool) {
 	s.t.Helper()
 	out, err := s.Pod.Run(s.t.Context(), "nft", "list", "tables")

@@ -34,7 +34,7 @@ type addLB struct {
 	dir   string
 	ns    *lab.NetNS
 	addr  netip.Addr
-	count int // of its starts
+	count int // number of starts
 }
 
 const addPort = "7790"
@@ -101,7 +101,7 @@ func (l *addLB) start() {
 	l.f.waitLog(l.Process, "serving readiness")
 }
 
-// targets returns what `lb target list` prints.
+// targets returns the output of `lb target list`.
 func (l *addLB) targets() string {
 	l.f.t.Helper()
 	ctx, cancel := context.WithTimeout(l.f.t.Context(), waitTimeout)
@@ -129,7 +129,7 @@ func (l *addLB) want(names ...string) {
 	})
 }
 
-// line is what `target add` prints of one load balancer.
+// line returns the output line of `target add` for one load balancer.
 func (l *addLB) line(text string) string {
 	return net.JoinHostPort(l.addr.String(), addPort) + ": " + text
 }
@@ -147,7 +147,7 @@ func (f *addFixture) add(i int) *lab.Process {
 		"--admin-socket=unix://"+f.path("add-"+name+".sock"))
 }
 
-// wantStatus waits until `target status` has these words, separated by one space.
+// wantStatus waits until `target status` contains these lines, with words separated by one space.
 func (f *addFixture) wantStatus(lines ...string) {
 	f.t.Helper()
 	f.waitFor(func() error {
@@ -176,7 +176,7 @@ func TestTargetAddFollowsName(t *testing.T) {
 	first, second, third := f.lbs[0], f.lbs[1], f.lbs[2]
 	first.start()
 	second.start()
-	f.dns.set(first.addr, second.addr, netip.MustParseAddr("fd00:31::11")) // the first, by its other family
+	f.dns.set(first.addr, second.addr, netip.MustParseAddr("fd00:31::11")) // the first's IPv6
 	app := f.add(0)
 	f.waitLog(app, first.line("stream-a/app-0 172.31.0.1: ready"))
 	f.waitLog(app, second.line("stream-a/app-0 172.31.0.1: ready"))
@@ -221,7 +221,7 @@ func TestTargetAddFollowsName(t *testing.T) {
 	f.must(app.Signal(syscall.SIGTERM))
 	second.want("app-1")
 	third.want("app-1")
-	f.wantExit(app, 1) // the one that hangs did not deregister it
+	f.wantExit(app, 1) // the hung lb did not confirm the deregistration
 	if want := "172.31.0.11:7790: the target could not be deregistered"; !strings.Contains(app.Tail(1), want) {
 		t.Errorf("ended with\n%s\nwant %s", app.Tail(1), want)
 	}

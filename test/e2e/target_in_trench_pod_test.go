@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// targetKernel is the kernel state of the program target in the pod.
+// targetKernel returns the kernel state of the program target in the pod.
 func (f *dataPlaneFixture) targetKernel() string {
 	f.t.Helper()
 	return f.shell("ip rule | grep 'proto 180' || true; ip route show table all proto 180; " +
@@ -19,7 +19,7 @@ func (f *dataPlaneFixture) targetKernel() string {
 }
 
 // `target run` refuses the network namespace of a trench pod, and installs nothing without its
-// interface. If its routes are in a trench pod nevertheless, lb names them and the remedy.
+// interface. If its routes are in a trench pod nevertheless, lb reports them and the remedy.
 func TestTargetInTrenchPod(t *testing.T) {
 	t.Parallel()
 	f := newDataPlaneFixture(t)
@@ -51,7 +51,7 @@ func TestTargetInTrenchPod(t *testing.T) {
 	refused("frontend", f.pod.Frontend)
 	refused("frontend", f.pod.Frontend, "--once")
 
-	// The other order.
+	// The reverse order.
 	f.must(f.pod.Frontend.Kill())
 	p := start("target-first", "none0")
 	f.must(lab.Eventually(f.ctx, 10*time.Millisecond, func() error {

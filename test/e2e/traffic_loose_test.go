@@ -33,7 +33,7 @@ func TestTrafficWithRepliesOverAllPods(t *testing.T) {
 	}
 }
 
-// The control must fail: --conntrack=on does not know flows whose replies take another pod.
+// The control run must fail: --conntrack=on does not know flows whose replies take another pod.
 func TestTrafficLossWithoutLooseTracking(t *testing.T) {
 	t.Parallel()
 	s := traffic.Replies()

@@ -15,7 +15,7 @@ import (
 // scenarioTimeout bounds one scenario with its lab.
 const scenarioTimeout = 4 * time.Minute
 
-// openTrench starts the lab of real traffic.
+// openTrench starts the lab for application traffic.
 func openTrench(t *testing.T, o traffic.Options) (context.Context, *traffic.Trench) {
 	t.Helper()
 	if lack := lab.MissingForTopology(); lack != "" {
@@ -36,8 +36,8 @@ func openTrench(t *testing.T, o traffic.Options) (context.Context, *traffic.Tren
 	return ctx, trench
 }
 
-// Planned changes and a killed lb fail no request and break no flow of a target that stays, across
-// pods too. The sudden death of a target breaks its own flows only.
+// Planned changes and a killed lb fail no request and break no flow of a remaining target, also
+// across pods. The sudden death of a target only breaks the flows of that target.
 func TestTrafficSurvivesChanges(t *testing.T) {
 	for _, s := range traffic.Scenarios() {
 		t.Run(strings.ReplaceAll(s.Title, " ", "_"), func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestTrafficSurvivesChanges(t *testing.T) {
 				t.Errorf("%v\n%s", err, trench.Logs())
 			}
 			wantAsymmetry(t, trench)
-			// A lost SYN is sent again after a second, to another target.
+			// A lost SYN is retransmitted after a second, and reaches another target.
 			if _, own := row.Result.Broken(row.Left...); !s.Planned && own == 0 {
 				t.Error("the death of a target broke no flow of its own: was it used at all?")
 			}
@@ -63,8 +63,8 @@ func TestTrafficSurvivesChanges(t *testing.T) {
 	}
 }
 
-// wantAsymmetry checks that replies of either family left through the gateway from which their
-// flow did not come: it forwards them to the clients of the other one, and nothing else.
+// wantAsymmetry checks that replies of either family left through the gateway that did not forward
+// their flow: each gateway only forwards the replies to the clients of its peer.
 func wantAsymmetry(t *testing.T, trench *traffic.Trench) {
 	t.Helper()
 	for _, gateway := range []*lab.NetNS{trench.Gateway, trench.Second} {
@@ -80,8 +80,9 @@ func wantAsymmetry(t *testing.T, trench *traffic.Trench) {
 	}
 }
 
-// A deployment rolls through ten targets while a pod is lost and returns: planned changes fail no
-// request and break no flow of a target that stays; the loss of the pod breaks no flow, either.
+// A rolling update replaces ten targets while a pod is lost and returns: planned changes fail no
+// request and break no flow of a remaining target; the loss of the pod does not break a flow
+// either.
 func TestRolloutSurvivesPodLoss(t *testing.T) {
 	t.Parallel()
 	ctx, trench := openTrench(t, traffic.Options{BFD: true, Targets: 10})

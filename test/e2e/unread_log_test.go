@@ -15,7 +15,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// fifo is a pipe for the stderr of programs, of which the test is the only reader.
+// fifo is a pipe for the stderr of programs; only the test reads it.
 type fifo struct {
 	t    *testing.T
 	path string
@@ -72,8 +72,8 @@ func (p *fifo) start(f *fixture, name string, args []string) *lab.Process {
 	return process
 }
 
-// A full pipe of the log, whose reader hangs, delays no decision, start or stop. Lost lines are
-// counted, and stated once the reader is back.
+// A full log pipe, whose reader hangs, delays no decision, start or stop. Lost lines are counted,
+// and their number is logged once the reader returns.
 func TestUnreadLog(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -129,7 +129,7 @@ func TestUnreadLog(t *testing.T) {
 	}
 }
 
-// logLines has the frontend log that many lines.
+// logLines makes the frontend log n lines.
 func (f *fixture) logLines(n int) {
 	f.t.Helper()
 	const callers = 8

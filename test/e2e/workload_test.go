@@ -37,8 +37,8 @@ func newAttested(t *testing.T) attested {
 	}
 }
 
-// start starts lb and frontend; without a name, each takes the SVID it is
-// offered. Further arguments are one for lb and one for frontend.
+// start starts lb and frontend; unless named, each uses the only SVID that it is offered. extra is
+// one argument for lb and one for frontend.
 func (a attested) start(named bool, extra ...string) {
 	a.t.Helper()
 	lbArgs, frontendArgs := []string{"--identity=spiffe"}, []string{"--identity=spiffe"}
@@ -54,7 +54,7 @@ func (a attested) start(named bool, extra ...string) {
 		as(a.pod.FrontendArgs(shortDrain, shortSettle), frontendArgs...))
 }
 
-// offer offers each an SVID that is valid for ttl from now.
+// offer makes a Workload API offer an SVID that is valid for ttl.
 func (a attested) offer(api *identitytest.WorkloadAPI, id spiffeid.ID, ttl time.Duration) *x509svid.SVID {
 	a.t.Helper()
 	svid := a.ca.SVID(id, ttl)
@@ -68,7 +68,7 @@ func TestSVIDRotation(t *testing.T) {
 	t.Parallel()
 	const (
 		rotations = 30
-		// Every connection has to end within this, and no SVID is late before it.
+		// Every connection ends within this time, and no SVID is overdue before it.
 		life = 4 * time.Second
 	)
 	a := newAttested(t)
@@ -95,7 +95,7 @@ func TestSVIDRotation(t *testing.T) {
 	a.wantSilence(mark)
 	a.waitFrontend("Readiness", true)
 	page := a.get(lab.FrontendMetrics, "/metrics")
-	// A connection lives for 4 s at most, and is replaced when half of that is over.
+	// A connection lives for 4 s at most, and is replaced after half of that time.
 	if moved := metric(t, page, "vipgate_frontend_lb_stream_moves_total") - moves; moved < rotations/4 {
 		t.Errorf("the readiness stream moved %v times in %d rotations", moved, rotations)
 	}
@@ -104,7 +104,7 @@ func TestSVIDRotation(t *testing.T) {
 	}
 }
 
-// metric is the value of the first sample whose name, with its labels, begins so.
+// metric returns the value of the first sample whose name and labels have a prefix.
 func metric(t *testing.T, page, name string) float64 {
 	t.Helper()
 	for line := range strings.Lines(page) {
@@ -152,13 +152,13 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 			a.wantRoutes(vipA4, vipA6)
 			a.wantHealth(c.health, "Identity", healthv1.HealthCheckResponse_SERVING)
 
-			// The last SVID for now: the connection moves to it, and ends with it.
+			// The last SVID of this test: the connection moves to it, and ends with it.
 			mark, from, lbFrom := a.mark(), length(a.pod.Frontend), length(a.pod.LB)
 			svid := a.offer(c.api(a), c.id, life)
 			end := svid.Certificates[0].NotAfter
 			if c.whose == "lb" {
-				// An open connection ends with the SVIDs it began with; this has the
-				// frontend begin another one.
+				// An open connection ends with the SVIDs of its start; this makes the frontend
+				// open another one.
 				a.waitLine(a.pod.LB, lbFrom, "SVID rotated")
 				a.offer(a.frontend, frontendID, time.Hour)
 			}
@@ -176,7 +176,7 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 
 			for _, v := range []string{vipA4, vipA6} {
 				received := a.waitUpdate(mark, v, withdrawn)
-				// The gateway's clock may be read a little before the update arrives.
+				// The gateway may read its clock slightly before the update arrives.
 				if received.At.Before(end.Add(-time.Second)) {
 					t.Errorf("%s was withdrawn at %v, long before the SVID ended at %v", v, received.At, end)
 				}
@@ -251,7 +251,7 @@ func TestWorkloadAPIOutage(t *testing.T) {
 	end()
 
 	begin("no such file")
-	// Refused by it is another reason than not there.
+	// A refusal by the API has another reason than a missing API.
 	a.lb.Start()
 	a.waitLB("Identity", false, "it has no identity for this process")
 	a.offer(a.lb, lbID, time.Hour)
@@ -261,7 +261,7 @@ func TestWorkloadAPIOutage(t *testing.T) {
 	a.frontend.Start()
 	a.wantRoutes(vipA4, vipA6)
 
-	// Gone, the last SVIDs stay in use.
+	// While the API is down, the last SVIDs stay in use.
 	mark, lbFrom, from := a.mark(), length(a.pod.LB), length(a.pod.Frontend)
 	a.lb.Stop()
 	a.frontend.Stop()
@@ -323,7 +323,7 @@ type volume struct {
 	swaps int
 }
 
-// swap puts an SVID in place.
+// swap replaces the SVID in the volume atomically.
 func (v *volume) swap(a *identity.DevAuthority, svid *x509svid.SVID) {
 	v.f.t.Helper()
 	v.swaps++
@@ -340,7 +340,8 @@ func (v *volume) swap(a *identity.DevAuthority, svid *x509svid.SVID) {
 	}
 }
 
-// The same for SVIDs in files: no UPDATE at the gateway (docs/architecture.md#failure-table).
+// SVIDs in files are rotated, without an UPDATE at the gateway
+// (docs/architecture.md#failure-table).
 func TestFileRotationBySymlink(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -367,7 +368,7 @@ func TestFileRotationBySymlink(t *testing.T) {
 	if moved := metric(t, f.get(lab.FrontendMetrics, "/metrics"), "vipgate_frontend_lb_stream_moves_total"); moved < 3 {
 		t.Errorf("the readiness stream moved %v times in 3 rotations", moved)
 	}
-	// Files that do not fit together change nothing.
+	// A mismatched certificate and key change nothing.
 	from := length(f.pod.Frontend)
 	f.must(os.WriteFile(filepath.Join(frontend.dir, fmt.Sprintf("..%d", frontend.swaps), identity.CertFile),
 		[]byte("no certificate"), 0o600))

@@ -18,7 +18,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 )
 
-// TestAdmissionPolicies: the API server refuses wrong edits of Services and reports of other pods.
+// TestAdmissionPolicies checks that the API server rejects invalid edits of Services, and reports
+// about other pods.
 func TestAdmissionPolicies(t *testing.T) {
 	f := newCluster(t)
 	f.cluster.Apply(t, service)
@@ -59,7 +60,7 @@ func (f *fixture) edit(ctx context.Context, dryRun bool, patch string) (warnings
 	return heard.text, err
 }
 
-// annotated is the patch that sets an annotation.
+// annotated returns the patch that sets an annotation.
 func annotated(name, value string) string {
 	text, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"annotations": map[string]string{v1alpha1.Group + "/" + name: value}},
@@ -70,7 +71,7 @@ func annotated(name, value string) string {
 	return string(text)
 }
 
-// wrongEditsAreRefused checks the policies for Services.
+// wrongEditsAreRefused checks the admission policies for Services.
 func (f *fixture) wrongEditsAreRefused() {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
@@ -116,7 +117,7 @@ func (f *fixture) wrongEditsAreRefused() {
 	}
 }
 
-// foreignReports checks that a trench pod cannot write the report of another one.
+// foreignReports checks that a trench pod cannot write the report of another pod.
 func (f *fixture) foreignReports() {
 	f.t.Helper()
 	client, err := dynamic.NewForConfig(f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(1)))
@@ -147,7 +148,7 @@ func (f *fixture) foreignReports() {
 	if err := f.report(ctx, 1, 2); !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
 		f.t.Errorf("the report of %s is applied by %s: %v", podName(2), podName(1), err)
 	}
-	// The rest of its rights: not the status of a Pod.
+	// The Role does not include the status of a Pod.
 	core, err := typedcorev1.NewForConfig(f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(1)))
 	f.must(err)
 	_, err = core.Pods(namespace).Patch(ctx, podName(1), types.MergePatchType, []byte(`{"status":{}}`),
@@ -157,7 +158,7 @@ func (f *fixture) foreignReports() {
 	}
 }
 
-// report applies the report of a trench pod with the token of one.
+// report applies the report of pod with the token of writer.
 func (f *fixture) report(ctx context.Context, writer, pod int) error {
 	f.t.Helper()
 	client, err := dynamic.NewForConfig(f.cluster.PodServiceAccount(f.t, namespace, "vipgate", podName(writer)))

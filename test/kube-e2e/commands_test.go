@@ -29,17 +29,17 @@ const (
 	otherCommands = "sh"
 )
 
-// A user is one who follows documents in a clone of the repository, with kubectl and helm.
+// user is a user who follows documents in a clone of the repository, with kubectl and helm.
 type user struct {
 	t       *testing.T
-	dir     string // where the commands run: it has the repository's deployments and charts
+	dir     string // working directory of commands, with links to deployments and charts
 	env     []string
 	cluster *kubernetes.Cluster
 	root    string
 }
 
-// newUser starts an API server that has the kinds of Multus and SPIRE, and nothing else, for a user
-// of programs of bin/tools.
+// newUser starts an API server with only the CustomResourceDefinitions of Multus and SPIRE, for a
+// user with programs of bin/tools.
 func newUser(t *testing.T, programs ...string) *user {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -117,7 +117,7 @@ func (u *user) follow(document, group string, applied func(objects string)) int 
 	return ran
 }
 
-// startKube starts the kube of a trench pod, as the service account of the deployment.
+// startKube starts the kube of a trench pod with the service account of the deployment.
 func (u *user) startKube(namespace string) {
 	u.t.Helper()
 	ns, err := lab.Create(lab.WithoutDAD)
@@ -183,7 +183,8 @@ func (u *user) wantAddresses(namespace string, addresses ...string) {
 	}
 }
 
-// pod is one that the controllers, Multus and the kubelet make of the document's Deployment.
+// pod is a Pod as the controllers, Multus and the kubelet create it from the document's
+// Deployment.
 const pod = `
 apiVersion: v1
 kind: Pod
@@ -197,7 +198,7 @@ spec: {nodeName: node-1, containers: [{name: web, image: web}]}
 status: {phase: Running, conditions: [{type: Ready, status: "True"}]}
 `
 
-// The commands and objects of docs/kubernetes.md in their order, from an empty API server.
+// Runs the commands and objects of docs/kubernetes.md in their order, from an empty API server.
 func TestCommandsOfTheDocument(t *testing.T) {
 	u := newUser(t, "kubectl")
 	ran := u.follow("docs/kubernetes.md", commands, func(objects string) {
@@ -234,7 +235,7 @@ func TestCommandsOfTheQuickstart(t *testing.T) {
 	u.wantAddresses("vipgate-quickstart", vip4)
 }
 
-// Commands that no test runs are those for which there must be a kubelet or images.
+// Commands that no test runs need a kubelet or images.
 func TestUnmarkedCommands(t *testing.T) {
 	text, err := os.ReadFile("../../docs/kubernetes.md")
 	if err != nil {

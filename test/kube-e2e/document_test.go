@@ -12,8 +12,8 @@ import (
 
 var yamlBlock = regexp.MustCompile("(?s)```yaml\n(.*?)```")
 
-// What users copy from docs/kubernetes.md: the API server takes each object, also by the schema of
-// the Trench, and the translation accepts it.
+// The objects in docs/kubernetes.md are valid: the API server accepts each object, including the
+// schema of the Trench, and so does the translation.
 func TestObjectsOfTheDocument(t *testing.T) {
 	text, err := os.ReadFile("../../docs/kubernetes.md")
 	if err != nil {

@@ -22,7 +22,7 @@ const (
 	namespace   = "trench-a"
 	trenchPods  = 2
 	replicas    = 3            // of the application
-	targets     = 2 * replicas // of which a rolling update replaces half
+	targets     = 2 * replicas // a rolling update replaces half of them
 	vip4, vip6  = "20.0.0.1", "2000::1"
 	route4      = vip4 + "/32"
 	route6      = vip6 + "/128"
@@ -34,7 +34,7 @@ const (
 	pollInterval = 10 * time.Millisecond
 )
 
-// base has the Role that users apply.
+// base is the directory of the Role that users apply.
 const base = "deployments/base/"
 
 // definitions are the objects of the cluster that users apply before the first Trench.
@@ -105,7 +105,8 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// newCluster is the API server of a fixture alone, with what users install before the first Trench.
+// newCluster starts only the API server of a fixture, with the objects that users install before
+// the first Trench.
 func newCluster(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{t: t, cluster: kubernetes.Start(t)}
@@ -127,7 +128,7 @@ func (f *fixture) install() {
 		f.cluster.Apply(f.t, f.manifest(path))
 	}
 	for _, name := range []string{"serviceaccount.yaml", "role.yaml", "rolebinding.yaml"} {
-		// The namespace of a subject is the one thing besides metadata that Kustomize fills in.
+		// Besides metadata, Kustomize only sets the namespace of a subject.
 		text := strings.Replace(f.manifest(base+name), "  - kind: ServiceAccount\n",
 			"  - kind: ServiceAccount\n    namespace: "+namespace+"\n", 1)
 		f.cluster.ApplyIn(f.t, namespace, text)
@@ -176,11 +177,11 @@ func (f *fixture) wait(condition func(context.Context) error) {
 	f.must(lab.Eventually(ctx, pollInterval, func() error { return condition(ctx) }))
 }
 
-// podName returns the name of a trench pod; they count from 1.
+// podName returns the name of a trench pod; pods are numbered from 1.
 func podName(pod int) string { return fmt.Sprintf("trench-a-%d", pod) }
 
-// startKubes creates the trench pods and starts a kube in each, with the token of its service
-// account, which reaches the API server through a proxy in its network namespace.
+// startKubes creates the trench pods and starts a kube in each with the token of its service
+// account. kube reaches the API server through a proxy in the pod's network namespace.
 func (f *fixture) startKubes() {
 	f.t.Helper()
 	for n, p := range f.Pods {
@@ -222,8 +223,8 @@ func (f *fixture) startKube(pod int, trenchFile string) *lab.Process {
 	return kube
 }
 
-// startTrenchPods starts lb, with the data plane, and frontend in each trench pod once its kube
-// wrote the trench file, as the startup probe of a sidecar has it.
+// startTrenchPods starts lb, with the data plane, and frontend in each trench pod after its kube
+// has written the trench file, like the startup probe of a sidecar.
 func (f *fixture) startTrenchPods() {
 	f.t.Helper()
 	for _, p := range f.Pods {
@@ -239,7 +240,7 @@ func (f *fixture) startTrenchPods() {
 	}
 }
 
-// trenchManifest is the Trench with the addresses of the gateway.
+// trenchManifest returns the Trench with the addresses of the gateway.
 func trenchManifest() string {
 	return strings.NewReplacer("GATEWAY4", lab.GatewayA4.String(), "GATEWAY6", lab.GatewayA6.String()).Replace(trench)
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// grace is the grace period of the application's pods, in seconds. It is also the time that a drain
-// has to begin, so it is far above what that takes.
+// grace is the grace period of the application's pods, in seconds. A drain has to begin within it,
+// so it is far above the expected delay.
 const grace = 10
 
 // kubelet acts as ReplicaSet controller, kubelet and Multus for the application's pods. A target's
@@ -38,13 +38,13 @@ func newKubelet(f *fixture) *kubelet {
 	return k
 }
 
-// close waits for the pods that are ending, which it cuts short.
+// close waits for terminating pods after cutting their grace periods short.
 func (k *kubelet) close() {
 	k.cancel()
 	k.wg.Wait()
 }
 
-// create creates a Pod, which is pending.
+// create creates a pending Pod.
 func (k *kubelet) create(app *lab.App) {
 	k.f.t.Helper()
 	k.f.cluster.Apply(k.f.t, fmt.Sprintf(`
@@ -58,8 +58,8 @@ spec:
 `, app.Name, grace))
 }
 
-// run writes the addresses as Multus does, and that the pod runs but is not ready; then it starts
-// the application.
+// run writes the addresses to the Pod like Multus, sets it running but not ready, and starts the
+// application.
 func (k *kubelet) run(app *lab.App) {
 	k.f.t.Helper()
 	networks, err := json.Marshal([]map[string]any{
@@ -77,7 +77,7 @@ func (k *kubelet) run(app *lab.App) {
 	k.f.must(app.Start())
 }
 
-// ready writes that the pod is ready.
+// ready sets the Pod ready.
 func (k *kubelet) ready(app *lab.App) {
 	k.f.t.Helper()
 	k.patch(app, corev1.Pod{Status: corev1.PodStatus{
@@ -95,7 +95,7 @@ func (k *kubelet) patch(app *lab.App, pod corev1.Pod) {
 	k.f.must(err)
 }
 
-// delete deletes a Pod. Its application serves for the whole grace period; then it ends, and the
+// delete deletes a Pod. Its application serves for the whole grace period and then ends, and the
 // Pod is removed.
 func (k *kubelet) delete(app *lab.App) {
 	k.f.t.Helper()
@@ -136,7 +136,7 @@ func (k *kubelet) hasEnded(app *lab.App) bool {
 	return !k.ended[app.Name].IsZero()
 }
 
-// wait waits for the end of the grace periods of all pods that were deleted.
+// wait waits for the end of the grace periods of all deleted pods.
 func (k *kubelet) wait() {
 	k.f.t.Helper()
 	k.wg.Wait()

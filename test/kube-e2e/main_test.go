@@ -17,12 +17,12 @@ import (
 // binaries is the folder of kube, lb and frontend, built once for all tests.
 var binaries string
 
-// binariesVariable names that folder to a run that is part of another one.
+// binariesVariable passes that folder to a nested run.
 const binariesVariable = "VIPGATE_TEST_BINARIES"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(kubernetes.Variable) == "0" {
-		os.Exit(m.Run()) // which skips
+		os.Exit(m.Run()) // the tests skip themselves
 	}
 	if binaries = os.Getenv(binariesVariable); binaries != "" {
 		goleak.VerifyTestMain(m)

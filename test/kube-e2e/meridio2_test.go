@@ -238,7 +238,8 @@ func TestMeridio2RouterRole(t *testing.T) {
 	m := newMeridio2(t)
 	m.wantGates(corev1.ConditionFalse)
 	m.addRouters(meridio2Router)
-	// Sessions of a Gateway without VIPs: connectivity depends neither on them nor on readiness.
+	// Sessions of a Gateway without VIPs: external connectivity depends neither on VIPs nor on
+	// readiness.
 	m.wantGates(corev1.ConditionTrue)
 	m.wantReady()
 	m.wantRoutes()
@@ -262,8 +263,8 @@ func TestMeridio2RouterRole(t *testing.T) {
 	m.wantGates(corev1.ConditionFalse)
 }
 
-// The gate of a static router follows its BFD session, but not while the frontend holds that down,
-// because no VIP is ready.
+// The gate of a static router follows its BFD session, except while the frontend keeps the session
+// down because no VIP is ready.
 func TestMeridio2StaticRouter(t *testing.T) {
 	m := newMeridio2(t)
 	m.must(m.gateway.Process.Kill())

@@ -31,13 +31,13 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// publishTimeout is how long a thousand writes may take on a machine with other load.
+// publishTimeout bounds a thousand writes on a machine with other load.
 const publishTimeout = 3 * time.Minute
 
-// listInterval is the time between two looks at many objects.
+// listInterval is the time between two lists of many objects.
 const listInterval = 100 * time.Millisecond
 
-// auditPolicy records requests that write status, with their bodies, and those for Leases.
+// auditPolicy records requests that write status, with their bodies, and requests for Leases.
 const auditPolicy = `
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -111,7 +111,7 @@ type publishers struct {
 	ingresses typednetworkingv1.IngressInterface
 	leases    typedcoordinationv1.LeaseInterface
 	audit     string // file
-	read      int64  // bytes of it that are in seen
+	read      int64  // offset in audit up to which requests are in seen
 	seen      []request
 	pods      []*publisherPod
 }
@@ -266,7 +266,7 @@ func (p *publishers) holder(ctx context.Context) string {
 	return *l.Spec.HolderIdentity
 }
 
-// leader returns the pod that holds the Lease, and the other one.
+// leader returns the pod that holds the Lease, and the second pod.
 func (p *publishers) leader() (leader, other *publisherPod) {
 	p.t.Helper()
 	p.wait(func(ctx context.Context) error {
@@ -286,14 +286,14 @@ func (p *publishers) leader() (leader, other *publisherPod) {
 // request is a request that the API server received.
 type request struct {
 	user           string // name of a service account, or of another user
-	verb, resource string // with the subresource
+	verb, resource string // with subresource
 	name           string
 	code           int32
 	body           string
 	received, done time.Time
 }
 
-// requests returns the requests that the API server answered so far.
+// requests returns the requests that the API server has answered.
 func (p *publishers) requests() []request {
 	p.t.Helper()
 	file, err := os.Open(p.audit)
@@ -331,8 +331,8 @@ func (p *publishers) request(line []byte) request {
 	}
 }
 
-// statusWrites returns the requests of a user, or of all for "", that write the status of a
-// resource and have a text in their body.
+// statusWrites returns the requests of a user, or of all users if user is "", that write the
+// status of a resource and contain text in their body.
 func statusWrites(all []request, user, resource, text string) (found []request) {
 	for _, r := range all {
 		if r.resource == resource+"/status" && r.verb == "patch" && (user == "" || r.user == user) &&
@@ -343,7 +343,7 @@ func statusWrites(all []request, user, resource, text string) (found []request) 
 	return found
 }
 
-// awaitWrites waits for a number of writes of an address to Ingresses.
+// awaitWrites waits until Ingresses have received n writes of an address.
 func (p *publishers) awaitWrites(user, address string, n int) {
 	p.t.Helper()
 	p.wait(func(context.Context) error {
@@ -364,7 +364,7 @@ func (p *publishers) awaitHolder(pod *publisherPod) {
 	})
 }
 
-// awaitLeaderOf waits until a kube shows another one as the leader in its status.
+// awaitLeaderOf waits until the status of pod shows leader.
 func (p *publishers) awaitLeaderOf(pod, leader *publisherPod) {
 	p.t.Helper()
 	client := kubev1.NewKubeServiceClient(p.dial(pod))
@@ -390,7 +390,7 @@ func (p *publishers) dial(pod *publisherPod) *grpc.ClientConn {
 	return connection
 }
 
-// watchHealth watches a health service and returns a function that returns all its states.
+// watchHealth watches a health service and returns a function that returns all received states.
 func (p *publishers) watchHealth(pod *publisherPod, name string) func() []healthState {
 	p.t.Helper()
 	stream, err := healthv1.NewHealthClient(p.dial(pod)).Watch(p.t.Context(),
@@ -420,7 +420,7 @@ func (p *publishers) watchHealth(pod *publisherPod, name string) func() []health
 
 type healthState = healthv1.HealthCheckResponse_ServingStatus
 
-// want returns an error unless the last state is the wanted one.
+// want returns an error unless the last state is state.
 func want(states []healthState, state healthState) error {
 	if len(states) == 0 || states[len(states)-1] != state {
 		return fmt.Errorf("health states %v, want %v last", states, state)

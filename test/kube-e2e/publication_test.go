@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// lateService has its address from the Trench.
+// lateService gets its address from the Trench.
 const lateService = `
 apiVersion: v1
 kind: Service
@@ -24,17 +24,17 @@ spec:
   ports: [{port: 8080}]
 `
 
-// concurrent is the number of writes that a leader has under way, see publication.writers.
+// concurrent is the number of concurrent writes of a leader, see publication.writers.
 const concurrent = 8
 
-// A leader that was stopped, and one whose Lease was deleted, writes nothing once it knows the next
-// one, although most of its writes are still to do.
+// A stopped leader, and a leader whose Lease was deleted, writes nothing after it has read the
+// next holder, although most of its writes are pending.
 func TestOneLeader(t *testing.T) {
 	const sites = 300
 	p := newPublishers(t, 2, sites, ingressStatus)
 	p.awaitPublished("192.0.2.1")
 
-	// The Lease is deleted, and the other pod creates it first.
+	// The Lease is deleted, and the second pod creates it first.
 	leader, other := p.leader()
 	p.publish("192.0.2.2")
 	p.awaitWrites(leader.name, "192.0.2.2", 150) // the burst of the rate limit is over
@@ -58,7 +58,7 @@ func TestOneLeader(t *testing.T) {
 		t.Errorf("%d writes after the old leader read the new holder", len(late))
 	}
 
-	// The process is stopped until another one holds the Lease.
+	// The process is stopped until the second pod holds the Lease.
 	leader, other = p.leader()
 	p.publish("192.0.2.3")
 	p.awaitWrites(leader.name, "192.0.2.3", 150)
@@ -81,8 +81,8 @@ func TestOneLeader(t *testing.T) {
 	}
 }
 
-// A new Service gets its status first, and outdated status of Ingresses is not written, while a
-// thousand of them change.
+// While a thousand Ingresses change, a new Service gets its status first, and outdated status of
+// Ingresses is not written.
 func TestNewServiceDuringManyWrites(t *testing.T) {
 	const sites = 1000
 	p := newPublishers(t, 1, sites, ingressStatus)
@@ -115,7 +115,7 @@ func TestNewServiceDuringManyWrites(t *testing.T) {
 	}
 }
 
-// While a status is refused, the health service Publication stays NOT_SERVING, and another desired
+// While a status is rejected, the health service Publication stays NOT_SERVING, and a new desired
 // status does not wait for the back-off.
 func TestRefusedStatus(t *testing.T) {
 	p := newPublishers(t, 1, 1)

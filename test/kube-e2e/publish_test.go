@@ -18,8 +18,8 @@ import (
 	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
-// TestPublish takes a Trench through everything that keeps its addresses from being published, and
-// through what happens to them afterwards.
+// TestPublish covers every condition that prevents the publication of a Trench's addresses, and
+// then their publication, change and removal.
 func TestPublish(t *testing.T) {
 	p := newPublisher(t)
 	p.publish(`{fromService: lb, ingressClass: external, gatewayClass: external}`)
@@ -46,7 +46,7 @@ func TestPublish(t *testing.T) {
 		}
 	}
 
-	// The address of a cloud, which has the mode VIP and ports.
+	// The address of a cloud load balancer has the mode VIP, and ports.
 	p.cluster.Apply(t, publishGateways)
 	p.cluster.Apply(t, strings.Replace(service, ",2000::1", "", 1))
 	p.status(serviceResource, "lb", `{"loadBalancer": {"ingress": [{"ip": "192.0.2.1", "ipMode": "VIP", `+
@@ -63,7 +63,7 @@ func TestPublish(t *testing.T) {
 		p.wantShown(resource, "foreign", "")
 	}
 
-	// A status that the Role does not allow.
+	// The Role does not allow the status of Gateways.
 	p.role("gateways/status", "ingresses", "gateways")
 	p.status(serviceResource, "lb", `{"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}`)
 	p.wantPublished("StatusRefused", "the API server refuses the status of 1 objects")
@@ -72,7 +72,7 @@ func TestPublish(t *testing.T) {
 	p.wantPublished("Published", "")
 	p.wantShown(gatewayResource, "mine", "IPAddress 192.0.2.1")
 
-	// An older Trench has the classes.
+	// An older Trench owns the classes.
 	const second = "a-second-trench"
 	p.patch(v1alpha1.Resource, second, `{"spec": {"publish": {"addresses": ["192.0.2.9"], "ingressClass": "external"}}}`)
 	p.wantPublished("ClassHeld", "the older Trench a-second-trench has ingressClass external")
@@ -86,9 +86,9 @@ func TestPublish(t *testing.T) {
 	p.wantPublished("Published", "192.0.2.2 for Services")
 	p.wantShown(ingressResource, "mine", "192.0.2.2")
 
-	// While the Trench is refused nothing new is published. A Service that leaves is looked at in
-	// one pass of the leader, another one in a later pass: the writes of the first pass are over
-	// then.
+	// While the Trench is refused, no new address is published. Each Service that leaves is
+	// processed in a separate pass of the leader, so the writes of the first pass are complete
+	// after the second Service.
 	p.cluster.Apply(t, strings.Replace(strings.Replace(publishTrench, "PUBLISH",
 		`{addresses: [192.0.2.3], ingressClass: external, gatewayClass: external}`, 1), "name: a,",
 		`name: a, gateways: [{name: g, address: 20.0.0.1}],`, 1))
@@ -122,8 +122,8 @@ func TestPublish(t *testing.T) {
 	}
 }
 
-// TestRefusedAddressesLeaveConditions has an admission policy in the place of whatever an API
-// server may refuse in an address.
+// TestRefusedAddressesLeaveConditions uses an admission policy in place of any reason for which an
+// API server may reject an address.
 func TestRefusedAddressesLeaveConditions(t *testing.T) {
 	p := newPublisher(t)
 	p.cluster.Apply(t, `
@@ -159,7 +159,7 @@ spec: {policyName: no-such-address, validationActions: [Deny]}
 	p.wantShown(serviceResource, "web", "192.0.2.1 Proxy")
 	p.wantCondition("web", v1alpha1.Accepted, metav1.ConditionTrue)
 
-	// Addresses and conditions differ in the same write.
+	// Addresses and conditions change in the same write.
 	p.must(p.kube.Kill())
 	p.publish("{addresses: [192.0.2.66]}")
 	p.patch(serviceResource, "web", `{"metadata": {"annotations": {"vipgate.io/vips": "2000::1"}}}`)
@@ -180,9 +180,9 @@ spec: {policyName: no-such-address, validationActions: [Deny]}
 	p.wantShown(serviceResource, "web", "192.0.2.2 Proxy")
 }
 
-// TestIngressStatusConformance has the cases of kubernetes-sigs/ingress-controller-conformance that
-// look at the status of an Ingress: it shows where the Ingress is exposed, whatever its rules are,
-// and nothing for a class that no controller has.
+// TestIngressStatusConformance runs the cases of kubernetes-sigs/ingress-controller-conformance
+// for the status of an Ingress: it shows the addresses of the Ingress, independent of its rules,
+// and no address for a class without a controller.
 func TestIngressStatusConformance(t *testing.T) {
 	p := newPublisher(t)
 	p.role("none", "ingresses")

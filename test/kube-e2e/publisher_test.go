@@ -82,7 +82,7 @@ var (
 	}
 )
 
-// publisher is a trench pod of which only kube runs, with the Role of the manifests.
+// publisher is a trench pod that only runs kube, with the Role of the manifests.
 type publisher struct {
 	*testing.T
 	cluster *kubernetes.Cluster
@@ -143,7 +143,7 @@ func (p *publisher) start() {
 	p.restart()
 }
 
-// restart starts kube again after its end.
+// restart starts kube again after its exit.
 func (p *publisher) restart() {
 	p.Helper()
 	var err error
@@ -221,7 +221,7 @@ func (p *publisher) patch(resource schema.GroupVersionResource, name, patch stri
 	p.must(err)
 }
 
-// wantPublished waits for the reason of the condition Published, and a part of its message.
+// wantPublished waits until the condition Published has a reason and a message that contains text.
 func (p *publisher) wantPublished(reason, message string) {
 	p.Helper()
 	p.wait(func(ctx context.Context) error {
@@ -244,7 +244,7 @@ func (p *publisher) wantPublished(reason, message string) {
 	})
 }
 
-// wantStatus waits until `kube status` has a text, and checks its exit status.
+// wantStatus waits until `kube status` contains a text, and checks its exit status.
 func (p *publisher) wantStatus(good bool, text string) {
 	p.Helper()
 	p.wait(func(ctx context.Context) error {
@@ -313,7 +313,7 @@ func (p *publisher) wantShown(resource schema.GroupVersionResource, name, want s
 	})
 }
 
-// conditions returns the conditions of a Service of vipgate: their status by type.
+// conditions returns the conditions that vipgate wrote to a Service: their status by type.
 func (p *publisher) conditions(ctx context.Context, name string) (map[string]metav1.ConditionStatus, error) {
 	s, err := p.core.Services(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -339,7 +339,7 @@ func (p *publisher) wantCondition(service, kind string, want metav1.ConditionSta
 	})
 }
 
-// marker is a Service that is refused, so that it has conditions.
+// marker creates a Service that kube refuses, so that it has conditions.
 func (p *publisher) marker(name string) {
 	p.Helper()
 	p.cluster.Apply(p.T, fmt.Sprintf(`
@@ -355,8 +355,8 @@ spec:
 	p.wantCondition(name, v1alpha1.Accepted, metav1.ConditionFalse)
 }
 
-// leave takes a Service away from the Trench, and waits until it has none of the Trench's
-// conditions.
+// leave removes a Service from the Trench, and waits until the Trench's conditions are removed
+// from it.
 func (p *publisher) leave(name string) {
 	p.Helper()
 	p.patch(serviceResource, name, `{"spec": {"type": "ClusterIP", "loadBalancerClass": null}}`)

@@ -26,11 +26,11 @@ import (
 // The load is far below the lab's capacity, so every lost request is lost by the change.
 const (
 	rate = 100 // requests per second, to both VIPs
-	calm = 50  // requests that are answered before and after a change
+	calm = 50  // answered requests before and after a change
 )
 
-// TestServiceLife follows a Service from its creation over a rolling update of its pods and a stop
-// of the API server to its deletion.
+// TestServiceLife follows a Service through its creation, a rolling update of its pods, a stop of
+// the API server, and its deletion.
 func TestServiceLife(t *testing.T) {
 	f := newFixture(t)
 	f.cluster.Apply(t, trenchManifest())
@@ -38,7 +38,7 @@ func TestServiceLife(t *testing.T) {
 
 	old, fresh := f.Targets[:replicas], f.Targets[replicas:]
 	f.cluster.Apply(t, service)
-	f.wantStatus(metav1.ConditionFalse) // and the VIPs are shown from acceptance on
+	f.wantStatus(metav1.ConditionFalse) // the VIPs are shown since acceptance
 	for _, app := range old {
 		f.kubelet.create(app)
 		f.kubelet.run(app)
@@ -46,7 +46,7 @@ func TestServiceLife(t *testing.T) {
 	f.wantUpdates(0) // none is ready
 	f.kubelet.ready(old[0])
 	f.wantReady(old[0])
-	for _, app := range old[1:] { // kube saw them before: events of Pods are in order
+	for _, app := range old[1:] { // kube has processed them: events of Pods are in order
 		f.wantNoTarget(app)
 		f.kubelet.ready(app)
 	}
@@ -64,8 +64,8 @@ func TestServiceLife(t *testing.T) {
 	f.deleteService(g)
 }
 
-// deleteService deletes the Service under traffic: its VIPs drain, and no request is lost until they
-// are withdrawn.
+// deleteService deletes the Service under traffic: its VIPs drain, and no request is lost before
+// their withdrawal.
 func (f *fixture) deleteService(g *load.Generator) {
 	f.t.Helper()
 	f.must(f.core.Services(namespace).Delete(f.t.Context(), serviceName, metav1.DeleteOptions{}))
@@ -130,8 +130,8 @@ func (f *fixture) apiServerAway(g *load.Generator) {
 	f.wantStatus(metav1.ConditionTrue)
 }
 
-// wantStatus waits until the status of the Service shows both VIPs, that it is accepted, and
-// whether the VIPs are advertised.
+// wantStatus waits until the status of the Service shows both VIPs, Accepted, and whether the VIPs
+// are advertised.
 func (f *fixture) wantStatus(advertised metav1.ConditionStatus) {
 	f.t.Helper()
 	proxy := corev1.LoadBalancerIPModeProxy
@@ -174,7 +174,7 @@ func (f *fixture) wantAnnounced() {
 	f.must(f.WantVia(ctx, 1, 2))
 }
 
-// wantUpdates fails the test unless the gateway received so many UPDATEs of each VIP from each pod.
+// wantUpdates fails the test unless the gateway received perPod UPDATEs of each VIP from each pod.
 func (f *fixture) wantUpdates(perPod int) {
 	f.t.Helper()
 	for _, prefix := range []string{route4, route6} {
@@ -185,7 +185,7 @@ func (f *fixture) wantUpdates(perPod int) {
 	}
 }
 
-// wantAnswers waits until requests were answered, also by each of these applications.
+// wantAnswers waits until requests are answered, including answers of each application in apps.
 func (f *fixture) wantAnswers(g *load.Generator, apps ...*lab.App) {
 	f.t.Helper()
 	var names []string
@@ -199,8 +199,8 @@ func (f *fixture) wantAnswers(g *load.Generator, apps ...*lab.App) {
 	}
 }
 
-// wantNoAnswers checks that requests go to other applications once no kernel sends new flows to
-// this one: lb shows that a target drains before the kernel has the new table.
+// wantNoAnswers checks that app receives no requests after the last kernel has stopped sending new
+// flows to it: lb reports a draining target before the kernel has the new table.
 func (f *fixture) wantNoAnswers(g *load.Generator, app *lab.App) {
 	f.t.Helper()
 	f.wait(func(ctx context.Context) error {
@@ -225,7 +225,7 @@ func (f *fixture) wantNoAnswers(g *load.Generator, app *lab.App) {
 	}
 }
 
-// wantNoEntries returns an error while the tables of a trench pod lead to a target.
+// wantNoEntries returns an error while a table of a trench pod contains a target.
 func wantNoEntries(ctx context.Context, p *lab.Pod, target string) error {
 	conn, err := grpc.NewClient("unix:"+p.LBAdmin(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -253,7 +253,7 @@ func (f *fixture) lost(r load.Result) {
 	}
 }
 
-// states returns the states of the targets in each trench pod: the worst of their addresses.
+// states returns the states of the targets in each trench pod: the worst state of their addresses.
 func (f *fixture) states(ctx context.Context) ([]map[string]targetv1.State, error) {
 	var all []map[string]targetv1.State
 	for _, p := range f.Pods {
@@ -330,7 +330,7 @@ func (f *fixture) wantNoTarget(app *lab.App) {
 }
 
 // wantDrainBeforeEnd waits until a target of a deleted pod drains in each trench pod, or has
-// drained, and checks that its application still served then.
+// drained, and checks that its application was still serving.
 func (f *fixture) wantDrainBeforeEnd(app *lab.App) {
 	f.t.Helper()
 	began := time.Now()

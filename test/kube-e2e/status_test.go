@@ -48,10 +48,11 @@ func TestStatusOfService(t *testing.T) {
 	f.refusedServiceKeepsStream()
 	f.failingTarget(apps[1])
 	f.hungPod()
-	f.wantUpdates(1) // nothing of this reached the gateway
+	f.wantUpdates(1) // no edit reached the gateway
 }
 
-// wantCondition waits until a condition of the Service has a status and a text in its message.
+// wantCondition waits until a condition of the Service has a status and a message that contains
+// text.
 func (f *fixture) wantCondition(kind string, status metav1.ConditionStatus, text string) {
 	f.t.Helper()
 	f.wait(func(ctx context.Context) error {
@@ -93,8 +94,8 @@ func (f *fixture) wantWarning(reason string) {
 	})
 }
 
-// refusedServiceKeepsStream has kube refuse the Service, as in a cluster without policies: nothing
-// changes, also in a new pod.
+// refusedServiceKeepsStream makes kube refuse the Service, as in a cluster without policies: the
+// stream is unchanged, also in a new pod.
 func (f *fixture) refusedServiceKeepsStream() {
 	f.t.Helper()
 	before, err := os.ReadFile(f.Pods[0].TrenchFile())
@@ -136,8 +137,8 @@ func (f *fixture) refusedServiceKeepsStream() {
 	f.wantWarning("UnknownAnnotation")
 }
 
-// failingTarget stops an application whose Pod is Ready: the condition has the error of lb while the
-// other one serves.
+// failingTarget stops an application whose Pod is Ready: the condition has the error of lb while
+// the remaining target serves.
 func (f *fixture) failingTarget(app *lab.App) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), waitTimeout)
@@ -152,7 +153,7 @@ func (f *fixture) failingTarget(app *lab.App) {
 	f.wantCondition(v1alpha1.TargetsReady, metav1.ConditionTrue, "no target fails")
 }
 
-// hungPod stops the kube of a trench pod that does not lead: its report no longer counts.
+// hungPod stops the kube of a trench pod that is not the leader: its report no longer counts.
 func (f *fixture) hungPod() {
 	f.t.Helper()
 	leases, err := coordinationclient.NewForConfig(f.cluster.Admin())
@@ -171,7 +172,7 @@ func (f *fixture) hungPod() {
 	f.wantCondition(v1alpha1.Advertised, metav1.ConditionTrue, "2 of 2 VIPs by 2 of 2 pods")
 }
 
-// podReady writes whether a trench pod is Ready, as the kubelet does.
+// podReady sets the Ready condition of a trench pod, as the kubelet does.
 func (f *fixture) podReady(pod int, status corev1.ConditionStatus) {
 	f.t.Helper()
 	body, err := json.Marshal(corev1.Pod{Status: corev1.PodStatus{

@@ -15,7 +15,7 @@ import (
 	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
-// create creates a Trench with the name, and with fields of the spec in JSON, without keeping it.
+// create creates a Trench with a name and with fields of the spec in JSON, as a dry run.
 func (p *publisher) create(attractor, fields string) error {
 	p.Helper()
 	text := fmt.Sprintf(`{"apiVersion": "vipgate.io/v1alpha1", "kind": "Trench", "metadata": {"name": "tried"},
@@ -81,7 +81,7 @@ func TestTrenchValidation(t *testing.T) {
 }
 
 // The translation, the schema of the Trench and the status of Services, Ingresses and Gateways
-// agree on which addresses can be published.
+// accept the same addresses for publication.
 func TestAddressesThatCanBePublished(t *testing.T) {
 	p := newPublisher(t)
 	p.cluster.Apply(t, kubernetes.GatewayAPI(t))

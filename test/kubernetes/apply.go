@@ -27,19 +27,19 @@ import (
 // applyTimeout bounds Apply; a CustomResourceDefinition takes a second to be served.
 const applyTimeout = time.Minute
 
-// fieldManager owns what Apply writes.
+// fieldManager is the owner of the fields that Apply writes.
 const fieldManager = "test"
 
-// Apply applies YAML documents in their order, as `kubectl apply --server-side --force-conflicts`
-// does, and then the status of each that has one, as its controller or kubelet does. Objects
-// without a namespace go to default. It waits until the API server serves the kind of a
-// CustomResourceDefinition.
+// Apply applies YAML documents in their order, like `kubectl apply --server-side
+// --force-conflicts`, and then the status of each object that has one, like its controller or
+// kubelet. Objects without a namespace are created in default. It waits until the API server
+// serves the kind of a CustomResourceDefinition.
 func (c *Cluster) Apply(t testing.TB, manifests string) {
 	t.Helper()
 	c.ApplyIn(t, metav1.NamespaceDefault, manifests)
 }
 
-// ApplyIn is Apply with another namespace for objects without one.
+// ApplyIn is Apply with another default namespace.
 func (c *Cluster) ApplyIn(t testing.TB, namespace, manifests string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), applyTimeout)
@@ -99,7 +99,8 @@ func apply(ctx context.Context, config *rest.Config, namespace, manifests string
 	}
 }
 
-// notServed reports whether the API server does not serve the kind of the object, or not yet.
+// notServed reports whether the API server does not serve the kind of the object, or does not
+// serve it yet.
 func notServed(err error) bool {
 	return meta.IsNoMatchError(err) ||
 		apierrors.IsNotFound(err) && strings.Contains(err.Error(), "could not find the requested resource")
@@ -135,5 +136,5 @@ func applyObject(ctx context.Context, objects dynamic.Interface, mapper meta.RES
 	return err
 }
 
-// customResource is the kind whose generated manifests carry a status that is to be ignored.
+// customResource is the kind whose generated manifests contain a status that must be ignored.
 var customResource = schema.GroupKind{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}

@@ -21,12 +21,12 @@ type authority struct {
 	dir  string
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
-	pem  []byte // the certificate
+	pem  []byte // certificate of the authority
 }
 
 // newAuthority writes the files of the API server into dir: ca.crt, server.crt, server.key, and
-// sa.key, which signs the tokens of service accounts. The server has the address node, if it is
-// valid, and the one of the Service kubernetes.
+// sa.key, which signs the tokens of service accounts. The certificate of the server contains the
+// address node, if it is valid, and the address of the Service kubernetes.
 func newAuthority(dir string, node netip.Addr) (*authority, error) {
 	a := &authority{dir: dir}
 	var err error

@@ -23,13 +23,13 @@ import (
 )
 
 const (
-	// Variable chooses whether tests that need an API server run: 0 skips them, which the skip list
-	// of `make test` counts. With any other value, and without one, they run or fail.
+	// Variable controls whether tests that need an API server run: 0 skips them, and the skip list
+	// of `make test` counts them. With any other value, or unset, they run or fail.
 	Variable = "VIPGATE_TEST_KUBE"
-	// Lacks is the reason that the skip list of `make test` shows for them.
+	// Lacks is their reason in the skip list of `make test`.
 	Lacks = "an API server, which make test-kube provides"
 
-	// binaryVariable names another kube-apiserver than the pinned one.
+	// binaryVariable overrides the pinned kube-apiserver.
 	binaryVariable = "VIPGATE_KUBE_APISERVER"
 	pinned         = "bin/tools"
 
@@ -42,10 +42,10 @@ const (
 // StartServer and Compact.
 type Cluster struct {
 	t      testing.TB
-	dir    string // short, since paths of unix sockets end at 108 bytes
+	dir    string // short: paths of unix sockets are limited to 108 bytes
 	binary string
 	extra  []string   // arguments of kube-apiserver
-	node   netip.Addr // at which nodes and pods reach the API server; zero without nodes
+	node   netip.Addr // address of the API server for nodes and pods; zero without nodes
 	port   int
 	ca     *authority
 	admin  *rest.Config
@@ -61,16 +61,15 @@ func WithArgs(args ...string) Option {
 	return func(c *Cluster) { c.extra = append(c.extra, args...) }
 }
 
-// ForNode lets kubelets and pods use the cluster: the API server listens at every address, its
-// certificate has address and the one of the Service kubernetes, and pods have service accounts.
-// The cluster's folder is dir, which exists and ends with the test. The caller starts the
-// controllers and the kubelets.
+// ForNode lets kubelets and pods use the cluster: the API server listens on every address, its
+// certificate contains address and the address of the Service kubernetes, and pods have service
+// accounts. The cluster's folder is dir, which must exist and is removed with the test. The caller
+// starts the controllers and the kubelets.
 func ForNode(dir string, address netip.Addr) Option {
 	return func(c *Cluster) { c.dir, c.node = dir, address }
 }
 
-// Missing returns an error, with the remedy, for each program that a cluster needs and that is
-// missing.
+// Missing returns an error, with the remedy, for each missing program of a cluster.
 func Missing() []error {
 	var errs []error
 	for _, find := range []func() (string, error){findEtcd, findServer} {
@@ -162,7 +161,8 @@ func (c *Cluster) create() (err error) {
 	return c.startServer()
 }
 
-// createFolder creates the cluster's folder, which goes with the test after the processes in it.
+// createFolder creates the cluster's folder, which is removed with the test after the end of its
+// processes.
 func (c *Cluster) createFolder() (err error) {
 	if c.dir == "" {
 		if err := removeLeftovers(); err != nil {
@@ -211,7 +211,8 @@ func (c *Cluster) Address() string { return "127.0.0.1:" + strconv.Itoa(c.port) 
 
 // serverArgs returns the arguments of kube-apiserver.
 func (c *Cluster) serverArgs() []string {
-	// Pods would wait for the service account of a controller that does not run.
+	// The admission plugin ServiceAccount would make Pods wait for a service account, whose
+	// controller does not run.
 	clients := []string{
 		"--bind-address=127.0.0.1", "--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount",
 	}
@@ -231,7 +232,7 @@ func (c *Cluster) serverArgs() []string {
 		"--service-account-signing-key-file=" + c.ca.path("sa.key"),
 		"--service-account-key-file=" + c.ca.path("sa.key"),
 		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112",
-		// Neither an address of the host nor its name is looked for.
+		// Disables the lookup of the host's address and name.
 		"--endpoint-reconciler-type=none", "--advertise-address=192.0.2.1", "--external-hostname=localhost",
 		"--enable-priority-and-fairness=false", "--profiling=false", "--v=0",
 	}, clients, c.extra)
@@ -281,7 +282,8 @@ func get(ctx context.Context, client *http.Client, url string) error {
 	return nil
 }
 
-// StopServer kills the API server: connections to it end, and new ones are refused. etcd runs on.
+// StopServer kills the API server: its connections end, and new connections are refused. etcd
+// keeps running.
 func (c *Cluster) StopServer(t testing.TB) {
 	t.Helper()
 	if err := c.server.kill(); err != nil {

@@ -34,7 +34,7 @@ func client(t *testing.T, config *rest.Config) *typedcorev1.CoreV1Client {
 	return c
 }
 
-// soon returns a context that ends long before a refused client gives up, which takes 10 s.
+// soon returns a context that ends long before the 10 s after which a refused client gives up.
 func soon(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -104,7 +104,7 @@ func TestClusterLife(t *testing.T) {
 	if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 		t.Fatalf("a watch from a compacted revision: %v, want 410 Gone", err)
 	}
-	// Nor is the newest revision that a client can know left.
+	// The newest revision that a client can know is compacted, too.
 	w, err = maps.Watch(ctx, metav1.ListOptions{ResourceVersion: got.ResourceVersion})
 	if err == nil {
 		defer w.Stop()
@@ -115,7 +115,7 @@ func TestClusterLife(t *testing.T) {
 	}
 }
 
-// TestUsersNeedBindings checks that RBAC is in force for certificates and tokens.
+// TestUsersNeedBindings checks that RBAC applies to certificates and tokens.
 func TestUsersNeedBindings(t *testing.T) {
 	c := kubernetes.Start(t)
 	c.Apply(t, first)
@@ -226,7 +226,7 @@ func TestProxyDelaysAndCuts(t *testing.T) {
 		t.Fatal("answered within the delay")
 	}
 	c.Apply(t, first)
-	p.Delay(0) // also for the event on its way
+	p.Delay(0) // also for the event in transit
 	for {
 		e := next(t, w)
 		m, ok := e.Object.(*corev1.ConfigMap)

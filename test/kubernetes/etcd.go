@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Sockets of etcd, in its folder: it takes them for a host and a port.
+// Names of etcd's sockets, in its folder: etcd parses them as host and port.
 const (
 	clientSocket = "client:1"
 	peerSocket   = "peer:1"
@@ -21,7 +21,7 @@ const (
 // etcdTimeout bounds a request to etcd.
 const etcdTimeout = 30 * time.Second
 
-// etcdURL is where kube-apiserver finds etcd.
+// etcdURL returns the URL of etcd for kube-apiserver.
 func (c *Cluster) etcdURL() string { return "unix://" + filepath.Join(c.dir, clientSocket) }
 
 // startEtcd starts etcd and waits until it is healthy.
@@ -52,9 +52,9 @@ func (c *Cluster) etcdClient() *http.Client {
 	}}
 }
 
-// Compact makes etcd and the API server forget each revision that a client can know: a watch that
-// resumes is answered with 410 Gone. It restarts the API server, because the watch cache answers
-// for revisions that etcd has compacted.
+// Compact compacts every revision that a client can know: a watch that resumes is answered with
+// 410 Gone. It restarts the API server, because the watch cache still answers for compacted
+// revisions.
 func (c *Cluster) Compact(t testing.TB) {
 	t.Helper()
 	c.StopServer(t)

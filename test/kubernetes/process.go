@@ -19,20 +19,20 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// tempDir is where clusters have their folders: a TMPDIR may be too long for the paths of unix
+// tempDir is the parent of the clusters' folders: TMPDIR may be too long for the paths of unix
 // sockets.
 const tempDir = "/tmp"
 
 // dirPattern matches the folders of clusters: the owner's process ID and a random number.
 var dirPattern = regexp.MustCompile(`^vk-([0-9]+)-[0-9]+$`)
 
-// process is a process whose working directory is the folder of a cluster, by which leftovers are
-// found.
+// process is a process whose working directory is the folder of a cluster; removeLeftovers finds
+// it by this directory.
 type process struct {
 	name string
 	log  string
 	cmd  *exec.Cmd
-	done chan struct{} // closed when the process ended
+	done chan struct{} // closed when the process has ended
 }
 
 // startProcess starts a program in dir with its output in dir/name.log.
@@ -57,7 +57,7 @@ func startProcess(dir, name string, args ...string) (*process, error) {
 	return p, nil
 }
 
-// ready waits until check returns nil. It fails when the process ends or startTimeout is over.
+// ready waits until check returns nil. It fails when the process ends or startTimeout expires.
 func (p *process) ready(check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()

@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// chunk is how much of a connection a proxy delays at a time.
+// chunk is the maximum number of bytes that a proxy delays at a time.
 const chunk = 64 << 10
 
 // Proxy is a TCP proxy in front of the API server. It is safe for concurrent use.
@@ -37,7 +37,7 @@ func (c *Cluster) Proxy(t testing.TB) *Proxy {
 	return c.ProxyOn(t, l)
 }
 
-// ProxyOn is Proxy with a listener, which may be of another network namespace; it must have a
+// ProxyOn is Proxy with a listener, which may belong to another network namespace; it must have a
 // loopback address. The proxy closes it.
 func (c *Cluster) ProxyOn(t testing.TB, l net.Listener) *Proxy {
 	t.Helper()
@@ -62,7 +62,7 @@ func (p *Proxy) Config(config *rest.Config) *rest.Config {
 	return config
 }
 
-// Delay makes bytes wait for d in each direction, those on their way included. 0 ends it.
+// Delay delays bytes by d in each direction, including bytes in transit. 0 disables the delay.
 func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,7 +124,7 @@ func (p *Proxy) forward(client net.Conn) {
 	wg.Wait()
 }
 
-// add notes a pair of connections, unless the proxy is cut.
+// add registers a pair of connections, unless the proxy is cut.
 func (p *Proxy) add(pair ...net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

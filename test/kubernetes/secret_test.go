@@ -20,8 +20,8 @@ import (
 	"github.com/vipgate/vipgate/test/kubernetes"
 )
 
-// watchOnly is Meridio's role of a frontend: the one verb is watch. The role named is the narrowest
-// that an operator can grant instead.
+// watchOnly is the role of Meridio's frontend: its only verb is watch. The role named is the
+// narrowest alternative that an operator can grant.
 const watchOnly = `
 apiVersion: v1
 kind: Namespace
@@ -50,8 +50,8 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: named}
 subjects: [{kind: ServiceAccount, name: named, namespace: red}]
 `
 
-// passwords returns the Secret with a value of a key, and another key. It has data: a key of
-// stringData that is left out stays.
+// passwords returns the Secret with a value of a key, and another key. It uses data: server-side
+// apply keeps omitted keys of stringData.
 func passwords(key, value string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -76,8 +76,7 @@ func newSecretFixture(t *testing.T, options ...kubernetes.Option) *secretFixture
 	return f
 }
 
-// start starts a watcher with the rights of a service account, through address. It returns a
-// function that ends it.
+// start starts a watcher with the rights of a service account, through address. end stops it.
 func (f *secretFixture) start(account, address string) (end func()) {
 	f.t.Helper()
 	f.Mount(f.t, f.account, "red", account)
@@ -165,7 +164,8 @@ func TestSecretByWatch(t *testing.T) {
 				t.Errorf("%d failures: %s", n, f.watcher.Problem("bgp-auth"))
 			}
 
-			// While no watcher runs the Secret goes: the file stays until the next one knows.
+			// The Secret is deleted while no watcher runs: the file remains until the next watcher
+			// has the state.
 			end()
 			f.delete()
 			f.key("FIRST")
@@ -175,7 +175,7 @@ func TestSecretByWatch(t *testing.T) {
 	}
 }
 
-// TestSecretWithoutRole has a service account without the verb, which gets it later.
+// TestSecretWithoutRole uses a service account without the verb, which it is granted later.
 func TestSecretWithoutRole(t *testing.T) {
 	f := newSecretFixture(t)
 	f.Apply(t, passwords("gw-a", "FIRST"))
@@ -227,7 +227,7 @@ func TestSecretDuringOutage(t *testing.T) {
 	f.key(none)
 }
 
-// TestSecretTokenRotation has a token that the API server rejects until the kubelet replaces it.
+// TestSecretTokenRotation uses a token that the API server rejects until the kubelet replaces it.
 func TestSecretTokenRotation(t *testing.T) {
 	f := newSecretFixture(t)
 	f.Apply(t, passwords("gw-a", "FIRST"))

@@ -18,11 +18,11 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Admin returns the configuration of a client that may do everything (system:masters).
+// Admin returns the configuration of a client with all permissions (system:masters).
 func (c *Cluster) Admin() *rest.Config { return rest.CopyConfig(c.admin) }
 
 // User returns the configuration of a client with a certificate of a user and groups. Without a
-// binding it may do nothing but discovery.
+// binding it only has access to discovery.
 func (c *Cluster) User(name string, groups ...string) *rest.Config {
 	c.t.Helper()
 	config, err := c.user(name, groups)
@@ -44,8 +44,8 @@ func (c *Cluster) user(name string, groups []string) (*rest.Config, error) {
 	return config, nil
 }
 
-// anonymous returns the configuration of a client without credentials, and without a limit of its
-// own for its requests.
+// anonymous returns the configuration of a client without credentials and without a client-side
+// rate limit.
 func (c *Cluster) anonymous() *rest.Config {
 	return &rest.Config{
 		Host: "https://" + c.Address(), QPS: -1,
@@ -54,7 +54,7 @@ func (c *Cluster) anonymous() *rest.Config {
 }
 
 // Kubeconfig writes a configuration to a kubeconfig file in a folder of the test and returns its
-// path. A token stays in its own file, which is read again when it changes.
+// path. A token stays in a separate file, which clients read again after a change.
 func (c *Cluster) Kubeconfig(t testing.TB, config *rest.Config) string {
 	t.Helper()
 	const name = "test"

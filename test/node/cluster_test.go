@@ -22,14 +22,15 @@ const (
 	repository = "../.."
 	pinned     = repository + "/bin/tools"
 
-	// waitTimeout bounds a wait for a step of the cluster; on two idle cores each takes seconds.
+	// waitTimeout bounds a wait for a step of the cluster; on two idle cores each step takes
+	// seconds.
 	waitTimeout  = 5 * time.Minute
 	pollInterval = 200 * time.Millisecond
-	// tail is how many lines of a log a failed test shows.
+	// tail is the number of lines of each log that a failed test prints.
 	tail = 15
 )
 
-// address of the machine, at which the API server and the first node are reached.
+// address is the address of the machine, where the API server and the first node listen.
 var address = netip.MustParseAddr("192.168.77.1")
 
 // cluster is an API server, the controllers and the nodes.
@@ -41,7 +42,7 @@ type cluster struct {
 	kubectlPath, kubeconfig string
 }
 
-// newCluster starts everything but the nodes, in the network namespace of the test.
+// newCluster starts the cluster without nodes in the network namespace of the test.
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{t: t, dir: folder(t)}
@@ -56,10 +57,10 @@ func newCluster(t *testing.T) *cluster {
 		c.run("ip", "address", "add", nodeAddress(i).String()+"/24", "dev", "machine")
 	}
 	c.run("ip", "link", "set", "machine", "up")
-	// Some programs take the address of the default route for the machine's.
+	// Some programs derive the machine's address from the default route.
 	c.run("ip", "route", "add", "default", "via", "192.168.77.254", "dev", "machine")
 	c.kube = kubernetes.Start(t, kubernetes.ForNode(c.folder("api"), address))
-	// In the place of kube-proxy: the Service kubernetes.
+	// Replaces kube-proxy for the Service kubernetes.
 	_, port, _ := strings.Cut(c.kube.Address(), ":")
 	c.run("nft", fmt.Sprintf(`table ip kubernetes {
 	chain prerouting {
@@ -100,8 +101,8 @@ func (c *cluster) write(path, text string) {
 	}
 }
 
-// start starts a process that ends with the test. Its output is in a file of the run's folder,
-// whose end a failed test shows.
+// start starts a process that ends with the test. Its output is in a file of the run's folder; a
+// failed test prints the end of the file.
 func (c *cluster) start(name, program string, args ...string) {
 	c.t.Helper()
 	log, err := os.Create(filepath.Join(c.dir, name+".log"))

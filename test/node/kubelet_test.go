@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// nodeNames are the nodes. Their cgroups exist (test/setup/test-node.sh).
+// nodeNames are the names of the nodes. test/setup/test-node.sh creates their cgroups.
 var nodeNames = []string{"node-a", "node-b"}
 
-// nodeAddress returns the address of a node. All are addresses of the one machine.
+// nodeAddress returns the address of a node. All addresses belong to the one machine.
 func nodeAddress(i int) netip.Addr {
 	a := address
 	for range i {
@@ -21,11 +21,11 @@ func nodeAddress(i int) netip.Addr {
 	return a
 }
 
-// pause is the image of a pod's sandbox, in the folder of the run.
+// pause is the image of a pod's sandbox; it is in the folder of the run.
 const pause = "docker.io/vipgate/pause:test"
 
-// containerd: an instance of each node. runc and the CNI plugins have their default folders, which
-// both share: containers have unique IDs.
+// containerd is the configuration of a node's containerd. runc and the CNI plugins use their
+// default folders, which both nodes share: containers have unique IDs.
 const containerd = `version = 2
 root = "%[1]s/root"
 state = "%[1]s/state"
@@ -41,8 +41,8 @@ state = "%[1]s/state"
     conf_dir = "%[2]s"
 `
 
-// kubelet's configuration: cgroup v1 and swap are accepted, nothing is evicted on a small disk, and
-// the API server needs no certificate.
+// kubelet is the configuration of the kubelets: cgroup v1 and swap are accepted, a small disk
+// causes no eviction, and the API server needs no client certificate.
 const kubelet = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 containerRuntimeEndpoint: unix://%[1]s/containerd.sock
@@ -61,8 +61,8 @@ podLogsDir: %[1]s/pods
 volumePluginDir: %[1]s/plugins
 `
 
-// startNodes starts containerd and a kubelet of each node, imports the images with a tag, and waits
-// until the nodes are ready.
+// startNodes starts containerd and a kubelet for each node, imports the images with a tag, and
+// waits until the nodes are ready.
 func (c *cluster) startNodes(tag string) {
 	c.t.Helper()
 	network := c.folder("cni")
@@ -86,8 +86,8 @@ func (c *cluster) startNodes(tag string) {
 	}
 }
 
-// importImages imports the images of `make images` and the sandbox's into a node, with the names
-// that manifests have.
+// importImages imports the images of `make images` and the sandbox image into a node, with the
+// names that manifests use.
 func (c *cluster) importImages(dir, tag string) {
 	c.t.Helper()
 	ctr := func(args ...string) string {

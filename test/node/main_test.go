@@ -7,8 +7,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// variable names the folder of a run, which test/setup/test-node.sh creates. Without it the tests
-// are skipped: they need the namespaces of that script.
+// variable is the environment variable with the folder of a run, which test/setup/test-node.sh
+// creates. Without it the tests are skipped: they need the namespaces of that script.
 const variable = "VIPGATE_TEST_NODE"
 
 // folder returns the folder of the run.

@@ -14,12 +14,13 @@ import (
 
 const (
 	namespace = "vipgate-quickstart"
-	// tag is the one of the images in deployments/quickstart.
+	// tag is the image tag in deployments/quickstart.
 	tag = "quickstart"
-	// rate is how many requests a second a step gets. A lost one shows as a failure or, after a
-	// retransmitted SYN, as one of a second and more.
+	// rate is the number of requests per second during a step. A lost request fails or, after a
+	// retransmitted SYN, takes a second or more.
 	rate = 50
-	// calm is how many answers end a step: until the last change shows.
+	// calm is the number of consecutive answers that end a step, enough to observe the last
+	// change.
 	calm = 3 * rate
 )
 
@@ -59,7 +60,7 @@ func (q *quickstart) in(args ...string) string {
 	return q.kubectl(append([]string{"--namespace=" + namespace}, args...)...)
 }
 
-// rolledOut waits until the Deployments have their pods, these are ready, and former ones have
+// rolledOut waits until the Deployments have their pods, all are ready, and former pods have
 // ended.
 func (q *quickstart) rolledOut(deployments ...string) {
 	q.t.Helper()
@@ -103,7 +104,7 @@ func (q *quickstart) startLoad(t *testing.T) {
 	t.Cleanup(func() { q.load.Stop(context.Background()) })
 }
 
-// step runs change under load, during which some requests at most may fail.
+// step runs change under load and fails if more than most requests fail.
 func (q *quickstart) step(t *testing.T, name string, most int, change func()) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
@@ -131,7 +132,7 @@ func (q *quickstart) step(t *testing.T, name string, most int, change func()) {
 	})
 }
 
-// calm waits for answers without a failure between them.
+// calm waits for consecutive answers without a failure.
 func (q *quickstart) calm() {
 	q.t.Helper()
 	start := q.load.Now()
@@ -155,7 +156,7 @@ func (q *quickstart) restart(deployment string) {
 	q.rolledOut(deployment)
 }
 
-// drain drains the node without the gateway, and lets pods return.
+// drain drains the node without the gateway, and then makes it schedulable again.
 func (q *quickstart) drain() {
 	q.t.Helper()
 	node := nodeNames[0]
@@ -168,7 +169,7 @@ func (q *quickstart) drain() {
 	q.kubectl("uncordon", node)
 }
 
-// delete deletes one pod without a grace period, and waits for the next one.
+// delete deletes one pod without a grace period, and waits for its replacement.
 func (q *quickstart) delete(selector string) {
 	q.t.Helper()
 	pod := q.in("get", "pods", "--selector="+selector, "--output=jsonpath={.items[0].metadata.name}")

@@ -1,3 +1,3 @@
-// Package stall stops servers as SIGSTOP does, within one process: connections stay open and are
-// accepted by the kernel, and no byte is read or written.
+// Package stall stops servers within one process, with the effect of SIGSTOP: connections stay
+// open and are accepted by the kernel, and no byte is read or written.
 package stall

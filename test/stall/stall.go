@@ -15,7 +15,7 @@ type Listener struct {
 	close   func() error
 }
 
-// Listen returns l, not stalled.
+// Listen returns a Listener for l that is not stalled.
 func Listen(l net.Listener) *Listener {
 	s := &Listener{Listener: l, closed: make(chan struct{})}
 	s.close = sync.OnceValue(func() error {
@@ -25,10 +25,10 @@ func Listen(l net.Listener) *Listener {
 	return s
 }
 
-// Set stalls the listener and its connections, or continues.
+// Set stalls or resumes the listener and its connections.
 func (l *Listener) Set(stalled bool) { l.stalled.Set(stalled) }
 
-// wait waits while the listener is stalled. A closed listener, or end, does not wait.
+// wait blocks while the listener is stalled, until it is closed or end is closed.
 func (l *Listener) wait(end <-chan struct{}) {
 	for {
 		stalled, changed := l.stalled.Get()
