@@ -200,11 +200,11 @@ func TestMeridioLBUpgradeInPlace(t *testing.T) {
 	f.replaceSocket(f.path("old.sock"))
 	f.must(f.pod.LB.Signal(syscall.SIGTERM))
 	f.waitProtocol(availability.Service)
-	f.wantExit(f.pod.LB, 0) // the frontend of the other load balancer is gone
+	f.wantExit(f.pod.LB, 0) // its frontend uses the other load balancer
 	f.down(f.target2)
 	f.waitPast(time.Now().Add(availability.ProbeInterval + availability.ProbeWithin + 500*time.Millisecond))
 	f.wantRoutes(every()...)
-	for _, v := range every() { // the lb went away before the other one was found
+	for _, v := range every() { // the lb stopped before the other one was found
 		f.wantUpdates(mark, v, depreferred, announced)
 	}
 	f.wantRunning(f.pod.Frontend, old)

@@ -302,7 +302,7 @@ func TestNSPRegistration(t *testing.T) {
 		t.Errorf("the registration expired: %v", m.nsp.Targets())
 	}
 
-	// One connected family is external connectivity.
+	// One family is sufficient for external connectivity.
 	m.control("disable trench0")
 	m.waitFrontend("Egress/ipv4", false)
 	calls := len(m.nsp.Requests("Register"))

@@ -16,8 +16,7 @@ func TestBIRDWaitsForSourceRouting(t *testing.T) {
 		_, err := f.pod.Namespace().Run(t.Context(), "ip", args...)
 		f.must(err)
 	}
-	// A route in the blackhole table that leaves the pod: IPv6 source routing does not serve.
-	// routing.
+	// A route in the blackhole table leaves the pod, so that IPv6 source routing is not effective.
 	const prefix = "2001:db8:9::/64"
 	ip("-6", "route", "add", prefix, "dev", lab.External, "table", "4097")
 	f.startPod()
