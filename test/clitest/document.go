@@ -167,9 +167,9 @@ func row(f *kong.Flag) string {
 // escape keeps a pipe from ending the cell of a table.
 func escape(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
 
-// Section compares the section of a document between the comments
-// <!-- begin NAME --> and <!-- end NAME --> with what it should be, and replaces
-// it if update is true. The tests of two programs may do that at the same time.
+// Section compares the section of a document between the comments <!-- begin NAME --> and <!--
+// end NAME --> with its expected content, and replaces it if update is true. The tests of two
+// programs may do that at the same time.
 func Section(file, name, content string, update bool) (err error) {
 	f, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {

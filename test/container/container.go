@@ -1,5 +1,5 @@
-// Package container runs programs as a container runtime does, as far as it matters to tests: with a
-// root, mounts, a user and capabilities of their own.
+// Package container runs programs as a container runtime does, as far as tests depend on it:
+// with a separate root, mounts, user and capabilities.
 package container
 
 import (
@@ -75,7 +75,7 @@ func Mask(names []string) uint64 {
 	return mask
 }
 
-// Main becomes the program of a container if the command line is that of [Container.Command]. A
+// Main becomes the program of a container if the process was started by [Container.Command]. A
 // TestMain calls it first.
 func Main() {
 	if len(os.Args) == 3 && os.Args[1] == argument {
@@ -263,7 +263,7 @@ func readOnly(target string) error {
 	return nil
 }
 
-// Status is what /proc shows of a process.
+// Status holds fields of /proc/PID/status.
 type Status struct {
 	UID, GID   string
 	Effective  string
@@ -271,7 +271,7 @@ type Status struct {
 	NoNewPrivs string
 }
 
-// ReadStatus reads that of a process.
+// ReadStatus reads the status of a process.
 func ReadStatus(pid int) (Status, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

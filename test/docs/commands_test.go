@@ -57,7 +57,7 @@ func calls(text string) [][]string {
 	var found [][]string
 	for _, command := range separators.Split(text, -1) {
 		words := split(command)
-		// In front of a call can stand variables, and programs that run others.
+		// A call may be preceded by variables and by programs that run another program.
 		if i := slices.Index(words, "--"); i > 0 && words[0] == "kubectl" {
 			words = words[i+1:]
 		}

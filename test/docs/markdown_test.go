@@ -10,7 +10,7 @@ import (
 
 // block is a fenced block.
 type block struct {
-	info string // what follows the opening fence
+	info string // the text after the opening fence
 	line int    // of the opening fence
 	text string
 }

@@ -97,7 +97,7 @@ var (
 	matcherPattern  = regexp.MustCompile(`([a-z_]+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
 )
 
-// TestAlertQueries checks metrics, labels and values; promtool tests what they do.
+// TestAlertQueries checks metrics, labels and values; promtool tests the results of the queries.
 func TestAlertQueries(t *testing.T) {
 	var rules struct {
 		Spec struct {

@@ -53,8 +53,8 @@ streams:
 type reader struct {
 	pod   *lab.Pod
 	at    *lab.NetNS        // where the commands run
-	tools string            // the folder of what is called by its name
-	paths *strings.Replacer // from the paths in the document to those of the pod
+	tools string            // the folder of the programs that scripts call by name
+	paths *strings.Replacer // replaces the paths in the document by the paths of the pod
 	env   []string
 }
 
@@ -140,8 +140,8 @@ func (r *reader) connect(t *testing.T) {
 // address is the only one of a VIP.
 func address(vip string) netip.Addr { return netip.MustParsePrefix(vip).Addr() }
 
-// prepareForwarding gives the pod what docs/dataplane.md says that it needs, and the
-// target the VIPs and a reply route; and the gateway a route to the VIP.
+// prepareForwarding sets the pod's sysctls as docs/dataplane.md requires, gives the target the
+// VIPs and a reply route, and the gateway a route to the VIP.
 func prepareForwarding(l *lab.Lab) error {
 	return errors.Join(
 		l.Pod.Sysctl("net.ipv4.conf.all.rp_filter", "0"),
@@ -169,8 +169,8 @@ func (r *reader) wrap(name string, run []string) error {
 	return os.WriteFile(filepath.Join(r.tools, name), []byte(script.String()), 0o700)
 }
 
-// command is a script in the pod's network namespace, in a group of processes of
-// its own, with its output in the folder of the lab.
+// command is a script in the pod's network namespace, in a separate process group, with its
+// output in the folder of the lab.
 func (r *reader) command(ctx context.Context, script string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", r.paths.Replace(script))
 	cmd.Env, cmd.Dir = r.env, r.pod.Lab.Dir
@@ -180,7 +180,7 @@ func (r *reader) command(ctx context.Context, script string) *exec.Cmd {
 	return cmd
 }
 
-// do runs a script to its end and returns what it printed.
+// do runs a script to its end and returns its output.
 func (r *reader) do(t *testing.T, script string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
@@ -195,7 +195,8 @@ func (r *reader) do(t *testing.T, script string) (string, error) {
 	return out.String(), err
 }
 
-// remedies bring the programs that a script can need beside frontend and lb.
+// remedies maps each program that a script can need, except frontend and lb, to the command that
+// installs it.
 var remedies = map[string]string{
 	"birdc": "apt-get install bird2", "curl": "apt-get install curl", "grpcurl": "make tools",
 	"ip":  "apt-get install iproute2",
@@ -206,8 +207,8 @@ var remedies = map[string]string{
 // toolPattern matches their names.
 var toolPattern = regexp.MustCompile(`\b(birdc|curl|grpcurl|ip|nft|nstat|openssl|ss)\b`)
 
-// need skips the test if the machine lacks a program that the block needs, or
-// that a block before it needed for what this one builds on.
+// need skips the test if the machine lacks a program that this block or an earlier block that it
+// builds on needs.
 func (r *reader) need(t *testing.T, b block) {
 	t.Helper()
 	tools := toolPattern.FindAllString(b.text, -1)
@@ -221,8 +222,8 @@ func (r *reader) need(t *testing.T, b block) {
 	}
 }
 
-// settled waits until all VIPs are advertised: what a script did before may have
-// changed that for a moment.
+// settled waits until all VIPs are advertised: an earlier script may have withdrawn some for a
+// moment.
 func (r *reader) settled(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
@@ -247,7 +248,7 @@ var scripts = map[string]func(*reader, *testing.T, string){
 	logOfLB:                 (*reader).logged,
 }
 
-// logOfLB is the info string of what the log of lb must hold.
+// logOfLB is the info string of a block with lines that the log of lb must hold.
 const logOfLB = "text log-of-lb"
 
 func (r *reader) runs(t *testing.T, script string) {
@@ -298,7 +299,7 @@ func (r *reader) fails(t *testing.T, script string) {
 	}
 }
 
-// logged waits until the log of lb holds what the document says that it does.
+// logged waits until the log of lb holds the documented lines.
 func (r *reader) logged(t *testing.T, text string) {
 	for want := range strings.Lines(text) {
 		parts := strings.Split(strings.TrimSpace(r.paths.Replace(want)), "…")
@@ -382,7 +383,7 @@ func (r *reader) follow(t *testing.T, d *document, least int) {
 	r.settled(t) // an operator who follows the document leaves the pod as it was
 }
 
-// healthServicesAreDocumented compares what is served with what is written. VIPs
+// healthServicesAreDocumented compares the served health services with the documented ones. VIPs
 // are not listed.
 func (r *reader) healthServicesAreDocumented(t *testing.T) {
 	for socket, above := range map[string]string{r.pod.FrontendAdmin(): frontendServices, r.pod.LBAdmin(): lbServices} {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of a generator. They keep a mistake in a test from taking the machine
-// down; they are far above what the scenarios need.
+// Bounds of a generator. They keep a mistake in a test from overloading the machine and are far
+// above the needs of the scenarios.
 const (
 	MaxRate    = 2000             // requests per second
 	MaxFlows   = 1000             // long-lived flows
@@ -32,7 +32,7 @@ const (
 	DefaultSilence = 10 * time.Second
 )
 
-// Config says what is sent to whom.
+// Config configures the traffic of a Generator.
 type Config struct {
 	// Requests are the addresses that get requests, in turn; Rate is how many
 	// there are in a second, for all of them together. None when either is empty.
@@ -55,14 +55,15 @@ type Config struct {
 	// Redial opens a new flow in the place of a broken one.
 	Redial bool
 
-	// For ends the sending by itself; 0 is MaxTime, which is also the most.
+	// For is the time after which sending ends automatically; 0 means MaxTime, which is also the
+	// maximum.
 	For time.Duration
 	// Inside runs a function where the sockets are created, such as
 	// lab.NetNS.Do; nil makes them here.
 	Inside func(func() error) error
 }
 
-// complete fills in the defaults and says what is out of bounds.
+// complete fills in the defaults and returns an error that names each value out of bounds.
 func (c *Config) complete() error {
 	for _, d := range []struct {
 		value    *time.Duration

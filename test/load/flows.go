@@ -51,8 +51,8 @@ func (g *Generator) keep(ctx, sending context.Context, number int) {
 	}
 }
 
-// run opens a flow and exchanges frames until it breaks or sending ends, and
-// notes what became of it. It reports whether the flow was ever established.
+// run opens a flow, exchanges frames until it breaks or sending ends, and records its outcome.
+// It reports whether the flow was ever established.
 func (g *Generator) run(ctx, sending context.Context, f *flow) bool {
 	g.mu.Lock()
 	f.phase, f.last = g.phase, time.Now()
@@ -143,14 +143,14 @@ func (g *Generator) answered(f *flow, target string) {
 	f.target = target
 	record := g.record(f)
 	record.Exchanges++
-	if !first { // the opening is no gap
+	if !first { // the time to open a flow does not count as a gap
 		record.LongestGap = max(record.LongestGap, now.Sub(f.last))
 	}
 	f.last, f.phase = now, g.phase
 	g.record(f) // a flow belongs to every phase in which it lives
 }
 
-// record is what the phase of a flow's exchange holds about it. The lock is held.
+// record returns the record of a flow in the phase of its current exchange. The lock is held.
 func (g *Generator) record(f *flow) *Flow {
 	r := f.phase.flows[f]
 	if r == nil {

@@ -156,7 +156,7 @@ func TestRefusedRequests(t *testing.T) {
 	if before.Failed > 0 || after.Sent != after.Answered+after.Failed {
 		t.Errorf("failed before: %d; after: %v", before.Failed, after)
 	}
-	// What the kernel held when the listener was closed is reset.
+	// The kernel resets connections that it still held when the listener was closed.
 	refused := func(f Failure) bool { return f.Stage == "connect" && strings.Contains(f.Err, "refused") }
 	if n := len(after.Failures); n != maxFailures || !slices.ContainsFunc(after.Failures, refused) {
 		t.Errorf("%d failures: %v", n, after.Failures)

@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// Result is what became of what began in a phase.
+// Result counts the outcomes of the requests and flows that began in a phase.
 type Result struct {
 	Took time.Duration // the length of the phase; 0 while it lasts
 
 	Sent, Answered, Failed int // requests
-	// Withheld are requests that were due and not sent, since the machine stood
-	// still or too many were on the way. They say that the run was not what was
-	// asked for; they are no failures.
+	// Withheld counts requests that were due but not sent, since the machine was suspended or too
+	// many requests were open. They do not count as failures, but the run had less load than
+	// configured.
 	Withheld int
 	// Slowest is the longest time from the first SYN of a request to the end of
 	// its answer.
@@ -35,7 +35,7 @@ type Result struct {
 	Failures []Failure
 }
 
-// Flow is what became of a long-lived flow in a phase.
+// Flow is the outcome of a long-lived flow in a phase.
 type Flow struct {
 	Number    int
 	To        netip.AddrPort
@@ -110,8 +110,8 @@ func (r Result) LongestGap(left ...string) time.Duration {
 	return longest
 }
 
-// Lost says what was lost that a planned change may not lose: requests, and
-// flows of targets that stayed. It is nil when nothing was.
+// Lost returns an error if requests or flows of targets that stayed were lost: a planned change
+// may lose neither.
 func (r Result) Lost(left ...string) error {
 	broken, _ := r.Broken(left...)
 	if r.Failed == 0 && broken == 0 {
@@ -160,9 +160,9 @@ func milliseconds(d time.Duration) string {
 	return fmt.Sprintf("%d ms", d.Round(time.Millisecond).Milliseconds())
 }
 
-// Table is a table for people, a line for each row. "broken" are long-lived
-// flows of targets that stayed, "of leavers" those of targets that left; the
-// longest gap is of targets that stayed.
+// Table formats rows for terminals, one line per row. "broken" counts the long-lived flows of
+// targets that stayed, "of leavers" the flows of targets that left; the longest gap covers the
+// targets that stayed.
 func Table(rows ...Row) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)

@@ -64,8 +64,7 @@ func (s *Server) accept(l net.Listener, flows bool, work *sync.WaitGroup, serve 
 	})
 }
 
-// answer answers one request. What cannot be written, the client misses and
-// counts.
+// answer answers one request. If the write fails, the client counts the missing answer.
 func (s *Server) answer(conn net.Conn) {
 	if conn.SetDeadline(time.Now().Add(MaxTimeout)) != nil {
 		return
@@ -126,11 +125,10 @@ func (s *Server) Refuse() error {
 	return errors.Join(errs...)
 }
 
-// Shutdown ends gracefully: nothing new is accepted, requests that were accepted
-// are answered, then flows are closed with a FIN. When ctx ends first, what is
-// still open is cut off, and the error says so. A connection that the kernel has
-// and that was not accepted yet is reset: who wants to lose none sees to it first
-// that no new one comes.
+// Shutdown ends gracefully: the server stops accepting, answers the accepted requests, then
+// closes the flows with a FIN. When ctx ends first, open connections are aborted, and the error
+// reports that. The kernel resets connections that are established but not yet accepted, so a
+// caller that must lose none first makes sure that no new ones arrive.
 func (s *Server) Shutdown(ctx context.Context) error {
 	err := s.Refuse()
 	s.accepting.Wait()
@@ -152,8 +150,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return nil
 }
 
-// Abort ends at once: every connection is closed with a RST, if the network lets
-// it out.
+// Abort ends immediately: every connection is closed with a RST, which reaches the client if the
+// network forwards it.
 func (s *Server) Abort() error {
 	err := s.Refuse()
 	s.hangUp(true)
@@ -217,7 +215,7 @@ func (l *listener) accept() (*tracked, error) {
 	}
 }
 
-// Close closes the listener; a second time is no error.
+// Close closes the listener. A second call is a no-op.
 func (l *listener) Close() error {
 	l.server.mu.Lock()
 	_, open := l.server.listeners[l]

@@ -102,7 +102,7 @@ func (a *attractors) distribute(ctx context.Context) {
 			a.mu.Lock()
 			list := a.matching(w.filter)
 			a.mu.Unlock()
-			// The NSP waits without limit, also when the watcher has gone meanwhile.
+			// The NSP waits without limit, even if the watcher has gone in the meantime.
 			select {
 			case w.lists <- list:
 			case <-ctx.Done():

@@ -17,12 +17,12 @@ import (
 	"github.com/vipgate/vipgate/test/stall"
 )
 
-// DefaultEntryTimeout is that of the NSP (NSP_ENTRY_TIMEOUT).
+// DefaultEntryTimeout is the NSP's default (NSP_ENTRY_TIMEOUT).
 const DefaultEntryTimeout = 60 * time.Second
 
 // Options configure an NSP.
 type Options struct {
-	// Credentials are the server's, such as those of [ServerCredentials].
+	// Credentials are the transport credentials of the server, for example [ServerCredentials].
 	Credentials credentials.TransportCredentials
 	// Listen opens a TCP listener; nil is [lab.Listen]. A test passes one that listens in another
 	// network namespace.

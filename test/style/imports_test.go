@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// kubernetes returns the packages of Kubernetes, and those of kube, that a package depends on.
+// kubernetes returns the packages of Kubernetes and of kube that a package depends on.
 func kubernetes(t *testing.T, pkg string) []string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", pkg)

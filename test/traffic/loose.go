@@ -16,7 +16,7 @@ import (
 )
 
 // Replies is a scenario for targets whose replies take any pod (lab.ECMP): no flow breaks, not
-// even those of targets that drain, while these serve.
+// even flows of draining targets while these still serve.
 func Replies() Scenario {
 	return Scenario{"drain, scale and restart, replies over all pods", 3, true, repliesOverAllPods}
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// How much traffic a scenario has. It is far below what the lab sustains, so
-// that whatever is lost was lost by the change.
+// The traffic of a scenario. The lab sustains far more, so that every loss is due to the change.
 const (
 	rate  = 100 // requests per second
 	flows = 24  // long-lived
@@ -42,8 +41,8 @@ func Scenarios() []Scenario {
 	}
 }
 
-// Run runs a scenario and returns what happened to the traffic. The error says that the scenario
-// could not be run; what was lost is in the row.
+// Run runs a scenario and returns the outcome of its traffic. The error is set if the scenario
+// could not be run; lost requests and flows are only in the row.
 func (t *Trench) Run(ctx context.Context, s Scenario) (load.Row, error) {
 	row := load.Row{Title: s.Title}
 	fail := func(what string, err error) (load.Row, error) {
@@ -75,7 +74,7 @@ func (t *Trench) Run(ctx context.Context, s Scenario) (load.Row, error) {
 	return row, nil
 }
 
-// Check says what a scenario lost that it may not lose; nil when nothing.
+// Check returns an error if a scenario lost requests or flows that it must keep.
 func (s Scenario) Check(row load.Row) error {
 	if s.Planned {
 		return row.Result.Lost(row.Left...)
@@ -106,8 +105,8 @@ func (t *Trench) prepare(ctx context.Context, n int) error {
 	return t.settle(ctx)
 }
 
-// scale adds nine targets, has them all answer, and removes them again. Long-lived
-// flows are those of the one that stays.
+// scale adds nine targets, waits until all of them answer, and removes them again. The
+// long-lived flows belong to the target that stays.
 func scale(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
 	if err := errors.Join(t.scale(targets), t.settle(ctx)); err != nil {
 		return nil, err
@@ -223,8 +222,8 @@ func stopFrontend(ctx context.Context, t *Trench, g *load.Generator) ([]string, 
 		t.settle(ctx))
 }
 
-// killTarget cuts a target's wire for good. The scenario ends with the first calm phase after the
-// pods noticed: only what went to that target was lost.
+// killTarget disconnects a target permanently. The scenario ends with the first calm phase after
+// the pods noticed: only requests and flows to that target were lost.
 func killTarget(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
 	name := t.names()[3]
 	if err := errors.Join(t.app(name).Kill(), t.wantDown(ctx, name)); err != nil {
@@ -242,7 +241,7 @@ func (t *Trench) Revive() error {
 	return errors.Join(errs...)
 }
 
-// Total is the sum of what rows lost.
+// Total sums the failed requests and broken flows of rows.
 func Total(rows []load.Row) (failed, broken int) {
 	for _, r := range rows {
 		b, _ := r.Result.Broken(r.Left...)

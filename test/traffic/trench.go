@@ -24,8 +24,7 @@ const (
 	pods     = 3
 	gateways = 2
 	targets  = 10
-	// waitTimeout bounds every wait. It is a bound of liveness, far above what is
-	// expected.
+	// waitTimeout bounds every wait. It detects a hang and is far above every expected duration.
 	waitTimeout = 60 * time.Second
 	// pollInterval is the interval at which a condition is checked.
 	pollInterval = 20 * time.Millisecond
@@ -42,12 +41,12 @@ const (
 	Fall     = 3
 )
 
-// VIPs are what clients ask for.
+// VIPs returns the addresses to which clients send requests.
 func VIPs() []netip.Addr {
 	return []netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}
 }
 
-// Options say how a trench is run.
+// Options configure a Trench.
 type Options struct {
 	Binaries string // the folder of lb, frontend and target
 	// Control runs the pods with --gating=off and without drains.
@@ -59,11 +58,11 @@ type Options struct {
 	LB []string
 	// Targets is how many targets there are at first, 1 to 10.
 	Targets int
-	// Replies is the route of what the targets answer.
+	// Replies is the reply route of the targets.
 	Replies lab.Replies
 }
 
-// Trench is three pods behind two gateways, with targets.
+// Trench is three pods with targets and two gateways.
 type Trench struct {
 	*lab.Topology
 	o    Options
@@ -189,7 +188,7 @@ func (t *Trench) scale(n int) error {
 	return t.write()
 }
 
-// announce says in the trench file that targets end, or that they do not.
+// announce sets in the trench file whether targets are ending.
 func (t *Trench) announce(ends bool, names ...string) error {
 	t.mu.Lock()
 	for _, name := range names {
