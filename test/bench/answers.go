@@ -40,7 +40,7 @@ func checkInterval(n int) time.Duration {
 	return 100 * time.Millisecond
 }
 
-// httpTrench is the trench file of the fixture with an HTTP check that decides at once.
+// httpTrench is the trench file of the fixture with an HTTP check whose rise and fall are 1.
 func (fx *fixture) httpTrench() string {
 	return fx.trenchWith(fmt.Sprintf(
 		"{http: {port: %d}, families: ipv4, interval: %[2]s, timeout: %[2]s, rise: 1, fall: 1}",

@@ -8,7 +8,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Methods of rows 1 and 2 beside vipgate and the reference.
+// Further methods of rows 1 and 2.
 const (
 	// injection is a BGP speaker of this process that drives the frontend's BIRD.
 	injection = "straight injection"
@@ -16,7 +16,7 @@ const (
 	decided = "vipgate, decision committed"
 )
 
-// What row 2 measures.
+// The measurements of row 2.
 const (
 	allDown = "all go down → last UPDATE"
 	allUp   = "all come up → last UPDATE"
@@ -40,8 +40,8 @@ type bulkMethod struct {
 	repeats [3]int
 	least   int  // number of VIPs with which it is measured
 	quick   bool // measured in a quick run, too
-	// start starts everything, waits for all VIPs, and returns what changes all of them, and when
-	// that happened.
+	// start starts all processes, waits for all VIPs, and returns a function that changes all of
+	// them and returns the time of the change.
 	start func(*fixture) (change func(up bool) (time.Time, error), err error)
 }
 
@@ -106,7 +106,7 @@ func (fx *fixture) startCheckedPod() (change func(up bool) (time.Time, error), e
 	return a.turn, fx.waitAll()
 }
 
-// measureBulkFlips is row 2: all VIPs change at once.
+// measureBulkFlips is row 2: all VIPs change simultaneously.
 func measureBulkFlips(ctx context.Context, s *session) error {
 	for _, n := range s.vipCounts() {
 		if s.quick && n == 1 {
@@ -193,7 +193,7 @@ const (
 	decisionLatencyCount = "vipgate_frontend_decision_latency_seconds_count"
 )
 
-// frontendShare records what the frontend itself says that it took for changes of all VIPs.
+// frontendShare records the frontend's own decision latency for changes of all VIPs.
 func (fx *fixture) frontendShare(s *session, pause func() time.Duration,
 	change func(up bool) (time.Time, error),
 ) error {
@@ -227,7 +227,8 @@ func (fx *fixture) frontendShare(s *session, pause func() time.Duration,
 			if err != nil {
 				return err
 			}
-			// A health check that timed out meanwhile was a decision, too.
+			// A health check that timed out in this interval also counts as a decision, so the sum is
+			// usable only if the count rose by one.
 			if after[1]-before[1] == 1 {
 				to.m.Samples = append(to.m.Samples, 1000*(after[0]-before[0]))
 			}

@@ -99,7 +99,7 @@ func newPlaneFixture(ctx context.Context, targets int, families []vip.Family) (_
 	var batch strings.Builder
 	fmt.Fprintf(&batch, "route add local %s dev lo\n", planeTargets4)
 	if slices.Contains(families, vip.IPv6) {
-		// An address of its own for each: neighbours are solicited for addresses only.
+		// Each target has a separate address: the kernel solicits neighbors by address only.
 		for i := range targets {
 			fmt.Fprintf(&batch, "addr add %s/64 dev pod0 nodad\n", planeAddress(i, vip.IPv6))
 		}
@@ -135,7 +135,7 @@ type runningPlane struct {
 	ended    chan error
 }
 
-// start starts the data plane in the pod, with what the kernel has.
+// start starts the data plane in the pod. Existing kernel state is kept.
 func (g *planeFixture) start(ctx context.Context, conntrack dataplane.Conntrack) error {
 	p := &runningPlane{ended: make(chan error, 1)}
 	ctx, p.cancel = context.WithCancel(ctx)
@@ -154,7 +154,7 @@ func (g *planeFixture) start(ctx context.Context, conntrack dataplane.Conntrack)
 	return p.waitReady()
 }
 
-// stop ends the data plane; what is in the kernel stays.
+// stop ends the data plane; the kernel state stays.
 func (p *runningPlane) stop() error {
 	p.cancel()
 	if err := <-p.ended; err != nil && !errors.Is(err, context.Canceled) {
@@ -205,7 +205,8 @@ func (p *runningPlane) configure(streams map[string]*dataplane.Stream) (time.Dur
 	}
 }
 
-// differs says what of a Wanted is not in the kernel as it is to be.
+// differs returns an error that names the first difference between the desired state and the
+// applied state.
 func differs(w *dataplane.Desired, state dataplane.State) error {
 	for _, s := range w.Streams {
 		got := state.Streams[s.Name]
@@ -234,8 +235,8 @@ func differs(w *dataplane.Desired, state dataplane.State) error {
 	return nil
 }
 
-// with is streams with one of them replaced: the others are the same pointers, as
-// they are when the lb changes one.
+// with returns a copy of streams with one of them replaced. All other streams are the same
+// pointers, as after a change of one stream by the lb.
 func with(streams map[string]*dataplane.Stream, s *dataplane.Stream) map[string]*dataplane.Stream {
 	changed := maps.Clone(streams)
 	changed[s.Name] = s

@@ -34,7 +34,7 @@ func singleGoal(n int) string {
 	}
 }
 
-// oneFlips is what row 1 measures.
+// oneFlips is the measurement of row 1.
 const oneFlips = "one VIP flips → UPDATE"
 
 // measureSingleFlips is row 1: one VIP flips among N.
@@ -97,7 +97,7 @@ func flipSingly(ctx context.Context, s *session, what string, n int, families []
 }
 
 // flipEach has single VIPs go down and come up in turn, and records how long the UPDATE took.
-// prepare returns what causes a change; only that is measured.
+// prepare returns a function that causes the change; only its effect is measured.
 func flipEach(s *session, fx *fixture, m Measurement, repeats int,
 	prepare func(i int, up bool) (cause func() error, err error),
 ) error {
@@ -277,8 +277,7 @@ func runFlaps(s *session, fx *fixture, c flapPattern, method string, repeats int
 	return nil
 }
 
-// waitQuiet waits until the gateway holds n prefixes and has heard nothing for a
-// while.
+// waitQuiet waits until the gateway holds n prefixes and has received no update for a while.
 func (fx *fixture) waitQuiet(n int) error {
 	for {
 		if _, err := fx.waitCount(n); err != nil {

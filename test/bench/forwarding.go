@@ -33,7 +33,7 @@ const (
 	forwardGoal = "median ≤ 1.25"
 )
 
-// Methods to forward a packet through the pod's namespace, beside vipgate's.
+// Methods to forward a packet through the pod's namespace that are compared with vipgate.
 const (
 	forwardPlain     = "plain forwarding"
 	forwardRule      = "plain, one ip rule"
@@ -100,11 +100,11 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 	sink := g.Backend
 	switch way {
 	case forwardNone:
-		// The first that sees the packet drops it: what is left is the sending.
+		// The first namespace that receives the packet drops it: only the cost of sending remains.
 		sink = g.Pod
 	case forwardRule:
-		// Every pod has some: the frontend's source routing. That there is one at all is
-		// what costs, also when no packet fits it.
+		// Every pod has rules for the frontend's source routing. The first rule adds the cost of rule
+		// lookups, even if no packet matches it.
 		if err := g.Pod.IP("rule", "add", "fwmark", "0x01000000", "lookup", "4096"); err != nil {
 			return nil, err
 		}
@@ -149,7 +149,8 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 	return p, p.echo.startEcho(g.Backend, g.Gateway)
 }
 
-// matchOf returns so many ports, among them those of the flood and of the round trips; none for 0.
+// matchOf returns n ports, which include the ports of the flood and of the round trips; none for
+// 0.
 func matchOf(n int) (ports []dataplane.Port) {
 	for i := range n {
 		ports = append(ports, dataplane.Port{Protocol: unix.IPPROTO_UDP, Number: uint16(discardPort + i)})
@@ -273,7 +274,7 @@ func newFrameSender(l *lab.Lab) (*frameSender, error) {
 	return f, f.open(l.Gateway, from.Index)
 }
 
-// frame begins a frame to floodVIP and returns the part behind its IP header.
+// frame begins a frame to floodVIP and returns the part after its IP header.
 func (f *frameSender) frame(i int, from, to net.HardwareAddr, source netip.Addr, protocol byte) (payload []byte) {
 	frame := f.frames[i][:]
 	copy(frame, to)
@@ -351,7 +352,7 @@ func (f *frameSender) send(d time.Duration) (packets uint64, took time.Duration,
 	return packets, took, nil
 }
 
-// forwardResult holds what was measured of one way, in µs.
+// forwardResult holds the measurements of one forwarding method, in µs.
 type forwardResult struct {
 	costs   []float64 // time per packet in each round
 	trips   []float64 // every round trip
@@ -366,8 +367,8 @@ func measureForwarding(ctx context.Context, s *session) (err error) {
 		targets int
 	}
 	plans := []plan{
-		{forwardPlain, 1}, // what others are compared with
-		{forwardNone, 1},  // what is taken away from all
+		{forwardPlain, 1}, // the baseline of the comparison
+		{forwardNone, 1},  // the cost of sending, subtracted from every method
 		{forwardRule, 1},
 		{forwardTracked, 1},
 		{forwardStateless, 1},

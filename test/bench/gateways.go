@@ -37,7 +37,7 @@ func dialTCP(ns *lab.NetNS, addr string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// answer is what a health service said, and when it was heard.
+// answer is the status from a health service and the time of its receipt.
 type answer struct {
 	status healthv1.HealthCheckResponse_ServingStatus
 	at     time.Time

@@ -39,8 +39,8 @@ const (
 )
 
 // injector is a BGP speaker of this process in the place of the frontend's announcer. It decides
-// nothing and encodes nothing while a time is measured: what remains is BIRD, the least that any
-// program which drives this BIRD over BGP can take.
+// nothing and encodes nothing while a time is measured, so the result is the time of BIRD, the
+// lower bound for any program that drives this BIRD over BGP.
 type injector struct {
 	fixture *fixture
 	conn    net.Conn
@@ -150,7 +150,7 @@ func (in *injector) handshake(r *bufio.Reader) error {
 	}
 }
 
-// keepUp sends KEEPALIVEs and discards what BIRD sends, until the fixture ends.
+// keepUp sends KEEPALIVEs and discards the messages from BIRD, until the fixture ends.
 func (in *injector) keepUp(r *bufio.Reader) {
 	ctx, cancel := context.WithCancel(in.fixture.ctx)
 	var tasks sync.WaitGroup
@@ -201,13 +201,13 @@ func (in *injector) write(messages []byte) error {
 	return err
 }
 
-// one returns what announces or withdraws one VIP.
+// one returns a function that announces or withdraws one VIP.
 func (in *injector) one(i int, up bool) (func() error, error) {
 	m, err := updates(up, in.fixture.vips[i:i+1])
 	return func() error { return in.write(m) }, err
 }
 
-// all returns what announces or withdraws all VIPs.
+// all returns a function that announces or withdraws all VIPs.
 func (in *injector) all() (set func(up bool) error, err error) {
 	announce, errAnnounce := updates(true, in.fixture.vips)
 	withdraw, errWithdraw := updates(false, in.fixture.vips)
@@ -253,7 +253,7 @@ func updates(announce bool, vips []vip.VIP) ([]byte, error) {
 	return all, nil
 }
 
-// keepalive is a header with nothing behind it.
+// keepalive returns a KEEPALIVE: a header without a body.
 func keepalive() []byte {
 	b := bytes.Repeat([]byte{0xff}, 16)
 	return append(binary.BigEndian.AppendUint16(b, bgp.BGP_HEADER_LENGTH), bgp.BGP_MSG_KEEPALIVE)
@@ -274,7 +274,7 @@ func signWith(key string, peer netip.Addr) func(network, address string, c sysca
 	return func(_, _ string, c syscall.RawConn) error {
 		sig := unix.TCPMD5Sig{Keylen: uint16(len(key))}
 		sig.Addr.Family = unix.AF_INET
-		copy(sig.Addr.Data[2:], peer.AsSlice()) // behind the port, which is ignored
+		copy(sig.Addr.Data[2:], peer.AsSlice()) // after the port, which is ignored
 		copy(sig.Key[:], key)
 		var set error
 		err := c.Control(func(fd uintptr) {

@@ -17,8 +17,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// phase is a random wait up to a period, so that a cause falls into every phase
-// of what goes by the clock.
+// phase returns a random wait up to a period, so that causes are spread over all phases of
+// periodic work.
 func phase(period time.Duration) time.Duration { return rand.N(period) }
 
 // loss is how a process is lost.
@@ -179,8 +179,8 @@ func (r *referenceRouter) watchLB() (alive <-chan struct{}, err error) {
 // sideBySide is how many labs wait for a hold time at the same moment.
 const sideBySide = 5
 
-// measureFrontendLoss is row 4: the frontend is killed or stopped. What lasts a
-// hold time is measured in several labs at once: all of them wait.
+// measureFrontendLoss is row 4: the frontend is killed or stopped. Measurements that last a hold
+// time run in several labs concurrently: all of them only wait.
 func measureFrontendLoss(ctx context.Context, s *session) error {
 	const n = 1000
 	measure := func(ctx context.Context, what, goal string, signal syscall.Signal, labs int) error {

@@ -12,11 +12,11 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// unknown stands for what the machine does not tell.
+// unknown is the value of machine properties that cannot be read.
 const unknown = "unknown"
 
-// describeMachine finds out where this runs. What cannot be found out is
-// "unknown": it is no reason not to measure.
+// describeMachine reads the properties of the machine. A property that cannot be read is
+// "unknown" and does not prevent the measurement.
 func describeMachine(ctx context.Context, binaries string) Machine {
 	m := Machine{
 		Date: time.Now(), Command: append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...), Cores: runtime.NumCPU(),

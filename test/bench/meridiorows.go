@@ -22,7 +22,8 @@ func (s *session) meridioPaths() []path {
 	return paths
 }
 
-// eachPath measures with each number of VIPs and each method in turn, on a fixture of its own.
+// eachPath measures with each number of VIPs and each method in turn, on a separate fixture
+// each.
 func eachPath(ctx context.Context, s *session, row int, do func(*fixture, path, Measurement) error) error {
 	for _, n := range s.meridioSizes() {
 		for _, p := range s.meridioPaths() {
@@ -94,7 +95,7 @@ func measureMeridioSessionLoss(ctx context.Context, s *session) error {
 	})
 }
 
-// meridioMilestones are those of a start with the NSP.
+// meridioMilestones are the milestones of a start with the NSP.
 var meridioMilestones = slices.Insert(slices.Clone(milestones[2:]), 1,
 	milestone{"configuration of the NSP in force", frontendOf, []string{`msg="new configuration in force"`}})
 
@@ -192,8 +193,9 @@ const (
 	afterLists = 6 * time.Second
 )
 
-// repeatLists records the processor time that the frontend takes for a list that equals the one in
-// force: that of a time with such lists less that of one as long without, for each list.
+// repeatLists records the processor time that the frontend takes for a list that equals the one
+// in force: the time of an interval with such lists minus the time of an equally long one
+// without, divided by the number of lists.
 func (fx *fixture) repeatLists(s *session, m Measurement, list func() error) error {
 	lists := s.sizes([]int{10}, []int{1})[0]
 	used := func(do func() error) (time.Duration, error) {

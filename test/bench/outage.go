@@ -20,7 +20,7 @@ const (
 	// who waits longer after each loss shows it here.
 	inARow   = 3
 	thereFor = time.Second
-	// outageTimeout is above what the reference takes.
+	// outageTimeout exceeds the recovery time of the reference.
 	outageTimeout = 6 * time.Minute
 )
 
@@ -114,8 +114,8 @@ type outageResult struct {
 	err    error
 }
 
-// measureOutages is row 8. All kinds of outages are measured at the same time, each
-// on fixtures of its own: all of them wait nearly all of the time.
+// measureOutages is row 8. All kinds of outages are measured at the same time, each on separate
+// fixtures: all of them wait nearly all of the time.
 func measureOutages(ctx context.Context, s *session) error {
 	methods, ways, times := []string{vipgate, reference}, outages, inARow
 	if s.quick {

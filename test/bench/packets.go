@@ -24,7 +24,7 @@ import (
 
 const (
 	echoPort = 7000
-	// inFlight is how many packets are under way at once in a flood.
+	// inFlight is the number of packets in flight in a flood.
 	inFlight = 32
 	// echoTimeout bounds the wait for one packet.
 	echoTimeout = time.Second
@@ -51,8 +51,8 @@ type packetPath struct {
 	cleanup []func() error
 }
 
-// Kinds of traffic: what a target sends from a VIP, and what it sends from its
-// own address.
+// Kinds of traffic: packets that a target sends from a VIP, and packets that it sends from its
+// primary address.
 var packetKinds = []struct {
 	name  string
 	peers func(vips int) []netip.Addr
@@ -84,7 +84,7 @@ func newPacketPath(ctx context.Context, technique string, vips int) (_ *packetPa
 		return nil, err
 	}
 	gateway, pod, target := lab.GatewayA4.String(), lab.PodExternal4.String(), lab.Target1v4.String()
-	// What the gateway and the load balancer's data plane would do.
+	// These routes replace the gateway's BGP routes and the load balancer's data plane.
 	if err := errors.Join(
 		p.lab.Gateway.IP("route", "add", "172.16.0.0/16", "via", pod),
 		p.lab.Gateway.IP("route", "add", "20.0.0.0/8", "via", pod),
@@ -246,7 +246,7 @@ func pinned(f func() error) error {
 // echo answers until stop is closed; it checks stop whenever nothing came for echoTimeout.
 func echo(socket int, stop <-chan struct{}) {
 	if err := pin(); err != nil {
-		return // the client says that nothing comes back
+		return // the client reports the missing packets
 	}
 	packet, control := make([]byte, 64), make([]byte, unix.CmsgSpace(unix.SizeofInet4Pktinfo))
 	for {
@@ -439,7 +439,7 @@ func comparePaths(ctx context.Context, paths []*packetPath, rounds, trips int) (
 	return results, nil
 }
 
-// packetResult holds what was measured of one kind of traffic on one path, in µs.
+// packetResult holds the measurements of one kind of traffic on one path, in µs.
 type packetResult struct {
 	trips   []float64 // every round trip
 	medians []float64 // of the round trips of each round
@@ -447,7 +447,7 @@ type packetResult struct {
 }
 
 func (r *packetResult) measure(c *echoClient, peers []netip.Addr, trips int) error {
-	// Neighbors and caches that went cold meanwhile are no part of it.
+	// Warm up: expired neighbor entries and cold caches must not be measured.
 	if _, err := c.roundTrips(peers, 2*len(peers)); err != nil {
 		return err
 	}
@@ -465,8 +465,8 @@ func (r *packetResult) measure(c *echoClient, peers []netip.Addr, trips int) err
 	return nil
 }
 
-// beside divides the values of each round by those of the same round without any
-// VIP, so that a noise that came and went hits both.
+// beside divides the values of each round by the values of the same round without any VIP, so
+// that temporary noise affects both.
 func beside(values, base []float64) []float64 {
 	out := make([]float64, len(values))
 	for i := range out {

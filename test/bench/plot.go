@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// figure is one SVG file: panels beside each other with the same axes.
+// figure is one SVG file: a row of panels with the same axes.
 type figure struct {
 	file, title string
 	row         int
@@ -22,7 +22,7 @@ type figure struct {
 	width       float64 // of the plotting area of a panel, in pixels
 }
 
-// panel shows what its methods take against the number of VIPs.
+// panel plots the results of its methods against the number of VIPs.
 type panel struct{ title, what string }
 
 // figures are drawn from the results of a run. A test checks that the documents show them.
@@ -117,7 +117,7 @@ func (r *report) plot(dir string, w io.Writer) error {
 	return err
 }
 
-// seriesOf returns what the methods of a panel took. Values that have no logarithm are left out.
+// seriesOf returns the results of a panel's methods. Values without a logarithm are left out.
 func (r *report) seriesOf(row int, what string) []series {
 	var all []series
 	for _, style := range lineStyles {
@@ -349,7 +349,7 @@ func (c *canvas) marker(s lineStyle, x, y float64) {
 	}
 }
 
-// lastValues writes the last median of each method beside the panel, from the top down.
+// lastValues writes the last median of each method to the right of the panel, from the top down.
 func (c *canvas) lastValues(a axes, list []series) {
 	type label struct {
 		y           float64

@@ -20,11 +20,10 @@ import (
 // referencePoll is the interval at which the reference polls BIRD.
 const referencePoll = time.Second
 
-// referenceRouter is the field's common technique: BIRD's configuration holds a
-// static route for each VIP that is up, each change writes the whole file again
-// and has birdc configure, and the sessions' state is what birdc shows once a
-// second. Its sessions have the timers of vipgate's, so that only the technique
-// differs.
+// referenceRouter is the field's common technique: BIRD's configuration holds a static route for
+// each VIP that is up, each change writes the whole file again and runs birdc configure, and the
+// state of the sessions is polled with birdc once a second. Its sessions have vipgate's timers,
+// so that only the technique differs.
 type referenceRouter struct {
 	fixture *fixture
 	bird    *lab.Process
@@ -194,8 +193,8 @@ func (r *referenceRouter) all() []int {
 	})
 }
 
-// follow configures what was said last again and again, one after another: what
-// comes meanwhile merges. It ends with the fixture.
+// follow configures the newest requested state in a loop; requests during a run are merged. It
+// ends with the fixture.
 func (r *referenceRouter) follow(fx *fixture, indices []int) (set func(up bool) error) {
 	said := latest.New(true)
 	done := make(chan struct{})

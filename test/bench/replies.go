@@ -17,7 +17,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Methods to reply, beside vipgate's, which is the state of target.
+// Methods to reply that are compared with vipgate's, the kernel state of target.
 const (
 	replyPlain   = "one return route"
 	replyTracked = "one return route, conntrack, one rule"
@@ -103,7 +103,7 @@ func newReplyPath(ctx context.Context, technique string, peers int) (_ *replyPat
 	return p, p.learn(ctx)
 }
 
-// install has the target accept what is for the VIP, and reply.
+// install has the target accept packets to the VIP, and reply.
 func (p *replyPath) install(ctx context.Context) error {
 	if p.technique == vipgate {
 		_, err := p.installState(ctx)
@@ -209,7 +209,7 @@ func measureReplies(ctx context.Context, s *session) (err error) {
 		peers     int
 	}
 	plans := []plan{
-		{replyPlain, 1}, // what others are compared with
+		{replyPlain, 1}, // the baseline of the comparison
 		{replyTracked, 1},
 		{replyRules, 3},
 		{replyRules, 200},

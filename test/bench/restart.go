@@ -16,7 +16,7 @@ import (
 type milestone struct {
 	what    string
 	process func(*lab.Pod) *lab.Process
-	lines   []string // parts of lines; the first line that has one of them says so
+	lines   []string // parts of lines; the first line that contains one of them marks the milestone
 }
 
 // milestones of a start.
@@ -59,8 +59,8 @@ func (fx *fixture) startPod() (time.Time, error) {
 	return fx.waitCount(len(fx.vips))
 }
 
-// measureStart is row 7. Every start has a fixture of its own, so that nothing is
-// there of an earlier one: no kernel state, no authority, no socket.
+// measureStart is row 7. Every start has a separate fixture, without kernel state, authority or
+// socket of an earlier one.
 func measureStart(ctx context.Context, s *session) error {
 	goals := map[int]string{1: "max ≤ 1.5", 10_000: "max ≤ 2.5"}
 	for _, n := range s.sizes([]int{1, 10_000}, []int{1, 1000}) {
@@ -80,9 +80,9 @@ func measureStart(ctx context.Context, s *session) error {
 	return nil
 }
 
-// measureStarts starts a pod on a new fixture again and again, and records when all VIPs were at
-// the gateway and when the logs say that a part of the start was done. start returns when the start
-// began and when the last VIP came.
+// measureStarts starts a pod on a new fixture repeatedly, and records when all VIPs were at the
+// gateway and when each part of the start was logged. start returns when the start began and
+// when the last VIP came.
 func measureStarts(ctx context.Context, s *session, m Measurement, repeats int, parts []milestone,
 	start func(*fixture) (began, at time.Time, err error),
 ) error {

@@ -16,10 +16,10 @@ type Measurement struct {
 	Row    int    `json:"row"`
 	What   string `json:"what"`
 	Method string `json:"method"` // vipgate, reference, or another technique
-	N      int    `json:"n"`      // VIPs; 0 when they are no matter
+	N      int    `json:"n"`      // VIPs; 0 if the result does not depend on them
 	Unit   string `json:"unit"`
-	// Goal is for people. Clauses such as "median ≤ 0.5" in it, in the unit of
-	// the samples, are compared with what was measured.
+	// Goal is the goal as text. Clauses such as "median ≤ 0.5" in it, in the unit of the samples,
+	// are compared with the summary.
 	Goal string `json:"goal,omitempty"`
 	// Against is the method whose median Ratio divides by this one's; "" for reference.
 	Against string    `json:"against,omitempty"`
@@ -37,7 +37,7 @@ type Summary struct {
 	Max    float64 `json:"max"`
 }
 
-// result is a measurement with what follows from it.
+// result is a measurement with its evaluation.
 type result struct {
 	Measurement
 	Summary
@@ -79,7 +79,7 @@ type report struct {
 	Failures   []failure     `json:"failures,omitempty"`
 }
 
-// summarize computes what needs all results.
+// summarize computes the fields that depend on all results.
 func (r *report) summarize() {
 	for _, m := range r.Results {
 		m.Missed = missed(m.Goal, m.Summary)
@@ -111,7 +111,7 @@ func percentile(sorted []float64, p float64) float64 {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// clause matches what of a goal can be compared with numbers.
+// clause matches a clause of a goal that can be compared with numbers.
 var clause = regexp.MustCompile(`(min|median|p95|p99|max) (?:≤|<=) ([0-9.]+)`)
 
 // missed are the clauses of a goal that do not hold.
@@ -144,7 +144,7 @@ func (r *report) writeJSON(w io.Writer, samples bool) error {
 	return e.Encode(shown)
 }
 
-// Machine is where and on what was measured.
+// Machine describes the machine, the date and the software of a run.
 type Machine struct {
 	Date    time.Time `json:"date"`
 	Command []string  `json:"command"`

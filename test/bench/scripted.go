@@ -37,8 +37,8 @@ func (fx *fixture) startScriptedPod() (*balancer.Balancer, error) {
 	return lb, err
 }
 
-// scriptedSwitch returns what has a scripted load balancer decide that every VIP is ready, or none.
-// The decisions are built beforehand: their cost is not measured.
+// scriptedSwitch returns a function that has a scripted load balancer decide that every VIP is
+// ready, or none. The decisions are built beforehand: their cost is not measured.
 func (fx *fixture) scriptedSwitch(lb *balancer.Balancer) (set func(up bool) error) {
 	ready, not := decision(true, fx.vips...), decision(false, fx.vips...)
 	return func(up bool) error {

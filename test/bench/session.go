@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Methods. A row may have further ones of its own.
+// Methods of all rows. A row may define further methods.
 const (
 	vipgate   = "vipgate"
 	reference = "reference"
@@ -21,8 +21,8 @@ type row struct {
 	measure func(ctx context.Context, s *session) error
 }
 
-// session is one run of the benchmark: what was asked for, and where results go.
-// It is not safe for concurrent use.
+// session is one run of the benchmark: its options and its report. It is not safe for concurrent
+// use.
 type session struct {
 	quick        bool
 	vips         []int  // see vipCounts
@@ -40,7 +40,7 @@ func (s *session) record(m Measurement) {
 		m.What, m.Method, m.N, number(last.Median), number(last.P99), number(last.Max), m.Unit, last.Count))
 }
 
-// note keeps something that is to be read beside the numbers of a row.
+// note adds a note to the numbers of a row.
 func (s *session) note(row int, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	s.report.Notes = append(s.report.Notes, note{Row: row, Text: text})
@@ -63,7 +63,8 @@ func (s *session) sizes(full, quick []int) []int {
 	return full
 }
 
-// vipCounts are the numbers of VIPs of rows 1 and 2: sizes, or those of them that were asked for.
+// vipCounts returns the numbers of VIPs of rows 1 and 2: the default sizes, or the selected
+// ones.
 func (s *session) vipCounts() []int {
 	counts := s.sizes([]int{1, 100, 1000, 10_000, 50_000}, []int{1, 1000})
 	if len(s.vips) == 0 {

@@ -47,7 +47,7 @@ func number(v float64) string {
 	}
 }
 
-// about are the lines that say where and when.
+// about returns the lines that describe the machine, the date and the software.
 func (r *report) about() []string {
 	lines := []string{
 		"date: " + r.Date.UTC().Format("2006-01-02 15:04:05 MST"),

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// targetsPerStream targets are in each stream, which has a VIP of its own and
-	// wants them all.
+	// targetsPerStream is the number of targets of each stream, which has one VIP and needs all of
+	// its targets.
 	targetsPerStream = 10
-	// targetsPrefix is where the targets are: all in the backend's namespace, behind
-	// one listener.
+	// targetsPrefix contains the addresses of the targets: all are in the backend's namespace and
+	// share one listener.
 	targetsPrefix = "10.99.0.0/16"
 
 	targetInterval = time.Second
@@ -108,7 +108,7 @@ func measureManyTargets(ctx context.Context, s *session) error {
 		if err := fx.measureShare(s, fx.pod.LB, n, vipgate); err != nil {
 			return err
 		}
-		// Nothing fell meanwhile, so that what was measured are checks that succeed.
+		// No target went down in the meantime, so only successful checks were measured.
 		if err := fx.waitTargets(n); err != nil {
 			return err
 		}
@@ -166,7 +166,7 @@ func (fx *fixture) share(p *lab.Process, d time.Duration) (float64, error) {
 	return 100 * float64(after-before) / float64(time.Since(began)), nil
 }
 
-// waitTargets waits until lb says that n targets are ready.
+// waitTargets waits until lb reports n ready targets.
 func (fx *fixture) waitTargets(n int) error {
 	ctx, cancel := fx.withTimeout()
 	defer cancel()
