@@ -32,7 +32,7 @@ type App struct {
 	Sidecar *Process     // `target run`; nil without one
 
 	backend *NetNS // where its wire ends
-	port    string // and in what
+	port    string // the name of its port there
 	dir     string // of the sidecar
 
 	replaced int // how often
@@ -110,10 +110,9 @@ func (a *App) move(ns *NetNS) {
 	a.replaced++
 }
 
-// Stop ends as a good application does: the health goes first, nothing new is
-// accepted, what was accepted is answered, then flows get a FIN. New connections
-// are refused from now on: in a planned change the trench file announced the end
-// before, and the drain is over.
+// Stop ends gracefully: the health service ends first, new connections are refused, accepted
+// requests are answered, then flows get a FIN. In a planned change the trench file announced the
+// end before, and the drain is over.
 func (a *App) Stop(ctx context.Context) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -125,7 +124,7 @@ func (a *App) Stop(ctx context.Context) error {
 	return err
 }
 
-// Abort ends at once, with a RST for every connection.
+// Abort ends immediately, with a RST for every connection.
 func (a *App) Abort() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -22,8 +22,8 @@ type Packet struct {
 	DstPort  uint16
 }
 
-// Capture watches an interface: it sees what really goes over the wire, whatever
-// rules and routes say.
+// Capture captures the packets of an interface as they are on the link, independent of rules and
+// routes.
 type Capture struct {
 	file *os.File
 	done chan struct{}
@@ -130,7 +130,7 @@ func parsePacket(b []byte) (Packet, bool) {
 	return p, true
 }
 
-// Packets returns what was seen so far.
+// Packets returns the packets captured so far.
 func (c *Capture) Packets() []Packet {
 	c.mu.Lock()
 	defer c.mu.Unlock()

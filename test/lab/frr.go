@@ -72,7 +72,7 @@ func (g *FRR) makeFolder() error {
 	return os.Chown(g.dir, uid, gid)
 }
 
-// Config is what the gateway was started with.
+// Config returns the configuration with which the gateway was started.
 func (g *FRR) Config() GatewayConfig { return g.GatewayConfig }
 
 // Processes are the daemons, also those that ended.
@@ -241,12 +241,12 @@ type frrPath struct {
 	NextHops []struct {
 		IP netip.Addr `json:"ip"`
 	} `json:"nexthops"`
-	// Sourced is true for what bgpd itself originates.
+	// Sourced is true for routes that bgpd itself originates.
 	Sourced bool `json:"sourced"`
 }
 
-// Routes returns what the gateway learned over BGP, by prefix: of several routes
-// to one prefix, the best one.
+// Routes returns the routes learned over BGP, by prefix: of several routes to one prefix, the
+// best one.
 func (g *FRR) Routes(ctx context.Context) (map[netip.Prefix]Route, error) {
 	routes := map[netip.Prefix]Route{}
 	for _, family := range []string{"ipv4", "ipv6"} {
@@ -272,7 +272,7 @@ func parseFRRRoutes(out string, routes map[netip.Prefix]Route) error {
 	for prefix, paths := range table.Routes {
 		for _, p := range paths {
 			if !p.BestPath.Overall || p.ASPath == nil || p.Sourced {
-				continue // not a path, not the best one, or one of its own
+				continue // not a path, not the best one, or originated here
 			}
 			r := Route{Prefix: prefix, Communities: frrCommunities(p.Community.Text)}
 			if p.ASPath.Text != "Local" {

@@ -21,8 +21,8 @@ type GatewayConfig struct {
 	Port     uint16
 	Local    []netip.Addr // one session for each, with the peer of the same index
 	Peers    []netip.Addr
-	// Ranges are subnets of peers whose addresses are not known before, one for each local
-	// address; Peers then only say of which family each is.
+	// Ranges are subnets of peers whose addresses are not known in advance, one for each local
+	// address; Peers then only gives the family of each.
 	Ranges    []netip.Prefix
 	Interface string
 	BFD       bool
@@ -105,8 +105,8 @@ type Route struct {
 // GracefulShutdown reports whether the route carries 65535:0 (RFC 8326).
 func (r Route) GracefulShutdown() bool { return slices.Contains(r.Communities, "(65535,0)") }
 
-// Routes returns what the gateway learned over BGP, by prefix: of several routes
-// to one prefix, the best one.
+// Routes returns the routes learned over BGP, by prefix: of several routes to one prefix, the
+// best one.
 func (g *Gateway) Routes(ctx context.Context) (map[netip.Prefix]Route, error) {
 	out, err := g.Command(ctx, learned)
 	if err != nil {

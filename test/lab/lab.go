@@ -20,16 +20,17 @@ const (
 
 	PodAS     = 8103
 	GatewayAS = 4248829953
-	// The second gateway has an AS number of its own: one that gets its own AS back in a path would
-	// refuse what must not be sent to it, and hide that it was. It is the one of Meridio 2's samples,
-	// and that of the announcer on the loopback.
+	// The second gateway has a different AS number. With the same one it would reject routes that
+	// must not be sent to it, because its own AS is in the path, and the test would not notice the
+	// advertisement. The number is from Meridio 2's samples, and is also the announcer's on the
+	// loopback.
 	GatewayBAS = 4200000000
 
 	TrustDomain = "vipgate.demo"
 	LBID        = "spiffe://vipgate.demo/lb"
 	FrontendID  = "spiffe://vipgate.demo/frontend"
 	OperatorID  = "spiffe://vipgate.demo/operator"
-	// AppID is that of an application whose targets register themselves.
+	// AppID is the SPIFFE ID of an application whose targets register themselves.
 	AppID = "spiffe://vipgate.demo/ns/apps/sa/app"
 )
 
@@ -167,8 +168,8 @@ func GatewayA() GatewayConfig {
 	}
 }
 
-// GatewayB is the configuration of a second gateway like the usual one, with an
-// AS number and addresses of its own, which SecondGateway gives to a namespace.
+// GatewayB is the configuration of a second gateway. It differs from GatewayA in the AS number
+// and in the addresses, which SecondGateway gives to a namespace.
 func GatewayB() GatewayConfig {
 	c := GatewayA()
 	c.Name, c.RouterID, c.LocalAS, c.Local = "gateway-b", GatewayB4, GatewayBAS, []netip.Addr{GatewayB4, GatewayB6}

@@ -93,7 +93,7 @@ func Create(options ...Option) (*NetNS, error) {
 	return n, nil
 }
 
-// Close removes the namespace. What still runs in it keeps it alive, unnamed.
+// Close removes the namespace's name. Processes that still run in the namespace keep it alive.
 func (n *NetNS) Close() error { return ip("netns", "del", n.name) }
 
 // Name is the name that `ip -n` and `ip netns exec` know.
@@ -142,7 +142,7 @@ func (n *NetNS) do(fn func() error) error {
 // Start starts a command in the namespace. The process belongs to the caller.
 func (n *NetNS) Start(cmd *exec.Cmd) error { return n.Do(cmd.Start) }
 
-// Run runs a command in the namespace and returns what it printed.
+// Run runs a command in the namespace and returns its output.
 func (n *NetNS) Run(ctx context.Context, name string, args ...string) (string, error) {
 	var out []byte
 	err := n.Do(func() (err error) {
@@ -158,8 +158,8 @@ func (n *NetNS) Run(ctx context.Context, name string, args ...string) (string, e
 // IP runs iproute2's ip in the namespace.
 func (n *NetNS) IP(args ...string) error { return ip(append([]string{"-n", n.name}, args...)...) }
 
-// Batch runs commands of iproute2's ip in the namespace, a line each, up to the
-// first that fails. The family of a line is that of its addresses.
+// Batch runs commands of iproute2's ip in the namespace, a line each, up to the first that
+// fails. The addresses of a line determine its family.
 func (n *NetNS) Batch(lines ...string) error { return n.batch(nil, lines) }
 
 // batch is Batch with options, which all lines share.
@@ -195,8 +195,8 @@ func vethDown(a *NetNS, aName string, b *NetNS, bName string) error {
 	return ip("link", "add", aName, "netns", a.name, "type", "veth", "peer", "name", bName, "netns", b.name)
 }
 
-// Addr gives an interface addresses such as "10.0.0.1/24". IPv6 ones are usable
-// at once (no duplicate address detection).
+// Addr gives an interface addresses such as "10.0.0.1/24". IPv6 addresses are usable immediately
+// (no duplicate address detection).
 func (n *NetNS) Addr(dev string, prefixes ...string) error {
 	var errs []error
 	for _, p := range prefixes {
@@ -209,8 +209,8 @@ func (n *NetNS) Addr(dev string, prefixes ...string) error {
 	return errors.Join(errs...)
 }
 
-// RemoveLeftovers removes the namespaces of processes that are gone, and ends
-// what still runs in them.
+// RemoveLeftovers removes the namespaces of processes that are gone, and ends the processes that
+// still run in them.
 func RemoveLeftovers() error {
 	entries, err := os.ReadDir(netnsDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -236,8 +236,8 @@ func RemoveLeftovers() error {
 	return errors.Join(errs...)
 }
 
-// closeLeftover removes a namespace that another run may be removing, too, at
-// this moment: what counts is that it is gone.
+// closeLeftover removes a namespace that another run may be removing concurrently. It succeeds
+// once the namespace is gone.
 func (n *NetNS) closeLeftover() error {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()

@@ -102,7 +102,7 @@ func (p *Pod) StartFrontend(extra ...string) (err error) {
 	return err
 }
 
-// Run runs lb or frontend with a sub-command in the pod and returns what it printed.
+// Run runs lb or frontend with a sub-command in the pod and returns its output.
 func (p *Pod) Run(ctx context.Context, program string, args ...string) (string, error) {
 	return p.Namespace().Run(ctx, filepath.Join(p.Binaries, program), args...)
 }

@@ -39,7 +39,7 @@ func StartProcess(ns *NetNS, dir, name string, args ...string) (*Process, error)
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	p.cmd.Dir = dir
 	p.cmd.Env = append(os.Environ(), "GOTRACEBACK=all")
-	// A group of its own keeps a terminal's Ctrl-C from reaching it before the
+	// A separate process group: otherwise a terminal's Ctrl-C would reach the process before the
 	// lab stops it.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := ns.Start(p.cmd); err != nil {
@@ -56,7 +56,7 @@ func StartProcess(ns *NetNS, dir, name string, args ...string) (*Process, error)
 // PID is the process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Signal sends a signal. A process that has ended is no error.
+// Signal sends a signal. It succeeds if the process has ended.
 func (p *Process) Signal(s syscall.Signal) error {
 	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("signal %s to %s: %w", s, p.Name, err)
@@ -80,7 +80,7 @@ func (p *Process) Wait(ctx context.Context) (int, error) {
 	}
 }
 
-// Kill ends the process at once and waits for its end.
+// Kill ends the process with SIGKILL and waits for its end.
 func (p *Process) Kill() error {
 	if err := p.Signal(unix.SIGKILL); err != nil {
 		return err
@@ -91,7 +91,7 @@ func (p *Process) Kill() error {
 	return err
 }
 
-// Output is what the process printed so far.
+// Output returns the output of the process so far.
 func (p *Process) Output() string {
 	b, err := os.ReadFile(p.Log)
 	if err != nil {

@@ -31,7 +31,7 @@ func ReceiverA() ReceiverConfig {
 	return ReceiverConfig{Local: []netip.Addr{GatewayA4, GatewayA6}, Default: true}
 }
 
-// Attributes are what an UPDATE said of the prefixes that it announced.
+// Attributes are the path attributes of the prefixes that an UPDATE announced.
 type Attributes struct {
 	ASPath      []uint32 // the numbers of all segments in order
 	Communities []uint32 // RFC 1997
@@ -175,8 +175,8 @@ func (r *Receiver) accept(l net.Listener, local netip.Addr) {
 	}
 }
 
-// Reset ends every session with a NOTIFICATION (Cease, Administrative Reset: RFC
-// 4486) and closes the connections. New ones are accepted at once.
+// Reset ends every session with a NOTIFICATION (Cease, Administrative Reset: RFC 4486) and
+// closes the connections. New ones are accepted immediately.
 func (r *Receiver) Reset() { r.closeConns(ceaseReset) }
 
 // closeConns ends every connection.
@@ -227,7 +227,7 @@ func (r *Receiver) since(mark int) []PrefixUpdate {
 	return r.updates[min(max(0, mark-r.first), len(r.updates)):len(r.updates):len(r.updates)]
 }
 
-// Forget frees the memory of all updates so far. Marks stay what they are.
+// Forget frees the memory of all updates so far. Marks stay valid.
 func (r *Receiver) Forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -235,7 +235,7 @@ func (r *Receiver) Forget() {
 	r.updates = nil
 }
 
-// Table returns what is announced at this moment, on whatever session.
+// Table returns the prefixes that are currently announced, on any session.
 func (r *Receiver) Table() map[netip.Prefix]*Attributes {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -308,7 +308,7 @@ func (r *Receiver) waitSessions(ctx context.Context, n int) (time.Time, error) {
 	return r.events[len(r.events)-1].At, nil
 }
 
-// sleep waits for a change, with the lock given away meanwhile.
+// sleep releases the lock, waits for a change, and takes the lock again.
 func (r *Receiver) sleep(ctx context.Context) error {
 	if r.closed {
 		return errors.New("the receiver is closed")

@@ -156,8 +156,8 @@ func TestReceiverResetAndRefuse(t *testing.T) {
 			t.Errorf("received %+v at the end of the session", h)
 		}
 	}
-	// BIRD's log keeps what its status shows only until the session is back, a
-	// second later.
+	// BIRD's status shows the reset only until the session is back, a second later. Its log keeps
+	// it.
 	log := filepath.Join(l.Dir, "peer", "bird.log")
 	if err := Eventually(ctx, 10*time.Millisecond, func() error {
 		text, err := os.ReadFile(log)

@@ -21,7 +21,7 @@ type RouteUpdate struct {
 	At        time.Time
 	Prefix    netip.Prefix
 	Withdrawn bool
-	// What an announcement said.
+	// Attributes of an announcement.
 	ASPath      []string
 	Communities []string
 }
@@ -94,8 +94,8 @@ func parseTrace(log string) ([]RouteUpdate, error) {
 	return trace, nil
 }
 
-// adjRIBIn holds the prefixes that each neighbor has announced and not withdrawn:
-// the logs of some daemons tell the end of a session, but not of its routes.
+// adjRIBIn holds the prefixes that each neighbor has announced and not withdrawn: the logs of
+// some daemons contain the end of a session, but not the loss of its routes.
 type adjRIBIn map[string][]netip.Prefix
 
 // announce notes that a neighbor announced a prefix.

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Numbers of BGP (RFC 4271 unless said).
+// Numbers of BGP (RFC 4271 unless another RFC is named).
 const (
 	bgpHeader     = 19
 	bgpMaxMessage = 4096
@@ -52,8 +52,8 @@ type speaker struct {
 	r     *Receiver
 	conn  net.Conn
 	local netip.Addr
-	// table is what the peer announces; nil when the session ended. The
-	// receiver's lock guards it.
+	// table holds the peer's announced prefixes; nil after the session ended. The receiver's lock
+	// guards it.
 	table map[netip.Prefix]*Attributes
 
 	as4    bool // both sides use 4-octet AS numbers
@@ -95,8 +95,8 @@ type arrival struct {
 	at  time.Time
 }
 
-// receive reads into a buffer behind the bytes that it has: once, or with burst until the peer
-// pauses. An error after some bytes is left to the next call.
+// receive appends to the first have bytes of a buffer: it reads once, or with burst until the
+// peer pauses. An error after some bytes is left to the next call.
 func (s *speaker) receive(buf []byte, have int, hold time.Duration, burst bool) (read []arrival, err error) {
 	deadline := time.Now().Add(hold)
 	for have < len(buf) {
@@ -430,7 +430,7 @@ func message(kind byte, body []byte) []byte {
 	return append(append(b, kind), body...)
 }
 
-// send writes messages at once.
+// send writes messages with one write.
 func (s *speaker) send(messages ...[]byte) error {
 	var all []byte
 	for _, m := range messages {
@@ -453,7 +453,7 @@ func (s *speaker) put(b []byte) error {
 	return err
 }
 
-// notify sends a NOTIFICATION. Whether it arrives is no matter: the connection ends.
+// notify sends a NOTIFICATION. A write error is ignored, since the connection ends anyway.
 func (s *speaker) notify(code, sub byte) { _ = s.send(message(bgpNotify, []byte{code, sub})) }
 
 // end ends the connection with a Cease. Its reader does the rest.

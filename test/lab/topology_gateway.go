@@ -80,8 +80,8 @@ func (t *Topology) StartGateways(change func(*GatewayConfig)) error {
 	return nil
 }
 
-// Via are the pods to which the first gateway's kernel sends what is for a VIP, none
-// when it has no route to it.
+// Via returns the pods to which the first gateway's kernel sends packets to a VIP, none when it
+// has no route to it.
 func (t *Topology) Via(ctx context.Context, vip netip.Addr) ([]int, error) {
 	return t.viaOf(ctx, t.Gateway, vip)
 }
@@ -132,8 +132,8 @@ func (t *Topology) hopNames(pod int) []string {
 	}
 }
 
-// WantVia waits until the kernel of each gateway sends what is for any of the VIPs to
-// exactly these pods.
+// WantVia waits until the kernel of each gateway sends packets to any of the VIPs to exactly
+// these pods.
 func (t *Topology) WantVia(ctx context.Context, pods ...int) error {
 	want := slices.Sorted(slices.Values(pods))
 	return Eventually(ctx, pollInterval, func() error {

@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// onceTarget is the target whose sidecar leaves its kernel state behind and ends.
+// onceTarget is the target whose sidecar installs the kernel state and exits.
 const onceTarget = 2
 
 // addTarget adds a target, whose application does not serve yet.
@@ -118,9 +118,9 @@ func pool(vip netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(vip, bits).Masked()
 }
 
-// ReplaceTarget puts a new target in the place of one, with a new network namespace, a new link
-// address and a new sidecar. Its application does not serve yet; that of the old one
-// ends at once, if it still serves.
+// ReplaceTarget replaces a target by a new one, with a new network namespace, a new link address
+// and a new sidecar. The new application does not serve yet; the old one is aborted if it still
+// serves.
 func (t *Topology) ReplaceTarget(a *App) error {
 	fail := func(err error) error { return fmt.Errorf("replace %s: %w", a.Name, err) }
 	if err := a.Abort(); err != nil {

@@ -166,7 +166,7 @@ func TestFlowsMoveBetweenPods(t *testing.T) {
 	if r.Lost() != nil || g.Live() != 16 {
 		t.Fatalf("%d flows live\n%v", g.Live(), r)
 	}
-	// Now the pod sends what it has to another target.
+	// Now the pod sends the flows to another target.
 	p.route(p.Pods[0].NS, TargetAddrs(2))
 	_, err := g.Wait(p.ctx, func(load.Result) error {
 		if n := g.Live(); n > 0 {
@@ -217,8 +217,8 @@ func TestReplacePod(t *testing.T) {
 	}
 }
 
-// A pod that is lost says nothing: its flows and requests time out, until the gateway moves them. A
-// target that is replaced is reached at once, with its new link address.
+// A lost pod sends neither a FIN nor a BGP notification: its flows and requests time out, until
+// the gateway moves them. A replaced target is reachable immediately, with its new link address.
 func TestLostPodAndReplacedTarget(t *testing.T) {
 	p := newPlainTopology(t, 2, 2)
 	p.forward([]int{1, 2}, []int{2})
@@ -259,7 +259,7 @@ func TestLostPodAndReplacedTarget(t *testing.T) {
 	}
 }
 
-// After a sudden loss the flows and requests of that target time out, and no others.
+// After a sudden loss only the flows and requests of that target time out.
 func TestKilledTargetTimesOut(t *testing.T) {
 	p := newPlainTopology(t, 1, 2)
 	p.forward([]int{1}, []int{1, 2})
@@ -411,7 +411,7 @@ func TestGatewaySpreadsFlows(t *testing.T) {
 	p := newPlainTopology(t, 2, 1)
 	for _, pod := range p.Pods {
 		p.route(pod.NS, TargetAddrs(1))
-		// BIRD announces what it would drop; the kernel never gets to see it.
+		// BIRD announces drop routes, which it never installs in the kernel.
 	}
 	gateway, err := p.StartGateway(p.GatewayConfig())
 	p.must(err)
@@ -439,7 +439,8 @@ func TestGatewaySpreadsFlows(t *testing.T) {
 	t.Logf("\n%v", r)
 }
 
-// A request to a VIP without a route fails at once, so that no interval without a route is hidden.
+// A request to a VIP without a route fails immediately, so that no interval without a route is
+// hidden.
 func TestUnannouncedVIPIsUnreachable(t *testing.T) {
 	p := newPlainTopology(t, 1, 1)
 	g, err := p.Load(p.ctx, 50, 2, load.Config{})

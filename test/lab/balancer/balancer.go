@@ -91,7 +91,7 @@ func (b *Balancer) failed(err error) {
 	b.errs = append(b.errs, fmt.Errorf("scripted load balancer: %w", err))
 }
 
-// Close ends the watches and the server, and returns what went wrong meanwhile.
+// Close ends the watches and the server, and returns the errors that occurred since Start.
 func (b *Balancer) Close() error {
 	ctx, done := context.WithTimeout(context.Background(), endWithin)
 	defer done()
