@@ -17,9 +17,9 @@ type rule struct {
 	subject string // of the timeline; "" for the targets of the VIP
 	state   state
 	bound   time.Duration
-	// needs are those who have to act, by the prefixes of their subjects. While one of them is
-	// disturbed, and for its grace after that, this rule is suspended, and the bound starts again: a
-	// fault of that subject has a rule of its own.
+	// needs returns the prefixes of the subjects that have to act. While one of them is disturbed,
+	// and for its grace after that, this rule is suspended, and the bound starts again: a separate
+	// rule covers the fault of that subject.
 	needs func(gateway, family int) []string
 }
 
@@ -46,11 +46,11 @@ func last(gateway, family int) []string {
 // only is the gateway itself.
 func only(gateway, _ int) []string { return []string{gatewaySubject(gateway)} }
 
-// grace is how long a subject, once it is healthy, may still act on what was before.
-// A process that ended needs none: its routes end with it, and a new process may
-// raise only ready VIPs. A process that was stopped has to read its queued input.
-// A session whose packets were lost keeps its routes: TCP retransmits after as long
-// as the loss lasted, and the hold timer ends the session.
+// grace is how long a subject, once it is healthy, may still act on earlier state. A process
+// that ended needs none: its routes end with it, and a new process may raise only ready VIPs. A
+// process that was stopped has to read its queued input. A session whose packets were lost keeps
+// its routes: TCP retransmits after as long as the loss lasted, and the hold timer ends the
+// session.
 func grace(subject string, disturbed time.Duration) time.Duration {
 	switch {
 	case strings.HasPrefix(subject, "path/"):
@@ -144,7 +144,7 @@ const (
 	lateSlack   = 3
 )
 
-// slack is what a bound that began to count at a moment gets on top.
+// slack is the tolerance of a bound for the interval.
 func (w *window) slack(from, to time.Time) time.Duration {
 	return alwaysSlack + lateSlack*w.late(from.Add(-time.Second), to)
 }
@@ -170,7 +170,7 @@ type measure struct {
 	bound time.Duration // without slack
 }
 
-// evaluation is what is found in a window.
+// evaluation is the result for a window.
 type evaluation struct {
 	violations []violation
 	measures   []measure
@@ -212,7 +212,7 @@ func held(w *window, received []event) (holds []interval) {
 	return holds
 }
 
-// holds finds what was held for longer than a bound after its cause.
+// holds finds the VIPs that a gateway held for longer than a bound after its cause.
 func (ev *evaluation) holds(w *window, h *history, g, v int, received []event) {
 	holds := held(w, received)
 	for _, r := range rules(g, vips[v].family) {

@@ -17,8 +17,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// repairBound is how long a program may take to restore what another process
-// removed from the kernel or from its directory.
+// repairBound is how long a program may take to restore kernel state or files that another
+// process removed.
 const repairBound = time.Second
 
 // ownSlack is how long a program has to run undisturbed before it must repair in
@@ -47,7 +47,7 @@ var kernelSettings = []kernelSetting{
 	{"net.ipv6.conf." + lab.Internal + ".disable_ipv6", "1", "0", ipv6},
 }
 
-// rivals are commands of a second instance beside a running program.
+// rivals are commands of a second instance, started while the program runs.
 var rivals = []struct {
 	program, command string
 	ports            []string
@@ -131,9 +131,9 @@ const (
 	maxBackOff = 5 * time.Second
 )
 
-// restored returns what heals a fault that a program repairs by itself: it waits
-// until check passes. A repair that takes too long is a violation, unless something
-// else disturbed one of these subjects.
+// restored returns the heal function of a fault that a program repairs itself: it waits until
+// check passes. A repair that takes too long is a violation, unless one of these subjects was
+// disturbed.
 func (fx *fixture) restored(since time.Time, what string, check func(ctx context.Context) error,
 	subjects ...string,
 ) func(context.Context) error {
@@ -355,7 +355,8 @@ func startRival(ctx context.Context, fx *fixture, f fault) (func(context.Context
 	r := rivals[f.Arg]
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	// Neither a program that starts nor one that ends is beside the second instance.
+	// Wait until the program owns its namespace: a program that starts or ends would let the second
+	// instance run alone.
 	owned := func() error {
 		if !fx.timeline.wasHealthy(time.Now().Add(-recovery), r.program) {
 			return errors.New("it was disturbed")

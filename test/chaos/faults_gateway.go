@@ -111,8 +111,8 @@ func stopAll(processes []*lab.Process) (func(context.Context) error, error) {
 	return together(heals...), errors.Join(errs...)
 }
 
-// killDaemon kills one daemon of gateway B. When zebra comes back, the others are
-// restarted, as watchfrr does: they would ask for it after 10 s only.
+// killDaemon kills one daemon of gateway B. When zebra comes back, the other daemons are
+// restarted, as watchfrr does: they would reconnect to it after 10 s only.
 func killDaemon(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	b := fx.routers[gatewayB]
 	p := b.process(frrDaemon(f.Arg))

@@ -123,7 +123,7 @@ func silence(_ context.Context, fx *fixture, f fault) (func(context.Context) err
 		targetSubject(f.Arg, ipv4)+"/silent", targetSubject(f.Arg, ipv6)+"/silent")
 }
 
-// drop puts rules of nftables into a table of their own.
+// drop adds nftables rules in a separate table.
 func (fx *fixture) drop(ns *lab.NetNS, table, hook string, rules []string, s state,
 	subjects ...string,
 ) (func(context.Context) error, error) {

@@ -73,7 +73,7 @@ func together(heals ...func(context.Context) error) func(context.Context) error 
 	}
 }
 
-// stopProcess stops a process and returns what continues that very process.
+// stopProcess stops a process and returns a function that continues the same process.
 func stopProcess(pid int) (func(context.Context) error, error) {
 	if pid == 0 {
 		return nil, nil // it does not run at present

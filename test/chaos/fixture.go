@@ -18,8 +18,7 @@ import (
 )
 
 const (
-	// waitTimeout bounds every wait. It is a bound of liveness, far above what is
-	// expected.
+	// waitTimeout bounds every wait. It detects a hang and is far above every expected duration.
 	waitTimeout = 30 * time.Second
 	// commandTime bounds a question to a daemon that may be stopped.
 	commandTime = 2 * time.Second
@@ -33,7 +32,7 @@ type fixture struct {
 	pod                    *lab.Pod
 	out                    *printer
 	timeline               *timeline
-	targets                [][]*lab.Target // of a target, one of each family; behind them those of the VIPs
+	targets                [][]*lab.Target // of each target, one per family; then of each VIP
 	routers                [gateways]*router
 	proxy                  *proxy
 	lbID, frontendID       *attestor
@@ -44,7 +43,7 @@ type fixture struct {
 	late                   func(from, to time.Time) time.Duration // of the process watcher
 	lbFlags, frontendFlags []string
 
-	mu      sync.Mutex             // of what Lab keeps, and of damaged
+	mu      sync.Mutex             // guards damaged and the state of Lab
 	damaged map[string][]time.Time // when the same fault hit before
 }
 
@@ -110,7 +109,7 @@ func (fx *fixture) build() (err error) {
 	return errors.Join(fx.lb.begin(), fx.frontend.begin())
 }
 
-// connect gives the wires what is beyond the usual lab.
+// connect adds the addresses, routes and sysctls that the default lab lacks.
 func (fx *fixture) connect() error {
 	second, err := fx.SecondGateway()
 	if err != nil {
@@ -153,8 +152,8 @@ func (fx *fixture) routeAnswers() error {
 	)
 }
 
-// mountBirdDir mounts a small file system on the folder of BIRD's configuration,
-// in a mount namespace of the pod's: what a killed run leaves ends with its processes.
+// mountBirdDir mounts a small file system on the folder of BIRD's configuration, in a mount
+// namespace of the pod, which ends with its processes, also after a killed run.
 func (fx *fixture) mountBirdDir() (err error) {
 	dir := fx.pod.BirdDir()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -185,8 +184,8 @@ func (fx *fixture) spawn(ns *lab.NetNS, name string, args ...string) (*lab.Proce
 	return fx.Start(ns, name, args...)
 }
 
-// replaceArgs are arguments with others in the place of those that make an identity
-// of their own.
+// replaceArgs removes the arguments that create a development identity, and appends
+// replacements.
 func replaceArgs(args []string, others ...string) []string {
 	args = slices.DeleteFunc(args, func(a string) bool {
 		return slices.ContainsFunc([]string{"--identity=", "--dev-authority-dir=", "--lb-socket="},
@@ -205,9 +204,10 @@ func (fx *fixture) startLB() (*lab.Process, error) {
 		slices.Concat([]string{"env", "SPIFFE_ENDPOINT_SOCKET=" + fx.lbID.api.Addr()}, args)...)
 }
 
-// startFrontend starts the frontend where BIRD's folder is mounted. Flaps have no
-// back-off, which is 30 s at most: a ready VIP must be back sooner here. All routes are imported:
-// each gateway has clients of its own, to which a default route of the other does not lead.
+// startFrontend starts the frontend where BIRD's folder is mounted. Flaps have no back-off,
+// which is 30 s at most: a ready VIP must be back sooner here. All routes are imported: the
+// clients of a gateway are reachable only through it, so the other gateway's default route does
+// not suffice.
 func (fx *fixture) startFrontend() (*lab.Process, error) {
 	args := replaceArgs(fx.pod.FrontendArgs(), slices.Concat([]string{
 		"--identity=spiffe", "--lb-socket=unix://" + fx.proxy.path, "--drain-time=" + drainTime.String(), "--settle=" +
@@ -274,7 +274,7 @@ func (fx *fixture) close() error {
 	return errors.Join(append(errs, fx.tb.failed())...)
 }
 
-// tb is what the Workload API wants of a test.
+// tb implements the methods of testing.TB that the Workload API uses.
 type tb struct {
 	testing.TB // nothing else is called
 

@@ -19,33 +19,32 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Tolerances of what a process may have more than at the first calm point of its
-// life.
+// Tolerances of the growth of a process since the first calm point of its life.
 const (
 	moreFiles      = 3 // connections that are just being replaced
 	moreGoroutines = 8
-	moreMemory     = 16 << 20 // and half of what it had: the heap breathes
+	moreMemory     = 16 << 20 // plus half of the first value: the heap varies
 	// leakBound is how long a count may take to come down.
 	leakBound = 10 * time.Second
 )
 
-// moreChecks is what the lb may have of files on top: the checks of all addresses,
-// two of a target, may fall together, and their sockets are kept for a second.
+// moreChecks is the additional tolerance for files of the lb: the checks of all addresses, two
+// per target, may coincide, and their sockets are kept for a second.
 func moreChecks() int { return 2 * targetCount }
 
-// usage is what a process has.
+// usage counts the resources of a process.
 type usage struct {
 	Files      int
 	Goroutines int // 0 where there are none
 	Memory     int // resident, in bytes
 }
 
-// leaks compares counts with those of earlier calm points.
+// leaks compares counts with the counts of earlier calm points.
 type leaks struct {
 	fixture   *fixture
 	processes map[int]usage       // of a process at the first calm point of its life
 	most      map[string]usage    // the most seen of a program
-	kernel    map[string][]string // what namespaces had at first
+	kernel    map[string][]string // the initial state of each namespace
 }
 
 func newLeaks(fx *fixture) *leaks {
@@ -156,7 +155,7 @@ func difference(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(s string) bool { return slices.Contains(b, s) })
 }
 
-// usage counts what a process has.
+// usage reads the usage of a process.
 func (l *leaks) usage(ctx context.Context, pid int, metrics string) (usage, error) {
 	var u usage
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
@@ -217,8 +216,8 @@ const (
 	routes6 = "ip -6 routes of the pod"
 )
 
-// kernelState is what the kernel has in each namespace: rules, routes, nftables
-// objects, queueing disciplines; and the namespaces themselves.
+// kernelState returns the kernel state of each namespace: rules, routes, nftables objects,
+// queueing disciplines; and the list of namespaces.
 func (l *leaks) kernelState(ctx context.Context) (map[string][]string, error) {
 	state := map[string][]string{}
 	for _, ask := range []struct {
@@ -264,7 +263,7 @@ func (l *leaks) kernelState(ctx context.Context) (map[string][]string, error) {
 	return state, nil
 }
 
-// commandLine is what a process was started with.
+// commandLine returns the command line of a process.
 func commandLine(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {

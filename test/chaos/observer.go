@@ -55,7 +55,7 @@ func newObserver(fx *fixture) *observer {
 
 func (o *observer) close() { o.processes.close() }
 
-// report notes what was found while a group ran.
+// report records a violation that was found while a group ran.
 func (o *observer) report(v violation) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -107,8 +107,8 @@ func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Dura
 	}
 }
 
-// holdsAll reports whether every gateway holds every VIP at this moment, by its
-// table and by what was collected.
+// holdsAll reports whether every gateway holds every VIP at this moment, by its table and by the
+// collected updates.
 func (o *observer) holdsAll(ctx context.Context) bool {
 	if len(endsUnheld(o.events)) > 0 {
 		return false
@@ -200,8 +200,8 @@ func bfdDown(ctx context.Context, frr *lab.FRR) []string {
 // reached: the route back to a client may come a little later.
 const probeBound = 3 * time.Second
 
-// probe connects to every target directly from the pod, and to every VIP from behind each gateway:
-// the data plane forwards in both directions.
+// probe connects to every target directly from the pod, and to every VIP from the clients of
+// each gateway: the data plane forwards in both directions.
 func (o *observer) probe(ctx context.Context) []violation {
 	var violations []violation
 	bound, cancel := context.WithTimeout(ctx, probeBound)

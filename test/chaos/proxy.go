@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// proxy is between the frontend and the readiness socket of the lb. What it
-// carries is encrypted, so that it can only be slow, silent or closed.
+// proxy is between the frontend and the readiness socket of the lb. The connection is encrypted,
+// so the proxy can only be slow, silent or closed.
 type proxy struct {
 	path, to string
 	wg       sync.WaitGroup

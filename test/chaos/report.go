@@ -43,7 +43,7 @@ type Longest struct {
 	Exceeded int           `json:"exceeded"` // longer than the bound, but not than bound and slack
 }
 
-// Summary is what --json writes.
+// Summary is the output of --json.
 type Summary struct {
 	Seed            uint64           `json:"seed"`
 	Faults          int              `json:"faults"`

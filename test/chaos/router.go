@@ -50,7 +50,7 @@ func (fx *fixture) startGateways() error {
 	return nil
 }
 
-// start starts what of the gateway does not run.
+// start starts the gateway's processes that do not run.
 func (r *router) start() error {
 	r.starting.Lock()
 	defer r.starting.Unlock()

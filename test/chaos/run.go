@@ -73,7 +73,7 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 	return fx.tb.failed()
 }
 
-// conclude fills the summary from what was observed.
+// conclude fills the summary from the observations.
 func (s *Summary) conclude(obs *observer, l *leaks, begin time.Time, err error) {
 	s.Took, s.Passed, s.Holds, s.Excused = time.Since(begin), err == nil, summarize(obs.measures), obs.excused
 	s.LatestTimer = obs.processes.worst
@@ -191,7 +191,7 @@ func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed tim
 	}
 	first := obs.since.IsZero()
 	if first {
-		// What happened at the start needs no reason.
+		// Updates at the start need no reason.
 		obs.injected(injection{fault: fault{Kind: simple("start", 0, once, wide, everything)}})
 	}
 	more := obs.evaluate()
@@ -207,7 +207,7 @@ func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed tim
 	return nil
 }
 
-// fail shows the evidence and returns what is wrong.
+// fail prints the evidence and returns the violations as an error.
 func fail(out *printer, obs *observer, violations []violation) error {
 	out.printf("")
 	for _, line := range obs.evidence(violations[0]) {

@@ -35,7 +35,7 @@ type fault struct {
 	Duration time.Duration
 }
 
-// String describes what is broken.
+// String returns the fault and its variant.
 func (f fault) String() string { return f.Kind.Name + " " + f.Kind.describe(f.Arg) }
 
 // group is faults that overlap, between two calm points.
@@ -43,8 +43,8 @@ type group struct {
 	Number  int
 	Breadth breadth
 	Gateway int // of breadth ofGateway
-	// Serial is true when each fault begins after the one before was healed, so
-	// that nothing else disturbs what it causes.
+	// Serial is true when each fault begins after the previous one was healed, so that no other
+	// fault disturbs its effects.
 	Serial bool
 	Faults []fault
 }

@@ -23,13 +23,13 @@ type supervisor struct {
 	p        *lab.Process
 	began    time.Time     // when p was started
 	down     chan struct{} // closed when it may run; nil when it may
-	expected bool          // its end is no surprise
+	expected bool          // its end is not reported
 	done     chan struct{}
 	quit     chan struct{}
 	err      error
 }
 
-// restartDelay is how long a program that ended by itself stays down.
+// restartDelay is the delay before a program that ended unexpectedly is restarted.
 const restartDelay = 200 * time.Millisecond
 
 // begin starts the program and keeps it running until end.
@@ -131,7 +131,7 @@ func (s *supervisor) hold() (release func()) {
 	}
 }
 
-// kill ends the program at once. Healing starts it again.
+// kill ends the program with SIGKILL. Healing starts it again.
 func (s *supervisor) kill() (func(context.Context) error, error) {
 	release := s.hold()
 	err := s.process().Kill()

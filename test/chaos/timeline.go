@@ -41,7 +41,7 @@ func gatewaySubject(g int) string               { return fmt.Sprintf("gateway/%d
 func pathSubject(g int, how string) string      { return fmt.Sprintf("path/%d/*/%s", g, how) }
 func familySubject(g, f int, how string) string { return fmt.Sprintf("path/%d/%d/%s", g, f, how) }
 
-// timeline is what was true when. What is not in it is healthy.
+// timeline records the states of the subjects. A subject without an entry is healthy.
 type timeline struct {
 	mu      sync.Mutex
 	changes []change
@@ -178,8 +178,8 @@ func (h *history) while(subject string, is func(state) bool) []interval {
 	return all
 }
 
-// disturbed are the stretches in which one of the subjects with these prefixes
-// was not healthy, each with what it takes to be as before.
+// disturbed returns the intervals in which one of the subjects with these prefixes was not
+// healthy, each extended by the grace of the subject.
 func (h *history) disturbed(is func(state) bool, prefixes ...string) []interval {
 	var all []interval
 	for subject := range h.bySubject {
@@ -212,8 +212,8 @@ func merge(all []interval) []interval {
 	return merged
 }
 
-// intersect are the stretches that are in both lists, one for each pair: those of
-// lists that overlap in themselves stay apart.
+// intersect returns the intervals that are in both lists, one for each pair: overlapping
+// intervals of one list are not merged.
 func intersect(a, b []interval) []interval {
 	var all []interval
 	for _, x := range a {
@@ -279,8 +279,8 @@ func (h *history) streamDown(n, family int) []interval {
 		perTarget = append(perTarget, merge(append(down, h.while("net/internal", is)...)))
 	}
 	if streams[n].minReady == targetsPerStream {
-		// Each is a cause of its own, with a clock of its own, also where they
-		// overlap: the rise of one target may be detected before the fall of the other.
+		// Each target is a separate cause with a separate clock, also where the intervals overlap: the
+		// rise of one target may be detected before the fall of the other.
 		return slices.Concat(perTarget...)
 	}
 	return intersect(perTarget[0], perTarget[1])

@@ -40,8 +40,7 @@ const (
 	families
 )
 
-// stream is a service of the trench. Every stream has two targets and a VIP of
-// each family of its own.
+// stream is a service of the trench. Every stream has two targets and one VIP of each family.
 type stream struct {
 	name     string
 	minReady int
@@ -90,8 +89,8 @@ func targetAddr(target, family int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfd, 3: 0x16, 13: 1, 15: byte(10 + target)})
 }
 
-// clientAddr is an address behind a gateway, to which only that gateway has a
-// route: requests for VIPs come from it.
+// clientAddr is the address of a client of a gateway, to which only that gateway has a route:
+// requests for VIPs come from it.
 func clientAddr(g, family int) netip.Addr {
 	if family == ipv4 {
 		return netip.AddrFrom4([4]byte{198, 51, 100, byte(1 + g)})
@@ -145,7 +144,7 @@ func (s scope) has(vip, gateway int) bool {
 	return s.vips&(1<<vip) != 0 && s.gateways&(1<<gateway) != 0
 }
 
-// String describes what a scope contains.
+// String returns the number of VIPs and gateways in a scope.
 func (s scope) String() string {
 	switch {
 	case s.vips == 0 || s.gateways == 0:

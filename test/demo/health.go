@@ -20,7 +20,7 @@ import (
 // servingStatus is the answer of a health service.
 type servingStatus = healthv1.HealthCheckResponse_ServingStatus
 
-// answer is what a health service said, and when.
+// answer is the status from a health service and the time of its receipt.
 type answer struct {
 	status servingStatus
 	at     time.Time
@@ -89,8 +89,8 @@ func (w *healthWatch) run(ctx context.Context) {
 	}
 }
 
-// wait waits until the service says status and returns since when it does. A
-// plain Check must say the same.
+// wait waits until the watch reports status and returns the time since which it does. A plain
+// Check must return the same status.
 func (w *healthWatch) wait(ctx context.Context, status servingStatus) (time.Time, error) {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()

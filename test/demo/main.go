@@ -82,7 +82,8 @@ func run(o options) int {
 	return exitHeld
 }
 
-// complete makes the paths absolute and says what is missing, a line each.
+// complete makes the paths absolute and returns an error that names the missing programs, a line
+// each.
 func (o *options) complete() error {
 	if os.Geteuid() != 0 {
 		return errors.New("network namespaces need root: run as root, or with sudo")
@@ -178,8 +179,8 @@ type signals struct {
 func newSignals() *signals {
 	s := &signals{c: make(chan os.Signal, 1), pipes: make(chan os.Signal, 1)}
 	signal.Notify(s.c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	// Nor may a reader that goes away, such as head, end us: what cannot be
-	// printed is found as the error of the printing. No goroutine reads this channel.
+	// A reader that goes away, such as head, must not end the demo with SIGPIPE: the failed write
+	// returns an error. No goroutine reads this channel.
 	signal.Notify(s.pipes, syscall.SIGPIPE)
 	return s
 }

@@ -162,7 +162,7 @@ func (p *demoRun) signal(s syscall.Signal) {
 	}
 }
 
-// waitFor waits until the demo has said a text.
+// waitFor waits until the demo has printed a text.
 func (p *demoRun) waitFor(text string) {
 	p.t.Helper()
 	timeout := time.After(demoTimeout)
@@ -196,7 +196,7 @@ func (p *demoRun) wait() int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// left is what a demo has left behind.
+// left lists the namespaces, processes and files that a demo has not removed.
 func left(pid int) []string {
 	var found []string
 	prefix := fmt.Sprintf("vg-%d-", pid)
@@ -258,7 +258,7 @@ func TestTrafficWithAndWithoutGating(t *testing.T) {
 	wantNothingLeft(t, p.pid())
 }
 
-// The third act stays after the rollout, and what it suggests to try works.
+// The third act stays after the rollout, and its suggested commands work.
 func TestHeldRollout(t *testing.T) {
 	p := startDemo(t, thirdAct, "--hold")
 	p.waitFor("Ctrl-C clears everything up")
@@ -406,7 +406,7 @@ func wantVIPs(t *testing.T, gatewayTable string, want int) {
 	}
 }
 
-// try1 runs a printed command as a shell does and checks what its comment says.
+// try1 runs a printed command as a shell does and checks the result against the comment.
 func try1(t *testing.T, what, command string) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// registration is what the application asks for.
+// registration is the registration request of the application.
 func (s *fixture) registration() string {
 	return fmt.Sprintf(`{"stream":%q,"targets":[{"name":%q,"addresses":[%q,%q]}]}`, appStream, s.app.name, s.app.addrs[0],
 		s.app.addrs[1])
@@ -43,8 +43,8 @@ func (t *scenario) register(ctx context.Context) error {
 	}, append(t.vips(), t.app.vips...))
 }
 
-// leaseEnds kills the call and checks what follows: nothing for the grace, then
-// 65535:0, then the withdrawal, and the others hear nothing.
+// leaseEnds kills the call and checks the effects: nothing for the grace, then 65535:0, then the
+// withdrawal, and no update for the other VIPs.
 func (t *scenario) leaseEnds(ctx context.Context) error {
 	c := &change{before: t.watcher.Last(), want: t.vips()}
 	c.updates = map[netip.Prefix]int{}
@@ -76,7 +76,7 @@ func (t *scenario) leaseEnds(ctx context.Context) error {
 		return fmt.Errorf("the target drained after %s, expected not before its grace of %v was over", short(early),
 			grace)
 	}
-	// The end of the lease is no fault of the application, which continues to listen.
+	// The lease ended without a failure of the application, which continues to listen.
 	if err := errors.Join(inOrder(t.watcher.Since(c.from), t.app.vips, time.Now()), t.app.down()); err != nil {
 		return err
 	}

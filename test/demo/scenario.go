@@ -25,13 +25,13 @@ type scenario struct {
 	done int // acts so far
 }
 
-// step is one step: a cause, and what the gateway's table must make of it.
+// step is one step: a cause, and its expected effect on the gateway's table.
 type step struct {
 	title string
 	run   func(context.Context) error
 }
 
-// printIntroduction says what is to be seen.
+// printIntroduction prints the topology and the purpose of the demo.
 func (t *scenario) printIntroduction() {
 	t.printf(`A VIP is advertised exactly while a gateway session is up and the load balancer
 can forward this VIP. Everything here is real: processes, BIRD, wires, mutual TLS.
@@ -88,7 +88,7 @@ func (t *scenario) steps() []step {
 	}
 }
 
-// runSteps plays acts and, when one fails, shows everything that may tell why.
+// runSteps runs acts and, when one fails, prints the state that may explain it.
 func (t *scenario) runSteps(ctx context.Context, acts []step) error {
 	for _, a := range acts {
 		t.done++
@@ -108,8 +108,7 @@ func (t *scenario) runSteps(ctx context.Context, acts []step) error {
 	return nil
 }
 
-// printFailure shows what the gateway holds, what the pod says, and the ends of the
-// logs.
+// printFailure prints the gateway's routes, the state of the pod, and the ends of the logs.
 func (t *scenario) printFailure(err error) {
 	t.printf("   FAILED: %v", err)
 	t.printf("   the gateway holds:")
@@ -334,9 +333,9 @@ func exactly(want []netip.Prefix) func(lab.Snapshot) error {
 	}
 }
 
-// verifySnapshots checks every table seen from a cause on, the one before it included:
-// what should stay was there unchanged at every moment, what should come or go
-// did so once, and nothing else ever appeared.
+// verifySnapshots checks every table from a cause on, including the one before it: prefixes to
+// keep were always present and unchanged, prefixes to add or remove changed once, and no other
+// prefix ever appeared.
 func verifySnapshots(c *change, history []lab.Snapshot) error {
 	for i, s := range history[1:] {
 		after := short(s.At.Sub(c.from))

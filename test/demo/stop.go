@@ -16,7 +16,7 @@ func (t *scenario) lastStep() step {
 	return step{"SIGTERM to the whole pod: 65535:0, then the withdrawal, then the load balancer goes", t.stopPod}
 }
 
-// stopPod ends lb and frontend in the same instant and checks the order of what follows.
+// stopPod ends lb and frontend in the same instant and checks the order of the effects.
 func (t *scenario) stopPod(ctx context.Context) error {
 	before := t.watcher.Last()
 	lb, frontend := t.pod.LB, t.pod.Frontend
