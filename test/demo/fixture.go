@@ -23,8 +23,8 @@ const (
 	pollInterval = 2 * time.Millisecond
 	// waitTimeout bounds every wait. It detects a hang and is far above every expected duration.
 	waitTimeout = 30 * time.Second
-	// checkPort is where targets listen, and appPort where the one does that
-	// registers itself; it shares addresses with target-2.
+	// checkPort is the port of the targets, and appPort the port of the target that registers
+	// itself; it shares addresses with target-2.
 	checkPort = 5000
 	appPort   = 5001
 	// appStream is the stream whose targets register.
@@ -205,7 +205,7 @@ func (s *fixture) startFrontend() error {
 	return s.notePID(s.pod.Frontend)
 }
 
-// pidFile holds the process id of a container of the pod, for people.
+// pidFile holds the process ID of a container of the pod, for the user.
 func (s *fixture) pidFile(name string) string { return filepath.Join(s.lab.Dir, name+".pid") }
 
 func (s *fixture) notePID(p *lab.Process) error {
@@ -246,13 +246,13 @@ func withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, waitTimeout, fmt.Errorf("%v are over", waitTimeout))
 }
 
-// frontendStatus asks the frontend.
+// frontendStatus requests the frontend's status.
 func (s *fixture) frontendStatus(ctx context.Context) (*frontendv1.Status, error) {
 	r, err := frontendv1.NewFrontendServiceClient(s.frontend).GetStatus(ctx, &frontendv1.GetStatusRequest{})
 	return r.GetStatus(), err
 }
 
-// decided asks the lb when it decided last about each VIP.
+// decided requests from the lb the time of its last decision about each VIP.
 func (s *fixture) decided(ctx context.Context) (map[netip.Prefix]time.Time, error) {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()

@@ -26,8 +26,8 @@ type answer struct {
 	at     time.Time
 }
 
-// healthWatch follows one health service over gRPC, as Kubernetes and operators
-// may, also across restarts of who serves it.
+// healthWatch watches one health service over gRPC, as Kubernetes and operators may, also across
+// restarts of the server.
 type healthWatch struct {
 	service string
 	conn    *grpc.ClientConn
@@ -58,7 +58,7 @@ func watchHealth(ns *lab.NetNS, addr, service string) (*healthWatch, error) {
 	return w, nil
 }
 
-// quickRetry makes clients find a process soon after its start.
+// quickRetry shortens the retry interval, so that clients connect soon after a process starts.
 func quickRetry() grpc.DialOption {
 	return grpc.WithConnectParams(grpc.ConnectParams{
 		Backoff: backoff.Config{

@@ -19,10 +19,9 @@ import (
 )
 
 const (
-	// svidTTL is how long SVIDs live that are handed out: longer than a demo runs.
+	// svidTTL is the lifetime of minted SVIDs: longer than a demo runs.
 	svidTTL = 24 * time.Hour
-	// restartAfter is how long the pod stays without a container that ended, as
-	// with Kubernetes.
+	// restartAfter is the delay before an ended container is restarted, as with Kubernetes.
 	restartAfter = 2 * time.Second
 )
 
@@ -97,8 +96,7 @@ func (t *scenario) podUnchanged() bool {
 	return true
 }
 
-// mint signs an SVID for a person or an application and returns the folder that
-// holds it.
+// mint signs an SVID for a user or an application and returns its folder.
 func (s *fixture) mint(who string) (string, error) {
 	authority, err := identity.OpenDevAuthority(context.Background(), s.pod.Authority())
 	if err != nil {
@@ -123,7 +121,8 @@ func (t *scenario) commands(operator string) []exampleCommand {
 	grpcurl := quote(filepath.Join(t.tools, "grpcurl"))
 	frontendAdmin, lbAdmin := t.pod.FrontendAdmin(), t.pod.LBAdmin()
 	inPod := "ip netns exec " + t.lab.Pod.Name() + " "
-	// grpcurl checks host names, which an SVID has none of; the lb checks ours.
+	// grpcurl verifies host names, which an SVID does not have, so -insecure skips the check; the
+	// lb verifies the client's SVID.
 	asOperator := fmt.Sprintf("%s -insecure -cert %s/tls.crt -key %s/tls.key", grpcurl, operator, operator)
 	app := filepath.Join(t.lab.Dir, "svid-"+path.Base(lab.AppID)) // created in an earlier step
 	target, other := t.one.vips[0], t.two.vips[0]

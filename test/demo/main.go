@@ -169,8 +169,8 @@ func playFirst(o options, out *printer, signals *signals) (err error) {
 	return t.runSteps(ctx, []step{t.lastStep()})
 }
 
-// signals are the requests to end. Without them a terminal's Ctrl-C would end us
-// with the lab still standing.
+// signals delivers the requests to end. Without it, Ctrl-C in a terminal would end the demo
+// without removing the lab.
 type signals struct {
 	c     chan os.Signal
 	pipes chan os.Signal
@@ -188,8 +188,8 @@ func newSignals() *signals {
 // next gets a value for each request.
 func (s *signals) next() <-chan os.Signal { return s.c }
 
-// phase returns a context that a request ends. The release ends it too, and can
-// be called twice.
+// phase returns a context that the next request cancels. The returned function cancels it, too,
+// and can be called twice.
 func (s *signals) phase(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})

@@ -82,9 +82,8 @@ func buildGrpcurl(ctx context.Context, module, dir string) error {
 	return nil
 }
 
-// demoTimeout bounds a whole demo. It is a bound of liveness: the first act takes
-// 30 s with pauses to read and 15 s without, the second one about a minute, the third one half of
-// that.
+// demoTimeout bounds a whole demo. It detects a hang: the first act takes 30 s with pauses to
+// read and 15 s without, the second one about a minute, the third one half of that.
 const demoTimeout = 6 * time.Minute
 
 // quick leaves no time to read, only to see that tables stay.
@@ -239,8 +238,8 @@ func wantOutput(t *testing.T, p *demoRun) {
 	wantNothingLeft(t, p.pid())
 }
 
-// The second act passes only if no planned change lost anything, and if its
-// control did.
+// The second act passes only if planned changes lost nothing in the gated run, and lost
+// something in the control.
 func TestTrafficWithAndWithoutGating(t *testing.T) {
 	p := startDemo(t, secondAct)
 	if status := p.wait(); status != 0 {
@@ -436,6 +435,6 @@ func try1(t *testing.T, what, command string) {
 	if n < 5 {
 		t.Errorf("%s: only %d lines", command, n)
 	}
-	// How it ends on an interrupt is its own matter.
+	// The exit status after an interrupt is not checked.
 	_ = cmd.Wait()
 }

@@ -32,7 +32,8 @@ func (t *scenario) register(ctx context.Context) error {
 		"   grpcurl -cert tls.crt -key tls.key \\\n      -d '%s' \\\n      unix://…/lb.sock %s", t.registration(), method,
 	)
 	return t.expectDecision(ctx, "the call runs as "+lab.AppID, func() (err error) {
-		// grpcurl checks host names, which an SVID has none of; the lb checks ours.
+		// grpcurl verifies host names, which an SVID does not have, so -insecure skips the check; the
+		// lb verifies the client's SVID.
 		t.grpcurl, err = t.lab.Start(t.lab.Backend, "grpcurl", filepath.Join(t.tools, "grpcurl"), "-insecure",
 			"-cert", filepath.Join(svid, "tls.crt"), "-key", filepath.Join(svid,
 				"tls.key"), "-d", t.registration(), "unix://"+t.pod.Socket(), method)

@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// statusTimeout bounds the questions that a failed step asks.
+// statusTimeout bounds the status commands after a failed step.
 const statusTimeout = 5 * time.Second
 
 // scenario runs the steps on the fixture.
@@ -117,7 +117,7 @@ func (t *scenario) printFailure(err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
 	for _, c := range []struct{ program, socket string }{{"frontend", t.pod.FrontendAdmin()}, {"lb", t.pod.LBAdmin()}} {
-		// Its exit status reports whether all is well, which it is not.
+		// Status exits with an error here, because the pod is not healthy.
 		out, _ := t.pod.Run(ctx, c.program, "status", "--admin-socket=unix://"+c.socket)
 		t.printf("   %s status:", c.program)
 		t.quote(out)
@@ -130,8 +130,7 @@ func (t *scenario) printFailure(err error) {
 	}
 }
 
-// start starts the pod and sees that nothing is advertised although everything
-// is up.
+// start starts the pod and verifies that nothing is advertised although lb and frontend are up.
 func (t *scenario) start(ctx context.Context) error {
 	from, polls := time.Now(), t.watcher.Polls()
 	t.printf("   lb and frontend are started; no target listens")
@@ -164,8 +163,7 @@ func (t *scenario) start(ctx context.Context) error {
 	return nil
 }
 
-// up reports whether everything is in place that an advertisement needs, but for
-// targets.
+// up returns an error unless all conditions of an advertisement hold, except ready targets.
 func (t *scenario) up(ctx context.Context) error {
 	s, err := t.frontendStatus(ctx)
 	if err != nil {
@@ -187,7 +185,7 @@ func (t *scenario) up(ctx context.Context) error {
 	return nil
 }
 
-// change is a cause that runs its course.
+// change is a running change.
 type change struct {
 	from    time.Time // of the cause
 	before  lab.Snapshot
@@ -196,7 +194,7 @@ type change struct {
 	after   lab.Snapshot         // the table as wanted
 }
 
-// untouched are the VIPs that the change must leave alone.
+// untouched returns the VIPs that the change must not affect.
 func (c *change) untouched() []netip.Prefix {
 	var stay []netip.Prefix
 	for _, p := range c.before.Prefixes() {
@@ -207,7 +205,7 @@ func (c *change) untouched() []netip.Prefix {
 	return stay
 }
 
-// touched are the VIPs that must come or go.
+// touched returns the VIPs that must be added or removed.
 func (c *change) touched() []netip.Prefix {
 	var turn []netip.Prefix
 	for _, p := range append(c.before.Prefixes(), c.want...) {
@@ -218,11 +216,10 @@ func (c *change) touched() []netip.Prefix {
 	return turn
 }
 
-// took is how long it was from the cause to the gateway's table.
+// took is the time from the cause to the gateway's table.
 func (c *change) took() string { return short(c.after.At.Sub(c.from)) }
 
-// apply causes something, waits until the gateway's table is as wanted, and
-// shows it.
+// apply runs a cause, waits until the gateway's table is as wanted, and prints it.
 func (t *scenario) apply(ctx context.Context, say string, cause func() error, want []netip.Prefix) (*change, error) {
 	t.printf("   %s", say)
 	c := &change{before: t.watcher.Last(), want: want, updates: map[netip.Prefix]int{}}
@@ -290,8 +287,8 @@ func (t *scenario) sessions(ctx context.Context, command string, want []netip.Pr
 	return t.verify(ctx, c)
 }
 
-// verify leaves the table to be read and then checks everything that was seen
-// since the cause.
+// verify leaves the table on the screen to be read and then checks every snapshot since the
+// cause.
 func (t *scenario) verify(ctx context.Context, c *change) error {
 	if err := t.waitPause(ctx); err != nil {
 		return err
@@ -316,8 +313,7 @@ func (t *scenario) verify(ctx context.Context, c *change) error {
 	return nil
 }
 
-// exactly is satisfied when the table holds these prefixes and no other, none
-// of them de-preferred.
+// exactly is satisfied when the table holds exactly these prefixes, none of them de-preferred.
 func exactly(want []netip.Prefix) func(lab.Snapshot) error {
 	want = slices.SortedFunc(slices.Values(want), netip.Prefix.Compare)
 	return func(s lab.Snapshot) error {

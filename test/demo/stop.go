@@ -61,7 +61,7 @@ func (t *scenario) stopPod(ctx context.Context) error {
 	return nil
 }
 
-// depreferred is satisfied when all of these are there with 65535:0.
+// depreferred is satisfied when the table holds all of these with 65535:0.
 func depreferred(want []netip.Prefix) func(lab.Snapshot) error {
 	return func(s lab.Snapshot) error {
 		for _, p := range want {
@@ -74,8 +74,8 @@ func depreferred(want []netip.Prefix) func(lab.Snapshot) error {
 	}
 }
 
-// inOrder checks the end of a pod: each VIP is de-preferred, then withdrawn for
-// good, and the lb ends after that.
+// inOrder checks the end of a pod: each VIP is de-preferred, then permanently withdrawn, and
+// then the lb ends.
 func inOrder(history []lab.Snapshot, vips []netip.Prefix, lbEnd time.Time) error {
 	for _, p := range vips {
 		var warned, gone time.Time

@@ -79,7 +79,7 @@ func (a *trafficScenario) run(ctx context.Context) error {
 	a.trench.Binaries = a.binaries
 	gated, err := a.runScenarios(ctx, "As vipgate is meant to be used", a.trench)
 	if err != nil || a.hold {
-		return err // the control has nothing to play with
+		return err // no control run after an error, or with --hold
 	}
 	without := a.trench
 	without.Control = true

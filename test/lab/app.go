@@ -35,7 +35,7 @@ type App struct {
 	port    string // the name of its port there
 	dir     string // of the sidecar
 
-	replaced int // how often
+	replaced int // number of replacements
 
 	mu     sync.Mutex
 	server *load.Server // nil while it does not serve
@@ -45,8 +45,8 @@ type App struct {
 // Admin is the admin socket of the sidecar.
 func (a *App) Admin() string { return filepath.Join(a.dir, "admin.sock") }
 
-// Start makes the application serve its VIPs, and then reports that it is healthy.
-// One that serves is left as it is, but for its health.
+// Start makes the application serve its VIPs, and then report that it is healthy. If it serves
+// already, only its health changes.
 func (a *App) Start() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -71,7 +71,7 @@ func (a *App) Start() error {
 }
 
 func (a *App) listen(at netip.AddrPort) (net.Listener, error) {
-	// Plain TCP: MPTCP would put a second kind of socket between the application and the RST
+	// Plain TCP: with MPTCP, a second kind of socket would be between the application and the RST
 	// of Kill.
 	var c net.ListenConfig
 	c.SetMultipathTCP(false)
@@ -102,7 +102,7 @@ func (a *App) Connections() (requests, flows int) {
 	return a.server.Connections()
 }
 
-// move puts the application, which does not serve, into another namespace.
+// move moves the application, which does not serve, to another namespace.
 func (a *App) move(ns *NetNS) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -56,7 +56,7 @@ func StartCapture(ns *NetNS, dev string) (*Capture, error) {
 		if err != nil {
 			return err
 		}
-		// Network byte order, as the kernel wants the protocol of a packet socket.
+		// Network byte order, as the kernel expects the protocol of a packet socket.
 		all := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		if err != nil {

@@ -22,7 +22,8 @@ const gatewaysDocument = "../../docs/gateways.md"
 // with them.
 var blockPattern = regexp.MustCompile("(?m)^```[a-z]+ template=(\\S+)(?: (adds|with)=(\\S+))?\n((?s:.*?))^```$")
 
-// documented is the gateway of the document: the usual one, with BFD where it is.
+// documented is the configuration of the document: GatewayA, with BFD where the daemon supports
+// it.
 func documented(template string) GatewayConfig {
 	c := GatewayA()
 	c.BFD = !strings.HasPrefix(template, "gobgp")

@@ -27,7 +27,7 @@ type GatewayConfig struct {
 	Interface string
 	BFD       bool
 	Password  string
-	// Passive is true when the gateway waits to be called.
+	// Passive is true when the gateway waits for the peer to connect.
 	Passive bool
 	// HoldSeconds is the offered hold time; 3 when 0, no hold time when negative.
 	HoldSeconds int
@@ -35,7 +35,7 @@ type GatewayConfig struct {
 	Default bool
 	// Routes are further prefixes that it sends.
 	Routes []netip.Prefix
-	// VIPs are those that a static gateway sends to its peers.
+	// VIPs are the VIPs to which a static gateway has routes.
 	VIPs []netip.Prefix
 }
 
@@ -162,8 +162,8 @@ func (g *Gateway) WantRoutes(ctx context.Context, prefixes ...string) error {
 }
 
 // Updates counts the updates of a prefix that the gateway received so far: every announcement,
-// also one that changed nothing, and every end of its route. A trace that cannot
-// be read counts as -1.
+// including a repeated one, and every end of its route. It returns -1 if the trace cannot be
+// read.
 func (g *Gateway) Updates(prefix string) int {
 	trace, err := g.Trace()
 	if err != nil {

@@ -35,8 +35,8 @@ func MissingForGoBGP() string {
 	return ""
 }
 
-// StartGoBGP starts gobgpd in a namespace with its files in a folder in dir. A
-// gateway that it returns together with an error may run.
+// StartGoBGP starts gobgpd in a namespace with its files in a folder in dir. If it returns both
+// a gateway and an error, gobgpd may run.
 func StartGoBGP(ns *NetNS, dir string, c GatewayConfig) (*GoBGP, error) {
 	if c.BFD {
 		return nil, fmt.Errorf("gateway %s: gobgpd has no BFD", c.Name)
@@ -81,7 +81,7 @@ func (g *GoBGP) start() error {
 	if err != nil {
 		return err
 	}
-	// The control socket of a killed gobgpd is still there.
+	// A killed gobgpd does not remove its control socket.
 	if err := os.Remove(g.socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

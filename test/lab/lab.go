@@ -11,8 +11,7 @@ import (
 	"regexp"
 )
 
-// Addresses and names of the lab, the same in every one: namespaces keep
-// labs apart.
+// Addresses and names of the lab. They are the same in every lab: namespaces keep labs apart.
 const (
 	External = "ext-vlan" // the pod's interface toward the gateways
 	Internal = "int0"     // the pod's interface toward the targets
@@ -51,8 +50,8 @@ var (
 	externalBits6 = 64
 )
 
-// tempDir is where labs have their folders: a TMPDIR may be too long for
-// the paths of unix sockets.
+// tempDir contains the folders of labs: with a TMPDIR, the paths of unix sockets may be too
+// long.
 const tempDir = "/tmp"
 
 // dirPattern matches the folders of labs: the owner's process ID and a random number.
@@ -72,8 +71,8 @@ type Lab struct {
 	options   []Option // of pods
 }
 
-// New creates a lab without any process. Leftovers of killed runs are
-// removed first. The caller closes it.
+// New creates a lab without processes, after it has removed the remains of killed runs. The
+// caller closes it.
 func New(options ...Option) (*Lab, error) { return newLab((*Lab).wire, options) }
 
 // newLab creates the namespaces of a lab and calls wire for the rest.
@@ -118,7 +117,7 @@ func (l *Lab) wire() error {
 			prefix(Target2v6, 64)),
 		l.Pod.Sysctl("net.ipv4.ip_forward", "1"),
 		l.Pod.Sysctl("net.ipv6.conf.all.forwarding", "1"),
-		// The strict filter of some hosts would withdraw IPv4 VIPs.
+		// With strict reverse path filtering, the default of some hosts, IPv4 VIPs would be withdrawn.
 		l.Pod.Sysctl("net.ipv4.conf.all.rp_filter", "0"), l.Pod.Sysctl("net.ipv4.conf."+External+".rp_filter", "0"),
 		l.Gateway.Sysctl("net.ipv4.ip_forward", "1"),
 		l.Gateway.Sysctl("net.ipv6.conf.all.forwarding", "1"),
@@ -181,10 +180,9 @@ func ExternalSubnets() []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(PodExternal4, 24).Masked(), netip.PrefixFrom(PodExternal6, 64).Masked()}
 }
 
-// SecondGateway makes the namespace of a second gateway on the pod's external
-// wire, with the addresses of GatewayB, unless there is one. Its interface is
-// trench0, too. It can lose its link alone; without the first gateway's trench0,
-// below it, it has none.
+// SecondGateway creates the namespace of a second gateway on the pod's external link, with the
+// addresses of GatewayB, unless it exists. Its interface is also named trench0. Its link can
+// fail alone; it depends on the first gateway's trench0, which is its lower device.
 func (l *Lab) SecondGateway() (*NetNS, error) {
 	if l.Second != nil {
 		return l.Second, nil
@@ -215,8 +213,8 @@ func (l *Lab) Close() error {
 	l.processes = nil
 	for _, ns := range []**NetNS{&l.Pod, &l.Second, &l.Gateway, &l.Backend} {
 		if *ns != nil {
-			// BIRD is a child of the frontend, not of the lab: a process that outlived its
-			// parent in the pod ends here.
+			// BIRD is a child of the frontend, not of the lab: endProcesses kills processes that outlived
+			// their parent in the pod.
 			(*ns).endProcesses()
 			errs = append(errs, (*ns).Close())
 			*ns = nil

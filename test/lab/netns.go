@@ -30,8 +30,8 @@ var namePattern = regexp.MustCompile(`^vg-([0-9]+)-[0-9a-f]{6}$`)
 // commandTimeout bounds every call of iproute2.
 const commandTimeout = 30 * time.Second
 
-// TB is the part of testing.TB that the lab uses, so that a program that
-// is not a test need not link package testing.
+// TB is the part of testing.TB that the lab uses, so that programs other than tests do not link
+// package testing.
 type TB interface {
 	Helper()
 	Cleanup(func())
@@ -48,8 +48,8 @@ type NetNS struct {
 // removeOnce limits the search for leftovers to one per process.
 var removeOnce = sync.OnceValue(RemoveLeftovers)
 
-// NewNetNS creates a namespace that is removed with the test. Leftovers of killed runs are removed
-// first.
+// NewNetNS creates a namespace that is removed with the test, after it has removed the remains
+// of killed runs.
 func NewNetNS(t TB, options ...Option) *NetNS {
 	t.Helper()
 	if err := removeOnce(); err != nil {
@@ -96,15 +96,14 @@ func Create(options ...Option) (*NetNS, error) {
 // Close removes the namespace's name. Processes that still run in the namespace keep it alive.
 func (n *NetNS) Close() error { return ip("netns", "del", n.name) }
 
-// Name is the name that `ip -n` and `ip netns exec` know.
+// Name is the name for `ip -n` and `ip netns exec`.
 func (n *NetNS) Name() string { return n.name }
 
 // Path returns the file of the namespace.
 func (n *NetNS) Path() string { return filepath.Join(netnsDir, n.name) }
 
-// Do runs fn on a thread that is in the namespace. It holds for fn itself, for
-// sockets that it opens and for processes that it starts; goroutines that it
-// starts run elsewhere.
+// Do runs fn on a thread in the namespace. This applies to fn itself, to sockets that it opens
+// and to processes that it starts, but not to goroutines that it starts.
 func (n *NetNS) Do(fn func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- n.do(fn) }()
@@ -250,7 +249,7 @@ func (n *NetNS) closeLeftover() error {
 	})
 }
 
-// Processes are the processes in the namespace, zombies not among them.
+// Processes returns the processes in the namespace, without zombies.
 func (n *NetNS) Processes(ctx context.Context) ([]int, error) {
 	out, err := exec.CommandContext(ctx, "ip", "netns", "pids", n.name).CombinedOutput()
 	if err != nil {

@@ -16,10 +16,10 @@ type Pod struct {
 	LB       *Process
 	Frontend *Process
 
-	replaced int // how often, in a Topology
+	replaced int // number of replacements, in a Topology
 }
 
-// Namespace is where the pod lives.
+// Namespace returns the pod's network namespace.
 func (p *Pod) Namespace() *NetNS {
 	if p.NS == nil {
 		return p.Lab.Pod

@@ -67,7 +67,7 @@ func (p *Process) Signal(s syscall.Signal) error {
 // Done is closed when the process ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Ended is when the process ended; only once Done is closed.
+// Ended returns when the process ended; valid once Done is closed.
 func (p *Process) Ended() time.Time { return p.ended }
 
 // Wait waits for the end of the process and returns its exit status.
@@ -111,7 +111,7 @@ func (p *Process) Tail(n int) string {
 func Eventually(ctx context.Context, interval time.Duration, condition func() error) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
-	var last error // the newest that the end of ctx did not cause
+	var last error // the last error before ctx ended
 	for {
 		err := condition()
 		if err == nil {

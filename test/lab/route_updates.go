@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// RouteUpdate is an announcement of a prefix that a gateway received, also one that changed
-// nothing, or the end of its route, by a withdrawal or with its session.
+// RouteUpdate is an announcement of a prefix that a gateway received, including a repeated one,
+// or the end of its route by a withdrawal or with its session.
 type RouteUpdate struct {
 	// At is the wall clock of the gateway. BIRD reads it once in each round of its loop: it can be a
 	// little too early, never late.
@@ -116,7 +116,7 @@ func (held adjRIBIn) withdraw(neighbor string, at time.Time, p netip.Prefix) []R
 	return []RouteUpdate{{At: at, Prefix: p, Withdrawn: true}}
 }
 
-// down notes the end of a neighbor's session, with which its routes end.
+// down records the end of a neighbor's session and of its routes.
 func (held adjRIBIn) down(neighbor string, at time.Time) []RouteUpdate {
 	var ended []RouteUpdate
 	for _, p := range held[neighbor] {

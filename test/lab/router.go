@@ -19,8 +19,7 @@ type Router interface {
 	Config() GatewayConfig
 	// Start starts the processes that do not run, with the configuration.
 	Start() error
-	// Processes are its processes, also those that ended; a later Start makes
-	// new ones.
+	// Processes returns its processes, including those that ended; a later Start creates new ones.
 	Processes() []*Process
 	// Reset ends every BGP session with a NOTIFICATION; they come back by themselves.
 	Reset(ctx context.Context) error
@@ -116,7 +115,7 @@ func render(name string, data rendered) (string, error) {
 	return text.String(), nil
 }
 
-// writeRendered fills a template into a file that its owner only can read.
+// writeRendered renders a template into a file that only its owner can read.
 func writeRendered(path, name string, data rendered) error {
 	text, err := render(name, data)
 	if err != nil {

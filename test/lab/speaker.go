@@ -82,14 +82,14 @@ func (s *speaker) run() {
 }
 
 const (
-	// receivePause is the silence of the peer after which the messages that it sent are decoded.
-	// To decode them before would delay the times of later ones, and take a processor from the peer.
+	// receivePause is the silence of the peer after which its messages are decoded. Decoding them
+	// earlier would delay the timestamps of later messages, and take a processor from the peer.
 	receivePause = time.Millisecond
-	// maxReceive bounds the time for which messages of a peer that never pauses are not decoded.
+	// maxReceive bounds the delay of decoding for a peer that never pauses.
 	maxReceive = 250 * time.Millisecond
 )
 
-// arrival is when the bytes of a buffer before an offset had been read.
+// arrival is the time at which the bytes of a buffer before an offset were read.
 type arrival struct {
 	end int
 	at  time.Time
@@ -122,8 +122,8 @@ func (s *speaker) receive(buf []byte, have int, hold time.Duration, burst bool) 
 	return read, nil
 }
 
-// serve does the handshake and reads until the connection ends; it returns when
-// and why. start is called once the session is up.
+// serve performs the handshake and reads until the connection ends; it returns the time and the
+// reason of the end. start is called once the session is up.
 func (s *speaker) serve(start func(every time.Duration)) (time.Time, error) {
 	buf := make([]byte, 1<<20)
 	var (

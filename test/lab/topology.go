@@ -92,7 +92,7 @@ func TargetAddrs(target int) []netip.Addr {
 // addr fills a number within its bounds into an address.
 func addr(format string, n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf(format, n)) }
 
-// Link addresses of pods. A pod that replaces another one has new ones.
+// Link addresses of pods. A replacement pod has different ones.
 func (t *Topology) internalLink(pod int) string {
 	return fmt.Sprintf("02:76:67:01:%02x:%02x", t.Pods[pod-1].replaced, pod)
 }
@@ -206,7 +206,8 @@ func (t *Topology) wirePod(n int) error {
 	external, internal := PodExternal(n), PodInternal(n)
 	return errors.Join(
 		enableForwarding(ns), hashFlows(ns),
-		// A flow that moves back to a pod is out of the window that this pod knows.
+		// When a flow moves back to a pod, its packets are outside the TCP window that the pod's
+		// conntrack has recorded.
 		ns.sysctlIfExists("net.netfilter.nf_conntrack_tcp_be_liberal", "1"),
 		ip("link", "add", External, "netns", ns.name, "type", "veth", "peer", "name", port,
 			"netns", t.Gateway.name),
@@ -223,9 +224,9 @@ func (t *Topology) wirePod(n int) error {
 // podPort is the port of a pod in the bridges.
 func podPort(pod int) string { return fmt.Sprintf("pod%d", pod) }
 
-// plug sets a port of a bridge up, gives the interface at the other end addresses and sets it up,
-// too. The kernel announces the addresses on the link, as a CNI plugin does: another
-// host may have had them, with another link address.
+// plug sets up a port of a bridge and the interface at the other end, and adds addresses to that
+// interface. The kernel announces the addresses on the link, as a CNI plugin does: another host
+// may have had them with another link address.
 func (t *Topology) plug(bridge *NetNS, master, port string, ns *NetNS, dev, link string, prefixes ...string) error {
 	lines := []string{"link set " + dev + " address " + link}
 	for _, p := range prefixes {
@@ -250,10 +251,10 @@ func (t *Topology) plug(bridge *NetNS, master, port string, ns *NetNS, dev, link
 	}); err != nil {
 		return err
 	}
-	return ns.IP("link", "set", dev, "address", link) // which announces, also if it is the same
+	return ns.IP("link", "set", dev, "address", link) // triggers the announcement, even if the address is the same
 }
 
-// sysctlIfExists is Sysctl for a parameter of a module that need not be loaded.
+// sysctlIfExists is Sysctl for a parameter whose module may not be loaded.
 func (n *NetNS) sysctlIfExists(key, value string) error {
 	err := n.Sysctl(key, value)
 	if errors.Is(err, os.ErrNotExist) {
@@ -290,7 +291,7 @@ func (t *Topology) Replace(pod int) error {
 	p := t.Pods[pod-1]
 	fail := func(err error) error { return fmt.Errorf("replace pod %d: %w", pod, err) }
 	p.NS.endProcesses()
-	// The wires go first: a namespace goes some time after it was removed.
+	// Delete the links first: a namespace is destroyed some time after its removal.
 	if err := errors.Join(p.NS.IP("link", "del", External), p.NS.IP("link", "del", Internal)); err != nil {
 		return fail(err)
 	}

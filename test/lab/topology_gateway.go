@@ -123,7 +123,7 @@ func (t *Topology) viaOf(ctx context.Context, gateway *NetNS, vip netip.Addr) ([
 	return slices.Compact(pods), nil
 }
 
-// hopNames are the addresses by which a next hop may be called.
+// hopNames returns the addresses by which a pod may appear as a next hop.
 func (t *Topology) hopNames(pod int) []string {
 	external := PodExternal(pod)
 	return []string{
@@ -152,13 +152,13 @@ func (t *Topology) WantVia(ctx context.Context, pods ...int) error {
 	})
 }
 
-// Load starts clients in the gateways' namespaces, in turn: rate requests per second and
-// flows, spread over the VIPs. The rest of the configuration is the caller's.
+// Load starts clients in the gateways' namespaces, in turn: rate requests per second and flows,
+// spread over the VIPs. The caller sets the other fields of the configuration.
 func (t *Topology) Load(ctx context.Context, rate, flows int, c load.Config) (*load.Generator, error) {
 	var sockets atomic.Uint64
 	gateways := t.gateways()
 	c.Rate, c.Flows, c.Inside = rate, flows, func(create func() error) error {
-		// The VIPs alternate, too: two sockets, one of each family, before the next gateway.
+		// The VIPs alternate, too: each gateway gets two sockets in a row, one of each family.
 		return gateways[sockets.Add(1)/2%uint64(len(gateways))].Do(create)
 	}
 	c.Requests, c.FlowsTo = nil, nil

@@ -57,16 +57,16 @@ func (t *Topology) spreadReplies(a *App) error {
 		}
 		lines = append(lines, line)
 	}
-	rules := map[bool][]string{} // by whether they are of IPv6
+	rules := map[bool][]string{} // true for IPv6
 	for _, vip := range t.VIPs {
 		lines = append(lines, fmt.Sprintf("route add local %s dev lo", vip))
 		rules[vip.Is6()] = append(rules[vip.Is6()], fmt.Sprintf("rule add from %s lookup %s", vip, replyTable))
 	}
 	return errors.Join(
 		hashFlows(a.NS),
-		// A pod that does not answer gets nothing.
+		// Do not select a pod whose neighbor entry is invalid.
 		a.NS.Sysctl("net.ipv4.fib_multipath_use_neigh", "1"),
-		// ARP does not answer for addresses of lo: only the pods have routes to a VIP.
+		// No ARP replies for addresses of lo: only the pods have routes to a VIP.
 		a.NS.Sysctl("net.ipv4.conf.all.arp_ignore", "1"), a.NS.Sysctl("net.ipv4.conf.all.arp_announce", "2"),
 		a.NS.Batch(lines...), a.NS.Batch(rules[false]...), a.NS.batch([]string{"-6"}, rules[true]),
 	)

@@ -78,7 +78,7 @@ func (p *plainTopology) route(ns *NetNS, hops ...[]netip.Addr) {
 	}
 }
 
-// forward lets the gateway send to these pods, and these to these targets.
+// forward installs routes from the gateway to these pods, and from the pods to these targets.
 func (p *plainTopology) forward(pods, targets []int) {
 	p.t.Helper()
 	var toTargets, toPods [][]netip.Addr
@@ -154,7 +154,7 @@ func TestFlowsMoveBetweenPods(t *testing.T) {
 	p.take(g)
 	p.forward([]int{2}, []int{1})
 	p.must(p.WantVia(p.ctx, 2))
-	p.take(g) // until every flow was answered once by this way
+	p.take(g) // until every flow was answered once on this path
 	p.must(p.Replace(1))
 	p.must(g.WaitAnswered(p.ctx, 20))
 	p.forward([]int{1, 2}, []int{1})
@@ -181,7 +181,7 @@ func TestFlowsMoveBetweenPods(t *testing.T) {
 	}
 }
 
-// A replaced pod has nothing of its predecessor but the trench file and the logs.
+// A replacement pod inherits only the trench file and the logs.
 func TestReplacePod(t *testing.T) {
 	p := newPlainTopology(t, 2, 1)
 	p.must(p.WriteTrench("trench: x\n"))
@@ -263,7 +263,7 @@ func TestLostPodAndReplacedTarget(t *testing.T) {
 func TestKilledTargetTimesOut(t *testing.T) {
 	p := newPlainTopology(t, 1, 2)
 	p.forward([]int{1}, []int{1, 2})
-	// Silence is short for a death, and long for a busy machine.
+	// Silence is short enough to detect the loss, and long enough for a busy machine.
 	g := p.load(100, 16, load.Config{Silence: 4 * time.Second})
 	p.must(g.WaitTargets(p.ctx, "target-1", "target-2"))
 	before := p.take(g)

@@ -17,12 +17,12 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// The lease is long, lest a busy machine ends it. It is renewed as often as an lb
-// with the default lease of 1 s does.
+// The lease is long, so that it does not expire on a busy machine. It is renewed as often as by
+// an lb with the default lease of 1 s.
 const (
 	lease = 10 * time.Second
 	beat  = 200 * time.Millisecond
-	// endWithin bounds how long watches get to end.
+	// endWithin bounds the end of the watches.
 	endWithin = 30 * time.Second
 )
 
@@ -38,8 +38,8 @@ type Balancer struct {
 	errs   []error
 }
 
-// Start serves on the pod's readiness socket. The balancer knows no VIP yet. The
-// caller closes it.
+// Start serves on the pod's readiness socket, with an empty table. The caller closes the
+// balancer.
 func Start(ctx context.Context, pod *lab.Pod) (*Balancer, error) {
 	source, err := identity.NewDev(pod.Authority(), spiffeid.RequireFromString(lab.LBID), identity.Options{})
 	if err != nil {
