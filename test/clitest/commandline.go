@@ -35,8 +35,8 @@ const podIP = "192.0.2.1"
 
 var reference = regexp.MustCompile(`\$\(([A-Za-z_][A-Za-z0-9_]*)\)`)
 
-// Environment gives the process exactly the variables of the container that are
-// ours, for the time of the test, and returns those that are given.
+// Environment replaces vipgate's variables in the environment of the process by the container's
+// for the duration of the test, and returns the container's variables.
 func (c *Container) Environment(tb testing.TB) map[string]string {
 	tb.Helper()
 	for _, e := range os.Environ() {

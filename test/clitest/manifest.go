@@ -108,7 +108,7 @@ type Port struct {
 	ContainerPort int `yaml:"containerPort"`
 }
 
-// Probe is a probe. Only gRPC ones are known.
+// Probe is a probe. Only gRPC probes are supported.
 type Probe struct {
 	GRPC *struct {
 		Port    int
@@ -276,7 +276,8 @@ func (c *Container) ImageProblems(image Image) []string {
 	}
 	allowed := slices.Sorted(slices.Values(s.Capabilities.Add))
 	if c.Name == "frontend" {
-		// No program has it: it adds pidfd_getfd(2) to the seccomp profile RuntimeDefault.
+		// No executable has SYS_PTRACE as a file capability: the manifest adds it because it allows
+		// pidfd_getfd(2) in the seccomp profile RuntimeDefault.
 		allowed = slices.DeleteFunc(allowed, func(capability string) bool { return capability == "SYS_PTRACE" })
 	}
 	if len(image.Capabilities) == 0 && len(allowed) > 0 {

@@ -28,7 +28,7 @@ type document struct {
 	prose  []line
 }
 
-// operations is the document with which most tests deal.
+// operations is the document that most tests check.
 func operations(t *testing.T) *document { return read(t, filepath.Join(root, "docs", "operations.md")) }
 
 // documents are all Markdown files of the repository.
@@ -103,7 +103,7 @@ func heading(text string) string {
 	return ""
 }
 
-// anchors are the fragments that GitHub makes of the headings.
+// anchors returns the fragments that GitHub generates from the headings.
 func (d *document) anchors() map[string]bool {
 	found := map[string]bool{}
 	for _, l := range d.prose {

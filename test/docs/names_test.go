@@ -25,7 +25,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
-// known are the metrics by the names under which they can be asked for.
+// known returns the metrics by the names that queries can use.
 func known() map[string]metrics.Metric {
 	all := map[string]metrics.Metric{}
 	for _, m := range metrics.All() {
@@ -198,7 +198,7 @@ func TestEveryHealthServiceIsDocumented(t *testing.T) {
 		{targetServices, "pkg/target/target.go", []string{"ADDRESS"}},
 	} {
 		t.Run(program.file, func(t *testing.T) {
-			// A family is part of a name, and so is a VIP.
+			// The name contains the family or the VIP.
 			want := program.more
 			if program.above == frontendServices || program.above == lbServices {
 				want = append([]string{"Egress/ipv4", "Egress/ipv6", "vip/PREFIX"}, want...)
@@ -208,7 +208,7 @@ func TestEveryHealthServiceIsDocumented(t *testing.T) {
 					want = append(want, slices.Collect(maps.Values(group.values))...)
 				}
 			}
-			// Served by family only.
+			// Only served per family.
 			want = slices.DeleteFunc(want, func(name string) bool { return name == frontend.RouteBack })
 			if len(want) < 5 {
 				t.Fatalf("found only %v in %s", want, program.file)

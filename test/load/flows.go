@@ -22,14 +22,14 @@ type flow struct {
 	to     netip.AddrPort
 	opened time.Duration // since the start of the generator
 
-	// These belong to the generator's lock.
-	target string // who answers it; "" until the first answer
-	// phase is where the exchange that is under way began.
+	// Guarded by the generator's lock.
+	target string // the name in the last answer; "" until the first answer
+	// phase is the phase in which the current exchange began.
 	phase *phase
 	last  time.Time // the last answer
 }
 
-// keep has one flow open until sending ends.
+// keep keeps one flow open until sending ends.
 func (g *Generator) keep(ctx, sending context.Context, number int) {
 	pause := leastPause
 	for sending.Err() == nil {
@@ -117,7 +117,7 @@ func (g *Generator) frame(ctx context.Context, conn net.Conn, in *bufio.Reader, 
 	if err := conn.SetDeadline(time.Now().Add(g.c.Silence)); err != nil {
 		return "", err
 	}
-	if ctx.Err() != nil { // between the cut and the deadline above
+	if ctx.Err() != nil { // ctx ended before the deadline was set
 		return "", context.Cause(ctx)
 	}
 	if _, err := fmt.Fprintf(conn, "%d\n", sequence); err != nil {
@@ -134,7 +134,7 @@ func (g *Generator) frame(ctx context.Context, conn net.Conn, in *bufio.Reader, 
 	return target, nil
 }
 
-// answered notes an answer in the phase in which its exchange began.
+// answered records an answer in the phase in which its exchange began.
 func (g *Generator) answered(f *flow, target string) {
 	now := time.Now()
 	g.mu.Lock()

@@ -26,7 +26,7 @@ type Generator struct {
 	mu    sync.Mutex
 	phase *phase
 	flows map[int]*flow // by number; those that are being opened or open
-	busy  int           // requests whose fate is open, of all phases
+	busy  int           // requests without an outcome, of all phases
 }
 
 // phase is an interval with the outcomes of the requests and flows that began in it.
@@ -34,14 +34,15 @@ type phase struct {
 	began  time.Time
 	result Result
 	flows  map[*flow]*Flow
-	open   int // requests whose fate is open
+	open   int // requests without an outcome
 }
 
 func newPhase() *phase {
 	return &phase{began: time.Now(), result: Result{ByTarget: map[string]int{}}, flows: map[*flow]*Flow{}}
 }
 
-// Start starts to send. The caller calls Stop. The end of ctx cuts everything off.
+// Start starts sending. The caller calls Stop. When ctx ends, all requests and flows are
+// aborted.
 func Start(ctx context.Context, c Config) (*Generator, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -146,8 +147,8 @@ func (g *Generator) WaitFlows(ctx context.Context) error {
 	})
 }
 
-// WaitAnswered waits until n more requests were answered than at the call. It
-// may span no end of a phase.
+// WaitAnswered waits until n more requests are answered than at the time of the call. The phase
+// must not end during the wait.
 func (g *Generator) WaitAnswered(ctx context.Context, n int) error {
 	before := g.Now().Answered
 	_, err := g.Wait(ctx, func(r Result) error {
@@ -189,7 +190,7 @@ func (g *Generator) until(ctx context.Context, condition func() error) error {
 	}
 }
 
-// fail notes a failure in a phase. The lock is held.
+// fail records a failure in a phase. The lock is held.
 func (g *Generator) fail(c *phase, to netip.AddrPort, stage string, err error) {
 	if len(c.result.Failures) < maxFailures {
 		c.result.Failures = append(

@@ -24,7 +24,7 @@ const maxAnswer = 1 << 10
 // requests sends at the rate until sending ends.
 func (g *Generator) requests(ctx, sending context.Context) {
 	interval := time.Second / time.Duration(g.c.Rate)
-	// As many can be on the way as are sent within a timeout.
+	// The bound of open requests is the number sent within a timeout and one second.
 	most := int(g.c.Timeout/interval) + g.c.Rate
 	next := time.Now()
 	timer := time.NewTimer(0)
@@ -75,8 +75,8 @@ func (g *Generator) request(ctx context.Context, c *phase, to netip.AddrPort) {
 	c.result.Slowest = max(c.result.Slowest, took)
 }
 
-// ask sends one request and returns who answered it, or the stage at which it
-// failed.
+// ask sends one request and returns the name of the target that answered, or the stage at which
+// it failed.
 func (g *Generator) ask(ctx context.Context, to netip.AddrPort) (target, stage string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, g.c.Timeout)
 	defer cancel()

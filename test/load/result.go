@@ -25,8 +25,8 @@ type Result struct {
 	Slowest  time.Duration
 	ByTarget map[string]int // answers to requests
 
-	// Flows are the long-lived flows that lived in the phase, by number; a new
-	// one in the place of a broken one follows it.
+	// Flows are the long-lived flows that existed in the phase, by number; a flow that replaces a
+	// broken one follows it.
 	Flows []Flow
 	// Unopened are attempts to open a flow that failed.
 	Unopened int
@@ -39,7 +39,7 @@ type Result struct {
 type Flow struct {
 	Number    int
 	To        netip.AddrPort
-	Target    string        // who served it
+	Target    string        // the target that served it
 	Opened    time.Duration // when it was opened, since the start of the generator
 	Exchanges int           // frames that were answered
 	// LongestGap is the longest time between two answers, which includes the
@@ -56,12 +56,12 @@ type Failure struct {
 	Err   string
 }
 
-// String is one line for people.
+// String returns the failure as one line.
 func (f Failure) String() string {
 	return fmt.Sprintf("after %.3f s, %s of %s: %s", f.After.Seconds(), f.Stage, f.To, f.Err)
 }
 
-// copy is the result so far. The generator's lock is held.
+// copy returns the result so far. The generator's lock is held.
 func (c *phase) copy() Result {
 	r := c.result
 	r.ByTarget = maps.Clone(r.ByTarget)
@@ -75,7 +75,7 @@ func (c *phase) copy() Result {
 	return r
 }
 
-// Broken counts the broken flows: of targets that stayed, and of those that left.
+// Broken counts the broken flows: of targets that stayed, and of targets that left.
 func (r Result) Broken(left ...string) (ofStayed, ofLeft int) {
 	for _, f := range r.Flows {
 		switch {
@@ -129,7 +129,7 @@ func lines(failures []Failure) string {
 	return b.String()
 }
 
-// String is a table for people, with the first failures below it.
+// String returns a table with the first failures below it.
 func (r Result) String() string {
 	return Table(Row{Result: r}) + strings.TrimPrefix(lines(r.Failures), "\n")
 }
@@ -175,19 +175,18 @@ func Table(rows ...Row) string {
 		width = max(width, len(r.Title))
 	}
 	for _, r := range rows {
-		fmt.Fprintf(w, "%-*s", width, r.Title) // numbers stand to the right, words to the left
+		fmt.Fprintf(w, "%-*s", width, r.Title) // numbers are right-aligned, words left-aligned
 		for _, c := range columns {
 			fmt.Fprint(w, "\t", c.cell(r))
 		}
 		fmt.Fprintln(w, "\t")
 	}
-	// A strings.Builder takes everything.
+	// Writes to a strings.Builder never fail.
 	_ = w.Flush()
 	return b.String()
 }
 
-// SideBySide is a table for people, a column for each row of Table: the same
-// comparison of two runs.
+// SideBySide is Table with a column for each row, to compare two runs.
 func SideBySide(rows ...Row) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)

@@ -37,9 +37,9 @@ func NewServer(name string) *Server {
 	return &Server{name: name, listeners: map[*listener]struct{}{}, conns: map[*tracked]bool{}}
 }
 
-// ServeRequests answers HTTP requests on a listener, which it closes at the end.
-// Each connection has one request. It is not net/http's server, since that one
-// drops, while it shuts down, requests that it is reading.
+// ServeRequests answers HTTP requests on a listener, which it closes at the end. Each connection
+// has one request. net/http's server is not used, since during a shutdown it drops requests that
+// it is reading.
 func (s *Server) ServeRequests(l net.Listener) { s.accept(l, false, &s.requests, s.answer) }
 
 // ServeFlows answers frames on a listener, which it closes at the end.
@@ -110,7 +110,7 @@ func (s *Server) Connections() (requests, flows int) {
 	return requests, flows
 }
 
-// Refuse closes the listeners: nothing new is accepted, open connections continue.
+// Refuse closes the listeners: no new connection is accepted, open connections continue.
 func (s *Server) Refuse() error {
 	s.mu.Lock()
 	open := make([]*listener, 0, len(s.listeners))
@@ -161,7 +161,7 @@ func (s *Server) Abort() error {
 	return err
 }
 
-// hangUp closes every connection, also those that are accepted from now on.
+// hangUp closes every connection, including connections that are accepted later.
 func (s *Server) hangUp(reset bool) {
 	s.mu.Lock()
 	s.closed = true
@@ -175,7 +175,7 @@ func (s *Server) hangUp(reset bool) {
 	}
 }
 
-// listener notes the connections that it accepts.
+// listener records the connections that it accepts.
 type listener struct {
 	net.Listener
 	server *Server
@@ -190,7 +190,7 @@ func (s *Server) track(l net.Listener, flows bool) *listener {
 	return t
 }
 
-// accept waits for a connection and notes it.
+// accept waits for a connection and records it.
 func (l *listener) accept() (*tracked, error) {
 	for {
 		conn, err := l.Accept()
@@ -227,7 +227,7 @@ func (l *listener) Close() error {
 	return l.Listener.Close()
 }
 
-// tracked is a connection that its server forgets when it is closed.
+// tracked is a connection that removes itself from its server when it is closed.
 type tracked struct {
 	*net.TCPConn
 	server *Server

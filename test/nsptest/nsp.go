@@ -46,7 +46,7 @@ type NSP struct {
 	server *running // nil while it is stopped
 }
 
-// behavior is how requests are answered.
+// behavior configures the answers to requests.
 type behavior struct {
 	delay time.Duration
 	hang  bool
@@ -132,8 +132,8 @@ func (n *NSP) Addr() string {
 	return n.o.Address
 }
 
-// Freeze stalls the NSP as SIGSTOP does, or continues it: connections stay open, the kernel accepts
-// new ones, and no byte is answered. A restart ends it.
+// Freeze stalls the NSP as SIGSTOP does, or continues it: connections stay open, the kernel
+// accepts new ones, and the NSP does not answer. A restart ends it.
 func (n *NSP) Freeze(frozen bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

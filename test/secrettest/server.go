@@ -70,7 +70,7 @@ func (s *Server) start(address string) {
 	s.srv.Listener.Close()
 	s.srv.Listener = l
 	s.srv.EnableHTTP2 = true
-	// Clients that reject the certificate are a part of tests.
+	// Tests include clients that reject the certificate; their handshake errors are not logged.
 	s.srv.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.srv.StartTLS()
 }

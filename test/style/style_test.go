@@ -34,8 +34,8 @@ type finding struct {
 	detail string
 }
 
-// TestStyle compares the findings of each directory with its allowance. The counts
-// must be equal, so that an allowance falls with the last finding it was for.
+// TestStyle compares the findings of each directory with its allowance. The counts must be
+// equal, so that the allowance is lowered when findings are fixed.
 func TestStyle(t *testing.T) {
 	list, instead := readWords(t)
 	found := map[string][]finding{} // by directory and rule
@@ -130,8 +130,8 @@ func TestLongLines(t *testing.T) {
 	}
 }
 
-// sources returns the files that people write, relative to root. Recorded output,
-// fuzz corpora and generated code are left out.
+// sources returns the handwritten files, relative to root. Recorded output, fuzz corpora and
+// generated code are left out.
 func sources(t *testing.T) []string {
 	t.Helper()
 	var files []string

@@ -14,14 +14,14 @@ import (
 const (
 	rate  = 100 // requests per second
 	flows = 24  // long-lived
-	// calm is how many requests are answered before and after the change.
+	// calm is the number of requests that are answered before and after the change.
 	calm = 30
 )
 
 // Scenario is a change under traffic.
 type Scenario struct {
 	Title string
-	// Targets is how many there are when it begins.
+	// Targets is the number of targets at the begin.
 	Targets int
 	// Planned scenarios lose nothing: no request, and no flow of a target that stayed.
 	Planned bool
@@ -29,7 +29,7 @@ type Scenario struct {
 	run func(context.Context, *Trench, *load.Generator) (left []string, err error)
 }
 
-// Scenarios are all of them, in the order in which one trench can play them.
+// Scenarios returns all scenarios, in an order in which one trench can run them.
 func Scenarios() []Scenario {
 	return []Scenario{
 		{"scale from 1 to 10 targets and back", 1, true, scale},
@@ -88,10 +88,10 @@ func (s Scenario) Check(row load.Row) error {
 	return nil
 }
 
-// deadShare is more than the share of requests that one of four targets gets.
+// deadShare is above the share of requests that one of four targets gets.
 const deadShare = 0.4
 
-// prepare has so many targets, all ready.
+// prepare scales the trench to n targets and waits until all are ready.
 func (t *Trench) prepare(ctx context.Context, n int) error {
 	gone := t.names()
 	if err := t.scale(n); err != nil {
@@ -121,7 +121,7 @@ func scale(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) 
 	if err := t.scale(1); err != nil {
 		return left, err
 	}
-	if !t.o.Control { // an orchestrator that waits for the drain
+	if !t.o.Control { // an orchestrator waits for the drain
 		if err := t.wantGone(ctx, left...); err != nil {
 			return left, err
 		}
@@ -134,7 +134,7 @@ func scale(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) 
 	if err := errors.Join(t.wantGone(ctx, left...), g.WaitAnswered(bound, calm)); err != nil {
 		return left, err
 	}
-	for _, name := range left { // for the scenarios to come
+	for _, name := range left { // restore the targets for the next scenarios
 		if err := t.app(name).Start(); err != nil {
 			return left, err
 		}
@@ -165,9 +165,8 @@ func (t *Trench) restart(ctx context.Context, name string) error {
 	return errors.Join(t.app(name).Stop(bound), t.app(name).Start(), t.announce(false, name), t.settle(ctx))
 }
 
-// restartPods replaces all pods, one after the other. In a new pod the lb comes
-// last: nothing orders the containers of a pod, and its image may have to be
-// fetched.
+// restartPods replaces all pods, one after the other. In a new pod the lb starts last: the
+// containers of a pod start in any order, and the lb's image may have to be pulled.
 func restartPods(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
@@ -187,7 +186,7 @@ func restartPods(ctx context.Context, t *Trench, g *load.Generator) ([]string, e
 	return nil, nil
 }
 
-// replacePod puts a new pod in the place of one that has ended.
+// replacePod replaces a pod that has ended by a new one.
 func (t *Trench) replacePod(ctx context.Context, pod int, g *load.Generator) error {
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()

@@ -30,12 +30,11 @@ const (
 	pollInterval = 20 * time.Millisecond
 )
 
-// detection is the BFD of the pods: gateways notice a loss after 5 × 200 ms. A machine that is busy
-// for some hundred milliseconds is not taken for one.
+// detection is the BFD configuration of the pods: gateways detect a loss after 5 × 200 ms, so
+// that a machine that is busy for some hundred milliseconds does not cause one.
 const detection = "{minTx: 200ms, minRx: 300ms, multiplier: 5}"
 
-// Checks of the targets, as in the trench file: a death is noticed after
-// Fall × Interval.
+// Checks of the targets, as in the trench file: a loss is detected after Fall × Interval.
 const (
 	Interval = 200 * time.Millisecond
 	Fall     = 3
@@ -51,12 +50,12 @@ type Options struct {
 	Binaries string // the folder of lb, frontend and target
 	// Control runs the pods with --gating=off and without drains.
 	Control bool
-	// BFD guards the sessions with the gateways, which notice the loss of a pod after a second.
-	// Without it their hold time of 3 s does.
+	// BFD guards the sessions with the gateways, which then detect the loss of a pod after a
+	// second, otherwise after their hold time of 3 s.
 	BFD bool
-	// LB are more arguments of lb run.
+	// LB are additional arguments of lb run.
 	LB []string
-	// Targets is how many targets there are at first, 1 to 10.
+	// Targets is the initial number of targets, 1 to 10.
 	Targets int
 	// Replies is the reply route of the targets.
 	Replies lab.Replies
@@ -127,7 +126,7 @@ func (t *Trench) startFrontend(p *lab.Pod) error {
 	return p.StartFrontend("--ecmp")
 }
 
-// stop ends both programs of a pod, as a pod's end does.
+// stop ends both programs of a pod, as when a pod is deleted.
 func (t *Trench) stop(ctx context.Context, p *lab.Pod) error {
 	for _, x := range []*lab.Process{p.LB, p.Frontend} {
 		if err := x.Signal(syscall.SIGTERM); err != nil {
@@ -198,7 +197,7 @@ func (t *Trench) announce(ends bool, names ...string) error {
 	return t.write()
 }
 
-// names are the targets that are in the trench file.
+// names returns the targets in the trench file.
 func (t *Trench) names() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -209,8 +208,8 @@ func (t *Trench) names() []string {
 	return names
 }
 
-// settle waits until every target is ready in every pod that is not lost, and the gateways
-// use all of these.
+// settle waits until every target is ready in every pod that is not lost, and the gateways use
+// all of these pods.
 func (t *Trench) settle(ctx context.Context) error {
 	return errors.Join(t.wantStates(ctx, func(have map[string]targetv1.State) error {
 		for _, name := range t.names() {
@@ -222,7 +221,7 @@ func (t *Trench) settle(ctx context.Context) error {
 	}), t.wantVia(ctx, t.without(0)...))
 }
 
-// without are the pods that are not lost, but for one.
+// without returns the pods that are not lost, except one.
 func (t *Trench) without(pod int) []int {
 	var numbers []int
 	for n := range t.Pods {
@@ -240,7 +239,7 @@ func (t *Trench) wantVia(ctx context.Context, pods ...int) error {
 	return t.WantVia(ctx, pods...)
 }
 
-// wantGone waits until no pod has a target of these names any more.
+// wantGone waits until no pod has a target with one of these names.
 func (t *Trench) wantGone(ctx context.Context, names ...string) error {
 	return t.wantStates(ctx, func(have map[string]targetv1.State) error {
 		for _, name := range names {
@@ -252,7 +251,7 @@ func (t *Trench) wantGone(ctx context.Context, names ...string) error {
 	})
 }
 
-// wantDown waits until no pod takes one of these targets for ready.
+// wantDown waits until these targets are not ready in any pod.
 func (t *Trench) wantDown(ctx context.Context, names ...string) error {
 	return t.wantStates(ctx, func(have map[string]targetv1.State) error {
 		for _, name := range names {
