@@ -16,12 +16,11 @@ import (
 // answerTimeout bounds the exchange of one health check.
 const answerTimeout = time.Second
 
-// application is the target's end of an HTTP health check, in this process: the moment at which its
-// answer changes is read from the clock that the receiver reads, too.
+// application is the target's end of an HTTP health check. It runs in this process, so that the
+// time at which its answer changes is from the same clock as the receiver's times.
 type application struct {
 	fixture *fixture
-	// changed gets the time just before the first answer that differs from the one before it was
-	// written.
+	// changed receives the time just before the first answer with a different status was written.
 	changed chan time.Time
 
 	answered bool // the last answer; of the goroutine that serves
@@ -30,9 +29,9 @@ type application struct {
 	healthy bool // the answer from now on
 }
 
-// checkInterval is the time between two checks of the target. It is longer than the time for which
-// a change of n VIPs keeps both cores busy, since a check that is late by its timeout, which is as
-// long, would count as failed.
+// checkInterval is the time between two checks of the target. It is longer than the time for
+// which a change of n VIPs keeps both cores busy: the timeout is as long, and a check that is
+// delayed by it would count as failed.
 func checkInterval(n int) time.Duration {
 	if n > 10_000 {
 		return 500 * time.Millisecond
@@ -106,7 +105,7 @@ func (a *application) answer(conn net.Conn) {
 	a.answered = healthy
 	select {
 	case a.changed <- at:
-	default: // turn no longer waits for the one before
+	default: // turn has stopped waiting for the previous change
 	}
 }
 

@@ -22,10 +22,10 @@ const (
 	allUp   = "all come up → last UPDATE"
 )
 
-// turns is how often all VIPs go down and come up.
+// turns configures how often all VIPs go down and come up.
 type turns struct {
 	repeats int
-	// pause returns the time before each change, in which the work of the one before it ends.
+	// pause returns the time before each change, in which the work of the previous one ends.
 	pause func() time.Duration
 }
 
@@ -36,9 +36,9 @@ func always(d time.Duration) func() time.Duration { return func() time.Duration 
 type bulkMethod struct {
 	name  string
 	goals map[int]string // by the number of VIPs
-	// repeats are those with at most 1 000, 10 000 and 50 000 VIPs.
+	// repeats are the repetitions with at most 1 000, 10 000 and 50 000 VIPs.
 	repeats [3]int
-	least   int  // number of VIPs with which it is measured
+	least   int  // the smallest number of VIPs to measure
 	quick   bool // measured in a quick run, too
 	// start starts all processes, waits for all VIPs, and returns a function that changes all of
 	// them and returns the time of the change.
@@ -87,13 +87,13 @@ func bulkMethods() []bulkMethod {
 	}
 }
 
-// atOnce is a change that begins with its call.
+// atOnce returns a change whose time is the time of its call.
 func atOnce(set func(up bool) error) func(up bool) (time.Time, error) {
 	return func(up bool) (time.Time, error) { start := time.Now(); return start, set(up) }
 }
 
-// startCheckedPod starts lb, the frontend and a target whose answer to the health check decides
-// about all VIPs, and waits until they are at the gateway.
+// startCheckedPod starts lb, the frontend and a target whose health check determines all VIPs,
+// and waits until they are at the gateway.
 func (fx *fixture) startCheckedPod() (change func(up bool) (time.Time, error), err error) {
 	a, err := fx.startApplication()
 	if err != nil {

@@ -27,15 +27,14 @@ const (
 	tableSize = 1009
 	tableSeed = 1
 
-	// planeTargets4 is where targets of the data plane are, in the backend's
-	// namespace; a part of the pod's connected network, as they must be.
+	// planeTargets4 contains the targets of the data plane, in the backend's namespace. It is part
+	// of the pod's connected network, as the data plane requires.
 	planeTargets4 = "172.16.16.0/20"
-	// stateFolder is a file system in memory, as the volume of the manifests is.
+	// stateFolder is on a tmpfs, as the volume of the manifests.
 	stateFolder = "/dev/shm"
 )
 
-// planeTarget is a target of the data plane by its index: the name sorts as the
-// index does.
+// planeTarget returns the target of the data plane with an index: names sort like the indices.
 func planeTarget(i int, families []vip.Family) dataplane.Target {
 	t := dataplane.Target{Name: fmt.Sprintf("target-%04d", i)}
 	for f := range t.Roles {
@@ -56,8 +55,8 @@ func planeAddress(i int, f vip.Family) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfd, 3: 0x16, 13: 2, 14: byte(k >> 8), 15: byte(k)})
 }
 
-// planeStreams makes streams with a VIP of each family and as many targets each.
-// Stream i has the targets from i*targets on.
+// planeStreams returns streams with a VIP of each family and a number of targets each. Stream i
+// has the targets from i*targets on.
 func planeStreams(first, streams, targets int, size uint32, families []vip.Family) map[string]*dataplane.Stream {
 	vips := numberedVIPs((first+streams)*len(families), families)
 	made := make(map[string]*dataplane.Stream, streams)
@@ -74,15 +73,14 @@ func planeStreams(first, streams, targets int, size uint32, families []vip.Famil
 	return made
 }
 
-// planeFixture is a lab for a data plane, whose targets have addresses and
-// nothing else.
+// planeFixture is a lab for a data plane, whose targets only have addresses.
 type planeFixture struct {
 	*lab.Lab
 	state string
 	plane *runningPlane
 }
 
-// newPlaneFixture makes a lab in which this many targets can be reached.
+// newPlaneFixture creates a lab with this number of reachable targets.
 func newPlaneFixture(ctx context.Context, targets int, families []vip.Family) (_ *planeFixture, err error) {
 	g := &planeFixture{}
 	defer func() {
@@ -177,9 +175,9 @@ func (p *runningPlane) waitReady() error {
 	}
 }
 
-// configure gives streams to the data plane, waits until they were applied, and
-// returns how long that took. That all VIPs and the targets that are to serve are
-// known to be in the kernel is part of it.
+// configure passes streams to the data plane, waits until they are applied, and returns how long
+// that took. The time includes the confirmation that all VIPs and serving targets are in the
+// kernel.
 func (p *runningPlane) configure(streams map[string]*dataplane.Stream) (time.Duration, error) {
 	p.revision++
 	w := &dataplane.Desired{Revision: p.revision, Streams: streams}
@@ -243,7 +241,7 @@ func with(streams map[string]*dataplane.Stream, s *dataplane.Stream) map[string]
 	return changed
 }
 
-// withRole is a stream one of whose targets has another role.
+// withRole returns a copy of a stream in which one target has another role.
 func withRole(s *dataplane.Stream, i int, r dataplane.Role) *dataplane.Stream {
 	changed := *s
 	changed.Targets = slices.Clone(s.Targets)
@@ -255,7 +253,7 @@ func withRole(s *dataplane.Stream, i int, r dataplane.Role) *dataplane.Stream {
 	return &changed
 }
 
-// withTarget is a stream with one target more.
+// withTarget returns a copy of a stream with an additional target.
 func withTarget(s *dataplane.Stream, t dataplane.Target) *dataplane.Stream {
 	changed := *s
 	changed.Targets = append(slices.Clone(s.Targets), t)
@@ -306,7 +304,8 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, strea
 	for i := range s.repeats(200, 4) {
 		stream := streams[streamName(i%n)]
 		fresh := withTarget(stream, planeTarget(n*perStream, bothFamilies))
-		// With checks through the VIP, the default, a target has its rules and routes before the first.
+		// With checks through the VIP, the default, a target has its rules and routes before its first
+		// check passes.
 		passed := *fresh
 		passed.RouteAll = true
 		for _, step := range []struct {
@@ -345,8 +344,8 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, strea
 	return nil
 }
 
-// measurePlaneStarts ends the data plane and starts another one over the same
-// kernel, again and again.
+// measurePlaneStarts repeatedly ends the data plane and starts another one over the same kernel
+// state.
 func measurePlaneStarts(ctx context.Context, s *session, g *planeFixture, streams map[string]*dataplane.Stream,
 	n int,
 ) error {

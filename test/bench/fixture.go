@@ -21,7 +21,7 @@ import (
 // above every expected duration.
 const waitTimeout = 60 * time.Second
 
-// checkPort is where targets listen.
+// checkPort is the port of the targets.
 const checkPort = 5000
 
 // fixture is a lab with a receiver in the gateway's place. The process that attracts the
@@ -35,7 +35,7 @@ type fixture struct {
 	families []vip.Family
 	nsp      *nsptest.NSP // nil before startNSP
 
-	// ctx ends with an error when a process ends that should not.
+	// ctx is cancelled with an error when a process ends unexpectedly.
 	ctx    context.Context
 	fail   context.CancelCauseFunc
 	guards sync.WaitGroup
@@ -181,7 +181,7 @@ func (fx *fixture) withTimeout() (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(fx.ctx, waitTimeout, fmt.Errorf("%v are over", waitTimeout))
 }
 
-// waitCount waits until the gateway holds n prefixes, and returns since when.
+// waitCount waits until the gateway holds n prefixes, and returns when it did first.
 func (fx *fixture) waitCount(n int) (time.Time, error) {
 	ctx, cancel := fx.withTimeout()
 	defer cancel()

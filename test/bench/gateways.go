@@ -75,7 +75,7 @@ func (fx *fixture) watchEgress() (*latest.Value[answer], error) {
 	return egress, nil
 }
 
-// waitEgress waits until Egress has a status, and returns since when.
+// waitEgress waits until Egress has a status, and returns when it changed to it.
 func (fx *fixture) waitEgress(egress *latest.Value[answer],
 	status healthv1.HealthCheckResponse_ServingStatus,
 ) (time.Time, error) {
@@ -147,8 +147,8 @@ func measureReset(ctx context.Context, s *session) error {
 	})
 }
 
-// resetSessions has the gateway reset its session again and again, and records how long Egress took
-// to fail. after, which may be nil, is called after each with the time of the reset.
+// resetSessions has the gateway reset its session repeatedly, and records how long Egress took
+// to fail. after, which may be nil, is called after each reset with its time.
 func resetSessions(s *session, fx *fixture, m Measurement, repeats int, egress *latest.Value[answer],
 	after func(reset time.Time) error,
 ) error {

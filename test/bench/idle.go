@@ -15,8 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
-// Goals of an idle pod: memory at its peak, since the start, by the number of
-// VIPs.
+// Goals of an idle pod: peak memory since the start, by the number of VIPs.
 var idleGoals = map[string]map[int]string{
 	"lb":               {1: "max ≤ 25", 10_000: "max ≤ 40"},
 	"frontend":         {1: "max ≤ 30", 10_000: "max ≤ 50"},
@@ -27,7 +26,7 @@ const (
 	idleCPUGoal = "max ≤ 0.2"
 	// podCPUGoal is the goal for all three processes together.
 	podCPUGoal = "max ≤ 0.5"
-	// idleStarts is how often the peak memory is measured: it differs from start to start.
+	// idleStarts is the number of measurements of the peak memory: it differs from start to start.
 	idleStarts = 5
 )
 
@@ -146,8 +145,8 @@ func onIdlePods(ctx context.Context, s *session, do func(all []*watchedProcess) 
 			&watchedProcess{name: "frontend", n: n, pid: fx.pod.Frontend.PID()},
 			&watchedProcess{name: "BIRD of frontend", n: n, pid: bird})
 	}
-	// The work of the start is over when nothing is expected any more: the
-	// frontend asks BIRD often for up to 5 s.
+	// The start is complete after a while: the frontend polls BIRD at short intervals for up to 5
+	// s.
 	if err := backoff.Sleep(ctx, s.lasts(10*time.Second, 200*time.Millisecond)); err != nil {
 		return err
 	}

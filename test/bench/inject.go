@@ -48,14 +48,14 @@ type injector struct {
 	mu sync.Mutex // of writes
 }
 
-// The frontend prints its configuration without the key of the session.
+// The configuration that the frontend prints does not contain the key of the session.
 var (
 	injectionKey  = regexp.MustCompile(`password "[^"]*";`)
 	injectionPort = regexp.MustCompile(`local ` + regexp.QuoteMeta(bird.LoopbackBIRD.String()) + ` port ([0-9]+) as`)
 )
 
-// startInjector starts a BIRD in the pod with the very configuration that the frontend would give
-// it, announces every VIP from this process, and waits until all are at the gateway. Both end with
+// startInjector starts a BIRD in the pod with the same configuration as the frontend would,
+// announces every VIP from this process, and waits until all are at the gateway. Both end with
 // the fixture.
 func (fx *fixture) startInjector() (*injector, error) {
 	text, err := fx.pod.Run(fx.ctx, "frontend", "render", "--trench-file="+fx.pod.TrenchFile(),
@@ -68,7 +68,7 @@ func (fx *fixture) startInjector() (*injector, error) {
 		return nil, errors.New("BIRD's configuration has no port for the announcer")
 	}
 	key := rand.Text()
-	// Other passwords do not occur: gateways of a fixture have none.
+	// The only password is the key: gateways of a fixture have none.
 	text = injectionKey.ReplaceAllString(text, `password "`+key+`";`)
 	config := fx.path("injection.conf")
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {

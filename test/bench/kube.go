@@ -31,9 +31,9 @@ var kubeGoals = map[int]struct{ latency, memory string }{
 
 const (
 	kubeBurstGoal = "max ≤ 1"
-	// podWriters is how many requests create Pods at the same time.
+	// podWriters is the number of concurrent requests that create Pods.
 	podWriters = 8
-	// kubeQuiet is longer than kube collects changes after a write.
+	// kubeQuiet is longer than the time for which kube collects changes after a write.
 	kubeQuiet = 150 * time.Millisecond
 
 	kubeObjects = `

@@ -124,8 +124,8 @@ func run(o options, stdout, stderr io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	// A reader that goes away, such as head, must not end us with a lab
-	// standing: no goroutine reads this channel.
+	// A reader that goes away, such as head, must not end the benchmark with SIGPIPE before the lab
+	// is removed. No goroutine reads this channel.
 	pipes := make(chan os.Signal, 1)
 	signal.Notify(pipes, syscall.SIGPIPE)
 	defer signal.Stop(pipes)

@@ -25,7 +25,7 @@ const (
 )
 
 const (
-	// meridioLB is the program that is the load balancer of Meridio.
+	// meridioLB is the program that serves as Meridio's load balancer.
 	meridioLB = "meridio-lb"
 	// nspID is a member of the trust domain, as Meridio's NSP is.
 	nspID = "spiffe://" + lab.TrustDomain + "/nsp"
@@ -128,7 +128,7 @@ func (fx *fixture) startNSP() error {
 	return nil
 }
 
-// meridioList is the fixture's attractor with these VIPs, as the NSP has it.
+// meridioList returns the fixture's attractor with these VIPs, as the NSP sends it.
 func (fx *fixture) meridioList(vips []vip.VIP) *nspv1.Attractor {
 	trench := &nspv1.Trench{Name: meridioTrench}
 	a := &nspv1.Attractor{Name: meridioAttractor, Trench: trench}

@@ -150,7 +150,7 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 		added, force, same := m, m, m
 		added.What, added.Unit = "the list has one VIP more → UPDATE", "ms"
 		force.What, force.Unit = "the list has one VIP more → in force", "ms"
-		same.Against = "" // a ratio of noise
+		same.Against = "" // the ratio would be noise
 		same.What, same.Unit = "the same list again: processor time of the frontend", "ms"
 		for range s.repeats(5, 1) {
 			if err := fewer(); err != nil {
@@ -173,7 +173,7 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 			}
 			added.Samples = append(added.Samples, milliseconds(at.Sub(start)))
 			if at, ok := logTime(fx.pod.Frontend.Output()[logged:], `msg="new configuration in force"`); ok {
-				// The log has whole milliseconds.
+				// The log has a resolution of a millisecond.
 				force.Samples = append(force.Samples, max(0, milliseconds(at.Sub(start))))
 			}
 		}
@@ -184,12 +184,13 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 }
 
 const (
-	// leaveTime is longer than the frontend keeps a VIP, which left the NSP's list, after it was
-	// withdrawn.
+	// leaveTime is longer than the time for which the frontend keeps a withdrawn VIP that left the
+	// NSP's list.
 	leaveTime = time.Second
 	// listInterval is the time between two lists, longer than the quiet time of a trench file.
 	listInterval = 150 * time.Millisecond
-	// afterLists is how long the frontend may look at BIRD often after a change.
+	// afterLists is the time for which the frontend may poll BIRD at short intervals after a
+	// change.
 	afterLists = 6 * time.Second
 )
 
@@ -229,7 +230,8 @@ func (fx *fixture) repeatLists(s *session, m Measurement, list func() error) err
 	return nil
 }
 
-// waitRequest waits for a request that the NSP received after a time, and returns when it came.
+// waitRequest waits for a request that the NSP received after a time, and returns the time of
+// its receipt.
 func (fx *fixture) waitRequest(method string, after time.Time) (at time.Time, err error) {
 	ctx, cancel := fx.withTimeout()
 	defer cancel()

@@ -37,8 +37,8 @@ var figures = []figure{
 	},
 }
 
-// lineStyle is how a method is drawn. Colors have a contrast of more than 3:1 with white and with
-// the dark background of GitHub; markers differ as well.
+// lineStyle is the style of a method. Colors have a contrast of more than 3:1 with white and
+// with the dark background of GitHub; markers differ as well.
 type lineStyle struct{ method, color, marker string }
 
 var lineStyles = []lineStyle{
@@ -166,7 +166,7 @@ func newAxes(panels [][]series, width float64) axes {
 	return a
 }
 
-// below is the largest of 1, 2 and 5 times the powers of ten that is not above v.
+// below returns the largest of 1, 2 and 5 times a power of ten that is not above v.
 func below(v float64) float64 {
 	decade := math.Pow10(int(math.Floor(math.Log10(v))))
 	for _, step := range []float64{5, 2} {
@@ -177,7 +177,7 @@ func below(v float64) float64 {
 	return decade
 }
 
-// above is the smallest of them that is not below v.
+// above returns the smallest of 1, 2 and 5 times a power of ten that is not below v.
 func above(v float64) float64 {
 	decade := math.Pow10(int(math.Floor(math.Log10(v))))
 	for _, step := range []float64{1, 2, 5} {
@@ -215,7 +215,7 @@ func escapeXML(s string) string {
 	return b.String()
 }
 
-// draw returns the SVG, or "" if nothing of it was measured. The same results are the same bytes.
+// draw returns the SVG, or "" if the row was not measured. Equal results give equal bytes.
 func (f figure) draw(r *report) (string, error) {
 	var panels [][]series
 	measured := false
@@ -253,7 +253,7 @@ func (f figure) draw(r *report) (string, error) {
 	return c.String(), nil
 }
 
-// legend names the methods that occur.
+// legend lists the methods that occur.
 func (c *canvas) legend(panels [][]series, x float64) {
 	const y = 40.0
 	for _, style := range lineStyles {

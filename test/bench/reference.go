@@ -37,7 +37,7 @@ type referenceRouter struct {
 	sessions *latest.Value[stateChange]
 }
 
-// stateChange is the result of a poll of the sessions, and when its answer was read.
+// stateChange is the result of a poll of the sessions, and the time at which it was read.
 type stateChange struct {
 	up int
 	at time.Time
@@ -86,7 +86,7 @@ func (fx *fixture) startReference() (*referenceRouter, error) {
 func (r *referenceRouter) config() string { return r.fixture.path("reference.conf") }
 func (r *referenceRouter) socket() string { return r.fixture.path("reference.ctl") }
 
-// set changes the state of VIPs, by their indices, and has BIRD take it over.
+// set changes the state of VIPs, by their indices, and has BIRD load it.
 func (r *referenceRouter) set(up bool, indices ...int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -153,7 +153,7 @@ func (r *referenceRouter) poll(ctx context.Context) {
 	tick := time.NewTicker(referencePoll)
 	defer tick.Stop()
 	for {
-		// BIRD may not answer yet: the next poll reads it.
+		// BIRD may not answer yet; the next poll retries.
 		if out, err := r.birdc("show protocols all"); err == nil {
 			r.sessions.Set(stateChange{up: strings.Count(out, "Established   "), at: time.Now()})
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// milestone is a part of a start, in the words of the logs.
+// milestone is a part of a start that appears in the logs.
 type milestone struct {
 	what    string
 	process func(*lab.Pod) *lab.Process
@@ -29,15 +29,15 @@ var milestones = []milestone{
 	{"source routing of the VIPs in the kernel", frontendOf, []string{`msg="VIP set updated"`}},
 	{"readiness heard", frontendOf, []string{`msg="load balancer readiness went from`}},
 	{"gateway's session seen up", frontendOf, []string{`service=Egress serving=true`}},
-	// A line for each VIP, or one about a decision on many of them.
+	// A line for each VIP, or one line for a decision about many VIPs.
 	{"first VIP announced", frontendOf, []string{`to=announced`, ` to announced`}},
 }
 
 func lbOf(p *lab.Pod) *lab.Process       { return p.LB }
 func frontendOf(p *lab.Pod) *lab.Process { return p.Frontend }
 
-// logTime finds the first line of a text log that holds one of some texts, and
-// returns when it was written.
+// logTime finds the first line of a text log that contains one of the texts, and returns its
+// time.
 func logTime(log string, texts ...string) (time.Time, bool) {
 	for line := range strings.Lines(log) {
 		if !slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(line, text) }) {
@@ -99,7 +99,7 @@ func measureStarts(ctx context.Context, s *session, m Measurement, repeats int, 
 			total.Samples = append(total.Samples, at.Sub(began).Seconds())
 			for i, part := range parts {
 				logged, ok := logTime(part.process(fx.pod).Output(), part.lines...)
-				for !ok && time.Since(at) < time.Second { // a line follows the UPDATEs
+				for !ok && time.Since(at) < time.Second { // the line is written after the UPDATEs
 					if err := fx.pause(10 * time.Millisecond); err != nil {
 						return err
 					}
@@ -189,8 +189,8 @@ func measureStop(ctx context.Context, s *session) error {
 	return err
 }
 
-// endAll sends SIGTERM to processes and returns how many seconds later the last
-// of them had ended, all with status 0.
+// endAll sends SIGTERM to processes and returns the seconds until the last one had exited, all
+// with status 0.
 func (fx *fixture) endAll(processes ...*lab.Process) (float64, error) {
 	ctx, cancel := fx.withTimeout()
 	defer cancel()

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Measurement is one thing measured many times with one method.
+// Measurement is the samples of one quantity with one method.
 type Measurement struct {
 	Row    int    `json:"row"`
 	What   string `json:"what"`
@@ -26,8 +26,8 @@ type Measurement struct {
 	Samples []float64 `json:"samples,omitempty"`
 }
 
-// Summary are the numbers of a measurement. Percentiles are by the nearest
-// rank: they are values that occurred.
+// Summary holds the statistics of a measurement. Percentiles use the nearest rank: they are
+// measured values.
 type Summary struct {
 	Count  int     `json:"count"`
 	Min    float64 `json:"min"`
@@ -41,11 +41,10 @@ type Summary struct {
 type result struct {
 	Measurement
 	Summary
-	// Ratio is the median of the method in Against divided by this one's: how many
-	// times less this one takes. 0 when that method has none of the same row, thing
-	// and N.
+	// Ratio is the median of the method in Against divided by this one's: the speed-up. 0 if
+	// Against has no result with the same Row, What and N.
 	Ratio float64 `json:"ratio,omitempty"`
-	// Missed are the clauses of the goal that do not hold.
+	// Missed lists the clauses of the goal that do not hold.
 	Missed []string `json:"missed,omitempty"`
 }
 
@@ -66,7 +65,7 @@ type measuredRow struct {
 	Load    string  `json:"load"` // load average after it
 }
 
-// report is everything that a run found out.
+// report holds all results of a run.
 type report struct {
 	Machine
 	Quick      bool          `json:"quick"`

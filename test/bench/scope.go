@@ -17,7 +17,7 @@ type scope struct {
 	errs       []error
 }
 
-// failed ends a function of a scope.
+// failed is the panic value with which a test helper ends a function of a scope.
 type failed struct{ error }
 
 // try calls f and returns the error with which it failed.

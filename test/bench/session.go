@@ -14,7 +14,7 @@ const (
 	reference = "reference"
 )
 
-// row is one claim and how it is measured.
+// row is one claim and its measurement.
 type row struct {
 	number  int
 	title   string
@@ -32,7 +32,7 @@ type session struct {
 	progress     func(text string)
 }
 
-// record keeps a measurement.
+// record adds a measurement to the report.
 func (s *session) record(m Measurement) {
 	s.report.Results = append(s.report.Results, &result{Measurement: m, Summary: summarize(m.Samples)})
 	last := s.report.Results[len(s.report.Results)-1]
@@ -73,7 +73,7 @@ func (s *session) vipCounts() []int {
 	return slices.DeleteFunc(counts, func(n int) bool { return !slices.Contains(s.vips, n) })
 }
 
-// lasts is how long something is to go on.
+// lasts returns the duration of a measurement, full or quick.
 func (s *session) lasts(full, quick time.Duration) time.Duration {
 	if s.quick {
 		return quick

@@ -31,7 +31,7 @@ func (m *result) cells() []string {
 	}
 }
 
-// number shows a value with three digits that count.
+// number formats a value with three significant digits.
 func number(v float64) string {
 	switch {
 	case v == 0:
@@ -75,7 +75,7 @@ func (r *report) remarks() []string {
 	return lines
 }
 
-// writeText prints the report for people.
+// writeText prints the report as text.
 func (r *report) writeText(w io.Writer) error {
 	var b strings.Builder
 	for _, line := range r.about() {
@@ -104,7 +104,7 @@ func (r *report) lines() [][]string {
 	return lines
 }
 
-// writeMarkdown prints the report for a document.
+// writeMarkdown prints the report as Markdown.
 func (r *report) writeMarkdown(w io.Writer) error {
 	var b strings.Builder
 	for _, line := range r.about() {

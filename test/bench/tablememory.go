@@ -20,8 +20,7 @@ import (
 // unreclaimable slab memory for small allocations, and vmalloc memory for larger ones.
 var kernelKinds = []string{"SUnreclaim:", "VmallocUsed:"}
 
-// kernelMemory is how much the kernel uses for such things, in MiB, on the whole
-// machine.
+// kernelMemory returns the sum of kernelKinds in MiB, for the whole machine.
 func kernelMemory() (float64, error) {
 	info, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

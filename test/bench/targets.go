@@ -32,7 +32,7 @@ const (
 	// readyTargets counts, for each VIP, the targets that are ready.
 	readyTargets = "vipgate_lb_vip_ready_targets{"
 
-	// fieldChecker makes this program the reference of row 14.
+	// fieldChecker is the argument that makes this program the reference of row 14.
 	fieldChecker = "field-checker"
 )
 
@@ -60,8 +60,8 @@ func (fx *fixture) targetsTrench() string {
 	return b.String()
 }
 
-// startTargets starts all targets: addresses by a route, and a listener in this
-// process, so that accepting is not measured.
+// startTargets starts all targets: a route for the addresses, and a listener in this process, so
+// that the cost of accepting is not measured.
 func (fx *fixture) startTargets() error {
 	t := lab.NewTarget(fx.Backend, netip.AddrPortFrom(netip.IPv4Unspecified(), checkPort))
 	if err := errors.Join(
@@ -129,7 +129,7 @@ func measureManyTargets(ctx context.Context, s *session) error {
 	})
 }
 
-// measureShare measures which share of one core a process that checks takes.
+// measureShare measures the share of one core that a checking process takes.
 func (fx *fixture) measureShare(s *session, p *lab.Process, n int, method string) error {
 	if err := fx.pause(s.lasts(10*time.Second, 300*time.Millisecond)); err != nil {
 		return err
@@ -209,7 +209,7 @@ func runFieldChecker(args []string, stderr io.Writer) int {
 					failed <- err
 					continue
 				}
-				// A reset, as vipgate does it: sockets in TIME_WAIT would cost more still.
+				// Close with RST, as vipgate does: sockets in TIME_WAIT would cost more.
 				_ = conn.(*net.TCPConn).SetLinger(0)
 				_ = conn.Close()
 			}

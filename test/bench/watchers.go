@@ -26,8 +26,8 @@ import (
 )
 
 const (
-	// flapInterval is the time between two decisions while VIPs flap, and
-	// flapsPerDecision how many change in one.
+	// flapInterval is the time between two decisions while VIPs flap, and flapsPerDecision the
+	// number of VIPs that change in each.
 	flapInterval     = time.Millisecond
 	flapsPerDecision = 20
 	// slowRead is how long a slow reader waits before it takes the pending deltas.
@@ -38,7 +38,7 @@ const (
 )
 
 // readinessSource is a load balancer's table that this process serves on a real mTLS unix
-// socket, and the identity of those who watch it.
+// socket, and the identity of its watchers.
 type readinessSource struct {
 	dir    string
 	vips   []vip.VIP
@@ -174,8 +174,8 @@ func (x *readinessSource) watch(wait time.Duration, tell chan<- heard) {
 	})
 }
 
-// reached waits until n watchers have reported a revision, and returns when the last
-// of them had it.
+// reached waits until n watchers have reported a revision, and returns when the last one
+// received it.
 func (x *readinessSource) reached(tell <-chan heard, n int, revision uint64) (time.Time, error) {
 	limit := time.NewTimer(waitTimeout)
 	defer limit.Stop()
@@ -220,8 +220,7 @@ func measureWatchers(ctx context.Context, s *session) error {
 	return measureFlapping(ctx, s)
 }
 
-// measureFanOut measures from a decision about one VIP until the last of so many
-// watchers has it.
+// measureFanOut measures from a decision about one VIP until the last watcher has it.
 func measureFanOut(ctx context.Context, s *session, watchers int) (err error) {
 	const n = 1000
 	x, err := startReadinessSource(ctx, n)
@@ -251,7 +250,8 @@ func measureFanOut(ctx context.Context, s *session, watchers int) (err error) {
 			return err
 		}
 		m.Samples = append(m.Samples, milliseconds(at.Sub(began)))
-		// Changes come to a load balancer that waits, not to one that is hot.
+		// Idle before the change, so that the load balancer starts from a blocked state, not from a
+		// busy one.
 		if err := backoff.Sleep(ctx, 2*time.Millisecond); err != nil {
 			return err
 		}

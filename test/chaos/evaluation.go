@@ -7,11 +7,10 @@ import (
 	"time"
 )
 
-// timeFormat is how times of day are written.
+// timeFormat is the format of times of day.
 const timeFormat = "15:04:05.000"
 
-// rule limits how long a VIP may be held after something happened
-// (docs/architecture.md#failure-table).
+// rule limits how long a VIP may be held after a cause (docs/architecture.md#failure-table).
 type rule struct {
 	cause   string
 	subject string // of the timeline; "" for the targets of the VIP
@@ -23,12 +22,12 @@ type rule struct {
 	needs func(gateway, family int) []string
 }
 
-// stallTime is how long BIRD before 2.14 may sleep on the end of a session although its routes have
-// to go: device { scan time 1 } wakes it up (docs/bird.md#sleeping-over-scheduled-work). A
-// gateway's BIRD, too.
+// stallTime is how long BIRD before 2.14, of the pod or of a gateway, may sleep on the end of a
+// session before it removes the routes: device { scan time 1 } wakes it up
+// (docs/bird.md#sleeping-over-scheduled-work).
 const stallTime = time.Second
 
-// chain are those between a cause and a gateway's table, from one of them on.
+// chain returns the subjects between a cause and a gateway's table, beginning with from.
 func chain(from string) func(gateway, family int) []string {
 	return func(gateway, family int) []string {
 		all := []string{"lb", "stream", "svid", "frontend", "bird"}
@@ -36,14 +35,14 @@ func chain(from string) func(gateway, family int) []string {
 	}
 }
 
-// last are the path to the gateway and the gateway.
+// last returns the path to the gateway and the gateway.
 func last(gateway, family int) []string {
 	return []string{
 		fmt.Sprintf("path/%d/*/", gateway), fmt.Sprintf("path/%d/%d/", gateway, family), gatewaySubject(gateway),
 	}
 }
 
-// only is the gateway itself.
+// only returns the gateway.
 func only(gateway, _ int) []string { return []string{gatewaySubject(gateway)} }
 
 // grace is how long a subject, once it is healthy, may still act on earlier state. A process
@@ -102,7 +101,7 @@ type event struct {
 	withdrawn bool
 	// deferred is true for an announcement with 65535:0 (RFC 8326).
 	deferred bool
-	// died: the gateway lost the route because the gateway itself ended.
+	// died is true if the gateway lost the route because it ended itself.
 	died bool
 }
 
@@ -125,8 +124,8 @@ type injection struct {
 	from  time.Time
 }
 
-// window is everything that is known of the time between two calm points. Before
-// it, everything was healthy and every gateway held every VIP.
+// window holds the records between two calm points. Before it, everything was healthy and every
+// gateway held every VIP.
 type window struct {
 	from, to time.Time
 	events   []event
@@ -149,18 +148,18 @@ func (w *window) slack(from, to time.Time) time.Duration {
 	return alwaysSlack + lateSlack*w.late(from.Add(-time.Second), to)
 }
 
-// excuse is how late timers may be before an UPDATE without a reason counts as
-// the machine's fault: a check of a target, or a lease, may then have been missed.
+// excuse is the delay of timers from which an UPDATE without a reason is attributed to the
+// machine: it may have caused a missed check of a target, or a missed lease.
 const excuse = 300 * time.Millisecond
 
-// excuseAftermath is how long a session, or a VIP, that was lost for lack of a CPU
-// may take to come back, or to be lost once more: BFD finds its session new.
+// excuseAftermath is how long a session, or a VIP, that was lost for lack of a CPU may take to
+// come back, or to be lost once more: for BFD the session is new.
 const excuseAftermath = 5 * time.Second
 
 // violation is something that must not happen.
 type violation struct {
 	what         string
-	vip, gateway int // -1: of none in particular
+	vip, gateway int // -1: not a particular one
 }
 
 // measure is how long a VIP was held after a cause, where it was withdrawn.
@@ -177,7 +176,7 @@ type evaluation struct {
 	excused    int // UPDATEs without a reason on a machine that was too busy
 }
 
-// evaluate compares the updates of the gateways with the timeline. It is pure.
+// evaluate compares the updates of the gateways with the timeline. It is a pure function.
 func evaluate(w *window) evaluation {
 	var ev evaluation
 	h := newHistory(w.changes, w.to)
@@ -193,8 +192,8 @@ func evaluate(w *window) evaluation {
 	return ev
 }
 
-// held are the stretches in which the gateway held the VIP, and whether each
-// ended by a withdrawal.
+// held returns the intervals in which the gateway held the VIP, and whether each ended by a
+// withdrawal.
 func held(w *window, received []event) (holds []interval) {
 	open := w.from
 	for _, e := range received {
@@ -224,9 +223,9 @@ func (ev *evaluation) holds(w *window, h *history, g, v int, received []event) {
 			continue
 		}
 		unhealthy := h.disturbed(func(s state) bool { return s != healthy }, r.needs(g, vips[v].family)...)
-		// The clock of the rule starts again in each of these.
+		// The clock of the rule restarts in each of these intervals.
 		for _, counted := range without(causes, unhealthy) {
-			// Its end is known from a poll only, and its effects may be received before that.
+			// Polls detect its end with a delay, and its effects may be received before that.
 			seen := counted.to
 			counted.to = seen.Add(-2*pollInterval - w.late(seen.Add(-time.Second), seen))
 			for _, hold := range intersect([]interval{counted}, holds) {
@@ -272,7 +271,7 @@ func (ev *evaluation) raises(w *window, h *history, g, v int, received []event) 
 	}
 }
 
-// reasons finds UPDATEs that no fault explains.
+// reasons finds UPDATEs that no injected fault explains.
 func (ev *evaluation) reasons(w *window, g, v int, received []event) {
 	var aftermath time.Time
 	for _, e := range received {
@@ -288,7 +287,7 @@ func (ev *evaluation) reasons(w *window, g, v int, received []event) {
 	}
 }
 
-// clockError covers that a gateway's clock can be a little too early.
+// clockError allows for a gateway's clock that is slightly early.
 const clockError = 100 * time.Millisecond
 
 // explains reports whether a fault may have caused an event. Its effects may come

@@ -21,8 +21,8 @@ import (
 // process removed.
 const repairBound = time.Second
 
-// ownSlack is how long a program has to run undisturbed before it must repair in
-// time: a new one reads the kernel first.
+// ownSlack is how long a program has to run undisturbed before it must repair in time: a new
+// process first reads the kernel state.
 const ownSlack = 3 * time.Second
 
 func resFamily(f int) string     { return fmt.Sprintf("kernel-%d", f) }
@@ -124,10 +124,10 @@ func dataPlaneKinds() []*kind {
 }
 
 const (
-	// damageMemory is for how long a program remembers a repair: each further one of
-	// the same object within that time may take twice as long.
+	// damageMemory is for how long a program remembers a repair: each further repair of the same
+	// object within that time may take twice as long.
 	damageMemory = time.Minute
-	// maxBackOff bounds that.
+	// maxBackOff bounds the additional time.
 	maxBackOff = 5 * time.Second
 )
 
@@ -162,8 +162,8 @@ func (fx *fixture) restored(since time.Time, what string, check func(ctx context
 	}
 }
 
-// podLines are the lines that a command prints in the pod. A table that does not
-// exist has none.
+// podLines returns the lines that a command prints in the pod. A table that does not exist has
+// none.
 func (fx *fixture) podLines(ctx context.Context, command ...string) ([]string, error) {
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
@@ -191,7 +191,7 @@ func (fx *fixture) hasAll(want []string, command ...string) func(context.Context
 	}
 }
 
-// flushRuleset removes all of nftables from the pod.
+// flushRuleset removes the whole nftables ruleset of the pod.
 func flushRuleset(ctx context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
 	list := []string{"nft", "list", "tables"}
 	before, err := fx.podLines(ctx, list...)
@@ -222,7 +222,7 @@ func deleteRule(priorities []string) func(context.Context, *fixture, fault) (fun
 	}
 }
 
-// removeTargetState removes something that the data plane has for one target.
+// removeTargetState removes a part of the data plane's state for one target.
 func removeTargetState(remove func(ctx context.Context, fx *fixture, table string,
 	family int) error,
 ) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
@@ -273,7 +273,7 @@ func removeTargetState(remove func(ctx context.Context, fx *fixture, table strin
 	}
 }
 
-// flushGatewayRoutes removes the way back to the clients, which BIRD installs.
+// flushGatewayRoutes removes the routes to the clients, which BIRD installs.
 func flushGatewayRoutes(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	list := []string{"ip", option(f.Arg), "-o", "route", "show", "table", "4096"}
 	before, err := fx.podLines(ctx, list...)
@@ -287,7 +287,7 @@ func flushGatewayRoutes(ctx context.Context, fx *fixture, f fault) (func(context
 	return fx.restored(since, f.String(), fx.hasAll(before, list...), "frontend", "bird", "gateway/", "path/"), nil
 }
 
-// restoreInternal6 gives the internal interface its IPv6 address again, as the lab gave it.
+// restoreInternal6 restores the IPv6 address of the internal interface.
 func (fx *fixture) restoreInternal6() error {
 	return fx.Pod.Batch("addr add " + lab.PodInternal(1)[ipv6].String() + "/64 dev " + lab.Internal)
 }

@@ -55,7 +55,7 @@ func networkKinds() []*kind {
 			}),
 		simple("external link down", 3, ms(100, 4000), wide, everything, resExternal).by(
 			func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
-				// Gateway B's interface lies on gateway A's.
+				// Gateway B's interface is a macvlan on gateway A's.
 				return fx.linkDown(fx.Gateway, "trench0", pathSubject(gatewayA, "link"), pathSubject(gatewayB, "link"))
 			}),
 	}

@@ -60,7 +60,7 @@ func processKinds() []*kind {
 	}
 }
 
-// together heals several things, all of them.
+// together returns a function that calls all of heals.
 func together(heals ...func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var errs []error
@@ -118,8 +118,8 @@ func stopBIRD(_ context.Context, fx *fixture, _ fault) (func(context.Context) er
 	return stopProcess(fx.birdPID())
 }
 
-// starve keeps the CPUs busy with loops that end by themselves, if no goroutine
-// end them.
+// starve keeps the CPUs busy with loops that also end on a timeout, in case no goroutine ends
+// them.
 func starve(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	var heals []func(context.Context) error
 	for i := range 2 + 2*f.Arg {

@@ -20,7 +20,7 @@ import (
 const (
 	// waitTimeout bounds every wait. It detects a hang and is far above every expected duration.
 	waitTimeout = 30 * time.Second
-	// commandTime bounds a question to a daemon that may be stopped.
+	// commandTime bounds a command to a daemon that may be stopped.
 	commandTime = 2 * time.Second
 	// birdSpace is the size of the file system of BIRD's configuration.
 	birdSpace = "256k"
@@ -47,8 +47,8 @@ type fixture struct {
 	damaged map[string][]time.Time // when the same fault hit before
 }
 
-// newFixture makes the lab and starts everything. It returns a fixture to
-// close also with an error.
+// newFixture creates the lab and starts all processes. With an error it also returns the
+// fixture, which the caller closes.
 func newFixture(o options, out *printer, report func(violation)) (*fixture, error) {
 	// Addresses that faults remove are usable as soon as they are restored: the time of the detection,
 	// 1 to 2 s, would hide a late recovery.
@@ -136,7 +136,7 @@ func (fx *fixture) connect() error {
 			ns.Sysctl("net.ipv4.fib_multipath_hash_policy", "1"), ns.Sysctl("net.ipv6.fib_multipath_hash_policy", "1"))
 	}
 	errs = append(errs, fx.Backend.Sysctl("net.ipv4.conf.all.arp_ignore", "1"))
-	// A link that goes down and comes back has its addresses again.
+	// A link that goes down and comes back keeps its addresses.
 	const keep = "net.ipv6.conf.%s.keep_addr_on_down"
 	return errors.Join(append(errs,
 		fx.Backend.Sysctl(fmt.Sprintf(keep, "pod0"), "1"),
@@ -144,8 +144,8 @@ func (fx *fixture) connect() error {
 		second.Sysctl(fmt.Sprintf(keep, "trench0"), "1"))...)
 }
 
-// routeAnswers gives the targets their route for answers from VIPs, which ends with
-// a link that goes down.
+// routeAnswers installs the targets' routes for replies from VIPs, which the kernel removes when
+// the link goes down.
 func (fx *fixture) routeAnswers() error {
 	return fx.Backend.Batch(
 		"route replace default via 172.16.0.1 dev pod0 table 100", "route replace ::/0 via fd00:16::1 dev pod0 table 100",
@@ -177,7 +177,7 @@ func (fx *fixture) birdDir() string {
 	return fmt.Sprintf("/proc/%d/root%s", fx.holder.PID(), fx.pod.BirdDir())
 }
 
-// spawn starts a process that the lab ends at last.
+// spawn starts a process, which ends with the lab.
 func (fx *fixture) spawn(ns *lab.NetNS, name string, args ...string) (*lab.Process, error) {
 	fx.mu.Lock()
 	defer fx.mu.Unlock()

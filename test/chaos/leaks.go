@@ -51,8 +51,7 @@ func newLeaks(fx *fixture) *leaks {
 	return &leaks{fixture: fx, processes: map[int]usage{}, most: map[string]usage{}}
 }
 
-// check counts everything until the counts are as they should be, or were not
-// for too long.
+// check counts repeatedly until the counts are within their bounds, or leakBound is over.
 func (l *leaks) check(ctx context.Context) ([]violation, error) {
 	bound, cancel := context.WithTimeout(ctx, leakBound)
 	defer cancel()
@@ -60,7 +59,7 @@ func (l *leaks) check(ctx context.Context) ([]violation, error) {
 	err := lab.Eventually(bound, 100*time.Millisecond, func() error {
 		found, err := l.count(bound)
 		if err != nil {
-			return err // perhaps only because the time is over
+			return err // perhaps only due to the timeout
 		}
 		if violations = found; len(found) > 0 {
 			return errors.New("something leaked")
@@ -129,7 +128,7 @@ func (l *leaks) count(ctx context.Context) ([]violation, error) {
 		return nil, err
 	}
 	if l.kernel == nil {
-		// The routes of a session are there a little after its VIPs.
+		// The routes of a session are installed shortly after its VIPs.
 		routes := strings.Join(slices.Concat(kernel[routes4], kernel[routes6]), " ")
 		for _, a := range []netip.Addr{lab.GatewayA4, lab.GatewayA6, lab.GatewayB4, lab.GatewayB6} {
 			if !slices.Contains(strings.Fields(routes), a.String()) {
@@ -207,7 +206,7 @@ func (l *leaks) goroutines(ctx context.Context, addr string) (int, error) {
 	return 0, errors.Join(errors.New("the metrics have no go_goroutines"), lines.Err())
 }
 
-// volatile are the parts of a route or a rule that change by themselves.
+// volatile matches the parts of a route or a rule that change without a fault.
 var volatile = regexp.MustCompile(`\b(expires|mtu|hoplimit|pref|nhid|metric) \S+|\berror -?\d+|\bpackets \d+ bytes \d+`)
 
 // Names of the routes of the pod.
@@ -241,7 +240,7 @@ func (l *leaks) kernelState(ctx context.Context) (map[string][]string, error) {
 			return nil, err
 		}
 		for line := range strings.Lines(out) {
-			// The kernel has these for some orders of addresses and forwarding only.
+			// The kernel adds these only for some orders of configuring addresses and forwarding.
 			if strings.HasPrefix(line, "anycast ") {
 				continue
 			}

@@ -134,7 +134,7 @@ func start(o options) int {
 	return exitPassed
 }
 
-// again is the command that does the same.
+// again returns the command line that repeats the run.
 func (o options) again() string {
 	command := fmt.Sprintf("make chaos FAULTS=%d SEED=%d", o.faults, o.seed)
 	kinds := words{o.kinds}

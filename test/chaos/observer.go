@@ -62,7 +62,7 @@ func (o *observer) report(v violation) {
 	o.reported = append(o.reported, v)
 }
 
-// injected notes a fault from its begin on.
+// injected records a fault at its begin.
 func (o *observer) injected(h injection) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -121,7 +121,7 @@ func (o *observer) holdsAll(ctx context.Context) bool {
 	return true
 }
 
-// missing are the VIPs that a gateway does not hold as it should.
+// missing returns the VIPs that a gateway does not hold as expected.
 func (o *observer) missing(ctx context.Context, g int) []string {
 	bound, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()
@@ -149,10 +149,9 @@ func (o *observer) missing(ctx context.Context, g int) []string {
 	return names
 }
 
-// podBFDDown reports whether the pod's BIRD lacks a BFD session that is up with
-// gateway B. FRR reports its session with a BIRD that was replaced as up until it
-// receives packets of the new one, after a second or two, and takes the BGP session down
-// once more.
+// podBFDDown returns the BFD sessions with gateway B that are not up at the pod's BIRD. FRR
+// reports its session with a BIRD that was replaced as up until it receives packets of the new
+// one, after a second or two, and then takes the BGP session down once more.
 func (o *observer) podBFDDown(ctx context.Context) []string {
 	out, err := o.fixture.Pod.Run(ctx, "birdc", "-s", o.fixture.pod.BirdSocket(), "-r", "show bfd sessions")
 	if err != nil {
@@ -235,7 +234,7 @@ func (o *observer) probe(ctx context.Context) []violation {
 	return violations
 }
 
-// evaluate checks everything that was collected since the last calm point.
+// evaluate checks the updates since the last calm point.
 func (o *observer) evaluate() []violation {
 	changes := o.fixture.timeline.take()
 	events := withDeaths(o.events, changes)

@@ -68,7 +68,7 @@ func (r *router) processes() []*lab.Process {
 	return r.live
 }
 
-// process is one of them by its name; nil if there is none.
+// process returns a process by its name; nil if it does not exist.
 func (r *router) process(name string) *lab.Process {
 	for i, p := range r.processes() {
 		if r.names[i] == name {

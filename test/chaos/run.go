@@ -139,7 +139,7 @@ func hit(ctx context.Context, fx *fixture, obs *observer, f fault) error {
 	return nil
 }
 
-// sleep waits, and reports whether it could.
+// sleep waits, and reports whether ctx did not end first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -151,11 +151,12 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// settlings is how often everything may come apart again at a calm point because
-// the machine is too busy for a lease.
+// settlings is how often the state at a calm point may break again because the machine is too
+// busy for a lease.
 const settlings = 5
 
-// calm waits until everything is as it should be, and evaluates the window before it.
+// calm waits until all VIPs are held and the counts are normal, and evaluates the window before
+// it.
 func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed time.Time, bound time.Duration) error {
 	var violations []violation
 	var took time.Duration

@@ -25,7 +25,7 @@ func (b breadth) String() string {
 	return []string{"no updates", "targets", "one gateway", "anything"}[b]
 }
 
-// fault is one thing that goes wrong for a while.
+// fault is a fault with its start and duration.
 type fault struct {
 	ID       int
 	Kind     *kind

@@ -10,8 +10,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// supervisor runs a program of the pod and starts it again when it ended, as a
-// kubelet does.
+// supervisor runs a program of the pod and restarts it when it ends, as a kubelet does.
 type supervisor struct {
 	name     string
 	start    func() (*lab.Process, error)
@@ -97,7 +96,7 @@ func (s *supervisor) pause(d time.Duration) {
 	}
 }
 
-// process is the program that runs, or ran last.
+// process returns the current process, or the last one.
 func (s *supervisor) process() *lab.Process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,7 +137,7 @@ func (s *supervisor) kill() (func(context.Context) error, error) {
 	return func(context.Context) error { release(); return nil }, err
 }
 
-// terminate sends SIGTERM. Healing waits for that and starts it again.
+// terminate sends SIGTERM. Healing waits for the end and starts the program again.
 func (s *supervisor) terminate() (func(context.Context) error, error) {
 	release := s.hold()
 	p := s.process()

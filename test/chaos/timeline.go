@@ -13,9 +13,9 @@ type state int
 
 const (
 	healthy     state = iota
-	disturbed         // disturbed: it may be late, it need not end anything
+	disturbed         // it may be late, and need not end anything
 	terminating       // it received SIGTERM, and drains
-	stopped           // there, and does nothing
+	stopped           // exists, but does not run
 	down
 )
 
@@ -77,8 +77,8 @@ func (t *timeline) get(subject string) state {
 	return t.now[subject]
 }
 
-// wasDown reports whether a subject was gone at any moment from since on, within
-// the changes that take has not returned yet.
+// wasDown reports whether a subject was down at any moment since a time, within the changes that
+// take has not returned yet.
 func (t *timeline) wasDown(subject string, since time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -159,7 +159,7 @@ func newHistory(changes []change, end time.Time) *history {
 	return h
 }
 
-// while are the stretches in which a subject was in one of the states.
+// while returns the intervals in which a subject was in one of the states.
 func (h *history) while(subject string, is func(state) bool) []interval {
 	var all []interval
 	var open time.Time
@@ -196,7 +196,7 @@ func (h *history) disturbed(is func(state) bool, prefixes ...string) []interval 
 	return merge(all)
 }
 
-// merge makes overlapping stretches one, in order.
+// merge merges overlapping intervals, in order.
 func merge(all []interval) []interval {
 	slices.SortFunc(all, func(a, b interval) int { return a.from.Compare(b.from) })
 	var merged []interval
@@ -233,7 +233,7 @@ func intersect(a, b []interval) []interval {
 	return all
 }
 
-// without are the stretches of a that are in none of b.
+// without returns the parts of a that are in no interval of b.
 func without(a, b []interval) []interval {
 	b = merge(slices.Clone(b))
 	var all []interval
@@ -254,7 +254,7 @@ func without(a, b []interval) []interval {
 	return all
 }
 
-// unserved are the stretches in which no stream could serve a VIP: none had
+// unserved returns the intervals in which no stream could serve a VIP: each had fewer than
 // minReady targets of its family that accept connections.
 func (h *history) unserved(v service) []interval {
 	var all []interval
@@ -269,7 +269,7 @@ func (h *history) unserved(v service) []interval {
 	return all
 }
 
-// streamDown are the stretches in which a stream had too few targets.
+// streamDown returns the intervals in which a stream had too few targets.
 func (h *history) streamDown(n, family int) []interval {
 	is := func(s state) bool { return s == down }
 	var perTarget [][]interval

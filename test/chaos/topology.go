@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Numbers of the trench that bounds follow from.
+// Numbers of the trench from which the bounds follow.
 const (
 	checkPort     = 5000
 	checkInterval = 200 * time.Millisecond
@@ -20,8 +20,8 @@ const (
 	holdTime      = 3 * time.Second
 	drainTime     = 300 * time.Millisecond
 	settle        = 50 * time.Millisecond
-	// BFD guards the sessions of gateway B only. The gateway finds the pod gone
-	// after bfdInterval × bfdMultiplier.
+	// BFD guards the sessions of gateway B only. The gateway detects the loss of the pod after
+	// bfdInterval × bfdMultiplier.
 	bfdInterval   = 500 * time.Millisecond
 	bfdMultiplier = 4
 )
@@ -63,7 +63,7 @@ type service struct {
 	streams []int
 }
 
-// vips are all VIPs; their places in it are the bits of a scope.
+// vips are all VIPs; their indices are the bits of a scope.
 var vips = func() []service {
 	pair := func(n int, serving ...int) []service {
 		return []service{

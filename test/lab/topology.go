@@ -251,7 +251,7 @@ func (t *Topology) plug(bridge *NetNS, master, port string, ns *NetNS, dev, link
 	}); err != nil {
 		return err
 	}
-	return ns.IP("link", "set", dev, "address", link) // triggers the announcement, even if the address is the same
+	return ns.IP("link", "set", dev, "address", link) // also announces an unchanged address
 }
 
 // sysctlIfExists is Sysctl for a parameter whose module may not be loaded.
