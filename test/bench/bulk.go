@@ -171,6 +171,7 @@ func flipAll(s *session, fx *fixture, m Measurement, t turns, change func(up boo
 			if err != nil {
 				return err
 			}
+			// A health check that timed out changed the VIPs before the measured change did.
 			if at.Before(start) {
 				early++
 				continue

@@ -128,6 +128,7 @@ func measureReset(ctx context.Context, s *session) error {
 			if err := fx.pause(phase(referencePoll)); err != nil {
 				return err
 			}
+			// Without this the session would be up again before the next poll of the reference.
 			if err := fx.receiver.Refuse(); err != nil {
 				return err
 			}

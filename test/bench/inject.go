@@ -170,6 +170,7 @@ func (in *injector) keepUp(r *bufio.Reader) {
 	})
 	tasks.Go(func() {
 		for {
+			// Hold timer (RFC 4271 section 4.2): each message from BIRD restarts it.
 			err := in.conn.SetReadDeadline(time.Now().Add(injectionHold))
 			if err == nil {
 				_, err = skipMessage(r)
@@ -183,6 +184,7 @@ func (in *injector) keepUp(r *bufio.Reader) {
 		}
 	})
 	in.fixture.ends = append(in.fixture.ends, func() error {
+		// Cancel first, so that the errors after Close do not count as failures.
 		cancel()
 		err := in.conn.Close()
 		tasks.Wait()

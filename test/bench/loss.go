@@ -149,9 +149,12 @@ func (r *referenceRouter) watchLB() (alive <-chan struct{}, err error) {
 		defer tick.Stop()
 		was := false
 		for {
+			// A stopped lb accepts the request but does not answer, so the poll needs a timeout.
 			asking, end := context.WithTimeout(ctx, referencePoll/2)
 			answer, err := client.Check(asking, &healthv1.HealthCheckRequest{Service: "Readiness"})
 			end()
+			// A lost lb causes Unavailable or DeadlineExceeded; any other error is a fault of the
+			// benchmark.
 			if code := grpcstatus.Code(err); code != codes.OK && code != codes.Unavailable &&
 				code != codes.DeadlineExceeded && ctx.Err() == nil {
 				fx.fail(fmt.Errorf("health of the lb: %w", err))

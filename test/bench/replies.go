@@ -73,6 +73,8 @@ func newReplyPath(ctx context.Context, technique string, peers int) (_ *replyPat
 		}
 		p.ends = append(p.ends, (*ns).Close)
 	}
+	// The namespace has the addresses of the last peer; the flood forges the link addresses of the
+	// rest.
 	last := p.peers - 1
 	if err := errors.Join(
 		lab.Veth(p.pods, replyLink, p.target, targetLink),

@@ -146,6 +146,8 @@ func measureStop(ctx context.Context, s *session) error {
 			if _, err := fx.startPod(); err != nil {
 				return err
 			}
+			// Each program alone: it is restarted, and the next step begins with all VIPs at the
+			// gateway.
 			alone := []struct {
 				process **lab.Process
 				start   func(...string) error

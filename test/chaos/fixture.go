@@ -81,6 +81,7 @@ func (fx *fixture) build() (err error) {
 		}
 		fx.targets = append(fx.targets, each)
 	}
+	// Clients connect to the VIPs, so a listener on each VIP answers for all targets.
 	for _, v := range vips {
 		l := lab.NewTarget(fx.Backend, netip.AddrPortFrom(v.prefix.Addr(), checkPort))
 		if err := l.Up(); err != nil {

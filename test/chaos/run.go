@@ -25,6 +25,7 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 			obs.report(v)
 		}
 	})
+	// With an error newFixture may return a fixture, whose logs are kept before it is closed.
 	if fx == nil {
 		return err
 	}
@@ -39,6 +40,7 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 				err = errors.Join(err, s.write(o.json))
 			}
 		}
+		// An interrupted run is not a failure and keeps no logs.
 		if err != nil && ctx.Err() == nil {
 			dir, errKeep := keepLogs(fx, o.seed)
 			out.printf("the logs are in %s", dir)

@@ -57,11 +57,13 @@ func (s *supervisor) supervise() {
 		s.mu.Lock()
 		asked, down := s.expected, s.down
 		s.mu.Unlock()
+		// An end that no fault requested is reported.
 		if !asked {
 			status, _ := p.Wait(context.Background())
 			s.report(p, began, status)
 			s.pause(restartDelay)
 		}
+		// A fault keeps the program down until it is healed.
 		if down != nil {
 			select {
 			case <-down:
@@ -69,6 +71,7 @@ func (s *supervisor) supervise() {
 				return
 			}
 		}
+		// end may have been called during the wait.
 		select {
 		case <-s.quit:
 			return

@@ -50,6 +50,7 @@ func (t *scenario) stopPod(ctx context.Context) error {
 	if err := inOrder(t.watcher.Since(from), before.Prefixes(), lb.Ended()); err != nil {
 		return err
 	}
+	// The frontend must have ended its BIRD, too.
 	left, err := t.lab.Pod.Processes(ctx)
 	if err != nil {
 		return err

@@ -221,6 +221,7 @@ func (s *speaker) open(body []byte) (seconds int, err error) {
 		}
 		kind, caps := params[0], params[2:2+int(params[1])]
 		params = params[2+int(params[1]):]
+		// Parameter 2 contains the capabilities (RFC 5492).
 		for kind == 2 && len(caps) > 0 {
 			if len(caps) < 2 || len(caps) < 2+int(caps[1]) {
 				return 0, errors.New("malformed capabilities of an OPEN")
@@ -231,6 +232,7 @@ func (s *speaker) open(body []byte) (seconds int, err error) {
 			caps = caps[2+int(caps[1]):]
 		}
 	}
+	// The 2-octet AS field holds AS_TRANS if the number does not fit (RFC 6793).
 	short := s.r.config.AS
 	if short > 0xffff {
 		short = asTrans

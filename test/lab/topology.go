@@ -124,6 +124,7 @@ func NewTopology(c TopologyConfig) (*Topology, error) {
 	t := &Topology{VIPs: c.VIPs, replies: c.Replies, binaries: c.Binaries}
 	var err error
 	t.Lab, err = newLab(func(l *Lab) error {
+		// The methods of t below use the lab before newLab returns it.
 		t.Lab = l
 		if err := t.wire(); err != nil {
 			return err

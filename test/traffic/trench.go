@@ -146,6 +146,7 @@ func (t *Trench) write() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var b strings.Builder
+	// The control does not drain.
 	drain, bfd := "1s", ""
 	if t.o.Control {
 		drain = "0s"

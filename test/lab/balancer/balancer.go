@@ -59,6 +59,7 @@ func Start(ctx context.Context, pod *lab.Pod) (*Balancer, error) {
 			identity.CredentialOptions{Authorize: identity.Authorize(frontend)})))...)
 	readinessv1.RegisterReadinessServiceServer(b.grpc, b.Server)
 
+	// ctx bounds only Start: the balancer serves until Close.
 	ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	b.tasks.Go(func() {
 		if err := source.Run(ctx); err != nil && ctx.Err() == nil {
