@@ -29,9 +29,9 @@ type application struct {
 	healthy bool // the answer from now on
 }
 
-// checkInterval is the time between two checks of the target. It is longer than the time for
-// which a change of n VIPs keeps both cores busy: the timeout is as long, and a check that is
-// delayed by it would count as failed.
+// checkInterval returns the time between two checks of the target. It is longer than the time
+// for which a change of n VIPs keeps both cores busy: the timeout is as long, and a check that
+// is delayed by it would count as failed.
 func checkInterval(n int) time.Duration {
 	if n > 10_000 {
 		return 500 * time.Millisecond
@@ -39,7 +39,8 @@ func checkInterval(n int) time.Duration {
 	return 100 * time.Millisecond
 }
 
-// httpTrench is the trench file of the fixture with an HTTP check whose rise and fall are 1.
+// httpTrench returns the trench file of the fixture with an HTTP check whose rise and fall are
+// 1.
 func (fx *fixture) httpTrench() string {
 	return fx.trenchWith(fmt.Sprintf(
 		"{http: {port: %d}, families: ipv4, interval: %[2]s, timeout: %[2]s, rise: 1, fall: 1}",

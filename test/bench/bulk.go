@@ -45,7 +45,7 @@ type bulkMethod struct {
 	start func(*fixture) (change func(up bool) (time.Time, error), err error)
 }
 
-// bulkMethods are the methods of row 2.
+// bulkMethods returns the methods of row 2.
 func bulkMethods() []bulkMethod {
 	return []bulkMethod{
 		{

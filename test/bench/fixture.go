@@ -99,7 +99,7 @@ func numberedVIPs(n int, families []vip.Family) []vip.VIP {
 	return vips
 }
 
-// attractor is the head of the trench file, up to the streams.
+// attractor returns the head of the trench file, up to the streams.
 func (fx *fixture) attractor() string {
 	var b strings.Builder
 	b.WriteString("trench: trench-a\nattractor:\n  name: attractor-a-1\n  gateways:\n")
@@ -113,14 +113,14 @@ func (fx *fixture) attractor() string {
 	return b.String()
 }
 
-// trench is the trench file: one stream with one target serves all VIPs.
+// trench returns the trench file: one stream with one target serves all VIPs.
 func (fx *fixture) trench() string {
 	return fx.trenchWith(fmt.Sprintf(
 		"{tcp: {port: %d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}", checkPort,
 	))
 }
 
-// trenchWith is the trench file with another health check.
+// trenchWith returns the trench file with another health check.
 func (fx *fixture) trenchWith(check string) string {
 	var b strings.Builder
 	list := func(indent string) {
@@ -256,7 +256,7 @@ func (fx *fixture) close() error {
 	return errors.Join(errs...)
 }
 
-// path is a file in the lab's folder.
+// path returns a file in the lab's folder.
 func (fx *fixture) path(name string) string { return filepath.Join(fx.Dir, name) }
 
 // on creates a fixture, calls a function with it, and always closes it.

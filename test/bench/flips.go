@@ -16,12 +16,12 @@ var (
 	bothFamilies = []vip.Family{vip.IPv4, vip.IPv6}
 )
 
-// between is the pause between two single changes. It is above the 40 ms for which Linux may
-// delay an ACK: BIRD uses Nagle's algorithm and holds a second UPDATE back for as long. It is
-// random, so that the changes are spread over all phases of periodic work.
+// between returns the pause between two single changes. It is above the 40 ms for which Linux
+// may delay an ACK: BIRD uses Nagle's algorithm and holds a second UPDATE back for as long. It
+// is random, so that the changes are spread over all phases of periodic work.
 func between() time.Duration { return 50*time.Millisecond + rand.N(50*time.Millisecond) }
 
-// singleGoal is the goal of row 1.
+// singleGoal returns the goal of row 1.
 func singleGoal(n int) string {
 	switch n {
 	case 10_000:

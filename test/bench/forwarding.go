@@ -319,7 +319,7 @@ func interfaceOf(ns *lab.NetNS, name string) (i *net.Interface, err error) {
 	return i, err
 }
 
-// onesSum is the ones' complement sum of RFC 1071.
+// onesSum returns the ones' complement sum of RFC 1071.
 func onesSum(b []byte) uint16 {
 	var sum uint32
 	for i := 0; i+1 < len(b); i += 2 {

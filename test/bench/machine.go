@@ -51,7 +51,7 @@ func cpuModel(info string) string {
 	return unknown
 }
 
-// loadAverage is the load of the machine over 1, 5 and 15 minutes.
+// loadAverage returns the load of the machine over 1, 5 and 15 minutes.
 func loadAverage() string {
 	b, err := os.ReadFile("/proc/loadavg")
 	words := strings.Fields(string(b))

@@ -10,11 +10,11 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// meridioSizes are the numbers of VIPs of the rows about Meridio.
+// meridioSizes returns the numbers of VIPs of the rows about Meridio.
 func (s *session) meridioSizes() []int { return s.sizes([]int{1, 100, 1000, 10_000}, []int{100}) }
 
-// meridioPaths are the methods of the rows about Meridio. In a quick run other rows use the trench
-// file.
+// meridioPaths returns the methods of the rows about Meridio. In a quick run other rows use the
+// trench file.
 func (s *session) meridioPaths() []path {
 	if s.quick {
 		return paths[:1]

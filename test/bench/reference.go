@@ -182,7 +182,7 @@ func (r *referenceRouter) waitSessions(n int) (time.Time, error) {
 	}
 }
 
-// all are the indices of all VIPs.
+// all returns the indices of all VIPs.
 func (r *referenceRouter) all() []int {
 	return slices.Collect(func(yield func(int) bool) {
 		for i := range r.up {

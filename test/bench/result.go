@@ -104,7 +104,7 @@ func summarize(samples []float64) Summary {
 	}
 }
 
-// percentile is the smallest value that p percent of the values do not exceed.
+// percentile returns the smallest value that p percent of the values do not exceed.
 func percentile(sorted []float64, p float64) float64 {
 	rank := int(math.Ceil(p / 100 * float64(len(sorted))))
 	return sorted[min(max(rank, 1), len(sorted))-1]
@@ -113,7 +113,7 @@ func percentile(sorted []float64, p float64) float64 {
 // clause matches a clause of a goal that can be compared with numbers.
 var clause = regexp.MustCompile(`(min|median|p95|p99|max) (?:≤|<=) ([0-9.]+)`)
 
-// missed are the clauses of a goal that do not hold.
+// missed returns the clauses of a goal that do not hold.
 func missed(goal string, s Summary) []string {
 	if s.Count == 0 {
 		return nil

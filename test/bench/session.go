@@ -47,7 +47,7 @@ func (s *session) note(row int, format string, args ...any) {
 	s.progress("  note: " + text)
 }
 
-// repeats is how often to measure: full, scaled, or quick in a quick run.
+// repeats returns the number of measurements: full, scaled, or quick in a quick run.
 func (s *session) repeats(full, quick int) int {
 	if s.quick {
 		return quick
@@ -55,7 +55,7 @@ func (s *session) repeats(full, quick int) int {
 	return max(1, int(math.Round(float64(full)*s.repeatsScale)))
 }
 
-// sizes are the numbers of VIPs to measure with.
+// sizes returns the numbers of VIPs to measure with.
 func (s *session) sizes(full, quick []int) []int {
 	if s.quick {
 		return quick
@@ -81,5 +81,5 @@ func (s *session) lasts(full, quick time.Duration) time.Duration {
 	return full
 }
 
-// milliseconds is a duration as a sample in ms.
+// milliseconds converts a duration to a sample in ms.
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

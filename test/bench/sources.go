@@ -18,7 +18,7 @@ import (
 
 const registrationGoal = "median ≤ 10"
 
-// sourcesTrench is a trench file with one stream for each VIP, whose targets, or whose
+// sourcesTrench returns a trench file with one stream for each VIP, whose targets, or whose
 // readiness, come from another source.
 func (fx *fixture) sourcesTrench() string {
 	var b strings.Builder

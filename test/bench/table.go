@@ -8,12 +8,12 @@ import (
 	"text/tabwriter"
 )
 
-// columns are the heads of the table.
+// columns returns the headings of the table.
 func columns() []string {
 	return []string{"#", "what", "N", "method", "count", "min", "median", "p95", "p99", "max", "unit", "ratio", "goal"}
 }
 
-// cells are one line of the table.
+// cells returns one line of the table.
 func (m *result) cells() []string {
 	n, ratio, goal := "", "", m.Goal
 	if m.N > 0 {
@@ -63,7 +63,7 @@ func (r *report) about() []string {
 	return lines
 }
 
-// remarks are the notes and failures, a line each.
+// remarks returns the notes and failures, a line each.
 func (r *report) remarks() []string {
 	var lines []string
 	for _, n := range r.Notes {

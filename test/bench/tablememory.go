@@ -50,7 +50,7 @@ func kernelMemoryIn(info string) (float64, error) {
 	return float64(sum) / 1024, nil
 }
 
-// heapMemory is how much of this process's heap is in use, in MiB.
+// heapMemory returns the size of this process's heap that is in use, in MiB.
 func heapMemory() float64 {
 	runtime.GC()
 	var m runtime.MemStats

@@ -36,14 +36,14 @@ const (
 	fieldChecker = "field-checker"
 )
 
-// numberedTarget is the address of the target with this index.
+// numberedTarget returns the address of the target with this index.
 func numberedTarget(i int) netip.Addr {
 	a := netip.MustParsePrefix(targetsPrefix).Addr().As4()
 	a[2], a[3] = byte(i>>8), byte(i)
 	return netip.AddrFrom4(a)
 }
 
-// targetsTrench is a trench file with one stream for each VIP of the fixture.
+// targetsTrench returns a trench file with one stream for each VIP of the fixture.
 func (fx *fixture) targetsTrench() string {
 	var b strings.Builder
 	b.WriteString(fx.attractor())

@@ -439,7 +439,7 @@ func flap(r *rand.Rand, vips []vip.VIP, up []bool) readiness.Decision {
 	return all
 }
 
-// liveHeap is the memory of this process that is in use, in MiB.
+// liveHeap returns the size of the live heap of this process, in MiB.
 func liveHeap() float64 {
 	var m runtime.MemStats
 	for range 3 { // a sync.Pool releases its objects only at the second collection

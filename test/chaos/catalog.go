@@ -77,7 +77,7 @@ func ms(least, most int) span {
 	return span{time.Duration(least) * time.Millisecond, time.Duration(most) * time.Millisecond}
 }
 
-// simple is a kind without variants.
+// simple returns a kind without variants.
 func simple(name string, weight int, d span, b breadth, touches scope, holds ...string) *kind {
 	return &kind{
 		Name: name, Args: 1, Weight: weight, Least: d.least, Most: d.most, Breadth: b,

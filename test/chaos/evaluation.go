@@ -65,7 +65,8 @@ func grace(subject string, disturbed time.Duration) time.Duration {
 // forwarding.
 const forwardBound = time.Second
 
-// rules are the bounds of docs/architecture.md#failure-table with the numbers of this trench.
+// rules returns the bounds of docs/architecture.md#failure-table with the numbers of this
+// trench.
 func rules(gateway, family int) []rule {
 	detect := checkFall*(checkInterval+checkTimeout) + checkInterval
 	cut := holdTime + 500*time.Millisecond + stallTime
@@ -143,7 +144,7 @@ const (
 	lateSlack   = 3
 )
 
-// slack is the tolerance of a bound for the interval.
+// slack returns the tolerance of a bound for the interval.
 func (w *window) slack(from, to time.Time) time.Duration {
 	return alwaysSlack + lateSlack*w.late(from.Add(-time.Second), to)
 }

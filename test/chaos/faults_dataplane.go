@@ -58,8 +58,8 @@ var rivals = []struct {
 	{"frontend", "cleanup", nil},
 }
 
-// dataPlaneKinds are the faults of the pod's kernel state, of socket files, and of
-// second instances.
+// dataPlaneKinds returns the faults of the pod's kernel state, of socket files, and of second
+// instances.
 func dataPlaneKinds() []*kind {
 	repair := ms(1500, 3000) // longer than a repair takes
 	families := []string{resFamily(ipv4), resFamily(ipv6)}

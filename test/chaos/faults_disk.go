@@ -58,7 +58,7 @@ var proxyVariant = []struct {
 	}},
 }
 
-// diskKinds are the faults of files and of the readiness socket.
+// diskKinds returns the faults of files and of the readiness socket.
 func diskKinds() []*kind {
 	return []*kind{
 		simple("trench file bad", 4, ms(100, 2500), quiet, nothing, resTrench).by(corrupt).variants(

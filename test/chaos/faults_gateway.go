@@ -24,8 +24,8 @@ func familiesName(list []int) string {
 	return familyName(list[0])
 }
 
-// gatewayKinds are the faults of gateways and of the sessions with them. The
-// gateway is the lowest digit of an argument.
+// gatewayKinds returns the faults of gateways and of the sessions with them. The gateway is the
+// lowest digit of an argument.
 func gatewayKinds() []*kind {
 	gateway := func(name string, weight int, d span, resource func(int) string) *kind {
 		return &kind{

@@ -39,8 +39,8 @@ func (fx *fixture) attestors(arg int) []*attestor {
 	return [][]*attestor{{fx.lbID}, {fx.frontendID}, {fx.lbID, fx.frontendID}}[arg]
 }
 
-// identityKinds are the faults of identities. As long as an SVID is valid, they have no effect
-// at a gateway.
+// identityKinds returns the faults of identities. As long as an SVID is valid, they have no
+// effect at a gateway.
 func identityKinds() []*kind {
 	ofAPI := func(name string, weight int, d span) *kind {
 		k := simple(name, weight, d, quiet, nothing).variants(len(programNames),

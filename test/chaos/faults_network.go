@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// networkKinds are the faults of targets and wires.
+// networkKinds returns the faults of targets and wires.
 func networkKinds() []*kind {
 	target := func(arg int) string {
 		return fmt.Sprintf("target %d of %s", arg%targetsPerStream+1, streams[arg/targetsPerStream].name)

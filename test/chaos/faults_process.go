@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processKinds are the faults of the pod's processes and of the machine.
+// processKinds returns the faults of the pod's processes and of the machine.
 func processKinds() []*kind {
 	kill := func(name string) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
 		return func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {

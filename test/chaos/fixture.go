@@ -173,7 +173,7 @@ func (fx *fixture) mountBirdDir() (err error) {
 	})
 }
 
-// birdDir is the folder of BIRD's configuration as the pod sees it.
+// birdDir returns the folder of BIRD's configuration as the pod sees it.
 func (fx *fixture) birdDir() string {
 	return fmt.Sprintf("/proc/%d/root%s", fx.holder.PID(), fx.pod.BirdDir())
 }
@@ -241,7 +241,7 @@ func (fx *fixture) supervisor(name string) *supervisor {
 	return fx.frontend
 }
 
-// birdPID is the pod's BIRD, 0 when there is none.
+// birdPID returns the process ID of the pod's BIRD, 0 if it does not run.
 func (fx *fixture) birdPID() int {
 	b, err := os.ReadFile(fx.pod.BirdSocket() + ".pid")
 	if err != nil {

@@ -28,8 +28,8 @@ const (
 	leakBound = 10 * time.Second
 )
 
-// moreChecks is the additional tolerance for files of the lb: the checks of all addresses, two
-// per target, may coincide, and their sockets are kept for a second.
+// moreChecks returns the additional tolerance for files of the lb: the checks of all addresses,
+// two per target, may coincide, and their sockets are kept for a second.
 func moreChecks() int { return 2 * targetCount }
 
 // usage counts the resources of a process.
@@ -149,7 +149,7 @@ func (l *leaks) count(ctx context.Context) ([]violation, error) {
 	return violations, nil
 }
 
-// difference are the lines that only a has.
+// difference returns the lines of a that are not in b.
 func difference(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(s string) bool { return slices.Contains(b, s) })
 }

@@ -81,7 +81,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
-// catalog are the kinds of faults that may be drawn.
+// catalog returns the kinds of faults that may be drawn.
 func (o options) catalog() []*kind {
 	pattern := regexp.MustCompile(o.kinds)
 	return slices.DeleteFunc(catalog(), func(k *kind) bool { return !pattern.MatchString(k.Name) })

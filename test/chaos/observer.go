@@ -171,8 +171,8 @@ func (o *observer) podBFDDown(ctx context.Context) []string {
 	return names
 }
 
-// bfdDown are the neighbors of a gateway whose BFD session is not up. While it
-// comes up, it may take its BGP session down once more.
+// bfdDown returns the neighbors of a gateway whose BFD session is not up. While it comes up, it
+// may take its BGP session down once more.
 func bfdDown(ctx context.Context, frr *lab.FRR) []string {
 	out, err := frr.Command(ctx, "show bgp neighbors json")
 	if err != nil {
@@ -276,7 +276,8 @@ func (o *observer) collect() error {
 	return nil
 }
 
-// withDeaths are events, in order, with a withdrawal of every VIP for each gateway that ended.
+// withDeaths returns the events, in order, with a withdrawal of every VIP for each gateway that
+// ended.
 func withDeaths(events []event, changes []change) []event {
 	all := slices.Clone(events)
 	for g := range gateways {
@@ -338,7 +339,7 @@ func (o *observer) evidence(v violation) []string {
 	return lines
 }
 
-// logs are the processes whose last lines are evidence.
+// logs returns the processes whose last log lines are evidence.
 func (fx *fixture) logs() []*lab.Process {
 	all := []*lab.Process{fx.lb.process(), fx.frontend.process()}
 	for _, r := range fx.routers {

@@ -112,7 +112,7 @@ func (l *processWatcher) measureThreads() {
 	l.waited = now
 }
 
-// lateness is how late timers were at most between two moments.
+// lateness returns the maximum delay of timers between two moments.
 func (l *processWatcher) lateness(from, to time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -139,7 +139,7 @@ func (l *processWatcher) poll() {
 	}
 }
 
-// running is the process id, 0 when the process has ended.
+// running returns the process ID, 0 when the process has ended.
 func running(p *lab.Process) int {
 	select {
 	case <-p.Done():

@@ -61,7 +61,7 @@ func (r *router) start() error {
 	return err
 }
 
-// processes are the processes that run, or ran last.
+// processes returns the current processes, or the last ones.
 func (r *router) processes() []*lab.Process {
 	r.mu.Lock()
 	defer r.mu.Unlock()

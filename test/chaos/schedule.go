@@ -111,7 +111,7 @@ func fill(r *rand.Rand, g group, id, n int, kinds []*kind) []fault {
 	return faults
 }
 
-// length is how long the group takes until everything is healed.
+// length returns the time until every fault of the group is healed.
 func (g group) length() time.Duration {
 	var last time.Duration
 	for _, f := range g.Faults {
@@ -123,7 +123,7 @@ func (g group) length() time.Duration {
 // allows reports whether a kind may be in the group at all.
 func (g group) allows(k *kind) bool { return len(g.variants(k)) > 0 }
 
-// variants are the variants of a kind that may be in the group.
+// variants returns the variants of a kind that may be in the group.
 func (g group) variants(k *kind) []int {
 	var all []int
 	for arg := range k.Args {

@@ -106,7 +106,7 @@ func (s *supervisor) process() *lab.Process {
 	return s.p
 }
 
-// pid is its process id, 0 when it does not run.
+// pid returns the process ID of the program, 0 when it does not run.
 func (s *supervisor) pid() int {
 	p := s.process()
 	select {

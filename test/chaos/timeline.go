@@ -70,7 +70,7 @@ func (t *timeline) setAt(at time.Time, subject string, s state) {
 	t.changes = append(t.changes, change{at, subject, s})
 }
 
-// get is the present state of a subject.
+// get returns the current state of a subject.
 func (t *timeline) get(subject string) state {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -81,7 +81,7 @@ var vips = func() []service {
 // targetCount is the number of targets; target i belongs to stream i / targetsPerStream.
 var targetCount = len(streams) * targetsPerStream
 
-// targetAddr is the address of a target.
+// targetAddr returns the address of a target.
 func targetAddr(target, family int) netip.Addr {
 	if family == ipv4 {
 		return netip.AddrFrom4([4]byte{172, 16, 1, byte(10 + target)})
@@ -89,8 +89,8 @@ func targetAddr(target, family int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfd, 3: 0x16, 13: 1, 15: byte(10 + target)})
 }
 
-// clientAddr is the address of a client of a gateway, to which only that gateway has a route:
-// requests for VIPs come from it.
+// clientAddr returns the address of a client of a gateway, to which only that gateway has a
+// route: requests for VIPs come from it.
 func clientAddr(g, family int) netip.Addr {
 	if family == ipv4 {
 		return netip.AddrFrom4([4]byte{198, 51, 100, byte(1 + g)})
@@ -113,7 +113,7 @@ var (
 	everything = scope{vips: 1<<len(vips) - 1, gateways: 1<<gateways - 1}
 )
 
-// atGateway are the VIPs of the families at one gateway.
+// atGateway returns the VIPs of the families at one gateway.
 func atGateway(g int, family ...int) scope {
 	s := scope{gateways: 1 << g}
 	for i, v := range vips {
@@ -126,7 +126,7 @@ func atGateway(g int, family ...int) scope {
 	return s
 }
 
-// ofStream are the VIPs that a stream serves, at every gateway.
+// ofStream returns the VIPs that a stream serves, at every gateway.
 func ofStream(stream int) scope {
 	s := scope{gateways: everything.gateways}
 	for i, v := range vips {
@@ -156,7 +156,7 @@ func (s scope) String() string {
 	}
 }
 
-// trenchText is the trench file.
+// trenchText returns the trench file.
 func trenchText() string {
 	var b strings.Builder
 	b.WriteString("trench: trench-a\nattractor:\n  name: attractor-a-1\n  vips:\n")

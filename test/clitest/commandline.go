@@ -195,7 +195,7 @@ func (p *problems) mounts(flags map[string]*kong.Flag, given map[string]string, 
 	slices.Sort(p.list)
 }
 
-// text is the value of a flag after parsing.
+// text returns the value of a flag after parsing.
 func text(f *kong.Flag) string {
 	if f == nil || !f.Target.IsValid() || f.Target.Kind() == reflect.Slice {
 		return ""

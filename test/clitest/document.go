@@ -132,7 +132,7 @@ func tables(flags []*kong.Flag) string {
 	return b.String()
 }
 
-// row is the row of a flag.
+// row returns the row of a flag.
 func row(f *kong.Flag) string {
 	name := "--" + f.Name
 	switch {

@@ -234,7 +234,7 @@ func (p Program) install(root string) error {
 	return nil
 }
 
-// fileCapabilities is a vfs_cap_data of revision 2 with permitted and effective
+// fileCapabilities returns a vfs_cap_data of revision 2 with permitted and effective
 // capabilities, `+ep` (linux/capability.h).
 func fileCapabilities(names []string) []byte {
 	mask := Mask(names)

@@ -153,13 +153,13 @@ func dialAdmin(socket string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// vips are the VIPs of the targets in the trench file.
+// vips returns the VIPs of the targets in the trench file.
 func (s *fixture) vips() []netip.Prefix {
 	return append(append([]netip.Prefix(nil), s.one.vips...), s.two.vips...)
 }
 
-// trench is the trench file: the checks are quicker than the defaults, so that their effect is
-// soon visible.
+// trench returns the trench file: the checks are quicker than the defaults, so that their effect
+// is soon visible.
 func (s *fixture) trench() string {
 	stream := func(name string, v *service) string {
 		return fmt.Sprintf(`  - name: %s

@@ -377,7 +377,7 @@ func TestHeldDemoCommands(t *testing.T) {
 	wantOutput(t, p)
 }
 
-// vipsAfter is how many VIPs the gateway must hold some time after a command.
+// vipsAfter returns the number of VIPs that the gateway must hold some time after a command.
 func vipsAfter(what string) int {
 	for prefix, n := range map[string]int{"move traffic": 3, "target-2 loses": 3, "no new flows": 2, "pull": 0} {
 		if strings.HasPrefix(what, prefix) {

@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// registration is the registration request of the application.
+// registration returns the registration request of the application.
 func (s *fixture) registration() string {
 	return fmt.Sprintf(`{"stream":%q,"targets":[{"name":%q,"addresses":[%q,%q]}]}`, appStream, s.app.name, s.app.addrs[0],
 		s.app.addrs[1])

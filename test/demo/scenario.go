@@ -216,7 +216,7 @@ func (c *change) touched() []netip.Prefix {
 	return turn
 }
 
-// took is the time from the cause to the gateway's table.
+// took returns the time from the cause to the gateway's table.
 func (c *change) took() string { return short(c.after.At.Sub(c.from)) }
 
 // apply runs a cause, waits until the gateway's table is as wanted, and prints it.

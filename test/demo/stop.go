@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// lastStep is the end of the pod.
+// lastStep returns the end of the pod.
 func (t *scenario) lastStep() step {
 	return step{"SIGTERM to the whole pod: 65535:0, then the withdrawal, then the load balancer goes", t.stopPod}
 }

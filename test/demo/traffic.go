@@ -49,7 +49,7 @@ in the gap.`,
 	}
 }
 
-// thirdScenario is a rollout during which a pod is lost.
+// thirdScenario returns a rollout during which a pod is lost.
 func thirdScenario(p *printer, o options) *trafficScenario {
 	return &trafficScenario{
 		printer: p, options: o, scenarios: traffic.Rollout(), trench: traffic.Options{BFD: true, Targets: 10},

@@ -28,10 +28,10 @@ type document struct {
 	prose  []line
 }
 
-// operations is the document that most tests check.
+// operations returns the document that most tests check.
 func operations(t *testing.T) *document { return read(t, filepath.Join(root, "docs", "operations.md")) }
 
-// documents are all Markdown files of the repository.
+// documents returns all Markdown files of the repository.
 func documents(t *testing.T) []*document {
 	t.Helper()
 	var all []*document
@@ -95,7 +95,7 @@ var (
 	notInSlug      = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// heading is the text of a heading, "" for any other line.
+// heading returns the text of a heading, "" for any other line.
 func heading(text string) string {
 	if m := headingPattern.FindStringSubmatch(text); m != nil {
 		return m[1]

@@ -81,7 +81,7 @@ func TestMentionedMetricsExist(t *testing.T) {
 	}
 }
 
-// everyLine are the lines of the prose and of the blocks.
+// everyLine returns the lines of the prose and of the blocks.
 func (d *document) everyLine() []line {
 	all := slices.Clone(d.prose)
 	for _, b := range d.blocks {
@@ -172,7 +172,7 @@ const (
 	targetServices   = "Target:"
 )
 
-// documentedServices are the names in a table of health services.
+// documentedServices returns the names in a table of health services.
 func documentedServices(t *testing.T, above string) []string {
 	t.Helper()
 	var names []string

@@ -42,7 +42,7 @@ type App struct {
 	health *Target
 }
 
-// Admin is the admin socket of the sidecar.
+// Admin returns the admin socket of the sidecar.
 func (a *App) Admin() string { return filepath.Join(a.dir, "admin.sock") }
 
 // Start makes the application serve its VIPs, and then report that it is healthy. If it serves

@@ -22,8 +22,8 @@ const gatewaysDocument = "../../docs/gateways.md"
 // with them.
 var blockPattern = regexp.MustCompile("(?m)^```[a-z]+ template=(\\S+)(?: (adds|with)=(\\S+))?\n((?s:.*?))^```$")
 
-// documented is the configuration of the document: GatewayA, with BFD where the daemon supports
-// it.
+// documented returns the configuration of the document: GatewayA, with BFD where the daemon
+// supports it.
 func documented(template string) GatewayConfig {
 	c := GatewayA()
 	c.BFD = !strings.HasPrefix(template, "gobgp")

@@ -74,7 +74,7 @@ func (g *FRR) makeFolder() error {
 // Config returns the configuration with which the gateway was started.
 func (g *FRR) Config() GatewayConfig { return g.GatewayConfig }
 
-// Processes are the daemons, also those that ended.
+// Processes returns the daemons, including ended ones.
 func (g *FRR) Processes() []*Process {
 	var all []*Process
 	for _, name := range frrDaemons {
@@ -85,7 +85,7 @@ func (g *FRR) Processes() []*Process {
 	return all
 }
 
-// Daemon is zebra, bfdd or bgpd; nil before its first start.
+// Daemon returns zebra, bfdd or bgpd; nil before its first start.
 func (g *FRR) Daemon(name string) *Process { return g.daemons[name] }
 
 // Start starts every daemon that does not run and gives it the configuration, as
@@ -160,7 +160,7 @@ func (g *FRR) runDaemon(name string, args []string) error {
 	g.daemons[name] = p
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
-	// A daemon opens its control socket last: from then on zebra accepts clients, which would retry
+	// A daemon opens its control socket last: only then zebra accepts clients, which would retry
 	// after 10 s only.
 	err = Eventually(ctx, 5*time.Millisecond, func() error {
 		if !running(p) {
@@ -289,7 +289,7 @@ func parseFRRRoutes(out string, routes map[netip.Prefix]Route) error {
 	return nil
 }
 
-// frrCommunities are the communities in BIRD's form. FRR gives some of them names.
+// frrCommunities returns the communities in BIRD's form. FRR shows names for some of them.
 func frrCommunities(text string) []string {
 	var all []string
 	for _, word := range strings.Fields(text) {

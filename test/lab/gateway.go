@@ -72,10 +72,10 @@ func (g *Gateway) Start() error {
 	return err
 }
 
-// Socket is the control socket of the gateway's BIRD.
+// Socket returns the control socket of the gateway's BIRD.
 func (g *Gateway) Socket() string { return g.socket }
 
-// BIRD is the path of the BIRD daemon, which Debian keeps out of a user's PATH.
+// BIRD returns the path of the BIRD daemon, which Debian keeps out of a user's PATH.
 func BIRD() string {
 	if path, err := exec.LookPath("bird"); err == nil {
 		return path

@@ -51,7 +51,7 @@ func StartGoBGP(ns *NetNS, dir string, c GatewayConfig) (*GoBGP, error) {
 // Config returns the configuration with which the gateway was started.
 func (g *GoBGP) Config() GatewayConfig { return g.GatewayConfig }
 
-// Processes is the gateway's gobgpd.
+// Processes returns the gateway's gobgpd.
 func (g *GoBGP) Processes() []*Process {
 	if g.Process == nil {
 		return nil

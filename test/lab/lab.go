@@ -158,7 +158,7 @@ func (l *Lab) StartGateway(c GatewayConfig) (*Gateway, error) {
 	return g, err
 }
 
-// GatewayA is the configuration of the usual gateway: eBGP, dual stack, default routes.
+// GatewayA returns the configuration of the usual gateway: eBGP, dual stack, default routes.
 func GatewayA() GatewayConfig {
 	return GatewayConfig{
 		Name: "gateway-a", RouterID: GatewayA4, LocalAS: GatewayAS, RemoteAS: PodAS, Port: BGPPort,
@@ -167,15 +167,15 @@ func GatewayA() GatewayConfig {
 	}
 }
 
-// GatewayB is the configuration of a second gateway. It differs from GatewayA in the AS number
-// and in the addresses, which SecondGateway gives to a namespace.
+// GatewayB returns the configuration of a second gateway. It differs from GatewayA in the AS
+// number and in the addresses, which SecondGateway gives to a namespace.
 func GatewayB() GatewayConfig {
 	c := GatewayA()
 	c.Name, c.RouterID, c.LocalAS, c.Local = "gateway-b", GatewayB4, GatewayBAS, []netip.Addr{GatewayB4, GatewayB6}
 	return c
 }
 
-// ExternalSubnets are the subnets in which pods have their external addresses.
+// ExternalSubnets returns the subnets in which pods have their external addresses.
 func ExternalSubnets() []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(PodExternal4, 24).Masked(), netip.PrefixFrom(PodExternal6, 64).Masked()}
 }

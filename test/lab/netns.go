@@ -96,7 +96,7 @@ func Create(options ...Option) (*NetNS, error) {
 // Close removes the namespace's name. Processes that still run in the namespace keep it alive.
 func (n *NetNS) Close() error { return ip("netns", "del", n.name) }
 
-// Name is the name for `ip -n` and `ip netns exec`.
+// Name returns the name for `ip -n` and `ip netns exec`.
 func (n *NetNS) Name() string { return n.name }
 
 // Path returns the file of the namespace.

@@ -27,7 +27,7 @@ func (p *Pod) Namespace() *NetNS {
 	return p.NS
 }
 
-// dir is the pod's folder.
+// dir returns the pod's folder.
 func (p *Pod) dir() string {
 	if p.Dir == "" {
 		return p.Lab.Dir
@@ -68,7 +68,7 @@ func (p *Pod) WriteTrench(text string) error {
 	return nil
 }
 
-// LBArgs are the arguments of `lb run` in this pod.
+// LBArgs returns the arguments of `lb run` in this pod.
 func (p *Pod) LBArgs(extra ...string) []string {
 	return append([]string{
 		filepath.Join(p.Binaries, "lb"), "run",
@@ -78,7 +78,7 @@ func (p *Pod) LBArgs(extra ...string) []string {
 	}, extra...)
 }
 
-// FrontendArgs are the arguments of `frontend run` in this pod.
+// FrontendArgs returns the arguments of `frontend run` in this pod.
 func (p *Pod) FrontendArgs(extra ...string) []string {
 	return append([]string{
 		filepath.Join(p.Binaries, "frontend"), "run",

@@ -53,7 +53,7 @@ func StartProcess(ns *NetNS, dir, name string, args ...string) (*Process, error)
 	return p, nil
 }
 
-// PID is the process id.
+// PID returns the process ID.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Signal sends a signal. It succeeds if the process has ended.
@@ -64,7 +64,7 @@ func (p *Process) Signal(s syscall.Signal) error {
 	return nil
 }
 
-// Done is closed when the process ended.
+// Done returns a channel that is closed when the process ends.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Ended returns when the process ended; valid once Done is closed.
@@ -100,7 +100,7 @@ func (p *Process) Output() string {
 	return string(b)
 }
 
-// Tail is the last n lines of Output.
+// Tail returns the last n lines of Output.
 func (p *Process) Tail(n int) string {
 	lines := strings.Split(strings.TrimRight(p.Output(), "\n"), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")

@@ -124,7 +124,7 @@ func writeRendered(path, name string, data rendered) error {
 	return os.WriteFile(path, []byte(text), 0o600)
 }
 
-// Hold is the offered hold time in seconds.
+// Hold returns the offered hold time in seconds.
 func (c GatewayConfig) Hold() int {
 	switch {
 	case c.HoldSeconds < 0:
@@ -135,7 +135,7 @@ func (c GatewayConfig) Hold() int {
 	return c.HoldSeconds
 }
 
-// Keepalive is a third of the hold time (RFC 4271, section 10), in seconds.
+// Keepalive returns a third of the hold time (RFC 4271, section 10), in seconds.
 func (c GatewayConfig) Keepalive() int { return c.Hold() / 3 }
 
 // Listen are the local addresses, each once.
@@ -166,7 +166,7 @@ func (c GatewayConfig) Neighbors() []string {
 	return names
 }
 
-// Section is the section of GoBGP's file that describes a peer.
+// Section returns the section of GoBGP's file that describes a peer.
 func (c GatewayConfig) Section() string {
 	if len(c.Ranges) > 0 {
 		return "peer-groups"
@@ -181,7 +181,7 @@ type Family struct {
 	Routes []netip.Prefix
 }
 
-// Families are the address families of the sessions.
+// Families returns the address families of the sessions.
 func (c GatewayConfig) Families() []Family {
 	var families []Family
 	for _, name := range []string{"ipv4", "ipv6"} {
@@ -239,7 +239,7 @@ func running(p *Process) bool {
 // Config returns the configuration with which the gateway was started.
 func (g *Gateway) Config() GatewayConfig { return g.GatewayConfig }
 
-// Processes is the gateway's BIRD.
+// Processes returns the gateway's BIRD.
 func (g *Gateway) Processes() []*Process { return []*Process{g.Process} }
 
 // Reset restarts every session.

@@ -416,7 +416,7 @@ func appendPrefixes(routes []PrefixUpdate, b []byte, six bool, said *Attributes)
 	return routes, nil
 }
 
-// updateBody is the body of an UPDATE that withdraws nothing.
+// updateBody returns the body of an UPDATE that withdraws nothing.
 func updateBody(attrs, nlri []byte) []byte {
 	b := binary.BigEndian.AppendUint16([]byte{0, 0}, uint16(len(attrs)))
 	return append(append(b, attrs...), nlri...)

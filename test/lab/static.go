@@ -31,7 +31,7 @@ type StaticFamily struct {
 	Pods   []netip.Addr
 }
 
-// StaticFamilies are the address families of the static routes.
+// StaticFamilies returns the address families of the static routes.
 func (c GatewayConfig) StaticFamilies() []StaticFamily {
 	var families []StaticFamily
 	for _, number := range []int{4, 6} {

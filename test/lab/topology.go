@@ -74,17 +74,17 @@ type Topology struct {
 	binaries string
 }
 
-// PodExternal are the addresses of a pod on the external network; pods count from 1.
+// PodExternal returns the addresses of a pod on the external network; pods count from 1.
 func PodExternal(pod int) []netip.Addr {
 	return []netip.Addr{addr("169.254.100.%d", pod), addr("fd00:100::%d", pod)}
 }
 
-// PodInternal are the addresses of a pod on the targets' network.
+// PodInternal returns the addresses of a pod on the targets' network.
 func PodInternal(pod int) []netip.Addr {
 	return []netip.Addr{addr("172.16.0.%d", pod), addr("fd00:16::%d", pod)}
 }
 
-// TargetAddrs are the own addresses of a target; targets count from 1.
+// TargetAddrs returns the addresses of a target, without VIPs; targets count from 1.
 func TargetAddrs(target int) []netip.Addr {
 	return []netip.Addr{addr("172.16.1.%d", target), addr("fd00:16::1:%x", target)}
 }
@@ -222,7 +222,7 @@ func (t *Topology) wirePod(n int) error {
 	)
 }
 
-// podPort is the port of a pod in the bridges.
+// podPort returns the port of a pod in the bridges.
 func podPort(pod int) string { return fmt.Sprintf("pod%d", pod) }
 
 // plug sets up a port of a bridge and the interface at the other end, and adds addresses to that

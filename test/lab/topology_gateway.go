@@ -42,7 +42,7 @@ func (t *Topology) wireSecondGateway() error {
 	)
 }
 
-// gateways are the namespaces of the gateways.
+// gateways returns the namespaces of the gateways.
 func (t *Topology) gateways() []*NetNS {
 	if t.Second == nil {
 		return []*NetNS{t.Gateway}
@@ -50,8 +50,8 @@ func (t *Topology) gateways() []*NetNS {
 	return []*NetNS{t.Gateway, t.Second}
 }
 
-// GatewayConfig is the configuration of the first gateway: the usual one, with every
-// pod as a neighbour.
+// GatewayConfig returns the configuration of the first gateway: the usual one, with every pod as
+// a neighbour.
 func (t *Topology) GatewayConfig() GatewayConfig { return t.withPods(GatewayA()) }
 
 // withPods makes every pod a neighbour of a gateway.

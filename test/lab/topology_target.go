@@ -109,7 +109,7 @@ func (t *Topology) startSidecar(n int) (err error) {
 	return nil
 }
 
-// pool is the prefix from which a VIP is taken.
+// pool returns the prefix from which a VIP is taken.
 func pool(vip netip.Addr) netip.Prefix {
 	bits := 24
 	if vip.Is6() {

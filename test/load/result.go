@@ -98,8 +98,8 @@ func (r Result) Targets() map[string]int {
 	return n
 }
 
-// LongestGap is the longest time between two answers on a flow of a target that
-// stayed, or from the last answer of such a flow to its break.
+// LongestGap returns the longest time between two answers on a flow of a target that stayed, or
+// from the last answer of such a flow to its break.
 func (r Result) LongestGap(left ...string) time.Duration {
 	var longest time.Duration
 	for _, f := range r.Flows {
@@ -186,7 +186,7 @@ func Table(rows ...Row) string {
 	return b.String()
 }
 
-// SideBySide is Table with a column for each row, to compare two runs.
+// SideBySide formats rows like Table, with a column for each row, to compare two runs.
 func SideBySide(rows ...Row) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)

@@ -30,7 +30,8 @@ func newTargets(timeout time.Duration) *targets {
 	return &targets{timeout: timeout, expiry: map[string]*time.Timer{}}
 }
 
-// id is the identity of a target: its addresses, type and stream, without context and status.
+// id returns the identity of a target: its addresses, type and stream, without context and
+// status.
 func id(t *nspv1.Target) string {
 	ips := slices.Clone(t.GetIps())
 	slices.Sort(ips)

@@ -15,8 +15,8 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// Replies is a scenario for targets whose replies take any pod (lab.ECMP): no flow breaks, not
-// even flows of draining targets while these still serve.
+// Replies returns a scenario for targets whose replies take any pod (lab.ECMP): no flow breaks,
+// not even flows of draining targets while these still serve.
 func Replies() Scenario {
 	return Scenario{"drain, scale and restart, replies over all pods", 3, true, repliesOverAllPods}
 }

@@ -16,8 +16,8 @@ const (
 	lostPod = 2
 )
 
-// Rollout are the scenarios of a deployment that rolls through ten targets while a pod is lost, in
-// order: one trench plays all of them, with BFD.
+// Rollout returns the scenarios of a deployment that rolls through ten targets while a pod is
+// lost, in order: one trench plays all of them, with BFD.
 func Rollout() []Scenario {
 	return []Scenario{
 		{"rollout of targets 1 to 4", targets, true, rollOut(0, 4)},

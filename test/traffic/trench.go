@@ -311,7 +311,7 @@ func (t *Trench) wantEgress(ctx context.Context, p *lab.Pod) error {
 	return errors.Join(err, conn.Close())
 }
 
-// states are the states of the targets in one pod: the worst of their addresses.
+// states returns the states of the targets in one pod: the worst of their addresses.
 func states(ctx context.Context, conn *grpc.ClientConn) (map[string]targetv1.State, error) {
 	have := map[string]targetv1.State{}
 	list, err := targetv1.NewTargetServiceClient(conn).List(ctx, &targetv1.ListRequest{}, grpc.WaitForReady(true))
@@ -326,13 +326,13 @@ func states(ctx context.Context, conn *grpc.ClientConn) (map[string]targetv1.Sta
 	return have, nil
 }
 
-// app is a target by name.
+// app returns a target by its name.
 func (t *Trench) app(name string) *lab.App {
 	i := slices.IndexFunc(t.Targets, func(a *lab.App) bool { return a.Name == name })
 	return t.Targets[i] // names come from names()
 }
 
-// Logs are the ends of the logs of all programs, for a failure.
+// Logs returns the ends of the logs of all programs, for failure messages.
 func (t *Trench) Logs() string {
 	var b strings.Builder
 	for n, p := range t.Pods {
