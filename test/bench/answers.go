@@ -16,12 +16,11 @@ import (
 // answerTimeout bounds the exchange of one health check.
 const answerTimeout = time.Second
 
-// application is the target's end of an HTTP health check, in this process: the moment at which its
-// answer changes is read from the clock that the receiver reads, too.
+// application is the target's end of an HTTP health check. It runs in this process, so that the
+// time at which its answer changes is from the same clock as the receiver's times.
 type application struct {
 	fixture *fixture
-	// changed gets the time just before the first answer that differs from the one before it was
-	// written.
+	// changed receives the time just before the first answer with a different status was written.
 	changed chan time.Time
 
 	answered bool // the last answer; of the goroutine that serves
@@ -30,9 +29,9 @@ type application struct {
 	healthy bool // the answer from now on
 }
 
-// checkInterval is the time between two checks of the target. It is longer than the time for which
-// a change of n VIPs keeps both cores busy, since a check that is late by its timeout, which is as
-// long, would count as failed.
+// checkInterval returns the time between two checks of the target. It is longer than the time
+// for which a change of n VIPs keeps both cores busy: the timeout is as long, and a check that
+// is delayed by it would count as failed.
 func checkInterval(n int) time.Duration {
 	if n > 10_000 {
 		return 500 * time.Millisecond
@@ -40,7 +39,8 @@ func checkInterval(n int) time.Duration {
 	return 100 * time.Millisecond
 }
 
-// httpTrench is the trench file of the fixture with an HTTP check that decides at once.
+// httpTrench returns the trench file of the fixture with an HTTP check whose rise and fall are
+// 1.
 func (fx *fixture) httpTrench() string {
 	return fx.trenchWith(fmt.Sprintf(
 		"{http: {port: %d}, families: ipv4, interval: %[2]s, timeout: %[2]s, rise: 1, fall: 1}",
@@ -106,7 +106,7 @@ func (a *application) answer(conn net.Conn) {
 	a.answered = healthy
 	select {
 	case a.changed <- at:
-	default: // turn no longer waits for the one before
+	default: // turn has stopped waiting for the previous change
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Methods of rows 1 and 2 beside vipgate and the reference.
+// Further methods of rows 1 and 2.
 const (
 	// injection is a BGP speaker of this process that drives the frontend's BIRD.
 	injection = "straight injection"
@@ -16,16 +16,16 @@ const (
 	decided = "vipgate, decision committed"
 )
 
-// What row 2 measures.
+// The measurements of row 2.
 const (
 	allDown = "all go down → last UPDATE"
 	allUp   = "all come up → last UPDATE"
 )
 
-// turns is how often all VIPs go down and come up.
+// turns configures how often all VIPs go down and come up.
 type turns struct {
 	repeats int
-	// pause returns the time before each change, in which the work of the one before it ends.
+	// pause returns the time before each change, in which the work of the previous one ends.
 	pause func() time.Duration
 }
 
@@ -36,16 +36,16 @@ func always(d time.Duration) func() time.Duration { return func() time.Duration 
 type bulkMethod struct {
 	name  string
 	goals map[int]string // by the number of VIPs
-	// repeats are those with at most 1 000, 10 000 and 50 000 VIPs.
+	// repeats are the repetitions with at most 1 000, 10 000 and 50 000 VIPs.
 	repeats [3]int
-	least   int  // number of VIPs with which it is measured
+	least   int  // the smallest number of VIPs to measure
 	quick   bool // measured in a quick run, too
-	// start starts everything, waits for all VIPs, and returns what changes all of them, and when
-	// that happened.
+	// start starts all processes, waits for all VIPs, and returns a function that changes all of
+	// them and returns the time of the change.
 	start func(*fixture) (change func(up bool) (time.Time, error), err error)
 }
 
-// bulkMethods are the methods of row 2.
+// bulkMethods returns the methods of row 2.
 func bulkMethods() []bulkMethod {
 	return []bulkMethod{
 		{
@@ -87,13 +87,13 @@ func bulkMethods() []bulkMethod {
 	}
 }
 
-// atOnce is a change that begins with its call.
+// atOnce returns a change whose time is the time of its call.
 func atOnce(set func(up bool) error) func(up bool) (time.Time, error) {
 	return func(up bool) (time.Time, error) { start := time.Now(); return start, set(up) }
 }
 
-// startCheckedPod starts lb, the frontend and a target whose answer to the health check decides
-// about all VIPs, and waits until they are at the gateway.
+// startCheckedPod starts lb, the frontend and a target whose health check determines all VIPs,
+// and waits until they are at the gateway.
 func (fx *fixture) startCheckedPod() (change func(up bool) (time.Time, error), err error) {
 	a, err := fx.startApplication()
 	if err != nil {
@@ -106,7 +106,7 @@ func (fx *fixture) startCheckedPod() (change func(up bool) (time.Time, error), e
 	return a.turn, fx.waitAll()
 }
 
-// measureBulkFlips is row 2: all VIPs change at once.
+// measureBulkFlips is row 2: all VIPs change simultaneously.
 func measureBulkFlips(ctx context.Context, s *session) error {
 	for _, n := range s.vipCounts() {
 		if s.quick && n == 1 {
@@ -171,6 +171,7 @@ func flipAll(s *session, fx *fixture, m Measurement, t turns, change func(up boo
 			if err != nil {
 				return err
 			}
+			// A health check that timed out changed the VIPs before the measured change did.
 			if at.Before(start) {
 				early++
 				continue
@@ -193,7 +194,7 @@ const (
 	decisionLatencyCount = "vipgate_frontend_decision_latency_seconds_count"
 )
 
-// frontendShare records what the frontend itself says that it took for changes of all VIPs.
+// frontendShare records the frontend's own decision latency for changes of all VIPs.
 func (fx *fixture) frontendShare(s *session, pause func() time.Duration,
 	change func(up bool) (time.Time, error),
 ) error {
@@ -227,7 +228,8 @@ func (fx *fixture) frontendShare(s *session, pause func() time.Duration,
 			if err != nil {
 				return err
 			}
-			// A health check that timed out meanwhile was a decision, too.
+			// A health check that timed out in this interval also counts as a decision, so the sum is
+			// usable only if the count rose by one.
 			if after[1]-before[1] == 1 {
 				to.m.Samples = append(to.m.Samples, 1000*(after[0]-before[0]))
 			}

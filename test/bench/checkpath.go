@@ -33,7 +33,7 @@ func measureCheckPaths(ctx context.Context, s *session) error {
 					return 0, err
 				}
 			}
-			if err := fx.pause(s.lasts(5*time.Second, 300*time.Millisecond)); err != nil { // the checks start again
+			if err := fx.pause(s.lasts(5*time.Second, 300*time.Millisecond)); err != nil { // checks restart
 				return 0, err
 			}
 			if err := fx.waitTargets(n); err != nil {
@@ -62,7 +62,7 @@ func measureCheckPaths(ctx context.Context, s *session) error {
 }
 
 // startConnectedTargets starts targets on a network of the pod, which accept all VIPs. Their
-// neighbor entries are permanent: so many would overflow the usual table.
+// neighbor entries are permanent: dynamic ones would overflow the neighbor table.
 func (fx *fixture) startConnectedTargets(n int) error {
 	const link, port, podNetwork = "02:76:67:63:00:01", "pod0", "10.98.0.0/16"
 	t := lab.NewTarget(fx.Backend, netip.AddrPortFrom(netip.IPv4Unspecified(), checkPort))

@@ -27,15 +27,14 @@ const (
 	tableSize = 1009
 	tableSeed = 1
 
-	// planeTargets4 is where targets of the data plane are, in the backend's
-	// namespace; a part of the pod's connected network, as they must be.
+	// planeTargets4 contains the targets of the data plane, in the backend's namespace. It is part
+	// of the pod's connected network, as the data plane requires.
 	planeTargets4 = "172.16.16.0/20"
-	// stateFolder is a file system in memory, as the volume of the manifests is.
+	// stateFolder is on a tmpfs, as the volume of the manifests.
 	stateFolder = "/dev/shm"
 )
 
-// planeTarget is a target of the data plane by its index: the name sorts as the
-// index does.
+// planeTarget returns the target of the data plane with an index: names sort like the indices.
 func planeTarget(i int, families []vip.Family) dataplane.Target {
 	t := dataplane.Target{Name: fmt.Sprintf("target-%04d", i)}
 	for f := range t.Roles {
@@ -56,8 +55,8 @@ func planeAddress(i int, f vip.Family) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfd, 3: 0x16, 13: 2, 14: byte(k >> 8), 15: byte(k)})
 }
 
-// planeStreams makes streams with a VIP of each family and as many targets each.
-// Stream i has the targets from i*targets on.
+// planeStreams returns streams with a VIP of each family and a number of targets each. Stream i
+// has the targets from i*targets on.
 func planeStreams(first, streams, targets int, size uint32, families []vip.Family) map[string]*dataplane.Stream {
 	vips := numberedVIPs((first+streams)*len(families), families)
 	made := make(map[string]*dataplane.Stream, streams)
@@ -74,15 +73,14 @@ func planeStreams(first, streams, targets int, size uint32, families []vip.Famil
 	return made
 }
 
-// planeFixture is a lab for a data plane, whose targets have addresses and
-// nothing else.
+// planeFixture is a lab for a data plane, whose targets only have addresses.
 type planeFixture struct {
 	*lab.Lab
 	state string
 	plane *runningPlane
 }
 
-// newPlaneFixture makes a lab in which this many targets can be reached.
+// newPlaneFixture creates a lab with this number of reachable targets.
 func newPlaneFixture(ctx context.Context, targets int, families []vip.Family) (_ *planeFixture, err error) {
 	g := &planeFixture{}
 	defer func() {
@@ -99,7 +97,7 @@ func newPlaneFixture(ctx context.Context, targets int, families []vip.Family) (_
 	var batch strings.Builder
 	fmt.Fprintf(&batch, "route add local %s dev lo\n", planeTargets4)
 	if slices.Contains(families, vip.IPv6) {
-		// An address of its own for each: neighbours are solicited for addresses only.
+		// Each target has a separate address: the kernel solicits neighbors by address only.
 		for i := range targets {
 			fmt.Fprintf(&batch, "addr add %s/64 dev pod0 nodad\n", planeAddress(i, vip.IPv6))
 		}
@@ -135,7 +133,7 @@ type runningPlane struct {
 	ended    chan error
 }
 
-// start starts the data plane in the pod, with what the kernel has.
+// start starts the data plane in the pod. Existing kernel state is kept.
 func (g *planeFixture) start(ctx context.Context, conntrack dataplane.Conntrack) error {
 	p := &runningPlane{ended: make(chan error, 1)}
 	ctx, p.cancel = context.WithCancel(ctx)
@@ -154,7 +152,7 @@ func (g *planeFixture) start(ctx context.Context, conntrack dataplane.Conntrack)
 	return p.waitReady()
 }
 
-// stop ends the data plane; what is in the kernel stays.
+// stop ends the data plane; the kernel state stays.
 func (p *runningPlane) stop() error {
 	p.cancel()
 	if err := <-p.ended; err != nil && !errors.Is(err, context.Canceled) {
@@ -177,9 +175,9 @@ func (p *runningPlane) waitReady() error {
 	}
 }
 
-// configure gives streams to the data plane, waits until they were applied, and
-// returns how long that took. That all VIPs and the targets that are to serve are
-// known to be in the kernel is part of it.
+// configure passes streams to the data plane, waits until they are applied, and returns how long
+// that took. The time includes the confirmation that all VIPs and serving targets are in the
+// kernel.
 func (p *runningPlane) configure(streams map[string]*dataplane.Stream) (time.Duration, error) {
 	p.revision++
 	w := &dataplane.Desired{Revision: p.revision, Streams: streams}
@@ -205,7 +203,8 @@ func (p *runningPlane) configure(streams map[string]*dataplane.Stream) (time.Dur
 	}
 }
 
-// differs says what of a Wanted is not in the kernel as it is to be.
+// differs returns an error that names the first difference between the desired state and the
+// applied state.
 func differs(w *dataplane.Desired, state dataplane.State) error {
 	for _, s := range w.Streams {
 		got := state.Streams[s.Name]
@@ -234,15 +233,15 @@ func differs(w *dataplane.Desired, state dataplane.State) error {
 	return nil
 }
 
-// with is streams with one of them replaced: the others are the same pointers, as
-// they are when the lb changes one.
+// with returns a copy of streams with one of them replaced. All other streams are the same
+// pointers, as after a change of one stream by the lb.
 func with(streams map[string]*dataplane.Stream, s *dataplane.Stream) map[string]*dataplane.Stream {
 	changed := maps.Clone(streams)
 	changed[s.Name] = s
 	return changed
 }
 
-// withRole is a stream one of whose targets has another role.
+// withRole returns a copy of a stream in which one target has another role.
 func withRole(s *dataplane.Stream, i int, r dataplane.Role) *dataplane.Stream {
 	changed := *s
 	changed.Targets = slices.Clone(s.Targets)
@@ -254,7 +253,7 @@ func withRole(s *dataplane.Stream, i int, r dataplane.Role) *dataplane.Stream {
 	return &changed
 }
 
-// withTarget is a stream with one target more.
+// withTarget returns a copy of a stream with an additional target.
 func withTarget(s *dataplane.Stream, t dataplane.Target) *dataplane.Stream {
 	changed := *s
 	changed.Targets = append(slices.Clone(s.Targets), t)
@@ -305,7 +304,8 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, strea
 	for i := range s.repeats(200, 4) {
 		stream := streams[streamName(i%n)]
 		fresh := withTarget(stream, planeTarget(n*perStream, bothFamilies))
-		// With checks through the VIP, the default, a target has its rules and routes before the first.
+		// With checks through the VIP, the default, a target has its rules and routes before its first
+		// check passes.
 		passed := *fresh
 		passed.RouteAll = true
 		for _, step := range []struct {
@@ -344,8 +344,8 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, strea
 	return nil
 }
 
-// measurePlaneStarts ends the data plane and starts another one over the same
-// kernel, again and again.
+// measurePlaneStarts repeatedly ends the data plane and starts another one over the same kernel
+// state.
 func measurePlaneStarts(ctx context.Context, s *session, g *planeFixture, streams map[string]*dataplane.Stream,
 	n int,
 ) error {

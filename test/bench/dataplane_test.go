@@ -35,8 +35,7 @@ func TestDataPlaneTargetAddresses(t *testing.T) {
 	}
 }
 
-// What the measurement changes is a copy: the data plane may still hold what it got
-// before.
+// A measurement changes a copy of the stream: the data plane may still hold the previous one.
 func TestChangeKeepsStream(t *testing.T) {
 	made := planeStreams(0, 1, 2, tableSize, oneFamily)
 	s := made[streamName(0)]

@@ -17,16 +17,16 @@ import (
 	"github.com/vipgate/vipgate/test/nsptest"
 )
 
-// waitTimeout bounds every wait for something that must happen: it is a bound of
-// liveness, far above what is expected.
+// waitTimeout bounds every wait for an event that must happen. It detects a hang and is far
+// above every expected duration.
 const waitTimeout = 60 * time.Second
 
-// checkPort is where targets listen.
+// checkPort is the port of the targets.
 const checkPort = 5000
 
-// fixture is a lab with a receiver in the gateway's place. What attracts
-// the traffic, vipgate or the reference, is started on it. In every row both
-// get fixtures of the same kind.
+// fixture is a lab with a receiver in the gateway's place. The process that attracts the
+// traffic, vipgate or the reference, is started on it. In every row both get fixtures of the
+// same kind.
 type fixture struct {
 	*lab.Lab
 	receiver *lab.Receiver
@@ -35,12 +35,12 @@ type fixture struct {
 	families []vip.Family
 	nsp      *nsptest.NSP // nil before startNSP
 
-	// ctx ends with an error when a process ends that should not.
+	// ctx is cancelled with an error when a process ends unexpectedly.
 	ctx    context.Context
 	fail   context.CancelCauseFunc
 	guards sync.WaitGroup
 	lax    atomic.Bool
-	ends   []func() error // what to end before the lab, last first
+	ends   []func() error // closes the parts of the fixture before the lab, last first
 }
 
 // newFixture creates a fixture for n VIPs, which the families share in turn.
@@ -99,7 +99,7 @@ func numberedVIPs(n int, families []vip.Family) []vip.VIP {
 	return vips
 }
 
-// attractor is the head of the trench file, up to the streams.
+// attractor returns the head of the trench file, up to the streams.
 func (fx *fixture) attractor() string {
 	var b strings.Builder
 	b.WriteString("trench: trench-a\nattractor:\n  name: attractor-a-1\n  gateways:\n")
@@ -113,14 +113,14 @@ func (fx *fixture) attractor() string {
 	return b.String()
 }
 
-// trench is the trench file: one stream with one target serves all VIPs.
+// trench returns the trench file: one stream with one target serves all VIPs.
 func (fx *fixture) trench() string {
 	return fx.trenchWith(fmt.Sprintf(
 		"{tcp: {port: %d}, interval: 100ms, timeout: 100ms, rise: 1, fall: 2}", checkPort,
 	))
 }
 
-// trenchWith is the trench file with another health check.
+// trenchWith returns the trench file with another health check.
 func (fx *fixture) trenchWith(check string) string {
 	var b strings.Builder
 	list := func(indent string) {
@@ -152,8 +152,8 @@ func (fx *fixture) startTarget() error {
 	return nil
 }
 
-// startFrontend starts the frontend. Flap back-off is off: what is measured is
-// how fast it can be.
+// startFrontend starts the frontend. Flap back-off is off, so that the shortest reaction is
+// measured.
 func (fx *fixture) startFrontend(extra ...string) error {
 	if err := fx.pod.StartFrontend(append([]string{"--flap-backoff=off"}, extra...)...); err != nil {
 		return err
@@ -162,8 +162,8 @@ func (fx *fixture) startFrontend(extra ...string) error {
 	return nil
 }
 
-// guard makes the end of a process a failure, so that no caller waits in vain for
-// what it should have done, unless expectExit was called.
+// guard turns the unexpected end of a process into a failure, so that no caller waits for it
+// until the timeout. expectExit disables this.
 func (fx *fixture) guard(p *lab.Process) {
 	fx.guards.Go(func() {
 		<-p.Done()
@@ -173,7 +173,7 @@ func (fx *fixture) guard(p *lab.Process) {
 	})
 }
 
-// expectExit says that processes end by what is measured.
+// expectExit allows processes to end, because the measurement ends them.
 func (fx *fixture) expectExit() { fx.lax.Store(true) }
 
 // withTimeout returns a context for one wait.
@@ -181,7 +181,7 @@ func (fx *fixture) withTimeout() (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(fx.ctx, waitTimeout, fmt.Errorf("%v are over", waitTimeout))
 }
 
-// waitCount waits until the gateway holds n prefixes, and returns since when.
+// waitCount waits until the gateway holds n prefixes, and returns when it did first.
 func (fx *fixture) waitCount(n int) (time.Time, error) {
 	ctx, cancel := fx.withTimeout()
 	defer cancel()
@@ -192,8 +192,8 @@ func (fx *fixture) waitCount(n int) (time.Time, error) {
 // waitAll waits until the gateway holds all VIPs.
 func (fx *fixture) waitAll() error { _, err := fx.waitCount(len(fx.vips)); return err }
 
-// waitState waits until the gateway hears after a mark that a VIP is announced
-// or withdrawn.
+// waitState waits until the gateway has received, after a mark, the announcement or withdrawal
+// of a VIP.
 func (fx *fixture) waitState(mark int, v vip.VIP, announced bool) (time.Time, error) {
 	ctx, cancel := fx.withTimeout()
 	defer cancel()
@@ -212,7 +212,7 @@ func (fx *fixture) waitEstablished() (time.Time, error) {
 	return at, fx.explain(ctx, err)
 }
 
-// explain adds to the error of a wait why it ended, and what the frontend said.
+// explain adds to the error of a wait its cause and the last log lines of lb and frontend.
 func (fx *fixture) explain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -228,7 +228,7 @@ func (fx *fixture) explain(ctx context.Context, err error) error {
 	return err
 }
 
-// pause waits a moment, and returns an error if the run ends meanwhile.
+// pause waits for a duration, and returns an error if the run ends first.
 func (fx *fixture) pause(d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -256,7 +256,7 @@ func (fx *fixture) close() error {
 	return errors.Join(errs...)
 }
 
-// path is a file in the lab's folder.
+// path returns a file in the lab's folder.
 func (fx *fixture) path(name string) string { return filepath.Join(fx.Dir, name) }
 
 // on creates a fixture, calls a function with it, and always closes it.

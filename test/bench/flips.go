@@ -16,13 +16,12 @@ var (
 	bothFamilies = []vip.Family{vip.IPv4, vip.IPv6}
 )
 
-// between is the pause between two single changes. It is above the 40 ms for
-// which Linux may delay an ACK: BIRD, which has Nagle's algorithm on, holds a
-// second UPDATE back for as long. It is random, so that the changes fall into
-// every phase of whatever goes by the clock.
+// between returns the pause between two single changes. It is above the 40 ms for which Linux
+// may delay an ACK: BIRD uses Nagle's algorithm and holds a second UPDATE back for as long. It
+// is random, so that the changes are spread over all phases of periodic work.
 func between() time.Duration { return 50*time.Millisecond + rand.N(50*time.Millisecond) }
 
-// singleGoal is the goal of row 1.
+// singleGoal returns the goal of row 1.
 func singleGoal(n int) string {
 	switch n {
 	case 10_000:
@@ -34,7 +33,7 @@ func singleGoal(n int) string {
 	}
 }
 
-// oneFlips is what row 1 measures.
+// oneFlips is the measurement of row 1.
 const oneFlips = "one VIP flips → UPDATE"
 
 // measureSingleFlips is row 1: one VIP flips among N.
@@ -97,7 +96,7 @@ func flipSingly(ctx context.Context, s *session, what string, n int, families []
 }
 
 // flipEach has single VIPs go down and come up in turn, and records how long the UPDATE took.
-// prepare returns what causes a change; only that is measured.
+// prepare returns a function that causes the change; only its effect is measured.
 func flipEach(s *session, fx *fixture, m Measurement, repeats int,
 	prepare func(i int, up bool) (cause func() error, err error),
 ) error {
@@ -128,7 +127,7 @@ func flipEach(s *session, fx *fixture, m Measurement, repeats int,
 	return nil
 }
 
-// noteGrowth notes how much longer a flip takes than among one VIP.
+// noteGrowth notes the median relative to the median with one VIP.
 func (s *session) noteGrowth(m Measurement) {
 	for _, one := range s.report.Results {
 		if one.Row == m.Row && one.What == m.What && one.Method == m.Method && one.N == 1 && one.Median > 0 {
@@ -137,7 +136,7 @@ func (s *session) noteGrowth(m Measurement) {
 	}
 }
 
-// flipped is the k-th flip: VIPs spread over all n go down and come up in turn.
+// flipped returns the k-th flip: VIPs spread over all n go down and come up in turn.
 func flipped(k, n int) (index int, up bool) { return k / 2 * 7919 % n, k%2 == 1 }
 
 // flapPattern is a burst of changes of the first VIPs of a fixture.
@@ -148,7 +147,7 @@ type flapPattern struct {
 	turns int
 }
 
-// measureFlapPatterns is row 9: more changes than anybody can follow.
+// measureFlapPatterns is row 9: more changes than a router can follow.
 func measureFlapPatterns(ctx context.Context, s *session) error {
 	const n, every = 1000, 20 * time.Millisecond
 	lasts := s.lasts(20*time.Second, 200*time.Millisecond)
@@ -209,11 +208,11 @@ func measureFlapPatterns(ctx context.Context, s *session) error {
 	})
 }
 
-// quietTime is how long nothing must come before a storm counts as over.
+// quietTime is how long no update may arrive before a storm counts as over.
 const quietTime = 500 * time.Millisecond
 
-// runFlaps runs a flap pattern on a fixture and measures from the last change until the
-// gateway holds the right state for good.
+// runFlaps runs a flap pattern on a fixture and measures from the last change until the gateway
+// permanently holds the right state.
 func runFlaps(s *session, fx *fixture, c flapPattern, method string, repeats int, goal string,
 	set func(up bool) error,
 ) error {
@@ -225,7 +224,7 @@ func runFlaps(s *session, fx *fixture, c flapPattern, method string, repeats int
 		}
 		fx.receiver.Forget()
 		mark := fx.receiver.Mark()
-		lastUp := k%2 == 1 || k == repeats-1 // all is up again after the last
+		lastUp := k%2 == 1 || k == repeats-1 // after the last one all VIPs are up again
 		tick := time.NewTicker(c.every)
 		var last time.Time
 		for i := range c.turns {
@@ -266,7 +265,7 @@ func runFlaps(s *session, fx *fixture, c flapPattern, method string, repeats int
 		changes += c.turns * c.vips
 		m.Samples = append(m.Samples, milliseconds(end))
 	}
-	// It survived only if no session ended either.
+	// The pattern passes only if no session ended.
 	for _, e := range fx.receiver.Sessions() {
 		if !e.Up {
 			return fmt.Errorf("during %s the session ended: %w", c.what, e.Reason)
@@ -277,8 +276,7 @@ func runFlaps(s *session, fx *fixture, c flapPattern, method string, repeats int
 	return nil
 }
 
-// waitQuiet waits until the gateway holds n prefixes and has heard nothing for a
-// while.
+// waitQuiet waits until the gateway holds n prefixes and has received no update for a while.
 func (fx *fixture) waitQuiet(n int) error {
 	for {
 		if _, err := fx.waitCount(n); err != nil {

@@ -21,19 +21,19 @@ import (
 )
 
 const (
-	// discardPort is where packets of a flood go to. They are counted and dropped as
-	// soon as they have arrived.
+	// discardPort is the destination port of a flood. Its packets are counted and dropped on
+	// arrival.
 	discardPort = 9
-	// floodFlows is how many flows a flood has, in turn.
+	// floodFlows is the number of flows of a flood, which are sent in turn.
 	floodFlows = 1024
-	// floodBatch is how many packets one call of the kernel sends.
+	// floodBatch is the number of packets per system call.
 	floodBatch = 64
 
-	// forwardGoal is ≥ 80 % of the rate as times: 1/0.8.
+	// forwardGoal is ≥ 80 % of the rate, as a ratio of times: 1/0.8.
 	forwardGoal = "median ≤ 1.25"
 )
 
-// Methods to forward a packet through the pod's namespace, beside vipgate's.
+// Methods to forward a packet through the pod's namespace that are compared with vipgate.
 const (
 	forwardPlain     = "plain forwarding"
 	forwardRule      = "plain, one ip rule"
@@ -46,7 +46,7 @@ const (
 	forwardVIPsMatch = "vipgate, 10 000 VIPs, match of 100 ports"
 )
 
-// planeVariant is a method with a data plane: its numbers of VIPs, and of ports of a match.
+// planeVariant is a method with a data plane: its number of VIPs and of ports in the match.
 type planeVariant struct {
 	vips, ports int
 	conntrack   dataplane.Conntrack
@@ -59,14 +59,14 @@ var planeVariants = map[string]planeVariant{
 	forwardVIPs:      {vips: 10_000}, forwardVIPsMatch: {vips: 10_000, ports: 100},
 }
 
-// withoutMatch has the method to compare with for those that have a match.
+// withoutMatch maps each method with a match to the one without, with which it is compared.
 var withoutMatch = map[string]string{forwardMatch: vipgate, forwardVIPsMatch: forwardVIPs}
 
-// floodVIP is where all packets go.
+// floodVIP is the destination of all packets.
 var floodVIP = netip.MustParseAddr("20.0.0.1")
 
-// forwardPath is a client, a pod that forwards in one way to so many targets, and
-// these targets, which are all one namespace.
+// forwardPath is a client, a pod that forwards with one method to a number of targets, and these
+// targets, which share one namespace.
 type forwardPath struct {
 	kind    string
 	targets int
@@ -78,7 +78,7 @@ type forwardPath struct {
 	ends    []func() error
 }
 
-// newForwardPath makes the way ready to be used.
+// newForwardPath creates a path that is ready to be measured.
 func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPath, err error) {
 	p := &forwardPath{kind: way, targets: targets}
 	defer func() {
@@ -100,16 +100,16 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 	sink := g.Backend
 	switch way {
 	case forwardNone:
-		// The first that sees the packet drops it: what is left is the sending.
+		// The first namespace that receives the packet drops it: only the cost of sending remains.
 		sink = g.Pod
 	case forwardRule:
-		// Every pod has some: the frontend's source routing. That there is one at all is
-		// what costs, also when no packet fits it.
+		// Every pod has rules for the frontend's source routing. The first rule adds the cost of rule
+		// lookups, even if no packet matches it.
 		if err := g.Pod.IP("rule", "add", "fwmark", "0x01000000", "lookup", "4096"); err != nil {
 			return nil, err
 		}
 	case forwardTracked:
-		// Any rule that asks for the state switches tracking on.
+		// Any rule that matches the conntrack state enables tracking.
 		if err := nft(ctx, g.Pod, "add table ip t; add chain ip t c { type filter hook forward priority 0; }; add "+
 			"rule ip t c ct state invalid drop"); err != nil {
 			return nil, err
@@ -149,7 +149,8 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 	return p, p.echo.startEcho(g.Backend, g.Gateway)
 }
 
-// matchOf returns so many ports, among them those of the flood and of the round trips; none for 0.
+// matchOf returns n ports, which include the ports of the flood and of the round trips; none for
+// 0.
 func matchOf(n int) (ports []dataplane.Port) {
 	for i := range n {
 		ports = append(ports, dataplane.Port{Protocol: unix.IPPROTO_UDP, Number: uint16(discardPort + i)})
@@ -198,7 +199,7 @@ func openArrivals(ns *lab.NetNS, f nftables.TableFamily) (*arrivals, error) {
 
 func (a *arrivals) close() error { return a.conn.CloseLasting() }
 
-// count is how many packets of floods have arrived.
+// count returns the number of flood packets that have arrived.
 func (a *arrivals) count() (uint64, error) {
 	object, err := a.conn.GetObject(
 		&nftables.CounterObj{Table: &nftables.Table{Name: "sink", Family: a.family}, Name: "arrived"},
@@ -215,7 +216,7 @@ func (a *arrivals) count() (uint64, error) {
 
 // measure sends packets for d and returns the time for each that arrived, in µs.
 func (f *frameSender) measure(d time.Duration, a *arrivals) (float64, error) {
-	// Neighbours, caches, and connections that are to be tracked.
+	// Warm up neighbor entries, caches and tracked connections.
 	if _, _, err := f.send(time.Millisecond); err != nil {
 		return 0, err
 	}
@@ -238,8 +239,8 @@ func (f *frameSender) measure(d time.Duration, a *arrivals) (float64, error) {
 	return microseconds(took) / float64(arrived), nil
 }
 
-// frameSender sends small packets of many flows, without the kernel's work for
-// sockets of applications.
+// frameSender sends small packets of many flows on a packet socket, without the cost of the
+// kernel's UDP and IP layers.
 type frameSender struct {
 	socket   int
 	frames   [floodFlows][60]byte
@@ -268,12 +269,12 @@ func newFrameSender(l *lab.Lab) (*frameSender, error) {
 		payload := f.frame(i, from.HardwareAddr, to.HardwareAddr, lab.GatewayA4, unix.IPPROTO_UDP)
 		binary.BigEndian.PutUint16(payload, uint16(10_000+i))
 		binary.BigEndian.PutUint16(payload[2:], discardPort)
-		binary.BigEndian.PutUint16(payload[4:], uint16(len(payload))) // a checksum of 0 is none
+		binary.BigEndian.PutUint16(payload[4:], uint16(len(payload))) // checksum 0: not computed
 	}
 	return f, f.open(l.Gateway, from.Index)
 }
 
-// frame begins a frame to floodVIP and returns the part behind its IP header.
+// frame begins a frame to floodVIP and returns the part after its IP header.
 func (f *frameSender) frame(i int, from, to net.HardwareAddr, source netip.Addr, protocol byte) (payload []byte) {
 	frame := f.frames[i][:]
 	copy(frame, to)
@@ -318,7 +319,7 @@ func interfaceOf(ns *lab.NetNS, name string) (i *net.Interface, err error) {
 	return i, err
 }
 
-// onesSum is the sum of RFC 1071.
+// onesSum returns the ones' complement sum of RFC 1071.
 func onesSum(b []byte) uint16 {
 	var sum uint32
 	for i := 0; i+1 < len(b); i += 2 {
@@ -332,8 +333,8 @@ func onesSum(b []byte) uint16 {
 
 func (f *frameSender) close() error { return unix.Close(f.socket) }
 
-// send sends packets of all flows in turn for at least d. A veth takes a packet to
-// its end in the call that sends it: no queue fills.
+// send sends packets of all flows in turn for at least d. A veth delivers a packet within the
+// call that sends it, so no queue fills up.
 func (f *frameSender) send(d time.Duration) (packets uint64, took time.Duration, err error) {
 	began := time.Now()
 	for next := 0; took < d; next = (next + floodBatch) % floodFlows {
@@ -351,7 +352,7 @@ func (f *frameSender) send(d time.Duration) (packets uint64, took time.Duration,
 	return packets, took, nil
 }
 
-// forwardResult holds what was measured of one way, in µs.
+// forwardResult holds the measurements of one forwarding method, in µs.
 type forwardResult struct {
 	costs   []float64 // time per packet in each round
 	trips   []float64 // every round trip
@@ -366,8 +367,8 @@ func measureForwarding(ctx context.Context, s *session) (err error) {
 		targets int
 	}
 	plans := []plan{
-		{forwardPlain, 1}, // what others are compared with
-		{forwardNone, 1},  // what is taken away from all
+		{forwardPlain, 1}, // the baseline of the comparison
+		{forwardNone, 1},  // the cost of sending, subtracted from every method
 		{forwardRule, 1},
 		{forwardTracked, 1},
 		{forwardStateless, 1},
@@ -434,7 +435,7 @@ func compareForwarding(ctx context.Context, paths []*forwardPath, rounds, trips 
 			}
 			r.costs = append(r.costs, cost)
 			if p.kind == forwardNone {
-				// Its plain route would do, and is measured as another way.
+				// Its plain route would suffice, and is measured as another method.
 				continue
 			}
 			peers := []netip.Addr{floodVIP}

@@ -37,7 +37,7 @@ func dialTCP(ns *lab.NetNS, addr string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// answer is what a health service said, and when it was heard.
+// answer is the status from a health service and the time of its receipt.
 type answer struct {
 	status healthv1.HealthCheckResponse_ServingStatus
 	at     time.Time
@@ -75,7 +75,7 @@ func (fx *fixture) watchEgress() (*latest.Value[answer], error) {
 	return egress, nil
 }
 
-// waitEgress waits until Egress has a status, and returns since when.
+// waitEgress waits until Egress has a status, and returns when it changed to it.
 func (fx *fixture) waitEgress(egress *latest.Value[answer],
 	status healthv1.HealthCheckResponse_ServingStatus,
 ) (time.Time, error) {
@@ -128,6 +128,7 @@ func measureReset(ctx context.Context, s *session) error {
 			if err := fx.pause(phase(referencePoll)); err != nil {
 				return err
 			}
+			// Without this the session would be up again before the next poll of the reference.
 			if err := fx.receiver.Refuse(); err != nil {
 				return err
 			}
@@ -147,8 +148,8 @@ func measureReset(ctx context.Context, s *session) error {
 	})
 }
 
-// resetSessions has the gateway reset its session again and again, and records how long Egress took
-// to fail. after, which may be nil, is called after each with the time of the reset.
+// resetSessions has the gateway reset its session repeatedly, and records how long Egress took
+// to fail. after, which may be nil, is called after each reset with its time.
 func resetSessions(s *session, fx *fixture, m Measurement, repeats int, egress *latest.Value[answer],
 	after func(reset time.Time) error,
 ) error {

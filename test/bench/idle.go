@@ -15,8 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/backoff"
 )
 
-// Goals of an idle pod: memory at its peak, since the start, by the number of
-// VIPs.
+// Goals of an idle pod: peak memory since the start, by the number of VIPs.
 var idleGoals = map[string]map[int]string{
 	"lb":               {1: "max ≤ 25", 10_000: "max ≤ 40"},
 	"frontend":         {1: "max ≤ 30", 10_000: "max ≤ 50"},
@@ -25,19 +24,19 @@ var idleGoals = map[string]map[int]string{
 
 const (
 	idleCPUGoal = "max ≤ 0.2"
-	// podCPUGoal is that of all three together.
+	// podCPUGoal is the goal for all three processes together.
 	podCPUGoal = "max ≤ 0.5"
-	// idleStarts is how often the peak memory is measured: it differs from start to start.
+	// idleStarts is the number of measurements of the peak memory: it differs from start to start.
 	idleStarts = 5
 )
 
-// usage is what a process has used since its start.
+// usage is the processor time and peak memory of a process since its start.
 type usage struct {
 	cpu  time.Duration
 	peak float64 // resident memory in MiB
 }
 
-// usageOf reads what a process has used.
+// usageOf reads the usage of a process.
 func usageOf(pid int) (usage, error) {
 	cpu, err := cpuTime(pid)
 	if err != nil {
@@ -55,10 +54,10 @@ func usageOf(pid int) (usage, error) {
 	return usage{cpu: cpu, peak: peak}, nil
 }
 
-// cpuTime reads the clock behind utime and stime of /proc/PID/stat.
-// Those count in hundredths of a second, too coarse for a short measurement.
+// cpuTime reads the clock from which utime and stime of /proc/PID/stat derive. Both count in
+// hundredths of a second, too coarse for a short measurement.
 func cpuTime(pid int) (time.Duration, error) {
-	const schedulerClock = 2 // CPUCLOCK_SCHED; the encoding is that of clock_getcpuclockid(3)
+	const schedulerClock = 2 // CPUCLOCK_SCHED; encoded as by clock_getcpuclockid(3)
 	var t unix.Timespec
 	if err := unix.ClockGettime(int32(^pid<<3|schedulerClock), &t); err != nil {
 		return 0, fmt.Errorf("processor time of process %d: %w", pid, err)
@@ -119,7 +118,7 @@ func measureIdle(ctx context.Context, s *session) error {
 	return nil
 }
 
-// onIdlePods starts a pod for each number of VIPs, each on a fixture of its own, and calls a
+// onIdlePods starts a pod for each number of VIPs, each on a separate fixture, and calls a
 // function with their processes once they are idle.
 func onIdlePods(ctx context.Context, s *session, do func(all []*watchedProcess) error) (err error) {
 	var all []*watchedProcess
@@ -146,8 +145,8 @@ func onIdlePods(ctx context.Context, s *session, do func(all []*watchedProcess) 
 			&watchedProcess{name: "frontend", n: n, pid: fx.pod.Frontend.PID()},
 			&watchedProcess{name: "BIRD of frontend", n: n, pid: bird})
 	}
-	// The work of the start is over when nothing is expected any more: the
-	// frontend asks BIRD often for up to 5 s.
+	// The start is complete after a while: the frontend polls BIRD at short intervals for up to 5
+	// s.
 	if err := backoff.Sleep(ctx, s.lasts(10*time.Second, 200*time.Millisecond)); err != nil {
 		return err
 	}
@@ -194,7 +193,8 @@ type watchedProcess struct {
 	before usage
 }
 
-// birdPID is the BIRD of the frontend: what runs in the pod beside the two.
+// birdPID returns the process ID of the frontend's BIRD: the only process in the pod except lb
+// and frontend.
 func (fx *fixture) birdPID() (int, error) {
 	pids, err := fx.Pod.Processes(fx.ctx)
 	if err != nil {

@@ -31,7 +31,7 @@ func TestUsageOfProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	after := before
-	for after.cpu == before.cpu { // this loop is what uses the processor
+	for after.cpu == before.cpu { // this loop consumes the processor time
 		if after, err = usageOf(os.Getpid()); err != nil {
 			t.Fatal(err)
 		}

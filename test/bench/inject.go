@@ -39,8 +39,8 @@ const (
 )
 
 // injector is a BGP speaker of this process in the place of the frontend's announcer. It decides
-// nothing and encodes nothing while a time is measured: what remains is BIRD, the least that any
-// program which drives this BIRD over BGP can take.
+// nothing and encodes nothing while a time is measured, so the result is the time of BIRD, the
+// lower bound for any program that drives this BIRD over BGP.
 type injector struct {
 	fixture *fixture
 	conn    net.Conn
@@ -48,14 +48,14 @@ type injector struct {
 	mu sync.Mutex // of writes
 }
 
-// The frontend prints its configuration without the key of the session.
+// The configuration that the frontend prints does not contain the key of the session.
 var (
 	injectionKey  = regexp.MustCompile(`password "[^"]*";`)
 	injectionPort = regexp.MustCompile(`local ` + regexp.QuoteMeta(bird.LoopbackBIRD.String()) + ` port ([0-9]+) as`)
 )
 
-// startInjector starts a BIRD in the pod with the very configuration that the frontend would give
-// it, announces every VIP from this process, and waits until all are at the gateway. Both end with
+// startInjector starts a BIRD in the pod with the same configuration as the frontend would,
+// announces every VIP from this process, and waits until all are at the gateway. Both end with
 // the fixture.
 func (fx *fixture) startInjector() (*injector, error) {
 	text, err := fx.pod.Run(fx.ctx, "frontend", "render", "--trench-file="+fx.pod.TrenchFile(),
@@ -68,7 +68,7 @@ func (fx *fixture) startInjector() (*injector, error) {
 		return nil, errors.New("BIRD's configuration has no port for the announcer")
 	}
 	key := rand.Text()
-	// Other passwords do not occur: gateways of a fixture have none.
+	// The only password is the key: gateways of a fixture have none.
 	text = injectionKey.ReplaceAllString(text, `password "`+key+`";`)
 	config := fx.path("injection.conf")
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
@@ -150,7 +150,7 @@ func (in *injector) handshake(r *bufio.Reader) error {
 	}
 }
 
-// keepUp sends KEEPALIVEs and discards what BIRD sends, until the fixture ends.
+// keepUp sends KEEPALIVEs and discards the messages from BIRD, until the fixture ends.
 func (in *injector) keepUp(r *bufio.Reader) {
 	ctx, cancel := context.WithCancel(in.fixture.ctx)
 	var tasks sync.WaitGroup
@@ -170,6 +170,7 @@ func (in *injector) keepUp(r *bufio.Reader) {
 	})
 	tasks.Go(func() {
 		for {
+			// Hold timer (RFC 4271 section 4.2): each message from BIRD restarts it.
 			err := in.conn.SetReadDeadline(time.Now().Add(injectionHold))
 			if err == nil {
 				_, err = skipMessage(r)
@@ -183,6 +184,7 @@ func (in *injector) keepUp(r *bufio.Reader) {
 		}
 	})
 	in.fixture.ends = append(in.fixture.ends, func() error {
+		// Cancel first, so that the errors after Close do not count as failures.
 		cancel()
 		err := in.conn.Close()
 		tasks.Wait()
@@ -201,13 +203,13 @@ func (in *injector) write(messages []byte) error {
 	return err
 }
 
-// one returns what announces or withdraws one VIP.
+// one returns a function that announces or withdraws one VIP.
 func (in *injector) one(i int, up bool) (func() error, error) {
 	m, err := updates(up, in.fixture.vips[i:i+1])
 	return func() error { return in.write(m) }, err
 }
 
-// all returns what announces or withdraws all VIPs.
+// all returns a function that announces or withdraws all VIPs.
 func (in *injector) all() (set func(up bool) error, err error) {
 	announce, errAnnounce := updates(true, in.fixture.vips)
 	withdraw, errWithdraw := updates(false, in.fixture.vips)
@@ -253,7 +255,7 @@ func updates(announce bool, vips []vip.VIP) ([]byte, error) {
 	return all, nil
 }
 
-// keepalive is a header with nothing behind it.
+// keepalive returns a KEEPALIVE: a header without a body.
 func keepalive() []byte {
 	b := bytes.Repeat([]byte{0xff}, 16)
 	return append(binary.BigEndian.AppendUint16(b, bgp.BGP_HEADER_LENGTH), bgp.BGP_MSG_KEEPALIVE)
@@ -274,7 +276,7 @@ func signWith(key string, peer netip.Addr) func(network, address string, c sysca
 	return func(_, _ string, c syscall.RawConn) error {
 		sig := unix.TCPMD5Sig{Keylen: uint16(len(key))}
 		sig.Addr.Family = unix.AF_INET
-		copy(sig.Addr.Data[2:], peer.AsSlice()) // behind the port, which is ignored
+		copy(sig.Addr.Data[2:], peer.AsSlice()) // after the port, which is ignored
 		copy(sig.Key[:], key)
 		var set error
 		err := c.Control(func(fd uintptr) {

@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// TestInjectedUpdates reads back what straight injection sends.
+// TestInjectedUpdates decodes the UPDATEs of straight injection.
 func TestInjectedUpdates(t *testing.T) {
 	vips := numberedVIPs(2*prefixesPerUpdate+1, []vip.Family{vip.IPv4})
 	for _, announce := range []bool{true, false} {

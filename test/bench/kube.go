@@ -31,9 +31,9 @@ var kubeGoals = map[int]struct{ latency, memory string }{
 
 const (
 	kubeBurstGoal = "max ≤ 1"
-	// podWriters is how many requests create Pods at the same time.
+	// podWriters is the number of concurrent requests that create Pods.
 	podWriters = 8
-	// kubeQuiet is longer than kube collects changes after a write.
+	// kubeQuiet is longer than the time for which kube collects changes after a write.
 	kubeQuiet = 150 * time.Millisecond
 
 	kubeObjects = `
@@ -164,7 +164,8 @@ func measureKubeWith(ctx context.Context, s *session, n int) (err error) {
 	return err
 }
 
-// ownMemory is what a process has in memory besides pages of files, such as its program, in MiB.
+// ownMemory returns the resident memory of a process without file pages such as its program, in
+// MiB.
 func ownMemory(pid int) (float64, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -252,13 +253,13 @@ func (fx *kubeFixture) start(binaries string) error {
 	return fx.kube.Start()
 }
 
-// kubeLog is the end of what kube has logged, for errors.
+// kubeLog returns the end of kube's log, for errors.
 func (fx *kubeFixture) kubeLog() string {
 	log, _ := os.ReadFile(filepath.Join(fx.dir, "kube.log"))
 	return string(log[max(0, len(log)-2000):])
 }
 
-// latencies are those of the last n writes, in ms.
+// latencies returns the latencies of the last n writes, in ms.
 func (fx *kubeFixture) latencies(n int) (all []float64, err error) {
 	log, err := os.ReadFile(filepath.Join(fx.dir, "kube.log"))
 	if err != nil {
@@ -341,8 +342,8 @@ func (fx *kubeFixture) await(wanted func([]byte) bool) (at time.Time, err error)
 	}
 }
 
-// burst has kube find n more Pods at once, and returns how often it wrote the file until it has
-// them.
+// burst lets kube find n more Pods in one batch, and returns the number of file writes until all
+// of them are in the file.
 func (fx *kubeFixture) burst(before, n int) (writes int, err error) {
 	if err := fx.kube.Process.Signal(syscall.SIGSTOP); err != nil {
 		return 0, err

@@ -17,11 +17,11 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// phase is a random wait up to a period, so that a cause falls into every phase
-// of what goes by the clock.
+// phase returns a random wait up to a period, so that causes are spread over all phases of
+// periodic work.
 func phase(period time.Duration) time.Duration { return rand.N(period) }
 
-// loss is how a process is lost.
+// loss is a kind of loss of a process.
 type loss struct {
 	name   string
 	signal syscall.Signal
@@ -80,8 +80,9 @@ func measureLBLoss(ctx context.Context, s *session) error {
 	})
 }
 
-// loseLBs loses the lb of a fixture again and again, at a random moment of the period, and records
-// how long the last withdrawal took. alive waits until it can be lost, start starts it again.
+// loseLBs loses the lb of a fixture repeatedly, at a random moment of the period, and records
+// how long the last withdrawal took. alive waits until the lb can be lost, start starts it
+// again.
 func loseLBs(s *session, fx *fixture, m Measurement, l loss, repeats int, period time.Duration,
 	alive, start func() error,
 ) error {
@@ -106,8 +107,7 @@ func loseLBs(s *session, fx *fixture, m Measurement, l loss, repeats int, period
 	return nil
 }
 
-// lose loses a process and returns how many milliseconds later the gateway held
-// nothing any more.
+// lose loses a process and returns the time in milliseconds until the gateway held no prefix.
 func (fx *fixture) lose(l loss, p *lab.Process) (float64, error) {
 	start := time.Now()
 	if err := p.Signal(l.signal); err != nil {
@@ -117,8 +117,8 @@ func (fx *fixture) lose(l loss, p *lab.Process) (float64, error) {
 	return milliseconds(at.Sub(start)), err
 }
 
-// waitAlive waits until all VIPs are at the gateway and the reference has seen
-// that the lb lives.
+// waitAlive waits until all VIPs are at the gateway and the reference has detected that the lb
+// is healthy.
 func (fx *fixture) waitAlive(alive <-chan struct{}) error {
 	ctx, cancel := fx.withTimeout()
 	defer cancel()
@@ -131,9 +131,9 @@ func (fx *fixture) waitAlive(alive <-chan struct{}) error {
 	return err
 }
 
-// watchLB has the reference ask the lb's health once a second, and configure
-// all VIPs up or down when the answer changes. The channel gets a value when
-// they went up. It ends with the fixture.
+// watchLB has the reference poll the lb's health once a second, and configure all VIPs up or
+// down when the status changes. The channel gets a value when the VIPs went up. It ends with the
+// fixture.
 func (r *referenceRouter) watchLB() (alive <-chan struct{}, err error) {
 	fx := r.fixture
 	conn, err := dialTCP(fx.Pod, lab.LBHealth)
@@ -149,9 +149,12 @@ func (r *referenceRouter) watchLB() (alive <-chan struct{}, err error) {
 		defer tick.Stop()
 		was := false
 		for {
+			// A stopped lb accepts the request but does not answer, so the poll needs a timeout.
 			asking, end := context.WithTimeout(ctx, referencePoll/2)
 			answer, err := client.Check(asking, &healthv1.HealthCheckRequest{Service: "Readiness"})
 			end()
+			// A lost lb causes Unavailable or DeadlineExceeded; any other error is a fault of the
+			// benchmark.
 			if code := grpcstatus.Code(err); code != codes.OK && code != codes.Unavailable &&
 				code != codes.DeadlineExceeded && ctx.Err() == nil {
 				fx.fail(fmt.Errorf("health of the lb: %w", err))
@@ -176,11 +179,11 @@ func (r *referenceRouter) watchLB() (alive <-chan struct{}, err error) {
 	return up, nil
 }
 
-// sideBySide is how many labs wait for a hold time at the same moment.
+// sideBySide is the number of labs that wait for a hold time concurrently.
 const sideBySide = 5
 
-// measureFrontendLoss is row 4: the frontend is killed or stopped. What lasts a
-// hold time is measured in several labs at once: all of them wait.
+// measureFrontendLoss is row 4: the frontend is killed or stopped. Measurements that last a hold
+// time run in several labs concurrently: all of them only wait.
 func measureFrontendLoss(ctx context.Context, s *session) error {
 	const n = 1000
 	measure := func(ctx context.Context, what, goal string, signal syscall.Signal, labs int) error {
@@ -205,7 +208,7 @@ func measureFrontendLoss(ctx context.Context, s *session) error {
 	if err := measure(ctx, "frontend kill -9 → last withdraw", "median ≤ 3", syscall.SIGKILL, 1); err != nil {
 		return err
 	}
-	if !s.quick { // it takes the hold time
+	if !s.quick { // it takes as long as the hold time
 		if err := measure(ctx, "frontend SIGSTOP → last withdraw", "max ≤ 3500", syscall.SIGSTOP,
 			sideBySide); err != nil {
 			return err
@@ -216,8 +219,8 @@ func measureFrontendLoss(ctx context.Context, s *session) error {
 	return nil
 }
 
-// loseFrontends loses the frontend of one lab again and again and returns
-// how many milliseconds the last withdrawals took.
+// loseFrontends loses the frontend of one lab repeatedly and returns the times in milliseconds
+// of the last withdrawals.
 func loseFrontends(ctx context.Context, s *session, n int, l loss, repeats int) (samples []float64, err error) {
 	err = on(ctx, s, n, oneFamily, func(fx *fixture) error {
 		if _, err := fx.startScriptedPod(); err != nil {

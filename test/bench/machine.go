@@ -12,11 +12,11 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// unknown stands for what the machine does not tell.
+// unknown is the value of machine properties that cannot be read.
 const unknown = "unknown"
 
-// describeMachine finds out where this runs. What cannot be found out is
-// "unknown": it is no reason not to measure.
+// describeMachine reads the properties of the machine. A property that cannot be read is
+// "unknown" and does not prevent the measurement.
 func describeMachine(ctx context.Context, binaries string) Machine {
 	m := Machine{
 		Date: time.Now(), Command: append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...), Cores: runtime.NumCPU(),
@@ -51,7 +51,7 @@ func cpuModel(info string) string {
 	return unknown
 }
 
-// loadAverage is the load of the machine over 1, 5 and 15 minutes.
+// loadAverage returns the load of the machine over 1, 5 and 15 minutes.
 func loadAverage() string {
 	b, err := os.ReadFile("/proc/loadavg")
 	words := strings.Fields(string(b))

@@ -49,7 +49,7 @@ func main() {
 	os.Exit(run(o, os.Stdout, os.Stderr))
 }
 
-// parse reads the command line; done says that nothing is left to do.
+// parse reads the command line; done is true if the process should exit with status.
 func parse(args []string, stdout, stderr io.Writer) (o options, status int, done bool) {
 	parser, err := kong.New(&o, kong.Name("bench"), kong.Description(
 		"Measures vipgate, and the field's common technique beside it.",
@@ -86,7 +86,7 @@ func (o *options) check() error {
 	return nil
 }
 
-// prepare makes the paths absolute and says what is missing.
+// prepare makes the paths absolute and returns an error that names the missing programs.
 func (o *options) prepare() error {
 	if os.Geteuid() != 0 {
 		return errors.New("network namespaces need root: run as root, or with sudo")
@@ -124,8 +124,8 @@ func run(o options, stdout, stderr io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	// A reader that goes away, such as head, must not end us with a lab
-	// standing: no goroutine reads this channel.
+	// A reader that goes away, such as head, must not end the benchmark with SIGPIPE before the lab
+	// is removed. No goroutine reads this channel.
 	pipes := make(chan os.Signal, 1)
 	signal.Notify(pipes, syscall.SIGPIPE)
 	defer signal.Stop(pipes)
@@ -158,8 +158,8 @@ func run(o options, stdout, stderr io.Writer) int {
 	return exitMeasured
 }
 
-// measureRows measures the rows that are asked for, all when none is named. A
-// row that fails does not keep the others from being measured.
+// measureRows measures the selected rows, all when none is named. It continues after a row that
+// fails.
 func measureRows(ctx context.Context, s *session, rows []row, only []int) {
 	for _, r := range rows {
 		if len(only) > 0 && !slices.Contains(only, r.number) {

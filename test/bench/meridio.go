@@ -18,19 +18,19 @@ import (
 	"github.com/vipgate/vipgate/test/nsptest"
 )
 
-// Methods of the rows 22 to 26: what the frontend has its configuration and its readiness from.
+// Methods of the rows 22 to 26: the sources of the frontend's configuration and readiness.
 const (
 	viaMeridio = "NSP, Meridio's LB"
 	viaFile    = "trench file, lb"
 )
 
 const (
-	// meridioLB is the program that is the load balancer of Meridio.
+	// meridioLB is the program that serves as Meridio's load balancer.
 	meridioLB = "meridio-lb"
 	// nspID is a member of the trust domain, as Meridio's NSP is.
 	nspID = "spiffe://" + lab.TrustDomain + "/nsp"
-	// meridioLifetime is that of the certificates of the NSP and of Meridio's load balancer, longer
-	// than any row.
+	// meridioLifetime is the lifetime of the certificates of the NSP and of Meridio's load
+	// balancer, longer than any row.
 	meridioLifetime = 12 * time.Hour
 
 	meridioTrench, meridioAttractor = "trench-a", "attractor-a-1"
@@ -40,14 +40,14 @@ const (
 type path struct {
 	method, against string
 	// script starts a load balancer in this process and a frontend, waits for all VIPs, and returns
-	// what makes all VIPs ready, or none.
+	// a function that makes all VIPs ready, or none.
 	script func(*fixture) (set func(up bool) error, err error)
-	// prepare starts what runs before a pod starts.
+	// prepare starts the processes that must run before a pod starts.
 	prepare func(*fixture) error
 	// startLB starts the load balancer as a process, startFrontend the frontend.
 	startLB, startFrontend func(*fixture) error
-	// list returns what gives the frontend these VIPs. They are prepared beforehand: that is not
-	// measured.
+	// list returns a function that gives the frontend these VIPs. The list is built beforehand, so
+	// that the time to build it is not measured.
 	list func(*fixture, []vip.VIP) func() error
 }
 
@@ -96,7 +96,8 @@ func (fx *fixture) mint(id string) (*identity.DevAuthority, *x509svid.SVID, erro
 	return a, svid, err
 }
 
-// meridioCredentials are those of a server of Meridio: it authorizes every member of its trust domain.
+// meridioCredentials returns server credentials as Meridio's: they authorize every member of its
+// trust domain.
 func (fx *fixture) meridioCredentials(id string) (credentials.TransportCredentials, error) {
 	a, svid, err := fx.mint(id)
 	if err != nil {
@@ -127,7 +128,7 @@ func (fx *fixture) startNSP() error {
 	return nil
 }
 
-// meridioList is the fixture's attractor with these VIPs, as the NSP has it.
+// meridioList returns the fixture's attractor with these VIPs, as the NSP sends it.
 func (fx *fixture) meridioList(vips []vip.VIP) *nspv1.Attractor {
 	trench := &nspv1.Trench{Name: meridioTrench}
 	a := &nspv1.Attractor{Name: meridioAttractor, Trench: trench}

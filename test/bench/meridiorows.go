@@ -10,11 +10,11 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// meridioSizes are the numbers of VIPs of the rows about Meridio.
+// meridioSizes returns the numbers of VIPs of the rows about Meridio.
 func (s *session) meridioSizes() []int { return s.sizes([]int{1, 100, 1000, 10_000}, []int{100}) }
 
-// meridioPaths are the methods of the rows about Meridio. In a quick run other rows use the trench
-// file.
+// meridioPaths returns the methods of the rows about Meridio. In a quick run other rows use the
+// trench file.
 func (s *session) meridioPaths() []path {
 	if s.quick {
 		return paths[:1]
@@ -22,7 +22,8 @@ func (s *session) meridioPaths() []path {
 	return paths
 }
 
-// eachPath measures with each number of VIPs and each method in turn, on a fixture of its own.
+// eachPath measures with each number of VIPs and each method in turn, on a separate fixture
+// each.
 func eachPath(ctx context.Context, s *session, row int, do func(*fixture, path, Measurement) error) error {
 	for _, n := range s.meridioSizes() {
 		for _, p := range s.meridioPaths() {
@@ -94,7 +95,7 @@ func measureMeridioSessionLoss(ctx context.Context, s *session) error {
 	})
 }
 
-// meridioMilestones are those of a start with the NSP.
+// meridioMilestones are the milestones of a start with the NSP.
 var meridioMilestones = slices.Insert(slices.Clone(milestones[2:]), 1,
 	milestone{"configuration of the NSP in force", frontendOf, []string{`msg="new configuration in force"`}})
 
@@ -149,7 +150,7 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 		added, force, same := m, m, m
 		added.What, added.Unit = "the list has one VIP more → UPDATE", "ms"
 		force.What, force.Unit = "the list has one VIP more → in force", "ms"
-		same.Against = "" // a ratio of noise
+		same.Against = "" // the ratio would be noise
 		same.What, same.Unit = "the same list again: processor time of the frontend", "ms"
 		for range s.repeats(5, 1) {
 			if err := fewer(); err != nil {
@@ -172,7 +173,7 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 			}
 			added.Samples = append(added.Samples, milliseconds(at.Sub(start)))
 			if at, ok := logTime(fx.pod.Frontend.Output()[logged:], `msg="new configuration in force"`); ok {
-				// The log has whole milliseconds.
+				// The log has a resolution of a millisecond.
 				force.Samples = append(force.Samples, max(0, milliseconds(at.Sub(start))))
 			}
 		}
@@ -183,17 +184,19 @@ func measureMeridioLists(ctx context.Context, s *session) error {
 }
 
 const (
-	// leaveTime is longer than the frontend keeps a VIP, which left the NSP's list, after it was
-	// withdrawn.
+	// leaveTime is longer than the time for which the frontend keeps a withdrawn VIP that left the
+	// NSP's list.
 	leaveTime = time.Second
 	// listInterval is the time between two lists, longer than the quiet time of a trench file.
 	listInterval = 150 * time.Millisecond
-	// afterLists is how long the frontend may look at BIRD often after a change.
+	// afterLists is the time for which the frontend may poll BIRD at short intervals after a
+	// change.
 	afterLists = 6 * time.Second
 )
 
-// repeatLists records the processor time that the frontend takes for a list that equals the one in
-// force: that of a time with such lists less that of one as long without, for each list.
+// repeatLists records the processor time that the frontend takes for a list that equals the one
+// in force: the time of an interval with such lists minus the time of an equally long one
+// without, divided by the number of lists.
 func (fx *fixture) repeatLists(s *session, m Measurement, list func() error) error {
 	lists := s.sizes([]int{10}, []int{1})[0]
 	used := func(do func() error) (time.Duration, error) {
@@ -227,7 +230,8 @@ func (fx *fixture) repeatLists(s *session, m Measurement, list func() error) err
 	return nil
 }
 
-// waitRequest waits for a request that the NSP received after a time, and returns when it came.
+// waitRequest waits for a request that the NSP received after a time, and returns the time of
+// its receipt.
 func (fx *fixture) waitRequest(method string, after time.Time) (at time.Time, err error) {
 	ctx, cancel := fx.withTimeout()
 	defer cancel()

@@ -16,15 +16,15 @@ const (
 	outageVIPs = 100
 	// gatewayHold is the hold time that both ends of the gateway's session offer.
 	gatewayHold = 3 * time.Second
-	// inARow is how often a gateway goes, each time thereFor after it came back:
-	// who waits longer after each loss shows it here.
+	// inARow is the number of outages of a gateway, each thereFor after the previous one ended: a
+	// back-off that grows with each loss becomes visible.
 	inARow   = 3
 	thereFor = time.Second
-	// outageTimeout is above what the reference takes.
+	// outageTimeout exceeds the recovery time of the reference.
 	outageTimeout = 6 * time.Minute
 )
 
-// outage is a way for a gateway to be gone.
+// outage is a kind of outage of a gateway.
 type outage struct {
 	what       string
 	lasts      time.Duration
@@ -42,7 +42,7 @@ var outages = []outage{
 		begin: func(fx *fixture) error { err := fx.receiver.Refuse(); fx.receiver.Reset(); return err },
 		end:   func(fx *fixture) error { return fx.receiver.Listen() },
 	},
-	// It is shorter than the hold time and so may pass unnoticed.
+	// It is shorter than the hold time, so the session may survive.
 	{what: "silence for 2 s", lasts: 2 * time.Second, begin: (*fixture).dropTraffic, end: (*fixture).restoreTraffic},
 	{
 		what: "silence for the hold time and 2 s more", lasts: gatewayHold + 2*time.Second, begin: (*fixture).dropTraffic,
@@ -71,8 +71,8 @@ func (fx *fixture) restoreTraffic() error {
 	return err
 }
 
-// apply lets the gateway go once and returns how many seconds after its return
-// all VIPs were there again, and stayed.
+// apply causes one outage and returns the seconds after its end until all VIPs were permanently
+// back.
 func (o outage) apply(fx *fixture) (float64, error) {
 	mark, began := fx.receiver.Mark(), time.Now()
 	if err := o.begin(fx); err != nil {
@@ -85,8 +85,8 @@ func (o outage) apply(fx *fixture) (float64, error) {
 	if err := o.end(fx); err != nil {
 		return 0, err
 	}
-	// A session that lives at this moment may still be lost, until the hold timer
-	// has run out that was set before all this began.
+	// A session that is still up may be lost until the hold timer expires that was set before the
+	// outage.
 	limit, cancel := context.WithDeadline(fx.ctx, began.Add(max(o.lasts, gatewayHold)+1500*time.Millisecond))
 	defer cancel()
 	_, err := fx.receiver.WaitFor(limit, mark, func(r lab.PrefixUpdate) bool { return r.Withdrawn })
@@ -94,7 +94,7 @@ func (o outage) apply(fx *fixture) (float64, error) {
 	case fx.ctx.Err() != nil:
 		return 0, context.Cause(fx.ctx)
 	case err != nil:
-		return 0, nil // nothing was lost at all
+		return 0, nil // no VIP was lost
 	}
 	patient, cancel := context.WithTimeout(fx.ctx, outageTimeout)
 	defer cancel()
@@ -114,12 +114,12 @@ type outageResult struct {
 	err    error
 }
 
-// measureOutages is row 8. All kinds of outages are measured at the same time, each
-// on fixtures of its own: all of them wait nearly all of the time.
+// measureOutages is row 8. All kinds of outages are measured at the same time, each on separate
+// fixtures: all of them wait nearly all of the time.
 func measureOutages(ctx context.Context, s *session) error {
 	methods, ways, times := []string{vipgate, reference}, outages, inARow
 	if s.quick {
-		// The reference takes minutes, and the last way the longest.
+		// The reference takes minutes, and longest with the last kind.
 		methods, ways, times = methods[:1], outages[:len(outages)-1], 1
 	}
 	var results []*outageResult
@@ -165,8 +165,7 @@ func measureOutages(ctx context.Context, s *session) error {
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// measure starts a pod, or the reference in its place, and lets its gateway go
-// again and again.
+// measure starts a pod, or the reference in its place, and causes outages of its gateway.
 func (r *outageResult) measure(ctx context.Context, s *session, times int) error {
 	return on(ctx, s, outageVIPs, oneFamily, func(fx *fixture) (err error) {
 		if r.method == vipgate {
@@ -194,9 +193,9 @@ func (r *outageResult) measure(ctx context.Context, s *session, times int) error
 	})
 }
 
-// startPlainBIRD starts a BIRD in the pod that announces the VIPs from static
-// routes and leaves the times of its session, but for the hold time, at BIRD's
-// defaults, as is common in the field. It waits until all VIPs are at the gateway.
+// startPlainBIRD starts a BIRD in the pod that announces the VIPs from static routes, with
+// BIRD's default timers except for the hold time, as is common in the field. It waits until all
+// VIPs are at the gateway.
 func (fx *fixture) startPlainBIRD() error {
 	var conf strings.Builder
 	fmt.Fprintf(&conf, `log stderr all;

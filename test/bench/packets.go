@@ -24,13 +24,13 @@ import (
 
 const (
 	echoPort = 7000
-	// inFlight is how many packets are under way at once in a flood.
+	// inFlight is the number of packets in flight in a flood.
 	inFlight = 32
 	// echoTimeout bounds the wait for one packet.
 	echoTimeout = time.Second
-	// floodTime is how long a flood lasts: short, so that noise hits all paths alike.
+	// floodTime is the duration of a flood: short, so that noise affects all paths alike.
 	floodTime = 30 * time.Millisecond
-	// maxPeers is how many of the VIPs have traffic, spread evenly over all.
+	// maxPeers is the number of VIPs with traffic, spread evenly over all.
 	maxPeers = 16
 
 	flatGoal = "median ≤ 1.10"
@@ -39,8 +39,8 @@ const (
 // sourceNone is the path without source routing.
 const sourceNone = "no VIP at all"
 
-// packetPath is a pod's namespace between a gateway's and a target's, with the
-// source routing of so many VIPs in it by one technique.
+// packetPath is a pod's namespace between a gateway's and a target's, with source routing for a
+// number of VIPs by one technique.
 type packetPath struct {
 	technique string
 	vips      int
@@ -51,8 +51,8 @@ type packetPath struct {
 	cleanup []func() error
 }
 
-// Kinds of traffic: what a target sends from a VIP, and what it sends from its
-// own address.
+// Kinds of traffic: packets that a target sends from a VIP, and packets that it sends from its
+// primary address.
 var packetKinds = []struct {
 	name  string
 	peers func(vips int) []netip.Addr
@@ -61,8 +61,8 @@ var packetKinds = []struct {
 	{"other traffic", func(int) []netip.Addr { return []netip.Addr{lab.Target1v4} }},
 }
 
-// peersOf are the VIPs among n that have traffic. With none configured it is
-// the first address, which then is an address like any other.
+// peersOf returns the VIPs among n that have traffic. Without a VIP it is the first address,
+// which then has no source routing.
 func peersOf(n int) []netip.Addr {
 	vips := numberedVIPs(max(n, 1), oneFamily)
 	count := min(len(vips), maxPeers)
@@ -84,7 +84,7 @@ func newPacketPath(ctx context.Context, technique string, vips int) (_ *packetPa
 		return nil, err
 	}
 	gateway, pod, target := lab.GatewayA4.String(), lab.PodExternal4.String(), lab.Target1v4.String()
-	// What the gateway and the load balancer's data plane would do.
+	// These routes replace the gateway's BGP routes and the load balancer's data plane.
 	if err := errors.Join(
 		p.lab.Gateway.IP("route", "add", "172.16.0.0/16", "via", pod),
 		p.lab.Gateway.IP("route", "add", "20.0.0.0/8", "via", pod),
@@ -139,8 +139,8 @@ func (p *packetPath) routeBySet(ctx context.Context) error {
 	}
 }
 
-// routeByRules loads the field's technique: for every VIP a rule into the
-// gateways' table and one into a blackhole.
+// routeByRules loads the field's technique: for every VIP a rule to the gateways' table and a
+// rule to a blackhole.
 func (p *packetPath) routeByRules(ctx context.Context) error {
 	var batch bytes.Buffer
 	fmt.Fprintln(&batch, "route add blackhole default table 4097")
@@ -156,8 +156,8 @@ func (p *packetPath) routeByRules(ctx context.Context) error {
 	return err
 }
 
-// startEcho starts the target, which sends every packet back from the address it
-// was sent to, and opens the client's socket.
+// startEcho starts the target, which sends every packet back from its destination address, and
+// opens the client's socket.
 func (p *packetPath) startEcho(at, from *lab.NetNS) error {
 	var server int
 	if err := at.Do(func() (err error) { server, err = udpSocket(echoPort); return err }); err != nil {
@@ -192,7 +192,7 @@ func (p *packetPath) close() error {
 	return errors.Join(errs...)
 }
 
-// udpSocket opens a blocking socket: Go's poller would add its own time.
+// udpSocket opens a blocking socket: Go's poller would add to the measured times.
 func udpSocket(port int) (int, error) {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -208,9 +208,9 @@ func udpSocket(port int) (int, error) {
 	return s, nil
 }
 
-// pin keeps the calling goroutine, until it ends, on a thread and that on one
-// processor. All ends of all paths share it: a wake-up across processors costs
-// more than the whole path, and comes and goes as the scheduler likes.
+// pin locks the calling goroutine to a thread, and the thread to one processor. All ends of all
+// paths share it: a wake-up on another processor costs more than the whole path, and depends on
+// the scheduler.
 func pin() error {
 	runtime.LockOSThread()
 	var set unix.CPUSet
@@ -246,7 +246,7 @@ func pinned(f func() error) error {
 // echo answers until stop is closed; it checks stop whenever nothing came for echoTimeout.
 func echo(socket int, stop <-chan struct{}) {
 	if err := pin(); err != nil {
-		return // the client says that nothing comes back
+		return // the client reports the missing packets
 	}
 	packet, control := make([]byte, 64), make([]byte, unix.CmsgSpace(unix.SizeofInet4Pktinfo))
 	for {
@@ -259,14 +259,14 @@ func echo(socket int, stop <-chan struct{}) {
 				continue
 			}
 		}
-		// The answer leaves from where the packet went to, over any interface.
+		// The reply's source is the packet's destination address; any interface may send it.
 		(*unix.Inet4Pktinfo)(unsafe.Pointer(&control[unix.CmsgLen(0)])).Ifindex = 0
-		// A lost answer is missed by the client.
+		// The client detects a lost reply.
 		_ = unix.Sendmsg(socket, packet[:n], control[:oobn], from, 0)
 	}
 }
 
-// echoClient sends packets and waits for them to come back.
+// echoClient sends packets and waits for the replies.
 type echoClient struct {
 	socket int
 	packet [16]byte
@@ -304,8 +304,8 @@ func (c *echoClient) roundTrips(peers []netip.Addr, n int) ([]float64, error) {
 	return times, nil
 }
 
-// flood keeps inFlight packets under way for d and returns the time per packet in
-// µs, where each direction counts as a packet.
+// flood keeps inFlight packets in flight for d and returns the time per packet in µs, where each
+// direction counts as a packet.
 func (c *echoClient) flood(peers []netip.Addr, d time.Duration) (float64, error) {
 	packets, began := 0, time.Now()
 	for time.Since(began) < d {
@@ -326,8 +326,8 @@ func (c *echoClient) flood(peers []netip.Addr, d time.Duration) (float64, error)
 
 func microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// measurePackets is row 13. All paths stand at the same time and are measured in
-// turns, some milliseconds each.
+// measurePackets is row 13. All paths exist at the same time and are measured in turns, some
+// milliseconds each.
 func measurePackets(ctx context.Context, s *session) (err error) {
 	type plan struct {
 		technique string
@@ -344,7 +344,7 @@ func measurePackets(ctx context.Context, s *session) (err error) {
 	}
 	rounds, trips := s.repeats(60, 5), 100
 	if s.quick {
-		// Loading two rules for each of 10 000 VIPs takes longer than all the rest.
+		// Loading two rules for each of 10 000 VIPs takes longer than the rest of the row.
 		plans = []plan{{sourceNone, 0}, {vipgate, 1}, {vipgate, 10_000}, {reference, 1000}}
 		trips = 50
 	}
@@ -439,7 +439,7 @@ func comparePaths(ctx context.Context, paths []*packetPath, rounds, trips int) (
 	return results, nil
 }
 
-// packetResult holds what was measured of one kind of traffic on one path, in µs.
+// packetResult holds the measurements of one kind of traffic on one path, in µs.
 type packetResult struct {
 	trips   []float64 // every round trip
 	medians []float64 // of the round trips of each round
@@ -447,7 +447,7 @@ type packetResult struct {
 }
 
 func (r *packetResult) measure(c *echoClient, peers []netip.Addr, trips int) error {
-	// Neighbors and caches that went cold meanwhile are no part of it.
+	// Warm up: expired neighbor entries and cold caches must not be measured.
 	if _, err := c.roundTrips(peers, 2*len(peers)); err != nil {
 		return err
 	}
@@ -465,8 +465,8 @@ func (r *packetResult) measure(c *echoClient, peers []netip.Addr, trips int) err
 	return nil
 }
 
-// beside divides the values of each round by those of the same round without any
-// VIP, so that a noise that came and went hits both.
+// beside divides the values of each round by the values of the same round without any VIP, so
+// that temporary noise affects both.
 func beside(values, base []float64) []float64 {
 	out := make([]float64, len(values))
 	for i := range out {
@@ -475,7 +475,7 @@ func beside(values, base []float64) []float64 {
 	return out
 }
 
-// middle is the median; values stay as they are.
+// middle returns the median, without changing values.
 func middle(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	if len(sorted)%2 == 1 {

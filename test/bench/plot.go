@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// figure is one SVG file: panels beside each other with the same axes.
+// figure is one SVG file: a row of panels with the same axes.
 type figure struct {
 	file, title string
 	row         int
@@ -22,7 +22,7 @@ type figure struct {
 	width       float64 // of the plotting area of a panel, in pixels
 }
 
-// panel shows what its methods take against the number of VIPs.
+// panel plots the results of its methods against the number of VIPs.
 type panel struct{ title, what string }
 
 // figures are drawn from the results of a run. A test checks that the documents show them.
@@ -37,8 +37,8 @@ var figures = []figure{
 	},
 }
 
-// lineStyle is how a method is drawn. Colors have a contrast of more than 3:1 with white and with
-// the dark background of GitHub; markers differ as well.
+// lineStyle is the style of a method. Colors have a contrast of more than 3:1 with white and
+// with the dark background of GitHub; markers differ as well.
 type lineStyle struct{ method, color, marker string }
 
 var lineStyles = []lineStyle{
@@ -117,7 +117,7 @@ func (r *report) plot(dir string, w io.Writer) error {
 	return err
 }
 
-// seriesOf returns what the methods of a panel took. Values that have no logarithm are left out.
+// seriesOf returns the results of a panel's methods. Values without a logarithm are left out.
 func (r *report) seriesOf(row int, what string) []series {
 	var all []series
 	for _, style := range lineStyles {
@@ -166,7 +166,7 @@ func newAxes(panels [][]series, width float64) axes {
 	return a
 }
 
-// below is the largest of 1, 2 and 5 times the powers of ten that is not above v.
+// below returns the largest of 1, 2 and 5 times a power of ten that is not above v.
 func below(v float64) float64 {
 	decade := math.Pow10(int(math.Floor(math.Log10(v))))
 	for _, step := range []float64{5, 2} {
@@ -177,7 +177,7 @@ func below(v float64) float64 {
 	return decade
 }
 
-// above is the smallest of them that is not below v.
+// above returns the smallest of 1, 2 and 5 times a power of ten that is not below v.
 func above(v float64) float64 {
 	decade := math.Pow10(int(math.Floor(math.Log10(v))))
 	for _, step := range []float64{1, 2, 5} {
@@ -215,7 +215,7 @@ func escapeXML(s string) string {
 	return b.String()
 }
 
-// draw returns the SVG, or "" if nothing of it was measured. The same results are the same bytes.
+// draw returns the SVG, or "" if the row was not measured. Equal results give equal bytes.
 func (f figure) draw(r *report) (string, error) {
 	var panels [][]series
 	measured := false
@@ -253,7 +253,7 @@ func (f figure) draw(r *report) (string, error) {
 	return c.String(), nil
 }
 
-// legend names the methods that occur.
+// legend lists the methods that occur.
 func (c *canvas) legend(panels [][]series, x float64) {
 	const y = 40.0
 	for _, style := range lineStyles {
@@ -349,7 +349,7 @@ func (c *canvas) marker(s lineStyle, x, y float64) {
 	}
 }
 
-// lastValues writes the last median of each method beside the panel, from the top down.
+// lastValues writes the last median of each method to the right of the panel, from the top down.
 func (c *canvas) lastValues(a axes, list []series) {
 	type label struct {
 		y           float64

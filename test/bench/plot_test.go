@@ -17,11 +17,11 @@ import (
 
 var update = flag.Bool("update", false, "write the plots in testdata instead of comparing them")
 
-// maxPlot is the size of an SVG that a page loads without thought, in bytes.
+// maxPlot is the maximum size of an SVG in bytes, so that pages load quickly.
 const maxPlot = 30 << 10
 
-// TestPlotsOfJSON draws from a small run; with -update after a change of the renderer, whose SVGs
-// are to be looked at.
+// TestPlotsOfJSON draws from a small run. After a change of the renderer, run it with -update
+// and inspect the SVGs.
 func TestPlotsOfJSON(t *testing.T) {
 	r, err := loadReport("testdata/bench.json")
 	if err != nil {

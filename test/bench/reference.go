@@ -20,11 +20,10 @@ import (
 // referencePoll is the interval at which the reference polls BIRD.
 const referencePoll = time.Second
 
-// referenceRouter is the field's common technique: BIRD's configuration holds a
-// static route for each VIP that is up, each change writes the whole file again
-// and has birdc configure, and the sessions' state is what birdc shows once a
-// second. Its sessions have the timers of vipgate's, so that only the technique
-// differs.
+// referenceRouter is the field's common technique: BIRD's configuration holds a static route for
+// each VIP that is up, each change writes the whole file again and runs birdc configure, and the
+// state of the sessions is polled with birdc once a second. Its sessions have vipgate's timers,
+// so that only the technique differs.
 type referenceRouter struct {
 	fixture *fixture
 	bird    *lab.Process
@@ -38,7 +37,7 @@ type referenceRouter struct {
 	sessions *latest.Value[stateChange]
 }
 
-// stateChange is the result of a poll of the sessions, and when its answer was read.
+// stateChange is the result of a poll of the sessions, and the time at which it was read.
 type stateChange struct {
 	up int
 	at time.Time
@@ -87,7 +86,7 @@ func (fx *fixture) startReference() (*referenceRouter, error) {
 func (r *referenceRouter) config() string { return r.fixture.path("reference.conf") }
 func (r *referenceRouter) socket() string { return r.fixture.path("reference.ctl") }
 
-// set changes the state of VIPs, by their indices, and has BIRD take it over.
+// set changes the state of VIPs, by their indices, and has BIRD load it.
 func (r *referenceRouter) set(up bool, indices ...int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -154,7 +153,7 @@ func (r *referenceRouter) poll(ctx context.Context) {
 	tick := time.NewTicker(referencePoll)
 	defer tick.Stop()
 	for {
-		// BIRD may not answer yet: the next poll reads it.
+		// BIRD may not answer yet; the next poll retries.
 		if out, err := r.birdc("show protocols all"); err == nil {
 			r.sessions.Set(stateChange{up: strings.Count(out, "Established   "), at: time.Now()})
 		}
@@ -183,7 +182,7 @@ func (r *referenceRouter) waitSessions(n int) (time.Time, error) {
 	}
 }
 
-// all are the indices of all VIPs.
+// all returns the indices of all VIPs.
 func (r *referenceRouter) all() []int {
 	return slices.Collect(func(yield func(int) bool) {
 		for i := range r.up {
@@ -194,8 +193,8 @@ func (r *referenceRouter) all() []int {
 	})
 }
 
-// follow configures what was said last again and again, one after another: what
-// comes meanwhile merges. It ends with the fixture.
+// follow configures the newest requested state in a loop; requests during a run are merged. It
+// ends with the fixture.
 func (r *referenceRouter) follow(fx *fixture, indices []int) (set func(up bool) error) {
 	said := latest.New(true)
 	done := make(chan struct{})

@@ -17,7 +17,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Methods to reply, beside vipgate's, which is the state of target.
+// Methods to reply that are compared with vipgate's, the kernel state of target.
 const (
 	replyPlain   = "one return route"
 	replyTracked = "one return route, conntrack, one rule"
@@ -31,14 +31,14 @@ const (
 	replyGoal = "median ≤ 1.25"
 )
 
-// replyPool is where floodVIP is from; replyClient sends to it through each of the trench pods.
+// replyPool is the prefix of floodVIP; replyClient sends to it through each of the trench pods.
 var (
 	replyPool   = netip.MustParsePrefix("20.0.0.0/8")
 	replyClient = netip.MustParseAddr("10.9.0.1")
 )
 
-// replyPath is a target, and one namespace in the place of its client and of so many trench pods,
-// each with its link address.
+// replyPath is a target, and one namespace that replaces its client and a number of trench pods,
+// each with a separate link address.
 type replyPath struct {
 	technique string
 	peers     int
@@ -73,6 +73,8 @@ func newReplyPath(ctx context.Context, technique string, peers int) (_ *replyPat
 		}
 		p.ends = append(p.ends, (*ns).Close)
 	}
+	// The namespace has the addresses of the last peer; the flood forges the link addresses of the
+	// rest.
 	last := p.peers - 1
 	if err := errors.Join(
 		lab.Veth(p.pods, replyLink, p.target, targetLink),
@@ -103,7 +105,7 @@ func newReplyPath(ctx context.Context, technique string, peers int) (_ *replyPat
 	return p, p.learn(ctx)
 }
 
-// install has the target accept what is for the VIP, and reply.
+// install has the target accept packets to the VIP, and reply.
 func (p *replyPath) install(ctx context.Context) error {
 	if p.technique == vipgate {
 		_, err := p.installState(ctx)
@@ -113,8 +115,8 @@ func (p *replyPath) install(ctx context.Context) error {
 	if p.technique != replyRules {
 		lines = append(lines, "route add default via "+p.peerAddress(p.peers-1).String())
 		if p.technique == replyTracked {
-			// Any rule that asks for the state switches tracking on.
-			// All other methods have ip rules.
+			// Any rule that matches the conntrack state enables tracking. All other methods have ip
+			// rules.
 			lines = append(lines, "rule add from 20.0.0.0/8 lookup main")
 			if err := nft(ctx, p.target, "add table ip t; add chain ip t c { type filter hook input priority 0; }; "+
 				"add rule ip t c ct state invalid drop"); err != nil {
@@ -134,7 +136,7 @@ func (p *replyPath) install(ctx context.Context) error {
 		)
 		marks = append(marks, fmt.Sprintf("%s : %d", mac, i+1))
 	}
-	// The route of a first reply is looked up before the output hook.
+	// The route of a first reply is looked up before the output hook runs.
 	lines = append(lines, fmt.Sprintf("rule add from %s priority 32765 lookup %d", replyPool, table))
 	return errors.Join(p.target.Batch(lines...), nft(ctx, p.target, "add table ip t; "+
 		"add map ip t peers { type ether_addr : mark; elements = { "+strings.Join(marks, ", ")+" }; }; "+
@@ -155,8 +157,8 @@ func (p *replyPath) installState(ctx context.Context) (s replypath.Status, err e
 	return s, err
 }
 
-// openFlood prepares ICMP echo requests of many flows, each through one of the trench pods: the
-// kernel answers them, so that no application's time is part of it.
+// openFlood prepares ICMP echo requests of many flows, each through one of the trench pods. The
+// kernel answers them, so that no application's time is measured.
 func (p *replyPath) openFlood() error {
 	at, err := interfaceOf(p.pods, replyLink)
 	if err != nil {
@@ -180,7 +182,8 @@ func (p *replyPath) openFlood() error {
 	return nil
 }
 
-// learn has the target learn all peers and verifies that it did.
+// learn sends packets through all peers, so that the target learns them, and verifies that it
+// did.
 func (p *replyPath) learn(ctx context.Context) error {
 	if _, _, err := p.flood.send(floodTime); err != nil || p.technique != vipgate {
 		return err
@@ -209,7 +212,7 @@ func measureReplies(ctx context.Context, s *session) (err error) {
 		peers     int
 	}
 	plans := []plan{
-		{replyPlain, 1}, // what others are compared with
+		{replyPlain, 1}, // the baseline of the comparison
 		{replyTracked, 1},
 		{replyRules, 3},
 		{replyRules, 200},

@@ -12,11 +12,11 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// milestone is a part of a start, in the words of the logs.
+// milestone is a part of a start that appears in the logs.
 type milestone struct {
 	what    string
 	process func(*lab.Pod) *lab.Process
-	lines   []string // parts of lines; the first line that has one of them says so
+	lines   []string // parts of lines; the first line that contains one of them marks the milestone
 }
 
 // milestones of a start.
@@ -29,15 +29,15 @@ var milestones = []milestone{
 	{"source routing of the VIPs in the kernel", frontendOf, []string{`msg="VIP set updated"`}},
 	{"readiness heard", frontendOf, []string{`msg="load balancer readiness went from`}},
 	{"gateway's session seen up", frontendOf, []string{`service=Egress serving=true`}},
-	// A line for each VIP, or one about a decision on many of them.
+	// A line for each VIP, or one line for a decision about many VIPs.
 	{"first VIP announced", frontendOf, []string{`to=announced`, ` to announced`}},
 }
 
 func lbOf(p *lab.Pod) *lab.Process       { return p.LB }
 func frontendOf(p *lab.Pod) *lab.Process { return p.Frontend }
 
-// logTime finds the first line of a text log that holds one of some texts, and
-// returns when it was written.
+// logTime finds the first line of a text log that contains one of the texts, and returns its
+// time.
 func logTime(log string, texts ...string) (time.Time, bool) {
 	for line := range strings.Lines(log) {
 		if !slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(line, text) }) {
@@ -59,8 +59,8 @@ func (fx *fixture) startPod() (time.Time, error) {
 	return fx.waitCount(len(fx.vips))
 }
 
-// measureStart is row 7. Every start has a fixture of its own, so that nothing is
-// there of an earlier one: no kernel state, no authority, no socket.
+// measureStart is row 7. Every start has a separate fixture, without kernel state, authority or
+// socket of an earlier one.
 func measureStart(ctx context.Context, s *session) error {
 	goals := map[int]string{1: "max ≤ 1.5", 10_000: "max ≤ 2.5"}
 	for _, n := range s.sizes([]int{1, 10_000}, []int{1, 1000}) {
@@ -80,9 +80,9 @@ func measureStart(ctx context.Context, s *session) error {
 	return nil
 }
 
-// measureStarts starts a pod on a new fixture again and again, and records when all VIPs were at
-// the gateway and when the logs say that a part of the start was done. start returns when the start
-// began and when the last VIP came.
+// measureStarts starts a pod on a new fixture repeatedly, and records when all VIPs were at the
+// gateway and when each part of the start was logged. start returns when the start began and
+// when the last VIP came.
 func measureStarts(ctx context.Context, s *session, m Measurement, repeats int, parts []milestone,
 	start func(*fixture) (began, at time.Time, err error),
 ) error {
@@ -99,7 +99,7 @@ func measureStarts(ctx context.Context, s *session, m Measurement, repeats int, 
 			total.Samples = append(total.Samples, at.Sub(began).Seconds())
 			for i, part := range parts {
 				logged, ok := logTime(part.process(fx.pod).Output(), part.lines...)
-				for !ok && time.Since(at) < time.Second { // a line follows the UPDATEs
+				for !ok && time.Since(at) < time.Second { // the line is written after the UPDATEs
 					if err := fx.pause(10 * time.Millisecond); err != nil {
 						return err
 					}
@@ -146,6 +146,8 @@ func measureStop(ctx context.Context, s *session) error {
 			if _, err := fx.startPod(); err != nil {
 				return err
 			}
+			// Each program alone: it is restarted, and the next step begins with all VIPs at the
+			// gateway.
 			alone := []struct {
 				process **lab.Process
 				start   func(...string) error
@@ -189,8 +191,8 @@ func measureStop(ctx context.Context, s *session) error {
 	return err
 }
 
-// endAll sends SIGTERM to processes and returns how many seconds later the last
-// of them had ended, all with status 0.
+// endAll sends SIGTERM to processes and returns the seconds until the last one had exited, all
+// with status 0.
 func (fx *fixture) endAll(processes ...*lab.Process) (float64, error) {
 	ctx, cancel := fx.withTimeout()
 	defer cancel()

@@ -11,23 +11,23 @@ import (
 	"time"
 )
 
-// Measurement is one thing measured many times with one method.
+// Measurement is the samples of one quantity with one method.
 type Measurement struct {
 	Row    int    `json:"row"`
 	What   string `json:"what"`
 	Method string `json:"method"` // vipgate, reference, or another technique
-	N      int    `json:"n"`      // VIPs; 0 when they are no matter
+	N      int    `json:"n"`      // VIPs; 0 if the result does not depend on them
 	Unit   string `json:"unit"`
-	// Goal is for people. Clauses such as "median ≤ 0.5" in it, in the unit of
-	// the samples, are compared with what was measured.
+	// Goal is the goal as text. Clauses such as "median ≤ 0.5" in it, in the unit of the samples,
+	// are compared with the summary.
 	Goal string `json:"goal,omitempty"`
 	// Against is the method whose median Ratio divides by this one's; "" for reference.
 	Against string    `json:"against,omitempty"`
 	Samples []float64 `json:"samples,omitempty"`
 }
 
-// Summary are the numbers of a measurement. Percentiles are by the nearest
-// rank: they are values that occurred.
+// Summary holds the statistics of a measurement. Percentiles use the nearest rank: they are
+// measured values.
 type Summary struct {
 	Count  int     `json:"count"`
 	Min    float64 `json:"min"`
@@ -37,15 +37,14 @@ type Summary struct {
 	Max    float64 `json:"max"`
 }
 
-// result is a measurement with what follows from it.
+// result is a measurement with its evaluation.
 type result struct {
 	Measurement
 	Summary
-	// Ratio is the median of the method in Against divided by this one's: how many
-	// times less this one takes. 0 when that method has none of the same row, thing
-	// and N.
+	// Ratio is the median of the method in Against divided by this one's: the speed-up. 0 if
+	// Against has no result with the same Row, What and N.
 	Ratio float64 `json:"ratio,omitempty"`
-	// Missed are the clauses of the goal that do not hold.
+	// Missed lists the clauses of the goal that do not hold.
 	Missed []string `json:"missed,omitempty"`
 }
 
@@ -66,7 +65,7 @@ type measuredRow struct {
 	Load    string  `json:"load"` // load average after it
 }
 
-// report is everything that a run found out.
+// report holds all results of a run.
 type report struct {
 	Machine
 	Quick      bool          `json:"quick"`
@@ -79,7 +78,7 @@ type report struct {
 	Failures   []failure     `json:"failures,omitempty"`
 }
 
-// summarize computes what needs all results.
+// summarize computes the fields that depend on all results.
 func (r *report) summarize() {
 	for _, m := range r.Results {
 		m.Missed = missed(m.Goal, m.Summary)
@@ -105,16 +104,16 @@ func summarize(samples []float64) Summary {
 	}
 }
 
-// percentile is the smallest value that p percent of the values do not exceed.
+// percentile returns the smallest value that p percent of the values do not exceed.
 func percentile(sorted []float64, p float64) float64 {
 	rank := int(math.Ceil(p / 100 * float64(len(sorted))))
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// clause matches what of a goal can be compared with numbers.
+// clause matches a clause of a goal that can be compared with numbers.
 var clause = regexp.MustCompile(`(min|median|p95|p99|max) (?:≤|<=) ([0-9.]+)`)
 
-// missed are the clauses of a goal that do not hold.
+// missed returns the clauses of a goal that do not hold.
 func missed(goal string, s Summary) []string {
 	if s.Count == 0 {
 		return nil
@@ -144,7 +143,7 @@ func (r *report) writeJSON(w io.Writer, samples bool) error {
 	return e.Encode(shown)
 }
 
-// Machine is where and on what was measured.
+// Machine describes the machine, the date and the software of a run.
 type Machine struct {
 	Date    time.Time `json:"date"`
 	Command []string  `json:"command"`

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// scope lets packages that are written for tests be used in a measurement. Of testing.TB it has
-// what [kubernetes.Start] uses.
+// scope runs packages that are written for tests in a measurement. It implements the methods of
+// testing.TB that [kubernetes.Start] uses.
 type scope struct {
 	testing.TB // nil
 	ctx        context.Context
@@ -17,10 +17,10 @@ type scope struct {
 	errs       []error
 }
 
-// failed ends a function of a scope.
+// failed is the panic value with which a test helper ends a function of a scope.
 type failed struct{ error }
 
-// try calls f and returns what it failed with.
+// try calls f and returns the error with which it failed.
 func (s *scope) try(f func()) (err error) {
 	defer func() {
 		switch p := recover().(type) {
@@ -35,7 +35,7 @@ func (s *scope) try(f func()) (err error) {
 	return nil
 }
 
-// end does what is to be done at the end, last first.
+// end runs the cleanup functions, last first.
 func (s *scope) end() error {
 	for len(s.ends) > 0 {
 		f := s.ends[len(s.ends)-1]

@@ -6,8 +6,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab/balancer"
 )
 
-// startScriptedLB starts a scripted load balancer to which every VIP is ready,
-// or none. It ends with the fixture.
+// startScriptedLB starts a scripted load balancer that reports every VIP as ready, or none. It
+// ends with the fixture.
 func (fx *fixture) startScriptedLB(ready bool) (*balancer.Balancer, error) {
 	lb, err := balancer.Start(fx.ctx, fx.pod)
 	if err != nil {
@@ -18,7 +18,7 @@ func (fx *fixture) startScriptedLB(ready bool) (*balancer.Balancer, error) {
 	return lb, nil
 }
 
-// decision is that VIPs are ready or not.
+// decision returns the decision that VIPs are ready or not.
 func decision(ready bool, vips ...vip.VIP) readiness.Decision {
 	return readiness.Decision{Synced: true, Changed: balancer.Readiness(ready, vips...)}
 }
@@ -37,8 +37,8 @@ func (fx *fixture) startScriptedPod() (*balancer.Balancer, error) {
 	return lb, err
 }
 
-// scriptedSwitch returns what has a scripted load balancer decide that every VIP is ready, or none.
-// The decisions are built beforehand: their cost is not measured.
+// scriptedSwitch returns a function that has a scripted load balancer decide that every VIP is
+// ready, or none. The decisions are built beforehand: their cost is not measured.
 func (fx *fixture) scriptedSwitch(lb *balancer.Balancer) (set func(up bool) error) {
 	ready, not := decision(true, fx.vips...), decision(false, fx.vips...)
 	return func(up bool) error {

@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// Methods. A row may have further ones of its own.
+// Methods of all rows. A row may define further methods.
 const (
 	vipgate   = "vipgate"
 	reference = "reference"
 )
 
-// row is one claim and how it is measured.
+// row is one claim and its measurement.
 type row struct {
 	number  int
 	title   string
 	measure func(ctx context.Context, s *session) error
 }
 
-// session is one run of the benchmark: what was asked for, and where results go.
-// It is not safe for concurrent use.
+// session is one run of the benchmark: its options and its report. It is not safe for concurrent
+// use.
 type session struct {
 	quick        bool
 	vips         []int  // see vipCounts
@@ -32,7 +32,7 @@ type session struct {
 	progress     func(text string)
 }
 
-// record keeps a measurement.
+// record adds a measurement to the report.
 func (s *session) record(m Measurement) {
 	s.report.Results = append(s.report.Results, &result{Measurement: m, Summary: summarize(m.Samples)})
 	last := s.report.Results[len(s.report.Results)-1]
@@ -40,14 +40,14 @@ func (s *session) record(m Measurement) {
 		m.What, m.Method, m.N, number(last.Median), number(last.P99), number(last.Max), m.Unit, last.Count))
 }
 
-// note keeps something that is to be read beside the numbers of a row.
+// note adds a note to the numbers of a row.
 func (s *session) note(row int, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	s.report.Notes = append(s.report.Notes, note{Row: row, Text: text})
 	s.progress("  note: " + text)
 }
 
-// repeats is how often to measure: full, scaled, or quick in a quick run.
+// repeats returns the number of measurements: full, scaled, or quick in a quick run.
 func (s *session) repeats(full, quick int) int {
 	if s.quick {
 		return quick
@@ -55,7 +55,7 @@ func (s *session) repeats(full, quick int) int {
 	return max(1, int(math.Round(float64(full)*s.repeatsScale)))
 }
 
-// sizes are the numbers of VIPs to measure with.
+// sizes returns the numbers of VIPs to measure with.
 func (s *session) sizes(full, quick []int) []int {
 	if s.quick {
 		return quick
@@ -63,7 +63,8 @@ func (s *session) sizes(full, quick []int) []int {
 	return full
 }
 
-// vipCounts are the numbers of VIPs of rows 1 and 2: sizes, or those of them that were asked for.
+// vipCounts returns the numbers of VIPs of rows 1 and 2: the default sizes, or the selected
+// ones.
 func (s *session) vipCounts() []int {
 	counts := s.sizes([]int{1, 100, 1000, 10_000, 50_000}, []int{1, 1000})
 	if len(s.vips) == 0 {
@@ -72,7 +73,7 @@ func (s *session) vipCounts() []int {
 	return slices.DeleteFunc(counts, func(n int) bool { return !slices.Contains(s.vips, n) })
 }
 
-// lasts is how long something is to go on.
+// lasts returns the duration of a measurement, full or quick.
 func (s *session) lasts(full, quick time.Duration) time.Duration {
 	if s.quick {
 		return quick
@@ -80,5 +81,5 @@ func (s *session) lasts(full, quick time.Duration) time.Duration {
 	return full
 }
 
-// milliseconds is a duration as a sample in ms.
+// milliseconds converts a duration to a sample in ms.
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -18,8 +18,8 @@ import (
 
 const registrationGoal = "median ≤ 10"
 
-// sourcesTrench is a trench file with one stream for each VIP, whose targets, or
-// whose readiness, come from elsewhere.
+// sourcesTrench returns a trench file with one stream for each VIP, whose targets, or whose
+// readiness, come from another source.
 func (fx *fixture) sourcesTrench() string {
 	var b strings.Builder
 	b.WriteString(fx.attractor())
@@ -47,7 +47,7 @@ func (fx *fixture) startSourcesPod(flags ...string) error {
 	if _, err := fx.waitEstablished(); err != nil {
 		return err
 	}
-	return fx.pause(time.Second) // what a start brings with it is over
+	return fx.pause(time.Second) // until the activity of the start is over
 }
 
 // measureRegistrations is row 15: a caller with its connection registers a target,

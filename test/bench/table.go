@@ -8,12 +8,12 @@ import (
 	"text/tabwriter"
 )
 
-// columns are the heads of the table.
+// columns returns the headings of the table.
 func columns() []string {
 	return []string{"#", "what", "N", "method", "count", "min", "median", "p95", "p99", "max", "unit", "ratio", "goal"}
 }
 
-// cells are one line of the table.
+// cells returns one line of the table.
 func (m *result) cells() []string {
 	n, ratio, goal := "", "", m.Goal
 	if m.N > 0 {
@@ -31,7 +31,7 @@ func (m *result) cells() []string {
 	}
 }
 
-// number shows a value with three digits that count.
+// number formats a value with three significant digits.
 func number(v float64) string {
 	switch {
 	case v == 0:
@@ -47,7 +47,7 @@ func number(v float64) string {
 	}
 }
 
-// about are the lines that say where and when.
+// about returns the lines that describe the machine, the date and the software.
 func (r *report) about() []string {
 	lines := []string{
 		"date: " + r.Date.UTC().Format("2006-01-02 15:04:05 MST"),
@@ -63,7 +63,7 @@ func (r *report) about() []string {
 	return lines
 }
 
-// remarks are the notes and failures, a line each.
+// remarks returns the notes and failures, a line each.
 func (r *report) remarks() []string {
 	var lines []string
 	for _, n := range r.Notes {
@@ -75,7 +75,7 @@ func (r *report) remarks() []string {
 	return lines
 }
 
-// writeText prints the report for people.
+// writeText prints the report as text.
 func (r *report) writeText(w io.Writer) error {
 	var b strings.Builder
 	for _, line := range r.about() {
@@ -104,7 +104,7 @@ func (r *report) lines() [][]string {
 	return lines
 }
 
-// writeMarkdown prints the report for a document.
+// writeMarkdown prints the report as Markdown.
 func (r *report) writeMarkdown(w io.Writer) error {
 	var b strings.Builder
 	for _, line := range r.about() {

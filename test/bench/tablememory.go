@@ -16,13 +16,11 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane"
 )
 
-// kernelKinds are the lines of /proc/meminfo that grow with what nftables and
-// routing keep: what is allocated in small pieces and cannot be given back, and
-// what is allocated in one piece larger than that.
+// kernelKinds are the lines of /proc/meminfo that grow with the memory of nftables and routing:
+// unreclaimable slab memory for small allocations, and vmalloc memory for larger ones.
 var kernelKinds = []string{"SUnreclaim:", "VmallocUsed:"}
 
-// kernelMemory is how much the kernel uses for such things, in MiB, on the whole
-// machine.
+// kernelMemory returns the sum of kernelKinds in MiB, for the whole machine.
 func kernelMemory() (float64, error) {
 	info, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -52,7 +50,7 @@ func kernelMemoryIn(info string) (float64, error) {
 	return float64(sum) / 1024, nil
 }
 
-// heapMemory is how much of this process's heap is in use, in MiB.
+// heapMemory returns the size of this process's heap that is in use, in MiB.
 func heapMemory() float64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -60,7 +58,7 @@ func heapMemory() float64 {
 	return float64(m.HeapAlloc) / (1 << 20)
 }
 
-// measureTables is row 19: what a stream takes, by the size of its tables.
+// measureTables is row 19: the memory and time of a stream, by the size of its tables.
 func measureTables(ctx context.Context, s *session) error {
 	for _, x := range []struct{ size, streams, quick int }{{1009, 50, 5}, {10_007, 10, 2}, {65_537, 4, 1}} {
 		what := func(what, unit string) *Measurement {
@@ -95,7 +93,7 @@ type tableMeasurement struct {
 	kernel, heap, comes, drains *Measurement
 }
 
-// measure does it once, in a lab of its own.
+// measure measures once, in a separate lab.
 func (t *tableMeasurement) measure(ctx context.Context) (err error) {
 	const targets = 10
 	g, err := newPlaneFixture(ctx, (t.streams+1)*targets, bothFamilies)
@@ -106,7 +104,7 @@ func (t *tableMeasurement) measure(ctx context.Context) (err error) {
 	if err := g.start(ctx, dataplane.ConntrackOn); err != nil {
 		return err
 	}
-	// What the first stream brings with it is no stream's.
+	// The first stream also allocates shared state, which must not count as a stream's.
 	wanted := planeStreams(0, 1, targets, t.size, bothFamilies)
 	if _, err := g.plane.configure(wanted); err != nil {
 		return err
@@ -145,7 +143,7 @@ func (t *tableMeasurement) measure(ctx context.Context) (err error) {
 	return nil
 }
 
-// settledKernel is the kernel's memory when what transactions left behind is freed.
+// settledKernel returns the kernel's memory after the remains of transactions were freed.
 func (t *tableMeasurement) settledKernel(ctx context.Context) (float64, error) {
 	if err := backoff.Sleep(ctx, t.settle); err != nil {
 		return 0, err

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// targetsPerStream targets are in each stream, which has a VIP of its own and
-	// wants them all.
+	// targetsPerStream is the number of targets of each stream, which has one VIP and needs all of
+	// its targets.
 	targetsPerStream = 10
-	// targetsPrefix is where the targets are: all in the backend's namespace, behind
-	// one listener.
+	// targetsPrefix contains the addresses of the targets: all are in the backend's namespace and
+	// share one listener.
 	targetsPrefix = "10.99.0.0/16"
 
 	targetInterval = time.Second
@@ -32,18 +32,18 @@ const (
 	// readyTargets counts, for each VIP, the targets that are ready.
 	readyTargets = "vipgate_lb_vip_ready_targets{"
 
-	// fieldChecker makes this program the reference of row 14.
+	// fieldChecker is the argument that makes this program the reference of row 14.
 	fieldChecker = "field-checker"
 )
 
-// numberedTarget is the address of the target with this index.
+// numberedTarget returns the address of the target with this index.
 func numberedTarget(i int) netip.Addr {
 	a := netip.MustParsePrefix(targetsPrefix).Addr().As4()
 	a[2], a[3] = byte(i>>8), byte(i)
 	return netip.AddrFrom4(a)
 }
 
-// targetsTrench is a trench file with one stream for each VIP of the fixture.
+// targetsTrench returns a trench file with one stream for each VIP of the fixture.
 func (fx *fixture) targetsTrench() string {
 	var b strings.Builder
 	b.WriteString(fx.attractor())
@@ -60,8 +60,8 @@ func (fx *fixture) targetsTrench() string {
 	return b.String()
 }
 
-// startTargets starts all targets: addresses by a route, and a listener in this
-// process, so that accepting is not measured.
+// startTargets starts all targets: a route for the addresses, and a listener in this process, so
+// that the cost of accepting is not measured.
 func (fx *fixture) startTargets() error {
 	t := lab.NewTarget(fx.Backend, netip.AddrPortFrom(netip.IPv4Unspecified(), checkPort))
 	if err := errors.Join(
@@ -108,7 +108,7 @@ func measureManyTargets(ctx context.Context, s *session) error {
 		if err := fx.measureShare(s, fx.pod.LB, n, vipgate); err != nil {
 			return err
 		}
-		// Nothing fell meanwhile, so that what was measured are checks that succeed.
+		// No target went down in the meantime, so only successful checks were measured.
 		if err := fx.waitTargets(n); err != nil {
 			return err
 		}
@@ -129,7 +129,7 @@ func measureManyTargets(ctx context.Context, s *session) error {
 	})
 }
 
-// measureShare measures which share of one core a process that checks takes.
+// measureShare measures the share of one core that a checking process takes.
 func (fx *fixture) measureShare(s *session, p *lab.Process, n int, method string) error {
 	if err := fx.pause(s.lasts(10*time.Second, 300*time.Millisecond)); err != nil {
 		return err
@@ -166,7 +166,7 @@ func (fx *fixture) share(p *lab.Process, d time.Duration) (float64, error) {
 	return 100 * float64(after-before) / float64(time.Since(began)), nil
 }
 
-// waitTargets waits until lb says that n targets are ready.
+// waitTargets waits until lb reports n ready targets.
 func (fx *fixture) waitTargets(n int) error {
 	ctx, cancel := fx.withTimeout()
 	defer cancel()
@@ -209,7 +209,7 @@ func runFieldChecker(args []string, stderr io.Writer) int {
 					failed <- err
 					continue
 				}
-				// A reset, as vipgate does it: sockets in TIME_WAIT would cost more still.
+				// Close with RST, as vipgate does: sockets in TIME_WAIT would cost more.
 				_ = conn.(*net.TCPConn).SetLinger(0)
 				_ = conn.Close()
 			}

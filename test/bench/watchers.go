@@ -26,8 +26,8 @@ import (
 )
 
 const (
-	// flapInterval is the time between two decisions while VIPs flap, and
-	// flapsPerDecision how many change in one.
+	// flapInterval is the time between two decisions while VIPs flap, and flapsPerDecision the
+	// number of VIPs that change in each.
 	flapInterval     = time.Millisecond
 	flapsPerDecision = 20
 	// slowRead is how long a slow reader waits before it takes the pending deltas.
@@ -38,7 +38,7 @@ const (
 )
 
 // readinessSource is a load balancer's table that this process serves on a real mTLS unix
-// socket, and the identity of those who watch it.
+// socket, and the identity of its watchers.
 type readinessSource struct {
 	dir    string
 	vips   []vip.VIP
@@ -88,7 +88,7 @@ func startReadinessSource(ctx context.Context, n int) (_ *readinessSource, err e
 	if err != nil {
 		return nil, err
 	}
-	// Should Serve end too early, the watchers say that nothing comes.
+	// If Serve ends too early, the watchers report that no revision arrives.
 	x.tasks.Go(func() { _ = x.grpc.Serve(listener) })
 	x.tasks.Go(x.beat)
 	return x, nil
@@ -134,14 +134,14 @@ func (x *readinessSource) close() error {
 	return os.RemoveAll(x.dir)
 }
 
-// heard says that the consumer of a watcher has a revision, and since when.
+// heard is a revision and the time at which the consumer of a watcher received it.
 type heard struct {
 	revision uint64
 	at       time.Time
 }
 
-// watch starts a frontend's watcher on a connection of its own. Its consumer
-// takes what there is, each time after a wait, and reports each new revision.
+// watch starts a frontend's watcher on a separate connection. Its consumer reads the pending
+// changes after each wait, and reports each new revision.
 func (x *readinessSource) watch(wait time.Duration, tell chan<- heard) {
 	w := readiness.NewWatcher(readiness.WatcherOptions{
 		Target: x.path(), Credentials: x.clientCredentials(), ConnectionEnd: identity.ConnectionEnd,
@@ -174,8 +174,8 @@ func (x *readinessSource) watch(wait time.Duration, tell chan<- heard) {
 	})
 }
 
-// reached waits until n watchers have reported a revision, and returns when the last
-// of them had it.
+// reached waits until n watchers have reported a revision, and returns when the last one
+// received it.
 func (x *readinessSource) reached(tell <-chan heard, n int, revision uint64) (time.Time, error) {
 	limit := time.NewTimer(waitTimeout)
 	defer limit.Stop()
@@ -199,7 +199,7 @@ func (x *readinessSource) reached(tell <-chan heard, n int, revision uint64) (ti
 	return last, nil
 }
 
-// drain takes what watchers tell and forgets it.
+// drain discards the reports of watchers.
 func (x *readinessSource) drain(tell <-chan heard) {
 	for {
 		select {
@@ -220,8 +220,7 @@ func measureWatchers(ctx context.Context, s *session) error {
 	return measureFlapping(ctx, s)
 }
 
-// measureFanOut measures from a decision about one VIP until the last of so many
-// watchers has it.
+// measureFanOut measures from a decision about one VIP until the last watcher has it.
 func measureFanOut(ctx context.Context, s *session, watchers int) (err error) {
 	const n = 1000
 	x, err := startReadinessSource(ctx, n)
@@ -251,7 +250,8 @@ func measureFanOut(ctx context.Context, s *session, watchers int) (err error) {
 			return err
 		}
 		m.Samples = append(m.Samples, milliseconds(at.Sub(began)))
-		// Changes come to a load balancer that waits, not to one that is hot.
+		// Idle before the change, so that the load balancer starts from a blocked state, not from a
+		// busy one.
 		if err := backoff.Sleep(ctx, 2*time.Millisecond); err != nil {
 			return err
 		}
@@ -260,7 +260,7 @@ func measureFanOut(ctx context.Context, s *session, watchers int) (err error) {
 	return nil
 }
 
-// tally is what a reader of the plain stream counted.
+// tally is the count of a reader of the plain stream.
 type tally struct {
 	deltas, entries int
 	twice           int // entries for a VIP that the same delta had named before
@@ -292,8 +292,8 @@ func (x *readinessSource) clientCredentials() credentials.TransportCredentials {
 	)
 }
 
-// tap opens a watch without a watcher. With a tally it reads, and counts what
-// comes over the wire; without one it never reads.
+// tap opens a watch without a watcher. With a tally it reads and counts the received deltas;
+// without one it never reads.
 func (x *readinessSource) tap(counted *latest.Value[tally]) error {
 	conn, err := grpc.NewClient("unix://"+x.path(), grpc.WithTransportCredentials(x.clientCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(readiness.MaxMessageBytes)))
@@ -320,7 +320,7 @@ func (x *readinessSource) tap(counted *latest.Value[tally]) error {
 	return nil
 }
 
-// caughtUp waits until the tap has read a revision, and returns what it counted.
+// caughtUp waits until the tap has read a revision, and returns its tally.
 func (x *readinessSource) caughtUp(counted *latest.Value[tally], revision uint64) (tally, error) {
 	limit := time.NewTimer(waitTimeout)
 	defer limit.Stop()
@@ -424,7 +424,7 @@ func measureFlapping(ctx context.Context, s *session) (err error) {
 	return nil
 }
 
-// flap decides that some VIPs, chosen at random, are no longer what they were.
+// flap returns a decision that inverts the state of some VIPs, chosen at random.
 func flap(r *rand.Rand, vips []vip.VIP, up []bool) readiness.Decision {
 	var all readiness.Decision
 	chosen := map[int]bool{}
@@ -439,10 +439,10 @@ func flap(r *rand.Rand, vips []vip.VIP, up []bool) readiness.Decision {
 	return all
 }
 
-// liveHeap is the memory of this process that is in use, in MiB.
+// liveHeap returns the size of the live heap of this process, in MiB.
 func liveHeap() float64 {
 	var m runtime.MemStats
-	for range 3 { // pools give away what they hold only after the second
+	for range 3 { // a sync.Pool releases its objects only at the second collection
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&m)

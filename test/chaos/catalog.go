@@ -10,7 +10,7 @@ import (
 type kind struct {
 	Name        string
 	Args        int // number of variants
-	Weight      int // how often it is drawn, relative to the others
+	Weight      int // relative frequency in the draw
 	Least, Most time.Duration
 	Breadth     breadth
 	// describe returns the name of a variant for reports.
@@ -19,12 +19,12 @@ type kind struct {
 	holds func(arg int) []string
 	// touches is the VIPs and gateways that it may affect.
 	touches func(arg int) scope
-	// inject breaks something and returns what heals it.
+	// inject injects the fault and returns a function that heals it.
 	inject func(ctx context.Context, fx *fixture, f fault) (heal func(context.Context) error, err error)
 }
 
-// weight is how often a kind is drawn in a group. What gives a group its breadth
-// is drawn more often there.
+// weight returns how often a kind is drawn in a group. Faults of the group's breadth are drawn
+// more often.
 func (k *kind) weight(b breadth) int {
 	if k.Breadth == b && b != quiet {
 		return 6 * k.Weight
@@ -57,7 +57,7 @@ func constant[T any](v T) func(int) T { return func(int) T { return v } }
 // touchable are the targets that faults may hit.
 var touchable = untouchedStream * targetsPerStream
 
-// catalog is every kind of fault. The order counts: a seed means what it draws
+// catalog returns every kind of fault. The order is part of the meaning of a seed: a seed draws
 // from this list.
 func catalog() []*kind {
 	all := append(processKinds(), networkKinds()...)
@@ -70,14 +70,14 @@ func catalog() []*kind {
 // span is a range of durations.
 type span struct{ least, most time.Duration }
 
-// once is the duration of what is over at once.
+// once is the duration of a momentary fault.
 var once = span{}
 
 func ms(least, most int) span {
 	return span{time.Duration(least) * time.Millisecond, time.Duration(most) * time.Millisecond}
 }
 
-// simple is a kind without variants.
+// simple returns a kind without variants.
 func simple(name string, weight int, d span, b breadth, touches scope, holds ...string) *kind {
 	return &kind{
 		Name: name, Args: 1, Weight: weight, Least: d.least, Most: d.most, Breadth: b,

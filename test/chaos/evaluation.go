@@ -7,28 +7,27 @@ import (
 	"time"
 )
 
-// timeFormat is how times of day are written.
+// timeFormat is the format of times of day.
 const timeFormat = "15:04:05.000"
 
-// rule limits how long a VIP may be held after something happened
-// (docs/architecture.md#failure-table).
+// rule limits how long a VIP may be held after a cause (docs/architecture.md#failure-table).
 type rule struct {
 	cause   string
 	subject string // of the timeline; "" for the targets of the VIP
 	state   state
 	bound   time.Duration
-	// needs are those who have to act, by the prefixes of their subjects. While one of them is
-	// disturbed, and for its grace after that, this rule is suspended, and the bound starts again: a
-	// fault of that subject has a rule of its own.
+	// needs returns the prefixes of the subjects that have to act. While one of them is disturbed,
+	// and for its grace after that, this rule is suspended, and the bound starts again: a separate
+	// rule covers the fault of that subject.
 	needs func(gateway, family int) []string
 }
 
-// stallTime is how long BIRD before 2.14 may sleep on the end of a session although its routes have
-// to go: device { scan time 1 } wakes it up (docs/bird.md#sleeping-over-scheduled-work). A
-// gateway's BIRD, too.
+// stallTime is how long BIRD before 2.14, of the pod or of a gateway, may sleep on the end of a
+// session before it removes the routes: device { scan time 1 } wakes it up
+// (docs/bird.md#sleeping-over-scheduled-work).
 const stallTime = time.Second
 
-// chain are those between a cause and a gateway's table, from one of them on.
+// chain returns the subjects between a cause and a gateway's table, beginning with from.
 func chain(from string) func(gateway, family int) []string {
 	return func(gateway, family int) []string {
 		all := []string{"lb", "stream", "svid", "frontend", "bird"}
@@ -36,21 +35,21 @@ func chain(from string) func(gateway, family int) []string {
 	}
 }
 
-// last are the path to the gateway and the gateway.
+// last returns the path to the gateway and the gateway.
 func last(gateway, family int) []string {
 	return []string{
 		fmt.Sprintf("path/%d/*/", gateway), fmt.Sprintf("path/%d/%d/", gateway, family), gatewaySubject(gateway),
 	}
 }
 
-// only is the gateway itself.
+// only returns the gateway.
 func only(gateway, _ int) []string { return []string{gatewaySubject(gateway)} }
 
-// grace is how long a subject, once it is healthy, may still act on what was before.
-// A process that ended needs none: its routes end with it, and a new process may
-// raise only ready VIPs. A process that was stopped has to read its queued input.
-// A session whose packets were lost keeps its routes: TCP retransmits after as long
-// as the loss lasted, and the hold timer ends the session.
+// grace is how long a subject, once it is healthy, may still act on earlier state. A process
+// that ended needs none: its routes end with it, and a new process may raise only ready VIPs. A
+// process that was stopped has to read its queued input. A session whose packets were lost keeps
+// its routes: TCP retransmits after as long as the loss lasted, and the hold timer ends the
+// session.
 func grace(subject string, disturbed time.Duration) time.Duration {
 	switch {
 	case strings.HasPrefix(subject, "path/"):
@@ -66,7 +65,8 @@ func grace(subject string, disturbed time.Duration) time.Duration {
 // forwarding.
 const forwardBound = time.Second
 
-// rules are the bounds of docs/architecture.md#failure-table with the numbers of this trench.
+// rules returns the bounds of docs/architecture.md#failure-table with the numbers of this
+// trench.
 func rules(gateway, family int) []rule {
 	detect := checkFall*(checkInterval+checkTimeout) + checkInterval
 	cut := holdTime + 500*time.Millisecond + stallTime
@@ -102,7 +102,7 @@ type event struct {
 	withdrawn bool
 	// deferred is true for an announcement with 65535:0 (RFC 8326).
 	deferred bool
-	// died: the gateway lost the route because the gateway itself ended.
+	// died is true if the gateway lost the route because it ended itself.
 	died bool
 }
 
@@ -125,8 +125,8 @@ type injection struct {
 	from  time.Time
 }
 
-// window is everything that is known of the time between two calm points. Before
-// it, everything was healthy and every gateway held every VIP.
+// window holds the records between two calm points. Before it, everything was healthy and every
+// gateway held every VIP.
 type window struct {
 	from, to time.Time
 	events   []event
@@ -144,23 +144,23 @@ const (
 	lateSlack   = 3
 )
 
-// slack is what a bound that began to count at a moment gets on top.
+// slack returns the tolerance of a bound for the interval.
 func (w *window) slack(from, to time.Time) time.Duration {
 	return alwaysSlack + lateSlack*w.late(from.Add(-time.Second), to)
 }
 
-// excuse is how late timers may be before an UPDATE without a reason counts as
-// the machine's fault: a check of a target, or a lease, may then have been missed.
+// excuse is the delay of timers from which an UPDATE without a reason is attributed to the
+// machine: it may have caused a missed check of a target, or a missed lease.
 const excuse = 300 * time.Millisecond
 
-// excuseAftermath is how long a session, or a VIP, that was lost for lack of a CPU
-// may take to come back, or to be lost once more: BFD finds its session new.
+// excuseAftermath is how long a session, or a VIP, that was lost for lack of a CPU may take to
+// come back, or to be lost once more: for BFD the session is new.
 const excuseAftermath = 5 * time.Second
 
 // violation is something that must not happen.
 type violation struct {
 	what         string
-	vip, gateway int // -1: of none in particular
+	vip, gateway int // -1: not a particular one
 }
 
 // measure is how long a VIP was held after a cause, where it was withdrawn.
@@ -170,14 +170,14 @@ type measure struct {
 	bound time.Duration // without slack
 }
 
-// evaluation is what is found in a window.
+// evaluation is the result for a window.
 type evaluation struct {
 	violations []violation
 	measures   []measure
 	excused    int // UPDATEs without a reason on a machine that was too busy
 }
 
-// evaluate compares the updates of the gateways with the timeline. It is pure.
+// evaluate compares the updates of the gateways with the timeline. It is a pure function.
 func evaluate(w *window) evaluation {
 	var ev evaluation
 	h := newHistory(w.changes, w.to)
@@ -193,8 +193,8 @@ func evaluate(w *window) evaluation {
 	return ev
 }
 
-// held are the stretches in which the gateway held the VIP, and whether each
-// ended by a withdrawal.
+// held returns the intervals in which the gateway held the VIP, and whether each ended by a
+// withdrawal.
 func held(w *window, received []event) (holds []interval) {
 	open := w.from
 	for _, e := range received {
@@ -212,7 +212,7 @@ func held(w *window, received []event) (holds []interval) {
 	return holds
 }
 
-// holds finds what was held for longer than a bound after its cause.
+// holds finds the VIPs that a gateway held for longer than a bound after its cause.
 func (ev *evaluation) holds(w *window, h *history, g, v int, received []event) {
 	holds := held(w, received)
 	for _, r := range rules(g, vips[v].family) {
@@ -224,9 +224,9 @@ func (ev *evaluation) holds(w *window, h *history, g, v int, received []event) {
 			continue
 		}
 		unhealthy := h.disturbed(func(s state) bool { return s != healthy }, r.needs(g, vips[v].family)...)
-		// The clock of the rule starts again in each of these.
+		// The clock of the rule restarts in each of these intervals.
 		for _, counted := range without(causes, unhealthy) {
-			// Its end is known from a poll only, and its effects may be received before that.
+			// Polls detect its end with a delay, and its effects may be received before that.
 			seen := counted.to
 			counted.to = seen.Add(-2*pollInterval - w.late(seen.Add(-time.Second), seen))
 			for _, hold := range intersect([]interval{counted}, holds) {
@@ -272,7 +272,7 @@ func (ev *evaluation) raises(w *window, h *history, g, v int, received []event) 
 	}
 }
 
-// reasons finds UPDATEs that no fault explains.
+// reasons finds UPDATEs that no injected fault explains.
 func (ev *evaluation) reasons(w *window, g, v int, received []event) {
 	var aftermath time.Time
 	for _, e := range received {
@@ -288,7 +288,7 @@ func (ev *evaluation) reasons(w *window, g, v int, received []event) {
 	}
 }
 
-// clockError covers that a gateway's clock can be a little too early.
+// clockError allows for a gateway's clock that is slightly early.
 const clockError = 100 * time.Millisecond
 
 // explains reports whether a fault may have caused an event. Its effects may come

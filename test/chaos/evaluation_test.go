@@ -10,7 +10,7 @@ import (
 // noon is when every window of a test begins.
 var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// at is so many seconds later.
+// at returns the time this many seconds after noon.
 func at(seconds float64) time.Time { return noon.Add(time.Duration(seconds * float64(time.Second))) }
 
 // The VIPs of tests: of stream-a (one of two targets is enough), of stream-b
@@ -24,7 +24,7 @@ func received(seconds float64, vip int, withdrawn bool) event {
 
 func is(seconds float64, subject string, s state) change { return change{at(seconds), subject, s} }
 
-// streamIs are the changes of both targets of a stream.
+// streamIs returns the changes of both targets of a stream.
 func streamIs(seconds float64, stream int, s state) []change {
 	var all []change
 	for t := stream * targetsPerStream; t < (stream+1)*targetsPerStream; t++ {
@@ -33,7 +33,7 @@ func streamIs(seconds float64, stream int, s state) []change {
 	return all
 }
 
-// inTime is a machine that is never late.
+// inTime reports no delay: a machine that is never late.
 func inTime(time.Time, time.Time) time.Duration { return 0 }
 
 // wideFault explains everything.
@@ -127,7 +127,7 @@ func TestEvaluateHeldTooLong(t *testing.T) {
 	}
 }
 
-// allGone is the withdrawal of every VIP at gateway A.
+// allGone returns the withdrawal of every VIP at gateway A.
 func allGone(seconds float64) []event {
 	var all []event
 	for v := range vips {
@@ -136,7 +136,7 @@ func allGone(seconds float64) []event {
 	return all
 }
 
-// allBack is the announcement of every VIP at gateway A.
+// allBack returns the announcement of every VIP at gateway A.
 func allBack(seconds float64) []event {
 	all := allGone(seconds)
 	for i := range all {
@@ -145,7 +145,7 @@ func allBack(seconds float64) []event {
 	return all
 }
 
-// family4Gone is the withdrawal of every IPv4 VIP at gateway A.
+// family4Gone returns the withdrawal of every IPv4 VIP at gateway A.
 func family4Gone(seconds float64) []event {
 	return slices.DeleteFunc(allGone(seconds), func(e event) bool { return vips[e.vip].family != ipv4 })
 }

@@ -17,12 +17,12 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// repairBound is how long a program may take to restore what another process
-// removed from the kernel or from its directory.
+// repairBound is how long a program may take to restore kernel state or files that another
+// process removed.
 const repairBound = time.Second
 
-// ownSlack is how long a program has to run undisturbed before it must repair in
-// time: a new one reads the kernel first.
+// ownSlack is how long a program has to run undisturbed before it must repair in time: a new
+// process first reads the kernel state.
 const ownSlack = 3 * time.Second
 
 func resFamily(f int) string     { return fmt.Sprintf("kernel-%d", f) }
@@ -47,7 +47,7 @@ var kernelSettings = []kernelSetting{
 	{"net.ipv6.conf." + lab.Internal + ".disable_ipv6", "1", "0", ipv6},
 }
 
-// rivals are commands of a second instance beside a running program.
+// rivals are commands of a second instance, started while the program runs.
 var rivals = []struct {
 	program, command string
 	ports            []string
@@ -58,8 +58,8 @@ var rivals = []struct {
 	{"frontend", "cleanup", nil},
 }
 
-// dataPlaneKinds are the faults of the pod's kernel state, of socket files, and of
-// second instances.
+// dataPlaneKinds returns the faults of the pod's kernel state, of socket files, and of second
+// instances.
 func dataPlaneKinds() []*kind {
 	repair := ms(1500, 3000) // longer than a repair takes
 	families := []string{resFamily(ipv4), resFamily(ipv6)}
@@ -124,16 +124,16 @@ func dataPlaneKinds() []*kind {
 }
 
 const (
-	// damageMemory is for how long a program remembers a repair: each further one of
-	// the same object within that time may take twice as long.
+	// damageMemory is for how long a program remembers a repair: each further repair of the same
+	// object within that time may take twice as long.
 	damageMemory = time.Minute
-	// maxBackOff bounds that.
+	// maxBackOff bounds the additional time.
 	maxBackOff = 5 * time.Second
 )
 
-// restored returns what heals a fault that a program repairs by itself: it waits
-// until check passes. A repair that takes too long is a violation, unless something
-// else disturbed one of these subjects.
+// restored returns the heal function of a fault that a program repairs itself: it waits until
+// check passes. A repair that takes too long is a violation, unless one of these subjects was
+// disturbed.
 func (fx *fixture) restored(since time.Time, what string, check func(ctx context.Context) error,
 	subjects ...string,
 ) func(context.Context) error {
@@ -162,8 +162,8 @@ func (fx *fixture) restored(since time.Time, what string, check func(ctx context
 	}
 }
 
-// podLines are the lines that a command prints in the pod. A table that does not
-// exist has none.
+// podLines returns the lines that a command prints in the pod. A table that does not exist has
+// none.
 func (fx *fixture) podLines(ctx context.Context, command ...string) ([]string, error) {
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
@@ -191,7 +191,7 @@ func (fx *fixture) hasAll(want []string, command ...string) func(context.Context
 	}
 }
 
-// flushRuleset removes all of nftables from the pod.
+// flushRuleset removes the whole nftables ruleset of the pod.
 func flushRuleset(ctx context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
 	list := []string{"nft", "list", "tables"}
 	before, err := fx.podLines(ctx, list...)
@@ -222,7 +222,7 @@ func deleteRule(priorities []string) func(context.Context, *fixture, fault) (fun
 	}
 }
 
-// removeTargetState removes something that the data plane has for one target.
+// removeTargetState removes a part of the data plane's state for one target.
 func removeTargetState(remove func(ctx context.Context, fx *fixture, table string,
 	family int) error,
 ) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
@@ -255,6 +255,7 @@ func removeTargetState(remove func(ctx context.Context, fx *fixture, table strin
 			found += min(1, len(before))
 			checks = append(checks, fx.hasAll(before, list...))
 		}
+		// Removing from an incomplete state would not cause drift.
 		if found < len(checks) {
 			fx.out.note("the data plane has no %s rule and route of target %d at present", familyName(family), t)
 			return nil, nil
@@ -273,7 +274,7 @@ func removeTargetState(remove func(ctx context.Context, fx *fixture, table strin
 	}
 }
 
-// flushGatewayRoutes removes the way back to the clients, which BIRD installs.
+// flushGatewayRoutes removes the routes to the clients, which BIRD installs.
 func flushGatewayRoutes(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	list := []string{"ip", option(f.Arg), "-o", "route", "show", "table", "4096"}
 	before, err := fx.podLines(ctx, list...)
@@ -287,7 +288,7 @@ func flushGatewayRoutes(ctx context.Context, fx *fixture, f fault) (func(context
 	return fx.restored(since, f.String(), fx.hasAll(before, list...), "frontend", "bird", "gateway/", "path/"), nil
 }
 
-// restoreInternal6 gives the internal interface its IPv6 address again, as the lab gave it.
+// restoreInternal6 restores the IPv6 address of the internal interface.
 func (fx *fixture) restoreInternal6() error {
 	return fx.Pod.Batch("addr add " + lab.PodInternal(1)[ipv6].String() + "/64 dev " + lab.Internal)
 }
@@ -355,7 +356,8 @@ func startRival(ctx context.Context, fx *fixture, f fault) (func(context.Context
 	r := rivals[f.Arg]
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
-	// Neither a program that starts nor one that ends is beside the second instance.
+	// Wait until the program owns its namespace: a program that starts or ends would let the second
+	// instance run alone.
 	owned := func() error {
 		if !fx.timeline.wasHealthy(time.Now().Add(-recovery), r.program) {
 			return errors.New("it was disturbed")

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// breakage is a way in which a trench file can be bad.
+// breakage lists the kinds of invalid trench files.
 var breakage = []struct {
 	name string
 	text func() string
@@ -58,7 +58,7 @@ var proxyVariant = []struct {
 	}},
 }
 
-// diskKinds are the faults of files and of the readiness socket.
+// diskKinds returns the faults of files and of the readiness socket.
 func diskKinds() []*kind {
 	return []*kind{
 		simple("trench file bad", 4, ms(100, 2500), quiet, nothing, resTrench).by(corrupt).variants(
@@ -88,7 +88,7 @@ func diskKinds() []*kind {
 	}
 }
 
-// stall lets nothing through, in either direction, and ends nothing.
+// stall blocks the proxy in both directions without closing connections.
 func stall(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
 	fx.proxy.stall(true)
 	fx.timeline.set("stream", stopped)
@@ -99,7 +99,7 @@ func stall(_ context.Context, fx *fixture, _ fault) (func(context.Context) error
 	}, nil
 }
 
-// corrupt puts a bad trench file in place. A program that starts now may refuse it.
+// corrupt installs an invalid trench file. A program that starts now may reject it.
 func corrupt(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	fx.timeline.set("trench", down)
 	heal := func(context.Context) error {

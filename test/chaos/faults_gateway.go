@@ -11,10 +11,10 @@ import (
 
 var bothFamilies = []int{ipv4, ipv6}
 
-// frrDaemon is the daemon of gateway B that an argument means.
+// frrDaemon returns the daemon of gateway B for an argument.
 func frrDaemon(arg int) string { return []string{"bgpd", "zebra", "bfdd"}[arg] }
 
-// familiesOf are the families that an argument means.
+// familiesOf returns the families for an argument.
 func familiesOf(arg int) []int { return [][]int{{ipv4}, {ipv6}, {ipv4, ipv6}}[arg] }
 
 func familiesName(list []int) string {
@@ -24,8 +24,8 @@ func familiesName(list []int) string {
 	return familyName(list[0])
 }
 
-// gatewayKinds are the faults of gateways and of the sessions with them. The
-// gateway is the lowest digit of an argument.
+// gatewayKinds returns the faults of gateways and of the sessions with them. The gateway is the
+// lowest digit of an argument.
 func gatewayKinds() []*kind {
 	gateway := func(name string, weight int, d span, resource func(int) string) *kind {
 		return &kind{
@@ -111,8 +111,8 @@ func stopAll(processes []*lab.Process) (func(context.Context) error, error) {
 	return together(heals...), errors.Join(errs...)
 }
 
-// killDaemon kills one daemon of gateway B. When zebra comes back, the others are
-// restarted, as watchfrr does: they would ask for it after 10 s only.
+// killDaemon kills one daemon of gateway B. When zebra comes back, the other daemons are
+// restarted, as watchfrr does: they would reconnect to it after 10 s only.
 func killDaemon(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	b := fx.routers[gatewayB]
 	p := b.process(frrDaemon(f.Arg))
@@ -138,8 +138,8 @@ func stopDaemon(_ context.Context, fx *fixture, f fault) (func(context.Context) 
 	return stopAll([]*lab.Process{p})
 }
 
-// resetByGateway restarts the sessions at the gateway. A gateway that is down or
-// stopped cannot.
+// resetByGateway restarts the sessions at the gateway. It has no effect if the gateway is down
+// or stopped.
 func resetByGateway(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	bound, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()
@@ -162,8 +162,7 @@ func resetLoopback(ctx context.Context, fx *fixture, _ fault) (func(context.Cont
 	return nil, nil
 }
 
-// askBIRD gives the pod's BIRD a command. One that is down or stopped does not
-// listen.
+// askBIRD sends a command to the pod's BIRD, without effect if BIRD is down or stopped.
 func (fx *fixture) askBIRD(ctx context.Context, command string) {
 	bound, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()
@@ -183,14 +182,14 @@ func blackholeSessions(_ context.Context, fx *fixture, f fault) (func(context.Co
 	return fx.drop(fx.gatewayNS(g), "hole", hook, rules, stopped, subjects...)
 }
 
-// losePackets drops a part of the packets at random.
+// losePackets drops a share of the packets at random.
 func losePackets(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	g := f.Arg % gateways
 	rules := []string{fmt.Sprintf("numgen random mod 100 < %d drop", 10+f.Salt%50)}
 	return fx.drop(fx.gatewayNS(g), "loss", "input", rules, disturbed, pathSubject(g, "loss"))
 }
 
-// slowWire lets so few bytes through that everything is late, and nothing lost.
+// slowWire limits the bandwidth so that packets are late but not lost.
 func slowWire(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	g := f.Arg % gateways
 	ns := fx.gatewayNS(g)

@@ -22,7 +22,7 @@ type attestor struct {
 	id  spiffeid.ID
 }
 
-// offer offers a fresh SVID and returns when it ends.
+// offer offers a fresh SVID and returns when it expires.
 func (a *attestor) offer(life time.Duration) time.Time {
 	svid := a.ca.SVID(a.id, life)
 	a.api.Offer(a.ca, []*x509svid.SVID{svid})
@@ -39,8 +39,8 @@ func (fx *fixture) attestors(arg int) []*attestor {
 	return [][]*attestor{{fx.lbID}, {fx.frontendID}, {fx.lbID, fx.frontendID}}[arg]
 }
 
-// identityKinds are the faults of identities. As long as an SVID is valid, none
-// of them is received at a gateway.
+// identityKinds returns the faults of identities. As long as an SVID is valid, they have no
+// effect at a gateway.
 func identityKinds() []*kind {
 	ofAPI := func(name string, weight int, d span) *kind {
 		k := simple(name, weight, d, quiet, nothing).variants(len(programNames),
@@ -48,7 +48,7 @@ func identityKinds() []*kind {
 		k.holds = func(arg int) []string { return programResources[arg] }
 		return k
 	}
-	// api breaks the Workload API in a way that a fresh offer, or a start, heals.
+	// api breaks the Workload API. A fresh offer, or a start, heals it.
 	api := func(fail, heal func(*attestor)) func(context.Context, *fixture, fault) (func(context.Context) error,
 		error) {
 		return func(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
@@ -79,7 +79,7 @@ func identityKinds() []*kind {
 	}
 }
 
-// rotateOften offers a fresh SVID again and again.
+// rotateOften offers a fresh SVID at short intervals.
 func rotateOften(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	interval := time.Duration(50+f.Salt%300) * time.Millisecond
 	var stops []func()
@@ -94,15 +94,15 @@ func rotateOften(_ context.Context, fx *fixture, f fault) (func(context.Context)
 	}, nil
 }
 
-// expire gives one program an SVID that soon ends, and no other. The end counts
-// as a cause only if every connection on the readiness socket was opened with it:
-// one opened before ends with its own certificates.
+// expire gives one program an SVID that soon expires, and no other. The expiry counts as a cause
+// only if every connection on the readiness socket was opened with it: an earlier connection
+// ends with the certificates that it used.
 func expire(ctx context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	who := fx.attestors(f.Arg)[0]
 	offered := time.Now()
 	end := who.offer(2 * time.Second)
 	if who == fx.lbID {
-		// Only a new connection has the new SVID of the lb.
+		// Only a new connection uses the new SVID of the lb.
 		bound, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 		defer cancel()
 		<-bound.Done()

@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// networkKinds are the faults of targets and wires.
+// networkKinds returns the faults of targets and wires.
 func networkKinds() []*kind {
 	target := func(arg int) string {
 		return fmt.Sprintf("target %d of %s", arg%targetsPerStream+1, streams[arg/targetsPerStream].name)
@@ -55,7 +55,7 @@ func networkKinds() []*kind {
 			}),
 		simple("external link down", 3, ms(100, 4000), wide, everything, resExternal).by(
 			func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
-				// Gateway B's interface lies on gateway A's.
+				// Gateway B's interface is a macvlan on gateway A's.
 				return fx.linkDown(fx.Gateway, "trench0", pathSubject(gatewayA, "link"), pathSubject(gatewayB, "link"))
 			}),
 	}
@@ -123,7 +123,7 @@ func silence(_ context.Context, fx *fixture, f fault) (func(context.Context) err
 		targetSubject(f.Arg, ipv4)+"/silent", targetSubject(f.Arg, ipv6)+"/silent")
 }
 
-// drop puts rules of nftables into a table of their own.
+// drop adds nftables rules in a separate table.
 func (fx *fixture) drop(ns *lab.NetNS, table, hook string, rules []string, s state,
 	subjects ...string,
 ) (func(context.Context) error, error) {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processKinds are the faults of the pod's processes and of the machine.
+// processKinds returns the faults of the pod's processes and of the machine.
 func processKinds() []*kind {
 	kill := func(name string) func(context.Context, *fixture, fault) (func(context.Context) error, error) {
 		return func(_ context.Context, fx *fixture, _ fault) (func(context.Context) error, error) {
@@ -60,7 +60,7 @@ func processKinds() []*kind {
 	}
 }
 
-// together heals several things, all of them.
+// together returns a function that calls all of heals.
 func together(heals ...func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var errs []error
@@ -73,7 +73,7 @@ func together(heals ...func(context.Context) error) func(context.Context) error 
 	}
 }
 
-// stopProcess stops a process and returns what continues that very process.
+// stopProcess stops a process and returns a function that continues the same process.
 func stopProcess(pid int) (func(context.Context) error, error) {
 	if pid == 0 {
 		return nil, nil // it does not run at present
@@ -118,8 +118,8 @@ func stopBIRD(_ context.Context, fx *fixture, _ fault) (func(context.Context) er
 	return stopProcess(fx.birdPID())
 }
 
-// starve keeps the CPUs busy with loops that end by themselves, if no goroutine
-// end them.
+// starve keeps the CPUs busy with loops that also end on a timeout, in case no goroutine ends
+// them.
 func starve(_ context.Context, fx *fixture, f fault) (func(context.Context) error, error) {
 	var heals []func(context.Context) error
 	for i := range 2 + 2*f.Arg {

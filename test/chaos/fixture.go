@@ -18,10 +18,9 @@ import (
 )
 
 const (
-	// waitTimeout bounds every wait. It is a bound of liveness, far above what is
-	// expected.
+	// waitTimeout bounds every wait. It detects a hang and is far above every expected duration.
 	waitTimeout = 30 * time.Second
-	// commandTime bounds a question to a daemon that may be stopped.
+	// commandTime bounds a command to a daemon that may be stopped.
 	commandTime = 2 * time.Second
 	// birdSpace is the size of the file system of BIRD's configuration.
 	birdSpace = "256k"
@@ -33,7 +32,7 @@ type fixture struct {
 	pod                    *lab.Pod
 	out                    *printer
 	timeline               *timeline
-	targets                [][]*lab.Target // of a target, one of each family; behind them those of the VIPs
+	targets                [][]*lab.Target // of each target, one per family; then of each VIP
 	routers                [gateways]*router
 	proxy                  *proxy
 	lbID, frontendID       *attestor
@@ -44,12 +43,12 @@ type fixture struct {
 	late                   func(from, to time.Time) time.Duration // of the process watcher
 	lbFlags, frontendFlags []string
 
-	mu      sync.Mutex             // of what Lab keeps, and of damaged
+	mu      sync.Mutex             // guards damaged and the state of Lab
 	damaged map[string][]time.Time // when the same fault hit before
 }
 
-// newFixture makes the lab and starts everything. It returns a fixture to
-// close also with an error.
+// newFixture creates the lab and starts all processes. With an error it also returns the
+// fixture, which the caller closes.
 func newFixture(o options, out *printer, report func(violation)) (*fixture, error) {
 	// Addresses that faults remove are usable as soon as they are restored: the time of the detection,
 	// 1 to 2 s, would hide a late recovery.
@@ -82,6 +81,7 @@ func (fx *fixture) build() (err error) {
 		}
 		fx.targets = append(fx.targets, each)
 	}
+	// Clients connect to the VIPs, so a listener on each VIP answers for all targets.
 	for _, v := range vips {
 		l := lab.NewTarget(fx.Backend, netip.AddrPortFrom(v.prefix.Addr(), checkPort))
 		if err := l.Up(); err != nil {
@@ -110,7 +110,7 @@ func (fx *fixture) build() (err error) {
 	return errors.Join(fx.lb.begin(), fx.frontend.begin())
 }
 
-// connect gives the wires what is beyond the usual lab.
+// connect adds the addresses, routes and sysctls that the default lab lacks.
 func (fx *fixture) connect() error {
 	second, err := fx.SecondGateway()
 	if err != nil {
@@ -137,7 +137,7 @@ func (fx *fixture) connect() error {
 			ns.Sysctl("net.ipv4.fib_multipath_hash_policy", "1"), ns.Sysctl("net.ipv6.fib_multipath_hash_policy", "1"))
 	}
 	errs = append(errs, fx.Backend.Sysctl("net.ipv4.conf.all.arp_ignore", "1"))
-	// A link that goes down and comes back has its addresses again.
+	// A link that goes down and comes back keeps its addresses.
 	const keep = "net.ipv6.conf.%s.keep_addr_on_down"
 	return errors.Join(append(errs,
 		fx.Backend.Sysctl(fmt.Sprintf(keep, "pod0"), "1"),
@@ -145,16 +145,16 @@ func (fx *fixture) connect() error {
 		second.Sysctl(fmt.Sprintf(keep, "trench0"), "1"))...)
 }
 
-// routeAnswers gives the targets their route for answers from VIPs, which ends with
-// a link that goes down.
+// routeAnswers installs the targets' routes for replies from VIPs, which the kernel removes when
+// the link goes down.
 func (fx *fixture) routeAnswers() error {
 	return fx.Backend.Batch(
 		"route replace default via 172.16.0.1 dev pod0 table 100", "route replace ::/0 via fd00:16::1 dev pod0 table 100",
 	)
 }
 
-// mountBirdDir mounts a small file system on the folder of BIRD's configuration,
-// in a mount namespace of the pod's: what a killed run leaves ends with its processes.
+// mountBirdDir mounts a small file system on the folder of BIRD's configuration, in a mount
+// namespace of the pod, which ends with its processes, also after a killed run.
 func (fx *fixture) mountBirdDir() (err error) {
 	dir := fx.pod.BirdDir()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -173,20 +173,20 @@ func (fx *fixture) mountBirdDir() (err error) {
 	})
 }
 
-// birdDir is the folder of BIRD's configuration as the pod sees it.
+// birdDir returns the folder of BIRD's configuration as the pod sees it.
 func (fx *fixture) birdDir() string {
 	return fmt.Sprintf("/proc/%d/root%s", fx.holder.PID(), fx.pod.BirdDir())
 }
 
-// spawn starts a process that the lab ends at last.
+// spawn starts a process, which ends with the lab.
 func (fx *fixture) spawn(ns *lab.NetNS, name string, args ...string) (*lab.Process, error) {
 	fx.mu.Lock()
 	defer fx.mu.Unlock()
 	return fx.Start(ns, name, args...)
 }
 
-// replaceArgs are arguments with others in the place of those that make an identity
-// of their own.
+// replaceArgs removes the arguments that create a development identity, and appends
+// replacements.
 func replaceArgs(args []string, others ...string) []string {
 	args = slices.DeleteFunc(args, func(a string) bool {
 		return slices.ContainsFunc([]string{"--identity=", "--dev-authority-dir=", "--lb-socket="},
@@ -205,9 +205,10 @@ func (fx *fixture) startLB() (*lab.Process, error) {
 		slices.Concat([]string{"env", "SPIFFE_ENDPOINT_SOCKET=" + fx.lbID.api.Addr()}, args)...)
 }
 
-// startFrontend starts the frontend where BIRD's folder is mounted. Flaps have no
-// back-off, which is 30 s at most: a ready VIP must be back sooner here. All routes are imported:
-// each gateway has clients of its own, to which a default route of the other does not lead.
+// startFrontend starts the frontend where BIRD's folder is mounted. Flaps have no back-off,
+// which is 30 s at most: a ready VIP must be back sooner here. All routes are imported: the
+// clients of a gateway are reachable only through it, so the other gateway's default route does
+// not suffice.
 func (fx *fixture) startFrontend() (*lab.Process, error) {
 	args := replaceArgs(fx.pod.FrontendArgs(), slices.Concat([]string{
 		"--identity=spiffe", "--lb-socket=unix://" + fx.proxy.path, "--drain-time=" + drainTime.String(), "--settle=" +
@@ -240,7 +241,7 @@ func (fx *fixture) supervisor(name string) *supervisor {
 	return fx.frontend
 }
 
-// birdPID is the pod's BIRD, 0 when there is none.
+// birdPID returns the process ID of the pod's BIRD, 0 if it does not run.
 func (fx *fixture) birdPID() int {
 	b, err := os.ReadFile(fx.pod.BirdSocket() + ".pid")
 	if err != nil {
@@ -274,7 +275,7 @@ func (fx *fixture) close() error {
 	return errors.Join(append(errs, fx.tb.failed())...)
 }
 
-// tb is what the Workload API wants of a test.
+// tb implements the methods of testing.TB that the Workload API uses.
 type tb struct {
 	testing.TB // nothing else is called
 

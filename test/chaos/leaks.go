@@ -19,41 +19,39 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Tolerances of what a process may have more than at the first calm point of its
-// life.
+// Tolerances of the growth of a process since the first calm point of its life.
 const (
 	moreFiles      = 3 // connections that are just being replaced
 	moreGoroutines = 8
-	moreMemory     = 16 << 20 // and half of what it had: the heap breathes
+	moreMemory     = 16 << 20 // plus half of the first value: the heap varies
 	// leakBound is how long a count may take to come down.
 	leakBound = 10 * time.Second
 )
 
-// moreChecks is what the lb may have of files on top: the checks of all addresses,
-// two of a target, may fall together, and their sockets are kept for a second.
+// moreChecks returns the additional tolerance for files of the lb: the checks of all addresses,
+// two per target, may coincide, and their sockets are kept for a second.
 func moreChecks() int { return 2 * targetCount }
 
-// usage is what a process has.
+// usage counts the resources of a process.
 type usage struct {
 	Files      int
 	Goroutines int // 0 where there are none
 	Memory     int // resident, in bytes
 }
 
-// leaks compares counts with those of earlier calm points.
+// leaks compares counts with the counts of earlier calm points.
 type leaks struct {
 	fixture   *fixture
 	processes map[int]usage       // of a process at the first calm point of its life
 	most      map[string]usage    // the most seen of a program
-	kernel    map[string][]string // what namespaces had at first
+	kernel    map[string][]string // the initial state of each namespace
 }
 
 func newLeaks(fx *fixture) *leaks {
 	return &leaks{fixture: fx, processes: map[int]usage{}, most: map[string]usage{}}
 }
 
-// check counts everything until the counts are as they should be, or were not
-// for too long.
+// check counts repeatedly until the counts are within their bounds, or leakBound is over.
 func (l *leaks) check(ctx context.Context) ([]violation, error) {
 	bound, cancel := context.WithTimeout(ctx, leakBound)
 	defer cancel()
@@ -61,7 +59,7 @@ func (l *leaks) check(ctx context.Context) ([]violation, error) {
 	err := lab.Eventually(bound, 100*time.Millisecond, func() error {
 		found, err := l.count(bound)
 		if err != nil {
-			return err // perhaps only because the time is over
+			return err // perhaps only due to the timeout
 		}
 		if violations = found; len(found) > 0 {
 			return errors.New("something leaked")
@@ -130,7 +128,7 @@ func (l *leaks) count(ctx context.Context) ([]violation, error) {
 		return nil, err
 	}
 	if l.kernel == nil {
-		// The routes of a session are there a little after its VIPs.
+		// The routes of a session are installed shortly after its VIPs.
 		routes := strings.Join(slices.Concat(kernel[routes4], kernel[routes6]), " ")
 		for _, a := range []netip.Addr{lab.GatewayA4, lab.GatewayA6, lab.GatewayB4, lab.GatewayB6} {
 			if !slices.Contains(strings.Fields(routes), a.String()) {
@@ -151,12 +149,12 @@ func (l *leaks) count(ctx context.Context) ([]violation, error) {
 	return violations, nil
 }
 
-// difference are the lines that only a has.
+// difference returns the lines of a that are not in b.
 func difference(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(s string) bool { return slices.Contains(b, s) })
 }
 
-// usage counts what a process has.
+// usage reads the usage of a process.
 func (l *leaks) usage(ctx context.Context, pid int, metrics string) (usage, error) {
 	var u usage
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
@@ -208,7 +206,7 @@ func (l *leaks) goroutines(ctx context.Context, addr string) (int, error) {
 	return 0, errors.Join(errors.New("the metrics have no go_goroutines"), lines.Err())
 }
 
-// volatile are the parts of a route or a rule that change by themselves.
+// volatile matches the parts of a route or a rule that change without a fault.
 var volatile = regexp.MustCompile(`\b(expires|mtu|hoplimit|pref|nhid|metric) \S+|\berror -?\d+|\bpackets \d+ bytes \d+`)
 
 // Names of the routes of the pod.
@@ -217,8 +215,8 @@ const (
 	routes6 = "ip -6 routes of the pod"
 )
 
-// kernelState is what the kernel has in each namespace: rules, routes, nftables
-// objects, queueing disciplines; and the namespaces themselves.
+// kernelState returns the kernel state of each namespace: rules, routes, nftables objects,
+// queueing disciplines; and the list of namespaces.
 func (l *leaks) kernelState(ctx context.Context) (map[string][]string, error) {
 	state := map[string][]string{}
 	for _, ask := range []struct {
@@ -242,7 +240,7 @@ func (l *leaks) kernelState(ctx context.Context) (map[string][]string, error) {
 			return nil, err
 		}
 		for line := range strings.Lines(out) {
-			// The kernel has these for some orders of addresses and forwarding only.
+			// The kernel adds these only for some orders of configuring addresses and forwarding.
 			if strings.HasPrefix(line, "anycast ") {
 				continue
 			}
@@ -264,7 +262,7 @@ func (l *leaks) kernelState(ctx context.Context) (map[string][]string, error) {
 	return state, nil
 }
 
-// commandLine is what a process was started with.
+// commandLine returns the command line of a process.
 func commandLine(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {

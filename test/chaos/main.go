@@ -81,7 +81,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
-// catalog are the kinds of faults that may be drawn.
+// catalog returns the kinds of faults that may be drawn.
 func (o options) catalog() []*kind {
 	pattern := regexp.MustCompile(o.kinds)
 	return slices.DeleteFunc(catalog(), func(k *kind) bool { return !pattern.MatchString(k.Name) })
@@ -102,8 +102,8 @@ func start(o options) int {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
-	// SIGPIPE from a closed output must not end the run while the lab exists.
-	// What is ignored would be so by child processes, too; no goroutine reads this channel.
+	// SIGPIPE from a closed output must not end the run while the lab exists. Child processes would
+	// inherit an ignored signal, so it is caught in a channel without a reader.
 	pipes := make(chan os.Signal, 1)
 	signal.Notify(pipes, syscall.SIGPIPE)
 	defer signal.Stop(pipes)
@@ -134,7 +134,7 @@ func start(o options) int {
 	return exitPassed
 }
 
-// again is the command that does the same.
+// again returns the command line that repeats the run.
 func (o options) again() string {
 	command := fmt.Sprintf("make chaos FAULTS=%d SEED=%d", o.faults, o.seed)
 	kinds := words{o.kinds}
@@ -155,7 +155,7 @@ func (o options) again() string {
 	return command
 }
 
-// complete makes paths absolute and returns what is missing.
+// complete makes paths absolute and returns an error that names the missing programs.
 func (o *options) complete() error {
 	if os.Geteuid() != 0 {
 		return errors.New("network namespaces need root: run as root, or with sudo")

@@ -55,14 +55,14 @@ func newObserver(fx *fixture) *observer {
 
 func (o *observer) close() { o.processes.close() }
 
-// report notes what was found while a group ran.
+// report records a violation that was found while a group ran.
 func (o *observer) report(v violation) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.reported = append(o.reported, v)
 }
 
-// injected notes a fault from its begin on.
+// injected records a fault at its begin.
 func (o *observer) injected(h injection) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -107,8 +107,8 @@ func (o *observer) settle(ctx context.Context, healed time.Time, bound time.Dura
 	}
 }
 
-// holdsAll reports whether every gateway holds every VIP at this moment, by its
-// table and by what was collected.
+// holdsAll reports whether every gateway holds every VIP at this moment, by its table and by the
+// collected updates.
 func (o *observer) holdsAll(ctx context.Context) bool {
 	if len(endsUnheld(o.events)) > 0 {
 		return false
@@ -121,7 +121,7 @@ func (o *observer) holdsAll(ctx context.Context) bool {
 	return true
 }
 
-// missing are the VIPs that a gateway does not hold as it should.
+// missing returns the VIPs that a gateway does not hold as expected.
 func (o *observer) missing(ctx context.Context, g int) []string {
 	bound, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()
@@ -149,10 +149,9 @@ func (o *observer) missing(ctx context.Context, g int) []string {
 	return names
 }
 
-// podBFDDown reports whether the pod's BIRD lacks a BFD session that is up with
-// gateway B. FRR reports its session with a BIRD that was replaced as up until it
-// receives packets of the new one, after a second or two, and takes the BGP session down
-// once more.
+// podBFDDown returns the BFD sessions with gateway B that are not up at the pod's BIRD. FRR
+// reports its session with a BIRD that was replaced as up until it receives packets of the new
+// one, after a second or two, and then takes the BGP session down once more.
 func (o *observer) podBFDDown(ctx context.Context) []string {
 	out, err := o.fixture.Pod.Run(ctx, "birdc", "-s", o.fixture.pod.BirdSocket(), "-r", "show bfd sessions")
 	if err != nil {
@@ -172,8 +171,8 @@ func (o *observer) podBFDDown(ctx context.Context) []string {
 	return names
 }
 
-// bfdDown are the neighbors of a gateway whose BFD session is not up. While it
-// comes up, it may take its BGP session down once more.
+// bfdDown returns the neighbors of a gateway whose BFD session is not up. While it comes up, it
+// may take its BGP session down once more.
 func bfdDown(ctx context.Context, frr *lab.FRR) []string {
 	out, err := frr.Command(ctx, "show bgp neighbors json")
 	if err != nil {
@@ -200,8 +199,8 @@ func bfdDown(ctx context.Context, frr *lab.FRR) []string {
 // reached: the route back to a client may come a little later.
 const probeBound = 3 * time.Second
 
-// probe connects to every target directly from the pod, and to every VIP from behind each gateway:
-// the data plane forwards in both directions.
+// probe connects to every target directly from the pod, and to every VIP from the clients of
+// each gateway: the data plane forwards in both directions.
 func (o *observer) probe(ctx context.Context) []violation {
 	var violations []violation
 	bound, cancel := context.WithTimeout(ctx, probeBound)
@@ -235,7 +234,7 @@ func (o *observer) probe(ctx context.Context) []violation {
 	return violations
 }
 
-// evaluate checks everything that was collected since the last calm point.
+// evaluate checks the updates since the last calm point.
 func (o *observer) evaluate() []violation {
 	changes := o.fixture.timeline.take()
 	events := withDeaths(o.events, changes)
@@ -277,7 +276,8 @@ func (o *observer) collect() error {
 	return nil
 }
 
-// withDeaths are events, in order, with a withdrawal of every VIP for each gateway that ended.
+// withDeaths returns the events, in order, with a withdrawal of every VIP for each gateway that
+// ended.
 func withDeaths(events []event, changes []change) []event {
 	all := slices.Clone(events)
 	for g := range gateways {
@@ -339,7 +339,7 @@ func (o *observer) evidence(v violation) []string {
 	return lines
 }
 
-// logs are the processes whose last lines are evidence.
+// logs returns the processes whose last log lines are evidence.
 func (fx *fixture) logs() []*lab.Process {
 	all := []*lab.Process{fx.lb.process(), fx.frontend.process()}
 	for _, r := range fx.routers {

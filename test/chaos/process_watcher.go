@@ -17,9 +17,9 @@ const pollInterval = 10 * time.Millisecond
 // threadInterval is the interval at which the CPU wait times of threads are read.
 const threadInterval = 200 * time.Millisecond
 
-// processWatcher polls the processes and records their states in the timeline. It measures how late
-// its own timer is, and how long their threads were ready to run and did not: the kernel is not
-// equally unfair to all.
+// processWatcher polls the processes and records their states in the timeline. It measures the
+// delay of its own timer, and how long the threads of the processes were ready to run but did
+// not: the kernel does not delay all of them equally.
 type processWatcher struct {
 	fixture     *fixture
 	last        map[string]int           // the process of a subject
@@ -70,11 +70,11 @@ func (l *processWatcher) run(ctx context.Context) {
 	}
 }
 
-// measure records that a thread that was due at a moment ran late.
+// measure records that a thread ran late after it was due.
 func (l *processWatcher) measure(due time.Time, late time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// A long sleep was late all along.
+	// A long sleep was late for its whole duration.
 	for t := due; !t.After(due.Add(late)); t = t.Add(100 * time.Millisecond) {
 		bin := t.UnixMilli() / 100
 		l.late[bin] = max(l.late[bin], late)
@@ -112,7 +112,7 @@ func (l *processWatcher) measureThreads() {
 	l.waited = now
 }
 
-// lateness is how late timers were at most between two moments.
+// lateness returns the maximum delay of timers between two moments.
 func (l *processWatcher) lateness(from, to time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -139,7 +139,7 @@ func (l *processWatcher) poll() {
 	}
 }
 
-// running is the process id, 0 when the process has ended.
+// running returns the process ID, 0 when the process has ended.
 func running(p *lab.Process) int {
 	select {
 	case <-p.Done():
@@ -160,18 +160,18 @@ func (l *processWatcher) record(subject string, pid int) {
 	}
 	switch {
 	case s != down && known && pid != last:
-		// Between two polls it ended, and another one began.
+		// The process ended and another one started between two polls.
 		l.fixture.timeline.setAt(at, subject, down)
 	case s == healthy && l.fixture.timeline.get(subject) == terminating:
 		return // it drains
 	case s == healthy && known:
-		// It may have continued right after the last poll, and done its work since.
+		// It may have continued right after the last poll, and acted since then.
 		at = before
 	}
 	l.fixture.timeline.setAt(at, subject, s)
 }
 
-// processState reads how a process is (proc(5)).
+// processState reads the state of a process (proc(5)).
 func processState(pid int) state {
 	if pid == 0 {
 		return down

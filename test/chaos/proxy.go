@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// proxy is between the frontend and the readiness socket of the lb. What it
-// carries is encrypted, so that it can only be slow, silent or closed.
+// proxy is between the frontend and the readiness socket of the lb. The connection is encrypted,
+// so the proxy can only be slow, silent or closed.
 type proxy struct {
 	path, to string
 	wg       sync.WaitGroup
@@ -35,7 +35,7 @@ func newProxy(path, to string) (*proxy, error) {
 	return p, p.listen()
 }
 
-// listen begins to take connections.
+// listen starts to accept connections.
 func (p *proxy) listen() error {
 	if err := os.Remove(p.path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("proxy: %w", err)
@@ -64,7 +64,7 @@ func (p *proxy) serve(frontend *net.UnixConn) {
 	defer frontend.Close()
 	server, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: p.to, Net: "unix"})
 	if err != nil {
-		return // the lb does not listen: the frontend sees a connection that ends
+		return // the lb does not listen: the frontend's connection ends
 	}
 	defer server.Close()
 	l := &link{born: time.Now(), frontend: frontend, server: server}
@@ -126,14 +126,14 @@ func (p *proxy) wait() {
 	}
 }
 
-// delay makes every piece late.
+// delay delays every chunk.
 func (p *proxy) delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.late = d
 }
 
-// stall lets nothing through until it is called again.
+// stall blocks all bytes until it is called with false.
 func (p *proxy) stall(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -172,7 +172,7 @@ func (p *proxy) halfClose(towardFrontend bool) {
 	})
 }
 
-// refuse ends every connection and takes no new one until it is called again.
+// refuse ends every connection and accepts no new one until it is called with false.
 func (p *proxy) refuse(on bool) {
 	p.mu.Lock()
 	listener := p.listener

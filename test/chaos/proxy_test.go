@@ -33,7 +33,7 @@ func echoes(t *testing.T, path string) {
 	t.Cleanup(func() { l.Close(); <-done })
 }
 
-// through returns a proxy before an echo, and what connects to it.
+// through returns a proxy before an echo server, and a function that connects to it.
 func through(t *testing.T) (*proxy, func() *net.UnixConn) {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "vg")

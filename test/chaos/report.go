@@ -29,7 +29,7 @@ func (p *printer) printf(format string, args ...any) {
 	}
 }
 
-// note prints something by the way.
+// note prints an informational line.
 func (p *printer) note(format string, args ...any) {
 	p.printf("%s        %s", time.Now().Format(timeFormat), fmt.Sprintf(format, args...))
 }
@@ -43,7 +43,7 @@ type Longest struct {
 	Exceeded int           `json:"exceeded"` // longer than the bound, but not than bound and slack
 }
 
-// Summary is what --json writes.
+// Summary is the output of --json.
 type Summary struct {
 	Seed            uint64           `json:"seed"`
 	Faults          int              `json:"faults"`
@@ -60,7 +60,7 @@ type Summary struct {
 	Problem         []string         `json:"problem,omitempty"`
 }
 
-// summarize makes the measures of an observer a table.
+// summarize groups the measures of an observer by cause.
 func summarize(measures []measure) []Longest {
 	byCause := map[string]Longest{}
 	for _, m := range measures {

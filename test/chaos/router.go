@@ -50,7 +50,7 @@ func (fx *fixture) startGateways() error {
 	return nil
 }
 
-// start starts what of the gateway does not run.
+// start starts the gateway's processes that do not run.
 func (r *router) start() error {
 	r.starting.Lock()
 	defer r.starting.Unlock()
@@ -61,14 +61,14 @@ func (r *router) start() error {
 	return err
 }
 
-// processes are the processes that run, or ran last.
+// processes returns the current processes, or the last ones.
 func (r *router) processes() []*lab.Process {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.live
 }
 
-// process is one of them by its name; nil if there is none.
+// process returns a process by its name; nil if it does not exist.
 func (r *router) process(name string) *lab.Process {
 	for i, p := range r.processes() {
 		if r.names[i] == name {

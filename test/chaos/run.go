@@ -25,6 +25,7 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 			obs.report(v)
 		}
 	})
+	// With an error newFixture may return a fixture, whose logs are kept before it is closed.
 	if fx == nil {
 		return err
 	}
@@ -39,6 +40,7 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 				err = errors.Join(err, s.write(o.json))
 			}
 		}
+		// An interrupted run is not a failure and keeps no logs.
 		if err != nil && ctx.Err() == nil {
 			dir, errKeep := keepLogs(fx, o.seed)
 			out.printf("the logs are in %s", dir)
@@ -73,7 +75,7 @@ func run(ctx context.Context, o options, out *printer) (err error) {
 	return fx.tb.failed()
 }
 
-// conclude fills the summary from what was observed.
+// conclude fills the summary from the observations.
 func (s *Summary) conclude(obs *observer, l *leaks, begin time.Time, err error) {
 	s.Took, s.Passed, s.Holds, s.Excused = time.Since(begin), err == nil, summarize(obs.measures), obs.excused
 	s.LatestTimer = obs.processes.worst
@@ -139,7 +141,7 @@ func hit(ctx context.Context, fx *fixture, obs *observer, f fault) error {
 	return nil
 }
 
-// sleep waits, and reports whether it could.
+// sleep waits, and reports whether ctx did not end first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -151,11 +153,12 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// settlings is how often everything may come apart again at a calm point because
-// the machine is too busy for a lease.
+// settlings is how often the state at a calm point may break again because the machine is too
+// busy for a lease.
 const settlings = 5
 
-// calm waits until everything is as it should be, and evaluates the window before it.
+// calm waits until all VIPs are held and the counts are normal, and evaluates the window before
+// it.
 func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed time.Time, bound time.Duration) error {
 	var violations []violation
 	var took time.Duration
@@ -191,7 +194,7 @@ func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed tim
 	}
 	first := obs.since.IsZero()
 	if first {
-		// What happened at the start needs no reason.
+		// Updates at the start need no reason.
 		obs.injected(injection{fault: fault{Kind: simple("start", 0, once, wide, everything)}})
 	}
 	more := obs.evaluate()
@@ -207,7 +210,7 @@ func calm(ctx context.Context, out *printer, obs *observer, l *leaks, healed tim
 	return nil
 }
 
-// fail shows the evidence and returns what is wrong.
+// fail prints the evidence and returns the violations as an error.
 func fail(out *printer, obs *observer, violations []violation) error {
 	out.printf("")
 	for _, line := range obs.evidence(violations[0]) {

@@ -25,7 +25,7 @@ func (b breadth) String() string {
 	return []string{"no updates", "targets", "one gateway", "anything"}[b]
 }
 
-// fault is one thing that goes wrong for a while.
+// fault is a fault with its start and duration.
 type fault struct {
 	ID       int
 	Kind     *kind
@@ -35,7 +35,7 @@ type fault struct {
 	Duration time.Duration
 }
 
-// String describes what is broken.
+// String returns the fault and its variant.
 func (f fault) String() string { return f.Kind.Name + " " + f.Kind.describe(f.Arg) }
 
 // group is faults that overlap, between two calm points.
@@ -43,8 +43,8 @@ type group struct {
 	Number  int
 	Breadth breadth
 	Gateway int // of breadth ofGateway
-	// Serial is true when each fault begins after the one before was healed, so
-	// that nothing else disturbs what it causes.
+	// Serial is true when each fault begins after the previous one was healed, so that no other
+	// fault disturbs its effects.
 	Serial bool
 	Faults []fault
 }
@@ -111,7 +111,7 @@ func fill(r *rand.Rand, g group, id, n int, kinds []*kind) []fault {
 	return faults
 }
 
-// length is how long the group takes until everything is healed.
+// length returns the time until every fault of the group is healed.
 func (g group) length() time.Duration {
 	var last time.Duration
 	for _, f := range g.Faults {
@@ -123,7 +123,7 @@ func (g group) length() time.Duration {
 // allows reports whether a kind may be in the group at all.
 func (g group) allows(k *kind) bool { return len(g.variants(k)) > 0 }
 
-// variants are the variants of a kind that may be in the group.
+// variants returns the variants of a kind that may be in the group.
 func (g group) variants(k *kind) []int {
 	var all []int
 	for arg := range k.Args {

@@ -10,8 +10,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// supervisor runs a program of the pod and starts it again when it ended, as a
-// kubelet does.
+// supervisor runs a program of the pod and restarts it when it ends, as a kubelet does.
 type supervisor struct {
 	name     string
 	start    func() (*lab.Process, error)
@@ -23,13 +22,13 @@ type supervisor struct {
 	p        *lab.Process
 	began    time.Time     // when p was started
 	down     chan struct{} // closed when it may run; nil when it may
-	expected bool          // its end is no surprise
+	expected bool          // its end is not reported
 	done     chan struct{}
 	quit     chan struct{}
 	err      error
 }
 
-// restartDelay is how long a program that ended by itself stays down.
+// restartDelay is the delay before a program that ended unexpectedly is restarted.
 const restartDelay = 200 * time.Millisecond
 
 // begin starts the program and keeps it running until end.
@@ -58,11 +57,13 @@ func (s *supervisor) supervise() {
 		s.mu.Lock()
 		asked, down := s.expected, s.down
 		s.mu.Unlock()
+		// An end that no fault requested is reported.
 		if !asked {
 			status, _ := p.Wait(context.Background())
 			s.report(p, began, status)
 			s.pause(restartDelay)
 		}
+		// A fault keeps the program down until it is healed.
 		if down != nil {
 			select {
 			case <-down:
@@ -70,6 +71,7 @@ func (s *supervisor) supervise() {
 				return
 			}
 		}
+		// end may have been called during the wait.
 		select {
 		case <-s.quit:
 			return
@@ -97,14 +99,14 @@ func (s *supervisor) pause(d time.Duration) {
 	}
 }
 
-// process is the program that runs, or ran last.
+// process returns the current process, or the last one.
 func (s *supervisor) process() *lab.Process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.p
 }
 
-// pid is its process id, 0 when it does not run.
+// pid returns the process ID of the program, 0 when it does not run.
 func (s *supervisor) pid() int {
 	p := s.process()
 	select {
@@ -131,14 +133,14 @@ func (s *supervisor) hold() (release func()) {
 	}
 }
 
-// kill ends the program at once. Healing starts it again.
+// kill ends the program with SIGKILL. Healing starts it again.
 func (s *supervisor) kill() (func(context.Context) error, error) {
 	release := s.hold()
 	err := s.process().Kill()
 	return func(context.Context) error { release(); return nil }, err
 }
 
-// terminate sends SIGTERM. Healing waits for that and starts it again.
+// terminate sends SIGTERM. Healing waits for the end and starts the program again.
 func (s *supervisor) terminate() (func(context.Context) error, error) {
 	release := s.hold()
 	p := s.process()

@@ -13,9 +13,9 @@ type state int
 
 const (
 	healthy     state = iota
-	disturbed         // disturbed: it may be late, it need not end anything
+	disturbed         // it may be late, and need not end anything
 	terminating       // it received SIGTERM, and drains
-	stopped           // there, and does nothing
+	stopped           // exists, but does not run
 	down
 )
 
@@ -41,7 +41,7 @@ func gatewaySubject(g int) string               { return fmt.Sprintf("gateway/%d
 func pathSubject(g int, how string) string      { return fmt.Sprintf("path/%d/*/%s", g, how) }
 func familySubject(g, f int, how string) string { return fmt.Sprintf("path/%d/%d/%s", g, f, how) }
 
-// timeline is what was true when. What is not in it is healthy.
+// timeline records the states of the subjects. A subject without an entry is healthy.
 type timeline struct {
 	mu      sync.Mutex
 	changes []change
@@ -70,15 +70,15 @@ func (t *timeline) setAt(at time.Time, subject string, s state) {
 	t.changes = append(t.changes, change{at, subject, s})
 }
 
-// get is the present state of a subject.
+// get returns the current state of a subject.
 func (t *timeline) get(subject string) state {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.now[subject]
 }
 
-// wasDown reports whether a subject was gone at any moment from since on, within
-// the changes that take has not returned yet.
+// wasDown reports whether a subject was down at any moment since a time, within the changes that
+// take has not returned yet.
 func (t *timeline) wasDown(subject string, since time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -159,7 +159,7 @@ func newHistory(changes []change, end time.Time) *history {
 	return h
 }
 
-// while are the stretches in which a subject was in one of the states.
+// while returns the intervals in which a subject was in one of the states.
 func (h *history) while(subject string, is func(state) bool) []interval {
 	var all []interval
 	var open time.Time
@@ -178,8 +178,8 @@ func (h *history) while(subject string, is func(state) bool) []interval {
 	return all
 }
 
-// disturbed are the stretches in which one of the subjects with these prefixes
-// was not healthy, each with what it takes to be as before.
+// disturbed returns the intervals in which one of the subjects with these prefixes was not
+// healthy, each extended by the grace of the subject.
 func (h *history) disturbed(is func(state) bool, prefixes ...string) []interval {
 	var all []interval
 	for subject := range h.bySubject {
@@ -196,7 +196,7 @@ func (h *history) disturbed(is func(state) bool, prefixes ...string) []interval 
 	return merge(all)
 }
 
-// merge makes overlapping stretches one, in order.
+// merge merges overlapping intervals, in order.
 func merge(all []interval) []interval {
 	slices.SortFunc(all, func(a, b interval) int { return a.from.Compare(b.from) })
 	var merged []interval
@@ -212,8 +212,8 @@ func merge(all []interval) []interval {
 	return merged
 }
 
-// intersect are the stretches that are in both lists, one for each pair: those of
-// lists that overlap in themselves stay apart.
+// intersect returns the intervals that are in both lists, one for each pair: overlapping
+// intervals of one list are not merged.
 func intersect(a, b []interval) []interval {
 	var all []interval
 	for _, x := range a {
@@ -233,7 +233,7 @@ func intersect(a, b []interval) []interval {
 	return all
 }
 
-// without are the stretches of a that are in none of b.
+// without returns the parts of a that are in no interval of b.
 func without(a, b []interval) []interval {
 	b = merge(slices.Clone(b))
 	var all []interval
@@ -254,7 +254,7 @@ func without(a, b []interval) []interval {
 	return all
 }
 
-// unserved are the stretches in which no stream could serve a VIP: none had
+// unserved returns the intervals in which no stream could serve a VIP: each had fewer than
 // minReady targets of its family that accept connections.
 func (h *history) unserved(v service) []interval {
 	var all []interval
@@ -269,7 +269,7 @@ func (h *history) unserved(v service) []interval {
 	return all
 }
 
-// streamDown are the stretches in which a stream had too few targets.
+// streamDown returns the intervals in which a stream had too few targets.
 func (h *history) streamDown(n, family int) []interval {
 	is := func(s state) bool { return s == down }
 	var perTarget [][]interval
@@ -279,8 +279,8 @@ func (h *history) streamDown(n, family int) []interval {
 		perTarget = append(perTarget, merge(append(down, h.while("net/internal", is)...)))
 	}
 	if streams[n].minReady == targetsPerStream {
-		// Each is a cause of its own, with a clock of its own, also where they
-		// overlap: the rise of one target may be detected before the fall of the other.
+		// Each target is a separate cause with a separate clock, also where the intervals overlap: the
+		// rise of one target may be detected before the fall of the other.
 		return slices.Concat(perTarget...)
 	}
 	return intersect(perTarget[0], perTarget[1])

@@ -10,7 +10,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Numbers of the trench that bounds follow from.
+// Numbers of the trench from which the bounds follow.
 const (
 	checkPort     = 5000
 	checkInterval = 200 * time.Millisecond
@@ -20,8 +20,8 @@ const (
 	holdTime      = 3 * time.Second
 	drainTime     = 300 * time.Millisecond
 	settle        = 50 * time.Millisecond
-	// BFD guards the sessions of gateway B only. The gateway finds the pod gone
-	// after bfdInterval × bfdMultiplier.
+	// BFD guards the sessions of gateway B only. The gateway detects the loss of the pod after
+	// bfdInterval × bfdMultiplier.
 	bfdInterval   = 500 * time.Millisecond
 	bfdMultiplier = 4
 )
@@ -40,8 +40,7 @@ const (
 	families
 )
 
-// stream is a service of the trench. Every stream has two targets and a VIP of
-// each family of its own.
+// stream is a service of the trench. Every stream has two targets and one VIP of each family.
 type stream struct {
 	name     string
 	minReady int
@@ -64,7 +63,7 @@ type service struct {
 	streams []int
 }
 
-// vips are all VIPs; their places in it are the bits of a scope.
+// vips are all VIPs; their indices are the bits of a scope.
 var vips = func() []service {
 	pair := func(n int, serving ...int) []service {
 		return []service{
@@ -82,7 +81,7 @@ var vips = func() []service {
 // targetCount is the number of targets; target i belongs to stream i / targetsPerStream.
 var targetCount = len(streams) * targetsPerStream
 
-// targetAddr is the address of a target.
+// targetAddr returns the address of a target.
 func targetAddr(target, family int) netip.Addr {
 	if family == ipv4 {
 		return netip.AddrFrom4([4]byte{172, 16, 1, byte(10 + target)})
@@ -90,7 +89,7 @@ func targetAddr(target, family int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfd, 3: 0x16, 13: 1, 15: byte(10 + target)})
 }
 
-// clientAddr is an address behind a gateway, to which only that gateway has a
+// clientAddr returns the address of a client of a gateway, to which only that gateway has a
 // route: requests for VIPs come from it.
 func clientAddr(g, family int) netip.Addr {
 	if family == ipv4 {
@@ -114,7 +113,7 @@ var (
 	everything = scope{vips: 1<<len(vips) - 1, gateways: 1<<gateways - 1}
 )
 
-// atGateway are the VIPs of the families at one gateway.
+// atGateway returns the VIPs of the families at one gateway.
 func atGateway(g int, family ...int) scope {
 	s := scope{gateways: 1 << g}
 	for i, v := range vips {
@@ -127,7 +126,7 @@ func atGateway(g int, family ...int) scope {
 	return s
 }
 
-// ofStream are the VIPs that a stream serves, at every gateway.
+// ofStream returns the VIPs that a stream serves, at every gateway.
 func ofStream(stream int) scope {
 	s := scope{gateways: everything.gateways}
 	for i, v := range vips {
@@ -145,7 +144,7 @@ func (s scope) has(vip, gateway int) bool {
 	return s.vips&(1<<vip) != 0 && s.gateways&(1<<gateway) != 0
 }
 
-// String describes what a scope contains.
+// String returns the number of VIPs and gateways in a scope.
 func (s scope) String() string {
 	switch {
 	case s.vips == 0 || s.gateways == 0:
@@ -157,7 +156,7 @@ func (s scope) String() string {
 	}
 }
 
-// trenchText is the trench file.
+// trenchText returns the trench file.
 func trenchText() string {
 	var b strings.Builder
 	b.WriteString("trench: trench-a\nattractor:\n  name: attractor-a-1\n  vips:\n")

@@ -19,7 +19,7 @@ type CommandLine struct {
 	Parser *kong.Kong
 	// Services are the health services that the program serves.
 	Services []string
-	// Variables are those that are read beside the ones of flags.
+	// Variables lists the variables that the program reads in addition to the ones of flags.
 	Variables []string
 	// Reads names the flags whose paths are only read, so that they may lie in a
 	// read-only mount.
@@ -30,13 +30,13 @@ type CommandLine struct {
 	Documented func(path string) bool
 }
 
-// podIP stands for what the downward API gives.
+// podIP is the pod's address, as the downward API would set it.
 const podIP = "192.0.2.1"
 
 var reference = regexp.MustCompile(`\$\(([A-Za-z_][A-Za-z0-9_]*)\)`)
 
-// Environment gives the process exactly the variables of the container that are
-// ours, for the time of the test, and returns those that are given.
+// Environment replaces vipgate's variables in the environment of the process by the container's
+// for the duration of the test, and returns the container's variables.
 func (c *Container) Environment(tb testing.TB) map[string]string {
 	tb.Helper()
 	for _, e := range os.Environ() {
@@ -65,9 +65,9 @@ func (c *Container) Environment(tb testing.TB) map[string]string {
 	return given
 }
 
-// Values are the container's variables as the kubelet makes them: with fields of
-// the pod from the downward API, and with references to earlier variables
-// replaced. What refers to nothing stays.
+// Values returns the container's variables as the kubelet sets them: fields of the pod from the
+// downward API are filled in, and references to earlier variables are replaced. Unresolved
+// references are kept.
 func (c *Container) Values(fields map[string]string) map[string]string {
 	given := map[string]string{}
 	for _, e := range c.Env {
@@ -85,10 +85,9 @@ func (c *Container) Values(fields map[string]string) map[string]string {
 	return given
 }
 
-// Problems says what of the container does not fit the program: arguments and
-// variables that it does not have or whose values it refuses, probes that ask
-// for nothing, ports that are not listened on, paths that lie in no mount, and
-// mounts that nothing uses.
+// Problems lists the mismatches between container and program: arguments and variables that do
+// not exist or whose values are rejected, probes without a request, ports without a listener,
+// paths outside of every mount, and unused mounts.
 func (c *Container) Problems(tb testing.TB, l CommandLine) []string {
 	tb.Helper()
 	given := c.Environment(tb)
@@ -129,7 +128,7 @@ func (p *problems) add(format string, args ...any) {
 	p.list = append(p.list, p.container.Name+": "+fmt.Sprintf(format, args...))
 }
 
-// probes compares probes and ports with what is listened on.
+// probes compares probes and ports with the listeners of the program.
 func (p *problems) probes(flags map[string]*kong.Flag, l CommandLine) {
 	c := p.container
 	health, metrics := text(flags["health-port"]), text(flags["metrics-port"])
@@ -196,7 +195,7 @@ func (p *problems) mounts(flags map[string]*kong.Flag, given map[string]string, 
 	slices.Sort(p.list)
 }
 
-// text is the value of a flag after parsing.
+// text returns the value of a flag after parsing.
 func text(f *kong.Flag) string {
 	if f == nil || !f.Target.IsValid() || f.Target.Kind() == reflect.Slice {
 		return ""

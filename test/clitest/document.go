@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reference is the reference of a command line in Markdown: a table of flags for
-// each command. Flags that a command before it has as well are only named.
+// Reference returns the reference of a command line in Markdown: a table of flags for each
+// command. Flags that an earlier command also has are only named.
 func Reference(k *kong.Kong) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Before any command: `--help`, `--version` and `--debug` (the same as `--log-level=debug`).\n")
@@ -105,7 +105,7 @@ func usage(n *kong.Node) string {
 	return s
 }
 
-// tables has a table for each group of flags, in the order in which they come.
+// tables returns a table for each group of flags, in their order.
 func tables(flags []*kong.Flag) string {
 	var titles []string
 	rows := map[string][]string{}
@@ -132,7 +132,7 @@ func tables(flags []*kong.Flag) string {
 	return b.String()
 }
 
-// row is the row of a flag.
+// row returns the row of a flag.
 func row(f *kong.Flag) string {
 	name := "--" + f.Name
 	switch {
@@ -167,9 +167,9 @@ func row(f *kong.Flag) string {
 // escape keeps a pipe from ending the cell of a table.
 func escape(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
 
-// Section compares the section of a document between the comments
-// <!-- begin NAME --> and <!-- end NAME --> with what it should be, and replaces
-// it if update is true. The tests of two programs may do that at the same time.
+// Section compares the section of a document between the comments <!-- begin NAME --> and
+// <!-- end NAME --> with its expected content, and replaces it if update is true. The tests of two
+// programs may do that at the same time.
 func Section(file, name, content string, update bool) (err error) {
 	f, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {

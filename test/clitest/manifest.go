@@ -11,7 +11,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Deployment is what the tests look at of a Deployment.
+// Deployment holds the fields of a Deployment that the tests check.
 type Deployment struct {
 	Spec struct {
 		Replicas int
@@ -56,8 +56,8 @@ type Pod struct {
 	Volumes        []Volume
 }
 
-// Running are the containers that run as long as the pod does: native sidecars, which start first
-// and end last, and the others.
+// Running returns the containers that run as long as the pod: native sidecars, which start first
+// and end last, and the main containers.
 func (p *Pod) Running() []Container {
 	var running []Container
 	for _, c := range p.InitContainers {
@@ -82,7 +82,7 @@ type Container struct {
 	VolumeMounts    []Mount         `yaml:"volumeMounts"`
 }
 
-// SecurityContext is that of a container.
+// SecurityContext is the security context of a container.
 type SecurityContext struct {
 	Privileged               bool
 	RunAsUser                int64 `yaml:"runAsUser"`
@@ -108,7 +108,7 @@ type Port struct {
 	ContainerPort int `yaml:"containerPort"`
 }
 
-// Probe is a probe. Only gRPC ones are known.
+// Probe is a probe. Only gRPC probes are supported.
 type Probe struct {
 	GRPC *struct {
 		Port    int
@@ -181,7 +181,7 @@ func (c *Container) Variable(name string) string {
 	return ""
 }
 
-// Problems says what does not fit together in a pod.
+// Problems lists the inconsistencies of a pod.
 func (p *Pod) Problems() []string {
 	var problems []string
 	problem := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
@@ -223,7 +223,7 @@ func (p *Pod) Problems() []string {
 	return problems
 }
 
-// Image is what the tests look at of a Dockerfile.
+// Image holds the instructions of a Dockerfile that the tests check.
 type Image struct {
 	EntryPoint string
 	User       string
@@ -260,8 +260,8 @@ func ReadImage(tb testing.TB, path string) Image {
 	return image
 }
 
-// ImageProblems says what of an image does not fit a container: its user and its
-// file capabilities.
+// ImageProblems lists the mismatches between a container and its image: user and file
+// capabilities.
 func (c *Container) ImageProblems(image Image) []string {
 	var problems []string
 	s := c.SecurityContext
@@ -276,7 +276,8 @@ func (c *Container) ImageProblems(image Image) []string {
 	}
 	allowed := slices.Sorted(slices.Values(s.Capabilities.Add))
 	if c.Name == "frontend" {
-		// No program has it: it adds pidfd_getfd(2) to the seccomp profile RuntimeDefault.
+		// No executable has SYS_PTRACE as a file capability: the manifest adds it because it allows
+		// pidfd_getfd(2) in the seccomp profile RuntimeDefault.
 		allowed = slices.DeleteFunc(allowed, func(capability string) bool { return capability == "SYS_PTRACE" })
 	}
 	if len(image.Capabilities) == 0 && len(allowed) > 0 {

@@ -1,5 +1,5 @@
-// Package container runs programs as a container runtime does, as far as it matters to tests: with a
-// root, mounts, a user and capabilities of their own.
+// Package container runs programs as a container runtime does, as far as tests depend on it:
+// with a separate root, mounts, user and capabilities.
 package container
 
 import (
@@ -21,25 +21,25 @@ import (
 // argument precedes the name of a file with a Container on the command line of a test's executable.
 const argument = "container"
 
-// Container is a container as a runtime makes it: the test's executable starts itself ([Command]),
-// makes root, mounts, user and capabilities ([Main]), and becomes the program.
+// Container is a container as a runtime creates it: the test's executable starts itself
+// ([Command]), sets up root, mounts, user and capabilities ([Main]), and becomes the program.
 type Container struct {
-	// PID is a process whose root is entered, as `kubectl exec` does; the fields
-	// down to Programs are not used then.
+	// PID is a process whose root is entered, as by `kubectl exec`; the fields down to Programs are
+	// then unused.
 	PID int
 	// Root is an empty directory.
 	Root    string
 	Volumes []Volume
-	// Programs are put into the root with their file capabilities. With one in /bin, which is a link
-	// to the host's programs otherwise, /bin has nothing else but sh.
+	// Programs are copied into the root with their file capabilities. /bin is a link to the host's
+	// programs; if a program is in /bin, /bin contains only the program and sh.
 	Programs []Program
 	// Links are symbolic links in the root, by path.
 	Links map[string]string
-	// Dir is the working directory; empty: /.
+	// Dir is the working directory; "/" if empty.
 	Dir string
 
 	UID, GID, FSGroup int
-	// Capabilities are the bounding set.
+	// Capabilities is the bounding set.
 	Capabilities []string
 	NoNewPrivs   bool
 
@@ -75,7 +75,7 @@ func Mask(names []string) uint64 {
 	return mask
 }
 
-// Main becomes the program of a container if the command line is that of [Container.Command]. A
+// Main becomes the program of a container if the process was started by [Container.Command]. A
 // TestMain calls it first.
 func Main() {
 	if len(os.Args) == 3 && os.Args[1] == argument {
@@ -99,7 +99,7 @@ func (c *Container) Command(file string) ([]string, error) {
 
 // run becomes the program of a container. It returns only an error.
 func run(file string) error {
-	// Root, mounts and capabilities belong to a thread until it executes.
+	// Root, mounts and capabilities are per thread until execve(2).
 	runtime.LockOSThread()
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -142,8 +142,7 @@ func run(file string) error {
 	return fmt.Errorf("execute %s: %w", c.Arguments[0], unix.Exec(c.Arguments[0], c.Arguments, c.Environment))
 }
 
-// makeRoot makes a root that cannot be written, with the host's programs and
-// libraries.
+// makeRoot creates a read-only root with the host's programs and libraries.
 func (c *Container) makeRoot() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("private mounts: %w", err)
@@ -207,8 +206,8 @@ func (c *Container) inBin() bool {
 	return slices.ContainsFunc(c.Programs, func(p Program) bool { return filepath.Dir(p.Path) == "/bin" })
 }
 
-// install copies the program, with file capabilities if it has any, and mounts
-// it over the one that is there.
+// install copies the program, with file capabilities if it has any, and mounts it over an
+// existing file.
 func (p Program) install(root string) error {
 	data, err := os.ReadFile(p.Source)
 	if err != nil {
@@ -235,7 +234,7 @@ func (p Program) install(root string) error {
 	return nil
 }
 
-// fileCapabilities is a vfs_cap_data of revision 2 with permitted and effective
+// fileCapabilities returns a vfs_cap_data of revision 2 with permitted and effective
 // capabilities, `+ep` (linux/capability.h).
 func fileCapabilities(names []string) []byte {
 	mask := Mask(names)
@@ -263,7 +262,7 @@ func readOnly(target string) error {
 	return nil
 }
 
-// Status is what /proc shows of a process.
+// Status holds fields of /proc/PID/status.
 type Status struct {
 	UID, GID   string
 	Effective  string
@@ -271,7 +270,7 @@ type Status struct {
 	NoNewPrivs string
 }
 
-// ReadStatus reads that of a process.
+// ReadStatus reads the status of a process.
 func ReadStatus(pid int) (Status, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

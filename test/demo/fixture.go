@@ -21,11 +21,10 @@ import (
 const (
 	// pollInterval is the interval at which the gateway's table is polled.
 	pollInterval = 2 * time.Millisecond
-	// waitTimeout bounds every wait. It is a bound of liveness, far above what is
-	// expected.
+	// waitTimeout bounds every wait. It detects a hang and is far above every expected duration.
 	waitTimeout = 30 * time.Second
-	// checkPort is where targets listen, and appPort where the one does that
-	// registers itself; it shares addresses with target-2.
+	// checkPort is the port of the targets, and appPort the port of the target that registers
+	// itself; it shares addresses with target-2.
 	checkPort = 5000
 	appPort   = 5001
 	// appStream is the stream whose targets register.
@@ -83,8 +82,8 @@ type fixture struct {
 	leave  map[*lab.Process]bool // these may end
 }
 
-// newFixture makes the lab with a gateway; nothing of the pod runs yet.
-// fail is called when a process ended by itself.
+// newFixture creates the lab with a gateway; no process of the pod runs yet. fail is called when
+// a process ended unexpectedly.
 func newFixture(ctx context.Context, binaries string, fail func(error)) (_ *fixture, err error) {
 	l, err := lab.New()
 	if err != nil {
@@ -154,13 +153,13 @@ func dialAdmin(socket string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// vips are the VIPs of the targets in the trench file.
+// vips returns the VIPs of the targets in the trench file.
 func (s *fixture) vips() []netip.Prefix {
 	return append(append([]netip.Prefix(nil), s.one.vips...), s.two.vips...)
 }
 
-// trench is the trench file: the checks are quicker than the defaults, so that
-// the demo shows what follows a check.
+// trench returns the trench file: the checks are quicker than the defaults, so that their effect
+// is soon visible.
 func (s *fixture) trench() string {
 	stream := func(name string, v *service) string {
 		return fmt.Sprintf(`  - name: %s
@@ -206,7 +205,7 @@ func (s *fixture) startFrontend() error {
 	return s.notePID(s.pod.Frontend)
 }
 
-// pidFile holds the process id of a container of the pod, for people.
+// pidFile holds the process ID of a container of the pod, for the user.
 func (s *fixture) pidFile(name string) string { return filepath.Join(s.lab.Dir, name+".pid") }
 
 func (s *fixture) notePID(p *lab.Process) error {
@@ -216,8 +215,8 @@ func (s *fixture) notePID(p *lab.Process) error {
 	return nil
 }
 
-// guard makes the end of a process a failure, so that no caller waits in vain for
-// what it should have done, unless expectExit was called for it.
+// guard turns the unexpected end of a process into a failure, so that no caller waits for it
+// until the timeout. expectExit disables this for a process.
 func (s *fixture) guard(p *lab.Process) {
 	s.guards.Go(func() {
 		<-p.Done()
@@ -232,8 +231,7 @@ func (s *fixture) guard(p *lab.Process) {
 	})
 }
 
-// expectExit says that the end of these processes is no failure; without any, that
-// of no process is.
+// expectExit allows these processes to end; without arguments, all processes.
 func (s *fixture) expectExit(processes ...*lab.Process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -248,13 +246,13 @@ func withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, waitTimeout, fmt.Errorf("%v are over", waitTimeout))
 }
 
-// frontendStatus asks the frontend.
+// frontendStatus requests the frontend's status.
 func (s *fixture) frontendStatus(ctx context.Context) (*frontendv1.Status, error) {
 	r, err := frontendv1.NewFrontendServiceClient(s.frontend).GetStatus(ctx, &frontendv1.GetStatusRequest{})
 	return r.GetStatus(), err
 }
 
-// decided asks the lb when it decided last about each VIP.
+// decided requests from the lb the time of its last decision about each VIP.
 func (s *fixture) decided(ctx context.Context) (map[netip.Prefix]time.Time, error) {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()

@@ -20,14 +20,14 @@ import (
 // servingStatus is the answer of a health service.
 type servingStatus = healthv1.HealthCheckResponse_ServingStatus
 
-// answer is what a health service said, and when.
+// answer is the status from a health service and the time of its receipt.
 type answer struct {
 	status servingStatus
 	at     time.Time
 }
 
-// healthWatch follows one health service over gRPC, as Kubernetes and operators
-// may, also across restarts of who serves it.
+// healthWatch watches one health service over gRPC, as Kubernetes and operators may, also across
+// restarts of the server.
 type healthWatch struct {
 	service string
 	conn    *grpc.ClientConn
@@ -58,7 +58,7 @@ func watchHealth(ns *lab.NetNS, addr, service string) (*healthWatch, error) {
 	return w, nil
 }
 
-// quickRetry makes clients find a process soon after its start.
+// quickRetry shortens the retry interval, so that clients connect soon after a process starts.
 func quickRetry() grpc.DialOption {
 	return grpc.WithConnectParams(grpc.ConnectParams{
 		Backoff: backoff.Config{
@@ -89,8 +89,8 @@ func (w *healthWatch) run(ctx context.Context) {
 	}
 }
 
-// wait waits until the service says status and returns since when it does. A
-// plain Check must say the same.
+// wait waits until the watch reports status and returns the time since which it does. A plain
+// Check must return the same status.
 func (w *healthWatch) wait(ctx context.Context, status servingStatus) (time.Time, error) {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()

@@ -19,10 +19,9 @@ import (
 )
 
 const (
-	// svidTTL is how long SVIDs live that are handed out: longer than a demo runs.
+	// svidTTL is the lifetime of minted SVIDs: longer than a demo runs.
 	svidTTL = 24 * time.Hour
-	// restartAfter is how long the pod stays without a container that ended, as
-	// with Kubernetes.
+	// restartAfter is the delay before an ended container is restarted, as with Kubernetes.
 	restartAfter = 2 * time.Second
 )
 
@@ -32,8 +31,8 @@ type exampleCommand struct {
 	command string
 }
 
-// hold leaves everything running until the next signal, and prints what can be tried meanwhile. It
-// reports whether the pod is as it was after the last step, so that the pod can be stopped.
+// hold leaves everything running until the next signal, and prints commands to try. It reports
+// whether the pod is as it was after the last step, so that the pod can be stopped.
 func (t *scenario) hold(signals <-chan os.Signal) (complete bool, err error) {
 	operator, err := t.mint(lab.OperatorID)
 	if err != nil {
@@ -67,7 +66,7 @@ func (t *scenario) hold(signals <-chan os.Signal) (complete bool, err error) {
 	}
 }
 
-// errSignalled says that a signal came while the pod was not complete.
+// errSignalled reports that a signal came while the pod was not complete.
 var errSignalled = errors.New("signalled")
 
 // restart starts a container of the pod again.
@@ -87,8 +86,8 @@ func (t *scenario) restart(signals <-chan os.Signal, p *lab.Process, start func(
 	return nil
 }
 
-// podUnchanged reports whether the gateway holds what it held after the last step; an operator may
-// have changed it.
+// podUnchanged reports whether the gateway's routes are the same as after the last step; an
+// operator may have changed them.
 func (t *scenario) podUnchanged() bool {
 	if err := exactly(t.vips())(t.watcher.Last()); err != nil {
 		t.printf("\nThe last step is left out: %v.", err)
@@ -97,8 +96,7 @@ func (t *scenario) podUnchanged() bool {
 	return true
 }
 
-// mint signs an SVID for a person or an application and returns the folder that
-// holds it.
+// mint signs an SVID for a user or an application and returns its folder.
 func (s *fixture) mint(who string) (string, error) {
 	authority, err := identity.OpenDevAuthority(context.Background(), s.pod.Authority())
 	if err != nil {
@@ -116,14 +114,15 @@ func (s *fixture) mint(who string) (string, error) {
 	return dir, authority.WriteFiles(dir, svid)
 }
 
-// commands are what can be tried, in an order in which each finds what it needs.
+// commands returns the commands to try, in an order in which each finds its prerequisites.
 func (t *scenario) commands(operator string) []exampleCommand {
 	birdc := quote(filepath.Join(filepath.Dir(lab.BIRD()), "birdc"))
 	frontend, lbProgram := quote(filepath.Join(t.binaries, "frontend")), quote(filepath.Join(t.binaries, "lb"))
 	grpcurl := quote(filepath.Join(t.tools, "grpcurl"))
 	frontendAdmin, lbAdmin := t.pod.FrontendAdmin(), t.pod.LBAdmin()
 	inPod := "ip netns exec " + t.lab.Pod.Name() + " "
-	// grpcurl checks host names, which an SVID has none of; the lb checks ours.
+	// grpcurl verifies host names, which an SVID does not have, so -insecure skips the check; the
+	// lb verifies the client's SVID.
 	asOperator := fmt.Sprintf("%s -insecure -cert %s/tls.crt -key %s/tls.key", grpcurl, operator, operator)
 	app := filepath.Join(t.lab.Dir, "svid-"+path.Base(lab.AppID)) // created in an earlier step
 	target, other := t.one.vips[0], t.two.vips[0]
@@ -186,8 +185,8 @@ func (t *scenario) commands(operator string) []exampleCommand {
 			"and take it back", fmt.Sprintf("%s target undrain --admin-socket=unix://%s %s", lbProgram, lbAdmin,
 				t.two.name),
 		},
-		// Target 1 has the first address of the subnet: the kernel would take the
-		// others away with it.
+		// Not target 1, which has the first address of the subnet: with it the kernel would remove the
+		// other addresses of the subnet.
 		exampleCommand{
 			fmt.Sprintf("%s loses its IPv4 address: %s goes, %s stays", t.two.name, other, t.two.vips[1]),
 			fmt.Sprintf(

@@ -82,7 +82,8 @@ func run(o options) int {
 	return exitHeld
 }
 
-// complete makes the paths absolute and says what is missing, a line each.
+// complete makes the paths absolute and returns an error that names the missing programs, a line
+// each.
 func (o *options) complete() error {
 	if os.Geteuid() != 0 {
 		return errors.New("network namespaces need root: run as root, or with sudo")
@@ -168,8 +169,8 @@ func playFirst(o options, out *printer, signals *signals) (err error) {
 	return t.runSteps(ctx, []step{t.lastStep()})
 }
 
-// signals are the requests to end. Without them a terminal's Ctrl-C would end us
-// with the lab still standing.
+// signals delivers the requests to end. Without it, Ctrl-C in a terminal would end the demo
+// without removing the lab.
 type signals struct {
 	c     chan os.Signal
 	pipes chan os.Signal
@@ -178,8 +179,8 @@ type signals struct {
 func newSignals() *signals {
 	s := &signals{c: make(chan os.Signal, 1), pipes: make(chan os.Signal, 1)}
 	signal.Notify(s.c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	// Nor may a reader that goes away, such as head, end us: what cannot be
-	// printed is found as the error of the printing. No goroutine reads this channel.
+	// A reader that goes away, such as head, must not end the demo with SIGPIPE: the failed write
+	// returns an error. No goroutine reads this channel.
 	signal.Notify(s.pipes, syscall.SIGPIPE)
 	return s
 }
@@ -187,8 +188,8 @@ func newSignals() *signals {
 // next gets a value for each request.
 func (s *signals) next() <-chan os.Signal { return s.c }
 
-// phase returns a context that a request ends. The release ends it too, and can
-// be called twice.
+// phase returns a context that the next request cancels. The returned function cancels it, too,
+// and can be called twice.
 func (s *signals) phase(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})

@@ -82,9 +82,8 @@ func buildGrpcurl(ctx context.Context, module, dir string) error {
 	return nil
 }
 
-// demoTimeout bounds a whole demo. It is a bound of liveness: the first act takes
-// 30 s with pauses to read and 15 s without, the second one about a minute, the third one half of
-// that.
+// demoTimeout bounds a whole demo. It detects a hang: the first act takes 30 s with pauses to
+// read and 15 s without, the second one about a minute, the third one half of that.
 const demoTimeout = 6 * time.Minute
 
 // quick leaves no time to read, only to see that tables stay.
@@ -162,7 +161,7 @@ func (p *demoRun) signal(s syscall.Signal) {
 	}
 }
 
-// waitFor waits until the demo has said a text.
+// waitFor waits until the demo has printed a text.
 func (p *demoRun) waitFor(text string) {
 	p.t.Helper()
 	timeout := time.After(demoTimeout)
@@ -196,7 +195,7 @@ func (p *demoRun) wait() int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// left is what a demo has left behind.
+// left lists the namespaces, processes and files that a demo has not removed.
 func left(pid int) []string {
 	var found []string
 	prefix := fmt.Sprintf("vg-%d-", pid)
@@ -239,8 +238,8 @@ func wantOutput(t *testing.T, p *demoRun) {
 	wantNothingLeft(t, p.pid())
 }
 
-// The second act passes only if no planned change lost anything, and if its
-// control did.
+// The second act passes only if planned changes lost nothing in the gated run, and lost
+// something in the control.
 func TestTrafficWithAndWithoutGating(t *testing.T) {
 	p := startDemo(t, secondAct)
 	if status := p.wait(); status != 0 {
@@ -258,7 +257,7 @@ func TestTrafficWithAndWithoutGating(t *testing.T) {
 	wantNothingLeft(t, p.pid())
 }
 
-// The third act stays after the rollout, and what it suggests to try works.
+// The third act stays after the rollout, and its suggested commands work.
 func TestHeldRollout(t *testing.T) {
 	p := startDemo(t, thirdAct, "--hold")
 	p.waitFor("Ctrl-C clears everything up")
@@ -378,7 +377,7 @@ func TestHeldDemoCommands(t *testing.T) {
 	wantOutput(t, p)
 }
 
-// vipsAfter is how many VIPs the gateway must hold some time after a command.
+// vipsAfter returns the number of VIPs that the gateway must hold some time after a command.
 func vipsAfter(what string) int {
 	for prefix, n := range map[string]int{"move traffic": 3, "target-2 loses": 3, "no new flows": 2, "pull": 0} {
 		if strings.HasPrefix(what, prefix) {
@@ -406,7 +405,7 @@ func wantVIPs(t *testing.T, gatewayTable string, want int) {
 	}
 }
 
-// try1 runs a printed command as a shell does and checks what its comment says.
+// try1 runs a printed command as a shell does and checks the result against the comment.
 func try1(t *testing.T, what, command string) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -436,6 +435,6 @@ func try1(t *testing.T, what, command string) {
 	if n < 5 {
 		t.Errorf("%s: only %d lines", command, n)
 	}
-	// How it ends on an interrupt is its own matter.
+	// The exit status after an interrupt is not checked.
 	_ = cmd.Wait()
 }

@@ -72,7 +72,7 @@ func row(mark, prefix, via, path, community string) string {
 	return strings.TrimRight(fmt.Sprintf("%s %-13s  %-14s  %-20s  %s", mark, prefix, via, path, community), " ")
 }
 
-// communities are written as the RFCs do.
+// communities formats the communities as in the RFCs.
 func communities(r lab.Route) string {
 	if len(r.Communities) == 0 {
 		return "-"
@@ -100,7 +100,7 @@ func list(prefixes []netip.Prefix) string {
 	return strings.Join(words, ", ")
 }
 
-// short is a duration for people.
+// short formats a duration for output.
 func short(d time.Duration) string {
 	switch {
 	case d < 10*time.Millisecond:

@@ -11,7 +11,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// registration is what the application asks for.
+// registration returns the registration request of the application.
 func (s *fixture) registration() string {
 	return fmt.Sprintf(`{"stream":%q,"targets":[{"name":%q,"addresses":[%q,%q]}]}`, appStream, s.app.name, s.app.addrs[0],
 		s.app.addrs[1])
@@ -32,7 +32,8 @@ func (t *scenario) register(ctx context.Context) error {
 		"   grpcurl -cert tls.crt -key tls.key \\\n      -d '%s' \\\n      unix://…/lb.sock %s", t.registration(), method,
 	)
 	return t.expectDecision(ctx, "the call runs as "+lab.AppID, func() (err error) {
-		// grpcurl checks host names, which an SVID has none of; the lb checks ours.
+		// grpcurl verifies host names, which an SVID does not have, so -insecure skips the check; the
+		// lb verifies the client's SVID.
 		t.grpcurl, err = t.lab.Start(t.lab.Backend, "grpcurl", filepath.Join(t.tools, "grpcurl"), "-insecure",
 			"-cert", filepath.Join(svid, "tls.crt"), "-key", filepath.Join(svid,
 				"tls.key"), "-d", t.registration(), "unix://"+t.pod.Socket(), method)
@@ -43,8 +44,8 @@ func (t *scenario) register(ctx context.Context) error {
 	}, append(t.vips(), t.app.vips...))
 }
 
-// leaseEnds kills the call and checks what follows: nothing for the grace, then
-// 65535:0, then the withdrawal, and the others hear nothing.
+// leaseEnds kills the call and checks the effects: nothing for the grace, then 65535:0, then the
+// withdrawal, and no update for the other VIPs.
 func (t *scenario) leaseEnds(ctx context.Context) error {
 	c := &change{before: t.watcher.Last(), want: t.vips()}
 	c.updates = map[netip.Prefix]int{}
@@ -76,7 +77,7 @@ func (t *scenario) leaseEnds(ctx context.Context) error {
 		return fmt.Errorf("the target drained after %s, expected not before its grace of %v was over", short(early),
 			grace)
 	}
-	// The end of the lease is no fault of the application, which continues to listen.
+	// The lease ended without a failure of the application, which continues to listen.
 	if err := errors.Join(inOrder(t.watcher.Since(c.from), t.app.vips, time.Now()), t.app.down()); err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// statusTimeout bounds the questions that a failed step asks.
+// statusTimeout bounds the status commands after a failed step.
 const statusTimeout = 5 * time.Second
 
 // scenario runs the steps on the fixture.
@@ -25,13 +25,13 @@ type scenario struct {
 	done int // acts so far
 }
 
-// step is one step: a cause, and what the gateway's table must make of it.
+// step is one step: a cause, and its expected effect on the gateway's table.
 type step struct {
 	title string
 	run   func(context.Context) error
 }
 
-// printIntroduction says what is to be seen.
+// printIntroduction prints the topology and the purpose of the demo.
 func (t *scenario) printIntroduction() {
 	t.printf(`A VIP is advertised exactly while a gateway session is up and the load balancer
 can forward this VIP. Everything here is real: processes, BIRD, wires, mutual TLS.
@@ -88,7 +88,7 @@ func (t *scenario) steps() []step {
 	}
 }
 
-// runSteps plays acts and, when one fails, shows everything that may tell why.
+// runSteps runs acts and, when one fails, prints the state that may explain it.
 func (t *scenario) runSteps(ctx context.Context, acts []step) error {
 	for _, a := range acts {
 		t.done++
@@ -108,8 +108,7 @@ func (t *scenario) runSteps(ctx context.Context, acts []step) error {
 	return nil
 }
 
-// printFailure shows what the gateway holds, what the pod says, and the ends of the
-// logs.
+// printFailure prints the gateway's routes, the state of the pod, and the ends of the logs.
 func (t *scenario) printFailure(err error) {
 	t.printf("   FAILED: %v", err)
 	t.printf("   the gateway holds:")
@@ -118,7 +117,7 @@ func (t *scenario) printFailure(err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
 	for _, c := range []struct{ program, socket string }{{"frontend", t.pod.FrontendAdmin()}, {"lb", t.pod.LBAdmin()}} {
-		// Its exit status reports whether all is well, which it is not.
+		// Status exits with an error here, because the pod is not healthy.
 		out, _ := t.pod.Run(ctx, c.program, "status", "--admin-socket=unix://"+c.socket)
 		t.printf("   %s status:", c.program)
 		t.quote(out)
@@ -131,8 +130,7 @@ func (t *scenario) printFailure(err error) {
 	}
 }
 
-// start starts the pod and sees that nothing is advertised although everything
-// is up.
+// start starts the pod and verifies that nothing is advertised although lb and frontend are up.
 func (t *scenario) start(ctx context.Context) error {
 	from, polls := time.Now(), t.watcher.Polls()
 	t.printf("   lb and frontend are started; no target listens")
@@ -165,8 +163,7 @@ func (t *scenario) start(ctx context.Context) error {
 	return nil
 }
 
-// up reports whether everything is in place that an advertisement needs, but for
-// targets.
+// up returns an error unless all conditions of an advertisement hold, except ready targets.
 func (t *scenario) up(ctx context.Context) error {
 	s, err := t.frontendStatus(ctx)
 	if err != nil {
@@ -188,7 +185,7 @@ func (t *scenario) up(ctx context.Context) error {
 	return nil
 }
 
-// change is a cause that runs its course.
+// change is a running change.
 type change struct {
 	from    time.Time // of the cause
 	before  lab.Snapshot
@@ -197,7 +194,7 @@ type change struct {
 	after   lab.Snapshot         // the table as wanted
 }
 
-// untouched are the VIPs that the change must leave alone.
+// untouched returns the VIPs that the change must not affect.
 func (c *change) untouched() []netip.Prefix {
 	var stay []netip.Prefix
 	for _, p := range c.before.Prefixes() {
@@ -208,7 +205,7 @@ func (c *change) untouched() []netip.Prefix {
 	return stay
 }
 
-// touched are the VIPs that must come or go.
+// touched returns the VIPs that must be added or removed.
 func (c *change) touched() []netip.Prefix {
 	var turn []netip.Prefix
 	for _, p := range append(c.before.Prefixes(), c.want...) {
@@ -219,11 +216,10 @@ func (c *change) touched() []netip.Prefix {
 	return turn
 }
 
-// took is how long it was from the cause to the gateway's table.
+// took returns the time from the cause to the gateway's table.
 func (c *change) took() string { return short(c.after.At.Sub(c.from)) }
 
-// apply causes something, waits until the gateway's table is as wanted, and
-// shows it.
+// apply runs a cause, waits until the gateway's table is as wanted, and prints it.
 func (t *scenario) apply(ctx context.Context, say string, cause func() error, want []netip.Prefix) (*change, error) {
 	t.printf("   %s", say)
 	c := &change{before: t.watcher.Last(), want: want, updates: map[netip.Prefix]int{}}
@@ -291,8 +287,8 @@ func (t *scenario) sessions(ctx context.Context, command string, want []netip.Pr
 	return t.verify(ctx, c)
 }
 
-// verify leaves the table to be read and then checks everything that was seen
-// since the cause.
+// verify leaves the table on the screen to be read and then checks every snapshot since the
+// cause.
 func (t *scenario) verify(ctx context.Context, c *change) error {
 	if err := t.waitPause(ctx); err != nil {
 		return err
@@ -317,8 +313,7 @@ func (t *scenario) verify(ctx context.Context, c *change) error {
 	return nil
 }
 
-// exactly is satisfied when the table holds these prefixes and no other, none
-// of them de-preferred.
+// exactly is satisfied when the table holds exactly these prefixes, none of them de-preferred.
 func exactly(want []netip.Prefix) func(lab.Snapshot) error {
 	want = slices.SortedFunc(slices.Values(want), netip.Prefix.Compare)
 	return func(s lab.Snapshot) error {
@@ -334,9 +329,9 @@ func exactly(want []netip.Prefix) func(lab.Snapshot) error {
 	}
 }
 
-// verifySnapshots checks every table seen from a cause on, the one before it included:
-// what should stay was there unchanged at every moment, what should come or go
-// did so once, and nothing else ever appeared.
+// verifySnapshots checks every table from a cause on, including the one before it: prefixes to
+// keep were always present and unchanged, prefixes to add or remove changed once, and no other
+// prefix ever appeared.
 func verifySnapshots(c *change, history []lab.Snapshot) error {
 	for i, s := range history[1:] {
 		after := short(s.At.Sub(c.from))

@@ -17,12 +17,12 @@ var (
 	vipB = netip.MustParsePrefix("2000::2/128")
 )
 
-// route is a plain route, or one with communities.
+// route returns a plain route, or one with communities.
 func route(p netip.Prefix, communities ...string) lab.Route {
 	return lab.Route{Prefix: p, NextHop: lab.PodExternal4, ASPath: []string{"8103"}, Communities: communities}
 }
 
-// snapshot is a table at so many milliseconds after the start.
+// snapshot returns a table at a number of milliseconds after the start.
 func snapshot(start time.Time, ms int, routes ...lab.Route) lab.Snapshot {
 	s := lab.Snapshot{At: start.Add(time.Duration(ms) * time.Millisecond), Routes: map[netip.Prefix]lab.Route{}}
 	for _, r := range routes {

@@ -11,12 +11,12 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// lastStep is the end of the pod.
+// lastStep returns the end of the pod.
 func (t *scenario) lastStep() step {
 	return step{"SIGTERM to the whole pod: 65535:0, then the withdrawal, then the load balancer goes", t.stopPod}
 }
 
-// stopPod ends lb and frontend in the same instant and checks the order of what follows.
+// stopPod ends lb and frontend in the same instant and checks the order of the effects.
 func (t *scenario) stopPod(ctx context.Context) error {
 	before := t.watcher.Last()
 	lb, frontend := t.pod.LB, t.pod.Frontend
@@ -50,6 +50,7 @@ func (t *scenario) stopPod(ctx context.Context) error {
 	if err := inOrder(t.watcher.Since(from), before.Prefixes(), lb.Ended()); err != nil {
 		return err
 	}
+	// The frontend must have ended its BIRD, too.
 	left, err := t.lab.Pod.Processes(ctx)
 	if err != nil {
 		return err
@@ -61,7 +62,7 @@ func (t *scenario) stopPod(ctx context.Context) error {
 	return nil
 }
 
-// depreferred is satisfied when all of these are there with 65535:0.
+// depreferred is satisfied when the table holds all of these with 65535:0.
 func depreferred(want []netip.Prefix) func(lab.Snapshot) error {
 	return func(s lab.Snapshot) error {
 		for _, p := range want {
@@ -74,8 +75,8 @@ func depreferred(want []netip.Prefix) func(lab.Snapshot) error {
 	}
 }
 
-// inOrder checks the end of a pod: each VIP is de-preferred, then withdrawn for
-// good, and the lb ends after that.
+// inOrder checks the end of a pod: each VIP is de-preferred, then permanently withdrawn, and
+// then the lb ends.
 func inOrder(history []lab.Snapshot, vips []netip.Prefix, lbEnd time.Time) error {
 	for _, p := range vips {
 		var warned, gone time.Time

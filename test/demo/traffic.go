@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/test/traffic"
 )
 
-// trafficScenario is an act about what becomes of real traffic while things change.
+// trafficScenario is an act that shows the effect of changes on real traffic.
 type trafficScenario struct {
 	*printer
 	options
@@ -49,7 +49,7 @@ in the gap.`,
 	}
 }
 
-// thirdScenario is a rollout during which a pod is lost.
+// thirdScenario returns a rollout during which a pod is lost.
 func thirdScenario(p *printer, o options) *trafficScenario {
 	return &trafficScenario{
 		printer: p, options: o, scenarios: traffic.Rollout(), trench: traffic.Options{BFD: true, Targets: 10},
@@ -79,7 +79,7 @@ func (a *trafficScenario) run(ctx context.Context) error {
 	a.trench.Binaries = a.binaries
 	gated, err := a.runScenarios(ctx, "As vipgate is meant to be used", a.trench)
 	if err != nil || a.hold {
-		return err // the control has nothing to play with
+		return err // no control run after an error, or with --hold
 	}
 	without := a.trench
 	without.Control = true
@@ -136,8 +136,8 @@ func (a *trafficScenario) runScenarios(ctx context.Context, title string, o traf
 	return all, a.err
 }
 
-// compare shows what the two runs lost side by side. A control that loses nothing
-// would prove nothing.
+// compare prints the losses of the two runs side by side. A control that loses nothing would
+// prove nothing.
 func (a *trafficScenario) compare(gated, control []outcome) error {
 	a.printf("\nSide by side, requests that failed and flows that broke although their targets stayed:\n")
 	a.printf("   %-42s %16s %16s", "", "vipgate", "control")
@@ -152,7 +152,7 @@ func (a *trafficScenario) compare(gated, control []outcome) error {
 			if planned && y.scenario.Check(y.row) != nil {
 				lost++
 			}
-			if !planned { // what it costs is time
+			if !planned { // an unplanned change costs time
 				a.printf("   %-42s %16s %16s", "  longest gap of a flow", short(x.row.Result.LongestGap(x.row.Left...)),
 					short(y.row.Result.LongestGap(y.row.Left...)))
 				a.printf("   %-42s %16s %16s", "  slowest answer", short(x.row.Result.Slowest), short(y.row.Result.Slowest))
@@ -178,7 +178,7 @@ func losses(r load.Row) string {
 // targetRule matches the policy rule of a target, and its mark: numbers change when targets do.
 var targetRule = regexp.MustCompile(`fwmark (0x[0-9a-f]+)/0xffffff lookup \d+`)
 
-// keepRunning leaves the trench running until ctx ends, with what can be tried.
+// keepRunning leaves the trench running until ctx ends, and prints commands to try.
 func (a *trafficScenario) keepRunning(ctx context.Context, t *traffic.Trench) error {
 	if err := t.Revive(); err != nil {
 		return err

@@ -32,14 +32,14 @@ func commandLines(t *testing.T, d *document) []commandLine {
 		if b.info != "sh" && !strings.HasPrefix(b.info, "sh ") {
 			continue
 		}
-		joined := strings.ReplaceAll(b.text, "\\\n", "  ") // as many bytes, one line
+		joined := strings.ReplaceAll(b.text, "\\\n", "  ") // the same number of bytes, in one line
 		for i, text := range strings.Split(joined, "\n") {
 			add(b.line+1+i, text)
 		}
 	}
 	for _, l := range d.prose {
 		for _, c := range code(l.text) {
-			// A bare name is a name, not a call.
+			// A name without arguments is not a call.
 			if strings.Contains(c, " ") {
 				add(l.number, c)
 			}
@@ -57,7 +57,7 @@ func calls(text string) [][]string {
 	var found [][]string
 	for _, command := range separators.Split(text, -1) {
 		words := split(command)
-		// In front of a call can stand variables, and programs that run others.
+		// A call may be preceded by variables and by programs that run another program.
 		if i := slices.Index(words, "--"); i > 0 && words[0] == "kubectl" {
 			words = words[i+1:]
 		}
@@ -75,8 +75,8 @@ func calls(text string) [][]string {
 	return found
 }
 
-// split makes words of a command as a shell does, with quotes but without
-// expansions. A comment ends it.
+// split splits a command into words as a shell does, with quotes but without expansions. A
+// comment ends it.
 func split(command string) []string {
 	var words []string
 	var word strings.Builder
@@ -108,8 +108,8 @@ func split(command string) []string {
 	return words
 }
 
-// help asks a program for the help on a command line. It fails if the program
-// does not take the command, a flag, or the number of arguments.
+// help runs a program with --help on a command line. It fails if the program does not accept the
+// command, a flag, or the number of arguments.
 func help(ctx context.Context, args []string) (string, error) {
 	words := append(slices.Clone(args[1:]), "--help")
 	out, err := exec.CommandContext(ctx, filepath.Join(binaries, args[0]), words...).CombinedOutput()
@@ -144,7 +144,7 @@ var (
 	variablePattern = regexp.MustCompile(`VIPGATE_[A-Z0-9_]*[A-Z0-9]`)
 )
 
-// flags are the flags and variables of both programs, with every command.
+// flags returns the flags and variables of both programs, with every command.
 func flags(t *testing.T) (flags, variables map[string]bool) {
 	t.Helper()
 	flags, variables = map[string]bool{}, map[string]bool{}

@@ -16,7 +16,7 @@ import (
 const (
 	// root is the folder of the repository.
 	root = "../.."
-	// waitTimeout bounds every wait: a bound of liveness, far above what is expected.
+	// waitTimeout bounds every wait. It detects a hang and is far above every expected duration.
 	waitTimeout = 30 * time.Second
 )
 

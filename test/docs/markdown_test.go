@@ -10,7 +10,7 @@ import (
 
 // block is a fenced block.
 type block struct {
-	info string // what follows the opening fence
+	info string // the text after the opening fence
 	line int    // of the opening fence
 	text string
 }
@@ -28,10 +28,10 @@ type document struct {
 	prose  []line
 }
 
-// operations is the document with which most tests deal.
+// operations returns the document that most tests check.
 func operations(t *testing.T) *document { return read(t, filepath.Join(root, "docs", "operations.md")) }
 
-// documents are all Markdown files of the repository.
+// documents returns all Markdown files of the repository.
 func documents(t *testing.T) []*document {
 	t.Helper()
 	var all []*document
@@ -95,7 +95,7 @@ var (
 	notInSlug      = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// heading is the text of a heading, "" for any other line.
+// heading returns the text of a heading, "" for any other line.
 func heading(text string) string {
 	if m := headingPattern.FindStringSubmatch(text); m != nil {
 		return m[1]
@@ -103,7 +103,7 @@ func heading(text string) string {
 	return ""
 }
 
-// anchors are the fragments that GitHub makes of the headings.
+// anchors returns the fragments that GitHub generates from the headings.
 func (d *document) anchors() map[string]bool {
 	found := map[string]bool{}
 	for _, l := range d.prose {

@@ -25,7 +25,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
-// known are the metrics by the names under which they can be asked for.
+// known returns the metrics by the names that queries can use.
 func known() map[string]metrics.Metric {
 	all := map[string]metrics.Metric{}
 	for _, m := range metrics.All() {
@@ -81,7 +81,7 @@ func TestMentionedMetricsExist(t *testing.T) {
 	}
 }
 
-// everyLine are the lines of the prose and of the blocks.
+// everyLine returns the lines of the prose and of the blocks.
 func (d *document) everyLine() []line {
 	all := slices.Clone(d.prose)
 	for _, b := range d.blocks {
@@ -97,7 +97,7 @@ var (
 	matcherPattern  = regexp.MustCompile(`([a-z_]+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
 )
 
-// TestAlertQueries checks metrics, labels and values; promtool tests what they do.
+// TestAlertQueries checks metrics, labels and values; promtool tests the results of the queries.
 func TestAlertQueries(t *testing.T) {
 	var rules struct {
 		Spec struct {
@@ -172,7 +172,7 @@ const (
 	targetServices   = "Target:"
 )
 
-// documentedServices are the names in a table of health services.
+// documentedServices returns the names in a table of health services.
 func documentedServices(t *testing.T, above string) []string {
 	t.Helper()
 	var names []string
@@ -198,7 +198,7 @@ func TestEveryHealthServiceIsDocumented(t *testing.T) {
 		{targetServices, "pkg/target/target.go", []string{"ADDRESS"}},
 	} {
 		t.Run(program.file, func(t *testing.T) {
-			// A family is part of a name, and so is a VIP.
+			// The name contains the family or the VIP.
 			want := program.more
 			if program.above == frontendServices || program.above == lbServices {
 				want = append([]string{"Egress/ipv4", "Egress/ipv6", "vip/PREFIX"}, want...)
@@ -208,7 +208,7 @@ func TestEveryHealthServiceIsDocumented(t *testing.T) {
 					want = append(want, slices.Collect(maps.Values(group.values))...)
 				}
 			}
-			// Served by family only.
+			// Only served per family.
 			want = slices.DeleteFunc(want, func(name string) bool { return name == frontend.RouteBack })
 			if len(want) < 5 {
 				t.Fatalf("found only %v in %s", want, program.file)

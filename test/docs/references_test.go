@@ -13,7 +13,7 @@ import (
 
 var (
 	referencePattern = regexp.MustCompile(`\bdocs/([a-z0-9/._-]+\.md)(?:#([a-z0-9-]+))?`)
-	// strayPattern matches references to texts that are not in the repository.
+	// strayPattern matches references to documents that are not in the repository.
 	strayPattern = regexp.MustCompile(`(?i)\bdesign,? section \d+|\bsections? \d+( and \d+)? of the design|\bissue #?\d+`)
 )
 

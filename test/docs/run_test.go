@@ -26,8 +26,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// The VIPs of the pod, and the port of its target. Names and addresses are those
-// that docs/operations.md uses.
+// The VIPs of the pod, and the port of its target. docs/operations.md uses the same names and
+// addresses.
 const (
 	vip4, vip6 = "20.0.0.1/32", "2000::1/128"
 	checkPort  = 5000
@@ -49,12 +49,12 @@ streams:
       - {name: target-1, ips: [%[6]s, "%[7]s"]}
 `, vip4, vip6, lab.GatewayA4, lab.GatewayA6, checkPort, lab.Target1v4, lab.Target1v6)
 
-// reader is one who has the document and a shell in the pod.
+// reader runs the commands of a document in a shell in the pod.
 type reader struct {
 	pod   *lab.Pod
 	at    *lab.NetNS        // where the commands run
-	tools string            // the folder of what is called by its name
-	paths *strings.Replacer // from the paths in the document to those of the pod
+	tools string            // the folder of the programs that scripts call by name
+	paths *strings.Replacer // replaces the paths in the document by the paths of the pod
 	env   []string
 }
 
@@ -83,7 +83,7 @@ func newReader(t *testing.T) *reader {
 		must(l.Close())
 	})
 	must(prepareForwarding(l))
-	// Checks go to the target's own addresses, clients to the VIPs.
+	// Health checks connect to the target's own addresses, clients to the VIPs.
 	for _, a := range []netip.Addr{lab.Target1v4, lab.Target1v6, address(vip4), address(vip6)} {
 		target := lab.NewTarget(l.Backend, netip.AddrPortFrom(a, checkPort))
 		must(target.Up())
@@ -115,14 +115,14 @@ func newReader(t *testing.T) *reader {
 		"/var/lib/meridio/lb.sock", p.Socket(),
 		"/var/run/bird/bird.ctl", p.BirdSocket(),
 		"spiffe://vipgate.local/operator", lab.OperatorID,
-		// The only target has the first number.
+		// The only target has the first fwmark.
 		"5003", "5000", "0x138b", "0x1388",
 	)
 	r.connect(t)
 	return r
 }
 
-// connect opens a connection to a VIP: who reads about a packet's way has one under way.
+// connect opens a connection to a VIP, which the commands about a packet's path need.
 func (r *reader) connect(t *testing.T) {
 	t.Helper()
 	var conn net.Conn
@@ -137,11 +137,11 @@ func (r *reader) connect(t *testing.T) {
 	t.Cleanup(func() { conn.Close() })
 }
 
-// address is the only one of a VIP.
+// address returns the only address of a VIP.
 func address(vip string) netip.Addr { return netip.MustParsePrefix(vip).Addr() }
 
-// prepareForwarding gives the pod what docs/dataplane.md says that it needs, and the
-// target the VIPs and a reply route; and the gateway a route to the VIP.
+// prepareForwarding sets the pod's sysctls as docs/dataplane.md requires, gives the target the
+// VIPs and a reply route, and the gateway a route to the VIP.
 func prepareForwarding(l *lab.Lab) error {
 	return errors.Join(
 		l.Pod.Sysctl("net.ipv4.conf.all.rp_filter", "0"),
@@ -156,8 +156,8 @@ func prepareForwarding(l *lab.Lab) error {
 	)
 }
 
-// wrap makes a program that has the flags of a running one as variables, as the
-// containers of the deployment have.
+// wrap creates a wrapper of a program that sets the flags of a running one as variables, as the
+// containers of the deployment do.
 func (r *reader) wrap(name string, run []string) error {
 	var script strings.Builder
 	script.WriteString("#!/bin/sh\n")
@@ -169,8 +169,8 @@ func (r *reader) wrap(name string, run []string) error {
 	return os.WriteFile(filepath.Join(r.tools, name), []byte(script.String()), 0o700)
 }
 
-// command is a script in the pod's network namespace, in a group of processes of
-// its own, with its output in the folder of the lab.
+// command is a script in the pod's network namespace, in a separate process group, with its
+// output in the folder of the lab.
 func (r *reader) command(ctx context.Context, script string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", r.paths.Replace(script))
 	cmd.Env, cmd.Dir = r.env, r.pod.Lab.Dir
@@ -180,7 +180,7 @@ func (r *reader) command(ctx context.Context, script string) *exec.Cmd {
 	return cmd
 }
 
-// do runs a script to its end and returns what it printed.
+// do runs a script to its end and returns its output.
 func (r *reader) do(t *testing.T, script string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
@@ -195,7 +195,8 @@ func (r *reader) do(t *testing.T, script string) (string, error) {
 	return out.String(), err
 }
 
-// remedies bring the programs that a script can need beside frontend and lb.
+// remedies maps each program that a script can need, except frontend and lb, to the command that
+// installs it.
 var remedies = map[string]string{
 	"birdc": "apt-get install bird2", "curl": "apt-get install curl", "grpcurl": "make tools",
 	"ip":  "apt-get install iproute2",
@@ -203,11 +204,11 @@ var remedies = map[string]string{
 	"ss": "apt-get install iproute2",
 }
 
-// toolPattern matches their names.
+// toolPattern matches the names of the programs.
 var toolPattern = regexp.MustCompile(`\b(birdc|curl|grpcurl|ip|nft|nstat|openssl|ss)\b`)
 
-// need skips the test if the machine lacks a program that the block needs, or
-// that a block before it needed for what this one builds on.
+// need skips the test if the machine lacks a program that this block or an earlier block that it
+// builds on needs.
 func (r *reader) need(t *testing.T, b block) {
 	t.Helper()
 	tools := toolPattern.FindAllString(b.text, -1)
@@ -221,8 +222,8 @@ func (r *reader) need(t *testing.T, b block) {
 	}
 }
 
-// settled waits until all VIPs are advertised: what a script did before may have
-// changed that for a moment.
+// settled waits until all VIPs are advertised: an earlier script may have withdrawn some for a
+// moment.
 func (r *reader) settled(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
@@ -247,7 +248,7 @@ var scripts = map[string]func(*reader, *testing.T, string){
 	logOfLB:                 (*reader).logged,
 }
 
-// logOfLB is the info string of what the log of lb must hold.
+// logOfLB is the info string of a block with lines that the log of lb must hold.
 const logOfLB = "text log-of-lb"
 
 func (r *reader) runs(t *testing.T, script string) {
@@ -256,8 +257,8 @@ func (r *reader) runs(t *testing.T, script string) {
 	}
 }
 
-// streams runs each line until it has printed something and ends it. By SIGTERM: a
-// shell that runs the tests in the background has them, and their children, ignore SIGINT.
+// streams runs each line until it has printed something and ends it. With SIGTERM: a shell that
+// runs the tests in the background has them, and their children, ignore SIGINT.
 func (r *reader) streams(t *testing.T, script string) {
 	for text := range strings.Lines(script) {
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
@@ -276,7 +277,7 @@ func (r *reader) streams(t *testing.T, script string) {
 		for n < 5 && lines.Scan() {
 			n++
 		}
-		// It fails only for a process that has ended; how it ends is its own matter.
+		// It fails only if the process has ended; the exit status is not checked.
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
 		_ = cmd.Wait()
 		cancel()
@@ -286,19 +287,19 @@ func (r *reader) streams(t *testing.T, script string) {
 	}
 }
 
-// fails runs lines each of which must be refused.
+// fails runs lines, each of which must fail.
 func (r *reader) fails(t *testing.T, script string) {
 	for text := range strings.Lines(script) {
 		out, err := r.do(t, text)
 		var exit *exec.ExitError
-		// 126 and more come from the shell: nothing was run at all.
+		// The shell uses 126 and more: the program was not run.
 		if !errors.As(err, &exit) || exit.ExitCode() >= 126 {
 			t.Errorf("%s%v, want a refusal\n%s", text, err, out)
 		}
 	}
 }
 
-// logged waits until the log of lb holds what the document says that it does.
+// logged waits until the log of lb holds the documented lines.
 func (r *reader) logged(t *testing.T, text string) {
 	for want := range strings.Lines(text) {
 		parts := strings.Split(strings.TrimSpace(r.paths.Replace(want)), "…")
@@ -358,7 +359,7 @@ func TestTargetCommandsRun(t *testing.T) {
 	r.follow(t, read(t, filepath.Join(root, "docs", "targets.md")), 5)
 }
 
-// follow runs the blocks of a document that are marked, at least so many.
+// follow runs the marked blocks of a document, at least this number of them.
 func (r *reader) follow(t *testing.T, d *document, least int) {
 	ran := 0
 	for _, b := range d.blocks {
@@ -382,7 +383,7 @@ func (r *reader) follow(t *testing.T, d *document, least int) {
 	r.settled(t) // an operator who follows the document leaves the pod as it was
 }
 
-// healthServicesAreDocumented compares what is served with what is written. VIPs
+// healthServicesAreDocumented compares the served health services with the documented ones. VIPs
 // are not listed.
 func (r *reader) healthServicesAreDocumented(t *testing.T) {
 	for socket, above := range map[string]string{r.pod.FrontendAdmin(): frontendServices, r.pod.LBAdmin(): lbServices} {
@@ -397,7 +398,7 @@ func (r *reader) healthServicesAreDocumented(t *testing.T) {
 			t.Fatal(err)
 		}
 		documented := set(append(documentedServices(t, above), "")...)
-		// The pod has a trench file.
+		// The pod uses a trench file, so NSP is not served.
 		if _, served := list.GetStatuses()[frontend.NSPCli]; served {
 			t.Errorf("health service %s is served without the NSP", frontend.NSPCli)
 		}

@@ -32,21 +32,21 @@ type App struct {
 	Sidecar *Process     // `target run`; nil without one
 
 	backend *NetNS // where its wire ends
-	port    string // and in what
+	port    string // the name of its port there
 	dir     string // of the sidecar
 
-	replaced int // how often
+	replaced int // number of replacements
 
 	mu     sync.Mutex
 	server *load.Server // nil while it does not serve
 	health *Target
 }
 
-// Admin is the admin socket of the sidecar.
+// Admin returns the admin socket of the sidecar.
 func (a *App) Admin() string { return filepath.Join(a.dir, "admin.sock") }
 
-// Start makes the application serve its VIPs, and then reports that it is healthy.
-// One that serves is left as it is, but for its health.
+// Start makes the application serve its VIPs, and then report that it is healthy. If it serves
+// already, only its health changes.
 func (a *App) Start() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -71,7 +71,7 @@ func (a *App) Start() error {
 }
 
 func (a *App) listen(at netip.AddrPort) (net.Listener, error) {
-	// Plain TCP: MPTCP would put a second kind of socket between the application and the RST
+	// Plain TCP: with MPTCP, a second kind of socket would be between the application and the RST
 	// of Kill.
 	var c net.ListenConfig
 	c.SetMultipathTCP(false)
@@ -102,7 +102,7 @@ func (a *App) Connections() (requests, flows int) {
 	return a.server.Connections()
 }
 
-// move puts the application, which does not serve, into another namespace.
+// move moves the application, which does not serve, to another namespace.
 func (a *App) move(ns *NetNS) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -110,10 +110,9 @@ func (a *App) move(ns *NetNS) {
 	a.replaced++
 }
 
-// Stop ends as a good application does: the health goes first, nothing new is
-// accepted, what was accepted is answered, then flows get a FIN. New connections
-// are refused from now on: in a planned change the trench file announced the end
-// before, and the drain is over.
+// Stop ends gracefully: the health service ends first, new connections are refused, accepted
+// requests are answered, then flows get a FIN. In a planned change the trench file announced the
+// end before, and the drain is over.
 func (a *App) Stop(ctx context.Context) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -125,7 +124,7 @@ func (a *App) Stop(ctx context.Context) error {
 	return err
 }
 
-// Abort ends at once, with a RST for every connection.
+// Abort ends immediately, with a RST for every connection.
 func (a *App) Abort() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

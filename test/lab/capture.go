@@ -22,8 +22,8 @@ type Packet struct {
 	DstPort  uint16
 }
 
-// Capture watches an interface: it sees what really goes over the wire, whatever
-// rules and routes say.
+// Capture captures the packets of an interface as they are on the link, independent of rules and
+// routes.
 type Capture struct {
 	file *os.File
 	done chan struct{}
@@ -56,7 +56,7 @@ func StartCapture(ns *NetNS, dev string) (*Capture, error) {
 		if err != nil {
 			return err
 		}
-		// Network byte order, as the kernel wants the protocol of a packet socket.
+		// Network byte order, as the kernel expects the protocol of a packet socket.
 		all := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -130,7 +130,7 @@ func parsePacket(b []byte) (Packet, bool) {
 	return p, true
 }
 
-// Packets returns what was seen so far.
+// Packets returns the packets captured so far.
 func (c *Capture) Packets() []Packet {
 	c.mu.Lock()
 	defer c.mu.Unlock()

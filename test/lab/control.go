@@ -59,7 +59,7 @@ func (c *Control) reply() (string, error) {
 			return "", err
 		}
 		if line[0] == '+' {
-			continue // an asynchronous message, no part of the answer
+			continue // an asynchronous message, not part of the reply
 		}
 		if line[0] == ' ' {
 			out.WriteString(line[1:])

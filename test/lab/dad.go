@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Option changes how long IPv6 addresses stay tentative. Without one duplicate address detection
-// (RFC 4862) is that of the kernel, as in a pod: 1 to 2 s from when a link comes up.
+// Option changes how long IPv6 addresses stay tentative. The default is the kernel's duplicate
+// address detection (RFC 4862), as in a pod: 1 to 2 s after a link comes up.
 type Option uint8
 
 const (

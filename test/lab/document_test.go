@@ -17,11 +17,13 @@ var update = flag.Bool("update", false, "write docs/gateways.md instead of compa
 
 const gatewaysDocument = "../../docs/gateways.md"
 
-// blockPattern matches a fenced block that names a template of the folder
-// gateways, and maybe an option: then it is what the option adds, or the whole with it.
+// blockPattern matches a fenced block that names a template of the folder gateways, and
+// optionally an option: the block is then either the lines that the option adds, or the whole
+// with them.
 var blockPattern = regexp.MustCompile("(?m)^```[a-z]+ template=(\\S+)(?: (adds|with)=(\\S+))?\n((?s:.*?))^```$")
 
-// documented is the gateway of the document: the usual one, with BFD where it is.
+// documented returns the configuration of the document: GatewayA, with BFD where the daemon
+// supports it.
 func documented(template string) GatewayConfig {
 	c := GatewayA()
 	c.BFD = !strings.HasPrefix(template, "gobgp")
@@ -29,7 +31,8 @@ func documented(template string) GatewayConfig {
 	return c
 }
 
-// shown renders a template for the document, with an option, or what an option adds to it.
+// shown renders a template for the document, with an option, or the lines that an option adds to
+// it.
 func shown(template, how, option string) (string, error) {
 	c := documented(template)
 	base, err := render(template+".tmpl", rendered{GatewayConfig: c})
@@ -64,7 +67,8 @@ func shown(template, how, option string) (string, error) {
 	return added.String(), nil
 }
 
-// The configurations in docs/gateways.md are those of the tests, without their logging.
+// The configurations in docs/gateways.md match the configurations of the tests, without their
+// logging.
 func TestGatewaysDocument(t *testing.T) {
 	b, err := os.ReadFile(gatewaysDocument)
 	if err != nil {

@@ -44,9 +44,8 @@ func MissingForFRR() string {
 	return ""
 }
 
-// StartFRR starts FRR in a namespace with its files in a folder in dir, which
-// every user must be able to go through. A gateway that it returns together with
-// an error may run in part.
+// StartFRR starts FRR in a namespace with its files in a folder in dir, for which every user
+// needs search permission. If it returns both a gateway and an error, some daemons may run.
 func StartFRR(ns *NetNS, dir string, c GatewayConfig) (*FRR, error) {
 	g := &FRR{GatewayConfig: c, NS: ns, dir: filepath.Join(dir, c.Name), daemons: map[string]*Process{}}
 	if err := g.makeFolder(); err != nil {
@@ -55,7 +54,7 @@ func StartFRR(ns *NetNS, dir string, c GatewayConfig) (*FRR, error) {
 	return g, g.Start()
 }
 
-// makeFolder makes the folder of sockets and pid files, which belongs to FRR's user.
+// makeFolder creates the folder of sockets and pid files, owned by FRR's user.
 func (g *FRR) makeFolder() error {
 	if err := os.MkdirAll(g.dir, 0o700); err != nil {
 		return err
@@ -72,10 +71,10 @@ func (g *FRR) makeFolder() error {
 	return os.Chown(g.dir, uid, gid)
 }
 
-// Config is what the gateway was started with.
+// Config returns the configuration with which the gateway was started.
 func (g *FRR) Config() GatewayConfig { return g.GatewayConfig }
 
-// Processes are the daemons, also those that ended.
+// Processes returns the daemons, including ended ones.
 func (g *FRR) Processes() []*Process {
 	var all []*Process
 	for _, name := range frrDaemons {
@@ -86,7 +85,7 @@ func (g *FRR) Processes() []*Process {
 	return all
 }
 
-// Daemon is zebra, bfdd or bgpd; nil before its first start.
+// Daemon returns zebra, bfdd or bgpd; nil before its first start.
 func (g *FRR) Daemon(name string) *Process { return g.daemons[name] }
 
 // Start starts every daemon that does not run and gives it the configuration, as
@@ -139,7 +138,7 @@ func (g *FRR) startDaemon(name string) error {
 
 // runDaemon starts a daemon, bgpd with further arguments, and gives it the configuration.
 func (g *FRR) runDaemon(name string, args []string) error {
-	// The control socket of a killed daemon is still there.
+	// A killed daemon does not remove its control socket.
 	control := filepath.Join(g.dir, name+".vty")
 	if err := os.Remove(control); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -161,8 +160,8 @@ func (g *FRR) runDaemon(name string, args []string) error {
 	g.daemons[name] = p
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
-	// The control socket is the last thing that a daemon opens: zebra then takes
-	// clients, who would come again after 10 s only.
+	// A daemon opens its control socket last: only then zebra accepts clients, which would retry
+	// after 10 s only.
 	err = Eventually(ctx, 5*time.Millisecond, func() error {
 		if !running(p) {
 			return fmt.Errorf("it ended: %s", p.Tail(5))
@@ -201,7 +200,7 @@ func (g *FRR) configure() ([]string, error) {
 	return strings.Fields(options), nil
 }
 
-// vtysh runs FRR's shell, which the tests share no code with.
+// vtysh runs FRR's shell, which shares no code with the tests.
 func (g *FRR) vtysh(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "vtysh", append([]string{"--vty_socket", g.dir, "--config_dir", g.dir}, args...)...)
 	var stderr strings.Builder
@@ -241,12 +240,12 @@ type frrPath struct {
 	NextHops []struct {
 		IP netip.Addr `json:"ip"`
 	} `json:"nexthops"`
-	// Sourced is true for what bgpd itself originates.
+	// Sourced is true for routes that bgpd itself originates.
 	Sourced bool `json:"sourced"`
 }
 
-// Routes returns what the gateway learned over BGP, by prefix: of several routes
-// to one prefix, the best one.
+// Routes returns the routes learned over BGP, by prefix: of several routes to one prefix, the
+// best one.
 func (g *FRR) Routes(ctx context.Context) (map[netip.Prefix]Route, error) {
 	routes := map[netip.Prefix]Route{}
 	for _, family := range []string{"ipv4", "ipv6"} {
@@ -272,7 +271,7 @@ func parseFRRRoutes(out string, routes map[netip.Prefix]Route) error {
 	for prefix, paths := range table.Routes {
 		for _, p := range paths {
 			if !p.BestPath.Overall || p.ASPath == nil || p.Sourced {
-				continue // not a path, not the best one, or one of its own
+				continue // not a path, not the best one, or originated here
 			}
 			r := Route{Prefix: prefix, Communities: frrCommunities(p.Community.Text)}
 			if p.ASPath.Text != "Local" {
@@ -290,7 +289,7 @@ func parseFRRRoutes(out string, routes map[netip.Prefix]Route) error {
 	return nil
 }
 
-// frrCommunities are the communities in BIRD's form. FRR gives some of them names.
+// frrCommunities returns the communities in BIRD's form. FRR shows names for some of them.
 func frrCommunities(text string) []string {
 	var all []string
 	for _, word := range strings.Fields(text) {

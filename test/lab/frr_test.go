@@ -55,7 +55,7 @@ func TestParseFRRRoutes(t *testing.T) {
 	}
 }
 
-// vtysh loads each form of the documented configuration once, as at FRR's start, and refuses none
+// vtysh loads each form of the documented configuration once, as at FRR's start, and accepts all
 // of its statements.
 func TestFRRLoadsConfiguration(t *testing.T) {
 	if lacks := MissingForFRR(); lacks != "" {

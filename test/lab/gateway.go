@@ -21,13 +21,13 @@ type GatewayConfig struct {
 	Port     uint16
 	Local    []netip.Addr // one session for each, with the peer of the same index
 	Peers    []netip.Addr
-	// Ranges are subnets of peers whose addresses are not known before, one for each local
-	// address; Peers then only say of which family each is.
+	// Ranges are subnets of peers whose addresses are not known in advance, one for each local
+	// address; Peers then only gives the family of each.
 	Ranges    []netip.Prefix
 	Interface string
 	BFD       bool
 	Password  string
-	// Passive is true when the gateway waits to be called.
+	// Passive is true when the gateway waits for the peer to connect.
 	Passive bool
 	// HoldSeconds is the offered hold time; 3 when 0, no hold time when negative.
 	HoldSeconds int
@@ -35,7 +35,7 @@ type GatewayConfig struct {
 	Default bool
 	// Routes are further prefixes that it sends.
 	Routes []netip.Prefix
-	// VIPs are those that a static gateway sends to its peers.
+	// VIPs are the VIPs to which a static gateway has routes.
 	VIPs []netip.Prefix
 }
 
@@ -72,10 +72,10 @@ func (g *Gateway) Start() error {
 	return err
 }
 
-// Socket is the control socket of the gateway's BIRD.
+// Socket returns the control socket of the gateway's BIRD.
 func (g *Gateway) Socket() string { return g.socket }
 
-// BIRD is the path of the BIRD daemon, which Debian keeps out of a user's PATH.
+// BIRD returns the path of the BIRD daemon, which Debian keeps out of a user's PATH.
 func BIRD() string {
 	if path, err := exec.LookPath("bird"); err == nil {
 		return path
@@ -105,8 +105,8 @@ type Route struct {
 // GracefulShutdown reports whether the route carries 65535:0 (RFC 8326).
 func (r Route) GracefulShutdown() bool { return slices.Contains(r.Communities, "(65535,0)") }
 
-// Routes returns what the gateway learned over BGP, by prefix: of several routes
-// to one prefix, the best one.
+// Routes returns the routes learned over BGP, by prefix: of several routes to one prefix, the
+// best one.
 func (g *Gateway) Routes(ctx context.Context) (map[netip.Prefix]Route, error) {
 	out, err := g.Command(ctx, learned)
 	if err != nil {
@@ -162,8 +162,8 @@ func (g *Gateway) WantRoutes(ctx context.Context, prefixes ...string) error {
 }
 
 // Updates counts the updates of a prefix that the gateway received so far: every announcement,
-// also one that changed nothing, and every end of its route. A trace that cannot
-// be read counts as -1.
+// including a repeated one, and every end of its route. It returns -1 if the trace cannot be
+// read.
 func (g *Gateway) Updates(prefix string) int {
 	trace, err := g.Trace()
 	if err != nil {

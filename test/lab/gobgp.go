@@ -35,8 +35,8 @@ func MissingForGoBGP() string {
 	return ""
 }
 
-// StartGoBGP starts gobgpd in a namespace with its files in a folder in dir. A
-// gateway that it returns together with an error may run.
+// StartGoBGP starts gobgpd in a namespace with its files in a folder in dir. If it returns both
+// a gateway and an error, gobgpd may run.
 func StartGoBGP(ns *NetNS, dir string, c GatewayConfig) (*GoBGP, error) {
 	if c.BFD {
 		return nil, fmt.Errorf("gateway %s: gobgpd has no BFD", c.Name)
@@ -48,10 +48,10 @@ func StartGoBGP(ns *NetNS, dir string, c GatewayConfig) (*GoBGP, error) {
 	return g, g.Start()
 }
 
-// Config is what the gateway was started with.
+// Config returns the configuration with which the gateway was started.
 func (g *GoBGP) Config() GatewayConfig { return g.GatewayConfig }
 
-// Processes is the gateway's gobgpd.
+// Processes returns the gateway's gobgpd.
 func (g *GoBGP) Processes() []*Process {
 	if g.Process == nil {
 		return nil
@@ -81,7 +81,7 @@ func (g *GoBGP) start() error {
 	if err != nil {
 		return err
 	}
-	// The control socket of a killed gobgpd is still there.
+	// A killed gobgpd does not remove its control socket.
 	if err := os.Remove(g.socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -138,7 +138,7 @@ func (g *GoBGP) Reset(ctx context.Context) error {
 type goBGPPath struct {
 	Best     bool             `json:"best"`
 	Attrs    []goBGPAttribute `json:"attrs"`
-	Neighbor string           `json:"neighbor-ip"` // "" for what gobgpd itself originates
+	Neighbor string           `json:"neighbor-ip"` // "" for routes that gobgpd itself originates
 }
 
 type goBGPPrefix struct {
@@ -167,8 +167,8 @@ const (
 	attributeUnreach     = 15
 )
 
-// Routes returns what the gateway learned over BGP, by prefix: of several routes
-// to one prefix, the best one.
+// Routes returns the routes learned over BGP, by prefix: of several routes to one prefix, the
+// best one.
 func (g *GoBGP) Routes(ctx context.Context) (map[netip.Prefix]Route, error) {
 	routes := map[netip.Prefix]Route{}
 	for _, family := range []string{"ipv4", "ipv6"} {
@@ -308,7 +308,7 @@ func (l goBGPLine) updates(held adjRIBIn) ([]RouteUpdate, error) {
 	for _, a := range l.Attributes {
 		var more []goBGPPrefix
 		if a.Type == attributeReach || a.Type == attributeUnreach {
-			// What ends an initial transfer has no list.
+			// The message that ends an initial transfer has no list.
 			if len(a.Value) > 0 {
 				if err := json.Unmarshal(a.Value, &more); err != nil {
 					return nil, err

@@ -11,8 +11,7 @@ import (
 	"regexp"
 )
 
-// Addresses and names of the lab, the same in every one: namespaces keep
-// labs apart.
+// Addresses and names of the lab. They are the same in every lab: namespaces keep labs apart.
 const (
 	External = "ext-vlan" // the pod's interface toward the gateways
 	Internal = "int0"     // the pod's interface toward the targets
@@ -20,16 +19,17 @@ const (
 
 	PodAS     = 8103
 	GatewayAS = 4248829953
-	// The second gateway has an AS number of its own: one that gets its own AS back in a path would
-	// refuse what must not be sent to it, and hide that it was. It is the one of Meridio 2's samples,
-	// and that of the announcer on the loopback.
+	// The second gateway has a different AS number. With the same one it would reject routes that
+	// must not be sent to it, because its own AS is in the path, and the test would not notice the
+	// advertisement. The number is from Meridio 2's samples, and is also the announcer's on the
+	// loopback.
 	GatewayBAS = 4200000000
 
 	TrustDomain = "vipgate.demo"
 	LBID        = "spiffe://vipgate.demo/lb"
 	FrontendID  = "spiffe://vipgate.demo/frontend"
 	OperatorID  = "spiffe://vipgate.demo/operator"
-	// AppID is that of an application whose targets register themselves.
+	// AppID is the SPIFFE ID of an application whose targets register themselves.
 	AppID = "spiffe://vipgate.demo/ns/apps/sa/app"
 )
 
@@ -50,8 +50,8 @@ var (
 	externalBits6 = 64
 )
 
-// tempDir is where labs have their folders: a TMPDIR may be too long for
-// the paths of unix sockets.
+// tempDir contains the folders of labs: with a TMPDIR, the paths of unix sockets may be too
+// long.
 const tempDir = "/tmp"
 
 // dirPattern matches the folders of labs: the owner's process ID and a random number.
@@ -71,8 +71,8 @@ type Lab struct {
 	options   []Option // of pods
 }
 
-// New creates a lab without any process. Leftovers of killed runs are
-// removed first. The caller closes it.
+// New creates a lab without processes, after it has removed the remains of killed runs. The
+// caller closes it.
 func New(options ...Option) (*Lab, error) { return newLab((*Lab).wire, options) }
 
 // newLab creates the namespaces of a lab and calls wire for the rest.
@@ -117,7 +117,7 @@ func (l *Lab) wire() error {
 			prefix(Target2v6, 64)),
 		l.Pod.Sysctl("net.ipv4.ip_forward", "1"),
 		l.Pod.Sysctl("net.ipv6.conf.all.forwarding", "1"),
-		// The strict filter of some hosts would withdraw IPv4 VIPs.
+		// With strict reverse path filtering, the default of some hosts, IPv4 VIPs would be withdrawn.
 		l.Pod.Sysctl("net.ipv4.conf.all.rp_filter", "0"), l.Pod.Sysctl("net.ipv4.conf."+External+".rp_filter", "0"),
 		l.Gateway.Sysctl("net.ipv4.ip_forward", "1"),
 		l.Gateway.Sysctl("net.ipv6.conf.all.forwarding", "1"),
@@ -158,7 +158,7 @@ func (l *Lab) StartGateway(c GatewayConfig) (*Gateway, error) {
 	return g, err
 }
 
-// GatewayA is the configuration of the usual gateway: eBGP, dual stack, default routes.
+// GatewayA returns the configuration of the usual gateway: eBGP, dual stack, default routes.
 func GatewayA() GatewayConfig {
 	return GatewayConfig{
 		Name: "gateway-a", RouterID: GatewayA4, LocalAS: GatewayAS, RemoteAS: PodAS, Port: BGPPort,
@@ -167,23 +167,22 @@ func GatewayA() GatewayConfig {
 	}
 }
 
-// GatewayB is the configuration of a second gateway like the usual one, with an
-// AS number and addresses of its own, which SecondGateway gives to a namespace.
+// GatewayB returns the configuration of a second gateway. It differs from GatewayA in the AS
+// number and in the addresses, which SecondGateway gives to a namespace.
 func GatewayB() GatewayConfig {
 	c := GatewayA()
 	c.Name, c.RouterID, c.LocalAS, c.Local = "gateway-b", GatewayB4, GatewayBAS, []netip.Addr{GatewayB4, GatewayB6}
 	return c
 }
 
-// ExternalSubnets are the subnets in which pods have their external addresses.
+// ExternalSubnets returns the subnets in which pods have their external addresses.
 func ExternalSubnets() []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(PodExternal4, 24).Masked(), netip.PrefixFrom(PodExternal6, 64).Masked()}
 }
 
-// SecondGateway makes the namespace of a second gateway on the pod's external
-// wire, with the addresses of GatewayB, unless there is one. Its interface is
-// trench0, too. It can lose its link alone; without the first gateway's trench0,
-// below it, it has none.
+// SecondGateway creates the namespace of a second gateway on the pod's external link, with the
+// addresses of GatewayB, unless it exists. Its interface is also named trench0. Its link can
+// fail alone; it depends on the first gateway's trench0, which is its lower device.
 func (l *Lab) SecondGateway() (*NetNS, error) {
 	if l.Second != nil {
 		return l.Second, nil
@@ -214,8 +213,8 @@ func (l *Lab) Close() error {
 	l.processes = nil
 	for _, ns := range []**NetNS{&l.Pod, &l.Second, &l.Gateway, &l.Backend} {
 		if *ns != nil {
-			// BIRD is a child of the frontend, not of the lab: a process that outlived its
-			// parent in the pod ends here.
+			// BIRD is a child of the frontend, not of the lab: endProcesses kills processes that outlived
+			// their parent in the pod.
 			(*ns).endProcesses()
 			errs = append(errs, (*ns).Close())
 			*ns = nil

@@ -12,9 +12,9 @@ import (
 // portTimeout bounds the wait for a port.
 const portTimeout = 10 * time.Second
 
-// Listen is [net.Listen] for a port that the test may have closed a moment ago: it is still in use
-// while this process starts another one, since between fork and exec the child has a copy of each
-// file descriptor.
+// Listen is [net.Listen] that retries a port which the test has just closed: the port stays in
+// use while this process starts another one, since between fork and exec the child has a copy of
+// each file descriptor.
 func Listen(network, address string) (net.Listener, error) {
 	return listen(net.ListenConfig{}, network, address)
 }

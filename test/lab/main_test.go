@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		// The pattern is well-formed, which is all that can be wrong with it.
+		// Glob only fails on a malformed pattern, and this one is well-formed.
 		folders, _ := filepath.Glob(filepath.Join(tempDir, fmt.Sprintf("vg-%d-*", os.Getpid())))
 		for _, folder := range folders {
 			os.RemoveAll(folder)
@@ -22,8 +22,8 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// targetBinary compiles target once and returns its folder, which the next run removes if this one
-// is killed.
+// targetBinary compiles target once and returns its folder. If this run is killed, the next one
+// removes the folder.
 var targetBinary = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp(tempDir, fmt.Sprintf("vg-%d-", os.Getpid()))
 	if err != nil {

@@ -30,8 +30,8 @@ var namePattern = regexp.MustCompile(`^vg-([0-9]+)-[0-9a-f]{6}$`)
 // commandTimeout bounds every call of iproute2.
 const commandTimeout = 30 * time.Second
 
-// TB is the part of testing.TB that the lab uses, so that a program that
-// is not a test need not link package testing.
+// TB is the part of testing.TB that the lab uses, so that programs other than tests do not link
+// package testing.
 type TB interface {
 	Helper()
 	Cleanup(func())
@@ -48,8 +48,8 @@ type NetNS struct {
 // removeOnce limits the search for leftovers to one per process.
 var removeOnce = sync.OnceValue(RemoveLeftovers)
 
-// NewNetNS creates a namespace that is removed with the test. Leftovers of killed runs are removed
-// first.
+// NewNetNS creates a namespace that is removed with the test, after it has removed the remains
+// of killed runs.
 func NewNetNS(t TB, options ...Option) *NetNS {
 	t.Helper()
 	if err := removeOnce(); err != nil {
@@ -93,18 +93,17 @@ func Create(options ...Option) (*NetNS, error) {
 	return n, nil
 }
 
-// Close removes the namespace. What still runs in it keeps it alive, unnamed.
+// Close removes the namespace's name. Processes that still run in the namespace keep it alive.
 func (n *NetNS) Close() error { return ip("netns", "del", n.name) }
 
-// Name is the name that `ip -n` and `ip netns exec` know.
+// Name returns the name for `ip -n` and `ip netns exec`.
 func (n *NetNS) Name() string { return n.name }
 
 // Path returns the file of the namespace.
 func (n *NetNS) Path() string { return filepath.Join(netnsDir, n.name) }
 
-// Do runs fn on a thread that is in the namespace. It holds for fn itself, for
-// sockets that it opens and for processes that it starts; goroutines that it
-// starts run elsewhere.
+// Do runs fn on a thread in the namespace. This applies to fn itself, to sockets that it opens
+// and to processes that it starts, but not to goroutines that it starts.
 func (n *NetNS) Do(fn func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- n.do(fn) }()
@@ -142,7 +141,7 @@ func (n *NetNS) do(fn func() error) error {
 // Start starts a command in the namespace. The process belongs to the caller.
 func (n *NetNS) Start(cmd *exec.Cmd) error { return n.Do(cmd.Start) }
 
-// Run runs a command in the namespace and returns what it printed.
+// Run runs a command in the namespace and returns its output.
 func (n *NetNS) Run(ctx context.Context, name string, args ...string) (string, error) {
 	var out []byte
 	err := n.Do(func() (err error) {
@@ -158,8 +157,8 @@ func (n *NetNS) Run(ctx context.Context, name string, args ...string) (string, e
 // IP runs iproute2's ip in the namespace.
 func (n *NetNS) IP(args ...string) error { return ip(append([]string{"-n", n.name}, args...)...) }
 
-// Batch runs commands of iproute2's ip in the namespace, a line each, up to the
-// first that fails. The family of a line is that of its addresses.
+// Batch runs commands of iproute2's ip in the namespace, a line each, up to the first that
+// fails. The addresses of a line determine its family.
 func (n *NetNS) Batch(lines ...string) error { return n.batch(nil, lines) }
 
 // batch is Batch with options, which all lines share.
@@ -195,8 +194,8 @@ func vethDown(a *NetNS, aName string, b *NetNS, bName string) error {
 	return ip("link", "add", aName, "netns", a.name, "type", "veth", "peer", "name", bName, "netns", b.name)
 }
 
-// Addr gives an interface addresses such as "10.0.0.1/24". IPv6 ones are usable
-// at once (no duplicate address detection).
+// Addr gives an interface addresses such as "10.0.0.1/24". IPv6 addresses are usable immediately
+// (no duplicate address detection).
 func (n *NetNS) Addr(dev string, prefixes ...string) error {
 	var errs []error
 	for _, p := range prefixes {
@@ -209,8 +208,8 @@ func (n *NetNS) Addr(dev string, prefixes ...string) error {
 	return errors.Join(errs...)
 }
 
-// RemoveLeftovers removes the namespaces of processes that are gone, and ends
-// what still runs in them.
+// RemoveLeftovers removes the namespaces of processes that are gone, and ends the processes that
+// still run in them.
 func RemoveLeftovers() error {
 	entries, err := os.ReadDir(netnsDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -236,8 +235,8 @@ func RemoveLeftovers() error {
 	return errors.Join(errs...)
 }
 
-// closeLeftover removes a namespace that another run may be removing, too, at
-// this moment: what counts is that it is gone.
+// closeLeftover removes a namespace that another run may be removing concurrently. It succeeds
+// once the namespace is gone.
 func (n *NetNS) closeLeftover() error {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
@@ -250,7 +249,7 @@ func (n *NetNS) closeLeftover() error {
 	})
 }
 
-// Processes are the processes in the namespace, zombies not among them.
+// Processes returns the processes in the namespace, without zombies.
 func (n *NetNS) Processes(ctx context.Context) ([]int, error) {
 	out, err := exec.CommandContext(ctx, "ip", "netns", "pids", n.name).CombinedOutput()
 	if err != nil {

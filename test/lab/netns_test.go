@@ -49,7 +49,7 @@ func TestNamespaceIsolation(t *testing.T) {
 
 func TestRemoveLeftovers(t *testing.T) {
 	mine := NewNetNS(t)
-	// A process that has ended lends its number; its namespace still runs one.
+	// The namespace is named after a process that has ended, and a process still runs in it.
 	dead := exec.Command("true")
 	if err := dead.Run(); err != nil {
 		t.Fatal(err)

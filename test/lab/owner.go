@@ -16,7 +16,7 @@ import (
 // every architecture that Go runs on.
 const ticksPerSecond = 100
 
-// reuseMargin covers that the boot time is known in whole seconds only.
+// reuseMargin allows for the boot time, which is known in whole seconds only.
 const reuseMargin = 2 * time.Second
 
 // OwnerRuns reports whether the process that created an object at the time created still runs. A

@@ -16,10 +16,10 @@ type Pod struct {
 	LB       *Process
 	Frontend *Process
 
-	replaced int // how often, in a Topology
+	replaced int // number of replacements, in a Topology
 }
 
-// Namespace is where the pod lives.
+// Namespace returns the pod's network namespace.
 func (p *Pod) Namespace() *NetNS {
 	if p.NS == nil {
 		return p.Lab.Pod
@@ -27,7 +27,7 @@ func (p *Pod) Namespace() *NetNS {
 	return p.NS
 }
 
-// dir is the pod's folder.
+// dir returns the pod's folder.
 func (p *Pod) dir() string {
 	if p.Dir == "" {
 		return p.Lab.Dir
@@ -68,7 +68,7 @@ func (p *Pod) WriteTrench(text string) error {
 	return nil
 }
 
-// LBArgs are the arguments of `lb run` in this pod.
+// LBArgs returns the arguments of `lb run` in this pod.
 func (p *Pod) LBArgs(extra ...string) []string {
 	return append([]string{
 		filepath.Join(p.Binaries, "lb"), "run",
@@ -78,7 +78,7 @@ func (p *Pod) LBArgs(extra ...string) []string {
 	}, extra...)
 }
 
-// FrontendArgs are the arguments of `frontend run` in this pod.
+// FrontendArgs returns the arguments of `frontend run` in this pod.
 func (p *Pod) FrontendArgs(extra ...string) []string {
 	return append([]string{
 		filepath.Join(p.Binaries, "frontend"), "run",
@@ -102,7 +102,7 @@ func (p *Pod) StartFrontend(extra ...string) (err error) {
 	return err
 }
 
-// Run runs lb or frontend with a sub-command in the pod and returns what it printed.
+// Run runs lb or frontend with a sub-command in the pod and returns its output.
 func (p *Pod) Run(ctx context.Context, program string, args ...string) (string, error) {
 	return p.Namespace().Run(ctx, filepath.Join(p.Binaries, program), args...)
 }

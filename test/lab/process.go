@@ -39,7 +39,7 @@ func StartProcess(ns *NetNS, dir, name string, args ...string) (*Process, error)
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	p.cmd.Dir = dir
 	p.cmd.Env = append(os.Environ(), "GOTRACEBACK=all")
-	// A group of its own keeps a terminal's Ctrl-C from reaching it before the
+	// A separate process group: otherwise a terminal's Ctrl-C would reach the process before the
 	// lab stops it.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := ns.Start(p.cmd); err != nil {
@@ -53,10 +53,10 @@ func StartProcess(ns *NetNS, dir, name string, args ...string) (*Process, error)
 	return p, nil
 }
 
-// PID is the process id.
+// PID returns the process ID.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Signal sends a signal. A process that has ended is no error.
+// Signal sends a signal. It succeeds if the process has ended.
 func (p *Process) Signal(s syscall.Signal) error {
 	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("signal %s to %s: %w", s, p.Name, err)
@@ -64,10 +64,10 @@ func (p *Process) Signal(s syscall.Signal) error {
 	return nil
 }
 
-// Done is closed when the process ended.
+// Done returns a channel that is closed when the process ends.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Ended is when the process ended; only once Done is closed.
+// Ended returns when the process ended; valid once Done is closed.
 func (p *Process) Ended() time.Time { return p.ended }
 
 // Wait waits for the end of the process and returns its exit status.
@@ -80,7 +80,7 @@ func (p *Process) Wait(ctx context.Context) (int, error) {
 	}
 }
 
-// Kill ends the process at once and waits for its end.
+// Kill ends the process with SIGKILL and waits for its end.
 func (p *Process) Kill() error {
 	if err := p.Signal(unix.SIGKILL); err != nil {
 		return err
@@ -91,7 +91,7 @@ func (p *Process) Kill() error {
 	return err
 }
 
-// Output is what the process printed so far.
+// Output returns the output of the process so far.
 func (p *Process) Output() string {
 	b, err := os.ReadFile(p.Log)
 	if err != nil {
@@ -100,7 +100,7 @@ func (p *Process) Output() string {
 	return string(b)
 }
 
-// Tail is the last n lines of Output.
+// Tail returns the last n lines of Output.
 func (p *Process) Tail(n int) string {
 	lines := strings.Split(strings.TrimRight(p.Output(), "\n"), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
@@ -111,7 +111,7 @@ func (p *Process) Tail(n int) string {
 func Eventually(ctx context.Context, interval time.Duration, condition func() error) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
-	var last error // the newest that the end of ctx did not cause
+	var last error // the last error before ctx ended
 	for {
 		err := condition()
 		if err == nil {

@@ -31,7 +31,7 @@ func ReceiverA() ReceiverConfig {
 	return ReceiverConfig{Local: []netip.Addr{GatewayA4, GatewayA6}, Default: true}
 }
 
-// Attributes are what an UPDATE said of the prefixes that it announced.
+// Attributes are the path attributes of the prefixes that an UPDATE announced.
 type Attributes struct {
 	ASPath      []uint32 // the numbers of all segments in order
 	Communities []uint32 // RFC 1997
@@ -52,12 +52,12 @@ func (a *Attributes) GracefulShutdown() bool {
 
 // PrefixUpdate is one prefix of one UPDATE.
 type PrefixUpdate struct {
-	// At is when the bytes that completed the message had been read. It has a
-	// reading of the monotonic clock.
+	// At is the time when the last bytes of the message were read, with a reading of the monotonic
+	// clock.
 	At        time.Time
 	Prefix    netip.Prefix
 	Withdrawn bool
-	// Lost: no UPDATE withdrew the prefix: its session ended.
+	// Lost is true if the session ended, and no UPDATE withdrew the prefix.
 	Lost bool
 	// Attributes belong to all announcements of one UPDATE; nil when withdrawn.
 	// They must not be changed.
@@ -68,18 +68,19 @@ type PrefixUpdate struct {
 type SessionEvent struct {
 	At    time.Time // as in PrefixUpdate
 	Local netip.Addr
-	// Up is the state Established (RFC 4271 section 8.2.2): OPEN and the first
-	// KEEPALIVE were read.
+	// Up is true for the state Established (RFC 4271 section 8.2.2): OPEN and the first KEEPALIVE
+	// were read.
 	Up bool
 	// Reason is why a session ended.
 	Reason error
 }
 
-// Receiver is a passive BGP speaker that keeps received updates with their time of arrival. It
+// Receiver is a passive BGP speaker that records received updates with their time of arrival. It
 // replaces a gateway in measurements and shares no code with the BGP speakers under test. Its
 // methods may be called from any goroutine.
 //
-// It measures times: it forwards nothing, and of the attributes it reads only those in Attributes.
+// It only measures times: it does not forward, and of the path attributes it decodes only the
+// fields of Attributes.
 type Receiver struct {
 	config ReceiverConfig
 	ns     *NetNS
@@ -143,7 +144,7 @@ func (r *Receiver) Listen() error {
 	return nil
 }
 
-// Refuse closes the listeners: who connects is refused. Sessions stay.
+// Refuse closes the listeners, so that new connections are refused. Sessions stay.
 func (r *Receiver) Refuse() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -175,8 +176,8 @@ func (r *Receiver) accept(l net.Listener, local netip.Addr) {
 	}
 }
 
-// Reset ends every session with a NOTIFICATION (Cease, Administrative Reset: RFC
-// 4486) and closes the connections. New ones are accepted at once.
+// Reset ends every session with a NOTIFICATION (Cease, Administrative Reset: RFC 4486) and
+// closes the connections. New ones are accepted immediately.
 func (r *Receiver) Reset() { r.closeConns(ceaseReset) }
 
 // closeConns ends every connection.
@@ -194,8 +195,7 @@ func (r *Receiver) closeConns(cease byte) {
 
 var errClosedByReceiver = errors.New("closed by the receiver")
 
-// Close ends every session and waits for all that the receiver runs. It can be
-// called twice.
+// Close ends every session and waits for the receiver's goroutines. It can be called twice.
 func (r *Receiver) Close() error {
 	r.mu.Lock()
 	r.closed = true
@@ -227,7 +227,7 @@ func (r *Receiver) since(mark int) []PrefixUpdate {
 	return r.updates[min(max(0, mark-r.first), len(r.updates)):len(r.updates):len(r.updates)]
 }
 
-// Forget frees the memory of all updates so far. Marks stay what they are.
+// Forget frees the memory of all updates so far. Marks stay valid.
 func (r *Receiver) Forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -235,7 +235,7 @@ func (r *Receiver) Forget() {
 	r.updates = nil
 }
 
-// Table returns what is announced at this moment, on whatever session.
+// Table returns the prefixes that are currently announced, on any session.
 func (r *Receiver) Table() map[netip.Prefix]*Attributes {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -272,8 +272,8 @@ func (r *Receiver) WaitFor(ctx context.Context, mark int, match func(PrefixUpdat
 	}
 }
 
-// WaitCount waits until exactly n prefixes are announced, counted once for each
-// session that holds them, and returns when the number changed to that.
+// WaitCount waits until exactly n prefixes are announced, counted once for each session that
+// holds them, and returns when the number became n.
 func (r *Receiver) WaitCount(ctx context.Context, n int) (time.Time, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -308,7 +308,7 @@ func (r *Receiver) waitSessions(ctx context.Context, n int) (time.Time, error) {
 	return r.events[len(r.events)-1].At, nil
 }
 
-// sleep waits for a change, with the lock given away meanwhile.
+// sleep releases the lock, waits for a change, and takes the lock again.
 func (r *Receiver) sleep(ctx context.Context) error {
 	if r.closed {
 		return errors.New("the receiver is closed")
@@ -327,7 +327,7 @@ func (r *Receiver) sleep(ctx context.Context) error {
 	}
 }
 
-// wake ends the sleep of all who wait; the lock is held.
+// wake wakes all waiters; the lock is held.
 func (r *Receiver) wake() {
 	if r.changed != nil {
 		close(r.changed)
@@ -335,8 +335,8 @@ func (r *Receiver) wake() {
 	}
 }
 
-// up notes that a session is established. It refuses a second one from the same
-// address while the first is (RFC 4271 section 6.8).
+// up records that a session is established. It rejects a second session from the same address
+// (RFC 4271 section 6.8).
 func (r *Receiver) up(s *speaker, at time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

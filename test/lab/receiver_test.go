@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// startReceived makes a lab with a receiver, and a BIRD in the pod that
-// announces prefixes to it.
+// startReceived creates a lab with a receiver, and a BIRD in the pod that announces prefixes to
+// it.
 func startReceived(t *testing.T, routes ...string) (context.Context, *Lab, *Receiver, *Control) {
 	t.Helper()
 	if errs := Missing(); len(errs) > 0 {
@@ -89,7 +89,7 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 			t.Errorf("%v was announced with %+v", p, said)
 		}
 	}
-	// The default routes came to the peer.
+	// The peer received the default routes.
 	if err := Eventually(ctx, 10*time.Millisecond, func() error {
 		routes := map[netip.Prefix]Route{}
 		out, err := control.Command(learned)
@@ -108,7 +108,7 @@ func TestReceiverUpdatesFromBIRD(t *testing.T) {
 		t.Error(err)
 	}
 
-	// The session survives that the peer requests the routes again (RFC 2918).
+	// The session survives a ROUTE-REFRESH from the peer (RFC 2918).
 	if out, err := control.Command("reload in trench0"); err != nil || !strings.Contains(out, "trench0: reloading") {
 		t.Errorf("the peer cannot request the routes again: %s, error %v", out, err)
 	}
@@ -156,8 +156,8 @@ func TestReceiverResetAndRefuse(t *testing.T) {
 			t.Errorf("received %+v at the end of the session", h)
 		}
 	}
-	// BIRD's log keeps what its status shows only until the session is back, a
-	// second later.
+	// BIRD's status shows the reset only until the session is back, a second later. Its log keeps
+	// it.
 	log := filepath.Join(l.Dir, "peer", "bird.log")
 	if err := Eventually(ctx, 10*time.Millisecond, func() error {
 		text, err := os.ReadFile(log)
@@ -322,7 +322,7 @@ func TestParseUpdate(t *testing.T) {
 		a.Communities[1] != 0x10002 {
 		t.Errorf("attributes %+v", a)
 	}
-	for n := range body { // cut off anywhere: refused or less, never out of bounds
+	for n := range body { // truncated at any byte: rejected or shorter, never out of bounds
 		_, _ = s.update(body[:n], nil)
 	}
 }

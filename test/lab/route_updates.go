@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// RouteUpdate is an announcement of a prefix that a gateway received, also one that changed
-// nothing, or the end of its route, by a withdrawal or with its session.
+// RouteUpdate is an announcement of a prefix that a gateway received, including a repeated one,
+// or the end of its route by a withdrawal or with its session.
 type RouteUpdate struct {
 	// At is the wall clock of the gateway. BIRD reads it once in each round of its loop: it can be a
 	// little too early, never late.
 	At        time.Time
 	Prefix    netip.Prefix
 	Withdrawn bool
-	// What an announcement said.
+	// Attributes of an announcement.
 	ASPath      []string
 	Communities []string
 }
@@ -94,8 +94,8 @@ func parseTrace(log string) ([]RouteUpdate, error) {
 	return trace, nil
 }
 
-// adjRIBIn holds the prefixes that each neighbor has announced and not withdrawn:
-// the logs of some daemons tell the end of a session, but not of its routes.
+// adjRIBIn holds the prefixes that each neighbor has announced and not withdrawn: the logs of
+// some daemons contain the end of a session, but not the loss of its routes.
 type adjRIBIn map[string][]netip.Prefix
 
 // announce notes that a neighbor announced a prefix.
@@ -116,7 +116,7 @@ func (held adjRIBIn) withdraw(neighbor string, at time.Time, p netip.Prefix) []R
 	return []RouteUpdate{{At: at, Prefix: p, Withdrawn: true}}
 }
 
-// down notes the end of a neighbor's session, with which its routes end.
+// down records the end of a neighbor's session and of its routes.
 func (held adjRIBIn) down(neighbor string, at time.Time) []RouteUpdate {
 	var ended []RouteUpdate
 	for _, p := range held[neighbor] {

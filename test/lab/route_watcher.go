@@ -138,8 +138,8 @@ func (w *RouteWatcher) Polls() int {
 	return w.polls
 }
 
-// Wait waits until the table satisfies a condition and returns the snapshot that does. The error is
-// the last one of the condition, or that BIRD no longer answers.
+// Wait waits until the table satisfies a condition and returns that snapshot. The error is the
+// condition's last one, or reports that BIRD no longer answers.
 func (w *RouteWatcher) Wait(ctx context.Context, condition func(Snapshot) error) (Snapshot, error) {
 	for {
 		w.mu.Lock()

@@ -15,22 +15,21 @@ import (
 // Router is a gateway of any kind: a routing daemon that plays the external
 // router.
 type Router interface {
-	// Config is what it was started with.
+	// Config returns the configuration with which it was started.
 	Config() GatewayConfig
-	// Start starts, with the configuration, what of it does not run.
+	// Start starts the processes that do not run, with the configuration.
 	Start() error
-	// Processes are its processes, also those that ended; a later Start makes
-	// new ones.
+	// Processes returns its processes, including those that ended; a later Start creates new ones.
 	Processes() []*Process
 	// Reset ends every BGP session with a NOTIFICATION; they come back by themselves.
 	Reset(ctx context.Context) error
-	// Routes returns what it learned over BGP, by prefix: of several routes to
-	// one prefix, the best one.
+	// Routes returns the routes learned over BGP, by prefix: of several routes to one prefix, the
+	// best one.
 	Routes(ctx context.Context) (map[netip.Prefix]Route, error)
 	// WantRoutes waits until exactly these prefixes are among its routes.
 	WantRoutes(ctx context.Context, prefixes ...string) error
-	// Trace returns every update received so far, in order and without gaps.
-	// What ends with its process is not in it.
+	// Trace returns every update received so far, in order and without gaps. Updates that are lost
+	// with the end of the process are missing.
 	Trace() ([]RouteUpdate, error)
 }
 
@@ -56,8 +55,8 @@ func (k Kind) Missing() string {
 	}
 }
 
-// StartRouter starts a gateway of a kind in a namespace, which is Gateway or what
-// SecondGateway returned; Close ends it. Nothing that Lacks names may be missing.
+// StartRouter starts a gateway of a kind in a namespace, which is Gateway or the result of
+// SecondGateway; Close ends it. All programs that Missing checks must be installed.
 func (l *Lab) StartRouter(kind Kind, ns *NetNS, c GatewayConfig) (Router, error) {
 	switch kind {
 	case KindBIRD:
@@ -68,7 +67,7 @@ func (l *Lab) StartRouter(kind Kind, ns *NetNS, c GatewayConfig) (Router, error)
 		l.processes = append(l.processes, g.Process)
 		return g, nil
 	case KindFRR:
-		// FRR's daemons run as a user of their own, who must be able to go through.
+		// FRR's daemons run as a separate user, which needs search permission for the directory.
 		if err := os.Chmod(l.Dir, 0o711); err != nil {
 			return nil, fmt.Errorf("gateway %s: %w", c.Name, err)
 		}
@@ -97,7 +96,7 @@ func (l *Lab) StartRouter(kind Kind, ns *NetNS, c GatewayConfig) (Router, error)
 //go:embed gateways/*.tmpl
 var gatewayFiles embed.FS
 
-// rendered is what the templates are filled with.
+// rendered is the data of the templates.
 type rendered struct {
 	GatewayConfig
 	Trace string // the file to log received updates to; nothing is logged when ""
@@ -116,7 +115,7 @@ func render(name string, data rendered) (string, error) {
 	return text.String(), nil
 }
 
-// writeRendered fills a template into a file that its owner only can read.
+// writeRendered renders a template into a file that only its owner can read.
 func writeRendered(path, name string, data rendered) error {
 	text, err := render(name, data)
 	if err != nil {
@@ -125,7 +124,7 @@ func writeRendered(path, name string, data rendered) error {
 	return os.WriteFile(path, []byte(text), 0o600)
 }
 
-// Hold is the offered hold time in seconds.
+// Hold returns the offered hold time in seconds.
 func (c GatewayConfig) Hold() int {
 	switch {
 	case c.HoldSeconds < 0:
@@ -136,7 +135,7 @@ func (c GatewayConfig) Hold() int {
 	return c.HoldSeconds
 }
 
-// Keepalive is a third of the hold time (RFC 4271, section 10), in seconds.
+// Keepalive returns a third of the hold time (RFC 4271, section 10), in seconds.
 func (c GatewayConfig) Keepalive() int { return c.Hold() / 3 }
 
 // Listen are the local addresses, each once.
@@ -150,8 +149,8 @@ func (c GatewayConfig) Listen() []netip.Addr {
 	return listen
 }
 
-// Neighbors are what FRR and GoBGP call the peers: by their addresses, or by the peer group of
-// each range.
+// Neighbors returns the neighbor names of FRR and GoBGP: the addresses of the peers, or the peer
+// group of each range.
 func (c GatewayConfig) Neighbors() []string {
 	var names []string
 	for _, p := range c.Peers {
@@ -167,7 +166,7 @@ func (c GatewayConfig) Neighbors() []string {
 	return names
 }
 
-// Section is the section of GoBGP's file that describes a peer.
+// Section returns the section of GoBGP's file that describes a peer.
 func (c GatewayConfig) Section() string {
 	if len(c.Ranges) > 0 {
 		return "peer-groups"
@@ -175,14 +174,14 @@ func (c GatewayConfig) Section() string {
 	return "neighbors"
 }
 
-// Family is what a gateway has of one address family.
+// Family is the configuration of a gateway for one address family.
 type Family struct {
 	Name   string // ipv4 or ipv6
 	Peers  []string
 	Routes []netip.Prefix
 }
 
-// Families are the address families of the sessions.
+// Families returns the address families of the sessions.
 func (c GatewayConfig) Families() []Family {
 	var families []Family
 	for _, name := range []string{"ipv4", "ipv6"} {
@@ -237,10 +236,10 @@ func running(p *Process) bool {
 	}
 }
 
-// Config is what the gateway was started with.
+// Config returns the configuration with which the gateway was started.
 func (g *Gateway) Config() GatewayConfig { return g.GatewayConfig }
 
-// Processes is the gateway's BIRD.
+// Processes returns the gateway's BIRD.
 func (g *Gateway) Processes() []*Process { return []*Process{g.Process} }
 
 // Reset restarts every session.

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Every kind of gateway by itself: what runs is started once, what was killed is started again.
+// For every kind of gateway: Start starts each process once, and starts killed processes again.
 func TestRouterRestartsProcesses(t *testing.T) {
 	for _, kind := range []Kind{KindBIRD, KindFRR, KindGoBGP} {
 		t.Run(string(kind), func(t *testing.T) {

@@ -6,11 +6,12 @@ import (
 	"os"
 )
 
-// skippedVariable names the file that collects what was not tested.
+// skippedVariable is the environment variable with the path of the file that collects skipped
+// tests.
 const skippedVariable = "VIPGATE_TEST_SKIPPED"
 
-// Skip skips a test because the machine lacks something. `make test` lists at
-// its end what was lacking, so that nothing is skipped silently.
+// Skip skips a test because the machine lacks something. `make test` lists the missing programs
+// at its end, so that no test is skipped silently.
 func Skip(t interface {
 	Helper()
 	Name() string

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Numbers of BGP (RFC 4271 unless said).
+// Numbers of BGP (RFC 4271 unless another RFC is named).
 const (
 	bgpHeader     = 19
 	bgpMaxMessage = 4096
@@ -52,8 +52,8 @@ type speaker struct {
 	r     *Receiver
 	conn  net.Conn
 	local netip.Addr
-	// table is what the peer announces; nil when the session ended. The
-	// receiver's lock guards it.
+	// table holds the peer's announced prefixes; nil after the session ended. The receiver's lock
+	// guards it.
 	table map[netip.Prefix]*Attributes
 
 	as4    bool // both sides use 4-octet AS numbers
@@ -82,21 +82,21 @@ func (s *speaker) run() {
 }
 
 const (
-	// receivePause is the silence of the peer after which the messages that it sent are decoded.
-	// To decode them before would delay the times of later ones, and take a processor from the peer.
+	// receivePause is the silence of the peer after which its messages are decoded. Decoding them
+	// earlier would delay the timestamps of later messages, and take a processor from the peer.
 	receivePause = time.Millisecond
-	// maxReceive bounds the time for which messages of a peer that never pauses are not decoded.
+	// maxReceive bounds the delay of decoding for a peer that never pauses.
 	maxReceive = 250 * time.Millisecond
 )
 
-// arrival is when the bytes of a buffer before an offset had been read.
+// arrival is the time at which the bytes of a buffer before an offset were read.
 type arrival struct {
 	end int
 	at  time.Time
 }
 
-// receive reads into a buffer behind the bytes that it has: once, or with burst until the peer
-// pauses. An error after some bytes is left to the next call.
+// receive appends to the first have bytes of a buffer: it reads once, or with burst until the
+// peer pauses. An error after some bytes is left to the next call.
 func (s *speaker) receive(buf []byte, have int, hold time.Duration, burst bool) (read []arrival, err error) {
 	deadline := time.Now().Add(hold)
 	for have < len(buf) {
@@ -122,8 +122,8 @@ func (s *speaker) receive(buf []byte, have int, hold time.Duration, burst bool) 
 	return read, nil
 }
 
-// serve does the handshake and reads until the connection ends; it returns when
-// and why. start is called once the session is up.
+// serve performs the handshake and reads until the connection ends; it returns the time and the
+// reason of the end. start is called once the session is up.
 func (s *speaker) serve(start func(every time.Duration)) (time.Time, error) {
 	buf := make([]byte, 1<<20)
 	var (
@@ -221,6 +221,7 @@ func (s *speaker) open(body []byte) (seconds int, err error) {
 		}
 		kind, caps := params[0], params[2:2+int(params[1])]
 		params = params[2+int(params[1]):]
+		// Parameter 2 contains the capabilities (RFC 5492).
 		for kind == 2 && len(caps) > 0 {
 			if len(caps) < 2 || len(caps) < 2+int(caps[1]) {
 				return 0, errors.New("malformed capabilities of an OPEN")
@@ -231,6 +232,7 @@ func (s *speaker) open(body []byte) (seconds int, err error) {
 			caps = caps[2+int(caps[1]):]
 		}
 	}
+	// The 2-octet AS field holds AS_TRANS if the number does not fit (RFC 6793).
 	short := s.r.config.AS
 	if short > 0xffff {
 		short = asTrans
@@ -414,7 +416,7 @@ func appendPrefixes(routes []PrefixUpdate, b []byte, six bool, said *Attributes)
 	return routes, nil
 }
 
-// updateBody is the body of an UPDATE that withdraws nothing.
+// updateBody returns the body of an UPDATE that withdraws nothing.
 func updateBody(attrs, nlri []byte) []byte {
 	b := binary.BigEndian.AppendUint16([]byte{0, 0}, uint16(len(attrs)))
 	return append(append(b, attrs...), nlri...)
@@ -430,7 +432,7 @@ func message(kind byte, body []byte) []byte {
 	return append(append(b, kind), body...)
 }
 
-// send writes messages at once.
+// send writes messages with one write.
 func (s *speaker) send(messages ...[]byte) error {
 	var all []byte
 	for _, m := range messages {
@@ -453,7 +455,7 @@ func (s *speaker) put(b []byte) error {
 	return err
 }
 
-// notify sends a NOTIFICATION. Whether it arrives is no matter: the connection ends.
+// notify sends a NOTIFICATION. A write error is ignored, since the connection ends anyway.
 func (s *speaker) notify(code, sub byte) { _ = s.send(message(bgpNotify, []byte{code, sub})) }
 
 // end ends the connection with a Cease. Its reader does the rest.

@@ -14,7 +14,7 @@ import (
 // StaticGateway is a gateway without BGP: it has static routes to VIPs, guarded by BFD sessions with
 // the pods.
 type StaticGateway interface {
-	// Start starts, with the configuration, what of it does not run.
+	// Start starts the processes that do not run, with the configuration.
 	Start() error
 	// Processes are its processes, also those that ended.
 	Processes() []*Process
@@ -24,14 +24,14 @@ type StaticGateway interface {
 	BFDUps(ctx context.Context) (int, error)
 }
 
-// StaticFamily is what a static gateway has of one address family.
+// StaticFamily is the configuration of a static gateway for one address family.
 type StaticFamily struct {
 	Number int // 4 or 6
 	VIPs   []netip.Prefix
 	Pods   []netip.Addr
 }
 
-// StaticFamilies are the address families of the static routes.
+// StaticFamilies returns the address families of the static routes.
 func (c GatewayConfig) StaticFamilies() []StaticFamily {
 	var families []StaticFamily
 	for _, number := range []int{4, 6} {
@@ -53,9 +53,9 @@ func (c GatewayConfig) StaticFamilies() []StaticFamily {
 	return families
 }
 
-// StartStatic starts a static gateway of a kind, BIRD or FRR, in a namespace; Close ends it. With
-// BIRD the kernel of the namespace follows the BFD sessions. FRR before 8.5 does not monitor static
-// routes: only its BFD sessions are those of a gateway.
+// StartStatic starts a static gateway of a kind, BIRD or FRR, in a namespace; Close ends it.
+// With BIRD the kernel of the namespace follows the BFD sessions. FRR before 8.5 does not
+// monitor static routes: only its BFD sessions behave as a gateway's.
 func (l *Lab) StartStatic(kind Kind, ns *NetNS, c GatewayConfig) (StaticGateway, error) {
 	dir := filepath.Join(l.Dir, c.Name)
 	switch kind {
@@ -68,7 +68,7 @@ func (l *Lab) StartStatic(kind Kind, ns *NetNS, c GatewayConfig) (StaticGateway,
 		l.processes = append(l.processes, g.started()...)
 		return g, err
 	case KindFRR:
-		if err := os.Chmod(l.Dir, 0o711); err != nil { // FRR's daemons run as a user of their own
+		if err := os.Chmod(l.Dir, 0o711); err != nil { // FRR's daemons run as a separate user
 			return nil, fmt.Errorf("gateway %s: %w", c.Name, err)
 		}
 		c.BFD = true

@@ -29,41 +29,41 @@ type TopologyConfig struct {
 	Options       []Option
 }
 
-// Replies is the route of what targets answer.
+// Replies is the route of the targets' replies.
 type Replies uint8
 
 const (
 	// SamePod: through the pod from which the newest packet of the flow came, by `target run`.
 	SamePod Replies = iota
 	// ECMP: over all pods by a hash of the flow, whichever pod its packets come from, as with the
-	// targets of Meridio 2. No program runs beside the application.
+	// targets of Meridio 2. The application runs without a sidecar.
 	ECMP
 )
 
-// Topology is a lab for real traffic: one or two gateways, one or more trench pods
-// beside each other, and targets with a namespace each.
+// Topology is a lab for real traffic: one or two gateways, one or more trench pods in parallel,
+// and targets with a namespace each.
 //
 //	                      .- int0 - pod 1 - ext-vlan -.           .- gateway, clients
 //	targets == (bridge) --+                           +-- trench0 +
 //	            backend   '- int0 - pod 2 - ext-vlan -'           '- second gateway, clients
 //
-// Clients live in the gateways' namespaces and have their addresses. A VIP to which a gateway has
-// no route is an error at connect(2): an interval without an announcement fails every request in
-// it, and no second SYN hides it. (BIRD 2.0.12 replaces the next hops of a route at one stroke, so
-// that starting and ending pods cause no such interval.) Gateways choose the pod by a hash of
-// addresses, protocol and ports, each with a seed of its own, and keep nothing of a flow: when a
-// pod comes or goes, flows of other pods move, too. What pods send to clients they spread over the
+// Clients run in the gateways' namespaces and use their addresses. If a gateway has no route to
+// a VIP, connect(2) fails: an interval without an announcement fails every request in it, and no
+// second SYN hides it. (BIRD 2.0.12 replaces the next hops of a route atomically, so that
+// starting and ending pods cause no such interval.) Gateways choose the pod by a hash of
+// addresses, protocol and ports, each with a different seed, and keep no state of a flow: when a
+// pod comes or goes, flows of other pods move, too. Pods spread packets to clients over the
 // gateways, so that a flow comes through one gateway, and replies leave through another.
 //
-// Targets accept the VIPs and send what comes from a VIP back to the pod from which the newest
-// packet of the same flow came, by `target run`. So the reply path follows the forward path, and is
-// no better and no worse than it: a pod gets replies exactly while a gateway sends it the requests.
-// That is what makes "no request failed" a fair criterion: a pod that leaves has its VIPs withdrawn
-// and its flows moved by the gateways, and their replies move with them; a pod
-// that attracts traffic and cannot return it loses it, and that is counted.
+// Targets accept the VIPs. `target run` sends a reply from a VIP back to the pod from which the
+// newest packet of the same flow came. So the reply path follows the forward path, and is no
+// better and no worse than it: a pod gets replies exactly while a gateway sends it the requests.
+// That makes "no request failed" a fair criterion: a pod that leaves has its VIPs withdrawn and
+// its flows moved by the gateways, and their replies move with them; a pod that attracts traffic
+// and cannot return it loses it, and the loss is counted.
 //
-// A pod that is replaced loses everything that its kernel and its folder held, and its link
-// addresses, as with a new pod of a Deployment, but for its addresses. So does a target.
+// A replaced pod keeps its addresses, and loses its kernel state, its folder and its link
+// addresses, as with a new pod of a Deployment. So does a target.
 type Topology struct {
 	*Lab
 	VIPs    []netip.Addr
@@ -74,17 +74,17 @@ type Topology struct {
 	binaries string
 }
 
-// PodExternal are the addresses of a pod on the external network; pods count from 1.
+// PodExternal returns the addresses of a pod on the external network; pods count from 1.
 func PodExternal(pod int) []netip.Addr {
 	return []netip.Addr{addr("169.254.100.%d", pod), addr("fd00:100::%d", pod)}
 }
 
-// PodInternal are the addresses of a pod on the targets' network.
+// PodInternal returns the addresses of a pod on the targets' network.
 func PodInternal(pod int) []netip.Addr {
 	return []netip.Addr{addr("172.16.0.%d", pod), addr("fd00:16::%d", pod)}
 }
 
-// TargetAddrs are the own addresses of a target; targets count from 1.
+// TargetAddrs returns the addresses of a target, without VIPs; targets count from 1.
 func TargetAddrs(target int) []netip.Addr {
 	return []netip.Addr{addr("172.16.1.%d", target), addr("fd00:16::1:%x", target)}
 }
@@ -92,7 +92,7 @@ func TargetAddrs(target int) []netip.Addr {
 // addr fills a number within its bounds into an address.
 func addr(format string, n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf(format, n)) }
 
-// Link addresses of pods. A pod that replaces another one has new ones.
+// Link addresses of pods. A replacement pod has different ones.
 func (t *Topology) internalLink(pod int) string {
 	return fmt.Sprintf("02:76:67:01:%02x:%02x", t.Pods[pod-1].replaced, pod)
 }
@@ -101,12 +101,12 @@ func (t *Topology) externalLink(pod int) string {
 	return fmt.Sprintf("02:76:67:02:%02x:%02x", t.Pods[pod-1].replaced, pod)
 }
 
-// gatewayLink is the link address of the gateway's bridge: without one of its
-// own a bridge has that of a port, which changes when a pod comes.
+// gatewayLink is the link address of the gateway's bridge: without a configured one a bridge
+// takes the address of a port, which changes when a pod comes.
 const gatewayLink = "02:76:67:03:00:01"
 
-// MissingForTopology returns the program that this machine lacks for a topology, besides those of
-// Missing, or "".
+// MissingForTopology returns the additional program, which Missing does not check, that this
+// machine lacks for a topology, or "".
 func MissingForTopology() string {
 	if _, err := exec.LookPath("nft"); err != nil {
 		return "nft (Debian: apt-get install nftables)"
@@ -124,6 +124,7 @@ func NewTopology(c TopologyConfig) (*Topology, error) {
 	t := &Topology{VIPs: c.VIPs, replies: c.Replies, binaries: c.Binaries}
 	var err error
 	t.Lab, err = newLab(func(l *Lab) error {
+		// The methods of t below use the lab before newLab returns it.
 		t.Lab = l
 		if err := t.wire(); err != nil {
 			return err
@@ -171,7 +172,7 @@ func (t *Topology) create(options ...Option) (*NetNS, error) {
 
 // wire creates the bridges.
 func (t *Topology) wire() error {
-	quiet := func(ns *NetNS) error { // what a bridge forwards is no matter of IP
+	quiet := func(ns *NetNS) error { // netfilter must not see bridged packets
 		return errors.Join(ns.sysctlIfExists("net.bridge.bridge-nf-call-iptables", "0"),
 			ns.sysctlIfExists("net.bridge.bridge-nf-call-ip6tables", "0"))
 	}
@@ -183,10 +184,10 @@ func (t *Topology) wire() error {
 	)
 }
 
-// hashFlows makes a namespace spread flows, not addresses, over several next hops, and keep the
-// next hop of a flow that begins in it. The kernel uses the hash of a socket as that of the flow,
-// also in the next namespace, and changes it on a retransmission (txrehash); between machines no
-// such hash is transferred.
+// hashFlows makes a namespace hash flows, not addresses, over several next hops, and keep the
+// next hop of a flow that begins in it. The kernel uses the hash of a socket as the hash of the
+// flow, also in the next namespace, and changes it on a retransmission (txrehash); between
+// machines no such hash is transferred.
 func hashFlows(ns *NetNS) error {
 	return errors.Join(ns.Sysctl("net.core.txrehash", "0"),
 		ns.Sysctl("net.ipv4.fib_multipath_hash_policy", "1"), ns.Sysctl("net.ipv6.fib_multipath_hash_policy", "1"))
@@ -206,7 +207,8 @@ func (t *Topology) wirePod(n int) error {
 	external, internal := PodExternal(n), PodInternal(n)
 	return errors.Join(
 		enableForwarding(ns), hashFlows(ns),
-		// A flow that moves back to a pod is out of the window that this pod knows.
+		// When a flow moves back to a pod, its packets are outside the TCP window that the pod's
+		// conntrack has recorded.
 		ns.sysctlIfExists("net.netfilter.nf_conntrack_tcp_be_liberal", "1"),
 		ip("link", "add", External, "netns", ns.name, "type", "veth", "peer", "name", port,
 			"netns", t.Gateway.name),
@@ -220,12 +222,12 @@ func (t *Topology) wirePod(n int) error {
 	)
 }
 
-// podPort is the port of a pod in the bridges.
+// podPort returns the port of a pod in the bridges.
 func podPort(pod int) string { return fmt.Sprintf("pod%d", pod) }
 
-// plug sets a port of a bridge up, gives the interface at the other end addresses and sets it up,
-// too. The kernel announces the addresses on the link, as a CNI plugin does: another
-// host may have had them, with another link address.
+// plug sets up a port of a bridge and the interface at the other end, and adds addresses to that
+// interface. The kernel announces the addresses on the link, as a CNI plugin does: another host
+// may have had them with another link address.
 func (t *Topology) plug(bridge *NetNS, master, port string, ns *NetNS, dev, link string, prefixes ...string) error {
 	lines := []string{"link set " + dev + " address " + link}
 	for _, p := range prefixes {
@@ -240,7 +242,7 @@ func (t *Topology) plug(bridge *NetNS, master, port string, ns *NetNS, dev, link
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
-	// What the kernel announced when the link came up was lost if the port did not forward yet.
+	// The kernel's announcements at link up were lost if the port was not forwarding yet.
 	if err := Eventually(ctx, time.Millisecond, func() error {
 		out, err := bridge.Run(ctx, "ip", "-d", "-o", "link", "show", "dev", port)
 		if err == nil && !strings.Contains(out, "state forwarding") {
@@ -250,10 +252,10 @@ func (t *Topology) plug(bridge *NetNS, master, port string, ns *NetNS, dev, link
 	}); err != nil {
 		return err
 	}
-	return ns.IP("link", "set", dev, "address", link) // which announces, also if it is the same
+	return ns.IP("link", "set", dev, "address", link) // also announces an unchanged address
 }
 
-// sysctlIfExists is Sysctl for a parameter of a module that need not be loaded.
+// sysctlIfExists is Sysctl for a parameter whose module may not be loaded.
 func (n *NetNS) sysctlIfExists(key, value string) error {
 	err := n.Sysctl(key, value)
 	if errors.Is(err, os.ErrNotExist) {
@@ -283,15 +285,14 @@ func (t *Topology) Lose(pod int) error {
 	return nil
 }
 
-// Replace puts a new pod, without processes, in the place of one: with a new
-// network namespace and a folder that has nothing but the trench file, and the
-// logs of its predecessor. Processes of the old one end at once: they should
-// have ended before.
+// Replace replaces a pod by a new one without processes: with a new network namespace, and with
+// a folder that contains only the trench file and the logs of its predecessor. Remaining
+// processes of the old pod are killed: they should have ended before.
 func (t *Topology) Replace(pod int) error {
 	p := t.Pods[pod-1]
 	fail := func(err error) error { return fmt.Errorf("replace pod %d: %w", pod, err) }
 	p.NS.endProcesses()
-	// The wires go first: a namespace goes some time after it was removed.
+	// Delete the links first: a namespace is destroyed some time after its removal.
 	if err := errors.Join(p.NS.IP("link", "del", External), p.NS.IP("link", "del", Internal)); err != nil {
 		return fail(err)
 	}

@@ -42,7 +42,7 @@ func (t *Topology) wireSecondGateway() error {
 	)
 }
 
-// gateways are the namespaces of the gateways.
+// gateways returns the namespaces of the gateways.
 func (t *Topology) gateways() []*NetNS {
 	if t.Second == nil {
 		return []*NetNS{t.Gateway}
@@ -50,8 +50,8 @@ func (t *Topology) gateways() []*NetNS {
 	return []*NetNS{t.Gateway, t.Second}
 }
 
-// GatewayConfig is the configuration of the first gateway: the usual one, with every
-// pod as a neighbour.
+// GatewayConfig returns the configuration of the first gateway: the usual one, with every pod as
+// a neighbour.
 func (t *Topology) GatewayConfig() GatewayConfig { return t.withPods(GatewayA()) }
 
 // withPods makes every pod a neighbour of a gateway.
@@ -80,8 +80,8 @@ func (t *Topology) StartGateways(change func(*GatewayConfig)) error {
 	return nil
 }
 
-// Via are the pods to which the first gateway's kernel sends what is for a VIP, none
-// when it has no route to it.
+// Via returns the pods to which the first gateway's kernel sends packets to a VIP, none when it
+// has no route to it.
 func (t *Topology) Via(ctx context.Context, vip netip.Addr) ([]int, error) {
 	return t.viaOf(ctx, t.Gateway, vip)
 }
@@ -123,7 +123,7 @@ func (t *Topology) viaOf(ctx context.Context, gateway *NetNS, vip netip.Addr) ([
 	return slices.Compact(pods), nil
 }
 
-// hopNames are the addresses by which a next hop may be called.
+// hopNames returns the addresses by which a pod may appear as a next hop.
 func (t *Topology) hopNames(pod int) []string {
 	external := PodExternal(pod)
 	return []string{
@@ -132,8 +132,8 @@ func (t *Topology) hopNames(pod int) []string {
 	}
 }
 
-// WantVia waits until the kernel of each gateway sends what is for any of the VIPs to
-// exactly these pods.
+// WantVia waits until the kernel of each gateway sends packets to any of the VIPs to exactly
+// these pods.
 func (t *Topology) WantVia(ctx context.Context, pods ...int) error {
 	want := slices.Sorted(slices.Values(pods))
 	return Eventually(ctx, pollInterval, func() error {
@@ -152,13 +152,13 @@ func (t *Topology) WantVia(ctx context.Context, pods ...int) error {
 	})
 }
 
-// Load starts clients in the gateways' namespaces, in turn: rate requests per second and
-// flows, spread over the VIPs. The rest of the configuration is the caller's.
+// Load starts clients in the gateways' namespaces, in turn: rate requests per second and flows,
+// spread over the VIPs. The caller sets the other fields of the configuration.
 func (t *Topology) Load(ctx context.Context, rate, flows int, c load.Config) (*load.Generator, error) {
 	var sockets atomic.Uint64
 	gateways := t.gateways()
 	c.Rate, c.Flows, c.Inside = rate, flows, func(create func() error) error {
-		// The VIPs alternate, too: two sockets, one of each family, before the next gateway.
+		// The VIPs alternate, too: each gateway gets two sockets in a row, one of each family.
 		return gateways[sockets.Add(1)/2%uint64(len(gateways))].Do(create)
 	}
 	c.Requests, c.FlowsTo = nil, nil

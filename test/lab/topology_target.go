@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// onceTarget is the target whose sidecar leaves its kernel state behind and ends.
+// onceTarget is the target whose sidecar installs the kernel state and exits.
 const onceTarget = 2
 
 // addTarget adds a target, whose application does not serve yet.
@@ -57,16 +57,16 @@ func (t *Topology) spreadReplies(a *App) error {
 		}
 		lines = append(lines, line)
 	}
-	rules := map[bool][]string{} // by whether they are of IPv6
+	rules := map[bool][]string{} // true for IPv6
 	for _, vip := range t.VIPs {
 		lines = append(lines, fmt.Sprintf("route add local %s dev lo", vip))
 		rules[vip.Is6()] = append(rules[vip.Is6()], fmt.Sprintf("rule add from %s lookup %s", vip, replyTable))
 	}
 	return errors.Join(
 		hashFlows(a.NS),
-		// A pod that does not answer gets nothing.
+		// Do not select a pod whose neighbor entry is invalid.
 		a.NS.Sysctl("net.ipv4.fib_multipath_use_neigh", "1"),
-		// ARP does not answer for addresses of lo: only the pods have routes to a VIP.
+		// No ARP replies for addresses of lo: only the pods have routes to a VIP.
 		a.NS.Sysctl("net.ipv4.conf.all.arp_ignore", "1"), a.NS.Sysctl("net.ipv4.conf.all.arp_announce", "2"),
 		a.NS.Batch(lines...), a.NS.Batch(rules[false]...), a.NS.batch([]string{"-6"}, rules[true]),
 	)
@@ -109,7 +109,7 @@ func (t *Topology) startSidecar(n int) (err error) {
 	return nil
 }
 
-// pool is the prefix from which a VIP is taken.
+// pool returns the prefix from which a VIP is taken.
 func pool(vip netip.Addr) netip.Prefix {
 	bits := 24
 	if vip.Is6() {
@@ -118,9 +118,9 @@ func pool(vip netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(vip, bits).Masked()
 }
 
-// ReplaceTarget puts a new target in the place of one, with a new network namespace, a new link
-// address and a new sidecar. Its application does not serve yet; that of the old one
-// ends at once, if it still serves.
+// ReplaceTarget replaces a target by a new one, with a new network namespace, a new link address
+// and a new sidecar. The new application does not serve yet; the old one is aborted if it still
+// serves.
 func (t *Topology) ReplaceTarget(a *App) error {
 	fail := func(err error) error { return fmt.Errorf("replace %s: %w", a.Name, err) }
 	if err := a.Abort(); err != nil {

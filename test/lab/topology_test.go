@@ -78,7 +78,7 @@ func (p *plainTopology) route(ns *NetNS, hops ...[]netip.Addr) {
 	}
 }
 
-// forward lets the gateway send to these pods, and these to these targets.
+// forward installs routes from the gateway to these pods, and from the pods to these targets.
 func (p *plainTopology) forward(pods, targets []int) {
 	p.t.Helper()
 	var toTargets, toPods [][]netip.Addr
@@ -154,7 +154,7 @@ func TestFlowsMoveBetweenPods(t *testing.T) {
 	p.take(g)
 	p.forward([]int{2}, []int{1})
 	p.must(p.WantVia(p.ctx, 2))
-	p.take(g) // until every flow was answered once by this way
+	p.take(g) // until every flow was answered once on this path
 	p.must(p.Replace(1))
 	p.must(g.WaitAnswered(p.ctx, 20))
 	p.forward([]int{1, 2}, []int{1})
@@ -166,7 +166,7 @@ func TestFlowsMoveBetweenPods(t *testing.T) {
 	if r.Lost() != nil || g.Live() != 16 {
 		t.Fatalf("%d flows live\n%v", g.Live(), r)
 	}
-	// Now the pod sends what it has to another target.
+	// Now the pod sends the flows to another target.
 	p.route(p.Pods[0].NS, TargetAddrs(2))
 	_, err := g.Wait(p.ctx, func(load.Result) error {
 		if n := g.Live(); n > 0 {
@@ -181,7 +181,7 @@ func TestFlowsMoveBetweenPods(t *testing.T) {
 	}
 }
 
-// A replaced pod has nothing of its predecessor but the trench file and the logs.
+// A replacement pod inherits only the trench file and the logs.
 func TestReplacePod(t *testing.T) {
 	p := newPlainTopology(t, 2, 1)
 	p.must(p.WriteTrench("trench: x\n"))
@@ -217,8 +217,8 @@ func TestReplacePod(t *testing.T) {
 	}
 }
 
-// A pod that is lost says nothing: its flows and requests time out, until the gateway moves them. A
-// target that is replaced is reached at once, with its new link address.
+// A lost pod sends neither a FIN nor a BGP notification: its flows and requests time out, until
+// the gateway moves them. A replaced target is reachable immediately, with its new link address.
 func TestLostPodAndReplacedTarget(t *testing.T) {
 	p := newPlainTopology(t, 2, 2)
 	p.forward([]int{1, 2}, []int{2})
@@ -259,11 +259,11 @@ func TestLostPodAndReplacedTarget(t *testing.T) {
 	}
 }
 
-// After a sudden loss the flows and requests of that target time out, and no others.
+// After a sudden loss only the flows and requests of that target time out.
 func TestKilledTargetTimesOut(t *testing.T) {
 	p := newPlainTopology(t, 1, 2)
 	p.forward([]int{1}, []int{1, 2})
-	// Silence is short for a death, and long for a busy machine.
+	// Silence is short enough to detect the loss, and long enough for a busy machine.
 	g := p.load(100, 16, load.Config{Silence: 4 * time.Second})
 	p.must(g.WaitTargets(p.ctx, "target-1", "target-2"))
 	before := p.take(g)
@@ -411,7 +411,7 @@ func TestGatewaySpreadsFlows(t *testing.T) {
 	p := newPlainTopology(t, 2, 1)
 	for _, pod := range p.Pods {
 		p.route(pod.NS, TargetAddrs(1))
-		// BIRD announces what it would drop; the kernel never gets to see it.
+		// BIRD announces drop routes, which it never installs in the kernel.
 	}
 	gateway, err := p.StartGateway(p.GatewayConfig())
 	p.must(err)
@@ -439,7 +439,8 @@ func TestGatewaySpreadsFlows(t *testing.T) {
 	t.Logf("\n%v", r)
 }
 
-// A request to a VIP without a route fails at once, so that no interval without a route is hidden.
+// A request to a VIP without a route fails immediately, so that no interval without a route is
+// hidden.
 func TestUnannouncedVIPIsUnreachable(t *testing.T) {
 	p := newPlainTopology(t, 1, 1)
 	g, err := p.Load(p.ctx, 50, 2, load.Config{})

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of a generator. They keep a mistake in a test from taking the machine
-// down; they are far above what the scenarios need.
+// Bounds of a generator. They keep a mistake in a test from overloading the machine and are far
+// above the needs of the scenarios.
 const (
 	MaxRate    = 2000             // requests per second
 	MaxFlows   = 1000             // long-lived flows
@@ -26,28 +26,28 @@ const (
 	DefaultTimeout = 2 * time.Second
 	// DefaultPace is how often a flow exchanges a frame.
 	DefaultPace = 20 * time.Millisecond
-	// DefaultSilence is how long a flow may be without an answer: TCP sends
-	// again after 0.2, 0.6, 1.4, 3 and 6.2 s (RFC 6298 with Linux's least RTO),
-	// so that a flow that can go on at all has had five chances.
+	// DefaultSilence is how long a flow may be without an answer: TCP retransmits after 0.2, 0.6,
+	// 1.4, 3 and 6.2 s (RFC 6298 with Linux's minimum RTO), so that a flow that still works has had
+	// five chances.
 	DefaultSilence = 10 * time.Second
 )
 
-// Config says what is sent to whom.
+// Config configures the traffic of a Generator.
 type Config struct {
-	// Requests are the addresses that get requests, in turn; Rate is how many
-	// there are in a second, for all of them together. None when either is empty.
+	// Requests are the addresses that get requests, in turn; Rate is the number of requests per
+	// second over all addresses. No requests are sent when either is empty.
 	Requests []netip.AddrPort
 	Rate     int
 	// Timeout is how long a request may take from the first SYN to the end of
 	// its answer; 0 is DefaultTimeout.
 	Timeout time.Duration
 
-	// Flows is how many long-lived flows there are, to the addresses of FlowsTo
-	// in turn. None when either is empty.
+	// Flows is the number of long-lived flows, to the addresses of FlowsTo in turn. No flow is
+	// opened when either is empty.
 	Flows   int
 	FlowsTo []netip.AddrPort
-	// Pace is the time between two frames of a flow, when the answer to the
-	// first was there by then; 0 is DefaultPace.
+	// Pace is the time between two frames of a flow, if the first one was answered by then; 0 is
+	// DefaultPace.
 	Pace time.Duration
 	// Silence is how long a flow may be without an answer before it counts as
 	// broken; 0 is DefaultSilence.
@@ -55,14 +55,15 @@ type Config struct {
 	// Redial opens a new flow in the place of a broken one.
 	Redial bool
 
-	// For ends the sending by itself; 0 is MaxTime, which is also the most.
+	// For is the time after which sending ends automatically; 0 means MaxTime, which is also the
+	// maximum.
 	For time.Duration
-	// Inside runs a function where the sockets are created, such as
-	// lab.NetNS.Do; nil makes them here.
+	// Inside runs the function that creates a socket, for example lab.NetNS.Do; nil creates sockets
+	// in the current namespace.
 	Inside func(func() error) error
 }
 
-// complete fills in the defaults and says what is out of bounds.
+// complete fills in the defaults and returns an error that names each value out of bounds.
 func (c *Config) complete() error {
 	for _, d := range []struct {
 		value    *time.Duration
@@ -108,9 +109,9 @@ func (c *Config) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) 
 	return d.DialContext(ctx, "tcp", to.String())
 }
 
-// swap replaces a socket by one that was created inside; the other one was created
-// here and that nothing is known about yet. So only the making needs a thread
-// inside, and the waiting for an answer none.
+// swap replaces the socket, which was created in this namespace and is not yet connected, by one
+// that was created inside. So only the creation needs a thread in the other namespace, and
+// waiting for an answer does not.
 func (c *Config) swap(network, _ string, raw syscall.RawConn) error {
 	family := unix.AF_INET
 	if network == "tcp6" {

@@ -22,14 +22,14 @@ type flow struct {
 	to     netip.AddrPort
 	opened time.Duration // since the start of the generator
 
-	// These belong to the generator's lock.
-	target string // who answers it; "" until the first answer
-	// phase is where the exchange that is under way began.
+	// Guarded by the generator's lock.
+	target string // the name in the last answer; "" until the first answer
+	// phase is the phase in which the current exchange began.
 	phase *phase
 	last  time.Time // the last answer
 }
 
-// keep has one flow open until sending ends.
+// keep keeps one flow open until sending ends.
 func (g *Generator) keep(ctx, sending context.Context, number int) {
 	pause := leastPause
 	for sending.Err() == nil {
@@ -51,8 +51,8 @@ func (g *Generator) keep(ctx, sending context.Context, number int) {
 	}
 }
 
-// run opens a flow and exchanges frames until it breaks or sending ends, and
-// notes what became of it. It reports whether the flow was ever established.
+// run opens a flow, exchanges frames until it breaks or sending ends, and records its outcome.
+// It reports whether the flow was ever established.
 func (g *Generator) run(ctx, sending context.Context, f *flow) bool {
 	g.mu.Lock()
 	f.phase, f.last = g.phase, time.Now()
@@ -117,7 +117,7 @@ func (g *Generator) frame(ctx context.Context, conn net.Conn, in *bufio.Reader, 
 	if err := conn.SetDeadline(time.Now().Add(g.c.Silence)); err != nil {
 		return "", err
 	}
-	if ctx.Err() != nil { // between the cut and the deadline above
+	if ctx.Err() != nil { // ctx ended before the deadline was set
 		return "", context.Cause(ctx)
 	}
 	if _, err := fmt.Fprintf(conn, "%d\n", sequence); err != nil {
@@ -134,7 +134,7 @@ func (g *Generator) frame(ctx context.Context, conn net.Conn, in *bufio.Reader, 
 	return target, nil
 }
 
-// answered notes an answer in the phase in which its exchange began.
+// answered records an answer in the phase in which its exchange began.
 func (g *Generator) answered(f *flow, target string) {
 	now := time.Now()
 	g.mu.Lock()
@@ -143,14 +143,14 @@ func (g *Generator) answered(f *flow, target string) {
 	f.target = target
 	record := g.record(f)
 	record.Exchanges++
-	if !first { // the opening is no gap
+	if !first { // the time to open a flow does not count as a gap
 		record.LongestGap = max(record.LongestGap, now.Sub(f.last))
 	}
 	f.last, f.phase = now, g.phase
 	g.record(f) // a flow belongs to every phase in which it lives
 }
 
-// record is what the phase of a flow's exchange holds about it. The lock is held.
+// record returns the record of a flow in the phase of its current exchange. The lock is held.
 func (g *Generator) record(f *flow) *Flow {
 	r := f.phase.flows[f]
 	if r == nil {

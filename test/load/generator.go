@@ -19,29 +19,30 @@ type Generator struct {
 	c     Config
 	start time.Time
 
-	send context.CancelFunc // ends the sending; what was sent is still awaited
+	send context.CancelFunc // ends the sending; answers to earlier requests are still awaited
 	cut  context.CancelFunc // ends everything
 	work sync.WaitGroup
 
 	mu    sync.Mutex
 	phase *phase
 	flows map[int]*flow // by number; those that are being opened or open
-	busy  int           // requests whose fate is open, of all phases
+	busy  int           // requests without an outcome, of all phases
 }
 
-// phase is a stretch of time, and what became of what began in it.
+// phase is an interval with the outcomes of the requests and flows that began in it.
 type phase struct {
 	began  time.Time
 	result Result
 	flows  map[*flow]*Flow
-	open   int // requests whose fate is open
+	open   int // requests without an outcome
 }
 
 func newPhase() *phase {
 	return &phase{began: time.Now(), result: Result{ByTarget: map[string]int{}}, flows: map[*flow]*Flow{}}
 }
 
-// Start starts to send. The caller calls Stop. The end of ctx cuts everything off.
+// Start starts sending. The caller calls Stop. When ctx ends, all requests and flows are
+// aborted.
 func Start(ctx context.Context, c Config) (*Generator, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -59,7 +60,7 @@ func Start(ctx context.Context, c Config) (*Generator, error) {
 	return g, nil
 }
 
-// Now is what the current phase has so far. What is open is in it only as sent.
+// Now returns the result of the current phase so far. Open requests are counted only as sent.
 func (g *Generator) Now() Result {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -79,11 +80,10 @@ func (g *Generator) Live() int {
 	return n
 }
 
-// Take ends the phase and begins the next one. It returns once the fate of
-// everything that began in the phase is known: every request was answered or
-// has failed, and every flow was answered again or broke. That takes as long as
-// Timeout and Silence allow at most. When ctx ends first, the error says what is
-// open, and the result has the rest.
+// Take ends the phase and begins the next one. It returns once every request of the phase was
+// answered or has failed, and every flow was answered again or broke. That takes at most Timeout
+// and Silence. When ctx ends first, the error names the open requests and flows, and the result
+// covers the completed ones.
 func (g *Generator) Take(ctx context.Context) (Result, error) {
 	g.mu.Lock()
 	old := g.phase
@@ -109,9 +109,9 @@ func (g *Generator) Take(ctx context.Context) (Result, error) {
 	return old.copy(), err
 }
 
-// Stop ends the sending, waits for what was sent, closes every flow and returns
-// what became of the last phase. When ctx ends first, what is open is cut off
-// and counts as failed and broken. It can be called twice.
+// Stop ends the sending, waits for the open requests, closes every flow and returns the result
+// of the last phase. When ctx ends first, open requests and flows are aborted and count as
+// failed and broken. It can be called twice.
 func (g *Generator) Stop(ctx context.Context) Result {
 	g.send()
 	stop := context.AfterFunc(ctx, g.cut)
@@ -147,8 +147,8 @@ func (g *Generator) WaitFlows(ctx context.Context) error {
 	})
 }
 
-// WaitAnswered waits until n more requests were answered than at the call. It
-// may span no end of a phase.
+// WaitAnswered waits until n more requests are answered than at the time of the call. The phase
+// must not end during the wait.
 func (g *Generator) WaitAnswered(ctx context.Context, n int) error {
 	before := g.Now().Answered
 	_, err := g.Wait(ctx, func(r Result) error {
@@ -190,7 +190,7 @@ func (g *Generator) until(ctx context.Context, condition func() error) error {
 	}
 }
 
-// fail notes a failure in a phase. The lock is held.
+// fail records a failure in a phase. The lock is held.
 func (g *Generator) fail(c *phase, to netip.AddrPort, stage string, err error) {
 	if len(c.result.Failures) < maxFailures {
 		c.result.Failures = append(

@@ -43,8 +43,8 @@ func newTestServers(t *testing.T, name string) *testServers {
 	return s
 }
 
-// twiceHost is for a port that is opened twice: no other socket of the machine has
-// its address, and so takes the port between.
+// twiceHost is the address for a port that is opened twice: no other socket of the machine uses
+// this address, so none takes the port in between.
 const twiceHost = "127.0.0.2:0"
 
 func listen(t *testing.T, host string) (net.Listener, netip.AddrPort) {
@@ -156,7 +156,7 @@ func TestRefusedRequests(t *testing.T) {
 	if before.Failed > 0 || after.Sent != after.Answered+after.Failed {
 		t.Errorf("failed before: %d; after: %v", before.Failed, after)
 	}
-	// What the kernel held when the listener was closed is reset.
+	// The kernel resets connections that it still held when the listener was closed.
 	refused := func(f Failure) bool { return f.Stage == "connect" && strings.Contains(f.Err, "refused") }
 	if n := len(after.Failures); n != maxFailures || !slices.ContainsFunc(after.Failures, refused) {
 		t.Errorf("%d failures: %v", n, after.Failures)
@@ -214,7 +214,7 @@ func TestBrokenFlowTarget(t *testing.T) {
 
 func TestRedialOfBrokenFlows(t *testing.T) {
 	one, two := newTestServers(t, "target-1"), newTestServers(t, "target-2")
-	// The address of the first flow answers by one and then by two.
+	// At the address of the flows, first target-1 answers, then target-2.
 	both := []*testServers{one, two}
 	var mu sync.Mutex
 	l, addr := listen(t, twiceHost)
@@ -404,7 +404,7 @@ func TestGeneratorLimits(t *testing.T) {
 		return nil
 	})
 	must(t, err)
-	// A busy machine ends it late.
+	// On a busy machine the generator ends late.
 	if r := g.Stop(ctx); r.Sent > int(rate*r.Took.Seconds())+1 || r.Lost() != nil {
 		t.Errorf("%d requests in %v at %d/s; %v", r.Sent, r.Took, rate, r.Lost())
 	}

@@ -11,21 +11,20 @@ import (
 	"time"
 )
 
-// request is what every request says: its answer is the last thing on the
-// connection.
+// request is sent on every connection; its answer is the last data on the connection.
 const request = "GET / HTTP/1.1\r\nHost: vip\r\nConnection: close\r\n\r\n"
 
-// maxLate is how far the sending may be behind its schedule, as on a machine
-// that stood still. What is later is withheld, so that no burst follows.
+// maxLate is the maximum delay of the sending against its schedule, as on a machine that was
+// suspended. Later requests are withheld, so that no burst follows.
 const maxLate = 500 * time.Millisecond
 
-// maxAnswer bounds what is read of an answer's body, in bytes.
+// maxAnswer bounds the bytes read of an answer's body.
 const maxAnswer = 1 << 10
 
 // requests sends at the rate until sending ends.
 func (g *Generator) requests(ctx, sending context.Context) {
 	interval := time.Second / time.Duration(g.c.Rate)
-	// As many can be on the way as are sent within a timeout.
+	// The bound of open requests is the number sent within a timeout and one second.
 	most := int(g.c.Timeout/interval) + g.c.Rate
 	next := time.Now()
 	timer := time.NewTimer(0)
@@ -57,7 +56,7 @@ func (g *Generator) requests(ctx, sending context.Context) {
 	}
 }
 
-// request sends one request and notes what became of it.
+// request sends one request and records its outcome.
 func (g *Generator) request(ctx context.Context, c *phase, to netip.AddrPort) {
 	began := time.Now()
 	target, stage, err := g.ask(ctx, to)
@@ -76,8 +75,8 @@ func (g *Generator) request(ctx context.Context, c *phase, to netip.AddrPort) {
 	c.result.Slowest = max(c.result.Slowest, took)
 }
 
-// ask sends one request and returns who answered it, or the stage at which it
-// failed.
+// ask sends one request and returns the name of the target that answered, or the stage at which
+// it failed.
 func (g *Generator) ask(ctx context.Context, to netip.AddrPort) (target, stage string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, g.c.Timeout)
 	defer cancel()

@@ -11,22 +11,22 @@ import (
 	"time"
 )
 
-// Result is what became of what began in a phase.
+// Result counts the outcomes of the requests and flows that began in a phase.
 type Result struct {
 	Took time.Duration // the length of the phase; 0 while it lasts
 
 	Sent, Answered, Failed int // requests
-	// Withheld are requests that were due and not sent, since the machine stood
-	// still or too many were on the way. They say that the run was not what was
-	// asked for; they are no failures.
+	// Withheld counts requests that were due but not sent, since the machine was suspended or too
+	// many requests were open. They do not count as failures, but the run had less load than
+	// configured.
 	Withheld int
 	// Slowest is the longest time from the first SYN of a request to the end of
 	// its answer.
 	Slowest  time.Duration
 	ByTarget map[string]int // answers to requests
 
-	// Flows are the long-lived flows that lived in the phase, by number; a new
-	// one in the place of a broken one follows it.
+	// Flows are the long-lived flows that existed in the phase, by number; a flow that replaces a
+	// broken one follows it.
 	Flows []Flow
 	// Unopened are attempts to open a flow that failed.
 	Unopened int
@@ -35,11 +35,11 @@ type Result struct {
 	Failures []Failure
 }
 
-// Flow is what became of a long-lived flow in a phase.
+// Flow is the outcome of a long-lived flow in a phase.
 type Flow struct {
 	Number    int
 	To        netip.AddrPort
-	Target    string        // who served it
+	Target    string        // the target that served it
 	Opened    time.Duration // when it was opened, since the start of the generator
 	Exchanges int           // frames that were answered
 	// LongestGap is the longest time between two answers, which includes the
@@ -56,12 +56,12 @@ type Failure struct {
 	Err   string
 }
 
-// String is one line for people.
+// String returns the failure as one line.
 func (f Failure) String() string {
 	return fmt.Sprintf("after %.3f s, %s of %s: %s", f.After.Seconds(), f.Stage, f.To, f.Err)
 }
 
-// copy is the result so far. The generator's lock is held.
+// copy returns the result so far. The generator's lock is held.
 func (c *phase) copy() Result {
 	r := c.result
 	r.ByTarget = maps.Clone(r.ByTarget)
@@ -75,7 +75,7 @@ func (c *phase) copy() Result {
 	return r
 }
 
-// Broken counts the broken flows: of targets that stayed, and of those that left.
+// Broken counts the broken flows: of targets that stayed, and of targets that left.
 func (r Result) Broken(left ...string) (ofStayed, ofLeft int) {
 	for _, f := range r.Flows {
 		switch {
@@ -98,8 +98,8 @@ func (r Result) Targets() map[string]int {
 	return n
 }
 
-// LongestGap is the longest time between two answers on a flow of a target that
-// stayed, or from the last answer of such a flow to its break.
+// LongestGap returns the longest time between two answers on a flow of a target that stayed, or
+// from the last answer of such a flow to its break.
 func (r Result) LongestGap(left ...string) time.Duration {
 	var longest time.Duration
 	for _, f := range r.Flows {
@@ -110,8 +110,8 @@ func (r Result) LongestGap(left ...string) time.Duration {
 	return longest
 }
 
-// Lost says what was lost that a planned change may not lose: requests, and
-// flows of targets that stayed. It is nil when nothing was.
+// Lost returns an error if requests or flows of targets that stayed were lost: a planned change
+// may lose neither.
 func (r Result) Lost(left ...string) error {
 	broken, _ := r.Broken(left...)
 	if r.Failed == 0 && broken == 0 {
@@ -129,7 +129,7 @@ func lines(failures []Failure) string {
 	return b.String()
 }
 
-// String is a table for people, with the first failures below it.
+// String returns a table with the first failures below it.
 func (r Result) String() string {
 	return Table(Row{Result: r}) + strings.TrimPrefix(lines(r.Failures), "\n")
 }
@@ -160,9 +160,9 @@ func milliseconds(d time.Duration) string {
 	return fmt.Sprintf("%d ms", d.Round(time.Millisecond).Milliseconds())
 }
 
-// Table is a table for people, a line for each row. "broken" are long-lived
-// flows of targets that stayed, "of leavers" those of targets that left; the
-// longest gap is of targets that stayed.
+// Table formats rows for terminals, one line per row. "broken" counts the long-lived flows of
+// targets that stayed, "of leavers" the flows of targets that left; the longest gap covers the
+// targets that stayed.
 func Table(rows ...Row) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -175,19 +175,18 @@ func Table(rows ...Row) string {
 		width = max(width, len(r.Title))
 	}
 	for _, r := range rows {
-		fmt.Fprintf(w, "%-*s", width, r.Title) // numbers stand to the right, words to the left
+		fmt.Fprintf(w, "%-*s", width, r.Title) // numbers are right-aligned, words left-aligned
 		for _, c := range columns {
 			fmt.Fprint(w, "\t", c.cell(r))
 		}
 		fmt.Fprintln(w, "\t")
 	}
-	// A strings.Builder takes everything.
+	// Writes to a strings.Builder never fail.
 	_ = w.Flush()
 	return b.String()
 }
 
-// SideBySide is a table for people, a column for each row of Table: the same
-// comparison of two runs.
+// SideBySide formats rows like Table, with a column for each row, to compare two runs.
 func SideBySide(rows ...Row) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)

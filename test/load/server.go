@@ -37,9 +37,9 @@ func NewServer(name string) *Server {
 	return &Server{name: name, listeners: map[*listener]struct{}{}, conns: map[*tracked]bool{}}
 }
 
-// ServeRequests answers HTTP requests on a listener, which it closes at the end.
-// Each connection has one request. It is not net/http's server, since that one
-// drops, while it shuts down, requests that it is reading.
+// ServeRequests answers HTTP requests on a listener, which it closes at the end. Each connection
+// has one request. net/http's server is not used, since during a shutdown it drops requests that
+// it is reading.
 func (s *Server) ServeRequests(l net.Listener) { s.accept(l, false, &s.requests, s.answer) }
 
 // ServeFlows answers frames on a listener, which it closes at the end.
@@ -64,8 +64,7 @@ func (s *Server) accept(l net.Listener, flows bool, work *sync.WaitGroup, serve 
 	})
 }
 
-// answer answers one request. What cannot be written, the client misses and
-// counts.
+// answer answers one request. If the write fails, the client counts the missing answer.
 func (s *Server) answer(conn net.Conn) {
 	if conn.SetDeadline(time.Now().Add(MaxTimeout)) != nil {
 		return
@@ -111,7 +110,7 @@ func (s *Server) Connections() (requests, flows int) {
 	return requests, flows
 }
 
-// Refuse closes the listeners: nothing new is accepted, open connections continue.
+// Refuse closes the listeners: no new connection is accepted, open connections continue.
 func (s *Server) Refuse() error {
 	s.mu.Lock()
 	open := make([]*listener, 0, len(s.listeners))
@@ -126,11 +125,10 @@ func (s *Server) Refuse() error {
 	return errors.Join(errs...)
 }
 
-// Shutdown ends gracefully: nothing new is accepted, requests that were accepted
-// are answered, then flows are closed with a FIN. When ctx ends first, what is
-// still open is cut off, and the error says so. A connection that the kernel has
-// and that was not accepted yet is reset: who wants to lose none sees to it first
-// that no new one comes.
+// Shutdown ends gracefully: the server stops accepting, answers the accepted requests, then
+// closes the flows with a FIN. When ctx ends first, open connections are aborted, and the error
+// reports that. The kernel resets connections that are established but not yet accepted, so a
+// caller that must lose none first makes sure that no new ones arrive.
 func (s *Server) Shutdown(ctx context.Context) error {
 	err := s.Refuse()
 	s.accepting.Wait()
@@ -152,8 +150,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return nil
 }
 
-// Abort ends at once: every connection is closed with a RST, if the network lets
-// it out.
+// Abort ends immediately: every connection is closed with a RST, which reaches the client if the
+// network forwards it.
 func (s *Server) Abort() error {
 	err := s.Refuse()
 	s.hangUp(true)
@@ -163,7 +161,7 @@ func (s *Server) Abort() error {
 	return err
 }
 
-// hangUp closes every connection, also those that are accepted from now on.
+// hangUp closes every connection, including connections that are accepted later.
 func (s *Server) hangUp(reset bool) {
 	s.mu.Lock()
 	s.closed = true
@@ -177,7 +175,7 @@ func (s *Server) hangUp(reset bool) {
 	}
 }
 
-// listener notes the connections that it accepts.
+// listener records the connections that it accepts.
 type listener struct {
 	net.Listener
 	server *Server
@@ -192,7 +190,7 @@ func (s *Server) track(l net.Listener, flows bool) *listener {
 	return t
 }
 
-// accept waits for a connection and notes it.
+// accept waits for a connection and records it.
 func (l *listener) accept() (*tracked, error) {
 	for {
 		conn, err := l.Accept()
@@ -217,7 +215,7 @@ func (l *listener) accept() (*tracked, error) {
 	}
 }
 
-// Close closes the listener; a second time is no error.
+// Close closes the listener. A second call is a no-op.
 func (l *listener) Close() error {
 	l.server.mu.Lock()
 	_, open := l.server.listeners[l]
@@ -229,7 +227,7 @@ func (l *listener) Close() error {
 	return l.Listener.Close()
 }
 
-// tracked is a connection that its server forgets when it is closed.
+// tracked is a connection that removes itself from its server when it is closed.
 type tracked struct {
 	*net.TCPConn
 	server *Server

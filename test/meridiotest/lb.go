@@ -53,7 +53,7 @@ type LB struct {
 	server   *grpc.Server
 	listener *stall.Listener
 	served   chan error
-	watchers map[*latest.Value[bool]]bool // what each was sent last
+	watchers map[*latest.Value[bool]]bool // the last state sent to each watcher
 	opened   int                          // streams since New
 }
 
@@ -129,7 +129,8 @@ func (l *LB) Stop() error {
 	})
 }
 
-// Kill ends all connections at once, as SIGKILL does. A start after it is unavailable.
+// Kill closes all connections immediately, as SIGKILL does. After the next start the LB is
+// unavailable.
 func (l *LB) Kill() error {
 	defer l.available.Set(false)
 	return l.end((*grpc.Server).Stop)
@@ -165,7 +166,7 @@ func (l *LB) Opened() int {
 	return l.opened
 }
 
-// Watch implements loadbalancer.v1: the state at once, then each change.
+// Watch implements loadbalancer.v1: it sends the current state, then each change.
 func (l *LB) Watch(_ *emptypb.Empty, stream grpc.ServerStreamingServer[loadbalancerv1.Response]) error {
 	var sent latest.Value[bool]
 	l.mu.Lock()

@@ -11,11 +11,11 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 )
 
-// buffer is the capacity of the NSP's channels, of events and for each watcher. A watcher that does
-// not read fills its own; then the distribution waits for it.
+// buffer is the capacity of the NSP's channels, of events and for each watcher. A watcher that
+// does not read fills its channel; then the distribution waits for it.
 const buffer = 10
 
-// attractors are the attractors of the NSP and those who watch them.
+// attractors holds the attractors of the NSP and their watchers.
 type attractors struct {
 	events      chan struct{}
 	distributed latest.Value[int] // events that every watcher's channel took
@@ -102,7 +102,7 @@ func (a *attractors) distribute(ctx context.Context) {
 			a.mu.Lock()
 			list := a.matching(w.filter)
 			a.mu.Unlock()
-			// The NSP waits without limit, also when the watcher has gone meanwhile.
+			// The NSP waits without limit, even if the watcher has gone in the meantime.
 			select {
 			case w.lists <- list:
 			case <-ctx.Done():

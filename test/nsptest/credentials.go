@@ -7,14 +7,14 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// ServerCredentials are those of Meridio's servers: mTLS that authorizes every SVID of the trust
-// domain.
+// ServerCredentials returns the credentials of Meridio's servers: mTLS that authorizes every
+// SVID of the trust domain.
 func ServerCredentials(svid x509svid.Source, bundle x509bundle.Source) credentials.TransportCredentials {
 	return credentials.NewTLS(tlsconfig.MTLSServerConfig(svid, bundle, tlsconfig.AuthorizeAny()))
 }
 
-// ClientCredentials are those of Meridio's clients: mTLS that authorizes every SVID of the trust
-// domain.
+// ClientCredentials returns the credentials of Meridio's clients: mTLS that authorizes every
+// SVID of the trust domain.
 func ClientCredentials(svid x509svid.Source, bundle x509bundle.Source) credentials.TransportCredentials {
 	return credentials.NewTLS(tlsconfig.MTLSClientConfig(svid, bundle, tlsconfig.AuthorizeAny()))
 }

@@ -17,12 +17,12 @@ import (
 	"github.com/vipgate/vipgate/test/stall"
 )
 
-// DefaultEntryTimeout is that of the NSP (NSP_ENTRY_TIMEOUT).
+// DefaultEntryTimeout is the NSP's default (NSP_ENTRY_TIMEOUT).
 const DefaultEntryTimeout = 60 * time.Second
 
 // Options configure an NSP.
 type Options struct {
-	// Credentials are the server's, such as those of [ServerCredentials].
+	// Credentials are the transport credentials of the server, for example [ServerCredentials].
 	Credentials credentials.TransportCredentials
 	// Listen opens a TCP listener; nil is [lab.Listen]. A test passes one that listens in another
 	// network namespace.
@@ -46,7 +46,7 @@ type NSP struct {
 	server *running // nil while it is stopped
 }
 
-// behavior is how requests are answered.
+// behavior configures the answers to requests.
 type behavior struct {
 	delay time.Duration
 	hang  bool
@@ -132,8 +132,8 @@ func (n *NSP) Addr() string {
 	return n.o.Address
 }
 
-// Freeze stalls the NSP as SIGSTOP does, or continues it: connections stay open, the kernel accepts
-// new ones, and no byte is answered. A restart ends it.
+// Freeze stalls the NSP as SIGSTOP does, or continues it: connections stay open, the kernel
+// accepts new ones, and the NSP does not answer. A restart ends it.
 func (n *NSP) Freeze(frozen bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

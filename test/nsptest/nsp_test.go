@@ -44,8 +44,8 @@ func start(t *testing.T, o nsptest.Options) (*nsptest.NSP, func() *grpc.ClientCo
 	}
 }
 
-// attractor is an attractor whose list needs more than one window of HTTP/2, so that a client that
-// does not read stalls soon.
+// attractor returns an attractor whose list needs more than one window of HTTP/2, so that a
+// client that does not read stalls soon.
 func attractor(vips int) *nspv1.Attractor {
 	trench := &nspv1.Trench{Name: "trench-a"}
 	a := &nspv1.Attractor{Name: "attractor-a", Trench: trench}

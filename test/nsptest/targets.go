@@ -30,7 +30,8 @@ func newTargets(timeout time.Duration) *targets {
 	return &targets{timeout: timeout, expiry: map[string]*time.Timer{}}
 }
 
-// id is the identity of a target: its addresses, type and stream, without context and status.
+// id returns the identity of a target: its addresses, type and stream, without context and
+// status.
 func id(t *nspv1.Target) string {
 	ips := slices.Clone(t.GetIps())
 	slices.Sort(ips)
@@ -163,7 +164,7 @@ func (r *targetRegistry) Register(ctx context.Context, target *nspv1.Target) (*e
 	return &emptypb.Empty{}, nil
 }
 
-// Unregister implements nsp.v1. A target that is not registered is no error.
+// Unregister implements nsp.v1. It succeeds if the target is not registered.
 func (r *targetRegistry) Unregister(ctx context.Context, target *nspv1.Target) (*emptypb.Empty, error) {
 	if err := r.behave(ctx, Request{Method: "Unregister", Target: target}); err != nil {
 		return nil, err
@@ -174,7 +175,8 @@ func (r *targetRegistry) Unregister(ctx context.Context, target *nspv1.Target) (
 	return &emptypb.Empty{}, nil
 }
 
-// Watch implements nsp.v1: all matching targets at once and on each change or renewal of any target.
+// Watch implements nsp.v1: it sends all matching targets first, and again on each change or
+// renewal of any target.
 func (r *targetRegistry) Watch(filter *nspv1.Target, stream grpc.ServerStreamingServer[nspv1.TargetResponse]) error {
 	if err := r.behave(stream.Context(), Request{Method: "Watch", Target: filter}); err != nil {
 		return err

@@ -33,7 +33,7 @@ type Registry struct {
 	index *targetset.Index
 }
 
-// New returns a registry that ends with the test. drainTime is that of stream "s".
+// New returns a registry that ends with the test. drainTime applies to stream "s".
 func New(tb testing.TB, ca *identitytest.CA, drainTime time.Duration) *Registry {
 	tb.Helper()
 	allowance, err := registry.ParseAllowance(ca.ID("/app").String())
@@ -110,7 +110,7 @@ func (r *Registry) States() (states []healthcheck.State) {
 	return states
 }
 
-// publish takes what the registry offers into the index.
+// publish copies the registry's targets into the index.
 func (r *Registry) publish(ctx context.Context) {
 	known := map[string]map[healthcheck.Key]bool{}
 	for {

@@ -17,7 +17,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// Namespace is that of the Secrets.
+// Namespace is the namespace of the Secrets.
 const Namespace = "red"
 
 // The types of events, and the annotation of the bookmark at the end of the current state.
@@ -70,7 +70,7 @@ func (s *Server) start(address string) {
 	s.srv.Listener.Close()
 	s.srv.Listener = l
 	s.srv.EnableHTTP2 = true
-	// Clients that reject the certificate are a part of tests.
+	// Tests include clients that reject the certificate; their handshake errors are not logged.
 	s.srv.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.srv.StartTLS()
 }
@@ -254,7 +254,7 @@ func endOfState(t testing.TB) string {
 	})
 }
 
-// Flush sends what was written.
+// Flush sends the buffered data.
 func Flush(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }
 
 // Mount writes the files that the kubelet mounts into a pod, ca.crt and token, to a directory.

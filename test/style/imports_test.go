@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// kubernetes returns the packages of Kubernetes, and those of kube, that a package depends on.
+// kubernetes returns the packages of Kubernetes and of kube that a package depends on.
 func kubernetes(t *testing.T, pkg string) []string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", pkg)
@@ -27,7 +27,7 @@ func kubernetes(t *testing.T, pkg string) []string {
 	return found
 }
 
-// lb and frontend read a file, and target follows the kernel: they know nothing of Kubernetes
+// lb and frontend read a file, and target follows the kernel: none of them depends on Kubernetes
 // (docs/adr/0025-kubernetes-writes-the-trench-file.md).
 func TestProgramsWithoutKubernetes(t *testing.T) {
 	for _, pkg := range []string{"./cmd/lb", "./cmd/frontend", "./cmd/target"} {

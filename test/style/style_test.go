@@ -34,8 +34,8 @@ type finding struct {
 	detail string
 }
 
-// TestStyle compares the findings of each directory with its allowance. The counts
-// must be equal, so that an allowance falls with the last finding it was for.
+// TestStyle compares the findings of each directory with its allowance. The counts must be
+// equal, so that the allowance is lowered when findings are fixed.
 func TestStyle(t *testing.T) {
 	list, instead := readWords(t)
 	found := map[string][]finding{} // by directory and rule
@@ -130,8 +130,8 @@ func TestLongLines(t *testing.T) {
 	}
 }
 
-// sources returns the files that people write, relative to root. Recorded output,
-// fuzz corpora and generated code are left out.
+// sources returns the handwritten files, relative to root. Recorded output, fuzz corpora and
+// generated code are left out.
 func sources(t *testing.T) []string {
 	t.Helper()
 	var files []string
@@ -168,8 +168,8 @@ func sources(t *testing.T) []string {
 	return files
 }
 
-// search returns the words of the list in a file: in Go files those in comments, strings and
-// names of tests, in contracts those in comments, in others those in the whole text.
+// search returns the listed words in a file: in Go files it searches comments, strings and names
+// of tests, in contracts only comments, in all other files the whole text.
 func search(list *regexp.Regexp, file string, text []byte) ([]finding, error) {
 	switch filepath.Ext(file) {
 	case ".go":
@@ -214,7 +214,7 @@ func search(list *regexp.Regexp, file string, text []byte) ([]finding, error) {
 var (
 	testName = regexp.MustCompile(`^(?:Test|Fuzz|Benchmark|Example)`)
 	capital  = regexp.MustCompile(`[A-Z]`)
-	// protoCode is what precedes a comment: names in it are those of the wire.
+	// protoCode matches the code before a comment: its names are part of the wire protocol.
 	protoCode = regexp.MustCompile(`(?m)^[^/\n]*(?:/[^/\n]+)*`)
 	space     = regexp.MustCompile(`\s+`)
 )
@@ -278,8 +278,7 @@ func longLines(file, text string) []finding {
 	return found
 }
 
-// readWords returns an expression for the words of the list and, for each word,
-// what to use instead of it.
+// readWords returns an expression for the words of the list and the replacement of each word.
 func readWords(t *testing.T) (list *regexp.Regexp, instead map[string]string) {
 	t.Helper()
 	instead = readPairs(t, wordFile, " = ")

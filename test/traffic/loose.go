@@ -15,17 +15,17 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// Replies is a scenario for targets whose replies take any pod (lab.ECMP): no flow breaks, not
-// even those of targets that drain, while these serve.
+// Replies returns a scenario for targets whose replies take any pod (lab.ECMP): no flow breaks,
+// not even flows of draining targets while these still serve.
 func Replies() Scenario {
 	return Scenario{"drain, scale and restart, replies over all pods", 3, true, repliesOverAllPods}
 }
 
-// longDrain is a drain that the scenario takes back before it ends.
+// longDrain is the duration of a drain that the scenario cancels.
 const longDrain = time.Minute
 
-// repliesOverAllPods drains each target and takes that back, adds three targets, restarts two of
-// these, removes them, and restarts the last of the first ones.
+// repliesOverAllPods drains each target and cancels the drain, adds three targets, restarts two
+// of these, removes them, and restarts the last of the first ones.
 func repliesOverAllPods(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
@@ -50,7 +50,7 @@ func repliesOverAllPods(ctx context.Context, t *Trench, g *load.Generator) ([]st
 	if err := errors.Join(t.scale(len(first)), t.wantGone(ctx, more...), g.WaitAnswered(bound, calm)); err != nil {
 		return nil, fmt.Errorf("scale in: %w", err)
 	}
-	// Its flows end with it.
+	// The flows of this target end with it.
 	left := first[len(first)-1:]
 	return left, t.restart(ctx, left[0])
 }

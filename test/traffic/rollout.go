@@ -16,8 +16,8 @@ const (
 	lostPod = 2
 )
 
-// Rollout are the scenarios of a deployment that rolls through ten targets while a pod is lost, in
-// order: one trench plays all of them, with BFD.
+// Rollout returns the scenarios of a deployment that rolls through ten targets while a pod is
+// lost, in order: one trench plays all of them, with BFD.
 func Rollout() []Scenario {
 	return []Scenario{
 		{"rollout of targets 1 to 4", targets, true, rollOut(0, 4)},
@@ -43,8 +43,8 @@ func rollOut(from, to int) func(context.Context, *Trench, *load.Generator) ([]st
 	}
 }
 
-// replaceTargets ends targets and puts new ones with other link addresses in their place, as a
-// deployment does: the next ones follow when these are ready.
+// replaceTargets ends targets and replaces them by new ones with other link addresses, as a
+// Deployment does: the next ones follow when these are ready.
 func (t *Trench) replaceTargets(ctx context.Context, names []string) error {
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
@@ -78,7 +78,7 @@ func losePod(ctx context.Context, t *Trench, _ *load.Generator) ([]string, error
 	return nil, errors.Join(t.Lose(lostPod), t.wantVia(ctx, t.without(0)...))
 }
 
-// returnPod puts a new pod in the place of the one that was lost.
+// returnPod replaces the lost pod by a new one.
 func returnPod(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
 	t.lost = 0
 	return nil, t.replacePod(ctx, lostPod, g)

@@ -10,19 +10,18 @@ import (
 	"github.com/vipgate/vipgate/test/load"
 )
 
-// How much traffic a scenario has. It is far below what the lab sustains, so
-// that whatever is lost was lost by the change.
+// The traffic of a scenario. The lab sustains far more, so that every loss is due to the change.
 const (
 	rate  = 100 // requests per second
 	flows = 24  // long-lived
-	// calm is how many requests are answered before and after the change.
+	// calm is the number of requests that are answered before and after the change.
 	calm = 30
 )
 
 // Scenario is a change under traffic.
 type Scenario struct {
 	Title string
-	// Targets is how many there are when it begins.
+	// Targets is the number of targets at the begin.
 	Targets int
 	// Planned scenarios lose nothing: no request, and no flow of a target that stayed.
 	Planned bool
@@ -30,7 +29,7 @@ type Scenario struct {
 	run func(context.Context, *Trench, *load.Generator) (left []string, err error)
 }
 
-// Scenarios are all of them, in the order in which one trench can play them.
+// Scenarios returns all scenarios, in an order in which one trench can run them.
 func Scenarios() []Scenario {
 	return []Scenario{
 		{"scale from 1 to 10 targets and back", 1, true, scale},
@@ -42,8 +41,8 @@ func Scenarios() []Scenario {
 	}
 }
 
-// Run runs a scenario and returns what happened to the traffic. The error says that the scenario
-// could not be run; what was lost is in the row.
+// Run runs a scenario and returns the outcome of its traffic. The error is set if the scenario
+// could not be run; lost requests and flows are only in the row.
 func (t *Trench) Run(ctx context.Context, s Scenario) (load.Row, error) {
 	row := load.Row{Title: s.Title}
 	fail := func(what string, err error) (load.Row, error) {
@@ -75,7 +74,7 @@ func (t *Trench) Run(ctx context.Context, s Scenario) (load.Row, error) {
 	return row, nil
 }
 
-// Check says what a scenario lost that it may not lose; nil when nothing.
+// Check returns an error if a scenario lost requests or flows that it must keep.
 func (s Scenario) Check(row load.Row) error {
 	if s.Planned {
 		return row.Result.Lost(row.Left...)
@@ -89,10 +88,10 @@ func (s Scenario) Check(row load.Row) error {
 	return nil
 }
 
-// deadShare is more than the share of requests that one of four targets gets.
+// deadShare is above the share of requests that one of four targets gets.
 const deadShare = 0.4
 
-// prepare has so many targets, all ready.
+// prepare scales the trench to n targets and waits until all are ready.
 func (t *Trench) prepare(ctx context.Context, n int) error {
 	gone := t.names()
 	if err := t.scale(n); err != nil {
@@ -106,8 +105,8 @@ func (t *Trench) prepare(ctx context.Context, n int) error {
 	return t.settle(ctx)
 }
 
-// scale adds nine targets, has them all answer, and removes them again. Long-lived
-// flows are those of the one that stays.
+// scale adds nine targets, waits until all of them answer, and removes them again. The
+// long-lived flows belong to the target that stays.
 func scale(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
 	if err := errors.Join(t.scale(targets), t.settle(ctx)); err != nil {
 		return nil, err
@@ -122,7 +121,7 @@ func scale(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) 
 	if err := t.scale(1); err != nil {
 		return left, err
 	}
-	if !t.o.Control { // an orchestrator that waits for the drain
+	if !t.o.Control { // an orchestrator waits for the drain
 		if err := t.wantGone(ctx, left...); err != nil {
 			return left, err
 		}
@@ -135,7 +134,7 @@ func scale(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) 
 	if err := errors.Join(t.wantGone(ctx, left...), g.WaitAnswered(bound, calm)); err != nil {
 		return left, err
 	}
-	for _, name := range left { // for the scenarios to come
+	for _, name := range left { // restore the targets for the next scenarios
 		if err := t.app(name).Start(); err != nil {
 			return left, err
 		}
@@ -166,9 +165,8 @@ func (t *Trench) restart(ctx context.Context, name string) error {
 	return errors.Join(t.app(name).Stop(bound), t.app(name).Start(), t.announce(false, name), t.settle(ctx))
 }
 
-// restartPods replaces all pods, one after the other. In a new pod the lb comes
-// last: nothing orders the containers of a pod, and its image may have to be
-// fetched.
+// restartPods replaces all pods, one after the other. In a new pod the lb starts last: the
+// containers of a pod start in any order, and the lb's image may have to be pulled.
 func restartPods(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
@@ -188,7 +186,7 @@ func restartPods(ctx context.Context, t *Trench, g *load.Generator) ([]string, e
 	return nil, nil
 }
 
-// replacePod puts a new pod in the place of one that has ended.
+// replacePod replaces a pod that has ended by a new one.
 func (t *Trench) replacePod(ctx context.Context, pod int, g *load.Generator) error {
 	bound, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
@@ -223,8 +221,8 @@ func stopFrontend(ctx context.Context, t *Trench, g *load.Generator) ([]string, 
 		t.settle(ctx))
 }
 
-// killTarget cuts a target's wire for good. The scenario ends with the first calm phase after the
-// pods noticed: only what went to that target was lost.
+// killTarget disconnects a target permanently. The scenario ends with the first calm phase after
+// the pods noticed: only requests and flows to that target were lost.
 func killTarget(ctx context.Context, t *Trench, g *load.Generator) ([]string, error) {
 	name := t.names()[3]
 	if err := errors.Join(t.app(name).Kill(), t.wantDown(ctx, name)); err != nil {
@@ -242,7 +240,7 @@ func (t *Trench) Revive() error {
 	return errors.Join(errs...)
 }
 
-// Total is the sum of what rows lost.
+// Total sums the failed requests and broken flows of rows.
 func Total(rows []load.Row) (failed, broken int) {
 	for _, r := range rows {
 		b, _ := r.Result.Broken(r.Left...)

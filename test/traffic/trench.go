@@ -24,46 +24,44 @@ const (
 	pods     = 3
 	gateways = 2
 	targets  = 10
-	// waitTimeout bounds every wait. It is a bound of liveness, far above what is
-	// expected.
+	// waitTimeout bounds every wait. It detects a hang and is far above every expected duration.
 	waitTimeout = 60 * time.Second
 	// pollInterval is the interval at which a condition is checked.
 	pollInterval = 20 * time.Millisecond
 )
 
-// detection is the BFD of the pods: gateways notice a loss after 5 × 200 ms. A machine that is busy
-// for some hundred milliseconds is not taken for one.
+// detection is the BFD configuration of the pods: gateways detect a loss after 5 × 200 ms, so
+// that a machine that is busy for some hundred milliseconds does not cause one.
 const detection = "{minTx: 200ms, minRx: 300ms, multiplier: 5}"
 
-// Checks of the targets, as in the trench file: a death is noticed after
-// Fall × Interval.
+// Checks of the targets, as in the trench file: a loss is detected after Fall × Interval.
 const (
 	Interval = 200 * time.Millisecond
 	Fall     = 3
 )
 
-// VIPs are what clients ask for.
+// VIPs returns the addresses to which clients send requests.
 func VIPs() []netip.Addr {
 	return []netip.Addr{netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("2000::1")}
 }
 
-// Options say how a trench is run.
+// Options configure a Trench.
 type Options struct {
 	Binaries string // the folder of lb, frontend and target
 	// Control runs the pods with --gating=off and without drains.
 	Control bool
-	// BFD guards the sessions with the gateways, which notice the loss of a pod after a second.
-	// Without it their hold time of 3 s does.
+	// BFD guards the sessions with the gateways, which then detect the loss of a pod after a
+	// second, otherwise after their hold time of 3 s.
 	BFD bool
-	// LB are more arguments of lb run.
+	// LB are additional arguments of lb run.
 	LB []string
-	// Targets is how many targets there are at first, 1 to 10.
+	// Targets is the initial number of targets, 1 to 10.
 	Targets int
-	// Replies is the route of what the targets answer.
+	// Replies is the reply route of the targets.
 	Replies lab.Replies
 }
 
-// Trench is three pods behind two gateways, with targets.
+// Trench is three pods with targets and two gateways.
 type Trench struct {
 	*lab.Topology
 	o    Options
@@ -128,7 +126,7 @@ func (t *Trench) startFrontend(p *lab.Pod) error {
 	return p.StartFrontend("--ecmp")
 }
 
-// stop ends both programs of a pod, as a pod's end does.
+// stop ends both programs of a pod, as when a pod is deleted.
 func (t *Trench) stop(ctx context.Context, p *lab.Pod) error {
 	for _, x := range []*lab.Process{p.LB, p.Frontend} {
 		if err := x.Signal(syscall.SIGTERM); err != nil {
@@ -148,6 +146,7 @@ func (t *Trench) write() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var b strings.Builder
+	// The control does not drain.
 	drain, bfd := "1s", ""
 	if t.o.Control {
 		drain = "0s"
@@ -189,7 +188,7 @@ func (t *Trench) scale(n int) error {
 	return t.write()
 }
 
-// announce says in the trench file that targets end, or that they do not.
+// announce sets in the trench file whether targets are ending.
 func (t *Trench) announce(ends bool, names ...string) error {
 	t.mu.Lock()
 	for _, name := range names {
@@ -199,7 +198,7 @@ func (t *Trench) announce(ends bool, names ...string) error {
 	return t.write()
 }
 
-// names are the targets that are in the trench file.
+// names returns the targets in the trench file.
 func (t *Trench) names() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -210,8 +209,8 @@ func (t *Trench) names() []string {
 	return names
 }
 
-// settle waits until every target is ready in every pod that is not lost, and the gateways
-// use all of these.
+// settle waits until every target is ready in every pod that is not lost, and the gateways use
+// all of these pods.
 func (t *Trench) settle(ctx context.Context) error {
 	return errors.Join(t.wantStates(ctx, func(have map[string]targetv1.State) error {
 		for _, name := range t.names() {
@@ -223,7 +222,7 @@ func (t *Trench) settle(ctx context.Context) error {
 	}), t.wantVia(ctx, t.without(0)...))
 }
 
-// without are the pods that are not lost, but for one.
+// without returns the pods that are not lost, except one.
 func (t *Trench) without(pod int) []int {
 	var numbers []int
 	for n := range t.Pods {
@@ -241,7 +240,7 @@ func (t *Trench) wantVia(ctx context.Context, pods ...int) error {
 	return t.WantVia(ctx, pods...)
 }
 
-// wantGone waits until no pod has a target of these names any more.
+// wantGone waits until no pod has a target with one of these names.
 func (t *Trench) wantGone(ctx context.Context, names ...string) error {
 	return t.wantStates(ctx, func(have map[string]targetv1.State) error {
 		for _, name := range names {
@@ -253,7 +252,7 @@ func (t *Trench) wantGone(ctx context.Context, names ...string) error {
 	})
 }
 
-// wantDown waits until no pod takes one of these targets for ready.
+// wantDown waits until these targets are not ready in any pod.
 func (t *Trench) wantDown(ctx context.Context, names ...string) error {
 	return t.wantStates(ctx, func(have map[string]targetv1.State) error {
 		for _, name := range names {
@@ -312,7 +311,7 @@ func (t *Trench) wantEgress(ctx context.Context, p *lab.Pod) error {
 	return errors.Join(err, conn.Close())
 }
 
-// states are the states of the targets in one pod: the worst of their addresses.
+// states returns the states of the targets in one pod: the worst of their addresses.
 func states(ctx context.Context, conn *grpc.ClientConn) (map[string]targetv1.State, error) {
 	have := map[string]targetv1.State{}
 	list, err := targetv1.NewTargetServiceClient(conn).List(ctx, &targetv1.ListRequest{}, grpc.WaitForReady(true))
@@ -327,13 +326,13 @@ func states(ctx context.Context, conn *grpc.ClientConn) (map[string]targetv1.Sta
 	return have, nil
 }
 
-// app is a target by name.
+// app returns a target by its name.
 func (t *Trench) app(name string) *lab.App {
 	i := slices.IndexFunc(t.Targets, func(a *lab.App) bool { return a.Name == name })
 	return t.Targets[i] // names come from names()
 }
 
-// Logs are the ends of the logs of all programs, for a failure.
+// Logs returns the ends of the logs of all programs, for failure messages.
 func (t *Trench) Logs() string {
 	var b strings.Builder
 	for n, p := range t.Pods {

@@ -17,12 +17,12 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// The lease is long, lest a busy machine ends it. It is renewed as often as an lb
-// with the default lease of 1 s does.
+// The lease is long, so that it does not expire on a busy machine. It is renewed as often as by
+// an lb with the default lease of 1 s.
 const (
 	lease = 10 * time.Second
 	beat  = 200 * time.Millisecond
-	// endWithin bounds how long watches get to end.
+	// endWithin bounds the end of the watches.
 	endWithin = 30 * time.Second
 )
 
@@ -38,8 +38,8 @@ type Balancer struct {
 	errs   []error
 }
 
-// Start serves on the pod's readiness socket. The balancer knows no VIP yet. The
-// caller closes it.
+// Start serves on the pod's readiness socket, with an empty table. The caller closes the
+// balancer.
 func Start(ctx context.Context, pod *lab.Pod) (*Balancer, error) {
 	source, err := identity.NewDev(pod.Authority(), spiffeid.RequireFromString(lab.LBID), identity.Options{})
 	if err != nil {
@@ -59,6 +59,7 @@ func Start(ctx context.Context, pod *lab.Pod) (*Balancer, error) {
 			identity.CredentialOptions{Authorize: identity.Authorize(frontend)})))...)
 	readinessv1.RegisterReadinessServiceServer(b.grpc, b.Server)
 
+	// ctx bounds only Start: the balancer serves until Close.
 	ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	b.tasks.Go(func() {
 		if err := source.Run(ctx); err != nil && ctx.Err() == nil {
@@ -91,7 +92,7 @@ func (b *Balancer) failed(err error) {
 	b.errs = append(b.errs, fmt.Errorf("scripted load balancer: %w", err))
 }
 
-// Close ends the watches and the server, and returns what went wrong meanwhile.
+// Close ends the watches and the server, and returns the errors that occurred since Start.
 func (b *Balancer) Close() error {
 	ctx, done := context.WithTimeout(context.Background(), endWithin)
 	defer done()

@@ -73,6 +73,7 @@ func run() error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	// Buffered, because signal.Notify drops signals that the channel cannot take.
 	toggles := make(chan os.Signal, 8)
 	signal.Notify(toggles, syscall.SIGUSR1, syscall.SIGUSR2)
 
