@@ -329,34 +329,14 @@ func (f *fixture) hang(addrs ...netip.AddrPort) *hangingTarget {
 	h := &hangingTarget{}
 	f.t.Cleanup(h.close)
 	for _, a := range addrs {
+		listener, err := f.Backend.Listen("tcp", a.String())
+		f.must(err)
+		h.listeners = append(h.listeners, listener)
+		socket, err := listener.(*net.TCPListener).SyscallConn()
+		f.must(err)
+		f.must(socket.Control(func(fd uintptr) { err = unix.Listen(int(fd), 0) }))
+		f.must(os.NewSyscallError("listen", err))
 		f.must(f.Backend.Do(func() error {
-			family, address := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{
-				Port: int(a.Port()),
-				Addr: a.Addr().As16(),
-			})
-			if a.Addr().Is4() {
-				family, address = unix.AF_INET, &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
-			}
-			fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-			if err != nil {
-				return os.NewSyscallError("socket", err)
-			}
-			file := os.NewFile(uintptr(fd), "hanging target")
-			defer file.Close()
-			if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-				return os.NewSyscallError("setsockopt", err)
-			}
-			if err := unix.Bind(fd, address); err != nil {
-				return os.NewSyscallError("bind", err)
-			}
-			if err := unix.Listen(fd, 0); err != nil {
-				return os.NewSyscallError("listen", err)
-			}
-			listener, err := net.FileListener(file)
-			if err != nil {
-				return err
-			}
-			h.listeners = append(h.listeners, listener)
 			filler, err := net.Dial("tcp", a.String()) // a backlog of 0 holds one
 			if err != nil {
 				return err
