@@ -16,12 +16,12 @@ const gone = "4194305"
 // TestLeftoversAreRemoved checks that the process and the folder of a killed run are removed, and
 // that the process and folder of the current run are kept.
 func TestLeftoversAreRemoved(t *testing.T) {
-	killed, err := os.MkdirTemp(tempDir, "vk-"+gone+"-")
-	if err != nil {
+	own := &Cluster{t: t}
+	if err := own.createFolder(); err != nil { // removes leftovers, too
 		t.Fatal(err)
 	}
-	own := &Cluster{t: t}
-	if err := own.createFolder(); err != nil {
+	killed, err := os.MkdirTemp(tempDir, "vk-"+gone+"-")
+	if err != nil {
 		t.Fatal(err)
 	}
 	left, err := startProcess(killed, "left", "sleep", "600")
