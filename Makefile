@@ -79,7 +79,7 @@ proof: check-root check-go ## The long forms: every fuzz target 10 minutes, the 
 .PHONY: lint
 lint: check-go tools ## Check format, code, floors, language, contracts and generated files
 	@echo "golangci-lint"; $(TOOLS)/golangci-lint run ./...
-	@echo "style"; $(GO) test ./test/style
+	@echo "style"; $(GO) test ./test/style/...
 	@echo "release"; cd tools/release && $(GO) vet . && $(GO) test .
 	@echo "manifests"; cd tools/manifests && $(GO) vet . && $(GO) test -skip TestAPIServer .
 	@echo "go mod tidy"; $(GO) mod tidy -diff

@@ -1,0 +1,133 @@
+package style
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The limits of CONTRIBUTING.md. They only become stricter.
+const (
+	maxFileLines    = 520
+	maxPackageLines = 3_500
+	maxProductLines = 62_300
+	maxMethods      = 40
+	// maxPhrases is the number of stilted phrases per 10 000 words of comments.
+	maxPhrases = 15.0
+)
+
+// exceeding lists packages and types above their limit, with their size. Entries only fall.
+var exceeding = map[string]int{
+	"pkg/dataplane/fwstate": 3814, "pkg/frontend": 3901, "pkg/readiness": 3778,
+	"pkg/bird.Supervisor": 44, "pkg/dataplane.engine": 73, "pkg/dataplane/fwstate.Conn": 83, "pkg/serving.Evaluator": 44,
+}
+
+// TestLimits counts the lines of product files, packages and all product code, and the methods of
+// each type.
+func TestLimits(t *testing.T) {
+	lines, methods := map[string]int{}, map[string]int{}
+	for _, file := range goFiles(t) {
+		folder := filepath.Dir(file)
+		if strings.HasSuffix(file, "_test.go") || !strings.HasPrefix(file, "pkg/") && !strings.HasPrefix(file, "cmd/") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := strings.Count(string(text), "\n")
+		lines[folder] += n
+		if n > maxFileLines {
+			t.Errorf("%s has %d lines; at most %d", file, n, maxFileLines)
+		}
+		tree, err := parser.ParseFile(token.NewFileSet(), file, text, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, declaration := range tree.Decls {
+			if function, ok := declaration.(*ast.FuncDecl); ok && function.Recv != nil {
+				methods[folder+"."+receiver(function)]++
+			}
+		}
+	}
+	total := 0
+	for _, folder := range slices.Sorted(maps.Keys(lines)) {
+		total += lines[folder]
+		if limit := max(maxPackageLines, exceeding[folder]); lines[folder] > limit {
+			t.Errorf("%s has %d lines; at most %d", folder, lines[folder], limit)
+		}
+	}
+	if total > maxProductLines {
+		t.Errorf("the product has %d lines (make lines); at most %d", total, maxProductLines)
+	}
+	for _, name := range slices.Sorted(maps.Keys(methods)) {
+		if limit := max(maxMethods, exceeding[name]); methods[name] > limit {
+			t.Errorf("%s has %d methods; at most %d", name, methods[name], limit)
+		}
+	}
+}
+
+// receiver returns the name of a method's type.
+func receiver(method *ast.FuncDecl) (name string) {
+	ast.Inspect(method.Recv.List[0].Type, func(node ast.Node) bool {
+		if identifier, ok := node.(*ast.Ident); ok && name == "" {
+			name = identifier.Name
+		}
+		return true
+	})
+	return name
+}
+
+// phrases match comments that read as if translated: pronouns and what-clauses in place of nouns,
+// programs that speak.
+var phrases = regexp.MustCompile(`(?i)\b(?:` + strings.Join([]string{
+	`what (?:is|was|are|were|has|had|it|they|the|a|an|another|should|would|can|remains|does|he|others?)\b`,
+	`(?:that|those) of\b`,
+	`at once\b`,
+	`(?:says|say|said|told|tell|tells|hears?|heard|believes?|believed)\b`,
+	`(?:meanwhile|beside|behind|of its own|of their own|of one's own|from then on|by itself)\b`,
+	`others\b`,
+	`(?:is|are|was|were) no (?:[^l]|l[^o])`,
+}, "|") + `)`)
+
+// TestPhrases counts stilted phrases in the comments of product and test code.
+func TestPhrases(t *testing.T) {
+	for _, tests := range []bool{false, true} {
+		words, found := 0, []string(nil)
+		for _, file := range goFiles(t) {
+			if isTest := strings.HasSuffix(file, "_test.go") || strings.HasPrefix(file, "test/"); isTest != tests {
+				continue
+			}
+			text, err := os.ReadFile(filepath.Join(root, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(text)) {
+				before, comment, ok := strings.Cut(line, "//")
+				if !ok || strings.Contains(line, "://") || strings.TrimRight(before, " \t") == before && before != "" {
+					continue // no comment
+				}
+				words += len(strings.Fields(comment))
+				for range phrases.FindAllString(comment, -1) {
+					found = append(found, file+": "+strings.TrimSpace(comment))
+				}
+			}
+		}
+		if rate := 1e4 * float64(len(found)) / float64(words); rate > maxPhrases {
+			t.Errorf("%.1f phrases per 10 000 words of comments; at most %.0f:\n%s", rate, maxPhrases, strings.Join(found, "\n"))
+		}
+	}
+}
+
+// goFiles returns the handwritten Go files.
+func goFiles(t *testing.T) []string {
+	t.Helper()
+	return slices.DeleteFunc(sources(t), func(file string) bool { return filepath.Ext(file) != ".go" })
+}
