@@ -41,8 +41,6 @@ func program() cli.Program {
 		Aliases: []cli.Alias{
 			cli.Renamed("VIPGATE_ON_MISSING_FILE", "VIPGATE_ON_FILE_GONE"),
 			cli.Renamed("VIPGATE_ON_REGISTRATION_EXPIRY", "VIPGATE_ON_REGISTRY_GONE"),
-			cli.Renamed("VIPGATE_OUTAGE_THRESHOLD", "VIPGATE_SUDDEN_LOSS"),
-			cli.Renamed("VIPGATE_ON_OUTAGE", "VIPGATE_ON_SUDDEN_LOSS"),
 		},
 		Options: []kong.Option{
 			cli.Mapper("a subnet such as 172.16.0.0/16", parseSubnet),

@@ -12,18 +12,15 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/lb"
-	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/registry"
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
 type targetFlags struct {
-	Source          []string       `help:"Source of targets; repeatable, the targets of all sources are united: file (the trench file), registry (TargetService)." default:"file" placeholder:"file|registry" group:"Targets"`
-	OnMissingFile   string         `aliases:"on-file-gone" help:"What happens to the targets of the trench file while it cannot be read at all: hold, drain or drop. (With an invalid file the previous configuration stays in force.)" enum:"hold,drain,drop" default:"hold" group:"Targets"`
-	TargetSubnet    []netip.Prefix `help:"Subnet in which targets may be; repeatable. Absent: anywhere but in a VIP." placeholder:"PREFIX" group:"Targets"`
-	StateDir        string         `help:"Directory for what survives a restart: drains by an operator, registrations, holds of the data plane." default:"/run/vipgate/lb" type:"path" placeholder:"DIR" group:"Targets"`
-	OutageThreshold outage.Percent `aliases:"sudden-loss" help:"Suspect an outage of the target network when at least this share of all targets, of 10 or more, fails within one check interval without an answer; such as 80%." default:"off" placeholder:"SHARE" group:"Targets"`
-	OnOutage        string         `aliases:"on-sudden-loss" help:"What happens during a suspected outage: withdraw (the usual effect of failed checks, with the reason SUSPECT) or hold (the targets count as ready)." enum:"withdraw,hold" default:"withdraw" group:"Targets"`
+	Source        []string       `help:"Source of targets; repeatable, the targets of all sources are united: file (the trench file), registry (TargetService)." default:"file" placeholder:"file|registry" group:"Targets"`
+	OnMissingFile string         `aliases:"on-file-gone" help:"What happens to the targets of the trench file while it cannot be read at all: hold, drain or drop. (With an invalid file the previous configuration stays in force.)" enum:"hold,drain,drop" default:"hold" group:"Targets"`
+	TargetSubnet  []netip.Prefix `help:"Subnet in which targets may be; repeatable. Absent: anywhere but in a VIP." placeholder:"PREFIX" group:"Targets"`
+	StateDir      string         `help:"Directory for what survives a restart: drains by an operator, registrations, holds of the data plane." default:"/run/vipgate/lb" type:"path" placeholder:"DIR" group:"Targets"`
 
 	TargetID             []registry.Allowance `name:"target-id" help:"SPIFFE IDs that may register targets, of one stream or of all: [STREAM=]spiffe://TD/PATH, where * stands for one segment and a last ** for the rest; repeatable." placeholder:"[STREAM=]ID" group:"Registry"`
 	TargetQuota          int                  `help:"How many targets one SPIFFE ID may register. The neighbor table of the node, of 1024 entries by default, must hold those of all IDs." default:"100" placeholder:"N" group:"Registry"`
@@ -61,7 +58,6 @@ func (f *targetFlags) options() lb.TargetOptions {
 		RegistrySettle: f.RegistrySettle,
 		RegistryAddr:   f.RegistryAddress, Subnets: f.TargetSubnet, StateDir: f.StateDir,
 		WriteReadinessDir: f.WriteReadinessDir,
-		Outage:            outage.Options{Threshold: f.OutageThreshold, Hold: f.OnOutage == "hold"},
 	}
 }
 

@@ -49,7 +49,6 @@ func TestInvalidTargetFlags(t *testing.T) {
 		"--source=directory":                               "--source=directory: write file or registry",
 		"--state-dir=":                                     "--state-dir is empty",
 		"--on-missing-file=keep":                           "must be one of",
-		"--outage-threshold=0":                             "--outage-threshold",
 		"--source=registry --target-id=td/a":               "is not a pattern of SPIFFE IDs",
 	} {
 		t.Run(line, func(t *testing.T) {
@@ -78,7 +77,7 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 	f, err = parsed(t, strings.Fields("--source=registry --target-id=spiffe://td/a --on-registration-expiry=hold "+
 		"--on-missing-file=drop "+
 		"--target-subnet=172.16.0.0/16 --target-subnet=fd00::/8 "+
-		"--on-outage=hold --registry-address=10.0.0.5:7790 --write-readiness-dir=/run/y --state-dir=/s --target-quota=3 "+
+		"--registry-address=10.0.0.5:7790 --write-readiness-dir=/run/y --state-dir=/s --target-quota=3 "+
 		"--registry-grace=1s --registry-settle=2s")...)
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +86,7 @@ func TestFlagsOfTargetsBecomeOptions(t *testing.T) {
 	r := o.Registry
 	if o.File || r.Off || r.OnGone != targetset.Hold || r.Quota != 3 || r.Grace != time.Second || len(r.Allow) != 1 ||
 		o.RegistrySettle != 2*time.Second ||
-		o.OnFileGone != targetset.Drop || len(o.Subnets) != 2 || !o.Outage.Hold ||
+		o.OnFileGone != targetset.Drop || len(o.Subnets) != 2 ||
 		o.RegistryAddr != "10.0.0.5:7790" || o.WriteReadinessDir != "/run/y" || o.StateDir != "/s" {
 		t.Errorf("options %+v", o)
 	}
@@ -98,8 +97,6 @@ func TestRenamedFlags(t *testing.T) {
 	for _, tt := range []struct{ old, variable, value, renamed string }{
 		{"--on-file-gone", "VIPGATE_ON_FILE_GONE", "drop", "--on-missing-file"},
 		{"--on-registry-gone", "VIPGATE_ON_REGISTRY_GONE", "hold", "--on-registration-expiry"},
-		{"--sudden-loss", "VIPGATE_SUDDEN_LOSS", "80%", "--outage-threshold"},
-		{"--on-sudden-loss", "VIPGATE_ON_SUDDEN_LOSS", "hold", "--on-outage"},
 	} {
 		t.Run(tt.old, func(t *testing.T) {
 			want, err := parsed(t, tt.renamed+"="+tt.value)

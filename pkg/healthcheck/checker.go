@@ -85,7 +85,6 @@ type Checker struct {
 // reportedAs is the part of Health whose change is reported.
 type reportedAs struct {
 	state     State
-	silent    bool
 	deferred  bool
 	diagnosis string
 }
@@ -362,7 +361,6 @@ func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health
 		e.alive = now
 		c.expect(e)
 	default:
-		e.Silent = o.silent
 		e.count(o.verdict == succeeded)
 		e.LastCheck, e.alive, e.overdue = now, now, false
 		c.expect(e)
@@ -374,9 +372,7 @@ func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health
 	if after.State != before.State {
 		e.Since = now
 	}
-	// Outage detection must learn when a target that is not ready answers again.
-	if after.State != before.State || after.Deferred != before.Deferred ||
-		after.State == NotReady && after.Silent != before.Silent {
+	if after.State != before.State || after.Deferred != before.Deferred {
 		c.dirty[e.Key] = struct{}{}
 		latest.Wake(c.changed)
 	}

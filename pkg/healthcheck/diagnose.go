@@ -34,7 +34,6 @@ const (
 // checked.
 type diagnosis struct {
 	text    string // "" before the first
-	silent  bool   // the target answers nothing at all
 	at      time.Time
 	running bool
 }
@@ -53,7 +52,7 @@ func (c *Checker) examine(p probe, o outcome, now time.Time) outcome {
 		return o
 	case c.LocalVIP != nil && c.LocalVIP(p.to) != "":
 		e.diagnosis = diagnosis{}
-		o.reason, o.silent = c.LocalVIP(p.to), false
+		o.reason = c.LocalVIP(p.to)
 		return o
 	case o.refused:
 		e.diagnosis = diagnosis{}
@@ -74,7 +73,7 @@ func (c *Checker) examine(p probe, o outcome, now time.Time) outcome {
 		}
 	}
 	if d.text != "" {
-		o.reason, o.silent = d.text, d.silent
+		o.reason = d.text
 	}
 	return o
 }
@@ -86,11 +85,11 @@ func (c *Checker) diagnose(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case p := <-c.diagnoses:
-			text, silent := p.diagnose(ctx)
+			text := p.diagnose(ctx)
 			if ctx.Err() != nil {
 				return
 			}
-			c.diagnosed(p, diagnosis{text: text, silent: silent, at: time.Now()})
+			c.diagnosed(p, diagnosis{text: text, at: time.Now()})
 		}
 		select {
 		case <-ctx.Done():
@@ -108,26 +107,26 @@ func (c *Checker) diagnosed(p probe, d diagnosis) {
 		return
 	}
 	e.diagnosis = d
-	e.LastError, e.Silent = d.text, d.silent
+	e.LastError = d.text
 	c.dirty[e.Key] = struct{}{}
 	latest.Wake(c.changed)
 }
 
 // diagnose finds the failing part of the path to a VIP: the target, the VIP on it, or the path of
-// its replies. silent reports whether the target answers nothing at all.
-func (p probe) diagnose(ctx context.Context) (text string, silent bool) {
+// its replies.
+func (p probe) diagnose(ctx context.Context) string {
 	own := path{to: p.entry.Addr, source: p.plan.source(vip.FamilyOf(p.entry.Addr))}
 	if !p.answers(ctx, own) {
-		return fmt.Sprintf("%s port %d: no answer, and none at %s either", p.to, p.plan.port, own.to), true
+		return fmt.Sprintf("%s port %d: no answer, and none at %s either", p.to, p.plan.port, own.to)
 	}
 	// The target reaches this address without a route, so only a missing VIP can prevent an answer.
 	near := p.path
 	near.source = localAddr(ctx, own.to)
 	if near.source.IsValid() && near.source != p.source && p.answers(ctx, near) {
 		return fmt.Sprintf("the target accepts %s, but its replies to other networks do not return; "+
-			"is \"target run\" running there?", p.to), false
+			"is \"target run\" running there?", p.to)
 	}
-	return p.askSidecar(ctx, own), false
+	return p.askSidecar(ctx, own)
 }
 
 // answers reports whether a connection is accepted, or refused.

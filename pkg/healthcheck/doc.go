@@ -10,9 +10,7 @@
 // With a data plane a check takes the path of traffic: with the fwmark of the target to a VIP of the
 // stream ([trench.Via]). Why a VIP does not answer is diagnosed apart from the checks.
 //
-// A check that has no source address, or no fwmark yet, gives no verdict. A failure without any
-// answer is marked as [Health.Silent], by which package outage distinguishes a lost network from
-// failed targets.
+// A check that has no source address, or no fwmark yet, gives no verdict.
 //
 // A new kind of check is a field of [trench.Check], a file probe_*.go, and a case in newPlan.
 package healthcheck

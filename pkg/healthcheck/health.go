@@ -47,18 +47,13 @@ type Health struct {
 	LastCheck time.Time
 	// LastError is the reason why the last check failed, or could not run; "" when it succeeded.
 	LastError string
-	// Silent reports whether the last check failed without any answer: it timed out, or no route
-	// leads to the target. A refused connection or a wrong answer is not silent, since it shows
-	// that the network works.
-	Silent bool
 	// Deferred reports whether a target without a verdict waits for the source address of its checks.
 	Deferred bool
 }
 
 // Evaluation lists the changes since the previous Evaluate.
 type Evaluation struct {
-	// Changed lists new targets, targets whose state or Deferred changed, and targets that are not
-	// ready and whose Silent changed.
+	// Changed lists new targets, and targets whose state or Deferred changed.
 	Changed []Health
 	// Removed lists the targets that were reported before and are no longer configured.
 	Removed []Key

@@ -196,7 +196,7 @@ const (
 // outcome is the result of a check; reason is "" when it succeeded.
 type outcome struct {
 	verdict verdict
-	silent  bool // see [Health.Silent]
+	silent  bool // no answer at all: a timeout, or no route, link or neighbor entry
 	reason  string
 	refused bool // the connection
 }

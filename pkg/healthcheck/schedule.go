@@ -62,7 +62,7 @@ func (e *entry) path() path {
 
 func (e *entry) reportedAs() reportedAs {
 	h := e.health()
-	return reportedAs{h.State, h.State == NotReady && h.Silent, h.Deferred, e.diagnosis.text}
+	return reportedAs{h.State, h.Deferred, e.diagnosis.text}
 }
 
 // deadline is when the target becomes overdue unless a check ends before.

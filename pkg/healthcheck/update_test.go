@@ -12,7 +12,6 @@ import (
 	"slices"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -288,27 +287,6 @@ func TestFailuresReportAnswers(t *testing.T) {
 	}
 }
 
-func TestSilenceIsReportedAndEnds(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		n := newNetwork()
-		c, stop := start(t, Options{dial: n.DialContext})
-		defer stop()
-		c.Configure([]trench.Stream{stream(1, testCheck)})
-		for _, step := range []struct {
-			err  error
-			want bool
-		}{{syscall.EHOSTUNREACH, true}, {syscall.ECONNREFUSED, false}, {syscall.ENETUNREACH, true}, {nil, false}} {
-			n.refuse("10.0.0.1", step.err)
-			advance(5 * time.Second)
-			c.Evaluate(time.Now())
-			if h := c.List()[0]; h.Silent != step.want {
-				t.Errorf("%v: silent is %v", step.err, h.Silent)
-			}
-		}
-		synctest.Wait()
-	})
-}
-
 // A real socket refuses a source address that this machine does not have.
 func TestMissingSourceAddressIsNoVerdict(t *testing.T) {
 	s := serve(t, "127.0.0.1:0")
@@ -374,7 +352,7 @@ func TestHTTPAndGRPCInChecker(t *testing.T) {
 	target := []trench.Target{{Name: "a", IPs: []netip.Addr{loopback4}}}
 	c.Configure([]trench.Stream{{Name: "s", Check: check, Targets: target}})
 	follow(t, c, "a wrong answer", func(Evaluation) bool { return c.List()[0].State == NotReady })
-	if h := c.List()[0]; h.Silent || h.LastError == "" {
+	if h := c.List()[0]; h.LastError == "" {
 		t.Errorf("got %+v", h)
 	}
 	check.Source4 = netip.MustParseAddr("127.0.0.77")
@@ -383,44 +361,6 @@ func TestHTTPAndGRPCInChecker(t *testing.T) {
 	check.HTTP, check.GRPC = trench.HTTPCheck{}, trench.GRPCCheck{Port: port}
 	c.Configure([]trench.Stream{{Name: "s", Check: check, Targets: target}})
 	follow(t, c, "no gRPC there", func(Evaluation) bool { return c.List()[0].State == NotReady })
-}
-
-// Outage detection is notified when a silent target answers although it stays not ready. A
-// check that could not run does not count as an answer.
-func TestEndOfSilenceIsReported(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		n := newNetwork()
-		n.refuse("10.0.0.1", syscall.EHOSTUNREACH)
-		c, stop := start(t, Options{dial: n.DialContext})
-		defer stop()
-		c.Configure([]trench.Stream{stream(1, testCheck)})
-		advance(3 * time.Second)
-		if e := c.Evaluate(time.Now()); len(e.Changed) != 1 || e.Changed[0].State != NotReady || !e.Changed[0].Silent {
-			t.Fatalf("got %+v", e)
-		}
-		since := c.List()[0].Since
-		for _, step := range []struct {
-			err      error
-			reported bool
-		}{
-			{syscall.EMFILE, false},
-			{syscall.EHOSTUNREACH, false},
-			{syscall.ECONNREFUSED, true},
-			{syscall.ECONNREFUSED, false},
-			{syscall.EHOSTUNREACH, true},
-		} {
-			drain(c)
-			n.refuse("10.0.0.1", step.err)
-			advance(1500 * time.Millisecond)
-			woken, e := drain(c), c.Evaluate(time.Now())
-			if reported := len(e.Changed) == 1; reported != step.reported || woken != step.reported {
-				t.Fatalf("after %v: woken %v, reported %+v", step.err, woken, e.Changed)
-			}
-			if h := c.List()[0]; h.State != NotReady || !h.Since.Equal(since) {
-				t.Fatalf("after %v: %+v", step.err, h)
-			}
-		}
-	})
 }
 
 func TestFewTargetsShareWakeUps(t *testing.T) {

@@ -56,7 +56,7 @@ func TestVIPsAreCheckedInTurn(t *testing.T) {
 		advance(8 * time.Second)
 		h := c.List()[0]
 		if want := "port 5000: connection refused: the application does not listen on 20.0.1.0"; h.State != NotReady ||
-			h.Silent || h.LastError != want {
+			h.LastError != want {
 			t.Errorf("got %v: %q, want %q", h.State, h.LastError, want)
 		}
 		since := len(n.dialed())

@@ -158,7 +158,7 @@ func neighborTables() string {
 
 // targetMetrics returns the targets at the moment of a scrape.
 func (p *process) targetMetrics() metrics.Targets {
-	m := metrics.Targets{States: map[string]int{}, OutageSuspected: p.loop.outage.Load()}
+	m := metrics.Targets{States: map[string]int{}}
 	for s := healthcheck.Starting; s <= healthcheck.Drained; s++ {
 		m.States[s.String()] = 0
 	}

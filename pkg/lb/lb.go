@@ -31,7 +31,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
-	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/registry"
@@ -92,7 +91,6 @@ type TargetOptions struct {
 	Subnets           []netip.Prefix // where targets may be; none: anywhere
 	StateDir          string         // where drains by operators and registrations survive a restart
 	WriteReadinessDir string         // of readiness files that are written; empty for none
-	Outage            outage.Options
 }
 
 const (
@@ -233,7 +231,7 @@ func newProcess(o Options) (*process, error) {
 			// left for the frontend to connect.
 			Settle:         min(cmp.Or(o.StaleGrace/2, maxSettle), maxSettle),
 			RegistrySettle: o.Targets.RegistrySettle, Restored: p.sources.registry.Restored,
-			Outage: o.Targets.Outage, DataPlane: o.DataPlane != nil, WithdrawTime: o.DrainTime + stopMargin,
+			DataPlane: o.DataPlane != nil, WithdrawTime: o.DrainTime + stopMargin,
 		}),
 	}
 	p.metrics.Targets(p.targetMetrics)

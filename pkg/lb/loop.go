@@ -9,7 +9,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/latest"
-	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/serving"
@@ -57,7 +56,6 @@ type loop struct {
 	// not block.
 	configured func()
 	ready      chan struct{}
-	outage     atomic.Bool
 	pulse      task.Pulse
 
 	plane      plane // nil: no data plane
@@ -263,7 +261,6 @@ func (l *loop) publish(in input, d decision) {
 	if d.committed {
 		l.observe(d.Decision, d.revision)
 	}
-	l.noteOutage(d.Outage)
 }
 
 // forward passes a changed desired state to the data plane. It returns when to call it again.
@@ -294,16 +291,6 @@ func (l *loop) forward(now time.Time) (next time.Time) {
 			"stream", r.Stream, "vips", r.VIPs, "after", r.After.Round(time.Millisecond))
 	}
 	return out.Next
-}
-
-// noteOutage logs when a suspected outage begins and ends.
-func (l *loop) noteOutage(v outage.Verdict) {
-	switch was := l.outage.Swap(v.Outage); {
-	case v.Outage && !was:
-		l.log.Error("mass target failure: the target network appears to be down", "detail", v.Detail)
-	case was && !v.Outage:
-		l.log.Info("mass target failure is over: a target answers")
-	}
 }
 
 // commit commits a decision unless nothing changed.

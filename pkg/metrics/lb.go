@@ -43,8 +43,7 @@ type Targets struct {
 	States  map[string]int
 	Sources []Source
 	// Rejections counts rejected calls of the registry.
-	Rejections      uint64
-	OutageSuspected bool
+	Rejections uint64
 }
 
 // Source is one source of targets.
@@ -67,9 +66,6 @@ func (l *LB) Targets(read func() Targets) {
 			send(LBSourceProblems, float64(s.Problems), s.Name)
 		}
 		send(LBRegistryRejections, float64(t.Rejections))
-		send(lbRegistryRefusals, float64(t.Rejections))
-		send(LBOutageSuspected, boolValue(t.OutageSuspected))
-		send(lbSuspect, boolValue(t.OutageSuspected))
 	}))
 }
 

@@ -99,7 +99,7 @@ func fullLB() *LB {
 	l.Frontend(true, 1)
 	l.Targets(func() Targets {
 		return Targets{
-			States: map[string]int{"ready": 2, "not ready": 1}, Rejections: 3, OutageSuspected: true,
+			States: map[string]int{"ready": 2, "not ready": 1}, Rejections: 3,
 			Sources: []Source{{Name: "file", Live: true, Targets: 3, Problems: 1}, {Name: "registry"}},
 		}
 	})
@@ -338,7 +338,7 @@ func TestTargetsAtScrape(t *testing.T) {
 	l := NewLB("1")
 	wantSeries(t, l.Registry(), LBTargets, map[string]float64{})
 	now := Targets{
-		States: map[string]int{"ready": 2, "not ready": 1}, Rejections: 3, OutageSuspected: true,
+		States: map[string]int{"ready": 2, "not ready": 1}, Rejections: 3,
 		Sources: []Source{{"file", true, 3, 1}, {Name: "registry"}},
 	}
 	l.Targets(func() Targets { return now })
@@ -347,12 +347,6 @@ func TestTargetsAtScrape(t *testing.T) {
 	wantSeries(t, l.Registry(), LBSourceTargets, map[string]float64{"source=file": 3, "source=registry": 0})
 	wantSeries(t, l.Registry(), LBSourceProblems, map[string]float64{"source=file": 1, "source=registry": 0})
 	wantSeries(t, l.Registry(), LBRegistryRejections, map[string]float64{"": 3})
-	wantSeries(t, l.Registry(), LBOutageSuspected, map[string]float64{"": 1})
-	// The names of older versions.
-	wantSeries(t, l.Registry(), lbRegistryRefusals, map[string]float64{"": 3})
-	wantSeries(t, l.Registry(), lbSuspect, map[string]float64{"": 1})
-	now.OutageSuspected = false
-	wantSeries(t, l.Registry(), LBOutageSuspected, map[string]float64{"": 0})
 }
 
 func TestIdentityHasOneSeries(t *testing.T) {

@@ -178,8 +178,6 @@ var (
 		"What the source offers and is not taken; `lb status` names each.", "source")
 	LBRegistryRejections = counter("vipgate_lb_registry_rejections_total",
 		"Calls of the registry that were rejected since the start.")
-	LBOutageSuspected = gauge("vipgate_lb_outage_suspected",
-		"1 during a mass target failure, when the target network appears to be down (--outage-threshold).")
 	LBDataPlaneTargets = gauge("vipgate_lb_dataplane_targets",
 		"Addresses of targets in the data plane: serving (the kernel confirmed it), pending (it did not yet), "+
 			"draining, down, unknown (left as it is). Absent without a data plane, as are the next ones.", "state")
@@ -199,10 +197,6 @@ var (
 			"without a match.", "stream")
 	LBDataPlaneApply = histogram("vipgate_lb_dataplane_apply_seconds",
 		"From a decision about the data plane to what the kernel confirmed of it.")
-
-	lbRegistryRefusals = counter("vipgate_lb_registry_refusals_total",
-		"Deprecated: use vipgate_lb_registry_rejections_total.")
-	lbSuspect = gauge("vipgate_lb_suspect", "Deprecated: use vipgate_lb_outage_suspected.")
 )
 
 // Metrics of kube.

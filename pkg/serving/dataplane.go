@@ -61,7 +61,7 @@ func (e *Evaluator) role(s *stream, m *targetset.Member, ip netip.Addr) plan.Rol
 		return plan.Down
 	case !known || h.State == healthcheck.Starting:
 		return plan.Unknown
-	case h.State == healthcheck.Ready || e.outages.Held(h.Key):
+	case h.State == healthcheck.Ready:
 		switch {
 		case s.settles(f) && !e.kernel.serving(s.Name, f):
 			return plan.Unknown // all targets enter the table together

@@ -557,12 +557,6 @@ func TestUnreachableTarget(t *testing.T) {
 	p.wantRole("s", "a", vip.IPv4, plan.Serving)
 	p.confirm()
 	p.want(vipA, vip.Ready, reasonReady, 2, 2)
-
-	p.e.kernel.ignoreNeighbors = true
-	state = applied(p.e.kernel.state, p.last())
-	state.Unreachable = map[netip.Addr]string{netip.MustParseAddr("172.16.0.1"): "neighbor 172.16.0.1 does not answer"}
-	p.confirmState(state)
-	p.want(vipA, vip.Ready, reasonReady, 2, 2)
 }
 
 func TestOwnerOfSharedVIP(t *testing.T) {

@@ -19,8 +19,7 @@ type kernel struct {
 	// problems maps each VIP to its first problem.
 	problems map[vip.VIP]*plan.Problem
 	// drift maps VIPs, as text, to a description of their drift.
-	drift           map[string]string
-	ignoreNeighbors bool
+	drift map[string]string
 	// revoked maps removed entries to the revision of the desired state that removes them. Until
 	// the kernel confirms that revision they do not count, even if they are desired again.
 	revoked map[revocation]uint64
@@ -51,7 +50,7 @@ func (k *kernel) serving(stream string, f vip.Family) bool {
 
 // unreachable returns why packets cannot reach an address; "" if they can.
 func (k *kernel) unreachable(a netip.Addr) string {
-	if k == nil || k.ignoreNeighbors {
+	if k == nil {
 		return ""
 	}
 	return k.state.Unreachable[a]

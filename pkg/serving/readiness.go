@@ -49,8 +49,8 @@ func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
 	f, streams := g.family, g.streams
 	down, forwarded := in&isDown != 0, in&isForwarded != 0
 	r := readiness.VIPReadiness{State: vip.NotReady}
-	var starting, overdue, suspected uint32
-	var enough, held, alive bool
+	var starting, overdue uint32
+	var enough, alive bool
 	var failing string
 	var drainEnd time.Time
 	var registering *stream // has enough targets, and may get more
@@ -65,7 +65,6 @@ func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
 		r.TotalTargets += t.total
 		starting += t.starting
 		overdue += t.overdue
-		suspected += t.suspected
 		if failing == "" && t.failing != "" {
 			failing = s.counts(f, t.failing)
 		}
@@ -74,7 +73,6 @@ func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
 		case gathers && forwarded && s.enough(t.ready):
 			registering = s
 		case !gathers && forwarded && (s.enough(t.ready) || t.relieved):
-			held = (!enough || held) && t.ready-t.held < uint32(s.MinReady) && !t.relieved
 			enough = true
 		case !gathers && forwarded && t.drainEnd.After(drainEnd):
 			// This stream explains the drain.
@@ -86,8 +84,6 @@ func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
 	waits := down && g.settles()
 	enough = enough && !waits
 	switch {
-	case held && enough && e.outage != "": // a pending failure is not suspected yet
-		r.State, r.Reason, r.Detail = vip.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, e.outage
 	case enough:
 		r.State, r.Reason, r.Detail = vip.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, failing
 	case !drainEnd.IsZero():
@@ -105,8 +101,6 @@ func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
 	case r.TotalTargets == 0:
 		r.Reason = readinessv1.VipReason_VIP_REASON_NO_TARGETS
 		r.Detail = fmt.Sprintf("no target has an %s address", f)
-	case suspected > 0:
-		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_SUSPECT, e.outage
 	case overdue > 0:
 		r.Reason = readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE
 	case starting > 0:

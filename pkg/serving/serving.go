@@ -8,7 +8,6 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
-	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -27,7 +26,6 @@ type Options struct {
 	// Restored reports whether every target of a stream that was registered at the end of the previous
 	// process is registered again, which ends the wait. nil if that process had no registrations.
 	Restored     func(stream string) bool
-	Outage       outage.Options
 	DataPlane    bool          // only confirmed kernel state counts
 	WithdrawTime time.Duration // of the frontend, before the last target of a VIP leaves the data plane
 }
@@ -51,11 +49,6 @@ type Evaluator struct {
 	// changed is empty between two evaluations, and keeps its memory.
 	changed []int
 
-	outages *outage.Detector
-	outage  string // describes a suspected outage
-	// drained are addresses that the outage detector ignores: an operator may drain all targets.
-	drained map[healthcheck.Key]bool
-
 	// Input of Targets: streams with changed targets, their previous addresses, addresses whose
 	// health changed.
 	retargeted map[string]bool
@@ -69,17 +62,12 @@ type Evaluator struct {
 // New returns an Evaluator without VIPs and streams.
 func New(o Options) *Evaluator {
 	e := &Evaluator{
-		options: o, outages: outage.New(o.Outage),
-		health: map[healthcheck.Key]healthcheck.Health{}, drained: map[healthcheck.Key]bool{},
+		options: o, health: map[healthcheck.Key]healthcheck.Health{},
 		retargeted: map[string]bool{}, left: map[healthcheck.Key]bool{},
 	}
 	e.forwarding.counted = map[string]bool{}
 	if o.DataPlane {
-		// In an outage of the target network the neighbor entries of all targets fail before the
-		// checks do. If they counted, holding the targets would have no effect.
-		e.kernel = &kernel{
-			ignoreNeighbors: o.Outage.Hold && o.Outage.Threshold != 0, revoked: map[revocation]uint64{},
-		}
+		e.kernel = &kernel{revoked: map[revocation]uint64{}}
 		e.forwarding = forwarding{
 			desired: map[string]*plan.Stream{}, sent: &plan.Desired{},
 			counted: map[string]bool{}, differs: map[string]bool{}, holds: map[holdKey]*hold{},
@@ -152,11 +140,10 @@ func (e *Evaluator) join(now time.Time, s *stream, members []targetset.Member) {
 
 // Result lists the changes of an evaluation.
 type Result struct {
-	readiness.Decision      // without Synced and At
-	StreamsChanged     bool // a stream became ready in some family, or no longer is
-	Outage             outage.Verdict
+	readiness.Decision           // without Synced and At
+	StreamsChanged     bool      // a stream became ready in some family, or no longer is
 	Settling           bool      // a new stream waits for first verdicts of checks that run
-	Next               time.Time // when a wait or a suspected outage ends; zero for never
+	Next               time.Time // when a wait ends; zero for never
 }
 
 // Evaluate applies changed health, and judges the VIPs that the inputs since the last call affect.
@@ -170,7 +157,7 @@ func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Resul
 		e.mark(h.Key)
 		e.checked = append(e.checked, h.Key)
 	}
-	r := Result{Outage: e.detectOutage(now, checks)}
+	var r Result
 	for _, s := range e.dirty {
 		before, wasReady := s.tallies, s.ready()
 		e.count(s)
@@ -188,7 +175,7 @@ func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Resul
 	gatherEnd, gathered := e.gather(now)
 	r.StreamsChanged = r.StreamsChanged || gathered
 	r.Settling = settling
-	r.Next = targetset.Soonest(targetset.Soonest(settleEnd, gatherEnd), r.Outage.Next)
+	r.Next = targetset.Soonest(settleEnd, gatherEnd)
 	r.Changed = e.judgeTouched()
 	slices.SortFunc(e.removed, vip.Compare)
 	r.Removed, e.removed = e.removed, nil
@@ -250,64 +237,6 @@ func (e *Evaluator) settle(now time.Time) (next time.Time, running bool) {
 		return true
 	})
 	return next, running
-}
-
-// detectOutage evaluates whether the network of the targets failed instead of the targets.
-func (e *Evaluator) detectOutage(now time.Time, checks healthcheck.Evaluation) outage.Verdict {
-	changed, removed := e.inService(checks)
-	v := e.outages.Evaluate(now, changed, removed, func(k healthcheck.Key) trench.Check {
-		if s, ok := e.streams[k.Stream]; ok {
-			return s.Check
-		}
-		return trench.Check{}
-	})
-	// Keep the first detail: it changes with each further failure, and each change would cause a
-	// decision.
-	if !v.Outage {
-		e.outage = ""
-	} else if e.outage == "" {
-		e.outage = v.Detail
-	}
-	for _, k := range v.Touched {
-		e.mark(k)
-	}
-	return v
-}
-
-// inService returns the changed and removed checks without the targets that an operator drained: a
-// drained target counts as removed, a returned one as changed.
-func (e *Evaluator) inService(checks healthcheck.Evaluation) (changed []healthcheck.Health, removed []healthcheck.Key) {
-	back := map[healthcheck.Key]bool{}
-	for k := range e.left {
-		if e.drained[k] {
-			back[k] = true
-			delete(e.drained, k)
-		}
-	}
-	removed = checks.Removed
-	for name := range e.retargeted {
-		for k, m := range e.streams[name].keys() {
-			if m.Draining != healthcheck.Drained {
-				continue
-			}
-			e.drained[k] = true
-			if !back[k] {
-				removed = append(removed, k)
-			}
-			delete(back, k)
-		}
-	}
-	for k := range back {
-		if h, known := e.health[k]; known {
-			changed = append(changed, h)
-		}
-	}
-	for _, h := range checks.Changed {
-		if !e.drained[h.Key] {
-			changed = append(changed, h)
-		}
-	}
-	return changed, removed
 }
 
 // Ready returns the streams with enough ready targets in some family, and the first addresses of

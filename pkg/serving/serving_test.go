@@ -10,7 +10,6 @@ import (
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
-	"github.com/vipgate/vipgate/pkg/outage"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
@@ -271,84 +270,5 @@ func TestDetailIsBounded(t *testing.T) {
 	s := &stream{Stream: trench.Stream{Name: strings.Repeat("x", 300)}}
 	if got := len(s.describe(vip.IPv4)); got > readiness.MaxDetailBytes {
 		t.Errorf("%d bytes", got)
-	}
-}
-
-// A VIP is suspect while only targets keep it ready that are held by an outage, whichever of its
-// streams sorts first.
-func TestSuspectVIP(t *testing.T) {
-	shared, firm := vip.Require("20.0.0.9/32"), vip.Require("20.0.0.8/32")
-	for _, healthy := range []string{"a", "z"} {
-		r := newRig(t, Options{Outage: outage.Options{Threshold: 80, Hold: true}}, map[string][]targetset.Member{
-			healthy: {member("well", "172.16.1.1")}, "m": numbered(10),
-			"n": append(numbered(10), member("firm", "172.16.1.2")),
-		})
-		streams := []trench.Stream{streamOf(healthy, vipA, shared), streamOf("m", vipB, shared), streamOf("n", firm)}
-		for i := range streams {
-			streams[i].Check = trench.Check{Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 1, Fall: 1}
-		}
-		r.configure(trenchOf(streams...))
-		r.health(healthy, "well", healthcheck.Ready)
-		r.health("n", "firm", healthcheck.Ready)
-		state := func(s healthcheck.State) {
-			var all []healthcheck.Health
-			for _, m := range r.members["m"] {
-				for _, ip := range m.IPs {
-					for _, stream := range []string{"m", "n"} {
-						all = append(all, healthcheck.Health{
-							Key: healthcheck.Key{Stream: stream, Name: m.Name, Addr: ip}, State: s, Since: r.now, LastCheck: r.now,
-							LastError: "no answer", Silent: true,
-						})
-					}
-				}
-			}
-			r.evaluate(all...)
-		}
-		state(healthcheck.Ready)
-		r.now = r.now.Add(10 * time.Second)
-		state(healthcheck.NotReady)
-		r.want(vipA, vip.Ready, reasonReady, 1, 1)
-		r.want(vipB, vip.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, 10, 10)
-		r.want(shared, vip.Ready, reasonReady, 11, 11)
-		r.want(firm, vip.Ready, reasonReady, 11, 11)
-		r.health(healthy, "well", healthcheck.NotReady)
-		r.want(shared, vip.Ready, readinessv1.VipReason_VIP_REASON_SUSPECT, 10, 11)
-		state(healthcheck.Ready)
-		r.want(shared, vip.Ready, reasonReady, 10, 11)
-	}
-}
-
-func TestDrainedTargetsAreNoOutage(t *testing.T) {
-	r := twoStreams(t)
-	key := healthcheck.Key{Stream: "two", Name: "t0", Addr: netip.MustParseAddr("172.16.0.1")}
-	other := key
-	other.Stream = "one"
-	// check returns the input of the outage detector if both targets have the state.
-	check := func(s healthcheck.State) (changed []healthcheck.Health, removed []healthcheck.Key) {
-		e := healthcheck.Evaluation{Changed: []healthcheck.Health{{Key: key, State: s}, {Key: other, State: s}}}
-		defer r.e.Evaluate(r.now, e)
-		defer r.e.Targets()
-		return r.e.inService(e)
-	}
-	if changed, removed := check(healthcheck.Ready); len(changed) != 2 || len(removed) != 0 {
-		t.Errorf("in service: %v, %v", changed, removed)
-	}
-	m := &r.members["two"][0]
-	m.Draining = healthcheck.Drained
-	r.e.Retarget(r.now, []trench.Stream{{Name: "two"}}, r.of)
-	if changed, removed := check(healthcheck.Ready); len(changed) != 1 || !slices.Contains(removed, key) {
-		t.Errorf("drained: %v, %v", changed, removed)
-	}
-	if changed, removed := check(healthcheck.NotReady); len(changed) != 1 || changed[0].Key != other || len(removed) != 0 {
-		t.Errorf("failed while drained: %v, %v", changed, removed)
-	}
-	m.Draining = healthcheck.Ready
-	r.e.Retarget(r.now, []trench.Stream{{Name: "two"}}, r.of)
-	changed, removed := r.e.inService(healthcheck.Evaluation{})
-	if len(changed) != 1 || changed[0].Key != key || changed[0].State != healthcheck.NotReady {
-		t.Errorf("back: %v", changed)
-	}
-	if len(removed) != 0 || len(r.e.drained) != 0 {
-		t.Errorf("back: removed %v, drained %v", removed, r.e.drained)
 	}
 }

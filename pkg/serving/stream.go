@@ -35,13 +35,11 @@ type stream struct {
 type tally struct {
 	total, ready, starting, overdue, draining, drained uint32
 
-	deferred  uint32 // starting targets whose checks lack a source address
-	held      uint32 // ready targets that count only because of --on-outage=hold
-	suspected uint32 // their failure is part of a suspected outage
-	alive     uint32 // would be ready if the kernel forwarded to them
-	leaving   uint32 // drain and pass their checks
-	problem   string // of the first target that is not ready
-	failing   string // of the first target that its checks, or its neighbor entry, failed
+	deferred uint32 // starting targets whose checks lack a source address
+	alive    uint32 // would be ready if the kernel forwarded to them
+	leaving  uint32 // drain and pass their checks
+	problem  string // of the first target that is not ready
+	failing  string // of the first target that its checks, or its neighbor entry, failed
 
 	drainEnd time.Time // until when draining targets make up for missing ones; zero when they do not
 	// relieved is set while draining targets make up for live targets that the kernel is about to
@@ -113,10 +111,7 @@ func (e *Evaluator) count(s *stream) {
 					t.failing = problem
 				}
 			}
-			if e.outages.Suspected(h.Key) {
-				t.suspected++
-			}
-			passes := known && unreachable == "" && (h.State == healthcheck.Ready || e.outages.Held(h.Key))
+			passes := known && unreachable == "" && h.State == healthcheck.Ready
 			forwarded := passes && !shadowed && e.kernel.serves(s.Name, f, m.Name)
 			switch {
 			case m.Draining == healthcheck.Drained:
@@ -139,9 +134,6 @@ func (e *Evaluator) count(s *stream) {
 				t.alive++
 				if forwarded {
 					t.ready++
-					if h.State != healthcheck.Ready {
-						t.held++
-					}
 				}
 			case h.State == healthcheck.Overdue:
 				t.overdue++

@@ -91,7 +91,7 @@ func why(v *frontendv1.VipStatus) (reason, message string) {
 func failing(r *readinessv1.VipReadiness) string {
 	switch r.GetReason() {
 	case readinessv1.VipReason_VIP_REASON_TARGETS_READY, readinessv1.VipReason_VIP_REASON_TOO_FEW_READY,
-		readinessv1.VipReason_VIP_REASON_SUSPECT, readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE:
+		readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE:
 		return r.GetDetail()
 	}
 	return ""

@@ -105,21 +105,18 @@ const (
 	VipReason_VIP_REASON_CHECK_OVERDUE VipReason = 6
 	// DRAINING: every usable target drains.
 	VipReason_VIP_REASON_TARGETS_DRAINING VipReason = 7
-	// READY or NOT_READY, as --on-outage says: most targets fell at once, and
-	// nothing else on their network can be reached either.
-	VipReason_VIP_REASON_SUSPECT VipReason = 8
 	// READY: a file in the readiness directory says so.
-	VipReason_VIP_REASON_READINESS_FILE VipReason = 9
+	VipReason_VIP_REASON_READINESS_FILE VipReason = 8
 	// NOT_READY: no file in the readiness directory says otherwise, and no target does.
-	VipReason_VIP_REASON_NO_READINESS_FILE VipReason = 10
+	VipReason_VIP_REASON_NO_READINESS_FILE VipReason = 9
 	// NOT_READY: enough targets are ready, but the kernel is not known to forward the
 	// VIP to them.
-	VipReason_VIP_REASON_DATA_PLANE VipReason = 11
+	VipReason_VIP_REASON_DATA_PLANE VipReason = 10
 	// NOT_READY: enough targets are ready, but others may register yet: the load balancer has
 	// just started (--registry-settle).
-	VipReason_VIP_REASON_REGISTERING VipReason = 12
+	VipReason_VIP_REASON_REGISTERING VipReason = 11
 	// DRAINING: the VIP, or its last stream, left the trench file.
-	VipReason_VIP_REASON_LEAVING VipReason = 13
+	VipReason_VIP_REASON_LEAVING VipReason = 12
 )
 
 // Enum value maps for VipReason.
@@ -133,12 +130,11 @@ var (
 		5:  "VIP_REASON_NOT_CHECKED",
 		6:  "VIP_REASON_CHECK_OVERDUE",
 		7:  "VIP_REASON_TARGETS_DRAINING",
-		8:  "VIP_REASON_SUSPECT",
-		9:  "VIP_REASON_READINESS_FILE",
-		10: "VIP_REASON_NO_READINESS_FILE",
-		11: "VIP_REASON_DATA_PLANE",
-		12: "VIP_REASON_REGISTERING",
-		13: "VIP_REASON_LEAVING",
+		8:  "VIP_REASON_READINESS_FILE",
+		9:  "VIP_REASON_NO_READINESS_FILE",
+		10: "VIP_REASON_DATA_PLANE",
+		11: "VIP_REASON_REGISTERING",
+		12: "VIP_REASON_LEAVING",
 	}
 	VipReason_value = map[string]int32{
 		"VIP_REASON_UNSPECIFIED":       0,
@@ -149,12 +145,11 @@ var (
 		"VIP_REASON_NOT_CHECKED":       5,
 		"VIP_REASON_CHECK_OVERDUE":     6,
 		"VIP_REASON_TARGETS_DRAINING":  7,
-		"VIP_REASON_SUSPECT":           8,
-		"VIP_REASON_READINESS_FILE":    9,
-		"VIP_REASON_NO_READINESS_FILE": 10,
-		"VIP_REASON_DATA_PLANE":        11,
-		"VIP_REASON_REGISTERING":       12,
-		"VIP_REASON_LEAVING":           13,
+		"VIP_REASON_READINESS_FILE":    8,
+		"VIP_REASON_NO_READINESS_FILE": 9,
+		"VIP_REASON_DATA_PLANE":        10,
+		"VIP_REASON_REGISTERING":       11,
+		"VIP_REASON_LEAVING":           12,
 	}
 )
 
@@ -1445,7 +1440,7 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x15VIP_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fVIP_STATE_READY\x10\x01\x12\x17\n" +
 	"\x13VIP_STATE_NOT_READY\x10\x02\x12\x16\n" +
-	"\x12VIP_STATE_DRAINING\x10\x03*\x9b\x03\n" +
+	"\x12VIP_STATE_DRAINING\x10\x03*\x83\x03\n" +
 	"\tVipReason\x12\x1a\n" +
 	"\x16VIP_REASON_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18VIP_REASON_TARGETS_READY\x10\x01\x12\x18\n" +
@@ -1454,14 +1449,13 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x18VIP_REASON_TOO_FEW_READY\x10\x04\x12\x1a\n" +
 	"\x16VIP_REASON_NOT_CHECKED\x10\x05\x12\x1c\n" +
 	"\x18VIP_REASON_CHECK_OVERDUE\x10\x06\x12\x1f\n" +
-	"\x1bVIP_REASON_TARGETS_DRAINING\x10\a\x12\x16\n" +
-	"\x12VIP_REASON_SUSPECT\x10\b\x12\x1d\n" +
-	"\x19VIP_REASON_READINESS_FILE\x10\t\x12 \n" +
-	"\x1cVIP_REASON_NO_READINESS_FILE\x10\n" +
-	"\x12\x19\n" +
-	"\x15VIP_REASON_DATA_PLANE\x10\v\x12\x1a\n" +
-	"\x16VIP_REASON_REGISTERING\x10\f\x12\x16\n" +
-	"\x12VIP_REASON_LEAVING\x10\r*\x87\x01\n" +
+	"\x1bVIP_REASON_TARGETS_DRAINING\x10\a\x12\x1d\n" +
+	"\x19VIP_REASON_READINESS_FILE\x10\b\x12 \n" +
+	"\x1cVIP_REASON_NO_READINESS_FILE\x10\t\x12\x19\n" +
+	"\x15VIP_REASON_DATA_PLANE\x10\n" +
+	"\x12\x1a\n" +
+	"\x16VIP_REASON_REGISTERING\x10\v\x12\x16\n" +
+	"\x12VIP_REASON_LEAVING\x10\f*\x87\x01\n" +
 	"\rAdvertisement\x12\x1d\n" +
 	"\x19ADVERTISEMENT_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ADVERTISEMENT_ANNOUNCED\x10\x01\x12\x1d\n" +
