@@ -14,10 +14,10 @@ import (
 const document = "../../docs/configuration.md"
 
 func TestConfigurationDocument(t *testing.T) {
-	if err := clitest.Section(document, "frontend", clitest.Reference(parser(t)), *update); err != nil {
+	if err := clitest.Flags(document, "frontend", parser(t), *update); err != nil {
 		t.Error(err)
 	}
-	if err := clitest.Section(document, "meridio", meridioTable(t), *update); err != nil {
+	if err := clitest.Section("../../docs/meridio.md", "meridio", meridioTable(t), *update); err != nil {
 		t.Error(err)
 	}
 	variables := strings.Join(cli.Variables(program(), parser(t)), "\n")

@@ -14,7 +14,7 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 )
 
-// aliases maps the variables of Meridio's frontend (docs/configuration.md), with two names where
+// aliases maps the variables of Meridio's frontend (docs/meridio.md), with two names where
 // its code and its documentation differ, and the variable of Meridio 2's router for the directory
 // of readiness files.
 var aliases = []cli.Alias{

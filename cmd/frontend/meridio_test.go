@@ -40,7 +40,7 @@ func adopted(t *testing.T, variables map[string]string) map[string]string {
 	return got
 }
 
-// Every variable of Meridio's frontend in docs/configuration.md sets a flag, with a value as in
+// Every variable of Meridio's frontend in docs/meridio.md sets a flag, with a value as in
 // Meridio's deployments.
 func TestMeridioVariablesSetFlags(t *testing.T) {
 	tests := []struct{ variable, value, flag, want string }{

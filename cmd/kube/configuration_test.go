@@ -9,7 +9,7 @@ import (
 )
 
 func TestConfigurationDocument(t *testing.T) {
-	if err := clitest.Section("../../docs/configuration.md", "kube", clitest.Reference(parser(t)), *update); err != nil {
+	if err := clitest.Flags("../../docs/configuration.md", "kube", parser(t), *update); err != nil {
 		t.Error(err)
 	}
 	variables := strings.Join(cli.Variables(program(), parser(t)), "\n")

@@ -21,7 +21,7 @@ import (
 const docs = "../../docs/"
 
 func TestConfigurationDocument(t *testing.T) {
-	if err := clitest.Section(docs+"configuration.md", "lb", clitest.Reference(parser(t)), *update); err != nil {
+	if err := clitest.Flags(docs+"configuration.md", "lb", parser(t), *update); err != nil {
 		t.Error(err)
 	}
 	variables := strings.Join(cli.Variables(program(), parser(t)), "\n")

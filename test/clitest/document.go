@@ -5,55 +5,64 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/alecthomas/kong"
 	"golang.org/x/sys/unix"
 )
 
-// Reference returns the reference of a command line in Markdown: a table of flags for each
-// command. Flags that an earlier command also has are only named.
-func Reference(k *kong.Kong) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "Before any command: `--help`, `--version` and `--debug` (the same as `--log-level=debug`).\n")
-	var known []*kong.Flag
-	for _, group := range sameFlags(k.Model.Leaves(true)) {
-		b.WriteString("\n###")
-		for i, c := range group {
-			if i > 0 {
-				b.WriteByte(',')
-			}
-			fmt.Fprintf(&b, " `%s`", c.FullPath())
-		}
-		b.WriteString("\n\n")
-		for _, c := range group {
-			if len(group) > 1 {
-				fmt.Fprintf(&b, "- `%s`: %s\n", usage(c), c.Help)
-			} else {
-				b.WriteString(wrap(c.Help) + "\n")
-			}
-		}
-		for _, p := range group[0].Positional {
-			fmt.Fprintf(&b, "\n`%s`: %s\n", p.Name, p.Help)
-		}
-		var own []*kong.Flag
-		var shared []string
-		for _, f := range group[0].Flags {
-			if slices.ContainsFunc(known, func(o *kong.Flag) bool { return row(o) == row(f) }) {
+// Flags compares the section NAME of a document with the reference of a command line, as [Section]
+// does: tables of the flags of the first command, a list of all commands, and a table of the other
+// flags. Flags that the document explains above the section are only named.
+func Flags(file, name string, k *kong.Kong, update bool) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("document: %w", err)
+	}
+	above, _, _ := strings.Cut(string(data), begin(name))
+	return Section(file, name, flagReference(above, k), update)
+}
+
+// flagReference returns the reference of a command line for a document with this text above it.
+func flagReference(above string, k *kong.Kong) string {
+	commands := k.Model.Leaves(true)
+	var shared, others []string
+	var own []*kong.Flag
+	for i, c := range commands {
+		_, name, _ := strings.Cut(c.FullPath(), " ")
+		for _, f := range c.Flags {
+			switch explained := strings.Contains(above, row(f)); {
+			case explained && i == 0:
 				shared = append(shared, "`--"+f.Name+"`")
-			} else {
+			case explained:
+			case i == 0:
 				own = append(own, f)
+			default:
+				others = append(others, "| `"+name+" "+row(f))
 			}
+			above += row(f)
 		}
-		if len(shared) > 0 {
-			b.WriteString("\n" + wrap("Flags that are explained above: "+strings.Join(shared, ", ")+".") + "\n")
-		}
-		b.WriteString(tables(own))
-		known = append(known, own...)
+	}
+	var b strings.Builder
+	b.WriteString(tables(own))
+	if len(shared) > 0 {
+		b.WriteString("\n" + wrap("As above: "+strings.Join(shared, ", ")+".") + "\n")
+	}
+	b.WriteString("\n**Commands**\n\n")
+	for _, c := range commands {
+		b.WriteString(strings.ReplaceAll(wrap("- `"+usage(c)+"`: "+c.Help), "\n", "\n  ") + "\n")
+	}
+	if len(others) > 0 {
+		b.WriteString("\n" + head + strings.Join(others, ""))
 	}
 	return b.String()
 }
+
+// head begins a table of flags.
+const head = "| Flag | Default | Meaning |\n|---|---|---|\n"
+
+// begin returns the comment that begins a section.
+func begin(name string) string { return "<!-- begin " + name + " -->\n" }
 
 // wrap breaks a paragraph into lines of at most 100 columns.
 func wrap(text string) string {
@@ -71,30 +80,6 @@ func wrap(text string) string {
 		column += len(word)
 	}
 	return b.String()
-}
-
-// sameFlags groups commands that have the same flags and arguments.
-func sameFlags(leaves []*kong.Node) [][]*kong.Node {
-	signature := func(n *kong.Node) string {
-		var b strings.Builder
-		for _, f := range n.Flags {
-			b.WriteString(row(f))
-		}
-		for _, p := range n.Positional {
-			b.WriteString(p.Name + p.Help)
-		}
-		return b.String()
-	}
-	var groups [][]*kong.Node
-	for _, n := range leaves {
-		i := slices.IndexFunc(groups, func(g []*kong.Node) bool { return signature(g[0]) == signature(n) })
-		if i < 0 {
-			groups = append(groups, []*kong.Node{n})
-		} else {
-			groups[i] = append(groups[i], n)
-		}
-	}
-	return groups
 }
 
 func usage(n *kong.Node) string {
@@ -117,14 +102,14 @@ func tables(flags []*kong.Flag) string {
 		if len(rows[title]) == 0 {
 			titles = append(titles, title)
 		}
-		rows[title] = append(rows[title], row(f))
+		rows[title] = append(rows[title], "| `"+row(f))
 	}
 	var b strings.Builder
 	for _, title := range titles {
 		if title != "" {
 			fmt.Fprintf(&b, "\n**%s**\n", title)
 		}
-		b.WriteString("\n| Flag | Variable | Default | Meaning |\n|---|---|---|---|\n")
+		b.WriteString("\n" + head)
 		for _, r := range rows[title] {
 			b.WriteString(r)
 		}
@@ -132,7 +117,8 @@ func tables(flags []*kong.Flag) string {
 	return b.String()
 }
 
-// row returns the row of a flag.
+// row returns the row of a flag without its beginning, which may name a command. A variable is named
+// only if its name does not follow from the name of the flag.
 func row(f *kong.Flag) string {
 	name := "--" + f.Name
 	switch {
@@ -151,17 +137,17 @@ func row(f *kong.Flag) string {
 	if f.Short != 0 {
 		name = fmt.Sprintf("-%c, %s", f.Short, name)
 	}
-	variable, value := "", ""
-	if len(f.Envs) > 0 {
-		variable = "`" + strings.Join(f.Envs, "`, `") + "`"
+	value, variable := "", ""
+	if f.Default != "" {
+		value = "`" + f.Default + "`"
 	}
 	switch {
-	case f.Default != "":
-		value = "`" + f.Default + "`"
-	case f.IsBool():
-		value = "`false`"
+	case len(f.Envs) == 0:
+		variable = " (No variable.)"
+	case len(f.Envs) > 1 || f.Envs[0] != "VIPGATE_"+strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")):
+		variable = " (" + strings.Join(f.Envs, ", ") + ")"
 	}
-	return fmt.Sprintf("| `%s` | %s | %s | %s |\n", escape(name), variable, escape(value), escape(f.Help))
+	return fmt.Sprintf("%s` | %s | %s |\n", escape(name), escape(value), escape(f.Help)+variable)
 }
 
 // escape keeps a pipe from ending the cell of a table.
@@ -184,10 +170,10 @@ func Section(file, name, content string, update bool) (err error) {
 	if err != nil {
 		return fmt.Errorf("document: %w", err)
 	}
-	begin, end := "<!-- begin "+name+" -->\n", "<!-- end "+name+" -->"
-	before, rest, ok := strings.Cut(string(data), begin)
+	first, end := begin(name), "<!-- end "+name+" -->"
+	before, rest, ok := strings.Cut(string(data), first)
 	if !ok {
-		return fmt.Errorf("%s has no line %s", file, strings.TrimSpace(begin))
+		return fmt.Errorf("%s has no line %s", file, strings.TrimSpace(first))
 	}
 	old, after, ok := strings.Cut(rest, end)
 	if !ok {
@@ -200,7 +186,7 @@ func Section(file, name, content string, update bool) (err error) {
 	if !update {
 		return fmt.Errorf("%s: the section %q is stale: run make generate", file, name)
 	}
-	text := before + begin + content + end + after
+	text := before + first + content + end + after
 	if err := f.Truncate(int64(len(text))); err != nil {
 		return fmt.Errorf("document: %w", err)
 	}
