@@ -29,7 +29,6 @@ func flagReference(above string, k *kong.Kong) string {
 	var shared, others []string
 	var own []*kong.Flag
 	for i, c := range commands {
-		_, name, _ := strings.Cut(c.FullPath(), " ")
 		for _, f := range c.Flags {
 			switch explained := strings.Contains(above, row(f)); {
 			case explained && i == 0:
@@ -38,7 +37,7 @@ func flagReference(above string, k *kong.Kong) string {
 			case i == 0:
 				own = append(own, f)
 			default:
-				others = append(others, "| `"+name+" "+row(f))
+				others = append(others, "| `"+c.FullPath()+" "+row(f))
 			}
 			above += row(f)
 		}
@@ -117,8 +116,8 @@ func tables(flags []*kong.Flag) string {
 	return b.String()
 }
 
-// row returns the row of a flag without its beginning, which may name a command. A variable is named
-// only if its name does not follow from the name of the flag.
+// row returns the row of a flag without its beginning, which may name a command. A variable is
+// named only if its name does not follow from the name of the flag.
 func row(f *kong.Flag) string {
 	name := "--" + f.Name
 	switch {
@@ -134,12 +133,12 @@ func row(f *kong.Flag) string {
 		}
 		name += "=" + placeholder
 	}
-	if f.Short != 0 {
-		name = fmt.Sprintf("-%c, %s", f.Short, name)
-	}
-	value, variable := "", ""
+	value, short, variable := "", "", ""
 	if f.Default != "" {
 		value = "`" + f.Default + "`"
+	}
+	if f.Short != 0 {
+		short = fmt.Sprintf(" (`-%c`)", f.Short)
 	}
 	switch {
 	case len(f.Envs) == 0:
@@ -147,7 +146,7 @@ func row(f *kong.Flag) string {
 	case len(f.Envs) > 1 || f.Envs[0] != "VIPGATE_"+strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")):
 		variable = " (" + strings.Join(f.Envs, ", ") + ")"
 	}
-	return fmt.Sprintf("%s` | %s | %s |\n", escape(name), escape(value), escape(f.Help)+variable)
+	return fmt.Sprintf("%s`%s | %s | %s |\n", escape(name), short, escape(value), escape(f.Help)+variable)
 }
 
 // escape keeps a pipe from ending the cell of a table.
