@@ -19,21 +19,21 @@ type Backoff struct {
 }
 
 // Next returns the delay after one more failure.
-func (b *Backoff) Next() time.Duration {
-	d := max(b.next, b.Min)
-	b.next = max(min(2*d, b.Max), b.Min)
-	return d + time.Duration((2*rand.Float64()-1)*b.Jitter*float64(d))
+func (backoff *Backoff) Next() time.Duration {
+	duration := max(backoff.next, backoff.Min)
+	backoff.next = max(min(2*duration, backoff.Max), backoff.Min)
+	return duration + time.Duration((2*rand.Float64()-1)*backoff.Jitter*float64(duration))
 }
 
 // Reset restarts with the shortest delay, after a success.
-func (b *Backoff) Reset() { b.next = 0 }
+func (backoff *Backoff) Reset() { backoff.next = 0 }
 
 // Wait sleeps for Next. It returns ctx's error when ctx ends first.
-func (b *Backoff) Wait(ctx context.Context) error { return Sleep(ctx, b.Next()) }
+func (backoff *Backoff) Wait(ctx context.Context) error { return Sleep(ctx, backoff.Next()) }
 
-// Sleep waits for d. It returns ctx's error when ctx ends first.
-func Sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
+// Sleep waits for duration. It returns ctx's error when ctx ends first.
+func Sleep(ctx context.Context, duration time.Duration) error {
+	t := time.NewTimer(duration)
 	defer t.Stop()
 	select {
 	case <-t.C:

@@ -70,41 +70,41 @@ func Replace(path string, content []byte, mode fs.FileMode) (err error) {
 		return errors.Join(err, os.Remove(tmp.Name()))
 	}
 	// The rename is durable only once the directory is synced.
-	d, err := os.Open(filepath.Dir(path))
+	file, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return errors.Join(file.Sync(), file.Close())
 }
 
 // ReadPrivate reads a secret that Write wrote. It rejects symbolic links and files that another
 // user owns or may open. found is false, without an error, if the file does not exist. The error
 // wraps ErrCorrupt if the content is corrupt.
 func ReadPrivate(path string, content any) (found bool, err error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
 		return true, fmt.Errorf("failed to read %s: %w", path, err)
 	}
-	defer f.Close()
+	defer file.Close()
 	// fstat instead of stat: the file at path may have been replaced after open.
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &stat); err != nil {
 		return true, fmt.Errorf("failed to read %s: %w", path, err)
 	}
-	switch mode := st.Mode & 0o7777; {
-	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+	switch mode := stat.Mode & 0o7777; {
+	case stat.Mode&unix.S_IFMT != unix.S_IFREG:
 		return true, fmt.Errorf("%s is not a regular file", path)
-	case int(st.Uid) != os.Geteuid():
-		return true, fmt.Errorf("%s belongs to user %d, not to user %d of this process", path, st.Uid, os.Geteuid())
+	case int(stat.Uid) != os.Geteuid():
+		return true, fmt.Errorf("%s belongs to user %d, not to user %d of this process", path, stat.Uid, os.Geteuid())
 	case mode&0o077 != 0:
 		return true, fmt.Errorf("%s has mode %#o, with which other users may open it, instead of 0600", path, mode)
-	case st.Size > maxSize:
+	case stat.Size > maxSize:
 		return true, fmt.Errorf("%s %w: it is larger than %d bytes", path, ErrCorrupt, maxSize)
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxSize))
+	data, err := io.ReadAll(io.LimitReader(file, maxSize))
 	if err != nil {
 		return true, fmt.Errorf("failed to read %s: %w", path, err)
 	}
@@ -136,12 +136,12 @@ func Read(path string, content any) (stamped time.Time, found bool, err error) {
 
 // decode decodes the content of a file and rejects unknown fields and trailing data.
 func decode(path string, data []byte, content any) error {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(content); err != nil {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(content); err != nil {
 		return fmt.Errorf("%s %w: %w", path, ErrCorrupt, err)
 	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%s %w: trailing data", path, ErrCorrupt)
 	}
 	return nil
@@ -161,14 +161,16 @@ func SetAside(path string, why error, now time.Time, log *slog.Logger) {
 type Duration time.Duration
 
 // MarshalText implements encoding.TextMarshaler.
-func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+func (duration Duration) MarshalText() ([]byte, error) {
+	return []byte(time.Duration(duration).String()), nil
+}
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (d *Duration) UnmarshalText(text []byte) error {
+func (duration *Duration) UnmarshalText(text []byte) error {
 	parsed, err := time.ParseDuration(string(text))
 	if err == nil && parsed < 0 {
 		err = fmt.Errorf("%s is negative", text)
 	}
-	*d = Duration(parsed)
+	*duration = Duration(parsed)
 	return err
 }

@@ -55,11 +55,11 @@ type inode struct{ device, number uint64 }
 // Do runs call and returns its results. It returns an error that wraps [ErrHung] if call takes
 // longer than [Timeout], and the cause of ctx if ctx ends first; in both cases call continues, and
 // further calls fail until it returns or [Calls.Path] permits another attempt.
-func Do[T any](ctx context.Context, c *Calls, what string, call func() (T, error)) (T, error) {
+func Do[T any](ctx context.Context, calls *Calls, what string, call func() (T, error)) (T, error) {
 	var none T
 	hung := fmt.Errorf("%s: %w: it did not answer within %v", what, ErrHung, Timeout)
-	a := c.start(c.replaced(ctx))
-	if a == nil {
+	pending := calls.start(calls.replaced(ctx))
+	if pending == nil {
 		return none, hung
 	}
 	var result T
@@ -67,8 +67,8 @@ func Do[T any](ctx context.Context, c *Calls, what string, call func() (T, error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		defer c.end(a)
-		c.identify(a)
+		defer calls.end(pending)
+		calls.identify(pending)
 		result, err = call()
 	}()
 	timer := time.NewTimer(Timeout)
@@ -84,66 +84,66 @@ func Do[T any](ctx context.Context, c *Calls, what string, call func() (T, error
 }
 
 // start returns a new attempt, or nil while the newest attempt hangs and must not be retried yet.
-func (c *Calls) start(replaced bool) *attempt {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (calls *Calls) start(replaced bool) *attempt {
+	calls.mu.Lock()
+	defer calls.mu.Unlock()
 	now := time.Now()
-	a := &attempt{begin: now, since: now}
-	if hung := c.newest; hung != nil && !replaced {
+	pending := &attempt{begin: now, since: now}
+	if hung := calls.newest; hung != nil && !replaced {
 		wait := max(retryTime, hung.begin.Sub(hung.since)/4)
-		if c.Path == "" || now.Sub(hung.begin) < wait {
+		if calls.Path == "" || now.Sub(hung.begin) < wait {
 			return nil
 		}
-		a.since = hung.since
+		pending.since = hung.since
 	}
-	if c.running >= maxRunning {
+	if calls.running >= maxRunning {
 		return nil
 	}
-	c.newest = a
-	c.running++
-	return a
+	calls.newest = pending
+	calls.running++
+	return pending
 }
 
-func (c *Calls) end(a *attempt) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.running--
-	if c.newest == a {
-		c.newest = nil
+func (calls *Calls) end(pending *attempt) {
+	calls.mu.Lock()
+	defer calls.mu.Unlock()
+	calls.running--
+	if calls.newest == pending {
+		calls.newest = nil
 	}
 }
 
 // identify records the inode that the attempt reads.
-func (c *Calls) identify(a *attempt) {
-	if c.Path == "" {
+func (calls *Calls) identify(pending *attempt) {
+	if calls.Path == "" {
 		return
 	}
-	file, _ := inodeOf(c.Path) // the call returns the error
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	a.file = file
+	file, _ := inodeOf(calls.Path) // the call returns the error
+	calls.mu.Lock()
+	defer calls.mu.Unlock()
+	pending.file = file
 }
 
 // replaced reports whether the newest attempt hangs on a file that is no longer at Path. stat(2)
 // may hang as well, so it runs in a goroutine and replaced waits at most Timeout.
-func (c *Calls) replaced(ctx context.Context) bool {
-	c.mu.Lock()
-	hung := c.newest
-	if hung == nil || hung.probing || c.Path == "" || c.running >= maxRunning {
-		c.mu.Unlock()
+func (calls *Calls) replaced(ctx context.Context) bool {
+	calls.mu.Lock()
+	hung := calls.newest
+	if hung == nil || hung.probing || calls.Path == "" || calls.running >= maxRunning {
+		calls.mu.Unlock()
 		return false
 	}
 	hung.probing = true
-	c.running++
-	c.mu.Unlock()
+	calls.running++
+	calls.mu.Unlock()
 
 	answer := make(chan bool, 1)
 	go func() {
-		file, err := inodeOf(c.Path)
-		c.mu.Lock()
-		defer c.mu.Unlock()
+		file, err := inodeOf(calls.Path)
+		calls.mu.Lock()
+		defer calls.mu.Unlock()
 		hung.probing = false
-		c.running--
+		calls.running--
 		answer <- err == nil && file != hung.file || errors.Is(err, fs.ErrNotExist)
 	}()
 	timer := time.NewTimer(Timeout)
@@ -162,29 +162,29 @@ func inodeOf(path string) (inode, error) {
 	if err != nil {
 		return inode{}, err
 	}
-	st, ok := info.Sys().(*syscall.Stat_t)
+	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
 		return inode{}, fmt.Errorf("stat %s: no inode", path)
 	}
-	return inode{st.Dev, st.Ino}, nil
+	return inode{stat.Dev, stat.Ino}, nil
 }
 
 // Read returns the content of a regular file of at most limit bytes. It does not block on special
 // files. A mount may still block it: see [Do].
 func Read(path string, limit int64) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	info, err := f.Stat()
+	defer file.Close()
+	info, err := file.Stat()
 	if err != nil {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file (%s)", path, info.Mode().Type())
 	}
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	data, err := io.ReadAll(io.LimitReader(file, limit+1))
 	if err == nil && int64(len(data)) > limit {
 		err = fmt.Errorf("%s is larger than %d KiB", path, limit>>10)
 	}

@@ -18,12 +18,12 @@ type Lock struct{ file *os.File }
 // [ErrLocked] if another process holds the lock.
 func TryLock(path string) (*Lock, error) {
 	for {
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 		if err != nil {
 			return nil, fmt.Errorf("lock file: %w", err)
 		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			_ = f.Close()
+		if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			_ = file.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
 				return nil, fmt.Errorf("%s: %w", path, ErrLocked)
 			}
@@ -31,15 +31,15 @@ func TryLock(path string) (*Lock, error) {
 		}
 		// The previous holder may have removed the file between open and flock. The lock would then be
 		// on an unlinked inode, and another process could lock a new file of the same name.
-		if isSameFile(f, path) {
-			return &Lock{file: f}, nil
+		if isSameFile(file, path) {
+			return &Lock{file: file}, nil
 		}
-		_ = f.Close()
+		_ = file.Close()
 	}
 }
 
-func isSameFile(f *os.File, path string) bool {
-	opened, err := f.Stat()
+func isSameFile(file *os.File, path string) bool {
+	opened, err := file.Stat()
 	if err != nil {
 		return false
 	}
@@ -48,14 +48,14 @@ func isSameFile(f *os.File, path string) bool {
 }
 
 // Release releases the lock without removing the file.
-func (l *Lock) Release() { _ = l.file.Close() }
+func (lock *Lock) Release() { _ = lock.file.Close() }
 
 // Remove deletes the file while the lock is held, then releases the lock. If path refers to another
 // inode by then, that file is kept.
-func (l *Lock) Remove() (err error) {
-	if isSameFile(l.file, l.file.Name()) {
-		err = os.Remove(l.file.Name())
+func (lock *Lock) Remove() (err error) {
+	if isSameFile(lock.file, lock.file.Name()) {
+		err = os.Remove(lock.file.Name())
 	}
-	l.Release()
+	lock.Release()
 	return err
 }

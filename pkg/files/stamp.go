@@ -26,29 +26,31 @@ type Stamp struct {
 // answer a stat without open from a cache that is up to a minute old. It may block: see [Do].
 func StampOf(path string) (_ Stamp, err error) {
 	// Package os retries EINTR, which network file systems return for interrupted calls.
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return Stamp{}, err
 	}
-	info, err := f.Stat()
-	if err = errors.Join(err, f.Close()); err != nil {
+	info, err := file.Stat()
+	if err = errors.Join(err, file.Close()); err != nil {
 		return Stamp{}, err
 	}
-	st, ok := info.Sys().(*syscall.Stat_t)
+	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
 		return Stamp{}, fmt.Errorf("stat %s: no inode", path)
 	}
-	return Stamp{device: st.Dev, inode: st.Ino, size: st.Size, changed: st.Ctim}, nil
+	return Stamp{device: stat.Dev, inode: stat.Ino, size: stat.Size, changed: stat.Ctim}, nil
 }
 
 // Settled reports whether every change after now gives the file another Stamp. A Stamp taken
 // shortly after a change may remain the same after the next change.
-func (s Stamp) Settled(now time.Time) bool {
-	return s != Stamp{} && now.Sub(time.Unix(s.changed.Unix())) > settleTime
+func (stamp Stamp) Settled(now time.Time) bool {
+	return stamp != Stamp{} && now.Sub(time.Unix(stamp.changed.Unix())) > settleTime
 }
 
 // Empty reports whether the file has no content.
-func (s Stamp) Empty() bool { return s.size == 0 }
+func (stamp Stamp) Empty() bool { return stamp.size == 0 }
 
 // SameFile reports whether both Stamps have the same inode; the contents may differ.
-func (s Stamp) SameFile(other Stamp) bool { return s.device == other.device && s.inode == other.inode }
+func (stamp Stamp) SameFile(other Stamp) bool {
+	return stamp.device == other.device && stamp.inode == other.inode
+}

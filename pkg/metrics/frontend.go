@@ -24,15 +24,15 @@ func NewFrontend(version string) *Frontend {
 	// 0.03 ms on an open socket; a reply after 2 s is a hang.
 	control := FrontendBIRDControlLatency.histogram(
 		20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 100e-3, 500e-3, 1, 2)
-	f := &Frontend{
+	frontend := &Frontend{
 		process: newProcess("frontend", version),
 		vips: newVIPs(FrontendVIPState, FrontendVIPReason, FrontendVIPs, FrontendVIPTransitions,
 			"withdrawn", "depreferred", "announced"),
 		DecisionLatency: observe(decision),
 		ControlLatency:  observe(control),
 	}
-	f.registry.MustRegister(scrape(f.vips.collect), f.transitions, decision, control)
-	return f
+	frontend.registry.MustRegister(scrape(frontend.vips.collect), frontend.transitions, decision, control)
+	return frontend
 }
 
 // FrontendState is the state of the frontend at a scrape.
@@ -103,67 +103,67 @@ type Gateway struct {
 }
 
 // State adds the metrics of the frontend's state; each scrape calls read, which must not block.
-func (f *Frontend) State(read func() FrontendState) {
-	f.registry.MustRegister(scrape(func(send send) {
-		s := read()
-		send(FrontendAnnouncerSessions, float64(s.Sessions))
-		send(FrontendRoutingRepairs, float64(s.Repairs))
-		send(FrontendGating, boolValue(s.Stream != nil))
-		if s.Stream != nil {
-			s.Stream.collect(send)
+func (frontend *Frontend) State(read func() FrontendState) {
+	frontend.registry.MustRegister(scrape(func(send send) {
+		state := read()
+		send(FrontendAnnouncerSessions, float64(state.Sessions))
+		send(FrontendRoutingRepairs, float64(state.Repairs))
+		send(FrontendGating, boolValue(state.Stream != nil))
+		if state.Stream != nil {
+			state.Stream.collect(send)
 		}
-		s.BIRD.collect(send)
-		if s.NSP != nil {
-			s.NSP.collect(send)
+		state.BIRD.collect(send)
+		if state.NSP != nil {
+			state.NSP.collect(send)
 		}
 	}))
 }
 
-func (n *NSP) collect(send send) {
-	send(FrontendNSPConnected, boolValue(n.Connected))
-	send(FrontendNSPCached, boolValue(n.Cached))
-	send(FrontendNSPFailures, float64(n.Failures))
-	for kind, count := range n.Refused {
+func (nsp *NSP) collect(send send) {
+	send(FrontendNSPConnected, boolValue(nsp.Connected))
+	send(FrontendNSPCached, boolValue(nsp.Cached))
+	send(FrontendNSPFailures, float64(nsp.Failures))
+	for kind, count := range nsp.Refused {
 		send(FrontendNSPRefused, float64(count), kind)
 	}
-	send(FrontendNSPCacheFailures, float64(n.CacheFailures))
-	send(FrontendNSPRegistered, boolValue(n.Registered))
-	send(FrontendNSPRegistrationFailures, float64(n.RegistrationFailures))
-	send(FrontendSecretFailures, float64(n.SecretFailures))
-	send(FrontendSecretsUnknown, float64(n.SecretsUnknown))
+	send(FrontendNSPCacheFailures, float64(nsp.CacheFailures))
+	send(FrontendNSPRegistered, boolValue(nsp.Registered))
+	send(FrontendNSPRegistrationFailures, float64(nsp.RegistrationFailures))
+	send(FrontendSecretFailures, float64(nsp.SecretFailures))
+	send(FrontendSecretsUnknown, float64(nsp.SecretsUnknown))
 }
 
-func (s *Stream) collect(send send) {
-	send(FrontendLBLive, boolValue(s.Live))
-	send(FrontendStreamReconnects, float64(s.Reconnects))
-	send(FrontendStreamMoves, float64(s.Moves))
-	send(FrontendProbeFailures, float64(s.ProbeFailures))
-	if !s.LastMessage.IsZero() {
-		send(FrontendLBLeaseAge, max(0, time.Since(s.LastMessage).Seconds()))
+func (stream *Stream) collect(send send) {
+	send(FrontendLBLive, boolValue(stream.Live))
+	send(FrontendStreamReconnects, float64(stream.Reconnects))
+	send(FrontendStreamMoves, float64(stream.Moves))
+	send(FrontendProbeFailures, float64(stream.ProbeFailures))
+	if !stream.LastMessage.IsZero() {
+		send(FrontendLBLeaseAge, max(0, time.Since(stream.LastMessage).Seconds()))
 	}
-	if !s.LeaseEnd.IsZero() {
-		send(FrontendLBLeaseRemaining, time.Until(s.LeaseEnd).Seconds())
+	if !stream.LeaseEnd.IsZero() {
+		send(FrontendLBLeaseRemaining, time.Until(stream.LeaseEnd).Seconds())
 	}
 }
 
-func (b *BIRD) collect(send send) {
-	send(FrontendBIRDUp, boolValue(b.Up))
-	send(FrontendBIRDRestarts, float64(b.Restarts))
-	send(FrontendBIRDConfigures, float64(b.Configures))
-	send(FrontendBIRDConfigured, boolValue(b.Configured))
-	send(FrontendBIRDRefusals, float64(b.Refusals))
-	send(FrontendBIRDRestores, float64(b.Restores))
-	for _, g := range b.Gateways {
+func (bird *BIRD) collect(send send) {
+	send(FrontendBIRDUp, boolValue(bird.Up))
+	send(FrontendBIRDRestarts, float64(bird.Restarts))
+	send(FrontendBIRDConfigures, float64(bird.Configures))
+	send(FrontendBIRDConfigured, boolValue(bird.Configured))
+	send(FrontendBIRDRefusals, float64(bird.Refusals))
+	send(FrontendBIRDRestores, float64(bird.Restores))
+	for _, gateway := range bird.Gateways {
 		uptime := 0.0
-		if g.Up && !g.Since.IsZero() {
-			uptime = max(0, time.Since(g.Since).Seconds())
+		if gateway.Up && !gateway.Since.IsZero() {
+			uptime = max(0, time.Since(gateway.Since).Seconds())
 		}
-		send(FrontendGatewayUp, boolValue(g.Up), g.Name, g.Family)
-		send(FrontendGatewayUptime, uptime, g.Name, g.Family)
-		send(FrontendGatewayHeld, boolValue(g.Held), g.Name, g.Family)
-		send(FrontendGatewayImported, float64(g.Imported), g.Name, g.Family)
-		send(FrontendGatewayImportsBlocked, boolValue(g.ImportsBlocked), g.Name, g.Family)
-		send(FrontendGatewayExported, float64(g.Exported), g.Name, g.Family)
-		send(FrontendGatewayExpected, float64(g.Expected), g.Name, g.Family)
+		send(FrontendGatewayUp, boolValue(gateway.Up), gateway.Name, gateway.Family)
+		send(FrontendGatewayUptime, uptime, gateway.Name, gateway.Family)
+		send(FrontendGatewayHeld, boolValue(gateway.Held), gateway.Name, gateway.Family)
+		send(FrontendGatewayImported, float64(gateway.Imported), gateway.Name, gateway.Family)
+		send(FrontendGatewayImportsBlocked, boolValue(gateway.ImportsBlocked), gateway.Name, gateway.Family)
+		send(FrontendGatewayExported, float64(gateway.Exported), gateway.Name, gateway.Family)
+		send(FrontendGatewayExpected, float64(gateway.Expected), gateway.Name, gateway.Family)
 	}
 }

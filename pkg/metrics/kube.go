@@ -36,41 +36,41 @@ func NewKube(version string, read func() KubeState) *Kube {
 	// Goals for 500 targets: 10 ms, and 50 ms.
 	latency := KubeLatency.histogram(5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1, 2)
 	translation := KubeTranslation.histogram(1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1)
-	k := &Kube{
+	kube := &Kube{
 		newProcess("kube", version), KubePublications.counters(), KubeLeader.gauges(), observe(translation),
 		observe(latency),
 	}
-	k.registry.MustRegister(translation, latency, scrape(func(send send) {
-		s := read()
-		send(KubeWrites, float64(s.Writes))
-		send(KubeWriteFailures, float64(s.WriteFailures))
-		if !s.Written.IsZero() {
-			send(KubeWritten, float64(s.Written.UnixMilli())/1000)
+	kube.registry.MustRegister(translation, latency, scrape(func(send send) {
+		state := read()
+		send(KubeWrites, float64(state.Writes))
+		send(KubeWriteFailures, float64(state.WriteFailures))
+		if !state.Written.IsZero() {
+			send(KubeWritten, float64(state.Written.UnixMilli())/1000)
 		}
-		send(KubeStale, s.Stale.Seconds())
-		send(KubeAPIErrors, float64(s.APIErrors))
-		for kind, n := range s.Objects {
+		send(KubeStale, state.Stale.Seconds())
+		send(KubeAPIErrors, float64(state.APIErrors))
+		for kind, n := range state.Objects {
 			send(KubeObjects, float64(n), kind)
 		}
-		for kind, n := range s.Refused {
+		for kind, n := range state.Refused {
 			send(KubeRefused, float64(n), kind)
 		}
-	}), k.publications, k.leader)
-	k.Leader(false)
-	return k
+	}), kube.publications, kube.leader)
+	kube.Leader(false)
+	return kube
 }
 
 // Translated observes the duration of a translation.
-func (k *Kube) Translated(d time.Duration) { k.translation(d) }
+func (kube *Kube) Translated(duration time.Duration) { kube.translation(duration) }
 
 // Written observes the time from a watch event to the write of the resulting files.
-func (k *Kube) Written(d time.Duration) { k.latency(d) }
+func (kube *Kube) Written(duration time.Duration) { kube.latency(duration) }
 
 // PublicationWrite counts a write of a resource, such as services, by its result: written,
 // conflict, forbidden, refused or unreachable.
-func (k *Kube) PublicationWrite(resource, result string) {
-	k.publications.WithLabelValues(resource, result).Inc()
+func (kube *Kube) PublicationWrite(resource, result string) {
+	kube.publications.WithLabelValues(resource, result).Inc()
 }
 
 // Leader sets whether this pod writes the status of the objects.
-func (k *Kube) Leader(leads bool) { k.leader.WithLabelValues().Set(boolValue(leads)) }
+func (kube *Kube) Leader(leads bool) { kube.leader.WithLabelValues().Set(boolValue(leads)) }

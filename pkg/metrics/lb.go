@@ -18,22 +18,22 @@ type LB struct {
 // NewLB returns the metrics of a load balancer in a new registry, including the collectors of the
 // Go runtime and of the process.
 func NewLB(version string) *LB {
-	l := &LB{
+	lb := &LB{
 		process:    newProcess("lb", version),
 		vips:       newVIPs(LBVIPState, LBVIPReason, LBVIPs, LBVIPTransitions, "not_ready", "draining", "ready"),
 		connected:  LBFrontendConnected.gauges(),
 		advertised: LBFrontendVIPs.gauges(),
 	}
-	l.vips.targets = true
-	l.registry.MustRegister(scrape(l.vips.collect), l.transitions, l.connected, l.advertised)
-	return l
+	lb.vips.targets = true
+	lb.registry.MustRegister(scrape(lb.vips.collect), lb.transitions, lb.connected, lb.advertised)
+	return lb
 }
 
 // Frontend sets whether a reporting frontend is connected, and the number of VIPs that it
 // advertises.
-func (l *LB) Frontend(connected bool, advertised int) {
-	l.connected.WithLabelValues().Set(boolValue(connected))
-	l.advertised.WithLabelValues().Set(float64(advertised))
+func (lb *LB) Frontend(connected bool, advertised int) {
+	lb.connected.WithLabelValues().Set(boolValue(connected))
+	lb.advertised.WithLabelValues().Set(float64(advertised))
 }
 
 // Targets is the state of the targets and their sources.
@@ -54,16 +54,16 @@ type Source struct {
 }
 
 // Targets adds the metrics of targets and their sources; each scrape calls read.
-func (l *LB) Targets(read func() Targets) {
-	l.registry.MustRegister(scrape(func(send send) {
+func (lb *LB) Targets(read func() Targets) {
+	lb.registry.MustRegister(scrape(func(send send) {
 		t := read()
 		for state, n := range t.States {
 			send(LBTargets, float64(n), label(state))
 		}
-		for _, s := range t.Sources {
-			send(LBSourceLive, boolValue(s.Live), s.Name)
-			send(LBSourceTargets, float64(s.Targets), s.Name)
-			send(LBSourceProblems, float64(s.Problems), s.Name)
+		for _, source := range t.Sources {
+			send(LBSourceLive, boolValue(source.Live), source.Name)
+			send(LBSourceTargets, float64(source.Targets), source.Name)
+			send(LBSourceProblems, float64(source.Problems), source.Name)
 		}
 		send(LBRegistryRejections, float64(t.Rejections))
 	}))
@@ -82,21 +82,21 @@ type DataPlane struct {
 
 // DataPlane adds the metrics of a data plane; each scrape calls read. The returned function
 // observes the duration of a change in the kernel and does not block.
-func (l *LB) DataPlane(read func() DataPlane) func(time.Duration) {
+func (lb *LB) DataPlane(read func() DataPlane) func(time.Duration) {
 	// Goal: 5 ms for one change among 1 000 targets; a large table takes 0.5 s.
 	apply := LBDataPlaneApply.histogram(
 		500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1, 2, 5)
-	l.registry.MustRegister(apply, scrape(func(send send) {
-		d := read()
-		for state, n := range d.Targets {
+	lb.registry.MustRegister(apply, scrape(func(send send) {
+		plane := read()
+		for state, n := range plane.Targets {
 			send(LBDataPlaneTargets, float64(n), state)
 		}
-		send(LBDataPlaneDrift, float64(d.Drift))
-		send(LBDataPlaneProblems, float64(d.Problems))
-		send(LBDataPlaneHeld, float64(d.Held))
-		send(LBDataPlaneFailures, float64(d.Failures))
-		send(LBDataPlaneRepairs, float64(d.Repairs))
-		for stream, n := range d.Unmatched {
+		send(LBDataPlaneDrift, float64(plane.Drift))
+		send(LBDataPlaneProblems, float64(plane.Problems))
+		send(LBDataPlaneHeld, float64(plane.Held))
+		send(LBDataPlaneFailures, float64(plane.Failures))
+		send(LBDataPlaneRepairs, float64(plane.Repairs))
+		for stream, n := range plane.Unmatched {
 			send(LBDataPlaneUnmatched, float64(n), stream)
 		}
 	}))

@@ -28,9 +28,9 @@ var all []Metric
 func All() []Metric { return all }
 
 func describe(t Type, name, help string, labels []string) Metric {
-	m := Metric{name, t, labels, help, prometheus.NewDesc(name, help, labels, nil)}
-	all = append(all, m)
-	return m
+	metric := Metric{name, t, labels, help, prometheus.NewDesc(name, help, labels, nil)}
+	all = append(all, metric)
+	return metric
 }
 
 func gauge(name, help string, labels ...string) Metric { return describe(Gauge, name, help, labels) }

@@ -14,21 +14,21 @@ import (
 	"google.golang.org/grpc/reflection"
 )
 
-func (m Metric) gauges() *prometheus.GaugeVec {
-	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: m.Name, Help: m.Help}, m.Labels)
+func (metric Metric) gauges() *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metric.Name, Help: metric.Help}, metric.Labels)
 }
 
-func (m Metric) counters() *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.Name, Help: m.Help}, m.Labels)
+func (metric Metric) counters() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: metric.Name, Help: metric.Help}, metric.Labels)
 }
 
-func (m Metric) histogram(buckets ...float64) prometheus.Histogram {
-	return prometheus.NewHistogram(prometheus.HistogramOpts{Name: m.Name, Help: m.Help, Buckets: buckets})
+func (metric Metric) histogram(buckets ...float64) prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{Name: metric.Name, Help: metric.Help, Buckets: buckets})
 }
 
 // observe returns a function that observes durations. It does not block.
 func observe(h prometheus.Histogram) func(time.Duration) {
-	return func(d time.Duration) { h.Observe(d.Seconds()) }
+	return func(duration time.Duration) { h.Observe(duration.Seconds()) }
 }
 
 // send adds one value of a metric to a scrape.
@@ -40,13 +40,13 @@ type scrape func(send)
 
 func (s scrape) Describe(chan<- *prometheus.Desc) {}
 
-func (s scrape) Collect(ch chan<- prometheus.Metric) {
-	s(func(m Metric, value float64, labels ...string) {
+func (s scrape) Collect(channel chan<- prometheus.Metric) {
+	s(func(metric Metric, value float64, labels ...string) {
 		valueType := prometheus.GaugeValue
-		if m.Type == Counter {
+		if metric.Type == Counter {
 			valueType = prometheus.CounterValue
 		}
-		ch <- prometheus.MustNewConstMetric(m.desc, valueType, value, labels...)
+		channel <- prometheus.MustNewConstMetric(metric.desc, valueType, value, labels...)
 	})
 }
 
@@ -65,7 +65,7 @@ type process struct {
 }
 
 func newProcess(program, version string) *process {
-	p := &process{
+	metrics := &process{
 		registry: prometheus.NewRegistry(),
 		valid:    ConfigurationValid.gauges(),
 		stale:    ConfigurationStale.gauges(),
@@ -79,11 +79,12 @@ func newProcess(program, version string) *process {
 	build := BuildInfo.gauges()
 	build.WithLabelValues(program, version, runtime.Version()).Set(1)
 	for _, ok := range []bool{true, false} {
-		p.reloads.WithLabelValues(result(ok))
+		metrics.reloads.WithLabelValues(result(ok))
 	}
-	p.registry.MustRegister(build, p.valid, p.stale, p.reloads, p.notAfter, p.serving, p.calls,
+	metrics.registry.MustRegister(build, metrics.valid, metrics.stale, metrics.reloads,
+		metrics.notAfter, metrics.serving, metrics.calls,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return p
+	return metrics
 }
 
 func result(ok bool) string {
@@ -101,61 +102,63 @@ func boolValue(b bool) float64 {
 }
 
 // Registry returns the registry for [NewServer].
-func (p *process) Registry() *prometheus.Registry { return p.registry }
+func (metrics *process) Registry() *prometheus.Registry { return metrics.registry }
 
 // Configuration sets whether the trench file on disk is in force.
-func (p *process) Configuration(valid bool) { p.valid.WithLabelValues().Set(boolValue(valid)) }
+func (metrics *process) Configuration(valid bool) {
+	metrics.valid.WithLabelValues().Set(boolValue(valid))
+}
 
 // Stale sets the time since the last refresh of the trench file; 0 means current.
-func (p *process) Stale(age time.Duration) { p.stale.WithLabelValues().Set(age.Seconds()) }
+func (metrics *process) Stale(age time.Duration) { metrics.stale.WithLabelValues().Set(age.Seconds()) }
 
 // Reload counts an accepted or refused change of the trench file.
-func (p *process) Reload(ok bool) { p.reloads.WithLabelValues(result(ok)).Inc() }
+func (metrics *process) Reload(ok bool) { metrics.reloads.WithLabelValues(result(ok)).Inc() }
 
 // Identity sets the SPIFFE ID of this process and its expiry. The zero time removes the metric.
-func (p *process) Identity(id string, notAfter time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if notAfter.IsZero() || id != p.identity {
-		p.notAfter.Reset()
+func (metrics *process) Identity(spiffeID string, notAfter time.Time) {
+	metrics.mu.Lock()
+	defer metrics.mu.Unlock()
+	if notAfter.IsZero() || spiffeID != metrics.identity {
+		metrics.notAfter.Reset()
 	}
-	p.identity = id
+	metrics.identity = spiffeID
 	if !notAfter.IsZero() {
-		p.notAfter.WithLabelValues(id).Set(float64(notAfter.UnixMilli()) / 1000)
+		metrics.notAfter.WithLabelValues(spiffeID).Set(float64(notAfter.UnixMilli()) / 1000)
 	}
 }
 
 // Health sets whether a health service is SERVING. It is the argument of health.New.
-func (p *process) Health(service string, serving bool) {
-	p.serving.WithLabelValues(service).Set(boolValue(serving))
+func (metrics *process) Health(service string, serving bool) {
+	metrics.serving.WithLabelValues(service).Set(boolValue(serving))
 }
 
 // LostLines sets the function that returns the number of lost log lines.
-func (p *process) LostLines(lost func() uint64) {
-	p.registry.MustRegister(scrape(func(send send) { send(LogLinesLost, float64(lost())) }))
+func (metrics *process) LostLines(lost func() uint64) {
+	metrics.registry.MustRegister(scrape(func(send send) { send(LogLinesLost, float64(lost())) }))
 }
 
 // ServerOptions returns the options with which a gRPC server counts its calls. All servers of the
 // process share the counters.
-func (p *process) ServerOptions() []grpc.ServerOption {
+func (metrics *process) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.ChainUnaryInterceptor(p.calls.UnaryServerInterceptor()),
-		grpc.ChainStreamInterceptor(p.calls.StreamServerInterceptor()),
+		grpc.ChainUnaryInterceptor(metrics.calls.UnaryServerInterceptor()),
+		grpc.ChainStreamInterceptor(metrics.calls.StreamServerInterceptor()),
 	}
 }
 
 // Serves sets the counters of a server's methods to 0 after its services are registered. Each
 // method takes twenty series, so the series of debugging services (reflection, channelz) are
 // created by the first call.
-func (p *process) Serves(server reflection.ServiceInfoProvider) {
-	p.calls.InitializeMetrics(initialZero{server})
+func (metrics *process) Serves(server reflection.ServiceInfoProvider) {
+	metrics.calls.InitializeMetrics(initialZero{server})
 }
 
 // initialZero selects the services whose counters start at 0.
 type initialZero struct{ reflection.ServiceInfoProvider }
 
-func (w initialZero) GetServiceInfo() map[string]grpc.ServiceInfo {
-	services := maps.Clone(w.ServiceInfoProvider.GetServiceInfo())
+func (zero initialZero) GetServiceInfo() map[string]grpc.ServiceInfo {
+	services := maps.Clone(zero.ServiceInfoProvider.GetServiceInfo())
 	maps.DeleteFunc(services, func(name string, _ grpc.ServiceInfo) bool {
 		return !strings.HasPrefix(name, "vipgate.") && !strings.HasPrefix(name, "grpc.health.")
 	})

@@ -35,15 +35,15 @@ type Server struct {
 
 // NewServer returns a server that serves on the listeners while it runs, and closes them at the
 // end.
-func NewServer(listeners []net.Listener, g prometheus.Gatherer, log *slog.Logger) *Server {
-	return &Server{listeners: listeners, gatherer: g, log: log, ready: make(chan struct{})}
+func NewServer(listeners []net.Listener, gatherer prometheus.Gatherer, log *slog.Logger) *Server {
+	return &Server{listeners: listeners, gatherer: gatherer, log: log, ready: make(chan struct{})}
 }
 
 // String implements task.Task.
-func (s *Server) String() string { return "metrics " + s.listeners[0].Addr().String() }
+func (server *Server) String() string { return "metrics " + server.listeners[0].Addr().String() }
 
 // Ready is closed when the server accepts scrapes.
-func (s *Server) Ready() <-chan struct{} { return s.ready }
+func (server *Server) Ready() <-chan struct{} { return server.ready }
 
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
@@ -58,17 +58,17 @@ func (s *Server) Run(ctx context.Context) error {
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
-	g, running := errgroup.WithContext(ctx)
-	for _, l := range s.listeners {
-		g.Go(func() error {
-			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	group, running := errgroup.WithContext(ctx)
+	for _, listener := range s.listeners {
+		group.Go(func() error {
+			if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 				return fmt.Errorf("failed to serve metrics: %w", err)
 			}
 			return nil
 		})
 	}
 	close(s.ready)
-	g.Go(func() error {
+	group.Go(func() error {
 		<-running.Done() // also when a listener failed
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer cancel()
@@ -78,5 +78,5 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		return ctx.Err()
 	})
-	return g.Wait()
+	return group.Wait()
 }

@@ -23,16 +23,16 @@ type TargetState struct {
 func NewTarget(version string, read func() TargetState) *Target {
 	t := &Target{newProcess("target", version)}
 	t.registry.MustRegister(scrape(func(send send) {
-		s := read()
-		send(TargetComplete, boolValue(s.Complete))
-		send(TargetProblems, float64(s.Problems))
-		send(TargetRepairs, float64(s.Repairs))
-		send(TargetDropped, float64(s.Dropped))
-		send(TargetPeers, float64(s.Live), "live")
-		send(TargetPeers, float64(s.Gone), "gone")
-		send(TargetPeersFull, boolValue(s.Full))
-		send(TargetPeersEvicted, float64(s.Evicted))
-		for peer, n := range s.Flows {
+		state := read()
+		send(TargetComplete, boolValue(state.Complete))
+		send(TargetProblems, float64(state.Problems))
+		send(TargetRepairs, float64(state.Repairs))
+		send(TargetDropped, float64(state.Dropped))
+		send(TargetPeers, float64(state.Live), "live")
+		send(TargetPeers, float64(state.Gone), "gone")
+		send(TargetPeersFull, boolValue(state.Full))
+		send(TargetPeersEvicted, float64(state.Evicted))
+		for peer, n := range state.Flows {
 			send(TargetFlows, float64(n), peer)
 		}
 	}))

@@ -58,55 +58,55 @@ func newVIPs(state, reason, counts, transitions Metric, states ...string) *vips 
 
 // VIPs sets the function with which each scrape reads the state of all VIPs. The function must
 // return a new slice.
-func (v *vips) VIPs(read func() []VIP) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.read = read
+func (metrics *vips) VIPs(read func() []VIP) {
+	metrics.mu.Lock()
+	defer metrics.mu.Unlock()
+	metrics.read = read
 }
 
 // Count counts n VIPs with the same transition in one decision.
-func (v *vips) Count(t Transition, n int) {
+func (metrics *vips) Count(t Transition, n int) {
 	if t.Changed {
-		v.transitions.WithLabelValues(label(t.To), t.Reason).Add(float64(n))
+		metrics.transitions.WithLabelValues(label(t.To), t.Reason).Add(float64(n))
 	}
 	if t.Removed {
 		return
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.seen[count{t.Family, label(t.To), t.Reason}] = struct{}{}
+	metrics.mu.Lock()
+	defer metrics.mu.Unlock()
+	metrics.seen[count{t.Family, label(t.To), t.Reason}] = struct{}{}
 }
 
-func (v *vips) collect(send send) {
-	v.mu.Lock()
-	read := v.read
-	v.mu.Unlock()
+func (metrics *vips) collect(send send) {
+	metrics.mu.Lock()
+	read := metrics.read
+	metrics.mu.Unlock()
 	all := read()
 	counts := map[count]int{}
-	for _, s := range all {
-		s.State = label(s.State)
-		name, family := s.VIP.String(), s.VIP.Family()
-		counts[count{family, s.State, s.Reason}]++
-		level := slices.Index(v.states, s.State)
-		send(v.state, float64(level), name, family.String())
-		if level < len(v.states)-1 {
-			send(v.reason, 1, name, family.String(), s.Reason)
+	for _, state := range all {
+		state.State = label(state.State)
+		name, family := state.VIP.String(), state.VIP.Family()
+		counts[count{family, state.State, state.Reason}]++
+		level := slices.Index(metrics.states, state.State)
+		send(metrics.state, float64(level), name, family.String())
+		if level < len(metrics.states)-1 {
+			send(metrics.reason, 1, name, family.String(), state.Reason)
 		}
-		if v.targets {
-			send(LBVIPReadyTargets, float64(s.Ready), name, family.String())
-			send(LBVIPTargets, float64(s.Total), name, family.String())
+		if metrics.targets {
+			send(LBVIPReadyTargets, float64(state.Ready), name, family.String())
+			send(LBVIPTargets, float64(state.Total), name, family.String())
 		}
 	}
-	v.mu.Lock()
+	metrics.mu.Lock()
 	for c := range counts {
-		v.seen[c] = struct{}{}
+		metrics.seen[c] = struct{}{}
 	}
-	for c := range v.seen {
+	for c := range metrics.seen {
 		counts[c] += 0
 	}
-	v.mu.Unlock()
+	metrics.mu.Unlock()
 	for c, n := range counts {
-		send(v.counts, float64(n), c.family.String(), c.state, c.reason)
+		send(metrics.counts, float64(n), c.family.String(), c.state, c.reason)
 	}
 }
 

@@ -18,22 +18,22 @@ func IPv4Interface(link, name string) Key {
 }
 
 // Read returns the value, or "" for a parameter that cannot be read.
-func (k Key) Read() string {
-	b, _ := os.ReadFile(filepath.Join(root, string(k)))
+func (key Key) Read() string {
+	b, _ := os.ReadFile(filepath.Join(root, string(key)))
 	return strings.TrimSpace(string(b))
 }
 
 // String returns the name for sysctl(8). A name whose first separator is a slash is taken
 // literally, which preserves the dots of interface names.
-func (k Key) String() string {
-	if strings.Contains(string(k), ".") {
-		return string(k)
+func (key Key) String() string {
+	if strings.Contains(string(key), ".") {
+		return string(key)
 	}
-	return strings.ReplaceAll(string(k), "/", ".")
+	return strings.ReplaceAll(string(key), "/", ".")
 }
 
 // SetCommand returns the command that sets the parameter.
-func (k Key) SetCommand(value string) string { return "sysctl -w " + k.String() + "=" + value }
+func (key Key) SetCommand(value string) string { return "sysctl -w " + key.String() + "=" + value }
 
 // Glob returns the parameters that match a [filepath.Match] pattern.
 func Glob(pattern string) []Key {

@@ -11,12 +11,12 @@ func Until(now time.Time, every time.Duration) time.Duration { return UntilPart(
 // with a third of a second would drift from the full seconds, because a third of a second is not an
 // integral number of nanoseconds.
 func UntilPart(now time.Time, whole time.Duration, parts int) time.Duration {
-	n := time.Duration(parts)
+	duration := time.Duration(parts)
 	since := time.Duration(now.UnixNano() % int64(whole))
-	next := since*n/whole + 1
-	wait := next*whole/n - since
-	if wait < whole/n/8 {
-		wait = (next+1)*whole/n - since
+	next := since*duration/whole + 1
+	wait := next*whole/duration - since
+	if wait < whole/duration/8 {
+		wait = (next+1)*whole/duration - since
 	}
 	return wait
 }

@@ -21,42 +21,42 @@ type tableEntry[T any] struct {
 // Len returns the number of VIPs.
 func (t *Table[T]) Len() int { return len(t.entries) }
 
-// Get returns the value of v, nil if the table does not have v. The pointer is valid until the
+// Get returns the value of vip, nil if the table does not have it. The pointer is valid until the
 // table gets or loses a VIP. Calls of Get may be concurrent.
-func (t *Table[T]) Get(v VIP) *T {
-	if i, found := t.search(v); found {
-		return &t.entries[i].value
+func (t *Table[T]) Get(vip VIP) *T {
+	if index, found := t.search(vip); found {
+		return &t.entries[index].value
 	}
 	return nil
 }
 
 // Next is Get for lookups in ascending order, most of which need no search. Calls must not be
 // concurrent.
-func (t *Table[T]) Next(v VIP) *T {
+func (t *Table[T]) Next(vip VIP) *T {
 	// The batch may skip one VIP of the table without a search.
-	for i := t.next; i < min(t.next+2, len(t.entries)); i++ {
-		if t.entries[i].vip == v {
-			t.next = i + 1
-			return &t.entries[i].value
+	for index := t.next; index < min(t.next+2, len(t.entries)); index++ {
+		if t.entries[index].vip == vip {
+			t.next = index + 1
+			return &t.entries[index].value
 		}
 	}
-	if i, found := t.search(v); found {
-		t.next = i + 1
-		return &t.entries[i].value
+	if index, found := t.search(vip); found {
+		t.next = index + 1
+		return &t.entries[index].value
 	}
 	return nil
 }
 
-func (t *Table[T]) search(v VIP) (int, bool) {
-	return slices.BinarySearchFunc(t.entries, v, func(e tableEntry[T], v VIP) int { return Compare(e.vip, v) })
+func (t *Table[T]) search(vip VIP) (int, bool) {
+	return slices.BinarySearchFunc(t.entries, vip, func(e tableEntry[T], vip VIP) int { return Compare(e.vip, vip) })
 }
 
 // Add adds the missing VIPs with the zero value. It iterates vips twice.
 func (t *Table[T]) Add(vips iter.Seq[VIP]) {
 	missing := 0
 	t.next = 0
-	for v := range vips {
-		if t.Next(v) == nil {
+	for vip := range vips {
+		if t.Next(vip) == nil {
 			missing++
 		}
 	}
@@ -65,9 +65,9 @@ func (t *Table[T]) Add(vips iter.Seq[VIP]) {
 	}
 	old := Table[T]{entries: t.entries}
 	t.entries = slices.Grow(t.entries, missing)
-	for v := range vips {
-		if old.Next(v) == nil {
-			t.entries = append(t.entries, tableEntry[T]{vip: v})
+	for vip := range vips {
+		if old.Next(vip) == nil {
+			t.entries = append(t.entries, tableEntry[T]{vip: vip})
 		}
 	}
 	slices.SortFunc(t.entries, func(a, b tableEntry[T]) int { return Compare(a.vip, b.vip) })
@@ -84,8 +84,8 @@ func (t *Table[T]) DeleteFunc(remove func(VIP, *T) bool) {
 // All returns the VIPs in ascending order with their values, which may be modified.
 func (t *Table[T]) All() iter.Seq2[VIP, *T] {
 	return func(yield func(VIP, *T) bool) {
-		for i := range t.entries {
-			if e := &t.entries[i]; !yield(e.vip, &e.value) {
+		for index := range t.entries {
+			if entry := &t.entries[index]; !yield(entry.vip, &entry.value) {
 				return
 			}
 		}

@@ -21,34 +21,34 @@ const (
 var Families = [...]Family{IPv4, IPv6}
 
 // FamilyOf returns the family of an address. An IPv4-mapped IPv6 address is IPv4.
-func FamilyOf(a netip.Addr) Family {
-	if a.Unmap().Is4() {
+func FamilyOf(address netip.Addr) Family {
+	if address.Unmap().Is4() {
 		return IPv4
 	}
 	return IPv6
 }
 
 // String returns "ipv4" or "ipv6".
-func (f Family) String() string { return [...]string{"ipv4", "ipv6"}[f] }
+func (family Family) String() string { return [...]string{"ipv4", "ipv6"}[family] }
 
 // MarshalText implements encoding.TextMarshaler.
-func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+func (family Family) MarshalText() ([]byte, error) { return []byte(family.String()), nil }
 
 // VIP is a canonical prefix that may be advertised; only the zero value is invalid. VIPs are
 // comparable and can be map keys.
 type VIP struct{ prefix netip.Prefix }
 
-// Parse parses a VIP such as "20.0.0.1/32" or "2000::1/128". The error states the defect of s and
+// Parse parses a VIP such as "20.0.0.1/32" or "2000::1/128". The error states the defect of text and
 // the remedy.
-func Parse(s string) (VIP, error) {
-	p, err := netip.ParsePrefix(s)
+func Parse(text string) (VIP, error) {
+	prefix, err := netip.ParsePrefix(text)
 	if err != nil {
-		if a, errAddr := netip.ParseAddr(s); errAddr == nil && a.Zone() == "" {
-			return VIP{}, fmt.Errorf("VIP %q has no prefix length; use %s/%d", s, a.Unmap(), a.Unmap().BitLen())
+		if address, errAddr := netip.ParseAddr(text); errAddr == nil && address.Zone() == "" {
+			return VIP{}, fmt.Errorf("VIP %q has no prefix length; use %s/%d", text, address.Unmap(), address.Unmap().BitLen())
 		}
-		return VIP{}, fmt.Errorf("VIP %q is not a prefix such as 20.0.0.1/32 or 2000::1/128", s)
+		return VIP{}, fmt.Errorf("VIP %q is not a prefix such as 20.0.0.1/32 or 2000::1/128", text)
 	}
-	return FromPrefix(p)
+	return FromPrefix(prefix)
 }
 
 // specialPrefixes are the prefixes that contain neither VIPs nor hosts (RFC 6890).
@@ -69,17 +69,17 @@ var specialPrefixes = []struct {
 }
 
 // NotHost returns why an address cannot belong to a host, and the remedy; "" and "" if it can.
-func NotHost(a netip.Addr) (what, remedy string) {
-	if a.Is4In6() {
-		return "an IPv4-mapped address", "write " + a.Unmap().String()
+func NotHost(address netip.Addr) (what, remedy string) {
+	if address.Is4In6() {
+		return "an IPv4-mapped address", "write " + address.Unmap().String()
 	}
-	for _, s := range specialPrefixes {
+	for _, special := range specialPrefixes {
 		switch {
-		case !s.prefix.Contains(a.WithZone("")):
-		case a.Is6() && a.IsLinkLocalUnicast():
-			return s.what, "write a global or unique local address"
+		case !special.prefix.Contains(address.WithZone("")):
+		case address.Is6() && address.IsLinkLocalUnicast():
+			return special.what, "write a global or unique local address"
 		default:
-			return s.what, "write the address of one host"
+			return special.what, "write the address of one host"
 		}
 	}
 	return "", ""
@@ -87,106 +87,107 @@ func NotHost(a netip.Addr) (what, remedy string) {
 
 // FromPrefix returns the VIP of a prefix. It rejects default routes, prefixes with host bits set,
 // IPv4-mapped prefixes, and addresses that no gateway can route to.
-func FromPrefix(p netip.Prefix) (VIP, error) {
-	a := p.Addr()
+func FromPrefix(prefix netip.Prefix) (VIP, error) {
+	address := prefix.Addr()
 	switch {
-	case !p.IsValid():
-		return VIP{}, fmt.Errorf("VIP %q is not a prefix", p)
-	case a.Is4In6():
-		return VIP{}, fmt.Errorf("VIP %s is an IPv4-mapped prefix; use IPv4 notation", p)
-	case p.Bits() == 0:
-		return VIP{}, fmt.Errorf("VIP %s is a default route, which attracts all traffic; use the addresses to serve", p)
-	case p.Masked() != p:
-		return VIP{}, fmt.Errorf("VIP %s has host bits set; use %s, or %s/%d for one address", p, p.Masked(), a, a.BitLen())
-	case a.Is4() && a.IsLinkLocalUnicast():
-		return VIP{}, fmt.Errorf("VIP %s is a link-local address: no gateway can route to it", p)
+	case !prefix.IsValid():
+		return VIP{}, fmt.Errorf("VIP %q is not a prefix", prefix)
+	case address.Is4In6():
+		return VIP{}, fmt.Errorf("VIP %s is an IPv4-mapped prefix; use IPv4 notation", prefix)
+	case prefix.Bits() == 0:
+		return VIP{}, fmt.Errorf("VIP %s is a default route, which attracts all traffic; use the addresses to serve", prefix)
+	case prefix.Masked() != prefix:
+		return VIP{}, fmt.Errorf("VIP %s has host bits set; use %s, or %s/%d for one address",
+			prefix, prefix.Masked(), address, address.BitLen())
+	case address.Is4() && address.IsLinkLocalUnicast():
+		return VIP{}, fmt.Errorf("VIP %s is a link-local address: no gateway can route to it", prefix)
 	}
-	if isOrdinary(p) {
-		return VIP{prefix: p}, nil
+	if isOrdinary(prefix) {
+		return VIP{prefix: prefix}, nil
 	}
-	for _, s := range specialPrefixes {
-		if s.prefix.Overlaps(p) {
-			return VIP{}, fmt.Errorf("VIP %s is or contains %s: no gateway can route to it", p, s.what)
+	for _, special := range specialPrefixes {
+		if special.prefix.Overlaps(prefix) {
+			return VIP{}, fmt.Errorf("VIP %s is or contains %s: no gateway can route to it", prefix, special.what)
 		}
 	}
-	return VIP{prefix: p}, nil
+	return VIP{prefix: prefix}, nil
 }
 
 // isOrdinary reports whether the first 8 bits of a prefix show that it overlaps no special one.
-func isOrdinary(p netip.Prefix) bool {
-	if p.Bits() < 8 {
+func isOrdinary(prefix netip.Prefix) bool {
+	if prefix.Bits() < 8 {
 		return false
 	}
-	if p.Addr().Is4() {
-		first := p.Addr().As4()[0]
+	if prefix.Addr().Is4() {
+		first := prefix.Addr().As4()[0]
 		return first != 0 && first != 127 && first < 224
 	}
-	first := p.Addr().As16()[0]
+	first := prefix.Addr().As16()[0]
 	return first != 0 && first < 0xfe
 }
 
 // Require is Parse for constants: it panics if s is not a VIP.
 func Require(s string) VIP {
-	v, err := Parse(s)
+	vip, err := Parse(s)
 	if err != nil {
 		panic(err)
 	}
-	return v
+	return vip
 }
 
 // Prefix returns the prefix; it is invalid only for the zero VIP.
-func (v VIP) Prefix() netip.Prefix { return v.prefix }
+func (vip VIP) Prefix() netip.Prefix { return vip.prefix }
 
 // Family returns the address family.
-func (v VIP) Family() Family { return FamilyOf(v.prefix.Addr()) }
+func (vip VIP) Family() Family { return FamilyOf(vip.prefix.Addr()) }
 
-// IsZero reports whether v is the zero VIP.
-func (v VIP) IsZero() bool { return v == VIP{} }
+// IsZero reports whether vip is the zero VIP.
+func (vip VIP) IsZero() bool { return vip == VIP{} }
 
 // Overlaps reports whether the two VIPs share an address.
-func (v VIP) Overlaps(w VIP) bool { return v.prefix.Overlaps(w.prefix) }
+func (vip VIP) Overlaps(w VIP) bool { return vip.prefix.Overlaps(w.prefix) }
 
 // String returns the canonical prefix, or "" for the zero VIP.
-func (v VIP) String() string {
-	if v.IsZero() {
+func (vip VIP) String() string {
+	if vip.IsZero() {
 		return ""
 	}
-	return v.prefix.String()
+	return vip.prefix.String()
 }
 
-// Append appends the result of String to b.
-func (v VIP) Append(b []byte) []byte {
-	if v.IsZero() {
-		return b
+// Append appends the result of String to text.
+func (vip VIP) Append(text []byte) []byte {
+	if vip.IsZero() {
+		return text
 	}
-	return v.prefix.AppendTo(b)
+	return vip.prefix.AppendTo(text)
 }
 
 // MarshalText implements encoding.TextMarshaler.
-func (v VIP) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+func (vip VIP) MarshalText() ([]byte, error) { return []byte(vip.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler with the rules of [Parse].
-func (v *VIP) UnmarshalText(text []byte) error {
+func (vip *VIP) UnmarshalText(text []byte) error {
 	parsed, err := Parse(string(text))
 	if err == nil {
-		*v = parsed
+		*vip = parsed
 	}
 	return err
 }
 
 // Compare orders VIPs: IPv4 first, then by address, then wider prefixes first.
-func Compare(a, b VIP) int {
-	return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
+func Compare(vip, text VIP) int {
+	return cmp.Or(vip.prefix.Addr().Compare(text.prefix.Addr()), cmp.Compare(vip.prefix.Bits(), text.prefix.Bits()))
 }
 
 // Last returns the highest address of a prefix.
-func Last(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 1 << (7 - i%8)
+func Last(prefix netip.Prefix) netip.Addr {
+	bytes := prefix.Masked().Addr().AsSlice()
+	for i := prefix.Bits(); i < len(bytes)*8; i++ {
+		bytes[i/8] |= 1 << (7 - i%8)
 	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
+	address, _ := netip.AddrFromSlice(bytes)
+	return address
 }
 
 // Set is a set of VIPs. The nil Set is empty and can be read.
@@ -194,27 +195,27 @@ type Set map[VIP]struct{}
 
 // NewSet returns the set of the given VIPs.
 func NewSet(vips ...VIP) Set {
-	s := make(Set, len(vips))
-	for _, v := range vips {
-		s[v] = struct{}{}
+	set := make(Set, len(vips))
+	for _, vip := range vips {
+		set[vip] = struct{}{}
 	}
-	return s
+	return set
 }
 
-// Has reports whether v is in the set.
-func (s Set) Has(v VIP) bool {
-	_, ok := s[v]
+// Has reports whether vip is in the set.
+func (set Set) Has(vip VIP) bool {
+	_, ok := set[vip]
 	return ok
 }
 
 // Equal reports whether both sets have the same VIPs.
-func (s Set) Equal(t Set) bool { return maps.Equal(s, t) }
+func (set Set) Equal(t Set) bool { return maps.Equal(set, t) }
 
 // Sorted returns the VIPs in the order of [Compare].
-func (s Set) Sorted() []VIP {
-	sorted := make([]VIP, 0, len(s))
-	for v := range s {
-		sorted = append(sorted, v)
+func (set Set) Sorted() []VIP {
+	sorted := make([]VIP, 0, len(set))
+	for vip := range set {
+		sorted = append(sorted, vip)
 	}
 	slices.SortFunc(sorted, Compare)
 	return sorted
@@ -231,4 +232,4 @@ const (
 )
 
 // String returns "not ready", "ready" or "draining".
-func (s State) String() string { return [...]string{"not ready", "ready", "draining"}[s] }
+func (state State) String() string { return [...]string{"not ready", "ready", "draining"}[state] }
