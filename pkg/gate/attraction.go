@@ -12,26 +12,26 @@ type Attraction struct {
 
 // Attract returns the attraction of each family as of the last Evaluate. Its cost does not depend
 // on the number of VIPs.
-func (g *Gate) Attract() [len(vip.Families)]Attraction { return g.attraction }
+func (gate *Gate) Attract() [len(vip.Families)]Attraction { return gate.attraction }
 
-// count replaces the contribution of e, whose decision is still the previous one, to the
+// count replaces the contribution of entry, whose decision is still the previous one, to the
 // attraction.
-func (g *Gate) count(e *entry, configured bool, attracts Advertisement) {
-	d := &g.attraction[e.vip.Family()]
-	d.add(e.decision.Reason != NotConfigured, e.attracts, -1)
-	d.add(configured, attracts, 1)
-	e.attracts = attracts
+func (gate *Gate) count(entry *entry, configured bool, attracts Advertisement) {
+	attraction := &gate.attraction[entry.vip.Family()]
+	attraction.add(entry.decision.Reason != NotConfigured, entry.attracts, -1)
+	attraction.add(configured, attracts, 1)
+	entry.attracts = attracts
 }
 
-func (d *Attraction) add(configured bool, a Advertisement, n int) {
+func (attraction *Attraction) add(configured bool, advertisement Advertisement, n int) {
 	if configured {
-		d.Configured += n
+		attraction.Configured += n
 	}
-	switch a {
+	switch advertisement {
 	case Announced:
-		d.Announced += n
+		attraction.Announced += n
 	case Depreferred:
-		d.Depreferred += n
+		attraction.Depreferred += n
 	case Withdrawn:
 	}
 }

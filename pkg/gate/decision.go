@@ -13,8 +13,8 @@ const (
 )
 
 // String returns the advertisement in lower case, for logs and metric labels.
-func (a Advertisement) String() string {
-	return [...]string{"withdrawn", "depreferred", "announced"}[a]
+func (advertisement Advertisement) String() string {
+	return [...]string{"withdrawn", "depreferred", "announced"}[advertisement]
 }
 
 // Reason is the row of the decision table that applied.
@@ -39,11 +39,11 @@ const (
 )
 
 // String returns the reason in lower case, for logs and metric labels.
-func (r Reason) String() string {
+func (reason Reason) String() string {
 	return [...]string{
 		"not_configured", "lb_never_seen", "lb_not_ready", "no_source_routing", "no_gateway", "not_accepted",
 		"lb_lost", "stopping", "drained", "lb_draining", "lb_stale", "flapping", "not_exported", "ready",
-	}[r]
+	}[reason]
 }
 
 // Decision is the advertisement of one VIP and its reason.
@@ -53,8 +53,8 @@ type Decision struct {
 }
 
 // Advertised reports whether gateways receive the VIP.
-func (d Decision) Advertised() bool {
-	return d.Advertisement != Withdrawn && d.Reason != NotExported
+func (decision Decision) Advertised() bool {
+	return decision.Advertisement != Withdrawn && decision.Reason != NotExported
 }
 
 // Change is one VIP whose decision changed.

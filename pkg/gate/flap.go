@@ -19,22 +19,22 @@ const (
 type flaps []time.Time
 
 // add adds a flap, in place: a VIP that flaps for a long time allocates nothing.
-func (f flaps) add(now time.Time) flaps {
-	expired := len(f) - len(f.recent(now))
-	return append(slices.Delete(f, 0, max(expired, len(f)+1-maxFlaps)), now)
+func (flaps flaps) add(now time.Time) flaps {
+	expired := len(flaps) - len(flaps.recent(now))
+	return append(slices.Delete(flaps, 0, max(expired, len(flaps)+1-maxFlaps)), now)
 }
 
 // recent returns the flaps within the window.
-func (f flaps) recent(now time.Time) flaps {
-	for len(f) > 0 && now.Sub(f[0]) > flapWindow {
-		f = f[1:]
+func (flaps flaps) recent(now time.Time) flaps {
+	for len(flaps) > 0 && now.Sub(flaps[0]) > flapWindow {
+		flaps = flaps[1:]
 	}
-	return f
+	return flaps
 }
 
 // wait returns the delay of a rise at now.
-func (f flaps) wait(now time.Time) time.Duration {
-	n := len(f.recent(now))
+func (flaps flaps) wait(now time.Time) time.Duration {
+	n := len(flaps.recent(now))
 	if n < 2 {
 		return 0
 	}

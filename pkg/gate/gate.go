@@ -107,185 +107,185 @@ func phaseOf(end, now time.Time) phase {
 }
 
 // New returns a Gate without VIPs.
-func New(o Options) *Gate {
-	return &Gate{options: o, vips: map[vip.VIP]*entry{}}
+func New(options Options) *Gate {
+	return &Gate{options: options, vips: map[vip.VIP]*entry{}}
 }
 
 // Configure replaces the set of VIPs of the attractor.
-func (g *Gate) Configure(vips []vip.VIP) {
+func (gate *Gate) Configure(vips []vip.VIP) {
 	configured := vip.NewSet(vips...)
-	for _, e := range g.entries {
-		if e.configured && !configured.Has(e.vip) {
-			e.configured, e.routed, e.operatorDrainEnd = false, false, time.Time{}
-			g.markDirty(e)
+	for _, entry := range gate.entries {
+		if entry.configured && !configured.Has(entry.vip) {
+			entry.configured, entry.routed, entry.operatorDrainEnd = false, false, time.Time{}
+			gate.markDirty(entry)
 		}
 	}
 	for _, v := range vips {
-		if e := g.entry(v); !e.configured {
-			e.configured, e.routed = true, g.routed.Has(v)
-			g.markDirty(e)
+		if entry := gate.entry(v); !entry.configured {
+			entry.configured, entry.routed = true, gate.routed.Has(v)
+			gate.markDirty(entry)
 		}
 	}
 }
 
 // Route replaces the set of VIPs whose source routing is installed in the kernel. The set must
 // not be modified afterwards. VIPs that are configured later use it, too.
-func (g *Gate) Route(confirmed vip.Set) {
-	g.routed = confirmed
-	for _, e := range g.entries {
-		if routed := e.configured && confirmed.Has(e.vip); routed != e.routed {
-			e.routed = routed
-			g.markDirty(e)
+func (gate *Gate) Route(confirmed vip.Set) {
+	gate.routed = confirmed
+	for _, entry := range gate.entries {
+		if routed := entry.configured && confirmed.Has(entry.vip); routed != entry.routed {
+			entry.routed = routed
+			gate.markDirty(entry)
 		}
 	}
 }
 
 // Gateways sets the state of the gateway sessions.
-func (g *Gate) Gateways(s Gateways) {
-	was := g.gateways.Exported
-	g.gateways = s
-	for f, exported := range s.Exported {
+func (gate *Gate) Gateways(gateways Gateways) {
+	was := gate.gateways.Exported
+	gate.gateways = gateways
+	for f, exported := range gateways.Exported {
 		if (exported == nil) != (was[f] == nil) || !maps.Equal(exported, was[f]) {
-			g.markFamilyDirty(vip.Family(f))
+			gate.markFamilyDirty(vip.Family(f))
 		}
 	}
-	if !s.At.IsZero() {
-		g.gatewayLease.renew(s.At.Add(MaxSessionAge))
+	if !gateways.At.IsZero() {
+		gate.gatewayLease.renew(gateways.At.Add(MaxSessionAge))
 	}
 }
 
 // Announcer sets the state of the announcer's session.
-func (g *Gate) Announcer(a Announcer) { g.announcer = a }
+func (gate *Gate) Announcer(announcer Announcer) { gate.announcer = announcer }
 
 // UpdateLB applies an update of the load balancer's state. An update without an instance precedes
 // the first synced data and is ignored.
-func (g *Gate) UpdateLB(now time.Time, u LBUpdate) {
-	if u.Instance == "" {
+func (gate *Gate) UpdateLB(now time.Time, update LBUpdate) {
+	if update.Instance == "" {
 		return
 	}
-	countFlap := u.Instance == g.instance && g.Freshness(now) == Live && !u.Shared
-	g.instance, g.revision, g.synced, g.grace = u.Instance, u.Revision, true, u.Grace
-	g.lbDrainEnd = time.Time{}
-	if u.GoingAway {
-		g.lbDrainEnd = u.DrainEnd
+	countFlap := update.Instance == gate.instance && gate.Freshness(now) == Live && !update.Shared
+	gate.instance, gate.revision, gate.synced, gate.grace = update.Instance, update.Revision, true, update.Grace
+	gate.lbDrainEnd = time.Time{}
+	if update.GoingAway {
+		gate.lbDrainEnd = update.DrainEnd
 	}
-	g.streamOpen = u.Live
-	if u.Live {
-		g.lbLease.renew(u.LeaseEnd)
+	gate.streamOpen = update.Live
+	if update.Live {
+		gate.lbLease.renew(update.LeaseEnd)
 	} else {
-		g.graceStart = earlier(u.LeaseEnd, u.EndedAt)
+		gate.graceStart = earlier(update.LeaseEnd, update.EndedAt)
 	}
-	if u.Complete {
-		g.complete++
+	if update.Complete {
+		gate.complete++
 	}
-	for _, s := range u.VIPs {
-		e := g.entry(s.VIP)
-		e.listed = g.complete
-		g.setState(now, e, s, countFlap)
+	for _, state := range update.VIPs {
+		entry := gate.entry(state.VIP)
+		entry.listed = gate.complete
+		gate.setState(now, entry, state, countFlap)
 	}
-	if u.Complete {
-		for _, e := range g.entries {
-			if e.listed != g.complete {
-				g.setState(now, e, VIPState{VIP: e.vip, State: vip.NotReady}, countFlap)
+	if update.Complete {
+		for _, entry := range gate.entries {
+			if entry.listed != gate.complete {
+				gate.setState(now, entry, VIPState{VIP: entry.vip, State: vip.NotReady}, countFlap)
 			}
 		}
 	}
-	for _, v := range u.Removed {
-		g.setState(now, g.entry(v), VIPState{VIP: v, State: vip.NotReady}, countFlap)
+	for _, v := range update.Removed {
+		gate.setState(now, gate.entry(v), VIPState{VIP: v, State: vip.NotReady}, countFlap)
 	}
 }
 
 // Stop begins the drain of the whole frontend. It cannot be undone.
-func (g *Gate) Stop(now time.Time) {
-	if g.stopEnd.IsZero() {
-		g.stopEnd = now.Add(g.options.DrainTime)
+func (gate *Gate) Stop(now time.Time) {
+	if gate.stopEnd.IsZero() {
+		gate.stopEnd = now.Add(gate.options.DrainTime)
 	}
 }
 
 // SkipDrains ends the drain of the frontend, so that the next Evaluate withdraws.
-func (g *Gate) SkipDrains(now time.Time) {
-	if !g.stopEnd.IsZero() {
-		g.stopEnd = now
+func (gate *Gate) SkipDrains(now time.Time) {
+	if !gate.stopEnd.IsZero() {
+		gate.stopEnd = now
 	}
 }
 
 // Drain begins an operator's drain of VIPs. VIPs that are not configured or already drained are
 // skipped.
-func (g *Gate) Drain(now time.Time, vips ...vip.VIP) {
+func (gate *Gate) Drain(now time.Time, vips ...vip.VIP) {
 	for _, v := range vips {
-		if e, ok := g.vips[v]; ok && e.configured && e.operatorDrainEnd.IsZero() {
-			e.operatorDrainEnd = now.Add(g.options.DrainTime)
-			g.scheduleDirty(e.operatorDrainEnd, v)
-			g.markDirty(e)
+		if entry, ok := gate.vips[v]; ok && entry.configured && entry.operatorDrainEnd.IsZero() {
+			entry.operatorDrainEnd = now.Add(gate.options.DrainTime)
+			gate.scheduleDirty(entry.operatorDrainEnd, v)
+			gate.markDirty(entry)
 		}
 	}
 }
 
 // Undrain ends operators' drains.
-func (g *Gate) Undrain(vips ...vip.VIP) {
+func (gate *Gate) Undrain(vips ...vip.VIP) {
 	for _, v := range vips {
-		if e, ok := g.vips[v]; ok && !e.operatorDrainEnd.IsZero() {
-			e.operatorDrainEnd = time.Time{}
-			g.markDirty(e)
+		if entry, ok := gate.vips[v]; ok && !entry.operatorDrainEnd.IsZero() {
+			entry.operatorDrainEnd = time.Time{}
+			gate.markDirty(entry)
 		}
 	}
 }
 
 // Evaluate returns every VIP whose decision changed at now. The slice is valid until the next
 // call.
-func (g *Gate) Evaluate(now time.Time) []Change {
-	g.changes = g.changes[:0]
-	current := g.observe(now)
-	for len(g.timers) > 0 && !now.Before(g.timers[0].at) {
-		if e, ok := g.vips[heap.Pop(&g.timers).(timer).vip]; ok {
-			g.markDirty(e)
+func (gate *Gate) Evaluate(now time.Time) []Change {
+	gate.changes = gate.changes[:0]
+	current := gate.observe(now)
+	for len(gate.timers) > 0 && !now.Before(gate.timers[0].at) {
+		if entry, ok := gate.vips[heap.Pop(&gate.timers).(timer).vip]; ok {
+			gate.markDirty(entry)
 		}
 	}
-	if current != g.last {
-		g.last = current
-		for i := 0; i < len(g.entries); {
-			if e := g.entries[i]; g.decide(now, e) {
+	if current != gate.last {
+		gate.last = current
+		for i := 0; i < len(gate.entries); {
+			if entry := gate.entries[i]; gate.decide(now, entry) {
 				i++
 			} else {
-				g.remove(e) // moves the last entry to i
+				gate.remove(entry) // moves the last entry to i
 			}
 		}
 	} else {
-		for _, e := range g.dirty {
-			if !g.decide(now, e) {
-				g.remove(e)
+		for _, entry := range gate.dirty {
+			if !gate.decide(now, entry) {
+				gate.remove(entry)
 			}
 		}
 	}
-	clear(g.dirty) // releases removed entries to the garbage collector
-	g.dirty = g.dirty[:0]
-	return g.changes
+	clear(gate.dirty) // releases removed entries to the garbage collector
+	gate.dirty = gate.dirty[:0]
+	return gate.changes
 }
 
 // Deadline returns when Evaluate can return a change without a new input; zero if never.
-func (g *Gate) Deadline(now time.Time) time.Time {
+func (gate *Gate) Deadline(now time.Time) time.Time {
 	var next time.Time
 	consider := func(t time.Time) {
 		if t.After(now) {
 			next = earlier(next, t)
 		}
 	}
-	consider(g.gatewayLease.deadline(now))
-	consider(g.announcer.reconnectEnd())
-	consider(g.stopEnd)
-	consider(g.lbDrainEnd)
-	if g.synced {
-		start := g.graceStart
-		if g.streamOpen {
-			start = g.lbLease.end
-			consider(g.lbLease.deadline(now))
+	consider(gate.gatewayLease.deadline(now))
+	consider(gate.announcer.reconnectEnd())
+	consider(gate.stopEnd)
+	consider(gate.lbDrainEnd)
+	if gate.synced {
+		start := gate.graceStart
+		if gate.streamOpen {
+			start = gate.lbLease.end
+			consider(gate.lbLease.deadline(now))
 		}
-		consider(start.Add(g.grace - finalGrace))
-		consider(start.Add(g.grace))
+		consider(start.Add(gate.grace - finalGrace))
+		consider(start.Add(gate.grace))
 	}
-	if len(g.timers) > 0 {
-		consider(g.timers[0].at)
-		if !g.timers[0].at.After(now) {
+	if len(gate.timers) > 0 {
+		consider(gate.timers[0].at)
+		if !gate.timers[0].at.After(now) {
 			return now
 		}
 	}
@@ -293,22 +293,22 @@ func (g *Gate) Deadline(now time.Time) time.Time {
 }
 
 // Position returns the load balancer's instance and revision that the decisions are based on.
-func (g *Gate) Position() (instance string, revision uint64) { return g.instance, g.revision }
+func (gate *Gate) Position() (instance string, revision uint64) { return gate.instance, gate.revision }
 
 // Decision returns the decision on v as of the last Evaluate.
-func (g *Gate) Decision(v vip.VIP) Decision {
-	if e, ok := g.vips[v]; ok {
-		return e.decision
+func (gate *Gate) Decision(v vip.VIP) Decision {
+	if entry, ok := gate.vips[v]; ok {
+		return entry.decision
 	}
 	return Decision{}
 }
 
 // Drained returns the VIPs that an operator drained, with the end of their drain time.
-func (g *Gate) Drained() map[vip.VIP]time.Time {
+func (gate *Gate) Drained() map[vip.VIP]time.Time {
 	drained := map[vip.VIP]time.Time{}
-	for _, e := range g.entries {
-		if !e.operatorDrainEnd.IsZero() {
-			drained[e.vip] = e.operatorDrainEnd
+	for _, entry := range gate.entries {
+		if !entry.operatorDrainEnd.IsZero() {
+			drained[entry.vip] = entry.operatorDrainEnd
 		}
 	}
 	return drained
@@ -316,83 +316,84 @@ func (g *Gate) Drained() map[vip.VIP]time.Time {
 
 // setState stores the load balancer's state of one VIP. A change from ready to not ready counts
 // as a flap only if countFlap is set: the same live instance reported both, of this VIP.
-func (g *Gate) setState(now time.Time, e *entry, s VIPState, countFlap bool) {
-	if e.reported && e.state == s.State && e.drainEnd.Equal(s.DrainEnd) {
+func (gate *Gate) setState(now time.Time, entry *entry, state VIPState, countFlap bool) {
+	if entry.reported && entry.state == state.State && entry.drainEnd.Equal(state.DrainEnd) {
 		return
 	}
 	switch {
-	case e.state == vip.Ready && s.State == vip.NotReady && countFlap:
-		e.flaps = e.flaps.add(now)
-	case e.state == vip.NotReady && s.State == vip.Ready && !g.options.NoFlapBackoff:
-		e.riseAt = time.Time{}
-		if wait := e.flaps.wait(now); wait > 0 {
-			e.riseAt = now.Add(wait)
-			g.scheduleDirty(e.riseAt, e.vip)
+	case entry.state == vip.Ready && state.State == vip.NotReady && countFlap:
+		entry.flaps = entry.flaps.add(now)
+	case entry.state == vip.NotReady && state.State == vip.Ready && !gate.options.NoFlapBackoff:
+		entry.riseAt = time.Time{}
+		if wait := entry.flaps.wait(now); wait > 0 {
+			entry.riseAt = now.Add(wait)
+			gate.scheduleDirty(entry.riseAt, entry.vip)
 		}
 	}
-	e.reported, e.state, e.drainEnd = true, s.State, s.DrainEnd
-	if s.State == vip.Draining {
-		g.scheduleDirty(e.drainEnd, e.vip)
+	entry.reported, entry.state, entry.drainEnd = true, state.State, state.DrainEnd
+	if state.State == vip.Draining {
+		gate.scheduleDirty(entry.drainEnd, entry.vip)
 	}
-	g.markDirty(e)
+	gate.markDirty(entry)
 }
 
 // entry returns the entry of v and creates it if missing. After the first synced snapshot, a VIP
 // that is absent from it is not ready.
-func (g *Gate) entry(v vip.VIP) *entry {
-	e, ok := g.vips[v]
+func (gate *Gate) entry(v vip.VIP) *entry {
+	e, ok := gate.vips[v]
 	if !ok {
-		e = &entry{vip: v, index: len(g.entries), reported: g.synced}
-		g.vips[v], g.entries = e, append(g.entries, e)
+		e = &entry{vip: v, index: len(gate.entries), reported: gate.synced}
+		gate.vips[v], gate.entries = e, append(gate.entries, e)
 	}
 	return e
 }
 
-// remove deletes e; the last entry takes its place.
-func (g *Gate) remove(e *entry) {
-	last := len(g.entries) - 1
-	g.entries[e.index] = g.entries[last]
-	g.entries[e.index].index = e.index
-	g.entries[last] = nil
-	g.entries = g.entries[:last]
-	delete(g.vips, e.vip)
+// remove deletes entry; the last entry takes its place.
+func (gate *Gate) remove(entry *entry) {
+	last := len(gate.entries) - 1
+	gate.entries[entry.index] = gate.entries[last]
+	gate.entries[entry.index].index = entry.index
+	gate.entries[last] = nil
+	gate.entries = gate.entries[:last]
+	delete(gate.vips, entry.vip)
 }
 
-func (g *Gate) markFamilyDirty(f vip.Family) {
-	for _, e := range g.entries {
-		if e.vip.Family() == f {
-			g.markDirty(e)
+func (gate *Gate) markFamilyDirty(family vip.Family) {
+	for _, entry := range gate.entries {
+		if entry.vip.Family() == family {
+			gate.markDirty(entry)
 		}
 	}
 }
 
-func (g *Gate) markDirty(e *entry) {
-	if !e.dirty {
-		e.dirty = true
-		g.dirty = append(g.dirty, e)
+func (gate *Gate) markDirty(entry *entry) {
+	if !entry.dirty {
+		entry.dirty = true
+		gate.dirty = append(gate.dirty, entry)
 	}
 }
 
-func (g *Gate) scheduleDirty(at time.Time, v vip.VIP) { heap.Push(&g.timers, timer{at, v}) }
+func (gate *Gate) scheduleDirty(at time.Time, v vip.VIP) { heap.Push(&gate.timers, timer{at, v}) }
 
-// decide updates the decision on e. It reports whether e is still used. The caller removes unused
-// entries, which are neither configured nor in the load balancer's state, to bound the memory.
-func (g *Gate) decide(now time.Time, e *entry) (used bool) {
-	e.dirty = false
-	to := g.evaluateTable(now, e, e.decision.Advertisement, g.last.paths[e.vip.Family()])
-	attracts := to.Advertisement
+// decide updates the decision on entry. It reports whether it is still used. The caller removes
+// unused entries, which are neither configured nor in the load balancer's state, to bound the
+// memory.
+func (gate *Gate) decide(now time.Time, entry *entry) (used bool) {
+	entry.dirty = false
+	decision := gate.evaluateTable(now, entry, entry.decision.Advertisement, gate.last.paths[entry.vip.Family()])
+	attracts := decision.Advertisement
 	// A second evaluation with a usable path is needed only for these reasons: the rows above
 	// NoGateway depend on neither the path nor the current advertisement.
-	if to.Reason == NoGateway || to.Reason == NotAccepted ||
-		to.Reason > NotAccepted && e.attracts != e.decision.Advertisement {
-		attracts = g.evaluateTable(now, e, e.attracts, usable).Advertisement
+	if decision.Reason == NoGateway || decision.Reason == NotAccepted ||
+		decision.Reason > NotAccepted && entry.attracts != entry.decision.Advertisement {
+		attracts = gate.evaluateTable(now, entry, entry.attracts, usable).Advertisement
 	}
-	g.count(e, to.Reason != NotConfigured, attracts)
-	if to != e.decision {
-		g.changes = append(g.changes, Change{VIP: e.vip, From: e.decision, To: to})
-		e.decision = to
+	gate.count(entry, decision.Reason != NotConfigured, attracts)
+	if decision != entry.decision {
+		gate.changes = append(gate.changes, Change{VIP: entry.vip, From: entry.decision, To: decision})
+		entry.decision = decision
 	}
-	return e.configured || e.state != vip.NotReady
+	return entry.configured || entry.state != vip.NotReady
 }
 
 // earlier returns the earlier of two times; zero means unknown.

@@ -17,7 +17,7 @@ const (
 )
 
 // String returns the freshness in lower case.
-func (f Freshness) String() string { return [...]string{"lost", "stale", "live"}[f] }
+func (freshness Freshness) String() string { return [...]string{"lost", "stale", "live"}[freshness] }
 
 // VIPState is the load balancer's state of one VIP.
 type VIPState struct {
@@ -78,14 +78,16 @@ type Announcer struct {
 }
 
 // Accepted reports whether VIPs count as accepted by the routing daemon at now.
-func (a Announcer) Accepted(now time.Time) bool { return a.Up || now.Before(a.reconnectEnd()) }
+func (announcer Announcer) Accepted(now time.Time) bool {
+	return announcer.Up || now.Before(announcer.reconnectEnd())
+}
 
 // reconnectEnd returns when VIPs count as withdrawn; zero if the session is up or never was.
-func (a Announcer) reconnectEnd() time.Time {
-	if a.Up || a.Since.IsZero() {
+func (announcer Announcer) reconnectEnd() time.Time {
+	if announcer.Up || announcer.Since.IsZero() {
 		return time.Time{}
 	}
-	return a.Since.Add(ReconnectTime)
+	return announcer.Since.Add(ReconnectTime)
 }
 
 // ReconnectTime is how long the announcer's session may be down before VIPs count as withdrawn:

@@ -20,32 +20,32 @@ func (l *lease) renew(end time.Time) {
 
 // check reports whether the lease is valid at now, and otherwise whether it is extended because
 // the check was late.
-func (l *lease) check(now time.Time) (holds, late bool) {
+func (lease *lease) check(now time.Time) (holds, late bool) {
 	switch {
-	case l.end.IsZero():
+	case lease.end.IsZero():
 		return false, false
-	case now.Before(l.end):
+	case now.Before(lease.end):
 		return true, false
-	case l.extended.IsZero():
+	case lease.extended.IsZero():
 		// Only the first check after the end can extend the lease: a lease that was found expired in
 		// time stays expired until it is renewed.
-		l.extended = l.end
-		if now.Sub(l.end) > lateAfter {
-			l.extended = now.Add(lateAfter)
+		lease.extended = lease.end
+		if now.Sub(lease.end) > lateAfter {
+			lease.extended = now.Add(lateAfter)
 		}
 	}
-	return false, now.Before(l.extended)
+	return false, now.Before(lease.extended)
 }
 
 // deadline returns when the result of check changes; zero if never.
-func (l *lease) deadline(now time.Time) time.Time {
+func (lease *lease) deadline(now time.Time) time.Time {
 	switch {
-	case l.end.IsZero():
+	case lease.end.IsZero():
 		return time.Time{}
-	case now.Before(l.end):
-		return l.end
-	case now.Before(l.extended):
-		return l.extended
+	case now.Before(lease.end):
+		return lease.end
+	case now.Before(lease.extended):
+		return lease.extended
 	}
 	return time.Time{}
 }

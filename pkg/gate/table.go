@@ -7,59 +7,59 @@ import (
 )
 
 // evaluateTable applies the decision table: the first matching row wins, and row 11 replaces the
-// reason of an advertised VIP. Shared conditions come from g.last, so that one Evaluate decides
+// reason of an advertised VIP. Shared conditions come from gate.last, so that one Evaluate decides
 // all VIPs on the same state.
-func (g *Gate) evaluateTable(now time.Time, e *entry, current Advertisement, path path) Decision {
-	d := g.firstRow(now, e, current, path)
-	if d.Advertisement != Withdrawn && !g.exports(e.vip) { // row 11
-		d.Reason = NotExported
+func (gate *Gate) evaluateTable(now time.Time, entry *entry, current Advertisement, path path) Decision {
+	decision := gate.firstRow(now, entry, current, path)
+	if decision.Advertisement != Withdrawn && !gate.exports(entry.vip) { // row 11
+		decision.Reason = NotExported
 	}
-	return d
+	return decision
 }
 
-func (g *Gate) firstRow(now time.Time, e *entry, current Advertisement, path path) Decision {
-	gated := !g.options.Ungated
+func (gate *Gate) firstRow(now time.Time, entry *entry, current Advertisement, path path) Decision {
+	gated := !gate.options.Ungated
 	switch {
-	case !e.configured: // row 1
+	case !entry.configured: // row 1
 		return Decision{Withdrawn, NotConfigured}
-	case gated && !e.reported: // row 2
+	case gated && !entry.reported: // row 2
 		return Decision{Withdrawn, LBNeverSeen}
-	case gated && e.state == vip.NotReady: // row 2
+	case gated && entry.state == vip.NotReady: // row 2
 		return Decision{Withdrawn, LBNotReady}
-	case !e.routed: // row 3
+	case !entry.routed: // row 3
 		return Decision{Withdrawn, NoSourceRouting}
 	case path == noGateway: // row 4
 		return Decision{Withdrawn, NoGateway}
 	case path == notAccepted: // row 5
 		return Decision{Withdrawn, NotAccepted}
-	case gated && g.last.freshness == Lost && g.options.OnLoss == WithdrawOnLoss: // row 6
+	case gated && gate.last.freshness == Lost && gate.options.OnLoss == WithdrawOnLoss: // row 6
 		return Decision{Withdrawn, LBLost}
 	}
-	if phase, reason := g.drain(now, e); phase == drainOver { // row 8
+	if phase, reason := gate.drain(now, entry); phase == drainOver { // row 8
 		return Decision{Withdrawn, reason}
 	} else if phase == draining { // row 7; never raises
 		return Decision{min(current, Depreferred), reason}
 	}
 	switch {
-	case gated && g.last.freshness != Live: // row 9; never raises
-		if g.last.finalGrace {
+	case gated && gate.last.freshness != Live: // row 9; never raises
+		if gate.last.finalGrace {
 			current = min(current, Depreferred)
 		}
 		return Decision{current, LBStale}
-	case gated && now.Before(e.riseAt): // row 10
+	case gated && now.Before(entry.riseAt): // row 10
 		return Decision{Withdrawn, Flapping}
 	}
 	return Decision{Announced, Ready} // row 12
 }
 
 // exports reports whether the routing daemon exports v to a gateway, as far as known.
-func (g *Gate) exports(v vip.VIP) bool {
-	exported := g.gateways.Exported[v.Family()]
+func (gate *Gate) exports(v vip.VIP) bool {
+	exported := gate.gateways.Exported[v.Family()]
 	return exported == nil || exported.Has(v)
 }
 
-// drain returns the phase and the reason of the drain of e that ends first.
-func (g *Gate) drain(now time.Time, e *entry) (phase, Reason) {
+// drain returns the phase and the reason of the drain of entry that ends first.
+func (gate *Gate) drain(now time.Time, entry *entry) (phase, Reason) {
 	var end time.Time
 	reason := Ready
 	consider := func(t time.Time, r Reason) {
@@ -67,33 +67,33 @@ func (g *Gate) drain(now time.Time, e *entry) (phase, Reason) {
 			end, reason = t, r
 		}
 	}
-	consider(g.stopEnd, Stopping)
-	consider(e.operatorDrainEnd, Drained)
-	if !g.options.Ungated {
-		consider(g.lbDrainEnd, LBDraining)
-		if e.state == vip.Draining {
-			consider(e.drainEnd, LBDraining)
+	consider(gate.stopEnd, Stopping)
+	consider(entry.operatorDrainEnd, Drained)
+	if !gate.options.Ungated {
+		consider(gate.lbDrainEnd, LBDraining)
+		if entry.state == vip.Draining {
+			consider(entry.drainEnd, LBDraining)
 		}
 	}
 	return phaseOf(end, now), reason
 }
 
 // observe returns the conditions that concern all VIPs.
-func (g *Gate) observe(now time.Time) conditions {
+func (gate *Gate) observe(now time.Time) conditions {
 	s := conditions{
-		freshness: g.Freshness(now),
-		stop:      phaseOf(g.stopEnd, now),
-		lbDrain:   phaseOf(g.lbDrainEnd, now),
+		freshness: gate.Freshness(now),
+		stop:      phaseOf(gate.stopEnd, now),
+		lbDrain:   phaseOf(gate.lbDrainEnd, now),
 	}
 	if s.freshness == Stale {
-		end, late := g.graceEnd(now)
+		end, late := gate.graceEnd(now)
 		s.finalGrace = !late && !now.Before(end.Add(-finalGrace))
 	}
-	holds, late := g.gatewayLease.check(now)
+	holds, late := gate.gatewayLease.check(now)
 	for f := range s.paths {
 		switch {
-		case !holds && !late || !g.gateways.Up[f]:
-		case g.gateways.Static[f] || g.announcer.Accepted(now):
+		case !holds && !late || !gate.gateways.Up[f]:
+		case gate.gateways.Static[f] || gate.announcer.Accepted(now):
 			s.paths[f] = usable
 		default:
 			s.paths[f] = notAccepted
@@ -104,26 +104,26 @@ func (g *Gate) observe(now time.Time) conditions {
 
 // Freshness returns the freshness of the load balancer's state. A late check leaves it Stale, so
 // that no VIP is raised on an expired lease.
-func (g *Gate) Freshness(now time.Time) Freshness {
-	if !g.synced {
+func (gate *Gate) Freshness(now time.Time) Freshness {
+	if !gate.synced {
 		return Lost
 	}
-	if g.streamOpen {
-		if holds, _ := g.lbLease.check(now); holds {
+	if gate.streamOpen {
+		if holds, _ := gate.lbLease.check(now); holds {
 			return Live
 		}
 	}
-	if end, late := g.graceEnd(now); late || now.Before(end) {
+	if end, late := gate.graceEnd(now); late || now.Before(end) {
 		return Stale
 	}
 	return Lost
 }
 
 // graceEnd returns when a state that is not live is lost, and whether the lease check was late.
-func (g *Gate) graceEnd(now time.Time) (end time.Time, late bool) {
-	if !g.streamOpen {
-		return g.graceStart.Add(g.grace), false
+func (gate *Gate) graceEnd(now time.Time) (end time.Time, late bool) {
+	if !gate.streamOpen {
+		return gate.graceStart.Add(gate.grace), false
 	}
-	_, late = g.lbLease.check(now)
-	return g.lbLease.end.Add(g.grace), late
+	_, late = gate.lbLease.check(now)
+	return gate.lbLease.end.Add(gate.grace), late
 }

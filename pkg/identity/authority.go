@@ -68,16 +68,16 @@ func NewDevAuthority() (*DevAuthority, error) {
 }
 
 // sign returns a certificate for a new key, self-signed if a is nil.
-func (a *DevAuthority) sign(template *x509.Certificate) (*x509.Certificate, crypto.Signer, error) {
+func (authority *DevAuthority) sign(template *x509.Certificate) (*x509.Certificate, crypto.Signer, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
 	}
-	if a == nil {
-		a = &DevAuthority{cert: template, key: key}
+	if authority == nil {
+		authority = &DevAuthority{cert: template, key: key}
 	}
 	template.BasicConstraintsValid = true
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	der, err := x509.CreateCertificate(rand.Reader, template, authority.cert, key.Public(), authority.key)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -97,14 +97,15 @@ func OpenDevAuthority(ctx context.Context, dir string) (*DevAuthority, error) {
 		return nil, fmt.Errorf("development authority in %s: %w", dir, err)
 	}
 	defer lock.Release()
-	a, err := LoadDevAuthority(dir)
+	authority, err := LoadDevAuthority(dir)
 	if !errors.Is(err, fs.ErrNotExist) {
-		return a, err
+		return authority, err
 	}
-	if a, err = NewDevAuthority(); err != nil {
+	if authority, err = NewDevAuthority(); err != nil {
 		return nil, err
 	}
-	cert, key, err := (&x509svid.SVID{Certificates: []*x509.Certificate{a.cert}, PrivateKey: a.key}).Marshal()
+	cert, key, err := (&x509svid.SVID{Certificates: []*x509.Certificate{authority.cert},
+		PrivateKey: authority.key}).Marshal()
 	if err == nil {
 		err = durable.Replace(filepath.Join(dir, authorityKey), key, 0o600)
 	}
@@ -115,7 +116,7 @@ func OpenDevAuthority(ctx context.Context, dir string) (*DevAuthority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("development authority: %w", err)
 	}
-	return a, nil
+	return authority, nil
 }
 
 // LoadDevAuthority returns the authority in dir and does not create one, since no running process
@@ -169,19 +170,19 @@ func checkPermissions(path string, mask fs.FileMode) error {
 		return fmt.Errorf("%s has mode %#o and is accessible to other users; run chmod go-rwx %s", path, info.Mode().Perm(),
 			path)
 	}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 && int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s belongs to user %d, not to user %d or root", path, st.Uid, os.Geteuid())
+	if stat_t, ok := info.Sys().(*syscall.Stat_t); ok && stat_t.Uid != 0 && int(stat_t.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s belongs to user %d, not to user %d or root", path, stat_t.Uid, os.Geteuid())
 	}
 	return nil
 }
 
 // Mint signs an SVID for id. Certificates hold whole seconds: notBefore is rounded down, notAfter
 // up.
-func (a *DevAuthority) Mint(id spiffeid.ID, notBefore, notAfter time.Time) (*x509svid.SVID, error) {
+func (authority *DevAuthority) Mint(id spiffeid.ID, notBefore, notAfter time.Time) (*x509svid.SVID, error) {
 	if id.Path() == "" {
 		return nil, fmt.Errorf("SPIFFE ID %q has no path", id)
 	}
-	cert, key, err := a.sign(&x509.Certificate{
+	cert, key, err := authority.sign(&x509.Certificate{
 		Subject:     pkix.Name{Organization: []string{organization}}, // the URI alone identifies the workload
 		NotBefore:   notBefore.Truncate(time.Second),
 		NotAfter:    notAfter.Add(time.Second - 1).Truncate(time.Second),
@@ -196,25 +197,25 @@ func (a *DevAuthority) Mint(id spiffeid.ID, notBefore, notAfter time.Time) (*x50
 }
 
 // MintFor signs an SVID for id that is valid for ttl from now, with a slightly earlier NotBefore.
-func (a *DevAuthority) MintFor(id spiffeid.ID, ttl time.Duration) (*x509svid.SVID, error) {
+func (authority *DevAuthority) MintFor(id spiffeid.ID, ttl time.Duration) (*x509svid.SVID, error) {
 	now := time.Now()
-	return a.Mint(id, now.Add(-min(ttl/10, 10*time.Second)), now.Add(ttl))
+	return authority.Mint(id, now.Add(-min(ttl/10, 10*time.Second)), now.Add(ttl))
 }
 
 // Bundle returns the authority as the bundle of the trust domain.
-func (a *DevAuthority) Bundle(td spiffeid.TrustDomain) *x509bundle.Bundle {
-	return x509bundle.FromX509Authorities(td, []*x509.Certificate{a.cert})
+func (authority *DevAuthority) Bundle(domain spiffeid.TrustDomain) *x509bundle.Bundle {
+	return x509bundle.FromX509Authorities(domain, []*x509.Certificate{authority.cert})
 }
 
 // WriteFiles writes the SVID and the bundle to dir, as [NewFiles] reads them: tls.crt and ca.crt
 // with mode 0644, tls.key with 0600. A missing dir is created with mode 0700. Each file is replaced
 // atomically.
-func (a *DevAuthority) WriteFiles(dir string, svid *x509svid.SVID) error {
+func (authority *DevAuthority) WriteFiles(dir string, svid *x509svid.SVID) error {
 	cert, key, err := svid.Marshal()
 	if err != nil {
 		return err
 	}
-	bundle, err := a.Bundle(svid.ID.TrustDomain()).Marshal()
+	bundle, err := authority.Bundle(svid.ID.TrustDomain()).Marshal()
 	if err != nil {
 		return err
 	}
@@ -244,23 +245,23 @@ const minDevTTL = 2 * time.Second
 // access or whose authority is corrupt is rejected. The SVID lives for Options.DevTTL and is
 // replaced at half of that. A running source adopts a new authority that another process put into
 // dir.
-func NewDev(dir string, id spiffeid.ID, o Options) (*Source, error) {
-	o.DevTTL = cmp.Or(o.DevTTL, time.Hour)
+func NewDev(dir string, id spiffeid.ID, options Options) (*Source, error) {
+	options.DevTTL = cmp.Or(options.DevTTL, time.Hour)
 	if id.Path() == "" {
 		return nil, fmt.Errorf("SPIFFE ID %q for the development authority has no path; use one such as "+
 			"spiffe://example.org/lb", id)
 	}
-	if o.DevTTL < minDevTTL {
-		return nil, fmt.Errorf("--dev-ttl=%s: the minimum is %s", o.DevTTL, minDevTTL)
+	if options.DevTTL < minDevTTL {
+		return nil, fmt.Errorf("--dev-ttl=%s: the minimum is %s", options.DevTTL, minDevTTL)
 	}
 	if _, err := LoadDevAuthority(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	o.ID = id
-	s := newSource(&dev{dir: dir, id: id, ttl: o.DevTTL, poll: pollInterval}, o)
-	s.log.Warn("development authority in use: a process that can read its directory can impersonate any SPIFFE ID",
+	options.ID = id
+	source := newSource(&dev{dir: dir, id: id, ttl: options.DevTTL, poll: pollInterval}, options)
+	source.log.Warn("development authority in use: a process that can read its directory can impersonate any SPIFFE ID",
 		"dir", dir, "spiffe_id", id)
-	return s, nil
+	return source, nil
 }
 
 type dev struct {
@@ -271,65 +272,65 @@ type dev struct {
 	loaded    [3]files.Stamp // stamps of the authority; zero if it may have changed
 }
 
-func (d *dev) String() string { return "the development authority in " + d.dir }
+func (dev *dev) String() string { return "the development authority in " + dev.dir }
 
-func (d *dev) watch(ctx context.Context, s *Source) error {
+func (dev *dev) watch(ctx context.Context, source *Source) error {
 	retry := newRetry()
 	for {
-		svid, err := d.sign(ctx)
+		svid, err := dev.sign(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if err != nil {
-			s.fail(fmt.Errorf("%s: %w", d, err))
+			source.fail(fmt.Errorf("%s: %w", dev, err))
 			if err := retry.Wait(ctx); err != nil {
 				return err
 			}
 			continue
 		}
 		retry.Reset()
-		s.offer([]*x509svid.SVID{svid}, d.authority.Bundle(d.id.TrustDomain()))
+		source.offer([]*x509svid.SVID{svid}, dev.authority.Bundle(dev.id.TrustDomain()))
 		due := time.Now().Add(time.Until(svid.Certificates[0].NotAfter) / 2)
-		if err := d.waitRotation(ctx, s, due); err != nil {
+		if err := dev.waitRotation(ctx, source, due); err != nil {
 			return err
 		}
 	}
 }
 
 // sign signs the next SVID and opens the authority first if necessary.
-func (d *dev) sign(ctx context.Context) (*x509svid.SVID, error) {
-	if d.authority == nil {
-		a, err := OpenDevAuthority(ctx, d.dir)
+func (dev *dev) sign(ctx context.Context) (*x509svid.SVID, error) {
+	if dev.authority == nil {
+		authority, err := OpenDevAuthority(ctx, dev.dir)
 		if err != nil {
 			return nil, err
 		}
-		d.authority = a
+		dev.authority = authority
 	}
-	return d.authority.MintFor(d.id, d.ttl)
+	return dev.authority.MintFor(dev.id, dev.ttl)
 }
 
 // waitRotation waits until the rotation is due or the directory has another authority. It does not
 // create one: if the directory was emptied, running processes continue to trust each other.
-func (d *dev) waitRotation(ctx context.Context, s *Source, due time.Time) error {
+func (dev *dev) waitRotation(ctx context.Context, source *Source, due time.Time) error {
 	for time.Now().Before(due) {
-		if err := backoff.Sleep(ctx, min(tick.Until(time.Now(), d.poll), time.Until(due))); err != nil {
+		if err := backoff.Sleep(ctx, min(tick.Until(time.Now(), dev.poll), time.Until(due))); err != nil {
 			return err
 		}
-		now, stamps := time.Now(), d.stamps()
-		if stamps == d.loaded && stamps != [3]files.Stamp{} { // zero: no file can be opened
+		now, stamps := time.Now(), dev.stamps()
+		if stamps == dev.loaded && stamps != [3]files.Stamp{} { // zero: no file can be opened
 			continue
 		}
-		d.loaded = [3]files.Stamp{}
-		switch a, err := LoadDevAuthority(d.dir); {
+		dev.loaded = [3]files.Stamp{}
+		switch authority, err := LoadDevAuthority(dev.dir); {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
-			s.fail(fmt.Errorf("%s: %w", d, err))
-		case !a.cert.Equal(d.authority.cert):
-			s.log.Warn("development authority replaced", "dir", d.dir)
-			d.authority = a
+			source.fail(fmt.Errorf("%s: %w", dev, err))
+		case !authority.cert.Equal(dev.authority.cert):
+			source.log.Warn("development authority replaced", "dir", dev.dir)
+			dev.authority = authority
 			return nil
-		case !slices.ContainsFunc(stamps[:], func(s files.Stamp) bool { return !s.Settled(now) }):
-			d.loaded = stamps
+		case !slices.ContainsFunc(stamps[:], func(stamp files.Stamp) bool { return !stamp.Settled(now) }):
+			dev.loaded = stamps
 		}
 	}
 	return nil
@@ -338,8 +339,8 @@ func (d *dev) waitRotation(ctx context.Context, s *Source, due time.Time) error 
 // stamps returns the stamps of the directory and of the files that [LoadDevAuthority] reads.
 // Unchanged stamps save parsing the files each second, which would be most of the cost of an idle
 // source.
-func (d *dev) stamps() (list [3]files.Stamp) {
-	for i, path := range []string{d.dir, filepath.Join(d.dir, authorityCert), filepath.Join(d.dir, authorityKey)} {
+func (dev *dev) stamps() (list [3]files.Stamp) {
+	for i, path := range []string{dev.dir, filepath.Join(dev.dir, authorityCert), filepath.Join(dev.dir, authorityKey)} {
 		list[i], _ = files.StampOf(path) // LoadDevAuthority returns the error
 	}
 	return list

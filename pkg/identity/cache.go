@@ -38,18 +38,18 @@ type cachedSVID struct {
 
 // replace offers the cached SVID at the first failure of the Workload API, or after cacheDelay.
 // It does not read the file if the API issues an SVID first.
-func (c *cache) replace(ctx context.Context, s *Source) {
+func (cache *cache) replace(ctx context.Context, source *Source) {
 	timer := time.NewTimer(cacheDelay)
 	defer timer.Stop()
 	for late := false; !late; {
-		state, changed := s.status.Get()
+		state, changed := source.status.Get()
 		if state.Failures > 0 {
 			break
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.usable:
+		case <-source.usable:
 			return
 		case <-changed:
 		case <-timer.C:
@@ -60,19 +60,19 @@ func (c *cache) replace(ctx context.Context, s *Source) {
 		svid    *x509svid.SVID
 		bundles *x509bundle.Set
 	}
-	x, err := files.Do(ctx, &c.calls, "identity cache "+c.path, func() (x content, err error) {
-		x.svid, x.bundles, err = c.read(time.Now())
+	x, err := files.Do(ctx, &cache.calls, "identity cache "+cache.path, func() (x content, err error) {
+		x.svid, x.bundles, err = cache.read(time.Now())
 		return x, err
 	})
 	if ctx.Err() == nil && (err != nil || x.svid != nil) {
-		s.offerCached(x.svid, x.bundles, err)
+		source.offerCached(x.svid, x.bundles, err)
 	}
 }
 
 // read returns the SVID and the bundles in the file, or nil without a file.
-func (c *cache) read(now time.Time) (*x509svid.SVID, *x509bundle.Set, error) {
+func (cache *cache) read(now time.Time) (*x509svid.SVID, *x509bundle.Set, error) {
 	var content cachedSVID
-	found, err := durable.ReadPrivate(c.path, &content)
+	found, err := durable.ReadPrivate(cache.path, &content)
 	if err != nil || !found {
 		return nil, nil, err
 	}
@@ -92,23 +92,23 @@ func (c *cache) read(now time.Time) (*x509svid.SVID, *x509bundle.Set, error) {
 		}
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s %w: %w", c.path, durable.ErrCorrupt, err)
+		return nil, nil, fmt.Errorf("%s %w: %w", cache.path, durable.ErrCorrupt, err)
 	}
-	if !c.id.IsZero() && svid.ID != c.id {
-		return nil, nil, fmt.Errorf("%s has an SVID of %s, not of %s", c.path, svid.ID, c.id)
+	if !cache.id.IsZero() && svid.ID != cache.id {
+		return nil, nil, fmt.Errorf("%s has an SVID of %s, not of %s", cache.path, svid.ID, cache.id)
 	}
 	if err := validAt(svid, now); err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", c.path, err)
+		return nil, nil, fmt.Errorf("%s: %w", cache.path, err)
 	}
 	if _, _, err := x509svid.Verify(svid.Certificates, bundles, x509svid.WithTime(now)); err != nil {
-		return nil, nil, fmt.Errorf("%s: the SVID is not signed by the cached authorities: %w", c.path, err)
+		return nil, nil, fmt.Errorf("%s: the SVID is not signed by the cached authorities: %w", cache.path, err)
 	}
 	return svid, bundles, nil
 }
 
 // store writes the SVID and the bundles to the file. A failure is logged; the next update of the
 // Workload API writes the file again.
-func (c *cache) store(ctx context.Context, svid *x509svid.SVID, bundles *x509bundle.Set, log *slog.Logger) {
+func (cache *cache) store(ctx context.Context, svid *x509svid.SVID, bundles *x509bundle.Set, log *slog.Logger) {
 	content := cachedSVID{Bundles: map[string][]byte{}}
 	for _, bundle := range bundles.Bundles() {
 		var der []byte
@@ -119,19 +119,19 @@ func (c *cache) store(ctx context.Context, svid *x509svid.SVID, bundles *x509bun
 	}
 	var err error
 	if content.Chain, content.Key, err = svid.MarshalRaw(); err == nil {
-		_, err = files.Do(ctx, &c.calls, "identity cache "+c.path, func() (struct{}, error) {
-			return struct{}{}, durable.Write(c.path, &content)
+		_, err = files.Do(ctx, &cache.calls, "identity cache "+cache.path, func() (struct{}, error) {
+			return struct{}{}, durable.Write(cache.path, &content)
 		})
 	}
 	if ctx.Err() != nil {
 		return
 	}
-	if failure := logs.Text(err); failure != c.failure {
-		c.failure = failure
+	if failure := logs.Text(err); failure != cache.failure {
+		cache.failure = failure
 		if err != nil {
 			log.Warn("failed to write the identity cache; a restart needs the Workload API", "error", err)
 		} else {
-			log.Info("identity cache written again", "file", c.path)
+			log.Info("identity cache written again", "file", cache.path)
 		}
 	}
 }

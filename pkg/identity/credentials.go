@@ -44,13 +44,13 @@ func Authorize(ids ...spiffeid.ID) tlsconfig.Authorizer {
 
 // AuthorizeMember authorizes every member of the trust domain, and the given SPIFFE IDs of any
 // trust domain.
-func AuthorizeMember(td spiffeid.TrustDomain, ids ...spiffeid.ID) tlsconfig.Authorizer {
+func AuthorizeMember(domain spiffeid.TrustDomain, ids ...spiffeid.ID) tlsconfig.Authorizer {
 	var expected []string
-	if !td.IsZero() {
-		expected = append(expected, "a member of trust domain "+td.Name())
+	if !domain.IsZero() {
+		expected = append(expected, "a member of trust domain "+domain.Name())
 	}
 	switch {
-	case len(ids) == 0 && td.IsZero():
+	case len(ids) == 0 && domain.IsZero():
 		expected = append(expected, "none: no SPIFFE ID is authorized")
 	case len(ids) == 1:
 		expected = append(expected, ids[0].String())
@@ -59,7 +59,7 @@ func AuthorizeMember(td spiffeid.TrustDomain, ids ...spiffeid.ID) tlsconfig.Auth
 	}
 	ids = slices.Clone(ids)
 	return func(got spiffeid.ID, _ [][]*x509.Certificate) error {
-		if slices.Contains(ids, got) || !td.IsZero() && got.MemberOf(td) {
+		if slices.Contains(ids, got) || !domain.IsZero() && got.MemberOf(domain) {
 			return nil
 		}
 		return fmt.Errorf("the peer is %s, expected %s", got, strings.Join(expected, " or "))
@@ -114,18 +114,18 @@ type mutual struct {
 	throttle                         logs.Throttle // of rejections
 }
 
-// NewCredentials returns credentials that accept the peers of o.Authorize. The error of a failed
+// NewCredentials returns credentials that accept the peers of Authorize. The error of a failed
 // handshake is a [HandshakeError], which a server also logs with the peer's ID. A client sees a
 // rejection by the server at the first read, as far as TLS 1.3 shows it.
-func NewCredentials(src *Source, o CredentialOptions) credentials.TransportCredentials {
-	if o.Authorize == nil {
-		o.Authorize = Authorize()
+func NewCredentials(src *Source, options CredentialOptions) credentials.TransportCredentials {
+	if options.Authorize == nil {
+		options.Authorize = Authorize()
 	}
-	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
+	options.Log = cmp.Or(options.Log, slog.New(slog.DiscardHandler))
 	return &mutual{
 		TransportCredentials: credentials.NewTLS(nil),
 
-		src: src, authorize: o.Authorize, timeout: handshakeTimeout, log: o.Log.With("component", "identity"),
+		src: src, authorize: options.Authorize, timeout: handshakeTimeout, log: options.Log.With("component", "identity"),
 	}
 }
 
@@ -139,107 +139,108 @@ type handshake struct {
 
 // newHandshake gets the SVID for the whole handshake. Without one it fails before the peer is
 // verified, so that the reason is reported.
-func (m *mutual) newHandshake() (*handshake, *HandshakeError) {
-	own, err := m.src.GetX509SVID()
+func (mutual *mutual) newHandshake() (*handshake, *HandshakeError) {
+	own, err := mutual.src.GetX509SVID()
 	if err != nil {
 		return nil, &HandshakeError{Reason: ReasonNoOwnSVID, Err: err}
 	}
-	return &handshake{mutual: m, svid: own}, nil
+	return &handshake{mutual: mutual, svid: own}, nil
 }
 
 // tlsConfig returns a new configuration per handshake. Sessions are never resumed: a resumed
 // session skips VerifyPeerCertificate, where go-spiffe checks the ID (measured with go-spiffe
 // 2.9.0), and would outlive the certificates of its handshake.
-func (h *handshake) tlsConfig() *tls.Config {
+func (handshake *handshake) tlsConfig() *tls.Config {
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
 		SessionTicketsDisabled: true,
-		GetCertificate:         tlsconfig.GetCertificate(h.svid),
-		GetClientCertificate:   tlsconfig.GetClientCertificate(h.svid),
+		GetCertificate:         tlsconfig.GetCertificate(handshake.svid),
+		GetClientCertificate:   tlsconfig.GetClientCertificate(handshake.svid),
 		ClientAuth:             tls.RequireAnyClientCert,
 		// Host names have no meaning here. verify does the whole verification on both sides, also
 		// for a resumed session.
 		InsecureSkipVerify: true,
-		VerifyConnection:   h.verify,
+		VerifyConnection:   handshake.verify,
 	}
 }
 
 // verify verifies the peer. It runs before the peer has proved possession of the key, so its result
 // is valid only after a successful handshake.
-func (h *handshake) verify(cs tls.ConnectionState) error {
-	certs := cs.PeerCertificates
+func (handshake *handshake) verify(state tls.ConnectionState) error {
+	certs := state.PeerCertificates
 	id, err := x509svid.IDFromCert(certs[0])
 	if err != nil {
-		return h.reject(ReasonBadSVID, err)
+		return handshake.reject(ReasonBadSVID, err)
 	}
-	h.peer = id
-	if _, err := h.src.GetX509BundleForTrustDomain(id.TrustDomain()); err != nil {
+	handshake.peer = id
+	if _, err := handshake.src.GetX509BundleForTrustDomain(id.TrustDomain()); err != nil {
 		err = fmt.Errorf("no bundle for trust domain %s: %w", id.TrustDomain(), err)
 		// The error names the expected IDs, too.
-		if unexpected := h.authorize(id, nil); unexpected != nil {
+		if unexpected := handshake.authorize(id, nil); unexpected != nil {
 			err = fmt.Errorf("%w; %w", unexpected, err)
 		}
-		return h.reject(ReasonTrustDomain, err)
+		return handshake.reject(ReasonTrustDomain, err)
 	}
 	now := time.Now()
-	_, chains, err := x509svid.Verify(certs, h.src, x509svid.WithTime(now))
+	_, chains, err := x509svid.Verify(certs, handshake.src, x509svid.WithTime(now))
 	if err != nil {
-		return h.reject(classifyChain(id, err, now))
+		return handshake.reject(classifyChain(id, err, now))
 	}
-	if err := h.authorize(id, chains); err != nil {
-		return h.reject(ReasonWrongID, err)
+	if err := handshake.authorize(id, chains); err != nil {
+		return handshake.reject(ReasonWrongID, err)
 	}
 	return nil
 }
 
-func (h *handshake) reject(reason Reason, err error) error {
-	h.rejection = &HandshakeError{Reason: reason, PeerID: h.peer, Err: err}
-	return h.rejection
+func (handshake *handshake) reject(reason Reason, err error) error {
+	handshake.rejection = &HandshakeError{Reason: reason, PeerID: handshake.peer, Err: err}
+	return handshake.rejection
 }
 
 // handshakeError returns the HandshakeError for the error of a handshake.
-func (h *handshake) handshakeError(err error) *HandshakeError {
-	if h.rejection != nil {
-		return h.rejection
+func (handshake *handshake) handshakeError(err error) *HandshakeError {
+	if handshake.rejection != nil {
+		return handshake.rejection
 	}
-	return &HandshakeError{Reason: classify(err), PeerID: h.peer, Err: err}
+	return &HandshakeError{Reason: classify(err), PeerID: handshake.peer, Err: err}
 }
 
 // finish closes the connection when the first of the two leaf certificates expires.
-func (h *handshake) finish(c, raw net.Conn, info credentials.AuthInfo) (*mutualConn, AuthInfo) {
+func (handshake *handshake) finish(conn, raw net.Conn, info credentials.AuthInfo) (*mutualConn, AuthInfo) {
 	tlsInfo := info.(credentials.TLSInfo) // of credentials.NewTLS
-	end, owner := h.svid.Certificates[0].NotAfter, "own"
+	end, owner := handshake.svid.Certificates[0].NotAfter, "own"
 	if peerEnd := tlsInfo.State.PeerCertificates[0].NotAfter; peerEnd.Before(end) {
 		end, owner = peerEnd, "peer"
 	}
 	// The timer is monotonic: later jumps of the wall clock have no effect.
 	timer := time.AfterFunc(time.Until(end), func() {
-		h.log.Info("connection closed: SVID expired", "peer_id", h.peer.String(), "svid", owner, "not_after", end)
+		handshake.log.Info("connection closed: SVID expired", "peer_id", handshake.peer.String(), "svid", owner, "not_after",
+			end)
 		// The raw connection: the TLS layer would first send close_notify, for up to 5 s when the
 		// peer does not read.
 		_ = raw.Close()
 	})
-	return &mutualConn{Conn: c, timer: timer}, AuthInfo{TLSInfo: tlsInfo, ID: h.peer, End: end}
+	return &mutualConn{Conn: conn, timer: timer}, AuthInfo{TLSInfo: tlsInfo, ID: handshake.peer, End: end}
 }
 
 // ServerHandshake implements [credentials.TransportCredentials].
-func (m *mutual) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (mutual *mutual) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	attrs := peerAttrs(raw) // read now, since a failed handshake closes the connection
 	// Remains set for the first bytes of HTTP/2; gRPC then clears it.
-	if err := raw.SetDeadline(time.Now().Add(m.timeout)); err != nil {
+	if err := raw.SetDeadline(time.Now().Add(mutual.timeout)); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("deadline of the handshake: %w", err), raw.Close())
 	}
-	h, failure := m.newHandshake()
+	handshake, failure := mutual.newHandshake()
 	var c net.Conn
 	var info credentials.AuthInfo
 	if failure == nil {
 		var err error
-		if c, info, err = credentials.NewTLS(h.tlsConfig()).ServerHandshake(raw); err != nil {
-			failure = h.handshakeError(err)
+		if c, info, err = credentials.NewTLS(handshake.tlsConfig()).ServerHandshake(raw); err != nil {
+			failure = handshake.handshakeError(err)
 		}
 	}
 	if failure != nil {
-		m.logDenial(failure, attrs)
+		mutual.logDenial(failure, attrs)
 		_ = raw.Close()
 		return nil, nil, failure
 	}
@@ -247,45 +248,46 @@ func (m *mutual) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 	if limited, ok := raw.(interface{ Authenticated() }); ok {
 		limited.Authenticated()
 	}
-	conn, authInfo := h.finish(c, raw, info)
+	conn, authInfo := handshake.finish(c, raw, info)
 	return conn, authInfo, nil
 }
 
 // logDenial logs a rejection: the client sees only the end of the connection.
-func (m *mutual) logDenial(failure *HandshakeError, peer []any) {
+func (mutual *mutual) logDenial(failure *HandshakeError, peer []any) {
 	if failure.Reason == ReasonGone {
 		// Probes of the socket, as by [Listen], close it without a handshake.
-		m.log.Debug("client closed the connection during the TLS handshake", "error", failure.Err)
+		mutual.log.Debug("client closed the connection during the TLS handshake", "error", failure.Err)
 		return
 	}
 	attrs := append([]any{"reason", string(failure.Reason), "peer_id", failure.PeerID.String(), "error", failure.Err},
 		peer...)
-	m.throttle.Log(m.log.Warn, failure.PeerID.String()+" "+string(failure.Reason), "client refused", attrs...)
+	mutual.throttle.Log(mutual.log.Warn, failure.PeerID.String()+" "+string(failure.Reason), "client refused", attrs...)
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].
-func (m *mutual) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo,
+func (mutual *mutual) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn,
+	credentials.AuthInfo,
 	error,
 ) {
-	h, failure := m.newHandshake()
+	handshake, failure := mutual.newHandshake()
 	if failure != nil {
 		return nil, nil, errors.Join(failure, raw.Close())
 	}
-	c, info, err := credentials.NewTLS(h.tlsConfig()).ClientHandshake(ctx, authority, raw)
+	c, info, err := credentials.NewTLS(handshake.tlsConfig()).ClientHandshake(ctx, authority, raw)
 	switch {
 	case err != nil && err == ctx.Err():
-		// The abandoned handshake may still be running and use h.
+		// The abandoned handshake may still be running and use handshake.
 		return nil, nil, &HandshakeError{Reason: classify(err), Err: err}
 	case err != nil:
-		return nil, nil, h.handshakeError(err)
+		return nil, nil, handshake.handshakeError(err)
 	}
-	conn, authInfo := h.finish(c, raw, info)
-	conn.ownID = h.svid.ID
+	conn, authInfo := handshake.finish(c, raw, info)
+	conn.ownID = handshake.svid.ID
 	return conn, authInfo, nil
 }
 
 // Clone implements [credentials.TransportCredentials]. The credentials are immutable.
-func (m *mutual) Clone() credentials.TransportCredentials { return m }
+func (mutual *mutual) Clone() credentials.TransportCredentials { return mutual }
 
 // mutualConn is a connection that ends with the certificates of its handshake.
 type mutualConn struct {
@@ -297,25 +299,25 @@ type mutualConn struct {
 }
 
 // Close closes the connection.
-func (c *mutualConn) Close() error {
-	c.timer.Stop()
-	return c.Conn.Close()
+func (conn *mutualConn) Close() error {
+	conn.timer.Stop()
+	return conn.Conn.Close()
 }
 
 // Read reads from the peer. A TLS 1.3 client finishes its handshake before the server has verified
 // its certificate, so a rejection appears here.
-func (c *mutualConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if n > 0 && !c.ownID.IsZero() {
-		c.received.Store(true)
+func (conn *mutualConn) Read(b []byte) (int, error) {
+	n, err := conn.Conn.Read(b)
+	if n > 0 && !conn.ownID.IsZero() {
+		conn.received.Store(true)
 	}
-	if err == nil || c.ownID.IsZero() || c.received.Load() {
+	if err == nil || conn.ownID.IsZero() || conn.received.Load() {
 		return n, err
 	}
 	switch classify(err) {
 	case ReasonRefusedByPeer, ReasonGone:
 		return n, fmt.Errorf("the server closed the connection after the handshake: it probably rejected the SVID %s; "+
-			"check the server's log: %w", c.ownID, err)
+			"check the server's log: %w", conn.ownID, err)
 	}
 	return n, err
 }

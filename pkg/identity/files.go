@@ -30,12 +30,12 @@ const (
 // changes: files written in place or renamed, and the symlink swap of the kubelet and of CSI
 // drivers. It polls: an SVID is renewed long before its end, and a node may have no inotify
 // instances left. While the files are missing or invalid, the last valid SVID stays in use.
-func NewFiles(dir string, o Options) (*Source, error) {
+func NewFiles(dir string, options Options) (*Source, error) {
 	if dir == "" {
 		return nil, fmt.Errorf("no directory for the SVID: set the one that contains %s, %s and %s", CertFile, KeyFile,
 			BundleFile)
 	}
-	return newSource(&fileSource{dir: filepath.Clean(dir), poll: pollInterval}, o), nil
+	return newSource(&fileSource{dir: filepath.Clean(dir), poll: pollInterval}, options), nil
 }
 
 type fileSource struct {
@@ -43,13 +43,16 @@ type fileSource struct {
 	poll time.Duration
 }
 
-func (f *fileSource) String() string { return "the files in " + f.dir }
+func (source *fileSource) String() string { return "the files in " + source.dir }
 
-func (f *fileSource) watch(ctx context.Context, s *Source) error {
+func (source *fileSource) watch(ctx context.Context, s *Source) error {
 	var last [3][]byte // last valid content
-	calls := files.Calls{Path: filepath.Join(f.dir, CertFile)}
+	calls := files.Calls{Path: filepath.Join(source.dir, CertFile)}
 	for {
-		parts, err := files.Do(ctx, &calls, "directory "+f.dir, func() ([3][]byte, error) { return readFiles(f.dir) })
+		parts, err := files.Do(ctx, &calls, "directory "+source.dir, func() ([3][]byte,
+			error) {
+			return readFiles(source.dir)
+		})
 		changed := !slices.EqualFunc(parts[:], last[:], bytes.Equal)
 		var svid *x509svid.SVID
 		var bundle *x509bundle.Bundle
@@ -61,12 +64,12 @@ func (f *fileSource) watch(ctx context.Context, s *Source) error {
 			return ctx.Err()
 		case err != nil:
 			last = [3][]byte{}
-			s.fail(fmt.Errorf("%s: %w", f, err))
+			s.fail(fmt.Errorf("%s: %w", source, err))
 		case changed:
 			last = parts
 			s.offer([]*x509svid.SVID{svid}, bundle)
 		}
-		if err := backoff.Sleep(ctx, tick.Until(time.Now(), f.poll)); err != nil {
+		if err := backoff.Sleep(ctx, tick.Until(time.Now(), source.poll)); err != nil {
 			return err
 		}
 	}

@@ -55,12 +55,12 @@ type ListenOptions struct {
 // socket of a dead process is removed; a socket in use is an error ([ErrSocketInUse]), and so is a
 // file that is not a socket. A socket whose file is removed while the listener is open is bound
 // again within seconds; connections are not affected. Close removes the socket and its lock file.
-func Listen(ctx context.Context, o ListenOptions) (net.Listener, error) {
-	path, err := SocketPath(o.Path)
+func Listen(ctx context.Context, options ListenOptions) (net.Listener, error) {
+	path, err := SocketPath(options.Path)
 	if err != nil {
 		return nil, err
 	}
-	mode := cmp.Or(o.Mode, 0o600)
+	mode := cmp.Or(options.Mode, 0o600)
 	if mode&^0o660 != 0 {
 		return nil, fmt.Errorf("mode %#o for socket %s: only permissions for user and group (0600, 0660) are allowed", mode,
 			path)
@@ -70,13 +70,13 @@ func Listen(ctx context.Context, o ListenOptions) (net.Listener, error) {
 		return nil, err
 	}
 	watching, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	if o.Watch == nil {
-		o.Watch = func(error) {}
+	if options.Watch == nil {
+		options.Watch = func(error) {}
 	}
-	o.Watch(nil)
-	l := &socketListener{path: path, mode: mode, report: o.Watch, bound: bound, cancel: cancel}
-	l.watching.Go(func() { l.watch(watching) })
-	return l, nil
+	options.Watch(nil)
+	listener := &socketListener{path: path, mode: mode, report: options.Watch, bound: bound, cancel: cancel}
+	listener.watching.Go(func() { listener.watch(watching) })
+	return listener, nil
 }
 
 // openSocket binds the socket under a lock, which makes probe, removal and bind atomic among
@@ -104,19 +104,19 @@ func openSocket(ctx context.Context, path string, mode fs.FileMode) (_ *boundSoc
 	if err := removeStaleSocket(ctx, path); err != nil {
 		return nil, err
 	}
-	l, err := bind(ctx, path, mode)
+	listener, err := bind(ctx, path, mode)
 	if err != nil {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	// Only needed if the umask removed the group's permissions.
 	if err := os.Chmod(path, mode); err != nil {
-		return nil, errors.Join(fmt.Errorf("mode of socket %s: %w", path, err), l.Close(), os.Remove(path))
+		return nil, errors.Join(fmt.Errorf("mode of socket %s: %w", path, err), listener.Close(), os.Remove(path))
 	}
 	info, err := os.Lstat(path)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("socket %s: %w", path, err), l.Close())
+		return nil, errors.Join(fmt.Errorf("socket %s: %w", path, err), listener.Close())
 	}
-	return &boundSocket{UnixListener: l, path: path, info: info, lock: lock}, nil
+	return &boundSocket{UnixListener: listener, path: path, info: info, lock: lock}, nil
 }
 
 // SocketPath returns the path in the address of a unix socket: a path, or a URI such as
@@ -176,11 +176,11 @@ func removeStaleSocket(ctx context.Context, path string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", path)
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", path)
 	switch {
 	case err == nil:
-		_ = c.Close()
+		_ = conn.Close()
 		return fmt.Errorf("socket %s is %w", path, ErrSocketInUse)
 	case !errors.Is(err, syscall.ECONNREFUSED):
 		// A full backlog or missing permissions do not prove that the socket is stale.
@@ -194,24 +194,26 @@ func removeStaleSocket(ctx context.Context, path string) error {
 
 var fileKinds = map[fs.FileMode]string{0: "a file", fs.ModeDir: "a directory", fs.ModeSymlink: "a symbolic link"}
 
-func fileKind(m fs.FileMode) string { return cmp.Or(fileKinds[m.Type()], "a "+m.Type().String()) }
+func fileKind(mode fs.FileMode) string {
+	return cmp.Or(fileKinds[mode.Type()], "a "+mode.Type().String())
+}
 
 // bind binds the socket and listens; the socket is never more accessible than mode. The umask
 // belongs to the whole process, and other goroutines create files, so it is not changed: Linux
 // gives the new file the mode of the socket itself (less the umask), which fchmod sets beforehand.
 func bind(ctx context.Context, path string, mode fs.FileMode) (*net.UnixListener, error) {
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
 		var failed error
-		if err := c.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), uint32(mode.Perm())) }); err != nil {
+		if err := conn.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), uint32(mode.Perm())) }); err != nil {
 			return err
 		}
 		return failed
 	}}
-	l, err := lc.Listen(ctx, "unix", path)
+	listener, err := config.Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, err
 	}
-	u := l.(*net.UnixListener)
+	u := listener.(*net.UnixListener)
 	// Close removes the file itself: by then another process's socket may have the path.
 	u.SetUnlinkOnClose(false)
 	return u, nil
@@ -226,13 +228,13 @@ type boundSocket struct {
 }
 
 // checkPath returns an error unless the path leads to the socket.
-func (b *boundSocket) checkPath() error {
-	info, err := os.Lstat(b.path)
+func (socket *boundSocket) checkPath() error {
+	info, err := os.Lstat(socket.path)
 	switch {
 	case err != nil:
 		return fmt.Errorf("the socket was removed: %w", err)
-	case !os.SameFile(info, b.info):
-		return fmt.Errorf("the socket %s was replaced by %s", b.path, fileKind(info.Mode()))
+	case !os.SameFile(info, socket.info):
+		return fmt.Errorf("the socket %s was replaced by %s", socket.path, fileKind(info.Mode()))
 	}
 	return nil
 }
@@ -253,79 +255,79 @@ type socketListener struct {
 	err  error
 }
 
-func (l *socketListener) current() *boundSocket {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.bound
+func (listener *socketListener) current() *boundSocket {
+	listener.mu.Lock()
+	defer listener.mu.Unlock()
+	return listener.bound
 }
 
 // Accept returns the next connection, also after a rebind.
-func (l *socketListener) Accept() (net.Conn, error) {
+func (listener *socketListener) Accept() (net.Conn, error) {
 	for {
-		b := l.current()
-		c, err := b.Accept()
-		if err == nil || l.current() == b {
-			return c, err
+		socket := listener.current()
+		conn, err := socket.Accept()
+		if err == nil || listener.current() == socket {
+			return conn, err
 		}
 	}
 }
 
 // Addr returns the address of the socket.
-func (l *socketListener) Addr() net.Addr { return l.current().Addr() }
+func (listener *socketListener) Addr() net.Addr { return listener.current().Addr() }
 
 // watch binds the socket again when its file is removed, until ctx ends.
-func (l *socketListener) watch(ctx context.Context) {
+func (listener *socketListener) watch(ctx context.Context) {
 	for backoff.Sleep(ctx, tick.Until(time.Now(), watchInterval)) == nil {
-		lost := l.bound.checkPath() // only this goroutine writes l.bound
+		lost := listener.bound.checkPath() // only this goroutine writes listener.bound
 		if lost != nil {
-			if err := l.rebind(ctx); err != nil {
-				l.report(fmt.Errorf("%w; failed to bind it again: %w", lost, err))
+			if err := listener.rebind(ctx); err != nil {
+				listener.report(fmt.Errorf("%w; failed to bind it again: %w", lost, err))
 				continue
 			}
-			l.report(lost) // for the log
+			listener.report(lost) // for the log
 		}
-		l.report(nil)
+		listener.report(nil)
 	}
 }
 
 // rebind binds a new socket in place of the one whose file was removed.
-func (l *socketListener) rebind(ctx context.Context) error {
-	old := l.bound
+func (listener *socketListener) rebind(ctx context.Context) error {
+	old := listener.bound
 	// Its file may be removed, too, or belong to another process; a repeated attempt has no effect.
 	_ = old.lock.Remove()
-	bound, err := openSocket(ctx, l.path, l.mode)
+	bound, err := openSocket(ctx, listener.path, listener.mode)
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	l.bound = bound
-	l.mu.Unlock()
+	listener.mu.Lock()
+	listener.bound = bound
+	listener.mu.Unlock()
 	// Accept continues with the new socket; an error has no consequence.
 	_ = old.Close()
 	return nil
 }
 
 // Close stops listening and removes the socket unless it was replaced.
-func (l *socketListener) Close() error {
-	l.once.Do(func() {
-		l.cancel()
-		l.watching.Wait()
+func (listener *socketListener) Close() error {
+	listener.once.Do(func() {
+		listener.cancel()
+		listener.watching.Wait()
 		// Remove the path first, so that no client finds a socket that refuses connections.
 		var err error
-		if l.bound.checkPath() == nil {
-			err = os.Remove(l.path)
+		if listener.bound.checkPath() == nil {
+			err = os.Remove(listener.path)
 		}
-		l.err = errors.Join(l.bound.Close(), err, l.bound.lock.Remove())
+		listener.err = errors.Join(listener.bound.Close(), err, listener.bound.lock.Remove())
 	})
-	return l.err
+	return listener.err
 }
 
 // PeerProcess returns the credentials of the process that connected to or accepted a unix socket
 // (SO_PEERCRED, unix(7)).
-func PeerProcess(c net.Conn) (*unix.Ucred, error) {
-	sc, ok := c.(syscall.Conn)
+func PeerProcess(conn net.Conn) (*unix.Ucred, error) {
+	sc, ok := conn.(syscall.Conn)
 	if !ok {
-		return nil, fmt.Errorf("a %T has no peer credentials", c)
+		return nil, fmt.Errorf("a %T has no peer credentials", conn)
 	}
 	raw, err := sc.SyscallConn()
 	if err != nil {
@@ -343,10 +345,10 @@ func PeerProcess(c net.Conn) (*unix.Ucred, error) {
 }
 
 // peerAttrs returns log attributes of the peer process as far as they are known.
-func peerAttrs(c net.Conn) []any {
-	cred, err := PeerProcess(c)
+func peerAttrs(conn net.Conn) []any {
+	cred, err := PeerProcess(conn)
 	if err != nil {
-		return []any{"peer_address", c.RemoteAddr().String()}
+		return []any{"peer_address", conn.RemoteAddr().String()}
 	}
 	return []any{slog.Int("peer_pid", int(cred.Pid)), slog.Uint64("peer_uid", uint64(cred.Uid))}
 }
@@ -365,16 +367,16 @@ func NewAdminGuard(log *slog.Logger) *AdminGuard {
 }
 
 // Authorize returns an error, and closes the connection, unless its peer is authorized.
-func (a *AdminGuard) Authorize(c net.Conn) error {
+func (guard *AdminGuard) Authorize(conn net.Conn) error {
 	key := "admin"
-	cred, err := PeerProcess(c)
-	if err == nil && cred.Uid != 0 && cred.Uid != a.uid {
+	cred, err := PeerProcess(conn)
+	if err == nil && cred.Uid != 0 && cred.Uid != guard.uid {
 		key = fmt.Sprint(cred.Uid)
-		err = fmt.Errorf("user %d may not use this socket, only user %d and root", cred.Uid, a.uid)
+		err = fmt.Errorf("user %d may not use this socket, only user %d and root", cred.Uid, guard.uid)
 	}
 	if err == nil {
 		return nil
 	}
-	a.throttle.Log(a.log.Warn, key, "admin connection refused", append(peerAttrs(c), "error", err)...)
-	return errors.Join(err, c.Close())
+	guard.throttle.Log(guard.log.Warn, key, "admin connection refused", append(peerAttrs(conn), "error", err)...)
+	return errors.Join(err, conn.Close())
 }

@@ -26,9 +26,9 @@ func waitLock(ctx context.Context, path string) (*files.Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
 	for {
-		l, err := files.TryLock(path)
+		lock, err := files.TryLock(path)
 		if !errors.Is(err, files.ErrLocked) || backoff.Sleep(ctx, lockRetry) != nil {
-			return l, err
+			return lock, err
 		}
 	}
 }
@@ -47,7 +47,7 @@ const (
 // error names it.
 func OwnNetNS(ctx context.Context, role, about string) (release func(), err error) {
 	name := "@vipgate/" + role
-	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", name)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", name)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("another %s (%s) owns this network namespace; stop it first", role, describeOwner(ctx, name))
 	}
@@ -59,18 +59,18 @@ func OwnNetNS(ctx context.Context, role, about string) (release func(), err erro
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
-			c, err := l.Accept()
+			conn, err := listener.Accept()
 			if err != nil {
 				// Out of file descriptors, or closed. The lock does not depend on the response.
 				_ = backoff.Sleep(ctx, ownerTimeout)
 				continue
 			}
 			// The response fits the socket buffer: no peer can block this.
-			_, _ = io.WriteString(c, about)
-			_ = c.Close()
+			_, _ = io.WriteString(conn, about)
+			_ = conn.Close()
 		}
 	}()
-	return func() { cancel(); _ = l.Close(); <-done }, nil
+	return func() { cancel(); _ = listener.Close(); <-done }, nil
 }
 
 // NetNSOwner describes the process that owns the network namespace in a role, as [OwnNetNS] does in
@@ -79,12 +79,12 @@ func NetNSOwner(ctx context.Context, role string) string {
 	name := "@vipgate/" + role
 	ctx, cancel := context.WithTimeout(ctx, ownerTimeout)
 	defer cancel()
-	c, err := (&net.Dialer{}).DialContext(ctx, "unix", name)
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", name)
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return ""
 	}
 	if err == nil {
-		_ = c.Close()
+		_ = conn.Close()
 	}
 	return fmt.Sprintf("%s (%s)", role, describeOwner(ctx, name))
 }
@@ -94,12 +94,12 @@ func NetNSOwner(ctx context.Context, role string) string {
 func describeOwner(ctx context.Context, name string) string {
 	ctx, cancel := context.WithTimeout(ctx, ownerTimeout)
 	defer cancel()
-	c, err := (&net.Dialer{}).DialContext(ctx, "unix", name)
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", name)
 	if err != nil {
 		return "which does not answer: " + err.Error()
 	}
-	defer c.Close()
-	cred, err := PeerProcess(c)
+	defer conn.Close()
+	cred, err := PeerProcess(conn)
 	if err != nil {
 		return err.Error()
 	}
@@ -108,8 +108,8 @@ func describeOwner(ctx context.Context, name string) string {
 		who = fmt.Sprintf("in another PID namespace, user %d", cred.Uid)
 	}
 	deadline, _ := ctx.Deadline()
-	_ = c.SetReadDeadline(deadline)
-	about, err := io.ReadAll(io.LimitReader(c, maxOwnerText))
+	_ = conn.SetReadDeadline(deadline)
+	about, err := io.ReadAll(io.LimitReader(conn, maxOwnerText))
 	if err != nil {
 		return who + ", which does not answer"
 	}

@@ -67,16 +67,16 @@ type Status struct {
 
 // Problem returns why the identity is unhealthy; "" while it is healthy. A [Status.Overdue] SVID is
 // unhealthy: an operator has time to act while connections still work.
-func (s Status) Problem() string {
+func (status Status) Problem() string {
 	switch {
-	case s.Err != nil:
-		return s.Err.Error()
-	case !s.Overdue:
+	case status.Err != nil:
+		return status.Err.Error()
+	case !status.Overdue:
 		return ""
 	}
-	problem := fmt.Sprintf("the SVID %s expires at %s and was not renewed", s.ID, formatTime(s.NotAfter))
-	if s.RenewalErr != nil {
-		problem += ": " + s.RenewalErr.Error()
+	problem := fmt.Sprintf("the SVID %s expires at %s and was not renewed", status.ID, formatTime(status.NotAfter))
+	if status.RenewalErr != nil {
+		problem += ": " + status.RenewalErr.Error()
 	}
 	return problem
 }
@@ -115,87 +115,87 @@ var (
 	_ task.Task         = (*Source)(nil)
 )
 
-func newSource(from origin, o Options) *Source {
-	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
+func newSource(from origin, options Options) *Source {
+	options.Log = cmp.Or(options.Log, slog.New(slog.DiscardHandler))
 	waiting := fmt.Errorf("waiting for the first SVID from %s", from)
 	initial := Status{Err: waiting, RenewalErr: waiting}
 	usable := make(chan struct{})
 	return &Source{
-		origin: from, id: o.ID, log: o.Log.With("component", "identity", "source", from.String()),
+		origin: from, id: options.ID, log: options.Log.With("component", "identity", "source", from.String()),
 		next: initial, status: latest.New(initial), usable: usable, ready: sync.OnceFunc(func() { close(usable) }),
 	}
 }
 
 // Run keeps the SVID fresh until ctx ends. A failing origin is retried with back-off; Run does not
 // return its errors.
-func (s *Source) Run(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		return task.Guard(ctx, s.String(), func(ctx context.Context) error { return s.origin.watch(ctx, s) })
+func (source *Source) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		return task.Guard(ctx, source.String(), func(ctx context.Context) error { return source.origin.watch(ctx, source) })
 	})
-	g.Go(func() error { return s.runTimer(ctx) })
-	return g.Wait()
+	group.Go(func() error { return source.runTimer(ctx) })
+	return group.Wait()
 }
 
 // Ready is closed at the first usable SVID.
-func (s *Source) Ready() <-chan struct{} { return s.usable }
+func (source *Source) Ready() <-chan struct{} { return source.usable }
 
 // String names the source and its origin.
-func (s *Source) String() string { return "identity from " + s.origin.String() }
+func (source *Source) String() string { return "identity from " + source.origin.String() }
 
 // Status returns the state of the SVID. It changes at each rotation, failure and expiry.
-func (s *Source) Status() *latest.Value[Status] { return s.status }
+func (source *Source) Status() *latest.Value[Status] { return source.status }
 
 // GetX509SVID returns the SVID, or an error when none is valid now.
-func (s *Source) GetX509SVID() (*x509svid.SVID, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (source *Source) GetX509SVID() (*x509svid.SVID, error) {
+	source.mu.Lock()
+	defer source.mu.Unlock()
 	now := time.Now()
-	s.activatePending(now)
-	if err := s.checkUsable(now); err != nil {
+	source.activatePending(now)
+	if err := source.checkUsable(now); err != nil {
 		return nil, err
 	}
-	return s.current, nil
+	return source.current, nil
 }
 
 // GetX509BundleForTrustDomain returns the authorities that are trusted for the trust domain.
-func (s *Source) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
-	s.mu.Lock()
-	bundles := s.bundles
-	s.mu.Unlock()
+func (source *Source) GetX509BundleForTrustDomain(domain spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
+	source.mu.Lock()
+	bundles := source.bundles
+	source.mu.Unlock()
 	if bundles == nil {
-		return nil, fmt.Errorf("no trust bundle yet from %s", s.origin)
+		return nil, fmt.Errorf("no trust bundle yet from %s", source.origin)
 	}
-	return bundles.GetX509BundleForTrustDomain(td)
+	return bundles.GetX509BundleForTrustDomain(domain)
 }
 
 // offer applies an update of the origin: the offered SVIDs and the bundles to trust. It returns the
 // SVID of this process if it is valid, else nil.
-func (s *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) *x509svid.SVID {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.bundles, s.answered = bundles, true
-	svid, err := s.pick(svids)
+func (source *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) *x509svid.SVID {
+	source.mu.Lock()
+	defer source.mu.Unlock()
+	source.bundles, source.answered = bundles, true
+	svid, err := source.pick(svids)
 	if err != nil {
-		s.failLocked(err)
+		source.failLocked(err)
 		return nil
 	}
 	now := time.Now()
 	err = validAt(svid, now)
 	early := errors.Is(err, ErrNotYetValid)
 	switch {
-	case err == nil, s.checkUsable(now) != nil:
+	case err == nil, source.checkUsable(now) != nil:
 		// An invalid SVID is adopted if no valid one is in use: the status shows it and its error.
-		s.adopt(svid)
+		source.adopt(svid)
 	case early:
-		s.pending = svid
+		source.pending = svid
 	}
 	if err != nil && !early {
-		s.failLocked(err)
+		source.failLocked(err)
 		return nil
 	}
-	s.next.RenewalErr = nil
-	s.publish(now)
+	source.next.RenewalErr = nil
+	source.publish(now)
 	if err != nil {
 		return nil
 	}
@@ -204,28 +204,28 @@ func (s *Source) offer(svids []*x509svid.SVID, bundles x509bundle.Source) *x509s
 
 // offerCached applies the SVID of an earlier run, unless the origin has offered any. A non-nil
 // failure is why the cached SVID cannot be used.
-func (s *Source) offerCached(svid *x509svid.SVID, bundles x509bundle.Source, failure error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.answered {
+func (source *Source) offerCached(svid *x509svid.SVID, bundles x509bundle.Source, failure error) {
+	source.mu.Lock()
+	defer source.mu.Unlock()
+	if source.answered {
 		return
 	}
-	if s.cacheErr = failure; failure != nil {
-		s.log.Warn("cached SVID refused", "error", failure)
+	if source.cacheErr = failure; failure != nil {
+		source.log.Warn("cached SVID refused", "error", failure)
 	} else {
-		s.current, s.bundles, s.next.Cached = svid, bundles, true
-		s.log.Warn("cached SVID in use", "spiffe_id", svid.ID, "serial", serial(svid.Certificates[0]),
-			"not_after", svid.Certificates[0].NotAfter, "error", s.next.RenewalErr)
+		source.current, source.bundles, source.next.Cached = svid, bundles, true
+		source.log.Warn("cached SVID in use", "spiffe_id", svid.ID, "serial", serial(svid.Certificates[0]),
+			"not_after", svid.Certificates[0].NotAfter, "error", source.next.RenewalErr)
 	}
-	s.publish(time.Now())
+	source.publish(time.Now())
 }
 
 // pick selects the SVID of this process. Several IDs without Options.ID are an error, since the
 // peers expect one exact ID.
-func (s *Source) pick(svids []*x509svid.SVID) (*x509svid.SVID, error) {
+func (source *Source) pick(svids []*x509svid.SVID) (*x509svid.SVID, error) {
 	var offered []spiffeid.ID
 	for _, svid := range svids {
-		if svid.ID == s.id {
+		if svid.ID == source.id {
 			return svid, nil
 		}
 		if !slices.Contains(offered, svid.ID) {
@@ -233,10 +233,10 @@ func (s *Source) pick(svids []*x509svid.SVID) (*x509svid.SVID, error) {
 		}
 	}
 	switch {
-	case !s.id.IsZero():
-		return nil, fmt.Errorf("%s does not offer %s, only %s", s.origin, s.id, join(offered))
+	case !source.id.IsZero():
+		return nil, fmt.Errorf("%s does not offer %s, only %s", source.origin, source.id, join(offered))
 	case len(offered) != 1:
-		return nil, fmt.Errorf("%s offers %d SPIFFE IDs (%s): select one with --spiffe-id", s.origin, len(offered),
+		return nil, fmt.Errorf("%s offers %d SPIFFE IDs (%s): select one with --spiffe-id", source.origin, len(offered),
 			join(offered))
 	}
 	return svids[0], nil
@@ -251,55 +251,55 @@ func join(ids []spiffeid.ID) string {
 }
 
 // fail records an error of the origin.
-func (s *Source) fail(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.failLocked(err)
+func (source *Source) fail(err error) {
+	source.mu.Lock()
+	defer source.mu.Unlock()
+	source.failLocked(err)
 }
 
-func (s *Source) failLocked(err error) {
+func (source *Source) failLocked(err error) {
 	level := slog.LevelDebug // repeated
-	if s.next.RenewalErr == nil || s.next.RenewalErr.Error() != err.Error() {
+	if source.next.RenewalErr == nil || source.next.RenewalErr.Error() != err.Error() {
 		level = slog.LevelWarn
 	}
-	s.next.RenewalErr = err
-	s.next.Failures++
-	s.log.Log(context.Background(), level, "no new SVID", "error", err, "failures", s.next.Failures)
-	s.publish(time.Now())
+	source.next.RenewalErr = err
+	source.next.Failures++
+	source.log.Log(context.Background(), level, "no new SVID", "error", err, "failures", source.next.Failures)
+	source.publish(time.Now())
 }
 
-func (s *Source) adopt(svid *x509svid.SVID) {
-	s.pending, s.next.Cached = nil, false
-	old := s.current
-	s.current = svid
+func (source *Source) adopt(svid *x509svid.SVID) {
+	source.pending, source.next.Cached = nil, false
+	old := source.current
+	source.current = svid
 	leaf := svid.Certificates[0]
 	switch {
 	case old == nil:
-		s.log.Info("SVID received", "spiffe_id", svid.ID, "serial", serial(leaf), "not_after", leaf.NotAfter)
+		source.log.Info("SVID received", "spiffe_id", svid.ID, "serial", serial(leaf), "not_after", leaf.NotAfter)
 	case !old.Certificates[0].Equal(leaf):
-		s.next.Rotations++
-		s.log.Info("SVID rotated", "spiffe_id", svid.ID, "serial", serial(leaf), "not_after", leaf.NotAfter,
-			"rotations", s.next.Rotations)
+		source.next.Rotations++
+		source.log.Info("SVID rotated", "spiffe_id", svid.ID, "serial", serial(leaf), "not_after", leaf.NotAfter,
+			"rotations", source.next.Rotations)
 	}
 }
 
 // activatePending puts the pending SVID in use once it is valid.
-func (s *Source) activatePending(now time.Time) {
-	if s.pending != nil && validAt(s.pending, now) == nil {
-		s.adopt(s.pending)
+func (source *Source) activatePending(now time.Time) {
+	if source.pending != nil && validAt(source.pending, now) == nil {
+		source.adopt(source.pending)
 	}
 }
 
 // checkUsable returns the reason why the source has no usable SVID, or nil if it has one.
-func (s *Source) checkUsable(now time.Time) error {
-	failure := s.next.RenewalErr
+func (source *Source) checkUsable(now time.Time) error {
+	failure := source.next.RenewalErr
 	switch {
-	case s.current == nil && s.cacheErr != nil:
-		return fmt.Errorf("%w; the cached SVID is refused: %w", failure, s.cacheErr)
-	case s.current == nil:
+	case source.current == nil && source.cacheErr != nil:
+		return fmt.Errorf("%w; the cached SVID is refused: %w", failure, source.cacheErr)
+	case source.current == nil:
 		return failure
 	}
-	err := validAt(s.current, now)
+	err := validAt(source.current, now)
 	if err != nil && failure != nil && failure.Error() != err.Error() {
 		return fmt.Errorf("%w; no new one: %w", err, failure)
 	}
@@ -318,12 +318,14 @@ func validAt(svid *x509svid.SVID, now time.Time) error {
 
 // validity compares with the wall clock and reports both times: a wrong clock is as likely a cause
 // as a wrong certificate.
-func validity(what string, c *x509.Certificate, now time.Time) error {
+func validity(what string, certificate *x509.Certificate, now time.Time) error {
 	switch {
-	case now.After(c.NotAfter):
-		return fmt.Errorf("%s %w at %s (local clock: %s)", what, ErrExpired, formatTime(c.NotAfter), formatTime(now))
-	case now.Before(c.NotBefore):
-		return fmt.Errorf("%s is %w: it starts at %s (local clock: %s)", what, ErrNotYetValid, formatTime(c.NotBefore),
+	case now.After(certificate.NotAfter):
+		return fmt.Errorf("%s %w at %s (local clock: %s)", what, ErrExpired, formatTime(certificate.NotAfter),
+			formatTime(now))
+	case now.Before(certificate.NotBefore):
+		return fmt.Errorf("%s is %w: it starts at %s (local clock: %s)", what, ErrNotYetValid,
+			formatTime(certificate.NotBefore),
 			formatTime(now))
 	}
 	return nil
@@ -331,65 +333,67 @@ func validity(what string, c *x509.Certificate, now time.Time) error {
 
 func formatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-func serial(c *x509.Certificate) string { return c.SerialNumber.Text(16) }
+func serial(certificate *x509.Certificate) string { return certificate.SerialNumber.Text(16) }
 
 // overdueAt returns when the rotation of a certificate is overdue: 2/3 of its lifetime and 1/30
 // more, because some issuers (such as cert-manager's driver) renew exactly at 2/3.
-func overdueAt(c *x509.Certificate) time.Time {
-	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 30 * 21)
+func overdueAt(certificate *x509.Certificate) time.Time {
+	return certificate.NotBefore.Add(certificate.NotAfter.Sub(certificate.NotBefore) / 30 * 21)
 }
 
 // publish updates the status and returns the delay until the next change that depends on time
 // alone.
-func (s *Source) publish(now time.Time) time.Duration {
-	s.activatePending(now)
-	st := &s.next
-	st.Err = s.checkUsable(now)
+func (source *Source) publish(now time.Time) time.Duration {
+	source.activatePending(now)
+	status := &source.next
+	status.Err = source.checkUsable(now)
 	wait := clockCheckInterval
 	recheckAt := func(t time.Time) {
-		if d := t.Sub(now); d >= 0 {
+		if duration := t.Sub(now); duration >= 0 {
 			// One nanosecond more, since NotAfter itself is still valid.
-			wait = min(wait, d+1)
+			wait = min(wait, duration+1)
 		}
 	}
-	if s.pending != nil {
-		recheckAt(s.pending.Certificates[0].NotBefore)
+	if source.pending != nil {
+		recheckAt(source.pending.Certificates[0].NotBefore)
 	}
-	if s.current != nil {
-		leaf := s.current.Certificates[0]
-		st.ID, st.Serial, st.NotBefore, st.NotAfter = s.current.ID, serial(leaf), leaf.NotBefore, leaf.NotAfter
-		st.Overdue = s.pending == nil && now.After(overdueAt(leaf))
+	if source.current != nil {
+		leaf := source.current.Certificates[0]
+		status.ID, status.Serial, status.NotBefore, status.NotAfter = source.current.ID, serial(leaf), leaf.NotBefore,
+			leaf.NotAfter
+		status.Overdue = source.pending == nil && now.After(overdueAt(leaf))
 		recheckAt(leaf.NotBefore)
 		recheckAt(overdueAt(leaf))
 		recheckAt(leaf.NotAfter)
 	}
-	if st.Overdue && s.overdueSerial != st.Serial {
-		s.overdueSerial = st.Serial
-		s.log.Warn("SVID rotation overdue", "spiffe_id", st.ID, "not_after", st.NotAfter, "error", st.RenewalErr)
+	if status.Overdue && source.overdueSerial != status.Serial {
+		source.overdueSerial = status.Serial
+		source.log.Warn("SVID rotation overdue", "spiffe_id", status.ID, "not_after", status.NotAfter, "error",
+			status.RenewalErr)
 	}
-	previous := s.status.Load()
-	if reflect.DeepEqual(*st, previous) {
+	previous := source.status.Load()
+	if reflect.DeepEqual(*status, previous) {
 		return wait
 	}
-	if st.Err != nil && previous.Err == nil {
-		s.log.Error("no usable SVID", "error", st.Err)
+	if status.Err != nil && previous.Err == nil {
+		source.log.Error("no usable SVID", "error", status.Err)
 	}
-	s.status.Set(*st)
-	if st.Err == nil {
-		s.ready()
+	source.status.Set(*status)
+	if status.Err == nil {
+		source.ready()
 	}
 	return wait
 }
 
 // runTimer updates the status when it changes by time alone.
-func (s *Source) runTimer(ctx context.Context) error {
+func (source *Source) runTimer(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		_, changed := s.status.Get()
-		s.mu.Lock()
-		wait := s.publish(time.Now())
-		s.mu.Unlock()
+		_, changed := source.status.Get()
+		source.mu.Lock()
+		wait := source.publish(time.Now())
+		source.mu.Unlock()
 		timer.Reset(wait)
 		select {
 		case <-ctx.Done():

@@ -19,7 +19,7 @@ import (
 
 // NewWorkloadAPI returns a source that follows the SPIFFE Workload API. It fails only when the
 // address is missing or malformed: the API may be absent at any time.
-func NewWorkloadAPI(o Options) (*Source, error) {
+func NewWorkloadAPI(options Options) (*Source, error) {
 	addr := os.Getenv(workloadapi.SocketEnv)
 	if addr == "" {
 		return nil, fmt.Errorf("no Workload API: set %s, such as unix:///run/spire/sockets/agent.sock", workloadapi.SocketEnv)
@@ -27,11 +27,11 @@ func NewWorkloadAPI(o Options) (*Source, error) {
 	if err := workloadapi.ValidateAddress(addr); err != nil {
 		return nil, fmt.Errorf("address of the Workload API %q: %w", addr, err)
 	}
-	w := &workloadAPI{addr: addr, idleTimeout: 10 * time.Second}
-	if o.Cache != "" {
-		w.cache = &cache{path: o.Cache, id: o.ID}
+	api := &workloadAPI{addr: addr, idleTimeout: 10 * time.Second}
+	if options.Cache != "" {
+		api.cache = &cache{path: options.Cache, id: options.ID}
 	}
-	return newSource(w, o), nil
+	return newSource(api, options), nil
 }
 
 type workloadAPI struct {
@@ -42,21 +42,21 @@ type workloadAPI struct {
 	cache       *cache // nil: none
 }
 
-func (w *workloadAPI) String() string { return "the Workload API at " + w.addr }
+func (api *workloadAPI) String() string { return "the Workload API at " + api.addr }
 
-func (w *workloadAPI) watch(ctx context.Context, s *Source) error {
-	if w.cache != nil {
+func (api *workloadAPI) watch(ctx context.Context, source *Source) error {
+	if api.cache != nil {
 		var starting sync.WaitGroup
 		defer starting.Wait()
-		starting.Go(func() { w.cache.replace(ctx, s) })
+		starting.Go(func() { api.cache.replace(ctx, source) })
 	}
 	retry := newRetry()
 	for {
-		err := w.session(ctx, s, retry)
+		err := api.session(ctx, source, retry)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		s.fail(fmt.Errorf("%s: %w", w, err))
+		source.fail(fmt.Errorf("%s: %w", api, err))
 		if err := retry.Wait(ctx); err != nil {
 			return err
 		}
@@ -82,32 +82,32 @@ func newRetry() *retry {
 // Next returns the delay after one more failure. An attempt that took maxBackoff has spaced the
 // attempts already, so the next one follows after minBackoff: SPIRE's agent answers PermissionDenied
 // only after it has looked for the container for half a minute.
-func (r *retry) Next() time.Duration {
+func (retry *retry) Next() time.Duration {
 	now := time.Now()
-	if now.Sub(r.begin) >= maxBackoff {
-		r.Reset()
+	if now.Sub(retry.begin) >= maxBackoff {
+		retry.Reset()
 	}
-	delay := r.Backoff.Next()
-	r.begin = now.Add(delay)
+	delay := retry.Backoff.Next()
+	retry.begin = now.Add(delay)
 	return delay
 }
 
 // Wait waits for Next. It returns ctx's error when that ends first.
-func (r *retry) Wait(ctx context.Context) error { return backoff.Sleep(ctx, r.Next()) }
+func (retry *retry) Wait(ctx context.Context) error { return backoff.Sleep(ctx, retry.Next()) }
 
-// NewBackoff returns r itself: a new watch continues the back-off.
-func (r *retry) NewBackoff() workloadapi.Backoff { return r }
+// NewBackoff returns retry itself: a new watch continues the back-off.
+func (retry *retry) NewBackoff() workloadapi.Backoff { return retry }
 
 var errIdleStream = errors.New("no message on the stream although the SVID is due for rotation")
 
 // session follows the API over one connection. The client of go-spiffe retries, except after
 // Canceled and InvalidArgument, which end the session.
-func (w *workloadAPI) session(ctx context.Context, s *Source, retry *retry) error {
+func (api *workloadAPI) session(ctx context.Context, source *Source, retry *retry) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watchdog sync.WaitGroup
-	watchdog.Go(func() { w.endIdleSession(ctx, s, cancel) })
-	err := workloadapi.WatchX509Context(ctx, &contextWatcher{ctx: ctx, source: s, origin: w},
-		workloadapi.WithAddr(w.addr),
+	watchdog.Go(func() { api.endIdleSession(ctx, source, cancel) })
+	err := workloadapi.WatchX509Context(ctx, &contextWatcher{ctx: ctx, source: source, origin: api},
+		workloadapi.WithAddr(api.addr),
 		workloadapi.WithBackoffStrategy(retry),
 		workloadapi.WithDialOptions(grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.1, MaxDelay: maxBackoff},
@@ -123,9 +123,9 @@ func (w *workloadAPI) session(ctx context.Context, s *Source, retry *retry) erro
 
 // endIdleSession ends the session when the SVID is overdue: an open stream may lead to an agent
 // that has stopped responding.
-func (w *workloadAPI) endIdleSession(ctx context.Context, s *Source, cancel context.CancelCauseFunc) {
-	for backoff.Sleep(ctx, w.idleTimeout) == nil {
-		if s.status.Load().Overdue {
+func (api *workloadAPI) endIdleSession(ctx context.Context, source *Source, cancel context.CancelCauseFunc) {
+	for backoff.Sleep(ctx, api.idleTimeout) == nil {
+		if source.status.Load().Overdue {
 			cancel(errIdleStream)
 			return
 		}
@@ -139,15 +139,15 @@ type contextWatcher struct {
 	origin *workloadAPI
 }
 
-func (c *contextWatcher) OnX509ContextUpdate(x *workloadapi.X509Context) {
-	svid := c.source.offer(x.SVIDs, x.Bundles)
-	if svid != nil && c.origin.cache != nil {
-		c.origin.cache.store(c.ctx, svid, x.Bundles, c.source.log)
+func (watcher *contextWatcher) OnX509ContextUpdate(x *workloadapi.X509Context) {
+	svid := watcher.source.offer(x.SVIDs, x.Bundles)
+	if svid != nil && watcher.origin.cache != nil {
+		watcher.origin.cache.store(watcher.ctx, svid, x.Bundles, watcher.source.log)
 	}
 }
 
-func (c *contextWatcher) OnX509ContextWatchError(err error) {
-	if c.ctx.Err() != nil {
+func (watcher *contextWatcher) OnX509ContextWatchError(err error) {
+	if watcher.ctx.Err() != nil {
 		return
 	}
 	switch status.Code(err) {
@@ -157,5 +157,5 @@ func (c *contextWatcher) OnX509ContextWatchError(err error) {
 	case codes.PermissionDenied:
 		err = fmt.Errorf("it has no identity for this process; check its registration entry: %w", err)
 	}
-	c.source.fail(fmt.Errorf("%s: %w", c.origin, err))
+	watcher.source.fail(fmt.Errorf("%s: %w", watcher.origin, err))
 }

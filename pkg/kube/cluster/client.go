@@ -112,10 +112,10 @@ type authenticated struct {
 }
 
 // WrappedRoundTripper implements net.RoundTripperWrapper of apimachinery.
-func (a authenticated) WrappedRoundTripper() http.RoundTripper { return a.next }
+func (authenticated authenticated) WrappedRoundTripper() http.RoundTripper { return authenticated.next }
 
 // get returns a request without retries: those would hide closed connections for 10 s.
-func (c *clients) get(client rest.Interface, namespace, resource string) *rest.Request {
+func (clients *clients) get(client rest.Interface, namespace, resource string) *rest.Request {
 	return client.Get().Namespace(namespace).Resource(resource).MaxRetries(0)
 }
 
@@ -131,33 +131,36 @@ type source struct {
 const notOfPods = discoveryv1.LabelManagedBy + "!=endpointslice-controller.k8s.io"
 
 // source returns the list and watch functions of a key.
-func (c *clients) source(k key, trench string) source {
-	named := metav1.ListOptions{FieldSelector: "metadata.name=" + k.name}
-	switch k.kind {
+func (clients *clients) source(key key, trench string) source {
+	named := metav1.ListOptions{FieldSelector: "metadata.name=" + key.name}
+	switch key.kind {
 	case trenches:
-		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](c, c.trenches, v1alpha1.Resource.Resource,
-			k.namespace, named)
+		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](clients, clients.trenches,
+			v1alpha1.Resource.Resource,
+			key.namespace, named)
 	case gateways:
-		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](c, c.gateways,
-			meridio2.GatewayResource().Resource, k.namespace, named)
+		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](clients, clients.gateways,
+			meridio2.GatewayResource().Resource, key.namespace, named)
 	case gatewayRouters:
-		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](c, c.routers,
-			meridio2.RouterResource().Resource, k.namespace, metav1.ListOptions{})
+		return objectsOf[unstructured.Unstructured, unstructured.UnstructuredList](clients, clients.routers,
+			meridio2.RouterResource().Resource, key.namespace, metav1.ListOptions{})
 	case ownPod:
-		return objectsOf[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace, named)
+		return objectsOf[corev1.Pod, corev1.PodList](clients, clients.core, "pods", key.namespace, named)
 	case siblings:
-		return objectsOf[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace,
+		return objectsOf[corev1.Pod, corev1.PodList](clients, clients.core, "pods", key.namespace,
 			metav1.ListOptions{LabelSelector: v1alpha1.TrenchPodLabel + "=" + trench})
 	case services:
-		return objectsOf[corev1.Service, corev1.ServiceList](c, c.core, "services", k.namespace, metav1.ListOptions{})
+		return objectsOf[corev1.Service, corev1.ServiceList](clients, clients.core, "services", key.namespace,
+			metav1.ListOptions{})
 	case endpointSlices:
-		return objectsOf[discoveryv1.EndpointSlice, discoveryv1.EndpointSliceList](c, c.discovery, "endpointslices",
-			k.namespace, metav1.ListOptions{LabelSelector: notOfPods})
+		return objectsOf[discoveryv1.EndpointSlice, discoveryv1.EndpointSliceList](clients, clients.discovery,
+			"endpointslices",
+			key.namespace, metav1.ListOptions{LabelSelector: notOfPods})
 	case pods:
-		return objectsOf[corev1.Pod, corev1.PodList](c, c.core, "pods", k.namespace,
+		return objectsOf[corev1.Pod, corev1.PodList](clients, clients.core, "pods", key.namespace,
 			metav1.ListOptions{LabelSelector: v1alpha1.TrenchLabel + "=" + trench})
 	default:
-		return objectsOf[corev1.Secret, corev1.SecretList](c, c.core, "secrets", k.namespace, named)
+		return objectsOf[corev1.Secret, corev1.SecretList](clients, clients.core, "secrets", key.namespace, named)
 	}
 }
 
@@ -168,10 +171,10 @@ func objectsOf[T, L any, P interface {
 }, Q interface {
 	*L
 	runtime.Object
-}](c *clients, client rest.Interface, resource, namespace string, selected metav1.ListOptions) source {
+}](clients *clients, client rest.Interface, resource, namespace string, selected metav1.ListOptions) source {
 	request := func(options metav1.ListOptions) *rest.Request {
 		options.LabelSelector, options.FieldSelector = selected.LabelSelector, selected.FieldSelector
-		return c.get(client, namespace, resource).SpecificallyVersionedParams(&options, c.codec, version)
+		return clients.get(client, namespace, resource).SpecificallyVersionedParams(&options, clients.codec, version)
 	}
 	return source{
 		P(new(T)),

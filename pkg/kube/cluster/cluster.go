@@ -74,49 +74,49 @@ type Cluster struct {
 }
 
 // New returns a cluster. Run starts the caches.
-func New(o Options) (*Cluster, error) {
-	clients, err := newClients(o.Config)
+func New(options Options) (*Cluster, error) {
+	clients, err := newClients(options.Config)
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{
-		Options: o, clients: clients, followers: map[key]*follower{},
+	cluster := &Cluster{
+		Options: options, clients: clients, followers: map[key]*follower{},
 		changes: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 	}
-	c.probe.changed, c.missing.changed = c.updateState, c.updateState
-	return c, nil
+	cluster.probe.changed, cluster.missing.changed = cluster.updateState, cluster.updateState
+	return cluster, nil
 }
 
 // Config returns the client configuration. Clients created from it share the connection tracker:
 // all of their connections are closed when the API server hangs.
-func (c *Cluster) Config() *rest.Config { return rest.CopyConfig(c.clients.config) }
+func (cluster *Cluster) Config() *rest.Config { return rest.CopyConfig(cluster.clients.config) }
 
 // Changes returns a channel that has a token after the first sync and after each later change.
-func (c *Cluster) Changes() <-chan struct{} { return c.changes }
+func (cluster *Cluster) Changes() <-chan struct{} { return cluster.changes }
 
 // State returns the state of the caches.
-func (c *Cluster) State() *latest.Value[State] { return &c.state }
+func (cluster *Cluster) State() *latest.Value[State] { return &cluster.state }
 
 // String implements task.Task.
 func (*Cluster) String() string { return "cluster" }
 
 // Run follows until ctx ends.
-func (c *Cluster) Run(ctx context.Context) error {
+func (cluster *Cluster) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var probes sync.WaitGroup
-	probes.Go(func() { c.probeServer(ctx) })
+	probes.Go(func() { cluster.probeServer(ctx) })
 	defer func() {
 		cancel()
 		probes.Wait()
-		for _, f := range c.followers { // stopped but kept: Snapshot still reads their stores
-			f.stop()
+		for _, follower := range cluster.followers { // stopped but kept: Snapshot still reads their stores
+			follower.stop()
 		}
-		c.clients.connections.CloseAll()
+		cluster.clients.connections.CloseAll()
 	}()
 	for {
-		c.reconcile(ctx)
+		cluster.reconcile(ctx)
 		select {
-		case <-c.wake:
+		case <-cluster.wake:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -124,56 +124,56 @@ func (c *Cluster) Run(ctx context.Context) error {
 }
 
 // Snapshot returns the content of the caches, and reports whether all were synced.
-func (c *Cluster) Snapshot() (Snapshot, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.synced.IsZero() {
+func (cluster *Cluster) Snapshot() (Snapshot, bool) {
+	cluster.mu.Lock()
+	defer cluster.mu.Unlock()
+	if cluster.synced.IsZero() {
 		return Snapshot{}, false
 	}
-	s := Snapshot{Changed: c.first}
-	c.first = time.Time{}
-	if s.Changed.IsZero() {
-		s.Changed = time.Now()
+	snapshot := Snapshot{Changed: cluster.first}
+	cluster.first = time.Time{}
+	if snapshot.Changed.IsZero() {
+		snapshot.Changed = time.Now()
 	}
-	if c.Gateway != "" {
-		s.Meridio2.Gateway = c.trench
+	if cluster.Gateway != "" {
+		snapshot.Meridio2.Gateway = cluster.trench
 	} else {
-		s.Trench = c.trench
+		snapshot.Trench = cluster.trench
 	}
-	s.Siblings = objects[*corev1.Pod](c.followers[c.siblings()], nil)
-	for _, k := range c.keys {
-		switch f := c.followers[k]; k.kind {
+	snapshot.Siblings = objects[*corev1.Pod](cluster.followers[cluster.siblings()], nil)
+	for _, key := range cluster.keys {
+		switch follower := cluster.followers[key]; key.kind {
 		case services:
-			s.Services = objects(f, s.Services)
+			snapshot.Services = objects(follower, snapshot.Services)
 		case endpointSlices:
-			s.EndpointSlices = objects(f, s.EndpointSlices)
+			snapshot.EndpointSlices = objects(follower, snapshot.EndpointSlices)
 		case pods:
-			s.Pods = objects(f, s.Pods)
+			snapshot.Pods = objects(follower, snapshot.Pods)
 		case secrets:
-			s.Secrets = objects(f, s.Secrets)
+			snapshot.Secrets = objects(follower, snapshot.Secrets)
 		case gatewayRouters:
-			s.Meridio2.Routers = objects(f, s.Meridio2.Routers)
+			snapshot.Meridio2.Routers = objects(follower, snapshot.Meridio2.Routers)
 		}
 	}
-	return s, true
+	return snapshot, true
 }
 
 // objects appends the objects of a follower to a slice.
-func objects[T metav1.Object](f *follower, to []T) []T {
-	all := f.store.list()
+func objects[T metav1.Object](follower *follower, to []T) []T {
+	all := follower.store.list()
 	to = slices.Grow(to, len(all))
-	for _, o := range all {
-		to = append(to, o.(T))
+	for _, object := range all {
+		to = append(to, object.(T))
 	}
 	return to
 }
 
 // reconcile starts the caches that the Trench names. Once all of them are synced, the Trench takes
 // effect and the caches that it no longer names stop.
-func (c *Cluster) reconcile(ctx context.Context) {
-	defer c.updateState()
-	own := c.start(ctx, c.own())
-	fixed := c.start(ctx, c.siblings())
+func (cluster *Cluster) reconcile(ctx context.Context) {
+	defer cluster.updateState()
+	own := cluster.start(ctx, cluster.own())
+	fixed := cluster.start(ctx, cluster.siblings())
 	if !own.store.isSynced() {
 		return
 	}
@@ -181,90 +181,90 @@ func (c *Cluster) reconcile(ctx context.Context) {
 	if all := own.store.list(); len(all) > 0 {
 		trench = all[0].(*unstructured.Unstructured)
 	}
-	c.mu.Lock()
-	inForce := c.keys
-	c.mu.Unlock()
-	keys, readable := c.needed(trench)
+	cluster.mu.Lock()
+	inForce := cluster.keys
+	cluster.mu.Unlock()
+	keys, readable := cluster.needed(trench)
 	if !readable {
 		keys = inForce // the translation refuses the Trench; keep its caches
 	}
 	synced := fixed.store.isSynced()
-	for _, k := range keys {
-		synced = c.start(ctx, k).store.isSynced() && synced
+	for _, key := range keys {
+		synced = cluster.start(ctx, key).store.isSynced() && synced
 	}
 	if !synced {
 		// The Trench in force keeps its caches until the new ones are synced.
-		c.stopExcept(slices.Concat(inForce, keys))
+		cluster.stopExcept(slices.Concat(inForce, keys))
 		return
 	}
 
-	c.mu.Lock()
-	changed := c.synced.IsZero() || c.trench != trench || !slices.Equal(c.keys, keys)
-	c.trench, c.keys = trench, keys
-	if changed && c.first.IsZero() {
-		c.first = time.Now()
+	cluster.mu.Lock()
+	changed := cluster.synced.IsZero() || cluster.trench != trench || !slices.Equal(cluster.keys, keys)
+	cluster.trench, cluster.keys = trench, keys
+	if changed && cluster.first.IsZero() {
+		cluster.first = time.Now()
 	}
-	if c.synced.IsZero() {
-		c.synced = time.Now()
+	if cluster.synced.IsZero() {
+		cluster.synced = time.Now()
 	}
-	c.mu.Unlock()
+	cluster.mu.Unlock()
 	var missing error
 	if trench == nil {
 		missing = errors.New("does not exist")
 	}
-	c.missing.report(c.own().String(), missing)
-	c.stopExcept(keys)
+	cluster.missing.report(cluster.own().String(), missing)
+	cluster.stopExcept(keys)
 	if changed {
-		latest.Wake(c.changes)
+		latest.Wake(cluster.changes)
 	}
 }
 
 // changed handles a change in the store of a follower. Changes of caches in force reach the
 // snapshot directly; changes of any other cache run reconcile.
-func (c *Cluster) changed(k key) {
-	c.mu.Lock()
-	part := !c.synced.IsZero() && (k == c.siblings() || slices.Contains(c.keys, k))
-	if part && c.first.IsZero() {
-		c.first = time.Now()
+func (cluster *Cluster) changed(key key) {
+	cluster.mu.Lock()
+	part := !cluster.synced.IsZero() && (key == cluster.siblings() || slices.Contains(cluster.keys, key))
+	if part && cluster.first.IsZero() {
+		cluster.first = time.Now()
 	}
-	c.mu.Unlock()
+	cluster.mu.Unlock()
 	if part {
-		latest.Wake(c.changes)
+		latest.Wake(cluster.changes)
 	} else {
-		latest.Wake(c.wake)
+		latest.Wake(cluster.wake)
 	}
 }
 
 // start returns the follower of a key, and starts it if it does not run.
-func (c *Cluster) start(ctx context.Context, k key) *follower {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	f := c.followers[k]
-	if f == nil {
-		f = newFollower(k.String(), func() { c.changed(k) }, c.updateState)
-		c.followers[k] = f
-		f.start(ctx, c.clients.source(k, c.Trench))
+func (cluster *Cluster) start(ctx context.Context, key key) *follower {
+	cluster.mu.Lock()
+	defer cluster.mu.Unlock()
+	follower := cluster.followers[key]
+	if follower == nil {
+		follower = newFollower(key.String(), func() { cluster.changed(key) }, cluster.updateState)
+		cluster.followers[key] = follower
+		follower.start(ctx, cluster.clients.source(key, cluster.Trench))
 	}
-	return f
+	return follower
 }
 
 // stopExcept stops the followers that keep does not list, and waits for their end. The followers
 // of the Trench and of its pods always run.
-func (c *Cluster) stopExcept(keep []key) {
-	c.mu.Lock()
+func (cluster *Cluster) stopExcept(keep []key) {
+	cluster.mu.Lock()
 	var ended []*follower
-	for k, f := range c.followers {
-		if k != c.own() && k != c.siblings() && !slices.Contains(keep, k) {
+	for key, f := range cluster.followers {
+		if key != cluster.own() && key != cluster.siblings() && !slices.Contains(keep, key) {
 			ended = append(ended, f)
-			delete(c.followers, k)
+			delete(cluster.followers, key)
 		}
 	}
-	c.mu.Unlock()
+	cluster.mu.Unlock()
 	for _, f := range ended {
 		f.stop()
 		_, n := f.failure()
-		c.mu.Lock()
-		c.errors += n
-		c.mu.Unlock()
+		cluster.mu.Lock()
+		cluster.errors += n
+		cluster.mu.Unlock()
 	}
 }

@@ -24,30 +24,30 @@ type Failure struct {
 }
 
 // report records the result of an attempt; a nil error ends the failure.
-func (c *condition) report(what string, err error) {
+func (condition *condition) report(what string, err error) {
 	if request := (*url.Error)(nil); errors.As(err, &request) {
 		err = request.Err // what already names the request
 	}
-	c.mu.Lock()
-	before := c.failed
+	condition.mu.Lock()
+	before := condition.failed
 	if err == nil {
-		c.failed = Failure{}
+		condition.failed = Failure{}
 	} else {
-		c.errors++
-		c.failed.Cause = fmt.Sprintf("%s: %v", what, err)
-		if c.failed.Since.IsZero() {
-			c.failed.Since = time.Now()
+		condition.errors++
+		condition.failed.Cause = fmt.Sprintf("%s: %v", what, err)
+		if condition.failed.Since.IsZero() {
+			condition.failed.Since = time.Now()
 		}
 	}
-	differs := c.failed != before
-	c.mu.Unlock()
+	differs := condition.failed != before
+	condition.mu.Unlock()
 	if differs {
-		c.changed()
+		condition.changed()
 	}
 }
 
-func (c *condition) failure() (Failure, uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.failed, c.errors
+func (condition *condition) failure() (Failure, uint64) {
+	condition.mu.Lock()
+	defer condition.mu.Unlock()
+	return condition.failed, condition.errors
 }

@@ -41,44 +41,44 @@ func newFollower(what string, changed, reported func()) *follower {
 }
 
 // start follows a source until stop is called or ctx ends.
-func (f *follower) start(ctx context.Context, s source) {
-	ctx, f.cancel = context.WithCancel(ctx)
+func (follower *follower) start(ctx context.Context, source source) {
+	ctx, follower.cancel = context.WithCancel(ctx)
 	go func() {
-		defer close(f.done)
-		f.run(ctx, s)
+		defer close(follower.done)
+		follower.run(ctx, source)
 	}()
 }
 
-func (f *follower) stop() {
-	f.cancel()
-	<-f.done
+func (follower *follower) stop() {
+	follower.cancel()
+	<-follower.done
 }
 
 // run follows until ctx ends.
-func (f *follower) run(ctx context.Context, s source) {
-	lw := &cache.ListWatch{
+func (follower *follower) run(ctx context.Context, source source) {
+	lister := &cache.ListWatch{
 		ListWithContextFunc: func(_ context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			call, cancel := context.WithTimeout(ctx, listTimeout)
 			defer cancel()
-			list, err := s.list(call, options)
+			list, err := source.list(call, options)
 			if err != nil {
-				f.failing(ctx, err) // only an established watch clears the failure
+				follower.failing(ctx, err) // only an established watch clears the failure
 			}
 			return list, err
 		},
 		WatchFuncWithContext: func(_ context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			w, err := s.watch(ctx, options)
+			w, err := source.watch(ctx, options)
 			if _, streams := w.(*watch.StreamWatcher); err == nil && !streams {
 				err = errClosed // client-go returns an ended watch instead of the error
 			}
-			f.failing(ctx, err)
+			follower.failing(ctx, err)
 			return w, err
 		},
 	}
 	silent := klog.Logger{} // updateState logs failures
 	ctx = klog.NewContext(ctx, silent)
-	cache.NewReflectorWithOptions(lw, s.example, f.store, cache.ReflectorOptions{
-		Name: f.what, Logger: &silent,
+	cache.NewReflectorWithOptions(lister, source.example, follower.store, cache.ReflectorOptions{
+		Name: follower.what, Logger: &silent,
 		Backoff: &wait.Backoff{
 			Duration: minDelay, Cap: maxDelay, Factor: 2, Jitter: 0.2, Steps: 10,
 		},
@@ -87,8 +87,8 @@ func (f *follower) run(ctx context.Context, s source) {
 
 // failing reports the result of an attempt. It ignores errors after the end of ctx, and an expired
 // resource version, after which the reflector lists again without delay.
-func (f *follower) failing(ctx context.Context, err error) {
+func (follower *follower) failing(ctx context.Context, err error) {
 	if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
-		f.report(f.what, err)
+		follower.report(follower.what, err)
 	}
 }

@@ -31,48 +31,48 @@ type key struct {
 	namespace, name string
 }
 
-func (k kind) String() string {
+func (kind kind) String() string {
 	return [...]string{
 		"Trench", "trench pods", "Services", "EndpointSlices", "Pods", "Secrets", "Gateway", "GatewayRouters", "Pod",
-	}[k]
+	}[kind]
 }
 
-func (k key) String() string {
-	switch k.kind {
+func (key key) String() string {
+	switch key.kind {
 	case trenches, gateways, ownPod:
-		return fmt.Sprintf("%s %s/%s", k.kind, k.namespace, k.name)
+		return fmt.Sprintf("%s %s/%s", key.kind, key.namespace, key.name)
 	case secrets:
-		return fmt.Sprintf("Secret %s/%s", k.namespace, k.name)
+		return fmt.Sprintf("Secret %s/%s", key.namespace, key.name)
 	}
-	return fmt.Sprintf("%s in namespace %s", k.kind, k.namespace)
+	return fmt.Sprintf("%s in namespace %s", key.kind, key.namespace)
 }
 
-func compareKeys(a, b key) int {
-	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+func compareKeys(key, b key) int {
+	return cmp.Or(cmp.Compare(key.kind, b.kind), cmp.Compare(key.namespace, b.namespace), cmp.Compare(key.name, b.name))
 }
 
 // own returns the key of the Trench, or of the Gateway that replaces it.
-func (c *Cluster) own() key {
-	if c.Gateway != "" {
-		return key{gateways, c.Namespace, c.Gateway}
+func (cluster *Cluster) own() key {
+	if cluster.Gateway != "" {
+		return key{gateways, cluster.Namespace, cluster.Gateway}
 	}
-	return key{trenches, c.Namespace, c.Trench}
+	return key{trenches, cluster.Namespace, cluster.Trench}
 }
 
 // siblings returns the key of the trench's pods; with a Gateway, of this process's pod.
-func (c *Cluster) siblings() key {
-	if c.Gateway != "" {
-		return key{ownPod, c.Namespace, c.Pod}
+func (cluster *Cluster) siblings() key {
+	if cluster.Gateway != "" {
+		return key{ownPod, cluster.Namespace, cluster.Pod}
 	}
-	return key{kind: siblings, namespace: c.Namespace}
+	return key{kind: siblings, namespace: cluster.Namespace}
 }
 
 // needed returns the sorted keys that a Trench names, and reports whether the Trench is readable.
-func (c *Cluster) needed(trench *unstructured.Unstructured) (keys []key, readable bool) {
-	if c.Gateway != "" {
-		return []key{{kind: gatewayRouters, namespace: c.Namespace}}, true
+func (cluster *Cluster) needed(trench *unstructured.Unstructured) (keys []key, readable bool) {
+	if cluster.Gateway != "" {
+		return []key{{kind: gatewayRouters, namespace: cluster.Namespace}}, true
 	}
-	namespaces, gateways := []string{c.Namespace}, []any(nil)
+	namespaces, gateways := []string{cluster.Namespace}, []any(nil)
 	if trench != nil {
 		t, err := v1alpha1.FromUnstructured(trench)
 		if err != nil {
@@ -93,7 +93,7 @@ func (c *Cluster) needed(trench *unstructured.Unstructured) (keys []key, readabl
 		gateway, _ := g.(map[string]any)
 		reference, _ := gateway["passwordSecret"].(map[string]any)
 		if name, _ := reference["name"].(string); name != "" {
-			keys = append(keys, key{secrets, c.Namespace, name})
+			keys = append(keys, key{secrets, cluster.Namespace, name})
 		}
 	}
 	slices.SortFunc(keys, compareKeys)

@@ -31,80 +31,80 @@ type Cache struct {
 
 // Caches returns the caches of the Trench in force and of a Trench whose caches are not synced
 // yet.
-func (c *Cluster) Caches() (all []Cache) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, k := range slices.SortedFunc(maps.Keys(c.followers), compareKeys) {
-		f := c.followers[k]
-		failure, _ := f.failure()
-		all = append(all, Cache{k.kind.String(), f.what, f.store.isSynced(), f.store.len(), failure})
+func (cluster *Cluster) Caches() (all []Cache) {
+	cluster.mu.Lock()
+	defer cluster.mu.Unlock()
+	for _, key := range slices.SortedFunc(maps.Keys(cluster.followers), compareKeys) {
+		follower := cluster.followers[key]
+		failure, _ := follower.failure()
+		all = append(all, Cache{key.kind.String(), follower.what, follower.store.isSynced(), follower.store.len(), failure})
 	}
 	return all
 }
 
 // Errors returns the number of failed lists, watches and probes.
-func (c *Cluster) Errors() uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, n := c.probe.failure()
-	n += c.errors
-	for _, f := range c.followers {
-		_, errors := f.failure()
+func (cluster *Cluster) Errors() uint64 {
+	cluster.mu.Lock()
+	defer cluster.mu.Unlock()
+	_, n := cluster.probe.failure()
+	n += cluster.errors
+	for _, follower := range cluster.followers {
+		_, errors := follower.failure()
 		n += errors
 	}
 	return n
 }
 
 // updateState publishes and logs a change of the state.
-func (c *Cluster) updateState() {
-	c.stateMu.Lock()
-	defer c.stateMu.Unlock()
-	old, s := c.state.Load(), c.currentState()
-	if s == old {
+func (cluster *Cluster) updateState() {
+	cluster.stateMu.Lock()
+	defer cluster.stateMu.Unlock()
+	old, state := cluster.state.Load(), cluster.currentState()
+	if state == old {
 		return
 	}
-	c.state.Set(s)
+	cluster.state.Set(state)
 	switch {
-	case s.Stale.Since.IsZero() && !old.Stale.Since.IsZero():
-		c.Log.Info("in sync with the API server again", "after", time.Since(old.Stale.Since).Round(time.Millisecond))
-	case s.Stale.Since != old.Stale.Since && old.Stale.Since.IsZero():
-		c.Log.Warn("out of sync with the API server", "error", s.Stale.Cause)
-	case s.Stale.Cause != old.Stale.Cause:
-		c.Log.Debug("out of sync with the API server", "error", s.Stale.Cause, "since", s.Stale.Since)
+	case state.Stale.Since.IsZero() && !old.Stale.Since.IsZero():
+		cluster.Log.Info("in sync with the API server again", "after", time.Since(old.Stale.Since).Round(time.Millisecond))
+	case state.Stale.Since != old.Stale.Since && old.Stale.Since.IsZero():
+		cluster.Log.Warn("out of sync with the API server", "error", state.Stale.Cause)
+	case state.Stale.Cause != old.Stale.Cause:
+		cluster.Log.Debug("out of sync with the API server", "error", state.Stale.Cause, "since", state.Stale.Since)
 	}
-	if old.Synced.IsZero() && !s.Synced.IsZero() {
-		c.Log.Info("all caches synced")
+	if old.Synced.IsZero() && !state.Synced.IsZero() {
+		cluster.Log.Info("all caches synced")
 	}
 }
 
 // currentState returns the state; Stale is the oldest failure that persists.
-func (c *Cluster) currentState() State {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	conditions := []*condition{&c.probe, &c.missing}
-	for _, k := range slices.SortedFunc(maps.Keys(c.followers), compareKeys) {
-		conditions = append(conditions, &c.followers[k].condition)
+func (cluster *Cluster) currentState() State {
+	cluster.mu.Lock()
+	defer cluster.mu.Unlock()
+	conditions := []*condition{&cluster.probe, &cluster.missing}
+	for _, key := range slices.SortedFunc(maps.Keys(cluster.followers), compareKeys) {
+		conditions = append(conditions, &cluster.followers[key].condition)
 	}
-	s := State{Synced: c.synced}
+	state := State{Synced: cluster.synced}
 	for _, condition := range conditions {
-		f, _ := condition.failure()
-		if !f.Since.IsZero() && (s.Stale.Since.IsZero() || f.Since.Before(s.Stale.Since)) {
-			s.Stale = f
+		failure, _ := condition.failure()
+		if !failure.Since.IsZero() && (state.Stale.Since.IsZero() || failure.Since.Before(state.Stale.Since)) {
+			state.Stale = failure
 		}
 	}
-	return s
+	return state
 }
 
 // probeServer periodically gets the Trench, or the Gateway. On a timeout it closes all
 // connections.
-func (c *Cluster) probeServer(ctx context.Context) {
-	client, resource := c.clients.trenches, v1alpha1.Resource.Resource
-	if c.Gateway != "" {
-		client, resource = c.clients.gateways, meridio2.GatewayResource().Resource
+func (cluster *Cluster) probeServer(ctx context.Context) {
+	client, resource := cluster.clients.trenches, v1alpha1.Resource.Resource
+	if cluster.Gateway != "" {
+		client, resource = cluster.clients.gateways, meridio2.GatewayResource().Resource
 	}
 	for backoff.Sleep(ctx, probeInterval) == nil {
 		call, cancel := context.WithTimeout(ctx, probeTimeout)
-		err := c.clients.get(client, c.Namespace, resource).Name(c.own().name).Do(call).Error()
+		err := cluster.clients.get(client, cluster.Namespace, resource).Name(cluster.own().name).Do(call).Error()
 		hangs := call.Err() != nil
 		cancel()
 		if ctx.Err() != nil {
@@ -113,9 +113,9 @@ func (c *Cluster) probeServer(ctx context.Context) {
 		if apierrors.IsNotFound(err) {
 			err = nil
 		}
-		c.probe.report("API server "+c.clients.config.Host, err)
+		cluster.probe.report("API server "+cluster.clients.config.Host, err)
 		if hangs {
-			c.clients.connections.CloseAll()
+			cluster.clients.connections.CloseAll()
 		}
 	}
 }

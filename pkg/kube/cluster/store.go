@@ -31,117 +31,117 @@ func newStore(changed func()) *store {
 }
 
 // list returns the objects in no particular order.
-func (s *store) list() []metav1.Object {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Values(s.objects))
+func (store *store) list() []metav1.Object {
+	store.mu.Lock()
+	defer store.mu.Unlock()
+	return slices.Collect(maps.Values(store.objects))
 }
 
-func (s *store) len() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.objects)
+func (store *store) len() int {
+	store.mu.Lock()
+	defer store.mu.Unlock()
+	return len(store.objects)
 }
 
 // isSynced reports whether the store has received a list.
-func (s *store) isSynced() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.synced
+func (store *store) isSynced() bool {
+	store.mu.Lock()
+	defer store.mu.Unlock()
+	return store.synced
 }
 
 // Transformer implements cache.TransformingStore.
-func (s *store) Transformer() cache.TransformFunc { return strip }
+func (store *store) Transformer() cache.TransformFunc { return strip }
 
 // Add implements cache.ReflectorStore.
-func (s *store) Add(object any) error { return s.Update(object) }
+func (store *store) Add(object any) error { return store.Update(object) }
 
 // Update implements cache.ReflectorStore.
-func (s *store) Update(object any) error {
+func (store *store) Update(object any) error {
 	key, o, err := stripped(object)
 	if err != nil {
 		return err
 	}
-	if s.update(key, o) {
-		s.changed()
+	if store.update(key, o) {
+		store.changed()
 	}
 	return nil
 }
 
-func (s *store) update(key string, o metav1.Object) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	version := o.GetResourceVersion()
-	if old, ok := s.objects[key]; ok && compare(version, old.GetResourceVersion()) <= 0 {
+func (store *store) update(key string, object metav1.Object) bool {
+	store.mu.Lock()
+	defer store.mu.Unlock()
+	version := object.GetResourceVersion()
+	if old, ok := store.objects[key]; ok && compare(version, old.GetResourceVersion()) <= 0 {
 		return false
 	}
-	if at, ok := s.deleted[key]; ok && compare(version, at) <= 0 {
+	if at, ok := store.deleted[key]; ok && compare(version, at) <= 0 {
 		return false
 	}
-	delete(s.deleted, key)
-	s.objects[key] = o
+	delete(store.deleted, key)
+	store.objects[key] = object
 	return true
 }
 
 // Delete implements cache.ReflectorStore.
-func (s *store) Delete(object any) error {
+func (store *store) Delete(object any) error {
 	key, o, err := stripped(object)
 	if err != nil {
 		return err
 	}
-	if s.remove(key, o.GetResourceVersion()) {
-		s.changed()
+	if store.remove(key, o.GetResourceVersion()) {
+		store.changed()
 	}
 	return nil
 }
 
-func (s *store) remove(key, version string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	old, ok := s.objects[key]
+func (store *store) remove(key, version string) bool {
+	store.mu.Lock()
+	defer store.mu.Unlock()
+	old, ok := store.objects[key]
 	if ok && compare(version, old.GetResourceVersion()) < 0 {
 		return false
 	}
-	if at, known := s.deleted[key]; !known || compare(version, at) > 0 {
-		s.deleted[key] = version
+	if at, known := store.deleted[key]; !known || compare(version, at) > 0 {
+		store.deleted[key] = version
 	}
-	delete(s.objects, key)
+	delete(store.objects, key)
 	return ok
 }
 
 // Replace implements cache.ReflectorStore. The list replaces the store even if its resource
 // versions are older, because etcd may have been restored from a backup.
-func (s *store) Replace(list []any, _ string) error {
+func (store *store) Replace(list []any, _ string) error {
 	objects := make(map[string]metav1.Object, len(list))
 	for _, x := range list {
-		key, o, err := stripped(x)
+		key, object, err := stripped(x)
 		if err != nil {
 			return err
 		}
-		objects[key] = o
+		objects[key] = object
 	}
-	s.mu.Lock()
-	same := s.synced && len(objects) == len(s.objects)
-	for key, o := range objects {
-		old, ok := s.objects[key]
-		same = same && ok && old.GetUID() == o.GetUID() && old.GetResourceVersion() == o.GetResourceVersion()
+	store.mu.Lock()
+	same := store.synced && len(objects) == len(store.objects)
+	for key, object := range objects {
+		old, ok := store.objects[key]
+		same = same && ok && old.GetUID() == object.GetUID() && old.GetResourceVersion() == object.GetResourceVersion()
 	}
-	s.objects, s.synced = objects, true
-	clear(s.deleted)
-	s.mu.Unlock()
+	store.objects, store.synced = objects, true
+	clear(store.deleted)
+	store.mu.Unlock()
 	if !same {
-		s.changed()
+		store.changed()
 	}
 	return nil
 }
 
 // Bookmark implements cache.ReflectorBookmarkStore.
-func (s *store) Bookmark(version string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for key, at := range s.deleted {
+func (store *store) Bookmark(version string) error {
+	store.mu.Lock()
+	defer store.mu.Unlock()
+	for key, at := range store.deleted {
 		if compare(at, version) <= 0 {
-			delete(s.deleted, key)
+			delete(store.deleted, key)
 		}
 	}
 	return nil

@@ -36,8 +36,8 @@ func strip(object any) (any, error) {
 func stripPod(pod *corev1.Pod) {
 	maps.DeleteFunc(pod.Annotations, func(name, _ string) bool { return name != NetworkStatus })
 	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
-		for i, c := range containers {
-			containers[i] = corev1.Container{Name: c.Name, Ports: c.Ports}
+		for i, container := range containers {
+			containers[i] = corev1.Container{Name: container.Name, Ports: container.Ports}
 		}
 	}
 	pod.Spec = corev1.PodSpec{

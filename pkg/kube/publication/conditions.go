@@ -13,7 +13,7 @@ import (
 
 // find returns the condition of a type, or nil.
 func find(conditions []metav1.Condition, kind string) *metav1.Condition {
-	i := slices.IndexFunc(conditions, func(c metav1.Condition) bool { return c.Type == kind })
+	i := slices.IndexFunc(conditions, func(condition metav1.Condition) bool { return condition.Type == kind })
 	if i < 0 {
 		return nil
 	}
@@ -24,44 +24,46 @@ func find(conditions []metav1.Condition, kind string) *metav1.Condition {
 // changes. It reports whether a condition differs from the live one.
 func settle(wanted, live []metav1.Condition, now metav1.Time) (differs bool) {
 	for i := range wanted {
-		w := &wanted[i]
-		w.LastTransitionTime = now
-		l := find(live, w.Type)
-		if l != nil && l.Status == w.Status {
-			w.LastTransitionTime = l.LastTransitionTime
+		condition := &wanted[i]
+		condition.LastTransitionTime = now
+		l := find(live, condition.Type)
+		if l != nil && l.Status == condition.Status {
+			condition.LastTransitionTime = l.LastTransitionTime
 		}
-		differs = differs || l == nil || *l != *w
+		differs = differs || l == nil || *l != *condition
 	}
 	return differs
 }
 
 // acceptance returns the condition Accepted of a verdict. Its message includes the warnings.
-func acceptance(kind string, v translation.Verdict) metav1.Condition {
-	c := metav1.Condition{
-		Type: kind, Status: metav1.ConditionFalse, ObservedGeneration: v.Generation, Reason: v.Reason, Message: v.Message,
+func acceptance(kind string, verdict translation.Verdict) metav1.Condition {
+	condition := metav1.Condition{
+		Type: kind, Status: metav1.ConditionFalse, ObservedGeneration: verdict.Generation, Reason: verdict.Reason,
+		Message: verdict.Message,
 	}
-	if v.Accepted {
-		c.Status = metav1.ConditionTrue
+	if verdict.Accepted {
+		condition.Status = metav1.ConditionTrue
 	}
-	if list := warnings(v); len(list) > 0 {
-		c.Message += "; " + listed(lines(v, list))
+	if list := warnings(verdict); len(list) > 0 {
+		condition.Message += "; " + listed(lines(verdict, list))
 	}
-	return c
+	return condition
 }
 
 // lastAccepted returns the condition that records the last accepted form of a Service, or nil if
 // the Service has no stream.
-func lastAccepted(s *corev1.Service, v translation.ServiceVerdict) *metav1.Condition {
+func lastAccepted(service *corev1.Service, verdict translation.ServiceVerdict) *metav1.Condition {
 	const kind = v1alpha1.Group + "/" + v1alpha1.LastAccepted
 	switch {
-	case v.Accepted:
-		if record := translation.Record(s); record != "" {
+	case verdict.Accepted:
+		if record := translation.Record(service); record != "" {
 			return &metav1.Condition{
-				Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: v.Generation, Reason: "Recorded", Message: record,
+				Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: verdict.Generation, Reason: "Recorded",
+				Message: record,
 			}
 		}
-	case v.Stream != "":
-		if last := find(s.Status.Conditions, kind); last != nil {
+	case verdict.Stream != "":
+		if last := find(service.Status.Conditions, kind); last != nil {
 			kept := *last
 			return &kept
 		}
@@ -71,51 +73,55 @@ func lastAccepted(s *corev1.Service, v translation.ServiceVerdict) *metav1.Condi
 
 // targets returns the condition TargetsAccepted of a Service. It is unknown while checks fail,
 // because a pod without the sidecar, which accepts no packet to a VIP, also fails them.
-func targets(kind string, v translation.Verdict, ready metav1.Condition) metav1.Condition {
-	c := metav1.Condition{Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: v.Generation}
+func targets(kind string, verdict translation.Verdict, ready metav1.Condition) metav1.Condition {
+	condition := metav1.Condition{Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: verdict.Generation}
 	switch {
 	case ready.Reason == notAccepted:
-		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, notAccepted, ready.Message
-	case len(refusals(v)) > 0:
-		list := refusals(v)
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, list[0].Reason, listed(lines(v, list))
+		condition.Status, condition.Reason, condition.Message = metav1.ConditionUnknown, notAccepted, ready.Message
+	case len(refusals(verdict)) > 0:
+		list := refusals(verdict)
+		condition.Status, condition.Reason, condition.Message = metav1.ConditionFalse, list[0].Reason, listed(lines(verdict,
+			list))
 	case ready.Reason == checkFailed:
-		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, checkFailed, "a target fails its checks: see "+ready.Type
+		condition.Status, condition.Reason, condition.Message = metav1.ConditionUnknown, checkFailed,
+			"a target fails its checks: see "+ready.Type
 	default:
-		c.Reason, c.Message = "Accepted", "no pod or endpoint of the Service is refused"
+		condition.Reason, condition.Message = "Accepted", "no pod or endpoint of the Service is refused"
 	}
-	return c
+	return condition
 }
 
 // notAccepted is the reason of the remaining conditions of a refused object.
 const notAccepted = "NotAccepted"
 
-func problems(v translation.Verdict) string { return listed(lines(v, v.Problems)) }
+func problems(verdict translation.Verdict) string { return listed(lines(verdict, verdict.Problems)) }
 
 // warnings returns the problems of a verdict without effect on traffic; refusals returns the rest.
-func warnings(v translation.Verdict) []translation.Problem {
-	return slices.DeleteFunc(slices.Clone(v.Problems), func(p translation.Problem) bool { return !p.Warning() })
+func warnings(verdict translation.Verdict) []translation.Problem {
+	return slices.DeleteFunc(slices.Clone(verdict.Problems),
+		func(problem translation.Problem) bool { return !problem.Warning() })
 }
 
-func refusals(v translation.Verdict) []translation.Problem {
-	return slices.DeleteFunc(slices.Clone(v.Problems), translation.Problem.Warning)
+func refusals(verdict translation.Verdict) []translation.Problem {
+	return slices.DeleteFunc(slices.Clone(verdict.Problems), translation.Problem.Warning)
 }
 
 // lines returns one description per problem.
-func lines(v translation.Verdict, problems []translation.Problem) []string {
+func lines(verdict translation.Verdict, problems []translation.Problem) []string {
 	all := make([]string, len(problems))
-	for i, p := range problems {
-		all[i] = describe(v, p)
+	for i, problem := range problems {
+		all[i] = describe(verdict, problem)
 	}
 	return all
 }
 
 // describe returns the message of a problem, with the name of its object unless the message or the
 // verdict already names it.
-func describe(v translation.Verdict, p translation.Problem) string {
-	if p.Object.Kind == "" || (p.Object.Kind == v.Object.Kind && p.Object.Name == v.Object.Name) ||
-		strings.Contains(p.Message, p.Object.Name) {
-		return p.Message
+func describe(verdict translation.Verdict, problem translation.Problem) string {
+	if problem.Object.Kind == "" || (problem.Object.Kind == verdict.Object.Kind &&
+		problem.Object.Name == verdict.Object.Name) ||
+		strings.Contains(problem.Message, problem.Object.Name) {
+		return problem.Message
 	}
-	return p.Object.Kind + " " + p.Object.Name + ": " + p.Message
+	return problem.Object.Kind + " " + problem.Object.Name + ": " + problem.Message
 }

@@ -50,30 +50,30 @@ type wanted struct {
 }
 
 // evaluate returns the desired status of the objects, the Trench first.
-func evaluate(in Input, published published, now metav1.Time) []wanted {
+func evaluate(input Input, published published, now metav1.Time) []wanted {
 	var all []wanted
-	pods := readReports(in.Siblings, in.Reports)
-	trench, err := decode(in)
+	pods := readReports(input.Siblings, input.Reports)
+	trench, err := decode(input)
 	if err != nil || trench == nil {
 		return nil // the API server does not accept a Trench that cannot be decoded
 	}
-	all = append(all, trenchStatus(in, trench, pods, published, now))
+	all = append(all, trenchStatus(input, trench, pods, published, now))
 	live := map[string]*corev1.Service{}
-	for _, s := range in.Objects.Services {
-		live[s.Namespace+"/"+s.Name] = s
+	for _, service := range input.Objects.Services {
+		live[service.Namespace+"/"+service.Name] = service
 	}
-	for _, v := range in.Result.Services {
-		if s := live[v.Object.Namespace+"/"+v.Object.Name]; s != nil {
-			all = append(all, serviceStatus(s, v, pods, published, now))
-			delete(live, v.Object.Namespace+"/"+v.Object.Name)
+	for _, verdict := range input.Result.Services {
+		if service := live[verdict.Object.Namespace+"/"+verdict.Object.Name]; service != nil {
+			all = append(all, serviceStatus(service, verdict, pods, published, now))
+			delete(live, verdict.Object.Namespace+"/"+verdict.Object.Name)
 		}
 	}
-	if in.Result.Trench.Accepted { // a refused Trench keeps the published addresses, as for Services
-		for _, i := range published.ingresses {
-			all = append(all, ingressStatus(i, published))
+	if input.Result.Trench.Accepted { // a refused Trench keeps the published addresses, as for Services
+		for _, ingress := range published.ingresses {
+			all = append(all, ingressStatus(ingress, published))
 		}
-		for _, u := range published.gateways {
-			all = append(all, gatewayStatus(u, published))
+		for _, object := range published.gateways {
+			all = append(all, gatewayStatus(object, published))
 		}
 	}
 	all = slices.DeleteFunc(all, func(w wanted) bool { return len(w.status) == 0 })
@@ -85,41 +85,41 @@ func evaluate(in Input, published published, now metav1.Time) []wanted {
 	return all
 }
 
-func decode(in Input) (*v1alpha1.Trench, error) {
-	if in.Objects.Trench == nil {
+func decode(input Input) (*v1alpha1.Trench, error) {
+	if input.Objects.Trench == nil {
 		return nil, nil
 	}
-	return v1alpha1.FromUnstructured(in.Objects.Trench)
+	return v1alpha1.FromUnstructured(input.Objects.Trench)
 }
 
-func trenchStatus(in Input, t *v1alpha1.Trench, pods reports, p published, now metav1.Time) wanted {
-	v := in.Result.Trench
-	accepted := acceptance(v1alpha1.Accepted, v)
-	if len(v.Problems) > 0 {
-		accepted.Message = strings.TrimPrefix(accepted.Message+"; "+problems(v), "; ")
+func trenchStatus(input Input, t *v1alpha1.Trench, pods reports, published published, now metav1.Time) wanted {
+	verdict := input.Result.Trench
+	accepted := acceptance(v1alpha1.Accepted, verdict)
+	if len(verdict.Problems) > 0 {
+		accepted.Message = strings.TrimPrefix(accepted.Message+"; "+problems(verdict), "; ")
 	}
 	vips := vip.NewSet(streamVIPs(t.Spec.Streams)...)
-	for _, s := range in.Result.Services {
+	for _, s := range input.Result.Services {
 		for _, v := range s.VIPs {
 			vips[v] = struct{}{}
 		}
 	}
-	if !v.Accepted {
+	if !verdict.Accepted {
 		vips = pods.served() // the previous trench file is in force
 	}
 	advertised := pods.advertised(vips.Sorted())
-	advertised.Type, advertised.ObservedGeneration = v1alpha1.Advertised, v.Generation
+	advertised.Type, advertised.ObservedGeneration = v1alpha1.Advertised, verdict.Generation
 
 	w := wanted{resource: v1alpha1.Resource, object: reference(v1alpha1.Kind, t)}
 	conditions := []metav1.Condition{accepted, advertised}
-	shown := p.condition(t, v)
+	shown := published.condition(t, verdict)
 	if shown != nil {
 		conditions = append(conditions, *shown)
 	}
-	w.conditions = fmt.Sprint(v.Generation, conditions)
-	w.conditionsDiffer = settle(conditions, t.Status.Conditions, now) || t.Status.ObservedGeneration != v.Generation
-	w.status = map[string]any{"observedGeneration": v.Generation, "conditions": conditions}
-	w.events = append(changes(v, conditions, t.Status.Conditions),
+	w.conditions = fmt.Sprint(verdict.Generation, conditions)
+	w.conditionsDiffer = settle(conditions, t.Status.Conditions, now) || t.Status.ObservedGeneration != verdict.Generation
+	w.status = map[string]any{"observedGeneration": verdict.Generation, "conditions": conditions}
+	w.events = append(changes(verdict, conditions, t.Status.Conditions),
 		publishEvents(shown, find(t.Status.Conditions, v1alpha1.Published))...)
 	return w
 }
@@ -139,38 +139,39 @@ func streamVIPs(streams []any) (vips []vip.VIP) {
 	return vips
 }
 
-func serviceStatus(s *corev1.Service, v translation.ServiceVerdict, pods reports, p published, now metav1.Time) wanted {
+func serviceStatus(service *corev1.Service, verdict translation.ServiceVerdict, pods reports, published published,
+	now metav1.Time) wanted {
 	const prefix = v1alpha1.Group + "/"
-	serves := v.Stream != "" // a refused Service keeps its last accepted stream
+	serves := verdict.Stream != "" // a refused Service keeps its last accepted stream
 	advertised := metav1.Condition{
 		Status: metav1.ConditionFalse, Reason: notAccepted, Message: "the Service is not accepted",
 	}
 	ready := metav1.Condition{Status: metav1.ConditionUnknown, Reason: notAccepted, Message: advertised.Message}
 	if serves {
-		advertised, ready = pods.advertised(v.VIPs), pods.targets(v.VIPs, v.Targets)
+		advertised, ready = pods.advertised(verdict.VIPs), pods.targets(verdict.VIPs, verdict.Targets)
 	}
-	advertised.Type, advertised.ObservedGeneration = prefix+v1alpha1.Advertised, v.Generation
-	ready.Type, ready.ObservedGeneration = prefix+v1alpha1.TargetsReady, v.Generation
+	advertised.Type, advertised.ObservedGeneration = prefix+v1alpha1.Advertised, verdict.Generation
+	ready.Type, ready.ObservedGeneration = prefix+v1alpha1.TargetsReady, verdict.Generation
 
-	live := s.Status.LoadBalancer.Ingress
+	live := service.Status.LoadBalancer.Ingress
 	addresses := live
 	if serves {
-		addresses = p.of(v.VIPs, live)
+		addresses = published.of(verdict.VIPs, live)
 	}
-	w := wanted{resource: services, object: reference(corev1.SchemeGroupVersion.WithKind("Service"), s)}
+	w := wanted{resource: services, object: reference(corev1.SchemeGroupVersion.WithKind("Service"), service)}
 	conditions := []metav1.Condition{
-		acceptance(prefix+v1alpha1.Accepted, v.Verdict), advertised,
-		targets(prefix+v1alpha1.TargetsAccepted, v.Verdict, ready), ready,
+		acceptance(prefix+v1alpha1.Accepted, verdict.Verdict), advertised,
+		targets(prefix+v1alpha1.TargetsAccepted, verdict.Verdict, ready), ready,
 	}
-	if last := lastAccepted(s, v); last != nil {
+	if last := lastAccepted(service, verdict); last != nil {
 		conditions = append(conditions, *last)
 	}
 	w.conditions, w.addresses = fmt.Sprint(conditions), text(addresses)
-	w.conditionsDiffer = settle(conditions, s.Status.Conditions, now)
+	w.conditionsDiffer = settle(conditions, service.Status.Conditions, now)
 	w.addressesDiffer = !equality.Semantic.DeepEqual(addresses, live)
 	w.status, w.kept = loadBalancer(addresses), loadBalancer(live)
 	w.status["conditions"], w.kept["conditions"] = conditions, conditions
-	w.events = changes(v.Verdict, conditions, s.Status.Conditions)
+	w.events = changes(verdict.Verdict, conditions, service.Status.Conditions)
 	return w
 }
 
@@ -188,9 +189,9 @@ func loadBalancer[T any](ingress []T) map[string]any {
 	return map[string]any{"loadBalancer": map[string]any{"ingress": ingress}}
 }
 
-func reference(kind schema.GroupVersionKind, o metav1.Object) corev1.ObjectReference {
+func reference(kind schema.GroupVersionKind, object metav1.Object) corev1.ObjectReference {
 	return corev1.ObjectReference{
-		APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: o.GetNamespace(), Name: o.GetName(),
-		UID: o.GetUID(), ResourceVersion: o.GetResourceVersion(),
+		APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: object.GetNamespace(), Name: object.GetName(),
+		UID: object.GetUID(), ResourceVersion: object.GetResourceVersion(),
 	}
 }

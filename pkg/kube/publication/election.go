@@ -34,14 +34,14 @@ func defaultTiming() timing {
 func LeaseName(trench string) string { return FieldManager + "-" + trench }
 
 // campaign runs terms of leadership until ctx ends.
-func (p *Publisher) campaign(ctx context.Context) error {
+func (publisher *Publisher) campaign(ctx context.Context) error {
 	retry := backoff.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.2}
 	for {
 		start := time.Now()
-		if err := p.term(ctx); err != nil {
-			p.options.Log.Warn("leader election failed, retrying", "error", err)
+		if err := publisher.term(ctx); err != nil {
+			publisher.options.Log.Warn("leader election failed, retrying", "error", err)
 		}
-		if time.Since(start) > p.timing.lease {
+		if time.Since(start) > publisher.timing.lease {
 			retry.Reset()
 		}
 		if err := retry.Wait(ctx); err != nil {
@@ -51,33 +51,33 @@ func (p *Publisher) campaign(ctx context.Context) error {
 }
 
 // term waits for the Lease, leads while it holds it, and releases it after the last write.
-func (p *Publisher) term(ctx context.Context) error {
+func (publisher *Publisher) term(ctx context.Context) error {
 	leading, lost := context.WithCancel(ctx)
 	defer lost()
 	lock := &lease{
 		Interface: &resourcelock.LeaseLock{
-			LeaseMeta:  metav1.ObjectMeta{Namespace: p.options.Namespace, Name: p.lease},
-			Client:     p.leases,
-			LockConfig: resourcelock.ResourceLockConfig{Identity: p.options.Pod},
+			LeaseMeta:  metav1.ObjectMeta{Namespace: publisher.options.Namespace, Name: publisher.lease},
+			Client:     publisher.leases,
+			LockConfig: resourcelock.ResourceLockConfig{Identity: publisher.options.Pod},
 		},
-		valid: p.timing.renew, lost: lost,
+		valid: publisher.timing.renew, lost: lost,
 	}
 	started := make(chan context.Context, 1)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock:            lock,
-		Name:            p.lease,
-		LeaseDuration:   p.timing.lease,
-		RenewDeadline:   p.timing.renew,
-		RetryPeriod:     p.timing.retry,
+		Name:            publisher.lease,
+		LeaseDuration:   publisher.timing.lease,
+		RenewDeadline:   publisher.timing.renew,
+		RetryPeriod:     publisher.timing.retry,
 		ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) { started <- ctx },
 			OnStoppedLeading: func() {},
-			OnNewLeader:      func(identity string) { p.update(func(s *State) { s.Leader = identity }) },
+			OnNewLeader:      func(identity string) { publisher.update(func(state *State) { state.Leader = identity }) },
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("leader election of Trench %s/%s: %w", p.options.Namespace, p.options.Trench, err)
+		return fmt.Errorf("leader election of Trench %s/%s: %w", publisher.options.Namespace, publisher.options.Trench, err)
 	}
 	// The elector releases the Lease when its context ends. Do not cancel it with ctx, but after
 	// lead has returned, when no write is in flight.
@@ -95,46 +95,46 @@ func (p *Publisher) term(ctx context.Context) error {
 	case <-ctx.Done():
 	case <-ended:
 	case holding := <-started:
-		p.lead(leading, holding, lock.holds)
+		publisher.lead(leading, holding, lock.holds)
 	}
 	return nil
 }
 
 // lead writes status until ctx ends, or holding ends with the loss of the Lease.
-func (p *Publisher) lead(ctx, holding context.Context, holds func() bool) {
+func (publisher *Publisher) lead(ctx, holding context.Context, holds func() bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(holding, cancel)()
-	p.options.Log.Info("leader of the trench", "lease", p.lease)
-	p.set(true)
+	publisher.options.Log.Info("leader of the trench", "lease", publisher.lease)
+	publisher.set(true)
 	defer func() {
-		p.set(false)
-		p.options.Log.Info("no longer leader of the trench")
+		publisher.set(false)
+		publisher.options.Log.Info("no longer leader of the trench")
 	}()
-	l := newLeader(p.watch, p.write, p.options, p.timing.restore)
-	l.holds = holds
-	l.failed = func(err error) { p.update(func(s *State) { s.WriteError = err }) }
-	l.run(ctx, p.input)
+	leader := newLeader(publisher.watch, publisher.write, publisher.options, publisher.timing.restore)
+	leader.holds = holds
+	leader.failed = func(err error) { publisher.update(func(state *State) { state.WriteError = err }) }
+	leader.run(ctx, publisher.input)
 }
 
-func (p *Publisher) set(leading bool) {
-	p.options.Metrics.Leader(leading)
-	p.update(func(s *State) {
-		s.Leading = leading
+func (publisher *Publisher) set(leading bool) {
+	publisher.options.Metrics.Leader(leading)
+	publisher.update(func(state *State) {
+		state.Leading = leading
 		if leading {
-			s.WriteError = nil // clear the error of an earlier term
+			state.WriteError = nil // clear the error of an earlier term
 		}
 	})
 }
 
 // update changes the state. It clears the write error while another process leads, which reports
 // errors of status writes in its own state.
-func (p *Publisher) update(change func(*State)) {
-	p.state.Update(func(s State) State {
-		change(&s)
-		if !s.Leading && s.Leader != "" && s.Leader != p.options.Pod {
-			s.WriteError = nil
+func (publisher *Publisher) update(change func(*State)) {
+	publisher.state.Update(func(state State) State {
+		change(&state)
+		if !state.Leading && state.Leader != "" && state.Leader != publisher.options.Pod {
+			state.WriteError = nil
 		}
-		return s
+		return state
 	})
 }

@@ -48,47 +48,51 @@ type event struct {
 
 // changes returns the Events for the conditions of an object that differ from the live ones. The
 // Events of unchanged conditions were sent with their write, possibly by an earlier leader.
-func changes(v translation.Verdict, wanted, live []metav1.Condition) (events []event) {
-	for _, w := range wanted {
-		l := find(live, w.Type)
-		same := l != nil && l.Status == w.Status
-		switch strings.TrimPrefix(w.Type, v1alpha1.Group+"/") {
+func changes(verdict translation.Verdict, wanted, live []metav1.Condition) (events []event) {
+	for _, condition := range wanted {
+		l := find(live, condition.Type)
+		same := l != nil && l.Status == condition.Status
+		switch strings.TrimPrefix(condition.Type, v1alpha1.Group+"/") {
 		case v1alpha1.Accepted:
-			if !same || l.Reason != w.Reason {
-				events = append(events, event{w.Status != metav1.ConditionTrue, w.Reason, "Translate", w.Message})
+			if !same || l.Reason != condition.Reason {
+				events = append(events, event{condition.Status != metav1.ConditionTrue, condition.Reason, "Translate",
+					condition.Message})
 			}
 		case v1alpha1.Advertised:
 			switch {
-			case w.Reason == notAccepted || w.Status == metav1.ConditionUnknown:
-			case w.Status == metav1.ConditionTrue && !same:
-				events = append(events, event{false, "Advertised", "Advertise", w.Message})
-			case w.Status == metav1.ConditionFalse && (!same || l.Reason != w.Reason):
+			case condition.Reason == notAccepted || condition.Status == metav1.ConditionUnknown:
+			case condition.Status == metav1.ConditionTrue && !same:
+				events = append(events, event{false, "Advertised", "Advertise", condition.Message})
+			case condition.Status == metav1.ConditionFalse && (!same || l.Reason != condition.Reason):
 				// A new VIP takes time to be advertised. Warn only if it was advertised before.
 				lost := l != nil && l.Status == metav1.ConditionTrue
-				events = append(events, event{lost, "NotAdvertised", "Advertise", w.Message})
+				events = append(events, event{lost, "NotAdvertised", "Advertise", condition.Message})
 			}
 		case v1alpha1.TargetsReady:
-			switch fails := w.Reason == checkFailed; {
-			case fails && (!same || l.Reason != w.Reason):
-				events = append(events, event{true, w.Reason, "Check", w.Message})
-			case w.Status == metav1.ConditionTrue && l != nil && l.Reason == checkFailed:
-				events = append(events, event{false, v1alpha1.TargetsReady, "Check", w.Message})
+			switch fails := condition.Reason == checkFailed; {
+			case fails && (!same || l.Reason != condition.Reason):
+				events = append(events, event{true, condition.Reason, "Check", condition.Message})
+			case condition.Status == metav1.ConditionTrue && l != nil && l.Reason == checkFailed:
+				events = append(events, event{false, v1alpha1.TargetsReady, "Check", condition.Message})
 			}
 		}
 	}
-	return append(events, problemEvents(v, live)...)
+	return append(events, problemEvents(verdict, live)...)
 }
 
 // problemEvents returns an Event for each problem that no live condition names.
-func problemEvents(v translation.Verdict, live []metav1.Condition) (events []event) {
-	if !v.Accepted {
+func problemEvents(verdict translation.Verdict, live []metav1.Condition) (events []event) {
+	if !verdict.Accepted {
 		return nil
 	}
-	for _, p := range v.Problems[:min(len(v.Problems), maxListed)] {
-		note := describe(v, p)
-		if !slices.ContainsFunc(live, func(l metav1.Condition) bool { return strings.Contains(l.Message, note) }) {
+	for _, problem := range verdict.Problems[:min(len(verdict.Problems), maxListed)] {
+		note := describe(verdict, problem)
+		if !slices.ContainsFunc(live, func(condition metav1.Condition) bool {
+			return strings.Contains(condition.Message,
+				note)
+		}) {
 			// NoPods is not a warning: a Service is often created before its pods.
-			events = append(events, event{p.Reason != translation.ReasonNoPods, p.Reason, "Translate", note})
+			events = append(events, event{problem.Reason != translation.ReasonNoPods, problem.Reason, "Translate", note})
 		}
 	}
 	return events
@@ -122,136 +126,136 @@ type series struct {
 }
 
 // add queues Events about an object.
-func (r *recorder) add(object corev1.ObjectReference, events []event) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for i, e := range events {
+func (recorder *recorder) add(object corev1.ObjectReference, events []event) {
+	recorder.mu.Lock()
+	defer recorder.mu.Unlock()
+	for i, event := range events {
 		// The name of an Event contains its time, which must be unique.
-		r.pending = append(r.pending, record{object, e, time.Now().Add(time.Duration(i))})
+		recorder.pending = append(recorder.pending, record{object, event, time.Now().Add(time.Duration(i))})
 	}
-	if more := len(r.pending) - maxPending; more > 0 {
-		r.log.Warn("Events discarded: the API server does not take them", "count", more)
-		r.pending = r.pending[more:]
+	if more := len(recorder.pending) - maxPending; more > 0 {
+		recorder.log.Warn("Events discarded: the API server does not take them", "count", more)
+		recorder.pending = recorder.pending[more:]
 	}
-	latest.Wake(r.added)
+	latest.Wake(recorder.added)
 }
 
 // first returns the oldest Event in the queue, without removing it.
-func (r *recorder) first() (record, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.pending) == 0 {
+func (recorder *recorder) first() (record, bool) {
+	recorder.mu.Lock()
+	defer recorder.mu.Unlock()
+	if len(recorder.pending) == 0 {
 		return record{}, false
 	}
-	return r.pending[0], true
+	return recorder.pending[0], true
 }
 
 // done removes an Event from the queue, unless it was discarded.
-func (r *recorder) done(e record) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.pending) > 0 && r.pending[0] == e {
-		r.pending = r.pending[1:]
+func (recorder *recorder) done(record record) {
+	recorder.mu.Lock()
+	defer recorder.mu.Unlock()
+	if len(recorder.pending) > 0 && recorder.pending[0] == record {
+		recorder.pending = recorder.pending[1:]
 	}
 }
 
 // run sends Events until ctx ends, and then the Events of the last writes within endTimeout.
-func (r *recorder) run(ctx context.Context) {
+func (recorder *recorder) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		if err := r.flush(ctx); err != nil {
-			_ = r.retry.Wait(ctx)
+		if err := recorder.flush(ctx); err != nil {
+			_ = recorder.retry.Wait(ctx)
 			continue
 		}
-		r.retry.Reset()
+		recorder.retry.Reset()
 		select {
-		case <-r.added:
+		case <-recorder.added:
 		case <-ctx.Done():
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
-	if err := r.flush(ctx); err != nil {
-		r.log.Warn("Events discarded at the stop", "count", len(r.pending), "error", err)
+	if err := recorder.flush(ctx); err != nil {
+		recorder.log.Warn("Events discarded at the stop", "count", len(recorder.pending), "error", err)
 	}
 }
 
 // flush sends the queued Events. If the API server does not answer, it keeps the remaining Events
 // in the queue and returns the error.
-func (r *recorder) flush(ctx context.Context) error {
-	for key, s := range r.sent {
-		if time.Since(s.last) > seriesTime {
-			delete(r.sent, key)
+func (recorder *recorder) flush(ctx context.Context) error {
+	for key, series := range recorder.sent {
+		if time.Since(series.last) > seriesTime {
+			delete(recorder.sent, key)
 		}
 	}
 	for {
-		e, ok := r.first()
+		record, ok := recorder.first()
 		if !ok {
 			return nil
 		}
-		if err := r.limit.Wait(ctx); err != nil {
+		if err := recorder.limit.Wait(ctx); err != nil {
 			return fmt.Errorf("failed to send Events: %w", err)
 		}
-		err := r.send(ctx, e)
-		r.count("events", err)
+		err := recorder.send(ctx, record)
+		recorder.count("events", err)
 		if err != nil {
 			if !answered(err) {
 				return err
 			}
-			r.log.Warn("Event refused", "object", e.object.Name, "error", err)
+			recorder.log.Warn("Event refused", "object", record.object.Name, "error", err)
 		}
-		r.done(e)
+		recorder.done(record)
 	}
 }
 
-func (r *recorder) send(ctx context.Context, e record) error {
-	key := strings.Join([]string{string(e.object.UID), e.reason, e.note}, "\x00")
-	client := r.client.Resource(eventResource).Namespace(e.object.Namespace)
-	if s := r.sent[key]; s != nil {
+func (recorder *recorder) send(ctx context.Context, record record) error {
+	key := strings.Join([]string{string(record.object.UID), record.reason, record.note}, "\x00")
+	client := recorder.client.Resource(eventResource).Namespace(record.object.Namespace)
+	if s := recorder.sent[key]; s != nil {
 		patch, err := json.Marshal(map[string]any{"series": eventsv1.EventSeries{
-			Count: s.count + 1, LastObservedTime: metav1.NewMicroTime(e.time),
+			Count: s.count + 1, LastObservedTime: metav1.NewMicroTime(record.time),
 		}})
 		if err != nil {
 			return fmt.Errorf("failed to encode Event %s: %w", s.name, err)
 		}
 		if _, err = client.Patch(ctx, s.name, types.MergePatchType, patch, metav1.PatchOptions{}); err == nil {
-			s.count, s.last = s.count+1, e.time
+			s.count, s.last = s.count+1, record.time
 			return nil
 		} else if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("failed to patch Event %s/%s: %w", e.object.Namespace, s.name, err)
+			return fmt.Errorf("failed to patch Event %s/%s: %w", record.object.Namespace, s.name, err)
 		}
 	}
-	x := r.event(e)
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(x)
+	event := recorder.event(record)
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(event)
 	if err != nil {
-		return fmt.Errorf("failed to encode Event %s: %w", x.Name, err)
+		return fmt.Errorf("failed to encode Event %s: %w", event.Name, err)
 	}
 	delete(content["metadata"].(map[string]any), "creationTimestamp")
 	_, err = client.Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{})
 	// The Event exists already if the answer to an earlier attempt was lost.
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("failed to create Event %s/%s: %w", x.Namespace, x.Name, err)
+		return fmt.Errorf("failed to create Event %s/%s: %w", event.Namespace, event.Name, err)
 	}
-	r.sent[key] = &series{name: x.Name, last: e.time, count: 1}
+	recorder.sent[key] = &series{name: event.Name, last: record.time, count: 1}
 	return nil
 }
 
-func (r *recorder) event(e record) *eventsv1.Event {
-	x := &eventsv1.Event{
+func (recorder *recorder) event(record record) *eventsv1.Event {
+	event := &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: e.object.Namespace, Name: fmt.Sprintf("%s.%x", e.object.Name, e.time.UnixNano()),
+			Namespace: record.object.Namespace, Name: fmt.Sprintf("%s.%x", record.object.Name, record.time.UnixNano()),
 		},
-		EventTime:           metav1.NewMicroTime(e.time),
+		EventTime:           metav1.NewMicroTime(record.time),
 		ReportingController: v1alpha1.Group + "/kube",
-		ReportingInstance:   r.pod,
-		Action:              e.action,
-		Reason:              e.reason,
-		Regarding:           e.object,
-		Note:                strings.ToValidUTF8(e.note[:min(len(e.note), maxNote)], ""),
+		ReportingInstance:   recorder.pod,
+		Action:              record.action,
+		Reason:              record.reason,
+		Regarding:           record.object,
+		Note:                strings.ToValidUTF8(record.note[:min(len(record.note), maxNote)], ""),
 		Type:                corev1.EventTypeNormal,
 	}
-	if e.warning {
-		x.Type = corev1.EventTypeWarning
+	if record.warning {
+		event.Type = corev1.EventTypeWarning
 	}
-	x.TypeMeta = metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"}
-	return x
+	event.TypeMeta = metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"}
+	return event
 }

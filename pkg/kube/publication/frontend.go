@@ -27,25 +27,25 @@ func newFrontend(socket string, log *slog.Logger) *frontend {
 }
 
 // run follows the frontend until ctx ends.
-func (f *frontend) run(ctx context.Context) error {
-	return frontendstatus.Follow(ctx, f.socket, f.probe, func(s *frontendv1.Status, err error) {
+func (frontend *frontend) run(ctx context.Context) error {
+	return frontendstatus.Follow(ctx, frontend.socket, frontend.probe, func(status *frontendv1.Status, err error) {
 		switch {
 		case err == nil:
-			if f.set(reportOf(s)) {
-				f.log.Debug("frontend status changed")
+			if frontend.set(reportOf(status)) {
+				frontend.log.Debug("frontend status changed")
 			}
-		case f.set(Report{Problem: "frontend does not answer: " + health.Reason(err)}):
-			f.log.Warn("frontend status lost, retrying", "error", err)
+		case frontend.set(Report{Problem: "frontend does not answer: " + health.Reason(err)}):
+			frontend.log.Warn("frontend status lost, retrying", "error", err)
 		}
 	})
 }
 
 // set replaces the report if it differs, and reports whether it does.
-func (f *frontend) set(r Report) (differs bool) {
-	if last := f.report.Load(); !last.Time.IsZero() && last.equal(r) {
+func (frontend *frontend) set(report Report) (differs bool) {
+	if last := frontend.report.Load(); !last.Time.IsZero() && last.equal(report) {
 		return false
 	}
-	r.Time = time.Now().UTC().Truncate(time.Second)
-	f.report.Set(r)
+	report.Time = time.Now().UTC().Truncate(time.Second)
+	frontend.report.Set(report)
 	return true
 }

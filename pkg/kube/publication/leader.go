@@ -56,17 +56,17 @@ type leader struct {
 	away    time.Time // time of the next write to an API server that does not answer
 }
 
-func newLeader(watch, write dynamic.Interface, o Options, restore time.Duration) *leader {
-	count := func(resource string, err error) { o.Metrics.PublicationWrite(resource, resultOf(err)) }
+func newLeader(watch, write dynamic.Interface, options Options, restore time.Duration) *leader {
+	count := func(resource string, err error) { options.Metrics.PublicationWrite(resource, resultOf(err)) }
 	retry := backoff.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.2}
 	return &leader{
 		client:  write,
-		sources: sources{client: watch, log: o.Log, changed: make(chan struct{}, 1), followers: map[source]*follower{}},
+		sources: sources{client: watch, log: options.Log, changed: make(chan struct{}, 1), followers: map[source]*follower{}},
 		recorder: &recorder{
-			client: write, pod: o.Pod, log: o.Log, count: count, sent: map[string]*series{}, retry: retry,
+			client: write, pod: options.Pod, log: options.Log, count: count, sent: map[string]*series{}, retry: retry,
 			limit: flowcontrol.NewTokenBucketRateLimiter(eventQPS, eventBurst), added: make(chan struct{}, 1),
 		},
-		log: o.Log, count: count, restore: restore, retry: retry,
+		log: options.Log, count: count, restore: restore, retry: retry,
 		failed: func(error) {}, holds: func() bool { return true },
 		limit:   flowcontrol.NewTokenBucketRateLimiter(qps, burst),
 		objects: map[types.UID]*object{}, failing: map[types.UID]error{},
@@ -74,20 +74,20 @@ func newLeader(watch, write dynamic.Interface, o Options, restore time.Duration)
 }
 
 // run writes status until ctx ends, and returns after the last write.
-func (l *leader) run(ctx context.Context, input *latest.Value[Input]) {
-	defer l.sources.stop()
-	l.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[types.UID]{
-		Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[types.UID]{Queue: &order{class: l.class}}),
+func (leader *leader) run(ctx context.Context, input *latest.Value[Input]) {
+	defer leader.sources.stop()
+	leader.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[types.UID]{
+		Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[types.UID]{Queue: &order{class: leader.class}}),
 	})
 	// The recorder outlives ctx to send the Events of the last writes.
 	recording, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var events, writes sync.WaitGroup
-	events.Go(func() { l.recorder.run(recording) })
+	events.Go(func() { leader.recorder.run(recording) })
 	for range writers {
-		writes.Go(func() { l.work(ctx) })
+		writes.Go(func() { leader.work(ctx) })
 	}
 	defer func() {
-		l.queue.ShutDown()
+		leader.queue.ShutDown()
 		writes.Wait()
 		stop()
 		events.Wait()
@@ -95,7 +95,7 @@ func (l *leader) run(ctx context.Context, input *latest.Value[Input]) {
 	for {
 		begin := time.Now()
 		in, changed := input.Get()
-		l.offer(l.evaluate(ctx, in))
+		leader.offer(leader.evaluate(ctx, in))
 		// The watch returns each write as a change. With many objects their evaluation must not starve
 		// the writers of CPU time.
 		if backoff.Sleep(ctx, max(evaluateInterval, 4*time.Since(begin))) != nil {
@@ -105,134 +105,134 @@ func (l *leader) run(ctx context.Context, input *latest.Value[Input]) {
 		case <-ctx.Done():
 			return
 		case <-changed:
-		case <-l.sources.changed:
+		case <-leader.sources.changed:
 		}
 	}
 }
 
 // evaluate returns the desired status of the objects, with the addresses of spec.publish.
-func (l *leader) evaluate(ctx context.Context, in Input) []wanted {
+func (leader *leader) evaluate(ctx context.Context, input Input) []wanted {
 	var p published
-	trench, err := decode(in)
+	trench, err := decode(input)
 	if trench != nil && err == nil {
-		l.sources.follow(ctx, trench)
-		l.mu.Lock()
-		p = l.sources.published(trench).refused(l.failing)
-		l.mu.Unlock()
+		leader.sources.follow(ctx, trench)
+		leader.mu.Lock()
+		p = leader.sources.published(trench).refused(leader.failing)
+		leader.mu.Unlock()
 	}
-	return evaluate(in, p, metav1.NewTime(time.Now().UTC().Truncate(time.Second)))
+	return evaluate(input, p, metav1.NewTime(time.Now().UTC().Truncate(time.Second)))
 }
 
 // offer replaces the desired status of all objects, removes objects without one, and queues the
 // rest.
-func (l *leader) offer(list []wanted) {
-	l.mu.Lock()
+func (leader *leader) offer(list []wanted) {
+	leader.mu.Lock()
 	known := make(map[types.UID]*object, len(list))
-	for _, w := range list {
-		o := l.objects[w.object.UID]
+	for _, wanted := range list {
+		o := leader.objects[wanted.object.UID]
 		if o == nil {
 			o = &object{retry: backoff.Backoff{Min: 200 * time.Millisecond, Max: time.Minute, Jitter: 0.2}}
 		}
-		o.wanted = w
-		known[w.object.UID] = o
+		o.wanted = wanted
+		known[wanted.object.UID] = o
 	}
-	l.objects = known
-	failing := len(l.failing)
-	maps.DeleteFunc(l.failing, func(id types.UID, _ error) bool { return known[id] == nil })
-	if len(l.failing) < failing {
-		l.reportFailures()
+	leader.objects = known
+	failing := len(leader.failing)
+	maps.DeleteFunc(leader.failing, func(uid types.UID, _ error) bool { return known[uid] == nil })
+	if len(leader.failing) < failing {
+		leader.reportFailures()
 	}
-	l.mu.Unlock()
-	for _, w := range list {
-		l.queue.Add(w.object.UID)
+	leader.mu.Unlock()
+	for _, wanted := range list {
+		leader.queue.Add(wanted.object.UID)
 	}
 }
 
 // work writes until ctx ends. It waits for the rate limit before it takes an object from the
 // queue, so that the status does not become outdated during the wait, and the most urgent object
 // is written first.
-func (l *leader) work(ctx context.Context) {
+func (leader *leader) work(ctx context.Context) {
 	for permitted := false; ; {
-		if !permitted && l.limit.Wait(ctx) != nil {
+		if !permitted && leader.limit.Wait(ctx) != nil {
 			return
 		}
-		id, shutdown := l.queue.Get()
+		uid, shutdown := leader.queue.Get()
 		if shutdown {
 			return
 		}
-		again, wrote := l.process(ctx, id)
+		again, wrote := leader.process(ctx, uid)
 		permitted = !wrote // keep an unused permit of the rate limiter
-		l.queue.Done(id)
+		leader.queue.Done(uid)
 		if !again.IsZero() {
-			l.queue.AddAfter(id, time.Until(again))
+			leader.queue.AddAfter(uid, time.Until(again))
 		}
 	}
 }
 
 // process settles the newest desired status of an object. It returns the time of the next attempt,
 // zero if none is needed without a change, and reports whether it sent a write.
-func (l *leader) process(ctx context.Context, id types.UID) (again time.Time, wrote bool) {
-	l.mu.Lock()
-	o, away := l.objects[id], l.away
-	if o == nil {
-		l.mu.Unlock()
+func (leader *leader) process(ctx context.Context, uid types.UID) (again time.Time, wrote bool) {
+	leader.mu.Lock()
+	object, away := leader.objects[uid], leader.away
+	if object == nil {
+		leader.mu.Unlock()
 		return again, false
 	}
-	w := o.wanted
-	l.mu.Unlock()
+	wanted := object.wanted
+	leader.mu.Unlock()
 	switch {
 	case ctx.Err() != nil:
 		return again, false
 	case time.Now().Before(away):
 		return away, false
-	case !l.holds():
+	case !leader.holds():
 		return time.Now().Add(holdInterval), false
 	}
-	attempts := o.attempts
-	again, err := l.settle(ctx, w, o)
-	wrote = o.attempts > attempts
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	o.settled = true
+	attempts := object.attempts
+	again, err := leader.settle(ctx, wanted, object)
+	wrote = object.attempts > attempts
+	leader.mu.Lock()
+	defer leader.mu.Unlock()
+	object.settled = true
 	switch {
 	case !wrote || ctx.Err() != nil:
 	case err == nil || answered(err):
-		l.retry.Reset()
-	case !time.Now().Before(l.away): // only the first failure of concurrent writes sets the back-off
-		l.throttle.Log(l.log.Warn, "", "API server does not answer, status will be written later", "error", err)
-		l.away = time.Now().Add(l.retry.Next())
+		leader.retry.Reset()
+	case !time.Now().Before(leader.away): // only the first failure of concurrent writes sets the back-off
+		leader.throttle.Log(leader.log.Warn, "", "API server does not answer, status will be written later", "error", err)
+		leader.away = time.Now().Add(leader.retry.Next())
 	}
-	if l.objects[id] == o && l.failing[id] != err {
-		delete(l.failing, id)
+	if leader.objects[uid] == object && leader.failing[uid] != err {
+		delete(leader.failing, uid)
 		if err != nil {
-			l.failing[id] = err
+			leader.failing[uid] = err
 		}
-		l.reportFailures()
-		latest.Wake(l.sources.changed) // the condition Published lists the refusals
+		leader.reportFailures()
+		latest.Wake(leader.sources.changed) // the condition Published lists the refusals
 	}
 	return again, wrote
 }
 
 // reportFailures reports one of the current errors. It selects by UID, so that the reported error
 // is stable.
-func (l *leader) reportFailures() {
+func (leader *leader) reportFailures() {
 	var first error
-	if len(l.failing) > 0 {
-		first = l.failing[slices.Min(slices.Collect(maps.Keys(l.failing)))]
+	if len(leader.failing) > 0 {
+		first = leader.failing[slices.Min(slices.Collect(maps.Keys(leader.failing)))]
 	}
-	l.failed(first)
+	leader.failed(first)
 }
 
 // class returns the priority of an object in the queue, 0 first: 0 for new objects, 1 for known
 // ones and new Ingresses, 2 for known Ingresses, which may be numerous.
-func (l *leader) class(id types.UID) (class int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	o := l.objects[id]
-	if o != nil && o.settled {
+func (leader *leader) class(uid types.UID) (class int) {
+	leader.mu.Lock()
+	defer leader.mu.Unlock()
+	object := leader.objects[uid]
+	if object != nil && object.settled {
 		class++
 	}
-	if o != nil && o.wanted.resource == ingresses {
+	if object != nil && object.wanted.resource == ingresses {
 		class++
 	}
 	return class
@@ -248,26 +248,26 @@ type order struct {
 func (*order) Touch(types.UID) {}
 
 // Push implements workqueue.Queue.
-func (o *order) Push(id types.UID) {
-	class := o.class(id)
-	o.classes[class] = append(o.classes[class], id)
+func (order *order) Push(uid types.UID) {
+	class := order.class(uid)
+	order.classes[class] = append(order.classes[class], uid)
 }
 
 // Len implements workqueue.Queue.
-func (o *order) Len() (n int) {
-	for _, ids := range o.classes {
+func (order *order) Len() (n int) {
+	for _, ids := range order.classes {
 		n += len(ids)
 	}
 	return n
 }
 
 // Pop implements workqueue.Queue.
-func (o *order) Pop() (id types.UID) {
-	for i, ids := range o.classes {
+func (order *order) Pop() (uid types.UID) {
+	for i, ids := range order.classes {
 		if len(ids) > 0 {
-			id, o.classes[i] = ids[0], ids[1:]
+			uid, order.classes[i] = ids[0], ids[1:]
 			break
 		}
 	}
-	return id
+	return uid
 }

@@ -24,60 +24,60 @@ type lease struct {
 
 // holds reports whether this process holds the Lease at least until the end of a write that
 // starts now.
-func (l *lease) holds() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.held && time.Since(l.renewed) < l.valid
+func (lease *lease) holds() bool {
+	lease.mu.Lock()
+	defer lease.mu.Unlock()
+	return lease.held && time.Since(lease.renewed) < lease.valid
 }
 
 // Get implements resourcelock.Interface.
-func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	record, raw, err := l.Interface.Get(ctx)
+func (lease *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := lease.Interface.Get(ctx)
 	switch {
 	case err == nil:
-		l.read(record.HolderIdentity)
+		lease.read(record.HolderIdentity)
 	case apierrors.IsNotFound(err):
-		l.read("")
+		lease.read("")
 	}
 	return record, raw, err
 }
 
-func (l *lease) read(holder string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if holder == l.Identity() {
+func (lease *lease) read(holder string) {
+	lease.mu.Lock()
+	defer lease.mu.Unlock()
+	if holder == lease.Identity() {
 		return
 	}
-	l.held = false
-	if holder != "" && !l.renewed.IsZero() {
-		l.lost()
+	lease.held = false
+	if holder != "" && !lease.renewed.IsZero() {
+		lease.lost()
 	}
 }
 
 // Create implements resourcelock.Interface.
-func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+func (lease *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	begin := time.Now()
-	return l.written(begin, record, l.Interface.Create(ctx, record))
+	return lease.written(begin, record, lease.Interface.Create(ctx, record))
 }
 
 // Update implements resourcelock.Interface. It does not release the Lease of another holder.
-func (l *lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	l.mu.Lock()
-	foreign := record.HolderIdentity == "" && !l.held
-	l.mu.Unlock()
+func (lease *lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	lease.mu.Lock()
+	foreign := record.HolderIdentity == "" && !lease.held
+	lease.mu.Unlock()
 	if foreign {
 		return nil
 	}
 	begin := time.Now()
-	return l.written(begin, record, l.Interface.Update(ctx, record))
+	return lease.written(begin, record, lease.Interface.Update(ctx, record))
 }
 
-func (l *lease) written(begin time.Time, record resourcelock.LeaderElectionRecord, err error) error {
+func (lease *lease) written(begin time.Time, record resourcelock.LeaderElectionRecord, err error) error {
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.held, l.renewed = record.HolderIdentity == l.Identity(), begin
+	lease.mu.Lock()
+	defer lease.mu.Unlock()
+	lease.held, lease.renewed = record.HolderIdentity == lease.Identity(), begin
 	return nil
 }

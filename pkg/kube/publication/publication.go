@@ -94,45 +94,45 @@ type Publisher struct {
 }
 
 // New returns a publisher.
-func New(o Options) (*Publisher, error) {
-	writes := rest.CopyConfig(o.Config)
+func New(options Options) (*Publisher, error) {
+	writes := rest.CopyConfig(options.Config)
 	writes.Timeout, writes.QPS = writeTimeout, -1 // the leader and its recorder limit themselves
-	watches := rest.CopyConfig(o.Config)
+	watches := rest.CopyConfig(options.Config)
 	watches.Timeout = 0
-	p := &Publisher{
-		options:  o,
-		frontend: newFrontend(o.AdminSocket, o.Log),
+	publisher := &Publisher{
+		options:  options,
+		frontend: newFrontend(options.AdminSocket, options.Log),
 		state:    latest.New(State{}),
 		input:    latest.New(Input{}),
 		reports:  newReportCache(),
 		timing:   defaultTiming(),
-		lease:    LeaseName(o.Trench),
+		lease:    LeaseName(options.Trench),
 	}
 	var err error
-	if p.write, err = dynamic.NewForConfig(writes); err == nil {
-		p.watch, err = dynamic.NewForConfig(watches)
+	if publisher.write, err = dynamic.NewForConfig(writes); err == nil {
+		publisher.watch, err = dynamic.NewForConfig(watches)
 	}
 	if err == nil {
-		p.leases, err = coordinationclient.NewForConfig(writes)
+		publisher.leases, err = coordinationclient.NewForConfig(writes)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("failed to create a client of the API server %s: %w", o.Config.Host, err)
+		return nil, fmt.Errorf("failed to create a client of the API server %s: %w", options.Config.Host, err)
 	}
-	return p, nil
+	return publisher, nil
 }
 
 // String implements task.Task.
 func (*Publisher) String() string { return "publication" }
 
 // State returns the current state, and notifies of changes.
-func (p *Publisher) State() *latest.Value[State] { return p.state }
+func (publisher *Publisher) State() *latest.Value[State] { return publisher.state }
 
 // Run publishes until ctx ends, and returns ctx's error. Failures are retried.
-func (p *Publisher) Run(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return p.frontend.run(ctx) })
-	g.Go(func() error { return p.gather(ctx) })
-	g.Go(func() error { return p.publishReport(ctx) })
-	g.Go(func() error { return p.campaign(ctx) })
-	return g.Wait()
+func (publisher *Publisher) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return publisher.frontend.run(ctx) })
+	group.Go(func() error { return publisher.gather(ctx) })
+	group.Go(func() error { return publisher.publishReport(ctx) })
+	group.Go(func() error { return publisher.campaign(ctx) })
+	return group.Wait()
 }

@@ -65,25 +65,25 @@ func ingressOf(address string) corev1.LoadBalancerIngress {
 // was copied from. Clients in the cluster must also reach the VIP through the gateways: with the
 // API server's default mode VIP, kube-proxy would redirect their packets to the endpoints of the
 // Service.
-func proxied(i corev1.LoadBalancerIngress) corev1.LoadBalancerIngress {
-	i.IPMode, i.Ports = nil, nil
-	if i.IP != "" {
+func proxied(ingress corev1.LoadBalancerIngress) corev1.LoadBalancerIngress {
+	ingress.IPMode, ingress.Ports = nil, nil
+	if ingress.IP != "" {
 		mode := corev1.LoadBalancerIPModeProxy
-		i.IPMode = &mode
+		ingress.IPMode = &mode
 	}
-	return i
+	return ingress
 }
 
 // published returns the addresses that a Trench publishes, and the objects that get them, from the
 // sources listed so far.
-func (s *sources) published(t *v1alpha1.Trench) published {
+func (sources *sources) published(t *v1alpha1.Trench) published {
 	var p published
 	spec := t.Spec.Publish
 	if spec == nil {
 		return p
 	}
 	for _, key := range needed(t) {
-		switch synced, err := s.followers[key].state(); {
+		switch synced, err := sources.followers[key].state(); {
 		case err != nil:
 			p.problems = append(p.problems, unreadable(key, err))
 		case !synced:
@@ -92,56 +92,56 @@ func (s *sources) published(t *v1alpha1.Trench) published {
 	}
 	p.replaces = spec.FromService != "" || len(spec.Addresses) > 0
 	if spec.FromService != "" {
-		s.copyService(&p, fromService(t))
+		sources.copyService(&p, fromService(t))
 	}
 	for _, a := range spec.Addresses {
 		if v1alpha1.PublishedAddress(a) { // the translation reports invalid addresses
 			p.addresses = append(p.addresses, ingressOf(a))
 		}
 	}
-	if class := spec.IngressClass; class != "" && !s.held(&p, t, "ingressClass", class) {
+	if class := spec.IngressClass; class != "" && !sources.held(&p, t, "ingressClass", class) {
 		for _, namespace := range namespaces(t) {
-			for _, u := range s.list(source{resource: ingresses, namespace: namespace}) {
-				if i, err := convert[networkingv1.Ingress](u); err == nil && classOf(i) == class {
-					p.ingresses = append(p.ingresses, i)
+			for _, object := range sources.list(source{resource: ingresses, namespace: namespace}) {
+				if ingress, err := convert[networkingv1.Ingress](object); err == nil && classOf(ingress) == class {
+					p.ingresses = append(p.ingresses, ingress)
 				}
 			}
 		}
 	}
-	if class := spec.GatewayClass; class != "" && !s.held(&p, t, "gatewayClass", class) {
+	if class := spec.GatewayClass; class != "" && !sources.held(&p, t, "gatewayClass", class) {
 		for _, namespace := range namespaces(t) {
-			for _, u := range s.list(source{resource: gateways, namespace: namespace}) {
-				if name, _, _ := unstructured.NestedString(u.Object, "spec", "gatewayClassName"); name == class {
-					p.gateways = append(p.gateways, u)
+			for _, object := range sources.list(source{resource: gateways, namespace: namespace}) {
+				if name, _, _ := unstructured.NestedString(object.Object, "spec", "gatewayClassName"); name == class {
+					p.gateways = append(p.gateways, object)
 				}
 			}
 		}
 	}
-	s.logProblems(p)
+	sources.logProblems(p)
 	return p
 }
 
 // copyService adds the addresses of spec.publish.fromService.
-func (s *sources) copyService(p *published, key source) {
-	list := s.list(key)
-	for _, u := range list {
-		if service, err := convert[corev1.Service](u); err == nil {
-			for _, i := range service.Status.LoadBalancer.Ingress {
-				p.addresses = append(p.addresses, proxied(i))
+func (sources *sources) copyService(published *published, key source) {
+	list := sources.list(key)
+	for _, object := range list {
+		if service, err := convert[corev1.Service](object); err == nil {
+			for _, ingress := range service.Status.LoadBalancer.Ingress {
+				published.addresses = append(published.addresses, proxied(ingress))
 			}
 		}
 	}
 	name := key.namespace + "/" + key.name
-	synced, err := s.followers[key].state()
+	synced, err := sources.followers[key].state()
 	switch {
-	case !synced || err != nil || len(p.addresses) > 0:
+	case !synced || err != nil || len(published.addresses) > 0:
 	case len(list) == 0:
-		p.problems = append(p.problems, publishProblem{
+		published.problems = append(published.problems, publishProblem{
 			reasonSourceMissing, "Service " + name + " of spec.publish.fromService does not exist: " +
 				"create it, or correct the name",
 		})
 	default:
-		p.problems = append(p.problems, publishProblem{
+		published.problems = append(published.problems, publishProblem{
 			reasonSourceEmpty, "Service " + name + " of spec.publish.fromService has no address in its status yet: " +
 				"see the controller of its load balancer",
 		})
@@ -151,13 +151,13 @@ func (s *sources) copyService(p *published, key source) {
 // held reports whether an older Trench publishes for the same class in a common namespace,
 // because two Trenches would overwrite each other's addresses. It returns true until the Trenches
 // are listed.
-func (s *sources) held(p *published, t *v1alpha1.Trench, field, class string) bool {
+func (sources *sources) held(published *published, t *v1alpha1.Trench, field, class string) bool {
 	trenches := source{resource: v1alpha1.Resource, namespace: t.Namespace}
-	if synced, _ := s.followers[trenches].state(); !synced {
+	if synced, _ := sources.followers[trenches].state(); !synced {
 		return true
 	}
-	for _, u := range s.list(trenches) {
-		other, err := v1alpha1.FromUnstructured(u)
+	for _, object := range sources.list(trenches) {
+		other, err := v1alpha1.FromUnstructured(object)
 		if err != nil || other.Name == t.Name || other.Spec.Publish == nil {
 			continue
 		}
@@ -168,7 +168,7 @@ func (s *sources) held(p *published, t *v1alpha1.Trench, field, class string) bo
 		common := slices.ContainsFunc(namespaces(t), func(n string) bool { return slices.Contains(namespaces(other), n) })
 		older := cmp.Or(other.CreationTimestamp.Compare(t.CreationTimestamp.Time), cmp.Compare(other.Name, t.Name)) < 0
 		if theirs == class && common && older {
-			p.problems = append(p.problems, publishProblem{reasonClassHeld, fmt.Sprintf(
+			published.problems = append(published.problems, publishProblem{reasonClassHeld, fmt.Sprintf(
 				"the older Trench %s has %s %s in spec.publish: choose another class, or remove it there",
 				other.Name, field, class)})
 			return true
@@ -193,36 +193,36 @@ func unreadable(key source, err error) publishProblem {
 }
 
 // logProblems logs the problems when they change.
-func (s *sources) logProblems(p published) {
-	if p.pending {
+func (sources *sources) logProblems(published published) {
+	if published.pending {
 		return
 	}
-	text := p.text()
+	text := published.text()
 	switch {
-	case text == s.logged:
+	case text == sources.logged:
 	case text == "":
-		s.log.Info("publication of addresses complete")
+		sources.log.Info("publication of addresses complete")
 	default:
-		s.log.Warn("publication of addresses incomplete", "reason", p.problems[0].reason, "error", text)
+		sources.log.Warn("publication of addresses incomplete", "reason", published.problems[0].reason, "error", text)
 	}
-	s.logged = text
+	sources.logged = text
 }
 
-func (p published) text() string {
+func (published published) text() string {
 	var lines []string
-	for _, x := range p.problems {
-		lines = append(lines, x.message)
+	for _, problem := range published.problems {
+		lines = append(lines, problem.message)
 	}
 	return listed(lines)
 }
 
 // classOf returns the class of an Ingress. The annotation takes precedence over the field, as in
 // most controllers: the field may have been added later for a different controller.
-func classOf(i *networkingv1.Ingress) string {
-	if class := i.Annotations["kubernetes.io/ingress.class"]; class != "" {
+func classOf(ingress *networkingv1.Ingress) string {
+	if class := ingress.Annotations["kubernetes.io/ingress.class"]; class != "" {
 		return class
 	}
-	if class := i.Spec.IngressClassName; class != nil {
+	if class := ingress.Spec.IngressClassName; class != nil {
 		return *class
 	}
 	return ""
@@ -230,9 +230,9 @@ func classOf(i *networkingv1.Ingress) string {
 
 // of returns the addresses to publish for VIPs, or the live ones if there are none: addresses are
 // never cleared.
-func (p published) of(vips []vip.VIP, live []corev1.LoadBalancerIngress) []corev1.LoadBalancerIngress {
-	addresses := p.addresses
-	if !p.replaces {
+func (published published) of(vips []vip.VIP, live []corev1.LoadBalancerIngress) []corev1.LoadBalancerIngress {
+	addresses := published.addresses
+	if !published.replaces {
 		addresses = nil
 		for _, v := range vips {
 			if v.Prefix().IsSingleIP() {
@@ -247,63 +247,64 @@ func (p published) of(vips []vip.VIP, live []corev1.LoadBalancerIngress) []corev
 }
 
 // refused adds a problem for the status writes that the API server refuses.
-func (p published) refused(failing map[types.UID]error) published {
+func (published published) refused(failing map[types.UID]error) published {
 	var refusals []error
 	look := func(uid types.UID) {
 		if err := failing[uid]; answered(err) {
 			refusals = append(refusals, err)
 		}
 	}
-	for _, i := range p.ingresses {
-		look(i.UID)
+	for _, ingress := range published.ingresses {
+		look(ingress.UID)
 	}
-	for _, u := range p.gateways {
-		look(u.GetUID())
+	for _, object := range published.gateways {
+		look(object.GetUID())
 	}
 	if len(refusals) > 0 {
 		message := fmt.Sprintf("the API server refuses the status of %d objects: %v", len(refusals), refusals[0])
-		p.problems = append(slices.Clone(p.problems), publishProblem{reasonStatusRefused, message})
+		published.problems = append(slices.Clone(published.problems), publishProblem{reasonStatusRefused, message})
 	}
-	return p
+	return published
 }
 
-// condition returns the condition Published of a Trench with the verdict v, or nil without
+// condition returns the condition Published of a Trench with a verdict, or nil without
 // spec.publish. It keeps the live condition until every source is listed, so that a new leader
 // does not repeat the Events of the previous one.
-func (p published) condition(t *v1alpha1.Trench, v translation.Verdict) *metav1.Condition {
+func (published published) condition(t *v1alpha1.Trench, verdict translation.Verdict) *metav1.Condition {
 	if t.Spec.Publish == nil {
 		return nil
 	}
-	c := &metav1.Condition{Type: v1alpha1.Published, Status: metav1.ConditionFalse, ObservedGeneration: v.Generation}
-	if !v.Accepted {
-		c.Reason, c.Message = notAccepted, "the Trench is not accepted: the addresses that are published stay"
-		return c
+	condition := &metav1.Condition{Type: v1alpha1.Published, Status: metav1.ConditionFalse,
+		ObservedGeneration: verdict.Generation}
+	if !verdict.Accepted {
+		condition.Reason, condition.Message = notAccepted, "the Trench is not accepted: the addresses that are published stay"
+		return condition
 	}
-	if p.pending {
+	if published.pending {
 		return find(t.Status.Conditions, v1alpha1.Published)
 	}
-	for _, x := range v.Problems {
-		if x.Reason == translation.ReasonAddressNotPublished {
-			p.problems = append(slices.Clone(p.problems), publishProblem{x.Reason, x.Message})
+	for _, problem := range verdict.Problems {
+		if problem.Reason == translation.ReasonAddressNotPublished {
+			published.problems = append(slices.Clone(published.problems), publishProblem{problem.Reason, problem.Message})
 		}
 	}
-	if len(p.problems) > 0 {
-		c.Reason, c.Message = p.problems[0].reason, p.text()
-		return c
+	if len(published.problems) > 0 {
+		condition.Reason, condition.Message = published.problems[0].reason, published.text()
+		return condition
 	}
 	var texts []string
-	for _, a := range p.addresses {
-		texts = append(texts, strings.Trim(a.IP+" "+a.Hostname, " "))
+	for _, ingress := range published.addresses {
+		texts = append(texts, strings.Trim(ingress.IP+" "+ingress.Hostname, " "))
 	}
-	c.Status, c.Reason = metav1.ConditionTrue, reasonPublished
-	c.Message = listedBy(texts, ", ") + " for Services"
+	condition.Status, condition.Reason = metav1.ConditionTrue, reasonPublished
+	condition.Message = listedBy(texts, ", ") + " for Services"
 	if class := t.Spec.Publish.IngressClass; class != "" {
-		c.Message += fmt.Sprintf(", Ingresses of class %s (%d)", class, len(p.ingresses))
+		condition.Message += fmt.Sprintf(", Ingresses of class %s (%d)", class, len(published.ingresses))
 	}
 	if class := t.Spec.Publish.GatewayClass; class != "" {
-		c.Message += fmt.Sprintf(", Gateways of class %s (%d)", class, len(p.gateways))
+		condition.Message += fmt.Sprintf(", Gateways of class %s (%d)", class, len(published.gateways))
 	}
-	return c
+	return condition
 }
 
 // publishEvents returns the Event for a change of the condition Published.
@@ -317,17 +318,17 @@ func publishEvents(wanted, live *metav1.Condition) []event {
 	return []event{{wanted.Status != metav1.ConditionTrue, wanted.Reason, "Publish", wanted.Message}}
 }
 
-func ingressStatus(i *networkingv1.Ingress, p published) wanted {
-	w := wanted{resource: ingresses, object: reference(networkingv1.SchemeGroupVersion.WithKind("Ingress"), i)}
+func ingressStatus(ingress *networkingv1.Ingress, published published) wanted {
+	w := wanted{resource: ingresses, object: reference(networkingv1.SchemeGroupVersion.WithKind("Ingress"), ingress)}
 	var addresses []networkingv1.IngressLoadBalancerIngress
-	for _, a := range p.addresses {
+	for _, a := range published.addresses {
 		addresses = append(addresses, networkingv1.IngressLoadBalancerIngress{IP: a.IP, Hostname: a.Hostname})
 	}
 	if len(addresses) == 0 {
 		return w
 	}
 	w.addresses = text(addresses)
-	w.addressesDiffer = !equality.Semantic.DeepEqual(addresses, i.Status.LoadBalancer.Ingress)
+	w.addressesDiffer = !equality.Semantic.DeepEqual(addresses, ingress.Status.LoadBalancer.Ingress)
 	w.status = loadBalancer(addresses)
 	return w
 }
@@ -338,15 +339,15 @@ type gatewayAddress struct {
 	Value string `json:"value"`
 }
 
-func gatewayStatus(u *unstructured.Unstructured, p published) wanted {
-	w := wanted{resource: gateways, object: reference(gateways.GroupVersion().WithKind("Gateway"), u)}
+func gatewayStatus(object *unstructured.Unstructured, published published) wanted {
+	w := wanted{resource: gateways, object: reference(gateways.GroupVersion().WithKind("Gateway"), object)}
 	var addresses []gatewayAddress
-	for _, a := range p.addresses {
-		if a.IP != "" {
-			addresses = append(addresses, gatewayAddress{"IPAddress", a.IP})
+	for _, ingress := range published.addresses {
+		if ingress.IP != "" {
+			addresses = append(addresses, gatewayAddress{"IPAddress", ingress.IP})
 		}
-		if a.Hostname != "" {
-			addresses = append(addresses, gatewayAddress{"Hostname", a.Hostname})
+		if ingress.Hostname != "" {
+			addresses = append(addresses, gatewayAddress{"Hostname", ingress.Hostname})
 		}
 	}
 	if len(addresses) == 0 {
@@ -358,7 +359,7 @@ func gatewayStatus(u *unstructured.Unstructured, p published) wanted {
 			Addresses []gatewayAddress `json:"addresses"`
 		} `json:"status"`
 	}
-	b, err := json.Marshal(u.Object)
+	b, err := json.Marshal(object.Object)
 	if err == nil {
 		err = json.Unmarshal(b, &live)
 	}
@@ -371,17 +372,17 @@ func gatewayStatus(u *unstructured.Unstructured, p published) wanted {
 // leftStatus returns the status of a Service that no longer belongs to a Trench. The empty status
 // removes the conditions that the leader applied, and keeps the fields of other managers.
 // leftStatus reports whether the Service has such conditions.
-func leftStatus(s *corev1.Service) (wanted, bool) {
+func leftStatus(service *corev1.Service) (wanted, bool) {
 	const prefix = v1alpha1.Group + "/"
-	class := s.Spec.LoadBalancerClass
-	if s.Spec.Type == corev1.ServiceTypeLoadBalancer && class != nil && strings.HasPrefix(*class, prefix) {
+	class := service.Spec.LoadBalancerClass
+	if service.Spec.Type == corev1.ServiceTypeLoadBalancer && class != nil && strings.HasPrefix(*class, prefix) {
 		return wanted{}, false // the leader of its Trench writes them
 	}
-	has := slices.ContainsFunc(s.Status.Conditions, func(c metav1.Condition) bool {
-		return strings.HasPrefix(c.Type, prefix)
+	has := slices.ContainsFunc(service.Status.Conditions, func(condition metav1.Condition) bool {
+		return strings.HasPrefix(condition.Type, prefix)
 	})
 	return wanted{
-		resource: services, object: reference(corev1.SchemeGroupVersion.WithKind("Service"), s),
+		resource: services, object: reference(corev1.SchemeGroupVersion.WithKind("Service"), service),
 		status: map[string]any{}, conditions: "none", conditionsDiffer: true,
 	}, has
 }

@@ -48,7 +48,7 @@ type VIPReport struct {
 
 // reportOf returns the report for the status of a frontend, without times.
 func reportOf(s *frontendv1.Status) Report {
-	var r Report
+	var report Report
 	for _, v := range s.GetVips() {
 		parsed, err := vip.Parse(v.GetVip())
 		if err != nil {
@@ -62,58 +62,59 @@ func reportOf(s *frontendv1.Status) Report {
 			one.Reason, one.Message = why(v)
 		}
 		if one.Advertised {
-			r.Advertised++
+			report.Advertised++
 		}
 		if one.Reason != noStream {
-			r.Total++
+			report.Total++
 		}
-		r.VIPs = append(r.VIPs, one)
+		report.VIPs = append(report.VIPs, one)
 	}
-	slices.SortFunc(r.VIPs, func(a, b VIPReport) int { return vip.Compare(a.VIP, b.VIP) })
-	if len(r.VIPs) > maxVIPs {
-		r.VIPs = nil
+	slices.SortFunc(report.VIPs, func(a, b VIPReport) int { return vip.Compare(a.VIP, b.VIP) })
+	if len(report.VIPs) > maxVIPs {
+		report.VIPs = nil
 	}
-	return r
+	return report
 }
 
 // why returns why a VIP is not advertised: the load balancer's reason if it is not ready, or else
 // the frontend's reason.
 func why(v *frontendv1.VipStatus) (reason, message string) {
-	if r := v.GetReadiness(); r != nil &&
+	if readiness := v.GetReadiness(); readiness != nil &&
 		v.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY {
-		return camelCase(r.GetReason().String(), "VIP_REASON_"), status.Explain(r.GetReason()).Short
+		return camelCase(readiness.GetReason().String(), "VIP_REASON_"), status.Explain(readiness.GetReason()).Short
 	}
 	return camelCase(v.GetReason().String(), "ADVERTISEMENT_REASON_"), status.Explain(v.GetReason()).Short
 }
 
 // failing returns why a target of a VIP fails its checks, or "". A target that was not checked
 // yet does not count as failed.
-func failing(r *readinessv1.VipReadiness) string {
-	switch r.GetReason() {
+func failing(readiness *readinessv1.VipReadiness) string {
+	switch readiness.GetReason() {
 	case readinessv1.VipReason_VIP_REASON_TARGETS_READY, readinessv1.VipReason_VIP_REASON_TOO_FEW_READY,
 		readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE:
-		return r.GetDetail()
+		return readiness.GetDetail()
 	}
 	return ""
 }
 
 // camelCase converts the name of an enum value to a condition reason: NO_TARGETS to NoTargets.
 func camelCase(name, prefix string) string {
-	var b strings.Builder
+	var builder strings.Builder
 	for word := range strings.SplitSeq(strings.TrimPrefix(name, prefix), "_") {
 		if word == "LB" {
-			b.WriteString(word)
+			builder.WriteString(word)
 		} else if word != "" {
-			b.WriteString(word[:1] + strings.ToLower(word[1:]))
+			builder.WriteString(word[:1] + strings.ToLower(word[1:]))
 		}
 	}
 	if name[0] >= '0' && name[0] <= '9' { // a number is a value of a newer version
 		return "Reason" + name
 	}
-	return b.String()
+	return builder.String()
 }
 
 // equal reports whether the reports are equal except for their times.
-func (r Report) equal(o Report) bool {
-	return r.Problem == o.Problem && r.Advertised == o.Advertised && r.Total == o.Total && slices.Equal(r.VIPs, o.VIPs)
+func (report Report) equal(o Report) bool {
+	return report.Problem == o.Problem && report.Advertised == o.Advertised && report.Total == o.Total &&
+		slices.Equal(report.VIPs, o.VIPs)
 }

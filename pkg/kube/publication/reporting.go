@@ -15,40 +15,40 @@ import (
 
 // publishReport writes the report to the TrenchReport of this process's Pod after each change, and
 // renews it, until ctx ends.
-func (p *Publisher) publishReport(ctx context.Context) error {
+func (publisher *Publisher) publishReport(ctx context.Context) error {
 	var (
 		notUntil, renewed time.Time
 		throttle          logs.Throttle
-		log               = p.options.Log
-		retry             = backoff.Backoff{Min: p.timing.report, Max: 15 * time.Second, Jitter: 0.2}
+		log               = publisher.options.Log
+		retry             = backoff.Backoff{Min: publisher.timing.report, Max: 15 * time.Second, Jitter: 0.2}
 	)
 	for {
-		report, reported := p.frontend.report.Get()
-		input, changed := p.input.Get()
+		report, reported := publisher.frontend.report.Get()
+		input, changed := publisher.input.Get()
 		var timer <-chan time.Time // nil without a deadline
 		wait := func(until time.Time) { timer = time.After(time.Until(until)) }
-		pod := own(input.Siblings, p.options.Pod)
+		pod := own(input.Siblings, publisher.options.Pod)
 		switch {
 		case pod == nil:
 			if input.Objects.Trench != nil {
 				throttle.Log(log.Warn, "", "own Pod not found among the pods of the trench: nothing is reported",
-					"pod", p.options.Pod, "label", v1alpha1.TrenchPodLabel+"="+p.options.Trench)
+					"pod", publisher.options.Pod, "label", v1alpha1.TrenchPodLabel+"="+publisher.options.Trench)
 			}
 		case report.Time.IsZero(): // no status or error of the frontend yet
 		case time.Now().Before(notUntil):
 			wait(notUntil)
-		case has(input.Reports[pod.UID], report) && time.Since(renewed) < p.timing.renewal:
+		case has(input.Reports[pod.UID], report) && time.Since(renewed) < publisher.timing.renewal:
 			retry.Reset()
-			wait(renewed.Add(p.timing.renewal))
+			wait(renewed.Add(publisher.timing.renewal))
 		default:
 			now := time.Now()
 			report.Renewed = now.UTC()
-			err := p.writeReport(ctx, pod, report)
+			err := publisher.writeReport(ctx, pod, report)
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			p.options.Metrics.PublicationWrite(v1alpha1.ReportResource.Resource, resultOf(err))
-			p.state.Update(func(s State) State { s.ReportError = err; return s })
+			publisher.options.Metrics.PublicationWrite(v1alpha1.ReportResource.Resource, resultOf(err))
+			publisher.state.Update(func(state State) State { state.ReportError = err; return state })
 			switch {
 			case apierrors.IsForbidden(err):
 				throttle.Log(log.Error, "", "RBAC or the admission policy does not allow to write the own report; "+
@@ -61,7 +61,7 @@ func (p *Publisher) publishReport(ctx context.Context) error {
 				throttle.Log(log.Warn, "", "report not written, retrying", "error", err)
 			}
 			// Wait after success, too, because the watch has not returned the write yet.
-			delay := p.timing.report
+			delay := publisher.timing.report
 			if err != nil {
 				delay = retry.Next()
 			} else {
@@ -80,13 +80,13 @@ func (p *Publisher) publishReport(ctx context.Context) error {
 	}
 }
 
-// has reports whether r, the report in the API server, equals report.
-func has(r Reported, report Report) bool {
-	return !r.Invalid && !r.Renewed.IsZero() && r.Report.equal(report)
+// has reports whether reported, the report in the API server, equals report.
+func has(reported Reported, report Report) bool {
+	return !reported.Invalid && !reported.Renewed.IsZero() && reported.Report.equal(report)
 }
 
 func own(pods []*corev1.Pod, name string) *corev1.Pod {
-	i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return p.Name == name })
+	i := slices.IndexFunc(pods, func(pod *corev1.Pod) bool { return pod.Name == name })
 	if i < 0 {
 		return nil
 	}

@@ -40,8 +40,8 @@ type Reported struct {
 	Old     bool // the report is no longer renewed
 }
 
-func (r Reported) equal(o Reported) bool {
-	return r.Invalid == o.Invalid && r.Old == o.Old && r.Report.equal(o.Report)
+func (reported Reported) equal(o Reported) bool {
+	return reported.Invalid == o.Invalid && reported.Old == o.Old && reported.Report.equal(o.Report)
 }
 
 // reportCache caches the reports of the trench; changed has a token after a change.
@@ -57,84 +57,85 @@ func newReportCache() *reportCache {
 
 // gather adds the reports of the pods to the input and publishes it to the leader, until ctx
 // ends. The renewal of an unchanged report does not change the input.
-func (p *Publisher) gather(ctx context.Context) error {
-	p.followReports(ctx)
-	defer p.reports.end()
-	ages := ages{interval: p.timing.renewal, seen: map[types.UID]renewal{}}
-	in, changed := p.options.Input.Get()
+func (publisher *Publisher) gather(ctx context.Context) error {
+	publisher.followReports(ctx)
+	defer publisher.reports.end()
+	ages := ages{interval: publisher.timing.renewal, seen: map[types.UID]renewal{}}
+	input, changed := publisher.options.Input.Get()
 	for {
-		reports := p.readReports(in.Siblings)
-		ages.mark(in.Siblings, p.options.Pod, reports)
-		if !maps.EqualFunc(reports, in.Reports, Reported.equal) || in.Reports == nil {
-			in.Reports = reports
-			p.input.Set(in)
+		reports := publisher.readReports(input.Siblings)
+		ages.mark(input.Siblings, publisher.options.Pod, reports)
+		if !maps.EqualFunc(reports, input.Reports, Reported.equal) || input.Reports == nil {
+			input.Reports = reports
+			publisher.input.Set(input)
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
-			in, changed = p.options.Input.Get()
-		case <-p.reports.changed:
+			input, changed = publisher.options.Input.Get()
+		case <-publisher.reports.changed:
 		}
 	}
 }
 
 // followReports keeps the reports of the trench current until ctx ends.
-func (p *Publisher) followReports(ctx context.Context) {
-	ctx, p.reports.stop = context.WithCancel(ctx)
-	client := p.watch.Resource(v1alpha1.ReportResource).Namespace(p.options.Namespace)
+func (publisher *Publisher) followReports(ctx context.Context) {
+	ctx, publisher.reports.stop = context.WithCancel(ctx)
+	client := publisher.watch.Resource(v1alpha1.ReportResource).Namespace(publisher.options.Namespace)
 	var throttle logs.Throttle
-	selected := func(o metav1.ListOptions) metav1.ListOptions {
-		o.LabelSelector = v1alpha1.TrenchPodLabel + "=" + p.options.Trench
-		return o
+	selected := func(options metav1.ListOptions) metav1.ListOptions {
+		options.LabelSelector = v1alpha1.TrenchPodLabel + "=" + publisher.options.Trench
+		return options
 	}
-	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			list, err := client.List(ctx, selected(o))
+	lister := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			list, err := client.List(ctx, selected(options))
 			if err != nil && ctx.Err() == nil {
-				throttle.Log(p.options.Log.Warn, "", "reports of the trench's pods not listed, retrying",
+				throttle.Log(publisher.options.Log.Warn, "", "reports of the trench's pods not listed, retrying",
 					"resource", v1alpha1.ReportResource.Resource, "error", err)
 			}
 			return list, err
 		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return client.Watch(ctx, selected(o))
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			return client.Watch(ctx, selected(options))
 		},
 	}
 	silent := klog.Logger{}
-	reflector := cache.NewReflectorWithOptions(lw, &unstructured.Unstructured{}, p.reports, cache.ReflectorOptions{
-		Name: v1alpha1.ReportResource.Resource, Logger: &silent,
-		Backoff: &wait.Backoff{Duration: minWatchDelay, Cap: maxWatchDelay, Factor: 2, Jitter: 0.2, Steps: 10},
-	})
-	p.reports.ended.Go(func() { reflector.RunWithContext(klog.NewContext(ctx, silent)) })
+	reflector := cache.NewReflectorWithOptions(lister, &unstructured.Unstructured{}, publisher.reports,
+		cache.ReflectorOptions{
+			Name: v1alpha1.ReportResource.Resource, Logger: &silent,
+			Backoff: &wait.Backoff{Duration: minWatchDelay, Cap: maxWatchDelay, Factor: 2, Jitter: 0.2, Steps: 10},
+		})
+	publisher.reports.ended.Go(func() { reflector.RunWithContext(klog.NewContext(ctx, silent)) })
 }
 
 // readReports returns the reports of pods by UID. It accepts only a report that has the name of
 // the Pod and is owned by it; the admission policy allows each Pod to write only this one.
-func (p *Publisher) readReports(pods []*corev1.Pod) map[types.UID]Reported {
+func (publisher *Publisher) readReports(pods []*corev1.Pod) map[types.UID]Reported {
 	all := map[types.UID]Reported{}
 	for _, pod := range pods {
-		o, exists, err := p.reports.GetByKey(pod.Namespace + "/" + pod.Name)
-		u, ok := o.(*unstructured.Unstructured)
-		if err != nil || !exists || !ok || !owns(pod, u) {
+		o, exists, err := publisher.reports.GetByKey(pod.Namespace + "/" + pod.Name)
+		object, ok := o.(*unstructured.Unstructured)
+		if err != nil || !exists || !ok || !owns(pod, object) {
 			continue
 		}
-		r := Reported{}
-		text, err := json.Marshal(u.Object["report"])
+		reported := Reported{}
+		text, err := json.Marshal(object.Object["report"])
 		if err == nil {
-			err = json.Unmarshal(text, &r.Report)
+			err = json.Unmarshal(text, &reported.Report)
 		}
-		if err != nil || u.Object["report"] == nil {
-			r = Reported{Invalid: true}
+		if err != nil || object.Object["report"] == nil {
+			reported = Reported{Invalid: true}
 		}
-		all[pod.UID] = r
+		all[pod.UID] = reported
 	}
 	return all
 }
 
 // owns reports whether a Pod is the only owner of an object.
-func owns(pod *corev1.Pod, u *unstructured.Unstructured) bool {
-	owners := u.GetOwnerReferences()
+func owns(pod *corev1.Pod, object *unstructured.Unstructured) bool {
+	owners := object.GetOwnerReferences()
 	return len(owners) == 1 && owners[0].Kind == "Pod" && owners[0].UID == pod.UID
 }
 
@@ -155,52 +156,52 @@ type renewal struct {
 }
 
 // mark sets Old in the reports that are no longer renewed.
-func (a *ages) mark(pods []*corev1.Pod, own string, reports map[types.UID]Reported) {
+func (ages *ages) mark(pods []*corev1.Pod, own string, reports map[types.UID]Reported) {
 	for _, pod := range pods {
-		r, ok := reports[pod.UID]
-		if ok && pod.Name == own && r.Renewed.Sub(a.last) >= a.interval {
-			a.own++
-			a.last = r.Renewed
+		reported, ok := reports[pod.UID]
+		if ok && pod.Name == own && reported.Renewed.Sub(ages.last) >= ages.interval {
+			ages.own++
+			ages.last = reported.Renewed
 		}
 	}
 	seen := map[types.UID]renewal{}
 	for _, pod := range pods {
-		r, ok := reports[pod.UID]
+		reported, ok := reports[pod.UID]
 		if !ok {
 			continue
 		}
-		last, known := a.seen[pod.UID]
-		if !known || !last.renewed.Equal(r.Renewed) {
-			last = renewal{r.Renewed, a.own}
+		last, known := ages.seen[pod.UID]
+		if !known || !last.renewed.Equal(reported.Renewed) {
+			last = renewal{reported.Renewed, ages.own}
 		}
 		seen[pod.UID] = last
 		limit := missedRenewals
 		if !isReady(pod) {
 			limit = missedNotReady
 		}
-		r.Old = a.own-last.at >= limit
-		reports[pod.UID] = r
+		reported.Old = ages.own-last.at >= limit
+		reports[pod.UID] = reported
 	}
-	a.seen = seen
+	ages.seen = seen
 }
 
 func isReady(pod *corev1.Pod) bool {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady {
+			return condition.Status == corev1.ConditionTrue
 		}
 	}
 	return false
 }
 
 // writeReport writes the report to the TrenchReport of pod.
-func (p *Publisher) writeReport(ctx context.Context, pod *corev1.Pod, report Report) error {
+func (publisher *Publisher) writeReport(ctx context.Context, pod *corev1.Pod, report Report) error {
 	body, err := json.Marshal(map[string]any{
 		"apiVersion": v1alpha1.ReportKind.GroupVersion().String(),
 		"kind":       v1alpha1.ReportKind.Kind,
 		"metadata": map[string]any{
 			"namespace": pod.Namespace, "name": pod.Name,
-			"labels": map[string]string{v1alpha1.TrenchPodLabel: p.options.Trench},
+			"labels": map[string]string{v1alpha1.TrenchPodLabel: publisher.options.Trench},
 			"ownerReferences": []any{map[string]any{
 				"apiVersion": "v1", "kind": "Pod", "name": pod.Name, "uid": pod.UID,
 			}},
@@ -211,7 +212,7 @@ func (p *Publisher) writeReport(ctx context.Context, pod *corev1.Pod, report Rep
 		return fmt.Errorf("failed to encode the report: %w", err)
 	}
 	force := true
-	_, err = p.write.Resource(v1alpha1.ReportResource).Namespace(pod.Namespace).Patch(ctx, pod.Name,
+	_, err = publisher.write.Resource(v1alpha1.ReportResource).Namespace(pod.Namespace).Patch(ctx, pod.Name,
 		types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
 	if err != nil {
 		return fmt.Errorf("failed to write %s %s/%s: %w", v1alpha1.ReportKind.Kind, pod.Namespace, pod.Name, err)

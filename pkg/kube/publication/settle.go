@@ -52,140 +52,145 @@ type object struct {
 
 // settle writes the status of one object if it differs. It returns the time of the next attempt,
 // or zero to wait for a change. Goroutines call it concurrently for different objects.
-func (l *leader) settle(ctx context.Context, w wanted, o *object) (again time.Time, err error) {
-	now, desired := time.Now(), w.conditions+"\n"+w.addresses
-	if desired != o.tried {
-		o.retry.Reset()
-		o.notUntil = time.Time{}
+func (leader *leader) settle(ctx context.Context, wanted wanted, object *object) (again time.Time, err error) {
+	now, desired := time.Now(), wanted.conditions+"\n"+wanted.addresses
+	if desired != object.tried {
+		object.retry.Reset()
+		object.notUntil = time.Time{}
 	}
 	switch {
-	case older(w.object.ResourceVersion, o.version) && now.Before(o.echo):
-		return o.echo, o.err // wait until the watch returns the last write
-	case !w.conditionsDiffer && !w.addressesDiffer:
-		o.conditions, o.addresses, o.contested = w.conditions, w.addresses, time.Time{}
-		o.retry.Reset()
-		o.err = nil
+	case older(wanted.object.ResourceVersion, object.version) && now.Before(object.echo):
+		return object.echo, object.err // wait until the watch returns the last write
+	case !wanted.conditionsDiffer && !wanted.addressesDiffer:
+		object.conditions, object.addresses, object.contested = wanted.conditions, wanted.addresses, time.Time{}
+		object.retry.Reset()
+		object.err = nil
 		return again, nil
-	case now.Before(o.notUntil):
-		return o.notUntil, o.err
+	case now.Before(object.notUntil):
+		return object.notUntil, object.err
 	}
 	// If the object differs although the desired status is unchanged, another writer has changed it.
 	// Restore it at most once per interval, so that two controllers do not overwrite each other in a
 	// loop.
-	foreignConditions := w.conditionsDiffer && o.conditions == w.conditions
-	foreignAddresses := w.addressesDiffer && o.addresses == w.addresses
+	foreignConditions := wanted.conditionsDiffer && object.conditions == wanted.conditions
+	foreignAddresses := wanted.addressesDiffer && object.addresses == wanted.addresses
 	restores := foreignConditions || foreignAddresses
 	if !restores {
-		o.contested = time.Time{}
-	} else if o.contested.IsZero() {
-		o.contested = now
+		object.contested = time.Time{}
+	} else if object.contested.IsZero() {
+		object.contested = now
 	}
-	if next := o.next(l.restore); restores && now.Before(next) {
+	if next := object.next(leader.restore); restores && now.Before(next) {
 		switch {
-		case w.addressesDiffer && !foreignAddresses: // new addresses: write now
+		case wanted.addressesDiffer && !foreignAddresses: // new addresses: write now
 			restores = false
-		case foreignAddresses && w.conditionsDiffer && !foreignConditions:
+		case foreignAddresses && wanted.conditionsDiffer && !foreignConditions:
 			// Write the new conditions now, and keep the other writer's addresses until next.
-			again, w.status, restores = next, w.kept, false
+			again, wanted.status, restores = next, wanted.kept, false
 		default:
-			return next, o.err
+			return next, object.err
 		}
 	}
-	version, err := l.apply(ctx, w)
-	l.count(w.resource.Resource, err)
-	o.attempts++
-	o.tried = desired
+	version, err := leader.apply(ctx, wanted)
+	leader.count(wanted.resource.Resource, err)
+	object.attempts++
+	object.tried = desired
 	if err != nil {
-		o.notUntil = time.Now().Add(o.retry.Next())
+		object.notUntil = time.Now().Add(object.retry.Next())
 		if ctx.Err() != nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return o.notUntil, o.err // the watch is about to return the newer object or its deletion
+			return object.notUntil, object.err // the watch is about to return the newer object or its deletion
 		}
-		o.err = err
-		if apierrors.IsInvalid(err) && w.conditionsDiffer && w.addressesDiffer {
-			l.applyConditions(ctx, w, o)
+		object.err = err
+		if apierrors.IsInvalid(err) && wanted.conditionsDiffer && wanted.addressesDiffer {
+			leader.applyConditions(ctx, wanted, object)
 		}
-		l.report(w, err)
-		return o.notUntil, err
+		leader.report(wanted, err)
+		return object.notUntil, err
 	}
-	o.retry.Reset()
-	o.err = nil
-	o.conditions, o.addresses, o.version, o.echo = w.conditions, w.addresses, version, time.Now().Add(echoTime)
-	l.log.Debug("status written", "kind", w.object.Kind, "namespace", w.object.Namespace, "name", w.object.Name)
+	object.retry.Reset()
+	object.err = nil
+	object.conditions, object.addresses, object.version, object.echo = wanted.conditions, wanted.addresses, version,
+		time.Now().Add(echoTime)
+	leader.log.Debug("status written", "kind", wanted.object.Kind, "namespace", wanted.object.Namespace, "name",
+		wanted.object.Name)
 	if restores {
-		o.restored, o.contested = now, time.Time{}
-		w.events = append(w.events, event{
+		object.restored, object.contested = now, time.Time{}
+		wanted.events = append(wanted.events, event{
 			true, "StatusRestored", "Publish", "another writer had changed the status that " + FieldManager +
 				" applies; stop the other controller, or give the object another class",
 		})
 	}
-	l.recorder.add(w.object, w.events)
+	leader.recorder.add(wanted.object, wanted.events)
 	return again, nil
 }
 
 // applyConditions applies only the conditions of an object whose addresses were refused, because
 // the conditions explain the refusal.
-func (l *leader) applyConditions(ctx context.Context, w wanted, o *object) {
-	w.status = w.kept
-	version, err := l.apply(ctx, w)
-	l.count(w.resource.Resource, err)
+func (leader *leader) applyConditions(ctx context.Context, wanted wanted, object *object) {
+	wanted.status = wanted.kept
+	version, err := leader.apply(ctx, wanted)
+	leader.count(wanted.resource.Resource, err)
 	if err != nil {
 		return
 	}
-	o.conditions, o.version, o.echo = w.conditions, version, time.Now().Add(echoTime)
-	l.recorder.add(w.object, w.events)
+	object.conditions, object.version, object.echo = wanted.conditions, version, time.Now().Add(echoTime)
+	leader.recorder.add(wanted.object, wanted.events)
 }
 
 // next returns the earliest time to replace the status of another writer.
-func (o *object) next(interval time.Duration) time.Time {
-	next := o.contested.Add(contestTime)
-	if at := o.restored.Add(interval); !o.restored.IsZero() && at.After(next) {
+func (object *object) next(interval time.Duration) time.Time {
+	next := object.contested.Add(contestTime)
+	if at := object.restored.Add(interval); !object.restored.IsZero() && at.After(next) {
 		next = at
 	}
 	return next
 }
 
 // apply applies the status to the evaluated resource version, and returns the new version.
-func (l *leader) apply(ctx context.Context, w wanted) (version string, err error) {
+func (leader *leader) apply(ctx context.Context, wanted wanted) (version string, err error) {
 	body, err := json.Marshal(map[string]any{
-		"apiVersion": w.object.APIVersion,
-		"kind":       w.object.Kind,
+		"apiVersion": wanted.object.APIVersion,
+		"kind":       wanted.object.Kind,
 		"metadata": map[string]any{
-			"namespace": w.object.Namespace, "name": w.object.Name, "uid": w.object.UID,
-			"resourceVersion": w.object.ResourceVersion,
+			"namespace": wanted.object.Namespace, "name": wanted.object.Name, "uid": wanted.object.UID,
+			"resourceVersion": wanted.object.ResourceVersion,
 		},
-		"status": w.status,
+		"status": wanted.status,
 	})
 	if err != nil {
-		return "", fmt.Errorf("failed to encode the status of %s %s: %w", w.object.Kind, w.object.Name, err)
+		return "", fmt.Errorf("failed to encode the status of %s %s: %w", wanted.object.Kind, wanted.object.Name, err)
 	}
 	force := true
-	var u *unstructured.Unstructured
-	u, err = l.client.Resource(w.resource).Namespace(w.object.Namespace).Patch(ctx, w.object.Name, types.ApplyPatchType,
+	var object *unstructured.Unstructured
+	object, err = leader.client.Resource(wanted.resource).Namespace(wanted.object.Namespace).Patch(ctx,
+		wanted.object.Name, types.ApplyPatchType,
 		body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force}, "status")
 	if err != nil {
 		return "", fmt.Errorf("failed to apply the status of %s %s/%s: %w",
-			w.object.Kind, w.object.Namespace, w.object.Name, err)
+			wanted.object.Kind, wanted.object.Namespace, wanted.object.Name, err)
 	}
-	return u.GetResourceVersion(), nil
+	return object.GetResourceVersion(), nil
 }
 
 // report logs the error of a write, at a limited rate.
-func (l *leader) report(w wanted, err error) {
+func (leader *leader) report(wanted wanted, err error) {
 	switch {
 	case apierrors.IsForbidden(err):
-		l.throttle.Log(l.log.Error, w.resource.Resource+w.object.Namespace,
+		leader.throttle.Log(leader.log.Error, wanted.resource.Resource+wanted.object.Namespace,
 			"RBAC does not allow to patch status; bind the Role of vipgate in the namespace",
-			"resource", w.resource.Resource+"/status", "namespace", w.object.Namespace, "error", err)
+			"resource", wanted.resource.Resource+"/status", "namespace", wanted.object.Namespace, "error", err)
 	case answered(err):
-		l.throttle.Log(l.log.Warn, w.resource.Resource+w.object.Namespace, "status refused, retrying", "error", err)
+		leader.throttle.Log(leader.log.Warn, wanted.resource.Resource+wanted.object.Namespace, "status refused, retrying",
+			"error", err)
 	}
 }
 
 // answered reports whether err is the API server's answer about one object, as opposed to a
 // failure to reach the server or an overload.
 func answered(err error) bool {
-	var s apierrors.APIStatus
-	return errors.As(err, &s) && s.Status().Code >= 400 && s.Status().Code < http.StatusInternalServerError &&
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && status.Status().Code >= 400 &&
+		status.Status().Code < http.StatusInternalServerError &&
 		!apierrors.IsTooManyRequests(err)
 }
 

@@ -62,21 +62,21 @@ type follower struct {
 
 // needed returns the sources of a Trench in a stable order.
 func needed(t *v1alpha1.Trench) (all []source) {
-	p := t.Spec.Publish
-	if p == nil {
+	publish := t.Spec.Publish
+	if publish == nil {
 		return nil
 	}
-	if p.FromService != "" {
+	if publish.FromService != "" {
 		all = append(all, fromService(t))
 	}
-	if p.IngressClass != "" || p.GatewayClass != "" {
+	if publish.IngressClass != "" || publish.GatewayClass != "" {
 		all = append(all, source{resource: v1alpha1.Resource, namespace: t.Namespace}) // for held
 	}
 	for _, namespace := range namespaces(t) {
-		if p.IngressClass != "" {
+		if publish.IngressClass != "" {
 			all = append(all, source{resource: ingresses, namespace: namespace})
 		}
-		if p.GatewayClass != "" {
+		if publish.GatewayClass != "" {
 			all = append(all, source{resource: gateways, namespace: namespace})
 		}
 	}
@@ -85,30 +85,30 @@ func needed(t *v1alpha1.Trench) (all []source) {
 
 // follow starts the followers of a Trench's sources and ends all remaining ones. They run until
 // ctx ends or stop is called.
-func (s *sources) follow(ctx context.Context, t *v1alpha1.Trench) {
+func (sources *sources) follow(ctx context.Context, t *v1alpha1.Trench) {
 	want := map[source]bool{}
 	for _, key := range needed(t) {
 		want[key] = true
 	}
-	for key, f := range s.followers {
+	for key, follower := range sources.followers {
 		if !want[key] {
-			f.end()
-			delete(s.followers, key)
+			follower.end()
+			delete(sources.followers, key)
 		}
 	}
 	for key := range want {
-		if s.followers[key] == nil {
-			s.followers[key] = s.start(ctx, key)
+		if sources.followers[key] == nil {
+			sources.followers[key] = sources.start(ctx, key)
 		}
 	}
 }
 
 // stop ends all followers.
-func (s *sources) stop() {
-	for _, f := range s.followers {
-		f.end()
+func (sources *sources) stop() {
+	for _, follower := range sources.followers {
+		follower.end()
 	}
-	clear(s.followers)
+	clear(sources.followers)
 }
 
 func fromService(t *v1alpha1.Trench) source {
@@ -126,34 +126,34 @@ func namespaces(t *v1alpha1.Trench) []string {
 	return t.Spec.Namespaces
 }
 
-func (s *sources) start(ctx context.Context, key source) *follower {
+func (sources *sources) start(ctx context.Context, key source) *follower {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &follower{Store: newStore(), changed: s.changed, stop: cancel}
-	client := s.client.Resource(key.resource).Namespace(key.namespace)
-	only := func(o metav1.ListOptions) metav1.ListOptions {
+	f := &follower{Store: newStore(), changed: sources.changed, stop: cancel}
+	client := sources.client.Resource(key.resource).Namespace(key.namespace)
+	only := func(options metav1.ListOptions) metav1.ListOptions {
 		if key.name != "" {
-			o.FieldSelector = "metadata.name=" + key.name
+			options.FieldSelector = "metadata.name=" + key.name
 		}
-		return o
+		return options
 	}
-	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			list, err := client.List(ctx, only(o))
+	lister := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			list, err := client.List(ctx, only(options))
 			if err != nil {
 				f.attempted(err) // a successful list does not prove that RBAC allows the watch
 				return nil, err
 			}
 			return list, nil
 		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			w, err := client.Watch(ctx, only(o))
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			w, err := client.Watch(ctx, only(options))
 			f.attempted(err)
 			return w, err
 		},
 	}
 	silent := klog.Logger{} // published logs failures
 	ctx = klog.NewContext(ctx, silent)
-	reflector := cache.NewReflectorWithOptions(lw, &unstructured.Unstructured{}, f, cache.ReflectorOptions{
+	reflector := cache.NewReflectorWithOptions(lister, &unstructured.Unstructured{}, f, cache.ReflectorOptions{
 		Name: fmt.Sprintf("%s in namespace %s", key.resource.Resource, key.namespace), Logger: &silent,
 		Backoff: &wait.Backoff{Duration: minWatchDelay, Cap: maxWatchDelay, Factor: 2, Jitter: 0.2, Steps: 10},
 	})
@@ -163,76 +163,76 @@ func (s *sources) start(ctx context.Context, key source) *follower {
 
 func newStore() cache.Store { return cache.NewStore(cache.MetaNamespaceKeyFunc) }
 
-func (f *follower) end() {
-	f.stop()
-	f.ended.Wait()
+func (follower *follower) end() {
+	follower.stop()
+	follower.ended.Wait()
 }
 
 // attempted records the result of a list or a watch. It keeps the last answer while the API
 // server is unreachable.
-func (f *follower) attempted(err error) {
+func (follower *follower) attempted(err error) {
 	if err != nil && !answered(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return
 	}
-	f.mu.Lock()
-	differs := fmt.Sprint(f.err) != fmt.Sprint(err)
-	f.err = err
-	f.mu.Unlock()
+	follower.mu.Lock()
+	differs := fmt.Sprint(follower.err) != fmt.Sprint(err)
+	follower.err = err
+	follower.mu.Unlock()
 	if differs {
-		latest.Wake(f.changed)
+		latest.Wake(follower.changed)
 	}
 }
 
 // state reports whether the source was listed at least once, and returns why it cannot be read
 // now.
-func (f *follower) state() (synced bool, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.synced, f.err
+func (follower *follower) state() (synced bool, err error) {
+	follower.mu.Lock()
+	defer follower.mu.Unlock()
+	return follower.synced, follower.err
 }
 
 // list returns the objects of a source, sorted by name.
-func (s *sources) list(key source) (all []*unstructured.Unstructured) {
-	f := s.followers[key]
-	if f == nil {
+func (sources *sources) list(key source) (all []*unstructured.Unstructured) {
+	follower := sources.followers[key]
+	if follower == nil {
 		return nil
 	}
-	for _, o := range f.List() {
-		if u, ok := o.(*unstructured.Unstructured); ok {
-			all = append(all, u)
+	for _, o := range follower.List() {
+		if object, ok := o.(*unstructured.Unstructured); ok {
+			all = append(all, object)
 		}
 	}
 	slices.SortFunc(all, func(a, b *unstructured.Unstructured) int { return cmp.Compare(a.GetName(), b.GetName()) })
 	return all
 }
 
-func convert[T any](u *unstructured.Unstructured) (*T, error) {
+func convert[T any](object *unstructured.Unstructured) (*T, error) {
 	x := new(T)
-	err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, x)
+	err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, x)
 	return x, err
 }
 
 // The methods of cache.ReflectorStore that modify the store wake the leader.
 
 // Add implements cache.ReflectorStore.
-func (f *follower) Add(o any) error { return f.wake(f.Store.Add(o)) }
+func (follower *follower) Add(o any) error { return follower.wake(follower.Store.Add(o)) }
 
 // Update implements cache.ReflectorStore.
-func (f *follower) Update(o any) error { return f.wake(f.Store.Update(o)) }
+func (follower *follower) Update(o any) error { return follower.wake(follower.Store.Update(o)) }
 
 // Delete implements cache.ReflectorStore.
-func (f *follower) Delete(o any) error { return f.wake(f.Store.Delete(o)) }
+func (follower *follower) Delete(o any) error { return follower.wake(follower.Store.Delete(o)) }
 
 // Replace implements cache.ReflectorStore.
-func (f *follower) Replace(o []any, version string) error {
-	err := f.Store.Replace(o, version)
-	f.mu.Lock()
-	f.synced = true
-	f.mu.Unlock()
-	return f.wake(err)
+func (follower *follower) Replace(o []any, version string) error {
+	err := follower.Store.Replace(o, version)
+	follower.mu.Lock()
+	follower.synced = true
+	follower.mu.Unlock()
+	return follower.wake(err)
 }
 
-func (f *follower) wake(err error) error {
-	latest.Wake(f.changed)
+func (follower *follower) wake(err error) error {
+	latest.Wake(follower.changed)
 	return err
 }

@@ -36,23 +36,23 @@ func readReports(pods []*corev1.Pod, written map[types.UID]Reported) reports {
 		if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			continue
 		}
-		p := podReport{pod: pod.Name, vips: map[vip.VIP]VIPReport{}}
-		switch r, ok := written[pod.UID]; {
+		report := podReport{pod: pod.Name, vips: map[vip.VIP]VIPReport{}}
+		switch reported, ok := written[pod.UID]; {
 		case !ok:
-			p.missing, p.Problem = "NoReport", "no report yet"
-		case r.Invalid:
-			p.missing, p.Problem = "InvalidReport", "its report cannot be read"
-		case r.Old:
-			p.missing, p.Problem = "OldReport", "its report is no longer renewed: the pod, or its kube, does not run"
-		case r.Problem != "":
-			p.missing, p.Report = "FrontendAway", r.Report
+			report.missing, report.Problem = "NoReport", "no report yet"
+		case reported.Invalid:
+			report.missing, report.Problem = "InvalidReport", "its report cannot be read"
+		case reported.Old:
+			report.missing, report.Problem = "OldReport", "its report is no longer renewed: the pod, or its kube, does not run"
+		case reported.Problem != "":
+			report.missing, report.Report = "FrontendAway", reported.Report
 		default:
-			p.Report = r.Report
+			report.Report = reported.Report
 		}
-		for _, v := range p.VIPs {
-			p.vips[v.VIP] = v
+		for _, v := range report.VIPs {
+			report.vips[v.VIP] = v
 		}
-		all = append(all, p)
+		all = append(all, report)
 	}
 	slices.SortFunc(all, func(a, b podReport) int { return cmp.Compare(a.pod, b.pod) })
 	return all
@@ -60,19 +60,19 @@ func readReports(pods []*corev1.Pod, written map[types.UID]Reported) reports {
 
 // of returns the state of a VIP in a pod. known is false if it cannot be derived from a report
 // with counts only.
-func (p podReport) of(v vip.VIP) (r VIPReport, known bool) {
-	if p.missing != "" {
-		return VIPReport{VIP: v, Reason: p.missing, Message: p.Problem}, true
+func (report podReport) of(v vip.VIP) (r VIPReport, known bool) {
+	if report.missing != "" {
+		return VIPReport{VIP: v, Reason: report.missing, Message: report.Problem}, true
 	}
-	r, ok := p.vips[v]
+	r, ok := report.vips[v]
 	switch {
 	case ok:
 		return r, true
-	case len(p.vips) > 0 || p.Total == 0:
+	case len(report.vips) > 0 || report.Total == 0:
 		return VIPReport{VIP: v, Reason: "NotConfigured", Message: "not in the frontend's trench file yet"}, true
-	case p.Advertised == p.Total:
+	case report.Advertised == report.Total:
 		return VIPReport{VIP: v, Advertised: true}, true
-	case p.Advertised == 0:
+	case report.Advertised == 0:
 		return VIPReport{VIP: v, Reason: "NothingAdvertised", Message: "no VIP is advertised; see `frontend status`"}, true
 	default:
 		return VIPReport{VIP: v}, false
@@ -82,8 +82,8 @@ func (p podReport) of(v vip.VIP) (r VIPReport, known bool) {
 // served returns the VIPs in the reports that a stream serves.
 func (all reports) served() vip.Set {
 	vips := vip.Set{}
-	for _, p := range all {
-		for _, v := range p.VIPs {
+	for _, report := range all {
+		for _, v := range report.VIPs {
 			if v.Reason != noStream {
 				vips[v.VIP] = struct{}{}
 			}
@@ -111,42 +111,42 @@ func (all reports) advertised(vips []vip.VIP) metav1.Condition {
 		unknown    bool
 	)
 	for _, v := range vips {
-		s := all.sum(v)
+		sum := all.sum(v)
 		switch {
-		case s.advertised == len(all):
+		case sum.advertised == len(all):
 			everywhere++
 			continue
-		case s.advertised > 0: // advertised by a part of the pods
-		case s.unknown > 0:
+		case sum.advertised > 0: // advertised by a part of the pods
+		case sum.unknown > 0:
 			unknown = true
 		default:
-			reasons[s.reason]++
+			reasons[sum.reason]++
 		}
-		lines = append(lines, s.String())
+		lines = append(lines, sum.String())
 	}
-	c := metav1.Condition{Status: metav1.ConditionTrue, Reason: "PartlyAdvertised", Message: listed(lines)}
+	condition := metav1.Condition{Status: metav1.ConditionTrue, Reason: "PartlyAdvertised", Message: listed(lines)}
 	switch {
 	case everywhere == len(vips):
-		c.Reason = "AllAdvertised"
-		c.Message = fmt.Sprintf("%[1]d of %[1]d VIPs by %[2]d of %[2]d pods", len(vips), len(all))
+		condition.Reason = "AllAdvertised"
+		condition.Message = fmt.Sprintf("%[1]d of %[1]d VIPs by %[2]d of %[2]d pods", len(vips), len(all))
 	case len(reasons) > 0:
-		c.Status, c.Reason = metav1.ConditionFalse, mostFrequent(reasons)
+		condition.Status, condition.Reason = metav1.ConditionFalse, mostFrequent(reasons)
 	case unknown:
-		c.Status, c.Reason = metav1.ConditionUnknown, "OnlyCounts"
+		condition.Status, condition.Reason = metav1.ConditionUnknown, "OnlyCounts"
 	}
-	return c
+	return condition
 }
 
 // targets returns the condition TargetsReady, without type, for VIPs of a Service with the given
 // number of targets. It is false while any pod reports a failing target for one of the VIPs.
 func (all reports) targets(vips []vip.VIP, targets int) metav1.Condition {
 	pods, known := map[string][]string{}, false // by message
-	for _, p := range all {
+	for _, report := range all {
 		for _, v := range vips {
-			r, ok := p.vips[v]
+			r, ok := report.vips[v]
 			known = known || ok
-			if r.Targets != "" && !slices.Contains(pods[r.Targets], p.pod) {
-				pods[r.Targets] = append(pods[r.Targets], p.pod)
+			if r.Targets != "" && !slices.Contains(pods[r.Targets], report.pod) {
+				pods[r.Targets] = append(pods[r.Targets], report.pod)
 			}
 		}
 	}
@@ -184,20 +184,20 @@ type sum struct {
 func (all reports) sum(v vip.VIP) sum {
 	s := sum{vip: v, pods: len(all), pod: map[string][]string{}}
 	reasons, missing := map[string]int{}, map[string]int{}
-	for _, p := range all {
-		switch r, known := p.of(v); {
+	for _, report := range all {
+		switch r, known := report.of(v); {
 		case !known:
 			s.unknown++
-			message := fmt.Sprintf("the pod advertises %d of %d VIPs, too many to name", p.Advertised, p.Total)
-			s.pod[message] = append(s.pod[message], p.pod)
+			message := fmt.Sprintf("the pod advertises %d of %d VIPs, too many to name", report.Advertised, report.Total)
+			s.pod[message] = append(s.pod[message], report.pod)
 		case r.Advertised:
 			s.advertised++
-		case p.missing != "":
+		case report.missing != "":
 			missing[r.Reason]++
-			s.pod[r.Message] = append(s.pod[r.Message], p.pod)
+			s.pod[r.Message] = append(s.pod[r.Message], report.pod)
 		default:
 			reasons[r.Reason]++
-			s.pod[r.Message] = append(s.pod[r.Message], p.pod)
+			s.pod[r.Message] = append(s.pod[r.Message], report.pod)
 		}
 	}
 	s.reason = cmp.Or(mostFrequent(reasons), mostFrequent(missing))
@@ -206,19 +206,19 @@ func (all reports) sum(v vip.VIP) sum {
 
 // String returns a text such as "2000::1: advertised by 0 of 2 pods: no targets". It names pods
 // if not all have the same message.
-func (s sum) String() string {
+func (sum sum) String() string {
 	var why []string
-	for _, message := range slices.Sorted(maps.Keys(s.pod)) {
-		if names := s.pod[message]; len(names) < s.pods {
+	for _, message := range slices.Sorted(maps.Keys(sum.pod)) {
+		if names := sum.pod[message]; len(names) < sum.pods {
 			message += " (" + listedBy(names, ", ") + ")"
 		}
 		why = append(why, message)
 	}
-	count := strconv.Itoa(s.advertised)
-	if s.unknown > 0 {
+	count := strconv.Itoa(sum.advertised)
+	if sum.unknown > 0 {
 		count = "at least " + count
 	}
-	return fmt.Sprintf("%s: advertised by %s of %d pods: %s", address(s.vip), count, s.pods, strings.Join(why, ", "))
+	return fmt.Sprintf("%s: advertised by %s of %d pods: %s", address(sum.vip), count, sum.pods, strings.Join(why, ", "))
 }
 
 // mostFrequent returns the key with the highest count, or "" for an empty map. Among equal counts
@@ -244,8 +244,8 @@ func listedBy(lines []string, separator string) string {
 
 // address formats a VIP, without the prefix length if it is a single address.
 func address(v vip.VIP) string {
-	if p := v.Prefix(); p.IsSingleIP() {
-		return p.Addr().String()
+	if prefix := v.Prefix(); prefix.IsSingleIP() {
+		return prefix.Addr().String()
 	}
 	return v.String()
 }
