@@ -125,6 +125,7 @@ func LoadDevAuthority(dir string) (*DevAuthority, error) {
 	if dir == "" {
 		return nil, errors.New("no directory for the development authority")
 	}
+	// A user who can write the directory could replace the authority, so check it before the files.
 	err := checkPermissions(dir, 0o022)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("directory of the development authority: %w", err)

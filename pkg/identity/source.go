@@ -347,6 +347,8 @@ func (source *Source) publish(now time.Time) time.Duration {
 	source.activatePending(now)
 	status := &source.next
 	status.Err = source.checkUsable(now)
+	// Timers use the monotonic clock, validity the wall clock: look again at least once per interval,
+	// in case the wall clock was set.
 	wait := clockCheckInterval
 	recheckAt := func(t time.Time) {
 		if duration := t.Sub(now); duration >= 0 {
@@ -366,11 +368,13 @@ func (source *Source) publish(now time.Time) time.Duration {
 		recheckAt(overdueAt(leaf))
 		recheckAt(leaf.NotAfter)
 	}
+	// Once per SVID: publish runs at each change and at each timer.
 	if status.Overdue && source.overdueSerial != status.Serial {
 		source.overdueSerial = status.Serial
 		source.log.Warn("SVID rotation overdue", "spiffe_id", status.ID, "not_after", status.NotAfter, "error",
 			status.RenewalErr)
 	}
+	// Readers wake up only for a difference.
 	previous := source.status.Load()
 	if reflect.DeepEqual(*status, previous) {
 		return wait

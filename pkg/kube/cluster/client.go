@@ -58,6 +58,7 @@ func newClients(config *rest.Config) (*clients, error) {
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}).DialContext
 	}
+	// The tracker closes the connections to a hanging API server together.
 	dialer := connrotation.NewDialer(dial)
 	c := &clients{config: rest.CopyConfig(config), connections: dialer.ConnectionTracker}
 	c.config.Dial = dialer.DialContext
@@ -91,6 +92,7 @@ func newClients(config *rest.Config) (*clients, error) {
 		err = errors.Join(err, e)
 		return client
 	}
+	// Built-in kinds have protobuf, which is smaller than JSON; custom resources have only JSON.
 	typed := rest.CopyConfig(c.config)
 	typed.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	typed.ContentType, typed.AcceptContentTypes = protobuf, protobuf+",application/json"

@@ -62,6 +62,7 @@ func evaluate(input Input, published published, now metav1.Time) []wanted {
 	for _, service := range input.Objects.Services {
 		live[service.Namespace+"/"+service.Name] = service
 	}
+	// Services without a verdict remain in live: they left the trench.
 	for _, verdict := range input.Result.Services {
 		if service := live[verdict.Object.Namespace+"/"+verdict.Object.Name]; service != nil {
 			all = append(all, serviceStatus(service, verdict, pods, published, now))
@@ -77,6 +78,7 @@ func evaluate(input Input, published published, now metav1.Time) []wanted {
 		}
 	}
 	all = slices.DeleteFunc(all, func(w wanted) bool { return len(w.status) == 0 })
+	// A Service that left the trench loses the conditions and addresses of this field manager.
 	for _, name := range slices.Sorted(maps.Keys(live)) {
 		if w, has := leftStatus(live[name]); has {
 			all = append(all, w)
@@ -95,9 +97,11 @@ func decode(input Input) (*v1alpha1.Trench, error) {
 func trenchStatus(input Input, t *v1alpha1.Trench, pods reports, published published, now metav1.Time) wanted {
 	verdict := input.Result.Trench
 	accepted := acceptance(v1alpha1.Accepted, verdict)
+	// Problems of an accepted Trench belong to fields that were left out, so that both are shown.
 	if len(verdict.Problems) > 0 {
 		accepted.Message = strings.TrimPrefix(accepted.Message+"; "+problems(verdict), "; ")
 	}
+	// A Service may have VIPs that no stream of the Trench lists.
 	vips := vip.NewSet(streamVIPs(t.Spec.Streams)...)
 	for _, s := range input.Result.Services {
 		for _, v := range s.VIPs {
@@ -153,6 +157,7 @@ func serviceStatus(service *corev1.Service, verdict translation.ServiceVerdict, 
 	advertised.Type, advertised.ObservedGeneration = prefix+v1alpha1.Advertised, verdict.Generation
 	ready.Type, ready.ObservedGeneration = prefix+v1alpha1.TargetsReady, verdict.Generation
 
+	// A refused Service without a stream keeps its addresses: clients may still resolve them.
 	live := service.Status.LoadBalancer.Ingress
 	addresses := live
 	if serves {
@@ -166,6 +171,7 @@ func serviceStatus(service *corev1.Service, verdict translation.ServiceVerdict, 
 	if last := lastAccepted(service, verdict); last != nil {
 		conditions = append(conditions, *last)
 	}
+	// Text before settle, which copies times from the live conditions: equal results must be equal.
 	w.conditions, w.addresses = fmt.Sprint(conditions), text(addresses)
 	w.conditionsDiffer = settle(conditions, service.Status.Conditions, now)
 	w.addressesDiffer = !equality.Semantic.DeepEqual(addresses, live)

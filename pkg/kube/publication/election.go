@@ -62,6 +62,7 @@ func (publisher *Publisher) term(ctx context.Context) error {
 		},
 		valid: publisher.timing.renew, lost: lost,
 	}
+	// Capacity 1: the callback must not block the elector if the process stops at that moment.
 	started := make(chan context.Context, 1)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock:            lock,

@@ -82,6 +82,7 @@ func (sources *sources) published(t *v1alpha1.Trench) published {
 	if spec == nil {
 		return p
 	}
+	// A source that cannot be read is a problem of the Trench; one that is not listed yet is none.
 	for _, key := range needed(t) {
 		switch synced, err := sources.followers[key].state(); {
 		case err != nil:
@@ -90,6 +91,7 @@ func (sources *sources) published(t *v1alpha1.Trench) published {
 			p.pending = true
 		}
 	}
+	// Without addresses to publish, addresses that another controller wrote stay.
 	p.replaces = spec.FromService != "" || len(spec.Addresses) > 0
 	if spec.FromService != "" {
 		sources.copyService(&p, fromService(t))
@@ -99,6 +101,7 @@ func (sources *sources) published(t *v1alpha1.Trench) published {
 			p.addresses = append(p.addresses, ingressOf(a))
 		}
 	}
+	// Two Trenches of one class would overwrite each other's addresses: only the oldest one publishes.
 	if class := spec.IngressClass; class != "" && !sources.held(&p, t, "ingressClass", class) {
 		for _, namespace := range namespaces(t) {
 			for _, object := range sources.list(source{resource: ingresses, namespace: namespace}) {
@@ -274,6 +277,7 @@ func (published published) condition(t *v1alpha1.Trench, verdict translation.Ver
 	if t.Spec.Publish == nil {
 		return nil
 	}
+	// False until every row below is passed, the strongest reason first.
 	condition := &metav1.Condition{Type: v1alpha1.Published, Status: metav1.ConditionFalse,
 		ObservedGeneration: verdict.Generation}
 	if !verdict.Accepted {
@@ -283,6 +287,7 @@ func (published published) condition(t *v1alpha1.Trench, verdict translation.Ver
 	if published.pending {
 		return find(t.Status.Conditions, v1alpha1.Published)
 	}
+	// The translation finds invalid addresses. Clone: the slice belongs to all evaluations.
 	for _, problem := range verdict.Problems {
 		if problem.Reason == translation.ReasonAddressNotPublished {
 			published.problems = append(slices.Clone(published.problems), publishProblem{problem.Reason, problem.Message})

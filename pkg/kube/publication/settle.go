@@ -54,6 +54,7 @@ type object struct {
 // or zero to wait for a change. Goroutines call it concurrently for different objects.
 func (leader *leader) settle(ctx context.Context, wanted wanted, object *object) (again time.Time, err error) {
 	now, desired := time.Now(), wanted.conditions+"\n"+wanted.addresses
+	// A back-off belongs to the status that was refused, so a different status is tried immediately.
 	if desired != object.tried {
 		object.retry.Reset()
 		object.notUntil = time.Time{}
@@ -91,6 +92,7 @@ func (leader *leader) settle(ctx context.Context, wanted wanted, object *object)
 			return next, object.err
 		}
 	}
+	// Optimistic concurrency: the resource version of the evaluated object makes a stale write fail.
 	version, err := leader.apply(ctx, wanted)
 	leader.count(wanted.resource.Resource, err)
 	object.attempts++
@@ -101,12 +103,14 @@ func (leader *leader) settle(ctx context.Context, wanted wanted, object *object)
 			return object.notUntil, object.err // the watch is about to return the newer object or its deletion
 		}
 		object.err = err
+		// An address that the API server refuses must not hide the conditions that name it.
 		if apierrors.IsInvalid(err) && wanted.conditionsDiffer && wanted.addressesDiffer {
 			leader.applyConditions(ctx, wanted, object)
 		}
 		leader.report(wanted, err)
 		return object.notUntil, err
 	}
+	// Events follow the write, so that a refused status is not announced.
 	object.retry.Reset()
 	object.err = nil
 	object.conditions, object.addresses, object.version, object.echo = wanted.conditions, wanted.addresses, version,
@@ -160,6 +164,7 @@ func (leader *leader) apply(ctx context.Context, wanted wanted) (version string,
 	if err != nil {
 		return "", fmt.Errorf("failed to encode the status of %s %s: %w", wanted.object.Kind, wanted.object.Name, err)
 	}
+	// Server-side apply with force: the fields of this field manager have no second owner.
 	force := true
 	var object *unstructured.Unstructured
 	object, err = leader.client.Resource(wanted.resource).Namespace(wanted.object.Namespace).Patch(ctx,

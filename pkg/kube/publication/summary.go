@@ -110,6 +110,7 @@ func (all reports) advertised(vips []vip.VIP) metav1.Condition {
 		reasons    = map[string]int{}
 		unknown    bool
 	)
+	// Only VIPs that not all pods advertise are listed, because the message is limited.
 	for _, v := range vips {
 		sum := all.sum(v)
 		switch {
@@ -124,6 +125,7 @@ func (all reports) advertised(vips []vip.VIP) metav1.Condition {
 		}
 		lines = append(lines, sum.String())
 	}
+	// A VIP without any pod outweighs unknown ones: it is dark for certain.
 	condition := metav1.Condition{Status: metav1.ConditionTrue, Reason: "PartlyAdvertised", Message: listed(lines)}
 	switch {
 	case everywhere == len(vips):
