@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -52,11 +53,11 @@ func differing(a, b []string) (n int) {
 // here, and are added and removed in a different order.
 func TestPodsAgreeOnTables(t *testing.T) {
 	const targets, size = 10, 1009
-	stream := func(order ...int) *Stream {
+	stream := func(order ...int) *plan.Stream {
 		s := siteStream("a", bothVIPs)
 		s.Size, s.DrainTime = size, 50*time.Millisecond
 		for _, i := range order {
-			s.Targets = append(s.Targets, siteTarget(i, Serving, Serving))
+			s.Targets = append(s.Targets, siteTarget(i, plan.Serving, plan.Serving))
 		}
 		return s
 	}
@@ -67,7 +68,7 @@ func TestPodsAgreeOnTables(t *testing.T) {
 		q.configure(stream(order...))
 	}
 	// Targets that returned may be draining until their drain time ends.
-	all := func(s State) bool { return len(s.Streams["a"].Serving[vip.IPv6]) == targets }
+	all := func(s plan.State) bool { return len(s.Streams["a"].Serving[vip.IPv6]) == targets }
 	p.wait("ten targets", all)
 	q.wait("ten targets", all)
 	before := one.names("a", vip.IPv4)

@@ -31,438 +31,432 @@ type streamChange struct {
 }
 
 // fail records the stream's first failure as a problem.
-func (p *streamChange) fail(err error) {
-	if p.failed {
+func (change *streamChange) fail(err error) {
+	if change.failed {
 		return
 	}
 	problem := Problem{
-		Object: "stream " + p.Name, Detail: err.Error(), VIPs: p.Stream.VIPs,
-		Remedy: "it is retried; look at the table with: nft list table inet " + TableName,
+		Object: "stream " + change.Name, Detail: err.Error(), VIPs: change.Stream.VIPs,
+		Remedy: "it is retried; look at the table with: nft list table inet " + plan.TableName,
 	}
 	if foreign, ok := errors.AsType[*fwstate.ConflictError](err); ok {
 		problem.Object = foreign.Object
 		problem.Remedy = "remove or rename it, or the stream; objects of vipgate have comments"
 	}
-	p.failed, p.record.failed = true, true
-	p.record.problems = append(p.record.problems, problem)
+	change.failed, change.record.failed = true, true
+	change.record.problems = append(change.record.problems, problem)
 }
 
 // failTarget records the target's first failure as a problem and removes the target from a table.
-func (p *streamChange) failTarget(name string, f vip.Family, err error) {
-	p.RemoveFromTable(name, f)
-	if p.failedTargets[name] {
+func (change *streamChange) failTarget(name string, f vip.Family, err error) {
+	change.RemoveFromTable(name, f)
+	if change.failedTargets[name] {
 		return
 	}
-	p.failedTargets[name], p.record.failed = true, true
-	p.record.problems = append(p.record.problems, Problem{
-		Object: "target " + p.Name + "/" + name, Detail: err.Error(),
+	change.failedTargets[name], change.record.failed = true, true
+	change.record.problems = append(change.record.problems, Problem{
+		Object: "target " + change.Name + "/" + name, Detail: err.Error(),
 		Remedy: "it is retried; check that the target is on a connected network, and for rules or routes of other processes",
 	})
 }
 
 // toApply lists the targets whose objects are compared with the kernel and written.
-func (p *streamChange) toApply() []plan.InstalledTarget {
-	return slices.DeleteFunc(plan.SortedTargets(p.Targets), func(t plan.InstalledTarget) bool {
-		return !p.Apply[t.FWMark]
+func (change *streamChange) toApply() []plan.InstalledTarget {
+	return slices.DeleteFunc(plan.SortedTargets(change.Targets), func(target plan.InstalledTarget) bool {
+		return !change.Apply[target.FWMark]
 	})
 }
 
 // kernel returns the expected kernel state of the stream.
-func (p *streamChange) kernel() *plan.KernelStream {
-	return p.Stream.Kernel(p.Targets, &p.record.tables)
+func (change *streamChange) kernel() *plan.KernelStream {
+	return change.Stream.Kernel(change.Targets, &change.record.tables)
 }
 
-// apply applies plans: rules and routes first, so that no packet is marked without a route, then
-// one nftables transaction, then the removal of objects without references. Finally it reads the
-// result back. After a crash at any step the next process recovers from the kernel state.
-//
-// An error concerns all plans. The failure of one stream is recorded in its streamChange.
-func (e *engine) apply(plans []*streamChange, repairBase bool) error {
+// application applies the plans of one pass: rules and routes first, so that no packet is marked
+// without a route, then one nftables transaction, then the removal of objects without references.
+// Finally it reads the result back. After a crash at any step the next process recovers from the
+// kernel state.
+type application struct {
+	*engine
+	changes    []*streamChange
+	repairBase bool
+}
+
+// run applies the plans. An error concerns all of them; the failure of one stream is recorded in its
+// streamChange.
+func (a *application) run() error {
 	afterStep("planned")
-	for _, p := range plans {
-		e.begin(p)
+	for _, change := range a.changes {
+		a.begin(change)
 	}
-	e.addRoutes(plans)
+	a.addRoutes()
 	afterStep("routes")
 
-	err := e.transact(plans, repairBase)
+	err := a.transact()
 	if err == nil {
 		afterStep("written")
-		e.removeTargets(plans)
-		err = e.readBack(plans)
+		a.removeTargets()
+		err = a.readBack()
 	}
 	if err != nil {
-		e.stale |= nftables
-		for _, p := range plans {
-			p.record.dirty = true
+		a.stale |= nftables
+		for _, change := range a.changes {
+			change.record.dirty = true
 		}
 		return err
 	}
 	afterStep("read-back")
-	for _, p := range plans {
-		e.conclude(p)
+	for _, change := range a.changes {
+		a.conclude(change)
 	}
 	return nil
 }
 
 // begin logs the planned changes and records the objects as pending or removing.
-func (e *engine) begin(p *streamChange) {
-	e.markPlanned(&p.StreamPlan)
-	log := e.log.With("stream", p.Name)
-	for _, t := range p.Removed {
-		log.Info("removing target", "target", t.Name, "fwmark", t.FWMark)
-		t.Stage = plan.StageRemoving
-		e.keepTarget(t)
+func (a *application) begin(change *streamChange) {
+	a.markPlanned(&change.StreamPlan)
+	log := a.log.With("stream", change.Name)
+	for _, target := range change.Removed {
+		log.Info("removing target", "target", target.Name, "fwmark", target.FWMark)
+		target.Stage = plan.StageRemoving
+		a.keepTarget(target)
 	}
-	if p.Remove {
-		if p.input.Installed != nil {
+	if change.Remove {
+		if change.input.Installed != nil {
 			log.Info("removing stream")
-			s := *p.input.Installed
-			s.Stage = plan.StageRemoving
-			e.keepStream(s)
+			stream := *change.input.Installed
+			stream.Stage = plan.StageRemoving
+			a.keepStream(stream)
 		}
 		return
 	}
-	for _, t := range plan.SortedTargets(p.Targets) {
-		log := log.With("target", t.Name, "fwmark", t.FWMark)
-		old, recorded := p.input.Targets[t.Name]
+	for _, target := range plan.SortedTargets(change.Targets) {
+		log := log.With("target", target.Name, "fwmark", target.FWMark)
+		old, recorded := change.input.Targets[target.Name]
 		switch {
 		case !recorded:
-			log.Info("adding target", "ips", t.Addresses())
-		case !t.DrainEnd.IsZero() && old.DrainEnd.IsZero():
-			log.Info("draining removed target", "until", t.DrainEnd)
-		case t.IPs != old.IPs:
-			log.Info("target addresses changed", "ips", t.Addresses())
+			log.Info("adding target", "ips", target.Addresses())
+		case !target.DrainEnd.IsZero() && old.DrainEnd.IsZero():
+			log.Info("draining removed target", "until", target.DrainEnd)
+		case target.IPs != old.IPs:
+			log.Info("target addresses changed", "ips", target.Addresses())
 		}
-		if p.Apply[t.FWMark] {
-			t.Stage = plan.StagePending
-			e.keepTarget(t)
+		if change.Apply[target.FWMark] {
+			target.Stage = plan.StagePending
+			a.keepTarget(target)
 		}
 	}
-	s := p.Stream
-	if p.Write {
-		s.Stage = plan.StagePending
+	stream := change.Stream
+	if change.Write {
+		stream.Stage = plan.StagePending
 	}
-	e.keepStream(s)
+	a.keepStream(stream)
 }
 
 // addRoutes installs rules and routes and removes targets without a working route from their
 // Maglev tables.
-func (e *engine) addRoutes(plans []*streamChange) {
-	var slots []plan.KernelTarget
+func (a *application) addRoutes() {
+	var routed []plan.KernelTarget
 	changes := map[uint32]*streamChange{}
-	for _, p := range plans {
-		for _, t := range p.toApply() {
-			if want := t.Kernel(); !plan.SameRoutes(orNone(e.observed.Targets[t.FWMark]), want) {
-				slots = append(slots, want)
-				changes[t.FWMark] = p
+	for _, change := range a.changes {
+		for _, target := range change.toApply() {
+			if want := target.Kernel(); !plan.SameRoutes(a.target(target.FWMark), want) {
+				routed = append(routed, want)
+				changes[target.FWMark] = change
 			}
 		}
 	}
-	if len(slots) == 0 {
+	if len(routed) == 0 {
 		return
 	}
-	failures := e.kernel.AddRoutes(slots, !e.observed.Base)
-	for _, want := range slots {
-		p := changes[want.FWMark]
+	failures := a.kernel.AddRoutes(routed, !a.observed.Base)
+	for _, want := range routed {
+		change := changes[want.FWMark]
 		for _, f := range vip.Families {
 			if !want.Rules[f] {
 				continue
 			}
 			err := failures[fwstate.RouteKey{FWMark: want.FWMark, Family: f}]
 			if err == nil {
-				err = e.verifyRoute(want.FWMark, f, want.NextHops[f])
+				err = a.verifyRoute(want.FWMark, f, want.NextHops[f])
 			}
 			if err != nil {
 				want.NextHops[f] = netip.Addr{}
-				p.failTarget(want.Name, f, err)
+				change.failTarget(want.Name, f, err)
 			}
 		}
-		e.setRoutes(want.FWMark, want)
-		if !p.failedTargets[want.Name] {
-			delete(e.lost, want.FWMark)
+		a.setRoutes(want.FWMark, want)
+		if !change.failedTargets[want.Name] {
+			delete(a.lost, want.FWMark)
 		}
-		p.record.stale = true
+		change.record.stale = true
 	}
-}
-
-// verifyRoute verifies with a route lookup that packets for a target reach it.
-func (e *engine) verifyRoute(fwmark uint32, f vip.Family, hop netip.Addr) error {
-	got, err := e.kernel.ResolveNextHop(fwmark, f)
-	switch {
-	case err != nil:
-		return err
-	case !got.IsValid():
-		return fmt.Errorf("packets with fwmark %d are dropped instead of going to %s", fwmark, hop)
-	case got != hop:
-		return fmt.Errorf("packets with fwmark %d go to %s instead of %s", fwmark, got, hop)
-	}
-	return nil
 }
 
 // additions returns the additions and changes of a plan.
-func (e *engine) additions(p *streamChange) plan.Change {
-	c := plan.Change{VIPs: map[vip.VIP]string{}}
-	for _, t := range p.toApply() {
-		if want := t.Kernel(); !plan.SameNFTables(orNone(e.observed.Targets[t.FWMark]), want) {
-			c.Targets = append(c.Targets, want)
+func (a *application) additions(change *streamChange) plan.Change {
+	additions := plan.Change{VIPs: map[vip.VIP]string{}}
+	for _, target := range change.toApply() {
+		if want := target.Kernel(); !plan.SameNFTables(a.target(target.FWMark), want) {
+			additions.Targets = append(additions.Targets, want)
 		}
 	}
-	if !p.Write {
-		return c
+	if !change.Write {
+		return additions
 	}
-	want, now := p.kernel(), e.observed.Streams[p.Name]
+	want, now := change.kernel(), a.observed.Streams[change.Name]
 	if !plan.SameStream(now, want) {
-		c.Streams = append(c.Streams, plan.StreamWrite{Desired: *want, Observed: now})
+		additions.Streams = append(additions.Streams, plan.StreamWrite{Desired: *want, Observed: now})
 	}
-	for _, v := range p.Stream.VIPs {
-		by := e.observed.VIPs[v]
+	for _, v := range change.Stream.VIPs {
+		by := a.observed.VIPs[v]
 		// Keep the element of another process: it is reported as drift, unless Repair is set.
-		foreign := by != "" && (e.streams[by] == nil || e.streams[by].installed == nil)
-		if by != p.Name && p.Forced && (!foreign || p.input.Repair) {
-			c.VIPs[v] = p.Name
+		foreign := by != "" && (a.streams[by] == nil || a.streams[by].installed == nil)
+		if by != change.Name && change.Forced && (!foreign || change.input.Repair) {
+			additions.VIPs[v] = change.Name
 		}
 	}
-	return c
+	return additions
 }
 
 // removals returns the removals of a plan.
-func (e *engine) removals(p *streamChange) plan.Change {
-	c := plan.Change{VIPs: map[vip.VIP]string{}}
-	for _, t := range p.Removed {
-		c.RemoveTargets = append(c.RemoveTargets, t.FWMark)
+func (a *application) removals(change *streamChange) plan.Change {
+	removals := plan.Change{VIPs: map[vip.VIP]string{}}
+	for _, target := range change.Removed {
+		removals.RemoveTargets = append(removals.RemoveTargets, target.FWMark)
 	}
-	if p.input.Installed == nil {
-		return c
+	if change.input.Installed == nil {
+		return removals
 	}
-	if p.Remove {
-		c.RemoveStreams = []string{p.Name}
+	if change.Remove {
+		removals.RemoveStreams = []string{change.Name}
 	}
 	// After a crash the installed elements are unknown: remove all that lead to the stream.
-	all := p.Remove || p.input.Installed.Stage != plan.StageApplied
-	for v, by := range e.observed.VIPs {
-		if by != p.Name || e.vipOwners.Owner[v] != "" {
+	all := change.Remove || change.input.Installed.Stage != plan.StageApplied
+	for v, by := range a.observed.VIPs {
+		if by != change.Name || a.vipOwners.Owner[v] != "" {
 			continue
 		}
-		if _, installed := slices.BinarySearchFunc(p.input.Installed.VIPs, v, vip.Compare); installed || all {
-			c.VIPs[v] = ""
+		if _, installed := slices.BinarySearchFunc(change.input.Installed.VIPs, v, vip.Compare); installed || all {
+			removals.VIPs[v] = ""
 		}
 	}
-	return c
+	return removals
 }
 
 // transact writes all plans in one transaction. If it fails, each plan is written separately, so
 // that an invalid stream does not block other streams.
-func (e *engine) transact(plans []*streamChange, repairBase bool) error {
+func (a *application) transact() error {
 	var all plan.Change
-	for _, p := range plans {
-		p.add, p.remove = e.additions(p), e.removals(p)
-		all.Add(p.add)
-		all.Add(p.remove)
+	for _, change := range a.changes {
+		change.add, change.remove = a.additions(change), a.removals(change)
+		all.Add(change.add)
+		all.Add(change.remove)
 	}
-	all.Base = !e.observed.Base && (repairBase || len(all.Targets)+len(all.Streams) > 0)
+	all.Base = !a.observed.Base && (a.repairBase || len(all.Targets)+len(all.Streams) > 0)
 	if all.Empty() {
 		return nil
 	}
 	if all.Base {
 		// Forwarding does not need these rules, so a failure is reported as drift.
-		if err := e.kernel.AddCommonRules().Err(); err != nil {
-			e.log.Warn("failed to add policy rules", "error", err)
+		if err := a.kernel.AddCommonRules().Err(); err != nil {
+			a.log.Warn("failed to add policy rules", "error", err)
 		}
 	}
-	err := e.kernel.Write(all)
+	err := a.kernel.Write(all)
 	if err != nil {
-		e.log.Warn("transaction failed, retrying stream by stream", "streams", len(plans), "error", err)
-		e.transactEach(plans, all.Base)
+		a.log.Warn("transaction failed, retrying stream by stream", "streams", len(a.changes), "error", err)
+		a.transactEach(all.Base)
 	}
 	if !all.Base {
 		return nil
 	}
-	if err := e.readBase(); err != nil {
+	if err := a.readBase(); err != nil {
 		return err
 	}
-	for _, p := range plans {
-		if e.observed.Problem != "" {
-			p.fail(fmt.Errorf("table inet %s is not as it was written: %s", TableName, e.observed.Problem))
+	for _, change := range a.changes {
+		if a.observed.Problem != "" {
+			change.fail(fmt.Errorf("table inet %s is not as it was written: %s", plan.TableName, a.observed.Problem))
 		}
 	}
 	return nil
 }
 
 // transactEach writes each plan in separate transactions, additions first.
-func (e *engine) transactEach(plans []*streamChange, base bool) {
-	write := func(p *streamChange, c plan.Change) {
-		if !p.failed && !c.Empty() {
-			e.pulse.Next(0) // the number of steps grows with the streams
-			if err := e.kernel.Write(c); err != nil {
-				p.fail(err)
+func (a *application) transactEach(base bool) {
+	write := func(change *streamChange, part plan.Change) {
+		if !change.failed && !part.Empty() {
+			a.pulse.Next(0) // the number of steps grows with the streams
+			if err := a.kernel.Write(part); err != nil {
+				change.fail(err)
 			}
 		}
 	}
 	if base {
-		if err := e.kernel.Write(plan.Change{Base: true}); err != nil {
-			for _, p := range plans {
-				p.fail(err)
+		if err := a.kernel.Write(plan.Change{Base: true}); err != nil {
+			for _, change := range a.changes {
+				change.fail(err)
 			}
 		}
 	}
-	for _, p := range plans {
-		write(p, p.add)
+	for _, change := range a.changes {
+		write(change, change.add)
 	}
-	for _, p := range plans {
-		write(p, p.remove)
+	for _, change := range a.changes {
+		write(change, change.remove)
 	}
 }
 
 // removeTargets removes the remaining objects of targets that were removed from nftables:
 // connection tracking entries first, so that no flow has the fwmark after the removal of its
 // routes, then rules and routes.
-func (e *engine) removeTargets(plans []*streamChange) {
+func (a *application) removeTargets() {
 	var gone []uint32
-	for _, p := range plans {
-		if !p.failed {
-			gone = append(gone, p.remove.RemoveTargets...)
+	for _, change := range a.changes {
+		if !change.failed {
+			gone = append(gone, change.remove.RemoveTargets...)
 		}
 	}
 	if len(gone) == 0 {
 		return
 	}
-	err := e.kernel.FlushConntrack(gone)
+	err := a.kernel.FlushConntrack(gone)
 	afterStep("flushed")
 	if err == nil {
-		err = e.kernel.RemoveRoutes(gone)
+		err = a.kernel.RemoveRoutes(gone)
 	}
 	afterStep("unrouted")
-	for _, p := range plans {
-		if err != nil && len(p.Removed) > 0 {
-			p.fail(fmt.Errorf("remove routes and connections of targets: %w", err))
+	for _, change := range a.changes {
+		if err != nil && len(change.Removed) > 0 {
+			change.fail(fmt.Errorf("remove routes and connections of targets: %w", err))
 		}
 	}
 }
 
 // readBack reads the changed objects from the kernel.
-func (e *engine) readBack(plans []*streamChange) error {
+func (a *application) readBack() error {
 	var gone []uint32
-	for _, p := range plans {
-		p.record.stale = true
-		gone = append(gone, p.remove.RemoveTargets...)
+	for _, change := range a.changes {
+		change.record.stale = true
+		gone = append(gone, change.remove.RemoveTargets...)
 	}
-	touched := slices.DeleteFunc(slices.Clone(plans), func(p *streamChange) bool {
-		return p.add.Empty() && p.remove.Empty()
+	// Another process may have changed the rest; the kernel reports that separately.
+	touched := slices.DeleteFunc(slices.Clone(a.changes), func(change *streamChange) bool {
+		return change.add.Empty() && change.remove.Empty()
 	})
 	if len(touched) >= manyStreams {
-		e.stale &^= nftables
-		if err := e.readAll(); err != nil {
+		a.stale &^= nftables
+		if err := a.readAll(); err != nil {
 			return err
 		}
-	} else if err := e.readTouched(touched); err != nil {
+	} else if err := a.readTouched(touched); err != nil {
 		return err
 	}
 	if len(gone) == 0 {
 		return nil
 	}
-	read, err := e.kernel.ReadRoutes(gone)
+	read, err := a.kernel.ReadRoutes(gone)
 	if err != nil {
 		return fmt.Errorf("read rules and routes back: %w", err)
 	}
-	for _, number := range gone {
-		e.setRoutes(number, orNone(read[number]))
+	for _, fwmark := range gone {
+		a.setRoutes(fwmark, orNone(read[fwmark]))
 	}
 	return nil
 }
 
 // readWritten reads the written objects of a stream. Objects that only another process may have
 // changed are read again when the kernel reports the change.
-func (e *engine) readWritten(p *streamChange) (*plan.KernelStream, error) {
-	if w := p.add.Streams; !p.Remove && len(w) == 1 && fwstate.ElementsOnly(w[0]) {
-		return e.kernel.ReadTables(w[0])
+func (a *application) readWritten(change *streamChange) (*plan.KernelStream, error) {
+	if writes := change.add.Streams; !change.Remove && len(writes) == 1 && fwstate.ElementsOnly(writes[0]) {
+		return a.kernel.ReadTables(writes[0])
 	}
-	return e.kernel.ReadStream(p.Name)
+	return a.kernel.ReadStream(change.Name)
 }
 
-func (e *engine) readTouched(plans []*streamChange) error {
-	var numbers []uint32
+func (a *application) readTouched(touched []*streamChange) error {
+	var fwmarks []uint32
 	vips := 0
-	for _, p := range plans {
-		for _, t := range p.toApply() {
-			numbers = append(numbers, t.FWMark)
+	for _, change := range touched {
+		for _, target := range change.toApply() {
+			fwmarks = append(fwmarks, target.FWMark)
 		}
-		numbers = append(numbers, p.remove.RemoveTargets...)
-		vips += len(p.add.VIPs) + len(p.remove.VIPs)
-		if !p.Write && !p.Remove {
+		fwmarks = append(fwmarks, change.remove.RemoveTargets...)
+		vips += len(change.add.VIPs) + len(change.remove.VIPs)
+		if !change.Write && !change.Remove {
 			continue
 		}
-		s, err := e.readWritten(p)
+		stream, err := a.readWritten(change)
 		if err != nil {
-			return fmt.Errorf("read stream %s back: %w", p.Name, err)
+			return fmt.Errorf("read stream %s back: %w", change.Name, err)
 		}
-		delete(e.observed.Streams, p.Name)
-		if s != nil {
-			e.observed.Streams[p.Name] = s
+		delete(a.observed.Streams, change.Name)
+		if stream != nil {
+			a.observed.Streams[change.Name] = stream
 		}
 	}
-	if len(numbers) > 0 {
-		read, err := e.kernel.ReadTargets(numbers)
+	if len(fwmarks) > 0 {
+		read, err := a.kernel.ReadTargets(fwmarks)
 		if err != nil {
 			return fmt.Errorf("read targets back: %w", err)
 		}
-		for _, number := range numbers {
-			e.setTarget(number, orNone(read[number]), orNone(e.observed.Targets[number]))
+		for _, fwmark := range fwmarks {
+			a.setTarget(fwmark, orNone(read[fwmark]), a.target(fwmark))
 		}
 	}
 	if vips > 0 {
-		read, err := e.kernel.ReadVIPs()
+		read, err := a.kernel.ReadVIPs()
 		if err != nil {
 			return fmt.Errorf("read VIPs back: %w", err)
 		}
-		e.observed.VIPs = read
+		a.observed.VIPs = read
 	}
 	return nil
 }
 
 // conclude compares a plan with the state read back: confirmed objects become applied, the records
 // of removed objects are deleted, and all other objects fail and are retried.
-func (e *engine) conclude(p *streamChange) {
-	for _, t := range p.Removed {
-		if e.observed.Targets[t.FWMark] != nil || p.failed {
-			p.fail(fmt.Errorf("target %s (fwmark %d) is still in the kernel after its removal", t.Name, t.FWMark))
+func (a *application) conclude(change *streamChange) {
+	for _, target := range change.Removed {
+		if a.observed.Targets[target.FWMark] != nil || change.failed {
+			change.fail(fmt.Errorf("target %s (fwmark %d) is still in the kernel after its removal", target.Name, target.FWMark))
 			continue
 		}
-		e.dropTarget(t)
-		e.log.Info("target removed", "stream", t.Stream, "target", t.Name, "fwmark", t.FWMark)
+		a.dropTarget(target)
+		a.log.Info("target removed", "stream", target.Stream, "target", target.Name, "fwmark", target.FWMark)
 	}
-	if p.Remove {
-		if e.observed.Streams[p.Name] != nil {
-			p.fail(fmt.Errorf("the chain of stream %s is still in the kernel after its removal", p.Name))
+	if change.Remove {
+		if a.observed.Streams[change.Name] != nil {
+			change.fail(fmt.Errorf("the chain of stream %s is still in the kernel after its removal", change.Name))
 		}
-		if !p.failed && p.input.Installed != nil {
-			p.record.installed, p.record.stale = nil, true
+		if !change.failed && change.input.Installed != nil {
+			change.record.installed, change.record.stale = nil, true
 		}
 		return
 	}
-	for _, t := range p.toApply() {
+	for _, target := range change.toApply() {
 		switch {
-		case p.failedTargets[t.Name]:
-		case !plan.SameNFTables(orNone(e.observed.Targets[t.FWMark]), t.Kernel()):
-			p.fail(fmt.Errorf("the chain of target %s (fwmark %d), or its elements, "+
-				"are not in the kernel after they were written", t.Name, t.FWMark))
+		case change.failedTargets[target.Name]:
+		case !plan.SameNFTables(a.target(target.FWMark), target.Kernel()):
+			change.fail(fmt.Errorf("the chain of target %s (fwmark %d), or its elements, "+
+				"are not in the kernel after they were written", target.Name, target.FWMark))
 		default:
-			e.keepTarget(t)
+			a.keepTarget(target)
 		}
 	}
-	if !p.Write {
+	if !change.Write {
 		return
 	}
-	if !plan.SameStream(e.observed.Streams[p.Name], p.kernel()) {
-		p.fail(fmt.Errorf("chain and maps of stream %s are not in the kernel as they were written", p.Name))
+	if !plan.SameStream(a.observed.Streams[change.Name], change.kernel()) {
+		change.fail(fmt.Errorf("chain and maps of stream %s are not in the kernel as they were written", change.Name))
 		return
 	}
-	for _, v := range p.Stream.VIPs {
+	for _, v := range change.Stream.VIPs {
 		// An element of another process is drift, not a failure.
-		if p.Forced && e.observed.VIPs[v] == "" {
-			p.fail(fmt.Errorf("VIP %s of stream %s is not in the kernel after it was written", v, p.Name))
+		if change.Forced && a.observed.VIPs[v] == "" {
+			change.fail(fmt.Errorf("VIP %s of stream %s is not in the kernel after it was written", v, change.Name))
 			return
 		}
 	}
-	e.keepStream(p.Stream)
+	a.keepStream(change.Stream)
 }

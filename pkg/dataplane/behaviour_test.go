@@ -32,11 +32,11 @@ func (w *modelFixture) problem(object string) (Problem, bool) {
 
 func TestRemovedServingTargetDrains(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving),
-		testTarget("x3", Draining), testTarget("x4", Serving))), false)
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving),
-		testTarget("x4", Down))), false)
-	left := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving),
+		testTarget("x3", plan.Draining), testTarget("x4", plan.Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving),
+		testTarget("x4", plan.Down))), false)
+	left := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)))
 	w.k.conns[w.number("a", "x2")] = true
 	number := w.number("a", "x2")
 	w.restart()
@@ -68,13 +68,13 @@ func TestRemovedServingTargetDrains(t *testing.T) {
 // The rules and routes of a removed target remain while connections have its fwmark.
 func TestRoutesOutliveConnections(t *testing.T) {
 	w := newModelFixture()
-	with := func(role Role) *Desired {
-		return desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", role)))
+	with := func(role plan.Role) *plan.Desired {
+		return desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", role)))
 	}
-	w.settle(with(Serving), false)
+	w.settle(with(plan.Serving), false)
 	number := w.number("a", "x2")
-	w.settle(with(Down), false)
-	left := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+	w.settle(with(plan.Down), false)
+	left := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)))
 	w.k.conns[number], w.k.flushErr = true, errors.New("connection tracking is busy")
 	for range 2 {
 		w.settle(left, false)
@@ -94,12 +94,12 @@ func TestRoutesOutliveConnections(t *testing.T) {
 
 func TestReturningTargetKeepsItsFWMark(t *testing.T) {
 	w := newModelFixture()
-	both := func() *Desired {
-		return desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
+	both := func() *plan.Desired {
+		return desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)))
 	}
 	w.settle(both(), false)
 	number := w.number("a", "x2")
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))), false)
 	w.settle(both(), false)
 	w.expect(t, "a", "x1", "x2")
 	if w.number("a", "x2") != number || w.k.births[number] != 1 {
@@ -112,14 +112,14 @@ func TestReturningTargetKeepsItsFWMark(t *testing.T) {
 
 func TestUnknownTargetsKeepTheirRole(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining),
-		testTarget("x3", Serving), testTarget("x4", Serving))), false)
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x3", Draining),
-		testTarget("x4", Down))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Draining),
+		testTarget("x3", plan.Serving), testTarget("x4", plan.Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x3", plan.Draining),
+		testTarget("x4", plan.Down))), false)
 	w.restart()
 	writes := w.k.writes
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Unknown), testTarget("x3", Unknown),
-		testTarget("x4", Unknown), testTarget("x5", Unknown))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Unknown), testTarget("x3", plan.Unknown),
+		testTarget("x4", plan.Unknown), testTarget("x5", plan.Unknown))), false)
 	w.expect(t, "a", "x1")
 	if w.k.writes != writes {
 		t.Fatal("something was written")
@@ -134,9 +134,9 @@ func TestUnknownTargetsKeepTheirRole(t *testing.T) {
 
 func TestFailedNeighborLeavesTable(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)))
 	w.settle(desired, false)
-	address := testTarget("x2", Serving).IPs[0]
+	address := testTarget("x2", plan.Serving).IPs[0]
 	w.k.net.FailedNeighbors[address] = struct{}{}
 	w.e.stale |= network
 	w.settle(desired, false)
@@ -164,8 +164,8 @@ func TestRoutesAreRestoredWithTheirLink(t *testing.T) {
 	}} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newModelFixture()
-			desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving, Serving),
-				testTarget("x2", Serving)))
+			desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving, plan.Serving),
+				testTarget("x2", plan.Serving)))
 			w.settle(desired, false)
 			w.k.linkGoes(false)
 			if !tt.flap {
@@ -175,7 +175,7 @@ func TestRoutesAreRestoredWithTheirLink(t *testing.T) {
 				if d := w.e.drift(); len(d) > 0 {
 					t.Fatalf("drift %+v", d)
 				}
-				if why := w.state().Unreachable[testTarget("x2", Serving).IPs[0]]; why != "link eth1 is down" {
+				if why := w.state().Unreachable[testTarget("x2", plan.Serving).IPs[0]]; why != "link eth1 is down" {
 					t.Fatalf("reason %q", why)
 				}
 			}
@@ -198,9 +198,9 @@ func TestRoutesAreRestoredWithTheirLink(t *testing.T) {
 // drift.
 func TestRouteRestoredByAnotherIsNotLost(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)))
 	w.settle(desired, false)
-	if err := w.e.hold("a", time.Time{}); err != nil {
+	if err := w.e.holds.begin("a", time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	before := *w.slot("a", "x1")
@@ -223,7 +223,7 @@ func TestRouteRestoredByAnotherIsNotLost(t *testing.T) {
 // A VIP is not assigned while it is an address of the namespace.
 func TestVIPThatBecomesLocal(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32", "20.0.0.2/32"}, testTarget("x1", Serving)))
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32", "20.0.0.2/32"}, testTarget("x1", plan.Serving)))
 	local, object := netip.MustParseAddr("20.0.0.1"), "VIP 20.0.0.1/32"
 	for _, is := range []bool{false, true, false} {
 		if clear(w.k.net.LocalAddrs); is {
@@ -242,7 +242,7 @@ func TestVIPThatBecomesLocal(t *testing.T) {
 // removal is retried.
 func TestOldRulesAreRemovedOnce(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)))
 	w.k.refuse, w.k.oldRulesErr = "a", errors.New("busy")
 	for _, want := range []int{0, 1, 2, 2} {
 		w.settle(desired, false)
@@ -257,9 +257,9 @@ func TestOldRulesAreRemovedOnce(t *testing.T) {
 
 func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)))
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)))
 	w.settle(desired, false)
-	if err := w.e.hold("a", time.Time{}); err != nil {
+	if err := w.e.holds.begin("a", time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	w.slot("a", "x2").NextHops[vip.IPv4] = netip.Addr{}
@@ -267,13 +267,13 @@ func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	// A changed desired state of a different target does not repair it.
-	desired = desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving),
-		testTarget("x3", Serving)))
+	desired = desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving),
+		testTarget("x3", plan.Serving)))
 	w.settle(desired, false)
 	w.expect(t, "a", "x1", "x3")
 	// A changed desired state of the target repairs it.
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Draining),
-		testTarget("x3", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Draining),
+		testTarget("x3", plan.Serving))), false)
 	if d := w.e.drift(); len(d) > 0 {
 		t.Fatalf("drift %+v", d)
 	}
@@ -284,7 +284,7 @@ func TestTakenFWMarksAreSkipped(t *testing.T) {
 	w.k.inUse[5000] = "route default via 10.9.9.9 table 5000"
 	w.k.Targets[5001] = &plan.KernelTarget{FWMark: 5001, ChainIntact: true}
 	w.notice()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))), false)
 	if n := w.number("a", "x1"); n != 5002 {
 		t.Fatalf("number %d", n)
 	}
@@ -302,9 +302,9 @@ func TestFailedStreamDoesNotBlockOthers(t *testing.T) {
 	w := newModelFixture()
 	w.k.refuse = "b"
 	desired := desiredOf(
-		testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)),
-		testStream("b", []string{"20.0.0.2/32"}, testTarget("x1", Serving)),
-		testStream("c", []string{"20.0.0.3/32"}, testTarget("x1", Serving)),
+		testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)),
+		testStream("b", []string{"20.0.0.2/32"}, testTarget("x1", plan.Serving)),
+		testStream("c", []string{"20.0.0.3/32"}, testTarget("x1", plan.Serving)),
 	)
 	w.settle(desired, false)
 	w.expect(t, "a", "x1")
@@ -326,7 +326,7 @@ func TestFailedStreamDoesNotBlockOthers(t *testing.T) {
 
 func TestVIPMovesInOneTransaction(t *testing.T) {
 	w := newModelFixture()
-	a, b := testTarget("x1", Serving), testTarget("y1", Serving)
+	a, b := testTarget("x1", plan.Serving), testTarget("y1", plan.Serving)
 	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32", "20.0.0.2/32"}, a),
 		testStream("b", []string{"20.0.0.3/32"}, b)), false)
 	writes := w.k.writes
@@ -348,8 +348,8 @@ func TestForeignChainBlocksStream(t *testing.T) {
 	w.k.Base = true
 	w.k.Streams["a"] = &plan.KernelStream{Name: "a"}
 	w.notice()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)),
-		testStream("b", []string{"20.0.0.2/32"}, testTarget("x1", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)),
+		testStream("b", []string{"20.0.0.2/32"}, testTarget("x1", plan.Serving))), false)
 	w.expect(t, "b", "x1")
 	if p, ok := w.problem("chain inet vipgate-lb stream/a"); !ok || len(p.VIPs) != 1 {
 		t.Fatalf("problems %+v", w.state().Problems)
@@ -366,8 +366,8 @@ func TestForeignElementOfHeldStreamStays(t *testing.T) {
 	w.k.Streams["other"] = &plan.KernelStream{Name: "other"}
 	w.k.VIPs[v] = "other"
 	w.notice()
-	desired := desiredOf(testStream("a", []string{v.String()}, testTarget("x1", Serving)))
-	if err := w.e.hold("a", time.Time{}); err != nil {
+	desired := desiredOf(testStream("a", []string{v.String()}, testTarget("x1", plan.Serving)))
+	if err := w.e.holds.begin("a", time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	w.settle(desired, false)
@@ -382,9 +382,9 @@ func TestForeignElementOfHeldStreamStays(t *testing.T) {
 
 func TestUnconnectedTargetIsRetried(t *testing.T) {
 	w := newModelFixture()
-	far := testTarget("x2", Serving)
+	far := testTarget("x2", plan.Serving)
 	far.IPs[0] = netip.MustParseAddr("192.0.2.1")
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), far))
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), far))
 	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	if p, ok := w.problem("target a/x2"); !ok || !w.e.failing() {
@@ -413,9 +413,9 @@ func TestReconcileBeforeFirstConfigure(t *testing.T) {
 
 func TestNoChangeBeforeFirstConfigure(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving))),
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving))),
 		false)
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))), false)
 	w.clock = w.clock.Add(time.Hour)
 	writes := w.k.writes
 	w.restart()
@@ -448,7 +448,7 @@ func TestOptionsAreValidated(t *testing.T) {
 }
 
 func TestCommonRulesComeBack(t *testing.T) {
-	vips, x1, x2 := []string{"20.0.0.1/32"}, testTarget("x1", Serving), testTarget("x2", Serving)
+	vips, x1, x2 := []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)
 	t.Run("before the rules of a new target", func(t *testing.T) {
 		w := newModelFixture()
 		w.settle(desiredOf(testStream("a", vips, x1)), false)

@@ -27,7 +27,7 @@ func TestFullMapIsExchanged(t *testing.T) {
 	r := s.start()
 	for _, first := range []string{"21.0.0.0", "20.0.0.0", "22.0.0.0"} {
 		list := hostsFrom(first, plan.MaxHostVIPs)
-		state := r.configure(testStream("a", list, siteTarget(1, Serving)))
+		state := r.configure(testStream("a", list, siteTarget(1, plan.Serving)))
 		for _, v := range []string{list[0], list[plan.MaxHostVIPs-1]} {
 			if state.VIPs[vip.Require(v)] != "a" || len(state.VIPs) != plan.MaxHostVIPs {
 				t.Fatalf("%s: %d VIPs are served, %v", v, len(state.VIPs), state.Err)

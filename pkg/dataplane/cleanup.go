@@ -38,7 +38,7 @@ func Cleanup(ctx context.Context, o Options) (removed []string, err error) {
 
 func cleanUp(k kernelConn, o Options) (removed []string, err error) {
 	e := newEngine(o, k)
-	e.holds[allStreams] = time.Time{} // do not repair objects before their removal
+	e.holds.until[allStreams] = time.Time{} // do not repair objects before their removal
 	if err := e.load(); err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func cleanUp(k kernelConn, o Options) (removed []string, err error) {
 		return nil, e.readErr
 	}
 	removed, base := e.list(), e.observed.Base
-	if e.converge(&Desired{}, false); e.readErr != nil {
+	if e.converge(&plan.Desired{}, false); e.readErr != nil {
 		return nil, e.readErr
 	}
 	for _, m := range e.streams {
@@ -61,7 +61,7 @@ func cleanUp(k kernelConn, o Options) (removed []string, err error) {
 		return removed, fmt.Errorf("remove common objects: %w", err)
 	}
 	if base {
-		removed = append(removed, "table inet "+TableName+
+		removed = append(removed, "table inet "+plan.TableName+
 			" with its base chains and common maps, unless another process has objects in it", "rules that no target owns")
 	}
 	return removed, nil

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/test/crash"
 )
 
@@ -29,7 +30,7 @@ func runVictim(file string) error {
 	if err != nil {
 		return err
 	}
-	var desired Desired
+	var desired plan.Desired
 	if err := json.Unmarshal(b, &desired); err != nil {
 		return err
 	}
@@ -73,7 +74,7 @@ func waitApplied(ctx context.Context, p *Plane, revision uint64) error {
 }
 
 // victim runs a victim in the site until the desired state is applied or a step kills it.
-func (s *site) victim(w *Desired, step string) (killed bool) {
+func (s *site) victim(w *plan.Desired, step string) (killed bool) {
 	s.t.Helper()
 	b, err := json.Marshal(w)
 	s.must(err)
@@ -98,17 +99,17 @@ func (s *site) victim(w *Desired, step string) (killed bool) {
 }
 
 func TestKillAtAnyStepConverges(t *testing.T) {
-	moved := siteTarget(3, Serving, Serving)
+	moved := siteTarget(3, plan.Serving, plan.Serving)
 	moved.IPs[0] = netip.MustParseAddr("10.1.0.99")
 	first := desiredOf(
-		siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving),
-			siteTarget(3, Serving, Serving)),
-		siteStream("b", []string{"20.0.0.2/32"}, siteTarget(4, Serving)),
+		siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving),
+			siteTarget(3, plan.Serving, plan.Serving)),
+		siteStream("b", []string{"20.0.0.2/32"}, siteTarget(4, plan.Serving)),
 	)
-	drains := siteStream("a", append(bothVIPs, "20.1.1.0/24"), siteTarget(1, Serving, Serving), moved,
-		siteTarget(5, Serving, Serving))
+	drains := siteStream("a", append(bothVIPs, "20.1.1.0/24"), siteTarget(1, plan.Serving, plan.Serving), moved,
+		siteTarget(5, plan.Serving, plan.Serving))
 	drains.DrainTime, drains.Match = 200*time.Millisecond, siteMatch[1:]
-	second := desiredOf(drains, siteStream("c", []string{"20.0.0.2/32"}, siteTarget(6, Serving), siteTarget(7, Draining)))
+	second := desiredOf(drains, siteStream("c", []string{"20.0.0.2/32"}, siteTarget(6, plan.Serving), siteTarget(7, plan.Draining)))
 	second.Streams["c"].Match = nil
 	run := func(t *testing.T, steps ...string) (end string) {
 		x := newSite(t)
@@ -175,9 +176,9 @@ ip route add 99.0.0.0/8 via 10.1.0.200 proto 179`)
 func TestRestartLeavesForeignEntries(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	streams := []*Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving),
-		siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving), siteTarget(3,
-		Serving))}
+	streams := []*plan.Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, plan.Serving, plan.Serving),
+		siteTarget(2, plan.Draining, plan.Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, plan.Serving), siteTarget(3,
+		plan.Serving))}
 	p.configure(streams...)
 	foreign := x.foreign()
 	theirs := foreign()
@@ -185,7 +186,7 @@ func TestRestartLeavesForeignEntries(t *testing.T) {
 	p.stop()
 	all := x.snapshot()
 	p = x.start()
-	s := p.wait("the first look", func(s State) bool { return !s.At.IsZero() && s.Err == nil })
+	s := p.wait("the first look", func(s plan.State) bool { return !s.At.IsZero() && s.Err == nil })
 	if len(s.VIPs) != len(before.VIPs) || !serves(s, "a", 1, "t1", "t2") || len(s.Drift) > 0 {
 		t.Error(describeState(s))
 	}
@@ -203,7 +204,7 @@ func TestRestartLeavesForeignEntries(t *testing.T) {
 func TestForeignRoutesInTargetTableStay(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving)))
 	x.sh("ip route add 99.0.0.0/8 via 10.1.0.200 table 5000; ip route add default via 10.1.0.201 metric 7 proto static " +
 		"table 5000; ip -6 route add 2001:db8:99::/48 via fd01::99 table 5000")
 	foreign := func() string {
@@ -216,14 +217,14 @@ func TestForeignRoutesInTargetTableStay(t *testing.T) {
 			t.Fatalf("%s: foreign routes\n%s\nbecame\n%s", when, theirs, got)
 		}
 	}
-	moved := siteTarget(1, Serving, Serving)
+	moved := siteTarget(1, plan.Serving, plan.Serving)
 	moved.IPs[0] = netip.MustParseAddr("10.1.0.99")
 	p.configure(siteStream("a", bothVIPs, moved))
 	check("another address")
 	x.sh("ip route flush table 5000 proto 179")
 	x.eventually("the route to be repaired", func() bool { return strings.Contains(x.snapshot(), "via 10.1.0.99") })
 	check("a repair")
-	p.configure(siteStream("a", bothVIPs, siteTarget(2, Serving, Serving)))
+	p.configure(siteStream("a", bothVIPs, siteTarget(2, plan.Serving, plan.Serving)))
 	x.eventually("t1 to be gone", func() bool { return !strings.Contains(x.snapshot(), "via 10.1.0.99") })
 	check("the removal")
 	p.stop()
@@ -237,8 +238,8 @@ func TestForeignRoutesInTargetTableStay(t *testing.T) {
 func TestCleanupLeavesForeignEntries(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	p.configure(siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving),
-		siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving)))
+	p.configure(siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, plan.Serving, plan.Serving),
+		siteTarget(2, plan.Draining, plan.Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, plan.Serving)))
 	foreign := x.foreign()
 	theirs := foreign()
 	p.stop()
@@ -265,8 +266,8 @@ func TestCleanupLeavesNoOwnObjects(t *testing.T) {
 	x := newSite(t)
 	before := x.snapshot()
 	p := x.start()
-	p.configure(siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving),
-		siteTarget(2, Draining, Serving)))
+	p.configure(siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, plan.Serving, plan.Serving),
+		siteTarget(2, plan.Draining, plan.Serving)))
 	p.stop()
 	x.must(x.ns.Do(func() error {
 		_, err := Cleanup(context.Background(), x.options())

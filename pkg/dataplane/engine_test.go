@@ -14,13 +14,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-func drawDesired(t *rapid.T) *Desired {
-	var streams []*Stream
+func drawDesired(t *rapid.T) *plan.Desired {
+	var streams []*plan.Stream
 	for _, name := range []string{"a", "b", "c"} {
 		if rapid.IntRange(0, 4).Draw(t, "without") == 0 {
 			continue
 		}
-		s := &Stream{
+		s := &plan.Stream{
 			Name: name, Size: rapid.SampledFrom([]uint32{7, 13}).Draw(t, "size"), Seed: rapid.SampledFrom([]uint32{1, 2}).Draw(t,
 				"seed"),
 			DrainTime: rapid.SampledFrom([]time.Duration{0, 10 * time.Second}).Draw(t, "drain"),
@@ -40,9 +40,9 @@ func drawDesired(t *rapid.T) *Desired {
 			if rapid.IntRange(0, 3).Draw(t, "left out") == 0 {
 				continue
 			}
-			roles := []Role{rapid.SampledFrom([]Role{Down, Draining, Serving, Serving}).Draw(t, "role4")}
+			roles := []plan.Role{rapid.SampledFrom([]plan.Role{plan.Down, plan.Draining, plan.Serving, plan.Serving}).Draw(t, "role4")}
 			if target[0] == 'x' {
-				roles = append(roles, rapid.SampledFrom([]Role{Down, Draining, Serving, Serving}).Draw(t, "role6"))
+				roles = append(roles, rapid.SampledFrom([]plan.Role{plan.Down, plan.Draining, plan.Serving, plan.Serving}).Draw(t, "role6"))
 			}
 			x := testTarget(target, roles...)
 			if rapid.IntRange(0, 5).Draw(t, "moved") == 0 {
@@ -130,7 +130,7 @@ func TestAnyChangesAndKillsConverge(t *testing.T) {
 }
 
 // checkFWMarks checks that each target of a stream has a routed fwmark.
-func checkFWMarks(t *rapid.T, w *modelFixture, s *Stream, state *StreamState) {
+func checkFWMarks(t *rapid.T, w *modelFixture, s *plan.Stream, state *plan.StreamState) {
 	t.Helper()
 	for _, x := range s.Targets {
 		for _, a := range x.IPs {
@@ -186,7 +186,7 @@ func tamper(t *rapid.T, k *modelKernel) {
 		k.Targets[rapid.SampledFrom(numbers).Draw(t, "number")].Blackhole[f] = false
 	case what == 9 && len(streams) > 0:
 		s := k.Streams[rapid.SampledFrom(streams).Draw(t, "stream")]
-		s.Match = rapid.SampledFrom([][]Port{nil, {}, siteMatch, siteMatch[1:]}).Draw(t, "ports")
+		s.Match = rapid.SampledFrom([][]plan.Port{nil, {}, siteMatch, siteMatch[1:]}).Draw(t, "ports")
 	}
 }
 
@@ -196,7 +196,7 @@ func TestDriftIsRepaired(t *testing.T) {
 		desired := drawDesired(t)
 		w.settle(desired, false)
 		repaired := 0
-		w.e.o.OnRepair = func(r []Repaired) { repaired += len(r) }
+		w.e.repairs.report = func(r []Repaired) { repaired += len(r) }
 		before := w.kernel()
 		for range rapid.IntRange(1, 4).Draw(t, "tamperings") {
 			tamper(t, w.k)
@@ -228,7 +228,7 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 		w.settle(desired, false)
 		w.notice()
 		w.settle(desired, false)
-		if err := w.e.hold(allStreams, time.Time{}); err != nil {
+		if err := w.e.holds.begin(allStreams, time.Time{}); err != nil {
 			t.Fatal(err)
 		}
 		had := w.had()
@@ -249,7 +249,7 @@ func TestHeldDriftStaysUntilResumed(t *testing.T) {
 		known := tamperings == 1
 		for name, s := range desired.Streams {
 			known = known && slices.ContainsFunc(s.Targets,
-				func(t Target) bool { return had[name+"/"+t.Name] && slices.Contains(t.Roles[:], Serving) })
+				func(t plan.Target) bool { return had[name+"/"+t.Name] && slices.Contains(t.Roles[:], plan.Serving) })
 		}
 		if known && rapid.Bool().Draw(t, "restart") {
 			w.restart()
@@ -313,7 +313,7 @@ func TestCleanupRemovesEverything(t *testing.T) {
 		w.k.left = rapid.IntRange(0, 40).Draw(t, "acts")
 		w.settle(drawDesired(t), false)
 		w.k.left = -1
-		if _, err := cleanUp(w.k, w.e.o); err != nil {
+		if _, err := cleanUp(w.k, w.e.options); err != nil {
 			t.Fatal(err)
 		}
 		if w.k.Base || len(w.k.Targets)+len(w.k.Streams)+len(w.k.VIPs) > 0 {

@@ -34,10 +34,10 @@ func (w *modelFixture) restart() {
 	w.k.left = -1
 	holds := map[string]time.Time{}
 	if w.e != nil {
-		holds = w.e.holds
+		holds = w.e.holds.until
 	}
 	w.e = newEngine(Options{Log: slog.New(slog.DiscardHandler)}.withDefaults(), w.k)
-	w.e.now, w.e.holds = func() time.Time { return w.clock }, holds
+	w.e.now, w.e.holds.until = func() time.Time { return w.clock }, holds
 	if err := w.e.load(); err != nil {
 		panic(err)
 	}
@@ -45,7 +45,7 @@ func (w *modelFixture) restart() {
 }
 
 // settle runs passes until no change is pending. It reports whether the process survived.
-func (w *modelFixture) settle(desired *Desired, urgent bool) (alive bool) {
+func (w *modelFixture) settle(desired *plan.Desired, urgent bool) (alive bool) {
 	defer func() {
 		if p := recover(); p != nil {
 			if err, ok := p.(error); !ok || !errors.Is(err, errKilled) {
@@ -71,8 +71,8 @@ func (w *modelFixture) notice(downed ...int) {
 	w.e.linksDown = append(w.e.linksDown, downed...)
 }
 
-func (w *modelFixture) state() State {
-	s := State{Streams: map[string]*StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{}}
+func (w *modelFixture) state() plan.State {
+	s := plan.State{Streams: map[string]*plan.StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{}}
 	w.e.describe(&s)
 	return s
 }
@@ -108,9 +108,9 @@ func (w *modelFixture) serving(stream string, f vip.Family) []string {
 
 const testSize = 13
 
-func testTarget(name string, roles ...Role) Target {
+func testTarget(name string, roles ...plan.Role) plan.Target {
 	i := int(name[len(name)-1])
-	t := Target{Name: name, IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, name[0], byte(i)})}}
+	t := plan.Target{Name: name, IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, name[0], byte(i)})}}
 	t.Roles[vip.IPv4] = roles[0]
 	if len(roles) > 1 {
 		a := netip.MustParseAddr("fd00::").As16()
@@ -121,8 +121,8 @@ func testTarget(name string, roles ...Role) Target {
 	return t
 }
 
-func testStream(name string, vips []string, targets ...Target) *Stream {
-	s := &Stream{Name: name, Size: testSize, Seed: 1, DrainTime: 10 * time.Second, Targets: targets}
+func testStream(name string, vips []string, targets ...plan.Target) *plan.Stream {
+	s := &plan.Stream{Name: name, Size: testSize, Seed: 1, DrainTime: 10 * time.Second, Targets: targets}
 	for _, v := range vips {
 		s.VIPs = append(s.VIPs, vip.Require(v))
 	}
@@ -131,9 +131,9 @@ func testStream(name string, vips []string, targets ...Target) *Stream {
 
 var revisions uint64
 
-func desiredOf(streams ...*Stream) *Desired {
+func desiredOf(streams ...*plan.Stream) *plan.Desired {
 	revisions++
-	w := &Desired{Revision: revisions, Streams: map[string]*Stream{}}
+	w := &plan.Desired{Revision: revisions, Streams: map[string]*plan.Stream{}}
 	for _, s := range streams {
 		w.Streams[s.Name] = s
 	}
@@ -145,18 +145,18 @@ func desiredOf(streams ...*Stream) *Desired {
 // drains: a target that is not desired is removed.
 type oracle struct {
 	Tables map[string][2][]string
-	Match  map[string][]Port
+	Match  map[string][]plan.Port
 	Slots  map[string]string
 	VIPs   map[string]string
 }
 
 func newOracle() oracle {
 	return oracle{
-		Tables: map[string][2][]string{}, Match: map[string][]Port{}, Slots: map[string]string{}, VIPs: map[string]string{},
+		Tables: map[string][2][]string{}, Match: map[string][]plan.Port{}, Slots: map[string]string{}, VIPs: map[string]string{},
 	}
 }
 
-func wish(w *Desired, had map[string]bool) oracle {
+func wish(w *plan.Desired, had map[string]bool) oracle {
 	o := newOracle()
 	for _, name := range slices.Sorted(maps.Keys(w.Streams)) {
 		s := w.Streams[name]
@@ -168,14 +168,14 @@ func wish(w *Desired, had map[string]bool) oracle {
 		}
 		for _, t := range s.Targets {
 			key := name + "/" + t.Name
-			if t.Roles[0] != Serving && t.Roles[1] != Serving && !had[key] && !s.RouteAll {
+			if t.Roles[0] != plan.Serving && t.Roles[1] != plan.Serving && !had[key] && !s.RouteAll {
 				continue
 			}
 			var flows [2]bool
 			hops := plan.ByFamily(t.IPs)
 			for _, f := range vip.Families {
-				flows[f] = t.Roles[f] == Draining || t.Roles[f] == Serving
-				if t.Roles[f] == Serving {
+				flows[f] = t.Roles[f] == plan.Draining || t.Roles[f] == plan.Serving
+				if t.Roles[f] == plan.Serving {
 					tables[f] = append(tables[f], t.Name)
 				}
 			}
@@ -264,7 +264,7 @@ func (w *modelFixture) kernel() *plan.KernelState {
 }
 
 // pass is one round of the engine.
-func (e *engine) pass(w *Desired, urgent bool) {
+func (e *engine) pass(w *plan.Desired, urgent bool) {
 	e.observe(true)
 	e.converge(w, urgent)
 }

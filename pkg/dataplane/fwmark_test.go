@@ -8,7 +8,8 @@ import (
 
 func TestFWMarksAreNotReusedSoon(t *testing.T) {
 	e := newModelFixture().e
-	e.o.First, e.o.Mask, e.probed, e.probing = 5000, 0xffff, map[uint32]string{}, 1
+	e.fwmarks.first, e.fwmarks.mask = 5000, 0xffff
+	e.fwmarks.begin()
 	e.targets[5002] = plan.InstalledTarget{FWMark: 5002}
 	take := func() uint32 {
 		x, err := e.allocateFWMark()
@@ -22,11 +23,11 @@ func TestFWMarksAreNotReusedSoon(t *testing.T) {
 			t.Fatalf("got %d, want %d", got, want)
 		}
 	}
-	e.nextFWMark = 0xffff
+	e.fwmarks.next = 0xffff
 	if a, b := take(), take(); a != 0xffff || b != 5000 {
 		t.Fatalf("got %d and %d around the end", a, b)
 	}
-	e.o.First, e.o.Mask, e.nextFWMark = 252, 0xff, 252
+	e.fwmarks.first, e.fwmarks.mask, e.fwmarks.next = 252, 0xff, 252
 	if a, b := take(), take(); a != 252 || b != 252 {
 		t.Fatalf("got %d and %d: the kernel's own tables", a, b)
 	}

@@ -4,100 +4,118 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"path/filepath"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/durable"
 )
 
 // allStreams is the key of a hold of all streams and the common objects.
 const allStreams = ""
 
-func (o Options) holdFile() string { return filepath.Join(o.StateDir, "dataplane-hold.json") }
+// holds suspends repairs.
+type holds struct {
+	// until maps the streams whose drift is not repaired to the end of the hold. The key allStreams
+	// holds every stream; the zero time is an unlimited hold.
+	until map[string]time.Time
+	// file stores the holds across restarts; "" keeps them in memory only.
+	file string
+	log  *slog.Logger
+}
 
-// loadHolds reads the holds of an earlier process. It moves a corrupt file aside and continues
+func newHolds(o Options) holds {
+	h := holds{until: map[string]time.Time{}, log: o.Log}
+	if o.StateDir != "" {
+		h.file = filepath.Join(o.StateDir, "dataplane-hold.json")
+	}
+	return h
+}
+
+// load reads the holds of an earlier process. It moves a corrupt file aside and continues
 // without holds.
-func (e *engine) loadHolds() error {
-	if e.o.StateDir == "" {
+func (h *holds) load() error {
+	if h.file == "" {
 		return nil
 	}
-	var holds map[string]time.Time
-	_, _, err := durable.Read(e.o.holdFile(), &holds)
+	var until map[string]time.Time
+	_, _, err := durable.Read(h.file, &until)
 	if errors.Is(err, durable.ErrCorrupt) {
-		durable.SetAside(e.o.holdFile(), err, time.Now(), e.log)
+		durable.SetAside(h.file, err, time.Now(), h.log)
 		return nil
 	}
-	maps.Copy(e.holds, holds)
+	maps.Copy(h.until, until)
 	return err
 }
 
 // held reports whether repairs of a stream, or of the common objects with "", are suspended.
-func (e *engine) held(stream string) bool {
-	_, all := e.holds[allStreams]
-	_, one := e.holds[stream]
+func (h *holds) held(stream string) bool {
+	_, all := h.until[allStreams]
+	_, one := h.until[stream]
 	return all || one
 }
 
-// setHolds replaces the holds. It writes the file first, so that a failure changes nothing.
-func (e *engine) setHolds(holds map[string]time.Time) error {
-	if e.o.StateDir != "" {
-		if err := durable.Write(e.o.holdFile(), holds); err != nil {
+// set replaces the holds. It writes the file first, so that a failure changes nothing.
+func (h *holds) set(until map[string]time.Time) error {
+	if h.file != "" {
+		if err := durable.Write(h.file, until); err != nil {
 			return fmt.Errorf("write hold of the data plane: %w", err)
 		}
 	}
-	e.holds = holds
+	h.until = until
 	return nil
 }
 
-// hold starts or changes a hold; the zero time is an unlimited hold.
-func (e *engine) hold(stream string, until time.Time) error {
-	holds := maps.Clone(e.holds)
-	holds[stream] = until.Round(0)
-	if err := e.setHolds(holds); err != nil {
+// begin starts or changes a hold; the zero time is an unlimited hold.
+func (h *holds) begin(stream string, end time.Time) error {
+	until := maps.Clone(h.until)
+	until[stream] = end.Round(0)
+	if err := h.set(until); err != nil {
 		return err
 	}
-	e.log.Warn("data plane held: drift is shown and not repaired", "stream", stream, "until", until)
+	h.log.Warn("data plane held: drift is shown and not repaired", "stream", stream, "until", end)
 	return nil
 }
 
-// resume ends the hold of a stream, or all holds with "", and repairs the held drift.
-func (e *engine) resume(stream string, w *Desired) ([]Drift, error) {
-	holds := maps.Clone(e.holds)
-	_, ok := holds[stream]
-	_, all := holds[allStreams]
+// end ends the hold of a stream, or all holds with "".
+func (h *holds) end(stream string) error {
+	until := maps.Clone(h.until)
+	_, ok := until[stream]
+	_, all := until[allStreams]
 	switch {
 	case stream == allStreams:
-		clear(holds)
+		clear(until)
 	case !ok && all:
-		return nil, errors.New("all streams are held together; resume without a stream")
+		return errors.New("all streams are held together; resume without a stream")
 	case !ok:
-		return nil, fmt.Errorf("stream %s is not held", stream)
+		return fmt.Errorf("stream %s is not held", stream)
 	}
-	delete(holds, stream)
-	if err := e.setHolds(holds); err != nil {
-		return nil, err
+	delete(until, stream)
+	if err := h.set(until); err != nil {
+		return err
 	}
-	e.log.Info("data plane hold ended", "stream", stream)
-	return e.reconcile(w)
+	h.log.Info("data plane hold ended", "stream", stream)
+	return nil
 }
 
-// expireHolds ends expired holds.
-func (e *engine) expireHolds() {
-	holds := maps.Clone(e.holds)
-	for stream, until := range e.holds {
-		if !until.IsZero() && !e.now().Before(until) {
-			delete(holds, stream)
-			e.log.Info("data plane hold expired", "stream", stream)
+// expire ends expired holds.
+func (h *holds) expire(now time.Time) {
+	until := maps.Clone(h.until)
+	for stream, end := range h.until {
+		if !end.IsZero() && !now.Before(end) {
+			delete(until, stream)
+			h.log.Info("data plane hold expired", "stream", stream)
 		}
 	}
-	if len(holds) == len(e.holds) {
+	if len(until) == len(h.until) {
 		return
 	}
-	if err := e.setHolds(holds); err != nil {
-		e.log.Warn("failed to write holds", "error", err) // the file contains the end times
+	if err := h.set(until); err != nil {
+		h.log.Warn("failed to write holds", "error", err) // the file contains the end times
 	}
-	e.holds = holds
+	h.until = until
 }
 
 // Hold suspends the repair of drift of a stream, or of all streams with "", until Resume, or
@@ -106,20 +124,22 @@ func (p *Plane) Hold(ctx context.Context, stream string, d time.Duration) (until
 	if d > 0 {
 		until = time.Now().Add(d)
 	}
-	return ask(ctx, p, "hold the data plane", func(e *engine) (time.Time, error) { return until, e.hold(stream, until) })
+	return ask(ctx, p, "hold the data plane", func(e *engine) (time.Time, error) {
+		return until, e.holds.begin(stream, until)
+	})
 }
 
 // Resume ends a hold, or all holds with "", and returns the repaired drift.
-func (p *Plane) Resume(ctx context.Context, stream string) ([]Drift, error) {
-	return ask(ctx, p, "resume the data plane", func(e *engine) ([]Drift, error) {
+func (p *Plane) Resume(ctx context.Context, stream string) ([]plan.Drift, error) {
+	return ask(ctx, p, "resume the data plane", func(e *engine) ([]plan.Drift, error) {
 		return e.resume(stream, p.desired.Load())
 	})
 }
 
 // Reconcile immediately repairs all drift except in held streams, ignoring back-offs, and
 // returns the repaired drift. It fails before the first Configure.
-func (p *Plane) Reconcile(ctx context.Context) ([]Drift, error) {
-	return ask(ctx, p, "reconcile the data plane", func(e *engine) ([]Drift, error) {
+func (p *Plane) Reconcile(ctx context.Context) ([]plan.Drift, error) {
+	return ask(ctx, p, "reconcile the data plane", func(e *engine) ([]plan.Drift, error) {
 		return e.reconcile(p.desired.Load())
 	})
 }

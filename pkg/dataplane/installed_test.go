@@ -12,7 +12,7 @@ import (
 // the shadow map.
 func TestRestartAfterKilledResize(t *testing.T) {
 	x := newSite(t)
-	stream := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving))
+	stream := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving))
 	stream.Size = 10007
 	p := x.start()
 	p.configure(stream)
@@ -26,7 +26,7 @@ func TestRestartAfterKilledResize(t *testing.T) {
 	p = x.start()
 	p.configure(stream)
 	p.wait("the stream to serve",
-		func(s State) bool { return serves(s, "a", 0, "t1", "t2") && len(s.VIPs) == 2 && len(s.Drift) == 0 })
+		func(s plan.State) bool { return serves(s, "a", 0, "t1", "t2") && len(s.VIPs) == 2 && len(s.Drift) == 0 })
 	x.lacks(t, "spare")
 	x.has(t, "mod 20011")
 }

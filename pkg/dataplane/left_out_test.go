@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -12,8 +13,8 @@ import (
 func TestDrainSurvivesOtherChanges(t *testing.T) {
 	vips := []string{"20.0.0.1/32"}
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", vips, testTarget("x1", Serving), testTarget("x2", Serving))), false)
-	left := testStream("a", vips, testTarget("x1", Serving))
+	w.settle(desiredOf(testStream("a", vips, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving))), false)
+	left := testStream("a", vips, testTarget("x1", plan.Serving))
 	w.settle(desiredOf(left), false)
 	number, end := w.number("a", "x2"), w.clock.Add(left.DrainTime)
 	w.k.conns[number] = true
@@ -29,17 +30,17 @@ func TestDrainSurvivesOtherChanges(t *testing.T) {
 	drains("left out")
 
 	w.clock = w.clock.Add(time.Second)
-	w.settle(desiredOf(testStream("a", vips, testTarget("x1", Serving), testTarget("x3", Serving))), false)
+	w.settle(desiredOf(testStream("a", vips, testTarget("x1", plan.Serving), testTarget("x3", plan.Serving))), false)
 	w.expect(t, "a", "x1", "x3")
 	drains("another target came")
 
 	w.clock = w.clock.Add(time.Second)
-	w.settle(desiredOf(testStream("a", vips, testTarget("x1", Down), testTarget("x3", Serving))), false)
+	w.settle(desiredOf(testStream("a", vips, testTarget("x1", plan.Down), testTarget("x3", plan.Serving))), false)
 	w.expect(t, "a", "x3")
 	drains("another target is down")
 
 	w.restart()
-	last := desiredOf(testStream("a", append(vips, "20.0.0.2/32"), testTarget("x3", Serving)))
+	last := desiredOf(testStream("a", append(vips, "20.0.0.2/32"), testTarget("x3", plan.Serving)))
 	w.settle(last, false)
 	drains("a restart, another VIP, and one that is gone at once")
 

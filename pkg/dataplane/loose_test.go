@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -11,8 +12,8 @@ import (
 func TestFlowRulesAreRepaired(t *testing.T) {
 	x := newSite(t)
 	p := x.start(func(o *Options) { o.Conntrack = ConntrackLoose })
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
-	whole := func(s State) bool {
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving)))
+	whole := func(s plan.State) bool {
 		return serves(s, "a", vip.IPv4, "t1") && serves(s, "a", vip.IPv6, "t1") && len(s.VIPs) == 2 &&
 			len(s.Drift)+len(s.Problems) == 0
 	}
@@ -27,6 +28,6 @@ func TestFlowRulesAreRepaired(t *testing.T) {
 	repairs := p.State().Load().Repairs
 	x.sh(`nft 'add element inet vipgate-lb flows4 { 10.9.0.1 . 20.0.0.1 . tcp . 1 . 80 timeout 1h : 5000 }'`)
 	x.sh("nft flush ruleset")
-	p.wait("the repair of everything", func(s State) bool { return whole(s) && s.Repairs > repairs })
+	p.wait("the repair of everything", func(s plan.State) bool { return whole(s) && s.Repairs > repairs })
 	x.eventually("all to be restored", func() bool { return sortedLines(x.snapshot()) == before })
 }

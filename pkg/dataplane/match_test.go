@@ -13,9 +13,9 @@ import (
 func TestMatchChangesInPlace(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	configure := func(match ...Port) {
+	configure := func(match ...plan.Port) {
 		t.Helper()
-		s := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving))
+		s := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving))
 		s.Match = match
 		if state := p.configure(s); len(state.Drift)+len(state.Problems) > 0 || len(state.VIPs) != 2 {
 			t.Fatal(describeState(state))
@@ -28,7 +28,7 @@ func TestMatchChangesInPlace(t *testing.T) {
 	}
 	configure(siteMatch...)
 	rules, rest := chain(), others()
-	for _, match := range [][]Port{siteMatch[:1], siteMatch[1:]} {
+	for _, match := range [][]plan.Port{siteMatch[:1], siteMatch[1:]} {
 		configure(match...)
 		if got := chain(); got != rules {
 			t.Errorf("match %v: the rules\n%s\nbecame\n%s", match, rules, got)
@@ -52,9 +52,9 @@ func TestMatchChangesInPlace(t *testing.T) {
 // Missing ports make a VIP not ready; additional ports do not.
 func TestMatchDrift(t *testing.T) {
 	has := &plan.KernelStream{Name: "a", ChainIntact: true, Size: 103, Seed: 1, Match: siteMatch}
-	ssh := []Port{{Protocol: plan.TCP, Number: 22}}
+	ssh := []plan.Port{{Protocol: plan.TCP, Number: 22}}
 	for name, tt := range map[string]struct {
-		kernel []Port
+		kernel []plan.Port
 		want   string
 		able   bool
 	}{
@@ -62,7 +62,7 @@ func TestMatchDrift(t *testing.T) {
 		"another port":  {slices.Concat(ssh, siteMatch[1:]), "1 of 3 ports are missing", false},
 		"a port more":   {slices.Concat(ssh, siteMatch), "it has 1 ports more", true},
 		"no set":        {nil, "it is missing", false},
-		"an empty set":  {[]Port{}, "3 of 3 ports are missing", false},
+		"an empty set":  {[]plan.Port{}, "3 of 3 ports are missing", false},
 		"all the ports": {slices.Clone(siteMatch), "", true},
 	} {
 		kernel, wanted := *has, *has
@@ -82,7 +82,7 @@ func TestMatchDrift(t *testing.T) {
 
 func TestMatchIsRecovered(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)))
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)))
 	desired.Streams["a"].Match = siteMatch
 	w.settle(desired, false)
 	w.restart()

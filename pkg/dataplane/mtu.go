@@ -9,11 +9,11 @@ import (
 // mtuProblems returns the links toward targets with a smaller MTU than the largest MTU toward the
 // gateways.
 func (e *engine) mtuProblems() (problems []Problem) {
-	if e.o.Gateways == nil || e.network == nil {
+	if e.options.Gateways == nil || e.network == nil {
 		return nil
 	}
 	var external plan.Link
-	for _, gateway := range e.o.Gateways() {
+	for _, gateway := range e.options.Gateways() {
 		if l, ok := e.network.LinkTo(gateway); ok && l.Up && l.MTU > external.MTU {
 			external = l
 		}

@@ -23,10 +23,10 @@ func TestSmallMTUTowardTargets(t *testing.T) {
 	p := s.start(func(o *Options) {
 		o.Gateways = func() []netip.Addr { return []netip.Addr{netip.MustParseAddr("169.254.100.254")} }
 	})
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving)))
 	expect := func(change, detail string) {
 		s.sh(change)
-		p.wait(change, func(s State) bool {
+		p.wait(change, func(s plan.State) bool {
 			if detail == "" || len(s.Problems) != 1 {
 				return detail == "" && len(s.Problems) == 0
 			}
@@ -48,8 +48,8 @@ func TestSmallMTUOfSeveralLinks(t *testing.T) {
 	gateways := []netip.Addr{
 		netip.MustParseAddr("169.254.2.1"), netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("203.0.113.1"),
 	}
-	w.e.o.Gateways = func() []netip.Addr { return gateways }
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
+	w.e.options.Gateways = func() []netip.Addr { return gateways }
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))), false)
 	link := func(name string, index, mtu int, prefix string) plan.Link {
 		return plan.Link{
 			Name: name, Index: index, Up: true, MTU: mtu, Prefixes: []netip.Prefix{netip.MustParsePrefix(prefix)},

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"testing"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -17,15 +18,15 @@ func TestRepeatedNeighborFailures(t *testing.T) {
 		t.Run(x.family.String(), func(t *testing.T) {
 			s := newSite(t)
 			p := s.start()
-			p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
+			p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving)))
 			for range 3 {
 				s.sh("ip neigh replace " + x.addr + " dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace " + x.addr +
 					" dev eth1 nud failed")
 				p.wait("t2 out of the table",
-					func(s State) bool { return serves(s, "a", x.family, "t1") && len(s.Unreachable) == 1 })
+					func(s plan.State) bool { return serves(s, "a", x.family, "t1") && len(s.Unreachable) == 1 })
 				s.sh("ip neigh replace " + x.addr + " dev eth1 lladdr 02:00:00:00:00:12 nud permanent")
 				p.wait("t2 in the table",
-					func(s State) bool { return serves(s, "a", x.family, "t1", "t2") && len(s.Unreachable) == 0 })
+					func(s plan.State) bool { return serves(s, "a", x.family, "t1", "t2") && len(s.Unreachable) == 0 })
 			}
 		})
 	}

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -19,8 +20,8 @@ func TestStartWithOtherOptionsRebuilds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := newSite(t)
-			desired := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving))
-			whole := func(s State) bool {
+			desired := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving))
+			whole := func(s plan.State) bool {
 				return serves(s, "a", vip.IPv4, "t1", "t2") && serves(s, "a", vip.IPv6, "t1", "t2") && len(s.VIPs) == 2 &&
 					len(s.Drift)+len(s.Problems) == 0
 			}
@@ -52,7 +53,7 @@ func TestStartWithOtherOptionsRebuilds(t *testing.T) {
 				_, err := Cleanup(t.Context(), o)
 				return err
 			}))
-			if got := x.snapshot(); strings.Contains(got, "179") || strings.Contains(got, TableName) {
+			if got := x.snapshot(); strings.Contains(got, "179") || strings.Contains(got, plan.TableName) {
 				t.Errorf("left:\n%s", got)
 			}
 		})

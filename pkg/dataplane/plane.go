@@ -12,34 +12,14 @@ import (
 	"github.com/vipgate/vipgate/pkg/dataplane/fwstate"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/latest"
-	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Types shared by planner, reconciler and kernel connection.
+// Types of other packages in the API.
 type (
-	Config      = fwstate.Config
-	Conntrack   = fwstate.Conntrack
-	Desired     = plan.Desired
-	Stream      = plan.Stream
-	Target      = plan.Target
-	Role        = plan.Role
-	State       = plan.State
-	StreamState = plan.StreamState
-	Port        = plan.Port
-	Drift       = plan.Drift
-	Problem     = plan.Problem
+	Config    = fwstate.Config
+	Conntrack = fwstate.Conntrack
+	Problem   = plan.Problem
 )
-
-// The roles of targets.
-const (
-	Unknown  = plan.Unknown
-	Down     = plan.Down
-	Draining = plan.Draining
-	Serving  = plan.Serving
-)
-
-// TableName is the name of the data plane's nftables table in the inet family.
-const TableName = plan.TableName
 
 // Defaults of [Options].
 const (
@@ -65,24 +45,13 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// TargetView describes one target in the kernel for operators.
-type TargetView struct {
-	plan.InstalledTarget
-	// State is one of serving, draining, down, pending, removing, drifted.
-	State string
-	// Entries counts the target's Maglev map entries, by family.
-	Entries [len(vip.Families)]int
-	// Packets and Bytes count the traffic to the target since its chain was created.
-	Packets, Bytes uint64
-}
-
 // errEnded is returned for requests after the end of Run.
 var errEnded = errors.New("the data plane is not running")
 
 // Plane reconciles the data plane in the kernel. It implements task.Task.
 type Plane struct {
-	desired latest.Value[*Desired]
-	state   latest.Value[State]
+	desired latest.Value[*plan.Desired]
+	state   latest.Value[plan.State]
 	ready   chan struct{}
 	// requests run on the goroutine that owns the engine.
 	requests chan func(*engine)
@@ -108,7 +77,7 @@ func New(o Options) (*Plane, error) {
 	}
 	o.Log = o.Log.With("component", "dataplane")
 	e := newEngine(o, nil)
-	if err := e.loadHolds(); err != nil {
+	if err := e.holds.load(); err != nil {
 		return nil, fmt.Errorf("data plane: %w", err)
 	}
 	return &Plane{
@@ -125,10 +94,10 @@ func (p *Plane) Overdue() time.Duration { return p.e.pulse.Overdue() }
 
 // Configure sets the desired state. It never blocks; the newest call wins. The kernel state does
 // not change before the first call.
-func (p *Plane) Configure(w *Desired) { p.desired.Set(w) }
+func (p *Plane) Configure(w *plan.Desired) { p.desired.Set(w) }
 
 // State returns the confirmed state of the kernel.
-func (p *Plane) State() *latest.Value[State] { return &p.state }
+func (p *Plane) State() *latest.Value[plan.State] { return &p.state }
 
 // Ready returns a channel that is closed when State holds the first kernel state read. While reads
 // fail, it remains open and State holds the error.
@@ -183,7 +152,7 @@ func (p *Plane) Unmatched(ctx context.Context) (map[string]uint64, error) {
 // failures are retried. It must be called only once.
 func (p *Plane) Run(ctx context.Context) error {
 	defer close(p.ended)
-	conn, err := fwstate.Dial(p.e.o.Config)
+	conn, err := fwstate.Dial(p.e.options.Config)
 	if err != nil {
 		return fmt.Errorf("open netlink sockets: %w", err)
 	}

@@ -8,24 +8,25 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // thousand returns 100 streams with 10 targets each.
-func thousand() []*Stream {
-	var streams []*Stream
+func thousand() []*plan.Stream {
+	var streams []*plan.Stream
 	for i := range 100 {
-		var targets []Target
+		var targets []plan.Target
 		for j := range 10 {
 			n := i*10 + j
-			t := Target{
+			t := plan.Target{
 				Name: fmt.Sprintf("t%d", j),
 				IPs: []netip.Addr{
 					netip.AddrFrom4([4]byte{10, 1, 4 + byte(n>>8), byte(n)}),
 					netip.MustParseAddr(fmt.Sprintf("fd01::1:%x", n+1)),
 				},
 			}
-			t.Roles = [2]Role{Serving, Serving}
+			t.Roles = [2]plan.Role{plan.Serving, plan.Serving}
 			targets = append(targets, t)
 		}
 		s := testStream(fmt.Sprintf("s%d", i), []string{fmt.Sprintf("20.0.%d.1/32", i), fmt.Sprintf("2000::%x/128", i+1)},
@@ -37,10 +38,10 @@ func thousand() []*Stream {
 }
 
 // with returns the streams with one target of the first one changed.
-func with(streams []*Stream, change func(*Target)) []*Stream {
-	out := append([]*Stream(nil), streams...)
+func with(streams []*plan.Stream, change func(*plan.Target)) []*plan.Stream {
+	out := append([]*plan.Stream(nil), streams...)
 	s := *out[0]
-	s.Targets = append([]Target(nil), s.Targets...)
+	s.Targets = append([]plan.Target(nil), s.Targets...)
 	change(&s.Targets[0])
 	out[0] = &s
 	return out
@@ -49,10 +50,10 @@ func with(streams []*Stream, change func(*Target)) []*Stream {
 func BenchmarkChangeAmong1000Targets(b *testing.B) {
 	for _, tt := range []struct {
 		name   string
-		change func(*Target)
+		change func(*plan.Target)
 	}{
-		{"drains", func(t *Target) { t.Roles = [2]Role{Draining, Draining} }},
-		{"is another", func(t *Target) { t.Name = "other" }},
+		{"drains", func(t *plan.Target) { t.Roles = [2]plan.Role{plan.Draining, plan.Draining} }},
+		{"is another", func(t *plan.Target) { t.Name = "other" }},
 	} {
 		b.Run(tt.name, func(b *testing.B) {
 			x := newSite(b)
@@ -82,7 +83,7 @@ func BenchmarkTargetComesAmong1000(b *testing.B) {
 	x.must(x.ns.IP("address", "add", "10.1.0.1/16", "dev", "eth1"))
 	p := x.start(func(o *Options) { o.Log = slog.New(slog.DiscardHandler) })
 	all := thousand()
-	without := func(s *Stream) *Stream {
+	without := func(s *plan.Stream) *plan.Stream {
 		c := *s
 		c.Targets = s.Targets[1:]
 		return &c
@@ -91,17 +92,17 @@ func BenchmarkTargetComesAmong1000(b *testing.B) {
 	for b.Loop() {
 		for i, name := range []string{"s0", "s1"} {
 			s := *all[i]
-			p.configure(append([]*Stream{without(all[0]), without(all[1])}, all[2:]...)...)
-			streams := append([]*Stream{without(all[0]), without(all[1])}, all[2:]...)
+			p.configure(append([]*plan.Stream{without(all[0]), without(all[1])}, all[2:]...)...)
+			streams := append([]*plan.Stream{without(all[0]), without(all[1])}, all[2:]...)
 			if i == 1 {
 				s.RouteAll = true
 				routed := s
-				routed.Targets = append([]Target(nil), s.Targets...)
-				routed.Targets[0].Roles = [2]Role{}
+				routed.Targets = append([]plan.Target(nil), s.Targets...)
+				routed.Targets[0].Roles = [2]plan.Role{}
 				streams[1] = &routed
 				p.configure(streams...)
 			}
-			streams = append([]*Stream(nil), streams...)
+			streams = append([]*plan.Stream(nil), streams...)
 			streams[i] = &s
 			began := time.Now()
 			if is := p.configure(streams...); is.Err != nil || !is.Serves(name, vip.IPv4, "t0") {

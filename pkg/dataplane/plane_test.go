@@ -8,13 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 func TestTargetLifecycle(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	s := p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
+	s := p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving)))
 	for _, f := range vip.Families {
 		if !serves(s, "a", f, "t1", "t2") {
 			t.Fatal(describeState(s))
@@ -29,32 +30,32 @@ func TestTargetLifecycle(t *testing.T) {
 	handles := x.handles(x.number("a", "t1"))
 
 	t.Log("draining")
-	s = p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Draining, Draining)))
+	s = p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Draining, plan.Draining)))
 	if !serves(s, "a", vip.IPv4, "t1") {
 		t.Fatal(describeState(s))
 	}
 	x.has(t, `0x00001389 : goto target/5001`)
 
 	t.Log("down")
-	s = p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Down, Down)))
+	s = p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Down, plan.Down)))
 	x.has(t, "chain target/5001", "lookup 5001")
 	x.lacks(t, `goto target/5001`)
 
 	t.Log("gone, and another one")
-	s = p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(3, Serving)))
+	s = p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(3, plan.Serving)))
 	if !serves(s, "a", vip.IPv4, "t1", "t3") || !serves(s, "a", vip.IPv6, "t1") {
 		t.Fatal(describeState(s))
 	}
 	x.lacks(t, "target/5001", "lookup 5001", "table 5001")
 
 	t.Log("another address")
-	moved := siteTarget(3, Serving)
+	moved := siteTarget(3, plan.Serving)
 	moved.IPs[0] = netip.MustParseAddr("10.1.0.99")
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), moved))
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), moved))
 	x.has(t, "default via 10.1.0.99 dev eth1 table "+x.number("a", "t3"))
 
 	t.Log("size and seed")
-	changed := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), moved)
+	changed := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), moved)
 	changed.Size, changed.Seed = 211, 7
 	s = p.configure(changed)
 	if !serves(s, "a", vip.IPv4, "t1", "t3") || len(s.Problems)+len(s.Drift) > 0 {
@@ -63,8 +64,8 @@ func TestTargetLifecycle(t *testing.T) {
 	x.has(t, "mod 211 seed 0x7")
 
 	t.Log("the VIP moves to another stream")
-	other := siteStream("b", bothVIPs, siteTarget(4, Serving, Serving))
-	s = p.configure(siteStream("a", []string{"20.0.0.7/32", "20.1.0.0/24"}, siteTarget(1, Serving, Serving), moved), other)
+	other := siteStream("b", bothVIPs, siteTarget(4, plan.Serving, plan.Serving))
+	s = p.configure(siteStream("a", []string{"20.0.0.7/32", "20.1.0.0/24"}, siteTarget(1, plan.Serving, plan.Serving), moved), other)
 	if s.VIPs[vip.Require("20.0.0.1/32")] != "b" || s.VIPs[vip.Require("20.1.0.0/24")] != "a" {
 		t.Fatal(describeState(s))
 	}
@@ -83,13 +84,13 @@ func TestTargetLifecycle(t *testing.T) {
 func TestRestartChangesNothing(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	streams := []*Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, Serving, Serving),
-		siteTarget(2, Draining, Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, Serving))}
+	streams := []*plan.Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, plan.Serving, plan.Serving),
+		siteTarget(2, plan.Draining, plan.Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, plan.Serving))}
 	before := p.configure(streams...)
 	all := x.sh("nft -a -s list ruleset")
 	p.stop()
 	p = x.start()
-	s := p.wait("the first look", func(s State) bool { return !s.At.IsZero() })
+	s := p.wait("the first look", func(s plan.State) bool { return !s.At.IsZero() })
 	<-p.Ready()
 	if !serves(s, "a", vip.IPv6, "t1", "t2") || !maps.Equal(s.VIPs, before.VIPs) || len(s.Drift) > 0 {
 		t.Fatal(describeState(s))
@@ -113,7 +114,7 @@ func TestDriftIsRepairedWithinASecond(t *testing.T) {
 			}
 		}
 	})
-	before := p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
+	before := p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving)))
 	whole := sortedLines(x.snapshot())
 	for _, tt := range tamperings {
 		t.Run(tt.name, func(t *testing.T) {
@@ -123,7 +124,7 @@ func TestDriftIsRepairedWithinASecond(t *testing.T) {
 				case r := <-events:
 					if r.Object == tt.object {
 						x.eventually("the kernel to be as before", func() bool { return sortedLines(x.snapshot()) == whole })
-						p.wait("the state to be as before", func(s State) bool {
+						p.wait("the state to be as before", func(s plan.State) bool {
 							return len(s.Drift) == 0 && serves(s, "a", vip.IPv4, "t1", "t2") && maps.Equal(s.VIPs, before.VIPs) &&
 								s.Streams["a"].Problem[vip.IPv4] == ""
 						})
@@ -142,12 +143,12 @@ func TestDriftIsRepairedWithinASecond(t *testing.T) {
 func TestHarmlessDriftIsNoProblem(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving)))
 	if _, err := p.Hold(t.Context(), "", 0); err != nil {
 		t.Fatal(err)
 	}
 	x.sh("ip rule del prio 92; ip -6 rule del prio 90")
-	s := p.wait("drift", func(s State) bool { return len(s.Drift) == 1 })
+	s := p.wait("drift", func(s plan.State) bool { return len(s.Drift) == 1 })
 	if s.Streams["a"].Problem != [2]string{} || len(s.VIPs) != 2 || !serves(s, "a", vip.IPv6, "t1") {
 		t.Error(describeState(s))
 	}
@@ -158,15 +159,15 @@ func TestHeldDriftIsShown(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			x := newSite(t)
 			p := x.start()
-			stream := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving))
+			stream := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving))
 			p.configure(stream)
 			whole := sortedLines(x.snapshot())
 			if _, err := p.Hold(t.Context(), "", 0); err != nil {
 				t.Fatal(err)
 			}
 			x.sh(tt.command)
-			drifted := func(s State) bool {
-				return slices.ContainsFunc(s.Drift, func(d Drift) bool { return d.Object == tt.object }) &&
+			drifted := func(s plan.State) bool {
+				return slices.ContainsFunc(s.Drift, func(d plan.Drift) bool { return d.Object == tt.object }) &&
 					(tt.serves == nil || serves(s, "a", vip.IPv4, tt.serves...))
 			}
 			s := p.wait("drift of "+tt.object, drifted)
@@ -195,7 +196,7 @@ func TestHeldDriftIsShown(t *testing.T) {
 			if err != nil || len(done) == 0 {
 				t.Fatalf("resume repaired %+v, %v", done, err)
 			}
-			s = p.wait("no drift", func(s State) bool { return len(s.Drift) == 0 && serves(s, "a", vip.IPv4, "t1", "t2") })
+			s = p.wait("no drift", func(s plan.State) bool { return len(s.Drift) == 0 && serves(s, "a", vip.IPv4, "t1", "t2") })
 			if s.Streams["a"].Problem[vip.IPv4] != "" || s.VIPs[vip.Require("20.0.0.1/32")] != "a" || len(s.Held) > 0 {
 				t.Error(describeState(s))
 			}
@@ -210,13 +211,13 @@ func TestHeldDriftIsShown(t *testing.T) {
 func TestHoldOfOneStream(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)),
-		siteStream("b", []string{"20.0.0.2/32"}, siteTarget(2, Serving)))
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving)),
+		siteStream("b", []string{"20.0.0.2/32"}, siteTarget(2, plan.Serving)))
 	if _, err := p.Hold(t.Context(), "a", 0); err != nil {
 		t.Fatal(err)
 	}
 	x.sh("nft flush ruleset")
-	p.wait("b to be repaired", func(s State) bool {
+	p.wait("b to be repaired", func(s plan.State) bool {
 		return s.VIPs[vip.Require("20.0.0.2/32")] == "b" && serves(s, "b", vip.IPv4, "t2") &&
 			s.VIPs[vip.Require("20.0.0.1/32")] == "" && len(s.Drift) > 0
 	})
@@ -228,23 +229,25 @@ func TestHoldOfOneStream(t *testing.T) {
 		t.Error(err)
 	}
 	p.wait("a to be repaired",
-		func(s State) bool { return s.VIPs[vip.Require("20.0.0.1/32")] == "a" && len(s.Drift) == 0 })
+		func(s plan.State) bool { return s.VIPs[vip.Require("20.0.0.1/32")] == "a" && len(s.Drift) == 0 })
 }
 
 func TestHoldExpires(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	stream := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving))
+	stream := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving))
 	p.configure(stream)
 	until, err := p.Hold(t.Context(), "a", time.Second)
 	x.must(err)
 	x.sh("ip rule del fwmark 5000/0xffffff lookup 5000")
-	p.wait("drift", func(s State) bool { return len(s.Drift) > 0 && s.Held["a"].Equal(until) })
+	p.wait("drift", func(s plan.State) bool { return len(s.Drift) > 0 && s.Held["a"].Equal(until) })
 	p.stop()
 	p = x.start()
 	p.configure(stream)
 	p.wait("the end of the hold, and the repair",
-		func(s State) bool { return len(s.Held) == 0 && len(s.Drift) == 0 && serves(s, "a", vip.IPv4, "t1") })
+		func(s plan.State) bool {
+			return len(s.Held) == 0 && len(s.Drift) == 0 && serves(s, "a", vip.IPv4, "t1")
+		})
 	if time.Now().Before(until) {
 		t.Error("the hold ended early")
 	}
@@ -253,11 +256,11 @@ func TestHoldExpires(t *testing.T) {
 // Repairs back off if a process deletes a rule repeatedly, and the conflict is reported once.
 func TestRepairsBackOff(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving)),
-		testStream("b", []string{"20.0.0.2/32"}, testTarget("x2", Serving)))
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)),
+		testStream("b", []string{"20.0.0.2/32"}, testTarget("x2", plan.Serving)))
 	w.settle(desired, false)
 	var reports, contested int
-	w.e.o.OnRepair = func(list []Repaired) {
+	w.e.repairs.report = func(list []Repaired) {
 		for _, r := range list {
 			reports++
 			if r.Contested {
@@ -288,8 +291,8 @@ func TestRepairsBackOff(t *testing.T) {
 	if waited[0] != 0 || waited[1] != failurePause || waited[2] != 2*failurePause || waited[11] != maxPause {
 		t.Errorf("pauses %v", waited)
 	}
-	if reports != contestedAfter || contested != 1 || w.e.repaired != 12 {
-		t.Errorf("%d reports, %d of them contested, %d repairs", reports, contested, w.e.repaired)
+	if reports != contestedAfter || contested != 1 || w.e.repairs.total != 12 {
+		t.Errorf("%d reports, %d of them contested, %d repairs", reports, contested, w.e.repairs.total)
 	}
 	// An object of a different stream is repaired without a delay.
 	w.slot("b", "x2").Rules[vip.IPv4] = false
@@ -312,18 +315,18 @@ func TestRepairsBackOff(t *testing.T) {
 func TestRoutesComeBackWithTheLink(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving)))
 	// An interface that goes down loses its IPv6 addresses as well, unless configured to
 	// keep them.
 	x.must(x.ns.Sysctl("net.ipv6.conf.eth1.keep_addr_on_down", "1"))
 	whole := sortedLines(x.snapshot())
 	x.sh("ip link set eth1 down")
-	s := p.wait("no target to serve", func(s State) bool { return serves(s, "a", vip.IPv4) && serves(s, "a", vip.IPv6) })
+	s := p.wait("no target to serve", func(s plan.State) bool { return serves(s, "a", vip.IPv4) && serves(s, "a", vip.IPv6) })
 	if why := s.Unreachable[netip.MustParseAddr("10.1.0.11")]; why != "link eth1 is down" || len(s.Drift) > 0 {
 		t.Error(describeState(s))
 	}
 	x.sh("ip link set eth1 up")
-	p.wait("the target to serve again", func(s State) bool {
+	p.wait("the target to serve again", func(s plan.State) bool {
 		return serves(s, "a", vip.IPv4, "t1") && serves(s, "a", vip.IPv6, "t1") && len(s.Drift) == 0 &&
 			len(s.Unreachable) == 0
 	})
@@ -333,7 +336,7 @@ func TestRoutesComeBackWithTheLink(t *testing.T) {
 	for range 5 {
 		x.sh("ip link set eth1 down; ip link set eth1 up")
 	}
-	p.wait("the target to serve again", func(s State) bool {
+	p.wait("the target to serve again", func(s plan.State) bool {
 		return serves(s, "a", vip.IPv4, "t1") && serves(s, "a", vip.IPv6, "t1") && len(s.Drift) == 0
 	})
 	x.eventually("the kernel to be as before", func() bool { return sortedLines(x.snapshot()) == whole })
@@ -342,26 +345,26 @@ func TestRoutesComeBackWithTheLink(t *testing.T) {
 func TestFailedNeighborIsOut(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving)))
 	x.sh("ip neigh replace 10.1.0.12 dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace 10.1.0.12 dev " +
 		"eth1 nud failed")
-	s := p.wait("t2 out of the table", func(s State) bool { return serves(s, "a", vip.IPv4, "t1") })
+	s := p.wait("t2 out of the table", func(s plan.State) bool { return serves(s, "a", vip.IPv4, "t1") })
 	if !serves(s, "a", vip.IPv6, "t1", "t2") || s.Unreachable[netip.MustParseAddr("10.1.0.12")] == "" {
 		t.Error(describeState(s))
 	}
 	x.sh("ip neigh replace 10.1.0.12 dev eth1 lladdr 02:00:00:00:00:12 nud reachable")
 	p.wait("t2 in the table",
-		func(s State) bool { return serves(s, "a", vip.IPv4, "t1", "t2") && len(s.Unreachable) == 0 })
+		func(s plan.State) bool { return serves(s, "a", vip.IPv4, "t1", "t2") && len(s.Unreachable) == 0 })
 }
 
 func TestDrainEnds(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	a := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving))
+	a := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving))
 	p.configure(a)
 	p.stop()
 	p = x.start()
-	left := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving))
+	left := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving))
 	left.DrainTime = 500 * time.Millisecond
 	s := p.configure(left)
 	if !serves(s, "a", vip.IPv4, "t1") {
@@ -384,12 +387,12 @@ func TestProblemsWithTheKernel(t *testing.T) {
 	x.sh("ip route add default via 10.1.0.77 table 5000; ip rule add fwmark 5001 lookup 77")
 	x.sh("ip address add 20.0.0.9/32 dev lo")
 	p := x.start()
-	far := Target{Name: "far", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Roles: [2]Role{Serving, Down}}
+	far := plan.Target{Name: "far", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Roles: [2]plan.Role{plan.Serving, plan.Down}}
 	p.Configure(desiredOf(
-		siteStream("a", append(bothVIPs, "20.0.0.9/32"), siteTarget(1, Serving, Serving), far),
-		siteStream("b", []string{"20.0.0.1/32", "20.0.0.2/32"}, siteTarget(2, Serving, Serving)),
+		siteStream("a", append(bothVIPs, "20.0.0.9/32"), siteTarget(1, plan.Serving, plan.Serving), far),
+		siteStream("b", []string{"20.0.0.1/32", "20.0.0.2/32"}, siteTarget(2, plan.Serving, plan.Serving)),
 	))
-	s := p.wait("problems", func(s State) bool { return len(s.Problems) >= 5 && serves(s, "a", vip.IPv4, "t1") })
+	s := p.wait("problems", func(s plan.State) bool { return len(s.Problems) >= 5 && serves(s, "a", vip.IPv4, "t1") })
 	for _, object := range []string{"fwmark 5000", "fwmark 5001", "target a/far", "VIP 20.0.0.9/32", "VIP 20.0.0.1/32"} {
 		if !slices.ContainsFunc(s.Problems,
 			func(p Problem) bool { return p.Object == object && p.Detail != "" && p.Remedy != "" }) {
@@ -404,5 +407,5 @@ func TestProblemsWithTheKernel(t *testing.T) {
 		t.Errorf("a foreign route: %s", got)
 	}
 	x.sh("ip address add 192.0.2.2/24 dev eth1")
-	p.wait("the target far away to serve", func(s State) bool { return serves(s, "a", vip.IPv4, "far", "t1") })
+	p.wait("the target far away to serve", func(s plan.State) bool { return serves(s, "a", vip.IPv4, "far", "t1") })
 }

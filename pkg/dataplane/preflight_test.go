@@ -132,17 +132,17 @@ func TestSysctlsThatDropWithhold(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	p := s.start()
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving)))
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving)))
 	for key, want := range map[string][2]bool{
 		"net.ipv4.ip_forward": {true, false}, "net.ipv6.conf.all.forwarding": {false, true},
 		"net.ipv4.fib_multipath_hash_policy": {}, "net.ipv6.fib_multipath_hash_policy": {},
 	} {
 		must(t, s.ns.Sysctl(key, "0"))
-		p.wait(key+" = 0", func(s State) bool {
+		p.wait(key+" = 0", func(s plan.State) bool {
 			return len(s.Problems) > 0 && s.Problems[0].Object == key &&
 				want == [2]bool{s.Withheld[0] != "", s.Withheld[1] != ""}
 		})
 		must(t, s.ns.Sysctl(key, "1"))
-		p.wait(key+" = 1", func(s State) bool { return len(s.Problems) == 0 && s.Withheld == [2]string{} })
+		p.wait(key+" = 1", func(s plan.State) bool { return len(s.Problems) == 0 && s.Withheld == [2]string{} })
 	}
 }

@@ -72,7 +72,7 @@ func (p *Plane) run(ctx context.Context) {
 		var listenErr error
 		if p.watch == nil {
 			// Subscribe before the read, so that no change between the two is missed.
-			if p.watch, listenErr = p.subscribe(p.e.o.Config); listenErr == nil {
+			if p.watch, listenErr = p.subscribe(p.e.options.Config); listenErr == nil {
 				p.watch.IgnoreOwn(p.conn) // the engine reads its own changes back
 				p.e.stale = everything
 			} else {
@@ -175,7 +175,7 @@ func (p *Plane) handleEvents(n fwstate.Events) bool {
 }
 
 // step observes, reconciles and publishes the state. It reports whether a retry is necessary.
-func (p *Plane) step(desired *Desired) (failed bool) {
+func (p *Plane) step(desired *plan.Desired) (failed bool) {
 	e, now := p.e, time.Now()
 	if now.Sub(p.sysctlsChecked) >= sysctlInterval {
 		p.sysctlsChecked, p.sysctlProblems = now, sysctlProblems(p.conn)
@@ -188,12 +188,12 @@ func (p *Plane) step(desired *Desired) (failed bool) {
 	}
 	if now.Sub(e.lastFullRead) >= p.checkInterval {
 		e.stale = everything
-		clear(e.refused)
+		clear(e.fwmarks.refused)
 	}
 	if e.hasFailedNeighbors() && now.Sub(e.lastRead) >= failedNeighborInterval {
 		e.stale |= network
 	}
-	e.expireHolds()
+	e.holds.expire(e.now())
 	network := e.network
 	e.observe(!now.Before(p.nextRead()))
 	e.pulse.Next(0)
@@ -243,11 +243,11 @@ func (p *Plane) solicitFailed() {
 }
 
 // publish sets the state if it changed.
-func (p *Plane) publish(desired *Desired, err error) {
+func (p *Plane) publish(desired *plan.Desired, err error) {
 	e, old := p.e, p.state.Load()
-	s := State{
-		Err: err, TotalFailures: old.TotalFailures, Held: e.holds, Repairs: e.repaired,
-		Streams: make(map[string]*StreamState, len(old.Streams)), VIPs: make(map[vip.VIP]string, len(old.VIPs)),
+	s := plan.State{
+		Err: err, TotalFailures: old.TotalFailures, Held: e.holds.until, Repairs: e.repairs.total,
+		Streams: make(map[string]*plan.StreamState, len(old.Streams)), VIPs: make(map[vip.VIP]string, len(old.VIPs)),
 		Unreachable: map[netip.Addr]string{},
 	}
 	if desired != nil {
@@ -294,11 +294,11 @@ func (p *Plane) publish(desired *Desired, err error) {
 }
 
 // sameState compares two states, ignoring the time.
-func sameState(a, b State) bool {
+func sameState(a, b plan.State) bool {
 	// Compare the large maps directly, because reflection is slow.
 	same := a.Revision == b.Revision && maps.Equal(a.VIPs, b.VIPs) && maps.Equal(a.Unreachable, b.Unreachable) &&
 		fmt.Sprint(a.Err) == fmt.Sprint(b.Err)
-	for _, s := range []*State{&a, &b} {
+	for _, s := range []*plan.State{&a, &b} {
 		s.VIPs, s.Unreachable, s.Err, s.At = nil, nil, nil, time.Time{}
 	}
 	return same && reflect.DeepEqual(a, b)

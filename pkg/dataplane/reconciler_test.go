@@ -37,7 +37,7 @@ func TestKernelIsReadWithoutEvents(t *testing.T) {
 	}
 	x := newSite(t)
 	p := x.withoutEvents(100 * time.Millisecond)
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, Serving, Serving), siteTarget(2, Serving, Serving)))
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving)))
 	whole := sortedLines(x.snapshot())
 	for _, tt := range []struct{ command, object string }{
 		{"ip rule del fwmark 5001/0xffffff lookup 5001", "rule fwmark 5001 lookup 5001 (IPv4)"},
@@ -48,13 +48,13 @@ func TestKernelIsReadWithoutEvents(t *testing.T) {
 	}
 	x.sh("ip neigh replace fd01::c dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace fd01::c dev eth1 " +
 		"nud failed")
-	p.wait("t2 out of the table", func(s State) bool { return s.Unreachable[netip.MustParseAddr("fd01::c")] != "" })
+	p.wait("t2 out of the table", func(s plan.State) bool { return s.Unreachable[netip.MustParseAddr("fd01::c")] != "" })
 }
 
 // An own transaction does not cause a read; a foreign transaction does.
 func TestOwnTransactionsNeedNoPass(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", Serving))), false)
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))), false)
 	p := &Plane{reconciler: reconciler{e: w.e}}
 	for _, tt := range []struct {
 		what   string

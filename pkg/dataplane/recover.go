@@ -37,7 +37,7 @@ func (e *engine) load() error {
 		return fmt.Errorf("read the data plane: %w", err)
 	}
 	e.targets = map[uint32]plan.InstalledTarget{}
-	e.nextFWMark = e.o.First
+	e.fwmarks.next = e.options.First
 	names := map[[2]string]bool{}
 	for _, number := range slices.Sorted(maps.Keys(c.Targets)) {
 		s := c.Targets[number]
@@ -51,7 +51,7 @@ func (e *engine) load() error {
 		switch {
 		case s.Label == plan.Label{} && !slices.Contains(numbers, number):
 			continue // the chain belongs to another process
-		case s.Stream == "" || s.Name == "" || names[key] || number > e.o.Mask:
+		case s.Stream == "" || s.Name == "" || names[key] || number > e.options.Mask:
 			t.Stream, t.Name, t.Stage = noStream, fmt.Sprint(number), plan.StageRemoving
 		case len(t.Addresses()) == 0:
 			t.Stage = plan.StageRemoving
@@ -60,7 +60,7 @@ func (e *engine) load() error {
 		}
 		names[key] = true
 		e.keepTarget(t)
-		e.nextFWMark = max(e.nextFWMark, number+1)
+		e.fwmarks.next = max(e.fwmarks.next, number+1)
 	}
 	for name, s := range c.Streams {
 		// A chain that only has the name of a stream belongs to another process.
@@ -112,11 +112,11 @@ func (e *engine) adopt(now time.Time) {
 		m := e.record(name)
 		s := e.desired.Streams[name]
 		for _, t := range s.Targets {
-			if _, ok := m.targets[t.Name]; !ok && (s.RouteAll || slices.Contains(t.Roles[:], Serving)) {
+			if _, ok := m.targets[t.Name]; !ok && (s.RouteAll || slices.Contains(t.Roles[:], plan.Serving)) {
 				e.adoptFWMark(name, t)
 			}
 		}
-		if e.held(name) {
+		if e.holds.held(name) {
 			e.adoptHeld(name, now)
 		}
 	}
@@ -124,10 +124,10 @@ func (e *engine) adopt(now time.Time) {
 
 // adoptFWMark assigns a fwmark without a known target to w if its routes lead to w. It reports
 // whether it found one.
-func (e *engine) adoptFWMark(stream string, w Target) (adopted bool) {
+func (e *engine) adoptFWMark(stream string, w plan.Target) (adopted bool) {
 	unknown, ips := e.record(noStream), plan.ByFamily(w.IPs)
 	for _, t := range plan.SortedTargets(unknown.targets) {
-		same := len(t.Addresses()) > 0 && t.FWMark <= e.o.Mask
+		same := len(t.Addresses()) > 0 && t.FWMark <= e.options.Mask
 		for f, a := range t.IPs {
 			same = same && (a == ips[f] || !a.IsValid())
 		}

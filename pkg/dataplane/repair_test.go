@@ -14,17 +14,17 @@ import (
 func TestRepairAfterFailures(t *testing.T) {
 	var reported []Repaired
 	e := newModelFixture().e
-	e.o.OnRepair = func(list []Repaired) { reported = append(reported, list...) }
+	e.repairs.report = func(list []Repaired) { reported = append(reported, list...) }
 	e.observed = &plan.KernelState{Base: true}
-	lost := []Drift{{Object: "rule fwmark 5000 (IPv4)", Stream: "a"}}
+	lost := []plan.Drift{{Object: "rule fwmark 5000 (IPv4)", Stream: "a"}}
 	e.streams["a"] = &streamRecord{repair: true, drift: lost}
 	for range 2 * contestedAfter {
 		e.noteRepairs(lost, false)
 	}
 	e.streams["a"].drift = nil
 	e.noteRepairs(lost, false)
-	if len(reported) != 1 || reported[0].Contested || e.repaired != 1 {
-		t.Errorf("%d repairs are counted, reported: %+v", e.repaired, reported)
+	if len(reported) != 1 || reported[0].Contested || e.repairs.total != 1 {
+		t.Errorf("%d repairs are counted, reported: %+v", e.repairs.total, reported)
 	}
 }
 

@@ -13,17 +13,17 @@ import (
 // routeOnly installs missing rules and routes of targets and changes nothing else: health checks
 // need the fwmarks of targets before the first desired state. The targets remain pending, because
 // the first desired state adds their chains and reports failures.
-func (e *engine) routeOnly(w *Desired) {
+func (e *engine) routeOnly(w *plan.Desired) {
 	if e.readErr != nil || e.desired != nil {
 		return
 	}
-	e.probed, e.probing = map[uint32]string{}, 1
+	e.fwmarks.begin()
 	var fresh []plan.InstalledTarget
 	for _, name := range slices.Sorted(maps.Keys(w.Streams)) {
 		m := e.record(name)
 		for _, t := range w.Streams[name].Targets {
 			_, recorded := m.targets[t.Name]
-			if recorded || e.held(name) || e.adoptFWMark(name, t) || !e.network.Connects(t.IPs) {
+			if recorded || e.holds.held(name) || e.adoptFWMark(name, t) || !e.network.Connects(t.IPs) {
 				continue
 			}
 			fwmark, err := e.allocateFWMark()

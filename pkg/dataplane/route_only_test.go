@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -12,22 +13,22 @@ import (
 func TestRoutesBeforeTheFirstDesiredState(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	before := siteStream("a", bothVIPs, siteTarget(1, Serving, Serving))
+	before := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving))
 	p.configure(before)
 	p.stop()
 	installed := x.snapshot()
 
-	routes := func(p *running, targets ...Target) map[netip.Addr]uint32 {
+	routes := func(p *running, targets ...plan.Target) map[netip.Addr]uint32 {
 		s := siteStream("b", []string{"20.0.0.2/32"}, targets...)
 		s.RouteAll = true
-		p.Configure(&Desired{RoutesOnly: true, Streams: map[string]*Stream{"b": s}})
+		p.Configure(&plan.Desired{RoutesOnly: true, Streams: map[string]*plan.Stream{"b": s}})
 		last := targets[len(targets)-1]
-		return p.wait("routes to the targets", func(s State) bool {
+		return p.wait("routes to the targets", func(s plan.State) bool {
 			return s.Streams["b"] != nil && s.Streams["b"].FWMarks[last.IPs[0]] != 0
 		}).Streams["b"].FWMarks
 	}
 	p = x.start()
-	two, three := siteTarget(2, Unknown, Unknown), siteTarget(3, Unknown)
+	two, three := siteTarget(2, plan.Unknown, plan.Unknown), siteTarget(3, plan.Unknown)
 	marks := routes(p, two)
 	s := p.State().Load()
 	if !serves(s, "a", vip.IPv4, "t1") || !serves(s, "a", vip.IPv6, "t1") || s.Revision != 0 || len(s.Problems) > 0 ||
@@ -45,7 +46,7 @@ func TestRoutesBeforeTheFirstDesiredState(t *testing.T) {
 	if marks := routes(p, two, three); marks[two.IPs[0]] != 5001 || marks[three.IPs[0]] != 5002 {
 		t.Fatalf("the routes of an earlier process have other fwmarks: %v", marks)
 	}
-	two.Roles = [2]Role{Serving, Serving}
+	two.Roles = [2]plan.Role{plan.Serving, plan.Serving}
 	b := siteStream("b", []string{"20.0.0.2/32"}, two, three)
 	b.RouteAll = true
 	s = p.configure(before, b)

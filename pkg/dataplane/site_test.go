@@ -79,7 +79,7 @@ func (s *site) sh(line string) string {
 // number returns the fwmark of a target, from the kernel.
 func (s *site) number(stream, target string) string {
 	s.t.Helper()
-	ruleset := s.sh("nft -s list table inet " + TableName)
+	ruleset := s.sh("nft -s list table inet " + plan.TableName)
 	m := regexp.MustCompile(`chain target/(\d+) \{\s+.*comment "` + regexp.QuoteMeta(stream+"/"+target) +
 		`[ "]`).FindStringSubmatch(ruleset)
 	if m == nil {
@@ -98,7 +98,7 @@ func (s *site) snapshot() string {
 // handles returns the handles of a target's chain and rules. They change when the objects are
 // rebuilt.
 func (s *site) handles(number string) string {
-	return s.sh("nft -a -s list chain inet " + TableName + " target/" + number)
+	return s.sh("nft -a -s list chain inet " + plan.TableName + " target/" + number)
 }
 
 func (s *site) options() Options {
@@ -149,7 +149,7 @@ func (s *site) start(change ...func(*Options)) *running {
 	return r
 }
 
-func (r *running) wait(what string, ok func(State) bool) State {
+func (r *running) wait(what string, ok func(plan.State) bool) plan.State {
 	r.site.t.Helper()
 	deadline := time.After(4 * patience) // a full map alone takes a busy machine half a minute
 	for {
@@ -165,7 +165,7 @@ func (r *running) wait(what string, ok func(State) bool) State {
 	}
 }
 
-func describeState(s State) string {
+func describeState(s plan.State) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "revision %d, err %v, failures %d, VIPs %v, unreachable %v\n", s.Revision, s.Err, s.Failures, s.VIPs,
 		s.Unreachable)
@@ -177,18 +177,18 @@ func describeState(s State) string {
 }
 
 // serves reports whether exactly these targets of a stream serve a family.
-func serves(s State, stream string, f vip.Family, names ...string) bool {
+func serves(s plan.State, stream string, f vip.Family, names ...string) bool {
 	x := s.Streams[stream]
 	return x != nil && slices.Equal(slices.Sorted(maps.Keys(x.Serving[f])), names)
 }
 
 // configure sets the desired state and waits until it is applied.
-func (r *running) configure(streams ...*Stream) State {
+func (r *running) configure(streams ...*plan.Stream) plan.State {
 	r.site.t.Helper()
 	w := desiredOf(streams...)
 	r.Configure(w)
 	return r.wait("a revision to be applied",
-		func(s State) bool { return s.Revision >= w.Revision && len(s.Problems) == 0 })
+		func(s plan.State) bool { return s.Revision >= w.Revision && len(s.Problems) == 0 })
 }
 
 // eventually polls a condition of the kernel state.
@@ -206,8 +206,8 @@ func (s *site) eventually(what string, ok func() bool) {
 }
 
 // siteTarget returns a target in the site's network; i is from 1 to 200.
-func siteTarget(i int, roles ...Role) Target {
-	t := Target{Name: fmt.Sprintf("t%d", i), IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 10)})}}
+func siteTarget(i int, roles ...plan.Role) plan.Target {
+	t := plan.Target{Name: fmt.Sprintf("t%d", i), IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 10)})}}
 	t.Roles[vip.IPv4] = roles[0]
 	if len(roles) > 1 {
 		t.IPs = append(t.IPs, netip.MustParseAddr(fmt.Sprintf("fd01::%x", i+10)))
@@ -216,11 +216,11 @@ func siteTarget(i int, roles ...Role) Target {
 	return t
 }
 
-var siteMatch = []Port{
+var siteMatch = []plan.Port{
 	{Protocol: plan.TCP, Number: 80}, {Protocol: plan.TCP, Number: 443}, {Protocol: plan.UDP, Number: 53},
 }
 
-func siteStream(name string, vips []string, targets ...Target) *Stream {
+func siteStream(name string, vips []string, targets ...plan.Target) *plan.Stream {
 	s := testStream(name, vips, targets...)
 	s.Size, s.DrainTime, s.Match = 103, 0, siteMatch
 	return s

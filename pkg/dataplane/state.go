@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -15,100 +14,67 @@ import (
 
 // deadlines returns the end times of holds, drains and repair back-offs.
 func (e *engine) deadlines() (list []time.Time) {
-	for _, until := range e.holds {
-		if !until.IsZero() {
-			list = append(list, until)
+	for _, end := range e.holds.until {
+		if !end.IsZero() {
+			list = append(list, end)
 		}
 	}
 	if e.desired == nil || e.observed == nil {
 		return list
 	}
 	list = slices.AppendSeq(list, maps.Values(e.draining))
-	for _, d := range e.drift() {
-		if r := e.repairs[d.Key()]; r != nil && !e.held(d.Stream) {
-			list = append(list, r.next)
+	for _, drift := range e.drift() {
+		if repair := e.repairs.byObject[drift.Key()]; repair != nil && !e.holds.held(drift.Stream) {
+			list = append(list, repair.next)
 		}
 	}
 	return list
 }
 
-// hasFailedNeighbors reports whether the network has failed neighbors, which may recover.
-func (e *engine) hasFailedNeighbors() bool {
-	return e.network != nil && len(e.network.FailedNeighbors) > 0
-}
-
-// addresses yields the addresses of installed and desired targets.
-func (m *streamRecord) addresses(yield func(netip.Addr) bool) {
-	for _, t := range m.targets {
-		for _, a := range t.IPs {
-			if a.IsValid() && !yield(a) {
-				return
-			}
-		}
-	}
-	if m.desired == nil {
-		return
-	}
-	for _, t := range m.desired.Targets {
-		for _, a := range t.IPs {
-			if !yield(a) {
-				return
-			}
-		}
-	}
-}
-
-// unreachableIn returns the unreachable addresses in a network, with reasons. The result is cached
-// until the network or the targets change: for a thousand targets the lookup took as long as the
-// rest of the state.
-func (m *streamRecord) unreachableIn(n *plan.Network) map[netip.Addr]string {
-	if m.reachedIn == n {
-		return m.unreachable
-	}
-	m.unreachable, m.reachedIn = nil, n
-	for a := range m.addresses {
-		if why := n.UnreachableReason(a); why != "" {
-			if m.unreachable == nil {
-				m.unreachable = map[netip.Addr]string{}
-			}
-			m.unreachable[a] = why
-		}
-	}
-	return m.unreachable
-}
-
-// describe fills s with the confirmed state.
-func (e *engine) describe(s *State) {
+// describe adds the confirmed state of streams and VIPs to state.
+func (e *engine) describe(state *plan.State) {
 	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
-		m := e.streams[name]
-		if m.state != nil {
-			s.Streams[name] = m.state
+		record := e.streams[name]
+		if record.state != nil {
+			state.Streams[name] = record.state
 		}
-		maps.Copy(s.Unreachable, m.unreachableIn(e.network))
-		s.Problems = append(s.Problems, m.problems...)
-		r := m.installed
-		if r == nil || r.Stage == plan.StageRemoving || e.observed.Problem != "" || m.fault.ChainMissing {
+		maps.Copy(state.Unreachable, record.unreachableIn(e.network))
+		state.Problems = append(state.Problems, record.problems...)
+		stream := record.installed
+		// Without base chains or the stream's chain its elements forward nothing.
+		if stream == nil || stream.Stage == plan.StageRemoving || e.observed.Problem != "" || record.fault.ChainMissing {
 			continue
 		}
-		for _, v := range r.VIPs {
+		for _, v := range stream.VIPs {
 			if e.observed.VIPs[v] == name {
-				s.VIPs[v] = name
+				state.VIPs[v] = name
 			}
 		}
 	}
 	for narrow, wide := range e.vipOwners.Covered {
-		if name, ok := s.VIPs[wide]; ok {
-			s.VIPs[narrow] = name
+		if name, ok := state.VIPs[wide]; ok {
+			state.VIPs[narrow] = name
 		}
 	}
-	s.Drift = e.drift()
-	s.Problems = append(s.Problems, e.vipOwners.Problems...)
-	for _, n := range slices.Sorted(maps.Keys(e.refused)) {
-		s.Problems = append(s.Problems, Problem{
-			Object: fmt.Sprintf("fwmark %d", n), Detail: "another process uses it: " + e.refused[n],
+	state.Drift = e.drift()
+	state.Problems = append(state.Problems, e.vipOwners.Problems...)
+	for _, fwmark := range slices.Sorted(maps.Keys(e.fwmarks.refused)) {
+		state.Problems = append(state.Problems, Problem{
+			Object: fmt.Sprintf("fwmark %d", fwmark), Detail: "another process uses it: " + e.fwmarks.refused[fwmark],
 			Remedy: "no action required: a different fwmark is assigned",
 		})
 	}
+}
+
+// TargetView describes one target in the kernel for operators.
+type TargetView struct {
+	plan.InstalledTarget
+	// State is one of serving, draining, down, pending, removing, drifted.
+	State string
+	// Entries counts the target's Maglev map entries, by family.
+	Entries [len(vip.Families)]int
+	// Packets and Bytes count the traffic to the target since its chain was created.
+	Packets, Bytes uint64
 }
 
 // listTargets lists the targets for operators.
@@ -116,25 +82,27 @@ func (e *engine) listTargets() ([]TargetView, error) {
 	if e.observed == nil {
 		return nil, errors.New("the kernel could not be read yet")
 	}
-	now, err := e.kernel.ReadTargets(e.installedFWMarks())
+	kernel, err := e.kernel.ReadTargets(e.installedFWMarks())
 	if err != nil {
 		return nil, fmt.Errorf("read the counters of targets: %w", err)
 	}
-	var list []TargetView
 	entries := map[uint32][len(vip.Families)]int{}
-	for _, s := range e.observed.Streams {
-		for f, table := range s.Tables {
-			for _, number := range table {
-				count := entries[number]
+	for _, stream := range e.observed.Streams {
+		for f, table := range stream.Tables {
+			for _, fwmark := range table {
+				count := entries[fwmark]
 				count[f]++
-				entries[number] = count
+				entries[fwmark] = count
 			}
 		}
 	}
-	for _, m := range e.streams {
-		for _, t := range m.targets {
-			counters := orNone(now[t.FWMark])
-			list = append(list, TargetView{t, m.stateOf(t), entries[t.FWMark], counters.Packets, counters.Bytes})
+	var list []TargetView
+	for _, record := range e.streams {
+		for _, target := range record.targets {
+			counters := orNone(kernel[target.FWMark])
+			list = append(list, TargetView{
+				target, record.stateOf(target), entries[target.FWMark], counters.Packets, counters.Bytes,
+			})
 		}
 	}
 	slices.SortFunc(list, func(a, b TargetView) int {
@@ -146,8 +114,8 @@ func (e *engine) listTargets() ([]TargetView, error) {
 // unmatched returns the number of packets dropped by the match of each stream.
 func (e *engine) unmatched() (map[string]uint64, error) {
 	var streams []string
-	for name, m := range e.streams {
-		if m.installed != nil && m.installed.Match != nil {
+	for name, record := range e.streams {
+		if record.installed != nil && record.installed.Match != nil {
 			streams = append(streams, name)
 		}
 	}
@@ -159,20 +127,21 @@ func (e *engine) unmatched() (map[string]uint64, error) {
 }
 
 // stateOf returns the status word of a target.
-func (m *streamRecord) stateOf(t plan.InstalledTarget) string {
-	switch {
-	case t.Stage == plan.StageRemoving:
-		return "removing"
-	case slices.ContainsFunc(m.drift, func(d Drift) bool { return d.Target == t.Name }):
-		return "drifted"
-	case m.state != nil && slices.ContainsFunc(m.state.Serving[:], func(names map[string]struct{}) bool {
-		_, ok := names[t.Name]
+func (r *streamRecord) stateOf(target plan.InstalledTarget) string {
+	serves := func(names map[string]struct{}) bool {
+		_, ok := names[target.Name]
 		return ok
-	}):
+	}
+	switch {
+	case target.Stage == plan.StageRemoving:
+		return "removing"
+	case slices.ContainsFunc(r.drift, func(drift plan.Drift) bool { return drift.Target == target.Name }):
+		return "drifted"
+	case r.state != nil && slices.ContainsFunc(r.state.Serving[:], serves):
 		return "serving"
-	case t.Stage == plan.StagePending:
+	case target.Stage == plan.StagePending:
 		return "pending"
-	case t.Flows != [len(vip.Families)]bool{}:
+	case target.Flows != [len(vip.Families)]bool{}:
 		return "draining"
 	}
 	return "down"

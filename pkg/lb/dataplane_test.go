@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
 // A change that the kernel refuses, and bad input, is a condition that names its object. What
@@ -16,15 +17,15 @@ func TestTheConditionOfTheDataPlaneSaysWhy(t *testing.T) {
 		Detail: "belongs to another process",
 	}
 	for name, tt := range map[string]struct {
-		state dataplane.State
+		state plan.State
 		want  string
 	}{
-		"all is well": {dataplane.State{}, ""},
-		"drift":       {dataplane.State{Drift: []dataplane.Drift{{Object: "rule"}}}, ""},
-		"disk full":   {dataplane.State{Err: full}, full.Error()},
-		"a problem":   {dataplane.State{Problems: []dataplane.Problem{vip}}, "VIP 20.0.0.1/32: two want it"},
+		"all is well": {plan.State{}, ""},
+		"drift":       {plan.State{Drift: []plan.Drift{{Object: "rule"}}}, ""},
+		"disk full":   {plan.State{Err: full}, full.Error()},
+		"a problem":   {plan.State{Problems: []dataplane.Problem{vip}}, "VIP 20.0.0.1/32: two want it"},
 		"all of it": {
-			dataplane.State{Err: full, Problems: []dataplane.Problem{vip, chain}},
+			plan.State{Err: full, Problems: []dataplane.Problem{vip, chain}},
 			full.Error() + "; VIP 20.0.0.1/32: two want it (and 1 more)",
 		},
 	} {

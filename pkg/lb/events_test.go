@@ -9,6 +9,7 @@ import (
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
 func TestEventsAreTheNewest(t *testing.T) {
@@ -45,52 +46,52 @@ func TestEventsAreTheNewest(t *testing.T) {
 }
 
 func TestEventsOfTheDataPlane(t *testing.T) {
-	rule := dataplane.Drift{Object: "rule", Stream: "s", Target: "a", Detail: "is missing"}
-	route := dataplane.Drift{Object: "route", Stream: "s", Target: "a", Detail: "is missing"}
+	rule := plan.Drift{Object: "rule", Stream: "s", Target: "a", Detail: "is missing"}
+	route := plan.Drift{Object: "route", Stream: "s", Target: "a", Detail: "is missing"}
 	held := map[string]time.Time{"s": {}}
 	for _, c := range []struct {
 		name    string
-		was, is dataplane.State
+		was, is plan.State
 		want    []string
 	}{
-		{"nothing", dataplane.State{Drift: []dataplane.Drift{rule}}, dataplane.State{Drift: []dataplane.Drift{rule}}, nil},
+		{"nothing", plan.State{Drift: []plan.Drift{rule}}, plan.State{Drift: []plan.Drift{rule}}, nil},
 		{
 			"drift of a held stream",
-			dataplane.State{Held: held, Drift: []dataplane.Drift{rule}},
-			dataplane.State{Held: held, Drift: []dataplane.Drift{rule, route}},
+			plan.State{Held: held, Drift: []plan.Drift{rule}},
+			plan.State{Held: held, Drift: []plan.Drift{rule, route}},
 			[]string{"drift route s/a: is missing"},
 		},
-		{"drift that is about to be repaired", dataplane.State{}, dataplane.State{Drift: []dataplane.Drift{rule}}, nil},
-		{"held", dataplane.State{}, dataplane.State{Held: held}, []string{"held stream s s/: until lb resume"}},
-		{"resumed", dataplane.State{Held: held}, dataplane.State{}, []string{"resumed stream s s/: by an operator"}},
+		{"drift that is about to be repaired", plan.State{}, plan.State{Drift: []plan.Drift{rule}}, nil},
+		{"held", plan.State{}, plan.State{Held: held}, []string{"held stream s s/: until lb resume"}},
+		{"resumed", plan.State{Held: held}, plan.State{}, []string{"resumed stream s s/: by an operator"}},
 		{
 			"expired",
-			dataplane.State{Held: map[string]time.Time{"": time.Unix(1, 0)}},
-			dataplane.State{},
+			plan.State{Held: map[string]time.Time{"": time.Unix(1, 0)}},
+			plan.State{},
 			[]string{"resumed all streams /: the hold expired"},
 		},
 		{
 			"blocked",
-			dataplane.State{},
-			dataplane.State{Err: errors.New("disk full")},
+			plan.State{},
+			plan.State{Err: errors.New("disk full")},
 			[]string{"blocked data plane /: disk full"},
 		},
 		{
 			"still blocked",
-			dataplane.State{Err: errors.New("disk full")},
-			dataplane.State{Err: errors.New("disk full, again")},
+			plan.State{Err: errors.New("disk full")},
+			plan.State{Err: errors.New("disk full, again")},
 			nil,
 		},
 		{
 			"no longer blocked",
-			dataplane.State{Err: errors.New("disk full")},
-			dataplane.State{},
+			plan.State{Err: errors.New("disk full")},
+			plan.State{},
 			[]string{"solved data plane /: disk full"},
 		},
 		{
 			"problems",
-			dataplane.State{Problems: []dataplane.Problem{{Object: "VIP", Detail: "local"}}},
-			dataplane.State{Problems: []dataplane.Problem{{Object: "VIP", Detail: "twice"}}},
+			plan.State{Problems: []dataplane.Problem{{Object: "VIP", Detail: "local"}}},
+			plan.State{Problems: []dataplane.Problem{{Object: "VIP", Detail: "twice"}}},
 			[]string{"problem VIP /: twice", "solved VIP /: local"},
 		},
 	} {
@@ -107,17 +108,17 @@ func TestEventsOfTheDataPlane(t *testing.T) {
 }
 
 func TestDataPlaneEventsKeepOthers(t *testing.T) {
-	s := dataplane.State{Held: map[string]time.Time{"": {}}}
+	s := plan.State{Held: map[string]time.Time{"": {}}}
 	for i := range maxEvents + 500 {
-		s.Drift = append(s.Drift, dataplane.Drift{Object: fmt.Sprint("rule ", i)})
+		s.Drift = append(s.Drift, plan.Drift{Object: fmt.Sprint("rule ", i)})
 	}
-	got := dataPlaneEvents(dataplane.State{Held: s.Held}, s)
+	got := dataPlaneEvents(plan.State{Held: s.Held}, s)
 	if n := len(got); n != maxEventsAtOnce || got[n-2].Object != "rule 98" || got[n-1].What != "drift" ||
 		got[n-1].Detail != "and 1401 more at once: lb status lists what there is" {
 		t.Errorf("%d events, the last two %+v", n, got[n-2:])
 	}
 	s.Drift = s.Drift[:maxEventsAtOnce]
-	if got := dataPlaneEvents(dataplane.State{Held: s.Held}, s); len(got) != maxEventsAtOnce ||
+	if got := dataPlaneEvents(plan.State{Held: s.Held}, s); len(got) != maxEventsAtOnce ||
 		got[maxEventsAtOnce-1].Object != "rule 99" {
 		t.Errorf("%d events", len(got))
 	}

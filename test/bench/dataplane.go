@@ -15,6 +15,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -35,14 +36,14 @@ const (
 )
 
 // planeTarget returns the target of the data plane with an index: names sort like the indices.
-func planeTarget(i int, families []vip.Family) dataplane.Target {
-	t := dataplane.Target{Name: fmt.Sprintf("target-%04d", i)}
+func planeTarget(i int, families []vip.Family) plan.Target {
+	t := plan.Target{Name: fmt.Sprintf("target-%04d", i)}
 	for f := range t.Roles {
-		t.Roles[f] = dataplane.Down
+		t.Roles[f] = plan.Down
 	}
 	for _, f := range families {
 		t.IPs = append(t.IPs, planeAddress(i, f))
-		t.Roles[f] = dataplane.Serving
+		t.Roles[f] = plan.Serving
 	}
 	return t
 }
@@ -57,11 +58,11 @@ func planeAddress(i int, f vip.Family) netip.Addr {
 
 // planeStreams returns streams with a VIP of each family and a number of targets each. Stream i
 // has the targets from i*targets on.
-func planeStreams(first, streams, targets int, size uint32, families []vip.Family) map[string]*dataplane.Stream {
+func planeStreams(first, streams, targets int, size uint32, families []vip.Family) map[string]*plan.Stream {
 	vips := numberedVIPs((first+streams)*len(families), families)
-	made := make(map[string]*dataplane.Stream, streams)
+	made := make(map[string]*plan.Stream, streams)
 	for i := first; i < first+streams; i++ {
-		s := &dataplane.Stream{
+		s := &plan.Stream{
 			Name: streamName(i), VIPs: vips[i*len(families) : (i+1)*len(families)],
 			Size: size, Seed: tableSeed, DrainTime: time.Second,
 		}
@@ -178,9 +179,9 @@ func (p *runningPlane) waitReady() error {
 // configure passes streams to the data plane, waits until they are applied, and returns how long
 // that took. The time includes the confirmation that all VIPs and serving targets are in the
 // kernel.
-func (p *runningPlane) configure(streams map[string]*dataplane.Stream) (time.Duration, error) {
+func (p *runningPlane) configure(streams map[string]*plan.Stream) (time.Duration, error) {
 	p.revision++
-	w := &dataplane.Desired{Revision: p.revision, Streams: streams}
+	w := &plan.Desired{Revision: p.revision, Streams: streams}
 	timer := time.NewTimer(waitTimeout)
 	defer timer.Stop()
 	began := time.Now()
@@ -205,7 +206,7 @@ func (p *runningPlane) configure(streams map[string]*dataplane.Stream) (time.Dur
 
 // differs returns an error that names the first difference between the desired state and the
 // applied state.
-func differs(w *dataplane.Desired, state dataplane.State) error {
+func differs(w *plan.Desired, state plan.State) error {
 	for _, s := range w.Streams {
 		got := state.Streams[s.Name]
 		if got == nil {
@@ -220,7 +221,7 @@ func differs(w *dataplane.Desired, state dataplane.State) error {
 		for _, f := range vip.Families {
 			serving := map[string]struct{}{}
 			for _, t := range s.Targets {
-				if t.Roles[f] == dataplane.Serving {
+				if t.Roles[f] == plan.Serving {
 					serving[t.Name] = struct{}{}
 				}
 			}
@@ -235,18 +236,18 @@ func differs(w *dataplane.Desired, state dataplane.State) error {
 
 // with returns a copy of streams with one of them replaced. All other streams are the same
 // pointers, as after a change of one stream by the lb.
-func with(streams map[string]*dataplane.Stream, s *dataplane.Stream) map[string]*dataplane.Stream {
+func with(streams map[string]*plan.Stream, s *plan.Stream) map[string]*plan.Stream {
 	changed := maps.Clone(streams)
 	changed[s.Name] = s
 	return changed
 }
 
 // withRole returns a copy of a stream in which one target has another role.
-func withRole(s *dataplane.Stream, i int, r dataplane.Role) *dataplane.Stream {
+func withRole(s *plan.Stream, i int, r plan.Role) *plan.Stream {
 	changed := *s
 	changed.Targets = slices.Clone(s.Targets)
 	for f, role := range changed.Targets[i].Roles {
-		if role != dataplane.Down {
+		if role != plan.Down {
 			changed.Targets[i].Roles[f] = r
 		}
 	}
@@ -254,7 +255,7 @@ func withRole(s *dataplane.Stream, i int, r dataplane.Role) *dataplane.Stream {
 }
 
 // withTarget returns a copy of a stream with an additional target.
-func withTarget(s *dataplane.Stream, t dataplane.Target) *dataplane.Stream {
+func withTarget(s *plan.Stream, t plan.Target) *plan.Stream {
 	changed := *s
 	changed.Targets = append(slices.Clone(s.Targets), t)
 	return &changed
@@ -289,7 +290,7 @@ func measurePlane(ctx context.Context, s *session) (err error) {
 }
 
 // measurePlaneChanges changes one thing after another, each in the next stream.
-func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, streams map[string]*dataplane.Stream,
+func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, streams map[string]*plan.Stream,
 	perStream int,
 ) error {
 	n := len(streams)
@@ -310,16 +311,16 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, strea
 		passed.RouteAll = true
 		for _, step := range []struct {
 			m    *Measurement
-			next *dataplane.Stream
+			next *plan.Stream
 		}{
-			{drains, withRole(stream, i%perStream, dataplane.Draining)},
+			{drains, withRole(stream, i%perStream, plan.Draining)},
 			{serves, stream},
 			{comes, fresh},
-			{falls, withRole(fresh, perStream, dataplane.Down)},
+			{falls, withRole(fresh, perStream, plan.Down)},
 			{goes, stream},
-			{nil, withRole(&passed, perStream, dataplane.Down)},
+			{nil, withRole(&passed, perStream, plan.Down)},
 			{passes, &passed},
-			{nil, withRole(&passed, perStream, dataplane.Down)},
+			{nil, withRole(&passed, perStream, plan.Down)},
 			{nil, stream},
 		} {
 			if step.m != nil {
@@ -346,7 +347,7 @@ func measurePlaneChanges(ctx context.Context, s *session, g *planeFixture, strea
 
 // measurePlaneStarts repeatedly ends the data plane and starts another one over the same kernel
 // state.
-func measurePlaneStarts(ctx context.Context, s *session, g *planeFixture, streams map[string]*dataplane.Stream,
+func measurePlaneStarts(ctx context.Context, s *session, g *planeFixture, streams map[string]*plan.Stream,
 	n int,
 ) error {
 	ready := Measurement{Row: 17, What: "start → kernel read", Method: vipgate, N: n, Unit: "ms", Goal: planeStartGoal}

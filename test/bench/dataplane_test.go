@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -21,7 +21,7 @@ func TestDataPlaneTargetAddresses(t *testing.T) {
 			vips[v] = struct{}{}
 		}
 		for _, x := range s.Targets {
-			if len(x.IPs) != 2 || x.Roles != [...]dataplane.Role{dataplane.Serving, dataplane.Serving} ||
+			if len(x.IPs) != 2 || x.Roles != [...]plan.Role{plan.Serving, plan.Serving} ||
 				!network.Contains(x.IPs[0]) {
 				t.Fatalf("target %+v", x)
 			}
@@ -39,13 +39,13 @@ func TestDataPlaneTargetAddresses(t *testing.T) {
 func TestChangeKeepsStream(t *testing.T) {
 	made := planeStreams(0, 1, 2, tableSize, oneFamily)
 	s := made[streamName(0)]
-	drains := withRole(s, 1, dataplane.Draining)
+	drains := withRole(s, 1, plan.Draining)
 	more := withTarget(s, planeTarget(2, oneFamily))
 	changed := with(made, drains)
-	if s.Targets[1].Roles[vip.IPv4] != dataplane.Serving || len(s.Targets) != 2 || made[s.Name] != s {
+	if s.Targets[1].Roles[vip.IPv4] != plan.Serving || len(s.Targets) != 2 || made[s.Name] != s {
 		t.Errorf("the stream is now %+v", s)
 	}
-	if got := drains.Targets[1].Roles; got != [...]dataplane.Role{dataplane.Draining, dataplane.Down} {
+	if got := drains.Targets[1].Roles; got != [...]plan.Role{plan.Draining, plan.Down} {
 		t.Errorf("roles %v: a family without an address stays down", got)
 	}
 	if len(more.Targets) != 3 || changed[s.Name] != drains {
@@ -54,12 +54,12 @@ func TestChangeKeepsStream(t *testing.T) {
 }
 
 func TestDiffers(t *testing.T) {
-	w := &dataplane.Desired{Streams: planeStreams(0, 1, 1, tableSize, oneFamily)}
+	w := &plan.Desired{Streams: planeStreams(0, 1, 1, tableSize, oneFamily)}
 	s := w.Streams[streamName(0)]
 	serving := map[string]struct{}{s.Targets[0].Name: {}}
-	good := dataplane.State{
+	good := plan.State{
 		VIPs:    map[vip.VIP]string{s.VIPs[0]: s.Name},
-		Streams: map[string]*dataplane.StreamState{s.Name: {Serving: [2]map[string]struct{}{serving, nil}}},
+		Streams: map[string]*plan.StreamState{s.Name: {Serving: [2]map[string]struct{}{serving, nil}}},
 	}
 	if err := differs(w, good); err != nil {
 		t.Error(err)
@@ -67,8 +67,8 @@ func TestDiffers(t *testing.T) {
 	noVIP, noStream, noTarget := good, good, good
 	noVIP.VIPs = nil
 	noStream.Streams = nil
-	noTarget.Streams = map[string]*dataplane.StreamState{s.Name: {}}
-	for name, state := range map[string]dataplane.State{"VIP": noVIP, "stream": noStream, "target": noTarget} {
+	noTarget.Streams = map[string]*plan.StreamState{s.Name: {}}
+	for name, state := range map[string]plan.State{"VIP": noVIP, "stream": noStream, "target": noTarget} {
 		if differs(w, state) == nil {
 			t.Errorf("a missing %s is not seen", name)
 		}

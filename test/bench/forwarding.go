@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -151,9 +152,9 @@ func newForwardPath(ctx context.Context, way string, targets int) (_ *forwardPat
 
 // matchOf returns n ports, which include the ports of the flood and of the round trips; none for
 // 0.
-func matchOf(n int) (ports []dataplane.Port) {
+func matchOf(n int) (ports []plan.Port) {
 	for i := range n {
-		ports = append(ports, dataplane.Port{Protocol: unix.IPPROTO_UDP, Number: uint16(discardPort + i)})
+		ports = append(ports, plan.Port{Protocol: unix.IPPROTO_UDP, Number: uint16(discardPort + i)})
 	}
 	if n > 0 {
 		ports[n-1].Number = echoPort

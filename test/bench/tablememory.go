@@ -14,6 +14,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
 
 // kernelKinds are the lines of /proc/meminfo that grow with the memory of nftables and routing:
@@ -131,7 +132,7 @@ func (t *tableMeasurement) measure(ctx context.Context) (err error) {
 	t.heap.Samples = append(t.heap.Samples, (heapAfter-heapBefore)/float64(t.streams))
 	t.kernel.Samples = append(t.kernel.Samples, (kernelAfter-kernelBefore)/float64(t.streams))
 	for i := range min(t.streams, targets) {
-		took, err := g.plane.configure(with(wanted, withRole(wanted[streamName(i)], i, dataplane.Draining)))
+		took, err := g.plane.configure(with(wanted, withRole(wanted[streamName(i)], i, plan.Draining)))
 		if err != nil {
 			return err
 		}

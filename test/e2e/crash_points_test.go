@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vipgate/vipgate/pkg/dataplane"
+	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/test/crash"
 	"github.com/vipgate/vipgate/test/lab"
 	"github.com/vipgate/vipgate/test/load"
@@ -127,7 +127,7 @@ var changing = regexp.MustCompile(`packets \d+ bytes \d+|handle \d+`)
 // plane returns the data plane's kernel state as sorted lines.
 func (f *dataPlaneFixture) plane() string {
 	f.t.Helper()
-	out, err := f.pod.Namespace().Run(f.ctx, "nft", "list", "table", "inet", dataplane.TableName)
+	out, err := f.pod.Namespace().Run(f.ctx, "nft", "list", "table", "inet", plan.TableName)
 	f.must(err)
 	lines := strings.Split(changing.ReplaceAllString(out, "")+f.kernel(), "\n")
 	slices.Sort(lines)
