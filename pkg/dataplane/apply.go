@@ -82,8 +82,8 @@ type application struct {
 	repairBase bool
 }
 
-// run applies the plans. An error concerns all of them; the failure of one stream is recorded in its
-// streamChange.
+// run applies the plans. An error concerns all of them. The failure of one stream is recorded in
+// its streamChange.
 func (a *application) run() error {
 	afterStep("planned")
 	for _, change := range a.changes {

@@ -32,9 +32,11 @@ func (w *modelFixture) problem(object string) (Problem, bool) {
 
 func TestRemovedServingTargetDrains(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving),
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
+		testTarget("x2", plan.Serving),
 		testTarget("x3", plan.Draining), testTarget("x4", plan.Serving))), false)
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving),
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
+		testTarget("x2", plan.Serving),
 		testTarget("x4", plan.Down))), false)
 	left := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving)))
 	w.k.conns[w.number("a", "x2")] = true
@@ -95,7 +97,8 @@ func TestRoutesOutliveConnections(t *testing.T) {
 func TestReturningTargetKeepsItsFWMark(t *testing.T) {
 	w := newModelFixture()
 	both := func() *plan.Desired {
-		return desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)))
+		return desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
+			testTarget("x2", plan.Serving)))
 	}
 	w.settle(both(), false)
 	number := w.number("a", "x2")
@@ -112,13 +115,16 @@ func TestReturningTargetKeepsItsFWMark(t *testing.T) {
 
 func TestUnknownTargetsKeepTheirRole(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Draining),
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
+		testTarget("x2", plan.Draining),
 		testTarget("x3", plan.Serving), testTarget("x4", plan.Serving))), false)
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x3", plan.Draining),
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
+		testTarget("x3", plan.Draining),
 		testTarget("x4", plan.Down))), false)
 	w.restart()
 	writes := w.k.writes
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Unknown), testTarget("x3", plan.Unknown),
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Unknown),
+		testTarget("x3", plan.Unknown),
 		testTarget("x4", plan.Unknown), testTarget("x5", plan.Unknown))), false)
 	w.expect(t, "a", "x1")
 	if w.k.writes != writes {
@@ -134,7 +140,8 @@ func TestUnknownTargetsKeepTheirRole(t *testing.T) {
 
 func TestFailedNeighborLeavesTable(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)))
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
+		testTarget("x2", plan.Serving)))
 	w.settle(desired, false)
 	address := testTarget("x2", plan.Serving).IPs[0]
 	w.k.net.FailedNeighbors[address] = struct{}{}
@@ -198,7 +205,8 @@ func TestRoutesAreRestoredWithTheirLink(t *testing.T) {
 // drift.
 func TestRouteRestoredByAnotherIsNotLost(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)))
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
+		testTarget("x2", plan.Serving)))
 	w.settle(desired, false)
 	if err := w.e.holds.begin("a", time.Time{}); err != nil {
 		t.Fatal(err)
@@ -257,7 +265,8 @@ func TestOldRulesAreRemovedOnce(t *testing.T) {
 
 func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w := newModelFixture()
-	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving)))
+	desired := desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
+		testTarget("x2", plan.Serving)))
 	w.settle(desired, false)
 	if err := w.e.holds.begin("a", time.Time{}); err != nil {
 		t.Fatal(err)
@@ -267,12 +276,14 @@ func TestRemovedRouteOfHeldStreamStays(t *testing.T) {
 	w.settle(desired, false)
 	w.expect(t, "a", "x1")
 	// A changed desired state of a different target does not repair it.
-	desired = desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving),
+	desired = desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
+		testTarget("x2", plan.Serving),
 		testTarget("x3", plan.Serving)))
 	w.settle(desired, false)
 	w.expect(t, "a", "x1", "x3")
 	// A changed desired state of the target repairs it.
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Draining),
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
+		testTarget("x2", plan.Draining),
 		testTarget("x3", plan.Serving))), false)
 	if d := w.e.drift(); len(d) > 0 {
 		t.Fatalf("drift %+v", d)
@@ -413,7 +424,8 @@ func TestReconcileBeforeFirstConfigure(t *testing.T) {
 
 func TestNoChangeBeforeFirstConfigure(t *testing.T) {
 	w := newModelFixture()
-	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving))),
+	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
+		testTarget("x2", plan.Serving))),
 		false)
 	w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving))), false)
 	w.clock = w.clock.Add(time.Hour)

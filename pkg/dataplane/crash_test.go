@@ -102,14 +102,16 @@ func TestKillAtAnyStepConverges(t *testing.T) {
 	moved := siteTarget(3, plan.Serving, plan.Serving)
 	moved.IPs[0] = netip.MustParseAddr("10.1.0.99")
 	first := desiredOf(
-		siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving),
+		siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, plan.Serving, plan.Serving),
+			siteTarget(2, plan.Serving, plan.Serving),
 			siteTarget(3, plan.Serving, plan.Serving)),
 		siteStream("b", []string{"20.0.0.2/32"}, siteTarget(4, plan.Serving)),
 	)
 	drains := siteStream("a", append(bothVIPs, "20.1.1.0/24"), siteTarget(1, plan.Serving, plan.Serving), moved,
 		siteTarget(5, plan.Serving, plan.Serving))
 	drains.DrainTime, drains.Match = 200*time.Millisecond, siteMatch[1:]
-	second := desiredOf(drains, siteStream("c", []string{"20.0.0.2/32"}, siteTarget(6, plan.Serving), siteTarget(7, plan.Draining)))
+	second := desiredOf(drains, siteStream("c", []string{"20.0.0.2/32"}, siteTarget(6, plan.Serving),
+		siteTarget(7, plan.Draining)))
 	second.Streams["c"].Match = nil
 	run := func(t *testing.T, steps ...string) (end string) {
 		x := newSite(t)
@@ -177,8 +179,9 @@ func TestRestartLeavesForeignEntries(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
 	streams := []*plan.Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, plan.Serving, plan.Serving),
-		siteTarget(2, plan.Draining, plan.Serving)), siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, plan.Serving), siteTarget(3,
-		plan.Serving))}
+		siteTarget(2, plan.Draining, plan.Serving)),
+		siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, plan.Serving), siteTarget(3,
+			plan.Serving))}
 	p.configure(streams...)
 	foreign := x.foreign()
 	theirs := foreign()

@@ -72,7 +72,8 @@ func (w *modelFixture) notice(downed ...int) {
 }
 
 func (w *modelFixture) state() plan.State {
-	s := plan.State{Streams: map[string]*plan.StreamState{}, VIPs: map[vip.VIP]string{}, Unreachable: map[netip.Addr]string{}}
+	s := plan.State{Streams: map[string]*plan.StreamState{}, VIPs: map[vip.VIP]string{},
+		Unreachable: map[netip.Addr]string{}}
 	w.e.describe(&s)
 	return s
 }
@@ -152,7 +153,8 @@ type oracle struct {
 
 func newOracle() oracle {
 	return oracle{
-		Tables: map[string][2][]string{}, Match: map[string][]plan.Port{}, Slots: map[string]string{}, VIPs: map[string]string{},
+		Tables: map[string][2][]string{}, Match: map[string][]plan.Port{}, Slots: map[string]string{},
+		VIPs: map[string]string{},
 	}
 }
 

@@ -12,7 +12,8 @@ import (
 // the shadow map.
 func TestRestartAfterKilledResize(t *testing.T) {
 	x := newSite(t)
-	stream := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving))
+	stream := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving),
+		siteTarget(2, plan.Serving, plan.Serving))
 	stream.Size = 10007
 	p := x.start()
 	p.configure(stream)

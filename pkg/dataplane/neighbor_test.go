@@ -18,7 +18,8 @@ func TestRepeatedNeighborFailures(t *testing.T) {
 		t.Run(x.family.String(), func(t *testing.T) {
 			s := newSite(t)
 			p := s.start()
-			p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving)))
+			p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving),
+				siteTarget(2, plan.Serving, plan.Serving)))
 			for range 3 {
 				s.sh("ip neigh replace " + x.addr + " dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace " + x.addr +
 					" dev eth1 nud failed")

@@ -179,7 +179,8 @@ func (o *observation) setRoutes(fwmark uint32, routed plan.KernelTarget) {
 // setTarget sets the observed state of a target: its nftables objects from target, its rules and
 // routes from routed.
 func (o *observation) setTarget(fwmark uint32, target, routed plan.KernelTarget) {
-	target.FWMark, target.Rules, target.NextHops, target.Blackhole = fwmark, routed.Rules, routed.NextHops, routed.Blackhole
+	target.FWMark, target.Rules, target.NextHops, target.Blackhole = fwmark, routed.Rules, routed.NextHops,
+		routed.Blackhole
 	if plan.SameRoutes(target, plan.KernelTarget{}) && plan.SameNFTables(target, plan.KernelTarget{}) {
 		delete(o.observed.Targets, fwmark)
 	} else {

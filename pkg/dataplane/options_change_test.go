@@ -20,7 +20,8 @@ func TestStartWithOtherOptionsRebuilds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := newSite(t)
-			desired := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving))
+			desired := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving),
+				siteTarget(2, plan.Serving, plan.Serving))
 			whole := func(s plan.State) bool {
 				return serves(s, "a", vip.IPv4, "t1", "t2") && serves(s, "a", vip.IPv6, "t1", "t2") && len(s.VIPs) == 2 &&
 					len(s.Drift)+len(s.Problems) == 0

@@ -15,7 +15,8 @@ import (
 func TestTargetLifecycle(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	s := p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving)))
+	s := p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving),
+		siteTarget(2, plan.Serving, plan.Serving)))
 	for _, f := range vip.Families {
 		if !serves(s, "a", f, "t1", "t2") {
 			t.Fatal(describeState(s))
@@ -30,14 +31,16 @@ func TestTargetLifecycle(t *testing.T) {
 	handles := x.handles(x.number("a", "t1"))
 
 	t.Log("draining")
-	s = p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Draining, plan.Draining)))
+	s = p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving),
+		siteTarget(2, plan.Draining, plan.Draining)))
 	if !serves(s, "a", vip.IPv4, "t1") {
 		t.Fatal(describeState(s))
 	}
 	x.has(t, `0x00001389 : goto target/5001`)
 
 	t.Log("down")
-	s = p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Down, plan.Down)))
+	s = p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving),
+		siteTarget(2, plan.Down, plan.Down)))
 	x.has(t, "chain target/5001", "lookup 5001")
 	x.lacks(t, `goto target/5001`)
 
@@ -65,7 +68,8 @@ func TestTargetLifecycle(t *testing.T) {
 
 	t.Log("the VIP moves to another stream")
 	other := siteStream("b", bothVIPs, siteTarget(4, plan.Serving, plan.Serving))
-	s = p.configure(siteStream("a", []string{"20.0.0.7/32", "20.1.0.0/24"}, siteTarget(1, plan.Serving, plan.Serving), moved), other)
+	s = p.configure(siteStream("a", []string{"20.0.0.7/32", "20.1.0.0/24"}, siteTarget(1, plan.Serving, plan.Serving),
+		moved), other)
 	if s.VIPs[vip.Require("20.0.0.1/32")] != "b" || s.VIPs[vip.Require("20.1.0.0/24")] != "a" {
 		t.Fatal(describeState(s))
 	}
@@ -114,7 +118,8 @@ func TestDriftIsRepairedWithinASecond(t *testing.T) {
 			}
 		}
 	})
-	before := p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving)))
+	before := p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving),
+		siteTarget(2, plan.Serving, plan.Serving)))
 	whole := sortedLines(x.snapshot())
 	for _, tt := range tamperings {
 		t.Run(tt.name, func(t *testing.T) {
@@ -159,7 +164,8 @@ func TestHeldDriftIsShown(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			x := newSite(t)
 			p := x.start()
-			stream := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving))
+			stream := siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving),
+				siteTarget(2, plan.Serving, plan.Serving))
 			p.configure(stream)
 			whole := sortedLines(x.snapshot())
 			if _, err := p.Hold(t.Context(), "", 0); err != nil {
@@ -321,7 +327,10 @@ func TestRoutesComeBackWithTheLink(t *testing.T) {
 	x.must(x.ns.Sysctl("net.ipv6.conf.eth1.keep_addr_on_down", "1"))
 	whole := sortedLines(x.snapshot())
 	x.sh("ip link set eth1 down")
-	s := p.wait("no target to serve", func(s plan.State) bool { return serves(s, "a", vip.IPv4) && serves(s, "a", vip.IPv6) })
+	s := p.wait("no target to serve", func(s plan.State) bool {
+		return serves(s, "a", vip.IPv4) &&
+			serves(s, "a", vip.IPv6)
+	})
 	if why := s.Unreachable[netip.MustParseAddr("10.1.0.11")]; why != "link eth1 is down" || len(s.Drift) > 0 {
 		t.Error(describeState(s))
 	}
@@ -345,7 +354,8 @@ func TestRoutesComeBackWithTheLink(t *testing.T) {
 func TestFailedNeighborIsOut(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving)))
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving),
+		siteTarget(2, plan.Serving, plan.Serving)))
 	x.sh("ip neigh replace 10.1.0.12 dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace 10.1.0.12 dev " +
 		"eth1 nud failed")
 	s := p.wait("t2 out of the table", func(s plan.State) bool { return serves(s, "a", vip.IPv4, "t1") })
@@ -387,7 +397,8 @@ func TestProblemsWithTheKernel(t *testing.T) {
 	x.sh("ip route add default via 10.1.0.77 table 5000; ip rule add fwmark 5001 lookup 77")
 	x.sh("ip address add 20.0.0.9/32 dev lo")
 	p := x.start()
-	far := plan.Target{Name: "far", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Roles: [2]plan.Role{plan.Serving, plan.Down}}
+	far := plan.Target{Name: "far", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		Roles: [2]plan.Role{plan.Serving, plan.Down}}
 	p.Configure(desiredOf(
 		siteStream("a", append(bothVIPs, "20.0.0.9/32"), siteTarget(1, plan.Serving, plan.Serving), far),
 		siteStream("b", []string{"20.0.0.1/32", "20.0.0.2/32"}, siteTarget(2, plan.Serving, plan.Serving)),

@@ -78,9 +78,11 @@ func TestLostWritesAreRetried(t *testing.T) {
 	}
 	t.Run("a removal", func(t *testing.T) {
 		w := newModelFixture()
-		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Serving))),
+		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
+			testTarget("x2", plan.Serving))),
 			false)
-		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving), testTarget("x2", plan.Down))),
+		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, testTarget("x1", plan.Serving),
+			testTarget("x2", plan.Down))),
 			false)
 		number := w.number("a", "x2")
 		left := *w.k.Targets[number]

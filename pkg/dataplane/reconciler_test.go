@@ -37,7 +37,8 @@ func TestKernelIsReadWithoutEvents(t *testing.T) {
 	}
 	x := newSite(t)
 	p := x.withoutEvents(100 * time.Millisecond)
-	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving), siteTarget(2, plan.Serving, plan.Serving)))
+	p.configure(siteStream("a", bothVIPs, siteTarget(1, plan.Serving, plan.Serving),
+		siteTarget(2, plan.Serving, plan.Serving)))
 	whole := sortedLines(x.snapshot())
 	for _, tt := range []struct{ command, object string }{
 		{"ip rule del fwmark 5001/0xffffff lookup 5001", "rule fwmark 5001 lookup 5001 (IPv4)"},

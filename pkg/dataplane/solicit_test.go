@@ -18,7 +18,10 @@ func TestFailedNeighborIsRetried(t *testing.T) {
 		x.sh("ip neigh replace " + a + " dev eth1 lladdr 02:00:00:00:00:12 nud reachable; ip neigh replace " + a +
 			" dev eth1 nud failed")
 	}
-	s := p.wait("no target to serve", func(s plan.State) bool { return serves(s, "a", vip.IPv4) && serves(s, "a", vip.IPv6) })
+	s := p.wait("no target to serve", func(s plan.State) bool {
+		return serves(s, "a", vip.IPv4) &&
+			serves(s, "a", vip.IPv6)
+	})
 	if len(s.Unreachable) != 2 || s.Unreachable[netip.MustParseAddr("fd01::b")] == "" {
 		t.Error(describeState(s))
 	}
