@@ -1,59 +1,20 @@
 package main
 
 import (
-	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/cmd/internal/frontendcmd"
 	"github.com/vipgate/vipgate/test/clitest"
 )
 
-const document = "../../docs/configuration.md"
-
 func TestConfigurationDocument(t *testing.T) {
-	if err := clitest.Flags(document, "frontend", parser(t), *update); err != nil {
+	if err := clitest.Flags("../../docs/configuration.md", "frontend", parser(t), *update); err != nil {
 		t.Error(err)
 	}
-	if err := clitest.Section("../../docs/meridio.md", "meridio", meridioTable(t), *update); err != nil {
-		t.Error(err)
-	}
-	variables := strings.Join(cli.Variables(program(), parser(t)), "\n")
+	variables := strings.Join(cli.Variables(frontendcmd.Program(), parser(t)), "\n")
 	if err := clitest.Section("../internal/cli/variables.txt", "frontend", variables, *update); err != nil {
 		t.Error(err)
 	}
-}
-
-// meridioTable returns the table of Meridio's variables. Converting a number and a word shows the
-// effect of each conversion.
-func meridioTable(t *testing.T) string {
-	notes := map[[2]string]string{
-		{"3", "TRACE"}:    "the same values",
-		{"3s", "TRACE"}:   "whole seconds, or a duration with its unit",
-		{"info", "debug"}: "in upper or lower case; `TRACE` is `debug`, and what Meridio does not know is `info`",
-	}
-	var b strings.Builder
-	b.WriteString("| Meridio's variable | vipgate's | Values |\n|---|---|---|\n")
-	for _, a := range aliases {
-		sample := [2]string{"3", "TRACE"}
-		if a.Convert != nil {
-			sample = [2]string{a.Convert("3"), a.Convert("TRACE")}
-		}
-		note, ok := notes[sample]
-		if !ok {
-			t.Fatalf("the document does not describe the conversion of %s", a.Names)
-		}
-		fmt.Fprintf(&b, "| `%s` | `%s` | %s |\n", strings.Join(a.Names, "`, `"), a.Variable, note)
-	}
-	for _, n := range withoutEffect {
-		fmt.Fprintf(&b, "| `%s` | | no effect: %s |\n", strings.Join(n.names, "`, `"), n.why)
-	}
-	b.WriteString("\nWhere the NSP is the source of VIPs and gateways, these defaults differ:\n\n" +
-		"| vipgate's variable | default in Meridio's pod |\n|---|---|\n")
-	for _, variable := range slices.Sorted(maps.Keys(podVariables)) {
-		fmt.Fprintf(&b, "| `%s` | `%s` |\n", variable, podVariables[variable])
-	}
-	return b.String()
 }

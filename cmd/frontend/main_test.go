@@ -8,6 +8,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/cmd/internal/frontendcmd"
 	"github.com/vipgate/vipgate/test/container"
 )
 
@@ -22,7 +23,7 @@ func parser(t *testing.T) *kong.Kong { return parserOf(t, &commandLine{}) }
 
 func parserOf(t *testing.T, line *commandLine) *kong.Kong {
 	t.Helper()
-	k, err := cli.New(program(), line)
+	k, err := cli.New(frontendcmd.Program(), line)
 	if err != nil {
 		t.Fatal(err)
 	}

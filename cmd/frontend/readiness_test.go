@@ -34,7 +34,8 @@ func readinessOptions(t *testing.T, variables map[string]string, arguments ...st
 		line).Parse(append([]string{"run", "--trench-file=" + file, "--external-interface=lo"}, arguments...)); err != nil {
 		t.Fatal(err)
 	}
-	return line.Run.options(slog.New(slog.DiscardHandler), false)
+	o, _, err := line.Run.options(slog.New(slog.DiscardHandler), false)
+	return o, err
 }
 
 func TestAReadinessDirectoryNeedsNoIdentity(t *testing.T) {

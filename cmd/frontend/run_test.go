@@ -6,39 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
-	"github.com/vipgate/vipgate/pkg/logs"
-	"github.com/vipgate/vipgate/test/lab"
 )
-
-// The limit of a stop includes the drain time and the settle time of gateways.
-func TestStopHasItsDrainTime(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "trench.yaml")
-	if err := os.WriteFile(file, []byte(smallTrench), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	line := &commandLine{}
-	if _, err := parserOf(t, line).Parse([]string{
-		"run", "--trench-file=" + file, "--external-interface=lo", "--gating=off", "--drain-time=40s", "--settle=3s",
-	}); err != nil {
-		t.Fatal(err)
-	}
-	var limit time.Duration
-	line.Run.untilStopped = func(drainTime time.Duration, _ func(<-chan struct{}) error) error {
-		limit = drainTime
-		return nil
-	}
-	stderr := logs.NewWriter(io.Discard)
-	defer stderr.Close()
-	if err := lab.NewNetNS(t).Do(func() error { return line.Run.Run(t.Context(), line, stderr) }); err != nil {
-		t.Fatal(err)
-	}
-	if limit != 43*time.Second {
-		t.Errorf("a stop may take %v more than the margin, want 43s", limit)
-	}
-}
 
 // drain needs names or --all, so that an empty variable of a script does not drain every VIP.
 func TestDrainNeedsVIPs(t *testing.T) {

@@ -9,10 +9,10 @@ COPY pkg/ pkg/
 ARG VERSION=unreleased
 RUN CGO_ENABLED=0 go build -trimpath \
 	-ldflags "-s -w -X github.com/vipgate/vipgate/cmd/internal/cli.buildVersion=${VERSION}" \
-	-o /out/ ./cmd/frontend ./cmd/grpc_health_probe
+	-o /out/ ./cmd/meridio-frontend ./cmd/grpc_health_probe
 
 FROM debian:bookworm-slim
-COPY --from=build /out/frontend /usr/local/bin/frontend
+COPY --from=build /out/meridio-frontend /usr/local/bin/frontend
 COPY --from=build /out/grpc_health_probe /bin/grpc_health_probe
 # The capabilities are those of frontend.Dockerfile, for the reasons there. Meridio's pod allows more
 # (DAC_OVERRIDE, SYS_PTRACE, for tools of its image), which nothing here has.

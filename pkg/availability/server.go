@@ -117,7 +117,7 @@ func (s *Server) Watch(_ *emptypb.Empty, stream grpc.ServerStreamingServer[loadb
 func (s *Server) response(available bool) *loadbalancerv1.Response {
 	t := &loadbalancerv1.Target{}
 	if available {
-		t.Context = map[string]string{identifierKey: s.opts.Host}
+		t.Context = map[string]string{"identifier": s.opts.Host}
 	}
 	return &loadbalancerv1.Response{Targets: []*loadbalancerv1.Target{t}}
 }

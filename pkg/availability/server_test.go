@@ -1,24 +1,105 @@
 package availability_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
+	"net"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
+	"github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
+	"github.com/vipgate/vipgate/test/identitytest"
 )
+
+const (
+	// waitLimit bounds every wait for a condition.
+	waitLimit = 20 * time.Second
+	host      = "lb-frontend-attractor-a1-abcde"
+)
+
+var vipA, vipB = vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")
+
+// fixture is the server of a table on a socket.
+type fixture struct {
+	t            *testing.T
+	ca           *identitytest.CA
+	socket       string
+	table        *readiness.Table
+	availability *availability.Server
+	log          lockedBuffer
+	kill         func()
+}
+
+// lockedBuffer collects log lines.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func (f *fixture) creds(id string) credentials.TransportCredentials {
+	return identity.NewCredentials(f.ca.Source(f.ca.SVID(f.ca.ID(id), time.Hour)), identity.CredentialOptions{
+		Authorize: identity.AuthorizeMember(spiffeid.RequireTrustDomainFromString("example.org")),
+	})
+}
+
+// newFixture serves a table with the lease until kill or the end of the test.
+func newFixture(t *testing.T, lease time.Duration) *fixture {
+	t.Helper()
+	f := &fixture{
+		t: t, ca: identitytest.NewCA(t, "example.org"), socket: filepath.Join(identitytest.ShortDir(t), "lb.sock"),
+		table: readiness.NewTable(readiness.TableOptions{Lease: lease}),
+	}
+	f.availability = availability.NewServer(f.table, availability.ServerOptions{
+		Host: host, Peer: identity.PeerID, Log: slog.New(slog.NewTextHandler(&f.log, nil)),
+		Role: readiness.RolesOf([]spiffeid.ID{f.ca.ID("/frontend")}, []spiffeid.ID{f.ca.ID("/reader")}),
+	})
+	listener, err := net.Listen("unix", f.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(append(readiness.GRPCOptions(), grpc.Creds(f.creds("/lb")))...)
+	loadbalancerv1.RegisterStreamAvailabilityServiceServer(server, f.availability)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(listener) }()
+	f.kill = sync.OnceFunc(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	})
+	t.Cleanup(f.kill)
+	return f
+}
 
 // oldFrontend is a Watch of a frontend of Meridio.
 type oldFrontend struct {
@@ -28,9 +109,9 @@ type oldFrontend struct {
 }
 
 // dial opens a connection with an identity.
-func (f *fixture) dial(s *identity.Source) loadbalancerv1.StreamAvailabilityServiceClient {
+func (f *fixture) dial(id string) loadbalancerv1.StreamAvailabilityServiceClient {
 	f.t.Helper()
-	conn, err := grpc.NewClient("unix://"+f.socket, grpc.WithTransportCredentials(f.creds(s)),
+	conn, err := grpc.NewClient("unix://"+f.socket, grpc.WithTransportCredentials(f.creds(id)),
 		grpc.WithAuthority("localhost"))
 	if err != nil {
 		f.t.Fatal(err)
@@ -81,45 +162,43 @@ var (
 	bDraining = readiness.VIPReadiness{VIP: vipB, State: vip.Draining, DrainEnd: time.Now().Add(time.Hour)}
 )
 
-func commit(b *vipgateLB, changed ...readiness.VIPReadiness) {
-	b.table.Commit(readiness.Decision{Changed: changed, Synced: true})
+func commit(f *fixture, changed ...readiness.VIPReadiness) {
+	f.table.Commit(readiness.Decision{Changed: changed, Synced: true})
 }
 
 // At least one READY VIP is available; states that are the same are not sent again.
 func TestOneReadyVIPIsAvailable(t *testing.T) {
-	f := newFixture(t)
-	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
-	client := f.dial(f.frontend)
+	f := newFixture(t, time.Minute)
+	client := f.dial("/frontend")
 	o := open(t, client)
 	o.want(false) // before the first decision
-	b.table.Commit(readiness.Decision{Changed: []readiness.VIPReadiness{aReady}})
-	commit(b, aNotReady)
-	commit(b, aReady)
+	f.table.Commit(readiness.Decision{Changed: []readiness.VIPReadiness{aReady}})
+	commit(f, aNotReady)
+	commit(f, aReady)
 	o.want(true) // unsynced data and zero READY VIPs were not available
 	open(t, client).want(true)
-	commit(b, bReady)
+	commit(f, bReady)
 	for range 100 {
-		b.table.Heartbeat()
+		f.table.Heartbeat()
 	}
-	commit(b, aNotReady)
-	commit(b, bDraining)
+	commit(f, aNotReady)
+	commit(f, bDraining)
 	o.want(false)
-	commit(b, aReady)
+	commit(f, aReady)
 	o.want(true)
-	b.table.Commit(readiness.Decision{Removed: []vip.VIP{vipA}, Synced: true})
+	f.table.Commit(readiness.Decision{Removed: []vip.VIP{vipA}, Synced: true})
 	o.want(false)
 }
 
 // The protocol has no lease, so the server sends "unavailable" when the lease of the table expires.
 func TestExpiredLeaseIsUnavailable(t *testing.T) {
 	const lease = 200 * time.Millisecond
-	f := newFixture(t)
-	b := f.vipgate(f.socket, readiness.TableOptions{Lease: lease})
-	o := open(t, f.dial(f.frontend))
+	f := newFixture(t, lease)
+	o := open(t, f.dial("/frontend"))
 	o.want(false)
 	for range 2 {
-		commit(b, aReady)
-		b.table.Heartbeat()
+		commit(f, aReady)
+		f.table.Heartbeat()
 		renewed := time.Now()
 		o.want(true)
 		o.want(false) // nothing renews it
@@ -130,23 +209,22 @@ func TestExpiredLeaseIsUnavailable(t *testing.T) {
 }
 
 func TestGoingAwayIsUnavailable(t *testing.T) {
-	f := newFixture(t)
-	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
-	client := f.dial(f.frontend)
-	commit(b, aReady)
-	streams := []*oldFrontend{open(t, client), open(t, client), open(t, f.dial(f.frontend))}
+	f := newFixture(t, time.Minute)
+	client := f.dial("/frontend")
+	commit(f, aReady)
+	streams := []*oldFrontend{open(t, client), open(t, client), open(t, f.dial("/frontend"))}
 	for _, o := range streams {
 		o.want(true)
 	}
-	b.table.GoAway(time.Hour)
+	f.table.GoAway(time.Hour)
 	for _, o := range streams {
 		o.want(false)
 	}
-	if n := b.availability.Watching().Load(); n != len(streams) {
+	if n := f.availability.Watching().Load(); n != len(streams) {
 		t.Errorf("%d streams are open", n)
 	}
 	open(t, client).want(false)
-	if err := b.availability.EndWatches(t.Context()); err != nil {
+	if err := f.availability.EndWatches(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, o := range streams {
@@ -161,12 +239,11 @@ func TestGoingAwayIsUnavailable(t *testing.T) {
 
 // A stop without a drain sends "unavailable" before the end of the stream.
 func TestEndIsUnavailableFirst(t *testing.T) {
-	f := newFixture(t)
-	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
-	commit(b, aReady)
-	o := open(t, f.dial(f.frontend))
+	f := newFixture(t, time.Minute)
+	commit(f, aReady)
+	o := open(t, f.dial("/frontend"))
 	o.want(true)
-	if err := b.availability.EndWatches(t.Context()); err != nil {
+	if err := f.availability.EndWatches(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	o.want(false)
@@ -177,46 +254,43 @@ func TestEndIsUnavailableFirst(t *testing.T) {
 
 // A client that does not read delays neither other clients nor EndWatches.
 func TestStuckReaderDelaysNoOther(t *testing.T) {
-	f := newFixture(t)
-	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
-	stuck, o := open(t, f.dial(f.frontend)), open(t, f.dial(f.frontend))
+	f := newFixture(t, time.Minute)
+	stuck, o := open(t, f.dial("/frontend")), open(t, f.dial("/frontend"))
 	_ = stuck // never receives
 	o.want(false)
 	for range 2000 { // more than the flow control window of a stream
-		commit(b, aReady)
+		commit(f, aReady)
 		o.want(true)
-		commit(b, aNotReady)
+		commit(f, aNotReady)
 		o.want(false)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	began := time.Now()
-	err := b.availability.EndWatches(ctx)
+	err := f.availability.EndWatches(ctx)
 	t.Logf("ended after %v: %v", time.Since(began), err)
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
-	b.kill()
-	await.True(t, "handlers returned", func() bool { return b.availability.Watching().Load() == 0 })
+	f.kill()
+	await.True(t, "handlers returned", func() bool { return f.availability.Watching().Load() == 0 })
 }
 
 func TestWatchAuthorization(t *testing.T) {
-	f := newFixture(t)
-	b := f.vipgate(f.socket, readiness.TableOptions{Lease: time.Minute})
-	stranger := f.ca.Source(f.ca.SVID(f.ca.ID("/stranger"), time.Hour))
-	if _, err := open(t, f.dial(stranger)).next(); status.Code(err) != codes.PermissionDenied {
+	f := newFixture(t, time.Minute)
+	if _, err := open(t, f.dial("/stranger")).next(); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("a stranger: %v", err)
 	}
-	log := b.log.String()
+	log := f.log.String()
 	if !strings.Contains(log, "call denied") || !strings.Contains(log, "spiffe://example.org/stranger") {
 		t.Errorf("log:\n%s", log)
 	}
 	// The limit applies per peer.
-	reader := f.dial(f.ca.Source(f.ca.SVID(f.ca.ID("/reader"), time.Hour)))
+	reader := f.dial("/reader")
 	read := open(t, reader)
 	read.want(false)
 	defer read.cancel()
-	client := f.dial(f.frontend)
+	client := f.dial("/frontend")
 	var streams []*oldFrontend
 	for range readiness.DefaultMaxStreamsPerPeer {
 		streams = append(streams, open(t, client))
@@ -229,6 +303,6 @@ func TestWatchAuthorization(t *testing.T) {
 		o.cancel()
 	}
 	read.cancel()
-	await.True(t, "streams ended", func() bool { return b.availability.Watching().Load() == 0 })
+	await.True(t, "streams ended", func() bool { return f.availability.Watching().Load() == 0 })
 	open(t, client).want(false)
 }

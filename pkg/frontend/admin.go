@@ -1,7 +1,6 @@
 package frontend
 
 import (
-	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -16,7 +15,6 @@ import (
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/gate"
-	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -105,7 +103,7 @@ func (a *admin) WatchEvents(r *frontendv1.WatchEventsRequest,
 // known returns an error for a VIP that is not in the attractor and has no events. Without a
 // configuration it accepts every VIP.
 func (a *admin) known(v vip.VIP) error {
-	loaded := a.process.config.Value().Load()
+	loaded := a.process.Source.Value().Load()
 	if v.IsZero() || loaded.Generation == 0 || slices.Contains(loaded.Config.Attractor.VIPs, v) {
 		return nil
 	}
@@ -149,7 +147,7 @@ func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*fro
 func (a *admin) drain(ctx context.Context, what string, names []string,
 	f func(*gate.Gate, time.Time, ...vip.VIP),
 ) (*frontendv1.DrainResponse, error) {
-	configured := a.process.config.Value().Load().Config.Attractor.VIPs
+	configured := a.process.Source.Value().Load().Config.Attractor.VIPs
 	vips := configured
 	if len(names) > 0 {
 		known := vip.NewSet(configured...)
@@ -196,12 +194,4 @@ func (a *admin) SetLogLevel(_ context.Context,
 ) (*frontendv1.SetLogLevelResponse, error) {
 	previous, err := endpoint.SetLogLevel(a.process.Level, a.process.Log, r.GetLevel())
 	return &frontendv1.SetLogLevelResponse{Previous: previous}, err
-}
-
-func (a *admin) GetDebug(context.Context, *frontendv1.GetDebugRequest) (*frontendv1.GetDebugResponse, error) {
-	document, err := DebugDocument(a.process.Version, cmp.Or(a.process.Kernel.TableID, kernel.DefaultTableID))
-	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
-	}
-	return &frontendv1.GetDebugResponse{Json: string(document)}, nil
 }

@@ -24,7 +24,7 @@ func (p *process) loopbackBIRD() netip.AddrPort {
 // do not need the announcer.
 func (p *process) announcerProblem(now time.Time) string {
 	isBGP := func(g trench.Gateway) bool { return g.Protocol == trench.BGP }
-	loaded := p.config.Value().Load()
+	loaded := p.Source.Value().Load()
 	if p.announcer.Up().Load().Accepted(now) ||
 		loaded.Generation > 0 && !slices.ContainsFunc(loaded.Config.Attractor.Gateways, isBGP) {
 		return ""

@@ -3,93 +3,46 @@ package frontend
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/gate"
-	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
-	"github.com/vipgate/vipgate/pkg/metrics"
-	"github.com/vipgate/vipgate/pkg/nsp"
-	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// configSource is the trench file or the NSP.
-type configSource interface {
-	task.Task
-	// Value returns the configuration in force.
-	Value() *latest.Value[trench.Loaded]
-	// Stale returns why the configuration may be outdated.
-	Stale() *latest.Value[*trench.Stale]
-}
-
-// setSource creates the source of the configuration and sets its conditions.
-func (p *process) setSource() {
-	if p.NSP == nil {
-		p.configName, p.staleName = "trench file", TrenchFile
-		p.config = trench.NewWatcher(p.TrenchFile, p.Defaults, p.Config, p.Log)
-		p.health.Set(Configuration, p.Config != nil, "trench file not accepted yet")
-		p.health.Set(TrenchFile, true, "")
-		return
-	}
-	p.configName, p.staleName = p.NSP.String(), NSPCli
-	p.nsp = nsp.NewSource(*p.NSP)
-	p.config = p.nsp
-	p.registration = nsp.NewRegistration(*p.NSP, p.connectivity)
-	loaded := p.config.Value().Load()
-	p.health.Report(Configuration, logs.Text(loaded.Err))
-	p.health.Report(NSPCli, p.config.Stale().Load().Problem(time.Now()))
-}
-
-// connectivity reports whether a gateway of any family is up. It returns a channel that is closed
-// when the result may have changed.
-func (p *process) connectivity() (bool, <-chan struct{}) {
-	s, changed := p.bird.State().Get()
-	up := gateways(s, false).Up
-	return up[vip.IPv4] || up[vip.IPv6], changed
-}
-
 // reloadDetail returns the event of a new state of the configuration.
 func (p *process) reloadDetail(l trench.Loaded) string {
-	var left nsp.Refusals
 	switch {
-	case errors.As(l.Err, &left):
-		return p.configName + " reloaded, except for: " + strings.ReplaceAll(left.Error(), "\n", "; ")
-	case l.Err != nil && l.Generation == 0 && p.NSP != nil:
-		return "no VIPs configured: " + l.Err.Error() // the error names the NSP
 	case l.Err != nil && l.Generation == 0:
-		return p.configName + " refused, no VIPs configured: " + l.Err.Error()
+		return "no VIPs configured: " + l.Err.Error()
+	case l.Partial:
+		return p.SourceName + " reloaded, except for: " + strings.ReplaceAll(l.Err.Error(), "\n", "; ")
 	case l.Err != nil:
-		return p.configName + " refused, keeping the previous one: " + l.Err.Error()
+		return p.SourceName + " refused, keeping the previous one: " + l.Err.Error()
 	}
-	return p.configName + " reloaded"
+	return p.SourceName + " reloaded"
 }
 
 // showConfiguration shows whether the newest configuration of the source is completely in force.
 func (f *follower) showConfiguration(l trench.Loaded) {
 	valid := l.Err == nil && l.Generation > 0
-	f.health.Set(Configuration, valid, cmp.Or(logs.Text(l.Err), f.configName+" not read yet"))
+	f.health.Set(Configuration, valid, cmp.Or(logs.Text(l.Err), f.SourceName+" not read yet"))
 	f.metrics.Configuration(valid)
 }
 
-// showStale shows whether the writer of the trench file or the NSP refreshes the configuration.
+// showStale shows whether the configuration is current.
 func (f *follower) showStale(s *trench.Stale) {
 	now := time.Now()
 	problem := s.Problem(now)
-	f.health.Report(f.staleName, problem)
+	f.health.Report(f.StaleCondition, problem)
 	f.metrics.Stale(s.Age(now))
 	if is := problem != ""; is != f.shownStale {
 		f.shownStale = is
-		what := f.configName
-		if f.nsp != nil {
-			what = "configuration" // the problem names the NSP
-		}
-		f.observer.note(what + " " + cmp.Or(problem, "refreshed again"))
+		f.observer.note("configuration " + cmp.Or(problem, "refreshed again"))
 	}
 }
 
@@ -155,7 +108,6 @@ func (f *follower) withLeaving(a trench.Attractor) trench.Attractor {
 // apply passes an attractor to gate, kernel and BIRD.
 func (f *follower) apply(ctx context.Context, a trench.Attractor) error {
 	f.setServed(a.VIPs)
-	f.vips.Set(a.VIPs)
 	configured := vip.NewSet(a.VIPs...)
 	f.departed.configure(f.configured, configured, time.Now().Add(confirmTimeout+f.Settle))
 	f.configured = configured
@@ -182,24 +134,4 @@ func (f *follower) route() {
 	if f.release.Stop(); !next.IsZero() {
 		f.release.Reset(next.Sub(now))
 	}
-}
-
-// nspMetrics returns the metrics of the NSP, or nil with the trench file.
-func (p *process) nspMetrics() *metrics.NSP {
-	if p.nsp == nil {
-		return nil
-	}
-	s, r := p.nsp.State().Load(), p.registration.State().Load()
-	m := &metrics.NSP{
-		Connected: s.Connected, Cached: s.FromCache, Failures: s.Failures, CacheFailures: s.CacheFailures,
-		Refused:    map[string]int{nsp.KindVIP: 0, nsp.KindGateway: 0},
-		Registered: r.Registered, RegistrationFailures: r.Failures,
-	}
-	for _, x := range s.Refused {
-		m.Refused[x.Kind]++
-	}
-	if p.Secrets != nil {
-		m.SecretFailures, m.SecretsUnknown = p.Secrets.Stats()
-	}
-	return m
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
-	"github.com/vipgate/vipgate/pkg/nsp"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -59,33 +58,27 @@ func TestLeavingVIPs(t *testing.T) {
 }
 
 func TestReloadDetail(t *testing.T) {
-	file := &process{configName: "trench file"}
+	p := &process{Options: Options{SourceName: "trench file"}}
 	refused := errors.New("refused")
 	for want, loaded := range map[string]trench.Loaded{
 		"trench file reloaded":                                   {Generation: 1},
-		"trench file refused, no VIPs configured: refused":       {Err: refused},
+		"no VIPs configured: refused":                            {Err: refused},
 		"trench file refused, keeping the previous one: refused": {Err: refused, Generation: 1},
+		"trench file reloaded, except for: VIP a: x; gateway b: y": {
+			Err: errors.New("VIP a: x\ngateway b: y"), Partial: true, Generation: 1,
+		},
 	} {
-		if got := file.reloadDetail(loaded); got != want {
+		if got := p.reloadDetail(loaded); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	refusals := nsp.Refusals{
-		{Kind: nsp.KindVIP, Name: "a", Problem: "x"}, {Kind: nsp.KindGateway, Name: "b", Problem: "y"},
-	}
-	p := &process{configName: "NSP nsp:7778"}
-	got := p.reloadDetail(trench.Loaded{Generation: 1, Err: refusals})
-	if want := "NSP nsp:7778 reloaded, except for: VIP a: x; gateway b: y"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
 }
 
-// followNSP returns a follower of the NSP with a controller that announces vipA and withdraws
-// vipB.
-func followNSP(t *testing.T) *follower {
+// newFollower returns a follower with a controller that announces vipA and withdraws vipB.
+func newFollower(t *testing.T) *follower {
 	t.Helper()
 	p := afterDecision()
-	p.Log, p.nsp, p.kernel = slog.New(slog.DiscardHandler), new(nsp.Source), kernel.New(kernel.Options{})
+	p.Log, p.kernel = slog.New(slog.DiscardHandler), kernel.New(kernel.Options{})
 	p.Gate.DrainTime, p.Settle = 2*time.Second, 300*time.Millisecond
 	p.attractor = &attractor{current: latest.New(attraction{}), apply: func(time.Time, [len(vip.Families)]bool) {}}
 	s := &scriptedSource{update: readiness.Update{
@@ -122,11 +115,11 @@ func (f *follower) configureVIPs(t *testing.T, vips ...vip.VIP) {
 	}
 }
 
-// An announced VIP that leaves the NSP's configuration is de-preferred for the drain time, and
+// An announced VIP that leaves the configuration is de-preferred for the drain time, and
 // kept until gateways have confirmed its withdrawal. A withdrawn VIP leaves immediately.
-func TestVIPLeavesNSP(t *testing.T) {
+func TestVIPLeavesConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := followNSP(t)
+		f := newFollower(t)
 		left := time.Now()
 		f.configureVIPs(t)
 		if !f.configured.Has(vipA) || f.configured.Has(vipB) {
@@ -147,9 +140,9 @@ func TestVIPLeavesNSP(t *testing.T) {
 }
 
 // A new configuration ends the drain of a leaving VIP, but not a drain by an operator.
-func TestNSPChangeKeepsDrains(t *testing.T) {
+func TestConfigurationKeepsDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := followNSP(t)
+		f := newFollower(t)
 		drained := func() (list map[vip.VIP]time.Time) {
 			if err := f.controller.Do(t.Context(), func(g *gate.Gate, _ time.Time) { list = g.Drained() }); err != nil {
 				t.Fatal(err)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/announce"
-	"github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
@@ -286,7 +285,7 @@ func lbUpdate(u readiness.Update, states []gate.VIPState) gate.LBUpdate {
 	g := gate.LBUpdate{
 		Instance: u.Position.InstanceID, Revision: u.Position.Revision, Live: u.Synced,
 		LeaseEnd: u.LeaseEnd, EndedAt: u.EndedAt, Grace: u.StaleGrace,
-		GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete, Shared: u.Service == availability.Service,
+		GoingAway: u.GoingAway, DrainEnd: u.DrainEnd, Complete: u.Complete, Shared: sharesState(u.Service),
 		VIPs: slices.Grow(states, len(u.Changed)), Removed: u.Removed,
 	}
 	for _, r := range u.Changed {

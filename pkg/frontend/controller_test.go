@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/announce"
-	"github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/kernel"
@@ -246,7 +245,9 @@ func TestLBUpdate(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	if !lbUpdate(readiness.Update{Service: availability.Service}, nil).Shared {
-		t.Error("the one state of Meridio's load balancer counts as that of each VIP")
+	for service, shared := range map[string]bool{"": false, readiness.Service: false, "loadbalancer.v1.Other": true} {
+		if got := lbUpdate(readiness.Update{Service: service}, nil).Shared; got != shared {
+			t.Errorf("one state for all VIPs by service %q: %v", service, got)
+		}
 	}
 }

@@ -34,7 +34,7 @@ func serveEvents(t *testing.T) (*observer, frontendv1.FrontendServiceClient) {
 	config := trench.NewWatcher("/nowhere", trench.Defaults{},
 		&trench.Config{Attractor: trench.Attractor{VIPs: vips}}, slog.New(slog.DiscardHandler))
 	frontendv1.RegisterFrontendServiceServer(server, &admin{process: &process{
-		observer: o, instance: "this-one", config: config,
+		Options: Options{Source: config}, observer: o, instance: "this-one",
 	}})
 	listener := bufconn.Listen(64 << 10)
 	served := make(chan error, 1)
@@ -222,8 +222,9 @@ func TestDrainAnswer(t *testing.T) {
 		if !c.tryUpdate() {
 			t.Fatal("the controller does not wait")
 		}
-		a := &admin{process: &process{observer: o, controller: c, config: trench.NewWatcher("/nowhere", trench.Defaults{},
-			&trench.Config{Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB}}}, slog.New(slog.DiscardHandler))}}
+		config := trench.NewWatcher("/nowhere", trench.Defaults{},
+			&trench.Config{Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB}}}, slog.New(slog.DiscardHandler))
+		a := &admin{process: &process{Options: Options{Source: config}, observer: o, controller: c}}
 		a.process.Log = slog.New(slog.DiscardHandler)
 		want := func(step string, r *frontendv1.DrainResponse, err error, drained, draining string, until time.Time) {
 			t.Helper()

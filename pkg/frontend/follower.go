@@ -71,7 +71,7 @@ func (f *follower) Run(ctx context.Context) error {
 	f.leave.Stop()
 	f.pulse.Next(0)
 	defer f.pulse.End()
-	loaded, configChanged := f.config.Value().Get()
+	loaded, configChanged := f.Source.Value().Get()
 	if loaded.Generation > 0 { // otherwise keep the source routing of an earlier run
 		if err := f.configure(ctx, loaded.Config); err != nil {
 			return err
@@ -86,7 +86,7 @@ func (f *follower) Run(ctx context.Context) error {
 		announced, announcedChanged := f.announcer.State().Get()
 		attracted, attractionChanged := f.attractor.current.Get()
 		lb, lbChanged := f.observer.lb.Get()
-		stale, staleChanged := f.config.Stale().Get()
+		stale, staleChanged := f.Source.Stale().Get()
 		vips, vipsChanged := f.observer.state.changed.Get()
 		var ownChanged <-chan struct{}
 		if f.Identity != nil {
@@ -113,7 +113,7 @@ func (f *follower) Run(ctx context.Context) error {
 			return ctx.Err()
 		case <-configChanged:
 			was := loaded
-			loaded, configChanged = f.config.Value().Get()
+			loaded, configChanged = f.Source.Value().Get()
 			f.metrics.Reload(loaded.Err == nil)
 			f.observer.note(f.reloadDetail(loaded))
 			if loaded.Generation != was.Generation {
@@ -226,7 +226,11 @@ func (f *follower) showBIRD(s bird.State) {
 	f.shownBIRD = s
 	families, now := f.families(), time.Now()
 	up := gateways(s, false).Up
-	f.health.Set(Egress, up[vip.IPv4] || up[vip.IPv6], egressProblem(s, vip.Families[:]...))
+	connected := up[vip.IPv4] || up[vip.IPv6]
+	f.health.Set(Egress, connected, egressProblem(s, vip.Families[:]...))
+	if f.Connected != nil {
+		f.Connected.Set(connected)
+	}
 	for _, family := range vip.Families {
 		egress, routeBack := fmt.Sprintf("%s/%s", Egress, family), fmt.Sprintf("%s/%s", RouteBack, family)
 		if isUp, configured := families[family]; configured {

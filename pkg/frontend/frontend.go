@@ -17,7 +17,6 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/announce"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
-	"github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/endpoint"
@@ -27,7 +26,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
-	"github.com/vipgate/vipgate/pkg/nsp"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/task"
@@ -37,36 +35,25 @@ import (
 // process holds the parts of one frontend.
 type process struct {
 	Options
-	metrics *metrics.Frontend
-	health  *health.Server
-	parts   []string // of Readiness, without Started
-	config  configSource
-	// vips holds the VIPs of the attractor, including the VIPs that leave it.
-	vips latest.Value[[]vip.VIP]
-	nsp  *nsp.Source // nil if the trench file is the source
-	// registration registers the frontend at the NSP; nil with the trench file.
-	registration *nsp.Registration
-	// configName is the source of the configuration in messages, and staleName the condition that
-	// shows whether it is refreshed.
-	configName, staleName string
-	kernel                *kernel.Routing
-	bird                  *bird.Supervisor
-	announcer             *announce.Announcer
-	source                readinessSource    // nil without gating: watcher or directory
-	watcher               *readiness.Watcher // nil unless the source is a load balancer
-	directory             *directorySource   // nil unless the source is a directory
-	// availability reads the state of a Meridio load balancer for the watcher.
-	availability *availability.Client
-	controller   *controller
-	observer     *observer
-	reporter     *reporter
-	attractor    *attractor
-	changed      *latest.Value[uint64] // counts changes of the status
-	stopping     atomic.Bool
-	reported     atomic.Bool // the watcher has a report of VIPs
-	applied      *latest.Value[readiness.Position]
-	instance     string                       // of this start; events are numbered within it
-	served       atomic.Pointer[[]vip.Family] // that have VIPs
+	metrics    *metrics.Frontend
+	health     *health.Server
+	parts      []string // of Readiness, without Started
+	kernel     *kernel.Routing
+	bird       *bird.Supervisor
+	announcer  *announce.Announcer
+	source     readinessSource    // nil without gating: watcher or directory
+	watcher    *readiness.Watcher // nil unless the source is a load balancer
+	directory  *directorySource   // nil unless the source is a directory
+	controller *controller
+	observer   *observer
+	reporter   *reporter
+	attractor  *attractor
+	changed    *latest.Value[uint64] // counts changes of the status
+	stopping   atomic.Bool
+	reported   atomic.Bool // the watcher has a report of VIPs
+	applied    *latest.Value[readiness.Position]
+	instance   string                       // of this start; events are numbered within it
+	served     atomic.Pointer[[]vip.Family] // that have VIPs
 }
 
 // Health services of the frontend, in addition to "" and vip/<prefix>. Readiness is a conjunction.
@@ -77,10 +64,9 @@ const (
 	// Configuration holds while the complete configuration of its source is in force; not part of
 	// Readiness.
 	Configuration = "Configuration"
-	// NSPCli holds while the NSP confirms the configuration in force; the name is Meridio's. Absent
-	// without the NSP.
-	NSPCli     = "NSPCli"
-	TrenchFile = "TrenchFile" // refreshed by its writer; absent with the NSP, not part of Readiness
+	// TrenchFile holds while the writer of the trench file refreshes it; not part of Readiness. Other
+	// sources of the configuration have other names.
+	TrenchFile = "TrenchFile"
 	// Started holds once a configuration was accepted and every VIP that the load balancer reports as
 	// ready was advertised, or ReadyTimeout expired; then it never changes again. Readiness requires
 	// it. Advertised is the same condition without the timeout, and not part of Readiness.
@@ -133,7 +119,10 @@ func newProcess(o Options) (*process, error) {
 	p.metrics.LostLines(o.LostLines)
 	p.health = health.New(o.Log, p.metrics.Health)
 	p.health.Set(Liveness, true, "")
-	p.setSource()
+	loaded := p.Source.Value().Load()
+	p.health.Set(Configuration, loaded.Generation > 0 && loaded.Err == nil,
+		cmp.Or(logs.Text(loaded.Err), p.SourceName+" not accepted yet"))
+	p.health.Report(p.StaleCondition, p.Source.Stale().Load().Problem(time.Now()))
 	p.health.Set(BIRDConfig, true, "")
 	p.health.Set(Stopping, true, "")
 	p.health.Report(Egress, "no gateway session is up yet")
@@ -143,9 +132,8 @@ func newProcess(o Options) (*process, error) {
 	p.observer = newObserver(o.Log, p.count)
 	p.metrics.VIPs(p.observer.state.metrics)
 	p.health.ServeVIPs(p.observer.state.serves)
-	config := p.config.Value().Load().Config
-	p.setServed(config.Attractor.VIPs)
-	p.vips.Set(config.Attractor.VIPs)
+	p.metrics.Registry().MustRegister(o.Collectors...)
+	p.setServed(loaded.Config.Attractor.VIPs)
 	switch {
 	case o.Gate.Ungated:
 		o.Log.Warn("gating is off: VIPs are advertised regardless of the load balancer")
@@ -157,16 +145,13 @@ func newProcess(o Options) (*process, error) {
 			o.Log.Warn("readiness files have no lease: files of a writer that died stay valid; see --readiness-max-age",
 				"directory", o.Directory.Path)
 		}
-		p.directory = newDirectorySource(readinessfile.NewReader(*o.Directory), p.config.Value(), p.instance)
+		p.directory = newDirectorySource(readinessfile.NewReader(*o.Directory), p.Source.Value(), p.instance)
 		p.source = p.directory
 	default:
 		p.health.Report(Identity, "no SVID yet")
 		p.health.Report(Stream, "no readiness from the load balancer yet")
 		p.parts = append(p.parts, Identity, Stream)
-		var err error
-		if p.watcher, err = p.newWatcher(config.Attractor.Name); err != nil {
-			return nil, err
-		}
+		p.watcher = p.newWatcher(loaded.Config.Attractor.Name)
 		p.source = p.watcher
 	}
 	p.health.Define(Readiness, append([]string{Started}, p.parts...)...)
@@ -202,7 +187,7 @@ func newProcess(o Options) (*process, error) {
 
 // external returns the name of the interface toward the gateways.
 func (p *process) external() string {
-	return cmp.Or(p.config.Value().Load().Config.Attractor.Interface, p.Defaults.Interface)
+	return p.Source.Value().Load().Config.Attractor.Interface
 }
 
 // loopbackPassword returns a TCP-MD5 key for the loopback session, because every process in the
@@ -223,14 +208,6 @@ func (p *process) probes(ctx context.Context) ([]*endpoint.Endpoint, error) {
 	e, err := endpoint.NewPlainSocket(ctx, "health socket", p.Options.HealthSocket, p.metrics,
 		p.health.Reporter(HealthSocket), p.health.RegisterForContainer)
 	return []*endpoint.Endpoint{e}, err
-}
-
-// signals returns the task that changes the log level.
-func (p *process) signals() *logs.Signals {
-	if p.MeridioSignals {
-		return logs.NewMeridioSignals(p.Level, p.Log)
-	}
-	return logs.NewSignals(p.Level, p.Log)
 }
 
 // isExternal reports whether the interface toward the gateways has the address. Metrics are not
@@ -276,7 +253,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		return err
 	}
 	unused = append(unused, probes...)
-	c := p.config.Value().Load().Config
+	c := p.Source.Value().Load().Config
 	vips, gateways := len(c.Attractor.VIPs), len(c.Attractor.Gateways)
 	p.Log.Info("starting frontend", "version", p.Version, "trench", c.Trench, "attractor", c.Attractor.Name,
 		"vips", vips, "gateways", gateways, "gating", !p.Gate.Ungated)
@@ -285,9 +262,10 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	// Tasks run in two groups. The first stops when every VIP is withdrawn. BIRD and source routing
 	// stop after the announcer has closed its session.
 	front := []task.Task{
-		p.config, p.controller, p.observer, p.reporter, p.announcer,
-		&follower{process: p}, adminEndpoint, healthEndpoint, p.signals(),
+		p.Source, p.controller, p.observer, p.reporter, p.announcer,
+		&follower{process: p}, adminEndpoint, healthEndpoint,
 	}
+	front = append(front, p.Tasks...)
 	for _, e := range probes {
 		front = append(front, e)
 	}
@@ -296,12 +274,6 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	}
 	if p.watcher != nil {
 		front = append(front, p.watcher)
-	}
-	if p.registration != nil {
-		front = append(front, p.registration)
-	}
-	if p.Secrets != nil {
-		front = append(front, p.Secrets)
 	}
 	if p.directory != nil {
 		front = append(front, p.directory.reader, p.directory)
@@ -418,18 +390,16 @@ func (p *process) metricsState() metrics.FrontendState {
 	m := metrics.FrontendState{
 		Sessions: p.announcer.State().Load().Sessions, Repairs: uint64(p.kernel.Confirmed().Load().Repairs),
 		BIRD: p.birdMetrics(p.bird.State().Load()),
-		NSP:  p.nspMetrics(),
 	}
 	if !p.Gate.Ungated {
 		lease := p.observer.lease.Load()
 		var stats readiness.Stats // all zero for a directory
-		var probes availability.Stats
 		if p.watcher != nil {
-			stats, probes = p.watcher.Stats(), p.availability.Stats()
+			stats = p.watcher.Stats()
 		}
 		m.Stream = &metrics.Stream{
 			Live: p.observer.lb.Load().Freshness == gate.Live, LeaseEnd: lease.End, LastMessage: lease.LastMessage,
-			Reconnects: stats.Reconnects(), Moves: stats.Moves, ProbeFailures: probes.Failures,
+			Reconnects: stats.Reconnects(), Moves: stats.Moves,
 		}
 	}
 	return m
@@ -462,10 +432,14 @@ func (p *process) families() map[vip.Family]bool {
 	return families
 }
 
-// setServed stores the families that have VIPs, which every report of decisions contains.
+// setServed publishes the VIPs of the attractor, and stores their families, which every report of
+// decisions contains.
 func (p *process) setServed(vips []vip.VIP) {
 	served := slices.DeleteFunc(slices.Clone(vip.Families[:]), func(f vip.Family) bool {
 		return !slices.ContainsFunc(vips, func(v vip.VIP) bool { return v.Family() == f })
 	})
 	p.served.Store(&served)
+	if p.VIPs != nil {
+		p.VIPs.Set(vips)
+	}
 }

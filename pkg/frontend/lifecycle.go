@@ -22,10 +22,7 @@ func (f *follower) showStart(l trench.Loaded, lb lbState) {
 	if f.advertised {
 		return
 	}
-	problem := "no trench file accepted yet: " + logs.Text(l.Err)
-	if f.nsp != nil {
-		problem = "no configuration accepted yet: " + logs.Text(l.Err)
-	}
+	problem := "no configuration accepted yet: " + logs.Text(l.Err)
 	if l.Generation > 0 {
 		problem = f.startProblem(l.Config, lb)
 	}

@@ -55,7 +55,8 @@ func TestEndOfStart(t *testing.T) {
 // Readiness depends on all of its parts and on no other condition.
 func TestPartsOfReadiness(t *testing.T) {
 	p, err := newProcess(Options{
-		Log: slog.New(slog.DiscardHandler), LBSocket: "/nowhere", Config: &trench.Config{},
+		Log: slog.New(slog.DiscardHandler), LBSocket: "/nowhere", StaleCondition: TrenchFile,
+		Source: trench.NewWatcher("/nowhere", trench.Defaults{}, &trench.Config{}, slog.New(slog.DiscardHandler)),
 	})
 	if err != nil {
 		t.Fatal(err)

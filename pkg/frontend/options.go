@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc/credentials"
 
@@ -13,35 +14,41 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
+	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
-	"github.com/vipgate/vipgate/pkg/nsp"
+	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
-	"github.com/vipgate/vipgate/pkg/secret"
+	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/vip"
 )
+
+// ConfigSource supplies the configuration, such as a [trench.Watcher].
+type ConfigSource interface {
+	task.Task
+	// Value returns the configuration in force.
+	Value() *latest.Value[trench.Loaded]
+	// Stale returns why the configuration may be outdated.
+	Stale() *latest.Value[*trench.Stale]
+}
 
 // Options configures a frontend. Every field is required unless documented otherwise.
 type Options struct {
 	Version string
-	// TrenchFile is watched; Config is its content at the start, nil if it was refused.
-	TrenchFile string
-	Defaults   trench.Defaults
-	Config     *trench.Config
-	// NSP replaces the trench file as the source of the configuration, unless it is nil.
-	NSP *nsp.Options
-	// Secrets provides the passwords of the NSP's gateways; nil without the NSP.
-	Secrets *secret.Watcher
+	// Source supplies the configuration. SourceName names it in status and events, and StaleCondition is
+	// the health service that shows whether Source is current.
+	Source                     ConfigSource
+	SourceName, StaleCondition string
 
 	// Directory selects a directory of readiness files as the readiness source, unless it is nil.
 	// Unused without gating.
 	Directory *readinessfile.Options
 	// LBSocket is the load balancer's readiness socket. Unused without gating and with Directory.
 	LBSocket string
-	// Host is the host name of the pod, by which a Meridio load balancer identifies itself. The
-	// default is os.Hostname.
-	Host string
-	// Identity is the frontend's SVID, and Credentials authorize the load balancer. Both are nil if
-	// neither LBSocket nor NSP is used.
+	// Fallback reads a load balancer without ReadinessService; nil if each load balancer must have it.
+	Fallback readiness.Fallback
+	// Identity is the frontend's SVID, or nil if nothing needs one. Credentials authorize the load
+	// balancer.
 	Identity      *identity.Source
 	Credentials   credentials.TransportCredentials
 	LoadBalancers []spiffeid.ID // IDs that may be the load balancer; used for a warning
@@ -68,6 +75,14 @@ type Options struct {
 	RequireRoute      bool // withdraw the VIPs of a family while no gateway advertises a route
 	RemoveRulesOnExit bool // marks, rules and blackhole routes
 
+	// Tasks run until every VIP is withdrawn, in addition to the frontend's own, and Collectors add
+	// metrics.
+	Tasks      []task.Task
+	Collectors []prometheus.Collector
+	// VIPs and Connected, unless nil, are kept at the VIPs of the attractor, including VIPs that leave it,
+	// and at whether a gateway is up.
+	VIPs      *latest.Value[[]vip.VIP]
+	Connected *latest.Value[bool]
 	// Started, unless nil, is called once, when every ready VIP is advertised or ReadyTimeout
 	// expired. It must not block.
 	Started func()
@@ -76,8 +91,6 @@ type Options struct {
 	Level *logs.Level
 	// LostLines returns the number of log lines lost since the start.
 	LostLines func() uint64
-	// MeridioSignals gives SIGUSR1 and SIGUSR2 Meridio's semantics; see [logs.NewMeridioSignals].
-	MeridioSignals bool
 }
 
 const refusesEmpty = "an empty value is refused, since it would advertise VIPs that no load balancer forwards; "

@@ -76,7 +76,7 @@ var errShared = errors.New("static gateways send traffic of the family")
 // shared returns an error if static gateways of a family send its traffic regardless of the
 // withdrawal of a VIP.
 func (p *process) shared(family vip.Family) error {
-	gateways := slices.DeleteFunc(slices.Clone(p.config.Value().Load().Config.Attractor.Gateways),
+	gateways := slices.DeleteFunc(slices.Clone(p.Source.Value().Load().Config.Attractor.Gateways),
 		func(g trench.Gateway) bool { return g.Protocol != trench.Static || g.Family() != family })
 	switch {
 	case len(gateways) == 0:
@@ -103,7 +103,7 @@ func (p *process) sharedDetail(family vip.Family) string {
 // longer receive interval than MinTx needs more time.
 func (p *process) detectionTime() time.Duration {
 	var longest time.Duration
-	for _, g := range p.config.Value().Load().Config.Attractor.Gateways {
+	for _, g := range p.Source.Value().Load().Config.Attractor.Gateways {
 		if g.Protocol == trench.Static && g.BFD != nil {
 			longest = max(longest, g.BFD.MinTx*time.Duration(g.BFD.Multiplier))
 		}
@@ -113,7 +113,7 @@ func (p *process) detectionTime() time.Duration {
 
 // showStatic logs and records when static gateways are held down or released.
 func (f *follower) showStatic(is attraction) {
-	gateways := f.config.Value().Load().Config.Attractor.Gateways
+	gateways := f.Source.Value().Load().Config.Attractor.Gateways
 	for _, family := range vip.Families {
 		if f.shownAttraction[family] == is.Up[family] || !slices.ContainsFunc(gateways, func(g trench.Gateway) bool {
 			return g.Protocol == trench.Static && g.Family() == family

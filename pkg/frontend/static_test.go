@@ -218,7 +218,7 @@ func TestWithdrawalAwaitsDetection(t *testing.T) {
 func staticProcess(up bool, gateways ...trench.Gateway) *process {
 	config := &trench.Config{Attractor: trench.Attractor{Gateways: gateways}}
 	p := &process{
-		config:    trench.NewWatcher("", trench.Defaults{}, config, slog.New(slog.DiscardHandler)),
+		Options:   Options{Source: trench.NewWatcher("", trench.Defaults{}, config, slog.New(slog.DiscardHandler))},
 		attractor: &attractor{current: latest.New(attraction{})},
 	}
 	p.attractor.current.Set(attraction{Up: [len(vip.Families)]bool{vip.IPv4: up, vip.IPv6: up}})

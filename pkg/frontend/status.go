@@ -20,11 +20,11 @@ import (
 // status returns the content of `frontend status`.
 func (p *process) status() *frontendv1.Status {
 	now := time.Now()
-	loaded := p.config.Value().Load()
+	loaded := p.Source.Value().Load()
 	s := &frontendv1.Status{
 		Version: p.Version, Trench: loaded.Config.Trench, Attractor: loaded.Config.Attractor.Name,
 		Gating: !p.Gate.Ungated, Stopping: p.stopping.Load(), LoadBalancer: p.lbStatus(now),
-		ConfigurationError: logs.Text(loaded.Err), ConfigurationSource: p.configName,
+		ConfigurationError: logs.Text(loaded.Err), ConfigurationSource: p.SourceName,
 	}
 	if p.Identity != nil {
 		if own := p.Identity.Status().Load(); !own.ID.IsZero() {

@@ -40,6 +40,9 @@ func (l *Level) Set(name string) error {
 	return nil
 }
 
+// Reset restores the configured level.
+func (l *Level) Reset() { l.current.Set(l.configured) }
+
 // String returns the name of the level.
 func (l *Level) String() string { return strings.ToLower(l.current.Level().String()) }
 
@@ -102,23 +105,17 @@ type Signals struct {
 // NewSignals returns a task: SIGUSR1 lowers the level by one step, SIGUSR2 restores the
 // configured level. After the call, the signals do not end the process.
 func NewSignals(level *Level, log *slog.Logger) *Signals {
-	const step = slog.LevelInfo - slog.LevelDebug
-	return newSignals(level, log, map[os.Signal]func(){
-		syscall.SIGUSR1: func() { level.current.Set(max(slog.LevelDebug, level.current.Level()-step)) },
-		syscall.SIGUSR2: func() { level.current.Set(level.configured) },
+	return HandleSignals(level, log, map[os.Signal]func(){
+		syscall.SIGUSR1: func() {
+			const step = slog.LevelInfo - slog.LevelDebug
+			level.current.Set(max(slog.LevelDebug, level.current.Level()-step))
+		},
+		syscall.SIGUSR2: level.Reset,
 	})
 }
 
-// NewMeridioSignals is NewSignals with the signals of Meridio: SIGUSR1 restores the configured
-// level, SIGUSR2 sets the lowest one.
-func NewMeridioSignals(level *Level, log *slog.Logger) *Signals {
-	return newSignals(level, log, map[os.Signal]func(){
-		syscall.SIGUSR1: func() { level.current.Set(level.configured) },
-		syscall.SIGUSR2: func() { level.current.Set(slog.LevelDebug) },
-	})
-}
-
-func newSignals(level *Level, log *slog.Logger, handlers map[os.Signal]func()) *Signals {
+// HandleSignals returns a task with other effects of SIGUSR1 and SIGUSR2.
+func HandleSignals(level *Level, log *slog.Logger, handlers map[os.Signal]func()) *Signals {
 	s := &Signals{level: level, log: log, handlers: handlers, signals: make(chan os.Signal, 4)}
 	signal.Notify(s.signals, syscall.SIGUSR1, syscall.SIGUSR2)
 	return s

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"os"
 	"strconv"
 	"strings"
 	"syscall"
@@ -86,7 +87,11 @@ func TestSignalsChangeLevel(t *testing.T) {
 		{"own meaning", NewSignals, []step{
 			{syscall.SIGUSR1, "info"}, {syscall.SIGUSR1, "debug"}, {syscall.SIGUSR1, "debug"}, {syscall.SIGUSR2, "warn"},
 		}},
-		{"meaning of Meridio", NewMeridioSignals, []step{
+		{"other handlers", func(level *Level, log *slog.Logger) *Signals {
+			return HandleSignals(level, log, map[os.Signal]func(){
+				syscall.SIGUSR1: level.Reset, syscall.SIGUSR2: func() { _ = level.Set("debug") },
+			})
+		}, []step{
 			{syscall.SIGUSR2, "debug"}, {syscall.SIGUSR2, "debug"}, {syscall.SIGUSR1, "warn"},
 		}},
 	} {

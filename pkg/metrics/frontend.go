@@ -42,23 +42,6 @@ type FrontendState struct {
 	// Stream is nil when gating is off.
 	Stream *Stream
 	BIRD   BIRD
-	// NSP is nil with the trench file.
-	NSP *NSP
-}
-
-// NSP is the state of the NSP as the source of the configuration.
-type NSP struct {
-	// Connected reports whether the NSP confirms the configuration in force, and Cached whether this
-	// configuration came from the cache. Registered reports whether the frontend is registered.
-	Connected, Cached, Registered bool
-	// The three counters count, since the start, failed watches, failed reads and writes of the
-	// cache, and failed registrations.
-	Failures, CacheFailures, RegistrationFailures uint64
-	// SecretFailures counts failed watches of Secrets, and SecretsUnknown the watches that fail now.
-	SecretFailures uint64
-	SecretsUnknown int
-	// Refused counts refused objects by kind.
-	Refused map[string]int
 }
 
 // Stream is the state of the readiness stream.
@@ -71,8 +54,6 @@ type Stream struct {
 	// Reconnects counts streams opened again after a loss, and Moves the planned moves to a second
 	// connection, since the start.
 	Reconnects, Moves uint64
-	// ProbeFailures counts probes of a Meridio load balancer that got no answer in time.
-	ProbeFailures uint64
 }
 
 // BIRD is the state of the BIRD process and its sessions.
@@ -113,31 +94,13 @@ func (frontend *Frontend) State(read func() FrontendState) {
 			state.Stream.collect(send)
 		}
 		state.BIRD.collect(send)
-		if state.NSP != nil {
-			state.NSP.collect(send)
-		}
 	}))
-}
-
-func (nsp *NSP) collect(send send) {
-	send(FrontendNSPConnected, boolValue(nsp.Connected))
-	send(FrontendNSPCached, boolValue(nsp.Cached))
-	send(FrontendNSPFailures, float64(nsp.Failures))
-	for kind, count := range nsp.Refused {
-		send(FrontendNSPRefused, float64(count), kind)
-	}
-	send(FrontendNSPCacheFailures, float64(nsp.CacheFailures))
-	send(FrontendNSPRegistered, boolValue(nsp.Registered))
-	send(FrontendNSPRegistrationFailures, float64(nsp.RegistrationFailures))
-	send(FrontendSecretFailures, float64(nsp.SecretFailures))
-	send(FrontendSecretsUnknown, float64(nsp.SecretsUnknown))
 }
 
 func (stream *Stream) collect(send send) {
 	send(FrontendLBLive, boolValue(stream.Live))
 	send(FrontendStreamReconnects, float64(stream.Reconnects))
 	send(FrontendStreamMoves, float64(stream.Moves))
-	send(FrontendProbeFailures, float64(stream.ProbeFailures))
 	if !stream.LastMessage.IsZero() {
 		send(FrontendLBLeaseAge, max(0, time.Since(stream.LastMessage).Seconds()))
 	}

@@ -63,7 +63,6 @@ func fullFrontend() *Frontend {
 	f.ControlLatency(30 * time.Microsecond)
 	f.State(func() FrontendState {
 		return FrontendState{
-			NSP:      &NSP{Connected: true, Refused: map[string]int{"VIP": 1, "gateway": 0}},
 			Sessions: 2, Repairs: 1,
 			Stream: &Stream{
 				Live: true, LeaseEnd: time.Now().Add(time.Hour), LastMessage: time.Now(), Reconnects: 3, Moves: 4,
@@ -77,6 +76,9 @@ func fullFrontend() *Frontend {
 			}},
 		}
 	})
+	f.Registry().MustRegister(NewMeridio(func() Meridio {
+		return Meridio{Connected: true, Refused: map[string]int{"VIP": 1, "gateway": 0}}
+	}))
 	return f
 }
 

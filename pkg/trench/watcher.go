@@ -43,6 +43,8 @@ type Loaded struct {
 	// Err is the reason why the file on disk is not in force, or nil. Invalid content is an
 	// [*Errors].
 	Err error
+	// Partial reports whether Err concerns only objects that were left out of Config, which is in force.
+	Partial bool
 	// Refused counts the rejected states of the file.
 	Refused uint64
 	// At is when Config or Err last changed.
@@ -84,7 +86,7 @@ func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Wat
 		notifier: fsnotify.NewWatcher, read: readFile, poll: pollTime,
 		calls: files.Calls{Path: path}, staleCalls: files.Calls{Path: path + StaleSuffix},
 	}
-	w.loaded.Set(Loaded{Config: &Config{}})
+	w.loaded.Set(Loaded{Config: &Config{Attractor: Attractor{Interface: d.Interface}}})
 	if initial != nil {
 		w.loaded.Set(Loaded{Config: initial, Generation: 1, At: time.Now()})
 		// Do not parse the file again: with many VIPs, parsing takes most of the memory of the start.

@@ -146,8 +146,11 @@ func (fx *fixture) meridioList(vips []vip.VIP) *nspv1.Attractor {
 
 // startMeridioFrontend starts the frontend with the NSP as the source of its configuration.
 func (fx *fixture) startMeridioFrontend() error {
-	return fx.startFrontend("--config-source=nsp", "--nsp-service="+fx.nsp.Addr(),
-		"--trench-name="+meridioTrench, "--attractor-name="+meridioAttractor)
+	if err := fx.pod.StartMeridioFrontend(fx.nsp.Addr(), meridioTrench, meridioAttractor, "--flap-backoff=off"); err != nil {
+		return err
+	}
+	fx.guard(fx.pod.Frontend)
+	return nil
 }
 
 // startMeridioPod starts an NSP, a load balancer of Meridio in this process and a frontend.

@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/vipgate/vipgate/pkg/frontend"
+	"github.com/vipgate/vipgate/pkg/meridio/nsp"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -399,10 +399,10 @@ func (r *reader) healthServicesAreDocumented(t *testing.T) {
 		}
 		documented := set(append(documentedServices(t, above), "")...)
 		// The pod uses a trench file, so NSP is not served.
-		if _, served := list.GetStatuses()[frontend.NSPCli]; served {
-			t.Errorf("health service %s is served without the NSP", frontend.NSPCli)
+		if _, served := list.GetStatuses()[nsp.Condition]; served {
+			t.Errorf("health service %s is served without the NSP", nsp.Condition)
 		}
-		delete(documented, frontend.NSPCli)
+		delete(documented, nsp.Condition)
 		for name := range list.GetStatuses() {
 			if !documented[name] {
 				t.Errorf("health service %q is served and not documented under %q", name, above)

@@ -17,10 +17,11 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
-	"github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/identity"
+	"github.com/vipgate/vipgate/pkg/meridio/availability"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/test/lab"
+	"github.com/vipgate/vipgate/test/nsptest"
 )
 
 // startMeridioLB starts an available load balancer of Meridio on a socket.
@@ -38,6 +39,26 @@ func (f *fixture) startMeridioLB(socket string, args ...string) *lab.Process {
 	}, args...)...)
 	f.must(err)
 	return p
+}
+
+// startMeridioFrontend starts an NSP with the usual attractor, and Meridio's frontend.
+func (f *fixture) startMeridioFrontend() {
+	f.t.Helper()
+	authority, err := identity.OpenDevAuthority(f.t.Context(), f.pod.Authority())
+	f.must(err)
+	svid := f.mint(authority, "spiffe://"+lab.TrustDomain+"/nsp")
+	server := nsptest.New(nsptest.Options{
+		Credentials: nsptest.ServerCredentials(svid, authority.Bundle(svid.ID.TrustDomain())), Address: nspAddress,
+		Listen: f.Pod.Listen,
+	})
+	server.SetAttractors(nspAttractor())
+	f.must(server.Start())
+	f.t.Cleanup(func() {
+		if err := server.Stop(); err != nil {
+			f.t.Error(err)
+		}
+	})
+	f.must(f.pod.StartMeridioFrontend(nspAddress, "trench-a", "attractor-a-1"))
 }
 
 // waitProtocol waits until the status of the frontend shows a gRPC service.
@@ -76,7 +97,7 @@ func TestMeridioLBGatesVIPs(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	old := f.startMeridioLB(f.pod.Socket())
-	f.must(f.pod.StartFrontend())
+	f.startMeridioFrontend()
 	f.wantRoutes(every()...)
 	f.waitProtocol(availability.Service)
 	f.wantHealth(lab.FrontendHealth, "Readiness", healthServing)
@@ -123,7 +144,7 @@ func TestHungMeridioLBWithdraws(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	old := f.startMeridioLB(f.pod.Socket())
-	f.must(f.pod.StartFrontend())
+	f.startMeridioFrontend()
 	f.wantRoutes(every()...)
 	for round := range 3 {
 		// Longer than a lease: the probes renew it.
@@ -177,7 +198,7 @@ func TestMeridioLBUpgradeInPlace(t *testing.T) {
 	old := f.startMeridioLB(f.path("old.sock"))
 	f.waitLog(old, "serving")
 	f.replaceSocket(f.path("old.sock"))
-	f.must(f.pod.StartFrontend())
+	f.startMeridioFrontend()
 	f.wantRoutes(every()...)
 	f.waitProtocol(availability.Service)
 	mark := f.mark()
@@ -216,7 +237,7 @@ func TestMeridioLBUpgradeAfterDeath(t *testing.T) {
 	f := newFixture(t)
 	f.up(f.target1)
 	old := f.startMeridioLB(f.pod.Socket())
-	f.must(f.pod.StartFrontend())
+	f.startMeridioFrontend()
 	f.wantRoutes(every()...)
 	f.must(old.Kill())
 	f.wantRoutes()

@@ -13,7 +13,7 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// binaries is the folder of lb, frontend, target and meridio-lb, built once for all tests.
+// binaries is the folder of lb, frontend, target, meridio-frontend and meridio-lb, built once for all tests.
 var binaries string
 
 // binariesVariable passes that folder to a nested run.
@@ -44,7 +44,7 @@ func run(m *testing.M) int {
 	defer cancel()
 	root, err := filepath.Abs("../..")
 	if err == nil {
-		err = lab.Build(ctx, root, dir, "./test/meridiotest/meridio-lb")
+		err = lab.Build(ctx, root, dir, "./cmd/meridio-frontend", "./test/meridiotest/meridio-lb")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -127,8 +127,8 @@ func (m *meridio) startFrontend(extra ...string) {
 		"VIPGATE_HEALTH_SOCKET=unix://" + m.path("health.sock"), "VIPGATE_METRICS_HOST=127.0.0.1",
 		"VIPGATE_BIRD_LOG_FILE=" + m.path("bird.log"), "VIPGATE_LOG_FORMAT=text",
 		"VIPGATE_IDENTITY_CACHE=" + m.path("svid.json"),
-		"VIPGATE_TRENCH_FILE=" + m.pod.TrenchFile(), "VIPGATE_DRAIN_TIME=200ms", "VIPGATE_SETTLE=50ms",
-	}, extra...), slices.Concat(m.wrapper, []string{filepath.Join(binaries, "frontend"), "run"}))
+		"VIPGATE_DRAIN_TIME=200ms", "VIPGATE_SETTLE=50ms",
+	}, extra...), slices.Concat(m.wrapper, []string{filepath.Join(binaries, "meridio-frontend"), "run"}))
 }
 
 // startOldLB starts Meridio's load balancer; it is available once the frontend is registered.

@@ -15,7 +15,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/vipgate/vipgate/pkg/secret"
+	"github.com/vipgate/vipgate/pkg/meridio/secret"
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/kubernetes"
 )

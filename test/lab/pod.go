@@ -80,10 +80,14 @@ func (p *Pod) LBArgs(extra ...string) []string {
 
 // FrontendArgs returns the arguments of `frontend run` in this pod.
 func (p *Pod) FrontendArgs(extra ...string) []string {
+	return p.frontendArgs("frontend", append([]string{"--trench-file=" + p.TrenchFile()}, extra...))
+}
+
+// frontendArgs returns the arguments of `PROGRAM run` in this pod.
+func (p *Pod) frontendArgs(program string, extra []string) []string {
 	return append([]string{
-		filepath.Join(p.Binaries, "frontend"), "run",
-		"--trench-file=" + p.TrenchFile(), "--lb-socket=unix://" + p.Socket(), "--admin-socket=unix://" +
-			p.FrontendAdmin(),
+		filepath.Join(p.Binaries, program), "run", "--lb-socket=unix://" + p.Socket(),
+		"--admin-socket=unix://" + p.FrontendAdmin(),
 		"--identity=dev", "--dev-authority-dir=" + p.Authority(), "--spiffe-id=" + FrontendID, "--lb-id=" + LBID,
 		"--external-interface=" + External, "--bird-dir=" + p.BirdDir(), "--bird-socket=" +
 			p.BirdSocket(), "--log-format=text",
@@ -99,6 +103,16 @@ func (p *Pod) StartLB(extra ...string) (err error) {
 // StartFrontend starts the frontend.
 func (p *Pod) StartFrontend(extra ...string) (err error) {
 	p.Frontend, err = p.Lab.startIn(p.dir(), p.Namespace(), "frontend", p.FrontendArgs(extra...)...)
+	return err
+}
+
+// StartMeridioFrontend starts meridio-frontend, without the paths of Meridio's pod, for an attractor at
+// an NSP.
+func (p *Pod) StartMeridioFrontend(nsp, trench, attractor string, extra ...string) (err error) {
+	p.Frontend, err = p.Lab.startIn(p.dir(), p.Namespace(), "frontend", p.frontendArgs("meridio-frontend", append([]string{
+		"--nsp-service=" + nsp, "--trench-name=" + trench, "--attractor-name=" + attractor, "--health-socket=",
+		"--bird-log-file-size=0", "--metrics-host=127.0.0.1", "--identity-cache=",
+	}, extra...))...)
 	return err
 }
 

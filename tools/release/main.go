@@ -23,7 +23,7 @@ import (
 var (
 	// programs have an image of their own and a flag --version.
 	programs = []string{"lb", "frontend", "kube", "target"}
-	binaries = append([]string{"grpc_health_probe"}, programs...)
+	binaries = append([]string{"grpc_health_probe", "meridio-frontend"}, programs...)
 	images   = append([]string{"meridio-frontend"}, programs...)
 )
 

@@ -67,7 +67,8 @@ func TestDockerfileOfMeridio(t *testing.T) {
 	if spec.config.WorkingDir != "/home/meridio" || spec.config.Entrypoint[0] != "./frontend" {
 		t.Errorf("%s in %s", spec.config.Entrypoint, spec.config.WorkingDir)
 	}
-	if spec.binaries["/bin/grpc_health_probe"] != "grpc_health_probe" || spec.links["/home/meridio/frontend"] == "" {
+	if spec.binaries["/bin/grpc_health_probe"] != "grpc_health_probe" ||
+		spec.binaries["/usr/local/bin/frontend"] != "meridio-frontend" || spec.links["/home/meridio/frontend"] == "" {
 		t.Errorf("programs %v, links %v", spec.binaries, spec.links)
 	}
 }

@@ -33,7 +33,7 @@ const endpointSocket = "SPIFFE_ENDPOINT_SOCKET"
 // the cache file, so client commands do not have this flag.
 type CachedIdentity struct {
 	Identity
-	IdentityCache string `help:"File in which the SVID of the Workload API, its key and the bundles are kept, in a memory file system: a restart uses them until their end while the Workload API does not answer or refuses. None when absent or empty." placeholder:"FILE" group:"Identity"`
+	IdentityCache string `help:"File in which the SVID of the Workload API, its key and the bundles are kept, in a memory file system: a restart uses them until their end while the Workload API does not answer or refuses. None when absent or empty." default:"${identity_cache}" placeholder:"FILE" group:"Identity"`
 }
 
 // Source returns the source of the own SVID.
@@ -115,7 +115,7 @@ type Listeners struct {
 	AdminSocket string `help:"Unix socket for status, grpcurl and pprof." default:"${admin_socket}" placeholder:"SOCKET" group:"Listeners"`
 	HealthHost  string `help:"Address of the gRPC health service, beside 127.0.0.1; ${health_scope}." default:"${health_host}" placeholder:"ADDR" group:"Listeners"`
 	HealthPort  uint16 `help:"Port of the gRPC health service." default:"${health_port}" placeholder:"PORT" group:"Listeners"`
-	MetricsHost string `help:"Address of the Prometheus metrics, beside 127.0.0.1; never the external interface." default:"127.0.0.1" placeholder:"ADDR" group:"Listeners"`
+	MetricsHost string `help:"Address of the Prometheus metrics, beside 127.0.0.1; never the external interface." default:"${metrics_host}" placeholder:"ADDR" group:"Listeners"`
 	MetricsPort uint16 `help:"Port of the Prometheus metrics; 0 serves none." default:"${metrics_port}" placeholder:"PORT" group:"Listeners"`
 }
 

@@ -36,6 +36,9 @@ type Program struct {
 	DebugScope string
 	// AdminSocket is the path of the admin socket. The default is /run/vipgate/NAME.sock.
 	AdminSocket string
+	// MetricsHost is the default of --metrics-host; if empty: 127.0.0.1. IdentityCache is that of
+	// --identity-cache.
+	MetricsHost, IdentityCache string
 	// Aliases lists other names of the program's variables.
 	Aliases []Alias
 	// Options holds options of the parser, such as [Mapper].
@@ -65,6 +68,7 @@ func New(p Program, commands any) (*kong.Kong, error) {
 			"health_host":  cmp.Or(p.HealthHost, "127.0.0.1"),
 			"health_scope": cmp.Or(p.HealthScope, "never the external interface"),
 			"debug_scope":  p.DebugScope,
+			"metrics_host": cmp.Or(p.MetricsHost, "127.0.0.1"), "identity_cache": p.IdentityCache,
 			"admin_socket": "unix://" + cmp.Or(p.AdminSocket, "/run/vipgate/"+p.Name+".sock"),
 		},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),

@@ -341,90 +341,6 @@ func (x *SetLogLevelResponse) GetPrevious() string {
 	return ""
 }
 
-// GetDebugRequest asks for the debug document.
-type GetDebugRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *GetDebugRequest) Reset() {
-	*x = GetDebugRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *GetDebugRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*GetDebugRequest) ProtoMessage() {}
-
-func (x *GetDebugRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use GetDebugRequest.ProtoReflect.Descriptor instead.
-func (*GetDebugRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
-}
-
-// GetDebugResponse holds the debug document.
-type GetDebugResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// A JSON object: interfaces, rules, routes, neighbor entries, system and
-	// environment.
-	Json          string `protobuf:"bytes,1,opt,name=json,proto3" json:"json,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *GetDebugResponse) Reset() {
-	*x = GetDebugResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *GetDebugResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*GetDebugResponse) ProtoMessage() {}
-
-func (x *GetDebugResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use GetDebugResponse.ProtoReflect.Descriptor instead.
-func (*GetDebugResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
-}
-
-func (x *GetDebugResponse) GetJson() string {
-	if x != nil {
-		return x.Json
-	}
-	return ""
-}
-
 // ListEventsRequest selects events.
 type ListEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -443,7 +359,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -455,7 +371,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -468,7 +384,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListEventsRequest) GetVip() string {
@@ -503,7 +419,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -515,7 +431,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -528,7 +444,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -557,7 +473,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -569,7 +485,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -582,7 +498,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WatchEventsRequest) GetVip() string {
@@ -631,7 +547,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -643,7 +559,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -656,7 +572,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WatchEventsResponse) GetInstanceId() string {
@@ -726,7 +642,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[12]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -738,7 +654,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[12]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -751,7 +667,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -866,7 +782,7 @@ type VipTransitions struct {
 
 func (x *VipTransitions) Reset() {
 	*x = VipTransitions{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +794,7 @@ func (x *VipTransitions) String() string {
 func (*VipTransitions) ProtoMessage() {}
 
 func (x *VipTransitions) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +807,7 @@ func (x *VipTransitions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipTransitions.ProtoReflect.Descriptor instead.
 func (*VipTransitions) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *VipTransitions) GetCount() uint32 {
@@ -949,7 +865,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -961,7 +877,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -974,7 +890,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{14}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DrainRequest) GetVips() []string {
@@ -1006,7 +922,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +934,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +947,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{15}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DrainResponse) GetDrained() []string {
@@ -1066,7 +982,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +994,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +1007,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{16}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *UndrainRequest) GetVips() []string {
@@ -1112,7 +1028,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1124,7 +1040,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1137,7 +1053,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{17}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *UndrainResponse) GetDrained() []string {
@@ -1162,7 +1078,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1174,7 +1090,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1187,7 +1103,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{18}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Condition) GetName() string {
@@ -1249,7 +1165,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1261,7 +1177,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1274,7 +1190,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{19}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Status) GetVersion() string {
@@ -1404,7 +1320,7 @@ type LoadBalancerStatus struct {
 
 func (x *LoadBalancerStatus) Reset() {
 	*x = LoadBalancerStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1416,7 +1332,7 @@ func (x *LoadBalancerStatus) String() string {
 func (*LoadBalancerStatus) ProtoMessage() {}
 
 func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1429,7 +1345,7 @@ func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancerStatus.ProtoReflect.Descriptor instead.
 func (*LoadBalancerStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{20}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LoadBalancerStatus) GetFreshness() Freshness {
@@ -1539,7 +1455,7 @@ type GatewayStatus struct {
 
 func (x *GatewayStatus) Reset() {
 	*x = GatewayStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[21]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1551,7 +1467,7 @@ func (x *GatewayStatus) String() string {
 func (*GatewayStatus) ProtoMessage() {}
 
 func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[21]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1564,7 +1480,7 @@ func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayStatus.ProtoReflect.Descriptor instead.
 func (*GatewayStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{21}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GatewayStatus) GetName() string {
@@ -1705,7 +1621,7 @@ type BirdStatus struct {
 
 func (x *BirdStatus) Reset() {
 	*x = BirdStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[22]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1717,7 +1633,7 @@ func (x *BirdStatus) String() string {
 func (*BirdStatus) ProtoMessage() {}
 
 func (x *BirdStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[22]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1730,7 +1646,7 @@ func (x *BirdStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BirdStatus.ProtoReflect.Descriptor instead.
 func (*BirdStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{22}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BirdStatus) GetVersion() string {
@@ -1793,7 +1709,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[23]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1805,7 +1721,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[23]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1818,7 +1734,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{23}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *VipStatus) GetVip() string {
@@ -1884,10 +1800,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x12SetLogLevelRequest\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\tR\x05level\"1\n" +
 	"\x13SetLogLevelResponse\x12\x1a\n" +
-	"\bprevious\x18\x01 \x01(\tR\bprevious\"\x11\n" +
-	"\x0fGetDebugRequest\"&\n" +
-	"\x10GetDebugResponse\x12\x12\n" +
-	"\x04json\x18\x01 \x01(\tR\x04json\"Q\n" +
+	"\bprevious\x18\x01 \x01(\tR\bprevious\"Q\n" +
 	"\x11ListEventsRequest\x12\x10\n" +
 	"\x03vip\x18\x01 \x01(\tR\x03vip\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x14\n" +
@@ -2013,7 +1926,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x15FRESHNESS_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFRESHNESS_LIVE\x10\x01\x12\x13\n" +
 	"\x0fFRESHNESS_STALE\x10\x02\x12\x12\n" +
-	"\x0eFRESHNESS_LOST\x10\x032\xf5\x05\n" +
+	"\x0eFRESHNESS_LOST\x10\x032\x9c\x05\n" +
 	"\x0fFrontendService\x12Z\n" +
 	"\tGetStatus\x12%.vipgate.frontend.v1.GetStatusRequest\x1a&.vipgate.frontend.v1.GetStatusResponse\x12b\n" +
 	"\vWatchStatus\x12'.vipgate.frontend.v1.WatchStatusRequest\x1a(.vipgate.frontend.v1.WatchStatusResponse0\x01\x12]\n" +
@@ -2022,8 +1935,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\vWatchEvents\x12'.vipgate.frontend.v1.WatchEventsRequest\x1a(.vipgate.frontend.v1.WatchEventsResponse0\x01\x12N\n" +
 	"\x05Drain\x12!.vipgate.frontend.v1.DrainRequest\x1a\".vipgate.frontend.v1.DrainResponse\x12T\n" +
 	"\aUndrain\x12#.vipgate.frontend.v1.UndrainRequest\x1a$.vipgate.frontend.v1.UndrainResponse\x12`\n" +
-	"\vSetLogLevel\x12'.vipgate.frontend.v1.SetLogLevelRequest\x1a(.vipgate.frontend.v1.SetLogLevelResponse\x12W\n" +
-	"\bGetDebug\x12$.vipgate.frontend.v1.GetDebugRequest\x1a%.vipgate.frontend.v1.GetDebugResponseB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
+	"\vSetLogLevel\x12'.vipgate.frontend.v1.SetLogLevelRequest\x1a(.vipgate.frontend.v1.SetLogLevelResponseB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
 
 var (
 	file_vipgate_frontend_v1_frontend_proto_rawDescOnce sync.Once
@@ -2038,7 +1950,7 @@ func file_vipgate_frontend_v1_frontend_proto_rawDescGZIP() []byte {
 }
 
 var file_vipgate_frontend_v1_frontend_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(Freshness)(0),                // 0: vipgate.frontend.v1.Freshness
 	(*GetStatusRequest)(nil),      // 1: vipgate.frontend.v1.GetStatusRequest
@@ -2047,82 +1959,78 @@ var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(*WatchStatusResponse)(nil),   // 4: vipgate.frontend.v1.WatchStatusResponse
 	(*SetLogLevelRequest)(nil),    // 5: vipgate.frontend.v1.SetLogLevelRequest
 	(*SetLogLevelResponse)(nil),   // 6: vipgate.frontend.v1.SetLogLevelResponse
-	(*GetDebugRequest)(nil),       // 7: vipgate.frontend.v1.GetDebugRequest
-	(*GetDebugResponse)(nil),      // 8: vipgate.frontend.v1.GetDebugResponse
-	(*ListEventsRequest)(nil),     // 9: vipgate.frontend.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),    // 10: vipgate.frontend.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),    // 11: vipgate.frontend.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),   // 12: vipgate.frontend.v1.WatchEventsResponse
-	(*Event)(nil),                 // 13: vipgate.frontend.v1.Event
-	(*VipTransitions)(nil),        // 14: vipgate.frontend.v1.VipTransitions
-	(*DrainRequest)(nil),          // 15: vipgate.frontend.v1.DrainRequest
-	(*DrainResponse)(nil),         // 16: vipgate.frontend.v1.DrainResponse
-	(*UndrainRequest)(nil),        // 17: vipgate.frontend.v1.UndrainRequest
-	(*UndrainResponse)(nil),       // 18: vipgate.frontend.v1.UndrainResponse
-	(*Condition)(nil),             // 19: vipgate.frontend.v1.Condition
-	(*Status)(nil),                // 20: vipgate.frontend.v1.Status
-	(*LoadBalancerStatus)(nil),    // 21: vipgate.frontend.v1.LoadBalancerStatus
-	(*GatewayStatus)(nil),         // 22: vipgate.frontend.v1.GatewayStatus
-	(*BirdStatus)(nil),            // 23: vipgate.frontend.v1.BirdStatus
-	(*VipStatus)(nil),             // 24: vipgate.frontend.v1.VipStatus
-	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
-	(v1.Advertisement)(0),         // 26: vipgate.readiness.v1.Advertisement
-	(v1.AdvertisementReason)(0),   // 27: vipgate.readiness.v1.AdvertisementReason
-	(*v1.Position)(nil),           // 28: vipgate.readiness.v1.Position
-	(v1.IpFamily)(0),              // 29: vipgate.readiness.v1.IpFamily
-	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
-	(*v1.VipReadiness)(nil),       // 31: vipgate.readiness.v1.VipReadiness
+	(*ListEventsRequest)(nil),     // 7: vipgate.frontend.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),    // 8: vipgate.frontend.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),    // 9: vipgate.frontend.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),   // 10: vipgate.frontend.v1.WatchEventsResponse
+	(*Event)(nil),                 // 11: vipgate.frontend.v1.Event
+	(*VipTransitions)(nil),        // 12: vipgate.frontend.v1.VipTransitions
+	(*DrainRequest)(nil),          // 13: vipgate.frontend.v1.DrainRequest
+	(*DrainResponse)(nil),         // 14: vipgate.frontend.v1.DrainResponse
+	(*UndrainRequest)(nil),        // 15: vipgate.frontend.v1.UndrainRequest
+	(*UndrainResponse)(nil),       // 16: vipgate.frontend.v1.UndrainResponse
+	(*Condition)(nil),             // 17: vipgate.frontend.v1.Condition
+	(*Status)(nil),                // 18: vipgate.frontend.v1.Status
+	(*LoadBalancerStatus)(nil),    // 19: vipgate.frontend.v1.LoadBalancerStatus
+	(*GatewayStatus)(nil),         // 20: vipgate.frontend.v1.GatewayStatus
+	(*BirdStatus)(nil),            // 21: vipgate.frontend.v1.BirdStatus
+	(*VipStatus)(nil),             // 22: vipgate.frontend.v1.VipStatus
+	(*timestamppb.Timestamp)(nil), // 23: google.protobuf.Timestamp
+	(v1.Advertisement)(0),         // 24: vipgate.readiness.v1.Advertisement
+	(v1.AdvertisementReason)(0),   // 25: vipgate.readiness.v1.AdvertisementReason
+	(*v1.Position)(nil),           // 26: vipgate.readiness.v1.Position
+	(v1.IpFamily)(0),              // 27: vipgate.readiness.v1.IpFamily
+	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
+	(*v1.VipReadiness)(nil),       // 29: vipgate.readiness.v1.VipReadiness
 }
 var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
-	20, // 0: vipgate.frontend.v1.GetStatusResponse.status:type_name -> vipgate.frontend.v1.Status
-	20, // 1: vipgate.frontend.v1.WatchStatusResponse.status:type_name -> vipgate.frontend.v1.Status
-	13, // 2: vipgate.frontend.v1.ListEventsResponse.events:type_name -> vipgate.frontend.v1.Event
-	13, // 3: vipgate.frontend.v1.WatchEventsResponse.events:type_name -> vipgate.frontend.v1.Event
-	25, // 4: vipgate.frontend.v1.Event.time:type_name -> google.protobuf.Timestamp
-	26, // 5: vipgate.frontend.v1.Event.from:type_name -> vipgate.readiness.v1.Advertisement
-	26, // 6: vipgate.frontend.v1.Event.to:type_name -> vipgate.readiness.v1.Advertisement
-	27, // 7: vipgate.frontend.v1.Event.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	28, // 8: vipgate.frontend.v1.Event.position:type_name -> vipgate.readiness.v1.Position
-	14, // 9: vipgate.frontend.v1.Event.transitions:type_name -> vipgate.frontend.v1.VipTransitions
-	29, // 10: vipgate.frontend.v1.VipTransitions.family:type_name -> vipgate.readiness.v1.IpFamily
-	26, // 11: vipgate.frontend.v1.VipTransitions.from:type_name -> vipgate.readiness.v1.Advertisement
-	26, // 12: vipgate.frontend.v1.VipTransitions.to:type_name -> vipgate.readiness.v1.Advertisement
-	27, // 13: vipgate.frontend.v1.VipTransitions.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	25, // 14: vipgate.frontend.v1.DrainResponse.until:type_name -> google.protobuf.Timestamp
-	25, // 15: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	19, // 16: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.frontend.v1.Condition
-	21, // 17: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
-	22, // 18: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
-	24, // 19: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
-	23, // 20: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
+	18, // 0: vipgate.frontend.v1.GetStatusResponse.status:type_name -> vipgate.frontend.v1.Status
+	18, // 1: vipgate.frontend.v1.WatchStatusResponse.status:type_name -> vipgate.frontend.v1.Status
+	11, // 2: vipgate.frontend.v1.ListEventsResponse.events:type_name -> vipgate.frontend.v1.Event
+	11, // 3: vipgate.frontend.v1.WatchEventsResponse.events:type_name -> vipgate.frontend.v1.Event
+	23, // 4: vipgate.frontend.v1.Event.time:type_name -> google.protobuf.Timestamp
+	24, // 5: vipgate.frontend.v1.Event.from:type_name -> vipgate.readiness.v1.Advertisement
+	24, // 6: vipgate.frontend.v1.Event.to:type_name -> vipgate.readiness.v1.Advertisement
+	25, // 7: vipgate.frontend.v1.Event.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	26, // 8: vipgate.frontend.v1.Event.position:type_name -> vipgate.readiness.v1.Position
+	12, // 9: vipgate.frontend.v1.Event.transitions:type_name -> vipgate.frontend.v1.VipTransitions
+	27, // 10: vipgate.frontend.v1.VipTransitions.family:type_name -> vipgate.readiness.v1.IpFamily
+	24, // 11: vipgate.frontend.v1.VipTransitions.from:type_name -> vipgate.readiness.v1.Advertisement
+	24, // 12: vipgate.frontend.v1.VipTransitions.to:type_name -> vipgate.readiness.v1.Advertisement
+	25, // 13: vipgate.frontend.v1.VipTransitions.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	23, // 14: vipgate.frontend.v1.DrainResponse.until:type_name -> google.protobuf.Timestamp
+	23, // 15: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	17, // 16: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.frontend.v1.Condition
+	19, // 17: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
+	20, // 18: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
+	22, // 19: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
+	21, // 20: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
 	0,  // 21: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	28, // 22: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	30, // 23: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	25, // 24: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	25, // 25: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
-	25, // 26: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	26, // 27: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	27, // 28: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	25, // 29: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	31, // 30: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	26, // 22: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	28, // 23: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	23, // 24: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	23, // 25: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
+	23, // 26: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	24, // 27: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	25, // 28: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	23, // 29: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	29, // 30: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
 	1,  // 31: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.frontend.v1.GetStatusRequest
 	3,  // 32: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.frontend.v1.WatchStatusRequest
-	9,  // 33: vipgate.frontend.v1.FrontendService.ListEvents:input_type -> vipgate.frontend.v1.ListEventsRequest
-	11, // 34: vipgate.frontend.v1.FrontendService.WatchEvents:input_type -> vipgate.frontend.v1.WatchEventsRequest
-	15, // 35: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	17, // 36: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	7,  // 33: vipgate.frontend.v1.FrontendService.ListEvents:input_type -> vipgate.frontend.v1.ListEventsRequest
+	9,  // 34: vipgate.frontend.v1.FrontendService.WatchEvents:input_type -> vipgate.frontend.v1.WatchEventsRequest
+	13, // 35: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	15, // 36: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
 	5,  // 37: vipgate.frontend.v1.FrontendService.SetLogLevel:input_type -> vipgate.frontend.v1.SetLogLevelRequest
-	7,  // 38: vipgate.frontend.v1.FrontendService.GetDebug:input_type -> vipgate.frontend.v1.GetDebugRequest
-	2,  // 39: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.GetStatusResponse
-	4,  // 40: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.WatchStatusResponse
-	10, // 41: vipgate.frontend.v1.FrontendService.ListEvents:output_type -> vipgate.frontend.v1.ListEventsResponse
-	12, // 42: vipgate.frontend.v1.FrontendService.WatchEvents:output_type -> vipgate.frontend.v1.WatchEventsResponse
-	16, // 43: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.DrainResponse
-	18, // 44: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.UndrainResponse
-	6,  // 45: vipgate.frontend.v1.FrontendService.SetLogLevel:output_type -> vipgate.frontend.v1.SetLogLevelResponse
-	8,  // 46: vipgate.frontend.v1.FrontendService.GetDebug:output_type -> vipgate.frontend.v1.GetDebugResponse
-	39, // [39:47] is the sub-list for method output_type
-	31, // [31:39] is the sub-list for method input_type
+	2,  // 38: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.GetStatusResponse
+	4,  // 39: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.WatchStatusResponse
+	8,  // 40: vipgate.frontend.v1.FrontendService.ListEvents:output_type -> vipgate.frontend.v1.ListEventsResponse
+	10, // 41: vipgate.frontend.v1.FrontendService.WatchEvents:output_type -> vipgate.frontend.v1.WatchEventsResponse
+	14, // 42: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.DrainResponse
+	16, // 43: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.UndrainResponse
+	6,  // 44: vipgate.frontend.v1.FrontendService.SetLogLevel:output_type -> vipgate.frontend.v1.SetLogLevelResponse
+	38, // [38:45] is the sub-list for method output_type
+	31, // [31:38] is the sub-list for method input_type
 	31, // [31:31] is the sub-list for extension type_name
 	31, // [31:31] is the sub-list for extension extendee
 	0,  // [0:31] is the sub-list for field type_name
@@ -2139,7 +2047,7 @@ func file_vipgate_frontend_v1_frontend_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_frontend_v1_frontend_proto_rawDesc), len(file_vipgate_frontend_v1_frontend_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   24,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

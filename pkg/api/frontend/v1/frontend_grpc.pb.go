@@ -28,7 +28,6 @@ const (
 	FrontendService_Drain_FullMethodName       = "/vipgate.frontend.v1.FrontendService/Drain"
 	FrontendService_Undrain_FullMethodName     = "/vipgate.frontend.v1.FrontendService/Undrain"
 	FrontendService_SetLogLevel_FullMethodName = "/vipgate.frontend.v1.FrontendService/SetLogLevel"
-	FrontendService_GetDebug_FullMethodName    = "/vipgate.frontend.v1.FrontendService/GetDebug"
 )
 
 // FrontendServiceClient is the client API for FrontendService service.
@@ -55,9 +54,6 @@ type FrontendServiceClient interface {
 	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error)
 	// SetLogLevel changes the log level of the running process.
 	SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error)
-	// GetDebug returns what the kernel has in the frontend's network namespace as
-	// one JSON document with the keys of Meridio's --debug, without secrets.
-	GetDebug(ctx context.Context, in *GetDebugRequest, opts ...grpc.CallOption) (*GetDebugResponse, error)
 }
 
 type frontendServiceClient struct {
@@ -156,16 +152,6 @@ func (c *frontendServiceClient) SetLogLevel(ctx context.Context, in *SetLogLevel
 	return out, nil
 }
 
-func (c *frontendServiceClient) GetDebug(ctx context.Context, in *GetDebugRequest, opts ...grpc.CallOption) (*GetDebugResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(GetDebugResponse)
-	err := c.cc.Invoke(ctx, FrontendService_GetDebug_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 // FrontendServiceServer is the server API for FrontendService service.
 // All implementations must embed UnimplementedFrontendServiceServer
 // for forward compatibility.
@@ -190,9 +176,6 @@ type FrontendServiceServer interface {
 	Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error)
 	// SetLogLevel changes the log level of the running process.
 	SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error)
-	// GetDebug returns what the kernel has in the frontend's network namespace as
-	// one JSON document with the keys of Meridio's --debug, without secrets.
-	GetDebug(context.Context, *GetDebugRequest) (*GetDebugResponse, error)
 	mustEmbedUnimplementedFrontendServiceServer()
 }
 
@@ -223,9 +206,6 @@ func (UnimplementedFrontendServiceServer) Undrain(context.Context, *UndrainReque
 }
 func (UnimplementedFrontendServiceServer) SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetLogLevel not implemented")
-}
-func (UnimplementedFrontendServiceServer) GetDebug(context.Context, *GetDebugRequest) (*GetDebugResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method GetDebug not implemented")
 }
 func (UnimplementedFrontendServiceServer) mustEmbedUnimplementedFrontendServiceServer() {}
 func (UnimplementedFrontendServiceServer) testEmbeddedByValue()                         {}
@@ -360,24 +340,6 @@ func _FrontendService_SetLogLevel_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
-func _FrontendService_GetDebug_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(GetDebugRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(FrontendServiceServer).GetDebug(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: FrontendService_GetDebug_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(FrontendServiceServer).GetDebug(ctx, req.(*GetDebugRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 // FrontendService_ServiceDesc is the grpc.ServiceDesc for FrontendService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -404,10 +366,6 @@ var FrontendService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetLogLevel",
 			Handler:    _FrontendService_SetLogLevel_Handler,
-		},
-		{
-			MethodName: "GetDebug",
-			Handler:    _FrontendService_GetDebug_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

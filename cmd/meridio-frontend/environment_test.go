@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -60,7 +59,6 @@ func TestMeridioVariablesSetFlags(t *testing.T) {
 		{"NFE_ECMP", "true", "ecmp", "true"},
 		{"NFE_ECMP", "True", "ecmp", "true"},
 		{"NFE_ECMP", "1", "ecmp", "true"},
-		{"NFE_DROP_IF_NO_PEER", "false", "drop-if-no-peer", "false"},
 		{"NFE_LOG_BIRD", "true", "log-bird", "true"},
 		{"NFE_LOG_LEVEL", "ERROR", "log-level", "error"},
 		{"NFE_LOG_LEVEL", "TRACE", "log-level", "debug"},
@@ -215,50 +213,23 @@ func TestRefusedMeridioVariables(t *testing.T) {
 }
 
 func TestDefaultsOfMeridioPod(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "trench.yaml")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	const (
-		pod   = "unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000 /etc/bird/svid.json"
-		usual = "unix:///run/vipgate/frontend.sock  127.0.0.1  0 "
-	)
 	for _, tt := range []struct {
 		name      string
 		variables map[string]string
 		want      string
 	}{
-		{"the NSP is named", map[string]string{"NFE_NSP_SERVICE": "nsp:7778"}, pod},
+		{
+			"pod", nil,
+			"unix:///tmp/frontend.sock unix:///tmp/health.sock 0.0.0.0 /var/log/bird.log 20000 /etc/bird/svid.json",
+		},
 		{"set by the user", map[string]string{
-			"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_ADMIN_SOCKET": "unix:///var/run/bird/a.sock", "VIPGATE_HEALTH_SOCKET": "",
+			"VIPGATE_ADMIN_SOCKET": "unix:///var/run/bird/a.sock", "VIPGATE_HEALTH_SOCKET": "",
 			"VIPGATE_METRICS_HOST": "192.0.2.1", "NFE_BIRD_LOG_FILE_SIZE": "7",
 			"VIPGATE_IDENTITY_CACHE": "",
 		}, "unix:///var/run/bird/a.sock  192.0.2.1 /var/log/bird.log 7 "},
-		{"no NSP", map[string]string{"NFE_TRENCH_NAME": "trench-a", "NFE_NSP_SERVICE": ""}, usual},
-		{"a trench file", map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_TRENCH_FILE": file}, usual},
-		{
-			"a trench file, and the NSP as the source",
-			map[string]string{"VIPGATE_CONFIG_SOURCE": "nsp", "VIPGATE_TRENCH_FILE": file},
-			pod,
-		},
-		{
-			"the trench file as the source",
-			map[string]string{"NFE_NSP_SERVICE": "nsp:7778", "VIPGATE_CONFIG_SOURCE": "file"},
-			usual,
-		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			(&clitest.Container{}).Environment(t)
-			for variable := range podVariables { // removed when the test ends
-				t.Setenv(variable, "")
-				os.Unsetenv(variable)
-			}
-			// The same order as in main: the pod's defaults must not hide the operator's variables.
-			for name, value := range tt.variables {
-				t.Setenv(name, value)
-			}
-			adoptPod()
-			adopted(t, nil)
+			adopted(t, tt.variables)
 			var line commandLine
 			if _, err := parserOf(t, &line).Parse([]string{"run"}); err != nil {
 				t.Fatal(err)
@@ -275,7 +246,7 @@ func TestDefaultsOfMeridioPod(t *testing.T) {
 
 func TestArgumentsOfMeridio(t *testing.T) {
 	for args, want := range map[string]string{
-		"--debug": "debug --local", "-debug": "debug --local", "-version": "--version", "-help": "--help", "": "",
+		"--debug": "debug", "-debug": "debug", "-version": "--version", "-help": "--help", "": "",
 		"run --debug": "run --debug", "--debug --trench-file=x": "--debug --trench-file=x", "status": "status",
 	} {
 		if got := strings.Join(arguments(strings.Fields(args)), " "); got != want {

@@ -1,4 +1,4 @@
-package main
+package frontendcmd
 
 import (
 	"fmt"
@@ -25,33 +25,33 @@ type readinessFlags struct {
 }
 
 // AfterApply records whether the user set --lb-socket, which its default would hide.
-func (c *runFlags) AfterApply(parsed *kong.Context) error {
-	c.socketGiven = cli.Given(parsed, "lb-socket")
+func (f *Flags) AfterApply(parsed *kong.Context) error {
+	f.socketGiven = cli.Given(parsed, "lb-socket")
 	return nil
 }
 
 // checkDirectory refuses an unusable directory.
-func (c *runFlags) checkDirectory(r *cli.Refusals) {
-	switch dir := *c.ReadinessDir; {
+func (f *Flags) checkDirectory(r *cli.Refusals) {
+	switch dir := *f.ReadinessDir; {
 	case dir == "":
 		r.Add(fmt.Errorf("--readiness-dir: %w", frontend.ErrNoDirectory))
-	case c.socketGiven:
+	case f.socketGiven:
 		r.Add(fmt.Errorf("--readiness-dir=%s and --lb-socket=%s exclude each other: name one source of readiness",
-			dir, c.LBSocket))
+			dir, f.LBSocket))
 	default:
 		r.If(!filepath.IsAbs(dir), "--readiness-dir=%s: write an absolute path, such as /var/run/meridio", dir)
 	}
 	const age = "--readiness-max-age"
-	r.Within(age, c.ReadinessMaxAge, 0, 24*time.Hour)
-	r.If(c.ReadinessMaxAge > 0 && c.ReadinessMaxAge < readinessfile.MinMaxAge, "%s=%v: at least %v, since files are "+
+	r.Within(age, f.ReadinessMaxAge, 0, 24*time.Hour)
+	r.If(f.ReadinessMaxAge > 0 && f.ReadinessMaxAge < readinessfile.MinMaxAge, "%s=%v: at least %v, since files are "+
 		"touched once a second and some file systems round times to two; or 0 for any age",
-		age, c.ReadinessMaxAge, readinessfile.MinMaxAge)
+		age, f.ReadinessMaxAge, readinessfile.MinMaxAge)
 }
 
 // directory returns the options of the reader of the directory.
-func (c *readinessFlags) directory(drainTime time.Duration, log *slog.Logger) *readinessfile.Options {
+func (f *readinessFlags) directory(drainTime time.Duration, log *slog.Logger) *readinessfile.Options {
 	return &readinessfile.Options{
-		Path: *c.ReadinessDir, MissingReady: c.ReadinessDirMissing == "ready", MaxAge: c.ReadinessMaxAge,
-		OnGone: readinessfile.DirectoryGonePolicy(c.OnMissingDirectory), DrainTime: drainTime, Log: log,
+		Path: *f.ReadinessDir, MissingReady: f.ReadinessDirMissing == "ready", MaxAge: f.ReadinessMaxAge,
+		OnGone: readinessfile.DirectoryGonePolicy(f.OnMissingDirectory), DrainTime: drainTime, Log: log,
 	}
 }

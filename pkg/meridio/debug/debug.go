@@ -1,4 +1,5 @@
-package frontend
+// Package debug writes the document of Meridio's `frontend --debug`.
+package debug
 
 import (
 	"bufio"
@@ -18,8 +19,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// debugDocument has the keys of Meridio's `--debug` document, so that Meridio's tools can read it.
-type debugDocument struct {
+// document has the keys of Meridio's `--debug` document, so that Meridio's tools can read it.
+type document struct {
 	Version        string   `json:"version"` // of the document
 	MeridioVersion string   `json:"meridio-version"`
 	UnixTime       int64    `json:"unix-time"`
@@ -44,23 +45,10 @@ var statisticNames = [...]string{
 	"rx-packets", "tx-packets", "rx-bytes", "tx-bytes", "rx-errors", "tx-errors", "rx-dropped", "tx-dropped",
 }
 
-// DebugDocument returns the JSON document of `frontend debug` about this process and its network
-// namespace. tableID is [kernel.Options.TableID].
-func DebugDocument(version string, tableID uint32) ([]byte, error) {
-	d, err := readDebug(version, tableID)
-	if err != nil {
-		return nil, err
-	}
-	b, err := json.Marshal(d)
-	if err != nil {
-		return nil, fmt.Errorf("failed to encode the debug document: %w", err)
-	}
-	return b, nil
-}
-
-// readDebug reads the network namespace of the calling thread.
-func readDebug(version string, tableID uint32) (*debugDocument, error) {
-	d := &debugDocument{
+// Document returns the document about this process and the network namespace of the calling thread,
+// as indented JSON. tableID is the routing table of the gateways' routes.
+func Document(version string, tableID uint32) ([]byte, error) {
+	d := &document{
 		Version: "v0.0.1", MeridioVersion: "vipgate " + version, UnixTime: time.Now().Unix(),
 		Environment: environment(), Interfaces: []object{}, Rules: []object{}, Routes: []object{}, Neighbors: []object{},
 	}
@@ -90,10 +78,14 @@ func readDebug(version string, tableID uint32) (*debugDocument, error) {
 			return nil, err
 		}
 	}
-	return d, nil
+	content, err := json.MarshalIndent(d, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("failed to encode the debug document: %w", err)
+	}
+	return content, nil
 }
 
-func (d *debugDocument) readLinks(c *rtnetlink.Conn) error {
+func (d *document) readLinks(c *rtnetlink.Conn) error {
 	links, err := c.Links()
 	if err != nil {
 		return err
@@ -122,7 +114,7 @@ func (d *debugDocument) readLinks(c *rtnetlink.Conn) error {
 
 // readFamily reads the rules, the neighbor entries, and the routes of the main table, the gateway
 // table and the blackhole table.
-func (d *debugDocument) readFamily(c *rtnetlink.Conn, f vip.Family, tableID uint32) error {
+func (d *document) readFamily(c *rtnetlink.Conn, f vip.Family, tableID uint32) error {
 	rules, err := c.Rules(f)
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
-package frontend
+package debug
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"strings"
@@ -29,16 +30,17 @@ ip neighbor add 169.254.100.1 lladdr 02:00:00:00:00:01 dev ext nud permanent`
 		t.Fatalf("%v: %s", err, out)
 	}
 	var document []byte
-	if err := ns.Do(func() error {
-		d, err := readDebug("1.2.3", 4096)
-		if err != nil {
-			return err
-		}
-		document, err = json.Marshal(d)
+	if err := ns.Do(func() (err error) {
+		document, err = Document("1.2.3", 4096)
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, document); err != nil {
+		t.Fatal(err)
+	}
+	document = compact.Bytes()
 	for _, want := range []string{
 		`"meridio-version":"vipgate 1.2.3"`, `"unix-time":`, `"name":"ext"`, `"ips":["169.254.100.2/24"`,
 		`"rx-packets":`,

@@ -1,12 +1,8 @@
 package main
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,8 +11,7 @@ import (
 )
 
 // aliases maps the variables of Meridio's frontend (docs/meridio.md), with two names where
-// its code and its documentation differ, and the variable of Meridio 2's router for the directory
-// of readiness files.
+// its code and its documentation differ.
 var aliases = []cli.Alias{
 	meridio("VIPGATE_EXTERNAL_INTERFACE", nil, "NFE_EXTERNAL_INTERFACE"),
 	meridio("VIPGATE_BIRD_DIR", nil, "NFE_BIRD_CONFIG_PATH"),
@@ -30,7 +25,6 @@ var aliases = []cli.Alias{
 	meridio("VIPGATE_BGP_HOLD_TIME", seconds, "NFE_BGP_HOLD_TIME"),
 	meridio("VIPGATE_TABLE_ID", nil, "NFE_TABLE_ID"),
 	meridio("VIPGATE_ECMP", nil, "NFE_ECMP"),
-	meridio("VIPGATE_DROP_IF_NO_PEER", nil, "NFE_DROP_IF_NO_PEER"),
 	meridio("VIPGATE_LOG_BIRD", nil, "NFE_LOG_BIRD"),
 	meridio("VIPGATE_LOG_LEVEL", level, "NFE_LOG_LEVEL"),
 	meridio("VIPGATE_MAX_BACKOFF", nil, "NFE_GRPC_MAX_BACKOFF"),
@@ -44,7 +38,6 @@ var aliases = []cli.Alias{
 	meridio("VIPGATE_METRICS_PORT", nil, "NFE_METRICS_PORT"),
 	meridio("VIPGATE_METRICS_ENABLED", nil, "NFE_METRICS_ENABLED"),
 	meridio("VIPGATE_LB_SOCKET", nil, "NFE_LB_SOCKET"),
-	cli.Renamed("VIPGATE_READINESS_DIR", "MERIDIO_READINESS_DIR"),
 }
 
 // meridio returns an alias of variables of Meridio's frontend. An empty variable counts as unset,
@@ -68,6 +61,7 @@ var withoutEffect = []noEffect{
 		[]string{"NFE_MAXSESSIONERRORS", "NFE_MAX_SESSION_ERRORS"},
 		"Meridio's number of failed `birdc` calls; a BIRD that does not answer is replaced within 10 s",
 	},
+	{[]string{"NFE_DROP_IF_NO_PEER"}, "VIP traffic is dropped while no gateway is up, also with `false`"},
 	{[]string{"NFE_CONFIG_MAP_NAME"}, "the operator sets it for older frontends; the NSP has the configuration"},
 }
 
@@ -90,49 +84,6 @@ func level(s string) string {
 	return "info"
 }
 
-// podVariables holds the defaults that differ in Meridio's pod. There only /etc/bird,
-// /var/run/bird, /var/log and /tmp are writable, probes run in the container, and metrics are
-// scraped at the pod's address. BIRD's log file has the path that Meridio uses.
-var podVariables = map[string]string{
-	"VIPGATE_ADMIN_SOCKET":       "unix:///tmp/frontend.sock",
-	"VIPGATE_HEALTH_SOCKET":      "unix:///tmp/health.sock",
-	"VIPGATE_IDENTITY_CACHE":     "/etc/bird/svid.json",
-	"VIPGATE_METRICS_HOST":       "0.0.0.0",
-	"VIPGATE_BIRD_LOG_FILE":      "/var/log/bird.log",
-	"VIPGATE_BIRD_LOG_FILE_SIZE": "20000",
-}
-
-// inMeridioPod reports whether the process runs as Meridio's frontend: the environment names the
-// NSP, which is the only source of the configuration.
-func inMeridioPod() bool {
-	switch os.Getenv("VIPGATE_CONFIG_SOURCE") {
-	case "nsp":
-		return true
-	case "", "auto":
-		_, err := os.Stat(cmp.Or(os.Getenv("VIPGATE_TRENCH_FILE"), defaultTrenchFile))
-		service := cmp.Or(os.Getenv("VIPGATE_NSP_SERVICE"), os.Getenv("NFE_NSP_SERVICE"))
-		return service != "" && errors.Is(err, fs.ErrNotExist)
-	}
-	return false
-}
-
-// adoptPod sets the podVariables that neither the user nor Meridio's operator set.
-func adoptPod() {
-	if !inMeridioPod() {
-		return
-	}
-	for variable, value := range podVariables {
-		_, set := os.LookupEnv(variable)
-		for _, a := range aliases {
-			given := slices.ContainsFunc(a.Names, func(name string) bool { return os.Getenv(name) != "" })
-			set = set || a.Variable == variable && given
-		}
-		if !set {
-			_ = os.Setenv(variable, value) // fails only for names that are empty or contain "="
-		}
-	}
-}
-
 // warnIgnored lists the unknown variables of Meridio in one line.
 func warnIgnored(environ []string, warn io.Writer) {
 	var ignored []string
@@ -149,22 +100,4 @@ func warnIgnored(environ []string, warn io.Writer) {
 		fmt.Fprintf(warn, "frontend: these variables of Meridio have no effect and are ignored: %s\n",
 			strings.Join(ignored, ", "))
 	}
-}
-
-// arguments rewrites command lines of Meridio's frontend that kong parses differently. Meridio
-// uses Go's flag package, which accepts a single dash. Its --debug alone prints a document and
-// exits.
-func arguments(args []string) []string {
-	if len(args) != 1 {
-		return args
-	}
-	switch args[0] {
-	case "-debug", "--debug":
-		return []string{"debug", "--local"}
-	case "-version":
-		return []string{"--version"}
-	case "-help":
-		return []string{"--help"}
-	}
-	return args
 }

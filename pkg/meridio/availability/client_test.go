@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
-	"github.com/vipgate/vipgate/pkg/availability"
+	"github.com/vipgate/vipgate/pkg/meridio/availability"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"

@@ -28,6 +28,14 @@ import (
 	"github.com/vipgate/vipgate/test/nsptest"
 )
 
+const (
+	deployments = "../../deployments/"
+	// patience bounds every wait for a condition.
+	patience = 30 * time.Second
+	// podIP4 is the pod's address in the cluster network.
+	podIP4 = "172.16.0.1"
+)
+
 // meridioPod is the pod of Meridio 1.2.8's template in a lab, with the frontend replaced. It has
 // the user of the image, and the capabilities, volumes, variables and probes of the template. The
 // load balancer and the NSP run as in Meridio.
@@ -77,7 +85,7 @@ func newMeridioPod(t *testing.T) *meridioPod {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	p.must(lab.Build(ctx, "../..", p.binaries, "./cmd/grpc_health_probe"))
+	p.must(lab.Build(ctx, "../..", p.binaries, "./cmd/meridio-frontend", "./cmd/grpc_health_probe"))
 	var err error
 	p.lab, err = lab.New(lab.QuickDAD)
 	p.must(err)
@@ -206,7 +214,7 @@ func (p *meridioPod) container(arguments ...string) container.Container {
 		Links: map[string]string{"/home/meridio/frontend": "/usr/local/bin/frontend"},
 		Programs: []container.Program{
 			{Source: filepath.Join(p.binaries, "grpc_health_probe"), Path: "/bin/grpc_health_probe"},
-			{Source: filepath.Join(p.binaries, "frontend"), Path: "/usr/local/bin/frontend"},
+			{Source: filepath.Join(p.binaries, "meridio-frontend"), Path: "/usr/local/bin/frontend"},
 			{Source: lab.BIRD(), Path: "/usr/sbin/bird"},
 		},
 	}
@@ -407,7 +415,6 @@ func (p *meridioPod) testTools(t *testing.T) {
 		"20.0.0.1/32":      {"./frontend", "status"},
 		"State changed":    {"/usr/bin/cat", "/var/log/bird.log"},
 		"gateway-ipv6":     {"./frontend", "status", "--output=json"},
-		"flags":            {"./frontend", "validate"},
 	} {
 		if out, err := p.exec(arguments...); err != nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v, no %q in %s", strings.Join(arguments, " "), err, want, out)

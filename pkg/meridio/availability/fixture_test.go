@@ -18,9 +18,10 @@ import (
 
 	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
-	"github.com/vipgate/vipgate/pkg/availability"
+	lbavailability "github.com/vipgate/vipgate/pkg/availability"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/meridio/availability"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/identitytest"
@@ -122,7 +123,7 @@ func (f *fixture) serve(path string, register func(grpc.ServiceRegistrar)) (kill
 type vipgateLB struct {
 	table        *readiness.Table
 	readiness    *readiness.Server
-	availability *availability.Server
+	availability *lbavailability.Server
 	log          *logBuffer
 	kill         func()
 }
@@ -133,7 +134,7 @@ func (f *fixture) vipgate(path string, o readiness.TableOptions) *vipgateLB {
 	b := &vipgateLB{table: readiness.NewTable(o), log: &logBuffer{}}
 	role := readiness.RolesOf([]spiffeid.ID{f.ca.ID("/frontend")}, []spiffeid.ID{f.ca.ID("/reader")})
 	b.readiness = readiness.NewServer(b.table, readiness.ServerOptions{Peer: identity.PeerID, Role: role})
-	b.availability = availability.NewServer(b.table, availability.ServerOptions{
+	b.availability = lbavailability.NewServer(b.table, lbavailability.ServerOptions{
 		Host: host, Peer: identity.PeerID, Role: role, Log: b.log.logger(),
 	})
 	b.kill = f.serve(path, func(r grpc.ServiceRegistrar) {

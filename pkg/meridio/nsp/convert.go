@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
-	"github.com/vipgate/vipgate/pkg/secret"
+	"github.com/vipgate/vipgate/pkg/meridio/secret"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -50,6 +50,15 @@ func (r Refusals) Error() string {
 		lines = append(lines, fmt.Sprintf("%d more objects are refused", more))
 	}
 	return strings.Join(lines, "\n")
+}
+
+// ByKind counts the objects of each kind.
+func (r Refusals) ByKind() map[string]int {
+	counts := map[string]int{KindVIP: 0, KindGateway: 0}
+	for _, x := range r {
+		counts[x.Kind]++
+	}
+	return counts
 }
 
 // err returns r as an error, or nil if it is empty.

@@ -23,6 +23,10 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
+// Condition is the health service that shows whether the NSP confirms the configuration in force. The
+// name is Meridio's.
+const Condition = "NSPCli"
+
 // SourceState is the state of the watch of the attractor.
 type SourceState struct {
 	// Connected reports whether a watch is open and has sent a list.
@@ -267,7 +271,7 @@ func (s *Source) take(list *nspv1.Attractor) {
 	was := now
 	c, err := s.o.convert(list)
 	if err != nil {
-		now.Err, now.At = err, time.Now()
+		now.Err, now.Partial, now.At = err, false, time.Now()
 		now.Refused++
 		s.loaded.Set(now)
 		s.o.Log.Error("list of the NSP refused, the old configuration stays in force", "error", err,
@@ -279,8 +283,8 @@ func (s *Source) take(list *nspv1.Attractor) {
 		s.o.Keys.Want(secrets(list.GetGateways(), c.Config))
 	}
 	s.accepted = list
-	now.Err = c.refused.err()
-	if len(c.refused) > 0 {
+	now.Err, now.Partial = c.refused.err(), len(c.refused) > 0
+	if now.Partial {
 		now.Refused++
 	}
 	changed := now.Generation == 0 || !reflect.DeepEqual(c.Config, now.Config)

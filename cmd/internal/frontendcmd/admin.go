@@ -1,11 +1,8 @@
-package main
+package frontendcmd
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -15,11 +12,21 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/bfdlease"
-	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/status"
 )
+
+// Commands are the commands that ask or change a running frontend, and remove its traces.
+type Commands struct {
+	Status      statusCommand      `cmd:"" help:"Show every VIP, whether it is advertised, and why not. Exit status 1 when one is not."`
+	Events      eventsCommand      `cmd:"" help:"Show the last transitions with their causes."`
+	Drain       drainCommand       `cmd:"" help:"Move traffic away from VIPs: de-prefer, then withdraw."`
+	Undrain     undrainCommand     `cmd:"" help:"End a drain."`
+	Cleanup     cleanupCommand     `cmd:"" help:"Remove the marks, rules and blackhole of vipgate from the kernel."`
+	Healthcheck cli.Healthcheck    `cmd:"" help:"Ask a health service; exit status 0 if it serves. For exec probes."`
+	Version     cli.VersionCommand `cmd:"" help:"Print the version."`
+}
 
 type client = frontendv1.FrontendServiceClient
 
@@ -101,39 +108,12 @@ func (c *undrainCommand) Run(ctx context.Context, out *cli.Output) error {
 	return nil
 }
 
-type debugCommand struct {
-	cli.AdminFlags
-	Local   bool   `help:"Read the kernel in this process instead of asking the running frontend." env:"-"`
-	TableID uint32 `name:"table-id" help:"Routing table of the gateways' routes, with --local." default:"4096" placeholder:"N"`
-}
-
-func (c *debugCommand) Run(ctx context.Context, out *cli.Output) error {
-	document, err := c.read(ctx)
-	if err != nil {
-		return err
-	}
-	var pretty bytes.Buffer
-	if err := json.Indent(&pretty, document, "", "  "); err != nil {
-		return fmt.Errorf("debug document: %w", err)
-	}
-	out.Printf("%s\n", pretty.String())
-	return nil
-}
-
-func (c *debugCommand) read(ctx context.Context) ([]byte, error) {
-	if c.Local {
-		return frontend.DebugDocument(cli.Version(), c.TableID)
-	}
-	r, err := call(ctx, c.AdminFlags, client.GetDebug, &frontendv1.GetDebugRequest{})
-	return []byte(r.GetJson()), err
-}
-
-type cleanupCommand struct{ kernelFlags }
+type cleanupCommand struct{ KernelFlags }
 
 func (c *cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 	ctx, cancel := context.WithTimeout(ctx, cli.CallTimeout)
 	defer cancel()
-	o := c.kernelFlags.options()
+	o := c.KernelFlags.options()
 	if err := o.Validate(); err != nil {
 		return cli.Usage("%w", err)
 	}

@@ -1,0 +1,36 @@
+package frontendcmd
+
+import (
+	"io"
+	"log/slog"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/vipgate/vipgate/pkg/frontend"
+	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/test/lab"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The limit of a stop includes the drain time and the settle time of gateways.
+func TestStopHasItsDrainTime(t *testing.T) {
+	flags := &Flags{DrainTime: 40 * time.Second, Settle: 3 * time.Second}
+	var limit time.Duration
+	flags.untilStopped = func(drainTime time.Duration, _ func(<-chan struct{}) error) error {
+		limit = drainTime
+		return nil
+	}
+	stderr := logs.NewWriter(io.Discard)
+	defer stderr.Close()
+	if err := lab.NewNetNS(t).Do(func() error {
+		return flags.RunUntilStopped(t.Context(), frontend.Options{Log: slog.New(slog.DiscardHandler)}, stderr)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if limit != 43*time.Second {
+		t.Errorf("a stop may take %v more than the margin, want 43s", limit)
+	}
+}

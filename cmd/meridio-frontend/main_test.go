@@ -1,0 +1,30 @@
+package main
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/alecthomas/kong"
+	"go.uber.org/goleak"
+
+	"github.com/vipgate/vipgate/cmd/internal/cli"
+	"github.com/vipgate/vipgate/test/container"
+)
+
+var update = flag.Bool("update", false, "write docs/configuration.md instead of comparing it")
+
+func TestMain(m *testing.M) {
+	container.Main()
+	goleak.VerifyTestMain(m)
+}
+
+func parser(t *testing.T) *kong.Kong { return parserOf(t, &commandLine{}) }
+
+func parserOf(t *testing.T, line *commandLine) *kong.Kong {
+	t.Helper()
+	k, err := cli.New(program(), line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}

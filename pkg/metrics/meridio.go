@@ -1,0 +1,39 @@
+package metrics
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Meridio is the state of a frontend in a pod of Meridio 1.x. All counters count since the start.
+type Meridio struct {
+	// Connected reports whether the NSP confirms the configuration in force, Cached whether this
+	// configuration came from the cache, and Registered whether the frontend is registered.
+	Connected, Cached, Registered bool
+	// WatchFailures counts failed watches of the NSP, CacheFailures failed reads and writes of the cache,
+	// and RegistrationFailures failed registrations.
+	WatchFailures, CacheFailures, RegistrationFailures uint64
+	// SecretFailures counts failed watches of Secrets, and SecretsUnknown the watches that fail now.
+	SecretFailures uint64
+	SecretsUnknown int
+	// Refused counts refused objects by kind.
+	Refused map[string]int
+	// ProbeFailures counts probes that the load balancer did not answer in time.
+	ProbeFailures uint64
+}
+
+// NewMeridio returns the collector of the state that read returns at each scrape. read must not block.
+func NewMeridio(read func() Meridio) prometheus.Collector {
+	return scrape(func(send send) {
+		s := read()
+		send(FrontendNSPConnected, boolValue(s.Connected))
+		send(FrontendNSPCached, boolValue(s.Cached))
+		send(FrontendNSPFailures, float64(s.WatchFailures))
+		for kind, count := range s.Refused {
+			send(FrontendNSPRefused, float64(count), kind)
+		}
+		send(FrontendNSPCacheFailures, float64(s.CacheFailures))
+		send(FrontendNSPRegistered, boolValue(s.Registered))
+		send(FrontendNSPRegistrationFailures, float64(s.RegistrationFailures))
+		send(FrontendSecretFailures, float64(s.SecretFailures))
+		send(FrontendSecretsUnknown, float64(s.SecretsUnknown))
+		send(FrontendProbeFailures, float64(s.ProbeFailures))
+	})
+}

@@ -1,0 +1,45 @@
+package identitytest
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+
+	"github.com/vipgate/vipgate/pkg/identity"
+)
+
+// Handshake returns the error with which a client's credentials refuse a server.
+func Handshake(t *testing.T, client credentials.TransportCredentials, server *identity.Source) error {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(ShortDir(t), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	raw, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	accepted, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	domain := server.Status().Load().ID.TrustDomain()
+	creds := identity.NewCredentials(server, identity.CredentialOptions{Authorize: identity.AuthorizeMember(domain)})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _, _ = creds.ServerHandshake(accepted) // the client decides
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, _, err = client.ClientHandshake(ctx, "localhost", raw)
+	<-done
+	return err
+}
