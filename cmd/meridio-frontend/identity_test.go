@@ -24,20 +24,13 @@ func TestCredentialsOfConnections(t *testing.T) {
 		"another trust domain": {flags: []string{"--lb-trust-domain=example.com"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			adopted(t, nspVariables(t))
-			line := &commandLine{}
-			if _, err := parserOf(t, line).Parse(
-				append([]string{"run"}, append(tt.flags, "--identity=files", "--svid-dir="+dir, "--identity-cache=")...)); err != nil {
-				t.Fatal(err)
-			}
-			log := slog.New(slog.DiscardHandler)
-			o, err := line.Run.options(log)
+			o, err := runOptions(t, nspVariables(t), append(tt.flags, "--identity=files", "--svid-dir="+dir)...)
 			if err != nil {
 				t.Fatal(err)
 			}
 			identitytest.Run(t, o.Identity)
 			<-o.Identity.Ready()
-			client := line.Run.nspOptions(o.Identity, "pod-1", log)
+			client := (&runCommand{}).nspOptions(o.Identity, "pod-1", slog.New(slog.DiscardHandler))
 			for peer, want := range map[*identity.Source]bool{lb: tt.lb, other: tt.otherLB} {
 				if err := identitytest.Handshake(t, o.Credentials, peer); (err == nil) != want {
 					t.Errorf("%s as the load balancer: %v", peer.Status().Load().ID, err)

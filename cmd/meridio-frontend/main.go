@@ -36,8 +36,9 @@ func main() {
 	os.Exit(cli.Main(context.Background(), program(), &commandLine{}, arguments(os.Args[1:])))
 }
 
-// program describes the command line in Meridio's pod. There only /etc/bird, /var/run/bird, /var/log
-// and /tmp are writable, probes run in the container, and metrics are scraped at the pod's address.
+// program describes the command line in Meridio's pod. There only /etc/bird, /var/run/bird,
+// /var/log and /tmp are writable, probes run in the container, and metrics are scraped at the pod's
+// address.
 func program() cli.Program {
 	p := frontendcmd.Program()
 	p.DebugScope = "; on a command line without anything else, print what 'debug' prints"

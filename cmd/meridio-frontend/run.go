@@ -173,8 +173,8 @@ func (c *runCommand) nspOptions(own *identity.Source, host string, log *slog.Log
 	}
 }
 
-// authorizeLB returns the authorizer of the load balancer. Without a flag that names its SPIFFE ID, the
-// load balancer has the ID of the frontend or another ID of the trench.
+// authorizeLB returns the authorizer of the load balancer. Without a flag that names its SPIFFE ID,
+// the load balancer has the ID of the frontend or another ID of the trench.
 func (c *runCommand) authorizeLB(own *identity.Source, log *slog.Logger) tlsconfig.Authorizer {
 	if c.NamesLB() {
 		return identity.AuthorizeMember(c.LBTrustDomain, c.LBID...)

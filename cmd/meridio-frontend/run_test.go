@@ -77,7 +77,7 @@ func TestFlagsThatCannotWorkAreRefused(t *testing.T) {
 		"--local-as=0":                 "default local AS number is 0",
 		"--bgp-hold-time=1s":           "default hold time is 1s: BGP wants whole seconds between",
 		"--bgp-local-port=0":           "default BGP ports 0 ",
-		"--identity=files --svid-dir=": "--svid-dir",
+		"--identity=files":             "--svid-dir",
 		"--bird-kernel-scan-time=10ms": "--bird-kernel-scan-time=10ms: at least 1s",
 	} {
 		t.Run(line, func(t *testing.T) {

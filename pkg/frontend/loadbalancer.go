@@ -18,8 +18,8 @@ func (p *process) newWatcher(reader string) *readiness.Watcher {
 	})
 }
 
-// sharesState reports whether a gRPC service of a load balancer has one state for all VIPs, as that of
-// Meridio 1.x.
+// sharesState reports whether a gRPC service of a load balancer has one state for all VIPs, as that
+// of Meridio 1.x.
 func sharesState(service string) bool { return service != "" && service != readiness.Service }
 
 // serviceDetail describes the readiness that a gRPC service of a load balancer supplies.

@@ -35,8 +35,8 @@ type ConfigSource interface {
 // Options configures a frontend. Every field is required unless documented otherwise.
 type Options struct {
 	Version string
-	// Source supplies the configuration. SourceName names it in status and events, and StaleCondition is
-	// the health service that shows whether Source is current.
+	// Source supplies the configuration. SourceName names it in status and events, and
+	// StaleCondition is the health service that shows whether Source is current.
 	Source                     ConfigSource
 	SourceName, StaleCondition string
 
@@ -45,7 +45,8 @@ type Options struct {
 	Directory *readinessfile.Options
 	// LBSocket is the load balancer's readiness socket. Unused without gating and with Directory.
 	LBSocket string
-	// Fallback reads a load balancer without ReadinessService; nil if each load balancer must have it.
+	// Fallback reads a load balancer without ReadinessService; nil if each load balancer must have
+	// it.
 	Fallback readiness.Fallback
 	// Identity is the frontend's SVID, or nil if nothing needs one. Credentials authorize the load
 	// balancer.
@@ -79,8 +80,8 @@ type Options struct {
 	// metrics.
 	Tasks      []task.Task
 	Collectors []prometheus.Collector
-	// VIPs and Connected, unless nil, are kept at the VIPs of the attractor, including VIPs that leave it,
-	// and at whether a gateway is up.
+	// VIPs and Connected, unless nil, are kept at the VIPs of the attractor, including VIPs that
+	// leave it, and at whether a gateway is up.
 	VIPs      *latest.Value[[]vip.VIP]
 	Connected *latest.Value[bool]
 	// Started, unless nil, is called once, when every ready VIP is advertised or ReadyTimeout

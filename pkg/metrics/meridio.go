@@ -7,10 +7,11 @@ type Meridio struct {
 	// Connected reports whether the NSP confirms the configuration in force, Cached whether this
 	// configuration came from the cache, and Registered whether the frontend is registered.
 	Connected, Cached, Registered bool
-	// WatchFailures counts failed watches of the NSP, CacheFailures failed reads and writes of the cache,
-	// and RegistrationFailures failed registrations.
+	// WatchFailures counts failed watches of the NSP, CacheFailures failed reads and writes of the
+	// cache, and RegistrationFailures failed registrations.
 	WatchFailures, CacheFailures, RegistrationFailures uint64
-	// SecretFailures counts failed watches of Secrets, and SecretsUnknown the watches that fail now.
+	// SecretFailures counts failed watches of Secrets, and SecretsUnknown the watches that fail
+	// now.
 	SecretFailures uint64
 	SecretsUnknown int
 	// Refused counts refused objects by kind.
@@ -19,7 +20,8 @@ type Meridio struct {
 	ProbeFailures uint64
 }
 
-// NewMeridio returns the collector of the state that read returns at each scrape. read must not block.
+// NewMeridio returns the collector of the state that read returns at each scrape. read must not
+// block.
 func NewMeridio(read func() Meridio) prometheus.Collector {
 	return scrape(func(send send) {
 		s := read()

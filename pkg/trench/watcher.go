@@ -27,8 +27,8 @@ const (
 	// maxStableWait limits the wait.
 	stableTime    = time.Second
 	maxStableWait = 10 * time.Second
-	// pollTime is the read interval without events: for a target of a symlink, a file system without
-	// notifications, or a node without free inotify watches.
+	// pollTime is the read interval without events: for a target of a symlink, a file system
+	// without notifications, or a node without free inotify watches.
 	pollTime = 3 * time.Second
 )
 
@@ -43,7 +43,8 @@ type Loaded struct {
 	// Err is the reason why the file on disk is not in force, or nil. Invalid content is an
 	// [*Errors].
 	Err error
-	// Partial reports whether Err concerns only objects that were left out of Config, which is in force.
+	// Partial reports whether Err concerns only objects that were left out of Config, which is in
+	// force.
 	Partial bool
 	// Refused counts the rejected states of the file.
 	Refused uint64
@@ -89,7 +90,8 @@ func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Wat
 	w.loaded.Set(Loaded{Config: &Config{Attractor: Attractor{Interface: d.Interface}}})
 	if initial != nil {
 		w.loaded.Set(Loaded{Config: initial, Generation: 1, At: time.Now()})
-		// Do not parse the file again: with many VIPs, parsing takes most of the memory of the start.
+		// Do not parse the file again: with many VIPs, parsing takes most of the memory of the
+		// start.
 		w.content, w.begun = initial.Digest, initial.Digest != [sha256.Size]byte{}
 	}
 	return w
@@ -157,8 +159,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 			now := time.Now()
 			poll.Reset(tick.Until(now, w.poll))
 			if wait.deadline.IsZero() {
-				// Wait before reading: the poll may fall between two steps of an editor. The wait ends at an
-				// instant at which periodic work wakes the process anyway.
+				// Wait before reading: the poll may fall between two steps of an editor. The wait
+				// ends at an instant at which periodic work wakes the process anyway.
 				quiet.Reset(tick.UntilPart(now, time.Second, 3))
 			}
 			continue

@@ -146,7 +146,8 @@ func (fx *fixture) meridioList(vips []vip.VIP) *nspv1.Attractor {
 
 // startMeridioFrontend starts the frontend with the NSP as the source of its configuration.
 func (fx *fixture) startMeridioFrontend() error {
-	if err := fx.pod.StartMeridioFrontend(fx.nsp.Addr(), meridioTrench, meridioAttractor, "--flap-backoff=off"); err != nil {
+	err := fx.pod.StartMeridioFrontend(fx.nsp.Addr(), meridioTrench, meridioAttractor, "--flap-backoff=off")
+	if err != nil {
 		return err
 	}
 	fx.guard(fx.pod.Frontend)

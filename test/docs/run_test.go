@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/meridio/nsp"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -93,7 +94,7 @@ func newReader(t *testing.T) *reader {
 	gateway, err := l.StartGateway(lab.GatewayA())
 	must(err)
 	must(p.StartLB("--source=file", "--source=registry", "--target-id="+lab.AppID, "--dataplane=nftables"))
-	must(p.StartFrontend("--health-socket=unix://" + filepath.Join(l.Dir, "health.sock")))
+	must(p.StartFrontend())
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	must(gateway.WantRoutes(ctx, vip4, vip6))
@@ -398,11 +399,13 @@ func (r *reader) healthServicesAreDocumented(t *testing.T) {
 			t.Fatal(err)
 		}
 		documented := set(append(documentedServices(t, above), "")...)
-		// The pod uses a trench file, so NSP is not served.
-		if _, served := list.GetStatuses()[nsp.Condition]; served {
-			t.Errorf("health service %s is served without the NSP", nsp.Condition)
+		// Services of Meridio's pod are not served in this pod.
+		for _, name := range []string{nsp.Condition, frontend.HealthSocket} {
+			if _, served := list.GetStatuses()[name]; served {
+				t.Errorf("health service %s is served without Meridio", name)
+			}
+			delete(documented, name)
 		}
-		delete(documented, nsp.Condition)
 		for name := range list.GetStatuses() {
 			if !documented[name] {
 				t.Errorf("health service %q is served and not documented under %q", name, above)

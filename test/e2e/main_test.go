@@ -13,7 +13,8 @@ import (
 	"github.com/vipgate/vipgate/test/lab"
 )
 
-// binaries is the folder of lb, frontend, target, meridio-frontend and meridio-lb, built once for all tests.
+// binaries is the folder of lb, frontend, target, meridio-frontend and meridio-lb, built once for
+// all tests.
 var binaries string
 
 // binariesVariable passes that folder to a nested run.

@@ -174,8 +174,8 @@ func (s *secretPod) waitMetric(line string) {
 func (s *secretPod) wantNoPassword() {
 	s.t.Helper()
 	s.waitFor(func() error { // BIRD's configuration is rewritten later
-		out, _ := s.run("frontend", "debug", "--admin-socket=unix://"+s.pod.FrontendAdmin())
-		shown := map[string]string{"frontend debug": out, "metrics": s.get(lab.FrontendMetrics, "/metrics")}
+		out, _ := s.run("meridio-frontend", "debug")
+		shown := map[string]string{"debug": out, "metrics": s.get(lab.FrontendMetrics, "/metrics")}
 		err := filepath.WalkDir(s.Dir, func(path string, e fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil

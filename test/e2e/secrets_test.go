@@ -48,7 +48,7 @@ func TestNoSecretInOutput(t *testing.T) {
 	f.must(f.pod.WriteTrench(text))
 	f.up(f.target1)
 	f.must(f.pod.StartLB("--debug"))
-	f.must(f.pod.StartFrontend("--debug", "--log-bird"))
+	f.must(f.pod.StartFrontend("--debug"))
 	f.wantRoutes(vipA4, vipA6)
 
 	conf := f.birdConf()
@@ -84,7 +84,6 @@ func TestNoSecretInOutput(t *testing.T) {
 		}
 		shown[name] = out
 	}
-	show("frontend", "debug", admin)
 	show("frontend", "render", "--trench-file="+f.pod.TrenchFile(), "--external-interface="+lab.External,
 		"--bird-dir="+f.pod.BirdDir(), "--bird-socket="+f.pod.BirdSocket())
 	show("frontend", "status", "--output=json", admin)

@@ -21,7 +21,7 @@ func TestStaleTrenchFileIsShown(t *testing.T) {
 	f.wantRoutes(vipA4, vipA6)
 	mark, stale := f.mark(), f.pod.TrenchFile()+trench.StaleSuffix
 	programs := map[string]struct{ socket, metrics, health, end string }{
-		"frontend": {f.pod.FrontendAdmin(), lab.FrontendMetrics, lab.FrontendHealth, "trench file refreshed again"},
+		"frontend": {f.pod.FrontendAdmin(), lab.FrontendMetrics, lab.FrontendHealth, "configuration refreshed again"},
 		"lb":       {f.pod.LBAdmin(), lab.LBMetrics, lab.LBHealth, "trench file  refreshed"},
 	}
 	age := func(addr string) float64 {

@@ -106,8 +106,8 @@ func (p *Pod) StartFrontend(extra ...string) (err error) {
 	return err
 }
 
-// StartMeridioFrontend starts meridio-frontend, without the paths of Meridio's pod, for an attractor at
-// an NSP.
+// StartMeridioFrontend starts meridio-frontend, without the paths of Meridio's pod, for an
+// attractor at an NSP.
 func (p *Pod) StartMeridioFrontend(nsp, trench, attractor string, extra ...string) (err error) {
 	p.Frontend, err = p.Lab.startIn(p.dir(), p.Namespace(), "frontend", p.frontendArgs("meridio-frontend", append([]string{
 		"--nsp-service=" + nsp, "--trench-name=" + trench, "--attractor-name=" + attractor, "--health-socket=",

@@ -6,8 +6,13 @@ import (
 	"testing"
 )
 
-// kubernetes returns the packages of Kubernetes and of kube that a package depends on.
-func kubernetes(t *testing.T, pkg string) []string {
+var (
+	kubernetes = []string{"k8s.io/", "sigs.k8s.io/", "github.com/vipgate/vipgate/pkg/kube"}
+	meridio    = []string{"github.com/vipgate/vipgate/pkg/meridio"}
+)
+
+// dependencies returns the packages with one of the prefixes that a package depends on.
+func dependencies(t *testing.T, pkg string, prefixes []string) []string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", pkg)
 	cmd.Dir = root
@@ -18,7 +23,7 @@ func kubernetes(t *testing.T, pkg string) []string {
 	var found []string
 	for dep := range strings.Lines(string(out)) {
 		dep = strings.TrimSpace(dep)
-		for _, prefix := range []string{"k8s.io/", "sigs.k8s.io/", "github.com/vipgate/vipgate/pkg/kube"} {
+		for _, prefix := range prefixes {
 			if strings.HasPrefix(dep, prefix) {
 				found = append(found, dep)
 			}
@@ -28,14 +33,21 @@ func kubernetes(t *testing.T, pkg string) []string {
 }
 
 // lb and frontend read a file, and target follows the kernel: none of them depends on Kubernetes
-// (docs/adr/0025-kubernetes-writes-the-trench-file.md).
+// (docs/adr/0025-kubernetes-writes-the-trench-file.md) or on code for Meridio 1.x.
 func TestProgramsWithoutKubernetes(t *testing.T) {
-	for _, pkg := range []string{"./cmd/lb", "./cmd/frontend", "./cmd/target"} {
-		if found := kubernetes(t, pkg); len(found) > 0 {
+	for pkg, prefixes := range map[string][]string{
+		"./cmd/lb": append(meridio, kubernetes...), "./cmd/frontend": append(meridio, kubernetes...),
+		"./cmd/target": append(meridio, kubernetes...), "./cmd/kube": meridio, "./cmd/meridio-frontend": kubernetes,
+	} {
+		if found := dependencies(t, pkg, prefixes); len(found) > 0 {
 			t.Errorf("%s depends on %s", pkg, strings.Join(found, ", "))
 		}
 	}
-	if len(kubernetes(t, "./pkg/kube/v1alpha1")) == 0 {
-		t.Error("no package of Kubernetes is found where there must be some")
+	for pkg, prefixes := range map[string][]string{
+		"./pkg/kube/v1alpha1": kubernetes, "./cmd/meridio-frontend": meridio,
+	} {
+		if len(dependencies(t, pkg, prefixes)) == 0 {
+			t.Errorf("no dependency of %s is found where there must be some", pkg)
+		}
 	}
 }

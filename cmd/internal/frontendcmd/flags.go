@@ -149,7 +149,8 @@ func (f *Flags) Check(r *cli.Refusals) {
 	r.OverlapLB(cli.FrontendNumbers(f.TableID, f.RulePriority, f.Mark.Mark, f.Mark.Mask))
 }
 
-// CheckInterface refuses an external interface that does not exist. setting is the setting with its name.
+// CheckInterface refuses an external interface that does not exist. setting is the setting with its
+// name.
 func CheckInterface(setting, name string) error {
 	if _, err := net.InterfaceByName(name); err != nil {
 		return cli.Usage("%s=%s: there is no such interface in this network namespace (%w)", setting, name, err)

@@ -23,8 +23,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// Condition is the health service that shows whether the NSP confirms the configuration in force. The
-// name is Meridio's.
+// Condition is the health service that shows whether the NSP confirms the configuration in force.
+// The name is Meridio's.
 const Condition = "NSPCli"
 
 // SourceState is the state of the watch of the attractor.
@@ -139,8 +139,8 @@ func (s *Source) watch(parent context.Context, conn *grpc.ClientConn) error {
 	late := fmt.Errorf("no list within %v", s.first)
 	first := time.AfterFunc(s.first, func() { cancel(late) })
 	defer first.Stop()
-	// Read the stream in a separate goroutine, also during the conversion of a list: a stalled reader
-	// blocks the NSP.
+	// Read the stream in a separate goroutine, also during the conversion of a list: a stalled
+	// reader blocks the NSP.
 	received, ended := latest.New[*nspv1.AttractorResponse](nil), make(chan error, 1)
 	go func() { ended <- s.read(ctx, conn, received) }()
 	take := func() (changed <-chan struct{}) {
