@@ -14,7 +14,6 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/test/await"
-	"github.com/vipgate/vipgate/test/lab"
 )
 
 // forge sends packets to a VIP from more link-layer addresses than the peers map can hold.
@@ -66,15 +65,10 @@ func (w *wire) answers(from net.HardwareAddr) bool {
 // Forged link-layer addresses displace trench pods only briefly, also after a restart. A map that
 // remains full is reported.
 func TestForgedLinkAddresses(t *testing.T) {
-	x := &fixture{TB: t, target: lab.NewNetNS(t)}
-	other := lab.NewNetNS(t)
-	x.must(lab.Veth(x.target, link, other, "wire"))
-	x.must(x.target.IP("link", "set", link, "address", "02:00:00:00:04:00"))
-	x.must(x.target.Addr(link, "172.16.0.100/16", "fd00:2::100/64"))
+	x, w := wireFixture(t)
 	x.must(x.target.Batch("neigh add 172.16.9.9 lladdr 02:00:00:09:ff:ff dev " + link))
 	p, stop := x.start(x.options())
 	x.complete(p)
-	w := newWire(t, other, "wire", net.HardwareAddr{2, 0, 0, 0, 4, 0})
 	neighbors := func(verb string, first, n int) {
 		t.Helper()
 		var commands []string

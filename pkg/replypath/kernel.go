@@ -183,16 +183,22 @@ func (k *kernel) reconcile(restore bool) (missing []string, problems []Problem) 
 	if p := k.linkProblem(n); p != nil {
 		problems = append(problems, *p)
 	}
-	learned, err := readPeers(k.nft)
+	k.neighbors = slices.DeleteFunc(slices.Clone(n.neighbors), func(m rtnetlink.Neighbor) bool {
+		return !neighborOf(m, n.link.Index)
+	})
+	var expected []uint32
+	for _, m := range k.neighbors {
+		if len(m.MAC) > 0 {
+			expected = append(expected, fwmark(m.MAC))
+		}
+	}
+	learned, err := readPeers(k.nft, expected...)
 	if err != nil {
 		return nil, []Problem{problemOf("nftables", err)}
 	}
 	if len(learned) > 0 { // empty after a flush by another process: keep the peers to restore
 		k.peers.learned = learned
 	}
-	k.neighbors = slices.DeleteFunc(slices.Clone(n.neighbors), func(m rtnetlink.Neighbor) bool {
-		return !neighborOf(m, n.link.Index)
-	})
 	k.peers.update(k.neighbors)
 	if k.peers.full() {
 		problems = append(problems, Problem{

@@ -131,13 +131,13 @@ type element struct {
 }
 
 func (t *transaction) addElements(name string, list []element) {
-	t.putElements("add elements to", unix.NFT_MSG_NEWSETELEM, name, list)
+	t.putElements("add elements to", unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, name, list)
 }
 
-func (t *transaction) putElements(operation string, kind uint16, name string, list []element) {
+func (t *transaction) putElements(operation string, kind, flags uint16, name string, list []element) {
 	// The length of an attribute has 16 bits; 500 elements fit.
 	for part := range slices.Chunk(list, 500) {
-		t.begin(operation, kind, unix.NLM_F_CREATE, unix.NFTA_SET_ELEM_LIST_SET, name)
+		t.begin(operation, kind, flags, unix.NFTA_SET_ELEM_LIST_SET, name)
 		t.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 			for _, e := range part {
 				t.Nested(unix.NFTA_LIST_ELEM, func() { t.putElement(e) })

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -42,18 +43,39 @@ type learned struct {
 // most neighborTimeout left.
 func (l learned) seen() bool { return l.left > neighborTimeout }
 
-// readPeers reads the peers map.
-func readPeers(s *nlmsg.Socket) (map[uint32]learned, error) {
-	list := map[uint32]learned{}
-	err := dump(s, unix.NFPROTO_NETDEV, unix.NFT_MSG_GETSETELEM, peersMap, func(b nlmsg.Attributes) {
+// readPeers reads the peers map. A dump in several messages can miss elements, because the kernel
+// resumes it by the number of elements, and packets add some in between. Then the expected peers
+// that the dump lacks are read by key.
+func readPeers(s *nlmsg.Socket, expected ...uint32) (map[uint32]learned, error) {
+	list, messages := map[uint32]learned{}, 0
+	add := func(b nlmsg.Attributes) {
+		messages++
 		for _, e := range b.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
 			list[keyOf(e).Uint32()] = learned{
 				mac:  net.HardwareAddr(bytes.Clone(dataOf(e))),
 				left: time.Duration(e.Uint64BE(unix.NFTA_SET_ELEM_EXPIRATION)) * time.Millisecond,
 			}
 		}
-	})
-	return list, err
+	}
+	err := dump(s, unix.NFPROTO_NETDEV, unix.NFT_MSG_GETSETELEM, peersMap, add)
+	if err != nil || messages <= 1 {
+		return list, err
+	}
+	for _, mark := range expected {
+		if _, found := list[mark]; found {
+			continue
+		}
+		t := transaction{family: unix.NFPROTO_NETDEV}
+		t.putElements("get element of", unix.NFT_MSG_GETSETELEM, 0, peersMap, []element{{key: native(mark)}})
+		switch data, err := s.Get(&t.Messages); {
+		case errors.Is(err, unix.ENOENT): // the neighbor never sent a packet to the pool
+		case err != nil:
+			return nil, fmt.Errorf("failed to read peer %#x: %w", mark, err)
+		default:
+			add(nlmsg.Netfilter(data))
+		}
+	}
+	return list, nil
 }
 
 // peers holds the hosts that may receive replies, and the probe times of their neighbor entries.
@@ -168,7 +190,7 @@ func (p *peers) evict(s *nlmsg.Socket, now time.Time) error {
 		keys = append(keys, element{key: native(mark)})
 	}
 	t := transaction{family: unix.NFPROTO_NETDEV}
-	t.putElements("delete elements of", unix.NFT_MSG_DELSETELEM, peersMap, keys)
+	t.putElements("delete elements of", unix.NFT_MSG_DELSETELEM, 0, peersMap, keys)
 	err := t.commit(s)
 	if errors.Is(err, unix.ENOENT) {
 		return nil // another process removed a peer
@@ -194,9 +216,11 @@ func (p *peers) addNeighbors(s *nlmsg.Socket) error {
 		}
 		e := []element{{key: native(x.FWMark), data: hw, timeout: neighborTimeout}}
 		if known { // before Linux 6.12 a timeout cannot be updated
-			t.putElements("delete elements of", unix.NFT_MSG_DELSETELEM, peersMap, []element{{key: e[0].key}})
+			t.putElements("delete elements of", unix.NFT_MSG_DELSETELEM, 0, peersMap, []element{{key: e[0].key}})
 		}
-		t.addElements(peersMap, e)
+		// Without NLM_F_EXCL Linux 6.12 would shorten the lifetime of a peer whose first packet arrived
+		// since the map was read.
+		t.putElements("add elements to", unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_EXCL, peersMap, e)
 	}
 	err := t.commit(s)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENFILE) {

@@ -2,6 +2,7 @@ package replypath
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -14,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/lab"
@@ -276,6 +278,83 @@ func TestRepairKeepsNewPeers(t *testing.T) {
 			if strings.Contains(x.sh(x.target, "nft list ruleset"), "foreign") {
 				t.Errorf("%s: a foreign set is left", damage)
 			}
+		}
+		return k.close()
+	}))
+}
+
+// wireFixture returns a target whose link ends at a wire.
+func wireFixture(t *testing.T) (*fixture, *wire) {
+	x := &fixture{TB: t, target: lab.NewNetNS(t)}
+	other := lab.NewNetNS(t)
+	x.must(lab.Veth(x.target, link, other, "wire"))
+	x.must(x.target.IP("link", "set", link, "address", "02:00:00:00:04:00"))
+	x.must(x.target.Addr(link, "172.16.0.100/16", "fd00:2::100/64"))
+	return x, newWire(t, other, "wire", net.HardwareAddr{2, 0, 0, 0, 4, 0})
+}
+
+// While packets add peers and the kernel resizes the map, a dump in several messages misses up to a
+// quarter of the peers. Expected peers are read nevertheless.
+func TestReadPeersOfGrowingMap(t *testing.T) {
+	x, w := wireFixture(t)
+	var s *nlmsg.Socket
+	x.must(x.target.Do(func() error {
+		_, err := Install(t.Context(), x.options())
+		x.must(err)
+		s, err = nlmsg.Open(unix.NETLINK_NETFILTER)
+		return err
+	}))
+	defer s.Close()
+	for round := range 40 {
+		sent := make(chan struct{})
+		go func() { defer close(sent); w.forge(round * 1100 % 20000) }()
+		known := map[uint32]learned{}
+		for sending := true; sending; {
+			select {
+			case <-sent:
+				sending = false
+			default:
+			}
+			list, err := readPeers(s, slices.Collect(maps.Keys(known))...)
+			x.must(err)
+			for mark := range known {
+				if _, found := list[mark]; !found {
+					<-sent
+					t.Fatalf("round %d: peer %#x is missing in a list of %d, after one of %d", round, mark, len(list), len(known))
+				}
+			}
+			known = list
+		}
+		// The kernel shrinks the map, so that it grows again in the next round.
+		x.sh(x.target, "nft flush map netdev vipgate-target peers")
+	}
+}
+
+// A neighbor whose first packet arrives while it is added to the map has the lifetime of a sender.
+func TestPacketDuringAdditionOfNeighbor(t *testing.T) {
+	x, w := wireFixture(t)
+	defer func(was func(string)) { afterStep = was }(afterStep)
+	x.must(x.target.Do(func() error {
+		k, err := dial(x.options())
+		if err != nil {
+			return err
+		}
+		k.reconcile(true)
+		x.must(x.target.Batch("neigh add 172.16.0.7 lladdr " + mac(7).String() + " dev " + link + " nud permanent"))
+		afterStep = func(step string) {
+			if step == stepRead {
+				etherType, b := echoRequest(netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr(vips[0]))
+				w.send(w.target, mac(7), etherType, b)
+				await.True(t, "the sender in the map", func() bool { return x.peersInKernel() == 1 })
+				afterStep = func(string) {}
+			}
+		}
+		k.reconcile(true)
+		if _, problems := k.reconcile(false); len(problems) > 0 {
+			t.Error(problems)
+		}
+		if list := k.peers.list; len(list) != 1 || !list[0].Seen {
+			t.Errorf("peers %+v, want the sender", list)
 		}
 		return k.close()
 	}))
