@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
 	"github.com/vipgate/vipgate/pkg/status"
 )
@@ -23,15 +24,10 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 	defer conn.Close()
 	ctx, cancel := c.Context(ctx)
 	defer cancel()
-	stream, err := kubev1.NewKubeServiceClient(conn).WatchStatus(ctx, &kubev1.WatchStatusRequest{})
+	stream, err := kubev1.NewKubeServiceClient(conn).WatchStatus(ctx, &adminv1.WatchStatusRequest{})
 	if err != nil {
 		return err
 	}
-	return cli.ShowStatus(ctx, out, c.StatusFlags,
-		func() (*kubev1.Status, error) {
-			r, err := stream.Recv()
-			return r.GetStatus(), err
-		},
-		func(s *kubev1.Status) (string, bool) { return status.Kube(s, time.Now()) },
-	)
+	return cli.ShowStatus(ctx, out, c.StatusFlags, stream.Recv,
+		func(s *kubev1.Status) (string, bool) { return status.Kube(s, time.Now()) })
 }

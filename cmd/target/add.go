@@ -36,7 +36,7 @@ func (c *addCommand) run(ctx context.Context, out *cli.Output, stops <-chan stru
 	group := registration.NewGroup(o)
 	log := slog.New(slog.DiscardHandler)
 	admin, err := endpoint.NewAdmin(ctx, c.AdminSocket, log, uncounted{}, func(error) {}, func(s grpc.ServiceRegistrar) {
-		targetadminv1.RegisterTargetAdminServiceServer(s, &groupAdmin{group: group})
+		targetadminv1.RegisterTargetAdminServiceServer(s, newGroupAdmin(group))
 	})
 	if err != nil {
 		return err
@@ -76,27 +76,17 @@ func (c *addCommand) options(out *cli.Output) (o registration.GroupOptions, err 
 
 // groupAdmin is the TargetAdminService of a group.
 type groupAdmin struct {
-	targetadminv1.UnimplementedTargetAdminServiceServer
-	group *registration.Group
+	targetadminv1.UnsafeTargetAdminServiceServer
+	endpoint.StatusServer[targetadminv1.Status, uint64]
 }
 
-// GetStatus implements the TargetAdminService.
-func (a *groupAdmin) GetStatus(context.Context, *targetadminv1.GetStatusRequest,
-) (*targetadminv1.GetStatusResponse, error) {
-	return &targetadminv1.GetStatusResponse{Status: a.status()}, nil
-}
-
-// WatchStatus implements the TargetAdminService.
-func (a *groupAdmin) WatchStatus(_ *targetadminv1.WatchStatusRequest,
-	stream grpc.ServerStreamingServer[targetadminv1.WatchStatusResponse],
-) error {
-	return endpoint.WatchStatus(stream.Context(), &a.group.Changes, func() error {
-		return stream.Send(&targetadminv1.WatchStatusResponse{Status: a.status()})
-	})
-}
-
-func (a *groupAdmin) status() *targetadminv1.Status {
-	return &targetadminv1.Status{Version: cli.Version(), Registrations: a.group.Status()}
+func newGroupAdmin(group *registration.Group) *groupAdmin {
+	read := func(context.Context) *targetadminv1.Status {
+		return &targetadminv1.Status{Version: cli.Version(), Registrations: group.Status()}
+	}
+	return &groupAdmin{StatusServer: endpoint.StatusServer[targetadminv1.Status, uint64]{
+		Read: read, Changes: &group.Changes,
+	}}
 }
 
 // uncounted counts no calls: `target add` has no metrics.

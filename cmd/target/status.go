@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 	"github.com/vipgate/vipgate/pkg/status"
 )
@@ -37,17 +38,16 @@ func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
 	defer conn.Close()
 	ctx, cancel := c.Context(ctx)
 	defer cancel()
-	stream, err := client(conn).WatchStatus(ctx, &targetadminv1.WatchStatusRequest{})
+	stream, err := client(conn).WatchStatus(ctx, &adminv1.WatchStatusRequest{})
 	if err != nil {
 		return err
 	}
 	return cli.ShowStatus(ctx, out, c.StatusFlags,
 		func() (*targetadminv1.Status, error) {
-			r, err := stream.Recv()
+			s, err := stream.Recv()
 			if err != nil {
 				return nil, err
 			}
-			s := r.GetStatus()
 			for _, socket := range sources[1:] {
 				s.Registrations = append(s.Registrations, registrations(ctx, socket)...)
 			}
@@ -70,9 +70,9 @@ func client(conn grpc.ClientConnInterface) targetadminv1.TargetAdminServiceClien
 // without a state.
 func registrations(ctx context.Context, socket string) []*targetadminv1.Registration {
 	r, err := cli.Call(ctx, "target", cli.AdminFlags{AdminSocket: socket}, client,
-		targetadminv1.TargetAdminServiceClient.GetStatus, &targetadminv1.GetStatusRequest{})
+		targetadminv1.TargetAdminServiceClient.GetStatus, &adminv1.GetStatusRequest{})
 	if err != nil {
 		return []*targetadminv1.Registration{{Registry: socket, Error: cli.Explain(err).Error()}}
 	}
-	return r.GetStatus().GetRegistrations()
+	return r.GetRegistrations()
 }

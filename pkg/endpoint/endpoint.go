@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -218,12 +219,37 @@ func Timestamp(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-// SetLogLevel changes the level of the process and returns the previous one.
-func SetLogLevel(level *logs.Level, log *slog.Logger, name string) (previous string, err error) {
-	previous = level.String()
-	if err := level.Set(name); err != nil {
-		return "", status.Error(codes.InvalidArgument, err.Error())
+// StatusServer implements GetStatus and WatchStatus of a program's admin service.
+type StatusServer[S, C any] struct {
+	Read    func(context.Context) *S
+	Changes *latest.Value[C] // set after each change of the status
+}
+
+// GetStatus returns the status.
+func (s StatusServer[S, C]) GetStatus(ctx context.Context, _ *adminv1.GetStatusRequest) (*S, error) {
+	return s.Read(ctx), nil
+}
+
+// WatchStatus sends the status now and after every change.
+func (s StatusServer[S, C]) WatchStatus(_ *adminv1.WatchStatusRequest, stream grpc.ServerStreamingServer[S]) error {
+	return WatchStatus(stream.Context(), s.Changes, func() error { return stream.Send(s.Read(stream.Context())) })
+}
+
+// LogService implements the LogService.
+type LogService struct {
+	adminv1.UnimplementedLogServiceServer
+	Level *logs.Level
+	Log   *slog.Logger
+}
+
+// SetLogLevel implements the LogService.
+func (l LogService) SetLogLevel(_ context.Context, request *adminv1.SetLogLevelRequest) (*adminv1.SetLogLevelResponse,
+	error,
+) {
+	previous := l.Level.String()
+	if err := l.Level.Set(request.GetLevel()); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	log.Info("log level changed", "from", previous, "to", name)
-	return previous, nil
+	l.Log.Info("log level changed", "from", previous, "to", request.GetLevel())
+	return &adminv1.SetLogLevelResponse{Previous: previous}, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"strings"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
-	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -149,44 +147,31 @@ func TestNotExportedIsNotAdvertised(t *testing.T) {
 	}
 }
 
-// A VIP that gateways no longer receive counts as withdrawn in events, log and counters, both for
-// single VIPs and in bulk.
+// A VIP that gateways no longer receive counts as withdrawn in events and counters.
 func TestExportLossIsATransition(t *testing.T) {
-	for _, n := range []int{1, status.MaxSingle + 1} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			f := newBulkFixture(t, slog.LevelInfo)
-			decide := func(from, to gate.Reason) {
-				var list []gate.Change
-				for i := range n {
-					ch := change(numbered(i), gate.Announced, gate.Announced, to)
-					ch.From.Reason = from
-					list = append(list, ch)
-				}
-				if lines, _ := f.decide(list...); len(lines) != 1 {
-					t.Errorf("%v to %v logs %v", from, to, lines)
-				}
-			}
-			f.decide(changes(0, n, gate.Withdrawn, gate.Announced, gate.Ready)...)
-			decide(gate.Ready, gate.NotExported)
-			if got := f.state.expected()[vip.IPv4]; got != n {
-				t.Errorf("%d VIPs are expected at gateways, want %d", got, n)
-			}
-			decide(gate.NotExported, gate.Ready)
-			var got []string
-			for _, e := range f.list(numbered(0).String()) {
-				got = append(got, fmt.Sprint(e.GetFrom(), e.GetTo(), e.GetReason()))
-			}
-			const announced, withdrawn = "ADVERTISEMENT_ANNOUNCED", "ADVERTISEMENT_WITHDRAWN"
-			if d := cmp.Diff([]string{
-				withdrawn + " " + announced + " ADVERTISEMENT_REASON_READY",
-				announced + " " + withdrawn + " ADVERTISEMENT_REASON_NOT_EXPORTED",
-				withdrawn + " " + announced + " ADVERTISEMENT_REASON_READY",
-			}, got); d != "" {
-				t.Error(d)
-			}
-			if want := (countTransitions{"announced ready": 2 * n, "withdrawn not_exported": n}); !maps.Equal(f.counts, want) {
-				t.Errorf("counted %v, want %v", f.counts, want)
-			}
-		})
+	o, counts := testObserver()
+	decide := func(from, to gate.Reason) {
+		ch := change(vipA, gate.Announced, gate.Announced, to)
+		ch.From.Reason = from
+		o.decided(decisions{Changes: []gate.Change{ch}})
+		o.drain()
+	}
+	o.decided(decisions{Changes: changes(0, 1, gate.Withdrawn, gate.Announced, gate.Ready)})
+	decide(gate.Ready, gate.NotExported)
+	if got := o.state.expected()[vip.IPv4]; got != 2 {
+		t.Errorf("%d VIPs are expected at gateways, want 2", got)
+	}
+	decide(gate.NotExported, gate.Ready)
+	var got []string
+	for _, e := range eventsOf(t, o) {
+		got = append(got, e.GetFrom()+" "+e.GetTo()+" "+e.GetReason())
+	}
+	if d := cmp.Diff([]string{
+		"withdrawn announced ready", "announced withdrawn not_exported", "withdrawn announced ready",
+	}, got); d != "" {
+		t.Error(d)
+	}
+	if want := (countTransitions{"announced ready": 2, "withdrawn not_exported": 1}); !maps.Equal(counts, want) {
+		t.Errorf("counted %v, want %v", counts, want)
 	}
 }

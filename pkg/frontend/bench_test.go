@@ -30,7 +30,7 @@ func afterDecision() *process {
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	p.served.Store(&[]vip.Family{vip.IPv4})
 	p.health = health.New(log, func(string, bool) {})
-	p.observer = newObserver(log, p.count)
+	p.observer = newObserver(log, "", p.count, nil)
 	p.metrics.VIPs(p.observer.state.metrics)
 	p.health.ServeVIPs(p.observer.state.serves)
 	p.reporter = newReporter(latest.New(announce.State{Written: 1 << 62, Established: true}), p.bird, 0, p.report)

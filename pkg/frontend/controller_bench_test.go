@@ -139,9 +139,7 @@ func benchmarkTakeToWrite(b *testing.B, n int, changed ...int) {
 		took, samples = took+d, append(samples, d)
 		// The controller accepts a command after the pass has ended.
 		if err := c.Do(ctx, func(*gate.Gate, time.Time) {
-			o.mu.Lock()
-			o.pending = pending{}
-			o.mu.Unlock()
+			o.queue.Drain(func([]input, int) {})
 		}); err != nil {
 			b.Fatal(err)
 		}

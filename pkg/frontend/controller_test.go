@@ -97,9 +97,14 @@ func TestUpdateByReceiver(t *testing.T) {
 
 	// The loop may be evaluating for other reasons.
 	await.True(t, "an update that is taken while the loop waits", c.tryUpdate)
-	o.mu.Lock()
-	decided := o.queue
-	o.mu.Unlock()
+	var decided []decisions
+	o.queue.Drain(func(queue []input, _ int) {
+		for _, in := range queue {
+			if len(in.Changes) > 0 {
+				decided = append(decided, in.decisions)
+			}
+		}
+	})
 	if len(decided) == 0 {
 		t.Fatal("no decision")
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
@@ -220,9 +221,7 @@ func (f *follower) showBIRD(s bird.State) {
 	f.health.Report(BIRD, birdProblem(s))
 	f.health.Report(BIRDConfig, configProblem(s))
 	f.health.Report(Imports, importsProblem(s))
-	for _, e := range sessionEvents(f.shownBIRD, s) {
-		f.observer.record(e)
-	}
+	f.observer.journal.Add(sessionEvents(f.shownBIRD, s)...)
 	f.shownBIRD = s
 	families, now := f.families(), time.Now()
 	up := gateways(s, false).Up
@@ -260,23 +259,30 @@ func (f *follower) showAnnouncer() {
 }
 
 // sessionEvents returns the events of BIRD and of the gateway sessions between two states.
-func sessionEvents(was, is bird.State) []event {
-	var list []event
-	add := func(e event) { list = append(list, e) }
+func sessionEvents(was, is bird.State) []*adminv1.Event {
+	var list []*adminv1.Event
+	note := func(detail string) { list = append(list, &adminv1.Event{Detail: detail}) }
+	session := func(gateway string, up bool, detail string) {
+		event := &adminv1.Event{Object: gateway, From: "up", To: "down", Detail: detail}
+		if up {
+			event.From, event.To = event.GetTo(), event.GetFrom()
+		}
+		list = append(list, event)
+	}
 	switch {
 	case is.ConfigErr != nil && was.ConfigErr == nil:
-		add(event{Detail: "BIRD " + configProblem(is)})
+		note("BIRD " + configProblem(is))
 	case is.ConfigErr == nil && was.ConfigErr != nil:
-		add(event{Detail: "BIRD loaded the desired configuration"})
+		note("BIRD loaded the desired configuration")
 	}
 	if is.Restores > was.Restores {
-		add(event{Detail: "another process configured BIRD; it is configured again"})
+		note("another process configured BIRD; it is configured again")
 	}
 	switch {
 	case is.Alive && (!was.Alive || was.PID != is.PID):
-		add(event{Detail: fmt.Sprintf("BIRD %s runs with pid %d, restarts: %d", is.Version, is.PID, is.Restarts)})
+		note(fmt.Sprintf("BIRD %s runs with pid %d, restarts: %d", is.Version, is.PID, is.Restarts))
 	case !is.Alive && was.Alive:
-		add(event{Detail: "BIRD: " + birdProblem(is)})
+		note("BIRD: " + birdProblem(is))
 	}
 	before := map[string]bird.GatewayState{}
 	for _, g := range was.Gateways {
@@ -287,18 +293,18 @@ func sessionEvents(was, is bird.State) []event {
 		old, up := before[g.Name], g.Up && is.Alive
 		switch {
 		case old.Up && up && !old.Since.Equal(g.Since):
-			add(event{Gateway: g.Name, Detail: strings.TrimSpace("session lost and re-established " + g.LastError)})
+			session(g.Name, false, strings.TrimSpace("session lost and re-established "+g.LastError))
 		case old.Up && !up:
-			add(event{Gateway: g.Name, Detail: cmp.Or(birdProblem(is), gatewayDetail(g))})
+			session(g.Name, false, cmp.Or(birdProblem(is), gatewayDetail(g)))
 		}
 		if up && (!old.Up || !old.Since.Equal(g.Since)) {
-			add(event{Gateway: g.Name, GatewayUp: true, Detail: g.Address.String()})
+			session(g.Name, true, g.Address.String())
 		}
 		switch {
 		case up && g.Short && !old.Short:
-			add(event{Gateway: g.Name, GatewayUp: true, Detail: exportsProblem(g)})
+			session(g.Name, true, exportsProblem(g))
 		case up && !g.Short && old.Short:
-			add(event{Gateway: g.Name, GatewayUp: true, Detail: "receives every advertised VIP"})
+			session(g.Name, true, "receives every advertised VIP")
 		}
 	}
 	return list

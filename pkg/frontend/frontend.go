@@ -16,12 +16,14 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/vipgate/vipgate/pkg/announce"
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -129,7 +131,7 @@ func newProcess(o Options) (*process, error) {
 	p.health.Report(BIRD, "BIRD not started yet")
 	p.health.Report(Announcer, "no session with BIRD yet")
 	p.health.Report(Routing, "source routing not installed yet")
-	p.observer = newObserver(o.Log, p.count)
+	p.observer = newObserver(o.Log, p.instance, p.count, p.mayHave)
 	p.metrics.VIPs(p.observer.state.metrics)
 	p.health.ServeVIPs(p.observer.state.serves)
 	p.metrics.Registry().MustRegister(o.Collectors...)
@@ -236,7 +238,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 	}()
 	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket),
 		func(r grpc.ServiceRegistrar) {
-			frontendv1.RegisterFrontendServiceServer(r, &admin{process: p})
+			frontendv1.RegisterFrontendServiceServer(r, newAdmin(p))
+			adminv1.RegisterEventServiceServer(r, p.observer.journal)
+			adminv1.RegisterLogServiceServer(r, endpoint.LogService{Level: p.Level, Log: p.Log})
 			p.health.Register(r)
 		})
 	if err != nil {
@@ -347,11 +351,16 @@ func (b *birdAfterRouting) Run(ctx context.Context) error {
 }
 
 // count counts the VIPs of a decision with the same transition.
-func (p *process) count(t transition, vips int) {
+func (p *process) count(t journal.Transition, vips int) {
 	p.metrics.Count(metrics.Transition{
-		Family: t.family, To: shown(t.to).String(), Reason: t.to.Reason.String(),
-		Changed: t.changed(), Removed: t.to.Reason == gate.NotConfigured,
+		Family: t.Family, To: t.To, Reason: t.Reason, Changed: t.Changed(), Removed: t.Reason == gate.NotConfigured.String(),
 	}, vips)
+}
+
+// mayHave reports whether a VIP is in the attractor. Without a configuration, every VIP may be.
+func (p *process) mayHave(v vip.VIP) bool {
+	loaded := p.Source.Value().Load()
+	return loaded.Generation == 0 || slices.Contains(loaded.Config.Attractor.VIPs, v)
 }
 
 // report passes the reporter's reports to the watcher.

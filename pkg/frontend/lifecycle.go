@@ -7,10 +7,10 @@ import (
 	"strings"
 	"time"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
-	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -31,8 +31,8 @@ func (f *follower) showStart(l trench.Loaded, lb lbState) {
 	if f.started {
 		return
 	}
-	others := !slices.ContainsFunc(f.health.Conditions(), func(c health.Condition) bool {
-		return !c.Serving && slices.Contains(f.parts, c.Name)
+	others := !slices.ContainsFunc(f.health.Conditions(), func(c *adminv1.Condition) bool {
+		return !c.GetServing() && slices.Contains(f.parts, c.GetName())
 	})
 	switch now := time.Now(); {
 	case l.Generation == 0 || !others:

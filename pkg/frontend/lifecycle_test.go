@@ -10,6 +10,7 @@ import (
 
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/readiness"
@@ -216,7 +217,7 @@ func TestSessionEventsAfterSilence(t *testing.T) {
 	g := bird.GatewayState{Name: "g", Up: true, Since: time.Unix(1, 0)}
 	silent := bird.State{Gateways: []bird.GatewayState{g}}
 	alive := bird.State{Alive: true, PID: 1, Gateways: []bird.GatewayState{g}}
-	came := func(e event) bool { return e.GatewayUp && e.Gateway == "g" }
+	came := func(e *adminv1.Event) bool { return e.GetTo() == "up" && e.GetObject() == "g" }
 	if !slices.ContainsFunc(sessionEvents(silent, alive), came) {
 		t.Errorf("events %+v", sessionEvents(silent, alive))
 	}

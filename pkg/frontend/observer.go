@@ -6,22 +6,17 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
-
-// maxQueued bounds the queued changes; beyond that, events are merged and the loss is counted. It
-// also bounds the queued readiness reports, which are merged without loss.
-const maxQueued = 200_000
 
 // bookkeepingDelay delays logs, events, reports and BIRD commands after a decision. Without it,
 // they compete for the processor and for BIRD, and delay the UPDATE of a flip by 0.2 to 0.4 ms.
@@ -34,6 +29,42 @@ type decisions struct {
 	Revision uint64
 	Position readiness.Position // of the load balancer
 	Changes  []gate.Change
+}
+
+// input is a report of the readiness source, a batch of decisions, or a position up to which all
+// decisions were queued. A merged input has all of them, and applies the report first.
+type input struct {
+	reported journal.Delta
+	decisions
+	applied *readiness.Position
+}
+
+func (in input) len() int { return in.reported.Len() + len(in.Changes) }
+
+// merge returns one input with the newest report and decision of each VIP. It loses events but no
+// state.
+func merge(queue []input) (merged input, lost int) {
+	newest := map[vip.VIP]gate.Change{}
+	var reports []journal.Delta
+	for _, in := range queue {
+		reports = append(reports, in.reported)
+		if in.applied != nil {
+			merged.applied = in.applied
+		}
+		if len(in.Changes) == 0 {
+			continue
+		}
+		merged.decisions = in.decisions
+		for _, ch := range in.Changes {
+			if older, ok := newest[ch.VIP]; ok {
+				ch.From = older.From
+				lost++
+			}
+			newest[ch.VIP] = ch
+		}
+	}
+	merged.Changes, merged.reported = slices.Collect(maps.Values(newest)), journal.MergeDeltas(reports)
+	return merged, lost
 }
 
 // lbState is the state of the readiness source.
@@ -58,95 +89,56 @@ type lease struct{ End, LastMessage time.Time }
 // loadBalancer is the name of the default readiness source.
 const loadBalancer = "load balancer"
 
-// observer keeps the state for status, and logs transitions. It never blocks the controller.
+// observer keeps the state for status, and records transitions. It never blocks the controller.
 type observer struct {
 	log         *slog.Logger
-	count       func(t transition, vips int) // counts the VIPs of a batch with the same transition
-	onDecisions func(decisions)              // called with every batch that was applied to state
-	onApplied   func(readiness.Position)     // called after onDecisions for all decisions up to a position
+	journal     *journal.Journal
+	onDecisions func(decisions)          // called with every batch that was applied to state
+	onApplied   func(readiness.Position) // called after onDecisions for all decisions up to a position
 	causes      causes
 	sourceName  string // of the readiness source in logs and events
 
-	mu   sync.Mutex
-	busy bool // decisions are being applied
-	pending
-	wake chan struct{}
-
+	queue *journal.Queue[input]
 	state *state
 	lb    *latest.Value[lbState] // written by the controller only
 	lease atomic.Pointer[lease]
 }
 
-// pending holds the queued inputs that are not applied to state yet.
-type pending struct {
-	queue    []decisions
-	queued   int // changes in queue
-	dropped  uint64
-	applied  *readiness.Position // nil if onApplied was called with the newest position
-	reported []reportedVIPs
-	reports  int // VIPs in reported
-}
-
-func newObserver(log *slog.Logger, count func(t transition, vips int)) *observer {
+// newObserver returns an observer without VIPs. count counts the VIPs of a batch with the same
+// transition, and known reports whether a VIP is configured.
+func newObserver(log *slog.Logger, instance string, count func(journal.Transition, int), known func(vip.VIP) bool,
+) *observer {
 	o := &observer{
-		log: log, count: count, onDecisions: func(decisions) {}, onApplied: func(readiness.Position) {},
+		log: log, onDecisions: func(decisions) {}, onApplied: func(readiness.Position) {},
 		causes: causes{
 			reason: func(gate.Reason, vip.Family) string { return "" }, shared: func(vip.Family) string { return "" },
 		},
-		sourceName: loadBalancer, wake: make(chan struct{}, 1),
+		sourceName: loadBalancer, queue: journal.NewQueue(input.len, merge),
 		state: &state{changed: latest.New(uint64(0))}, lb: latest.New(lbState{}),
 	}
+	o.journal = journal.New(journal.Options{
+		Log: log, Instance: instance, Count: count,
+		Known: func(v vip.VIP) bool { return known(v) || o.state.has(v) },
+	})
 	o.lease.Store(&lease{})
 	return o
 }
 
 func (o *observer) String() string { return "observer" }
 
+// note records an event of the frontend itself.
+func (o *observer) note(detail string) { o.journal.Note(detail) }
+
 // decided queues a batch. It does not block.
-func (o *observer) decided(d decisions) {
-	o.mu.Lock()
-	if o.queued > maxQueued {
-		o.compact()
-	}
-	o.queue = append(o.queue, d)
-	o.queued += len(d.Changes)
-	o.mu.Unlock()
-	latest.Wake(o.wake)
-}
+func (o *observer) decided(d decisions) { o.queue.Add(input{decisions: d}) }
 
 // positionApplied queues a position after all decisions that depend on it. It does not block.
 func (o *observer) positionApplied(position readiness.Position) {
-	o.mu.Lock()
-	o.applied = &position
-	o.mu.Unlock()
-	latest.Wake(o.wake)
-}
-
-// compact merges the queue into the newest decision of each VIP. It loses events but no state.
-func (o *observer) compact() {
-	newest := map[vip.VIP]gate.Change{}
-	for _, d := range o.queue {
-		for _, ch := range d.Changes {
-			if older, ok := newest[ch.VIP]; ok {
-				ch.From = older.From
-			}
-			newest[ch.VIP] = ch
-		}
-	}
-	merged := o.queue[len(o.queue)-1]
-	merged.Changes = slices.Collect(maps.Values(newest))
-	o.dropped += uint64(o.queued - len(merged.Changes))
-	o.queue, o.queued = []decisions{merged}, len(merged.Changes)
+	o.queue.Add(input{applied: &position})
 }
 
 // updated queues an update of the readiness source. It does not block.
 func (o *observer) updated(u readiness.Update) {
-	changed := len(u.Changed)+len(u.Removed) > 0 || u.Complete
-	if changed {
-		o.mu.Lock()
-		o.queueReported(reportedVIPs{u.Changed, u.Removed, u.Complete})
-		o.mu.Unlock()
-	}
 	o.lease.Store(&lease{End: u.LeaseEnd, LastMessage: u.LastMessage})
 	is := lbState{
 		Position: u.Position, Service: u.Service, Freshness: o.lb.Load().Freshness,
@@ -156,42 +148,10 @@ func (o *observer) updated(u readiness.Update) {
 	if !o.lb.Load().equal(is) {
 		o.lb.Set(is)
 	}
-	if changed {
-		latest.Wake(o.wake)
+	if reported := (journal.Delta{Changed: u.Changed, Removed: u.Removed, Complete: u.Complete}); u.Complete ||
+		reported.Len() > 0 {
+		o.queue.Add(input{reported: reported})
 	}
-}
-
-// queueReported queues a report of the readiness source.
-func (o *observer) queueReported(r reportedVIPs) {
-	if r.complete {
-		o.reported, o.reports = nil, 0
-	}
-	o.reported = append(o.reported, r)
-	if o.reports += len(r.changed) + len(r.removed); o.reports > maxQueued {
-		o.compactReported()
-	}
-}
-
-// compactReported merges the queued reports into the newest report of each VIP.
-func (o *observer) compactReported() {
-	newest := map[vip.VIP]*readiness.VIPReadiness{} // nil: removed
-	for _, r := range o.reported {
-		for i := range r.changed {
-			newest[r.changed[i].VIP] = &r.changed[i]
-		}
-		for _, v := range r.removed {
-			newest[v] = nil
-		}
-	}
-	merged := reportedVIPs{complete: o.reported[0].complete}
-	for v, r := range newest {
-		if r == nil {
-			merged.removed = append(merged.removed, v)
-		} else {
-			merged.changed = append(merged.changed, *r)
-		}
-	}
-	o.reported, o.reports = []reportedVIPs{merged}, len(newest)
 }
 
 // freshness stores the freshness of the readiness.
@@ -214,7 +174,7 @@ func (o *observer) Run(ctx context.Context) error {
 			was := lb
 			lb, lbChanged = o.lb.Get()
 			o.logLBState(was, lb)
-		case <-o.wake:
+		case <-o.queue.Wake():
 			_ = backoff.Sleep(ctx, bookkeepingDelay)
 			o.drain()
 		}
@@ -236,16 +196,15 @@ func (o *observer) logLBState(was, is lbState) {
 		what = o.sourceName + " is stopping"
 	case was.Position.InstanceID != is.Position.InstanceID:
 		what = "new " + o.sourceName + " instance"
-	case o.sourceName != loadBalancer && logs.Text(was.Err) != logs.Text(is.Err):
-		if is.Err != nil {
-			o.log.Warn(o.sourceName+" degraded", "error", is.Err)
-			o.note(o.sourceName + ": " + is.Err.Error())
-			return
-		}
-		o.log.Info(o.sourceName + " recovered")
-		o.note(o.sourceName + " recovered")
+	case o.sourceName == loadBalancer || logs.Text(was.Err) == logs.Text(is.Err):
+		return
+	case is.Err != nil: // a directory stays live with files that cannot be read
+		o.log.Warn(o.sourceName+" degraded", "error", is.Err)
+		o.note(o.sourceName + ": " + is.Err.Error())
 		return
 	default:
+		o.log.Info(o.sourceName + " recovered")
+		o.note(o.sourceName + " recovered")
 		return
 	}
 	attrs := []any{"instance_id", is.Position.InstanceID, "revision", is.Position.Revision}
@@ -257,87 +216,42 @@ func (o *observer) logLBState(was, is lbState) {
 	o.note(what)
 }
 
-// note records an event of the frontend itself.
-func (o *observer) note(detail string) { o.record(event{Detail: detail}) }
-
-// record records an event with the current time.
-func (o *observer) record(e event) {
-	e.Time = time.Now()
-	o.state.mu.Lock()
-	o.state.events.add(e)
-	o.state.mu.Unlock()
-	o.state.changed.Update(func(n uint64) uint64 { return n + 1 })
-}
-
+// drain applies the queued inputs.
 func (o *observer) drain() {
-	o.mu.Lock()
-	p := o.pending
-	o.pending = pending{}
-	o.busy = len(p.queue) > 0
-	o.mu.Unlock()
-	if len(p.queue) == 0 && len(p.reported) == 0 && p.applied == nil {
-		return
-	}
-	defer func() {
-		o.mu.Lock()
-		o.busy = false
-		o.mu.Unlock()
+	if o.queue.Drain(o.apply) {
 		o.state.changed.Update(func(n uint64) uint64 { return n + 1 })
-	}()
-	o.state.applyReadiness(p.reported)
-	if p.dropped > 0 {
-		o.log.Warn("events merged: rate exceeds logging", "count", p.dropped)
-		o.note(fmt.Sprintf("%d earlier changes were merged into the following ones: rate exceeds logging", p.dropped))
-	}
-	for _, d := range p.queue {
-		debug := o.log.Enabled(context.Background(), slog.LevelDebug)
-		out := o.state.applyDecisions(d, o.causes, debug)
-		o.onDecisions(d)
-		for _, t := range out.tally.List() {
-			o.count(t.Transition, t.Count)
-		}
-		o.logDecisions(d, out, debug)
-	}
-	if p.applied != nil {
-		o.onApplied(*p.applied)
 	}
 }
 
-// logDecisions logs a line for each changed advertisement, or one common line if more than
-// status.MaxSingle changed. With debug, it logs every VIP.
-func (o *observer) logDecisions(d decisions, out outcome, debug bool) {
-	level := slog.LevelInfo
-	if changed := out.changed(); changed > status.MaxSingle {
-		level = slog.LevelDebug
-		o.log.With(status.LogAttributes(changed, out.bulk.transitions(true), out.bulk.first(true))...).Info("VIPs changed",
-			"instance_id", d.Position.InstanceID, "revision", d.Position.Revision)
+func (o *observer) apply(queue []input, lost int) {
+	if lost > 0 {
+		o.log.Warn("events merged: rate exceeds logging", "count", lost)
+		o.note(fmt.Sprintf("%d earlier changes were merged into the following ones: rate exceeds logging", lost))
 	}
-	for _, e := range out.changes {
-		o.log.Log(context.Background(), level, "VIP changed", "vip", e.VIP, "from", shown(e.From),
-			"to", shown(e.To), "reason", e.To.Reason, "instance_id", e.Position.InstanceID,
-			"revision", e.Position.Revision, "detail", e.Detail)
-	}
-	if !debug {
-		return
-	}
-	for _, ch := range d.Changes {
-		if !transitionOf(ch).changed() {
-			o.log.Debug("VIP reason changed", "vip", ch.VIP, "advertisement", shown(ch.To),
-				"from", ch.From.Reason, "to", ch.To.Reason,
-				"instance_id", d.Position.InstanceID, "revision", d.Position.Revision)
+	var applied *readiness.Position
+	for _, in := range queue {
+		// A decision follows from the reports before it, and its detail comes from them.
+		if in.reported.Complete || in.reported.Len() > 0 {
+			o.state.applyReadiness(in.reported)
 		}
+		if len(in.Changes) > 0 {
+			changes := o.journal.Begin(len(in.Changes))
+			o.state.applyDecisions(in.decisions, o.causes, changes)
+			// Report to the load balancer first: a log line may wait for a slow reader.
+			o.onDecisions(in.decisions)
+			o.journal.Record(in.At, in.Position, changes)
+		}
+		if in.applied != nil {
+			applied = in.applied
+		}
+	}
+	if applied != nil {
+		o.onApplied(*applied)
 	}
 }
 
 // waitWithdrawn waits until no VIP is advertised.
 func (o *observer) waitWithdrawn(ctx context.Context) error {
 	// Check idle first: then state contains every decision.
-	return o.state.changed.Wait(ctx, func(uint64) bool { return o.idle() && o.state.advertised() == 0 })
-}
-
-// idle reports whether every decision was applied and onDecisions has returned.
-func (o *observer) idle() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return len(o.queue) == 0 && !o.busy
+	return o.state.changed.Wait(ctx, func(uint64) bool { return o.queue.Idle() && o.state.advertised() == 0 })
 }

@@ -8,24 +8,36 @@ import (
 	"testing"
 	"time"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 type countTransitions map[string]int
 
-func (c countTransitions) count(t transition, vips int) {
-	if t.changed() {
-		c[shown(t.to).String()+" "+t.to.Reason.String()] += vips
+func (c countTransitions) count(t journal.Transition, vips int) {
+	if t.Changed() {
+		c[t.To+" "+t.Reason] += vips
 	}
 }
 
 func testObserver() (*observer, countTransitions) {
 	counts := countTransitions{}
-	return newObserver(slog.New(slog.DiscardHandler), counts.count), counts
+	return newObserver(slog.New(slog.DiscardHandler), "this-one", counts.count, func(vip.VIP) bool { return true }), counts
+}
+
+// eventsOf returns all events of an observer.
+func eventsOf(t *testing.T, o *observer) []*adminv1.Event {
+	t.Helper()
+	r, err := o.journal.ListEvents(t.Context(), &adminv1.ListEventsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.GetEvents()
 }
 
 func change(v vip.VIP, from, to gate.Advertisement, reason gate.Reason) gate.Change {
@@ -52,7 +64,7 @@ func TestObserverKeepsStateSinceAndEvents(t *testing.T) {
 		At: t0.Add(2 * time.Second), Revision: 3,
 		Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Withdrawn, gate.NoGateway)},
 	})
-	if o.idle() {
+	if o.queue.Idle() {
 		t.Error("idle though decisions wait")
 	}
 	o.drain()
@@ -61,11 +73,11 @@ func TestObserverKeepsStateSinceAndEvents(t *testing.T) {
 		st.Readiness.Detail != "1 of 2 targets" {
 		t.Errorf("state %+v", st)
 	}
-	if o.state.advertised() != 0 || !o.idle() {
+	if o.state.advertised() != 0 || !o.queue.Idle() {
 		t.Error("something is advertised, or waits")
 	}
-	events := eventsAfter(&o.state.events, 0)
-	if len(events) != 2 || events[0].To.Advertisement != gate.Announced || events[1].Detail != "1 of 2 targets" {
+	events := eventsOf(t, o)
+	if len(events) != 2 || events[0].GetTo() != "announced" || events[1].GetDetail() != "1 of 2 targets" {
 		t.Errorf("events %+v", events)
 	}
 	if counts["announced ready"] != 1 || counts["withdrawn lb_not_ready"] != 1 || len(counts) != 2 {
@@ -78,14 +90,14 @@ func TestObserverIdleAfterDecisions(t *testing.T) {
 	handedOn := 0
 	o.onDecisions = func(decisions) {
 		handedOn++
-		if o.idle() {
+		if o.queue.Idle() {
 			t.Error("idle before the reporter has the withdrawal")
 		}
 	}
 	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Announced, gate.Withdrawn, gate.Stopping)}})
 	o.drain()
-	if handedOn != 1 || !o.idle() {
-		t.Errorf("handed on %d times, idle %t", handedOn, o.idle())
+	if handedOn != 1 || !o.queue.Idle() {
+		t.Errorf("handed on %d times, idle %t", handedOn, o.queue.Idle())
 	}
 }
 
@@ -118,34 +130,8 @@ func TestObserverForgetsRemovedVIPs(t *testing.T) {
 	}
 }
 
-func TestObserverQueueIsBounded(t *testing.T) {
-	o, _ := testObserver()
-	for i := range 3 * maxQueued / 100 {
-		d := decisions{Revision: uint64(i)}
-		for range 100 {
-			d.Changes = append(d.Changes, change(vipB, gate.Announced, gate.Withdrawn, gate.LBNotReady))
-		}
-		o.decided(d)
-		if o.queued > maxQueued+200 {
-			t.Fatalf("%d changes are queued", o.queued)
-		}
-	}
-	o.compact()
-	// The reporter confirms a withdrawal once its revision is written. An older revision would
-	// confirm it too early.
-	newest := o.queue[len(o.queue)-1]
-	if len(o.queue) != 1 || newest.Revision != 3*maxQueued/100-1 || len(newest.Changes) != 1 {
-		t.Errorf("%d batches, the last with revision %d and %d changes", len(o.queue), newest.Revision, len(newest.Changes))
-	}
-	o.decided(decisions{Changes: []gate.Change{change(vipA, gate.Withdrawn, gate.Announced, gate.Ready)}})
-	o.drain()
-	if o.state.vips.Get(vipA).Decision.Advertisement != gate.Announced {
-		t.Error("the newest decision was lost")
-	}
-}
-
 // The queue of unread readiness keeps the newest report of each VIP, and the removals of VIPs.
-func TestQueuedReadinessIsBounded(t *testing.T) {
+func TestQueuedReadinessIsMerged(t *testing.T) {
 	o, _ := testObserver()
 	kept := numbered(5000)
 	o.updated(readiness.Update{Changed: []readiness.VIPReadiness{{VIP: numbered(6000)}}})
@@ -153,42 +139,28 @@ func TestQueuedReadinessIsBounded(t *testing.T) {
 	o.updated(readiness.Update{Changed: []readiness.VIPReadiness{{VIP: numbered(6001)}}})
 	o.updated(readiness.Update{Complete: true, Changed: []readiness.VIPReadiness{{VIP: vipA}, {VIP: vipB}}})
 	o.updated(readiness.Update{Removed: []vip.VIP{vipA}})
-	for i := range 2*maxQueued/1000 + 1 {
+	for i := range 500 {
 		u := readiness.Update{Changed: []readiness.VIPReadiness{{VIP: kept, ReadyTargets: uint32(i)}}}
 		for j := range 999 {
 			u.Changed = append(u.Changed, readiness.VIPReadiness{VIP: numbered(j)})
 		}
 		o.updated(u)
-		if o.reports > maxQueued {
-			t.Fatalf("%d reports are queued", o.reports)
-		}
 	}
 	o.drain()
-	if st := o.state.vips.Get(kept); st == nil || st.Readiness.ReadyTargets != 2*maxQueued/1000 {
+	if st := o.state.vips.Get(kept); st == nil || st.Readiness.ReadyTargets != 499 {
 		t.Errorf("state %+v", st)
 	}
-	if o.state.vips.Get(vipA) != nil || o.state.vips.Get(vipB) == nil || o.state.vips.Len() != 1001 {
+	if o.state.has(vipA) || !o.state.has(vipB) || o.state.vips.Len() != 1001 {
 		t.Errorf("%d VIPs, want 1001", o.state.vips.Len())
 	}
 	o.updated(readiness.Update{Changed: []readiness.VIPReadiness{{VIP: vipA}}})
 	o.updated(readiness.Update{Complete: true, Changed: []readiness.VIPReadiness{{VIP: vipB}}})
 	o.drain()
-	if o.state.vips.Get(vipB) == nil || o.state.vips.Len() != 1 {
+	if !o.state.has(vipB) || o.state.vips.Len() != 1 {
 		t.Errorf("%d VIPs after a complete update, want 1", o.state.vips.Len())
 	}
-}
-
-func TestEventsKeepTheNewest(t *testing.T) {
-	var e events
-	for i := range maxEvents + 10 {
-		e.add(event{Position: readiness.Position{Revision: uint64(i + 1)}})
-	}
-	all := eventsAfter(&e, 0)
-	if len(all) != maxEvents || all[0].Sequence != 11 || all[len(all)-1].Sequence != maxEvents+10 {
-		t.Fatalf("%d events from %d to %d", len(all), all[0].Sequence, all[len(all)-1].Sequence)
-	}
-	if after := eventsAfter(&e, maxEvents+8); len(after) != 2 {
-		t.Fatalf("%d events after the last but two", len(after))
+	if len(eventsOf(t, o)) != 0 {
+		t.Errorf("merged reports are lost changes: %v", eventsOf(t, o))
 	}
 }
 
@@ -198,7 +170,6 @@ func TestEnumsMatchProto(t *testing.T) {
 	sameEnum(t, gate.NotConfigured, gate.Ready, reasonProto, readinessv1.AdvertisementReason_name, "ADVERTISEMENT_REASON_")
 	sameEnum(t, gate.Withdrawn, gate.Announced, advertisementProto, readinessv1.Advertisement_name, "ADVERTISEMENT_")
 	sameEnum(t, gate.Lost, gate.Live, freshnessProto, frontendv1.Freshness_name, "FRESHNESS_")
-	sameEnum(t, vip.IPv4, vip.IPv6, familyProto, readinessv1.IpFamily_name, "IP_FAMILY_")
 }
 
 func sameEnum[G interface {

@@ -6,10 +6,10 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/gate"
+	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -33,52 +33,41 @@ func shown(d gate.Decision) gate.Advertisement {
 	return d.Advertisement
 }
 
-// state is the state of all VIPs and the events, for readers that must not block the controller.
+// state is the state of all VIPs, for readers that must not block the controller.
 type state struct {
 	mu      sync.RWMutex
 	vips    vip.Table[vipState]
-	events  events
 	changed *latest.Value[uint64]
 }
 
-// reportedVIPs holds the VIPs of an update of the readiness source.
-type reportedVIPs struct {
-	changed  []readiness.VIPReadiness // must not be modified
-	removed  []vip.VIP
-	complete bool // no other VIP is reported
-}
-
-func (s *state) applyReadiness(updates []reportedVIPs) {
+// applyReadiness stores a report of the readiness source.
+func (s *state) applyReadiness(delta journal.Delta) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	unreported := false
-	for _, u := range updates {
-		if u.complete {
-			for _, st := range s.vips.All() {
-				st.Reported, st.Readiness = false, readiness.VIPReadiness{}
-			}
+	if delta.Complete {
+		for _, st := range s.vips.All() {
+			st.Reported, st.Readiness = false, readiness.VIPReadiness{}
 		}
-		s.vips.Add(func(yield func(vip.VIP) bool) {
-			for i := range u.changed {
-				if !yield(u.changed[i].VIP) {
-					return
-				}
-			}
-		})
-		// This runs with every decision, so its cost must depend on the VIPs of the delta and not on
-		// the number of all VIPs.
-		for i := range u.changed {
-			st := s.vips.Next(u.changed[i].VIP)
-			st.Reported, st.Readiness = true, u.changed[i]
-		}
-		for _, v := range u.removed {
-			if st := s.vips.Next(v); st != nil {
-				st.Reported, st.Readiness = false, readiness.VIPReadiness{}
-			}
-		}
-		unreported = unreported || u.complete || len(u.removed) > 0
 	}
-	if unreported {
+	s.vips.Add(func(yield func(vip.VIP) bool) {
+		for i := range delta.Changed {
+			if !yield(delta.Changed[i].VIP) {
+				return
+			}
+		}
+	})
+	// This runs with every decision, so its cost must depend on the VIPs of the delta and not on the
+	// number of all VIPs.
+	for i := range delta.Changed {
+		st := s.vips.Next(delta.Changed[i].VIP)
+		st.Reported, st.Readiness = true, delta.Changed[i]
+	}
+	for _, v := range delta.Removed {
+		if st := s.vips.Next(v); st != nil {
+			st.Reported, st.Readiness = false, readiness.VIPReadiness{}
+		}
+	}
+	if delta.Complete || len(delta.Removed) > 0 {
 		s.discardUnknown()
 	}
 }
@@ -94,26 +83,16 @@ type causes struct {
 	shared func(vip.Family) string              // suffix for VIPs that are not announced, or ""
 }
 
-// outcome is the effect of a batch of decisions.
-type outcome struct {
-	tally   status.Tally[transition]
-	changes []event // changed advertisements; empty if too many for one log line each
-	bulk    *bulk   // nil if each VIP has its own event
-}
-
-// changed returns the number of VIPs whose advertisement changed.
-func (o *outcome) changed() (n int) {
-	for _, t := range o.tally.List() {
-		if t.Transition.changed() {
-			n += t.Count
-		}
+// transitionOf returns the transition of a VIP, with its shown advertisements.
+func transitionOf(ch gate.Change) journal.Transition {
+	return journal.Transition{
+		Family: ch.VIP.Family(), From: shown(ch.From).String(), To: shown(ch.To).String(), Reason: ch.To.Reason.String(),
+		New: ch.From.Reason == gate.NotConfigured && shown(ch.From) == shown(ch.To),
 	}
-	return n
 }
 
-// applyDecisions applies a batch and adds its events. With each, it returns the changes even of a
-// large batch.
-func (s *state) applyDecisions(d decisions, c causes, each bool) (out outcome) {
+// applyDecisions applies a batch and adds its transitions to changes.
+func (s *state) applyDecisions(d decisions, c causes, changes *journal.Changes) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.vips.Add(func(yield func(vip.VIP) bool) {
@@ -123,7 +102,7 @@ func (s *state) applyDecisions(d decisions, c causes, each bool) (out outcome) {
 			}
 		}
 	})
-	removed := false
+	removed, detail := false, s.details(c)
 	for _, ch := range d.Changes {
 		st := s.vips.Next(ch.VIP)
 		if st.Since.IsZero() || shown(ch.From) != shown(ch.To) {
@@ -131,88 +110,15 @@ func (s *state) applyDecisions(d decisions, c causes, each bool) (out outcome) {
 		}
 		st.Decision = ch.To
 		removed = removed || !st.configured()
-		out.tally.Add(transitionOf(ch))
-	}
-	// Log lines count changed advertisements. Events also include new VIPs.
-	changed, notable := out.changed(), 0
-	for _, t := range out.tally.List() {
-		if t.Transition.notable() {
-			notable += t.Count
+		transition, cause := transitionOf(ch), ""
+		if transition.Notable() {
+			cause = detail(ch)
 		}
-	}
-	detail := s.details(c)
-	if notable > status.MaxSingle {
-		out.bulk = s.bulk(d, notable, detail)
-		s.events.add(event{Time: d.At, Position: d.Position, Bulk: out.bulk})
-	}
-	each = each || changed <= status.MaxSingle
-	if out.bulk == nil || changed > 0 && each {
-		for _, ch := range d.Changes {
-			t := transitionOf(ch)
-			if !t.notable() {
-				continue
-			}
-			e := event{
-				Time: d.At, VIP: ch.VIP, From: ch.From, To: ch.To, Position: d.Position, Detail: detail(ch),
-			}
-			if out.bulk == nil {
-				s.events.add(e)
-			}
-			if t.changed() {
-				out.changes = append(out.changes, e)
-			}
-		}
+		changes.Add(ch.VIP, transition, cause)
 	}
 	if removed {
 		s.discardUnknown()
 	}
-	return out
-}
-
-// bulk returns the common event of a batch with n notable changes.
-func (s *state) bulk(d decisions, n int, detail func(gate.Change) string) *bulk {
-	type kind struct {
-		transition
-		detail string
-	}
-	b := &bulk{}
-	groups, details := map[kind]uint16{}, 0
-	groupOf := func(k kind) uint16 {
-		index, known := groups[k]
-		if !known && k.detail != "" {
-			if details++; details > maxEventDetails {
-				k.detail = ""
-				index, known = groups[k]
-			}
-		}
-		if !known {
-			index = uint16(len(b.groups))
-			groups[k] = index
-			b.groups = append(b.groups, group{transition: k.transition, detail: k.detail})
-		}
-		return index
-	}
-	var last kind
-	var index uint16
-	b.members = s.events.members(n, func(yield func(member) bool) {
-		for _, ch := range d.Changes {
-			t := transitionOf(ch)
-			if !t.notable() {
-				continue
-			}
-			// Adjacent VIPs often have the same transition and detail.
-			if k := (kind{t, detail(ch)}); k != last || len(b.groups) == 0 {
-				last, index = k, groupOf(k)
-			}
-			if !yield(member{ch.VIP, index}) {
-				return
-			}
-		}
-	})
-	for _, m := range b.list {
-		b.groups[m.group].count++
-	}
-	return b
 }
 
 // details returns a function that explains changes of one batch.
@@ -261,6 +167,13 @@ func (s *state) advertised() int {
 		}
 	}
 	return n
+}
+
+// has reports whether a VIP is configured or reported.
+func (s *state) has(v vip.VIP) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.vips.Get(v) != nil
 }
 
 // serves reports whether a VIP is advertised, and whether it is in the attractor.

@@ -260,21 +260,23 @@ func TestSharedGateways(t *testing.T) {
 // The events of VIPs that are not announced name the static gateways that still send their
 // traffic.
 func TestSharedVIPEvents(t *testing.T) {
-	s := &state{}
-	d := decisions{Changes: []gate.Change{
+	o, _ := testObserver()
+	o.causes = causes{
+		reason: func(gate.Reason, vip.Family) string { return "cause" },
+		shared: func(vip.Family) string { return "gateway-a still sends" },
+	}
+	o.decided(decisions{Changes: []gate.Change{
 		{VIP: vipA, To: gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready}},
 		{
 			VIP: vipB, From: gate.Decision{Advertisement: gate.Announced, Reason: gate.Ready},
 			To: gate.Decision{Reason: gate.LBNotReady},
 		},
-	}}
-	list := s.applyDecisions(d, causes{
-		reason: func(gate.Reason, vip.Family) string { return "cause" },
-		shared: func(vip.Family) string { return "gateway-a still sends" },
-	}, false).changes
+	}})
+	o.drain()
+	list := eventsOf(t, o)
 	for i, want := range []string{"cause", "cause; gateway-a still sends"} {
-		if list[i].Detail != want {
-			t.Errorf("%s: %q, want %q", list[i].VIP, list[i].Detail, want)
+		if list[i].GetDetail() != want {
+			t.Errorf("%s: %q, want %q", list[i].GetObject(), list[i].GetDetail(), want)
 		}
 	}
 }
@@ -289,7 +291,7 @@ func TestHeldGatewayEvent(t *testing.T) {
 	}
 	g.Up = false
 	events := sessionEvents(waits, bird.State{Alive: true, Gateways: []bird.GatewayState{g}})
-	if len(events) != 1 || events[0].GatewayUp || !strings.Contains(events[0].Detail, "held down") {
+	if len(events) != 1 || events[0].GetTo() != "down" || !strings.Contains(events[0].GetDetail(), "held down") {
 		t.Errorf("events %+v", events)
 	}
 }
@@ -298,10 +300,16 @@ func TestHeldGatewayEvent(t *testing.T) {
 // load balancer stops forwarding after that report.
 func TestStaticFollowsBeforeReport(t *testing.T) {
 	o, _ := testObserver()
+	decided := 0
 	queued := func() int {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		return len(o.queue)
+		o.queue.Drain(func(queue []input, _ int) {
+			for _, in := range queue {
+				if len(in.Changes) > 0 {
+					decided++
+				}
+			}
+		})
+		return decided
 	}
 	var seen []string
 	a := &attractor{current: latest.New(attraction{}), apply: func(_ time.Time, up [len(vip.Families)]bool) {

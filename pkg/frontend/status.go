@@ -25,14 +25,12 @@ func (p *process) status() *frontendv1.Status {
 		Version: p.Version, Trench: loaded.Config.Trench, Attractor: loaded.Config.Attractor.Name,
 		Gating: !p.Gate.Ungated, Stopping: p.stopping.Load(), LoadBalancer: p.lbStatus(now),
 		ConfigurationError: logs.Text(loaded.Err), ConfigurationSource: p.SourceName,
+		Conditions: p.health.Conditions(),
 	}
 	if p.Identity != nil {
 		if own := p.Identity.Status().Load(); !own.ID.IsZero() {
 			s.SpiffeId, s.IdentityExpires = own.ID.String(), timestamppb.New(own.NotAfter)
 		}
-	}
-	for _, c := range p.health.Conditions() {
-		s.Conditions = append(s.Conditions, &frontendv1.Condition{Name: c.Name, Serving: c.Serving, Detail: c.Detail})
 	}
 	b := p.bird.State().Load()
 	p.birdStatus(s, b)

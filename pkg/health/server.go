@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/task"
@@ -217,13 +218,14 @@ func (s *Server) Remove(service string) {
 }
 
 // Conditions returns all conditions in the order of their first Set.
-func (s *Server) Conditions() []Condition {
+func (s *Server) Conditions() []*adminv1.Condition {
 	s.CheckLoops()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := make([]Condition, 0, len(s.order))
+	list := make([]*adminv1.Condition, 0, len(s.order))
 	for _, name := range s.order {
-		list = append(list, s.conditions[name])
+		c := s.conditions[name]
+		list = append(list, &adminv1.Condition{Name: name, Serving: c.Serving, Detail: c.Detail})
 	}
 	return list
 }

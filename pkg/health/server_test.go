@@ -20,6 +20,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -161,8 +162,8 @@ func TestConjunction(t *testing.T) {
 	} {
 		s.Set(step.part, step.up, step.detail)
 		all := s.Conditions()
-		got := all[slices.IndexFunc(all, func(c Condition) bool { return c.Name == Readiness })]
-		if got != step.want {
+		at := slices.IndexFunc(all, func(c *adminv1.Condition) bool { return c.GetName() == Readiness })
+		if got := (Condition{Readiness, all[at].GetServing(), all[at].GetDetail()}); got != step.want {
 			t.Fatalf("after %s=%v: got %+v, want %+v", step.part, step.up, got, step.want)
 		}
 		want := notServing

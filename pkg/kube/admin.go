@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,28 +22,13 @@ import (
 
 // admin implements the KubeService.
 type admin struct {
-	kubev1.UnimplementedKubeServiceServer
-	process *process
+	kubev1.UnsafeKubeServiceServer
+	endpoint.StatusServer[kubev1.Status, struct{}]
 }
 
-// GetStatus implements the KubeService.
-func (a *admin) GetStatus(context.Context, *kubev1.GetStatusRequest) (*kubev1.GetStatusResponse, error) {
-	return &kubev1.GetStatusResponse{Status: a.process.status()}, nil
-}
-
-// WatchStatus implements the KubeService.
-func (a *admin) WatchStatus(_ *kubev1.WatchStatusRequest,
-	stream grpc.ServerStreamingServer[kubev1.WatchStatusResponse],
-) error {
-	return endpoint.WatchStatus(stream.Context(), &a.process.changed, func() error {
-		return stream.Send(&kubev1.WatchStatusResponse{Status: a.process.status()})
-	})
-}
-
-// SetLogLevel implements the KubeService.
-func (a *admin) SetLogLevel(_ context.Context, r *kubev1.SetLogLevelRequest) (*kubev1.SetLogLevelResponse, error) {
-	previous, err := endpoint.SetLogLevel(a.process.Level, a.process.Log, r.GetLevel())
-	return &kubev1.SetLogLevelResponse{Previous: previous}, err
+func newAdmin(p *process) *admin {
+	read := func(context.Context) *kubev1.Status { return p.status() }
+	return &admin{StatusServer: endpoint.StatusServer[kubev1.Status, struct{}]{Read: read, Changes: &p.changed}}
 }
 
 // status returns the content of `kube status`.
@@ -55,16 +39,13 @@ func (p *process) status() *kubev1.Status {
 	state, evaluated := p.cluster.State().Load(), p.evaluated.Load()
 	s := &kubev1.Status{
 		Version: p.Version, Namespace: p.Namespace, Trench: cmp.Or(p.Trench, p.Gateway), Pod: p.PodName,
-		ApiServer:   p.Config.Host,
+		ApiServer: p.Config.Host, Conditions: p.health.Conditions(),
 		SyncedSince: endpoint.Timestamp(state.Synced),
 		StaleSince:  endpoint.Timestamp(state.Stale.Since), StaleCause: state.Stale.Cause,
 		File: &kubev1.TrenchFile{
 			Path: p.TrenchFile, Written: endpoint.Timestamp(counts.written), Writes: counts.writes,
 			Translations: counts.translations, Error: logs.Text(counts.err),
 		},
-	}
-	for _, c := range p.health.Conditions() {
-		s.Conditions = append(s.Conditions, &kubev1.Condition{Name: c.Name, Serving: c.Serving, Detail: c.Detail})
 	}
 	for _, c := range p.cluster.Caches() {
 		s.Caches = append(s.Caches, &kubev1.Cache{

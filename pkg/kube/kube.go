@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/client-go/rest"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/health"
@@ -167,7 +168,8 @@ func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
 	}()
 	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket),
 		func(r grpc.ServiceRegistrar) {
-			kubev1.RegisterKubeServiceServer(r, &admin{process: p})
+			kubev1.RegisterKubeServiceServer(r, newAdmin(p))
+			adminv1.RegisterLogServiceServer(r, endpoint.LogService{Level: p.Level, Log: p.Log})
 			p.health.Register(r)
 		})
 	if err != nil {

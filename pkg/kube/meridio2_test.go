@@ -24,8 +24,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
-	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/latest"
@@ -312,7 +312,7 @@ func TestMeridio2GatesOutlastAnOutage(t *testing.T) {
 	stop()
 	p, _ := f.run()
 	await.True(t, "the gates are set", func() bool {
-		return slices.ContainsFunc(p.status().GetConditions(), func(c *kubev1.Condition) bool {
+		return slices.ContainsFunc(p.status().GetConditions(), func(c *adminv1.Condition) bool {
 			return c.GetName() == ReadinessGates && c.GetServing()
 		})
 	})
@@ -325,7 +325,7 @@ func TestMeridio2GatesOutlastAnOutage(t *testing.T) {
 	f.StopServer(t)
 	f.frontend.status.Set(&frontendv1.Status{})
 	await.True(t, "a failed attempt", func() bool {
-		return slices.ContainsFunc(p.status().GetConditions(), func(c *kubev1.Condition) bool {
+		return slices.ContainsFunc(p.status().GetConditions(), func(c *adminv1.Condition) bool {
 			return c.GetName() == ReadinessGates && !c.GetServing()
 		})
 	})
@@ -368,15 +368,15 @@ func (s *adminSocket) up(name, address string) {
 }
 
 // GetStatus implements the FrontendService.
-func (s *adminSocket) GetStatus(context.Context, *frontendv1.GetStatusRequest) (*frontendv1.GetStatusResponse, error) {
-	return &frontendv1.GetStatusResponse{Status: s.status.Load()}, nil
+func (s *adminSocket) GetStatus(context.Context, *adminv1.GetStatusRequest) (*frontendv1.Status, error) {
+	return s.status.Load(), nil
 }
 
 // WatchStatus implements the FrontendService.
-func (s *adminSocket) WatchStatus(_ *frontendv1.WatchStatusRequest,
-	stream grpc.ServerStreamingServer[frontendv1.WatchStatusResponse],
+func (s *adminSocket) WatchStatus(_ *adminv1.WatchStatusRequest,
+	stream grpc.ServerStreamingServer[frontendv1.Status],
 ) error {
 	return endpoint.WatchStatus(stream.Context(), s.status, func() error {
-		return stream.Send(&frontendv1.WatchStatusResponse{Status: s.status.Load()})
+		return stream.Send(s.status.Load())
 	})
 }

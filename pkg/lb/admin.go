@@ -3,11 +3,8 @@ package lb
 import (
 	"context"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -25,28 +22,13 @@ import (
 
 // admin implements the LBService.
 type admin struct {
-	lbv1.UnimplementedLBServiceServer
+	lbv1.UnsafeLBServiceServer
+	endpoint.StatusServer[lbv1.Status, uint64]
 	process *process
 }
 
-// GetStatus implements the LBService.
-func (a *admin) GetStatus(ctx context.Context, _ *lbv1.GetStatusRequest) (*lbv1.GetStatusResponse, error) {
-	return &lbv1.GetStatusResponse{Status: a.process.status(ctx)}, nil
-}
-
-// WatchStatus implements the LBService.
-func (a *admin) WatchStatus(_ *lbv1.WatchStatusRequest,
-	stream grpc.ServerStreamingServer[lbv1.WatchStatusResponse],
-) error {
-	return endpoint.WatchStatus(stream.Context(), a.process.changed, func() error {
-		return stream.Send(&lbv1.WatchStatusResponse{Status: a.process.status(stream.Context())})
-	})
-}
-
-// SetLogLevel implements the LBService.
-func (a *admin) SetLogLevel(_ context.Context, r *lbv1.SetLogLevelRequest) (*lbv1.SetLogLevelResponse, error) {
-	previous, err := endpoint.SetLogLevel(a.process.Level, a.process.Log, r.GetLevel())
-	return &lbv1.SetLogLevelResponse{Previous: previous}, err
+func newAdmin(p *process) *admin {
+	return &admin{process: p, StatusServer: endpoint.StatusServer[lbv1.Status, uint64]{Read: p.status, Changes: p.changed}}
 }
 
 // status returns the content of `lb status`.
@@ -58,12 +40,10 @@ func (p *process) status(ctx context.Context) *lbv1.Status {
 		Version: p.Version, Trench: loaded.Config.Trench, Position: table.Position.Proto(), Synced: table.Synced,
 		GoingAway: table.GoingAway, Lease: durationpb.New(p.Lease), ConfigurationError: logs.Text(loaded.Err),
 		Streams: p.streamStatus(loaded.Config), Sources: p.sourceStatus(), DataPlane: p.dataPlaneStatus(ctx),
+		Conditions: p.health.Conditions(),
 	}
 	if !own.ID.IsZero() {
 		s.SpiffeId, s.IdentityExpires = own.ID.String(), timestamppb.New(own.NotAfter)
-	}
-	for _, c := range p.health.Conditions() {
-		s.Conditions = append(s.Conditions, &lbv1.Condition{Name: c.Name, Serving: c.Serving, Detail: c.Detail})
 	}
 	reported := p.server.AllReported()
 	for _, r := range table.VIPs {
@@ -174,45 +154,4 @@ func (p *process) targetMetrics() metrics.Targets {
 		m.Rejections += n
 	}
 	return m
-}
-
-// maxEvents is how many events are kept for `lb events`.
-const maxEvents = 1000
-
-// events keeps the newest events. Its methods may be called from any goroutine and do not block.
-type events struct {
-	mu   sync.Mutex
-	list []*lbv1.Event
-	last uint64 // sequence number of the newest
-}
-
-func (e *events) add(all ...*lbv1.Event) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, x := range all {
-		e.last++
-		x.Sequence, x.Time = e.last, timestamppb.Now()
-	}
-	e.list = append(e.list, all...)
-	e.list = e.list[max(0, len(e.list)-maxEvents):]
-}
-
-// newest returns the newest n events after a sequence number, oldest first; n of 0 means all.
-func (e *events) newest(after uint64, n int) []*lbv1.Event {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	found := slices.Clone(e.list)
-	found = slices.DeleteFunc(found, func(x *lbv1.Event) bool { return x.Sequence <= after })
-	if n > 0 {
-		found = found[max(0, len(found)-n):]
-	}
-	return found
-}
-
-// ListEvents implements the LBService.
-func (a *admin) ListEvents(_ context.Context, r *lbv1.ListEventsRequest) (*lbv1.ListEventsResponse, error) {
-	return &lbv1.ListEventsResponse{
-		InstanceId: a.process.table.Position().InstanceID,
-		Events:     a.process.events.newest(r.GetAfter(), int(r.GetLimit())),
-	}, nil
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
@@ -232,7 +233,7 @@ func (o *observer) showDataPlane(s plan.State) {
 		held = append(held, object+" "+end)
 	}
 	p.health.Set(DataPlaneHoldCondition, len(held) == 0, "drift is not repaired: "+strings.Join(held, ", "))
-	p.events.add(dataPlaneEvents(o.dataPlane, s)...)
+	p.decisions.journal.Add(dataPlaneEvents(o.dataPlane, s)...)
 	o.dataPlane = s
 }
 
@@ -250,30 +251,30 @@ func describeHold(stream string, until time.Time) (object, end string) {
 
 // dataPlaneRepaired adds an event for each repair. It does not block.
 func (p *process) dataPlaneRepaired(list []dataplane.Repaired) {
-	var all []*lbv1.Event
+	var all []*adminv1.Event
 	for _, r := range list {
-		e := &lbv1.Event{Object: r.Object, What: "repaired", Detail: r.Detail, Stream: r.Stream, Target: r.Target}
+		e := &adminv1.Event{Object: r.Object, To: "repaired", Detail: r.Detail, Stream: r.Stream, Target: r.Target}
 		if r.Contested {
-			e.What, e.Detail = "contested", "another process keeps changing it: "+r.Detail
+			e.To, e.Detail = "contested", "another process keeps changing it: "+r.Detail
 		}
 		all = append(all, e)
 	}
-	p.events.add(summed(all)...)
+	p.decisions.journal.Add(summed(all)...)
 }
 
 // dataPlaneEvents returns the events between two states.
-func dataPlaneEvents(was, is plan.State) []*lbv1.Event {
-	var all []*lbv1.Event
+func dataPlaneEvents(was, is plan.State) []*adminv1.Event {
+	var all []*adminv1.Event
 	switch {
 	case is.Err != nil && was.Err == nil:
-		all = append(all, &lbv1.Event{Object: "data plane", What: "blocked", Detail: is.Err.Error()})
+		all = append(all, &adminv1.Event{Object: "data plane", To: "blocked", Detail: is.Err.Error()})
 	case is.Err == nil && was.Err != nil:
-		all = append(all, &lbv1.Event{Object: "data plane", What: "solved", Detail: was.Err.Error()})
+		all = append(all, &adminv1.Event{Object: "data plane", To: "solved", Detail: was.Err.Error()})
 	}
 	for stream, until := range is.Held {
 		if before, known := was.Held[stream]; !known || !before.Equal(until) {
 			object, end := describeHold(stream, until)
-			all = append(all, &lbv1.Event{Object: object, What: "held", Detail: end, Stream: stream})
+			all = append(all, &adminv1.Event{Object: object, To: "held", Detail: end, Stream: stream})
 		}
 	}
 	for stream, until := range was.Held {
@@ -283,34 +284,34 @@ func dataPlaneEvents(was, is plan.State) []*lbv1.Event {
 			if !until.IsZero() && !time.Now().Before(until) {
 				detail = "the hold expired"
 			}
-			all = append(all, &lbv1.Event{Object: object, What: "resumed", Detail: detail, Stream: stream})
+			all = append(all, &adminv1.Event{Object: object, To: "resumed", Detail: detail, Stream: stream})
 		}
 	}
 	_, everything := is.Held[""]
 	for _, d := range plan.Without(is.Drift, was.Drift, plan.Drift.Key) {
 		// Drift without a hold is repaired; dataPlaneRepaired reports it.
 		if _, held := is.Held[d.Stream]; held || everything {
-			all = append(all, &lbv1.Event{
-				Object: d.Object, What: "drift", Detail: d.Detail, Stream: d.Stream, Target: d.Target,
+			all = append(all, &adminv1.Event{
+				Object: d.Object, To: "drift", Detail: d.Detail, Stream: d.Stream, Target: d.Target,
 			})
 		}
 	}
 	for _, x := range plan.Without(is.Problems, was.Problems, plan.Problem.Key) {
-		all = append(all, &lbv1.Event{Object: x.Object, What: "problem", Detail: x.Detail})
+		all = append(all, &adminv1.Event{Object: x.Object, To: "problem", Detail: x.Detail})
 	}
 	for _, x := range plan.Without(was.Problems, is.Problems, plan.Problem.Key) {
-		all = append(all, &lbv1.Event{Object: x.Object, What: "solved", Detail: x.Detail})
+		all = append(all, &adminv1.Event{Object: x.Object, To: "solved", Detail: x.Detail})
 	}
 	return summed(all)
 }
 
 // summed replaces the events beyond maxEventsAtOnce by one summary, whose kind is the kind of the
 // first omitted event.
-func summed(all []*lbv1.Event) []*lbv1.Event {
+func summed(all []*adminv1.Event) []*adminv1.Event {
 	more := len(all) - maxEventsAtOnce + 1
 	if more < 2 {
 		return all
 	}
-	what, detail := all[maxEventsAtOnce-1].What, fmt.Sprintf("and %d more at once: lb status lists what there is", more)
-	return append(all[:maxEventsAtOnce-1], &lbv1.Event{Object: "data plane", What: what, Detail: detail})
+	what, detail := all[maxEventsAtOnce-1].GetTo(), fmt.Sprintf("and %d more at once: lb status lists what there is", more)
+	return append(all[:maxEventsAtOnce-1], &adminv1.Event{Object: "data plane", To: what, Detail: detail})
 }

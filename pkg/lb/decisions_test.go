@@ -14,12 +14,12 @@ import (
 
 	"pgregory.net/rapid"
 
-	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/status"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -28,22 +28,32 @@ type decisionsFixture struct {
 	*decisions
 	t      *testing.T
 	log    strings.Builder
-	events []*lbv1.Event
+	last   uint64         // number of the last event
 	counts map[string]int // transitions by state, reason
 }
 
-func newDecisions(t *testing.T, level slog.Level) *decisionsFixture {
+func decisionsOf(t *testing.T, level slog.Level) *decisionsFixture {
 	f := &decisionsFixture{t: t, counts: map[string]int{}}
-	f.decisions = &decisions{
-		log: slog.New(slog.NewJSONHandler(&f.log, &slog.HandlerOptions{Level: level})), wake: make(chan struct{}, 1),
-		event: func(e ...*lbv1.Event) { f.events = append(f.events, e...) },
-		count: func(x metrics.Transition, n int) {
-			if x.Changed {
-				f.counts[x.To+" "+x.Reason] += n
-			}
-		},
-	}
+	log := slog.New(slog.NewJSONHandler(&f.log, &slog.HandlerOptions{Level: level}))
+	f.decisions = newDecisions(log, "this-one", func(x metrics.Transition, n int) {
+		if x.Changed {
+			f.counts[x.To+" "+x.Reason] += n
+		}
+	})
 	return f
+}
+
+// events returns the events since the last call.
+func (f *decisionsFixture) events() []*adminv1.Event {
+	f.t.Helper()
+	r, err := f.journal.ListEvents(f.t.Context(), &adminv1.ListEventsRequest{After: f.last})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if n := len(r.GetEvents()); n > 0 {
+		f.last = r.GetEvents()[n-1].GetSequence()
+	}
+	return r.GetEvents()
 }
 
 func numbered(i int) vip.VIP { return vip.Require(fmt.Sprintf("20.0.%d.%d/32", i>>8, i&255)) }
@@ -55,6 +65,7 @@ func (f *decisionsFixture) decide(revision uint64, from, to int, ready bool, rem
 	for i := from; i < to; i++ {
 		r := readiness.VIPReadiness{
 			VIP: numbered(i), Reason: readinessv1.VipReason_VIP_REASON_TOO_FEW_READY, Detail: fmt.Sprint("target ", i),
+			TotalTargets: 7,
 		}
 		if ready {
 			r.State, r.Reason, r.Detail = vip.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, ""
@@ -62,7 +73,6 @@ func (f *decisionsFixture) decide(revision uint64, from, to int, ready bool, rem
 		d.Changed = append(d.Changed, r)
 	}
 	f.log.Reset()
-	f.events = nil
 	f.decided(d, revision)
 	f.drain()
 }
@@ -89,61 +99,27 @@ func (f *decisionsFixture) want(want map[string]int) map[string]any {
 	return last
 }
 
-func TestManyVIPsAreOneLineAndOneEvent(t *testing.T) {
-	for _, n := range []int{1, status.MaxSingle, status.MaxSingle + 1, 1200} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			f := newDecisions(t, slog.LevelInfo)
-			f.decide(7, 0, n, true)
-			if n <= status.MaxSingle {
-				f.want(map[string]int{"INFO VIP changed": n})
-				if len(f.events) != n || f.events[0].GetObject() != "20.0.0.0/32" || f.events[0].GetWhat() != "ready" ||
-					f.events[0].GetVipCount() != 0 {
-					t.Errorf("%d events, %+v", len(f.events), f.events[0])
-				}
-				return
-			}
-			line := f.want(map[string]int{"INFO VIPs changed": 1})
-			if fmt.Sprint(line["count"]) != fmt.Sprint(n) || fmt.Sprint(line["revision"]) != "7" ||
-				line["transitions"] != fmt.Sprintf("%d ipv4 unknown to ready, targets_ready", n) ||
-				fmt.Sprint(line["vips"]) != "[20.0.0.0/32 20.0.0.1/32 20.0.0.2/32 20.0.0.3/32 20.0.0.4/32]" {
-				t.Errorf("line %v", line)
-			}
-			e := f.events[0]
-			if len(f.events) != 1 || e.GetObject() != fmt.Sprint(n, " VIPs") || e.GetWhat() != "ready" ||
-				int(e.GetVipCount()) != n || len(e.GetFirstVips()) != 5 || len(e.GetTransitions()) != 1 {
-				t.Errorf("events %+v", f.events)
-			}
-			if len(f.counts) != 0 {
-				t.Errorf("first states are counted: %v", f.counts)
-			}
-			f.decide(8, 0, n, true) // nothing changes
-			f.want(map[string]int{})
-			if len(f.events) != 0 {
-				t.Errorf("events %v", f.events)
-			}
-		})
-	}
-}
-
 func TestMixedDecision(t *testing.T) {
-	f := newDecisions(t, slog.LevelDebug)
+	f := decisionsOf(t, slog.LevelDebug)
 	f.decide(1, 0, 100, true)
 	f.want(map[string]int{"INFO VIPs changed": 1, "DEBUG VIP changed": 100})
+	if e := f.events(); len(e) != 1 || e[0].GetTransitions()[0].GetFrom() != "unknown" || len(f.counts) != 0 {
+		t.Errorf("first states are events %v, counted %v", e, f.counts)
+	}
 	f.decide(2, 0, 30, false, slices.Collect(func(yield func(vip.VIP) bool) {
 		for i := 50; i < 90 && yield(numbered(i)); i++ {
 		}
 	})...)
 	f.want(map[string]int{"INFO VIPs changed": 1, "DEBUG VIP changed": 30, "DEBUG VIP removed": 40})
-	e := f.events[0]
-	if len(f.events) != 1 || e.GetObject() != "70 VIPs" || e.GetWhat() != "changed" || len(e.GetTransitions()) != 2 {
-		t.Fatalf("events %v", f.events)
+	e := f.events()
+	if len(e) != 1 || e[0].GetObject() != "70 VIPs" || e[0].GetTo() != "changed" || len(e[0].GetTransitions()) != 2 {
+		t.Fatalf("events %v", e)
 	}
-	removed, fallen := e.GetTransitions()[0], e.GetTransitions()[1]
-	if removed.GetCount() != 40 || removed.GetFrom() != readinessv1.VipState_VIP_STATE_READY || removed.GetTo() != 0 ||
-		fallen.GetCount() != 30 || fallen.GetTo() != readinessv1.VipState_VIP_STATE_NOT_READY ||
-		fallen.GetFamily() != readinessv1.IpFamily_IP_FAMILY_IPV4 || fallen.GetDetail() != "target 0" ||
-		fallen.GetReason() != readinessv1.VipReason_VIP_REASON_TOO_FEW_READY {
-		t.Errorf("transitions %v", e.GetTransitions())
+	removed, fallen := e[0].GetTransitions()[0], e[0].GetTransitions()[1]
+	if removed.GetCount() != 40 || removed.GetFrom() != "ready" || removed.GetTo() != "removed" ||
+		fallen.GetCount() != 30 || fallen.GetTo() != "not ready" || fallen.GetFamily() != "ipv4" ||
+		fallen.GetDetail() != "target 0" || fallen.GetReason() != "too_few_ready" {
+		t.Errorf("transitions %v", e[0].GetTransitions())
 	}
 	if want := map[string]int{"not ready too_few_ready": 30}; !maps.Equal(f.counts, want) {
 		t.Errorf("counted %v, want %v", f.counts, want)
@@ -153,25 +129,33 @@ func TestMixedDecision(t *testing.T) {
 			t.Errorf("%s: %t, %t, want %s", numbered(i), ready, known, want)
 		}
 	}
-	if n := len(f.metrics()); n != 60 {
+	if n := len(f.states()); n != 60 {
 		t.Errorf("%d VIPs have metrics, want 60", n)
+	}
+	f.decide(3, 0, 1, true)
+	if line := f.want(map[string]int{"INFO VIP changed": 1}); fmt.Sprint(line["revision"], line["total_targets"]) != "3 7" {
+		t.Errorf("line %v", line)
+	}
+	if e := f.events(); len(e) != 1 || e[0].GetFrom() != "not ready" || e[0].GetReason() != "targets_ready" {
+		t.Errorf("events %v", e)
+	}
+	f.decide(4, 0, 1, true) // nothing changes
+	if e := f.events(); len(e) != 0 {
+		t.Errorf("events %v", e)
 	}
 }
 
-func TestQueuedDecisionsAreBounded(t *testing.T) {
-	f := newDecisions(t, slog.LevelInfo)
+func TestMergedDecisions(t *testing.T) {
+	f := decisionsOf(t, slog.LevelInfo)
+	f.decided(readiness.Decision{Changed: []readiness.VIPReadiness{{VIP: numbered(5000)}, {VIP: numbered(5001)}}}, 0)
+	f.drain()
+	f.decided(readiness.Decision{Removed: []vip.VIP{numbered(5000)}}, 0)
 	all := make([]readiness.VIPReadiness, 1000)
 	for i := range all {
 		all[i] = readiness.VIPReadiness{VIP: numbered(i), Reason: readinessv1.VipReason_VIP_REASON_NOT_CHECKED}
 	}
-	f.decided(readiness.Decision{Changed: []readiness.VIPReadiness{{VIP: numbered(5000)}, {VIP: numbered(5001)}}}, 0)
-	f.drain()
-	f.decided(readiness.Decision{Removed: []vip.VIP{numbered(5000)}}, 0)
-	for i := range 2*maxQueued/len(all) + 2 {
+	for i := range 500 {
 		f.decided(readiness.Decision{Changed: all}, uint64(i+1))
-		if f.queued > maxQueued+len(all) {
-			t.Fatalf("%d VIPs are queued", f.queued)
-		}
 	}
 	f.decided(readiness.Decision{Changed: []readiness.VIPReadiness{{VIP: vipA, State: vip.Ready}}}, 1000)
 	f.drain()
@@ -184,7 +168,7 @@ func TestQueuedDecisionsAreBounded(t *testing.T) {
 	if _, known := f.serves(numbered(5000)); known {
 		t.Error("a removal was lost")
 	}
-	if n := len(f.metrics()); n != len(all)+1 {
+	if n := len(f.states()); n != len(all)+1 {
 		t.Errorf("%d VIPs, want %d", n, len(all)+1)
 	}
 	if f.drain() {
@@ -195,7 +179,7 @@ func TestQueuedDecisionsAreBounded(t *testing.T) {
 // TestDecisionsMatchModel compares random decisions with a map: events, counts and states are exact.
 func TestDecisionsMatchModel(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
-		f := newDecisions(t, slog.LevelInfo)
+		f := decisionsOf(t, slog.LevelInfo)
 		model, wantCounts := map[vip.VIP]vip.State{}, map[string]int{}
 		for range rapid.IntRange(1, 8).Draw(r, "decisions") {
 			first, end := rapid.IntRange(0, 120).Draw(r, "first"), rapid.IntRange(0, 240).Draw(r, "end")
@@ -221,12 +205,12 @@ func TestDecisionsMatchModel(t *testing.T) {
 					notable++
 				}
 			}
-			f.events = nil
 			f.decided(d, 1)
 			f.drain()
-			got := len(f.events)
-			if notable > status.MaxSingle && got == 1 {
-				e := f.events[0]
+			events := f.events()
+			got := len(events)
+			if notable > journal.MaxSingle && got == 1 {
+				e := events[0]
 				if got = int(e.GetVipCount()); got != notable {
 					r.Errorf("the event is about %d VIPs", got)
 				}
@@ -236,7 +220,7 @@ func TestDecisionsMatchModel(t *testing.T) {
 				got += notable
 			}
 			if got != notable {
-				r.Fatalf("%d VIPs in %d events, want %d", got, len(f.events), notable)
+				r.Fatalf("%d VIPs in %d events, want %d", got, len(events), notable)
 			}
 		}
 		states := map[vip.VIP]vip.State{}
@@ -262,7 +246,7 @@ func (l lateTask) Run(context.Context) error {
 var errLate = errors.New("late")
 
 func TestLastDecisionsAreLogged(t *testing.T) {
-	f := newDecisions(t, slog.LevelInfo)
+	f := decisionsOf(t, slog.LevelInfo)
 	if err := f.runTasks(t.Context(), lateTask{f}); !errors.Is(err, errLate) {
 		t.Errorf("error %v", err)
 	}
@@ -278,8 +262,8 @@ func BenchmarkAfterDecision(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			log := slog.New(slog.NewTextHandler(io.Discard, nil))
 			p := &process{metrics: metrics.NewLB("1"), health: health.New(log, func(string, bool) {})}
-			p.Log = log
-			o := newObserver(p)
+			p.Log, p.table = log, readiness.NewTable(readiness.TableOptions{})
+			newObserver(p)
 			flip := func(revision uint64, state vip.State, reason readinessv1.VipReason) {
 				d := readiness.Decision{Changed: make([]readiness.VIPReadiness, n)}
 				for i := range d.Changed {
@@ -288,8 +272,8 @@ func BenchmarkAfterDecision(b *testing.B) {
 					}
 				}
 				b.StartTimer()
-				o.decisions.decided(d, revision)
-				if o.decisions.drain() {
+				p.decisions.decided(d, revision)
+				if p.decisions.drain() {
 					p.health.VIPsChanged()
 				}
 				b.StopTimer()

@@ -7,43 +7,8 @@ import (
 	"testing"
 	"time"
 
-	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
-	"github.com/vipgate/vipgate/pkg/dataplane"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 )
-
-func TestEventsAreTheNewest(t *testing.T) {
-	var e events
-	if got := e.newest(0, 0); len(got) != 0 {
-		t.Errorf("%v", got)
-	}
-	for i := range maxEvents + 5 {
-		e.add(&lbv1.Event{Object: fmt.Sprint(i + 1)})
-	}
-	for _, c := range []struct {
-		after       uint64
-		n           int
-		first, many uint64
-	}{
-		{0, 0, 6, maxEvents},
-		{0, 2, maxEvents + 4, 2},
-		{maxEvents + 4, 0, maxEvents + 5, 1},
-		{maxEvents + 4, 3, maxEvents + 5, 1},
-		{maxEvents + 5, 0, 0, 0},
-		{maxEvents + 9, 0, 0, 0},
-	} {
-		got := e.newest(c.after, c.n)
-		if uint64(len(got)) != c.many {
-			t.Errorf("after %d at most %d: %d events, want %d", c.after, c.n, len(got), c.many)
-			continue
-		}
-		for i, x := range got {
-			if want := c.first + uint64(i); x.Sequence != want || x.Object != fmt.Sprint(want) {
-				t.Errorf("after %d at most %d: event %d is %d (%s), want %d", c.after, c.n, i, x.Sequence, x.Object, want)
-			}
-		}
-	}
-}
 
 func TestEventsOfTheDataPlane(t *testing.T) {
 	rule := plan.Drift{Object: "rule", Stream: "s", Target: "a", Detail: "is missing"}
@@ -90,15 +55,15 @@ func TestEventsOfTheDataPlane(t *testing.T) {
 		},
 		{
 			"problems",
-			plan.State{Problems: []dataplane.Problem{{Object: "VIP", Detail: "local"}}},
-			plan.State{Problems: []dataplane.Problem{{Object: "VIP", Detail: "twice"}}},
+			plan.State{Problems: []plan.Problem{{Object: "VIP", Detail: "local"}}},
+			plan.State{Problems: []plan.Problem{{Object: "VIP", Detail: "twice"}}},
 			[]string{"problem VIP /: twice", "solved VIP /: local"},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var got []string
 			for _, e := range dataPlaneEvents(c.was, c.is) {
-				got = append(got, fmt.Sprintf("%s %s %s/%s: %s", e.What, e.Object, e.Stream, e.Target, e.Detail))
+				got = append(got, fmt.Sprintf("%s %s %s/%s: %s", e.To, e.Object, e.Stream, e.Target, e.Detail))
 			}
 			if !slices.Equal(got, c.want) {
 				t.Errorf("%q, want %q", got, c.want)
@@ -109,11 +74,11 @@ func TestEventsOfTheDataPlane(t *testing.T) {
 
 func TestDataPlaneEventsKeepOthers(t *testing.T) {
 	s := plan.State{Held: map[string]time.Time{"": {}}}
-	for i := range maxEvents + 500 {
+	for i := range 1500 {
 		s.Drift = append(s.Drift, plan.Drift{Object: fmt.Sprint("rule ", i)})
 	}
 	got := dataPlaneEvents(plan.State{Held: s.Held}, s)
-	if n := len(got); n != maxEventsAtOnce || got[n-2].Object != "rule 98" || got[n-1].What != "drift" ||
+	if n := len(got); n != maxEventsAtOnce || got[n-2].Object != "rule 98" || got[n-1].To != "drift" ||
 		got[n-1].Detail != "and 1401 more at once: lb status lists what there is" {
 		t.Errorf("%d events, the last two %+v", n, got[n-2:])
 	}

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/reflection"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	loadbalancerv1 "github.com/vipgate/vipgate/pkg/api/loadbalancer/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -134,11 +135,11 @@ type process struct {
 	addrs   *kernel.Addresses
 	files   *readinessfile.Writer // nil: none are written
 	plane   *dataplane.Plane      // nil: there is none
-	events  events
 	table   *readiness.Table
 	server  *readiness.Server
 	// availability serves a frontend of Meridio 1.x on the same socket as server.
 	availability *availability.Server
+	decisions    *decisions // of loop
 	observer     *observer
 	loop         *loop
 	changed      *latest.Value[uint64] // counts changes of the status
@@ -224,7 +225,7 @@ func newProcess(o Options) (*process, error) {
 	p.observer = newObserver(p)
 	p.loop = &loop{
 		config: p.config.Value(), sources: p.sources, checker: p.checker, index: p.index,
-		table: p.table, lease: o.Lease, log: o.Log, observe: p.observer.decisions.decided, files: p.files,
+		table: p.table, lease: o.Lease, log: o.Log, observe: p.decisions.decided, files: p.files,
 		away: p.stopping, ready: make(chan struct{}), configured: o.Configured,
 		evaluator: serving.New(serving.Options{
 			// The frontend withdraws VIPs that are not synced within the grace period. Half of it is
@@ -296,7 +297,9 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	}()
 	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket),
 		func(r grpc.ServiceRegistrar) {
-			lbv1.RegisterLBServiceServer(r, &admin{process: p})
+			lbv1.RegisterLBServiceServer(r, newAdmin(p))
+			adminv1.RegisterEventServiceServer(r, p.decisions.journal)
+			adminv1.RegisterLogServiceServer(r, endpoint.LogService{Level: p.Level, Log: p.Log})
 			targetv1.RegisterTargetServiceServer(r, p.targetService(true))
 			p.health.Register(r)
 		})
@@ -349,7 +352,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
 	failed := make(chan struct{})
 	wg.Go(func() {
 		defer close(failed)
-		tasksErr = p.observer.decisions.runTasks(tasksCtx, tasks...)
+		tasksErr = p.decisions.runTasks(tasksCtx, tasks...)
 	})
 	// Serve only after the first evaluation is committed, and wait up to svidWait for the first SVID:
 	// without an SVID every client is refused and has to retry.

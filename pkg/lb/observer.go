@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/readiness"
@@ -24,14 +24,13 @@ type observer struct {
 	started   bool
 	stale     bool       // last shown
 	dataPlane plan.State // last state
-	decisions *decisions
 }
 
 func newObserver(p *process) *observer {
-	d := &decisions{log: p.Log, event: p.events.add, count: p.metrics.Count, wake: make(chan struct{}, 1)}
-	p.metrics.VIPs(d.metrics)
-	p.health.ServeVIPs(d.serves)
-	return &observer{process: p, decisions: d}
+	p.decisions = newDecisions(p.Log, p.table.Position().InstanceID, p.metrics.Count)
+	p.metrics.VIPs(p.decisions.states)
+	p.health.ServeVIPs(p.decisions.serves)
+	return &observer{process: p}
 }
 
 func (o *observer) String() string { return "observer" }
@@ -68,7 +67,7 @@ func (o *observer) Run(ctx context.Context) error {
 		o.showStale(stale)
 		p.showEgress(report)
 		p.metrics.Frontend(report.Connected, report.Exported)
-		if o.decisions.drain() {
+		if p.decisions.drain() {
 			p.health.VIPsChanged()
 		}
 		p.health.Report(SourcesCondition, sourceProblem(states))
@@ -92,7 +91,7 @@ func (o *observer) Run(ctx context.Context) error {
 		case <-dataPlaneReady:
 			dataPlaneReady = nil
 		case <-dataPlaneChanged:
-		case <-o.decisions.wake:
+		case <-p.decisions.queue.Wake():
 		case <-refresh.C:
 			refresh.Reset(tick.Until(time.Now(), time.Second))
 		}
@@ -125,9 +124,9 @@ func (o *observer) showStale(s *trench.Stale) {
 	p.metrics.Stale(s.Age(now))
 	switch is := problem != ""; {
 	case is && !o.stale:
-		p.events.add(&lbv1.Event{Object: "trench file", What: "stale", Detail: problem})
+		p.decisions.journal.Add(&adminv1.Event{Object: "trench file", To: "stale", Detail: problem})
 	case !is && o.stale:
-		p.events.add(&lbv1.Event{Object: "trench file", What: "refreshed"})
+		p.decisions.journal.Add(&adminv1.Event{Object: "trench file", To: "refreshed"})
 	}
 	o.stale = problem != ""
 }

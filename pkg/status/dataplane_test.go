@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 )
 
@@ -92,10 +93,10 @@ func TestDataPlaneWithLooseConntrack(t *testing.T) {
 }
 
 func TestEventsOfTheLoadBalancer(t *testing.T) {
-	wantGolden(t, "lb-events.golden", LBEventLog().All([]*lbv1.Event{
-		{Time: before(time.Minute), Sequence: 1, Object: "20.0.0.1/32", What: "ready", Detail: "enough targets ready"},
+	wantGolden(t, "lb-events.golden", LBEventLog().All([]*adminv1.Event{
+		{Time: before(time.Minute), Sequence: 1, Object: "20.0.0.1/32", To: "ready", Reason: "targets_ready"},
 		{
-			Time: before(time.Second), Sequence: 2, Object: "rule fwmark 5003 (IPv4)", What: "drift",
+			Time: before(time.Second), Sequence: 2, Object: "rule fwmark 5003 (IPv4)", To: "drift",
 			Detail: "is missing", Stream: "stream-a-1", Target: "target-4",
 		},
 		{},

@@ -60,17 +60,22 @@ func Explain[R Reason](value R) Explanation {
 	}
 }
 
-// words holds the text of a value in a cell and in an event. Values are sorted by rank, problems
-// first.
+// explainWord explains the reason of an event, the name of an enum's value without its prefix, in
+// lower case. An unknown word explains itself.
+func explainWord(prefix, word string) string {
+	return cmp.Or(explanations()[prefix+strings.ToUpper(word)].Short, word)
+}
+
+// words holds the text of a value in a cell. Values are sorted by rank, problems first.
 type words struct {
-	cell, event string
-	rank        int
+	cell string
+	rank int
 }
 
 var advertisements = map[readinessv1.Advertisement]words{
-	readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED:   {"yes", "announced", 2},
-	readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED: {"de-preferred", "de-preferred", 1},
-	readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN:   {"NO", "withdrawn", 0},
+	readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED:   {"yes", 2},
+	readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED: {"de-preferred", 1},
+	readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN:   {"NO", 0},
 }
 
 var vipStates = map[readinessv1.VipState]words{

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 )
@@ -119,7 +120,7 @@ func loadBalancer(s *frontendv1.Status) string {
 	if s := l.GetService(); strings.HasPrefix(s, "loadbalancer.") {
 		parts = append(parts, "of Meridio ("+s+"): one state for all VIPs")
 	}
-	isAbove := func(c *frontendv1.Condition) bool { return !c.GetServing() && c.GetDetail() == l.GetError() }
+	isAbove := func(c *adminv1.Condition) bool { return !c.GetServing() && c.GetDetail() == l.GetError() }
 	if l.GetError() != "" && !slices.ContainsFunc(s.GetConditions(), isAbove) {
 		parts = append(parts, "last error: "+cut(l.GetError(), maxError))
 	}

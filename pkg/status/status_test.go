@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -73,7 +74,7 @@ func goodFrontend() *frontendv1.Status {
 	return &frontendv1.Status{
 		Version: "v0.1.0", Trench: "trench-a", Attractor: "attractor-a-1", Gating: true,
 		SpiffeId: "spiffe://example.org/frontend", IdentityExpires: timestamppb.New(now.Add(43 * time.Minute)),
-		Conditions: []*frontendv1.Condition{{Name: "Liveness", Serving: true}, {Name: "Readiness", Serving: true}},
+		Conditions: []*adminv1.Condition{{Name: "Liveness", Serving: true}, {Name: "Readiness", Serving: true}},
 		LoadBalancer: &frontendv1.LoadBalancerStatus{
 			Freshness: frontendv1.Freshness_FRESHNESS_LIVE, Synced: true,
 			LeaseLeft: durationpb.New(812 * time.Millisecond),
@@ -104,7 +105,7 @@ func goodFrontend() *frontendv1.Status {
 func badFrontend() *frontendv1.Status {
 	s := goodFrontend()
 	s.Stopping = true
-	s.Conditions = []*frontendv1.Condition{
+	s.Conditions = []*adminv1.Condition{
 		{Name: "Liveness", Serving: true},
 		{Name: "Readiness", Detail: "Configuration: refused; Egress/ipv6: gateway-a-2: Active"},
 		{
@@ -171,7 +172,7 @@ func goodLB() *lbv1.Status {
 		Version: "v0.1.0", Trench: "trench-a", Synced: true, Lease: durationpb.New(time.Second),
 		Position: &readinessv1.Position{InstanceId: "7f3a9c", Revision: 42},
 		SpiffeId: "spiffe://example.org/lb", IdentityExpires: timestamppb.New(now.Add(26 * time.Hour)),
-		Conditions: []*lbv1.Condition{{Name: "Liveness", Serving: true}, {Name: "Readiness", Serving: true}},
+		Conditions: []*adminv1.Condition{{Name: "Liveness", Serving: true}, {Name: "Readiness", Serving: true}},
 		Vips: []*lbv1.VipStatus{{
 			Readiness: lbReady("20.0.0.1/32", time.Hour),
 			Reported: &readinessv1.VipAdvertisement{
@@ -218,7 +219,7 @@ func goodLB() *lbv1.Status {
 func badLB() *lbv1.Status {
 	s := goodLB()
 	s.GoingAway, s.Synced = true, false
-	s.Conditions = []*lbv1.Condition{
+	s.Conditions = []*adminv1.Condition{
 		{Name: "Readiness", Detail: "Serving: stopping"},
 		{Name: "Serving", Detail: "stopping"},
 	}
@@ -280,7 +281,7 @@ func TestFrontend(t *testing.T) {
 	files.LoadBalancer.ReadinessDir, files.SpiffeId, files.IdentityExpires = "/var/run/meridio", "", nil
 	fresh := &frontendv1.Status{
 		Version: "v0.1.0", Trench: "trench-a", Attractor: "attractor-a-1", Gating: true,
-		Conditions: []*frontendv1.Condition{
+		Conditions: []*adminv1.Condition{
 			{Name: "Readiness", Detail: "Identity: no SVID yet"},
 			{Name: "Identity", Detail: "no SVID yet"},
 		},
@@ -331,35 +332,37 @@ func TestLB(t *testing.T) {
 }
 
 func TestEvents(t *testing.T) {
-	wantGolden(t, "events.golden", FrontendEventLog().All([]*frontendv1.Event{
+	wantGolden(t, "events.golden", FrontendEventLog().All([]*adminv1.Event{
 		{Time: before(time.Minute), Sequence: 1, Detail: "the frontend is starting"},
 		{
-			Time: before(1500 * time.Millisecond), Sequence: 2, Vip: "20.0.0.1/32",
-			From:     readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
-			To:       readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
-			Reason:   readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
+			Time: before(1500 * time.Millisecond), Sequence: 2, Object: "20.0.0.1/32",
+			From:     "withdrawn",
+			To:       "announced",
+			Reason:   "ready",
 			Position: &readinessv1.Position{InstanceId: "7f3a9c", Revision: 3},
 		},
 		{
-			Time: before(0), Sequence: 3, Vip: "2000::1/128",
-			From:     readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
-			To:       readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
-			Reason:   readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY,
+			Time: before(0), Sequence: 3, Object: "2000::1/128",
+			From:     "announced",
+			To:       "withdrawn",
+			Reason:   "lb_not_ready",
 			Position: &readinessv1.Position{InstanceId: "7f3a9c", Revision: 4},
 			Detail:   "target-1: connection refused",
 		},
-		{Time: before(0), Sequence: 4, Gateway: "gateway-a-1", Detail: "Active (Received: Cease)"},
-		{Time: before(0), Sequence: 5, Gateway: "gateway-a-1", GatewayUp: true, Detail: "169.254.100.150"},
 		{
-			Time: before(0), Sequence: 6, VipCount: 1200, FirstVips: []string{"20.0.0.1/32"},
-			From:   readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
-			To:     readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
-			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NO_GATEWAY,
+			Time: before(0), Sequence: 4, Object: "gateway-a-1", From: "up", To: "down", Detail: "Active (Received: Cease)",
+		},
+		{Time: before(0), Sequence: 5, Object: "gateway-a-1", From: "down", To: "up", Detail: "169.254.100.150"},
+		{
+			Time: before(0), Sequence: 6, Object: "1200 VIPs", VipCount: 1200, FirstVips: []string{"20.0.0.1/32"},
+			From:   "announced",
+			To:     "withdrawn",
+			Reason: "no_gateway",
 			Detail: "20.0.0.1/32 and 1199 more: 1200 ipv4 announced to withdrawn, no_gateway",
 		},
 		{
-			Time: before(0), Sequence: 7, VipCount: 1200, FirstVips: []string{"20.0.0.1/32"},
-			From:   readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
+			Time: before(0), Sequence: 7, Object: "1200 VIPs", VipCount: 1200, FirstVips: []string{"20.0.0.1/32"},
+			From:   "withdrawn",
 			Detail: "1100 ipv4 withdrawn to announced, ready; 100 ipv4 withdrawn to depreferred, lb_draining",
 		},
 		{},
@@ -374,8 +377,8 @@ func TestEventLogColumns(t *testing.T) {
 	if got := l.Render(nil); got != "" {
 		t.Errorf("no events are %q", got)
 	}
-	first := l.Render([]*frontendv1.Event{{Time: before(0), Sequence: 1, Gateway: strings.Repeat("g", 40)}})
-	second := l.Render([]*frontendv1.Event{{Time: before(0), Sequence: 2, Vip: "20.0.0.1/32", Detail: "two\nlines"}})
+	first := l.Render([]*adminv1.Event{{Time: before(0), Sequence: 1, Object: strings.Repeat("g", 40)}})
+	second := l.Render([]*adminv1.Event{{Time: before(0), Sequence: 2, Object: "20.0.0.1/32", Detail: "two\nlines"}})
 	head, row, _ := strings.Cut(first, "\n")
 	if !strings.HasPrefix(head, "TIME") || strings.Contains(second, "TIME") || strings.Count(second, "\n") != 1 {
 		t.Errorf("got\n%s%s", first, second)
@@ -520,7 +523,7 @@ func TestFrontendWithNSP(t *testing.T) {
 		t.Errorf("the status\n%s\nlacks %q", text, want)
 	}
 	s.ConfigurationError = "VIP vip-a: VIP \"20.0.0.1\" has no prefix length; use 20.0.0.1/32"
-	s.Conditions = append(s.Conditions, &frontendv1.Condition{Name: "NSPCli", Detail: "not refreshed since noon"})
+	s.Conditions = append(s.Conditions, &adminv1.Condition{Name: "NSPCli", Detail: "not refreshed since noon"})
 	text, _ = Frontend(s, now)
 	for _, want := range []string{
 		"NSP nsp-service-trench-a:7778, not refreshed since noon\n",
@@ -538,7 +541,7 @@ func TestErrorOfLoadBalancer(t *testing.T) {
 		strings.Repeat("it denied the client's SPIFFE ID; ", 10) + "compare --frontend-id of lb with the frontend's ID"
 	s := &frontendv1.Status{
 		Gating:       true,
-		Conditions:   []*frontendv1.Condition{{Name: "Readiness"}, {Name: "Stream", Detail: text}},
+		Conditions:   []*adminv1.Condition{{Name: "Readiness"}, {Name: "Stream", Detail: text}},
 		LoadBalancer: &frontendv1.LoadBalancerStatus{Error: text},
 	}
 	if out, _ := Frontend(s, time.Now()); strings.Count(out, text) != 1 {
@@ -548,7 +551,7 @@ func TestErrorOfLoadBalancer(t *testing.T) {
 	if out, _ := Frontend(s, time.Now()); strings.Count(out, text) != 1 {
 		t.Errorf("%d times in\n%s", strings.Count(out, text), out)
 	}
-	s.Conditions[1] = &frontendv1.Condition{Name: "Stream", Detail: "another"}
+	s.Conditions[1] = &adminv1.Condition{Name: "Stream", Detail: "another"}
 	if out, _ := Frontend(s, time.Now()); !strings.Contains(out, "last error: "+text) {
 		t.Errorf("no error in\n%s", out)
 	}

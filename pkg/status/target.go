@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 )
 
@@ -57,7 +58,7 @@ func writeReplyPath(b *strings.Builder, s *targetadminv1.Status, now time.Time) 
 	b.WriteByte('\n')
 	head.align(b, "")
 	writeList(b, "Packets to the pool are not accepted, or not answered, since:", problems)
-	conditions := slices.DeleteFunc(slices.Clone(s.GetConditions()), func(c *targetadminv1.Condition) bool {
+	conditions := slices.DeleteFunc(slices.Clone(s.GetConditions()), func(c *adminv1.Condition) bool {
 		replyPath := c.GetName() == "ReplyPath" || c.GetName() == readiness
 		return replyPath && len(problems) > 0 // the problems have more detail
 	})

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 )
 
@@ -11,7 +12,7 @@ func goodTarget() *targetadminv1.Status {
 	return &targetadminv1.Status{
 		Version: "v0.2.0", Pool: []string{"20.0.0.0/24", "2000::/64"}, Interface: "net1", Dropped: 3,
 		Complete: true, Since: before(time.Minute), Repairs: 1,
-		Conditions: []*targetadminv1.Condition{{Name: "Readiness", Serving: true}, {Name: "ReplyPath", Serving: true}},
+		Conditions: []*adminv1.Condition{{Name: "Readiness", Serving: true}, {Name: "ReplyPath", Serving: true}},
 		Peers: []*targetadminv1.Peer{
 			{
 				Mac: "02:00:00:00:00:01", Addresses: []string{"172.16.0.1", "fd00::1"}, Fwmark: 0x1234567,
@@ -41,12 +42,12 @@ func TestTarget(t *testing.T) {
 				{Object: "interface net1", Detail: "does not exist", Remedy: "attach the pod to the network of the targets"},
 				{Object: "route 20.0.0.0/24", Detail: "no such device"},
 			}
-			s.Conditions = []*targetadminv1.Condition{{Name: "Readiness"}, {Name: "ReplyPath", Detail: "interface net1"}}
+			s.Conditions = []*adminv1.Condition{{Name: "Readiness"}, {Name: "ReplyPath", Detail: "interface net1"}}
 			s.Registrations = append(s.Registrations, registered("READY", ""), registered("", "connection refused"))
 		}, false},
 		"starting": {func(s *targetadminv1.Status) {
 			s.Complete, s.Since, s.Peers, s.Repairs = false, nil, nil, 0
-			s.Conditions = []*targetadminv1.Condition{
+			s.Conditions = []*adminv1.Condition{
 				{Name: "Readiness"}, {Name: "ReplyPath", Detail: "the kernel state was not read yet"},
 			}
 		}, false},

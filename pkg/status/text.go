@@ -15,6 +15,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 )
 
 const (
@@ -210,25 +212,18 @@ func (s summary) write(b *strings.Builder) {
 	t.align(b, "  ")
 }
 
-// condition is one health service of a program.
-type condition interface {
-	GetName() string
-	GetServing() bool
-	GetDetail() string
-}
-
 // readiness is the name of the conjunction. Its parts are listed with their reasons instead.
 const readiness = "Readiness"
 
 // writeConditions appends the conditions that do not hold.
-func writeConditions[C condition](b *strings.Builder, all []C) {
+func writeConditions(b *strings.Builder, all []*adminv1.Condition) {
 	t := &table{}
 	for _, c := range all {
 		if !c.GetServing() && c.GetName() != readiness {
 			t.row(clean(c.GetName()), cut(c.GetDetail(), maxError))
 		}
 	}
-	at := slices.IndexFunc(all, func(c C) bool { return c.GetName() == readiness })
+	at := slices.IndexFunc(all, func(c *adminv1.Condition) bool { return c.GetName() == readiness })
 	ready := at >= 0 && all[at].GetServing()
 	if at >= 0 && !ready && len(t.rows) == 0 {
 		t.row(readiness, cut(all[at].GetDetail(), maxError))

@@ -3,8 +3,6 @@ package target
 import (
 	"context"
 
-	"google.golang.org/grpc"
-
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -14,30 +12,12 @@ import (
 
 // admin implements the TargetAdminService.
 type admin struct {
-	targetadminv1.UnimplementedTargetAdminServiceServer
-	process *process
+	targetadminv1.UnsafeTargetAdminServiceServer
+	endpoint.StatusServer[targetadminv1.Status, struct{}]
 }
 
-// GetStatus implements the TargetAdminService.
-func (a *admin) GetStatus(ctx context.Context, _ *targetadminv1.GetStatusRequest,
-) (*targetadminv1.GetStatusResponse, error) {
-	return &targetadminv1.GetStatusResponse{Status: a.process.status(ctx)}, nil
-}
-
-// WatchStatus implements the TargetAdminService.
-func (a *admin) WatchStatus(_ *targetadminv1.WatchStatusRequest,
-	stream grpc.ServerStreamingServer[targetadminv1.WatchStatusResponse],
-) error {
-	return endpoint.WatchStatus(stream.Context(), &a.process.changed, func() error {
-		return stream.Send(&targetadminv1.WatchStatusResponse{Status: a.process.status(stream.Context())})
-	})
-}
-
-// SetLogLevel implements the TargetAdminService.
-func (a *admin) SetLogLevel(_ context.Context, r *targetadminv1.SetLogLevelRequest,
-) (*targetadminv1.SetLogLevelResponse, error) {
-	previous, err := endpoint.SetLogLevel(a.process.Level, a.process.Log, r.GetLevel())
-	return &targetadminv1.SetLogLevelResponse{Previous: previous}, err
+func newAdmin(p *process) *admin {
+	return &admin{StatusServer: endpoint.StatusServer[targetadminv1.Status, struct{}]{Read: p.status, Changes: &p.changed}}
 }
 
 // status returns this process's content of `target status`.
@@ -45,10 +25,7 @@ func (p *process) status(ctx context.Context) *targetadminv1.Status {
 	flows, err := p.flows(ctx)
 	s := Describe(p.Options, p.path.Status(), flows)
 	s.FlowsError = logs.Text(err)
-	for _, c := range p.health.Conditions() {
-		s.Conditions = append(s.Conditions,
-			&targetadminv1.Condition{Name: c.Name, Serving: c.Serving, Detail: c.Detail})
-	}
+	s.Conditions = p.health.Conditions()
 	return s
 }
 

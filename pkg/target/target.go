@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/health"
@@ -135,7 +136,8 @@ func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
 	}()
 	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket),
 		func(r grpc.ServiceRegistrar) {
-			targetadminv1.RegisterTargetAdminServiceServer(r, &admin{process: p})
+			targetadminv1.RegisterTargetAdminServiceServer(r, newAdmin(p))
+			adminv1.RegisterLogServiceServer(r, endpoint.LogService{Level: p.Level, Log: p.Log})
 			p.health.Register(r)
 		})
 	if err != nil {

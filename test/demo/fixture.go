@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/test/lab"
@@ -248,20 +249,19 @@ func withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // frontendStatus requests the frontend's status.
 func (s *fixture) frontendStatus(ctx context.Context) (*frontendv1.Status, error) {
-	r, err := frontendv1.NewFrontendServiceClient(s.frontend).GetStatus(ctx, &frontendv1.GetStatusRequest{})
-	return r.GetStatus(), err
+	return frontendv1.NewFrontendServiceClient(s.frontend).GetStatus(ctx, &adminv1.GetStatusRequest{})
 }
 
 // decided requests from the lb the time of its last decision about each VIP.
 func (s *fixture) decided(ctx context.Context) (map[netip.Prefix]time.Time, error) {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()
-	r, err := lbv1.NewLBServiceClient(s.lb).GetStatus(ctx, &lbv1.GetStatusRequest{}, grpc.WaitForReady(true))
+	r, err := lbv1.NewLBServiceClient(s.lb).GetStatus(ctx, &adminv1.GetStatusRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		return nil, fmt.Errorf("status of the lb: %w", err)
 	}
 	since := map[netip.Prefix]time.Time{}
-	for _, v := range r.GetStatus().GetVips() {
+	for _, v := range r.GetVips() {
 		p, err := netip.ParsePrefix(v.GetReadiness().GetVip())
 		if err != nil {
 			return nil, fmt.Errorf("status of the lb: %w", err)

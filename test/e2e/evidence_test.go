@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/test/lab"
@@ -231,19 +232,19 @@ func (f *fixture) wantHealth(addr, service string, want healthv1.HealthCheckResp
 // lbStatus returns the status from the lb's admin socket.
 func (f *fixture) lbStatus() *lbv1.Status {
 	f.t.Helper()
-	r, err := lbv1.NewLBServiceClient(f.dial(f.pod.LBAdmin())).GetStatus(f.t.Context(), &lbv1.GetStatusRequest{})
+	s, err := lbv1.NewLBServiceClient(f.dial(f.pod.LBAdmin())).GetStatus(f.t.Context(), &adminv1.GetStatusRequest{})
 	f.must(err)
-	return r.GetStatus()
+	return s
 }
 
 // frontendStatus returns the status from the frontend's admin socket.
 func (f *fixture) frontendStatus() *frontendv1.Status {
 	f.t.Helper()
-	r, err := frontendv1.NewFrontendServiceClient(f.dial(f.pod.FrontendAdmin())).GetStatus(
-		f.t.Context(), &frontendv1.GetStatusRequest{},
+	s, err := frontendv1.NewFrontendServiceClient(f.dial(f.pod.FrontendAdmin())).GetStatus(
+		f.t.Context(), &adminv1.GetStatusRequest{},
 	)
 	f.must(err)
-	return r.GetStatus()
+	return s
 }
 
 // get returns a page of one of the pod's HTTP listeners.

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -173,9 +174,9 @@ func waitCondition[C condition](f *fixture, status func(context.Context) ([]C, e
 func (f *fixture) waitFrontend(name string, serving bool, words ...string) string {
 	f.t.Helper()
 	client := frontendv1.NewFrontendServiceClient(f.dial(f.pod.FrontendAdmin()))
-	return waitCondition(f, func(ctx context.Context) ([]*frontendv1.Condition, error) {
-		r, err := client.GetStatus(ctx, &frontendv1.GetStatusRequest{})
-		return r.GetStatus().GetConditions(), err
+	return waitCondition(f, func(ctx context.Context) ([]*adminv1.Condition, error) {
+		r, err := client.GetStatus(ctx, &adminv1.GetStatusRequest{})
+		return r.GetConditions(), err
 	}, name, serving, words...)
 }
 
@@ -183,9 +184,9 @@ func (f *fixture) waitFrontend(name string, serving bool, words ...string) strin
 func (f *fixture) waitLB(name string, serving bool, words ...string) string {
 	f.t.Helper()
 	client := lbv1.NewLBServiceClient(f.dial(f.pod.LBAdmin()))
-	return waitCondition(f, func(ctx context.Context) ([]*lbv1.Condition, error) {
-		r, err := client.GetStatus(ctx, &lbv1.GetStatusRequest{})
-		return r.GetStatus().GetConditions(), err
+	return waitCondition(f, func(ctx context.Context) ([]*adminv1.Condition, error) {
+		r, err := client.GetStatus(ctx, &adminv1.GetStatusRequest{})
+		return r.GetConditions(), err
 	}, name, serving, words...)
 }
 

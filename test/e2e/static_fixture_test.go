@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -84,7 +85,7 @@ func (f *fixture) startFrontend(extra ...string) {
 	f.must(f.pod.StartFrontend(extra...))
 	f.waitFor(func() error {
 		_, err := frontendv1.NewFrontendServiceClient(f.dial(f.pod.FrontendAdmin())).GetStatus(
-			f.t.Context(), &frontendv1.GetStatusRequest{},
+			f.t.Context(), &adminv1.GetStatusRequest{},
 		)
 		return err
 	})

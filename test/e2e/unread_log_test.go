@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -133,13 +133,13 @@ func TestUnreadLog(t *testing.T) {
 func (f *fixture) logLines(n int) {
 	f.t.Helper()
 	const callers = 8
-	admin := frontendv1.NewFrontendServiceClient(f.dial(f.pod.FrontendAdmin()))
+	admin := adminv1.NewLogServiceClient(f.dial(f.pod.FrontendAdmin()))
 	failures := make([]error, callers)
 	var calls sync.WaitGroup
 	for i := range callers {
 		calls.Go(func() {
 			for range n / callers {
-				_, err := admin.SetLogLevel(f.t.Context(), &frontendv1.SetLogLevelRequest{Level: "info"})
+				_, err := admin.SetLogLevel(f.t.Context(), &adminv1.SetLogLevelRequest{Level: "info"})
 				if err != nil {
 					failures[i] = err
 					return

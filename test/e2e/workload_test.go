@@ -13,6 +13,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/identity"
@@ -194,14 +195,13 @@ func TestExpiredSVIDWithdraws(t *testing.T) {
 					t.Errorf("%s is withdrawn for %s, want %s", v.GetVip(), v.GetReason(), want)
 				}
 			}
-			r, err := frontendv1.NewFrontendServiceClient(a.dial(a.pod.FrontendAdmin())).ListEvents(
-				t.Context(), &frontendv1.ListEventsRequest{},
+			r, err := adminv1.NewEventServiceClient(a.dial(a.pod.FrontendAdmin())).ListEvents(
+				t.Context(), &adminv1.ListEventsRequest{},
 			)
 			a.must(err)
 			var lost, late bool
 			for _, e := range r.GetEvents() {
-				lost = lost || e.GetVip() == vipA4 &&
-					e.GetReason() == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_LOST
+				lost = lost || e.GetObject() == vipA4 && e.GetReason() == "lb_lost"
 				late = late || strings.Contains(e.GetDetail(), "was not renewed")
 			}
 			if !lost || late != (c.whose == "frontend") {

@@ -26,6 +26,7 @@ import (
 	typednetworkingv1 "k8s.io/client-go/kubernetes/typed/networking/v1"
 	"k8s.io/client-go/rest"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
 	"github.com/vipgate/vipgate/test/kubernetes"
 	"github.com/vipgate/vipgate/test/lab"
@@ -369,11 +370,11 @@ func (p *publishers) awaitLeaderOf(pod, leader *publisherPod) {
 	p.t.Helper()
 	client := kubev1.NewKubeServiceClient(p.dial(pod))
 	p.wait(func(ctx context.Context) error {
-		r, err := client.GetStatus(ctx, &kubev1.GetStatusRequest{})
+		r, err := client.GetStatus(ctx, &adminv1.GetStatusRequest{})
 		if err != nil {
 			return err
 		}
-		if l := r.GetStatus().GetLeader(); l != leader.name {
+		if l := r.GetLeader(); l != leader.name {
 			return fmt.Errorf("%s shows the leader %q, want %s", pod.name, l, leader.name)
 		}
 		return nil

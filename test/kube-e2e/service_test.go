@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	targetv1 "github.com/vipgate/vipgate/pkg/api/target/v1"
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
@@ -231,11 +232,11 @@ func wantNoEntries(ctx context.Context, p *lab.Pod, target string) error {
 	if err != nil {
 		return err
 	}
-	r, err := lbv1.NewLBServiceClient(conn).GetStatus(ctx, &lbv1.GetStatusRequest{}, grpc.WaitForReady(true))
+	r, err := lbv1.NewLBServiceClient(conn).GetStatus(ctx, &adminv1.GetStatusRequest{}, grpc.WaitForReady(true))
 	if err := errors.Join(err, conn.Close()); err != nil {
 		return err
 	}
-	for _, stream := range r.GetStatus().GetDataPlane().GetStreams() {
+	for _, stream := range r.GetDataPlane().GetStreams() {
 		for _, x := range stream.GetTargets() {
 			if n := x.GetEntriesIpv4() + x.GetEntriesIpv6(); x.GetName() == target && n > 0 {
 				return fmt.Errorf("%d entries of tables lead to %s", n, target)

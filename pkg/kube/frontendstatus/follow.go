@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/identity"
@@ -55,17 +56,17 @@ func watch(ctx context.Context, socket string, probe time.Duration, received fun
 	defer conn.Close()
 	client := frontendv1.NewFrontendServiceClient(conn)
 	g, ctx := errgroup.WithContext(ctx)
-	stream, err := client.WatchStatus(ctx, &frontendv1.WatchStatusRequest{})
+	stream, err := client.WatchStatus(ctx, &adminv1.WatchStatusRequest{})
 	if err != nil {
 		return err
 	}
 	g.Go(func() error {
 		for {
-			r, err := stream.Recv()
+			status, err := stream.Recv()
 			if err != nil {
 				return err
 			}
-			received(r.GetStatus())
+			received(status)
 		}
 	})
 	g.Go(func() error {
@@ -74,7 +75,7 @@ func watch(ctx context.Context, socket string, probe time.Duration, received fun
 				return err
 			}
 			call, cancel := context.WithTimeout(ctx, probe/2)
-			_, err := client.GetStatus(call, &frontendv1.GetStatusRequest{})
+			_, err := client.GetStatus(call, &adminv1.GetStatusRequest{})
 			cancel()
 			if err != nil {
 				return err

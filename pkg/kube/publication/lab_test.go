@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
@@ -371,20 +372,20 @@ func (f *fakeFrontend) start() {
 	f.t.Cleanup(f.end)
 }
 
-func (f *fakeFrontend) GetStatus(ctx context.Context, _ *frontendv1.GetStatusRequest,
-) (*frontendv1.GetStatusResponse, error) {
+func (f *fakeFrontend) GetStatus(ctx context.Context, _ *adminv1.GetStatusRequest,
+) (*frontendv1.Status, error) {
 	if f.hangs.Load() {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	return &frontendv1.GetStatusResponse{Status: f.status.Load()}, nil
+	return f.status.Load(), nil
 }
 
-func (f *fakeFrontend) WatchStatus(_ *frontendv1.WatchStatusRequest,
-	stream grpc.ServerStreamingServer[frontendv1.WatchStatusResponse],
+func (f *fakeFrontend) WatchStatus(_ *adminv1.WatchStatusRequest,
+	stream grpc.ServerStreamingServer[frontendv1.Status],
 ) error {
 	return endpoint.WatchStatus(stream.Context(), f.status, func() error {
-		return stream.Send(&frontendv1.WatchStatusResponse{Status: f.status.Load()})
+		return stream.Send(f.status.Load())
 	})
 }
 

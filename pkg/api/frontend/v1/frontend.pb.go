@@ -9,7 +9,8 @@
 package frontendv1
 
 import (
-	v1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	v1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
+	v11 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
@@ -83,775 +84,6 @@ func (Freshness) EnumDescriptor() ([]byte, []int) {
 	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
 }
 
-// GetStatusRequest asks for the status.
-type GetStatusRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *GetStatusRequest) Reset() {
-	*x = GetStatusRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *GetStatusRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*GetStatusRequest) ProtoMessage() {}
-
-func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
-func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
-}
-
-// GetStatusResponse holds the status.
-type GetStatusResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The status.
-	Status        *Status `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *GetStatusResponse) Reset() {
-	*x = GetStatusResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *GetStatusResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*GetStatusResponse) ProtoMessage() {}
-
-func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
-func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{1}
-}
-
-func (x *GetStatusResponse) GetStatus() *Status {
-	if x != nil {
-		return x.Status
-	}
-	return nil
-}
-
-// WatchStatusRequest asks for the status and its changes.
-type WatchStatusRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WatchStatusRequest) Reset() {
-	*x = WatchStatusRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WatchStatusRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WatchStatusRequest) ProtoMessage() {}
-
-func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WatchStatusRequest.ProtoReflect.Descriptor instead.
-func (*WatchStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{2}
-}
-
-// WatchStatusResponse holds the status.
-type WatchStatusResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The status.
-	Status        *Status `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WatchStatusResponse) Reset() {
-	*x = WatchStatusResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WatchStatusResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WatchStatusResponse) ProtoMessage() {}
-
-func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WatchStatusResponse.ProtoReflect.Descriptor instead.
-func (*WatchStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *WatchStatusResponse) GetStatus() *Status {
-	if x != nil {
-		return x.Status
-	}
-	return nil
-}
-
-// SetLogLevelRequest names the new level.
-type SetLogLevelRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// One of debug, info, warn, error.
-	Level         string `protobuf:"bytes,1,opt,name=level,proto3" json:"level,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetLogLevelRequest) Reset() {
-	*x = SetLogLevelRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetLogLevelRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetLogLevelRequest) ProtoMessage() {}
-
-func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
-func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *SetLogLevelRequest) GetLevel() string {
-	if x != nil {
-		return x.Level
-	}
-	return ""
-}
-
-// SetLogLevelResponse tells the level that was replaced.
-type SetLogLevelResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The level before.
-	Previous      string `protobuf:"bytes,1,opt,name=previous,proto3" json:"previous,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetLogLevelResponse) Reset() {
-	*x = SetLogLevelResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetLogLevelResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetLogLevelResponse) ProtoMessage() {}
-
-func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetLogLevelResponse.ProtoReflect.Descriptor instead.
-func (*SetLogLevelResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *SetLogLevelResponse) GetPrevious() string {
-	if x != nil {
-		return x.Previous
-	}
-	return ""
-}
-
-// ListEventsRequest selects events.
-type ListEventsRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only events of this VIP; empty means all. Of an event of many VIPs the
-	// answer holds what happened to this one. NOT_FOUND for a VIP that is not in
-	// the attractor and has no events.
-	Vip string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
-	// At most this many, the newest; 0 means all that are kept: 1 000, or fewer
-	// after decisions about many VIPs.
-	Limit uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
-	// Only events after this sequence number.
-	After         uint64 `protobuf:"varint,3,opt,name=after,proto3" json:"after,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ListEventsRequest) Reset() {
-	*x = ListEventsRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ListEventsRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ListEventsRequest) ProtoMessage() {}
-
-func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
-func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
-}
-
-func (x *ListEventsRequest) GetVip() string {
-	if x != nil {
-		return x.Vip
-	}
-	return ""
-}
-
-func (x *ListEventsRequest) GetLimit() uint32 {
-	if x != nil {
-		return x.Limit
-	}
-	return 0
-}
-
-func (x *ListEventsRequest) GetAfter() uint64 {
-	if x != nil {
-		return x.After
-	}
-	return 0
-}
-
-// ListEventsResponse holds events, oldest first.
-type ListEventsResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The events.
-	Events        []*Event `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ListEventsResponse) Reset() {
-	*x = ListEventsResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ListEventsResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ListEventsResponse) ProtoMessage() {}
-
-func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
-func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
-}
-
-func (x *ListEventsResponse) GetEvents() []*Event {
-	if x != nil {
-		return x.Events
-	}
-	return nil
-}
-
-// WatchEventsRequest selects events.
-type WatchEventsRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only events of this VIP, as in ListEventsRequest; empty means all.
-	Vip string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
-	// At most this many of those that are kept, the newest; 0 means all.
-	Limit uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
-	// The number after which to continue, from an up_to: only events after it. It counts only together
-	// with the instance that numbered it.
-	After uint64 `protobuf:"varint,3,opt,name=after,proto3" json:"after,omitempty"`
-	// The instance that was heard before, empty for none. If another one runs,
-	// after is ignored, since it counts from the start.
-	InstanceId    string `protobuf:"bytes,4,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WatchEventsRequest) Reset() {
-	*x = WatchEventsRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WatchEventsRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WatchEventsRequest) ProtoMessage() {}
-
-func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
-func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{8}
-}
-
-func (x *WatchEventsRequest) GetVip() string {
-	if x != nil {
-		return x.Vip
-	}
-	return ""
-}
-
-func (x *WatchEventsRequest) GetLimit() uint32 {
-	if x != nil {
-		return x.Limit
-	}
-	return 0
-}
-
-func (x *WatchEventsRequest) GetAfter() uint64 {
-	if x != nil {
-		return x.After
-	}
-	return 0
-}
-
-func (x *WatchEventsRequest) GetInstanceId() string {
-	if x != nil {
-		return x.InstanceId
-	}
-	return ""
-}
-
-// WatchEventsResponse holds events, oldest first.
-type WatchEventsResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which frontend numbered them: another one after each start.
-	InstanceId string `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// The events; at most 256.
-	Events []*Event `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
-	// How many events before these were missed, whatever they were about: the
-	// reader was away, or too slow, for longer than events are kept.
-	Lost uint64 `protobuf:"varint,3,opt,name=lost,proto3" json:"lost,omitempty"`
-	// No other event up to this number is to come: where to go on after.
-	UpTo          uint64 `protobuf:"varint,4,opt,name=up_to,json=upTo,proto3" json:"up_to,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WatchEventsResponse) Reset() {
-	*x = WatchEventsResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WatchEventsResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WatchEventsResponse) ProtoMessage() {}
-
-func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[9]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
-func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{9}
-}
-
-func (x *WatchEventsResponse) GetInstanceId() string {
-	if x != nil {
-		return x.InstanceId
-	}
-	return ""
-}
-
-func (x *WatchEventsResponse) GetEvents() []*Event {
-	if x != nil {
-		return x.Events
-	}
-	return nil
-}
-
-func (x *WatchEventsResponse) GetLost() uint64 {
-	if x != nil {
-		return x.Lost
-	}
-	return 0
-}
-
-func (x *WatchEventsResponse) GetUpTo() uint64 {
-	if x != nil {
-		return x.UpTo
-	}
-	return 0
-}
-
-// Event is one transition of a VIP, or of a gateway, or one thing worth knowing
-// about the frontend.
-type Event struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// When, by the wall clock.
-	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
-	// Counts events from 1 since the start.
-	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// The VIP; empty for an event of a gateway or of the frontend as a whole, and
-	// for one of many VIPs unless events of one of them were asked for.
-	Vip string `protobuf:"bytes,3,opt,name=vip,proto3" json:"vip,omitempty"`
-	// The advertisement before; unspecified for an event without a VIP, and where
-	// it differs between those of an event of many VIPs. So are the next two.
-	From v1.Advertisement `protobuf:"varint,4,opt,name=from,proto3,enum=vipgate.readiness.v1.Advertisement" json:"from,omitempty"`
-	// The advertisement after.
-	To v1.Advertisement `protobuf:"varint,5,opt,name=to,proto3,enum=vipgate.readiness.v1.Advertisement" json:"to,omitempty"`
-	// Why.
-	Reason v1.AdvertisementReason `protobuf:"varint,6,opt,name=reason,proto3,enum=vipgate.readiness.v1.AdvertisementReason" json:"reason,omitempty"`
-	// The load balancer's position at the decision.
-	Position *v1.Position `protobuf:"bytes,7,opt,name=position,proto3" json:"position,omitempty"`
-	// The cause for people.
-	Detail string `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
-	// The gateway whose session came up or was lost; empty for other events.
-	Gateway string `protobuf:"bytes,9,opt,name=gateway,proto3" json:"gateway,omitempty"`
-	// True if the gateway's session came up.
-	GatewayUp bool `protobuf:"varint,10,opt,name=gateway_up,json=gatewayUp,proto3" json:"gateway_up,omitempty"`
-	// How many VIPs one decision changed, if more than 50: they are one event.
-	// 0 for other events.
-	VipCount uint32 `protobuf:"varint,11,opt,name=vip_count,json=vipCount,proto3" json:"vip_count,omitempty"`
-	// The first of them, in ascending order.
-	FirstVips []string `protobuf:"bytes,12,rep,name=first_vips,json=firstVips,proto3" json:"first_vips,omitempty"`
-	// What happened to them, most VIPs first.
-	Transitions   []*VipTransitions `protobuf:"bytes,13,rep,name=transitions,proto3" json:"transitions,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Event) Reset() {
-	*x = Event{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Event) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Event) ProtoMessage() {}
-
-func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[10]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Event.ProtoReflect.Descriptor instead.
-func (*Event) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{10}
-}
-
-func (x *Event) GetTime() *timestamppb.Timestamp {
-	if x != nil {
-		return x.Time
-	}
-	return nil
-}
-
-func (x *Event) GetSequence() uint64 {
-	if x != nil {
-		return x.Sequence
-	}
-	return 0
-}
-
-func (x *Event) GetVip() string {
-	if x != nil {
-		return x.Vip
-	}
-	return ""
-}
-
-func (x *Event) GetFrom() v1.Advertisement {
-	if x != nil {
-		return x.From
-	}
-	return v1.Advertisement(0)
-}
-
-func (x *Event) GetTo() v1.Advertisement {
-	if x != nil {
-		return x.To
-	}
-	return v1.Advertisement(0)
-}
-
-func (x *Event) GetReason() v1.AdvertisementReason {
-	if x != nil {
-		return x.Reason
-	}
-	return v1.AdvertisementReason(0)
-}
-
-func (x *Event) GetPosition() *v1.Position {
-	if x != nil {
-		return x.Position
-	}
-	return nil
-}
-
-func (x *Event) GetDetail() string {
-	if x != nil {
-		return x.Detail
-	}
-	return ""
-}
-
-func (x *Event) GetGateway() string {
-	if x != nil {
-		return x.Gateway
-	}
-	return ""
-}
-
-func (x *Event) GetGatewayUp() bool {
-	if x != nil {
-		return x.GatewayUp
-	}
-	return false
-}
-
-func (x *Event) GetVipCount() uint32 {
-	if x != nil {
-		return x.VipCount
-	}
-	return 0
-}
-
-func (x *Event) GetFirstVips() []string {
-	if x != nil {
-		return x.FirstVips
-	}
-	return nil
-}
-
-func (x *Event) GetTransitions() []*VipTransitions {
-	if x != nil {
-		return x.Transitions
-	}
-	return nil
-}
-
-// VipTransitions are VIPs to which one decision did the same.
-type VipTransitions struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// How many.
-	Count uint32 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
-	// Their address family.
-	Family v1.IpFamily `protobuf:"varint,2,opt,name=family,proto3,enum=vipgate.readiness.v1.IpFamily" json:"family,omitempty"`
-	// The advertisement before.
-	From v1.Advertisement `protobuf:"varint,3,opt,name=from,proto3,enum=vipgate.readiness.v1.Advertisement" json:"from,omitempty"`
-	// The advertisement after.
-	To v1.Advertisement `protobuf:"varint,4,opt,name=to,proto3,enum=vipgate.readiness.v1.Advertisement" json:"to,omitempty"`
-	// Why.
-	Reason v1.AdvertisementReason `protobuf:"varint,5,opt,name=reason,proto3,enum=vipgate.readiness.v1.AdvertisementReason" json:"reason,omitempty"`
-	// The cause for people: that of the first of them.
-	Detail        string `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *VipTransitions) Reset() {
-	*x = VipTransitions{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *VipTransitions) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*VipTransitions) ProtoMessage() {}
-
-func (x *VipTransitions) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[11]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use VipTransitions.ProtoReflect.Descriptor instead.
-func (*VipTransitions) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{11}
-}
-
-func (x *VipTransitions) GetCount() uint32 {
-	if x != nil {
-		return x.Count
-	}
-	return 0
-}
-
-func (x *VipTransitions) GetFamily() v1.IpFamily {
-	if x != nil {
-		return x.Family
-	}
-	return v1.IpFamily(0)
-}
-
-func (x *VipTransitions) GetFrom() v1.Advertisement {
-	if x != nil {
-		return x.From
-	}
-	return v1.Advertisement(0)
-}
-
-func (x *VipTransitions) GetTo() v1.Advertisement {
-	if x != nil {
-		return x.To
-	}
-	return v1.Advertisement(0)
-}
-
-func (x *VipTransitions) GetReason() v1.AdvertisementReason {
-	if x != nil {
-		return x.Reason
-	}
-	return v1.AdvertisementReason(0)
-}
-
-func (x *VipTransitions) GetDetail() string {
-	if x != nil {
-		return x.Detail
-	}
-	return ""
-}
-
 // DrainRequest names what to drain.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -865,7 +97,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[12]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +109,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[12]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +122,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
 }
 
 func (x *DrainRequest) GetVips() []string {
@@ -922,7 +154,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -934,7 +166,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[13]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -947,7 +179,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *DrainResponse) GetDrained() []string {
@@ -982,7 +214,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -994,7 +226,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[14]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1007,7 +239,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{14}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *UndrainRequest) GetVips() []string {
@@ -1028,7 +260,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1040,7 +272,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[15]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1053,7 +285,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{15}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *UndrainResponse) GetDrained() []string {
@@ -1061,70 +293,6 @@ func (x *UndrainResponse) GetDrained() []string {
 		return x.Drained
 	}
 	return nil
-}
-
-// Condition is one thing that must be true for the process to serve.
-type Condition struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name of the health service, such as "Egress".
-	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// True when it serves.
-	Serving bool `protobuf:"varint,2,opt,name=serving,proto3" json:"serving,omitempty"`
-	// Why not, in words; empty when it serves.
-	Detail        string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Condition) Reset() {
-	*x = Condition{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Condition) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Condition) ProtoMessage() {}
-
-func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[16]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Condition.ProtoReflect.Descriptor instead.
-func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{16}
-}
-
-func (x *Condition) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *Condition) GetServing() bool {
-	if x != nil {
-		return x.Serving
-	}
-	return false
-}
-
-func (x *Condition) GetDetail() string {
-	if x != nil {
-		return x.Detail
-	}
-	return ""
 }
 
 // Status is everything the frontend knows.
@@ -1145,7 +313,7 @@ type Status struct {
 	// When that identity ends.
 	IdentityExpires *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=identity_expires,json=identityExpires,proto3" json:"identity_expires,omitempty"`
 	// The health services.
-	Conditions []*Condition `protobuf:"bytes,8,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	Conditions []*v1.Condition `protobuf:"bytes,8,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	// The load balancer.
 	LoadBalancer *LoadBalancerStatus `protobuf:"bytes,9,opt,name=load_balancer,json=loadBalancer,proto3" json:"load_balancer,omitempty"`
 	// The gateways.
@@ -1165,7 +333,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1177,7 +345,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[17]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1190,7 +358,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{17}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Status) GetVersion() string {
@@ -1242,7 +410,7 @@ func (x *Status) GetIdentityExpires() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *Status) GetConditions() []*Condition {
+func (x *Status) GetConditions() []*v1.Condition {
 	if x != nil {
 		return x.Conditions
 	}
@@ -1297,7 +465,7 @@ type LoadBalancerStatus struct {
 	// How much its word is worth.
 	Freshness Freshness `protobuf:"varint,1,opt,name=freshness,proto3,enum=vipgate.frontend.v1.Freshness" json:"freshness,omitempty"`
 	// The last position heard.
-	Position *v1.Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
+	Position *v11.Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
 	// How much of the lease is left; negative when it ended.
 	LeaseLeft *durationpb.Duration `protobuf:"bytes,3,opt,name=lease_left,json=leaseLeft,proto3" json:"lease_left,omitempty"`
 	// True once a synced snapshot was heard from this instance.
@@ -1320,7 +488,7 @@ type LoadBalancerStatus struct {
 
 func (x *LoadBalancerStatus) Reset() {
 	*x = LoadBalancerStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +500,7 @@ func (x *LoadBalancerStatus) String() string {
 func (*LoadBalancerStatus) ProtoMessage() {}
 
 func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[18]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +513,7 @@ func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancerStatus.ProtoReflect.Descriptor instead.
 func (*LoadBalancerStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{18}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *LoadBalancerStatus) GetFreshness() Freshness {
@@ -1355,7 +523,7 @@ func (x *LoadBalancerStatus) GetFreshness() Freshness {
 	return Freshness_FRESHNESS_UNSPECIFIED
 }
 
-func (x *LoadBalancerStatus) GetPosition() *v1.Position {
+func (x *LoadBalancerStatus) GetPosition() *v11.Position {
 	if x != nil {
 		return x.Position
 	}
@@ -1455,7 +623,7 @@ type GatewayStatus struct {
 
 func (x *GatewayStatus) Reset() {
 	*x = GatewayStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1467,7 +635,7 @@ func (x *GatewayStatus) String() string {
 func (*GatewayStatus) ProtoMessage() {}
 
 func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[19]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1480,7 +648,7 @@ func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayStatus.ProtoReflect.Descriptor instead.
 func (*GatewayStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{19}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GatewayStatus) GetName() string {
@@ -1621,7 +789,7 @@ type BirdStatus struct {
 
 func (x *BirdStatus) Reset() {
 	*x = BirdStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +801,7 @@ func (x *BirdStatus) String() string {
 func (*BirdStatus) ProtoMessage() {}
 
 func (x *BirdStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[20]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +814,7 @@ func (x *BirdStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BirdStatus.ProtoReflect.Descriptor instead.
 func (*BirdStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{20}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *BirdStatus) GetVersion() string {
@@ -1690,13 +858,13 @@ type VipStatus struct {
 	// The VIP as a canonical prefix.
 	Vip string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
 	// What the frontend does with it.
-	Advertisement v1.Advertisement `protobuf:"varint,2,opt,name=advertisement,proto3,enum=vipgate.readiness.v1.Advertisement" json:"advertisement,omitempty"`
+	Advertisement v11.Advertisement `protobuf:"varint,2,opt,name=advertisement,proto3,enum=vipgate.readiness.v1.Advertisement" json:"advertisement,omitempty"`
 	// Why.
-	Reason v1.AdvertisementReason `protobuf:"varint,3,opt,name=reason,proto3,enum=vipgate.readiness.v1.AdvertisementReason" json:"reason,omitempty"`
+	Reason v11.AdvertisementReason `protobuf:"varint,3,opt,name=reason,proto3,enum=vipgate.readiness.v1.AdvertisementReason" json:"reason,omitempty"`
 	// Since when it has this advertisement.
 	Since *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
 	// What the load balancer said last; absent if it never spoke of the VIP.
-	Readiness *v1.VipReadiness `protobuf:"bytes,5,opt,name=readiness,proto3" json:"readiness,omitempty"`
+	Readiness *v11.VipReadiness `protobuf:"bytes,5,opt,name=readiness,proto3" json:"readiness,omitempty"`
 	// Gateways that receive it, by name: those of its family that are up, except for gateways to which
 	// BIRD does not export it. None while it is not advertised.
 	Gateways []string `protobuf:"bytes,6,rep,name=gateways,proto3" json:"gateways,omitempty"`
@@ -1709,7 +877,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[21]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1721,7 +889,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[21]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1734,7 +902,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{21}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *VipStatus) GetVip() string {
@@ -1744,18 +912,18 @@ func (x *VipStatus) GetVip() string {
 	return ""
 }
 
-func (x *VipStatus) GetAdvertisement() v1.Advertisement {
+func (x *VipStatus) GetAdvertisement() v11.Advertisement {
 	if x != nil {
 		return x.Advertisement
 	}
-	return v1.Advertisement(0)
+	return v11.Advertisement(0)
 }
 
-func (x *VipStatus) GetReason() v1.AdvertisementReason {
+func (x *VipStatus) GetReason() v11.AdvertisementReason {
 	if x != nil {
 		return x.Reason
 	}
-	return v1.AdvertisementReason(0)
+	return v11.AdvertisementReason(0)
 }
 
 func (x *VipStatus) GetSince() *timestamppb.Timestamp {
@@ -1765,7 +933,7 @@ func (x *VipStatus) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *VipStatus) GetReadiness() *v1.VipReadiness {
+func (x *VipStatus) GetReadiness() *v11.VipReadiness {
 	if x != nil {
 		return x.Readiness
 	}
@@ -1790,59 +958,7 @@ var File_vipgate_frontend_v1_frontend_proto protoreflect.FileDescriptor
 
 const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\n" +
-	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$vipgate/readiness/v1/readiness.proto\"\x12\n" +
-	"\x10GetStatusRequest\"H\n" +
-	"\x11GetStatusResponse\x123\n" +
-	"\x06status\x18\x01 \x01(\v2\x1b.vipgate.frontend.v1.StatusR\x06status\"\x14\n" +
-	"\x12WatchStatusRequest\"J\n" +
-	"\x13WatchStatusResponse\x123\n" +
-	"\x06status\x18\x01 \x01(\v2\x1b.vipgate.frontend.v1.StatusR\x06status\"*\n" +
-	"\x12SetLogLevelRequest\x12\x14\n" +
-	"\x05level\x18\x01 \x01(\tR\x05level\"1\n" +
-	"\x13SetLogLevelResponse\x12\x1a\n" +
-	"\bprevious\x18\x01 \x01(\tR\bprevious\"Q\n" +
-	"\x11ListEventsRequest\x12\x10\n" +
-	"\x03vip\x18\x01 \x01(\tR\x03vip\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x14\n" +
-	"\x05after\x18\x03 \x01(\x04R\x05after\"H\n" +
-	"\x12ListEventsResponse\x122\n" +
-	"\x06events\x18\x01 \x03(\v2\x1a.vipgate.frontend.v1.EventR\x06events\"s\n" +
-	"\x12WatchEventsRequest\x12\x10\n" +
-	"\x03vip\x18\x01 \x01(\tR\x03vip\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x14\n" +
-	"\x05after\x18\x03 \x01(\x04R\x05after\x12\x1f\n" +
-	"\vinstance_id\x18\x04 \x01(\tR\n" +
-	"instanceId\"\x93\x01\n" +
-	"\x13WatchEventsResponse\x12\x1f\n" +
-	"\vinstance_id\x18\x01 \x01(\tR\n" +
-	"instanceId\x122\n" +
-	"\x06events\x18\x02 \x03(\v2\x1a.vipgate.frontend.v1.EventR\x06events\x12\x12\n" +
-	"\x04lost\x18\x03 \x01(\x04R\x04lost\x12\x13\n" +
-	"\x05up_to\x18\x04 \x01(\x04R\x04upTo\"\xa6\x04\n" +
-	"\x05Event\x12.\n" +
-	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x10\n" +
-	"\x03vip\x18\x03 \x01(\tR\x03vip\x127\n" +
-	"\x04from\x18\x04 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\x04from\x123\n" +
-	"\x02to\x18\x05 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\x02to\x12A\n" +
-	"\x06reason\x18\x06 \x01(\x0e2).vipgate.readiness.v1.AdvertisementReasonR\x06reason\x12:\n" +
-	"\bposition\x18\a \x01(\v2\x1e.vipgate.readiness.v1.PositionR\bposition\x12\x16\n" +
-	"\x06detail\x18\b \x01(\tR\x06detail\x12\x18\n" +
-	"\agateway\x18\t \x01(\tR\agateway\x12\x1d\n" +
-	"\n" +
-	"gateway_up\x18\n" +
-	" \x01(\bR\tgatewayUp\x12\x1b\n" +
-	"\tvip_count\x18\v \x01(\rR\bvipCount\x12\x1d\n" +
-	"\n" +
-	"first_vips\x18\f \x03(\tR\tfirstVips\x12E\n" +
-	"\vtransitions\x18\r \x03(\v2#.vipgate.frontend.v1.VipTransitionsR\vtransitions\"\xa7\x02\n" +
-	"\x0eVipTransitions\x12\x14\n" +
-	"\x05count\x18\x01 \x01(\rR\x05count\x126\n" +
-	"\x06family\x18\x02 \x01(\x0e2\x1e.vipgate.readiness.v1.IpFamilyR\x06family\x127\n" +
-	"\x04from\x18\x03 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\x04from\x123\n" +
-	"\x02to\x18\x04 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\x02to\x12A\n" +
-	"\x06reason\x18\x05 \x01(\x0e2).vipgate.readiness.v1.AdvertisementReasonR\x06reason\x12\x16\n" +
-	"\x06detail\x18\x06 \x01(\tR\x06detail\"4\n" +
+	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"4\n" +
 	"\fDrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x10\n" +
 	"\x03all\x18\x02 \x01(\bR\x03all\"w\n" +
@@ -1853,11 +969,7 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x0eUndrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\"+\n" +
 	"\x0fUndrainResponse\x12\x18\n" +
-	"\adrained\x18\x01 \x03(\tR\adrained\"Q\n" +
-	"\tCondition\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\aserving\x18\x02 \x01(\bR\aserving\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x8b\x05\n" +
+	"\adrained\x18\x01 \x03(\tR\adrained\"\x88\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12\x1c\n" +
@@ -1865,9 +977,9 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x06gating\x18\x04 \x01(\bR\x06gating\x12\x1a\n" +
 	"\bstopping\x18\x05 \x01(\bR\bstopping\x12\x1b\n" +
 	"\tspiffe_id\x18\x06 \x01(\tR\bspiffeId\x12E\n" +
-	"\x10identity_expires\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x0fidentityExpires\x12>\n" +
+	"\x10identity_expires\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x0fidentityExpires\x12;\n" +
 	"\n" +
-	"conditions\x18\b \x03(\v2\x1e.vipgate.frontend.v1.ConditionR\n" +
+	"conditions\x18\b \x03(\v2\x1b.vipgate.admin.v1.ConditionR\n" +
 	"conditions\x12L\n" +
 	"\rload_balancer\x18\t \x01(\v2'.vipgate.frontend.v1.LoadBalancerStatusR\floadBalancer\x12>\n" +
 	"\bgateways\x18\n" +
@@ -1926,16 +1038,12 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x15FRESHNESS_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFRESHNESS_LIVE\x10\x01\x12\x13\n" +
 	"\x0fFRESHNESS_STALE\x10\x02\x12\x12\n" +
-	"\x0eFRESHNESS_LOST\x10\x032\x9c\x05\n" +
-	"\x0fFrontendService\x12Z\n" +
-	"\tGetStatus\x12%.vipgate.frontend.v1.GetStatusRequest\x1a&.vipgate.frontend.v1.GetStatusResponse\x12b\n" +
-	"\vWatchStatus\x12'.vipgate.frontend.v1.WatchStatusRequest\x1a(.vipgate.frontend.v1.WatchStatusResponse0\x01\x12]\n" +
-	"\n" +
-	"ListEvents\x12&.vipgate.frontend.v1.ListEventsRequest\x1a'.vipgate.frontend.v1.ListEventsResponse\x12b\n" +
-	"\vWatchEvents\x12'.vipgate.frontend.v1.WatchEventsRequest\x1a(.vipgate.frontend.v1.WatchEventsResponse0\x01\x12N\n" +
+	"\x0eFRESHNESS_LOST\x10\x032\xd9\x02\n" +
+	"\x0fFrontendService\x12L\n" +
+	"\tGetStatus\x12\".vipgate.admin.v1.GetStatusRequest\x1a\x1b.vipgate.frontend.v1.Status\x12R\n" +
+	"\vWatchStatus\x12$.vipgate.admin.v1.WatchStatusRequest\x1a\x1b.vipgate.frontend.v1.Status0\x01\x12N\n" +
 	"\x05Drain\x12!.vipgate.frontend.v1.DrainRequest\x1a\".vipgate.frontend.v1.DrainResponse\x12T\n" +
-	"\aUndrain\x12#.vipgate.frontend.v1.UndrainRequest\x1a$.vipgate.frontend.v1.UndrainResponse\x12`\n" +
-	"\vSetLogLevel\x12'.vipgate.frontend.v1.SetLogLevelRequest\x1a(.vipgate.frontend.v1.SetLogLevelResponseB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
+	"\aUndrain\x12#.vipgate.frontend.v1.UndrainRequest\x1a$.vipgate.frontend.v1.UndrainResponseB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
 
 var (
 	file_vipgate_frontend_v1_frontend_proto_rawDescOnce sync.Once
@@ -1950,90 +1058,59 @@ func file_vipgate_frontend_v1_frontend_proto_rawDescGZIP() []byte {
 }
 
 var file_vipgate_frontend_v1_frontend_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(Freshness)(0),                // 0: vipgate.frontend.v1.Freshness
-	(*GetStatusRequest)(nil),      // 1: vipgate.frontend.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),     // 2: vipgate.frontend.v1.GetStatusResponse
-	(*WatchStatusRequest)(nil),    // 3: vipgate.frontend.v1.WatchStatusRequest
-	(*WatchStatusResponse)(nil),   // 4: vipgate.frontend.v1.WatchStatusResponse
-	(*SetLogLevelRequest)(nil),    // 5: vipgate.frontend.v1.SetLogLevelRequest
-	(*SetLogLevelResponse)(nil),   // 6: vipgate.frontend.v1.SetLogLevelResponse
-	(*ListEventsRequest)(nil),     // 7: vipgate.frontend.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),    // 8: vipgate.frontend.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),    // 9: vipgate.frontend.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),   // 10: vipgate.frontend.v1.WatchEventsResponse
-	(*Event)(nil),                 // 11: vipgate.frontend.v1.Event
-	(*VipTransitions)(nil),        // 12: vipgate.frontend.v1.VipTransitions
-	(*DrainRequest)(nil),          // 13: vipgate.frontend.v1.DrainRequest
-	(*DrainResponse)(nil),         // 14: vipgate.frontend.v1.DrainResponse
-	(*UndrainRequest)(nil),        // 15: vipgate.frontend.v1.UndrainRequest
-	(*UndrainResponse)(nil),       // 16: vipgate.frontend.v1.UndrainResponse
-	(*Condition)(nil),             // 17: vipgate.frontend.v1.Condition
-	(*Status)(nil),                // 18: vipgate.frontend.v1.Status
-	(*LoadBalancerStatus)(nil),    // 19: vipgate.frontend.v1.LoadBalancerStatus
-	(*GatewayStatus)(nil),         // 20: vipgate.frontend.v1.GatewayStatus
-	(*BirdStatus)(nil),            // 21: vipgate.frontend.v1.BirdStatus
-	(*VipStatus)(nil),             // 22: vipgate.frontend.v1.VipStatus
-	(*timestamppb.Timestamp)(nil), // 23: google.protobuf.Timestamp
-	(v1.Advertisement)(0),         // 24: vipgate.readiness.v1.Advertisement
-	(v1.AdvertisementReason)(0),   // 25: vipgate.readiness.v1.AdvertisementReason
-	(*v1.Position)(nil),           // 26: vipgate.readiness.v1.Position
-	(v1.IpFamily)(0),              // 27: vipgate.readiness.v1.IpFamily
-	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
-	(*v1.VipReadiness)(nil),       // 29: vipgate.readiness.v1.VipReadiness
+	(*DrainRequest)(nil),          // 1: vipgate.frontend.v1.DrainRequest
+	(*DrainResponse)(nil),         // 2: vipgate.frontend.v1.DrainResponse
+	(*UndrainRequest)(nil),        // 3: vipgate.frontend.v1.UndrainRequest
+	(*UndrainResponse)(nil),       // 4: vipgate.frontend.v1.UndrainResponse
+	(*Status)(nil),                // 5: vipgate.frontend.v1.Status
+	(*LoadBalancerStatus)(nil),    // 6: vipgate.frontend.v1.LoadBalancerStatus
+	(*GatewayStatus)(nil),         // 7: vipgate.frontend.v1.GatewayStatus
+	(*BirdStatus)(nil),            // 8: vipgate.frontend.v1.BirdStatus
+	(*VipStatus)(nil),             // 9: vipgate.frontend.v1.VipStatus
+	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
+	(*v1.Condition)(nil),          // 11: vipgate.admin.v1.Condition
+	(*v11.Position)(nil),          // 12: vipgate.readiness.v1.Position
+	(*durationpb.Duration)(nil),   // 13: google.protobuf.Duration
+	(v11.Advertisement)(0),        // 14: vipgate.readiness.v1.Advertisement
+	(v11.AdvertisementReason)(0),  // 15: vipgate.readiness.v1.AdvertisementReason
+	(*v11.VipReadiness)(nil),      // 16: vipgate.readiness.v1.VipReadiness
+	(*v1.GetStatusRequest)(nil),   // 17: vipgate.admin.v1.GetStatusRequest
+	(*v1.WatchStatusRequest)(nil), // 18: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
-	18, // 0: vipgate.frontend.v1.GetStatusResponse.status:type_name -> vipgate.frontend.v1.Status
-	18, // 1: vipgate.frontend.v1.WatchStatusResponse.status:type_name -> vipgate.frontend.v1.Status
-	11, // 2: vipgate.frontend.v1.ListEventsResponse.events:type_name -> vipgate.frontend.v1.Event
-	11, // 3: vipgate.frontend.v1.WatchEventsResponse.events:type_name -> vipgate.frontend.v1.Event
-	23, // 4: vipgate.frontend.v1.Event.time:type_name -> google.protobuf.Timestamp
-	24, // 5: vipgate.frontend.v1.Event.from:type_name -> vipgate.readiness.v1.Advertisement
-	24, // 6: vipgate.frontend.v1.Event.to:type_name -> vipgate.readiness.v1.Advertisement
-	25, // 7: vipgate.frontend.v1.Event.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	26, // 8: vipgate.frontend.v1.Event.position:type_name -> vipgate.readiness.v1.Position
-	12, // 9: vipgate.frontend.v1.Event.transitions:type_name -> vipgate.frontend.v1.VipTransitions
-	27, // 10: vipgate.frontend.v1.VipTransitions.family:type_name -> vipgate.readiness.v1.IpFamily
-	24, // 11: vipgate.frontend.v1.VipTransitions.from:type_name -> vipgate.readiness.v1.Advertisement
-	24, // 12: vipgate.frontend.v1.VipTransitions.to:type_name -> vipgate.readiness.v1.Advertisement
-	25, // 13: vipgate.frontend.v1.VipTransitions.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	23, // 14: vipgate.frontend.v1.DrainResponse.until:type_name -> google.protobuf.Timestamp
-	23, // 15: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	17, // 16: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.frontend.v1.Condition
-	19, // 17: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
-	20, // 18: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
-	22, // 19: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
-	21, // 20: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
-	0,  // 21: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	26, // 22: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	28, // 23: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	23, // 24: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	23, // 25: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
-	23, // 26: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	24, // 27: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	25, // 28: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	23, // 29: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	29, // 30: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	1,  // 31: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.frontend.v1.GetStatusRequest
-	3,  // 32: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.frontend.v1.WatchStatusRequest
-	7,  // 33: vipgate.frontend.v1.FrontendService.ListEvents:input_type -> vipgate.frontend.v1.ListEventsRequest
-	9,  // 34: vipgate.frontend.v1.FrontendService.WatchEvents:input_type -> vipgate.frontend.v1.WatchEventsRequest
-	13, // 35: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
-	15, // 36: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	5,  // 37: vipgate.frontend.v1.FrontendService.SetLogLevel:input_type -> vipgate.frontend.v1.SetLogLevelRequest
-	2,  // 38: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.GetStatusResponse
-	4,  // 39: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.WatchStatusResponse
-	8,  // 40: vipgate.frontend.v1.FrontendService.ListEvents:output_type -> vipgate.frontend.v1.ListEventsResponse
-	10, // 41: vipgate.frontend.v1.FrontendService.WatchEvents:output_type -> vipgate.frontend.v1.WatchEventsResponse
-	14, // 42: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.DrainResponse
-	16, // 43: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.UndrainResponse
-	6,  // 44: vipgate.frontend.v1.FrontendService.SetLogLevel:output_type -> vipgate.frontend.v1.SetLogLevelResponse
-	38, // [38:45] is the sub-list for method output_type
-	31, // [31:38] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	10, // 0: vipgate.frontend.v1.DrainResponse.until:type_name -> google.protobuf.Timestamp
+	10, // 1: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	11, // 2: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	6,  // 3: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
+	7,  // 4: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
+	9,  // 5: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
+	8,  // 6: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
+	0,  // 7: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
+	12, // 8: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	13, // 9: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	10, // 10: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	10, // 11: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
+	10, // 12: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	14, // 13: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	15, // 14: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	10, // 15: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	16, // 16: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	17, // 17: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	18, // 18: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	1,  // 19: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
+	3,  // 20: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
+	5,  // 21: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
+	5,  // 22: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
+	2,  // 23: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.DrainResponse
+	4,  // 24: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.UndrainResponse
+	21, // [21:25] is the sub-list for method output_type
+	17, // [17:21] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_frontend_v1_frontend_proto_init() }
@@ -2047,7 +1124,7 @@ func file_vipgate_frontend_v1_frontend_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_frontend_v1_frontend_proto_rawDesc), len(file_vipgate_frontend_v1_frontend_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   22,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

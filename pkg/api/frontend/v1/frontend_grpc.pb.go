@@ -10,6 +10,7 @@ package frontendv1
 
 import (
 	context "context"
+	v1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	grpc "google.golang.org/grpc"
 	codes "google.golang.org/grpc/codes"
 	status "google.golang.org/grpc/status"
@@ -23,11 +24,8 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	FrontendService_GetStatus_FullMethodName   = "/vipgate.frontend.v1.FrontendService/GetStatus"
 	FrontendService_WatchStatus_FullMethodName = "/vipgate.frontend.v1.FrontendService/WatchStatus"
-	FrontendService_ListEvents_FullMethodName  = "/vipgate.frontend.v1.FrontendService/ListEvents"
-	FrontendService_WatchEvents_FullMethodName = "/vipgate.frontend.v1.FrontendService/WatchEvents"
 	FrontendService_Drain_FullMethodName       = "/vipgate.frontend.v1.FrontendService/Drain"
 	FrontendService_Undrain_FullMethodName     = "/vipgate.frontend.v1.FrontendService/Undrain"
-	FrontendService_SetLogLevel_FullMethodName = "/vipgate.frontend.v1.FrontendService/SetLogLevel"
 )
 
 // FrontendServiceClient is the client API for FrontendService service.
@@ -38,22 +36,14 @@ const (
 // and root only.
 type FrontendServiceClient interface {
 	// GetStatus returns the whole status.
-	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
+	GetStatus(ctx context.Context, in *v1.GetStatusRequest, opts ...grpc.CallOption) (*Status, error)
 	// WatchStatus returns the whole status now and after every change, at most
 	// ten times a second.
-	WatchStatus(ctx context.Context, in *WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStatusResponse], error)
-	// ListEvents returns the last transitions of VIPs, oldest first.
-	ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error)
-	// WatchEvents returns the events that are kept and then each one as it
-	// happens, in the order of their numbers and none twice. The first message
-	// comes at once, also without an event.
-	WatchEvents(ctx context.Context, in *WatchEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEventsResponse], error)
+	WatchStatus(ctx context.Context, in *v1.WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Status], error)
 	// Drain de-prefers VIPs and withdraws them after the drain time.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// Undrain takes a Drain back.
 	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error)
-	// SetLogLevel changes the log level of the running process.
-	SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error)
 }
 
 type frontendServiceClient struct {
@@ -64,9 +54,9 @@ func NewFrontendServiceClient(cc grpc.ClientConnInterface) FrontendServiceClient
 	return &frontendServiceClient{cc}
 }
 
-func (c *frontendServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
+func (c *frontendServiceClient) GetStatus(ctx context.Context, in *v1.GetStatusRequest, opts ...grpc.CallOption) (*Status, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(GetStatusResponse)
+	out := new(Status)
 	err := c.cc.Invoke(ctx, FrontendService_GetStatus_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -74,13 +64,13 @@ func (c *frontendServiceClient) GetStatus(ctx context.Context, in *GetStatusRequ
 	return out, nil
 }
 
-func (c *frontendServiceClient) WatchStatus(ctx context.Context, in *WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStatusResponse], error) {
+func (c *frontendServiceClient) WatchStatus(ctx context.Context, in *v1.WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Status], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &FrontendService_ServiceDesc.Streams[0], FrontendService_WatchStatus_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &grpc.GenericClientStream[WatchStatusRequest, WatchStatusResponse]{ClientStream: stream}
+	x := &grpc.GenericClientStream[v1.WatchStatusRequest, Status]{ClientStream: stream}
 	if err := x.ClientStream.SendMsg(in); err != nil {
 		return nil, err
 	}
@@ -91,36 +81,7 @@ func (c *frontendServiceClient) WatchStatus(ctx context.Context, in *WatchStatus
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type FrontendService_WatchStatusClient = grpc.ServerStreamingClient[WatchStatusResponse]
-
-func (c *frontendServiceClient) ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ListEventsResponse)
-	err := c.cc.Invoke(ctx, FrontendService_ListEvents_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *frontendServiceClient) WatchEvents(ctx context.Context, in *WatchEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEventsResponse], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &FrontendService_ServiceDesc.Streams[1], FrontendService_WatchEvents_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[WatchEventsRequest, WatchEventsResponse]{ClientStream: stream}
-	if err := x.ClientStream.SendMsg(in); err != nil {
-		return nil, err
-	}
-	if err := x.ClientStream.CloseSend(); err != nil {
-		return nil, err
-	}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type FrontendService_WatchEventsClient = grpc.ServerStreamingClient[WatchEventsResponse]
+type FrontendService_WatchStatusClient = grpc.ServerStreamingClient[Status]
 
 func (c *frontendServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -142,16 +103,6 @@ func (c *frontendServiceClient) Undrain(ctx context.Context, in *UndrainRequest,
 	return out, nil
 }
 
-func (c *frontendServiceClient) SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SetLogLevelResponse)
-	err := c.cc.Invoke(ctx, FrontendService_SetLogLevel_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 // FrontendServiceServer is the server API for FrontendService service.
 // All implementations must embed UnimplementedFrontendServiceServer
 // for forward compatibility.
@@ -160,22 +111,14 @@ func (c *frontendServiceClient) SetLogLevel(ctx context.Context, in *SetLogLevel
 // and root only.
 type FrontendServiceServer interface {
 	// GetStatus returns the whole status.
-	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
+	GetStatus(context.Context, *v1.GetStatusRequest) (*Status, error)
 	// WatchStatus returns the whole status now and after every change, at most
 	// ten times a second.
-	WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error
-	// ListEvents returns the last transitions of VIPs, oldest first.
-	ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error)
-	// WatchEvents returns the events that are kept and then each one as it
-	// happens, in the order of their numbers and none twice. The first message
-	// comes at once, also without an event.
-	WatchEvents(*WatchEventsRequest, grpc.ServerStreamingServer[WatchEventsResponse]) error
+	WatchStatus(*v1.WatchStatusRequest, grpc.ServerStreamingServer[Status]) error
 	// Drain de-prefers VIPs and withdraws them after the drain time.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// Undrain takes a Drain back.
 	Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error)
-	// SetLogLevel changes the log level of the running process.
-	SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error)
 	mustEmbedUnimplementedFrontendServiceServer()
 }
 
@@ -186,26 +129,17 @@ type FrontendServiceServer interface {
 // pointer dereference when methods are called.
 type UnimplementedFrontendServiceServer struct{}
 
-func (UnimplementedFrontendServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
+func (UnimplementedFrontendServiceServer) GetStatus(context.Context, *v1.GetStatusRequest) (*Status, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
 }
-func (UnimplementedFrontendServiceServer) WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error {
+func (UnimplementedFrontendServiceServer) WatchStatus(*v1.WatchStatusRequest, grpc.ServerStreamingServer[Status]) error {
 	return status.Error(codes.Unimplemented, "method WatchStatus not implemented")
-}
-func (UnimplementedFrontendServiceServer) ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method ListEvents not implemented")
-}
-func (UnimplementedFrontendServiceServer) WatchEvents(*WatchEventsRequest, grpc.ServerStreamingServer[WatchEventsResponse]) error {
-	return status.Error(codes.Unimplemented, "method WatchEvents not implemented")
 }
 func (UnimplementedFrontendServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
 }
 func (UnimplementedFrontendServiceServer) Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Undrain not implemented")
-}
-func (UnimplementedFrontendServiceServer) SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method SetLogLevel not implemented")
 }
 func (UnimplementedFrontendServiceServer) mustEmbedUnimplementedFrontendServiceServer() {}
 func (UnimplementedFrontendServiceServer) testEmbeddedByValue()                         {}
@@ -229,7 +163,7 @@ func RegisterFrontendServiceServer(s grpc.ServiceRegistrar, srv FrontendServiceS
 }
 
 func _FrontendService_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(GetStatusRequest)
+	in := new(v1.GetStatusRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
@@ -241,50 +175,21 @@ func _FrontendService_GetStatus_Handler(srv interface{}, ctx context.Context, de
 		FullMethod: FrontendService_GetStatus_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(FrontendServiceServer).GetStatus(ctx, req.(*GetStatusRequest))
+		return srv.(FrontendServiceServer).GetStatus(ctx, req.(*v1.GetStatusRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
 func _FrontendService_WatchStatus_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(WatchStatusRequest)
+	m := new(v1.WatchStatusRequest)
 	if err := stream.RecvMsg(m); err != nil {
 		return err
 	}
-	return srv.(FrontendServiceServer).WatchStatus(m, &grpc.GenericServerStream[WatchStatusRequest, WatchStatusResponse]{ServerStream: stream})
+	return srv.(FrontendServiceServer).WatchStatus(m, &grpc.GenericServerStream[v1.WatchStatusRequest, Status]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type FrontendService_WatchStatusServer = grpc.ServerStreamingServer[WatchStatusResponse]
-
-func _FrontendService_ListEvents_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ListEventsRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(FrontendServiceServer).ListEvents(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: FrontendService_ListEvents_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(FrontendServiceServer).ListEvents(ctx, req.(*ListEventsRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _FrontendService_WatchEvents_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(WatchEventsRequest)
-	if err := stream.RecvMsg(m); err != nil {
-		return err
-	}
-	return srv.(FrontendServiceServer).WatchEvents(m, &grpc.GenericServerStream[WatchEventsRequest, WatchEventsResponse]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type FrontendService_WatchEventsServer = grpc.ServerStreamingServer[WatchEventsResponse]
+type FrontendService_WatchStatusServer = grpc.ServerStreamingServer[Status]
 
 func _FrontendService_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DrainRequest)
@@ -322,24 +227,6 @@ func _FrontendService_Undrain_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
-func _FrontendService_SetLogLevel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SetLogLevelRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(FrontendServiceServer).SetLogLevel(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: FrontendService_SetLogLevel_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(FrontendServiceServer).SetLogLevel(ctx, req.(*SetLogLevelRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 // FrontendService_ServiceDesc is the grpc.ServiceDesc for FrontendService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -352,10 +239,6 @@ var FrontendService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _FrontendService_GetStatus_Handler,
 		},
 		{
-			MethodName: "ListEvents",
-			Handler:    _FrontendService_ListEvents_Handler,
-		},
-		{
 			MethodName: "Drain",
 			Handler:    _FrontendService_Drain_Handler,
 		},
@@ -363,20 +246,11 @@ var FrontendService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Undrain",
 			Handler:    _FrontendService_Undrain_Handler,
 		},
-		{
-			MethodName: "SetLogLevel",
-			Handler:    _FrontendService_SetLogLevel_Handler,
-		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "WatchStatus",
 			Handler:       _FrontendService_WatchStatus_Handler,
-			ServerStreams: true,
-		},
-		{
-			StreamName:    "WatchEvents",
-			Handler:       _FrontendService_WatchEvents_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -9,6 +9,7 @@
 package kubev1
 
 import (
+	v1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
@@ -24,264 +25,6 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// GetStatusRequest asks for the status.
-type GetStatusRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *GetStatusRequest) Reset() {
-	*x = GetStatusRequest{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[0]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *GetStatusRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*GetStatusRequest) ProtoMessage() {}
-
-func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[0]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
-func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{0}
-}
-
-// GetStatusResponse holds the status.
-type GetStatusResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The status.
-	Status        *Status `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *GetStatusResponse) Reset() {
-	*x = GetStatusResponse{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[1]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *GetStatusResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*GetStatusResponse) ProtoMessage() {}
-
-func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[1]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
-func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{1}
-}
-
-func (x *GetStatusResponse) GetStatus() *Status {
-	if x != nil {
-		return x.Status
-	}
-	return nil
-}
-
-// WatchStatusRequest asks for the status and its changes.
-type WatchStatusRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WatchStatusRequest) Reset() {
-	*x = WatchStatusRequest{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[2]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WatchStatusRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WatchStatusRequest) ProtoMessage() {}
-
-func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[2]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WatchStatusRequest.ProtoReflect.Descriptor instead.
-func (*WatchStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{2}
-}
-
-// WatchStatusResponse holds the status.
-type WatchStatusResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The status.
-	Status        *Status `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WatchStatusResponse) Reset() {
-	*x = WatchStatusResponse{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WatchStatusResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WatchStatusResponse) ProtoMessage() {}
-
-func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WatchStatusResponse.ProtoReflect.Descriptor instead.
-func (*WatchStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *WatchStatusResponse) GetStatus() *Status {
-	if x != nil {
-		return x.Status
-	}
-	return nil
-}
-
-// SetLogLevelRequest names the new level.
-type SetLogLevelRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// One of debug, info, warn, error.
-	Level         string `protobuf:"bytes,1,opt,name=level,proto3" json:"level,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetLogLevelRequest) Reset() {
-	*x = SetLogLevelRequest{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetLogLevelRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetLogLevelRequest) ProtoMessage() {}
-
-func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
-func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *SetLogLevelRequest) GetLevel() string {
-	if x != nil {
-		return x.Level
-	}
-	return ""
-}
-
-// SetLogLevelResponse names the level that was replaced.
-type SetLogLevelResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The level before.
-	Previous      string `protobuf:"bytes,1,opt,name=previous,proto3" json:"previous,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetLogLevelResponse) Reset() {
-	*x = SetLogLevelResponse{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetLogLevelResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetLogLevelResponse) ProtoMessage() {}
-
-func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetLogLevelResponse.ProtoReflect.Descriptor instead.
-func (*SetLogLevelResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *SetLogLevelResponse) GetPrevious() string {
-	if x != nil {
-		return x.Previous
-	}
-	return ""
-}
-
 // Status is everything that kube knows.
 type Status struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -296,7 +39,7 @@ type Status struct {
 	// The URL of the API server.
 	ApiServer string `protobuf:"bytes,5,opt,name=api_server,json=apiServer,proto3" json:"api_server,omitempty"`
 	// The health services.
-	Conditions []*Condition `protobuf:"bytes,6,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	Conditions []*v1.Condition `protobuf:"bytes,6,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	// Since when all caches are synced; absent before.
 	SyncedSince *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=synced_since,json=syncedSince,proto3" json:"synced_since,omitempty"`
 	// Since when the trench file may be older than the objects; absent while it is current.
@@ -322,7 +65,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[6]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -334,7 +77,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[6]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -347,7 +90,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{0}
 }
 
 func (x *Status) GetVersion() string {
@@ -385,7 +128,7 @@ func (x *Status) GetApiServer() string {
 	return ""
 }
 
-func (x *Status) GetConditions() []*Condition {
+func (x *Status) GetConditions() []*v1.Condition {
 	if x != nil {
 		return x.Conditions
 	}
@@ -470,7 +213,7 @@ type Publication struct {
 
 func (x *Publication) Reset() {
 	*x = Publication{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[7]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -482,7 +225,7 @@ func (x *Publication) String() string {
 func (*Publication) ProtoMessage() {}
 
 func (x *Publication) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[7]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -495,7 +238,7 @@ func (x *Publication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Publication.ProtoReflect.Descriptor instead.
 func (*Publication) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *Publication) GetComplete() bool {
@@ -519,70 +262,6 @@ func (x *Publication) GetMessage() string {
 	return ""
 }
 
-// Condition is a health service.
-type Condition struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name of the health service, such as "APIServer".
-	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// True when it serves.
-	Serving bool `protobuf:"varint,2,opt,name=serving,proto3" json:"serving,omitempty"`
-	// Why not; empty when it serves.
-	Detail        string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Condition) Reset() {
-	*x = Condition{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[8]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Condition) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Condition) ProtoMessage() {}
-
-func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[8]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Condition.ProtoReflect.Descriptor instead.
-func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{8}
-}
-
-func (x *Condition) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *Condition) GetServing() bool {
-	if x != nil {
-		return x.Serving
-	}
-	return false
-}
-
-func (x *Condition) GetDetail() string {
-	if x != nil {
-		return x.Detail
-	}
-	return ""
-}
-
 // Cache is what is watched of one kind.
 type Cache struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -602,7 +281,7 @@ type Cache struct {
 
 func (x *Cache) Reset() {
 	*x = Cache{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[9]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -614,7 +293,7 @@ func (x *Cache) String() string {
 func (*Cache) ProtoMessage() {}
 
 func (x *Cache) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[9]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -627,7 +306,7 @@ func (x *Cache) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cache.ProtoReflect.Descriptor instead.
 func (*Cache) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Cache) GetWhat() string {
@@ -684,7 +363,7 @@ type TrenchFile struct {
 
 func (x *TrenchFile) Reset() {
 	*x = TrenchFile{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[10]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -696,7 +375,7 @@ func (x *TrenchFile) String() string {
 func (*TrenchFile) ProtoMessage() {}
 
 func (x *TrenchFile) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[10]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -709,7 +388,7 @@ func (x *TrenchFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrenchFile.ProtoReflect.Descriptor instead.
 func (*TrenchFile) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *TrenchFile) GetPath() string {
@@ -766,7 +445,7 @@ type Verdict struct {
 
 func (x *Verdict) Reset() {
 	*x = Verdict{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[11]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +457,7 @@ func (x *Verdict) String() string {
 func (*Verdict) ProtoMessage() {}
 
 func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[11]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +470,7 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
 func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Verdict) GetObject() string {
@@ -844,7 +523,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[12]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +535,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[12]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +548,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Problem) GetObject() string {
@@ -910,7 +589,7 @@ type ServiceVerdict struct {
 
 func (x *ServiceVerdict) Reset() {
 	*x = ServiceVerdict{}
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[13]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +601,7 @@ func (x *ServiceVerdict) String() string {
 func (*ServiceVerdict) ProtoMessage() {}
 
 func (x *ServiceVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[13]
+	mi := &file_vipgate_kube_v1_kube_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +614,7 @@ func (x *ServiceVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceVerdict.ProtoReflect.Descriptor instead.
 func (*ServiceVerdict) Descriptor() ([]byte, []int) {
-	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_kube_v1_kube_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ServiceVerdict) GetVerdict() *Verdict {
@@ -970,26 +649,16 @@ var File_vipgate_kube_v1_kube_proto protoreflect.FileDescriptor
 
 const file_vipgate_kube_v1_kube_proto_rawDesc = "" +
 	"\n" +
-	"\x1avipgate/kube/v1/kube.proto\x12\x0fvipgate.kube.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"D\n" +
-	"\x11GetStatusResponse\x12/\n" +
-	"\x06status\x18\x01 \x01(\v2\x17.vipgate.kube.v1.StatusR\x06status\"\x14\n" +
-	"\x12WatchStatusRequest\"F\n" +
-	"\x13WatchStatusResponse\x12/\n" +
-	"\x06status\x18\x01 \x01(\v2\x17.vipgate.kube.v1.StatusR\x06status\"*\n" +
-	"\x12SetLogLevelRequest\x12\x14\n" +
-	"\x05level\x18\x01 \x01(\tR\x05level\"1\n" +
-	"\x13SetLogLevelResponse\x12\x1a\n" +
-	"\bprevious\x18\x01 \x01(\tR\bprevious\"\x8c\x05\n" +
+	"\x1avipgate/kube/v1/kube.proto\x12\x0fvipgate.kube.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\"\x8d\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06trench\x18\x03 \x01(\tR\x06trench\x12\x10\n" +
 	"\x03pod\x18\x04 \x01(\tR\x03pod\x12\x1d\n" +
 	"\n" +
-	"api_server\x18\x05 \x01(\tR\tapiServer\x12:\n" +
+	"api_server\x18\x05 \x01(\tR\tapiServer\x12;\n" +
 	"\n" +
-	"conditions\x18\x06 \x03(\v2\x1a.vipgate.kube.v1.ConditionR\n" +
+	"conditions\x18\x06 \x03(\v2\x1b.vipgate.admin.v1.ConditionR\n" +
 	"conditions\x12=\n" +
 	"\fsynced_since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\vsyncedSince\x12;\n" +
 	"\vstale_since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
@@ -1006,11 +675,7 @@ const file_vipgate_kube_v1_kube_proto_rawDesc = "" +
 	"\vPublication\x12\x1a\n" +
 	"\bcomplete\x18\x01 \x01(\bR\bcomplete\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\"Q\n" +
-	"\tCondition\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\aserving\x18\x02 \x01(\bR\aserving\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"\xa4\x01\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\xa4\x01\n" +
 	"\x05Cache\x12\x12\n" +
 	"\x04what\x18\x01 \x01(\tR\x04what\x12\x16\n" +
 	"\x06synced\x18\x02 \x01(\bR\x06synced\x12\x18\n" +
@@ -1038,11 +703,10 @@ const file_vipgate_kube_v1_kube_proto_rawDesc = "" +
 	"\averdict\x18\x01 \x01(\v2\x18.vipgate.kube.v1.VerdictR\averdict\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x12\n" +
 	"\x04vips\x18\x03 \x03(\tR\x04vips\x12\x18\n" +
-	"\atargets\x18\x04 \x01(\rR\atargets2\x97\x02\n" +
-	"\vKubeService\x12R\n" +
-	"\tGetStatus\x12!.vipgate.kube.v1.GetStatusRequest\x1a\".vipgate.kube.v1.GetStatusResponse\x12Z\n" +
-	"\vWatchStatus\x12#.vipgate.kube.v1.WatchStatusRequest\x1a$.vipgate.kube.v1.WatchStatusResponse0\x01\x12X\n" +
-	"\vSetLogLevel\x12#.vipgate.kube.v1.SetLogLevelRequest\x1a$.vipgate.kube.v1.SetLogLevelResponseB3Z1github.com/vipgate/vipgate/pkg/api/kube/v1;kubev1b\x06proto3"
+	"\atargets\x18\x04 \x01(\rR\atargets2\xa7\x01\n" +
+	"\vKubeService\x12H\n" +
+	"\tGetStatus\x12\".vipgate.admin.v1.GetStatusRequest\x1a\x17.vipgate.kube.v1.Status\x12N\n" +
+	"\vWatchStatus\x12$.vipgate.admin.v1.WatchStatusRequest\x1a\x17.vipgate.kube.v1.Status0\x01B3Z1github.com/vipgate/vipgate/pkg/api/kube/v1;kubev1b\x06proto3"
 
 var (
 	file_vipgate_kube_v1_kube_proto_rawDescOnce sync.Once
@@ -1056,50 +720,42 @@ func file_vipgate_kube_v1_kube_proto_rawDescGZIP() []byte {
 	return file_vipgate_kube_v1_kube_proto_rawDescData
 }
 
-var file_vipgate_kube_v1_kube_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_vipgate_kube_v1_kube_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_vipgate_kube_v1_kube_proto_goTypes = []any{
-	(*GetStatusRequest)(nil),      // 0: vipgate.kube.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),     // 1: vipgate.kube.v1.GetStatusResponse
-	(*WatchStatusRequest)(nil),    // 2: vipgate.kube.v1.WatchStatusRequest
-	(*WatchStatusResponse)(nil),   // 3: vipgate.kube.v1.WatchStatusResponse
-	(*SetLogLevelRequest)(nil),    // 4: vipgate.kube.v1.SetLogLevelRequest
-	(*SetLogLevelResponse)(nil),   // 5: vipgate.kube.v1.SetLogLevelResponse
-	(*Status)(nil),                // 6: vipgate.kube.v1.Status
-	(*Publication)(nil),           // 7: vipgate.kube.v1.Publication
-	(*Condition)(nil),             // 8: vipgate.kube.v1.Condition
-	(*Cache)(nil),                 // 9: vipgate.kube.v1.Cache
-	(*TrenchFile)(nil),            // 10: vipgate.kube.v1.TrenchFile
-	(*Verdict)(nil),               // 11: vipgate.kube.v1.Verdict
-	(*Problem)(nil),               // 12: vipgate.kube.v1.Problem
-	(*ServiceVerdict)(nil),        // 13: vipgate.kube.v1.ServiceVerdict
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(*Status)(nil),                // 0: vipgate.kube.v1.Status
+	(*Publication)(nil),           // 1: vipgate.kube.v1.Publication
+	(*Cache)(nil),                 // 2: vipgate.kube.v1.Cache
+	(*TrenchFile)(nil),            // 3: vipgate.kube.v1.TrenchFile
+	(*Verdict)(nil),               // 4: vipgate.kube.v1.Verdict
+	(*Problem)(nil),               // 5: vipgate.kube.v1.Problem
+	(*ServiceVerdict)(nil),        // 6: vipgate.kube.v1.ServiceVerdict
+	(*v1.Condition)(nil),          // 7: vipgate.admin.v1.Condition
+	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
+	(*v1.GetStatusRequest)(nil),   // 9: vipgate.admin.v1.GetStatusRequest
+	(*v1.WatchStatusRequest)(nil), // 10: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_kube_v1_kube_proto_depIdxs = []int32{
-	6,  // 0: vipgate.kube.v1.GetStatusResponse.status:type_name -> vipgate.kube.v1.Status
-	6,  // 1: vipgate.kube.v1.WatchStatusResponse.status:type_name -> vipgate.kube.v1.Status
-	8,  // 2: vipgate.kube.v1.Status.conditions:type_name -> vipgate.kube.v1.Condition
-	14, // 3: vipgate.kube.v1.Status.synced_since:type_name -> google.protobuf.Timestamp
-	14, // 4: vipgate.kube.v1.Status.stale_since:type_name -> google.protobuf.Timestamp
-	9,  // 5: vipgate.kube.v1.Status.caches:type_name -> vipgate.kube.v1.Cache
-	10, // 6: vipgate.kube.v1.Status.file:type_name -> vipgate.kube.v1.TrenchFile
-	11, // 7: vipgate.kube.v1.Status.verdict:type_name -> vipgate.kube.v1.Verdict
-	13, // 8: vipgate.kube.v1.Status.services:type_name -> vipgate.kube.v1.ServiceVerdict
-	7,  // 9: vipgate.kube.v1.Status.publication:type_name -> vipgate.kube.v1.Publication
-	14, // 10: vipgate.kube.v1.Cache.failing_since:type_name -> google.protobuf.Timestamp
-	14, // 11: vipgate.kube.v1.TrenchFile.written:type_name -> google.protobuf.Timestamp
-	12, // 12: vipgate.kube.v1.Verdict.problems:type_name -> vipgate.kube.v1.Problem
-	11, // 13: vipgate.kube.v1.ServiceVerdict.verdict:type_name -> vipgate.kube.v1.Verdict
-	0,  // 14: vipgate.kube.v1.KubeService.GetStatus:input_type -> vipgate.kube.v1.GetStatusRequest
-	2,  // 15: vipgate.kube.v1.KubeService.WatchStatus:input_type -> vipgate.kube.v1.WatchStatusRequest
-	4,  // 16: vipgate.kube.v1.KubeService.SetLogLevel:input_type -> vipgate.kube.v1.SetLogLevelRequest
-	1,  // 17: vipgate.kube.v1.KubeService.GetStatus:output_type -> vipgate.kube.v1.GetStatusResponse
-	3,  // 18: vipgate.kube.v1.KubeService.WatchStatus:output_type -> vipgate.kube.v1.WatchStatusResponse
-	5,  // 19: vipgate.kube.v1.KubeService.SetLogLevel:output_type -> vipgate.kube.v1.SetLogLevelResponse
-	17, // [17:20] is the sub-list for method output_type
-	14, // [14:17] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	7,  // 0: vipgate.kube.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	8,  // 1: vipgate.kube.v1.Status.synced_since:type_name -> google.protobuf.Timestamp
+	8,  // 2: vipgate.kube.v1.Status.stale_since:type_name -> google.protobuf.Timestamp
+	2,  // 3: vipgate.kube.v1.Status.caches:type_name -> vipgate.kube.v1.Cache
+	3,  // 4: vipgate.kube.v1.Status.file:type_name -> vipgate.kube.v1.TrenchFile
+	4,  // 5: vipgate.kube.v1.Status.verdict:type_name -> vipgate.kube.v1.Verdict
+	6,  // 6: vipgate.kube.v1.Status.services:type_name -> vipgate.kube.v1.ServiceVerdict
+	1,  // 7: vipgate.kube.v1.Status.publication:type_name -> vipgate.kube.v1.Publication
+	8,  // 8: vipgate.kube.v1.Cache.failing_since:type_name -> google.protobuf.Timestamp
+	8,  // 9: vipgate.kube.v1.TrenchFile.written:type_name -> google.protobuf.Timestamp
+	5,  // 10: vipgate.kube.v1.Verdict.problems:type_name -> vipgate.kube.v1.Problem
+	4,  // 11: vipgate.kube.v1.ServiceVerdict.verdict:type_name -> vipgate.kube.v1.Verdict
+	9,  // 12: vipgate.kube.v1.KubeService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	10, // 13: vipgate.kube.v1.KubeService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	0,  // 14: vipgate.kube.v1.KubeService.GetStatus:output_type -> vipgate.kube.v1.Status
+	0,  // 15: vipgate.kube.v1.KubeService.WatchStatus:output_type -> vipgate.kube.v1.Status
+	14, // [14:16] is the sub-list for method output_type
+	12, // [12:14] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_kube_v1_kube_proto_init() }
@@ -1113,7 +769,7 @@ func file_vipgate_kube_v1_kube_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_kube_v1_kube_proto_rawDesc), len(file_vipgate_kube_v1_kube_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

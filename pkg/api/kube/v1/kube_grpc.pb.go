@@ -10,6 +10,7 @@ package kubev1
 
 import (
 	context "context"
+	v1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	grpc "google.golang.org/grpc"
 	codes "google.golang.org/grpc/codes"
 	status "google.golang.org/grpc/status"
@@ -23,7 +24,6 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	KubeService_GetStatus_FullMethodName   = "/vipgate.kube.v1.KubeService/GetStatus"
 	KubeService_WatchStatus_FullMethodName = "/vipgate.kube.v1.KubeService/WatchStatus"
-	KubeService_SetLogLevel_FullMethodName = "/vipgate.kube.v1.KubeService/SetLogLevel"
 )
 
 // KubeServiceClient is the client API for KubeService service.
@@ -33,11 +33,9 @@ const (
 // KubeService is served on the admin socket of kube, to the same user and root only.
 type KubeServiceClient interface {
 	// GetStatus returns the whole status.
-	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
+	GetStatus(ctx context.Context, in *v1.GetStatusRequest, opts ...grpc.CallOption) (*Status, error)
 	// WatchStatus returns the whole status now and after every change, at most ten times a second.
-	WatchStatus(ctx context.Context, in *WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStatusResponse], error)
-	// SetLogLevel changes the log level of the running process.
-	SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error)
+	WatchStatus(ctx context.Context, in *v1.WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Status], error)
 }
 
 type kubeServiceClient struct {
@@ -48,9 +46,9 @@ func NewKubeServiceClient(cc grpc.ClientConnInterface) KubeServiceClient {
 	return &kubeServiceClient{cc}
 }
 
-func (c *kubeServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
+func (c *kubeServiceClient) GetStatus(ctx context.Context, in *v1.GetStatusRequest, opts ...grpc.CallOption) (*Status, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(GetStatusResponse)
+	out := new(Status)
 	err := c.cc.Invoke(ctx, KubeService_GetStatus_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -58,13 +56,13 @@ func (c *kubeServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest,
 	return out, nil
 }
 
-func (c *kubeServiceClient) WatchStatus(ctx context.Context, in *WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStatusResponse], error) {
+func (c *kubeServiceClient) WatchStatus(ctx context.Context, in *v1.WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Status], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &KubeService_ServiceDesc.Streams[0], KubeService_WatchStatus_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &grpc.GenericClientStream[WatchStatusRequest, WatchStatusResponse]{ClientStream: stream}
+	x := &grpc.GenericClientStream[v1.WatchStatusRequest, Status]{ClientStream: stream}
 	if err := x.ClientStream.SendMsg(in); err != nil {
 		return nil, err
 	}
@@ -75,17 +73,7 @@ func (c *kubeServiceClient) WatchStatus(ctx context.Context, in *WatchStatusRequ
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type KubeService_WatchStatusClient = grpc.ServerStreamingClient[WatchStatusResponse]
-
-func (c *kubeServiceClient) SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SetLogLevelResponse)
-	err := c.cc.Invoke(ctx, KubeService_SetLogLevel_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
+type KubeService_WatchStatusClient = grpc.ServerStreamingClient[Status]
 
 // KubeServiceServer is the server API for KubeService service.
 // All implementations must embed UnimplementedKubeServiceServer
@@ -94,11 +82,9 @@ func (c *kubeServiceClient) SetLogLevel(ctx context.Context, in *SetLogLevelRequ
 // KubeService is served on the admin socket of kube, to the same user and root only.
 type KubeServiceServer interface {
 	// GetStatus returns the whole status.
-	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
+	GetStatus(context.Context, *v1.GetStatusRequest) (*Status, error)
 	// WatchStatus returns the whole status now and after every change, at most ten times a second.
-	WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error
-	// SetLogLevel changes the log level of the running process.
-	SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error)
+	WatchStatus(*v1.WatchStatusRequest, grpc.ServerStreamingServer[Status]) error
 	mustEmbedUnimplementedKubeServiceServer()
 }
 
@@ -109,14 +95,11 @@ type KubeServiceServer interface {
 // pointer dereference when methods are called.
 type UnimplementedKubeServiceServer struct{}
 
-func (UnimplementedKubeServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
+func (UnimplementedKubeServiceServer) GetStatus(context.Context, *v1.GetStatusRequest) (*Status, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
 }
-func (UnimplementedKubeServiceServer) WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error {
+func (UnimplementedKubeServiceServer) WatchStatus(*v1.WatchStatusRequest, grpc.ServerStreamingServer[Status]) error {
 	return status.Error(codes.Unimplemented, "method WatchStatus not implemented")
-}
-func (UnimplementedKubeServiceServer) SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method SetLogLevel not implemented")
 }
 func (UnimplementedKubeServiceServer) mustEmbedUnimplementedKubeServiceServer() {}
 func (UnimplementedKubeServiceServer) testEmbeddedByValue()                     {}
@@ -140,7 +123,7 @@ func RegisterKubeServiceServer(s grpc.ServiceRegistrar, srv KubeServiceServer) {
 }
 
 func _KubeService_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(GetStatusRequest)
+	in := new(v1.GetStatusRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
@@ -152,39 +135,21 @@ func _KubeService_GetStatus_Handler(srv interface{}, ctx context.Context, dec fu
 		FullMethod: KubeService_GetStatus_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(KubeServiceServer).GetStatus(ctx, req.(*GetStatusRequest))
+		return srv.(KubeServiceServer).GetStatus(ctx, req.(*v1.GetStatusRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
 func _KubeService_WatchStatus_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(WatchStatusRequest)
+	m := new(v1.WatchStatusRequest)
 	if err := stream.RecvMsg(m); err != nil {
 		return err
 	}
-	return srv.(KubeServiceServer).WatchStatus(m, &grpc.GenericServerStream[WatchStatusRequest, WatchStatusResponse]{ServerStream: stream})
+	return srv.(KubeServiceServer).WatchStatus(m, &grpc.GenericServerStream[v1.WatchStatusRequest, Status]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type KubeService_WatchStatusServer = grpc.ServerStreamingServer[WatchStatusResponse]
-
-func _KubeService_SetLogLevel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SetLogLevelRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(KubeServiceServer).SetLogLevel(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: KubeService_SetLogLevel_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(KubeServiceServer).SetLogLevel(ctx, req.(*SetLogLevelRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
+type KubeService_WatchStatusServer = grpc.ServerStreamingServer[Status]
 
 // KubeService_ServiceDesc is the grpc.ServiceDesc for KubeService service.
 // It's only intended for direct use with grpc.RegisterService,
@@ -196,10 +161,6 @@ var KubeService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetStatus",
 			Handler:    _KubeService_GetStatus_Handler,
-		},
-		{
-			MethodName: "SetLogLevel",
-			Handler:    _KubeService_SetLogLevel_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

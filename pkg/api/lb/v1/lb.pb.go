@@ -9,6 +9,7 @@
 package lbv1
 
 import (
+	v11 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	v1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -302,338 +303,6 @@ func (x *ReconcileResponse) GetMended() []*DataPlaneDrift {
 	return nil
 }
 
-// ListEventsRequest selects events.
-type ListEventsRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// At most this many, the newest; 0 means all that are kept (1 000).
-	Limit uint32 `protobuf:"varint,1,opt,name=limit,proto3" json:"limit,omitempty"`
-	// Only events after this sequence number.
-	After         uint64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ListEventsRequest) Reset() {
-	*x = ListEventsRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ListEventsRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ListEventsRequest) ProtoMessage() {}
-
-func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
-func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{6}
-}
-
-func (x *ListEventsRequest) GetLimit() uint32 {
-	if x != nil {
-		return x.Limit
-	}
-	return 0
-}
-
-func (x *ListEventsRequest) GetAfter() uint64 {
-	if x != nil {
-		return x.After
-	}
-	return 0
-}
-
-// ListEventsResponse holds events, oldest first.
-type ListEventsResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The events.
-	Events []*Event `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
-	// The start of the process, within which events are numbered.
-	InstanceId    string `protobuf:"bytes,2,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ListEventsResponse) Reset() {
-	*x = ListEventsResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ListEventsResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ListEventsResponse) ProtoMessage() {}
-
-func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
-func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{7}
-}
-
-func (x *ListEventsResponse) GetEvents() []*Event {
-	if x != nil {
-		return x.Events
-	}
-	return nil
-}
-
-func (x *ListEventsResponse) GetInstanceId() string {
-	if x != nil {
-		return x.InstanceId
-	}
-	return ""
-}
-
-// Event is one thing worth knowing that happened to the load balancer.
-type Event struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// When, by the wall clock.
-	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
-	// Counts events from 1 since the start.
-	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// What it is about: a VIP, a number of VIPs such as "1200 VIPs", or a thing in
-	// the kernel such as "rule fwmark 5003 (IPv4)".
-	Object string `protobuf:"bytes,3,opt,name=object,proto3" json:"object,omitempty"`
-	// What happened to it: the new state of a VIP ("ready", "not ready", "draining",
-	// "removed"), "changed" where it differs between many VIPs, or "drift", "repaired", "contested", "held", "resumed", "problem",
-	// "solved", "blocked".
-	What string `protobuf:"bytes,4,opt,name=what,proto3" json:"what,omitempty"`
-	// Why, for people.
-	Detail string `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
-	// The stream that it belongs to; empty where there is none.
-	Stream string `protobuf:"bytes,6,opt,name=stream,proto3" json:"stream,omitempty"`
-	// The target that it belongs to; empty where there is none.
-	Target string `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
-	// How many VIPs one decision changed, if more than 50: they are one event.
-	// 0 for other events.
-	VipCount uint32 `protobuf:"varint,8,opt,name=vip_count,json=vipCount,proto3" json:"vip_count,omitempty"`
-	// The first of them, in ascending order.
-	FirstVips []string `protobuf:"bytes,9,rep,name=first_vips,json=firstVips,proto3" json:"first_vips,omitempty"`
-	// What happened to them, most VIPs first.
-	Transitions   []*VipTransitions `protobuf:"bytes,10,rep,name=transitions,proto3" json:"transitions,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Event) Reset() {
-	*x = Event{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Event) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Event) ProtoMessage() {}
-
-func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Event.ProtoReflect.Descriptor instead.
-func (*Event) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{8}
-}
-
-func (x *Event) GetTime() *timestamppb.Timestamp {
-	if x != nil {
-		return x.Time
-	}
-	return nil
-}
-
-func (x *Event) GetSequence() uint64 {
-	if x != nil {
-		return x.Sequence
-	}
-	return 0
-}
-
-func (x *Event) GetObject() string {
-	if x != nil {
-		return x.Object
-	}
-	return ""
-}
-
-func (x *Event) GetWhat() string {
-	if x != nil {
-		return x.What
-	}
-	return ""
-}
-
-func (x *Event) GetDetail() string {
-	if x != nil {
-		return x.Detail
-	}
-	return ""
-}
-
-func (x *Event) GetStream() string {
-	if x != nil {
-		return x.Stream
-	}
-	return ""
-}
-
-func (x *Event) GetTarget() string {
-	if x != nil {
-		return x.Target
-	}
-	return ""
-}
-
-func (x *Event) GetVipCount() uint32 {
-	if x != nil {
-		return x.VipCount
-	}
-	return 0
-}
-
-func (x *Event) GetFirstVips() []string {
-	if x != nil {
-		return x.FirstVips
-	}
-	return nil
-}
-
-func (x *Event) GetTransitions() []*VipTransitions {
-	if x != nil {
-		return x.Transitions
-	}
-	return nil
-}
-
-// VipTransitions are VIPs to which one decision did the same.
-type VipTransitions struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// How many.
-	Count uint32 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
-	// Their address family.
-	Family v1.IpFamily `protobuf:"varint,2,opt,name=family,proto3,enum=vipgate.readiness.v1.IpFamily" json:"family,omitempty"`
-	// The state before; unspecified for new VIPs.
-	From v1.VipState `protobuf:"varint,3,opt,name=from,proto3,enum=vipgate.readiness.v1.VipState" json:"from,omitempty"`
-	// The state after; unspecified for removed VIPs.
-	To v1.VipState `protobuf:"varint,4,opt,name=to,proto3,enum=vipgate.readiness.v1.VipState" json:"to,omitempty"`
-	// Why; unspecified for removed VIPs.
-	Reason v1.VipReason `protobuf:"varint,5,opt,name=reason,proto3,enum=vipgate.readiness.v1.VipReason" json:"reason,omitempty"`
-	// The cause for people: that of the first of them.
-	Detail        string `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *VipTransitions) Reset() {
-	*x = VipTransitions{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *VipTransitions) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*VipTransitions) ProtoMessage() {}
-
-func (x *VipTransitions) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use VipTransitions.ProtoReflect.Descriptor instead.
-func (*VipTransitions) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{9}
-}
-
-func (x *VipTransitions) GetCount() uint32 {
-	if x != nil {
-		return x.Count
-	}
-	return 0
-}
-
-func (x *VipTransitions) GetFamily() v1.IpFamily {
-	if x != nil {
-		return x.Family
-	}
-	return v1.IpFamily(0)
-}
-
-func (x *VipTransitions) GetFrom() v1.VipState {
-	if x != nil {
-		return x.From
-	}
-	return v1.VipState(0)
-}
-
-func (x *VipTransitions) GetTo() v1.VipState {
-	if x != nil {
-		return x.To
-	}
-	return v1.VipState(0)
-}
-
-func (x *VipTransitions) GetReason() v1.VipReason {
-	if x != nil {
-		return x.Reason
-	}
-	return v1.VipReason(0)
-}
-
-func (x *VipTransitions) GetDetail() string {
-	if x != nil {
-		return x.Detail
-	}
-	return ""
-}
-
 // DrainTargetsRequest names targets to drain.
 type DrainTargetsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -649,7 +318,7 @@ type DrainTargetsRequest struct {
 
 func (x *DrainTargetsRequest) Reset() {
 	*x = DrainTargetsRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -661,7 +330,7 @@ func (x *DrainTargetsRequest) String() string {
 func (*DrainTargetsRequest) ProtoMessage() {}
 
 func (x *DrainTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -674,7 +343,7 @@ func (x *DrainTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTargetsRequest.ProtoReflect.Descriptor instead.
 func (*DrainTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DrainTargetsRequest) GetStream() string {
@@ -711,7 +380,7 @@ type DrainTargetsResponse struct {
 
 func (x *DrainTargetsResponse) Reset() {
 	*x = DrainTargetsResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +392,7 @@ func (x *DrainTargetsResponse) String() string {
 func (*DrainTargetsResponse) ProtoMessage() {}
 
 func (x *DrainTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +405,7 @@ func (x *DrainTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTargetsResponse.ProtoReflect.Descriptor instead.
 func (*DrainTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DrainTargetsResponse) GetDrained() []string {
@@ -766,7 +435,7 @@ type UndrainTargetsRequest struct {
 
 func (x *UndrainTargetsRequest) Reset() {
 	*x = UndrainTargetsRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +447,7 @@ func (x *UndrainTargetsRequest) String() string {
 func (*UndrainTargetsRequest) ProtoMessage() {}
 
 func (x *UndrainTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +460,7 @@ func (x *UndrainTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainTargetsRequest.ProtoReflect.Descriptor instead.
 func (*UndrainTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UndrainTargetsRequest) GetStream() string {
@@ -819,7 +488,7 @@ type UndrainTargetsResponse struct {
 
 func (x *UndrainTargetsResponse) Reset() {
 	*x = UndrainTargetsResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -831,7 +500,7 @@ func (x *UndrainTargetsResponse) String() string {
 func (*UndrainTargetsResponse) ProtoMessage() {}
 
 func (x *UndrainTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -844,7 +513,7 @@ func (x *UndrainTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainTargetsResponse.ProtoReflect.Descriptor instead.
 func (*UndrainTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *UndrainTargetsResponse) GetUndrained() []string {
@@ -852,328 +521,6 @@ func (x *UndrainTargetsResponse) GetUndrained() []string {
 		return x.Undrained
 	}
 	return nil
-}
-
-// GetStatusRequest asks for the status.
-type GetStatusRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *GetStatusRequest) Reset() {
-	*x = GetStatusRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *GetStatusRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*GetStatusRequest) ProtoMessage() {}
-
-func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
-func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
-}
-
-// GetStatusResponse holds the status.
-type GetStatusResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The status.
-	Status        *Status `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *GetStatusResponse) Reset() {
-	*x = GetStatusResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *GetStatusResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*GetStatusResponse) ProtoMessage() {}
-
-func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
-func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
-}
-
-func (x *GetStatusResponse) GetStatus() *Status {
-	if x != nil {
-		return x.Status
-	}
-	return nil
-}
-
-// WatchStatusRequest asks for the status and its changes.
-type WatchStatusRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WatchStatusRequest) Reset() {
-	*x = WatchStatusRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WatchStatusRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WatchStatusRequest) ProtoMessage() {}
-
-func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WatchStatusRequest.ProtoReflect.Descriptor instead.
-func (*WatchStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
-}
-
-// WatchStatusResponse holds the status.
-type WatchStatusResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The status.
-	Status        *Status `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WatchStatusResponse) Reset() {
-	*x = WatchStatusResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WatchStatusResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WatchStatusResponse) ProtoMessage() {}
-
-func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WatchStatusResponse.ProtoReflect.Descriptor instead.
-func (*WatchStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
-}
-
-func (x *WatchStatusResponse) GetStatus() *Status {
-	if x != nil {
-		return x.Status
-	}
-	return nil
-}
-
-// SetLogLevelRequest names the new level.
-type SetLogLevelRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// One of debug, info, warn, error.
-	Level         string `protobuf:"bytes,1,opt,name=level,proto3" json:"level,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetLogLevelRequest) Reset() {
-	*x = SetLogLevelRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetLogLevelRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetLogLevelRequest) ProtoMessage() {}
-
-func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
-func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
-}
-
-func (x *SetLogLevelRequest) GetLevel() string {
-	if x != nil {
-		return x.Level
-	}
-	return ""
-}
-
-// SetLogLevelResponse tells the level that was replaced.
-type SetLogLevelResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The level before.
-	Previous      string `protobuf:"bytes,1,opt,name=previous,proto3" json:"previous,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetLogLevelResponse) Reset() {
-	*x = SetLogLevelResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetLogLevelResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetLogLevelResponse) ProtoMessage() {}
-
-func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetLogLevelResponse.ProtoReflect.Descriptor instead.
-func (*SetLogLevelResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
-}
-
-func (x *SetLogLevelResponse) GetPrevious() string {
-	if x != nil {
-		return x.Previous
-	}
-	return ""
-}
-
-// Condition is one thing that must be true for the process to serve.
-type Condition struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name of the health service, such as "Liveness" or "Identity".
-	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// True when it serves.
-	Serving bool `protobuf:"varint,2,opt,name=serving,proto3" json:"serving,omitempty"`
-	// Why not, in words; empty when it serves.
-	Detail        string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Condition) Reset() {
-	*x = Condition{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Condition) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Condition) ProtoMessage() {}
-
-func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Condition.ProtoReflect.Descriptor instead.
-func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{20}
-}
-
-func (x *Condition) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *Condition) GetServing() bool {
-	if x != nil {
-		return x.Serving
-	}
-	return false
-}
-
-func (x *Condition) GetDetail() string {
-	if x != nil {
-		return x.Detail
-	}
-	return ""
 }
 
 // Status is everything the load balancer knows.
@@ -1196,7 +543,7 @@ type Status struct {
 	// When that identity ends.
 	IdentityExpires *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=identity_expires,json=identityExpires,proto3" json:"identity_expires,omitempty"`
 	// The health services.
-	Conditions []*Condition `protobuf:"bytes,9,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	Conditions []*v11.Condition `protobuf:"bytes,9,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	// The VIPs, with what the frontend reports of them.
 	Vips []*VipStatus `protobuf:"bytes,10,rep,name=vips,proto3" json:"vips,omitempty"`
 	// The streams.
@@ -1215,7 +562,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +574,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +587,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{21}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Status) GetVersion() string {
@@ -1299,7 +646,7 @@ func (x *Status) GetIdentityExpires() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *Status) GetConditions() []*Condition {
+func (x *Status) GetConditions() []*v11.Condition {
 	if x != nil {
 		return x.Conditions
 	}
@@ -1385,7 +732,7 @@ type DataPlaneStatus struct {
 
 func (x *DataPlaneStatus) Reset() {
 	*x = DataPlaneStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1397,7 +744,7 @@ func (x *DataPlaneStatus) String() string {
 func (*DataPlaneStatus) ProtoMessage() {}
 
 func (x *DataPlaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[22]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1410,7 +757,7 @@ func (x *DataPlaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneStatus.ProtoReflect.Descriptor instead.
 func (*DataPlaneStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{22}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DataPlaneStatus) GetMode() string {
@@ -1524,7 +871,7 @@ type DataPlaneHold struct {
 
 func (x *DataPlaneHold) Reset() {
 	*x = DataPlaneHold{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1536,7 +883,7 @@ func (x *DataPlaneHold) String() string {
 func (*DataPlaneHold) ProtoMessage() {}
 
 func (x *DataPlaneHold) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[23]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1549,7 +896,7 @@ func (x *DataPlaneHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneHold.ProtoReflect.Descriptor instead.
 func (*DataPlaneHold) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{23}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DataPlaneHold) GetStream() string {
@@ -1583,7 +930,7 @@ type DataPlaneProblem struct {
 
 func (x *DataPlaneProblem) Reset() {
 	*x = DataPlaneProblem{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1595,7 +942,7 @@ func (x *DataPlaneProblem) String() string {
 func (*DataPlaneProblem) ProtoMessage() {}
 
 func (x *DataPlaneProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[24]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1608,7 +955,7 @@ func (x *DataPlaneProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneProblem.ProtoReflect.Descriptor instead.
 func (*DataPlaneProblem) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{24}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DataPlaneProblem) GetObject() string {
@@ -1658,7 +1005,7 @@ type DataPlaneDrift struct {
 
 func (x *DataPlaneDrift) Reset() {
 	*x = DataPlaneDrift{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[25]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1670,7 +1017,7 @@ func (x *DataPlaneDrift) String() string {
 func (*DataPlaneDrift) ProtoMessage() {}
 
 func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[25]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1683,7 +1030,7 @@ func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneDrift.ProtoReflect.Descriptor instead.
 func (*DataPlaneDrift) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{25}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DataPlaneDrift) GetObject() string {
@@ -1748,7 +1095,7 @@ type DataPlaneStream struct {
 
 func (x *DataPlaneStream) Reset() {
 	*x = DataPlaneStream{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[26]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1760,7 +1107,7 @@ func (x *DataPlaneStream) String() string {
 func (*DataPlaneStream) ProtoMessage() {}
 
 func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[26]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1773,7 +1120,7 @@ func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneStream.ProtoReflect.Descriptor instead.
 func (*DataPlaneStream) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{26}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DataPlaneStream) GetName() string {
@@ -1866,7 +1213,7 @@ type DataPlaneTarget struct {
 
 func (x *DataPlaneTarget) Reset() {
 	*x = DataPlaneTarget{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[27]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +1225,7 @@ func (x *DataPlaneTarget) String() string {
 func (*DataPlaneTarget) ProtoMessage() {}
 
 func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[27]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +1238,7 @@ func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneTarget.ProtoReflect.Descriptor instead.
 func (*DataPlaneTarget) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{27}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DataPlaneTarget) GetName() string {
@@ -1980,7 +1327,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[28]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1992,7 +1339,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[28]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2005,7 +1352,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{28}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -2070,7 +1417,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[29]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +1429,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[29]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +1442,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{29}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *VipStatus) GetReadiness() *v1.VipReadiness {
@@ -2129,7 +1476,7 @@ type StreamStatus struct {
 
 func (x *StreamStatus) Reset() {
 	*x = StreamStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[30]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +1488,7 @@ func (x *StreamStatus) String() string {
 func (*StreamStatus) ProtoMessage() {}
 
 func (x *StreamStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[30]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +1501,7 @@ func (x *StreamStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamStatus.ProtoReflect.Descriptor instead.
 func (*StreamStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{30}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StreamStatus) GetName() string {
@@ -2216,7 +1563,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[31]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2228,7 +1575,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[31]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2241,7 +1588,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{31}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TargetStatus) GetName() string {
@@ -2346,7 +1693,7 @@ type WatcherStatus struct {
 
 func (x *WatcherStatus) Reset() {
 	*x = WatcherStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[32]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2358,7 +1705,7 @@ func (x *WatcherStatus) String() string {
 func (*WatcherStatus) ProtoMessage() {}
 
 func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[32]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2371,7 +1718,7 @@ func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatcherStatus.ProtoReflect.Descriptor instead.
 func (*WatcherStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{32}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WatcherStatus) GetWatchId() string {
@@ -2434,7 +1781,7 @@ var File_vipgate_lb_v1_lb_proto protoreflect.FileDescriptor
 
 const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\n" +
-	"\x16vipgate/lb/v1/lb.proto\x12\rvipgate.lb.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$vipgate/readiness/v1/readiness.proto\"\\\n" +
+	"\x16vipgate/lb/v1/lb.proto\x12\rvipgate.lb.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"\\\n" +
 	"\vHoldRequest\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x125\n" +
 	"\bduration\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bduration\"@\n" +
@@ -2446,34 +1793,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\brepaired\x18\x01 \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\brepaired\"\x12\n" +
 	"\x10ReconcileRequest\"J\n" +
 	"\x11ReconcileResponse\x125\n" +
-	"\x06mended\x18\x01 \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\x06mended\"?\n" +
-	"\x11ListEventsRequest\x12\x14\n" +
-	"\x05limit\x18\x01 \x01(\rR\x05limit\x12\x14\n" +
-	"\x05after\x18\x02 \x01(\x04R\x05after\"c\n" +
-	"\x12ListEventsResponse\x12,\n" +
-	"\x06events\x18\x01 \x03(\v2\x14.vipgate.lb.v1.EventR\x06events\x12\x1f\n" +
-	"\vinstance_id\x18\x02 \x01(\tR\n" +
-	"instanceId\"\xc4\x02\n" +
-	"\x05Event\x12.\n" +
-	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x16\n" +
-	"\x06object\x18\x03 \x01(\tR\x06object\x12\x12\n" +
-	"\x04what\x18\x04 \x01(\tR\x04what\x12\x16\n" +
-	"\x06detail\x18\x05 \x01(\tR\x06detail\x12\x16\n" +
-	"\x06stream\x18\x06 \x01(\tR\x06stream\x12\x16\n" +
-	"\x06target\x18\a \x01(\tR\x06target\x12\x1b\n" +
-	"\tvip_count\x18\b \x01(\rR\bvipCount\x12\x1d\n" +
-	"\n" +
-	"first_vips\x18\t \x03(\tR\tfirstVips\x12?\n" +
-	"\vtransitions\x18\n" +
-	" \x03(\v2\x1d.vipgate.lb.v1.VipTransitionsR\vtransitions\"\x93\x02\n" +
-	"\x0eVipTransitions\x12\x14\n" +
-	"\x05count\x18\x01 \x01(\rR\x05count\x126\n" +
-	"\x06family\x18\x02 \x01(\x0e2\x1e.vipgate.readiness.v1.IpFamilyR\x06family\x122\n" +
-	"\x04from\x18\x03 \x01(\x0e2\x1e.vipgate.readiness.v1.VipStateR\x04from\x12.\n" +
-	"\x02to\x18\x04 \x01(\x0e2\x1e.vipgate.readiness.v1.VipStateR\x02to\x127\n" +
-	"\x06reason\x18\x05 \x01(\x0e2\x1f.vipgate.readiness.v1.VipReasonR\x06reason\x12\x16\n" +
-	"\x06detail\x18\x06 \x01(\tR\x06detail\"{\n" +
+	"\x06mended\x18\x01 \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\x06mended\"{\n" +
 	"\x13DrainTargetsRequest\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x14\n" +
 	"\x05names\x18\x02 \x03(\tR\x05names\x126\n" +
@@ -2485,21 +1805,7 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x14\n" +
 	"\x05names\x18\x02 \x03(\tR\x05names\"6\n" +
 	"\x16UndrainTargetsResponse\x12\x1c\n" +
-	"\tundrained\x18\x01 \x03(\tR\tundrained\"\x12\n" +
-	"\x10GetStatusRequest\"B\n" +
-	"\x11GetStatusResponse\x12-\n" +
-	"\x06status\x18\x01 \x01(\v2\x15.vipgate.lb.v1.StatusR\x06status\"\x14\n" +
-	"\x12WatchStatusRequest\"D\n" +
-	"\x13WatchStatusResponse\x12-\n" +
-	"\x06status\x18\x01 \x01(\v2\x15.vipgate.lb.v1.StatusR\x06status\"*\n" +
-	"\x12SetLogLevelRequest\x12\x14\n" +
-	"\x05level\x18\x01 \x01(\tR\x05level\"1\n" +
-	"\x13SetLogLevelResponse\x12\x1a\n" +
-	"\bprevious\x18\x01 \x01(\tR\bprevious\"Q\n" +
-	"\tCondition\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\aserving\x18\x02 \x01(\bR\aserving\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"\xc2\x05\n" +
+	"\tundrained\x18\x01 \x03(\tR\tundrained\"\xc5\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12:\n" +
@@ -2509,9 +1815,9 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"going_away\x18\x05 \x01(\bR\tgoingAway\x12/\n" +
 	"\x05lease\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12\x1b\n" +
 	"\tspiffe_id\x18\a \x01(\tR\bspiffeId\x12E\n" +
-	"\x10identity_expires\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x0fidentityExpires\x128\n" +
+	"\x10identity_expires\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x0fidentityExpires\x12;\n" +
 	"\n" +
-	"conditions\x18\t \x03(\v2\x18.vipgate.lb.v1.ConditionR\n" +
+	"conditions\x18\t \x03(\v2\x1b.vipgate.admin.v1.ConditionR\n" +
 	"conditions\x12,\n" +
 	"\x04vips\x18\n" +
 	" \x03(\v2\x18.vipgate.lb.v1.VipStatusR\x04vips\x125\n" +
@@ -2611,18 +1917,15 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\rsent_revision\x18\x05 \x01(\x04R\fsentRevision\x12)\n" +
 	"\x10applied_revision\x18\x06 \x01(\x04R\x0fappliedRevision\x12\x1c\n" +
 	"\treporting\x18\a \x01(\bR\treporting\x12D\n" +
-	"\bfamilies\x18\b \x03(\v2(.vipgate.readiness.v1.FamilyConnectivityR\bfamilies2\xec\x05\n" +
-	"\tLBService\x12N\n" +
-	"\tGetStatus\x12\x1f.vipgate.lb.v1.GetStatusRequest\x1a .vipgate.lb.v1.GetStatusResponse\x12V\n" +
-	"\vWatchStatus\x12!.vipgate.lb.v1.WatchStatusRequest\x1a\".vipgate.lb.v1.WatchStatusResponse0\x01\x12T\n" +
-	"\vSetLogLevel\x12!.vipgate.lb.v1.SetLogLevelRequest\x1a\".vipgate.lb.v1.SetLogLevelResponse\x12W\n" +
+	"\bfamilies\x18\b \x03(\v2(.vipgate.readiness.v1.FamilyConnectivityR\bfamilies2\xb1\x04\n" +
+	"\tLBService\x12F\n" +
+	"\tGetStatus\x12\".vipgate.admin.v1.GetStatusRequest\x1a\x15.vipgate.lb.v1.Status\x12L\n" +
+	"\vWatchStatus\x12$.vipgate.admin.v1.WatchStatusRequest\x1a\x15.vipgate.lb.v1.Status0\x01\x12W\n" +
 	"\fDrainTargets\x12\".vipgate.lb.v1.DrainTargetsRequest\x1a#.vipgate.lb.v1.DrainTargetsResponse\x12]\n" +
 	"\x0eUndrainTargets\x12$.vipgate.lb.v1.UndrainTargetsRequest\x1a%.vipgate.lb.v1.UndrainTargetsResponse\x12N\n" +
 	"\tReconcile\x12\x1f.vipgate.lb.v1.ReconcileRequest\x1a .vipgate.lb.v1.ReconcileResponse\x12?\n" +
 	"\x04Hold\x12\x1a.vipgate.lb.v1.HoldRequest\x1a\x1b.vipgate.lb.v1.HoldResponse\x12E\n" +
-	"\x06Resume\x12\x1c.vipgate.lb.v1.ResumeRequest\x1a\x1d.vipgate.lb.v1.ResumeResponse\x12Q\n" +
-	"\n" +
-	"ListEvents\x12 .vipgate.lb.v1.ListEventsRequest\x1a!.vipgate.lb.v1.ListEventsResponseB/Z-github.com/vipgate/vipgate/pkg/api/lb/v1;lbv1b\x06proto3"
+	"\x06Resume\x12\x1c.vipgate.lb.v1.ResumeRequest\x1a\x1d.vipgate.lb.v1.ResumeResponseB/Z-github.com/vipgate/vipgate/pkg/api/lb/v1;lbv1b\x06proto3"
 
 var (
 	file_vipgate_lb_v1_lb_proto_rawDescOnce sync.Once
@@ -2636,7 +1939,7 @@ func file_vipgate_lb_v1_lb_proto_rawDescGZIP() []byte {
 	return file_vipgate_lb_v1_lb_proto_rawDescData
 }
 
-var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_vipgate_lb_v1_lb_proto_goTypes = []any{
 	(*HoldRequest)(nil),            // 0: vipgate.lb.v1.HoldRequest
 	(*HoldResponse)(nil),           // 1: vipgate.lb.v1.HoldResponse
@@ -2644,108 +1947,84 @@ var file_vipgate_lb_v1_lb_proto_goTypes = []any{
 	(*ResumeResponse)(nil),         // 3: vipgate.lb.v1.ResumeResponse
 	(*ReconcileRequest)(nil),       // 4: vipgate.lb.v1.ReconcileRequest
 	(*ReconcileResponse)(nil),      // 5: vipgate.lb.v1.ReconcileResponse
-	(*ListEventsRequest)(nil),      // 6: vipgate.lb.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),     // 7: vipgate.lb.v1.ListEventsResponse
-	(*Event)(nil),                  // 8: vipgate.lb.v1.Event
-	(*VipTransitions)(nil),         // 9: vipgate.lb.v1.VipTransitions
-	(*DrainTargetsRequest)(nil),    // 10: vipgate.lb.v1.DrainTargetsRequest
-	(*DrainTargetsResponse)(nil),   // 11: vipgate.lb.v1.DrainTargetsResponse
-	(*UndrainTargetsRequest)(nil),  // 12: vipgate.lb.v1.UndrainTargetsRequest
-	(*UndrainTargetsResponse)(nil), // 13: vipgate.lb.v1.UndrainTargetsResponse
-	(*GetStatusRequest)(nil),       // 14: vipgate.lb.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),      // 15: vipgate.lb.v1.GetStatusResponse
-	(*WatchStatusRequest)(nil),     // 16: vipgate.lb.v1.WatchStatusRequest
-	(*WatchStatusResponse)(nil),    // 17: vipgate.lb.v1.WatchStatusResponse
-	(*SetLogLevelRequest)(nil),     // 18: vipgate.lb.v1.SetLogLevelRequest
-	(*SetLogLevelResponse)(nil),    // 19: vipgate.lb.v1.SetLogLevelResponse
-	(*Condition)(nil),              // 20: vipgate.lb.v1.Condition
-	(*Status)(nil),                 // 21: vipgate.lb.v1.Status
-	(*DataPlaneStatus)(nil),        // 22: vipgate.lb.v1.DataPlaneStatus
-	(*DataPlaneHold)(nil),          // 23: vipgate.lb.v1.DataPlaneHold
-	(*DataPlaneProblem)(nil),       // 24: vipgate.lb.v1.DataPlaneProblem
-	(*DataPlaneDrift)(nil),         // 25: vipgate.lb.v1.DataPlaneDrift
-	(*DataPlaneStream)(nil),        // 26: vipgate.lb.v1.DataPlaneStream
-	(*DataPlaneTarget)(nil),        // 27: vipgate.lb.v1.DataPlaneTarget
-	(*SourceStatus)(nil),           // 28: vipgate.lb.v1.SourceStatus
-	(*VipStatus)(nil),              // 29: vipgate.lb.v1.VipStatus
-	(*StreamStatus)(nil),           // 30: vipgate.lb.v1.StreamStatus
-	(*TargetStatus)(nil),           // 31: vipgate.lb.v1.TargetStatus
-	(*WatcherStatus)(nil),          // 32: vipgate.lb.v1.WatcherStatus
-	(*durationpb.Duration)(nil),    // 33: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 34: google.protobuf.Timestamp
-	(v1.IpFamily)(0),               // 35: vipgate.readiness.v1.IpFamily
-	(v1.VipState)(0),               // 36: vipgate.readiness.v1.VipState
-	(v1.VipReason)(0),              // 37: vipgate.readiness.v1.VipReason
-	(*v1.Position)(nil),            // 38: vipgate.readiness.v1.Position
-	(*v1.VipReadiness)(nil),        // 39: vipgate.readiness.v1.VipReadiness
-	(*v1.VipAdvertisement)(nil),    // 40: vipgate.readiness.v1.VipAdvertisement
-	(*v1.FamilyConnectivity)(nil),  // 41: vipgate.readiness.v1.FamilyConnectivity
+	(*DrainTargetsRequest)(nil),    // 6: vipgate.lb.v1.DrainTargetsRequest
+	(*DrainTargetsResponse)(nil),   // 7: vipgate.lb.v1.DrainTargetsResponse
+	(*UndrainTargetsRequest)(nil),  // 8: vipgate.lb.v1.UndrainTargetsRequest
+	(*UndrainTargetsResponse)(nil), // 9: vipgate.lb.v1.UndrainTargetsResponse
+	(*Status)(nil),                 // 10: vipgate.lb.v1.Status
+	(*DataPlaneStatus)(nil),        // 11: vipgate.lb.v1.DataPlaneStatus
+	(*DataPlaneHold)(nil),          // 12: vipgate.lb.v1.DataPlaneHold
+	(*DataPlaneProblem)(nil),       // 13: vipgate.lb.v1.DataPlaneProblem
+	(*DataPlaneDrift)(nil),         // 14: vipgate.lb.v1.DataPlaneDrift
+	(*DataPlaneStream)(nil),        // 15: vipgate.lb.v1.DataPlaneStream
+	(*DataPlaneTarget)(nil),        // 16: vipgate.lb.v1.DataPlaneTarget
+	(*SourceStatus)(nil),           // 17: vipgate.lb.v1.SourceStatus
+	(*VipStatus)(nil),              // 18: vipgate.lb.v1.VipStatus
+	(*StreamStatus)(nil),           // 19: vipgate.lb.v1.StreamStatus
+	(*TargetStatus)(nil),           // 20: vipgate.lb.v1.TargetStatus
+	(*WatcherStatus)(nil),          // 21: vipgate.lb.v1.WatcherStatus
+	(*durationpb.Duration)(nil),    // 22: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 23: google.protobuf.Timestamp
+	(*v1.Position)(nil),            // 24: vipgate.readiness.v1.Position
+	(*v11.Condition)(nil),          // 25: vipgate.admin.v1.Condition
+	(*v1.VipReadiness)(nil),        // 26: vipgate.readiness.v1.VipReadiness
+	(*v1.VipAdvertisement)(nil),    // 27: vipgate.readiness.v1.VipAdvertisement
+	(*v1.FamilyConnectivity)(nil),  // 28: vipgate.readiness.v1.FamilyConnectivity
+	(*v11.GetStatusRequest)(nil),   // 29: vipgate.admin.v1.GetStatusRequest
+	(*v11.WatchStatusRequest)(nil), // 30: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_lb_v1_lb_proto_depIdxs = []int32{
-	33, // 0: vipgate.lb.v1.HoldRequest.duration:type_name -> google.protobuf.Duration
-	34, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
-	25, // 2: vipgate.lb.v1.ResumeResponse.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
-	25, // 3: vipgate.lb.v1.ReconcileResponse.mended:type_name -> vipgate.lb.v1.DataPlaneDrift
-	8,  // 4: vipgate.lb.v1.ListEventsResponse.events:type_name -> vipgate.lb.v1.Event
-	34, // 5: vipgate.lb.v1.Event.time:type_name -> google.protobuf.Timestamp
-	9,  // 6: vipgate.lb.v1.Event.transitions:type_name -> vipgate.lb.v1.VipTransitions
-	35, // 7: vipgate.lb.v1.VipTransitions.family:type_name -> vipgate.readiness.v1.IpFamily
-	36, // 8: vipgate.lb.v1.VipTransitions.from:type_name -> vipgate.readiness.v1.VipState
-	36, // 9: vipgate.lb.v1.VipTransitions.to:type_name -> vipgate.readiness.v1.VipState
-	37, // 10: vipgate.lb.v1.VipTransitions.reason:type_name -> vipgate.readiness.v1.VipReason
-	33, // 11: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
-	34, // 12: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
-	21, // 13: vipgate.lb.v1.GetStatusResponse.status:type_name -> vipgate.lb.v1.Status
-	21, // 14: vipgate.lb.v1.WatchStatusResponse.status:type_name -> vipgate.lb.v1.Status
-	38, // 15: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
-	33, // 16: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
-	34, // 17: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	20, // 18: vipgate.lb.v1.Status.conditions:type_name -> vipgate.lb.v1.Condition
-	29, // 19: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
-	30, // 20: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
-	32, // 21: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
-	28, // 22: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
-	22, // 23: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
-	24, // 24: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.lb.v1.DataPlaneProblem
-	25, // 25: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
-	26, // 26: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
-	23, // 27: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
-	34, // 28: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
-	34, // 29: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
-	27, // 30: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
-	34, // 31: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
-	34, // 32: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
-	39, // 33: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	40, // 34: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
-	31, // 35: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
-	34, // 36: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
-	34, // 37: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
-	34, // 38: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
-	34, // 39: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
-	41, // 40: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
-	14, // 41: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.lb.v1.GetStatusRequest
-	16, // 42: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.lb.v1.WatchStatusRequest
-	18, // 43: vipgate.lb.v1.LBService.SetLogLevel:input_type -> vipgate.lb.v1.SetLogLevelRequest
-	10, // 44: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
-	12, // 45: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
-	4,  // 46: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
-	0,  // 47: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
-	2,  // 48: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
-	6,  // 49: vipgate.lb.v1.LBService.ListEvents:input_type -> vipgate.lb.v1.ListEventsRequest
-	15, // 50: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.GetStatusResponse
-	17, // 51: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.WatchStatusResponse
-	19, // 52: vipgate.lb.v1.LBService.SetLogLevel:output_type -> vipgate.lb.v1.SetLogLevelResponse
-	11, // 53: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
-	13, // 54: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
-	5,  // 55: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.ReconcileResponse
-	1,  // 56: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
-	3,  // 57: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.ResumeResponse
-	7,  // 58: vipgate.lb.v1.LBService.ListEvents:output_type -> vipgate.lb.v1.ListEventsResponse
-	50, // [50:59] is the sub-list for method output_type
-	41, // [41:50] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	22, // 0: vipgate.lb.v1.HoldRequest.duration:type_name -> google.protobuf.Duration
+	23, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
+	14, // 2: vipgate.lb.v1.ResumeResponse.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
+	14, // 3: vipgate.lb.v1.ReconcileResponse.mended:type_name -> vipgate.lb.v1.DataPlaneDrift
+	22, // 4: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
+	23, // 5: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
+	24, // 6: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
+	22, // 7: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
+	23, // 8: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	25, // 9: vipgate.lb.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	18, // 10: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
+	19, // 11: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
+	21, // 12: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
+	17, // 13: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
+	11, // 14: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
+	13, // 15: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.lb.v1.DataPlaneProblem
+	14, // 16: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
+	15, // 17: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
+	12, // 18: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
+	23, // 19: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
+	23, // 20: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
+	16, // 21: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
+	23, // 22: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
+	23, // 23: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
+	26, // 24: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	27, // 25: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
+	20, // 26: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
+	23, // 27: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
+	23, // 28: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
+	23, // 29: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
+	23, // 30: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
+	28, // 31: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
+	29, // 32: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	30, // 33: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	6,  // 34: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
+	8,  // 35: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
+	4,  // 36: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
+	0,  // 37: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
+	2,  // 38: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
+	10, // 39: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.Status
+	10, // 40: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.Status
+	7,  // 41: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
+	9,  // 42: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
+	5,  // 43: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.ReconcileResponse
+	1,  // 44: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
+	3,  // 45: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.ResumeResponse
+	39, // [39:46] is the sub-list for method output_type
+	32, // [32:39] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_lb_v1_lb_proto_init() }
@@ -2759,7 +2038,7 @@ func file_vipgate_lb_v1_lb_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_lb_v1_lb_proto_rawDesc), len(file_vipgate_lb_v1_lb_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   33,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

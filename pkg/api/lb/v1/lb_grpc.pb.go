@@ -10,6 +10,7 @@ package lbv1
 
 import (
 	context "context"
+	v1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	grpc "google.golang.org/grpc"
 	codes "google.golang.org/grpc/codes"
 	status "google.golang.org/grpc/status"
@@ -23,13 +24,11 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	LBService_GetStatus_FullMethodName      = "/vipgate.lb.v1.LBService/GetStatus"
 	LBService_WatchStatus_FullMethodName    = "/vipgate.lb.v1.LBService/WatchStatus"
-	LBService_SetLogLevel_FullMethodName    = "/vipgate.lb.v1.LBService/SetLogLevel"
 	LBService_DrainTargets_FullMethodName   = "/vipgate.lb.v1.LBService/DrainTargets"
 	LBService_UndrainTargets_FullMethodName = "/vipgate.lb.v1.LBService/UndrainTargets"
 	LBService_Reconcile_FullMethodName      = "/vipgate.lb.v1.LBService/Reconcile"
 	LBService_Hold_FullMethodName           = "/vipgate.lb.v1.LBService/Hold"
 	LBService_Resume_FullMethodName         = "/vipgate.lb.v1.LBService/Resume"
-	LBService_ListEvents_FullMethodName     = "/vipgate.lb.v1.LBService/ListEvents"
 )
 
 // LBServiceClient is the client API for LBService service.
@@ -40,12 +39,10 @@ const (
 // and root only.
 type LBServiceClient interface {
 	// GetStatus returns the whole status.
-	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
+	GetStatus(ctx context.Context, in *v1.GetStatusRequest, opts ...grpc.CallOption) (*Status, error)
 	// WatchStatus returns the whole status now and after every change, at most
 	// ten times a second.
-	WatchStatus(ctx context.Context, in *WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStatusResponse], error)
-	// SetLogLevel changes the log level of the running process.
-	SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error)
+	WatchStatus(ctx context.Context, in *v1.WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Status], error)
 	// DrainTargets drains targets for an operator: no new flows, and after the drain time
 	// none at all, until they are undrained. It survives restarts.
 	DrainTargets(ctx context.Context, in *DrainTargetsRequest, opts ...grpc.CallOption) (*DrainTargetsResponse, error)
@@ -57,8 +54,6 @@ type LBServiceClient interface {
 	Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (*HoldResponse, error)
 	// Resume ends a hold and repairs what was held.
 	Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (*ResumeResponse, error)
-	// ListEvents returns what happened lately, oldest first.
-	ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error)
 }
 
 type lBServiceClient struct {
@@ -69,9 +64,9 @@ func NewLBServiceClient(cc grpc.ClientConnInterface) LBServiceClient {
 	return &lBServiceClient{cc}
 }
 
-func (c *lBServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
+func (c *lBServiceClient) GetStatus(ctx context.Context, in *v1.GetStatusRequest, opts ...grpc.CallOption) (*Status, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(GetStatusResponse)
+	out := new(Status)
 	err := c.cc.Invoke(ctx, LBService_GetStatus_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -79,13 +74,13 @@ func (c *lBServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest, o
 	return out, nil
 }
 
-func (c *lBServiceClient) WatchStatus(ctx context.Context, in *WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStatusResponse], error) {
+func (c *lBServiceClient) WatchStatus(ctx context.Context, in *v1.WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Status], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &LBService_ServiceDesc.Streams[0], LBService_WatchStatus_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &grpc.GenericClientStream[WatchStatusRequest, WatchStatusResponse]{ClientStream: stream}
+	x := &grpc.GenericClientStream[v1.WatchStatusRequest, Status]{ClientStream: stream}
 	if err := x.ClientStream.SendMsg(in); err != nil {
 		return nil, err
 	}
@@ -96,17 +91,7 @@ func (c *lBServiceClient) WatchStatus(ctx context.Context, in *WatchStatusReques
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type LBService_WatchStatusClient = grpc.ServerStreamingClient[WatchStatusResponse]
-
-func (c *lBServiceClient) SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SetLogLevelResponse)
-	err := c.cc.Invoke(ctx, LBService_SetLogLevel_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
+type LBService_WatchStatusClient = grpc.ServerStreamingClient[Status]
 
 func (c *lBServiceClient) DrainTargets(ctx context.Context, in *DrainTargetsRequest, opts ...grpc.CallOption) (*DrainTargetsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -158,16 +143,6 @@ func (c *lBServiceClient) Resume(ctx context.Context, in *ResumeRequest, opts ..
 	return out, nil
 }
 
-func (c *lBServiceClient) ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ListEventsResponse)
-	err := c.cc.Invoke(ctx, LBService_ListEvents_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 // LBServiceServer is the server API for LBService service.
 // All implementations must embed UnimplementedLBServiceServer
 // for forward compatibility.
@@ -176,12 +151,10 @@ func (c *lBServiceClient) ListEvents(ctx context.Context, in *ListEventsRequest,
 // and root only.
 type LBServiceServer interface {
 	// GetStatus returns the whole status.
-	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
+	GetStatus(context.Context, *v1.GetStatusRequest) (*Status, error)
 	// WatchStatus returns the whole status now and after every change, at most
 	// ten times a second.
-	WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error
-	// SetLogLevel changes the log level of the running process.
-	SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error)
+	WatchStatus(*v1.WatchStatusRequest, grpc.ServerStreamingServer[Status]) error
 	// DrainTargets drains targets for an operator: no new flows, and after the drain time
 	// none at all, until they are undrained. It survives restarts.
 	DrainTargets(context.Context, *DrainTargetsRequest) (*DrainTargetsResponse, error)
@@ -193,8 +166,6 @@ type LBServiceServer interface {
 	Hold(context.Context, *HoldRequest) (*HoldResponse, error)
 	// Resume ends a hold and repairs what was held.
 	Resume(context.Context, *ResumeRequest) (*ResumeResponse, error)
-	// ListEvents returns what happened lately, oldest first.
-	ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error)
 	mustEmbedUnimplementedLBServiceServer()
 }
 
@@ -205,14 +176,11 @@ type LBServiceServer interface {
 // pointer dereference when methods are called.
 type UnimplementedLBServiceServer struct{}
 
-func (UnimplementedLBServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
+func (UnimplementedLBServiceServer) GetStatus(context.Context, *v1.GetStatusRequest) (*Status, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
 }
-func (UnimplementedLBServiceServer) WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error {
+func (UnimplementedLBServiceServer) WatchStatus(*v1.WatchStatusRequest, grpc.ServerStreamingServer[Status]) error {
 	return status.Error(codes.Unimplemented, "method WatchStatus not implemented")
-}
-func (UnimplementedLBServiceServer) SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method SetLogLevel not implemented")
 }
 func (UnimplementedLBServiceServer) DrainTargets(context.Context, *DrainTargetsRequest) (*DrainTargetsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DrainTargets not implemented")
@@ -228,9 +196,6 @@ func (UnimplementedLBServiceServer) Hold(context.Context, *HoldRequest) (*HoldRe
 }
 func (UnimplementedLBServiceServer) Resume(context.Context, *ResumeRequest) (*ResumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Resume not implemented")
-}
-func (UnimplementedLBServiceServer) ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method ListEvents not implemented")
 }
 func (UnimplementedLBServiceServer) mustEmbedUnimplementedLBServiceServer() {}
 func (UnimplementedLBServiceServer) testEmbeddedByValue()                   {}
@@ -254,7 +219,7 @@ func RegisterLBServiceServer(s grpc.ServiceRegistrar, srv LBServiceServer) {
 }
 
 func _LBService_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(GetStatusRequest)
+	in := new(v1.GetStatusRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
@@ -266,39 +231,21 @@ func _LBService_GetStatus_Handler(srv interface{}, ctx context.Context, dec func
 		FullMethod: LBService_GetStatus_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(LBServiceServer).GetStatus(ctx, req.(*GetStatusRequest))
+		return srv.(LBServiceServer).GetStatus(ctx, req.(*v1.GetStatusRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
 func _LBService_WatchStatus_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(WatchStatusRequest)
+	m := new(v1.WatchStatusRequest)
 	if err := stream.RecvMsg(m); err != nil {
 		return err
 	}
-	return srv.(LBServiceServer).WatchStatus(m, &grpc.GenericServerStream[WatchStatusRequest, WatchStatusResponse]{ServerStream: stream})
+	return srv.(LBServiceServer).WatchStatus(m, &grpc.GenericServerStream[v1.WatchStatusRequest, Status]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type LBService_WatchStatusServer = grpc.ServerStreamingServer[WatchStatusResponse]
-
-func _LBService_SetLogLevel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SetLogLevelRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(LBServiceServer).SetLogLevel(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: LBService_SetLogLevel_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(LBServiceServer).SetLogLevel(ctx, req.(*SetLogLevelRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
+type LBService_WatchStatusServer = grpc.ServerStreamingServer[Status]
 
 func _LBService_DrainTargets_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DrainTargetsRequest)
@@ -390,24 +337,6 @@ func _LBService_Resume_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
-func _LBService_ListEvents_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ListEventsRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(LBServiceServer).ListEvents(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: LBService_ListEvents_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(LBServiceServer).ListEvents(ctx, req.(*ListEventsRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 // LBService_ServiceDesc is the grpc.ServiceDesc for LBService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -418,10 +347,6 @@ var LBService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetStatus",
 			Handler:    _LBService_GetStatus_Handler,
-		},
-		{
-			MethodName: "SetLogLevel",
-			Handler:    _LBService_SetLogLevel_Handler,
 		},
 		{
 			MethodName: "DrainTargets",
@@ -442,10 +367,6 @@ var LBService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Resume",
 			Handler:    _LBService_Resume_Handler,
-		},
-		{
-			MethodName: "ListEvents",
-			Handler:    _LBService_ListEvents_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -9,6 +9,7 @@
 package targetadminv1
 
 import (
+	v1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
@@ -23,264 +24,6 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
-
-// GetStatusRequest asks for the status.
-type GetStatusRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *GetStatusRequest) Reset() {
-	*x = GetStatusRequest{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[0]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *GetStatusRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*GetStatusRequest) ProtoMessage() {}
-
-func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[0]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
-func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{0}
-}
-
-// GetStatusResponse holds the status.
-type GetStatusResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The status.
-	Status        *Status `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *GetStatusResponse) Reset() {
-	*x = GetStatusResponse{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[1]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *GetStatusResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*GetStatusResponse) ProtoMessage() {}
-
-func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[1]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
-func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{1}
-}
-
-func (x *GetStatusResponse) GetStatus() *Status {
-	if x != nil {
-		return x.Status
-	}
-	return nil
-}
-
-// WatchStatusRequest asks for the status and its changes.
-type WatchStatusRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WatchStatusRequest) Reset() {
-	*x = WatchStatusRequest{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[2]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WatchStatusRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WatchStatusRequest) ProtoMessage() {}
-
-func (x *WatchStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[2]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WatchStatusRequest.ProtoReflect.Descriptor instead.
-func (*WatchStatusRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{2}
-}
-
-// WatchStatusResponse holds the status.
-type WatchStatusResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The status.
-	Status        *Status `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WatchStatusResponse) Reset() {
-	*x = WatchStatusResponse{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WatchStatusResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WatchStatusResponse) ProtoMessage() {}
-
-func (x *WatchStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WatchStatusResponse.ProtoReflect.Descriptor instead.
-func (*WatchStatusResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *WatchStatusResponse) GetStatus() *Status {
-	if x != nil {
-		return x.Status
-	}
-	return nil
-}
-
-// SetLogLevelRequest names the new level.
-type SetLogLevelRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// One of debug, info, warn, error.
-	Level         string `protobuf:"bytes,1,opt,name=level,proto3" json:"level,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetLogLevelRequest) Reset() {
-	*x = SetLogLevelRequest{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetLogLevelRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetLogLevelRequest) ProtoMessage() {}
-
-func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
-func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *SetLogLevelRequest) GetLevel() string {
-	if x != nil {
-		return x.Level
-	}
-	return ""
-}
-
-// SetLogLevelResponse names the level that was replaced.
-type SetLogLevelResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The level before.
-	Previous      string `protobuf:"bytes,1,opt,name=previous,proto3" json:"previous,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetLogLevelResponse) Reset() {
-	*x = SetLogLevelResponse{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetLogLevelResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetLogLevelResponse) ProtoMessage() {}
-
-func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetLogLevelResponse.ProtoReflect.Descriptor instead.
-func (*SetLogLevelResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *SetLogLevelResponse) GetPrevious() string {
-	if x != nil {
-		return x.Previous
-	}
-	return ""
-}
 
 // Status is everything that a target knows.
 type Status struct {
@@ -304,7 +47,7 @@ type Status struct {
 	// Parts of the kernel state that were restored since the start.
 	Repairs uint64 `protobuf:"varint,9,opt,name=repairs,proto3" json:"repairs,omitempty"`
 	// The health services.
-	Conditions []*Condition `protobuf:"bytes,10,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	Conditions []*v1.Condition `protobuf:"bytes,10,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	// The registrations of `target add`.
 	Registrations []*Registration `protobuf:"bytes,11,rep,name=registrations,proto3" json:"registrations,omitempty"`
 	// Replies that were dropped, as no peer was known for them, since the rules were written.
@@ -315,7 +58,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[6]
+	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -327,7 +70,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[6]
+	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -340,7 +83,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{0}
 }
 
 func (x *Status) GetVersion() string {
@@ -406,7 +149,7 @@ func (x *Status) GetRepairs() uint64 {
 	return 0
 }
 
-func (x *Status) GetConditions() []*Condition {
+func (x *Status) GetConditions() []*v1.Condition {
 	if x != nil {
 		return x.Conditions
 	}
@@ -442,7 +185,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[7]
+	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -454,7 +197,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[7]
+	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -467,7 +210,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *Problem) GetObject() string {
@@ -513,7 +256,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[8]
+	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -525,7 +268,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[8]
+	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -538,7 +281,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Peer) GetMac() string {
@@ -583,70 +326,6 @@ func (x *Peer) GetFlows() uint64 {
 	return 0
 }
 
-// Condition is a health service.
-type Condition struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name of the health service, such as "ReplyPath".
-	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// True when it serves.
-	Serving bool `protobuf:"varint,2,opt,name=serving,proto3" json:"serving,omitempty"`
-	// Why not; empty when it serves.
-	Detail        string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Condition) Reset() {
-	*x = Condition{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[9]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Condition) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Condition) ProtoMessage() {}
-
-func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[9]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Condition.ProtoReflect.Descriptor instead.
-func (*Condition) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{9}
-}
-
-func (x *Condition) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *Condition) GetServing() bool {
-	if x != nil {
-		return x.Serving
-	}
-	return false
-}
-
-func (x *Condition) GetDetail() string {
-	if x != nil {
-		return x.Detail
-	}
-	return ""
-}
-
 // Registration is a registration of a target at one load balancer.
 type Registration struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -676,7 +355,7 @@ type Registration struct {
 
 func (x *Registration) Reset() {
 	*x = Registration{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[10]
+	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -688,7 +367,7 @@ func (x *Registration) String() string {
 func (*Registration) ProtoMessage() {}
 
 func (x *Registration) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[10]
+	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -701,7 +380,7 @@ func (x *Registration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registration.ProtoReflect.Descriptor instead.
 func (*Registration) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Registration) GetStream() string {
@@ -771,17 +450,7 @@ var File_vipgate_targetadmin_v1_targetadmin_proto protoreflect.FileDescriptor
 
 const file_vipgate_targetadmin_v1_targetadmin_proto_rawDesc = "" +
 	"\n" +
-	"(vipgate/targetadmin/v1/targetadmin.proto\x12\x16vipgate.targetadmin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"K\n" +
-	"\x11GetStatusResponse\x126\n" +
-	"\x06status\x18\x01 \x01(\v2\x1e.vipgate.targetadmin.v1.StatusR\x06status\"\x14\n" +
-	"\x12WatchStatusRequest\"M\n" +
-	"\x13WatchStatusResponse\x126\n" +
-	"\x06status\x18\x01 \x01(\v2\x1e.vipgate.targetadmin.v1.StatusR\x06status\"*\n" +
-	"\x12SetLogLevelRequest\x12\x14\n" +
-	"\x05level\x18\x01 \x01(\tR\x05level\"1\n" +
-	"\x13SetLogLevelResponse\x12\x1a\n" +
-	"\bprevious\x18\x01 \x01(\tR\bprevious\"\xf7\x03\n" +
+	"(vipgate/targetadmin/v1/targetadmin.proto\x12\x16vipgate.targetadmin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\"\xf1\x03\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
 	"\x04pool\x18\x02 \x03(\tR\x04pool\x12\x1c\n" +
@@ -792,10 +461,10 @@ const file_vipgate_targetadmin_v1_targetadmin_proto_rawDesc = "" +
 	"\x05peers\x18\a \x03(\v2\x1c.vipgate.targetadmin.v1.PeerR\x05peers\x12\x1f\n" +
 	"\vflows_error\x18\b \x01(\tR\n" +
 	"flowsError\x12\x18\n" +
-	"\arepairs\x18\t \x01(\x04R\arepairs\x12A\n" +
+	"\arepairs\x18\t \x01(\x04R\arepairs\x12;\n" +
 	"\n" +
 	"conditions\x18\n" +
-	" \x03(\v2!.vipgate.targetadmin.v1.ConditionR\n" +
+	" \x03(\v2\x1b.vipgate.admin.v1.ConditionR\n" +
 	"conditions\x12J\n" +
 	"\rregistrations\x18\v \x03(\v2$.vipgate.targetadmin.v1.RegistrationR\rregistrations\x12\x18\n" +
 	"\adropped\x18\f \x01(\x04R\adropped\"Q\n" +
@@ -809,11 +478,7 @@ const file_vipgate_targetadmin_v1_targetadmin_proto_rawDesc = "" +
 	"\x06fwmark\x18\x03 \x01(\rR\x06fwmark\x12\x12\n" +
 	"\x04seen\x18\x04 \x01(\bR\x04seen\x12\x12\n" +
 	"\x04live\x18\x05 \x01(\bR\x04live\x12\x14\n" +
-	"\x05flows\x18\x06 \x01(\x04R\x05flows\"Q\n" +
-	"\tCondition\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\aserving\x18\x02 \x01(\bR\aserving\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"\xfe\x01\n" +
+	"\x05flows\x18\x06 \x01(\x04R\x05flows\"\xfe\x01\n" +
 	"\fRegistration\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -823,11 +488,10 @@ const file_vipgate_targetadmin_v1_targetadmin_proto_rawDesc = "" +
 	"\x05state\x18\x06 \x01(\tR\x05state\x120\n" +
 	"\x05since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
 	"\x05error\x18\b \x01(\tR\x05error\x12\x1a\n" +
-	"\bfailures\x18\t \x01(\x04R\bfailures2\xc8\x02\n" +
-	"\x12TargetAdminService\x12`\n" +
-	"\tGetStatus\x12(.vipgate.targetadmin.v1.GetStatusRequest\x1a).vipgate.targetadmin.v1.GetStatusResponse\x12h\n" +
-	"\vWatchStatus\x12*.vipgate.targetadmin.v1.WatchStatusRequest\x1a+.vipgate.targetadmin.v1.WatchStatusResponse0\x01\x12f\n" +
-	"\vSetLogLevel\x12*.vipgate.targetadmin.v1.SetLogLevelRequest\x1a+.vipgate.targetadmin.v1.SetLogLevelResponseBAZ?github.com/vipgate/vipgate/pkg/api/targetadmin/v1;targetadminv1b\x06proto3"
+	"\bfailures\x18\t \x01(\x04R\bfailures2\xbc\x01\n" +
+	"\x12TargetAdminService\x12O\n" +
+	"\tGetStatus\x12\".vipgate.admin.v1.GetStatusRequest\x1a\x1e.vipgate.targetadmin.v1.Status\x12U\n" +
+	"\vWatchStatus\x12$.vipgate.admin.v1.WatchStatusRequest\x1a\x1e.vipgate.targetadmin.v1.Status0\x01BAZ?github.com/vipgate/vipgate/pkg/api/targetadmin/v1;targetadminv1b\x06proto3"
 
 var (
 	file_vipgate_targetadmin_v1_targetadmin_proto_rawDescOnce sync.Once
@@ -841,41 +505,33 @@ func file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP() []byte {
 	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescData
 }
 
-var file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_vipgate_targetadmin_v1_targetadmin_proto_goTypes = []any{
-	(*GetStatusRequest)(nil),      // 0: vipgate.targetadmin.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),     // 1: vipgate.targetadmin.v1.GetStatusResponse
-	(*WatchStatusRequest)(nil),    // 2: vipgate.targetadmin.v1.WatchStatusRequest
-	(*WatchStatusResponse)(nil),   // 3: vipgate.targetadmin.v1.WatchStatusResponse
-	(*SetLogLevelRequest)(nil),    // 4: vipgate.targetadmin.v1.SetLogLevelRequest
-	(*SetLogLevelResponse)(nil),   // 5: vipgate.targetadmin.v1.SetLogLevelResponse
-	(*Status)(nil),                // 6: vipgate.targetadmin.v1.Status
-	(*Problem)(nil),               // 7: vipgate.targetadmin.v1.Problem
-	(*Peer)(nil),                  // 8: vipgate.targetadmin.v1.Peer
-	(*Condition)(nil),             // 9: vipgate.targetadmin.v1.Condition
-	(*Registration)(nil),          // 10: vipgate.targetadmin.v1.Registration
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
+	(*Status)(nil),                // 0: vipgate.targetadmin.v1.Status
+	(*Problem)(nil),               // 1: vipgate.targetadmin.v1.Problem
+	(*Peer)(nil),                  // 2: vipgate.targetadmin.v1.Peer
+	(*Registration)(nil),          // 3: vipgate.targetadmin.v1.Registration
+	(*timestamppb.Timestamp)(nil), // 4: google.protobuf.Timestamp
+	(*v1.Condition)(nil),          // 5: vipgate.admin.v1.Condition
+	(*v1.GetStatusRequest)(nil),   // 6: vipgate.admin.v1.GetStatusRequest
+	(*v1.WatchStatusRequest)(nil), // 7: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_targetadmin_v1_targetadmin_proto_depIdxs = []int32{
-	6,  // 0: vipgate.targetadmin.v1.GetStatusResponse.status:type_name -> vipgate.targetadmin.v1.Status
-	6,  // 1: vipgate.targetadmin.v1.WatchStatusResponse.status:type_name -> vipgate.targetadmin.v1.Status
-	11, // 2: vipgate.targetadmin.v1.Status.since:type_name -> google.protobuf.Timestamp
-	7,  // 3: vipgate.targetadmin.v1.Status.problems:type_name -> vipgate.targetadmin.v1.Problem
-	8,  // 4: vipgate.targetadmin.v1.Status.peers:type_name -> vipgate.targetadmin.v1.Peer
-	9,  // 5: vipgate.targetadmin.v1.Status.conditions:type_name -> vipgate.targetadmin.v1.Condition
-	10, // 6: vipgate.targetadmin.v1.Status.registrations:type_name -> vipgate.targetadmin.v1.Registration
-	11, // 7: vipgate.targetadmin.v1.Registration.since:type_name -> google.protobuf.Timestamp
-	0,  // 8: vipgate.targetadmin.v1.TargetAdminService.GetStatus:input_type -> vipgate.targetadmin.v1.GetStatusRequest
-	2,  // 9: vipgate.targetadmin.v1.TargetAdminService.WatchStatus:input_type -> vipgate.targetadmin.v1.WatchStatusRequest
-	4,  // 10: vipgate.targetadmin.v1.TargetAdminService.SetLogLevel:input_type -> vipgate.targetadmin.v1.SetLogLevelRequest
-	1,  // 11: vipgate.targetadmin.v1.TargetAdminService.GetStatus:output_type -> vipgate.targetadmin.v1.GetStatusResponse
-	3,  // 12: vipgate.targetadmin.v1.TargetAdminService.WatchStatus:output_type -> vipgate.targetadmin.v1.WatchStatusResponse
-	5,  // 13: vipgate.targetadmin.v1.TargetAdminService.SetLogLevel:output_type -> vipgate.targetadmin.v1.SetLogLevelResponse
-	11, // [11:14] is the sub-list for method output_type
-	8,  // [8:11] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	4, // 0: vipgate.targetadmin.v1.Status.since:type_name -> google.protobuf.Timestamp
+	1, // 1: vipgate.targetadmin.v1.Status.problems:type_name -> vipgate.targetadmin.v1.Problem
+	2, // 2: vipgate.targetadmin.v1.Status.peers:type_name -> vipgate.targetadmin.v1.Peer
+	5, // 3: vipgate.targetadmin.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	3, // 4: vipgate.targetadmin.v1.Status.registrations:type_name -> vipgate.targetadmin.v1.Registration
+	4, // 5: vipgate.targetadmin.v1.Registration.since:type_name -> google.protobuf.Timestamp
+	6, // 6: vipgate.targetadmin.v1.TargetAdminService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	7, // 7: vipgate.targetadmin.v1.TargetAdminService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	0, // 8: vipgate.targetadmin.v1.TargetAdminService.GetStatus:output_type -> vipgate.targetadmin.v1.Status
+	0, // 9: vipgate.targetadmin.v1.TargetAdminService.WatchStatus:output_type -> vipgate.targetadmin.v1.Status
+	8, // [8:10] is the sub-list for method output_type
+	6, // [6:8] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_targetadmin_v1_targetadmin_proto_init() }
@@ -889,7 +545,7 @@ func file_vipgate_targetadmin_v1_targetadmin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_targetadmin_v1_targetadmin_proto_rawDesc), len(file_vipgate_targetadmin_v1_targetadmin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

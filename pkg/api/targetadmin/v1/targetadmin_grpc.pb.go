@@ -10,6 +10,7 @@ package targetadminv1
 
 import (
 	context "context"
+	v1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	grpc "google.golang.org/grpc"
 	codes "google.golang.org/grpc/codes"
 	status "google.golang.org/grpc/status"
@@ -23,7 +24,6 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	TargetAdminService_GetStatus_FullMethodName   = "/vipgate.targetadmin.v1.TargetAdminService/GetStatus"
 	TargetAdminService_WatchStatus_FullMethodName = "/vipgate.targetadmin.v1.TargetAdminService/WatchStatus"
-	TargetAdminService_SetLogLevel_FullMethodName = "/vipgate.targetadmin.v1.TargetAdminService/SetLogLevel"
 )
 
 // TargetAdminServiceClient is the client API for TargetAdminService service.
@@ -34,11 +34,9 @@ const (
 // which fills only version and registrations. It serves the same user and root only.
 type TargetAdminServiceClient interface {
 	// GetStatus returns the whole status.
-	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
+	GetStatus(ctx context.Context, in *v1.GetStatusRequest, opts ...grpc.CallOption) (*Status, error)
 	// WatchStatus returns the whole status now and after every change, at most ten times a second.
-	WatchStatus(ctx context.Context, in *WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStatusResponse], error)
-	// SetLogLevel changes the log level of the running process.
-	SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error)
+	WatchStatus(ctx context.Context, in *v1.WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Status], error)
 }
 
 type targetAdminServiceClient struct {
@@ -49,9 +47,9 @@ func NewTargetAdminServiceClient(cc grpc.ClientConnInterface) TargetAdminService
 	return &targetAdminServiceClient{cc}
 }
 
-func (c *targetAdminServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
+func (c *targetAdminServiceClient) GetStatus(ctx context.Context, in *v1.GetStatusRequest, opts ...grpc.CallOption) (*Status, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(GetStatusResponse)
+	out := new(Status)
 	err := c.cc.Invoke(ctx, TargetAdminService_GetStatus_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -59,13 +57,13 @@ func (c *targetAdminServiceClient) GetStatus(ctx context.Context, in *GetStatusR
 	return out, nil
 }
 
-func (c *targetAdminServiceClient) WatchStatus(ctx context.Context, in *WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStatusResponse], error) {
+func (c *targetAdminServiceClient) WatchStatus(ctx context.Context, in *v1.WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Status], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &TargetAdminService_ServiceDesc.Streams[0], TargetAdminService_WatchStatus_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &grpc.GenericClientStream[WatchStatusRequest, WatchStatusResponse]{ClientStream: stream}
+	x := &grpc.GenericClientStream[v1.WatchStatusRequest, Status]{ClientStream: stream}
 	if err := x.ClientStream.SendMsg(in); err != nil {
 		return nil, err
 	}
@@ -76,17 +74,7 @@ func (c *targetAdminServiceClient) WatchStatus(ctx context.Context, in *WatchSta
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type TargetAdminService_WatchStatusClient = grpc.ServerStreamingClient[WatchStatusResponse]
-
-func (c *targetAdminServiceClient) SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SetLogLevelResponse)
-	err := c.cc.Invoke(ctx, TargetAdminService_SetLogLevel_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
+type TargetAdminService_WatchStatusClient = grpc.ServerStreamingClient[Status]
 
 // TargetAdminServiceServer is the server API for TargetAdminService service.
 // All implementations must embed UnimplementedTargetAdminServiceServer
@@ -96,11 +84,9 @@ func (c *targetAdminServiceClient) SetLogLevel(ctx context.Context, in *SetLogLe
 // which fills only version and registrations. It serves the same user and root only.
 type TargetAdminServiceServer interface {
 	// GetStatus returns the whole status.
-	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
+	GetStatus(context.Context, *v1.GetStatusRequest) (*Status, error)
 	// WatchStatus returns the whole status now and after every change, at most ten times a second.
-	WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error
-	// SetLogLevel changes the log level of the running process.
-	SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error)
+	WatchStatus(*v1.WatchStatusRequest, grpc.ServerStreamingServer[Status]) error
 	mustEmbedUnimplementedTargetAdminServiceServer()
 }
 
@@ -111,14 +97,11 @@ type TargetAdminServiceServer interface {
 // pointer dereference when methods are called.
 type UnimplementedTargetAdminServiceServer struct{}
 
-func (UnimplementedTargetAdminServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
+func (UnimplementedTargetAdminServiceServer) GetStatus(context.Context, *v1.GetStatusRequest) (*Status, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
 }
-func (UnimplementedTargetAdminServiceServer) WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error {
+func (UnimplementedTargetAdminServiceServer) WatchStatus(*v1.WatchStatusRequest, grpc.ServerStreamingServer[Status]) error {
 	return status.Error(codes.Unimplemented, "method WatchStatus not implemented")
-}
-func (UnimplementedTargetAdminServiceServer) SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method SetLogLevel not implemented")
 }
 func (UnimplementedTargetAdminServiceServer) mustEmbedUnimplementedTargetAdminServiceServer() {}
 func (UnimplementedTargetAdminServiceServer) testEmbeddedByValue()                            {}
@@ -142,7 +125,7 @@ func RegisterTargetAdminServiceServer(s grpc.ServiceRegistrar, srv TargetAdminSe
 }
 
 func _TargetAdminService_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(GetStatusRequest)
+	in := new(v1.GetStatusRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
@@ -154,39 +137,21 @@ func _TargetAdminService_GetStatus_Handler(srv interface{}, ctx context.Context,
 		FullMethod: TargetAdminService_GetStatus_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(TargetAdminServiceServer).GetStatus(ctx, req.(*GetStatusRequest))
+		return srv.(TargetAdminServiceServer).GetStatus(ctx, req.(*v1.GetStatusRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
 func _TargetAdminService_WatchStatus_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(WatchStatusRequest)
+	m := new(v1.WatchStatusRequest)
 	if err := stream.RecvMsg(m); err != nil {
 		return err
 	}
-	return srv.(TargetAdminServiceServer).WatchStatus(m, &grpc.GenericServerStream[WatchStatusRequest, WatchStatusResponse]{ServerStream: stream})
+	return srv.(TargetAdminServiceServer).WatchStatus(m, &grpc.GenericServerStream[v1.WatchStatusRequest, Status]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type TargetAdminService_WatchStatusServer = grpc.ServerStreamingServer[WatchStatusResponse]
-
-func _TargetAdminService_SetLogLevel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SetLogLevelRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(TargetAdminServiceServer).SetLogLevel(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: TargetAdminService_SetLogLevel_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(TargetAdminServiceServer).SetLogLevel(ctx, req.(*SetLogLevelRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
+type TargetAdminService_WatchStatusServer = grpc.ServerStreamingServer[Status]
 
 // TargetAdminService_ServiceDesc is the grpc.ServiceDesc for TargetAdminService service.
 // It's only intended for direct use with grpc.RegisterService,
@@ -198,10 +163,6 @@ var TargetAdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetStatus",
 			Handler:    _TargetAdminService_GetStatus_Handler,
-		},
-		{
-			MethodName: "SetLogLevel",
-			Handler:    _TargetAdminService_SetLogLevel_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

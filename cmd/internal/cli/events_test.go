@@ -1,24 +1,20 @@
-package frontendcmd
+package cli
 
 import (
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
-	"github.com/vipgate/vipgate/cmd/internal/cli"
-	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
@@ -26,7 +22,7 @@ var errGone = grpcstatus.Error(codes.Unavailable, "the other end is gone")
 
 // session is one connection with its messages and its final error.
 type session struct {
-	messages []*frontendv1.WatchEventsResponse
+	messages []*adminv1.WatchEventsResponse
 	end      error
 }
 
@@ -39,10 +35,13 @@ type script struct {
 	cancel   context.CancelFunc
 }
 
-func (s *script) open(ctx context.Context, from cli.EventPosition,
-	take func(cli.EventPage[*frontendv1.Event]) error,
+func (s *script) open(ctx context.Context, request *adminv1.WatchEventsRequest,
+	take func(*adminv1.WatchEventsResponse) error,
 ) error {
-	s.asked = append(s.asked, fmt.Sprintf("%s/%d/%d", from.Instance, from.After, from.Limit))
+	if request.GetVip() != "20.0.0.1/32" {
+		return fmt.Errorf("asked for events of %q", request.GetVip())
+	}
+	s.asked = append(s.asked, fmt.Sprintf("%s/%d/%d", request.GetInstanceId(), request.GetAfter(), request.GetLimit()))
 	s.at = append(s.at, time.Since(s.begin))
 	if len(s.sessions) == 0 {
 		s.cancel()
@@ -51,7 +50,7 @@ func (s *script) open(ctx context.Context, from cli.EventPosition,
 	now := s.sessions[0]
 	s.sessions = s.sessions[1:]
 	for _, m := range now.messages {
-		if err := take(eventPage(m)); err != nil {
+		if err := take(m); err != nil {
 			return err
 		}
 	}
@@ -65,9 +64,9 @@ func follow(t *testing.T, s *script, limit uint32) (printed, notes string, err e
 	defer cancel()
 	s.cancel, s.begin = cancel, time.Now()
 	var out, noted bytes.Buffer
-	f := &cli.EventFollower[*frontendv1.Event]{
-		Program: "frontend", Position: cli.EventPosition{Limit: limit}, Open: s.open, Notes: &noted,
-		Print: func(events []*frontendv1.Event) error {
+	f := &EventFollower{
+		Program: "frontend", Request: &adminv1.WatchEventsRequest{Vip: "20.0.0.1/32", Limit: limit}, Open: s.open, Notes: &noted,
+		Print: func(events []*adminv1.Event) error {
 			for _, e := range events {
 				fmt.Fprintf(&out, "%d ", e.GetSequence())
 			}
@@ -78,10 +77,10 @@ func follow(t *testing.T, s *script, limit uint32) (printed, notes string, err e
 	return out.String(), noted.String(), err
 }
 
-func message(instance string, lost uint64, numbers ...uint64) *frontendv1.WatchEventsResponse {
-	m := &frontendv1.WatchEventsResponse{InstanceId: instance, Lost: lost}
+func message(instance string, lost uint64, numbers ...uint64) *adminv1.WatchEventsResponse {
+	m := &adminv1.WatchEventsResponse{InstanceId: instance, Lost: lost}
 	for _, n := range numbers {
-		m.Events, m.UpTo = append(m.Events, &frontendv1.Event{Sequence: n}), n
+		m.Events, m.UpTo = append(m.Events, &adminv1.Event{Sequence: n}), n
 	}
 	return m
 }
@@ -89,8 +88,8 @@ func message(instance string, lost uint64, numbers ...uint64) *frontendv1.WatchE
 func TestFollowResumesAfterADisconnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{sessions: []session{
-			{[]*frontendv1.WatchEventsResponse{message("a", 0, 8, 9), message("a", 0, 10)}, errGone},
-			{[]*frontendv1.WatchEventsResponse{message("a", 3, 14)}, errGone},
+			{[]*adminv1.WatchEventsResponse{message("a", 0, 8, 9), message("a", 0, 10)}, errGone},
+			{[]*adminv1.WatchEventsResponse{message("a", 3, 14)}, errGone},
 		}}
 		printed, notes, err := follow(t, s, 5)
 		if err != nil || printed != "8 9 10 14 " {
@@ -110,10 +109,10 @@ func TestFollowResumesAfterADisconnect(t *testing.T) {
 func TestFollowReportsARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{sessions: []session{
-			{[]*frontendv1.WatchEventsResponse{message("a", 0, 1, 2)}, errGone},
+			{[]*adminv1.WatchEventsResponse{message("a", 0, 1, 2)}, errGone},
 			{nil, errors.New("/run/vipgate/frontend.sock does not exist")},
 			{nil, errGone},
-			{[]*frontendv1.WatchEventsResponse{message("b", 0, 1), message("b", 0, 2)}, errGone},
+			{[]*adminv1.WatchEventsResponse{message("b", 0, 1), message("b", 0, 2)}, errGone},
 		}}
 		printed, notes, err := follow(t, s, 0)
 		if err != nil || printed != "1 2 1 2 " {
@@ -135,7 +134,7 @@ func TestFollowReportsARestart(t *testing.T) {
 
 func TestFollowWaitsAtMostTwoSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &script{sessions: []session{{[]*frontendv1.WatchEventsResponse{message("a", 0)}, errGone}}}
+		s := &script{sessions: []session{{[]*adminv1.WatchEventsResponse{message("a", 0)}, errGone}}}
 		for range 20 {
 			s.sessions = append(s.sessions, session{nil, errGone})
 		}
@@ -149,7 +148,6 @@ func TestFollowWaitsAtMostTwoSeconds(t *testing.T) {
 }
 
 func TestFollowGivesUpWhereNoAttemptHelps(t *testing.T) {
-	first := []*frontendv1.WatchEventsResponse{message("a", 0, 1)}
 	for _, tt := range []struct {
 		name     string
 		sessions []session
@@ -162,11 +160,6 @@ func TestFollowGivesUpWhereNoAttemptHelps(t *testing.T) {
 			"is `frontend run` running here?",
 		},
 		{"the VIP is none", []session{{nil, grpcstatus.Error(codes.InvalidArgument, "no VIP")}}, "no VIP"},
-		{
-			"an older frontend",
-			[]session{{first, errGone}, {nil, grpcstatus.Error(codes.Unimplemented, "unknown method")}},
-			"without --follow",
-		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -181,10 +174,11 @@ func TestFollowGivesUpWhereNoAttemptHelps(t *testing.T) {
 
 func TestFollowEndsWhenItCannotPrint(t *testing.T) {
 	broken := errors.New("no JSON")
-	s := &script{sessions: []session{{[]*frontendv1.WatchEventsResponse{message("a", 0, 1)}, errGone}}}
-	f := &cli.EventFollower[*frontendv1.Event]{
+	s := &script{sessions: []session{{[]*adminv1.WatchEventsResponse{message("a", 0, 1)}, errGone}}}
+	f := &EventFollower{
 		Program: "frontend", Open: s.open, Notes: &bytes.Buffer{},
-		Print: func([]*frontendv1.Event) error { return broken },
+		Request: &adminv1.WatchEventsRequest{Vip: "20.0.0.1/32"},
+		Print:   func([]*adminv1.Event) error { return broken },
 	}
 	if err := f.Run(t.Context()); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
@@ -193,7 +187,7 @@ func TestFollowEndsWhenItCannotPrint(t *testing.T) {
 
 func TestPrinterWritesOneObjectInEachLine(t *testing.T) {
 	var b bytes.Buffer
-	show := cli.EventPrinter(&cli.Output{Writer: &b}, "json", status.FrontendEventLog())
+	show := EventPrinter(&Output{Writer: &b}, "json", status.FrontendEventLog())
 	for range 2 {
 		if err := show(message("a", 0, 1, 2).GetEvents()); err != nil {
 			t.Fatal(err)
@@ -205,40 +199,12 @@ func TestPrinterWritesOneObjectInEachLine(t *testing.T) {
 	}
 }
 
-// olderFrontend does not implement WatchEvents.
-type olderFrontend struct {
-	frontendv1.UnimplementedFrontendServiceServer
-}
-
-func TestFollowOverARealSocketNamesTheRemedy(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "vg")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "admin.sock")
-	command := &eventsCommand{EventFlags: cli.EventFlags{
-		Follow:     true,
-		AdminFlags: cli.AdminFlags{AdminSocket: "unix://" + path},
-	}}
-	if err := command.Run(t.Context(), &cli.Output{Writer: &bytes.Buffer{}}); err == nil ||
-		!strings.Contains(err.Error(), "is `frontend run` running here") {
-		t.Errorf("without a frontend: %v", err)
-	}
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	frontendv1.RegisterFrontendServiceServer(server, olderFrontend{})
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	if err := command.Run(t.Context(), &cli.Output{Writer: &bytes.Buffer{}}); err == nil ||
-		!strings.Contains(err.Error(), "older than this program") {
-		t.Errorf("with an older frontend: %v", err)
-	}
-	server.Stop()
-	if err := <-served; err != nil {
-		t.Error(err)
+func TestEventsOverARealSocketNameTheRemedy(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "admin.sock")
+	for _, follow := range []bool{true, false} {
+		flags := EventFlags{Follow: follow, AdminFlags: AdminFlags{AdminSocket: "unix://" + path}}
+		if err := ShowEvents(t.Context(), &Output{Writer: &bytes.Buffer{}}, flags, "frontend", "", status.FrontendEventLog()); err == nil || !strings.Contains(err.Error(), "is `frontend run` running here") {
+			t.Errorf("follow %t without a frontend: %v", follow, err)
+		}
 	}
 }

@@ -1,0 +1,123 @@
+package journal
+
+import (
+	"sync"
+
+	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/readiness"
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// maxQueued bounds the VIPs of queued batches; beyond that, batches are merged.
+const maxQueued = 200_000
+
+// maxSpare bounds the capacity for batches that a queue keeps.
+const maxSpare = 1024
+
+// Queue passes batches of changed VIPs from a component that must not block to the goroutine that
+// records them.
+type Queue[B any] struct {
+	size  func(B) int
+	merge func([]B) (merged B, lost int)
+	wake  chan struct{}
+
+	mu      sync.Mutex
+	batches []B
+	spare   []B // empty, with the capacity for the next batches
+	queued  int // VIPs in batches
+	limit   int // of queued
+	lost    int // changes that a merge replaced by later ones
+	busy    bool
+}
+
+// NewQueue returns an empty queue. size returns the number of VIPs in a batch. merge returns one
+// batch with the newest state of each VIP, and the number of changes that are missing in it.
+func NewQueue[B any](size func(B) int, merge func([]B) (B, int)) *Queue[B] {
+	return &Queue[B]{size: size, merge: merge, wake: make(chan struct{}, 1), limit: maxQueued}
+}
+
+// Add queues a batch, which must not be modified afterwards. It does not block.
+func (q *Queue[B]) Add(batch B) {
+	q.mu.Lock()
+	if q.queued > q.limit {
+		merged, lost := q.merge(q.batches)
+		q.batches, q.queued, q.lost = []B{merged}, q.size(merged), q.lost+lost
+		// With more VIPs than maxQueued, the next batches must not be merged one by one: each merge
+		// takes milliseconds.
+		q.limit = max(maxQueued, 2*q.queued)
+	}
+	q.batches = append(q.batches, batch)
+	q.queued += max(1, q.size(batch))
+	q.mu.Unlock()
+	latest.Wake(q.wake)
+}
+
+// Wake returns a channel that holds a token after an Add.
+func (q *Queue[B]) Wake() <-chan struct{} { return q.wake }
+
+// Drain passes the queued batches to apply, unless there are none. lost is the number of changes
+// that were merged into later ones. Drain reports whether it called apply.
+func (q *Queue[B]) Drain(apply func(batches []B, lost int)) bool {
+	q.mu.Lock()
+	batches, lost := q.batches, q.lost
+	if len(batches) == 0 {
+		q.mu.Unlock()
+		return false
+	}
+	q.batches, q.queued, q.limit, q.lost = q.spare, 0, maxQueued, 0
+	q.spare, q.busy = nil, true
+	q.mu.Unlock()
+	apply(batches, lost)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.busy = false
+	// Two slices take turns, so that an Add allocates nothing. A long one is the exception of an
+	// overload, and is freed.
+	if clear(batches); cap(batches) <= maxSpare {
+		q.spare = batches[:0]
+	}
+	return true
+}
+
+// Idle reports whether every added batch was applied.
+func (q *Queue[B]) Idle() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.batches) == 0 && !q.busy
+}
+
+// Delta is a change of the readiness of VIPs. It must not be modified.
+type Delta struct {
+	Changed []readiness.VIPReadiness
+	Removed []vip.VIP
+	// Complete reports whether VIPs that Changed lacks are unknown.
+	Complete bool
+}
+
+// Len returns the number of VIPs.
+func (d Delta) Len() int { return len(d.Changed) + len(d.Removed) }
+
+// MergeDeltas returns the newest readiness of each VIP.
+func MergeDeltas(deltas []Delta) (merged Delta) {
+	newest := map[vip.VIP]*readiness.VIPReadiness{} // nil: removed
+	for _, delta := range deltas {
+		if delta.Complete {
+			clear(newest)
+			merged.Complete = true
+		}
+		for i := range delta.Changed {
+			newest[delta.Changed[i].VIP] = &delta.Changed[i]
+		}
+		for _, v := range delta.Removed {
+			newest[v] = nil
+		}
+	}
+	for v, state := range newest {
+		if state == nil {
+			merged.Removed = append(merged.Removed, v)
+		} else {
+			merged.Changed = append(merged.Changed, *state)
+		}
+	}
+	return merged
+}

@@ -1,0 +1,108 @@
+package journal
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/vipgate/vipgate/pkg/readiness"
+)
+
+// newQueue returns a queue of deltas.
+func newQueue() *Queue[Delta] {
+	return NewQueue(Delta.Len, func(all []Delta) (Delta, int) {
+		lost := 0
+		for _, delta := range all {
+			lost += delta.Len()
+		}
+		merged := MergeDeltas(all)
+		return merged, lost - merged.Len()
+	})
+}
+
+func delta(count, version int) (all Delta) {
+	for i := range count {
+		all.Changed = append(all.Changed, readiness.VIPReadiness{VIP: numbered(i), ReadyTargets: uint32(version)})
+	}
+	return all
+}
+
+func TestQueueKeepsTheOrder(t *testing.T) {
+	q := newQueue()
+	for round := range 3 {
+		if q.Drain(func([]Delta, int) { t.Error("an empty queue was applied") }) || !q.Idle() {
+			t.Error("an empty queue is not idle")
+		}
+		for i := range 5 {
+			q.Add(delta(1, 10*round+i))
+		}
+		if len(q.Wake()) != 1 || q.Idle() {
+			t.Error("no wakeup, or idle with queued batches")
+		}
+		var got []uint32
+		if !q.Drain(func(all []Delta, lost int) {
+			if q.Idle() || lost != 0 {
+				t.Errorf("idle %t while batches are applied, %d lost", q.Idle(), lost)
+			}
+			q.Add(delta(1, 10*round+5)) // must not disturb the batches that are applied
+			for _, d := range all {
+				got = append(got, d.Changed[0].ReadyTargets)
+			}
+		}) || q.Idle() {
+			t.Error("nothing was applied, or idle with a queued batch")
+		}
+		q.Drain(func(all []Delta, _ int) { got = append(got, all[0].Changed[0].ReadyTargets) })
+		want := []uint32{0, 1, 2, 3, 4, 5}
+		for i := range want {
+			want[i] += uint32(10 * round)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("round %d: got %v", round, got)
+		}
+	}
+	if n := testing.AllocsPerRun(100, func() {
+		q.Add(Delta{})
+		q.Drain(func([]Delta, int) {})
+	}); n != 0 {
+		t.Errorf("%v allocations of an Add", n)
+	}
+}
+
+// A queue that is not drained keeps the newest state of each VIP. With more VIPs than its limit, it
+// must not merge at every Add.
+func TestQueueIsBounded(t *testing.T) {
+	for _, vips := range []int{1, maxQueued + 1000} {
+		q, merges := newQueue(), 0
+		merge := q.merge
+		q.merge = func(all []Delta) (Delta, int) {
+			merges++
+			return merge(all)
+		}
+		added, all := 0, delta(vips, 0).Changed
+		for i := 0; added < 3*maxQueued; i++ {
+			if all = slices.Clone(all); vips == 1 || i < 8 {
+				all[0].ReadyTargets = uint32(i)
+			}
+			q.Add(Delta{Changed: all})
+			added += vips
+			if q.queued > 4*maxQueued {
+				t.Fatalf("%d VIPs are queued", q.queued)
+			}
+		}
+		if merges == 0 || merges > 6 {
+			t.Errorf("%d merges", merges)
+		}
+		q.Drain(func(all []Delta, lost int) {
+			newest := all[len(all)-1].Changed
+			if int(newest[0].ReadyTargets) != added/vips-1 {
+				t.Errorf("the newest state is %d", newest[0].ReadyTargets)
+			}
+			kept := 0
+			for _, d := range all {
+				kept += d.Len()
+			}
+			if kept+lost != added {
+				t.Errorf("%d kept, %d lost of %d", kept, lost, added)
+			}
+		})
+	}
+}
