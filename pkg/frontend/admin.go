@@ -26,7 +26,9 @@ type admin struct {
 
 func newAdmin(p *process) *admin {
 	read := func(context.Context) *frontendv1.Status { return p.status() }
-	return &admin{process: p, StatusServer: endpoint.StatusServer[frontendv1.Status, uint64]{Read: read, Changes: p.changed}}
+	return &admin{
+		process: p, StatusServer: endpoint.StatusServer[frontendv1.Status, uint64]{Read: read, Changes: p.changed},
+	}
 }
 
 func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*frontendv1.DrainResponse, error) {

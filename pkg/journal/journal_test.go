@@ -140,7 +140,9 @@ func TestFilteredEventsOfManyVIPs(t *testing.T) {
 		vips{0, 70, "unknown", "announced", "ready", ""},
 		vips{90, 1, "ready", Removed, "", ""},
 	)
-	if want := map[string]int{"INFO VIPs changed": 1, "DEBUG VIP changed": 80, "DEBUG VIP removed": 1}; !maps.Equal(lines, want) {
+	if want := map[string]int{
+		"INFO VIPs changed": 1, "DEBUG VIP changed": 80, "DEBUG VIP removed": 1,
+	}; !maps.Equal(lines, want) {
 		t.Errorf("logged %v, want %v", lines, want)
 	}
 	if want := "70 ipv4 unknown to announced, ready; 10 ipv4 announced to withdrawn, lb_not_ready (0 of 1 targets); " +
@@ -228,8 +230,8 @@ func TestFewTransitionsAreDescribed(t *testing.T) {
 		all = append(all, vips{20 * i, 20, "a", fmt.Sprint("b", i), "", ""})
 	}
 	_, line := f.record(all...)
-	if want := "20 ipv4 a to b0; 20 ipv4 a to b1; 20 ipv4 a to b2; 20 ipv4 a to b3; 20 ipv4 a to b4; 40 others"; line["transitions"] !=
-		want || line["from"] != "a" {
+	want := "20 ipv4 a to b0; 20 ipv4 a to b1; 20 ipv4 a to b2; 20 ipv4 a to b3; 20 ipv4 a to b4; 40 others"
+	if line["transitions"] != want || line["from"] != "a" {
 		t.Errorf("line %v", line)
 	}
 }

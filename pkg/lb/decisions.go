@@ -163,10 +163,10 @@ func (d *decisions) states() []metrics.VIP {
 }
 
 // reasonWords holds the reasons as logs and metric labels show them: "too_few_ready".
-var reasonWords = func() map[readinessv1.VipReason]string {
-	words := map[readinessv1.VipReason]string{}
-	for number, name := range readinessv1.VipReason_name {
-		words[readinessv1.VipReason(number)] = strings.ToLower(strings.TrimPrefix(name, "VIP_REASON_"))
+var reasonWords = func() (words []string) {
+	for number := range len(readinessv1.VipReason_name) {
+		name := readinessv1.VipReason(number).String()
+		words = append(words, strings.ToLower(strings.TrimPrefix(name, "VIP_REASON_")))
 	}
 	return words
 }()

@@ -133,7 +133,8 @@ func TestMixedDecision(t *testing.T) {
 		t.Errorf("%d VIPs have metrics, want 60", n)
 	}
 	f.decide(3, 0, 1, true)
-	if line := f.want(map[string]int{"INFO VIP changed": 1}); fmt.Sprint(line["revision"], line["total_targets"]) != "3 7" {
+	line := f.want(map[string]int{"INFO VIP changed": 1})
+	if fmt.Sprint(line["revision"], line["total_targets"]) != "3 7" {
 		t.Errorf("line %v", line)
 	}
 	if e := f.events(); len(e) != 1 || e[0].GetFrom() != "not ready" || e[0].GetReason() != "targets_ready" {

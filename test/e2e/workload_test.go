@@ -14,7 +14,6 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
-	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/test/identitytest"

@@ -65,7 +65,8 @@ func follow(t *testing.T, s *script, limit uint32) (printed, notes string, err e
 	s.cancel, s.begin = cancel, time.Now()
 	var out, noted bytes.Buffer
 	f := &EventFollower{
-		Program: "frontend", Request: &adminv1.WatchEventsRequest{Vip: "20.0.0.1/32", Limit: limit}, Open: s.open, Notes: &noted,
+		Program: "frontend", Open: s.open, Notes: &noted,
+		Request: &adminv1.WatchEventsRequest{Vip: "20.0.0.1/32", Limit: limit},
 		Print: func(events []*adminv1.Event) error {
 			for _, e := range events {
 				fmt.Fprintf(&out, "%d ", e.GetSequence())
@@ -203,7 +204,9 @@ func TestEventsOverARealSocketNameTheRemedy(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "admin.sock")
 	for _, follow := range []bool{true, false} {
 		flags := EventFlags{Follow: follow, AdminFlags: AdminFlags{AdminSocket: "unix://" + path}}
-		if err := ShowEvents(t.Context(), &Output{Writer: &bytes.Buffer{}}, flags, "frontend", "", status.FrontendEventLog()); err == nil || !strings.Contains(err.Error(), "is `frontend run` running here") {
+		out := &Output{Writer: &bytes.Buffer{}}
+		err := ShowEvents(t.Context(), out, flags, "frontend", "", status.FrontendEventLog())
+		if err == nil || !strings.Contains(err.Error(), "is `frontend run` running here") {
 			t.Errorf("follow %t without a frontend: %v", follow, err)
 		}
 	}
