@@ -37,12 +37,10 @@ type runCommand struct {
 	KeyDir              string `help:"Directory of the password files of gateways, at the same path for the frontend. It is created; other files in it are removed." default:"/etc/vipgate/trench/keys" type:"path" placeholder:"DIR"`
 	FrontendAdminSocket string `help:"Unix socket of the frontend of this pod, which says what is advertised." default:"unix:///run/vipgate/frontend.sock" placeholder:"SOCKET"`
 
-	cli.Listeners
-	cli.Log
+	cli.Process
 }
 
 func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Writer) error {
-	log, level := c.Logger(line.Globals.Debug, stderr)
 	var refused cli.Refusals
 	namespace := c.namespace()
 	c.check(&refused, namespace)
@@ -57,16 +55,15 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Wr
 	if err != nil {
 		return cli.Usage("%w", err)
 	}
-	klog.SetSlogLogger(log) // client-go logs through klog
-	config.UserAgent = "vipgate-kube/" + cli.Version()
+	settings := c.Settings(line.Debug, stderr)
+	klog.SetSlogLogger(settings.Log) // client-go logs through klog
+	config.UserAgent = "vipgate-kube/" + settings.Version
 	host, _ := os.Hostname() // empty with an error
-	log.Info("starting kube", "version", cli.Version(), "objects", c.Objects,
+	settings.Log.Info("starting kube", "version", settings.Version, "objects", c.Objects,
 		"of", namespace+"/"+cmp.Or(c.Trench, c.Gateway), "api_server", config.Host, "trench_file", c.TrenchFile)
 	o := kube.Options{
-		Version: cli.Version(), Config: config, Namespace: namespace, Trench: c.Trench, Gateway: c.Gateway,
-		PodName: c.podName(host), TrenchFile: c.TrenchFile, KeyDir: c.KeyDir,
-		FrontendSocket: frontend, AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(),
-		MetricsAddr: c.MetricsAddress(), Log: log, Level: level, LostLines: stderr.Lost,
+		Settings: settings, Config: config, Namespace: namespace, Trench: c.Trench, Gateway: c.Gateway,
+		PodName: c.podName(host), TrenchFile: c.TrenchFile, KeyDir: c.KeyDir, FrontendSocket: frontend,
 	}
 	return cli.RunUntilStopped(0, func(stops <-chan struct{}) error { return kube.Run(ctx, o, stops) })
 }
@@ -86,7 +83,6 @@ func (c *runCommand) namespace() string {
 
 // check validates the flags, to report invalid ones before the start.
 func (c *runCommand) check(r *cli.Refusals, namespace string) {
-	c.Log.Check(r)
 	r.If(namespace == "", "--namespace is required: neither POD_NAMESPACE nor a service account says it")
 	r.If(c.Objects == trenchObjects && c.Trench == "", "--trench is required: the name of the Trench")
 	r.If(c.Objects == trenchObjects && c.Gateway != "", "--gateway=%s: only with --objects=meridio2", c.Gateway)
@@ -99,5 +95,5 @@ func (c *runCommand) check(r *cli.Refusals, namespace string) {
 	r.If(filepath.Clean(c.KeyDir) == dir, "--key-dir=%s: use another directory than that of the trench file, "+
 		"since files that are no keys are removed from it", c.KeyDir)
 	r.Socket("--frontend-admin-socket", c.FrontendAdminSocket)
-	c.Listeners.Check(r, cli.Port{})
+	c.Process.Check(r, cli.Port{})
 }

@@ -28,7 +28,6 @@ type dataPlaneFlags struct {
 	Dataplane string              `help:"nftables: forward the packets of VIPs to targets, in the kernel; none: another process does." enum:"nftables,none" default:"none" group:"Data plane"`
 	Conntrack dataplane.Conntrack `help:"on: an established flow stays with its target while that lives, if replies come back through the same pod; loose: the same for replies through any pod; off: a flow moves when its entry in the table does." enum:"on,off,loose" default:"on" group:"Data plane"`
 	numberFlags
-	RemoveDataplaneOnExit bool `help:"Remove the data plane from the kernel after SIGTERM, once VIPs are withdrawn. Otherwise it stays for the next start, or lb cleanup." group:"Data plane"`
 }
 
 // dataPlaneGrace is how long the frontend continues to advertise without the lb
@@ -77,7 +76,6 @@ func (f *dataPlaneFlags) options() *dataplane.Options {
 }
 
 func (f *dataPlaneFlags) check(r *cli.Refusals) {
-	r.If(f.RemoveDataplaneOnExit && !f.on(), "--remove-dataplane-on-exit: there is none: add --dataplane=nftables")
 	f.numberFlags.check(r)
 	r.If(f.Conntrack == dataplane.ConntrackLoose && f.MarkMask > math.MaxInt32,
 		"--mark-mask=%#x: --conntrack=loose needs the highest bit itself", f.MarkMask)

@@ -37,7 +37,6 @@ func TestInvalidDataPlaneFlags(t *testing.T) {
 		"--first-table=65000 --mark-mask=0xffff":     "leaves less than 1000 numbers",
 		"--dataplane-priority=0":                     "1 to 32763",
 		"--dataplane-priority=32764":                 "1 to 32763",
-		"--remove-dataplane-on-exit":                 "add --dataplane=nftables",
 		"--dataplane=nftables --stale-grace=-1s":     "must not be negative",
 		"--dataplane=nftables --dataplane-priority=": "expected",
 		"--log-level=loud":                           "--log-level: ",
@@ -87,12 +86,12 @@ func TestFlagsOfTheDataPlaneBecomeOptions(t *testing.T) {
 		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
 	}
 	f, err = runLine(t, strings.Fields("--dataplane=nftables --conntrack=loose --first-table=5300 --mark-mask=0xffff "+
-		"--dataplane-priority=50 --stale-grace=0s --remove-dataplane-on-exit")...)
+		"--dataplane-priority=50 --stale-grace=0s")...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want = dataplane.Config{First: 5300, Mask: 0xffff, Priority: 50, Conntrack: dataplane.ConntrackLoose}
-	if o := f.dataPlaneFlags.options(); o.Config != want || f.staleGrace() != 0 || !f.RemoveDataplaneOnExit {
+	if o := f.dataPlaneFlags.options(); o.Config != want || f.staleGrace() != 0 {
 		t.Errorf("options %+v, grace %v", *o, f.staleGrace())
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
@@ -41,8 +42,7 @@ type runFlags struct {
 	DrainTime         time.Duration  `help:"How long traffic is forwarded after SIGTERM." default:"1s"`
 	MaxStreamsPerPeer int            `help:"How many streams one SPIFFE ID may have open." default:"8" placeholder:"N"`
 
-	cli.Listeners
-	cli.Log
+	cli.Process
 }
 
 type runCommand struct{ runFlags }
@@ -51,8 +51,7 @@ type validateCommand struct{ runFlags }
 
 func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Writer) error {
 	configured := cli.CollectOften()
-	log, level := c.Logger(line.Globals.Debug, stderr)
-	o, err := c.options(log, true)
+	o, err := c.options(c.Settings(line.Debug, stderr), true)
 	if err != nil {
 		return err
 	}
@@ -61,18 +60,18 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Wr
 		return err
 	}
 	defer release()
-	cli.WarnOfTarget(ctx, log)
+	cli.WarnOfTarget(ctx, o.Log)
 	if err := preflight(o.DataPlane); err != nil {
 		return err
 	}
-	advise(log, o.DataPlane)
-	o.Version, o.Level, o.LostLines, o.Configured = cli.Version(), level, stderr.Lost, configured
-	log.Info("starting lb", "version", o.Version, "trench_file", c.TrenchFile)
+	advise(o.Log, o.DataPlane)
+	o.Configured = configured
+	o.Log.Info("starting lb", "version", o.Version, "trench_file", c.TrenchFile)
 	return cli.RunUntilStopped(c.DrainTime, func(stops <-chan struct{}) error { return lb.Run(ctx, o, stops) })
 }
 
 func (c *validateCommand) Run(out *cli.Output) error {
-	if _, err := c.options(slog.New(slog.DiscardHandler), false); err != nil {
+	if _, err := c.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, false); err != nil {
 		return err
 	}
 	out.Printf("%s: valid\n", c.TrenchFile)
@@ -81,7 +80,7 @@ func (c *validateCommand) Run(out *cli.Output) error {
 
 // options returns the options of the load balancer. If lenient, it accepts a refused trench file,
 // or one that lacks a stream: an operator can repair it while lb runs, and the watcher reports it.
-func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
+func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options, error) {
 	var refused cli.Refusals
 	config, err := trench.Read(c.TrenchFile, trench.DefaultDefaults())
 	if err != nil && !lenient {
@@ -90,7 +89,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
 	c.check(&refused)
 	for _, problem := range c.unknownStreams(config) {
 		if lenient {
-			log.Warn("unknown stream", "problem", problem)
+			settings.Log.Warn("unknown stream", "problem", problem)
 		} else {
 			refused.Add(problem)
 		}
@@ -99,17 +98,16 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (lb.Options, error) {
 	if err := refused.Err(); err != nil {
 		return lb.Options{}, err
 	}
-	source, err := c.CachedIdentity.Source(defaultID, log)
+	source, err := c.CachedIdentity.Source(defaultID, settings.Log)
 	if err != nil {
 		return lb.Options{}, cli.Usage("%w", err)
 	}
 	return lb.Options{
-		TrenchFile: c.TrenchFile, Defaults: trench.DefaultDefaults(), Config: config,
+		Settings: settings, TrenchFile: c.TrenchFile, Defaults: trench.DefaultDefaults(), Config: config,
 		Socket: c.Socket, SocketMode: c.SocketMode, Identity: source, MaxStreamsPerPeer: c.MaxStreamsPerPeer,
 		Frontends: c.FrontendID, FrontendDomain: c.FrontendTrustDomain, Readers: c.ReaderID,
-		AdminSocket: c.AdminSocket, HealthAddr: c.HealthAddress(), MetricsAddr: c.MetricsAddress(), Lease: c.Lease,
-		StaleGrace: c.staleGrace(), DrainTime: c.DrainTime, Targets: c.targetFlags.options(),
-		DataPlane: c.dataPlaneFlags.options(), RemoveDataPlane: c.RemoveDataplaneOnExit, Log: log,
+		Lease: c.Lease, StaleGrace: c.staleGrace(), DrainTime: c.DrainTime, Targets: c.targetFlags.options(),
+		DataPlane: c.dataPlaneFlags.options(),
 	}, nil
 }
 
@@ -126,7 +124,6 @@ func (c *runFlags) staleGrace() time.Duration {
 
 // check refuses values that would fail later.
 func (c *runFlags) check(r *cli.Refusals) {
-	c.Log.Check(r)
 	err := lb.ValidateLease(c.Lease)
 	r.If(err != nil, "--lease: %w", err)
 	r.If(len(c.FrontendID) == 0 && c.FrontendTrustDomain.IsZero(),
@@ -141,7 +138,7 @@ func (c *runFlags) check(r *cli.Refusals) {
 	r.Socket("--socket", c.Socket)
 	_, registry, _ := net.SplitHostPort(c.RegistryAddress)
 	port, _ := strconv.ParseUint(registry, 10, 16) // checked by the target flags
-	c.Listeners.Check(r, cli.Port{Flag: "--registry-address", Port: uint16(port)})
+	c.Process.Check(r, cli.Port{Flag: "--registry-address", Port: uint16(port)})
 }
 
 // unknownStreams returns an error for each stream of --target-id that the configuration lacks. The

@@ -13,6 +13,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/lb"
+	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/registry"
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
@@ -143,7 +144,7 @@ func TestPeersBecomeOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	line := k.Model.Target.Addr().Interface().(*commandLine)
-	o, err := line.Run.options(slog.New(slog.DiscardHandler), true)
+	o, err := line.Run.options(process.Settings{Log: slog.New(slog.DiscardHandler)}, true)
 	if err != nil {
 		t.Fatal(err)
 	}

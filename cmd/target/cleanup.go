@@ -5,7 +5,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/identity"
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/sidecar"
 )
 
 type cleanupCommand struct{}
@@ -16,7 +16,7 @@ func (cleanupCommand) Run(ctx context.Context, out *cli.Output) error {
 		return err
 	}
 	defer release()
-	removed, err := target.Cleanup(ctx)
+	removed, err := sidecar.Cleanup(ctx)
 	for _, object := range removed {
 		out.Printf("removed: %s\n", object)
 	}

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vipgate/vipgate/pkg/target"
+	"github.com/vipgate/vipgate/pkg/sidecar"
 	"github.com/vipgate/vipgate/test/clitest"
 )
 
@@ -23,7 +23,7 @@ func TestContainerFitsProgram(t *testing.T) {
 	pod := application(t)
 	for _, problem := range pod.Container(t, "target").Problems(t, clitest.CommandLine{
 		Parser:       parser(t),
-		Services:     []string{"", target.Liveness, target.Readiness},
+		Services:     []string{"", sidecar.Liveness, sidecar.Readiness},
 		Variables:    []string{"GOMEMLIMIT"},
 		EveryAddress: true,
 	}) {

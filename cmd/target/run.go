@@ -12,18 +12,16 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/replypath"
+	"github.com/vipgate/vipgate/pkg/sidecar"
 	"github.com/vipgate/vipgate/pkg/status"
-	"github.com/vipgate/vipgate/pkg/target"
 )
 
 type runCommand struct {
-	Pool              []netip.Prefix `required:"" help:"Prefix from which VIPs are taken, of either family; repeatable." placeholder:"PREFIX"`
-	Interface         string         `required:"" help:"Network interface toward the trench pods." placeholder:"IF"`
-	Once              bool           `help:"Install the kernel state, print it and exit, such as in an init container: it stays without the process."`
-	RemoveStateOnExit bool           `help:"Remove the kernel state after SIGTERM. Otherwise it stays for flows that continue, for the next start, or for target cleanup."`
+	Pool      []netip.Prefix `required:"" help:"Prefix from which VIPs are taken, of either family; repeatable." placeholder:"PREFIX"`
+	Interface string         `required:"" help:"Network interface toward the trench pods." placeholder:"IF"`
+	Once      bool           `help:"Install the kernel state, print it and exit, such as in an init container: it stays without the process."`
 
-	cli.Listeners
-	cli.Log
+	cli.Process
 }
 
 func parsePrefix(s string) (netip.Prefix, error) {
@@ -38,12 +36,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 const role = "target"
 
 func (c *runCommand) Run(ctx context.Context, line *commandLine, out *cli.Output, stderr *logs.Writer) error {
-	log, level := c.Logger(line.Globals.Debug, stderr)
-	o := target.Options{
-		Version: cli.Version(), Pool: c.Pool, Interface: c.Interface, AdminSocket: c.AdminSocket,
-		HealthAddr: c.HealthAddress(), MetricsAddr: c.MetricsAddress(), RemoveOnExit: c.RemoveStateOnExit, Log: log,
-		Level: level, LostLines: stderr.Lost,
-	}
+	o := sidecar.Options{Settings: c.Settings(line.Debug, stderr), Pool: c.Pool, Interface: c.Interface}
 	var refused cli.Refusals
 	c.check(&refused, o.ReplyPath())
 	if err := refused.Err(); err != nil {
@@ -64,8 +57,8 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine, out *cli.Output
 	if c.Once {
 		return install(ctx, o, out)
 	}
-	log.Info("starting target", "version", cli.Version(), "pool", c.Pool, "interface", c.Interface)
-	return cli.RunUntilStopped(0, func(stops <-chan struct{}) error { return target.Run(ctx, o, stops) })
+	o.Log.Info("starting target", "version", o.Version, "pool", c.Pool, "interface", c.Interface)
+	return cli.RunUntilStopped(0, func(stops <-chan struct{}) error { return sidecar.Run(ctx, o, stops) })
 }
 
 // refuseTrenchPod returns an error in the network namespace of lb or frontend: packets to VIPs that
@@ -82,28 +75,26 @@ func refuseTrenchPod(ctx context.Context) error {
 
 // check refuses values that would fail later.
 func (c *runCommand) check(r *cli.Refusals, o replypath.Options) {
-	c.Log.Check(r)
 	err := o.Validate()
 	r.If(err != nil, "--pool=%v, --interface=%s: %w", o.Pool, o.Interface, err)
-	r.If(c.Once && c.RemoveStateOnExit, "--remove-state-on-exit: not with --once, which leaves the state")
-	c.Listeners.Check(r, cli.Port{})
+	c.Process.Check(r, cli.Port{})
 }
 
 // installTimeout bounds --once.
 const installTimeout = 30 * time.Second
 
-func install(ctx context.Context, o target.Options, out *cli.Output) error {
+func install(ctx context.Context, o sidecar.Options, out *cli.Output) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, installTimeout)
 	defer cancel()
 	state, err := replypath.Install(ctx, o.ReplyPath())
 	if !state.Since.IsZero() {
-		text, _ := status.Target(target.Describe(o, state, nil), time.Now())
+		text, _ := status.Target(sidecar.Describe(o, state, nil), time.Now())
 		out.Printf("%s", text)
 	}
 	if err == nil {
-		err = target.Incomplete(state)
+		err = sidecar.Incomplete(state)
 	}
 	if err != nil {
 		return fmt.Errorf("failed to install the kernel state: %w", err)

@@ -42,6 +42,11 @@ type Endpoint struct {
 	pprof     *splitter // passes HTTP/1 connections to http; nil without pprof
 	http      *http.Server
 	cleanup   func()
+
+	// Begin, unless nil, is called before the endpoint serves, and End before running calls are ended.
+	// An error of Begin is the result of Run.
+	Begin func(context.Context) error
+	End   func()
 }
 
 // Register registers services; generated code and the health server call it.
@@ -79,13 +84,8 @@ func NewAdmin(ctx context.Context, path string, log *slog.Logger, calls Calls, w
 
 // NewPlain listens on a TCP address and on loopback without TLS, because the kubelet's gRPC probe
 // does not support certificates. Clients are not authenticated, so reflection is disabled, and
-// streams and memory per connection are limited.
-func NewPlain(ctx context.Context, name, addr string, calls Calls, register Register) (*Endpoint, error) {
-	return NewPlainExcept(ctx, name, addr, func(netip.Addr) bool { return false }, calls, register)
-}
-
-// NewPlainExcept is [NewPlain], but closes connections to refused local addresses; see [Except].
-func NewPlainExcept(ctx context.Context, name, addr string, refused func(local netip.Addr) bool, calls Calls,
+// streams and memory per connection are limited. refused is passed to [Except].
+func NewPlain(ctx context.Context, name, addr string, refused func(local netip.Addr) bool, calls Calls,
 	register Register,
 ) (*Endpoint, error) {
 	listeners, err := ListenTCP(ctx, addr, MaxConnections, true)
@@ -127,18 +127,14 @@ func newPlain(name string, listeners []net.Listener, calls Calls, register Regis
 	)
 }
 
-// NewMutual listens on a TCP address with the given credentials for remote callers. options are
-// passed to the gRPC server.
-func NewMutual(ctx context.Context, name, addr string, calls Calls, creds credentials.TransportCredentials,
+// NewMutual returns an endpoint for remote callers, with the given credentials. options are passed
+// to the gRPC server.
+func NewMutual(name string, listeners []net.Listener, calls Calls, creds credentials.TransportCredentials,
 	options []grpc.ServerOption, register Register,
-) (*Endpoint, error) {
-	listeners, err := ListenTCP(ctx, addr, MaxRegistryConnections, false)
-	if err != nil {
-		return nil, fmt.Errorf("--%s-address: %w", name, err)
-	}
+) *Endpoint {
 	e := newEndpoint(name, listeners, calls, register, append(options, grpc.Creds(creds))...)
 	reflection.Register(e.server)
-	return e, nil
+	return e
 }
 
 func newEndpoint(name string, listeners []net.Listener, calls Calls, register Register,
@@ -171,6 +167,12 @@ func (e *Endpoint) Close() {
 
 // Run serves until ctx ends.
 func (e *Endpoint) Run(ctx context.Context) error {
+	if e.Begin != nil {
+		if err := e.Begin(ctx); err != nil {
+			e.Close()
+			return err
+		}
+	}
 	servers, serving := errgroup.WithContext(ctx)
 	for _, l := range e.listeners {
 		servers.Go(func() error { return e.server.Serve(l) })
@@ -179,6 +181,9 @@ func (e *Endpoint) Run(ctx context.Context) error {
 		servers.Go(func() error { return e.http.Serve(share{e.pprof, e.pprof.http}) })
 	}
 	<-serving.Done()
+	if e.End != nil {
+		e.End()
+	}
 	force := time.AfterFunc(stopTimeout, e.server.Stop)
 	e.server.GracefulStop()
 	force.Stop()

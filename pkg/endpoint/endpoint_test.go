@@ -116,7 +116,7 @@ func TestCallsAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, admin)
-	plain, err := NewPlain(t.Context(), "health", "127.0.0.1:0", calls, registerHealth)
+	plain, err := NewPlain(t.Context(), "health", "127.0.0.1:0", nil, calls, registerHealth)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func TestCallsAreCounted(t *testing.T) {
 
 func TestRefusedLocalAddress(t *testing.T) {
 	refused := netip.MustParseAddr("127.0.0.2")
-	e, err := NewPlainExcept(t.Context(), "health", "0.0.0.0:0", func(a netip.Addr) bool { return a == refused },
+	e, err := NewPlain(t.Context(), "health", "0.0.0.0:0", func(a netip.Addr) bool { return a == refused },
 		metrics.NewLB("test"), registerHealth)
 	if err != nil {
 		t.Fatal(err)
@@ -194,7 +194,7 @@ func TestAdminSocketGarbageAndSilence(t *testing.T) {
 }
 
 func TestPlainEndpoint(t *testing.T) {
-	e, err := NewPlain(t.Context(), "health", "127.0.0.1:0", metrics.NewLB("test"), registerHealth)
+	e, err := NewPlain(t.Context(), "health", "127.0.0.1:0", nil, metrics.NewLB("test"), registerHealth)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestPlainEndpoint(t *testing.T) {
 	if err := check(t, e.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewPlain(t.Context(), "health", e.Addr().String(), metrics.NewLB("test"), registerHealth); err == nil ||
+	if _, err := NewPlain(t.Context(), "health", e.Addr().String(), nil, metrics.NewLB("test"), registerHealth); err == nil ||
 		!strings.Contains(err.Error(), "--health-port: port ") {
 		t.Fatalf("a busy port gave %v", err)
 	}
@@ -234,7 +234,7 @@ func TestCloseWithoutRun(t *testing.T) {
 // The health port is reachable without credentials, so it serves only the health service and few
 // streams per connection.
 func TestPlainEndpointLimits(t *testing.T) {
-	e, err := NewPlain(t.Context(), "health", "127.0.0.1:0", metrics.NewLB("test"), registerHealth)
+	e, err := NewPlain(t.Context(), "health", "127.0.0.1:0", nil, metrics.NewLB("test"), registerHealth)
 	if err != nil {
 		t.Fatal(err)
 	}

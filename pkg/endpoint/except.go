@@ -6,8 +6,13 @@ import (
 )
 
 // Except returns a listener that closes connections to a local address for which refused returns
-// true.
-func Except(l net.Listener, refused func(netip.Addr) bool) net.Listener { return except{l, refused} }
+// true. It returns l if refused is nil.
+func Except(l net.Listener, refused func(netip.Addr) bool) net.Listener {
+	if refused == nil {
+		return l
+	}
+	return except{l, refused}
+}
 
 type except struct {
 	net.Listener

@@ -247,7 +247,7 @@ func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
 		return err
 	}
 	unused = append(unused, adminEndpoint)
-	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.metrics, p.health.Register)
+	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, nil, p.metrics, p.health.Register)
 	if err != nil {
 		return err
 	}

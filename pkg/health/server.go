@@ -178,12 +178,17 @@ type followed struct {
 	limit time.Duration
 }
 
-// Alive defines [Liveness], which serves while no loop is overdue. The limit is [HungDecision]
-// for the loop that decides about VIPs, and [HungTask] for the loops among the other tasks.
+// Alive defines [Liveness], which serves while none of the loops among the tasks is overdue. The
+// limit is [HungDecision] for the loop that decides about VIPs, if there is one, and [HungTask] for
+// the other loops.
 func (s *Server) Alive(decision task.Loop, tasks ...task.Task) {
-	s.loops = []followed{{decision, HungDecision}}
+	s.loops = nil
 	for _, t := range tasks {
-		if loop, is := t.(task.Loop); is && loop != decision {
+		loop, is := t.(task.Loop)
+		switch {
+		case is && loop == decision:
+			s.loops = append(s.loops, followed{loop, HungDecision})
+		case is:
 			s.loops = append(s.loops, followed{loop, HungTask})
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/vipgate/vipgate/pkg/logs"
+	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/kubernetes"
@@ -200,11 +201,13 @@ func (f *fixture) run(config *rest.Config) *instance {
 	}
 	log := slog.New(slog.NewTextHandler(i.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	i.process, err = newProcess(Options{
-		Version: "test", Config: config, Namespace: "trench-a", Trench: "trench-a", PodName: "lb-1",
+		Settings: shell.Settings{
+			Version: "test", AdminSocket: "unix://" + f.t.TempDir() + "/a.sock", HealthAddr: "127.0.0.1:0",
+			MetricsAddr: "127.0.0.1:0", Log: log, Level: level,
+		},
+		Config: config, Namespace: "trench-a", Trench: "trench-a", PodName: "lb-1",
 		TrenchFile: f.file, KeyDir: filepath.Join(filepath.Dir(f.file), "keys"),
 		FrontendSocket: "unix://" + f.t.TempDir() + "/frontend.sock",
-		AdminSocket:    "unix://" + f.t.TempDir() + "/a.sock", HealthAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0",
-		Log: log, Level: level,
 	})
 	if err != nil {
 		f.t.Fatal(err)

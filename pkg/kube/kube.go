@@ -3,17 +3,13 @@ package kube
 import (
 	"context"
 	"errors"
-	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"k8s.io/client-go/rest"
 
-	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	kubev1 "github.com/vipgate/vipgate/pkg/api/kube/v1"
-	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/kube/cluster"
 	"github.com/vipgate/vipgate/pkg/kube/meridio2"
@@ -22,12 +18,13 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/task"
 )
 
 // Options configure kube. Every field is required unless stated otherwise.
 type Options struct {
-	Version string
+	shell.Settings
 	// Config configures the client of the API server.
 	Config *rest.Config
 	// Namespace and Trench name the Trench, PodName this process's Pod in the same namespace.
@@ -40,13 +37,6 @@ type Options struct {
 	TrenchFile, KeyDir string
 	// FrontendSocket is the path of the admin socket of the frontend in the same Pod.
 	FrontendSocket string
-	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr disables metrics.
-	AdminSocket, HealthAddr, MetricsAddr string
-
-	Log   *slog.Logger
-	Level *logs.Level
-	// LostLines returns the number of log lines lost since the start.
-	LostLines func() uint64
 }
 
 // Health services of kube, in addition to the overall service "".
@@ -60,13 +50,12 @@ const (
 	Written    = "Written"    // the last write succeeded
 	// Publication serves while status, Events and the report of this pod can be written.
 	Publication = "Publication"
-
-	AdminSocket = "AdminSocket" // the socket file belongs to this process
 )
 
 // process holds the parts of one kube.
 type process struct {
 	Options
+	shell     *shell.Process
 	cluster   *cluster.Cluster
 	agent     *agent
 	health    *health.Server
@@ -98,27 +87,24 @@ func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 }
 
 func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
-	tasks, err := p.tasks(ctx)
+	defer p.shell.Close()
+	tasks := []task.Task{p.cluster, p.agent, observer{p}}
+	if p.Gateway == "" {
+		tasks = append(tasks, p.publisher)
+	} else {
+		more, err := p.meridio2Tasks()
+		if err != nil {
+			return err
+		}
+		tasks = append(tasks, more...)
+	}
+	err := p.shell.Listen(ctx, shell.Services{Admin: func(r grpc.ServiceRegistrar) {
+		kubev1.RegisterKubeServiceServer(r, newAdmin(p))
+	}})
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		select {
-		case <-stop:
-			p.Log.Info("stopping; the trench file stays")
-			p.health.Shutdown()
-			cancel()
-		case <-ended:
-		}
-	})
-	err = task.Run(ctx, tasks...)
-	close(ended)
-	wg.Wait()
-	return err
+	return p.shell.Run(ctx, stop, shell.Plan{Stages: [][]task.Task{tasks}})
 }
 
 func newProcess(o Options) (*process, error) {
@@ -131,8 +117,8 @@ func newProcess(o Options) (*process, error) {
 		return nil, err
 	}
 	p.metrics = metrics.NewKube(o.Version, p.metricState)
-	p.metrics.LostLines(o.LostLines)
-	p.health = health.New(o.Log, p.metrics.Health)
+	p.shell = shell.New(o.Settings, p.metrics)
+	p.health = p.shell.Health
 	p.health.Define(Readiness, TrenchFile)
 	p.agent = &agent{
 		cluster: p.cluster, translator: o.translator(), log: o.Log,
@@ -150,60 +136,10 @@ func newProcess(o Options) (*process, error) {
 	p.health.Set(TrenchFile, p.agent.files.exists(), "the first translation of all objects was not written yet")
 	p.health.Set(Trench, false, "not read yet")
 	p.health.Set(APIServer, false, "no cache is synced yet")
-	for _, name := range []string{Liveness, Written, Publication, AdminSocket} {
+	for _, name := range []string{Liveness, Written, Publication, shell.AdminSocket} {
 		p.health.Report(name, "")
 	}
 	return p, nil
-}
-
-// tasks opens the listeners and returns the tasks of the process.
-func (p *process) tasks(ctx context.Context) (tasks []task.Task, err error) {
-	var endpoints []*endpoint.Endpoint
-	defer func() {
-		if err != nil {
-			for _, e := range endpoints {
-				e.Close()
-			}
-		}
-	}()
-	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket),
-		func(r grpc.ServiceRegistrar) {
-			kubev1.RegisterKubeServiceServer(r, newAdmin(p))
-			adminv1.RegisterLogServiceServer(r, endpoint.LogService{Level: p.Level, Log: p.Log})
-			p.health.Register(r)
-		})
-	if err != nil {
-		return nil, err
-	}
-	endpoints = append(endpoints, adminEndpoint)
-	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.metrics, p.health.Register)
-	if err != nil {
-		return nil, err
-	}
-	endpoints = append(endpoints, healthEndpoint)
-	tasks = []task.Task{
-		p.cluster, p.agent,
-		observer{p},
-		adminEndpoint, healthEndpoint,
-		logs.NewSignals(p.Level, p.Log),
-	}
-	if p.Gateway != "" {
-		more, err := p.meridio2Tasks()
-		if err != nil {
-			return nil, err
-		}
-		tasks = append(tasks, more...)
-	} else {
-		tasks = append(tasks, p.publisher)
-	}
-	if p.MetricsAddr != "" {
-		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
-		if err != nil {
-			return nil, fmt.Errorf("--metrics-port: %w", err)
-		}
-		tasks = append(tasks, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
-	}
-	return tasks, nil
 }
 
 // translated records a translation in metrics, counters and health, and passes it to the

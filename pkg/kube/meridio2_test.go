@@ -30,6 +30,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/kube/meridio2"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/logs"
+	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
@@ -132,10 +133,12 @@ func (f *meridio2Fixture) run() (p *process, stop func()) {
 		f.Fatal(err)
 	}
 	p, err = newProcess(Options{
-		Version: "test", Config: f.ServiceAccount(f.T, "ns-a", "stateless-load-balancer"), Namespace: "ns-a",
+		Settings: shell.Settings{
+			Version: "test", AdminSocket: "unix://" + f.TempDir() + "/a.sock", HealthAddr: "127.0.0.1:0", Log: log, Level: level,
+		},
+		Config: f.ServiceAccount(f.T, "ns-a", "stateless-load-balancer"), Namespace: "ns-a",
 		Gateway: "gw-a", PodName: "sllb-1", TrenchFile: f.file, KeyDir: filepath.Join(filepath.Dir(f.file), "keys"),
-		FrontendSocket: "unix://" + f.frontend.path, AdminSocket: "unix://" + f.TempDir() + "/a.sock",
-		HealthAddr: "127.0.0.1:0", Log: log, Level: level,
+		FrontendSocket: "unix://" + f.frontend.path,
 	})
 	if err != nil {
 		f.Fatal(err)

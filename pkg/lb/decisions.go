@@ -1,7 +1,6 @@
 package lb
 
 import (
-	"context"
 	"log/slog"
 	"strings"
 	"sync"
@@ -11,7 +10,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/journal"
 	"github.com/vipgate/vipgate/pkg/metrics"
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -74,11 +72,12 @@ func (d *decisions) decided(decision readiness.Decision, revision uint64) {
 	d.queue.Add(decided{journal.Delta{Changed: decision.Changed, Removed: decision.Removed}, revision})
 }
 
-// runTasks runs the tasks of the process, and then records the decisions that the loop queued after
+// runTasks runs the tasks of the process with run, and then records the decisions that the loop
+// queued after
 // the end of the observer: these lines explain the end of a process that failed.
-func (d *decisions) runTasks(ctx context.Context, tasks ...task.Task) error {
+func (d *decisions) runTasks(run func() error) error {
 	defer d.drain()
-	return task.Run(ctx, tasks...)
+	return run()
 }
 
 // drain applies and records the queued decisions, and reports whether there were any.

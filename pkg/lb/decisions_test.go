@@ -234,21 +234,13 @@ func TestDecisionsMatchModel(t *testing.T) {
 	})
 }
 
-// lateTask decides while the other tasks have ended already.
-type lateTask struct{ *decisionsFixture }
-
-func (l lateTask) String() string { return "late" }
-
-func (l lateTask) Run(context.Context) error {
-	l.decided(readiness.Decision{Changed: []readiness.VIPReadiness{{VIP: vipA}}}, 9)
-	return errLate
-}
-
-var errLate = errors.New("late")
-
 func TestLastDecisionsAreLogged(t *testing.T) {
 	f := decisionsOf(t, slog.LevelInfo)
-	if err := f.runTasks(t.Context(), lateTask{f}); !errors.Is(err, errLate) {
+	late := errors.New("late")
+	if err := f.runTasks(func() error {
+		f.decided(readiness.Decision{Changed: []readiness.VIPReadiness{{VIP: vipA}}}, 9)
+		return late
+	}); !errors.Is(err, late) {
 		t.Errorf("error %v", err)
 	}
 	if line := f.want(map[string]int{"INFO VIP changed": 1}); fmt.Sprint(line["revision"]) != "9" {

@@ -6,16 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
+	"net"
 	"net/netip"
 	"os"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/credentials"
 
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
@@ -30,8 +28,8 @@ import (
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/kernel"
 	"github.com/vipgate/vipgate/pkg/latest"
-	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/readinessfile"
 	"github.com/vipgate/vipgate/pkg/registry"
@@ -43,7 +41,7 @@ import (
 
 // Options configure a load balancer. Every field is required unless stated otherwise.
 type Options struct {
-	Version string
+	shell.Settings
 	// TrenchFile is watched; Config is its content at the start, nil if it was refused.
 	TrenchFile string
 	Defaults   trench.Defaults
@@ -58,9 +56,6 @@ type Options struct {
 	FrontendDomain     spiffeid.TrustDomain
 	MaxStreamsPerPeer  int
 
-	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr serves none.
-	AdminSocket, HealthAddr, MetricsAddr string
-
 	Lease      time.Duration // how long every message to the frontend stays valid
 	StaleGrace time.Duration // how long the data plane outlives this process
 	DrainTime  time.Duration // how long traffic is forwarded after SIGTERM
@@ -68,17 +63,11 @@ type Options struct {
 	Targets TargetOptions
 
 	// DataPlane lacks StateDir, Log, OnRepair and Gateways, set here; nil: another process forwards.
-	DataPlane       *dataplane.Options
-	RemoveDataPlane bool // at the end of an orderly stop; otherwise it stays for the next start
+	DataPlane *dataplane.Options
 
 	// Configured, if not nil, is called once, when the first accepted trench file is evaluated.
 	// Targets have no verdict yet. It must not block.
 	Configured func()
-
-	Log   *slog.Logger
-	Level *logs.Level
-	// LostLines returns the number of lines of the log that were lost since the start.
-	LostLines func() uint64
 }
 
 // TargetOptions are the sources of targets: the trench file, the registry, or both.
@@ -104,8 +93,8 @@ const (
 	svidWait = 3 * time.Second
 	// maxSettle bounds the wait for first verdicts on targets.
 	maxSettle = 5 * time.Second
-	// cleanupTimeout bounds the removal of the data plane at the end.
-	cleanupTimeout = 10 * time.Second
+	// endTimeout bounds the wait for readers to receive the end of their streams.
+	endTimeout = time.Second
 	// stopMargin is the frontend's time to withdraw (docs/architecture.md#stopping).
 	stopMargin = 2 * time.Second
 )
@@ -126,6 +115,7 @@ func ValidateLease(lease time.Duration) error {
 // process holds the parts of one load balancer.
 type process struct {
 	Options
+	shell   *shell.Process
 	metrics *metrics.LB
 	health  *health.Server
 	config  *trench.Watcher
@@ -160,7 +150,6 @@ const (
 	Serving       = "Serving"
 
 	ReadinessSocket        = "ReadinessSocket" // the socket file leads to lb
-	AdminSocket            = "AdminSocket"     // its socket file leads to lb
 	SourcesCondition       = "Sources"
 	DataPlaneCondition     = "DataPlane"     // serves without a data plane, too
 	DataPlaneHoldCondition = "DataPlaneHold" // nothing is held
@@ -184,7 +173,8 @@ func newProcess(o Options) (*process, error) {
 		table:   readiness.NewTable(readiness.TableOptions{Lease: o.Lease, StaleGrace: o.StaleGrace}),
 		changed: latest.New(uint64(0)), stopping: latest.New(false),
 	}
-	p.health = health.New(o.Log, p.metrics.Health)
+	p.shell = shell.New(o.Settings, p.metrics)
+	p.health = p.shell.Health
 	p.health.Define(Readiness, Started, Identity, Serving)
 	p.health.Set(Configuration, o.Config != nil, "the trench file was not accepted yet")
 	for _, c := range [][2]string{
@@ -236,7 +226,6 @@ func newProcess(o Options) (*process, error) {
 		}),
 	}
 	p.metrics.Targets(p.targetMetrics)
-	p.metrics.LostLines(o.LostLines)
 	if o.DataPlane == nil {
 		return p, nil
 	}
@@ -258,161 +247,110 @@ func (p *process) targetService(operator bool) *registry.Service {
 	}
 }
 
-// run starts all tasks and stops them in order.
-func (p *process) run(ctx context.Context, stop <-chan struct{}) (err error) {
-	listener, err := identity.Listen(ctx, identity.ListenOptions{
-		Path: p.Socket, Mode: p.SocketMode, Watch: p.health.Reporter(ReadinessSocket),
-	})
-	if err != nil {
-		return fmt.Errorf("readiness socket: %w", err)
-	}
-	// The server closes it, too, and drops the error; each Close returns it.
-	defer func() {
-		if e := listener.Close(); e != nil {
-			err = errors.Join(err, fmt.Errorf("failed to close the readiness socket: %w", e))
-		}
-	}()
+// run opens the listeners and runs all tasks until they have stopped.
+func (p *process) run(ctx context.Context, stop <-chan struct{}) error {
+	defer p.shell.Close()
 	creds := identity.NewCredentials(p.Identity, identity.CredentialOptions{Authorize: p.authorize(), Log: p.Log})
-	options := slices.Concat(readiness.GRPCOptions(), p.metrics.ServerOptions(), []grpc.ServerOption{grpc.Creds(creds)})
-	connections := endpoint.MaxConnections
-	if !p.Targets.Registry.Off {
-		connections = endpoint.MaxRegistryConnections
-		// Each Register is a stream; calls beyond the limit of a connection wait silently.
-		options = append(options, grpc.MaxConcurrentStreams(registry.MaxCallsPerConnection))
+	if err := p.shell.Serve(p.readinessEndpoint(ctx, creds)); err != nil {
+		return err
 	}
-	server := grpc.NewServer(options...)
-	readinessv1.RegisterReadinessServiceServer(server, p.server)
-	loadbalancerv1.RegisterStreamAvailabilityServiceServer(server, p.availability)
-	targetv1.RegisterTargetServiceServer(server, p.targetService(false))
-	p.health.Register(server)
-	reflection.Register(server)
-	p.metrics.Serves(server)
-
-	// An endpoint that runs closes itself: after a call that hangs, Close would wait for it.
-	var unused []*endpoint.Endpoint
-	defer func() {
-		for _, e := range unused {
-			e.Close()
+	if p.Targets.RegistryAddr != "" {
+		if err := p.shell.Serve(p.registryEndpoint(ctx, creds)); err != nil {
+			return err
 		}
-	}()
-	adminEndpoint, err := endpoint.NewAdmin(ctx, p.AdminSocket, p.Log, p.metrics, p.health.Reporter(AdminSocket),
-		func(r grpc.ServiceRegistrar) {
-			lbv1.RegisterLBServiceServer(r, newAdmin(p))
-			adminv1.RegisterEventServiceServer(r, p.decisions.journal)
-			adminv1.RegisterLogServiceServer(r, endpoint.LogService{Level: p.Level, Log: p.Log})
-			targetv1.RegisterTargetServiceServer(r, p.targetService(true))
-			p.health.Register(r)
-		})
+	}
+	err := p.shell.Listen(ctx, shell.Services{Admin: func(r grpc.ServiceRegistrar) {
+		lbv1.RegisterLBServiceServer(r, newAdmin(p))
+		adminv1.RegisterEventServiceServer(r, p.decisions.journal)
+		targetv1.RegisterTargetServiceServer(r, p.targetService(true))
+	}})
 	if err != nil {
 		return err
 	}
-	unused = append(unused, adminEndpoint)
-	healthEndpoint, err := endpoint.NewPlain(ctx, "health", p.HealthAddr, p.metrics, p.health.Register)
-	if err != nil {
-		return err
-	}
-	unused = append(unused, healthEndpoint)
-	tasks := []task.Task{
-		p.Identity, p.config, p.checker, p.loop, adminEndpoint, healthEndpoint, p.observer,
-		logs.NewSignals(p.Level, p.Log), p.sources.registry, p.addrs,
-	}
+	tasks := []task.Task{p.Identity, p.config, p.checker, p.loop, p.observer, p.sources.registry, p.addrs}
 	if p.files != nil {
 		tasks = append(tasks, p.files)
 	}
 	if p.plane != nil {
 		tasks = append(tasks, p.plane)
 	}
-	if p.Targets.RegistryAddr != "" {
-		e, err := endpoint.NewMutual(ctx, "registry", p.Targets.RegistryAddr, p.metrics, creds, registry.GRPCOptions(),
-			func(r grpc.ServiceRegistrar) {
-				targetv1.RegisterTargetServiceServer(r, p.targetService(false))
-				p.health.Register(r)
-			})
-		if err != nil {
-			return err
-		}
-		unused = append(unused, e)
-		tasks = append(tasks, e)
-	}
-	if p.MetricsAddr != "" {
-		listeners, err := endpoint.ListenTCP(ctx, p.MetricsAddr, endpoint.MaxConnections, true)
-		if err != nil {
-			return fmt.Errorf("--metrics-port: %w", err)
-		}
-		tasks = append(tasks, metrics.NewServer(listeners, p.metrics.Registry(), p.Log))
-	}
-	p.health.Alive(p.loop, tasks...)
+	// Readers receive the end of their streams while the loop still sends heartbeats.
+	plan := shell.Plan{Decides: p.loop, Stages: [][]task.Task{nil, tasks}, Drain: p.drain}
+	return p.decisions.runTasks(func() error { return p.shell.Run(ctx, stop, plan) })
+}
 
-	unused = nil
-	// The tasks outlive ctx until the watches have ended.
-	tasksCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	var wg sync.WaitGroup
-	var tasksErr error
-	failed := make(chan struct{})
-	wg.Go(func() {
-		defer close(failed)
-		tasksErr = p.decisions.runTasks(tasksCtx, tasks...)
+// readinessEndpoint returns the endpoint of the readiness socket.
+func (p *process) readinessEndpoint(ctx context.Context, creds credentials.TransportCredentials) (*endpoint.Endpoint,
+	error,
+) {
+	listener, err := identity.Listen(ctx, identity.ListenOptions{
+		Path: p.Socket, Mode: p.SocketMode, Watch: p.health.Reporter(ReadinessSocket),
 	})
-	// Serve only after the first evaluation is committed, and wait up to svidWait for the first SVID:
-	// without an SVID every client is refused and has to retry.
-	served := make(chan error, 1)
-	wg.Go(func() {
-		select {
-		case <-p.Identity.Ready():
-		case <-time.After(svidWait):
-		case <-tasksCtx.Done():
-		}
-		select {
-		case <-p.loop.Ready():
-			p.health.Report(Serving, "")
-			p.Log.Info("serving readiness", "socket", p.Socket, "trench", p.config.Value().Load().Config.Trench,
-				"lease", p.Lease, "instance_id", p.table.Position().InstanceID)
-			served <- server.Serve(endpoint.Limit(listener, connections))
-		case <-tasksCtx.Done():
-			served <- nil
-		}
-	})
+	if err != nil {
+		return nil, fmt.Errorf("readiness socket: %w", err)
+	}
+	options, connections := readiness.GRPCOptions(), endpoint.MaxConnections
+	if !p.Targets.Registry.Off {
+		connections = endpoint.MaxRegistryConnections
+		// Each Register is a stream; calls beyond the limit of a connection wait silently.
+		options = append(options, grpc.MaxConcurrentStreams(registry.MaxCallsPerConnection))
+	}
+	e := endpoint.NewMutual("readiness socket", []net.Listener{endpoint.Limit(listener, connections)}, p.metrics, creds,
+		options, func(r grpc.ServiceRegistrar) {
+			readinessv1.RegisterReadinessServiceServer(r, p.server)
+			loadbalancerv1.RegisterStreamAvailabilityServiceServer(r, p.availability)
+			targetv1.RegisterTargetServiceServer(r, p.targetService(false))
+			p.health.Register(r)
+		})
+	e.Begin, e.End = p.awaitReadiness, p.endWatches
+	return e, nil
+}
 
-	var serveErr error
-	withdrawn := false
+// registryEndpoint returns the endpoint of the registry over TCP.
+func (p *process) registryEndpoint(ctx context.Context, creds credentials.TransportCredentials) (*endpoint.Endpoint,
+	error,
+) {
+	listeners, err := endpoint.ListenTCP(ctx, p.Targets.RegistryAddr, endpoint.MaxRegistryConnections, false)
+	if err != nil {
+		return nil, fmt.Errorf("--registry-address: %w", err)
+	}
+	return endpoint.NewMutual("registry", listeners, p.metrics, creds, registry.GRPCOptions(),
+		func(r grpc.ServiceRegistrar) {
+			targetv1.RegisterTargetServiceServer(r, p.targetService(false))
+			p.health.Register(r)
+		}), nil
+}
+
+// awaitReadiness waits until readiness may be served: after the first evaluation is committed, and
+// for the first SVID at most svidWait. Without an SVID every client is refused and has to retry.
+func (p *process) awaitReadiness(ctx context.Context) error {
 	select {
+	case <-p.Identity.Ready():
+	case <-time.After(svidWait):
 	case <-ctx.Done():
-	case <-failed:
-	case serveErr = <-served:
-		serveErr = fmt.Errorf("serve readiness: %w", serveErr)
-	case <-stop:
-		p.stop(ctx, stop)
-		withdrawn = true
+		return ctx.Err()
 	}
+	select {
+	case <-p.loop.Ready():
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	p.health.Report(Serving, "")
+	p.Log.Info("serving readiness", "socket", p.Socket, "trench", p.config.Value().Load().Config.Trench,
+		"lease", p.Lease, "instance_id", p.table.Position().InstanceID)
+	return nil
+}
+
+// endWatches ends the streams of all readers.
+func (p *process) endWatches() {
 	p.health.Report(Serving, "stopping")
-	// Readers must receive the end of their streams even if ctx has ended.
-	end, cancelEnd := context.WithTimeout(context.Background(), time.Second)
-	defer cancelEnd()
-	var ends [2]error
-	var ending sync.WaitGroup
-	ending.Go(func() { ends[0] = p.server.EndWatches(end) })
-	ending.Go(func() { ends[1] = p.availability.EndWatches(end) })
-	ending.Wait()
-	if err := errors.Join(ends[:]...); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	// Concurrently, so that a hung reader of one service does not take the time of the other.
+	ends := make(chan error, 2)
+	go func() { ends <- p.server.EndWatches(ctx) }()
+	go func() { ends <- p.availability.EndWatches(ctx) }()
+	if err := errors.Join(<-ends, <-ends); err != nil {
 		p.Log.Warn("a reader did not take the end of its stream; closing its connection", "error", err)
 	}
-	p.health.Shutdown()
-	server.Stop()
-	cancel()
-	wg.Wait()
-	// After a failure the frontend may still advertise VIPs, so only an orderly stop removes the data
-	// plane.
-	if p.plane == nil || !p.RemoveDataPlane || !withdrawn {
-		return errors.Join(serveErr, tasksErr)
-	}
-	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-	defer cancel()
-	removed, err := dataplane.Cleanup(cleanup, *p.DataPlane)
-	if err != nil {
-		err = fmt.Errorf("failed to remove the data plane, after %d objects: %w", len(removed), err)
-	} else {
-		p.Log.Info("removed the data plane", "objects", len(removed))
-	}
-	return errors.Join(serveErr, tasksErr, err)
 }

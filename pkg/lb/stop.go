@@ -12,9 +12,9 @@ import (
 // configuration of BIRD and reloads it, without a report.
 const unreportedWithdraw = 1500 * time.Millisecond
 
-// stop announces the stop and waits until the frontend reported every VIP as withdrawn or is gone.
+// drain announces the stop and waits until the frontend reported every VIP as withdrawn or is gone.
 // For a frontend of Meridio it waits for the drain time, and at least for unreportedWithdraw.
-func (p *process) stop(ctx context.Context, again <-chan struct{}) {
+func (p *process) drain(ctx context.Context, again <-chan struct{}) {
 	start := time.Now()
 	p.stopping.Set(true)
 	p.health.Report(Serving, "stopping")

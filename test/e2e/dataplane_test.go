@@ -242,25 +242,6 @@ func numberOf(t *testing.T, status, target string) string {
 	return ""
 }
 
-func TestDataPlaneRemovalOnStop(t *testing.T) {
-	t.Parallel()
-	f := newDataPlaneFixture(t)
-	before := f.kernel()
-	f.start("--remove-dataplane-on-exit")
-	f.must(errors.Join(f.pod.LB.Signal(syscall.SIGTERM), f.pod.Frontend.Signal(syscall.SIGTERM)))
-	for _, p := range []*lab.Process{f.pod.LB, f.pod.Frontend} {
-		if status, err := p.Wait(f.ctx); err != nil || status != 0 {
-			t.Fatalf("%s ended with %d, %v", p.Name, status, err)
-		}
-	}
-	if _, err := f.pod.Run(f.ctx, "frontend", "cleanup"); err != nil {
-		t.Error(err)
-	}
-	if after := f.kernel(); after != before {
-		t.Errorf("before\n%s\nafter\n%s", before, after)
-	}
-}
-
 // Cleanup needs only the marks in the kernel, also with other flags, and creates nothing.
 func TestCleanupCreatesNoState(t *testing.T) {
 	t.Parallel()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/process"
 )
 
 // Identity is the group of flags of the process's own SVID.
@@ -110,7 +111,28 @@ func (f Log) Logger(debug bool, stderr *logs.Writer) (*slog.Logger, *logs.Level)
 	return log, l
 }
 
-// Listeners is the group of flags of the listeners that lb and frontend share.
+// Process is the group of flags of a program that runs.
+type Process struct {
+	Listeners
+	Log
+}
+
+// Check refuses unusable addresses, ports that another listener uses, and an unknown level.
+func (f *Process) Check(r *Refusals, other Port) {
+	f.Log.Check(r)
+	f.Listeners.Check(r, other)
+}
+
+// Settings returns the settings of the process.
+func (f *Process) Settings(debug bool, stderr *logs.Writer) process.Settings {
+	log, level := f.Logger(debug, stderr)
+	return process.Settings{
+		Version: Version(), AdminSocket: f.AdminSocket, HealthAddr: f.HealthAddress(), MetricsAddr: f.MetricsAddress(),
+		Log: log, Level: level, LostLines: stderr.Lost,
+	}
+}
+
+// Listeners is the group of flags of the listeners.
 type Listeners struct {
 	AdminSocket string `help:"Unix socket for status, grpcurl and pprof." default:"${admin_socket}" placeholder:"SOCKET" group:"Listeners"`
 	HealthHost  string `help:"Address of the gRPC health service, beside 127.0.0.1; ${health_scope}." default:"${health_host}" placeholder:"ADDR" group:"Listeners"`

@@ -1,4 +1,4 @@
-package target
+package sidecar
 
 import (
 	"context"
@@ -20,12 +20,13 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/vipgate/vipgate/pkg/logs"
+	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
 // stopVariable makes the test binary run a target until SIGTERM, which with "stop" stops the target
-// and with "end" ends its context. With "remove" the target removes the kernel state.
+// and with "end" ends its context.
 const stopVariable = "VIPGATE_TARGET_TEST"
 
 func TestMain(m *testing.M) {
@@ -46,18 +47,19 @@ func runUntilSignal(mode string) error {
 	if strings.Contains(mode, "end") {
 		ctx, stop = terminated, nil
 	}
-	level := &logs.Level{}
 	return Run(ctx, Options{
 		Pool:      []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")},
-		Interface: "net0", AdminSocket: "unix://" + os.Getenv("VIPGATE_TARGET_SOCKET"), HealthAddr: "0.0.0.0:7783",
-		RemoveOnExit: strings.Contains(mode, "remove"), Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Level: level,
+		Interface: "net0",
+		Settings: shell.Settings{
+			AdminSocket: "unix://" + os.Getenv("VIPGATE_TARGET_SOCKET"), HealthAddr: "0.0.0.0:7783",
+			Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Level: &logs.Level{},
+		},
 	}, stop)
 }
 
-// A stop leaves the kernel state, so that flows continue, unless it is to be removed: then nothing
-// is left.
+// A stop leaves the kernel state, so that flows continue, until Cleanup removes all of it.
 func TestStateAfterStop(t *testing.T) {
-	for _, mode := range []string{"stop", "end", "stop remove", "end remove"} {
+	for _, mode := range []string{"stop", "end"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			must := func(err error) {
@@ -98,17 +100,18 @@ ip route show table all proto 180; ip -6 route show table all proto 180; ip neig
 			if err := cmd.Wait(); err != nil {
 				t.Errorf("%v: %s", err, out.String())
 			}
-			if got := last(); strings.Contains(mode, "stop") && got != healthv1.HealthCheckResponse_NOT_SERVING {
+			if got := last(); got != healthv1.HealthCheckResponse_NOT_SERVING {
 				t.Errorf("the last readiness before the end is %v", got)
 			}
-			after := state()
-			if strings.Contains(mode, "remove") && after != before {
-				t.Errorf("before\n%s\nafter\n%s", before, after)
-			} else if !strings.Contains(mode, "remove") && !installed() {
-				t.Errorf("not installed any more: %s", after)
+			if !installed() {
+				t.Errorf("not installed any more: %s", state())
 			}
-			if strings.Contains(out.String(), "kernel state removed") != strings.Contains(mode, "remove") {
-				t.Errorf("log: %s", out.String())
+			must(ns.Do(func() error {
+				_, err := Cleanup(t.Context())
+				return err
+			}))
+			if after := state(); after != before {
+				t.Errorf("before\n%s\nafter\n%s", before, after)
 			}
 		})
 	}

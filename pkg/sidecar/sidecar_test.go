@@ -1,4 +1,4 @@
-package target
+package sidecar
 
 import (
 	"log/slog"
@@ -17,13 +17,15 @@ import (
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/replypath"
 )
 
 func TestHealthOfAddresses(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	o := Options{
-		Pool: []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")}, Log: log,
+		Settings: shell.Settings{Log: log},
+		Pool:     []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")},
 	}
 	h := addressHealth{
 		health.New(log, func(string, bool) {}), &process{Options: o, path: replypath.New(o.ReplyPath())},
@@ -85,7 +87,7 @@ func TestDescribe(t *testing.T) {
 	}
 	flows := map[string]int{"02:00:00:00:00:01": 5, "fwmark 0x9": 6}
 	got := Describe(Options{
-		Version: "v1", Interface: "net0",
+		Settings: shell.Settings{Version: "v1"}, Interface: "net0",
 		Pool: []netip.Prefix{netip.MustParsePrefix("20.0.0.0/24"), netip.MustParsePrefix("2000::/64")},
 	}, state, flows)
 	want := &targetadminv1.Status{

@@ -1,0 +1,178 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
+	"github.com/vipgate/vipgate/pkg/endpoint"
+	"github.com/vipgate/vipgate/pkg/health"
+	"github.com/vipgate/vipgate/pkg/logs"
+	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/task"
+)
+
+// AdminSocket is the health service that serves while the socket file leads to this process. It is
+// not part of Readiness.
+const AdminSocket = "AdminSocket"
+
+// Settings are the options that all programs share.
+type Settings struct {
+	Version string
+	// HealthAddr and MetricsAddr are host:port; an empty MetricsAddr disables metrics.
+	AdminSocket, HealthAddr, MetricsAddr string
+
+	Log   *slog.Logger
+	Level *logs.Level
+	// LostLines returns the number of log lines lost since the start.
+	LostLines func() uint64
+}
+
+// Metrics are the metrics of a program.
+type Metrics interface {
+	endpoint.Calls
+	Health(service string, serving bool)
+	LostLines(lost func() uint64)
+	Registry() *prometheus.Registry
+}
+
+// Process is a program that runs. Create one with [New].
+type Process struct {
+	Health *health.Server
+
+	settings Settings
+	metrics  Metrics
+	tasks    []task.Task          // of the listeners and signals
+	unused   []*endpoint.Endpoint // that do not run yet
+}
+
+// New returns a process without listeners and tasks.
+func New(s Settings, m Metrics) *Process {
+	m.LostLines(s.LostLines)
+	return &Process{Health: health.New(s.Log, m.Health), settings: s, metrics: m}
+}
+
+// Services are the services of the listeners.
+type Services struct {
+	// Admin registers services of the admin socket, in addition to grpc.health.v1 and LogService.
+	Admin endpoint.Register
+	// Health registers the health service of the health port, unless nil.
+	Health endpoint.Register
+	// HealthRefused and MetricsRefused report whether connections to a local address are closed; nil
+	// for none.
+	HealthRefused, MetricsRefused func(local netip.Addr) bool
+	// Signals handles the signals of the log level, unless nil.
+	Signals *logs.Signals
+}
+
+// Listen opens the admin socket, the health port and the metrics port.
+func (p *Process) Listen(ctx context.Context, s Services) error {
+	err := p.Serve(endpoint.NewAdmin(ctx, p.settings.AdminSocket, p.settings.Log, p.metrics, p.Health.Reporter(AdminSocket),
+		func(r grpc.ServiceRegistrar) {
+			s.Admin(r)
+			adminv1.RegisterLogServiceServer(r, endpoint.LogService{Level: p.settings.Level, Log: p.settings.Log})
+			p.Health.Register(r)
+		}))
+	if err != nil {
+		return err
+	}
+	if s.Health == nil {
+		s.Health = p.Health.Register
+	}
+	err = p.Serve(endpoint.NewPlain(ctx, "health", p.settings.HealthAddr, s.HealthRefused, p.metrics, s.Health))
+	if err != nil {
+		return err
+	}
+	if p.settings.MetricsAddr != "" {
+		listeners, err := endpoint.ListenTCP(ctx, p.settings.MetricsAddr, endpoint.MaxConnections, true)
+		if err != nil {
+			return fmt.Errorf("--metrics-port: %w", err)
+		}
+		for i, l := range listeners {
+			listeners[i] = endpoint.Except(l, s.MetricsRefused)
+		}
+		p.tasks = append(p.tasks, metrics.NewServer(listeners, p.metrics.Registry(), p.settings.Log))
+	}
+	if s.Signals == nil {
+		s.Signals = logs.NewSignals(p.settings.Level, p.settings.Log)
+	}
+	p.tasks = append(p.tasks, s.Signals)
+	return nil
+}
+
+// Serve adds the endpoint that a constructor returned.
+func (p *Process) Serve(e *endpoint.Endpoint, err error) error {
+	if err != nil {
+		return err
+	}
+	p.unused, p.tasks = append(p.unused, e), append(p.tasks, e)
+	return nil
+}
+
+// Close closes the listeners of a process that did not run.
+func (p *Process) Close() {
+	for _, e := range p.unused {
+		e.Close()
+	}
+}
+
+// Plan is the order in which the tasks of a process stop.
+type Plan struct {
+	// Decides is the loop that decides about VIPs; nil if there is none.
+	Decides task.Loop
+	// Stages are groups of tasks. A group ends after the groups before it. The listeners end with the
+	// first group.
+	Stages [][]task.Task
+	// Drain, unless nil, moves traffic away before the first stage ends. It ends early after a receive
+	// from again or the end of ctx.
+	Drain func(ctx context.Context, again <-chan struct{})
+}
+
+// Run runs the tasks until a receive from stop, and then stops them in stages, after a drain. The
+// end of ctx and a failed task skip the drain.
+func (p *Process) Run(ctx context.Context, stop <-chan struct{}, plan Plan) error {
+	stages := slices.Clone(plan.Stages)
+	stages[0] = slices.Concat(stages[0], p.tasks)
+	p.Health.Alive(plan.Decides, slices.Concat(stages...)...)
+	// A running endpoint closes itself: after a call that hangs, Close would wait for the call.
+	p.unused = nil
+	failed := make(chan struct{}, len(stages))
+	ends := make([]func() error, len(stages))
+	for i, tasks := range stages {
+		// The tasks outlive ctx, so that they end in stages after its cancellation, too.
+		running, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		ended := make(chan error, 1)
+		go func() {
+			err := task.Run(running, tasks...)
+			failed <- struct{}{}
+			ended <- err
+		}()
+		ends[i] = func() error {
+			cancel()
+			return <-ended
+		}
+	}
+	select {
+	case <-ctx.Done():
+	case <-failed:
+	case <-stop:
+		p.settings.Log.Info("stopping")
+		if plan.Drain != nil {
+			plan.Drain(ctx, stop)
+		}
+	}
+	// Open Watch streams would delay the end of the health endpoint.
+	p.Health.Shutdown()
+	errs := make([]error, len(ends))
+	for i, end := range ends {
+		errs[i] = end()
+	}
+	return errors.Join(errs...)
+}
