@@ -22,6 +22,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/metrics"
+	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
@@ -193,9 +194,9 @@ func TestEveryHealthServiceIsDocumented(t *testing.T) {
 		{frontendServices, "pkg/frontend/frontend.go", []string{
 			"RouteBack/ipv4", "RouteBack/ipv6", "SourceRouting/ipv4", "SourceRouting/ipv6",
 		}},
-		{lbServices, "pkg/lb/lb.go", nil},
-		{kubeServices, "pkg/kube/kube.go", nil},
-		{targetServices, "pkg/target/target.go", []string{"ADDRESS"}},
+		{lbServices, "pkg/lb/lb.go", []string{process.AdminSocket}},
+		{kubeServices, "pkg/kube/kube.go", []string{process.AdminSocket}},
+		{targetServices, "pkg/sidecar/sidecar.go", []string{"ADDRESS", process.AdminSocket}},
 	} {
 		t.Run(program.file, func(t *testing.T) {
 			// The name contains the family or the VIP.
