@@ -204,8 +204,8 @@ func TestPlainEndpoint(t *testing.T) {
 	if err := check(t, e.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewPlain(t.Context(), "health", e.Addr().String(), nil, metrics.NewLB("test"), registerHealth); err == nil ||
-		!strings.Contains(err.Error(), "--health-port: port ") {
+	_, err = NewPlain(t.Context(), "health", e.Addr().String(), nil, metrics.NewLB("test"), registerHealth)
+	if err == nil || !strings.Contains(err.Error(), "--health-port: port ") {
 		t.Fatalf("a busy port gave %v", err)
 	}
 	cancel()

@@ -74,8 +74,8 @@ type Services struct {
 
 // Listen opens the admin socket, the health port and the metrics port.
 func (p *Process) Listen(ctx context.Context, s Services) error {
-	err := p.Serve(endpoint.NewAdmin(ctx, p.settings.AdminSocket, p.settings.Log, p.metrics, p.Health.Reporter(AdminSocket),
-		func(r grpc.ServiceRegistrar) {
+	err := p.Serve(endpoint.NewAdmin(ctx, p.settings.AdminSocket, p.settings.Log, p.metrics,
+		p.Health.Reporter(AdminSocket), func(r grpc.ServiceRegistrar) {
 			s.Admin(r)
 			adminv1.RegisterLogServiceServer(r, endpoint.LogService{Level: p.settings.Level, Log: p.settings.Log})
 			p.Health.Register(r)

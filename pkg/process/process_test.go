@@ -73,7 +73,9 @@ func TestStagesEndInOrder(t *testing.T) {
 		err  error // of a task of the second stage
 		want []string
 	}{
-		"signal":      {func(stop chan<- struct{}, _ func()) { stop <- struct{}{} }, nil, []string{"drain", "first", "second"}},
+		"signal": {
+			func(stop chan<- struct{}, _ func()) { stop <- struct{}{} }, nil, []string{"drain", "first", "second"},
+		},
 		"context":     {func(_ chan<- struct{}, cancel func()) { cancel() }, nil, []string{"first", "second"}},
 		"failed task": {func(chan<- struct{}, func()) {}, broken, []string{"first"}},
 	} {
