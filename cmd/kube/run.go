@@ -19,16 +19,9 @@ import (
 // namespaceFile contains the namespace of the pod. It is mounted with the service account.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Values of --objects.
-const (
-	trenchObjects   = "trench"
-	meridio2Objects = "meridio2"
-)
-
 type runCommand struct {
-	Objects    string `help:"trench: the objects of a Trench. meridio2: a Gateway of Meridio 2 and its GatewayRouters, whose router this program replaces." enum:"trench,meridio2" default:"trench"`
 	Trench     string `help:"Name of the Trench." placeholder:"NAME"`
-	Gateway    string `help:"Name of the Gateway, with --objects=meridio2." placeholder:"NAME"`
+	Gateway    string `help:"Name of a Gateway of Meridio 2, instead of --trench: this program replaces the router of its GatewayRouters." placeholder:"NAME"`
 	Namespace  string `help:"Namespace of the Trench and of this pod; when absent that of POD_NAMESPACE, else of the service account." placeholder:"NAMESPACE"`
 	PodName    string `help:"Name of this pod; when absent that of POD_NAME, else the host name." placeholder:"NAME"`
 	Kubeconfig string `help:"Kubeconfig file, for a kube outside of the cluster; when absent the service account of the pod." type:"path" placeholder:"FILE"`
@@ -59,8 +52,7 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Wr
 	klog.SetSlogLogger(settings.Log) // client-go logs through klog
 	config.UserAgent = "vipgate-kube/" + settings.Version
 	host, _ := os.Hostname() // empty with an error
-	settings.Log.Info("starting kube", "version", settings.Version, "objects", c.Objects,
-		"of", namespace+"/"+cmp.Or(c.Trench, c.Gateway), "api_server", config.Host, "trench_file", c.TrenchFile)
+	settings.Log.Info("starting kube", "version", settings.Version, "of", namespace+"/"+cmp.Or(c.Trench, c.Gateway), "api_server", config.Host, "trench_file", c.TrenchFile)
 	o := kube.Options{
 		Settings: settings, Config: config, Namespace: namespace, Trench: c.Trench, Gateway: c.Gateway,
 		PodName: c.podName(host), TrenchFile: c.TrenchFile, KeyDir: c.KeyDir, FrontendSocket: frontend,
@@ -84,10 +76,8 @@ func (c *runCommand) namespace() string {
 // check validates the flags, to report invalid ones before the start.
 func (c *runCommand) check(r *cli.Refusals, namespace string) {
 	r.If(namespace == "", "--namespace is required: neither POD_NAMESPACE nor a service account says it")
-	r.If(c.Objects == trenchObjects && c.Trench == "", "--trench is required: the name of the Trench")
-	r.If(c.Objects == trenchObjects && c.Gateway != "", "--gateway=%s: only with --objects=meridio2", c.Gateway)
-	r.If(c.Objects == meridio2Objects && c.Gateway == "", "--gateway is required: the name of the Gateway")
-	r.If(c.Objects == meridio2Objects && c.Trench != "", "--trench=%s: not with --objects=meridio2", c.Trench)
+	r.If(c.Trench == "" && c.Gateway == "", "--trench is required: the name of the Trench")
+	r.If(c.Trench != "" && c.Gateway != "", "--trench=%s and --gateway=%s exclude each other", c.Trench, c.Gateway)
 	dir := filepath.Dir(c.TrenchFile)
 	info, err := os.Stat(dir)
 	r.If(err != nil, "--trench-file=%s: %w", c.TrenchFile, err)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,27 +16,28 @@ import (
 )
 
 type translateCommand struct {
-	Objects  string   `help:"trench, or meridio2 for a Gateway of Meridio 2 and its GatewayRouters." enum:"trench,meridio2" default:"trench"`
-	Filename []string `short:"f" help:"File with objects in YAML or JSON, such as the output of kubectl get -o yaml; - is stdin. May be repeated." required:"" placeholder:"FILE" env:"-"`
+	Filename []string `short:"f" help:"File with objects in YAML or JSON, such as the output of kubectl get -o yaml: those of a Trench, or a Gateway of Meridio 2 and its GatewayRouters; - is stdin. May be repeated." required:"" placeholder:"FILE" env:"-"`
 	KeyDir   string   `help:"Directory of the password files of gateways." default:"/etc/vipgate/trench/keys" placeholder:"DIR"`
 }
 
 // Run prints the trench file to stdout and the verdicts to stderr. The exit status is 1 if any
 // object is refused.
 func (c *translateCommand) Run(out *cli.Output) error {
-	var objects translation.Objects // used with a Trench
+	var objects translation.Objects
 	var gateway meridio2.Objects
-	read := objects.Read
-	if c.Objects == meridio2Objects {
-		read = gateway.Read
-	}
 	for _, name := range c.Filename {
-		if err := readObjects(read, name); err != nil {
-			return err
+		// Each reader ignores the objects of the other.
+		content, err := readFile(name)
+		if err != nil {
+			return cli.Usage("read objects: %w", err)
+		}
+		err = errors.Join(objects.Read(bytes.NewReader(content)), gateway.Read(bytes.NewReader(content)))
+		if err != nil {
+			return cli.Usage("%s: %w", name, err)
 		}
 	}
 	r := translation.Translate(objects, translation.Options{KeyDir: c.KeyDir})
-	if c.Objects == meridio2Objects {
+	if objects.Trench == nil && (gateway.Gateway != nil || len(gateway.Routers) > 0) {
 		r = meridio2.Translate(gateway)
 	}
 	out.Printf("%s", r.File)
@@ -73,17 +76,9 @@ func ignored(objects translation.Objects, r translation.Result) []string {
 	return lines
 }
 
-func readObjects(read func(io.Reader) error, name string) error {
-	file := os.Stdin
-	if name != "-" {
-		var err error
-		if file, err = os.Open(name); err != nil {
-			return cli.Usage("read objects: %w", err)
-		}
-		defer file.Close()
+func readFile(name string) ([]byte, error) {
+	if name == "-" {
+		return io.ReadAll(os.Stdin)
 	}
-	if err := read(file); err != nil {
-		return cli.Usage("%s: %w", name, err)
-	}
-	return nil
+	return os.ReadFile(name)
 }

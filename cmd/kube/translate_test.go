@@ -39,6 +39,13 @@ metadata: {name: trench-a, namespace: a}
 spec: {attractor: {name: attractor-a, vips: [20.0.0.1/32]}}
 `
 
+const gatewayObject = `
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: gw-a, namespace: a}
+spec: {gatewayClassName: meridio, listeners: []}
+`
+
 func serviceObject(namespace, class, vip string) string {
 	return `
 ---
@@ -80,10 +87,11 @@ func TestTranslate(t *testing.T) {
 			[]string{"-f", "-"},
 			"streams: []", "Service b/web is ignored: namespace b is none of spec.namespaces", cli.ExitOK,
 		},
-		"no Trench":     {"", []string{"-f", "-"}, "", "NotFound", cli.ExitFailed},
-		"two Trenches":  {trenchObject + "---" + trenchObject, []string{"-f", "-"}, "", "a second Trench", cli.ExitUsage},
-		"no file":       {"", []string{"-f", file + ".none"}, "", "no such file", cli.ExitUsage},
-		"without files": {"", nil, "", "missing flags: --filename", cli.ExitUsage},
+		"Gateway of Meridio 2": {gatewayObject, []string{"-f", "-"}, "", "Gateway  a/gw-a", cli.ExitFailed},
+		"no Trench":            {"", []string{"-f", "-"}, "", "NotFound", cli.ExitFailed},
+		"two Trenches":         {trenchObject + "---" + trenchObject, []string{"-f", "-"}, "", "a second Trench", cli.ExitUsage},
+		"no file":              {"", []string{"-f", file + ".none"}, "", "no such file", cli.ExitUsage},
+		"without files":        {"", nil, "", "missing flags: --filename", cli.ExitUsage},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stdout, stderr, status := translate(t, c.stdin, c.args...)

@@ -17,7 +17,6 @@ import (
 	"github.com/vipgate/vipgate/pkg/lb"
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/process"
-	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
 )
 
@@ -37,10 +36,9 @@ type runFlags struct {
 	targetFlags
 	dataPlaneFlags
 
-	Lease             time.Duration  `help:"How long each message stays valid." default:"1s"`
-	StaleGrace        *time.Duration `help:"How long the data plane continues to forward without this process; when absent 5s with --dataplane=nftables, else 0s." placeholder:"DURATION"`
-	DrainTime         time.Duration  `help:"How long traffic is forwarded after SIGTERM." default:"1s"`
-	MaxStreamsPerPeer int            `help:"How many streams one SPIFFE ID may have open." default:"8" placeholder:"N"`
+	Lease      time.Duration  `help:"How long each message stays valid." default:"1s"`
+	StaleGrace *time.Duration `help:"How long the data plane continues to forward without this process; when absent 5s with --dataplane=nftables, else 0s." placeholder:"DURATION"`
+	DrainTime  time.Duration  `help:"How long traffic is forwarded after SIGTERM." default:"1s"`
 
 	cli.Process
 }
@@ -104,7 +102,7 @@ func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options,
 	}
 	return lb.Options{
 		Settings: settings, TrenchFile: c.TrenchFile, Defaults: trench.DefaultDefaults(), Config: config,
-		Socket: c.Socket, SocketMode: c.SocketMode, Identity: source, MaxStreamsPerPeer: c.MaxStreamsPerPeer,
+		Socket: c.Socket, SocketMode: c.SocketMode, Identity: source,
 		Frontends: c.FrontendID, FrontendDomain: c.FrontendTrustDomain, Readers: c.ReaderID,
 		Lease: c.Lease, StaleGrace: c.staleGrace(), DrainTime: c.DrainTime, Targets: c.targetFlags.options(),
 		DataPlane: c.dataPlaneFlags.options(),
@@ -130,9 +128,6 @@ func (c *runFlags) check(r *cli.Refusals) {
 		"--frontend-id is required: no SPIFFE ID is authorized")
 	r.Within("--drain-time", c.DrainTime, 0, time.Hour)
 	r.Within("--stale-grace", c.staleGrace(), 0, 10*time.Minute)
-	r.If(c.MaxStreamsPerPeer < readiness.MinStreamsPerPeer,
-		"--max-streams-per-peer=%d: a frontend needs %d while it moves to another connection",
-		c.MaxStreamsPerPeer, readiness.MinStreamsPerPeer)
 	c.targetFlags.check(r)
 	c.dataPlaneFlags.check(r)
 	r.Socket("--socket", c.Socket)

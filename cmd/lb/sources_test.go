@@ -138,7 +138,7 @@ func TestPeersBecomeOptions(t *testing.T) {
 	if _, err := k.Parse([]string{
 		"run", "--trench-file=" + file, "--identity=dev", "--dev-authority-dir=" + t.TempDir(),
 		"--frontend-id=spiffe://a/f1", "--frontend-id=spiffe://a/f2", "--frontend-trust-domain=b",
-		"--reader-id=spiffe://a/r", "--source=registry", "--target-id=s=spiffe://a/t/*", "--max-streams-per-peer=7",
+		"--reader-id=spiffe://a/r", "--source=registry", "--target-id=s=spiffe://a/t/*",
 		"--target-quota=3", "--socket-mode=0660",
 	}); err != nil {
 		t.Fatal(err)
@@ -149,8 +149,8 @@ func TestPeersBecomeOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := fmt.Sprint(o.Frontends, o.FrontendDomain, o.Readers, o.Targets.Registry.Allow, o.Targets.Registry.Off,
-		o.MaxStreamsPerPeer, o.Targets.Registry.Quota, o.SocketMode)
-	const want = "[spiffe://a/f1 spiffe://a/f2] b [spiffe://a/r] [s=spiffe://a/t/*] false 7 3 -rw-rw----"
+		o.Targets.Registry.Quota, o.SocketMode)
+	const want = "[spiffe://a/f1 spiffe://a/f2] b [spiffe://a/r] [s=spiffe://a/t/*] false 3 -rw-rw----"
 	if got != want {
 		t.Errorf("options %s, want %s", got, want)
 	}

@@ -64,7 +64,7 @@ func TestAddRegistersEverywhere(t *testing.T) {
 	await.True(t, "the target being ready at both", func() bool {
 		status = screen{}
 		// While a registration is not in force the exit status is 1.
-		return command(t, &status, "status", "--admin-socket=/nowhere/admin.sock", "--add-sockets="+add) == nil &&
+		return command(t, &status, "status", "--admin-socket="+filepath.Join(dir, "admin.sock")) == nil &&
 			strings.Count(status.String(), "READY") == 2
 	})
 	for _, want := range []string{at, "unix://" + socket, "10.0.0.1,fd00::1"} {

@@ -12,19 +12,26 @@ import (
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
+	"github.com/vipgate/vipgate/pkg/identity"
 	"github.com/vipgate/vipgate/pkg/status"
 )
 
 type statusCommand struct {
 	cli.StatusFlags
-	AddSockets string `help:"Unix sockets of target add, a pattern: their registrations are shown." default:"/run/vipgate/target/add*.sock" placeholder:"PATTERN"`
 }
+
+// addSockets is the pattern of the sockets of `target add`, in the directory of the admin socket.
+const addSockets = "add*.sock"
 
 // Run exits with 1 while the kernel state is not complete, or a registration is not in force.
 func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
-	adds, err := filepath.Glob(c.AddSockets)
+	path, err := identity.SocketPath(c.AdminSocket)
 	if err != nil {
-		return cli.Usage("--add-sockets=%s: %w", c.AddSockets, err)
+		return cli.Usage("--admin-socket: %w", err)
+	}
+	adds, err := filepath.Glob(filepath.Join(filepath.Dir(path), addSockets))
+	if err != nil {
+		return cli.Usage("--admin-socket=%s: %w", c.AdminSocket, err)
 	}
 	sources := slices.Concat([]string{c.AdminSocket}, adds)
 	conn, err := cli.DialAdmin("target", sources[0], false)

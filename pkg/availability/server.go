@@ -28,10 +28,7 @@ type ServerOptions struct {
 	Peer func(context.Context) (spiffeid.ID, bool)
 	// Role returns the role of a peer. Watch requires RoleReader.
 	Role func(spiffeid.ID) readiness.Role
-	// MaxStreamsPerPeer bounds the open streams of one SPIFFE ID. Default:
-	// readiness.DefaultMaxStreamsPerPeer.
-	MaxStreamsPerPeer int
-	Log               *slog.Logger
+	Log  *slog.Logger
 }
 
 // Server serves the availability of a readiness table.
@@ -52,7 +49,6 @@ type Server struct {
 
 // NewServer returns a server of the table.
 func NewServer(t *readiness.Table, o ServerOptions) *Server {
-	o.MaxStreamsPerPeer = cmp.Or(o.MaxStreamsPerPeer, readiness.DefaultMaxStreamsPerPeer)
 	return &Server{
 		table: t, opts: o, log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)), watching: latest.New(0),
 		streams: map[spiffeid.ID]int{}, stop: make(chan struct{}),
@@ -79,9 +75,9 @@ func (s *Server) open(ctx context.Context) (id spiffeid.ID, done func(), err err
 	switch {
 	case s.stopped:
 		return id, nil, errStopping
-	case s.streams[id] >= s.opts.MaxStreamsPerPeer:
+	case s.streams[id] >= readiness.DefaultMaxStreamsPerPeer:
 		s.throttle.Log(s.log.Warn, id.String(), "stream refused on the readiness socket: too many open streams",
-			"peer", id.String(), "limit", s.opts.MaxStreamsPerPeer)
+			"peer", id.String(), "limit", readiness.DefaultMaxStreamsPerPeer)
 		return id, nil, status.Errorf(codes.ResourceExhausted, "%s has %d open streams, the limit", id, s.streams[id])
 	}
 	s.streams[id]++

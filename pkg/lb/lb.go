@@ -54,7 +54,6 @@ type Options struct {
 	// unless it is zero, may be the frontend, too.
 	Frontends, Readers []spiffeid.ID
 	FrontendDomain     spiffeid.TrustDomain
-	MaxStreamsPerPeer  int
 
 	Lease      time.Duration // how long every message to the frontend stays valid
 	StaleGrace time.Duration // how long the data plane outlives this process
@@ -203,14 +202,14 @@ func newProcess(o Options) (*process, error) {
 	}
 	role := o.roles()
 	p.server = readiness.NewServer(p.table, readiness.ServerOptions{
-		Role: role, Peer: identity.PeerID, MaxStreamsPerPeer: o.MaxStreamsPerPeer, Log: o.Log,
+		Role: role, Peer: identity.PeerID, Log: o.Log,
 	})
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("failed to read the host name for frontends of Meridio: %w", err)
 	}
 	p.availability = availability.NewServer(p.table, availability.ServerOptions{
-		Host: host, Role: role, Peer: identity.PeerID, MaxStreamsPerPeer: o.MaxStreamsPerPeer, Log: o.Log,
+		Host: host, Role: role, Peer: identity.PeerID, Log: o.Log,
 	})
 	p.observer = newObserver(p)
 	p.loop = &loop{

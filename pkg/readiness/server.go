@@ -25,11 +25,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// Limits of the open streams of one SPIFFE ID. A frontend needs two, and four during a move.
-const (
-	DefaultMaxStreamsPerPeer = 8
-	MinStreamsPerPeer        = 4
-)
+// DefaultMaxStreamsPerPeer limits the open streams of one SPIFFE ID. A frontend needs two, and four
+// during a move.
+const DefaultMaxStreamsPerPeer = 8
 
 // ServerOptions configure a Server.
 type ServerOptions struct {

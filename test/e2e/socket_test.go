@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
+	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -225,13 +226,13 @@ func TestGarbageAndHalfOpenConnections(t *testing.T) {
 	f.wantUpdates(mark, vipB4, announced, withdrawn)
 }
 
-// A SPIFFE ID has 8 streams by default (docs/architecture.md#wire-contract).
+// A SPIFFE ID has 8 streams (docs/architecture.md#wire-contract).
 func TestStreamLimitOfPeer(t *testing.T) {
 	t.Parallel()
-	const limit = 4
+	const limit = readiness.DefaultMaxStreamsPerPeer
 	f := newFixture(t)
 	f.up(f.target1)
-	f.must(f.pod.StartLB(fmt.Sprintf("--max-streams-per-peer=%d", limit)))
+	f.must(f.pod.StartLB())
 	f.must(f.pod.StartFrontend())
 	f.wantRoutes(vipA4, vipA6)
 	mark, from := f.mark(), length(f.pod.LB)

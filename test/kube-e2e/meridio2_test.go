@@ -128,7 +128,7 @@ func newMeridio2(t *testing.T) *meridio2 {
 	}))
 	config := m.cluster.ProxyOn(t, l).Config(m.cluster.ServiceAccount(t, "ns-a", "stateless-load-balancer"))
 	m.must(os.MkdirAll(filepath.Dir(pod.TrenchFile()), 0o755))
-	kube, err := m.Start(m.Pod, "kube", filepath.Join(binaries, "kube"), "run", "--objects=meridio2", "--gateway=gw-a",
+	kube, err := m.Start(m.Pod, "kube", filepath.Join(binaries, "kube"), "run", "--gateway=gw-a",
 		"--namespace=ns-a", "--pod-name=sllb-1", "--kubeconfig="+m.cluster.Kubeconfig(t, config),
 		"--trench-file="+pod.TrenchFile(), "--key-dir="+filepath.Join(m.Dir, "keys"),
 		"--frontend-admin-socket=unix://"+pod.FrontendAdmin(),
