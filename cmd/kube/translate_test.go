@@ -87,11 +87,13 @@ func TestTranslate(t *testing.T) {
 			[]string{"-f", "-"},
 			"streams: []", "Service b/web is ignored: namespace b is none of spec.namespaces", cli.ExitOK,
 		},
-		"Gateway of Meridio 2": {gatewayObject, []string{"-f", "-"}, "", "Gateway  a/gw-a", cli.ExitFailed},
-		"no Trench":            {"", []string{"-f", "-"}, "", "NotFound", cli.ExitFailed},
-		"two Trenches":         {trenchObject + "---" + trenchObject, []string{"-f", "-"}, "", "a second Trench", cli.ExitUsage},
-		"no file":              {"", []string{"-f", file + ".none"}, "", "no such file", cli.ExitUsage},
-		"without files":        {"", nil, "", "missing flags: --filename", cli.ExitUsage},
+		"Gateway of Meridio 2": {
+			gatewayObject, []string{"-f", "-"}, `name: "gw-a"`, "Gateway  a/gw-a  true", cli.ExitOK,
+		},
+		"no Trench":     {"", []string{"-f", "-"}, "", "NotFound", cli.ExitFailed},
+		"two Trenches":  {trenchObject + "---" + trenchObject, []string{"-f", "-"}, "", "a second Trench", cli.ExitUsage},
+		"no file":       {"", []string{"-f", file + ".none"}, "", "no such file", cli.ExitUsage},
+		"without files": {"", nil, "", "missing flags: --filename", cli.ExitUsage},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stdout, stderr, status := translate(t, c.stdin, c.args...)
