@@ -52,7 +52,8 @@ func (c *runCommand) Run(ctx context.Context, line *commandLine, stderr *logs.Wr
 	klog.SetSlogLogger(settings.Log) // client-go logs through klog
 	config.UserAgent = "vipgate-kube/" + settings.Version
 	host, _ := os.Hostname() // empty with an error
-	settings.Log.Info("starting kube", "version", settings.Version, "of", namespace+"/"+cmp.Or(c.Trench, c.Gateway), "api_server", config.Host, "trench_file", c.TrenchFile)
+	settings.Log.Info("starting kube", "version", settings.Version, "of", namespace+"/"+cmp.Or(c.Trench, c.Gateway),
+		"api_server", config.Host, "trench_file", c.TrenchFile)
 	o := kube.Options{
 		Settings: settings, Config: config, Namespace: namespace, Trench: c.Trench, Gateway: c.Gateway,
 		PodName: c.podName(host), TrenchFile: c.TrenchFile, KeyDir: c.KeyDir, FrontendSocket: frontend,
