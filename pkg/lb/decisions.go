@@ -73,8 +73,7 @@ func (d *decisions) decided(decision readiness.Decision, revision uint64) {
 }
 
 // runTasks runs the tasks of the process with run, and then records the decisions that the loop
-// queued after
-// the end of the observer: these lines explain the end of a process that failed.
+// queued after the end of the observer: these lines explain the end of a process that failed.
 func (d *decisions) runTasks(run func() error) error {
 	defer d.drain()
 	return run()

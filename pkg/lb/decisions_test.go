@@ -1,7 +1,6 @@
 package lb
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
