@@ -95,16 +95,15 @@ type Gateway struct {
 	// session is down. A static gateway has a name, an address and bfd only; those with bfd have the
 	// same values, and one without cannot be withdrawn.
 	Protocol Protocol `yaml:"protocol" form:"protocol" default:"bgp"`
-	// Local AS number. The default is --local-as of the frontend.
+	// Local AS number. The default is 8103.
 	LocalASN uint32 `yaml:"localASN" min:"1" max:"4294967294"`
-	// AS number of the gateway; the same number as localASN makes it iBGP. The default is --remote-as
-	// of the frontend.
+	// AS number of the gateway; the same number as localASN makes it iBGP. The default is 4248829953.
 	RemoteASN uint32 `yaml:"remoteASN" min:"1" max:"4294967294"`
-	// Local TCP port, not --lb-bgp-port. The default is --bgp-local-port of the frontend.
+	// Local TCP port, not --lb-bgp-port. The default is 10179.
 	LocalPort uint16 `yaml:"localPort" min:"1" max:"65535"`
-	// TCP port of the gateway. The default is --bgp-remote-port of the frontend.
+	// TCP port of the gateway. The default is 10179.
 	RemotePort uint16 `yaml:"remotePort" min:"1" max:"65535"`
-	// BGP hold time in whole seconds. The default is --bgp-hold-time of the frontend.
+	// BGP hold time in whole seconds. The default is 3 s.
 	HoldTime time.Duration `yaml:"holdTime" min:"3s" max:"65535s"`
 	// Guards the session, or the routes of a static gateway, by BFD; {} takes the defaults. Left out: no
 	// BFD.
