@@ -29,26 +29,27 @@ var Service = loadbalancerv1.StreamAvailabilityService_ServiceDesc.ServiceName
 const identifierKey = "identifier"
 
 const (
-	// ProbeInterval is the time between the starts of two probes, ProbeWithin the timeout of a probe.
-	// A response is valid until the timeout of the next probe.
+	// ProbeInterval is the time between the starts of two probes, ProbeWithin the timeout of a
+	// probe. A response is valid until the timeout of the next probe.
 	ProbeInterval = time.Second
 	ProbeWithin   = time.Second
-	// StateInterval is the time between two state probes while they agree with the stream. The probes
-	// in between check liveness only: Meridio's load balancer logs two lines for each Watch, and none
-	// for a call of an unimplemented service.
+	// StateInterval is the time between two state probes while they agree with the stream. The
+	// probes in between check liveness only: Meridio's load balancer logs two lines for each Watch,
+	// and none for a call of an unimplemented service.
 	StateInterval = 30 * time.Second
-	// maxContradictions is the number of consecutive probes that contradict the stream at which Watch
-	// fails. A change may reach one connection earlier than the other, but both have received it
-	// before the next probe.
+	// maxContradictions is the number of consecutive probes that contradict the stream at which
+	// Watch fails. A change may reach one connection earlier than the other, but both have received
+	// it before the next probe.
 	maxContradictions = 2
 )
 
 // ClientOptions configure a Client.
 type ClientOptions struct {
-	// Host is the host name of the pod. A load balancer with another identifier belongs to another pod
-	// and counts as unavailable.
+	// Host is the host name of the pod. A load balancer with another identifier belongs to another
+	// pod and counts as unavailable.
 	Host string
-	// VIPs returns all VIPs of the attractor, and a channel that is closed when they may have changed.
+	// VIPs returns all VIPs of the attractor, and a channel that is closed when they may have
+	// changed.
 	VIPs func() ([]vip.VIP, <-chan struct{})
 	// Interval, Within and StateInterval are shorter in tests. Defaults: ProbeInterval, ProbeWithin
 	// and StateInterval.
@@ -58,8 +59,8 @@ type ClientOptions struct {
 
 // Client reads the availability of a load balancer. It implements readiness.Fallback.
 type Client struct {
-	opts ClientOptions
-	log  *slog.Logger
+	options ClientOptions
+	log     *slog.Logger
 
 	probes, failures atomic.Uint64
 }
@@ -71,10 +72,10 @@ type Stats struct {
 }
 
 // NewClient returns a client.
-func NewClient(o ClientOptions) *Client {
-	o.Interval, o.Within = cmp.Or(o.Interval, ProbeInterval), cmp.Or(o.Within, ProbeWithin)
-	o.StateInterval = cmp.Or(o.StateInterval, StateInterval)
-	return &Client{opts: o, log: cmp.Or(o.Log, slog.New(slog.DiscardHandler))}
+func NewClient(options ClientOptions) *Client {
+	options.Interval, options.Within = cmp.Or(options.Interval, ProbeInterval), cmp.Or(options.Within, ProbeWithin)
+	options.StateInterval = cmp.Or(options.StateInterval, StateInterval)
+	return &Client{options: options, log: cmp.Or(options.Log, slog.New(slog.DiscardHandler))}
 }
 
 // Stats returns the counters.
@@ -90,17 +91,20 @@ type state struct {
 }
 
 // stateOf returns the state that a message reports for this pod.
-func (c *Client) stateOf(m *loadbalancerv1.Response) state {
-	s := state{detail: "the load balancer is unavailable: no stream has targets, or it knows no frontend of its pod"}
-	for _, t := range m.GetTargets() {
-		switch id, found := t.GetContext()[identifierKey]; {
-		case found && id == c.opts.Host:
+func (c *Client) stateOf(message *loadbalancerv1.Response) state {
+	unavailable := state{
+		detail: "the load balancer is unavailable: no stream has targets, or it knows no frontend of its pod",
+	}
+	for _, target := range message.GetTargets() {
+		switch host, found := target.GetContext()[identifierKey]; {
+		case found && host == c.options.Host:
 			return state{true, "the load balancer is available; its protocol has no state of single VIPs"}
 		case found:
-			s.detail = fmt.Sprintf("the load balancer has the identifier %.64q instead of this host name %q", id, c.opts.Host)
+			unavailable.detail = fmt.Sprintf("the load balancer has the identifier %.64q instead of this host name %q", host,
+				c.options.Host)
 		}
 	}
-	return s
+	return unavailable
 }
 
 // answer is a received state or an error.
@@ -126,42 +130,38 @@ func (c *Client) Watch(ctx context.Context, first, second grpc.ClientConnInterfa
 	}
 	messages, probes := make(chan answer), make(chan answer)
 	running.Go(func() { c.receive(ctx, stream, messages) })
-	w := watch{client: c, publish: publish}
-	next := time.NewTimer(0) // next probe; started by the first message of the stream
-	next.Stop()
-	defer next.Stop()
+	view := view{client: c, publish: publish}
+	// Probes start with the first message of the stream: without its state they prove nothing.
+	nextProbe := time.NewTimer(0)
+	nextProbe.Stop()
+	defer nextProbe.Stop()
 	var vipsChanged <-chan struct{}
-	w.vips, vipsChanged = c.opts.VIPs()
-	for {
+	view.vips, vipsChanged = c.options.VIPs()
+	for err == nil {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case m := <-messages:
-			if err = m.err; err != nil {
-				break
+		case message := <-messages:
+			if view.current == nil && message.err == nil {
+				nextProbe.Reset(0)
 			}
-			if w.current == nil {
-				next.Reset(0)
-			}
-			err = w.received(m)
-		case now := <-next.C:
+			err = view.received(message)
+		case now := <-nextProbe.C:
 			ask := c.askSign
-			if w.wantsState(now) {
+			if view.wantsState(now) {
 				ask = c.askState
 			}
 			running.Go(func() { c.probe(ctx, second, ask, probes) })
-		case p := <-probes:
-			err = w.probed(p)
+		case result := <-probes:
+			err = view.probed(result)
 			// Skip the probes that this process missed while it was paused.
-			next.Reset(max(0, time.Until(p.at.Add(c.opts.Interval))))
+			nextProbe.Reset(max(0, time.Until(result.at.Add(c.options.Interval))))
 		case <-vipsChanged:
-			w.vips, vipsChanged = c.opts.VIPs()
-			err = w.reconfigured()
-		}
-		if err != nil {
-			return err
+			view.vips, vipsChanged = c.options.VIPs()
+			err = view.reconfigured()
 		}
 	}
+	return err
 }
 
 // receive passes the messages of a stream to out until ctx or the stream ends.
@@ -169,13 +169,13 @@ func (c *Client) receive(ctx context.Context, stream grpc.ServerStreamingClient[
 	out chan<- answer,
 ) {
 	for {
-		m, err := stream.Recv()
-		a := answer{at: time.Now(), err: err}
+		message, err := stream.Recv()
+		received := answer{at: time.Now(), err: err}
 		if err == nil {
-			a.state = c.stateOf(m)
+			received.state = c.stateOf(message)
 		}
 		select {
-		case out <- a:
+		case out <- received:
 		case <-ctx.Done():
 			return
 		}
@@ -192,26 +192,26 @@ var errLate = errors.New("no answer in time")
 func (c *Client) probe(ctx context.Context, conn grpc.ClientConnInterface,
 	ask func(context.Context, grpc.ClientConnInterface) (answer, error), out chan<- answer,
 ) {
-	late, cancel := context.WithTimeoutCause(ctx, c.opts.Within, errLate)
+	late, cancel := context.WithTimeoutCause(ctx, c.options.Within, errLate)
 	defer cancel()
 	c.probes.Add(1)
 	// The lease counts from the request: this process may have been paused before it read the
 	// response.
-	at := time.Now()
-	a, err := ask(late, conn)
+	start := time.Now()
+	result, err := ask(late, conn)
 	if err != nil && ctx.Err() == nil {
 		c.failures.Add(1)
 	}
 	switch {
 	case err == nil:
 	case context.Cause(late) == errLate:
-		err = fmt.Errorf("the load balancer hangs or is starved of CPU: %w: %v", errLate, c.opts.Within)
+		err = fmt.Errorf("the load balancer hangs or is starved of CPU: %w: %v", errLate, c.options.Within)
 	case errors.Is(err, io.EOF):
 		err = errors.New("the load balancer ended the probe without a state")
 	}
-	a.at, a.err = at, err
+	result.at, result.err = start, err
 	select {
-	case out <- a:
+	case out <- result:
 	case <-ctx.Done():
 	}
 }
@@ -219,14 +219,11 @@ func (c *Client) probe(ctx context.Context, conn grpc.ClientConnInterface,
 // askState opens a Watch and returns its first message.
 func (c *Client) askState(ctx context.Context, conn grpc.ClientConnInterface) (answer, error) {
 	stream, err := loadbalancerv1.NewStreamAvailabilityServiceClient(conn).Watch(ctx, &emptypb.Empty{})
-	var m *loadbalancerv1.Response
-	if err == nil {
-		m, err = stream.Recv()
-	}
 	if err != nil {
 		return answer{}, err
 	}
-	return answer{state: c.stateOf(m)}, nil
+	message, err := stream.Recv()
+	return answer{state: c.stateOf(message)}, err
 }
 
 // askSign probes liveness. It calls a service that Meridio's load balancer does not implement on
@@ -240,8 +237,8 @@ func (c *Client) askSign(ctx context.Context, conn grpc.ClientConnInterface) (an
 	return answer{alive: true}, err
 }
 
-// watch is the state of one Watch.
-type watch struct {
+// view is the state of one Watch.
+type view struct {
 	client  *Client
 	publish func(readiness.FallbackState) error
 
@@ -257,78 +254,82 @@ type watch struct {
 // wantsState reports whether the next probe requests the state: after each StateInterval, and after
 // a probe that failed or contradicted the stream, because liveness alone must not renew the lease
 // then.
-func (w *watch) wantsState(now time.Time) bool {
-	return w.lost || w.contradictions > 0 || now.Sub(w.agreed) >= w.client.opts.StateInterval
+func (v *view) wantsState(now time.Time) bool {
+	return v.lost || v.contradictions > 0 || now.Sub(v.agreed) >= v.client.options.StateInterval
 }
 
-// received handles a message of the stream.
-func (w *watch) received(m answer) error {
-	if w.current != nil && *w.current == m.state {
-		return w.renew(m.at, false)
+// received handles a message of the stream, or its end.
+func (v *view) received(message answer) error {
+	switch {
+	case message.err != nil:
+		return message.err
+	case v.current != nil && *v.current == message.state:
+		return v.renew(message.at, false)
+	case v.current == nil || v.current.available != message.available:
+		v.since = message.at
 	}
-	if w.current == nil || w.current.available != m.available {
-		w.since = m.at
-	}
-	w.client.log.Info("load balancer availability", "available", m.available, "detail", m.detail)
-	w.current, w.contradictions = &m.state, 0
-	return w.renew(m.at, true)
+	v.client.log.Info("load balancer availability", "available", message.available, "detail", message.detail)
+	v.current, v.contradictions = &message.state, 0
+	return v.renew(message.at, true)
 }
 
 // probed handles the result of a probe. A response that agrees with the stream renews the lease.
-func (w *watch) probed(p answer) error {
-	if p.err != nil {
-		if !w.lost {
-			w.client.log.Warn("load balancer probe failed", "error", p.err, "lease_end_in", time.Until(w.leaseEnd))
+func (v *view) probed(result answer) error {
+	if result.err != nil {
+		// Not an error of the watch: the lease expires unless a later probe renews it.
+		if !v.lost {
+			v.client.log.Warn("load balancer probe failed", "error", result.err, "lease_end_in", time.Until(v.leaseEnd))
 		}
-		w.lost = true
+		v.lost = true
 		return nil
 	}
-	if w.lost {
-		w.client.log.Info("load balancer answers probes again")
+	if v.lost {
+		v.client.log.Info("load balancer answers probes again")
 	}
-	w.lost = false
+	v.lost = false
 	switch {
-	case p.alive:
-		return w.renew(p.at, false)
-	case p.available == w.current.available:
-		w.contradictions, w.agreed = 0, p.at
-		return w.renew(p.at, false)
+	case result.alive:
+		return v.renew(result.at, false)
+	case result.available == v.current.available:
+		v.contradictions, v.agreed = 0, result.at
+		return v.renew(result.at, false)
 	}
-	if w.contradictions++; w.contradictions < maxContradictions {
+	if v.contradictions++; v.contradictions < maxContradictions {
 		return nil
 	}
 	return fmt.Errorf("the load balancer answers available=%v on a second connection and reported available=%v: "+
-		"it does not update its streams", p.available, w.current.available)
+		"it does not update its streams", result.available, v.current.available)
 }
 
 // reconfigured publishes the state for a changed set of VIPs, without renewing the lease.
-func (w *watch) reconfigured() error {
-	if w.current == nil {
+func (v *view) reconfigured() error {
+	if v.current == nil {
 		return nil
 	}
-	return w.publish(readiness.FallbackState{VIPs: w.states(), At: time.Now(), LeaseEnd: w.leaseEnd})
+	return v.publish(readiness.FallbackState{VIPs: v.states(), At: time.Now(), LeaseEnd: v.leaseEnd})
 }
 
 // renew renews the lease from the given time, and publishes it with the state if that changed.
-func (w *watch) renew(at time.Time, changed bool) error {
-	o := w.client.opts
-	w.leaseEnd = at.Add(o.Interval + o.Within)
-	s := readiness.FallbackState{At: at, LeaseEnd: w.leaseEnd}
+func (v *view) renew(from time.Time, changed bool) error {
+	v.leaseEnd = from.Add(v.client.options.Interval + v.client.options.Within)
+	renewed := readiness.FallbackState{At: from, LeaseEnd: v.leaseEnd}
 	if changed {
-		s.VIPs = w.states()
+		renewed.VIPs = v.states()
 	}
-	return w.publish(s)
+	return v.publish(renewed)
 }
 
 // states returns the readiness of all VIPs.
-func (w *watch) states() []readiness.VIPReadiness {
-	all := make([]readiness.VIPReadiness, 0, len(w.vips))
-	is := vip.NotReady
-	if w.current.available {
-		is = vip.Ready
+func (v *view) states() []readiness.VIPReadiness {
+	readinesses := make([]readiness.VIPReadiness, 0, len(v.vips))
+	common := vip.NotReady
+	if v.current.available {
+		common = vip.Ready
 	}
-	for _, v := range w.vips {
-		all = append(all, readiness.VIPReadiness{VIP: v, State: is, Detail: w.current.detail, Since: w.since})
+	for _, prefix := range v.vips {
+		readinesses = append(readinesses, readiness.VIPReadiness{
+			VIP: prefix, State: common, Detail: v.current.detail, Since: v.since,
+		})
 	}
-	return all
+	return readinesses
 }

@@ -13,7 +13,7 @@ func TestWatchOfStates(t *testing.T) {
 	begin := time.Now()
 	up, down, renamed := state{true, "up"}, state{false, "down"}, state{true, "up, renamed"}
 	var published []readiness.FallbackState
-	w := watch{
+	w := view{
 		client:  NewClient(ClientOptions{Interval: time.Second, Within: 2 * time.Second}),
 		vips:    []vip.VIP{vip.Require("20.0.0.1/32")},
 		publish: func(s readiness.FallbackState) error { published = append(published, s); return nil },

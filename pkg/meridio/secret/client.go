@@ -1,7 +1,6 @@
 package secret
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -15,7 +14,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/files"
@@ -53,10 +51,6 @@ type client struct {
 
 	// Shorter in tests.
 	headerTimeout, pingAfter, pingTimeout time.Duration
-
-	mu   sync.Mutex
-	ca   []byte // CA bundle of http
-	http *http.Client
 }
 
 // rejection is an error answer of the API server.
@@ -95,8 +89,7 @@ func (c *client) watch(
 		query.Set("sendInitialEvents", "true")
 		query.Set("resourceVersionMatch", "NotOlderThan")
 	}
-	path := "/api/v1/namespaces/" + url.PathEscape(namespace) + "/secrets?" + query.Encode()
-	response, err := c.get(ctx, path)
+	response, err := c.get(ctx, "/api/v1/namespaces/"+url.PathEscape(namespace)+"/secrets?"+query.Encode())
 	if err != nil {
 		return nil, err
 	}
@@ -104,13 +97,13 @@ func (c *client) watch(
 		return response.Body, nil
 	}
 	defer response.Body.Close()
-	r := &rejection{code: response.StatusCode}
-	var s status
+	rejected := &rejection{code: response.StatusCode}
+	var answer status
 	// A proxy does not answer with a Status. The code is sufficient then.
-	if json.NewDecoder(io.LimitReader(response.Body, maxAnswer)).Decode(&s) == nil {
-		r.message = s.Message
+	if json.NewDecoder(io.LimitReader(response.Body, maxAnswer)).Decode(&answer) == nil {
+		rejected.message = answer.Message
 	}
-	return nil, r
+	return nil, rejected
 }
 
 // get requests a path of the API server.
@@ -119,28 +112,33 @@ func (c *client) get(ctx context.Context, path string) (*http.Response, error) {
 		return nil, errors.New("the address of the API server is unknown: " +
 			"KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are set only in a pod")
 	}
-	h, err := c.transport()
+	// Read CA bundle and token for each request: the kubelet replaces the token before it expires.
+	bundle, err := c.credential(caFile)
 	if err != nil {
 		return nil, err
 	}
-	// Read the token for each request, because the kubelet replaces it before it expires.
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(bundle) {
+		return nil, fmt.Errorf("%s contains no PEM certificate", filepath.Join(c.account, caFile))
+	}
 	token, err := c.credential(tokenFile)
 	if err != nil {
 		return nil, err
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+net.JoinHostPort(c.host, c.port)+path, nil)
+	address := net.JoinHostPort(c.host, c.port)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+path, nil)
 	if err != nil {
 		return nil, fmt.Errorf("failed to address the API server: %w", err)
 	}
 	request.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	request.Header.Set("Accept", "application/json")
 	request.Header.Set("User-Agent", "vipgate-frontend")
-	response, err := h.Do(request)
+	response, err := c.httpClient(roots).Do(request)
 	if e := (*url.Error)(nil); errors.As(err, &e) {
 		err = e.Err // without the long URL
 	}
 	if err != nil {
-		return nil, fmt.Errorf("failed to reach the API server at %s: %w", net.JoinHostPort(c.host, c.port), err)
+		return nil, fmt.Errorf("failed to reach the API server at %s: %w", address, err)
 	}
 	return response, nil
 }
@@ -155,26 +153,9 @@ func (c *client) credential(name string) ([]byte, error) {
 	return content, nil
 }
 
-// transport returns an HTTP client that trusts the CA bundle of the service account. It reads the
-// bundle for each request. Open streams of a client with an earlier bundle continue.
-func (c *client) transport() (*http.Client, error) {
-	ca, err := c.credential(caFile)
-	if err != nil {
-		return nil, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.http != nil && bytes.Equal(c.ca, ca) {
-		return c.http, nil
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(ca) {
-		return nil, fmt.Errorf("%s contains no PEM certificate", filepath.Join(c.account, caFile))
-	}
-	if c.http != nil {
-		c.http.CloseIdleConnections()
-	}
-	c.ca, c.http = ca, &http.Client{
+// httpClient returns a client for one request, whose connection ends with the response.
+func (c *client) httpClient(roots *x509.CertPool) *http.Client {
+	return &http.Client{
 		Transport: &http.Transport{
 			// Do not use a proxy: only the API server may receive the token.
 			DialContext:            (&net.Dialer{Timeout: dialTimeout}).DialContext,
@@ -183,20 +164,11 @@ func (c *client) transport() (*http.Client, error) {
 			ResponseHeaderTimeout:  c.headerTimeout,
 			MaxResponseHeaderBytes: maxHeader,
 			DisableCompression:     true, // size limits apply to the bytes on the wire
-			ForceAttemptHTTP2:      true, // all watches share one connection, which is probed
+			DisableKeepAlives:      true, // a later watch may need another CA bundle
+			ForceAttemptHTTP2:      true, // HTTP/2 can probe the connection
 			HTTP2:                  &http.HTTP2Config{SendPingTimeout: c.pingAfter, PingTimeout: c.pingTimeout},
 		},
 		// Do not follow redirects, which would send the token to another server.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
-	return c.http, nil
-}
-
-// close closes the connections; no stream may be open.
-func (c *client) close() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.http != nil {
-		c.http.CloseIdleConnections()
 	}
 }

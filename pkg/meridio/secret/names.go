@@ -10,8 +10,8 @@ import (
 const (
 	// keysDir is the directory of the files below Options.Dir.
 	keysDir = "keys"
-	// suffix ends each file name, so that the temporary file of a key (".tmp") cannot be the file of
-	// a different key.
+	// suffix ends each file name, so that the temporary file of a key (".tmp") cannot be the file
+	// of a different key.
 	suffix = ".key"
 	// noFile is the name of a file that never exists: the name of a Secret cannot begin with a dot.
 	noFile = ".invalid"
@@ -68,7 +68,7 @@ func (w *Watcher) File(source, key string) string {
 	if Check(source, key) != nil {
 		return filepath.Join(w.dir, noFile)
 	}
-	// Each Secret has a directory: both names may contain dots, so a joined name would be ambiguous,
-	// and could exceed the limit for file names.
+	// Each Secret has a directory: both names may contain dots, so a joined name would be
+	// ambiguous, and could exceed the limit for file names.
 	return filepath.Join(w.dir, source, key+suffix)
 }

@@ -46,20 +46,23 @@ func (s *source) run(ctx context.Context) error {
 // watch applies the events of one watch until the API server or ctx ends it. Each watch starts
 // with the current state and uses no resource version, which could be expired.
 func (s *source) watch(ctx context.Context) error {
-	// Randomize the timeout, so that the frontends of a trench do not reconnect simultaneously. It is
-	// long enough that the reconnects cause no load.
+	// Randomize the timeout, so that the frontends of a trench do not reconnect simultaneously. It
+	// is long enough that the reconnects cause no load.
 	timeout := s.timeout + rand.N(s.timeout)
 	ctx, cancel := context.WithTimeout(ctx, timeout+s.slack)
 	defer cancel()
 	initialEvents := true
 	body, err := s.client.watch(ctx, s.namespace, s.name, timeout, initialEvents)
-	if r := (*rejection)(nil); errors.As(err, &r) && r.code == http.StatusUnprocessableEntity {
+	// An API server without streamed lists refuses the parameter.
+	if rejected := (*rejection)(nil); errors.As(err, &rejected) && rejected.code == http.StatusUnprocessableEntity {
 		initialEvents = false
 		body, err = s.client.watch(ctx, s.namespace, s.name, timeout, initialEvents)
 	}
 	if err != nil {
 		return err
 	}
+	// Read in a goroutine: a read blocks until the next event, and the deadlines below must not
+	// wait for it.
 	events := make(chan result)
 	var reader sync.WaitGroup
 	reader.Go(func() { read(ctx, body, events) })
@@ -76,17 +79,16 @@ func (s *source) watch(ctx context.Context) error {
 	}
 	for known := false; ; {
 		select {
-		case r := <-events:
-			if errors.Is(r.err, io.EOF) && known {
+		case received := <-events:
+			switch {
+			case errors.Is(received.err, io.EOF) && known:
 				return nil
-			}
-			if errors.Is(r.err, io.EOF) {
+			case errors.Is(received.err, io.EOF):
 				return errors.New("the API server ends the watch before the current state")
+			case received.err != nil:
+				return received.err
 			}
-			if r.err != nil {
-				return r.err
-			}
-			decided, err := s.apply(r.event, known)
+			decided, err := s.apply(received.event, known)
 			if err != nil {
 				return err
 			}
@@ -114,9 +116,9 @@ type result struct {
 func read(ctx context.Context, body io.Reader, to chan<- result) {
 	stream := newStream(body)
 	for {
-		e, err := stream.next()
+		next, err := stream.next()
 		select {
-		case to <- result{e, err}:
+		case to <- result{next, err}:
 		case <-ctx.Done():
 			return
 		}
@@ -136,23 +138,20 @@ func (s *source) apply(e event, known bool) (decided bool, err error) {
 	default:
 		return false, fmt.Errorf("the API server sends an event of the unknown type %s", quote(e.Type))
 	}
-	o, err := e.object()
-	if err != nil {
+	secret, err := e.object()
+	switch {
+	case err != nil:
 		return false, err
-	}
-	if e.Type == typeBookmark {
-		if known || o.Metadata.Annotations[initialEventsEnd] != "true" {
-			return false, nil
-		}
+	case e.Type == typeBookmark && (known || secret.Metadata.Annotations[initialEventsEnd] != "true"):
+		return false, nil
+	case e.Type == typeBookmark: // the current state ends without the Secret
+		return true, s.absent()
+	case secret.Kind != "Secret" || secret.Metadata.Name != s.name:
+		return false, fmt.Errorf("the API server sends the %s %s instead", quote(secret.Kind), quote(secret.Metadata.Name))
+	case e.Type == typeDeleted:
 		return true, s.absent()
 	}
-	if o.Kind != "Secret" || o.Metadata.Name != s.name {
-		return false, fmt.Errorf("the API server sends the %s %s instead", quote(o.Kind), quote(o.Metadata.Name))
-	}
-	if e.Type == typeDeleted {
-		return true, s.absent()
-	}
-	return true, s.present(o.Data)
+	return true, s.present(secret.Data)
 }
 
 // present writes the keys of the Secret.

@@ -29,13 +29,10 @@ func store(path string, value []byte) (changed bool, err error) {
 
 // privateDir creates dir and its parent, the directory of keys, with access for the owner only.
 func privateDir(dir string) error {
-	for _, d := range []string{filepath.Dir(dir), dir} {
-		if err := os.MkdirAll(d, 0o700); err != nil {
-			return fmt.Errorf("failed to create the directory of keys: %w", err)
-		}
+	for _, path := range []string{filepath.Dir(dir), dir} {
 		// The directory may exist with a different mode.
-		if err := os.Chmod(d, 0o700); err != nil {
-			return fmt.Errorf("failed to restrict the directory of keys: %w", err)
+		if err := errors.Join(os.MkdirAll(path, 0o700), os.Chmod(path, 0o700)); err != nil {
+			return fmt.Errorf("failed to create the directory of keys: %w", err)
 		}
 	}
 	return nil
@@ -55,37 +52,25 @@ func remove(path string) (existed bool, err error) {
 
 // prune removes all entries of the directory of keys except the files of the wanted keys.
 func prune(dir string, want map[string][]string) error {
-	sources, err := entries(dir)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, source := range sources {
-		keys, wanted := want[source]
-		if !wanted {
-			errs = append(errs, os.RemoveAll(filepath.Join(dir, source)))
-			continue
+	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || path == dir:
+			return nil
+		case err != nil:
+			return err
 		}
-		names, err := entries(filepath.Join(dir, source))
-		errs = append(errs, err)
-		for _, name := range names {
-			if !slices.ContainsFunc(keys, func(key string) bool { return key+suffix == name }) {
-				errs = append(errs, os.RemoveAll(filepath.Join(dir, source, name)))
-			}
+		source := entry.Name()
+		keep := want[source] != nil // of a directory of keys
+		if parent := filepath.Dir(path); parent != dir {
+			source = filepath.Base(parent)
+			keep = slices.ContainsFunc(want[source], func(key string) bool { return key+suffix == entry.Name() })
 		}
-	}
-	return errors.Join(errs...)
-}
-
-// entries returns the names in a directory; it is empty if the directory does not exist.
-func entries(dir string) ([]string, error) {
-	list, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	names := make([]string, 0, len(list))
-	for _, e := range list {
-		names = append(names, e.Name())
-	}
-	return names, err
+		if keep {
+			return nil
+		}
+		if err := os.RemoveAll(path); err != nil || !entry.IsDir() {
+			return err
+		}
+		return fs.SkipDir
+	})
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -24,8 +23,8 @@ const (
 	watchSlack = 2 * headerTimeout
 	// quietTime is the time without an event after which a Secret counts as absent, for an API
 	// server without streamed lists. Such a server sends the current state immediately after the
-	// header. The time is long, because a key that is removed by mistake ends a BGP session, while a
-	// late removal is harmless.
+	// header. The time is long, because a key that is removed by mistake ends a BGP session, while
+	// a late removal is harmless.
 	quietTime = 10 * time.Second
 )
 
@@ -82,15 +81,11 @@ func (w *Watcher) String() string { return "watcher of Secrets" }
 func (w *Watcher) Want(sources map[string][]string) {
 	want := make(map[string][]string, len(sources))
 	for source, keys := range sources {
-		for _, key := range keys {
-			if Check(source, key) == nil {
-				want[source] = append(want[source], key)
-			}
+		keys = slices.DeleteFunc(slices.Clone(keys), func(key string) bool { return Check(source, key) != nil })
+		if slices.Sort(keys); len(keys) > 0 {
+			want[source] = slices.Compact(keys)
 		}
-		slices.Sort(want[source])
-		want[source] = slices.Compact(want[source])
 	}
-	maps.DeleteFunc(want, func(_ string, keys []string) bool { return len(keys) == 0 })
 	w.want.Set(want)
 }
 
@@ -139,7 +134,6 @@ func (w *Watcher) Run(ctx context.Context) error {
 		for _, r := range watches {
 			r.stop()
 		}
-		w.client.close()
 	}()
 	for {
 		want, changed := w.want.Get()

@@ -203,7 +203,7 @@ func TestKeyFollowsSecret(t *testing.T) {
 	if f.Watches() != 1 {
 		t.Errorf("%d watches, want 1", f.Watches())
 	}
-	if names, err := entries(filepath.Dir(path)); err != nil || len(names) != 0 {
+	if names, err := os.ReadDir(filepath.Dir(path)); err != nil || len(names) != 0 {
 		t.Errorf("left in the directory: %v, %v", names, err)
 	}
 }
@@ -558,8 +558,8 @@ func TestWantChanges(t *testing.T) {
 	f.watcher.Want(map[string][]string{})
 	f.key("a", "2", "(none)")
 	f.eventually(func() string {
-		if names, err := entries(f.watcher.dir); err != nil || len(names) != 0 {
-			return strings.Join(names, " ") + " is left"
+		if names, err := os.ReadDir(f.watcher.dir); err != nil || len(names) != 0 {
+			return fmt.Sprint(names, " is left")
 		}
 		return ""
 	})
