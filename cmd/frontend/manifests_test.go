@@ -17,6 +17,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/frontend"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/test/clitest"
 )
 
@@ -344,7 +345,7 @@ func trenches(t *testing.T) map[string]*trench.Config {
 	}
 	configs := map[string]*trench.Config{}
 	for name, text := range texts {
-		c, err := trench.Parse(name, text, trench.DefaultDefaults())
+		c, err := trenchfile.Parse(name, text, trench.DefaultDefaults())
 		if err != nil {
 			t.Fatal(err)
 		}

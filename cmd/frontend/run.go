@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
 type trenchFlags struct {
@@ -108,7 +109,7 @@ func (c *trenchFlags) read(lenient bool) (*trench.Config, error) {
 	if err := c.defaults().Validate(); err != nil {
 		return nil, cli.Usage("--external-interface: %w", err)
 	}
-	config, err := trench.Read(c.TrenchFile, c.defaults())
+	config, err := trenchfile.Read(c.TrenchFile, c.defaults())
 	if err != nil && !lenient {
 		return nil, cli.Usage("trench file refused:\n%w", err)
 	}
@@ -133,7 +134,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, *t
 	c.Check(&refused)
 	if config != nil {
 		for _, gateway := range config.Attractor.Gateways {
-			refused.If(gateway.LocalPort == c.LBBGPPort,
+			refused.If(gateway.LocalPort == int(c.LBBGPPort),
 				"gateway %s uses local port %d, which is --lb-bgp-port's: choose another --lb-bgp-port", gateway.Name,
 				gateway.LocalPort)
 		}
@@ -152,7 +153,7 @@ func (c *runFlags) options(log *slog.Logger, lenient bool) (frontend.Options, *t
 		}
 	}
 	o := c.Options(own, identity.AuthorizeMember(c.LBTrustDomain, c.LBID...), log)
-	o.Source = trench.NewWatcher(c.TrenchFile, c.defaults(), config, log)
+	o.Source = trenchfile.NewWatcher(c.TrenchFile, c.defaults(), config, log)
 	o.SourceName, o.StaleCondition = "trench file", frontend.TrenchFile
 	return o, config, nil
 }

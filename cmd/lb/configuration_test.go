@@ -14,6 +14,7 @@ import (
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/clitest"
 )
@@ -47,7 +48,7 @@ func TestTheExampleOfTheTrenchFileIsValid(t *testing.T) {
 	if !found || !closed {
 		t.Fatal("docs/configuration.md has no example of the trench file")
 	}
-	full, err := trench.Parse("docs/configuration.md", []byte(example), trench.DefaultDefaults())
+	full, err := trenchfile.Parse("docs/configuration.md", []byte(example), trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +56,7 @@ func TestTheExampleOfTheTrenchFileIsValid(t *testing.T) {
 		`minReady|drainTime|maglev): .*\n|, interval: .*, fall: 3`)
 	short := optional.ReplaceAllString(example, "")
 	short = strings.Replace(short, "{minTx: 300ms, minRx: 300ms, multiplier: 3}", "{}", 1)
-	got, err := trench.Parse("short", []byte(short), trench.DefaultDefaults())
+	got, err := trenchfile.Parse("short", []byte(short), trench.DefaultDefaults())
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, short)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	"github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
 // defaultID is the SPIFFE ID of an lb with the development authority.
@@ -80,7 +81,7 @@ func (c *validateCommand) Run(out *cli.Output) error {
 // or one that lacks a stream: an operator can repair it while lb runs, and the watcher reports it.
 func (c *runFlags) options(settings process.Settings, lenient bool) (lb.Options, error) {
 	var refused cli.Refusals
-	config, err := trench.Read(c.TrenchFile, trench.DefaultDefaults())
+	config, err := trenchfile.Read(c.TrenchFile, trench.DefaultDefaults())
 	if err != nil && !lenient {
 		refused.Add(fmt.Errorf("trench file refused:\n%w", err))
 	}

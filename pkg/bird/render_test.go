@@ -15,7 +15,7 @@ import (
 
 // fullInput uses every feature of the template.
 func fullInput() RenderInput {
-	gateway := func(name, addr string, local, remote uint32) trench.Gateway {
+	gateway := func(name, addr string, local, remote int64) trench.Gateway {
 		return trench.Gateway{
 			Name: name, Address: netip.MustParseAddr(addr), LocalASN: local, RemoteASN: remote,
 			LocalPort: 10179, RemotePort: 10180, HoldTime: 3 * time.Second,

@@ -18,6 +18,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/bird"
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -45,7 +46,7 @@ func TestDrainAnswer(t *testing.T) {
 		if !c.tryUpdate() {
 			t.Fatal("the controller does not wait")
 		}
-		config := trench.NewWatcher("/nowhere", trench.Defaults{},
+		config := trenchfile.NewWatcher("/nowhere", trench.Defaults{},
 			&trench.Config{Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB}}}, slog.New(slog.DiscardHandler))
 		a := &admin{process: &process{Options: Options{Source: config}, observer: o, controller: c}}
 		a.process.Log = slog.New(slog.DiscardHandler)

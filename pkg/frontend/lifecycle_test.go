@@ -15,6 +15,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/gate"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -57,7 +58,7 @@ func TestEndOfStart(t *testing.T) {
 func TestPartsOfReadiness(t *testing.T) {
 	p, err := newProcess(Options{
 		Log: slog.New(slog.DiscardHandler), LBSocket: "/nowhere", StaleCondition: TrenchFile,
-		Source: trench.NewWatcher("/nowhere", trench.Defaults{}, &trench.Config{}, slog.New(slog.DiscardHandler)),
+		Source: trenchfile.NewWatcher("/nowhere", trench.Defaults{}, &trench.Config{}, slog.New(slog.DiscardHandler)),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -23,7 +23,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// ConfigSource supplies the configuration, such as a [trench.Watcher].
+// ConfigSource supplies the configuration, such as a watcher of the trench file.
 type ConfigSource interface {
 	task.Task
 	// Value returns the configuration in force.

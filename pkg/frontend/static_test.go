@@ -17,6 +17,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/readiness"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -218,7 +219,7 @@ func TestWithdrawalAwaitsDetection(t *testing.T) {
 func staticProcess(up bool, gateways ...trench.Gateway) *process {
 	config := &trench.Config{Attractor: trench.Attractor{Gateways: gateways}}
 	p := &process{
-		Options:   Options{Source: trench.NewWatcher("", trench.Defaults{}, config, slog.New(slog.DiscardHandler))},
+		Options:   Options{Source: trenchfile.NewWatcher("", trench.Defaults{}, config, slog.New(slog.DiscardHandler))},
 		attractor: &attractor{current: latest.New(attraction{})},
 	}
 	p.attractor.current.Set(attraction{Up: [len(vip.Families)]bool{vip.IPv4: up, vip.IPv6: up}})

@@ -128,15 +128,15 @@ func TestConnectOutcomes(t *testing.T) {
 			},
 			{
 				"a missing source address",
-				probing(loopback4, open, func(c *trench.Check) { c.Source4 = netip.MustParseAddr("192.0.2.1") }),
+				probing(loopback4, open, func(c *trench.Check) { c.Sources[0] = netip.MustParseAddr("192.0.2.1") }),
 				outcome{verdict: notRun, reason: "check not run: source address: cannot assign requested address"},
 			},
 			{
 				"a missing IPv6 source address",
-				probing(loopback6, open6, func(c *trench.Check) { c.Source6 = netip.MustParseAddr("2001:db8::1") }),
+				probing(loopback6, open6, func(c *trench.Check) { c.Sources[0] = netip.MustParseAddr("2001:db8::1") }),
 				outcome{verdict: notRun, reason: "check not run: source address: cannot assign requested address"},
 			},
-			{"an IPv6 source", probing(loopback6, open6, func(c *trench.Check) { c.Source6 = loopback6 }), outcome{}},
+			{"an IPv6 source", probing(loopback6, open6, func(c *trench.Check) { c.Sources[0] = loopback6 }), outcome{}},
 		} {
 			if got := conclude(t, k, tt.probe); got != tt.want {
 				t.Errorf("%s: got %+v, want %+v", tt.what, got, tt.want)
@@ -158,7 +158,7 @@ func TestChecksUseTheirSourceAddress(t *testing.T) {
 		p := probing(loopback4, uint16(l.Addr().(*net.TCPAddr).Port), func(c *trench.Check) {
 			if source != "" {
 				want = netip.MustParseAddr(source)
-				c.Source4 = want
+				c.Sources[0] = want
 			}
 		})
 		if got := conclude(t, k, p); got.verdict != succeeded {
@@ -336,7 +336,7 @@ func TestNoCheckWithoutDescriptors(t *testing.T) {
 	// An idle socket that does not fit gives its descriptor to one that does.
 	release = exhaust(t)
 	got := conclude(t, k, probing(loopback4, port,
-		func(c *trench.Check) { c.Source4 = netip.MustParseAddr("127.0.0.77") }))
+		func(c *trench.Check) { c.Sources[0] = netip.MustParseAddr("127.0.0.77") }))
 	release()
 	if got != (outcome{}) {
 		t.Errorf("with an idle socket: %+v", got)

@@ -115,7 +115,7 @@ func (c *Checker) diagnosed(p probe, d diagnosis) {
 // diagnose finds the failing part of the path to a VIP: the target, the VIP on it, or the path of
 // its replies.
 func (p probe) diagnose(ctx context.Context) string {
-	own := path{to: p.entry.Addr, source: p.plan.source(vip.FamilyOf(p.entry.Addr))}
+	own := path{to: p.entry.Addr, source: p.plan.Source(vip.FamilyOf(p.entry.Addr))}
 	if !p.answers(ctx, own) {
 		return fmt.Sprintf("%s port %d: no answer, and none at %s either", p.to, p.plan.port, own.to)
 	}

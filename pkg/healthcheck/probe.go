@@ -62,15 +62,7 @@ func (p *plan) subject(f vip.Family) trench.Check {
 	if len(p.vips[f]) > 0 {
 		via = trench.ViaVIP
 	}
-	return trench.Check{TCP: p.TCP, HTTP: p.HTTP, GRPC: p.GRPC, Via: via, Source4: p.source(f)}
-}
-
-// source returns the source address of checks of a family; the zero Addr leaves it to the kernel.
-func (p *plan) source(f vip.Family) netip.Addr {
-	if f == vip.IPv4 {
-		return p.Source4
-	}
-	return p.Source6
+	return trench.Check{TCP: p.TCP, HTTP: p.HTTP, GRPC: p.GRPC, Via: via, Sources: [2]netip.Addr{p.Source(f)}}
 }
 
 // dialFunc opens a connection.

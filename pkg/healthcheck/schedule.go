@@ -53,7 +53,7 @@ type entry struct {
 // path returns the path of the next check, as far as the target determines it.
 func (e *entry) path() path {
 	f := vip.FamilyOf(e.Addr)
-	t := path{to: e.Addr, source: e.plan.source(f)}
+	t := path{to: e.Addr, source: e.plan.Source(f)}
 	if vips := e.plan.vips[f]; len(vips) > 0 {
 		t.to, t.vip = vips[e.vip%len(vips)], true
 	}

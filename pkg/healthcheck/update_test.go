@@ -122,9 +122,9 @@ func TestNewSubjectRestartsTarget(t *testing.T) {
 		{"timeout", func(c *trench.Check) { c.Timeout /= 2 }, false},
 		{"rise and fall", func(c *trench.Check) { c.Rise, c.Fall = 7, 8 }, false},
 		{"fast interval", func(c *trench.Check) { c.FastInterval = c.Interval / 2 }, false},
-		{"the source of the other family", func(c *trench.Check) { c.Source6 = netip.MustParseAddr("fd00::9") }, false},
+		{"the source of the other family", func(c *trench.Check) { c.Sources[0] = netip.MustParseAddr("fd00::9") }, false},
 		{"the family of the target alone", func(c *trench.Check) { c.Families = trench.OnlyIPv4 }, false},
-		{"source", func(c *trench.Check) { c.Source4 = netip.MustParseAddr("10.1.0.1") }, true},
+		{"source", func(c *trench.Check) { c.Sources[0] = netip.MustParseAddr("10.1.0.1") }, true},
 		{"port", func(c *trench.Check) { c.TCP.Port++ }, true},
 		{
 			"kind", func(c *trench.Check) { c.HTTP = trench.HTTPCheck{Port: c.TCP.Port, Path: "/"}; c.TCP.Port = 0 },
@@ -295,7 +295,7 @@ func TestMissingSourceAddressIsNoVerdict(t *testing.T) {
 	check := trench.Check{
 		TCP: trench.TCPCheck{Port: s.port()}, Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond, Rise: 1,
 		Fall:    1,
-		Source4: netip.MustParseAddr("192.0.2.1"),
+		Sources: [2]netip.Addr{netip.MustParseAddr("192.0.2.1")},
 	}
 	target := []trench.Target{{Name: "a", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}}
 	c.Configure([]trench.Stream{{Name: "s", Check: check, Targets: target}})
@@ -304,7 +304,7 @@ func TestMissingSourceAddressIsNoVerdict(t *testing.T) {
 		"check not run: source address: cannot assign requested address"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	check.Source4 = netip.MustParseAddr("127.0.0.77")
+	check.Sources[0] = netip.MustParseAddr("127.0.0.77")
 	c.Update([]trench.Stream{{Name: "s", Check: check, Targets: target}}, nil)
 	follow(t, c, "being ready", func(Evaluation) bool { return c.List()[0].State == Ready })
 }
@@ -355,7 +355,7 @@ func TestHTTPAndGRPCInChecker(t *testing.T) {
 	if h := c.List()[0]; h.LastError == "" {
 		t.Errorf("got %+v", h)
 	}
-	check.Source4 = netip.MustParseAddr("127.0.0.77")
+	check.Sources[0] = netip.MustParseAddr("127.0.0.77")
 	c.Configure([]trench.Stream{{Name: "s", Check: check, Targets: target}})
 	follow(t, c, "the right answer", func(Evaluation) bool { return c.List()[0].State == Ready })
 	check.HTTP, check.GRPC = trench.HTTPCheck{}, trench.GRPCCheck{Port: port}

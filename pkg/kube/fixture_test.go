@@ -22,6 +22,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/kubernetes"
 )
@@ -281,7 +282,7 @@ func (i *instance) awaitCurrent() {
 // each terminating target.
 func (f *fixture) content() string {
 	f.t.Helper()
-	config, err := trench.Read(f.file, trench.DefaultDefaults())
+	config, err := trenchfile.Read(f.file, trench.DefaultDefaults())
 	if err != nil {
 		return fmt.Sprint("no file: ", err)
 	}

@@ -32,6 +32,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/logs"
 	shell "github.com/vipgate/vipgate/pkg/process"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/kubernetes"
@@ -157,7 +158,7 @@ func (f *meridio2Fixture) run() (p *process, stop func()) {
 
 // content summarizes the trench file: VIPs, interface and gateways.
 func (f *meridio2Fixture) content() string {
-	config, err := trench.Read(f.file, trench.DefaultDefaults())
+	config, err := trenchfile.Read(f.file, trench.DefaultDefaults())
 	if err != nil {
 		return "no file: " + err.Error()
 	}

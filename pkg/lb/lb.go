@@ -37,6 +37,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
 // Options configure a load balancer. Every field is required unless stated otherwise.
@@ -117,7 +118,7 @@ type process struct {
 	shell   *shell.Process
 	metrics *metrics.LB
 	health  *health.Server
-	config  *trench.Watcher
+	config  *trenchfile.Watcher
 	checker *healthcheck.Checker
 	index   *targetset.Index
 	sources *sources
@@ -168,7 +169,7 @@ func Run(ctx context.Context, o Options, stop <-chan struct{}) error {
 func newProcess(o Options) (*process, error) {
 	p := &process{
 		Options: o, metrics: metrics.NewLB(o.Version), addrs: kernel.NewAddresses(o.Log, nil), index: targetset.NewIndex(),
-		config:  trench.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log),
+		config:  trenchfile.NewWatcher(o.TrenchFile, o.Defaults, o.Config, o.Log),
 		table:   readiness.NewTable(readiness.TableOptions{Lease: o.Lease, StaleGrace: o.StaleGrace}),
 		changed: latest.New(uint64(0)), stopping: latest.New(false),
 	}

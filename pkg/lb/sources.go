@@ -13,6 +13,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/registry"
 	"github.com/vipgate/vipgate/pkg/targetset"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -67,7 +68,7 @@ func (s *sources) configure(now time.Time, c *trench.Config) {
 
 // missing notes that the trench file cannot be read. A refused one leaves the older in force.
 func (s *sources) missing(now time.Time, err error) {
-	var refused *trench.Errors
+	var refused *trenchfile.Errors
 	if err != nil && !errors.As(err, &refused) {
 		s.file.Lose(now, err)
 	}

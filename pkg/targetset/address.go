@@ -35,14 +35,8 @@ func (p AddressPolicy) Check(a netip.Addr) error {
 	if len(p.Subnets) > 0 && !slices.ContainsFunc(p.Subnets, func(s netip.Prefix) bool { return s.Contains(a) }) {
 		return fmt.Errorf("%s is not in a subnet that --target-subnet allows (%s)", a, join(p.Subnets))
 	}
-	i, found := slices.BinarySearchFunc(p.VIPs, a, func(v vip.VIP, a netip.Addr) int {
-		return v.Prefix().Addr().Compare(a)
-	})
-	if !found {
-		i-- // the VIP that begins before the address may contain it
-	}
-	if i >= 0 && p.VIPs[i].Prefix().Contains(a) {
-		return fmt.Errorf("%s lies in the VIP %s: use the target's own address", a, p.VIPs[i])
+	if v, ok := vip.Containing(p.VIPs, a); ok {
+		return fmt.Errorf("%s lies in the VIP %s: use the target's own address", a, v)
 	}
 	return nil
 }

@@ -2,9 +2,7 @@ package trench
 
 import (
 	"crypto/sha256"
-	"fmt"
 	"net/netip"
-	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -24,18 +22,12 @@ const MaxMatch = 100
 // MaxDrainTime is the longest drain time of a target.
 const MaxDrainTime = time.Hour
 
-// Hold times that BGP allows (RFC 4271 section 4.2).
-const (
-	minHoldTime = 3 * time.Second
-	maxHoldTime = 65535 * time.Second
-)
-
 // Config is the configuration of a trench: what lb checks and what frontend advertises.
 //
 // Defaults are filled in. A Config is immutable and can be shared.
 //
-// The tags of these types describe the file, for the reader and for docs/trench.schema.json, where
-// the first paragraphs of the comments are the descriptions:
+// The tags of these types describe the file, for the reader, [Validate], the writer and
+// docs/trench.schema.json, where the first paragraphs of the comments are the descriptions:
 //
 //	yaml      name of the field; "required" if the file must have it
 //	remedy    what to write if it is missing, or an empty list
@@ -43,10 +35,11 @@ const (
 //	min, max  bounds of a number or a duration, or of each number in a list; for other lists, max is
 //	          the maximum number of items
 //	form      syntax of a text: its name in forms
-//	empty     what to remove instead of writing an empty list; without it, a list may be empty
+//	empty     what to remove instead of writing an empty list or mapping; without it, a list may be
+//	          empty
 //	null      effect of removing an object that may also be {}
-//
-// Only the method check reads the values of fields named _.
+//	oneof     group of fields of which an object has exactly one
+//	only      protocol of the gateways that have the field
 //
 // BFD: the multiplier has 8 bits (RFC 5880 section 4.1); below 10 ms, BFD in user space mistakes a
 // busy node for a dead link.
@@ -59,16 +52,9 @@ type Config struct {
 	// minReady ready targets of the VIP's family.
 	Streams []Stream `yaml:"streams"` // in the order of the file
 
-	// Digest is the SHA-256 of the file that [Read] read, by which [Watcher] recognizes it; zero from
-	// [Parse].
+	// Digest is the SHA-256 of the file that the configuration was read from, by which its watcher
+	// recognizes it; zero without a file.
 	Digest [sha256.Size]byte
-}
-
-// equal reports whether two configurations are equal except for Digest.
-func (c *Config) equal(d *Config) bool {
-	x := *c
-	x.Digest = d.Digest
-	return reflect.DeepEqual(&x, d)
 }
 
 // Attractor is VIPs, and the gateways they are advertised to.
@@ -94,23 +80,23 @@ type Gateway struct {
 	// bgp, or static: the gateway has static routes to the VIPs, and withdraws them while its BFD
 	// session is down. A static gateway has a name, an address and bfd only; those with bfd have the
 	// same values, and one without cannot be withdrawn.
-	Protocol Protocol `yaml:"protocol" form:"protocol" default:"bgp"`
+	Protocol Protocol `yaml:"protocol" default:"bgp"`
 	// Local AS number. The default is 8103.
-	LocalASN uint32 `yaml:"localASN" min:"1" max:"4294967294"`
+	LocalASN int64 `yaml:"localASN" min:"1" max:"4294967294" only:"bgp"`
 	// AS number of the gateway; the same number as localASN makes it iBGP. The default is 4248829953.
-	RemoteASN uint32 `yaml:"remoteASN" min:"1" max:"4294967294"`
+	RemoteASN int64 `yaml:"remoteASN" min:"1" max:"4294967294" only:"bgp"`
 	// Local TCP port, not --lb-bgp-port. The default is 10179.
-	LocalPort uint16 `yaml:"localPort" min:"1" max:"65535"`
+	LocalPort int `yaml:"localPort" min:"1" max:"65535" only:"bgp"`
 	// TCP port of the gateway. The default is 10179.
-	RemotePort uint16 `yaml:"remotePort" min:"1" max:"65535"`
+	RemotePort int `yaml:"remotePort" min:"1" max:"65535" only:"bgp"`
 	// BGP hold time in whole seconds. The default is 3 s.
-	HoldTime time.Duration `yaml:"holdTime" min:"3s" max:"65535s"`
+	HoldTime time.Duration `yaml:"holdTime" min:"3s" max:"65535s" only:"bgp"`
 	// Guards the session, or the routes of a static gateway, by BFD; {} takes the defaults. Left out: no
 	// BFD.
 	BFD *BFD `yaml:"bfd" null:"for no BFD"`
 	// Absolute path of the file with the TCP-MD5 password. While it is missing or refused the gateway
 	// has no session.
-	PasswordFile string `yaml:"passwordFile" form:"password file"` // "" without a password
+	PasswordFile string `yaml:"passwordFile" form:"password file" only:"bgp"` // "" without a password
 }
 
 // Family returns the address family of the session. Only VIPs of this family are advertised over
@@ -127,11 +113,11 @@ const (
 	Static
 )
 
-// protocolNames lists the protocols as written in the file.
-var protocolNames = []string{"bgp", "static"}
-
 // String returns "bgp" or "static", as in the file.
-func (p Protocol) String() string { return protocolNames[p] }
+func (p Protocol) String() string { return p.Names()[p] }
+
+// Names lists the protocols as written in the file.
+func (Protocol) Names() []string { return []string{"bgp", "static"} }
 
 // BFD is Bidirectional Forwarding Detection (RFC 5880) of the gateway.
 type BFD struct {
@@ -140,7 +126,7 @@ type BFD struct {
 	// Least time between packets that vipgate accepts.
 	MinRx time.Duration `yaml:"minRx" min:"10ms" max:"1m" default:"300ms"`
 	// How many packets may be lost.
-	Multiplier uint8 `yaml:"multiplier" min:"1" max:"255" default:"3"`
+	Multiplier int `yaml:"multiplier" min:"1" max:"255" default:"3"`
 }
 
 // Stream is VIPs served by a group of targets.
@@ -152,7 +138,7 @@ type Stream struct {
 	// How many targets of a VIP's family must be ready.
 	MinReady int `yaml:"minReady" min:"1" max:"1000000" default:"1"`
 	// How the targets are checked. May be left out when the file has no targets of the stream.
-	Check Check `yaml:"check"` // the zero Check when it is left out
+	Check Check `yaml:"check" remedy:"write one of tcp, http, grpc, such as tcp: {port: 5000}" empty:"the field"` // the zero Check when it is left out
 	// How long a target that leaves keeps the flows it has.
 	DrainTime time.Duration `yaml:"drainTime" min:"0s" max:"1h" default:"5s"`
 	// How the flows of the stream are spread over its targets. Left out, or {}: the defaults.
@@ -192,11 +178,11 @@ type Match struct {
 // are comparable.
 type Check struct {
 	// Opens a TCP connection.
-	TCP TCPCheck `yaml:"tcp"`
+	TCP TCPCheck `yaml:"tcp" oneof:"kind"`
 	// Sends an HTTP request.
-	HTTP HTTPCheck `yaml:"http"`
+	HTTP HTTPCheck `yaml:"http" oneof:"kind"`
 	// Asks the gRPC health service, grpc.health.v1.
-	GRPC GRPCCheck `yaml:"grpc"`
+	GRPC GRPCCheck `yaml:"grpc" oneof:"kind"`
 	// Time from the start of one check to the start of the next.
 	Interval time.Duration `yaml:"interval" min:"10ms" max:"1h" default:"1s"`
 	// The same while a change is about to be decided: from the first outcome that speaks against the
@@ -211,16 +197,25 @@ type Check struct {
 	Fall int `yaml:"fall" min:"1" max:"100" default:"3"`
 	// Whose addresses are checked: ipv4, ipv6 or both. An address of the other family is as ready as
 	// the target's checked one.
-	Families Families `yaml:"families" form:"families" default:"both"`
+	Families Families `yaml:"families" default:"both"`
 	// The path of a check. vip: the path of traffic, with the target's fwmark to one of the stream's
 	// VIPs after the other; needs the data plane. address: to the target's own address. Left out: vip
 	// with a data plane, address without.
-	Via Via `yaml:"via" form:"via"`
+	Via Via `yaml:"via"`
 	// Addresses to check from, at most one of a family, none of them in a VIP. Left out: as the kernel
 	// chooses; via vip, the address from which the gateways are reached.
-	_ [0]netip.Addr `yaml:"source" max:"2" remedy:"write the addresses to check from" empty:"the field"`
-	// Source4 and Source6 are the source; the zero Addr leaves the choice to the kernel.
-	Source4, Source6 netip.Addr
+	Sources [2]netip.Addr `yaml:"source" max:"2" remedy:"write the addresses to check from" empty:"the field"`
+}
+
+// Source returns the address to check from for a family; the zero Addr leaves the choice to the
+// kernel.
+func (c Check) Source(f vip.Family) netip.Addr {
+	for _, a := range c.Sources {
+		if a.IsValid() && vip.FamilyOf(a) == f {
+			return a
+		}
+	}
+	return netip.Addr{}
 }
 
 // TCPCheck succeeds when a TCP connection to the port can be opened.
@@ -305,11 +300,11 @@ const (
 	OnlyIPv6
 )
 
-// familyNames lists the Families as written in the file.
-var familyNames = []string{"both", "ipv4", "ipv6"}
-
 // String returns "both", "ipv4" or "ipv6", as in the file.
-func (f Families) String() string { return familyNames[f] }
+func (f Families) String() string { return f.Names()[f] }
+
+// Names lists the Families as written in the file.
+func (Families) Names() []string { return []string{"both", "ipv4", "ipv6"} }
 
 // Has reports whether the family is checked.
 func (f Families) Has(family vip.Family) bool {
@@ -326,46 +321,11 @@ const (
 	ViaAddress
 )
 
-// viaNames lists the paths as written in the file.
-var viaNames = []string{"", "vip", "address"}
-
 // String returns "vip" or "address", as in the file, or "".
-func (v Via) String() string { return viaNames[v] }
+func (v Via) String() string { return v.Names()[v] }
+
+// Names lists the paths as written in the file.
+func (Via) Names() []string { return []string{"", "vip", "address"} }
 
 // ToVIP reports whether checks use the path to VIPs, with or without a data plane.
 func (v Via) ToVIP(dataPlane bool) bool { return v == ViaVIP || v == ViaDefault && dataPlane }
-
-// Defaults are the values of fields that an attractor or a gateway omits.
-type Defaults struct {
-	Interface             string
-	LocalASN, RemoteASN   uint32
-	LocalPort, RemotePort uint16
-	HoldTime              time.Duration
-}
-
-// DefaultDefaults returns Meridio's numbers (docs/architecture.md#names-and-numbers-of-meridio).
-func DefaultDefaults() Defaults {
-	return Defaults{"ext-vlan", 8103, 4248829953, 10179, 10179, 3 * time.Second}
-}
-
-// Validate rejects defaults that are invalid in the file.
-func (d Defaults) Validate() error {
-	if f := forms["interface"]; !f.pattern.MatchString(d.Interface) {
-		return fmt.Errorf("default interface %s: %s", quote(d.Interface), f.remedy)
-	} else if problem := f.check(d.Interface); problem != "" {
-		return fmt.Errorf("default interface %s", problem)
-	}
-	for i, asn := range []uint32{d.LocalASN, d.RemoteASN} {
-		if problem := checkASN(asn); problem != "" {
-			return fmt.Errorf("default %s AS number %s", []string{"local", "remote"}[i], problem)
-		}
-	}
-	if d.LocalPort == 0 || d.RemotePort == 0 {
-		return fmt.Errorf("default BGP ports %d (local) and %d (remote): a port lies between 1 and 65535",
-			d.LocalPort, d.RemotePort)
-	}
-	if problem := checkHoldTime(d.HoldTime); problem != "" {
-		return fmt.Errorf("default hold time %s", problem)
-	}
-	return nil
-}

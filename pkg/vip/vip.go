@@ -180,6 +180,19 @@ func Compare(vip, text VIP) int {
 	return cmp.Or(vip.prefix.Addr().Compare(text.prefix.Addr()), cmp.Compare(vip.prefix.Bits(), text.prefix.Bits()))
 }
 
+// Containing returns the VIP that contains an address. vips are sorted and do not overlap, so only
+// the last one that starts at or before the address can contain it.
+func Containing(vips []VIP, a netip.Addr) (VIP, bool) {
+	i, found := slices.BinarySearchFunc(vips, a, func(v VIP, a netip.Addr) int { return v.prefix.Addr().Compare(a) })
+	if !found {
+		i--
+	}
+	if i >= 0 && vips[i].prefix.Contains(a) {
+		return vips[i], true
+	}
+	return VIP{}, false
+}
+
 // Last returns the highest address of a prefix.
 func Last(prefix netip.Prefix) netip.Addr {
 	bytes := prefix.Masked().Addr().AsSlice()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/test/lab"
 )
 
@@ -76,7 +77,7 @@ func TestAnswersOfApplication(t *testing.T) {
 func TestHTTPTrench(t *testing.T) {
 	for _, n := range []int{1, 10_001} {
 		fx := &fixture{vips: numberedVIPs(n, oneFamily), families: oneFamily}
-		config, err := trench.Parse("f", []byte(fx.httpTrench()), trench.DefaultDefaults())
+		config, err := trenchfile.Parse("f", []byte(fx.httpTrench()), trench.DefaultDefaults())
 		if err != nil {
 			t.Fatal(err)
 		}

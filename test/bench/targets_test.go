@@ -5,13 +5,14 @@ import (
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 func TestRow14TargetAddresses(t *testing.T) {
 	const n = 10_000
 	fx := &fixture{vips: numberedVIPs(n/targetsPerStream, oneFamily), families: oneFamily}
-	config, err := trench.Parse("f", []byte(fx.targetsTrench()), trench.DefaultDefaults())
+	config, err := trenchfile.Parse("f", []byte(fx.targetsTrench()), trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
 var update = flag.Bool("update", false, "write docs/gateways.md instead of comparing it")
@@ -109,7 +110,7 @@ func TestGatewaysDocument(t *testing.T) {
 		if !found {
 			t.Fatalf("the document has no trench file of %s gateways", protocol)
 		}
-		config, err := trench.Parse("docs/gateways.md", []byte(example), trench.DefaultDefaults())
+		config, err := trenchfile.Parse("docs/gateways.md", []byte(example), trench.DefaultDefaults())
 		if err != nil {
 			t.Fatal(err)
 		}

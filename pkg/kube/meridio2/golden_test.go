@@ -17,6 +17,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing them")
@@ -74,7 +75,7 @@ func TestGolden(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(name), ".txtar"), func(t *testing.T) {
 			r := Translate(objectsOf(t, a))
 			if r.File != nil {
-				if _, err := trench.Parse("trench.yaml", r.File, trench.DefaultDefaults()); err != nil {
+				if _, err := trenchfile.Parse("trench.yaml", r.File, trench.DefaultDefaults()); err != nil {
 					t.Error(err)
 				}
 			}
@@ -146,7 +147,7 @@ func promised(t *testing.T, o Objects) {
 	if r.File == nil {
 		return
 	}
-	config, err := trench.Parse("trench.yaml", r.File, trench.DefaultDefaults())
+	config, err := trenchfile.Parse("trench.yaml", r.File, trench.DefaultDefaults())
 	if err != nil {
 		t.Fatalf("%v\n%s", err, r.File)
 	}

@@ -14,6 +14,7 @@ import (
 
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -21,8 +22,8 @@ import (
 // have AS 4200000000, port 10179 on both sides and a hold time of 24 s; all have BFD at 300 ms.
 var suites = []struct {
 	suite, gateway, router, device, address string
-	localASN                                uint32 // 0 for a static router
-	multiplier                              uint8
+	localASN                                int64 // 0 for a static router
+	multiplier                              int
 }{
 	{"dual-stack", "gw-ds", "gw-ds-router-v4", "vlan-100", "169.254.10.150", 64512, 3},
 	{"dual-stack", "gw-ds", "gw-ds-router-v6", "vlan-100", "fd00:cafe:10::150", 64512, 3},
@@ -74,7 +75,7 @@ spec:
 					t.Fatal(err)
 				}
 				r := Translate(o)
-				c, err := trench.Parse("trench.yaml", r.File, trench.DefaultDefaults())
+				c, err := trenchfile.Parse("trench.yaml", r.File, trench.DefaultDefaults())
 				if err != nil {
 					t.Fatalf("%v\n%s", err, r.Table())
 				}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -43,7 +43,9 @@ func Translate(o Objects) translation.Result {
 		r.Trench.Reason, r.Trench.Message = ReasonInvalid, err.Error()
 		return r
 	}
-	r.File, r.Services = t.file(t.accepted), t.verdicts
+	r.File = append(fmt.Appendf(nil, "# Translated from Gateway %q: changes are overwritten.\n",
+		o.Gateway.GetNamespace()+"/"+o.Gateway.GetName()), trenchfile.Marshal(&t.config)...)
+	r.Services = t.verdicts
 	r.Trench.Accepted, r.Trench.Reason, r.Trench.Problems = true, ReasonValid, t.problems
 	r.Trench.Message = "the trench file is written"
 	return r
@@ -58,30 +60,28 @@ func reference(u *unstructured.Unstructured) corev1.ObjectReference {
 // translator holds the state of one translation.
 type translator struct {
 	gateway  *unstructured.Unstructured
-	vips     []vip.VIP
+	config   trench.Config         // of the accepted GatewayRouters
 	problems []translation.Problem // problems of the Gateway
-	accepted []candidate           // sorted by name at the end
 	verdicts []translation.ServiceVerdict
-}
-
-// candidate is a GatewayRouter that may be accepted.
-type candidate struct {
-	name string
-	router
 }
 
 // refusal is why a GatewayRouter is refused.
 type refusal struct{ reason, message string }
 
+func refuse(reason, format string, args ...any) *refusal {
+	return &refusal{reason, fmt.Sprintf(format, args...)}
+}
+
 // translate sets the verdicts on all objects. It returns the reason why the Gateway is refused.
 func (t *translator) translate(routers []*unstructured.Unstructured) error {
+	t.config.Trench, t.config.Attractor.Name = t.gateway.GetName(), t.gateway.GetName()
 	if err := t.readVIPs(); err != nil {
 		return err
 	}
 	// Validate the Gateway without GatewayRouters first, so that each later problem belongs to one
 	// GatewayRouter.
-	if problem := t.refused(nil); problem != nil {
-		return errors.New(gatewayPath(problem))
+	if problems := trench.Validate(&t.config); len(problems) > 0 {
+		return errors.New(gatewayPath(problems[0].Path) + ": " + problems[0].Message(gatewayPath))
 	}
 	routers = slices.Clone(routers)
 	slices.SortFunc(routers, older)
@@ -90,23 +90,18 @@ func (t *translator) translate(routers []*unstructured.Unstructured) error {
 			continue
 		}
 		v := translation.ServiceVerdict{Verdict: translation.Verdict{Object: reference(u), Generation: u.GetGeneration()}}
-		c, refused := t.judge(u)
-		if refused == nil {
+		if refused := t.accept(u); refused == nil {
 			v.Accepted, v.Reason = true, ReasonAccepted
-			v.Message = fmt.Sprintf("is gateway %s of interface %s", c.name, c.Spec.Interface)
-			t.accepted = append(t.accepted, c)
+			v.Message = fmt.Sprintf("is gateway %s of interface %s", u.GetName(), t.config.Attractor.Interface)
 		} else {
 			v.Reason, v.Message = refused.reason, refused.message
 		}
 		t.verdicts = append(t.verdicts, v)
 	}
-	slices.SortFunc(t.accepted, func(a, b candidate) int { return cmp.Compare(a.name, b.name) })
+	slices.SortFunc(t.config.Attractor.Gateways, func(a, b trench.Gateway) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortFunc(t.verdicts, func(a, b translation.ServiceVerdict) int {
 		return cmp.Or(cmp.Compare(a.Object.Name, b.Object.Name), cmp.Compare(a.Object.UID, b.Object.UID))
 	})
-	if problem := t.refused(t.accepted); problem != nil {
-		return errors.New(problem.Field + ": " + problem.Message)
-	}
 	return nil
 }
 
@@ -122,7 +117,7 @@ func (t *translator) readVIPs() error {
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(t.gateway.Object, &g); err != nil {
 		return fmt.Errorf("failed to decode the Gateway: %w", err)
 	}
-	seen := map[string]bool{}
+	seen, vips := map[string]bool{}, []vip.VIP{}
 	for _, a := range g.Status.Addresses {
 		// The default type is IPAddress. Meridio 2 ignores any other type, too.
 		if a.Type != nil && *a.Type != "IPAddress" || seen[a.Value] {
@@ -137,10 +132,10 @@ func (t *translator) readVIPs() error {
 			})
 			continue
 		}
-		t.vips = append(t.vips, v)
+		vips = append(vips, v)
 	}
-	slices.SortFunc(t.vips, vip.Compare)
-	t.vips = slices.Compact(t.vips)
+	slices.SortFunc(vips, vip.Compare)
+	t.config.Attractor.VIPs = slices.Compact(vips)
 	slices.SortFunc(t.problems, func(a, b translation.Problem) int { return cmp.Compare(a.Message, b.Message) })
 	return nil
 }
@@ -153,184 +148,129 @@ func readVIP(address string) (vip.VIP, error) {
 	return vip.FromPrefix(netip.PrefixFrom(a, a.BitLen()))
 }
 
-// judge validates a GatewayRouter, alone and together with the accepted ones.
-func (t *translator) judge(u *unstructured.Unstructured) (c candidate, refused *refusal) {
-	c.name = u.GetName()
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &c.router); err != nil {
-		return c, &refusal{ReasonInvalid, "failed to decode the GatewayRouter: " + err.Error()}
+// accept adds a GatewayRouter to the configuration, unless the result would be invalid.
+func (t *translator) accept(u *unstructured.Unstructured) *refusal {
+	var r router
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &r); err != nil {
+		return refuse(ReasonInvalid, "failed to decode the GatewayRouter: %v", err)
 	}
 	switch {
-	case c.Spec.Protocol != protocolBGP && c.Spec.Protocol != protocolStatic:
-		return c, &refusal{ReasonInvalid, fmt.Sprintf("spec.protocol: is %q: write BGP or Static", c.Spec.Protocol)}
-	case c.Spec.Protocol == protocolBGP && c.Spec.BGP == nil:
-		return c, &refusal{ReasonInvalid, "spec.bgp: is missing: write remoteASN and localASN"}
-	case c.Spec.Protocol == protocolStatic && c.Spec.Static == nil:
-		return c, &refusal{ReasonInvalid, "spec.static: is missing: write static: {} or its bfd"}
-	case c.Spec.Interface == "":
-		return c, &refusal{ReasonInvalid, "spec.interface: is missing: write the name of an interface"}
-	case len(c.name) > maxName:
-		return c, &refusal{ReasonNameTooLong, fmt.Sprintf("metadata.name: has %d characters: "+
-			"create the GatewayRouter with a name of %d at most", len(c.name), maxName)}
+	case r.Spec.Protocol != protocolBGP && r.Spec.Protocol != protocolStatic:
+		return refuse(ReasonInvalid, "spec.protocol: is %q: write BGP or Static", r.Spec.Protocol)
+	case r.Spec.Protocol == protocolBGP && r.Spec.BGP == nil:
+		return refuse(ReasonInvalid, "spec.bgp: is missing: write remoteASN and localASN")
+	case r.Spec.Protocol == protocolStatic && r.Spec.Static == nil:
+		return refuse(ReasonInvalid, "spec.static: is missing: write static: {} or its bfd")
+	case r.Spec.Interface == "":
+		return refuse(ReasonInvalid, "spec.interface: is missing: write the name of an interface")
+	case len(u.GetName()) > maxName:
+		return refuse(ReasonNameTooLong, "metadata.name: has %d characters: create the GatewayRouter with a name of %d at most",
+			len(u.GetName()), maxName)
 	}
-	if refused := c.checkTimes(); refused != nil {
-		return c, refused
+	gateway, refused := r.gateway(u.GetName())
+	if refused != nil {
+		return refused
 	}
-	if p := t.refused([]candidate{c}); p != nil {
-		return c, c.refusal(p)
+	config := t.config
+	older := config.Attractor.Gateways
+	config.Attractor.Gateways = append(slices.Clip(older), gateway)
+	config.Attractor.Interface = r.Spec.Interface
+	if problems := trench.Validate(&config); len(problems) > 0 {
+		return r.refusal(problems[0], older)
 	}
-	a := netip.MustParseAddr(c.Spec.Address)
-	for _, other := range t.accepted {
-		switch {
-		case netip.MustParseAddr(other.Spec.Address) == a:
-			return c, &refusal{ReasonAddressTaken, fmt.Sprintf("spec.address: is %s, as of the older GatewayRouter %s: "+
-				"remove one of them or change it", a, other.name)}
-		case other.name == c.name:
-			return c, &refusal{ReasonInvalid, "metadata.name: appears twice"}
-		case other.Spec.Interface != c.Spec.Interface:
-			return c, &refusal{ReasonInterfaceDiffers, fmt.Sprintf("spec.interface: is %s, but that of the older "+
-				"GatewayRouter %s is %s: reach all routers of a Gateway by one interface, or use one Gateway for each",
-				c.Spec.Interface, other.name, other.Spec.Interface)}
-		case c.staticBFD() != nil && other.staticBFD() != nil && *c.staticBFD() != *other.staticBFD():
-			return c, &refusal{ReasonInvalid, fmt.Sprintf("spec.static.bfd: differs from that of the older GatewayRouter %s: "+
-				"BIRD has one for all static routers of an interface, write the same", other.name)}
-		}
+	if is := t.config.Attractor.Interface; len(older) > 0 && is != r.Spec.Interface {
+		return refuse(ReasonInterfaceDiffers, "spec.interface: is %s, but that of the older GatewayRouter %s is %s: reach "+
+			"all routers of a Gateway by one interface, or use one Gateway for each", r.Spec.Interface, older[0].Name, is)
 	}
-	return c, nil
-}
-
-// staticBFD returns the BFD configuration of a static router, or nil.
-func (c *candidate) staticBFD() *bfd {
-	if c.Spec.Protocol == protocolStatic {
-		return c.Spec.Static.BFD
-	}
+	t.config = config
 	return nil
 }
 
-// checkTimes refuses invalid durations, and rounds the valid ones as Meridio 2 does. It works on a
-// copy, and does not modify the objects.
-func (c *candidate) checkTimes() (refused *refusal) {
-	if c.Spec.Protocol == protocolStatic {
-		s := *c.Spec.Static
-		c.Spec.Static = &s
-		s.BFD, refused = s.BFD.rounded("spec.static.bfd.")
-		return refused
+// gateway converts a GatewayRouter. Times are rounded as Meridio 2 does.
+func (r *router) gateway(name string) (gateway trench.Gateway, refused *refusal) {
+	gateway.Name = name
+	address, err := netip.ParseAddr(r.Spec.Address)
+	if err != nil && r.Spec.Address != "" {
+		return gateway, refuse(ReasonInvalidAddress, "spec.address: is %s, not an IP address: write one such as 172.16.1.1",
+			trench.Quote(r.Spec.Address))
 	}
-	s := *c.Spec.BGP
-	c.Spec.BGP = &s
-	hold, err := time.ParseDuration(cmp.Or(s.HoldTime, defaultHoldTime))
-	if err != nil {
-		return notTime("spec.bgp.holdTime", s.HoldTime)
+	gateway.Address = address
+	if r.Spec.Protocol == protocolStatic {
+		gateway.Protocol = trench.Static
+		gateway.BFD, refused = r.Spec.Static.BFD.convert("spec.static.bfd.")
+		return gateway, refused
 	}
-	s.HoldTime = fmt.Sprintf("%ds", hold/time.Second)
-	s.BFD, refused = s.BFD.rounded("spec.bgp.bfd.")
-	return refused
+	session := r.Spec.BGP
+	hold, refused := duration("spec.bgp.holdTime", cmp.Or(session.HoldTime, defaultHoldTime))
+	if refused != nil {
+		return gateway, refused
+	}
+	gateway.LocalASN, gateway.RemoteASN = session.LocalASN, session.RemoteASN
+	gateway.LocalPort, gateway.RemotePort = port(session.LocalPort), port(session.RemotePort)
+	gateway.HoldTime = hold.Truncate(time.Second)
+	gateway.BFD, refused = session.BFD.convert("spec.bgp.bfd.")
+	return gateway, refused
 }
 
-// rounded returns a copy of b, which may be nil, with rounded times.
-func (b *bfd) rounded(path string) (*bfd, *refusal) {
+// convert returns the parameters of BFD, or nil without BFD.
+func (b *bfd) convert(path string) (*trench.BFD, *refusal) {
 	if b == nil {
 		return nil, nil
 	}
-	x := *b
-	for i, text := range []*string{&x.MinRx, &x.MinTx} {
-		d, err := time.ParseDuration(*text)
-		if err != nil {
-			return nil, notTime(path+[]string{"minRx", "minTx"}[i], *text)
-		}
-		*text = d.Round(time.Millisecond).String()
+	minRx, refused := duration(path+"minRx", b.MinRx)
+	if refused != nil {
+		return nil, refused
 	}
-	return &x, nil
+	minTx, refused := duration(path+"minTx", b.MinTx)
+	return &trench.BFD{
+		MinTx: minTx.Round(time.Millisecond), MinRx: minRx.Round(time.Millisecond), Multiplier: int(b.Multiplier),
+	}, refused
 }
 
-func notTime(path, text string) *refusal {
-	return &refusal{ReasonInvalid, fmt.Sprintf("%s: is %q: write a duration such as 300ms or 90s", path, text)}
+func duration(path, text string) (time.Duration, *refusal) {
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return 0, refuse(ReasonInvalid, "%s: is %q: write a duration such as 300ms or 90s", path, text)
+	}
+	return d, nil
 }
 
-// refused returns the first problem that the reader of the trench file reports for a file with the
-// given gateways, or nil.
-func (t *translator) refused(gateways []candidate) *trench.Problem {
-	_, err := trench.Parse("", t.file(gateways), trench.DefaultDefaults())
-	var refused *trench.Errors
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &refused) && len(refused.Problems) > 0:
-		return &refused.Problems[0]
-	}
-	return &trench.Problem{Field: "attractor", Message: err.Error()}
-}
-
-// gatewayPath formats a problem with the path of the field in the Gateway.
-func gatewayPath(p *trench.Problem) string {
-	field := p.Field
-	switch {
-	case field == "trench", field == "attractor.name":
-		field = "metadata.name"
-	case strings.HasPrefix(field, "attractor.vips"):
-		field = "status.addresses"
-	}
-	return field + ": " + p.Message
-}
-
-// refusal converts a problem of a file whose only gateway is the candidate, with the path of the
-// field in the GatewayRouter.
-func (c *candidate) refusal(p *trench.Problem) *refusal {
-	field, of := strings.CutPrefix(p.Field, "attractor.gateways[0].")
-	if !of {
-		return &refusal{ReasonInvalid, strings.Replace(p.Field, "attractor.", "spec.", 1) + ": " + p.Message}
-	}
-	switch field {
-	case "name":
-		return &refusal{ReasonInvalid, "metadata.name: " + p.Message}
-	case "address":
-		return &refusal{ReasonInvalidAddress, "spec.address: " + p.Message}
-	case "localASN", "remoteASN":
-		return &refusal{ReasonInvalidASN, "spec.bgp." + field + ": " + p.Message}
-	}
-	return &refusal{ReasonInvalid, "spec." + strings.ToLower(c.Spec.Protocol) + "." + field + ": " + p.Message}
-}
-
-// file returns the trench file with the given gateways.
-func (t *translator) file(gateways []candidate) []byte {
-	name := quote(t.gateway.GetName())
-	b := fmt.Appendf(nil, "# Translated from Gateway %s: changes are overwritten.\ntrench: %s\nattractor:\n  name: %s\n",
-		quote(t.gateway.GetNamespace()+"/"+t.gateway.GetName()), name, name)
-	b = append(b, "  vips: ["...)
-	for i, v := range t.vips {
-		if i > 0 {
-			b = append(b, ", "...)
-		}
-		b = append(b, quote(v.String())...)
-	}
-	b = append(b, "]\n"...)
-	if len(gateways) == 0 {
-		return append(b, "streams: []\n"...)
-	}
-	b = fmt.Appendf(b, "  interface: %s\n  gateways:\n", quote(gateways[0].Spec.Interface))
-	for _, g := range gateways {
-		b = fmt.Appendf(b, "    - {name: %s, address: %s, ", quote(g.name), quote(g.Spec.Address))
-		guard := g.staticBFD()
-		if s := g.Spec.BGP; g.Spec.Protocol == protocolBGP {
-			b = fmt.Appendf(b, "localASN: %d, remoteASN: %d, localPort: %d, remotePort: %d, holdTime: %s",
-				s.LocalASN, s.RemoteASN, port(s.LocalPort), port(s.RemotePort), s.HoldTime)
-			guard = s.BFD
-		} else {
-			b = append(b, "protocol: static"...)
-		}
-		if guard != nil {
-			b = fmt.Appendf(b, ", bfd: {minTx: %s, minRx: %s, multiplier: %d}", guard.MinTx, guard.MinRx, guard.Multiplier)
-		}
-		b = append(b, "}\n"...)
-	}
-	return append(b, "streams: []\n"...)
-}
-
-func port(p *int64) int64 {
+func port(p *int64) int {
 	if p == nil {
 		return defaultPort
 	}
-	return *p
+	return int(*p)
 }
 
-// quote returns a quoted YAML scalar. The escapes of Go are valid in YAML.
-func quote(s string) string { return strconv.QuoteToASCII(s) }
+// gatewayPath returns the field of the Gateway for a field of the trench file.
+func gatewayPath(field string) string {
+	switch {
+	case field == "trench", field == "attractor.name":
+		return "metadata.name"
+	case strings.HasPrefix(field, "attractor.vips"):
+		return "status.addresses"
+	}
+	return field
+}
+
+// refusal converts a problem of the GatewayRouter, which may conflict with older ones.
+func (r *router) refusal(p trench.Problem, older []trench.Gateway) *refusal {
+	message := p.Message(func(path string) string {
+		i, _, _ := trench.Item(path, "attractor.gateways")
+		return "the older GatewayRouter " + older[i].Name
+	})
+	_, field, own := trench.Item(p.Path, "attractor.gateways")
+	switch {
+	case !own:
+		return refuse(ReasonInvalid, "spec.%s: %s", strings.TrimPrefix(p.Path, "attractor."), message)
+	case field == "name":
+		return refuse(ReasonInvalid, "metadata.name: %s", message)
+	case field == "address" && p.Related != "":
+		return refuse(ReasonAddressTaken, "spec.address: %s", message)
+	case field == "address":
+		return refuse(ReasonInvalidAddress, "spec.address: %s", message)
+	case field == "localASN", field == "remoteASN":
+		return refuse(ReasonInvalidASN, "spec.bgp.%s: %s", field, message)
+	}
+	return refuse(ReasonInvalid, "spec.%s.%s: %s", strings.ToLower(r.Spec.Protocol), field, message)
+}

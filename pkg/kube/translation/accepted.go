@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -67,7 +68,7 @@ type candidate struct {
 	number   int64           // generation of the accepted form
 	held     vip.Set         // VIPs of the last accepted form
 	refused  *refusal        // why the described stream is not assigned
-	stream   *stream         // nil if no stream is assigned
+	stream   *trench.Stream  // nil if no stream is assigned
 	problems []Problem
 }
 
@@ -163,13 +164,13 @@ func (t *translator) share(all []*candidate) {
 		}
 		c := all[i]
 		if c.refused != nil {
-			c.stream.vips = slices.DeleteFunc(c.stream.vips, func(v vip.VIP) bool { return holders[v] != c })
-			if len(c.stream.vips) == 0 {
+			c.stream.VIPs = slices.DeleteFunc(c.stream.VIPs, func(v vip.VIP) bool { return holders[v] != c })
+			if len(c.stream.VIPs) == 0 {
 				c.stream, c.problems = nil, nil
 			}
 			continue
 		}
-		v := c.stream.vips[taken(c)]
+		v := c.stream.VIPs[taken(c)]
 		h := holders[v].service
 		c.refused = refuse(ReasonVIPHeld, "Service %s/%s has VIP %s: choose another one, or delete that Service",
 			h.Namespace, h.Name, v)
@@ -182,18 +183,18 @@ func (c *candidate) vips() []vip.VIP {
 	if c.stream == nil {
 		return nil
 	}
-	return c.stream.vips
+	return c.stream.VIPs
 }
 
 // verdict returns the verdict on a candidate, and adds its stream, if any, to the trench file.
 func (t *translator) verdict(c *candidate) ServiceVerdict {
 	v := ServiceVerdict{Verdict: Verdict{Object: reference(c.service), Generation: c.service.Generation}}
 	if st := c.stream; st != nil {
-		t.settings.names[st.name] = true
+		t.settings.names[st.Name] = true
 		t.streams = append(t.streams, st)
-		v.Stream, v.VIPs, v.Problems = st.name, st.vips, c.problems
-		for _, x := range st.targets {
-			if !x.terminating {
+		v.Stream, v.VIPs, v.Problems = st.Name, st.VIPs, c.problems
+		for _, x := range st.Targets {
+			if !x.Terminating {
 				v.Targets++
 			}
 		}

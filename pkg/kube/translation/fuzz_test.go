@@ -20,6 +20,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -39,7 +40,7 @@ func promised(t *testing.T, o translation.Objects) {
 	if r.File == nil {
 		return
 	}
-	config, err := trench.Parse("trench.yaml", r.File, trench.DefaultDefaults())
+	config, err := trenchfile.Parse("trench.yaml", r.File, trench.DefaultDefaults())
 	if err != nil {
 		t.Fatalf("%v\n%s", err, r.File)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing them")
@@ -88,7 +89,7 @@ func TestGolden(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(name), ".txtar"), func(t *testing.T) {
 			r := translation.Translate(objectsOf(t, a), options)
 			if r.File != nil {
-				if _, err := trench.Parse("trench.yaml", r.File, trench.DefaultDefaults()); err != nil {
+				if _, err := trenchfile.Parse("trench.yaml", r.File, trench.DefaultDefaults()); err != nil {
 					t.Error(err)
 				}
 			}

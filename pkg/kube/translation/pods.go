@@ -17,6 +17,14 @@ import (
 // networkStatus is the annotation in which Multus lists the addresses of a Pod.
 const networkStatus = "k8s.v1.cni.cncf.io/network-status"
 
+// addresses holds at most one address per family; the zero Addr means none.
+type addresses [len(vip.Families)]netip.Addr
+
+// list returns the addresses that exist.
+func (a addresses) list() []netip.Addr {
+	return slices.DeleteFunc(a[:], func(x netip.Addr) bool { return !x.IsValid() })
+}
+
 // endpoint is a potential target: a Pod, or endpoints of EndpointSlices.
 type endpoint struct {
 	object      corev1.ObjectReference

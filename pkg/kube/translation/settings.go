@@ -1,6 +1,7 @@
 package translation
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -12,6 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -21,10 +24,10 @@ type settings struct {
 	namespaces []string
 	network    string // NAMESPACE/NAME; "" for the pod network
 	subnets    []netip.Prefix
-	vips       []vip.VIP          // valid VIPs of the attractor, sorted
+	config     *trench.Config     // of the Trench alone, without defaults
+	vips       []vip.VIP          // VIPs of the attractor, sorted
 	held       map[vip.VIP]string // name of the Trench's stream that has the VIP
 	names      map[string]bool    // names of the streams
-	attractor  map[string]any     // content of the field in the trench file
 	keys       map[string][]byte
 	problems   []Problem
 }
@@ -42,18 +45,27 @@ func newSettings(t *v1alpha1.Trench, secrets []*corev1.Secret, keyDir string) (*
 		return nil, err
 	}
 	s.readPublish()
-	s.vips = vipsOf(t.Spec.Attractor)
-	slices.SortFunc(s.vips, vip.Compare)
-	for _, x := range t.Spec.Streams {
-		if m, ok := x.(map[string]any); ok {
-			name := fmt.Sprint(m["name"])
-			s.names[name] = true
-			for _, v := range vipsOf(m) {
-				s.held[v] = name
-			}
+	attractor, err := s.readGateways(secrets, keyDir)
+	if err != nil {
+		return nil, err
+	}
+	object := map[string]any{"trench": t.Name, "attractor": attractor}
+	if len(t.Spec.Streams) > 0 {
+		object["streams"] = t.Spec.Streams
+	}
+	config, problems := trenchfile.Object(object, trench.DefaultDefaults())
+	if len(problems) > 0 {
+		return nil, errors.New(joined(problems, specPath))
+	}
+	s.config = config
+	s.vips = slices.SortedFunc(slices.Values(config.Attractor.VIPs), vip.Compare)
+	for _, stream := range config.Streams {
+		s.names[stream.Name] = true
+		for _, v := range stream.VIPs {
+			s.held[v] = stream.Name
 		}
 	}
-	return s, s.readGateways(secrets, keyDir)
+	return s, nil
 }
 
 // readPublish reports the invalid addresses of spec.publish. The valid ones are published.
@@ -74,19 +86,6 @@ func (s *settings) readPublish() {
 			})
 		}
 	}
-}
-
-// vipsOf returns the valid VIPs of an object. The reader of the trench file reports invalid ones.
-func vipsOf(m map[string]any) []vip.VIP {
-	var vips []vip.VIP
-	list, _ := m["vips"].([]any)
-	for _, x := range list {
-		text, _ := x.(string)
-		if v, err := vip.Parse(text); err == nil {
-			vips = append(vips, v)
-		}
-	}
-	return vips
 }
 
 func (s *settings) readNetwork() error {
@@ -114,19 +113,20 @@ var (
 	secretKey  = regexp.MustCompile(`^[A-Za-z0-9._-]{1,253}$`)
 )
 
-// readGateways replaces passwordSecret by passwordFile, and reads the passwords.
-func (s *settings) readGateways(secrets []*corev1.Secret, keyDir string) error {
-	s.attractor = s.trench.Spec.Attractor
-	list, ok := s.attractor["gateways"].([]any)
+// readGateways returns the attractor with passwordFile instead of passwordSecret, and reads the
+// passwords.
+func (s *settings) readGateways(secrets []*corev1.Secret, keyDir string) (map[string]any, error) {
+	attractor := s.trench.Spec.Attractor
+	list, ok := attractor["gateways"].([]any)
 	if !ok {
-		return nil
+		return attractor, nil
 	}
 	list = slices.Clone(list)
 	for i, x := range list {
 		gateway, _ := x.(map[string]any)
 		field := fmt.Sprintf("spec.attractor.gateways[%d]", i)
 		if _, ok := gateway["passwordFile"]; ok {
-			return fmt.Errorf("%s.passwordFile: write passwordSecret with the name and the key of a Secret", field)
+			return nil, fmt.Errorf("%s.passwordFile: write passwordSecret with the name and the key of a Secret", field)
 		}
 		reference, ok := gateway["passwordSecret"]
 		if !ok {
@@ -136,7 +136,7 @@ func (s *settings) readGateways(secrets []*corev1.Secret, keyDir string) error {
 		name, _ := m["name"].(string)
 		key, _ := m["key"].(string)
 		if !secretName.MatchString(name) || !secretKey.MatchString(key) || len(m) != 2 {
-			return fmt.Errorf("%s.passwordSecret: write the name and the key of a Secret, "+
+			return nil, fmt.Errorf("%s.passwordSecret: write the name and the key of a Secret, "+
 				"such as {name: gw-1, key: password}", field)
 		}
 		// The name of a Secret contains no underscore, so two keys never share a file.
@@ -147,9 +147,9 @@ func (s *settings) readGateways(secrets []*corev1.Secret, keyDir string) error {
 		list[i] = gateway
 		s.readPassword(secrets, name, key, file)
 	}
-	s.attractor = maps.Clone(s.attractor)
-	s.attractor["gateways"] = list
-	return nil
+	attractor = maps.Clone(attractor)
+	attractor["gateways"] = list
+	return attractor, nil
 }
 
 // maxFileName is the maximum length of a file name in Linux (NAME_MAX).
@@ -189,22 +189,8 @@ func (s *settings) refuses(a netip.Addr) string {
 		return fmt.Sprintf("lies in none of the subnets of network %s: give it an address of them, "+
 			"or add a subnet to spec.network.subnets of the Trench", s.network)
 	}
-	if v, ok := s.covering(a); ok {
+	if v, ok := vip.Containing(s.vips, a); ok {
 		return fmt.Sprintf("lies in the VIP %s: give it an address of its own", v)
 	}
 	return ""
-}
-
-// covering returns the VIP of the attractor that contains an address. At most one does, because
-// the reader of the trench file refuses overlapping VIPs.
-func (s *settings) covering(a netip.Addr) (vip.VIP, bool) {
-	i, found := slices.BinarySearchFunc(s.vips, a,
-		func(v vip.VIP, a netip.Addr) int { return v.Prefix().Addr().Compare(a) })
-	if !found {
-		i--
-	}
-	if i >= 0 && s.vips[i].Prefix().Contains(a) {
-		return s.vips[i], true
-	}
-	return vip.VIP{}, false
 }

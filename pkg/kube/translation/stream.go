@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,17 +17,9 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
-
-// stream is the stream of a Service.
-type stream struct {
-	name     string
-	vips     []vip.VIP
-	fields   []byte          // lines between the VIPs and the targets in the file
-	families trench.Families // families that the check covers
-	targets  []target
-}
 
 // refusal is why a Service is refused.
 type refusal struct{ reason, message string }
@@ -55,7 +47,7 @@ var annotations = map[string]string{
 }
 
 // newStream returns the stream of a Service without targets.
-func (t *translator) newStream(s *corev1.Service) (*stream, *refusal) {
+func (t *translator) newStream(s *corev1.Service) (*trench.Stream, *refusal) {
 	for _, p := range s.Spec.Ports {
 		if n := p.TargetPort.IntValue(); p.TargetPort.Type == intstr.Int && n != 0 && n != int(p.Port) {
 			return nil, refuse(ReasonPortTranslation, "port %d has the targetPort %d, and vipgate does not translate "+
@@ -66,25 +58,79 @@ func (t *translator) newStream(s *corev1.Service) (*stream, *refusal) {
 	if refused != nil {
 		return nil, refused
 	}
-	fields, refused := t.fields(s)
-	if refused != nil {
+	stream := t.defaults
+	stream.Name, stream.VIPs = fileName(s.Namespace+"."+s.Name), vips
+	if t.settings.names[stream.Name] {
+		return nil, refuse(ReasonInvalid, "there is a stream %s already, such as in spec.streams of the Trench: "+
+			"rename one of them", stream.Name)
+	}
+	if refused := readAnnotations(s, &stream); refused != nil {
 		return nil, refused
 	}
-	result := &stream{name: fileName(s.Namespace + "." + s.Name), vips: vips, fields: fields}
-	if t.settings.names[result.name] {
-		return nil, refuse(ReasonInvalid, "there is a stream %s already, such as in spec.streams of the Trench: "+
-			"rename one of them", result.name)
+	if refused := readPorts(s, &stream); refused != nil {
+		return nil, refused
 	}
-	read := t.read(fields)
-	if read.problems != nil {
-		reason := ReasonInvalidAnnotation
-		if strings.HasPrefix(read.problems.Problems[0].Field, "match") {
-			reason = ReasonInvalid
+	complete := stream.Complete()
+	if problems := trench.ValidateStream(&complete, t.settings.vips); len(problems) > 0 {
+		return nil, refuse(ReasonInvalidAnnotation, "%s", joined(problems, origin))
+	}
+	return &stream, nil
+}
+
+// readAnnotations replaces the fields of a stream that annotations of its Service set.
+func readAnnotations(s *corev1.Service, stream *trench.Stream) *refusal {
+	fields := map[string]any{}
+	for _, name := range []string{"check", "maglev"} {
+		text, ok := s.Annotations[annotations[name]]
+		if !ok {
+			continue
 		}
-		return nil, refuse(reason, "%s", joined(read.problems, origin))
+		object, err := parseObject(text)
+		if err != nil {
+			return refuse(ReasonInvalidAnnotation, "annotation %s: %v", annotations[name], err)
+		}
+		fields[name] = object
 	}
-	result.families = read.families
-	return result, nil
+	for _, name := range []string{"minReady", "drainTime"} {
+		if text, ok := s.Annotations[annotations[name]]; ok {
+			fields[name] = text
+		}
+	}
+	if problems := trenchfile.Decode(fields, stream); len(problems) > 0 {
+		return refuse(ReasonInvalidAnnotation, "%s", joined(problems, origin))
+	}
+	return nil
+}
+
+// readPorts sets the match of a stream, and the default of its check, from the ports of its
+// Service.
+func readPorts(s *corev1.Service, stream *trench.Stream) *refusal {
+	byProtocol := map[string][]uint16{}
+	for _, p := range s.Spec.Ports {
+		name := strings.ToLower(string(protocol(p.Protocol)))
+		if p.Port < 1 || p.Port > math.MaxUint16 || !slices.Contains([]string{"tcp", "udp", "sctp"}, name) {
+			return refuse(ReasonInvalid, "spec.ports: is %s port %d: write tcp, udp or sctp, and a port between 1 and 65535",
+				name, p.Port)
+		}
+		if name == "tcp" && stream.Check.Kind() == "" {
+			stream.Check.TCP.Port = uint16(p.Port)
+		}
+		byProtocol[name] = append(byProtocol[name], uint16(p.Port))
+	}
+	if stream.Check.Kind() == "" {
+		return refuse(ReasonNoCheck, "there is no TCP port to check: write annotation %s, such as "+
+			`{"tcp":{"port":8080}}`, v1alpha1.CheckAnnotation)
+	}
+	if n := len(s.Spec.Ports); n > trench.MaxMatch {
+		return refuse(ReasonInvalid, "spec.ports has %d ports, and the data plane knows %d of a Service at most: "+
+			"remove some", n, trench.MaxMatch)
+	}
+	for _, name := range slices.Sorted(maps.Keys(byProtocol)) {
+		slices.Sort(byProtocol[name])
+		stream.Match = append(stream.Match,
+			trench.Match{Protocols: []string{name}, Ports: slices.Compact(byProtocol[name])})
+	}
+	return nil
 }
 
 // origin returns the part of a Service that sets a field of its stream.
@@ -93,8 +139,6 @@ func origin(path string) string {
 	switch {
 	case path == "":
 		return "annotations"
-	case strings.HasPrefix(path, "match"):
-		return "spec.ports"
 	case rest == "":
 		return "annotation " + annotations[field]
 	}
@@ -168,7 +212,7 @@ func parseVIPs(s *corev1.Service) ([]vip.VIP, *refusal) {
 // lacks returns why no Service may have a VIP, or nil if the VIP is available.
 func (t *translator) lacks(v vip.VIP) *refusal {
 	if _, ok := slices.BinarySearchFunc(t.settings.vips, v, vip.Compare); !ok {
-		if wider, ok := t.settings.covering(v.Prefix().Addr()); ok {
+		if wider, ok := vip.Containing(t.settings.vips, v.Prefix().Addr()); ok {
 			return refuse(ReasonVIPNotAllowed, "VIP %s is not one of the Trench, which has %s: "+
 				"claim that, or let spec.attractor.vips list %s instead", v, wider, v)
 		}
@@ -181,94 +225,8 @@ func (t *translator) lacks(v vip.VIP) *refusal {
 	return nil
 }
 
-// fields returns the fields of the stream of a Service in the format of the trench file.
-func (t *translator) fields(s *corev1.Service) ([]byte, *refusal) {
-	m := maps.Clone(t.defaults)
-	for _, name := range []string{"check", "maglev"} {
-		text, ok := s.Annotations[annotations[name]]
-		if !ok {
-			continue
-		}
-		object, err := parseObject(text)
-		if err != nil {
-			return nil, refuse(ReasonInvalidAnnotation, "annotation %s: %v", annotations[name], err)
-		}
-		m[name] = merged(m[name], object)
-	}
-	for _, name := range []string{"minReady", "drainTime"} {
-		if text, ok := s.Annotations[annotations[name]]; ok {
-			m[name] = text
-			if _, err := strconv.ParseUint(text, 10, 64); err == nil {
-				m[name] = json.Number(text)
-			}
-		}
-	}
-	check, _ := m["check"].(map[string]any)
-	if !hasKind(check) {
-		i := slices.IndexFunc(s.Spec.Ports, func(p corev1.ServicePort) bool {
-			return protocol(p.Protocol) == corev1.ProtocolTCP
-		})
-		if i < 0 {
-			return nil, refuse(ReasonNoCheck, "there is no TCP port to check: write annotation %s, such as "+
-				`{"tcp":{"port":8080}}`, v1alpha1.CheckAnnotation)
-		}
-		m["check"] = merged(check, map[string]any{"tcp": map[string]any{"port": s.Spec.Ports[i].Port}})
-	}
-	if n := len(s.Spec.Ports); n > trench.MaxMatch {
-		return nil, refuse(ReasonInvalid, "spec.ports has %d ports, and the data plane knows %d of a Service at most: "+
-			"remove some", n, trench.MaxMatch)
-	} else if n > 0 {
-		m["match"] = match(s.Spec.Ports)
-	}
-	return appendFields([]byte("    "), "    ", m), nil
-}
-
-// match returns the match entries that select the packets of a Service.
-func match(ports []corev1.ServicePort) []any {
-	byProtocol := map[string][]int32{}
-	for _, p := range ports {
-		name := strings.ToLower(string(protocol(p.Protocol)))
-		if !slices.Contains(byProtocol[name], p.Port) {
-			byProtocol[name] = append(byProtocol[name], p.Port)
-		}
-	}
-	var entries []any
-	for _, name := range slices.Sorted(maps.Keys(byProtocol)) {
-		var numbers []any
-		for _, n := range slices.Sorted(slices.Values(byProtocol[name])) {
-			numbers = append(numbers, n)
-		}
-		entries = append(entries, map[string]any{"protocols": []any{name}, "ports": numbers})
-	}
-	return entries
-}
-
 // protocol returns the protocol of a port; the default is TCP.
 func protocol(p corev1.Protocol) corev1.Protocol { return cmp.Or(p, corev1.ProtocolTCP) }
-
-// checkKinds lists the fields of a check that exclude each other.
-var checkKinds = []string{"tcp", "http", "grpc"}
-
-func hasKind(check map[string]any) bool {
-	return slices.ContainsFunc(checkKinds, func(kind string) bool { _, ok := check[kind]; return ok })
-}
-
-// merged returns the union of the fields. A field of over takes precedence, and a check kind of
-// over replaces the check kind of defaults.
-func merged(defaults any, over map[string]any) map[string]any {
-	m, _ := defaults.(map[string]any)
-	m = maps.Clone(m)
-	if m == nil {
-		m = map[string]any{}
-	}
-	if hasKind(over) {
-		for _, kind := range checkKinds {
-			delete(m, kind)
-		}
-	}
-	maps.Copy(m, over)
-	return m
-}
 
 // parseObject parses a JSON object.
 func parseObject(text string) (map[string]any, error) {
@@ -298,69 +256,26 @@ func problemOf(err error) string {
 	return err.Error()
 }
 
-// readFields is the result of parsing the fields of a stream with the reader of the trench file.
-type readFields struct {
-	families trench.Families
-	problems *trench.Errors // Field is relative to the stream; nil without problems
-}
-
-// probe is the start of a trench file to parse the fields of a stream. Its VIP is in the
-// discard-only prefix (RFC 6666), which no host uses.
-const probe = `trench: probe
-attractor:
-  name: probe
-  vips: ["100::1/128"]
-streams:
-  - name: probe
-    vips: ["100::1/128"]
-`
-
-// read parses the fields of a stream with the reader of the trench file. The result depends on the
-// rest of the file only for source addresses in VIPs, which read compares itself.
-func (t *translator) read(fields []byte) readFields {
-	if known, ok := t.known[string(fields)]; ok {
-		return known
-	}
-	var r readFields
-	config, err := trench.Parse("", append([]byte(probe), fields...), trench.DefaultDefaults())
-	if errors.As(err, &r.problems) {
-		for i := range r.problems.Problems {
-			p := &r.problems.Problems[i]
-			p.Field = strings.TrimPrefix(strings.TrimPrefix(p.Field, "streams[0]"), ".")
-		}
-	} else {
-		check := config.Streams[0].Check
-		r.families = check.Families
-		for _, a := range []netip.Addr{check.Source4, check.Source6} {
-			if v, ok := t.settings.covering(a); a.IsValid() && ok {
-				message := fmt.Sprintf("is %s, which lies in the VIP %s: write an address of the load balancer's own", a, v)
-				r.problems = &trench.Errors{Problems: []trench.Problem{{Field: "check.source", Message: message}}}
-			}
-		}
-	}
-	t.known[string(fields)] = r
-	return r
-}
-
-// readDefaults checks spec.defaults of the Trench.
+// readDefaults reads spec.defaults of the Trench.
 func (t *translator) readDefaults() error {
 	defaults := t.settings.trench.Spec.Defaults
-	t.defaults = map[string]any{}
 	for _, name := range slices.Sorted(maps.Keys(defaults)) {
 		if _, ok := annotations[name]; !ok || name == "vips" {
 			return fmt.Errorf("spec.defaults.%s: unknown field: the fields here are minReady, check, drainTime, maglev", name)
 		}
-		t.defaults[name] = defaults[name]
 	}
-	m := maps.Clone(t.defaults)
-	if check, ok := m["check"].(map[string]any); ok && !hasKind(check) {
-		m["check"] = merged(check, map[string]any{"tcp": map[string]any{"port": 1}})
+	problems := trenchfile.Decode(defaults, &t.defaults)
+	if len(problems) == 0 {
+		stream := t.defaults
+		if stream.Check != (trench.Check{}) && stream.Check.Kind() == "" {
+			stream.Check.TCP.Port = 1 // a Service may set the kind
+		}
+		stream = stream.Complete()
+		problems = slices.DeleteFunc(trench.ValidateStream(&stream, t.settings.vips),
+			func(p trench.Problem) bool { return p.Path == "name" || p.Path == "vips" })
 	}
-	if len(m) == 0 {
-		return nil
-	}
-	if p := t.read(appendFields([]byte("    "), "    ", m)).problems; p != nil {
-		return errors.New(joined(p, func(field string) string { return "spec.defaults." + field }))
+	if len(problems) > 0 {
+		return errors.New(joined(problems, func(field string) string { return "spec.defaults." + field }))
 	}
 	return nil
 }

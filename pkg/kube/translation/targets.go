@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -17,7 +18,7 @@ const maxProblems = 20
 
 // addTargets adds the targets of a Service to its stream, and returns the problems of omitted
 // ones.
-func (t *translator) addTargets(s *corev1.Service, st *stream) ([]Problem, *refusal) {
+func (t *translator) addTargets(s *corev1.Service, st *trench.Stream) ([]Problem, *refusal) {
 	list := t.endpointsOf(s)
 	problems := warnings(s)
 	if len(list) == 0 && len(s.Spec.Selector) > 0 {
@@ -41,11 +42,11 @@ func (t *translator) addTargets(s *corev1.Service, st *stream) ([]Problem, *refu
 		if e.ips == (addresses{}) || !e.ready && !e.terminating && !s.Spec.PublishNotReadyAddresses {
 			continue
 		}
-		checked := func(f vip.Family) bool { return e.ips[f].IsValid() && st.families.Has(f) }
+		checked := func(f vip.Family) bool { return e.ips[f].IsValid() && st.Check.Families.Has(f) }
 		if !slices.ContainsFunc(vip.Families[:], checked) {
 			problems = append(problems, Problem{e.object, ReasonNotChecked, fmt.Sprintf(
 				"%s %s has no address of the family that is checked, %s: give it one, or let the check have families: both",
-				e.object.Kind, e.name, st.families)})
+				e.object.Kind, e.name, st.Check.Families)})
 			continue
 		}
 		name := fileName(e.name)
@@ -53,10 +54,10 @@ func (t *translator) addTargets(s *corev1.Service, st *stream) ([]Problem, *refu
 			continue
 		}
 		names[name] = true
-		st.targets = append(st.targets, target{name, e.ips, e.terminating})
+		st.Targets = append(st.Targets, trench.Target{Name: name, IPs: e.ips.list(), Terminating: e.terminating})
 	}
 	if has != [len(vip.Families)]bool{} {
-		for _, v := range st.vips {
+		for _, v := range st.VIPs {
 			if !has[v.Family()] {
 				problems = append(problems, Problem{reference(s), ReasonNoAddressOfFamily, fmt.Sprintf(
 					"%s is not advertised: no Pod or endpoint has an address of its family, %s: "+

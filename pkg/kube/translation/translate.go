@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,20 +12,17 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/kube/v1alpha1"
 	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
-
-// maxFileSize is the size limit of the trench file's reader.
-const maxFileSize = 8 << 20
 
 // translator holds the state of one translation.
 type translator struct {
 	settings *settings
-	defaults map[string]any // spec.defaults, by field of a stream
-	known    map[string]readFields
+	defaults trench.Stream // spec.defaults
 	pods     map[label][]*endpoint
 	slices   map[label][]*discoveryv1.EndpointSlice
-	streams  []*stream
+	streams  []*trench.Stream
 }
 
 // Translate returns the trench file of a Trench and its Services. It is pure: the result depends
@@ -62,7 +57,7 @@ func (r *Result) translate(objects Objects, options Options) error {
 	if err != nil {
 		return err
 	}
-	t := &translator{settings: s, known: map[string]readFields{}}
+	t := &translator{settings: s}
 	if err := t.readDefaults(); err != nil {
 		return err
 	}
@@ -85,9 +80,10 @@ func (r *Result) translate(objects Objects, options Options) error {
 		x, y := a.Object, b.Object
 		return cmp.Or(cmp.Compare(x.Namespace, y.Namespace), cmp.Compare(x.Name, y.Name), cmp.Compare(x.UID, y.UID))
 	})
-	slices.SortFunc(t.streams, func(a, b *stream) int { return strings.Compare(a.name, b.name) })
-	r.File, r.Keys, r.Trench.Problems = t.file(), s.keys, s.problems
-	return t.refused(r.File)
+	slices.SortFunc(t.streams, func(a, b *trench.Stream) int { return strings.Compare(a.Name, b.Name) })
+	r.Keys, r.Trench.Problems = s.keys, s.problems
+	r.File, err = t.file()
+	return err
 }
 
 // list formats the first VIPs of a list, separated by commas.
@@ -107,82 +103,56 @@ func reference(s *corev1.Service) corev1.ObjectReference {
 	return corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: s.Namespace, Name: s.Name, UID: s.UID}
 }
 
-// file returns the content of the trench file.
-func (t *translator) file() []byte {
+// file returns the content of the trench file, or why it is refused.
+func (t *translator) file() ([]byte, error) {
+	config := *t.settings.config
+	config.Streams = slices.Clone(config.Streams)
+	for _, stream := range t.streams {
+		config.Streams = append(config.Streams, *stream)
+	}
+	if problems := trench.Validate(config.Complete(trench.DefaultDefaults())); len(problems) > 0 {
+		return nil, errors.New(joined(problems, t.path))
+	}
 	meta := t.settings.trench.ObjectMeta
-	b := fmt.Appendf(nil, "# Translated from Trench %s/%s: changes are overwritten.\n",
+	file := fmt.Appendf(nil, "# Translated from Trench %s/%s: changes are overwritten.\n",
 		fileName(meta.Namespace), fileName(meta.Name))
-	b = append(appendText(append(b, "trench: "...), meta.Name), "\nattractor:"...)
-	b = appendObject(b, "  ", t.settings.attractor)
-	if len(t.settings.trench.Spec.Streams)+len(t.streams) == 0 {
-		return append(b, "streams: []\n"...)
+	file = append(file, trenchfile.Marshal(&config)...)
+	if len(file) > trenchfile.MaxSize {
+		return nil, fmt.Errorf("the trench file has %d bytes, more than the %d that are read: "+
+			"divide the Services among several Trenches", len(file), trenchfile.MaxSize)
 	}
-	b = append(b, "streams:\n"...)
-	for _, x := range t.settings.trench.Spec.Streams {
-		m, ok := x.(map[string]any)
-		if !ok || len(m) == 0 {
-			b = append(appendValue(append(b, "  - "...), x), '\n')
-			continue
-		}
-		b = appendFields(append(b, "  - "...), "    ", m)
-	}
-	for _, s := range t.streams {
-		b = appendTargets(s.append(b), s.targets)
-	}
-	return b
+	return file, nil
 }
 
-// appendObject writes the value of a field: an object with one field a line.
-func appendObject(b []byte, indent string, m map[string]any) []byte {
-	if len(m) == 0 {
-		return append(b, " {}\n"...)
-	}
-	return appendFields(append(append(b, '\n'), indent...), indent, m)
-}
-
-// refused returns the errors of the trench file's reader, with paths in the Trench.
-func (t *translator) refused(file []byte) error {
-	if len(file) > maxFileSize {
-		return fmt.Errorf("the trench file has %d bytes, more than the %d that are read: "+
-			"divide the Services among several Trenches", len(file), maxFileSize)
-	}
-	_, err := trench.Parse("", file, trench.DefaultDefaults())
-	var refused *trench.Errors
-	if !errors.As(err, &refused) {
-		return err
-	}
-	return errors.New(joined(refused, t.path))
-}
-
-// linesOfFile matches line numbers in messages of the reader, which have no meaning to the user.
-var linesOfFile = regexp.MustCompile(`, first in line \d+| of line \d+`)
-
-// joined returns the first problems of a file, each with the path of its origin.
-func joined(refused *trench.Errors, path func(field string) string) string {
+// joined returns the first problems, each with the path of its origin.
+func joined(problems []trench.Problem, path func(field string) string) string {
 	const enough = 3
 	var texts []string
-	for _, p := range refused.Problems[:min(len(refused.Problems), enough)] {
-		texts = append(texts, path(p.Field)+": "+linesOfFile.ReplaceAllString(p.Message, ""))
+	for _, p := range problems[:min(len(problems), enough)] {
+		texts = append(texts, path(p.Path)+": "+p.Message(path))
 	}
-	if more := len(refused.Problems) - enough; more > 0 {
+	if more := len(problems) - enough; more > 0 {
 		texts = append(texts, fmt.Sprintf("%d more problems", more))
 	}
 	return strings.Join(texts, "; ")
 }
 
-// path returns the field of the Trench, or the stream, that a field of the trench file comes from.
+// path returns the field of the Trench, or the stream of a Service, that a value comes from.
 func (t *translator) path(field string) string {
-	switch {
-	case field == "":
-		return "spec"
-	case field == "trench":
-		return "metadata.name"
+	own := len(t.settings.config.Streams)
+	if i, rest, ok := trench.Item(field, "streams"); ok && i >= own {
+		return strings.TrimSuffix("stream "+t.streams[i-own].Name+"."+rest, ".")
 	}
-	number, rest, ok := strings.Cut(strings.TrimPrefix(field, "streams["), "]")
-	if i, err := strconv.Atoi(number); ok && err == nil {
-		if i -= len(t.settings.trench.Spec.Streams); i >= 0 && i < len(t.streams) {
-			return "stream " + t.streams[i].name + rest
-		}
+	return specPath(field)
+}
+
+// specPath returns the field of the Trench for a field of the trench file.
+func specPath(field string) string {
+	switch field {
+	case "":
+		return "spec"
+	case "trench":
+		return "metadata.name"
 	}
 	return "spec." + field
 }

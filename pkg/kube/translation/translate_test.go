@@ -1,17 +1,14 @@
 package translation_test
 
 import (
-	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/vipgate/vipgate/pkg/kube/translation"
-	"github.com/vipgate/vipgate/pkg/trench"
+	trenchfile "github.com/vipgate/vipgate/pkg/trench/file"
 )
 
 func TestObjectsAreNotChanged(t *testing.T) {
@@ -54,28 +51,18 @@ func TestReadErrors(t *testing.T) {
 	}
 }
 
-// The size limit equals the limit of the reader, so that no file is written that lb refuses.
+// A file that is larger than the limit of its reader is not written.
 func TestSizeOfFile(t *testing.T) {
-	const limit = 8 << 20
 	o := read(t, base(t))
-	r := translation.Translate(o, options)
-	file := filepath.Join(t.TempDir(), "trench.yaml")
-	for size, accepted := range map[int]bool{limit: true, limit + 1: false} {
-		text := append(bytes.Clone(r.File), bytes.Repeat([]byte("#"), size-len(r.File))...)
-		if err := os.WriteFile(file, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := trench.Read(file, trench.DefaultDefaults()); (err == nil) != accepted {
-			t.Errorf("a file of %d bytes: %v", size, err)
-		}
+	var streams []any
+	for i := range trenchfile.MaxSize / 1000 {
+		http := map[string]any{"port": int64(80), "body": strings.Repeat("a", 1000)}
+		streams = append(streams, map[string]any{
+			"name": fmt.Sprint("s", i), "vips": []any{"30.0.0.0/24"}, "check": map[string]any{"http": http},
+		})
 	}
-	attractor := o.Trench.Object["spec"].(map[string]any)["attractor"].(map[string]any)
-	attractor["name"] = strings.Repeat("a", limit-len(r.File)+len("attractor-a"))
-	if r := translation.Translate(o, options); strings.Contains(r.Trench.Message, "divide the Services") {
-		t.Errorf("at the limit: %s", r.Trench.Message)
-	}
-	attractor["name"] = attractor["name"].(string) + "a"
-	if r := translation.Translate(o, options); !strings.Contains(r.Trench.Message, "divide the Services") {
-		t.Errorf("above the limit: %s", r.Trench.Message)
+	o.Trench.Object["spec"].(map[string]any)["streams"] = streams
+	if r := translation.Translate(o, options); r.File != nil || !strings.Contains(r.Trench.Message, "divide the Services") {
+		t.Errorf("%d bytes: %s", len(r.File), r.Trench.Message)
 	}
 }

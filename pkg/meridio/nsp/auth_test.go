@@ -12,7 +12,7 @@ func TestGatewayWithoutPassword(t *testing.T) {
 		"no object":          func(*nspv1.Gateway) {},
 		"object of no names": func(g *nspv1.Gateway) { g.BgpAuth = &nspv1.Gateway_BgpAuth{} },
 		"static": func(g *nspv1.Gateway) {
-			g.Protocol, g.BgpAuth = static, &nspv1.Gateway_BgpAuth{KeyName: "k", KeySource: "s"}
+			g.Protocol, g.BgpAuth = "static", &nspv1.Gateway_BgpAuth{KeyName: "k", KeySource: "s"}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

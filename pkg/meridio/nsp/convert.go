@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	nspv1 "github.com/vipgate/vipgate/pkg/api/nsp/v1"
 	"github.com/vipgate/vipgate/pkg/meridio/secret"
@@ -117,130 +118,141 @@ type converted struct {
 
 // convert returns the configuration of an attractor without the refused objects. It returns an
 // error if the list as a whole is invalid.
-func (o *Options) convert(a *nspv1.Attractor) (c converted, err error) {
-	vips, refused := distinct(a.GetVips())
-	c.refused = refused
-	gateways := slices.DeleteFunc(slices.Clone(a.GetGateways()), func(g *nspv1.Gateway) bool {
-		if problem := o.checkGateway(g); problem != "" {
-			c.refused = append(c.refused, Refusal{KindGateway, g.GetName(), problem})
-			return true
-		}
-		return false
-	})
-	// Parse repeatedly, and remove the objects with problems each time: the parser reports a limited
-	// number of problems.
-	for {
-		d := document{vips: vips, gateways: gateways}
-		var problems *trench.Errors
-		c.Config, err = trench.Parse(o.String(), d.write(o), o.Defaults)
-		switch {
-		case err == nil:
-			slices.SortStableFunc(c.refused, func(a, b Refusal) int {
-				return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
-			})
-			return c, nil
-		case !errors.As(err, &problems):
-			return converted{}, err
-		}
-		found := d.refusals(problems.Problems)
-		if len(found) == 0 {
-			return converted{}, err
-		}
-		keep := func(kind string, i int) bool { _, is := found[place{kind, i}]; return !is }
-		for _, at := range sortedPlaces(found) {
-			c.refused = append(c.refused, found[at])
-		}
-		vips, gateways = filter(vips, KindVIP, keep), filter(gateways, KindGateway, keep)
+func (o *Options) convert(list *nspv1.Attractor) (c converted, err error) {
+	if err := o.Defaults.Validate(); err != nil {
+		return converted{}, err
 	}
-}
-
-// distinct returns the valid VIPs that no other VIP contains, and the refusals. The trench file
-// has the same rule, but its reader reports at most 100 problems.
-func distinct(list []*nspv1.Vip) (kept []*nspv1.Vip, refused Refusals) {
-	type object struct {
-		*nspv1.Vip
-		prefix vip.VIP
+	config := &trench.Config{Trench: o.Trench, Attractor: trench.Attractor{Name: o.Attractor}}
+	refuse := func(kind, name, problem string) {
+		c.refused = append(c.refused, Refusal{kind, name, short(problem)})
 	}
-	var objects []object
-	bad := map[*nspv1.Vip]bool{}
-	refuse := func(v *nspv1.Vip, problem string) {
-		bad[v] = true
-		refused = append(refused, Refusal{KindVIP, v.GetName(), problem})
-	}
-	for _, v := range list {
-		prefix, err := vip.Parse(v.GetAddress())
+	// names holds the names of the objects by their positions in the lists of the configuration.
+	names := map[string][]string{}
+	for _, object := range list.GetVips() {
+		prefix, err := vip.Parse(object.GetAddress())
 		if err != nil {
-			refuse(v, short(err.Error()))
+			refuse(KindVIP, object.GetName(), err.Error())
 			continue
 		}
-		objects = append(objects, object{v, prefix})
+		config.Attractor.VIPs = append(config.Attractor.VIPs, prefix)
+		names[KindVIP] = append(names[KindVIP], object.GetName())
 	}
-	// A prefix sorts after the prefixes that contain it.
-	slices.SortStableFunc(objects, func(a, b object) int { return vip.Compare(a.prefix, b.prefix) })
-	var last object // the last accepted VIP
-	for _, x := range objects {
-		switch {
-		case last.Vip == nil || !last.prefix.Overlaps(x.prefix):
-			last = x
-		case last.prefix == x.prefix:
-			refuse(x.Vip, fmt.Sprintf("VIP %s appears twice, first in VIP %s: remove one of them", x.prefix,
-				quoteName(last.GetName())))
-		default:
-			refuse(x.Vip, fmt.Sprintf("VIP %s lies in the VIP %s of VIP %s: remove one of them", x.prefix, last.prefix,
-				quoteName(last.GetName())))
+	for _, object := range list.GetGateways() {
+		gateway, err := o.gateway(object)
+		if err != nil {
+			refuse(KindGateway, object.GetName(), err.Error())
+			continue
 		}
+		config.Attractor.Gateways = append(config.Attractor.Gateways, gateway)
+		names[KindGateway] = append(names[KindGateway], object.GetName())
 	}
-	kept = slices.DeleteFunc(slices.Clone(list), func(v *nspv1.Vip) bool { return bad[v] })
-	return kept, refused
+	config = config.Complete(o.Defaults)
+
+	problems := map[place]string{}
+	at := func(path string) string {
+		where, _ := placeOf(path)
+		return where.kind + " " + quoteName(names[where.kind][where.position])
+	}
+	for _, problem := range trench.Validate(config) {
+		where, field := placeOf(problem.Path)
+		if where.kind == "" {
+			return converted{}, fmt.Errorf("%s: %s: %s", o, problem.Path, problem.Message(at))
+		}
+		text := strings.TrimPrefix(field+" "+problem.Message(at), " ")
+		if before := problems[where]; before != "" {
+			text = before + "; " + text
+		}
+		problems[where] = text
+	}
+	for where, problem := range problems {
+		refuse(where.kind, names[where.kind][where.position], problem)
+	}
+	// Without the refused objects no problem remains: a problem belongs to the later object of a
+	// conflict, or to the narrower VIP.
+	config.Attractor.VIPs = without(config.Attractor.VIPs, KindVIP, problems)
+	config.Attractor.Gateways = without(config.Attractor.Gateways, KindGateway, problems)
+	slices.SortFunc(c.refused, func(a, b Refusal) int {
+		return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Problem, b.Problem))
+	})
+	c.Config = config
+	return c, nil
 }
 
-// filter returns the objects for which keep returns true.
-func filter[T any](list []T, kind string, keep func(kind string, i int) bool) []T {
-	var kept []T
-	for i, x := range list {
-		if keep(kind, i) {
-			kept = append(kept, x)
+// place is the position of an object in a list of the configuration.
+type place struct {
+	kind     string
+	position int
+}
+
+// placeOf returns the object that has the value at a path, and the field in the object. The kind is
+// empty for a value that belongs to no object.
+func placeOf(path string) (where place, field string) {
+	for kind, list := range map[string]string{KindVIP: "attractor.vips", KindGateway: "attractor.gateways"} {
+		if i, rest, ok := trench.Item(path, list); ok {
+			return place{kind, i}, rest
+		}
+	}
+	return place{}, ""
+}
+
+// without returns the objects that have no problem.
+func without[T any](list []T, kind string, problems map[place]string) (kept []T) {
+	for i, object := range list {
+		if problems[place{kind, i}] == "" {
+			kept = append(kept, object)
 		}
 	}
 	return kept
 }
 
-// checkGateway returns why a gateway is invalid, by the rules that the trench file cannot
-// express, or "" if it is valid.
-func (o *Options) checkGateway(g *nspv1.Gateway) string {
-	address, err := gatewayAddress(g)
-	if err != nil {
-		return err.Error()
+// gateway converts a gateway. A field that is 0 is left out, so that its default applies. The error
+// states a problem that a configuration cannot have.
+func (o *Options) gateway(object *nspv1.Gateway) (gateway trench.Gateway, err error) {
+	gateway.Name = object.GetName()
+	if prefix, errPrefix := netip.ParsePrefix(object.GetAddress()); errPrefix == nil {
+		gateway.Address = prefix.Addr()
+	} else if gateway.Address, err = netip.ParseAddr(object.GetAddress()); err != nil {
+		return gateway, fmt.Errorf("address is %s: write an IP address such as 169.254.100.150",
+			quoteName(object.GetAddress()))
 	}
-	switch family := g.GetIpFamily(); {
+	switch family := object.GetIpFamily(); {
 	case family != "" && family != "ipv4" && family != "ipv6":
-		return fmt.Sprintf("ipFamily is %s: write ipv4 or ipv6", quoteName(family))
-	case family != "" && family != vip.FamilyOf(address).String():
-		return fmt.Sprintf("ipFamily is %s, but address is %s: change one of them", family, address)
+		return gateway, fmt.Errorf("ipFamily is %s: write ipv4 or ipv6", quoteName(family))
+	case family != "" && family != vip.FamilyOf(gateway.Address).String():
+		return gateway, fmt.Errorf("ipFamily is %s, but address is %s: change one of them", family, gateway.Address)
 	}
-	if auth := bgpAuth(g); auth != nil {
+	auth := bgpAuth(object)
+	if auth != nil {
 		if err := secret.Check(auth.GetKeySource(), auth.GetKeyName()); err != nil {
-			return "bgpAuth: " + err.Error()
+			return gateway, fmt.Errorf("bgpAuth: %w", err)
 		}
 		if o.Keys == nil {
-			return "bgpAuth names a Secret, but this frontend reads none: remove bgpAuth"
+			return gateway, errors.New("bgpAuth names a Secret, but this frontend reads none: remove bgpAuth")
 		}
 	}
-	return ""
-}
-
-// gatewayAddress returns the address of a gateway without its optional prefix length.
-func gatewayAddress(g *nspv1.Gateway) (netip.Addr, error) {
-	p, err := netip.ParsePrefix(g.GetAddress())
-	if err == nil {
-		return p.Addr(), nil
+	if object.GetBfd() {
+		spec := object.GetBfdSpec()
+		gateway.BFD = &trench.BFD{
+			MinTx: time.Duration(spec.GetMinTx()) * time.Millisecond, MinRx: time.Duration(spec.GetMinRx()) * time.Millisecond,
+			Multiplier: int(spec.GetMultiplier()),
+		}
 	}
-	a, err := netip.ParseAddr(g.GetAddress())
-	if err != nil {
-		return netip.Addr{}, fmt.Errorf("address is %s: write an IP address such as 169.254.100.150",
-			quoteName(g.GetAddress()))
+	switch protocol := object.GetProtocol(); protocol {
+	case trench.Static.String():
+		// Meridio's objects may have BGP defaults even if the protocol is static.
+		gateway.Protocol = trench.Static
+		return gateway, nil
+	case "", trench.BGP.String():
+	default:
+		return gateway, fmt.Errorf("protocol is %q: write bgp or static", short(protocol))
 	}
-	return a, nil
+	gateway.LocalASN, gateway.RemoteASN = int64(object.GetLocalAsn()), int64(object.GetRemoteAsn())
+	gateway.LocalPort, gateway.RemotePort = int(object.GetLocalPort()), int(object.GetRemotePort())
+	gateway.HoldTime = time.Duration(object.GetHoldTime()) * time.Second
+	if auth != nil {
+		gateway.PasswordFile = o.Keys.File(auth.GetKeySource(), auth.GetKeyName())
+	}
+	return gateway, nil
 }
 
 // secrets maps Secrets to their keys that hold passwords of the gateways in force.

@@ -26,7 +26,6 @@ func TestConvert(t *testing.T) {
 		t.Fatalf("refused %v, error %v", converted.refused, err)
 	}
 	c := converted.Config
-	d := trench.DefaultDefaults()
 	want := []trench.Gateway{
 		{
 			Name: "full", Address: netip.MustParseAddr("169.254.100.150"), LocalASN: 1, RemoteASN: 2, LocalPort: 3,
@@ -34,8 +33,8 @@ func TestConvert(t *testing.T) {
 			BFD: &trench.BFD{MinTx: 100 * time.Millisecond, MinRx: 200 * time.Millisecond, Multiplier: 5},
 		},
 		{
-			Name: "plain", Address: netip.MustParseAddr("fd00::1"), LocalASN: d.LocalASN, RemoteASN: d.RemoteASN,
-			LocalPort: d.LocalPort, RemotePort: d.RemotePort, HoldTime: d.HoldTime,
+			Name: "plain", Address: netip.MustParseAddr("fd00::1"), LocalASN: 8103, RemoteASN: 4248829953,
+			LocalPort: 10179, RemotePort: 10179, HoldTime: 3 * time.Second,
 		},
 	}
 	if !reflect.DeepEqual(c.Attractor.Gateways, want) {
@@ -80,7 +79,7 @@ func TestRefusals(t *testing.T) {
 		{"host bits", withVIP("bad", "30.0.0.1/24"), "VIP bad: VIP 30.0.0.1/24 has host bits set"},
 		{"unreadable name", withVIP("bad\nname", "x"), `VIP "bad\nname": `},
 		{"duplicate VIP", withVIP("vip-9", "20.0.0.1/32"), "VIP vip-9: VIP 20.0.0.1/32 appears twice, first in VIP vip-1"},
-		{"overlap", withVIP("bad", "20.0.0.0/24"), "VIP vip-1: VIP 20.0.0.1/32 lies in the VIP 20.0.0.0/24 of VIP bad"},
+		{"overlap", withVIP("bad", "20.0.0.0/24"), "VIP vip-1: VIP 20.0.0.1/32 lies in the VIP 20.0.0.0/24 in VIP bad"},
 		{"gateway in a VIP", withGateway("bad", "20.0.0.1", nil), "gateway bad: address is 20.0.0.1, which lies in the VIP"},
 		{"gateway name", withGateway("b'; d", "169.254.100.160", nil), `gateway "b'; d": name is `},
 		{"empty gateway name", withGateway("", "169.254.100.160", nil), `gateway "": name is empty`},

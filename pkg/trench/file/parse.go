@@ -1,4 +1,11 @@
-package trench
+// Package file reads and writes the trench file: a strict YAML reader, a writer, and a watcher of
+// the trench file and of the stale file, in which a writer reports that it cannot refresh the
+// trench file.
+//
+// The reader returns all problems of a rejected file as [Errors]: file, line, column, field and
+// remedy. It does not check whether an interface, a password file or a gateway exists; the
+// components that use them do.
+package file
 
 import (
 	"bytes"
@@ -7,23 +14,23 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"reflect"
 	"regexp"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
 
 	"github.com/vipgate/vipgate/pkg/files"
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
-// maxFileSize limits the file size, and thus the memory for a rejected file: parsing takes 20
-// times the size. [MaxVIPs] in the attractor and in a stream with 10 000 targets take 5 MB; a
+// MaxSize limits the file size, and thus the memory for a rejected file: parsing takes 20
+// times the size. [trench.MaxVIPs] in the attractor and in a stream with 10 000 targets take 5 MB; a
 // ConfigMap holds 1 MiB.
-const maxFileSize = 8 << 20
+const MaxSize = 8 << 20
 
 // Read reads and parses a trench file. It returns a file system error, an error of
-// [Defaults.Validate] or [*Errors].
-func Read(path string, d Defaults) (*Config, error) {
+// [trench.Defaults.Validate] or [*Errors].
+func Read(path string, d trench.Defaults) (*trench.Config, error) {
 	data, err := files.Do(context.Background(), &files.Calls{}, "trench file "+path,
 		func() ([]byte, error) { return readFile(path) })
 	if err != nil {
@@ -37,7 +44,7 @@ func Read(path string, d Defaults) (*Config, error) {
 }
 
 func readFile(path string) ([]byte, error) {
-	data, err := files.Read(path, maxFileSize)
+	data, err := files.Read(path, MaxSize)
 	if err != nil {
 		return nil, fmt.Errorf("trench file: %w", err)
 	}
@@ -46,8 +53,8 @@ func readFile(path string) ([]byte, error) {
 
 // Parse parses data, the content of the trench file name. d has the default interface of the
 // attractor, and the default AS numbers, ports and hold time of gateways. The error is [*Errors]
-// with all problems of the file, unless [Defaults.Validate] rejects d.
-func Parse(name string, data []byte, d Defaults) (*Config, error) {
+// with all problems of the file, unless [trench.Defaults.Validate] rejects d.
+func Parse(name string, data []byte, d trench.Defaults) (*trench.Config, error) {
 	if err := d.Validate(); err != nil {
 		return nil, err
 	}
@@ -56,21 +63,27 @@ func Parse(name string, data []byte, d Defaults) (*Config, error) {
 	if root == nil {
 		return nil, e.err()
 	}
-	p := newParser(d)
-	config := &Config{}
-	p.object(value{errors: e, node: root}, reflect.ValueOf(config).Elem(), "", nil)
-	p.checkAcross()
+	r := reader{}
+	config := r.config(root, d)
+	place := func(path string) string {
+		line, _ := position(root, path)
+		return fmt.Sprintf("line %d", line)
+	}
+	for _, p := range r.problems {
+		e.add(p.line, p.column, p.Path, p.Message(place))
+	}
+	e.More = r.more
 	if err := e.err(); err != nil {
 		return nil, err
 	}
-	return config, nil
+	return config.Complete(d), nil
 }
 
 // load returns the root node of the only document. Otherwise it records the reason and returns
 // nil.
 func load(e *Errors, data []byte) *yaml.Node {
 	if line, column, what := unreadable(data); what != "" {
-		e.add(line, column, "", "%s: save the file as plain UTF-8 text", what)
+		e.add(line, column, "", what+": save the file as plain UTF-8 text")
 		return nil
 	}
 	var first, second yaml.Node
@@ -79,7 +92,7 @@ func load(e *Errors, data []byte) *yaml.Node {
 		err = loader.Load(&first)
 	}
 	switch {
-	case errors.Is(err, io.EOF), err == nil && (len(first.Content) == 0 || value{node: first.Content[0]}.isNull()):
+	case errors.Is(err, io.EOF), err == nil && (len(first.Content) == 0 || isNull(first.Content[0])):
 		e.add(1, 1, "", "the file is empty: write the fields trench, attractor and streams")
 		return nil
 	case err != nil:
@@ -123,7 +136,7 @@ func unreadable(data []byte) (line, column int, what string) {
 func (e *Errors) syntax(err error, data []byte) {
 	var at *yaml.LoadError
 	if !errors.As(err, &at) {
-		e.add(1, 1, "", "not valid YAML: %v", err)
+		e.add(1, 1, "", fmt.Sprintf("not valid YAML: %v", err))
 		return
 	}
 	last := lines(data)
@@ -132,7 +145,7 @@ func (e *Errors) syntax(err error, data []byte) {
 		message = fmt.Sprintf("%s (%s that began in line %d)", message, at.ContextMsg, min(at.ContextMark.Line, last))
 	}
 	e.add(min(at.Mark.Line, last), at.Mark.Column, "",
-		"not valid YAML: %s: mind the indentation, the brackets and the quotes", message)
+		"not valid YAML: "+message+": mind the indentation, the brackets and the quotes")
 }
 
 // lineBreak matches a line break of YAML 1.1.

@@ -1,4 +1,4 @@
-package trench
+package file
 
 import (
 	"os"
@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 var staleSince = time.Date(2026, 11, 22, 10, 0, 1, 0, time.UTC)
@@ -17,12 +19,12 @@ var staleSince = time.Date(2026, 11, 22, 10, 0, 1, 0, time.UTC)
 const staleLine = "2026-11-22T10:00:01Z API server: connection refused\n"
 
 // awaitStale waits until the problem of the watcher contains want, or is empty if want is.
-func awaitStale(t *testing.T, w *Watcher, want string) *Stale {
+func awaitStale(t *testing.T, w *Watcher, want string) *trench.Stale {
 	t.Helper()
 	timeout := time.After(patience)
 	for {
 		s, changed := w.Stale().Get()
-		if got := s.Problem(s.atLeast()); (want == "") == (got == "") && strings.Contains(got, want) {
+		if got := s.Problem(time.Time{}); (want == "") == (got == "") && strings.Contains(got, want) {
 			return s
 		}
 		select {
@@ -33,31 +35,23 @@ func awaitStale(t *testing.T, w *Watcher, want string) *Stale {
 	}
 }
 
-// atLeast returns the time at which the problem has no age.
-func (s *Stale) atLeast() time.Time {
-	if s == nil {
-		return time.Time{}
-	}
-	return s.Since
-}
-
 func TestStaleFileIsFollowed(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	write(t, path, named("one"))
-	replace(t, path+StaleSuffix, staleLine)
+	replace(t, path+trench.StaleSuffix, staleLine)
 	w := watch(t, path)
 	s := w.Stale().Load() // read before the watcher is ready
 	if s == nil || s.Err != nil || !s.Since.Equal(staleSince) || s.Cause != "API server: connection refused" {
 		t.Errorf("at the start: %+v", s)
 	}
-	replace(t, path+StaleSuffix, strings.Replace(staleLine, "connection refused", "no route to host", 1))
+	replace(t, path+trench.StaleSuffix, strings.Replace(staleLine, "connection refused", "no route to host", 1))
 	awaitStale(t, w, "not refreshed since 2026-11-22T10:00:01Z: API server: no route to host")
-	if err := os.Remove(path + StaleSuffix); err != nil {
+	if err := os.Remove(path + trench.StaleSuffix); err != nil {
 		t.Fatal(err)
 	}
 	awaitStale(t, w, "")
-	write(t, path+StaleSuffix, staleLine)
+	write(t, path+trench.StaleSuffix, staleLine)
 	awaitStale(t, w, "connection refused")
 	if l := w.Value().Load(); l.Generation != 1 || l.Refused != 0 || l.Err != nil {
 		t.Errorf("the configuration in force was touched: %+v", l)
@@ -80,16 +74,16 @@ func TestStaleFileLeavesConfiguration(t *testing.T) {
 		{strings.Repeat("x", maxStaleFile+1), "is larger than 4 KiB"},
 	}
 	for _, tt := range tests {
-		write(t, path+StaleSuffix, tt.content)
+		write(t, path+trench.StaleSuffix, tt.content)
 		s := awaitStale(t, w, tt.want)
 		if !s.Since.Equal(staleSince) {
 			t.Errorf("%.40q: since %v, want the time of the file before", tt.content, s.Since)
 		}
 	}
-	if err := os.Remove(path + StaleSuffix); err != nil {
+	if err := os.Remove(path + trench.StaleSuffix); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(path+StaleSuffix, 0o700); err != nil {
+	if err := os.Mkdir(path+trench.StaleSuffix, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	awaitStale(t, w, "is not a regular file")
@@ -112,14 +106,14 @@ func TestStaleFileBesideRefusedFile(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	write(t, path+StaleSuffix, staleLine)
+	write(t, path+trench.StaleSuffix, staleLine)
 	awaitStale(t, w, "connection refused")
-	awaitLoaded(t, w, "the refusal", func(l Loaded) bool { return l.Err != nil })
+	awaitLoaded(t, w, "the refusal", func(l trench.Loaded) bool { return l.Err != nil })
 }
 
 func TestStaleProblem(t *testing.T) {
 	since := time.Date(2026, 11, 22, 11, 0, 1, 0, time.FixedZone("", 3600))
-	s := &Stale{Since: since, Cause: "cause"}
+	s := &trench.Stale{Since: since, Cause: "cause"}
 	const text = "not refreshed since 2026-11-22T10:00:01Z"
 	for age, want := range map[time.Duration]string{
 		-time.Hour:                    text + ": cause",

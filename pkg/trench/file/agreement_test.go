@@ -1,4 +1,4 @@
-package trench
+package file
 
 import (
 	"bytes"
@@ -10,6 +10,8 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v4"
+
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 // judge compiles the schema on disk, as an editor does.
@@ -29,7 +31,7 @@ func instance(data []byte) (any, error) {
 	if err := yaml.Unmarshal(data, &doc); err != nil {
 		return nil, err
 	}
-	v, err := plain(&doc)
+	v, err := jsonOf(&doc)
 	if err != nil {
 		return nil, err
 	}
@@ -40,16 +42,16 @@ func instance(data []byte) (any, error) {
 	return jsonschema.UnmarshalJSON(bytes.NewReader(b))
 }
 
-func plain(n *yaml.Node) (v any, err error) {
+func jsonOf(n *yaml.Node) (v any, err error) {
 	switch n.Kind {
 	case yaml.DocumentNode:
-		return plain(n.Content[0])
+		return jsonOf(n.Content[0])
 	case yaml.AliasNode:
-		return plain(n.Alias)
+		return jsonOf(n.Alias)
 	case yaml.SequenceNode:
 		l := make([]any, len(n.Content))
 		for i, c := range n.Content {
-			if l[i], err = plain(c); err != nil {
+			if l[i], err = jsonOf(c); err != nil {
 				return nil, err
 			}
 		}
@@ -64,7 +66,7 @@ func plain(n *yaml.Node) (v any, err error) {
 			if key.Kind != yaml.ScalarNode {
 				return nil, errors.New("a key that is no scalar")
 			}
-			if m[key.Value], err = plain(n.Content[i+1]); err != nil {
+			if m[key.Value], err = jsonOf(n.Content[i+1]); err != nil {
 				return nil, err
 			}
 		}
@@ -182,7 +184,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 		{"gateway.address", "169.254.100.150", "169.254.100.150/24", refused},
 		{"gateway.address", "169.254.100.150", "'fe80::1%eth0'", refused},
 		{"gateway.address", "169.254.100.150", "224.0.0.1", onlySchema},
-		{"gateway.protocol", "protocol: bgp", "protocol: static", onlySchema}, // conflicts with BGP fields
+		{"gateway.protocol", "protocol: bgp", "protocol: static", onlySchema}, // conflicts with trench.BGP fields
 		{"gateway.protocol", "protocol: bgp", "protocol: ospf", refused},
 		{"gateway.protocol", "protocol: bgp", "protocol: BGP", refused},
 		{"gateway.protocol", "protocol: bgp", `protocol: "bgp"`, taken},
@@ -404,7 +406,7 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 			t.Errorf("%q is not in the file to spoil", tt.old)
 		}
 		file := strings.Replace(every, tt.old, tt.new, 1)
-		_, err := Parse("f", []byte(file), DefaultDefaults())
+		_, err := Parse("f", []byte(file), trench.DefaultDefaults())
 		if (err == nil) != (tt.want == taken) {
 			t.Errorf("%s, %q: the reader says %v", tt.field, tt.new, err)
 		}
@@ -419,8 +421,8 @@ func TestSchemaAndReaderAgree(t *testing.T) {
 	}
 	for name, o := range objects() {
 		for _, f := range o.fields() {
-			if field, _ := fieldName(f); !tried[name+"."+field] {
-				t.Errorf("no example has %s.%s", name, field)
+			if !tried[name+"."+f.Key] {
+				t.Errorf("no example has %s.%s", name, f.Key)
 			}
 		}
 	}
@@ -441,7 +443,7 @@ func FuzzSchemaTakesWhatTheReaderTakes(f *testing.F) {
 	f.Add(reference)
 	s := judge(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if _, err := Parse("f", data, DefaultDefaults()); err != nil {
+		if _, err := Parse("f", data, trench.DefaultDefaults()); err != nil {
 			return
 		}
 		x, err := instance(data)

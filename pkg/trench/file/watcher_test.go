@@ -1,4 +1,4 @@
-package trench
+package file
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/files"
 	"github.com/vipgate/vipgate/pkg/task"
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/test/await"
 )
 
@@ -62,11 +63,11 @@ const (
 
 func watchWith(t *testing.T, path string, notifier func() (*fsnotify.Watcher, error), poll time.Duration) *Watcher {
 	t.Helper()
-	initial, err := Read(path, DefaultDefaults())
+	initial, err := Read(path, trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
+	w := NewWatcher(path, trench.DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
 	w.notifier, w.poll = notifier, poll
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -82,7 +83,7 @@ func watchWith(t *testing.T, path string, notifier func() (*fsnotify.Watcher, er
 }
 
 // awaitLoaded waits until the loaded state satisfies cond.
-func awaitLoaded(t *testing.T, w *Watcher, what string, cond func(Loaded) bool) Loaded {
+func awaitLoaded(t *testing.T, w *Watcher, what string, cond func(trench.Loaded) bool) trench.Loaded {
 	t.Helper()
 	timeout := time.After(patience)
 	for {
@@ -99,8 +100,8 @@ func awaitLoaded(t *testing.T, w *Watcher, what string, cond func(Loaded) bool) 
 }
 
 // inForce returns a condition: a valid file with this trench name is in force.
-func inForce(name string) func(Loaded) bool {
-	return func(l Loaded) bool { return l.Err == nil && l.Config.Trench == name }
+func inForce(name string) func(trench.Loaded) bool {
+	return func(l trench.Loaded) bool { return l.Err == nil && l.Config.Trench == name }
 }
 
 func TestFileReplacement(t *testing.T) {
@@ -182,7 +183,7 @@ func TestRefusedFileKeepsConfiguration(t *testing.T) {
 	before := w.Value().Load()
 
 	replace(t, path, strings.Replace(good, "name: gw4", "name: g 4", 1))
-	l := awaitLoaded(t, w, "the refusal", func(l Loaded) bool { return l.Err != nil })
+	l := awaitLoaded(t, w, "the refusal", func(l trench.Loaded) bool { return l.Err != nil })
 	if want := path + ":6: attractor.gateways[0].name: is \"g 4\""; !strings.HasPrefix(l.Err.Error(), want) {
 		t.Errorf("got %q, want %q…", l.Err, want)
 	}
@@ -194,14 +195,14 @@ func TestRefusedFileKeepsConfiguration(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	l = awaitLoaded(t, w, "the removal", func(l Loaded) bool { return errors.Is(l.Err, fs.ErrNotExist) })
+	l = awaitLoaded(t, w, "the removal", func(l trench.Loaded) bool { return errors.Is(l.Err, fs.ErrNotExist) })
 	if l.Config != before.Config || l.Generation != 1 {
 		t.Errorf("got %+v", l)
 	}
 
 	// The configuration in force returns: the error is cleared, the generation unchanged.
 	replace(t, path, "# a comment says nothing new\n"+named("one"))
-	l = awaitLoaded(t, w, "the return", func(l Loaded) bool { return l.Err == nil })
+	l = awaitLoaded(t, w, "the return", func(l trench.Loaded) bool { return l.Err == nil })
 	if l.Config != before.Config || l.Generation != 1 {
 		t.Errorf("got %+v", l)
 	}
@@ -258,7 +259,7 @@ func TestPollWithoutNotification(t *testing.T) {
 func TestRefusedFileIsReportedOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	var log strings.Builder
-	w := NewWatcher(path, DefaultDefaults(), nil, slog.New(slog.NewTextHandler(&log, nil)))
+	w := NewWatcher(path, trench.DefaultDefaults(), nil, slog.New(slog.NewTextHandler(&log, nil)))
 	for i, content := range []string{"bad", "bad: 2", "bad", "" /* no file */, "bad"} {
 		if write(t, path, content); content == "" {
 			if err := os.Remove(path); err != nil {
@@ -331,11 +332,11 @@ func TestQuietWaitIsRenewedAndBounded(t *testing.T) {
 func TestFileInWritingIsNotRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	write(t, path, named("one"))
-	initial, err := Read(path, DefaultDefaults())
+	initial, err := Read(path, trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
+	w := NewWatcher(path, trench.DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
 	for _, step := range []struct {
 		name     string
 		change   func()
@@ -414,11 +415,11 @@ func TestEventsOfFile(t *testing.T) {
 func TestChangeBetweenReadAndRun(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	write(t, path, named("one"))
-	initial, err := Read(path, DefaultDefaults())
+	initial, err := Read(path, trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
+	w := NewWatcher(path, trench.DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
 	write(t, path, named("two"))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -439,12 +440,12 @@ func TestHungMountIsReported(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	write(t, path, named("one"))
-	initial, err := Read(path, DefaultDefaults())
+	initial, err := Read(path, trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
 	release, hangs := make(chan struct{}), make(chan struct{}, 1)
-	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
+	w := NewWatcher(path, trench.DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
 	w.poll = soon
 	w.read = func(path string) ([]byte, error) {
 		select {
@@ -458,7 +459,7 @@ func TestHungMountIsReported(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
 	<-hangs
-	l := awaitLoaded(t, w, "the refusal", func(l Loaded) bool { return errors.Is(l.Err, files.ErrHung) })
+	l := awaitLoaded(t, w, "the refusal", func(l trench.Loaded) bool { return errors.Is(l.Err, files.ErrHung) })
 	if l.Config != initial || l.Generation != 1 || l.Refused != 1 {
 		t.Errorf("got %+v", l)
 	}
@@ -480,12 +481,12 @@ func TestHungMountIsReported(t *testing.T) {
 func TestEditWithoutEffectIsLogged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	write(t, path, named("one"))
-	initial, err := Read(path, DefaultDefaults())
+	initial, err := Read(path, trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
 	var log strings.Builder
-	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.NewTextHandler(&log, nil)))
+	w := NewWatcher(path, trench.DefaultDefaults(), initial, slog.New(slog.NewTextHandler(&log, nil)))
 	w.reload(t.Context(), nil, true)
 	if log.Len() > 0 {
 		t.Errorf("logged without an edit: %s", log.String())
@@ -503,11 +504,11 @@ func TestEditWithoutEffectIsLogged(t *testing.T) {
 func TestUnchangedFileIsNotReadAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	write(t, path, good)
-	initial, err := Read(path, DefaultDefaults())
+	initial, err := Read(path, trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
+	w := NewWatcher(path, trench.DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
 	reads := 0
 	w.read = func(path string) ([]byte, error) {
 		reads++
@@ -552,11 +553,11 @@ func TestUnchangedFileIsBack(t *testing.T) {
 	}
 	path := filepath.Join(dir, "trench.yaml")
 	write(t, path, good)
-	initial, err := Read(path, DefaultDefaults())
+	initial, err := Read(path, trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := NewWatcher(path, DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
+	w := NewWatcher(path, trench.DefaultDefaults(), initial, slog.New(slog.DiscardHandler))
 	if w.stamp, err = files.StampOf(path); err != nil { // as for an older file
 		t.Fatal(err)
 	}
@@ -576,7 +577,7 @@ func TestHungMountLeavesLoopAlive(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trench.yaml")
 	write(t, path, named("one"))
 	synctest.Test(t, func(t *testing.T) {
-		w := NewWatcher(path, DefaultDefaults(), nil, slog.New(slog.DiscardHandler))
+		w := NewWatcher(path, trench.DefaultDefaults(), nil, slog.New(slog.DiscardHandler))
 		hang := make(chan struct{})
 		w.notifier = func() (*fsnotify.Watcher, error) { return nil, errors.New("no inotify instance") }
 		w.read = func(path string) ([]byte, error) { <-hang; return readFile(path) }

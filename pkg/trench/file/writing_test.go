@@ -1,4 +1,4 @@
-package trench
+package file
 
 import (
 	"os"

@@ -1,9 +1,8 @@
-package trench
+package file
 
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"math/big"
 	"net/http"
@@ -23,6 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.yaml.in/yaml/v4"
 
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -70,12 +70,12 @@ func host(t *testing.T, what string, a netip.Addr, vips []vip.VIP) {
 
 // checkConfig checks the guarantees of a Config (the documentation of its types, and
 // docs/configuration.md), one by one and as plainly as possible.
-func checkConfig(t *testing.T, c *Config) {
+func checkConfig(t *testing.T, c *trench.Config) {
 	t.Helper()
 	a := c.Attractor
 	wellNamed(t, "the trench", c.Trench)
 	wellNamed(t, "the attractor", a.Name)
-	between(t, "the number of VIPs", len(a.VIPs), 0, MaxVIPs)
+	between(t, "the number of VIPs", len(a.VIPs), 0, trench.MaxVIPs)
 	families := make(map[vip.Family]bool)
 	for i, v := range a.VIPs {
 		families[v.Family()] = true
@@ -89,9 +89,9 @@ func checkConfig(t *testing.T, c *Config) {
 			}
 		}
 	}
-	distinct(t, "gateway", a.Gateways, func(g Gateway) string { return g.Name })
-	distinct(t, "gateway address", a.Gateways, func(g Gateway) netip.Addr { return g.Address })
-	var static *BFD
+	distinct(t, "gateway", a.Gateways, func(g trench.Gateway) string { return g.Name })
+	distinct(t, "gateway address", a.Gateways, func(g trench.Gateway) netip.Addr { return g.Address })
+	var static *trench.BFD
 	for _, g := range a.Gateways {
 		wellNamed(t, "a gateway", g.Name)
 		host(t, g.Name, g.Address, a.VIPs)
@@ -103,8 +103,8 @@ func checkConfig(t *testing.T, c *Config) {
 			between(t, "minRx", b.MinRx, 10*time.Millisecond, time.Minute)
 			between(t, "the multiplier", b.Multiplier, 1, 255)
 		}
-		if g.Protocol == Static {
-			if g != (Gateway{Name: g.Name, Address: g.Address, Protocol: Static, BFD: g.BFD}) {
+		if g.Protocol == trench.Static {
+			if g != (trench.Gateway{Name: g.Name, Address: g.Address, Protocol: trench.Static, BFD: g.BFD}) {
 				t.Fatalf("static gateway %+v", g)
 			}
 			if g.BFD != nil && static != nil && *static != *g.BFD {
@@ -115,11 +115,12 @@ func checkConfig(t *testing.T, c *Config) {
 			}
 			continue
 		}
-		if g.LocalPort == 0 || g.RemotePort == 0 {
-			t.Fatalf("gateway %+v", g)
-		}
-		for _, asn := range []uint32{g.LocalASN, g.RemoteASN} {
-			if slices.Contains([]uint32{0, 23456, 65535, 4294967295}, asn) {
+		between(t, "the local port", g.LocalPort, 1, 65535)
+		between(t, "the remote port", g.RemotePort, 1, 65535)
+		between(t, "the local AS number", g.LocalASN, 1, 4294967294)
+		between(t, "the remote AS number", g.RemoteASN, 1, 4294967294)
+		for _, asn := range []int64{g.LocalASN, g.RemoteASN} {
+			if slices.Contains([]int64{0, 23456, 65535, 4294967295}, asn) {
 				t.Fatalf("gateway %s has AS %d", g.Name, asn)
 			}
 		}
@@ -128,7 +129,7 @@ func checkConfig(t *testing.T, c *Config) {
 			t.Fatalf("gateway %+v", g)
 		}
 	}
-	distinct(t, "stream", c.Streams, func(s Stream) string { return s.Name })
+	distinct(t, "stream", c.Streams, func(s trench.Stream) string { return s.Name })
 	for _, s := range c.Streams {
 		wellNamed(t, "a stream", s.Name)
 		distinct(t, "VIP", s.VIPs, func(v vip.VIP) vip.VIP { return v })
@@ -146,10 +147,10 @@ func checkConfig(t *testing.T, c *Config) {
 				t.Fatalf("stream %s has VIP %s, the attractor has not", s.Name, v)
 			}
 		}
-		if s.Check != (Check{}) || len(s.Targets) > 0 {
+		if s.Check != (trench.Check{}) || len(s.Targets) > 0 {
 			checks(t, s.Check, a.VIPs)
 		}
-		distinct(t, "target", s.Targets, func(x Target) string { return x.Name })
+		distinct(t, "target", s.Targets, func(x trench.Target) string { return x.Name })
 		var ips []netip.Addr
 		for _, x := range s.Targets {
 			wellNamed(t, "a target", x.Name)
@@ -158,7 +159,7 @@ func checkConfig(t *testing.T, c *Config) {
 			checked := false
 			for _, ip := range x.IPs {
 				host(t, x.Name, ip, a.VIPs)
-				checked = checked || s.Check.Families == BothFamilies || (s.Check.Families == OnlyIPv4) == ip.Is4()
+				checked = checked || s.Check.Families == trench.BothFamilies || (s.Check.Families == trench.OnlyIPv4) == ip.Is4()
 			}
 			if !checked {
 				t.Fatalf("nothing checks target %s of stream %s", x.Name, s.Name)
@@ -176,7 +177,7 @@ var (
 )
 
 // matches fails if a match violates its guarantees.
-func matches(t *testing.T, match []Match) {
+func matches(t *testing.T, match []trench.Match) {
 	t.Helper()
 	var ports []string
 	for _, x := range match {
@@ -198,7 +199,7 @@ func matches(t *testing.T, match []Match) {
 }
 
 // checks fails if a check violates its guarantees.
-func checks(t *testing.T, c Check, vips []vip.VIP) {
+func checks(t *testing.T, c trench.Check, vips []vip.VIP) {
 	t.Helper()
 	kinds := 0
 	for _, port := range []uint16{c.TCP.Port, c.HTTP.Port, c.GRPC.Port} {
@@ -206,7 +207,7 @@ func checks(t *testing.T, c Check, vips []vip.VIP) {
 			kinds++
 		}
 	}
-	if kinds != 1 || c.HTTP.Port == 0 && c.HTTP != (HTTPCheck{}) || c.GRPC.Port == 0 && c.GRPC != (GRPCCheck{}) {
+	if kinds != 1 || c.HTTP.Port == 0 && c.HTTP != (trench.HTTPCheck{}) || c.GRPC.Port == 0 && c.GRPC != (trench.GRPCCheck{}) {
 		t.Fatalf("check %+v", c)
 	}
 	between(t, "the interval", c.Interval, 10*time.Millisecond, time.Hour)
@@ -216,13 +217,13 @@ func checks(t *testing.T, c Check, vips []vip.VIP) {
 	between(t, "fall", c.Fall, 1, 100)
 	between(t, "the families", c.Families, 0, 2)
 	between(t, "the path", c.Via, 0, 2)
-	for _, source := range []netip.Addr{c.Source4, c.Source6} {
+	for _, source := range c.Sources {
 		if source.IsValid() {
 			host(t, "the source", source, vips)
 		}
 	}
-	if c.Source4.IsValid() && !c.Source4.Is4() || c.Source6.IsValid() && !c.Source6.Is6() {
-		t.Fatalf("sources %s and %s", c.Source4, c.Source6)
+	if a, b := c.Sources[0], c.Sources[1]; b.IsValid() && a.Is4() == b.Is4() || b.IsValid() && !a.IsValid() {
+		t.Fatalf("sources %s and %s", a, b)
 	}
 	if h := c.HTTP; h.Port != 0 {
 		if _, err := url.Parse("http://10.0.0.1" + h.Path); err != nil || !goodPath.MatchString(h.Path) {
@@ -236,8 +237,8 @@ func checks(t *testing.T, c Check, vips []vip.VIP) {
 			t.Fatal(err)
 		}
 	}
-	for _, s := range []TLSCheck{c.HTTP.TLS, c.GRPC.TLS} {
-		if !s.On && s != (TLSCheck{}) || s.CAFile != "" && (!filepath.IsAbs(s.CAFile) || s.Insecure) ||
+	for _, s := range []trench.TLSCheck{c.HTTP.TLS, c.GRPC.TLS} {
+		if !s.On && s != (trench.TLSCheck{}) || s.CAFile != "" && (!filepath.IsAbs(s.CAFile) || s.Insecure) ||
 			!goodASCII.MatchString(s.ServerName) {
 			t.Fatalf("%+v", s)
 		}
@@ -270,114 +271,6 @@ func checkErrors(t *testing.T, err error, data []byte) {
 	}
 }
 
-// written returns the configuration as a file without omitted fields.
-func written(t *testing.T, c *Config) []byte {
-	t.Helper()
-	type object = map[string]any
-	gateways, streams := []object{}, []object{}
-	for _, g := range c.Attractor.Gateways {
-		o := object{"name": g.Name, "address": g.Address.String(), "protocol": g.Protocol.String()}
-		if g.Protocol == BGP {
-			maps.Copy(o, object{
-				"localASN": g.LocalASN, "remoteASN": g.RemoteASN, "localPort": g.LocalPort, "remotePort": g.RemotePort,
-				"holdTime": g.HoldTime.String(),
-			})
-		}
-		if b := g.BFD; b != nil {
-			o["bfd"] = object{"minTx": b.MinTx.String(), "minRx": b.MinRx.String(), "multiplier": b.Multiplier}
-		}
-		if g.PasswordFile != "" {
-			o["passwordFile"] = g.PasswordFile
-		}
-		gateways = append(gateways, o)
-	}
-	for _, s := range c.Streams {
-		targets := []object{}
-		for _, x := range s.Targets {
-			targets = append(targets, object{"name": x.Name, "ips": texts(x.IPs), "terminating": x.Terminating})
-		}
-		o := object{
-			"name": s.Name, "vips": texts(s.VIPs), "minReady": s.MinReady, "targets": targets,
-			"drainTime": s.DrainTime.String(), "maglev": object{"size": s.Maglev.Size, "seed": s.Maglev.Seed},
-		}
-		if s.Check != (Check{}) {
-			o["check"] = writtenCheck(s.Check)
-		}
-		if len(s.Match) > 0 {
-			var match []object
-			for _, x := range s.Match {
-				match = append(match, object{"protocols": x.Protocols, "ports": x.Ports})
-			}
-			o["match"] = match
-		}
-		streams = append(streams, o)
-	}
-	b, err := yaml.Marshal(object{
-		"trench": c.Trench, "streams": streams,
-		"attractor": object{
-			"name": c.Attractor.Name, "interface": c.Attractor.Interface, "vips": texts(c.Attractor.VIPs),
-			"gateways": gateways,
-		},
-	})
-	if err != nil {
-		t.Fatalf("%+v: %v", c, err)
-	}
-	return b
-}
-
-func writtenCheck(c Check) map[string]any {
-	o := map[string]any{
-		"interval": c.Interval.String(), "fastInterval": c.FastInterval.String(), "timeout": c.Timeout.String(),
-		"rise": c.Rise, "fall": c.Fall, "families": c.Families.String(),
-	}
-	if c.Via != ViaDefault {
-		o["via"] = c.Via.String()
-	}
-	var sources []string
-	for _, a := range []netip.Addr{c.Source6, c.Source4} {
-		if a.IsValid() {
-			sources = append(sources, a.String())
-		}
-	}
-	if sources != nil {
-		o["source"] = sources
-	}
-	kind := map[string]any{}
-	setUnless := func(name, value string) {
-		if value != "" {
-			kind[name] = value
-		}
-	}
-	var s TLSCheck
-	switch {
-	case c.TCP.Port != 0:
-		o["tcp"], kind["port"] = kind, c.TCP.Port
-	case c.HTTP.Port != 0:
-		o["http"], kind["port"], s = kind, c.HTTP.Port, c.HTTP.TLS
-		kind["path"], kind["status"] = c.HTTP.Path, c.HTTP.Status
-		setUnless("host", c.HTTP.Host)
-		setUnless("body", c.HTTP.Body)
-	default:
-		o["grpc"], kind["port"], s = kind, c.GRPC.Port, c.GRPC.TLS
-		setUnless("service", c.GRPC.Service)
-	}
-	if s.On {
-		secured := map[string]any{"insecure": s.Insecure}
-		kind["tls"], kind = secured, secured
-		setUnless("serverName", s.ServerName)
-		setUnless("caFile", s.CAFile)
-	}
-	return o
-}
-
-func texts[T fmt.Stringer](list []T) []string {
-	s := make([]string, len(list))
-	for i, x := range list {
-		s[i] = x.String()
-	}
-	return s
-}
-
 // FuzzParse checks that a file either is rejected with an error or results in a configuration
 // with all guarantees, and that this configuration is unchanged after it is written and parsed
 // again.
@@ -391,7 +284,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add(reference)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := Parse("f", data, DefaultDefaults())
+		c, err := Parse("f", data, trench.DefaultDefaults())
 		if (c == nil) == (err == nil) {
 			t.Fatalf("got %v, %v", c, err)
 		}
@@ -400,14 +293,14 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		checkConfig(t, c)
-		text := written(t, c)
+		text := Marshal(c)
 		again, err := Parse("f", text,
-			Defaults{Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second})
+			trench.Defaults{Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second})
 		if err != nil {
-			t.Fatalf("written down it is refused: %v\n%s", err, text)
+			t.Fatalf("a marshaled configuration is refused: %v\n%s", err, text)
 		}
 		if diff := cmp.Diff(c, again, cmpopts.EquateComparable(netip.Addr{}, vip.VIP{}), cmpopts.EquateEmpty()); diff != "" {
-			t.Fatalf("written down it means something else: %s\n%s", diff, text)
+			t.Fatalf("marshaled, it differs: %s\n%s", diff, text)
 		}
 	})
 }
@@ -430,7 +323,7 @@ func FuzzGateway(f *testing.F) {
 		if err != nil {
 			return // not valid text
 		}
-		c, err := Parse("f", file, DefaultDefaults())
+		c, err := Parse("f", file, trench.DefaultDefaults())
 		if err != nil {
 			checkErrors(t, err, file)
 			return
@@ -471,7 +364,7 @@ func FuzzCheck(f *testing.F) {
 		if err != nil {
 			return // not valid text
 		}
-		c, err := Parse("f", file, DefaultDefaults())
+		c, err := Parse("f", file, trench.DefaultDefaults())
 		if err != nil {
 			checkErrors(t, err, file)
 			return

@@ -1,13 +1,14 @@
-package trench_test
+package file_test
 
 import (
 	"errors"
 	"fmt"
 
 	"github.com/vipgate/vipgate/pkg/trench"
+	"github.com/vipgate/vipgate/pkg/trench/file"
 )
 
-const file = `
+const example = `
 trench: trench-a
 attractor:
   name: attractor-a
@@ -24,7 +25,7 @@ streams:
 
 // Omitted fields have their defaults.
 func ExampleParse() {
-	c, err := trench.Parse("trench.yaml", []byte(file), trench.DefaultDefaults())
+	c, err := file.Parse("trench.yaml", []byte(example), trench.DefaultDefaults())
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -39,7 +40,7 @@ func ExampleParse() {
 
 // A file is rejected with all of its problems, each with position and remedy.
 func ExampleParse_refused() {
-	_, err := trench.Parse("trench.yaml", []byte(`
+	_, err := file.Parse("trench.yaml", []byte(`
 trench: trench-a
 attractor:
   name: attractor-a
@@ -47,7 +48,7 @@ attractor:
   gateways:
     - {name: gateway-a, address: 169.254.100.150, holdTime: 1s}
 `), trench.DefaultDefaults())
-	var refused *trench.Errors
+	var refused *file.Errors
 	if errors.As(err, &refused) {
 		for _, p := range refused.Problems {
 			fmt.Printf("line %d: %s\n", p.Line, p.Field)

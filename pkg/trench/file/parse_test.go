@@ -1,4 +1,4 @@
-package trench
+package file
 
 import (
 	"errors"
@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -27,62 +28,62 @@ attractor:
     - {name: g3, address: 169.254.100.151, protocol: static}
     - {name: g4, address: 169.254.100.152, bfd: {}}
 `
-	got, err := Parse("f.yaml", []byte(file), DefaultDefaults())
+	got, err := Parse("f.yaml", []byte(file), trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
-	bfd := &BFD{MinTx: 100 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3}
-	want := []Gateway{
-		{Name: "g1", Address: netip.MustParseAddr("169.254.100.150"), Protocol: Static, BFD: bfd},
-		{Name: "g2", Address: netip.MustParseAddr("fd00:100::150"), Protocol: Static, BFD: bfd},
-		{Name: "g3", Address: netip.MustParseAddr("169.254.100.151"), Protocol: Static},
+	bfd := &trench.BFD{MinTx: 100 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3}
+	want := []trench.Gateway{
+		{Name: "g1", Address: netip.MustParseAddr("169.254.100.150"), Protocol: trench.Static, BFD: bfd},
+		{Name: "g2", Address: netip.MustParseAddr("fd00:100::150"), Protocol: trench.Static, BFD: bfd},
+		{Name: "g3", Address: netip.MustParseAddr("169.254.100.151"), Protocol: trench.Static},
 	}
 	if diff := cmp.Diff(want, got.Attractor.Gateways[:3], cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Error(diff)
 	}
-	if last := got.Attractor.Gateways[3]; last.Protocol != BGP || last.LocalASN == 0 {
+	if last := got.Attractor.Gateways[3]; last.Protocol != trench.BGP || last.LocalASN == 0 {
 		t.Errorf("BGP gateway beside static ones: %+v", last)
 	}
 }
 
 func TestReferenceFile(t *testing.T) {
-	got, err := Read("testdata/reference.yaml", DefaultDefaults())
+	got, err := Read("testdata/reference.yaml", trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &Config{
+	want := &trench.Config{
 		Trench: "trench-a",
-		Attractor: Attractor{
+		Attractor: trench.Attractor{
 			Name: "attractor-a-1", Interface: "eth7",
 			VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128"), vip.Require("30.0.0.0/24")},
-			Gateways: []Gateway{
+			Gateways: []trench.Gateway{
 				{
 					Name: "gateway-a-1", Address: netip.MustParseAddr("169.254.100.150"),
 					LocalASN: 64512, RemoteASN: 4200000001, LocalPort: 179, RemotePort: 1179, HoldTime: 9 * time.Second,
-					BFD:          &BFD{MinTx: 100 * time.Millisecond, MinRx: 200 * time.Millisecond, Multiplier: 5},
+					BFD:          &trench.BFD{MinTx: 100 * time.Millisecond, MinRx: 200 * time.Millisecond, Multiplier: 5},
 					PasswordFile: "/etc/vipgate/gateway-a-1.key",
 				},
 				{
 					Name: "gateway-a-2", Address: netip.MustParseAddr("fd00:100::150"),
 					LocalASN: 8103, RemoteASN: 4248829953, LocalPort: 10179, RemotePort: 10179, HoldTime: 3 * time.Second,
-					BFD: &BFD{MinTx: 300 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3},
+					BFD: &trench.BFD{MinTx: 300 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3},
 				},
 			},
 		},
-		Streams: []Stream{
+		Streams: []trench.Stream{
 			{
 				Name: "stream-a-1", VIPs: []vip.VIP{vip.Require("20.0.0.1/32"), vip.Require("2000::1/128")}, MinReady: 2,
-				Check: Check{
-					TCP: TCPCheck{5000}, Interval: 2 * time.Second, FastInterval: 100 * time.Millisecond,
+				Check: trench.Check{
+					TCP: trench.TCPCheck{Port: 5000}, Interval: 2 * time.Second, FastInterval: 100 * time.Millisecond,
 					Timeout: 300 * time.Millisecond, Rise: 1, Fall: 4,
-					Source4: netip.MustParseAddr("172.16.0.1"), Source6: netip.MustParseAddr("fd00::9"),
+					Sources: [2]netip.Addr{netip.MustParseAddr("172.16.0.1"), netip.MustParseAddr("fd00::9")},
 				},
-				DrainTime: 30 * time.Second, Maglev: Maglev{Size: 10007, Seed: 7},
-				Match: []Match{
+				DrainTime: 30 * time.Second, Maglev: trench.Maglev{Size: 10007, Seed: 7},
+				Match: []trench.Match{
 					{Protocols: []string{"tcp"}, Ports: []uint16{80, 443}},
 					{Protocols: []string{"udp", "sctp"}, Ports: []uint16{53}},
 				},
-				Targets: []Target{
+				Targets: []trench.Target{
 					{
 						Name: "target-1", IPs: []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")},
 						Terminating: true,
@@ -92,35 +93,35 @@ func TestReferenceFile(t *testing.T) {
 			},
 			{
 				Name: "stream-a-2", VIPs: []vip.VIP{vip.Require("2000::1/128")}, MinReady: 1, DrainTime: 5 * time.Second,
-				Check: byDefault(Check{TCP: TCPCheck{6000}, Via: ViaAddress}),
+				Check: byDefault(trench.Check{TCP: trench.TCPCheck{Port: 6000}, Via: trench.ViaAddress}),
 			},
 			{
 				Name: "stream-a-3", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second,
-				Check: byDefault(Check{Families: OnlyIPv4, HTTP: HTTPCheck{
+				Check: byDefault(trench.Check{Families: trench.OnlyIPv4, HTTP: trench.HTTPCheck{
 					Port: 8443, Path: "/healthz?full=1", Host: "example.org:443", Status: "200-299,404", Body: "^(ok|OK)",
-					TLS: TLSCheck{On: true, ServerName: "sni.example.org", CAFile: "/etc/vipgate/ca.pem"},
+					TLS: trench.TLSCheck{On: true, ServerName: "sni.example.org", CAFile: "/etc/vipgate/ca.pem"},
 				}}),
-				Targets: []Target{{
+				Targets: []trench.Target{{
 					Name: "target-1",
 					IPs:  []netip.Addr{netip.MustParseAddr("172.16.1.1"), netip.MustParseAddr("fd00::1")},
 				}},
 			},
 			{
 				Name: "stream-a-4", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second,
-				Check: byDefault(Check{
-					Families: OnlyIPv6, Via: ViaVIP,
-					GRPC: GRPCCheck{Port: 9090, Service: "pkg.Service", TLS: TLSCheck{On: true, Insecure: true}},
+				Check: byDefault(trench.Check{
+					Families: trench.OnlyIPv6, Via: trench.ViaVIP,
+					GRPC: trench.GRPCCheck{Port: 9090, Service: "pkg.Service", TLS: trench.TLSCheck{On: true, Insecure: true}},
 				}),
 			},
 			{
 				Name: "stream-a-5", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1,
-				Check: byDefault(Check{HTTP: HTTPCheck{Port: 80, Path: "/", Status: "200-399", TLS: TLSCheck{On: true}}}),
+				Check: byDefault(trench.Check{HTTP: trench.HTTPCheck{Port: 80, Path: "/", Status: "200-399", TLS: trench.TLSCheck{On: true}}}),
 			},
 			{Name: "stream-a-6", VIPs: []vip.VIP{vip.Require("20.0.0.1/32")}, MinReady: 1, DrainTime: 5 * time.Second},
 		},
 	}
 	for i := range want.Streams[1:] {
-		want.Streams[1+i].Maglev = Maglev{Size: 1009, Seed: 1}
+		want.Streams[1+i].Maglev = trench.Maglev{Size: 1009, Seed: 1}
 	}
 	got.Digest = want.Digest
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}, vip.VIP{}), cmpopts.EquateEmpty()); diff != "" {
@@ -129,35 +130,38 @@ func TestReferenceFile(t *testing.T) {
 }
 
 // byDefault sets the defaults that all kinds of checks share.
-func byDefault(c Check) Check {
+func byDefault(c trench.Check) trench.Check {
 	c.Interval, c.FastInterval, c.Timeout, c.Rise, c.Fall = time.Second, time.Second, 500*time.Millisecond, 2, 3
 	return c
 }
 
 func TestDefaults(t *testing.T) {
-	d := Defaults{Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second}
+	d := trench.Defaults{Interface: "eth7", LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second}
 	c, err := Parse("f", []byte(good), d)
 	if err != nil {
 		t.Fatal(err)
 	}
 	g := c.Attractor.Gateways[0]
-	if got := (Defaults{c.Attractor.Interface, g.LocalASN, g.RemoteASN, g.LocalPort, g.RemotePort, g.HoldTime}); got != d {
-		t.Errorf("got %+v", got)
+	want := trench.Gateway{
+		Name: g.Name, Address: g.Address, LocalASN: 1, RemoteASN: 2, LocalPort: 3, RemotePort: 4, HoldTime: 5 * time.Second,
+	}
+	if g != want || c.Attractor.Interface != "eth7" {
+		t.Errorf("got %+v of interface %s", g, c.Attractor.Interface)
 	}
 	for _, tt := range []struct {
-		change func(*Defaults)
+		change func(*trench.Defaults)
 		want   string
 	}{
 		{
-			func(d *Defaults) { d.LocalASN = 0 },
+			func(d *trench.Defaults) { d.LocalASN = 0 },
 			"default local AS number is 0, which is reserved (RFC 7607): write the AS number of that side",
 		},
 		{
-			func(d *Defaults) { d.RemotePort = 0 },
+			func(d *trench.Defaults) { d.RemotePort = 0 },
 			"default BGP ports 3 (local) and 0 (remote): a port lies between 1 and 65535",
 		},
 		{
-			func(d *Defaults) { d.HoldTime = 0 },
+			func(d *trench.Defaults) { d.HoldTime = 0 },
 			"default hold time is 0s: BGP wants whole seconds between 3s and 65535s (RFC 4271)",
 		},
 	} {
@@ -351,13 +355,13 @@ func TestRefusedFiles(t *testing.T) {
 			"f.yaml:4: attractor.vips[2]: VIP 2000::1/128 appears twice, first in line 4: remove one of them or change it",
 		},
 		{
-			"too many VIPs", `"2000::1/128"]`, `"2000::1/128"` + strings.Repeat(", 20.0.0.1/32", MaxVIPs) + `]`,
+			"too many VIPs", `"2000::1/128"]`, `"2000::1/128"` + strings.Repeat(", 20.0.0.1/32", trench.MaxVIPs) + `]`,
 			"f.yaml:4: attractor.vips: has 50002 VIPs: an attractor has 50000 at most",
 		},
 		{
 			"overlapping VIPs", `[20.0.0.1/32, "2000::1/128"]`, "\n    - 20.0.0.1/32\n    - 20.0.0.0/24\n    - 2000::1/128",
-			"f.yaml:5: attractor.vips[0]: VIP 20.0.0.1/32 lies in the VIP 20.0.0.0/24 of line 6, which would attract its " +
-				"traffic even while it is withdrawn: remove one of them",
+			"f.yaml:5: attractor.vips[0]: VIP 20.0.0.1/32 lies in the VIP 20.0.0.0/24 in line 6: remove one " +
+				"of them, since the wider VIP attracts the traffic of the narrower one even while that is withdrawn",
 		},
 		{
 			"duplicate VIP in other lines", `[20.0.0.1/32, "2000::1/128"]`,
@@ -484,8 +488,7 @@ func TestRefusedFiles(t *testing.T) {
 				"    - name: g1\n      address: 169.254.100.152\n      protocol: static\n      bfd: {}\n" +
 				"    - name: g2\n      address: 169.254.100.153\n      bfd: {minTx: 50ms}\n" +
 				"    - name: gw4\n      protocol: static\n      bfd: {minTx: 100ms}",
-			"f.yaml:18: attractor.gateways[3].bfd: of static gateway \"gw4\" differs from that of static gateway \"g1\" in " +
-				"line 12: static gateways share the BFD parameters of the interface, write the same values",
+			"f.yaml:18: attractor.gateways[3].bfd: differs from static gateway \"g1\" in line 12: static gateways share the BFD parameters of the interface, write the same values",
 		},
 		{
 			"other protocol", "name: gw4", "name: gw4\n      protocol: ospf",
@@ -581,7 +584,7 @@ func TestRefusedFiles(t *testing.T) {
 		},
 		{
 			"empty check", "{tcp: {port: 5000}}", "{}",
-			"f.yaml:13: streams[0].check: has none of tcp, http, grpc: write one of them, such as tcp: {port: 5000}",
+			"f.yaml:13: streams[0].check: is an empty mapping: write one of tcp, http, grpc, such as tcp: {port: 5000}, or remove the field",
 		},
 		{
 			"null check", "{tcp: {port: 5000}}", "",
@@ -647,7 +650,7 @@ func TestRefusedFiles(t *testing.T) {
 		},
 		{
 			"families", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, families: v4}",
-			"f.yaml:13: streams[0].check.families: is \"v4\": write ipv4, ipv6 or both",
+			"f.yaml:13: streams[0].check.families: is \"v4\": write both, ipv4 or ipv6",
 		},
 		{
 			"path of checks", "{tcp: {port: 5000}}", "{tcp: {port: 5000}, via: VIP}",
@@ -834,7 +837,7 @@ func TestRefusedFiles(t *testing.T) {
 				"f.yaml:13: streams[0].check.tcp.port: is \"x\": write a whole number between 1 and 65535",
 		},
 	}
-	if _, err := Parse("f.yaml", []byte(good), DefaultDefaults()); err != nil {
+	if _, err := Parse("f.yaml", []byte(good), trench.DefaultDefaults()); err != nil {
 		t.Fatalf("the file to spoil is not good: %v", err)
 	}
 	for _, tt := range tests {
@@ -842,7 +845,7 @@ func TestRefusedFiles(t *testing.T) {
 			if !strings.Contains(good, tt.old) {
 				t.Fatalf("%q is not in the file", tt.old)
 			}
-			c, err := Parse("f.yaml", []byte(strings.Replace(good, tt.old, tt.new, 1)), DefaultDefaults())
+			c, err := Parse("f.yaml", []byte(strings.Replace(good, tt.old, tt.new, 1)), trench.DefaultDefaults())
 			var errs *Errors
 			if !errors.As(err, &errs) || c != nil {
 				t.Fatalf("got %+v, %v", c, err)
@@ -878,7 +881,7 @@ func TestGoodVariants(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c, err := Parse("f.yaml", []byte(strings.Replace(good, tt.old, tt.new, 1)), DefaultDefaults())
+			c, err := Parse("f.yaml", []byte(strings.Replace(good, tt.old, tt.new, 1)), trench.DefaultDefaults())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -903,7 +906,7 @@ func TestWantedStatus(t *testing.T) {
 		{"503,200-204,404", []int{503, 200, 203, 204, 404}, []int{205, 502}},
 		{"", nil, []int{0, 200}},
 	} {
-		c := HTTPCheck{Status: tt.status}
+		c := trench.HTTPCheck{Status: tt.status}
 		for _, n := range tt.wanted {
 			if !c.Wants(n) {
 				t.Errorf("%q does not want %d", tt.status, n)
@@ -919,10 +922,10 @@ func TestWantedStatus(t *testing.T) {
 
 func TestUnreadableFile(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := Read(dir, DefaultDefaults()); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
+	if _, err := Read(dir, trench.DefaultDefaults()); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
 		t.Errorf("a directory: %v", err)
 	}
-	if _, err := Read(dir+"/missing.yaml", DefaultDefaults()); !errors.Is(err, os.ErrNotExist) ||
+	if _, err := Read(dir+"/missing.yaml", trench.DefaultDefaults()); !errors.Is(err, os.ErrNotExist) ||
 		!strings.Contains(err.Error(), "missing.yaml") {
 		t.Errorf("a missing file: %v", err)
 	}
@@ -938,7 +941,7 @@ func TestProblemsAreBounded(t *testing.T) {
 	for range 1000 {
 		b.WriteString("  - {name: s, vips: *v, check: {tcp: {port: 1}}}\n")
 	}
-	_, err := Parse("f.yaml", []byte(b.String()), DefaultDefaults())
+	_, err := Parse("f.yaml", []byte(b.String()), trench.DefaultDefaults())
 	var errs *Errors
 	if !errors.As(err, &errs) || len(errs.Problems) != maxProblems || !errs.More {
 		t.Fatalf("got %v", err)
@@ -949,7 +952,7 @@ func TestProblemsAreBounded(t *testing.T) {
 }
 
 func TestTenThousandVIPsAndTargets(t *testing.T) {
-	c, err := Parse("f.yaml", large(10_000), DefaultDefaults())
+	c, err := Parse("f.yaml", large(10_000), trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -973,7 +976,7 @@ func large(n int) []byte {
 func BenchmarkParse10000(b *testing.B) {
 	data := large(10_000)
 	for b.Loop() {
-		if _, err := Parse("f.yaml", data, DefaultDefaults()); err != nil {
+		if _, err := Parse("f.yaml", data, trench.DefaultDefaults()); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -998,7 +1001,7 @@ func TestAddressesInsideAWideVIP(t *testing.T) {
 			"19.255.255.255": "", "20.0.1.0": "", "10.0.0.2": "", "2000:0:0:1::": "", "1fff::1": "",
 		} {
 			text := strings.Replace(wide, place[0], fmt.Sprintf(place[1], address), 1)
-			_, err := Parse("f", []byte(text), DefaultDefaults())
+			_, err := Parse("f", []byte(text), trench.DefaultDefaults())
 			want := fmt.Sprintf("%s: is %s, which lies in the VIP %s:", field, address, inside)
 			switch {
 			case inside == "" && err != nil:
@@ -1018,13 +1021,13 @@ func TestInterfaceNames(t *testing.T) {
 		".": false, "..": false, "e'th0": false, `e"th0`: false, "eth*": false, "a+b": false, "a@b": false, "a%b": false,
 		"a b": false, "a/b": false, "a:1": false, "a\nb": false, "ä": false,
 	} {
-		d := DefaultDefaults()
+		d := trench.DefaultDefaults()
 		d.Interface = name
 		if err := d.Validate(); (err == nil) != ok {
 			t.Errorf("default %q: %v", name, err)
 		}
 		file := fmt.Sprintf("trench: a\nattractor:\n  name: a\n  interface: %q\n", name)
-		_, err := Parse("", []byte(file), DefaultDefaults())
+		_, err := Parse("", []byte(file), trench.DefaultDefaults())
 		if refused := err != nil && strings.Contains(err.Error(), "interface"); refused == ok {
 			t.Errorf("interface %q in the file: %v", name, err)
 		}

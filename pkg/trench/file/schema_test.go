@@ -1,4 +1,4 @@
-package trench
+package file
 
 import (
 	"bytes"
@@ -16,12 +16,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 // `make generate` generates the schema for editors.
 var update = flag.Bool("update", false, "write docs/trench.schema.json instead of comparing it")
 
-const schemaFile = "../../docs/trench.schema.json"
+const schemaFile = "../../../docs/trench.schema.json"
 
 // ordered is a JSON object that preserves the order of its members, because people also read the
 // schema.
@@ -66,7 +68,7 @@ var anyScalar = []string{"string", "number", "boolean"}
 
 // scalars maps names to the definitions of scalars.
 var scalars = ordered{
-	{"name", ordered{{"type", anyScalar}, {"pattern", pattern("name")}}},
+	{"name", ordered{{"type", anyScalar}, {"pattern", pattern(reflect.TypeFor[trench.Config](), "trench")}}},
 	{"vip", ordered{
 		{"type", "string"},
 		{"pattern", `^(` + ip4Pattern + `/([1-9]|[12][0-9]|3[0-2])|` + ip6Pattern +
@@ -80,7 +82,7 @@ var scalars = ordered{
 	}},
 	{"path", ordered{
 		{"type", "string"},
-		{"pattern", pathPattern},
+		{"pattern", pattern(reflect.TypeFor[trench.TLSCheck](), "caFile")},
 		{"examples", []string{"/etc/vipgate/gateway-a-1.key"}},
 	}},
 	{"duration", ordered{{"type", "string"}, {"pattern", durationPattern}}},
@@ -88,7 +90,11 @@ var scalars = ordered{
 	{"asn", append(numbers(1, 4294967294), member{"not", ordered{{"enum", []uint32{23456, 65535}}}})},
 }
 
-func pattern(form string) string { return forms[form].pattern.String() }
+// pattern returns the pattern of a field.
+func pattern(object reflect.Type, key string) string {
+	fields := trench.FieldsOf(object)
+	return fields[slices.IndexFunc(fields, func(f trench.Field) bool { return f.Key == key })].Pattern()
+}
 
 // numbers describes a number within bounds. The reader also accepts quoted numbers.
 func numbers(lo, hi uint64) ordered {
@@ -115,12 +121,7 @@ func schemaName(goName string) string {
 	return strings.TrimPrefix(strings.ToLower(name), "config")
 }
 
-// fields returns the fields that the file can contain.
-func (o object) fields() []reflect.StructField {
-	return slices.DeleteFunc(reflect.VisibleFields(o.of), func(f reflect.StructField) bool {
-		return f.Tag.Get("yaml") == ""
-	})
-}
+func (o object) fields() []trench.Field { return trench.FieldsOf(o.of) }
 
 // objects returns all object types of the file by name.
 func objects() map[string]object {
@@ -128,9 +129,9 @@ func objects() map[string]object {
 	var add func(t reflect.Type)
 	add = func(t reflect.Type) {
 		switch {
-		case t.Kind() == reflect.Slice, t.Kind() == reflect.Pointer:
+		case t.Kind() == reflect.Slice, t.Kind() == reflect.Array, t.Kind() == reflect.Pointer:
 			add(t.Elem())
-		case t.Kind() == reflect.Struct && t != vipType && t != addressType:
+		case t.Kind() == reflect.Struct && t != trench.VIPType && t != trench.AddressType:
 			o := objectOf(t)
 			all[o.name] = o
 			for _, f := range o.fields() {
@@ -138,7 +139,7 @@ func objects() map[string]object {
 			}
 		}
 	}
-	add(reflect.TypeFor[Config]())
+	add(reflect.TypeFor[trench.Config]())
 	return all
 }
 
@@ -146,7 +147,7 @@ func objects() map[string]object {
 // in the schema.
 func descriptions(t *testing.T) map[string]string {
 	t.Helper()
-	file, err := goparser.ParseFile(token.NewFileSet(), "config.go", nil, goparser.ParseComments)
+	file, err := goparser.ParseFile(token.NewFileSet(), "../config.go", nil, goparser.ParseComments)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +172,7 @@ func descriptions(t *testing.T) map[string]string {
 		found[name] = strings.ToUpper(text[:1]) + text[1:]
 		for _, f := range of.Fields.List {
 			if f.Tag != nil {
-				field, _ := fieldName(reflect.StructField{Tag: reflect.StructTag(strings.Trim(f.Tag.Value, "`"))})
+				field, _, _ := strings.Cut(reflect.StructTag(strings.Trim(f.Tag.Value, "`")).Get("yaml"), ",")
 				found[name+"."+field] = first(f.Doc.Text())
 			}
 		}
@@ -192,11 +193,11 @@ func schema(t *testing.T) ordered {
 func (o object) schema(texts map[string]string, defs *ordered) ordered {
 	required, properties := []string{}, ordered{}
 	for _, f := range o.fields() {
-		name, needed := fieldName(f)
-		if needed {
+		name := f.Key
+		if f.Required {
 			required = append(required, name)
 		}
-		p, text := holds(f.Type, f.Tag, texts, defs), texts[o.name+"."+name]
+		p, text := holds(f.Type, &f, texts, defs), texts[o.name+"."+name]
 		if lo, hi := f.Tag.Get("min"), f.Tag.Get("max"); lo != "" && !strings.HasSuffix(name, "ASN") {
 			if f.Type == durationType {
 				p = append(p, member{"examples", []string{lo, hi}})
@@ -222,8 +223,10 @@ func (o object) schema(texts map[string]string, defs *ordered) ordered {
 	switch o.name {
 	case "check":
 		var choice []ordered
-		for _, name := range checkKinds {
-			choice = append(choice, ordered{{"required", []string{name}}})
+		for _, f := range o.fields() {
+			if f.Tag.Get("oneof") != "" {
+				choice = append(choice, ordered{{"required", []string{f.Key}}})
+			}
 		}
 		s = append(s, member{"oneOf", choice})
 	case "stream": // a stream with targets requires a check
@@ -238,25 +241,27 @@ func (o object) schema(texts map[string]string, defs *ordered) ordered {
 }
 
 // initial returns the default of a field as written in the file, or nil without a default.
-func (o object) initial(f reflect.StructField) any {
-	if _, required := fieldName(f); required {
+func (o object) initial(f trench.Field) any {
+	fallback := trench.DefaultDefaults()
+	switch text := f.Tag.Get("default"); {
+	case f.Required:
 		return nil
-	}
-	x := reflect.New(o.of).Elem()
-	newParser(DefaultDefaults()).setDefaults(x)
-	written := f.Tag.Get("form") != "" || f.Type == durationType // as text
-	switch v := x.FieldByIndex(f.Index); {
 	case f.Type.Kind() == reflect.Bool:
 		return false
-	case f.Tag.Get("default") != "" && written:
-		return f.Tag.Get("default")
-	case v.IsZero(), v.Kind() == reflect.Struct:
+	case text != "" && (f.Type.Kind() == reflect.String || f.Type == durationType || f.Type.Kind() == reflect.Uint8):
+		return text
+	case text != "":
+		n, _ := strconv.Atoi(text)
+		return n
+	case o.name == "attractor" && f.Key == "interface":
+		return fallback.Interface
+	case o.name != "gateway":
 		return nil
-	case f.Type == durationType:
-		return fmt.Sprint(v.Interface())
-	default:
-		return v.Interface()
 	}
+	return map[string]any{
+		"localASN": fallback.LocalASN, "remoteASN": fallback.RemoteASN, "localPort": fallback.LocalPort,
+		"remotePort": fallback.RemotePort, "holdTime": fallback.HoldTime.String(),
+	}[f.Key]
 }
 
 var durationType = reflect.TypeFor[time.Duration]()
@@ -264,18 +269,19 @@ var durationType = reflect.TypeFor[time.Duration]()
 func ref(name string) ordered { return ordered{{"$ref", "#/$defs/" + name}} }
 
 // holds describes the value of a field or of a list item.
-func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs *ordered) ordered {
+func holds(t reflect.Type, f *trench.Field, texts map[string]string, defs *ordered) ordered {
+	tag := f.Tag
 	switch t {
-	case vipType:
+	case trench.VIPType:
 		return ref("vip")
-	case addressType:
+	case trench.AddressType:
 		return ref("address")
 	case durationType:
 		return ref("duration")
 	}
 	switch t.Kind() {
 	case reflect.Pointer:
-		return holds(t.Elem(), tag, texts, defs)
+		return holds(t.Elem(), f, texts, defs)
 	case reflect.Struct:
 		o := objectOf(t)
 		if !slices.ContainsFunc(*defs, func(m member) bool { return m.name == o.name }) {
@@ -286,7 +292,7 @@ func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs 
 		}
 		return ref(o.name)
 	case reflect.Slice, reflect.Array:
-		s := ordered{{"type", "array"}, {"items", holds(t.Elem(), tag, texts, defs)}}
+		s := ordered{{"type", "array"}, {"items", holds(t.Elem(), f, texts, defs)}}
 		if tag.Get("empty") != "" {
 			s = append(s, member{"minItems", 1})
 		}
@@ -297,26 +303,24 @@ func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs 
 	case reflect.Bool: // the reader accepts quoted booleans
 		return ordered{{"enum", []any{true, false, "true", "false"}}}
 	}
-	switch form := tag.Get("form"); form {
+	if enum, ok := reflect.Zero(t).Interface().(interface{ Names() []string }); ok {
+		names := slices.DeleteFunc(enum.Names(), func(name string) bool { return name == "" })
+		return ordered{{"enum", names}}
+	}
+	switch tag.Get("form") {
 	case "name":
 		return ref("name")
-	case "protocol":
-		return ordered{{"enum", protocolNames}}
 	case "password file", "CA file":
 		return ref("path")
 	case "request":
-		return ordered{{"type", "string"}, {"pattern", pattern(form)}}
+		return ordered{{"type", "string"}, {"pattern", f.Pattern()}}
 	case "body":
 		return ordered{{"type", anyScalar}, {"minLength", 1}, {"maxLength", 1000}}
 	case "status":
 		types := []string{"integer", "string"}
-		return ordered{{"type", types}, {"minimum", 200}, {"maximum", 599}, {"pattern", pattern(form)}}
+		return ordered{{"type", types}, {"minimum", 200}, {"maximum", 599}, {"pattern", f.Pattern()}}
 	case "transport":
 		return ordered{{"enum", []string{"tcp", "udp", "sctp"}}}
-	case "families":
-		return ordered{{"enum", []string{"ipv4", "ipv6", "both"}}}
-	case "via":
-		return ordered{{"enum", []string{"vip", "address"}}}
 	case "":
 		lo, _ := strconv.ParseUint(tag.Get("min"), 10, 32)
 		hi, _ := strconv.ParseUint(tag.Get("max"), 10, 32)
@@ -328,7 +332,7 @@ func holds(t reflect.Type, tag reflect.StructTag, texts map[string]string, defs 
 		}
 		return numbers(lo, hi)
 	default:
-		return ordered{{"type", anyScalar}, {"pattern", pattern(form)}}
+		return ordered{{"type", anyScalar}, {"pattern", f.Pattern()}}
 	}
 }
 
@@ -369,7 +373,7 @@ func TestSchemaExplainsEveryField(t *testing.T) {
 			t.Errorf("%q is explained as %q", name, texts[name])
 		}
 		for _, f := range o.fields() {
-			field, _ := fieldName(f)
+			field := f.Key
 			if text := texts[name+"."+field]; !strings.HasSuffix(text, ".") {
 				t.Errorf("%s.%s is explained as %q", name, field, text)
 			}
@@ -386,17 +390,17 @@ func TestTagsMatchConstants(t *testing.T) {
 		f, _ := object.FieldByName(field)
 		return f.Tag.Get("max")
 	}
-	if got := tag(reflect.TypeFor[Attractor](), "VIPs"); got != strconv.Itoa(MaxVIPs) {
-		t.Errorf("an attractor has %s VIPs at most, want %d", got, MaxVIPs)
+	if got := tag(reflect.TypeFor[trench.Attractor](), "VIPs"); got != strconv.Itoa(trench.MaxVIPs) {
+		t.Errorf("an attractor has %s VIPs at most, want %d", got, trench.MaxVIPs)
 	}
-	if got := tag(reflect.TypeFor[Stream](), "Match"); got != strconv.Itoa(MaxMatch) {
-		t.Errorf("a match has %s entries at most, want %d", got, MaxMatch)
+	if got := tag(reflect.TypeFor[trench.Stream](), "Match"); got != strconv.Itoa(trench.MaxMatch) {
+		t.Errorf("a match has %s entries at most, want %d", got, trench.MaxMatch)
 	}
-	if d, err := time.ParseDuration(tag(reflect.TypeFor[Stream](), "DrainTime")); err != nil || d != MaxDrainTime {
-		t.Errorf("the longest drain time is %v, %v, want %v", d, err, MaxDrainTime)
+	if d, err := time.ParseDuration(tag(reflect.TypeFor[trench.Stream](), "DrainTime")); err != nil || d != trench.MaxDrainTime {
+		t.Errorf("the longest drain time is %v, %v, want %v", d, err, trench.MaxDrainTime)
 	}
-	if d, err := time.ParseDuration(tag(reflect.TypeFor[Gateway](), "HoldTime")); err != nil || d != maxHoldTime {
-		t.Errorf("the longest hold time is %v, %v, want %v", d, err, maxHoldTime)
+	if d, err := time.ParseDuration(tag(reflect.TypeFor[trench.Gateway](), "HoldTime")); err != nil || d != 65535*time.Second {
+		t.Errorf("the longest hold time is %v, %v, want 65535 s", d, err)
 	}
 }
 
@@ -405,15 +409,14 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 	file := strings.Replace(good, "name: gw4", "name: gw4\n      bfd: {}", 1)
 	file = strings.Replace(file, "name: s1", "name: s1\n    maglev: {}", 1) +
 		"  - {name: s2, vips: [20.0.0.1/32], check: {http: {port: 80, tls: {}}}}\n"
-	left, err := Parse("f", []byte(file), DefaultDefaults())
+	left, err := Parse("f", []byte(file), trench.DefaultDefaults())
 	if err != nil {
 		t.Fatal(err)
 	}
 	var fields []string
 	for _, m := range objects() {
 		for _, f := range m.fields() {
-			name, _ := fieldName(f)
-			initial := m.initial(f)
+			name, initial := f.Key, m.initial(f)
 			if initial == nil {
 				continue
 			}
@@ -425,7 +428,7 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 				"tls": {"tls: {", "tls: {%s: %v"}, "target": {"- {name: t1", "- {%s: %v, name: t1"},
 			}[m.name]
 			explicit := strings.Replace(file, at[0], fmt.Sprintf(at[1], name, initial), 1)
-			written, err := Parse("f", []byte(explicit), DefaultDefaults())
+			written, err := Parse("f", []byte(explicit), trench.DefaultDefaults())
 			if err != nil {
 				t.Errorf("%s.%s: %v", m.name, name, err)
 				continue
@@ -442,9 +445,9 @@ func TestSchemaDefaultsMatchReader(t *testing.T) {
 }
 
 // shown returns a configuration without pointers.
-func shown(c *Config) any {
-	var bfd []BFD
-	gateways := append([]Gateway(nil), c.Attractor.Gateways...)
+func shown(c *trench.Config) any {
+	var bfd []trench.BFD
+	gateways := append([]trench.Gateway(nil), c.Attractor.Gateways...)
 	for i := range gateways {
 		if gateways[i].BFD != nil {
 			bfd = append(bfd, *gateways[i].BFD)

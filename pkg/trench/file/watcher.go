@@ -1,4 +1,4 @@
-package trench
+package file
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"path/filepath"
+	"reflect"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -15,6 +16,7 @@ import (
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
+	"github.com/vipgate/vipgate/pkg/trench"
 )
 
 const (
@@ -32,34 +34,14 @@ const (
 	pollTime = 3 * time.Second
 )
 
-// Loaded is the configuration in force and the state of the file.
-type Loaded struct {
-	// Config is in force. It is empty, with Generation 0, until the first valid file if the watcher
-	// was started without one.
-	Config *Config
-	// Generation counts the configurations in force; 0 means none. It increases only when Config
-	// changes.
-	Generation uint64
-	// Err is the reason why the file on disk is not in force, or nil. Invalid content is an
-	// [*Errors].
-	Err error
-	// Partial reports whether Err concerns only objects that were left out of Config, which is in
-	// force.
-	Partial bool
-	// Refused counts the rejected states of the file.
-	Refused uint64
-	// At is when Config or Err last changed.
-	At time.Time
-}
-
 // Watcher reads the trench file again when it changes. While the file is rejected or missing, the
 // last valid configuration stays in force. It implements task.Task.
 type Watcher struct {
 	path     string
-	defaults Defaults
+	defaults trench.Defaults
 	log      *slog.Logger
-	loaded   latest.Value[Loaded]
-	stale    latest.Value[*Stale]
+	loaded   latest.Value[trench.Loaded]
+	stale    latest.Value[*trench.Stale]
 	ready    chan struct{}
 	notifier func() (*fsnotify.Watcher, error) // fails on a node without free inotify instances
 	read     func(path string) ([]byte, error)
@@ -81,28 +63,29 @@ type Watcher struct {
 
 // NewWatcher returns a watcher of the file at path. initial is the configuration in force, as
 // returned by [Read] at the start, or nil.
-func NewWatcher(path string, d Defaults, initial *Config, log *slog.Logger) *Watcher {
+func NewWatcher(path string, d trench.Defaults, initial *trench.Config, log *slog.Logger) *Watcher {
 	w := &Watcher{
 		path: path, defaults: d, log: log.With("file", path), ready: make(chan struct{}),
 		notifier: fsnotify.NewWatcher, read: readFile, poll: pollTime,
-		calls: files.Calls{Path: path}, staleCalls: files.Calls{Path: path + StaleSuffix},
+		calls: files.Calls{Path: path}, staleCalls: files.Calls{Path: path + trench.StaleSuffix},
 	}
-	w.loaded.Set(Loaded{Config: &Config{Attractor: Attractor{Interface: d.Interface}}})
+	w.loaded.Set(trench.Loaded{
+		Config: &trench.Config{Attractor: trench.Attractor{Interface: d.Interface}},
+	})
 	if initial != nil {
-		w.loaded.Set(Loaded{Config: initial, Generation: 1, At: time.Now()})
-		// Do not parse the file again: with many VIPs, parsing takes most of the memory of the
-		// start.
+		w.loaded.Set(trench.Loaded{Config: initial, Generation: 1, At: time.Now()})
+		// Do not parse the file again: with many VIPs, parsing takes most of the memory of the start.
 		w.content, w.begun = initial.Digest, initial.Digest != [sha256.Size]byte{}
 	}
 	return w
 }
 
 // Value returns the configuration in force.
-func (w *Watcher) Value() *latest.Value[Loaded] { return &w.loaded }
+func (w *Watcher) Value() *latest.Value[trench.Loaded] { return &w.loaded }
 
 // Stale returns why the trench file may be outdated. It does not affect the configuration in
 // force.
-func (w *Watcher) Stale() *latest.Value[*Stale] { return &w.stale }
+func (w *Watcher) Stale() *latest.Value[*trench.Stale] { return &w.stale }
 
 // Ready is closed after the first read, when the file is watched.
 func (w *Watcher) Ready() <-chan struct{} { return w.ready }
@@ -303,6 +286,13 @@ func (w *Watcher) watchDirectory(ctx context.Context, notifier *fsnotify.Watcher
 	w.unwatched = err != nil
 }
 
+// equal reports whether two configurations are equal except for Digest.
+func equal(a, b *trench.Config) bool {
+	x := *a
+	x.Digest = b.Digest
+	return reflect.DeepEqual(&x, b)
+}
+
 // publish puts the configuration in data in force, or records why it is rejected.
 func (w *Watcher) publish(data []byte) {
 	content := sha256.Sum256(data)
@@ -317,7 +307,7 @@ func (w *Watcher) publish(data []byte) {
 	edited := w.begun
 	w.content, w.failure, w.begun = content, "", true
 	now := w.loaded.Load()
-	unchanged, refused := config.equal(now.Config), now.Err != nil
+	unchanged, refused := equal(config, now.Config), now.Err != nil
 	if unchanged && !refused {
 		if edited {
 			w.log.Info("trench file changed, no effect", "generation", now.Generation)

@@ -3,23 +3,7 @@ package translation
 import (
 	"strings"
 	"testing"
-
-	corev1 "k8s.io/api/core/v1"
 )
-
-func TestMatch(t *testing.T) {
-	ports := []corev1.ServicePort{
-		{Port: 443},
-		{Port: 53, Protocol: corev1.ProtocolUDP},
-		{Port: 80, Protocol: corev1.ProtocolTCP},
-		{Port: 80},
-		{Port: 9, Protocol: corev1.ProtocolSCTP},
-	}
-	const want = "[{protocols: [sctp], ports: [9]}, {protocols: [tcp], ports: [80, 443]}, {protocols: [udp], ports: [53]}]"
-	if got := string(appendValue(nil, match(ports))); got != want {
-		t.Errorf("match: %s, want %s", got, want)
-	}
-}
 
 func TestShortened(t *testing.T) {
 	long := strings.Repeat("a", 300)

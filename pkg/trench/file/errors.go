@@ -1,4 +1,4 @@
-package trench
+package file
 
 import (
 	"cmp"
@@ -50,18 +50,12 @@ func (e *Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// add records a problem. Beyond maxProblems it only sets More.
-func (e *Errors) add(line, column int, field, format string, args ...any) {
-	if e.full() {
-		e.More = true
-		return
-	}
-	e.Problems = append(e.Problems, Problem{e.file, max(line, 1), max(column, 1), field, fmt.Sprintf(format, args...)})
+// add records a problem.
+func (e *Errors) add(line, column int, field, message string) {
+	e.Problems = append(e.Problems, Problem{e.file, max(line, 1), max(column, 1), field, message})
 }
 
-func (e *Errors) full() bool { return len(e.Problems) >= maxProblems }
-
-// err returns the problems in file order, or nil if there are none.
+// err returns the first problems in file order, or nil if there are none.
 func (e *Errors) err() error {
 	if len(e.Problems) == 0 {
 		return nil
@@ -69,5 +63,8 @@ func (e *Errors) err() error {
 	slices.SortStableFunc(e.Problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
+	if len(e.Problems) > maxProblems {
+		e.Problems, e.More = e.Problems[:maxProblems], true
+	}
 	return e
 }

@@ -1,0 +1,373 @@
+package trench
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"net/url"
+	"reflect"
+	"regexp"
+	"regexp/syntax"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// Field describes a field that an object of the file can have.
+type Field struct {
+	reflect.StructField
+	// Key is the name in the file.
+	Key      string
+	Required bool
+
+	index    int
+	min, max int64
+	form     form
+	protocol string
+}
+
+// fieldsByType caches the fields of each type, because parsing tags is slow.
+var fieldsByType sync.Map
+
+// FieldsOf returns the fields of a struct type, in the order of the file.
+func FieldsOf(object reflect.Type) []Field {
+	if cached, ok := fieldsByType.Load(object); ok {
+		return cached.([]Field)
+	}
+	var fields []Field
+	for i := range object.NumField() {
+		structField := object.Field(i)
+		key, option, _ := strings.Cut(structField.Tag.Get("yaml"), ",")
+		if key == "" {
+			continue
+		}
+		tag := structField.Tag
+		fields = append(fields, Field{
+			StructField: structField, Key: key, Required: option == "required", index: i,
+			min: bound(tag.Get("min")), max: bound(tag.Get("max")),
+			form: forms[tag.Get("form")], protocol: tag.Get("only"),
+		})
+	}
+	fieldsByType.Store(object, fields)
+	return fields
+}
+
+// bound parses the bound of a number or of a duration.
+func bound(text string) int64 {
+	if d, err := time.ParseDuration(text); err == nil {
+		return int64(d)
+	}
+	n, _ := strconv.ParseInt(text, 10, 64)
+	return n
+}
+
+// Of returns the value of the field in an object.
+func (f *Field) Of(object reflect.Value) reflect.Value { return object.Field(f.index) }
+
+// Default returns the default of a field whose zero value is not its default: zero is a value of
+// its own. It reports whether the field has such a default.
+func (f *Field) Default() (value reflect.Value, ok bool) {
+	text := f.Tag.Get("default")
+	if text == "" || f.Type != durationType || f.min > 0 {
+		return value, false
+	}
+	value = reflect.New(f.Type).Elem()
+	return value, f.Parse(text, value) == Problem{}
+}
+
+// Pattern returns the pattern of a text.
+func (f *Field) Pattern() string { return f.form.pattern.String() }
+
+// Remedy returns how to write the value of the field, or of an item of its list.
+func (f *Field) Remedy() string {
+	if f.form.pattern != nil {
+		return f.form.remedy
+	}
+	item := f.Type
+	if item.Kind() == reflect.Slice || item.Kind() == reflect.Array {
+		item = item.Elem()
+	}
+	switch value := reflect.Zero(item).Interface().(type) {
+	case vip.VIP:
+		return "write a VIP such as 20.0.0.1/32 or 2000::1/128"
+	case netip.Addr:
+		return "write an IP address such as 172.16.1.1"
+	case time.Duration:
+		return fmt.Sprintf("write a duration with its unit between %s and %s", f.Tag.Get("min"), f.Tag.Get("max"))
+	case enumeration:
+		names := slices.DeleteFunc(value.Names(), func(name string) bool { return name == "" })
+		last := len(names) - 1
+		return "write " + strings.Join(names[:last], ", ") + " or " + names[last]
+	case bool:
+		return "write true or false"
+	}
+	return fmt.Sprintf("write a whole number between %s and %s", f.Tag.Get("min"), f.Tag.Get("max"))
+}
+
+// enumeration is a number that has names in the file.
+type enumeration interface{ Names() []string }
+
+// Types of values that are not read by their kind.
+var (
+	VIPType      = reflect.TypeFor[vip.VIP]()
+	AddressType  = reflect.TypeFor[netip.Addr]()
+	durationType = reflect.TypeFor[time.Duration]()
+)
+
+// Parse stores the value of a text: that of the field, or of an item of its list. It stores
+// nothing if the result is a problem, whose Path is empty.
+func (f *Field) Parse(text string, to reflect.Value) Problem {
+	is := "is " + Quote(text)
+	parsed := reflect.New(to.Type()).Elem()
+	switch value := parsed.Addr().Interface().(type) {
+	case *vip.VIP:
+		v, err := vip.Parse(text)
+		if err != nil {
+			return Problem{Text: err.Error()}
+		}
+		*value = v
+	case *netip.Addr:
+		address, err := netip.ParseAddr(text)
+		if prefix, errPrefix := netip.ParsePrefix(text); errPrefix == nil {
+			return Problem{Text: is + ", which has a prefix length", Remedy: fmt.Sprint("write ", prefix.Addr())}
+		}
+		if err != nil {
+			return Problem{Text: is + ", not an IP address", Remedy: "write one such as 172.16.1.1"}
+		}
+		*value = address
+	case *time.Duration:
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			if n, err := strconv.ParseFloat(text, 64); err == nil && n > 0 && n < math.MaxInt32 {
+				return Problem{
+					Text: is + ", which has no unit", Remedy: fmt.Sprintf("write %ss or %sms", text, text),
+				}
+			}
+			return f.invalid(text)
+		}
+		// time.ParseDuration also accepts 0 without a unit and a signed zero.
+		if text[0] == '-' || strings.TrimLeft(text, "+0") == "" {
+			return f.invalid(text)
+		}
+		*value = d
+	case *bool:
+		if text != "true" && text != "false" {
+			return f.invalid(text)
+		}
+		*value = text == "true"
+	case *string:
+		*value = text
+	default:
+		if enum, ok := parsed.Interface().(enumeration); ok {
+			i := slices.Index(enum.Names(), text)
+			if i < 0 {
+				return f.invalid(text)
+			}
+			parsed.SetUint(uint64(i))
+			break
+		}
+		// Check the bounds before the conversion to a type that may be smaller.
+		n, err := strconv.ParseUint(text, 10, 63)
+		if err != nil || text[0] == '0' || int64(n) < f.min || int64(n) > f.max {
+			return f.invalid(text)
+		}
+		if parsed.CanUint() {
+			parsed.SetUint(n)
+		} else {
+			parsed.SetInt(int64(n))
+		}
+	}
+	if problem := f.check(parsed, text); problem != (Problem{}) {
+		return problem
+	}
+	to.Set(parsed)
+	return Problem{}
+}
+
+// invalid returns the problem of a value that is shown as text.
+func (f *Field) invalid(text string) Problem { return Problem{Text: "is " + Quote(text), Remedy: f.Remedy()} }
+
+// check returns the problem of a value. text is the value as the user wrote it, or "".
+func (f *Field) check(value reflect.Value, text string) Problem {
+	switch value.Kind() {
+	case reflect.Struct:
+		if address, ok := value.Interface().(netip.Addr); ok {
+			return checkAddress(address)
+		}
+	case reflect.String:
+		text := value.String()
+		switch {
+		case text == "" && f.Required:
+			return Problem{Text: "is empty", Remedy: f.form.remedy}
+		case text == "": // left out
+		case !f.form.pattern.MatchString(text):
+			return f.invalid(text)
+		case f.form.check != nil:
+			return f.form.check(text)
+		}
+	case reflect.Bool:
+	default:
+		if _, ok := value.Interface().(enumeration); ok {
+			break
+		}
+		if n := number(value); n < f.min || n > f.max {
+			return f.invalid(cmp.Or(text, fmt.Sprint(value.Interface())))
+		}
+	}
+	return Problem{}
+}
+
+func number(value reflect.Value) int64 {
+	if value.CanUint() {
+		return int64(value.Uint())
+	}
+	return value.Int()
+}
+
+// Quote quotes a text of the file and truncates a long one.
+func Quote(text string) string {
+	const enough = 100
+	if len(text) > enough {
+		text = strings.ToValidUTF8(text[:enough], "") + "…"
+	}
+	return strconv.Quote(text)
+}
+
+// form is the syntax of a text.
+type form struct {
+	pattern *regexp.Regexp
+	remedy  string
+	// check returns the problem of a text that matches the pattern. Optional.
+	check func(text string) Problem
+}
+
+func newForm(pattern, remedy string, check func(text string) Problem) form {
+	return form{regexp.MustCompile(pattern), remedy, check}
+}
+
+const (
+	portPattern = `([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`
+	// codePattern matches a final status code (RFC 9110 section 15) or a range of them.
+	codePattern = `[2-5][0-9]{2}(-[2-5][0-9]{2})?`
+	pathPattern = `^/[\s\S]*[^/.]`
+)
+
+// forms maps names to forms. BIRD protocols are named after gateways; all names appear in metrics
+// and logs. A host has at most 253 characters (RFC 1035 section 2.3.4).
+var forms = map[string]form{
+	"name": newForm(`^[A-Za-z0-9_.-]{1,60}$`, "write 1 to 60 characters out of A-Z a-z 0-9 _ . -", nil),
+	// The interface names of the kernel (dev_valid_name) that BIRD can quote: BIRD 2.0.12 to 3.4.0
+	// parses the interface of a next hop as a symbol.
+	"interface": newForm(`^[A-Za-z0-9_.-]{1,15}$`, "write the name of an interface in 1 to 15 characters out of "+
+		"A-Z a-z 0-9 _ . -; BIRD takes no others (ip link set NAME name OTHER)", checkInterface),
+	"password file": newForm(pathPattern,
+		"write the absolute path of the file with the password, or remove the field for no password", nil),
+	"CA file": newForm(pathPattern,
+		"write the absolute path of the PEM file with the authorities, or remove the field for the system's", nil),
+	"request": newForm(`^/[!-"$-~]{0,999}$`, "write a path such as /healthz or /healthz?full=1, "+
+		"in at most 1000 characters of ASCII, others and spaces as %20", checkRequest),
+	"host": newForm(`^([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f.]{0,99}:[0-9A-Fa-f:.]{0,99}\])(:`+portPattern+`)?$`,
+		"write a name or address such as example.org, 10.0.0.1:8080 or [fd00::1]:8080, in ASCII", nil),
+	"server name": newForm(`^[A-Za-z0-9_.:-]{1,253}$`,
+		"write the name or address that the certificate has, such as example.org, in ASCII", nil),
+	"service": newForm(`^[!-~]{1,200}$`, "write the name of a service in 1 to 200 characters of ASCII "+
+		"without a space, or remove the field for the whole server", nil),
+	"body": newForm(`^[\s\S]{1,1000}$`, "write a regular expression (RE2) of 1 to 1000 characters, "+
+		"or remove the field to take any body", checkBody),
+	"status": newForm(`^`+codePattern+`(,`+codePattern+`){0,19}$`,
+		`write numbers and ranges between 200 and 599, such as "200-399,404", at most 20`, checkStatus),
+	"transport": newForm(`^(tcp|udp|sctp)$`, "write tcp, udp or sctp", nil),
+}
+
+func checkInterface(name string) Problem {
+	if name == "." || name == ".." {
+		return Problem{Text: fmt.Sprintf("is %q, which no interface can be called", name), Remedy: "write the name that ip link shows"}
+	}
+	return Problem{}
+}
+
+func checkRequest(path string) Problem {
+	if _, err := url.ParseRequestURI(path); err != nil {
+		return Problem{
+			Text:   "is " + Quote(path) + ", in which a % is not followed by two hexadecimal digits",
+			Remedy: "write %25 for a percent sign",
+		}
+	}
+	return Problem{}
+}
+
+// checkBody rejects an invalid regular expression. The field remains a string to keep checks
+// comparable.
+func checkBody(expression string) Problem {
+	_, err := regexp.Compile(expression)
+	if invalid := (*syntax.Error)(nil); errors.As(err, &invalid) {
+		return Problem{
+			Text: fmt.Sprintf("is %s, no regular expression (RE2): %s at %s", Quote(expression), invalid.Code,
+				Quote(invalid.Expr)),
+			Remedy: "change it, or write \\Q before text that is meant literally",
+		}
+	}
+	return Problem{}
+}
+
+func checkStatus(status string) Problem {
+	for part := range strings.SplitSeq(status, ",") {
+		if low, high, isRange := strings.Cut(part, "-"); isRange && low > high {
+			return Problem{
+				Text:   fmt.Sprintf("has the range %s, whose end lies before its begin", part),
+				Remedy: fmt.Sprintf("write %s-%s", high, low),
+			}
+		}
+	}
+	return Problem{}
+}
+
+// checkASN rejects the reserved AS numbers.
+func checkASN(asn int64) Problem {
+	switch asn {
+	case 0:
+		return Problem{Text: "is 0, which is reserved (RFC 7607)", Remedy: "write the AS number of that side"}
+	case 23456:
+		return Problem{
+			Text: "is 23456, which stands for 4-octet AS numbers (RFC 6793)", Remedy: "write the AS number itself",
+		}
+	case 65535, math.MaxUint32:
+		return Problem{
+			Text: fmt.Sprintf("is %d, which is reserved (RFC 7300)", asn), Remedy: "write the AS number of that side",
+		}
+	}
+	return Problem{}
+}
+
+// checkHoldTime rejects a hold time that BGP does not allow.
+func checkHoldTime(hold time.Duration) Problem {
+	if hold < 3*time.Second || hold > 65535*time.Second || hold%time.Second != 0 {
+		return Problem{
+			Text: fmt.Sprintf("is %s", hold), Remedy: "BGP wants whole seconds between 3s and 65535s (RFC 4271)",
+		}
+	}
+	return Problem{}
+}
+
+// checkAddress rejects an address that no host can have.
+func checkAddress(address netip.Addr) Problem {
+	const remedy = "write an IP address such as 172.16.1.1"
+	if !address.IsValid() {
+		return Problem{Text: "is empty", Remedy: remedy}
+	}
+	if address.Zone() != "" { // quote it: a zone can be any text
+		return Problem{
+			Text: "is " + Quote(address.String()) + ", which has a zone", Remedy: "write an address that needs none",
+		}
+	}
+	if kind, remedy := vip.NotHost(address); kind != "" {
+		return Problem{Text: fmt.Sprintf("is %s, %s", address, kind), Remedy: remedy}
+	}
+	return Problem{}
+}
