@@ -96,7 +96,7 @@ format: tools ## Format the code
 generate: tools ## Generate pkg/api from proto/, the flag tables and configurations of docs/, the schema of the trench file and that of the Trench
 	PATH="$$PWD/$(TOOLS):$$PATH" $(TOOLS)/buf generate
 	$(GO) test -p 1 ./cmd/lb ./cmd/frontend ./cmd/kube ./cmd/target ./cmd/meridio-frontend -run TestConfigurationDocument -update
-	$(GO) test ./pkg/trench -run TestSchemaIsCurrent -update
+	$(GO) test ./pkg/trench/file -run TestSchemaIsCurrent -update
 	$(GO) test ./pkg/kube/v1alpha1 -run TestCRD -update
 	$(GO) test ./test/lab -run TestGatewaysDocument -update
 

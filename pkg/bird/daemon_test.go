@@ -45,7 +45,7 @@ func TestGatewayReceivesAnnouncedVIPs(t *testing.T) {
 		{name: "iBGP", as: localAS, path: "", depreferred: "", lp0: "0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p, gw, _ := bothUp(t, routerConfig{AS: tt.as}, func(g *trench.Gateway) { g.RemoteASN = tt.as })
+			p, gw, _ := bothUp(t, routerConfig{AS: tt.as}, func(g *trench.Gateway) { g.RemoteASN = int64(tt.as) })
 			for _, v := range []vip.VIP{vip4, vip6} {
 				if gw.Has(v) {
 					t.Fatalf("%s is advertised before it was announced", v)
@@ -110,7 +110,7 @@ func TestImports(t *testing.T) {
 			l := newLink(t, vip.IPv4, vip.IPv6)
 			l.Router(routerConfig{AS: tt.as, Extra4: routes})
 			p := newPod(t, l.Dev, tt.change)
-			as := func(g *trench.Gateway) { g.RemoteASN = tt.as }
+			as := func(g *trench.Gateway) { g.RemoteASN = int64(tt.as) }
 			p.Configure([]trench.Gateway{gatewayOf(vip.IPv4, as), gatewayOf(vip.IPv6, as)}, []vip.VIP{vip4, vip6})
 			p.Start()
 			p.await("the routes", func(s bird.State) bool {

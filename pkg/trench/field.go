@@ -191,7 +191,9 @@ func (f *Field) Parse(text string, to reflect.Value) Problem {
 }
 
 // invalid returns the problem of a value that is shown as text.
-func (f *Field) invalid(text string) Problem { return Problem{Text: "is " + Quote(text), Remedy: f.Remedy()} }
+func (f *Field) invalid(text string) Problem {
+	return Problem{Text: "is " + Quote(text), Remedy: f.Remedy()}
+}
 
 // check returns the problem of a value. text is the value as the user wrote it, or "".
 func (f *Field) check(value reflect.Value, text string) Problem {

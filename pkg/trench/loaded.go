@@ -65,4 +65,3 @@ func (s *Stale) Problem(now time.Time) string {
 	}
 	return "not refreshed since " + s.Since.UTC().Format(time.RFC3339) + ago + ": " + s.Cause
 }
-

@@ -340,7 +340,9 @@ func (s *Stream) checkAddresses(v *validator, path string) {
 	type position struct{ target, address int }
 	var addresses []netip.Addr
 	var positions []position
-	at := func(i int) string { return indexed(indexed(path, "targets", positions[i].target), "ips", positions[i].address) }
+	at := func(i int) string {
+		return indexed(indexed(path, "targets", positions[i].target), "ips", positions[i].address)
+	}
 	for i := range s.Targets {
 		for k, address := range s.Targets[i].IPs {
 			addresses, positions = append(addresses, address), append(positions, position{i, k})

@@ -15,7 +15,9 @@ import (
 
 // Marshal returns the trench file of a configuration. Equal configurations have equal files. Fields
 // with their zero value, or their default if they can be zero, are omitted.
-func Marshal(config *trench.Config) []byte { return appendBlock(nil, "", reflect.ValueOf(config).Elem()) }
+func Marshal(config *trench.Config) []byte {
+	return appendBlock(nil, "", reflect.ValueOf(config).Elem())
+}
 
 // appendBlock writes an object with a line for each field, and for each item of a list of objects.
 func appendBlock(b []byte, indent string, object reflect.Value) []byte {
