@@ -135,19 +135,17 @@ func (f *Field) Parse(text string, to reflect.Value) Problem {
 	case *netip.Addr:
 		address, err := netip.ParseAddr(text)
 		if prefix, errPrefix := netip.ParsePrefix(text); errPrefix == nil {
-			return Problem{Text: is + ", which has a prefix length", Remedy: fmt.Sprint("write ", prefix.Addr())}
+			return newProblem(is+", which has a prefix length", fmt.Sprint("write ", prefix.Addr()))
 		}
 		if err != nil {
-			return Problem{Text: is + ", not an IP address", Remedy: "write one such as 172.16.1.1"}
+			return newProblem(is+", not an IP address", "write one such as 172.16.1.1")
 		}
 		*value = address
 	case *time.Duration:
 		d, err := time.ParseDuration(text)
 		if err != nil {
 			if n, err := strconv.ParseFloat(text, 64); err == nil && n > 0 && n < math.MaxInt32 {
-				return Problem{
-					Text: is + ", which has no unit", Remedy: fmt.Sprintf("write %ss or %sms", text, text),
-				}
+				return newProblem(is+", which has no unit", fmt.Sprintf("write %ss or %sms", text, text))
 			}
 			return f.invalid(text)
 		}
@@ -206,7 +204,7 @@ func (f *Field) check(value reflect.Value, text string) Problem {
 		text := value.String()
 		switch {
 		case text == "" && f.Required:
-			return Problem{Text: "is empty", Remedy: f.form.remedy}
+			return newProblem("is empty", f.form.remedy)
 		case text == "": // left out
 		case !f.form.pattern.MatchString(text):
 			return f.invalid(text)
@@ -289,17 +287,15 @@ var forms = map[string]form{
 
 func checkInterface(name string) Problem {
 	if name == "." || name == ".." {
-		return Problem{Text: fmt.Sprintf("is %q, which no interface can be called", name), Remedy: "write the name that ip link shows"}
+		return newProblem("is "+Quote(name)+", which no interface can be called", "write the name that ip link shows")
 	}
 	return Problem{}
 }
 
 func checkRequest(path string) Problem {
 	if _, err := url.ParseRequestURI(path); err != nil {
-		return Problem{
-			Text:   "is " + Quote(path) + ", in which a % is not followed by two hexadecimal digits",
-			Remedy: "write %25 for a percent sign",
-		}
+		return newProblem("is "+Quote(path)+", in which a % is not followed by two hexadecimal digits",
+			"write %25 for a percent sign")
 	}
 	return Problem{}
 }
@@ -309,11 +305,8 @@ func checkRequest(path string) Problem {
 func checkBody(expression string) Problem {
 	_, err := regexp.Compile(expression)
 	if invalid := (*syntax.Error)(nil); errors.As(err, &invalid) {
-		return Problem{
-			Text: fmt.Sprintf("is %s, no regular expression (RE2): %s at %s", Quote(expression), invalid.Code,
-				Quote(invalid.Expr)),
-			Remedy: "change it, or write \\Q before text that is meant literally",
-		}
+		return newProblem(fmt.Sprintf("is %s, no regular expression (RE2): %s at %s", Quote(expression), invalid.Code,
+			Quote(invalid.Expr)), "change it, or write \\Q before text that is meant literally")
 	}
 	return Problem{}
 }
@@ -321,10 +314,7 @@ func checkBody(expression string) Problem {
 func checkStatus(status string) Problem {
 	for part := range strings.SplitSeq(status, ",") {
 		if low, high, isRange := strings.Cut(part, "-"); isRange && low > high {
-			return Problem{
-				Text:   fmt.Sprintf("has the range %s, whose end lies before its begin", part),
-				Remedy: fmt.Sprintf("write %s-%s", high, low),
-			}
+			return newProblem("has the range "+part+", whose end lies before its begin", "write "+high+"-"+low)
 		}
 	}
 	return Problem{}
@@ -332,44 +322,36 @@ func checkStatus(status string) Problem {
 
 // checkASN rejects the reserved AS numbers.
 func checkASN(asn int64) Problem {
+	const remedy = "write the AS number of that side"
 	switch asn {
 	case 0:
-		return Problem{Text: "is 0, which is reserved (RFC 7607)", Remedy: "write the AS number of that side"}
+		return newProblem("is 0, which is reserved (RFC 7607)", remedy)
 	case 23456:
-		return Problem{
-			Text: "is 23456, which stands for 4-octet AS numbers (RFC 6793)", Remedy: "write the AS number itself",
-		}
+		return newProblem("is 23456, which stands for 4-octet AS numbers (RFC 6793)", "write the AS number itself")
 	case 65535, math.MaxUint32:
-		return Problem{
-			Text: fmt.Sprintf("is %d, which is reserved (RFC 7300)", asn), Remedy: "write the AS number of that side",
-		}
+		return newProblem(fmt.Sprintf("is %d, which is reserved (RFC 7300)", asn), remedy)
 	}
 	return Problem{}
 }
 
-// checkHoldTime rejects a hold time that BGP does not allow.
+// checkHoldTime rejects a hold time that BGP does not allow (RFC 4271 section 4.2).
 func checkHoldTime(hold time.Duration) Problem {
 	if hold < 3*time.Second || hold > 65535*time.Second || hold%time.Second != 0 {
-		return Problem{
-			Text: fmt.Sprintf("is %s", hold), Remedy: "BGP wants whole seconds between 3s and 65535s (RFC 4271)",
-		}
+		return newProblem("is "+hold.String(), "BGP wants whole seconds between 3s and 65535s (RFC 4271)")
 	}
 	return Problem{}
 }
 
 // checkAddress rejects an address that no host can have.
 func checkAddress(address netip.Addr) Problem {
-	const remedy = "write an IP address such as 172.16.1.1"
-	if !address.IsValid() {
-		return Problem{Text: "is empty", Remedy: remedy}
-	}
-	if address.Zone() != "" { // quote it: a zone can be any text
-		return Problem{
-			Text: "is " + Quote(address.String()) + ", which has a zone", Remedy: "write an address that needs none",
-		}
-	}
-	if kind, remedy := vip.NotHost(address); kind != "" {
-		return Problem{Text: fmt.Sprintf("is %s, %s", address, kind), Remedy: remedy}
+	kind, remedy := vip.NotHost(address)
+	switch {
+	case !address.IsValid():
+		return newProblem("is empty", "write an IP address such as 172.16.1.1")
+	case address.Zone() != "": // quote it: a zone can be any text
+		return newProblem("is "+Quote(address.String())+", which has a zone", "write an address that needs none")
+	case kind != "":
+		return newProblem(fmt.Sprintf("is %s, %s", address, kind), remedy)
 	}
 	return Problem{}
 }

@@ -2,6 +2,7 @@ package trench
 
 import (
 	"fmt"
+	"maps"
 	"math/big"
 	"net/netip"
 	"reflect"
@@ -23,6 +24,8 @@ type Problem struct {
 	// Related is the path of the value that it conflicts with; "" without a conflict.
 	Related string
 }
+
+func newProblem(text, remedy string) Problem { return Problem{Text: text, Remedy: remedy} }
 
 // Message returns the text and the remedy. place returns where the user finds the value of Related.
 func (p Problem) Message(place func(path string) string) string {
@@ -71,14 +74,21 @@ type validator struct {
 	vipsKnown      bool
 }
 
-// report records a problem, unless the value has one already.
-func (v *validator) report(path string, problem Problem) {
+// add records a problem of the value at a path, unless the value has one already.
+func (v *validator) add(path string, problem Problem) {
 	if problem == (Problem{}) || v.reported[path] {
 		return
 	}
 	v.reported[path] = true
 	problem.Path = path
 	v.problems = append(v.problems, problem)
+}
+
+func (v *validator) report(path, text, remedy string) { v.add(path, newProblem(text, remedy)) }
+
+// conflict records that the value at a path conflicts with the value at the path related.
+func (v *validator) conflict(path, related, text, remedy string) {
+	v.add(path, Problem{Text: text, Remedy: remedy, Related: related})
 }
 
 // checker is an object with constraints beyond its tags. Its fields are validated before.
@@ -91,68 +101,52 @@ func (v *validator) object(path string, object reflect.Value) {
 	gateway, _ := pointer.(*Gateway)
 	fields := FieldsOf(object.Type())
 	for i := range fields {
-		field := &fields[i]
+		field, at := &fields[i], member(path, fields[i].Key)
 		value := field.Of(object)
-		if gateway != nil && field.protocol != "" && gateway.Protocol.String() != field.protocol {
-			if !value.IsZero() {
-				v.report(member(path, field.Key), Problem{
-					Text:   "conflicts with protocol: static, which has no BGP session",
-					Remedy: "remove it, or write protocol: bgp",
-				})
-			}
-			continue
+		switch {
+		case gateway == nil || field.protocol == "" || gateway.Protocol.String() == field.protocol:
+			v.value(at, value, field)
+		case !value.IsZero():
+			v.report(at, "conflicts with protocol: static, which has no BGP session", "remove it, or write protocol: bgp")
 		}
-		v.value(path, value, field)
 	}
 	if c, ok := pointer.(checker); ok {
 		c.check(v, path)
 	}
 }
 
-// value validates a field of the object at path.
+// value validates a field, or an item of its list.
 func (v *validator) value(path string, value reflect.Value, field *Field) {
+	list := value.Kind() == reflect.Slice || value.Kind() == reflect.Array
 	switch {
+	case value.Type() == VIPType: // valid, or zero
 	case value.Kind() == reflect.Pointer:
 		if !value.IsNil() {
-			v.object(member(path, field.Key), value.Elem())
+			v.object(path, value.Elem())
 		}
-	case value.Kind() == reflect.Slice, value.Kind() == reflect.Array:
-		v.list(path, value, field)
-	case value.Kind() == reflect.Struct && field.Type != AddressType:
-		if field.Required || !value.IsZero() {
-			v.object(member(path, field.Key), value)
+	case list && field.Type == value.Type():
+		if field.Required && field.Tag.Get("empty") != "" && value.Len() == 0 {
+			v.add(path, EmptyList(field))
 		}
-	default:
-		if problem := field.check(value, ""); problem != (Problem{}) {
-			v.report(member(path, field.Key), problem)
-		}
-	}
-}
-
-func (v *validator) list(path string, value reflect.Value, field *Field) {
-	if removal := field.Tag.Get("empty"); field.Required && removal != "" && value.Len() == 0 {
-		v.report(member(path, field.Key), EmptyList(field))
-	}
-	for i := range value.Len() {
-		item := value.Index(i)
-		switch {
-		case item.Type() == VIPType: // valid, or zero
-		case item.Type() == AddressType && value.Kind() == reflect.Array && item.IsZero(): // fewer than the maximum
-		case item.Kind() == reflect.Struct && item.Type() != AddressType:
-			v.object(indexed(path, field.Key, i), item)
-		default:
-			if problem := field.check(item, ""); problem != (Problem{}) {
-				v.report(indexed(path, field.Key, i), problem)
+		for i := range value.Len() {
+			// An array has fewer items than its length: the rest is zero.
+			if item := value.Index(i); value.Kind() == reflect.Slice || !item.IsZero() {
+				v.value(index(path, i), item, field)
 			}
 		}
+	case value.Kind() == reflect.Struct && value.Type() != AddressType:
+		// An optional object that is zero is left out.
+		if field.Required || field.Type != value.Type() || !value.IsZero() {
+			v.object(path, value)
+		}
+	default:
+		v.add(path, field.check(value, ""))
 	}
 }
 
 // EmptyList returns the problem of an empty list that must have an item.
 func EmptyList(field *Field) Problem {
-	return Problem{
-		Text: "is an empty list", Remedy: field.Tag.Get("remedy") + ", or remove " + field.Tag.Get("empty"),
-	}
+	return newProblem("is an empty list", field.Tag.Get("remedy")+", or remove "+field.Tag.Get("empty"))
 }
 
 func member(path, key string) string {
@@ -162,8 +156,11 @@ func member(path, key string) string {
 	return path + "." + key
 }
 
-func indexed(path, key string, i int) string {
-	return member(path, key) + "[" + strconv.Itoa(i) + "]"
+func index(path string, i int) string { return path + "[" + strconv.Itoa(i) + "]" }
+
+// within returns the paths of a field of the objects in a list.
+func within(list, field string) func(i int) string {
+	return func(i int) string { return index(list, i) + "." + field }
 }
 
 // unique reports the values that occur more than once. path returns the path of a value; it is
@@ -177,10 +174,7 @@ func unique[T comparable](v *validator, kind string, values []T, path func(i int
 			continue
 		}
 		if before, twice := first[value]; twice {
-			v.report(path(i), Problem{
-				Text: fmt.Sprintf("%s %v appears twice, first", kind, value), Related: path(before),
-				Remedy: "remove one of them or change it",
-			})
+			v.twice(fmt.Sprint(kind, " ", value), path(i), path(before))
 			continue
 		}
 		first[value] = i
@@ -188,18 +182,11 @@ func unique[T comparable](v *validator, kind string, values []T, path func(i int
 	return first
 }
 
-// Remedies for an address in a VIP.
-const (
-	gatewayInVIP = "a gateway cannot be reached through itself, change one of them"
-	targetInVIP  = "write the target's own address"
-	sourceInVIP  = "what comes from a VIP is sent to the gateways, write an address of the load balancer's own"
-)
-
-func (c *Config) check(v *validator, _ string) {
-	names := collect(c.Streams, func(s *Stream) string { return s.Name })
-	unique(v, "stream", names, func(i int) string { return indexed("", "streams", i) + ".name" })
+func (v *validator) twice(value, path, first string) {
+	v.conflict(path, first, value+" appears twice, first", "remove one of them or change it")
 }
 
+// collect returns a value of each object in a list.
 func collect[T, V any](list []T, value func(*T) V) []V {
 	values := make([]V, len(list))
 	for i := range list {
@@ -208,33 +195,33 @@ func collect[T, V any](list []T, value func(*T) V) []V {
 	return values
 }
 
+func (c *Config) check(v *validator, _ string) {
+	names := collect(c.Streams, func(s *Stream) string { return s.Name })
+	unique(v, "stream", names, within("streams", "name"))
+}
+
 func (a *Attractor) check(v *validator, path string) {
-	if len(a.VIPs) > MaxVIPs {
-		v.report(member(path, "vips"), Problem{
-			Text: fmt.Sprintf("has %d VIPs", len(a.VIPs)), Remedy: fmt.Sprintf("an attractor has %d at most", MaxVIPs),
-		})
+	if n := len(a.VIPs); n > MaxVIPs {
+		v.report(member(path, "vips"), fmt.Sprintf("has %d VIPs", n), fmt.Sprintf("an attractor has %d at most", MaxVIPs))
 	} else {
 		v.checkVIPs(member(path, "vips"), a.VIPs)
 	}
+	gateways := member(path, "gateways")
 	names := collect(a.Gateways, func(g *Gateway) string { return g.Name })
-	unique(v, "gateway", names, func(i int) string { return indexed(path, "gateways", i) + ".name" })
+	unique(v, "gateway", names, within(gateways, "name"))
 	addresses := collect(a.Gateways, func(g *Gateway) netip.Addr { return g.Address })
-	unique(v, "gateway address", addresses, func(i int) string { return indexed(path, "gateways", i) + ".address" })
-	first := -1
+	unique(v, "gateway address", addresses, within(gateways, "address"))
+	first := -1 // static gateway with BFD
 	for i, g := range a.Gateways {
-		at := indexed(path, "gateways", i)
-		v.onePerFamily([]netip.Addr{g.Address}, "", gatewayInVIP, func(int) string { return at + ".address" })
-		// BIRD applies the BFD parameters of the interface to its static routes.
-		switch {
+		v.outsideVIPs(within(gateways, "address")(i), g.Address, "a gateway cannot be reached through itself, change one of them")
+		switch at := within(gateways, "bfd"); {
 		case g.Protocol != Static || g.BFD == nil:
 		case first < 0:
 			first = i
 		case *g.BFD != *a.Gateways[first].BFD:
-			v.report(at+".bfd", Problem{
-				Text:    "differs from static gateway " + Quote(a.Gateways[first].Name),
-				Related: indexed(path, "gateways", first) + ".bfd",
-				Remedy:  "static gateways share the BFD parameters of the interface, write the same values",
-			})
+			// BIRD applies the BFD parameters of the interface to its static routes.
+			v.conflict(at(i), at(first), "differs from static gateway "+Quote(a.Gateways[first].Name),
+				"static gateways share the BFD parameters of the interface, write the same values")
 		}
 	}
 }
@@ -242,60 +229,56 @@ func (a *Attractor) check(v *validator, path string) {
 // checkVIPs reports VIPs that share addresses. Overlaps are rejected because the wider VIP would
 // attract the traffic of the narrower one while that is withdrawn.
 func (v *validator) checkVIPs(path string, vips []vip.VIP) {
-	at := func(i int) string { return indexed("", path, i) }
+	at := func(i int) string { return index(path, i) }
 	first := unique(v, "VIP", vips, at)
 	v.vipsKnown = vips != nil && !slices.Contains(vips, vip.VIP{})
-	v.sorted = make([]vip.VIP, 0, len(first))
-	for x := range first {
-		v.sorted = append(v.sorted, x)
-	}
-	slices.SortFunc(v.sorted, vip.Compare)
+	v.sorted = slices.SortedFunc(maps.Keys(first), vip.Compare)
 	for _, x := range v.sorted {
 		// A prefix sorts after the prefixes that contain it, and prefixes nest: a VIP that overlaps any
 		// VIP in covers overlaps the last one.
-		if n := len(v.covers); n > 0 && v.covers[n-1].Overlaps(x) {
-			wide := v.covers[n-1]
-			v.report(at(first[x]), Problem{
-				Text:    fmt.Sprintf("VIP %s lies in the VIP %s", x, wide),
-				Related: at(first[wide]),
-				Remedy:  "remove one of them, since the wider VIP attracts the traffic of the narrower one even while that is withdrawn",
-			})
+		if n := len(v.covers); n == 0 || !v.covers[n-1].Overlaps(x) {
+			v.covers = append(v.covers, x)
 			continue
 		}
-		v.covers = append(v.covers, x)
+		wide := v.covers[len(v.covers)-1]
+		v.conflict(at(first[x]), at(first[wide]), fmt.Sprintf("VIP %s lies in the VIP %s", x, wide), "remove one of them, "+
+			"since the wider VIP attracts the traffic of the narrower one even while that is withdrawn")
+	}
+}
+
+// outsideVIPs reports an address in a VIP.
+func (v *validator) outsideVIPs(path string, address netip.Addr, remedy string) {
+	if wide, ok := vip.Containing(v.covers, address); ok {
+		v.report(path, fmt.Sprintf("is %s, which lies in the VIP %s", address, wide), remedy)
 	}
 }
 
 func (g *Gateway) check(v *validator, path string) {
 	if g.Name == "BFD" {
-		v.report(member(path, "name"), Problem{Text: "is \"BFD\"", Remedy: "BIRD's protocol NBR-BFD has that name, take another"})
+		v.report(member(path, "name"), "is \"BFD\"", "BIRD's protocol NBR-BFD has that name, take another")
 	}
 	if g.Protocol == BGP {
-		v.report(member(path, "localASN"), checkASN(g.LocalASN))
-		v.report(member(path, "remoteASN"), checkASN(g.RemoteASN))
-		v.report(member(path, "holdTime"), checkHoldTime(g.HoldTime))
+		v.add(member(path, "localASN"), checkASN(g.LocalASN))
+		v.add(member(path, "remoteASN"), checkASN(g.RemoteASN))
+		v.add(member(path, "holdTime"), checkHoldTime(g.HoldTime))
 	}
 }
 
 func (s *Stream) check(v *validator, path string) {
-	at := func(i int) string { return indexed(path, "vips", i) }
+	at := func(i int) string { return index(member(path, "vips"), i) }
 	unique(v, "VIP", s.VIPs, at)
 	for i, x := range s.VIPs {
 		if _, found := slices.BinarySearchFunc(v.sorted, x, vip.Compare); v.vipsKnown && !found && !x.IsZero() {
-			v.report(at(i), Problem{
-				Text: fmt.Sprintf("VIP %s is not one of the attractor", x), Remedy: "add it to attractor.vips or remove it here",
-			})
+			v.report(at(i), fmt.Sprintf("VIP %s is not one of the attractor", x),
+				"add it to attractor.vips or remove it here")
 		}
 	}
-	s.checkMatch(v, path)
+	s.checkMatch(v, member(path, "match"))
 	if s.Check == (Check{}) && len(s.Targets) > 0 {
-		v.report(member(path, "check"), Problem{
-			Text: "is missing", Remedy: "write how the targets are checked, such as check: {tcp: {port: 5000}}",
-		})
+		v.report(member(path, "check"), "is missing",
+			"write how the targets are checked, such as check: {tcp: {port: 5000}}")
 	}
-	names := collect(s.Targets, func(t *Target) string { return t.Name })
-	unique(v, "target", names, func(i int) string { return indexed(path, "targets", i) + ".name" })
-	s.checkAddresses(v, path)
+	s.checkTargets(v, member(path, "targets"))
 }
 
 // checkMatch reports ports that are selected twice, and too many of them.
@@ -305,64 +288,51 @@ func (s *Stream) checkMatch(v *validator, path string) {
 		number   uint16
 	}
 	type position struct{ match, port int }
-	at := func(p position) string { return indexed(indexed(path, "match", p.match), "ports", p.port) }
+	at := func(p position) string { return index(index(path, p.match)+".ports", p.port) }
 	first := map[port]position{}
 	for i := range s.Match {
-		match, inMatch := &s.Match[i], indexed(path, "match", i)
-		unique(v, "protocol", match.Protocols, func(n int) string { return indexed(inMatch, "protocols", n) })
-		unique(v, "port", match.Ports, func(n int) string { return indexed(inMatch, "ports", n) })
+		match := &s.Match[i]
+		unique(v, "protocol", match.Protocols, func(n int) string { return index(index(path, i)+".protocols", n) })
+		unique(v, "port", match.Ports, func(n int) string { return at(position{i, n}) })
 		for n, number := range match.Ports {
 			for _, protocol := range match.Protocols {
-				key := port{protocol, number}
-				before, twice := first[key]
+				before, twice := first[port{protocol, number}]
 				switch {
 				case !twice:
-					first[key] = position{i, n}
-				case before.match != i: // duplicates in one entry are reported above
-					v.report(at(position{i, n}), Problem{
-						Text:    fmt.Sprintf("%s port %d appears twice, first", protocol, number),
-						Related: at(before), Remedy: "remove one of them or change it",
-					})
+					first[port{protocol, number}] = position{i, n}
+				case before.match != i: // a duplicate in one entry is reported above
+					v.twice(fmt.Sprintf("%s port %d", protocol, number), at(position{i, n}), at(before))
 				}
 			}
 		}
 	}
 	if len(first) > MaxMatch {
-		v.report(member(path, "match"), Problem{
-			Text:   fmt.Sprintf("has %d ports, each counted for each of its protocols", len(first)),
-			Remedy: fmt.Sprintf("a stream has %d at most, leave the field out to forward all packets", MaxMatch),
-		})
+		v.report(path, fmt.Sprintf("has %d ports, each counted for each of its protocols", len(first)),
+			fmt.Sprintf("a stream has %d at most, leave the field out to forward all packets", MaxMatch))
 	}
 }
 
-// checkAddresses reports addresses of targets that are duplicate, not checked, or in a VIP.
-func (s *Stream) checkAddresses(v *validator, path string) {
-	type position struct{ target, address int }
+// checkTargets reports targets with equal names or addresses, and with addresses that cannot be
+// checked or lie in a VIP.
+func (s *Stream) checkTargets(v *validator, path string) {
+	names := collect(s.Targets, func(t *Target) string { return t.Name })
+	unique(v, "target", names, within(path, "name"))
 	var addresses []netip.Addr
-	var positions []position
-	at := func(i int) string {
-		return indexed(indexed(path, "targets", positions[i].target), "ips", positions[i].address)
-	}
+	var paths []func() string
+	families := s.Check.Families
 	for i := range s.Targets {
-		for k, address := range s.Targets[i].IPs {
-			addresses, positions = append(addresses, address), append(positions, position{i, k})
+		ips := s.Targets[i].IPs
+		at := func(k int) string { return index(within(path, "ips")(i), k) }
+		for k, address := range ips {
+			addresses, paths = append(addresses, address), append(paths, func() string { return at(k) })
 		}
-	}
-	unique(v, "target address", addresses, at)
-	next := 0
-	for i := range s.Targets {
-		ips, families := s.Targets[i].IPs, s.Check.Families
 		if len(ips) > 0 && !slices.ContainsFunc(ips, func(a netip.Addr) bool { return families.Has(vip.FamilyOf(a)) }) {
-			v.report(indexed(path, "targets", i)+".ips", Problem{
-				Text: fmt.Sprintf("has no %s address, and the stream's check.families is %s, so that nothing would check it",
-					familyName(families == OnlyIPv4), families),
-				Remedy: "add one, or write families: both",
-			})
+			v.report(within(path, "ips")(i), fmt.Sprintf("has no %s address, and the stream's check.families is %s, so that "+
+				"nothing would check it", familyName(families == OnlyIPv4), families), "add one, or write families: both")
 		}
-		v.onePerFamily(ips, "a target has one of a family, make a second target of it", targetInVIP,
-			func(k int) string { return at(next + k) })
-		next += len(ips)
+		v.onePerFamily(ips, "a target has one of a family, make a second target of it", "write the target's own address", at)
 	}
+	unique(v, "target address", addresses, func(i int) string { return paths[i]() })
 }
 
 // onePerFamily reports a second address of a family, and addresses in a VIP.
@@ -372,14 +342,12 @@ func (v *validator) onePerFamily(addresses []netip.Addr, remedy, inVIP string, p
 		if !address.IsValid() {
 			continue
 		}
-		family := &has[vip.FamilyOf(address)]
-		if *family {
-			v.report(path(i), Problem{Text: fmt.Sprintf("is a second %s address", familyName(address.Is4())), Remedy: remedy})
+		if family := vip.FamilyOf(address); has[family] {
+			v.report(path(i), "is a second "+familyName(address.Is4())+" address", remedy)
+		} else {
+			has[family] = true
 		}
-		*family = true
-		if wide, ok := vip.Containing(v.covers, address); ok {
-			v.report(path(i), Problem{Text: fmt.Sprintf("is %s, which lies in the VIP %s", address, wide), Remedy: inVIP})
-		}
+		v.outsideVIPs(path(i), address, inVIP)
 	}
 }
 
@@ -393,9 +361,8 @@ func (m *Maglev) check(v *validator, path string) {
 	}
 	for ; !prime(above); above++ {
 	}
-	v.report(member(path, "size"), Problem{
-		Text: fmt.Sprintf("is %d, which is no prime number", m.Size), Remedy: fmt.Sprintf("write %d or %d", below, above),
-	})
+	v.report(member(path, "size"), fmt.Sprintf("is %d, which is no prime number", m.Size),
+		fmt.Sprintf("write %d or %d", below, above))
 }
 
 // prime reports whether n is a prime number. ProbablyPrime is exact for 64 bits.
@@ -423,39 +390,33 @@ func (c *Check) kinds() (kinds []string) {
 func (c *Check) check(v *validator, path string) {
 	kinds := c.kinds()
 	if len(kinds) == 0 {
-		v.report(path, Problem{Text: "has none of tcp, http, grpc", Remedy: "write one of them, such as tcp: {port: 5000}"})
+		v.report(path, "has none of tcp, http, grpc", "write one of them, such as tcp: {port: 5000}")
 	}
 	for _, kind := range kinds[min(1, len(kinds)):] {
-		v.report(member(path, kind), Problem{
-			Text: "conflicts with " + kinds[0], Remedy: "write only one of tcp, http, grpc",
-		})
+		v.report(member(path, kind), "conflicts with "+kinds[0], "write only one of tcp, http, grpc")
 	}
 	longer := func(key string, d time.Duration) {
 		if d > c.Interval {
-			v.report(member(path, key), Problem{
-				Text: fmt.Sprintf("is %s, longer than the interval of %s", d, c.Interval), Remedy: "write at most the interval",
-			})
+			v.report(member(path, key), fmt.Sprintf("is %s, longer than the interval of %s", d, c.Interval),
+				"write at most the interval")
 		}
 	}
 	longer("fastInterval", c.FastInterval)
 	longer("timeout", c.Timeout)
-	at := func(i int) string { return indexed(path, "source", i) }
+	at := func(i int) string { return index(member(path, "source"), i) }
 	for i, source := range c.Sources {
 		if source.IsValid() && !c.Families.Has(vip.FamilyOf(source)) {
-			v.report(at(i), Problem{
-				Text:   fmt.Sprintf("is %s, but families is %s, so that nothing would be checked from it", source, c.Families),
-				Remedy: "remove it, or write families: both",
-			})
+			v.report(at(i), fmt.Sprintf("is %s, but families is %s, so that nothing would be checked from it", source,
+				c.Families), "remove it, or write families: both")
 		}
 	}
-	v.onePerFamily(c.Sources[:], "checks of a family come from one", sourceInVIP, at)
+	v.onePerFamily(c.Sources[:], "checks of a family come from one", "what comes from a VIP is sent to the gateways, write "+
+		"an address of the load balancer's own", at)
 }
 
 func (c *TLSCheck) check(v *validator, path string) {
 	if c.Insecure && c.CAFile != "" {
-		v.report(member(path, "caFile"), Problem{
-			Text: "conflicts with insecure: true, which takes any certificate", Remedy: "remove one of them",
-		})
+		v.report(member(path, "caFile"), "conflicts with insecure: true, which takes any certificate", "remove one of them")
 	}
 }
 

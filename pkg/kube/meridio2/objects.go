@@ -1,14 +1,13 @@
 package meridio2
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/vipgate/vipgate/pkg/kube/translation"
 )
 
 // Group is the API group of Meridio 2, and the prefix of its readiness gates.
@@ -40,36 +39,9 @@ type Objects struct {
 // Read adds the objects of YAML documents or of JSON, including the lists that kubectl prints. It
 // ignores all remaining kinds. The error names the object that cannot be read, or a second
 // Gateway.
-func (o *Objects) Read(r io.Reader) error {
-	documents := yaml.NewYAMLOrJSONDecoder(r, 4096)
-	for n := 1; ; n++ {
-		var u unstructured.Unstructured
-		err := documents.Decode(&u.Object)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err == nil {
-			err = o.add(u)
-		}
-		if err != nil {
-			return fmt.Errorf("read object %d: %w", n, err)
-		}
-	}
-}
+func (o *Objects) Read(r io.Reader) error { return translation.ReadEach(r, o.add) }
 
 func (o *Objects) add(u unstructured.Unstructured) error {
-	if items, ok := u.Object["items"].([]any); ok && strings.HasSuffix(u.GetKind(), "List") {
-		for i, item := range items {
-			m, ok := item.(map[string]any)
-			if !ok {
-				return fmt.Errorf("item %d is no object", i+1)
-			}
-			if err := o.add(unstructured.Unstructured{Object: m}); err != nil {
-				return fmt.Errorf("item %d: %w", i+1, err)
-			}
-		}
-		return nil
-	}
 	switch u.GroupVersionKind() {
 	case gatewayKind:
 		if o.Gateway != nil {

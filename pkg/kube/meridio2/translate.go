@@ -84,7 +84,7 @@ func (t *translator) translate(routers []*unstructured.Unstructured) error {
 		return errors.New(gatewayPath(problems[0].Path) + ": " + problems[0].Message(gatewayPath))
 	}
 	routers = slices.Clone(routers)
-	slices.SortFunc(routers, older)
+	slices.SortFunc(routers, translation.Older) // of two conflicting ones the older is accepted
 	for _, u := range routers {
 		if !refersTo(u, t.gateway) || u.GetDeletionTimestamp() != nil {
 			continue
@@ -103,12 +103,6 @@ func (t *translator) translate(routers []*unstructured.Unstructured) error {
 		return cmp.Or(cmp.Compare(a.Object.Name, b.Object.Name), cmp.Compare(a.Object.UID, b.Object.UID))
 	})
 	return nil
-}
-
-// older compares GatewayRouters by age. Of two conflicting ones the older is accepted.
-func older(a, b *unstructured.Unstructured) int {
-	x, y := a.GetCreationTimestamp(), b.GetCreationTimestamp()
-	return cmp.Or(x.Time.Compare(y.Time), cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.GetUID(), b.GetUID()))
 }
 
 // readVIPs reads the addresses of the Gateway's status. An invalid VIP is reported as a problem.

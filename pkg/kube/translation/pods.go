@@ -63,7 +63,7 @@ func (t *translator) readPods(pods []*corev1.Pod, services []*corev1.Service) ma
 		e := t.readPod(pod)
 		all = append(all, e)
 		for _, a := range e.ips {
-			if holder := holders[a]; a.IsValid() && (holder == nil || older(pod, holder) < 0) {
+			if holder := holders[a]; a.IsValid() && (holder == nil || Older(pod, holder) < 0) {
 				holders[a] = pod
 			}
 		}
@@ -85,7 +85,7 @@ func (t *translator) readPods(pods []*corev1.Pod, services []*corev1.Service) ma
 	}
 	for _, list := range byLabel {
 		slices.SortFunc(list, func(a, b *endpoint) int {
-			return cmp.Or(cmp.Compare(a.pod.Name, b.pod.Name), older(a.pod, b.pod))
+			return cmp.Or(cmp.Compare(a.pod.Name, b.pod.Name), Older(a.pod, b.pod))
 		})
 	}
 	return byLabel
@@ -96,8 +96,8 @@ func firstKey(selector map[string]string) string {
 	return slices.Min(slices.Collect(maps.Keys(selector)))
 }
 
-// older compares objects by age, then by name.
-func older[T metav1.Object](a, b T) int {
+// Older compares objects by age, then by name.
+func Older[T metav1.Object](a, b T) int {
 	x, y := a.GetCreationTimestamp(), b.GetCreationTimestamp()
 	return cmp.Or(x.Compare(y.Time), cmp.Compare(a.GetNamespace(), b.GetNamespace()),
 		cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.GetUID(), b.GetUID()))

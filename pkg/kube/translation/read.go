@@ -18,36 +18,44 @@ import (
 // Read adds the objects of YAML documents or of JSON, including the lists that kubectl prints. It
 // ignores kinds that the translation does not use. The error names the object that cannot be
 // read, or a second Trench.
-func (o *Objects) Read(r io.Reader) error {
+func (o *Objects) Read(r io.Reader) error { return ReadEach(r, o.add) }
+
+// ReadEach calls add for each object of YAML documents or of JSON, including the items of lists.
+func ReadEach(r io.Reader, add func(u unstructured.Unstructured) error) error {
 	documents := yaml.NewYAMLOrJSONDecoder(r, 4096)
 	for n := 1; ; n++ {
 		var u unstructured.Unstructured
 		err := documents.Decode(&u.Object)
-		switch {
-		case errors.Is(err, io.EOF):
+		if errors.Is(err, io.EOF) {
 			return nil
-		case err != nil:
-			return fmt.Errorf("read object %d: %w", n, err)
 		}
-		if err := o.add(u); err != nil {
+		if err == nil {
+			err = addItems(u, add)
+		}
+		if err != nil {
 			return fmt.Errorf("read object %d: %w", n, err)
 		}
 	}
 }
 
-func (o *Objects) add(u unstructured.Unstructured) error {
-	if items, ok := u.Object["items"].([]any); ok && strings.HasSuffix(u.GetKind(), "List") {
-		for i, item := range items {
-			m, ok := item.(map[string]any)
-			if !ok {
-				return fmt.Errorf("item %d is no object", i+1)
-			}
-			if err := o.add(unstructured.Unstructured{Object: m}); err != nil {
-				return fmt.Errorf("item %d: %w", i+1, err)
-			}
-		}
-		return nil
+func addItems(u unstructured.Unstructured, add func(u unstructured.Unstructured) error) error {
+	items, ok := u.Object["items"].([]any)
+	if !ok || !strings.HasSuffix(u.GetKind(), "List") {
+		return add(u)
 	}
+	for i, item := range items {
+		object, ok := item.(map[string]any)
+		if !ok {
+			return fmt.Errorf("item %d is no object", i+1)
+		}
+		if err := addItems(unstructured.Unstructured{Object: object}, add); err != nil {
+			return fmt.Errorf("item %d: %w", i+1, err)
+		}
+	}
+	return nil
+}
+
+func (o *Objects) add(u unstructured.Unstructured) error {
 	switch u.GroupVersionKind() {
 	case v1alpha1.Kind:
 		if o.Trench != nil {

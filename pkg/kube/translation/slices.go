@@ -25,7 +25,7 @@ func readSlices(all []*discoveryv1.EndpointSlice) map[label][]*discoveryv1.Endpo
 	}
 	for _, list := range byService {
 		slices.SortFunc(list, func(a, b *discoveryv1.EndpointSlice) int {
-			return cmp.Or(cmp.Compare(a.Name, b.Name), older(a, b))
+			return cmp.Or(cmp.Compare(a.Name, b.Name), Older(a, b))
 		})
 	}
 	return byService

@@ -69,7 +69,7 @@ func (r *Result) translate(objects Objects, options Options) error {
 			services = append(services, x)
 		}
 	}
-	slices.SortFunc(services, older)
+	slices.SortFunc(services, Older)
 	t.pods, t.slices = t.readPods(objects.Pods, services), readSlices(objects.EndpointSlices)
 	candidates := t.candidates(services)
 	t.share(candidates)

@@ -31,7 +31,7 @@ func instance(data []byte) (any, error) {
 	if err := yaml.Unmarshal(data, &doc); err != nil {
 		return nil, err
 	}
-	v, err := jsonOf(&doc)
+	v, err := jsonValue(&doc)
 	if err != nil {
 		return nil, err
 	}
@@ -42,16 +42,16 @@ func instance(data []byte) (any, error) {
 	return jsonschema.UnmarshalJSON(bytes.NewReader(b))
 }
 
-func jsonOf(n *yaml.Node) (v any, err error) {
+func jsonValue(n *yaml.Node) (v any, err error) {
 	switch n.Kind {
 	case yaml.DocumentNode:
-		return jsonOf(n.Content[0])
+		return jsonValue(n.Content[0])
 	case yaml.AliasNode:
-		return jsonOf(n.Alias)
+		return jsonValue(n.Alias)
 	case yaml.SequenceNode:
 		l := make([]any, len(n.Content))
 		for i, c := range n.Content {
-			if l[i], err = jsonOf(c); err != nil {
+			if l[i], err = jsonValue(c); err != nil {
 				return nil, err
 			}
 		}
@@ -66,7 +66,7 @@ func jsonOf(n *yaml.Node) (v any, err error) {
 			if key.Kind != yaml.ScalarNode {
 				return nil, errors.New("a key that is no scalar")
 			}
-			if m[key.Value], err = jsonOf(n.Content[i+1]); err != nil {
+			if m[key.Value], err = jsonValue(n.Content[i+1]); err != nil {
 				return nil, err
 			}
 		}

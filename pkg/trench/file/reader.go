@@ -1,8 +1,8 @@
 package file
 
 import (
+	"encoding/json"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -40,7 +40,7 @@ type value struct {
 // and of [trench.Validate].
 func Object(object map[string]any, d trench.Defaults) (*trench.Config, []trench.Problem) {
 	r := reader{}
-	config := r.config(nodeOf(object), d)
+	config := r.config(jsonNode(object), d)
 	return config, r.found()
 }
 
@@ -49,7 +49,7 @@ func Object(object map[string]any, d trench.Defaults) (*trench.Config, []trench.
 // paths of the problems begin at the part.
 func Decode(object map[string]any, to any) []trench.Problem {
 	r := reader{partial: true}
-	r.object(value{node: nodeOf(object)}, reflect.ValueOf(to).Elem(), nil)
+	r.object(value{node: jsonNode(object)}, reflect.ValueOf(to).Elem(), nil)
 	return r.found()
 }
 
@@ -61,28 +61,20 @@ func (r *reader) found() (problems []trench.Problem) {
 	return problems
 }
 
-// nodeOf returns the YAML node of a JSON value.
-func nodeOf(v any) *yaml.Node {
-	scalar := func(tag, text string) *yaml.Node { return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: text} }
-	switch v := v.(type) {
-	case nil:
-		return scalar("!!null", "")
-	case map[string]any:
-		node := &yaml.Node{Kind: yaml.MappingNode}
-		for _, name := range slices.Sorted(maps.Keys(v)) {
-			node.Content = append(node.Content, scalar("!!str", name), nodeOf(v[name]))
-		}
-		return node
-	case []any:
-		node := &yaml.Node{Kind: yaml.SequenceNode}
-		for _, item := range v {
-			node.Content = append(node.Content, nodeOf(item))
-		}
-		return node
-	case float64: // type of numbers decoded from YAML
-		return scalar("!!str", strconv.FormatFloat(v, 'f', -1, 64))
+// jsonNode returns the YAML node of an object: JSON is YAML.
+func jsonNode(object map[string]any) *yaml.Node {
+	if object == nil {
+		object = map[string]any{} // its JSON is null
 	}
-	return scalar("!!str", fmt.Sprint(v))
+	var document yaml.Node
+	text, err := json.Marshal(object)
+	if err == nil {
+		err = yaml.Unmarshal(text, &document)
+	}
+	if err != nil { // a number that JSON does not have, such as NaN
+		return textNode(err.Error())
+	}
+	return document.Content[0]
 }
 
 // config reads and validates a whole configuration.
