@@ -46,9 +46,9 @@ const MaxDrainTime = time.Hour
 type Config struct {
 	// Name of the trench.
 	Trench string `yaml:"trench,required" form:"name" remedy:"write the name of the trench"`
-	// What the frontend serves: VIPs, and the gateways they are advertised to.
+	// The VIPs that the frontend advertises, and the gateways they are advertised to.
 	Attractor Attractor `yaml:"attractor,required" remedy:"write its name, vips and gateways"`
-	// What the load balancer serves. A VIP is ready when at least one stream that serves it has
+	// The streams that the load balancer serves. A VIP is ready when at least one stream that serves it has
 	// minReady ready targets of the VIP's family.
 	Streams []Stream `yaml:"streams"` // in the order of the file
 
@@ -143,7 +143,7 @@ type Stream struct {
 	DrainTime time.Duration `yaml:"drainTime" min:"0s" max:"1h" default:"5s"`
 	// How the flows of the stream are spread over its targets. Left out, or {}: the defaults.
 	Maglev Maglev `yaml:"maglev"`
-	// What the data plane forwards beside ICMP; other packets to the VIPs are dropped. Left out: all
+	// The packets that the data plane forwards in addition to ICMP; it drops all other packets to the VIPs. Left out: all
 	// packets are forwarded.
 	//
 	// No two have a port of a protocol in common, and all of them have MaxMatch ports at most.
@@ -155,7 +155,7 @@ type Stream struct {
 }
 
 // Maglev is the Maglev table that spreads the flows of a stream over its targets. All pods of the
-// trench must have the same values: a flow that moves between pods with others changes its target.
+// trench must have the same values: a flow that moves between pods with different values changes its target.
 type Maglev struct {
 	// Entries of the table, a prime number. The more, the more evenly are flows spread, and the fewer
 	// move when a target comes or goes; at least 100 for each target is good.
@@ -229,7 +229,7 @@ type TCPCheck struct {
 type HTTPCheck struct {
 	// TCP port to connect to.
 	Port uint16 `yaml:"port,required" min:"1" max:"65535" remedy:"write the TCP port to connect to"`
-	// What is asked for; may have a query.
+	// Path of the request; may have a query.
 	Path string `yaml:"path" form:"request" default:"/"`
 	// Host header. The default is the target's address with the port.
 	Host string `yaml:"host" form:"host"`

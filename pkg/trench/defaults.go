@@ -22,24 +22,24 @@ func DefaultDefaults() Defaults {
 }
 
 // Validate rejects defaults that are invalid in the file.
-func (d Defaults) Validate() error {
+func (defaults Defaults) Validate() error {
 	invalid := func(name string, problem Problem) error {
 		return fmt.Errorf("default %s %s", name, problem.Message(nil))
 	}
-	if d.LocalPort == 0 || d.RemotePort == 0 {
+	if defaults.LocalPort == 0 || defaults.RemotePort == 0 {
 		return fmt.Errorf("default BGP ports %d (local) and %d (remote): a port lies between 1 and 65535",
-			d.LocalPort, d.RemotePort)
+			defaults.LocalPort, defaults.RemotePort)
 	}
 	field := Field{form: forms["interface"], Required: true}
-	if problem := field.check(reflect.ValueOf(d.Interface), d.Interface); problem != (Problem{}) {
+	if problem := field.check(reflect.ValueOf(defaults.Interface), defaults.Interface); problem != (Problem{}) {
 		return invalid("interface", problem)
 	}
-	for i, asn := range []uint32{d.LocalASN, d.RemoteASN} {
+	for i, asn := range []uint32{defaults.LocalASN, defaults.RemoteASN} {
 		if problem := checkASN(int64(asn)); problem != (Problem{}) {
 			return invalid([]string{"local", "remote"}[i]+" AS number", problem)
 		}
 	}
-	if problem := checkHoldTime(d.HoldTime); problem != (Problem{}) {
+	if problem := checkHoldTime(defaults.HoldTime); problem != (Problem{}) {
 		return invalid("hold time", problem)
 	}
 	return nil
@@ -47,43 +47,43 @@ func (d Defaults) Validate() error {
 
 // Complete returns the configuration with the defaults of the fields that are left out, which are
 // zero.
-func (c *Config) Complete(d Defaults) *Config {
-	full := *c
-	full.Attractor.Interface = cmp.Or(c.Attractor.Interface, d.Interface)
-	full.Attractor.Gateways = slices.Clone(c.Attractor.Gateways)
+func (config *Config) Complete(defaults Defaults) *Config {
+	full := *config
+	full.Attractor.Interface = cmp.Or(config.Attractor.Interface, defaults.Interface)
+	full.Attractor.Gateways = slices.Clone(config.Attractor.Gateways)
 	for i := range full.Attractor.Gateways {
-		full.Attractor.Gateways[i].complete(d)
+		full.Attractor.Gateways[i].complete(defaults)
 	}
-	full.Streams = slices.Clone(c.Streams)
+	full.Streams = slices.Clone(config.Streams)
 	for i := range full.Streams {
 		full.Streams[i] = full.Streams[i].Complete()
 	}
 	return &full
 }
 
-func (g *Gateway) complete(d Defaults) {
-	if g.BFD != nil {
-		bfd := *g.BFD // the gateway shares it with the original
+func (gateway *Gateway) complete(defaults Defaults) {
+	if gateway.BFD != nil {
+		bfd := *gateway.BFD // the gateway shares it with the original
 		setDefaults(&bfd)
-		g.BFD = &bfd
+		gateway.BFD = &bfd
 	}
 	// A static gateway has no BGP session, and static gateways with different defaults of it would
 	// not compare equal.
-	if g.Protocol == Static {
+	if gateway.Protocol == Static {
 		return
 	}
-	g.LocalASN, g.RemoteASN = cmp.Or(g.LocalASN, int64(d.LocalASN)), cmp.Or(g.RemoteASN, int64(d.RemoteASN))
-	g.LocalPort, g.RemotePort = cmp.Or(g.LocalPort, int(d.LocalPort)), cmp.Or(g.RemotePort, int(d.RemotePort))
-	g.HoldTime = cmp.Or(g.HoldTime, d.HoldTime)
+	gateway.LocalASN, gateway.RemoteASN = cmp.Or(gateway.LocalASN, int64(defaults.LocalASN)), cmp.Or(gateway.RemoteASN, int64(defaults.RemoteASN))
+	gateway.LocalPort, gateway.RemotePort = cmp.Or(gateway.LocalPort, int(defaults.LocalPort)), cmp.Or(gateway.RemotePort, int(defaults.RemotePort))
+	gateway.HoldTime = cmp.Or(gateway.HoldTime, defaults.HoldTime)
 }
 
 // Complete returns the stream with the defaults of the fields that are left out.
-func (s Stream) Complete() Stream {
-	setDefaults(&s)
-	setDefaults(&s.Maglev)
-	check := &s.Check
+func (stream Stream) Complete() Stream {
+	setDefaults(&stream)
+	setDefaults(&stream.Maglev)
+	check := &stream.Check
 	if *check == (Check{}) {
-		return s
+		return stream
 	}
 	timeout := check.Timeout
 	setDefaults(check)
@@ -95,12 +95,12 @@ func (s Stream) Complete() Stream {
 	if check.HTTP != (HTTPCheck{}) {
 		setDefaults(&check.HTTP)
 	}
-	return s
+	return stream
 }
 
 // setDefaults sets the zero fields of an object to the defaults in their tags. A field that can be
 // zero keeps it: its default is set before it is read, see [Field.Default].
-func setDefaults[T any](object *T) {
+func setDefaults[Object any](object *Object) {
 	value := reflect.ValueOf(object).Elem()
 	fields := FieldsOf(value.Type())
 	for i := range fields {

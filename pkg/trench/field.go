@@ -60,36 +60,36 @@ func FieldsOf(object reflect.Type) []Field {
 
 // bound parses the bound of a number or of a duration.
 func bound(text string) int64 {
-	if d, err := time.ParseDuration(text); err == nil {
-		return int64(d)
+	if duration, err := time.ParseDuration(text); err == nil {
+		return int64(duration)
 	}
-	n, _ := strconv.ParseInt(text, 10, 64)
-	return n
+	limit, _ := strconv.ParseInt(text, 10, 64)
+	return limit
 }
 
 // Of returns the value of the field in an object.
-func (f *Field) Of(object reflect.Value) reflect.Value { return object.Field(f.index) }
+func (field *Field) Of(object reflect.Value) reflect.Value { return object.Field(field.index) }
 
 // Default returns the default of a field whose zero value is not its default: zero is a value of
 // its own. It reports whether the field has such a default.
-func (f *Field) Default() (value reflect.Value, ok bool) {
-	text := f.Tag.Get("default")
-	if text == "" || f.Type != durationType || f.min > 0 {
+func (field *Field) Default() (value reflect.Value, ok bool) {
+	text := field.Tag.Get("default")
+	if text == "" || field.Type != durationType || field.min > 0 {
 		return value, false
 	}
-	value = reflect.New(f.Type).Elem()
-	return value, f.Parse(text, value) == Problem{}
+	value = reflect.New(field.Type).Elem()
+	return value, field.Parse(text, value) == Problem{}
 }
 
 // Pattern returns the pattern of a text.
-func (f *Field) Pattern() string { return f.form.pattern.String() }
+func (field *Field) Pattern() string { return field.form.pattern.String() }
 
 // Remedy returns how to write the value of the field, or of an item of its list.
-func (f *Field) Remedy() string {
-	if f.form.pattern != nil {
-		return f.form.remedy
+func (field *Field) Remedy() string {
+	if field.form.pattern != nil {
+		return field.form.remedy
 	}
-	item := f.Type
+	item := field.Type
 	if item.Kind() == reflect.Slice || item.Kind() == reflect.Array {
 		item = item.Elem()
 	}
@@ -99,7 +99,7 @@ func (f *Field) Remedy() string {
 	case netip.Addr:
 		return "write an IP address such as 172.16.1.1"
 	case time.Duration:
-		return fmt.Sprintf("write a duration with its unit between %s and %s", f.Tag.Get("min"), f.Tag.Get("max"))
+		return fmt.Sprintf("write a duration with its unit between %s and %s", field.Tag.Get("min"), field.Tag.Get("max"))
 	case enumeration:
 		names := slices.DeleteFunc(value.Names(), func(name string) bool { return name == "" })
 		last := len(names) - 1
@@ -107,7 +107,7 @@ func (f *Field) Remedy() string {
 	case bool:
 		return "write true or false"
 	}
-	return fmt.Sprintf("write a whole number between %s and %s", f.Tag.Get("min"), f.Tag.Get("max"))
+	return fmt.Sprintf("write a whole number between %s and %s", field.Tag.Get("min"), field.Tag.Get("max"))
 }
 
 // enumeration is a number that has names in the file.
@@ -118,83 +118,87 @@ var (
 	VIPType      = reflect.TypeFor[vip.VIP]()
 	AddressType  = reflect.TypeFor[netip.Addr]()
 	durationType = reflect.TypeFor[time.Duration]()
+	numberType   = reflect.TypeFor[int64]()
 )
 
-// Parse stores the value of a text: that of the field, or of an item of its list. It stores
-// nothing if the result is a problem, whose Path is empty.
-func (f *Field) Parse(text string, to reflect.Value) Problem {
-	is := "is " + Quote(text)
+// Parse stores the value of a text in the field, or in an item of its list. It stores nothing if
+// the result is a problem, whose Path is empty.
+func (field *Field) Parse(text string, to reflect.Value) Problem {
+	shown := "is " + Quote(text)
 	parsed := reflect.New(to.Type()).Elem()
 	switch value := parsed.Addr().Interface().(type) {
 	case *vip.VIP:
-		v, err := vip.Parse(text)
+		prefix, err := vip.Parse(text)
 		if err != nil {
-			return Problem{Text: err.Error()}
+			return Problem{Text: err.Error()} // with a remedy
 		}
-		*value = v
+		*value = prefix
 	case *netip.Addr:
-		address, err := netip.ParseAddr(text)
-		if prefix, errPrefix := netip.ParsePrefix(text); errPrefix == nil {
-			return newProblem(is+", which has a prefix length", fmt.Sprint("write ", prefix.Addr()))
+		if prefix, err := netip.ParsePrefix(text); err == nil {
+			return newProblem(shown+", which has a prefix length", fmt.Sprint("write ", prefix.Addr()))
 		}
+		address, err := netip.ParseAddr(text)
 		if err != nil {
-			return newProblem(is+", not an IP address", "write one such as 172.16.1.1")
+			return newProblem(shown+", not an IP address", "write one such as 172.16.1.1")
 		}
 		*value = address
 	case *time.Duration:
-		d, err := time.ParseDuration(text)
-		if err != nil {
-			if n, err := strconv.ParseFloat(text, 64); err == nil && n > 0 && n < math.MaxInt32 {
-				return newProblem(is+", which has no unit", fmt.Sprintf("write %ss or %sms", text, text))
-			}
-			return f.invalid(text)
+		duration, err := time.ParseDuration(text)
+		if number, errNumber := strconv.ParseFloat(text, 64); err != nil && errNumber == nil && number > 0 &&
+			number < math.MaxInt32 {
+			return newProblem(shown+", which has no unit", fmt.Sprintf("write %ss or %sms", text, text))
 		}
 		// time.ParseDuration also accepts 0 without a unit and a signed zero.
-		if text[0] == '-' || strings.TrimLeft(text, "+0") == "" {
-			return f.invalid(text)
+		if err != nil || text[0] == '-' || strings.TrimLeft(text, "+0") == "" {
+			return field.invalid(text)
 		}
-		*value = d
+		*value = duration
 	case *bool:
 		if text != "true" && text != "false" {
-			return f.invalid(text)
+			return field.invalid(text)
 		}
 		*value = text == "true"
 	case *string:
 		*value = text
 	default:
-		if enum, ok := parsed.Interface().(enumeration); ok {
-			i := slices.Index(enum.Names(), text)
-			if i < 0 {
-				return f.invalid(text)
-			}
-			parsed.SetUint(uint64(i))
-			break
-		}
-		// Check the bounds before the conversion to a type that may be smaller.
-		n, err := strconv.ParseUint(text, 10, 63)
-		if err != nil || text[0] == '0' || int64(n) < f.min || int64(n) > f.max {
-			return f.invalid(text)
-		}
-		if parsed.CanUint() {
-			parsed.SetUint(n)
-		} else {
-			parsed.SetInt(int64(n))
+		if !field.parseNumber(text, parsed) {
+			return field.invalid(text)
 		}
 	}
-	if problem := f.check(parsed, text); problem != (Problem{}) {
+	if problem := field.check(parsed, text); problem != (Problem{}) {
 		return problem
 	}
 	to.Set(parsed)
 	return Problem{}
 }
 
+// parseNumber stores a number, or the number of a name, and reports whether the text is valid.
+func (field *Field) parseNumber(text string, to reflect.Value) bool {
+	if enum, ok := to.Interface().(enumeration); ok {
+		position := slices.Index(enum.Names(), text)
+		to.SetUint(uint64(max(0, position)))
+		return position >= 0
+	}
+	// Check the bounds before the conversion to a type that may be smaller.
+	number, err := strconv.ParseUint(text, 10, 63)
+	if err != nil || text[0] == '0' || int64(number) < field.min || int64(number) > field.max {
+		return false
+	}
+	if to.CanUint() {
+		to.SetUint(number)
+	} else {
+		to.SetInt(int64(number))
+	}
+	return true
+}
+
 // invalid returns the problem of a value that is shown as text.
-func (f *Field) invalid(text string) Problem {
-	return Problem{Text: "is " + Quote(text), Remedy: f.Remedy()}
+func (field *Field) invalid(text string) Problem {
+	return Problem{Text: "is " + Quote(text), Remedy: field.Remedy()}
 }
 
 // check returns the problem of a value. text is the value as the user wrote it, or "".
-func (f *Field) check(value reflect.Value, text string) Problem {
+func (field *Field) check(value reflect.Value, text string) Problem {
 	switch value.Kind() {
 	case reflect.Struct:
 		if address, ok := value.Interface().(netip.Addr); ok {
@@ -203,31 +207,23 @@ func (f *Field) check(value reflect.Value, text string) Problem {
 	case reflect.String:
 		text := value.String()
 		switch {
-		case text == "" && f.Required:
-			return newProblem("is empty", f.form.remedy)
+		case text == "" && field.Required:
+			return newProblem("is empty", field.form.remedy)
 		case text == "": // left out
-		case !f.form.pattern.MatchString(text):
-			return f.invalid(text)
-		case f.form.check != nil:
-			return f.form.check(text)
+		case !field.form.pattern.MatchString(text):
+			return field.invalid(text)
+		case field.form.check != nil:
+			return field.form.check(text)
 		}
 	case reflect.Bool:
 	default:
-		if _, ok := value.Interface().(enumeration); ok {
-			break
-		}
-		if n := number(value); n < f.min || n > f.max {
-			return f.invalid(cmp.Or(text, fmt.Sprint(value.Interface())))
+		// Only the text that the user wrote has the unit that the user chose.
+		_, named := value.Interface().(enumeration)
+		if number, _ := value.Convert(numberType).Interface().(int64); !named && (number < field.min || number > field.max) {
+			return field.invalid(cmp.Or(text, fmt.Sprint(value.Interface())))
 		}
 	}
 	return Problem{}
-}
-
-func number(value reflect.Value) int64 {
-	if value.CanUint() {
-		return int64(value.Uint())
-	}
-	return value.Int()
 }
 
 // Quote quotes a text of the file and truncates a long one.

@@ -27,36 +27,36 @@ type problem struct {
 	line, column int
 }
 
-// value is a node of the file with its path. The path of a list item is composed only for a
+// yamlValue is a node of the file with its path. The path of a list item is composed only for a
 // message, because a file may have 100 000 items.
-type value struct {
+type yamlValue struct {
 	node *yaml.Node
 	path string // for a list item, the path of the list
 	nth  int    // position of a list item, from 1; 0 for other values
 }
 
 // Object reads a configuration that an API holds as an object with the fields of the trench file.
-// Omitted fields are zero: [Marshal] omits them, too. The problems are those of the objects' syntax
-// and of [trench.Validate].
-func Object(object map[string]any, d trench.Defaults) (*trench.Config, []trench.Problem) {
-	r := reader{}
-	config := r.config(jsonNode(object), d)
-	return config, r.found()
+// Omitted fields are zero: [Marshal] omits them, too. It returns the problems of the
+// syntax and of [trench.Validate].
+func Object(object map[string]any, defaults trench.Defaults) (*trench.Config, []trench.Problem) {
+	state := reader{}
+	config := state.config(jsonNode(object), defaults)
+	return config, state.found()
 }
 
 // Decode reads an object with fields of the trench file into a part of a configuration, such as a
 // *trench.Stream. Omitted fields keep their values, and a kind of check replaces another one. The
 // paths of the problems begin at the part.
-func Decode(object map[string]any, to any) []trench.Problem {
-	r := reader{partial: true}
-	r.object(value{node: jsonNode(object)}, reflect.ValueOf(to).Elem(), nil)
-	return r.found()
+func Decode(object map[string]any, target any) []trench.Problem {
+	state := reader{partial: true}
+	state.object(yamlValue{node: jsonNode(object)}, reflect.ValueOf(target).Elem(), nil)
+	return state.found()
 }
 
 // found returns the problems without their positions.
-func (r *reader) found() (problems []trench.Problem) {
-	for _, p := range r.problems {
-		problems = append(problems, p.Problem)
+func (state *reader) found() (problems []trench.Problem) {
+	for _, problem := range state.problems {
+		problems = append(problems, problem.Problem)
 	}
 	return problems
 }
@@ -78,33 +78,33 @@ func jsonNode(object map[string]any) *yaml.Node {
 }
 
 // config reads and validates a whole configuration.
-func (r *reader) config(root *yaml.Node, d trench.Defaults) *trench.Config {
+func (state *reader) config(root *yaml.Node, defaults trench.Defaults) *trench.Config {
 	config := &trench.Config{}
-	r.object(value{node: root}, reflect.ValueOf(config).Elem(), nil)
-	syntax := len(r.problems)
-	if r.more {
+	state.object(yamlValue{node: root}, reflect.ValueOf(config).Elem(), nil)
+	syntax := len(state.problems)
+	if state.more {
 		return config
 	}
-	for _, p := range trench.Validate(config.Complete(d)) {
+	for _, found := range trench.Validate(config.Complete(defaults)) {
 		// A value that cannot be read is zero in the configuration: a problem of it, of a part, of the
 		// whole, or in comparison with it is a consequence.
-		if !slices.ContainsFunc(r.problems[:syntax], func(cause problem) bool {
-			return overlap(cause.Path, p.Path) || p.Related != "" && overlap(cause.Path, p.Related)
+		if !slices.ContainsFunc(state.problems[:syntax], func(cause problem) bool {
+			return overlap(cause.Path, found.Path) || found.Related != "" && overlap(cause.Path, found.Related)
 		}) {
-			line, column := position(root, p.Path)
-			r.problems = append(r.problems, problem{p, line, column})
+			line, column := position(root, found.Path)
+			state.problems = append(state.problems, problem{found, line, column})
 		}
 	}
 	return config
 }
 
 // overlap reports whether two paths are equal, or one is a part of the other.
-func overlap(a, b string) bool {
-	if len(a) > len(b) {
-		a, b = b, a
+func overlap(short, long string) bool {
+	if len(short) > len(long) {
+		short, long = long, short
 	}
-	rest, ok := strings.CutPrefix(b, a)
-	return ok && (a == "" || rest == "" || rest[0] == '.' || rest[0] == '[')
+	rest, ok := strings.CutPrefix(long, short)
+	return ok && (short == "" || rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
 // position returns the position of the value at a path, or of the object that lacks it.
@@ -112,13 +112,13 @@ func position(node *yaml.Node, path string) (line, column int) {
 	for path != "" {
 		var child *yaml.Node
 		if number, rest, isItem := strings.Cut(path, "]"); isItem && path[0] == '[' {
-			i, _ := strconv.Atoi(number[1:])
-			child, path = node.Content[i], strings.TrimPrefix(rest, ".")
+			nth, _ := strconv.Atoi(number[1:])
+			child, path = node.Content[nth], strings.TrimPrefix(rest, ".")
 		} else {
 			end := strings.IndexAny(path+".", ".[")
-			for i := 0; i+1 < len(node.Content) && child == nil; i += 2 {
-				if node.Content[i].Value == path[:end] {
-					child = node.Content[i+1]
+			for nth := 0; nth+1 < len(node.Content) && child == nil; nth += 2 {
+				if resolve(node.Content[nth]).Value == path[:end] {
+					child = node.Content[nth+1]
 				}
 			}
 			path = strings.TrimPrefix(path[end:], ".")
@@ -126,14 +126,14 @@ func position(node *yaml.Node, path string) (line, column int) {
 		if child == nil {
 			break
 		}
-		node = target(child)
+		node = resolve(child)
 	}
 	return node.Line, node.Column
 }
 
-// target follows an alias. The model has a fixed depth, so an alias that contains itself ends as a
+// resolve follows an alias. The model has a fixed depth, so an alias that contains itself ends as a
 // value of the wrong kind.
-func target(node *yaml.Node) *yaml.Node {
+func resolve(node *yaml.Node) *yaml.Node {
 	if node.Kind == yaml.AliasNode && node.Alias != nil {
 		return node.Alias
 	}
@@ -141,45 +141,45 @@ func target(node *yaml.Node) *yaml.Node {
 }
 
 // fullPath returns the path of the value, including the index of a list item.
-func (v value) fullPath() string {
-	if v.nth == 0 {
-		return v.path
+func (source yamlValue) fullPath() string {
+	if source.nth == 0 {
+		return source.path
 	}
-	return fmt.Sprintf("%s[%d]", v.path, v.nth-1)
+	return fmt.Sprintf("%s[%d]", source.path, source.nth-1)
 }
 
 // member returns the path of a field of the mapping.
-func (v value) member(name string) string {
-	return strings.TrimPrefix(v.fullPath()+"."+name, ".")
+func (source yamlValue) member(name string) string {
+	return strings.TrimPrefix(source.fullPath()+"."+name, ".")
 }
 
 // report records a problem of a value.
-func (r *reader) report(v value, text, remedy string) {
-	r.reportAt(v, v.fullPath(), trench.Problem{Text: text, Remedy: remedy})
+func (state *reader) report(source yamlValue, text, remedy string) {
+	state.reportAt(source, source.fullPath(), trench.Problem{Text: text, Remedy: remedy})
 }
 
-func (r *reader) reportAt(v value, path string, p trench.Problem) {
-	if r.full() {
-		r.more = true
+func (state *reader) reportAt(source yamlValue, path string, found trench.Problem) {
+	if state.full() {
+		state.more = true
 		return
 	}
-	p.Path = path
-	r.problems = append(r.problems, problem{p, v.node.Line, v.node.Column})
+	found.Path = path
+	state.problems = append(state.problems, problem{found, source.node.Line, source.node.Column})
 }
 
-func (r *reader) full() bool { return len(r.problems) >= maxProblems }
+func (state *reader) full() bool { return len(state.problems) >= maxProblems }
 
 // typeName describes the type or the text of the value for a message.
-func (v value) typeName() string {
+func (source yamlValue) typeName() string {
 	switch {
-	case v.node.Kind == yaml.MappingNode:
+	case source.node.Kind == yaml.MappingNode:
 		return "a mapping"
-	case v.node.Kind == yaml.SequenceNode:
+	case source.node.Kind == yaml.SequenceNode:
 		return "a list"
-	case isNull(v.node):
+	case isNull(source.node):
 		return "empty"
 	}
-	return trench.Quote(v.node.Value)
+	return trench.Quote(source.node.Value)
 }
 
 func isNull(node *yaml.Node) bool {
@@ -187,39 +187,39 @@ func isNull(node *yaml.Node) bool {
 }
 
 // read stores the value of a field, or of an item of its list.
-func (r *reader) read(v value, to reflect.Value, field *trench.Field) {
+func (state *reader) read(source yamlValue, target reflect.Value, field *trench.Field) {
 	switch {
-	case to.Kind() == reflect.Pointer:
-		to.Set(reflect.New(to.Type().Elem()))
-		r.object(v, to.Elem(), field)
-	case to.Kind() == reflect.Slice, to.Kind() == reflect.Array:
-		r.list(v, to, field)
-	case to.Kind() == reflect.Struct && to.Type() != trench.VIPType && to.Type() != trench.AddressType:
-		r.object(v, to, field)
+	case target.Kind() == reflect.Pointer:
+		target.Set(reflect.New(target.Type().Elem()))
+		state.object(source, target.Elem(), field)
+	case target.Kind() == reflect.Slice, target.Kind() == reflect.Array:
+		state.list(source, target, field)
+	case target.Kind() == reflect.Struct && target.Type() != trench.VIPType && target.Type() != trench.AddressType:
+		state.object(source, target, field)
 	default:
-		r.scalar(v, to, field)
+		state.scalar(source, target, field)
 	}
 }
 
 // scalar reads a text regardless of its YAML type: a name may be 123 or yes.
-func (r *reader) scalar(v value, to reflect.Value, field *trench.Field) {
+func (state *reader) scalar(source yamlValue, target reflect.Value, field *trench.Field) {
 	switch {
-	case v.node.Kind != yaml.ScalarNode:
-		r.report(v, "is "+v.typeName(), field.Remedy())
-	case isNull(v.node), v.node.Value == "":
-		r.report(v, "is empty", field.Remedy())
-	case v.node.Style&yaml.TaggedStyle != 0:
-		r.report(v, "has the YAML tag "+v.node.Tag, "remove the tag")
+	case source.node.Kind != yaml.ScalarNode:
+		state.report(source, "is "+source.typeName(), field.Remedy())
+	case isNull(source.node), source.node.Value == "":
+		state.report(source, "is empty", field.Remedy())
+	case source.node.Style&yaml.TaggedStyle != 0:
+		state.report(source, "has the YAML tag "+source.node.Tag, "remove the tag")
 	default:
-		if p := field.Parse(v.node.Value, to); p != (trench.Problem{}) {
-			r.reportAt(v, v.fullPath(), p)
+		if found := field.Parse(source.node.Value, target); found != (trench.Problem{}) {
+			state.reportAt(source, source.fullPath(), found)
 		}
 	}
 }
 
 // object reads a mapping into a struct. field is nil for the outermost object.
-func (r *reader) object(v value, to reflect.Value, field *trench.Field) {
-	fields := trench.FieldsOf(to.Type())
+func (state *reader) object(source yamlValue, target reflect.Value, field *trench.Field) {
+	fields := trench.FieldsOf(target.Type())
 	names := make([]string, len(fields))
 	for i := range fields {
 		names[i] = fields[i].Key
@@ -232,45 +232,48 @@ func (r *reader) object(v value, to reflect.Value, field *trench.Field) {
 		return field.Tag.Get(name)
 	}
 	switch {
-	case tag("null") != "" && isNull(v.node):
-		r.report(v, "is empty", "write {} for the defaults, or remove the field "+tag("null"))
+	case tag("null") != "" && isNull(source.node):
+		state.report(source, "is empty", "write {} for the defaults, or remove the field "+tag("null"))
 		return
-	case v.node.Kind != yaml.MappingNode:
-		r.report(v, "is "+v.typeName(), "write a mapping with the fields "+list)
+	case source.node.Kind != yaml.MappingNode:
+		state.report(source, "is "+source.typeName(), "write a mapping with the fields "+list)
 		return
-	case field != nil && field.Type == to.Type() && tag("empty") != "" && len(v.node.Content) == 0:
-		r.report(v, "is an empty mapping", tag("remedy")+", or remove "+tag("empty"))
+	case field != nil && field.Type == target.Type() && tag("empty") != "" && len(source.node.Content) == 0:
+		state.report(source, "is an empty mapping", tag("remedy")+", or remove "+tag("empty"))
 		return
 	}
-	present := r.members(v, names, list)
-	fresh := to.IsZero()
+	present := state.members(source, names, list)
+	// Fields may already have values: Decode reads annotations over defaults. Of a group, the new field
+	// replaces the old one as a whole.
+	fresh := target.IsZero()
 	for i := range fields {
 		_, ok := present[fields[i].Key]
 		switch initial, own := fields[i].Default(); {
 		case fresh && own:
-			fields[i].Of(to).Set(initial)
-		case ok && fields[i].Tag.Get("oneof") != "": // one of a group replaces the others
+			fields[i].Of(target).Set(initial)
+		case ok && fields[i].Tag.Get("oneof") != "":
 			for k := range fields {
 				if fields[k].Tag.Get("oneof") == fields[i].Tag.Get("oneof") {
-					fields[k].Of(to).SetZero()
+					fields[k].Of(target).SetZero()
 				}
 			}
 		}
 	}
-	if tls, ok := to.Addr().Interface().(*trench.TLSCheck); ok {
+	// An empty mapping turns TLS on, although all its fields are zero.
+	if tls, ok := target.Addr().Interface().(*trench.TLSCheck); ok {
 		tls.On = true
 	}
 	for i := range fields {
 		at, ok := present[fields[i].Key]
 		switch {
 		case ok:
-			r.read(at, fields[i].Of(to), &fields[i])
-		case fields[i].Required && (field != nil || !r.partial):
+			state.read(at, fields[i].Of(target), &fields[i])
+		case fields[i].Required && (field != nil || !state.partial):
 			remedy := fields[i].Tag.Get("remedy")
 			if remedy == "" {
 				remedy = listRemedy(&fields[i])
 			}
-			r.reportAt(v, v.member(fields[i].Key), trench.Problem{Text: "is missing", Remedy: remedy})
+			state.reportAt(source, source.member(fields[i].Key), trench.Problem{Text: "is missing", Remedy: remedy})
 		}
 	}
 }
@@ -291,53 +294,53 @@ func listRemedy(field *trench.Field) string {
 }
 
 // list reads a list. Invalid items are zero.
-func (r *reader) list(v value, to reflect.Value, field *trench.Field) {
-	items := len(v.node.Content)
+func (state *reader) list(source yamlValue, target reflect.Value, field *trench.Field) {
+	items := len(source.node.Content)
 	switch {
-	case v.node.Kind != yaml.SequenceNode:
-		r.report(v, "is "+v.typeName()+", not a list", listRemedy(field))
+	case source.node.Kind != yaml.SequenceNode:
+		state.report(source, "is "+source.typeName()+", not a list", listRemedy(field))
 		return
 	case items == 0 && field.Tag.Get("empty") != "":
-		r.reportAt(v, v.fullPath(), trench.EmptyList(field))
+		state.reportAt(source, source.fullPath(), trench.EmptyList(field))
 		return
-	case to.Kind() == reflect.Array && items > to.Len():
-		r.report(v, fmt.Sprintf("has %d items", items), fmt.Sprintf("write %d at most", to.Len()))
+	case target.Kind() == reflect.Array && items > target.Len():
+		state.report(source, fmt.Sprintf("has %d items", items), fmt.Sprintf("write %d at most", target.Len()))
 		return
-	case to.Kind() == reflect.Slice:
-		to.Set(reflect.MakeSlice(to.Type(), items, items))
+	case target.Kind() == reflect.Slice:
+		target.Set(reflect.MakeSlice(target.Type(), items, items))
 	default:
-		to.SetZero()
+		target.SetZero()
 	}
-	path := v.fullPath()
+	path := source.fullPath()
 	for i := range items {
-		if r.full() {
-			r.more = true
+		if state.full() {
+			state.more = true
 			return
 		}
-		item := value{node: target(v.node.Content[i]), path: path, nth: i + 1}
-		r.read(item, to.Index(i), field)
+		item := yamlValue{node: resolve(source.node.Content[i]), path: path, nth: i + 1}
+		state.read(item, target.Index(i), field)
 	}
 }
 
 // members returns the fields of the mapping and reports unknown and duplicate keys.
-func (r *reader) members(v value, known []string, list string) map[string]value {
-	fields, lines := map[string]value{}, map[string]int{}
-	for i := 0; i+1 < len(v.node.Content); i += 2 {
-		key := value{node: target(v.node.Content[i])}
+func (state *reader) members(source yamlValue, known []string, list string) map[string]yamlValue {
+	fields, lines := map[string]yamlValue{}, map[string]int{}
+	for nth := 0; nth+1 < len(source.node.Content); nth += 2 {
+		key := yamlValue{node: resolve(source.node.Content[nth])}
 		name := key.node.Value
-		key.path = v.member(printable(name))
+		key.path = source.member(printable(name))
 		switch first, twice := lines[name]; {
 		case key.node.Kind != yaml.ScalarNode:
-			r.report(key, "a field's name is "+key.typeName(), "the fields here are "+list)
+			state.report(key, "a field's name is "+key.typeName(), "the fields here are "+list)
 		case name == "<<":
-			r.report(key, "merge keys are not supported", "write the fields out, or use an alias for a whole value")
+			state.report(key, "merge keys are not supported", "write the fields out, or use an alias for a whole value")
 		case !slices.Contains(known, name):
-			r.report(key, "unknown field"+suggestion(name, known), "the fields here are "+list)
+			state.report(key, "unknown field"+suggestion(name, known), "the fields here are "+list)
 		case twice:
-			r.report(key, fmt.Sprintf("appears twice, first in line %d", first), "remove one of them")
+			state.report(key, fmt.Sprintf("appears twice, first in line %d", first), "remove one of them")
 		default:
 			lines[name] = key.node.Line
-			fields[name] = value{node: target(v.node.Content[i+1]), path: v.member(name)}
+			fields[name] = yamlValue{node: resolve(source.node.Content[nth+1]), path: source.member(name)}
 		}
 	}
 	return fields
@@ -347,9 +350,9 @@ func (r *reader) members(v value, known []string, list string) map[string]value 
 // truncated.
 func printable(name string) string {
 	const enough = 40
-	for i, c := range name {
-		if i >= enough || !strconv.IsPrint(c) || c == ' ' {
-			return strconv.Quote(name[:i] + "…")
+	for position, character := range name {
+		if position >= enough || !strconv.IsPrint(character) || character == ' ' {
+			return strconv.Quote(name[:position] + "…")
 		}
 	}
 	return name
@@ -358,12 +361,12 @@ func printable(name string) string {
 // suggestion returns ", did you mean X" if name differs from the known name X only in case,
 // dashes, underscores, spaces or one character.
 func suggestion(name string, known []string) string {
-	bare := func(s string) string {
-		return strings.ToLower(strings.NewReplacer("_", "", "-", "", " ", "").Replace(s))
+	bare := func(word string) string {
+		return strings.ToLower(strings.NewReplacer("_", "", "-", "", " ", "").Replace(word))
 	}
-	for _, k := range known {
-		if withinOneEdit(bare(k), bare(name)) {
-			return fmt.Sprintf(", did you mean %q", k)
+	for _, candidate := range known {
+		if withinOneEdit(bare(candidate), bare(name)) {
+			return fmt.Sprintf(", did you mean %q", candidate)
 		}
 	}
 	return ""
@@ -375,6 +378,6 @@ func withinOneEdit(a, b string) bool {
 	for a != "" && b != "" && a[0] == b[0] {
 		a, b = a[1:], b[1:]
 	}
-	tail := func(s string) string { return s[min(1, len(s)):] }
+	tail := func(word string) string { return word[min(1, len(word)):] }
 	return tail(a) == tail(b) || a == tail(b) || tail(a) == b
 }
