@@ -54,13 +54,10 @@ func TestReadErrors(t *testing.T) {
 // A file that is larger than the limit of its reader is not written.
 func TestSizeOfFile(t *testing.T) {
 	o := read(t, base(t))
-	var streams []any
-	for i := range trenchfile.MaxSize / 1000 {
-		http := map[string]any{"port": int64(80), "body": strings.Repeat("a", 1000)}
-		streams = append(streams, map[string]any{
-			"name": fmt.Sprint("s", i), "vips": []any{"30.0.0.0/24"}, "check": map[string]any{"http": http},
-		})
-	}
+	tls := map[string]any{"caFile": "/" + strings.Repeat("a", trenchfile.MaxSize)}
+	streams := []any{map[string]any{
+		"name": "s", "vips": []any{"30.0.0.0/24"}, "check": map[string]any{"grpc": map[string]any{"port": int64(80), "tls": tls}},
+	}}
 	o.Trench.Object["spec"].(map[string]any)["streams"] = streams
 	if r := translation.Translate(o, options); r.File != nil || !strings.Contains(r.Trench.Message, "divide the Services") {
 		t.Errorf("%d bytes: %s", len(r.File), r.Trench.Message)
