@@ -30,21 +30,21 @@ type record struct {
 }
 
 // Record returns the record of an accepted Service as JSON, or "" if it is too large.
-func Record(s *corev1.Service) string {
-	last, _ := recordOf(s)
-	r := record{
-		Generation: last.Generation, Annotations: map[string]string{}, Ports: s.Spec.Ports, Selector: s.Spec.Selector,
-		PublishNotReadyAddresses: s.Spec.PublishNotReadyAddresses,
+func Record(service *corev1.Service) string {
+	last, _ := recordOf(service)
+	accepted := record{
+		Generation: last.Generation, Annotations: map[string]string{}, Ports: service.Spec.Ports, Selector: service.Spec.Selector,
+		PublishNotReadyAddresses: service.Spec.PublishNotReadyAddresses,
 	}
 	for _, name := range annotations {
-		if text, ok := s.Annotations[name]; ok {
-			r.Annotations[name] = text
+		if text, ok := service.Annotations[name]; ok {
+			accepted.Annotations[name] = text
 		}
 	}
-	if !equality.Semantic.DeepEqual(r, last) {
-		r.Generation++
+	if !equality.Semantic.DeepEqual(accepted, last) {
+		accepted.Generation++
 	}
-	text, err := json.Marshal(r)
+	text, err := json.Marshal(accepted)
 	if err != nil || len(text) > maxRecord {
 		return ""
 	}
@@ -52,13 +52,13 @@ func Record(s *corev1.Service) string {
 }
 
 // recordOf returns the record of a Service, and reports whether a valid one exists.
-func recordOf(s *corev1.Service) (r record, ok bool) {
-	for _, c := range s.Status.Conditions {
-		if c.Type == v1alpha1.Group+"/"+v1alpha1.LastAccepted {
-			ok = json.Unmarshal([]byte(c.Message), &r) == nil
+func recordOf(service *corev1.Service) (last record, ok bool) {
+	for _, condition := range service.Status.Conditions {
+		if condition.Type == v1alpha1.Group+"/"+v1alpha1.LastAccepted {
+			ok = json.Unmarshal([]byte(condition.Message), &last) == nil
 		}
 	}
-	return r, ok
+	return last, ok
 }
 
 // candidate is a Service with the stream that is assigned to it.
@@ -75,50 +75,51 @@ type candidate struct {
 // candidates returns each Service with the stream that it describes, or else with its last
 // accepted stream, without regard to conflicts between Services. services is sorted by age,
 // oldest first.
-func (t *translator) candidates(services []*corev1.Service) []*candidate {
+func (state *translator) candidates(services []*corev1.Service) []*candidate {
 	all := make([]*candidate, len(services))
-	for i, s := range services {
-		c := &candidate{service: s, held: vip.Set{}}
-		all[i] = c
-		if r, ok := recordOf(s); ok {
-			c.accepted(r)
+	for position, service := range services {
+		next := &candidate{service: service, held: vip.Set{}}
+		all[position] = next
+		if last, ok := recordOf(service); ok {
+			next.accepted(last)
 		}
-		if c.stream, c.refused = t.newStream(s); c.refused == nil {
-			c.problems, c.refused = t.addTargets(s, c.stream)
+		if next.stream, next.refused = state.newStream(service); next.refused == nil {
+			next.problems, next.refused = state.addTargets(service, next.stream)
 		}
-		if c.refused != nil {
-			t.fallBack(c)
+		if next.refused != nil {
+			state.fallBack(next)
 		}
 	}
 	return all
 }
 
 // accepted restores the last accepted form from a record.
-func (c *candidate) accepted(r record) {
-	last := *c.service
-	last.Annotations, last.Spec.Ports, last.Spec.Selector = r.Annotations, r.Ports, r.Selector
-	last.Spec.PublishNotReadyAddresses = r.PublishNotReadyAddresses
+func (candidate *candidate) accepted(form record) {
+	last := *candidate.service
+	last.Annotations, last.Spec.Ports, last.Spec.Selector = form.Annotations, form.Ports, form.Selector
+	last.Spec.PublishNotReadyAddresses = form.PublishNotReadyAddresses
 	vips, _ := parseVIPs(&last)
-	c.last, c.number, c.held = &last, r.Generation, vip.NewSet(vips...)
+	candidate.last, candidate.number, candidate.held = &last, form.Generation, vip.NewSet(vips...)
 }
 
 // fallBack assigns a refused Service its last accepted stream, without VIPs that the Trench no
 // longer has. Its targets are computed from the current Pods.
-func (t *translator) fallBack(c *candidate) {
-	c.stream, c.problems = nil, nil
-	if c.last == nil {
+func (state *translator) fallBack(candidate *candidate) {
+	candidate.stream, candidate.problems = nil, nil
+	if candidate.last == nil {
 		return
 	}
-	last := *c.last
+	last := *candidate.last
 	vips, _ := parseVIPs(&last)
-	vips = slices.DeleteFunc(vips, func(v vip.VIP) bool { return t.lacks(v) != nil })
+	// The Trench may have lost VIPs since; without any VIP left, newStream refuses the form, too.
+	vips = slices.DeleteFunc(vips, func(served vip.VIP) bool { return state.lacks(served) != nil })
 	last.Annotations = with(last.Annotations, v1alpha1.VIPsAnnotation, text(vips))
-	st, refused := t.newStream(&last)
+	stream, refused := state.newStream(&last)
 	if refused != nil {
 		return
 	}
-	if problems, refused := t.addTargets(&last, st); refused == nil {
-		c.stream, c.problems = st, problems
+	if problems, refused := state.addTargets(&last, stream); refused == nil {
+		candidate.stream, candidate.problems = stream, problems
 	}
 }
 
@@ -135,8 +136,8 @@ func with(annotations map[string]string, name, value string) map[string]string {
 // text formats VIPs as in the annotation.
 func text(vips []vip.VIP) string {
 	texts := make([]string, len(vips))
-	for i, v := range vips {
-		texts[i] = v.String()
+	for i, served := range vips {
+		texts[i] = served.String()
 	}
 	return strings.Join(texts, ",")
 }
@@ -145,75 +146,78 @@ func text(vips []vip.VIP) string {
 // before, or else to the oldest. A Service that loses a VIP falls back to its last accepted
 // stream. That stream may claim different VIPs, so the assignment is repeated after each change.
 // It terminates, because a Service falls back only once, and then only loses VIPs.
-func (t *translator) share(all []*candidate) {
+func (state *translator) share(all []*candidate) {
 	for {
 		holders := map[vip.VIP]*candidate{}
-		for _, c := range all {
-			for _, v := range c.vips() {
-				if h := holders[v]; h == nil || !h.held.Has(v) && c.held.Has(v) {
-					holders[v] = c
+		for _, candidate := range all {
+			for _, claimed := range candidate.vips() {
+				if holder := holders[claimed]; holder == nil || !holder.held.Has(claimed) && candidate.held.Has(claimed) {
+					holders[claimed] = candidate
 				}
 			}
 		}
-		taken := func(c *candidate) int {
-			return slices.IndexFunc(c.vips(), func(v vip.VIP) bool { return holders[v] != c })
+		// Decide one Service at a time: its fall-back may free VIPs that the next Services claim.
+		taken := func(candidate *candidate) int {
+			return slices.IndexFunc(candidate.vips(), func(claimed vip.VIP) bool { return holders[claimed] != candidate })
 		}
-		i := slices.IndexFunc(all, func(c *candidate) bool { return taken(c) >= 0 })
+		i := slices.IndexFunc(all, func(candidate *candidate) bool { return taken(candidate) >= 0 })
 		if i < 0 {
 			return
 		}
-		c := all[i]
-		if c.refused != nil {
-			c.stream.VIPs = slices.DeleteFunc(c.stream.VIPs, func(v vip.VIP) bool { return holders[v] != c })
-			if len(c.stream.VIPs) == 0 {
-				c.stream, c.problems = nil, nil
+		candidate := all[i]
+		if candidate.refused != nil {
+			// It has fallen back already, and keeps the VIPs that no Service took.
+			candidate.stream.VIPs = slices.DeleteFunc(candidate.stream.VIPs,
+				func(claimed vip.VIP) bool { return holders[claimed] != candidate })
+			if len(candidate.stream.VIPs) == 0 {
+				candidate.stream, candidate.problems = nil, nil
 			}
 			continue
 		}
-		v := c.stream.VIPs[taken(c)]
-		h := holders[v].service
-		c.refused = refuse(ReasonVIPHeld, "Service %s/%s has VIP %s: choose another one, or delete that Service",
-			h.Namespace, h.Name, v)
-		t.fallBack(c)
+		claimed := candidate.stream.VIPs[taken(candidate)]
+		holder := holders[claimed].service
+		candidate.refused = refuse(ReasonVIPHeld, "Service %s/%s has VIP %s: choose another one, or delete that Service",
+			holder.Namespace, holder.Name, claimed)
+		state.fallBack(candidate)
 	}
 }
 
 // vips returns the VIPs that a candidate claims.
-func (c *candidate) vips() []vip.VIP {
-	if c.stream == nil {
+func (candidate *candidate) vips() []vip.VIP {
+	if candidate.stream == nil {
 		return nil
 	}
-	return c.stream.VIPs
+	return candidate.stream.VIPs
 }
 
 // verdict returns the verdict on a candidate, and adds its stream, if any, to the trench file.
-func (t *translator) verdict(c *candidate) ServiceVerdict {
-	v := ServiceVerdict{Verdict: Verdict{Object: reference(c.service), Generation: c.service.Generation}}
-	if st := c.stream; st != nil {
-		t.settings.names[st.Name] = true
-		t.streams = append(t.streams, st)
-		v.Stream, v.VIPs, v.Problems = st.Name, st.VIPs, c.problems
-		for _, x := range st.Targets {
-			if !x.Terminating {
-				v.Targets++
+func (state *translator) verdict(candidate *candidate) ServiceVerdict {
+	verdict := ServiceVerdict{Verdict: Verdict{Object: reference(candidate.service), Generation: candidate.service.Generation}}
+	if stream := candidate.stream; stream != nil {
+		state.settings.names[stream.Name] = true
+		state.streams = append(state.streams, stream)
+		verdict.Stream, verdict.VIPs, verdict.Problems = stream.Name, stream.VIPs, candidate.problems
+		for _, target := range stream.Targets {
+			if !target.Terminating {
+				verdict.Targets++
 			}
 		}
 	}
-	if c.refused == nil {
-		v.Accepted, v.Reason = true, ReasonAccepted
-		v.Message = message("serves %s as stream %s", list(v.VIPs), v.Stream)
-		return v
+	if candidate.refused == nil {
+		verdict.Accepted, verdict.Reason = true, ReasonAccepted
+		verdict.Message = message("serves %s as stream %s", list(verdict.VIPs), verdict.Stream)
+		return verdict
 	}
-	v.Reason, v.Message = c.refused.reason, c.refused.message
-	if c.stream != nil {
-		v.Message = message("%.800s; serving generation %d: %s", v.Message, c.number, list(v.VIPs))
+	verdict.Reason, verdict.Message = candidate.refused.reason, candidate.refused.message
+	if candidate.stream != nil {
+		verdict.Message = message("%.800s; serving generation %d: %s", verdict.Message, candidate.number, list(verdict.VIPs))
 	}
-	return v
+	return verdict
 }
 
 // Warning reports whether a problem has no effect on the traffic.
-func (p Problem) Warning() bool {
-	switch p.Reason {
+func (problem Problem) Warning() bool {
+	switch problem.Reason {
 	case ReasonUnknownAnnotation, ReasonSessionAffinity, ReasonSourceRanges:
 		return true
 	}

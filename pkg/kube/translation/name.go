@@ -14,22 +14,22 @@ const hashLength = 16
 
 // fileName returns the name of a Kubernetes object in the trench file. A name that is too long,
 // or has characters that the file does not allow, is changed and ends with a hash.
-func fileName(s string) string {
-	return shortened(s, maxName)
+func fileName(name string) string {
+	return shortened(name, maxName)
 }
 
-func shortened(s string, limit int) string {
-	allowed := func(c rune) rune {
+func shortened(name string, limit int) string {
+	allowed := func(character rune) rune {
 		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
-			return c
+		case character >= 'a' && character <= 'z', character >= 'A' && character <= 'Z', character >= '0' && character <= '9', character == '.', character == '_', character == '-':
+			return character
 		}
 		return '-'
 	}
-	clean := strings.Map(allowed, s)
-	if s != "" && clean == s && len(s) <= limit {
-		return s
+	clean := strings.Map(allowed, name)
+	if name != "" && clean == name && len(name) <= limit {
+		return name
 	}
-	hash := sha256.Sum256([]byte(s))
+	hash := sha256.Sum256([]byte(name))
 	return clean[:min(len(clean), limit-hashLength-1)] + "-" + hex.EncodeToString(hash[:])[:hashLength]
 }

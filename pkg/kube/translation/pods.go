@@ -21,8 +21,8 @@ const networkStatus = "k8s.v1.cni.cncf.io/network-status"
 type addresses [len(vip.Families)]netip.Addr
 
 // list returns the addresses that exist.
-func (a addresses) list() []netip.Addr {
-	return slices.DeleteFunc(a[:], func(x netip.Addr) bool { return !x.IsValid() })
+func (byFamily addresses) list() []netip.Addr {
+	return slices.DeleteFunc(byFamily[:], func(address netip.Addr) bool { return !address.IsValid() })
 }
 
 // endpoint is a potential target: a Pod, or endpoints of EndpointSlices.
@@ -36,8 +36,8 @@ type endpoint struct {
 	problems    []Problem
 }
 
-func (e *endpoint) problem(reason, format string, args ...any) {
-	e.problems = append(e.problems, Problem{e.object, reason, message(format, args...)})
+func (endpoint *endpoint) problem(reason, format string, args ...any) {
+	endpoint.problems = append(endpoint.problems, Problem{endpoint.object, reason, message(format, args...)})
 }
 
 // label is a label of an object in a namespace.
@@ -45,41 +45,44 @@ type label struct{ namespace, key, value string }
 
 // readPods returns the Pods of the trench, indexed by the labels that are the first key of a
 // Service's selector.
-func (t *translator) readPods(pods []*corev1.Pod, services []*corev1.Service) map[label][]*endpoint {
+func (state *translator) readPods(pods []*corev1.Pod, services []*corev1.Service) map[label][]*endpoint {
 	wanted := map[string]bool{}
-	for _, s := range services {
-		if len(s.Spec.Selector) > 0 {
-			wanted[firstKey(s.Spec.Selector)] = true
+	for _, service := range services {
+		if len(service.Spec.Selector) > 0 {
+			wanted[firstKey(service.Spec.Selector)] = true
 		}
 	}
+	// Index the Pods by one label of each selector: comparing each Pod with each Service is too slow
+	// with thousands of both.
 	byLabel := map[label][]*endpoint{}
 	holders := map[netip.Addr]*corev1.Pod{}
 	var all []*endpoint
 	for _, pod := range pods {
-		if pod.Labels[v1alpha1.TrenchLabel] != t.settings.trench.Name ||
-			!slices.Contains(t.settings.namespaces, pod.Namespace) {
+		if pod.Labels[v1alpha1.TrenchLabel] != state.settings.trench.Name ||
+			!slices.Contains(state.settings.namespaces, pod.Namespace) {
 			continue
 		}
-		e := t.readPod(pod)
-		all = append(all, e)
-		for _, a := range e.ips {
-			if holder := holders[a]; a.IsValid() && (holder == nil || Older(pod, holder) < 0) {
-				holders[a] = pod
+		found := state.readPod(pod)
+		all = append(all, found)
+		for _, address := range found.ips {
+			if holder := holders[address]; address.IsValid() && (holder == nil || Older(pod, holder) < 0) {
+				holders[address] = pod
 			}
 		}
 		for key, value := range pod.Labels {
 			if wanted[key] {
-				l := label{pod.Namespace, key, value}
-				byLabel[l] = append(byLabel[l], e)
+				index := label{pod.Namespace, key, value}
+				byLabel[index] = append(byLabel[index], found)
 			}
 		}
 	}
-	for _, e := range all {
-		for i, a := range e.ips {
-			if holder := holders[a]; a.IsValid() && holder != e.pod {
-				e.problem(ReasonAddressTaken, "Pod %s has address %s, which belongs to the older Pod %s/%s: "+
-					"give each Pod an address of its own", e.pod.Name, a, holder.Namespace, holder.Name)
-				e.ips[i] = netip.Addr{}
+	// A CNI plugin may assign the address of a lost node's Pod again. The older Pod keeps it.
+	for _, found := range all {
+		for family, address := range found.ips {
+			if holder := holders[address]; address.IsValid() && holder != found.pod {
+				found.problem(ReasonAddressTaken, "Pod %s has address %s, which belongs to the older Pod %s/%s: "+
+					"give each Pod an address of its own", found.pod.Name, address, holder.Namespace, holder.Name)
+				found.ips[family] = netip.Addr{}
 			}
 		}
 	}
@@ -104,55 +107,55 @@ func Older[T metav1.Object](a, b T) int {
 }
 
 // readPod returns the endpoint of a Pod. A Pod that is not running has no address.
-func (t *translator) readPod(pod *corev1.Pod) *endpoint {
-	e := &endpoint{
+func (state *translator) readPod(pod *corev1.Pod) *endpoint {
+	found := &endpoint{
 		object: corev1.ObjectReference{
 			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
 		},
 		pod: pod, name: pod.Name, terminating: pod.DeletionTimestamp != nil,
 	}
 	if pod.Status.Phase != corev1.PodRunning {
-		return e
+		return found
 	}
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			e.ready = c.Status == corev1.ConditionTrue
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady {
+			found.ready = condition.Status == corev1.ConditionTrue
 		}
 	}
-	for _, text := range t.addressTexts(e) {
-		a, err := netip.ParseAddr(text)
+	for _, text := range state.addressTexts(found) {
+		address, err := netip.ParseAddr(text)
 		if err != nil {
-			e.problem(ReasonAddressRefused, "Pod %s has address %q, which is none: see its annotation %s",
+			found.problem(ReasonAddressRefused, "Pod %s has address %q, which is none: see its annotation %s",
 				pod.Name, text, networkStatus)
 			continue
 		}
-		if e.ips[vip.FamilyOf(a)].IsValid() {
+		if found.ips[vip.FamilyOf(address)].IsValid() {
 			continue // use only the first address of a family
 		}
-		if problem := t.settings.refuses(a); problem != "" {
-			e.problem(ReasonAddressRefused, "Pod %s has address %s, which %s", pod.Name, a, problem)
+		if problem := state.settings.refuses(address); problem != "" {
+			found.problem(ReasonAddressRefused, "Pod %s has address %s, which %s", pod.Name, address, problem)
 			continue
 		}
-		e.ips[vip.FamilyOf(a)] = a
+		found.ips[vip.FamilyOf(address)] = address
 	}
-	return e
+	return found
 }
 
 // addressTexts returns the addresses of a Pod in the Trench's network.
-func (t *translator) addressTexts(e *endpoint) []string {
+func (state *translator) addressTexts(endpoint *endpoint) []string {
 	var texts []string
-	network := t.settings.network
+	network := state.settings.network
 	if network == "" {
-		for _, ip := range e.pod.Status.PodIPs {
-			texts = append(texts, ip.IP)
+		for _, podIP := range endpoint.pod.Status.PodIPs {
+			texts = append(texts, podIP.IP)
 		}
 		return texts
 	}
-	annotation, ok := e.pod.Annotations[networkStatus]
+	annotation, ok := endpoint.pod.Annotations[networkStatus]
 	if !ok {
-		e.problem(ReasonNetworkStatusMissing, "Pod %s has no annotation %s: add k8s.v1.cni.cncf.io/networks: %s "+
+		endpoint.problem(ReasonNetworkStatusMissing, "Pod %s has no annotation %s: add k8s.v1.cni.cncf.io/networks: %s "+
 			"to the annotations of its template, and see that Multus runs on node %s",
-			e.pod.Name, networkStatus, network, e.pod.Spec.NodeName)
+			endpoint.pod.Name, networkStatus, network, endpoint.pod.Spec.NodeName)
 		return nil
 	}
 	var interfaces []struct {
@@ -160,23 +163,24 @@ func (t *translator) addressTexts(e *endpoint) []string {
 		IPs  []string `json:"ips"`
 	}
 	if err := json.Unmarshal([]byte(annotation), &interfaces); err != nil {
-		e.problem(ReasonNetworkStatusMissing, "Pod %s has an annotation %s that cannot be read (%s): "+
-			"create the Pod again, so that Multus writes it", e.pod.Name, networkStatus, problemOf(err))
+		endpoint.problem(ReasonNetworkStatusMissing, "Pod %s has an annotation %s that cannot be read (%s): "+
+			"create the Pod again, so that Multus writes it", endpoint.pod.Name, networkStatus, problemOf(err))
 		return nil
 	}
+	// Multus lists all networks of the Pod, also the one of the cluster.
 	attached := false
-	for _, i := range interfaces {
-		if i.Name == network {
-			texts, attached = append(texts, i.IPs...), true
+	for _, attachment := range interfaces {
+		if attachment.Name == network {
+			texts, attached = append(texts, attachment.IPs...), true
 		}
 	}
 	switch {
 	case !attached:
-		e.problem(ReasonNetworkMissing, "Pod %s is not attached to network %s: add k8s.v1.cni.cncf.io/networks: %s "+
-			"to the annotations of its template", e.pod.Name, network, network)
+		endpoint.problem(ReasonNetworkMissing, "Pod %s is not attached to network %s: add k8s.v1.cni.cncf.io/networks: %s "+
+			"to the annotations of its template", endpoint.pod.Name, network, network)
 	case len(texts) == 0:
-		e.problem(ReasonNetworkMissing, "Pod %s has no address in network %s: let the IPAM of the "+
-			"NetworkAttachmentDefinition assign one", e.pod.Name, network)
+		endpoint.problem(ReasonNetworkMissing, "Pod %s has no address in network %s: let the IPAM of the "+
+			"NetworkAttachmentDefinition assign one", endpoint.pod.Name, network)
 	}
 	return texts
 }

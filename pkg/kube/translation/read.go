@@ -18,78 +18,78 @@ import (
 // Read adds the objects of YAML documents or of JSON, including the lists that kubectl prints. It
 // ignores kinds that the translation does not use. The error names the object that cannot be
 // read, or a second Trench.
-func (o *Objects) Read(r io.Reader) error { return ReadEach(r, o.add) }
+func (objects *Objects) Read(reader io.Reader) error { return ReadEach(reader, objects.add) }
 
 // ReadEach calls add for each object of YAML documents or of JSON, including the items of lists.
-func ReadEach(r io.Reader, add func(u unstructured.Unstructured) error) error {
-	documents := yaml.NewYAMLOrJSONDecoder(r, 4096)
-	for n := 1; ; n++ {
-		var u unstructured.Unstructured
-		err := documents.Decode(&u.Object)
+func ReadEach(reader io.Reader, add func(object unstructured.Unstructured) error) error {
+	documents := yaml.NewYAMLOrJSONDecoder(reader, 4096)
+	for number := 1; ; number++ {
+		var object unstructured.Unstructured
+		err := documents.Decode(&object.Object)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err == nil {
-			err = addItems(u, add)
+			err = addItems(object, add)
 		}
 		if err != nil {
-			return fmt.Errorf("read object %d: %w", n, err)
+			return fmt.Errorf("read object %d: %w", number, err)
 		}
 	}
 }
 
-func addItems(u unstructured.Unstructured, add func(u unstructured.Unstructured) error) error {
-	items, ok := u.Object["items"].([]any)
-	if !ok || !strings.HasSuffix(u.GetKind(), "List") {
-		return add(u)
+func addItems(list unstructured.Unstructured, add func(list unstructured.Unstructured) error) error {
+	items, ok := list.Object["items"].([]any)
+	if !ok || !strings.HasSuffix(list.GetKind(), "List") {
+		return add(list)
 	}
-	for i, item := range items {
+	for position, item := range items {
 		object, ok := item.(map[string]any)
 		if !ok {
-			return fmt.Errorf("item %d is no object", i+1)
+			return fmt.Errorf("item %d is no object", position+1)
 		}
 		if err := addItems(unstructured.Unstructured{Object: object}, add); err != nil {
-			return fmt.Errorf("item %d: %w", i+1, err)
+			return fmt.Errorf("item %d: %w", position+1, err)
 		}
 	}
 	return nil
 }
 
-func (o *Objects) add(u unstructured.Unstructured) error {
-	switch u.GroupVersionKind() {
+func (objects *Objects) add(object unstructured.Unstructured) error {
+	switch object.GroupVersionKind() {
 	case v1alpha1.Kind:
-		if o.Trench != nil {
+		if objects.Trench != nil {
 			return fmt.Errorf("a second Trench %s/%s, besides %s/%s: pass only one",
-				u.GetNamespace(), u.GetName(), o.Trench.GetNamespace(), o.Trench.GetName())
+				object.GetNamespace(), object.GetName(), objects.Trench.GetNamespace(), objects.Trench.GetName())
 		}
-		o.Trench = &u
+		objects.Trench = &object
 		return nil
 	case corev1.SchemeGroupVersion.WithKind("Service"):
-		return convert(u, &o.Services)
+		return convert(object, &objects.Services)
 	case corev1.SchemeGroupVersion.WithKind("Pod"):
-		return convert(u, &o.Pods)
+		return convert(object, &objects.Pods)
 	case discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"):
-		return convert(u, &o.EndpointSlices)
+		return convert(object, &objects.EndpointSlices)
 	case corev1.SchemeGroupVersion.WithKind("Secret"):
-		if err := convert(u, &o.Secrets); err != nil {
+		if err := convert(object, &objects.Secrets); err != nil {
 			return err
 		}
-		s := o.Secrets[len(o.Secrets)-1]
-		for key, value := range s.StringData {
-			if s.Data == nil {
-				s.Data = map[string][]byte{}
+		secret := objects.Secrets[len(objects.Secrets)-1]
+		for key, value := range secret.StringData {
+			if secret.Data == nil {
+				secret.Data = map[string][]byte{}
 			}
-			s.Data[key] = []byte(value)
+			secret.Data[key] = []byte(value)
 		}
 	}
 	return nil
 }
 
-func convert[T any](u unstructured.Unstructured, to *[]*T) error {
-	x := new(T)
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, x); err != nil {
-		return fmt.Errorf("%s %s/%s: %w", u.GetKind(), u.GetNamespace(), u.GetName(), err)
+func convert[T any](object unstructured.Unstructured, list *[]*T) error {
+	converted := new(T)
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, converted); err != nil {
+		return fmt.Errorf("%s %s/%s: %w", object.GetKind(), object.GetNamespace(), object.GetName(), err)
 	}
-	*to = append(*to, x)
+	*list = append(*list, converted)
 	return nil
 }

@@ -33,77 +33,81 @@ type settings struct {
 }
 
 // newSettings returns the settings, or the reason why the Trench is refused.
-func newSettings(t *v1alpha1.Trench, secrets []*corev1.Secret, keyDir string) (*settings, error) {
-	s := &settings{
-		trench: t, namespaces: t.Spec.Namespaces, held: map[vip.VIP]string{}, names: map[string]bool{},
+func newSettings(source *v1alpha1.Trench, secrets []*corev1.Secret, keyDir string) (*settings, error) {
+	result := &settings{
+		trench: source, namespaces: source.Spec.Namespaces, held: map[vip.VIP]string{}, names: map[string]bool{},
 		keys: map[string][]byte{},
 	}
-	if len(s.namespaces) == 0 {
-		s.namespaces = []string{t.Namespace}
+	if len(result.namespaces) == 0 {
+		result.namespaces = []string{source.Namespace}
 	}
-	if err := s.readNetwork(); err != nil {
+	if err := result.readNetwork(); err != nil {
 		return nil, err
 	}
-	s.readPublish()
-	attractor, err := s.readGateways(secrets, keyDir)
+	result.readPublish()
+	// A gateway has a Secret where the trench file has a path, so it is replaced before the file's reader
+	// checks all fields.
+	attractor, err := result.readGateways(secrets, keyDir)
 	if err != nil {
 		return nil, err
 	}
-	object := map[string]any{"trench": t.Name, "attractor": attractor}
-	if len(t.Spec.Streams) > 0 {
-		object["streams"] = t.Spec.Streams
+	object := map[string]any{"trench": source.Name, "attractor": attractor}
+	if len(source.Spec.Streams) > 0 {
+		object["streams"] = source.Spec.Streams
 	}
+	// The defaults of the frontend are not known here, and stay out of the file.
 	config, problems := trenchfile.Object(object, trench.DefaultDefaults())
 	if len(problems) > 0 {
 		return nil, errors.New(joined(problems, specPath))
 	}
-	s.config = config
-	s.vips = slices.SortedFunc(slices.Values(config.Attractor.VIPs), vip.Compare)
+	result.config = config
+	// Services ask for VIPs by address: the list is searched for each address of each Pod.
+	result.vips = slices.SortedFunc(slices.Values(config.Attractor.VIPs), vip.Compare)
 	for _, stream := range config.Streams {
-		s.names[stream.Name] = true
-		for _, v := range stream.VIPs {
-			s.held[v] = stream.Name
+		result.names[stream.Name] = true
+		for _, served := range stream.VIPs {
+			result.held[served] = stream.Name
 		}
 	}
-	return s, nil
+	return result, nil
 }
 
 // readPublish reports the invalid addresses of spec.publish. The valid ones are published.
-func (s *settings) readPublish() {
-	if s.trench.Spec.Publish == nil {
+func (settings *settings) readPublish() {
+	if settings.trench.Spec.Publish == nil {
 		return
 	}
-	for i, a := range s.trench.Spec.Publish.Addresses {
-		if !v1alpha1.PublishedAddress(a) {
-			s.problems = append(s.problems, Problem{
+	for position, address := range settings.trench.Spec.Publish.Addresses {
+		if !v1alpha1.PublishedAddress(address) {
+			settings.problems = append(settings.problems, Problem{
 				Object: corev1.ObjectReference{
 					APIVersion: v1alpha1.Kind.GroupVersion().String(), Kind: v1alpha1.Kind.Kind,
-					Namespace: s.trench.Namespace, Name: s.trench.Name, UID: s.trench.UID,
+					Namespace: settings.trench.Namespace, Name: settings.trench.Name, UID: settings.trench.UID,
 				},
 				Reason: ReasonAddressNotPublished,
 				Message: message("spec.publish.addresses[%d]: is %q, which is not published: write an IP address without "+
-					"length and zone, or a host name in lower case", i, a),
+					"length and zone, or a host name in lower case", position, address),
 			})
 		}
 	}
 }
 
-func (s *settings) readNetwork() error {
-	n := s.trench.Spec.Network
-	if n == nil {
+func (settings *settings) readNetwork() error {
+	network := settings.trench.Spec.Network
+	if network == nil {
 		return nil
 	}
-	namespace, name, _ := strings.Cut(n.Name, "/")
+	namespace, name, _ := strings.Cut(network.Name, "/")
 	if namespace == "" || name == "" || strings.Contains(name, "/") {
-		return fmt.Errorf("spec.network.name: is %q: write NAMESPACE/NAME of the NetworkAttachmentDefinition", n.Name)
+		return fmt.Errorf("spec.network.name: is %q: write NAMESPACE/NAME of the NetworkAttachmentDefinition", network.Name)
 	}
-	s.network = n.Name
-	for i, text := range n.Subnets {
-		p, err := netip.ParsePrefix(text)
-		if err != nil || p.Addr().Is4In6() || p != p.Masked() {
-			return fmt.Errorf("spec.network.subnets[%d]: is %q: write a prefix such as 172.16.0.0/16 or fd00:16::/64", i, text)
+	settings.network = network.Name
+	for position, text := range network.Subnets {
+		subnet, err := netip.ParsePrefix(text)
+		if err != nil || subnet.Addr().Is4In6() || subnet != subnet.Masked() {
+			return fmt.Errorf("spec.network.subnets[%d]: is %q: write a prefix such as 172.16.0.0/16 or fd00:16::/64", position, text)
 		}
-		s.subnets = append(s.subnets, p)
+		settings.subnets = append(settings.subnets, subnet)
 	}
 	return nil
 }
@@ -115,16 +119,16 @@ var (
 
 // readGateways returns the attractor with passwordFile instead of passwordSecret, and reads the
 // passwords.
-func (s *settings) readGateways(secrets []*corev1.Secret, keyDir string) (map[string]any, error) {
-	attractor := s.trench.Spec.Attractor
+func (settings *settings) readGateways(secrets []*corev1.Secret, keyDir string) (map[string]any, error) {
+	attractor := settings.trench.Spec.Attractor
 	list, ok := attractor["gateways"].([]any)
 	if !ok {
 		return attractor, nil
 	}
 	list = slices.Clone(list)
-	for i, x := range list {
-		gateway, _ := x.(map[string]any)
-		field := fmt.Sprintf("spec.attractor.gateways[%d]", i)
+	for position, item := range list {
+		gateway, _ := item.(map[string]any)
+		field := fmt.Sprintf("spec.attractor.gateways[%d]", position)
 		if _, ok := gateway["passwordFile"]; ok {
 			return nil, fmt.Errorf("%s.passwordFile: write passwordSecret with the name and the key of a Secret", field)
 		}
@@ -132,10 +136,10 @@ func (s *settings) readGateways(secrets []*corev1.Secret, keyDir string) (map[st
 		if !ok {
 			continue
 		}
-		m, _ := reference.(map[string]any)
-		name, _ := m["name"].(string)
-		key, _ := m["key"].(string)
-		if !secretName.MatchString(name) || !secretKey.MatchString(key) || len(m) != 2 {
+		secret, _ := reference.(map[string]any)
+		name, _ := secret["name"].(string)
+		key, _ := secret["key"].(string)
+		if !secretName.MatchString(name) || !secretKey.MatchString(key) || len(secret) != 2 {
 			return nil, fmt.Errorf("%s.passwordSecret: write the name and the key of a Secret, "+
 				"such as {name: gw-1, key: password}", field)
 		}
@@ -144,8 +148,8 @@ func (s *settings) readGateways(secrets []*corev1.Secret, keyDir string) (map[st
 		gateway = maps.Clone(gateway)
 		delete(gateway, "passwordSecret")
 		gateway["passwordFile"] = path.Join(keyDir, file)
-		list[i] = gateway
-		s.readPassword(secrets, name, key, file)
+		list[position] = gateway
+		settings.readPassword(secrets, name, key, file)
 	}
 	attractor = maps.Clone(attractor)
 	attractor["gateways"] = list
@@ -155,11 +159,11 @@ func (s *settings) readGateways(secrets []*corev1.Secret, keyDir string) (map[st
 // maxFileName is the maximum length of a file name in Linux (NAME_MAX).
 const maxFileName = 255
 
-func (s *settings) readPassword(secrets []*corev1.Secret, name, key, file string) {
-	namespace := s.trench.Namespace
-	i := slices.IndexFunc(secrets, func(x *corev1.Secret) bool { return x.Namespace == namespace && x.Name == name })
-	if i >= 0 && len(secrets[i].Data[key]) > 0 {
-		s.keys[file] = secrets[i].Data[key]
+func (settings *settings) readPassword(secrets []*corev1.Secret, name, key, file string) {
+	namespace := settings.trench.Namespace
+	position := slices.IndexFunc(secrets, func(secret *corev1.Secret) bool { return secret.Namespace == namespace && secret.Name == name })
+	if position >= 0 && len(secrets[position].Data[key]) > 0 {
+		settings.keys[file] = secrets[position].Data[key]
 		return
 	}
 	problem := Problem{
@@ -167,30 +171,30 @@ func (s *settings) readPassword(secrets []*corev1.Secret, name, key, file string
 		Reason:  ReasonPasswordMissing,
 		Message: fmt.Sprintf("Secret %s/%s does not exist: create it with the key %s", namespace, name, key),
 	}
-	if i >= 0 {
-		problem.Object.UID = secrets[i].UID
+	if position >= 0 {
+		problem.Object.UID = secrets[position].UID
 		problem.Message = fmt.Sprintf("Secret %s/%s has no key %s, or an empty one: add it", namespace, name, key)
 	}
-	if !slices.Contains(s.problems, problem) {
-		s.problems = append(s.problems, problem)
+	if !slices.Contains(settings.problems, problem) {
+		settings.problems = append(settings.problems, problem)
 	}
 }
 
 // refuses returns why a target cannot have an address; "" if it can.
-func (s *settings) refuses(a netip.Addr) string {
-	if a.Zone() != "" {
+func (settings *settings) refuses(address netip.Addr) string {
+	if address.Zone() != "" {
 		return "has a zone: give it an address that needs none"
 	}
-	if what, _ := vip.NotHost(a); what != "" {
+	if what, _ := vip.NotHost(address); what != "" {
 		return fmt.Sprintf("is %s: give it the address of one host", what)
 	}
-	if s.network != "" && len(s.subnets) > 0 &&
-		!slices.ContainsFunc(s.subnets, func(p netip.Prefix) bool { return p.Contains(a) }) {
+	if settings.network != "" && len(settings.subnets) > 0 &&
+		!slices.ContainsFunc(settings.subnets, func(subnet netip.Prefix) bool { return subnet.Contains(address) }) {
 		return fmt.Sprintf("lies in none of the subnets of network %s: give it an address of them, "+
-			"or add a subnet to spec.network.subnets of the Trench", s.network)
+			"or add a subnet to spec.network.subnets of the Trench", settings.network)
 	}
-	if v, ok := vip.Containing(s.vips, a); ok {
-		return fmt.Sprintf("lies in the VIP %s: give it an address of its own", v)
+	if wide, ok := vip.Containing(settings.vips, address); ok {
+		return fmt.Sprintf("lies in the VIP %s: give it an address of its own", wide)
 	}
 	return ""
 }

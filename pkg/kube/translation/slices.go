@@ -17,10 +17,10 @@ import (
 // readSlices returns the EndpointSlices of each Service, sorted by name.
 func readSlices(all []*discoveryv1.EndpointSlice) map[label][]*discoveryv1.EndpointSlice {
 	byService := map[label][]*discoveryv1.EndpointSlice{}
-	for _, s := range all {
-		if name := s.Labels[discoveryv1.LabelServiceName]; name != "" {
-			l := label{s.Namespace, discoveryv1.LabelServiceName, name}
-			byService[l] = append(byService[l], s)
+	for _, slice := range all {
+		if name := slice.Labels[discoveryv1.LabelServiceName]; name != "" {
+			index := label{slice.Namespace, discoveryv1.LabelServiceName, name}
+			byService[index] = append(byService[index], slice)
 		}
 	}
 	for _, list := range byService {
@@ -33,10 +33,10 @@ func readSlices(all []*discoveryv1.EndpointSlice) map[label][]*discoveryv1.Endpo
 
 // sliceEndpoints returns the endpoints of a Service without a selector, sorted by name. Entries of
 // several slices for one object, such as its addresses of both families, are merged.
-func (t *translator) sliceEndpoints(s *corev1.Service) []*endpoint {
+func (state *translator) sliceEndpoints(service *corev1.Service) []*endpoint {
 	byName := map[string]*endpoint{}
 	holders := map[netip.Addr]string{}
-	for _, slice := range t.slices[label{s.Namespace, discoveryv1.LabelServiceName, s.Name}] {
+	for _, slice := range state.slices[label{service.Namespace, discoveryv1.LabelServiceName, service.Name}] {
 		if slice.DeletionTimestamp != nil {
 			continue
 		}
@@ -44,48 +44,53 @@ func (t *translator) sliceEndpoints(s *corev1.Service) []*endpoint {
 			APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice",
 			Namespace: slice.Namespace, Name: slice.Name, UID: slice.UID,
 		}
-		translates := translatedPort(s, slice)
-		for _, x := range slice.Endpoints {
-			if len(x.Addresses) == 0 {
+		translates := translatedPort(service, slice)
+		for _, entry := range slice.Endpoints {
+			if len(entry.Addresses) == 0 {
 				continue
 			}
-			text := x.Addresses[0] // the API defines the addresses as equivalent
+			text := entry.Addresses[0] // the API defines the addresses as equivalent
 			name := strings.ReplaceAll(text, ":", "-")
-			if x.TargetRef != nil && x.TargetRef.Name != "" {
-				name = x.TargetRef.Name
+			if entry.TargetRef != nil && entry.TargetRef.Name != "" {
+				name = entry.TargetRef.Name
 			}
-			e := byName[name]
-			if e == nil {
-				e = &endpoint{object: object, name: name}
-				byName[name] = e
+			// A Pod with addresses of both families is in two slices, one for each address type.
+			found := byName[name]
+			if found == nil {
+				found = &endpoint{object: object, name: name}
+				byName[name] = found
 			}
-			isTrue := func(p *bool, otherwise bool) bool { return p == nil && otherwise || p != nil && *p }
-			terminating := isTrue(x.Conditions.Terminating, false)
-			e.terminating = e.terminating || terminating
-			ready := isTrue(x.Conditions.Ready, true) && isTrue(x.Conditions.Serving, true)
-			if !ready && !terminating && !s.Spec.PublishNotReadyAddresses {
+			// The API defines the meaning of a missing condition: ready and serving, not terminating.
+			isTrue := func(condition *bool, otherwise bool) bool {
+				return condition == nil && otherwise || condition != nil && *condition
+			}
+			terminating := isTrue(entry.Conditions.Terminating, false)
+			found.terminating = found.terminating || terminating
+			ready := isTrue(entry.Conditions.Ready, true) && isTrue(entry.Conditions.Serving, true)
+			if !ready && !terminating && !service.Spec.PublishNotReadyAddresses {
 				continue
 			}
-			e.ready = true
+			found.ready = true
 			if translates != "" {
-				e.problem(ReasonPortTranslation, "EndpointSlice %s: %s", slice.Name, translates)
+				found.problem(ReasonPortTranslation, "EndpointSlice %s: %s", slice.Name, translates)
 				continue
 			}
-			a, err := netip.ParseAddr(text)
+			address, err := netip.ParseAddr(text)
 			problem := "is no IP address: write one"
 			if err == nil {
-				problem = t.settings.refuses(a)
+				problem = state.settings.refuses(address)
 			}
 			if problem != "" {
-				e.problem(ReasonAddressRefused, "EndpointSlice %s has address %q, which %s", slice.Name, text, problem)
+				found.problem(ReasonAddressRefused, "EndpointSlice %s has address %q, which %s", slice.Name, text, problem)
 				continue
 			}
-			holder, taken := holders[a]
-			if at := &e.ips[vip.FamilyOf(a)]; taken && holder != name || at.IsValid() && *at != a {
-				e.problem(ReasonAddressTaken, "EndpointSlice %s has address %s of %s, which has another one of that family, "+
-					"or the address belongs to another endpoint: remove one of them", slice.Name, a, name)
+			// An address identifies a target, and a target has one of a family.
+			holder, taken := holders[address]
+			if ofFamily := &found.ips[vip.FamilyOf(address)]; taken && holder != name || ofFamily.IsValid() && *ofFamily != address {
+				found.problem(ReasonAddressTaken, "EndpointSlice %s has address %s of %s, which has another one of that family, "+
+					"or the address belongs to another endpoint: remove one of them", slice.Name, address, name)
 			} else {
-				*at, holders[a] = a, name
+				*ofFamily, holders[address] = address, name
 			}
 		}
 	}
@@ -97,15 +102,15 @@ func (t *translator) sliceEndpoints(s *corev1.Service) []*endpoint {
 }
 
 // translatedPort returns the problem of a slice whose ports differ from the Service, or "".
-func translatedPort(s *corev1.Service, slice *discoveryv1.EndpointSlice) string {
-	for _, p := range slice.Ports {
-		for _, q := range s.Spec.Ports {
-			if p.Port == nil || p.Name != nil && *p.Name != q.Name && len(s.Spec.Ports) > 1 {
+func translatedPort(service *corev1.Service, slice *discoveryv1.EndpointSlice) string {
+	for _, slicePort := range slice.Ports {
+		for _, servicePort := range service.Spec.Ports {
+			if slicePort.Port == nil || slicePort.Name != nil && *slicePort.Name != servicePort.Name && len(service.Spec.Ports) > 1 {
 				continue
 			}
-			if *p.Port != q.Port && (p.Protocol == nil || *p.Protocol == protocol(q.Protocol)) {
+			if *slicePort.Port != servicePort.Port && (slicePort.Protocol == nil || *slicePort.Protocol == protocol(servicePort.Protocol)) {
 				return fmt.Sprintf("port %d of the Service is %d there, and vipgate does not translate ports: "+
-					"let the application listen on port %d", q.Port, *p.Port, q.Port)
+					"let the application listen on port %d", servicePort.Port, *slicePort.Port, servicePort.Port)
 			}
 		}
 	}

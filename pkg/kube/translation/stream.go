@@ -33,11 +33,11 @@ const maxMessage = 1000
 
 // message formats a message and truncates it, because it may quote a long annotation.
 func message(format string, args ...any) string {
-	s := fmt.Sprintf(format, args...)
-	if len(s) > maxMessage {
-		s = strings.ToValidUTF8(s[:maxMessage-len("…")], "") + "…"
+	text := fmt.Sprintf(format, args...)
+	if len(text) > maxMessage {
+		text = strings.ToValidUTF8(text[:maxMessage-len("…")], "") + "…"
 	}
-	return s
+	return text
 }
 
 // annotations maps fields of a stream to the annotation of a Service that sets them.
@@ -47,41 +47,43 @@ var annotations = map[string]string{
 }
 
 // newStream returns the stream of a Service without targets.
-func (t *translator) newStream(s *corev1.Service) (*trench.Stream, *refusal) {
-	for _, p := range s.Spec.Ports {
-		if n := p.TargetPort.IntValue(); p.TargetPort.Type == intstr.Int && n != 0 && n != int(p.Port) {
+func (state *translator) newStream(service *corev1.Service) (*trench.Stream, *refusal) {
+	for _, port := range service.Spec.Ports {
+		if target := port.TargetPort.IntValue(); port.TargetPort.Type == intstr.Int && target != 0 && target != int(port.Port) {
 			return nil, refuse(ReasonPortTranslation, "port %d has the targetPort %d, and vipgate does not translate "+
-				"ports: let the application listen on port %d, or set port and targetPort to %d", p.Port, n, p.Port, n)
+				"ports: let the application listen on port %d, or set port and targetPort to %d", port.Port, target, port.Port, target)
 		}
 	}
-	vips, refused := t.claim(s)
+	vips, refused := state.claim(service)
 	if refused != nil {
 		return nil, refused
 	}
-	stream := t.defaults
-	stream.Name, stream.VIPs = fileName(s.Namespace+"."+s.Name), vips
-	if t.settings.names[stream.Name] {
+	// The annotations are read over the defaults, so a field without an annotation keeps its default.
+	stream := state.defaults
+	stream.Name, stream.VIPs = fileName(service.Namespace+"."+service.Name), vips
+	if state.settings.names[stream.Name] {
 		return nil, refuse(ReasonInvalid, "there is a stream %s already, such as in spec.streams of the Trench: "+
 			"rename one of them", stream.Name)
 	}
-	if refused := readAnnotations(s, &stream); refused != nil {
+	if refused := readAnnotations(service, &stream); refused != nil {
 		return nil, refused
 	}
-	if refused := readPorts(s, &stream); refused != nil {
+	if refused := readPorts(service, &stream); refused != nil {
 		return nil, refused
 	}
+	// The Service alone is refused for its stream, so that it cannot break the trench file.
 	complete := stream.Complete()
-	if problems := trench.ValidateStream(&complete, t.settings.vips); len(problems) > 0 {
+	if problems := trench.ValidateStream(&complete, state.settings.vips); len(problems) > 0 {
 		return nil, refuse(ReasonInvalidAnnotation, "%s", joined(problems, origin))
 	}
 	return &stream, nil
 }
 
 // readAnnotations replaces the fields of a stream that annotations of its Service set.
-func readAnnotations(s *corev1.Service, stream *trench.Stream) *refusal {
+func readAnnotations(service *corev1.Service, stream *trench.Stream) *refusal {
 	fields := map[string]any{}
 	for _, name := range []string{"check", "maglev"} {
-		text, ok := s.Annotations[annotations[name]]
+		text, ok := service.Annotations[annotations[name]]
 		if !ok {
 			continue
 		}
@@ -92,7 +94,7 @@ func readAnnotations(s *corev1.Service, stream *trench.Stream) *refusal {
 		fields[name] = object
 	}
 	for _, name := range []string{"minReady", "drainTime"} {
-		if text, ok := s.Annotations[annotations[name]]; ok {
+		if text, ok := service.Annotations[annotations[name]]; ok {
 			fields[name] = text
 		}
 	}
@@ -104,28 +106,30 @@ func readAnnotations(s *corev1.Service, stream *trench.Stream) *refusal {
 
 // readPorts sets the match of a stream, and the default of its check, from the ports of its
 // Service.
-func readPorts(s *corev1.Service, stream *trench.Stream) *refusal {
+func readPorts(service *corev1.Service, stream *trench.Stream) *refusal {
 	byProtocol := map[string][]uint16{}
-	for _, p := range s.Spec.Ports {
-		name := strings.ToLower(string(protocol(p.Protocol)))
-		if p.Port < 1 || p.Port > math.MaxUint16 || !slices.Contains([]string{"tcp", "udp", "sctp"}, name) {
+	for _, port := range service.Spec.Ports {
+		name := strings.ToLower(string(protocol(port.Protocol)))
+		if port.Port < 1 || port.Port > math.MaxUint16 || !slices.Contains([]string{"tcp", "udp", "sctp"}, name) {
 			return refuse(ReasonInvalid, "spec.ports: is %s port %d: write tcp, udp or sctp, and a port between 1 and 65535",
-				name, p.Port)
+				name, port.Port)
 		}
+		// The first TCP port in the order of the Service is checked by default.
 		if name == "tcp" && stream.Check.Kind() == "" {
-			stream.Check.TCP.Port = uint16(p.Port)
+			stream.Check.TCP.Port = uint16(port.Port)
 		}
-		byProtocol[name] = append(byProtocol[name], uint16(p.Port))
+		byProtocol[name] = append(byProtocol[name], uint16(port.Port))
 	}
 	if stream.Check.Kind() == "" {
 		return refuse(ReasonNoCheck, "there is no TCP port to check: write annotation %s, such as "+
 			`{"tcp":{"port":8080}}`, v1alpha1.CheckAnnotation)
 	}
-	if n := len(s.Spec.Ports); n > trench.MaxMatch {
+	if count := len(service.Spec.Ports); count > trench.MaxMatch {
 		return refuse(ReasonInvalid, "spec.ports has %d ports, and the data plane knows %d of a Service at most: "+
-			"remove some", n, trench.MaxMatch)
+			"remove some", count, trench.MaxMatch)
 	}
 	for _, name := range slices.Sorted(maps.Keys(byProtocol)) {
+		// A Service may have several named ports with one number.
 		slices.Sort(byProtocol[name])
 		stream.Match = append(stream.Match,
 			trench.Match{Protocols: []string{name}, Ports: slices.Compact(byProtocol[name])})
@@ -146,22 +150,22 @@ func origin(path string) string {
 }
 
 // warnings returns the problems of a Service that have no effect on its traffic.
-func warnings(s *corev1.Service) (all []Problem) {
+func warnings(service *corev1.Service) (all []Problem) {
 	warn := func(reason, format string, args ...any) {
-		all = append(all, Problem{reference(s), reason, message(format, args...)})
+		all = append(all, Problem{reference(service), reason, message(format, args...)})
 	}
 	known := slices.Sorted(maps.Values(annotations))
-	for _, name := range slices.Sorted(maps.Keys(s.Annotations)) {
+	for _, name := range slices.Sorted(maps.Keys(service.Annotations)) {
 		if strings.HasPrefix(name, v1alpha1.Group+"/") && !slices.Contains(known, name) {
 			warn(ReasonUnknownAnnotation, "annotation %s is unknown and has no effect: remove it; those of a Service are %s",
 				name, strings.Join(known, ", "))
 		}
 	}
-	if a := s.Spec.SessionAffinity; a != "" && a != corev1.ServiceAffinityNone {
+	if affinity := service.Spec.SessionAffinity; affinity != "" && affinity != corev1.ServiceAffinityNone {
 		warn(ReasonSessionAffinity, "spec.sessionAffinity is %s and has no effect: set it to None; a flow keeps its "+
-			"target without it", a)
+			"target without it", affinity)
 	}
-	if len(s.Spec.LoadBalancerSourceRanges) > 0 {
+	if len(service.Spec.LoadBalancerSourceRanges) > 0 {
 		warn(ReasonSourceRanges, "spec.loadBalancerSourceRanges has no effect: remove it, and filter with a "+
 			"NetworkPolicy or in the application")
 	}
@@ -169,17 +173,17 @@ func warnings(s *corev1.Service) (all []Problem) {
 }
 
 // claim returns the VIPs of a Service, sorted.
-func (t *translator) claim(s *corev1.Service) ([]vip.VIP, *refusal) {
-	vips, refused := parseVIPs(s)
+func (state *translator) claim(service *corev1.Service) ([]vip.VIP, *refusal) {
+	vips, refused := parseVIPs(service)
 	if refused != nil {
 		return nil, refused
 	}
-	for i, v := range vips {
-		if i > 0 && v == vips[i-1] {
+	for i, claimed := range vips {
+		if i > 0 && claimed == vips[i-1] {
 			return nil, refuse(ReasonInvalidAnnotation, "annotation %s: VIP %s appears twice: remove one of them",
-				v1alpha1.VIPsAnnotation, v)
+				v1alpha1.VIPsAnnotation, claimed)
 		}
-		if refused := t.lacks(v); refused != nil {
+		if refused := state.lacks(claimed); refused != nil {
 			return nil, refused
 		}
 	}
@@ -187,8 +191,8 @@ func (t *translator) claim(s *corev1.Service) ([]vip.VIP, *refusal) {
 }
 
 // parseVIPs returns the VIPs in the annotation of a Service, sorted.
-func parseVIPs(s *corev1.Service) ([]vip.VIP, *refusal) {
-	text := strings.TrimSpace(s.Annotations[v1alpha1.VIPsAnnotation])
+func parseVIPs(service *corev1.Service) ([]vip.VIP, *refusal) {
+	text := strings.TrimSpace(service.Annotations[v1alpha1.VIPsAnnotation])
 	if text == "" {
 		return nil, refuse(ReasonNoVIPs, "annotation %s is missing: write the VIPs of the Service, separated by commas, "+
 			"such as 20.0.0.1,2000::1", v1alpha1.VIPsAnnotation)
@@ -196,56 +200,56 @@ func parseVIPs(s *corev1.Service) ([]vip.VIP, *refusal) {
 	var vips []vip.VIP
 	for item := range strings.SplitSeq(text, ",") {
 		item = strings.TrimSpace(item)
-		if a, err := netip.ParseAddr(item); err == nil {
-			item = netip.PrefixFrom(a.WithZone(""), a.BitLen()).String()
+		if address, err := netip.ParseAddr(item); err == nil {
+			item = netip.PrefixFrom(address.WithZone(""), address.BitLen()).String()
 		}
-		v, err := vip.Parse(item)
+		parsed, err := vip.Parse(item)
 		if err != nil {
 			return nil, refuse(ReasonInvalidAnnotation, "annotation %s: %v", v1alpha1.VIPsAnnotation, err)
 		}
-		vips = append(vips, v)
+		vips = append(vips, parsed)
 	}
 	slices.SortFunc(vips, vip.Compare)
 	return vips, nil
 }
 
 // lacks returns why no Service may have a VIP, or nil if the VIP is available.
-func (t *translator) lacks(v vip.VIP) *refusal {
-	if _, ok := slices.BinarySearchFunc(t.settings.vips, v, vip.Compare); !ok {
-		if wider, ok := vip.Containing(t.settings.vips, v.Prefix().Addr()); ok {
+func (state *translator) lacks(wanted vip.VIP) *refusal {
+	if _, ok := slices.BinarySearchFunc(state.settings.vips, wanted, vip.Compare); !ok {
+		if wider, ok := vip.Containing(state.settings.vips, wanted.Prefix().Addr()); ok {
 			return refuse(ReasonVIPNotAllowed, "VIP %s is not one of the Trench, which has %s: "+
-				"claim that, or let spec.attractor.vips list %s instead", v, wider, v)
+				"claim that, or let spec.attractor.vips list %s instead", wanted, wider, wanted)
 		}
 		return refuse(ReasonVIPNotAllowed, "VIP %s is not one of the Trench: "+
-			"choose one of spec.attractor.vips, or add it there", v)
+			"choose one of spec.attractor.vips, or add it there", wanted)
 	}
-	if name, ok := t.settings.held[v]; ok {
-		return refuse(ReasonVIPHeld, "stream %s of the Trench has VIP %s: choose another one", name, v)
+	if name, ok := state.settings.held[wanted]; ok {
+		return refuse(ReasonVIPHeld, "stream %s of the Trench has VIP %s: choose another one", name, wanted)
 	}
 	return nil
 }
 
 // protocol returns the protocol of a port; the default is TCP.
-func protocol(p corev1.Protocol) corev1.Protocol { return cmp.Or(p, corev1.ProtocolTCP) }
+func protocol(name corev1.Protocol) corev1.Protocol { return cmp.Or(name, corev1.ProtocolTCP) }
 
 // parseObject parses a JSON object.
 func parseObject(text string) (map[string]any, error) {
-	d := json.NewDecoder(strings.NewReader(text))
-	d.UseNumber()
-	var m map[string]any
-	err := d.Decode(&m)
-	if err == nil && m == nil {
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.UseNumber()
+	var object map[string]any
+	err := decoder.Decode(&object)
+	if err == nil && object == nil {
 		err = errors.New("it is null")
 	}
 	if err == nil {
-		if _, more := d.Token(); !errors.Is(more, io.EOF) {
+		if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
 			err = errors.New("something follows it")
 		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf(`is not an object of JSON (%s): write one such as {"http":{"port":8080}}`, problemOf(err))
 	}
-	return m, nil
+	return object, nil
 }
 
 // problemOf returns the text of a JSON error without Go types.
@@ -257,22 +261,22 @@ func problemOf(err error) string {
 }
 
 // readDefaults reads spec.defaults of the Trench.
-func (t *translator) readDefaults() error {
-	defaults := t.settings.trench.Spec.Defaults
+func (state *translator) readDefaults() error {
+	defaults := state.settings.trench.Spec.Defaults
 	for _, name := range slices.Sorted(maps.Keys(defaults)) {
 		if _, ok := annotations[name]; !ok || name == "vips" {
 			return fmt.Errorf("spec.defaults.%s: unknown field: the fields here are minReady, check, drainTime, maglev", name)
 		}
 	}
-	problems := trenchfile.Decode(defaults, &t.defaults)
+	problems := trenchfile.Decode(defaults, &state.defaults)
 	if len(problems) == 0 {
-		stream := t.defaults
+		stream := state.defaults
 		if stream.Check != (trench.Check{}) && stream.Check.Kind() == "" {
 			stream.Check.TCP.Port = 1 // a Service may set the kind
 		}
 		stream = stream.Complete()
-		problems = slices.DeleteFunc(trench.ValidateStream(&stream, t.settings.vips),
-			func(p trench.Problem) bool { return p.Path == "name" || p.Path == "vips" })
+		problems = slices.DeleteFunc(trench.ValidateStream(&stream, state.settings.vips),
+			func(problem trench.Problem) bool { return problem.Path == "name" || problem.Path == "vips" })
 	}
 	if len(problems) > 0 {
 		return errors.New(joined(problems, func(field string) string { return "spec.defaults." + field }))

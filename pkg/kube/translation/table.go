@@ -9,33 +9,33 @@ import (
 )
 
 // Table returns the verdicts as a table with one line for each object and each problem.
-func (r Result) Table() string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "KIND\tNAME\tACCEPTED\tREASON\tMESSAGE")
-	row := func(o corev1.ObjectReference, accepted bool, reason, message string) {
-		name := strings.TrimPrefix(o.Namespace+"/"+o.Name, "/")
-		fmt.Fprintf(w, "%s\t%s\t%t\t%s\t%s\n", o.Kind, name, accepted, reason, strings.ReplaceAll(message, "\n", " "))
+func (result Result) Table() string {
+	var table strings.Builder
+	writer := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(writer, "KIND\tNAME\tACCEPTED\tREASON\tMESSAGE")
+	row := func(object corev1.ObjectReference, accepted bool, reason, message string) {
+		name := strings.TrimPrefix(object.Namespace+"/"+object.Name, "/")
+		fmt.Fprintf(writer, "%s\t%s\t%t\t%s\t%s\n", object.Kind, name, accepted, reason, strings.ReplaceAll(message, "\n", " "))
 	}
-	verdict := func(v Verdict) {
-		row(v.Object, v.Accepted, v.Reason, v.Message)
-		for _, p := range v.Problems {
-			row(p.Object, p.Warning(), p.Reason, p.Message)
+	verdict := func(judged Verdict) {
+		row(judged.Object, judged.Accepted, judged.Reason, judged.Message)
+		for _, problem := range judged.Problems {
+			row(problem.Object, problem.Warning(), problem.Reason, problem.Message)
 		}
 	}
-	verdict(r.Trench)
-	for _, v := range r.Services {
-		verdict(v.Verdict)
+	verdict(result.Trench)
+	for _, judged := range result.Services {
+		verdict(judged.Verdict)
 	}
-	_ = w.Flush() // into memory
-	return b.String()
+	_ = writer.Flush() // into memory
+	return table.String()
 }
 
 // Refused reports whether any object, or a part of it, is refused.
-func (r Result) Refused() bool {
-	refused := !r.Trench.Accepted || len(r.Trench.Problems) > 0
-	for _, v := range r.Services {
-		refused = refused || !v.Accepted || len(v.Problems) > 0
+func (result Result) Refused() bool {
+	refused := !result.Trench.Accepted || len(result.Trench.Problems) > 0
+	for _, verdict := range result.Services {
+		refused = refused || !verdict.Accepted || len(verdict.Problems) > 0
 	}
 	return refused
 }

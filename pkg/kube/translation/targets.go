@@ -18,76 +18,86 @@ const maxProblems = 20
 
 // addTargets adds the targets of a Service to its stream, and returns the problems of omitted
 // ones.
-func (t *translator) addTargets(s *corev1.Service, st *trench.Stream) ([]Problem, *refusal) {
-	list := t.endpointsOf(s)
-	problems := warnings(s)
-	if len(list) == 0 && len(s.Spec.Selector) > 0 {
-		problems = append(problems, Problem{reference(s), ReasonNoPods, message(
+func (state *translator) addTargets(service *corev1.Service, stream *trench.Stream) ([]Problem, *refusal) {
+	list := state.endpointsOf(service)
+	problems := warnings(service)
+	if len(list) == 0 && len(service.Spec.Selector) > 0 {
+		problems = append(problems, Problem{reference(service), ReasonNoPods, message(
 			"no Pod in namespace %s has the labels %s and %s=%s: add the latter to the template of the Pods",
-			s.Namespace, labels.Set(s.Spec.Selector), v1alpha1.TrenchLabel, t.settings.trench.Name)})
+			service.Namespace, labels.Set(service.Spec.Selector), v1alpha1.TrenchLabel, state.settings.trench.Name)})
 	}
-	list, translated := withPorts(s, list)
+	// Without any Pod that listens on the port, the Service itself is wrong.
+	list, translated := withPorts(service, list)
 	if len(list) == 0 && len(translated) > 0 {
 		return nil, &refusal{ReasonPortTranslation, translated[0].Message}
 	}
 	problems = append(problems, translated...)
 	has, names := [len(vip.Families)]bool{}, map[string]bool{}
-	for _, e := range list {
-		for family, a := range e.ips {
-			has[family] = has[family] || a.IsValid()
+	for _, endpoint := range list {
+		// Pods that are not ready count: the warning below is about Pods that can never serve a VIP.
+		for family, address := range endpoint.ips {
+			has[family] = has[family] || address.IsValid()
 		}
-		if !e.terminating {
-			problems = append(problems, e.problems...)
+		// A terminating Pod is not repaired any more.
+		if !endpoint.terminating {
+			problems = append(problems, endpoint.problems...)
 		}
-		if e.ips == (addresses{}) || !e.ready && !e.terminating && !s.Spec.PublishNotReadyAddresses {
+		if endpoint.ips == (addresses{}) || !endpoint.ready && !endpoint.terminating && !service.Spec.PublishNotReadyAddresses {
 			continue
 		}
-		checked := func(f vip.Family) bool { return e.ips[f].IsValid() && st.Check.Families.Has(f) }
+		// A target without a checked address would never become ready.
+		checked := func(family vip.Family) bool {
+			return endpoint.ips[family].IsValid() && stream.Check.Families.Has(family)
+		}
 		if !slices.ContainsFunc(vip.Families[:], checked) {
-			problems = append(problems, Problem{e.object, ReasonNotChecked, fmt.Sprintf(
+			problems = append(problems, Problem{endpoint.object, ReasonNotChecked, fmt.Sprintf(
 				"%s %s has no address of the family that is checked, %s: give it one, or let the check have families: both",
-				e.object.Kind, e.name, st.Check.Families)})
+				endpoint.object.Kind, endpoint.name, stream.Check.Families)})
 			continue
 		}
-		name := fileName(e.name)
+		// The API server has one Pod for each name; files on a command line may have two.
+		name := fileName(endpoint.name)
 		if names[name] {
 			continue
 		}
 		names[name] = true
-		st.Targets = append(st.Targets, trench.Target{Name: name, IPs: e.ips.list(), Terminating: e.terminating})
+		stream.Targets = append(stream.Targets,
+			trench.Target{Name: name, IPs: endpoint.ips.list(), Terminating: endpoint.terminating})
 	}
+	// Without any address the problem is another one, such as missing Pods.
 	if has != [len(vip.Families)]bool{} {
-		for _, v := range st.VIPs {
-			if !has[v.Family()] {
-				problems = append(problems, Problem{reference(s), ReasonNoAddressOfFamily, fmt.Sprintf(
+		for _, served := range stream.VIPs {
+			if !has[served.Family()] {
+				problems = append(problems, Problem{reference(service), ReasonNoAddressOfFamily, fmt.Sprintf(
 					"%s is not advertised: no Pod or endpoint has an address of its family, %s: "+
-						"give them one in the network of the Trench, or remove the VIP", v, v.Family())})
+						"give them one in the network of the Trench, or remove the VIP", served, served.Family())})
 			}
 		}
 	}
 	if more := len(problems) - maxProblems; more > 0 {
 		problems = append(problems[:maxProblems:maxProblems],
-			Problem{reference(s), ReasonMore, fmt.Sprintf("%d more problems are not listed: repair these first", more)})
+			Problem{reference(service), ReasonMore, fmt.Sprintf("%d more problems are not listed: repair these first", more)})
 	}
 	return problems, nil
 }
 
 // endpointsOf returns the endpoints of a Service, sorted by name: the Pods that its selector
 // selects, or the endpoints of its EndpointSlices if it has no selector.
-func (t *translator) endpointsOf(s *corev1.Service) []*endpoint {
-	if len(s.Spec.Selector) == 0 {
-		return t.sliceEndpoints(s)
+func (state *translator) endpointsOf(service *corev1.Service) []*endpoint {
+	if len(service.Spec.Selector) == 0 {
+		return state.sliceEndpoints(service)
 	}
-	key := firstKey(s.Spec.Selector)
-	list := t.pods[label{s.Namespace, key, s.Spec.Selector[key]}]
-	if len(s.Spec.Selector) == 1 {
+	// The index has one label of each selector, so that a Service does not visit all Pods.
+	key := firstKey(service.Spec.Selector)
+	list := state.pods[label{service.Namespace, key, service.Spec.Selector[key]}]
+	if len(service.Spec.Selector) == 1 {
 		return list
 	}
-	selector := labels.SelectorFromSet(s.Spec.Selector)
+	selector := labels.SelectorFromSet(service.Spec.Selector)
 	var selected []*endpoint
-	for _, e := range list {
-		if selector.Matches(labels.Set(e.pod.Labels)) {
-			selected = append(selected, e)
+	for _, endpoint := range list {
+		if selector.Matches(labels.Set(endpoint.pod.Labels)) {
+			selected = append(selected, endpoint)
 		}
 	}
 	return selected
@@ -95,33 +105,33 @@ func (t *translator) endpointsOf(s *corev1.Service) []*endpoint {
 
 // withPorts returns the endpoints that have the ports of a Service, and the problems of the
 // rejected endpoints. A named targetPort may have a different number in each Pod.
-func withPorts(s *corev1.Service, list []*endpoint) ([]*endpoint, []Problem) {
-	named := slices.DeleteFunc(slices.Clone(s.Spec.Ports), func(p corev1.ServicePort) bool {
-		return p.TargetPort.Type != intstr.String
+func withPorts(service *corev1.Service, list []*endpoint) ([]*endpoint, []Problem) {
+	named := slices.DeleteFunc(slices.Clone(service.Spec.Ports), func(port corev1.ServicePort) bool {
+		return port.TargetPort.Type != intstr.String
 	})
-	if len(named) == 0 || len(s.Spec.Selector) == 0 {
+	if len(named) == 0 || len(service.Spec.Selector) == 0 {
 		return list, nil
 	}
 	var having []*endpoint
 	var problems []Problem
-	for _, e := range list {
+	for _, endpoint := range list {
 		message := ""
-		for _, p := range named {
-			n := containerPort(e.pod, p)
+		for _, port := range named {
+			number := containerPort(endpoint.pod, port)
 			switch {
-			case n == 0:
+			case number == 0:
 				message = fmt.Sprintf("targetPort %q is no port of Pod %s: name a port of its containers, "+
-					"or write the number %d", p.TargetPort.StrVal, e.name, p.Port)
-			case n != p.Port:
+					"or write the number %d", port.TargetPort.StrVal, endpoint.name, port.Port)
+			case number != port.Port:
 				message = fmt.Sprintf("port %d has the targetPort %q, which is %d in Pod %s, and vipgate does not "+
 					"translate ports: let the application listen on port %d, or set the port to %d",
-					p.Port, p.TargetPort.StrVal, n, e.name, p.Port, n)
+					port.Port, port.TargetPort.StrVal, number, endpoint.name, port.Port, number)
 			}
 		}
 		if message == "" {
-			having = append(having, e)
+			having = append(having, endpoint)
 		} else {
-			problems = append(problems, Problem{e.object, ReasonPortTranslation, message})
+			problems = append(problems, Problem{endpoint.object, ReasonPortTranslation, message})
 		}
 	}
 	return having, problems
@@ -129,12 +139,12 @@ func withPorts(s *corev1.Service, list []*endpoint) ([]*endpoint, []Problem) {
 
 // containerPort returns the number of a named targetPort in a Pod, or 0 if no container has it. It
 // searches init containers, too, because sidecars are among them.
-func containerPort(pod *corev1.Pod, p corev1.ServicePort) int32 {
+func containerPort(pod *corev1.Pod, port corev1.ServicePort) int32 {
 	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
-		for _, c := range containers {
-			for _, q := range c.Ports {
-				if q.Name == p.TargetPort.StrVal && protocol(q.Protocol) == protocol(p.Protocol) {
-					return q.ContainerPort
+		for _, container := range containers {
+			for _, candidate := range container.Ports {
+				if candidate.Name == port.TargetPort.StrVal && protocol(candidate.Protocol) == protocol(port.Protocol) {
+					return candidate.ContainerPort
 				}
 			}
 		}

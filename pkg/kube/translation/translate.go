@@ -28,61 +28,61 @@ type translator struct {
 // Translate returns the trench file of a Trench and its Services. It is pure: the result depends
 // only on its arguments, and not on the order of the objects.
 func Translate(objects Objects, options Options) Result {
-	u := objects.Trench
-	r := Result{Trench: Verdict{Object: corev1.ObjectReference{
+	object := objects.Trench
+	result := Result{Trench: Verdict{Object: corev1.ObjectReference{
 		APIVersion: v1alpha1.Kind.GroupVersion().String(), Kind: v1alpha1.Kind.Kind,
 	}}}
-	if u == nil {
-		r.Trench.Reason, r.Trench.Message = ReasonNotFound, "the Trench does not exist: create it"
-		return r
+	if object == nil {
+		result.Trench.Reason, result.Trench.Message = ReasonNotFound, "the Trench does not exist: create it"
+		return result
 	}
-	r.Trench.Object.Namespace, r.Trench.Object.Name = u.GetNamespace(), u.GetName()
-	r.Trench.Object.UID, r.Trench.Generation = u.GetUID(), u.GetGeneration()
-	if err := r.translate(objects, options); err != nil {
-		r.Trench.Reason, r.Trench.Message = ReasonInvalid, message("%v", err)
-		r.File, r.Keys, r.Services = nil, nil, nil
-		return r
+	result.Trench.Object.Namespace, result.Trench.Object.Name = object.GetNamespace(), object.GetName()
+	result.Trench.Object.UID, result.Trench.Generation = object.GetUID(), object.GetGeneration()
+	if err := result.translate(objects, options); err != nil {
+		result.Trench.Reason, result.Trench.Message = ReasonInvalid, message("%v", err)
+		result.File, result.Keys, result.Services = nil, nil, nil
+		return result
 	}
-	r.Trench.Accepted, r.Trench.Reason, r.Trench.Message = true, ReasonValid, "the trench file is valid"
-	return r
+	result.Trench.Accepted, result.Trench.Reason, result.Trench.Message = true, ReasonValid, "the trench file is valid"
+	return result
 }
 
 // translate sets the fields of the result. It returns the reason why the Trench is refused.
-func (r *Result) translate(objects Objects, options Options) error {
+func (result *Result) translate(objects Objects, options Options) error {
 	decoded, err := v1alpha1.FromUnstructured(objects.Trench)
 	if err != nil {
 		return err
 	}
-	s, err := newSettings(decoded, objects.Secrets, options.KeyDir)
+	settings, err := newSettings(decoded, objects.Secrets, options.KeyDir)
 	if err != nil {
 		return err
 	}
-	t := &translator{settings: s}
-	if err := t.readDefaults(); err != nil {
+	state := &translator{settings: settings}
+	if err := state.readDefaults(); err != nil {
 		return err
 	}
 	class := v1alpha1.LoadBalancerClass(decoded.Name)
 	var services []*corev1.Service
-	for _, x := range objects.Services {
-		if c := x.Spec.LoadBalancerClass; x.Spec.Type == corev1.ServiceTypeLoadBalancer && c != nil && *c == class &&
-			x.DeletionTimestamp == nil && slices.Contains(s.namespaces, x.Namespace) {
-			services = append(services, x)
+	for _, service := range objects.Services {
+		if named := service.Spec.LoadBalancerClass; service.Spec.Type == corev1.ServiceTypeLoadBalancer && named != nil && *named == class &&
+			service.DeletionTimestamp == nil && slices.Contains(settings.namespaces, service.Namespace) {
+			services = append(services, service)
 		}
 	}
 	slices.SortFunc(services, Older)
-	t.pods, t.slices = t.readPods(objects.Pods, services), readSlices(objects.EndpointSlices)
-	candidates := t.candidates(services)
-	t.share(candidates)
-	for _, c := range candidates {
-		r.Services = append(r.Services, t.verdict(c))
+	state.pods, state.slices = state.readPods(objects.Pods, services), readSlices(objects.EndpointSlices)
+	candidates := state.candidates(services)
+	state.share(candidates)
+	for _, named := range candidates {
+		result.Services = append(result.Services, state.verdict(named))
 	}
-	slices.SortFunc(r.Services, func(a, b ServiceVerdict) int {
-		x, y := a.Object, b.Object
-		return cmp.Or(cmp.Compare(x.Namespace, y.Namespace), cmp.Compare(x.Name, y.Name), cmp.Compare(x.UID, y.UID))
+	slices.SortFunc(result.Services, func(a, b ServiceVerdict) int {
+		service, y := a.Object, b.Object
+		return cmp.Or(cmp.Compare(service.Namespace, y.Namespace), cmp.Compare(service.Name, y.Name), cmp.Compare(service.UID, y.UID))
 	})
-	slices.SortFunc(t.streams, func(a, b *trench.Stream) int { return strings.Compare(a.Name, b.Name) })
-	r.Keys, r.Trench.Problems = s.keys, s.problems
-	r.File, err = t.file()
+	slices.SortFunc(state.streams, func(a, b *trench.Stream) int { return strings.Compare(a.Name, b.Name) })
+	result.Keys, result.Trench.Problems = settings.keys, settings.problems
+	result.File, err = state.file()
 	return err
 }
 
@@ -90,8 +90,8 @@ func (r *Result) translate(objects Objects, options Options) error {
 func list(vips []vip.VIP) string {
 	const enough = 10
 	var texts []string
-	for _, v := range vips[:min(len(vips), enough)] {
-		texts = append(texts, v.String())
+	for _, served := range vips[:min(len(vips), enough)] {
+		texts = append(texts, served.String())
 	}
 	if more := len(vips) - enough; more > 0 {
 		texts = append(texts, fmt.Sprintf("%d more", more))
@@ -99,21 +99,21 @@ func list(vips []vip.VIP) string {
 	return strings.Join(texts, ", ")
 }
 
-func reference(s *corev1.Service) corev1.ObjectReference {
-	return corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: s.Namespace, Name: s.Name, UID: s.UID}
+func reference(service *corev1.Service) corev1.ObjectReference {
+	return corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name, UID: service.UID}
 }
 
 // file returns the content of the trench file, or why it is refused.
-func (t *translator) file() ([]byte, error) {
-	config := *t.settings.config
+func (state *translator) file() ([]byte, error) {
+	config := *state.settings.config
 	config.Streams = slices.Clone(config.Streams)
-	for _, stream := range t.streams {
+	for _, stream := range state.streams {
 		config.Streams = append(config.Streams, *stream)
 	}
 	if problems := trench.Validate(config.Complete(trench.DefaultDefaults())); len(problems) > 0 {
-		return nil, errors.New(joined(problems, t.path))
+		return nil, errors.New(joined(problems, state.path))
 	}
-	meta := t.settings.trench.ObjectMeta
+	meta := state.settings.trench.ObjectMeta
 	file := fmt.Appendf(nil, "# Translated from Trench %s/%s: changes are overwritten.\n",
 		fileName(meta.Namespace), fileName(meta.Name))
 	file = append(file, trenchfile.Marshal(&config)...)
@@ -128,8 +128,8 @@ func (t *translator) file() ([]byte, error) {
 func joined(problems []trench.Problem, path func(field string) string) string {
 	const enough = 3
 	var texts []string
-	for _, p := range problems[:min(len(problems), enough)] {
-		texts = append(texts, path(p.Path)+": "+p.Message(path))
+	for _, problem := range problems[:min(len(problems), enough)] {
+		texts = append(texts, path(problem.Path)+": "+problem.Message(path))
 	}
 	if more := len(problems) - enough; more > 0 {
 		texts = append(texts, fmt.Sprintf("%d more problems", more))
@@ -138,10 +138,10 @@ func joined(problems []trench.Problem, path func(field string) string) string {
 }
 
 // path returns the field of the Trench, or the stream of a Service, that a value comes from.
-func (t *translator) path(field string) string {
-	own := len(t.settings.config.Streams)
-	if i, rest, ok := trench.Item(field, "streams"); ok && i >= own {
-		return strings.TrimSuffix("stream "+t.streams[i-own].Name+"."+rest, ".")
+func (state *translator) path(field string) string {
+	own := len(state.settings.config.Streams)
+	if position, rest, ok := trench.Item(field, "streams"); ok && position >= own {
+		return strings.TrimSuffix("stream "+state.streams[position-own].Name+"."+rest, ".")
 	}
 	return specPath(field)
 }
