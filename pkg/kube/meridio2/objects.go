@@ -39,18 +39,20 @@ type Objects struct {
 // Read adds the objects of YAML documents or of JSON, including the lists that kubectl prints. It
 // ignores all remaining kinds. The error names the object that cannot be read, or a second
 // Gateway.
-func (o *Objects) Read(r io.Reader) error { return translation.ReadEach(r, o.add) }
+func (objects *Objects) Read(reader io.Reader) error {
+	return translation.ReadEach(reader, objects.add)
+}
 
-func (o *Objects) add(u unstructured.Unstructured) error {
-	switch u.GroupVersionKind() {
+func (objects *Objects) add(object unstructured.Unstructured) error {
+	switch object.GroupVersionKind() {
 	case gatewayKind:
-		if o.Gateway != nil {
+		if objects.Gateway != nil {
 			return fmt.Errorf("%s/%s is a second Gateway, besides %s/%s: pass only one",
-				u.GetNamespace(), u.GetName(), o.Gateway.GetNamespace(), o.Gateway.GetName())
+				object.GetNamespace(), object.GetName(), objects.Gateway.GetNamespace(), objects.Gateway.GetName())
 		}
-		o.Gateway = &u
+		objects.Gateway = &object
 	case routerKind:
-		o.Routers = append(o.Routers, &u)
+		objects.Routers = append(objects.Routers, &object)
 	}
 	return nil
 }
@@ -113,12 +115,12 @@ const (
 
 // refersTo reports whether a GatewayRouter refers to the Gateway, which must be in the same
 // namespace. As in Meridio 2, only the name and the namespace are compared.
-func refersTo(r, gateway *unstructured.Unstructured) bool {
-	name, _, _ := unstructured.NestedString(r.Object, "spec", "gatewayRef", "name")
-	namespace, named, _ := unstructured.NestedString(r.Object, "spec", "gatewayRef", "namespace")
+func refersTo(router, gateway *unstructured.Unstructured) bool {
+	name, _, _ := unstructured.NestedString(router.Object, "spec", "gatewayRef", "name")
+	namespace, named, _ := unstructured.NestedString(router.Object, "spec", "gatewayRef", "namespace")
 	if !named {
-		namespace = r.GetNamespace()
+		namespace = router.GetNamespace()
 	}
-	return r.GetNamespace() == gateway.GetNamespace() && namespace == gateway.GetNamespace() &&
+	return router.GetNamespace() == gateway.GetNamespace() && namespace == gateway.GetNamespace() &&
 		name == gateway.GetName()
 }

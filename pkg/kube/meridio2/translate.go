@@ -25,35 +25,35 @@ const maxName = 60
 // Translate returns the trench file of a Gateway and its GatewayRouters. Result.Trench is the
 // verdict on the Gateway; Result.Services lists the verdicts on the GatewayRouters, sorted by
 // name.
-func Translate(o Objects) translation.Result {
-	r := translation.Result{Trench: translation.Verdict{Object: corev1.ObjectReference{
+func Translate(objects Objects) translation.Result {
+	result := translation.Result{Trench: translation.Verdict{Object: corev1.ObjectReference{
 		APIVersion: gatewayVersion.String(), Kind: gatewayKind.Kind,
 	}}}
-	if o.Gateway == nil {
-		r.Trench.Reason, r.Trench.Message = ReasonNotFound, "the Gateway does not exist: create it"
-		return r
+	if objects.Gateway == nil {
+		result.Trench.Reason, result.Trench.Message = ReasonNotFound, "the Gateway does not exist: create it"
+		return result
 	}
-	r.Trench = translation.Verdict{Object: reference(o.Gateway), Generation: o.Gateway.GetGeneration()}
-	if o.Gateway.GetDeletionTimestamp() != nil {
-		r.Trench.Reason, r.Trench.Message = ReasonDeleting, "the Gateway is being deleted: create it again to change it"
-		return r
+	result.Trench = translation.Verdict{Object: reference(objects.Gateway), Generation: objects.Gateway.GetGeneration()}
+	if objects.Gateway.GetDeletionTimestamp() != nil {
+		result.Trench.Reason, result.Trench.Message = ReasonDeleting, "the Gateway is being deleted: create it again to change it"
+		return result
 	}
-	t := translator{gateway: o.Gateway}
-	if err := t.translate(o.Routers); err != nil {
-		r.Trench.Reason, r.Trench.Message = ReasonInvalid, err.Error()
-		return r
+	state := translator{gateway: objects.Gateway}
+	if err := state.translate(objects.Routers); err != nil {
+		result.Trench.Reason, result.Trench.Message = ReasonInvalid, err.Error()
+		return result
 	}
-	r.File = append(fmt.Appendf(nil, "# Translated from Gateway %q: changes are overwritten.\n",
-		o.Gateway.GetNamespace()+"/"+o.Gateway.GetName()), trenchfile.Marshal(&t.config)...)
-	r.Services = t.verdicts
-	r.Trench.Accepted, r.Trench.Reason, r.Trench.Problems = true, ReasonValid, t.problems
-	r.Trench.Message = "the trench file is written"
-	return r
+	result.File = append(fmt.Appendf(nil, "# Translated from Gateway %q: changes are overwritten.\n",
+		objects.Gateway.GetNamespace()+"/"+objects.Gateway.GetName()), trenchfile.Marshal(&state.config)...)
+	result.Services = state.verdicts
+	result.Trench.Accepted, result.Trench.Reason, result.Trench.Problems = true, ReasonValid, state.problems
+	result.Trench.Message = "the trench file is written"
+	return result
 }
 
-func reference(u *unstructured.Unstructured) corev1.ObjectReference {
+func reference(object *unstructured.Unstructured) corev1.ObjectReference {
 	return corev1.ObjectReference{
-		APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName(), UID: u.GetUID(),
+		APIVersion: object.GetAPIVersion(), Kind: object.GetKind(), Namespace: object.GetNamespace(), Name: object.GetName(), UID: object.GetUID(),
 	}
 }
 
@@ -73,128 +73,128 @@ func refuse(reason, format string, args ...any) *refusal {
 }
 
 // translate sets the verdicts on all objects. It returns the reason why the Gateway is refused.
-func (t *translator) translate(routers []*unstructured.Unstructured) error {
-	t.config.Trench, t.config.Attractor.Name = t.gateway.GetName(), t.gateway.GetName()
-	if err := t.readVIPs(); err != nil {
+func (state *translator) translate(routers []*unstructured.Unstructured) error {
+	state.config.Trench, state.config.Attractor.Name = state.gateway.GetName(), state.gateway.GetName()
+	if err := state.readVIPs(); err != nil {
 		return err
 	}
 	// Validate the Gateway without GatewayRouters first, so that each later problem belongs to one
 	// GatewayRouter.
-	if problems := trench.Validate(&t.config); len(problems) > 0 {
+	if problems := trench.Validate(&state.config); len(problems) > 0 {
 		return errors.New(gatewayPath(problems[0].Path) + ": " + problems[0].Message(gatewayPath))
 	}
 	routers = slices.Clone(routers)
 	slices.SortFunc(routers, translation.Older) // of two conflicting ones the older is accepted
-	for _, u := range routers {
-		if !refersTo(u, t.gateway) || u.GetDeletionTimestamp() != nil {
+	for _, object := range routers {
+		if !refersTo(object, state.gateway) || object.GetDeletionTimestamp() != nil {
 			continue
 		}
-		v := translation.ServiceVerdict{Verdict: translation.Verdict{Object: reference(u), Generation: u.GetGeneration()}}
-		if refused := t.accept(u); refused == nil {
-			v.Accepted, v.Reason = true, ReasonAccepted
-			v.Message = fmt.Sprintf("is gateway %s of interface %s", u.GetName(), t.config.Attractor.Interface)
+		verdict := translation.ServiceVerdict{Verdict: translation.Verdict{Object: reference(object), Generation: object.GetGeneration()}}
+		if refused := state.accept(object); refused == nil {
+			verdict.Accepted, verdict.Reason = true, ReasonAccepted
+			verdict.Message = fmt.Sprintf("is gateway %s of interface %s", object.GetName(), state.config.Attractor.Interface)
 		} else {
-			v.Reason, v.Message = refused.reason, refused.message
+			verdict.Reason, verdict.Message = refused.reason, refused.message
 		}
-		t.verdicts = append(t.verdicts, v)
+		state.verdicts = append(state.verdicts, verdict)
 	}
-	slices.SortFunc(t.config.Attractor.Gateways, func(a, b trench.Gateway) int { return cmp.Compare(a.Name, b.Name) })
-	slices.SortFunc(t.verdicts, func(a, b translation.ServiceVerdict) int {
+	slices.SortFunc(state.config.Attractor.Gateways, func(a, b trench.Gateway) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(state.verdicts, func(a, b translation.ServiceVerdict) int {
 		return cmp.Or(cmp.Compare(a.Object.Name, b.Object.Name), cmp.Compare(a.Object.UID, b.Object.UID))
 	})
 	return nil
 }
 
 // readVIPs reads the addresses of the Gateway's status. An invalid VIP is reported as a problem.
-func (t *translator) readVIPs() error {
-	var g gateway
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(t.gateway.Object, &g); err != nil {
+func (state *translator) readVIPs() error {
+	var gateway gateway
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(state.gateway.Object, &gateway); err != nil {
 		return fmt.Errorf("failed to decode the Gateway: %w", err)
 	}
 	seen, vips := map[string]bool{}, []vip.VIP{}
-	for _, a := range g.Status.Addresses {
+	for _, address := range gateway.Status.Addresses {
 		// The default type is IPAddress. Meridio 2 ignores any other type, too.
-		if a.Type != nil && *a.Type != "IPAddress" || seen[a.Value] {
+		if address.Type != nil && *address.Type != "IPAddress" || seen[address.Value] {
 			continue
 		}
-		seen[a.Value] = true
-		v, err := readVIP(a.Value)
+		seen[address.Value] = true
+		parsed, err := readVIP(address.Value)
 		if err != nil {
-			t.problems = append(t.problems, translation.Problem{
-				Object: reference(t.gateway), Reason: ReasonInvalidAddress,
+			state.problems = append(state.problems, translation.Problem{
+				Object: reference(state.gateway), Reason: ReasonInvalidAddress,
 				Message: fmt.Sprintf("status.addresses: %v; change destinationCIDRs of the L34Route that has it", err),
 			})
 			continue
 		}
-		vips = append(vips, v)
+		vips = append(vips, parsed)
 	}
 	slices.SortFunc(vips, vip.Compare)
-	t.config.Attractor.VIPs = slices.Compact(vips)
-	slices.SortFunc(t.problems, func(a, b translation.Problem) int { return cmp.Compare(a.Message, b.Message) })
+	state.config.Attractor.VIPs = slices.Compact(vips)
+	slices.SortFunc(state.problems, func(address, b translation.Problem) int { return cmp.Compare(address.Message, b.Message) })
 	return nil
 }
 
 func readVIP(address string) (vip.VIP, error) {
-	a, err := netip.ParseAddr(address)
-	if err != nil || a.Zone() != "" {
+	parsed, err := netip.ParseAddr(address)
+	if err != nil || parsed.Zone() != "" {
 		return vip.VIP{}, fmt.Errorf("%q is not the address of a VIP", address)
 	}
-	return vip.FromPrefix(netip.PrefixFrom(a, a.BitLen()))
+	return vip.FromPrefix(netip.PrefixFrom(parsed, parsed.BitLen()))
 }
 
 // accept adds a GatewayRouter to the configuration, unless the result would be invalid.
-func (t *translator) accept(u *unstructured.Unstructured) *refusal {
-	var r router
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &r); err != nil {
+func (state *translator) accept(object *unstructured.Unstructured) *refusal {
+	var router router
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &router); err != nil {
 		return refuse(ReasonInvalid, "failed to decode the GatewayRouter: %v", err)
 	}
 	switch {
-	case r.Spec.Protocol != protocolBGP && r.Spec.Protocol != protocolStatic:
-		return refuse(ReasonInvalid, "spec.protocol: is %q: write BGP or Static", r.Spec.Protocol)
-	case r.Spec.Protocol == protocolBGP && r.Spec.BGP == nil:
+	case router.Spec.Protocol != protocolBGP && router.Spec.Protocol != protocolStatic:
+		return refuse(ReasonInvalid, "spec.protocol: is %q: write BGP or Static", router.Spec.Protocol)
+	case router.Spec.Protocol == protocolBGP && router.Spec.BGP == nil:
 		return refuse(ReasonInvalid, "spec.bgp: is missing: write remoteASN and localASN")
-	case r.Spec.Protocol == protocolStatic && r.Spec.Static == nil:
+	case router.Spec.Protocol == protocolStatic && router.Spec.Static == nil:
 		return refuse(ReasonInvalid, "spec.static: is missing: write static: {} or its bfd")
-	case r.Spec.Interface == "":
+	case router.Spec.Interface == "":
 		return refuse(ReasonInvalid, "spec.interface: is missing: write the name of an interface")
-	case len(u.GetName()) > maxName:
+	case len(object.GetName()) > maxName:
 		return refuse(ReasonNameTooLong, "metadata.name: has %d characters: create the GatewayRouter with a name of %d at most",
-			len(u.GetName()), maxName)
+			len(object.GetName()), maxName)
 	}
-	gateway, refused := r.gateway(u.GetName())
+	gateway, refused := router.gateway(object.GetName())
 	if refused != nil {
 		return refused
 	}
-	config := t.config
+	config := state.config
 	older := config.Attractor.Gateways
 	config.Attractor.Gateways = append(slices.Clip(older), gateway)
-	config.Attractor.Interface = r.Spec.Interface
+	config.Attractor.Interface = router.Spec.Interface
 	if problems := trench.Validate(&config); len(problems) > 0 {
-		return r.refusal(problems[0], older)
+		return router.refusal(problems[0], older)
 	}
-	if is := t.config.Attractor.Interface; len(older) > 0 && is != r.Spec.Interface {
+	if common := state.config.Attractor.Interface; len(older) > 0 && common != router.Spec.Interface {
 		return refuse(ReasonInterfaceDiffers, "spec.interface: is %s, but that of the older GatewayRouter %s is %s: reach "+
-			"all routers of a Gateway by one interface, or use one Gateway for each", r.Spec.Interface, older[0].Name, is)
+			"all routers of a Gateway by one interface, or use one Gateway for each", router.Spec.Interface, older[0].Name, common)
 	}
-	t.config = config
+	state.config = config
 	return nil
 }
 
 // gateway converts a GatewayRouter. Times are rounded as Meridio 2 does.
-func (r *router) gateway(name string) (gateway trench.Gateway, refused *refusal) {
+func (router *router) gateway(name string) (gateway trench.Gateway, refused *refusal) {
 	gateway.Name = name
-	address, err := netip.ParseAddr(r.Spec.Address)
-	if err != nil && r.Spec.Address != "" {
+	address, err := netip.ParseAddr(router.Spec.Address)
+	if err != nil && router.Spec.Address != "" {
 		return gateway, refuse(ReasonInvalidAddress, "spec.address: is %s, not an IP address: write one such as 172.16.1.1",
-			trench.Quote(r.Spec.Address))
+			trench.Quote(router.Spec.Address))
 	}
 	gateway.Address = address
-	if r.Spec.Protocol == protocolStatic {
+	if router.Spec.Protocol == protocolStatic {
 		gateway.Protocol = trench.Static
-		gateway.BFD, refused = r.Spec.Static.BFD.convert("spec.static.bfd.")
+		gateway.BFD, refused = router.Spec.Static.BFD.convert("spec.static.bfd.")
 		return gateway, refused
 	}
-	session := r.Spec.BGP
+	session := router.Spec.BGP
 	hold, refused := duration("spec.bgp.holdTime", cmp.Or(session.HoldTime, defaultHoldTime))
 	if refused != nil {
 		return gateway, refused
@@ -207,33 +207,33 @@ func (r *router) gateway(name string) (gateway trench.Gateway, refused *refusal)
 }
 
 // convert returns the parameters of BFD, or nil without BFD.
-func (b *bfd) convert(path string) (*trench.BFD, *refusal) {
-	if b == nil {
+func (bfd *bfd) convert(path string) (*trench.BFD, *refusal) {
+	if bfd == nil {
 		return nil, nil
 	}
-	minRx, refused := duration(path+"minRx", b.MinRx)
+	minRx, refused := duration(path+"minRx", bfd.MinRx)
 	if refused != nil {
 		return nil, refused
 	}
-	minTx, refused := duration(path+"minTx", b.MinTx)
+	minTx, refused := duration(path+"minTx", bfd.MinTx)
 	return &trench.BFD{
-		MinTx: minTx.Round(time.Millisecond), MinRx: minRx.Round(time.Millisecond), Multiplier: int(b.Multiplier),
+		MinTx: minTx.Round(time.Millisecond), MinRx: minRx.Round(time.Millisecond), Multiplier: int(bfd.Multiplier),
 	}, refused
 }
 
 func duration(path, text string) (time.Duration, *refusal) {
-	d, err := time.ParseDuration(text)
+	parsed, err := time.ParseDuration(text)
 	if err != nil {
 		return 0, refuse(ReasonInvalid, "%s: is %q: write a duration such as 300ms or 90s", path, text)
 	}
-	return d, nil
+	return parsed, nil
 }
 
-func port(p *int64) int {
-	if p == nil {
+func port(number *int64) int {
+	if number == nil {
 		return defaultPort
 	}
-	return int(*p)
+	return int(*number)
 }
 
 // gatewayPath returns the field of the Gateway for a field of the trench file.
@@ -248,23 +248,23 @@ func gatewayPath(field string) string {
 }
 
 // refusal converts a problem of the GatewayRouter, which may conflict with older ones.
-func (r *router) refusal(p trench.Problem, older []trench.Gateway) *refusal {
-	message := p.Message(func(path string) string {
-		i, _, _ := trench.Item(path, "attractor.gateways")
-		return "the older GatewayRouter " + older[i].Name
+func (router *router) refusal(problem trench.Problem, older []trench.Gateway) *refusal {
+	message := problem.Message(func(path string) string {
+		position, _, _ := trench.Item(path, "attractor.gateways")
+		return "the older GatewayRouter " + older[position].Name
 	})
-	_, field, own := trench.Item(p.Path, "attractor.gateways")
+	_, field, own := trench.Item(problem.Path, "attractor.gateways")
 	switch {
 	case !own:
-		return refuse(ReasonInvalid, "spec.%s: %s", strings.TrimPrefix(p.Path, "attractor."), message)
+		return refuse(ReasonInvalid, "spec.%s: %s", strings.TrimPrefix(problem.Path, "attractor."), message)
 	case field == "name":
 		return refuse(ReasonInvalid, "metadata.name: %s", message)
-	case field == "address" && p.Related != "":
+	case field == "address" && problem.Related != "":
 		return refuse(ReasonAddressTaken, "spec.address: %s", message)
 	case field == "address":
 		return refuse(ReasonInvalidAddress, "spec.address: %s", message)
 	case field == "localASN", field == "remoteASN":
 		return refuse(ReasonInvalidASN, "spec.bgp.%s: %s", field, message)
 	}
-	return refuse(ReasonInvalid, "spec.%s.%s: %s", strings.ToLower(r.Spec.Protocol), field, message)
+	return refuse(ReasonInvalid, "spec.%s.%s: %s", strings.ToLower(router.Spec.Protocol), field, message)
 }

@@ -31,8 +31,8 @@ type Refusal struct {
 }
 
 // String returns the kind, the name and the problem.
-func (r Refusal) String() string {
-	return fmt.Sprintf("%s %s: %s", r.Kind, quoteName(r.Name), r.Problem)
+func (refusal Refusal) String() string {
+	return fmt.Sprintf("%s %s: %s", refusal.Kind, quoteName(refusal.Name), refusal.Problem)
 }
 
 // Refusals lists the refused objects of a list whose remaining objects are in force.
@@ -42,12 +42,12 @@ type Refusals []Refusal
 const maxLines = 100
 
 // Error returns one line per object.
-func (r Refusals) Error() string {
+func (refusals Refusals) Error() string {
 	lines := make([]string, 0, maxLines+1)
-	for _, x := range r[:min(len(r), maxLines)] {
-		lines = append(lines, x.String())
+	for _, refusal := range refusals[:min(len(refusals), maxLines)] {
+		lines = append(lines, refusal.String())
 	}
-	if more := len(r) - maxLines; more > 0 {
+	if more := len(refusals) - maxLines; more > 0 {
 		lines = append(lines, fmt.Sprintf("%d more objects are refused", more))
 	}
 	return strings.Join(lines, "\n")
@@ -63,49 +63,49 @@ func (r Refusals) ByKind() map[string]int {
 }
 
 // err returns r as an error, or nil if it is empty.
-func (r Refusals) err() error {
-	if len(r) == 0 {
+func (refusals Refusals) err() error {
+	if len(refusals) == 0 {
 		return nil
 	}
-	return r
+	return refusals
 }
 
 var plainName = regexp.MustCompile(`^[!-~]{1,100}$`)
 
 // quoteName quotes a name that is not readable in a line of text.
-func quoteName(s string) string {
-	if plainName.MatchString(s) {
-		return s
+func quoteName(name string) string {
+	if plainName.MatchString(name) {
+		return name
 	}
-	return strconv.Quote(short(s))
+	return strconv.Quote(short(name))
 }
 
 // short truncates text of another process.
-func short(s string) string {
+func short(text string) string {
 	const enough = 300 // bytes
-	if len(s) <= enough {
-		return s
+	if len(text) <= enough {
+		return text
 	}
-	return strings.ToValidUTF8(s[:enough], "") + "…"
+	return strings.ToValidUTF8(text[:enough], "") + "…"
 }
 
 // pick returns the attractor that the options name, or an empty one if the response does not
 // contain it. VIPs and gateways are sorted, so that equal attractors compare equal. A response
 // may contain further attractors, and may split the objects of one attractor into several.
-func (o *Options) pick(attractors []*nspv1.Attractor) *nspv1.Attractor {
-	picked := &nspv1.Attractor{Name: o.Attractor, Trench: &nspv1.Trench{Name: o.Trench}}
-	for _, a := range attractors {
+func (options *Options) pick(attractors []*nspv1.Attractor) *nspv1.Attractor {
+	picked := &nspv1.Attractor{Name: options.Attractor, Trench: &nspv1.Trench{Name: options.Trench}}
+	for _, attractor := range attractors {
 		// The NSP returns an attractor without a trench to the clients of each trench.
-		if name := a.GetTrench().GetName(); a.GetName() == o.Attractor && (name == o.Trench || name == "") {
-			picked.Vips = append(picked.Vips, a.GetVips()...)
-			picked.Gateways = append(picked.Gateways, a.GetGateways()...)
+		if name := attractor.GetTrench().GetName(); attractor.GetName() == options.Attractor && (name == options.Trench || name == "") {
+			picked.Vips = append(picked.Vips, attractor.GetVips()...)
+			picked.Gateways = append(picked.Gateways, attractor.GetGateways()...)
 		}
 	}
-	slices.SortStableFunc(picked.Vips, func(a, b *nspv1.Vip) int {
-		return cmp.Or(cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.GetAddress(), b.GetAddress()))
+	slices.SortStableFunc(picked.Vips, func(attractor, b *nspv1.Vip) int {
+		return cmp.Or(cmp.Compare(attractor.GetName(), b.GetName()), cmp.Compare(attractor.GetAddress(), b.GetAddress()))
 	})
-	slices.SortStableFunc(picked.Gateways, func(a, b *nspv1.Gateway) int {
-		return cmp.Or(cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.GetAddress(), b.GetAddress()))
+	slices.SortStableFunc(picked.Gateways, func(attractor, b *nspv1.Gateway) int {
+		return cmp.Or(cmp.Compare(attractor.GetName(), b.GetName()), cmp.Compare(attractor.GetAddress(), b.GetAddress()))
 	})
 	return picked
 }
@@ -118,13 +118,13 @@ type converted struct {
 
 // convert returns the configuration of an attractor without the refused objects. It returns an
 // error if the list as a whole is invalid.
-func (o *Options) convert(list *nspv1.Attractor) (c converted, err error) {
-	if err := o.Defaults.Validate(); err != nil {
+func (options *Options) convert(list *nspv1.Attractor) (result converted, err error) {
+	if err := options.Defaults.Validate(); err != nil {
 		return converted{}, err
 	}
-	config := &trench.Config{Trench: o.Trench, Attractor: trench.Attractor{Name: o.Attractor}}
+	config := &trench.Config{Trench: options.Trench, Attractor: trench.Attractor{Name: options.Attractor}}
 	refuse := func(kind, name, problem string) {
-		c.refused = append(c.refused, Refusal{kind, name, short(problem)})
+		result.refused = append(result.refused, Refusal{kind, name, short(problem)})
 	}
 	// names holds the names of the objects by their positions in the lists of the configuration.
 	names := map[string][]string{}
@@ -138,7 +138,7 @@ func (o *Options) convert(list *nspv1.Attractor) (c converted, err error) {
 		names[KindVIP] = append(names[KindVIP], object.GetName())
 	}
 	for _, object := range list.GetGateways() {
-		gateway, err := o.gateway(object)
+		gateway, err := options.gateway(object)
 		if err != nil {
 			refuse(KindGateway, object.GetName(), err.Error())
 			continue
@@ -146,19 +146,19 @@ func (o *Options) convert(list *nspv1.Attractor) (c converted, err error) {
 		config.Attractor.Gateways = append(config.Attractor.Gateways, gateway)
 		names[KindGateway] = append(names[KindGateway], object.GetName())
 	}
-	config = config.Complete(o.Defaults)
+	config = config.Complete(options.Defaults)
 
 	problems := map[place]string{}
-	at := func(path string) string {
+	describe := func(path string) string {
 		where, _ := placeOf(path)
 		return where.kind + " " + quoteName(names[where.kind][where.position])
 	}
 	for _, problem := range trench.Validate(config) {
 		where, field := placeOf(problem.Path)
 		if where.kind == "" {
-			return converted{}, fmt.Errorf("%s: %s: %s", o, problem.Path, problem.Message(at))
+			return converted{}, fmt.Errorf("%s: %s: %s", options, problem.Path, problem.Message(describe))
 		}
-		text := strings.TrimPrefix(field+" "+problem.Message(at), " ")
+		text := strings.TrimPrefix(field+" "+problem.Message(describe), " ")
 		if before := problems[where]; before != "" {
 			text = before + "; " + text
 		}
@@ -171,11 +171,11 @@ func (o *Options) convert(list *nspv1.Attractor) (c converted, err error) {
 	// conflict, or to the narrower VIP.
 	config.Attractor.VIPs = without(config.Attractor.VIPs, KindVIP, problems)
 	config.Attractor.Gateways = without(config.Attractor.Gateways, KindGateway, problems)
-	slices.SortFunc(c.refused, func(a, b Refusal) int {
+	slices.SortFunc(result.refused, func(a, b Refusal) int {
 		return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Problem, b.Problem))
 	})
-	c.Config = config
-	return c, nil
+	result.Config = config
+	return result, nil
 }
 
 // place is the position of an object in a list of the configuration.
@@ -188,8 +188,8 @@ type place struct {
 // empty for a value that belongs to no object.
 func placeOf(path string) (where place, field string) {
 	for kind, list := range map[string]string{KindVIP: "attractor.vips", KindGateway: "attractor.gateways"} {
-		if i, rest, ok := trench.Item(path, list); ok {
-			return place{kind, i}, rest
+		if position, rest, ok := trench.Item(path, list); ok {
+			return place{kind, position}, rest
 		}
 	}
 	return place{}, ""
@@ -197,8 +197,8 @@ func placeOf(path string) (where place, field string) {
 
 // without returns the objects that have no problem.
 func without[T any](list []T, kind string, problems map[place]string) (kept []T) {
-	for i, object := range list {
-		if problems[place{kind, i}] == "" {
+	for position, object := range list {
+		if problems[place{kind, position}] == "" {
 			kept = append(kept, object)
 		}
 	}
@@ -207,7 +207,7 @@ func without[T any](list []T, kind string, problems map[place]string) (kept []T)
 
 // gateway converts a gateway. A field that is 0 is left out, so that its default applies. The error
 // states a problem that a configuration cannot have.
-func (o *Options) gateway(object *nspv1.Gateway) (gateway trench.Gateway, err error) {
+func (options *Options) gateway(object *nspv1.Gateway) (gateway trench.Gateway, err error) {
 	gateway.Name = object.GetName()
 	if prefix, errPrefix := netip.ParsePrefix(object.GetAddress()); errPrefix == nil {
 		gateway.Address = prefix.Addr()
@@ -226,7 +226,7 @@ func (o *Options) gateway(object *nspv1.Gateway) (gateway trench.Gateway, err er
 		if err := secret.Check(auth.GetKeySource(), auth.GetKeyName()); err != nil {
 			return gateway, fmt.Errorf("bgpAuth: %w", err)
 		}
-		if o.Keys == nil {
+		if options.Keys == nil {
 			return gateway, errors.New("bgpAuth names a Secret, but this frontend reads none: remove bgpAuth")
 		}
 	}
@@ -250,7 +250,7 @@ func (o *Options) gateway(object *nspv1.Gateway) (gateway trench.Gateway, err er
 	gateway.LocalPort, gateway.RemotePort = int(object.GetLocalPort()), int(object.GetRemotePort())
 	gateway.HoldTime = time.Duration(object.GetHoldTime()) * time.Second
 	if auth != nil {
-		gateway.PasswordFile = o.Keys.File(auth.GetKeySource(), auth.GetKeyName())
+		gateway.PasswordFile = options.Keys.File(auth.GetKeySource(), auth.GetKeyName())
 	}
 	return gateway, nil
 }
@@ -258,13 +258,13 @@ func (o *Options) gateway(object *nspv1.Gateway) (gateway trench.Gateway, err er
 // secrets maps Secrets to their keys that hold passwords of the gateways in force.
 func secrets(gateways []*nspv1.Gateway, inForce *trench.Config) map[string][]string {
 	named := map[string]bool{}
-	for _, g := range inForce.Attractor.Gateways {
-		named[g.Name] = g.PasswordFile != ""
+	for _, gateway := range inForce.Attractor.Gateways {
+		named[gateway.Name] = gateway.PasswordFile != ""
 	}
 	keys := map[string][]string{}
-	for _, g := range gateways {
-		source, key := bgpAuth(g).GetKeySource(), bgpAuth(g).GetKeyName()
-		if named[g.GetName()] && source != "" && !slices.Contains(keys[source], key) {
+	for _, gateway := range gateways {
+		source, key := bgpAuth(gateway).GetKeySource(), bgpAuth(gateway).GetKeyName()
+		if named[gateway.GetName()] && source != "" && !slices.Contains(keys[source], key) {
 			keys[source] = append(keys[source], key)
 		}
 	}

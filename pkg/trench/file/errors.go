@@ -25,8 +25,8 @@ type Problem struct {
 }
 
 // String returns "file:line: field: message".
-func (p Problem) String() string {
-	return fmt.Sprintf("%s:%d: %s%s", p.File, p.Line, strings.TrimPrefix(p.Field+": ", ": "), p.Message)
+func (problem Problem) String() string {
+	return fmt.Sprintf("%s:%d: %s%s", problem.File, problem.Line, strings.TrimPrefix(problem.Field+": ", ": "), problem.Message)
 }
 
 // Errors lists the problems of a rejected file in file order: at least one, at most 100.
@@ -39,32 +39,32 @@ type Errors struct {
 }
 
 // Error returns one line per problem.
-func (e *Errors) Error() string {
-	lines := make([]string, len(e.Problems))
-	for i, p := range e.Problems {
-		lines[i] = p.String()
+func (errors *Errors) Error() string {
+	lines := make([]string, len(errors.Problems))
+	for nth, problem := range errors.Problems {
+		lines[nth] = problem.String()
 	}
-	if e.More {
-		lines = append(lines, fmt.Sprintf("%s: there are more problems than these %d", e.file, len(e.Problems)))
+	if errors.More {
+		lines = append(lines, fmt.Sprintf("%s: there are more problems than these %d", errors.file, len(errors.Problems)))
 	}
 	return strings.Join(lines, "\n")
 }
 
 // add records a problem.
-func (e *Errors) add(line, column int, field, message string) {
-	e.Problems = append(e.Problems, Problem{e.file, max(line, 1), max(column, 1), field, message})
+func (errors *Errors) add(line, column int, field, message string) {
+	errors.Problems = append(errors.Problems, Problem{errors.file, max(line, 1), max(column, 1), field, message})
 }
 
 // err returns the first problems in file order, or nil if there are none.
-func (e *Errors) err() error {
-	if len(e.Problems) == 0 {
+func (errors *Errors) err() error {
+	if len(errors.Problems) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(e.Problems, func(a, b Problem) int {
+	slices.SortStableFunc(errors.Problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
-	if len(e.Problems) > maxProblems {
-		e.Problems, e.More = e.Problems[:maxProblems], true
+	if len(errors.Problems) > maxProblems {
+		errors.Problems, errors.More = errors.Problems[:maxProblems], true
 	}
-	return e
+	return errors
 }

@@ -46,20 +46,20 @@ func nodeOf(value reflect.Value) *yaml.Node {
 	case reflect.Struct:
 		node.Kind = yaml.MappingNode
 		fields := trench.FieldsOf(value.Type())
-		for i := range fields {
-			field := fields[i].Of(value)
-			if !fields[i].Required && omitted(field, &fields[i]) {
+		for nth := range fields {
+			field := fields[nth].Of(value)
+			if !fields[nth].Required && omitted(field, &fields[nth]) {
 				continue
 			}
 			child := nodeOf(field)
-			add(textNode(fields[i].Key), false)
+			add(textNode(fields[nth].Key), false)
 			add(child, child.Kind != yaml.ScalarNode && child.Style == 0)
 		}
 	case reflect.Slice, reflect.Array:
 		node.Kind = yaml.SequenceNode
-		for i := range value.Len() {
+		for nth := range value.Len() {
 			// An array has fewer items than its length: the rest is zero.
-			if item := value.Index(i); value.Kind() == reflect.Slice || !item.IsZero() {
+			if item := value.Index(nth); value.Kind() == reflect.Slice || !item.IsZero() {
 				child := nodeOf(item)
 				add(child, child.Kind == yaml.MappingNode)
 			}
@@ -85,8 +85,8 @@ func omitted(value reflect.Value, field *trench.Field) bool {
 }
 
 // duration returns the text of a duration without units that are zero.
-func duration(d time.Duration) string {
-	text := d.String()
+func duration(length time.Duration) string {
+	text := length.String()
 	for _, zero := range []string{"m0s", "h0m"} {
 		if strings.HasSuffix(text, zero) {
 			text = text[:len(text)-2]

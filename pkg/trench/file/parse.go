@@ -30,13 +30,13 @@ const MaxSize = 8 << 20
 
 // Read reads and parses a trench file. It returns a file system error, an error of
 // [trench.Defaults.Validate] or [*Errors].
-func Read(path string, d trench.Defaults) (*trench.Config, error) {
+func Read(path string, defaults trench.Defaults) (*trench.Config, error) {
 	data, err := files.Do(context.Background(), &files.Calls{}, "trench file "+path,
 		func() ([]byte, error) { return readFile(path) })
 	if err != nil {
 		return nil, err
 	}
-	config, err := Parse(path, data, d)
+	config, err := Parse(path, data, defaults)
 	if err == nil {
 		config.Digest = sha256.Sum256(data)
 	}
@@ -54,36 +54,36 @@ func readFile(path string) ([]byte, error) {
 // Parse parses data, the content of the trench file name. d has the default interface of the
 // attractor, and the default AS numbers, ports and hold time of gateways. The error is [*Errors]
 // with all problems of the file, unless [trench.Defaults.Validate] rejects d.
-func Parse(name string, data []byte, d trench.Defaults) (*trench.Config, error) {
-	if err := d.Validate(); err != nil {
+func Parse(name string, data []byte, defaults trench.Defaults) (*trench.Config, error) {
+	if err := defaults.Validate(); err != nil {
 		return nil, err
 	}
-	e := &Errors{file: name}
-	root := load(e, data)
+	rejected := &Errors{file: name}
+	root := load(rejected, data)
 	if root == nil {
-		return nil, e.err()
+		return nil, rejected.err()
 	}
-	r := reader{}
-	config := r.config(root, d)
+	state := reader{}
+	config := state.config(root, defaults)
 	place := func(path string) string {
 		line, _ := position(root, path)
 		return fmt.Sprintf("line %d", line)
 	}
-	for _, p := range r.problems {
-		e.add(p.line, p.column, p.Path, p.Message(place))
+	for _, found := range state.problems {
+		rejected.add(found.line, found.column, found.Path, found.Message(place))
 	}
-	e.More = r.more
-	if err := e.err(); err != nil {
+	rejected.More = state.more
+	if err := rejected.err(); err != nil {
 		return nil, err
 	}
-	return config.Complete(d), nil
+	return config.Complete(defaults), nil
 }
 
 // load returns the root node of the only document. Otherwise it records the reason and returns
 // nil.
-func load(e *Errors, data []byte) *yaml.Node {
+func load(rejected *Errors, data []byte) *yaml.Node {
 	if line, column, what := unreadable(data); what != "" {
-		e.add(line, column, "", what+": save the file as plain UTF-8 text")
+		rejected.add(line, column, "", what+": save the file as plain UTF-8 text")
 		return nil
 	}
 	var first, second yaml.Node
@@ -93,19 +93,19 @@ func load(e *Errors, data []byte) *yaml.Node {
 	}
 	switch {
 	case errors.Is(err, io.EOF), err == nil && (len(first.Content) == 0 || isNull(first.Content[0])):
-		e.add(1, 1, "", "the file is empty: write the fields trench, attractor and streams")
+		rejected.add(1, 1, "", "the file is empty: write the fields trench, attractor and streams")
 		return nil
 	case err != nil:
-		e.syntax(err, data)
+		rejected.syntax(err, data)
 		return nil
 	}
 	switch err := loader.Load(&second); {
 	case err == nil:
-		e.add(second.Line, second.Column, "", "a second YAML document begins here: "+
+		rejected.add(second.Line, second.Column, "", "a second YAML document begins here: "+
 			"one file holds one trench, remove the --- line and what does not belong to it")
 		return nil
 	case !errors.Is(err, io.EOF):
-		e.syntax(err, data)
+		rejected.syntax(err, data)
 		return nil
 	}
 	return first.Content[0]
@@ -115,36 +115,36 @@ func load(e *Errors, data []byte) *yaml.Node {
 // control character, or zero values for plain text.
 func unreadable(data []byte) (line, column int, what string) {
 	line, column = 1, 1
-	for i := 0; i < len(data); {
-		c, size := utf8.DecodeRune(data[i:])
+	for offset := 0; offset < len(data); {
+		character, size := utf8.DecodeRune(data[offset:])
 		switch {
-		case c == utf8.RuneError && size == 1:
+		case character == utf8.RuneError && size == 1:
 			return line, column, "the file is not UTF-8 here"
-		case c < ' ' && c != '\n' && c != '\r' && c != '\t', c == 0x7f:
-			return line, column, fmt.Sprintf("the file has the control character %#02x here", c)
-		case c == '\n':
+		case character < ' ' && character != '\n' && character != '\r' && character != '\t', character == 0x7f:
+			return line, column, fmt.Sprintf("the file has the control character %#02x here", character)
+		case character == '\n':
 			line, column = line+1, 0
 		}
 		column++
-		i += size
+		offset += size
 	}
 	return 0, 0, ""
 }
 
 // syntax records an error of the YAML library. The library counts the end of a file without a
 // final newline as an additional line, so line numbers are limited to the last line.
-func (e *Errors) syntax(err error, data []byte) {
-	var at *yaml.LoadError
-	if !errors.As(err, &at) {
-		e.add(1, 1, "", fmt.Sprintf("not valid YAML: %v", err))
+func (rejected *Errors) syntax(err error, data []byte) {
+	var failure *yaml.LoadError
+	if !errors.As(err, &failure) {
+		rejected.add(1, 1, "", fmt.Sprintf("not valid YAML: %v", err))
 		return
 	}
 	last := lines(data)
-	message := at.Message
-	if at.ContextMsg != "" {
-		message = fmt.Sprintf("%s (%s that began in line %d)", message, at.ContextMsg, min(at.ContextMark.Line, last))
+	message := failure.Message
+	if failure.ContextMsg != "" {
+		message = fmt.Sprintf("%s (%s that began in line %d)", message, failure.ContextMsg, min(failure.ContextMark.Line, last))
 	}
-	e.add(min(at.Mark.Line, last), at.Mark.Column, "",
+	rejected.add(min(failure.Mark.Line, last), failure.Mark.Column, "",
 		"not valid YAML: "+message+": mind the indentation, the brackets and the quotes")
 }
 

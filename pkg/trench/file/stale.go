@@ -31,45 +31,45 @@ func parseStale(data []byte) (*trench.Stale, error) {
 
 // quoteControls returns text from another process on one line, truncated, with unprintable
 // characters escaped as in a Go string.
-func quoteControls(s string) string {
-	var b strings.Builder
-	for len(s) > 0 && b.Len() < maxCause {
-		r, n := utf8.DecodeRuneInString(s)
-		if strconv.IsPrint(r) && (r != utf8.RuneError || n > 1) {
-			b.WriteString(s[:n])
+func quoteControls(text string) string {
+	var quoted strings.Builder
+	for len(text) > 0 && quoted.Len() < maxCause {
+		character, size := utf8.DecodeRuneInString(text)
+		if strconv.IsPrint(character) && (character != utf8.RuneError || size > 1) {
+			quoted.WriteString(text[:size])
 		} else {
-			q := strconv.Quote(s[:n])
-			b.WriteString(q[1 : len(q)-1])
+			escaped := strconv.Quote(text[:size])
+			quoted.WriteString(escaped[1 : len(escaped)-1])
 		}
-		s = s[n:]
+		text = text[size:]
 	}
-	if s != "" {
-		b.WriteString("…")
+	if text != "" {
+		quoted.WriteString("…")
 	}
-	return b.String()
+	return quoted.String()
 }
 
 // readStale publishes the content of the stale file. Its calls are separate from the calls for
 // the trench file, so that a hang of one file delays the other only briefly.
-func (w *Watcher) readStale(ctx context.Context) {
-	path := w.path + trench.StaleSuffix
-	data, err := files.Do(ctx, &w.staleCalls, path, func() ([]byte, error) { return files.Read(path, maxStaleFile) })
+func (watcher *Watcher) readStale(ctx context.Context) {
+	path := watcher.path + trench.StaleSuffix
+	data, err := files.Do(ctx, &watcher.staleCalls, path, func() ([]byte, error) { return files.Read(path, maxStaleFile) })
 	if ctx.Err() != nil {
 		return
 	}
-	var is *trench.Stale
+	var current *trench.Stale
 	if err == nil {
-		is, err = parseStale(data)
+		current, err = parseStale(data)
 	}
-	was := w.stale.Load()
+	previous := watcher.stale.Load()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		is = &trench.Stale{Since: time.Now(), Err: fmt.Errorf("failed to read stale file %s: %w", path, err)}
-		if was != nil {
-			is.Since = was.Since
+		current = &trench.Stale{Since: time.Now(), Err: fmt.Errorf("failed to read stale file %s: %w", path, err)}
+		if previous != nil {
+			current.Since = previous.Since
 		}
 	}
 	// At the zero time the text has no age: it differs only for another cause or time.
-	if was.Problem(time.Time{}) != is.Problem(time.Time{}) {
-		w.stale.Set(is)
+	if previous.Problem(time.Time{}) != current.Problem(time.Time{}) {
+		watcher.stale.Set(current)
 	}
 }

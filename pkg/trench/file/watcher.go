@@ -63,84 +63,84 @@ type Watcher struct {
 
 // NewWatcher returns a watcher of the file at path. initial is the configuration in force, as
 // returned by [Read] at the start, or nil.
-func NewWatcher(path string, d trench.Defaults, initial *trench.Config, log *slog.Logger) *Watcher {
-	w := &Watcher{
-		path: path, defaults: d, log: log.With("file", path), ready: make(chan struct{}),
+func NewWatcher(path string, defaults trench.Defaults, initial *trench.Config, log *slog.Logger) *Watcher {
+	watcher := &Watcher{
+		path: path, defaults: defaults, log: log.With("file", path), ready: make(chan struct{}),
 		notifier: fsnotify.NewWatcher, read: readFile, poll: pollTime,
 		calls: files.Calls{Path: path}, staleCalls: files.Calls{Path: path + trench.StaleSuffix},
 	}
-	w.loaded.Set(trench.Loaded{
-		Config: &trench.Config{Attractor: trench.Attractor{Interface: d.Interface}},
+	watcher.loaded.Set(trench.Loaded{
+		Config: &trench.Config{Attractor: trench.Attractor{Interface: defaults.Interface}},
 	})
 	if initial != nil {
-		w.loaded.Set(trench.Loaded{Config: initial, Generation: 1, At: time.Now()})
+		watcher.loaded.Set(trench.Loaded{Config: initial, Generation: 1, At: time.Now()})
 		// Do not parse the file again: with many VIPs, parsing takes most of the memory of the start.
-		w.content, w.begun = initial.Digest, initial.Digest != [sha256.Size]byte{}
+		watcher.content, watcher.begun = initial.Digest, initial.Digest != [sha256.Size]byte{}
 	}
-	return w
+	return watcher
 }
 
 // Value returns the configuration in force.
-func (w *Watcher) Value() *latest.Value[trench.Loaded] { return &w.loaded }
+func (watcher *Watcher) Value() *latest.Value[trench.Loaded] { return &watcher.loaded }
 
 // Stale returns why the trench file may be outdated. It does not affect the configuration in
 // force.
-func (w *Watcher) Stale() *latest.Value[*trench.Stale] { return &w.stale }
+func (watcher *Watcher) Stale() *latest.Value[*trench.Stale] { return &watcher.stale }
 
 // Ready is closed after the first read, when the file is watched.
-func (w *Watcher) Ready() <-chan struct{} { return w.ready }
+func (watcher *Watcher) Ready() <-chan struct{} { return watcher.ready }
 
 // String names the task.
-func (w *Watcher) String() string { return "trench-watcher" }
+func (watcher *Watcher) String() string { return "trench-watcher" }
 
 // Overdue implements task.Loop.
-func (w *Watcher) Overdue() time.Duration { return w.pulse.Overdue() }
+func (watcher *Watcher) Overdue() time.Duration { return watcher.pulse.Overdue() }
 
 // Run watches until ctx ends; it is called once. It watches the directory instead of the file:
 // the kubelet replaces a ConfigMap by swapping the symlink ..data, and editors rename a new file
 // over the old one.
-func (w *Watcher) Run(ctx context.Context) error {
+func (watcher *Watcher) Run(ctx context.Context) error {
 	var events <-chan fsnotify.Event
 	var failures <-chan error
-	notifier, err := w.notifier()
+	notifier, err := watcher.notifier()
 	if err != nil {
-		w.log.Warn("file notifications are not available, polling only", "interval", w.poll, "error", err)
+		watcher.log.Warn("file notifications are not available, polling only", "interval", watcher.poll, "error", err)
 	} else {
-		defer w.close(ctx, notifier)
+		defer watcher.close(ctx, notifier)
 		events, failures = notifier.Events, notifier.Errors
 	}
-	w.pulse.Next(0)
-	defer w.pulse.End()
-	w.reload(ctx, notifier, true)
-	close(w.ready)
+	watcher.pulse.Next(0)
+	defer watcher.pulse.End()
+	watcher.reload(ctx, notifier, true)
+	close(watcher.ready)
 
-	poll := time.NewTimer(tick.Until(time.Now(), w.poll))
+	poll := time.NewTimer(tick.Until(time.Now(), watcher.poll))
 	defer poll.Stop()
 	quiet := time.NewTimer(0)
 	quiet.Stop()
 	defer quiet.Stop()
 	var wait settling
 	for {
-		w.pulse.Next(w.poll + w.poll/8) // at most, see tick.Until
+		watcher.pulse.Next(watcher.poll + watcher.poll/8) // at most, see tick.Until
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case event, ok := <-events:
 			if !ok {
-				w.log.Warn("file notifications ended, polling only", "interval", w.poll)
+				watcher.log.Warn("file notifications ended, polling only", "interval", watcher.poll)
 				events = nil
 			}
-			wait.note(event, w.path)
+			wait.note(event, watcher.path)
 		case err, ok := <-failures:
 			if !ok {
 				failures = nil
 				continue
 			}
 			// Events may have been lost, so read the file.
-			w.log.Warn("file notifications failed", "error", err)
+			watcher.log.Warn("file notifications failed", "error", err)
 		case <-poll.C:
 			now := time.Now()
-			poll.Reset(tick.Until(now, w.poll))
+			poll.Reset(tick.Until(now, watcher.poll))
 			if wait.deadline.IsZero() {
 				// Wait before reading: the poll may fall between two steps of an editor. The wait
 				// ends at an instant at which periodic work wakes the process anyway.
@@ -150,7 +150,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case <-quiet.C:
 			complete := wait.complete()
 			wait = settling{}
-			if again := w.reload(ctx, notifier, complete); again > 0 {
+			if again := watcher.reload(ctx, notifier, complete); again > 0 {
 				quiet.Reset(again)
 			}
 			continue
@@ -160,11 +160,11 @@ func (w *Watcher) Run(ctx context.Context) error {
 }
 
 // close limits the time of Close, which needs the lock that a hanging watch holds.
-func (w *Watcher) close(ctx context.Context, notifier *fsnotify.Watcher) {
+func (watcher *Watcher) close(ctx context.Context, notifier *fsnotify.Watcher) {
 	_, err := files.Do(context.WithoutCancel(ctx), &files.Calls{}, "file notifications",
 		func() (struct{}, error) { return struct{}{}, notifier.Close() })
 	if err != nil {
-		w.log.Warn("failed to close file notifications", "error", err)
+		watcher.log.Warn("failed to close file notifications", "error", err)
 	}
 }
 
@@ -176,21 +176,21 @@ type settling struct {
 }
 
 // note records whether an event creates a directory entry or writes the file.
-func (s *settling) note(event fsnotify.Event, path string) {
-	s.renamed = s.renamed || event.Has(fsnotify.Create)
-	s.written = s.written || event.Has(fsnotify.Write) && filepath.Base(event.Name) == filepath.Base(path)
+func (wait *settling) note(event fsnotify.Event, path string) {
+	wait.renamed = wait.renamed || event.Has(fsnotify.Create)
+	wait.written = wait.written || event.Has(fsnotify.Write) && filepath.Base(event.Name) == filepath.Base(path)
 }
 
 // complete reports whether the file, or a symlink to it, was renamed into place, so that no
 // process is still writing it.
-func (s *settling) complete() bool { return s.renamed && !s.written }
+func (wait *settling) complete() bool { return wait.renamed && !wait.written }
 
 // event returns the remaining wait after an event.
-func (s *settling) event(now time.Time) time.Duration {
-	if s.deadline.IsZero() {
-		s.deadline = now.Add(maxQuietWait)
+func (wait *settling) event(now time.Time) time.Duration {
+	if wait.deadline.IsZero() {
+		wait.deadline = now.Add(maxQuietWait)
 	}
-	return max(0, min(quietTime, s.deadline.Sub(now)))
+	return max(0, min(quietTime, wait.deadline.Sub(now)))
 }
 
 // writing tracks a file that changes in place until it can be read.
@@ -200,31 +200,31 @@ type writing struct {
 }
 
 // remaining returns the wait before a file with this stamp is read.
-func (s *writing) remaining(stamp files.Stamp, now time.Time) time.Duration {
+func (file *writing) remaining(stamp files.Stamp, now time.Time) time.Duration {
 	switch {
-	case s.stamp == files.Stamp{}:
-		*s = writing{stamp: stamp, begin: now, since: now}
-	case s.stamp != stamp:
-		s.stamp, s.since = stamp, now
+	case file.stamp == files.Stamp{}:
+		*file = writing{stamp: stamp, begin: now, since: now}
+	case file.stamp != stamp:
+		file.stamp, file.since = stamp, now
 	}
-	return max(0, min(stableTime-now.Sub(s.since), maxStableWait-now.Sub(s.begin)))
+	return max(0, min(stableTime-now.Sub(file.since), maxStableWait-now.Sub(file.begin)))
 }
 
 // reload reads both files and publishes changes. complete reports whether no process is writing
 // the trench file. It returns the delay until the next call, or 0 if the file was read. notifier
 // may be nil.
-func (w *Watcher) reload(ctx context.Context, notifier *fsnotify.Watcher, complete bool) (again time.Duration) {
-	again = w.readTrench(ctx, notifier, complete)
-	w.readStale(ctx)
+func (watcher *Watcher) reload(ctx context.Context, notifier *fsnotify.Watcher, complete bool) (again time.Duration) {
+	again = watcher.readTrench(ctx, notifier, complete)
+	watcher.readStale(ctx)
 	return again
 }
 
 // readTrench publishes the trench file, or the reason why it is rejected; see reload.
-func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher, complete bool) (again time.Duration) {
+func (watcher *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher, complete bool) (again time.Duration) {
 	// Watch before reading, so that no change between the two is missed.
-	w.watchDirectory(ctx, notifier)
+	watcher.watchDirectory(ctx, notifier)
 	// The function below may outlive this call on a hanging mount, so it works on copies.
-	known, wait := w.stamp, w.writing
+	known, wait := watcher.stamp, watcher.writing
 	type state struct {
 		data    []byte
 		stamp   files.Stamp
@@ -232,10 +232,10 @@ func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher, co
 		writing writing
 		again   time.Duration
 	}
-	file, err := files.Do(ctx, &w.calls, "trench file "+w.path, func() (s state, err error) {
+	file, err := files.Do(ctx, &watcher.calls, "trench file "+watcher.path, func() (s state, err error) {
 		// Take the stamp before reading, so that it is not newer than the content.
 		now := time.Now()
-		stamp, err := files.StampOf(w.path)
+		stamp, err := files.StampOf(watcher.path)
 		if err == nil && stamp == known {
 			s.same = true
 			return s, nil
@@ -252,90 +252,90 @@ func (w *Watcher) readTrench(ctx context.Context, notifier *fsnotify.Watcher, co
 		if stamp.Settled(now) {
 			s.stamp = stamp
 		}
-		s.data, err = w.read(w.path)
+		s.data, err = watcher.read(watcher.path)
 		return s, err
 	})
 	if ctx.Err() != nil {
 		return
 	}
-	w.writing = file.writing
+	watcher.writing = file.writing
 	switch {
 	case file.same || file.again > 0:
 	case err != nil:
-		w.stamp = files.Stamp{}
-		w.refuse([sha256.Size]byte{}, err)
+		watcher.stamp = files.Stamp{}
+		watcher.refuse([sha256.Size]byte{}, err)
 	default:
-		w.stamp = file.stamp
-		w.publish(file.data)
+		watcher.stamp = file.stamp
+		watcher.publish(file.data)
 	}
 	return file.again
 }
 
 // watchDirectory watches the directory again, since it may have been replaced.
-func (w *Watcher) watchDirectory(ctx context.Context, notifier *fsnotify.Watcher) {
+func (watcher *Watcher) watchDirectory(ctx context.Context, notifier *fsnotify.Watcher) {
 	if notifier == nil {
 		return
 	}
-	directory := filepath.Dir(w.path)
-	_, err := files.Do(ctx, &w.watchCalls, "directory "+directory,
+	directory := filepath.Dir(watcher.path)
+	_, err := files.Do(ctx, &watcher.watchCalls, "directory "+directory,
 		func() (struct{}, error) { return struct{}{}, notifier.Add(directory) })
-	if err != nil && !w.unwatched && ctx.Err() == nil {
-		w.log.Warn("failed to watch directory, polling only",
-			"directory", directory, "interval", w.poll, "error", err)
+	if err != nil && !watcher.unwatched && ctx.Err() == nil {
+		watcher.log.Warn("failed to watch directory, polling only",
+			"directory", directory, "interval", watcher.poll, "error", err)
 	}
-	w.unwatched = err != nil
+	watcher.unwatched = err != nil
 }
 
 // equal reports whether two configurations are equal except for Digest.
 func equal(a, b *trench.Config) bool {
-	x := *a
-	x.Digest = b.Digest
-	return reflect.DeepEqual(&x, b)
+	same := *a
+	same.Digest = b.Digest
+	return reflect.DeepEqual(&same, b)
 }
 
 // publish puts the configuration in data in force, or records why it is rejected.
-func (w *Watcher) publish(data []byte) {
+func (watcher *Watcher) publish(data []byte) {
 	content := sha256.Sum256(data)
-	if content == w.content {
+	if content == watcher.content {
 		return
 	}
-	config, err := Parse(w.path, data, w.defaults)
+	config, err := Parse(watcher.path, data, watcher.defaults)
 	if err != nil {
-		w.refuse(content, err)
+		watcher.refuse(content, err)
 		return
 	}
-	edited := w.begun
-	w.content, w.failure, w.begun = content, "", true
-	now := w.loaded.Load()
+	edited := watcher.begun
+	watcher.content, watcher.failure, watcher.begun = content, "", true
+	now := watcher.loaded.Load()
 	unchanged, refused := equal(config, now.Config), now.Err != nil
 	if unchanged && !refused {
 		if edited {
-			w.log.Info("trench file changed, no effect", "generation", now.Generation)
+			watcher.log.Info("trench file changed, no effect", "generation", now.Generation)
 		}
 		return
 	}
 	now.Err, now.At = nil, time.Now()
 	if unchanged {
-		w.loaded.Set(now)
-		w.log.Info("trench file valid again, no effect", "generation", now.Generation)
+		watcher.loaded.Set(now)
+		watcher.log.Info("trench file valid again, no effect", "generation", now.Generation)
 		return
 	}
 	now.Config, now.Generation = config, now.Generation+1
-	w.loaded.Set(now)
-	w.log.Info("new configuration in force", "generation", now.Generation,
+	watcher.loaded.Set(now)
+	watcher.log.Info("new configuration in force", "generation", now.Generation,
 		"vips", len(config.Attractor.VIPs), "gateways", len(config.Attractor.Gateways), "streams", len(config.Streams))
 }
 
 // refuse publishes why the file is not in force, once per state of the file.
-func (w *Watcher) refuse(content [sha256.Size]byte, err error) {
-	if err.Error() == w.failure && content == w.content {
+func (watcher *Watcher) refuse(content [sha256.Size]byte, err error) {
+	if err.Error() == watcher.failure && content == watcher.content {
 		return
 	}
-	w.content, w.failure = content, err.Error()
-	now := w.loaded.Load()
+	watcher.content, watcher.failure = content, err.Error()
+	now := watcher.loaded.Load()
 	now.Err, now.At = err, time.Now()
 	now.Refused++
-	w.loaded.Set(now)
+	watcher.loaded.Set(now)
 	remedy := "correct the file"
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -347,5 +347,5 @@ func (w *Watcher) refuse(content [sha256.Size]byte, err error) {
 	if now.Generation == 0 {
 		message = "trench file refused, running without VIPs"
 	}
-	w.log.Error(message, "error", err, "remedy", remedy, "generation", now.Generation)
+	watcher.log.Error(message, "error", err, "remedy", remedy, "generation", now.Generation)
 }
