@@ -76,9 +76,7 @@ func checkConfig(t *testing.T, c *trench.Config) {
 	wellNamed(t, "the trench", c.Trench)
 	wellNamed(t, "the attractor", a.Name)
 	between(t, "the number of VIPs", len(a.VIPs), 0, trench.MaxVIPs)
-	families := make(map[vip.Family]bool)
 	for i, v := range a.VIPs {
-		families[v.Family()] = true
 		p := v.Prefix()
 		if !p.IsValid() || p.Bits() == 0 || p.Masked() != p || p.Addr().Is4In6() {
 			t.Fatalf("VIP %s", v)
@@ -95,7 +93,7 @@ func checkConfig(t *testing.T, c *trench.Config) {
 	for _, g := range a.Gateways {
 		wellNamed(t, "a gateway", g.Name)
 		host(t, g.Name, g.Address, a.VIPs)
-		if g.Name == "BFD" || g.Address.IsLoopback() || !families[g.Family()] {
+		if g.Name == "BFD" || g.Address.IsLoopback() {
 			t.Fatalf("gateway %+v", g)
 		}
 		if b := g.BFD; b != nil {
