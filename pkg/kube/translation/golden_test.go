@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -92,6 +93,10 @@ func TestGolden(t *testing.T) {
 				if _, err := trenchfile.Parse("trench.yaml", r.File, trench.DefaultDefaults()); err != nil {
 					t.Error(err)
 				}
+			}
+			// The user does not have the trench file.
+			if line := regexp.MustCompile(`\bline \d`).FindString(r.Table()); line != "" {
+				t.Errorf("a verdict names %s of the trench file", line)
 			}
 			got := &txtar.Archive{Comment: a.Comment, Files: append(a.Files[:1:1], shown(r)...)}
 			if *update {
