@@ -126,7 +126,7 @@ const reconcileTimeout = 35 * time.Second
 func (c *reconcileCommand) Run(ctx context.Context, out *cli.Output) error {
 	return repair(ctx, out, func(ctx context.Context) ([]*lbv1.DataPlaneDrift, error) {
 		r, err := call(ctx, c.AdminFlags, client.Reconcile, &lbv1.ReconcileRequest{})
-		return r.GetMended(), err
+		return r.GetRepaired(), err
 	})
 }
 

@@ -7,7 +7,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
-	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
 	"github.com/vipgate/vipgate/pkg/status"
 )
@@ -26,19 +25,8 @@ type statusCommand struct {
 }
 
 func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
-	conn, err := cli.DialAdmin("lb", c.AdminSocket, false)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	ctx, cancel := c.Context(ctx)
-	defer cancel()
-	stream, err := lbv1.NewLBServiceClient(conn).WatchStatus(ctx, &adminv1.WatchStatusRequest{})
-	if err != nil {
-		return err
-	}
-	return cli.ShowStatus(ctx, out, c.StatusFlags, stream.Recv,
-		func(s *lbv1.Status) (string, bool) { return status.LB(s, time.Now()), true })
+	return cli.RunStatus(ctx, out, c.StatusFlags, "lb", lbv1.NewLBServiceClient, client.WatchStatus,
+		func(s *lbv1.Status, now time.Time) (string, bool) { return status.LB(s, now), true })
 }
 
 type eventsCommand struct{ cli.EventFlags }

@@ -31,24 +31,21 @@ func newAdmin(p *process) *admin {
 	}
 }
 
-func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*frontendv1.DrainResponse, error) {
+func (a *admin) Drain(ctx context.Context, r *frontendv1.DrainRequest) (*frontendv1.Drains, error) {
 	if r.GetAll() != (len(r.GetVips()) == 0) {
 		return nil, status.Error(codes.InvalidArgument, "a drain needs either VIPs or all, not both")
 	}
 	return a.drain(ctx, "drained", r.GetVips(), (*gate.Gate).Drain)
 }
 
-func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*frontendv1.UndrainResponse, error) {
-	d, err := a.drain(ctx, "undrained", r.GetVips(), func(g *gate.Gate, _ time.Time, vips ...vip.VIP) {
-		g.Undrain(vips...)
-	})
-	return &frontendv1.UndrainResponse{Drained: d.GetDrained()}, err
+func (a *admin) Undrain(ctx context.Context, r *frontendv1.UndrainRequest) (*frontendv1.Drains, error) {
+	return a.drain(ctx, "undrained", r.GetVips(), func(g *gate.Gate, _ time.Time, vips ...vip.VIP) { g.Undrain(vips...) })
 }
 
 // drain applies f to the named VIPs, or to all, and returns the drained VIPs.
 func (a *admin) drain(ctx context.Context, what string, names []string,
 	f func(*gate.Gate, time.Time, ...vip.VIP),
-) (*frontendv1.DrainResponse, error) {
+) (*frontendv1.Drains, error) {
 	configured := a.process.Source.Value().Load().Config.Attractor.VIPs
 	vips := configured
 	if len(names) > 0 {
@@ -65,7 +62,7 @@ func (a *admin) drain(ctx context.Context, what string, names []string,
 			vips = append(vips, v)
 		}
 	}
-	d := &frontendv1.DrainResponse{}
+	d := &frontendv1.Drains{}
 	err := a.process.controller.Do(ctx, func(g *gate.Gate, now time.Time) {
 		f(g, now, vips...)
 		drained := g.Drained()

@@ -50,7 +50,7 @@ func TestDrainAnswer(t *testing.T) {
 			&trench.Config{Attractor: trench.Attractor{VIPs: []vip.VIP{vipA, vipB}}}, slog.New(slog.DiscardHandler))
 		a := &admin{process: &process{Options: Options{Source: config}, observer: o, controller: c}}
 		a.process.Log = slog.New(slog.DiscardHandler)
-		want := func(step string, r *frontendv1.DrainResponse, err error, drained, draining string, until time.Time) {
+		want := func(step string, r *frontendv1.Drains, err error, drained, draining string, until time.Time) {
 			t.Helper()
 			if err != nil || strings.Join(r.GetDrained(), " ") != drained || strings.Join(r.GetDraining(), " ") != draining ||
 				r.GetUntil().AsTime().Sub(until) != 0 && !until.IsZero() || r.GetUntil() != nil && until.IsZero() {

@@ -32,11 +32,11 @@ const (
 )
 
 // Reconcile implements the LBService.
-func (a *admin) Reconcile(ctx context.Context, _ *lbv1.ReconcileRequest) (*lbv1.ReconcileResponse, error) {
-	r := &lbv1.ReconcileResponse{}
+func (a *admin) Reconcile(ctx context.Context, _ *lbv1.ReconcileRequest) (*lbv1.Repairs, error) {
+	r := &lbv1.Repairs{}
 	return r, a.withPlane(ctx, "", func(ctx context.Context, p *dataplane.Plane) error {
 		drift, err := p.Reconcile(ctx)
-		r.Mended = driftProto(drift)
+		r.Repaired = driftProto(drift)
 		return err
 	})
 }
@@ -56,8 +56,8 @@ func (a *admin) Hold(ctx context.Context, request *lbv1.HoldRequest) (*lbv1.Hold
 }
 
 // Resume implements the LBService.
-func (a *admin) Resume(ctx context.Context, request *lbv1.ResumeRequest) (*lbv1.ResumeResponse, error) {
-	r := &lbv1.ResumeResponse{}
+func (a *admin) Resume(ctx context.Context, request *lbv1.ResumeRequest) (*lbv1.Repairs, error) {
+	r := &lbv1.Repairs{}
 	return r, a.withPlane(ctx, "", func(ctx context.Context, p *dataplane.Plane) error {
 		drift, err := p.Resume(ctx, request.GetStream())
 		r.Repaired = driftProto(drift)
@@ -100,8 +100,7 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 	}
 	state, forwarding := p.plane.State().Load(), p.loop.forwarding.Load()
 	s := &lbv1.DataPlaneStatus{
-		Mode: "nftables", Conntrack: p.DataPlane.Conntrack != dataplane.ConntrackOff,
-		ConntrackMode: p.DataPlane.Conntrack.String(), Repairs: state.Repairs,
+		Mode: "nftables", Conntrack: p.DataPlane.Conntrack.String(), Repairs: state.Repairs,
 		Error: logs.Text(state.Err), Failures: uint32(state.Failures),
 		AppliedRevision: state.Revision, WantedRevision: forwarding.Desired.Revision,
 		HeldBack: forwarding.Held, Drift: driftProto(state.Drift),
@@ -110,7 +109,7 @@ func (p *process) dataPlaneStatus(ctx context.Context) *lbv1.DataPlaneStatus {
 		s.Holds = append(s.Holds, &lbv1.DataPlaneHold{Stream: stream, Until: endpoint.Timestamp(state.Held[stream])})
 	}
 	for _, x := range state.Problems {
-		s.Problems = append(s.Problems, &lbv1.DataPlaneProblem{
+		s.Problems = append(s.Problems, &adminv1.Problem{
 			Object: x.Object, Detail: x.Detail, Remedy: x.Remedy, Vips: texts(x.VIPs),
 		})
 	}

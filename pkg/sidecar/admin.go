@@ -3,6 +3,7 @@ package sidecar
 import (
 	"context"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -40,7 +41,7 @@ func Describe(o Options, state replypath.Status, flows map[string]int) *targetad
 	}
 	for _, problem := range state.Problems {
 		s.Problems = append(s.Problems,
-			&targetadminv1.Problem{Object: problem.Object, Detail: problem.Detail, Remedy: problem.Remedy})
+			&adminv1.Problem{Object: problem.Object, Detail: problem.Detail, Remedy: problem.Remedy})
 	}
 	for _, peer := range state.Peers {
 		all := &targetadminv1.Peer{

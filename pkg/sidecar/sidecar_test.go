@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	targetadminv1 "github.com/vipgate/vipgate/pkg/api/targetadmin/v1"
 	"github.com/vipgate/vipgate/pkg/health"
 	"github.com/vipgate/vipgate/pkg/metrics"
@@ -93,7 +94,7 @@ func TestDescribe(t *testing.T) {
 	want := &targetadminv1.Status{
 		Version: "v1", Interface: "net0", Pool: []string{"20.0.0.0/24", "2000::/64"}, Complete: true,
 		Since: timestamppb.New(since), Repairs: 3, Dropped: 4,
-		Problems: []*targetadminv1.Problem{{Object: "o", Detail: "d", Remedy: "r"}},
+		Problems: []*adminv1.Problem{{Object: "o", Detail: "d", Remedy: "r"}},
 		Peers: []*targetadminv1.Peer{
 			{Mac: "02:00:00:00:00:01", Fwmark: 7, Addresses: []string{"172.16.0.1", "fd00::1"}, Seen: true, Flows: 5},
 			{Mac: "02:00:00:00:00:02", Fwmark: 8, Live: true},

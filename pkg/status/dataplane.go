@@ -15,10 +15,10 @@ func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) 
 		return
 	}
 	conntrack := "established flows stay with their target"
-	switch {
-	case !d.GetConntrack():
+	switch d.GetConntrack() {
+	case "off":
 		conntrack = "off: flows move with the table"
-	case d.GetConntrackMode() == "loose":
+	case "loose":
 		conntrack = "loose: " + conntrack + ", with replies through any pod"
 	}
 	var head table
@@ -39,18 +39,8 @@ func writeDataPlane(b *strings.Builder, d *lbv1.DataPlaneStatus, now time.Time) 
 			plural(int(d.GetFailures()), "attempt"), cut(e, maxLine))
 	}
 	writeList(b, "Held back:", single(d.GetHeldBack()))
-	var problems, drift [][]string
-	for _, p := range d.GetProblems() {
-		lines := []string{p.GetObject() + ": " + p.GetDetail()}
-		if len(p.GetVips()) > 0 {
-			lines = append(lines, "not served: "+names(p.GetVips()))
-		}
-		if p.GetRemedy() != "" {
-			lines = append(lines, "remedy: "+p.GetRemedy())
-		}
-		problems = append(problems, lines)
-	}
-	writeList(b, "Problems of the data plane:", problems)
+	writeList(b, "Problems of the data plane:", problemItems(d.GetProblems()))
+	var drift [][]string
 	for _, x := range d.GetDrift() {
 		drift = append(drift, []string{Drift(x) + ", " + ago(x.GetSince(), now)})
 	}

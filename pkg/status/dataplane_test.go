@@ -13,7 +13,7 @@ import (
 
 func goodDataPlane() *lbv1.DataPlaneStatus {
 	return &lbv1.DataPlaneStatus{
-		Mode: "nftables", Conntrack: true, WantedRevision: 7, AppliedRevision: 7,
+		Mode: "nftables", Conntrack: "on", WantedRevision: 7, AppliedRevision: 7,
 		Streams: []*lbv1.DataPlaneStream{{
 			Name: "stream-a-1", Size: 1009, Seed: 1, Vips: 2, Match: []string{"tcp/80", "tcp/443"}, UnmatchedPackets: 12,
 			Targets: []*lbv1.DataPlaneTarget{
@@ -32,10 +32,10 @@ func goodDataPlane() *lbv1.DataPlaneStatus {
 
 func badDataPlane() *lbv1.DataPlaneStatus {
 	d := goodDataPlane()
-	d.Conntrack, d.WantedRevision = false, 9
+	d.Conntrack, d.WantedRevision = "off", 9
 	d.Error, d.Failures = "records: no space left on device", 3
 	d.HeldBack = []string{"stream stream-a-2 (ipv4): until the frontend withdraws 1 VIP"}
-	d.Problems = []*lbv1.DataPlaneProblem{
+	d.Problems = []*adminv1.Problem{
 		{
 			Object: "VIP 20.0.0.3/32", Detail: "is an address of eth0", Remedy: "ip address del 20.0.0.3/32 dev eth0",
 			Vips: []string{"20.0.0.3/32"},
@@ -85,7 +85,7 @@ func TestDataPlane(t *testing.T) {
 func TestDataPlaneWithLooseConntrack(t *testing.T) {
 	s := goodLB()
 	s.DataPlane = goodDataPlane()
-	s.DataPlane.ConntrackMode = "loose"
+	s.DataPlane.Conntrack = "loose"
 	want := "loose: established flows stay with their target, with replies through any pod\n"
 	if !strings.Contains(LB(s, now), want) {
 		t.Errorf("want %q in\n%s", want, LB(s, now))

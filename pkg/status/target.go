@@ -33,14 +33,7 @@ func Target(s *targetadminv1.Status, now time.Time) (text string, good bool) {
 
 // writeReplyPath appends the kernel state, and the peers with their flows.
 func writeReplyPath(b *strings.Builder, s *targetadminv1.Status, now time.Time) {
-	var problems [][]string
-	for _, p := range s.GetProblems() {
-		lines := []string{p.GetObject() + ": " + p.GetDetail()}
-		if p.GetRemedy() != "" {
-			lines = append(lines, p.GetRemedy())
-		}
-		problems = append(problems, lines)
-	}
+	problems := problemItems(s.GetProblems())
 	state := "complete for " + ago(s.GetSince(), now)
 	switch {
 	case s.GetSince() == nil:

@@ -38,7 +38,7 @@ func TestTarget(t *testing.T) {
 		"good": {func(*targetadminv1.Status) {}, true},
 		"bad": {func(s *targetadminv1.Status) {
 			s.Complete, s.FlowsError = false, "failed to list connection tracking entries: timeout"
-			s.Problems = []*targetadminv1.Problem{
+			s.Problems = []*adminv1.Problem{
 				{Object: "interface net1", Detail: "does not exist", Remedy: "attach the pod to the network of the targets"},
 				{Object: "route 20.0.0.0/24", Detail: "no such device"},
 			}

@@ -103,6 +103,21 @@ func writeList(b *strings.Builder, title string, items [][]string) {
 	}
 }
 
+// problemItems returns the items of a list of problems.
+func problemItems(problems []*adminv1.Problem) (items [][]string) {
+	for _, problem := range problems {
+		lines := []string{problem.GetObject() + ": " + problem.GetDetail()}
+		if len(problem.GetVips()) > 0 {
+			lines = append(lines, "not served: "+names(problem.GetVips()))
+		}
+		if problem.GetRemedy() != "" {
+			lines = append(lines, "remedy: "+problem.GetRemedy())
+		}
+		items = append(items, lines)
+	}
+	return items
+}
+
 // problemsFirst returns a copy sorted by rank. Problems have the lowest rank.
 func problemsFirst[E any](all []E, rank func(E) int) []E {
 	return slices.SortedStableFunc(slices.Values(all), func(x, y E) int { return cmp.Compare(rank(x), rank(y)) })

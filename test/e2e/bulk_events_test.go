@@ -28,7 +28,7 @@ func TestEventsOfManyVIPs(t *testing.T) {
 	f.down(f.target1)
 	one.waitFor(&one.out, "20.0.9.7/32", "announced", "withdrawn", "LB says not ready", "connection refused")
 	all.waitFor(&all.out, " VIPs ", "announced", "withdrawn", "lb_not_ready", "20.0.0.1/32, 20.0.9.0/32")
-	machine.waitFor(&machine.out, `"to":"ADVERTISEMENT_WITHDRAWN"`, `"vipCount":6`,
+	machine.waitFor(&machine.out, `"to":"withdrawn"`, `"vipCount":6`,
 		`"firstVips":["20.0.0.1/32","20.0.9.0/32"`)
 	lb.waitFor(&lb.out, " VIPs ", "not ready", "too_few_ready")
 	for _, events := range []*follower{all, one, machine, lb} {

@@ -36,7 +36,8 @@ func (f *dataPlaneFixture) notReady(vip string) int {
 	f.t.Helper()
 	out, err := f.lb("events", "--output=json")
 	f.must(err)
-	return len(regexp.MustCompile(`"object": *"`+regexp.QuoteMeta(vip)+`",\s*"what": *"not ready"`).FindAllString(out, -1))
+	event := `"object": *"` + regexp.QuoteMeta(vip) + `",\s*"from": *"[^"]*",\s*"to": *"not ready"`
+	return len(regexp.MustCompile(event).FindAllString(out, -1))
 }
 
 // An object that another process removes is restored without a command or a restart.

@@ -115,7 +115,7 @@ func TestFrontendEventsAcrossRestart(t *testing.T) {
 		events.waitFor(&events.out, "frontend", "is starting")
 	}
 	people.waitFor(&people.out, "gateway-a4", "up")
-	machine.waitFor(&machine.out, `"gateway":"gateway-a4"`, `"gatewayUp":true`)
+	machine.waitFor(&machine.out, `"object":"gateway-a4"`, `"to":"up"`)
 
 	f.up(f.target2)
 	people.waitFor(&people.out, vipB4, "announced", "ready")
@@ -125,7 +125,7 @@ func TestFrontendEventsAcrossRestart(t *testing.T) {
 	f.must(f.gateway.Process.Kill())
 	people.waitFor(&people.out, "gateway-a4", "DOWN")
 	people.waitFor(&people.out, vipA4, "withdrawn", "no gateway is up", "gateway-a4: ")
-	machine.waitFor(&machine.out, `"gateway":"gateway-a4"`, `"gatewayUp":false`)
+	machine.waitFor(&machine.out, `"object":"gateway-a4"`, `"to":"down"`)
 	f.must(f.gateway.Start())
 	f.wantRoutes(vipA4, vipA6)
 
@@ -145,7 +145,7 @@ func TestFrontendEventsAcrossRestart(t *testing.T) {
 			return nil
 		})
 	}
-	machine.waitFor(&machine.out, `"vip":"`+vipB6+`"`, `ANNOUNCED","reason":"ADVERTISEMENT_REASON_READY"`)
+	machine.waitFor(&machine.out, `"object":"`+vipB6+`"`, `"to":"announced","reason":"ready"`)
 	for _, events := range []*follower{people, machine, one} {
 		events.interrupt()
 		if strings.Contains(events.notes.String(), "lost:") {
@@ -237,7 +237,7 @@ func TestLBEventsAcrossRestart(t *testing.T) {
 	events.waitFor(&events.out, vipA4, "ready")
 	f.up(f.target2)
 	events.waitFor(&events.out, vipB4, " ready")
-	machine.waitFor(&machine.out, `"object":"`+vipB4+`","what":"ready"`)
+	machine.waitFor(&machine.out, `"object":"`+vipB4+`"`, `"to":"ready"`)
 	f.must(f.pod.LB.Kill())
 	for _, events := range []*follower{events, machine} {
 		events.waitFor(&events.notes, "the lb is gone, waiting for it")
@@ -246,7 +246,7 @@ func TestLBEventsAcrossRestart(t *testing.T) {
 	events.waitFor(&events.notes, "the lb was restarted")
 	f.down(f.target1)
 	events.waitFor(&events.out, vipA4, "not ready", "connection refused")
-	machine.waitFor(&machine.out, `"object":"`+vipA4+`","what":"not ready"`, "connection refused")
+	machine.waitFor(&machine.out, `"object":"`+vipA4+`"`, `"to":"not ready"`, "connection refused")
 	events.interrupt()
 	machine.interrupt()
 	wantNumbersInARow(t, machine.out.String())

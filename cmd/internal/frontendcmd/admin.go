@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/vipgate/vipgate/cmd/internal/cli"
-	adminv1 "github.com/vipgate/vipgate/pkg/api/admin/v1"
 	frontendv1 "github.com/vipgate/vipgate/pkg/api/frontend/v1"
 	"github.com/vipgate/vipgate/pkg/bfdlease"
 	"github.com/vipgate/vipgate/pkg/identity"
@@ -43,19 +42,8 @@ type statusCommand struct {
 }
 
 func (c *statusCommand) Run(ctx context.Context, out *cli.Output) error {
-	conn, err := cli.DialAdmin("frontend", c.AdminSocket, false)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	ctx, cancel := c.Context(ctx)
-	defer cancel()
-	stream, err := frontendv1.NewFrontendServiceClient(conn).WatchStatus(ctx, &adminv1.WatchStatusRequest{})
-	if err != nil {
-		return err
-	}
-	return cli.ShowStatus(ctx, out, c.StatusFlags, stream.Recv,
-		func(s *frontendv1.Status) (string, bool) { return status.Frontend(s, time.Now()) })
+	return cli.RunStatus(ctx, out, c.StatusFlags, "frontend", frontendv1.NewFrontendServiceClient, client.WatchStatus,
+		status.Frontend)
 }
 
 type drainCommand struct {

@@ -255,6 +255,79 @@ func (x *Condition) GetDetail() string {
 	return ""
 }
 
+// Problem is an object that prevents the desired state.
+type Problem struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The object, such as "interface net1", a VIP, a stream or a target.
+	Object string `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	// The problem.
+	Detail string `protobuf:"bytes,2,opt,name=detail,proto3" json:"detail,omitempty"`
+	// The remedy; empty without one.
+	Remedy string `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	// The VIPs that are not served.
+	Vips          []string `protobuf:"bytes,4,rep,name=vips,proto3" json:"vips,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Problem) Reset() {
+	*x = Problem{}
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Problem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Problem) ProtoMessage() {}
+
+func (x *Problem) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Problem.ProtoReflect.Descriptor instead.
+func (*Problem) Descriptor() ([]byte, []int) {
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Problem) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *Problem) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *Problem) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
+func (x *Problem) GetVips() []string {
+	if x != nil {
+		return x.Vips
+	}
+	return nil
+}
+
 // ListEventsRequest selects events.
 type ListEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -272,7 +345,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -284,7 +357,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -297,7 +370,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListEventsRequest) GetVip() string {
@@ -334,7 +407,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -346,7 +419,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -359,7 +432,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -393,7 +466,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -405,7 +478,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -418,7 +491,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WatchEventsRequest) GetVip() string {
@@ -466,7 +539,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -478,7 +551,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -491,7 +564,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WatchEventsResponse) GetInstanceId() string {
@@ -561,7 +634,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -573,7 +646,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -586,7 +659,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -701,7 +774,7 @@ type VipTransitions struct {
 
 func (x *VipTransitions) Reset() {
 	*x = VipTransitions{}
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -713,7 +786,7 @@ func (x *VipTransitions) String() string {
 func (*VipTransitions) ProtoMessage() {}
 
 func (x *VipTransitions) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_vipgate_admin_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -726,7 +799,7 @@ func (x *VipTransitions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipTransitions.ProtoReflect.Descriptor instead.
 func (*VipTransitions) Descriptor() ([]byte, []int) {
-	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *VipTransitions) GetCount() uint32 {
@@ -785,7 +858,12 @@ const file_vipgate_admin_v1_admin_proto_rawDesc = "" +
 	"\tCondition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aserving\x18\x02 \x01(\bR\aserving\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"Q\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"e\n" +
+	"\aProblem\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\tR\x06object\x12\x16\n" +
+	"\x06detail\x18\x02 \x01(\tR\x06detail\x12\x16\n" +
+	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x12\n" +
+	"\x04vips\x18\x04 \x03(\tR\x04vips\"Q\n" +
 	"\x11ListEventsRequest\x12\x10\n" +
 	"\x03vip\x18\x01 \x01(\tR\x03vip\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x14\n" +
@@ -849,34 +927,35 @@ func file_vipgate_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_vipgate_admin_v1_admin_proto_rawDescData
 }
 
-var file_vipgate_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_vipgate_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_vipgate_admin_v1_admin_proto_goTypes = []any{
 	(*SetLogLevelRequest)(nil),    // 0: vipgate.admin.v1.SetLogLevelRequest
 	(*SetLogLevelResponse)(nil),   // 1: vipgate.admin.v1.SetLogLevelResponse
 	(*GetStatusRequest)(nil),      // 2: vipgate.admin.v1.GetStatusRequest
 	(*WatchStatusRequest)(nil),    // 3: vipgate.admin.v1.WatchStatusRequest
 	(*Condition)(nil),             // 4: vipgate.admin.v1.Condition
-	(*ListEventsRequest)(nil),     // 5: vipgate.admin.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),    // 6: vipgate.admin.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),    // 7: vipgate.admin.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),   // 8: vipgate.admin.v1.WatchEventsResponse
-	(*Event)(nil),                 // 9: vipgate.admin.v1.Event
-	(*VipTransitions)(nil),        // 10: vipgate.admin.v1.VipTransitions
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
-	(*v1.Position)(nil),           // 12: vipgate.readiness.v1.Position
+	(*Problem)(nil),               // 5: vipgate.admin.v1.Problem
+	(*ListEventsRequest)(nil),     // 6: vipgate.admin.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),    // 7: vipgate.admin.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),    // 8: vipgate.admin.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),   // 9: vipgate.admin.v1.WatchEventsResponse
+	(*Event)(nil),                 // 10: vipgate.admin.v1.Event
+	(*VipTransitions)(nil),        // 11: vipgate.admin.v1.VipTransitions
+	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*v1.Position)(nil),           // 13: vipgate.readiness.v1.Position
 }
 var file_vipgate_admin_v1_admin_proto_depIdxs = []int32{
-	9,  // 0: vipgate.admin.v1.ListEventsResponse.events:type_name -> vipgate.admin.v1.Event
-	9,  // 1: vipgate.admin.v1.WatchEventsResponse.events:type_name -> vipgate.admin.v1.Event
-	11, // 2: vipgate.admin.v1.Event.time:type_name -> google.protobuf.Timestamp
-	12, // 3: vipgate.admin.v1.Event.position:type_name -> vipgate.readiness.v1.Position
-	10, // 4: vipgate.admin.v1.Event.transitions:type_name -> vipgate.admin.v1.VipTransitions
+	10, // 0: vipgate.admin.v1.ListEventsResponse.events:type_name -> vipgate.admin.v1.Event
+	10, // 1: vipgate.admin.v1.WatchEventsResponse.events:type_name -> vipgate.admin.v1.Event
+	12, // 2: vipgate.admin.v1.Event.time:type_name -> google.protobuf.Timestamp
+	13, // 3: vipgate.admin.v1.Event.position:type_name -> vipgate.readiness.v1.Position
+	11, // 4: vipgate.admin.v1.Event.transitions:type_name -> vipgate.admin.v1.VipTransitions
 	0,  // 5: vipgate.admin.v1.LogService.SetLogLevel:input_type -> vipgate.admin.v1.SetLogLevelRequest
-	5,  // 6: vipgate.admin.v1.EventService.ListEvents:input_type -> vipgate.admin.v1.ListEventsRequest
-	7,  // 7: vipgate.admin.v1.EventService.WatchEvents:input_type -> vipgate.admin.v1.WatchEventsRequest
+	6,  // 6: vipgate.admin.v1.EventService.ListEvents:input_type -> vipgate.admin.v1.ListEventsRequest
+	8,  // 7: vipgate.admin.v1.EventService.WatchEvents:input_type -> vipgate.admin.v1.WatchEventsRequest
 	1,  // 8: vipgate.admin.v1.LogService.SetLogLevel:output_type -> vipgate.admin.v1.SetLogLevelResponse
-	6,  // 9: vipgate.admin.v1.EventService.ListEvents:output_type -> vipgate.admin.v1.ListEventsResponse
-	8,  // 10: vipgate.admin.v1.EventService.WatchEvents:output_type -> vipgate.admin.v1.WatchEventsResponse
+	7,  // 9: vipgate.admin.v1.EventService.ListEvents:output_type -> vipgate.admin.v1.ListEventsResponse
+	9,  // 10: vipgate.admin.v1.EventService.WatchEvents:output_type -> vipgate.admin.v1.WatchEventsResponse
 	8,  // [8:11] is the sub-list for method output_type
 	5,  // [5:8] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
@@ -895,7 +974,7 @@ func file_vipgate_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_admin_v1_admin_proto_rawDesc), len(file_vipgate_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

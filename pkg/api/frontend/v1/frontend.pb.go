@@ -27,17 +27,17 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Freshness is how much the load balancer's word is worth.
+// Freshness is the validity of the load balancer's readiness.
 type Freshness int32
 
 const (
 	// Never sent.
 	Freshness_FRESHNESS_UNSPECIFIED Freshness = 0
-	// The lease holds.
+	// The lease is valid.
 	Freshness_FRESHNESS_LIVE Freshness = 1
-	// The lease ended, its grace runs.
+	// The lease expired, and the grace period has not.
 	Freshness_FRESHNESS_STALE Freshness = 2
-	// The grace is over, or no load balancer was ever heard.
+	// The grace period expired, or no load balancer was ever connected.
 	Freshness_FRESHNESS_LOST Freshness = 3
 )
 
@@ -84,7 +84,7 @@ func (Freshness) EnumDescriptor() ([]byte, []int) {
 	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{0}
 }
 
-// DrainRequest names what to drain.
+// DrainRequest selects the VIPs to drain.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The VIPs, as prefixes; none only with all.
@@ -139,33 +139,33 @@ func (x *DrainRequest) GetAll() bool {
 	return false
 }
 
-// DrainResponse tells what is drained.
-type DrainResponse struct {
+// Drains lists the VIPs that an operator drains.
+type Drains struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Every VIP that is drained now.
+	// All drained VIPs.
 	Drained []string `protobuf:"bytes,1,rep,name=drained,proto3" json:"drained,omitempty"`
-	// Those of them whose drain time is not over: de-preferred, and not withdrawn yet.
+	// The de-preferred VIPs, whose drain time has not ended.
 	Draining []string `protobuf:"bytes,2,rep,name=draining,proto3" json:"draining,omitempty"`
-	// When the last drain time ends; absent when none runs.
+	// The end of the last drain time; absent if every drain time has ended.
 	Until         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DrainResponse) Reset() {
-	*x = DrainResponse{}
+func (x *Drains) Reset() {
+	*x = Drains{}
 	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DrainResponse) String() string {
+func (x *Drains) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DrainResponse) ProtoMessage() {}
+func (*Drains) ProtoMessage() {}
 
-func (x *DrainResponse) ProtoReflect() protoreflect.Message {
+func (x *Drains) ProtoReflect() protoreflect.Message {
 	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -177,36 +177,36 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
-func (*DrainResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use Drains.ProtoReflect.Descriptor instead.
+func (*Drains) Descriptor() ([]byte, []int) {
 	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *DrainResponse) GetDrained() []string {
+func (x *Drains) GetDrained() []string {
 	if x != nil {
 		return x.Drained
 	}
 	return nil
 }
 
-func (x *DrainResponse) GetDraining() []string {
+func (x *Drains) GetDraining() []string {
 	if x != nil {
 		return x.Draining
 	}
 	return nil
 }
 
-func (x *DrainResponse) GetUntil() *timestamppb.Timestamp {
+func (x *Drains) GetUntil() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Until
 	}
 	return nil
 }
 
-// UndrainRequest names what to take back.
+// UndrainRequest selects the VIPs to undrain.
 type UndrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The VIPs, as prefixes; none means all.
+	// The VIPs, as prefixes; none for all.
 	Vips          []string `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -249,60 +249,14 @@ func (x *UndrainRequest) GetVips() []string {
 	return nil
 }
 
-// UndrainResponse tells what is still drained.
-type UndrainResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Every VIP that is drained now.
-	Drained       []string `protobuf:"bytes,1,rep,name=drained,proto3" json:"drained,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *UndrainResponse) Reset() {
-	*x = UndrainResponse{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *UndrainResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*UndrainResponse) ProtoMessage() {}
-
-func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
-func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *UndrainResponse) GetDrained() []string {
-	if x != nil {
-		return x.Drained
-	}
-	return nil
-}
-
-// Status is everything the frontend knows.
+// Status is the state of the frontend.
 type Status struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The version of the program.
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// The trench it belongs to.
+	// The name of the trench.
 	Trench string `protobuf:"bytes,2,opt,name=trench,proto3" json:"trench,omitempty"`
-	// The attractor it serves.
+	// The name of the attractor.
 	Attractor string `protobuf:"bytes,3,opt,name=attractor,proto3" json:"attractor,omitempty"`
 	// True while readiness gates advertisements; false with --gating=off.
 	Gating bool `protobuf:"varint,4,opt,name=gating,proto3" json:"gating,omitempty"`
@@ -310,7 +264,7 @@ type Status struct {
 	Stopping bool `protobuf:"varint,5,opt,name=stopping,proto3" json:"stopping,omitempty"`
 	// The identity in use, a SPIFFE ID.
 	SpiffeId string `protobuf:"bytes,6,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
-	// When that identity ends.
+	// The expiry of the identity.
 	IdentityExpires *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=identity_expires,json=identityExpires,proto3" json:"identity_expires,omitempty"`
 	// The health services.
 	Conditions []*v1.Condition `protobuf:"bytes,8,rep,name=conditions,proto3" json:"conditions,omitempty"`
@@ -333,7 +287,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -345,7 +299,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -358,7 +312,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{4}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Status) GetVersion() string {
@@ -459,28 +413,26 @@ func (x *Status) GetConfigurationSource() string {
 	return ""
 }
 
-// LoadBalancerStatus is the load balancer as the frontend sees it.
+// LoadBalancerStatus is the frontend's view of the load balancer.
 type LoadBalancerStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How much its word is worth.
+	// The validity of its readiness.
 	Freshness Freshness `protobuf:"varint,1,opt,name=freshness,proto3,enum=vipgate.frontend.v1.Freshness" json:"freshness,omitempty"`
-	// The last position heard.
+	// The newest received position.
 	Position *v11.Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
-	// How much of the lease is left; negative when it ended.
+	// The remaining lease; negative once it has expired.
 	LeaseLeft *durationpb.Duration `protobuf:"bytes,3,opt,name=lease_left,json=leaseLeft,proto3" json:"lease_left,omitempty"`
-	// True once a synced snapshot was heard from this instance.
+	// True once a synced snapshot of this instance was received.
 	Synced bool `protobuf:"varint,4,opt,name=synced,proto3" json:"synced,omitempty"`
-	// True once the load balancer said that it goes away.
+	// True once the load balancer announced that it stops.
 	GoingAway bool `protobuf:"varint,5,opt,name=going_away,json=goingAway,proto3" json:"going_away,omitempty"`
 	// The last error of the connection; empty while it is open.
 	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
-	// The directory whose readiness files are read in place of a load balancer;
-	// empty without one.
+	// The directory of readiness files that replaces a load balancer; empty without one.
 	ReadinessDir string `protobuf:"bytes,7,opt,name=readiness_dir,json=readinessDir,proto3" json:"readiness_dir,omitempty"`
-	// The gRPC service that supplied the readiness:
-	// vipgate.readiness.v1.ReadinessService, or
-	// loadbalancer.v1.StreamAvailabilityService of Meridio, which has one state
-	// for all VIPs; empty before the first, and with a directory.
+	// The gRPC service that supplied the readiness: vipgate.readiness.v1.ReadinessService, or Meridio's
+	// loadbalancer.v1.StreamAvailabilityService, which has one state for all VIPs; empty before the
+	// first message, and with a directory.
 	Service       string `protobuf:"bytes,8,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -488,7 +440,7 @@ type LoadBalancerStatus struct {
 
 func (x *LoadBalancerStatus) Reset() {
 	*x = LoadBalancerStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -500,7 +452,7 @@ func (x *LoadBalancerStatus) String() string {
 func (*LoadBalancerStatus) ProtoMessage() {}
 
 func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -513,7 +465,7 @@ func (x *LoadBalancerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancerStatus.ProtoReflect.Descriptor instead.
 func (*LoadBalancerStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{5}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *LoadBalancerStatus) GetFreshness() Freshness {
@@ -575,47 +527,43 @@ func (x *LoadBalancerStatus) GetService() string {
 // GatewayStatus is one gateway.
 type GatewayStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its name in the trench file.
+	// The name in the trench file.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Its address.
+	// The address.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	// True while its BGP session is up, or the BFD session of a static gateway. A static gateway
 	// without BFD is always up.
 	Up bool `protobuf:"varint,3,opt,name=up,proto3" json:"up,omitempty"`
-	// The session's state in BIRD's words, or why there is no session.
+	// BIRD's state of the session, or the reason for a missing session.
 	State string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
-	// Since when, by the wall clock.
+	// The wall-clock time of the last change of up.
 	Since *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
-	// Routes that BIRD took from it.
+	// Routes that BIRD imported from the gateway.
 	Imported uint32 `protobuf:"varint,6,opt,name=imported,proto3" json:"imported,omitempty"`
-	// Routes that BIRD sent to it.
+	// Routes that BIRD exported to the gateway.
 	Exported uint32 `protobuf:"varint,7,opt,name=exported,proto3" json:"exported,omitempty"`
-	// Why the session was lost or does not come up under the present configuration; empty without an
-	// error, or while it is up.
+	// The last error of the session with the current configuration; empty while the session is up.
 	LastError string `protobuf:"bytes,8,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
-	// BFD in BIRD's words; empty without BFD.
+	// BIRD's state of the BFD session; empty without BFD.
 	Bfd string `protobuf:"bytes,9,opt,name=bfd,proto3" json:"bfd,omitempty"`
 	// bgp or static.
 	Protocol string `protobuf:"bytes,10,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	// True while the frontend keeps the BFD session of a static gateway down, so that the gateway sends
 	// no traffic.
 	Held bool `protobuf:"varint,11,opt,name=held,proto3" json:"held,omitempty"`
-	// What does not work with it, such as the withdrawal of a static gateway without BFD; empty if all
-	// does.
+	// A limitation, such as a static gateway without BFD, which cannot be withdrawn; empty without one.
 	Warning string `protobuf:"bytes,12,opt,name=warning,proto3" json:"warning,omitempty"`
-	// True if BIRD's connection with it has TCP_NODELAY, so that no UPDATE waits for an acknowledgement;
-	// false without a BGP session.
+	// True if BIRD's connection has TCP_NODELAY, so that no UPDATE waits for an acknowledgement; false
+	// without a BGP session.
 	NoDelay bool `protobuf:"varint,13,opt,name=no_delay,json=noDelay,proto3" json:"no_delay,omitempty"`
-	// Why it has not, although the session is up.
+	// The reason why TCP_NODELAY is not set although the session is up.
 	NoDelayProblem string `protobuf:"bytes,14,opt,name=no_delay_problem,json=noDelayProblem,proto3" json:"no_delay_problem,omitempty"`
-	// Advertised VIPs of its family, all of which BIRD should send to it; 0 for a static gateway, to
-	// which BIRD sends none.
+	// The number of advertised VIPs that BIRD should export to the gateway; 0 for a static gateway.
 	Expected uint32 `protobuf:"varint,15,opt,name=expected,proto3" json:"expected,omitempty"`
-	// When the last error was seen, by the wall clock; absent without one.
+	// The wall-clock time of the last error; absent without one.
 	LastErrorAt *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=last_error_at,json=lastErrorAt,proto3" json:"last_error_at,omitempty"`
-	// True while it is up, and for a static gateway also while it is held down or just released, unless
-	// its BFD session did not come up when it last could. With a usable gateway the frontend is
-	// available.
+	// True while up, and for a static gateway also while it is held down or just released, unless its
+	// BFD session did not come up after the last release. The frontend needs one usable gateway.
 	Usable        bool `protobuf:"varint,17,opt,name=usable,proto3" json:"usable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -623,7 +571,7 @@ type GatewayStatus struct {
 
 func (x *GatewayStatus) Reset() {
 	*x = GatewayStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -635,7 +583,7 @@ func (x *GatewayStatus) String() string {
 func (*GatewayStatus) ProtoMessage() {}
 
 func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -648,7 +596,7 @@ func (x *GatewayStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayStatus.ProtoReflect.Descriptor instead.
 func (*GatewayStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GatewayStatus) GetName() string {
@@ -773,15 +721,15 @@ func (x *GatewayStatus) GetUsable() bool {
 // BirdStatus is the BIRD process.
 type BirdStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its version.
+	// The version.
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// Its process id; 0 while it does not run.
+	// The process ID; 0 while BIRD does not run.
 	Pid uint32 `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
-	// How often it was restarted.
+	// The number of restarts.
 	Restarts uint32 `protobuf:"varint,3,opt,name=restarts,proto3" json:"restarts,omitempty"`
-	// Since when it runs.
+	// The start of the process.
 	Since *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
-	// What is wrong; empty when it answers.
+	// The problem; empty while BIRD answers.
 	Error         string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -789,7 +737,7 @@ type BirdStatus struct {
 
 func (x *BirdStatus) Reset() {
 	*x = BirdStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +749,7 @@ func (x *BirdStatus) String() string {
 func (*BirdStatus) ProtoMessage() {}
 
 func (x *BirdStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +762,7 @@ func (x *BirdStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BirdStatus.ProtoReflect.Descriptor instead.
 func (*BirdStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *BirdStatus) GetVersion() string {
@@ -857,19 +805,19 @@ type VipStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The VIP as a canonical prefix.
 	Vip string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
-	// What the frontend does with it.
+	// The advertisement.
 	Advertisement v11.Advertisement `protobuf:"varint,2,opt,name=advertisement,proto3,enum=vipgate.readiness.v1.Advertisement" json:"advertisement,omitempty"`
-	// Why.
+	// The reason of the advertisement.
 	Reason v11.AdvertisementReason `protobuf:"varint,3,opt,name=reason,proto3,enum=vipgate.readiness.v1.AdvertisementReason" json:"reason,omitempty"`
-	// Since when it has this advertisement.
+	// The time of the last change of the advertisement.
 	Since *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
-	// What the load balancer said last; absent if it never spoke of the VIP.
+	// The newest readiness; absent if the load balancer never reported the VIP.
 	Readiness *v11.VipReadiness `protobuf:"bytes,5,opt,name=readiness,proto3" json:"readiness,omitempty"`
-	// Gateways that receive it, by name: those of its family that are up, except for gateways to which
-	// BIRD does not export it. None while it is not advertised.
+	// The names of the gateways that receive the VIP: the gateways of its family that are up and to
+	// which BIRD exports it. None while it is not advertised.
 	Gateways []string `protobuf:"bytes,6,rep,name=gateways,proto3" json:"gateways,omitempty"`
-	// Static gateways that send its traffic although it is not announced, by name: the VIPs of a
-	// family share their BFD sessions.
+	// The names of the static gateways that send traffic although the VIP is not announced: the VIPs of
+	// a family share their BFD sessions.
 	StaticGateways []string `protobuf:"bytes,7,rep,name=static_gateways,json=staticGateways,proto3" json:"static_gateways,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -877,7 +825,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -889,7 +837,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[8]
+	mi := &file_vipgate_frontend_v1_frontend_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -902,7 +850,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_frontend_v1_frontend_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *VipStatus) GetVip() string {
@@ -961,15 +909,13 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\"vipgate/frontend/v1/frontend.proto\x12\x13vipgate.frontend.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\x1a$vipgate/readiness/v1/readiness.proto\"4\n" +
 	"\fDrainRequest\x12\x12\n" +
 	"\x04vips\x18\x01 \x03(\tR\x04vips\x12\x10\n" +
-	"\x03all\x18\x02 \x01(\bR\x03all\"w\n" +
-	"\rDrainResponse\x12\x18\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\"p\n" +
+	"\x06Drains\x12\x18\n" +
 	"\adrained\x18\x01 \x03(\tR\adrained\x12\x1a\n" +
 	"\bdraining\x18\x02 \x03(\tR\bdraining\x120\n" +
 	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"$\n" +
 	"\x0eUndrainRequest\x12\x12\n" +
-	"\x04vips\x18\x01 \x03(\tR\x04vips\"+\n" +
-	"\x0fUndrainResponse\x12\x18\n" +
-	"\adrained\x18\x01 \x03(\tR\adrained\"\x88\x05\n" +
+	"\x04vips\x18\x01 \x03(\tR\x04vips\"\x88\x05\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06trench\x18\x02 \x01(\tR\x06trench\x12\x1c\n" +
@@ -1038,12 +984,12 @@ const file_vipgate_frontend_v1_frontend_proto_rawDesc = "" +
 	"\x15FRESHNESS_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFRESHNESS_LIVE\x10\x01\x12\x13\n" +
 	"\x0fFRESHNESS_STALE\x10\x02\x12\x12\n" +
-	"\x0eFRESHNESS_LOST\x10\x032\xd9\x02\n" +
+	"\x0eFRESHNESS_LOST\x10\x032\xc9\x02\n" +
 	"\x0fFrontendService\x12L\n" +
 	"\tGetStatus\x12\".vipgate.admin.v1.GetStatusRequest\x1a\x1b.vipgate.frontend.v1.Status\x12R\n" +
-	"\vWatchStatus\x12$.vipgate.admin.v1.WatchStatusRequest\x1a\x1b.vipgate.frontend.v1.Status0\x01\x12N\n" +
-	"\x05Drain\x12!.vipgate.frontend.v1.DrainRequest\x1a\".vipgate.frontend.v1.DrainResponse\x12T\n" +
-	"\aUndrain\x12#.vipgate.frontend.v1.UndrainRequest\x1a$.vipgate.frontend.v1.UndrainResponseB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
+	"\vWatchStatus\x12$.vipgate.admin.v1.WatchStatusRequest\x1a\x1b.vipgate.frontend.v1.Status0\x01\x12G\n" +
+	"\x05Drain\x12!.vipgate.frontend.v1.DrainRequest\x1a\x1b.vipgate.frontend.v1.Drains\x12K\n" +
+	"\aUndrain\x12#.vipgate.frontend.v1.UndrainRequest\x1a\x1b.vipgate.frontend.v1.DrainsB;Z9github.com/vipgate/vipgate/pkg/api/frontend/v1;frontendv1b\x06proto3"
 
 var (
 	file_vipgate_frontend_v1_frontend_proto_rawDescOnce sync.Once
@@ -1058,54 +1004,53 @@ func file_vipgate_frontend_v1_frontend_proto_rawDescGZIP() []byte {
 }
 
 var file_vipgate_frontend_v1_frontend_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_vipgate_frontend_v1_frontend_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_vipgate_frontend_v1_frontend_proto_goTypes = []any{
 	(Freshness)(0),                // 0: vipgate.frontend.v1.Freshness
 	(*DrainRequest)(nil),          // 1: vipgate.frontend.v1.DrainRequest
-	(*DrainResponse)(nil),         // 2: vipgate.frontend.v1.DrainResponse
+	(*Drains)(nil),                // 2: vipgate.frontend.v1.Drains
 	(*UndrainRequest)(nil),        // 3: vipgate.frontend.v1.UndrainRequest
-	(*UndrainResponse)(nil),       // 4: vipgate.frontend.v1.UndrainResponse
-	(*Status)(nil),                // 5: vipgate.frontend.v1.Status
-	(*LoadBalancerStatus)(nil),    // 6: vipgate.frontend.v1.LoadBalancerStatus
-	(*GatewayStatus)(nil),         // 7: vipgate.frontend.v1.GatewayStatus
-	(*BirdStatus)(nil),            // 8: vipgate.frontend.v1.BirdStatus
-	(*VipStatus)(nil),             // 9: vipgate.frontend.v1.VipStatus
-	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
-	(*v1.Condition)(nil),          // 11: vipgate.admin.v1.Condition
-	(*v11.Position)(nil),          // 12: vipgate.readiness.v1.Position
-	(*durationpb.Duration)(nil),   // 13: google.protobuf.Duration
-	(v11.Advertisement)(0),        // 14: vipgate.readiness.v1.Advertisement
-	(v11.AdvertisementReason)(0),  // 15: vipgate.readiness.v1.AdvertisementReason
-	(*v11.VipReadiness)(nil),      // 16: vipgate.readiness.v1.VipReadiness
-	(*v1.GetStatusRequest)(nil),   // 17: vipgate.admin.v1.GetStatusRequest
-	(*v1.WatchStatusRequest)(nil), // 18: vipgate.admin.v1.WatchStatusRequest
+	(*Status)(nil),                // 4: vipgate.frontend.v1.Status
+	(*LoadBalancerStatus)(nil),    // 5: vipgate.frontend.v1.LoadBalancerStatus
+	(*GatewayStatus)(nil),         // 6: vipgate.frontend.v1.GatewayStatus
+	(*BirdStatus)(nil),            // 7: vipgate.frontend.v1.BirdStatus
+	(*VipStatus)(nil),             // 8: vipgate.frontend.v1.VipStatus
+	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
+	(*v1.Condition)(nil),          // 10: vipgate.admin.v1.Condition
+	(*v11.Position)(nil),          // 11: vipgate.readiness.v1.Position
+	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
+	(v11.Advertisement)(0),        // 13: vipgate.readiness.v1.Advertisement
+	(v11.AdvertisementReason)(0),  // 14: vipgate.readiness.v1.AdvertisementReason
+	(*v11.VipReadiness)(nil),      // 15: vipgate.readiness.v1.VipReadiness
+	(*v1.GetStatusRequest)(nil),   // 16: vipgate.admin.v1.GetStatusRequest
+	(*v1.WatchStatusRequest)(nil), // 17: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_frontend_v1_frontend_proto_depIdxs = []int32{
-	10, // 0: vipgate.frontend.v1.DrainResponse.until:type_name -> google.protobuf.Timestamp
-	10, // 1: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	11, // 2: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
-	6,  // 3: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
-	7,  // 4: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
-	9,  // 5: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
-	8,  // 6: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
+	9,  // 0: vipgate.frontend.v1.Drains.until:type_name -> google.protobuf.Timestamp
+	9,  // 1: vipgate.frontend.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	10, // 2: vipgate.frontend.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	5,  // 3: vipgate.frontend.v1.Status.load_balancer:type_name -> vipgate.frontend.v1.LoadBalancerStatus
+	6,  // 4: vipgate.frontend.v1.Status.gateways:type_name -> vipgate.frontend.v1.GatewayStatus
+	8,  // 5: vipgate.frontend.v1.Status.vips:type_name -> vipgate.frontend.v1.VipStatus
+	7,  // 6: vipgate.frontend.v1.Status.bird:type_name -> vipgate.frontend.v1.BirdStatus
 	0,  // 7: vipgate.frontend.v1.LoadBalancerStatus.freshness:type_name -> vipgate.frontend.v1.Freshness
-	12, // 8: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
-	13, // 9: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
-	10, // 10: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
-	10, // 11: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
-	10, // 12: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
-	14, // 13: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	15, // 14: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	10, // 15: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
-	16, // 16: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	17, // 17: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	18, // 18: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	11, // 8: vipgate.frontend.v1.LoadBalancerStatus.position:type_name -> vipgate.readiness.v1.Position
+	12, // 9: vipgate.frontend.v1.LoadBalancerStatus.lease_left:type_name -> google.protobuf.Duration
+	9,  // 10: vipgate.frontend.v1.GatewayStatus.since:type_name -> google.protobuf.Timestamp
+	9,  // 11: vipgate.frontend.v1.GatewayStatus.last_error_at:type_name -> google.protobuf.Timestamp
+	9,  // 12: vipgate.frontend.v1.BirdStatus.since:type_name -> google.protobuf.Timestamp
+	13, // 13: vipgate.frontend.v1.VipStatus.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	14, // 14: vipgate.frontend.v1.VipStatus.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	9,  // 15: vipgate.frontend.v1.VipStatus.since:type_name -> google.protobuf.Timestamp
+	15, // 16: vipgate.frontend.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	16, // 17: vipgate.frontend.v1.FrontendService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	17, // 18: vipgate.frontend.v1.FrontendService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
 	1,  // 19: vipgate.frontend.v1.FrontendService.Drain:input_type -> vipgate.frontend.v1.DrainRequest
 	3,  // 20: vipgate.frontend.v1.FrontendService.Undrain:input_type -> vipgate.frontend.v1.UndrainRequest
-	5,  // 21: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
-	5,  // 22: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
-	2,  // 23: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.DrainResponse
-	4,  // 24: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.UndrainResponse
+	4,  // 21: vipgate.frontend.v1.FrontendService.GetStatus:output_type -> vipgate.frontend.v1.Status
+	4,  // 22: vipgate.frontend.v1.FrontendService.WatchStatus:output_type -> vipgate.frontend.v1.Status
+	2,  // 23: vipgate.frontend.v1.FrontendService.Drain:output_type -> vipgate.frontend.v1.Drains
+	2,  // 24: vipgate.frontend.v1.FrontendService.Undrain:output_type -> vipgate.frontend.v1.Drains
 	21, // [21:25] is the sub-list for method output_type
 	17, // [17:21] is the sub-list for method input_type
 	17, // [17:17] is the sub-list for extension type_name
@@ -1124,7 +1069,7 @@ func file_vipgate_frontend_v1_frontend_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_frontend_v1_frontend_proto_rawDesc), len(file_vipgate_frontend_v1_frontend_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   9,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

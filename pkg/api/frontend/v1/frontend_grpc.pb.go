@@ -32,18 +32,16 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// FrontendService is served on the frontend's admin socket, to the same user
-// and root only.
+// FrontendService is served on the frontend's admin socket, to the same user and root only.
 type FrontendServiceClient interface {
 	// GetStatus returns the whole status.
 	GetStatus(ctx context.Context, in *v1.GetStatusRequest, opts ...grpc.CallOption) (*Status, error)
-	// WatchStatus returns the whole status now and after every change, at most
-	// ten times a second.
+	// WatchStatus returns the whole status now and after every change, at most ten times a second.
 	WatchStatus(ctx context.Context, in *v1.WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Status], error)
 	// Drain de-prefers VIPs and withdraws them after the drain time.
-	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
-	// Undrain takes a Drain back.
-	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error)
+	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*Drains, error)
+	// Undrain ends drains of an operator.
+	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*Drains, error)
 }
 
 type frontendServiceClient struct {
@@ -83,9 +81,9 @@ func (c *frontendServiceClient) WatchStatus(ctx context.Context, in *v1.WatchSta
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type FrontendService_WatchStatusClient = grpc.ServerStreamingClient[Status]
 
-func (c *frontendServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
+func (c *frontendServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*Drains, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(DrainResponse)
+	out := new(Drains)
 	err := c.cc.Invoke(ctx, FrontendService_Drain_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -93,9 +91,9 @@ func (c *frontendServiceClient) Drain(ctx context.Context, in *DrainRequest, opt
 	return out, nil
 }
 
-func (c *frontendServiceClient) Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error) {
+func (c *frontendServiceClient) Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*Drains, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(UndrainResponse)
+	out := new(Drains)
 	err := c.cc.Invoke(ctx, FrontendService_Undrain_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -107,18 +105,16 @@ func (c *frontendServiceClient) Undrain(ctx context.Context, in *UndrainRequest,
 // All implementations must embed UnimplementedFrontendServiceServer
 // for forward compatibility.
 //
-// FrontendService is served on the frontend's admin socket, to the same user
-// and root only.
+// FrontendService is served on the frontend's admin socket, to the same user and root only.
 type FrontendServiceServer interface {
 	// GetStatus returns the whole status.
 	GetStatus(context.Context, *v1.GetStatusRequest) (*Status, error)
-	// WatchStatus returns the whole status now and after every change, at most
-	// ten times a second.
+	// WatchStatus returns the whole status now and after every change, at most ten times a second.
 	WatchStatus(*v1.WatchStatusRequest, grpc.ServerStreamingServer[Status]) error
 	// Drain de-prefers VIPs and withdraws them after the drain time.
-	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
-	// Undrain takes a Drain back.
-	Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error)
+	Drain(context.Context, *DrainRequest) (*Drains, error)
+	// Undrain ends drains of an operator.
+	Undrain(context.Context, *UndrainRequest) (*Drains, error)
 	mustEmbedUnimplementedFrontendServiceServer()
 }
 
@@ -135,10 +131,10 @@ func (UnimplementedFrontendServiceServer) GetStatus(context.Context, *v1.GetStat
 func (UnimplementedFrontendServiceServer) WatchStatus(*v1.WatchStatusRequest, grpc.ServerStreamingServer[Status]) error {
 	return status.Error(codes.Unimplemented, "method WatchStatus not implemented")
 }
-func (UnimplementedFrontendServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
+func (UnimplementedFrontendServiceServer) Drain(context.Context, *DrainRequest) (*Drains, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
 }
-func (UnimplementedFrontendServiceServer) Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error) {
+func (UnimplementedFrontendServiceServer) Undrain(context.Context, *UndrainRequest) (*Drains, error) {
 	return nil, status.Error(codes.Unimplemented, "method Undrain not implemented")
 }
 func (UnimplementedFrontendServiceServer) mustEmbedUnimplementedFrontendServiceServer() {}

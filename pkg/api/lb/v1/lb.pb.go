@@ -27,12 +27,12 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// HoldRequest names what is held.
+// HoldRequest selects the streams to hold.
 type HoldRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The stream; empty for all streams.
 	Stream string `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
-	// How long; absent until Resume.
+	// The duration; absent until Resume.
 	Duration      *durationpb.Duration `protobuf:"bytes,2,opt,name=duration,proto3" json:"duration,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -85,7 +85,7 @@ func (x *HoldRequest) GetDuration() *durationpb.Duration {
 // HoldResponse holds the end.
 type HoldResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// When the hold expires; absent when it does not.
+	// The expiry of the hold; absent without one.
 	Until         *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=until,proto3" json:"until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -128,10 +128,10 @@ func (x *HoldResponse) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
-// ResumeRequest names what is no longer held.
+// ResumeRequest selects the hold to end.
 type ResumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The stream; empty to end all holds.
+	// The stream; empty for all holds.
 	Stream        string `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -174,52 +174,6 @@ func (x *ResumeRequest) GetStream() string {
 	return ""
 }
 
-// ResumeResponse lists what was repaired.
-type ResumeResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The drift that was repaired; empty when there was none.
-	Repaired      []*DataPlaneDrift `protobuf:"bytes,1,rep,name=repaired,proto3" json:"repaired,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ResumeResponse) Reset() {
-	*x = ResumeResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ResumeResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ResumeResponse) ProtoMessage() {}
-
-func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
-func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *ResumeResponse) GetRepaired() []*DataPlaneDrift {
-	if x != nil {
-		return x.Repaired
-	}
-	return nil
-}
-
 // ReconcileRequest asks for a repair of the data plane.
 type ReconcileRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -229,7 +183,7 @@ type ReconcileRequest struct {
 
 func (x *ReconcileRequest) Reset() {
 	*x = ReconcileRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -241,7 +195,7 @@ func (x *ReconcileRequest) String() string {
 func (*ReconcileRequest) ProtoMessage() {}
 
 func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -254,33 +208,33 @@ func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileRequest.ProtoReflect.Descriptor instead.
 func (*ReconcileRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{4}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{3}
 }
 
-// ReconcileResponse lists what was repaired.
-type ReconcileResponse struct {
+// Repairs lists the repaired drift.
+type Repairs struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The drift that was repaired; empty when there was none.
-	Mended        []*DataPlaneDrift `protobuf:"bytes,1,rep,name=mended,proto3" json:"mended,omitempty"`
+	// The repaired objects.
+	Repaired      []*DataPlaneDrift `protobuf:"bytes,1,rep,name=repaired,proto3" json:"repaired,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ReconcileResponse) Reset() {
-	*x = ReconcileResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
+func (x *Repairs) Reset() {
+	*x = Repairs{}
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ReconcileResponse) String() string {
+func (x *Repairs) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ReconcileResponse) ProtoMessage() {}
+func (*Repairs) ProtoMessage() {}
 
-func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
+func (x *Repairs) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -291,26 +245,26 @@ func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ReconcileResponse.ProtoReflect.Descriptor instead.
-func (*ReconcileResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{5}
+// Deprecated: Use Repairs.ProtoReflect.Descriptor instead.
+func (*Repairs) Descriptor() ([]byte, []int) {
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{4}
 }
 
-func (x *ReconcileResponse) GetMended() []*DataPlaneDrift {
+func (x *Repairs) GetRepaired() []*DataPlaneDrift {
 	if x != nil {
-		return x.Mended
+		return x.Repaired
 	}
 	return nil
 }
 
-// DrainTargetsRequest names targets to drain.
+// DrainTargetsRequest selects the targets to drain.
 type DrainTargetsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The stream; empty for every stream that has a target of such a name.
 	Stream string `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
-	// Names of targets, at least one. Each must exist.
+	// The names of existing targets, at least one.
 	Names []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
-	// How long flows go on; absent means the stream's drainTime.
+	// The time for existing flows; absent for the stream's drainTime.
 	DrainFor      *durationpb.Duration `protobuf:"bytes,3,opt,name=drain_for,json=drainFor,proto3" json:"drain_for,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -318,7 +272,7 @@ type DrainTargetsRequest struct {
 
 func (x *DrainTargetsRequest) Reset() {
 	*x = DrainTargetsRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -330,7 +284,7 @@ func (x *DrainTargetsRequest) String() string {
 func (*DrainTargetsRequest) ProtoMessage() {}
 
 func (x *DrainTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -343,7 +297,7 @@ func (x *DrainTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTargetsRequest.ProtoReflect.Descriptor instead.
 func (*DrainTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DrainTargetsRequest) GetStream() string {
@@ -367,12 +321,12 @@ func (x *DrainTargetsRequest) GetDrainFor() *durationpb.Duration {
 	return nil
 }
 
-// DrainTargetsResponse tells what is drained now.
+// DrainTargetsResponse lists the drained targets.
 type DrainTargetsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As STREAM/NAME.
+	// The targets, as STREAM/NAME.
 	Drained []string `protobuf:"bytes,1,rep,name=drained,proto3" json:"drained,omitempty"`
-	// When the last of the drains ends.
+	// The end of the last drain.
 	Until         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -380,7 +334,7 @@ type DrainTargetsResponse struct {
 
 func (x *DrainTargetsResponse) Reset() {
 	*x = DrainTargetsResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -392,7 +346,7 @@ func (x *DrainTargetsResponse) String() string {
 func (*DrainTargetsResponse) ProtoMessage() {}
 
 func (x *DrainTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -405,7 +359,7 @@ func (x *DrainTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTargetsResponse.ProtoReflect.Descriptor instead.
 func (*DrainTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DrainTargetsResponse) GetDrained() []string {
@@ -422,12 +376,12 @@ func (x *DrainTargetsResponse) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
-// UndrainTargetsRequest names targets to use again.
+// UndrainTargetsRequest selects the targets to undrain.
 type UndrainTargetsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The stream; empty for every stream in which an operator drained such a target.
 	Stream string `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
-	// Names of targets, at least one.
+	// The names of targets, at least one.
 	Names         []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -435,7 +389,7 @@ type UndrainTargetsRequest struct {
 
 func (x *UndrainTargetsRequest) Reset() {
 	*x = UndrainTargetsRequest{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -447,7 +401,7 @@ func (x *UndrainTargetsRequest) String() string {
 func (*UndrainTargetsRequest) ProtoMessage() {}
 
 func (x *UndrainTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -460,7 +414,7 @@ func (x *UndrainTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainTargetsRequest.ProtoReflect.Descriptor instead.
 func (*UndrainTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *UndrainTargetsRequest) GetStream() string {
@@ -477,10 +431,10 @@ func (x *UndrainTargetsRequest) GetNames() []string {
 	return nil
 }
 
-// UndrainTargetsResponse lists what an operator no longer drains.
+// UndrainTargetsResponse lists the undrained targets.
 type UndrainTargetsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As STREAM/NAME.
+	// The targets, as STREAM/NAME.
 	Undrained     []string `protobuf:"bytes,1,rep,name=undrained,proto3" json:"undrained,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -488,7 +442,7 @@ type UndrainTargetsResponse struct {
 
 func (x *UndrainTargetsResponse) Reset() {
 	*x = UndrainTargetsResponse{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -500,7 +454,7 @@ func (x *UndrainTargetsResponse) String() string {
 func (*UndrainTargetsResponse) ProtoMessage() {}
 
 func (x *UndrainTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -513,7 +467,7 @@ func (x *UndrainTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainTargetsResponse.ProtoReflect.Descriptor instead.
 func (*UndrainTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UndrainTargetsResponse) GetUndrained() []string {
@@ -523,38 +477,38 @@ func (x *UndrainTargetsResponse) GetUndrained() []string {
 	return nil
 }
 
-// Status is everything the load balancer knows.
+// Status is the state of the load balancer.
 type Status struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The version of the program.
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// The trench it belongs to.
+	// The name of the trench.
 	Trench string `protobuf:"bytes,2,opt,name=trench,proto3" json:"trench,omitempty"`
 	// The current position.
 	Position *v1.Position `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
-	// False until every target was checked once.
+	// True once every target was checked.
 	Synced bool `protobuf:"varint,4,opt,name=synced,proto3" json:"synced,omitempty"`
 	// True after SIGTERM.
 	GoingAway bool `protobuf:"varint,5,opt,name=going_away,json=goingAway,proto3" json:"going_away,omitempty"`
-	// The lease that every message carries.
+	// The lease in every message.
 	Lease *durationpb.Duration `protobuf:"bytes,6,opt,name=lease,proto3" json:"lease,omitempty"`
 	// The identity in use, a SPIFFE ID.
 	SpiffeId string `protobuf:"bytes,7,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
-	// When that identity ends.
+	// The expiry of the identity.
 	IdentityExpires *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=identity_expires,json=identityExpires,proto3" json:"identity_expires,omitempty"`
 	// The health services.
 	Conditions []*v11.Condition `protobuf:"bytes,9,rep,name=conditions,proto3" json:"conditions,omitempty"`
-	// The VIPs, with what the frontend reports of them.
+	// The VIPs, with the frontend's report.
 	Vips []*VipStatus `protobuf:"bytes,10,rep,name=vips,proto3" json:"vips,omitempty"`
 	// The streams.
 	Streams []*StreamStatus `protobuf:"bytes,11,rep,name=streams,proto3" json:"streams,omitempty"`
 	// The open watches.
 	Watchers []*WatcherStatus `protobuf:"bytes,12,rep,name=watchers,proto3" json:"watchers,omitempty"`
-	// Problems with the trench file; empty when the file in force is the file on disk.
+	// The problems of the trench file on disk; empty while it is in force.
 	ConfigurationError string `protobuf:"bytes,13,opt,name=configuration_error,json=configurationError,proto3" json:"configuration_error,omitempty"`
-	// Where targets come from.
+	// The sources of targets.
 	Sources []*SourceStatus `protobuf:"bytes,14,rep,name=sources,proto3" json:"sources,omitempty"`
-	// The data plane; absent when there is none (--dataplane=none).
+	// The data plane; absent with --dataplane=none.
 	DataPlane     *DataPlaneStatus `protobuf:"bytes,15,opt,name=data_plane,json=dataPlane,proto3" json:"data_plane,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -562,7 +516,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -574,7 +528,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -587,7 +541,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Status) GetVersion() string {
@@ -695,44 +649,42 @@ func (x *Status) GetDataPlane() *DataPlaneStatus {
 	return nil
 }
 
-// DataPlaneStatus is what the data plane does in the kernel.
+// DataPlaneStatus is the state of the data plane.
 type DataPlaneStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "nftables".
 	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
-	// False with --conntrack=off.
-	Conntrack bool `protobuf:"varint,2,opt,name=conntrack,proto3" json:"conntrack,omitempty"`
-	// Why nothing can be changed at the moment; empty when all is well.
+	// The value of --conntrack.
+	Conntrack string `protobuf:"bytes,2,opt,name=conntrack,proto3" json:"conntrack,omitempty"`
+	// The reason why the kernel state cannot be changed; empty without an error.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
-	// How often that has failed since.
+	// The number of failed attempts since the last success.
 	Failures uint32 `protobuf:"varint,4,opt,name=failures,proto3" json:"failures,omitempty"`
-	// The number of what is wanted.
+	// The revision of the desired state.
 	WantedRevision uint64 `protobuf:"varint,5,opt,name=wanted_revision,json=wantedRevision,proto3" json:"wanted_revision,omitempty"`
-	// The number of what was applied; a smaller one while a change is on its way.
+	// The applied revision; smaller while a change is pending.
 	AppliedRevision uint64 `protobuf:"varint,6,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
-	// What waits for the frontend to withdraw VIPs, in words.
+	// The changes that wait for the frontend to withdraw VIPs.
 	HeldBack []string `protobuf:"bytes,7,rep,name=held_back,json=heldBack,proto3" json:"held_back,omitempty"`
-	// What could not be done, each about one thing.
-	Problems []*DataPlaneProblem `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`
-	// What another process removed or changed and what is not repaired.
+	// The objects that prevent the desired state.
+	Problems []*v11.Problem `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`
+	// The objects that another process changed and that are not repaired.
 	Drift []*DataPlaneDrift `protobuf:"bytes,9,rep,name=drift,proto3" json:"drift,omitempty"`
 	// The streams.
 	Streams []*DataPlaneStream `protobuf:"bytes,10,rep,name=streams,proto3" json:"streams,omitempty"`
-	// Why the targets in the kernel could not be read; empty when they were.
+	// The error of reading the targets in the kernel; empty without one.
 	Unread string `protobuf:"bytes,11,opt,name=unread,proto3" json:"unread,omitempty"`
-	// What is held: its drift is not repaired.
+	// The holds, under which drift is not repaired.
 	Holds []*DataPlaneHold `protobuf:"bytes,12,rep,name=holds,proto3" json:"holds,omitempty"`
-	// How many repairs there were since the start.
-	Repairs uint64 `protobuf:"varint,13,opt,name=repairs,proto3" json:"repairs,omitempty"`
-	// The value of --conntrack; empty from an lb that knows only on and off.
-	ConntrackMode string `protobuf:"bytes,14,opt,name=conntrack_mode,json=conntrackMode,proto3" json:"conntrack_mode,omitempty"`
+	// The number of repairs since the start.
+	Repairs       uint64 `protobuf:"varint,13,opt,name=repairs,proto3" json:"repairs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DataPlaneStatus) Reset() {
 	*x = DataPlaneStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -744,7 +696,7 @@ func (x *DataPlaneStatus) String() string {
 func (*DataPlaneStatus) ProtoMessage() {}
 
 func (x *DataPlaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -757,7 +709,7 @@ func (x *DataPlaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneStatus.ProtoReflect.Descriptor instead.
 func (*DataPlaneStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DataPlaneStatus) GetMode() string {
@@ -767,11 +719,11 @@ func (x *DataPlaneStatus) GetMode() string {
 	return ""
 }
 
-func (x *DataPlaneStatus) GetConntrack() bool {
+func (x *DataPlaneStatus) GetConntrack() string {
 	if x != nil {
 		return x.Conntrack
 	}
-	return false
+	return ""
 }
 
 func (x *DataPlaneStatus) GetError() string {
@@ -809,7 +761,7 @@ func (x *DataPlaneStatus) GetHeldBack() []string {
 	return nil
 }
 
-func (x *DataPlaneStatus) GetProblems() []*DataPlaneProblem {
+func (x *DataPlaneStatus) GetProblems() []*v11.Problem {
 	if x != nil {
 		return x.Problems
 	}
@@ -851,19 +803,12 @@ func (x *DataPlaneStatus) GetRepairs() uint64 {
 	return 0
 }
 
-func (x *DataPlaneStatus) GetConntrackMode() string {
-	if x != nil {
-		return x.ConntrackMode
-	}
-	return ""
-}
-
 // DataPlaneHold is one hold.
 type DataPlaneHold struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The stream; empty for all streams.
 	Stream string `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
-	// When it expires; absent when it does not.
+	// The expiry; absent without one.
 	Until         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -871,7 +816,7 @@ type DataPlaneHold struct {
 
 func (x *DataPlaneHold) Reset() {
 	*x = DataPlaneHold{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +828,7 @@ func (x *DataPlaneHold) String() string {
 func (*DataPlaneHold) ProtoMessage() {}
 
 func (x *DataPlaneHold) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +841,7 @@ func (x *DataPlaneHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneHold.ProtoReflect.Descriptor instead.
 func (*DataPlaneHold) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DataPlaneHold) GetStream() string {
@@ -913,91 +858,18 @@ func (x *DataPlaneHold) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
-// DataPlaneProblem is one thing that prevents the desired state.
-type DataPlaneProblem struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// What it is about: a VIP, a stream, a target, a name in the kernel.
-	Object string `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
-	// What is wrong.
-	Detail string `protobuf:"bytes,2,opt,name=detail,proto3" json:"detail,omitempty"`
-	// What to do about it.
-	Remedy string `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
-	// The VIPs that are not served because of it.
-	Vips          []string `protobuf:"bytes,4,rep,name=vips,proto3" json:"vips,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DataPlaneProblem) Reset() {
-	*x = DataPlaneProblem{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DataPlaneProblem) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DataPlaneProblem) ProtoMessage() {}
-
-func (x *DataPlaneProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DataPlaneProblem.ProtoReflect.Descriptor instead.
-func (*DataPlaneProblem) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
-}
-
-func (x *DataPlaneProblem) GetObject() string {
-	if x != nil {
-		return x.Object
-	}
-	return ""
-}
-
-func (x *DataPlaneProblem) GetDetail() string {
-	if x != nil {
-		return x.Detail
-	}
-	return ""
-}
-
-func (x *DataPlaneProblem) GetRemedy() string {
-	if x != nil {
-		return x.Remedy
-	}
-	return ""
-}
-
-func (x *DataPlaneProblem) GetVips() []string {
-	if x != nil {
-		return x.Vips
-	}
-	return nil
-}
-
-// DataPlaneDrift is one object in the kernel that another process removed or changed.
+// DataPlaneDrift is an object in the kernel that another process removed or changed.
 type DataPlaneDrift struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What people look for, such as "rule fwmark 5003 (IPv4)".
+	// The object, such as "rule fwmark 5003 (IPv4)".
 	Object string `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
-	// The stream it belongs to.
+	// The stream of the object.
 	Stream string `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
-	// The target it belongs to; empty when it is the stream's.
+	// The target of the object; empty for an object of the stream.
 	Target string `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`
-	// What is different.
+	// The difference.
 	Detail string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
-	// Since when that is known.
+	// The time at which the drift was detected.
 	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1005,7 +877,7 @@ type DataPlaneDrift struct {
 
 func (x *DataPlaneDrift) Reset() {
 	*x = DataPlaneDrift{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1017,7 +889,7 @@ func (x *DataPlaneDrift) String() string {
 func (*DataPlaneDrift) ProtoMessage() {}
 
 func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1030,7 +902,7 @@ func (x *DataPlaneDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneDrift.ProtoReflect.Descriptor instead.
 func (*DataPlaneDrift) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DataPlaneDrift) GetObject() string {
@@ -1071,23 +943,23 @@ func (x *DataPlaneDrift) GetSince() *timestamppb.Timestamp {
 // DataPlaneStream is one stream in the kernel.
 type DataPlaneStream struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its name.
+	// The name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// How many entries each of its tables has, a prime number.
+	// The size of its tables, a prime number.
 	Size uint32 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
 	// The seed of its hashes.
 	Seed uint32 `protobuf:"varint,3,opt,name=seed,proto3" json:"seed,omitempty"`
-	// The VIPs whose packets go to it.
+	// The number of VIPs that lead to the stream.
 	Vips uint32 `protobuf:"varint,4,opt,name=vips,proto3" json:"vips,omitempty"`
-	// Why it does not forward IPv4 although targets serve; empty when it does.
+	// The reason why IPv4 is not forwarded although targets serve; empty without a problem.
 	ProblemIpv4 string `protobuf:"bytes,5,opt,name=problem_ipv4,json=problemIpv4,proto3" json:"problem_ipv4,omitempty"`
-	// The same of IPv6.
+	// The same for IPv6.
 	ProblemIpv6 string `protobuf:"bytes,6,opt,name=problem_ipv6,json=problemIpv6,proto3" json:"problem_ipv6,omitempty"`
-	// Its targets.
+	// The targets.
 	Targets []*DataPlaneTarget `protobuf:"bytes,7,rep,name=targets,proto3" json:"targets,omitempty"`
-	// The ports of its match, such as "tcp/80"; empty when all packets are forwarded.
+	// The ports of the match, such as "tcp/80"; empty to forward all packets.
 	Match []string `protobuf:"bytes,8,rep,name=match,proto3" json:"match,omitempty"`
-	// How many packets its match dropped since its rules were last written.
+	// The number of packets that the match dropped since its rules were last written.
 	UnmatchedPackets uint64 `protobuf:"varint,9,opt,name=unmatched_packets,json=unmatchedPackets,proto3" json:"unmatched_packets,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -1095,7 +967,7 @@ type DataPlaneStream struct {
 
 func (x *DataPlaneStream) Reset() {
 	*x = DataPlaneStream{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1107,7 +979,7 @@ func (x *DataPlaneStream) String() string {
 func (*DataPlaneStream) ProtoMessage() {}
 
 func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1120,7 +992,7 @@ func (x *DataPlaneStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneStream.ProtoReflect.Descriptor instead.
 func (*DataPlaneStream) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DataPlaneStream) GetName() string {
@@ -1189,23 +1061,23 @@ func (x *DataPlaneStream) GetUnmatchedPackets() uint64 {
 // DataPlaneTarget is one target in the kernel.
 type DataPlaneTarget struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its name.
+	// The name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Its number: the mark of its packets, and its routing table.
+	// The fwmark of its packets, and the ID of its routing table.
 	Number uint32 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
-	// Its addresses.
+	// The addresses.
 	Addresses []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// One of "serving", "draining", "down", "pending", "removing", "drifted".
 	State string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
-	// How many entries of its stream's table for IPv4 lead to it.
+	// The number of its entries in the stream's table for IPv4.
 	EntriesIpv4 uint32 `protobuf:"varint,5,opt,name=entries_ipv4,json=entriesIpv4,proto3" json:"entries_ipv4,omitempty"`
-	// The same of IPv6.
+	// The same for IPv6.
 	EntriesIpv6 uint32 `protobuf:"varint,6,opt,name=entries_ipv6,json=entriesIpv6,proto3" json:"entries_ipv6,omitempty"`
-	// How many packets were sent to it since it is in the kernel.
+	// The number of packets since the target was added to the kernel.
 	Packets uint64 `protobuf:"varint,7,opt,name=packets,proto3" json:"packets,omitempty"`
-	// How many bytes.
+	// The number of bytes.
 	Bytes uint64 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// When a draining target leaves.
+	// The end of the drain; absent without one.
 	DrainEnd      *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=drain_end,json=drainEnd,proto3" json:"drain_end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1213,7 +1085,7 @@ type DataPlaneTarget struct {
 
 func (x *DataPlaneTarget) Reset() {
 	*x = DataPlaneTarget{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1225,7 +1097,7 @@ func (x *DataPlaneTarget) String() string {
 func (*DataPlaneTarget) ProtoMessage() {}
 
 func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1238,7 +1110,7 @@ func (x *DataPlaneTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPlaneTarget.ProtoReflect.Descriptor instead.
 func (*DataPlaneTarget) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DataPlaneTarget) GetName() string {
@@ -1309,17 +1181,17 @@ type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One of "file", "registry", "directory".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// True while the source can be asked.
+	// True while the source is available.
 	Live bool `protobuf:"varint,2,opt,name=live,proto3" json:"live,omitempty"`
-	// Since when it is so.
+	// The time of the last change of live.
 	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
-	// What it offers, and when it is gone, why.
+	// The content of the source, or the reason for its loss.
 	Detail string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
-	// What happens to what a source offered once it is gone: "hold", "drain" or "drop".
+	// The treatment of targets after the loss of the source: "hold", "drain" or "drop".
 	OnGone string `protobuf:"bytes,5,opt,name=on_gone,json=onGone,proto3" json:"on_gone,omitempty"`
-	// How many targets come from it.
+	// The number of targets.
 	Targets uint32 `protobuf:"varint,6,opt,name=targets,proto3" json:"targets,omitempty"`
-	// What the source offers and is not taken, each with its name and why.
+	// The ignored objects, each with its name and the reason.
 	Problems      []string `protobuf:"bytes,7,rep,name=problems,proto3" json:"problems,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1327,7 +1199,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1211,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1224,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -1404,12 +1276,12 @@ func (x *SourceStatus) GetProblems() []string {
 	return nil
 }
 
-// VipStatus is one VIP as the load balancer sees it.
+// VipStatus is one VIP.
 type VipStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the load balancer says.
+	// The readiness.
 	Readiness *v1.VipReadiness `protobuf:"bytes,1,opt,name=readiness,proto3" json:"readiness,omitempty"`
-	// What the newest report of a frontend says; absent without a report.
+	// The newest report of a frontend; absent without one.
 	Reported      *v1.VipAdvertisement `protobuf:"bytes,2,opt,name=reported,proto3" json:"reported,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1417,7 +1289,7 @@ type VipStatus struct {
 
 func (x *VipStatus) Reset() {
 	*x = VipStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1301,7 @@ func (x *VipStatus) String() string {
 func (*VipStatus) ProtoMessage() {}
 
 func (x *VipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1314,7 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *VipStatus) GetReadiness() *v1.VipReadiness {
@@ -1462,13 +1334,13 @@ func (x *VipStatus) GetReported() *v1.VipAdvertisement {
 // StreamStatus is one stream of the trench file.
 type StreamStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its name.
+	// The name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The VIPs it serves.
+	// The VIPs.
 	Vips []string `protobuf:"bytes,2,rep,name=vips,proto3" json:"vips,omitempty"`
-	// How many targets of a VIP's family must be ready.
+	// The number of targets of a VIP's family that must be ready.
 	MinReady uint32 `protobuf:"varint,3,opt,name=min_ready,json=minReady,proto3" json:"min_ready,omitempty"`
-	// Its targets.
+	// The targets.
 	Targets       []*TargetStatus `protobuf:"bytes,4,rep,name=targets,proto3" json:"targets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1476,7 +1348,7 @@ type StreamStatus struct {
 
 func (x *StreamStatus) Reset() {
 	*x = StreamStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1488,7 +1360,7 @@ func (x *StreamStatus) String() string {
 func (*StreamStatus) ProtoMessage() {}
 
 func (x *StreamStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1501,7 +1373,7 @@ func (x *StreamStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamStatus.ProtoReflect.Descriptor instead.
 func (*StreamStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StreamStatus) GetName() string {
@@ -1537,25 +1409,25 @@ type TargetStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The target's name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The address that is checked.
+	// The checked address.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	// One of "starting", "ready", "not ready", "overdue", "draining", "drained".
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
-	// Since when.
+	// The time of the last change of the state.
 	Since *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
-	// When the last check ended; absent before the first.
+	// The end of the last check; absent before the first.
 	LastCheck *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_check,json=lastCheck,proto3" json:"last_check,omitempty"`
 	// The error of the last check; empty after a success.
 	LastError string `protobuf:"bytes,6,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
-	// Where the target comes from, such as "file" and "registry".
+	// The sources of the target, such as "file" and "registry".
 	Sources []string `protobuf:"bytes,7,rep,name=sources,proto3" json:"sources,omitempty"`
-	// The SPIFFE ID that registered it; empty for other sources.
+	// The SPIFFE ID that registered the target; empty for other sources.
 	RegisteredBy string `protobuf:"bytes,8,opt,name=registered_by,json=registeredBy,proto3" json:"registered_by,omitempty"`
-	// When a draining target leaves.
+	// The end of the drain; absent without one.
 	DrainEnd *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=drain_end,json=drainEnd,proto3" json:"drain_end,omitempty"`
-	// Why it drains, such as "by an operator".
+	// The cause of the drain, such as "by an operator".
 	DrainCause string `protobuf:"bytes,10,opt,name=drain_cause,json=drainCause,proto3" json:"drain_cause,omitempty"`
-	// What the checks say of a draining target; empty for others.
+	// The state that the checks report during a drain; empty without one.
 	Checks        string `protobuf:"bytes,11,opt,name=checks,proto3" json:"checks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1563,7 +1435,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +1447,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[20]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +1460,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{20}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TargetStatus) GetName() string {
@@ -1671,21 +1543,21 @@ func (x *TargetStatus) GetChecks() string {
 // WatcherStatus is one open watch.
 type WatcherStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name of the watch.
+	// The ID of the watch.
 	WatchId string `protobuf:"bytes,1,opt,name=watch_id,json=watchId,proto3" json:"watch_id,omitempty"`
-	// Who watches, a SPIFFE ID.
+	// The SPIFFE ID of the reader.
 	Peer string `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`
-	// What the reader calls itself.
+	// The name that the reader sent.
 	Reader string `protobuf:"bytes,3,opt,name=reader,proto3" json:"reader,omitempty"`
-	// Since when.
+	// The start of the watch.
 	Since *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
-	// The last position that was sent.
+	// The newest sent revision.
 	SentRevision uint64 `protobuf:"varint,5,opt,name=sent_revision,json=sentRevision,proto3" json:"sent_revision,omitempty"`
-	// The last position that was reported as applied; 0 without a report.
+	// The newest revision that the reader reported as applied; 0 without a report.
 	AppliedRevision uint64 `protobuf:"varint,6,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
-	// True when this watch's reports count.
+	// True if the reports of this watch count.
 	Reporting bool `protobuf:"varint,7,opt,name=reporting,proto3" json:"reporting,omitempty"`
-	// External connectivity as reported.
+	// The reported external connectivity.
 	Families      []*v1.FamilyConnectivity `protobuf:"bytes,8,rep,name=families,proto3" json:"families,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1693,7 +1565,7 @@ type WatcherStatus struct {
 
 func (x *WatcherStatus) Reset() {
 	*x = WatcherStatus{}
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1577,7 @@ func (x *WatcherStatus) String() string {
 func (*WatcherStatus) ProtoMessage() {}
 
 func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[21]
+	mi := &file_vipgate_lb_v1_lb_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1590,7 @@ func (x *WatcherStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatcherStatus.ProtoReflect.Descriptor instead.
 func (*WatcherStatus) Descriptor() ([]byte, []int) {
-	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{21}
+	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WatcherStatus) GetWatchId() string {
@@ -1788,12 +1660,10 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\fHoldResponse\x120\n" +
 	"\x05until\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"'\n" +
 	"\rResumeRequest\x12\x16\n" +
-	"\x06stream\x18\x01 \x01(\tR\x06stream\"K\n" +
-	"\x0eResumeResponse\x129\n" +
-	"\brepaired\x18\x01 \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\brepaired\"\x12\n" +
-	"\x10ReconcileRequest\"J\n" +
-	"\x11ReconcileResponse\x125\n" +
-	"\x06mended\x18\x01 \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\x06mended\"{\n" +
+	"\x06stream\x18\x01 \x01(\tR\x06stream\"\x12\n" +
+	"\x10ReconcileRequest\"D\n" +
+	"\aRepairs\x129\n" +
+	"\brepaired\x18\x01 \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\brepaired\"{\n" +
 	"\x13DrainTargetsRequest\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x14\n" +
 	"\x05names\x18\x02 \x03(\tR\x05names\x126\n" +
@@ -1826,31 +1696,25 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x13configuration_error\x18\r \x01(\tR\x12configurationError\x125\n" +
 	"\asources\x18\x0e \x03(\v2\x1b.vipgate.lb.v1.SourceStatusR\asources\x12=\n" +
 	"\n" +
-	"data_plane\x18\x0f \x01(\v2\x1e.vipgate.lb.v1.DataPlaneStatusR\tdataPlane\"\x9f\x04\n" +
+	"data_plane\x18\x0f \x01(\v2\x1e.vipgate.lb.v1.DataPlaneStatusR\tdataPlane\"\xf2\x03\n" +
 	"\x0fDataPlaneStatus\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1c\n" +
-	"\tconntrack\x18\x02 \x01(\bR\tconntrack\x12\x14\n" +
+	"\tconntrack\x18\x02 \x01(\tR\tconntrack\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\x12\x1a\n" +
 	"\bfailures\x18\x04 \x01(\rR\bfailures\x12'\n" +
 	"\x0fwanted_revision\x18\x05 \x01(\x04R\x0ewantedRevision\x12)\n" +
 	"\x10applied_revision\x18\x06 \x01(\x04R\x0fappliedRevision\x12\x1b\n" +
-	"\theld_back\x18\a \x03(\tR\bheldBack\x12;\n" +
-	"\bproblems\x18\b \x03(\v2\x1f.vipgate.lb.v1.DataPlaneProblemR\bproblems\x123\n" +
+	"\theld_back\x18\a \x03(\tR\bheldBack\x125\n" +
+	"\bproblems\x18\b \x03(\v2\x19.vipgate.admin.v1.ProblemR\bproblems\x123\n" +
 	"\x05drift\x18\t \x03(\v2\x1d.vipgate.lb.v1.DataPlaneDriftR\x05drift\x128\n" +
 	"\astreams\x18\n" +
 	" \x03(\v2\x1e.vipgate.lb.v1.DataPlaneStreamR\astreams\x12\x16\n" +
 	"\x06unread\x18\v \x01(\tR\x06unread\x122\n" +
 	"\x05holds\x18\f \x03(\v2\x1c.vipgate.lb.v1.DataPlaneHoldR\x05holds\x12\x18\n" +
-	"\arepairs\x18\r \x01(\x04R\arepairs\x12%\n" +
-	"\x0econntrack_mode\x18\x0e \x01(\tR\rconntrackMode\"Y\n" +
+	"\arepairs\x18\r \x01(\x04R\arepairs\"Y\n" +
 	"\rDataPlaneHold\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x120\n" +
-	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"n\n" +
-	"\x10DataPlaneProblem\x12\x16\n" +
-	"\x06object\x18\x01 \x01(\tR\x06object\x12\x16\n" +
-	"\x06detail\x18\x02 \x01(\tR\x06detail\x12\x16\n" +
-	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x12\n" +
-	"\x04vips\x18\x04 \x03(\tR\x04vips\"\xa2\x01\n" +
+	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xa2\x01\n" +
 	"\x0eDataPlaneDrift\x12\x16\n" +
 	"\x06object\x18\x01 \x01(\tR\x06object\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x16\n" +
@@ -1917,15 +1781,15 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\rsent_revision\x18\x05 \x01(\x04R\fsentRevision\x12)\n" +
 	"\x10applied_revision\x18\x06 \x01(\x04R\x0fappliedRevision\x12\x1c\n" +
 	"\treporting\x18\a \x01(\bR\treporting\x12D\n" +
-	"\bfamilies\x18\b \x03(\v2(.vipgate.readiness.v1.FamilyConnectivityR\bfamilies2\xb1\x04\n" +
+	"\bfamilies\x18\b \x03(\v2(.vipgate.readiness.v1.FamilyConnectivityR\bfamilies2\xa0\x04\n" +
 	"\tLBService\x12F\n" +
 	"\tGetStatus\x12\".vipgate.admin.v1.GetStatusRequest\x1a\x15.vipgate.lb.v1.Status\x12L\n" +
 	"\vWatchStatus\x12$.vipgate.admin.v1.WatchStatusRequest\x1a\x15.vipgate.lb.v1.Status0\x01\x12W\n" +
 	"\fDrainTargets\x12\".vipgate.lb.v1.DrainTargetsRequest\x1a#.vipgate.lb.v1.DrainTargetsResponse\x12]\n" +
-	"\x0eUndrainTargets\x12$.vipgate.lb.v1.UndrainTargetsRequest\x1a%.vipgate.lb.v1.UndrainTargetsResponse\x12N\n" +
-	"\tReconcile\x12\x1f.vipgate.lb.v1.ReconcileRequest\x1a .vipgate.lb.v1.ReconcileResponse\x12?\n" +
-	"\x04Hold\x12\x1a.vipgate.lb.v1.HoldRequest\x1a\x1b.vipgate.lb.v1.HoldResponse\x12E\n" +
-	"\x06Resume\x12\x1c.vipgate.lb.v1.ResumeRequest\x1a\x1d.vipgate.lb.v1.ResumeResponseB/Z-github.com/vipgate/vipgate/pkg/api/lb/v1;lbv1b\x06proto3"
+	"\x0eUndrainTargets\x12$.vipgate.lb.v1.UndrainTargetsRequest\x1a%.vipgate.lb.v1.UndrainTargetsResponse\x12D\n" +
+	"\tReconcile\x12\x1f.vipgate.lb.v1.ReconcileRequest\x1a\x16.vipgate.lb.v1.Repairs\x12?\n" +
+	"\x04Hold\x12\x1a.vipgate.lb.v1.HoldRequest\x1a\x1b.vipgate.lb.v1.HoldResponse\x12>\n" +
+	"\x06Resume\x12\x1c.vipgate.lb.v1.ResumeRequest\x1a\x16.vipgate.lb.v1.RepairsB/Z-github.com/vipgate/vipgate/pkg/api/lb/v1;lbv1b\x06proto3"
 
 var (
 	file_vipgate_lb_v1_lb_proto_rawDescOnce sync.Once
@@ -1939,92 +1803,90 @@ func file_vipgate_lb_v1_lb_proto_rawDescGZIP() []byte {
 	return file_vipgate_lb_v1_lb_proto_rawDescData
 }
 
-var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_vipgate_lb_v1_lb_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_vipgate_lb_v1_lb_proto_goTypes = []any{
 	(*HoldRequest)(nil),            // 0: vipgate.lb.v1.HoldRequest
 	(*HoldResponse)(nil),           // 1: vipgate.lb.v1.HoldResponse
 	(*ResumeRequest)(nil),          // 2: vipgate.lb.v1.ResumeRequest
-	(*ResumeResponse)(nil),         // 3: vipgate.lb.v1.ResumeResponse
-	(*ReconcileRequest)(nil),       // 4: vipgate.lb.v1.ReconcileRequest
-	(*ReconcileResponse)(nil),      // 5: vipgate.lb.v1.ReconcileResponse
-	(*DrainTargetsRequest)(nil),    // 6: vipgate.lb.v1.DrainTargetsRequest
-	(*DrainTargetsResponse)(nil),   // 7: vipgate.lb.v1.DrainTargetsResponse
-	(*UndrainTargetsRequest)(nil),  // 8: vipgate.lb.v1.UndrainTargetsRequest
-	(*UndrainTargetsResponse)(nil), // 9: vipgate.lb.v1.UndrainTargetsResponse
-	(*Status)(nil),                 // 10: vipgate.lb.v1.Status
-	(*DataPlaneStatus)(nil),        // 11: vipgate.lb.v1.DataPlaneStatus
-	(*DataPlaneHold)(nil),          // 12: vipgate.lb.v1.DataPlaneHold
-	(*DataPlaneProblem)(nil),       // 13: vipgate.lb.v1.DataPlaneProblem
-	(*DataPlaneDrift)(nil),         // 14: vipgate.lb.v1.DataPlaneDrift
-	(*DataPlaneStream)(nil),        // 15: vipgate.lb.v1.DataPlaneStream
-	(*DataPlaneTarget)(nil),        // 16: vipgate.lb.v1.DataPlaneTarget
-	(*SourceStatus)(nil),           // 17: vipgate.lb.v1.SourceStatus
-	(*VipStatus)(nil),              // 18: vipgate.lb.v1.VipStatus
-	(*StreamStatus)(nil),           // 19: vipgate.lb.v1.StreamStatus
-	(*TargetStatus)(nil),           // 20: vipgate.lb.v1.TargetStatus
-	(*WatcherStatus)(nil),          // 21: vipgate.lb.v1.WatcherStatus
-	(*durationpb.Duration)(nil),    // 22: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 23: google.protobuf.Timestamp
-	(*v1.Position)(nil),            // 24: vipgate.readiness.v1.Position
-	(*v11.Condition)(nil),          // 25: vipgate.admin.v1.Condition
-	(*v1.VipReadiness)(nil),        // 26: vipgate.readiness.v1.VipReadiness
-	(*v1.VipAdvertisement)(nil),    // 27: vipgate.readiness.v1.VipAdvertisement
-	(*v1.FamilyConnectivity)(nil),  // 28: vipgate.readiness.v1.FamilyConnectivity
-	(*v11.GetStatusRequest)(nil),   // 29: vipgate.admin.v1.GetStatusRequest
-	(*v11.WatchStatusRequest)(nil), // 30: vipgate.admin.v1.WatchStatusRequest
+	(*ReconcileRequest)(nil),       // 3: vipgate.lb.v1.ReconcileRequest
+	(*Repairs)(nil),                // 4: vipgate.lb.v1.Repairs
+	(*DrainTargetsRequest)(nil),    // 5: vipgate.lb.v1.DrainTargetsRequest
+	(*DrainTargetsResponse)(nil),   // 6: vipgate.lb.v1.DrainTargetsResponse
+	(*UndrainTargetsRequest)(nil),  // 7: vipgate.lb.v1.UndrainTargetsRequest
+	(*UndrainTargetsResponse)(nil), // 8: vipgate.lb.v1.UndrainTargetsResponse
+	(*Status)(nil),                 // 9: vipgate.lb.v1.Status
+	(*DataPlaneStatus)(nil),        // 10: vipgate.lb.v1.DataPlaneStatus
+	(*DataPlaneHold)(nil),          // 11: vipgate.lb.v1.DataPlaneHold
+	(*DataPlaneDrift)(nil),         // 12: vipgate.lb.v1.DataPlaneDrift
+	(*DataPlaneStream)(nil),        // 13: vipgate.lb.v1.DataPlaneStream
+	(*DataPlaneTarget)(nil),        // 14: vipgate.lb.v1.DataPlaneTarget
+	(*SourceStatus)(nil),           // 15: vipgate.lb.v1.SourceStatus
+	(*VipStatus)(nil),              // 16: vipgate.lb.v1.VipStatus
+	(*StreamStatus)(nil),           // 17: vipgate.lb.v1.StreamStatus
+	(*TargetStatus)(nil),           // 18: vipgate.lb.v1.TargetStatus
+	(*WatcherStatus)(nil),          // 19: vipgate.lb.v1.WatcherStatus
+	(*durationpb.Duration)(nil),    // 20: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 21: google.protobuf.Timestamp
+	(*v1.Position)(nil),            // 22: vipgate.readiness.v1.Position
+	(*v11.Condition)(nil),          // 23: vipgate.admin.v1.Condition
+	(*v11.Problem)(nil),            // 24: vipgate.admin.v1.Problem
+	(*v1.VipReadiness)(nil),        // 25: vipgate.readiness.v1.VipReadiness
+	(*v1.VipAdvertisement)(nil),    // 26: vipgate.readiness.v1.VipAdvertisement
+	(*v1.FamilyConnectivity)(nil),  // 27: vipgate.readiness.v1.FamilyConnectivity
+	(*v11.GetStatusRequest)(nil),   // 28: vipgate.admin.v1.GetStatusRequest
+	(*v11.WatchStatusRequest)(nil), // 29: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_lb_v1_lb_proto_depIdxs = []int32{
-	22, // 0: vipgate.lb.v1.HoldRequest.duration:type_name -> google.protobuf.Duration
-	23, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
-	14, // 2: vipgate.lb.v1.ResumeResponse.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
-	14, // 3: vipgate.lb.v1.ReconcileResponse.mended:type_name -> vipgate.lb.v1.DataPlaneDrift
-	22, // 4: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
-	23, // 5: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
-	24, // 6: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
-	22, // 7: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
-	23, // 8: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
-	25, // 9: vipgate.lb.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
-	18, // 10: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
-	19, // 11: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
-	21, // 12: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
-	17, // 13: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
-	11, // 14: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
-	13, // 15: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.lb.v1.DataPlaneProblem
-	14, // 16: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
-	15, // 17: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
-	12, // 18: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
-	23, // 19: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
-	23, // 20: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
-	16, // 21: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
-	23, // 22: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
-	23, // 23: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
-	26, // 24: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
-	27, // 25: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
-	20, // 26: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
-	23, // 27: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
-	23, // 28: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
-	23, // 29: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
-	23, // 30: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
-	28, // 31: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
-	29, // 32: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
-	30, // 33: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
-	6,  // 34: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
-	8,  // 35: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
-	4,  // 36: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
-	0,  // 37: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
-	2,  // 38: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
-	10, // 39: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.Status
-	10, // 40: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.Status
-	7,  // 41: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
-	9,  // 42: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
-	5,  // 43: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.ReconcileResponse
-	1,  // 44: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
-	3,  // 45: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.ResumeResponse
-	39, // [39:46] is the sub-list for method output_type
-	32, // [32:39] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	20, // 0: vipgate.lb.v1.HoldRequest.duration:type_name -> google.protobuf.Duration
+	21, // 1: vipgate.lb.v1.HoldResponse.until:type_name -> google.protobuf.Timestamp
+	12, // 2: vipgate.lb.v1.Repairs.repaired:type_name -> vipgate.lb.v1.DataPlaneDrift
+	20, // 3: vipgate.lb.v1.DrainTargetsRequest.drain_for:type_name -> google.protobuf.Duration
+	21, // 4: vipgate.lb.v1.DrainTargetsResponse.until:type_name -> google.protobuf.Timestamp
+	22, // 5: vipgate.lb.v1.Status.position:type_name -> vipgate.readiness.v1.Position
+	20, // 6: vipgate.lb.v1.Status.lease:type_name -> google.protobuf.Duration
+	21, // 7: vipgate.lb.v1.Status.identity_expires:type_name -> google.protobuf.Timestamp
+	23, // 8: vipgate.lb.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
+	16, // 9: vipgate.lb.v1.Status.vips:type_name -> vipgate.lb.v1.VipStatus
+	17, // 10: vipgate.lb.v1.Status.streams:type_name -> vipgate.lb.v1.StreamStatus
+	19, // 11: vipgate.lb.v1.Status.watchers:type_name -> vipgate.lb.v1.WatcherStatus
+	15, // 12: vipgate.lb.v1.Status.sources:type_name -> vipgate.lb.v1.SourceStatus
+	10, // 13: vipgate.lb.v1.Status.data_plane:type_name -> vipgate.lb.v1.DataPlaneStatus
+	24, // 14: vipgate.lb.v1.DataPlaneStatus.problems:type_name -> vipgate.admin.v1.Problem
+	12, // 15: vipgate.lb.v1.DataPlaneStatus.drift:type_name -> vipgate.lb.v1.DataPlaneDrift
+	13, // 16: vipgate.lb.v1.DataPlaneStatus.streams:type_name -> vipgate.lb.v1.DataPlaneStream
+	11, // 17: vipgate.lb.v1.DataPlaneStatus.holds:type_name -> vipgate.lb.v1.DataPlaneHold
+	21, // 18: vipgate.lb.v1.DataPlaneHold.until:type_name -> google.protobuf.Timestamp
+	21, // 19: vipgate.lb.v1.DataPlaneDrift.since:type_name -> google.protobuf.Timestamp
+	14, // 20: vipgate.lb.v1.DataPlaneStream.targets:type_name -> vipgate.lb.v1.DataPlaneTarget
+	21, // 21: vipgate.lb.v1.DataPlaneTarget.drain_end:type_name -> google.protobuf.Timestamp
+	21, // 22: vipgate.lb.v1.SourceStatus.since:type_name -> google.protobuf.Timestamp
+	25, // 23: vipgate.lb.v1.VipStatus.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	26, // 24: vipgate.lb.v1.VipStatus.reported:type_name -> vipgate.readiness.v1.VipAdvertisement
+	18, // 25: vipgate.lb.v1.StreamStatus.targets:type_name -> vipgate.lb.v1.TargetStatus
+	21, // 26: vipgate.lb.v1.TargetStatus.since:type_name -> google.protobuf.Timestamp
+	21, // 27: vipgate.lb.v1.TargetStatus.last_check:type_name -> google.protobuf.Timestamp
+	21, // 28: vipgate.lb.v1.TargetStatus.drain_end:type_name -> google.protobuf.Timestamp
+	21, // 29: vipgate.lb.v1.WatcherStatus.since:type_name -> google.protobuf.Timestamp
+	27, // 30: vipgate.lb.v1.WatcherStatus.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
+	28, // 31: vipgate.lb.v1.LBService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
+	29, // 32: vipgate.lb.v1.LBService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
+	5,  // 33: vipgate.lb.v1.LBService.DrainTargets:input_type -> vipgate.lb.v1.DrainTargetsRequest
+	7,  // 34: vipgate.lb.v1.LBService.UndrainTargets:input_type -> vipgate.lb.v1.UndrainTargetsRequest
+	3,  // 35: vipgate.lb.v1.LBService.Reconcile:input_type -> vipgate.lb.v1.ReconcileRequest
+	0,  // 36: vipgate.lb.v1.LBService.Hold:input_type -> vipgate.lb.v1.HoldRequest
+	2,  // 37: vipgate.lb.v1.LBService.Resume:input_type -> vipgate.lb.v1.ResumeRequest
+	9,  // 38: vipgate.lb.v1.LBService.GetStatus:output_type -> vipgate.lb.v1.Status
+	9,  // 39: vipgate.lb.v1.LBService.WatchStatus:output_type -> vipgate.lb.v1.Status
+	6,  // 40: vipgate.lb.v1.LBService.DrainTargets:output_type -> vipgate.lb.v1.DrainTargetsResponse
+	8,  // 41: vipgate.lb.v1.LBService.UndrainTargets:output_type -> vipgate.lb.v1.UndrainTargetsResponse
+	4,  // 42: vipgate.lb.v1.LBService.Reconcile:output_type -> vipgate.lb.v1.Repairs
+	1,  // 43: vipgate.lb.v1.LBService.Hold:output_type -> vipgate.lb.v1.HoldResponse
+	4,  // 44: vipgate.lb.v1.LBService.Resume:output_type -> vipgate.lb.v1.Repairs
+	38, // [38:45] is the sub-list for method output_type
+	31, // [31:38] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_lb_v1_lb_proto_init() }
@@ -2038,7 +1900,7 @@ func file_vipgate_lb_v1_lb_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_lb_v1_lb_proto_rawDesc), len(file_vipgate_lb_v1_lb_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

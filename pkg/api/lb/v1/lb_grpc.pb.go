@@ -35,25 +35,23 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// LBService is served on the load balancer's admin socket, to the same user
-// and root only.
+// LBService is served on the load balancer's admin socket, to the same user and root only.
 type LBServiceClient interface {
 	// GetStatus returns the whole status.
 	GetStatus(ctx context.Context, in *v1.GetStatusRequest, opts ...grpc.CallOption) (*Status, error)
-	// WatchStatus returns the whole status now and after every change, at most
-	// ten times a second.
+	// WatchStatus returns the whole status now and after every change, at most ten times a second.
 	WatchStatus(ctx context.Context, in *v1.WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Status], error)
-	// DrainTargets drains targets for an operator: no new flows, and after the drain time
-	// none at all, until they are undrained. It survives restarts.
+	// DrainTargets drains targets for an operator: they get no new flows, and after the drain time no
+	// packets, until they are undrained. It survives restarts.
 	DrainTargets(ctx context.Context, in *DrainTargetsRequest, opts ...grpc.CallOption) (*DrainTargetsResponse, error)
-	// UndrainTargets takes that back.
+	// UndrainTargets ends drains of an operator.
 	UndrainTargets(ctx context.Context, in *UndrainTargetsRequest, opts ...grpc.CallOption) (*UndrainTargetsResponse, error)
-	// Reconcile repairs drift of the data plane at once, except what is held.
-	Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileResponse, error)
-	// Hold has drift of the data plane shown and not repaired. It survives restarts.
+	// Reconcile repairs drift of the data plane immediately, except for held streams.
+	Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*Repairs, error)
+	// Hold leaves drift of the data plane unrepaired, and shows it. It survives restarts.
 	Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (*HoldResponse, error)
-	// Resume ends a hold and repairs what was held.
-	Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (*ResumeResponse, error)
+	// Resume ends a hold and repairs the drift.
+	Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (*Repairs, error)
 }
 
 type lBServiceClient struct {
@@ -113,9 +111,9 @@ func (c *lBServiceClient) UndrainTargets(ctx context.Context, in *UndrainTargets
 	return out, nil
 }
 
-func (c *lBServiceClient) Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileResponse, error) {
+func (c *lBServiceClient) Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*Repairs, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ReconcileResponse)
+	out := new(Repairs)
 	err := c.cc.Invoke(ctx, LBService_Reconcile_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -133,9 +131,9 @@ func (c *lBServiceClient) Hold(ctx context.Context, in *HoldRequest, opts ...grp
 	return out, nil
 }
 
-func (c *lBServiceClient) Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (*ResumeResponse, error) {
+func (c *lBServiceClient) Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (*Repairs, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ResumeResponse)
+	out := new(Repairs)
 	err := c.cc.Invoke(ctx, LBService_Resume_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -147,25 +145,23 @@ func (c *lBServiceClient) Resume(ctx context.Context, in *ResumeRequest, opts ..
 // All implementations must embed UnimplementedLBServiceServer
 // for forward compatibility.
 //
-// LBService is served on the load balancer's admin socket, to the same user
-// and root only.
+// LBService is served on the load balancer's admin socket, to the same user and root only.
 type LBServiceServer interface {
 	// GetStatus returns the whole status.
 	GetStatus(context.Context, *v1.GetStatusRequest) (*Status, error)
-	// WatchStatus returns the whole status now and after every change, at most
-	// ten times a second.
+	// WatchStatus returns the whole status now and after every change, at most ten times a second.
 	WatchStatus(*v1.WatchStatusRequest, grpc.ServerStreamingServer[Status]) error
-	// DrainTargets drains targets for an operator: no new flows, and after the drain time
-	// none at all, until they are undrained. It survives restarts.
+	// DrainTargets drains targets for an operator: they get no new flows, and after the drain time no
+	// packets, until they are undrained. It survives restarts.
 	DrainTargets(context.Context, *DrainTargetsRequest) (*DrainTargetsResponse, error)
-	// UndrainTargets takes that back.
+	// UndrainTargets ends drains of an operator.
 	UndrainTargets(context.Context, *UndrainTargetsRequest) (*UndrainTargetsResponse, error)
-	// Reconcile repairs drift of the data plane at once, except what is held.
-	Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error)
-	// Hold has drift of the data plane shown and not repaired. It survives restarts.
+	// Reconcile repairs drift of the data plane immediately, except for held streams.
+	Reconcile(context.Context, *ReconcileRequest) (*Repairs, error)
+	// Hold leaves drift of the data plane unrepaired, and shows it. It survives restarts.
 	Hold(context.Context, *HoldRequest) (*HoldResponse, error)
-	// Resume ends a hold and repairs what was held.
-	Resume(context.Context, *ResumeRequest) (*ResumeResponse, error)
+	// Resume ends a hold and repairs the drift.
+	Resume(context.Context, *ResumeRequest) (*Repairs, error)
 	mustEmbedUnimplementedLBServiceServer()
 }
 
@@ -188,13 +184,13 @@ func (UnimplementedLBServiceServer) DrainTargets(context.Context, *DrainTargetsR
 func (UnimplementedLBServiceServer) UndrainTargets(context.Context, *UndrainTargetsRequest) (*UndrainTargetsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method UndrainTargets not implemented")
 }
-func (UnimplementedLBServiceServer) Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error) {
+func (UnimplementedLBServiceServer) Reconcile(context.Context, *ReconcileRequest) (*Repairs, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reconcile not implemented")
 }
 func (UnimplementedLBServiceServer) Hold(context.Context, *HoldRequest) (*HoldResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Hold not implemented")
 }
-func (UnimplementedLBServiceServer) Resume(context.Context, *ResumeRequest) (*ResumeResponse, error) {
+func (UnimplementedLBServiceServer) Resume(context.Context, *ResumeRequest) (*Repairs, error) {
 	return nil, status.Error(codes.Unimplemented, "method Resume not implemented")
 }
 func (UnimplementedLBServiceServer) mustEmbedUnimplementedLBServiceServer() {}

@@ -25,32 +25,32 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Status is everything that a target knows.
+// Status is the state of a target.
 type Status struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The version of the program.
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// The prefixes from which VIPs are taken.
+	// The prefixes that contain the VIPs.
 	Pool []string `protobuf:"bytes,2,rep,name=pool,proto3" json:"pool,omitempty"`
 	// The network interface toward the trench pods.
 	Interface string `protobuf:"bytes,3,opt,name=interface,proto3" json:"interface,omitempty"`
-	// True when all of the kernel state was read back.
+	// True if the whole kernel state was read back.
 	Complete bool `protobuf:"varint,4,opt,name=complete,proto3" json:"complete,omitempty"`
-	// Since when complete has this value; absent before the kernel state was first read.
+	// The time of the last change of complete; absent before the kernel state was first read.
 	Since *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
-	// What keeps the kernel state from being complete.
-	Problems []*Problem `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
-	// The hosts on the link that sent packets to the pool, or may do so.
+	// The objects that prevent a complete kernel state.
+	Problems []*v1.Problem `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
+	// The hosts on the link that sent packets to the pool, or may send them.
 	Peers []*Peer `protobuf:"bytes,7,rep,name=peers,proto3" json:"peers,omitempty"`
-	// Why flows could not be counted; empty when they were.
+	// The error of counting flows; empty without one.
 	FlowsError string `protobuf:"bytes,8,opt,name=flows_error,json=flowsError,proto3" json:"flows_error,omitempty"`
-	// Parts of the kernel state that were restored since the start.
+	// The number of restored parts of the kernel state since the start.
 	Repairs uint64 `protobuf:"varint,9,opt,name=repairs,proto3" json:"repairs,omitempty"`
 	// The health services.
 	Conditions []*v1.Condition `protobuf:"bytes,10,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	// The registrations of `target add`.
 	Registrations []*Registration `protobuf:"bytes,11,rep,name=registrations,proto3" json:"registrations,omitempty"`
-	// Replies that were dropped, as no peer was known for them, since the rules were written.
+	// The number of replies that were dropped without a known peer since the rules were written.
 	Dropped       uint64 `protobuf:"varint,12,opt,name=dropped,proto3" json:"dropped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -121,7 +121,7 @@ func (x *Status) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *Status) GetProblems() []*Problem {
+func (x *Status) GetProblems() []*v1.Problem {
 	if x != nil {
 		return x.Problems
 	}
@@ -170,85 +170,21 @@ func (x *Status) GetDropped() uint64 {
 	return 0
 }
 
-// Problem is a condition that keeps the kernel state from being complete.
-type Problem struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// What it is about, such as "interface net1".
-	Object string `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
-	// What is wrong with it.
-	Detail string `protobuf:"bytes,2,opt,name=detail,proto3" json:"detail,omitempty"`
-	// What to do about it; empty when there is nothing to do.
-	Remedy        string `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Problem) Reset() {
-	*x = Problem{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[1]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Problem) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Problem) ProtoMessage() {}
-
-func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[1]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Problem.ProtoReflect.Descriptor instead.
-func (*Problem) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{1}
-}
-
-func (x *Problem) GetObject() string {
-	if x != nil {
-		return x.Object
-	}
-	return ""
-}
-
-func (x *Problem) GetDetail() string {
-	if x != nil {
-		return x.Detail
-	}
-	return ""
-}
-
-func (x *Problem) GetRemedy() string {
-	if x != nil {
-		return x.Remedy
-	}
-	return ""
-}
-
 // Peer is a host on the link.
 type Peer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its link address.
+	// The link address.
 	Mac string `protobuf:"bytes,1,opt,name=mac,proto3" json:"mac,omitempty"`
-	// Its addresses in the neighbor table.
+	// The addresses in the neighbor table.
 	Addresses []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// The connection mark of its flows.
 	Fwmark uint32 `protobuf:"varint,3,opt,name=fwmark,proto3" json:"fwmark,omitempty"`
-	// True when it sent packets to the pool.
+	// True if the host sent packets to the pool.
 	Seen bool `protobuf:"varint,4,opt,name=seen,proto3" json:"seen,omitempty"`
-	// True when it has a valid neighbor entry, or sent a packet in the last seconds: flows that the
-	// application opens use it.
+	// True if the host has a valid neighbor entry, or sent a packet in the last seconds: new flows of
+	// the application use it.
 	Live bool `protobuf:"varint,5,opt,name=live,proto3" json:"live,omitempty"`
-	// Connection tracking entries of VIPs whose replies it gets.
+	// The number of connection tracking entries of VIPs whose replies it gets.
 	Flows         uint64 `protobuf:"varint,6,opt,name=flows,proto3" json:"flows,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -256,7 +192,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[2]
+	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -268,7 +204,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[2]
+	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -281,7 +217,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{2}
+	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *Peer) GetMac() string {
@@ -335,19 +271,18 @@ type Registration struct {
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// The addresses of the target.
 	Addresses []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// The registry as it was configured, host:port.
+	// The configured registry, host:port.
 	Registry string `protobuf:"bytes,4,opt,name=registry,proto3" json:"registry,omitempty"`
-	// The address of the load balancer, one of those of the registry; empty when the lookup of the
-	// registry's name failed.
+	// The address of the load balancer; empty if the lookup of the registry's name failed.
 	Lb string `protobuf:"bytes,5,opt,name=lb,proto3" json:"lb,omitempty"`
-	// The state of the target at the load balancer, such as "READY", or of each of its addresses;
-	// empty when it is not registered. "LOOKUP FAILED" when load balancers of the name are known.
+	// The state of the target at the load balancer, such as "READY", or of each of its addresses; empty
+	// while it is not registered. "LOOKUP FAILED" if load balancers of the name are known.
 	State string `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`
-	// Since when it is in this state; absent when unknown.
+	// The time of the last change of the state; absent if unknown.
 	Since *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=since,proto3" json:"since,omitempty"`
-	// Why it is not registered, or the error of its last check; empty without one.
+	// The error of the registration or of the last check; empty without one.
 	Error string `protobuf:"bytes,8,opt,name=error,proto3" json:"error,omitempty"`
-	// How often an attempt to register failed since the start.
+	// The number of failed attempts to register since the start.
 	Failures      uint64 `protobuf:"varint,9,opt,name=failures,proto3" json:"failures,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -355,7 +290,7 @@ type Registration struct {
 
 func (x *Registration) Reset() {
 	*x = Registration{}
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[3]
+	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -367,7 +302,7 @@ func (x *Registration) String() string {
 func (*Registration) ProtoMessage() {}
 
 func (x *Registration) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[3]
+	mi := &file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -380,7 +315,7 @@ func (x *Registration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registration.ProtoReflect.Descriptor instead.
 func (*Registration) Descriptor() ([]byte, []int) {
-	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{3}
+	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Registration) GetStream() string {
@@ -450,14 +385,14 @@ var File_vipgate_targetadmin_v1_targetadmin_proto protoreflect.FileDescriptor
 
 const file_vipgate_targetadmin_v1_targetadmin_proto_rawDesc = "" +
 	"\n" +
-	"(vipgate/targetadmin/v1/targetadmin.proto\x12\x16vipgate.targetadmin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\"\xf1\x03\n" +
+	"(vipgate/targetadmin/v1/targetadmin.proto\x12\x16vipgate.targetadmin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cvipgate/admin/v1/admin.proto\"\xeb\x03\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
 	"\x04pool\x18\x02 \x03(\tR\x04pool\x12\x1c\n" +
 	"\tinterface\x18\x03 \x01(\tR\tinterface\x12\x1a\n" +
 	"\bcomplete\x18\x04 \x01(\bR\bcomplete\x120\n" +
-	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12;\n" +
-	"\bproblems\x18\x06 \x03(\v2\x1f.vipgate.targetadmin.v1.ProblemR\bproblems\x122\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x125\n" +
+	"\bproblems\x18\x06 \x03(\v2\x19.vipgate.admin.v1.ProblemR\bproblems\x122\n" +
 	"\x05peers\x18\a \x03(\v2\x1c.vipgate.targetadmin.v1.PeerR\x05peers\x12\x1f\n" +
 	"\vflows_error\x18\b \x01(\tR\n" +
 	"flowsError\x12\x18\n" +
@@ -467,11 +402,7 @@ const file_vipgate_targetadmin_v1_targetadmin_proto_rawDesc = "" +
 	" \x03(\v2\x1b.vipgate.admin.v1.ConditionR\n" +
 	"conditions\x12J\n" +
 	"\rregistrations\x18\v \x03(\v2$.vipgate.targetadmin.v1.RegistrationR\rregistrations\x12\x18\n" +
-	"\adropped\x18\f \x01(\x04R\adropped\"Q\n" +
-	"\aProblem\x12\x16\n" +
-	"\x06object\x18\x01 \x01(\tR\x06object\x12\x16\n" +
-	"\x06detail\x18\x02 \x01(\tR\x06detail\x12\x16\n" +
-	"\x06remedy\x18\x03 \x01(\tR\x06remedy\"\x8c\x01\n" +
+	"\adropped\x18\f \x01(\x04R\adropped\"\x8c\x01\n" +
 	"\x04Peer\x12\x10\n" +
 	"\x03mac\x18\x01 \x01(\tR\x03mac\x12\x1c\n" +
 	"\taddresses\x18\x02 \x03(\tR\taddresses\x12\x16\n" +
@@ -505,24 +436,24 @@ func file_vipgate_targetadmin_v1_targetadmin_proto_rawDescGZIP() []byte {
 	return file_vipgate_targetadmin_v1_targetadmin_proto_rawDescData
 }
 
-var file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_vipgate_targetadmin_v1_targetadmin_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_vipgate_targetadmin_v1_targetadmin_proto_goTypes = []any{
 	(*Status)(nil),                // 0: vipgate.targetadmin.v1.Status
-	(*Problem)(nil),               // 1: vipgate.targetadmin.v1.Problem
-	(*Peer)(nil),                  // 2: vipgate.targetadmin.v1.Peer
-	(*Registration)(nil),          // 3: vipgate.targetadmin.v1.Registration
-	(*timestamppb.Timestamp)(nil), // 4: google.protobuf.Timestamp
+	(*Peer)(nil),                  // 1: vipgate.targetadmin.v1.Peer
+	(*Registration)(nil),          // 2: vipgate.targetadmin.v1.Registration
+	(*timestamppb.Timestamp)(nil), // 3: google.protobuf.Timestamp
+	(*v1.Problem)(nil),            // 4: vipgate.admin.v1.Problem
 	(*v1.Condition)(nil),          // 5: vipgate.admin.v1.Condition
 	(*v1.GetStatusRequest)(nil),   // 6: vipgate.admin.v1.GetStatusRequest
 	(*v1.WatchStatusRequest)(nil), // 7: vipgate.admin.v1.WatchStatusRequest
 }
 var file_vipgate_targetadmin_v1_targetadmin_proto_depIdxs = []int32{
-	4, // 0: vipgate.targetadmin.v1.Status.since:type_name -> google.protobuf.Timestamp
-	1, // 1: vipgate.targetadmin.v1.Status.problems:type_name -> vipgate.targetadmin.v1.Problem
-	2, // 2: vipgate.targetadmin.v1.Status.peers:type_name -> vipgate.targetadmin.v1.Peer
+	3, // 0: vipgate.targetadmin.v1.Status.since:type_name -> google.protobuf.Timestamp
+	4, // 1: vipgate.targetadmin.v1.Status.problems:type_name -> vipgate.admin.v1.Problem
+	1, // 2: vipgate.targetadmin.v1.Status.peers:type_name -> vipgate.targetadmin.v1.Peer
 	5, // 3: vipgate.targetadmin.v1.Status.conditions:type_name -> vipgate.admin.v1.Condition
-	3, // 4: vipgate.targetadmin.v1.Status.registrations:type_name -> vipgate.targetadmin.v1.Registration
-	4, // 5: vipgate.targetadmin.v1.Registration.since:type_name -> google.protobuf.Timestamp
+	2, // 4: vipgate.targetadmin.v1.Status.registrations:type_name -> vipgate.targetadmin.v1.Registration
+	3, // 5: vipgate.targetadmin.v1.Registration.since:type_name -> google.protobuf.Timestamp
 	6, // 6: vipgate.targetadmin.v1.TargetAdminService.GetStatus:input_type -> vipgate.admin.v1.GetStatusRequest
 	7, // 7: vipgate.targetadmin.v1.TargetAdminService.WatchStatus:input_type -> vipgate.admin.v1.WatchStatusRequest
 	0, // 8: vipgate.targetadmin.v1.TargetAdminService.GetStatus:output_type -> vipgate.targetadmin.v1.Status
@@ -545,7 +476,7 @@ func file_vipgate_targetadmin_v1_targetadmin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_targetadmin_v1_targetadmin_proto_rawDesc), len(file_vipgate_targetadmin_v1_targetadmin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   3,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
