@@ -14,7 +14,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/jhash"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -42,7 +42,7 @@ const (
 
 // fwmark returns the connection mark of flows whose packets arrive from a link-layer address.
 func fwmark(mac net.HardwareAddr) uint32 {
-	return 1 + jhash.Scale(jhash.Sum(mac, hashSeed), hashModulus)
+	return 1 + nft.Hash(mac, hashSeed, hashModulus)
 }
 
 // placeholderMAC is the destination link-layer address of replies until the egress chain rewrites

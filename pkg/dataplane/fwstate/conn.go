@@ -10,9 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -95,35 +93,39 @@ func (c Config) Validate() error {
 // Conn is a connection to the kernel in the network namespace of the thread that called Dial.
 // It is not safe for concurrent use, and keeps no record of installed objects.
 type Conn struct {
+	Routing
+	nft *nft.Conn // nftables and connection tracking
+	// reported holds the changes that the kernel echoed during the last Write.
+	reported report
+}
+
+// Routing reads and changes links, neighbors, policy rules and routes.
+type Routing struct {
 	config Config
-	nft    *nlmsg.Socket // nftables and connection tracking
 	rt     *rtnetlink.Conn
 	// families lists the families that the kernel supports.
 	families []vip.Family
 	// failedNeighbors were FAILED at the last read. The kernel resets the state on each probe.
 	failedNeighbors map[neighborKey]bool
-	// others caches foreign policy rules; othersAt is the value of
+	// foreign caches policy rules of other processes; foreignAt is the value of
 	// rtnetlink.Conn.ForeignRuleChanges before they were listed.
-	others       []rtnetlink.Rule
-	othersAt     uint64
-	othersListed bool
-	// reported holds the changes that the kernel echoed during the last Write.
-	reported report
-	// transactions counts committed transactions, messages their messages.
-	transactions, messages uint32
+	foreign       []rtnetlink.Rule
+	foreignAt     uint64
+	foreignListed bool
 }
 
 // Dial opens the sockets.
 func Dial(c Config) (*Conn, error) {
-	nft, err := nlmsg.Open(unix.NETLINK_NETFILTER)
+	socket, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
 	rt, err := rtnetlink.Dial()
 	if err != nil {
-		return nil, errors.Join(err, nft.Close())
+		return nil, errors.Join(err, socket.Close())
 	}
-	f := &Conn{config: c.WithDefaults(), nft: nft, rt: rt, families: vip.Families[:]}
+	f := &Conn{Routing: Routing{config: c.WithDefaults(), rt: rt, families: vip.Families[:]}, nft: socket}
+	socket.Echo = func(set string, e nft.Element, deleted bool) { f.reported.add(set, e, deleted) }
 	if _, err := os.Stat("/proc/sys/net/ipv6"); errors.Is(err, fs.ErrNotExist) {
 		f.families = []vip.Family{vip.IPv4}
 	}
@@ -131,11 +133,11 @@ func Dial(c Config) (*Conn, error) {
 }
 
 // HasIPv6 reports whether the kernel supports IPv6.
-func (f *Conn) HasIPv6() bool { return slices.Contains(f.families, vip.IPv6) }
+func (routing *Routing) HasIPv6() bool { return slices.Contains(routing.families, vip.IPv6) }
 
 // Transactions returns the number of committed transactions. Each increments the ruleset
 // generation.
-func (f *Conn) Transactions() uint32 { return f.transactions }
+func (f *Conn) Transactions() uint32 { return f.nft.Transactions }
 
 // Close closes the sockets.
 func (f *Conn) Close() error { return errors.Join(f.nft.Close(), f.rt.Close()) }

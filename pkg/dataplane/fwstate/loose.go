@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -52,14 +53,14 @@ func flowSize(f vip.Family) uint32 { return 4 * (2*words(f) + 3) }
 // flowFlags are the flags of a map that rules update.
 const flowFlags = unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
 
-func flowSpec(f vip.Family) setSpec {
+func flowSpec(f vip.Family) nft.Set {
 	key := uint32(0)
 	for _, t := range []uint32{typeAddress[f], typeAddress[f], typeProto, typeService, typeService} {
 		key = key<<concatBits | t
 	}
-	return setSpec{
-		name: flowMaps[f], flags: flowFlags,
-		keyType: key, keySize: flowSize(f), dataType: typeMark, data: 4, size: maxFlows,
+	return nft.Set{
+		Name: flowMaps[f], Flags: flowFlags,
+		KeyType: key, KeyLen: flowSize(f), DataType: nft.TypeMark, DataLen: 4, Size: maxFlows,
 	}
 }
 
@@ -126,14 +127,14 @@ func tcpFlags(flags byte, op expr.CmpOp) []expr.Any {
 
 // flowRules returns the rules for stored flows, in this order: established TCP, which is most
 // packets; closing TCP; all other packets with ports; and ICMP errors.
-func flowRules(f vip.Family, stream string) []ruleSpec {
+func flowRules(f vip.Family, stream string) []nft.Rule {
 	r := registersOf(f)
-	rule := func(comment string, flow []expr.Any, refresh ...expr.Any) ruleSpec {
+	rule := func(comment string, flow []expr.Any, refresh ...expr.Any) nft.Rule {
 		return newRule(ruleComment+comment,
 			slices.Concat(ofFamily(f), flow, r.find(register(0), flowMaps[f]), refresh, r.live(f, stream))...)
 	}
 	flow := outer(f, true)
-	return []ruleSpec{
+	return []nft.Rule{
 		rule("TCP flows that are known", slices.Concat(tcpFlags(tcpFIN|tcpSYN|tcpRST, expr.CmpOpEq), flow),
 			bitwise(r.mark, r.other, closing, 0),
 			&expr.Cmp{Op: expr.CmpOpEq, Register: r.other, Data: markKey(0)},
@@ -150,7 +151,7 @@ func flowRules(f vip.Family, stream string) []ruleSpec {
 
 // rememberRule returns the rule that selects the target of a new flow and stores it. If the update
 // fails, for example in a full map, the next rule selects the target.
-func rememberRule(f vip.Family, s *plan.KernelStream, table string) ruleSpec {
+func rememberRule(f vip.Family, s *plan.KernelStream, table string) nft.Rule {
 	r := registersOf(f)
 	hash := &expr.Hash{
 		SourceRegister: register(0), DestRegister: r.other, Length: flowSize(f),

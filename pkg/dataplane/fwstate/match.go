@@ -7,7 +7,7 @@ import (
 	"github.com/google/nftables/expr"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 )
 
 // A stream with a match has a set of protocols and ports for both families, and two rules at the
@@ -25,35 +25,35 @@ const (
 // portKey is the key size of a protocol and a port, each in a register.
 const portKey = 8
 
-func matchSpec(stream string) setSpec {
+func matchSpec(stream string) nft.Set {
 	// With a size the kernel selects a fixed array of hash buckets. During a transaction the set may
 	// contain both the old and the new ports.
-	return setSpec{name: plan.MatchSet(stream), keyType: typePort, keySize: portKey, size: 2 * plan.MaxMatch}
+	return nft.Set{Name: plan.MatchSet(stream), KeyType: typePort, KeyLen: portKey, Size: 2 * plan.MaxMatch}
 }
 
 // matchRules returns the rules that drop packets outside the match. A packet too short for ports
 // passes the second rule, but reaches no target: it has no flow key and no hash.
-func matchRules(stream string) []ruleSpec {
+func matchRules(stream string) []nft.Rule {
 	protocol := func(r uint32) expr.Any { return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(r)} }
-	drop := func(comment string, expressions ...expr.Any) ruleSpec {
+	drop := func(comment string, expressions ...expr.Any) nft.Rule {
 		for _, icmp := range icmpOf {
 			expressions = append(expressions, protocol(0),
 				&expr.Cmp{Op: expr.CmpOpNeq, Register: register(0), Data: []byte{icmp}})
 		}
 		return newRule(comment, append(expressions, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop})...)
 	}
-	return []ruleSpec{
+	return []nft.Rule{
 		drop(protocolsComment, ported(true)...),
 		drop(portsComment, protocol(0), load(expr.PayloadBaseTransportHeader, 2, 2)(register(1)),
 			&expr.Lookup{SourceRegister: register(0), SetName: plan.MatchSet(stream), Invert: true}),
 	}
 }
 
-func portElements(ports []plan.Port) []element {
-	list := make([]element, len(ports))
+func portElements(ports []plan.Port) []nft.Element {
+	list := make([]nft.Element, len(ports))
 	for i, p := range ports {
-		list[i].key = binary.BigEndian.AppendUint16([]byte{p.Protocol, 0, 0, 0}, p.Number)
-		list[i].key = append(list[i].key, 0, 0)
+		list[i].Key = binary.BigEndian.AppendUint16([]byte{p.Protocol, 0, 0, 0}, p.Number)
+		list[i].Key = append(list[i].Key, 0, 0)
 	}
 	return list
 }
@@ -62,7 +62,7 @@ func portElements(ports []plan.Port) []element {
 // is treated as missing; Write reports the conflict.
 func (f *Conn) readMatch(stream string, r *ruleset) ([]plan.Port, error) {
 	spec := matchSpec(stream)
-	if got, ok := r.sets[spec.name]; !ok || spec.mismatch(got) != "" {
+	if got, ok := r.Sets[spec.Name]; !ok || spec.Mismatch(got) != "" {
 		return nil, nil
 	}
 	return f.readPorts(stream)
@@ -71,8 +71,8 @@ func (f *Conn) readMatch(stream string, r *ruleset) ([]plan.Port, error) {
 // readPorts reads the ports of an existing set.
 func (f *Conn) readPorts(stream string) ([]plan.Port, error) {
 	ports := []plan.Port{}
-	err := f.dumpElements(plan.MatchSet(stream), func(e nlmsg.Attributes) {
-		if key := keyOf(e); len(key) == portKey {
+	err := f.elements(plan.MatchSet(stream), func(e nft.Element) {
+		if key := e.Key; len(key) == portKey {
 			ports = append(ports, plan.Port{Protocol: key[0], Number: binary.BigEndian.Uint16(key[4:])})
 		}
 	})
@@ -81,16 +81,16 @@ func (f *Conn) readPorts(stream string) ([]plan.Port, error) {
 }
 
 // changeMatch changes the ports of an existing set.
-func (t *transaction) changeMatch(stream string, have, want []plan.Port) {
-	t.removeElements(plan.MatchSet(stream), portElements(plan.MissingPorts(want, have)))
-	t.addElements(plan.MatchSet(stream), portElements(plan.MissingPorts(have, want)))
+func changeMatch(t *nft.Transaction, stream string, have, want []plan.Port) {
+	t.DeleteElements(plan.MatchSet(stream), portElements(plan.MissingPorts(want, have)))
+	t.AddElements(plan.MatchSet(stream), portElements(plan.MissingPorts(have, want)))
 }
 
 // createMatch creates the set of a stream with a match, unless r contains it.
-func (t *transaction) createMatch(want *plan.KernelStream, r *ruleset) {
-	if spec := matchSpec(want.Name); want.Match != nil && !r.has(spec.name) {
-		t.addSet(spec)
-		t.addElements(spec.name, portElements(want.Match))
+func createMatch(t *nft.Transaction, want *plan.KernelStream, r *ruleset) {
+	if spec := matchSpec(want.Name); want.Match != nil && !r.has(spec.Name) {
+		spec.Elements = portElements(want.Match)
+		t.AddSet(spec)
 	}
 }
 
@@ -102,15 +102,15 @@ func (w *changeWriter) streamMatch(want *plan.KernelStream, r *ruleset) error {
 	case err != nil:
 		return err
 	case want.Match == nil && have != nil:
-		w.last.removeSet(spec.name)
+		w.last.DeleteSet(spec.Name)
 	case want.Match == nil:
 	case have != nil:
-		w.last.changeMatch(want.Name, have, want.Match)
+		changeMatch(w.last, want.Name, have, want.Match)
 	default:
 		if err := r.checkSet("set", spec); err != nil {
 			return err
 		}
-		w.first.createMatch(want, r)
+		createMatch(w.first, want, r)
 	}
 	return nil
 }
@@ -120,13 +120,13 @@ func (w *changeWriter) streamMatch(want *plan.KernelStream, r *ruleset) error {
 func (f *Conn) ReadUnmatched(streams []string) (map[string]uint64, error) {
 	dropped := make(map[string]uint64, len(streams))
 	for _, stream := range streams {
-		rules, err := f.readRules(plan.StreamChain(stream))
+		rules, err := f.nft.Rules(inet, plan.StreamChain(stream))
 		if err != nil {
 			return nil, err
 		}
 		for _, r := range rules[plan.StreamChain(stream)] {
-			if r.comment == protocolsComment || r.comment == portsComment {
-				dropped[stream] += r.packets
+			if r.Comment == protocolsComment || r.Comment == portsComment {
+				dropped[stream] += r.Packets
 			}
 		}
 	}

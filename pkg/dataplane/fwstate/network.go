@@ -19,8 +19,8 @@ type neighborKey struct {
 }
 
 // Links lists the network interfaces, without their prefixes.
-func (f *Conn) Links() ([]plan.Link, error) {
-	list, err := f.rt.Links()
+func (routing *Routing) Links() ([]plan.Link, error) {
+	list, err := routing.rt.Links()
 	links := make([]plan.Link, len(list))
 	for i, l := range list {
 		links[i] = plan.Link{
@@ -32,13 +32,13 @@ func (f *Conn) Links() ([]plan.Link, error) {
 
 // ReadNetwork reads links, addresses and neighbors. A failed neighbor remains failed during a new
 // probe until it responds.
-func (f *Conn) ReadNetwork() (*plan.Network, error) {
+func (routing *Routing) ReadNetwork() (*plan.Network, error) {
 	n := &plan.Network{LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{}}
 	var err error
-	if n.Links, err = f.Links(); err != nil {
+	if n.Links, err = routing.Links(); err != nil {
 		return nil, err
 	}
-	addrs, err := f.rt.Addresses()
+	addrs, err := routing.rt.Addresses()
 	if err != nil {
 		return nil, err
 	}
@@ -50,8 +50,8 @@ func (f *Conn) ReadNetwork() (*plan.Network, error) {
 			}
 		}
 	}
-	routes, err := inFamilies(f, func(family vip.Family) ([]rtnetlink.Route, error) {
-		return f.rt.Routes(family, rtnetlink.RouteFilter{Table: unix.RT_TABLE_LOCAL})
+	routes, err := inFamilies(routing, func(family vip.Family) ([]rtnetlink.Route, error) {
+		return routing.rt.Routes(family, rtnetlink.RouteFilter{Table: unix.RT_TABLE_LOCAL})
 	})
 	if err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func (f *Conn) ReadNetwork() (*plan.Network, error) {
 				plan.LocalRoute{Prefix: r.Prefix, Target: r.Protocol == rtnetlink.ProtocolTarget})
 		}
 	}
-	neighbors, err := inFamilies(f, f.rt.Neighbors)
+	neighbors, err := inFamilies(routing, routing.rt.Neighbors)
 	if err != nil {
 		return nil, err
 	}
@@ -70,13 +70,13 @@ func (f *Conn) ReadNetwork() (*plan.Network, error) {
 	for _, e := range neighbors {
 		key := neighborKey{e.Link, e.Addr}
 		switch {
-		case e.State&unix.NUD_FAILED != 0, e.State&unix.NUD_INCOMPLETE != 0 && f.failedNeighbors[key]:
+		case e.State&unix.NUD_FAILED != 0, e.State&unix.NUD_INCOMPLETE != 0 && routing.failedNeighbors[key]:
 			failed[key] = true
 		case e.State&(unix.NUD_REACHABLE|unix.NUD_PERMANENT) != 0:
 			reachable[e.Addr] = true
 		}
 	}
-	f.failedNeighbors = failed
+	routing.failedNeighbors = failed
 	for key := range failed {
 		if !reachable[key.addr] {
 			n.FailedNeighbors[key.addr] = struct{}{}
@@ -96,14 +96,14 @@ const maxSolicited = 256
 
 // SolicitNeighbors triggers probes of FAILED neighbors. Without packets to them the kernel never
 // probes them, and it keeps the entries FAILED indefinitely while the table is small.
-func (f *Conn) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
+func (routing *Routing) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
 	var probes []rtnetlink.Request
-	for key := range f.failedNeighbors {
+	for key := range routing.failedNeighbors {
 		if _, ok := addrs[key.addr]; ok && len(probes) < maxSolicited {
 			probes = append(probes, rtnetlink.Neighbor{Link: key.link, Addr: key.addr}.Probe())
 		}
 	}
-	rejected, err := f.rt.Do(probes...)
+	rejected, err := routing.rt.Do(probes...)
 	if err != nil {
 		return fmt.Errorf("failed to probe %d failed neighbors: %w", len(probes), err)
 	}
@@ -122,11 +122,11 @@ var documentationAddresses = [...]netip.Addr{netip.MustParseAddr("192.0.2.1"), n
 // ResolveNextHop returns the next hop of a packet with a fwmark from a kernel route lookup, which
 // evaluates all rules and routes. It is invalid if the packet is dropped or uses a different
 // table.
-func (f *Conn) ResolveNextHop(fwmark uint32, family vip.Family) (netip.Addr, error) {
-	if family == vip.IPv6 && !f.HasIPv6() {
+func (routing *Routing) ResolveNextHop(fwmark uint32, family vip.Family) (netip.Addr, error) {
+	if family == vip.IPv6 && !routing.HasIPv6() {
 		return netip.Addr{}, nil
 	}
-	r, err := f.lookupRoute(family, fwmark)
+	r, err := routing.lookupRoute(family, fwmark)
 	if err != nil || r.Table != fwmark || r.Type != unix.RTN_UNICAST {
 		return netip.Addr{}, err
 	}
@@ -134,8 +134,8 @@ func (f *Conn) ResolveNextHop(fwmark uint32, family vip.Family) (netip.Addr, err
 }
 
 // DefaultRouteLink returns the index of the egress interface of packets without a fwmark, or 0.
-func (f *Conn) DefaultRouteLink() (int, error) {
-	r, err := f.lookupRoute(vip.IPv4, 0)
+func (routing *Routing) DefaultRouteLink() (int, error) {
+	r, err := routing.lookupRoute(vip.IPv4, 0)
 	if err != nil || r.Type != unix.RTN_UNICAST {
 		return 0, err
 	}
@@ -143,8 +143,8 @@ func (f *Conn) DefaultRouteLink() (int, error) {
 }
 
 // lookupRoute returns the route of a packet with a fwmark; the zero Route if it is dropped.
-func (f *Conn) lookupRoute(family vip.Family, fwmark uint32) (rtnetlink.Route, error) {
-	r, err := f.rt.Lookup(documentationAddresses[family], fwmark)
+func (routing *Routing) lookupRoute(family vip.Family, fwmark uint32) (rtnetlink.Route, error) {
+	r, err := routing.rt.Lookup(documentationAddresses[family], fwmark)
 	if rejected, ok := errors.AsType[*nlmsg.Error](err); ok {
 		switch rejected.Errno {
 		case unix.EINVAL, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.ENETDOWN:

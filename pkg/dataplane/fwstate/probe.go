@@ -7,11 +7,11 @@ import (
 	"github.com/google/nftables/expr"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/rtnetlink"
+	"github.com/vipgate/vipgate/pkg/nft"
 )
 
 // probeTable is added and deleted in one transaction, so it is never visible to other processes.
-const probeTable = plan.TableName + "-probe"
+var probeTable = nft.Table{Family: inet.Family, Name: plan.TableName + "-probe"}
 
 // kernelFeature is an nftables expression, its module, and the consequence of its absence.
 type kernelFeature struct {
@@ -66,20 +66,13 @@ func (f *Conn) MissingModules() []plan.Problem {
 	return problems
 }
 
-// conflicts reports whether a rule of another process has a priority between the data plane's goto
-// and its target. The frontend uses priorities 100 and 101 by default.
-func (f *Conn) conflicts(r rtnetlink.Rule) bool {
-	first := uint32(f.config.Priority)
-	return r.Protocol != plan.RouteProtocol && (r.Priority == first || r.Priority == first+1)
-}
-
 // missingDynamicMaps probes the kernel for maps that the packet path updates.
 func (f *Conn) missingDynamicMaps() []plan.Problem {
-	flows := setSpec{
-		name: "flows", flags: flowFlags, keyType: typeMark, keySize: 4, dataType: typeMark, data: 4, size: 1,
+	flows := nft.Set{
+		Name: "flows", Flags: flowFlags, KeyType: nft.TypeMark, KeyLen: 4, DataType: nft.TypeMark, DataLen: 4, Size: 1,
 	}
 	err := f.probeExpression(&expr.Dynset{
-		SrcRegKey: register(0), SrcRegData: register(0), SetName: flows.name, Operation: dynsetDelete,
+		SrcRegKey: register(0), SrcRegData: register(0), SetName: flows.Name, Operation: dynsetDelete,
 	}, flows)
 	if err == nil {
 		return nil
@@ -91,16 +84,16 @@ func (f *Conn) missingDynamicMaps() []plan.Problem {
 }
 
 // probeExpression adds and deletes a table with one rule and its sets in the same transaction.
-func (f *Conn) probeExpression(e expr.Any, sets ...setSpec) error {
-	t := transaction{table: probeTable}
-	t.addTable()
+func (f *Conn) probeExpression(e expr.Any, sets ...nft.Set) error {
+	t := &nft.Transaction{Table: probeTable}
+	t.AddTable()
 	for _, s := range sets {
-		t.addSet(s)
+		t.AddSet(s)
 	}
-	t.addChain(chainSpec{name: "probe"})
+	t.AddChain(nft.Chain{Name: "probe"})
 	if e != nil {
-		t.addRules("probe", newRule("", &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, e))
+		t.AddRules("probe", newRule("", &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, e))
 	}
-	t.removeTable()
-	return f.commit(&t, nil)
+	t.DeleteTable()
+	return f.commit(t)
 }

@@ -3,51 +3,24 @@ package fwstate
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // Generation returns the ruleset generation, which every transaction increments.
 func (f *Conn) Generation() (uint32, error) { return f.nft.Generation() }
 
-// Limits for repeated reads of a ruleset that another process changes during the read.
-const (
-	readFor      = 5 * time.Second
-	readAttempts = 10
-)
-
 // readConsistently repeats a read until the ruleset generation is equal before and after it.
-func (f *Conn) readConsistently(what string, read func() error) error {
-	began := time.Now()
-	before, err := f.Generation()
-	if err != nil {
-		return err
-	}
-	for attempt := 1; ; attempt++ {
-		err := read()
-		if err != nil && !errors.Is(err, nlmsg.ErrInterrupted) {
-			return fmt.Errorf("failed to read %s: %w", what, err)
-		}
-		after, generationErr := f.Generation()
-		switch {
-		case generationErr != nil:
-			return generationErr
-		case err == nil && before == after:
-			return nil
-		case attempt >= readAttempts && time.Since(began) > readFor:
-			return fmt.Errorf("failed to read %s: %w, %d times", what, nlmsg.ErrInterrupted, attempt)
-		}
-		before = after
-	}
+func (f *Conn) readConsistently(object string, read func() error) error {
+	_, err := f.nft.ReadConsistently(object, read)
+	return err
 }
 
 // Flags of tables (NFTA_TABLE_FLAGS).
@@ -57,138 +30,114 @@ const (
 )
 
 // ruleset is the content of the table without set elements.
-type ruleset struct {
-	exists bool
-	flags  uint32
-	chains map[string]chainSpec
-	sets   map[string]setSpec
-	rules  map[string][]rule
-}
-
-func newRuleset() *ruleset {
-	return &ruleset{chains: map[string]chainSpec{}, sets: map[string]setSpec{}, rules: map[string][]rule{}}
-}
+type ruleset struct{ *nft.Ruleset }
 
 func (r *ruleset) has(set string) bool {
-	_, ok := r.sets[set]
+	_, ok := r.Sets[set]
 	return ok
 }
 
 // checkChain returns a [ConflictError] if a chain with this name has a different type.
-func (r *ruleset) checkChain(want chainSpec) error {
-	if got, ok := r.chains[want.name]; ok {
-		return conflict("chain", want.name, want.mismatch(got))
+func (r *ruleset) checkChain(want nft.Chain) error {
+	if got, ok := r.Chains[want.Name]; ok {
+		return conflict("chain", want.Name, want.Mismatch(got))
 	}
 	return nil
 }
 
 // checkSet returns a [ConflictError] if a set or map with this name has a different type.
-func (r *ruleset) checkSet(kind string, want setSpec) error {
-	if got, ok := r.sets[want.name]; ok {
-		return conflict(kind, want.name, want.mismatch(got))
+func (r *ruleset) checkSet(kind string, want nft.Set) error {
+	if got, ok := r.Sets[want.Name]; ok {
+		return conflict(kind, want.Name, want.Mismatch(got))
 	}
 	return nil
 }
 
 // readRuleset reads the whole table, or only the common objects.
 func (f *Conn) readRuleset(all bool) (*ruleset, error) {
-	r := newRuleset()
-	flags, err := get(f, unix.NFT_MSG_GETTABLE, 0, "", func(b nlmsg.Attributes) uint32 {
-		return b.Uint32BE(unix.NFTA_TABLE_FLAGS)
-	})
-	if err != nil || flags == nil {
-		return r, err
-	}
-	r.exists, r.flags = true, *flags
-	if r.flags&tableOwner != 0 {
-		detail := "another process owns it, and it ends with that process"
-		return nil, &ConflictError{Object: "table inet " + plan.TableName, Detail: detail}
-	}
-	if !all {
-		return r, f.readObjects(r, commonChains, f.commonSets())
-	}
-	if err := errors.Join(
-		f.list("chains", unix.NFT_MSG_GETCHAIN, 0, "", func(b nlmsg.Attributes) {
-			c := parseChain(b)
-			r.chains[c.name] = c
-		}),
-		f.list("sets", unix.NFT_MSG_GETSET, 0, "", func(b nlmsg.Attributes) {
-			s := parseSet(b)
-			r.sets[s.name] = s
-		}),
-	); err != nil {
+	flags, err := f.nft.Flags(inet)
+	switch {
+	case err != nil:
 		return nil, err
+	case flags != nil && *flags&tableOwner != 0:
+		detail := "another process owns it, and it ends with that process"
+		return nil, &ConflictError{Object: "table " + inet.String(), Detail: detail}
+	case all || flags == nil:
+		r, err := f.nft.Dump(inet)
+		return &ruleset{r}, err
 	}
-	r.rules, err = f.readRules("")
+	r, err := f.readObjects(commonChains, f.config.commonSets())
+	r.Exists, r.Flags = true, *flags
 	return r, err
 }
 
 // readObjects reads the named chains and sets individually, because the table may contain
 // thousands of objects.
-func (f *Conn) readObjects(r *ruleset, chains []string, sets []setSpec) error {
+func (f *Conn) readObjects(chains []string, sets []nft.Set) (*ruleset, error) {
+	r := &ruleset{nft.NewRuleset()}
 	for _, name := range chains {
-		chain, err := f.readChain(name)
+		chain, err := f.nft.Chain(inet, name)
 		if err != nil {
-			return err
+			return r, err
 		}
 		if chain == nil {
 			continue
 		}
-		r.chains[name] = *chain
-		rules, err := f.readRules(name)
+		r.Chains[name] = *chain
+		rules, err := f.nft.Rules(inet, name)
 		if err != nil {
-			return err
+			return r, err
 		}
-		r.rules[name] = rules[name]
+		r.Rules[name] = rules[name]
 	}
 	for _, spec := range sets {
-		set, err := f.readSet(spec.name)
+		set, err := f.nft.Set(inet, spec.Name)
 		if err != nil {
-			return err
+			return r, err
 		}
 		if set != nil {
-			r.sets[spec.name] = *set
+			r.Sets[spec.Name] = *set
 		}
 	}
-	return nil
+	return r, nil
 }
 
 // inspectBase returns the first fault of the common objects, or "".
 func (f *Conn) inspectBase(r *ruleset) (string, error) {
 	switch {
-	case !r.exists:
+	case !r.Exists:
 		return "the table is missing", nil
-	case r.flags&tableDormant != 0:
+	case r.Flags&tableDormant != 0:
 		return "the table is dormant", f.inspectForeign(r)
 	}
 	if err := f.inspectForeign(r); err != nil {
 		return "", err
 	}
-	for _, want := range f.baseChains() {
-		got, ok := r.chains[want.name]
+	for _, want := range f.config.baseChains() {
+		got, ok := r.Chains[want.Name]
 		if !ok {
-			return "chain " + want.name + " is missing", nil
+			return "chain " + want.Name + " is missing", nil
 		}
-		if want.kind != "" && got.policy != want.policy {
-			return "the policy of chain " + want.name + " is not accept", nil
+		if want.Type != "" && got.Policy != want.Policy {
+			return "the policy of chain " + want.Name + " is not accept", nil
 		}
-		if !sameRules(r.rules[want.name], f.baseRules(want.name)) {
-			return "the rules of chain " + want.name + " are others", nil
+		if !sameRules(r.Rules[want.Name], f.config.baseRules(want.Name)) {
+			return "the rules of chain " + want.Name + " are others", nil
 		}
 	}
 	if f.config.Conntrack == ConntrackOn {
 		for _, name := range commonChains[1:] {
-			if slices.ContainsFunc(r.rules[name], rule.owned) {
+			if slices.ContainsFunc(r.Rules[name], owned) {
 				return "chain " + name + " is from a start without connection tracking", nil
 			}
 		}
 	}
-	for _, want := range f.commonSets() {
-		if !r.has(want.name) {
-			return "set " + want.name + " is missing", nil
+	for _, want := range f.config.commonSets() {
+		if !r.has(want.Name) {
+			return "set " + want.Name + " is missing", nil
 		}
 		if missing, err := f.missingFixed(want); err != nil || len(missing) > 0 {
-			return "set " + want.name + " lacks elements", err
+			return "set " + want.Name + " lacks elements", err
 		}
 	}
 	return "", nil
@@ -196,12 +145,12 @@ func (f *Conn) inspectBase(r *ruleset) (string, error) {
 
 // inspectForeign returns a [ConflictError] if a common chain or set has a different type.
 func (f *Conn) inspectForeign(r *ruleset) error {
-	for _, want := range f.baseChains() {
+	for _, want := range f.config.baseChains() {
 		if err := r.checkChain(want); err != nil {
 			return err
 		}
 	}
-	for _, want := range f.commonSets() {
+	for _, want := range f.config.commonSets() {
 		if err := r.checkSet("set", want); err != nil {
 			return err
 		}
@@ -210,13 +159,13 @@ func (f *Conn) inspectForeign(r *ruleset) error {
 }
 
 // missingFixed returns the missing fixed elements of a set.
-func (f *Conn) missingFixed(s setSpec) ([]byte, error) {
-	if s.fixed == nil {
+func (f *Conn) missingFixed(s nft.Set) ([]nft.Element, error) {
+	if s.Elements == nil {
 		return nil, nil
 	}
-	missing := slices.Clone(s.fixed)
-	err := f.dumpElements(s.name, func(e nlmsg.Attributes) {
-		missing = slices.DeleteFunc(missing, func(b byte) bool { return bytes.Equal(keyOf(e), []byte{b}) })
+	missing := slices.Clone(s.Elements)
+	err := f.elements(s.Name, func(e nft.Element) {
+		missing = slices.DeleteFunc(missing, func(m nft.Element) bool { return bytes.Equal(m.Key, e.Key) })
 	})
 	return missing, err
 }
@@ -242,23 +191,23 @@ func (f *Conn) ReadBase() (base bool, problem string, err error) {
 // streamFrom returns a stream from its rules in r. It reads the Maglev maps and the ports.
 func (f *Conn) streamFrom(name string, r *ruleset) (*plan.KernelStream, error) {
 	s := &plan.KernelStream{Name: name}
-	rules := r.rules[plan.StreamChain(name)]
+	rules := r.Rules[plan.StreamChain(name)]
 	for _, r := range rules {
-		s.Owned = s.Owned || r.owned()
-		if r.owned() && r.size != 0 && s.Size == 0 {
-			s.Size, s.Seed = r.size, r.seed
+		s.Owned = s.Owned || owned(r)
+		if owned(r) && r.Modulus != 0 && s.Size == 0 {
+			s.Size, s.Seed = r.Modulus, r.Seed
 		}
 	}
 	sizes := true
 	for _, family := range vip.Families {
 		// A map of a different type is treated as missing; Write reports the conflict.
-		got, ok := r.sets[plan.MaglevMap(family, name)]
-		if !ok || maglevSpec(family, name, got.size).mismatch(got) != "" || got.size == 0 || got.size > plan.MaxTable {
+		got, ok := r.Sets[plan.MaglevMap(family, name)]
+		if !ok || maglevSpec(family, name, got.Size).Mismatch(got) != "" || got.Size == 0 || got.Size > plan.MaxTable {
 			continue
 		}
-		sizes = sizes && got.size == s.Size
+		sizes = sizes && got.Size == s.Size
 		var err error
-		if s.Tables[family], err = f.readTable(got.name, got.size); err != nil {
+		if s.Tables[family], err = f.readTable(got.Name, got.Size); err != nil {
 			return nil, err
 		}
 	}
@@ -266,21 +215,21 @@ func (f *Conn) streamFrom(name string, r *ruleset) (*plan.KernelStream, error) {
 	if s.Match, err = f.readMatch(name, r); err != nil {
 		return nil, err
 	}
-	chain, ok := r.chains[plan.StreamChain(name)]
+	chain, ok := r.Chains[plan.StreamChain(name)]
 	known := s.Size != 0 && s.Seed != 0 || len(s.Families()) == 0
-	s.ChainIntact = ok && chain.kind == "" && sizes && known && sameRules(rules, f.streamRules(s))
+	s.ChainIntact = ok && chain.Type == "" && sizes && known && sameRules(rules, f.config.streamRules(s))
 	return s, nil
 }
 
 // ReadStream reads the nftables objects of one stream; nil if none exists.
 func (f *Conn) ReadStream(name string) (s *plan.KernelStream, err error) {
 	err = f.readConsistently("stream "+name, func() error {
-		r := newRuleset()
-		sets := []setSpec{maglevSpec(vip.IPv4, name, 0), maglevSpec(vip.IPv6, name, 0), matchSpec(name)}
-		if err := f.readObjects(r, []string{plan.StreamChain(name)}, sets); err != nil {
+		sets := []nft.Set{maglevSpec(vip.IPv4, name, 0), maglevSpec(vip.IPv6, name, 0), matchSpec(name)}
+		r, err := f.readObjects([]string{plan.StreamChain(name)}, sets)
+		if err != nil {
 			return err
 		}
-		if s, err = f.streamFrom(name, r); err == nil && len(r.chains) == 0 && len(s.Families()) == 0 {
+		if s, err = f.streamFrom(name, r); err == nil && len(r.Chains) == 0 && len(s.Families()) == 0 {
 			s = nil
 		}
 		return err
@@ -318,21 +267,21 @@ func (f *Conn) ReadTables(w plan.StreamWrite) (*plan.KernelStream, error) {
 }
 
 // targetFrom parses a target from the rules of its chain and reports whether it is owned.
-func (f *Conn) targetFrom(fwmark uint32, rules []rule) (t plan.KernelTarget, owned bool) {
+func (c Config) targetFrom(fwmark uint32, rules []nft.Rule) (t plan.KernelTarget, found bool) {
 	t.FWMark = fwmark
-	i := slices.IndexFunc(rules, rule.owned)
+	i := slices.IndexFunc(rules, owned)
 	if i < 0 {
 		return t, false
 	}
-	t.Label, t.Packets, t.Bytes = plan.ParseLabel(rules[i].comment), rules[i].packets, rules[i].bytes
-	t.ChainIntact = sameRules(rules, []ruleSpec{f.targetRule(t)})
+	t.Label, t.Packets, t.Bytes = plan.ParseLabel(rules[i].Comment), rules[i].Packets, rules[i].Bytes
+	t.ChainIntact = sameRules(rules, []nft.Rule{c.targetRule(t)})
 	return t, true
 }
 
 // targetsFrom returns the targets for which want returns true. It reads the live maps of their
 // streams and of the streams in names.
 func (f *Conn) targetsFrom(
-	rules map[string][]rule, want func(uint32) bool, names map[string]bool,
+	rules map[string][]nft.Rule, want func(uint32) bool, names map[string]bool,
 ) (map[uint32]*plan.KernelTarget, error) {
 	targets, streams := map[uint32]*plan.KernelTarget{}, map[string]bool{}
 	maps.Copy(streams, names)
@@ -341,7 +290,7 @@ func (f *Conn) targetsFrom(
 		if !ok || !want(fwmark) {
 			continue
 		}
-		if t, owned := f.targetFrom(fwmark, list); owned {
+		if t, found := f.config.targetFrom(fwmark, list); found {
 			targets[fwmark] = &t
 			streams[t.Stream] = true
 		}
@@ -386,13 +335,13 @@ func (f *Conn) ReadTargets(fwmarks []uint32) (targets map[uint32]*plan.KernelTar
 	return targets, err
 }
 
-func (f *Conn) targetRules(fwmarks []uint32) (map[string][]rule, error) {
+func (f *Conn) targetRules(fwmarks []uint32) (map[string][]nft.Rule, error) {
 	if len(fwmarks) > fewChains {
-		return f.readRules("")
+		return f.nft.Rules(inet, "")
 	}
-	rules := map[string][]rule{}
+	rules := map[string][]nft.Rule{}
 	for _, n := range fwmarks {
-		some, err := f.readRules(plan.TargetChain(n))
+		some, err := f.nft.Rules(inet, plan.TargetChain(n))
 		if err != nil {
 			return nil, err
 		}
@@ -424,7 +373,7 @@ func (f *Conn) readContent() (*plan.KernelState, error) {
 		Targets: map[uint32]*plan.KernelTarget{}, VIPs: map[vip.VIP]string{},
 	}
 	r, err := f.readRuleset(true)
-	if err != nil || !r.exists {
+	if err != nil || !r.Exists {
 		return c, err
 	}
 	if c.Problem, err = f.inspectBase(r); err != nil {
@@ -437,7 +386,7 @@ func (f *Conn) readContent() (*plan.KernelState, error) {
 			return nil, err
 		}
 	}
-	if c.Targets, err = f.targetsFrom(r.rules, func(uint32) bool { return true }, names); err != nil {
+	if c.Targets, err = f.targetsFrom(r.Rules, func(uint32) bool { return true }, names); err != nil {
 		return nil, err
 	}
 	c.VIPs, err = f.ReadVIPs()
@@ -454,10 +403,10 @@ func (r *ruleset) streams() map[string]bool {
 			}
 		}
 	}
-	for name := range r.chains {
+	for name := range r.Chains {
 		add(name, plan.StreamPrefix)
 	}
-	for name := range r.sets {
+	for name := range r.Sets {
 		add(name, slices.Concat(plan.MaglevMaps[:], plan.LiveMaps[:])...)
 	}
 	return names

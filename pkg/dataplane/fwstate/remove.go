@@ -9,16 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
+
+// removeAttempts limits the repetitions while another process changes the ruleset.
+const removeAttempts = 10
 
 // RemoveAll removes the common objects: base chains, common maps, the common policy rules, and the
 // table unless it contains objects of another process.
 func (f *Conn) RemoveAll() error {
 	// Repeat the removal if another process changes the ruleset between read and commit.
 	var err error
-	for range readAttempts {
+	for range removeAttempts {
 		if err = f.removeTable(); !errors.Is(err, unix.ERESTART) {
 			break
 		}
@@ -34,63 +38,62 @@ func (f *Conn) removeTable() error {
 		return err
 	}
 	r, err := f.readRuleset(true)
-	if err != nil || !r.exists {
+	if err != nil || !r.Exists {
 		return err
 	}
-	var t, objects transaction
+	t, objects := newTransaction(), newTransaction()
 	shared := false
-	for name := range r.chains {
+	for name := range r.Chains {
 		if !slices.Contains(commonChains, name) {
 			shared = true
 			continue
 		}
-		t.removeRules(r.rules[name])
-		if slices.ContainsFunc(r.rules[name], func(r rule) bool { return !r.owned() }) {
+		deleteRules(t, r.Rules[name])
+		if slices.ContainsFunc(r.Rules[name], func(r nft.Rule) bool { return !owned(r) }) {
 			shared = true
 		} else {
-			objects.removeChain(name)
+			objects.DeleteChain(name)
 		}
 	}
-	for name, got := range r.sets {
+	for name, got := range r.Sets {
 		removable, err := f.removableSet(name, got)
 		if err != nil {
 			return err
 		}
 		if removable {
-			objects.removeSet(name)
+			objects.DeleteSet(name)
 		}
 		shared = shared || !removable
 	}
 	// The kernel rejects the removal of referenced objects, so rules are removed first.
-	t.append(&objects)
+	t.Append(objects)
 	others, err := f.objects()
 	if err != nil {
 		return err
 	}
 	if !shared && others == 0 {
-		t.removeTable()
+		t.DeleteTable()
 	}
-	if err := f.commit(&t, &generation); err != nil {
+	if err := f.nft.Commit(t, &generation); err != nil {
 		return fmt.Errorf("failed to remove table inet %s: %w", plan.TableName, err)
 	}
 	return nil
 }
 
 // removableSet reports whether a set is a common set without elements of other processes.
-func (f *Conn) removableSet(name string, got setSpec) (bool, error) {
-	loose := Conn{config: Config{Conntrack: ConntrackLoose}} // includes all common sets
-	specs := loose.commonSets()
-	i := slices.IndexFunc(specs, func(s setSpec) bool { return s.name == name })
-	if i < 0 || specs[i].mismatch(got) != "" {
+func (f *Conn) removableSet(name string, got nft.Set) (bool, error) {
+	specs := Config{Conntrack: ConntrackLoose}.commonSets() // all of them
+	i := slices.IndexFunc(specs, func(s nft.Set) bool { return s.Name == name })
+	if i < 0 || specs[i].Mismatch(got) != "" {
 		return false, nil
 	}
-	if got.flags&unix.NFT_SET_EVAL != 0 {
+	if got.Flags&unix.NFT_SET_EVAL != 0 {
 		return true, nil // contains only flows
 	}
 	foreign := false
-	err := f.dumpElements(name, func(e nlmsg.Attributes) {
-		owned := strings.HasPrefix(chainOf(e), plan.StreamPrefix) || strings.HasPrefix(chainOf(e), plan.TargetPrefix)
-		foreign = foreign || got.flags&unix.NFT_SET_MAP != 0 && !owned && !endsInterval(e)
+	err := f.elements(name, func(e nft.Element) {
+		owned := strings.HasPrefix(e.Chain, plan.StreamPrefix) || strings.HasPrefix(e.Chain, plan.TargetPrefix)
+		foreign = foreign || got.Flags&unix.NFT_SET_MAP != 0 && !owned && !e.End
 	})
 	return !foreign, err
 }
@@ -98,36 +101,10 @@ func (f *Conn) removableSet(name string, got setSpec) (bool, error) {
 // objects counts stateful objects and flow tables. All of them belong to other processes.
 func (f *Conn) objects() (n int, err error) {
 	for _, kind := range []uint16{unix.NFT_MSG_GETOBJ, unix.NFT_MSG_GETFLOWTABLE} {
-		err := f.list("objects", kind, 0, "", func(nlmsg.Attributes) { n++ })
-		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		err := f.nft.List(inet, kind, 0, "", func(nlmsg.Attributes) { n++ })
+		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOENT) {
 			return n, err
 		}
 	}
 	return n, nil
-}
-
-// removeRules removes the data plane's policy rules, regardless of their options, unless keep
-// returns true.
-func (f *Conn) removeRules(keep func(rtnetlink.Rule) bool) error {
-	rules, err := f.rules()
-	if err != nil {
-		return err
-	}
-	// The kernel lists rules by priority, so the goto is removed before its target. A goto without a
-	// target would remain unresolved.
-	var b routeBatch
-	for _, r := range rules {
-		if ownedRule(r) && !keep(r) {
-			b.add(RouteKey{r.Table, r.Family}, r.Delete())
-		}
-	}
-	return f.execute(b).Err()
-}
-
-// RemoveOldRules removes policy rules that an earlier process installed with different options.
-func (f *Conn) RemoveOldRules() error {
-	return f.removeRules(func(r rtnetlink.Rule) bool {
-		// Nearly all rules are target rules: compare with the target rule first.
-		return r == f.targetPolicyRule(RouteKey{r.Table, r.Family}) || slices.Contains(f.commonRules(r.Family), r)
-	})
 }

@@ -59,36 +59,36 @@ func (f *Conn) SwitchToShadow(want *plan.KernelStream) error {
 	if err != nil {
 		return err
 	}
-	var start, turn transaction
+	start, turn := newTransaction(), newTransaction()
 	var fills []tableEntries
 	var old []string
 	for _, family := range vip.Families {
 		spare, live := shadowSpec(family, want.Name, want.Size), liveSpec(family, want.Name)
-		if r.has(spare.name) {
-			start.removeSet(spare.name)
+		if r.has(spare.Name) {
+			start.DeleteSet(spare.Name)
 		}
 		if table := want.Tables[family]; table != nil {
-			start.addSet(spare)
-			if !r.has(live.name) {
-				start.addSet(live)
+			start.AddSet(spare)
+			if !r.has(live.Name) {
+				start.AddSet(live)
 			}
-			fills = append(fills, tableEntries{set: spare.name, entries: differences(nil, table)})
+			fills = append(fills, tableEntries{set: spare.Name, entries: differences(nil, table)})
 		}
 		if name := plan.MaglevMap(family, want.Name); r.has(name) {
 			old = append(old, name)
 		}
 	}
-	start.createMatch(want, r)
-	if err := f.commit(&start, nil); err != nil {
+	createMatch(start, want, r)
+	if err := f.commit(start); err != nil {
 		return err
 	}
 	if err := f.writeEntries(fills); err != nil {
 		return err
 	}
 	name := plan.StreamChain(want.Name)
-	turn.setRules(name, r.rules[name], f.streamRulesBy(want, shadowMap)...)
+	setRules(turn, name, r.Rules[name], f.config.streamRulesBy(want, shadowMap)...)
 	for _, set := range old {
-		turn.removeSet(set)
+		turn.DeleteSet(set)
 	}
-	return f.commit(&turn, nil)
+	return f.commit(turn)
 }

@@ -21,20 +21,20 @@ const lastMetric = 1<<32 - 1
 // commonRules returns the common policy rules in the order of installation: the no-op target of
 // the goto, and the goto by which packets without a fwmark skip the rules of targets. The kernel
 // ignores a goto without a target.
-func (f *Conn) commonRules(family vip.Family) []rtnetlink.Rule {
-	first := uint32(f.config.Priority)
+func (routing *Routing) commonRules(family vip.Family) []rtnetlink.Rule {
+	first := uint32(routing.config.Priority)
 	return []rtnetlink.Rule{
 		{Family: family, Priority: first + 2, Action: unix.FR_ACT_NOP, Protocol: plan.RouteProtocol},
 		{
-			Family: family, Priority: first, Action: unix.FR_ACT_GOTO, Goto: first + 2, Mask: f.config.Mask,
+			Family: family, Priority: first, Action: unix.FR_ACT_GOTO, Goto: first + 2, Mask: routing.config.Mask,
 			Protocol: plan.RouteProtocol,
 		},
 	}
 }
 
-func (f *Conn) targetPolicyRule(key RouteKey) rtnetlink.Rule {
+func (routing *Routing) targetPolicyRule(key RouteKey) rtnetlink.Rule {
 	return rtnetlink.Rule{
-		Family: key.Family, Priority: uint32(f.config.Priority) + 1, Mark: key.FWMark, Mask: f.config.Mask,
+		Family: key.Family, Priority: uint32(routing.config.Priority) + 1, Mark: key.FWMark, Mask: routing.config.Mask,
 		Action: unix.FR_ACT_TO_TBL, Table: key.FWMark, Protocol: plan.RouteProtocol,
 	}
 }
@@ -109,13 +109,13 @@ func (b *routeBatch) add(key RouteKey, r rtnetlink.Request) {
 	*b = append(*b, routeRequest{Request: r, key: key})
 }
 
-func (f *Conn) execute(b routeBatch) RouteErrors {
+func (routing *Routing) execute(b routeBatch) RouteErrors {
 	failed := RouteErrors{}
 	requests := make([]rtnetlink.Request, len(b))
 	for i, r := range b {
 		requests[i] = r.Request
 	}
-	rejected, err := f.rt.Do(requests...)
+	rejected, err := routing.rt.Do(requests...)
 	for i, r := range b {
 		switch {
 		case err != nil:
@@ -137,26 +137,26 @@ func unconnected(err error) bool {
 }
 
 // AddCommonRules installs the common policy rules.
-func (f *Conn) AddCommonRules() RouteErrors {
+func (routing *Routing) AddCommonRules() RouteErrors {
 	var b routeBatch
-	for _, family := range f.families {
-		for _, r := range f.commonRules(family) {
+	for _, family := range routing.families {
+		for _, r := range routing.commonRules(family) {
 			b.add(RouteKey{Family: family}, r.Add())
 		}
 	}
-	return f.execute(b)
+	return routing.execute(b)
 }
 
 // AddRoutes installs the rules and routes of targets in the families with a next hop. It removes
 // the data plane's rules and routes in families without a next hop, and routes to a wrong next
 // hop. With withCommon it also installs the common rules, which takes 0.2 ms among 1 000 targets
 // even if they exist. A failure concerns one target and one family.
-func (f *Conn) AddRoutes(targets []plan.KernelTarget, withCommon bool) RouteErrors {
+func (routing *Routing) AddRoutes(targets []plan.KernelTarget, withCommon bool) RouteErrors {
 	failed, common := RouteErrors{}, RouteErrors{}
 	if withCommon {
-		common = f.AddCommonRules()
+		common = routing.AddCommonRules()
 	}
-	have, err := f.readTables(fwmarksOf(targets), len(targets) > fewChains)
+	have, err := routing.readTables(fwmarksOf(targets), len(targets) > fewChains)
 	var b routeBatch
 	for _, t := range targets {
 		for _, family := range vip.Families {
@@ -167,14 +167,14 @@ func (f *Conn) AddRoutes(targets []plan.KernelTarget, withCommon bool) RouteErro
 			switch {
 			case err != nil:
 				failed.add(key, err)
-			case slices.Contains(f.families, family):
-				f.addTargetRoutes(&b, key, hop, have[t.FWMark])
+			case slices.Contains(routing.families, family):
+				routing.addTargetRoutes(&b, key, hop, have[t.FWMark])
 			case hop.IsValid():
 				failed.add(key, fmt.Errorf("%s cannot be reached: the kernel has no IPv6", hop))
 			}
 		}
 	}
-	for key, err := range f.execute(b) {
+	for key, err := range routing.execute(b) {
 		failed.add(key, err)
 	}
 	return failed
@@ -190,9 +190,9 @@ func fwmarksOf(targets []plan.KernelTarget) []uint32 {
 
 // addTargetRoutes adds the missing rule and routes of one target in one family. The order of the
 // requests ensures that packets in between are dropped, not sent to a wrong target.
-func (f *Conn) addTargetRoutes(b *routeBatch, key RouteKey, hop netip.Addr, have *routeTable) {
+func (routing *Routing) addTargetRoutes(b *routeBatch, key RouteKey, hop netip.Addr, have *routeTable) {
 	if !hop.IsValid() {
-		f.removeTargetRoutes(b, key, have)
+		routing.removeTargetRoutes(b, key, have)
 		return
 	}
 	want := defaultRoute(key, hop)
@@ -222,13 +222,13 @@ func (f *Conn) addTargetRoutes(b *routeBatch, key RouteKey, hop netip.Addr, have
 		*b = append(*b, routeRequest{want.Replace(), key, hop})
 	}
 	if !have.rules[key.Family] {
-		b.add(key, f.targetPolicyRule(key).Add())
+		b.add(key, routing.targetPolicyRule(key).Add())
 	}
 }
 
-func (f *Conn) removeTargetRoutes(b *routeBatch, key RouteKey, have *routeTable) {
+func (routing *Routing) removeTargetRoutes(b *routeBatch, key RouteKey, have *routeTable) {
 	if have.rules[key.Family] || !have.rulesRead {
-		b.add(key, f.targetPolicyRule(key).Delete())
+		b.add(key, routing.targetPolicyRule(key).Delete())
 	}
 	for _, r := range have.routes[key.Family] {
 		if r.Protocol == plan.RouteProtocol {
@@ -238,18 +238,18 @@ func (f *Conn) removeTargetRoutes(b *routeBatch, key RouteKey, have *routeTable)
 }
 
 // RemoveRoutes removes the data plane's rules and routes of these fwmarks.
-func (f *Conn) RemoveRoutes(fwmarks []uint32) error {
-	have, err := f.readTables(fwmarks, len(fwmarks) > fewChains)
+func (routing *Routing) RemoveRoutes(fwmarks []uint32) error {
+	have, err := routing.readTables(fwmarks, len(fwmarks) > fewChains)
 	if err != nil {
 		return err
 	}
 	var b routeBatch
 	for _, n := range fwmarks {
-		for _, family := range f.families {
-			f.removeTargetRoutes(&b, RouteKey{n, family}, have[n])
+		for _, family := range routing.families {
+			routing.removeTargetRoutes(&b, RouteKey{n, family}, have[n])
 		}
 	}
-	return f.execute(b).Err()
+	return routing.execute(b).Err()
 }
 
 type routeTable struct {
@@ -261,7 +261,7 @@ type routeTable struct {
 }
 
 // readTables reads the routes of fwmarks, and their rules if withRules is set.
-func (f *Conn) readTables(fwmarks []uint32, withRules bool) (map[uint32]*routeTable, error) {
+func (routing *Routing) readTables(fwmarks []uint32, withRules bool) (map[uint32]*routeTable, error) {
 	tables := make(map[uint32]*routeTable, len(fwmarks))
 	for _, n := range fwmarks {
 		tables[n] = &routeTable{rulesRead: withRules}
@@ -270,12 +270,12 @@ func (f *Conn) readTables(fwmarks []uint32, withRules bool) (map[uint32]*routeTa
 		return tables, nil
 	}
 	if withRules {
-		rules, err := f.rules()
+		rules, err := routing.rules()
 		if err != nil {
 			return nil, err
 		}
 		for _, r := range rules {
-			if t := tables[r.Table]; t != nil && r == f.targetPolicyRule(RouteKey{r.Table, r.Family}) {
+			if t := tables[r.Table]; t != nil && r == routing.targetPolicyRule(RouteKey{r.Table, r.Family}) {
 				t.rules[r.Family] = true
 			}
 		}
@@ -290,7 +290,7 @@ func (f *Conn) readTables(fwmarks []uint32, withRules bool) (map[uint32]*routeTa
 		}
 	}
 	for _, filter := range filters {
-		routes, err := f.routes(filter)
+		routes, err := routing.routes(filter)
 		if err != nil {
 			return nil, err
 		}
@@ -304,8 +304,8 @@ func (f *Conn) readTables(fwmarks []uint32, withRules bool) (map[uint32]*routeTa
 }
 
 // inFamilies concatenates the lists of all supported families.
-func inFamilies[T any](f *Conn, list func(vip.Family) ([]T, error)) (all []T, err error) {
-	for _, family := range f.families {
+func inFamilies[T any](routing *Routing, list func(vip.Family) ([]T, error)) (all []T, err error) {
+	for _, family := range routing.families {
 		some, err := list(family)
 		if err != nil {
 			return nil, err
@@ -315,10 +315,12 @@ func inFamilies[T any](f *Conn, list func(vip.Family) ([]T, error)) (all []T, er
 	return all, nil
 }
 
-func (f *Conn) rules() ([]rtnetlink.Rule, error) { return inFamilies(f, f.rt.Rules) }
+func (routing *Routing) rules() ([]rtnetlink.Rule, error) {
+	return inFamilies(routing, routing.rt.Rules)
+}
 
-func (f *Conn) routes(filter rtnetlink.RouteFilter) ([]rtnetlink.Route, error) {
-	return inFamilies(f, func(family vip.Family) ([]rtnetlink.Route, error) { return f.rt.Routes(family, filter) })
+func (routing *Routing) routes(filter rtnetlink.RouteFilter) ([]rtnetlink.Route, error) {
+	return inFamilies(routing, func(family vip.Family) ([]rtnetlink.Route, error) { return routing.rt.Routes(family, filter) })
 }
 
 func (t *routeTable) copyTo(to *plan.KernelTarget) {
@@ -341,18 +343,18 @@ func (t *routeTable) copyTo(to *plan.KernelTarget) {
 }
 
 // ReadRoutes reads the rules and routes of these fwmarks. The result contains every fwmark.
-func (f *Conn) ReadRoutes(fwmarks []uint32) (map[uint32]*plan.KernelTarget, error) {
+func (routing *Routing) ReadRoutes(fwmarks []uint32) (map[uint32]*plan.KernelTarget, error) {
 	targets := make(map[uint32]*plan.KernelTarget, len(fwmarks))
 	for _, n := range fwmarks {
 		targets[n] = &plan.KernelTarget{FWMark: n}
 	}
-	return targets, f.addRoutesTo(targets, fwmarks)
+	return targets, routing.addRoutesTo(targets, fwmarks)
 }
 
 // addRoutesTo adds rules and routes to targets. It also adds targets that have only rules or
 // routes.
-func (f *Conn) addRoutesTo(targets map[uint32]*plan.KernelTarget, fwmarks []uint32) error {
-	tables, err := f.readTables(fwmarks, true)
+func (routing *Routing) addRoutesTo(targets map[uint32]*plan.KernelTarget, fwmarks []uint32) error {
+	tables, err := routing.readTables(fwmarks, true)
 	for n, t := range tables {
 		if targets[n] == nil {
 			if t.rules == [len(vip.Families)]bool{} && len(t.routes[vip.IPv4])+len(t.routes[vip.IPv6]) == 0 {
@@ -365,13 +367,13 @@ func (f *Conn) addRoutesTo(targets map[uint32]*plan.KernelTarget, fwmarks []uint
 	return err
 }
 
-func (f *Conn) commonRulesInstalled() (bool, error) {
-	rules, err := f.rules()
+func (routing *Routing) commonRulesInstalled() (bool, error) {
+	rules, err := routing.rules()
 	if err != nil {
 		return false, err
 	}
-	for _, family := range f.families {
-		for _, r := range f.commonRules(family) {
+	for _, family := range routing.families {
+		for _, r := range routing.commonRules(family) {
 			if !slices.Contains(rules, r) {
 				return false, nil
 			}
@@ -383,12 +385,12 @@ func (f *Conn) commonRulesInstalled() (bool, error) {
 // OwnedTables returns the tables of the data plane's rules and routes. A table with routes outside
 // the configured range is included only with the data plane's blackhole route, because another
 // process may use the protocol number.
-func (f *Conn) OwnedTables() ([]uint32, error) {
-	rules, err := f.rules()
+func (routing *Routing) OwnedTables() ([]uint32, error) {
+	rules, err := routing.rules()
 	if err != nil {
 		return nil, err
 	}
-	routes, err := f.routes(rtnetlink.RouteFilter{Protocol: plan.RouteProtocol})
+	routes, err := routing.routes(rtnetlink.RouteFilter{Protocol: plan.RouteProtocol})
 	if err != nil {
 		return nil, err
 	}
@@ -399,7 +401,7 @@ func (f *Conn) OwnedTables() ([]uint32, error) {
 		}
 	}
 	for _, r := range routes {
-		if isBlackhole(r) || f.config.inRange(r.Table) {
+		if isBlackhole(r) || routing.config.inRange(r.Table) {
 			owned[r.Table] = true
 		}
 	}
@@ -408,25 +410,25 @@ func (f *Conn) OwnedTables() ([]uint32, error) {
 
 // rulesOfOthers returns the policy rules of other processes. The kernel cannot filter a rule dump,
 // so the result is cached until another process changes a rule.
-func (f *Conn) rulesOfOthers() ([]rtnetlink.Rule, error) {
+func (routing *Routing) rulesOfOthers() ([]rtnetlink.Rule, error) {
 	// Read the counter first: a change during the dump then invalidates the cache.
-	changes, err := f.rt.ForeignRuleChanges()
-	if err != nil || f.othersListed && changes == f.othersAt {
-		return f.others, err
+	changes, err := routing.rt.ForeignRuleChanges()
+	if err != nil || routing.foreignListed && changes == routing.foreignAt {
+		return routing.foreign, err
 	}
-	rules, err := f.rules()
+	rules, err := routing.rules()
 	if err != nil {
 		return nil, err
 	}
-	f.others = slices.DeleteFunc(rules, func(r rtnetlink.Rule) bool { return r.Protocol == plan.RouteProtocol })
-	f.othersAt, f.othersListed = changes, true
-	return f.others, nil
+	routing.foreign = slices.DeleteFunc(rules, func(r rtnetlink.Rule) bool { return r.Protocol == plan.RouteProtocol })
+	routing.foreignAt, routing.foreignListed = changes, true
+	return routing.foreign, nil
 }
 
 // UsedByOthers maps the fwmarks that another process uses in a rule or as a table to the use.
-func (f *Conn) UsedByOthers(fwmarks []uint32) (map[uint32]string, error) {
+func (routing *Routing) UsedByOthers(fwmarks []uint32) (map[uint32]string, error) {
 	by := map[uint32]string{}
-	rules, err := f.rulesOfOthers()
+	rules, err := routing.rulesOfOthers()
 	if err != nil {
 		return nil, err
 	}
@@ -435,13 +437,13 @@ func (f *Conn) UsedByOthers(fwmarks []uint32) (map[uint32]string, error) {
 			by[r.Table] = "there is the rule " + r.String()
 		}
 		// Only a rule that matches all bits of the fwmark is a conflict.
-		mark := r.Mark & f.config.Mask
-		if r.Mask&f.config.Mask == f.config.Mask && slices.Contains(fwmarks, mark) {
+		mark := r.Mark & routing.config.Mask
+		if r.Mask&routing.config.Mask == routing.config.Mask && slices.Contains(fwmarks, mark) {
 			by[mark] = "there is the rule " + r.String()
 		}
 	}
 	for _, n := range fwmarks {
-		routes, err := f.routes(rtnetlink.RouteFilter{Table: n})
+		routes, err := routing.routes(rtnetlink.RouteFilter{Table: n})
 		if err != nil {
 			return nil, err
 		}
@@ -452,4 +454,37 @@ func (f *Conn) UsedByOthers(fwmarks []uint32) (map[uint32]string, error) {
 		}
 	}
 	return by, nil
+}
+
+// removeRules removes the data plane's policy rules, regardless of their options, unless keep
+// returns true.
+func (routing *Routing) removeRules(keep func(rtnetlink.Rule) bool) error {
+	rules, err := routing.rules()
+	if err != nil {
+		return err
+	}
+	// The kernel lists rules by priority, so the goto is removed before its target. A goto without a
+	// target would remain unresolved.
+	var b routeBatch
+	for _, r := range rules {
+		if ownedRule(r) && !keep(r) {
+			b.add(RouteKey{r.Table, r.Family}, r.Delete())
+		}
+	}
+	return routing.execute(b).Err()
+}
+
+// RemoveOldRules removes policy rules that an earlier process installed with different options.
+func (routing *Routing) RemoveOldRules() error {
+	return routing.removeRules(func(r rtnetlink.Rule) bool {
+		// Nearly all rules are target rules: compare with the target rule first.
+		return r == routing.targetPolicyRule(RouteKey{r.Table, r.Family}) || slices.Contains(routing.commonRules(r.Family), r)
+	})
+}
+
+// conflicts reports whether a rule of another process has a priority between the data plane's goto
+// and its target. The frontend uses priorities 100 and 101 by default.
+func (routing *Routing) conflicts(r rtnetlink.Rule) bool {
+	first := uint32(routing.config.Priority)
+	return r.Protocol != plan.RouteProtocol && (r.Priority == first || r.Priority == first+1)
 }

@@ -2,46 +2,18 @@ package fwstate
 
 import (
 	"bytes"
-	"fmt"
 	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// familyInet is the nfgen_family of the data plane's nftables messages.
-const familyInet = unix.NFPROTO_INET
-
-type ruleSpec struct {
-	comment string
-	// expressions holds the encoded NFTA_LIST_ELEM attributes to send.
-	expressions nlmsg.Attributes
-	// normal is the [normal] form of expressions.
-	normal []byte
-	// err is the encoding error; a transaction with the rule fails.
-	err error
-}
-
-func newRule(comment string, expressions ...expr.Any) ruleSpec {
-	r := ruleSpec{comment: comment}
-	if len(comment) > plan.MaxLabel {
-		r.err = fmt.Errorf("rule %q: a comment has at most %d bytes", comment, plan.MaxLabel)
-	}
-	var m nlmsg.Messages
-	for _, e := range expressions {
-		b, err := expr.Marshal(familyInet, e)
-		if err != nil {
-			r.err = fmt.Errorf("rule %q: failed to encode %T: %w", comment, e, err)
-		}
-		m.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
-	}
-	r.expressions = m.Data
-	r.normal = normal(r.expressions)
-	return r
+func newRule(comment string, expressions ...expr.Any) nft.Rule {
+	return nft.NewRule(inet.Family, comment, expressions...)
 }
 
 // register returns the number that the kernel lists for the 32-bit register i: every fourth has
@@ -75,7 +47,7 @@ func ofFamily(f vip.Family) []expr.Any {
 }
 
 // baseRules returns the rules of a common chain.
-func (f *Conn) baseRules(chain string) (rules []ruleSpec) {
+func (c Config) baseRules(chain string) (rules []nft.Rule) {
 	add := func(comment string, expressions ...expr.Any) {
 		rules = append(rules, newRule(ruleComment+comment, expressions...))
 	}
@@ -118,8 +90,8 @@ func lookupVerdict(source uint32, set string) expr.Any {
 	}
 }
 
-func (f *Conn) targetRule(t plan.KernelTarget) ruleSpec {
-	mask, fwmark := markKey(^f.config.Mask), markKey(t.FWMark)
+func (c Config) targetRule(t plan.KernelTarget) nft.Rule {
+	mask, fwmark := markKey(^c.Mask), markKey(t.FWMark)
 	mark := func() *expr.Bitwise {
 		return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: mask, Xor: fwmark}
 	}
@@ -129,7 +101,7 @@ func (f *Conn) targetRule(t plan.KernelTarget) ruleSpec {
 		mark(),
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
 	}
-	if f.config.Conntrack == ConntrackOn {
+	if c.Conntrack == ConntrackOn {
 		// The ct expressions are last: an untracked packet ends the rule here, after its fwmark
 		// is set.
 		expressions = append(expressions,
@@ -142,12 +114,12 @@ func (f *Conn) targetRule(t plan.KernelTarget) ruleSpec {
 }
 
 // streamRules returns the rules of a stream's chain for the families with a Maglev map.
-func (f *Conn) streamRules(s *plan.KernelStream) []ruleSpec {
-	return f.streamRulesBy(s, plan.MaglevMap)
+func (c Config) streamRules(s *plan.KernelStream) []nft.Rule {
+	return c.streamRulesBy(s, plan.MaglevMap)
 }
 
 // streamRulesBy returns the rules of a stream's chain with the Maglev map names of name.
-func (f *Conn) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string) string) (rules []ruleSpec) {
+func (c Config) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string) string) (rules []nft.Rule) {
 	add := func(comment string, expressions ...[]expr.Any) {
 		rules = append(rules, newRule(ruleComment+comment, slices.Concat(expressions...)...))
 	}
@@ -155,19 +127,19 @@ func (f *Conn) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string)
 		rules = matchRules(s.Name)
 	}
 	for _, family := range s.Families() {
-		if f.config.Conntrack == ConntrackOn {
+		if c.Conntrack == ConntrackOn {
 			add("flows that are known", ofFamily(family), []expr.Any{
 				&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
 				&expr.Bitwise{
 					SourceRegister: register(0), DestRegister: register(0), Len: 4,
-					Mask: markKey(f.config.Mask), Xor: markKey(0),
+					Mask: markKey(c.Mask), Xor: markKey(0),
 				},
 				lookupVerdict(0, plan.LiveMap(family, s.Name)),
 			})
 		}
 		table := name(family, s.Name)
 		var unremembered []expr.Any
-		if f.config.Conntrack == ConntrackLoose {
+		if c.Conntrack == ConntrackLoose {
 			rules = append(append(rules, flowRules(family, s.Name)...), rememberRule(family, s, table))
 			unremembered = []expr.Any{&expr.Counter{}}
 		}
@@ -273,65 +245,4 @@ func hashAndLookup(family vip.Family, s *plan.KernelStream, table string) []expr
 		&expr.Bitwise{SourceRegister: register(0), DestRegister: register(2), Len: 8, Mask: ones, Xor: zeros},
 		lookupVerdict(3, plan.LiveMap(family, s.Name)),
 	}
-}
-
-// known maps each expression to its highest compared attribute, because newer kernels add
-// attributes. The values of counters are not compared.
-var known = map[string]uint16{
-	"meta": unix.NFTA_META_SREG, "cmp": unix.NFTA_CMP_DATA, "payload": unix.NFTA_PAYLOAD_LEN,
-	"lookup": unix.NFTA_LOOKUP_FLAGS, "bitwise": unix.NFTA_BITWISE_XOR, "ct": unix.NFTA_CT_SREG,
-	"hash": unix.NFTA_HASH_TYPE, "immediate": unix.NFTA_IMMEDIATE_DATA, "counter": 0, "notrack": 0,
-	"dynset": unix.NFTA_DYNSET_TIMEOUT,
-}
-
-// normal returns a canonical form of a rule's expressions, equal for the sent and the listed rule:
-// attributes in order, without zero values, which some kernels omit, and without the set ID of the
-// transaction.
-func normal(expressions nlmsg.Attributes) []byte {
-	out := make([]byte, 0, len(expressions))
-	for _, e := range expressions.All() {
-		name, data := e.Text(unix.NFTA_EXPR_NAME), e.Get(unix.NFTA_EXPR_DATA)
-		out = append(append(out, name...), 0)
-		highest, ok := known[name]
-		if !ok {
-			// Keep the raw data of unknown expressions, so that the rule differs.
-			out = append(out, data...)
-		}
-		var values [16]nlmsg.Attributes
-		for kind, value := range data.All() {
-			if kind <= highest && int(kind) < len(values) && !isSetID(name, kind) {
-				values[kind] = value
-			}
-		}
-		for kind, value := range values {
-			if len(value) == 0 || len(value)%4 == 0 && len(bytes.Trim(value, "\x00")) == 0 {
-				continue
-			}
-			out = append(out, byte(kind))
-			switch {
-			case name == "cmp" && kind == unix.NFTA_CMP_DATA, name == "immediate" && kind == unix.NFTA_IMMEDIATE_DATA,
-				name == "bitwise" && (kind == unix.NFTA_BITWISE_MASK || kind == unix.NFTA_BITWISE_XOR):
-				out = normalData(out, value)
-			default:
-				out = append(append(out, byte(len(value)>>8), byte(len(value))), value...)
-			}
-		}
-	}
-	return out
-}
-
-// isSetID reports whether an attribute is the transaction-local ID of a set.
-func isSetID(name string, kind uint16) bool {
-	return name == "lookup" && kind == unix.NFTA_LOOKUP_SET_ID || name == "dynset" && kind == unix.NFTA_DYNSET_SET_ID
-}
-
-// normalData appends the canonical form of data, which is a value or a verdict.
-func normalData(out []byte, data nlmsg.Attributes) []byte {
-	for kind, value := range data.All() {
-		if kind == unix.NFTA_DATA_VERDICT {
-			value = value.Get(unix.NFTA_VERDICT_CODE)
-		}
-		out = append(append(out, byte(kind), byte(len(value)>>8), byte(len(value))), value...)
-	}
-	return out
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
@@ -103,7 +104,7 @@ func (w *Watch) subscribe() error {
 // that no other message is queued.
 func onlyGenerations(c *netlink.Conn) error {
 	// BPF loads numbers in network byte order; the type is in host byte order.
-	kind := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, nftMessage(unix.NFT_MSG_NEWGEN)))
+	kind := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, nft.Message(unix.NFT_MSG_NEWGEN)))
 	const typeAt = 4 // of struct nlmsghdr
 	program, err := bpf.Assemble([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: typeAt, Size: 2},

@@ -8,9 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -18,7 +17,7 @@ import (
 // first, then table entries, then all other changes.
 type changeWriter struct {
 	*Conn
-	first, last transaction
+	first, last *nft.Transaction
 	fills       []tableEntries
 	// observed holds the objects of the streams whose rules change.
 	observed map[string]*ruleset
@@ -73,8 +72,11 @@ func (f *Conn) Write(c plan.Change) error {
 	if err != nil {
 		return err
 	}
-	w := &changeWriter{Conn: f, observed: map[string]*ruleset{}, live: map[string]map[uint32]string{}}
-	w.last.sets = 1 << 16 // set IDs must not collide with IDs in first
+	w := &changeWriter{
+		Conn: f, first: newTransaction(), last: newTransaction(), observed: map[string]*ruleset{},
+		live: map[string]map[uint32]string{},
+	}
+	w.last.Sets = 1 << 16 // set IDs must not collide with IDs in first
 	// Objects precede their references: target chains precede live map elements, live maps precede
 	// stream rules, and stream chains precede VIP elements. Removals are last.
 	for _, step := range []func(plan.Change) error{
@@ -91,58 +93,57 @@ func (w *changeWriter) commit() error {
 	if n := elementsOf(w.fills); n <= MaxElements {
 		for _, f := range w.fills {
 			f.known = f.known && n <= maxReported
-			w.first.fill(f)
+			fill(w.first, f)
 		}
-		w.first.append(&w.last)
-		return w.Conn.commit(&w.first, nil)
+		w.first.Append(w.last)
+		return w.Conn.commit(w.first)
 	}
-	w.first.err = errors.Join(w.first.err, w.last.err)
-	if err := w.Conn.commit(&w.first, nil); err != nil {
+	w.first.Err = errors.Join(w.first.Err, w.last.Err)
+	if err := w.Conn.commit(w.first); err != nil {
 		return err
 	}
 	if err := w.writeEntries(w.fills); err != nil {
 		return err
 	}
-	return w.Conn.commit(&w.last, nil)
+	return w.Conn.commit(w.last)
 }
 
 // writeEntries writes entries in several transactions. An entry is replaced within one
 // transaction.
 func (f *Conn) writeEntries(fills []tableEntries) error {
-	var t transaction
-	n := 0
+	t, n := newTransaction(), 0
 	for _, x := range fills {
 		for part := range slices.Chunk(x.entries, MaxElements/2) {
 			if n += 2 * len(part); n > MaxElements {
-				if err := f.commit(&t, nil); err != nil {
+				if err := f.commit(t); err != nil {
 					return err
 				}
-				t, n = transaction{}, 2*len(part)
+				t, n = newTransaction(), 2*len(part)
 			}
-			t.fill(tableEntries{set: x.set, entries: part})
+			fill(t, tableEntries{set: x.set, entries: part})
 		}
 	}
-	return f.commit(&t, nil)
+	return f.commit(t)
 }
 
-func (t *transaction) fill(f tableEntries) {
-	var add, remove []element
+func fill(t *nft.Transaction, f tableEntries) {
+	var add, remove []nft.Element
 	for _, e := range f.entries {
 		key := markKey(e.index)
 		if e.had {
-			remove = append(remove, element{key: key})
+			remove = append(remove, nft.Element{Key: key})
 		}
 		if e.fwmark != 0 {
-			add = append(add, element{key: key, data: e.fwmark})
+			add = append(add, nft.Element{Key: key, Data: markKey(e.fwmark)})
 		}
 	}
-	flags := uint16(0)
-	if f.known {
-		flags = unix.NLM_F_ECHO
-	}
-	t.putElements("delete entries of map", unix.NFT_MSG_DELSETELEM, flags, f.set, remove)
-	t.putElements("add entries to map", unix.NFT_MSG_NEWSETELEM, flags, f.set, add)
+	t.Echo = f.known
+	t.DeleteElements(f.set, remove)
+	t.AddElements(f.set, add)
+	t.Echo = false
 }
+
+func (f *Conn) commit(t *nft.Transaction) error { return f.nft.Commit(t, nil) }
 
 // liveOf returns a live map with the change applied so far.
 func (w *changeWriter) liveOf(family vip.Family, stream string) (map[uint32]string, error) {
@@ -158,7 +159,7 @@ func (w *changeWriter) liveOf(family vip.Family, stream string) (map[uint32]stri
 func (w *changeWriter) createLiveMap(family vip.Family, stream string) error {
 	live, err := w.liveOf(family, stream)
 	if err == nil && live == nil {
-		w.first.addSet(liveSpec(family, stream))
+		w.first.AddSet(liveSpec(family, stream))
 		w.live[plan.LiveMap(family, stream)] = map[uint32]string{}
 	}
 	return err
@@ -177,30 +178,28 @@ func (w *changeWriter) base(c plan.Change) error {
 	if err != nil || problem == "" {
 		return err
 	}
-	w.first.addTable()
-	for _, want := range w.commonSets() {
-		missing := want.fixed
-		if !r.has(want.name) {
-			w.first.addSet(want)
-		} else if missing, err = w.missingFixed(want); err != nil {
+	w.first.AddTable()
+	for _, want := range w.config.commonSets() {
+		if !r.has(want.Name) {
+			w.first.AddSet(want)
+			continue
+		}
+		missing, err := w.missingFixed(want)
+		if err != nil {
 			return err
 		}
-		var list []element
-		for _, b := range missing {
-			list = append(list, element{key: []byte{b}})
-		}
-		w.first.addElements(want.name, list)
+		w.first.AddElements(want.Name, missing)
 	}
-	for _, want := range w.baseChains() {
-		if got, ok := r.chains[want.name]; !ok || got.policy != want.policy {
-			w.first.addChain(want)
+	for _, want := range w.config.baseChains() {
+		if got, ok := r.Chains[want.Name]; !ok || got.Policy != want.Policy {
+			w.first.AddChain(want)
 		}
-		w.first.setRules(want.name, r.rules[want.name], w.baseRules(want.name)...)
+		setRules(w.first, want.Name, r.Rules[want.Name], w.config.baseRules(want.Name)...)
 	}
 	if w.config.Conntrack == ConntrackOn {
 		// Keep the chains and sets, which may contain rules and elements of other processes.
 		for _, name := range commonChains[1:] {
-			w.first.removeRules(r.rules[name])
+			deleteRules(w.first, r.Rules[name])
 		}
 	}
 	return nil
@@ -214,19 +213,19 @@ func (w *changeWriter) targetChains(c plan.Change) error {
 	for _, t := range c.Targets {
 		chain := plan.TargetChain(t.FWMark)
 		if len(rules[chain]) == 0 {
-			w.first.addChain(chainSpec{name: chain})
+			w.first.AddChain(nft.Chain{Name: chain})
 		}
-		w.first.setRules(chain, rules[chain], w.targetRule(t))
+		setRules(w.first, chain, rules[chain], w.config.targetRule(t))
 	}
 	return nil
 }
 
-type elementLists map[string][]element
+type elementLists map[string][]nft.Element
 
-func (l elementLists) add(set string, e element) { l[set] = append(l[set], e) }
+func (l elementLists) add(set string, e nft.Element) { l[set] = append(l[set], e) }
 
 // each calls put for each set, sorted by name.
-func (l elementLists) each(put func(set string, list []element)) {
+func (l elementLists) each(put func(set string, list []nft.Element)) {
 	for _, set := range slices.Sorted(maps.Keys(l)) {
 		put(set, l[set])
 	}
@@ -252,15 +251,15 @@ func (w *changeWriter) targetFlows(c plan.Change) error {
 				return conflict(fmt.Sprintf("element %d of map", t.FWMark), name, fmt.Sprintf("it leads to %q", have))
 			case t.Flows[family] && !exists:
 				live[t.FWMark] = chain
-				added.add(name, element{key: markKey(t.FWMark), chain: chain})
+				added.add(name, nft.Element{Key: markKey(t.FWMark), Chain: chain})
 			case !t.Flows[family] && exists:
 				delete(live, t.FWMark)
-				removed.add(name, element{key: markKey(t.FWMark)})
+				removed.add(name, nft.Element{Key: markKey(t.FWMark)})
 			}
 		}
 	}
-	removed.each(w.last.removeElements)
-	added.each(w.first.addElements)
+	removed.each(w.last.DeleteElements)
+	added.each(w.first.AddElements)
 	return nil
 }
 
@@ -288,18 +287,18 @@ func (w *changeWriter) vips(c plan.Change) error {
 			}
 			continue
 		case exists && had != chain:
-			w.last.removeElements(set, prefixElements(v, ""))
+			w.last.DeleteElements(set, prefixElements(v, ""))
 		}
 		if chain != "" && had != chain {
-			w.last.addElements(set, prefixElements(v, chain))
+			w.last.AddElements(set, prefixElements(v, chain))
 		}
 		_, exists = untracked[v]
 		switch set := setOf(v, ownHosts, ownNets); {
 		case w.config.Conntrack == ConntrackOn || exists == (chain != ""):
 		case exists:
-			w.last.removeElements(set, prefixElements(v, ""))
+			w.last.DeleteElements(set, prefixElements(v, ""))
 		default:
-			w.last.addElements(set, prefixElements(v, ""))
+			w.last.AddElements(set, prefixElements(v, ""))
 		}
 	}
 	return nil
@@ -311,12 +310,12 @@ func (w *changeWriter) removals(c plan.Change) error {
 		if err != nil {
 			return err
 		}
-		for name := range r.chains {
-			w.last.removeChain(name)
+		for name := range r.Chains {
+			w.last.DeleteChain(name)
 		}
 		for _, spec := range streamSets(stream) {
-			if got, ok := r.sets[spec.name]; ok && spec.mismatch(got) == "" {
-				w.last.removeSet(spec.name)
+			if got, ok := r.Sets[spec.Name]; ok && spec.Mismatch(got) == "" {
+				w.last.DeleteSet(spec.Name)
 			}
 		}
 		for _, family := range vip.Families {
@@ -337,9 +336,9 @@ func (w *changeWriter) removeTargets(fwmarks []uint32) error {
 	}
 	removed := elementLists{}
 	for _, n := range fwmarks {
-		t, owned := w.targetFrom(n, rules[plan.TargetChain(n)])
+		t, found := w.config.targetFrom(n, rules[plan.TargetChain(n)])
 		for _, family := range vip.Families {
-			if !owned {
+			if !found {
 				continue
 			}
 			live, err := w.liveOf(family, t.Stream)
@@ -347,18 +346,18 @@ func (w *changeWriter) removeTargets(fwmarks []uint32) error {
 				return err
 			}
 			if live[n] == plan.TargetChain(n) {
-				removed.add(plan.LiveMap(family, t.Stream), element{key: markKey(n)})
+				removed.add(plan.LiveMap(family, t.Stream), nft.Element{Key: markKey(n)})
 			}
 		}
 	}
-	removed.each(w.last.removeElements)
+	removed.each(w.last.DeleteElements)
 	for _, n := range fwmarks {
-		got, err := w.readChain(plan.TargetChain(n))
+		got, err := w.nft.Chain(inet, plan.TargetChain(n))
 		if err != nil {
 			return err
 		}
 		if got != nil {
-			w.last.removeChain(got.name)
+			w.last.DeleteChain(got.Name)
 		}
 	}
 	return nil

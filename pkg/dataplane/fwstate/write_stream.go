@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -40,8 +41,8 @@ func (w *changeWriter) readStreams(c plan.Change) error {
 }
 
 // streamSets returns all sets and maps that a stream can have.
-func streamSets(stream string) []setSpec {
-	sets := []setSpec{matchSpec(stream)}
+func streamSets(stream string) []nft.Set {
+	sets := []nft.Set{matchSpec(stream)}
 	for _, family := range vip.Families {
 		sets = append(sets, maglevSpec(family, stream, 0), liveSpec(family, stream), shadowSpec(family, stream, 0))
 	}
@@ -50,8 +51,7 @@ func streamSets(stream string) []setSpec {
 
 // readStreamObjects reads the chain and rules of a stream, and its sets without elements.
 func (f *Conn) readStreamObjects(stream string) (*ruleset, error) {
-	r := newRuleset()
-	return r, f.readObjects(r, []string{plan.StreamChain(stream)}, streamSets(stream))
+	return f.readObjects([]string{plan.StreamChain(stream)}, streamSets(stream))
 }
 
 // startLive creates missing live maps of streams with Maglev maps.
@@ -90,17 +90,17 @@ func (w *changeWriter) stream(s plan.StreamWrite) error {
 				known: true,
 			})
 		}
-		w.last.changeMatch(want.Name, s.Observed.Match, want.Match)
+		changeMatch(w.last, want.Name, s.Observed.Match, want.Match)
 		return nil
 	}
-	chain := chainSpec{name: plan.StreamChain(want.Name)}
+	chain := nft.Chain{Name: plan.StreamChain(want.Name)}
 	if err := r.checkChain(chain); err != nil {
 		return err
 	}
-	if _, ok := r.chains[chain.name]; !ok {
-		w.first.addChain(chain)
+	if _, ok := r.Chains[chain.Name]; !ok {
+		w.first.AddChain(chain)
 	}
-	w.last.removeRules(r.rules[chain.name])
+	deleteRules(w.last, r.Rules[chain.Name])
 	if err := w.streamMatch(want, r); err != nil {
 		return err
 	}
@@ -110,10 +110,10 @@ func (w *changeWriter) stream(s plan.StreamWrite) error {
 		}
 		// Remove the shadow map of a resize.
 		if shadow := shadowMap(family, want.Name); r.has(shadow) {
-			w.last.removeSet(shadow)
+			w.last.DeleteSet(shadow)
 		}
 	}
-	w.last.addRules(chain.name, w.streamRules(want)...)
+	w.last.AddRules(chain.Name, w.config.streamRules(want)...)
 	return nil
 }
 
@@ -123,29 +123,29 @@ func (w *changeWriter) streamTable(family vip.Family, s plan.StreamWrite, r *rul
 	table := s.Desired.Tables[family]
 	spec := maglevSpec(family, s.Desired.Name, s.Desired.Size)
 	if s.Observed != nil && s.Observed.Tables[family] != nil && len(s.Observed.Tables[family]) == len(table) {
-		w.fills = append(w.fills, tableEntries{set: spec.name, entries: differences(s.Observed.Tables[family], table)})
+		w.fills = append(w.fills, tableEntries{set: spec.Name, entries: differences(s.Observed.Tables[family], table)})
 		return nil
 	}
 	if err := r.checkSet("map", spec); err != nil {
 		return err
 	}
 	referred := false
-	if r.has(spec.name) {
-		referred = slices.ContainsFunc(r.rules[plan.StreamChain(s.Desired.Name)], rule.owned)
+	if r.has(spec.Name) {
+		referred = slices.ContainsFunc(r.Rules[plan.StreamChain(s.Desired.Name)], owned)
 		if referred {
-			w.last.removeSet(spec.name)
+			w.last.DeleteSet(spec.Name)
 		} else {
-			w.first.removeSet(spec.name)
+			w.first.DeleteSet(spec.Name)
 		}
 	}
-	entries := tableEntries{set: spec.name, entries: differences(nil, table)}
+	entries := tableEntries{set: spec.Name, entries: differences(nil, table)}
 	switch {
 	case table == nil:
 	case referred:
-		w.last.addSet(spec)
-		w.last.fill(entries)
+		w.last.AddSet(spec)
+		fill(w.last, entries)
 	default:
-		w.first.addSet(spec)
+		w.first.AddSet(spec)
 		w.fills = append(w.fills, entries)
 	}
 	return nil
