@@ -39,20 +39,23 @@ func (c *Conn) Inspect(want Table) (have *Ruleset, difference string, err error)
 		if set.Volatile {
 			continue
 		}
-		var list []Element
-		if _, err := c.Elements(want, set.Name, func(e Element) {
-			list = append(list, Element{Key: slices.Clone(e.Key), Data: slices.Clone(e.Data), End: e.End})
-		}); err != nil {
-			return nil, "", err
-		}
-		if !slices.EqualFunc(normalElements(list), normalElements(set.Elements), sameElement) {
-			return have, "elements of set " + want.String() + " " + set.Name, nil
+		if same, err := c.Holds(want, set); err != nil || !same {
+			return have, "elements of set " + want.String() + " " + set.Name, err
 		}
 	}
 	if len(have.Chains) > len(want.Chains) || len(have.Sets) > len(want.Sets) {
 		return have, "table " + want.String() + " without foreign objects", nil
 	}
 	return have, "", nil
+}
+
+// Holds reports whether a set has exactly the described elements, without regard to timeouts.
+func (c *Conn) Holds(table Table, want Set) (bool, error) {
+	var list []Element
+	_, err := c.Elements(table, want.Name, func(e Element) {
+		list = append(list, Element{Key: slices.Clone(e.Key), Data: slices.Clone(e.Data), End: e.End})
+	})
+	return slices.EqualFunc(normalElements(list), normalElements(want.Elements), sameElement), err
 }
 
 // normalElements sorts elements. It omits the end of an interval that the next one follows, which
@@ -71,7 +74,7 @@ func sameElement(a, b Element) bool {
 }
 
 // Replace adds the messages that give a table its described content. Volatile sets of have keep
-// their elements; nil replaces the whole table.
+// their elements; nil replaces the whole table. A dormant table is only activated.
 func (t *Transaction) Replace(want Table, have *Ruleset) {
 	t.Table = want
 	t.AddTable()
@@ -79,6 +82,8 @@ func (t *Transaction) Replace(want Table, have *Ruleset) {
 	if have == nil {
 		t.DeleteTable()
 		t.AddTable()
+	} else if have.Flags != 0 {
+		return // the kernel rejects a change of chains in the transaction that activates the table
 	} else if have.Exists {
 		// Rules reference chains and sets, and elements reference chains.
 		t.begin("delete rules of table", unix.NFT_MSG_DELRULE, 0, 0, "")

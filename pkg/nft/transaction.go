@@ -46,7 +46,9 @@ type Error struct {
 	Err               error
 }
 
-func (e *Error) Error() string { return "failed to " + e.Operation + " " + e.Object + ": " + e.Err.Error() }
+func (e *Error) Error() string {
+	return "failed to " + e.Operation + " " + e.Object + ": " + e.Err.Error()
+}
 
 // Unwrap returns the kernel's error.
 func (e *Error) Unwrap() error { return e.Err }
