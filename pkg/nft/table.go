@@ -137,5 +137,5 @@ func (c *Conn) Ensure(tables ...Table) (difference string, generation uint32, er
 			return difference, 0, err
 		}
 	}
-	return difference, 0, fmt.Errorf("nftables tables were written %d times and still differ: %s", readAttempts, difference)
+	return difference, 0, fmt.Errorf("nftables still differs after %d writes: %s", readAttempts, difference)
 }

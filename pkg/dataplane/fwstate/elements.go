@@ -54,7 +54,9 @@ func tableEntry(e nft.Element) (x entry) {
 // exist.
 func (f *Conn) readLive(family vip.Family, stream string) (map[uint32]string, error) {
 	live := map[uint32]string{}
-	err := f.elements(plan.LiveMap(family, stream), func(e nft.Element) { live[binary.NativeEndian.Uint32(e.Key)] = e.Chain })
+	err := f.elements(plan.LiveMap(family, stream), func(e nft.Element) {
+		live[binary.NativeEndian.Uint32(e.Key)] = e.Chain
+	})
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}

@@ -320,7 +320,9 @@ func (routing *Routing) rules() ([]rtnetlink.Rule, error) {
 }
 
 func (routing *Routing) routes(filter rtnetlink.RouteFilter) ([]rtnetlink.Route, error) {
-	return inFamilies(routing, func(family vip.Family) ([]rtnetlink.Route, error) { return routing.rt.Routes(family, filter) })
+	return inFamilies(routing, func(family vip.Family) ([]rtnetlink.Route, error) {
+		return routing.rt.Routes(family, filter)
+	})
 }
 
 func (t *routeTable) copyTo(to *plan.KernelTarget) {
