@@ -230,3 +230,8 @@ func Ranges(list []Element) []Range {
 func (r Range) Compare(other Range) int {
 	return cmp.Or(r.First.Compare(other.First), other.Last.Compare(r.Last))
 }
+
+// Covers reports whether r contains all addresses of other.
+func (r Range) Covers(other Range) bool {
+	return r.First.Compare(other.First) <= 0 && other.Last.Compare(r.Last) <= 0
+}
