@@ -53,39 +53,39 @@ func (c Conntrack) String() string { return conntrackNames[c] }
 
 // UnmarshalText parses a name.
 func (c *Conntrack) UnmarshalText(name []byte) error {
-	i := slices.Index(conntrackNames[:], string(name))
-	if i < 0 {
+	index := slices.Index(conntrackNames[:], string(name))
+	if index < 0 {
 		return fmt.Errorf("%q must be one of %s", name, strings.Join(conntrackNames[:], ", "))
 	}
-	*c = Conntrack(i)
+	*c = Conntrack(index)
 	return nil
 }
 
 // WithDefaults fills in zero fields.
-func (c Config) WithDefaults() Config {
-	c.First = cmp.Or(c.First, DefaultFirst)
-	c.Mask = cmp.Or(c.Mask, DefaultMask)
-	c.Priority = cmp.Or(c.Priority, DefaultPriority)
-	return c
+func (config Config) WithDefaults() Config {
+	config.First = cmp.Or(config.First, DefaultFirst)
+	config.Mask = cmp.Or(config.Mask, DefaultMask)
+	config.Priority = cmp.Or(config.Priority, DefaultPriority)
+	return config
 }
 
 // inRange reports whether the ID of a routing table is in the fwmark range.
-func (c Config) inRange(table uint32) bool { return table >= c.First && table <= c.Mask }
+func (config Config) inRange(table uint32) bool { return table >= config.First && table <= config.Mask }
 
 // Validate returns an error for invalid or inconsistent values.
-func (c Config) Validate() error {
+func (config Config) Validate() error {
 	switch {
-	case c.First&^c.Mask != 0:
+	case config.First&^config.Mask != 0:
 		return fmt.Errorf("first number %d is outside the mask %#x of packet marks: choose a smaller number or a wider mask",
-			c.First, c.Mask)
-	case c.Mask != 1<<bits.Len32(c.Mask)-1:
+			config.First, config.Mask)
+	case config.Mask != 1<<bits.Len32(config.Mask)-1:
 		return fmt.Errorf("mask %#x of packet marks has a gap: numbers count up, so it must be like 0xffff or 0xffffff",
-			c.Mask)
-	case c.Conntrack == ConntrackLoose && c.Mask&closing != 0:
-		return fmt.Errorf("mask %#x of packet marks: loose connection tracking needs the highest bit itself", c.Mask)
-	case c.Priority < 1 || c.Priority > 32763:
+			config.Mask)
+	case config.Conntrack == ConntrackLoose && config.Mask&closing != 0:
+		return fmt.Errorf("mask %#x of packet marks: loose connection tracking needs the highest bit itself", config.Mask)
+	case config.Priority < 1 || config.Priority > 32763:
 		return fmt.Errorf("rule priority %d: choose one from 1 to 32763, since three are used and 32766 is the main table's",
-			c.Priority)
+			config.Priority)
 	}
 	return nil
 }
@@ -115,7 +115,7 @@ type Routing struct {
 }
 
 // Dial opens the sockets.
-func Dial(c Config) (*Conn, error) {
+func Dial(config Config) (*Conn, error) {
 	socket, err := nft.Dial()
 	if err != nil {
 		return nil, err
@@ -124,12 +124,12 @@ func Dial(c Config) (*Conn, error) {
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
-	f := &Conn{Routing: Routing{config: c.WithDefaults(), rt: rt, families: vip.Families[:]}, nft: socket}
-	socket.Echo = func(set string, e nft.Element, deleted bool) { f.reported.add(set, e, deleted) }
+	conn := &Conn{Routing: Routing{config: config.WithDefaults(), rt: rt, families: vip.Families[:]}, nft: socket}
+	socket.Echo = func(set string, element nft.Element, deleted bool) { conn.reported.add(set, element, deleted) }
 	if _, err := os.Stat("/proc/sys/net/ipv6"); errors.Is(err, fs.ErrNotExist) {
-		f.families = []vip.Family{vip.IPv4}
+		conn.families = []vip.Family{vip.IPv4}
 	}
-	return f, nil
+	return conn, nil
 }
 
 // HasIPv6 reports whether the kernel supports IPv6.
@@ -137,7 +137,7 @@ func (routing *Routing) HasIPv6() bool { return slices.Contains(routing.families
 
 // Transactions returns the number of committed transactions. Each increments the ruleset
 // generation.
-func (f *Conn) Transactions() uint32 { return f.nft.Transactions }
+func (conn *Conn) Transactions() uint32 { return conn.nft.Transactions }
 
 // Close closes the sockets.
-func (f *Conn) Close() error { return errors.Join(f.nft.Close(), f.rt.Close()) }
+func (conn *Conn) Close() error { return errors.Join(conn.nft.Close(), conn.rt.Close()) }

@@ -51,28 +51,28 @@ func matchRules(stream string) []nft.Rule {
 
 func portElements(ports []plan.Port) []nft.Element {
 	list := make([]nft.Element, len(ports))
-	for i, p := range ports {
-		list[i].Key = binary.BigEndian.AppendUint16([]byte{p.Protocol, 0, 0, 0}, p.Number)
-		list[i].Key = append(list[i].Key, 0, 0)
+	for index, port := range ports {
+		list[index].Key = binary.BigEndian.AppendUint16([]byte{port.Protocol, 0, 0, 0}, port.Number)
+		list[index].Key = append(list[index].Key, 0, 0)
 	}
 	return list
 }
 
-// readMatch reads the ports of a set; nil if r does not contain the set. A set of a different type
+// readMatch reads the ports of a set; nil if content lacks the set. A set of a different type
 // is treated as missing; Write reports the conflict.
-func (f *Conn) readMatch(stream string, r *ruleset) ([]plan.Port, error) {
+func (conn *Conn) readMatch(stream string, content *ruleset) ([]plan.Port, error) {
 	spec := matchSpec(stream)
-	if got, ok := r.Sets[spec.Name]; !ok || spec.Mismatch(got) != "" {
+	if got, found := content.Sets[spec.Name]; !found || spec.Mismatch(got) != "" {
 		return nil, nil
 	}
-	return f.readPorts(stream)
+	return conn.readPorts(stream)
 }
 
 // readPorts reads the ports of an existing set.
-func (f *Conn) readPorts(stream string) ([]plan.Port, error) {
+func (conn *Conn) readPorts(stream string) ([]plan.Port, error) {
 	ports := []plan.Port{}
-	err := f.elements(plan.MatchSet(stream), func(e nft.Element) {
-		if key := e.Key; len(key) == portKey {
+	err := conn.elements(plan.MatchSet(stream), func(element nft.Element) {
+		if key := element.Key; len(key) == portKey {
 			ports = append(ports, plan.Port{Protocol: key[0], Number: binary.BigEndian.Uint16(key[4:])})
 		}
 	})
@@ -81,52 +81,52 @@ func (f *Conn) readPorts(stream string) ([]plan.Port, error) {
 }
 
 // changeMatch changes the ports of an existing set.
-func changeMatch(t *nft.Transaction, stream string, have, want []plan.Port) {
-	t.DeleteElements(plan.MatchSet(stream), portElements(plan.MissingPorts(want, have)))
-	t.AddElements(plan.MatchSet(stream), portElements(plan.MissingPorts(have, want)))
+func changeMatch(transaction *nft.Transaction, stream string, have, want []plan.Port) {
+	transaction.DeleteElements(plan.MatchSet(stream), portElements(plan.MissingPorts(want, have)))
+	transaction.AddElements(plan.MatchSet(stream), portElements(plan.MissingPorts(have, want)))
 }
 
-// createMatch creates the set of a stream with a match, unless r contains it.
-func createMatch(t *nft.Transaction, want *plan.KernelStream, r *ruleset) {
-	if spec := matchSpec(want.Name); want.Match != nil && !r.has(spec.Name) {
+// createMatch creates the set of a stream with a match, unless content has it.
+func createMatch(transaction *nft.Transaction, want *plan.KernelStream, content *ruleset) {
+	if spec := matchSpec(want.Name); want.Match != nil && !content.has(spec.Name) {
 		spec.Elements = portElements(want.Match)
-		t.AddSet(spec)
+		transaction.AddSet(spec)
 	}
 }
 
 // streamMatch creates, changes or removes the set of a stream whose rules are replaced.
-func (w *changeWriter) streamMatch(want *plan.KernelStream, r *ruleset) error {
+func (writer *changeWriter) streamMatch(want *plan.KernelStream, content *ruleset) error {
 	spec := matchSpec(want.Name)
-	have, err := w.readMatch(want.Name, r)
+	have, err := writer.readMatch(want.Name, content)
 	switch {
 	case err != nil:
 		return err
 	case want.Match == nil && have != nil:
-		w.last.DeleteSet(spec.Name)
+		writer.last.DeleteSet(spec.Name)
 	case want.Match == nil:
 	case have != nil:
-		changeMatch(w.last, want.Name, have, want.Match)
+		changeMatch(writer.last, want.Name, have, want.Match)
 	default:
-		if err := r.checkSet("set", spec); err != nil {
+		if err := content.checkSet("set", spec); err != nil {
 			return err
 		}
-		createMatch(w.first, want, r)
+		createMatch(writer.first, want, content)
 	}
 	return nil
 }
 
 // ReadUnmatched returns the number of packets that the match of each stream dropped since its
 // chain was last written.
-func (f *Conn) ReadUnmatched(streams []string) (map[string]uint64, error) {
+func (conn *Conn) ReadUnmatched(streams []string) (map[string]uint64, error) {
 	dropped := make(map[string]uint64, len(streams))
 	for _, stream := range streams {
-		rules, err := f.nft.Rules(inet, plan.StreamChain(stream))
+		rules, err := conn.nft.Rules(inet, plan.StreamChain(stream))
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range rules[plan.StreamChain(stream)] {
-			if r.Comment == protocolsComment || r.Comment == portsComment {
-				dropped[stream] += r.Packets
+		for _, rule := range rules[plan.StreamChain(stream)] {
+			if rule.Comment == protocolsComment || rule.Comment == portsComment {
+				dropped[stream] += rule.Packets
 			}
 		}
 	}

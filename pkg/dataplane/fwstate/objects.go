@@ -73,59 +73,60 @@ var inet = nft.Table{Family: unix.NFPROTO_INET, Name: plan.TableName}
 func newTransaction() *nft.Transaction { return &nft.Transaction{Table: inet} }
 
 // owned reports whether the comment of a listed rule identifies it as the data plane's.
-func owned(r nft.Rule) bool {
-	if strings.HasPrefix(r.Chain, plan.TargetPrefix) {
-		return strings.Contains(r.Comment, "/")
+func owned(rule nft.Rule) bool {
+	if strings.HasPrefix(rule.Chain, plan.TargetPrefix) {
+		return strings.Contains(rule.Comment, "/")
 	}
-	return strings.HasPrefix(r.Comment, ruleComment)
+	return strings.HasPrefix(rule.Comment, ruleComment)
 }
 
 // sameRules reports whether the data plane's rules among have equal want.
 func sameRules(have, want []nft.Rule) bool {
-	have = slices.DeleteFunc(slices.Clone(have), func(r nft.Rule) bool { return !owned(r) })
+	have = slices.DeleteFunc(slices.Clone(have), func(rule nft.Rule) bool { return !owned(rule) })
 	return slices.EqualFunc(have, want, nft.Rule.Same)
 }
 
 // setRules replaces the data plane's rules of a chain if they differ.
-func setRules(t *nft.Transaction, chain string, have []nft.Rule, want ...nft.Rule) {
+func setRules(transaction *nft.Transaction, chain string, have []nft.Rule, want ...nft.Rule) {
 	if !sameRules(have, want) {
-		deleteRules(t, have)
-		t.AddRules(chain, want...)
+		deleteRules(transaction, have)
+		transaction.AddRules(chain, want...)
 	}
 }
 
 // deleteRules deletes the data plane's rules.
-func deleteRules(t *nft.Transaction, have []nft.Rule) {
-	for _, r := range have {
-		if owned(r) {
-			t.DeleteRule(r)
+func deleteRules(transaction *nft.Transaction, have []nft.Rule) {
+	for _, rule := range have {
+		if owned(rule) {
+			transaction.DeleteRule(rule)
 		}
 	}
 }
 
-func maglevSpec(f vip.Family, stream string, size uint32) nft.Set {
+func maglevSpec(family vip.Family, stream string, size uint32) nft.Set {
 	// With a size the kernel selects a fixed array of as many hash buckets.
 	return nft.Set{
-		Name: plan.MaglevMap(f, stream), Flags: unix.NFT_SET_MAP, KeyType: nft.TypeMark, KeyLen: 4,
+		Name: plan.MaglevMap(family, stream), Flags: unix.NFT_SET_MAP, KeyType: nft.TypeMark, KeyLen: 4,
 		DataType: nft.TypeMark, DataLen: 4, Size: size,
 	}
 }
 
 // shadowMap returns the name of the map that replaces a Maglev map during a resize.
-func shadowMap(f vip.Family, stream string) string { return shadowMaps[f] + stream }
+func shadowMap(family vip.Family, stream string) string { return shadowMaps[family] + stream }
 
-func shadowSpec(f vip.Family, stream string, size uint32) nft.Set {
-	s := maglevSpec(f, stream, size)
-	s.Name = shadowMap(f, stream)
-	return s
+func shadowSpec(family vip.Family, stream string, size uint32) nft.Set {
+	set := maglevSpec(family, stream, size)
+	set.Name = shadowMap(family, stream)
+	return set
 }
 
-func liveSpec(f vip.Family, stream string) nft.Set {
+func liveSpec(family vip.Family, stream string) nft.Set {
 	// Without a size the kernel selects a hash table that grows with the targets. When a target is
 	// added, the kernel validates the whole ruleset (Linux 6.18): for each VIP it visits every bucket
 	// of this map once per referencing rule, so a large fixed array would be slow.
 	return nft.Set{
-		Name: plan.LiveMap(f, stream), Flags: unix.NFT_SET_MAP, KeyType: nft.TypeMark, KeyLen: 4, DataType: nft.TypeVerdict,
+		Name: plan.LiveMap(family, stream), Flags: unix.NFT_SET_MAP, KeyType: nft.TypeMark, KeyLen: 4,
+		DataType: nft.TypeVerdict,
 	}
 }
 
@@ -138,7 +139,7 @@ func fixed(keys ...byte) (list []nft.Element) {
 }
 
 // commonSets returns the common sets and maps.
-func (c Config) commonSets() []nft.Set {
+func (config Config) commonSets() []nft.Set {
 	specs := []nft.Set{{
 		Name: portedSet, KeyType: typeProto, KeyLen: 1,
 		Elements: fixed(unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP),
@@ -149,10 +150,10 @@ func (c Config) commonSets() []nft.Set {
 		nets := nft.AddressSet(plan.NetMaps[family], family, unix.NFT_SET_MAP|unix.NFT_SET_INTERVAL)
 		nets.DataType = nft.TypeVerdict
 		specs = append(specs, hosts, nets)
-		if c.Conntrack == ConntrackLoose {
+		if config.Conntrack == ConntrackLoose {
 			specs = append(specs, flowSpec(family))
 		}
-		if c.Conntrack != ConntrackOn {
+		if config.Conntrack != ConntrackOn {
 			specs = append(specs, nft.AddressSet(ownHosts[family], family, 0),
 				nft.AddressSet(ownNets[family], family, unix.NFT_SET_INTERVAL))
 		}
@@ -165,12 +166,12 @@ func (c Config) commonSets() []nft.Set {
 	)
 }
 
-func (c Config) baseChains() []nft.Chain {
+func (config Config) baseChains() []nft.Chain {
 	base := nft.Chain{
 		Name: preroutingChain, Type: "filter", Hook: unix.NF_INET_PRE_ROUTING,
 		Priority: int32(*nftables.ChainPriorityMangle), Policy: uint32(nftables.ChainPolicyAccept),
 	}
-	if c.Conntrack == ConntrackOn {
+	if config.Conntrack == ConntrackOn {
 		return []nft.Chain{base}
 	}
 	notrack := base

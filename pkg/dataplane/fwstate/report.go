@@ -13,25 +13,25 @@ import (
 type report map[string][]entry
 
 // add adds an echoed element.
-func (r report) add(set string, e nft.Element, deleted bool) {
-	x := tableEntry(e)
+func (report report) add(set string, element nft.Element, deleted bool) {
+	change := tableEntry(element)
 	if deleted {
-		x.fwmark = 0
+		change.fwmark = 0
 	}
-	r[set] = append(r[set], x)
+	report[set] = append(report[set], change)
 }
 
 // of returns a copy of a stream with the reported entries applied.
-func (r report) of(known *plan.KernelStream) *plan.KernelStream {
-	s := *known
+func (report report) of(known *plan.KernelStream) *plan.KernelStream {
+	stream := *known
 	for _, family := range known.Families() {
 		table := slices.Clone(known.Tables[family])
-		for _, x := range r[plan.MaglevMap(family, s.Name)] {
-			if int(x.index) < len(table) {
-				table[x.index] = x.fwmark
+		for _, change := range report[plan.MaglevMap(family, stream.Name)] {
+			if int(change.index) < len(table) {
+				table[change.index] = change.fwmark
 			}
 		}
-		s.Tables[family] = table
+		stream.Tables[family] = table
 	}
-	return &s
+	return &stream
 }

@@ -42,35 +42,35 @@ func (routing *Routing) targetPolicyRule(key RouteKey) rtnetlink.Rule {
 // ownedRule reports whether a rule has the data plane's protocol number and the form of
 // commonRules or targetPolicyRule, with any priority and mask. It does not test Extra of a goto,
 // which the kernel flags if the target is missing.
-func ownedRule(r rtnetlink.Rule) bool {
+func ownedRule(rule rtnetlink.Rule) bool {
 	switch {
-	case r.Protocol != plan.RouteProtocol:
+	case rule.Protocol != plan.RouteProtocol:
 		return false
-	case r.Action == unix.FR_ACT_TO_TBL:
-		return !r.Extra && r.Input == "" && !r.Source.IsValid() && r.Mark == r.Table && r.Mask != 0
+	case rule.Action == unix.FR_ACT_TO_TBL:
+		return !rule.Extra && rule.Input == "" && !rule.Source.IsValid() && rule.Mark == rule.Table && rule.Mask != 0
 	}
-	return r.Mark == 0 && (r.Action == unix.FR_ACT_NOP || r.Action == unix.FR_ACT_GOTO)
+	return rule.Mark == 0 && (rule.Action == unix.FR_ACT_NOP || rule.Action == unix.FR_ACT_GOTO)
 }
 
 func defaultRoute(key RouteKey, hop netip.Addr) rtnetlink.Route {
-	r := rtnetlink.Route{
+	route := rtnetlink.Route{
 		Family: key.Family, Table: key.FWMark, Prefix: rtnetlink.DefaultPrefix(key.Family),
 		Type: unix.RTN_UNICAST, Protocol: plan.RouteProtocol, NextHop: hop,
 	}
 	if key.Family == vip.IPv6 {
-		r.Metric = 1024 // the default of the kernel
+		route.Metric = 1024 // the default of the kernel
 	}
-	return r
+	return route
 }
 
 func blackhole(key RouteKey) rtnetlink.Route {
-	r := defaultRoute(key, netip.Addr{})
-	r.Type, r.Metric = unix.RTN_BLACKHOLE, lastMetric
-	return r
+	route := defaultRoute(key, netip.Addr{})
+	route.Type, route.Metric = unix.RTN_BLACKHOLE, lastMetric
+	return route
 }
 
-func isBlackhole(r rtnetlink.Route) bool {
-	return r.Type == unix.RTN_BLACKHOLE && r.IsDefault() && r.Metric == lastMetric
+func isBlackhole(route rtnetlink.Route) bool {
+	return route.Type == unix.RTN_BLACKHOLE && route.IsDefault() && route.Metric == lastMetric
 }
 
 // RouteKey identifies the rule and routes of a target in one family. FWMark 0 identifies the
@@ -86,10 +86,10 @@ type RouteErrors map[RouteKey]error
 // Err joins the failures, sorted by fwmark.
 func (e RouteErrors) Err() error {
 	var errs []error
-	for _, k := range slices.SortedFunc(maps.Keys(e), func(a, b RouteKey) int {
+	for _, key := range slices.SortedFunc(maps.Keys(e), func(a, b RouteKey) int {
 		return cmp.Or(cmp.Compare(a.FWMark, b.FWMark), cmp.Compare(a.Family, b.Family))
 	}) {
-		errs = append(errs, e[k])
+		errs = append(errs, e[key])
 	}
 	return errors.Join(errs...)
 }
@@ -105,26 +105,26 @@ type routeRequest struct {
 	hop netip.Addr // of a route to add
 }
 
-func (b *routeBatch) add(key RouteKey, r rtnetlink.Request) {
-	*b = append(*b, routeRequest{Request: r, key: key})
+func (batch *routeBatch) add(key RouteKey, request rtnetlink.Request) {
+	*batch = append(*batch, routeRequest{Request: request, key: key})
 }
 
-func (routing *Routing) execute(b routeBatch) RouteErrors {
+func (routing *Routing) execute(batch routeBatch) RouteErrors {
 	failed := RouteErrors{}
-	requests := make([]rtnetlink.Request, len(b))
-	for i, r := range b {
-		requests[i] = r.Request
+	requests := make([]rtnetlink.Request, len(batch))
+	for index, request := range batch {
+		requests[index] = request.Request
 	}
 	rejected, err := routing.rt.Do(requests...)
-	for i, r := range b {
+	for index, request := range batch {
 		switch {
 		case err != nil:
-			failed[r.key] = err
-		case rejected[i] == nil:
-		case r.hop.IsValid() && unconnected(rejected[i]):
-			failed.add(r.key, fmt.Errorf("%s is on no connected network: %w", r.hop, rejected[i]))
+			failed[request.key] = err
+		case rejected[index] == nil:
+		case request.hop.IsValid() && unconnected(rejected[index]):
+			failed.add(request.key, fmt.Errorf("%s is on no connected network: %w", request.hop, rejected[index]))
 		default:
-			failed.add(r.key, rejected[i])
+			failed.add(request.key, rejected[index])
 		}
 	}
 	return failed
@@ -138,13 +138,13 @@ func unconnected(err error) bool {
 
 // AddCommonRules installs the common policy rules.
 func (routing *Routing) AddCommonRules() RouteErrors {
-	var b routeBatch
+	var batch routeBatch
 	for _, family := range routing.families {
-		for _, r := range routing.commonRules(family) {
-			b.add(RouteKey{Family: family}, r.Add())
+		for _, rule := range routing.commonRules(family) {
+			batch.add(RouteKey{Family: family}, rule.Add())
 		}
 	}
-	return routing.execute(b)
+	return routing.execute(batch)
 }
 
 // AddRoutes installs the rules and routes of targets in the families with a next hop. It removes
@@ -157,10 +157,11 @@ func (routing *Routing) AddRoutes(targets []plan.KernelTarget, withCommon bool) 
 		common = routing.AddCommonRules()
 	}
 	have, err := routing.readTables(fwmarksOf(targets), len(targets) > fewChains)
-	var b routeBatch
-	for _, t := range targets {
+	var batch routeBatch
+	// A failure of one target must not prevent the routes of the rest.
+	for _, target := range targets {
 		for _, family := range vip.Families {
-			key, hop := RouteKey{t.FWMark, family}, t.NextHops[family].Unmap()
+			key, hop := RouteKey{target.FWMark, family}, target.NextHops[family].Unmap()
 			if e := common[RouteKey{Family: family}]; e != nil {
 				failed.add(key, e)
 			}
@@ -168,13 +169,14 @@ func (routing *Routing) AddRoutes(targets []plan.KernelTarget, withCommon bool) 
 			case err != nil:
 				failed.add(key, err)
 			case slices.Contains(routing.families, family):
-				routing.addTargetRoutes(&b, key, hop, have[t.FWMark])
+				routing.addTargetRoutes(&batch, key, hop, have[target.FWMark])
+				// An IPv6 next hop without IPv6 in the kernel is a mistake of the configuration, not a fault.
 			case hop.IsValid():
 				failed.add(key, fmt.Errorf("%s cannot be reached: the kernel has no IPv6", hop))
 			}
 		}
 	}
-	for key, err := range routing.execute(b) {
+	for key, err := range routing.execute(batch) {
 		failed.add(key, err)
 	}
 	return failed
@@ -182,57 +184,57 @@ func (routing *Routing) AddRoutes(targets []plan.KernelTarget, withCommon bool) 
 
 func fwmarksOf(targets []plan.KernelTarget) []uint32 {
 	fwmarks := make([]uint32, len(targets))
-	for i, t := range targets {
-		fwmarks[i] = t.FWMark
+	for index, target := range targets {
+		fwmarks[index] = target.FWMark
 	}
 	return fwmarks
 }
 
 // addTargetRoutes adds the missing rule and routes of one target in one family. The order of the
 // requests ensures that packets in between are dropped, not sent to a wrong target.
-func (routing *Routing) addTargetRoutes(b *routeBatch, key RouteKey, hop netip.Addr, have *routeTable) {
+func (routing *Routing) addTargetRoutes(batch *routeBatch, key RouteKey, hop netip.Addr, have *routeTable) {
 	if !hop.IsValid() {
-		routing.removeTargetRoutes(b, key, have)
+		routing.removeTargetRoutes(batch, key, have)
 		return
 	}
 	want := defaultRoute(key, hop)
 	dropped, found := false, false
 	var wrong []rtnetlink.Route
-	for _, r := range have.routes[key.Family] {
-		same := r
+	for _, route := range have.routes[key.Family] {
+		same := route
 		same.Link = 0
 		switch {
-		case r.Protocol != plan.RouteProtocol:
-		case isBlackhole(r):
+		case route.Protocol != plan.RouteProtocol:
+		case isBlackhole(route):
 			dropped = true
 		case same == want:
 			found = true
 		default:
-			wrong = append(wrong, r)
+			wrong = append(wrong, route)
 		}
 	}
 	if !dropped {
-		b.add(key, blackhole(key).Replace())
+		batch.add(key, blackhole(key).Replace())
 	}
 	// Remove wrong routes before adding the correct one, so that no packet uses them.
-	for _, r := range wrong {
-		b.add(key, r.Delete())
+	for _, route := range wrong {
+		batch.add(key, route.Delete())
 	}
 	if !found {
-		*b = append(*b, routeRequest{want.Replace(), key, hop})
+		*batch = append(*batch, routeRequest{want.Replace(), key, hop})
 	}
 	if !have.rules[key.Family] {
-		b.add(key, routing.targetPolicyRule(key).Add())
+		batch.add(key, routing.targetPolicyRule(key).Add())
 	}
 }
 
-func (routing *Routing) removeTargetRoutes(b *routeBatch, key RouteKey, have *routeTable) {
+func (routing *Routing) removeTargetRoutes(batch *routeBatch, key RouteKey, have *routeTable) {
 	if have.rules[key.Family] || !have.rulesRead {
-		b.add(key, routing.targetPolicyRule(key).Delete())
+		batch.add(key, routing.targetPolicyRule(key).Delete())
 	}
-	for _, r := range have.routes[key.Family] {
-		if r.Protocol == plan.RouteProtocol {
-			b.add(key, r.Delete())
+	for _, route := range have.routes[key.Family] {
+		if route.Protocol == plan.RouteProtocol {
+			batch.add(key, route.Delete())
 		}
 	}
 }
@@ -243,13 +245,13 @@ func (routing *Routing) RemoveRoutes(fwmarks []uint32) error {
 	if err != nil {
 		return err
 	}
-	var b routeBatch
-	for _, n := range fwmarks {
+	var batch routeBatch
+	for _, fwmark := range fwmarks {
 		for _, family := range routing.families {
-			routing.removeTargetRoutes(&b, RouteKey{n, family}, have[n])
+			routing.removeTargetRoutes(&batch, RouteKey{fwmark, family}, have[fwmark])
 		}
 	}
-	return routing.execute(b).Err()
+	return routing.execute(batch).Err()
 }
 
 type routeTable struct {
@@ -263,8 +265,8 @@ type routeTable struct {
 // readTables reads the routes of fwmarks, and their rules if withRules is set.
 func (routing *Routing) readTables(fwmarks []uint32, withRules bool) (map[uint32]*routeTable, error) {
 	tables := make(map[uint32]*routeTable, len(fwmarks))
-	for _, n := range fwmarks {
-		tables[n] = &routeTable{rulesRead: withRules}
+	for _, fwmark := range fwmarks {
+		tables[fwmark] = &routeTable{rulesRead: withRules}
 	}
 	if len(fwmarks) == 0 {
 		return tables, nil
@@ -274,9 +276,10 @@ func (routing *Routing) readTables(fwmarks []uint32, withRules bool) (map[uint32
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range rules {
-			if t := tables[r.Table]; t != nil && r == routing.targetPolicyRule(RouteKey{r.Table, r.Family}) {
-				t.rules[r.Family] = true
+		for _, entry := range rules {
+			if table := tables[entry.Table]; table != nil && entry == routing.targetPolicyRule(RouteKey{entry.Table,
+				entry.Family}) {
+				table.rules[entry.Family] = true
 			}
 		}
 	}
@@ -285,18 +288,19 @@ func (routing *Routing) readTables(fwmarks []uint32, withRules bool) (map[uint32
 	filters := []rtnetlink.RouteFilter{{Protocol: plan.RouteProtocol}}
 	if len(tables) <= fewChains {
 		filters = nil
-		for n := range tables {
-			filters = append(filters, rtnetlink.RouteFilter{Table: n})
+		for fwmark := range tables {
+			filters = append(filters, rtnetlink.RouteFilter{Table: fwmark})
 		}
 	}
+	// Routes of other tables are skipped: older kernels ignore the filter.
 	for _, filter := range filters {
 		routes, err := routing.routes(filter)
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range routes {
-			if t := tables[r.Table]; t != nil {
-				t.routes[r.Family] = append(t.routes[r.Family], r)
+		for _, entry := range routes {
+			if table := tables[entry.Table]; table != nil {
+				table.routes[entry.Family] = append(table.routes[entry.Family], entry)
 			}
 		}
 	}
@@ -325,21 +329,21 @@ func (routing *Routing) routes(filter rtnetlink.RouteFilter) ([]rtnetlink.Route,
 	})
 }
 
-func (t *routeTable) copyTo(to *plan.KernelTarget) {
-	to.Rules = t.rules
+func (table *routeTable) copyTo(target *plan.KernelTarget) {
+	target.Rules = table.rules
 	for _, family := range vip.Families {
 		var routes []rtnetlink.Route
-		for _, r := range t.routes[family] {
+		for _, route := range table.routes[family] {
 			switch {
-			case r.Protocol != plan.RouteProtocol || !r.IsDefault():
-			case isBlackhole(r):
-				to.Blackhole[family] = true
+			case route.Protocol != plan.RouteProtocol || !route.IsDefault():
+			case isBlackhole(route):
+				target.Blackhole[family] = true
 			default:
-				routes = append(routes, r)
+				routes = append(routes, route)
 			}
 		}
 		if len(routes) == 1 && routes[0].Type == unix.RTN_UNICAST && !routes[0].Dead && !routes[0].Multipath {
-			to.NextHops[family] = routes[0].NextHop
+			target.NextHops[family] = routes[0].NextHop
 		}
 	}
 }
@@ -347,8 +351,8 @@ func (t *routeTable) copyTo(to *plan.KernelTarget) {
 // ReadRoutes reads the rules and routes of these fwmarks. The result contains every fwmark.
 func (routing *Routing) ReadRoutes(fwmarks []uint32) (map[uint32]*plan.KernelTarget, error) {
 	targets := make(map[uint32]*plan.KernelTarget, len(fwmarks))
-	for _, n := range fwmarks {
-		targets[n] = &plan.KernelTarget{FWMark: n}
+	for _, fwmark := range fwmarks {
+		targets[fwmark] = &plan.KernelTarget{FWMark: fwmark}
 	}
 	return targets, routing.addRoutesTo(targets, fwmarks)
 }
@@ -357,14 +361,14 @@ func (routing *Routing) ReadRoutes(fwmarks []uint32) (map[uint32]*plan.KernelTar
 // routes.
 func (routing *Routing) addRoutesTo(targets map[uint32]*plan.KernelTarget, fwmarks []uint32) error {
 	tables, err := routing.readTables(fwmarks, true)
-	for n, t := range tables {
-		if targets[n] == nil {
-			if t.rules == [len(vip.Families)]bool{} && len(t.routes[vip.IPv4])+len(t.routes[vip.IPv6]) == 0 {
+	for fwmark, table := range tables {
+		if targets[fwmark] == nil {
+			if table.rules == [len(vip.Families)]bool{} && len(table.routes[vip.IPv4])+len(table.routes[vip.IPv6]) == 0 {
 				continue
 			}
-			targets[n] = &plan.KernelTarget{FWMark: n}
+			targets[fwmark] = &plan.KernelTarget{FWMark: fwmark}
 		}
-		t.copyTo(targets[n])
+		table.copyTo(targets[fwmark])
 	}
 	return err
 }
@@ -375,8 +379,8 @@ func (routing *Routing) commonRulesInstalled() (bool, error) {
 		return false, err
 	}
 	for _, family := range routing.families {
-		for _, r := range routing.commonRules(family) {
-			if !slices.Contains(rules, r) {
+		for _, rule := range routing.commonRules(family) {
+			if !slices.Contains(rules, rule) {
 				return false, nil
 			}
 		}
@@ -397,14 +401,14 @@ func (routing *Routing) OwnedTables() ([]uint32, error) {
 		return nil, err
 	}
 	owned := map[uint32]bool{}
-	for _, r := range rules {
-		if ownedRule(r) && r.Action == unix.FR_ACT_TO_TBL {
-			owned[r.Table] = true
+	for _, entry := range rules {
+		if ownedRule(entry) && entry.Action == unix.FR_ACT_TO_TBL {
+			owned[entry.Table] = true
 		}
 	}
-	for _, r := range routes {
-		if isBlackhole(r) || routing.config.inRange(r.Table) {
-			owned[r.Table] = true
+	for _, entry := range routes {
+		if isBlackhole(entry) || routing.config.inRange(entry.Table) {
+			owned[entry.Table] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(owned)), nil
@@ -422,40 +426,41 @@ func (routing *Routing) rulesOfOthers() ([]rtnetlink.Rule, error) {
 	if err != nil {
 		return nil, err
 	}
-	routing.foreign = slices.DeleteFunc(rules, func(r rtnetlink.Rule) bool { return r.Protocol == plan.RouteProtocol })
+	routing.foreign = slices.DeleteFunc(rules,
+		func(rule rtnetlink.Rule) bool { return rule.Protocol == plan.RouteProtocol })
 	routing.foreignAt, routing.foreignListed = changes, true
 	return routing.foreign, nil
 }
 
 // UsedByOthers maps the fwmarks that another process uses in a rule or as a table to the use.
 func (routing *Routing) UsedByOthers(fwmarks []uint32) (map[uint32]string, error) {
-	by := map[uint32]string{}
+	uses := map[uint32]string{}
 	rules, err := routing.rulesOfOthers()
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range rules {
-		if r.Action == unix.FR_ACT_TO_TBL && slices.Contains(fwmarks, r.Table) {
-			by[r.Table] = "there is the rule " + r.String()
+	for _, entry := range rules {
+		if entry.Action == unix.FR_ACT_TO_TBL && slices.Contains(fwmarks, entry.Table) {
+			uses[entry.Table] = "there is the rule " + entry.String()
 		}
 		// Only a rule that matches all bits of the fwmark is a conflict.
-		mark := r.Mark & routing.config.Mask
-		if r.Mask&routing.config.Mask == routing.config.Mask && slices.Contains(fwmarks, mark) {
-			by[mark] = "there is the rule " + r.String()
+		mark := entry.Mark & routing.config.Mask
+		if entry.Mask&routing.config.Mask == routing.config.Mask && slices.Contains(fwmarks, mark) {
+			uses[mark] = "there is the rule " + entry.String()
 		}
 	}
-	for _, n := range fwmarks {
-		routes, err := routing.routes(rtnetlink.RouteFilter{Table: n})
+	for _, fwmark := range fwmarks {
+		routes, err := routing.routes(rtnetlink.RouteFilter{Table: fwmark})
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range routes {
-			if r.Protocol != plan.RouteProtocol {
-				by[n] = "there is the " + r.String()
+		for _, entry := range routes {
+			if entry.Protocol != plan.RouteProtocol {
+				uses[fwmark] = "there is the " + entry.String()
 			}
 		}
 	}
-	return by, nil
+	return uses, nil
 }
 
 // removeRules removes the data plane's policy rules, regardless of their options, unless keep
@@ -467,26 +472,27 @@ func (routing *Routing) removeRules(keep func(rtnetlink.Rule) bool) error {
 	}
 	// The kernel lists rules by priority, so the goto is removed before its target. A goto without a
 	// target would remain unresolved.
-	var b routeBatch
-	for _, r := range rules {
-		if ownedRule(r) && !keep(r) {
-			b.add(RouteKey{r.Table, r.Family}, r.Delete())
+	var batch routeBatch
+	for _, rule := range rules {
+		if ownedRule(rule) && !keep(rule) {
+			batch.add(RouteKey{rule.Table, rule.Family}, rule.Delete())
 		}
 	}
-	return routing.execute(b).Err()
+	return routing.execute(batch).Err()
 }
 
 // RemoveOldRules removes policy rules that an earlier process installed with different options.
 func (routing *Routing) RemoveOldRules() error {
-	return routing.removeRules(func(r rtnetlink.Rule) bool {
+	return routing.removeRules(func(rule rtnetlink.Rule) bool {
 		// Nearly all rules are target rules: compare with the target rule first.
-		return r == routing.targetPolicyRule(RouteKey{r.Table, r.Family}) || slices.Contains(routing.commonRules(r.Family), r)
+		return rule == routing.targetPolicyRule(RouteKey{rule.Table, rule.Family}) ||
+			slices.Contains(routing.commonRules(rule.Family), rule)
 	})
 }
 
 // conflicts reports whether a rule of another process has a priority between the data plane's goto
 // and its target. The frontend uses priorities 100 and 101 by default.
-func (routing *Routing) conflicts(r rtnetlink.Rule) bool {
+func (routing *Routing) conflicts(rule rtnetlink.Rule) bool {
 	first := uint32(routing.config.Priority)
-	return r.Protocol != plan.RouteProtocol && (r.Priority == first || r.Priority == first+1)
+	return rule.Protocol != plan.RouteProtocol && (rule.Priority == first || rule.Priority == first+1)
 }
