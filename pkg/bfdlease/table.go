@@ -5,25 +5,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 const (
 	// TableName is the name of the nftables table, of family inet.
 	TableName = "vipgate-bfd"
-	// netlinkTimeout bounds every netlink exchange; a normal one takes less than 1 ms.
-	netlinkTimeout = time.Second
 	// controlPort is the UDP port of BFD control packets (RFC 5881 section 4).
 	controlPort = 3784
 )
@@ -39,38 +35,41 @@ type content struct {
 // token is the secret that authorizes a packet to refresh the lease.
 type token [16]byte
 
-func dial() (*nftables.Conn, error) {
-	// The library opens a socket for each exchange, so a late reply cannot be taken for the reply to
-	// the next request.
-	c, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
-		return c.SetDeadline(time.Now().Add(netlinkTimeout))
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("failed to open nftables: %w", err)
+// inet is the table without its content.
+var inet = nft.Table{Family: unix.NFPROTO_INET, Name: TableName}
+
+// Names of the sets.
+const attractSet = "attract"
+
+var gatewaySets = [...]string{"gateways4", "gateways6"}
+
+// description describes the table.
+func (c content) description() nft.Table {
+	// The elements of the attracting families expire unless refreshRule refreshes them.
+	attract := nft.Set{
+		Name: attractSet, Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, KeyType: nft.TypeFamily, KeyLen: 1,
 	}
-	return c, nil
-}
-
-func table() *nftables.Table {
-	return &nftables.Table{Name: TableName, Family: nftables.TableFamilyINet}
-}
-
-// Sets have explicit IDs: without one the library increments an unguarded global counter.
-
-// attractSet holds the attracting families; its elements expire.
-func attractSet() *nftables.Set {
-	return &nftables.Set{
-		Table: table(), ID: 1, Name: "attract", KeyType: nftables.TypeNFProto, HasTimeout: true,
-		Dynamic: true, // refreshed by refreshRule
+	table := inet
+	output := nft.Chain{
+		Name: "output", Type: "filter", Hook: unix.NF_INET_LOCAL_OUT, Policy: nft.PolicyAccept,
+		Priority: int32(*nftables.ChainPriorityRaw), Rules: []nft.Rule{refreshRule(c.token)},
 	}
-}
-
-// gatewaySet holds the addresses of a family's static gateways.
-func gatewaySet(f vip.Family) *nftables.Set {
-	if f == vip.IPv6 {
-		return &nftables.Set{Table: table(), ID: 3, Name: "gateways6", KeyType: nftables.TypeIP6Addr}
+	for _, family := range vip.Families {
+		if c.attract[family] {
+			attract.Elements = append(attract.Elements, nft.Element{Key: []byte{protocolOf(family)}, Timeout: c.rest})
+		}
+		gateways := nft.AddressSet(gatewaySets[family], family, 0)
+		for _, address := range c.gateways {
+			if vip.FamilyOf(address) == family {
+				gateways.Elements = append(gateways.Elements, nft.Element{Key: address.AsSlice()})
+			}
+		}
+		table.Sets = append(table.Sets, gateways)
+		output.Rules = append(output.Rules, dropRule(family))
 	}
-	return &nftables.Set{Table: table(), ID: 2, Name: "gateways4", KeyType: nftables.TypeIPAddr}
+	table.Sets = append(table.Sets, attract)
+	table.Chains = []nft.Chain{output}
+	return table
 }
 
 func protocolOf(f vip.Family) byte {
@@ -88,10 +87,10 @@ const refreshPort = 9
 // @th,192,8 timeout 3s } drop`. Unlike a transaction, a refresh by a packet does not change the
 // generation of the ruleset. Each new generation makes source routing and data plane read their
 // tables again.
-func refreshRule(c *nftables.Chain, secret token) *nftables.Rule {
+func refreshRule(secret token) nft.Rule {
 	localhost := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	const udpHeader = 8
-	return &nftables.Rule{Table: table(), Chain: c, Exprs: []expr.Any{
+	return nft.NewRule(inet.Family, "",
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
@@ -108,11 +107,10 @@ func refreshRule(c *nftables.Chain, secret token) *nftables.Rule {
 			DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: udpHeader + uint32(len(secret)), Len: 1,
 		},
 		&expr.Dynset{
-			SrcRegKey: 1, SetID: attractSet().ID, SetName: attractSet().Name,
-			Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: Timeout,
+			SrcRegKey: 1, SetName: attractSet, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: Timeout,
 		},
 		&expr.Verdict{Kind: expr.VerdictDrop},
-	}}
+	)
 }
 
 // refreshTable refreshes the elements of the attracting families. The rule's drop verdict makes
@@ -138,104 +136,54 @@ func refreshTable(c content) error {
 
 var errPassed = errors.New("it was sent")
 
-// rules returns `udp dport 3784 ip daddr @gateways4 meta nfproto != @attract drop`, and the same
+// dropRule returns `udp dport 3784 ip daddr @gateways4 meta nfproto != @attract drop`, or the same
 // for IPv6.
-func rules(c *nftables.Chain) []*nftables.Rule {
-	var list []*nftables.Rule
-	for _, f := range vip.Families {
-		// Offset and length of the destination address (RFC 791, RFC 8200).
-		offset, length := uint32(16), uint32(4)
-		if f == vip.IPv6 {
-			offset, length = 24, 16
-		}
-		list = append(list, &nftables.Rule{Table: table(), Chain: c, Exprs: []expr.Any{
-			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocolOf(f)}},
-			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{controlPort >> 8, controlPort & 0xff}},
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
-			&expr.Lookup{SourceRegister: 1, SetName: gatewaySet(f).Name},
-			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-			&expr.Lookup{SourceRegister: 1, SetName: attractSet().Name, Invert: true},
-			&expr.Verdict{Kind: expr.VerdictDrop},
-		}})
+func dropRule(f vip.Family) nft.Rule {
+	// Offset and length of the destination address (RFC 791, RFC 8200).
+	offset, length := uint32(16), uint32(4)
+	if f == vip.IPv6 {
+		offset, length = 24, 16
 	}
-	return list
+	return nft.NewRule(inet.Family, "",
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocolOf(f)}},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{controlPort >> 8, controlPort & 0xff}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
+		&expr.Lookup{SourceRegister: 1, SetName: gatewaySets[f]},
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Lookup{SourceRegister: 1, SetName: attractSet, Invert: true},
+		&expr.Verdict{Kind: expr.VerdictDrop},
+	)
 }
 
-// writeTable writes the table in one transaction. If the existing table has incompatible objects,
-// a second transaction replaces it.
-func writeTable(c content) error {
-	err := write(c, false)
-	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
-		err = write(c, true)
-	}
-	if err != nil {
-		return fmt.Errorf("failed to write nftables table inet %s: %w", TableName, err)
-	}
-	return nil
-}
-
-func write(c content, replace bool) error {
-	nft, err := dial()
+// inKernel calls do with a connection.
+func inKernel(do func(*nft.Conn) error) error {
+	conn, err := nft.Dial()
 	if err != nil {
 		return err
 	}
-	if replace {
-		nft.AddTable(table())
-		nft.DelTable(table())
-	}
-	nft.AddTable(table()) // activates a dormant table
-	elements := [len(vip.Families)][]nftables.SetElement{}
-	for _, a := range c.gateways {
-		elements[vip.FamilyOf(a)] = append(elements[vip.FamilyOf(a)], nftables.SetElement{Key: a.AsSlice()})
-	}
-	var attract []nftables.SetElement
-	for _, f := range vip.Families {
-		if c.attract[f] {
-			attract = append(attract, nftables.SetElement{Key: []byte{protocolOf(f)}, Timeout: c.rest})
-		}
-	}
-	var errs []error
-	put := func(s *nftables.Set, elements []nftables.SetElement) {
-		errs = append(errs, nft.AddSet(s, nil))
-		// The kernel does not change the timeout of an existing element.
-		nft.FlushSet(s)
-		if len(elements) > 0 {
-			errs = append(errs, nft.SetAddElements(s, elements))
-		}
-	}
-	put(attractSet(), attract)
-	for _, f := range vip.Families {
-		put(gatewaySet(f), elements[f])
-	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("failed to encode the sets: %w", err)
-	}
-	accept := nftables.ChainPolicyAccept
-	chain := &nftables.Chain{
-		Name: "output", Table: table(), Policy: &accept, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRaw,
-	}
-	nft.AddChain(chain)
-	nft.FlushChain(chain)
-	nft.AddRule(refreshRule(chain, c.token))
-	for _, r := range rules(chain) {
-		nft.AddRule(r)
-	}
-	return nft.Flush()
+	return errors.Join(do(conn), conn.Close())
+}
+
+// writeTable replaces the table in one transaction.
+func writeTable(c content) error {
+	return inKernel(func(conn *nft.Conn) error {
+		var t nft.Transaction
+		t.Replace(c.description(), nil)
+		return conn.Commit(&t, nil)
+	})
 }
 
 // generation returns the generation ID of the ruleset, which every transaction changes.
-func generation() (uint32, error) {
-	s, err := nlmsg.Open(unix.NETLINK_NETFILTER)
-	if err != nil {
-		return 0, err
-	}
-	g, err := s.Generation()
-	return g, errors.Join(err, s.Close())
+func generation() (id uint32, err error) {
+	err = inKernel(func(conn *nft.Conn) error {
+		id, err = conn.Generation()
+		return err
+	})
+	return id, err
 }
 
 // Cleanup removes the table, if it exists, from the network namespace of the calling thread.
@@ -247,13 +195,13 @@ func Cleanup(ctx context.Context) error {
 }
 
 func removeTable() error {
-	nft, err := dial()
-	if err != nil {
-		return err
+	err := inKernel(func(conn *nft.Conn) error {
+		t := nft.Transaction{Table: inet}
+		t.DeleteTable()
+		return conn.Commit(&t, nil)
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil
 	}
-	nft.DelTable(table())
-	if err := nft.Flush(); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("failed to delete nftables table inet %s: %w", TableName, err)
-	}
-	return nil
+	return err
 }

@@ -77,8 +77,7 @@ func TestPathsBetweenTwoSteps(t *testing.T) {
 	must(t, x.pod.Do(func() error {
 		o := testOptions(t).withDefaults()
 		o.External = func() string { return "ext" }
-		r, err := newReconciler(o)
-		must(t, err)
+		r := newReconciler(o)
 		desired := vip.NewSet(forwardedVIPs...)
 		r.reconcile(&desired)
 		p := &r.paths

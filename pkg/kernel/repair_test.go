@@ -5,13 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/lab"
@@ -48,12 +49,12 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 		at  string
 		end bool
 	}
-	sets := map[string]map[key]nftables.SetElement{}
-	put := func(set string, e nftables.SetElement) {
+	sets := map[string]map[key]nft.Element{}
+	put := func(set string, e nft.Element) {
 		if sets[set] == nil {
-			sets[set] = map[key]nftables.SetElement{}
+			sets[set] = map[key]nft.Element{}
 		}
-		sets[set][key{string(e.Key), e.IntervalEnd}] = e
+		sets[set][key{string(e.Key), e.End}] = e
 	}
 	for _, f := range vip.Families {
 		for _, e := range elements(disjoint(vip.NewSet(begin...), f)) {
@@ -71,11 +72,11 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 			kind := m.Header.Type & 0xff
 			if kind == unix.NFT_MSG_NEWGEN {
 				for _, v := range want {
-					var all []nftables.SetElement
+					var all []nft.Element
 					for _, e := range sets[[]string{"vip4", "vip6"}[v.Family()]] {
 						all = append(all, e)
 					}
-					if !covered(spans(all), spanOf(v.Prefix())) {
+					if !covered(nft.Ranges(all), nft.RangeOf(v.Prefix())) {
 						missing = append(missing, fmt.Sprintf("%s after transaction %d", v, transaction))
 					}
 				}
@@ -84,7 +85,7 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 			}
 			// Attribute 1 is the table's name in all of them, 2 the set's.
 			var table, set string
-			var elems []nftables.SetElement
+			var elems []nft.Element
 			for ad.Next() {
 				switch {
 				case ad.Type() == 1:
@@ -95,12 +96,12 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 					(kind == unix.NFT_MSG_NEWSETELEM || kind == unix.NFT_MSG_DELSETELEM):
 					ad.Nested(func(list *netlink.AttributeDecoder) error {
 						for list.Next() {
-							var e nftables.SetElement
+							var e nft.Element
 							list.Nested(func(elem *netlink.AttributeDecoder) error {
 								for elem.Next() {
 									switch elem.Type() {
 									case unix.NFTA_SET_ELEM_FLAGS:
-										e.IntervalEnd = elem.Uint32()&unix.NFT_SET_ELEM_INTERVAL_END != 0
+										e.End = elem.Uint32()&unix.NFT_SET_ELEM_INTERVAL_END != 0
 									case unix.NFTA_SET_ELEM_KEY:
 										elem.Nested(func(data *netlink.AttributeDecoder) error {
 											for data.Next() {
@@ -134,7 +135,7 @@ func (x *transactions) uncovered(t *testing.T, begin, want []vip.VIP) []string {
 				}
 			case kind == unix.NFT_MSG_DELSETELEM:
 				for _, e := range elems {
-					delete(sets[set], key{string(e.Key), e.IntervalEnd})
+					delete(sets[set], key{string(e.Key), e.End})
 				}
 			}
 		}
@@ -187,9 +188,7 @@ func look(t *testing.T, ns *lab.NetNS, p *reconciler, wanted *vip.Set) (x result
 func passIn(t *testing.T) *reconciler {
 	t.Helper()
 	o := testOptions(t).withDefaults()
-	p, err := newReconciler(o)
-	must(t, err)
-	return p
+	return newReconciler(o)
 }
 
 // An unreadable set, such as one that is too large, is replaced. An unchanged VIP is never
@@ -207,12 +206,12 @@ func TestUnreadableSetIsReplacedAgain(t *testing.T) {
 				t.Fatal(x.err)
 			}
 			for _, p := range []*reconciler{first, first, restarted} {
-				p.table.elements = func(s *nftables.Set) ([]nftables.SetElement, error) {
-					elems, err := p.table.nft.GetSetElements(s)
-					if err == nil && slices.ContainsFunc(spans(elems), func(s span) bool { return s.String() == "30.0.0.1" }) {
+				p.table.ranges = func(conn *nft.Conn, family vip.Family) ([]nft.Range, error) {
+					ranges, err := readRanges(conn, family)
+					if err == nil && strings.Contains(texts(ranges), "30.0.0.1") {
 						err = errors.New("i/o timeout")
 					}
-					return elems, err
+					return ranges, err
 				}
 				transactions := record(t, ns)
 				run(t, ns, "nft add element inet vipgate vip4 { 30.0.0.1 }")
@@ -237,11 +236,9 @@ func TestMissingElementIsNotConfirmed(t *testing.T) {
 	list := vips("20.0.0.1/32", "20.0.0.3/32", "2000::1/128", "2000::3/128")
 	wanted := vip.NewSet(list...)
 	for i, v := range list {
-		p.table.elements = func(s *nftables.Set) ([]nftables.SetElement, error) {
-			elems, err := p.table.nft.GetSetElements(s)
-			return slices.DeleteFunc(elems, func(e nftables.SetElement) bool {
-				return !e.IntervalEnd && slices.Equal(e.Key, v.Prefix().Addr().AsSlice())
-			}), err
+		p.table.ranges = func(conn *nft.Conn, family vip.Family) ([]nft.Range, error) {
+			ranges, err := readRanges(conn, family)
+			return slices.DeleteFunc(ranges, func(r nft.Range) bool { return r.First == v.Prefix().Addr() }), err
 		}
 		// The table is read back only after a change.
 		run(t, ns, fmt.Sprintf("nft add table inet other%d", i))
@@ -250,7 +247,7 @@ func TestMissingElementIsNotConfirmed(t *testing.T) {
 			t.Errorf("without %s confirmed: %v", v, x.vips.Sorted())
 		}
 	}
-	p.table.elements = p.table.nft.GetSetElements
+	p.table.ranges = readRanges
 	run(t, ns, "nft add table inet other")
 	if x := look(t, ns, p, &wanted); x.err != nil || !x.vips.Equal(wanted) {
 		t.Errorf("with all: %v, %v", x.vips.Sorted(), x.err)

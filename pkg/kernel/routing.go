@@ -9,6 +9,7 @@ import (
 
 	"github.com/vipgate/vipgate/pkg/backoff"
 	"github.com/vipgate/vipgate/pkg/latest"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/tick"
@@ -101,10 +102,7 @@ func (r *Routing) Run(ctx context.Context) error {
 	if err := r.o.Validate(); err != nil {
 		return fmt.Errorf("source routing: %w", err)
 	}
-	p, err := newReconciler(r.o)
-	if err != nil {
-		return err
-	}
+	p := newReconciler(r.o)
 	for _, problem := range reversePathProblems() {
 		r.o.Log.Warn(problem)
 	}
@@ -249,13 +247,9 @@ type reconciler struct {
 	forwarded   [len(vip.Families)]bool // forwarding was enabled at least once
 }
 
-func newReconciler(o Options) (*reconciler, error) {
-	t, err := newTable(o)
-	if err != nil {
-		return nil, err
-	}
+func newReconciler(o Options) *reconciler {
 	p := policy{o}
-	return &reconciler{policy: p, table: t, ensurePolicy: p.ensure, now: time.Now, paths: paths{policy: p}}, nil
+	return &reconciler{policy: p, table: newTable(o), ensurePolicy: p.ensure, now: time.Now, paths: paths{policy: p}}
 }
 
 type result struct {
@@ -323,7 +317,7 @@ func (p *reconciler) reconcile(desired *vip.Set) result {
 		x.vips = vip.Set{}
 	case !sameDesired || observed != p.observed || installed != p.installed || p.vips == nil:
 		x.vips = filterVIPs(desired, func(v vip.VIP) bool {
-			return installed[v.Family()] && covered(observed[v.Family()], spanOf(v.Prefix()))
+			return installed[v.Family()] && covered(observed[v.Family()], nft.RangeOf(v.Prefix()))
 		})
 	}
 	p.vips, p.desired, p.observed, p.installed = x.vips, desired, observed, installed
@@ -390,11 +384,7 @@ func Cleanup(ctx context.Context, o Options) error {
 	if err := o.Validate(); err != nil {
 		return fmt.Errorf("failed to clean up source routing: %w", err)
 	}
-	t, err := newTable(o)
-	if err != nil {
-		return err
-	}
-	errs := []error{t.remove()}
+	errs := []error{removeTable()}
 	for _, f := range vip.Families {
 		if ctx.Err() != nil {
 			return errors.Join(append(errs, ctx.Err())...)

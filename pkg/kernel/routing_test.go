@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/task"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -113,8 +113,12 @@ func TestOnlyDeltasAreWritten(t *testing.T) {
 func generationIn(t *testing.T, ns *lab.NetNS) (n uint32) {
 	t.Helper()
 	must(t, ns.Do(func() (err error) {
-		n, err = generation()
-		return err
+		conn, err := nft.Dial()
+		if err != nil {
+			return err
+		}
+		n, err = conn.Generation()
+		return errors.Join(err, conn.Close())
 	}))
 	return n
 }
@@ -216,14 +220,13 @@ func TestIrreparableSetIsReplaced(t *testing.T) {
 	r.waitConfirmed(t, list...)
 	// An element without an interval end. nft never adds one, but the kernel accepts it.
 	must(t, ns.Do(func() error {
-		tab, err := newTable(testOptions(t).withDefaults())
+		conn, err := nft.Dial()
 		if err != nil {
 			return err
 		}
-		if err := tab.nft.SetAddElements(tab.set(vip.IPv4), []nftables.SetElement{{Key: []byte{10, 0, 0, 1}}}); err != nil {
-			return err
-		}
-		return tab.nft.Flush()
+		transaction := nft.Transaction{Table: inet}
+		transaction.AddElements("vip4", []nft.Element{{Key: []byte{10, 0, 0, 1}}})
+		return errors.Join(conn.Commit(&transaction, nil), conn.Close())
 	}))
 	await.True(t, "the foreign element gone",
 		func() bool { return !strings.Contains(run(t, ns, "nft list set inet vipgate vip4"), "10.0.0.1") })
@@ -293,10 +296,7 @@ func TestKernelWithoutIPv6ServesIPv4(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Do(func() error {
 		o := testOptions(t).withDefaults()
-		p, err := newReconciler(o)
-		if err != nil {
-			return err
-		}
+		p := newReconciler(o)
 		p.ensurePolicy = func(f vip.Family) (bool, error) {
 			if f == vip.IPv6 {
 				return false, fmt.Errorf("list rules: %w", unix.EAFNOSUPPORT)
@@ -348,10 +348,7 @@ func TestUnreadableKernelKeepsVIPs(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Do(func() error {
 		o := testOptions(t).withDefaults()
-		p, err := newReconciler(o)
-		if err != nil {
-			return err
-		}
+		p := newReconciler(o)
 		now := time.Now()
 		p.now = func() time.Time { return now }
 		list := vip.NewSet(vips("20.0.0.1/32", "2000::1/128")...)
@@ -359,7 +356,7 @@ func TestUnreadableKernelKeepsVIPs(t *testing.T) {
 			t.Errorf("at first: %+v", x)
 		}
 		cause := errors.New("blind")
-		p.table.generation = func() (uint32, error) { return 0, cause }
+		p.table.generation = func(*nft.Conn) (uint32, error) { return 0, cause }
 		now = now.Add(unreadableLimit - time.Millisecond)
 		more := vip.NewSet(append(list.Sorted(), vips("20.0.0.2/32")...)...)
 		if x := p.reconcile(&more); !errors.Is(x.err, cause) || !x.vips.Equal(list) {
@@ -369,7 +366,7 @@ func TestUnreadableKernelKeepsVIPs(t *testing.T) {
 		if x := p.reconcile(&more); !errors.Is(x.err, cause) || len(x.vips) != 0 {
 			t.Errorf("blind for long: %+v", x)
 		}
-		p.table.generation = generation
+		p.table.generation = (*nft.Conn).Generation
 		if x := p.reconcile(&more); x.err != nil || !x.vips.Equal(more) {
 			t.Errorf("seeing again: %+v", x)
 		}
@@ -383,14 +380,11 @@ func TestUnreadableTableIsReplaced(t *testing.T) {
 	ns := lab.NewNetNS(t)
 	must(t, ns.Do(func() error {
 		o := testOptions(t).withDefaults()
-		p, err := newReconciler(o)
-		if err != nil {
-			return err
-		}
+		p := newReconciler(o)
 		many, few := vip.NewSet(manyVIPs(100)...), vip.NewSet(vips("30.0.0.1/32", "3000::1/128")...)
 		p.reconcile(&many)
 		cause := errors.New("i/o timeout")
-		p.table.generation = func() (uint32, error) { return 0, cause }
+		p.table.generation = func(*nft.Conn) (uint32, error) { return 0, cause }
 		if x := p.reconcile(&few); !errors.Is(x.err, cause) {
 			t.Errorf("unreadable: %v", x.err)
 		}
@@ -399,7 +393,7 @@ func TestUnreadableTableIsReplaced(t *testing.T) {
 		if after := generationIn(t, ns); after != before {
 			t.Errorf("the same content was written again: %d transactions", after-before)
 		}
-		p.table.generation = generation
+		p.table.generation = (*nft.Conn).Generation
 		if x := p.reconcile(&few); x.err != nil || !x.vips.Equal(few) {
 			t.Errorf("readable again: %+v", x)
 		}
@@ -416,10 +410,7 @@ func BenchmarkQuietPass(b *testing.B) {
 			ns := lab.NewNetNS(b)
 			must(b, ns.Do(func() error {
 				o := testOptions(b).withDefaults()
-				p, err := newReconciler(o)
-				if err != nil {
-					return err
-				}
+				p := newReconciler(o)
 				list := vip.NewSet(manyVIPs(n)...)
 				p.reconcile(&list)
 				for b.Loop() {

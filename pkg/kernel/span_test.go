@@ -8,18 +8,25 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-func (s span) String() string {
-	if s.first == s.last {
-		return s.first.String()
+// texts returns the readable form of ranges.
+func texts(ranges []nft.Range) string {
+	list := []string{}
+	for _, r := range ranges {
+		text := r.First.String()
+		if r.First != r.Last {
+			text += "-" + r.Last.String()
+		}
+		list = append(list, text)
 	}
-	return s.first.String() + "-" + s.last.String()
+	return fmt.Sprint(list)
 }
 
-func (s span) overlaps(t span) bool {
-	return s.first.Compare(t.last) <= 0 && t.first.Compare(s.last) <= 0
+func overlap(a, b nft.Range) bool {
+	return a.First.Compare(b.Last) <= 0 && b.First.Compare(a.Last) <= 0
 }
 
 func TestElementsRoundTripInAnyOrder(t *testing.T) {
@@ -53,15 +60,15 @@ func TestElementsRoundTripInAnyOrder(t *testing.T) {
 				f = v.Family()
 			}
 			want := disjoint(set, f)
-			if got := fmt.Sprint(want); got != tt.spans {
+			if got := texts(want); got != tt.spans {
 				t.Errorf("got %s, want %s", got, tt.spans)
 			}
 			elems := elements(want)
-			if got := spans(elems); !slices.Equal(got, want) {
+			if got := nft.Ranges(elems); !slices.Equal(got, want) {
 				t.Errorf("read back %v, want %v", got, want)
 			}
 			slices.Reverse(elems)
-			if got := spans(elems); !slices.Equal(got, want) {
+			if got := nft.Ranges(elems); !slices.Equal(got, want) {
 				t.Errorf("read back backwards %v, want %v", got, want)
 			}
 		})
@@ -80,7 +87,7 @@ func TestStepsKeepRemainingVIPs(t *testing.T) {
 		return v
 	})
 	rapid.Check(t, func(t *rapid.T) {
-		draw := func(name string) (vip.Set, []span) {
+		draw := func(name string) (vip.Set, []nft.Range) {
 			s := vip.NewSet(rapid.SliceOfN(prefix, 0, 12).Draw(t, name)...)
 			return s, disjoint(s, vip.IPv4)
 		}
@@ -97,15 +104,15 @@ func TestStepsKeepRemainingVIPs(t *testing.T) {
 			}
 			for _, a := range c.add {
 				for _, s := range in {
-					if s.overlaps(a) {
+					if overlap(s, a) {
 						t.Fatalf("%v is added to %v", a, in)
 					}
 				}
 				in = append(in, a)
 			}
-			slices.SortFunc(in, compareSpans)
+			slices.SortFunc(in, nft.Range.Compare)
 			for v := range haveVIPs {
-				if wantVIPs.Has(v) && !covered(in, spanOf(v.Prefix())) {
+				if wantVIPs.Has(v) && !covered(in, nft.RangeOf(v.Prefix())) {
 					t.Fatalf("%v stays, but was not covered by %v", v, in)
 				}
 			}
@@ -114,13 +121,13 @@ func TestStepsKeepRemainingVIPs(t *testing.T) {
 			t.Fatalf("ended with %v, want %v", in, want)
 		}
 		for v := range wantVIPs {
-			if !covered(in, spanOf(v.Prefix())) {
+			if !covered(in, nft.RangeOf(v.Prefix())) {
 				t.Fatalf("%v is not covered by %v", v, in)
 			}
 		}
 		for v := range haveVIPs {
 			if want := slices.ContainsFunc(wantVIPs.Sorted(), func(w vip.VIP) bool { return w.Overlaps(v) }); !want &&
-				covered(in, spanOf(v.Prefix())) {
+				covered(in, nft.RangeOf(v.Prefix())) {
 				t.Fatalf("%v is still covered by %v", v, in)
 			}
 		}
@@ -128,8 +135,8 @@ func TestStepsKeepRemainingVIPs(t *testing.T) {
 }
 
 func TestCoveredByAdjacentSpans(t *testing.T) {
-	half := func(p string) span { return spanOf(netip.MustParsePrefix(p)) }
-	c := []span{half("20.0.0.0/25"), half("20.0.0.128/25"), half("20.0.2.0/24")}
+	half := func(p string) nft.Range { return nft.RangeOf(netip.MustParsePrefix(p)) }
+	c := []nft.Range{half("20.0.0.0/25"), half("20.0.0.128/25"), half("20.0.2.0/24")}
 	for p, want := range map[string]bool{
 		"20.0.0.0/24": true, "20.0.0.127/32": true, "20.0.0.128/31": true, "20.0.0.0/23": false, "20.0.1.0/32": false,
 		"19.0.0.0/32": false, "20.0.2.255/32": true, "20.0.3.0/32": false,
@@ -142,9 +149,9 @@ func TestCoveredByAdjacentSpans(t *testing.T) {
 
 func TestUnendedRangeReachesTheNextOne(t *testing.T) {
 	highest := netip.MustParseAddr("255.255.255.255")
-	got := spans(append(elements([]span{{highest, highest}}),
-		elements([]span{{netip.MustParseAddr("20.0.0.1"), highest}})...))
-	if want := "[20.0.0.1-255.255.255.254 255.255.255.255]"; fmt.Sprint(got) != want {
+	got := nft.Ranges(append(elements([]nft.Range{{First: highest, Last: highest}}),
+		elements([]nft.Range{{First: netip.MustParseAddr("20.0.0.1"), Last: highest}})...))
+	if want := "[20.0.0.1-255.255.255.254 255.255.255.255]"; texts(got) != want {
 		t.Errorf("got %v, want %s", got, want)
 	}
 }

@@ -94,6 +94,11 @@ func (m *Messages) Uint32BE(kind uint16, value uint32) {
 	m.Bytes(kind, binary.BigEndian.AppendUint32(nil, value))
 }
 
+// Uint64BE adds an attribute in network byte order.
+func (m *Messages) Uint64BE(kind uint16, value uint64) {
+	m.Bytes(kind, binary.BigEndian.AppendUint64(nil, value))
+}
+
 // Nested adds a nested attribute. content adds the inner attributes.
 func (m *Messages) Nested(kind uint16, content func()) {
 	at := m.begin(kind | unix.NLA_F_NESTED)

@@ -188,18 +188,6 @@ func (s *Socket) Get(m *Messages) (object []byte, err error) {
 	return object, err
 }
 
-// Generation returns the generation ID of the nftables ruleset, which every transaction
-// increments.
-func (s *Socket) Generation() (uint32, error) {
-	var m Messages
-	m.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-	data, err := s.Get(&m)
-	if err != nil {
-		return 0, fmt.Errorf("failed to read the generation of the nftables ruleset: %w", err)
-	}
-	return Netfilter(data).Uint32BE(unix.NFTA_GEN_ID), nil
-}
-
 // exchange sends the messages in one datagram. It calls each for every reply, with the index of
 // the request, until each returns done. report, unless nil, receives messages with sequence
 // number 0.

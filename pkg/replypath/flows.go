@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/nlmsg"
 )
 
@@ -24,7 +25,7 @@ const (
 // Flows counts the kernel's connection tracking entries of VIPs by the peer's link-layer address.
 // The key is the fwmark if its peer is unknown.
 func (p *Path) Flows(ctx context.Context) (map[string]int, error) {
-	s, err := nlmsg.Open(unix.NETLINK_NETFILTER)
+	s, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +36,7 @@ func (p *Path) Flows(ctx context.Context) (map[string]int, error) {
 	flows := map[string]int{}
 	var m nlmsg.Messages
 	m.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8|conntrackGet, unix.NLM_F_DUMP, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-	_, err = s.Dump(&m, func(data []byte) {
+	_, err = s.Socket.Dump(&m, func(data []byte) {
 		b := nlmsg.Netfilter(data)
 		mark := b.Uint32BE(ctaMark)
 		if mark == 0 || !p.o.hasAddress(b.Get(ctaTupleOrig, ctaTupleIP)) {

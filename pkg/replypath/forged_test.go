@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/test/await"
 )
 
@@ -134,7 +134,7 @@ func TestForgedLinkAddresses(t *testing.T) {
 func (x *fixture) peersInKernel() (n int) {
 	x.Helper()
 	x.must(x.target.Do(func() error {
-		s, err := nlmsg.Open(unix.NETLINK_NETFILTER)
+		s, err := nft.Dial()
 		if err != nil {
 			return err
 		}

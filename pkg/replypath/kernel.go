@@ -3,13 +3,12 @@ package replypath
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -44,13 +43,9 @@ var afterStep = func(string) {}
 type kernel struct {
 	o   Options
 	rt  *rtnetlink.Conn
-	nft *nlmsg.Socket
-	// written is the fingerprint of the nftables tables after the last write; "" before it.
-	written string
-	// pool, device and live record the last write.
-	pool   []netip.Prefix
-	device int
-	live   []uint32
+	nft *nft.Conn
+	// live holds the fwmarks of the last write.
+	live []uint32
 	// dropped counts the frames to unknown peers.
 	dropped   uint64
 	peers     peers
@@ -58,15 +53,15 @@ type kernel struct {
 }
 
 func dial(o Options) (*kernel, error) {
-	nft, err := nlmsg.Open(unix.NETLINK_NETFILTER)
+	socket, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
 	rt, err := rtnetlink.Dial()
 	if err != nil {
-		return nil, errors.Join(err, nft.Close())
+		return nil, errors.Join(err, socket.Close())
 	}
-	return &kernel{o: o, rt: rt, nft: nft}, nil
+	return &kernel{o: o, rt: rt, nft: socket}, nil
 }
 
 func (k *kernel) close() error { return errors.Join(k.nft.Close(), k.rt.Close()) }
@@ -207,7 +202,7 @@ func (k *kernel) reconcile(restore bool) (missing []string, problems []Problem) 
 		})
 	}
 	d := desired{
-		pool: append(slices.Clone(k.o.Pool), k.stalePool(n)...), link: k.o.Interface, device: n.link.Index,
+		pool: append(slices.Clone(k.o.Pool), k.stalePool(n)...), link: k.o.Interface,
 		live: k.peers.live(), peers: k.peers.learned,
 	}
 	if !ethernet(n.link) {
@@ -277,19 +272,15 @@ func (k *kernel) cleanup() (removed []string, err error) {
 		return removed, err
 	}
 	for _, f := range slices.Backward(tableFamilies[:]) {
-		o, err := listTable(k.nft, f)
-		if err != nil {
+		t := nft.Transaction{Table: nft.Table{Family: f, Name: tableName}}
+		t.DeleteTable()
+		switch err := k.nft.Commit(&t, nil); {
+		case errors.Is(err, unix.ENOENT):
+		case err != nil:
 			return removed, err
+		default:
+			removed = append(removed, "nftables table "+t.Table.String())
 		}
-		if !o.present {
-			continue
-		}
-		t := transaction{family: f}
-		t.deleteTable()
-		if err := t.commit(k.nft); err != nil {
-			return removed, err
-		}
-		removed = append(removed, "nftables table "+familyName(f)+" "+tableName)
 	}
 	return removed, nil
 }

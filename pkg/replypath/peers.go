@@ -3,8 +3,8 @@ package replypath
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
@@ -46,36 +46,25 @@ func (l learned) seen() bool { return l.left > neighborTimeout }
 // readPeers reads the peers map. A dump in several messages can miss elements, because the kernel
 // resumes it by the number of elements, and packets add some in between. Then the expected peers
 // that the dump lacks are read by key.
-func readPeers(s *nlmsg.Socket, expected ...uint32) (map[uint32]learned, error) {
-	list, messages := map[uint32]learned{}, 0
-	add := func(b nlmsg.Attributes) {
-		messages++
-		for _, e := range b.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
-			list[keyOf(e).Uint32()] = learned{
-				mac:  net.HardwareAddr(bytes.Clone(dataOf(e))),
-				left: time.Duration(e.Uint64BE(unix.NFTA_SET_ELEM_EXPIRATION)) * time.Millisecond,
-			}
-		}
+func readPeers(conn *nft.Conn, expected ...uint32) (map[uint32]learned, error) {
+	list := map[uint32]learned{}
+	add := func(e nft.Element) {
+		list[binary.NativeEndian.Uint32(e.Key)] = learned{mac: bytes.Clone(e.Data), left: e.Timeout}
 	}
-	err := dump(s, unix.NFPROTO_NETDEV, unix.NFT_MSG_GETSETELEM, peersMap, add)
-	if err != nil || messages <= 1 {
-		return list, err
+	messages, err := conn.Elements(netdev, peersMap, add)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return list, nil // not installed
 	}
-	for _, mark := range expected {
-		if _, found := list[mark]; found {
+	for _, fwmark := range expected {
+		if _, found := list[fwmark]; found || messages <= 1 || err != nil {
 			continue
 		}
-		t := transaction{family: unix.NFPROTO_NETDEV}
-		t.putElements("get element of", unix.NFT_MSG_GETSETELEM, 0, peersMap, []element{{key: native(mark)}})
-		switch data, err := s.Get(&t.Messages); {
-		case errors.Is(err, unix.ENOENT): // the neighbor never sent a packet to the pool
-		case err != nil:
-			return nil, fmt.Errorf("failed to read peer %#x: %w", mark, err)
-		default:
-			add(nlmsg.Netfilter(data))
+		var e *nft.Element
+		if e, err = conn.Element(netdev, peersMap, native(fwmark)); err == nil && e != nil {
+			add(*e)
 		}
 	}
-	return list, nil
+	return list, err
 }
 
 // peers holds the hosts that may receive replies, and the probe times of their neighbor entries.
@@ -183,15 +172,15 @@ func (p *peers) gone(now time.Time) (gone []uint32) {
 }
 
 // evict removes the peers returned by gone from the map.
-func (p *peers) evict(s *nlmsg.Socket, now time.Time) error {
+func (p *peers) evict(conn *nft.Conn, now time.Time) error {
 	gone := p.gone(now)
-	var keys []element
-	for _, mark := range gone {
-		keys = append(keys, element{key: native(mark)})
+	var keys []nft.Element
+	for _, fwmark := range gone {
+		keys = append(keys, nft.Element{Key: native(fwmark)})
 	}
-	t := transaction{family: unix.NFPROTO_NETDEV}
-	t.putElements("delete elements of", unix.NFT_MSG_DELSETELEM, 0, peersMap, keys)
-	err := t.commit(s)
+	t := nft.Transaction{Table: netdev}
+	t.DeleteElements(peersMap, keys)
+	err := conn.Commit(&t, nil)
 	if errors.Is(err, unix.ENOENT) {
 		return nil // another process removed a peer
 	}
@@ -203,8 +192,10 @@ func (p *peers) evict(s *nlmsg.Socket, now time.Time) error {
 
 // addNeighbors adds neighbors that never sent a packet to the pool to the peers map, because flows
 // that the application opens may use them.
-func (p *peers) addNeighbors(s *nlmsg.Socket) error {
-	t := transaction{family: unix.NFPROTO_NETDEV}
+func (p *peers) addNeighbors(conn *nft.Conn) error {
+	// Without the check for existing elements Linux 6.12 would shorten the lifetime of a peer whose
+	// first packet arrived since the map was read.
+	t := nft.Transaction{Table: netdev, New: true}
 	for _, x := range p.list {
 		l, known := p.learned[x.FWMark]
 		if x.Seen || known && l.left > neighborTimeout/2 {
@@ -214,15 +205,13 @@ func (p *peers) addNeighbors(s *nlmsg.Socket) error {
 		if err != nil {
 			return err
 		}
-		e := []element{{key: native(x.FWMark), data: hw, timeout: neighborTimeout}}
+		e := []nft.Element{{Key: native(x.FWMark), Data: hw, Timeout: neighborTimeout}}
 		if known { // before Linux 6.12 a timeout cannot be updated
-			t.putElements("delete elements of", unix.NFT_MSG_DELSETELEM, 0, peersMap, []element{{key: e[0].key}})
+			t.DeleteElements(peersMap, []nft.Element{{Key: e[0].Key}})
 		}
-		// Without NLM_F_EXCL Linux 6.12 would shorten the lifetime of a peer whose first packet arrived
-		// since the map was read.
-		t.putElements("add elements to", unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_EXCL, peersMap, e)
+		t.AddElements(peersMap, e)
 	}
-	err := t.commit(s)
+	err := conn.Commit(&t, nil)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENFILE) {
 		return nil // expired, peer sent a packet, or map full, which reconcile reports
 	}

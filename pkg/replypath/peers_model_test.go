@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/test/await"
 	"github.com/vipgate/vipgate/test/lab"
@@ -297,11 +297,11 @@ func wireFixture(t *testing.T) (*fixture, *wire) {
 // quarter of the peers. Expected peers are read nevertheless.
 func TestReadPeersOfGrowingMap(t *testing.T) {
 	x, w := wireFixture(t)
-	var s *nlmsg.Socket
+	var s *nft.Conn
 	x.must(x.target.Do(func() error {
 		_, err := Install(t.Context(), x.options())
 		x.must(err)
-		s, err = nlmsg.Open(unix.NETLINK_NETFILTER)
+		s, err = nft.Dial()
 		return err
 	}))
 	defer s.Close()

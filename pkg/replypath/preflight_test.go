@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/nft"
 )
 
 func TestNamesMissingCapability(t *testing.T) {
@@ -20,7 +22,14 @@ func TestNamesMissingCapability(t *testing.T) {
 
 // The kernel of the test supports all features; these messages fail on kernels without them.
 func TestNamesMissingKernelOption(t *testing.T) {
-	messages := desired{device: 1, link: "net0", pool: pool("20.0.0.0/24")}.write(&objects{})
+	sent := map[string]bool{}
+	for _, table := range (desired{link: "net0", pool: pool("20.0.0.0/24")}).tables() {
+		sent["add table "+table.String()] = true
+		for _, chain := range table.Chains {
+			sent["add chain "+table.String()+" "+chain.Name] = true
+			sent["add rule to chain "+table.String()+" "+chain.Name] = true
+		}
+	}
 	for step, want := range map[string]string{
 		"add chain netdev vipgate-target egress":       "Linux 5.16 or newer with CONFIG_NETFILTER_EGRESS",
 		"add chain netdev vipgate-target ingress":      "CONFIG_NF_TABLES_NETDEV",
@@ -28,15 +37,14 @@ func TestNamesMissingKernelOption(t *testing.T) {
 		"add table arp vipgate-target":                 "CONFIG_NF_TABLES_ARP",
 		"add rule to chain inet vipgate-target output": "CONFIG_NFT_NUMGEN",
 	} {
-		found := false
-		for _, s := range messages.steps {
-			found = found || s == step
-		}
-		if got := problemOf("nftables", &stepError{step, unix.ENOENT}); !found || !strings.Contains(got.Remedy, want) {
-			t.Errorf("%s, sent %v: %+v", step, found, got)
+		words := strings.SplitN(step, " ", 3)
+		err := &nft.Error{Operation: words[0] + " " + words[1], Object: words[2], Err: unix.ENOENT}
+		if got := problemOf("nftables", err); !sent[step] || !strings.Contains(got.Remedy, want) {
+			t.Errorf("%s, sent %v: %+v", step, sent[step], got)
 		}
 	}
-	if p := problemOf("nftables", &stepError{"add table inet vipgate-target", unix.EPERM}); p.Remedy != capabilityRemedy {
+	err := &nft.Error{Operation: "add table", Object: "inet vipgate-target", Err: unix.EPERM}
+	if p := problemOf("nftables", err); p.Remedy != capabilityRemedy {
 		t.Errorf("%+v", p)
 	}
 }

@@ -3,19 +3,28 @@ package replypath
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/userdata"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/vipgate/vipgate/pkg/jhash"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
+)
+
+// tableName is the name of the nftables table in each of tableFamilies.
+const tableName = "vipgate-target"
+
+// tableFamilies are the nftables families in the order of installation.
+var tableFamilies = [...]uint8{unix.NFPROTO_ARP, unix.NFPROTO_NETDEV, unix.NFPROTO_INET}
+
+// netdev and inet are the tables without their content.
+var (
+	netdev = nft.Table{Family: unix.NFPROTO_NETDEV, Name: tableName}
+	inet   = nft.Table{Family: unix.NFPROTO_INET, Name: tableName}
 )
 
 // Names of sets and maps.
@@ -42,7 +51,7 @@ const (
 
 // fwmark returns the connection mark of flows whose packets arrive from a link-layer address.
 func fwmark(mac net.HardwareAddr) uint32 {
-	return 1 + jhash.Scale(jhash.Sum(mac, hashSeed), hashModulus)
+	return 1 + nft.Hash(mac, hashSeed, hashModulus)
 }
 
 // placeholderMAC is the destination link-layer address of replies until the egress chain rewrites
@@ -60,77 +69,18 @@ func placeholder(f vip.Family) netip.Addr {
 // arpOutput is NF_ARP_OUT.
 const arpOutput = 1
 
-// nft data types.
-const (
-	typeInteger = 4
-	typeIPv4    = 7
-	typeIPv6    = 8
-	typeEther   = 9
-	typeMark    = 19
-)
-
 // poolSet returns the set of the pool's prefixes of a family.
-func poolSet(f vip.Family) set {
-	if f == vip.IPv6 {
-		return set{name: "pool6", flags: unix.NFT_SET_INTERVAL, keyType: typeIPv6, keyLen: 16}
-	}
-	return set{name: "pool4", flags: unix.NFT_SET_INTERVAL, keyType: typeIPv4, keyLen: 4}
+func poolSet(f vip.Family) nft.Set {
+	return nft.AddressSet([...]string{"pool4", "pool6"}[f], f, unix.NFT_SET_INTERVAL)
 }
 
-func peersSet() set {
-	return set{
-		name: peersMap, flags: unix.NFT_SET_MAP | unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT,
-		keyType: typeMark, keyLen: 4, dataType: typeEther, dataLen: 6, capacity: maxPeers, timeout: peerTimeout,
+// peersSet returns the map that the kernel fills; elements are restored into a new one.
+func peersSet(elements []nft.Element) nft.Set {
+	return nft.Set{
+		Name: peersMap, Flags: unix.NFT_SET_MAP | unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT,
+		KeyType: nft.TypeMark, KeyLen: 4, DataType: nft.TypeEther, DataLen: 6, Size: maxPeers, Timeout: peerTimeout,
+		Volatile: true, Elements: elements,
 	}
-}
-
-func liveSet() set {
-	return set{
-		name: liveMap, flags: unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL, keyType: typeInteger, keyLen: 4,
-		dataType: typeMark, dataLen: 4,
-	}
-}
-
-func aliveMarks() set {
-	return set{name: aliveSet, keyType: typeMark, keyLen: 4, capacity: maxPeers}
-}
-
-// byteOrders returns the user data that makes nft list numbers correctly: 1 is host byte order, 2
-// network byte order.
-func byteOrders(s set) []byte {
-	order := func(typ uint32) uint32 {
-		if typ == typeMark {
-			return 1
-		}
-		return 2
-	}
-	b := userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order(s.keyType))
-	if s.flags&unix.NFT_SET_MAP != 0 {
-		b = userdata.AppendUint32(b, userdata.NFTNL_UDATA_SET_DATABYTEORDER, order(s.dataType))
-	}
-	return b
-}
-
-// poolElements returns the intervals of prefixes, which must not overlap.
-func poolElements(prefixes []netip.Prefix) (list []element) {
-	for _, p := range prefixes {
-		list = append(list, element{key: p.Addr().AsSlice()})
-		if end := endOf(p); end.IsValid() {
-			list = append(list, element{key: end.AsSlice(), end: true})
-		}
-	}
-	return list
-}
-
-// endOf returns the first address after a prefix, invalid if the prefix ends with the family's
-// last address.
-func endOf(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	last, _ := netip.AddrFromSlice(b)
-	return last.Next()
 }
 
 // disjoint returns the prefixes of a family that are not contained in a wider prefix.
@@ -149,18 +99,6 @@ func disjoint(prefixes []netip.Prefix, f vip.Family) (list []netip.Prefix) {
 
 // rule is the expression list of a rule.
 type rule []expr.Any
-
-func (r rule) marshal(family uint8) ([]byte, error) {
-	var list []netlink.Attribute
-	for _, e := range r {
-		data, err := expr.Marshal(family, e)
-		if err != nil {
-			return nil, fmt.Errorf("failed to encode expression %T: %w", e, err)
-		}
-		list = append(list, netlink.Attribute{Type: unix.NFTA_LIST_ELEM | unix.NLA_F_NESTED, Data: data})
-	}
-	return netlink.MarshalAttributes(list)
-}
 
 // The 16-byte registers that rules use.
 const reg1, reg2 = unix.NFT_REG_1, unix.NFT_REG_2
@@ -192,7 +130,7 @@ func inPool(f vip.Family, source bool) rule {
 	}
 	return rule{
 		load(expr.PayloadBaseNetworkHeader, offset, length),
-		&expr.Lookup{SourceRegister: reg1, SetName: poolSet(f).name},
+		&expr.Lookup{SourceRegister: reg1, SetName: poolSet(f).Name},
 	}
 }
 
@@ -308,121 +246,158 @@ func egressRules() []rule {
 func silenceRule() rule {
 	return rule{
 		load(expr.PayloadBaseNetworkHeader, 4, 2), equal([]byte{6, 4}),
-		load(expr.PayloadBaseNetworkHeader, 14, 4), &expr.Lookup{SourceRegister: reg1, SetName: poolSet(vip.IPv4).name},
+		load(expr.PayloadBaseNetworkHeader, 14, 4), &expr.Lookup{SourceRegister: reg1, SetName: poolSet(vip.IPv4).Name},
 		&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop},
 	}
 }
 
 // desired is the content of the nftables tables.
 type desired struct {
-	pool   []netip.Prefix
-	link   string
-	device int      // index of the interface; 0: absent
-	live   []uint32 // fwmarks
-	peers  map[uint32]learned
+	pool  []netip.Prefix
+	link  string
+	live  []uint32 // fwmarks
+	peers map[uint32]learned
 }
 
-func (d desired) addPools(t *transaction, families ...vip.Family) {
-	for _, f := range families {
-		t.addSet(poolSet(f))
-		t.addElements(poolSet(f).name, poolElements(disjoint(d.pool, f)))
-	}
-}
-
-// write returns the transaction that replaces the tables, except the peers map: the kernel fills
-// it.
-func (d desired) write(netdev *objects) *transaction {
-	t := &transaction{}
-	const mangle = -150
-	both := vip.Families[:]
-	for _, t.family = range tableFamilies {
-		keep := t.family == unix.NFPROTO_NETDEV && netdev.sets[peersMap] == peersSet()
-		t.addTable()
-		if keep {
-			t.begin("delete rules of", unix.NFT_MSG_DELRULE, 0, 0, "")
-			for _, name := range netdev.chains {
-				t.begin("delete chain", unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME, name)
-			}
-			for name := range netdev.sets {
-				if name != peersMap {
-					t.begin("delete set", unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME, name)
-				}
-			}
-		} else {
-			t.deleteTable()
-			t.addTable()
+func (d desired) pools(families ...vip.Family) (sets []nft.Set) {
+	for _, family := range families {
+		set := poolSet(family)
+		for _, prefix := range disjoint(d.pool, family) {
+			set.Elements = append(set.Elements, nft.RangeOf(prefix).Elements()...)
 		}
-		switch t.family {
-		case unix.NFPROTO_ARP:
-			d.addPools(t, vip.IPv4)
-			t.addChain("output", hook{number: arpOutput}, silenceRule())
-		case unix.NFPROTO_NETDEV:
-			d.addPools(t, both...)
-			if !keep {
-				t.addSet(peersSet())
-				t.addElements(peersMap, d.peerElements())
-			}
-			if d.device != 0 {
-				t.addChain("ingress", hook{unix.NF_NETDEV_INGRESS, 0, d.link}, learnRule(vip.IPv4), learnRule(vip.IPv6))
-				t.addChain("egress", hook{unix.NF_NETDEV_EGRESS, 0, d.link}, egressRules()...)
-			}
-		case unix.NFPROTO_INET:
-			d.addPools(t, both...)
-			t.addSet(liveSet())
-			t.addSet(aliveMarks())
-			d.addLive(t)
-			t.addChain("prerouting", hook{unix.NF_INET_PRE_ROUTING, mangle, ""}, establishedSYNRule(d.link),
-				acceptRule(vip.IPv4, d.link), acceptRule(vip.IPv6, d.link))
-			t.addChain("output", hook{unix.NF_INET_LOCAL_OUT, mangle, ""},
-				openRule(vip.IPv4, d.link), openRule(vip.IPv6, d.link), replyRule(vip.IPv4, d.link), replyRule(vip.IPv6, d.link))
-		}
+		sets = append(sets, set)
 	}
-	return t
+	return sets
 }
 
-// writeLive returns the transaction that replaces the live peers.
-func (d desired) writeLive() *transaction {
-	t := &transaction{family: unix.NFPROTO_INET}
-	for _, name := range []string{liveMap, aliveSet} {
-		t.begin("flush set", unix.NFT_MSG_DELSETELEM, 0, unix.NFTA_SET_ELEM_LIST_SET, name)
+// chain returns a base chain of a table.
+func chain(family byte, base nft.Chain, rules ...rule) nft.Chain {
+	base.Type, base.Policy = "filter", nft.PolicyAccept
+	for _, r := range rules {
+		base.Rules = append(base.Rules, nft.NewRule(family, "", r...))
 	}
-	d.addLive(t)
-	return t
+	return base
 }
 
-func (d desired) peerElements() (list []element) {
-	for mark, l := range d.peers {
-		list = append(list, element{key: native(mark), data: l.mac, timeout: l.left})
+// tables describes the nftables tables.
+func (d desired) tables() []nft.Table {
+	arp, netdev, inet := nft.Table{Family: unix.NFPROTO_ARP, Name: tableName}, netdev, inet
+	both, mangle := vip.Families[:], int32(-150)
+
+	arp.Sets = d.pools(vip.IPv4)
+	arp.Chains = []nft.Chain{chain(arp.Family, nft.Chain{Name: "output", Hook: arpOutput}, silenceRule())}
+
+	// A new peers map gets the peers that the last one had, so that a repair keeps their flows.
+	var known []nft.Element
+	for fwmark, peer := range d.peers {
+		known = append(known, nft.Element{Key: native(fwmark), Data: peer.mac, Timeout: peer.left})
 	}
-	return list
+	netdev.Sets = append(d.pools(both...), peersSet(known))
+	netdev.Chains = []nft.Chain{
+		chain(netdev.Family, nft.Chain{Name: "ingress", Hook: unix.NF_NETDEV_INGRESS, Device: d.link},
+			learnRule(vip.IPv4), learnRule(vip.IPv6)),
+		chain(netdev.Family, nft.Chain{Name: "egress", Hook: unix.NF_NETDEV_EGRESS, Device: d.link}, egressRules()...),
+	}
+
+	live, alive := d.liveSets()
+	inet.Sets = append(d.pools(both...), live, alive)
+	inet.Chains = []nft.Chain{
+		chain(inet.Family, nft.Chain{Name: "prerouting", Hook: unix.NF_INET_PRE_ROUTING, Priority: mangle},
+			establishedSYNRule(d.link), acceptRule(vip.IPv4, d.link), acceptRule(vip.IPv6, d.link)),
+		chain(inet.Family, nft.Chain{Name: "output", Hook: unix.NF_INET_LOCAL_OUT, Priority: mangle},
+			openRule(vip.IPv4, d.link), openRule(vip.IPv6, d.link), replyRule(vip.IPv4, d.link), replyRule(vip.IPv6, d.link)),
+	}
+	return []nft.Table{arp, netdev, inet}
 }
 
-func (d desired) addLive(t *transaction) {
+// liveSets returns the map and the set of the live peers. They change more often than the rest.
+func (d desired) liveSets() (live, alive nft.Set) {
+	live = nft.Set{
+		Name: liveMap, Flags: unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL, KeyType: nft.TypeInteger, KeyLen: 4,
+		DataType: nft.TypeMark, DataLen: 4, Volatile: true,
+	}
+	alive = nft.Set{Name: aliveSet, KeyType: nft.TypeMark, KeyLen: 4, Size: maxPeers, Volatile: true}
 	share := func(i int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(i*shares/len(d.live))) }
-	var ranges, marks []element
-	for i, mark := range d.live {
-		ranges = append(ranges, element{key: share(i), data: native(mark)}, element{key: share(i + 1), end: true})
-		marks = append(marks, element{key: native(mark)})
+	for i, fwmark := range d.live {
+		live.Elements = append(live.Elements,
+			nft.Element{Key: share(i), Data: native(fwmark)}, nft.Element{Key: share(i + 1), End: true})
+		alive.Elements = append(alive.Elements, nft.Element{Key: native(fwmark)})
 	}
-	t.addElements(liveMap, ranges)
-	t.addElements(aliveSet, marks)
+	return live, alive
+}
+
+// ruleset gives the nftables tables the desired content. With restore false it writes at most the
+// live peers. It returns the first missing object, or "".
+func (k *kernel) ruleset(d desired, restore bool) (missing string, err error) {
+	tables := d.tables()
+	if restore {
+		missing, _, err = k.nft.Ensure(tables...)
+	}
+	for _, table := range tables {
+		if err != nil || missing != "" {
+			break
+		}
+		var have *nft.Ruleset
+		if have, missing, err = k.nft.Inspect(table); err == nil && table.Family == netdev.Family {
+			k.dropped = 0
+			for _, r := range slices.Concat(have.Rules["ingress"], have.Rules["egress"]) {
+				k.dropped += r.Packets // only the rule that drops has a counter
+			}
+		}
+	}
+	if missing != "" {
+		missing = "nftables " + missing
+	}
+	if err != nil || missing != "" && !restore {
+		return missing, err
+	}
+	live, alive := d.liveSets()
+	intact := true
+	for _, set := range []nft.Set{live, alive} {
+		same, err := k.nft.Holds(inet, set)
+		if err != nil {
+			return missing, err
+		}
+		intact = intact && same
+	}
+	if !intact && missing == "" && slices.Equal(k.live, d.live) {
+		// Another process changed the sets.
+		if missing = "nftables map " + inet.String() + " " + liveMap; !restore {
+			return missing, nil
+		}
+	}
+	if !intact {
+		t := nft.Transaction{Table: inet}
+		for _, set := range []nft.Set{live, alive} {
+			t.FlushSet(set.Name)
+			t.AddElements(set.Name, set.Elements)
+		}
+		if err := k.nft.Commit(&t, nil); err != nil {
+			return missing, err
+		}
+	}
+	k.live = d.live
+	return missing, nil
 }
 
 // hint returns the remedy for a rejected transaction, or "".
 func hint(err error) string {
-	step, _ := errors.AsType[*stepError](err)
-	switch {
-	case errors.Is(err, unix.EPERM):
+	rejected, _ := errors.AsType[*nft.Error](err)
+	if errors.Is(err, unix.EPERM) {
 		return capabilityRemedy
-	case step == nil:
+	}
+	if rejected == nil {
 		return ""
-	case step.step == "add chain netdev "+tableName+" egress":
+	}
+	switch rejected.Operation + " " + rejected.Object {
+	case "add chain netdev " + tableName + " egress":
 		return "run Linux 5.16 or newer with CONFIG_NETFILTER_EGRESS"
-	case step.step == "add table arp "+tableName || step.step == "add chain arp "+tableName+" output":
+	case "add table arp " + tableName, "add chain arp " + tableName + " output":
 		return "run a kernel with CONFIG_NF_TABLES_ARP"
-	case step.step == "add table netdev "+tableName || step.step == "add chain netdev "+tableName+" ingress":
+	case "add table netdev " + tableName, "add chain netdev " + tableName + " ingress":
 		return "run a kernel with CONFIG_NF_TABLES_NETDEV and CONFIG_NETFILTER_INGRESS"
-	case errors.Is(err, unix.ENOENT):
+	}
+	if errors.Is(err, unix.ENOENT) {
 		return "run a kernel with CONFIG_NFT_CT, CONFIG_NFT_HASH and CONFIG_NFT_NUMGEN, or load their modules"
 	}
 	return "run a kernel with CONFIG_NF_TABLES and CONFIG_NF_TABLES_INET"

@@ -10,9 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -55,39 +53,39 @@ func (c Conntrack) String() string { return conntrackNames[c] }
 
 // UnmarshalText parses a name.
 func (c *Conntrack) UnmarshalText(name []byte) error {
-	i := slices.Index(conntrackNames[:], string(name))
-	if i < 0 {
+	index := slices.Index(conntrackNames[:], string(name))
+	if index < 0 {
 		return fmt.Errorf("%q must be one of %s", name, strings.Join(conntrackNames[:], ", "))
 	}
-	*c = Conntrack(i)
+	*c = Conntrack(index)
 	return nil
 }
 
 // WithDefaults fills in zero fields.
-func (c Config) WithDefaults() Config {
-	c.First = cmp.Or(c.First, DefaultFirst)
-	c.Mask = cmp.Or(c.Mask, DefaultMask)
-	c.Priority = cmp.Or(c.Priority, DefaultPriority)
-	return c
+func (config Config) WithDefaults() Config {
+	config.First = cmp.Or(config.First, DefaultFirst)
+	config.Mask = cmp.Or(config.Mask, DefaultMask)
+	config.Priority = cmp.Or(config.Priority, DefaultPriority)
+	return config
 }
 
 // inRange reports whether the ID of a routing table is in the fwmark range.
-func (c Config) inRange(table uint32) bool { return table >= c.First && table <= c.Mask }
+func (config Config) inRange(table uint32) bool { return table >= config.First && table <= config.Mask }
 
 // Validate returns an error for invalid or inconsistent values.
-func (c Config) Validate() error {
+func (config Config) Validate() error {
 	switch {
-	case c.First&^c.Mask != 0:
+	case config.First&^config.Mask != 0:
 		return fmt.Errorf("first number %d is outside the mask %#x of packet marks: choose a smaller number or a wider mask",
-			c.First, c.Mask)
-	case c.Mask != 1<<bits.Len32(c.Mask)-1:
+			config.First, config.Mask)
+	case config.Mask != 1<<bits.Len32(config.Mask)-1:
 		return fmt.Errorf("mask %#x of packet marks has a gap: numbers count up, so it must be like 0xffff or 0xffffff",
-			c.Mask)
-	case c.Conntrack == ConntrackLoose && c.Mask&closing != 0:
-		return fmt.Errorf("mask %#x of packet marks: loose connection tracking needs the highest bit itself", c.Mask)
-	case c.Priority < 1 || c.Priority > 32763:
+			config.Mask)
+	case config.Conntrack == ConntrackLoose && config.Mask&closing != 0:
+		return fmt.Errorf("mask %#x of packet marks: loose connection tracking needs the highest bit itself", config.Mask)
+	case config.Priority < 1 || config.Priority > 32763:
 		return fmt.Errorf("rule priority %d: choose one from 1 to 32763, since three are used and 32766 is the main table's",
-			c.Priority)
+			config.Priority)
 	}
 	return nil
 }
@@ -95,47 +93,51 @@ func (c Config) Validate() error {
 // Conn is a connection to the kernel in the network namespace of the thread that called Dial.
 // It is not safe for concurrent use, and keeps no record of installed objects.
 type Conn struct {
+	Routing
+	nft *nft.Conn // nftables and connection tracking
+	// reported holds the changes that the kernel echoed during the last Write.
+	reported report
+}
+
+// Routing reads and changes links, neighbors, policy rules and routes.
+type Routing struct {
 	config Config
-	nft    *nlmsg.Socket // nftables and connection tracking
 	rt     *rtnetlink.Conn
 	// families lists the families that the kernel supports.
 	families []vip.Family
 	// failedNeighbors were FAILED at the last read. The kernel resets the state on each probe.
 	failedNeighbors map[neighborKey]bool
-	// others caches foreign policy rules; othersAt is the value of
+	// foreign caches policy rules of other processes; foreignAt is the value of
 	// rtnetlink.Conn.ForeignRuleChanges before they were listed.
-	others       []rtnetlink.Rule
-	othersAt     uint64
-	othersListed bool
-	// reported holds the changes that the kernel echoed during the last Write.
-	reported report
-	// transactions counts committed transactions, messages their messages.
-	transactions, messages uint32
+	foreign       []rtnetlink.Rule
+	foreignAt     uint64
+	foreignListed bool
 }
 
 // Dial opens the sockets.
-func Dial(c Config) (*Conn, error) {
-	nft, err := nlmsg.Open(unix.NETLINK_NETFILTER)
+func Dial(config Config) (*Conn, error) {
+	socket, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
 	rt, err := rtnetlink.Dial()
 	if err != nil {
-		return nil, errors.Join(err, nft.Close())
+		return nil, errors.Join(err, socket.Close())
 	}
-	f := &Conn{config: c.WithDefaults(), nft: nft, rt: rt, families: vip.Families[:]}
+	conn := &Conn{Routing: Routing{config: config.WithDefaults(), rt: rt, families: vip.Families[:]}, nft: socket}
+	socket.Echo = func(set string, element nft.Element, deleted bool) { conn.reported.add(set, element, deleted) }
 	if _, err := os.Stat("/proc/sys/net/ipv6"); errors.Is(err, fs.ErrNotExist) {
-		f.families = []vip.Family{vip.IPv4}
+		conn.families = []vip.Family{vip.IPv4}
 	}
-	return f, nil
+	return conn, nil
 }
 
 // HasIPv6 reports whether the kernel supports IPv6.
-func (f *Conn) HasIPv6() bool { return slices.Contains(f.families, vip.IPv6) }
+func (routing *Routing) HasIPv6() bool { return slices.Contains(routing.families, vip.IPv6) }
 
 // Transactions returns the number of committed transactions. Each increments the ruleset
 // generation.
-func (f *Conn) Transactions() uint32 { return f.transactions }
+func (conn *Conn) Transactions() uint32 { return conn.nft.Transactions }
 
 // Close closes the sockets.
-func (f *Conn) Close() error { return errors.Join(f.nft.Close(), f.rt.Close()) }
+func (conn *Conn) Close() error { return errors.Join(conn.nft.Close(), conn.rt.Close()) }

@@ -22,21 +22,22 @@ const (
 //
 // The kernel walks the whole table for each request, which takes 3 ms with 262 144 nearly empty
 // buckets. Adjacent fwmarks therefore share a request.
-func (f *Conn) FlushConntrack(fwmarks []uint32) error {
-	if f.config.Conntrack != ConntrackOn {
+func (conn *Conn) FlushConntrack(fwmarks []uint32) error {
+	if conn.config.Conntrack != ConntrackOn {
 		return nil
 	}
-	for _, b := range blocks(fwmarks) {
-		var m nlmsg.Messages
-		m.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8|conntrackDelete, unix.NLM_F_ACK, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-		m.Uint32BE(ctaMark, b.first)
-		m.Uint32BE(ctaMarkMask, f.config.Mask&^(b.length-1))
-		rejected, err := f.nft.Do(&m)
+	for _, block := range blocks(fwmarks) {
+		var request nlmsg.Messages
+		request.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8|conntrackDelete, unix.NLM_F_ACK, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
+		request.Uint32BE(ctaMark, block.first)
+		request.Uint32BE(ctaMarkMask, conn.config.Mask&^(block.length-1))
+		rejected, err := conn.nft.Do(&request)
 		switch err = errors.Join(err, rejected[0]); {
 		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
 			return nil // the kernel has no connection tracking
 		case err != nil && !errors.Is(err, unix.ENOENT): // no entry matched
-			return fmt.Errorf("failed to flush connection tracking entries of %d fwmarks from %d on: %w", b.length, b.first, err)
+			return fmt.Errorf("failed to flush connection tracking entries of %d fwmarks from %d on: %w", block.length,
+				block.first, err)
 		}
 	}
 	return nil
@@ -49,8 +50,8 @@ type block struct{ first, length uint32 }
 // blocks returns the minimal list of blocks that cover exactly these numbers.
 func blocks(numbers []uint32) []block {
 	var list []block
-	for _, n := range slices.Compact(slices.Sorted(slices.Values(numbers))) {
-		list = append(list, block{n, 1})
+	for _, number := range slices.Compact(slices.Sorted(slices.Values(numbers))) {
+		list = append(list, block{number, 1})
 		// Merge aligned neighbors of equal length.
 		for len(list) > 1 {
 			a, b := list[len(list)-2], list[len(list)-1]

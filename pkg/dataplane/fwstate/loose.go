@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -47,19 +48,19 @@ const (
 
 // flowSize returns the length of a key: two addresses, the protocol and two ports, each padded to
 // full registers.
-func flowSize(f vip.Family) uint32 { return 4 * (2*words(f) + 3) }
+func flowSize(family vip.Family) uint32 { return 4 * (2*words(family) + 3) }
 
 // flowFlags are the flags of a map that rules update.
 const flowFlags = unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
 
-func flowSpec(f vip.Family) setSpec {
+func flowSpec(family vip.Family) nft.Set {
 	key := uint32(0)
-	for _, t := range []uint32{typeAddress[f], typeAddress[f], typeProto, typeService, typeService} {
+	for _, t := range []uint32{typeAddress[family], typeAddress[family], typeProto, typeService, typeService} {
 		key = key<<concatBits | t
 	}
-	return setSpec{
-		name: flowMaps[f], flags: flowFlags,
-		keyType: key, keySize: flowSize(f), dataType: typeMark, data: 4, size: maxFlows,
+	return nft.Set{
+		Name: flowMaps[family], Flags: flowFlags,
+		KeyType: key, KeyLen: flowSize(family), DataType: nft.TypeMark, DataLen: 4, Size: maxFlows,
 	}
 }
 
@@ -74,8 +75,8 @@ const closing = 1 << 31
 // packet's mark.
 type flowRegisters struct{ last, value, copied, mark, other uint32 }
 
-func registersOf(f vip.Family) flowRegisters {
-	last := flowSize(f)/4 - 1
+func registersOf(family vip.Family) flowRegisters {
+	last := flowSize(family)/4 - 1
 	return flowRegisters{register(last), register(last + 1), register(last + 2), register(last + 3), register(last + 4)}
 }
 
@@ -84,81 +85,84 @@ func bitwise(from, to, mask, xor uint32) expr.Any {
 }
 
 // find looks up a key in a map of fwmarks and loads the value into the mark register.
-func (r flowRegisters) find(key uint32, set string) []expr.Any {
+func (registers flowRegisters) find(key uint32, set string) []expr.Any {
 	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: r.mark},
-		&expr.Lookup{SourceRegister: key, SetName: set, DestRegister: r.value, IsDestRegSet: true},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: registers.mark},
+		&expr.Lookup{SourceRegister: key, SetName: set, DestRegister: registers.value, IsDestRegSet: true},
 		&expr.Bitwise{
-			SourceRegister: r.last, DestRegister: r.copied, Len: 8,
+			SourceRegister: registers.last, DestRegister: registers.copied, Len: 8,
 			Mask: slices.Repeat([]byte{0xff}, 8), Xor: make([]byte, 8),
 		},
 	}
 }
 
 // change updates or deletes the element of the loaded flow, with the mark register as data.
-func (r flowRegisters) change(f vip.Family, operation uint32, timeout time.Duration) expr.Any {
+func (registers flowRegisters) change(family vip.Family, operation uint32, timeout time.Duration) expr.Any {
 	return &expr.Dynset{
-		SrcRegKey: register(0), SrcRegData: r.mark, SetName: flowMaps[f], Operation: operation, Timeout: timeout,
+		SrcRegKey: register(0), SrcRegData: registers.mark, SetName: flowMaps[family], Operation: operation, Timeout: timeout,
 	}
 }
 
 // live goes to the chain of the target in the mark register, if the live map contains it.
-func (r flowRegisters) live(f vip.Family, stream string) []expr.Any {
+func (registers flowRegisters) live(family vip.Family, stream string) []expr.Any {
 	return []expr.Any{
-		bitwise(r.mark, r.other, closing-1, 0),
+		bitwise(registers.mark, registers.other, closing-1, 0),
 		&expr.Lookup{
-			SourceRegister: r.other, SetName: plan.LiveMap(f, stream), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true,
+			SourceRegister: registers.other, SetName: plan.LiveMap(family, stream), DestRegister: unix.NFT_REG_VERDICT,
+			IsDestRegSet: true,
 		},
 	}
 }
 
 // tcpFlags matches TCP packets with any of the flags set, or with all of them clear.
 func tcpFlags(flags byte, op expr.CmpOp) []expr.Any {
-	r := register(0)
+	key := register(0)
 	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: r},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: r, Data: []byte{unix.IPPROTO_TCP}},
-		load(expr.PayloadBaseTransportHeader, flagsAt, 1)(r),
-		&expr.Bitwise{SourceRegister: r, DestRegister: r, Len: 1, Mask: []byte{flags}, Xor: []byte{0}},
-		&expr.Cmp{Op: op, Register: r, Data: []byte{0}},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: key},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: key, Data: []byte{unix.IPPROTO_TCP}},
+		load(expr.PayloadBaseTransportHeader, flagsAt, 1)(key),
+		&expr.Bitwise{SourceRegister: key, DestRegister: key, Len: 1, Mask: []byte{flags}, Xor: []byte{0}},
+		&expr.Cmp{Op: op, Register: key, Data: []byte{0}},
 	}
 }
 
 // flowRules returns the rules for stored flows, in this order: established TCP, which is most
 // packets; closing TCP; all other packets with ports; and ICMP errors.
-func flowRules(f vip.Family, stream string) []ruleSpec {
-	r := registersOf(f)
-	rule := func(comment string, flow []expr.Any, refresh ...expr.Any) ruleSpec {
+func flowRules(family vip.Family, stream string) []nft.Rule {
+	registers := registersOf(family)
+	rule := func(comment string, flow []expr.Any, refresh ...expr.Any) nft.Rule {
 		return newRule(ruleComment+comment,
-			slices.Concat(ofFamily(f), flow, r.find(register(0), flowMaps[f]), refresh, r.live(f, stream))...)
+			slices.Concat(ofFamily(family), flow, registers.find(register(0), flowMaps[family]), refresh, registers.live(family,
+				stream))...)
 	}
-	flow := outer(f, true)
-	return []ruleSpec{
+	flow := outer(family, true)
+	return []nft.Rule{
 		rule("TCP flows that are known", slices.Concat(tcpFlags(tcpFIN|tcpSYN|tcpRST, expr.CmpOpEq), flow),
-			bitwise(r.mark, r.other, closing, 0),
-			&expr.Cmp{Op: expr.CmpOpEq, Register: r.other, Data: markKey(0)},
-			r.change(f, unix.NFT_DYNSET_OP_UPDATE, establishedTimeout)),
+			bitwise(registers.mark, registers.other, closing, 0),
+			&expr.Cmp{Op: expr.CmpOpEq, Register: registers.other, Data: markKey(0)},
+			registers.change(family, unix.NFT_DYNSET_OP_UPDATE, establishedTimeout)),
 		rule("TCP flows that close", slices.Concat(tcpFlags(tcpFIN|tcpRST, expr.CmpOpNeq), flow),
-			r.change(f, dynsetDelete, 0),
-			bitwise(r.mark, r.mark, closing-1, closing),
-			r.change(f, unix.NFT_DYNSET_OP_UPDATE, shortTimeout)),
+			registers.change(family, dynsetDelete, 0),
+			bitwise(registers.mark, registers.mark, closing-1, closing),
+			registers.change(family, unix.NFT_DYNSET_OP_UPDATE, shortTimeout)),
 		rule("flows that are known", slices.Concat(ported(false), flow),
-			r.change(f, unix.NFT_DYNSET_OP_UPDATE, shortTimeout)),
-		rule("ICMP errors about known flows", inner(f)),
+			registers.change(family, unix.NFT_DYNSET_OP_UPDATE, shortTimeout)),
+		rule("ICMP errors about known flows", inner(family)),
 	}
 }
 
 // rememberRule returns the rule that selects the target of a new flow and stores it. If the update
 // fails, for example in a full map, the next rule selects the target.
-func rememberRule(f vip.Family, s *plan.KernelStream, table string) ruleSpec {
-	r := registersOf(f)
+func rememberRule(family vip.Family, stream *plan.KernelStream, table string) nft.Rule {
+	registers := registersOf(family)
 	hash := &expr.Hash{
-		SourceRegister: register(0), DestRegister: r.other, Length: flowSize(f),
-		Modulus: s.Size, Seed: s.Seed, Type: expr.HashTypeJenkins,
+		SourceRegister: register(0), DestRegister: registers.other, Length: flowSize(family),
+		Modulus: stream.Size, Seed: stream.Seed, Type: expr.HashTypeJenkins,
 	}
 	return newRule(ruleComment+"new flows, by @"+table, slices.Concat(
-		ofFamily(f), ported(false), outer(f, true), []expr.Any{hash}, r.find(r.other, table),
+		ofFamily(family), ported(false), outer(family, true), []expr.Any{hash}, registers.find(registers.other, table),
 		// Delete first, because the flow may have an element with a removed target.
-		[]expr.Any{r.change(f, dynsetDelete, 0), r.change(f, unix.NFT_DYNSET_OP_UPDATE, shortTimeout)},
-		r.live(f, s.Name))...)
+		[]expr.Any{registers.change(family, dynsetDelete, 0), registers.change(family, unix.NFT_DYNSET_OP_UPDATE,
+			shortTimeout)},
+		registers.live(family, stream.Name))...)
 }

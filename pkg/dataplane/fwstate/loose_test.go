@@ -270,11 +270,11 @@ func TestFullFlowMapForwards(t *testing.T) {
 	if n := strings.Count(run(t, x.pods[0], "nft list map inet vipgate-lb flows4"), "expires"); n != 4 {
 		t.Errorf("%d flows are remembered", n)
 	}
-	rules, err := x.fabrics[0].readRules(plan.StreamChain("web"))
+	rules, err := x.fabrics[0].nft.Rules(inet, plan.StreamChain("web"))
 	must(t, err)
 	for _, r := range rules[plan.StreamChain("web")] {
-		if r.comment == ruleComment+"flows with ports, by @maglev4/web" && r.packets < 16 {
-			t.Errorf("%d packets of flows that are not remembered are counted", r.packets)
+		if r.Comment == ruleComment+"flows with ports, by @maglev4/web" && r.Packets < 16 {
+			t.Errorf("%d packets of flows that are not remembered are counted", r.Packets)
 		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/google/nftables/expr"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 )
 
 // A stream with a match has a set of protocols and ports for both families, and two rules at the
@@ -25,54 +25,54 @@ const (
 // portKey is the key size of a protocol and a port, each in a register.
 const portKey = 8
 
-func matchSpec(stream string) setSpec {
+func matchSpec(stream string) nft.Set {
 	// With a size the kernel selects a fixed array of hash buckets. During a transaction the set may
 	// contain both the old and the new ports.
-	return setSpec{name: plan.MatchSet(stream), keyType: typePort, keySize: portKey, size: 2 * plan.MaxMatch}
+	return nft.Set{Name: plan.MatchSet(stream), KeyType: typePort, KeyLen: portKey, Size: 2 * plan.MaxMatch}
 }
 
 // matchRules returns the rules that drop packets outside the match. A packet too short for ports
 // passes the second rule, but reaches no target: it has no flow key and no hash.
-func matchRules(stream string) []ruleSpec {
+func matchRules(stream string) []nft.Rule {
 	protocol := func(r uint32) expr.Any { return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(r)} }
-	drop := func(comment string, expressions ...expr.Any) ruleSpec {
+	drop := func(comment string, expressions ...expr.Any) nft.Rule {
 		for _, icmp := range icmpOf {
 			expressions = append(expressions, protocol(0),
 				&expr.Cmp{Op: expr.CmpOpNeq, Register: register(0), Data: []byte{icmp}})
 		}
 		return newRule(comment, append(expressions, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop})...)
 	}
-	return []ruleSpec{
+	return []nft.Rule{
 		drop(protocolsComment, ported(true)...),
 		drop(portsComment, protocol(0), load(expr.PayloadBaseTransportHeader, 2, 2)(register(1)),
 			&expr.Lookup{SourceRegister: register(0), SetName: plan.MatchSet(stream), Invert: true}),
 	}
 }
 
-func portElements(ports []plan.Port) []element {
-	list := make([]element, len(ports))
-	for i, p := range ports {
-		list[i].key = binary.BigEndian.AppendUint16([]byte{p.Protocol, 0, 0, 0}, p.Number)
-		list[i].key = append(list[i].key, 0, 0)
+func portElements(ports []plan.Port) []nft.Element {
+	list := make([]nft.Element, len(ports))
+	for index, port := range ports {
+		list[index].Key = binary.BigEndian.AppendUint16([]byte{port.Protocol, 0, 0, 0}, port.Number)
+		list[index].Key = append(list[index].Key, 0, 0)
 	}
 	return list
 }
 
-// readMatch reads the ports of a set; nil if r does not contain the set. A set of a different type
+// readMatch reads the ports of a set; nil if content lacks the set. A set of a different type
 // is treated as missing; Write reports the conflict.
-func (f *Conn) readMatch(stream string, r *ruleset) ([]plan.Port, error) {
+func (conn *Conn) readMatch(stream string, content *ruleset) ([]plan.Port, error) {
 	spec := matchSpec(stream)
-	if got, ok := r.sets[spec.name]; !ok || spec.mismatch(got) != "" {
+	if got, found := content.Sets[spec.Name]; !found || spec.Mismatch(got) != "" {
 		return nil, nil
 	}
-	return f.readPorts(stream)
+	return conn.readPorts(stream)
 }
 
 // readPorts reads the ports of an existing set.
-func (f *Conn) readPorts(stream string) ([]plan.Port, error) {
+func (conn *Conn) readPorts(stream string) ([]plan.Port, error) {
 	ports := []plan.Port{}
-	err := f.dumpElements(plan.MatchSet(stream), func(e nlmsg.Attributes) {
-		if key := keyOf(e); len(key) == portKey {
+	err := conn.elements(plan.MatchSet(stream), func(element nft.Element) {
+		if key := element.Key; len(key) == portKey {
 			ports = append(ports, plan.Port{Protocol: key[0], Number: binary.BigEndian.Uint16(key[4:])})
 		}
 	})
@@ -81,52 +81,52 @@ func (f *Conn) readPorts(stream string) ([]plan.Port, error) {
 }
 
 // changeMatch changes the ports of an existing set.
-func (t *transaction) changeMatch(stream string, have, want []plan.Port) {
-	t.removeElements(plan.MatchSet(stream), portElements(plan.MissingPorts(want, have)))
-	t.addElements(plan.MatchSet(stream), portElements(plan.MissingPorts(have, want)))
+func changeMatch(transaction *nft.Transaction, stream string, have, want []plan.Port) {
+	transaction.DeleteElements(plan.MatchSet(stream), portElements(plan.MissingPorts(want, have)))
+	transaction.AddElements(plan.MatchSet(stream), portElements(plan.MissingPorts(have, want)))
 }
 
-// createMatch creates the set of a stream with a match, unless r contains it.
-func (t *transaction) createMatch(want *plan.KernelStream, r *ruleset) {
-	if spec := matchSpec(want.Name); want.Match != nil && !r.has(spec.name) {
-		t.addSet(spec)
-		t.addElements(spec.name, portElements(want.Match))
+// createMatch creates the set of a stream with a match, unless content has it.
+func createMatch(transaction *nft.Transaction, want *plan.KernelStream, content *ruleset) {
+	if spec := matchSpec(want.Name); want.Match != nil && !content.has(spec.Name) {
+		spec.Elements = portElements(want.Match)
+		transaction.AddSet(spec)
 	}
 }
 
 // streamMatch creates, changes or removes the set of a stream whose rules are replaced.
-func (w *changeWriter) streamMatch(want *plan.KernelStream, r *ruleset) error {
+func (writer *changeWriter) streamMatch(want *plan.KernelStream, content *ruleset) error {
 	spec := matchSpec(want.Name)
-	have, err := w.readMatch(want.Name, r)
+	have, err := writer.readMatch(want.Name, content)
 	switch {
 	case err != nil:
 		return err
 	case want.Match == nil && have != nil:
-		w.last.removeSet(spec.name)
+		writer.last.DeleteSet(spec.Name)
 	case want.Match == nil:
 	case have != nil:
-		w.last.changeMatch(want.Name, have, want.Match)
+		changeMatch(writer.last, want.Name, have, want.Match)
 	default:
-		if err := r.checkSet("set", spec); err != nil {
+		if err := content.checkSet("set", spec); err != nil {
 			return err
 		}
-		w.first.createMatch(want, r)
+		createMatch(writer.first, want, content)
 	}
 	return nil
 }
 
 // ReadUnmatched returns the number of packets that the match of each stream dropped since its
 // chain was last written.
-func (f *Conn) ReadUnmatched(streams []string) (map[string]uint64, error) {
+func (conn *Conn) ReadUnmatched(streams []string) (map[string]uint64, error) {
 	dropped := make(map[string]uint64, len(streams))
 	for _, stream := range streams {
-		rules, err := f.readRules(plan.StreamChain(stream))
+		rules, err := conn.nft.Rules(inet, plan.StreamChain(stream))
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range rules[plan.StreamChain(stream)] {
-			if r.comment == protocolsComment || r.comment == portsComment {
-				dropped[stream] += r.packets
+		for _, rule := range rules[plan.StreamChain(stream)] {
+			if rule.Comment == protocolsComment || rule.Comment == portsComment {
+				dropped[stream] += rule.Packets
 			}
 		}
 	}

@@ -196,9 +196,9 @@ func TestMatchIsRepaired(t *testing.T) {
 			t.Errorf("%s: chain %v, match %v", command, now.ChainIntact, now.Match)
 		}
 		c.Streams[0].Observed = now
-		before := f.messages
+		before := f.nft.Messages
 		must(t, f.Write(c))
-		if n := f.messages - before; n != 1 {
+		if n := f.nft.Messages - before; n != 1 {
 			t.Errorf("%s: %d messages", command, n)
 		}
 		mustHave(t, f, c.Streams[0].Desired)

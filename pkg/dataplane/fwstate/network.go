@@ -19,12 +19,12 @@ type neighborKey struct {
 }
 
 // Links lists the network interfaces, without their prefixes.
-func (f *Conn) Links() ([]plan.Link, error) {
-	list, err := f.rt.Links()
+func (routing *Routing) Links() ([]plan.Link, error) {
+	list, err := routing.rt.Links()
 	links := make([]plan.Link, len(list))
-	for i, l := range list {
-		links[i] = plan.Link{
-			Name: l.Name, Index: l.Index, Up: l.Up(), Loopback: l.Flags&unix.IFF_LOOPBACK != 0, MTU: l.MTU,
+	for index, link := range list {
+		links[index] = plan.Link{
+			Name: link.Name, Index: link.Index, Up: link.Up(), Loopback: link.Flags&unix.IFF_LOOPBACK != 0, MTU: link.MTU,
 		}
 	}
 	return links, err
@@ -32,63 +32,66 @@ func (f *Conn) Links() ([]plan.Link, error) {
 
 // ReadNetwork reads links, addresses and neighbors. A failed neighbor remains failed during a new
 // probe until it responds.
-func (f *Conn) ReadNetwork() (*plan.Network, error) {
-	n := &plan.Network{LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{}}
+func (routing *Routing) ReadNetwork() (*plan.Network, error) {
+	network := &plan.Network{LocalAddrs: map[netip.Addr]struct{}{}, FailedNeighbors: map[netip.Addr]struct{}{}}
 	var err error
-	if n.Links, err = f.Links(); err != nil {
+	if network.Links, err = routing.Links(); err != nil {
 		return nil, err
 	}
-	addrs, err := f.rt.Addresses()
+	addrs, err := routing.rt.Addresses()
 	if err != nil {
 		return nil, err
 	}
-	for _, a := range addrs {
-		n.LocalAddrs[a.Addr] = struct{}{}
-		for i := range n.Links {
-			if l := &n.Links[i]; l.Index == a.Link {
-				l.Prefixes = append(l.Prefixes, a.Network)
+	for _, address := range addrs {
+		network.LocalAddrs[address.Addr] = struct{}{}
+		for i := range network.Links {
+			if link := &network.Links[i]; link.Index == address.Link {
+				link.Prefixes = append(link.Prefixes, address.Network)
 			}
 		}
 	}
-	routes, err := inFamilies(f, func(family vip.Family) ([]rtnetlink.Route, error) {
-		return f.rt.Routes(family, rtnetlink.RouteFilter{Table: unix.RT_TABLE_LOCAL})
+	// Local routes of other processes could deliver packets of VIPs in this namespace.
+	routes, err := inFamilies(routing, func(family vip.Family) ([]rtnetlink.Route, error) {
+		return routing.rt.Routes(family, rtnetlink.RouteFilter{Table: unix.RT_TABLE_LOCAL})
 	})
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range routes {
-		if isLocalRoute(r) {
-			n.LocalRoutes = append(n.LocalRoutes,
-				plan.LocalRoute{Prefix: r.Prefix, Target: r.Protocol == rtnetlink.ProtocolTarget})
+	for _, route := range routes {
+		if isLocalRoute(route) {
+			network.LocalRoutes = append(network.LocalRoutes,
+				plan.LocalRoute{Prefix: route.Prefix, Target: route.Protocol == rtnetlink.ProtocolTarget})
 		}
 	}
-	neighbors, err := inFamilies(f, f.rt.Neighbors)
+	// An entry that fails leaves FAILED for INCOMPLETE with every probe, so the last read decides.
+	neighbors, err := inFamilies(routing, routing.rt.Neighbors)
 	if err != nil {
 		return nil, err
 	}
 	failed, reachable := map[neighborKey]bool{}, map[netip.Addr]bool{}
-	for _, e := range neighbors {
-		key := neighborKey{e.Link, e.Addr}
+	for _, entry := range neighbors {
+		key := neighborKey{entry.Link, entry.Addr}
 		switch {
-		case e.State&unix.NUD_FAILED != 0, e.State&unix.NUD_INCOMPLETE != 0 && f.failedNeighbors[key]:
+		case entry.State&unix.NUD_FAILED != 0, entry.State&unix.NUD_INCOMPLETE != 0 && routing.failedNeighbors[key]:
 			failed[key] = true
-		case e.State&(unix.NUD_REACHABLE|unix.NUD_PERMANENT) != 0:
-			reachable[e.Addr] = true
+		case entry.State&(unix.NUD_REACHABLE|unix.NUD_PERMANENT) != 0:
+			reachable[entry.Addr] = true
 		}
 	}
-	f.failedNeighbors = failed
+	routing.failedNeighbors = failed
+	// A target may be reachable on one of several links.
 	for key := range failed {
 		if !reachable[key.addr] {
-			n.FailedNeighbors[key.addr] = struct{}{}
+			network.FailedNeighbors[key.addr] = struct{}{}
 		}
 	}
-	return n, nil
+	return network, nil
 }
 
 // isLocalRoute reports whether a route delivers packets locally and was not added by the kernel
 // for an address.
-func isLocalRoute(r rtnetlink.Route) bool {
-	return r.Table == unix.RT_TABLE_LOCAL && r.Type == unix.RTN_LOCAL && r.Protocol != unix.RTPROT_KERNEL
+func isLocalRoute(route rtnetlink.Route) bool {
+	return route.Table == unix.RT_TABLE_LOCAL && route.Type == unix.RTN_LOCAL && route.Protocol != unix.RTPROT_KERNEL
 }
 
 // maxSolicited limits the neighbors probed in one call. Map iteration selects a random subset.
@@ -96,14 +99,14 @@ const maxSolicited = 256
 
 // SolicitNeighbors triggers probes of FAILED neighbors. Without packets to them the kernel never
 // probes them, and it keeps the entries FAILED indefinitely while the table is small.
-func (f *Conn) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
+func (routing *Routing) SolicitNeighbors(addrs map[netip.Addr]struct{}) error {
 	var probes []rtnetlink.Request
-	for key := range f.failedNeighbors {
+	for key := range routing.failedNeighbors {
 		if _, ok := addrs[key.addr]; ok && len(probes) < maxSolicited {
 			probes = append(probes, rtnetlink.Neighbor{Link: key.link, Addr: key.addr}.Probe())
 		}
 	}
-	rejected, err := f.rt.Do(probes...)
+	rejected, err := routing.rt.Do(probes...)
 	if err != nil {
 		return fmt.Errorf("failed to probe %d failed neighbors: %w", len(probes), err)
 	}
@@ -122,34 +125,34 @@ var documentationAddresses = [...]netip.Addr{netip.MustParseAddr("192.0.2.1"), n
 // ResolveNextHop returns the next hop of a packet with a fwmark from a kernel route lookup, which
 // evaluates all rules and routes. It is invalid if the packet is dropped or uses a different
 // table.
-func (f *Conn) ResolveNextHop(fwmark uint32, family vip.Family) (netip.Addr, error) {
-	if family == vip.IPv6 && !f.HasIPv6() {
+func (routing *Routing) ResolveNextHop(fwmark uint32, family vip.Family) (netip.Addr, error) {
+	if family == vip.IPv6 && !routing.HasIPv6() {
 		return netip.Addr{}, nil
 	}
-	r, err := f.lookupRoute(family, fwmark)
-	if err != nil || r.Table != fwmark || r.Type != unix.RTN_UNICAST {
+	route, err := routing.lookupRoute(family, fwmark)
+	if err != nil || route.Table != fwmark || route.Type != unix.RTN_UNICAST {
 		return netip.Addr{}, err
 	}
-	return r.NextHop, nil
+	return route.NextHop, nil
 }
 
 // DefaultRouteLink returns the index of the egress interface of packets without a fwmark, or 0.
-func (f *Conn) DefaultRouteLink() (int, error) {
-	r, err := f.lookupRoute(vip.IPv4, 0)
-	if err != nil || r.Type != unix.RTN_UNICAST {
+func (routing *Routing) DefaultRouteLink() (int, error) {
+	route, err := routing.lookupRoute(vip.IPv4, 0)
+	if err != nil || route.Type != unix.RTN_UNICAST {
 		return 0, err
 	}
-	return r.Link, nil
+	return route.Link, nil
 }
 
 // lookupRoute returns the route of a packet with a fwmark; the zero Route if it is dropped.
-func (f *Conn) lookupRoute(family vip.Family, fwmark uint32) (rtnetlink.Route, error) {
-	r, err := f.rt.Lookup(documentationAddresses[family], fwmark)
+func (routing *Routing) lookupRoute(family vip.Family, fwmark uint32) (rtnetlink.Route, error) {
+	route, err := routing.rt.Lookup(documentationAddresses[family], fwmark)
 	if rejected, ok := errors.AsType[*nlmsg.Error](err); ok {
 		switch rejected.Errno {
 		case unix.EINVAL, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.ENETDOWN:
-			return r, nil // blackhole, unreachable, no route, prohibit
+			return route, nil // blackhole, unreachable, no route, prohibit
 		}
 	}
-	return r, err
+	return route, err
 }

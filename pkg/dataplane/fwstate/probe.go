@@ -7,11 +7,11 @@ import (
 	"github.com/google/nftables/expr"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/rtnetlink"
+	"github.com/vipgate/vipgate/pkg/nft"
 )
 
 // probeTable is added and deleted in one transaction, so it is never visible to other processes.
-const probeTable = plan.TableName + "-probe"
+var probeTable = nft.Table{Family: inet.Family, Name: plan.TableName + "-probe"}
 
 // kernelFeature is an nftables expression, its module, and the consequence of its absence.
 type kernelFeature struct {
@@ -19,12 +19,12 @@ type kernelFeature struct {
 	expression   expr.Any
 }
 
-func (f *Conn) missing(parts ...kernelFeature) []plan.Problem {
+func (conn *Conn) missing(parts ...kernelFeature) []plan.Problem {
 	var problems []plan.Problem
-	for _, p := range parts {
-		if err := f.probeExpression(p.expression); err != nil {
+	for _, feature := range parts {
+		if err := conn.probeExpression(feature.expression); err != nil {
 			problems = append(problems, plan.Problem{
-				Object: p.module, Detail: fmt.Sprintf("%s: %v", p.what, err), Remedy: "modprobe " + p.module,
+				Object: feature.module, Detail: fmt.Sprintf("%s: %v", feature.what, err), Remedy: "modprobe " + feature.module,
 			})
 		}
 	}
@@ -32,32 +32,33 @@ func (f *Conn) missing(parts ...kernelFeature) []plan.Problem {
 }
 
 // MissingModules probes the kernel for the features that the data plane requires.
-func (f *Conn) MissingModules() []plan.Problem {
-	if problems := f.missing(kernelFeature{"nf_tables", "nftables of the family inet do not work", nil}); problems != nil {
+func (conn *Conn) MissingModules() []plan.Problem {
+	if problems := conn.missing(kernelFeature{"nf_tables", "nftables of the family inet do not work",
+		nil}); problems != nil {
 		return problems
 	}
-	r := register(0)
-	problems := f.missing(
+	key := register(0)
+	problems := conn.missing(
 		kernelFeature{"nft_hash", "the kernel cannot hash flows", &expr.Hash{
-			SourceRegister: r, DestRegister: r, Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins,
+			SourceRegister: key, DestRegister: key, Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins,
 		}},
 		// Required even with Conntrack off: connection tracking reassembles fragments.
-		kernelFeature{"nft_ct", "the kernel cannot ask connection tracking", &expr.Ct{Key: expr.CtKeyMARK, Register: r}},
+		kernelFeature{"nft_ct", "the kernel cannot ask connection tracking", &expr.Ct{Key: expr.CtKeyMARK, Register: key}},
 	)
-	if f.config.Conntrack == ConntrackLoose {
-		problems = append(problems, f.missingDynamicMaps()...)
+	if conn.config.Conntrack == ConntrackLoose {
+		problems = append(problems, conn.missingDynamicMaps()...)
 	}
-	for _, family := range f.families {
-		rules, err := f.rt.Rules(family)
+	for _, family := range conn.families {
+		rules, err := conn.rt.Rules(family)
 		if err != nil {
 			problems = append(problems, plan.Problem{
 				Object: "policy routing", Detail: fmt.Sprintf("the kernel cannot select a routing table by fwmark: %v", err),
 				Remedy: "run a kernel with CONFIG_IP_MULTIPLE_TABLES and CONFIG_IPV6_MULTIPLE_TABLES",
 			})
 		}
-		if slices.ContainsFunc(rules, f.conflicts) {
+		if slices.ContainsFunc(rules, conn.conflicts) {
 			problems = append(problems, plan.Problem{
-				Object: fmt.Sprintf("%s policy rules of priority %d and %d", family, f.config.Priority, f.config.Priority+1),
+				Object: fmt.Sprintf("%s policy rules of priority %d and %d", family, conn.config.Priority, conn.config.Priority+1),
 				Detail: "rules of another process have them; packets without a fwmark of a target would skip these",
 				Remedy: "choose three unused priorities in a row, the first with --dataplane-priority; see ip rule show",
 			})
@@ -66,20 +67,13 @@ func (f *Conn) MissingModules() []plan.Problem {
 	return problems
 }
 
-// conflicts reports whether a rule of another process has a priority between the data plane's goto
-// and its target. The frontend uses priorities 100 and 101 by default.
-func (f *Conn) conflicts(r rtnetlink.Rule) bool {
-	first := uint32(f.config.Priority)
-	return r.Protocol != plan.RouteProtocol && (r.Priority == first || r.Priority == first+1)
-}
-
 // missingDynamicMaps probes the kernel for maps that the packet path updates.
-func (f *Conn) missingDynamicMaps() []plan.Problem {
-	flows := setSpec{
-		name: "flows", flags: flowFlags, keyType: typeMark, keySize: 4, dataType: typeMark, data: 4, size: 1,
+func (conn *Conn) missingDynamicMaps() []plan.Problem {
+	flows := nft.Set{
+		Name: "flows", Flags: flowFlags, KeyType: nft.TypeMark, KeyLen: 4, DataType: nft.TypeMark, DataLen: 4, Size: 1,
 	}
-	err := f.probeExpression(&expr.Dynset{
-		SrcRegKey: register(0), SrcRegData: register(0), SetName: flows.name, Operation: dynsetDelete,
+	err := conn.probeExpression(&expr.Dynset{
+		SrcRegKey: register(0), SrcRegData: register(0), SetName: flows.Name, Operation: dynsetDelete,
 	}, flows)
 	if err == nil {
 		return nil
@@ -91,16 +85,16 @@ func (f *Conn) missingDynamicMaps() []plan.Problem {
 }
 
 // probeExpression adds and deletes a table with one rule and its sets in the same transaction.
-func (f *Conn) probeExpression(e expr.Any, sets ...setSpec) error {
-	t := transaction{table: probeTable}
-	t.addTable()
-	for _, s := range sets {
-		t.addSet(s)
+func (conn *Conn) probeExpression(expression expr.Any, sets ...nft.Set) error {
+	transaction := &nft.Transaction{Table: probeTable}
+	transaction.AddTable()
+	for _, set := range sets {
+		transaction.AddSet(set)
 	}
-	t.addChain(chainSpec{name: "probe"})
-	if e != nil {
-		t.addRules("probe", newRule("", &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, e))
+	transaction.AddChain(nft.Chain{Name: "probe"})
+	if expression != nil {
+		transaction.AddRules("probe", newRule("", &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}, expression))
 	}
-	t.removeTable()
-	return f.commit(&t, nil)
+	transaction.DeleteTable()
+	return conn.commit(transaction)
 }

@@ -3,51 +3,24 @@ package fwstate
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // Generation returns the ruleset generation, which every transaction increments.
-func (f *Conn) Generation() (uint32, error) { return f.nft.Generation() }
-
-// Limits for repeated reads of a ruleset that another process changes during the read.
-const (
-	readFor      = 5 * time.Second
-	readAttempts = 10
-)
+func (conn *Conn) Generation() (uint32, error) { return conn.nft.Generation() }
 
 // readConsistently repeats a read until the ruleset generation is equal before and after it.
-func (f *Conn) readConsistently(what string, read func() error) error {
-	began := time.Now()
-	before, err := f.Generation()
-	if err != nil {
-		return err
-	}
-	for attempt := 1; ; attempt++ {
-		err := read()
-		if err != nil && !errors.Is(err, nlmsg.ErrInterrupted) {
-			return fmt.Errorf("failed to read %s: %w", what, err)
-		}
-		after, generationErr := f.Generation()
-		switch {
-		case generationErr != nil:
-			return generationErr
-		case err == nil && before == after:
-			return nil
-		case attempt >= readAttempts && time.Since(began) > readFor:
-			return fmt.Errorf("failed to read %s: %w, %d times", what, nlmsg.ErrInterrupted, attempt)
-		}
-		before = after
-	}
+func (conn *Conn) readConsistently(object string, read func() error) error {
+	_, err := conn.nft.ReadConsistently(object, read)
+	return err
 }
 
 // Flags of tables (NFTA_TABLE_FLAGS).
@@ -57,152 +30,131 @@ const (
 )
 
 // ruleset is the content of the table without set elements.
-type ruleset struct {
-	exists bool
-	flags  uint32
-	chains map[string]chainSpec
-	sets   map[string]setSpec
-	rules  map[string][]rule
-}
+type ruleset struct{ *nft.Ruleset }
 
-func newRuleset() *ruleset {
-	return &ruleset{chains: map[string]chainSpec{}, sets: map[string]setSpec{}, rules: map[string][]rule{}}
-}
-
-func (r *ruleset) has(set string) bool {
-	_, ok := r.sets[set]
+func (content *ruleset) has(set string) bool {
+	_, ok := content.Sets[set]
 	return ok
 }
 
 // checkChain returns a [ConflictError] if a chain with this name has a different type.
-func (r *ruleset) checkChain(want chainSpec) error {
-	if got, ok := r.chains[want.name]; ok {
-		return conflict("chain", want.name, want.mismatch(got))
+func (content *ruleset) checkChain(want nft.Chain) error {
+	if got, ok := content.Chains[want.Name]; ok {
+		return conflict("chain", want.Name, want.Mismatch(got))
 	}
 	return nil
 }
 
 // checkSet returns a [ConflictError] if a set or map with this name has a different type.
-func (r *ruleset) checkSet(kind string, want setSpec) error {
-	if got, ok := r.sets[want.name]; ok {
-		return conflict(kind, want.name, want.mismatch(got))
+func (content *ruleset) checkSet(kind string, want nft.Set) error {
+	if got, ok := content.Sets[want.Name]; ok {
+		return conflict(kind, want.Name, want.Mismatch(got))
 	}
 	return nil
 }
 
 // readRuleset reads the whole table, or only the common objects.
-func (f *Conn) readRuleset(all bool) (*ruleset, error) {
-	r := newRuleset()
-	flags, err := get(f, unix.NFT_MSG_GETTABLE, 0, "", func(b nlmsg.Attributes) uint32 {
-		return b.Uint32BE(unix.NFTA_TABLE_FLAGS)
-	})
-	if err != nil || flags == nil {
-		return r, err
-	}
-	r.exists, r.flags = true, *flags
-	if r.flags&tableOwner != 0 {
-		detail := "another process owns it, and it ends with that process"
-		return nil, &ConflictError{Object: "table inet " + plan.TableName, Detail: detail}
-	}
-	if !all {
-		return r, f.readObjects(r, commonChains, f.commonSets())
-	}
-	if err := errors.Join(
-		f.list("chains", unix.NFT_MSG_GETCHAIN, 0, "", func(b nlmsg.Attributes) {
-			c := parseChain(b)
-			r.chains[c.name] = c
-		}),
-		f.list("sets", unix.NFT_MSG_GETSET, 0, "", func(b nlmsg.Attributes) {
-			s := parseSet(b)
-			r.sets[s.name] = s
-		}),
-	); err != nil {
+func (conn *Conn) readRuleset(all bool) (*ruleset, error) {
+	flags, err := conn.nft.Flags(inet)
+	switch {
+	case err != nil:
 		return nil, err
+	case flags != nil && *flags&tableOwner != 0:
+		detail := "another process owns it, and it ends with that process"
+		return nil, &ConflictError{Object: "table " + inet.String(), Detail: detail}
+	case all || flags == nil:
+		content, err := conn.nft.Dump(inet)
+		return &ruleset{content}, err
 	}
-	r.rules, err = f.readRules("")
-	return r, err
+	content, err := conn.readObjects(commonChains, conn.config.commonSets())
+	content.Exists, content.Flags = true, *flags
+	return content, err
 }
 
 // readObjects reads the named chains and sets individually, because the table may contain
 // thousands of objects.
-func (f *Conn) readObjects(r *ruleset, chains []string, sets []setSpec) error {
+func (conn *Conn) readObjects(chains []string, sets []nft.Set) (*ruleset, error) {
+	content := &ruleset{nft.NewRuleset()}
 	for _, name := range chains {
-		chain, err := f.readChain(name)
+		chain, err := conn.nft.Chain(inet, name)
 		if err != nil {
-			return err
+			return content, err
 		}
 		if chain == nil {
 			continue
 		}
-		r.chains[name] = *chain
-		rules, err := f.readRules(name)
+		content.Chains[name] = *chain
+		rules, err := conn.nft.Rules(inet, name)
 		if err != nil {
-			return err
+			return content, err
 		}
-		r.rules[name] = rules[name]
+		content.Rules[name] = rules[name]
 	}
+	// Elements are not listed: a Maglev map has up to 65 537.
 	for _, spec := range sets {
-		set, err := f.readSet(spec.name)
+		set, err := conn.nft.Set(inet, spec.Name)
 		if err != nil {
-			return err
+			return content, err
 		}
-		if set != nil {
-			r.sets[spec.name] = *set
+		if set != nil { // missing sets are created by Write
+			content.Sets[spec.Name] = *set
 		}
 	}
-	return nil
+	return content, nil
 }
 
 // inspectBase returns the first fault of the common objects, or "".
-func (f *Conn) inspectBase(r *ruleset) (string, error) {
+func (conn *Conn) inspectBase(content *ruleset) (string, error) {
 	switch {
-	case !r.exists:
+	case !content.Exists:
 		return "the table is missing", nil
-	case r.flags&tableDormant != 0:
-		return "the table is dormant", f.inspectForeign(r)
+	case content.Flags&tableDormant != 0:
+		return "the table is dormant", conn.inspectForeign(content)
 	}
-	if err := f.inspectForeign(r); err != nil {
+	// A repair would destroy objects of another process, so conflicts precede faults.
+	if err := conn.inspectForeign(content); err != nil {
 		return "", err
 	}
-	for _, want := range f.baseChains() {
-		got, ok := r.chains[want.name]
-		if !ok {
-			return "chain " + want.name + " is missing", nil
+	for _, want := range conn.config.baseChains() {
+		got, found := content.Chains[want.Name]
+		if !found {
+			return "chain " + want.Name + " is missing", nil
 		}
-		if want.kind != "" && got.policy != want.policy {
-			return "the policy of chain " + want.name + " is not accept", nil
+		if want.Type != "" && got.Policy != want.Policy {
+			return "the policy of chain " + want.Name + " is not accept", nil
 		}
-		if !sameRules(r.rules[want.name], f.baseRules(want.name)) {
-			return "the rules of chain " + want.name + " are others", nil
+		if !sameRules(content.Rules[want.Name], conn.config.baseRules(want.Name)) {
+			return "the rules of chain " + want.Name + " are others", nil
 		}
 	}
-	if f.config.Conntrack == ConntrackOn {
+	if conn.config.Conntrack == ConntrackOn {
+		// The notrack rules would exempt VIPs from connection tracking.
 		for _, name := range commonChains[1:] {
-			if slices.ContainsFunc(r.rules[name], rule.owned) {
+			if slices.ContainsFunc(content.Rules[name], owned) {
 				return "chain " + name + " is from a start without connection tracking", nil
 			}
 		}
 	}
-	for _, want := range f.commonSets() {
-		if !r.has(want.name) {
-			return "set " + want.name + " is missing", nil
+	for _, want := range conn.config.commonSets() {
+		if !content.has(want.Name) {
+			return "set " + want.Name + " is missing", nil
 		}
-		if missing, err := f.missingFixed(want); err != nil || len(missing) > 0 {
-			return "set " + want.name + " lacks elements", err
+		if missing, err := conn.missingFixed(want); err != nil || len(missing) > 0 {
+			return "set " + want.Name + " lacks elements", err
 		}
 	}
 	return "", nil
 }
 
 // inspectForeign returns a [ConflictError] if a common chain or set has a different type.
-func (f *Conn) inspectForeign(r *ruleset) error {
-	for _, want := range f.baseChains() {
-		if err := r.checkChain(want); err != nil {
+func (conn *Conn) inspectForeign(content *ruleset) error {
+	for _, want := range conn.config.baseChains() {
+		if err := content.checkChain(want); err != nil {
 			return err
 		}
 	}
-	for _, want := range f.commonSets() {
-		if err := r.checkSet("set", want); err != nil {
+	for _, want := range conn.config.commonSets() {
+		if err := content.checkSet("set", want); err != nil {
 			return err
 		}
 	}
@@ -210,145 +162,151 @@ func (f *Conn) inspectForeign(r *ruleset) error {
 }
 
 // missingFixed returns the missing fixed elements of a set.
-func (f *Conn) missingFixed(s setSpec) ([]byte, error) {
-	if s.fixed == nil {
+func (conn *Conn) missingFixed(set nft.Set) ([]nft.Element, error) {
+	if set.Elements == nil {
 		return nil, nil
 	}
-	missing := slices.Clone(s.fixed)
-	err := f.dumpElements(s.name, func(e nlmsg.Attributes) {
-		missing = slices.DeleteFunc(missing, func(b byte) bool { return bytes.Equal(keyOf(e), []byte{b}) })
+	missing := slices.Clone(set.Elements)
+	err := conn.elements(set.Name, func(element nft.Element) {
+		missing = slices.DeleteFunc(missing, func(candidate nft.Element) bool {
+			return bytes.Equal(candidate.Key,
+				element.Key)
+		})
 	})
 	return missing, err
 }
 
 // ReadBase reports whether the common objects are intact. problem is the reason why no packets are
 // forwarded.
-func (f *Conn) ReadBase() (base bool, problem string, err error) {
-	err = f.readConsistently("table inet "+plan.TableName, func() error {
-		r, err := f.readRuleset(false)
+func (conn *Conn) ReadBase() (base bool, problem string, err error) {
+	err = conn.readConsistently("table inet "+plan.TableName, func() error {
+		content, err := conn.readRuleset(false)
 		if err != nil {
 			return err
 		}
-		problem, err = f.inspectBase(r)
+		problem, err = conn.inspectBase(content)
 		return err
 	})
 	if err != nil || problem != "" {
 		return false, problem, err
 	}
-	base, err = f.commonRulesInstalled()
+	base, err = conn.commonRulesInstalled()
 	return base, "", err
 }
 
 // streamFrom returns a stream from its rules in r. It reads the Maglev maps and the ports.
-func (f *Conn) streamFrom(name string, r *ruleset) (*plan.KernelStream, error) {
-	s := &plan.KernelStream{Name: name}
-	rules := r.rules[plan.StreamChain(name)]
-	for _, r := range rules {
-		s.Owned = s.Owned || r.owned()
-		if r.owned() && r.size != 0 && s.Size == 0 {
-			s.Size, s.Seed = r.size, r.seed
+func (conn *Conn) streamFrom(name string, content *ruleset) (*plan.KernelStream, error) {
+	stream := &plan.KernelStream{Name: name}
+	rules := content.Rules[plan.StreamChain(name)]
+	for _, content := range rules {
+		stream.Owned = stream.Owned || owned(content)
+		if owned(content) && content.Modulus != 0 && stream.Size == 0 {
+			stream.Size, stream.Seed = content.Modulus, content.Seed
 		}
 	}
 	sizes := true
 	for _, family := range vip.Families {
 		// A map of a different type is treated as missing; Write reports the conflict.
-		got, ok := r.sets[plan.MaglevMap(family, name)]
-		if !ok || maglevSpec(family, name, got.size).mismatch(got) != "" || got.size == 0 || got.size > plan.MaxTable {
+		got, found := content.Sets[plan.MaglevMap(family, name)]
+		if !found || maglevSpec(family, name, got.Size).Mismatch(got) != "" || got.Size == 0 || got.Size > plan.MaxTable {
 			continue
 		}
-		sizes = sizes && got.size == s.Size
+		sizes = sizes && got.Size == stream.Size
 		var err error
-		if s.Tables[family], err = f.readTable(got.name, got.size); err != nil {
+		if stream.Tables[family], err = conn.readTable(got.Name, got.Size); err != nil {
 			return nil, err
 		}
 	}
 	var err error
-	if s.Match, err = f.readMatch(name, r); err != nil {
+	if stream.Match, err = conn.readMatch(name, content); err != nil {
 		return nil, err
 	}
-	chain, ok := r.chains[plan.StreamChain(name)]
-	known := s.Size != 0 && s.Seed != 0 || len(s.Families()) == 0
-	s.ChainIntact = ok && chain.kind == "" && sizes && known && sameRules(rules, f.streamRules(s))
-	return s, nil
+	chain, found := content.Chains[plan.StreamChain(name)]
+	known := stream.Size != 0 && stream.Seed != 0 || len(stream.Families()) == 0
+	stream.ChainIntact = found && chain.Type == "" && sizes && known && sameRules(rules, conn.config.streamRules(stream))
+	return stream, nil
 }
 
 // ReadStream reads the nftables objects of one stream; nil if none exists.
-func (f *Conn) ReadStream(name string) (s *plan.KernelStream, err error) {
-	err = f.readConsistently("stream "+name, func() error {
-		r := newRuleset()
-		sets := []setSpec{maglevSpec(vip.IPv4, name, 0), maglevSpec(vip.IPv6, name, 0), matchSpec(name)}
-		if err := f.readObjects(r, []string{plan.StreamChain(name)}, sets); err != nil {
+func (conn *Conn) ReadStream(name string) (stream *plan.KernelStream, err error) {
+	err = conn.readConsistently("stream "+name, func() error {
+		sets := []nft.Set{maglevSpec(vip.IPv4, name, 0), maglevSpec(vip.IPv6, name, 0), matchSpec(name)}
+		content, err := conn.readObjects([]string{plan.StreamChain(name)}, sets)
+		if err != nil {
 			return err
 		}
-		if s, err = f.streamFrom(name, r); err == nil && len(r.chains) == 0 && len(s.Families()) == 0 {
-			s = nil
+		if stream, err = conn.streamFrom(name, content); err == nil && len(content.Chains) == 0 &&
+			len(stream.Families()) == 0 {
+			stream = nil
 		}
 		return err
 	})
-	return s, err
+	return stream, err
 }
 
 // ReadTables returns a stream after a Write that changed only elements. If the kernel echoed all
 // changed elements during the Write, no read is necessary. Otherwise it reads the Maglev maps and
 // the ports, which is much faster than ReadStream.
-func (f *Conn) ReadTables(w plan.StreamWrite) (*plan.KernelStream, error) {
-	known := w.Observed
-	if s := f.reported.of(known); plan.SameStream(s, &w.Desired) {
-		return s, nil
+func (conn *Conn) ReadTables(written plan.StreamWrite) (*plan.KernelStream, error) {
+	known := written.Observed
+	if stream := conn.reported.of(known); plan.SameStream(stream, &written.Desired) {
+		return stream, nil
 	}
-	s := *known
-	err := f.readConsistently("maps of stream "+s.Name, func() (err error) {
+	stream := *known
+	err := conn.readConsistently("maps of stream "+stream.Name, func() (err error) {
 		for family, table := range known.Tables {
 			if table == nil {
 				continue
 			}
-			if s.Tables[family], err = f.readTable(plan.MaglevMap(vip.Family(family), s.Name), uint32(len(table))); err != nil {
+			if stream.Tables[family], err = conn.readTable(plan.MaglevMap(vip.Family(family), stream.Name),
+				uint32(len(table))); err != nil {
 				return err
 			}
 		}
 		if known.Match != nil {
-			s.Match, err = f.readPorts(s.Name)
+			stream.Match, err = conn.readPorts(stream.Name)
 		}
 		return err
 	})
 	if errors.Is(err, unix.ENOENT) {
-		return f.ReadStream(s.Name) // another process removed a map
+		return conn.ReadStream(stream.Name) // another process removed a map
 	}
-	return &s, err
+	return &stream, err
 }
 
 // targetFrom parses a target from the rules of its chain and reports whether it is owned.
-func (f *Conn) targetFrom(fwmark uint32, rules []rule) (t plan.KernelTarget, owned bool) {
-	t.FWMark = fwmark
-	i := slices.IndexFunc(rules, rule.owned)
-	if i < 0 {
-		return t, false
+func (config Config) targetFrom(fwmark uint32, rules []nft.Rule) (target plan.KernelTarget, found bool) {
+	target.FWMark = fwmark
+	first := slices.IndexFunc(rules, owned)
+	if first < 0 {
+		return target, false
 	}
-	t.Label, t.Packets, t.Bytes = plan.ParseLabel(rules[i].comment), rules[i].packets, rules[i].bytes
-	t.ChainIntact = sameRules(rules, []ruleSpec{f.targetRule(t)})
-	return t, true
+	target.Label, target.Packets, target.Bytes = plan.ParseLabel(rules[first].Comment), rules[first].Packets,
+		rules[first].Bytes
+	target.ChainIntact = sameRules(rules, []nft.Rule{config.targetRule(target)})
+	return target, true
 }
 
 // targetsFrom returns the targets for which want returns true. It reads the live maps of their
 // streams and of the streams in names.
-func (f *Conn) targetsFrom(
-	rules map[string][]rule, want func(uint32) bool, names map[string]bool,
+func (conn *Conn) targetsFrom(
+	rules map[string][]nft.Rule, want func(uint32) bool, names map[string]bool,
 ) (map[uint32]*plan.KernelTarget, error) {
 	targets, streams := map[uint32]*plan.KernelTarget{}, map[string]bool{}
 	maps.Copy(streams, names)
 	for chain, list := range rules {
-		fwmark, ok := plan.ParseTargetChain(chain)
-		if !ok || !want(fwmark) {
+		fwmark, owned := plan.ParseTargetChain(chain)
+		if !owned || !want(fwmark) {
 			continue
 		}
-		if t, owned := f.targetFrom(fwmark, list); owned {
-			targets[fwmark] = &t
-			streams[t.Stream] = true
+		if target, found := conn.config.targetFrom(fwmark, list); found {
+			targets[fwmark] = &target
+			streams[target.Stream] = true
 		}
 	}
 	for stream := range streams {
 		for _, family := range vip.Families {
-			live, err := f.readLive(family, stream)
+			live, err := conn.readLive(family, stream)
 			if err != nil {
 				return nil, err
 			}
@@ -370,29 +328,29 @@ func (f *Conn) targetsFrom(
 const fewChains = 16
 
 // ReadTargets reads the nftables objects of targets. The result omits targets without objects.
-func (f *Conn) ReadTargets(fwmarks []uint32) (targets map[uint32]*plan.KernelTarget, err error) {
+func (conn *Conn) ReadTargets(fwmarks []uint32) (targets map[uint32]*plan.KernelTarget, err error) {
 	wanted := make(map[uint32]bool, len(fwmarks))
-	for _, n := range fwmarks {
-		wanted[n] = true
+	for _, fwmark := range fwmarks {
+		wanted[fwmark] = true
 	}
-	err = f.readConsistently("targets", func() error {
-		rules, err := f.targetRules(fwmarks)
+	err = conn.readConsistently("targets", func() error {
+		rules, err := conn.targetRules(fwmarks)
 		if err != nil {
 			return err
 		}
-		targets, err = f.targetsFrom(rules, func(n uint32) bool { return wanted[n] }, nil)
+		targets, err = conn.targetsFrom(rules, func(fwmark uint32) bool { return wanted[fwmark] }, nil)
 		return err
 	})
 	return targets, err
 }
 
-func (f *Conn) targetRules(fwmarks []uint32) (map[string][]rule, error) {
+func (conn *Conn) targetRules(fwmarks []uint32) (map[string][]nft.Rule, error) {
 	if len(fwmarks) > fewChains {
-		return f.readRules("")
+		return conn.nft.Rules(inet, "")
 	}
-	rules := map[string][]rule{}
-	for _, n := range fwmarks {
-		some, err := f.readRules(plan.TargetChain(n))
+	rules := map[string][]nft.Rule{}
+	for _, fwmark := range fwmarks {
+		some, err := conn.nft.Rules(inet, plan.TargetChain(fwmark))
 		if err != nil {
 			return nil, err
 		}
@@ -403,49 +361,51 @@ func (f *Conn) targetRules(fwmarks []uint32) (map[string][]rule, error) {
 
 // Read reads the complete state: the table, and the rules and routes of these fwmarks and of the
 // targets in the table.
-func (f *Conn) Read(fwmarks []uint32) (c *plan.KernelState, err error) {
-	if err = f.readConsistently("table inet "+plan.TableName, func() error {
-		c, err = f.readContent()
+func (conn *Conn) Read(fwmarks []uint32) (state *plan.KernelState, err error) {
+	if err = conn.readConsistently("table inet "+plan.TableName, func() error {
+		state, err = conn.readContent()
 		return err
 	}); err != nil {
 		return nil, err
 	}
-	if err := f.addRoutesTo(c.Targets, slices.AppendSeq(slices.Clone(fwmarks), maps.Keys(c.Targets))); err != nil {
-		return c, err
+	if err := conn.addRoutesTo(state.Targets, slices.AppendSeq(slices.Clone(fwmarks),
+		maps.Keys(state.Targets))); err != nil {
+		return state, err
 	}
-	common, err := f.commonRulesInstalled()
-	c.Base = c.Base && common
-	return c, err
+	common, err := conn.commonRulesInstalled()
+	state.Base = state.Base && common
+	return state, err
 }
 
-func (f *Conn) readContent() (*plan.KernelState, error) {
-	c := &plan.KernelState{
+func (conn *Conn) readContent() (*plan.KernelState, error) {
+	state := &plan.KernelState{
 		Problem: "the table is missing", Streams: map[string]*plan.KernelStream{},
 		Targets: map[uint32]*plan.KernelTarget{}, VIPs: map[vip.VIP]string{},
 	}
-	r, err := f.readRuleset(true)
-	if err != nil || !r.exists {
-		return c, err
+	content, err := conn.readRuleset(true)
+	if err != nil || !content.Exists {
+		return state, err
 	}
-	if c.Problem, err = f.inspectBase(r); err != nil {
+	if state.Problem, err = conn.inspectBase(content); err != nil {
 		return nil, err
 	}
-	c.Base = c.Problem == ""
-	names := r.streams()
+	state.Base = state.Problem == ""
+	// A stream that lost its chain still has maps, which Write must remove or fill.
+	names := content.streams()
 	for name := range names {
-		if c.Streams[name], err = f.streamFrom(name, r); err != nil {
+		if state.Streams[name], err = conn.streamFrom(name, content); err != nil {
 			return nil, err
 		}
 	}
-	if c.Targets, err = f.targetsFrom(r.rules, func(uint32) bool { return true }, names); err != nil {
+	if state.Targets, err = conn.targetsFrom(content.Rules, func(uint32) bool { return true }, names); err != nil {
 		return nil, err
 	}
-	c.VIPs, err = f.ReadVIPs()
-	return c, err
+	state.VIPs, err = conn.ReadVIPs()
+	return state, err
 }
 
 // streams returns the names of the streams with a chain or a map.
-func (r *ruleset) streams() map[string]bool {
+func (content *ruleset) streams() map[string]bool {
 	names := map[string]bool{}
 	add := func(name string, prefixes ...string) {
 		for _, prefix := range prefixes {
@@ -454,10 +414,10 @@ func (r *ruleset) streams() map[string]bool {
 			}
 		}
 	}
-	for name := range r.chains {
+	for name := range content.Chains {
 		add(name, plan.StreamPrefix)
 	}
-	for name := range r.sets {
+	for name := range content.Sets {
 		add(name, slices.Concat(plan.MaglevMaps[:], plan.LiveMaps[:])...)
 	}
 	return names

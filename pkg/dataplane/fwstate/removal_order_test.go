@@ -87,7 +87,7 @@ func TestRemovalOrderInLargeChanges(t *testing.T) {
 			for _, e := range b.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
 				switch set {
 				case plan.LiveMap(vip.IPv4, "web"), plan.LiveMap(vip.IPv6, "web"):
-					note(happened{live, keyOf(e).Uint32(), added})
+					note(happened{live, e.Uint32(unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE), added})
 				case plan.MaglevMap(vip.IPv4, "web"), plan.MaglevMap(vip.IPv6, "web"):
 					if fwmark := e.Uint32(unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE); fwmark != 0 {
 						note(happened{entry, fwmark, added})

@@ -9,125 +9,105 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/nlmsg"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
+// removeAttempts limits the repetitions while another process changes the ruleset.
+const removeAttempts = 10
+
 // RemoveAll removes the common objects: base chains, common maps, the common policy rules, and the
 // table unless it contains objects of another process.
-func (f *Conn) RemoveAll() error {
+func (conn *Conn) RemoveAll() error {
 	// Repeat the removal if another process changes the ruleset between read and commit.
 	var err error
-	for range readAttempts {
-		if err = f.removeTable(); !errors.Is(err, unix.ERESTART) {
+	for range removeAttempts {
+		if err = conn.removeTable(); !errors.Is(err, unix.ERESTART) {
 			break
 		}
 	}
-	return errors.Join(err, f.removeRules(func(rtnetlink.Rule) bool { return false }))
+	return errors.Join(err, conn.removeRules(func(rtnetlink.Rule) bool { return false }))
 }
 
 // removeTable empties the table. The kernel rejects the transaction if the ruleset changed since
 // it was read.
-func (f *Conn) removeTable() error {
-	generation, err := f.Generation()
+func (conn *Conn) removeTable() error {
+	// The generation precedes the read, so that the kernel rejects a removal of objects added since.
+	generation, err := conn.Generation()
 	if err != nil {
 		return err
 	}
-	r, err := f.readRuleset(true)
-	if err != nil || !r.exists {
+	content, err := conn.readRuleset(true)
+	if err != nil || !content.Exists {
 		return err
 	}
-	var t, objects transaction
+	transaction, objects := newTransaction(), newTransaction()
 	shared := false
-	for name := range r.chains {
+	for name := range content.Chains {
 		if !slices.Contains(commonChains, name) {
 			shared = true
 			continue
 		}
-		t.removeRules(r.rules[name])
-		if slices.ContainsFunc(r.rules[name], func(r rule) bool { return !r.owned() }) {
+		deleteRules(transaction, content.Rules[name])
+		// A chain with rules of another process stays, and so does the table.
+		if slices.ContainsFunc(content.Rules[name], func(content nft.Rule) bool { return !owned(content) }) {
 			shared = true
 		} else {
-			objects.removeChain(name)
+			objects.DeleteChain(name)
 		}
 	}
-	for name, got := range r.sets {
-		removable, err := f.removableSet(name, got)
+	for name, got := range content.Sets {
+		removable, err := conn.removableSet(name, got)
 		if err != nil {
 			return err
 		}
 		if removable {
-			objects.removeSet(name)
+			objects.DeleteSet(name)
 		}
 		shared = shared || !removable
 	}
 	// The kernel rejects the removal of referenced objects, so rules are removed first.
-	t.append(&objects)
-	others, err := f.objects()
+	transaction.Append(objects)
+	// The kernel deletes a table with all its objects, also those of other processes.
+	others, err := conn.objects()
 	if err != nil {
 		return err
 	}
 	if !shared && others == 0 {
-		t.removeTable()
+		transaction.DeleteTable()
 	}
-	if err := f.commit(&t, &generation); err != nil {
+	if err := conn.nft.Commit(transaction, &generation); err != nil {
 		return fmt.Errorf("failed to remove table inet %s: %w", plan.TableName, err)
 	}
 	return nil
 }
 
 // removableSet reports whether a set is a common set without elements of other processes.
-func (f *Conn) removableSet(name string, got setSpec) (bool, error) {
-	loose := Conn{config: Config{Conntrack: ConntrackLoose}} // includes all common sets
-	specs := loose.commonSets()
-	i := slices.IndexFunc(specs, func(s setSpec) bool { return s.name == name })
-	if i < 0 || specs[i].mismatch(got) != "" {
+func (conn *Conn) removableSet(name string, got nft.Set) (bool, error) {
+	specs := Config{Conntrack: ConntrackLoose}.commonSets() // all of them
+	index := slices.IndexFunc(specs, func(set nft.Set) bool { return set.Name == name })
+	if index < 0 || specs[index].Mismatch(got) != "" {
 		return false, nil
 	}
-	if got.flags&unix.NFT_SET_EVAL != 0 {
+	if got.Flags&unix.NFT_SET_EVAL != 0 {
 		return true, nil // contains only flows
 	}
 	foreign := false
-	err := f.dumpElements(name, func(e nlmsg.Attributes) {
-		owned := strings.HasPrefix(chainOf(e), plan.StreamPrefix) || strings.HasPrefix(chainOf(e), plan.TargetPrefix)
-		foreign = foreign || got.flags&unix.NFT_SET_MAP != 0 && !owned && !endsInterval(e)
+	err := conn.elements(name, func(element nft.Element) {
+		owned := strings.HasPrefix(element.Chain, plan.StreamPrefix) || strings.HasPrefix(element.Chain, plan.TargetPrefix)
+		foreign = foreign || got.Flags&unix.NFT_SET_MAP != 0 && !owned && !element.End
 	})
 	return !foreign, err
 }
 
 // objects counts stateful objects and flow tables. All of them belong to other processes.
-func (f *Conn) objects() (n int, err error) {
+func (conn *Conn) objects() (count int, err error) {
 	for _, kind := range []uint16{unix.NFT_MSG_GETOBJ, unix.NFT_MSG_GETFLOWTABLE} {
-		err := f.list("objects", kind, 0, "", func(nlmsg.Attributes) { n++ })
-		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-			return n, err
+		err := conn.nft.List(inet, kind, 0, "", func(nlmsg.Attributes) { count++ })
+		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOENT) {
+			return count, err
 		}
 	}
-	return n, nil
-}
-
-// removeRules removes the data plane's policy rules, regardless of their options, unless keep
-// returns true.
-func (f *Conn) removeRules(keep func(rtnetlink.Rule) bool) error {
-	rules, err := f.rules()
-	if err != nil {
-		return err
-	}
-	// The kernel lists rules by priority, so the goto is removed before its target. A goto without a
-	// target would remain unresolved.
-	var b routeBatch
-	for _, r := range rules {
-		if ownedRule(r) && !keep(r) {
-			b.add(RouteKey{r.Table, r.Family}, r.Delete())
-		}
-	}
-	return f.execute(b).Err()
-}
-
-// RemoveOldRules removes policy rules that an earlier process installed with different options.
-func (f *Conn) RemoveOldRules() error {
-	return f.removeRules(func(r rtnetlink.Rule) bool {
-		// Nearly all rules are target rules: compare with the target rule first.
-		return r == f.targetPolicyRule(RouteKey{r.Table, r.Family}) || slices.Contains(f.commonRules(r.Family), r)
-	})
+	return count, nil
 }

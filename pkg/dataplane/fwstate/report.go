@@ -3,10 +3,8 @@ package fwstate
 import (
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 )
 
 // report holds the Maglev map changes that the kernel echoed during their transaction, by map and
@@ -14,33 +12,26 @@ import (
 // echo avoids reading both, which saves 0.9 ms for 1 009 entries.
 type report map[string][]entry
 
-// add adds the entries of an echoed message.
-func (r report) add(kind uint16, data []byte) {
-	if kind != nftMessage(unix.NFT_MSG_NEWSETELEM) && kind != nftMessage(unix.NFT_MSG_DELSETELEM) {
-		return
+// add adds an echoed element.
+func (report report) add(set string, element nft.Element, deleted bool) {
+	change := tableEntry(element)
+	if deleted {
+		change.fwmark = 0
 	}
-	b := nlmsg.Netfilter(data)
-	set := b.Text(unix.NFTA_SET_ELEM_LIST_SET)
-	for _, e := range b.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
-		x := tableEntry(e)
-		if kind == nftMessage(unix.NFT_MSG_DELSETELEM) {
-			x.fwmark = 0
-		}
-		r[set] = append(r[set], x)
-	}
+	report[set] = append(report[set], change)
 }
 
 // of returns a copy of a stream with the reported entries applied.
-func (r report) of(known *plan.KernelStream) *plan.KernelStream {
-	s := *known
+func (report report) of(known *plan.KernelStream) *plan.KernelStream {
+	stream := *known
 	for _, family := range known.Families() {
 		table := slices.Clone(known.Tables[family])
-		for _, x := range r[plan.MaglevMap(family, s.Name)] {
-			if int(x.index) < len(table) {
-				table[x.index] = x.fwmark
+		for _, change := range report[plan.MaglevMap(family, stream.Name)] {
+			if int(change.index) < len(table) {
+				table[change.index] = change.fwmark
 			}
 		}
-		s.Tables[family] = table
+		stream.Tables[family] = table
 	}
-	return &s
+	return &stream
 }

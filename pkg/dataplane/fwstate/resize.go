@@ -12,83 +12,86 @@ import (
 // The name of a map is fixed, so the old and the new map cannot coexist. resize fills a shadow
 // map, which the rules use while the map itself is rebuilt. It returns such streams as streams
 // without maps.
-func (f *Conn) resize(c plan.Change) (plan.Change, error) {
+func (conn *Conn) resize(change plan.Change) (plan.Change, error) {
 	var large []int
-	for i, s := range c.Streams {
-		if s.Observed == nil || len(s.Observed.Families()) == 0 || !s.Observed.ChainIntact || ElementsOnly(s) {
+	for index, write := range change.Streams {
+		if write.Observed == nil || len(write.Observed.Families()) == 0 || !write.Observed.ChainIntact ||
+			ElementsOnly(write) {
 			continue
 		}
-		n := 0
+		elements := 0
 		for _, family := range vip.Families {
-			if len(s.Observed.Tables[family]) != len(s.Desired.Tables[family]) {
-				n += len(s.Desired.Tables[family])
+			if len(write.Observed.Tables[family]) != len(write.Desired.Tables[family]) {
+				elements += len(write.Desired.Tables[family])
 			}
 		}
-		if n > MaxElements {
-			large = append(large, i)
+		if elements > MaxElements {
+			large = append(large, index)
 		}
 	}
 	if len(large) == 0 {
-		return c, nil
+		return change, nil
 	}
 	// New targets must exist before entries reference them. Removed targets remain until the
 	// final write.
-	before := plan.Change{Base: c.Base}
-	for _, s := range c.Targets {
-		if s.Flows != [len(vip.Families)]bool{} {
-			before.Targets = append(before.Targets, s)
+	before := plan.Change{Base: change.Base}
+	for _, write := range change.Targets {
+		if write.Flows != [len(vip.Families)]bool{} {
+			before.Targets = append(before.Targets, write)
 		}
 	}
-	if err := f.Write(before); err != nil {
-		return c, err
+	if err := conn.Write(before); err != nil {
+		return change, err
 	}
-	streams := slices.Clone(c.Streams)
-	for _, i := range large {
-		if err := f.SwitchToShadow(&streams[i].Desired); err != nil {
-			return c, fmt.Errorf("stream %s: %w", streams[i].Desired.Name, err)
+	streams := slices.Clone(change.Streams)
+	for _, index := range large {
+		if err := conn.SwitchToShadow(&streams[index].Desired); err != nil {
+			return change, fmt.Errorf("stream %s: %w", streams[index].Desired.Name, err)
 		}
-		streams[i].Observed = nil
+		streams[index].Observed = nil
 	}
-	c.Streams = streams
-	return c, nil
+	change.Streams = streams
+	return change, nil
 }
 
 // SwitchToShadow fills the shadow maps, switches the rules to them, and removes the Maglev maps.
-func (f *Conn) SwitchToShadow(want *plan.KernelStream) error {
-	r, err := f.readStreamObjects(want.Name)
+func (conn *Conn) SwitchToShadow(want *plan.KernelStream) error {
+	content, err := conn.readStreamObjects(want.Name)
 	if err != nil {
 		return err
 	}
-	var start, turn transaction
+	start, turn := newTransaction(), newTransaction()
+	// The shadow map exists before the rules reference it; the old map is removed after them.
 	var fills []tableEntries
 	var old []string
 	for _, family := range vip.Families {
 		spare, live := shadowSpec(family, want.Name, want.Size), liveSpec(family, want.Name)
-		if r.has(spare.name) {
-			start.removeSet(spare.name)
+		if content.has(spare.Name) {
+			start.DeleteSet(spare.Name)
 		}
 		if table := want.Tables[family]; table != nil {
-			start.addSet(spare)
-			if !r.has(live.name) {
-				start.addSet(live)
+			start.AddSet(spare)
+			if !content.has(live.Name) {
+				start.AddSet(live)
 			}
-			fills = append(fills, tableEntries{set: spare.name, entries: differences(nil, table)})
+			fills = append(fills, tableEntries{set: spare.Name, entries: differences(nil, table)})
 		}
-		if name := plan.MaglevMap(family, want.Name); r.has(name) {
+		if name := plan.MaglevMap(family, want.Name); content.has(name) {
 			old = append(old, name)
 		}
 	}
-	start.createMatch(want, r)
-	if err := f.commit(&start, nil); err != nil {
+	createMatch(start, want, content)
+	if err := conn.commit(start); err != nil {
 		return err
 	}
-	if err := f.writeEntries(fills); err != nil {
+	// Until all entries exist, packets use the old map.
+	if err := conn.writeEntries(fills); err != nil {
 		return err
 	}
 	name := plan.StreamChain(want.Name)
-	turn.setRules(name, r.rules[name], f.streamRulesBy(want, shadowMap)...)
+	setRules(turn, name, content.Rules[name], conn.config.streamRulesBy(want, shadowMap)...)
 	for _, set := range old {
-		turn.removeSet(set)
+		turn.DeleteSet(set)
 	}
-	return f.commit(&turn, nil)
+	return conn.commit(turn)
 }

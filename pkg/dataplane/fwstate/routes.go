@@ -21,20 +21,20 @@ const lastMetric = 1<<32 - 1
 // commonRules returns the common policy rules in the order of installation: the no-op target of
 // the goto, and the goto by which packets without a fwmark skip the rules of targets. The kernel
 // ignores a goto without a target.
-func (f *Conn) commonRules(family vip.Family) []rtnetlink.Rule {
-	first := uint32(f.config.Priority)
+func (routing *Routing) commonRules(family vip.Family) []rtnetlink.Rule {
+	first := uint32(routing.config.Priority)
 	return []rtnetlink.Rule{
 		{Family: family, Priority: first + 2, Action: unix.FR_ACT_NOP, Protocol: plan.RouteProtocol},
 		{
-			Family: family, Priority: first, Action: unix.FR_ACT_GOTO, Goto: first + 2, Mask: f.config.Mask,
+			Family: family, Priority: first, Action: unix.FR_ACT_GOTO, Goto: first + 2, Mask: routing.config.Mask,
 			Protocol: plan.RouteProtocol,
 		},
 	}
 }
 
-func (f *Conn) targetPolicyRule(key RouteKey) rtnetlink.Rule {
+func (routing *Routing) targetPolicyRule(key RouteKey) rtnetlink.Rule {
 	return rtnetlink.Rule{
-		Family: key.Family, Priority: uint32(f.config.Priority) + 1, Mark: key.FWMark, Mask: f.config.Mask,
+		Family: key.Family, Priority: uint32(routing.config.Priority) + 1, Mark: key.FWMark, Mask: routing.config.Mask,
 		Action: unix.FR_ACT_TO_TBL, Table: key.FWMark, Protocol: plan.RouteProtocol,
 	}
 }
@@ -42,35 +42,35 @@ func (f *Conn) targetPolicyRule(key RouteKey) rtnetlink.Rule {
 // ownedRule reports whether a rule has the data plane's protocol number and the form of
 // commonRules or targetPolicyRule, with any priority and mask. It does not test Extra of a goto,
 // which the kernel flags if the target is missing.
-func ownedRule(r rtnetlink.Rule) bool {
+func ownedRule(rule rtnetlink.Rule) bool {
 	switch {
-	case r.Protocol != plan.RouteProtocol:
+	case rule.Protocol != plan.RouteProtocol:
 		return false
-	case r.Action == unix.FR_ACT_TO_TBL:
-		return !r.Extra && r.Input == "" && !r.Source.IsValid() && r.Mark == r.Table && r.Mask != 0
+	case rule.Action == unix.FR_ACT_TO_TBL:
+		return !rule.Extra && rule.Input == "" && !rule.Source.IsValid() && rule.Mark == rule.Table && rule.Mask != 0
 	}
-	return r.Mark == 0 && (r.Action == unix.FR_ACT_NOP || r.Action == unix.FR_ACT_GOTO)
+	return rule.Mark == 0 && (rule.Action == unix.FR_ACT_NOP || rule.Action == unix.FR_ACT_GOTO)
 }
 
 func defaultRoute(key RouteKey, hop netip.Addr) rtnetlink.Route {
-	r := rtnetlink.Route{
+	route := rtnetlink.Route{
 		Family: key.Family, Table: key.FWMark, Prefix: rtnetlink.DefaultPrefix(key.Family),
 		Type: unix.RTN_UNICAST, Protocol: plan.RouteProtocol, NextHop: hop,
 	}
 	if key.Family == vip.IPv6 {
-		r.Metric = 1024 // the default of the kernel
+		route.Metric = 1024 // the default of the kernel
 	}
-	return r
+	return route
 }
 
 func blackhole(key RouteKey) rtnetlink.Route {
-	r := defaultRoute(key, netip.Addr{})
-	r.Type, r.Metric = unix.RTN_BLACKHOLE, lastMetric
-	return r
+	route := defaultRoute(key, netip.Addr{})
+	route.Type, route.Metric = unix.RTN_BLACKHOLE, lastMetric
+	return route
 }
 
-func isBlackhole(r rtnetlink.Route) bool {
-	return r.Type == unix.RTN_BLACKHOLE && r.IsDefault() && r.Metric == lastMetric
+func isBlackhole(route rtnetlink.Route) bool {
+	return route.Type == unix.RTN_BLACKHOLE && route.IsDefault() && route.Metric == lastMetric
 }
 
 // RouteKey identifies the rule and routes of a target in one family. FWMark 0 identifies the
@@ -86,10 +86,10 @@ type RouteErrors map[RouteKey]error
 // Err joins the failures, sorted by fwmark.
 func (e RouteErrors) Err() error {
 	var errs []error
-	for _, k := range slices.SortedFunc(maps.Keys(e), func(a, b RouteKey) int {
+	for _, key := range slices.SortedFunc(maps.Keys(e), func(a, b RouteKey) int {
 		return cmp.Or(cmp.Compare(a.FWMark, b.FWMark), cmp.Compare(a.Family, b.Family))
 	}) {
-		errs = append(errs, e[k])
+		errs = append(errs, e[key])
 	}
 	return errors.Join(errs...)
 }
@@ -105,26 +105,26 @@ type routeRequest struct {
 	hop netip.Addr // of a route to add
 }
 
-func (b *routeBatch) add(key RouteKey, r rtnetlink.Request) {
-	*b = append(*b, routeRequest{Request: r, key: key})
+func (batch *routeBatch) add(key RouteKey, request rtnetlink.Request) {
+	*batch = append(*batch, routeRequest{Request: request, key: key})
 }
 
-func (f *Conn) execute(b routeBatch) RouteErrors {
+func (routing *Routing) execute(batch routeBatch) RouteErrors {
 	failed := RouteErrors{}
-	requests := make([]rtnetlink.Request, len(b))
-	for i, r := range b {
-		requests[i] = r.Request
+	requests := make([]rtnetlink.Request, len(batch))
+	for index, request := range batch {
+		requests[index] = request.Request
 	}
-	rejected, err := f.rt.Do(requests...)
-	for i, r := range b {
+	rejected, err := routing.rt.Do(requests...)
+	for index, request := range batch {
 		switch {
 		case err != nil:
-			failed[r.key] = err
-		case rejected[i] == nil:
-		case r.hop.IsValid() && unconnected(rejected[i]):
-			failed.add(r.key, fmt.Errorf("%s is on no connected network: %w", r.hop, rejected[i]))
+			failed[request.key] = err
+		case rejected[index] == nil:
+		case request.hop.IsValid() && unconnected(rejected[index]):
+			failed.add(request.key, fmt.Errorf("%s is on no connected network: %w", request.hop, rejected[index]))
 		default:
-			failed.add(r.key, rejected[i])
+			failed.add(request.key, rejected[index])
 		}
 	}
 	return failed
@@ -137,44 +137,46 @@ func unconnected(err error) bool {
 }
 
 // AddCommonRules installs the common policy rules.
-func (f *Conn) AddCommonRules() RouteErrors {
-	var b routeBatch
-	for _, family := range f.families {
-		for _, r := range f.commonRules(family) {
-			b.add(RouteKey{Family: family}, r.Add())
+func (routing *Routing) AddCommonRules() RouteErrors {
+	var batch routeBatch
+	for _, family := range routing.families {
+		for _, rule := range routing.commonRules(family) {
+			batch.add(RouteKey{Family: family}, rule.Add())
 		}
 	}
-	return f.execute(b)
+	return routing.execute(batch)
 }
 
 // AddRoutes installs the rules and routes of targets in the families with a next hop. It removes
 // the data plane's rules and routes in families without a next hop, and routes to a wrong next
 // hop. With withCommon it also installs the common rules, which takes 0.2 ms among 1 000 targets
 // even if they exist. A failure concerns one target and one family.
-func (f *Conn) AddRoutes(targets []plan.KernelTarget, withCommon bool) RouteErrors {
+func (routing *Routing) AddRoutes(targets []plan.KernelTarget, withCommon bool) RouteErrors {
 	failed, common := RouteErrors{}, RouteErrors{}
 	if withCommon {
-		common = f.AddCommonRules()
+		common = routing.AddCommonRules()
 	}
-	have, err := f.readTables(fwmarksOf(targets), len(targets) > fewChains)
-	var b routeBatch
-	for _, t := range targets {
+	have, err := routing.readTables(fwmarksOf(targets), len(targets) > fewChains)
+	var batch routeBatch
+	// A failure of one target must not prevent the routes of the rest.
+	for _, target := range targets {
 		for _, family := range vip.Families {
-			key, hop := RouteKey{t.FWMark, family}, t.NextHops[family].Unmap()
+			key, hop := RouteKey{target.FWMark, family}, target.NextHops[family].Unmap()
 			if e := common[RouteKey{Family: family}]; e != nil {
 				failed.add(key, e)
 			}
 			switch {
 			case err != nil:
 				failed.add(key, err)
-			case slices.Contains(f.families, family):
-				f.addTargetRoutes(&b, key, hop, have[t.FWMark])
+			case slices.Contains(routing.families, family):
+				routing.addTargetRoutes(&batch, key, hop, have[target.FWMark])
+				// An IPv6 next hop without IPv6 in the kernel is a mistake of the configuration, not a fault.
 			case hop.IsValid():
 				failed.add(key, fmt.Errorf("%s cannot be reached: the kernel has no IPv6", hop))
 			}
 		}
 	}
-	for key, err := range f.execute(b) {
+	for key, err := range routing.execute(batch) {
 		failed.add(key, err)
 	}
 	return failed
@@ -182,74 +184,74 @@ func (f *Conn) AddRoutes(targets []plan.KernelTarget, withCommon bool) RouteErro
 
 func fwmarksOf(targets []plan.KernelTarget) []uint32 {
 	fwmarks := make([]uint32, len(targets))
-	for i, t := range targets {
-		fwmarks[i] = t.FWMark
+	for index, target := range targets {
+		fwmarks[index] = target.FWMark
 	}
 	return fwmarks
 }
 
 // addTargetRoutes adds the missing rule and routes of one target in one family. The order of the
 // requests ensures that packets in between are dropped, not sent to a wrong target.
-func (f *Conn) addTargetRoutes(b *routeBatch, key RouteKey, hop netip.Addr, have *routeTable) {
+func (routing *Routing) addTargetRoutes(batch *routeBatch, key RouteKey, hop netip.Addr, have *routeTable) {
 	if !hop.IsValid() {
-		f.removeTargetRoutes(b, key, have)
+		routing.removeTargetRoutes(batch, key, have)
 		return
 	}
 	want := defaultRoute(key, hop)
 	dropped, found := false, false
 	var wrong []rtnetlink.Route
-	for _, r := range have.routes[key.Family] {
-		same := r
+	for _, route := range have.routes[key.Family] {
+		same := route
 		same.Link = 0
 		switch {
-		case r.Protocol != plan.RouteProtocol:
-		case isBlackhole(r):
+		case route.Protocol != plan.RouteProtocol:
+		case isBlackhole(route):
 			dropped = true
 		case same == want:
 			found = true
 		default:
-			wrong = append(wrong, r)
+			wrong = append(wrong, route)
 		}
 	}
 	if !dropped {
-		b.add(key, blackhole(key).Replace())
+		batch.add(key, blackhole(key).Replace())
 	}
 	// Remove wrong routes before adding the correct one, so that no packet uses them.
-	for _, r := range wrong {
-		b.add(key, r.Delete())
+	for _, route := range wrong {
+		batch.add(key, route.Delete())
 	}
 	if !found {
-		*b = append(*b, routeRequest{want.Replace(), key, hop})
+		*batch = append(*batch, routeRequest{want.Replace(), key, hop})
 	}
 	if !have.rules[key.Family] {
-		b.add(key, f.targetPolicyRule(key).Add())
+		batch.add(key, routing.targetPolicyRule(key).Add())
 	}
 }
 
-func (f *Conn) removeTargetRoutes(b *routeBatch, key RouteKey, have *routeTable) {
+func (routing *Routing) removeTargetRoutes(batch *routeBatch, key RouteKey, have *routeTable) {
 	if have.rules[key.Family] || !have.rulesRead {
-		b.add(key, f.targetPolicyRule(key).Delete())
+		batch.add(key, routing.targetPolicyRule(key).Delete())
 	}
-	for _, r := range have.routes[key.Family] {
-		if r.Protocol == plan.RouteProtocol {
-			b.add(key, r.Delete())
+	for _, route := range have.routes[key.Family] {
+		if route.Protocol == plan.RouteProtocol {
+			batch.add(key, route.Delete())
 		}
 	}
 }
 
 // RemoveRoutes removes the data plane's rules and routes of these fwmarks.
-func (f *Conn) RemoveRoutes(fwmarks []uint32) error {
-	have, err := f.readTables(fwmarks, len(fwmarks) > fewChains)
+func (routing *Routing) RemoveRoutes(fwmarks []uint32) error {
+	have, err := routing.readTables(fwmarks, len(fwmarks) > fewChains)
 	if err != nil {
 		return err
 	}
-	var b routeBatch
-	for _, n := range fwmarks {
-		for _, family := range f.families {
-			f.removeTargetRoutes(&b, RouteKey{n, family}, have[n])
+	var batch routeBatch
+	for _, fwmark := range fwmarks {
+		for _, family := range routing.families {
+			routing.removeTargetRoutes(&batch, RouteKey{fwmark, family}, have[fwmark])
 		}
 	}
-	return f.execute(b).Err()
+	return routing.execute(batch).Err()
 }
 
 type routeTable struct {
@@ -261,22 +263,23 @@ type routeTable struct {
 }
 
 // readTables reads the routes of fwmarks, and their rules if withRules is set.
-func (f *Conn) readTables(fwmarks []uint32, withRules bool) (map[uint32]*routeTable, error) {
+func (routing *Routing) readTables(fwmarks []uint32, withRules bool) (map[uint32]*routeTable, error) {
 	tables := make(map[uint32]*routeTable, len(fwmarks))
-	for _, n := range fwmarks {
-		tables[n] = &routeTable{rulesRead: withRules}
+	for _, fwmark := range fwmarks {
+		tables[fwmark] = &routeTable{rulesRead: withRules}
 	}
 	if len(fwmarks) == 0 {
 		return tables, nil
 	}
 	if withRules {
-		rules, err := f.rules()
+		rules, err := routing.rules()
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range rules {
-			if t := tables[r.Table]; t != nil && r == f.targetPolicyRule(RouteKey{r.Table, r.Family}) {
-				t.rules[r.Family] = true
+		for _, entry := range rules {
+			if table := tables[entry.Table]; table != nil && entry == routing.targetPolicyRule(RouteKey{entry.Table,
+				entry.Family}) {
+				table.rules[entry.Family] = true
 			}
 		}
 	}
@@ -285,18 +288,19 @@ func (f *Conn) readTables(fwmarks []uint32, withRules bool) (map[uint32]*routeTa
 	filters := []rtnetlink.RouteFilter{{Protocol: plan.RouteProtocol}}
 	if len(tables) <= fewChains {
 		filters = nil
-		for n := range tables {
-			filters = append(filters, rtnetlink.RouteFilter{Table: n})
+		for fwmark := range tables {
+			filters = append(filters, rtnetlink.RouteFilter{Table: fwmark})
 		}
 	}
+	// Routes of other tables are skipped: older kernels ignore the filter.
 	for _, filter := range filters {
-		routes, err := f.routes(filter)
+		routes, err := routing.routes(filter)
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range routes {
-			if t := tables[r.Table]; t != nil {
-				t.routes[r.Family] = append(t.routes[r.Family], r)
+		for _, entry := range routes {
+			if table := tables[entry.Table]; table != nil {
+				table.routes[entry.Family] = append(table.routes[entry.Family], entry)
 			}
 		}
 	}
@@ -304,8 +308,8 @@ func (f *Conn) readTables(fwmarks []uint32, withRules bool) (map[uint32]*routeTa
 }
 
 // inFamilies concatenates the lists of all supported families.
-func inFamilies[T any](f *Conn, list func(vip.Family) ([]T, error)) (all []T, err error) {
-	for _, family := range f.families {
+func inFamilies[T any](routing *Routing, list func(vip.Family) ([]T, error)) (all []T, err error) {
+	for _, family := range routing.families {
 		some, err := list(family)
 		if err != nil {
 			return nil, err
@@ -315,64 +319,68 @@ func inFamilies[T any](f *Conn, list func(vip.Family) ([]T, error)) (all []T, er
 	return all, nil
 }
 
-func (f *Conn) rules() ([]rtnetlink.Rule, error) { return inFamilies(f, f.rt.Rules) }
-
-func (f *Conn) routes(filter rtnetlink.RouteFilter) ([]rtnetlink.Route, error) {
-	return inFamilies(f, func(family vip.Family) ([]rtnetlink.Route, error) { return f.rt.Routes(family, filter) })
+func (routing *Routing) rules() ([]rtnetlink.Rule, error) {
+	return inFamilies(routing, routing.rt.Rules)
 }
 
-func (t *routeTable) copyTo(to *plan.KernelTarget) {
-	to.Rules = t.rules
+func (routing *Routing) routes(filter rtnetlink.RouteFilter) ([]rtnetlink.Route, error) {
+	return inFamilies(routing, func(family vip.Family) ([]rtnetlink.Route, error) {
+		return routing.rt.Routes(family, filter)
+	})
+}
+
+func (table *routeTable) copyTo(target *plan.KernelTarget) {
+	target.Rules = table.rules
 	for _, family := range vip.Families {
 		var routes []rtnetlink.Route
-		for _, r := range t.routes[family] {
+		for _, route := range table.routes[family] {
 			switch {
-			case r.Protocol != plan.RouteProtocol || !r.IsDefault():
-			case isBlackhole(r):
-				to.Blackhole[family] = true
+			case route.Protocol != plan.RouteProtocol || !route.IsDefault():
+			case isBlackhole(route):
+				target.Blackhole[family] = true
 			default:
-				routes = append(routes, r)
+				routes = append(routes, route)
 			}
 		}
 		if len(routes) == 1 && routes[0].Type == unix.RTN_UNICAST && !routes[0].Dead && !routes[0].Multipath {
-			to.NextHops[family] = routes[0].NextHop
+			target.NextHops[family] = routes[0].NextHop
 		}
 	}
 }
 
 // ReadRoutes reads the rules and routes of these fwmarks. The result contains every fwmark.
-func (f *Conn) ReadRoutes(fwmarks []uint32) (map[uint32]*plan.KernelTarget, error) {
+func (routing *Routing) ReadRoutes(fwmarks []uint32) (map[uint32]*plan.KernelTarget, error) {
 	targets := make(map[uint32]*plan.KernelTarget, len(fwmarks))
-	for _, n := range fwmarks {
-		targets[n] = &plan.KernelTarget{FWMark: n}
+	for _, fwmark := range fwmarks {
+		targets[fwmark] = &plan.KernelTarget{FWMark: fwmark}
 	}
-	return targets, f.addRoutesTo(targets, fwmarks)
+	return targets, routing.addRoutesTo(targets, fwmarks)
 }
 
 // addRoutesTo adds rules and routes to targets. It also adds targets that have only rules or
 // routes.
-func (f *Conn) addRoutesTo(targets map[uint32]*plan.KernelTarget, fwmarks []uint32) error {
-	tables, err := f.readTables(fwmarks, true)
-	for n, t := range tables {
-		if targets[n] == nil {
-			if t.rules == [len(vip.Families)]bool{} && len(t.routes[vip.IPv4])+len(t.routes[vip.IPv6]) == 0 {
+func (routing *Routing) addRoutesTo(targets map[uint32]*plan.KernelTarget, fwmarks []uint32) error {
+	tables, err := routing.readTables(fwmarks, true)
+	for fwmark, table := range tables {
+		if targets[fwmark] == nil {
+			if table.rules == [len(vip.Families)]bool{} && len(table.routes[vip.IPv4])+len(table.routes[vip.IPv6]) == 0 {
 				continue
 			}
-			targets[n] = &plan.KernelTarget{FWMark: n}
+			targets[fwmark] = &plan.KernelTarget{FWMark: fwmark}
 		}
-		t.copyTo(targets[n])
+		table.copyTo(targets[fwmark])
 	}
 	return err
 }
 
-func (f *Conn) commonRulesInstalled() (bool, error) {
-	rules, err := f.rules()
+func (routing *Routing) commonRulesInstalled() (bool, error) {
+	rules, err := routing.rules()
 	if err != nil {
 		return false, err
 	}
-	for _, family := range f.families {
-		for _, r := range f.commonRules(family) {
-			if !slices.Contains(rules, r) {
+	for _, family := range routing.families {
+		for _, rule := range routing.commonRules(family) {
+			if !slices.Contains(rules, rule) {
 				return false, nil
 			}
 		}
@@ -383,24 +391,24 @@ func (f *Conn) commonRulesInstalled() (bool, error) {
 // OwnedTables returns the tables of the data plane's rules and routes. A table with routes outside
 // the configured range is included only with the data plane's blackhole route, because another
 // process may use the protocol number.
-func (f *Conn) OwnedTables() ([]uint32, error) {
-	rules, err := f.rules()
+func (routing *Routing) OwnedTables() ([]uint32, error) {
+	rules, err := routing.rules()
 	if err != nil {
 		return nil, err
 	}
-	routes, err := f.routes(rtnetlink.RouteFilter{Protocol: plan.RouteProtocol})
+	routes, err := routing.routes(rtnetlink.RouteFilter{Protocol: plan.RouteProtocol})
 	if err != nil {
 		return nil, err
 	}
 	owned := map[uint32]bool{}
-	for _, r := range rules {
-		if ownedRule(r) && r.Action == unix.FR_ACT_TO_TBL {
-			owned[r.Table] = true
+	for _, entry := range rules {
+		if ownedRule(entry) && entry.Action == unix.FR_ACT_TO_TBL {
+			owned[entry.Table] = true
 		}
 	}
-	for _, r := range routes {
-		if isBlackhole(r) || f.config.inRange(r.Table) {
-			owned[r.Table] = true
+	for _, entry := range routes {
+		if isBlackhole(entry) || routing.config.inRange(entry.Table) {
+			owned[entry.Table] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(owned)), nil
@@ -408,48 +416,83 @@ func (f *Conn) OwnedTables() ([]uint32, error) {
 
 // rulesOfOthers returns the policy rules of other processes. The kernel cannot filter a rule dump,
 // so the result is cached until another process changes a rule.
-func (f *Conn) rulesOfOthers() ([]rtnetlink.Rule, error) {
+func (routing *Routing) rulesOfOthers() ([]rtnetlink.Rule, error) {
 	// Read the counter first: a change during the dump then invalidates the cache.
-	changes, err := f.rt.ForeignRuleChanges()
-	if err != nil || f.othersListed && changes == f.othersAt {
-		return f.others, err
+	changes, err := routing.rt.ForeignRuleChanges()
+	if err != nil || routing.foreignListed && changes == routing.foreignAt {
+		return routing.foreign, err
 	}
-	rules, err := f.rules()
+	rules, err := routing.rules()
 	if err != nil {
 		return nil, err
 	}
-	f.others = slices.DeleteFunc(rules, func(r rtnetlink.Rule) bool { return r.Protocol == plan.RouteProtocol })
-	f.othersAt, f.othersListed = changes, true
-	return f.others, nil
+	routing.foreign = slices.DeleteFunc(rules,
+		func(rule rtnetlink.Rule) bool { return rule.Protocol == plan.RouteProtocol })
+	routing.foreignAt, routing.foreignListed = changes, true
+	return routing.foreign, nil
 }
 
 // UsedByOthers maps the fwmarks that another process uses in a rule or as a table to the use.
-func (f *Conn) UsedByOthers(fwmarks []uint32) (map[uint32]string, error) {
-	by := map[uint32]string{}
-	rules, err := f.rulesOfOthers()
+func (routing *Routing) UsedByOthers(fwmarks []uint32) (map[uint32]string, error) {
+	uses := map[uint32]string{}
+	rules, err := routing.rulesOfOthers()
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range rules {
-		if r.Action == unix.FR_ACT_TO_TBL && slices.Contains(fwmarks, r.Table) {
-			by[r.Table] = "there is the rule " + r.String()
+	for _, entry := range rules {
+		if entry.Action == unix.FR_ACT_TO_TBL && slices.Contains(fwmarks, entry.Table) {
+			uses[entry.Table] = "there is the rule " + entry.String()
 		}
 		// Only a rule that matches all bits of the fwmark is a conflict.
-		mark := r.Mark & f.config.Mask
-		if r.Mask&f.config.Mask == f.config.Mask && slices.Contains(fwmarks, mark) {
-			by[mark] = "there is the rule " + r.String()
+		mark := entry.Mark & routing.config.Mask
+		if entry.Mask&routing.config.Mask == routing.config.Mask && slices.Contains(fwmarks, mark) {
+			uses[mark] = "there is the rule " + entry.String()
 		}
 	}
-	for _, n := range fwmarks {
-		routes, err := f.routes(rtnetlink.RouteFilter{Table: n})
+	for _, fwmark := range fwmarks {
+		routes, err := routing.routes(rtnetlink.RouteFilter{Table: fwmark})
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range routes {
-			if r.Protocol != plan.RouteProtocol {
-				by[n] = "there is the " + r.String()
+		for _, entry := range routes {
+			if entry.Protocol != plan.RouteProtocol {
+				uses[fwmark] = "there is the " + entry.String()
 			}
 		}
 	}
-	return by, nil
+	return uses, nil
+}
+
+// removeRules removes the data plane's policy rules, regardless of their options, unless keep
+// returns true.
+func (routing *Routing) removeRules(keep func(rtnetlink.Rule) bool) error {
+	rules, err := routing.rules()
+	if err != nil {
+		return err
+	}
+	// The kernel lists rules by priority, so the goto is removed before its target. A goto without a
+	// target would remain unresolved.
+	var batch routeBatch
+	for _, rule := range rules {
+		if ownedRule(rule) && !keep(rule) {
+			batch.add(RouteKey{rule.Table, rule.Family}, rule.Delete())
+		}
+	}
+	return routing.execute(batch).Err()
+}
+
+// RemoveOldRules removes policy rules that an earlier process installed with different options.
+func (routing *Routing) RemoveOldRules() error {
+	return routing.removeRules(func(rule rtnetlink.Rule) bool {
+		// Nearly all rules are target rules: compare with the target rule first.
+		return rule == routing.targetPolicyRule(RouteKey{rule.Table, rule.Family}) ||
+			slices.Contains(routing.commonRules(rule.Family), rule)
+	})
+}
+
+// conflicts reports whether a rule of another process has a priority between the data plane's goto
+// and its target. The frontend uses priorities 100 and 101 by default.
+func (routing *Routing) conflicts(rule rtnetlink.Rule) bool {
+	first := uint32(routing.config.Priority)
+	return rule.Protocol != plan.RouteProtocol && (rule.Priority == first || rule.Priority == first+1)
 }

@@ -2,46 +2,18 @@ package fwstate
 
 import (
 	"bytes"
-	"fmt"
 	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/nlmsg"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
-// familyInet is the nfgen_family of the data plane's nftables messages.
-const familyInet = unix.NFPROTO_INET
-
-type ruleSpec struct {
-	comment string
-	// expressions holds the encoded NFTA_LIST_ELEM attributes to send.
-	expressions nlmsg.Attributes
-	// normal is the [normal] form of expressions.
-	normal []byte
-	// err is the encoding error; a transaction with the rule fails.
-	err error
-}
-
-func newRule(comment string, expressions ...expr.Any) ruleSpec {
-	r := ruleSpec{comment: comment}
-	if len(comment) > plan.MaxLabel {
-		r.err = fmt.Errorf("rule %q: a comment has at most %d bytes", comment, plan.MaxLabel)
-	}
-	var m nlmsg.Messages
-	for _, e := range expressions {
-		b, err := expr.Marshal(familyInet, e)
-		if err != nil {
-			r.err = fmt.Errorf("rule %q: failed to encode %T: %w", comment, e, err)
-		}
-		m.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
-	}
-	r.expressions = m.Data
-	r.normal = normal(r.expressions)
-	return r
+func newRule(comment string, expressions ...expr.Any) nft.Rule {
+	return nft.NewRule(inet.Family, comment, expressions...)
 }
 
 // register returns the number that the kernel lists for the 32-bit register i: every fourth has
@@ -67,15 +39,15 @@ var (
 // icmpHeader is the offset of the packet in an ICMP error (RFC 792, RFC 4443).
 const icmpHeader = 8
 
-func ofFamily(f vip.Family) []expr.Any {
+func ofFamily(family vip.Family) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: register(0)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: []byte{protocolOf[f]}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: []byte{protocolOf[family]}},
 	}
 }
 
 // baseRules returns the rules of a common chain.
-func (f *Conn) baseRules(chain string) (rules []ruleSpec) {
+func (config Config) baseRules(chain string) (rules []nft.Rule) {
 	add := func(comment string, expressions ...expr.Any) {
 		rules = append(rules, newRule(ruleComment+comment, expressions...))
 	}
@@ -118,8 +90,8 @@ func lookupVerdict(source uint32, set string) expr.Any {
 	}
 }
 
-func (f *Conn) targetRule(t plan.KernelTarget) ruleSpec {
-	mask, fwmark := markKey(^f.config.Mask), markKey(t.FWMark)
+func (config Config) targetRule(target plan.KernelTarget) nft.Rule {
+	mask, fwmark := markKey(^config.Mask), markKey(target.FWMark)
 	mark := func() *expr.Bitwise {
 		return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: mask, Xor: fwmark}
 	}
@@ -129,7 +101,7 @@ func (f *Conn) targetRule(t plan.KernelTarget) ruleSpec {
 		mark(),
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
 	}
-	if f.config.Conntrack == ConntrackOn {
+	if config.Conntrack == ConntrackOn {
 		// The ct expressions are last: an untracked packet ends the rule here, after its fwmark
 		// is set.
 		expressions = append(expressions,
@@ -138,44 +110,47 @@ func (f *Conn) targetRule(t plan.KernelTarget) ruleSpec {
 			&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: register(0)},
 		)
 	}
-	return newRule(t.Label.String(), expressions...)
+	return newRule(target.Label.String(), expressions...)
 }
 
 // streamRules returns the rules of a stream's chain for the families with a Maglev map.
-func (f *Conn) streamRules(s *plan.KernelStream) []ruleSpec {
-	return f.streamRulesBy(s, plan.MaglevMap)
+func (config Config) streamRules(stream *plan.KernelStream) []nft.Rule {
+	return config.streamRulesBy(stream, plan.MaglevMap)
 }
 
 // streamRulesBy returns the rules of a stream's chain with the Maglev map names of name.
-func (f *Conn) streamRulesBy(s *plan.KernelStream, name func(vip.Family, string) string) (rules []ruleSpec) {
+func (config Config) streamRulesBy(stream *plan.KernelStream, name func(vip.Family, string) string) (rules []nft.Rule) {
 	add := func(comment string, expressions ...[]expr.Any) {
 		rules = append(rules, newRule(ruleComment+comment, slices.Concat(expressions...)...))
 	}
-	if s.Match != nil {
-		rules = matchRules(s.Name)
+	// The match precedes the flows, so that a port that leaves it ends its flows.
+	if stream.Match != nil {
+		rules = matchRules(stream.Name)
 	}
-	for _, family := range s.Families() {
-		if f.config.Conntrack == ConntrackOn {
+	for _, family := range stream.Families() {
+		if config.Conntrack == ConntrackOn {
 			add("flows that are known", ofFamily(family), []expr.Any{
 				&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)},
 				&expr.Bitwise{
 					SourceRegister: register(0), DestRegister: register(0), Len: 4,
-					Mask: markKey(f.config.Mask), Xor: markKey(0),
+					Mask: markKey(config.Mask), Xor: markKey(0),
 				},
-				lookupVerdict(0, plan.LiveMap(family, s.Name)),
+				lookupVerdict(0, plan.LiveMap(family, stream.Name)),
 			})
 		}
-		table := name(family, s.Name)
+		// A packet that no rule above sent to a target is a new flow, or its target left.
+		table := name(family, stream.Name)
 		var unremembered []expr.Any
-		if f.config.Conntrack == ConntrackLoose {
-			rules = append(append(rules, flowRules(family, s.Name)...), rememberRule(family, s, table))
+		if config.Conntrack == ConntrackLoose {
+			rules = append(append(rules, flowRules(family, stream.Name)...), rememberRule(family, stream, table))
 			unremembered = []expr.Any{&expr.Counter{}}
 		}
-		forward := hashAndLookup(family, s, table)
+		forward := hashAndLookup(family, stream, table)
 		add("ICMP errors, by @"+table, ofFamily(family), inner(family), forward)
 		add("flows with ports, by @"+table, ofFamily(family), ported(false), unremembered, outer(family, true), forward)
 		add("others, by @"+table, ofFamily(family), ported(true), outer(family, false), forward)
 	}
+	// Packets without a live target must not reach the main table, which could loop them.
 	add("no target", []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})
 	return rules
 }
@@ -189,12 +164,13 @@ func ported(not bool) []expr.Any {
 }
 
 // words returns the number of registers of an address.
-func words(f vip.Family) uint32 { return addressSize[f] / 4 }
+func words(family vip.Family) uint32 { return addressSize[family] / 4 }
 
 // tuple loads the hash input: source, destination, protocol, source port, destination port. Each
 // occupies separate registers, padded with zeros.
-func tuple(f vip.Family, source, destination, protocol, sourcePort, destinationPort func(uint32) expr.Any) []expr.Any {
-	n := words(f)
+func tuple(family vip.Family, source, destination, protocol, sourcePort,
+	destinationPort func(uint32) expr.Any) []expr.Any {
+	n := words(family)
 	return []expr.Any{
 		source(register(0)), destination(register(n)), protocol(register(2 * n)),
 		sourcePort(register(2*n + 1)), destinationPort(register(2*n + 2)),
@@ -210,49 +186,49 @@ func load(base expr.PayloadBase, offset, length uint32) func(uint32) expr.Any {
 func zero(r uint32) expr.Any { return &expr.Immediate{Register: r, Data: make([]byte, 4)} }
 
 // outer loads the flow of the packet, with ports 0 for protocols without ports.
-func outer(f vip.Family, ports bool) []expr.Any {
+func outer(family vip.Family, ports bool) []expr.Any {
 	source, destination := zero, zero
 	if ports {
 		source, destination = load(expr.PayloadBaseTransportHeader, 0, 2), load(expr.PayloadBaseTransportHeader, 2, 2)
 	}
-	return tuple(f,
-		load(expr.PayloadBaseNetworkHeader, sourceAt[f], addressSize[f]),
-		load(expr.PayloadBaseNetworkHeader, destAt[f], addressSize[f]),
+	return tuple(family,
+		load(expr.PayloadBaseNetworkHeader, sourceAt[family], addressSize[family]),
+		load(expr.PayloadBaseNetworkHeader, destAt[family], addressSize[family]),
 		func(r uint32) expr.Any { return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: r} },
 		source, destination)
 }
 
 // inner matches ICMP errors that contain a packet with ports and loads the flow of that packet in
 // the client's direction: the packet came from the VIP, so its source is the flow's destination.
-func inner(f vip.Family) []expr.Any {
+func inner(family vip.Family) []expr.Any {
 	transport := func(offset, length uint32) func(uint32) expr.Any {
 		return load(expr.PayloadBaseTransportHeader, icmpHeader+offset, length)
 	}
-	r := register(0)
+	key := register(0)
 	match := []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: r},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: r, Data: []byte{icmpOf[f]}},
-		load(expr.PayloadBaseTransportHeader, 0, 1)(r),
-		&expr.Lookup{SourceRegister: r, SetName: errorSets[f]},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: key},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: key, Data: []byte{icmpOf[family]}},
+		load(expr.PayloadBaseTransportHeader, 0, 1)(key),
+		&expr.Lookup{SourceRegister: key, SetName: errorSets[family]},
 	}
-	if f == vip.IPv4 {
+	if family == vip.IPv4 {
 		match = append(match,
 			// Match version 4 and a header without options, which fixes the offset of the ports.
-			transport(0, 1)(r),
-			&expr.Cmp{Op: expr.CmpOpEq, Register: r, Data: []byte{0x45}},
+			transport(0, 1)(key),
+			&expr.Cmp{Op: expr.CmpOpEq, Register: key, Data: []byte{0x45}},
 			// Match the first fragment or an unfragmented packet.
-			transport(6, 2)(r),
-			&expr.Bitwise{SourceRegister: r, DestRegister: r, Len: 2, Mask: []byte{0x1f, 0xff}, Xor: []byte{0, 0}},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: r, Data: []byte{0, 0}},
+			transport(6, 2)(key),
+			&expr.Bitwise{SourceRegister: key, DestRegister: key, Len: 2, Mask: []byte{0x1f, 0xff}, Xor: []byte{0, 0}},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: key, Data: []byte{0, 0}},
 		)
 	}
-	match = append(match, transport(protocolAt[f], 1)(r), &expr.Lookup{SourceRegister: r, SetName: portedSet})
-	return append(match, tuple(f,
-		transport(destAt[f], addressSize[f]),
-		transport(sourceAt[f], addressSize[f]),
-		transport(protocolAt[f], 1),
-		transport(headerLength[f]+2, 2),
-		transport(headerLength[f], 2))...)
+	match = append(match, transport(protocolAt[family], 1)(key), &expr.Lookup{SourceRegister: key, SetName: portedSet})
+	return append(match, tuple(family,
+		transport(destAt[family], addressSize[family]),
+		transport(sourceAt[family], addressSize[family]),
+		transport(protocolAt[family], 1),
+		transport(headerLength[family]+2, 2),
+		transport(headerLength[family], 2))...)
 }
 
 // hashAndLookup hashes the loaded tuple and goes to the chain of the target in the Maglev map,
@@ -262,76 +238,15 @@ func inner(f vip.Family) []expr.Any {
 // that uses the value as a key. The fwmark is therefore copied into the register of the hash as
 // the second of two words, which nft does not track: it lists a lookup of the hash in the live
 // map, and the comment of the rule names the Maglev map.
-func hashAndLookup(family vip.Family, s *plan.KernelStream, table string) []expr.Any {
+func hashAndLookup(family vip.Family, stream *plan.KernelStream, table string) []expr.Any {
 	ones, zeros := bytes.Repeat([]byte{0xff}, 8), make([]byte, 8)
 	return []expr.Any{
 		&expr.Hash{
 			SourceRegister: register(0), DestRegister: register(3), Length: flowSize(family),
-			Modulus: s.Size, Seed: s.Seed, Type: expr.HashTypeJenkins,
+			Modulus: stream.Size, Seed: stream.Seed, Type: expr.HashTypeJenkins,
 		},
 		&expr.Lookup{SourceRegister: register(3), SetName: table, DestRegister: register(1), IsDestRegSet: true},
 		&expr.Bitwise{SourceRegister: register(0), DestRegister: register(2), Len: 8, Mask: ones, Xor: zeros},
-		lookupVerdict(3, plan.LiveMap(family, s.Name)),
+		lookupVerdict(3, plan.LiveMap(family, stream.Name)),
 	}
-}
-
-// known maps each expression to its highest compared attribute, because newer kernels add
-// attributes. The values of counters are not compared.
-var known = map[string]uint16{
-	"meta": unix.NFTA_META_SREG, "cmp": unix.NFTA_CMP_DATA, "payload": unix.NFTA_PAYLOAD_LEN,
-	"lookup": unix.NFTA_LOOKUP_FLAGS, "bitwise": unix.NFTA_BITWISE_XOR, "ct": unix.NFTA_CT_SREG,
-	"hash": unix.NFTA_HASH_TYPE, "immediate": unix.NFTA_IMMEDIATE_DATA, "counter": 0, "notrack": 0,
-	"dynset": unix.NFTA_DYNSET_TIMEOUT,
-}
-
-// normal returns a canonical form of a rule's expressions, equal for the sent and the listed rule:
-// attributes in order, without zero values, which some kernels omit, and without the set ID of the
-// transaction.
-func normal(expressions nlmsg.Attributes) []byte {
-	out := make([]byte, 0, len(expressions))
-	for _, e := range expressions.All() {
-		name, data := e.Text(unix.NFTA_EXPR_NAME), e.Get(unix.NFTA_EXPR_DATA)
-		out = append(append(out, name...), 0)
-		highest, ok := known[name]
-		if !ok {
-			// Keep the raw data of unknown expressions, so that the rule differs.
-			out = append(out, data...)
-		}
-		var values [16]nlmsg.Attributes
-		for kind, value := range data.All() {
-			if kind <= highest && int(kind) < len(values) && !isSetID(name, kind) {
-				values[kind] = value
-			}
-		}
-		for kind, value := range values {
-			if len(value) == 0 || len(value)%4 == 0 && len(bytes.Trim(value, "\x00")) == 0 {
-				continue
-			}
-			out = append(out, byte(kind))
-			switch {
-			case name == "cmp" && kind == unix.NFTA_CMP_DATA, name == "immediate" && kind == unix.NFTA_IMMEDIATE_DATA,
-				name == "bitwise" && (kind == unix.NFTA_BITWISE_MASK || kind == unix.NFTA_BITWISE_XOR):
-				out = normalData(out, value)
-			default:
-				out = append(append(out, byte(len(value)>>8), byte(len(value))), value...)
-			}
-		}
-	}
-	return out
-}
-
-// isSetID reports whether an attribute is the transaction-local ID of a set.
-func isSetID(name string, kind uint16) bool {
-	return name == "lookup" && kind == unix.NFTA_LOOKUP_SET_ID || name == "dynset" && kind == unix.NFTA_DYNSET_SET_ID
-}
-
-// normalData appends the canonical form of data, which is a value or a verdict.
-func normalData(out []byte, data nlmsg.Attributes) []byte {
-	for kind, value := range data.All() {
-		if kind == unix.NFTA_DATA_VERDICT {
-			value = value.Get(unix.NFTA_VERDICT_CODE)
-		}
-		out = append(append(out, byte(kind), byte(len(value)>>8), byte(len(value))), value...)
-	}
-	return out
 }

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
-	"github.com/vipgate/vipgate/pkg/jhash"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 	"github.com/vipgate/vipgate/test/lab"
 )
@@ -310,7 +310,7 @@ func (x *topology) expected(family vip.Family, proto byte, sourcePort, port uint
 	b = append(b, 0, 0)
 	b = binary.BigEndian.AppendUint16(b, port)
 	b = append(b, 0, 0)
-	i := jhash.Scale(jhash.Sum(b, estateSeed), estateSize)
+	i := nft.Hash(b, estateSeed, estateSize)
 	return fmt.Sprintf("t%d", x.stream.Tables[family][i]-5000)
 }
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/rtnetlink"
 )
 
@@ -50,35 +51,36 @@ type Watch struct {
 	failedMu sync.Mutex
 }
 
-// IgnoreOwn excludes changes of rules and routes by f.
-func (w *Watch) IgnoreOwn(f *Conn) { w.ownPort.Store(f.rt.Port()) }
+// IgnoreOwn excludes changes of rules and routes by conn.
+func (watch *Watch) IgnoreOwn(conn *Conn) { watch.ownPort.Store(conn.rt.Port()) }
 
 // watchBuffer holds a backlog of about ten thousand messages.
 const watchBuffer = 4 << 20
 
 // Subscribe starts a watch in the network namespace of the calling thread.
-func Subscribe(c Config) (*Watch, error) {
-	w := &Watch{
-		Listener: rtnetlink.NewListener(), Changed: make(chan struct{}, 1), config: c.WithDefaults(),
+func Subscribe(config Config) (*Watch, error) {
+	watch := &Watch{
+		Listener: rtnetlink.NewListener(), Changed: make(chan struct{}, 1), config: config.WithDefaults(),
 		failed: map[neighborKey]bool{},
 	}
-	if err := w.subscribe(); err != nil {
-		return nil, errors.Join(err, w.Close())
+	if err := watch.subscribe(); err != nil {
+		return nil, errors.Join(err, watch.Close())
 	}
-	return w, nil
+	return watch, nil
 }
 
-func (w *Watch) subscribe() error {
-	w.failedMu.Lock()
-	defer w.failedMu.Unlock()
-	ruleset := func() { w.publish(Events{Ruleset: true}) }
+func (watch *Watch) subscribe() error {
+	// Handlers of the subscription wait until the initial state is known.
+	watch.failedMu.Lock()
+	defer watch.failedMu.Unlock()
+	ruleset := func() { watch.publish(Events{Ruleset: true}) }
 	if err := errors.Join(
-		w.Listen("nftables", rtnetlink.Subscription{
+		watch.Listen("nftables", rtnetlink.Subscription{
 			Protocol: unix.NETLINK_NETFILTER, Groups: []uint32{unix.NFNLGRP_NFTABLES}, Buffer: watchBuffer,
 			Prepare: onlyGenerations, Handle: func(netlink.Message) { ruleset() }, Overrun: ruleset,
 		}),
-		w.Listen("rtnetlink", rtnetlink.Subscription{
-			Protocol: unix.NETLINK_ROUTE, Buffer: watchBuffer, Handle: w.handle, Overrun: w.handleOverrun,
+		watch.Listen("rtnetlink", rtnetlink.Subscription{
+			Protocol: unix.NETLINK_ROUTE, Buffer: watchBuffer, Handle: watch.handle, Overrun: watch.handleOverrun,
 			Groups: []uint32{
 				unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 				unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
@@ -88,14 +90,15 @@ func (w *Watch) subscribe() error {
 	); err != nil {
 		return err
 	}
-	f, err := Dial(w.config)
+	// Read after subscribing: a neighbor that fails in between is reported in any case.
+	conn, err := Dial(watch.config)
 	if err != nil {
 		return err
 	}
-	if _, err = f.ReadNetwork(); err == nil {
-		w.failed = f.failedNeighbors
+	if _, err = conn.ReadNetwork(); err == nil {
+		watch.failed = conn.failedNeighbors
 	}
-	return errors.Join(err, f.Close())
+	return errors.Join(err, conn.Close())
 }
 
 // onlyGenerations installs a filter that passes only the final message of each transaction,
@@ -103,7 +106,7 @@ func (w *Watch) subscribe() error {
 // that no other message is queued.
 func onlyGenerations(c *netlink.Conn) error {
 	// BPF loads numbers in network byte order; the type is in host byte order.
-	kind := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, nftMessage(unix.NFT_MSG_NEWGEN)))
+	kind := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, nft.Message(unix.NFT_MSG_NEWGEN)))
 	const typeAt = 4 // of struct nlmsghdr
 	program, err := bpf.Assemble([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: typeAt, Size: 2},
@@ -118,92 +121,96 @@ func onlyGenerations(c *netlink.Conn) error {
 }
 
 // publish merges events into the pending ones and signals Changed.
-func (w *Watch) publish(e Events) {
-	w.mu.Lock()
-	p := &w.pending
-	p.Ruleset, p.Routes, p.Links = p.Ruleset || e.Ruleset, p.Routes || e.Routes, p.Links || e.Links
-	p.Neighbors, p.Sysctls = p.Neighbors || e.Neighbors, p.Sysctls || e.Sysctls
-	for _, index := range e.LinksDown {
-		if !slices.Contains(p.LinksDown, index) {
-			p.LinksDown = append(p.LinksDown, index)
+func (watch *Watch) publish(events Events) {
+	watch.mu.Lock()
+	pending := &watch.pending
+	pending.Ruleset, pending.Routes, pending.Links = pending.Ruleset || events.Ruleset, pending.Routes || events.Routes,
+		pending.Links || events.Links
+	pending.Neighbors, pending.Sysctls = pending.Neighbors || events.Neighbors, pending.Sysctls || events.Sysctls
+	for _, index := range events.LinksDown {
+		if !slices.Contains(pending.LinksDown, index) {
+			pending.LinksDown = append(pending.LinksDown, index)
 		}
 	}
-	w.mu.Unlock()
+	watch.mu.Unlock()
 	select {
-	case w.Changed <- struct{}{}:
+	case watch.Changed <- struct{}{}:
 	default:
 	}
 }
 
 // Take returns the events since the last call.
-func (w *Watch) Take() Events {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	e := w.pending
-	w.pending = Events{}
-	return e
+func (watch *Watch) Take() Events {
+	watch.mu.Lock()
+	defer watch.mu.Unlock()
+	events := watch.pending
+	watch.pending = Events{}
+	return events
 }
 
 // handleOverrun marks all parts as changed after the kernel dropped messages.
-func (w *Watch) handleOverrun() {
-	w.failedMu.Lock()
-	clear(w.failed)
-	w.failedMu.Unlock()
-	w.publish(Events{Routes: true, Links: true, Neighbors: true, Sysctls: true})
+func (watch *Watch) handleOverrun() {
+	watch.failedMu.Lock()
+	clear(watch.failed)
+	watch.failedMu.Unlock()
+	watch.publish(Events{Routes: true, Links: true, Neighbors: true, Sysctls: true})
 }
 
-func (w *Watch) handle(m netlink.Message) {
-	own := w.ownPort.Load()
-	foreign := own == 0 || m.Header.PID != own
-	switch m.Header.Type {
+func (watch *Watch) handle(message netlink.Message) {
+	own := watch.ownPort.Load()
+	foreign := own == 0 || message.Header.PID != own
+	switch message.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		e := Events{Links: true}
-		if l, err := rtnetlink.ParseLink(m.Data); err == nil && (m.Header.Type == unix.RTM_DELLINK || !l.Up()) {
-			e.LinksDown = []int{l.Index}
+		events := Events{Links: true}
+		if link, err := rtnetlink.ParseLink(message.Data); err == nil && (message.Header.Type == unix.RTM_DELLINK ||
+			!link.Up()) {
+			events.LinksDown = []int{link.Index}
 		}
-		w.publish(e)
+		watch.publish(events)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		w.publish(Events{Links: true})
+		watch.publish(Events{Links: true})
+		// The kernel reports forwarding and rp_filter here.
 	case unix.RTM_NEWNETCONF:
-		w.publish(Events{Sysctls: true})
+		watch.publish(Events{Sysctls: true})
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		if foreign {
-			w.publish(Events{Routes: true})
+			watch.publish(Events{Routes: true})
 		}
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		if foreign && w.config.concerns(m.Data) {
-			w.publish(Events{Routes: true})
+		// The process knows its own changes and reads them back itself.
+		if foreign && watch.config.concerns(message.Data) {
+			watch.publish(Events{Routes: true})
 		}
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
-		w.handleNeighbor(m)
+		watch.handleNeighbor(message)
 	}
 }
 
 // handleNeighbor publishes transitions of neighbors to and from FAILED. A failed neighbor remains
 // failed during a new probe until it responds.
-func (w *Watch) handleNeighbor(m netlink.Message) {
-	n, err := rtnetlink.ParseNeighbor(m.Data)
-	exists := m.Header.Type == unix.RTM_NEWNEIGH
-	if err != nil || !n.Addr.IsValid() || n.State&unix.NUD_INCOMPLETE != 0 && exists {
+func (watch *Watch) handleNeighbor(message netlink.Message) {
+	neighbor, err := rtnetlink.ParseNeighbor(message.Data)
+	exists := message.Header.Type == unix.RTM_NEWNEIGH
+	if err != nil || !neighbor.Addr.IsValid() || neighbor.State&unix.NUD_INCOMPLETE != 0 && exists {
 		return
 	}
-	w.failedMu.Lock()
-	defer w.failedMu.Unlock()
-	key, failed := neighborKey{n.Link, n.Addr}, n.State&unix.NUD_FAILED != 0 && exists
-	if failed == w.failed[key] {
+	watch.failedMu.Lock()
+	defer watch.failedMu.Unlock()
+	key, failed := neighborKey{neighbor.Link, neighbor.Addr}, neighbor.State&unix.NUD_FAILED != 0 && exists
+	if failed == watch.failed[key] {
 		return
 	}
 	if failed {
-		w.failed[key] = true
+		watch.failed[key] = true
 	} else {
-		delete(w.failed, key)
+		delete(watch.failed, key)
 	}
-	w.publish(Events{Neighbors: true})
+	watch.publish(Events{Neighbors: true})
 }
 
 // concerns reports whether a route belongs to the data plane, is in a table of its range, or may
 // deliver packets of VIPs locally. It excludes the many routes that BIRD may write.
-func (c Config) concerns(b []byte) bool {
-	r, err := rtnetlink.ParseRoute(b)
-	return err != nil || r.Protocol == plan.RouteProtocol || c.inRange(r.Table) || isLocalRoute(r)
+func (config Config) concerns(message []byte) bool {
+	route, err := rtnetlink.ParseRoute(message)
+	return err != nil || route.Protocol == plan.RouteProtocol || config.inRange(route.Table) || isLocalRoute(route)
 }

@@ -8,9 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -18,7 +17,7 @@ import (
 // first, then table entries, then all other changes.
 type changeWriter struct {
 	*Conn
-	first, last transaction
+	first, last *nft.Transaction
 	fills       []tableEntries
 	// observed holds the objects of the streams whose rules change.
 	observed map[string]*ruleset
@@ -51,314 +50,326 @@ const MaxElements = 6000
 // 6.18).
 const maxReported = 700
 
-func elementsOf(fills []tableEntries) (n int) {
-	for _, f := range fills {
-		for _, e := range f.entries {
-			if e.had {
-				n++
+func elementsOf(fills []tableEntries) (count int) {
+	for _, changes := range fills {
+		for _, entry := range changes.entries {
+			if entry.had {
+				count++
 			}
-			if e.fwmark != 0 {
-				n++
+			if entry.fwmark != 0 {
+				count++
 			}
 		}
 	}
-	return n
+	return count
 }
 
 // Write applies a change in one transaction, or in several if it has more than MaxElements
 // elements. Between the transactions every packet has a target, old or new.
-func (f *Conn) Write(c plan.Change) error {
-	f.reported = report{}
-	c, err := f.resize(c)
+func (conn *Conn) Write(change plan.Change) error {
+	conn.reported = report{}
+	change, err := conn.resize(change)
 	if err != nil {
 		return err
 	}
-	w := &changeWriter{Conn: f, observed: map[string]*ruleset{}, live: map[string]map[uint32]string{}}
-	w.last.sets = 1 << 16 // set IDs must not collide with IDs in first
+	writer := &changeWriter{
+		Conn: conn, first: newTransaction(), last: newTransaction(), observed: map[string]*ruleset{},
+		live: map[string]map[uint32]string{},
+	}
+	writer.last.Sets = 1 << 16 // set IDs must not collide with IDs in first
 	// Objects precede their references: target chains precede live map elements, live maps precede
 	// stream rules, and stream chains precede VIP elements. Removals are last.
 	for _, step := range []func(plan.Change) error{
-		w.base, w.readStreams, w.targetChains, w.startLive, w.targetFlows, w.streams, w.vips, w.removals,
+		writer.base, writer.readStreams, writer.targetChains, writer.startLive, writer.targetFlows, writer.streams,
+		writer.vips, writer.removals,
 	} {
-		if err := step(c); err != nil {
+		if err := step(change); err != nil {
 			return err
 		}
 	}
-	return w.commit()
+	return writer.commit()
 }
 
-func (w *changeWriter) commit() error {
-	if n := elementsOf(w.fills); n <= MaxElements {
-		for _, f := range w.fills {
-			f.known = f.known && n <= maxReported
-			w.first.fill(f)
+func (writer *changeWriter) commit() error {
+	// The common case: one transaction, which packets see as a whole.
+	if elements := elementsOf(writer.fills); elements <= MaxElements {
+		for _, changes := range writer.fills {
+			changes.known = changes.known && elements <= maxReported
+			fill(writer.first, changes)
 		}
-		w.first.append(&w.last)
-		return w.Conn.commit(&w.first, nil)
+		writer.first.Append(writer.last)
+		return writer.Conn.commit(writer.first)
 	}
-	w.first.err = errors.Join(w.first.err, w.last.err)
-	if err := w.Conn.commit(&w.first, nil); err != nil {
+	// The rules of last reference objects of first: an encoding error must prevent both.
+	writer.first.Err = errors.Join(writer.first.Err, writer.last.Err)
+	if err := writer.Conn.commit(writer.first); err != nil {
 		return err
 	}
-	if err := w.writeEntries(w.fills); err != nil {
+	if err := writer.writeEntries(writer.fills); err != nil {
 		return err
 	}
-	return w.Conn.commit(&w.last, nil)
+	return writer.Conn.commit(writer.last)
 }
 
 // writeEntries writes entries in several transactions. An entry is replaced within one
 // transaction.
-func (f *Conn) writeEntries(fills []tableEntries) error {
-	var t transaction
-	n := 0
-	for _, x := range fills {
-		for part := range slices.Chunk(x.entries, MaxElements/2) {
-			if n += 2 * len(part); n > MaxElements {
-				if err := f.commit(&t, nil); err != nil {
+func (conn *Conn) writeEntries(fills []tableEntries) error {
+	transaction, elements := newTransaction(), 0
+	for _, changes := range fills {
+		for part := range slices.Chunk(changes.entries, MaxElements/2) {
+			if elements += 2 * len(part); elements > MaxElements {
+				if err := conn.commit(transaction); err != nil {
 					return err
 				}
-				t, n = transaction{}, 2*len(part)
+				transaction, elements = newTransaction(), 2*len(part)
 			}
-			t.fill(tableEntries{set: x.set, entries: part})
+			fill(transaction, tableEntries{set: changes.set, entries: part})
 		}
 	}
-	return f.commit(&t, nil)
+	return conn.commit(transaction)
 }
 
-func (t *transaction) fill(f tableEntries) {
-	var add, remove []element
-	for _, e := range f.entries {
-		key := markKey(e.index)
-		if e.had {
-			remove = append(remove, element{key: key})
+// fill adds the messages that change the entries of one Maglev map.
+func fill(transaction *nft.Transaction, changes tableEntries) {
+	var add, remove []nft.Element
+	for _, entry := range changes.entries {
+		key := markKey(entry.index)
+		if entry.had {
+			remove = append(remove, nft.Element{Key: key})
 		}
-		if e.fwmark != 0 {
-			add = append(add, element{key: key, data: e.fwmark})
+		if entry.fwmark != 0 {
+			add = append(add, nft.Element{Key: key, Data: markKey(entry.fwmark)})
 		}
 	}
-	flags := uint16(0)
-	if f.known {
-		flags = unix.NLM_F_ECHO
-	}
-	t.putElements("delete entries of map", unix.NFT_MSG_DELSETELEM, flags, f.set, remove)
-	t.putElements("add entries to map", unix.NFT_MSG_NEWSETELEM, flags, f.set, add)
+	transaction.Echo = changes.known
+	transaction.DeleteElements(changes.set, remove)
+	transaction.AddElements(changes.set, add)
+	transaction.Echo = false
+}
+
+func (conn *Conn) commit(transaction *nft.Transaction) error {
+	return conn.nft.Commit(transaction, nil)
 }
 
 // liveOf returns a live map with the change applied so far.
-func (w *changeWriter) liveOf(family vip.Family, stream string) (map[uint32]string, error) {
+func (writer *changeWriter) liveOf(family vip.Family, stream string) (map[uint32]string, error) {
 	name := plan.LiveMap(family, stream)
-	if live, ok := w.live[name]; ok {
+	if live, cached := writer.live[name]; cached {
 		return live, nil
 	}
-	live, err := w.readLive(family, stream)
-	w.live[name] = live
+	live, err := writer.readLive(family, stream)
+	writer.live[name] = live
 	return live, err
 }
 
-func (w *changeWriter) createLiveMap(family vip.Family, stream string) error {
-	live, err := w.liveOf(family, stream)
+func (writer *changeWriter) createLiveMap(family vip.Family, stream string) error {
+	live, err := writer.liveOf(family, stream)
 	if err == nil && live == nil {
-		w.first.addSet(liveSpec(family, stream))
-		w.live[plan.LiveMap(family, stream)] = map[uint32]string{}
+		writer.first.AddSet(liveSpec(family, stream))
+		writer.live[plan.LiveMap(family, stream)] = map[uint32]string{}
 	}
 	return err
 }
 
 // base creates and repairs the common objects.
-func (w *changeWriter) base(c plan.Change) error {
-	if !c.Base {
+func (writer *changeWriter) base(change plan.Change) error {
+	if !change.Base {
 		return nil
 	}
-	r, err := w.readRuleset(false)
+	// Another process may have changed the objects since the caller read them.
+	content, err := writer.readRuleset(false)
 	if err != nil {
 		return err
 	}
-	problem, err := w.inspectBase(r)
+	problem, err := writer.inspectBase(content)
 	if err != nil || problem == "" {
 		return err
 	}
-	w.first.addTable()
-	for _, want := range w.commonSets() {
-		missing := want.fixed
-		if !r.has(want.name) {
-			w.first.addSet(want)
-		} else if missing, err = w.missingFixed(want); err != nil {
+	writer.first.AddTable()
+	for _, want := range writer.config.commonSets() {
+		if !content.has(want.Name) {
+			writer.first.AddSet(want)
+			continue
+		}
+		missing, err := writer.missingFixed(want)
+		if err != nil {
 			return err
 		}
-		var list []element
-		for _, b := range missing {
-			list = append(list, element{key: []byte{b}})
-		}
-		w.first.addElements(want.name, list)
+		writer.first.AddElements(want.Name, missing)
 	}
-	for _, want := range w.baseChains() {
-		if got, ok := r.chains[want.name]; !ok || got.policy != want.policy {
-			w.first.addChain(want)
+	for _, want := range writer.config.baseChains() {
+		if got, found := content.Chains[want.Name]; !found || got.Policy != want.Policy {
+			writer.first.AddChain(want)
 		}
-		w.first.setRules(want.name, r.rules[want.name], w.baseRules(want.name)...)
+		setRules(writer.first, want.Name, content.Rules[want.Name], writer.config.baseRules(want.Name)...)
 	}
-	if w.config.Conntrack == ConntrackOn {
+	if writer.config.Conntrack == ConntrackOn {
 		// Keep the chains and sets, which may contain rules and elements of other processes.
 		for _, name := range commonChains[1:] {
-			w.first.removeRules(r.rules[name])
+			deleteRules(writer.first, content.Rules[name])
 		}
 	}
 	return nil
 }
 
-func (w *changeWriter) targetChains(c plan.Change) error {
-	rules, err := w.targetRules(fwmarksOf(c.Targets))
+func (writer *changeWriter) targetChains(change plan.Change) error {
+	rules, err := writer.targetRules(fwmarksOf(change.Targets))
 	if err != nil {
 		return err
 	}
-	for _, t := range c.Targets {
-		chain := plan.TargetChain(t.FWMark)
+	for _, target := range change.Targets {
+		chain := plan.TargetChain(target.FWMark)
 		if len(rules[chain]) == 0 {
-			w.first.addChain(chainSpec{name: chain})
+			writer.first.AddChain(nft.Chain{Name: chain})
 		}
-		w.first.setRules(chain, rules[chain], w.targetRule(t))
+		setRules(writer.first, chain, rules[chain], writer.config.targetRule(target))
 	}
 	return nil
 }
 
-type elementLists map[string][]element
+type elementLists map[string][]nft.Element
 
-func (l elementLists) add(set string, e element) { l[set] = append(l[set], e) }
+func (lists elementLists) add(set string, element nft.Element) {
+	lists[set] = append(lists[set], element)
+}
 
 // each calls put for each set, sorted by name.
-func (l elementLists) each(put func(set string, list []element)) {
-	for _, set := range slices.Sorted(maps.Keys(l)) {
-		put(set, l[set])
+func (lists elementLists) each(put func(set string, list []nft.Element)) {
+	for _, set := range slices.Sorted(maps.Keys(lists)) {
+		put(set, lists[set])
 	}
 }
 
-func (w *changeWriter) targetFlows(c plan.Change) error {
+func (writer *changeWriter) targetFlows(change plan.Change) error {
 	added, removed := elementLists{}, elementLists{}
-	for _, t := range c.Targets {
+	for _, target := range change.Targets {
 		for _, family := range vip.Families {
-			name, chain := plan.LiveMap(family, t.Stream), plan.TargetChain(t.FWMark)
-			if t.Flows[family] {
-				if err := w.createLiveMap(family, t.Stream); err != nil {
+			name, chain := plan.LiveMap(family, target.Stream), plan.TargetChain(target.FWMark)
+			if target.Flows[family] {
+				if err := writer.createLiveMap(family, target.Stream); err != nil {
 					return err
 				}
 			}
-			live, err := w.liveOf(family, t.Stream)
+			live, err := writer.liveOf(family, target.Stream)
 			if err != nil {
 				return err
 			}
-			have, exists := live[t.FWMark]
+			have, exists := live[target.FWMark]
 			switch {
 			case exists && have != chain:
-				return conflict(fmt.Sprintf("element %d of map", t.FWMark), name, fmt.Sprintf("it leads to %q", have))
-			case t.Flows[family] && !exists:
-				live[t.FWMark] = chain
-				added.add(name, element{key: markKey(t.FWMark), chain: chain})
-			case !t.Flows[family] && exists:
-				delete(live, t.FWMark)
-				removed.add(name, element{key: markKey(t.FWMark)})
+				return conflict(fmt.Sprintf("element %d of map", target.FWMark), name, fmt.Sprintf("it leads to %q", have))
+			case target.Flows[family] && !exists:
+				live[target.FWMark] = chain
+				added.add(name, nft.Element{Key: markKey(target.FWMark), Chain: chain})
+			case !target.Flows[family] && exists:
+				delete(live, target.FWMark)
+				removed.add(name, nft.Element{Key: markKey(target.FWMark)})
 			}
 		}
 	}
-	removed.each(w.last.removeElements)
-	added.each(w.first.addElements)
+	// Entries that reference added targets are written in between.
+	removed.each(writer.last.DeleteElements)
+	added.each(writer.first.AddElements)
 	return nil
 }
 
-func (w *changeWriter) vips(c plan.Change) error {
-	if len(c.VIPs) == 0 {
+func (writer *changeWriter) vips(change plan.Change) error {
+	if len(change.VIPs) == 0 {
 		return nil
 	}
-	chains, untracked, err := w.readVIPs()
+	chains, untracked, err := writer.readVIPs()
 	if err != nil {
 		return err
 	}
 	// Removals are first, because they free elements of a full map within the transaction.
-	for _, v := range slices.SortedFunc(maps.Keys(c.VIPs), func(a, b vip.VIP) int {
-		return cmp.Or(min(1, len(c.VIPs[a]))-min(1, len(c.VIPs[b])), vip.Compare(a, b))
+	for _, address := range slices.SortedFunc(maps.Keys(change.VIPs), func(a, b vip.VIP) int {
+		return cmp.Or(min(1, len(change.VIPs[a]))-min(1, len(change.VIPs[b])), vip.Compare(a, b))
 	}) {
-		set, chain := setOf(v, plan.HostMaps, plan.NetMaps), ""
-		if c.VIPs[v] != "" {
-			chain = plan.StreamChain(c.VIPs[v])
+		// An empty stream name removes the VIP.
+		set, chain := setOf(address, plan.HostMaps, plan.NetMaps), ""
+		if change.VIPs[address] != "" {
+			chain = plan.StreamChain(change.VIPs[address])
 		}
-		had, exists := chains[v]
+		had, exists := chains[address]
 		switch {
 		case exists && !strings.HasPrefix(had, plan.StreamPrefix):
 			if chain != "" {
-				return conflict(fmt.Sprintf("element %s of map", v), set, fmt.Sprintf("it leads to %q", had))
+				return conflict(fmt.Sprintf("element %s of map", address), set, fmt.Sprintf("it leads to %q", had))
 			}
 			continue
 		case exists && had != chain:
-			w.last.removeElements(set, prefixElements(v, ""))
+			writer.last.DeleteElements(set, prefixElements(address, ""))
 		}
 		if chain != "" && had != chain {
-			w.last.addElements(set, prefixElements(v, chain))
+			writer.last.AddElements(set, prefixElements(address, chain))
 		}
-		_, exists = untracked[v]
-		switch set := setOf(v, ownHosts, ownNets); {
-		case w.config.Conntrack == ConntrackOn || exists == (chain != ""):
+		_, exists = untracked[address]
+		switch set := setOf(address, ownHosts, ownNets); {
+		case writer.config.Conntrack == ConntrackOn || exists == (chain != ""):
 		case exists:
-			w.last.removeElements(set, prefixElements(v, ""))
+			writer.last.DeleteElements(set, prefixElements(address, ""))
 		default:
-			w.last.addElements(set, prefixElements(v, ""))
+			writer.last.AddElements(set, prefixElements(address, ""))
 		}
 	}
 	return nil
 }
 
-func (w *changeWriter) removals(c plan.Change) error {
-	for _, stream := range c.RemoveStreams {
-		r, err := w.readStreamObjects(stream)
+func (writer *changeWriter) removals(change plan.Change) error {
+	for _, stream := range change.RemoveStreams {
+		content, err := writer.readStreamObjects(stream)
 		if err != nil {
 			return err
 		}
-		for name := range r.chains {
-			w.last.removeChain(name)
+		for name := range content.Chains {
+			writer.last.DeleteChain(name)
 		}
 		for _, spec := range streamSets(stream) {
-			if got, ok := r.sets[spec.name]; ok && spec.mismatch(got) == "" {
-				w.last.removeSet(spec.name)
+			if got, found := content.Sets[spec.Name]; found && spec.Mismatch(got) == "" {
+				writer.last.DeleteSet(spec.Name)
 			}
 		}
 		for _, family := range vip.Families {
-			w.live[plan.LiveMap(family, stream)] = nil
+			writer.live[plan.LiveMap(family, stream)] = nil
 		}
 	}
-	return w.removeTargets(c.RemoveTargets)
+	return writer.removeTargets(change.RemoveTargets)
 }
 
 // removeTargets removes the chains of targets and the elements that reference them.
-func (w *changeWriter) removeTargets(fwmarks []uint32) error {
+func (writer *changeWriter) removeTargets(fwmarks []uint32) error {
 	if len(fwmarks) == 0 {
 		return nil
 	}
-	rules, err := w.targetRules(fwmarks)
+	rules, err := writer.targetRules(fwmarks)
 	if err != nil {
 		return err
 	}
 	removed := elementLists{}
-	for _, n := range fwmarks {
-		t, owned := w.targetFrom(n, rules[plan.TargetChain(n)])
+	for _, fwmark := range fwmarks {
+		target, found := writer.config.targetFrom(fwmark, rules[plan.TargetChain(fwmark)])
 		for _, family := range vip.Families {
-			if !owned {
+			if !found {
 				continue
 			}
-			live, err := w.liveOf(family, t.Stream)
+			live, err := writer.liveOf(family, target.Stream)
 			if err != nil {
 				return err
 			}
-			if live[n] == plan.TargetChain(n) {
-				removed.add(plan.LiveMap(family, t.Stream), element{key: markKey(n)})
+			if live[fwmark] == plan.TargetChain(fwmark) {
+				removed.add(plan.LiveMap(family, target.Stream), nft.Element{Key: markKey(fwmark)})
 			}
 		}
 	}
-	removed.each(w.last.removeElements)
-	for _, n := range fwmarks {
-		got, err := w.readChain(plan.TargetChain(n))
+	removed.each(writer.last.DeleteElements)
+	// A chain can be deleted only after the elements that reference it.
+	for _, fwmark := range fwmarks {
+		got, err := writer.nft.Chain(inet, plan.TargetChain(fwmark))
 		if err != nil {
 			return err
 		}
 		if got != nil {
-			w.last.removeChain(got.name)
+			writer.last.DeleteChain(got.Name)
 		}
 	}
 	return nil

@@ -6,19 +6,20 @@ import (
 	"slices"
 
 	"github.com/vipgate/vipgate/pkg/dataplane/plan"
+	"github.com/vipgate/vipgate/pkg/nft"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
 // ElementsOnly reports whether the rules of a stream are unchanged. The referenced maps then exist
 // with the correct size, and only their elements are written.
-func ElementsOnly(s plan.StreamWrite) bool {
-	if s.Observed == nil || !s.Observed.ChainIntact ||
-		s.Observed.Size != s.Desired.Size || s.Observed.Seed != s.Desired.Seed ||
-		(s.Observed.Match == nil) != (s.Desired.Match == nil) {
+func ElementsOnly(write plan.StreamWrite) bool {
+	if write.Observed == nil || !write.Observed.ChainIntact ||
+		write.Observed.Size != write.Desired.Size || write.Observed.Seed != write.Desired.Seed ||
+		(write.Observed.Match == nil) != (write.Desired.Match == nil) {
 		return false
 	}
 	for _, family := range vip.Families {
-		if len(s.Observed.Tables[family]) != len(s.Desired.Tables[family]) {
+		if len(write.Observed.Tables[family]) != len(write.Desired.Tables[family]) {
 			return false
 		}
 	}
@@ -26,13 +27,13 @@ func ElementsOnly(s plan.StreamWrite) bool {
 }
 
 // readStreams reads the objects of the streams whose rules change.
-func (w *changeWriter) readStreams(c plan.Change) error {
-	for _, s := range c.Streams {
-		if ElementsOnly(s) {
+func (writer *changeWriter) readStreams(change plan.Change) error {
+	for _, write := range change.Streams {
+		if ElementsOnly(write) {
 			continue
 		}
 		var err error
-		if w.observed[s.Desired.Name], err = w.readStreamObjects(s.Desired.Name); err != nil {
+		if writer.observed[write.Desired.Name], err = writer.readStreamObjects(write.Desired.Name); err != nil {
 			return err
 		}
 	}
@@ -40,8 +41,8 @@ func (w *changeWriter) readStreams(c plan.Change) error {
 }
 
 // streamSets returns all sets and maps that a stream can have.
-func streamSets(stream string) []setSpec {
-	sets := []setSpec{matchSpec(stream)}
+func streamSets(stream string) []nft.Set {
+	sets := []nft.Set{matchSpec(stream)}
 	for _, family := range vip.Families {
 		sets = append(sets, maglevSpec(family, stream, 0), liveSpec(family, stream), shadowSpec(family, stream, 0))
 	}
@@ -49,104 +50,107 @@ func streamSets(stream string) []setSpec {
 }
 
 // readStreamObjects reads the chain and rules of a stream, and its sets without elements.
-func (f *Conn) readStreamObjects(stream string) (*ruleset, error) {
-	r := newRuleset()
-	return r, f.readObjects(r, []string{plan.StreamChain(stream)}, streamSets(stream))
+func (conn *Conn) readStreamObjects(stream string) (*ruleset, error) {
+	return conn.readObjects([]string{plan.StreamChain(stream)}, streamSets(stream))
 }
 
 // startLive creates missing live maps of streams with Maglev maps.
-func (w *changeWriter) startLive(c plan.Change) error {
-	for _, s := range c.Streams {
-		for _, family := range s.Desired.Families() {
-			r, spec := w.observed[s.Desired.Name], liveSpec(family, s.Desired.Name)
-			if r == nil {
+func (writer *changeWriter) startLive(change plan.Change) error {
+	for _, write := range change.Streams {
+		for _, family := range write.Desired.Families() {
+			content, spec := writer.observed[write.Desired.Name], liveSpec(family, write.Desired.Name)
+			if content == nil {
 				continue
 			}
-			err := w.createLiveMap(family, s.Desired.Name)
-			if err = errors.Join(r.checkSet("map", spec), err); err != nil {
-				return fmt.Errorf("stream %s: %w", s.Desired.Name, err)
+			err := writer.createLiveMap(family, write.Desired.Name)
+			if err = errors.Join(content.checkSet("map", spec), err); err != nil {
+				return fmt.Errorf("stream %s: %w", write.Desired.Name, err)
 			}
 		}
 	}
 	return nil
 }
 
-func (w *changeWriter) streams(c plan.Change) error {
-	for _, s := range c.Streams {
-		if err := w.stream(s); err != nil {
-			return fmt.Errorf("stream %s: %w", s.Desired.Name, err)
+func (writer *changeWriter) streams(change plan.Change) error {
+	for _, write := range change.Streams {
+		if err := writer.stream(write); err != nil {
+			return fmt.Errorf("stream %s: %w", write.Desired.Name, err)
 		}
 	}
 	return nil
 }
 
 // stream creates or repairs the chain and the maps of one stream.
-func (w *changeWriter) stream(s plan.StreamWrite) error {
-	want, r := &s.Desired, w.observed[s.Desired.Name]
-	if r == nil {
+func (writer *changeWriter) stream(write plan.StreamWrite) error {
+	want, content := &write.Desired, writer.observed[write.Desired.Name]
+	if content == nil {
 		for _, family := range vip.Families {
-			w.fills = append(w.fills, tableEntries{
-				set: plan.MaglevMap(family, want.Name), entries: differences(s.Observed.Tables[family], want.Tables[family]),
+			writer.fills = append(writer.fills, tableEntries{
+				set: plan.MaglevMap(family, want.Name), entries: differences(write.Observed.Tables[family], want.Tables[family]),
 				known: true,
 			})
 		}
-		w.last.changeMatch(want.Name, s.Observed.Match, want.Match)
+		changeMatch(writer.last, want.Name, write.Observed.Match, want.Match)
 		return nil
 	}
-	chain := chainSpec{name: plan.StreamChain(want.Name)}
-	if err := r.checkChain(chain); err != nil {
+	chain := nft.Chain{Name: plan.StreamChain(want.Name)}
+	if err := content.checkChain(chain); err != nil {
 		return err
 	}
-	if _, ok := r.chains[chain.name]; !ok {
-		w.first.addChain(chain)
+	if _, found := content.Chains[chain.Name]; !found {
+		writer.first.AddChain(chain)
 	}
-	w.last.removeRules(r.rules[chain.name])
-	if err := w.streamMatch(want, r); err != nil {
+	// All rules are replaced: their order matters, and a rule can only be appended.
+	deleteRules(writer.last, content.Rules[chain.Name])
+	if err := writer.streamMatch(want, content); err != nil {
 		return err
 	}
 	for _, family := range vip.Families {
-		if err := w.streamTable(family, s, r); err != nil {
+		if err := writer.streamTable(family, write, content); err != nil {
 			return err
 		}
 		// Remove the shadow map of a resize.
-		if shadow := shadowMap(family, want.Name); r.has(shadow) {
-			w.last.removeSet(shadow)
+		if shadow := shadowMap(family, want.Name); content.has(shadow) {
+			writer.last.DeleteSet(shadow)
 		}
 	}
-	w.last.addRules(chain.name, w.streamRules(want)...)
+	writer.last.AddRules(chain.Name, writer.config.streamRules(want)...)
 	return nil
 }
 
 // streamTable creates, changes or removes one Maglev map. A map of a different size is replaced
 // together with the rules that reference it.
-func (w *changeWriter) streamTable(family vip.Family, s plan.StreamWrite, r *ruleset) error {
-	table := s.Desired.Tables[family]
-	spec := maglevSpec(family, s.Desired.Name, s.Desired.Size)
-	if s.Observed != nil && s.Observed.Tables[family] != nil && len(s.Observed.Tables[family]) == len(table) {
-		w.fills = append(w.fills, tableEntries{set: spec.name, entries: differences(s.Observed.Tables[family], table)})
+func (writer *changeWriter) streamTable(family vip.Family, write plan.StreamWrite, content *ruleset) error {
+	table := write.Desired.Tables[family]
+	spec := maglevSpec(family, write.Desired.Name, write.Desired.Size)
+	// Of a map of the same size only the differences are written.
+	if write.Observed != nil && write.Observed.Tables[family] != nil && len(write.Observed.Tables[family]) == len(table) {
+		writer.fills = append(writer.fills, tableEntries{set: spec.Name, entries: differences(write.Observed.Tables[family],
+			table)})
 		return nil
 	}
-	if err := r.checkSet("map", spec); err != nil {
+	if err := content.checkSet("map", spec); err != nil {
 		return err
 	}
+	// A map that rules reference is replaced together with them, in last.
 	referred := false
-	if r.has(spec.name) {
-		referred = slices.ContainsFunc(r.rules[plan.StreamChain(s.Desired.Name)], rule.owned)
+	if content.has(spec.Name) {
+		referred = slices.ContainsFunc(content.Rules[plan.StreamChain(write.Desired.Name)], owned)
 		if referred {
-			w.last.removeSet(spec.name)
+			writer.last.DeleteSet(spec.Name)
 		} else {
-			w.first.removeSet(spec.name)
+			writer.first.DeleteSet(spec.Name)
 		}
 	}
-	entries := tableEntries{set: spec.name, entries: differences(nil, table)}
+	entries := tableEntries{set: spec.Name, entries: differences(nil, table)}
 	switch {
 	case table == nil:
 	case referred:
-		w.last.addSet(spec)
-		w.last.fill(entries)
+		writer.last.AddSet(spec)
+		fill(writer.last, entries)
 	default:
-		w.first.addSet(spec)
-		w.fills = append(w.fills, entries)
+		writer.first.AddSet(spec)
+		writer.fills = append(writer.fills, entries)
 	}
 	return nil
 }
@@ -154,13 +158,13 @@ func (w *changeWriter) streamTable(family vip.Family, s plan.StreamWrite, r *rul
 // differences returns the entries that differ between two tables; nil is an empty table.
 func differences(have, want []uint32) []entry {
 	var list []entry
-	for i, fwmark := range want {
+	for index, fwmark := range want {
 		var was uint32
 		if have != nil {
-			was = have[i]
+			was = have[index]
 		}
 		if was != fwmark {
-			list = append(list, entry{index: uint32(i), fwmark: fwmark, had: was != 0})
+			list = append(list, entry{index: uint32(index), fwmark: fwmark, had: was != 0})
 		}
 	}
 	return list

@@ -41,10 +41,10 @@ func TestOnlyDifferencesAreWritten(t *testing.T) {
 	want.Tables[vip.IPv6][50] = 5000 // was 5002
 	want.Tables[vip.IPv6][51] = 0    // none
 	want.ChainIntact = true
-	before, done := f.messages, f.Transactions()
+	before, done := f.nft.Messages, f.Transactions()
 	must(t, f.Write(plan.Change{Streams: []plan.StreamWrite{{Desired: want, Observed: now}}}))
 	// One message deletes two elements, one adds one of them again.
-	if n := f.messages - before; n != 2 {
+	if n := f.nft.Messages - before; n != 2 {
 		t.Errorf("%d messages for two entries", n)
 	}
 	if n := f.Transactions() - done; n != 1 {
@@ -81,10 +81,10 @@ func TestManyTargetsInAStream(t *testing.T) {
 		fwmarks = append(fwmarks, DefaultFirst+n)
 	}
 	must(t, writeBase(f, plan.Change{Base: true, Targets: exampleSlots("web", fwmarks...)}))
-	got, err := f.readSet(plan.LiveMap(vip.IPv4, "web"))
+	got, err := f.nft.Set(inet, plan.LiveMap(vip.IPv4, "web"))
 	must(t, err)
-	if live, err := f.readLive(vip.IPv4, "web"); err != nil || len(live) != len(fwmarks) || got.size != 0 {
-		t.Errorf("%d of %d targets live, %v; the size is %d", len(live), len(fwmarks), err, got.size)
+	if live, err := f.readLive(vip.IPv4, "web"); err != nil || len(live) != len(fwmarks) || got.Size != 0 {
+		t.Errorf("%d of %d targets live, %v; the size is %d", len(live), len(fwmarks), err, got.Size)
 	}
 }
 
@@ -125,7 +125,7 @@ func TestTableParametersChange(t *testing.T) {
 			}
 			r, err := f.readRuleset(true)
 			must(t, err)
-			sets := r.sets
+			sets := r.Sets
 			for name := range sets {
 				if strings.HasPrefix(name, "spare") {
 					t.Errorf("map %s is left", name)

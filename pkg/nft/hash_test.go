@@ -1,11 +1,11 @@
-package jhash
+package nft
 
 import "testing"
 
 // The first values are from lookup3.c, the origin of include/linux/jhash.h. The rest have lengths
 // on each side of a block boundary and come from an independent implementation that adds byte by
 // byte.
-func TestSum(t *testing.T) {
+func TestJhash(t *testing.T) {
 	const text = "Four score and seven years ago"
 	for _, tt := range []struct {
 		key        string
@@ -24,18 +24,17 @@ func TestSum(t *testing.T) {
 		{text[:24], 7, 0x7d007bba},
 		{text[:25], 7, 0x91582bd1},
 	} {
-		if got := Sum([]byte(tt.key), tt.seed); got != tt.want {
+		if got := jhash([]byte(tt.key), tt.seed); got != tt.want {
 			t.Errorf("%q, seed %#x: got %#x, want %#x", tt.key, tt.seed, got, tt.want)
 		}
 	}
 }
 
-func TestScale(t *testing.T) {
-	for _, tt := range []struct{ hash, n, want uint32 }{
-		{0, 10, 0}, {1 << 31, 10, 5}, {1<<31 - 1, 10, 4}, {1<<32 - 1, 10, 9}, {1<<32 - 1, 1<<32 - 1, 1<<32 - 2}, {7, 1, 0},
-	} {
-		if got := Scale(tt.hash, tt.n); got != tt.want {
-			t.Errorf("%#x of %d: got %d, want %d", tt.hash, tt.n, got, tt.want)
+func TestHashModulus(t *testing.T) {
+	const text = "Four score and seven years ago" // hash 0x17770551
+	for modulus, want := range map[uint32]uint32{1: 0, 10: 0, 11: 1, 1 << 31: 0x17770551 >> 1, 1<<32 - 1: 0x17770550} {
+		if got := Hash([]byte(text), 0, modulus); got != want {
+			t.Errorf("modulus %d: got %#x, want %#x", modulus, got, want)
 		}
 	}
 }

@@ -1,14 +1,17 @@
-// Package jhash implements the kernel's hash of bytes (include/linux/jhash.h), as used by
-// nftables.
-package jhash
+package nft
 
 import (
 	"encoding/binary"
 	"math/bits"
 )
 
-// Sum returns the hash of key: Bob Jenkins' lookup3.
-func Sum(key []byte, seed uint32) uint32 {
+// Hash returns the value of "jhash key mod modulus seed seed" (include/linux/jhash.h).
+func Hash(key []byte, seed, modulus uint32) uint32 {
+	return uint32(uint64(jhash(key, seed)) * uint64(modulus) >> 32)
+}
+
+// jhash returns Bob Jenkins' hash lookup3.
+func jhash(key []byte, seed uint32) uint32 {
 	a := 0xdeadbeef + uint32(len(key)) + seed
 	b, c := a, a
 	step := func(x, y, z *uint32, by int) {
@@ -46,6 +49,3 @@ func Sum(key []byte, seed uint32) uint32 {
 }
 
 func word(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
-
-// Scale maps a hash to 0..n-1 as nftables does for "jhash … mod n".
-func Scale(hash, n uint32) uint32 { return uint32(uint64(hash) * uint64(n) >> 32) }

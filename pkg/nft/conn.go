@@ -1,0 +1,220 @@
+// Package nft reads and writes nftables objects by netlink messages: transactions, listings in a
+// normal form that is comparable with the written objects, and small tables that are described as
+// a whole. Expressions of rules are those of github.com/google/nftables/expr.
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vipgate/vipgate/pkg/nlmsg"
+)
+
+// Conn is a netfilter socket in the network namespace of the thread that called Dial. It is not
+// safe for concurrent use.
+type Conn struct {
+	*nlmsg.Socket
+	// Echo receives the elements that a transaction with [Echo] changed, in order.
+	Echo func(set string, e Element, deleted bool)
+	// Transactions counts committed transactions, Messages their messages.
+	Transactions, Messages uint32
+}
+
+// Dial opens a socket.
+func Dial() (*Conn, error) {
+	s, err := nlmsg.Open(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, err
+	}
+	return &Conn{Socket: s}, nil
+}
+
+// Message returns the netlink message type of an nftables message.
+func Message(kind uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | kind }
+
+// Generation returns the generation ID of the ruleset, which every transaction increments.
+func (c *Conn) Generation() (uint32, error) {
+	var m nlmsg.Messages
+	m.Begin(Message(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
+	data, err := c.Get(&m)
+	if err != nil {
+		return 0, fmt.Errorf("failed to read the generation of the nftables ruleset: %w", err)
+	}
+	return nlmsg.Netfilter(data).Uint32BE(unix.NFTA_GEN_ID), nil
+}
+
+// Limits for repeated reads of a ruleset that another process changes during the read.
+const (
+	readFor      = 5 * time.Second
+	readAttempts = 10
+)
+
+// ReadConsistently repeats a read until no transaction took place during it. It returns the
+// generation of the ruleset that was read.
+func (c *Conn) ReadConsistently(object string, read func() error) (generation uint32, err error) {
+	began := time.Now()
+	before, err := c.Generation()
+	if err != nil {
+		return 0, err
+	}
+	for attempt := 1; ; attempt++ {
+		err := read()
+		if err != nil && !errors.Is(err, nlmsg.ErrInterrupted) {
+			return 0, fmt.Errorf("failed to read %s: %w", object, err)
+		}
+		after, generationErr := c.Generation()
+		switch {
+		case generationErr != nil:
+			return 0, generationErr
+		case err == nil && before == after:
+			return after, nil
+		case attempt >= readAttempts && time.Since(began) > readFor:
+			return 0, fmt.Errorf("failed to read %s: %w, %d times", object, nlmsg.ErrInterrupted, attempt)
+		}
+		before = after
+	}
+}
+
+// List calls each for every object of a kind in a table, filtered by name unless it is empty. An
+// object is valid during the call only. The kernel may return ENOENT for a missing table or name.
+func (c *Conn) List(table Table, kind, attribute uint16, name string, each func(nlmsg.Attributes)) error {
+	_, err := c.Socket.Dump(request(table, kind, unix.NLM_F_DUMP, attribute, name), func(data []byte) {
+		// Kernels that ignore the filter list the objects of all tables.
+		if b := nlmsg.Netfilter(data); data[0] == table.Family && b.Text(unix.NFTA_TABLE_NAME) == table.Name {
+			each(b)
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("failed to list nftables objects of %s %s: %w", table, name, err)
+	}
+	return nil
+}
+
+func request(table Table, kind, flags, attribute uint16, name string) *nlmsg.Messages {
+	t := Transaction{Table: table}
+	t.begin("", kind, flags, attribute, name)
+	return &t.messages
+}
+
+// absent reports whether an error means that an object, or its whole family, does not exist.
+func absent(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
+}
+
+// get reads one object by name; nil if it does not exist.
+func get[T any](c *Conn, table Table, kind, attribute uint16, name string, parse func(nlmsg.Attributes) T) (*T, error) {
+	data, err := c.Get(request(table, kind, 0, attribute, name))
+	switch {
+	case absent(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("failed to read nftables object %s %s: %w", table, name, err)
+	}
+	object := parse(nlmsg.Netfilter(data))
+	return &object, nil
+}
+
+// Flags returns the flags of a table; nil if it does not exist.
+func (c *Conn) Flags(table Table) (*uint32, error) {
+	return get(c, table, unix.NFT_MSG_GETTABLE, 0, "", func(b nlmsg.Attributes) uint32 {
+		return b.Uint32BE(unix.NFTA_TABLE_FLAGS)
+	})
+}
+
+// Chain reads a chain without its rules; nil if it does not exist.
+func (c *Conn) Chain(table Table, name string) (*Chain, error) {
+	return get(c, table, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_NAME, name, parseChain)
+}
+
+// Set reads a set without its elements; nil if it does not exist.
+func (c *Conn) Set(table Table, name string) (*Set, error) {
+	return get(c, table, unix.NFT_MSG_GETSET, unix.NFTA_SET_NAME, name, parseSet)
+}
+
+// Rules reads the rules of a chain, or of all chains for "".
+func (c *Conn) Rules(table Table, chain string) (map[string][]Rule, error) {
+	rules := map[string][]Rule{}
+	err := c.List(table, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_CHAIN, chain, func(b nlmsg.Attributes) {
+		if r := parseRule(b); chain == "" || r.Chain == chain {
+			rules[r.Chain] = append(rules[r.Chain], r)
+		}
+	})
+	if absent(err) {
+		err = nil
+	}
+	return rules, err
+}
+
+// Elements calls each for every element of a set. Key and Data are valid during the call only. The
+// error is ENOENT for a missing set.
+//
+// The kernel resumes a dump of several messages by the number of elements. Elements that the
+// packet path adds or removes in between can make it skip others; messages is then above 1.
+func (c *Conn) Elements(table Table, set string, each func(Element)) (messages int, err error) {
+	err = c.List(table, unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET, set, func(b nlmsg.Attributes) {
+		messages++
+		for _, e := range b.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
+			each(parseElement(e))
+		}
+	})
+	return messages, err
+}
+
+// Element reads one element by its key; nil if it does not exist.
+func (c *Conn) Element(table Table, set string, key []byte) (*Element, error) {
+	t := Transaction{Table: table}
+	t.putElements("get element of set", unix.NFT_MSG_GETSETELEM, set, []Element{{Key: key}})
+	data, err := c.Get(&t.messages)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("failed to read an element of set %s %s: %w", table, set, err)
+	}
+	for _, e := range nlmsg.Netfilter(data).Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
+		element := parseElement(e)
+		return &element, nil
+	}
+	return nil, nil
+}
+
+// Ruleset is the content of a table without set elements.
+type Ruleset struct {
+	Exists bool
+	Flags  uint32
+	Chains map[string]Chain // without rules
+	Sets   map[string]Set
+	Rules  map[string][]Rule // by chain
+}
+
+// NewRuleset returns the content of an absent table.
+func NewRuleset() *Ruleset {
+	return &Ruleset{Chains: map[string]Chain{}, Sets: map[string]Set{}, Rules: map[string][]Rule{}}
+}
+
+// Dump reads the content of a table without set elements.
+func (c *Conn) Dump(table Table) (*Ruleset, error) {
+	r := NewRuleset()
+	flags, err := c.Flags(table)
+	if err != nil || flags == nil {
+		return r, err
+	}
+	r.Exists, r.Flags = true, *flags
+	if err := errors.Join(
+		c.List(table, unix.NFT_MSG_GETCHAIN, 0, "", func(b nlmsg.Attributes) {
+			chain := parseChain(b)
+			r.Chains[chain.Name] = chain
+		}),
+		c.List(table, unix.NFT_MSG_GETSET, 0, "", func(b nlmsg.Attributes) {
+			set := parseSet(b)
+			r.Sets[set.Name] = set
+		}),
+	); err != nil && !absent(err) {
+		return nil, err
+	}
+	r.Rules, err = c.Rules(table, "")
+	return r, err
+}

@@ -1,0 +1,141 @@
+package nft
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Inspect compares a table with its description. It returns the listed content, and the first
+// difference or "".
+func (c *Conn) Inspect(want Table) (have *Ruleset, difference string, err error) {
+	have, err = c.Dump(want)
+	switch {
+	case err != nil:
+		return nil, "", err
+	case !have.Exists:
+		return have, "table " + want.String(), nil
+	case have.Flags != 0: // 1: dormant
+		return have, fmt.Sprintf("table %s without flags %#x", want, have.Flags), nil
+	}
+	for _, chain := range want.Chains {
+		got, ok := have.Chains[chain.Name]
+		if !ok || chain.Mismatch(got) != "" || got.Policy != chain.Policy {
+			return have, "chain " + want.String() + " " + chain.Name, nil
+		}
+		if !slices.EqualFunc(have.Rules[chain.Name], chain.Rules, Rule.Same) {
+			return have, "rules of chain " + want.String() + " " + chain.Name, nil
+		}
+	}
+	for _, set := range want.Sets {
+		got, ok := have.Sets[set.Name]
+		if !ok || !set.same(got) {
+			return have, "set " + want.String() + " " + set.Name, nil
+		}
+		if set.Volatile {
+			continue
+		}
+		if same, err := c.Holds(want, set); err != nil || !same {
+			return have, "elements of set " + want.String() + " " + set.Name, err
+		}
+	}
+	if len(have.Chains) > len(want.Chains) || len(have.Sets) > len(want.Sets) {
+		return have, "table " + want.String() + " without foreign objects", nil
+	}
+	return have, "", nil
+}
+
+// Holds reports whether a set has exactly the described elements, without regard to timeouts.
+func (c *Conn) Holds(table Table, want Set) (bool, error) {
+	var list []Element
+	_, err := c.Elements(table, want.Name, func(e Element) {
+		list = append(list, Element{Key: slices.Clone(e.Key), Data: slices.Clone(e.Data), End: e.End})
+	})
+	return slices.EqualFunc(normalElements(list), normalElements(want.Elements), sameElement), err
+}
+
+// normalElements sorts elements. It omits the end of an interval that the next one follows, which
+// some kernels do not list.
+func normalElements(list []Element) []Element {
+	list = slices.SortedFunc(slices.Values(list), compareElements)
+	starts := map[string]bool{}
+	for _, e := range list {
+		starts[string(e.Key)] = starts[string(e.Key)] || !e.End
+	}
+	return slices.DeleteFunc(list, func(e Element) bool { return e.End && starts[string(e.Key)] })
+}
+
+func sameElement(a, b Element) bool {
+	return slices.Equal(a.Key, b.Key) && slices.Equal(a.Data, b.Data) && a.End == b.End
+}
+
+// Replace adds the messages that give a table its described content. Volatile sets of have keep
+// their elements; nil replaces the whole table. A dormant table is only activated.
+func (t *Transaction) Replace(want Table, have *Ruleset) {
+	t.Table = want
+	t.AddTable()
+	kept := map[string]bool{}
+	if have == nil {
+		t.DeleteTable()
+		t.AddTable()
+	} else if have.Flags != 0 {
+		return // the kernel rejects a change of chains in the transaction that activates the table
+	} else if have.Exists {
+		// Rules reference chains and sets, and elements reference chains.
+		t.begin("delete rules of table", unix.NFT_MSG_DELRULE, 0, 0, "")
+		for _, set := range want.Sets {
+			got, ok := have.Sets[set.Name]
+			kept[set.Name] = ok && set.Volatile && set.same(got)
+		}
+		for _, name := range slices.Sorted(maps.Keys(have.Sets)) {
+			if !kept[name] {
+				t.DeleteSet(name)
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(have.Chains)) {
+			t.DeleteChain(name)
+		}
+	}
+	for _, set := range want.Sets {
+		if !kept[set.Name] {
+			t.AddSet(set)
+		}
+	}
+	for _, chain := range want.Chains {
+		t.AddChain(chain)
+		t.AddRules(chain.Name, chain.Rules...)
+	}
+}
+
+// Ensure gives tables their described content in one transaction and reads them back. It returns
+// the first difference that it found, or "", and the generation of the ruleset that was read.
+func (c *Conn) Ensure(tables ...Table) (difference string, generation uint32, err error) {
+	for range readAttempts {
+		if generation, err = c.Generation(); err != nil {
+			return difference, 0, err
+		}
+		var t Transaction
+		for _, want := range tables {
+			have, found, err := c.Inspect(want)
+			if err != nil {
+				return difference, 0, err
+			}
+			if found != "" {
+				t.Replace(want, have)
+				difference = cmp.Or(difference, found)
+			}
+		}
+		if t.Len() == 0 {
+			return difference, generation, nil
+		}
+		// The kernel rejects the transaction if another process changed what was read.
+		if err := c.Commit(&t, &generation); err != nil && !errors.Is(err, unix.ERESTART) {
+			return difference, 0, err
+		}
+	}
+	return difference, 0, fmt.Errorf("nftables still differs after %d writes: %s", readAttempts, difference)
+}
