@@ -151,7 +151,7 @@ func (s *Supervisor) configured() {
 // configFailed records a failure to configure BIRD. A configuration that BIRD refused is not
 // retried.
 func (s *Supervisor) configFailed(err error) {
-	var refused *RefusedError
+	var refused *refusedError
 	if errors.As(err, &refused) {
 		s.apply.refused = s.apply.pending.content
 	} else {
@@ -203,7 +203,7 @@ func (s *Supervisor) install(ctx context.Context, content []byte) error {
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.Exited() {
-		err = &RefusedError{codeConfigFailed, string(bytes.TrimSpace(out))}
+		err = &refusedError{codeConfigFailed, string(bytes.TrimSpace(out))}
 	}
 	return s.replaceFile(err)
 }

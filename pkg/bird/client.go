@@ -20,7 +20,7 @@ const (
 )
 
 // Client sends commands to BIRD's control socket, one at a time. It is not safe for concurrent use.
-// After an error that is not a [RefusedError] the caller must close it: a late answer would be read
+// After an error that is not a refusedError the caller must close it: a late answer would be read
 // as the answer to the next command.
 type Client struct {
 	Version string // from BIRD's greeting, such as "2.0.12"
@@ -110,5 +110,5 @@ func (c *Client) exchange(ctx context.Context, request []byte) (Reply, error) {
 			return nil, err
 		}
 	}
-	return ReadReply(c.reader)
+	return readReply(c.reader)
 }

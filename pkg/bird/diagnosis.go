@@ -60,7 +60,7 @@ type sessionRecord struct {
 
 // logged records a NOTIFICATION from BIRD's log, because BIRD may clear the error before the next
 // poll.
-func (s *sessionErrors) logged(e Event, at time.Time) {
+func (s *sessionErrors) logged(e stateEvent, at time.Time) {
 	name, ok := strings.CutPrefix(e.Protocol, gatewayPrefix)
 	if !ok || e.Level != "RMT" {
 		return
@@ -82,7 +82,7 @@ func (s *sessionErrors) logged(e Event, at time.Time) {
 // that BIRD shows. sessions lists the sessions of the configuration that BIRD loaded: a session
 // whose configuration has changed since the last poll has no earlier error.
 func (s *sessionErrors) describe(
-	at time.Time, gateways []GatewayState, protocols map[string]Protocol, sessions []Session,
+	at time.Time, gateways []GatewayState, protocols map[string]protocolState, sessions []Session,
 ) {
 	signing := s.md5.problems(at, gateways, sessions)
 	s.mu.Lock()

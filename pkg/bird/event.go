@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Event is one line that BIRD wrote to its log.
-type Event struct {
+// stateEvent is one line that BIRD wrote to its log.
+type stateEvent struct {
 	Level    string // "TRACE", "INFO", "WARN", "RMT", …; empty if the line has none
 	Protocol string // empty for BIRD as a whole; with its channel, such as "LB.ipv4", on 3.x
 	Text     string
@@ -16,15 +16,15 @@ type Event struct {
 // levels are BIRD's log classes, which it writes in angle brackets (sysdep/unix/log.c).
 var levels = []string{"DBG", "TRACE", "INFO", "RMT", "WARN", "ERR", "AUTH", "FATAL", "BUG"}
 
-// ParseEvent parses a line of BIRD's stderr: "DATE TIME <LEVEL> NAME: text", and on 3.x "bird:
+// parseEvent parses a line of BIRD's stderr: "DATE TIME <LEVEL> NAME: text", and on 3.x "bird:
 // DATE TIME [thread] <LEVEL> …".
-func ParseEvent(line string) Event {
+func parseEvent(line string) stateEvent {
 	_, rest, ok := strings.Cut(line, "<")
 	level, text, ok2 := strings.Cut(rest, "> ")
 	if !ok || !ok2 || !slices.Contains(levels, level) {
-		return Event{Text: strings.TrimSpace(line)}
+		return stateEvent{Text: strings.TrimSpace(line)}
 	}
-	e := Event{Level: level, Text: text}
+	e := stateEvent{Level: level, Text: text}
 	if name, message, ok := strings.Cut(text, ": "); ok && !strings.Contains(name, " ") {
 		e.Protocol, e.Text = name, message
 	}
@@ -34,13 +34,13 @@ func ParseEvent(line string) Event {
 const stateChanged = "State changed to "
 
 // StateChanged reports whether the event is a state change of a protocol or a channel.
-func (e Event) StateChanged() bool { return strings.HasPrefix(e.Text, stateChanged) }
+func (e stateEvent) StateChanged() bool { return strings.HasPrefix(e.Text, stateChanged) }
 
 // CameUp reports whether the event is a protocol's transition to up.
-func (e Event) CameUp() bool { return e.Text == stateChanged+"up" }
+func (e stateEvent) CameUp() bool { return e.Text == stateChanged+"up" }
 
 // isError reports whether the event can be the cause of BIRD's exit.
-func (e Event) isError() bool {
+func (e stateEvent) isError() bool {
 	switch e.Level {
 	case "ERR", "FATAL", "BUG", "":
 		return e.Text != "" && e.Text != shutdownCompleted && !e.dropped()
@@ -50,7 +50,7 @@ func (e Event) isError() bool {
 
 // dropped reports whether the event is a send error of a BFD packet that the kernel dropped,
 // which is expected while a static gateway is held down.
-func (e Event) dropped() bool {
+func (e stateEvent) dropped() bool {
 	return e.Protocol == bfdName && strings.HasPrefix(e.Text, "Socket error: Operation not permitted")
 }
 
@@ -58,7 +58,7 @@ func (e Event) dropped() bool {
 const shutdownCompleted = "Shutdown completed"
 
 // level returns the event's level in the frontend's log; verbose raises debug to info.
-func (e Event) level(verbose bool) slog.Level {
+func (e stateEvent) level(verbose bool) slog.Level {
 	if e.dropped() || e.Text == shutdownCompleted || strings.Contains(e.Text, "without explicit authentication") {
 		return slog.LevelDebug // expected, although BIRD logs an error and a warning
 	}

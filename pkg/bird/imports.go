@@ -32,13 +32,13 @@ type importLimit struct {
 
 // blocked reports whether BIRD ignores routes of a protocol. BIRD 3 shows the limit as hit until
 // the session restarts.
-func (p Protocol) blocked(version string) bool {
+func (p protocolState) blocked(version string) bool {
 	return p.LimitHit && (version < "3" || p.Imported >= p.ImportLimit)
 }
 
 // observe returns the protocols whose routes must be requested again: with back-off while BIRD
 // ignores routes, and once more afterwards.
-func (m imports) observe(now time.Time, protocols map[string]Protocol, version string) (reload []string) {
+func (m imports) observe(now time.Time, protocols map[string]protocolState, version string) (reload []string) {
 	for name, p := range protocols {
 		l, known := m[name]
 		switch {
@@ -76,7 +76,7 @@ func (m imports) describe(gateways []GatewayState) {
 }
 
 // watchImports requests the routes again that BIRD ignored.
-func (s *Supervisor) watchImports(ctx context.Context, now time.Time, protocols map[string]Protocol, version string) {
+func (s *Supervisor) watchImports(ctx context.Context, now time.Time, protocols map[string]protocolState, version string) {
 	reload := "reload in"
 	if version >= "3" {
 		reload = "reload filters in"

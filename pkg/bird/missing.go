@@ -19,7 +19,7 @@ type missing struct {
 }
 
 // protocols returns the names of the protocols of the configuration.
-func (in RenderInput) protocols() []string {
+func (in renderInput) protocols() []string {
 	names := []string{LoopbackName, "KERNEL4", "KERNEL6"}
 	if slices.ContainsFunc(in.Sessions, func(s Session) bool { return s.BFD != nil }) {
 		names = append(names, bfdName)
@@ -59,7 +59,7 @@ func (m *missing) observe(now time.Time, lacking bool) bool {
 }
 
 // restore requests a reload of the current configuration if BIRD lacks some of its protocols.
-func (s *Supervisor) restore(now time.Time, protocols map[string]Protocol) {
+func (s *Supervisor) restore(now time.Time, protocols map[string]protocolState) {
 	lacking := slices.DeleteFunc(slices.Clone(s.apply.current.protocols), func(name string) bool {
 		_, has := protocols[name]
 		return has

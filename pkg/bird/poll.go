@@ -34,7 +34,7 @@ type holdTimers struct {
 	overdue time.Time // first poll at which a timer had expired but its session was still up
 }
 
-func (h *holdTimers) observe(at time.Time, protocols map[string]Protocol) {
+func (h *holdTimers) observe(at time.Time, protocols map[string]protocolState) {
 	h.next = time.Time{}
 	for _, p := range protocols {
 		if end := at.Add(p.HoldTimer); p.Up() && p.HasHoldTimer && (h.next.IsZero() || end.Before(h.next)) {

@@ -30,7 +30,7 @@ type process struct {
 
 // startProcess starts BIRD and calls events, which must not block, for each line of BIRD's log.
 func startProcess(
-	ctx context.Context, executable, config, socket string, log *slog.Logger, verbose bool, events func(Event),
+	ctx context.Context, executable, config, socket string, log *slog.Logger, verbose bool, events func(stateEvent),
 ) (*process, error) {
 	p := &process{exited: make(chan struct{}), since: time.Now()}
 	p.cmd = exec.Command(executable, "-f", "-c", config, "-s", socket)
@@ -64,13 +64,13 @@ const (
 )
 
 type logged struct {
-	Event
+	stateEvent
 	dropped int // lines that were discarded before it
 }
 
 // drainLines reads BIRD's log until BIRD exits, and returns the last error in it. While lines is
 // full it discards and counts lines instead of waiting, and sends the count with the next line.
-func drainLines(r io.Reader, lines chan<- logged, events func(Event)) (last string) {
+func drainLines(r io.Reader, lines chan<- logged, events func(stateEvent)) (last string) {
 	defer close(lines)
 	reader := bufio.NewReaderSize(r, maxEventLine)
 	dropped, rest := 0, false
@@ -83,7 +83,7 @@ func drainLines(r io.Reader, lines chan<- logged, events func(Event)) (last stri
 		if rest = more; isRest {
 			continue
 		}
-		e := ParseEvent(string(b))
+		e := parseEvent(string(b))
 		events(e)
 		if e.isError() {
 			last = e.Text

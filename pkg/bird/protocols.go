@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Protocol is one protocol in the output of `show protocols all`.
-type Protocol struct {
+// protocolState is one protocol in the output of `show protocols all`.
+type protocolState struct {
 	Name      string
 	Proto     string // "BGP"
 	State     string // "up", "start", "down", …
@@ -29,16 +29,16 @@ type Protocol struct {
 }
 
 // Up reports whether the BGP session is established.
-func (p Protocol) Up() bool { return p.BGPState == "Established" && p.State == "up" }
+func (p protocolState) Up() bool { return p.BGPState == "Established" && p.State == "up" }
 
 // codeProtocol is the code of a protocol's first line in `show protocols`; details have code
 // 1006.
 const codeProtocol = 1002
 
-// ParseProtocols parses the reply to `show protocols all`. It splits lines into words, since
+// parseProtocols parses the reply to `show protocols all`. It splits lines into words, since
 // columns differ between versions, and sums the routes of a protocol's channels.
-func ParseProtocols(r Reply) []Protocol {
-	var list []Protocol
+func parseProtocols(r Reply) []protocolState {
+	var list []protocolState
 	for _, l := range r {
 		if !relevant(l) {
 			continue
@@ -60,8 +60,8 @@ func ParseProtocols(r Reply) []Protocol {
 	return list
 }
 
-// relevant reports whether ParseProtocols may need a line, so that most lines are not split.
-func relevant(l Line) bool {
+// relevant reports whether parseProtocols may need a line, so that most lines are not split.
+func relevant(l replyLine) bool {
 	text := strings.TrimSpace(l.Text)
 	return l.Code == codeProtocol && !strings.HasPrefix(l.Text, " ") ||
 		slices.ContainsFunc(details[:], func(name string) bool { return strings.HasPrefix(text, name) })
@@ -71,8 +71,8 @@ func relevant(l Line) bool {
 var details = [...]string{"BGP", "Last", "Hold", "Import", "Routes"}
 
 // protocolHead parses "NAME PROTO TABLE STATE SINCE [INFO…]". SINCE is a time, a date, or both.
-func protocolHead(words []string) Protocol {
-	p := Protocol{Name: words[0], Proto: words[1], State: words[3]}
+func protocolHead(words []string) protocolState {
+	p := protocolState{Name: words[0], Proto: words[1], State: words[3]}
 	rest := words[4:]
 	for len(rest) > 0 && isTime(rest[0]) {
 		rest = rest[1:]
@@ -87,7 +87,7 @@ func isTime(s string) bool {
 		strings.Trim(s, "0123456789:.-") == ""
 }
 
-func protocolDetail(p *Protocol, words []string) {
+func protocolDetail(p *protocolState, words []string) {
 	name, value, _ := strings.Cut(strings.Join(words, " "), ":")
 	value = strings.TrimSpace(value)
 	switch name {
@@ -131,8 +131,8 @@ const (
 	bfdInit = "Init"
 )
 
-// ParseBFD parses the reply to `show bfd sessions` into the state of each peer, such as "Up".
-func ParseBFD(r Reply) map[netip.Addr]string {
+// parseBFD parses the reply to `show bfd sessions` into the state of each peer, such as "Up".
+func parseBFD(r Reply) map[netip.Addr]string {
 	sessions := map[netip.Addr]string{}
 	for _, l := range r {
 		// "IP address  Interface  State  Since  Interval  Timeout"

@@ -62,7 +62,7 @@ type nextHops struct {
 	Addresses []netip.Addr
 }
 
-func (in RenderInput) nextHops() []nextHops {
+func (in renderInput) nextHops() []nextHops {
 	var list []nextHops
 	for i, f := range vip.Families {
 		isOther := func(a netip.Addr) bool { return vip.FamilyOf(a) != f }
@@ -73,8 +73,8 @@ func (in RenderInput) nextHops() []nextHops {
 	return list
 }
 
-// RenderInput is the input of Render.
-type RenderInput struct {
+// renderInput is the input of render.
+type renderInput struct {
 	Options
 	Interface string // toward the gateways
 	Sessions  []Session
@@ -83,7 +83,7 @@ type RenderInput struct {
 }
 
 // heldDown returns the addresses of static gateways whose BFD packets need a lease.
-func (in RenderInput) heldDown() []netip.Addr {
+func (in renderInput) heldDown() []netip.Addr {
 	var list []netip.Addr
 	for _, s := range in.Sessions {
 		if s.Protocol == trench.Static && s.BFD != nil {
@@ -110,7 +110,7 @@ func vrrpName(f vip.Family) string {
 const maskedPassword = "********"
 
 // Masked returns the input without secrets.
-func (in RenderInput) Masked() RenderInput {
+func (in renderInput) Masked() renderInput {
 	if in.Password != "" {
 		in.Password = maskedPassword
 	}
@@ -271,9 +271,9 @@ protocol bgp 'NBR-{{.Name}}' {
 {{- end}}
 `))
 
-// Render returns the configuration, with secrets unless in is masked. The same bytes work on BIRD
+// render returns the configuration, with secrets unless in is masked. The same bytes work on BIRD
 // 2.0.12 to 3.x.
-func Render(in RenderInput) ([]byte, error) {
+func render(in renderInput) ([]byte, error) {
 	logFile := ""
 	if in.LogFileSize > 0 {
 		logFile = cmp.Or(in.LogFile, filepath.Join(in.Dir, "bird.log"))
@@ -296,7 +296,7 @@ func Render(in RenderInput) ([]byte, error) {
 		set[v.Family()] = append(set[v.Family()], v.String()+"+")
 	}
 	data := struct {
-		RenderInput
+		renderInput
 		LogFile, VIP4, VIP6 string
 		BFD, Static         bool
 		StaticBFD           *trench.BFD
@@ -305,7 +305,7 @@ func Render(in RenderInput) ([]byte, error) {
 		BIRD, Announcer     netip.Addr
 		BIRDAS, AnnouncerAS uint32
 	}{
-		RenderInput: in, LogFile: logFile,
+		renderInput: in, LogFile: logFile,
 		VIP4: strings.Join(set[vip.IPv4], ", "), VIP6: strings.Join(set[vip.IPv6], ", "),
 		BFD:      slices.ContainsFunc(in.Sessions, func(s Session) bool { return s.BFD != nil }),
 		Families: []int{4, 6},

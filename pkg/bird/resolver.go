@@ -39,7 +39,7 @@ type resolution struct {
 	generation uint64 // generation of desired; 0 before the first Configure
 	gateways   []trench.Gateway
 	problems   map[string]string // why a gateway has no session, by gateway
-	input      RenderInput
+	input      renderInput
 	content    []byte
 	protocols  []string // names of the protocols in content
 	err        error    // rendering error; content is then nil
@@ -132,13 +132,13 @@ func listenAddresses(wake func()) (*rtnetlink.Listener, error) {
 func (s *resolver) resolve(ctx context.Context, w desired, before resolution) (now resolution, changed bool) {
 	a := w.attractor
 	now = resolution{generation: w.generation, gateways: a.Gateways}
-	now.input = RenderInput{Options: s.options, Interface: a.Interface, VIPs: a.VIPs}
+	now.input = renderInput{Options: s.options, Interface: a.Interface, VIPs: a.VIPs}
 	now.input.Sessions, now.problems = s.resolveSessions(ctx, a, before.input.Sessions)
 	if before.generation == w.generation && slices.Equal(before.input.Sessions, now.input.Sessions) {
 		now.content, now.protocols, now.err = before.content, before.protocols, before.err
 		return now, !maps.Equal(before.problems, now.problems)
 	}
-	now.content, now.err = Render(now.input)
+	now.content, now.err = render(now.input)
 	now.protocols = now.input.protocols()
 	return now, true
 }
@@ -227,16 +227,16 @@ func (s *resolver) password(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("failed to read password file: %w", err)
 	}
-	password, err := ParsePassword(b)
+	password, err := parsePassword(b)
 	if err != nil {
 		return "", fmt.Errorf("password file %s: %w", path, err)
 	}
 	return password, nil
 }
 
-// ParsePassword returns the password in the content of a password file, without one trailing
+// parsePassword returns the password in the content of a password file, without one trailing
 // newline. BIRD 2.0.12 has no escapes in strings, so quotes and control characters are refused.
-func ParsePassword(content []byte) (string, error) {
+func parsePassword(content []byte) (string, error) {
 	s := strings.TrimSuffix(strings.TrimSuffix(string(content), "\n"), "\r")
 	switch {
 	case s == "":

@@ -70,7 +70,7 @@ func (s *Supervisor) serve(ctx context.Context, p *process) error {
 		s.observe(ctx, p)
 		s.stage()
 		if s.hung() {
-			return fmt.Errorf("%w: no answer for %v", ErrHung, time.Since(s.unansweredSince).Round(time.Millisecond))
+			return fmt.Errorf("%w: no answer for %v", errHung, time.Since(s.unansweredSince).Round(time.Millisecond))
 		}
 		now := time.Now()
 		wait := s.wait(now)
@@ -200,8 +200,8 @@ func (s *Supervisor) observe(ctx context.Context, p *process) {
 		s.trigger() // the reply is outdated: poll again
 	}
 	version := s.client.Version
-	protocols := map[string]Protocol{}
-	for _, x := range ParseProtocols(reply) {
+	protocols := map[string]protocolState{}
+	for _, x := range parseProtocols(reply) {
 		protocols[x.Name] = x
 	}
 	s.enable(ctx, protocols)
@@ -240,7 +240,7 @@ func (s *Supervisor) observeFailed(err error) {
 	case time.Since(s.unansweredSince) < commandTimeout:
 		return
 	default:
-		err = fmt.Errorf("%w: %w", ErrHung, err)
+		err = fmt.Errorf("%w: %w", errHung, err)
 	}
 	s.state.Update(func(st State) State { st.Alive, st.Err = false, err; return st })
 }
@@ -251,7 +251,7 @@ const noSocket = "No listening socket"
 
 // enable re-enables the protocols that BIRD disabled because it could not open a listening
 // socket.
-func (s *Supervisor) enable(ctx context.Context, protocols map[string]Protocol) {
+func (s *Supervisor) enable(ctx context.Context, protocols map[string]protocolState) {
 	now := time.Now()
 	if now.Before(s.sockets.notBefore) {
 		return
@@ -284,5 +284,5 @@ func (s *Supervisor) bfd(ctx context.Context) map[netip.Addr]string {
 	if err != nil {
 		return nil // the next poll retries
 	}
-	return ParseBFD(reply)
+	return parseBFD(reply)
 }

@@ -41,7 +41,7 @@ const (
 )
 
 // loopback returns the state of the session with the announcer.
-func loopback(p Protocol) string {
+func loopback(p protocolState) string {
 	switch {
 	case strings.Contains(p.Info, noSocket):
 		return NoLoopbackSocket
@@ -51,8 +51,8 @@ func loopback(p Protocol) string {
 	return cmp.Or(p.BGPState, p.State)
 }
 
-// ErrHung reports that BIRD runs but does not answer.
-var ErrHung = errors.New("BIRD_HUNG")
+// errHung reports that BIRD runs but does not answer.
+var errHung = errors.New("BIRD_HUNG")
 
 // GatewayState is one configured gateway.
 type GatewayState struct {
@@ -167,7 +167,7 @@ func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 
 // states returns the state of each desired gateway; protocols is nil while BIRD does not run.
 func (v resolution) states(
-	at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, lease bfdlease.State, before State,
+	at time.Time, protocols map[string]protocolState, bfd map[netip.Addr]string, lease bfdlease.State, before State,
 ) []GatewayState {
 	was := byName(before.Gateways)
 	list := make([]GatewayState, 0, len(v.gateways))
@@ -210,7 +210,7 @@ func (v resolution) states(
 }
 
 // static sets the state of a static gateway from the state of its protocol and its BFD session.
-func (g *GatewayState) static(at time.Time, c trench.Gateway, p Protocol, bfd string, lease bfdlease.State) {
+func (g *GatewayState) static(at time.Time, c trench.Gateway, p protocolState, bfd string, lease bfdlease.State) {
 	f := c.Family()
 	switch {
 	case p.State != "up":

@@ -91,7 +91,7 @@ type Supervisor struct {
 
 func (o Options) withDefaults() Options {
 	if !o.RouterID.IsValid() {
-		o.RouterID = RouterID()
+		o.RouterID = routerID()
 	}
 	o.KernelScanTime, o.Log = cmp.Or(o.KernelScanTime, 10*time.Second), cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	o.Executable, o.ImportLimit = Executable(o.Executable), cmp.Or(o.ImportLimit, DefaultImportLimit)
@@ -152,7 +152,7 @@ func (s *Supervisor) ExportRoutes() { latest.Wake(s.export) }
 
 func (s *Supervisor) trigger() { latest.Wake(s.hint) }
 
-func (s *Supervisor) event(e Event) {
+func (s *Supervisor) event(e stateEvent) {
 	s.errors.logged(e, time.Now())
 	if e.CameUp() && strings.HasPrefix(e.Protocol, gatewayPrefix) {
 		s.sessionCame() // before the poll: BIRD sends the gateway's UPDATEs immediately
@@ -270,13 +270,13 @@ func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
 func (o Options) Preview(a trench.Attractor) ([]byte, map[string]string, error) {
 	r := newResolver(o.withDefaults(), nil)
 	v, _ := r.resolve(context.Background(), desired{a, 1}, resolution{})
-	content, err := Render(v.input.Masked())
+	content, err := render(v.input.Masked())
 	return content, v.problems, err
 }
 
-// RouterID derives a BGP router ID from the pod's UID (POD_UID) or else the machine ID, and the
+// routerID derives a BGP router ID from the pod's UID (POD_UID) or else the machine ID, and the
 // host name. BIRD fails to start without one on a host that has no IPv4 address.
-func RouterID() netip.Addr {
+func routerID() netip.Addr {
 	seed := os.Getenv("POD_UID")
 	if seed == "" {
 		if b, err := os.ReadFile("/etc/machine-id"); err == nil {

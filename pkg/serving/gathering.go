@@ -7,9 +7,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
-// MaxRegistrySettles bounds the wait for more registrations, in [Options.RegistrySettle], from the
+// maxRegistrySettles bounds the wait for more registrations, in [Options.RegistrySettle], from the
 // first one: a rollout of the application registers new targets all the time.
-const MaxRegistrySettles = 5
+const maxRegistrySettles = 5
 
 // gathering is the wait before the first rise of a stream whose targets register themselves. They
 // find a new load balancer one after the other, and the first would get the flows of all.
@@ -40,7 +40,7 @@ func (g *gathering) end(quiet time.Duration) time.Time {
 	if g.over || g.first.IsZero() {
 		return time.Time{}
 	}
-	return targetset.Soonest(g.last.Add(quiet), g.first.Add(MaxRegistrySettles*quiet))
+	return targetset.Soonest(g.last.Add(quiet), g.first.Add(maxRegistrySettles*quiet))
 }
 
 // waits reports whether the wait has begun, or is to end with the next evaluation.

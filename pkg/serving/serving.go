@@ -21,7 +21,7 @@ type Options struct {
 	Settle time.Duration
 	// RegistrySettle is the time without a new registration in a stream after which its VIPs first
 	// rise. 0, or a target of the stream in the trench file, disables the wait. It lasts at most
-	// [MaxRegistrySettles] times RegistrySettle from the first target on.
+	// maxRegistrySettles times RegistrySettle from the first target on.
 	RegistrySettle time.Duration
 	// Restored reports whether every target of a stream that was registered at the end of the previous
 	// process is registered again, which ends the wait. nil if that process had no registrations.
