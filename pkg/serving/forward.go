@@ -21,6 +21,9 @@ const FrontendGone = 500 * time.Millisecond
 // target is held back: a stream keeps its last targets in the kernel, and its VIPs, until the
 // frontend has withdrawn those VIPs. During the hold they are not ready.
 type forwarding struct {
+	kernel       *kernel
+	roster       *roster
+	withdrawTime time.Duration // of the frontend
 	// desired maps each stream to its desired state, and sent is the state that the data plane
 	// received; its revision is 0 before the first one. Equal streams share one pointer. counted
 	// lists the streams that were counted again since desired was computed.
@@ -114,9 +117,9 @@ func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
 	}
 	w.counted = map[string]bool{}
 	if w.sent.Revision == 0 {
-		e.sendFirst(now, frontend, &out)
+		w.sendFirst(now, frontend, &out)
 	} else {
-		e.sendChanged(now, frontend, &out)
+		w.sendChanged(now, frontend, &out)
 	}
 	for key, h := range w.holds {
 		what, vips := fmt.Sprintf("stream %s (%s)", key.stream, key.family), "1 VIP"
@@ -143,22 +146,21 @@ func (w *forwarding) compare(name string) {
 
 // sendFirst replaces the kernel state of the previous process. Its streams are not fully known, so
 // a hold covers the whole state.
-func (e *Evaluator) sendFirst(now time.Time, frontend Frontend, out *Forwarding) {
+func (w *forwarding) sendFirst(now time.Time, frontend Frontend, out *Forwarding) {
 	var need []vip.VIP
-	for v, name := range e.kernel.state.VIPs {
-		if e.kernel.serving(name, v.Family()) && !e.ownerServes(e.owner(v, new(int)), v.Family()) {
+	for v, name := range w.kernel.state.VIPs {
+		if w.kernel.serving(name, v.Family()) && !w.ownerServes(w.roster.owner(v, new(int)), v.Family()) {
 			need = append(need, v)
 		}
 	}
-	if !e.holdBack(now, holdKey{}, need, frontend, out) {
-		out.Desired = e.send(maps.Clone(e.forwarding.desired))
-		clear(e.forwarding.differs)
+	if !w.holdBack(now, holdKey{}, need, frontend, out) {
+		out.Desired = w.send(maps.Clone(w.desired))
+		clear(w.differs)
 	}
 }
 
 // sendChanged sends the desired state of the streams that differ from the sent state.
-func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwarding) {
-	w := &e.forwarding
+func (w *forwarding) sendChanged(now time.Time, frontend Frontend, out *Forwarding) {
 	// Every stream is back in its sent state, so no change is left to hold back.
 	if len(w.differs) == 0 {
 		clear(w.holds)
@@ -183,8 +185,8 @@ func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwardin
 	keepers := map[vip.VIP]string{} // streams that keep VIPs which their new owners do not serve yet
 	for name := range changed {
 		for _, f := range vip.Families {
-			r := e.remainder(name, f)
-			if !e.holdBack(now, holdKey{name, f}, r.need, frontend, out) {
+			r := w.remainder(name, f)
+			if !w.holdBack(now, holdKey{name, f}, r.need, frontend, out) {
 				continue
 			}
 			kept[name] = append(kept[name], r)
@@ -195,7 +197,7 @@ func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwardin
 	}
 	var next map[string]*plan.Stream // nil while equal to sent
 	for name := range changed {
-		is, sent := e.interim(name, kept[name], keepers), w.sent.Streams[name]
+		is, sent := w.interim(name, kept[name], keepers), w.sent.Streams[name]
 		if is.Equal(sent) {
 			if is != nil && is == w.desired[name] {
 				w.desired[name] = sent
@@ -210,7 +212,7 @@ func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwardin
 		}
 	}
 	if next != nil {
-		out.Desired = e.send(next)
+		out.Desired = w.send(next)
 	}
 	for name := range changed {
 		w.compare(name)
@@ -222,8 +224,8 @@ func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwardin
 
 // send returns the next desired state and records its revocations: until the kernel applied it, the
 // confirmed state may still contain the removed targets and VIPs.
-func (e *Evaluator) send(streams map[string]*plan.Stream) *plan.Desired {
-	w, k := &e.forwarding, e.kernel
+func (w *forwarding) send(streams map[string]*plan.Stream) *plan.Desired {
+	k := w.kernel
 	before := w.sent.Streams
 	w.sent = &plan.Desired{Revision: w.sent.Revision + 1, Streams: streams}
 	sameVIPs := true
@@ -268,8 +270,8 @@ type remainder struct {
 
 // remainder returns the VIPs that would lose their last target if a family of a stream reached its
 // desired state, with the targets that keep them forwarded.
-func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
-	w, k := &e.forwarding, e.kernel
+func (w *forwarding) remainder(stream string, f vip.Family) remainder {
+	k := w.kernel
 	r := remainder{family: f}
 	was := w.sent.Streams[stream]
 	if was == nil || !k.serving(stream, f) {
@@ -287,9 +289,9 @@ func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
 		if v.Family() != f || k.state.VIPs[v] == "" || w.sentOwners[v] != stream {
 			continue // of another stream, or not installed
 		}
-		s := e.owner(v, &near)
+		s := w.roster.owner(v, &near)
 		switch leaves := s == nil || s.Name != stream; {
-		case leaves && e.ownerServes(s, f):
+		case leaves && w.ownerServes(s, f):
 		case leaves:
 			r.vips = append(r.vips, v)
 			r.need = append(r.need, v)
@@ -302,27 +304,26 @@ func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
 
 // ownerServes reports whether the future owner of VIPs has a target that the kernel forwards to and
 // that continues to serve; a nil stream has none.
-func (e *Evaluator) ownerServes(s *stream, f vip.Family) bool {
-	return s != nil && e.kernel.continues(e.forwarding.desired[s.Name], f)
+func (w *forwarding) ownerServes(s *stream, f vip.Family) bool {
+	return s != nil && w.kernel.continues(w.desired[s.Name], f)
 }
 
 // holdBack reports whether a hold of VIPs continues, or begins.
-func (e *Evaluator) holdBack(now time.Time, key holdKey, need []vip.VIP, frontend Frontend, out *Forwarding) bool {
-	holds := e.forwarding.holds
+func (w *forwarding) holdBack(now time.Time, key holdKey, need []vip.VIP, frontend Frontend, out *Forwarding) bool {
 	if len(need) == 0 {
-		delete(holds, key)
+		delete(w.holds, key)
 		return false
 	}
-	h := holds[key]
+	h := w.holds[key]
 	if h == nil {
 		h = &hold{since: now}
-		holds[key] = h
+		w.holds[key] = h
 	}
 	if !slices.Equal(need, h.vips) { // nearly never
 		// A VIP that joins the hold needs a later decision and the full time to withdraw.
 		had := vip.NewSet(h.vips...)
 		if slices.ContainsFunc(need, func(v vip.VIP) bool { return !had.Has(v) }) {
-			h.revision, h.ends = frontend.Position.Revision, now.Add(e.options.WithdrawTime)
+			h.revision, h.ends = frontend.Position.Revision, now.Add(w.withdrawTime)
 		}
 	}
 	h.vips = need
@@ -353,7 +354,7 @@ func (e *Evaluator) holdBack(now time.Time, key holdKey, need []vip.VIP, fronten
 		return true
 	}
 	out.Released = append(out.Released, release)
-	delete(holds, key)
+	delete(w.holds, key)
 	return false
 }
 
@@ -373,8 +374,7 @@ func (f *Frontend) withdrew(vips []vip.VIP) bool {
 
 // interim returns the state to send for a stream during holds: its desired state with the kept
 // remainder, and without the VIPs that another stream keeps.
-func (e *Evaluator) interim(name string, kept []remainder, keepers map[vip.VIP]string) *plan.Stream {
-	w := &e.forwarding
+func (w *forwarding) interim(name string, kept []remainder, keepers map[vip.VIP]string) *plan.Stream {
 	is := w.desired[name]
 	foreign := func(v vip.VIP) bool { by := keepers[v]; return by != "" && by != name }
 	if len(kept) == 0 && (is == nil || !slices.ContainsFunc(is.VIPs, foreign)) {

@@ -55,7 +55,7 @@ func (e *Evaluator) gather(now time.Time) (next time.Time, ended bool) {
 			return false
 		}
 		*s.gathering, s.gathers, ended = gathering{over: true}, false, true
-		e.touchStream(s)
+		e.roster.touchStream(s)
 		return true
 	})
 	return next, ended

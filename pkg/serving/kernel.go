@@ -80,15 +80,15 @@ func (e *Evaluator) Confirm(state plan.State) {
 	}
 	k.drift = driftOfVIPs(state.Drift)
 	for v := range differing(problemsBefore, k.problems) {
-		e.touch(v)
+		e.roster.touch(v)
 	}
 	// Withheld families and an error are in the verdicts of all VIPs.
 	all := before.Withheld != state.Withheld || fmt.Sprint(before.Err) != fmt.Sprint(state.Err)
-	for i := range e.vips {
-		j := &e.vips[i]
+	for i := range e.roster.vips {
+		j := &e.roster.vips[i]
 		installed := state.VIPs[j.VIP]
 		if all || installed != j.installed {
-			e.touched.add(i)
+			e.roster.touched.add(i)
 		}
 		j.installed = installed
 	}
@@ -96,7 +96,7 @@ func (e *Evaluator) Confirm(state plan.State) {
 	for r, revision := range k.revoked {
 		if revision <= state.Revision {
 			delete(k.revoked, r)
-			e.touch(r.vip)
+			e.roster.touch(r.vip)
 			resolved[r.stream] = true
 		}
 	}
@@ -108,7 +108,7 @@ func (e *Evaluator) Confirm(state plan.State) {
 	for name, s := range e.streams {
 		same := state.Streams[name].Equal(before.Streams[name])
 		if !same {
-			e.touchStream(s) // its problem may have changed
+			e.roster.touchStream(s) // its problem may have changed
 		}
 		if able || resolved[name] || !same || (len(reached) > 0 && s.hasAny(reached)) {
 			e.recount(s)

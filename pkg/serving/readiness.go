@@ -130,14 +130,6 @@ func (e *Evaluator) forwarded(j *judged) bool {
 		k.state.Err == nil && k.problems[j.VIP] == nil && k.serving(j.installed, g.family)
 }
 
-// owner returns the stream that serves a VIP in the kernel; nil for none. near is passed to find.
-func (e *Evaluator) owner(v vip.VIP, near *int) *stream {
-	if j := e.find(v, near); j != nil {
-		return j.group.owner
-	}
-	return nil
-}
-
 // notConfirmed is the detail of a VIP that is not forwarded although no problem is known.
 const notConfirmed = "not confirmed by the kernel yet"
 

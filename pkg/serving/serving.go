@@ -33,15 +33,12 @@ type Options struct {
 // Evaluator derives the readiness of VIPs and the desired data plane. Create one with [New].
 type Evaluator struct {
 	options Options
-	vips    []judged              // of the attractor, in ascending order
-	leaving map[vip.VIP]time.Time // see Leave
+	roster  roster
 	streams map[string]*stream
 	health  map[healthcheck.Key]healthcheck.Health
 
-	// Work of the next Evaluate: streams to count, VIPs to judge, removed VIPs, waits to end.
+	// Work of the next Evaluate: streams to count, and waits to end.
 	dirty     []*stream
-	touched   marks
-	removed   []vip.VIP
 	settling  []*stream // that wait for first verdicts
 	gathering []*stream // that wait for more registrations
 	// evaluation counts the calls of Evaluate.
@@ -49,26 +46,33 @@ type Evaluator struct {
 	// changed is empty between two evaluations, and keeps its memory.
 	changed []int
 
-	// Input of Targets: streams with changed targets, their previous addresses, addresses whose
-	// health changed.
+	views      views
+	kernel     *kernel // nil: no data plane
+	forwarding forwarding
+}
+
+// views is the input of Targets: streams with changed targets, their previous addresses, and
+// addresses whose health changed.
+type views struct {
 	retargeted map[string]bool
 	left       map[healthcheck.Key]bool
 	checked    []healthcheck.Key
+}
 
-	kernel     *kernel // nil: no data plane
-	forwarding forwarding
+func newViews() views {
+	return views{retargeted: map[string]bool{}, left: map[healthcheck.Key]bool{}}
 }
 
 // New returns an Evaluator without VIPs and streams.
 func New(o Options) *Evaluator {
 	e := &Evaluator{
-		options: o, health: map[healthcheck.Key]healthcheck.Health{},
-		retargeted: map[string]bool{}, left: map[healthcheck.Key]bool{},
+		options: o, health: map[healthcheck.Key]healthcheck.Health{}, views: newViews(),
 	}
 	e.forwarding.counted = map[string]bool{}
 	if o.DataPlane {
 		e.kernel = &kernel{revoked: map[revocation]uint64{}}
 		e.forwarding = forwarding{
+			kernel: e.kernel, roster: &e.roster, withdrawTime: o.WithdrawTime,
 			desired: map[string]*plan.Stream{}, sent: &plan.Desired{},
 			counted: map[string]bool{}, differs: map[string]bool{}, holds: map[holdKey]*hold{},
 		}
@@ -83,14 +87,14 @@ func (e *Evaluator) Configure(now time.Time, c *trench.Config, members func(stri
 	for _, s := range before {
 		e.leave(s)
 	}
-	e.configureVIPs(c)
+	e.roster.configure(c.Attractor.VIPs, e.kernel)
 	e.streams, e.dirty, e.settling, e.gathering = map[string]*stream{}, nil, nil, nil
 	groups := map[extension]*group{}
 	for _, config := range c.Streams {
 		s := &stream{Stream: config}
 		s.Targets = nil
 		e.streams[s.Name] = s
-		e.assign(s, groups)
+		e.roster.assign(s, groups)
 		if old := before[s.Name]; old != nil {
 			s.settleEnd, s.gathering = old.settleEnd, old.gathering
 		} else {
@@ -119,7 +123,7 @@ func (e *Evaluator) Retarget(now time.Time, changed []trench.Stream, members fun
 // leave records the previous targets of a stream, join the new ones.
 func (e *Evaluator) leave(s *stream) {
 	for k := range s.keys() {
-		e.left[k] = true
+		e.views.left[k] = true
 	}
 	e.forwarding.counted[s.Name] = true
 }
@@ -134,7 +138,7 @@ func (e *Evaluator) join(now time.Time, s *stream, members []targetset.Member) {
 		s.gathers = true
 		e.gathering = append(e.gathering, s)
 	}
-	e.retargeted[s.Name] = true
+	e.views.retargeted[s.Name] = true
 	e.recount(s)
 }
 
@@ -155,7 +159,7 @@ func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Resul
 	for _, h := range checks.Changed {
 		e.health[h.Key] = h
 		e.mark(h.Key)
-		e.checked = append(e.checked, h.Key)
+		e.views.checked = append(e.views.checked, h.Key)
 	}
 	var r Result
 	for _, s := range e.dirty {
@@ -166,7 +170,7 @@ func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Resul
 		r.StreamsChanged = r.StreamsChanged || s.ready() != wasReady
 		for _, f := range vip.Families {
 			if s.tallies[f] != before[f] {
-				e.touchFamily(s, f)
+				e.roster.touchFamily(s, f)
 			}
 		}
 	}
@@ -177,16 +181,16 @@ func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Resul
 	r.Settling = settling
 	r.Next = targetset.Soonest(settleEnd, gatherEnd)
 	r.Changed = e.judgeTouched()
-	slices.SortFunc(e.removed, vip.Compare)
-	r.Removed, e.removed = e.removed, nil
+	slices.SortFunc(e.roster.removed, vip.Compare)
+	r.Removed, e.roster.removed = e.roster.removed, nil
 	return r
 }
 
 // judgeTouched judges the touched VIPs, and returns those that changed.
 func (e *Evaluator) judgeTouched() []readiness.VIPReadiness {
 	e.evaluation++
-	e.touched.take(func(i int) {
-		j := &e.vips[i]
+	e.roster.touched.take(func(i int) {
+		j := &e.roster.vips[i]
 		was, is := j.verdict, e.judge(j)
 		if is != was && (was == nil || *is != *was) {
 			e.changed = append(e.changed, i)
@@ -198,8 +202,8 @@ func (e *Evaluator) judgeTouched() []readiness.VIPReadiness {
 	}
 	changed := make([]readiness.VIPReadiness, len(e.changed))
 	for n, i := range e.changed {
-		changed[n] = *e.vips[i].verdict
-		changed[n].VIP = e.vips[i].VIP
+		changed[n] = *e.roster.vips[i].verdict
+		changed[n].VIP = e.roster.vips[i].VIP
 	}
 	e.changed = e.changed[:0]
 	return changed
@@ -232,7 +236,7 @@ func (e *Evaluator) settle(now time.Time) (next time.Time, running bool) {
 			return false
 		}
 		s.settleEnd = time.Time{}
-		e.touchStream(s)
+		e.roster.touchStream(s)
 		e.forwarding.counted[s.Name] = true
 		return true
 	})
@@ -248,9 +252,9 @@ func (e *Evaluator) Ready() (streams []string, vips []netip.Addr) {
 		}
 	}
 	slices.Sort(streams)
-	vips = make([]netip.Addr, 0, len(e.vips))
-	for i := range e.vips {
-		if j := &e.vips[i]; j.verdict != nil && j.verdict.State == vip.Ready {
+	vips = make([]netip.Addr, 0, len(e.roster.vips))
+	for i := range e.roster.vips {
+		if j := &e.roster.vips[i]; j.verdict != nil && j.verdict.State == vip.Ready {
 			vips = append(vips, j.Prefix().Addr())
 		}
 	}
@@ -261,14 +265,14 @@ func (e *Evaluator) Ready() (streams []string, vips []netip.Addr) {
 // addresses that no stream has any more.
 func (e *Evaluator) Targets() (changed []targetset.View, gone []healthcheck.Key) {
 	names := map[string]map[string]bool{} // by stream; nil for all
-	for _, k := range e.checked {
+	for _, k := range e.views.checked {
 		if names[k.Stream] == nil {
 			names[k.Stream] = map[string]bool{}
 		}
 		// The address of a target that is not checked itself changes with the other one.
 		names[k.Stream][k.Name] = true
 	}
-	for name := range e.retargeted {
+	for name := range e.views.retargeted {
 		names[name] = nil
 	}
 	for name, only := range names {
@@ -276,11 +280,11 @@ func (e *Evaluator) Targets() (changed []targetset.View, gone []healthcheck.Key)
 		for k, m := range s.keys() {
 			if only == nil || only[m.Name] {
 				changed = append(changed, e.view(s, m, k))
-				delete(e.left, k)
+				delete(e.views.left, k)
 			}
 		}
 	}
-	gone = slices.Collect(maps.Keys(e.left))
-	e.retargeted, e.left, e.checked = map[string]bool{}, map[healthcheck.Key]bool{}, nil
+	gone = slices.Collect(maps.Keys(e.views.left))
+	e.views = newViews()
 	return changed, gone
 }

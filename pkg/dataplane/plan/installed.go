@@ -100,8 +100,8 @@ func ParseLabel(comment string) (l Label) {
 	return l
 }
 
-// Drain starts the drain of a target that is no longer desired.
-func (t *InstalledTarget) Drain(end time.Time, d time.Duration) {
+// drain starts the drain of a target that is no longer desired.
+func (t *InstalledTarget) drain(end time.Time, d time.Duration) {
 	t.DrainEnd, t.DrainEndMilli, t.DrainMilli = end, end.UnixMilli(), d.Milliseconds()
 }
 
@@ -112,7 +112,7 @@ func (t *InstalledTarget) ResumeDrain(now time.Time) {
 		return
 	}
 	d := time.Duration(t.DrainMilli) * time.Millisecond
-	t.Drain(now.Add(min(time.UnixMilli(t.DrainEndMilli).Sub(now), d)), d)
+	t.drain(now.Add(min(time.UnixMilli(t.DrainEndMilli).Sub(now), d)), d)
 }
 
 // Kernel returns the expected kernel state of the target.
