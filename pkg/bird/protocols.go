@@ -29,7 +29,9 @@ type protocolState struct {
 }
 
 // Up reports whether the BGP session is established.
-func (p protocolState) Up() bool { return p.BGPState == "Established" && p.State == "up" }
+func (protocol protocolState) Up() bool {
+	return protocol.BGPState == "Established" && protocol.State == "up"
+}
 
 // codeProtocol is the code of a protocol's first line in `show protocols`; details have code
 // 1006.
@@ -37,19 +39,19 @@ const codeProtocol = 1002
 
 // parseProtocols parses the reply to `show protocols all`. It splits lines into words, since
 // columns differ between versions, and sums the routes of a protocol's channels.
-func parseProtocols(r Reply) []protocolState {
+func parseProtocols(reply Reply) []protocolState {
 	var list []protocolState
-	for _, l := range r {
-		if !relevant(l) {
+	for _, line := range reply {
+		if !relevant(line) {
 			continue
 		}
-		words := strings.Fields(l.Text)
+		words := strings.Fields(line.Text)
 		if len(words) == 0 {
 			continue
 		}
 		// Neither a protocol's first line nor its first detail is indented, but the detail has code
 		// 1006.
-		if l.Code == codeProtocol && !strings.HasPrefix(l.Text, " ") && len(words) >= 4 {
+		if line.Code == codeProtocol && !strings.HasPrefix(line.Text, " ") && len(words) >= 4 {
 			list = append(list, protocolHead(words))
 			continue
 		}
@@ -61,9 +63,9 @@ func parseProtocols(r Reply) []protocolState {
 }
 
 // relevant reports whether parseProtocols may need a line, so that most lines are not split.
-func relevant(l replyLine) bool {
-	text := strings.TrimSpace(l.Text)
-	return l.Code == codeProtocol && !strings.HasPrefix(l.Text, " ") ||
+func relevant(line replyLine) bool {
+	text := strings.TrimSpace(line.Text)
+	return line.Code == codeProtocol && !strings.HasPrefix(line.Text, " ") ||
 		slices.ContainsFunc(details[:], func(name string) bool { return strings.HasPrefix(text, name) })
 }
 
@@ -72,13 +74,13 @@ var details = [...]string{"BGP", "Last", "Hold", "Import", "Routes"}
 
 // protocolHead parses "NAME PROTO TABLE STATE SINCE [INFO…]". SINCE is a time, a date, or both.
 func protocolHead(words []string) protocolState {
-	p := protocolState{Name: words[0], Proto: words[1], State: words[3]}
+	protocol := protocolState{Name: words[0], Proto: words[1], State: words[3]}
 	rest := words[4:]
 	for len(rest) > 0 && isTime(rest[0]) {
 		rest = rest[1:]
 	}
-	p.Info = strings.Join(rest, " ")
-	return p
+	protocol.Info = strings.Join(rest, " ")
+	return protocol
 }
 
 // isTime reports whether a word is a time such as 05:27:00.796 or a date such as 2026-11-21.
@@ -132,11 +134,11 @@ const (
 )
 
 // parseBFD parses the reply to `show bfd sessions` into the state of each peer, such as "Up".
-func parseBFD(r Reply) map[netip.Addr]string {
+func parseBFD(reply Reply) map[netip.Addr]string {
 	sessions := map[netip.Addr]string{}
-	for _, l := range r {
+	for _, line := range reply {
 		// "IP address  Interface  State  Since  Interval  Timeout"
-		words := strings.Fields(l.Text)
+		words := strings.Fields(line.Text)
 		if len(words) < 3 {
 			continue
 		}

@@ -41,13 +41,13 @@ func (e *refusedError) Error() string { return fmt.Sprintf("BIRD refused (%04d):
 
 // Err returns an error for the codes of a failure: a [*refusedError] from 8000 on, and an error for
 // 0006, "shutting down", although birdc exits 0 on it.
-func (r Reply) Err() error {
-	switch code := r[len(r)-1].Code; {
+func (reply Reply) Err() error {
+	switch code := reply[len(reply)-1].Code; {
 	case code == codeShuttingDown:
 		return errors.New("BIRD is shutting down")
 	case code >= codeFailure:
 		var text []string
-		for _, l := range r {
+		for _, l := range reply {
 			text = append(text, strings.TrimSpace(l.Text))
 		}
 		return &refusedError{code, strings.Join(text, " ")}

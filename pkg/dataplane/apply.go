@@ -172,17 +172,17 @@ func (a *application) addRoutes() {
 	failures := a.kernel.AddRoutes(routed, !a.observed.Base)
 	for _, want := range routed {
 		change := changes[want.FWMark]
-		for _, f := range vip.Families {
-			if !want.Rules[f] {
+		for _, family := range vip.Families {
+			if !want.Rules[family] {
 				continue
 			}
-			err := failures[fwstate.RouteKey{FWMark: want.FWMark, Family: f}]
+			err := failures[fwstate.RouteKey{FWMark: want.FWMark, Family: family}]
 			if err == nil {
-				err = a.verifyRoute(want.FWMark, f, want.NextHops[f])
+				err = a.verifyRoute(want.FWMark, family, want.NextHops[family])
 			}
 			if err != nil {
-				want.NextHops[f] = netip.Addr{}
-				change.failTarget(want.Name, f, err)
+				want.NextHops[family] = netip.Addr{}
+				change.failTarget(want.Name, family, err)
 			}
 		}
 		a.setRoutes(want.FWMark, want)

@@ -101,13 +101,13 @@ func (r *roster) configure(vips []vip.VIP, kernel *kernel) {
 
 // Leave sets the VIPs that the next Configure contains although they left the trench file, with the
 // ends of their drains. They are at most DRAINING.
-func (e *Evaluator) Leave(ends map[vip.VIP]time.Time) {
-	e.roster.leaving = maps.Clone(ends)
+func (evaluator *Evaluator) Leave(ends map[vip.VIP]time.Time) {
+	evaluator.roster.leaving = maps.Clone(ends)
 }
 
 // Attracts reports whether a VIP is ready, or drains.
-func (e *Evaluator) Attracts(v vip.VIP) bool {
-	entry := e.roster.find(v, new(int))
+func (evaluator *Evaluator) Attracts(v vip.VIP) bool {
+	entry := evaluator.roster.find(v, new(int))
 	return entry != nil && entry.verdict != nil && entry.verdict.State != vip.NotReady
 }
 
@@ -155,13 +155,13 @@ func (r *roster) assign(added *stream, known map[extension]*group) {
 		if entry == nil {
 			continue // not in the attractor
 		}
-		f := v.Family()
-		added.vips[f] = append(added.vips[f], int32(near-1))
+		family := v.Family()
+		added.vips[family] = append(added.vips[family], int32(near-1))
 		if entry.group != previous {
 			previous = entry.group
 			extended = known[extension{previous, added}]
 			if extended == nil {
-				extended = &group{family: f, streams: append(slices.Clip(previous.streams), added), owner: previous.owner}
+				extended = &group{family: family, streams: append(slices.Clip(previous.streams), added), owner: previous.owner}
 				if previous.owner == nil || added.Name < previous.owner.Name {
 					extended.owner = added
 				}

@@ -48,12 +48,12 @@ func maglev(names []string, size, seed uint32) []uint16 {
 	}
 	for taken := uint32(0); ; {
 		for i := range walks {
-			w := &walks[i]
-			for table[w.next] != vacant {
-				w.step(size)
+			walk := &walks[i]
+			for table[walk.next] != vacant {
+				walk.step(size)
 			}
-			table[w.next] = uint16(i)
-			w.step(size)
+			table[walk.next] = uint16(i)
+			walk.step(size)
 			if taken++; taken == size {
 				return table
 			}

@@ -114,10 +114,10 @@ func ForStream(input StreamInput) StreamPlan {
 	changed := next.request(input)
 	next.planLeaving(input)
 	next.planDesired(input, changed)
-	for _, f := range vip.Families {
-		slices.Sort(next.Stream.Tables[f])
-		if !HasFamily(input.VIPs, f) {
-			next.Stream.Tables[f] = nil
+	for _, family := range vip.Families {
+		slices.Sort(next.Stream.Tables[family])
+		if !HasFamily(input.VIPs, family) {
+			next.Stream.Tables[family] = nil
 		}
 	}
 	// A broken stream is drift: only a repair, or a change of the desired state, writes it.
@@ -199,12 +199,12 @@ func (p *StreamPlan) planDesired(input StreamInput, changed map[string]bool) {
 		next := InstalledTarget{FWMark: old.FWMark, Stage: StageApplied}
 		next.Label = Label{Stream: input.Name, Name: target.Name, IPs: request.ips}
 		write = write || p.Forced && input.Fault.ChainMissing
-		for _, f := range vip.Families {
-			next.Flows[f] = request.roles[f] >= Draining
+		for _, family := range vip.Families {
+			next.Flows[family] = request.roles[family] >= Draining
 			// Never give entries to a target whose drift stays: its packets would be lost.
-			forwards := write || Forwards(old, input.Observed[old.FWMark], f)
-			if request.roles[f] == Serving && forwards && input.Network.UnreachableReason(request.ips[f]) == "" {
-				p.Stream.Tables[f] = append(p.Stream.Tables[f], target.Name)
+			forwards := write || Forwards(old, input.Observed[old.FWMark], family)
+			if request.roles[family] == Serving && forwards && input.Network.UnreachableReason(request.ips[family]) == "" {
+				p.Stream.Tables[family] = append(p.Stream.Tables[family], target.Name)
 			}
 		}
 		p.Targets[target.Name] = next
