@@ -213,8 +213,10 @@ func (plan *plan) failure(err error) outcome {
 	var call *os.SyscallError
 	switch {
 	case timedOut(err):
-		return outcome{verdict: failed, silent: true,
-			reason: fmt.Sprintf("port %d: no answer in %s", plan.port, plan.Timeout)}
+		return outcome{
+			verdict: failed, silent: true,
+			reason: fmt.Sprintf("port %d: no answer in %s", plan.port, plan.Timeout),
+		}
 	case errors.As(err, &call) && call.Syscall == "bind":
 		// The configured source address is missing on this machine; the target may be healthy.
 		return unavailable(fmt.Errorf("source address: %w", call.Err))

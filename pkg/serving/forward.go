@@ -311,7 +311,8 @@ func (forwarding *forwarding) ownerServes(s *stream, f vip.Family) bool {
 
 // holdBack reports whether a hold of VIPs continues, or begins.
 func (forwarding *forwarding) holdBack(now time.Time, key holdKey, need []vip.VIP, frontend Frontend,
-	out *Forwarding) bool {
+	out *Forwarding,
+) bool {
 	if len(need) == 0 {
 		delete(forwarding.holds, key)
 		return false

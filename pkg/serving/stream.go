@@ -156,7 +156,8 @@ func (evaluator *Evaluator) count(stream *stream) {
 // healthOf returns the health of one address of a target. An address whose family is not checked
 // has the health of the target's other address.
 func (evaluator *Evaluator) healthOf(stream *stream, member *targetset.Member, ip netip.Addr) (healthcheck.Health,
-	bool) {
+	bool,
+) {
 	if !stream.Check.Families.Has(vip.FamilyOf(ip)) {
 		for _, other := range member.IPs {
 			if stream.Check.Families.Has(vip.FamilyOf(other)) {
