@@ -87,6 +87,7 @@ func (errs *sessionErrors) describe(
 	signing := errs.md5.problems(at, gateways, sessions)
 	errs.mu.Lock()
 	defer errs.mu.Unlock()
+	// A session with a new configuration starts without the errors of the previous one.
 	records := make(map[string]*sessionRecord, len(sessions))
 	for _, session := range sessions {
 		record := errs.sessions[session.Name]
@@ -103,6 +104,7 @@ func (errs *sessionErrors) describe(
 			continue
 		}
 		if gateway.Up {
+			// BIRD shows the last error also while the session is up.
 			if record.last.at.Before(gateway.Since) {
 				record.last = sessionError{}
 			}
@@ -114,6 +116,7 @@ func (errs *sessionErrors) describe(
 		if record.started {
 			record.observe(at, gateway.LastError)
 		}
+		// The kernel counts rejected signatures; BIRD itself only sees a timeout.
 		if problem := signing[gateway.Name]; problem != "" {
 			record.last = sessionError{text: "TCP-MD5: " + problem, at: at}
 		}

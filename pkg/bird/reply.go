@@ -97,6 +97,7 @@ func readReply(r *bufio.Reader) (Reply, error) {
 		if err != nil {
 			return nil, fmt.Errorf("malformed BIRD reply: %w", err)
 		}
+		// Log lines of BIRD may arrive within a reply.
 		if async {
 			continue
 		}

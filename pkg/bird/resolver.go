@@ -216,6 +216,7 @@ func (resolver *resolver) password(ctx context.Context, path string) (string, er
 		calls = &files.Calls{Path: path}
 		resolver.calls[path] = calls
 	}
+	// A read from a network file system may hang.
 	b, err := files.Do(ctx, calls, "password file "+path,
 		func() ([]byte, error) { return files.Read(path, maxPasswordFile) })
 	if errors.Is(err, fs.ErrNotExist) {

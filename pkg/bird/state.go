@@ -130,6 +130,7 @@ func (supervisor *Supervisor) Confirm(ctx context.Context) error {
 		switch {
 		case state.PID == 0 && !state.Alive:
 			return nil
+		// Neither a hanging BIRD nor a survey from before the call confirms anything.
 		case !state.Alive, !state.At.After(after):
 		case !supervisor.lease.Settled():
 			seen, after = 0, time.Now()

@@ -256,6 +256,7 @@ func (supervisor *Supervisor) runOnce(ctx context.Context, starts int) error {
 	})
 	defer supervisor.disconnect()
 	err = supervisor.serve(ctx, process)
+	// An exit explains the error of the control socket that usually comes with it.
 	select {
 	case <-process.exited:
 		return process.ended()

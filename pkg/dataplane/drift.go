@@ -73,6 +73,7 @@ func (observed *observation) streamState(stream *plan.InstalledStream, record *s
 				state.Serving[family][name] = struct{}{}
 			}
 		}
+		// An empty table is the desired state of a stream without serving targets, not a problem.
 		if len(stream.Tables[family]) > 0 && len(state.Serving[family]) == 0 {
 			state.Problem[family] = cmp.Or(state.Problem[family],
 				"none of the targets in map "+plan.MaglevMap(family, stream.Name)+" can be reached as it is")

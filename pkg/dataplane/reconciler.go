@@ -256,6 +256,7 @@ func (plane *Plane) publish(desired *plan.Desired, err error) {
 	if engine.network != nil {
 		engine.describe(&state)
 	}
+	// These problems are found by their own periodic checks, not by the engine.
 	state.Problems = append(state.Problems, plane.mtuProblems...)
 	for _, problem := range plane.sysctlProblems {
 		state.Problems = append(state.Problems, problem.Problem)
@@ -265,6 +266,7 @@ func (plane *Plane) publish(desired *plan.Desired, err error) {
 	}
 	if err != nil {
 		state.Failures, state.TotalFailures = old.Failures+1, old.TotalFailures+1
+		// Log a repeated failure once: attempts follow each other within seconds.
 		if old.Err == nil || old.Err.Error() != err.Error() {
 			engine.log.Error("data plane update failed", "error", err, "failures", state.Failures)
 		}
@@ -277,11 +279,13 @@ func (plane *Plane) publish(desired *plan.Desired, err error) {
 	for _, x := range plan.Without(old.Problems, state.Problems, Problem.Key) {
 		engine.log.Info("data plane problem resolved", "object", x.Object, "detail", x.Detail)
 	}
+	// Readers wake up with each state, so publish differences only.
 	if old.At.IsZero() || !sameState(old, state) {
 		state.At = time.Now()
 		plane.state.Set(state)
 		afterStep("published")
 	}
+	// Only this goroutine closes the channel, so the check cannot race.
 	select {
 	case <-plane.ready:
 	default:

@@ -22,6 +22,7 @@ func (engine *engine) routeOnly(desired *plan.Desired) {
 	for _, name := range slices.Sorted(maps.Keys(desired.Streams)) {
 		record := engine.record(name)
 		for _, target := range desired.Streams[name].Targets {
+			// Targets of an earlier process keep their fwmarks, which flows have as connection marks.
 			_, recorded := record.targets[target.Name]
 			if recorded || engine.holds.held(name) || engine.adoptFWMark(name, target) || !engine.network.Connects(target.IPs) {
 				continue
@@ -35,6 +36,7 @@ func (engine *engine) routeOnly(desired *plan.Desired) {
 			fresh = append(fresh, plan.InstalledTarget{FWMark: fwmark, Label: label, Stage: plan.StagePending})
 		}
 	}
+	// Also without new routes: the state has the fwmarks of adopted targets, for which checks wait.
 	defer engine.diff()
 	if len(fresh) == 0 {
 		return

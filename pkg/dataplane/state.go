@@ -86,6 +86,7 @@ func (engine *engine) listTargets() ([]TargetView, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the counters of targets: %w", err)
 	}
+	// Count the entries in the kernel instead of the planned ones, to show drift.
 	entries := map[uint32][len(vip.Families)]int{}
 	for _, stream := range engine.observed.Streams {
 		for f, table := range stream.Tables {

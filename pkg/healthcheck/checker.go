@@ -139,6 +139,7 @@ func (checker *Checker) Update(changed []trench.Stream, removed []string) {
 	for i := range changed {
 		fresh = append(fresh, checker.replace(&changed[i], now)...)
 	}
+	// Spread the first checks, or a large new stream would cause a burst of packets.
 	for i, entry := range fresh {
 		spacing := min(firstSpacing, entry.plan.Interval/time.Duration(len(fresh)))
 		entry.due = now.Add(time.Duration(i) * spacing)

@@ -54,6 +54,7 @@ func (checker *Checker) examine(probe probe, outcome outcome, now time.Time) out
 		entry.diagnosis = diagnosis{}
 		outcome.reason = checker.LocalVIP(probe.to)
 		return outcome
+	// A refusal needs no diagnosis: the packets reached the target and returned.
 	case outcome.refused:
 		entry.diagnosis = diagnosis{}
 		outcome.reason = fmt.Sprintf("%s: the application does not listen on %s", outcome.reason, probe.to)
@@ -66,6 +67,7 @@ func (checker *Checker) examine(probe probe, outcome outcome, now time.Time) out
 	outcome.reason = fmt.Sprintf("%s %s", probe.to, outcome.reason)
 	diagnosis := &entry.diagnosis
 	if !diagnosis.running && now.Sub(diagnosis.at) >= diagnoseEvery {
+		// Never wait for a worker: the caller holds the mutex of the checker.
 		select {
 		case checker.diagnoses <- probe:
 			diagnosis.running = true

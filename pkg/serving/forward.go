@@ -238,6 +238,7 @@ func (forwarding *forwarding) send(streams map[string]*plan.Stream) *plan.Desire
 		if was == nil {
 			continue
 		}
+		// Without the revocation a target that returns within one revision would count as confirmed.
 		targets := byName(next)
 		for i := range was.Targets {
 			target := &was.Targets[i]
@@ -248,6 +249,7 @@ func (forwarding *forwarding) send(streams map[string]*plan.Stream) *plan.Desire
 			}
 		}
 	}
+	// Nearly all changes concern targets only; the owners of all VIPs are expensive to compute.
 	if sameVIPs {
 		return forwarding.sent
 	}

@@ -95,6 +95,7 @@ func (evaluator *Evaluator) Configure(now time.Time, c *trench.Config, members f
 		s.Targets = nil
 		evaluator.streams[s.Name] = s
 		evaluator.roster.assign(s, groups)
+		// A stream that remains does not start its waits again.
 		if old := before[s.Name]; old != nil {
 			s.settleEnd, s.gathering = old.settleEnd, old.gathering
 		} else {
@@ -162,6 +163,7 @@ func (evaluator *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluatio
 		evaluator.views.checked = append(evaluator.views.checked, health.Key)
 	}
 	var result Result
+	// Count only the affected streams, and judge only the VIPs whose counts changed.
 	for _, stream := range evaluator.dirty {
 		before, wasReady := stream.tallies, stream.ready()
 		evaluator.count(stream)
@@ -175,6 +177,7 @@ func (evaluator *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluatio
 		}
 	}
 	evaluator.dirty = evaluator.dirty[:0]
+	// After the counts: a verdict that just arrived may end a wait.
 	settleEnd, settling := evaluator.settle(now)
 	gatherEnd, gathered := evaluator.gather(now)
 	result.StreamsChanged = result.StreamsChanged || gathered

@@ -62,6 +62,7 @@ func OpenDrains(path string, log *slog.Logger) (*Drains, error) {
 		if errID := o.ID.Check(); err == nil && errID != nil {
 			err = fmt.Errorf("%s %w: drain %d: %w", path, durable.ErrCorrupt, i, errID)
 		}
+		// From here the monotonic clock counts, so that a change of the wall clock has no effect.
 		o.end = now.Add(remaining(o.At, time.Duration(o.For), now))
 		orders[o.ID] = o
 	}

@@ -260,6 +260,7 @@ func (union *union) take(origin Origin, offer Offer) {
 		problem(" has drained and left: %s", end.Cause)
 		return
 	}
+	// A target is taken with all of its addresses or not at all.
 	checked := false
 	for _, address := range offer.IPs {
 		if err := union.policy.Check(address); err != nil {
@@ -272,6 +273,7 @@ func (union *union) take(origin Origin, offer Offer) {
 		problem(" has no address of a family that the stream's check looks at, so that nothing would check it")
 		return
 	}
+	// Origins are taken in the order of precedence, so the first offer of a name counts.
 	if i, known := union.byName[offer.Name]; known {
 		member := &union.members[i]
 		if !SameAddresses(member.IPs, offer.IPs) {
@@ -285,6 +287,7 @@ func (union *union) take(origin Origin, offer Offer) {
 		}
 		return
 	}
+	// Two targets with one address would share its routes and get one health.
 	for _, address := range offer.IPs {
 		if other, taken := union.byAddr[address]; taken {
 			problem(" has the address %s, which is target %s's: remove one of them", address, other)

@@ -46,9 +46,12 @@ func SameNFTables(a, b KernelTarget) bool {
 // with a link.
 func TargetDrift(target InstalledTarget, kernel *KernelTarget, lost bool) (list []Drift) {
 	add := func(object, format string, args ...any) {
-		list = append(list, Drift{Object: object, Stream: target.Stream, Target: target.Name,
-			Detail: fmt.Sprintf(format, args...)})
+		list = append(list, Drift{
+			Object: object, Stream: target.Stream, Target: target.Name,
+			Detail: fmt.Sprintf(format, args...),
+		})
 	}
+	// A missing target has every difference, so that each object is listed.
 	if kernel == nil {
 		kernel = &KernelTarget{}
 	}
@@ -71,6 +74,7 @@ func TargetDrift(target InstalledTarget, kernel *KernelTarget, lost bool) (list 
 		if want.Rules[family] && !kernel.Rules[family] {
 			add(RuleName(target.FWMark, family), missing)
 		}
+		// A link that went down took the routes with it; they return with the link.
 		if lost || !want.Rules[family] {
 			continue
 		}
@@ -107,6 +111,7 @@ func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]stri
 		a = &KernelStream{}
 		fault.ChainMissing = true
 	}
+	// With another size or seed the chain looks up entries that the maps do not have.
 	if !a.ChainIntact || a.Size != want.Size || a.Seed != want.Seed {
 		text := add("chain "+StreamChain(s.Name), "the chain or rules of it are missing or changed")
 		fault.Broken = true
@@ -116,6 +121,7 @@ func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]stri
 	}
 	for _, family := range want.Families() {
 		object, absent, changed := "map "+MaglevMap(family, s.Name), 0, 0
+		// A missing entry drops packets. A foreign entry only moves flows, so it is drift, but no fault.
 		switch {
 		case a.Tables[family] == nil:
 			fault.Problems[family] = add(object, missing)
@@ -144,6 +150,7 @@ func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]stri
 	if !SameMatch(a.Match, want.Match) {
 		matchDrift(&fault, add, want, a)
 	}
+	// A missing element is drift of the stream, but the other VIPs are still forwarded.
 	for _, v := range s.VIPs {
 		element := "element " + v.String() + " of map " + VIPMap(v)
 		switch by := vips[v]; by {

@@ -117,8 +117,10 @@ func (target *InstalledTarget) ResumeDrain(now time.Time) {
 
 // Kernel returns the expected kernel state of the target.
 func (target InstalledTarget) Kernel() KernelTarget {
-	kernel := KernelTarget{FWMark: target.FWMark, Label: target.Label, ChainIntact: true, Flows: target.Flows,
-		NextHops: target.IPs}
+	kernel := KernelTarget{
+		FWMark: target.FWMark, Label: target.Label, ChainIntact: true, Flows: target.Flows,
+		NextHops: target.IPs,
+	}
 	for f, hop := range target.IPs {
 		kernel.Rules[f] = hop.IsValid()
 	}

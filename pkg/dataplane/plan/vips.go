@@ -30,6 +30,7 @@ func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}, route
 	var wide []vip.VIP // owned VIPs wider than a single address
 	for _, name := range slices.Sorted(maps.Keys(streams)) {
 		vips := slices.Clone(streams[name].VIPs)
+		// Wide prefixes first: they cover the narrow ones of the same stream.
 		slices.SortFunc(vips, func(a, b vip.VIP) int {
 			return cmp.Or(cmp.Compare(a.Prefix().Bits(), b.Prefix().Bits()), vip.Compare(a, b))
 		})
