@@ -20,7 +20,7 @@ const (
 )
 
 // Client sends commands to BIRD's control socket, one at a time. It is not safe for concurrent use.
-// After an error that is not a [RefusedError] the caller must close it: a late answer would be read
+// After an error that is not a refusedError the caller must close it: a late answer would be read
 // as the answer to the next command.
 type Client struct {
 	Version string // from BIRD's greeting, such as "2.0.12"
@@ -43,17 +43,17 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 		err = fmt.Errorf("failed to identify the process on BIRD's control socket: %w", err)
 		return nil, errors.Join(err, conn.Close())
 	}
-	c, err := newClient(ctx, conn)
+	client, err := newClient(ctx, conn)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("failed to read BIRD's greeting on %s: %w", socket, err), conn.Close())
 	}
-	c.PID = int(peer.Pid)
-	return c, nil
+	client.PID = int(peer.Pid)
+	return client, nil
 }
 
 func newClient(ctx context.Context, conn net.Conn) (*Client, error) {
-	c := &Client{conn: conn, reader: bufio.NewReader(conn)}
-	greeting, err := c.exchange(ctx, nil)
+	client := &Client{conn: conn, reader: bufio.NewReader(conn)}
+	greeting, err := client.exchange(ctx, nil)
 	if err == nil {
 		err = greeting.Err()
 	}
@@ -62,22 +62,22 @@ func newClient(ctx context.Context, conn net.Conn) (*Client, error) {
 	}
 	// "0001 BIRD 2.0.12 ready."
 	if words := strings.Fields(greeting[len(greeting)-1].Text); len(words) >= 2 && words[0] == "BIRD" {
-		c.Version = words[1]
+		client.Version = words[1]
 	}
-	return c, nil
+	return client, nil
 }
 
 // Close ends the connection.
-func (c *Client) Close() error { return c.conn.Close() }
+func (client *Client) Close() error { return client.conn.Close() }
 
 // Command sends one command and returns BIRD's reply; ctx and commandTimeout bound it. An error
 // with a reply is BIRD's refusal; an error without a reply is a failure of the connection.
-func (c *Client) Command(ctx context.Context, command string) (Reply, error) {
+func (client *Client) Command(ctx context.Context, command string) (Reply, error) {
 	if len(command) > maxCommand || strings.ContainsAny(command, "\x00\r\n") {
 		return nil, fmt.Errorf("failed to send command of %d bytes: BIRD takes one line of at most %d bytes",
 			len(command), maxCommand)
 	}
-	reply, err := c.exchange(ctx, []byte(command+"\n"))
+	reply, err := client.exchange(ctx, []byte(command+"\n"))
 	if err != nil {
 		return nil, fmt.Errorf("failed to run BIRD command %q: %w", command, err)
 	}
@@ -88,16 +88,16 @@ func (c *Client) Command(ctx context.Context, command string) (Reply, error) {
 }
 
 // exchange writes a request, if any, and reads one reply. ctx and commandTimeout interrupt both.
-func (c *Client) exchange(ctx context.Context, request []byte) (Reply, error) {
+func (client *Client) exchange(ctx context.Context, request []byte) (Reply, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	if err := c.conn.SetDeadline(time.Time{}); err != nil {
+	if err := client.conn.SetDeadline(time.Time{}); err != nil {
 		return nil, err
 	}
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(interrupted)
-		_ = c.conn.SetDeadline(time.Unix(1, 0)) // fails only on a closed connection
+		_ = client.conn.SetDeadline(time.Unix(1, 0)) // fails only on a closed connection
 	})
 	defer func() {
 		// A late interrupt must not hit the next exchange.
@@ -106,9 +106,9 @@ func (c *Client) exchange(ctx context.Context, request []byte) (Reply, error) {
 		}
 	}()
 	if len(request) > 0 {
-		if _, err := c.conn.Write(request); err != nil {
+		if _, err := client.conn.Write(request); err != nil {
 			return nil, err
 		}
 	}
-	return ReadReply(c.reader)
+	return readReply(client.reader)
 }

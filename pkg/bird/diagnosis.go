@@ -60,20 +60,20 @@ type sessionRecord struct {
 
 // logged records a NOTIFICATION from BIRD's log, because BIRD may clear the error before the next
 // poll.
-func (s *sessionErrors) logged(e Event, at time.Time) {
-	name, ok := strings.CutPrefix(e.Protocol, gatewayPrefix)
-	if !ok || e.Level != "RMT" {
+func (errs *sessionErrors) logged(event stateEvent, at time.Time) {
+	name, ok := strings.CutPrefix(event.Protocol, gatewayPrefix)
+	if !ok || event.Level != "RMT" {
 		return
 	}
-	text := e.Text
+	text := event.Text
 	if strings.HasPrefix("BGP "+text, sentError) {
 		text = "BGP " + text
 	} else if !strings.HasPrefix(text, receivedError) {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if record := s.sessions[name]; record != nil {
+	errs.mu.Lock()
+	defer errs.mu.Unlock()
+	if record := errs.sessions[name]; record != nil {
 		record.last = sessionError{text: text, at: at}
 	}
 }
@@ -81,43 +81,46 @@ func (s *sessionErrors) logged(e Event, at time.Time) {
 // describe sets LastError of each BGP gateway that is down. At the call LastError is the error
 // that BIRD shows. sessions lists the sessions of the configuration that BIRD loaded: a session
 // whose configuration has changed since the last poll has no earlier error.
-func (s *sessionErrors) describe(
-	at time.Time, gateways []GatewayState, protocols map[string]Protocol, sessions []Session,
+func (errs *sessionErrors) describe(
+	at time.Time, gateways []GatewayState, protocols map[string]protocolState, sessions []Session,
 ) {
-	signing := s.md5.problems(at, gateways, sessions)
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	signing := errs.md5.problems(at, gateways, sessions)
+	errs.mu.Lock()
+	defer errs.mu.Unlock()
+	// A session with a new configuration starts without the errors of the previous one.
 	records := make(map[string]*sessionRecord, len(sessions))
 	for _, session := range sessions {
-		record := s.sessions[session.Name]
+		record := errs.sessions[session.Name]
 		if record == nil || !record.session.equal(session) {
 			record = &sessionRecord{session: session}
 		}
 		records[session.Name] = record
 	}
-	s.sessions = records
+	errs.sessions = records
 	for i := range gateways {
-		g := &gateways[i]
-		record := records[g.Name]
-		if record == nil || g.Protocol != trench.BGP || g.Problem != "" {
+		gateway := &gateways[i]
+		record := records[gateway.Name]
+		if record == nil || gateway.Protocol != trench.BGP || gateway.Problem != "" {
 			continue
 		}
-		if g.Up {
-			if record.last.at.Before(g.Since) {
+		if gateway.Up {
+			// BIRD shows the last error also while the session is up.
+			if record.last.at.Before(gateway.Since) {
 				record.last = sessionError{}
 			}
-			record.polled, record.up, record.started = g.LastError, true, true
+			record.polled, record.up, record.started = gateway.LastError, true, true
 			continue
 		}
-		state := protocols[gatewayPrefix+g.Name].State
+		state := protocols[gatewayPrefix+gateway.Name].State
 		record.started = record.started || state == "start" || state == "up"
 		if record.started {
-			record.observe(at, g.LastError)
+			record.observe(at, gateway.LastError)
 		}
-		if problem := signing[g.Name]; problem != "" {
+		// The kernel counts rejected signatures; BIRD itself only sees a timeout.
+		if problem := signing[gateway.Name]; problem != "" {
 			record.last = sessionError{text: "TCP-MD5: " + problem, at: at}
 		}
-		g.LastError, g.LastErrorAt = record.session.explain(record.last.text), record.last.at
+		gateway.LastError, gateway.LastErrorAt = record.session.explain(record.last.text), record.last.at
 	}
 }
 
@@ -133,21 +136,21 @@ func (r *sessionRecord) observe(at time.Time, text string) {
 }
 
 // equal reports whether two sessions have the same configuration in BIRD.
-func (s Session) equal(other Session) bool {
-	a, b := s.BFD, other.BFD
-	s.BFD, other.BFD = nil, nil
-	return s == other && (a == nil) == (b == nil) && (a == nil || *a == *b)
+func (session Session) equal(other Session) bool {
+	a, b := session.BFD, other.BFD
+	session.BFD, other.BFD = nil, nil
+	return session == other && (a == nil) == (b == nil) && (a == nil || *a == *b)
 }
 
 // explain adds the related configuration field to an error.
-func (s Session) explain(text string) string {
+func (session Session) explain(text string) string {
 	if !strings.Contains(text, badPeerAS) {
 		return text
 	}
 	if strings.HasPrefix(text, sentError) {
-		return fmt.Sprintf("%s; the gateway has another AS number than remoteASN %d", text, s.RemoteASN)
+		return fmt.Sprintf("%s; the gateway has another AS number than remoteASN %d", text, session.RemoteASN)
 	}
-	return fmt.Sprintf("%s; the gateway expects another AS number than localASN %d", text, s.LocalASN)
+	return fmt.Sprintf("%s; the gateway expects another AS number than localASN %d", text, session.LocalASN)
 }
 
 // The kernel's counters of TCP segments that it dropped for their signature (TCP-MD5, RFC 2385),
@@ -186,16 +189,16 @@ type md5Counters struct {
 func (c *md5Counters) problems(at time.Time, gateways []GatewayState, sessions []Session) map[string]string {
 	var suspects [md5Kinds][]string
 	down := false
-	for _, g := range gateways {
-		i := slices.IndexFunc(sessions, func(s Session) bool { return s.Name == g.Name })
+	for _, gateway := range gateways {
+		i := slices.IndexFunc(sessions, func(s Session) bool { return s.Name == gateway.Name })
 		switch {
-		case g.Protocol != trench.BGP || g.Up || g.Problem != "" || i < 0:
+		case gateway.Protocol != trench.BGP || gateway.Up || gateway.Problem != "" || i < 0:
 			continue
 		case sessions[i].Password != "":
-			suspects[md5NotFound] = append(suspects[md5NotFound], g.Name)
-			suspects[md5Failure] = append(suspects[md5Failure], g.Name)
+			suspects[md5NotFound] = append(suspects[md5NotFound], gateway.Name)
+			suspects[md5Failure] = append(suspects[md5Failure], gateway.Name)
 		default:
-			suspects[md5Unexpected] = append(suspects[md5Unexpected], g.Name)
+			suspects[md5Unexpected] = append(suspects[md5Unexpected], gateway.Name)
 		}
 		down = true
 	}

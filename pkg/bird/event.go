@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Event is one line that BIRD wrote to its log.
-type Event struct {
+// stateEvent is one line that BIRD wrote to its log.
+type stateEvent struct {
 	Level    string // "TRACE", "INFO", "WARN", "RMT", …; empty if the line has none
 	Protocol string // empty for BIRD as a whole; with its channel, such as "LB.ipv4", on 3.x
 	Text     string
@@ -16,53 +16,54 @@ type Event struct {
 // levels are BIRD's log classes, which it writes in angle brackets (sysdep/unix/log.c).
 var levels = []string{"DBG", "TRACE", "INFO", "RMT", "WARN", "ERR", "AUTH", "FATAL", "BUG"}
 
-// ParseEvent parses a line of BIRD's stderr: "DATE TIME <LEVEL> NAME: text", and on 3.x "bird:
+// parseEvent parses a line of BIRD's stderr: "DATE TIME <LEVEL> NAME: text", and on 3.x "bird:
 // DATE TIME [thread] <LEVEL> …".
-func ParseEvent(line string) Event {
+func parseEvent(line string) stateEvent {
 	_, rest, ok := strings.Cut(line, "<")
 	level, text, ok2 := strings.Cut(rest, "> ")
 	if !ok || !ok2 || !slices.Contains(levels, level) {
-		return Event{Text: strings.TrimSpace(line)}
+		return stateEvent{Text: strings.TrimSpace(line)}
 	}
-	e := Event{Level: level, Text: text}
+	event := stateEvent{Level: level, Text: text}
 	if name, message, ok := strings.Cut(text, ": "); ok && !strings.Contains(name, " ") {
-		e.Protocol, e.Text = name, message
+		event.Protocol, event.Text = name, message
 	}
-	return e
+	return event
 }
 
 const stateChanged = "State changed to "
 
 // StateChanged reports whether the event is a state change of a protocol or a channel.
-func (e Event) StateChanged() bool { return strings.HasPrefix(e.Text, stateChanged) }
+func (event stateEvent) StateChanged() bool { return strings.HasPrefix(event.Text, stateChanged) }
 
 // CameUp reports whether the event is a protocol's transition to up.
-func (e Event) CameUp() bool { return e.Text == stateChanged+"up" }
+func (event stateEvent) CameUp() bool { return event.Text == stateChanged+"up" }
 
 // isError reports whether the event can be the cause of BIRD's exit.
-func (e Event) isError() bool {
-	switch e.Level {
+func (event stateEvent) isError() bool {
+	switch event.Level {
 	case "ERR", "FATAL", "BUG", "":
-		return e.Text != "" && e.Text != shutdownCompleted && !e.dropped()
+		return event.Text != "" && event.Text != shutdownCompleted && !event.dropped()
 	}
 	return false
 }
 
 // dropped reports whether the event is a send error of a BFD packet that the kernel dropped,
 // which is expected while a static gateway is held down.
-func (e Event) dropped() bool {
-	return e.Protocol == bfdName && strings.HasPrefix(e.Text, "Socket error: Operation not permitted")
+func (event stateEvent) dropped() bool {
+	return event.Protocol == bfdName && strings.HasPrefix(event.Text, "Socket error: Operation not permitted")
 }
 
 // shutdownCompleted is BIRD's last line after SIGTERM; BIRD logs it as FATAL.
 const shutdownCompleted = "Shutdown completed"
 
 // level returns the event's level in the frontend's log; verbose raises debug to info.
-func (e Event) level(verbose bool) slog.Level {
-	if e.dropped() || e.Text == shutdownCompleted || strings.Contains(e.Text, "without explicit authentication") {
+func (event stateEvent) level(verbose bool) slog.Level {
+	if event.dropped() || event.Text == shutdownCompleted ||
+		strings.Contains(event.Text, "without explicit authentication") {
 		return slog.LevelDebug // expected, although BIRD logs an error and a warning
 	}
-	switch e.Level {
+	switch event.Level {
 	case "WARN", "":
 		return slog.LevelWarn
 	case "ERR", "FATAL", "BUG":

@@ -36,10 +36,10 @@ type evidence struct {
 	release time.Time       // earliest time of the next release
 }
 
-// about returns e if it applies to the configuration, or else new evidence.
-func (e evidence) about(g trench.Gateway, external string) evidence {
-	if e.external != external || !sameGateway(e.gateway, g) {
-		return evidence{gateway: g, external: external, fresh: true}
+// about returns the evidence if it applies to the configuration, or else new evidence.
+func (e evidence) about(gateway trench.Gateway, external string) evidence {
+	if e.external != external || !sameGateway(e.gateway, gateway) {
+		return evidence{gateway: gateway, external: external, fresh: true}
 	}
 	return e
 }
@@ -70,18 +70,18 @@ func (e *evidence) released(at time.Time, state string, since time.Time) {
 }
 
 // held adds an observation of a session that is held down.
-func (e *evidence) held(at time.Time, state string) {
-	if e.fresh = false; e.failed.IsZero() {
+func (evidence *evidence) held(at time.Time, state string) {
+	if evidence.fresh = false; evidence.failed.IsZero() {
 		return
 	}
-	e.silent = e.silent || state != bfdInit // BIRD shows Init while packets of the gateway arrive
-	heard := e.silent && state == bfdInit && !at.Before(e.release)
-	if heard || at.Sub(e.failed) >= maxRelease {
-		e.failed = time.Time{}
+	evidence.silent = evidence.silent || state != bfdInit // BIRD shows Init while packets of the gateway arrive
+	heard := evidence.silent && state == bfdInit && !at.Before(evidence.release)
+	if heard || at.Sub(evidence.failed) >= maxRelease {
+		evidence.failed = time.Time{}
 	}
 }
 
 // usable reports whether a session that is not up and was released at since may still come up.
-func (e *evidence) usable(at, since time.Time) bool {
-	return e.failed.IsZero() && at.Sub(since) < raiseTime
+func (evidence *evidence) usable(at, since time.Time) bool {
+	return evidence.failed.IsZero() && at.Sub(since) < raiseTime
 }

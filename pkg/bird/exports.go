@@ -30,54 +30,54 @@ type exportList struct {
 
 // checkExports finds the gateways to which BIRD exports too few VIPs for longer than an export
 // takes, and lists the exported VIPs.
-func (s *Supervisor) checkExports(ctx context.Context, at time.Time, gateways, before []GatewayState) {
-	announced, was := s.expect.Load(), byName(before)
+func (supervisor *Supervisor) checkExports(ctx context.Context, at time.Time, gateways, before []GatewayState) {
+	announced, was := supervisor.expect.Load(), byName(before)
 	for i := range gateways {
-		g, old := &gateways[i], was[gateways[i].Name]
-		g.Announced = announced[g.Family]
-		if !g.Up || g.Protocol != trench.BGP || g.Exported >= g.Announced {
+		gateway, old := &gateways[i], was[gateways[i].Name]
+		gateway.Announced = announced[gateway.Family]
+		if !gateway.Up || gateway.Protocol != trench.BGP || gateway.Exported >= gateway.Announced {
 			continue
 		}
-		if g.exports.since = at; old.Since.Equal(g.Since) && !old.exports.since.IsZero() {
-			g.exports = old.exports
+		if gateway.exports.since = at; old.Since.Equal(gateway.Since) && !old.exports.since.IsZero() {
+			gateway.exports = old.exports
 		}
-		if at.Sub(g.exports.since) < exportTime {
+		if at.Sub(gateway.exports.since) < exportTime {
 			continue
 		}
-		g.Short = true
-		s.listExports(ctx, at, g)
-		g.Exports = g.exports.vips
+		gateway.Short = true
+		supervisor.listExports(ctx, at, gateway)
+		gateway.Exports = gateway.exports.vips
 	}
 }
 
 // listExports reads the VIPs that BIRD exports to a gateway, unless the last list is new enough.
-func (s *Supervisor) listExports(ctx context.Context, at time.Time, g *GatewayState) {
-	x, counts := &g.exports, [2]int{g.Exported, g.Announced}
+func (supervisor *Supervisor) listExports(ctx context.Context, at time.Time, gateway *GatewayState) {
+	x, counts := &gateway.exports, [2]int{gateway.Exported, gateway.Announced}
 	age := at.Sub(x.read)
 	if age < listInterval || counts == x.counts && age < maxListAge {
 		return
 	}
 	x.read, x.counts = at, counts
 	switch {
-	case g.Exported == 0:
+	case gateway.Exported == 0:
 		x.vips = vip.Set{}
 		return
-	case g.Exported > maxListed:
+	case gateway.Exported > maxListed:
 		x.vips = nil
 		return
 	}
-	reply, err := s.command(ctx, "show route exported '"+gatewayPrefix+g.Name+"'")
+	reply, err := supervisor.command(ctx, "show route exported '"+gatewayPrefix+gateway.Name+"'")
 	if err != nil {
-		s.options.Log.Warn("failed to read the VIPs that BIRD exports", "gateway", g.Name, "error", err)
+		supervisor.options.Log.Warn("failed to read the VIPs that BIRD exports", "gateway", gateway.Name, "error", err)
 		return
 	}
 	x.vips = parseRoutes(reply)
 }
 
 // parseRoutes returns the prefixes of the reply to `show route`.
-func parseRoutes(r Reply) vip.Set {
+func parseRoutes(reply Reply) vip.Set {
 	routes := vip.Set{}
-	for _, l := range r {
+	for _, l := range reply {
 		first, _, _ := strings.Cut(l.Text, " ")
 		if !strings.Contains(first, "/") {
 			continue

@@ -96,7 +96,7 @@ func replyByTheBook(text string) (reply Reply, rest string) {
 		}
 		if continued, ok := strings.CutPrefix(line, " "); ok && code != "" {
 			n, _ := strconv.Atoi(code)
-			reply = append(reply, Line{n, continued})
+			reply = append(reply, replyLine{n, continued})
 			continue
 		}
 		m := firstOfReply.FindStringSubmatch(line)
@@ -105,7 +105,7 @@ func replyByTheBook(text string) (reply Reply, rest string) {
 		}
 		code = m[1]
 		n, _ := strconv.Atoi(code)
-		reply = append(reply, Line{n, m[3]})
+		reply = append(reply, replyLine{n, m[3]})
 		if m[2] == " " {
 			return reply, text
 		}
@@ -134,7 +134,7 @@ func FuzzReadReply(f *testing.F) {
 			"byte by byte":       bufio.NewReaderSize(iotest.OneByteReader(bytes.NewReader(data)), 32),
 			"the end with bytes": bufio.NewReader(iotest.DataErrReader(&inPieces{data, cuts})),
 		} {
-			got, err := ReadReply(r)
+			got, err := readReply(r)
 			if (err == nil) != (want != nil) || !slices.Equal(got, want) {
 				t.Fatalf("%s: %+v, %v; want %+v", how, got, err, want)
 			}
@@ -225,7 +225,7 @@ func linesOf(text []byte) Reply {
 	var reply Reply
 	code := codeProtocol
 	for line := range strings.Lines(string(text)) {
-		if l, _, async, err := ParseLine(strings.TrimRight(line, "\r\n"), code); err == nil && !async {
+		if l, _, async, err := parseLine(strings.TrimRight(line, "\r\n"), code); err == nil && !async {
 			reply = append(reply, l)
 			code = l.Code
 		}
@@ -241,41 +241,41 @@ func respaced(r Reply, space string) Reply {
 		if strings.HasPrefix(l.Text, " ") {
 			text = " " + space + text
 		}
-		result = append(result, Line{l.Code, text + space})
+		result = append(result, replyLine{l.Code, text + space})
 	}
 	return result
 }
 
 // rendered formats protocols as BIRD does.
-func rendered(list []Protocol) Reply {
+func rendered(list []protocolState) Reply {
 	r := Reply{{2002, "Name Proto Table State Since Info"}}
 	for _, p := range list {
-		r = append(r, Line{
+		r = append(r, replyLine{
 			codeProtocol,
 			fmt.Sprintf("%-10s %-10s --- %-6s 2026-11-21 05:27:01 %s", p.Name, p.Proto, p.State, p.Info),
 		})
 		if p.BGPState != "" {
-			r = append(r, Line{1006, "  BGP state:          " + p.BGPState})
+			r = append(r, replyLine{1006, "  BGP state:          " + p.BGPState})
 		}
 		if p.LastError != "" {
-			r = append(r, Line{1006, "    Last error:       " + p.LastError})
+			r = append(r, replyLine{1006, "    Last error:       " + p.LastError})
 		}
 		if p.HasHoldTimer {
-			r = append(r, Line{1006, fmt.Sprintf("    Hold timer:       %.9f/3", p.HoldTimer.Seconds())})
+			r = append(r, replyLine{1006, fmt.Sprintf("    Hold timer:       %.9f/3", p.HoldTimer.Seconds())})
 		}
 		if p.ImportLimit > 0 || p.LimitHit {
 			limit := fmt.Sprintf("    Import limit:   %d", p.ImportLimit)
 			if p.LimitHit {
 				limit += " [HIT]"
 			}
-			r = append(r, Line{1006, limit})
+			r = append(r, replyLine{1006, limit})
 		}
-		r = append(r, Line{
+		r = append(r, replyLine{
 			1006,
 			fmt.Sprintf("    Routes:         %d imported, 0 filtered, %d exported, 0 preferred", p.Imported, p.Exported),
 		})
 	}
-	return append(r, Line{})
+	return append(r, replyLine{})
 }
 
 // FuzzProtocols checks that the parser of protocol tables splits by words, keeps numbers in
@@ -295,7 +295,7 @@ func FuzzProtocols(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r := linesOf(text)
 		before := slices.Clone(r)
-		list := ParseProtocols(r)
+		list := parseProtocols(r)
 		if !slices.Equal(r, before) {
 			t.Fatal("the reply was changed")
 		}
@@ -321,12 +321,12 @@ func FuzzProtocols(f *testing.F) {
 			}
 		}
 		for _, space := range []string{" ", "\t", "          "} {
-			if again := ParseProtocols(respaced(r, space)); !slices.Equal(again, list) {
+			if again := parseProtocols(respaced(r, space)); !slices.Equal(again, list) {
 				t.Fatalf("with other columns:\n%+v\n%+v", again, list)
 			}
 		}
-		again := ParseProtocols(rendered(list))
-		if !slices.EqualFunc(again, list, func(a, b Protocol) bool {
+		again := parseProtocols(rendered(list))
+		if !slices.EqualFunc(again, list, func(a, b protocolState) bool {
 			near := (a.HoldTimer - b.HoldTimer).Abs() < time.Microsecond
 			a.HoldTimer, b.HoldTimer = 0, 0
 			return near && a == b
@@ -349,13 +349,13 @@ func FuzzBFD(f *testing.F) {
 		"2001:db8:: x Up\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r := linesOf(text)
-		sessions := ParseBFD(r)
+		sessions := parseBFD(r)
 		again := Reply{{1020, "NBR-BFD:"}}
 		for a, state := range sessions {
 			if !a.IsValid() || a.Zone() != "" || state == "" {
 				t.Fatalf("session %q with %q", a, state)
 			}
-			if !slices.ContainsFunc(r, func(l Line) bool {
+			if !slices.ContainsFunc(r, func(l replyLine) bool {
 				words := strings.Fields(l.Text)
 				if len(words) < 3 || words[2] != state {
 					return false
@@ -366,10 +366,10 @@ func FuzzBFD(f *testing.F) {
 				t.Fatalf("no line reports that %s is %q", a, state)
 			}
 			again = append(again,
-				Line{1020, fmt.Sprintf(" %-25s %-10s %-10s 05:27:00.796    0.100    0.300", a, "ext-vlan", state)})
+				replyLine{1020, fmt.Sprintf(" %-25s %-10s %-10s 05:27:00.796    0.100    0.300", a, "ext-vlan", state)})
 		}
 		for how, r := range map[string]Reply{"with other columns": respaced(r, "\t"), "once more": r, "written down": again} {
-			if got := ParseBFD(r); !maps.Equal(got, sessions) {
+			if got := parseBFD(r); !maps.Equal(got, sessions) {
 				t.Fatalf("%s: %v, want %v", how, got, sessions)
 			}
 		}
@@ -378,16 +378,16 @@ func FuzzBFD(f *testing.F) {
 
 // logByTheBook is a reference implementation of drainLines: lines are truncated at the size of
 // the buffer.
-func logByTheBook(text string) (events []Event) {
+func logByTheBook(text string) (events []stateEvent) {
 	for line := range strings.Lines(text) {
 		switch line, whole := strings.CutSuffix(line, "\n"); {
 		case len(line) >= maxEventLine:
 			// bufio keeps a CR at the very end for the LF that may follow.
-			events = append(events, ParseEvent(strings.TrimSuffix(line[:maxEventLine], "\r")))
+			events = append(events, parseEvent(strings.TrimSuffix(line[:maxEventLine], "\r")))
 		case whole:
-			events = append(events, ParseEvent(strings.TrimSuffix(line, "\r")))
+			events = append(events, parseEvent(strings.TrimSuffix(line, "\r")))
 		default:
-			events = append(events, ParseEvent(line))
+			events = append(events, parseEvent(line))
 		}
 	}
 	return events
@@ -409,8 +409,8 @@ func FuzzLog(f *testing.F) {
 		const room = 5
 		lines := make(chan logged, room)
 		r := &inPieces{text, cuts}
-		var got []Event
-		last := drainLines(r, lines, func(e Event) { got = append(got, e) })
+		var got []stateEvent
+		last := drainLines(r, lines, func(e stateEvent) { got = append(got, e) })
 		if len(r.data) > 0 {
 			t.Fatalf("%d bytes stay in the pipe", len(r.data))
 		}
@@ -445,15 +445,15 @@ func FuzzLog(f *testing.F) {
 func TestTablesOfEveryVersion(t *testing.T) {
 	for name, text := range transcripts(t, "control") {
 		t.Run(name, func(t *testing.T) {
-			var protocols []Protocol
+			var protocols []protocolState
 			var bfd map[netip.Addr]string
 			for _, reply := range repliesIn(text) {
 				r := replyOf(t, reply)
 				if strings.Contains(reply, "1002-") && protocols == nil {
-					protocols = ParseProtocols(r)
+					protocols = parseProtocols(r)
 				}
 				if strings.Contains(reply, "1020-") && bfd == nil {
-					bfd = ParseBFD(r)
+					bfd = parseBFD(r)
 				}
 			}
 			got := map[string]string{}

@@ -32,17 +32,17 @@ type importLimit struct {
 
 // blocked reports whether BIRD ignores routes of a protocol. BIRD 3 shows the limit as hit until
 // the session restarts.
-func (p Protocol) blocked(version string) bool {
-	return p.LimitHit && (version < "3" || p.Imported >= p.ImportLimit)
+func (protocol protocolState) blocked(version string) bool {
+	return protocol.LimitHit && (version < "3" || protocol.Imported >= protocol.ImportLimit)
 }
 
 // observe returns the protocols whose routes must be requested again: with back-off while BIRD
 // ignores routes, and once more afterwards.
-func (m imports) observe(now time.Time, protocols map[string]Protocol, version string) (reload []string) {
-	for name, p := range protocols {
+func (m imports) observe(now time.Time, protocols map[string]protocolState, version string) (reload []string) {
+	for name, protocol := range protocols {
 		l, known := m[name]
 		switch {
-		case strings.HasPrefix(name, gatewayPrefix) && p.blocked(version):
+		case strings.HasPrefix(name, gatewayPrefix) && protocol.blocked(version):
 			if !known {
 				l = &importLimit{delay: backoff.Backoff{Min: minReload, Max: maxReload}}
 				l.reload = now.Add(l.delay.Next())
@@ -67,23 +67,24 @@ func (m imports) observe(now time.Time, protocols map[string]Protocol, version s
 // describe adds the state of the limits to the gateways.
 func (m imports) describe(gateways []GatewayState) {
 	for i := range gateways {
-		if g := &gateways[i]; m[gatewayPrefix+g.Name] != nil {
-			g.ImportsBlocked = true
-			g.Warning = fmt.Sprintf("import limit reached with %d routes, further ones are ignored; "+
-				"correct the routes that it sends, or raise --import-limit", g.Imported)
+		if gateway := &gateways[i]; m[gatewayPrefix+gateway.Name] != nil {
+			gateway.ImportsBlocked = true
+			gateway.Warning = fmt.Sprintf("import limit reached with %d routes, further ones are ignored; "+
+				"correct the routes that it sends, or raise --import-limit", gateway.Imported)
 		}
 	}
 }
 
 // watchImports requests the routes again that BIRD ignored.
-func (s *Supervisor) watchImports(ctx context.Context, now time.Time, protocols map[string]Protocol, version string) {
+func (supervisor *Supervisor) watchImports(ctx context.Context, now time.Time, protocols map[string]protocolState,
+	version string) {
 	reload := "reload in"
 	if version >= "3" {
 		reload = "reload filters in"
 	}
-	for _, protocol := range s.imports.observe(now, protocols, version) {
-		_, err := s.command(ctx, reload+` "`+protocol+`"`)
-		s.options.Log.Info("requested the gateway's routes again after its import limit",
+	for _, protocol := range supervisor.imports.observe(now, protocols, version) {
+		_, err := supervisor.command(ctx, reload+` "`+protocol+`"`)
+		supervisor.options.Log.Info("requested the gateway's routes again after its import limit",
 			"protocol", protocol, "error", err)
 	}
 }

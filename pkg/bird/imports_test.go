@@ -21,7 +21,7 @@ func TestImportLimitIsParsed(t *testing.T) {
 		text := "1002-NBR-a BGP --- up 05:27:00 Established\n1006-  Channel ipv4\n " +
 			strings.ReplaceAll(strings.TrimSuffix(limit, "\n"), "\n", "\n ") +
 			"\n     Routes:         3 imported, 7 exported\n0000 \n"
-		p := ParseProtocols(replyOf(t, text))[0]
+		p := parseProtocols(replyOf(t, text))[0]
 		if got := fmt.Sprint(p.ImportLimit, " ", p.LimitHit); got != want || p.Imported != 3 {
 			t.Errorf("%q: %s, want %s: %+v", limit, got, want, p)
 		}
@@ -43,7 +43,7 @@ func TestImportLimitIsRetried(t *testing.T) {
 					if routes > 3 {
 						hit = true
 					}
-					protocols := map[string]Protocol{
+					protocols := map[string]protocolState{
 						"NBR-a": {Imported: min(routes, 3), ImportLimit: 3, LimitHit: hit},
 						"NBR-b": {Imported: 2, ImportLimit: 3},
 						"LB":    {Imported: 3, ImportLimit: 3, LimitHit: true},
@@ -105,7 +105,7 @@ func TestImportsBlocked(t *testing.T) {
 	}{
 		{3, false, false, false}, {2, true, true, false}, {3, true, true, true},
 	} {
-		p := Protocol{Imported: tt.imported, ImportLimit: 3, LimitHit: tt.hit}
+		p := protocolState{Imported: tt.imported, ImportLimit: 3, LimitHit: tt.hit}
 		if p.blocked("2.0.12") != tt.bird2 || p.blocked("3.4.0") != tt.bird34 {
 			t.Errorf("%+v is blocked: %t, %t", tt, p.blocked("2.0.12"), p.blocked("3.4.0"))
 		}

@@ -19,20 +19,20 @@ type missing struct {
 }
 
 // protocols returns the names of the protocols of the configuration.
-func (in RenderInput) protocols() []string {
+func (input renderInput) protocols() []string {
 	names := []string{LoopbackName, "KERNEL4", "KERNEL6"}
-	if slices.ContainsFunc(in.Sessions, func(s Session) bool { return s.BFD != nil }) {
+	if slices.ContainsFunc(input.Sessions, func(s Session) bool { return s.BFD != nil }) {
 		names = append(names, bfdName)
 	}
-	for _, f := range vip.Families {
-		if slices.ContainsFunc(in.nextHops(), func(n nextHops) bool { return n.Name == vrrpName(f) }) {
-			names = append(names, vrrpName(f))
+	for _, family := range vip.Families {
+		if slices.ContainsFunc(input.nextHops(), func(n nextHops) bool { return n.Name == vrrpName(family) }) {
+			names = append(names, vrrpName(family))
 		}
 	}
-	for _, s := range in.Sessions {
-		names = append(names, gatewayPrefix+s.Name)
-		if s.Protocol == trench.Static && s.BFD != nil && len(in.VRRP) == 0 {
-			names = append(names, egressPrefix+s.Name)
+	for _, session := range input.Sessions {
+		names = append(names, gatewayPrefix+session.Name)
+		if session.Protocol == trench.Static && session.BFD != nil && len(input.VRRP) == 0 {
+			names = append(names, egressPrefix+session.Name)
 		}
 	}
 	return names
@@ -59,16 +59,16 @@ func (m *missing) observe(now time.Time, lacking bool) bool {
 }
 
 // restore requests a reload of the current configuration if BIRD lacks some of its protocols.
-func (s *Supervisor) restore(now time.Time, protocols map[string]Protocol) {
-	lacking := slices.DeleteFunc(slices.Clone(s.apply.current.protocols), func(name string) bool {
+func (supervisor *Supervisor) restore(now time.Time, protocols map[string]protocolState) {
+	lacking := slices.DeleteFunc(slices.Clone(supervisor.apply.current.protocols), func(name string) bool {
 		_, has := protocols[name]
 		return has
 	})
-	if !s.missing.observe(now, len(lacking) > 0) {
+	if !supervisor.missing.observe(now, len(lacking) > 0) {
 		return
 	}
-	s.options.Log.Warn("BIRD lacks protocols of its configuration, configuring it again: "+
-		"another process configured it", "protocols", lacking, "attempts", s.missing.attempts.failures)
-	s.apply.again = true
-	s.state.Update(func(st State) State { st.Restores++; return st })
+	supervisor.options.Log.Warn("BIRD lacks protocols of its configuration, configuring it again: "+
+		"another process configured it", "protocols", lacking, "attempts", supervisor.missing.attempts.failures)
+	supervisor.apply.again = true
+	supervisor.state.Update(func(st State) State { st.Restores++; return st })
 }

@@ -14,11 +14,11 @@ func TestProtocolsOfConfiguration(t *testing.T) {
 	t.Parallel()
 	vrrp := staticInput()
 	vrrp.VRRP = []netip.Addr{netip.MustParseAddr("169.254.100.7"), netip.MustParseAddr("fd00::7")}
-	for name, in := range map[string]RenderInput{
+	for name, in := range map[string]renderInput{
 		"nothing": {Interface: "eth0", Options: Options{RouterID: vrrp.RouterID}}, "BGP": fullInput(),
 		"static": staticInput(), "VRRP": vrrp,
 	} {
-		content, err := Render(in)
+		content, err := render(in)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -38,33 +38,34 @@ type noDelay struct {
 // keepNoDelay sets the options on connections with gateways whenever a session comes up, until
 // BIRD exits. It runs in a separate goroutine, because a poll blocks while BIRD feeds the new
 // session.
-func (s *Supervisor) keepNoDelay(p *process) {
-	s.noDelay.Store(&noDelay{})
+func (supervisor *Supervisor) keepNoDelay(process *process) {
+	supervisor.noDelay.Store(&noDelay{})
 	logged := false
 	for {
 		select {
-		case <-p.exited:
+		case <-process.exited:
 			return
-		case <-s.sessionUp:
+		case <-supervisor.sessionUp:
 		}
 		holdTimes := map[netip.Addr]time.Duration{}
-		for _, g := range s.resolver.result.Load().gateways {
-			if g.Protocol == trench.BGP {
-				holdTimes[g.Address] = g.HoldTime
+		for _, gateway := range supervisor.resolver.result.Load().gateways {
+			if gateway.Protocol == trench.BGP {
+				holdTimes[gateway.Address] = gateway.HoldTime
 			}
 		}
 		at := time.Now()
-		set, err := setNoDelay(p.cmd.Process, holdTimes)
-		s.noDelay.Store(&noDelay{at, set, err})
+		set, err := setNoDelay(process.cmd.Process, holdTimes)
+		supervisor.noDelay.Store(&noDelay{at, set, err})
 		if err != nil && !logged && !errors.Is(err, os.ErrProcessDone) {
 			logged = true
-			s.options.Log.Info("TCP_NODELAY and TCP_USER_TIMEOUT are not set on BIRD's sessions", "pid", p.pid(), "error", err)
+			supervisor.options.Log.Info("TCP_NODELAY and TCP_USER_TIMEOUT are not set on BIRD's sessions", "pid",
+				process.pid(), "error", err)
 		}
 	}
 }
 
 // sessionCame wakes keepNoDelay after a session came up. It does not block.
-func (s *Supervisor) sessionCame() { latest.Wake(s.sessionUp) }
+func (supervisor *Supervisor) sessionCame() { latest.Wake(supervisor.sessionUp) }
 
 // setNoDelay sets TCP_NODELAY and TCP_USER_TIMEOUT on the TCP connections of a child process with
 // the gateways of holdTimes. It returns the gateways whose connections have both options. The
@@ -158,12 +159,12 @@ func setNoDelayOn(pidfd, target int, holdTimes map[netip.Addr]time.Duration) (ne
 // describe sets NoDelay and NoDelayProblem of the BGP sessions that are up.
 func (n *noDelay) describe(gateways []GatewayState) {
 	for i := range gateways {
-		g := &gateways[i]
-		if g.Protocol != trench.BGP || !g.Up || n == nil || n.at.Before(g.Since) {
+		gateway := &gateways[i]
+		if gateway.Protocol != trench.BGP || !gateway.Up || n == nil || n.at.Before(gateway.Since) {
 			continue
 		}
-		if g.NoDelay = n.set[g.Address]; !g.NoDelay && n.err != nil {
-			g.NoDelayProblem = n.err.Error()
+		if gateway.NoDelay = n.set[gateway.Address]; !gateway.NoDelay && n.err != nil {
+			gateway.NoDelayProblem = n.err.Error()
 		}
 	}
 }

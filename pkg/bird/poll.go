@@ -34,23 +34,23 @@ type holdTimers struct {
 	overdue time.Time // first poll at which a timer had expired but its session was still up
 }
 
-func (h *holdTimers) observe(at time.Time, protocols map[string]Protocol) {
-	h.next = time.Time{}
+func (timers *holdTimers) observe(at time.Time, protocols map[string]protocolState) {
+	timers.next = time.Time{}
 	for _, p := range protocols {
-		if end := at.Add(p.HoldTimer); p.Up() && p.HasHoldTimer && (h.next.IsZero() || end.Before(h.next)) {
-			h.next = end
+		if end := at.Add(p.HoldTimer); p.Up() && p.HasHoldTimer && (timers.next.IsZero() || end.Before(timers.next)) {
+			timers.next = end
 		}
 	}
-	if h.next.IsZero() || h.next.After(at) {
-		h.overdue = time.Time{}
-	} else if h.overdue.IsZero() {
-		h.overdue = at
+	if timers.next.IsZero() || timers.next.After(at) {
+		timers.overdue = time.Time{}
+	} else if timers.overdue.IsZero() {
+		timers.overdue = at
 	}
 }
 
-func (h *holdTimers) wait(now time.Time) time.Duration {
-	if h.next.IsZero() || !h.overdue.IsZero() && now.Sub(h.overdue) > fastDuration {
+func (timers *holdTimers) wait(now time.Time) time.Duration {
+	if timers.next.IsZero() || !timers.overdue.IsZero() && now.Sub(timers.overdue) > fastDuration {
 		return pollInterval
 	}
-	return min(max(h.next.Sub(now)+time.Millisecond, fastInterval), pollInterval)
+	return min(max(timers.next.Sub(now)+time.Millisecond, fastInterval), pollInterval)
 }

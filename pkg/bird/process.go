@@ -30,7 +30,7 @@ type process struct {
 
 // startProcess starts BIRD and calls events, which must not block, for each line of BIRD's log.
 func startProcess(
-	ctx context.Context, executable, config, socket string, log *slog.Logger, verbose bool, events func(Event),
+	ctx context.Context, executable, config, socket string, log *slog.Logger, verbose bool, events func(stateEvent),
 ) (*process, error) {
 	p := &process{exited: make(chan struct{}), since: time.Now()}
 	p.cmd = exec.Command(executable, "-f", "-c", config, "-s", socket)
@@ -64,13 +64,13 @@ const (
 )
 
 type logged struct {
-	Event
+	stateEvent
 	dropped int // lines that were discarded before it
 }
 
 // drainLines reads BIRD's log until BIRD exits, and returns the last error in it. While lines is
 // full it discards and counts lines instead of waiting, and sends the count with the next line.
-func drainLines(r io.Reader, lines chan<- logged, events func(Event)) (last string) {
+func drainLines(r io.Reader, lines chan<- logged, events func(stateEvent)) (last string) {
 	defer close(lines)
 	reader := bufio.NewReaderSize(r, maxEventLine)
 	dropped, rest := 0, false
@@ -83,13 +83,13 @@ func drainLines(r io.Reader, lines chan<- logged, events func(Event)) (last stri
 		if rest = more; isRest {
 			continue
 		}
-		e := ParseEvent(string(b))
-		events(e)
-		if e.isError() {
-			last = e.Text
+		event := parseEvent(string(b))
+		events(event)
+		if event.isError() {
+			last = event.Text
 		}
 		select {
-		case lines <- logged{e, dropped}:
+		case lines <- logged{event, dropped}:
 			dropped = 0
 		default:
 			dropped++
@@ -108,18 +108,18 @@ func logLines(lines <-chan logged, log *slog.Logger, verbose bool) {
 }
 
 // wait waits until the process has exited and its log is written.
-func (p *process) wait() {
-	<-p.exited
-	p.running.Wait()
+func (process *process) wait() {
+	<-process.exited
+	process.running.Wait()
 }
 
-func (p *process) ended() error {
+func (process *process) ended() error {
 	how := "BIRD exited"
-	if p.err != nil {
-		how = "BIRD exited: " + p.err.Error()
+	if process.err != nil {
+		how = "BIRD exited: " + process.err.Error()
 	}
-	if p.last != "" {
-		how += ": " + p.last
+	if process.last != "" {
+		how += ": " + process.last
 	}
 	return errors.New(how)
 }
@@ -127,36 +127,36 @@ func (p *process) ended() error {
 // killAfter kills BIRD if the supervisor does not terminate it after the end of ctx. The
 // supervisor may block in the kernel on a directory lock of a file system that hangs while BIRD
 // holds the lock: then this process cannot exit, even by SIGKILL, before BIRD exits.
-func (p *process) killAfter(ctx context.Context) {
+func (process *process) killAfter(ctx context.Context) {
 	select {
-	case <-p.exited:
+	case <-process.exited:
 		return
 	case <-ctx.Done():
 	}
 	select {
-	case <-p.exited:
+	case <-process.exited:
 	case <-time.After(2 * stopTimeout):
-		_ = p.cmd.Process.Kill() // fails only if BIRD has exited
+		_ = process.cmd.Process.Kill() // fails only if BIRD has exited
 	}
 }
 
-func (p *process) pid() int { return p.cmd.Process.Pid }
+func (process *process) pid() int { return process.cmd.Process.Pid }
 
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // fails only if BIRD has exited
-	<-p.exited
+func (process *process) kill() {
+	_ = process.cmd.Process.Kill() // fails only if BIRD has exited
+	<-process.exited
 }
 
 // stopTimeout bounds BIRD's exit after SIGTERM, which takes 10–90 ms with 20 000 routes.
 const stopTimeout = 2 * time.Second
 
 // terminate sends SIGTERM, which acts as `down`, and SIGKILL after stopTimeout.
-func (p *process) terminate(log *slog.Logger) {
-	_ = p.cmd.Process.Signal(unix.SIGTERM) // fails only if BIRD has exited
+func (process *process) terminate(log *slog.Logger) {
+	_ = process.cmd.Process.Signal(unix.SIGTERM) // fails only if BIRD has exited
 	select {
-	case <-p.exited:
+	case <-process.exited:
 	case <-time.After(stopTimeout):
-		log.Warn("BIRD did not exit in time; killing it", "pid", p.pid(), "after", stopTimeout)
-		p.kill()
+		log.Warn("BIRD did not exit in time; killing it", "pid", process.pid(), "after", stopTimeout)
+		process.kill()
 	}
 }

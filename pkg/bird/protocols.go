@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Protocol is one protocol in the output of `show protocols all`.
-type Protocol struct {
+// protocolState is one protocol in the output of `show protocols all`.
+type protocolState struct {
 	Name      string
 	Proto     string // "BGP"
 	State     string // "up", "start", "down", …
@@ -29,27 +29,29 @@ type Protocol struct {
 }
 
 // Up reports whether the BGP session is established.
-func (p Protocol) Up() bool { return p.BGPState == "Established" && p.State == "up" }
+func (protocol protocolState) Up() bool {
+	return protocol.BGPState == "Established" && protocol.State == "up"
+}
 
 // codeProtocol is the code of a protocol's first line in `show protocols`; details have code
 // 1006.
 const codeProtocol = 1002
 
-// ParseProtocols parses the reply to `show protocols all`. It splits lines into words, since
+// parseProtocols parses the reply to `show protocols all`. It splits lines into words, since
 // columns differ between versions, and sums the routes of a protocol's channels.
-func ParseProtocols(r Reply) []Protocol {
-	var list []Protocol
-	for _, l := range r {
-		if !relevant(l) {
+func parseProtocols(reply Reply) []protocolState {
+	var list []protocolState
+	for _, line := range reply {
+		if !relevant(line) {
 			continue
 		}
-		words := strings.Fields(l.Text)
+		words := strings.Fields(line.Text)
 		if len(words) == 0 {
 			continue
 		}
 		// Neither a protocol's first line nor its first detail is indented, but the detail has code
 		// 1006.
-		if l.Code == codeProtocol && !strings.HasPrefix(l.Text, " ") && len(words) >= 4 {
+		if line.Code == codeProtocol && !strings.HasPrefix(line.Text, " ") && len(words) >= 4 {
 			list = append(list, protocolHead(words))
 			continue
 		}
@@ -60,10 +62,10 @@ func ParseProtocols(r Reply) []Protocol {
 	return list
 }
 
-// relevant reports whether ParseProtocols may need a line, so that most lines are not split.
-func relevant(l Line) bool {
-	text := strings.TrimSpace(l.Text)
-	return l.Code == codeProtocol && !strings.HasPrefix(l.Text, " ") ||
+// relevant reports whether parseProtocols may need a line, so that most lines are not split.
+func relevant(line replyLine) bool {
+	text := strings.TrimSpace(line.Text)
+	return line.Code == codeProtocol && !strings.HasPrefix(line.Text, " ") ||
 		slices.ContainsFunc(details[:], func(name string) bool { return strings.HasPrefix(text, name) })
 }
 
@@ -71,14 +73,14 @@ func relevant(l Line) bool {
 var details = [...]string{"BGP", "Last", "Hold", "Import", "Routes"}
 
 // protocolHead parses "NAME PROTO TABLE STATE SINCE [INFO…]". SINCE is a time, a date, or both.
-func protocolHead(words []string) Protocol {
-	p := Protocol{Name: words[0], Proto: words[1], State: words[3]}
+func protocolHead(words []string) protocolState {
+	protocol := protocolState{Name: words[0], Proto: words[1], State: words[3]}
 	rest := words[4:]
 	for len(rest) > 0 && isTime(rest[0]) {
 		rest = rest[1:]
 	}
-	p.Info = strings.Join(rest, " ")
-	return p
+	protocol.Info = strings.Join(rest, " ")
+	return protocol
 }
 
 // isTime reports whether a word is a time such as 05:27:00.796 or a date such as 2026-11-21.
@@ -87,7 +89,7 @@ func isTime(s string) bool {
 		strings.Trim(s, "0123456789:.-") == ""
 }
 
-func protocolDetail(p *Protocol, words []string) {
+func protocolDetail(p *protocolState, words []string) {
 	name, value, _ := strings.Cut(strings.Join(words, " "), ":")
 	value = strings.TrimSpace(value)
 	switch name {
@@ -131,12 +133,12 @@ const (
 	bfdInit = "Init"
 )
 
-// ParseBFD parses the reply to `show bfd sessions` into the state of each peer, such as "Up".
-func ParseBFD(r Reply) map[netip.Addr]string {
+// parseBFD parses the reply to `show bfd sessions` into the state of each peer, such as "Up".
+func parseBFD(reply Reply) map[netip.Addr]string {
 	sessions := map[netip.Addr]string{}
-	for _, l := range r {
+	for _, line := range reply {
 		// "IP address  Interface  State  Since  Interval  Timeout"
-		words := strings.Fields(l.Text)
+		words := strings.Fields(line.Text)
 		if len(words) < 3 {
 			continue
 		}

@@ -18,7 +18,7 @@ import (
 
 func replyOf(t *testing.T, text string) Reply {
 	t.Helper()
-	r, err := ReadReply(bufio.NewReader(strings.NewReader(text)))
+	r, err := readReply(bufio.NewReader(strings.NewReader(text)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func replyIn(t *testing.T, name string) Reply {
 }
 
 func TestProtocolsOfBIRD2012(t *testing.T) {
-	want := []Protocol{
+	want := []protocolState{
 		{Name: "NBR-BFD", Proto: "BFD", State: "up"},
 		{
 			Name: "NBR-a4", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
@@ -52,7 +52,7 @@ func TestProtocolsOfBIRD2012(t *testing.T) {
 			LastError: "Socket: No route to host",
 		},
 	}
-	got := ParseProtocols(replyIn(t, "protocols-2.0.12.txt"))
+	got := parseProtocols(replyIn(t, "protocols-2.0.12.txt"))
 	for i := range got {
 		if i < len(want) {
 			got[i].HoldTimer, want[i].HoldTimer = 0, 0 // differs with every capture
@@ -71,7 +71,7 @@ func TestProtocolsOfBIRD2012(t *testing.T) {
 func TestProtocolsInOtherForms(t *testing.T) {
 	tests := map[string]struct {
 		text string
-		want []Protocol
+		want []protocolState
 	}{
 		"3.x: more on the first detail line, wider tables": {
 			text: "2002-Name       Proto      Table      State  Since         Info\n" +
@@ -85,7 +85,7 @@ func TestProtocolsInOtherForms(t *testing.T) {
 				"       Import updates:              3          0          0          0         0          0          3\n" +
 				" \n" +
 				"0000 \n",
-			want: []Protocol{{
+			want: []protocolState{{
 				Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established", Imported: 3, Exported: 7,
 				HoldTimer: 2181 * time.Millisecond, HasHoldTimer: true,
 			}},
@@ -94,7 +94,7 @@ func TestProtocolsInOtherForms(t *testing.T) {
 			text: "1002-NBR-a BGP --- up 2026-11-21 Established\n1006-  BGP state:          Established\n" +
 				"     Routes:         1 imported, 2 exported, 1 preferred\n" +
 				"     Routes:         10 imported, 20 exported, 1 preferred\n0000 \n",
-			want: []Protocol{{
+			want: []protocolState{{
 				Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established", BGPState: "Established",
 				Imported: 11, Exported: 22,
 			}},
@@ -103,7 +103,7 @@ func TestProtocolsInOtherForms(t *testing.T) {
 			text: "2002-Name Proto Table State Since Info\n1002-device1    Device     ---        up     05:27:00.796  \n" +
 				" KERNEL4    Kernel     master4    up     05:27:00.796  \n" +
 				" NBR-gone   BGP        ---        start  05:27:00.796  Connect       Socket: No route to host\n0000 \n",
-			want: []Protocol{
+			want: []protocolState{
 				{Name: "device1", Proto: "Device", State: "up"},
 				{Name: "KERNEL4", Proto: "Kernel", State: "up"},
 				{Name: "NBR-gone", Proto: "BGP", State: "start", Info: "Connect Socket: No route to host"},
@@ -111,12 +111,12 @@ func TestProtocolsInOtherForms(t *testing.T) {
 		},
 		"error that contains a time": {
 			text: "1002-NBR-a BGP --- start 05:27:00.796 Idle BGP Error: Hold timer expired\n0000 \n",
-			want: []Protocol{{Name: "NBR-a", Proto: "BGP", State: "start", Info: "Idle BGP Error: Hold timer expired"}},
+			want: []protocolState{{Name: "NBR-a", Proto: "BGP", State: "start", Info: "Idle BGP Error: Hold timer expired"}},
 		},
 		"a number that is none": {
 			text: "1002-NBR-a BGP --- up 05:27:00 Established\n1006-  Routes:         many imported, 2 exported\n   Hold " +
 				"timer:       soon/3\n0000 \n",
-			want: []Protocol{{Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established"}},
+			want: []protocolState{{Name: "NBR-a", Proto: "BGP", State: "up", Info: "Established"}},
 		},
 		"none matches":         {text: "8003 No protocols match\n"},
 		"a detail before any":  {text: "1006-  BGP state: Established\n0000 \n"},
@@ -124,7 +124,7 @@ func TestProtocolsInOtherForms(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, ParseProtocols(replyOf(t, tt.text))); diff != "" {
+			if diff := cmp.Diff(tt.want, parseProtocols(replyOf(t, tt.text))); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -132,7 +132,7 @@ func TestProtocolsInOtherForms(t *testing.T) {
 }
 
 func TestUnestablishedSessionIsDown(t *testing.T) {
-	for _, p := range []Protocol{
+	for _, p := range []protocolState{
 		{State: "start", BGPState: "Established"}, {State: "up", BGPState: "Close"}, {
 			State:    "stop",
 			BGPState: "Established",
@@ -150,11 +150,11 @@ func TestBFDSessions(t *testing.T) {
 		netip.MustParseAddr("169.254.100.99"):  "Down",
 		netip.MustParseAddr("fd00:100::150"):   "Up",
 	}
-	if diff := cmp.Diff(want, ParseBFD(replyIn(t, "bfd-2.0.12.txt")),
+	if diff := cmp.Diff(want, parseBFD(replyIn(t, "bfd-2.0.12.txt")),
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}
-	other := ParseBFD(replyOf(t,
+	other := parseBFD(replyOf(t,
 		"1020-NBR-BFD:\n IP address                Interface  State      Since         Interval  Timeout\n"+
 			" fe80::1                   ext-vlan   Init       2026-11-21 05:27:00    0.100    0.300   extra\n"+
 			" 2001:db8::                ext-vlan   Up\n0000 \n"))
@@ -162,7 +162,7 @@ func TestBFDSessions(t *testing.T) {
 		len(other) != 2 {
 		t.Errorf("other forms: %v", other)
 	}
-	if none := ParseBFD(replyOf(t, "0013 There is no BFD protocol running\n")); len(none) != 0 {
+	if none := parseBFD(replyOf(t, "0013 There is no BFD protocol running\n")); len(none) != 0 {
 		t.Errorf("no BFD: %v", none)
 	}
 }
@@ -170,50 +170,51 @@ func TestBFDSessions(t *testing.T) {
 func TestParseEvent(t *testing.T) {
 	tests := []struct {
 		line  string
-		want  Event
+		want  stateEvent
 		state bool
 	}{
 		{
 			"2026-11-21 05:27:01.682 <TRACE> NBR-a4: State changed to up",
-			Event{"TRACE", "NBR-a4", "State changed to up"},
+			stateEvent{"TRACE", "NBR-a4", "State changed to up"},
 			true,
 		},
 		{
 			"bird: 2026-11-21 05:27:01.682 [0001] <TRACE> NBR-a4: State changed to stop",
-			Event{"TRACE", "NBR-a4", "State changed to stop"},
+			stateEvent{"TRACE", "NBR-a4", "State changed to stop"},
 			true,
 		},
 		{
 			"bird: 2026-11-21 05:27:01.682 [0001] <TRACE> LB.ipv4: State changed to up",
-			Event{"TRACE", "LB.ipv4", "State changed to up"},
+			stateEvent{"TRACE", "LB.ipv4", "State changed to up"},
 			true,
 		},
 		// A name may look like a channel's.
 		{
 			"2026-11-21 05:27:01.682 <TRACE> NBR-gw.ipv4: State changed to up",
-			Event{"TRACE", "NBR-gw.ipv4", "State changed to up"},
+			stateEvent{"TRACE", "NBR-gw.ipv4", "State changed to up"},
 			true,
 		},
-		{"2026-11-21 05:27:15.452 <INFO> Reconfiguring", Event{"INFO", "", "Reconfiguring"}, false},
-		{"2026-11-21 05:27:17.675 <INFO> Disabling protocol NBR-a4", Event{"INFO", "", "Disabling protocol NBR-a4"}, false},
-		{"2026-11-21 05:27:28.146 <FATAL> Shutdown completed", Event{"FATAL", "", "Shutdown completed"}, false},
+		{"2026-11-21 05:27:15.452 <INFO> Reconfiguring", stateEvent{"INFO", "", "Reconfiguring"}, false},
+		{"2026-11-21 05:27:17.675 <INFO> Disabling protocol NBR-a4",
+			stateEvent{"INFO", "", "Disabling protocol NBR-a4"}, false},
+		{"2026-11-21 05:27:28.146 <FATAL> Shutdown completed", stateEvent{"FATAL", "", "Shutdown completed"}, false},
 		{
 			"2026-11-21 05:27:28.146 <RMT> NBR-a4: Received: Hold timer expired",
-			Event{"RMT", "NBR-a4", "Received: Hold timer expired"},
+			stateEvent{"RMT", "NBR-a4", "Received: Hold timer expired"},
 			false,
 		},
-		{"2026-11-21 05:27:28.146 <WARN> a <b> c: d", Event{"WARN", "", "a <b> c: d"}, false},
+		{"2026-11-21 05:27:28.146 <WARN> a <b> c: d", stateEvent{"WARN", "", "a <b> c: d"}, false},
 		{
 			"bird: /etc/bird/x.conf:1:1 syntax error, unexpected <EOF> here",
-			Event{"", "", "bird: /etc/bird/x.conf:1:1 syntax error, unexpected <EOF> here"},
+			stateEvent{"", "", "bird: /etc/bird/x.conf:1:1 syntax error, unexpected <EOF> here"},
 			false,
 		},
-		{"", Event{}, false},
-		{"<TRACE>", Event{Text: "<TRACE>"}, false},
-		{"\x00\xff<", Event{Text: "\x00\xff<"}, false},
+		{"", stateEvent{}, false},
+		{"<TRACE>", stateEvent{Text: "<TRACE>"}, false},
+		{"\x00\xff<", stateEvent{Text: "\x00\xff<"}, false},
 	}
 	for _, tt := range tests {
-		got := ParseEvent(tt.line)
+		got := parseEvent(tt.line)
 		if got != tt.want || got.StateChanged() != tt.state {
 			t.Errorf("ParseEvent(%q) = %+v, state changed %v; want %+v, %v", tt.line, got, got.StateChanged(), tt.want, tt.state)
 		}
@@ -231,7 +232,7 @@ func TestEventLogLevels(t *testing.T) {
 		"no level at all":                      {slog.LevelWarn, slog.LevelWarn},
 		"x <FATAL> Shutdown completed":         {slog.LevelDebug, slog.LevelDebug},
 	} {
-		e := ParseEvent(line)
+		e := parseEvent(line)
 		if e.level(false) != want.quiet || e.level(true) != want.verbose {
 			t.Errorf("%q: %v, chatty %v; want %v, %v", line, e.level(false), e.level(true), want.quiet, want.verbose)
 		}
@@ -249,7 +250,7 @@ func TestSessionUpLine(t *testing.T) {
 		"bird: 2026-11-21 07:21:56.041 [0000] <TRACE> NBR-a4: State changed to down": false,
 	} {
 		s := NewSupervisor(Options{})
-		s.event(ParseEvent(line))
+		s.event(parseEvent(line))
 		if got := len(s.sessionUp) == 1; got != want {
 			t.Errorf("%s: %t, want %t", line, got, want)
 		}

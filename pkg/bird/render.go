@@ -42,14 +42,14 @@ type Session struct {
 }
 
 // IsStatic reports whether the gateway has static routes instead of a BGP session.
-func (s Session) IsStatic() bool { return s.Protocol == trench.Static }
+func (session Session) IsStatic() bool { return session.Protocol == trench.Static }
 
 // Channel is BIRD's name of the session's family.
-func (s Session) Channel() string { return s.Family().String() }
+func (session Session) Channel() string { return session.Family().String() }
 
 // Default is the default route of the session's family.
-func (s Session) Default() string {
-	if s.Address.Is4() {
+func (session Session) Default() string {
+	if session.Address.Is4() {
 		return "0.0.0.0/0"
 	}
 	return "::/0"
@@ -62,19 +62,19 @@ type nextHops struct {
 	Addresses []netip.Addr
 }
 
-func (in RenderInput) nextHops() []nextHops {
+func (input renderInput) nextHops() []nextHops {
 	var list []nextHops
-	for i, f := range vip.Families {
-		isOther := func(a netip.Addr) bool { return vip.FamilyOf(a) != f }
-		if own := slices.DeleteFunc(slices.Clone(in.VRRP), isOther); len(own) > 0 {
-			list = append(list, nextHops{vrrpName(f), []int{4, 6}[i], own})
+	for i, family := range vip.Families {
+		isOther := func(a netip.Addr) bool { return vip.FamilyOf(a) != family }
+		if own := slices.DeleteFunc(slices.Clone(input.VRRP), isOther); len(own) > 0 {
+			list = append(list, nextHops{vrrpName(family), []int{4, 6}[i], own})
 		}
 	}
 	return list
 }
 
-// RenderInput is the input of Render.
-type RenderInput struct {
+// renderInput is the input of render.
+type renderInput struct {
 	Options
 	Interface string // toward the gateways
 	Sessions  []Session
@@ -83,11 +83,11 @@ type RenderInput struct {
 }
 
 // heldDown returns the addresses of static gateways whose BFD packets need a lease.
-func (in RenderInput) heldDown() []netip.Addr {
+func (input renderInput) heldDown() []netip.Addr {
 	var list []netip.Addr
-	for _, s := range in.Sessions {
-		if s.Protocol == trench.Static && s.BFD != nil {
-			list = append(list, s.Address)
+	for _, session := range input.Sessions {
+		if session.Protocol == trench.Static && session.BFD != nil {
+			list = append(list, session.Address)
 		}
 	}
 	return list
@@ -110,17 +110,17 @@ func vrrpName(f vip.Family) string {
 const maskedPassword = "********"
 
 // Masked returns the input without secrets.
-func (in RenderInput) Masked() RenderInput {
-	if in.Password != "" {
-		in.Password = maskedPassword
+func (input renderInput) Masked() renderInput {
+	if input.Password != "" {
+		input.Password = maskedPassword
 	}
-	in.Sessions = slices.Clone(in.Sessions)
-	for i := range in.Sessions {
-		if in.Sessions[i].Password != "" {
-			in.Sessions[i].Password = maskedPassword
+	input.Sessions = slices.Clone(input.Sessions)
+	for i := range input.Sessions {
+		if input.Sessions[i].Password != "" {
+			input.Sessions[i].Password = maskedPassword
 		}
 	}
-	return in
+	return input
 }
 
 var configuration = template.Must(template.New("bird.conf").Funcs(template.FuncMap{
@@ -271,32 +271,32 @@ protocol bgp 'NBR-{{.Name}}' {
 {{- end}}
 `))
 
-// Render returns the configuration, with secrets unless in is masked. The same bytes work on BIRD
-// 2.0.12 to 3.x.
-func Render(in RenderInput) ([]byte, error) {
+// render returns the configuration, with secrets unless the input is masked. The same bytes work on
+// BIRD 2.0.12 to 3.x.
+func render(input renderInput) ([]byte, error) {
 	logFile := ""
-	if in.LogFileSize > 0 {
-		logFile = cmp.Or(in.LogFile, filepath.Join(in.Dir, "bird.log"))
+	if input.LogFileSize > 0 {
+		logFile = cmp.Or(input.LogFile, filepath.Join(input.Dir, "bird.log"))
 	}
 	// Next hops contain the interface as a symbol in single quotes.
-	if strings.ContainsRune(in.Interface, '\'') {
+	if strings.ContainsRune(input.Interface, '\'') {
 		return nil, fmt.Errorf("failed to render BIRD's configuration: name %q of the interface contains a quote",
-			in.Interface)
+			input.Interface)
 	}
-	for what, name := range map[string]string{"interface": in.Interface, "log file": logFile} {
+	for what, name := range map[string]string{"interface": input.Interface, "log file": logFile} {
 		if strings.ContainsFunc(name, breaksQuoting) {
 			return nil, fmt.Errorf("failed to render BIRD's configuration: name %q of the %s contains "+
 				"a quote, a wildcard or a control character", name, what)
 		}
 	}
-	in.ImportLimit = cmp.Or(in.ImportLimit, DefaultImportLimit)
+	input.ImportLimit = cmp.Or(input.ImportLimit, DefaultImportLimit)
 	var set [len(vip.Families)][]string
-	for _, v := range in.VIPs {
+	for _, v := range input.VIPs {
 		// "+" also matches more specific prefixes, but not covering prefixes such as a default route.
 		set[v.Family()] = append(set[v.Family()], v.String()+"+")
 	}
 	data := struct {
-		RenderInput
+		renderInput
 		LogFile, VIP4, VIP6 string
 		BFD, Static         bool
 		StaticBFD           *trench.BFD
@@ -305,17 +305,17 @@ func Render(in RenderInput) ([]byte, error) {
 		BIRD, Announcer     netip.Addr
 		BIRDAS, AnnouncerAS uint32
 	}{
-		RenderInput: in, LogFile: logFile,
+		renderInput: input, LogFile: logFile,
 		VIP4: strings.Join(set[vip.IPv4], ", "), VIP6: strings.Join(set[vip.IPv6], ", "),
-		BFD:      slices.ContainsFunc(in.Sessions, func(s Session) bool { return s.BFD != nil }),
+		BFD:      slices.ContainsFunc(input.Sessions, func(s Session) bool { return s.BFD != nil }),
 		Families: []int{4, 6},
-		Static:   len(in.VRRP) > 0 || slices.ContainsFunc(in.Sessions, Session.IsStatic),
-		NextHops: in.nextHops(),
+		Static:   len(input.VRRP) > 0 || slices.ContainsFunc(input.Sessions, Session.IsStatic),
+		NextHops: input.nextHops(),
 		BIRD:     LoopbackBIRD, Announcer: LoopbackAnnouncer, BIRDAS: LoopbackPeerAS, AnnouncerAS: LoopbackAS,
 	}
-	for _, s := range in.Sessions {
-		if s.IsStatic() && s.BFD != nil {
-			data.StaticBFD = s.BFD // package trench rejects differing BFD parameters
+	for _, session := range input.Sessions {
+		if session.IsStatic() && session.BFD != nil {
+			data.StaticBFD = session.BFD // package trench rejects differing BFD parameters
 		}
 	}
 	var out bytes.Buffer

@@ -14,7 +14,7 @@ import (
 )
 
 // fullInput uses every feature of the template.
-func fullInput() RenderInput {
+func fullInput() renderInput {
 	gateway := func(name, addr string, local, remote int64) trench.Gateway {
 		return trench.Gateway{
 			Name: name, Address: netip.MustParseAddr(addr), LocalASN: local, RemoteASN: remote,
@@ -27,7 +27,7 @@ func fullInput() RenderInput {
 	}
 	b := Session{Gateway: gateway("gateway-b", "fd00::150", 8103, 8103), Local: netip.MustParseAddr("fd00::1")}
 	b.BFD = &trench.BFD{MinTx: 300 * time.Millisecond, MinRx: 300 * time.Millisecond, Multiplier: 3}
-	return RenderInput{
+	return renderInput{
 		Options: Options{
 			RouterID: netip.MustParseAddr("1.2.3.4"), LoopbackPort: 1790, Password: "SECRET",
 			TableID: 4096, ECMP: true, KernelScanTime: 10 * time.Second,
@@ -58,7 +58,7 @@ func TestBIRDAcceptsConfiguration(t *testing.T) {
 		RouterID: full.RouterID, LoopbackPort: 1790, TableID: 4096,
 		KernelScanTime: time.Second,
 	}
-	tests := map[string]RenderInput{
+	tests := map[string]renderInput{
 		"everything":  full,
 		"nothing":     {Options: small, Interface: "eth0"},
 		"with a log":  logging,
@@ -67,7 +67,7 @@ func TestBIRDAcceptsConfiguration(t *testing.T) {
 	}
 	for name, in := range tests {
 		t.Run(name, func(t *testing.T) {
-			content, err := Render(in)
+			content, err := render(in)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -78,7 +78,7 @@ func TestBIRDAcceptsConfiguration(t *testing.T) {
 
 func TestRenderNoVIPRouteNoMaskedSecret(t *testing.T) {
 	in := fullInput()
-	content, err := Render(in.Masked())
+	content, err := render(in.Masked())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestParsePassword(t *testing.T) {
 		{content: strings.Repeat("x", 81), problem: "81 bytes"},
 	}
 	for _, tt := range tests {
-		got, err := ParsePassword([]byte(tt.content))
+		got, err := parsePassword([]byte(tt.content))
 		if tt.problem != "" {
 			if err == nil || !strings.Contains(err.Error(), tt.problem) {
 				t.Errorf("ParsePassword(%q) = %q, %v; want an error with %q", tt.content, got, err, tt.problem)
@@ -122,16 +122,16 @@ func TestParsePassword(t *testing.T) {
 }
 
 func TestRenderRefusesUnsafeNames(t *testing.T) {
-	for _, change := range []func(*RenderInput){
-		func(in *RenderInput) { in.Interface = `eth0"; } evil` },
-		func(in *RenderInput) { in.Interface = "eth*" },
-		func(in *RenderInput) { in.Interface = "eth\n" },
-		func(in *RenderInput) { in.Interface = "e'th0" },
-		func(in *RenderInput) { in.Dir, in.LogFileSize = `/tmp/a"b`, 1000 },
+	for _, change := range []func(*renderInput){
+		func(in *renderInput) { in.Interface = `eth0"; } evil` },
+		func(in *renderInput) { in.Interface = "eth*" },
+		func(in *renderInput) { in.Interface = "eth\n" },
+		func(in *renderInput) { in.Interface = "e'th0" },
+		func(in *renderInput) { in.Dir, in.LogFileSize = `/tmp/a"b`, 1000 },
 	} {
 		in := fullInput()
 		change(&in)
-		if content, err := Render(in); err == nil || content != nil {
+		if content, err := render(in); err == nil || content != nil {
 			t.Errorf("rendered with interface %q, directory %q", in.Interface, in.Dir)
 		}
 	}
@@ -140,12 +140,12 @@ func TestRenderRefusesUnsafeNames(t *testing.T) {
 func TestOptionsInConfiguration(t *testing.T) {
 	in := fullInput()
 	in.KernelScanTime = 7500 * time.Millisecond
-	content, err := Render(in)
+	content, err := render(in)
 	if err != nil {
 		t.Fatal(err)
 	}
 	in.ECMP, in.Password, in.Sessions[0].Password = false, "", ""
-	without, err := Render(in)
+	without, err := render(in)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,14 +15,14 @@ const (
 	maxReplyBytes = 16 << 20 // a gateway takes 2.3 KB of `show protocols all` on BIRD 3.4
 )
 
-// Line is one line of a reply.
-type Line struct {
+// replyLine is one line of a reply.
+type replyLine struct {
 	Code int
 	Text string
 }
 
 // Reply is BIRD's answer to one command, at least one line. The last line's code is the outcome.
-type Reply []Line
+type Reply []replyLine
 
 // Codes of replies (doc/reply_codes of BIRD).
 const (
@@ -31,58 +31,58 @@ const (
 	codeConfigFailed = 8002 // the configuration does not parse
 )
 
-// RefusedError is BIRD's refusal of a command.
-type RefusedError struct {
+// refusedError is BIRD's refusal of a command.
+type refusedError struct {
 	Code int // 8000 and above
 	Text string
 }
 
-func (e *RefusedError) Error() string { return fmt.Sprintf("BIRD refused (%04d): %s", e.Code, e.Text) }
+func (e *refusedError) Error() string { return fmt.Sprintf("BIRD refused (%04d): %s", e.Code, e.Text) }
 
-// Err returns an error for the codes of a failure: a [*RefusedError] from 8000 on, and an error for
+// Err returns an error for the codes of a failure: a [*refusedError] from 8000 on, and an error for
 // 0006, "shutting down", although birdc exits 0 on it.
-func (r Reply) Err() error {
-	switch code := r[len(r)-1].Code; {
+func (reply Reply) Err() error {
+	switch code := reply[len(reply)-1].Code; {
 	case code == codeShuttingDown:
 		return errors.New("BIRD is shutting down")
 	case code >= codeFailure:
 		var text []string
-		for _, l := range r {
+		for _, l := range reply {
 			text = append(text, strings.TrimSpace(l.Text))
 		}
-		return &RefusedError{code, strings.Join(text, " ")}
+		return &refusedError{code, strings.Join(text, " ")}
 	}
 	return nil
 }
 
-// noCode is the previous code for ParseLine at the beginning of a reply.
+// noCode is the previous code for parseLine at the beginning of a reply.
 const noCode = -1
 
-// ParseLine parses one line of BIRD's protocol, without its line end. previous is the code of the
+// parseLine parses one line of BIRD's protocol, without its line end. previous is the code of the
 // line before, which a continuation line (one that begins with a space) inherits, or noCode. last
 // is true for the last line of a reply, async for lines that begin with "+", which may be anywhere.
-func ParseLine(s string, previous int) (line Line, last, async bool, err error) {
+func parseLine(s string, previous int) (line replyLine, last, async bool, err error) {
 	switch {
 	case s == "":
-		return Line{}, false, false, errors.New("empty line")
+		return replyLine{}, false, false, errors.New("empty line")
 	case s[0] == '+':
-		return Line{Text: s[1:]}, false, true, nil
+		return replyLine{Text: s[1:]}, false, true, nil
 	case s[0] == ' ' && previous < 0:
-		return Line{}, false, false, fmt.Errorf("continuation line %.40q without a line before it", s)
+		return replyLine{}, false, false, fmt.Errorf("continuation line %.40q without a line before it", s)
 	case s[0] == ' ':
-		return Line{Code: previous, Text: s[1:]}, false, false, nil
+		return replyLine{Code: previous, Text: s[1:]}, false, false, nil
 	case len(s) < 5 || (s[4] != '-' && s[4] != ' '):
-		return Line{}, false, false, fmt.Errorf("line %.40q has no reply code", s)
+		return replyLine{}, false, false, fmt.Errorf("line %.40q has no reply code", s)
 	}
 	code, err := strconv.ParseUint(s[:4], 10, 16)
 	if err != nil {
-		return Line{}, false, false, fmt.Errorf("line %.40q has no reply code", s)
+		return replyLine{}, false, false, fmt.Errorf("line %.40q has no reply code", s)
 	}
-	return Line{Code: int(code), Text: s[5:]}, s[4] == ' ', false, nil
+	return replyLine{Code: int(code), Text: s[5:]}, s[4] == ' ', false, nil
 }
 
-// ReadReply reads one reply in bounded memory.
-func ReadReply(r *bufio.Reader) (Reply, error) {
+// readReply reads one reply in bounded memory.
+func readReply(r *bufio.Reader) (Reply, error) {
 	var reply Reply
 	code, size := noCode, 0
 	for range maxReplyLines {
@@ -93,10 +93,11 @@ func ReadReply(r *bufio.Reader) (Reply, error) {
 		if size += len(s); size > maxReplyBytes {
 			return nil, fmt.Errorf("malformed BIRD reply: more than %d bytes", maxReplyBytes)
 		}
-		line, last, async, err := ParseLine(s, code)
+		line, last, async, err := parseLine(s, code)
 		if err != nil {
 			return nil, fmt.Errorf("malformed BIRD reply: %w", err)
 		}
+		// Log lines of BIRD may arrive within a reply.
 		if async {
 			continue
 		}

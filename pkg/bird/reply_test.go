@@ -15,20 +15,20 @@ func TestParseLine(t *testing.T) {
 	tests := []struct {
 		in       string
 		previous int
-		want     Line
+		want     replyLine
 		last     bool
 		async    bool
 		problem  string
 	}{
-		{in: "0001 BIRD 2.0.12 ready.", previous: noCode, want: Line{1, "BIRD 2.0.12 ready."}, last: true},
-		{in: "1002-NBR-a BGP", previous: noCode, want: Line{1002, "NBR-a BGP"}},
-		{in: "1006-", previous: 1002, want: Line{1006, ""}},
-		{in: "0000 ", previous: 1006, want: Line{0, ""}, last: true},
-		{in: "     Local AS:         8103", previous: 1006, want: Line{1006, "    Local AS:         8103"}},
+		{in: "0001 BIRD 2.0.12 ready.", previous: noCode, want: replyLine{1, "BIRD 2.0.12 ready."}, last: true},
+		{in: "1002-NBR-a BGP", previous: noCode, want: replyLine{1002, "NBR-a BGP"}},
+		{in: "1006-", previous: 1002, want: replyLine{1006, ""}},
+		{in: "0000 ", previous: 1006, want: replyLine{0, ""}, last: true},
+		{in: "     Local AS:         8103", previous: 1006, want: replyLine{1006, "    Local AS:         8103"}},
 		// Digits at the start of a continuation line are not a code.
-		{in: " 8103 4248829953", previous: 1006, want: Line{1006, "8103 4248829953"}},
-		{in: " ", previous: 1006, want: Line{1006, ""}},
-		{in: "+some text", previous: noCode, want: Line{0, "some text"}, async: true},
+		{in: " 8103 4248829953", previous: 1006, want: replyLine{1006, "8103 4248829953"}},
+		{in: " ", previous: 1006, want: replyLine{1006, ""}},
+		{in: "+some text", previous: noCode, want: replyLine{0, "some text"}, async: true},
 		{in: " text", previous: noCode, problem: "without a line before it"},
 		{in: "", previous: 1006, problem: "empty"},
 		{in: "12", previous: noCode, problem: "has no reply code"},
@@ -39,7 +39,7 @@ func TestParseLine(t *testing.T) {
 		{in: "\x16\x03\x01\x00\x00", previous: noCode, problem: "has no reply code"},
 	}
 	for _, tt := range tests {
-		line, last, async, err := ParseLine(tt.in, tt.previous)
+		line, last, async, err := parseLine(tt.in, tt.previous)
 		if tt.problem != "" {
 			if err == nil || !strings.Contains(err.Error(), tt.problem) {
 				t.Errorf("ParseLine(%q): error %v, want one with %q", tt.in, err, tt.problem)
@@ -89,7 +89,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 func TestSplitReplyIsReassembled(t *testing.T) {
 	check := func(what string, r io.Reader) {
 		t.Helper()
-		got, err := ReadReply(bufio.NewReaderSize(r, 16))
+		got, err := readReply(bufio.NewReaderSize(r, 16))
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
@@ -103,7 +103,7 @@ func TestSplitReplyIsReassembled(t *testing.T) {
 	check("byte by byte", iotest.OneByteReader(strings.NewReader(someReply)))
 	check("with what follows", strings.NewReader(someReply+"0001 next\n"))
 	for i := range len(someReply) {
-		_, err := ReadReply(bufio.NewReader(strings.NewReader(someReply[:i])))
+		_, err := readReply(bufio.NewReader(strings.NewReader(someReply[:i])))
 		if !errors.Is(err, io.EOF) {
 			t.Fatalf("cut off after %d bytes: error %v, want EOF", i, err)
 		}
@@ -141,7 +141,7 @@ func TestMalformedRepliesBoundedMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := &endless{text: tt.text}
-			reply, err := ReadReply(bufio.NewReader(r))
+			reply, err := readReply(bufio.NewReader(r))
 			if err == nil || !strings.Contains(err.Error(), tt.problem) {
 				t.Fatalf("reply %v, error %v; want an error with %q", reply, err, tt.problem)
 			}
@@ -161,7 +161,7 @@ func TestFailureCodes(t *testing.T) {
 		if (err != nil) != failure {
 			t.Errorf("code %04d: error %v", code, err)
 		}
-		var refused *RefusedError
+		var refused *refusedError
 		if errors.As(err, &refused) != (code >= 8000) || refused != nil && refused.Code != code {
 			t.Errorf("code %04d: %#v", code, err)
 		}

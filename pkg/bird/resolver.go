@@ -39,7 +39,7 @@ type resolution struct {
 	generation uint64 // generation of desired; 0 before the first Configure
 	gateways   []trench.Gateway
 	problems   map[string]string // why a gateway has no session, by gateway
-	input      RenderInput
+	input      renderInput
 	content    []byte
 	protocols  []string // names of the protocols in content
 	err        error    // rendering error; content is then nil
@@ -63,30 +63,30 @@ type resolver struct {
 	warned    bool                    // the current failure was logged
 }
 
-func newResolver(o Options, w *latest.Value[desired]) *resolver {
+func newResolver(options Options, w *latest.Value[desired]) *resolver {
 	return &resolver{
-		options: o, desired: w, result: latest.New(resolution{}), addresses: interfaceAddresses,
+		options: options, desired: w, result: latest.New(resolution{}), addresses: interfaceAddresses,
 		listen: listenAddresses, calls: map[string]*files.Calls{},
 	}
 }
 
-func (s *resolver) run(ctx context.Context) {
+func (resolver *resolver) run(ctx context.Context) {
 	notified := make(chan struct{}, 1)
-	listener, err := s.listen(func() { latest.Wake(notified) })
+	listener, err := resolver.listen(func() { latest.Wake(notified) })
 	if err != nil {
-		s.options.Log.Warn("address notifications are not available, polling only", "error", err)
+		resolver.options.Log.Warn("address notifications are not available, polling only", "error", err)
 	}
 	defer func() { _ = listener.Close() }() // the error is irrelevant: run returns
 	failed := listener.Failed()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	defer s.pulse.End()
+	defer resolver.pulse.End()
 	for {
-		s.pulse.Next(0)
-		w, changed := s.desired.Get()
+		resolver.pulse.Next(0)
+		w, changed := resolver.desired.Get()
 		if w.generation > 0 {
-			if now, changed := s.resolve(ctx, w, s.result.Load()); changed && ctx.Err() == nil {
-				s.result.Set(now)
+			if now, changed := resolver.resolve(ctx, w, resolver.result.Load()); changed && ctx.Err() == nil {
+				resolver.result.Set(now)
 			}
 		}
 		interval := resolveInterval
@@ -96,13 +96,13 @@ func (s *resolver) run(ctx context.Context) {
 		}
 		next := tick.Until(time.Now(), interval)
 		timer.Reset(next)
-		s.pulse.Next(next)
+		resolver.pulse.Next(next)
 		select {
 		case <-changed:
 		case <-timer.C:
 		case <-failed:
 			failed, err = nil, listener.Err()
-			s.options.Log.Warn("address notifications failed, polling only", "error", err)
+			resolver.options.Log.Warn("address notifications failed, polling only", "error", err)
 		case <-notified:
 			timer.Reset(notifyPause)
 			select {
@@ -129,97 +129,98 @@ func listenAddresses(wake func()) (*rtnetlink.Listener, error) {
 
 // resolve returns a resolution and reports whether it differs from the previous one. It renders
 // the configuration only after a change, because rendering many VIPs is expensive.
-func (s *resolver) resolve(ctx context.Context, w desired, before resolution) (now resolution, changed bool) {
+func (resolver *resolver) resolve(ctx context.Context, w desired, before resolution) (now resolution, changed bool) {
 	a := w.attractor
 	now = resolution{generation: w.generation, gateways: a.Gateways}
-	now.input = RenderInput{Options: s.options, Interface: a.Interface, VIPs: a.VIPs}
-	now.input.Sessions, now.problems = s.resolveSessions(ctx, a, before.input.Sessions)
+	now.input = renderInput{Options: resolver.options, Interface: a.Interface, VIPs: a.VIPs}
+	now.input.Sessions, now.problems = resolver.resolveSessions(ctx, a, before.input.Sessions)
 	if before.generation == w.generation && slices.Equal(before.input.Sessions, now.input.Sessions) {
 		now.content, now.protocols, now.err = before.content, before.protocols, before.err
 		return now, !maps.Equal(before.problems, now.problems)
 	}
-	now.content, now.err = Render(now.input)
+	now.content, now.err = render(now.input)
 	now.protocols = now.input.protocols()
 	return now, true
 }
 
 // resolveSessions returns the sessions, and the problem of each gateway without a session.
-func (s *resolver) resolveSessions(
+func (resolver *resolver) resolveSessions(
 	ctx context.Context, a trench.Attractor, before []Session,
 ) (sessions []Session, problems map[string]string) {
-	addrs, err := s.localAddresses(a.Interface)
+	addrs, err := resolver.localAddresses(a.Interface)
 	problems = map[string]string{}
 	// One deadline for all files: consecutive hangs would delay address changes by minutes.
 	reading, cancel := context.WithTimeoutCause(ctx, files.Timeout, files.ErrHung)
 	defer cancel()
-	for _, g := range a.Gateways {
+	for _, gateway := range a.Gateways {
 		if err != nil {
-			problems[g.Name] = err.Error()
+			problems[gateway.Name] = err.Error()
 			continue
 		}
 		var current netip.Addr
-		same := func(b Session) bool { return b.Name == g.Name && b.Address == g.Address }
+		same := func(b Session) bool { return b.Name == gateway.Name && b.Address == gateway.Address }
 		if i := slices.IndexFunc(before, same); i >= 0 {
 			current = before[i].Local
 		}
-		local, problem := selectLocal(g.Address, current, addrs)
+		local, problem := selectLocal(gateway.Address, current, addrs)
 		if problem != "" {
-			problems[g.Name] = fmt.Sprintf("interface %s: %s", a.Interface, problem)
+			problems[gateway.Name] = fmt.Sprintf("interface %s: %s", a.Interface, problem)
 			continue
 		}
-		password, err := s.password(reading, g.PasswordFile)
-		sameFile := func(b Session) bool { return b.PasswordFile == g.PasswordFile }
+		password, err := resolver.password(reading, gateway.PasswordFile)
+		sameFile := func(b Session) bool { return b.PasswordFile == gateway.PasswordFile }
 		if i := slices.IndexFunc(before, sameFile); i >= 0 && errors.Is(err, files.ErrHung) {
 			password, err = before[i].Password, nil // a file system that hangs must not end the session
 		}
 		if err != nil {
 			// Never an empty password: the session would come up unsigned.
-			problems[g.Name] = err.Error()
+			problems[gateway.Name] = err.Error()
 			continue
 		}
-		sessions = append(sessions, Session{Gateway: g, Local: local, Password: password})
+		sessions = append(sessions, Session{Gateway: gateway, Local: local, Password: password})
 	}
 	return sessions, problems
 }
 
 // localAddresses returns the external interface's addresses. If the read fails, it returns the
 // last known addresses.
-func (s *resolver) localAddresses(external string) ([]rtnetlink.Address, error) {
-	if external != s.external {
-		s.external, s.lastKnown = external, nil
+func (resolver *resolver) localAddresses(external string) ([]rtnetlink.Address, error) {
+	if external != resolver.external {
+		resolver.external, resolver.lastKnown = external, nil
 	}
-	addrs, err := s.addresses(external)
+	addrs, err := resolver.addresses(external)
 	switch {
 	case err == nil:
-		s.lastKnown, s.warned = addrs, false
-	case errors.Is(err, errNoInterface) || s.lastKnown == nil:
-		s.lastKnown = nil
+		resolver.lastKnown, resolver.warned = addrs, false
+	case errors.Is(err, errNoInterface) || resolver.lastKnown == nil:
+		resolver.lastKnown = nil
 		return nil, err
-	case !s.warned:
-		s.warned = true
-		s.options.Log.Warn("failed to read local addresses; using the last known ones",
+	case !resolver.warned:
+		resolver.warned = true
+		resolver.options.Log.Warn("failed to read local addresses; using the last known ones",
 			"interface", external, "error", err)
 	}
-	return s.lastKnown, nil
+	return resolver.lastKnown, nil
 }
 
 // maxPasswordFile bounds a password file.
 const maxPasswordFile = 64 << 10
 
 // password returns the password in a file, or an empty one without a path.
-func (s *resolver) password(ctx context.Context, path string) (string, error) {
+func (resolver *resolver) password(ctx context.Context, path string) (string, error) {
 	if path == "" {
 		return "", nil
 	}
-	calls := s.calls[path]
+	calls := resolver.calls[path]
 	if calls == nil {
 		calls = &files.Calls{Path: path}
-		s.calls[path] = calls
+		resolver.calls[path] = calls
 	}
+	// A read from a network file system may hang.
 	b, err := files.Do(ctx, calls, "password file "+path,
 		func() ([]byte, error) { return files.Read(path, maxPasswordFile) })
 	if errors.Is(err, fs.ErrNotExist) {
-		if explain := s.options.ExplainPassword; explain != nil && explain(path) != "" {
+		if explain := resolver.options.ExplainPassword; explain != nil && explain(path) != "" {
 			return "", fmt.Errorf("password file %s does not exist: %s", path, explain(path))
 		}
 		return "", fmt.Errorf("password file %s does not exist", path)
@@ -227,16 +228,16 @@ func (s *resolver) password(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("failed to read password file: %w", err)
 	}
-	password, err := ParsePassword(b)
+	password, err := parsePassword(b)
 	if err != nil {
 		return "", fmt.Errorf("password file %s: %w", path, err)
 	}
 	return password, nil
 }
 
-// ParsePassword returns the password in the content of a password file, without one trailing
+// parsePassword returns the password in the content of a password file, without one trailing
 // newline. BIRD 2.0.12 has no escapes in strings, so quotes and control characters are refused.
-func ParsePassword(content []byte) (string, error) {
+func parsePassword(content []byte) (string, error) {
 	s := strings.TrimSuffix(strings.TrimSuffix(string(content), "\n"), "\r")
 	switch {
 	case s == "":

@@ -24,105 +24,105 @@ const (
 )
 
 // serve polls and configures one BIRD process. It returns when the process must be replaced.
-func (s *Supervisor) serve(ctx context.Context, p *process) error {
-	if err := s.connect(ctx, p); err != nil {
+func (supervisor *Supervisor) serve(ctx context.Context, process *process) error {
+	if err := supervisor.connect(ctx, process); err != nil {
 		return err
 	}
-	_, resolved := s.resolver.result.Get()
-	_, expected := s.expect.Get()
-	_, leased := s.lease.State().Get()
-	s.unansweredSince, s.holds, s.imports = time.Time{}, holdTimers{}, imports{}
-	s.fast.start(time.Now())
-	s.pulse.Next(0)
+	_, resolved := supervisor.resolver.result.Get()
+	_, expected := supervisor.expect.Get()
+	_, leased := supervisor.lease.State().Get()
+	supervisor.unansweredSince, supervisor.holds, supervisor.imports = time.Time{}, holdTimers{}, imports{}
+	supervisor.fast.start(time.Now())
+	supervisor.pulse.Next(0)
 	due, timer := time.Now(), time.After(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-p.exited:
+		case <-process.exited:
 			return nil
 		case <-resolved:
-			_, resolved = s.resolver.result.Get()
-		case err := <-s.apply.written:
-			s.applyStaged(ctx, err)
+			_, resolved = supervisor.resolver.result.Get()
+		case err := <-supervisor.apply.written:
+			supervisor.applyStaged(ctx, err)
 		case <-expected:
-			_, expected = s.expect.Get()
-			s.fast.start(time.Now())
+			_, expected = supervisor.expect.Get()
+			supervisor.fast.start(time.Now())
 		case <-leased:
-			_, leased = s.lease.State().Get()
-			s.fast.start(time.Now())
-		case <-s.hint:
-		case <-s.export:
+			_, leased = supervisor.lease.State().Get()
+			supervisor.fast.start(time.Now())
+		case <-supervisor.hint:
+		case <-supervisor.export:
 			reload := "reload out"
-			if s.state.Load().Version >= "3" {
+			if supervisor.state.Load().Version >= "3" {
 				reload = "reload filters out"
 			}
 			for _, protocol := range []string{"KERNEL4", "KERNEL6"} {
-				if _, err := s.command(ctx, reload+` "`+protocol+`"`); err != nil {
-					s.options.Log.Warn("failed to re-export routes to the kernel", "protocol", protocol, "error", err)
+				if _, err := supervisor.command(ctx, reload+` "`+protocol+`"`); err != nil {
+					supervisor.options.Log.Warn("failed to re-export routes to the kernel", "protocol", protocol, "error", err)
 				}
 			}
 		case <-timer:
 			if time.Since(due) > starved { // restart the wait for an answer
-				s.unansweredSince = time.Time{}
+				supervisor.unansweredSince = time.Time{}
 			}
 		}
-		s.observe(ctx, p)
-		s.stage()
-		if s.hung() {
-			return fmt.Errorf("%w: no answer for %v", ErrHung, time.Since(s.unansweredSince).Round(time.Millisecond))
+		supervisor.observe(ctx, process)
+		supervisor.stage()
+		if supervisor.hung() {
+			return fmt.Errorf("%w: no answer for %v", errHung, time.Since(supervisor.unansweredSince).Round(time.Millisecond))
 		}
 		now := time.Now()
-		wait := s.wait(now)
+		wait := supervisor.wait(now)
 		due, timer = now.Add(wait), time.After(wait)
-		s.pulse.Next(wait)
+		supervisor.pulse.Next(wait)
 	}
 }
 
-func (s *Supervisor) wait(now time.Time) time.Duration {
+func (supervisor *Supervisor) wait(now time.Time) time.Duration {
 	switch {
-	case !s.unansweredSince.IsZero():
+	case !supervisor.unansweredSince.IsZero():
 		return retryInterval
-	case s.fast.active(now), s.confirming.Load() > 0:
+	case supervisor.fast.active(now), supervisor.confirming.Load() > 0:
 		return fastInterval
 	}
-	if wait := s.holds.wait(now); wait < pollInterval {
+	if wait := supervisor.holds.wait(now); wait < pollInterval {
 		return wait
 	}
 	return tick.Until(now, pollInterval)
 }
 
 // connect dials the control socket of a new BIRD until it answers with its greeting.
-func (s *Supervisor) connect(ctx context.Context, p *process) error {
+func (supervisor *Supervisor) connect(ctx context.Context, process *process) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	retry := time.NewTicker(fastInterval)
 	defer retry.Stop()
 	for {
-		client, err := s.dial(ctx, s.options.Socket)
-		if err == nil && client.PID != p.pid() {
+		client, err := supervisor.dial(ctx, supervisor.options.Socket)
+		if err == nil && client.PID != process.pid() {
 			// Another BIRD has taken over the socket: do not report its sessions as sessions of this one.
-			err = fmt.Errorf("process %d serves the control socket %s", client.PID, s.options.Socket)
+			err = fmt.Errorf("process %d serves the control socket %s", client.PID, supervisor.options.Socket)
 			err = errors.Join(err, client.Close())
 		}
 		if err == nil {
-			s.client = client
+			supervisor.client = client
 			return nil
 		}
 		select {
 		case <-retry.C:
-		case <-p.exited:
-			return p.ended()
+		case <-process.exited:
+			return process.ended()
 		case <-ctx.Done():
 			return fmt.Errorf("BIRD did not open its control socket: %w", err)
 		}
 	}
 }
 
-func (s *Supervisor) disconnect() {
-	if s.client != nil {
-		_ = s.client.Close() // the error is irrelevant: every reply was read completely
-		s.client = nil
+func (supervisor *Supervisor) disconnect() {
+	if supervisor.client != nil {
+		_ = supervisor.client.Close() // the error is irrelevant: every reply was read completely
+		supervisor.client = nil
 	}
 }
 
@@ -131,54 +131,54 @@ var errStarved = errors.New("no answer while the frontend was starved of CPU tim
 
 // command sends a command and updates unansweredSince. It waits at most until BIRD counts as
 // hung.
-func (s *Supervisor) command(ctx context.Context, command string) (Reply, error) {
+func (supervisor *Supervisor) command(ctx context.Context, command string) (Reply, error) {
 	begin := time.Now()
-	if s.unansweredSince.IsZero() {
-		s.unansweredSince = begin
+	if supervisor.unansweredSince.IsZero() {
+		supervisor.unansweredSince = begin
 	}
-	deadline := begin.Add(min(commandTimeout, s.unansweredSince.Add(s.hangLimit()).Sub(begin)))
+	deadline := begin.Add(min(commandTimeout, supervisor.unansweredSince.Add(supervisor.hangLimit()).Sub(begin)))
 	bounded, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	reply, err := s.exchange(bounded, command)
+	reply, err := supervisor.exchange(bounded, command)
 	if reply == nil {
 		if time.Since(deadline) > starved && ctx.Err() == nil {
-			s.unansweredSince = time.Now()
+			supervisor.unansweredSince = time.Now()
 			return nil, fmt.Errorf("%w: %w", errStarved, err)
 		}
 		return nil, err
 	}
-	s.unansweredSince = time.Time{}
-	if s.options.OnAnswer != nil {
-		s.options.OnAnswer(time.Since(begin))
+	supervisor.unansweredSince = time.Time{}
+	if supervisor.options.OnAnswer != nil {
+		supervisor.options.OnAnswer(time.Since(begin))
 	}
 	return reply, err
 }
 
 // exchange sends a command. It connects first if the connection is closed.
-func (s *Supervisor) exchange(ctx context.Context, command string) (Reply, error) {
-	if s.client == nil {
-		client, err := s.dial(ctx, s.options.Socket)
+func (supervisor *Supervisor) exchange(ctx context.Context, command string) (Reply, error) {
+	if supervisor.client == nil {
+		client, err := supervisor.dial(ctx, supervisor.options.Socket)
 		if err != nil {
 			return nil, err
 		}
-		s.client = client
+		supervisor.client = client
 	}
-	reply, err := s.client.Command(ctx, command)
+	reply, err := supervisor.client.Command(ctx, command)
 	if reply == nil {
-		s.disconnect() // a late answer would be read as the answer to the next command
+		supervisor.disconnect() // a late answer would be read as the answer to the next command
 	}
 	return reply, err
 }
 
 // hung reports whether BIRD was silent for longer than its shortest hold time, after which its
 // sessions are lost.
-func (s *Supervisor) hung() bool {
-	return !s.unansweredSince.IsZero() && time.Since(s.unansweredSince) >= s.hangLimit()
+func (supervisor *Supervisor) hung() bool {
+	return !supervisor.unansweredSince.IsZero() && time.Since(supervisor.unansweredSince) >= supervisor.hangLimit()
 }
 
-func (s *Supervisor) hangLimit() time.Duration {
+func (supervisor *Supervisor) hangLimit() time.Duration {
 	// Static gateways have no hold time.
-	sessions := slices.DeleteFunc(slices.Clone(s.apply.current.input.Sessions), Session.IsStatic)
+	sessions := slices.DeleteFunc(slices.Clone(supervisor.apply.current.input.Sessions), Session.IsStatic)
 	if len(sessions) == 0 {
 		return minHang
 	}
@@ -186,63 +186,63 @@ func (s *Supervisor) hangLimit() time.Duration {
 	return min(max(shortest.HoldTime+time.Second, minHang), maxHang)
 }
 
-func (s *Supervisor) observe(ctx context.Context, p *process) {
+func (supervisor *Supervisor) observe(ctx context.Context, process *process) {
 	at := time.Now()
-	reply, err := s.command(ctx, "show protocols all")
+	reply, err := supervisor.command(ctx, "show protocols all")
 	if ctx.Err() != nil {
 		return
 	}
 	if err != nil {
-		s.observeFailed(err)
+		supervisor.observeFailed(err)
 		return
 	}
 	if time.Since(at) > starved {
-		s.trigger() // the reply is outdated: poll again
+		supervisor.trigger() // the reply is outdated: poll again
 	}
-	version := s.client.Version
-	protocols := map[string]Protocol{}
-	for _, x := range ParseProtocols(reply) {
+	version := supervisor.client.Version
+	protocols := map[string]protocolState{}
+	for _, x := range parseProtocols(reply) {
 		protocols[x.Name] = x
 	}
-	s.enable(ctx, protocols)
-	s.restore(at, protocols)
-	s.watchImports(ctx, at, protocols, version)
-	s.holds.observe(at, protocols)
-	bfd := s.bfd(ctx)
-	before, lease := s.state.Load(), s.lease.State().Load()
-	gateways := s.resolver.result.Load().states(at, protocols, bfd, lease, before)
-	s.noDelay.Load().describe(gateways)
-	s.imports.describe(gateways)
-	s.checkExports(ctx, at, gateways, before.Gateways)
-	s.errors.describe(at, gateways, protocols, s.apply.current.input.Sessions)
-	if s.logTransitions(before.Gateways, gateways) {
-		s.fast.start(at) // BIRD before 2.14 may sleep before it feeds the session
-		s.sessionCame()  // the log line may be missing: an operator can disable it
+	supervisor.enable(ctx, protocols)
+	supervisor.restore(at, protocols)
+	supervisor.watchImports(ctx, at, protocols, version)
+	supervisor.holds.observe(at, protocols)
+	bfd := supervisor.bfd(ctx)
+	before, lease := supervisor.state.Load(), supervisor.lease.State().Load()
+	gateways := supervisor.resolver.result.Load().states(at, protocols, bfd, lease, before)
+	supervisor.noDelay.Load().describe(gateways)
+	supervisor.imports.describe(gateways)
+	supervisor.checkExports(ctx, at, gateways, before.Gateways)
+	supervisor.errors.describe(at, gateways, protocols, supervisor.apply.current.input.Sessions)
+	if supervisor.logTransitions(before.Gateways, gateways) {
+		supervisor.fast.start(at) // BIRD before 2.14 may sleep before it feeds the session
+		supervisor.sessionCame()  // the log line may be missing: an operator can disable it
 	}
-	if exports(gateways, s.expect.Load()) {
-		s.fast.converged()
+	if exports(gateways, supervisor.expect.Load()) {
+		supervisor.fast.converged()
 	}
-	s.state.Update(func(st State) State {
-		st.At, st.Alive, st.Err, st.Gateways = at, true, nil, gateways
-		st.Version, st.PID, st.Since, st.LeaseErr = version, p.pid(), p.since, lease.Err
-		st.Loopback = loopback(protocols[LoopbackName])
-		return st
+	supervisor.state.Update(func(state State) State {
+		state.At, state.Alive, state.Err, state.Gateways = at, true, nil, gateways
+		state.Version, state.PID, state.Since, state.LeaseErr = version, process.pid(), process.since, lease.Err
+		state.Loopback = loopback(protocols[LoopbackName])
+		return state
 	})
 }
 
 // observeFailed records a failed poll. It ignores a broken connection until commandTimeout: that
 // alone is no evidence that BIRD hangs.
-func (s *Supervisor) observeFailed(err error) {
+func (supervisor *Supervisor) observeFailed(err error) {
 	switch {
 	case errors.Is(err, errStarved):
 		return
-	case s.unansweredSince.IsZero(): // BIRD answered with an error: refused or shutting down
-	case time.Since(s.unansweredSince) < commandTimeout:
+	case supervisor.unansweredSince.IsZero(): // BIRD answered with an error: refused or shutting down
+	case time.Since(supervisor.unansweredSince) < commandTimeout:
 		return
 	default:
-		err = fmt.Errorf("%w: %w", ErrHung, err)
+		err = fmt.Errorf("%w: %w", errHung, err)
 	}
-	s.state.Update(func(st State) State { st.Alive, st.Err = false, err; return st })
+	supervisor.state.Update(func(st State) State { st.Alive, st.Err = false, err; return st })
 }
 
 // noSocket is BIRD's error for a protocol without a listening socket. BIRD up to 3.4.0 never
@@ -251,9 +251,9 @@ const noSocket = "No listening socket"
 
 // enable re-enables the protocols that BIRD disabled because it could not open a listening
 // socket.
-func (s *Supervisor) enable(ctx context.Context, protocols map[string]Protocol) {
+func (supervisor *Supervisor) enable(ctx context.Context, protocols map[string]protocolState) {
 	now := time.Now()
-	if now.Before(s.sockets.notBefore) {
+	if now.Before(supervisor.sockets.notBefore) {
 		return
 	}
 	failed := false
@@ -262,27 +262,27 @@ func (s *Supervisor) enable(ctx context.Context, protocols map[string]Protocol) 
 			continue
 		}
 		failed = true
-		_, err := s.command(ctx, `enable "`+name+`"`)
-		s.options.Log.Warn("BIRD could not open a listening socket, retrying",
-			"protocol", name, "attempts", s.sockets.failures+1, "error", err)
+		_, err := supervisor.command(ctx, `enable "`+name+`"`)
+		supervisor.options.Log.Warn("BIRD could not open a listening socket, retrying",
+			"protocol", name, "attempts", supervisor.sockets.failures+1, "error", err)
 	}
 	if failed {
-		s.sockets.failed(now)
+		supervisor.sockets.failed(now)
 	} else {
-		s.sockets = retries{}
+		supervisor.sockets = retries{}
 	}
 }
 
 // bfd returns the states of the BFD sessions.
-func (s *Supervisor) bfd(ctx context.Context) map[netip.Addr]string {
+func (supervisor *Supervisor) bfd(ctx context.Context) map[netip.Addr]string {
 	withBFD := func(x Session) bool { return x.BFD != nil }
-	if !slices.ContainsFunc(s.apply.current.input.Sessions, withBFD) {
+	if !slices.ContainsFunc(supervisor.apply.current.input.Sessions, withBFD) {
 		return nil
 	}
 	// The command omits the protocol's name: BIRD 2.0.12 refuses a name in double quotes here.
-	reply, err := s.command(ctx, "show bfd sessions")
+	reply, err := supervisor.command(ctx, "show bfd sessions")
 	if err != nil {
 		return nil // the next poll retries
 	}
-	return ParseBFD(reply)
+	return parseBFD(reply)
 }

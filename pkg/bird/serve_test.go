@@ -242,11 +242,11 @@ func TestHangDetection(t *testing.T) {
 					t.Fatalf("after %v: %+v", time.Since(begin), s)
 				}
 				w.after(time.Millisecond)
-				if s := w.State().Load(); s.Alive || !errors.Is(s.Err, ErrHung) || !strings.Contains(s.Err.Error(), "BIRD_HUNG") {
+				if s := w.State().Load(); s.Alive || !errors.Is(s.Err, errHung) || !strings.Contains(s.Err.Error(), "BIRD_HUNG") {
 					t.Fatalf("after %v: %+v", time.Since(begin), s)
 				}
 				<-w.ended
-				if !errors.Is(w.err, ErrHung) {
+				if !errors.Is(w.err, errHung) {
 					t.Errorf("the loop ended with %v", w.err)
 				}
 				if took := time.Since(begin); took < tt.limit || took > tt.limit+retryInterval {
@@ -316,7 +316,7 @@ func TestBrokenConnectionIsNoHang(t *testing.T) {
 				// Only a persistent failure counts as a BIRD that does not answer.
 				f.with(func() { f.garble = garble })
 				<-w.ended
-				if s := w.State().Load(); s.Alive || !errors.Is(s.Err, ErrHung) || !errors.Is(w.err, ErrHung) {
+				if s := w.State().Load(); s.Alive || !errors.Is(s.Err, errHung) || !errors.Is(w.err, errHung) {
 					t.Errorf("loop %v, state %+v", w.err, s)
 				}
 				if n := f.dials - dials; n > 200 {
@@ -335,7 +335,7 @@ func TestEmptyReplyIsNotNoSession(t *testing.T) {
 			w.skipFastPolls()
 			f.with(func() { f.garble = func(string) string { return answer } })
 			w.after(pollInterval)
-			if s := w.State().Load(); s.Alive || s.Err == nil || errors.Is(s.Err, ErrHung) {
+			if s := w.State().Load(); s.Alive || s.Err == nil || errors.Is(s.Err, errHung) {
 				t.Errorf("after %q: %+v", answer, s)
 			}
 			f.with(func() { f.garble = nil })
@@ -394,7 +394,7 @@ func TestLogLineTriggersPoll(t *testing.T) {
 		w.next()
 		f.with(func() { f.up = false })
 		begin := time.Now()
-		w.event(ParseEvent("2026-11-21 05:27:17.675 <TRACE> NBR-a: State changed to stop"))
+		w.event(parseEvent("2026-11-21 05:27:17.675 <TRACE> NBR-a: State changed to stop"))
 		synctest.Wait()
 		if s := w.State().Load(); s.Gateways[0].Up || !time.Now().Equal(begin) {
 			t.Errorf("the loss was not seen at once: %+v", s)
@@ -569,8 +569,8 @@ func TestExports(t *testing.T) {
 
 func TestPollAtHoldTimerExpiry(t *testing.T) {
 	now := time.Now()
-	session := func(left time.Duration) map[string]Protocol {
-		return map[string]Protocol{
+	session := func(left time.Duration) map[string]protocolState {
+		return map[string]protocolState{
 			"a": {State: "up", BGPState: "Established", HoldTimer: left, HasHoldTimer: true},
 			"b": {State: "up", BGPState: "Established", HoldTimer: time.Minute, HasHoldTimer: true},
 			"c": {State: "start", BGPState: "OpenSent", HoldTimer: 0, HasHoldTimer: true},

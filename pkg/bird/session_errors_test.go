@@ -47,7 +47,7 @@ func (f *sessionsFixture) poll(shown ...string) {
 
 func (f *sessionsFixture) pollIn(state string, shown ...string) {
 	var gateways []GatewayState
-	protocols := map[string]Protocol{}
+	protocols := map[string]protocolState{}
 	for i, text := range shown {
 		g := GatewayState{Name: f.sessions[i].Name, Since: f.now}
 		g.LastError, g.Up = strings.CutPrefix(text, up)
@@ -55,7 +55,7 @@ func (f *sessionsFixture) pollIn(state string, shown ...string) {
 			g.Since = was.Since
 		}
 		gateways = append(gateways, g)
-		protocols[gatewayPrefix+g.Name] = Protocol{State: state}
+		protocols[gatewayPrefix+g.Name] = protocolState{State: state}
 	}
 	f.errors.describe(f.now, gateways, protocols, f.sessions)
 	for _, g := range gateways {
@@ -64,7 +64,7 @@ func (f *sessionsFixture) pollIn(state string, shown ...string) {
 }
 
 func (f *sessionsFixture) log(gateway, text string) {
-	f.errors.logged(Event{Level: "RMT", Protocol: gatewayPrefix + gateway, Text: text}, f.now)
+	f.errors.logged(stateEvent{Level: "RMT", Protocol: gatewayPrefix + gateway, Text: text}, f.now)
 }
 
 // want checks the error of a gateway and its age.
@@ -95,8 +95,8 @@ func TestLastErrorOfSession(t *testing.T) {
 		f := newSessionsFixture(t, "", "")
 		f.poll("", "")
 		f.log("a", "Received: Connection rejected")
-		f.errors.logged(Event{Level: "TRACE", Protocol: "NBR-b", Text: "Received: Cease"}, f.now)
-		f.errors.logged(Event{Level: "RMT", Protocol: "LB", Text: "Received: Cease"}, f.now)
+		f.errors.logged(stateEvent{Level: "TRACE", Protocol: "NBR-b", Text: "Received: Cease"}, f.now)
+		f.errors.logged(stateEvent{Level: "RMT", Protocol: "LB", Text: "Received: Cease"}, f.now)
 		f.log("b", "Invalid route 10.0.0.0/33 withdrawn")
 		f.poll("", "")
 		f.want("a", "Received: Connection rejected", second)

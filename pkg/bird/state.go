@@ -41,18 +41,18 @@ const (
 )
 
 // loopback returns the state of the session with the announcer.
-func loopback(p Protocol) string {
+func loopback(protocol protocolState) string {
 	switch {
-	case strings.Contains(p.Info, noSocket):
+	case strings.Contains(protocol.Info, noSocket):
 		return NoLoopbackSocket
-	case p.State == "down":
+	case protocol.State == "down":
 		return LoopbackDisabled
 	}
-	return cmp.Or(p.BGPState, p.State)
+	return cmp.Or(protocol.BGPState, protocol.State)
 }
 
-// ErrHung reports that BIRD runs but does not answer.
-var ErrHung = errors.New("BIRD_HUNG")
+// errHung reports that BIRD runs but does not answer.
+var errHung = errors.New("BIRD_HUNG")
 
 // GatewayState is one configured gateway.
 type GatewayState struct {
@@ -106,10 +106,10 @@ const (
 
 // Expect sets the number of VIPs of each family that were announced to BIRD. The supervisor polls
 // at short intervals until the sessions export that number.
-func (s *Supervisor) Expect(announced4, announced6 int) {
+func (supervisor *Supervisor) Expect(announced4, announced6 int) {
 	want := [len(vip.Families)]int{announced4, announced6}
-	if s.expect.Load() != want {
-		s.expect.Set(want)
+	if supervisor.expect.Load() != want {
+		supervisor.expect.Set(want)
 	}
 }
 
@@ -118,20 +118,21 @@ func (s *Supervisor) Expect(announced4, announced6 int) {
 // fastExtra more polls: BIRD before 2.14 counts a route as exported before it writes the UPDATE,
 // and further commands wake it to do so. Without a BIRD process nothing is exported, and Confirm
 // returns immediately.
-func (s *Supervisor) Confirm(ctx context.Context) error {
+func (supervisor *Supervisor) Confirm(ctx context.Context) error {
 	after := time.Now()
-	s.confirming.Add(1)
-	defer s.confirming.Add(-1)
-	s.trigger()
+	supervisor.confirming.Add(1)
+	defer supervisor.confirming.Add(-1)
+	supervisor.trigger()
 	for seen := 0; ; {
-		want, expected := s.expect.Get()
-		_, leased := s.lease.State().Get()
-		state, looked := s.state.Get()
+		want, expected := supervisor.expect.Get()
+		_, leased := supervisor.lease.State().Get()
+		state, looked := supervisor.state.Get()
 		switch {
 		case state.PID == 0 && !state.Alive:
 			return nil
+		// Neither a hanging BIRD nor a survey from before the call confirms anything.
 		case !state.Alive, !state.At.After(after):
-		case !s.lease.Settled():
+		case !supervisor.lease.Settled():
 			seen, after = 0, time.Now()
 		case !exports(state.Gateways, want):
 			seen, after = 0, state.At
@@ -155,10 +156,11 @@ func (s *Supervisor) Confirm(ctx context.Context) error {
 // exports reports whether every session that is up exports the expected number of VIPs. BIRD
 // exports nothing to a static gateway, which withdraws the VIPs when its BFD session goes down.
 func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
-	for _, g := range gateways {
+	for _, gateway := range gateways {
 		switch {
-		case !g.Up:
-		case g.Protocol == trench.Static && g.Held, g.Protocol == trench.BGP && g.Exported != want[g.Family]:
+		case !gateway.Up:
+		case gateway.Protocol == trench.Static && gateway.Held, gateway.Protocol == trench.BGP &&
+			gateway.Exported != want[gateway.Family]:
 			return false
 		}
 	}
@@ -166,40 +168,41 @@ func exports(gateways []GatewayState, want [len(vip.Families)]int) bool {
 }
 
 // states returns the state of each desired gateway; protocols is nil while BIRD does not run.
-func (v resolution) states(
-	at time.Time, protocols map[string]Protocol, bfd map[netip.Addr]string, lease bfdlease.State, before State,
+func (resolution resolution) states(
+	at time.Time, protocols map[string]protocolState, bfd map[netip.Addr]string, lease bfdlease.State, before State,
 ) []GatewayState {
 	was := byName(before.Gateways)
-	list := make([]GatewayState, 0, len(v.gateways))
-	for _, c := range v.gateways {
-		g := GatewayState{Name: c.Name, Address: c.Address, Family: c.Family(), Protocol: c.Protocol, Since: at}
-		old, known := was[c.Name]
-		g.evidence = old.evidence.about(c, v.input.Interface)
-		p, ok := protocols[gatewayPrefix+c.Name]
+	list := make([]GatewayState, 0, len(resolution.gateways))
+	for _, gateway := range resolution.gateways {
+		g := GatewayState{Name: gateway.Name, Address: gateway.Address, Family: gateway.Family(),
+			Protocol: gateway.Protocol, Since: at}
+		old, known := was[gateway.Name]
+		g.evidence = old.evidence.about(gateway, resolution.input.Interface)
+		protocol, ok := protocols[gatewayPrefix+gateway.Name]
 		switch {
-		case v.problems[c.Name] != "":
-			g.Problem = v.problems[c.Name]
+		case resolution.problems[gateway.Name] != "":
+			g.Problem = resolution.problems[gateway.Name]
 		case protocols == nil:
 			g.State = "BIRD is not running"
 		case !ok && before.ConfigErr != nil:
 			g.Problem = "BIRD has no such session: " + before.ConfigErr.Error()
 		case !ok:
 			g.Problem = "BIRD has no such session yet"
-		case c.Protocol == trench.Static:
-			g.static(at, c, p, bfd[c.Address], lease)
-			g.Imported = max(p.Imported, protocols[egressPrefix+c.Name].Imported)
+		case gateway.Protocol == trench.Static:
+			g.static(at, gateway, protocol, bfd[gateway.Address], lease)
+			g.Imported = max(protocol.Imported, protocols[egressPrefix+gateway.Name].Imported)
 		default:
-			g.Up, g.State, g.LastError = p.Up(), cmp.Or(p.BGPState, p.State), p.LastError
-			g.Usable, g.Imported, g.Exported = g.Up, p.Imported, p.Exported
+			g.Up, g.State, g.LastError = protocol.Up(), cmp.Or(protocol.BGPState, protocol.State), protocol.LastError
+			g.Usable, g.Imported, g.Exported = g.Up, protocol.Imported, protocol.Exported
 		}
-		if vrrp, ok := protocols[vrrpName(c.Family())]; ok {
+		if vrrp, ok := protocols[vrrpName(gateway.Family())]; ok {
 			g.Imported = vrrp.Imported // VRRP routes replace the gateways' routes
 		}
-		if c.Protocol == trench.Static && c.BFD == nil {
+		if gateway.Protocol == trench.Static && gateway.BFD == nil {
 			g.Warning = "it cannot be withdrawn without BFD: write bfd: {} and configure BFD at the gateway"
 		}
-		if c.BFD != nil && ok {
-			g.BFD = bfd[c.Address]
+		if gateway.BFD != nil && ok {
+			g.BFD = bfd[gateway.Address]
 		}
 		if known && old.Up == g.Up {
 			g.Since = old.Since
@@ -210,22 +213,23 @@ func (v resolution) states(
 }
 
 // static sets the state of a static gateway from the state of its protocol and its BFD session.
-func (g *GatewayState) static(at time.Time, c trench.Gateway, p Protocol, bfd string, lease bfdlease.State) {
-	f := c.Family()
+func (g *GatewayState) static(at time.Time, c trench.Gateway, protocol protocolState, bfd string,
+	lease bfdlease.State) {
+	family := c.Family()
 	switch {
-	case p.State != "up":
-		g.State = cmp.Or(p.State, "down") // an operator disabled it
+	case protocol.State != "up":
+		g.State = cmp.Or(protocol.State, "down") // an operator disabled it
 	case c.BFD == nil:
 		g.Up, g.Usable, g.State = true, true, StateNoBFD
-	case !lease.Attract[f]:
+	case !lease.Attract[family]:
 		g.evidence.held(at, bfd)
 		// BIRD's session stays up until the gateway's detection time has expired.
 		g.Up, g.Held, g.State = bfd == bfdUp, true, StateHeld
 		g.Usable = g.Up || g.evidence.failed.IsZero()
 	default:
-		g.evidence.released(at, bfd, lease.Since[f])
+		g.evidence.released(at, bfd, lease.Since[family])
 		g.Up, g.State = bfd == bfdUp, cmp.Or(bfd, "Down")
-		g.Usable = g.Up || g.evidence.usable(at, lease.Since[f])
+		g.Usable = g.Up || g.evidence.usable(at, lease.Since[family])
 	}
 }
 
@@ -240,23 +244,24 @@ func byName(list []GatewayState) map[string]GatewayState {
 // logTransitions logs session changes and reports whether a session came up. It logs each error
 // only once until the session is up, because BIRD clears the error at each attempt and sets it
 // again.
-func (s *Supervisor) logTransitions(before, after []GatewayState) (came bool) {
+func (supervisor *Supervisor) logTransitions(before, after []GatewayState) (came bool) {
 	was := byName(before)
-	for _, g := range after {
+	for _, gateway := range after {
 		switch {
-		case g.Up && !was[g.Name].Up:
+		case gateway.Up && !was[gateway.Name].Up:
 			came = true
-			delete(s.failures, g.Name)
-			s.options.Log.Info("gateway session up", "gateway", g.Name, "address", g.Address)
-		case !g.Up && g.Held && was[g.Name].Up:
-			s.options.Log.Info("static gateway held down", "gateway", g.Name, "address", g.Address)
-		case !g.Up && was[g.Name].Up:
-			s.failures[g.Name] = g.LastError
-			s.options.Log.Warn("gateway session lost", "gateway", g.Name, "address", g.Address,
-				"state", g.State, "last_error", g.LastError, "problem", g.Problem)
-		case !g.Up && g.LastError != "" && g.LastError != s.failures[g.Name]:
-			s.failures[g.Name] = g.LastError
-			s.options.Log.Warn("gateway session failed", "gateway", g.Name, "address", g.Address, "error", g.LastError)
+			delete(supervisor.failures, gateway.Name)
+			supervisor.options.Log.Info("gateway session up", "gateway", gateway.Name, "address", gateway.Address)
+		case !gateway.Up && gateway.Held && was[gateway.Name].Up:
+			supervisor.options.Log.Info("static gateway held down", "gateway", gateway.Name, "address", gateway.Address)
+		case !gateway.Up && was[gateway.Name].Up:
+			supervisor.failures[gateway.Name] = gateway.LastError
+			supervisor.options.Log.Warn("gateway session lost", "gateway", gateway.Name, "address", gateway.Address,
+				"state", gateway.State, "last_error", gateway.LastError, "problem", gateway.Problem)
+		case !gateway.Up && gateway.LastError != "" && gateway.LastError != supervisor.failures[gateway.Name]:
+			supervisor.failures[gateway.Name] = gateway.LastError
+			supervisor.options.Log.Warn("gateway session failed", "gateway", gateway.Name, "address", gateway.Address,
+				"error", gateway.LastError)
 		}
 	}
 	return came

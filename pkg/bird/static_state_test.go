@@ -22,7 +22,7 @@ func staticSession(name, address string, bfd *trench.BFD) Session {
 	}
 }
 
-func staticInput() RenderInput {
+func staticInput() renderInput {
 	in := fullInput()
 	bfd := &trench.BFD{MinTx: 100 * time.Millisecond, MinRx: 200 * time.Millisecond, Multiplier: 5}
 	in.Sessions = append(in.Sessions,
@@ -36,7 +36,7 @@ func TestRenderStatic(t *testing.T) {
 	vrrp := in
 	vrrp.VRRP = []netip.Addr{netip.MustParseAddr("169.254.100.7"), netip.MustParseAddr("169.254.100.8")}
 	for name, tt := range map[string]struct {
-		in           RenderInput
+		in           renderInput
 		want, absent []string
 	}{
 		"gateways": {
@@ -66,7 +66,7 @@ func TestRenderStatic(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			content, err := Render(tt.in)
+			content, err := render(tt.in)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -111,7 +111,7 @@ func TestStaticGatewayState(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := staticSession("g", "10.0.0.1", &trench.BFD{}).Gateway
 			v := resolution{gateways: []trench.Gateway{g}}
-			protocols := map[string]Protocol{
+			protocols := map[string]protocolState{
 				"NBR-g": {Name: "NBR-g", State: tt.protocol}, "EGR-g": {Name: "EGR-g", State: "up", Imported: 1},
 			}
 			// A BFD session whose address ends with the gateway's address must not match.
@@ -132,7 +132,7 @@ func TestStaticGatewayState(t *testing.T) {
 }
 
 func TestBFDIsMatchedByWholeAddress(t *testing.T) {
-	got := ParseBFD(replyOf(t, "1020-NBR-BFD:\n"+
+	got := parseBFD(replyOf(t, "1020-NBR-BFD:\n"+
 		" IP address                Interface  State      Since         Interval  Timeout\n"+
 		" 110.0.0.1                 ext-vlan   Up         05:27:00.000    0.100    0.300\n0000 \n"))
 	if state, ok := got[netip.MustParseAddr("10.0.0.1")]; ok || len(got) != 1 {
@@ -141,11 +141,11 @@ func TestBFDIsMatchedByWholeAddress(t *testing.T) {
 }
 
 func TestDroppedBFDPacketIsNoError(t *testing.T) {
-	e := ParseEvent("bird: 2026-11-22 17:44:10.190 [0002] <ERR> NBR-BFD: Socket error: Operation not permitted")
+	e := parseEvent("bird: 2026-11-22 17:44:10.190 [0002] <ERR> NBR-BFD: Socket error: Operation not permitted")
 	if e.isError() || e.level(false) != slog.LevelDebug {
 		t.Errorf("level %v of %+v", e.level(false), e)
 	}
-	e = ParseEvent("2026-11-22 17:44:10.190 <ERR> NBR-BFD: Socket error: Network is down")
+	e = parseEvent("2026-11-22 17:44:10.190 <ERR> NBR-BFD: Socket error: Network is down")
 	if !e.isError() || e.level(false) != slog.LevelError {
 		t.Errorf("level %v of %+v", e.level(false), e)
 	}

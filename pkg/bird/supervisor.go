@@ -89,21 +89,23 @@ type Supervisor struct {
 	failures        map[string]string // last logged error, by gateway
 }
 
-func (o Options) withDefaults() Options {
-	if !o.RouterID.IsValid() {
-		o.RouterID = RouterID()
+func (options Options) withDefaults() Options {
+	if !options.RouterID.IsValid() {
+		options.RouterID = routerID()
 	}
-	o.KernelScanTime, o.Log = cmp.Or(o.KernelScanTime, 10*time.Second), cmp.Or(o.Log, slog.New(slog.DiscardHandler))
-	o.Executable, o.ImportLimit = Executable(o.Executable), cmp.Or(o.ImportLimit, DefaultImportLimit)
-	return o
+	options.KernelScanTime, options.Log = cmp.Or(options.KernelScanTime, 10*time.Second),
+		cmp.Or(options.Log, slog.New(slog.DiscardHandler))
+	options.Executable, options.ImportLimit = Executable(options.Executable),
+		cmp.Or(options.ImportLimit, DefaultImportLimit)
+	return options
 }
 
 // NewSupervisor returns a supervisor. Run starts BIRD after the first call of Configure.
-func NewSupervisor(o Options) *Supervisor {
-	o = o.withDefaults()
+func NewSupervisor(options Options) *Supervisor {
+	options = options.withDefaults()
 	w := latest.New(desired{})
 	return &Supervisor{
-		options: o, desired: w, resolver: newResolver(o, w), dial: Dial, lease: bfdlease.New(o.Log),
+		options: options, desired: w, resolver: newResolver(options, w), dial: Dial, lease: bfdlease.New(options.Log),
 		expect: latest.New([len(vip.Families)]int{}), state: latest.New(State{}), failures: map[string]string{},
 		hint: make(chan struct{}, 1), export: make(chan struct{}, 1), sessionUp: make(chan struct{}, 1),
 	}
@@ -121,19 +123,19 @@ func Executable(path string) string {
 }
 
 // String implements task.Task.
-func (s *Supervisor) String() string { return "BIRD" }
+func (supervisor *Supervisor) String() string { return "BIRD" }
 
 // Overdue implements task.Loop, also for the loop that reads addresses and passwords.
-func (s *Supervisor) Overdue() time.Duration {
-	return max(s.pulse.Overdue(), s.resolver.pulse.Overdue())
+func (supervisor *Supervisor) Overdue() time.Duration {
+	return max(supervisor.pulse.Overdue(), supervisor.resolver.pulse.Overdue())
 }
 
 // State returns the state of BIRD and its sessions.
-func (s *Supervisor) State() *latest.Value[State] { return s.state }
+func (supervisor *Supervisor) State() *latest.Value[State] { return supervisor.state }
 
 // Configure replaces gateways and VIPs. It does not block.
-func (s *Supervisor) Configure(a trench.Attractor) {
-	s.desired.Update(func(w desired) desired {
+func (supervisor *Supervisor) Configure(a trench.Attractor) {
+	supervisor.desired.Update(func(w desired) desired {
 		return desired{a, w.generation + 1}
 	})
 }
@@ -142,23 +144,23 @@ func (s *Supervisor) Configure(a trench.Attractor) {
 // the ordered families are released; the remaining BFD sessions of static gateways are held down.
 // Attract does not block. Each call is also a heartbeat: the lease of an order older than a
 // second is not refreshed, and the sessions go down when the lease in the kernel expires.
-func (s *Supervisor) Attract(now time.Time, families [len(vip.Families)]bool) {
-	s.lease.Attract(now, families)
+func (supervisor *Supervisor) Attract(now time.Time, families [len(vip.Families)]bool) {
+	supervisor.lease.Attract(now, families)
 }
 
 // ExportRoutes makes BIRD export the gateways' routes to the kernel again, after another process
 // has removed them. It does not block.
-func (s *Supervisor) ExportRoutes() { latest.Wake(s.export) }
+func (supervisor *Supervisor) ExportRoutes() { latest.Wake(supervisor.export) }
 
-func (s *Supervisor) trigger() { latest.Wake(s.hint) }
+func (supervisor *Supervisor) trigger() { latest.Wake(supervisor.hint) }
 
-func (s *Supervisor) event(e Event) {
-	s.errors.logged(e, time.Now())
-	if e.CameUp() && strings.HasPrefix(e.Protocol, gatewayPrefix) {
-		s.sessionCame() // before the poll: BIRD sends the gateway's UPDATEs immediately
+func (supervisor *Supervisor) event(event stateEvent) {
+	supervisor.errors.logged(event, time.Now())
+	if event.CameUp() && strings.HasPrefix(event.Protocol, gatewayPrefix) {
+		supervisor.sessionCame() // before the poll: BIRD sends the gateway's UPDATEs immediately
 	}
-	if e.StateChanged() || e.Protocol == bfdName {
-		s.trigger()
+	if event.StateChanged() || event.Protocol == bfdName {
+		supervisor.trigger()
 	}
 }
 
@@ -166,46 +168,47 @@ func (s *Supervisor) event(e Event) {
 const goodRun = 10 * time.Second
 
 // Run keeps BIRD running until ctx ends, and then terminates it and waits for its exit.
-func (s *Supervisor) Run(ctx context.Context) error {
+func (supervisor *Supervisor) Run(ctx context.Context) error {
 	resolveCtx, stopResolving := context.WithCancel(ctx)
 	resolver := make(chan struct{})
-	go func() { defer close(resolver); s.resolver.run(resolveCtx) }()
+	go func() { defer close(resolver); supervisor.resolver.run(resolveCtx) }()
 	defer func() { stopResolving(); <-resolver }()
 
-	if err := s.resolver.result.Wait(ctx, func(v resolution) bool { return v.generation > 0 }); err != nil {
+	if err := supervisor.resolver.result.Wait(ctx, func(v resolution) bool { return v.generation > 0 }); err != nil {
 		return err
 	}
-	s.pulse.Next(0)
-	defer s.pulse.End()
-	for _, dir := range []string{s.options.Dir, filepath.Dir(s.options.Socket)} {
+	supervisor.pulse.Next(0)
+	defer supervisor.pulse.End()
+	for _, dir := range []string{supervisor.options.Dir, filepath.Dir(supervisor.options.Socket)} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("failed to create directory for BIRD: %w", err)
 		}
 	}
-	unlock, err := lockSocket(s.options.Socket)
+	unlock, err := lockSocket(supervisor.options.Socket)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := terminateOrphans(ctx, s.options.Executable, s.options.Socket, s.options.Log); err != nil {
-		s.options.Log.Error("failed to terminate BIRD of an earlier run", "error", err)
+	if err := terminateOrphans(ctx, supervisor.options.Executable, supervisor.options.Socket,
+		supervisor.options.Log); err != nil {
+		supervisor.options.Log.Error("failed to terminate BIRD of an earlier run", "error", err)
 	}
 	// The lease outlives BIRD, because BIRD's BFD packets depend on it: deferred calls run in
 	// reverse.
 	leaseCtx, endLease := context.WithCancel(context.WithoutCancel(ctx))
 	lease := make(chan error, 1)
-	go func() { lease <- s.lease.Run(leaseCtx) }()
+	go func() { lease <- supervisor.lease.Run(leaseCtx) }()
 	defer func() { endLease(); <-lease }()
-	return s.keepRunning(ctx)
+	return supervisor.keepRunning(ctx)
 }
 
 // keepRunning restarts BIRD with back-off whenever it exits or hangs.
-func (s *Supervisor) keepRunning(ctx context.Context) error {
+func (supervisor *Supervisor) keepRunning(ctx context.Context) error {
 	delay := backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	for starts := 0; ; starts++ {
 		began := time.Now()
-		s.pulse.Next(0)
-		err := s.runOnce(ctx, starts)
+		supervisor.pulse.Next(0)
+		err := supervisor.runOnce(ctx, starts)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -213,13 +216,14 @@ func (s *Supervisor) keepRunning(ctx context.Context) error {
 			delay.Reset()
 		}
 		wait := delay.Next()
-		s.options.Log.Error("BIRD is not running; restarting it", "error", err, "wait", wait, "restarts", starts)
-		s.state.Update(func(st State) State {
-			st.Alive, st.PID, st.Err, st.Restarts = false, 0, err, starts
-			st.Gateways = s.resolver.result.Load().states(time.Now(), nil, nil, s.lease.State().Load(), st)
-			return st
+		supervisor.options.Log.Error("BIRD is not running; restarting it", "error", err, "wait", wait, "restarts", starts)
+		supervisor.state.Update(func(state State) State {
+			state.Alive, state.PID, state.Err, state.Restarts = false, 0, err, starts
+			state.Gateways = supervisor.resolver.result.Load().states(time.Now(), nil, nil,
+				supervisor.lease.State().Load(), state)
+			return state
 		})
-		s.pulse.Next(wait)
+		supervisor.pulse.Next(wait)
 		if err := backoff.Sleep(ctx, wait); err != nil {
 			return err
 		}
@@ -227,56 +231,58 @@ func (s *Supervisor) keepRunning(ctx context.Context) error {
 }
 
 // runOnce runs one BIRD process until it exits, hangs or ctx ends.
-func (s *Supervisor) runOnce(ctx context.Context, starts int) error {
-	err := s.prepare(ctx)
+func (supervisor *Supervisor) runOnce(ctx context.Context, starts int) error {
+	err := supervisor.prepare(ctx)
 	if err == nil {
-		err = s.holdable(ctx, s.apply.current.input.heldDown())
+		err = supervisor.holdable(ctx, supervisor.apply.current.input.heldDown())
 	}
 	if err != nil {
 		return err
 	}
-	s.pulse.Next(0)
-	defer s.awaitWrite()
-	o := s.options
-	p, err := startProcess(ctx, o.Executable, s.configPath(), o.Socket, o.Log, o.LogBIRD, s.event)
+	supervisor.pulse.Next(0)
+	defer supervisor.awaitWrite()
+	options := supervisor.options
+	process, err := startProcess(ctx, options.Executable, supervisor.configPath(), options.Socket, options.Log,
+		options.LogBIRD, supervisor.event)
 	if err != nil {
 		return err
 	}
-	defer p.wait()
-	p.running.Go(func() { s.keepNoDelay(p) })
-	o.Log.Info("BIRD started", "pid", p.pid())
-	s.state.Update(func(st State) State {
-		st.PID, st.Since, st.Restarts = p.pid(), p.since, starts
-		return st
+	defer process.wait()
+	process.running.Go(func() { supervisor.keepNoDelay(process) })
+	options.Log.Info("BIRD started", "pid", process.pid())
+	supervisor.state.Update(func(state State) State {
+		state.PID, state.Since, state.Restarts = process.pid(), process.since, starts
+		return state
 	})
-	defer s.disconnect()
-	err = s.serve(ctx, p)
+	defer supervisor.disconnect()
+	err = supervisor.serve(ctx, process)
+	// An exit explains the error of the control socket that usually comes with it.
 	select {
-	case <-p.exited:
-		return p.ended()
+	case <-process.exited:
+		return process.ended()
 	default:
 	}
 	if ctx.Err() != nil {
-		p.terminate(o.Log)
-		o.Log.Info("BIRD exited", "pid", p.pid())
+		process.terminate(options.Log)
+		options.Log.Info("BIRD exited", "pid", process.pid())
 		return ctx.Err()
 	}
-	p.kill()
+	process.kill()
 	return err
 }
 
 // Preview returns the configuration that a supervisor would load now, without secrets, and maps
 // each gateway without a session to its problem.
-func (o Options) Preview(a trench.Attractor) ([]byte, map[string]string, error) {
-	r := newResolver(o.withDefaults(), nil)
+func (options Options) Preview(a trench.Attractor) ([]byte, map[string]string, error) {
+	r := newResolver(options.withDefaults(), nil)
 	v, _ := r.resolve(context.Background(), desired{a, 1}, resolution{})
-	content, err := Render(v.input.Masked())
+	content, err := render(v.input.Masked())
 	return content, v.problems, err
 }
 
-// RouterID derives a BGP router ID from the pod's UID (POD_UID) or else the machine ID, and the
+// routerID derives a BGP router ID from the pod's UID (POD_UID) or else the machine ID, and the
 // host name. BIRD fails to start without one on a host that has no IPv4 address.
-func RouterID() netip.Addr {
+func routerID() netip.Addr {
 	seed := os.Getenv("POD_UID")
 	if seed == "" {
 		if b, err := os.ReadFile("/etc/machine-id"); err == nil {

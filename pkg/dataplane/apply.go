@@ -99,6 +99,7 @@ func (a *application) run() error {
 		err = a.readBack()
 	}
 	if err != nil {
+		// An unknown part of the change is in the kernel: read everything and plan again.
 		a.stale |= nftables
 		for _, change := range a.changes {
 			change.record.dirty = true
@@ -130,6 +131,7 @@ func (a *application) begin(change *streamChange) {
 		}
 		return
 	}
+	// Pending until the read-back: readiness must not count a target that is only planned.
 	for _, target := range plan.SortedTargets(change.Targets) {
 		log := log.With("target", target.Name, "fwmark", target.FWMark)
 		old, recorded := change.input.Targets[target.Name]
@@ -169,22 +171,25 @@ func (a *application) addRoutes() {
 	if len(routed) == 0 {
 		return
 	}
+	// A rule may exist and still lead elsewhere, such as past a rule of another process with a
+	// higher priority. Only a lookup shows the result.
 	failures := a.kernel.AddRoutes(routed, !a.observed.Base)
 	for _, want := range routed {
 		change := changes[want.FWMark]
-		for _, f := range vip.Families {
-			if !want.Rules[f] {
+		for _, family := range vip.Families {
+			if !want.Rules[family] {
 				continue
 			}
-			err := failures[fwstate.RouteKey{FWMark: want.FWMark, Family: f}]
+			err := failures[fwstate.RouteKey{FWMark: want.FWMark, Family: family}]
 			if err == nil {
-				err = a.verifyRoute(want.FWMark, f, want.NextHops[f])
+				err = a.verifyRoute(want.FWMark, family, want.NextHops[family])
 			}
 			if err != nil {
-				want.NextHops[f] = netip.Addr{}
-				change.failTarget(want.Name, f, err)
+				want.NextHops[family] = netip.Addr{}
+				change.failTarget(want.Name, family, err)
 			}
 		}
+		// The lookups confirmed the routes, so they are not read back.
 		a.setRoutes(want.FWMark, want)
 		if !change.failedTargets[want.Name] {
 			delete(a.lost, want.FWMark)
@@ -344,6 +349,7 @@ func (a *application) readBack() error {
 	touched := slices.DeleteFunc(slices.Clone(a.changes), func(change *streamChange) bool {
 		return change.add.Empty() && change.remove.Empty()
 	})
+	// The full read also replaces a pending read of nftables.
 	if len(touched) >= manyStreams {
 		a.stale &^= nftables
 		if err := a.readAll(); err != nil {
@@ -390,6 +396,7 @@ func (a *application) readTouched(touched []*streamChange) error {
 		if err != nil {
 			return fmt.Errorf("read stream %s back: %w", change.Name, err)
 		}
+		// A removed stream reads as nil.
 		delete(a.observed.Streams, change.Name)
 		if stream != nil {
 			a.observed.Streams[change.Name] = stream
@@ -425,6 +432,7 @@ func (a *application) conclude(change *streamChange) {
 		a.dropTarget(target)
 		a.log.Info("target removed", "stream", target.Stream, "target", target.Name, "fwmark", target.FWMark)
 	}
+	// The record of a removed stream stays until its chain is gone, so that the removal is retried.
 	if change.Remove {
 		if a.observed.Streams[change.Name] != nil {
 			change.fail(fmt.Errorf("the chain of stream %s is still in the kernel after its removal", change.Name))

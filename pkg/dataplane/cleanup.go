@@ -17,39 +17,39 @@ import (
 // Cleanup removes the data plane from the kernel, in the network namespace of the calling
 // thread, regardless of the options at its installation. It returns one line per removed
 // object. No data plane may run concurrently.
-func Cleanup(ctx context.Context, o Options) (removed []string, err error) {
+func Cleanup(ctx context.Context, options Options) (removed []string, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("clean up the data plane: %w", err)
 		}
 	}()
-	o.Log = nil // the caller logs the removed objects
-	o = o.withDefaults()
-	if err := cmp.Or(o.Validate(), ctx.Err()); err != nil {
+	options.Log = nil // the caller logs the removed objects
+	options = options.withDefaults()
+	if err := cmp.Or(options.Validate(), ctx.Err()); err != nil {
 		return nil, err
 	}
-	conn, err := fwstate.Dial(o.Config)
+	conn, err := fwstate.Dial(options.Config)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink sockets: %w", err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	return cleanUp(conn, o)
+	return cleanUp(conn, options)
 }
 
-func cleanUp(k kernelConn, o Options) (removed []string, err error) {
-	e := newEngine(o, k)
-	e.holds.until[allStreams] = time.Time{} // do not repair objects before their removal
-	if err := e.load(); err != nil {
+func cleanUp(kernel kernelConn, o Options) (removed []string, err error) {
+	engine := newEngine(o, kernel)
+	engine.holds.until[allStreams] = time.Time{} // do not repair objects before their removal
+	if err := engine.load(); err != nil {
 		return nil, err
 	}
-	if e.observe(true); e.readErr != nil {
-		return nil, e.readErr
+	if engine.observe(true); engine.readErr != nil {
+		return nil, engine.readErr
 	}
-	removed, base := e.list(), e.observed.Base
-	if e.converge(&plan.Desired{}, false); e.readErr != nil {
-		return nil, e.readErr
+	removed, base := engine.list(), engine.observed.Base
+	if engine.converge(&plan.Desired{}, false); engine.readErr != nil {
+		return nil, engine.readErr
 	}
-	for _, m := range e.streams {
+	for _, m := range engine.streams {
 		for _, p := range m.problems {
 			err = errors.Join(err, fmt.Errorf("%s: %s", p.Object, p.Detail))
 		}
@@ -57,7 +57,7 @@ func cleanUp(k kernelConn, o Options) (removed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := k.RemoveAll(); err != nil {
+	if err := kernel.RemoveAll(); err != nil {
 		return removed, fmt.Errorf("remove common objects: %w", err)
 	}
 	if base {
@@ -68,38 +68,38 @@ func cleanUp(k kernelConn, o Options) (removed []string, err error) {
 }
 
 // list names the objects of streams and targets in the kernel.
-func (e *engine) list() (names []string) {
+func (engine *engine) list() (names []string) {
 	add := func(format string, args ...any) { names = append(names, fmt.Sprintf(format, args...)) }
-	for _, v := range slices.SortedFunc(maps.Keys(e.observed.VIPs), vip.Compare) {
-		if m := e.streams[e.observed.VIPs[v]]; m != nil && m.installed != nil {
+	for _, v := range slices.SortedFunc(maps.Keys(engine.observed.VIPs), vip.Compare) {
+		if m := engine.streams[engine.observed.VIPs[v]]; m != nil && m.installed != nil {
 			add("element %s of map %s (to stream %s)", v, plan.VIPMap(v), m.installed.Name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
-		if s := e.observed.Streams[name]; s != nil && e.streams[name].installed != nil {
+	for _, name := range slices.Sorted(maps.Keys(engine.streams)) {
+		if stream := engine.observed.Streams[name]; stream != nil && engine.streams[name].installed != nil {
 			add("chain %s", plan.StreamChain(name))
-			for _, f := range s.Families() {
+			for _, f := range stream.Families() {
 				add("map %s", plan.MaglevMap(f, name))
 			}
-			if s.Match != nil {
+			if stream.Match != nil {
 				add("set %s", plan.MatchSet(name))
 			}
 		}
 	}
-	for _, number := range e.installedFWMarks() {
-		t, s := e.targets[number], orNone(e.observed.Targets[number])
-		if !plan.SameNFTables(s, plan.KernelTarget{}) {
-			add("chain %s (%s/%s) and its elements", plan.TargetChain(number), t.Stream, t.Name)
+	for _, number := range engine.installedFWMarks() {
+		target, kernel := engine.targets[number], orNone(engine.observed.Targets[number])
+		if !plan.SameNFTables(kernel, plan.KernelTarget{}) {
+			add("chain %s (%s/%s) and its elements", plan.TargetChain(number), target.Stream, target.Name)
 		}
-		for _, f := range vip.Families {
-			if s.Rules[f] {
-				add("%s", plan.RuleName(number, f))
+		for _, family := range vip.Families {
+			if kernel.Rules[family] {
+				add("%s", plan.RuleName(number, family))
 			}
-			if s.NextHops[f].IsValid() {
-				add("%s", plan.RouteName(number, s.NextHops[f], f))
+			if kernel.NextHops[family].IsValid() {
+				add("%s", plan.RouteName(number, kernel.NextHops[family], family))
 			}
-			if s.Blackhole[f] {
-				add("%s", plan.BlackholeName(number, f))
+			if kernel.Blackhole[family] {
+				add("%s", plan.BlackholeName(number, family))
 			}
 		}
 	}

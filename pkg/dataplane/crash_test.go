@@ -178,10 +178,12 @@ ip route add 99.0.0.0/8 via 10.1.0.200 proto 179`)
 func TestRestartLeavesForeignEntries(t *testing.T) {
 	x := newSite(t)
 	p := x.start()
-	streams := []*plan.Stream{siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, plan.Serving, plan.Serving),
-		siteTarget(2, plan.Draining, plan.Serving)),
+	streams := []*plan.Stream{
+		siteStream("a", append(bothVIPs, "20.1.0.0/24"), siteTarget(1, plan.Serving, plan.Serving),
+			siteTarget(2, plan.Draining, plan.Serving)),
 		siteStream("b", []string{"20.0.0.2/32"}, siteTarget(1, plan.Serving), siteTarget(3,
-			plan.Serving))}
+			plan.Serving)),
+	}
 	p.configure(streams...)
 	foreign := x.foreign()
 	theirs := foreign()

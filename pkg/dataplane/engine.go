@@ -59,59 +59,60 @@ type engine struct {
 	oldRulesRemoved bool
 }
 
-func newEngine(o Options, kernel kernelConn) *engine {
+func newEngine(options Options, kernel kernelConn) *engine {
 	return &engine{
 		observation: observation{
-			records: newRecords(), kernel: kernel, log: o.Log, now: time.Now, holds: newHolds(o), priority: o.Priority,
-			stale: everything, driftSince: map[[3]string]time.Time{},
+			records: newRecords(), kernel: kernel, log: options.Log, now: time.Now, holds: newHolds(options),
+			priority: options.Priority,
+			stale:    everything, driftSince: map[[3]string]time.Time{},
 		},
-		options: o,
-		fwmarks: fwmarks{first: o.First, mask: o.Mask, log: o.Log, refused: map[uint32]string{}},
-		repairs: repairs{byObject: map[[3]string]*repair{}, report: o.OnRepair, log: o.Log},
+		options: options,
+		fwmarks: fwmarks{first: options.First, mask: options.Mask, log: options.Log, refused: map[uint32]string{}},
+		repairs: repairs{byObject: map[[3]string]*repair{}, report: options.OnRepair, log: options.Log},
 	}
 }
 
 // converge applies the difference between desired and observed state, after observe.
 // Urgent repairs ignore their back-off.
-func (e *engine) converge(desired *plan.Desired, urgent bool) {
+func (engine *engine) converge(desired *plan.Desired, urgent bool) {
 	if desired != nil {
-		e.desired = desired
+		engine.desired = desired
 	}
 	// Change nothing before the first Configure or while the kernel cannot be read.
-	if e.readErr != nil || desired == nil {
+	if engine.readErr != nil || desired == nil {
 		return
 	}
-	e.assignVIPs()
-	now := e.now()
-	if !e.adopted {
-		e.adopt(now)
-		e.adopted = true
-		e.diff()
+	engine.assignVIPs()
+	now := engine.now()
+	if !engine.adopted {
+		engine.adopt(now)
+		engine.adopted = true
+		engine.diff()
 	}
 	// Keep the drift before the repair: noteRepairs compares it with the result.
-	drift := e.drift()
-	repairBase := e.decideRepairs(now, urgent)
-	e.markDirty(now)
-	if changes := e.planDirty(now); len(changes) > 0 || repairBase {
-		e.readErr = (&application{engine: e, changes: changes, repairBase: repairBase}).run()
+	drift := engine.drift()
+	repairBase := engine.decideRepairs(now, urgent)
+	engine.markDirty(now)
+	if changes := engine.planDirty(now); len(changes) > 0 || repairBase {
+		engine.readErr = (&application{engine: engine, changes: changes, repairBase: repairBase}).run()
 	}
-	maps.DeleteFunc(e.streams, func(name string, record *streamRecord) bool {
+	maps.DeleteFunc(engine.streams, func(name string, record *streamRecord) bool {
 		return record.installed == nil && desired.Streams[name] == nil && len(record.targets) == 0
 	})
-	e.diff()
-	e.noteRepairs(drift, repairBase)
+	engine.diff()
+	engine.noteRepairs(drift, repairBase)
 }
 
 // markDirty marks the streams to plan: streams with a changed desired state, a failed change, a
 // due repair, or an expired drain.
-func (e *engine) markDirty(now time.Time) {
-	for name, record := range e.streams {
-		desired := e.desired.Streams[name]
+func (engine *engine) markDirty(now time.Time) {
+	for name, record := range engine.streams {
+		desired := engine.desired.Streams[name]
 		record.dirty = record.dirty || desired == nil || record.desired != desired || record.failed || record.repair
 	}
-	for fwmark, end := range e.draining {
-		target := e.targets[fwmark]
-		record := e.streams[target.Stream]
+	for fwmark, end := range engine.draining {
+		target := engine.targets[fwmark]
+		record := engine.streams[target.Stream]
 		if !now.Before(end) && record.targets[target.Name].FWMark == fwmark {
 			record.dirty = true
 		}
@@ -119,18 +120,18 @@ func (e *engine) markDirty(now time.Time) {
 }
 
 // planDirty plans the dirty streams and returns the plans that change the kernel.
-func (e *engine) planDirty(now time.Time) (changes []*streamChange) {
-	e.fwmarks.begin()
+func (engine *engine) planDirty(now time.Time) (changes []*streamChange) {
+	engine.fwmarks.begin()
 	// Sorted, so that equal changes get equal fwmarks in every run.
-	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
-		record := e.streams[name]
+	for _, name := range slices.Sorted(maps.Keys(engine.streams)) {
+		record := engine.streams[name]
 		if !record.dirty {
 			continue
 		}
 		record.failed, record.problems = false, nil
-		input := e.input(name, now)
+		input := engine.input(name, now)
 		// Never write into a chain that the data plane did not create.
-		if input.Desired != nil && input.Installed == nil && e.observed.Streams[name] != nil {
+		if input.Desired != nil && input.Installed == nil && engine.observed.Streams[name] != nil {
 			record.problems = []Problem{{
 				Object: "chain inet " + plan.TableName + " " + plan.StreamChain(name),
 				Detail: "another process created it: stream " + name + " is not served",
@@ -143,7 +144,7 @@ func (e *engine) planDirty(now time.Time) (changes []*streamChange) {
 		next := plan.ForStream(input)
 		record.problems, record.failed = next.Problems, len(next.Problems) > 0
 		if next.Idle(input) {
-			e.markPlanned(&next)
+			engine.markPlanned(&next)
 			continue
 		}
 		changes = append(changes, &streamChange{
@@ -154,8 +155,8 @@ func (e *engine) planDirty(now time.Time) (changes []*streamChange) {
 }
 
 // markPlanned records the desired state and the requests of a plan, and clears dirty.
-func (e *engine) markPlanned(planned *plan.StreamPlan) {
-	record, desired := e.streams[planned.Name], e.desired.Streams[planned.Name]
+func (engine *engine) markPlanned(planned *plan.StreamPlan) {
+	record, desired := engine.streams[planned.Name], engine.desired.Streams[planned.Name]
 	if desired != nil && (record.desired == nil || record.desired.RouteAll != desired.RouteAll) {
 		record.stale = true // the state of a stream with RouteAll contains its fwmarks
 	}
@@ -163,53 +164,55 @@ func (e *engine) markPlanned(planned *plan.StreamPlan) {
 }
 
 // assignVIPs assigns VIPs to streams and marks streams whose VIPs changed as dirty.
-func (e *engine) assignVIPs() {
-	for name := range e.desired.Streams {
-		e.record(name)
+func (engine *engine) assignVIPs() {
+	for name := range engine.desired.Streams {
+		engine.record(name)
 	}
-	if e.vipsAssigned() {
+	if engine.vipsAssigned() {
 		return
 	}
-	owners := plan.AssignVIPs(e.desired.Streams, e.network.LocalAddrs, e.network.LocalRoutes)
-	owners.Limit(e.observed.VIPs)
-	e.assignedVIPs, e.assignedIn = make(map[string][]vip.VIP, len(e.desired.Streams)), e.network
-	for name, stream := range e.desired.Streams {
-		e.assignedVIPs[name] = stream.VIPs
+	owners := plan.AssignVIPs(engine.desired.Streams, engine.network.LocalAddrs, engine.network.LocalRoutes)
+	owners.Limit(engine.observed.VIPs)
+	engine.assignedVIPs, engine.assignedIn = make(map[string][]vip.VIP, len(engine.desired.Streams)), engine.network
+	for name, stream := range engine.desired.Streams {
+		engine.assignedVIPs[name] = stream.VIPs
 	}
-	for name, record := range e.streams {
-		record.dirty = record.dirty || !slices.Equal(owners.Owned[name], e.vipOwners.Owned[name])
+	for name, record := range engine.streams {
+		record.dirty = record.dirty || !slices.Equal(owners.Owned[name], engine.vipOwners.Owned[name])
 	}
-	e.vipOwners = owners
+	engine.vipOwners = owners
 }
 
 // vipsAssigned reports whether the current assignment of VIPs is up to date. It avoids the
 // computation for most changes, which concern targets only.
-func (e *engine) vipsAssigned() bool {
+func (engine *engine) vipsAssigned() bool {
 	same := func(vips []vip.VIP, stream *plan.Stream) bool { return slices.Equal(vips, stream.VIPs) }
-	return e.assignedIn == e.network && maps.EqualFunc(e.assignedVIPs, e.desired.Streams, same)
+	return engine.assignedIn == engine.network && maps.EqualFunc(engine.assignedVIPs, engine.desired.Streams, same)
 }
 
 // removeOldRules removes the policy rules of an earlier process with different options, once the
 // kernel has the desired state.
-func (e *engine) removeOldRules() {
-	if e.oldRulesRemoved || e.readErr != nil || e.failing() || len(e.drift()) > 0 {
+func (engine *engine) removeOldRules() {
+	if engine.oldRulesRemoved || engine.readErr != nil || engine.failing() || len(engine.drift()) > 0 {
 		return
 	}
-	err := e.kernel.RemoveOldRules()
+	err := engine.kernel.RemoveOldRules()
 	if err != nil {
-		e.log.Warn("failed to remove policy rules that were installed with other options", "error", err)
+		engine.log.Warn("failed to remove policy rules that were installed with other options", "error", err)
 	}
-	e.oldRulesRemoved = err == nil
+	engine.oldRulesRemoved = err == nil
 }
 
-func (e *engine) input(name string, now time.Time) plan.StreamInput {
-	record := e.streams[name]
+func (engine *engine) input(name string, now time.Time) plan.StreamInput {
+	record := engine.streams[name]
 	return plan.StreamInput{
-		Name: name, Desired: e.desired.Streams[name], VIPs: e.vipOwners.Owned[name],
+		Name: name, Desired: engine.desired.Streams[name], VIPs: engine.vipOwners.Owned[name],
 		Installed: record.installed, Targets: maps.Clone(record.targets), Requests: record.requests,
-		Observed: e.observed.Targets, Network: e.network, Fault: record.fault,
-		LinkRestored: e.linkRestored, Repair: record.repair, Now: now, AllocateFWMark: e.allocateFWMark,
+		Observed: engine.observed.Targets, Network: engine.network, Fault: record.fault,
+		LinkRestored: engine.linkRestored, Repair: record.repair, Now: now, AllocateFWMark: engine.allocateFWMark,
 	}
 }
 
-func (e *engine) allocateFWMark() (uint32, error) { return e.fwmarks.allocate(&e.observation) }
+func (engine *engine) allocateFWMark() (uint32, error) {
+	return engine.fwmarks.allocate(&engine.observation)
+}

@@ -40,11 +40,15 @@ func drawDesired(t *rapid.T) *plan.Desired {
 			if rapid.IntRange(0, 3).Draw(t, "left out") == 0 {
 				continue
 			}
-			roles := []plan.Role{rapid.SampledFrom([]plan.Role{plan.Down, plan.Draining, plan.Serving,
-				plan.Serving}).Draw(t, "role4")}
+			roles := []plan.Role{rapid.SampledFrom([]plan.Role{
+				plan.Down, plan.Draining, plan.Serving,
+				plan.Serving,
+			}).Draw(t, "role4")}
 			if target[0] == 'x' {
-				roles = append(roles, rapid.SampledFrom([]plan.Role{plan.Down, plan.Draining, plan.Serving,
-					plan.Serving}).Draw(t, "role6"))
+				roles = append(roles, rapid.SampledFrom([]plan.Role{
+					plan.Down, plan.Draining, plan.Serving,
+					plan.Serving,
+				}).Draw(t, "role6"))
 			}
 			x := testTarget(target, roles...)
 			if rapid.IntRange(0, 5).Draw(t, "moved") == 0 {

@@ -72,8 +72,10 @@ func (w *modelFixture) notice(downed ...int) {
 }
 
 func (w *modelFixture) state() plan.State {
-	s := plan.State{Streams: map[string]*plan.StreamState{}, VIPs: map[vip.VIP]string{},
-		Unreachable: map[netip.Addr]string{}}
+	s := plan.State{
+		Streams: map[string]*plan.StreamState{}, VIPs: map[vip.VIP]string{},
+		Unreachable: map[netip.Addr]string{},
+	}
 	w.e.describe(&s)
 	return s
 }

@@ -26,10 +26,10 @@ type holds struct {
 	log  *slog.Logger
 }
 
-func newHolds(o Options) holds {
-	h := holds{until: map[string]time.Time{}, log: o.Log}
-	if o.StateDir != "" {
-		h.file = filepath.Join(o.StateDir, "dataplane-hold.json")
+func newHolds(options Options) holds {
+	h := holds{until: map[string]time.Time{}, log: options.Log}
+	if options.StateDir != "" {
+		h.file = filepath.Join(options.StateDir, "dataplane-hold.json")
 	}
 	return h
 }
@@ -120,26 +120,26 @@ func (h *holds) expire(now time.Time) {
 
 // Hold suspends the repair of drift of a stream, or of all streams with "", until Resume, or
 // for d if d is not 0. The hold survives restarts.
-func (p *Plane) Hold(ctx context.Context, stream string, d time.Duration) (until time.Time, err error) {
+func (plane *Plane) Hold(ctx context.Context, stream string, d time.Duration) (until time.Time, err error) {
 	if d > 0 {
 		until = time.Now().Add(d)
 	}
-	return ask(ctx, p, "hold the data plane", func(e *engine) (time.Time, error) {
+	return ask(ctx, plane, "hold the data plane", func(e *engine) (time.Time, error) {
 		return until, e.holds.begin(stream, until)
 	})
 }
 
 // Resume ends a hold, or all holds with "", and returns the repaired drift.
-func (p *Plane) Resume(ctx context.Context, stream string) ([]plan.Drift, error) {
-	return ask(ctx, p, "resume the data plane", func(e *engine) ([]plan.Drift, error) {
-		return e.resume(stream, p.desired.Load())
+func (plane *Plane) Resume(ctx context.Context, stream string) ([]plan.Drift, error) {
+	return ask(ctx, plane, "resume the data plane", func(e *engine) ([]plan.Drift, error) {
+		return e.resume(stream, plane.desired.Load())
 	})
 }
 
 // Reconcile immediately repairs all drift except in held streams, ignoring back-offs, and
 // returns the repaired drift. It fails before the first Configure.
-func (p *Plane) Reconcile(ctx context.Context) ([]plan.Drift, error) {
-	return ask(ctx, p, "reconcile the data plane", func(e *engine) ([]plan.Drift, error) {
-		return e.reconcile(p.desired.Load())
+func (plane *Plane) Reconcile(ctx context.Context) ([]plan.Drift, error) {
+	return ask(ctx, plane, "reconcile the data plane", func(e *engine) ([]plan.Drift, error) {
+		return e.reconcile(plane.desired.Load())
 	})
 }

@@ -61,22 +61,22 @@ type Plane struct {
 }
 
 // withDefaults fills in zero fields.
-func (o Options) withDefaults() Options {
-	o.Config = o.Config.WithDefaults()
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
+func (options Options) withDefaults() Options {
+	options.Config = options.Config.WithDefaults()
+	if options.Log == nil {
+		options.Log = slog.New(slog.DiscardHandler)
 	}
-	return o
+	return options
 }
 
 // New returns a Plane with the holds of an earlier process.
-func New(o Options) (*Plane, error) {
-	o = o.withDefaults()
-	if err := o.Validate(); err != nil {
+func New(options Options) (*Plane, error) {
+	options = options.withDefaults()
+	if err := options.Validate(); err != nil {
 		return nil, fmt.Errorf("data plane: %w", err)
 	}
-	o.Log = o.Log.With("component", "dataplane")
-	e := newEngine(o, nil)
+	options.Log = options.Log.With("component", "dataplane")
+	e := newEngine(options, nil)
 	if err := e.holds.load(); err != nil {
 		return nil, fmt.Errorf("data plane: %w", err)
 	}
@@ -90,30 +90,30 @@ func New(o Options) (*Plane, error) {
 }
 
 // Overdue implements task.Loop.
-func (p *Plane) Overdue() time.Duration { return p.e.pulse.Overdue() }
+func (plane *Plane) Overdue() time.Duration { return plane.e.pulse.Overdue() }
 
 // Configure sets the desired state. It never blocks; the newest call wins. The kernel state does
 // not change before the first call.
-func (p *Plane) Configure(w *plan.Desired) { p.desired.Set(w) }
+func (plane *Plane) Configure(w *plan.Desired) { plane.desired.Set(w) }
 
 // State returns the confirmed state of the kernel.
-func (p *Plane) State() *latest.Value[plan.State] { return &p.state }
+func (plane *Plane) State() *latest.Value[plan.State] { return &plane.state }
 
 // Ready returns a channel that is closed when State holds the first kernel state read. While reads
 // fail, it remains open and State holds the error.
-func (p *Plane) Ready() <-chan struct{} { return p.ready }
+func (plane *Plane) Ready() <-chan struct{} { return plane.ready }
 
 // String implements task.Task.
-func (p *Plane) String() string { return "data plane" }
+func (plane *Plane) String() string { return "data plane" }
 
 // ask runs do on the goroutine that owns the engine and waits for the result.
-func ask[T any](ctx context.Context, p *Plane, what string, do func(*engine) (T, error)) (answer T, err error) {
+func ask[T any](ctx context.Context, plane *Plane, what string, do func(*engine) (T, error)) (answer T, err error) {
 	type result struct {
 		answer T
 		err    error
 	}
 	results := make(chan result, 1)
-	request := p.requests
+	request := plane.requests
 	for {
 		select {
 		case request <- func(e *engine) {
@@ -124,7 +124,7 @@ func ask[T any](ctx context.Context, p *Plane, what string, do func(*engine) (T,
 			continue
 		case r := <-results:
 			answer, err = r.answer, r.err
-		case <-p.ended:
+		case <-plane.ended:
 			err = errEnded
 		case <-ctx.Done():
 			err = ctx.Err()
@@ -137,30 +137,30 @@ func ask[T any](ctx context.Context, p *Plane, what string, do func(*engine) (T,
 }
 
 // Targets reads the targets in the kernel for operators, sorted by stream and name.
-func (p *Plane) Targets(ctx context.Context) ([]TargetView, error) {
-	return ask(ctx, p, "list the targets of the data plane", (*engine).listTargets)
+func (plane *Plane) Targets(ctx context.Context) ([]TargetView, error) {
+	return ask(ctx, plane, "list the targets of the data plane", (*engine).listTargets)
 }
 
 // Unmatched returns the number of packets that the match of each stream dropped since its rules
 // were last written.
-func (p *Plane) Unmatched(ctx context.Context) (map[string]uint64, error) {
-	return ask(ctx, p, "read the dropped packets of the data plane", (*engine).unmatched)
+func (plane *Plane) Unmatched(ctx context.Context) (map[string]uint64, error) {
+	return ask(ctx, plane, "read the dropped packets of the data plane", (*engine).unmatched)
 }
 
 // Run reconciles until ctx ends and leaves the kernel state installed. It uses the network
 // namespace of the calling thread. It fails only if netlink sockets cannot be opened; all other
 // failures are retried. It must be called only once.
-func (p *Plane) Run(ctx context.Context) error {
-	defer close(p.ended)
-	conn, err := fwstate.Dial(p.e.options.Config)
+func (plane *Plane) Run(ctx context.Context) error {
+	defer close(plane.ended)
+	conn, err := fwstate.Dial(plane.e.options.Config)
 	if err != nil {
 		return fmt.Errorf("open netlink sockets: %w", err)
 	}
-	p.e.kernel, p.conn = conn, conn
-	p.run(ctx)
-	p.unsubscribe()
+	plane.e.kernel, plane.conn = conn, conn
+	plane.run(ctx)
+	plane.unsubscribe()
 	if err := conn.Close(); err != nil {
-		p.e.log.Warn("failed to close netlink sockets", "error", err)
+		plane.e.log.Warn("failed to close netlink sockets", "error", err)
 	}
 	return nil
 }

@@ -397,8 +397,10 @@ func TestProblemsWithTheKernel(t *testing.T) {
 	x.sh("ip route add default via 10.1.0.77 table 5000; ip rule add fwmark 5001 lookup 77")
 	x.sh("ip address add 20.0.0.9/32 dev lo")
 	p := x.start()
-	far := plan.Target{Name: "far", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
-		Roles: [2]plan.Role{plan.Serving, plan.Down}}
+	far := plan.Target{
+		Name: "far", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		Roles: [2]plan.Role{plan.Serving, plan.Down},
+	}
 	p.Configure(desiredOf(
 		siteStream("a", append(bothVIPs, "20.0.0.9/32"), siteTarget(1, plan.Serving, plan.Serving), far),
 		siteStream("b", []string{"20.0.0.1/32", "20.0.0.2/32"}, siteTarget(2, plan.Serving, plan.Serving)),

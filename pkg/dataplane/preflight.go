@@ -14,11 +14,11 @@ import (
 // Preflight returns the conditions that prevent the data plane from working in the network
 // namespace of the calling thread, with remedies. It changes nothing. Wrong kernel parameters are
 // excluded: a Plane reports them and withholds the affected families until they are corrected.
-func Preflight(o Options) []Problem {
+func Preflight(options Options) []Problem {
 	if problem := lacksCapability(); problem != nil {
 		return []Problem{*problem} // all other checks require it
 	}
-	conn, err := fwstate.Dial(o.Config.WithDefaults())
+	conn, err := fwstate.Dial(options.Config.WithDefaults())
 	if err != nil {
 		return []Problem{{Object: "netlink", Detail: err.Error(), Remedy: "run it on a Linux kernel with netlink sockets"}}
 	}
@@ -75,29 +75,29 @@ type sysctlProblem struct {
 }
 
 // sysctlProblems returns the kernel parameters that misroute or drop packets of VIPs.
-func sysctlProblems(c *fwstate.Conn) (problems []sysctlProblem) {
-	check := func(f vip.Family, key sysctl.Key, want, detail string, drops bool) {
+func sysctlProblems(conn *fwstate.Conn) (problems []sysctlProblem) {
+	check := func(family vip.Family, key sysctl.Key, want, detail string, drops bool) {
 		// A missing parameter reads as "" and is not a problem.
 		if got := key.Read(); got != "" && got != want {
 			detail = fmt.Sprintf("it is %s: %s", got, detail)
 			problem := Problem{Object: key.String(), Detail: detail, Remedy: key.SetCommand(want)}
-			problems = append(problems, sysctlProblem{problem, f, drops})
+			problems = append(problems, sysctlProblem{problem, family, drops})
 		}
 	}
-	checkFamily := func(f vip.Family, directory, forwarding sysctl.Key, name string) {
-		check(f, directory+forwarding, "1", name+" packets are not forwarded", true)
-		check(f, directory+"fib_multipath_hash_policy", "1",
+	checkFamily := func(family vip.Family, directory, forwarding sysctl.Key, name string) {
+		check(family, directory+forwarding, "1", name+" packets are not forwarded", true)
+		check(family, directory+"fib_multipath_hash_policy", "1",
 			"packets of one flow are spread over gateways by addresses only", false)
 		// A packet that the kernel generates in reply to one with a target's fwmark, such as
 		// "fragmentation needed", would be sent to the target instead of the client.
-		check(f, directory+"fwmark_reflect", "0",
+		check(family, directory+"fwmark_reflect", "0",
 			"ICMP errors of this host about VIP traffic go to targets instead of clients", true)
 	}
 	checkFamily(vip.IPv4, "net/ipv4/", "ip_forward", "IPv4")
-	if c.HasIPv6() && sysctl.Key("net/ipv6/conf/all/disable_ipv6").Read() != "1" {
+	if conn.HasIPv6() && sysctl.Key("net/ipv6/conf/all/disable_ipv6").Read() != "1" {
 		checkFamily(vip.IPv6, "net/ipv6/", "conf/all/forwarding", "IPv6")
 	}
-	more, err := reversePathProblems(c)
+	more, err := reversePathProblems(conn)
 	for _, p := range more {
 		problems = append(problems, sysctlProblem{p, vip.IPv4, true})
 	}
@@ -113,26 +113,26 @@ func sysctlProblems(c *fwstate.Conn) (problems []sysctlProblem) {
 // requires that the route to a packet's source uses its input interface. The sources are clients
 // and, in replies of targets, VIPs. Both use the default route of the main table, if any, so only
 // its interface is safe. Loose filtering (2) requires any route to the source.
-func reversePathProblems(c *fwstate.Conn) (problems []Problem, err error) {
-	links, err := c.Links()
+func reversePathProblems(conn *fwstate.Conn) (problems []Problem, err error) {
+	links, err := conn.Links()
 	if err != nil {
 		return nil, err
 	}
-	defaultLink, err := c.DefaultRouteLink()
+	defaultLink, err := conn.DefaultRouteLink()
 	if err != nil {
 		return nil, err
 	}
 	// The values are single digits, so they can be compared as strings.
 	all := sysctl.IPv4Interface("all", "rp_filter").Read()
-	for _, l := range links {
-		if !l.Up || l.Loopback {
+	for _, link := range links {
+		if !link.Up || link.Loopback {
 			continue
 		}
-		filter := sysctl.IPv4Interface(l.Name, "rp_filter")
+		filter := sysctl.IPv4Interface(link.Name, "rp_filter")
 		own := filter.Read()
 		detail := ""
 		switch value := max(all, own); {
-		case value == "1" && l.Index != defaultLink:
+		case value == "1" && link.Index != defaultLink:
 			detail = "strict reverse path filtering drops packets of VIPs that arrive on it"
 		case value == "2" && defaultLink == 0:
 			detail = "reverse path filtering drops packets from VIPs, to which no route leads"
@@ -145,7 +145,7 @@ func reversePathProblems(c *fwstate.Conn) (problems []Problem, err error) {
 			detail = fmt.Sprintf("it is %s, that of all is %s: %s", own, all, detail)
 			problems = append(problems, Problem{Object: filter.String(), Detail: detail, Remedy: remedy})
 		}
-		forwarding := sysctl.IPv4Interface(l.Name, "forwarding")
+		forwarding := sysctl.IPv4Interface(link.Name, "forwarding")
 		if forwarding.Read() == "0" && sysctl.Key("net/ipv4/ip_forward").Read() == "1" {
 			problems = append(problems, Problem{
 				Object: forwarding.String(), Detail: "it is 0: IPv4 packets that come in by this interface are not forwarded",

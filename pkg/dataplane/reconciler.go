@@ -53,42 +53,42 @@ type reconciler struct {
 	solicitErr string
 }
 
-func (p *Plane) unsubscribe() {
-	if p.watch == nil {
+func (plane *Plane) unsubscribe() {
+	if plane.watch == nil {
 		return
 	}
-	if err := p.watch.Close(); err != nil {
-		p.e.log.Warn("failed to close netlink subscription", "error", err)
+	if err := plane.watch.Close(); err != nil {
+		plane.e.log.Warn("failed to close netlink subscription", "error", err)
 	}
-	p.watch = nil
+	plane.watch = nil
 }
 
-func (p *Plane) run(ctx context.Context) {
+func (plane *Plane) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	defer p.e.pulse.End()
+	defer plane.e.pulse.End()
 	for {
-		p.e.pulse.Next(0)
+		plane.e.pulse.Next(0)
 		var listenErr error
-		if p.watch == nil {
+		if plane.watch == nil {
 			// Subscribe before the read, so that no change between the two is missed.
-			if p.watch, listenErr = p.subscribe(p.e.options.Config); listenErr == nil {
-				p.watch.IgnoreOwn(p.conn) // the engine reads its own changes back
-				p.e.stale = everything
+			if plane.watch, listenErr = plane.subscribe(plane.e.options.Config); listenErr == nil {
+				plane.watch.IgnoreOwn(plane.conn) // the engine reads its own changes back
+				plane.e.stale = everything
 			} else {
-				p.e.log.Warn("netlink subscription failed, retrying", "error", listenErr)
+				plane.e.log.Warn("netlink subscription failed, retrying", "error", listenErr)
 			}
 		}
-		desired, reconfigured := p.desired.Get()
-		failed := p.step(desired) || listenErr != nil
-		next := time.Until(p.nextStep(failed))
+		desired, reconfigured := plane.desired.Get()
+		failed := plane.step(desired) || listenErr != nil
+		next := time.Until(plane.nextStep(failed))
 		timer.Reset(next)
-		p.e.pulse.Next(next)
+		plane.e.pulse.Next(next)
 		var changed, broken <-chan struct{}
-		if p.watch != nil {
-			changed, broken = p.watch.Changed, p.watch.Failed()
+		if plane.watch != nil {
+			changed, broken = plane.watch.Changed, plane.watch.Failed()
 		}
-		if p.e.stale != 0 && p.e.readErr == nil {
+		if plane.e.stale != 0 && plane.e.readErr == nil {
 			changed = nil // events are pending; wait for the read interval
 		}
 		for due := false; !due; {
@@ -98,14 +98,14 @@ func (p *Plane) run(ctx context.Context) {
 				return
 			case <-reconfigured:
 			case <-timer.C:
-			case do := <-p.requests:
-				do(p.e)
+			case do := <-plane.requests:
+				do(plane.e)
 			case <-changed:
-				due = p.handleEvents(p.watch.Take())
+				due = plane.handleEvents(plane.watch.Take())
 			case <-broken:
-				p.e.log.Warn("netlink subscription failed, resubscribing", "error", p.watch.Err())
-				p.unsubscribe()
-				if p.retry.Wait(ctx) != nil {
+				plane.e.log.Warn("netlink subscription failed, resubscribing", "error", plane.watch.Err())
+				plane.unsubscribe()
+				if plane.retry.Wait(ctx) != nil {
 					return
 				}
 			}
@@ -114,38 +114,38 @@ func (p *Plane) run(ctx context.Context) {
 }
 
 // nextStep returns the time of the next step without an event.
-func (p *Plane) nextStep(failed bool) time.Time {
-	e, now := p.e, time.Now()
-	due := append(e.deadlines(), e.lastFullRead.Add(p.checkInterval))
+func (plane *Plane) nextStep(failed bool) time.Time {
+	engine, now := plane.e, time.Now()
+	due := append(engine.deadlines(), engine.lastFullRead.Add(plane.checkInterval))
 	if failed {
 		// Overdue deadlines wait for the next attempt.
 		due = slices.DeleteFunc(due, func(at time.Time) bool { return !at.After(now) })
-		due = append(due, now.Add(p.retry.Next()))
+		due = append(due, now.Add(plane.retry.Next()))
 	} else {
-		p.retry.Reset()
-		if e.desired != nil && e.any(func(m *streamRecord) bool { return m.dirty && !m.failed }) {
+		plane.retry.Reset()
+		if engine.desired != nil && engine.any(func(m *streamRecord) bool { return m.dirty && !m.failed }) {
 			return now
 		}
 	}
-	due = append(due, p.sysctlsChecked.Add(sysctlInterval))
-	if e.stale != 0 && e.readErr == nil {
-		due = append(due, p.nextRead())
+	due = append(due, plane.sysctlsChecked.Add(sysctlInterval))
+	if engine.stale != 0 && engine.readErr == nil {
+		due = append(due, plane.nextRead())
 	}
-	if e.hasFailedNeighbors() {
+	if engine.hasFailedNeighbors() {
 		// The kernel does not report every recovered neighbor.
-		due = append(due, e.lastRead.Add(failedNeighborInterval))
+		due = append(due, engine.lastRead.Add(failedNeighborInterval))
 	}
 	return slices.MinFunc(due, time.Time.Compare)
 }
 
 // nextRead returns the earliest time of the next read. It limits the engine's load while another
 // process changes the kernel continuously. Links and neighbors are read earlier.
-func (p *Plane) nextRead() time.Time {
-	interval := min(max(minReadInterval, 10*p.e.readTime), maxReadInterval)
-	if p.e.stale&network != 0 {
+func (plane *Plane) nextRead() time.Time {
+	interval := min(max(minReadInterval, 10*plane.e.readTime), maxReadInterval)
+	if plane.e.stale&network != 0 {
 		interval = min(interval, networkReadInterval)
 	}
-	at, settled := p.e.lastRead.Add(interval), p.lastLinkDown.Add(linkSettleTime)
+	at, settled := plane.e.lastRead.Add(interval), plane.lastLinkDown.Add(linkSettleTime)
 	if settled.After(at) {
 		return settled
 	}
@@ -154,141 +154,145 @@ func (p *Plane) nextRead() time.Time {
 
 // handleEvents marks changed parts as stale and reports whether a step is due. Notifications of
 // own transactions are recognized by the ruleset generation.
-func (p *Plane) handleEvents(n fwstate.Events) bool {
-	if n.Sysctls {
-		p.sysctlsChecked = time.Time{}
+func (plane *Plane) handleEvents(events fwstate.Events) bool {
+	if events.Sysctls {
+		plane.sysctlsChecked = time.Time{}
 	}
-	if len(n.LinksDown) > 0 && time.Since(p.lastLinkDown) > time.Second {
-		p.lastLinkDown = time.Now()
+	if len(events.LinksDown) > 0 && time.Since(plane.lastLinkDown) > time.Second {
+		plane.lastLinkDown = time.Now()
 	}
-	if n.Ruleset && p.e.foreignTransaction() {
-		p.e.stale |= nftables
+	if events.Ruleset && plane.e.foreignTransaction() {
+		plane.e.stale |= nftables
 	}
-	if n.Routes || n.Links {
-		p.e.stale |= routes
+	if events.Routes || events.Links {
+		plane.e.stale |= routes
 	}
-	if n.Links || n.Neighbors {
-		p.e.stale |= network
+	if events.Links || events.Neighbors {
+		plane.e.stale |= network
 	}
-	p.e.linksDown = append(p.e.linksDown, n.LinksDown...)
-	return p.e.stale != 0 || n.Sysctls
+	plane.e.linksDown = append(plane.e.linksDown, events.LinksDown...)
+	return plane.e.stale != 0 || events.Sysctls
 }
 
 // step observes, reconciles and publishes the state. It reports whether a retry is necessary.
-func (p *Plane) step(desired *plan.Desired) (failed bool) {
-	e, now := p.e, time.Now()
-	if now.Sub(p.sysctlsChecked) >= sysctlInterval {
-		p.sysctlsChecked, p.sysctlProblems = now, sysctlProblems(p.conn)
+func (plane *Plane) step(desired *plan.Desired) (failed bool) {
+	engine, now := plane.e, time.Now()
+	if now.Sub(plane.sysctlsChecked) >= sysctlInterval {
+		plane.sysctlsChecked, plane.sysctlProblems = now, sysctlProblems(plane.conn)
 	}
-	if e.targets == nil {
-		if err := e.load(); err != nil {
-			p.publish(desired, err)
+	if engine.targets == nil {
+		if err := engine.load(); err != nil {
+			plane.publish(desired, err)
 			return true
 		}
 	}
-	if now.Sub(e.lastFullRead) >= p.checkInterval {
-		e.stale = everything
-		clear(e.fwmarks.refused)
+	if now.Sub(engine.lastFullRead) >= plane.checkInterval {
+		engine.stale = everything
+		clear(engine.fwmarks.refused)
 	}
-	if e.hasFailedNeighbors() && now.Sub(e.lastRead) >= failedNeighborInterval {
-		e.stale |= network
+	if engine.hasFailedNeighbors() && now.Sub(engine.lastRead) >= failedNeighborInterval {
+		engine.stale |= network
 	}
-	e.holds.expire(e.now())
-	network := e.network
-	e.observe(!now.Before(p.nextRead()))
-	e.pulse.Next(0)
-	if network != e.network || p.sysctlsChecked.Equal(now) { // gateways and targets may have changed
-		p.mtuProblems = e.mtuProblems()
+	engine.holds.expire(engine.now())
+	network := engine.network
+	engine.observe(!now.Before(plane.nextRead()))
+	engine.pulse.Next(0)
+	if network != engine.network || plane.sysctlsChecked.Equal(now) { // gateways and targets may have changed
+		plane.mtuProblems = engine.mtuProblems()
 	}
-	if e.readErr == nil && e.desired != nil && e.repairsAreSlow() {
+	if engine.readErr == nil && engine.desired != nil && engine.repairsAreSlow() {
 		// Publish the drift first, because readiness must not wait for a long repair.
-		p.publish(e.desired, nil)
+		plane.publish(engine.desired, nil)
 	}
 	if desired != nil && desired.RoutesOnly {
-		e.routeOnly(desired)
+		engine.routeOnly(desired)
 		desired = nil
 	}
-	e.converge(desired, false)
-	e.pulse.Next(0)
+	engine.converge(desired, false)
+	engine.pulse.Next(0)
 	if desired != nil {
-		e.removeOldRules()
+		engine.removeOldRules()
 	}
-	if e.hasFailedNeighbors() && now.Sub(p.solicited) >= failedNeighborInterval {
-		p.solicited = now
-		p.solicitFailed()
+	if engine.hasFailedNeighbors() && now.Sub(plane.solicited) >= failedNeighborInterval {
+		plane.solicited = now
+		plane.solicitFailed()
 	}
-	p.publish(desired, e.readErr)
-	return e.readErr != nil || e.failing()
+	plane.publish(desired, engine.readErr)
+	return engine.readErr != nil || engine.failing()
 }
 
 // solicitFailed triggers probes of the failed neighbors of targets. Health checks trigger them
 // too, but not in every family. A repeated failure is logged once.
-func (p *Plane) solicitFailed() {
+func (plane *Plane) solicitFailed() {
 	silent := map[netip.Addr]struct{}{}
-	for _, m := range p.e.streams {
-		for a := range m.addresses {
-			if _, failed := p.e.network.FailedNeighbors[a]; failed {
-				silent[a] = struct{}{}
+	for _, m := range plane.e.streams {
+		for address := range m.addresses {
+			if _, failed := plane.e.network.FailedNeighbors[address]; failed {
+				silent[address] = struct{}{}
 			}
 		}
 	}
 	failure := ""
-	if err := p.conn.SolicitNeighbors(silent); err != nil {
+	if err := plane.conn.SolicitNeighbors(silent); err != nil {
 		failure = err.Error()
 	}
-	if failure != "" && failure != p.solicitErr {
-		p.e.log.Warn("failed to probe failed neighbors", "error", failure)
+	if failure != "" && failure != plane.solicitErr {
+		plane.e.log.Warn("failed to probe failed neighbors", "error", failure)
 	}
-	p.solicitErr = failure
+	plane.solicitErr = failure
 }
 
 // publish sets the state if it changed.
-func (p *Plane) publish(desired *plan.Desired, err error) {
-	e, old := p.e, p.state.Load()
-	s := plan.State{
-		Err: err, TotalFailures: old.TotalFailures, Held: e.holds.until, Repairs: e.repairs.total,
+func (plane *Plane) publish(desired *plan.Desired, err error) {
+	engine, old := plane.e, plane.state.Load()
+	state := plan.State{
+		Err: err, TotalFailures: old.TotalFailures, Held: engine.holds.until, Repairs: engine.repairs.total,
 		Streams: make(map[string]*plan.StreamState, len(old.Streams)), VIPs: make(map[vip.VIP]string, len(old.VIPs)),
 		Unreachable: map[netip.Addr]string{},
 	}
 	if desired != nil {
-		s.Revision = desired.Revision
+		state.Revision = desired.Revision
 	}
-	if e.network != nil {
-		e.describe(&s)
+	if engine.network != nil {
+		engine.describe(&state)
 	}
-	s.Problems = append(s.Problems, p.mtuProblems...)
-	for _, x := range p.sysctlProblems {
-		s.Problems = append(s.Problems, x.Problem)
-		if x.drops && s.Withheld[x.family] == "" {
-			s.Withheld[x.family] = fmt.Sprintf("%s: %s; run %s", x.Object, x.Detail, x.Remedy)
+	// These problems are found by their own periodic checks, not by the engine.
+	state.Problems = append(state.Problems, plane.mtuProblems...)
+	for _, problem := range plane.sysctlProblems {
+		state.Problems = append(state.Problems, problem.Problem)
+		if problem.drops && state.Withheld[problem.family] == "" {
+			state.Withheld[problem.family] = fmt.Sprintf("%s: %s; run %s", problem.Object, problem.Detail, problem.Remedy)
 		}
 	}
 	if err != nil {
-		s.Failures, s.TotalFailures = old.Failures+1, old.TotalFailures+1
+		state.Failures, state.TotalFailures = old.Failures+1, old.TotalFailures+1
+		// Log a repeated failure once: attempts follow each other within seconds.
 		if old.Err == nil || old.Err.Error() != err.Error() {
-			e.log.Error("data plane update failed", "error", err, "failures", s.Failures)
+			engine.log.Error("data plane update failed", "error", err, "failures", state.Failures)
 		}
 	} else if old.Err != nil {
-		e.log.Info("data plane update succeeded again", "failures", old.Failures)
+		engine.log.Info("data plane update succeeded again", "failures", old.Failures)
 	}
-	for _, x := range plan.Without(s.Problems, old.Problems, Problem.Key) {
-		e.log.Error("data plane problem", "object", x.Object, "detail", x.Detail, "remedy", x.Remedy)
+	for _, x := range plan.Without(state.Problems, old.Problems, Problem.Key) {
+		engine.log.Error("data plane problem", "object", x.Object, "detail", x.Detail, "remedy", x.Remedy)
 	}
-	for _, x := range plan.Without(old.Problems, s.Problems, Problem.Key) {
-		e.log.Info("data plane problem resolved", "object", x.Object, "detail", x.Detail)
+	for _, x := range plan.Without(old.Problems, state.Problems, Problem.Key) {
+		engine.log.Info("data plane problem resolved", "object", x.Object, "detail", x.Detail)
 	}
-	if old.At.IsZero() || !sameState(old, s) {
-		s.At = time.Now()
-		p.state.Set(s)
+	// Readers wake up with each state, so publish differences only.
+	if old.At.IsZero() || !sameState(old, state) {
+		state.At = time.Now()
+		plane.state.Set(state)
 		afterStep("published")
 	}
+	// Only this goroutine closes the channel, so the check cannot race.
 	select {
-	case <-p.ready:
+	case <-plane.ready:
 	default:
 		if err == nil {
-			e.log.Info("data plane read from the kernel",
-				"streams", len(e.streams), "targets", len(e.targets))
-			close(p.ready)
+			engine.log.Info("data plane read from the kernel",
+				"streams", len(engine.streams), "targets", len(engine.targets))
+			close(plane.ready)
 		}
 	}
 }

@@ -111,18 +111,18 @@ func (r *records) staleStreams() {
 func (r *records) installedFWMarks() []uint32 { return slices.Sorted(maps.Keys(r.targets)) }
 
 // addresses yields the addresses of installed and desired targets.
-func (r *streamRecord) addresses(yield func(netip.Addr) bool) {
-	for _, target := range r.targets {
+func (record *streamRecord) addresses(yield func(netip.Addr) bool) {
+	for _, target := range record.targets {
 		for _, address := range target.IPs {
 			if address.IsValid() && !yield(address) {
 				return
 			}
 		}
 	}
-	if r.desired == nil {
+	if record.desired == nil {
 		return
 	}
-	for _, target := range r.desired.Targets {
+	for _, target := range record.desired.Targets {
 		for _, address := range target.IPs {
 			if !yield(address) {
 				return
@@ -134,18 +134,18 @@ func (r *streamRecord) addresses(yield func(netip.Addr) bool) {
 // unreachableIn returns the unreachable addresses in a network, with reasons. The result is cached
 // until the network or the targets change: for a thousand targets the lookup took as long as the
 // rest of the state.
-func (r *streamRecord) unreachableIn(network *plan.Network) map[netip.Addr]string {
-	if r.reachedIn == network {
-		return r.unreachable
+func (record *streamRecord) unreachableIn(network *plan.Network) map[netip.Addr]string {
+	if record.reachedIn == network {
+		return record.unreachable
 	}
-	r.unreachable, r.reachedIn = nil, network
-	for address := range r.addresses {
+	record.unreachable, record.reachedIn = nil, network
+	for address := range record.addresses {
 		if why := network.UnreachableReason(address); why != "" {
-			if r.unreachable == nil {
-				r.unreachable = map[netip.Addr]string{}
+			if record.unreachable == nil {
+				record.unreachable = map[netip.Addr]string{}
 			}
-			r.unreachable[address] = why
+			record.unreachable[address] = why
 		}
 	}
-	return r.unreachable
+	return record.unreachable
 }

@@ -23,54 +23,54 @@ const (
 // rules, and the protocol number of rules and routes. Complete objects are applied, incomplete
 // ones pending. A fwmark with only a rule and routes, after a crash or a change by another
 // process, has no known target. It is removed unless adopt finds the target by its addresses.
-func (e *engine) load() error {
-	numbers, err := e.kernel.OwnedTables()
+func (engine *engine) load() error {
+	numbers, err := engine.kernel.OwnedTables()
 	if err != nil {
 		return fmt.Errorf("list rules and routes of the data plane: %w", err)
 	}
-	c, err := e.kernel.Read(numbers)
-	if err == nil && !slices.Equal(slices.Sorted(maps.Keys(c.Targets)), numbers) {
+	state, err := engine.kernel.Read(numbers)
+	if err == nil && !slices.Equal(slices.Sorted(maps.Keys(state.Targets)), numbers) {
 		// Some targets have only chains: read again with the rules and routes of their fwmarks.
-		c, err = e.kernel.Read(slices.Sorted(maps.Keys(c.Targets)))
+		state, err = engine.kernel.Read(slices.Sorted(maps.Keys(state.Targets)))
 	}
 	if err != nil {
 		return fmt.Errorf("read the data plane: %w", err)
 	}
-	e.targets = map[uint32]plan.InstalledTarget{}
-	e.fwmarks.next = e.options.First
+	engine.targets = map[uint32]plan.InstalledTarget{}
+	engine.fwmarks.next = engine.options.First
 	names := map[[2]string]bool{}
-	for _, number := range slices.Sorted(maps.Keys(c.Targets)) {
-		s := c.Targets[number]
-		t := plan.InstalledTarget{FWMark: number, Label: s.Label, Flows: s.Flows, Stage: plan.StageApplied}
-		t.ResumeDrain(e.now())
-		for f := range t.IPs {
+	for _, number := range slices.Sorted(maps.Keys(state.Targets)) {
+		kernel := state.Targets[number]
+		target := plan.InstalledTarget{FWMark: number, Label: kernel.Label, Flows: kernel.Flows, Stage: plan.StageApplied}
+		target.ResumeDrain(engine.now())
+		for f := range target.IPs {
 			// The kernel removes the route when its link goes down; the label has the address.
-			t.IPs[f] = cmp.Or(s.NextHops[f], s.IPs[f])
+			target.IPs[f] = cmp.Or(kernel.NextHops[f], kernel.IPs[f])
 		}
-		key := [2]string{s.Stream, s.Name}
+		key := [2]string{kernel.Stream, kernel.Name}
 		switch {
-		case s.Label == plan.Label{} && !slices.Contains(numbers, number):
+		case kernel.Label == plan.Label{} && !slices.Contains(numbers, number):
 			continue // the chain belongs to another process
-		case s.Stream == "" || s.Name == "" || names[key] || number > e.options.Mask:
-			t.Stream, t.Name, t.Stage = noStream, fmt.Sprint(number), plan.StageRemoving
-		case len(t.Addresses()) == 0:
-			t.Stage = plan.StageRemoving
-		case len(plan.TargetDrift(t, s, false)) > 0:
-			t.Stage = plan.StagePending
+		case kernel.Stream == "" || kernel.Name == "" || names[key] || number > engine.options.Mask:
+			target.Stream, target.Name, target.Stage = noStream, fmt.Sprint(number), plan.StageRemoving
+		case len(target.Addresses()) == 0:
+			target.Stage = plan.StageRemoving
+		case len(plan.TargetDrift(target, kernel, false)) > 0:
+			target.Stage = plan.StagePending
 		}
 		names[key] = true
-		e.keepTarget(t)
-		e.fwmarks.next = max(e.fwmarks.next, number+1)
+		engine.keepTarget(target)
+		engine.fwmarks.next = max(engine.fwmarks.next, number+1)
 	}
-	for name, s := range c.Streams {
+	for name, stream := range state.Streams {
 		// A chain that only has the name of a stream belongs to another process.
-		if s.Owned || len(s.Families()) > 0 || e.streams[name] != nil {
-			e.keepStream(recoverStream(s, e.record(name).targets, c.VIPs))
+		if stream.Owned || len(stream.Families()) > 0 || engine.streams[name] != nil {
+			engine.keepStream(recoverStream(stream, engine.record(name).targets, state.VIPs))
 		}
 	}
-	for _, m := range e.streams {
-		for _, t := range m.targets {
-			m.requests[t.Name] = plan.RequestOf(t, m.installed)
+	for _, record := range engine.streams {
+		for _, t := range record.targets {
+			record.requests[t.Name] = plan.RequestOf(t, record.installed)
 		}
 	}
 	return nil
@@ -86,14 +86,14 @@ func recoverStream(
 		}
 	}
 	slices.SortFunc(x.VIPs, vip.Compare)
-	for _, f := range s.Families() {
-		x.Tables[f] = []string{}
+	for _, family := range s.Families() {
+		x.Tables[family] = []string{}
 		for name, t := range targets {
-			if t.Stage != plan.StageRemoving && slices.Contains(s.Tables[f], t.FWMark) {
-				x.Tables[f] = append(x.Tables[f], name)
+			if t.Stage != plan.StageRemoving && slices.Contains(s.Tables[family], t.FWMark) {
+				x.Tables[family] = append(x.Tables[family], name)
 			}
 		}
-		slices.Sort(x.Tables[f])
+		slices.Sort(x.Tables[family])
 	}
 	if s.Size < 2 || s.Seed == 0 {
 		// Any valid values suffice, because a pending stream is rewritten.
@@ -107,27 +107,27 @@ func recoverStream(
 // adopt matches the recovered state with the first desired state. A fwmark without a known target
 // is assigned to the target whose addresses are the next hops of its routes. For held streams the
 // desired state is recorded as installed, so that the difference is reported as drift.
-func (e *engine) adopt(now time.Time) {
-	for _, name := range slices.Sorted(maps.Keys(e.desired.Streams)) {
-		m := e.record(name)
-		s := e.desired.Streams[name]
-		for _, t := range s.Targets {
-			if _, ok := m.targets[t.Name]; !ok && (s.RouteAll || slices.Contains(t.Roles[:], plan.Serving)) {
-				e.adoptFWMark(name, t)
+func (engine *engine) adopt(now time.Time) {
+	for _, name := range slices.Sorted(maps.Keys(engine.desired.Streams)) {
+		record := engine.record(name)
+		stream := engine.desired.Streams[name]
+		for _, target := range stream.Targets {
+			if _, ok := record.targets[target.Name]; !ok && (stream.RouteAll || slices.Contains(target.Roles[:], plan.Serving)) {
+				engine.adoptFWMark(name, target)
 			}
 		}
-		if e.holds.held(name) {
-			e.adoptHeld(name, now)
+		if engine.holds.held(name) {
+			engine.adoptHeld(name, now)
 		}
 	}
 }
 
-// adoptFWMark assigns a fwmark without a known target to w if its routes lead to w. It reports
-// whether it found one.
-func (e *engine) adoptFWMark(stream string, w plan.Target) (adopted bool) {
-	unknown, ips := e.record(noStream), plan.ByFamily(w.IPs)
+// adoptFWMark assigns a fwmark without a known target to the target to which its routes lead. It
+// reports whether it found one.
+func (engine *engine) adoptFWMark(stream string, target plan.Target) (adopted bool) {
+	unknown, ips := engine.record(noStream), plan.ByFamily(target.IPs)
 	for _, t := range plan.SortedTargets(unknown.targets) {
-		same := len(t.Addresses()) > 0 && t.FWMark <= e.options.Mask
+		same := len(t.Addresses()) > 0 && t.FWMark <= engine.options.Mask
 		for f, a := range t.IPs {
 			same = same && (a == ips[f] || !a.IsValid())
 		}
@@ -136,31 +136,31 @@ func (e *engine) adoptFWMark(stream string, w plan.Target) (adopted bool) {
 		}
 		delete(unknown.targets, t.Name)
 		unknown.reachedIn = nil
-		t.Stream, t.Name, t.Stage = stream, w.Name, plan.StagePending
-		e.keepTarget(t)
-		e.streams[stream].requests[t.Name] = plan.RequestOf(t, nil)
+		t.Stream, t.Name, t.Stage = stream, target.Name, plan.StagePending
+		engine.keepTarget(t)
+		engine.streams[stream].requests[t.Name] = plan.RequestOf(t, nil)
 		return true
 	}
 	return false
 }
 
-func (e *engine) adoptHeld(name string, now time.Time) {
-	m := e.streams[name]
-	if m.installed == nil && len(m.targets) == 0 {
+func (engine *engine) adoptHeld(name string, now time.Time) {
+	record := engine.streams[name]
+	if record.installed == nil && len(record.targets) == 0 {
 		return // the stream was never installed
 	}
-	v := e.input(name, now)
-	v.AllocateFWMark = func() (uint32, error) { return 0, errors.New("the target is not installed") }
-	p := plan.ForStream(v)
-	for _, t := range p.Targets {
-		e.keepTarget(t)
-		for _, f := range vip.Families {
+	input := engine.input(name, now)
+	input.AllocateFWMark = func() (uint32, error) { return 0, errors.New("the target is not installed") }
+	next := plan.ForStream(input)
+	for _, target := range next.Targets {
+		engine.keepTarget(target)
+		for _, family := range vip.Families {
 			// Exclude targets that the kernel does not forward to, as before the restart.
-			if !plan.Forwards(t, e.observed.Targets[t.FWMark], f) {
-				p.RemoveFromTable(t.Name, f)
+			if !plan.Forwards(target, engine.observed.Targets[target.FWMark], family) {
+				next.RemoveFromTable(target.Name, family)
 			}
 		}
 	}
-	e.keepStream(p.Stream)
-	m.requests = p.Requests
+	engine.keepStream(next.Stream)
+	record.requests = next.Requests
 }

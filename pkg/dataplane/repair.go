@@ -107,28 +107,28 @@ func (r *repairs) note(now time.Time, attempted, left []plan.Drift) {
 
 // decideRepairs selects the streams whose drift is repaired now, and reports whether the common
 // objects are repaired, too.
-func (e *engine) decideRepairs(now time.Time, urgent bool) (base bool) {
-	for name, record := range e.streams {
-		record.repair = !e.holds.held(name) && e.repairs.due(record.drift, now, urgent)
+func (engine *engine) decideRepairs(now time.Time, urgent bool) (base bool) {
+	for name, record := range engine.streams {
+		record.repair = !engine.holds.held(name) && engine.repairs.due(record.drift, now, urgent)
 	}
-	return !e.holds.held("") && e.repairs.due(e.baseDrift(), now, urgent)
+	return !engine.holds.held("") && engine.repairs.due(engine.baseDrift(), now, urgent)
 }
 
 // noteRepairs notes the repairs of a pass that began with the drift before.
-func (e *engine) noteRepairs(before []plan.Drift, base bool) {
+func (engine *engine) noteRepairs(before []plan.Drift, base bool) {
 	attempted := slices.DeleteFunc(before, func(drift plan.Drift) bool {
-		record := e.streams[drift.Stream]
+		record := engine.streams[drift.Stream]
 		return drift.Stream == "" && !base || drift.Stream != "" && (record == nil || !record.repair)
 	})
-	e.repairs.note(e.now(), attempted, e.drift())
+	engine.repairs.note(engine.now(), attempted, engine.drift())
 }
 
 // repairsAreSlow reports whether the due repairs take more than one transaction.
-func (e *engine) repairsAreSlow() bool {
+func (engine *engine) repairsAreSlow() bool {
 	entries := 0
-	for name, record := range e.streams {
+	for name, record := range engine.streams {
 		for _, problem := range record.fault.Problems {
-			if problem != "" && record.fault.Broken && !e.holds.held(name) {
+			if problem != "" && record.fault.Broken && !engine.holds.held(name) {
 				entries += int(record.installed.Size)
 			}
 		}
@@ -137,29 +137,29 @@ func (e *engine) repairsAreSlow() bool {
 }
 
 // resume ends the hold of a stream, or all holds with "", and repairs the held drift.
-func (e *engine) resume(stream string, desired *plan.Desired) ([]plan.Drift, error) {
-	if err := e.holds.end(stream); err != nil {
+func (engine *engine) resume(stream string, desired *plan.Desired) ([]plan.Drift, error) {
+	if err := engine.holds.end(stream); err != nil {
 		return nil, err
 	}
-	return e.reconcile(desired)
+	return engine.reconcile(desired)
 }
 
 // reconcile reads everything and repairs all drift except in held streams, ignoring back-offs.
-func (e *engine) reconcile(desired *plan.Desired) ([]plan.Drift, error) {
-	if desired == nil || desired.RoutesOnly || e.targets == nil {
+func (engine *engine) reconcile(desired *plan.Desired) ([]plan.Drift, error) {
+	if desired == nil || desired.RoutesOnly || engine.targets == nil {
 		return nil, errors.New("nothing is configured yet; try again in a moment")
 	}
-	e.stale = everything
-	if e.observe(true); e.readErr != nil {
-		return nil, e.readErr
+	engine.stale = everything
+	if engine.observe(true); engine.readErr != nil {
+		return nil, engine.readErr
 	}
-	before := e.drift()
-	if e.converge(desired, true); e.readErr != nil {
-		return nil, e.readErr
+	before := engine.drift()
+	if engine.converge(desired, true); engine.readErr != nil {
+		return nil, engine.readErr
 	}
-	left := e.drift()
+	left := engine.drift()
 	done := plan.Without(before, left, plan.Drift.Key)
-	left = slices.DeleteFunc(left, func(drift plan.Drift) bool { return e.holds.held(drift.Stream) })
+	left = slices.DeleteFunc(left, func(drift plan.Drift) bool { return engine.holds.held(drift.Stream) })
 	if len(left) > 0 {
 		return done, fmt.Errorf("%d objects could not be repaired, the first is %s: %s",
 			len(left), left[0].Object, left[0].Detail)

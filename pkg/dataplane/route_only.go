@@ -13,29 +13,31 @@ import (
 // routeOnly installs missing rules and routes of targets and changes nothing else: health checks
 // need the fwmarks of targets before the first desired state. The targets remain pending, because
 // the first desired state adds their chains and reports failures.
-func (e *engine) routeOnly(w *plan.Desired) {
-	if e.readErr != nil || e.desired != nil {
+func (engine *engine) routeOnly(desired *plan.Desired) {
+	if engine.readErr != nil || engine.desired != nil {
 		return
 	}
-	e.fwmarks.begin()
+	engine.fwmarks.begin()
 	var fresh []plan.InstalledTarget
-	for _, name := range slices.Sorted(maps.Keys(w.Streams)) {
-		m := e.record(name)
-		for _, t := range w.Streams[name].Targets {
-			_, recorded := m.targets[t.Name]
-			if recorded || e.holds.held(name) || e.adoptFWMark(name, t) || !e.network.Connects(t.IPs) {
+	for _, name := range slices.Sorted(maps.Keys(desired.Streams)) {
+		record := engine.record(name)
+		for _, target := range desired.Streams[name].Targets {
+			// Targets of an earlier process keep their fwmarks, which flows have as connection marks.
+			_, recorded := record.targets[target.Name]
+			if recorded || engine.holds.held(name) || engine.adoptFWMark(name, target) || !engine.network.Connects(target.IPs) {
 				continue
 			}
-			fwmark, err := e.allocateFWMark()
+			fwmark, err := engine.allocateFWMark()
 			if err != nil {
-				e.log.Warn("failed to route targets before the first desired state", "error", err)
+				engine.log.Warn("failed to route targets before the first desired state", "error", err)
 				return
 			}
-			label := plan.Label{Stream: name, Name: t.Name, IPs: plan.ByFamily(t.IPs)}
+			label := plan.Label{Stream: name, Name: target.Name, IPs: plan.ByFamily(target.IPs)}
 			fresh = append(fresh, plan.InstalledTarget{FWMark: fwmark, Label: label, Stage: plan.StagePending})
 		}
 	}
-	defer e.diff()
+	// Also without new routes: the state has the fwmarks of adopted targets, for which checks wait.
+	defer engine.diff()
 	if len(fresh) == 0 {
 		return
 	}
@@ -43,15 +45,15 @@ func (e *engine) routeOnly(w *plan.Desired) {
 	for i, t := range fresh {
 		slots[i] = t.Kernel()
 	}
-	failures := e.kernel.AddRoutes(slots, !e.observed.Base)
-	for i, t := range fresh {
+	failures := engine.kernel.AddRoutes(slots, !engine.observed.Base)
+	for i, target := range fresh {
 		slot := plan.KernelTarget{Rules: slots[i].Rules, NextHops: slots[i].NextHops, Blackhole: slots[i].Blackhole}
-		for _, f := range vip.Families {
-			if failures[fwstate.RouteKey{FWMark: t.FWMark, Family: f}] != nil {
-				slot.NextHops[f] = netip.Addr{}
+		for _, family := range vip.Families {
+			if failures[fwstate.RouteKey{FWMark: target.FWMark, Family: family}] != nil {
+				slot.NextHops[family] = netip.Addr{}
 			}
 		}
-		e.setRoutes(t.FWMark, slot)
-		e.keepTarget(t)
+		engine.setRoutes(target.FWMark, slot)
+		engine.keepTarget(target)
 	}
 }

@@ -13,18 +13,18 @@ import (
 )
 
 // deadlines returns the end times of holds, drains and repair back-offs.
-func (e *engine) deadlines() (list []time.Time) {
-	for _, end := range e.holds.until {
+func (engine *engine) deadlines() (list []time.Time) {
+	for _, end := range engine.holds.until {
 		if !end.IsZero() {
 			list = append(list, end)
 		}
 	}
-	if e.desired == nil || e.observed == nil {
+	if engine.desired == nil || engine.observed == nil {
 		return list
 	}
-	list = slices.AppendSeq(list, maps.Values(e.draining))
-	for _, drift := range e.drift() {
-		if repair := e.repairs.byObject[drift.Key()]; repair != nil && !e.holds.held(drift.Stream) {
+	list = slices.AppendSeq(list, maps.Values(engine.draining))
+	for _, drift := range engine.drift() {
+		if repair := engine.repairs.byObject[drift.Key()]; repair != nil && !engine.holds.held(drift.Stream) {
 			list = append(list, repair.next)
 		}
 	}
@@ -32,35 +32,35 @@ func (e *engine) deadlines() (list []time.Time) {
 }
 
 // describe adds the confirmed state of streams and VIPs to state.
-func (e *engine) describe(state *plan.State) {
-	for _, name := range slices.Sorted(maps.Keys(e.streams)) {
-		record := e.streams[name]
+func (engine *engine) describe(state *plan.State) {
+	for _, name := range slices.Sorted(maps.Keys(engine.streams)) {
+		record := engine.streams[name]
 		if record.state != nil {
 			state.Streams[name] = record.state
 		}
-		maps.Copy(state.Unreachable, record.unreachableIn(e.network))
+		maps.Copy(state.Unreachable, record.unreachableIn(engine.network))
 		state.Problems = append(state.Problems, record.problems...)
 		stream := record.installed
 		// Without base chains or the stream's chain its elements forward nothing.
-		if stream == nil || stream.Stage == plan.StageRemoving || e.observed.Problem != "" || record.fault.ChainMissing {
+		if stream == nil || stream.Stage == plan.StageRemoving || engine.observed.Problem != "" || record.fault.ChainMissing {
 			continue
 		}
 		for _, v := range stream.VIPs {
-			if e.observed.VIPs[v] == name {
+			if engine.observed.VIPs[v] == name {
 				state.VIPs[v] = name
 			}
 		}
 	}
-	for narrow, wide := range e.vipOwners.Covered {
+	for narrow, wide := range engine.vipOwners.Covered {
 		if name, ok := state.VIPs[wide]; ok {
 			state.VIPs[narrow] = name
 		}
 	}
-	state.Drift = e.drift()
-	state.Problems = append(state.Problems, e.vipOwners.Problems...)
-	for _, fwmark := range slices.Sorted(maps.Keys(e.fwmarks.refused)) {
+	state.Drift = engine.drift()
+	state.Problems = append(state.Problems, engine.vipOwners.Problems...)
+	for _, fwmark := range slices.Sorted(maps.Keys(engine.fwmarks.refused)) {
 		state.Problems = append(state.Problems, Problem{
-			Object: fmt.Sprintf("fwmark %d", fwmark), Detail: "another process uses it: " + e.fwmarks.refused[fwmark],
+			Object: fmt.Sprintf("fwmark %d", fwmark), Detail: "another process uses it: " + engine.fwmarks.refused[fwmark],
 			Remedy: "no action required: a different fwmark is assigned",
 		})
 	}
@@ -78,16 +78,17 @@ type TargetView struct {
 }
 
 // listTargets lists the targets for operators.
-func (e *engine) listTargets() ([]TargetView, error) {
-	if e.observed == nil {
+func (engine *engine) listTargets() ([]TargetView, error) {
+	if engine.observed == nil {
 		return nil, errors.New("the kernel could not be read yet")
 	}
-	kernel, err := e.kernel.ReadTargets(e.installedFWMarks())
+	kernel, err := engine.kernel.ReadTargets(engine.installedFWMarks())
 	if err != nil {
 		return nil, fmt.Errorf("read the counters of targets: %w", err)
 	}
+	// Count the entries in the kernel instead of the planned ones, to show drift.
 	entries := map[uint32][len(vip.Families)]int{}
-	for _, stream := range e.observed.Streams {
+	for _, stream := range engine.observed.Streams {
 		for f, table := range stream.Tables {
 			for _, fwmark := range table {
 				count := entries[fwmark]
@@ -97,7 +98,7 @@ func (e *engine) listTargets() ([]TargetView, error) {
 		}
 	}
 	var list []TargetView
-	for _, record := range e.streams {
+	for _, record := range engine.streams {
 		for _, target := range record.targets {
 			counters := orNone(kernel[target.FWMark])
 			list = append(list, TargetView{
@@ -112,14 +113,14 @@ func (e *engine) listTargets() ([]TargetView, error) {
 }
 
 // unmatched returns the number of packets dropped by the match of each stream.
-func (e *engine) unmatched() (map[string]uint64, error) {
+func (engine *engine) unmatched() (map[string]uint64, error) {
 	var streams []string
-	for name, record := range e.streams {
+	for name, record := range engine.streams {
 		if record.installed != nil && record.installed.Match != nil {
 			streams = append(streams, name)
 		}
 	}
-	dropped, err := e.kernel.ReadUnmatched(streams)
+	dropped, err := engine.kernel.ReadUnmatched(streams)
 	if err != nil {
 		return nil, fmt.Errorf("read the counters of matches: %w", err)
 	}
@@ -127,7 +128,7 @@ func (e *engine) unmatched() (map[string]uint64, error) {
 }
 
 // stateOf returns the status word of a target.
-func (r *streamRecord) stateOf(target plan.InstalledTarget) string {
+func (record *streamRecord) stateOf(target plan.InstalledTarget) string {
 	serves := func(names map[string]struct{}) bool {
 		_, ok := names[target.Name]
 		return ok
@@ -135,9 +136,9 @@ func (r *streamRecord) stateOf(target plan.InstalledTarget) string {
 	switch {
 	case target.Stage == plan.StageRemoving:
 		return "removing"
-	case slices.ContainsFunc(r.drift, func(drift plan.Drift) bool { return drift.Target == target.Name }):
+	case slices.ContainsFunc(record.drift, func(drift plan.Drift) bool { return drift.Target == target.Name }):
 		return "drifted"
-	case r.state != nil && slices.ContainsFunc(r.state.Serving[:], serves):
+	case record.state != nil && slices.ContainsFunc(record.state.Serving[:], serves):
 		return "serving"
 	case target.Stage == plan.StagePending:
 		return "pending"

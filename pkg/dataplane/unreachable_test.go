@@ -17,8 +17,13 @@ func TestUnreachableFollowsTargets(t *testing.T) {
 	for _, step := range []struct {
 		targets     []plan.Target
 		unreachable int
-	}{{[]plan.Target{near}, 0}, {[]plan.Target{near, far}, 1}, {[]plan.Target{near, drained}, 1},
-		{[]plan.Target{near}, 0}, {nil, 0}} {
+	}{
+		{[]plan.Target{near}, 0},
+		{[]plan.Target{near, far}, 1},
+		{[]plan.Target{near, drained}, 1},
+		{[]plan.Target{near}, 0},
+		{nil, 0},
+	} {
 		network := w.e.network
 		w.settle(desiredOf(testStream("a", []string{"20.0.0.1/32"}, step.targets...)), false)
 		s := w.state()

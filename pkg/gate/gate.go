@@ -150,7 +150,7 @@ func (gate *Gate) Gateways(gateways Gateways) {
 		}
 	}
 	if !gateways.At.IsZero() {
-		gate.gatewayLease.renew(gateways.At.Add(MaxSessionAge))
+		gate.gatewayLease.renew(gateways.At.Add(maxSessionAge))
 	}
 }
 

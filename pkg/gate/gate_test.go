@@ -141,7 +141,7 @@ func TestDecisionTable(t *testing.T) {
 		},
 		{"4 session state older than 3 s", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
-			b.now = b.now.Add(MaxSessionAge)
+			b.now = b.now.Add(maxSessionAge)
 			b.setState(vip.Ready, vipA)
 		}, Withdrawn, NoGateway},
 		{"5 no session with BIRD yet", Options{}, func(b *fixture) {
@@ -151,17 +151,17 @@ func TestDecisionTable(t *testing.T) {
 		{"5 session down for one reconnect", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.g.Announcer(Announcer{Since: b.now})
-			b.advance(ReconnectTime, true)
+			b.advance(reconnectTime, true)
 		}, Withdrawn, NotAccepted},
 		{"5 session down for less", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.g.Announcer(Announcer{Since: b.now})
-			b.advance(ReconnectTime-time.Millisecond, true)
+			b.advance(reconnectTime-time.Millisecond, true)
 		}, Announced, Ready},
 		{"5 session back", Options{}, func(b *fixture) {
 			b.setState(vip.Ready, vipA)
 			b.g.Announcer(Announcer{Since: b.now})
-			b.advance(2*ReconnectTime, true)
+			b.advance(2*reconnectTime, true)
 			b.g.Announcer(Announcer{Up: true, Since: b.now})
 		}, Announced, Ready},
 		{"5 static gateway", Options{}, func(b *fixture) {
@@ -312,7 +312,7 @@ func TestAttractionWithoutAnnouncer(t *testing.T) {
 	b.setState(vip.Ready, vipA, vip6)
 	want := b.g.Attract()
 	b.g.Announcer(Announcer{Since: b.now})
-	b.advance(2*ReconnectTime, true)
+	b.advance(2*reconnectTime, true)
 	b.want(vipA, Withdrawn, NotAccepted)
 	if got := b.g.Attract(); got != want || got[vip.IPv4].Announced != 1 {
 		t.Errorf("attraction %+v, with a session %+v", got, want)
@@ -492,7 +492,7 @@ func TestPunctualCheckEndsLease(t *testing.T) {
 func TestExpiredSessionsStayDown(t *testing.T) {
 	b := newFixture(t, Options{})
 	at := b.now
-	b.now = at.Add(MaxSessionAge)
+	b.now = at.Add(maxSessionAge)
 	b.setState(vip.Ready, vipA)
 	b.want(vipA, Withdrawn, NoGateway)
 	// The lease was found expired in time: a later check does not extend it.
@@ -505,7 +505,7 @@ func TestExpiredSessionsStayDown(t *testing.T) {
 func TestLateCheckExtendsSessionsOnce(t *testing.T) {
 	b := newFixture(t, Options{})
 	b.setState(vip.Ready, vipA)
-	b.now = b.now.Add(MaxSessionAge + 2*lateAfter)
+	b.now = b.now.Add(maxSessionAge + 2*lateAfter)
 	b.updateLB(func(*LBUpdate) {})
 	b.want(vipA, Announced, Ready)
 	b.now = b.g.Deadline(b.now)

@@ -58,7 +58,7 @@ type LBUpdate struct {
 
 // Gateways is the state of the gateway sessions.
 type Gateways struct {
-	// At is when the state was read. It is valid for [MaxSessionAge].
+	// At is when the state was read. It is valid for maxSessionAge.
 	At time.Time
 	// Up reports, by family, whether a session is up.
 	Up [len(vip.Families)]bool
@@ -87,17 +87,17 @@ func (announcer Announcer) reconnectEnd() time.Time {
 	if announcer.Up || announcer.Since.IsZero() {
 		return time.Time{}
 	}
-	return announcer.Since.Add(ReconnectTime)
+	return announcer.Since.Add(reconnectTime)
 }
 
-// ReconnectTime is how long the announcer's session may be down before VIPs count as withdrawn:
+// reconnectTime is how long the announcer's session may be down before VIPs count as withdrawn:
 // the duration of one reconnect. BIRD refuses connections for 1 s after a failed session (error
 // wait time), and the announcer retries at intervals of at most 250 ms, with a timeout of 100 ms.
-const ReconnectTime = 1500 * time.Millisecond
+const reconnectTime = 1500 * time.Millisecond
 
-// MaxSessionAge is how long the state of the gateway sessions is valid: three polls of one
+// maxSessionAge is how long the state of the gateway sessions is valid: three polls of one
 // second.
-const MaxSessionAge = 3 * time.Second
+const maxSessionAge = 3 * time.Second
 
 // lateAfter is the maximum delay of a timely lease check after the end of the lease. A later
 // check indicates that this process was starved and that a renewal may wait in a socket buffer.

@@ -127,8 +127,8 @@ func (w *model) lost() bool {
 // usable reports whether a gateway can send traffic to v.
 func (w *model) usable(v vip.VIP) bool {
 	accepted := w.gateways.Static[v.Family()] || w.announcer.Up ||
-		!w.announcer.Since.IsZero() && w.now.Sub(w.announcer.Since) < ReconnectTime
-	return w.gateways.Up[v.Family()] && accepted && (w.now.Before(w.gatewaysAt.Add(MaxSessionAge)) ||
+		!w.announcer.Since.IsZero() && w.now.Sub(w.announcer.Since) < reconnectTime
+	return w.gateways.Up[v.Family()] && accepted && (w.now.Before(w.gatewaysAt.Add(maxSessionAge)) ||
 		w.now.Before(w.gatewaysExtension.until))
 }
 
@@ -148,7 +148,7 @@ func running(t, now time.Time) bool { return !t.IsZero() && now.Before(t) }
 
 // checkLeases is the model of the gate's lease checks.
 func (w *model) checkLeases() {
-	w.gatewaysExtension.check(w.gatewaysAt.Add(MaxSessionAge), w.now)
+	w.gatewaysExtension.check(w.gatewaysAt.Add(maxSessionAge), w.now)
 	if w.synced && w.streamOpen {
 		w.lbExtension.check(w.leaseEnd, w.now)
 	}

@@ -90,16 +90,16 @@ type reportedAs struct {
 }
 
 // New returns a checker without targets.
-func New(o Options) *Checker {
-	if o.maxConcurrent == 0 {
-		o.maxConcurrent = maxConcurrent
+func New(options Options) *Checker {
+	if options.maxConcurrent == 0 {
+		options.maxConcurrent = maxConcurrent
 		var limit syscall.Rlimit
 		if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil {
-			o.maxConcurrent = int(max(1, min(maxConcurrent, limit.Cur/2)))
+			options.maxConcurrent = int(max(1, min(maxConcurrent, limit.Cur/2)))
 		}
 	}
 	return &Checker{
-		Options: o, epoch: time.Now(), ready: make(chan struct{}),
+		Options: options, epoch: time.Now(), ready: make(chan struct{}),
 		changed: make(chan struct{}, 1), rescheduled: make(chan struct{}, 1), entered: make(chan struct{}, 1),
 		waiting: map[Key]*entry{}, diagnoses: make(chan probe, maxDiagnoses),
 		streams: map[string]map[Key]*entry{}, dirty: map[Key]struct{}{}, reported: map[Key]reportedAs{},
@@ -107,17 +107,17 @@ func New(o Options) *Checker {
 }
 
 // Ready is closed once checks run.
-func (c *Checker) Ready() <-chan struct{} { return c.ready }
+func (checker *Checker) Ready() <-chan struct{} { return checker.ready }
 
 // String names the task.
-func (c *Checker) String() string { return "target-checker" }
+func (checker *Checker) String() string { return "target-checker" }
 
 // Overdue implements task.Loop.
-func (c *Checker) Overdue() time.Duration { return c.pulse.Overdue() }
+func (checker *Checker) Overdue() time.Duration { return checker.pulse.Overdue() }
 
 // Changed wakes the caller of [Checker.Evaluate]: a state changed, or a configuration was applied.
 // Wake-ups conflate. An overdue target wakes no caller: only Evaluate detects it.
-func (c *Checker) Changed() <-chan struct{} { return c.changed }
+func (checker *Checker) Changed() <-chan struct{} { return checker.changed }
 
 // Update replaces the targets of the changed streams, and removes streams. A target that remains
 // keeps its state, even with a new interval, timeout, rise or fall. If the check itself changes,
@@ -125,178 +125,179 @@ func (c *Checker) Changed() <-chan struct{} { return c.changed }
 // addresses of families that are not checked are ignored. The first Update is the first
 // configuration of [Evaluation.Synced]. The cost follows the number of targets of the changed
 // streams.
-func (c *Checker) Update(changed []trench.Stream, removed []string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (checker *Checker) Update(changed []trench.Stream, removed []string) {
+	checker.mu.Lock()
+	defer checker.mu.Unlock()
 	now := time.Now()
 	for _, name := range removed {
-		for _, e := range c.streams[name] {
-			c.remove(e)
+		for _, e := range checker.streams[name] {
+			checker.remove(e)
 		}
-		delete(c.streams, name)
+		delete(checker.streams, name)
 	}
 	var fresh []*entry
 	for i := range changed {
-		fresh = append(fresh, c.replace(&changed[i], now)...)
+		fresh = append(fresh, checker.replace(&changed[i], now)...)
 	}
-	for i, e := range fresh {
-		spacing := min(firstSpacing, e.plan.Interval/time.Duration(len(fresh)))
-		e.due = now.Add(time.Duration(i) * spacing)
-		e.alive = e.due
-		heap.Push(&c.schedule, e)
-		c.expect(e)
+	// Spread the first checks, or a large new stream would cause a burst of packets.
+	for i, entry := range fresh {
+		spacing := min(firstSpacing, entry.plan.Interval/time.Duration(len(fresh)))
+		entry.due = now.Add(time.Duration(i) * spacing)
+		entry.alive = entry.due
+		heap.Push(&checker.schedule, entry)
+		checker.expect(entry)
 	}
 	if len(fresh) > 0 {
-		latest.Wake(c.entered)
+		latest.Wake(checker.entered)
 	}
-	c.sync()
-	latest.Wake(c.changed)
-	latest.Wake(c.rescheduled)
+	checker.sync()
+	latest.Wake(checker.changed)
+	latest.Wake(checker.rescheduled)
 }
 
 // replace sets the targets of a stream, and returns new ones, which are not in the schedule yet.
-func (c *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry) {
+func (checker *Checker) replace(s *trench.Stream, now time.Time) (fresh []*entry) {
 	var p *plan
-	old, entries := c.streams[s.Name], make(map[Key]*entry, len(c.streams[s.Name]))
-	c.streams[s.Name] = entries
+	old, entries := checker.streams[s.Name], make(map[Key]*entry, len(checker.streams[s.Name]))
+	checker.streams[s.Name] = entries
 	for _, e := range old {
 		p = e.plan // all targets of a stream share it
 		break
 	}
 	var vips []vip.VIP
-	if s.Check.Via.ToVIP(c.FWMark != nil) {
+	if s.Check.Via.ToVIP(checker.FWMark != nil) {
 		vips = s.VIPs
 	}
 	if p == nil || p.Check != s.Check || !slices.Equal(p.of, vips) {
 		p = newPlan(s.Check, vips...)
 	}
-	for _, t := range s.Targets {
-		for _, a := range t.IPs {
-			k, f := Key{Stream: s.Name, Name: t.Name, Addr: a}, vip.FamilyOf(a)
-			if entries[k] != nil || p.port == 0 || !p.Families.Has(f) {
+	for _, target := range s.Targets {
+		for _, a := range target.IPs {
+			key, family := Key{Stream: s.Name, Name: target.Name, Addr: a}, vip.FamilyOf(a)
+			if entries[key] != nil || p.port == 0 || !p.Families.Has(family) {
 				continue
 			}
-			e := old[k]
-			if e != nil && (e.plan == p || e.plan.subject(f) == p.subject(f)) {
-				delete(old, k)
-				c.retime(e, p, now)
+			e := old[key]
+			if e != nil && (e.plan == p || e.plan.subject(family) == p.subject(family)) {
+				delete(old, key)
+				checker.retime(e, p, now)
 			} else {
-				e = &entry{Health: Health{Key: k, Since: now}, plan: p, slot: slot{index: -1}}
-				c.unjudged++
-				c.dirty[k] = struct{}{}
+				e = &entry{Health: Health{Key: key, Since: now}, plan: p, slot: slot{index: -1}}
+				checker.unjudged++
+				checker.dirty[key] = struct{}{}
 				fresh = append(fresh, e)
 			}
-			entries[k] = e
+			entries[key] = e
 		}
 	}
 	for _, e := range old {
-		c.remove(e)
+		checker.remove(e)
 	}
 	return fresh
 }
 
 // remove ends the checks of a target that is in no stream any more.
-func (c *Checker) remove(e *entry) {
-	e.removed = true
-	if e.index >= 0 {
-		heap.Remove(&c.schedule, e.index)
+func (checker *Checker) remove(entry *entry) {
+	entry.removed = true
+	if entry.index >= 0 {
+		heap.Remove(&checker.schedule, entry.index)
 	}
-	delete(c.waiting, e.Key)
-	if !e.judged {
-		c.unjudged--
+	delete(checker.waiting, entry.Key)
+	if !entry.judged {
+		checker.unjudged--
 	}
-	c.dirty[e.Key] = struct{}{}
+	checker.dirty[entry.Key] = struct{}{}
 }
 
 // retime sets the plan of a target that remains; the timing may have changed.
-func (c *Checker) retime(e *entry, p *plan, now time.Time) {
-	if e.plan == p {
+func (checker *Checker) retime(entry *entry, plan *plan, now time.Time) {
+	if entry.plan == plan {
 		return
 	}
-	e.plan, e.diagnosis = p, diagnosis{}
-	if !e.overdue {
+	entry.plan, entry.diagnosis = plan, diagnosis{}
+	if !entry.overdue {
 		// A shorter interval must not make a target overdue that was checked in time.
-		e.alive = now
+		entry.alive = now
 	}
-	c.expect(e)
-	if e.index >= 0 && e.due.After(now.Add(e.interval())) {
-		e.due = now.Add(rand.N(e.interval()))
-		c.schedule.fix(e.index)
+	checker.expect(entry)
+	if entry.index >= 0 && entry.due.After(now.Add(entry.interval())) {
+		entry.due = now.Add(rand.N(entry.interval()))
+		checker.schedule.fix(entry.index)
 	}
 }
 
-// expect lowers scanAt to the deadline of e if that is earlier.
-func (c *Checker) expect(e *entry) {
-	if at := e.deadline(); c.scanAt.IsZero() || at.Before(c.scanAt) {
-		c.scanAt = at
+// expect lowers scanAt to the deadline of a target if that is earlier.
+func (checker *Checker) expect(e *entry) {
+	if at := e.deadline(); checker.scanAt.IsZero() || at.Before(checker.scanAt) {
+		checker.scanAt = at
 	}
 }
 
 // sync sets synced once all targets of the first configuration have a verdict.
-func (c *Checker) sync() {
-	if !c.synced && c.unjudged == 0 {
-		c.synced = true
-		latest.Wake(c.changed)
+func (checker *Checker) sync() {
+	if !checker.synced && checker.unjudged == 0 {
+		checker.synced = true
+		latest.Wake(checker.changed)
 	}
 }
 
-func (c *Checker) judge(e *entry) {
-	if !e.judged {
-		e.judged = true
-		c.unjudged--
-		c.sync()
+func (checker *Checker) judge(entry *entry) {
+	if !entry.judged {
+		entry.judged = true
+		checker.unjudged--
+		checker.sync()
 	}
 }
 
 // entry returns a target, or nil.
-func (c *Checker) entry(k Key) *entry { return c.streams[k.Stream][k] }
+func (checker *Checker) entry(k Key) *entry { return checker.streams[k.Stream][k] }
 
 // Evaluate returns the changes since the last call, including targets that are overdue at now. One
 // goroutine calls it at each [Checker.Changed] and at each heartbeat. Its cost follows the number
 // of changes; about once a second it visits all targets.
-func (c *Checker) Evaluate(now time.Time) Evaluation {
-	c.mu.Lock()
-	overdue := c.scan(now)
-	result := Evaluation{Synced: c.synced}
-	for k := range c.dirty {
-		was, known := c.reported[k]
-		if e := c.entry(k); e != nil {
-			h := e.health()
-			if is := e.reportedAs(); !known || is != was {
-				c.reported[k] = is
-				result.Changed = append(result.Changed, h)
+func (checker *Checker) Evaluate(now time.Time) Evaluation {
+	checker.mu.Lock()
+	overdue := checker.scan(now)
+	result := Evaluation{Synced: checker.synced}
+	for key := range checker.dirty {
+		was, known := checker.reported[key]
+		if entry := checker.entry(key); entry != nil {
+			health := entry.health()
+			if is := entry.reportedAs(); !known || is != was {
+				checker.reported[key] = is
+				result.Changed = append(result.Changed, health)
 			}
 		} else if known {
-			delete(c.reported, k)
-			result.Removed = append(result.Removed, k)
+			delete(checker.reported, key)
+			result.Removed = append(result.Removed, key)
 		}
 	}
-	clear(c.dirty)
-	c.mu.Unlock()
+	clear(checker.dirty)
+	checker.mu.Unlock()
 	if len(overdue) > 0 {
-		c.Log.Warn("checks are overdue", "targets", len(overdue), "first", overdue[0].Name, "stream", overdue[0].Stream)
+		checker.Log.Warn("checks are overdue", "targets", len(overdue), "first", overdue[0].Name, "stream", overdue[0].Stream)
 	}
 	return result
 }
 
 // scan finds the targets that became overdue. Checks only move deadlines into the future, so no
 // target becomes overdue before scanAt.
-func (c *Checker) scan(now time.Time) (found []Key) {
-	if c.scanAt.IsZero() || now.Before(c.scanAt) {
+func (checker *Checker) scan(now time.Time) (found []Key) {
+	if checker.scanAt.IsZero() || now.Before(checker.scanAt) {
 		return nil
 	}
-	c.scanAt = time.Time{}
-	for _, entries := range c.streams {
-		for _, e := range entries {
+	checker.scanAt = time.Time{}
+	for _, entries := range checker.streams {
+		for _, entry := range entries {
 			switch {
-			case e.overdue:
-			case now.After(e.deadline()):
-				e.overdue, e.Since = true, now
-				c.judge(e)
-				c.dirty[e.Key] = struct{}{}
-				found = append(found, e.Key)
+			case entry.overdue:
+			case now.After(entry.deadline()):
+				entry.overdue, entry.Since = true, now
+				checker.judge(entry)
+				checker.dirty[entry.Key] = struct{}{}
+				found = append(found, entry.Key)
 			default:
-				c.expect(e)
+				checker.expect(entry)
 			}
 		}
 	}
@@ -304,92 +305,92 @@ func (c *Checker) scan(now time.Time) (found []Key) {
 }
 
 // List returns the state of all targets as of the last Evaluate, sorted.
-func (c *Checker) List() []Health {
-	c.mu.Lock()
+func (checker *Checker) List() []Health {
+	checker.mu.Lock()
 	var list []Health
-	for _, entries := range c.streams {
+	for _, entries := range checker.streams {
 		for _, e := range entries {
 			list = append(list, e.health())
 		}
 	}
-	c.mu.Unlock()
+	checker.mu.Unlock()
 	slices.SortFunc(list, func(a, b Health) int { return a.Compare(b.Key) })
 	return list
 }
 
 // finish applies the outcome of a check and schedules the next.
-func (c *Checker) finish(p probe, o outcome, now time.Time) {
-	before, after, complain := c.apply(p, o, now)
+func (checker *Checker) finish(p probe, outcome outcome, now time.Time) {
+	before, after, complain := checker.apply(p, outcome, now)
 	if complain {
-		c.Log.Error("checks cannot run, the targets become overdue if this lasts", "error", o.reason)
+		checker.Log.Error("checks cannot run, the targets become overdue if this lasts", "error", outcome.reason)
 	}
 	if before.State != after.State {
 		level := slog.LevelInfo
 		if before.State == Starting && after.State == Ready {
 			level = slog.LevelDebug // normal at each start, for thousands of targets
 		}
-		c.Log.Log(context.Background(), level, "target changed", "stream", after.Stream, "target", after.Name,
+		checker.Log.Log(context.Background(), level, "target changed", "stream", after.Stream, "target", after.Name,
 			"address", after.Addr, "from", before.State.String(), "to", after.State.String(), "error", after.LastError)
 	}
 }
 
-func (c *Checker) apply(p probe, o outcome, now time.Time) (before, after Health, complain bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.running == c.maxConcurrent {
-		latest.Wake(c.rescheduled) // the loop waits for this place
+func (checker *Checker) apply(probe probe, outcome outcome, now time.Time) (before, after Health, complain bool) {
+	checker.mu.Lock()
+	defer checker.mu.Unlock()
+	if checker.running == checker.maxConcurrent {
+		latest.Wake(checker.rescheduled) // the loop waits for this place
 	}
-	c.running--
-	e := p.entry
-	if e.removed || o.verdict == cancelled {
+	checker.running--
+	entry := probe.entry
+	if entry.removed || outcome.verdict == cancelled {
 		return before, before, false
 	}
-	before = e.health()
-	first := !e.judged
-	delete(c.waiting, e.Key)
-	if p.vip {
-		o = c.examine(p, o, now)
+	before = entry.health()
+	first := !entry.judged
+	delete(checker.waiting, entry.Key)
+	if probe.vip {
+		outcome = checker.examine(probe, outcome, now)
 	}
-	e.LastError, e.Deferred = o.reason, o.verdict == deferred
-	switch o.verdict {
+	entry.LastError, entry.Deferred = outcome.reason, outcome.verdict == deferred
+	switch outcome.verdict {
 	case notRun:
-		if complain = now.Sub(c.complained) >= complainEvery; complain {
-			c.complained = now
+		if complain = now.Sub(checker.complained) >= complainEvery; complain {
+			checker.complained = now
 		}
 	case deferred, unrouted:
 		// No verdict, but the check was attempted in time: the target is not overdue.
-		e.alive = now
-		c.expect(e)
+		entry.alive = now
+		checker.expect(entry)
 	default:
-		e.count(o.verdict == succeeded)
-		e.LastCheck, e.alive, e.overdue = now, now, false
-		c.expect(e)
-		if e.State != Starting {
-			c.judge(e)
+		entry.count(outcome.verdict == succeeded)
+		entry.LastCheck, entry.alive, entry.overdue = now, now, false
+		checker.expect(entry)
+		if entry.State != Starting {
+			checker.judge(entry)
 		}
 	}
-	after = e.health()
+	after = entry.health()
 	if after.State != before.State {
-		e.Since = now
+		entry.Since = now
 	}
 	if after.State != before.State || after.Deferred != before.Deferred {
-		c.dirty[e.Key] = struct{}{}
-		latest.Wake(c.changed)
+		checker.dirty[entry.Key] = struct{}{}
+		latest.Wake(checker.changed)
 	}
-	others := len(c.schedule) + c.running
-	e.due = e.next(p.began, now, c.epoch, first, others < fewTargets)
+	others := len(checker.schedule) + checker.running
+	entry.due = entry.next(probe.began, now, checker.epoch, first, others < fewTargets)
 	switch {
-	case o.verdict == deferred:
-		e.due = now.Add(min(failedRecheck, e.interval()))
-	case o.verdict == unrouted && p.routings != c.routings:
-		e.due = now // a fwmark may have been added since
-	case o.verdict == unrouted:
-		e.due = now.Add(e.interval())
-		c.waiting[e.Key] = e
+	case outcome.verdict == deferred:
+		entry.due = now.Add(min(failedRecheck, entry.interval()))
+	case outcome.verdict == unrouted && probe.routings != checker.routings:
+		entry.due = now // a fwmark may have been added since
+	case outcome.verdict == unrouted:
+		entry.due = now.Add(entry.interval())
+		checker.waiting[entry.Key] = entry
 	}
-	heap.Push(&c.schedule, e)
-	if e.index == 0 {
-		latest.Wake(c.rescheduled)
+	heap.Push(&checker.schedule, entry)
+	if entry.index == 0 {
+		latest.Wake(checker.rescheduled)
 	}
 	return before, after, complain
 }

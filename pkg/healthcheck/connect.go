@@ -94,103 +94,103 @@ func newConnector() (_ *connector, err error) {
 }
 
 // wait fills arrived when there are answers, until the file is closed.
-func (k *connector) wait() {
-	defer close(k.done)
-	raw, err := k.file.SyscallConn()
+func (connector *connector) wait() {
+	defer close(connector.done)
+	raw, err := connector.file.SyscallConn()
 	for err == nil {
 		err = raw.Read(func(fd uintptr) bool {
 			var e [1]unix.EpollEvent
 			n, err := unix.EpollWait(int(fd), e[:], 0)
 			return n > 0 || err != nil && err != unix.EINTR
 		})
-		latest.Wake(k.arrived)
+		latest.Wake(connector.arrived)
 	}
 }
 
 // answers returns a channel that is filled once when there are answers to collect. It may be filled
 // without any.
-func (k *connector) answers() (<-chan struct{}, error) {
-	if len(k.busy) == 0 {
+func (connector *connector) answers() (<-chan struct{}, error) {
+	if len(connector.busy) == 0 {
 		return nil, nil
 	}
 	armed := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT}
-	err := unix.EpollCtl(k.watch, unix.EPOLL_CTL_MOD, k.epoll, &armed)
-	return k.arrived, os.NewSyscallError("epoll_ctl", err)
+	err := unix.EpollCtl(connector.watch, unix.EPOLL_CTL_MOD, connector.epoll, &armed)
+	return connector.arrived, os.NewSyscallError("epoll_ctl", err)
 }
 
 // start begins the connection of a probe. If ended is true, o is the outcome, and collect will not
 // report it.
-func (k *connector) start(p probe) (o outcome, ended bool) {
-	s, err := k.socket(p)
+func (connector *connector) start(probe probe) (o outcome, ended bool) {
+	socket, err := connector.socket(probe)
 	if err != nil {
-		return p.plan.failure(err), true
+		return probe.plan.failure(err), true
 	}
-	if s.fwmark != p.fwmark {
-		if err := setFWMark(s.fd, p.fwmark); err != nil {
-			k.close(s)
-			return p.plan.failure(err), true
+	if socket.fwmark != probe.fwmark {
+		if err := setFWMark(socket.fd, probe.fwmark); err != nil {
+			connector.close(socket)
+			return probe.plan.failure(err), true
 		}
-		s.fwmark = p.fwmark
+		socket.fwmark = probe.fwmark
 	}
-	switch err := s.connect(p.to.Unmap(), p.plan.port); err {
+	switch err := socket.connect(probe.to.Unmap(), probe.plan.port); err {
 	case 0:
-		k.release(s)
+		connector.release(socket)
 		return outcome{verdict: succeeded}, true
 	case unix.EINPROGRESS, unix.EINTR:
-		s.probe, s.due = p, p.began.Add(p.plan.Timeout)
-		heap.Push(&k.busy, s)
+		socket.probe, socket.due = probe, probe.began.Add(probe.plan.Timeout)
+		heap.Push(&connector.busy, socket)
 		return outcome{}, false
 	default:
-		k.close(s)
-		return p.plan.failure(os.NewSyscallError("connect", err)), true
+		connector.close(socket)
+		return probe.plan.failure(os.NewSyscallError("connect", err)), true
 	}
 }
 
 // collect reports the outcomes that are known at now, and returns their number.
-func (k *connector) collect(now time.Time, report func(probe, outcome)) (reported int) {
-	end := func(s *socket, o outcome) {
-		p := s.probe
-		s.probe = probe{}
-		heap.Remove(&k.busy, s.index)
-		if o.verdict == succeeded {
-			k.release(s)
+func (connector *connector) collect(now time.Time, report func(probe, outcome)) (reported int) {
+	end := func(socket *socket, outcome outcome) {
+		p := socket.probe
+		socket.probe = probe{}
+		heap.Remove(&connector.busy, socket.index)
+		if outcome.verdict == succeeded {
+			connector.release(socket)
 		} else {
-			k.close(s)
+			connector.close(socket)
 		}
 		reported++
-		report(p, o)
+		report(p, outcome)
 	}
 	for {
-		n, err := unix.EpollWait(k.epoll, k.fetched[:], 0)
+		n, err := unix.EpollWait(connector.epoll, connector.fetched[:], 0)
 		if err != nil || n == 0 {
 			break // after EINTR pending events remain for the next time
 		}
-		for _, e := range k.fetched[:n] {
+		for _, e := range connector.fetched[:n] {
 			// Idle sockets report their resets.
-			if s := k.sockets[e.Fd]; s != nil && s.index >= 0 {
-				if o, ended := s.judge(e.Events); ended {
-					end(s, o)
+			if socket := connector.sockets[e.Fd]; socket != nil && socket.index >= 0 {
+				if o, ended := socket.judge(e.Events); ended {
+					end(socket, o)
 				}
 			}
 		}
 	}
-	for len(k.busy) > 0 && !k.busy[0].due.After(now) {
-		end(k.busy[0].item, k.busy[0].item.probe.plan.failure(context.DeadlineExceeded))
+	for len(connector.busy) > 0 && !connector.busy[0].due.After(now) {
+		end(connector.busy[0].item, connector.busy[0].item.probe.plan.failure(context.DeadlineExceeded))
 	}
-	for len(k.idle) > 0 && now.Sub(k.idle[0].since) > idleTime {
-		k.evict()
+	for len(connector.idle) > 0 && now.Sub(connector.idle[0].since) > idleTime {
+		connector.evict()
 	}
 	return reported
 }
 
 // judge returns the outcome of a connection for its epoll events.
-func (s *socket) judge(events uint32) (o outcome, ended bool) {
+func (socket *socket) judge(events uint32) (o outcome, ended bool) {
 	if events&(unix.EPOLLERR|unix.EPOLLHUP) == 0 {
 		return outcome{verdict: succeeded}, events&unix.EPOLLOUT != 0
 	}
-	value, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	value, err := unix.GetsockoptInt(socket.fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {
-		return s.probe.plan.failure(os.NewSyscallError("getsockopt", err)), true
+		return socket.probe.plan.failure(os.NewSyscallError("getsockopt", err)), true
 	}
 	switch errno := unix.Errno(value); errno {
 	case unix.ECONNRESET, unix.EPIPE:
@@ -198,31 +198,31 @@ func (s *socket) judge(events uint32) (o outcome, ended bool) {
 		// connection and reset it before its event was read.
 		return outcome{verdict: succeeded}, true
 	case 0:
-		_, err := unix.Getpeername(s.fd)
+		_, err := unix.Getpeername(socket.fd)
 		return outcome{verdict: succeeded}, err == nil
 	default:
-		return s.probe.plan.failure(os.NewSyscallError("connect", errno)), true
+		return socket.probe.plan.failure(os.NewSyscallError("connect", errno)), true
 	}
 }
 
 // socket returns an idle socket that fits, or a new one.
-func (k *connector) socket(p probe) (*socket, error) {
+func (connector *connector) socket(p probe) (*socket, error) {
 	o := origin{vip.FamilyOf(p.to), p.source, p.vip}
-	for i, s := range slices.Backward(k.idle) {
-		if s.origin == o {
-			k.idle = slices.Delete(k.idle, i, i+1)
-			return s, nil
+	for i, socket := range slices.Backward(connector.idle) {
+		if socket.origin == o {
+			connector.idle = slices.Delete(connector.idle, i, i+1)
+			return socket, nil
 		}
 	}
-	s, err := k.open(o)
-	if len(k.idle) > 0 && (errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)) {
-		k.evict()
-		return k.open(o)
+	socket, err := connector.open(o)
+	if len(connector.idle) > 0 && (errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)) {
+		connector.evict()
+		return connector.open(o)
 	}
-	return s, err
+	return socket, err
 }
 
-func (k *connector) open(o origin) (_ *socket, err error) {
+func (connector *connector) open(o origin) (_ *socket, err error) {
 	domain := unix.AF_INET
 	if o.family != vip.IPv4 {
 		domain = unix.AF_INET6
@@ -255,30 +255,30 @@ func (k *connector) open(o origin) (_ *socket, err error) {
 		}
 	}
 	e := unix.EpollEvent{Events: unix.EPOLLOUT | unix.EPOLLET, Fd: int32(fd)}
-	if err := unix.EpollCtl(k.epoll, unix.EPOLL_CTL_ADD, fd, &e); err != nil {
+	if err := unix.EpollCtl(connector.epoll, unix.EPOLL_CTL_ADD, fd, &e); err != nil {
 		return nil, os.NewSyscallError("epoll_ctl", err)
 	}
 	s := &socket{origin: o, slot: slot{index: -1}, fd: fd}
-	k.sockets[int32(fd)] = s
+	connector.sockets[int32(fd)] = s
 	return s, nil
 }
 
 // sockaddr returns an address without a port.
-func sockaddr(f vip.Family, a netip.Addr) unix.Sockaddr {
+func sockaddr(f vip.Family, address netip.Addr) unix.Sockaddr {
 	if f == vip.IPv4 {
-		return &unix.SockaddrInet4{Addr: a.As4()}
+		return &unix.SockaddrInet4{Addr: address.As4()}
 	}
-	return &unix.SockaddrInet6{Addr: a.As16()}
+	return &unix.SockaddrInet6{Addr: address.As16()}
 }
 
 // connect begins a connection. It never blocks, but to a nearby target it takes as long as the
 // handshake. It is a raw system call: after 20 µs in a normal one the runtime hands the processor
 // to a second thread, which doubled the thread switches.
-func (s *socket) connect(a netip.Addr, port uint16) unix.Errno {
+func (socket *socket) connect(a netip.Addr, port uint16) unix.Errno {
 	var address [unix.SizeofSockaddrInet6]byte // struct sockaddr_in or sockaddr_in6
 	size := unix.SizeofSockaddrInet4
 	binary.BigEndian.PutUint16(address[2:], port)
-	if s.family == vip.IPv4 {
+	if socket.family == vip.IPv4 {
 		binary.NativeEndian.PutUint16(address[:], unix.AF_INET)
 		ip := a.As4()
 		copy(address[4:], ip[:])
@@ -288,50 +288,50 @@ func (s *socket) connect(a netip.Addr, port uint16) unix.Errno {
 		copy(address[8:], ip[:])
 		size = unix.SizeofSockaddrInet6
 	}
-	_, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(s.fd), uintptr(unsafe.Pointer(&address)), uintptr(size))
+	_, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(socket.fd), uintptr(unsafe.Pointer(&address)), uintptr(size))
 	return errno
 }
 
 // release resets a connection and keeps its socket. Like connect it is a raw system call.
-func (k *connector) release(s *socket) {
+func (connector *connector) release(socket *socket) {
 	var unspec unix.RawSockaddrAny // of AF_UNSPEC, which is 0; x/sys/unix has no such Sockaddr
 	const call, size = unix.SYS_CONNECT, unix.SizeofSockaddrInet4
-	if _, _, errno := unix.RawSyscall(call, uintptr(s.fd), uintptr(unsafe.Pointer(&unspec)), size); errno != 0 {
-		k.close(s) // which resets as well
+	if _, _, errno := unix.RawSyscall(call, uintptr(socket.fd), uintptr(unsafe.Pointer(&unspec)), size); errno != 0 {
+		connector.close(socket) // which resets as well
 		return
 	}
-	if len(k.idle) == maxIdle {
-		k.evict()
+	if len(connector.idle) == maxIdle {
+		connector.evict()
 	}
-	s.since = time.Now()
-	k.idle = append(k.idle, s)
+	socket.since = time.Now()
+	connector.idle = append(connector.idle, socket)
 }
 
 // evict closes the socket that has been idle for longest.
-func (k *connector) evict() {
-	k.close(k.idle[0])
-	k.idle = slices.Delete(k.idle, 0, 1)
+func (connector *connector) evict() {
+	connector.close(connector.idle[0])
+	connector.idle = slices.Delete(connector.idle, 0, 1)
 }
 
 // close closes a socket, which removes it from the epoll set. The descriptor is closed even if
 // close returns an error.
-func (k *connector) close(s *socket) {
-	delete(k.sockets, int32(s.fd))
-	_ = unix.Close(s.fd)
+func (connector *connector) close(socket *socket) {
+	delete(connector.sockets, int32(socket.fd))
+	_ = unix.Close(socket.fd)
 }
 
 // stop closes all descriptors and returns the probes without an outcome.
-func (k *connector) stop() (open []probe, err error) {
-	for _, s := range k.busy {
+func (connector *connector) stop() (open []probe, err error) {
+	for _, s := range connector.busy {
 		open = append(open, s.item.probe)
 	}
-	for _, s := range k.sockets {
-		k.close(s)
+	for _, s := range connector.sockets {
+		connector.close(s)
 	}
-	k.busy, k.idle = nil, nil
-	if err = errors.Join(k.file.Close(), unix.Close(k.epoll)); err != nil {
+	connector.busy, connector.idle = nil, nil
+	if err = errors.Join(connector.file.Close(), unix.Close(connector.epoll)); err != nil {
 		err = fmt.Errorf("failed to close epoll descriptors: %w", err)
 	}
-	<-k.done
+	<-connector.done
 	return open, err
 }

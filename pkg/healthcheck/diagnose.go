@@ -41,55 +41,57 @@ type diagnosis struct {
 // examine applies the outcome of a check through a VIP: it selects the next VIP, and starts the
 // diagnosis of a failure without an answer. A VIP is checked until it passes, so a target that
 // lacks one VIP becomes not ready.
-func (c *Checker) examine(p probe, o outcome, now time.Time) outcome {
-	e := p.entry
+func (checker *Checker) examine(probe probe, outcome outcome, now time.Time) outcome {
+	entry := probe.entry
 	switch {
-	case o.verdict == succeeded:
-		e.vip++
-		e.diagnosis = diagnosis{}
-		return o
-	case o.verdict != failed || p.fwmark == 0:
-		return o
-	case c.LocalVIP != nil && c.LocalVIP(p.to) != "":
-		e.diagnosis = diagnosis{}
-		o.reason = c.LocalVIP(p.to)
-		return o
-	case o.refused:
-		e.diagnosis = diagnosis{}
-		o.reason = fmt.Sprintf("%s: the application does not listen on %s", o.reason, p.to)
-		return o
-	case !o.silent:
-		e.diagnosis = diagnosis{}
-		o.reason = fmt.Sprintf("%s %s", p.to, o.reason)
-		return o
+	case outcome.verdict == succeeded:
+		entry.vip++
+		entry.diagnosis = diagnosis{}
+		return outcome
+	case outcome.verdict != failed || probe.fwmark == 0:
+		return outcome
+	case checker.LocalVIP != nil && checker.LocalVIP(probe.to) != "":
+		entry.diagnosis = diagnosis{}
+		outcome.reason = checker.LocalVIP(probe.to)
+		return outcome
+	// A refusal needs no diagnosis: the packets reached the target and returned.
+	case outcome.refused:
+		entry.diagnosis = diagnosis{}
+		outcome.reason = fmt.Sprintf("%s: the application does not listen on %s", outcome.reason, probe.to)
+		return outcome
+	case !outcome.silent:
+		entry.diagnosis = diagnosis{}
+		outcome.reason = fmt.Sprintf("%s %s", probe.to, outcome.reason)
+		return outcome
 	}
-	o.reason = fmt.Sprintf("%s %s", p.to, o.reason)
-	d := &e.diagnosis
-	if !d.running && now.Sub(d.at) >= diagnoseEvery {
+	outcome.reason = fmt.Sprintf("%s %s", probe.to, outcome.reason)
+	diagnosis := &entry.diagnosis
+	if !diagnosis.running && now.Sub(diagnosis.at) >= diagnoseEvery {
+		// Never wait for a worker: the caller holds the mutex of the checker.
 		select {
-		case c.diagnoses <- p:
-			d.running = true
+		case checker.diagnoses <- probe:
+			diagnosis.running = true
 		default:
 		}
 	}
-	if d.text != "" {
-		o.reason = d.text
+	if diagnosis.text != "" {
+		outcome.reason = diagnosis.text
 	}
-	return o
+	return outcome
 }
 
 // diagnose diagnoses failures until ctx ends.
-func (c *Checker) diagnose(ctx context.Context) {
+func (checker *Checker) diagnose(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case p := <-c.diagnoses:
-			text := p.diagnose(ctx)
+		case probe := <-checker.diagnoses:
+			text := probe.diagnose(ctx)
 			if ctx.Err() != nil {
 				return
 			}
-			c.diagnosed(p, diagnosis{text: text, at: time.Now()})
+			checker.diagnosed(probe, diagnosis{text: text, at: time.Now()})
 		}
 		select {
 		case <-ctx.Done():
@@ -99,17 +101,17 @@ func (c *Checker) diagnose(ctx context.Context) {
 }
 
 // diagnosed applies a diagnosis unless the target has passed a check since it started.
-func (c *Checker) diagnosed(p probe, d diagnosis) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e := p.entry
-	if c.entry(e.Key) != e || !e.diagnosis.running {
+func (checker *Checker) diagnosed(probe probe, d diagnosis) {
+	checker.mu.Lock()
+	defer checker.mu.Unlock()
+	entry := probe.entry
+	if checker.entry(entry.Key) != entry || !entry.diagnosis.running {
 		return
 	}
-	e.diagnosis = d
-	e.LastError = d.text
-	c.dirty[e.Key] = struct{}{}
-	latest.Wake(c.changed)
+	entry.diagnosis = d
+	entry.LastError = d.text
+	checker.dirty[entry.Key] = struct{}{}
+	latest.Wake(checker.changed)
 }
 
 // diagnose finds the failing part of the path to a VIP: the target, the VIP on it, or the path of
@@ -130,10 +132,10 @@ func (p probe) diagnose(ctx context.Context) string {
 }
 
 // answers reports whether a connection is accepted, or refused.
-func (p probe) answers(ctx context.Context, t path) bool {
+func (p probe) answers(ctx context.Context, path path) bool {
 	ctx, cancel := context.WithTimeout(ctx, p.plan.Timeout)
 	defer cancel()
-	conn, err := connect(ctx, t, p.plan.port)
+	conn, err := connect(ctx, path, p.plan.port)
 	if err != nil {
 		return errors.Is(err, syscall.ECONNREFUSED)
 	}
@@ -152,9 +154,9 @@ func connect(ctx context.Context, t path, port uint16) (net.Conn, error) {
 
 // localAddr returns the source address that the kernel selects for packets to an address; the zero
 // Addr if it has none.
-func localAddr(ctx context.Context, to netip.Addr) netip.Addr {
+func localAddr(ctx context.Context, address netip.Addr) netip.Addr {
 	var d net.Dialer
-	conn, err := d.DialContext(ctx, "udp", netip.AddrPortFrom(to, sidecarPort).String()) // sends nothing
+	conn, err := d.DialContext(ctx, "udp", netip.AddrPortFrom(address, sidecarPort).String()) // sends nothing
 	if err != nil {
 		return netip.Addr{}
 	}

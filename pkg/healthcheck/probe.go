@@ -57,12 +57,14 @@ func newPlan(check trench.Check, vips ...vip.VIP) *plan {
 
 // subject returns the check of a family without timing, rise and fall. If it changes, the state of
 // a target is obsolete.
-func (p *plan) subject(f vip.Family) trench.Check {
+func (plan *plan) subject(family vip.Family) trench.Check {
 	via := trench.ViaAddress
-	if len(p.vips[f]) > 0 {
+	if len(plan.vips[family]) > 0 {
 		via = trench.ViaVIP
 	}
-	return trench.Check{TCP: p.TCP, HTTP: p.HTTP, GRPC: p.GRPC, Via: via, Sources: [2]netip.Addr{p.Source(f)}}
+	return trench.Check{
+		TCP: plan.TCP, HTTP: plan.HTTP, GRPC: plan.GRPC, Via: via, Sources: [2]netip.Addr{plan.Source(family)},
+	}
 }
 
 // dialFunc opens a connection.
@@ -116,17 +118,17 @@ func (t path) dial(ctx context.Context, network, address string) (net.Conn, erro
 
 // probe performs one check of the target whose own address is at, over a connection to address to.
 // It returns at the latest when ctx ends, at the timeout of the check.
-func (p *plan) probe(ctx context.Context, dial dialFunc, at, to netip.Addr) outcome {
+func (plan *plan) probe(ctx context.Context, dial dialFunc, at, to netip.Addr) outcome {
 	var config *tls.Config
-	if p.tls.On {
+	if plan.tls.On {
 		var err error
-		if config, err = p.tls.of(ctx, at); err != nil {
+		if config, err = plan.tls.of(ctx, at); err != nil {
 			return unavailable(err)
 		}
 	}
-	conn, err := dial(ctx, "tcp", netip.AddrPortFrom(to, p.port).String())
+	conn, err := dial(ctx, "tcp", netip.AddrPortFrom(to, plan.port).String())
 	if err != nil {
-		return p.failure(err)
+		return plan.failure(err)
 	}
 	defer conn.Close()
 	if tcp, ok := conn.(*net.TCPConn); ok {
@@ -137,14 +139,14 @@ func (p *plan) probe(ctx context.Context, dial dialFunc, at, to netip.Addr) outc
 	if config != nil {
 		secure := tls.Client(conn, config)
 		if err := secure.HandshakeContext(ctx); err != nil {
-			return p.handshakeFailure(config.ServerName, err)
+			return plan.handshakeFailure(config.ServerName, err)
 		}
 		conn = secure
 	}
-	if p.exchange == nil {
+	if plan.exchange == nil {
 		return outcome{verdict: succeeded}
 	}
-	return p.exchange(ctx, conn, at)
+	return plan.exchange(ctx, conn, at)
 }
 
 // probe is one check of a target, with the state of the target when the check began.
@@ -160,7 +162,7 @@ type probe struct {
 	routings uint64
 }
 
-// run performs the check in the calling goroutine. With a nil dial it uses the path of p.
+// run performs the check in the calling goroutine. With a nil dial it uses the path of the probe.
 func (p probe) run(ctx context.Context, dial dialFunc) outcome {
 	limited, cancel := context.WithTimeout(ctx, p.plan.Timeout)
 	defer cancel()
@@ -200,19 +202,22 @@ func unavailable(err error) outcome {
 
 // failure is the outcome of a check that ended with an error of a system call, a connection or a
 // context.
-func (p *plan) failure(err error) outcome {
+func (plan *plan) failure(err error) outcome {
 	var errno syscall.Errno
 	var call *os.SyscallError
 	switch {
 	case timedOut(err):
-		return outcome{verdict: failed, silent: true, reason: fmt.Sprintf("port %d: no answer in %s", p.port, p.Timeout)}
+		return outcome{
+			verdict: failed, silent: true,
+			reason: fmt.Sprintf("port %d: no answer in %s", plan.port, plan.Timeout),
+		}
 	case errors.As(err, &call) && call.Syscall == "bind":
 		// The configured source address is missing on this machine; the target may be healthy.
 		return unavailable(fmt.Errorf("source address: %w", call.Err))
 	case call != nil && call.Syscall == setMark:
 		return unavailable(call)
 	case !errors.As(err, &errno):
-		return p.wrong("%v", err)
+		return plan.wrong("%v", err)
 	}
 	silent := false
 	switch errno {
@@ -222,29 +227,29 @@ func (p *plan) failure(err error) outcome {
 		silent = true // no neighbor entry, route, link or source address
 	}
 	return outcome{
-		verdict: failed, silent: silent, reason: fmt.Sprintf("port %d: %v", p.port, errno),
+		verdict: failed, silent: silent, reason: fmt.Sprintf("port %d: %v", plan.port, errno),
 		refused: errno == syscall.ECONNREFUSED,
 	}
 }
 
 // broken returns the outcome of a check whose connection ended before the expected data; missing
 // names it. prefix introduces errors that do not come from the connection.
-func (p *plan) broken(missing, prefix string, err error) outcome {
+func (plan *plan) broken(missing, prefix string, err error) outcome {
 	var errno syscall.Errno
 	switch {
 	case timedOut(err):
-		return p.wrong("connected, but %s in %s", missing, p.Timeout)
+		return plan.wrong("connected, but %s in %s", missing, plan.Timeout)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return p.wrong("closed the connection: %s", missing)
+		return plan.wrong("closed the connection: %s", missing)
 	case errors.As(err, &errno):
-		return p.failure(err)
+		return plan.failure(err)
 	}
-	return p.wrong("%s%s", prefix, remark(err.Error()))
+	return plan.wrong("%s%s", prefix, remark(err.Error()))
 }
 
 // wrong is the outcome of a check that failed although the target answered: the network works.
-func (p *plan) wrong(format string, args ...any) outcome {
-	return outcome{verdict: failed, reason: fmt.Sprintf("port %d: ", p.port) + fmt.Sprintf(format, args...)}
+func (plan *plan) wrong(format string, args ...any) outcome {
+	return outcome{verdict: failed, reason: fmt.Sprintf("port %d: ", plan.port) + fmt.Sprintf(format, args...)}
 }
 
 func timedOut(err error) bool {

@@ -25,38 +25,39 @@ const (
 )
 
 // exchangeGRPC calls the gRPC health service.
-func (p *plan) exchangeGRPC(ctx context.Context, conn net.Conn, at netip.Addr) outcome {
+func (plan *plan) exchangeGRPC(ctx context.Context, conn net.Conn, address netip.Addr) outcome {
 	if secure, ok := conn.(*tls.Conn); ok && secure.ConnectionState().NegotiatedProtocol != "h2" {
-		return p.wrong("the TLS server does not speak HTTP/2, which gRPC needs (ALPN h2)")
+		return plan.wrong("the TLS server does not speak HTTP/2, which gRPC needs (ALPN h2)")
 	}
-	answer, s, answered := askHealth(ctx, conn, netip.AddrPortFrom(at, p.port), p.GRPC.Service, p.GRPC.TLS.ServerName)
+	answer, s, answered := askHealth(ctx, conn, netip.AddrPortFrom(address, plan.port), plan.GRPC.Service,
+		plan.GRPC.TLS.ServerName)
 	service := "the server"
-	if p.GRPC.Service != "" {
-		service = "service " + p.GRPC.Service
+	if plan.GRPC.Service != "" {
+		service = "service " + plan.GRPC.Service
 	}
 	switch s.Code() {
 	case codes.OK:
 		if answer != healthv1.HealthCheckResponse_SERVING {
-			return p.wrong("%s is %s", service, answer)
+			return plan.wrong("%s is %s", service, answer)
 		}
 		return outcome{verdict: succeeded}
 	case codes.DeadlineExceeded, codes.Canceled:
-		return p.wrong("connected, but no answer in %s", p.Timeout)
+		return plan.wrong("connected, but no answer in %s", plan.Timeout)
 	case codes.NotFound:
-		return p.wrong("%s is not known there", service)
+		return plan.wrong("%s is not known there", service)
 	case codes.Unimplemented:
-		return p.wrong("no grpc.health.v1 here")
+		return plan.wrong("no grpc.health.v1 here")
 	case codes.Unavailable:
 		if !answered {
-			return p.wrong("closed the connection: no answer")
+			return plan.wrong("closed the connection: no answer")
 		}
 		// grpc-go returns this message if the peer does not begin with an HTTP/2 preface.
 		if why, found := strings.CutPrefix(s.Message(), "connection error: desc = "); found {
 			why = strings.TrimPrefix(strings.Trim(why, `"`), "error reading server preface: ")
-			return p.wrong("no gRPC here: %s", remark(why))
+			return plan.wrong("no gRPC here: %s", remark(why))
 		}
 	}
-	return p.wrong("%s: %s", s.Code(), remark(s.Message()))
+	return plan.wrong("%s: %s", s.Code(), remark(s.Message()))
 }
 
 // askHealth queries the health of a service, "" for the server, over a connection. answered reports

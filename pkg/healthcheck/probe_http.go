@@ -24,18 +24,18 @@ const (
 
 // exchangeHTTP sends an HTTP/1.1 request without the client of package net/http, which is designed
 // for persistent connections and runs two goroutines for each.
-func (p *plan) exchangeHTTP(ctx context.Context, conn net.Conn, at netip.Addr) outcome {
+func (plan *plan) exchangeHTTP(ctx context.Context, conn net.Conn, address netip.Addr) outcome {
 	// SetDeadline fails only on a closed connection.
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
-	host := p.HTTP.Host
+	host := plan.HTTP.Host
 	if host == "" {
-		host = netip.AddrPortFrom(at, p.port).String()
+		host = netip.AddrPortFrom(address, plan.port).String()
 	}
 	// The trench file bounds path and host to visible ASCII.
-	request := "GET " + p.HTTP.Path + " HTTP/1.1\r\nHost: " + host + "\r\nUser-Agent: " + userAgent +
+	request := "GET " + plan.HTTP.Path + " HTTP/1.1\r\nHost: " + host + "\r\nUser-Agent: " + userAgent +
 		"\r\nAccept: */*\r\nConnection: close\r\n\r\n"
 	if _, err := io.WriteString(conn, request); err != nil {
-		return p.brokenHTTP("no answer", err)
+		return plan.brokenHTTP("no answer", err)
 	}
 	limited := &io.LimitedReader{R: conn, N: maxHead}
 	reader := bufio.NewReader(limited)
@@ -44,9 +44,9 @@ func (p *plan) exchangeHTTP(ctx context.Context, conn net.Conn, at netip.Addr) o
 		var err error
 		if r, err = http.ReadResponse(reader, nil); err != nil {
 			if limited.N == 0 {
-				return p.wrong("the head of the answer is larger than %d KiB", maxHead>>10)
+				return plan.wrong("the head of the answer is larger than %d KiB", maxHead>>10)
 			}
-			return p.brokenHTTP("no answer", err)
+			return plan.brokenHTTP("no answer", err)
 		}
 		// Informational answers precede the final one (RFC 9110 section 15.2). 101 is final, and
 		// was not asked for.
@@ -54,28 +54,28 @@ func (p *plan) exchangeHTTP(ctx context.Context, conn net.Conn, at netip.Addr) o
 			break
 		}
 	}
-	if !p.HTTP.Wants(r.StatusCode) {
-		return p.wrong("status %d, wanted %s", r.StatusCode, p.HTTP.Status)
+	if !plan.HTTP.Wants(r.StatusCode) {
+		return plan.wrong("status %d, wanted %s", r.StatusCode, plan.HTTP.Status)
 	}
-	if p.HTTP.Body == "" {
+	if plan.HTTP.Body == "" {
 		return outcome{verdict: succeeded}
 	}
 	limited.N = maxChunked
 	// The body is not closed, since Close would read it to its end: the connection is reset.
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
 	if err != nil {
-		return p.brokenHTTP("no end of the body", err)
+		return plan.brokenHTTP("no end of the body", err)
 	}
-	if !p.body.Match(body) {
-		return p.wrong("the body does not match")
+	if !plan.body.Match(body) {
+		return plan.wrong("the body does not match")
 	}
 	return outcome{verdict: succeeded}
 }
 
-func (p *plan) brokenHTTP(missing string, err error) outcome {
+func (plan *plan) brokenHTTP(missing string, err error) outcome {
 	var alert *net.OpError
 	if errors.As(err, &alert) { // of TLS, such as that a client certificate is required
-		return p.broken(missing, "", err)
+		return plan.broken(missing, "", err)
 	}
-	return p.broken(missing, "the answer is not HTTP/1.1: ", err)
+	return plan.broken(missing, "the answer is not HTTP/1.1: ", err)
 }

@@ -31,24 +31,24 @@ type tlsConfig struct {
 
 // of returns the configuration for a connection to the target. The error means that the check
 // cannot run.
-func (t *tlsConfig) of(ctx context.Context, at netip.Addr) (*tls.Config, error) {
+func (config *tlsConfig) of(ctx context.Context, address netip.Addr) (*tls.Config, error) {
 	c := &tls.Config{
 		MinVersion:         tls.VersionTLS12,
-		ServerName:         t.ServerName,
-		NextProtos:         t.protocols,
-		InsecureSkipVerify: t.Insecure, // explicitly requested by the trench file
+		ServerName:         config.ServerName,
+		NextProtos:         config.protocols,
+		InsecureSkipVerify: config.Insecure, // explicitly requested by the trench file
 	}
 	if c.ServerName == "" {
-		c.ServerName = at.String()
+		c.ServerName = address.String()
 	}
-	if t.CAFile == "" {
+	if config.CAFile == "" {
 		return c, nil
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.calls.Path = t.CAFile
-	data, err := files.Do(ctx, &t.calls, "caFile "+t.CAFile, func() ([]byte, error) {
-		data, err := files.Read(t.CAFile, maxAuthorities)
+	config.mu.Lock()
+	defer config.mu.Unlock()
+	config.calls.Path = config.CAFile
+	data, err := files.Do(ctx, &config.calls, "caFile "+config.CAFile, func() ([]byte, error) {
+		data, err := files.Read(config.CAFile, maxAuthorities)
 		if err != nil {
 			err = fmt.Errorf("caFile: %w", err)
 		}
@@ -57,24 +57,24 @@ func (t *tlsConfig) of(ctx context.Context, at netip.Addr) (*tls.Config, error) 
 	if err != nil {
 		return nil, err
 	}
-	c.RootCAs, err = t.pool(data)
+	c.RootCAs, err = config.pool(data)
 	return c, err
 }
 
 // pool returns the authorities in data, the content of the file.
-func (t *tlsConfig) pool(data []byte) (*x509.CertPool, error) {
-	if t.authorities == nil || !bytes.Equal(data, t.data) { // parsing costs far more than reading
+func (config *tlsConfig) pool(data []byte) (*x509.CertPool, error) {
+	if config.authorities == nil || !bytes.Equal(data, config.data) { // parsing costs far more than reading
 		pool := x509.NewCertPool()
 		if !pool.AppendCertsFromPEM(data) {
-			return nil, fmt.Errorf("caFile: %s has no certificate in PEM", t.CAFile)
+			return nil, fmt.Errorf("caFile: %s has no certificate in PEM", config.CAFile)
 		}
-		t.data, t.authorities = data, pool
+		config.data, config.authorities = data, pool
 	}
-	return t.authorities, nil
+	return config.authorities, nil
 }
 
 // handshakeFailure is the outcome of a TLS handshake that ended with an error.
-func (p *plan) handshakeFailure(name string, err error) outcome {
+func (plan *plan) handshakeFailure(name string, err error) outcome {
 	var (
 		unknown x509.UnknownAuthorityError
 		other   x509.HostnameError
@@ -86,18 +86,18 @@ func (p *plan) handshakeFailure(name string, err error) outcome {
 	case errors.As(err, &roots):
 		return unavailable(errors.New("this machine has no file of authorities: write tls.caFile"))
 	case errors.As(err, &unknown):
-		return p.wrong("the certificate is signed by an authority that is not trusted")
+		return plan.wrong("the certificate is signed by an authority that is not trusted")
 	case errors.As(err, &other):
-		return p.wrong("the certificate is not for %s", name)
+		return plan.wrong("the certificate is not for %s", name)
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		c := invalid.Cert
-		return p.wrong("the certificate is valid from %s to %s only", date(c.NotBefore), date(c.NotAfter))
+		return plan.wrong("the certificate is valid from %s to %s only", date(c.NotBefore), date(c.NotAfter))
 	case errors.As(err, &invalid):
-		return p.wrong("the certificate is not valid: %s", remark(err.Error()))
+		return plan.wrong("the certificate is not valid: %s", remark(err.Error()))
 	case errors.As(err, &record):
-		return p.wrong("no TLS here")
+		return plan.wrong("no TLS here")
 	}
-	return p.broken("no TLS handshake", "TLS handshake: ", err)
+	return plan.broken("no TLS handshake", "TLS handshake: ", err)
 }
 
 func date(t time.Time) string { return t.UTC().Format(time.RFC3339) }

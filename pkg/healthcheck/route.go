@@ -8,19 +8,19 @@ import (
 
 // Routed schedules an immediate check of the waiting targets that have a fwmark now. It is called
 // when the data plane may have assigned fwmarks.
-func (c *Checker) Routed() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.routings++
+func (checker *Checker) Routed() {
+	checker.mu.Lock()
+	defer checker.mu.Unlock()
+	checker.routings++
 	now := time.Now()
-	for k, e := range c.waiting {
-		if _, problem := c.FWMark(k); problem != "" || e.index < 0 {
+	for key, entry := range checker.waiting {
+		if _, problem := checker.FWMark(key); problem != "" || entry.index < 0 {
 			continue
 		}
-		delete(c.waiting, k)
-		e.due = now
-		c.schedule.fix(e.index)
-		latest.Wake(c.entered)
-		latest.Wake(c.rescheduled)
+		delete(checker.waiting, key)
+		entry.due = now
+		checker.schedule.fix(entry.index)
+		latest.Wake(checker.entered)
+		latest.Wake(checker.rescheduled)
 	}
 }

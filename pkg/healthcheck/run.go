@@ -35,39 +35,39 @@ const (
 
 // Run checks until ctx ends, and waits for the checks that run. It is called once. It fails only
 // when it cannot start, or when epoll fails.
-func (c *Checker) Run(ctx context.Context) (err error) {
-	l := loop{Checker: c}
+func (checker *Checker) Run(ctx context.Context) (err error) {
+	l := loop{Checker: checker}
 	defer l.probes.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if c.dial == nil {
+	if checker.dial == nil {
 		if l.connector, err = newConnector(); err != nil {
 			return fmt.Errorf("failed to start health checks: %w", err)
 		}
 		defer func() {
 			open, errStop := l.connector.stop()
 			for _, p := range open {
-				c.finish(p, outcome{verdict: cancelled}, time.Now())
+				checker.finish(p, outcome{verdict: cancelled}, time.Now())
 			}
 			err = errors.Join(err, errStop)
 		}()
 	}
-	if c.FWMark != nil && c.dial == nil {
+	if checker.FWMark != nil && checker.dial == nil {
 		for range maxDiagnoses {
-			l.probes.Go(func() { c.diagnose(ctx) })
+			l.probes.Go(func() { checker.diagnose(ctx) })
 		}
 	}
-	close(c.ready)
-	defer c.pulse.End()
+	close(checker.ready)
+	defer checker.pulse.End()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		// While the loop rests, answers and due checks accumulate; only new targets end the rest.
 		rest := l.round(ctx)
 		var answers, rescheduled <-chan struct{}
-		entered := c.entered
+		entered := checker.entered
 		if rest <= 0 {
-			entered, rescheduled = nil, c.rescheduled
+			entered, rescheduled = nil, checker.rescheduled
 			rest = time.Until(l.next())
 			if l.connector != nil {
 				if answers, err = l.connector.answers(); err != nil {
@@ -76,7 +76,7 @@ func (c *Checker) Run(ctx context.Context) (err error) {
 			}
 		}
 		timer.Reset(rest)
-		c.pulse.Next(rest)
+		checker.pulse.Next(rest)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -102,43 +102,43 @@ type loop struct {
 
 // round starts checks that are due and collects answers. A rest above 0 delays the next round,
 // unless new targets arrive.
-func (l *loop) round(ctx context.Context) (rest time.Duration) {
+func (loop *loop) round(ctx context.Context) (rest time.Duration) {
 	now := time.Now()
-	if now.Sub(l.began) >= pace {
-		l.began, l.rounds, l.started = now, 0, 0
+	if now.Sub(loop.began) >= pace {
+		loop.began, loop.rounds, loop.started = now, 0, 0
 	}
-	handled := l.collect(now)
-	starting := l.take(now)
-	l.started += len(l.due)
-	handled += len(l.due)
-	for _, p := range l.due {
-		if p.vip && !p.source.IsValid() && l.VIPSource != nil {
-			p.source = l.VIPSource(vip.FamilyOf(p.to))
+	handled := loop.collect(now)
+	starting := loop.take(now)
+	loop.started += len(loop.due)
+	handled += len(loop.due)
+	for _, probe := range loop.due {
+		if probe.vip && !probe.source.IsValid() && loop.VIPSource != nil {
+			probe.source = loop.VIPSource(vip.FamilyOf(probe.to))
 		}
-		o, ended := l.checkSource(p)
-		if !ended && p.vip {
-			p, o, ended = l.route(p)
+		outcome, ended := loop.checkSource(probe)
+		if !ended && probe.vip {
+			probe, outcome, ended = loop.route(probe)
 		}
 		if ended {
-			l.finish(p, o, time.Now())
-		} else if l.connector == nil || p.plan.exchange != nil {
-			l.probes.Go(func() { l.finish(p, p.run(ctx, l.dial), time.Now()) })
-		} else if o, ended := l.connector.start(p); ended {
-			l.finish(p, o, time.Now())
+			loop.finish(probe, outcome, time.Now())
+		} else if loop.connector == nil || probe.plan.exchange != nil {
+			loop.probes.Go(func() { loop.finish(probe, probe.run(ctx, loop.dial), time.Now()) })
+		} else if o, ended := loop.connector.start(probe); ended {
+			loop.finish(probe, o, time.Now())
 		}
 	}
-	if len(l.due) > 0 {
-		handled += l.collect(time.Now()) // targets that are near have answered by now
+	if len(loop.due) > 0 {
+		handled += loop.collect(time.Now()) // targets that are near have answered by now
 	}
 	switch {
-	case l.started >= burst:
+	case loop.started >= burst:
 		// No further check may start in this pace.
-		return pace - time.Since(l.began)
+		return pace - time.Since(loop.began)
 	case handled == 0:
 		return 0
 	}
-	l.rounds++
-	if l.rounds <= quickRounds && (starting || handled <= quickChecks) {
+	loop.rounds++
+	if loop.rounds <= quickRounds && (starting || handled <= quickChecks) {
 		return 0
 	}
 	longest := pace
@@ -151,13 +151,13 @@ func (l *loop) round(ctx context.Context) (rest time.Duration) {
 // checkSource returns the outcome of a check that has no source address. Without it the kernel
 // would choose another address, even ::1, and the check would time out, or succeed from a
 // link-local address to which no traffic returns.
-func (l *loop) checkSource(p probe) (o outcome, ended bool) {
-	if l.Source == nil || p.ready {
+func (loop *loop) checkSource(probe probe) (o outcome, ended bool) {
+	if loop.Source == nil || probe.ready {
 		return outcome{}, false
 	}
-	problem, passing := l.Source(p.entry.Addr, p.source)
+	problem, passing := loop.Source(probe.entry.Addr, probe.source)
 	o = outcome{verdict: failed, silent: true, reason: problem}
-	if passing && p.patient {
+	if passing && probe.patient {
 		o = outcome{verdict: deferred, reason: "check not run: " + problem}
 	}
 	return o, problem != ""
@@ -165,60 +165,60 @@ func (l *loop) checkSource(p probe) (o outcome, ended bool) {
 
 // route adds the fwmark of a check to a VIP, or returns its outcome if no fwmark leads to the
 // target. For a ready target the check is only postponed: the data plane reports the missing route.
-func (l *loop) route(p probe) (_ probe, o outcome, ended bool) {
+func (loop *loop) route(probe probe) (_ probe, o outcome, ended bool) {
 	problem := "check.via is vip, which needs a data plane"
-	if l.FWMark != nil {
-		p.fwmark, problem = l.FWMark(p.entry.Key)
+	if loop.FWMark != nil {
+		probe.fwmark, problem = loop.FWMark(probe.entry.Key)
 	}
 	switch {
 	case problem == "":
-		return p, outcome{}, false
-	case l.FWMark != nil && (p.ready || p.patient):
-		return p, outcome{verdict: unrouted, reason: "check not run: " + problem}, true
+		return probe, outcome{}, false
+	case loop.FWMark != nil && (probe.ready || probe.patient):
+		return probe, outcome{verdict: unrouted, reason: "check not run: " + problem}, true
 	}
-	return p, outcome{verdict: failed, silent: true, reason: problem}, true
+	return probe, outcome{verdict: failed, silent: true, reason: problem}, true
 }
 
 // collect applies the answers that arrived, and returns their number.
-func (l *loop) collect(now time.Time) int {
-	if l.connector == nil {
+func (loop *loop) collect(now time.Time) int {
+	if loop.connector == nil {
 		return 0
 	}
-	return l.connector.collect(now, func(p probe, o outcome) { l.finish(p, o, now) })
+	return loop.connector.collect(now, func(p probe, o outcome) { loop.finish(p, o, now) })
 }
 
-// take moves checks that are due from the schedule to l.due, as many as may start in this pace, and
+// take moves checks that are due from the schedule to due, as many as may start in this pace, and
 // reports whether some target has no verdict yet.
-func (l *loop) take(now time.Time) (starting bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.due = l.due[:0]
-	room := min(burst-l.started, l.maxConcurrent-l.running)
-	for len(l.due) < room && len(l.schedule) > 0 && !l.schedule[0].due.After(now) {
-		e := heap.Pop(&l.schedule).(*entry)
-		l.running++
-		l.due = append(l.due, probe{
-			path: e.path(), entry: e, began: now, plan: e.plan, routings: l.routings,
+func (loop *loop) take(now time.Time) (starting bool) {
+	loop.mu.Lock()
+	defer loop.mu.Unlock()
+	loop.due = loop.due[:0]
+	room := min(burst-loop.started, loop.maxConcurrent-loop.running)
+	for len(loop.due) < room && len(loop.schedule) > 0 && !loop.schedule[0].due.After(now) {
+		e := heap.Pop(&loop.schedule).(*entry)
+		loop.running++
+		loop.due = append(loop.due, probe{
+			path: e.path(), entry: e, began: now, plan: e.plan, routings: loop.routings,
 			ready: e.State == Ready, patient: e.State == Starting && now.Sub(e.Since) < sourceWait,
 		})
 	}
-	return l.unjudged > 0
+	return loop.unjudged > 0
 }
 
 // next returns when the next round is due unless a channel wakes the loop before.
-func (l *loop) next() time.Time {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (loop *loop) next() time.Time {
+	loop.mu.Lock()
+	defer loop.mu.Unlock()
 	select {
-	case <-l.rescheduled: // a token from before this read of the schedule; later changes refill it
+	case <-loop.rescheduled: // a token from before this read of the schedule; later changes refill it
 	default:
 	}
 	at := time.Now().Add(time.Minute)
-	if len(l.schedule) > 0 && l.running < l.maxConcurrent { // else the check that ends wakes the loop
-		at = l.schedule[0].due
+	if len(loop.schedule) > 0 && loop.running < loop.maxConcurrent { // else the check that ends wakes the loop
+		at = loop.schedule[0].due
 	}
-	if l.connector != nil && len(l.connector.busy) > 0 && l.connector.busy[0].due.Before(at) {
-		at = l.connector.busy[0].due
+	if loop.connector != nil && len(loop.connector.busy) > 0 && loop.connector.busy[0].due.Before(at) {
+		at = loop.connector.busy[0].due
 	}
 	return at
 }

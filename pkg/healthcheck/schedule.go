@@ -51,79 +51,79 @@ type entry struct {
 }
 
 // path returns the path of the next check, as far as the target determines it.
-func (e *entry) path() path {
-	f := vip.FamilyOf(e.Addr)
-	t := path{to: e.Addr, source: e.plan.Source(f)}
-	if vips := e.plan.vips[f]; len(vips) > 0 {
-		t.to, t.vip = vips[e.vip%len(vips)], true
+func (entry *entry) path() path {
+	family := vip.FamilyOf(entry.Addr)
+	t := path{to: entry.Addr, source: entry.plan.Source(family)}
+	if vips := entry.plan.vips[family]; len(vips) > 0 {
+		t.to, t.vip = vips[entry.vip%len(vips)], true
 	}
 	return t
 }
 
-func (e *entry) reportedAs() reportedAs {
-	h := e.health()
-	return reportedAs{h.State, h.Deferred, e.diagnosis.text}
+func (entry *entry) reportedAs() reportedAs {
+	h := entry.health()
+	return reportedAs{h.State, h.Deferred, entry.diagnosis.text}
 }
 
 // deadline is when the target becomes overdue unless a check ends before.
-func (e *entry) deadline() time.Time {
-	return e.alive.Add(e.plan.Interval + e.plan.Timeout + overdueSlack)
+func (entry *entry) deadline() time.Time {
+	return entry.alive.Add(entry.plan.Interval + entry.plan.Timeout + overdueSlack)
 }
 
 // health returns the reported state of the target.
-func (e *entry) health() Health {
-	h := e.Health
-	if e.overdue {
-		h.State = Overdue
+func (entry *entry) health() Health {
+	health := entry.Health
+	if entry.overdue {
+		health.State = Overdue
 	}
-	return h
+	return health
 }
 
 // count updates the state by rise and fall. After an overdue period a success restores the previous
 // state, a failure does not.
-func (e *entry) count(success bool) {
-	if e.overdue && !success {
-		e.State, e.streak = NotReady, 0
+func (entry *entry) count(success bool) {
+	if entry.overdue && !success {
+		entry.State, entry.streak = NotReady, 0
 		return
 	}
-	if success != e.passing {
-		e.passing, e.streak = success, 0
+	if success != entry.passing {
+		entry.passing, entry.streak = success, 0
 	}
-	if success && e.State == Ready || !success && e.State == NotReady {
-		e.streak = 0
+	if success && entry.State == Ready || !success && entry.State == NotReady {
+		entry.streak = 0
 		return
 	}
-	e.streak++
+	entry.streak++
 	switch {
-	case success && e.streak >= e.plan.Rise:
-		e.State, e.streak = Ready, 0
-	case !success && e.streak >= e.plan.Fall:
-		e.State, e.streak = NotReady, 0
+	case success && entry.streak >= entry.plan.Rise:
+		entry.State, entry.streak = Ready, 0
+	case !success && entry.streak >= entry.plan.Fall:
+		entry.State, entry.streak = NotReady, 0
 	}
 }
 
 // interval is the time between the starts of two checks, which is shorter while a change is about
 // to be decided.
-func (e *entry) interval() time.Duration {
-	if e.streak > 0 && e.plan.FastInterval > 0 {
-		return e.plan.FastInterval
+func (entry *entry) interval() time.Duration {
+	if entry.streak > 0 && entry.plan.FastInterval > 0 {
+		return entry.plan.FastInterval
 	}
-	return e.plan.Interval
+	return entry.plan.Interval
 }
 
 // next returns when to check after a check that began and ended then. A steady target is checked
 // each 90 to 100 % of its interval, never later, so that jitter makes no target overdue; with few
 // targets at sharedInstants.
-func (e *entry) next(began, now, epoch time.Time, first, few bool) time.Time {
-	interval := e.interval()
-	if e.State == Starting && e.streak > 0 {
+func (entry *entry) next(began, now, epoch time.Time, first, few bool) time.Time {
+	interval := entry.interval()
+	if entry.State == Starting && entry.streak > 0 {
 		recheck := failedRecheck
-		if e.passing {
+		if entry.passing {
 			recheck = startRecheck
 		}
 		return now.Add(min(recheck, interval))
 	}
-	if few && e.State != Starting && interval%sharedInstants == 0 {
+	if few && entry.State != Starting && interval%sharedInstants == 0 {
 		due := began.Add(interval)
 		if first {
 			due = now.Add(sharedInstants + rand.N(interval-sharedInstants+1))
@@ -140,7 +140,7 @@ func (e *entry) next(began, now, epoch time.Time, first, few bool) time.Time {
 	}
 	// Checks that fall into one slot share one wake-up: with some hundred targets waking costs
 	// most.
-	if slot := min(maxSlot, interval/slotsPerInterval); e.State != Starting && slot > 0 {
+	if slot := min(maxSlot, interval/slotsPerInterval); entry.State != Starting && slot > 0 {
 		if start := epoch.Add(due.Sub(epoch).Truncate(slot)); start.After(now) {
 			due = start
 		}

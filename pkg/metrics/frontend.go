@@ -19,14 +19,14 @@ type Frontend struct {
 // the Go runtime and of the process.
 func NewFrontend(version string) *Frontend {
 	// The median is about 0.1 ms; a busy node takes milliseconds; the write deadline is 1 s.
-	decision := FrontendDecisionLatency.histogram(
+	decision := frontendDecisionLatency.histogram(
 		50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1)
 	// 0.03 ms on an open socket; a reply after 2 s is a hang.
-	control := FrontendBIRDControlLatency.histogram(
+	control := frontendBIRDControlLatency.histogram(
 		20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 100e-3, 500e-3, 1, 2)
 	frontend := &Frontend{
 		process: newProcess("frontend", version),
-		vips: newVIPs(FrontendVIPState, FrontendVIPReason, FrontendVIPs, FrontendVIPTransitions,
+		vips: newVIPs(frontendVIPState, frontendVIPReason, frontendVIPs, frontendVIPTransitions,
 			"withdrawn", "depreferred", "announced"),
 		DecisionLatency: observe(decision),
 		ControlLatency:  observe(control),
@@ -87,9 +87,9 @@ type Gateway struct {
 func (frontend *Frontend) State(read func() FrontendState) {
 	frontend.registry.MustRegister(scrape(func(send send) {
 		state := read()
-		send(FrontendAnnouncerSessions, float64(state.Sessions))
-		send(FrontendRoutingRepairs, float64(state.Repairs))
-		send(FrontendGating, boolValue(state.Stream != nil))
+		send(frontendAnnouncerSessions, float64(state.Sessions))
+		send(frontendRoutingRepairs, float64(state.Repairs))
+		send(frontendGating, boolValue(state.Stream != nil))
 		if state.Stream != nil {
 			state.Stream.collect(send)
 		}
@@ -98,35 +98,35 @@ func (frontend *Frontend) State(read func() FrontendState) {
 }
 
 func (stream *Stream) collect(send send) {
-	send(FrontendLBLive, boolValue(stream.Live))
-	send(FrontendStreamReconnects, float64(stream.Reconnects))
-	send(FrontendStreamMoves, float64(stream.Moves))
+	send(frontendLBLive, boolValue(stream.Live))
+	send(frontendStreamReconnects, float64(stream.Reconnects))
+	send(frontendStreamMoves, float64(stream.Moves))
 	if !stream.LastMessage.IsZero() {
-		send(FrontendLBLeaseAge, max(0, time.Since(stream.LastMessage).Seconds()))
+		send(frontendLBLeaseAge, max(0, time.Since(stream.LastMessage).Seconds()))
 	}
 	if !stream.LeaseEnd.IsZero() {
-		send(FrontendLBLeaseRemaining, time.Until(stream.LeaseEnd).Seconds())
+		send(frontendLBLeaseRemaining, time.Until(stream.LeaseEnd).Seconds())
 	}
 }
 
 func (bird *BIRD) collect(send send) {
-	send(FrontendBIRDUp, boolValue(bird.Up))
-	send(FrontendBIRDRestarts, float64(bird.Restarts))
-	send(FrontendBIRDConfigures, float64(bird.Configures))
-	send(FrontendBIRDConfigured, boolValue(bird.Configured))
-	send(FrontendBIRDRefusals, float64(bird.Refusals))
-	send(FrontendBIRDRestores, float64(bird.Restores))
+	send(frontendBIRDUp, boolValue(bird.Up))
+	send(frontendBIRDRestarts, float64(bird.Restarts))
+	send(frontendBIRDConfigures, float64(bird.Configures))
+	send(frontendBIRDConfigured, boolValue(bird.Configured))
+	send(frontendBIRDRefusals, float64(bird.Refusals))
+	send(frontendBIRDRestores, float64(bird.Restores))
 	for _, gateway := range bird.Gateways {
 		uptime := 0.0
 		if gateway.Up && !gateway.Since.IsZero() {
 			uptime = max(0, time.Since(gateway.Since).Seconds())
 		}
-		send(FrontendGatewayUp, boolValue(gateway.Up), gateway.Name, gateway.Family)
-		send(FrontendGatewayUptime, uptime, gateway.Name, gateway.Family)
-		send(FrontendGatewayHeld, boolValue(gateway.Held), gateway.Name, gateway.Family)
-		send(FrontendGatewayImported, float64(gateway.Imported), gateway.Name, gateway.Family)
-		send(FrontendGatewayImportsBlocked, boolValue(gateway.ImportsBlocked), gateway.Name, gateway.Family)
-		send(FrontendGatewayExported, float64(gateway.Exported), gateway.Name, gateway.Family)
-		send(FrontendGatewayExpected, float64(gateway.Expected), gateway.Name, gateway.Family)
+		send(frontendGatewayUp, boolValue(gateway.Up), gateway.Name, gateway.Family)
+		send(frontendGatewayUptime, uptime, gateway.Name, gateway.Family)
+		send(frontendGatewayHeld, boolValue(gateway.Held), gateway.Name, gateway.Family)
+		send(frontendGatewayImported, float64(gateway.Imported), gateway.Name, gateway.Family)
+		send(frontendGatewayImportsBlocked, boolValue(gateway.ImportsBlocked), gateway.Name, gateway.Family)
+		send(frontendGatewayExported, float64(gateway.Exported), gateway.Name, gateway.Family)
+		send(frontendGatewayExpected, float64(gateway.Expected), gateway.Name, gateway.Family)
 	}
 }

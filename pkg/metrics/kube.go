@@ -34,26 +34,26 @@ type KubeState struct {
 // runtime and of the process. Each scrape calls read.
 func NewKube(version string, read func() KubeState) *Kube {
 	// Goals for 500 targets: 10 ms, and 50 ms.
-	latency := KubeLatency.histogram(5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1, 2)
-	translation := KubeTranslation.histogram(1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1)
+	latency := kubeLatency.histogram(5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1, 2)
+	translation := kubeTranslation.histogram(1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1)
 	kube := &Kube{
-		newProcess("kube", version), KubePublications.counters(), KubeLeader.gauges(), observe(translation),
+		newProcess("kube", version), kubePublications.counters(), kubeLeader.gauges(), observe(translation),
 		observe(latency),
 	}
 	kube.registry.MustRegister(translation, latency, scrape(func(send send) {
 		state := read()
-		send(KubeWrites, float64(state.Writes))
-		send(KubeWriteFailures, float64(state.WriteFailures))
+		send(kubeWrites, float64(state.Writes))
+		send(kubeWriteFailures, float64(state.WriteFailures))
 		if !state.Written.IsZero() {
-			send(KubeWritten, float64(state.Written.UnixMilli())/1000)
+			send(kubeWritten, float64(state.Written.UnixMilli())/1000)
 		}
-		send(KubeStale, state.Stale.Seconds())
-		send(KubeAPIErrors, float64(state.APIErrors))
+		send(kubeStale, state.Stale.Seconds())
+		send(kubeAPIErrors, float64(state.APIErrors))
 		for kind, n := range state.Objects {
-			send(KubeObjects, float64(n), kind)
+			send(kubeObjects, float64(n), kind)
 		}
 		for kind, n := range state.Refused {
-			send(KubeRefused, float64(n), kind)
+			send(kubeRefused, float64(n), kind)
 		}
 	}), kube.publications, kube.leader)
 	kube.Leader(false)

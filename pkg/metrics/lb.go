@@ -20,9 +20,9 @@ type LB struct {
 func NewLB(version string) *LB {
 	lb := &LB{
 		process:    newProcess("lb", version),
-		vips:       newVIPs(LBVIPState, LBVIPReason, LBVIPs, LBVIPTransitions, "not_ready", "draining", "ready"),
-		connected:  LBFrontendConnected.gauges(),
-		advertised: LBFrontendVIPs.gauges(),
+		vips:       newVIPs(lbVIPState, lbVIPReason, lbVIPs, lbVIPTransitions, "not_ready", "draining", "ready"),
+		connected:  lbFrontendConnected.gauges(),
+		advertised: lbFrontendVIPs.gauges(),
 	}
 	lb.vips.targets = true
 	lb.registry.MustRegister(scrape(lb.vips.collect), lb.transitions, lb.connected, lb.advertised)
@@ -58,14 +58,14 @@ func (lb *LB) Targets(read func() Targets) {
 	lb.registry.MustRegister(scrape(func(send send) {
 		t := read()
 		for state, n := range t.States {
-			send(LBTargets, float64(n), label(state))
+			send(lbTargets, float64(n), label(state))
 		}
 		for _, source := range t.Sources {
-			send(LBSourceLive, boolValue(source.Live), source.Name)
-			send(LBSourceTargets, float64(source.Targets), source.Name)
-			send(LBSourceProblems, float64(source.Problems), source.Name)
+			send(lbSourceLive, boolValue(source.Live), source.Name)
+			send(lbSourceTargets, float64(source.Targets), source.Name)
+			send(lbSourceProblems, float64(source.Problems), source.Name)
 		}
-		send(LBRegistryRejections, float64(t.Rejections))
+		send(lbRegistryRejections, float64(t.Rejections))
 	}))
 }
 
@@ -84,20 +84,20 @@ type DataPlane struct {
 // observes the duration of a change in the kernel and does not block.
 func (lb *LB) DataPlane(read func() DataPlane) func(time.Duration) {
 	// Goal: 5 ms for one change among 1 000 targets; a large table takes 0.5 s.
-	apply := LBDataPlaneApply.histogram(
+	apply := lbDataPlaneApply.histogram(
 		500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1, 2, 5)
 	lb.registry.MustRegister(apply, scrape(func(send send) {
 		plane := read()
 		for state, n := range plane.Targets {
-			send(LBDataPlaneTargets, float64(n), state)
+			send(lbDataPlaneTargets, float64(n), state)
 		}
-		send(LBDataPlaneDrift, float64(plane.Drift))
-		send(LBDataPlaneProblems, float64(plane.Problems))
-		send(LBDataPlaneHeld, float64(plane.Held))
-		send(LBDataPlaneFailures, float64(plane.Failures))
-		send(LBDataPlaneRepairs, float64(plane.Repairs))
+		send(lbDataPlaneDrift, float64(plane.Drift))
+		send(lbDataPlaneProblems, float64(plane.Problems))
+		send(lbDataPlaneHeld, float64(plane.Held))
+		send(lbDataPlaneFailures, float64(plane.Failures))
+		send(lbDataPlaneRepairs, float64(plane.Repairs))
 		for stream, n := range plane.Unmatched {
-			send(LBDataPlaneUnmatched, float64(n), stream)
+			send(lbDataPlaneUnmatched, float64(n), stream)
 		}
 	}))
 	return observe(apply)

@@ -25,17 +25,17 @@ type Meridio struct {
 func NewMeridio(read func() Meridio) prometheus.Collector {
 	return scrape(func(send send) {
 		s := read()
-		send(FrontendNSPConnected, boolValue(s.Connected))
-		send(FrontendNSPCached, boolValue(s.Cached))
-		send(FrontendNSPFailures, float64(s.WatchFailures))
+		send(frontendNSPConnected, boolValue(s.Connected))
+		send(frontendNSPCached, boolValue(s.Cached))
+		send(frontendNSPFailures, float64(s.WatchFailures))
 		for kind, count := range s.Refused {
-			send(FrontendNSPRefused, float64(count), kind)
+			send(frontendNSPRefused, float64(count), kind)
 		}
-		send(FrontendNSPCacheFailures, float64(s.CacheFailures))
-		send(FrontendNSPRegistered, boolValue(s.Registered))
-		send(FrontendNSPRegistrationFailures, float64(s.RegistrationFailures))
-		send(FrontendSecretFailures, float64(s.SecretFailures))
-		send(FrontendSecretsUnknown, float64(s.SecretsUnknown))
-		send(FrontendProbeFailures, float64(s.ProbeFailures))
+		send(frontendNSPCacheFailures, float64(s.CacheFailures))
+		send(frontendNSPRegistered, boolValue(s.Registered))
+		send(frontendNSPRegistrationFailures, float64(s.RegistrationFailures))
+		send(frontendSecretFailures, float64(s.SecretFailures))
+		send(frontendSecretsUnknown, float64(s.SecretsUnknown))
+		send(frontendProbeFailures, float64(s.ProbeFailures))
 	})
 }

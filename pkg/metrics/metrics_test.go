@@ -293,124 +293,124 @@ func TestFrontendVIPs(t *testing.T) {
 	now := []VIP{{VIP: a, State: "withdrawn", Reason: "no_gateway"}, {VIP: b, State: "announced", Reason: "ready"}}
 	f.VIPs(func() []VIP { return now })
 	f.Count(Transition{Family: vip.IPv4, To: "withdrawn", Reason: "lb_never_seen"}, 1) // between two scrapes
-	wantSeries(t, f.Registry(), FrontendVIPState, map[string]float64{
+	wantSeries(t, f.Registry(), frontendVIPState, map[string]float64{
 		"family=ipv4 vip=20.0.0.1/32": 0, "family=ipv6 vip=2000::1/128": 2,
 	})
-	wantSeries(t, f.Registry(), FrontendVIPReason,
+	wantSeries(t, f.Registry(), frontendVIPReason,
 		map[string]float64{"family=ipv4 reason=no_gateway vip=20.0.0.1/32": 1})
-	wantSeries(t, f.Registry(), FrontendVIPs, map[string]float64{
+	wantSeries(t, f.Registry(), frontendVIPs, map[string]float64{
 		"advertisement=withdrawn family=ipv4 reason=lb_never_seen": 0,
 		"advertisement=withdrawn family=ipv4 reason=no_gateway":    1,
 		"advertisement=announced family=ipv6 reason=ready":         1,
 	})
 	now = []VIP{{VIP: a, State: "depreferred", Reason: "drained"}}
 	f.Count(Transition{Family: vip.IPv6, To: "withdrawn", Reason: "not_configured", Changed: true, Removed: true}, 1)
-	wantSeries(t, f.Registry(), FrontendVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 1})
-	wantSeries(t, f.Registry(), FrontendVIPReason, map[string]float64{"family=ipv4 reason=drained vip=20.0.0.1/32": 1})
-	wantSeries(t, f.Registry(), FrontendVIPs, map[string]float64{
+	wantSeries(t, f.Registry(), frontendVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 1})
+	wantSeries(t, f.Registry(), frontendVIPReason, map[string]float64{"family=ipv4 reason=drained vip=20.0.0.1/32": 1})
+	wantSeries(t, f.Registry(), frontendVIPs, map[string]float64{
 		"advertisement=withdrawn family=ipv4 reason=lb_never_seen": 0,
 		"advertisement=withdrawn family=ipv4 reason=no_gateway":    0,
 		"advertisement=depreferred family=ipv4 reason=drained":     1,
 		"advertisement=announced family=ipv6 reason=ready":         0,
 	})
-	wantSeries(t, f.Registry(), FrontendVIPTransitions, map[string]float64{"reason=not_configured to=withdrawn": 1})
+	wantSeries(t, f.Registry(), frontendVIPTransitions, map[string]float64{"reason=not_configured to=withdrawn": 1})
 }
 
 func TestLBVIPs(t *testing.T) {
 	l := NewLB("1")
 	now := VIP{vip.Require("20.0.0.1/32"), "ready", "targets_ready", 2, 3}
 	l.VIPs(func() []VIP { return []VIP{now} })
-	wantSeries(t, l.Registry(), LBVIPTransitions, map[string]float64{})
-	wantSeries(t, l.Registry(), LBVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
-	wantSeries(t, l.Registry(), LBVIPReason, map[string]float64{})
-	wantSeries(t, l.Registry(), LBVIPReadyTargets, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
-	wantSeries(t, l.Registry(), LBVIPTargets, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 3})
+	wantSeries(t, l.Registry(), lbVIPTransitions, map[string]float64{})
+	wantSeries(t, l.Registry(), lbVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
+	wantSeries(t, l.Registry(), lbVIPReason, map[string]float64{})
+	wantSeries(t, l.Registry(), lbVIPReadyTargets, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 2})
+	wantSeries(t, l.Registry(), lbVIPTargets, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 3})
 	now.State, now.Reason = "not ready", "too_few_ready"
 	l.Count(Transition{Family: vip.IPv4, To: "not ready", Reason: "too_few_ready", Changed: true}, 7)
-	wantSeries(t, l.Registry(), LBVIPTransitions, map[string]float64{"reason=too_few_ready to=not_ready": 7})
-	wantSeries(t, l.Registry(), LBVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 0})
-	wantSeries(t, l.Registry(), LBVIPReason,
+	wantSeries(t, l.Registry(), lbVIPTransitions, map[string]float64{"reason=too_few_ready to=not_ready": 7})
+	wantSeries(t, l.Registry(), lbVIPState, map[string]float64{"family=ipv4 vip=20.0.0.1/32": 0})
+	wantSeries(t, l.Registry(), lbVIPReason,
 		map[string]float64{"family=ipv4 reason=too_few_ready vip=20.0.0.1/32": 1})
-	wantSeries(t, l.Registry(), LBVIPs, map[string]float64{
+	wantSeries(t, l.Registry(), lbVIPs, map[string]float64{
 		"family=ipv4 reason=targets_ready state=ready": 0, "family=ipv4 reason=too_few_ready state=not_ready": 1,
 	})
 }
 
 func TestTargetsAtScrape(t *testing.T) {
 	l := NewLB("1")
-	wantSeries(t, l.Registry(), LBTargets, map[string]float64{})
+	wantSeries(t, l.Registry(), lbTargets, map[string]float64{})
 	now := Targets{
 		States: map[string]int{"ready": 2, "not ready": 1}, Rejections: 3,
 		Sources: []Source{{"file", true, 3, 1}, {Name: "registry"}},
 	}
 	l.Targets(func() Targets { return now })
-	wantSeries(t, l.Registry(), LBTargets, map[string]float64{"state=ready": 2, "state=not_ready": 1})
-	wantSeries(t, l.Registry(), LBSourceLive, map[string]float64{"source=file": 1, "source=registry": 0})
-	wantSeries(t, l.Registry(), LBSourceTargets, map[string]float64{"source=file": 3, "source=registry": 0})
-	wantSeries(t, l.Registry(), LBSourceProblems, map[string]float64{"source=file": 1, "source=registry": 0})
-	wantSeries(t, l.Registry(), LBRegistryRejections, map[string]float64{"": 3})
+	wantSeries(t, l.Registry(), lbTargets, map[string]float64{"state=ready": 2, "state=not_ready": 1})
+	wantSeries(t, l.Registry(), lbSourceLive, map[string]float64{"source=file": 1, "source=registry": 0})
+	wantSeries(t, l.Registry(), lbSourceTargets, map[string]float64{"source=file": 3, "source=registry": 0})
+	wantSeries(t, l.Registry(), lbSourceProblems, map[string]float64{"source=file": 1, "source=registry": 0})
+	wantSeries(t, l.Registry(), lbRegistryRejections, map[string]float64{"": 3})
 }
 
 func TestIdentityHasOneSeries(t *testing.T) {
 	l := NewLB("1")
 	l.Identity("", time.Time{})
-	wantSeries(t, l.Registry(), IdentityNotAfter, map[string]float64{})
+	wantSeries(t, l.Registry(), identityNotAfter, map[string]float64{})
 	l.Identity("spiffe://td/a", time.Unix(100, 500e6))
-	wantSeries(t, l.Registry(), IdentityNotAfter, map[string]float64{"spiffe_id=spiffe://td/a": 100.5})
+	wantSeries(t, l.Registry(), identityNotAfter, map[string]float64{"spiffe_id=spiffe://td/a": 100.5})
 	l.Identity("spiffe://td/b", time.Unix(200, 0))
-	wantSeries(t, l.Registry(), IdentityNotAfter, map[string]float64{"spiffe_id=spiffe://td/b": 200})
+	wantSeries(t, l.Registry(), identityNotAfter, map[string]float64{"spiffe_id=spiffe://td/b": 200})
 	l.Identity("spiffe://td/b", time.Time{})
-	wantSeries(t, l.Registry(), IdentityNotAfter, map[string]float64{})
+	wantSeries(t, l.Registry(), identityNotAfter, map[string]float64{})
 }
 
 func TestStreamAndGatewaysAtScrape(t *testing.T) {
 	f := NewFrontend("1")
-	for _, m := range []Metric{FrontendLBLive, FrontendLBLeaseAge, FrontendBIRDUp, FrontendAnnouncerSessions} {
+	for _, m := range []Metric{frontendLBLive, frontendLBLeaseAge, frontendBIRDUp, frontendAnnouncerSessions} {
 		wantSeries(t, f.Registry(), m, map[string]float64{})
 	}
 	var now FrontendState
 	f.State(func() FrontendState { return now })
-	wantSeries(t, f.Registry(), FrontendGating, map[string]float64{"": 0})
-	wantSeries(t, f.Registry(), FrontendLBLive, map[string]float64{})
+	wantSeries(t, f.Registry(), frontendGating, map[string]float64{"": 0})
+	wantSeries(t, f.Registry(), frontendLBLive, map[string]float64{})
 	now.Stream = &Stream{Reconnects: 2}
-	wantSeries(t, f.Registry(), FrontendGating, map[string]float64{"": 1})
-	wantSeries(t, f.Registry(), FrontendLBLive, map[string]float64{"": 0})
-	wantSeries(t, f.Registry(), FrontendLBLeaseAge, map[string]float64{})
-	wantSeries(t, f.Registry(), FrontendLBLeaseRemaining, map[string]float64{})
-	wantSeries(t, f.Registry(), FrontendStreamReconnects, map[string]float64{"": 2})
+	wantSeries(t, f.Registry(), frontendGating, map[string]float64{"": 1})
+	wantSeries(t, f.Registry(), frontendLBLive, map[string]float64{"": 0})
+	wantSeries(t, f.Registry(), frontendLBLeaseAge, map[string]float64{})
+	wantSeries(t, f.Registry(), frontendLBLeaseRemaining, map[string]float64{})
+	wantSeries(t, f.Registry(), frontendStreamReconnects, map[string]float64{"": 2})
 	now.Stream = &Stream{Live: true, LastMessage: time.Now().Add(-time.Hour), LeaseEnd: time.Now().Add(-time.Minute)}
-	if age := series(t, f.Registry(), FrontendLBLeaseAge)[""]; age < 3600 {
+	if age := series(t, f.Registry(), frontendLBLeaseAge)[""]; age < 3600 {
 		t.Errorf("the lease is %v s old", age)
 	}
-	if left := series(t, f.Registry(), FrontendLBLeaseRemaining)[""]; left > -60 {
+	if left := series(t, f.Registry(), frontendLBLeaseRemaining)[""]; left > -60 {
 		t.Errorf("%v s of the lease are left", left)
 	}
 	now.BIRD = BIRD{Up: true, Gateways: []Gateway{
 		{Name: "a", Family: "ipv4", Up: true, Since: time.Now().Add(-time.Minute), Imported: 3, Exported: 4},
 		{Name: "b", Family: "ipv4", Held: true, Since: time.Now().Add(-time.Minute)},
 	}}
-	wantSeries(t, f.Registry(), FrontendGatewayUp, map[string]float64{
+	wantSeries(t, f.Registry(), frontendGatewayUp, map[string]float64{
 		"family=ipv4 gateway=a": 1,
 		"family=ipv4 gateway=b": 0,
 	})
-	wantSeries(t, f.Registry(), FrontendGatewayHeld, map[string]float64{
+	wantSeries(t, f.Registry(), frontendGatewayHeld, map[string]float64{
 		"family=ipv4 gateway=a": 0,
 		"family=ipv4 gateway=b": 1,
 	})
-	wantSeries(t, f.Registry(), FrontendGatewayImported,
+	wantSeries(t, f.Registry(), frontendGatewayImported,
 		map[string]float64{"family=ipv4 gateway=a": 3, "family=ipv4 gateway=b": 0})
-	uptime := series(t, f.Registry(), FrontendGatewayUptime)
+	uptime := series(t, f.Registry(), frontendGatewayUptime)
 	if uptime["family=ipv4 gateway=a"] < 60 || uptime["family=ipv4 gateway=b"] != 0 {
 		t.Errorf("uptimes are %v", uptime)
 	}
 	now.BIRD = BIRD{}
-	wantSeries(t, f.Registry(), FrontendGatewayUp, map[string]float64{})
+	wantSeries(t, f.Registry(), frontendGatewayUp, map[string]float64{})
 }
 
 func TestCallCountersStartAtZero(t *testing.T) {
 	f := fullFrontend()
 	f.Serves(served) // a second server has the same services
-	wantSeries(t, f.Registry(), CallsStarted, map[string]float64{
+	wantSeries(t, f.Registry(), callsStarted, map[string]float64{
 		"grpc_method=Check grpc_service=grpc.health.v1.Health grpc_type=unary":         0,
 		"grpc_method=Get grpc_service=vipgate.x.v1.XService grpc_type=unary":           0,
 		"grpc_method=Watch grpc_service=vipgate.x.v1.XService grpc_type=server_stream": 0,
@@ -427,10 +427,10 @@ func TestBIRDRefusal(t *testing.T) {
 	f := NewFrontend("1")
 	now := FrontendState{BIRD: BIRD{Up: true, Configured: true}}
 	f.State(func() FrontendState { return now })
-	wantSeries(t, f.Registry(), FrontendBIRDConfigured, map[string]float64{"": 1})
+	wantSeries(t, f.Registry(), frontendBIRDConfigured, map[string]float64{"": 1})
 	now.BIRD = BIRD{Up: true, Refusals: 1}
-	wantSeries(t, f.Registry(), FrontendBIRDConfigured, map[string]float64{"": 0})
-	wantSeries(t, f.Registry(), FrontendBIRDRefusals, map[string]float64{"": 1})
+	wantSeries(t, f.Registry(), frontendBIRDConfigured, map[string]float64{"": 0})
+	wantSeries(t, f.Registry(), frontendBIRDRefusals, map[string]float64{"": 1})
 }
 
 func numbered(i int) vip.VIP { return vip.Require(fmt.Sprintf("20.0.%d.%d/32", i>>8, i&255)) }
@@ -455,7 +455,7 @@ func TestConcurrentScrapes(t *testing.T) {
 	})
 	for range 3 {
 		counts := 0.0
-		for _, n := range series(t, f.Registry(), FrontendVIPs) {
+		for _, n := range series(t, f.Registry(), frontendVIPs) {
 			counts += n
 		}
 		if counts != many {
@@ -463,11 +463,11 @@ func TestConcurrentScrapes(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	wantSeries(t, f.Registry(), FrontendVIPs, map[string]float64{
+	wantSeries(t, f.Registry(), frontendVIPs, map[string]float64{
 		"advertisement=announced family=ipv4 reason=ready":      many,
 		"advertisement=withdrawn family=ipv4 reason=no_gateway": 0,
 	})
-	wantSeries(t, f.Registry(), FrontendVIPTransitions, map[string]float64{"reason=no_gateway to=withdrawn": many})
+	wantSeries(t, f.Registry(), frontendVIPTransitions, map[string]float64{"reason=no_gateway to=withdrawn": many})
 }
 
 func BenchmarkScrape10000VIPs(b *testing.B) {

@@ -67,16 +67,16 @@ type process struct {
 func newProcess(program, version string) *process {
 	metrics := &process{
 		registry: prometheus.NewRegistry(),
-		valid:    ConfigurationValid.gauges(),
-		stale:    ConfigurationStale.gauges(),
-		reloads:  ConfigurationReloads.counters(),
-		notAfter: IdentityNotAfter.gauges(),
-		serving:  HealthServing.gauges(),
+		valid:    configurationValid.gauges(),
+		stale:    configurationStale.gauges(),
+		reloads:  configurationReloads.counters(),
+		notAfter: identityNotAfter.gauges(),
+		serving:  healthServing.gauges(),
 		// The histogram of the handling time is omitted: the client determines the duration of a stream,
 		// and time-critical operations (decisions, replies of BIRD) have their own histograms.
 		calls: grpcprom.NewServerMetrics(),
 	}
-	build := BuildInfo.gauges()
+	build := buildInfo.gauges()
 	build.WithLabelValues(program, version, runtime.Version()).Set(1)
 	for _, ok := range []bool{true, false} {
 		metrics.reloads.WithLabelValues(result(ok))
@@ -135,7 +135,7 @@ func (metrics *process) Health(service string, serving bool) {
 
 // LostLines sets the function that returns the number of lost log lines.
 func (metrics *process) LostLines(lost func() uint64) {
-	metrics.registry.MustRegister(scrape(func(send send) { send(LogLinesLost, float64(lost())) }))
+	metrics.registry.MustRegister(scrape(func(send send) { send(logLinesLost, float64(lost())) }))
 }
 
 // ServerOptions returns the options with which a gRPC server counts its calls. All servers of the

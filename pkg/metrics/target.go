@@ -24,16 +24,16 @@ func NewTarget(version string, read func() TargetState) *Target {
 	t := &Target{newProcess("target", version)}
 	t.registry.MustRegister(scrape(func(send send) {
 		state := read()
-		send(TargetComplete, boolValue(state.Complete))
-		send(TargetProblems, float64(state.Problems))
-		send(TargetRepairs, float64(state.Repairs))
-		send(TargetDropped, float64(state.Dropped))
-		send(TargetPeers, float64(state.Live), "live")
-		send(TargetPeers, float64(state.Gone), "gone")
-		send(TargetPeersFull, boolValue(state.Full))
-		send(TargetPeersEvicted, float64(state.Evicted))
+		send(targetComplete, boolValue(state.Complete))
+		send(targetProblems, float64(state.Problems))
+		send(targetRepairs, float64(state.Repairs))
+		send(targetDropped, float64(state.Dropped))
+		send(targetPeers, float64(state.Live), "live")
+		send(targetPeers, float64(state.Gone), "gone")
+		send(targetPeersFull, boolValue(state.Full))
+		send(targetPeersEvicted, float64(state.Evicted))
 		for peer, n := range state.Flows {
-			send(TargetFlows, float64(n), peer)
+			send(targetFlows, float64(n), peer)
 		}
 	}))
 	return t

@@ -93,8 +93,8 @@ func (metrics *vips) collect(send send) {
 			send(metrics.reason, 1, name, family.String(), state.Reason)
 		}
 		if metrics.targets {
-			send(LBVIPReadyTargets, float64(state.Ready), name, family.String())
-			send(LBVIPTargets, float64(state.Total), name, family.String())
+			send(lbVIPReadyTargets, float64(state.Ready), name, family.String())
+			send(lbVIPTargets, float64(state.Total), name, family.String())
 		}
 	}
 	metrics.mu.Lock()

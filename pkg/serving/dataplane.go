@@ -13,25 +13,26 @@ import (
 
 // planStream returns the desired data plane state of a stream. before is the previous one; nil if
 // there was none.
-func (e *Evaluator) planStream(s *stream, before *plan.Stream) *plan.Stream {
-	d := &plan.Stream{
-		Name: s.Name, VIPs: s.VIPs, Size: s.Maglev.Size, Seed: s.Maglev.Seed, DrainTime: s.DrainTime,
-		Match: ports(s.Match), Targets: make([]plan.Target, 0, len(s.members)), RouteAll: s.Check.Via.ToVIP(true),
+func (evaluator *Evaluator) planStream(stream *stream, before *plan.Stream) *plan.Stream {
+	desired := &plan.Stream{
+		Name: stream.Name, VIPs: stream.VIPs, Size: stream.Maglev.Size, Seed: stream.Maglev.Seed, DrainTime: stream.DrainTime,
+		Match: ports(stream.Match), Targets: make([]plan.Target, 0, len(stream.members)),
+		RouteAll: stream.Check.Via.ToVIP(true),
 	}
-	for i := range s.members {
-		if s.shadowed[i] {
+	for i := range stream.members {
+		if stream.shadowed[i] {
 			continue
 		}
-		m := &s.members[i]
+		member := &stream.members[i]
 		// Down is the role of a family without an address.
-		t := plan.Target{Name: m.Name, IPs: m.IPs, Roles: [...]plan.Role{plan.Down, plan.Down}}
-		for _, ip := range m.IPs {
-			t.Roles[vip.FamilyOf(ip)] = e.role(s, m, ip)
+		target := plan.Target{Name: member.Name, IPs: member.IPs, Roles: [...]plan.Role{plan.Down, plan.Down}}
+		for _, ip := range member.IPs {
+			target.Roles[vip.FamilyOf(ip)] = evaluator.role(stream, member, ip)
 		}
-		d.Targets = append(d.Targets, t)
+		desired.Targets = append(desired.Targets, target)
 	}
-	disableMoved(d, before)
-	return d
+	disableMoved(desired, before)
+	return desired
 }
 
 // protocols maps the protocol names of the trench file to IP protocol numbers.
@@ -51,31 +52,32 @@ func ports(match []trench.Match) (list []plan.Port) {
 }
 
 // role returns the role of a target for the family of one of its addresses.
-func (e *Evaluator) role(s *stream, m *targetset.Member, ip netip.Addr) plan.Role {
-	f := vip.FamilyOf(ip)
-	t := &s.tallies[f]
-	h, known := e.healthOf(s, m, ip)
-	draining := m.Draining == healthcheck.Draining
+func (evaluator *Evaluator) role(stream *stream, member *targetset.Member, ip netip.Addr) plan.Role {
+	family := vip.FamilyOf(ip)
+	counts := &stream.tallies[family]
+	health, known := evaluator.healthOf(stream, member, ip)
+	draining := member.Draining == healthcheck.Draining
 	switch {
-	case m.Draining == healthcheck.Drained || e.kernel.unreachable(ip) != "":
+	case member.Draining == healthcheck.Drained || evaluator.kernel.unreachable(ip) != "":
 		return plan.Down
-	case !known || h.State == healthcheck.Starting:
+	case !known || health.State == healthcheck.Starting:
 		return plan.Unknown
-	case h.State == healthcheck.Ready:
+	case health.State == healthcheck.Ready:
 		switch {
-		case s.settles(f) && !e.kernel.serving(s.Name, f):
+		case stream.settles(family) && !evaluator.kernel.serving(stream.Name, family):
 			return plan.Unknown // all targets enter the table together
 		case !draining:
 			return plan.Serving
-		case !s.enough(t.alive) && s.enough(t.alive+t.leaving):
+		case !stream.enough(counts.alive) && stream.enough(counts.alive+counts.leaving):
 			return plan.Serving // no other target can take over
-		case e.kernel.serves(s.Name, f, m.Name) && !s.enough(t.ready) && s.enough(t.alive):
+		case evaluator.kernel.serves(stream.Name, family, member.Name) && !stream.enough(counts.ready) &&
+			stream.enough(counts.alive):
 			return plan.Serving // until the kernel serves its replacements
 		}
 		return plan.Draining
-	case h.State == healthcheck.Overdue && draining:
+	case health.State == healthcheck.Overdue && draining:
 		return plan.Draining
-	case h.State == healthcheck.Overdue:
+	case health.State == healthcheck.Overdue:
 		// An overdue target may be alive, and too many of them make the VIP not ready anyway.
 		return plan.Unknown
 	}
@@ -84,30 +86,30 @@ func (e *Evaluator) role(s *stream, m *targetset.Member, ip netip.Addr) plan.Rol
 
 // disableMoved replaces the role Unknown by Down for targets whose addresses changed: until a check
 // passes at the new addresses, kernel entries with the target's name lead to the old ones.
-func disableMoved(d, before *plan.Stream) {
+func disableMoved(desired, before *plan.Stream) {
 	var old map[string]*plan.Target
-	for i := range d.Targets {
-		t := &d.Targets[i]
-		if !slices.Contains(t.Roles[:], plan.Unknown) {
+	for i := range desired.Targets {
+		target := &desired.Targets[i]
+		if !slices.Contains(target.Roles[:], plan.Unknown) {
 			continue // nearly always
 		}
 		if old == nil {
 			old = byName(before)
 		}
-		if was := old[t.Name]; was == nil || slices.Equal(was.IPs, t.IPs) {
+		if was := old[target.Name]; was == nil || slices.Equal(was.IPs, target.IPs) {
 			continue
 		}
-		for f, role := range t.Roles {
-			t.Roles[f] = max(role, plan.Down) // all but Unknown stay
+		for f, role := range target.Roles {
+			target.Roles[f] = max(role, plan.Down) // all but Unknown stay
 		}
 	}
 }
 
 // byName returns the targets of a stream by name; an empty map for a nil stream.
-func byName(s *plan.Stream) map[string]*plan.Target {
+func byName(stream *plan.Stream) map[string]*plan.Target {
 	targets := map[string]*plan.Target{}
-	for i := 0; s != nil && i < len(s.Targets); i++ {
-		targets[s.Targets[i].Name] = &s.Targets[i]
+	for i := 0; stream != nil && i < len(stream.Targets); i++ {
+		targets[stream.Targets[i].Name] = &stream.Targets[i]
 	}
 	return targets
 }
@@ -118,9 +120,9 @@ func keepsServing(t *plan.Target, f vip.Family) bool {
 }
 
 // continues reports whether a target that the kernel forwards to continues to serve in a stream.
-func (k *kernel) continues(s *plan.Stream, f vip.Family) bool {
-	return s != nil && slices.ContainsFunc(s.Targets, func(t plan.Target) bool {
-		return keepsServing(&t, f) && k.serves(s.Name, f, t.Name)
+func (kernel *kernel) continues(stream *plan.Stream, family vip.Family) bool {
+	return stream != nil && slices.ContainsFunc(stream.Targets, func(t plan.Target) bool {
+		return keepsServing(&t, family) && kernel.serves(stream.Name, family, t.Name)
 	})
 }
 

@@ -361,7 +361,7 @@ func TestRemovedStreamServesUntilWithdrawal(t *testing.T) {
 	p := twoTargets(t)
 	p.members["t"] = []targetset.Member{member("c", "172.16.0.3")}
 	p.configure(trenchOf(streamOf("t", vipB)))
-	if p.e.find(vipA, new(int)) != nil {
+	if p.e.roster.find(vipA, new(int)) != nil {
 		t.Error("VIP not removed")
 	}
 	p.wantRole("s", "a", vip.IPv4, plan.Serving)

@@ -21,6 +21,9 @@ const FrontendGone = 500 * time.Millisecond
 // target is held back: a stream keeps its last targets in the kernel, and its VIPs, until the
 // frontend has withdrawn those VIPs. During the hold they are not ready.
 type forwarding struct {
+	kernel       *kernel
+	roster       *roster
+	withdrawTime time.Duration // of the frontend
 	// desired maps each stream to its desired state, and sent is the state that the data plane
 	// received; its revision is 0 before the first one. Equal streams share one pointer. counted
 	// lists the streams that were counted again since desired was computed.
@@ -55,11 +58,11 @@ type Frontend struct {
 	Position readiness.Position // of the newest decision, which the frontend may not have applied yet
 }
 
-// Applied reports whether the frontend had applied position p when it sent report r. A VIP that an
+// Applied reports whether the frontend had applied a position when it sent a report. A VIP that an
 // older report lists as withdrawn may be advertised now: it just became ready, or its gateway just
 // came up.
-func Applied(r readiness.Report, p readiness.Position) bool {
-	return r.Applied.InstanceID == p.InstanceID && r.Applied.Revision >= p.Revision
+func Applied(report readiness.Report, position readiness.Position) bool {
+	return report.Applied.InstanceID == position.InstanceID && report.Applied.Revision >= position.Revision
 }
 
 // Forwarding is the next desired state, with the holds that delay changes.
@@ -81,49 +84,49 @@ type Release struct {
 
 // Routes returns the desired state until the first call of Forward: routes to the targets that are
 // checked through their VIPs.
-func (e *Evaluator) Routes() *plan.Desired {
-	w := &plan.Desired{RoutesOnly: true, Streams: map[string]*plan.Stream{}}
-	for name, s := range e.streams {
-		if d := e.planStream(s, nil); d.RouteAll {
-			w.Streams[name] = d
+func (evaluator *Evaluator) Routes() *plan.Desired {
+	desired := &plan.Desired{RoutesOnly: true, Streams: map[string]*plan.Stream{}}
+	for name, s := range evaluator.streams {
+		if d := evaluator.planStream(s, nil); d.RouteAll {
+			desired.Streams[name] = d
 		}
 	}
-	return w
+	return desired
 }
 
 // Forward returns the next desired state of the data plane. It is called after each Evaluate, once
 // the decision has a position: in that decision, VIPs that lose their last target are not ready.
-func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
-	w := &e.forwarding
-	for name := range w.counted {
-		s, ok := e.streams[name]
+func (evaluator *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
+	forwarding := &evaluator.forwarding
+	for name := range forwarding.counted {
+		stream, ok := evaluator.streams[name]
 		if !ok {
-			delete(w.desired, name)
-			w.compare(name)
+			delete(forwarding.desired, name)
+			forwarding.compare(name)
 			continue
 		}
-		before, sent := w.desired[name], w.sent.Streams[name]
-		w.desired[name] = e.planStream(s, before)
+		before, sent := forwarding.desired[name], forwarding.sent.Streams[name]
+		forwarding.desired[name] = evaluator.planStream(stream, before)
 		// An equal state keeps its pointer, since compare and send compare pointers.
 		for _, same := range []*plan.Stream{before, sent} {
-			if w.desired[name].Equal(same) {
-				w.desired[name] = same
+			if forwarding.desired[name].Equal(same) {
+				forwarding.desired[name] = same
 			}
 		}
-		w.compare(name)
+		forwarding.compare(name)
 	}
-	w.counted = map[string]bool{}
-	if w.sent.Revision == 0 {
-		e.sendFirst(now, frontend, &out)
+	forwarding.counted = map[string]bool{}
+	if forwarding.sent.Revision == 0 {
+		forwarding.sendFirst(now, frontend, &out)
 	} else {
-		e.sendChanged(now, frontend, &out)
+		forwarding.sendChanged(now, frontend, &out)
 	}
-	for key, h := range w.holds {
+	for key, held := range forwarding.holds {
 		what, vips := fmt.Sprintf("stream %s (%s)", key.stream, key.family), "1 VIP"
 		if key.stream == "" {
 			what = "every change"
 		}
-		if n := len(h.vips); n > 1 {
+		if n := len(held.vips); n > 1 {
 			vips = fmt.Sprintf("%d VIPs", n)
 		}
 		out.Held = append(out.Held, what+": until the frontend withdraws "+vips)
@@ -133,44 +136,44 @@ func (e *Evaluator) Forward(now time.Time, frontend Frontend) (out Forwarding) {
 }
 
 // compare updates differs for one stream.
-func (w *forwarding) compare(name string) {
-	if w.desired[name] == w.sent.Streams[name] {
-		delete(w.differs, name)
+func (forwarding *forwarding) compare(name string) {
+	if forwarding.desired[name] == forwarding.sent.Streams[name] {
+		delete(forwarding.differs, name)
 	} else {
-		w.differs[name] = true
+		forwarding.differs[name] = true
 	}
 }
 
 // sendFirst replaces the kernel state of the previous process. Its streams are not fully known, so
 // a hold covers the whole state.
-func (e *Evaluator) sendFirst(now time.Time, frontend Frontend, out *Forwarding) {
+func (forwarding *forwarding) sendFirst(now time.Time, frontend Frontend, out *Forwarding) {
 	var need []vip.VIP
-	for v, name := range e.kernel.state.VIPs {
-		if e.kernel.serving(name, v.Family()) && !e.ownerServes(e.owner(v, new(int)), v.Family()) {
+	for v, name := range forwarding.kernel.state.VIPs {
+		if forwarding.kernel.serving(name, v.Family()) &&
+			!forwarding.ownerServes(forwarding.roster.owner(v, new(int)), v.Family()) {
 			need = append(need, v)
 		}
 	}
-	if !e.holdBack(now, holdKey{}, need, frontend, out) {
-		out.Desired = e.send(maps.Clone(e.forwarding.desired))
-		clear(e.forwarding.differs)
+	if !forwarding.holdBack(now, holdKey{}, need, frontend, out) {
+		out.Desired = forwarding.send(maps.Clone(forwarding.desired))
+		clear(forwarding.differs)
 	}
 }
 
 // sendChanged sends the desired state of the streams that differ from the sent state.
-func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwarding) {
-	w := &e.forwarding
+func (forwarding *forwarding) sendChanged(now time.Time, frontend Frontend, out *Forwarding) {
 	// Every stream is back in its sent state, so no change is left to hold back.
-	if len(w.differs) == 0 {
-		clear(w.holds)
+	if len(forwarding.differs) == 0 {
+		clear(forwarding.holds)
 		return
 	}
 	changed := map[string]bool{}
-	for name := range w.differs {
+	for name := range forwarding.differs {
 		changed[name] = true
-		if s := w.desired[name]; s != nil {
+		if stream := forwarding.desired[name]; stream != nil {
 			last := ""
-			for _, v := range s.VIPs {
-				if by := w.sentOwners[v]; by != last {
+			for _, v := range stream.VIPs {
+				if by := forwarding.sentOwners[v]; by != last {
 					changed[by], last = true, by // it may lose the VIP
 				}
 			}
@@ -178,84 +181,86 @@ func (e *Evaluator) sendChanged(now time.Time, frontend Frontend, out *Forwardin
 	}
 	delete(changed, "") // the owner of new VIPs
 	// The change that a hold delayed may have been reverted.
-	maps.DeleteFunc(w.holds, func(key holdKey, _ *hold) bool { return !changed[key.stream] })
+	maps.DeleteFunc(forwarding.holds, func(key holdKey, _ *hold) bool { return !changed[key.stream] })
 	kept := map[string][]remainder{}
 	keepers := map[vip.VIP]string{} // streams that keep VIPs which their new owners do not serve yet
 	for name := range changed {
-		for _, f := range vip.Families {
-			r := e.remainder(name, f)
-			if !e.holdBack(now, holdKey{name, f}, r.need, frontend, out) {
+		for _, family := range vip.Families {
+			remainder := forwarding.remainder(name, family)
+			if !forwarding.holdBack(now, holdKey{name, family}, remainder.need, frontend, out) {
 				continue
 			}
-			kept[name] = append(kept[name], r)
-			for _, v := range r.vips {
+			kept[name] = append(kept[name], remainder)
+			for _, v := range remainder.vips {
 				keepers[v] = name
 			}
 		}
 	}
 	var next map[string]*plan.Stream // nil while equal to sent
 	for name := range changed {
-		is, sent := e.interim(name, kept[name], keepers), w.sent.Streams[name]
+		is, sent := forwarding.interim(name, kept[name], keepers), forwarding.sent.Streams[name]
 		if is.Equal(sent) {
-			if is != nil && is == w.desired[name] {
-				w.desired[name] = sent
+			if is != nil && is == forwarding.desired[name] {
+				forwarding.desired[name] = sent
 			}
 			continue
 		}
 		if next == nil {
-			next = maps.Clone(w.sent.Streams)
+			next = maps.Clone(forwarding.sent.Streams)
 		}
 		if next[name] = is; is == nil {
 			delete(next, name)
 		}
 	}
 	if next != nil {
-		out.Desired = e.send(next)
+		out.Desired = forwarding.send(next)
 	}
 	for name := range changed {
-		w.compare(name)
+		forwarding.compare(name)
 	}
-	if len(w.differs) == 0 {
-		w.differs = map[string]bool{} // iterating a map that was large stays slow
+	if len(forwarding.differs) == 0 {
+		forwarding.differs = map[string]bool{} // iterating a map that was large stays slow
 	}
 }
 
 // send returns the next desired state and records its revocations: until the kernel applied it, the
 // confirmed state may still contain the removed targets and VIPs.
-func (e *Evaluator) send(streams map[string]*plan.Stream) *plan.Desired {
-	w, k := &e.forwarding, e.kernel
-	before := w.sent.Streams
-	w.sent = &plan.Desired{Revision: w.sent.Revision + 1, Streams: streams}
+func (forwarding *forwarding) send(streams map[string]*plan.Stream) *plan.Desired {
+	kernel := forwarding.kernel
+	before := forwarding.sent.Streams
+	forwarding.sent = &plan.Desired{Revision: forwarding.sent.Revision + 1, Streams: streams}
 	sameVIPs := true
 	for name := range differing(before, streams) {
-		was, is := before[name], streams[name]
-		if was == nil || is == nil || !slices.Equal(was.VIPs, is.VIPs) {
+		was, next := before[name], streams[name]
+		if was == nil || next == nil || !slices.Equal(was.VIPs, next.VIPs) {
 			sameVIPs = false
 		}
 		if was == nil {
 			continue
 		}
-		targets := byName(is)
+		// Without the revocation a target that returns within one revision would count as confirmed.
+		targets := byName(next)
 		for i := range was.Targets {
-			t := &was.Targets[i]
-			for _, f := range vip.Families {
-				if keepsServing(t, f) && !keepsServing(targets[t.Name], f) {
-					k.revoked[revocation{stream: name, target: t.Name, family: f}] = w.sent.Revision
+			target := &was.Targets[i]
+			for _, family := range vip.Families {
+				if keepsServing(target, family) && !keepsServing(targets[target.Name], family) {
+					kernel.revoked[revocation{stream: name, target: target.Name, family: family}] = forwarding.sent.Revision
 				}
 			}
 		}
 	}
+	// Nearly all changes concern targets only; the owners of all VIPs are expensive to compute.
 	if sameVIPs {
-		return w.sent
+		return forwarding.sent
 	}
 	owners := ownersOf(streams)
-	for v, name := range w.sentOwners {
-		if by := owners[v]; by != name && !k.continues(streams[by], v.Family()) {
-			k.revoked[revocation{vip: v}] = w.sent.Revision
+	for v, name := range forwarding.sentOwners {
+		if by := owners[v]; by != name && !kernel.continues(streams[by], v.Family()) {
+			kernel.revoked[revocation{vip: v}] = forwarding.sent.Revision
 		}
 	}
-	w.sentOwners = owners
-	return w.sent
+	forwarding.sentOwners = owners
+	return forwarding.sent
 }
 
 // remainder is the part of a family of a stream that stays until VIPs are withdrawn.
@@ -268,28 +273,28 @@ type remainder struct {
 
 // remainder returns the VIPs that would lose their last target if a family of a stream reached its
 // desired state, with the targets that keep them forwarded.
-func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
-	w, k := &e.forwarding, e.kernel
-	r := remainder{family: f}
-	was := w.sent.Streams[stream]
-	if was == nil || !k.serving(stream, f) {
+func (forwarding *forwarding) remainder(stream string, family vip.Family) remainder {
+	kernel := forwarding.kernel
+	r := remainder{family: family}
+	was := forwarding.sent.Streams[stream]
+	if was == nil || !kernel.serving(stream, family) {
 		return r
 	}
-	if !k.continues(w.desired[stream], f) {
+	if !kernel.continues(forwarding.desired[stream], family) {
 		for i := range was.Targets {
-			if t := &was.Targets[i]; keepsServing(t, f) && k.serves(stream, f, t.Name) {
+			if t := &was.Targets[i]; keepsServing(t, family) && kernel.serves(stream, family, t.Name) {
 				r.targets = append(r.targets, t)
 			}
 		}
 	}
 	var near int
 	for _, v := range was.VIPs {
-		if v.Family() != f || k.state.VIPs[v] == "" || w.sentOwners[v] != stream {
+		if v.Family() != family || kernel.state.VIPs[v] == "" || forwarding.sentOwners[v] != stream {
 			continue // of another stream, or not installed
 		}
-		s := e.owner(v, &near)
+		s := forwarding.roster.owner(v, &near)
 		switch leaves := s == nil || s.Name != stream; {
-		case leaves && e.ownerServes(s, f):
+		case leaves && forwarding.ownerServes(s, family):
 		case leaves:
 			r.vips = append(r.vips, v)
 			r.need = append(r.need, v)
@@ -302,58 +307,59 @@ func (e *Evaluator) remainder(stream string, f vip.Family) remainder {
 
 // ownerServes reports whether the future owner of VIPs has a target that the kernel forwards to and
 // that continues to serve; a nil stream has none.
-func (e *Evaluator) ownerServes(s *stream, f vip.Family) bool {
-	return s != nil && e.kernel.continues(e.forwarding.desired[s.Name], f)
+func (forwarding *forwarding) ownerServes(s *stream, f vip.Family) bool {
+	return s != nil && forwarding.kernel.continues(forwarding.desired[s.Name], f)
 }
 
 // holdBack reports whether a hold of VIPs continues, or begins.
-func (e *Evaluator) holdBack(now time.Time, key holdKey, need []vip.VIP, frontend Frontend, out *Forwarding) bool {
-	holds := e.forwarding.holds
+func (forwarding *forwarding) holdBack(now time.Time, key holdKey, need []vip.VIP, frontend Frontend,
+	out *Forwarding,
+) bool {
 	if len(need) == 0 {
-		delete(holds, key)
+		delete(forwarding.holds, key)
 		return false
 	}
-	h := holds[key]
-	if h == nil {
-		h = &hold{since: now}
-		holds[key] = h
+	held := forwarding.holds[key]
+	if held == nil {
+		held = &hold{since: now}
+		forwarding.holds[key] = held
 	}
-	if !slices.Equal(need, h.vips) { // nearly never
+	if !slices.Equal(need, held.vips) { // nearly never
 		// A VIP that joins the hold needs a later decision and the full time to withdraw.
-		had := vip.NewSet(h.vips...)
+		had := vip.NewSet(held.vips...)
 		if slices.ContainsFunc(need, func(v vip.VIP) bool { return !had.Has(v) }) {
-			h.revision, h.ends = frontend.Position.Revision, now.Add(e.options.WithdrawTime)
+			held.revision, held.ends = frontend.Position.Revision, now.Add(forwarding.withdrawTime)
 		}
 	}
-	h.vips = need
+	held.vips = need
 	// Without a frontend, wait for FrontendGone since the disconnection or the begin of the hold,
 	// whichever is later.
-	gone := h.since
+	gone := held.since
 	if frontend.At.After(gone) {
 		gone = frontend.At
 	}
 	gone = gone.Add(FrontendGone)
 	if key.stream == "" {
-		gone = h.ends // a frontend connects to a restarted load balancer within seconds
+		gone = held.ends // a frontend connects to a restarted load balancer within seconds
 	}
-	release := Release{Stream: key.stream, VIPs: len(need), After: now.Sub(h.since)}
-	p := readiness.Position{InstanceID: frontend.Position.InstanceID, Revision: h.revision}
+	release := Release{Stream: key.stream, VIPs: len(need), After: now.Sub(held.since)}
+	position := readiness.Position{InstanceID: frontend.Position.InstanceID, Revision: held.revision}
 	switch {
-	case Applied(frontend.Report, p) && frontend.withdrew(need):
+	case Applied(frontend.Report, position) && frontend.withdrew(need):
 		release.Level, release.Cause = slog.LevelDebug, "the frontend withdrew the VIPs"
 	case !frontend.Connected && !gone.After(now):
 		release.Level, release.Cause = slog.LevelInfo, "no frontend is connected"
-	case !h.ends.After(now):
+	case !held.ends.After(now):
 		release.Level, release.Cause = slog.LevelWarn, "the frontend did not withdraw in time"
 	default:
-		out.Next = targetset.Soonest(out.Next, h.ends)
+		out.Next = targetset.Soonest(out.Next, held.ends)
 		if !frontend.Connected {
 			out.Next = targetset.Soonest(out.Next, gone)
 		}
 		return true
 	}
 	out.Released = append(out.Released, release)
-	delete(holds, key)
+	delete(forwarding.holds, key)
 	return false
 }
 
@@ -373,49 +379,48 @@ func (f *Frontend) withdrew(vips []vip.VIP) bool {
 
 // interim returns the state to send for a stream during holds: its desired state with the kept
 // remainder, and without the VIPs that another stream keeps.
-func (e *Evaluator) interim(name string, kept []remainder, keepers map[vip.VIP]string) *plan.Stream {
-	w := &e.forwarding
-	is := w.desired[name]
+func (forwarding *forwarding) interim(name string, kept []remainder, keepers map[vip.VIP]string) *plan.Stream {
+	next := forwarding.desired[name]
 	foreign := func(v vip.VIP) bool { by := keepers[v]; return by != "" && by != name }
-	if len(kept) == 0 && (is == nil || !slices.ContainsFunc(is.VIPs, foreign)) {
-		return is
+	if len(kept) == 0 && (next == nil || !slices.ContainsFunc(next.VIPs, foreign)) {
+		return next
 	}
 	var s plan.Stream
-	if is != nil {
-		s = *is
+	if next != nil {
+		s = *next
 	} else {
-		s = *w.sent.Streams[name]
+		s = *forwarding.sent.Streams[name]
 		s.VIPs, s.Targets = nil, nil
 	}
 	s.VIPs, s.Targets = slices.DeleteFunc(slices.Clone(s.VIPs), foreign), slices.Clone(s.Targets)
 	var has vip.Set // of s.VIPs; nil until it is needed
-	for _, r := range kept {
-		if has == nil && len(r.vips) > 0 {
+	for _, remainder := range kept {
+		if has == nil && len(remainder.vips) > 0 {
 			has = vip.NewSet(s.VIPs...)
 		}
-		for _, v := range r.vips {
+		for _, v := range remainder.vips {
 			if !has.Has(v) {
 				s.VIPs = append(s.VIPs, v)
 			}
 		}
-		for _, t := range r.targets {
-			retain(&s, t, r.family)
+		for _, t := range remainder.targets {
+			retain(&s, t, remainder.family)
 		}
 	}
 	return &s
 }
 
 // retain restores the role of a target for a family in a stream.
-func retain(s *plan.Stream, was *plan.Target, f vip.Family) {
-	i := slices.IndexFunc(s.Targets, func(t plan.Target) bool { return t.Name == was.Name })
+func retain(stream *plan.Stream, was *plan.Target, family vip.Family) {
+	i := slices.IndexFunc(stream.Targets, func(t plan.Target) bool { return t.Name == was.Name })
 	switch {
 	case i < 0:
-		t := plan.Target{Name: was.Name, IPs: was.IPs, Roles: [...]plan.Role{plan.Down, plan.Down}}
-		t.Roles[f] = was.Roles[f]
-		s.Targets = append(s.Targets, t)
-	case !slices.Equal(s.Targets[i].IPs, was.IPs):
-		s.Targets[i] = *was
+		target := plan.Target{Name: was.Name, IPs: was.IPs, Roles: [...]plan.Role{plan.Down, plan.Down}}
+		target.Roles[family] = was.Roles[family]
+		stream.Targets = append(stream.Targets, target)
+	case !slices.Equal(stream.Targets[i].IPs, was.IPs):
+		stream.Targets[i] = *was
 	default:
-		s.Targets[i].Roles[f] = was.Roles[f]
+		stream.Targets[i].Roles[family] = was.Roles[family]
 	}
 }

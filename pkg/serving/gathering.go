@@ -7,9 +7,9 @@ import (
 	"github.com/vipgate/vipgate/pkg/targetset"
 )
 
-// MaxRegistrySettles bounds the wait for more registrations, in [Options.RegistrySettle], from the
+// maxRegistrySettles bounds the wait for more registrations, in [Options.RegistrySettle], from the
 // first one: a rollout of the application registers new targets all the time.
-const MaxRegistrySettles = 5
+const maxRegistrySettles = 5
 
 // gathering is the wait before the first rise of a stream whose targets register themselves. They
 // find a new load balancer one after the other, and the first would get the flows of all.
@@ -21,41 +21,41 @@ type gathering struct {
 }
 
 // add notes which targets are new. One that the trench file lists ends the wait.
-func (g *gathering) add(now time.Time, members []targetset.Member) {
-	for i := 0; i < len(members) && !g.over; i++ {
-		m := &members[i]
-		if g.known = g.known || m.Origins.Has(targetset.OriginFile); g.seen[m.Name] {
+func (wait *gathering) add(now time.Time, members []targetset.Member) {
+	for i := 0; i < len(members) && !wait.over; i++ {
+		member := &members[i]
+		if wait.known = wait.known || member.Origins.Has(targetset.OriginFile); wait.seen[member.Name] {
 			continue
 		}
-		if g.seen == nil {
-			g.seen, g.first = map[string]bool{}, now
+		if wait.seen == nil {
+			wait.seen, wait.first = map[string]bool{}, now
 		}
-		g.seen[m.Name], g.last = true, now
+		wait.seen[member.Name], wait.last = true, now
 	}
 }
 
 // end returns when the wait ends unless more targets register; zero if it is over, or if no target
 // has registered.
-func (g *gathering) end(quiet time.Duration) time.Time {
-	if g.over || g.first.IsZero() {
+func (wait *gathering) end(quiet time.Duration) time.Time {
+	if wait.over || wait.first.IsZero() {
 		return time.Time{}
 	}
-	return targetset.Soonest(g.last.Add(quiet), g.first.Add(MaxRegistrySettles*quiet))
+	return targetset.Soonest(wait.last.Add(quiet), wait.first.Add(maxRegistrySettles*quiet))
 }
 
 // waits reports whether the wait has begun, or is to end with the next evaluation.
-func (g *gathering) waits() bool { return !g.over && (g.known || !g.first.IsZero()) }
+func (wait *gathering) waits() bool { return !wait.over && (wait.known || !wait.first.IsZero()) }
 
 // gather ends the waits that are due, and reports whether any was. It returns the next end.
-func (e *Evaluator) gather(now time.Time) (next time.Time, ended bool) {
-	e.gathering = slices.DeleteFunc(e.gathering, func(s *stream) bool {
-		end := s.gathering.end(e.options.RegistrySettle)
-		if !s.gathering.known && now.Before(end) {
+func (evaluator *Evaluator) gather(now time.Time) (next time.Time, ended bool) {
+	evaluator.gathering = slices.DeleteFunc(evaluator.gathering, func(stream *stream) bool {
+		end := stream.gathering.end(evaluator.options.RegistrySettle)
+		if !stream.gathering.known && now.Before(end) {
 			next = targetset.Soonest(next, end)
 			return false
 		}
-		*s.gathering, s.gathers, ended = gathering{over: true}, false, true
-		e.touchStream(s)
+		*stream.gathering, stream.gathers, ended = gathering{over: true}, false, true
+		evaluator.roster.touchStream(stream)
 		return true
 	})
 	return next, ended

@@ -82,7 +82,7 @@ func TestRegistrySettle(t *testing.T) {
 // Targets that register all the time delay the first rise for a bounded time.
 func TestRegistrySettleBound(t *testing.T) {
 	r := newRegistryRig(t, false)
-	most := MaxRegistrySettles * quiet
+	most := maxRegistrySettles * quiet
 	for i, m := range numbered(int(most / (2 * time.Second))) {
 		r.register(min(time.Duration(i), 1)*2*time.Second, targetset.OriginRegistry, m)
 		r.want(vipA, vip.NotReady, reasonRegistering, uint32(i+1), uint32(i+1))

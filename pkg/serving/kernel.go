@@ -32,72 +32,72 @@ type revocation struct {
 	vip            vip.VIP
 }
 
-func (k *kernel) isRevoked(r revocation) bool {
-	return len(k.revoked) > 0 && k.state.Revision < k.revoked[r]
+func (kernel *kernel) isRevoked(r revocation) bool {
+	return len(kernel.revoked) > 0 && kernel.state.Revision < kernel.revoked[r]
 }
 
 // serves reports whether the kernel is confirmed to send new flows to a target of a stream.
-func (k *kernel) serves(stream string, f vip.Family, target string) bool {
-	return k == nil || k.state.Serves(stream, f, target) &&
-		!k.isRevoked(revocation{stream: stream, target: target, family: f})
+func (kernel *kernel) serves(stream string, family vip.Family, target string) bool {
+	return kernel == nil || kernel.state.Serves(stream, family, target) &&
+		!kernel.isRevoked(revocation{stream: stream, target: target, family: family})
 }
 
 // serving reports whether some target of a stream gets new flows.
-func (k *kernel) serving(stream string, f vip.Family) bool {
-	s := k.state.Streams[stream]
-	return s != nil && len(s.Serving[f]) > 0
+func (kernel *kernel) serving(stream string, family vip.Family) bool {
+	s := kernel.state.Streams[stream]
+	return s != nil && len(s.Serving[family]) > 0
 }
 
 // unreachable returns why packets cannot reach an address; "" if they can.
-func (k *kernel) unreachable(a netip.Addr) string {
-	if k == nil {
+func (kernel *kernel) unreachable(address netip.Addr) string {
+	if kernel == nil {
 		return ""
 	}
-	return k.state.Unreachable[a]
+	return kernel.state.Unreachable[address]
 }
 
 // able reports whether no known problem prevents forwarding to the stream.
-func (k *kernel) able(stream string, f vip.Family) bool {
-	if k == nil || k.state.Err != nil {
+func (kernel *kernel) able(stream string, family vip.Family) bool {
+	if kernel == nil || kernel.state.Err != nil {
 		return false
 	}
-	s, ok := k.state.Streams[stream]
-	return ok && s.Problem[f] == ""
+	s, ok := kernel.state.Streams[stream]
+	return ok && s.Problem[family] == ""
 }
 
 // Confirm applies a confirmed kernel state. Its cost follows the difference from the previous
 // state, and the number of VIPs.
-func (e *Evaluator) Confirm(state plan.State) {
-	k := e.kernel
-	before, problemsBefore := k.state, k.problems
-	k.state, k.problems = state, map[vip.VIP]*plan.Problem{}
+func (evaluator *Evaluator) Confirm(state plan.State) {
+	kernel := evaluator.kernel
+	before, problemsBefore := kernel.state, kernel.problems
+	kernel.state, kernel.problems = state, map[vip.VIP]*plan.Problem{}
 	for i := range state.Problems {
 		for _, v := range state.Problems[i].VIPs {
-			if k.problems[v] == nil {
-				k.problems[v] = &state.Problems[i]
+			if kernel.problems[v] == nil {
+				kernel.problems[v] = &state.Problems[i]
 			}
 		}
 	}
-	k.drift = driftOfVIPs(state.Drift)
-	for v := range differing(problemsBefore, k.problems) {
-		e.touch(v)
+	kernel.drift = driftOfVIPs(state.Drift)
+	for v := range differing(problemsBefore, kernel.problems) {
+		evaluator.roster.touch(v)
 	}
 	// Withheld families and an error are in the verdicts of all VIPs.
 	all := before.Withheld != state.Withheld || fmt.Sprint(before.Err) != fmt.Sprint(state.Err)
-	for i := range e.vips {
-		j := &e.vips[i]
-		installed := state.VIPs[j.VIP]
-		if all || installed != j.installed {
-			e.touched.add(i)
+	for i := range evaluator.roster.vips {
+		entry := &evaluator.roster.vips[i]
+		installed := state.VIPs[entry.VIP]
+		if all || installed != entry.installed {
+			evaluator.roster.touched.add(i)
 		}
-		j.installed = installed
+		entry.installed = installed
 	}
 	resolved := map[string]bool{} // streams with revocations that the kernel confirmed
-	for r, revision := range k.revoked {
+	for revoked, revision := range kernel.revoked {
 		if revision <= state.Revision {
-			delete(k.revoked, r)
-			e.touch(r.vip)
-			resolved[r.stream] = true
+			delete(kernel.revoked, revoked)
+			evaluator.roster.touch(revoked.vip)
+			resolved[revoked.stream] = true
 		}
 	}
 	reached := map[netip.Addr]bool{} // addresses that can, or can no longer, be reached
@@ -105,13 +105,13 @@ func (e *Evaluator) Confirm(state plan.State) {
 		reached[a] = true
 	}
 	able := (before.Err == nil) != (state.Err == nil)
-	for name, s := range e.streams {
+	for name, stream := range evaluator.streams {
 		same := state.Streams[name].Equal(before.Streams[name])
 		if !same {
-			e.touchStream(s) // its problem may have changed
+			evaluator.roster.touchStream(stream) // its problem may have changed
 		}
-		if able || resolved[name] || !same || (len(reached) > 0 && s.hasAny(reached)) {
-			e.recount(s)
+		if able || resolved[name] || !same || (len(reached) > 0 && stream.hasAny(reached)) {
+			evaluator.recount(stream)
 		}
 	}
 }
@@ -120,10 +120,10 @@ func (e *Evaluator) Confirm(state plan.State) {
 // the VIP. If a VIP has several, the last counts.
 func driftOfVIPs(all []plan.Drift) map[string]string {
 	of := map[string]string{}
-	for _, x := range all {
-		if rest, ok := strings.CutPrefix(x.Object, "element "); ok {
+	for _, drift := range all {
+		if rest, ok := strings.CutPrefix(drift.Object, "element "); ok {
 			if v, _, _ := strings.Cut(rest, " "); strings.Contains(v, "/") { // else it belongs to a target
-				of[v] = x.Object + ": " + x.Detail
+				of[v] = drift.Object + ": " + drift.Detail
 			}
 		}
 	}
@@ -131,8 +131,8 @@ func driftOfVIPs(all []plan.Drift) map[string]string {
 }
 
 // hasAny reports whether a target of the stream has one of the addresses.
-func (s *stream) hasAny(addresses map[netip.Addr]bool) bool {
-	return slices.ContainsFunc(s.members, func(m targetset.Member) bool {
+func (stream *stream) hasAny(addresses map[netip.Addr]bool) bool {
+	return slices.ContainsFunc(stream.members, func(m targetset.Member) bool {
 		return slices.ContainsFunc(m.IPs, func(a netip.Addr) bool { return addresses[a] })
 	})
 }

@@ -290,8 +290,8 @@ func (w *model) want(v vip.VIP) (state vip.State, end time.Time, ready, total in
 }
 
 func (w *model) check(t *rapid.T) {
-	if len(w.e.vips) != len(w.config.Attractor.VIPs) {
-		t.Fatalf("%d VIPs are judged, there are %d", len(w.e.vips), len(w.config.Attractor.VIPs))
+	if len(w.e.roster.vips) != len(w.config.Attractor.VIPs) {
+		t.Fatalf("%d VIPs are judged, there are %d", len(w.e.roster.vips), len(w.config.Attractor.VIPs))
 	}
 	for _, v := range w.config.Attractor.VIPs {
 		got := w.e.of(v)

@@ -11,163 +11,157 @@ import (
 )
 
 // judge returns the readiness of a VIP, without the VIP.
-func (e *Evaluator) judge(j *judged) *readiness.VIPReadiness {
-	g, in := j.group, 0
-	if j.verdict == nil || j.verdict.State == vip.NotReady {
+func (evaluator *Evaluator) judge(entry *judged) *readiness.VIPReadiness {
+	group, in := entry.group, 0
+	if entry.verdict == nil || entry.verdict.State == vip.NotReady {
 		in |= isDown
 	}
-	if e.forwarded(j) {
+	if evaluator.forwarded(entry) {
 		in |= isForwarded
 	}
-	m := &g.memos[in]
-	if m.evaluation != e.evaluation {
-		is := e.readiness(g, in)
-		if m.verdict == nil || *m.verdict != is { // an equal one keeps its address, which is compared first
-			fresh := is
-			m.verdict = &fresh
+	memo := &group.memos[in]
+	if memo.evaluation != evaluator.evaluation {
+		result := evaluator.readiness(group, in)
+		if memo.verdict == nil || *memo.verdict != result { // an equal one keeps its address, which is compared first
+			fresh := result
+			memo.verdict = &fresh
 		}
-		m.evaluation = e.evaluation
+		memo.evaluation = evaluator.evaluation
 	}
-	if m.verdict.Reason == readinessv1.VipReason_VIP_REASON_DATA_PLANE {
-		if obstacle := e.obstacle(j, m.verdict.Detail); obstacle != "" {
-			own := *m.verdict
+	if memo.verdict.Reason == readinessv1.VipReason_VIP_REASON_DATA_PLANE {
+		if obstacle := evaluator.obstacle(entry, memo.verdict.Detail); obstacle != "" {
+			own := *memo.verdict
 			own.Detail = bounded(obstacle)
 			return &own
 		}
 	}
-	if is := m.verdict; !j.leaves.IsZero() && (is.State == vip.Ready || is.DrainEnd.After(j.leaves)) {
+	if is := memo.verdict; !entry.leaves.IsZero() && (is.State == vip.Ready || is.DrainEnd.After(entry.leaves)) {
 		own := *is
-		own.State, own.DrainEnd = vip.Draining, j.leaves
+		own.State, own.DrainEnd = vip.Draining, entry.leaves
 		own.Reason, own.Detail = readinessv1.VipReason_VIP_REASON_LEAVING, ""
 		return &own
 	}
-	return m.verdict
+	return memo.verdict
 }
 
 // readiness judges the VIPs of a group that are in the same circumstances.
-func (e *Evaluator) readiness(g *group, in int) readiness.VIPReadiness {
-	f, streams := g.family, g.streams
+func (evaluator *Evaluator) readiness(group *group, in int) readiness.VIPReadiness {
+	family, streams := group.family, group.streams
 	down, forwarded := in&isDown != 0, in&isForwarded != 0
-	r := readiness.VIPReadiness{State: vip.NotReady}
+	result := readiness.VIPReadiness{State: vip.NotReady}
 	var starting, overdue uint32
 	var enough, alive bool
 	var failing string
 	var drainEnd time.Time
 	var registering *stream // has enough targets, and may get more
-	for _, s := range streams {
-		t := &s.tallies[f]
-		alive = alive || s.enough(t.alive) || s.enough(t.alive+t.leaving)
+	for _, stream := range streams {
+		counts := &stream.tallies[family]
+		alive = alive || stream.enough(counts.alive) || stream.enough(counts.alive+counts.leaving)
 		// The kernel forwards a VIP to its owner only.
-		if e.kernel != nil && g.owner != s {
+		if evaluator.kernel != nil && group.owner != stream {
 			continue
 		}
-		r.ReadyTargets += t.ready
-		r.TotalTargets += t.total
-		starting += t.starting
-		overdue += t.overdue
-		if failing == "" && t.failing != "" {
-			failing = s.counts(f, t.failing)
+		result.ReadyTargets += counts.ready
+		result.TotalTargets += counts.total
+		starting += counts.starting
+		overdue += counts.overdue
+		if failing == "" && counts.failing != "" {
+			failing = stream.counts(family, counts.failing)
 		}
-		gathers := !s.gathering.over && down
+		gathers := !stream.gathering.over && down
 		switch {
-		case gathers && forwarded && s.enough(t.ready):
-			registering = s
-		case !gathers && forwarded && (s.enough(t.ready) || t.relieved):
+		case gathers && forwarded && stream.enough(counts.ready):
+			registering = stream
+		case !gathers && forwarded && (stream.enough(counts.ready) || counts.relieved):
 			enough = true
-		case !gathers && forwarded && t.drainEnd.After(drainEnd):
+		case !gathers && forwarded && counts.drainEnd.After(drainEnd):
 			// This stream explains the drain.
-			drainEnd, r.Detail = t.drainEnd, s.describe(f)
-		case r.Detail == "" && t.total > 0:
-			r.Detail = s.describe(f)
+			drainEnd, result.Detail = counts.drainEnd, stream.describe(family)
+		case result.Detail == "" && counts.total > 0:
+			result.Detail = stream.describe(family)
 		}
 	}
-	waits := down && g.settles()
+	waits := down && group.settles()
 	enough = enough && !waits
 	switch {
 	case enough:
-		r.State, r.Reason, r.Detail = vip.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, failing
+		result.State, result.Reason, result.Detail = vip.Ready, readinessv1.VipReason_VIP_REASON_TARGETS_READY, failing
 	case !drainEnd.IsZero():
-		r.State, r.Reason = vip.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
-		r.DrainEnd = drainEnd
-	case e.kernel != nil && alive && !waits && registering == nil:
-		r.Reason, r.Detail = readinessv1.VipReason_VIP_REASON_DATA_PLANE, e.notForwarded(g)
+		result.State, result.Reason = vip.Draining, readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING
+		result.DrainEnd = drainEnd
+	case evaluator.kernel != nil && alive && !waits && registering == nil:
+		result.Reason, result.Detail = readinessv1.VipReason_VIP_REASON_DATA_PLANE, evaluator.notForwarded(group)
 	case registering != nil:
-		r.Reason = readinessv1.VipReason_VIP_REASON_REGISTERING
-		r.Detail = bounded(fmt.Sprintf("%s; no VIP rises before no new target has registered for %v",
-			registering.describe(f), e.options.RegistrySettle))
+		result.Reason = readinessv1.VipReason_VIP_REASON_REGISTERING
+		result.Detail = bounded(fmt.Sprintf("%s; no VIP rises before no new target has registered for %v",
+			registering.describe(family), evaluator.options.RegistrySettle))
 	case len(streams) == 0:
-		r.Reason = readinessv1.VipReason_VIP_REASON_NO_STREAM
-		r.Detail = "no stream of the trench file lists this VIP"
-	case r.TotalTargets == 0:
-		r.Reason = readinessv1.VipReason_VIP_REASON_NO_TARGETS
-		r.Detail = fmt.Sprintf("no target has an %s address", f)
+		result.Reason = readinessv1.VipReason_VIP_REASON_NO_STREAM
+		result.Detail = "no stream of the trench file lists this VIP"
+	case result.TotalTargets == 0:
+		result.Reason = readinessv1.VipReason_VIP_REASON_NO_TARGETS
+		result.Detail = fmt.Sprintf("no target has an %s address", family)
 	case overdue > 0:
-		r.Reason = readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE
+		result.Reason = readinessv1.VipReason_VIP_REASON_CHECK_OVERDUE
 	case starting > 0:
-		r.Reason = readinessv1.VipReason_VIP_REASON_NOT_CHECKED
+		result.Reason = readinessv1.VipReason_VIP_REASON_NOT_CHECKED
 	default:
-		r.Reason = readinessv1.VipReason_VIP_REASON_TOO_FEW_READY
+		result.Reason = readinessv1.VipReason_VIP_REASON_TOO_FEW_READY
 	}
-	return r
+	return result
 }
 
 // settles reports whether VIPs wait for first verdicts on targets of their family.
-func (g *group) settles() bool {
-	return slices.ContainsFunc(g.streams, func(s *stream) bool { return s.settles(g.family) })
+func (group *group) settles() bool {
+	return slices.ContainsFunc(group.streams, func(s *stream) bool { return s.settles(group.family) })
 }
 
 // forwarded reports whether packets of a VIP are forwarded to its owner. A VIP stays forwarded
 // while the kernel moves it from one stream to another.
-func (e *Evaluator) forwarded(j *judged) bool {
-	k, g := e.kernel, j.group
+func (evaluator *Evaluator) forwarded(entry *judged) bool {
+	kernel, group := evaluator.kernel, entry.group
 	switch {
-	case k == nil || g.owner == nil:
-		return k == nil
-	case j.installed == "" || k.state.Withheld[g.family] != "" || k.isRevoked(revocation{vip: j.VIP}):
+	case kernel == nil || group.owner == nil:
+		return kernel == nil
+	case entry.installed == "" || kernel.state.Withheld[group.family] != "" ||
+		kernel.isRevoked(revocation{vip: entry.VIP}):
 		return false
 	}
-	return j.installed == g.owner.Name ||
-		k.state.Err == nil && k.problems[j.VIP] == nil && k.serving(j.installed, g.family)
-}
-
-// owner returns the stream that serves a VIP in the kernel; nil for none. near is passed to find.
-func (e *Evaluator) owner(v vip.VIP, near *int) *stream {
-	if j := e.find(v, near); j != nil {
-		return j.group.owner
-	}
-	return nil
+	return entry.installed == group.owner.Name ||
+		kernel.state.Err == nil && kernel.problems[entry.VIP] == nil && kernel.serving(entry.installed, group.family)
 }
 
 // notConfirmed is the detail of a VIP that is not forwarded although no problem is known.
 const notConfirmed = "not confirmed by the kernel yet"
 
 // notForwarded explains why the kernel does not forward VIPs although targets are alive.
-func (e *Evaluator) notForwarded(g *group) string {
-	k, f, s := e.kernel, g.family, g.owner
-	t := &s.tallies[f]
+func (evaluator *Evaluator) notForwarded(g *group) string {
+	kernel, family, stream := evaluator.kernel, g.family, g.owner
+	counts := &stream.tallies[family]
 	d := notConfirmed
-	switch st := k.state.Streams[s.Name]; {
-	case k.state.Withheld[f] != "":
-		d = k.state.Withheld[f]
-	case !s.enough(t.alive) && !s.enough(t.alive+t.leaving):
-		d = fmt.Sprintf("of its streams only %s, whose name sorts first, is forwarded to; %s", s.Name, s.describe(f))
-	case st != nil && st.Problem[f] != "":
-		d = fmt.Sprintf("stream %s: %s", s.Name, st.Problem[f])
-	case k.state.Err != nil:
-		d = k.state.Err.Error()
+	switch st := kernel.state.Streams[stream.Name]; {
+	case kernel.state.Withheld[family] != "":
+		d = kernel.state.Withheld[family]
+	case !stream.enough(counts.alive) && !stream.enough(counts.alive+counts.leaving):
+		d = fmt.Sprintf("of its streams only %s, whose name sorts first, is forwarded to; %s", stream.Name,
+			stream.describe(family))
+	case st != nil && st.Problem[family] != "":
+		d = fmt.Sprintf("stream %s: %s", stream.Name, st.Problem[family])
+	case kernel.state.Err != nil:
+		d = kernel.state.Err.Error()
 	}
 	return bounded(d)
 }
 
 // obstacle returns the problem or drift of a single VIP, which replaces the detail of its group; ""
 // if it has none.
-func (e *Evaluator) obstacle(j *judged, ofGroup string) string {
-	k := e.kernel
-	if p := k.problems[j.VIP]; p != nil && k.state.Withheld[j.group.family] == "" {
+func (evaluator *Evaluator) obstacle(entry *judged, ofGroup string) string {
+	kernel := evaluator.kernel
+	if p := kernel.problems[entry.VIP]; p != nil && kernel.state.Withheld[entry.group.family] == "" {
 		return p.Object + ": " + p.Detail
 	}
-	if len(k.drift) > 0 && ofGroup == notConfirmed {
-		return k.drift[j.String()]
+	if len(kernel.drift) > 0 && ofGroup == notConfirmed {
+		return kernel.drift[entry.String()]
 	}
 	return ""
 }

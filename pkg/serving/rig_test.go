@@ -44,7 +44,7 @@ type rig struct {
 
 // of returns the newest verdict on a VIP; the zero VIPReadiness if it is not judged.
 func (e *Evaluator) of(v vip.VIP) (r readiness.VIPReadiness) {
-	if j := e.find(v, new(int)); j != nil && j.verdict != nil {
+	if j := e.roster.find(v, new(int)); j != nil && j.verdict != nil {
 		r = *j.verdict
 		r.VIP = v
 	}

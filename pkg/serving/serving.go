@@ -21,7 +21,7 @@ type Options struct {
 	Settle time.Duration
 	// RegistrySettle is the time without a new registration in a stream after which its VIPs first
 	// rise. 0, or a target of the stream in the trench file, disables the wait. It lasts at most
-	// [MaxRegistrySettles] times RegistrySettle from the first target on.
+	// maxRegistrySettles times RegistrySettle from the first target on.
 	RegistrySettle time.Duration
 	// Restored reports whether every target of a stream that was registered at the end of the previous
 	// process is registered again, which ends the wait. nil if that process had no registrations.
@@ -33,15 +33,12 @@ type Options struct {
 // Evaluator derives the readiness of VIPs and the desired data plane. Create one with [New].
 type Evaluator struct {
 	options Options
-	vips    []judged              // of the attractor, in ascending order
-	leaving map[vip.VIP]time.Time // see Leave
+	roster  roster
 	streams map[string]*stream
 	health  map[healthcheck.Key]healthcheck.Health
 
-	// Work of the next Evaluate: streams to count, VIPs to judge, removed VIPs, waits to end.
+	// Work of the next Evaluate: streams to count, and waits to end.
 	dirty     []*stream
-	touched   marks
-	removed   []vip.VIP
 	settling  []*stream // that wait for first verdicts
 	gathering []*stream // that wait for more registrations
 	// evaluation counts the calls of Evaluate.
@@ -49,93 +46,101 @@ type Evaluator struct {
 	// changed is empty between two evaluations, and keeps its memory.
 	changed []int
 
-	// Input of Targets: streams with changed targets, their previous addresses, addresses whose
-	// health changed.
-	retargeted map[string]bool
-	left       map[healthcheck.Key]bool
-	checked    []healthcheck.Key
-
+	views      views
 	kernel     *kernel // nil: no data plane
 	forwarding forwarding
 }
 
+// views is the input of Targets: streams with changed targets, their previous addresses, and
+// addresses whose health changed.
+type views struct {
+	retargeted map[string]bool
+	left       map[healthcheck.Key]bool
+	checked    []healthcheck.Key
+}
+
+func newViews() views {
+	return views{retargeted: map[string]bool{}, left: map[healthcheck.Key]bool{}}
+}
+
 // New returns an Evaluator without VIPs and streams.
-func New(o Options) *Evaluator {
-	e := &Evaluator{
-		options: o, health: map[healthcheck.Key]healthcheck.Health{},
-		retargeted: map[string]bool{}, left: map[healthcheck.Key]bool{},
+func New(options Options) *Evaluator {
+	evaluator := &Evaluator{
+		options: options, health: map[healthcheck.Key]healthcheck.Health{}, views: newViews(),
 	}
-	e.forwarding.counted = map[string]bool{}
-	if o.DataPlane {
-		e.kernel = &kernel{revoked: map[revocation]uint64{}}
-		e.forwarding = forwarding{
+	evaluator.forwarding.counted = map[string]bool{}
+	if options.DataPlane {
+		evaluator.kernel = &kernel{revoked: map[revocation]uint64{}}
+		evaluator.forwarding = forwarding{
+			kernel: evaluator.kernel, roster: &evaluator.roster, withdrawTime: options.WithdrawTime,
 			desired: map[string]*plan.Stream{}, sent: &plan.Desired{},
 			counted: map[string]bool{}, differs: map[string]bool{}, holds: map[holdKey]*hold{},
 		}
 	}
-	return e
+	return evaluator
 }
 
 // Configure replaces the VIPs and streams. members returns the targets of a stream from all
-// sources; the Targets of c are ignored.
-func (e *Evaluator) Configure(now time.Time, c *trench.Config, members func(string) []targetset.Member) {
-	before := e.streams
+// sources; those of the configuration are ignored.
+func (evaluator *Evaluator) Configure(now time.Time, c *trench.Config, members func(string) []targetset.Member) {
+	before := evaluator.streams
 	for _, s := range before {
-		e.leave(s)
+		evaluator.leave(s)
 	}
-	e.configureVIPs(c)
-	e.streams, e.dirty, e.settling, e.gathering = map[string]*stream{}, nil, nil, nil
+	evaluator.roster.configure(c.Attractor.VIPs, evaluator.kernel)
+	evaluator.streams, evaluator.dirty, evaluator.settling, evaluator.gathering = map[string]*stream{}, nil, nil, nil
 	groups := map[extension]*group{}
 	for _, config := range c.Streams {
 		s := &stream{Stream: config}
 		s.Targets = nil
-		e.streams[s.Name] = s
-		e.assign(s, groups)
+		evaluator.streams[s.Name] = s
+		evaluator.roster.assign(s, groups)
+		// A stream that remains does not start its waits again.
 		if old := before[s.Name]; old != nil {
 			s.settleEnd, s.gathering = old.settleEnd, old.gathering
 		} else {
-			s.gathering = &gathering{over: e.options.RegistrySettle <= 0}
-			if e.options.Settle > 0 {
-				s.settleEnd = now.Add(e.options.Settle)
+			s.gathering = &gathering{over: evaluator.options.RegistrySettle <= 0}
+			if evaluator.options.Settle > 0 {
+				s.settleEnd = now.Add(evaluator.options.Settle)
 			}
 		}
 		if !s.settleEnd.IsZero() {
-			e.settling = append(e.settling, s)
+			evaluator.settling = append(evaluator.settling, s)
 		}
-		e.join(now, s, members(s.Name))
+		evaluator.join(now, s, members(s.Name))
 	}
 }
 
 // Retarget replaces the targets of some streams.
-func (e *Evaluator) Retarget(now time.Time, changed []trench.Stream, members func(string) []targetset.Member) {
-	for _, c := range changed {
-		if s, ok := e.streams[c.Name]; ok {
-			e.leave(s)
-			e.join(now, s, members(c.Name))
+func (evaluator *Evaluator) Retarget(now time.Time, changed []trench.Stream, members func(string) []targetset.Member) {
+	for _, config := range changed {
+		if stream, ok := evaluator.streams[config.Name]; ok {
+			evaluator.leave(stream)
+			evaluator.join(now, stream, members(config.Name))
 		}
 	}
 }
 
 // leave records the previous targets of a stream, join the new ones.
-func (e *Evaluator) leave(s *stream) {
-	for k := range s.keys() {
-		e.left[k] = true
+func (evaluator *Evaluator) leave(stream *stream) {
+	for k := range stream.keys() {
+		evaluator.views.left[k] = true
 	}
-	e.forwarding.counted[s.Name] = true
+	evaluator.forwarding.counted[stream.Name] = true
 }
 
-func (e *Evaluator) join(now time.Time, s *stream, members []targetset.Member) {
-	s.setMembers(members)
-	s.gathering.add(now, members)
-	if g := s.gathering; !g.over && e.options.Restored != nil {
-		g.known = g.known || e.options.Restored(s.Name)
+func (evaluator *Evaluator) join(now time.Time, stream *stream, members []targetset.Member) {
+	stream.setMembers(members)
+	stream.gathering.add(now, members)
+	if g := stream.gathering; !g.over && evaluator.options.Restored != nil {
+		g.known = g.known || evaluator.options.Restored(stream.Name)
 	}
-	if !s.gathers && s.gathering.waits() {
-		s.gathers = true
-		e.gathering = append(e.gathering, s)
+	if !stream.gathers && stream.gathering.waits() {
+		stream.gathers = true
+		evaluator.gathering = append(evaluator.gathering, stream)
 	}
-	e.retargeted[s.Name] = true
-	e.recount(s)
+	evaluator.views.retargeted[stream.Name] = true
+	evaluator.recount(stream)
 }
 
 // Result lists the changes of an evaluation.
@@ -147,93 +152,95 @@ type Result struct {
 }
 
 // Evaluate applies changed health, and judges the VIPs that the inputs since the last call affect.
-func (e *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Result {
-	for _, k := range checks.Removed {
-		delete(e.health, k)
-		e.mark(k)
+func (evaluator *Evaluator) Evaluate(now time.Time, checks healthcheck.Evaluation) Result {
+	for _, key := range checks.Removed {
+		delete(evaluator.health, key)
+		evaluator.mark(key)
 	}
-	for _, h := range checks.Changed {
-		e.health[h.Key] = h
-		e.mark(h.Key)
-		e.checked = append(e.checked, h.Key)
+	for _, health := range checks.Changed {
+		evaluator.health[health.Key] = health
+		evaluator.mark(health.Key)
+		evaluator.views.checked = append(evaluator.views.checked, health.Key)
 	}
-	var r Result
-	for _, s := range e.dirty {
-		before, wasReady := s.tallies, s.ready()
-		e.count(s)
-		s.dirty = false
-		e.forwarding.counted[s.Name] = true
-		r.StreamsChanged = r.StreamsChanged || s.ready() != wasReady
-		for _, f := range vip.Families {
-			if s.tallies[f] != before[f] {
-				e.touchFamily(s, f)
+	var result Result
+	// Count only the affected streams, and judge only the VIPs whose counts changed.
+	for _, stream := range evaluator.dirty {
+		before, wasReady := stream.tallies, stream.ready()
+		evaluator.count(stream)
+		stream.dirty = false
+		evaluator.forwarding.counted[stream.Name] = true
+		result.StreamsChanged = result.StreamsChanged || stream.ready() != wasReady
+		for _, family := range vip.Families {
+			if stream.tallies[family] != before[family] {
+				evaluator.roster.touchFamily(stream, family)
 			}
 		}
 	}
-	e.dirty = e.dirty[:0]
-	settleEnd, settling := e.settle(now)
-	gatherEnd, gathered := e.gather(now)
-	r.StreamsChanged = r.StreamsChanged || gathered
-	r.Settling = settling
-	r.Next = targetset.Soonest(settleEnd, gatherEnd)
-	r.Changed = e.judgeTouched()
-	slices.SortFunc(e.removed, vip.Compare)
-	r.Removed, e.removed = e.removed, nil
-	return r
+	evaluator.dirty = evaluator.dirty[:0]
+	// After the counts: a verdict that just arrived may end a wait.
+	settleEnd, settling := evaluator.settle(now)
+	gatherEnd, gathered := evaluator.gather(now)
+	result.StreamsChanged = result.StreamsChanged || gathered
+	result.Settling = settling
+	result.Next = targetset.Soonest(settleEnd, gatherEnd)
+	result.Changed = evaluator.judgeTouched()
+	slices.SortFunc(evaluator.roster.removed, vip.Compare)
+	result.Removed, evaluator.roster.removed = evaluator.roster.removed, nil
+	return result
 }
 
 // judgeTouched judges the touched VIPs, and returns those that changed.
-func (e *Evaluator) judgeTouched() []readiness.VIPReadiness {
-	e.evaluation++
-	e.touched.take(func(i int) {
-		j := &e.vips[i]
-		was, is := j.verdict, e.judge(j)
+func (evaluator *Evaluator) judgeTouched() []readiness.VIPReadiness {
+	evaluator.evaluation++
+	evaluator.roster.touched.take(func(i int) {
+		entry := &evaluator.roster.vips[i]
+		was, is := entry.verdict, evaluator.judge(entry)
 		if is != was && (was == nil || *is != *was) {
-			e.changed = append(e.changed, i)
+			evaluator.changed = append(evaluator.changed, i)
 		}
-		j.verdict = is
+		entry.verdict = is
 	})
-	if len(e.changed) == 0 {
+	if len(evaluator.changed) == 0 {
 		return nil
 	}
-	changed := make([]readiness.VIPReadiness, len(e.changed))
-	for n, i := range e.changed {
-		changed[n] = *e.vips[i].verdict
-		changed[n].VIP = e.vips[i].VIP
+	changed := make([]readiness.VIPReadiness, len(evaluator.changed))
+	for n, i := range evaluator.changed {
+		changed[n] = *evaluator.roster.vips[i].verdict
+		changed[n].VIP = evaluator.roster.vips[i].VIP
 	}
-	e.changed = e.changed[:0]
+	evaluator.changed = evaluator.changed[:0]
 	return changed
 }
 
 // mark schedules the stream of a target for counting.
-func (e *Evaluator) mark(k healthcheck.Key) {
-	if s, ok := e.streams[k.Stream]; ok {
-		e.recount(s)
+func (evaluator *Evaluator) mark(k healthcheck.Key) {
+	if s, ok := evaluator.streams[k.Stream]; ok {
+		evaluator.recount(s)
 	}
 }
 
 // recount schedules a stream for counting.
-func (e *Evaluator) recount(s *stream) {
-	if !s.dirty {
-		s.dirty = true
-		e.dirty = append(e.dirty, s)
+func (evaluator *Evaluator) recount(stream *stream) {
+	if !stream.dirty {
+		stream.dirty = true
+		evaluator.dirty = append(evaluator.dirty, stream)
 	}
 }
 
 // settle ends the wait for first verdicts where every target has one, or the time is over. It
 // returns the next end, and whether one of the awaited checks runs: the VIPs of IPv4 do not wait for
 // an IPv6 source address.
-func (e *Evaluator) settle(now time.Time) (next time.Time, running bool) {
-	e.settling = slices.DeleteFunc(e.settling, func(s *stream) bool {
-		starting := slices.ContainsFunc(s.tallies[:], func(t tally) bool { return t.starting > 0 })
-		if starting && now.Before(s.settleEnd) {
-			next = targetset.Soonest(next, s.settleEnd)
-			running = running || slices.ContainsFunc(s.tallies[:], func(t tally) bool { return t.starting > t.deferred })
+func (evaluator *Evaluator) settle(now time.Time) (next time.Time, running bool) {
+	evaluator.settling = slices.DeleteFunc(evaluator.settling, func(stream *stream) bool {
+		starting := slices.ContainsFunc(stream.tallies[:], func(t tally) bool { return t.starting > 0 })
+		if starting && now.Before(stream.settleEnd) {
+			next = targetset.Soonest(next, stream.settleEnd)
+			running = running || slices.ContainsFunc(stream.tallies[:], func(t tally) bool { return t.starting > t.deferred })
 			return false
 		}
-		s.settleEnd = time.Time{}
-		e.touchStream(s)
-		e.forwarding.counted[s.Name] = true
+		stream.settleEnd = time.Time{}
+		evaluator.roster.touchStream(stream)
+		evaluator.forwarding.counted[stream.Name] = true
 		return true
 	})
 	return next, running
@@ -241,16 +248,16 @@ func (e *Evaluator) settle(now time.Time) (next time.Time, running bool) {
 
 // Ready returns the streams with enough ready targets in some family, and the first addresses of
 // the ready VIPs, both in ascending order.
-func (e *Evaluator) Ready() (streams []string, vips []netip.Addr) {
-	for name, s := range e.streams {
+func (evaluator *Evaluator) Ready() (streams []string, vips []netip.Addr) {
+	for name, s := range evaluator.streams {
 		if s.ready() {
 			streams = append(streams, name)
 		}
 	}
 	slices.Sort(streams)
-	vips = make([]netip.Addr, 0, len(e.vips))
-	for i := range e.vips {
-		if j := &e.vips[i]; j.verdict != nil && j.verdict.State == vip.Ready {
+	vips = make([]netip.Addr, 0, len(evaluator.roster.vips))
+	for i := range evaluator.roster.vips {
+		if j := &evaluator.roster.vips[i]; j.verdict != nil && j.verdict.State == vip.Ready {
 			vips = append(vips, j.Prefix().Addr())
 		}
 	}
@@ -259,28 +266,28 @@ func (e *Evaluator) Ready() (streams []string, vips []netip.Addr) {
 
 // Targets returns the targets that changed since the last call, as operators see them, and the
 // addresses that no stream has any more.
-func (e *Evaluator) Targets() (changed []targetset.View, gone []healthcheck.Key) {
+func (evaluator *Evaluator) Targets() (changed []targetset.View, gone []healthcheck.Key) {
 	names := map[string]map[string]bool{} // by stream; nil for all
-	for _, k := range e.checked {
-		if names[k.Stream] == nil {
-			names[k.Stream] = map[string]bool{}
+	for _, key := range evaluator.views.checked {
+		if names[key.Stream] == nil {
+			names[key.Stream] = map[string]bool{}
 		}
 		// The address of a target that is not checked itself changes with the other one.
-		names[k.Stream][k.Name] = true
+		names[key.Stream][key.Name] = true
 	}
-	for name := range e.retargeted {
+	for name := range evaluator.views.retargeted {
 		names[name] = nil
 	}
 	for name, only := range names {
-		s := e.streams[name]
-		for k, m := range s.keys() {
-			if only == nil || only[m.Name] {
-				changed = append(changed, e.view(s, m, k))
-				delete(e.left, k)
+		stream := evaluator.streams[name]
+		for key, member := range stream.keys() {
+			if only == nil || only[member.Name] {
+				changed = append(changed, evaluator.view(stream, member, key))
+				delete(evaluator.views.left, key)
 			}
 		}
 	}
-	gone = slices.Collect(maps.Keys(e.left))
-	e.retargeted, e.left, e.checked = map[string]bool{}, map[healthcheck.Key]bool{}, nil
+	gone = slices.Collect(maps.Keys(evaluator.views.left))
+	evaluator.views = newViews()
 	return changed, gone
 }

@@ -47,25 +47,25 @@ type tally struct {
 	relieved bool
 }
 
-func (s *stream) setMembers(members []targetset.Member) {
-	s.members, s.shadowed = members, map[int]bool{}
+func (stream *stream) setMembers(members []targetset.Member) {
+	stream.members, stream.shadowed = members, map[int]bool{}
 	// Members that leave come last, the one that stays longest first.
 	seen := make(map[string]bool, len(members))
-	for i, m := range members {
-		if seen[m.Name] {
-			s.shadowed[i] = true
+	for i, member := range members {
+		if seen[member.Name] {
+			stream.shadowed[i] = true
 		}
-		seen[m.Name] = true
+		seen[member.Name] = true
 	}
 }
 
 // keys yields the addresses of the targets; a nil stream has none.
-func (s *stream) keys() iter.Seq2[healthcheck.Key, *targetset.Member] {
+func (stream *stream) keys() iter.Seq2[healthcheck.Key, *targetset.Member] {
 	return func(yield func(healthcheck.Key, *targetset.Member) bool) {
-		for i := 0; s != nil && i < len(s.members); i++ {
-			m := &s.members[i]
-			for _, ip := range m.IPs {
-				if !yield(healthcheck.Key{Stream: s.Name, Name: m.Name, Addr: ip}, m) {
+		for i := 0; stream != nil && i < len(stream.members); i++ {
+			member := &stream.members[i]
+			for _, ip := range member.IPs {
+				if !yield(healthcheck.Key{Stream: stream.Name, Name: member.Name, Addr: ip}, member) {
 					return
 				}
 			}
@@ -74,126 +74,131 @@ func (s *stream) keys() iter.Seq2[healthcheck.Key, *targetset.Member] {
 }
 
 // enough reports whether n targets are enough.
-func (s *stream) enough(n uint32) bool { return n > 0 && n >= uint32(s.MinReady) }
+func (stream *stream) enough(n uint32) bool { return n > 0 && n >= uint32(stream.MinReady) }
 
 // ready reports whether the stream has enough ready targets in some family, and waits for no more.
-func (s *stream) ready() bool {
-	return s.gathering.over && slices.ContainsFunc(s.tallies[:], func(t tally) bool { return s.enough(t.ready) })
+func (stream *stream) ready() bool {
+	return stream.gathering.over && slices.ContainsFunc(stream.tallies[:],
+		func(t tally) bool { return stream.enough(t.ready) })
 }
 
 // settles reports whether first verdicts on targets of a family are awaited.
-func (s *stream) settles(f vip.Family) bool {
-	return !s.settleEnd.IsZero() && s.tallies[f].starting > 0
+func (stream *stream) settles(f vip.Family) bool {
+	return !stream.settleEnd.IsZero() && stream.tallies[f].starting > 0
 }
 
 // count counts the targets of a stream.
-func (e *Evaluator) count(s *stream) {
-	s.tallies = [len(vip.Families)]tally{}
+func (evaluator *Evaluator) count(stream *stream) {
+	stream.tallies = [len(vip.Families)]tally{}
 	var ends [len(vip.Families)][]time.Time // of drains of targets that live and are forwarded to
-	for i := range s.members {
-		m := &s.members[i]
-		shadowed := s.shadowed[i] && e.kernel != nil
-		for _, ip := range m.IPs {
-			f := vip.FamilyOf(ip)
-			t := &s.tallies[f]
-			h, known := e.healthOf(s, m, ip)
-			t.total++
-			unreachable := e.kernel.unreachable(ip)
+	for i := range stream.members {
+		member := &stream.members[i]
+		shadowed := stream.shadowed[i] && evaluator.kernel != nil
+		for _, ip := range member.IPs {
+			family := vip.FamilyOf(ip)
+			counts := &stream.tallies[family]
+			health, known := evaluator.healthOf(stream, member, ip)
+			counts.total++
+			unreachable := evaluator.kernel.unreachable(ip)
 			why := unreachable
-			if why == "" && known && h.State != healthcheck.Ready {
-				why = h.LastError
+			if why == "" && known && health.State != healthcheck.Ready {
+				why = health.LastError
 			}
-			failed := unreachable != "" || known && h.State == healthcheck.NotReady
-			if why != "" && m.Draining == healthcheck.Ready && (t.problem == "" || failed && t.failing == "") {
-				problem := fmt.Sprintf("%s (%s): %s", m.Name, ip, why)
-				t.problem = cmp.Or(t.problem, problem)
+			failed := unreachable != "" || known && health.State == healthcheck.NotReady
+			if why != "" && member.Draining == healthcheck.Ready && (counts.problem == "" || failed && counts.failing == "") {
+				problem := fmt.Sprintf("%s (%s): %s", member.Name, ip, why)
+				counts.problem = cmp.Or(counts.problem, problem)
 				if failed {
-					t.failing = problem
+					counts.failing = problem
 				}
 			}
-			passes := known && unreachable == "" && h.State == healthcheck.Ready
-			forwarded := passes && !shadowed && e.kernel.serves(s.Name, f, m.Name)
+			passes := known && unreachable == "" && health.State == healthcheck.Ready
+			forwarded := passes && !shadowed && evaluator.kernel.serves(stream.Name, family, member.Name)
 			switch {
-			case m.Draining == healthcheck.Drained:
-				t.drained++
-			case m.Draining == healthcheck.Draining:
-				t.draining++
+			case member.Draining == healthcheck.Drained:
+				counts.drained++
+			case member.Draining == healthcheck.Draining:
+				counts.draining++
 				if passes && !shadowed {
-					t.leaving++
+					counts.leaving++
 				}
 				if forwarded {
-					ends[f] = append(ends[f], m.DrainEnd)
+					ends[family] = append(ends[family], member.DrainEnd)
 				}
 			case unreachable != "":
-			case !known || h.State == healthcheck.Starting:
-				t.starting++
-				if h.Deferred {
-					t.deferred++
+			case !known || health.State == healthcheck.Starting:
+				counts.starting++
+				if health.Deferred {
+					counts.deferred++
 				}
 			case passes:
-				t.alive++
+				counts.alive++
 				if forwarded {
-					t.ready++
+					counts.ready++
 				}
-			case h.State == healthcheck.Overdue:
-				t.overdue++
+			case health.State == healthcheck.Overdue:
+				counts.overdue++
 			}
 		}
 	}
-	for f := range s.tallies {
-		t := &s.tallies[f]
+	for f := range stream.tallies {
+		counts := &stream.tallies[f]
 		// The targets that drain longest fill the gap, until the last one needed ends.
-		missing := s.MinReady - int(t.ready)
+		missing := stream.MinReady - int(counts.ready)
 		if missing > 0 && missing <= len(ends[f]) {
 			slices.SortFunc(ends[f], func(x, y time.Time) int { return y.Compare(x) })
-			t.drainEnd = ends[f][missing-1]
-			t.relieved = s.enough(t.alive) && e.kernel.able(s.Name, vip.Family(f))
+			counts.drainEnd = ends[f][missing-1]
+			counts.relieved = stream.enough(counts.alive) && evaluator.kernel.able(stream.Name, vip.Family(f))
 		}
 	}
 }
 
 // healthOf returns the health of one address of a target. An address whose family is not checked
 // has the health of the target's other address.
-func (e *Evaluator) healthOf(s *stream, m *targetset.Member, ip netip.Addr) (healthcheck.Health, bool) {
-	if !s.Check.Families.Has(vip.FamilyOf(ip)) {
-		for _, other := range m.IPs {
-			if s.Check.Families.Has(vip.FamilyOf(other)) {
+func (evaluator *Evaluator) healthOf(stream *stream, member *targetset.Member, ip netip.Addr) (healthcheck.Health,
+	bool,
+) {
+	if !stream.Check.Families.Has(vip.FamilyOf(ip)) {
+		for _, other := range member.IPs {
+			if stream.Check.Families.Has(vip.FamilyOf(other)) {
 				ip = other
 			}
 		}
 	}
-	h, known := e.health[healthcheck.Key{Stream: s.Name, Name: m.Name, Addr: ip}]
+	h, known := evaluator.health[healthcheck.Key{Stream: stream.Name, Name: member.Name, Addr: ip}]
 	return h, known
 }
 
 // view returns one address of a target as operators see it.
-func (e *Evaluator) view(s *stream, m *targetset.Member, k healthcheck.Key) targetset.View {
-	h, known := e.healthOf(s, m, k.Addr)
+func (evaluator *Evaluator) view(s *stream, member *targetset.Member, key healthcheck.Key) targetset.View {
+	health, known := evaluator.healthOf(s, member, key.Addr)
 	if !known {
-		h.State = healthcheck.Starting
+		health.State = healthcheck.Starting
 	}
-	v := targetset.View{Health: h, Checks: h.State, Origins: m.Origins, Owner: m.Owner}
-	v.Key = k
-	if m.Draining != healthcheck.Ready {
-		v.State, v.DrainEnd, v.DrainCause = m.Draining, m.DrainEnd, m.Cause
+	view := targetset.View{Health: health, Checks: health.State, Origins: member.Origins, Owner: member.Owner}
+	view.Key = key
+	if member.Draining != healthcheck.Ready {
+		view.State, view.DrainEnd, view.DrainCause = member.Draining, member.DrainEnd, member.Cause
 	}
-	return v
+	return view
 }
 
 // describe explains why a stream does not serve.
-func (s *stream) describe(f vip.Family) string { return s.counts(f, s.tallies[f].problem) }
+func (stream *stream) describe(f vip.Family) string {
+	return stream.counts(f, stream.tallies[f].problem)
+}
 
 // counts returns how many targets of a stream are ready, with a problem.
-func (s *stream) counts(f vip.Family, problem string) string {
-	t := &s.tallies[f]
-	d := fmt.Sprintf("stream %s: %d of %d targets ready", s.Name, t.ready, t.total)
-	if t.draining > 0 {
-		d += fmt.Sprintf(", %d draining", t.draining)
+func (stream *stream) counts(f vip.Family, problem string) string {
+	counts := &stream.tallies[f]
+	d := fmt.Sprintf("stream %s: %d of %d targets ready", stream.Name, counts.ready, counts.total)
+	if counts.draining > 0 {
+		d += fmt.Sprintf(", %d draining", counts.draining)
 	}
-	if t.drained > 0 {
-		d += fmt.Sprintf(", %d drained by an operator", t.drained)
+	if counts.drained > 0 {
+		d += fmt.Sprintf(", %d drained by an operator", counts.drained)
 	}
-	d += fmt.Sprintf(", needs %d", s.MinReady)
+	d += fmt.Sprintf(", needs %d", stream.MinReady)
 	if problem != "" {
 		d += "; " + problem
 	}

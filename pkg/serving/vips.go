@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/vipgate/vipgate/pkg/readiness"
-	"github.com/vipgate/vipgate/pkg/trench"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
 
@@ -48,129 +47,150 @@ const (
 	circumstances = 1 << iota // their number
 )
 
+// roster holds the VIPs of the attractor, and the VIPs that the next evaluation judges or removes.
+type roster struct {
+	vips    []judged              // in ascending order
+	leaving map[vip.VIP]time.Time // see Leave
+	touched marks
+	removed []vip.VIP
+}
+
 // extension is a group with one stream more.
 type extension struct {
 	group  *group
 	stream *stream
 }
 
-// configureVIPs replaces the VIPs. Those that remain keep their verdicts.
-func (e *Evaluator) configureVIPs(c *trench.Config) {
-	before := e.vips
-	list := slices.Clone(c.Attractor.VIPs)
+// configure replaces the VIPs. Those that remain keep their verdicts. kernel is nil without a data
+// plane.
+func (r *roster) configure(vips []vip.VIP, kernel *kernel) {
+	before := r.vips
+	list := slices.Clone(vips)
 	slices.SortFunc(list, vip.Compare)
 	list = slices.Compact(list)
 	var none [len(vip.Families)]*group
 	for _, f := range vip.Families {
 		none[f] = &group{family: f}
 	}
-	e.vips = make([]judged, len(list))
+	r.vips = make([]judged, len(list))
+	// Both lists are sorted, so one pass over them finds the VIPs that remain.
 	for i, v := range list {
-		j := &e.vips[i]
-		j.VIP, j.group, j.leaves = v, none[v.Family()], e.leaving[v]
+		entry := &r.vips[i]
+		entry.VIP, entry.group, entry.leaves = v, none[v.Family()], r.leaving[v]
 		for len(before) > 0 && vip.Compare(before[0].VIP, v) < 0 {
-			e.remove(&before[0])
+			r.remove(&before[0])
 			before = before[1:]
 		}
 		if len(before) > 0 && before[0].VIP == v {
-			j.verdict, j.installed = before[0].verdict, before[0].installed
+			entry.verdict, entry.installed = before[0].verdict, before[0].installed
 			before = before[1:]
-		} else if e.kernel != nil {
-			j.installed = e.kernel.state.VIPs[v]
+		} else if kernel != nil {
+			entry.installed = kernel.state.VIPs[v]
 		}
 	}
 	for i := range before {
-		e.remove(&before[i])
+		r.remove(&before[i])
 	}
-	e.removed = slices.DeleteFunc(e.removed, func(v vip.VIP) bool { return e.find(v, new(int)) != nil })
-	e.touched.reset(len(e.vips))
-	for i := range e.vips {
-		e.touched.add(i)
+	// A VIP may have been removed and added between two evaluations.
+	r.removed = slices.DeleteFunc(r.removed, func(v vip.VIP) bool { return r.find(v, new(int)) != nil })
+	r.touched.reset(len(r.vips))
+	for i := range r.vips {
+		r.touched.add(i)
 	}
 }
 
 // Leave sets the VIPs that the next Configure contains although they left the trench file, with the
 // ends of their drains. They are at most DRAINING.
-func (e *Evaluator) Leave(ends map[vip.VIP]time.Time) { e.leaving = maps.Clone(ends) }
+func (evaluator *Evaluator) Leave(ends map[vip.VIP]time.Time) {
+	evaluator.roster.leaving = maps.Clone(ends)
+}
 
 // Attracts reports whether a VIP is ready, or drains.
-func (e *Evaluator) Attracts(v vip.VIP) bool {
-	j := e.find(v, new(int))
-	return j != nil && j.verdict != nil && j.verdict.State != vip.NotReady
+func (evaluator *Evaluator) Attracts(v vip.VIP) bool {
+	entry := evaluator.roster.find(v, new(int))
+	return entry != nil && entry.verdict != nil && entry.verdict.State != vip.NotReady
 }
 
 // remove notes a VIP that is no longer configured.
-func (e *Evaluator) remove(j *judged) {
-	if j.verdict != nil {
-		e.removed = append(e.removed, j.VIP)
+func (r *roster) remove(entry *judged) {
+	if entry.verdict != nil {
+		r.removed = append(r.removed, entry.VIP)
 	}
 }
 
 // find returns a configured VIP; nil for none. near is the expected index, and find advances it, so
 // that one pass finds a list of VIPs in ascending order.
-func (e *Evaluator) find(v vip.VIP, near *int) *judged {
-	if *near >= len(e.vips) || e.vips[*near].VIP != v {
-		i, found := sort.Find(len(e.vips), func(i int) int { return vip.Compare(v, e.vips[i].VIP) })
+func (r *roster) find(v vip.VIP, near *int) *judged {
+	if *near >= len(r.vips) || r.vips[*near].VIP != v {
+		i, found := sort.Find(len(r.vips), func(i int) int { return vip.Compare(v, r.vips[i].VIP) })
 		if *near = i; !found {
 			return nil
 		}
 	}
 	*near++
-	return &e.vips[*near-1]
+	return &r.vips[*near-1]
+}
+
+// owner returns the stream that serves a VIP in the kernel; nil for none. near is passed to find.
+func (r *roster) owner(v vip.VIP, near *int) *stream {
+	if entry := r.find(v, near); entry != nil {
+		return entry.group.owner
+	}
+	return nil
 }
 
 // assign adds a stream to the groups of its VIPs. known caches the groups that were created so far.
-func (e *Evaluator) assign(s *stream, known map[extension]*group) {
-	var numbers [len(vip.Families)]int
-	for _, v := range s.VIPs {
-		numbers[v.Family()]++
+func (r *roster) assign(added *stream, known map[extension]*group) {
+	var sizes [len(vip.Families)]int
+	for _, v := range added.VIPs {
+		sizes[v.Family()]++
 	}
-	for f, n := range numbers {
-		s.vips[f] = make([]int32, 0, n)
+	for f, size := range sizes {
+		added.vips[f] = make([]int32, 0, size)
 	}
 	var near int
-	var of, extended *group // of the previous VIP; successive VIPs nearly always share it
-	for _, v := range s.VIPs {
-		j := e.find(v, &near)
-		if j == nil {
-			continue
+	var previous, extended *group // of the previous VIP; successive VIPs nearly always share them
+	for _, v := range added.VIPs {
+		entry := r.find(v, &near)
+		if entry == nil {
+			continue // not in the attractor
 		}
-		f := v.Family()
-		s.vips[f] = append(s.vips[f], int32(near-1))
-		if j.group != of {
-			of = j.group
-			extended = known[extension{of, s}]
+		family := v.Family()
+		added.vips[family] = append(added.vips[family], int32(near-1))
+		if entry.group != previous {
+			previous = entry.group
+			extended = known[extension{previous, added}]
 			if extended == nil {
-				extended = &group{family: f, streams: append(slices.Clip(of.streams), s), owner: of.owner}
-				if of.owner == nil || s.Name < of.owner.Name {
-					extended.owner = s
+				extended = &group{family: family, streams: append(slices.Clip(previous.streams), added), owner: previous.owner}
+				if previous.owner == nil || added.Name < previous.owner.Name {
+					extended.owner = added
 				}
-				known[extension{of, s}] = extended
+				known[extension{previous, added}] = extended
 			}
 		}
-		j.group = extended
+		entry.group = extended
 	}
 }
 
 // touch schedules a VIP for judging if it is configured.
-func (e *Evaluator) touch(v vip.VIP) {
+func (r *roster) touch(v vip.VIP) {
 	var near int
-	if e.find(v, &near) != nil {
-		e.touched.add(near - 1)
+	if r.find(v, &near) != nil {
+		r.touched.add(near - 1)
 	}
 }
 
 // touchStream schedules the VIPs of a stream for judging.
-func (e *Evaluator) touchStream(s *stream) {
+func (r *roster) touchStream(touched *stream) {
 	for _, f := range vip.Families {
-		e.touchFamily(s, f)
+		r.touchFamily(touched, f)
 	}
 }
 
 // touchFamily schedules the VIPs of one family of a stream for judging.
-func (e *Evaluator) touchFamily(s *stream, f vip.Family) {
-	for _, i := range s.vips[f] {
-		e.touched.add(int(i))
+func (r *roster) touchFamily(touched *stream, f vip.Family) {
+	for _, i := range touched.vips[f] {
+		r.touched.add(int(i))
 	}
 }
 
@@ -185,20 +205,20 @@ func (m *marks) reset(n int) { *m = marks{words: make([]uint64, (n+63)/64)} }
 
 // add adds an index.
 func (m *marks) add(i int) {
-	w := i / 64
-	m.words[w] |= 1 << (i % 64)
+	word := i / 64
+	m.words[word] |= 1 << (i % 64)
 	if m.from == m.to {
-		m.from, m.to = w, w+1
+		m.from, m.to = word, word+1
 	}
-	m.from, m.to = min(m.from, w), max(m.to, w+1)
+	m.from, m.to = min(m.from, word), max(m.to, word+1)
 }
 
 // take calls f with each index, in ascending order, and clears the set. Its cost follows the range
 // of the indices.
 func (m *marks) take(f func(i int)) {
-	for w := m.from; w < m.to; w++ {
-		for ; m.words[w] != 0; m.words[w] &= m.words[w] - 1 {
-			f(w*64 + bits.TrailingZeros64(m.words[w]))
+	for word := m.from; word < m.to; word++ {
+		for ; m.words[word] != 0; m.words[word] &= m.words[word] - 1 {
+			f(word*64 + bits.TrailingZeros64(m.words[word]))
 		}
 	}
 	m.from, m.to = 0, 0

@@ -21,22 +21,22 @@ type AddressPolicy struct {
 }
 
 // Check returns why a target must not have an address, with the remedy.
-func (p AddressPolicy) Check(a netip.Addr) error {
+func (p AddressPolicy) Check(address netip.Addr) error {
 	switch {
-	case !a.IsValid():
+	case !address.IsValid():
 		return errors.New("no address: write one such as 172.16.1.1")
-	case a.Zone() != "":
-		return fmt.Errorf("%s has a zone: use an address that needs none", a.WithZone(""))
+	case address.Zone() != "":
+		return fmt.Errorf("%s has a zone: use an address that needs none", address.WithZone(""))
 	}
 	// The reader of the trench file refuses loopback addresses itself.
-	if what, remedy := vip.NotHost(a); what != "" && !a.IsLoopback() {
-		return fmt.Errorf("%s is %s: %s", a, what, remedy)
+	if what, remedy := vip.NotHost(address); what != "" && !address.IsLoopback() {
+		return fmt.Errorf("%s is %s: %s", address, what, remedy)
 	}
-	if len(p.Subnets) > 0 && !slices.ContainsFunc(p.Subnets, func(s netip.Prefix) bool { return s.Contains(a) }) {
-		return fmt.Errorf("%s is not in a subnet that --target-subnet allows (%s)", a, join(p.Subnets))
+	if len(p.Subnets) > 0 && !slices.ContainsFunc(p.Subnets, func(s netip.Prefix) bool { return s.Contains(address) }) {
+		return fmt.Errorf("%s is not in a subnet that --target-subnet allows (%s)", address, join(p.Subnets))
 	}
-	if v, ok := vip.Containing(p.VIPs, a); ok {
-		return fmt.Errorf("%s lies in the VIP %s: use the target's own address", a, v)
+	if v, ok := vip.Containing(p.VIPs, address); ok {
+		return fmt.Errorf("%s lies in the VIP %s: use the target's own address", address, v)
 	}
 	return nil
 }

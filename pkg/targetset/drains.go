@@ -47,9 +47,9 @@ type order struct {
 // and logged, and the list of drains starts empty. A file that cannot be read is an error: without
 // it targets that an operator drained would receive flows.
 func OpenDrains(path string, log *slog.Logger) (*Drains, error) {
-	d := &Drains{path: path, changed: make(chan struct{}, 1)}
+	drains := &Drains{path: path, changed: make(chan struct{}, 1)}
 	if path == "" {
-		return d, nil
+		return drains, nil
 	}
 	var document drainDocument
 	now := time.Now()
@@ -62,6 +62,7 @@ func OpenDrains(path string, log *slog.Logger) (*Drains, error) {
 		if errID := o.ID.Check(); err == nil && errID != nil {
 			err = fmt.Errorf("%s %w: drain %d: %w", path, durable.ErrCorrupt, i, errID)
 		}
+		// From here the monotonic clock counts, so that a change of the wall clock has no effect.
 		o.end = now.Add(remaining(o.At, time.Duration(o.For), now))
 		orders[o.ID] = o
 	}
@@ -71,10 +72,10 @@ func OpenDrains(path string, log *slog.Logger) (*Drains, error) {
 	case err != nil:
 		return nil, fmt.Errorf("drains by an operator: %w", err)
 	case len(orders) > 0:
-		d.orders.Set(orders)
-		latest.Wake(d.changed)
+		drains.orders.Set(orders)
+		latest.Wake(drains.changed)
 	}
-	return d, nil
+	return drains, nil
 }
 
 // remaining returns the rest of a drain that was ordered at a wall time. It is between 0 and
@@ -84,31 +85,31 @@ func remaining(at time.Time, length time.Duration, now time.Time) time.Duration 
 }
 
 // Changed wakes the caller of [Drains.All]. Wake-ups conflate.
-func (d *Drains) Changed() <-chan struct{} { return d.changed }
+func (drains *Drains) Changed() <-chan struct{} { return drains.changed }
 
 // Drain orders a drain, or orders it again, and returns once it will survive a restart. After an
 // error nothing has changed in this process.
-func (d *Drains) Drain(id ID, length time.Duration, now time.Time) error {
+func (drains *Drains) Drain(id ID, length time.Duration, now time.Time) error {
 	if err := id.Check(); err != nil {
 		return err
 	}
 	if length < 0 {
 		return fmt.Errorf("%v is negative", length)
 	}
-	return d.change(func(orders map[ID]order) {
+	return drains.change(func(orders map[ID]order) {
 		orders[id] = order{ID: id, At: now.Round(0), For: durable.Duration(length), end: now.Add(length)}
 	})
 }
 
 // Undrain removes a drain, if there is one, and returns once that will survive a restart. After an
 // error nothing has changed.
-func (d *Drains) Undrain(id ID) error {
-	return d.change(func(orders map[ID]order) { delete(orders, id) })
+func (drains *Drains) Undrain(id ID) error {
+	return drains.change(func(orders map[ID]order) { delete(orders, id) })
 }
 
 // All returns when each drain ends, on the monotonic clock.
-func (d *Drains) All() map[ID]time.Time {
-	orders := d.orders.Load()
+func (drains *Drains) All() map[ID]time.Time {
+	orders := drains.orders.Load()
 	ends := make(map[ID]time.Time, len(orders))
 	for id, o := range orders {
 		ends[id] = o.end
@@ -117,19 +118,19 @@ func (d *Drains) All() map[ID]time.Time {
 }
 
 // change writes the drains as f changes them, and then applies them.
-func (d *Drains) change(f func(map[ID]order)) error {
-	d.writing.Lock()
-	defer d.writing.Unlock()
+func (drains *Drains) change(f func(map[ID]order)) error {
+	drains.writing.Lock()
+	defer drains.writing.Unlock()
 	orders := map[ID]order{}
-	maps.Copy(orders, d.orders.Load())
+	maps.Copy(orders, drains.orders.Load())
 	f(orders)
-	if d.path != "" {
+	if drains.path != "" {
 		list := slices.SortedFunc(maps.Values(orders), func(a, b order) int { return a.compare(b.ID) })
-		if err := durable.Write(d.path, drainDocument{Version: drainsVersion, Drains: list}); err != nil {
+		if err := durable.Write(drains.path, drainDocument{Version: drainsVersion, Drains: list}); err != nil {
 			return fmt.Errorf("drains by an operator: %w", err)
 		}
 	}
-	d.orders.Set(orders)
-	latest.Wake(d.changed)
+	drains.orders.Set(orders)
+	latest.Wake(drains.changed)
 	return nil
 }

@@ -23,9 +23,9 @@ type View struct {
 	DrainCause string
 }
 
-func (v View) compare(w View) int { return v.Compare(w.Key) }
+func (view View) compare(w View) int { return view.Compare(w.Key) }
 
-// same reports whether v and w are equal for watches: a new check with the same result does not
+// same reports whether two views are equal for watches: a new check with the same result does not
 // notify them.
 func (v View) same(w View) bool {
 	v.LastCheck, w.LastCheck = time.Time{}, time.Time{}
@@ -51,23 +51,23 @@ func NewIndex() *Index {
 func (r *Index) Publish(changed []View, removed []healthcheck.Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, k := range removed {
-		delete(r.views, k)
-		r.note(k)
+	for _, key := range removed {
+		delete(r.views, key)
+		r.note(key)
 	}
-	for _, v := range changed {
-		if old, known := r.views[v.Key]; !known || !old.same(v) {
-			r.views[v.Key] = v
-			r.note(v.Key)
+	for _, view := range changed {
+		if old, known := r.views[view.Key]; !known || !old.same(view) {
+			r.views[view.Key] = view
+			r.note(view.Key)
 		}
 	}
 }
 
 // note notifies the watches of an address. It is called with mu held.
-func (r *Index) note(k healthcheck.Key) {
-	for _, id := range []ID{{}, {k.Stream, k.Name}} {
+func (r *Index) note(key healthcheck.Key) {
+	for _, id := range []ID{{}, {key.Stream, key.Name}} {
 		for w := range r.watches[id] {
-			w.note(k)
+			w.note(key)
 		}
 	}
 }
@@ -76,9 +76,9 @@ func (r *Index) note(k healthcheck.Key) {
 func (r *Index) List(wanted func(healthcheck.Key) bool) []View {
 	r.mu.Lock()
 	list := make([]View, 0, len(r.views))
-	for k, v := range r.views {
+	for k, view := range r.views {
 		if wanted == nil || wanted(k) {
-			list = append(list, v)
+			list = append(list, view)
 		}
 	}
 	r.mu.Unlock()
@@ -91,11 +91,11 @@ func (r *Index) List(wanted func(healthcheck.Key) bool) []View {
 func (r *Index) Watch(wanted func(healthcheck.Key) bool) *Watch {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	w := r.watch([]ID{{}}, wanted)
+	watch := r.watch([]ID{{}}, wanted)
 	for k := range r.views {
-		w.note(k)
+		watch.note(k)
 	}
-	return w
+	return watch
 }
 
 // WatchTargets returns a watch of the targets that the keys name, with any address. Changes of
@@ -108,18 +108,18 @@ func (r *Index) WatchTargets(keys []healthcheck.Key) *Watch {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	w := r.watch(ids, nil)
-	for _, k := range keys {
-		if _, exists := r.views[k]; exists {
-			w.note(k)
+	watch := r.watch(ids, nil)
+	for _, key := range keys {
+		if _, exists := r.views[key]; exists {
+			watch.note(key)
 		}
 	}
-	return w
+	return watch
 }
 
 // watch adds a watch whose channel has a token: the first Take may return nothing.
 func (r *Index) watch(ids []ID, wanted func(healthcheck.Key) bool) *Watch {
-	w := &Watch{
+	watch := &Watch{
 		index: r, ids: ids, wanted: wanted, wake: make(chan struct{}, 1),
 		dirty: map[healthcheck.Key]struct{}{}, known: map[healthcheck.Key]struct{}{},
 	}
@@ -127,10 +127,10 @@ func (r *Index) watch(ids []ID, wanted func(healthcheck.Key) bool) *Watch {
 		if r.watches[id] == nil {
 			r.watches[id] = map[*Watch]struct{}{}
 		}
-		r.watches[id][w] = struct{}{}
+		r.watches[id][watch] = struct{}{}
 	}
-	latest.Wake(w.wake)
-	return w
+	latest.Wake(watch.wake)
+	return watch
 }
 
 // Watch is one reader's view of the changes, merged until it takes them. Its memory is bounded by
@@ -146,42 +146,42 @@ type Watch struct {
 }
 
 // note is called with Index.mu held.
-func (w *Watch) note(k healthcheck.Key) {
-	if w.wanted == nil || w.wanted(k) {
-		w.dirty[k] = struct{}{}
-		latest.Wake(w.wake)
+func (watch *Watch) note(key healthcheck.Key) {
+	if watch.wanted == nil || watch.wanted(key) {
+		watch.dirty[key] = struct{}{}
+		latest.Wake(watch.wake)
 	}
 }
 
 // Changed holds a token when Take may return something.
-func (w *Watch) Changed() <-chan struct{} { return w.wake }
+func (watch *Watch) Changed() <-chan struct{} { return watch.wake }
 
 // Take returns the changes since the last Take, sorted.
-func (w *Watch) Take() (changed []View, removed []healthcheck.Key) {
-	w.index.mu.Lock()
-	defer w.index.mu.Unlock()
-	for k := range w.dirty {
-		if v, exists := w.index.views[k]; exists {
-			w.known[k] = struct{}{}
-			changed = append(changed, v)
-		} else if _, known := w.known[k]; known {
-			delete(w.known, k)
-			removed = append(removed, k)
+func (watch *Watch) Take() (changed []View, removed []healthcheck.Key) {
+	watch.index.mu.Lock()
+	defer watch.index.mu.Unlock()
+	for key := range watch.dirty {
+		if view, exists := watch.index.views[key]; exists {
+			watch.known[key] = struct{}{}
+			changed = append(changed, view)
+		} else if _, known := watch.known[key]; known {
+			delete(watch.known, key)
+			removed = append(removed, key)
 		}
 	}
-	clear(w.dirty)
+	clear(watch.dirty)
 	slices.SortFunc(changed, View.compare)
 	slices.SortFunc(removed, healthcheck.Key.Compare)
 	return changed, removed
 }
 
 // Close ends the watch.
-func (w *Watch) Close() {
-	w.index.mu.Lock()
-	defer w.index.mu.Unlock()
-	for _, id := range w.ids {
-		if delete(w.index.watches[id], w); len(w.index.watches[id]) == 0 {
-			delete(w.index.watches, id)
+func (watch *Watch) Close() {
+	watch.index.mu.Lock()
+	defer watch.index.mu.Unlock()
+	for _, id := range watch.ids {
+		if delete(watch.index.watches[id], watch); len(watch.index.watches[id]) == 0 {
+			delete(watch.index.watches, id)
 		}
 	}
 }

@@ -35,23 +35,23 @@ const (
 )
 
 // String returns "file" or "registry".
-func (o Origin) String() string { return [origins]string{"file", "registry"}[o] }
+func (origin Origin) String() string { return [origins]string{"file", "registry"}[origin] }
 
 // OriginSet is a set of origins.
 type OriginSet uint8
 
-// With returns the set with o in it.
+// With returns the set with an origin added.
 func (s OriginSet) With(o Origin) OriginSet { return s | 1<<o }
 
-// Has reports whether o is in the set.
+// Has reports whether the set contains an origin.
 func (s OriginSet) Has(o Origin) bool { return s&(1<<o) != 0 }
 
 // Names returns the names of the origins, in the order of precedence.
 func (s OriginSet) Names() []string {
 	var names []string
-	for o := range Origin(origins) {
-		if s.Has(o) {
-			names = append(names, o.String())
+	for origin := range Origin(origins) {
+		if s.Has(origin) {
+			names = append(names, origin.String())
 		}
 	}
 	return names

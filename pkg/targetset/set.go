@@ -52,57 +52,57 @@ type streamState struct {
 
 // New returns an empty set.
 func New() *Set {
-	s := &Set{streams: map[string]*streamState{}, dirty: map[string]struct{}{}, ends: map[string]time.Time{}}
-	for i := range s.offers {
-		s.offers[i] = Offers{}
+	set := &Set{streams: map[string]*streamState{}, dirty: map[string]struct{}{}, ends: map[string]time.Time{}}
+	for i := range set.offers {
+		set.offers[i] = Offers{}
 	}
-	return s
+	return set
 }
 
 // Configure replaces the streams and the policy. It ignores the Targets of the streams, which the
 // trench file offers as a source.
-func (s *Set) Configure(streams []trench.Stream, policy AddressPolicy) {
-	s.policy = policy
+func (set *Set) Configure(streams []trench.Stream, policy AddressPolicy) {
+	set.policy = policy
 	known := make(map[string]*streamState, len(streams))
-	for _, c := range streams {
-		st := s.streams[c.Name]
+	for _, stream := range streams {
+		st := set.streams[stream.Name]
 		if st == nil {
 			st = &streamState{}
 		}
-		delete(s.streams, c.Name)
-		st.config, known[c.Name] = c, st
-		s.dirty[c.Name] = struct{}{}
+		delete(set.streams, stream.Name)
+		st.config, known[stream.Name] = stream, st
+		set.dirty[stream.Name] = struct{}{}
 	}
-	for name := range s.streams {
-		delete(s.ends, name)
-		s.removed = append(s.removed, name)
+	for name := range set.streams {
+		delete(set.ends, name)
+		set.removed = append(set.removed, name)
 	}
-	s.streams = known
+	set.streams = known
 }
 
 // Offer applies the changes of a source.
-func (s *Set) Offer(o Origin, changed Offers) {
+func (set *Set) Offer(origin Origin, changed Offers) {
 	for name, list := range changed {
 		if len(list) == 0 {
-			delete(s.offers[o], name)
+			delete(set.offers[origin], name)
 		} else {
-			s.offers[o][name] = list
+			set.offers[origin][name] = list
 		}
-		s.dirty[name] = struct{}{}
+		set.dirty[name] = struct{}{}
 	}
 }
 
 // SetManualDrains replaces the drains by operators. The map contains the end of each on the
 // monotonic clock, and must not change later.
-func (s *Set) SetManualDrains(drains map[ID]time.Time) {
-	if !maps.EqualFunc(s.drains, drains, time.Time.Equal) {
-		for _, ids := range []map[ID]time.Time{s.drains, drains} {
+func (set *Set) SetManualDrains(drains map[ID]time.Time) {
+	if !maps.EqualFunc(set.drains, drains, time.Time.Equal) {
+		for _, ids := range []map[ID]time.Time{set.drains, drains} {
 			for id := range ids {
-				s.dirty[id.Stream] = struct{}{}
+				set.dirty[id.Stream] = struct{}{}
 			}
 		}
 	}
-	s.drains = drains
+	set.drains = drains
 }
 
 // Changes lists the changes of an update.
@@ -117,51 +117,51 @@ type Changes struct {
 }
 
 // Update returns the changes since the last Update.
-func (s *Set) Update(now time.Time) Changes {
-	c := Changes{Removed: s.removed}
-	s.removed = nil
-	for name, end := range s.ends {
+func (set *Set) Update(now time.Time) Changes {
+	c := Changes{Removed: set.removed}
+	set.removed = nil
+	for name, end := range set.ends {
 		if !end.After(now) {
-			s.dirty[name] = struct{}{}
+			set.dirty[name] = struct{}{}
 		}
 	}
-	for name := range s.dirty {
-		if st, ok := s.streams[name]; ok {
-			s.resolve(now, st)
+	for name := range set.dirty {
+		if st, ok := set.streams[name]; ok {
+			set.resolve(now, st)
 			c.Streams = append(c.Streams, st.config)
 		}
 	}
-	clear(s.dirty)
-	for _, end := range s.ends {
+	clear(set.dirty)
+	for _, end := range set.ends {
 		c.Next = Soonest(c.Next, end)
 	}
 	return c
 }
 
 // Members returns the targets of a stream. The list belongs to the set and is never changed.
-func (s *Set) Members(stream string) []Member {
-	if st, ok := s.streams[stream]; ok {
+func (set *Set) Members(stream string) []Member {
+	if st, ok := set.streams[stream]; ok {
 		return st.members
 	}
 	return nil
 }
 
 // Problems returns the refused offers of a source, each with its name and the reason.
-func (s *Set) Problems(o Origin) []string {
+func (set *Set) Problems(origin Origin) []string {
 	var all []string
-	for _, st := range s.streams {
-		all = append(all, st.problems[o]...)
+	for _, st := range set.streams {
+		all = append(all, st.problems[origin]...)
 	}
 	slices.Sort(all)
 	return all
 }
 
 // Count returns how many targets come from a source.
-func (s *Set) Count(o Origin) int {
+func (set *Set) Count(origin Origin) int {
 	n := 0
-	for _, st := range s.streams {
+	for _, st := range set.streams {
 		for _, m := range st.members {
-			if m.Origins.Has(o) {
+			if m.Origins.Has(origin) {
 				n++
 			}
 		}
@@ -185,20 +185,20 @@ type originOffer struct {
 }
 
 // resolve unites the offers of all sources for one stream.
-func (s *Set) resolve(now time.Time, st *streamState) {
+func (set *Set) resolve(now time.Time, st *streamState) {
 	name := st.config.Name
-	u := union{st, s.policy, map[string]int{}, map[netip.Addr]string{}, map[string]Offer{}}
+	u := union{st, set.policy, map[string]int{}, map[netip.Addr]string{}, map[string]Offer{}}
 	st.members, st.config.Targets, st.problems = nil, nil, [origins][]string{}
 	var next time.Time
 	var offered, leaving []originOffer
-	for o := range Origin(origins) {
-		for _, offer := range s.offers[o][name] {
+	for origin := range Origin(origins) {
+		for _, offer := range set.offers[origin][name] {
 			runs := offer.Lifecycle != Active && offer.DrainEnd.After(now)
 			switch {
 			case runs && offer.Lifecycle == Leaving:
-				leaving = append(leaving, originOffer{o, offer})
+				leaving = append(leaving, originOffer{origin, offer})
 			case runs, offer.Lifecycle == Active:
-				offered = append(offered, originOffer{o, offer})
+				offered = append(offered, originOffer{origin, offer})
 			case offer.Lifecycle == Terminating:
 				// Its announced end has passed: exclude the target, whatever the remaining sources offer.
 				u.over[offer.Name] = offer
@@ -218,107 +218,110 @@ func (s *Set) resolve(now time.Time, st *streamState) {
 		u.leave(l.Origin, l.Offer)
 	}
 	for i := range st.members {
-		m := &st.members[i]
-		if end, ok := s.drains[ID{name, m.Name}]; ok {
-			m.drain(now, end)
+		member := &st.members[i]
+		if end, ok := set.drains[ID{name, member.Name}]; ok {
+			member.drain(now, end)
 			if end.After(now) {
 				next = Soonest(next, end)
 			}
 		}
-		st.config.Targets = append(st.config.Targets, trench.Target{Name: m.Name, IPs: m.IPs})
+		st.config.Targets = append(st.config.Targets, trench.Target{Name: member.Name, IPs: member.IPs})
 	}
-	if s.ends[name] = next; next.IsZero() {
-		delete(s.ends, name)
+	if set.ends[name] = next; next.IsZero() {
+		delete(set.ends, name)
 	}
 }
 
 // drain applies a drain by an operator, which no source overrides.
-func (m *Member) drain(now, end time.Time) {
+func (member *Member) drain(now, end time.Time) {
 	switch {
 	case !end.After(now):
-		m.Draining, m.DrainEnd, m.Cause = healthcheck.Drained, end, manualDrain
-	case m.Draining != healthcheck.Draining || end.Before(m.DrainEnd):
-		m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, end, manualDrain
+		member.Draining, member.DrainEnd, member.Cause = healthcheck.Drained, end, manualDrain
+	case member.Draining != healthcheck.Draining || end.Before(member.DrainEnd):
+		member.Draining, member.DrainEnd, member.Cause = healthcheck.Draining, end, manualDrain
 	}
 }
 
 // end applies the drain of an offer. The earlier end counts.
-func (m *Member) end(offer Offer) {
-	if offer.Lifecycle == Active || (m.Draining == healthcheck.Draining && m.DrainEnd.Before(offer.DrainEnd)) {
+func (member *Member) end(offer Offer) {
+	if offer.Lifecycle == Active || (member.Draining == healthcheck.Draining && member.DrainEnd.Before(offer.DrainEnd)) {
 		return
 	}
-	m.Draining, m.DrainEnd, m.Cause = healthcheck.Draining, offer.DrainEnd, offer.Cause
+	member.Draining, member.DrainEnd, member.Cause = healthcheck.Draining, offer.DrainEnd, offer.Cause
 }
 
 // take adds a target that is Active or Terminating, or records the problem that excludes it.
-func (u *union) take(o Origin, offer Offer) {
+func (union *union) take(origin Origin, offer Offer) {
 	problem := func(format string, args ...any) {
-		what := fmt.Sprintf("target %s of stream %s", offer.Name, u.config.Name)
-		u.problems[o] = append(u.problems[o], what+fmt.Sprintf(format, args...))
+		what := fmt.Sprintf("target %s of stream %s", offer.Name, union.config.Name)
+		union.problems[origin] = append(union.problems[origin], what+fmt.Sprintf(format, args...))
 	}
-	if end, over := u.over[offer.Name]; over {
+	if end, over := union.over[offer.Name]; over {
 		problem(" has drained and left: %s", end.Cause)
 		return
 	}
+	// A target is taken with all of its addresses or not at all.
 	checked := false
-	for _, a := range offer.IPs {
-		if err := u.policy.Check(a); err != nil {
+	for _, address := range offer.IPs {
+		if err := union.policy.Check(address); err != nil {
 			problem(": %v", err)
 			return
 		}
-		checked = checked || u.config.Check.Families.Has(vip.FamilyOf(a))
+		checked = checked || union.config.Check.Families.Has(vip.FamilyOf(address))
 	}
 	if !checked {
 		problem(" has no address of a family that the stream's check looks at, so that nothing would check it")
 		return
 	}
-	if i, known := u.byName[offer.Name]; known {
-		m := &u.members[i]
-		if !SameAddresses(m.IPs, offer.IPs) {
-			problem(" has %s here and %s in %s, which counts", join(offer.IPs), join(m.IPs), m.Origins.Names()[0])
+	// Origins are taken in the order of precedence, so the first offer of a name counts.
+	if i, known := union.byName[offer.Name]; known {
+		member := &union.members[i]
+		if !SameAddresses(member.IPs, offer.IPs) {
+			problem(" has %s here and %s in %s, which counts", join(offer.IPs), join(member.IPs), member.Origins.Names()[0])
 			return
 		}
-		m.Origins = m.Origins.With(o)
-		m.end(offer)
-		if m.Owner == "" {
-			m.Owner = offer.Owner
+		member.Origins = member.Origins.With(origin)
+		member.end(offer)
+		if member.Owner == "" {
+			member.Owner = offer.Owner
 		}
 		return
 	}
-	for _, a := range offer.IPs {
-		if other, taken := u.byAddr[a]; taken {
-			problem(" has the address %s, which is target %s's: remove one of them", a, other)
+	// Two targets with one address would share its routes and get one health.
+	for _, address := range offer.IPs {
+		if other, taken := union.byAddr[address]; taken {
+			problem(" has the address %s, which is target %s's: remove one of them", address, other)
 			return
 		}
 	}
-	u.byName[offer.Name] = len(u.members)
-	u.add(o, offer, offer.IPs)
+	union.byName[offer.Name] = len(union.members)
+	union.add(origin, offer, offer.IPs)
 }
 
 // leave adds a leaving target with the addresses that no other target has.
-func (u *union) leave(o Origin, offer Offer) {
+func (union *union) leave(origin Origin, offer Offer) {
 	var free []netip.Addr
-	for _, a := range offer.IPs {
-		_, taken := u.byAddr[a]
-		over := slices.Contains(u.over[offer.Name].IPs, a)
-		if !taken && !over && u.policy.Check(a) == nil {
-			free = append(free, a)
+	for _, address := range offer.IPs {
+		_, taken := union.byAddr[address]
+		over := slices.Contains(union.over[offer.Name].IPs, address)
+		if !taken && !over && union.policy.Check(address) == nil {
+			free = append(free, address)
 		}
 	}
 	if len(free) > 0 {
-		u.add(o, offer, free)
+		union.add(origin, offer, free)
 	}
 }
 
-func (u *union) add(o Origin, offer Offer, ips []netip.Addr) {
+func (union *union) add(origin Origin, offer Offer, ips []netip.Addr) {
 	for _, a := range ips {
-		u.byAddr[a] = offer.Name
+		union.byAddr[a] = offer.Name
 	}
-	m := Member{
-		Name: offer.Name, IPs: ips, Origins: OriginSet(0).With(o), Owner: offer.Owner, Draining: healthcheck.Ready,
+	member := Member{
+		Name: offer.Name, IPs: ips, Origins: OriginSet(0).With(origin), Owner: offer.Owner, Draining: healthcheck.Ready,
 	}
-	m.end(offer)
-	u.members = append(u.members, m)
+	member.end(offer)
+	union.members = append(union.members, member)
 }
 
 // Soonest returns the earlier of two times, of which zero means never.

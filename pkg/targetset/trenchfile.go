@@ -30,47 +30,47 @@ func NewTrenchFile(onGone SourceGonePolicy) *TrenchFile {
 // Configure applies the content of the file. A target that the file no longer lists, or whose
 // addresses changed, leaves; so does a target that is marked as terminating. Targets of a removed
 // stream are removed immediately.
-func (f *TrenchFile) Configure(now time.Time, streams []trench.Stream) {
-	if f.gone != nil {
-		f.gone, f.since = nil, now
+func (file *TrenchFile) Configure(now time.Time, streams []trench.Stream) {
+	if file.gone != nil {
+		file.gone, file.since = nil, now
 	}
-	old := f.lists
-	f.lists, f.streams = make(map[string][]Offer, len(streams)), streams
+	old := file.lists
+	file.lists, file.streams = make(map[string][]Offer, len(streams)), streams
 	for name := range old {
-		f.changed[name] = struct{}{}
+		file.changed[name] = struct{}{}
 	}
-	for _, s := range streams {
-		f.lists[s.Name] = succeed(now, old[s.Name], s)
-		f.changed[s.Name] = struct{}{}
+	for _, stream := range streams {
+		file.lists[stream.Name] = succeed(now, old[stream.Name], stream)
+		file.changed[stream.Name] = struct{}{}
 	}
 }
 
 // succeed derives the offers of a stream from the file and from the previous offers.
-func succeed(now time.Time, old []Offer, s trench.Stream) []Offer {
+func succeed(now time.Time, old []Offer, stream trench.Stream) []Offer {
 	ending := map[string]time.Time{}
-	for _, o := range old {
-		if o.Lifecycle == Terminating {
-			ending[o.Name] = o.DrainEnd
+	for _, offer := range old {
+		if offer.Lifecycle == Terminating {
+			ending[offer.Name] = offer.DrainEnd
 		}
 	}
-	list := make([]Offer, 0, len(s.Targets))
-	stays := make(map[string]trench.Target, len(s.Targets))
-	for _, t := range s.Targets {
-		stays[t.Name] = t
-		o := Offer{Name: t.Name, IPs: t.IPs}
-		if t.Terminating {
+	list := make([]Offer, 0, len(stream.Targets))
+	stays := make(map[string]trench.Target, len(stream.Targets))
+	for _, target := range stream.Targets {
+		stays[target.Name] = target
+		offer := Offer{Name: target.Name, IPs: target.IPs}
+		if target.Terminating {
 			// Reading the file again must not restart a drain.
-			o.Lifecycle, o.DrainEnd = Terminating, cmp.Or(ending[t.Name], now.Add(s.DrainTime))
-			o.Cause = "marked as terminating in the trench file"
+			offer.Lifecycle, offer.DrainEnd = Terminating, cmp.Or(ending[target.Name], now.Add(stream.DrainTime))
+			offer.Cause = "marked as terminating in the trench file"
 		}
-		list = append(list, o)
+		list = append(list, offer)
 	}
-	for _, o := range old {
-		if t, ok := stays[o.Name]; ok && SameAddresses(t.IPs, o.IPs) {
+	for _, offer := range old {
+		if t, ok := stays[offer.Name]; ok && SameAddresses(t.IPs, offer.IPs) {
 			continue
 		}
-		if o = o.left("no longer in the trench file", now.Add(s.DrainTime)); o.DrainEnd.After(now) {
-			list = append(list, o)
+		if offer = offer.left("no longer in the trench file", now.Add(stream.DrainTime)); offer.DrainEnd.After(now) {
+			list = append(list, offer)
 		}
 	}
 	return list
@@ -78,36 +78,36 @@ func succeed(now time.Time, old []Offer, s trench.Stream) []Offer {
 
 // left returns the offer after its source withdrew it. A running drain continues, but is no longer
 // announced: another source may offer the target.
-func (o Offer) left(cause string, end time.Time) Offer {
-	if o.Lifecycle == Leaving {
-		return o
+func (offer Offer) left(cause string, end time.Time) Offer {
+	if offer.Lifecycle == Leaving {
+		return offer
 	}
-	if o.Lifecycle == Active {
-		o.DrainEnd = end
+	if offer.Lifecycle == Active {
+		offer.DrainEnd = end
 	}
-	o.Lifecycle, o.Cause = Leaving, cause
-	return o
+	offer.Lifecycle, offer.Cause = Leaving, cause
+	return offer
 }
 
 // Lose records why the file cannot be read. It is not called for a file with errors: the last
 // accepted one stays in force.
-func (f *TrenchFile) Lose(now time.Time, why error) {
-	first := f.gone == nil
-	f.gone = why
+func (file *TrenchFile) Lose(now time.Time, why error) {
+	first := file.gone == nil
+	file.gone = why
 	if !first {
 		return
 	}
-	f.since = now
-	if f.onGone != Drain && f.onGone != Drop {
+	file.since = now
+	if file.onGone != Drain && file.onGone != Drop {
 		return
 	}
-	for _, s := range f.streams {
-		f.changed[s.Name] = struct{}{}
-		if f.onGone == Drop {
-			f.lists[s.Name] = nil
+	for _, stream := range file.streams {
+		file.changed[stream.Name] = struct{}{}
+		if file.onGone == Drop {
+			file.lists[stream.Name] = nil
 		}
-		for i, o := range f.lists[s.Name] {
-			f.lists[s.Name][i] = o.left("the trench file is gone", now.Add(s.DrainTime))
+		for i, o := range file.lists[stream.Name] {
+			file.lists[stream.Name][i] = o.left("the trench file is gone", now.Add(stream.DrainTime))
 		}
 	}
 }
@@ -117,20 +117,20 @@ func (f *TrenchFile) Lose(now time.Time, why error) {
 //
 // A target that the file marks as terminating is offered even after its end, as long as it is
 // marked, which removes the target whatever other sources offer.
-func (f *TrenchFile) Take() Offers {
-	changed := make(Offers, len(f.changed))
-	for name := range f.changed {
-		changed[name] = slices.Clone(f.lists[name])
+func (file *TrenchFile) Take() Offers {
+	changed := make(Offers, len(file.changed))
+	for name := range file.changed {
+		changed[name] = slices.Clone(file.lists[name])
 	}
-	clear(f.changed)
+	clear(file.changed)
 	return changed
 }
 
 // State describes the source.
-func (f *TrenchFile) State() SourceState {
-	s := SourceState{Name: OriginFile.String(), Live: f.gone == nil, Since: f.since, OnGone: f.onGone}
-	if f.gone != nil {
-		s.Detail = f.gone.Error()
+func (file *TrenchFile) State() SourceState {
+	s := SourceState{Name: OriginFile.String(), Live: file.gone == nil, Since: file.since, OnGone: file.onGone}
+	if file.gone != nil {
+		s.Detail = file.gone.Error()
 	}
 	return s
 }

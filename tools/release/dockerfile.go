@@ -2,13 +2,14 @@ package main
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
 // imageSpec is what an image has from its Dockerfile, so that docker build and
@@ -22,57 +23,78 @@ type imageSpec struct {
 }
 
 var (
-	instruction = regexp.MustCompile(`(?m)^(USER|EXPOSE|ENTRYPOINT|CMD|WORKDIR) (.*)$`)
-	binaryCopy  = regexp.MustCompile(`(?m)^COPY --from=build /out/(\S+) (\S+)$`)
-	link        = regexp.MustCompile(`ln -sf (\S+) (\S+)`)
-	setcap      = regexp.MustCompile(`setcap ([a-z_,]+)\+ep (\S+)`)
+	link   = regexp.MustCompile(`ln -sf (\S+) (\S+)`)
+	setcap = regexp.MustCompile(`setcap ([a-z_,]+)\+ep (\S+)`)
 )
 
-// readDockerfile reads the user, ports, command, directory, files and file capabilities.
+// readDockerfile reads the user, ports, command, directory, files and file capabilities of the last
+// stage.
 func readDockerfile(path string) (*imageSpec, error) {
-	text, err := os.ReadFile(path)
+	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	spec := &imageSpec{capabilities: map[string][]byte{}, binaries: map[string]string{}, links: map[string]string{}}
-	for _, m := range binaryCopy.FindAllStringSubmatch(string(text), -1) {
-		spec.binaries[m[2]] = m[1]
+	defer file.Close()
+	parsed, err := parser.Parse(file)
+	if err != nil {
+		return nil, fmt.Errorf("failed to parse %s: %w", path, err)
 	}
-	for _, m := range link.FindAllStringSubmatch(string(text), -1) {
-		spec.links[m[2]] = m[1]
-	}
-	// What precedes the last stage is of the build.
-	final := string(text)[strings.LastIndex(string(text), "\nFROM ")+1:]
-	for _, m := range instruction.FindAllStringSubmatch(final, -1) {
-		switch m[1] {
+	var spec *imageSpec
+	for _, node := range parsed.AST.Children {
+		var words []string
+		for next := node.Next; next != nil; next = next.Next {
+			words = append(words, next.Value)
+		}
+		switch instruction := strings.ToUpper(node.Value); instruction {
+		case "FROM": // the previous stages build the programs
+			spec = &imageSpec{
+				capabilities: map[string][]byte{}, binaries: map[string]string{}, links: map[string]string{},
+			}
+		case "COPY":
+			if slices.Contains(node.Flags, "--from=build") {
+				spec.binaries[words[1]] = strings.TrimPrefix(words[0], "/out/")
+			}
+		case "RUN":
+			if err := spec.run(strings.Join(words, " ")); err != nil {
+				return nil, fmt.Errorf("%s: %w", path, err)
+			}
 		case "WORKDIR":
-			spec.config.WorkingDir = m[2]
+			spec.config.WorkingDir = words[0]
 		case "USER":
-			spec.config.User = m[2]
+			spec.config.User = words[0]
 		case "EXPOSE":
 			spec.config.ExposedPorts = map[string]struct{}{}
-			for _, port := range strings.Fields(m[2]) {
+			for _, port := range words {
 				spec.config.ExposedPorts[port] = struct{}{}
 			}
 		case "ENTRYPOINT":
-			err = json.Unmarshal([]byte(m[2]), &spec.config.Entrypoint)
+			spec.config.Entrypoint = words
 		case "CMD":
-			err = json.Unmarshal([]byte(m[2]), &spec.config.Cmd)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("failed to parse %s of %s: %w", m[1], path, err)
+			spec.config.Cmd = words
+		case "ARG":
+		default:
+			return nil, fmt.Errorf("%s: the release does not know the instruction %s", path, instruction)
 		}
 	}
-	if c := spec.config; c.User == "" || len(c.Entrypoint) == 0 || len(c.Cmd) == 0 || len(c.ExposedPorts) == 0 {
-		return nil, fmt.Errorf("%s lacks one of USER, EXPOSE, ENTRYPOINT and CMD", path)
-	}
-	spec.bird = strings.Contains(final, " bird2 ")
-	for _, m := range setcap.FindAllStringSubmatch(string(text), -1) {
-		if spec.capabilities[m[2]], err = encodeCapabilities(m[1]); err != nil {
-			return nil, fmt.Errorf("setcap in %s: %w", path, err)
-		}
+	if spec == nil || spec.config.User == "" || len(spec.config.Entrypoint) == 0 || len(spec.config.Cmd) == 0 ||
+		len(spec.config.ExposedPorts) == 0 {
+		return nil, fmt.Errorf("%s lacks one of FROM, USER, EXPOSE, ENTRYPOINT and CMD", path)
 	}
 	return spec, nil
+}
+
+// run reads the links, file capabilities and BIRD from a shell command.
+func (spec *imageSpec) run(command string) (err error) {
+	for _, match := range link.FindAllStringSubmatch(command, -1) {
+		spec.links[match[2]] = match[1]
+	}
+	for _, match := range setcap.FindAllStringSubmatch(command, -1) {
+		if spec.capabilities[match[2]], err = encodeCapabilities(match[1]); err != nil {
+			return fmt.Errorf("setcap: %w", err)
+		}
+	}
+	spec.bird = spec.bird || slices.Contains(strings.Fields(command), "bird2")
+	return nil
 }
 
 // capabilityBits are the numbers of linux/capability.h.

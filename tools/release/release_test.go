@@ -2,7 +2,11 @@ package main
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 )
 
 func TestNotes(t *testing.T) {
@@ -70,5 +74,46 @@ func TestDockerfileOfMeridio(t *testing.T) {
 	if spec.binaries["/bin/grpc_health_probe"] != "grpc_health_probe" ||
 		spec.binaries["/usr/local/bin/frontend"] != "meridio-frontend" || spec.links["/home/meridio/frontend"] == "" {
 		t.Errorf("programs %v, links %v", spec.binaries, spec.links)
+	}
+}
+
+// Two runs write the same bytes, with the modules of the programs and the packages of Debian.
+func TestSBOM(t *testing.T) {
+	write := func() string {
+		dir := t.TempDir()
+		r := &release{version: "v0", time: time.Unix(0, 0).UTC(), base: dir, out: dir, architectures: []string{"amd64"}}
+		for _, program := range binaries {
+			// The test itself has the build information of a program.
+			if err := os.Symlink("/proc/self/exe", r.binary(program, "amd64")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Mkdir(filepath.Join(dir, "amd64"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "amd64/packages"), []byte("bird2 2.0.12-7\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.writeSBOM(); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join(dir, "vipgate-v0.spdx.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	text := write()
+	for _, want := range []string{
+		`"SPDXID": "SPDXRef-DOCUMENT"`, `"created": "1970-01-01T00:00:00Z"`, `"SPDXRef-lb-v0-linux-amd64"`,
+		`"pkg:golang/github.com/google/go-containerregistry@`, `"pkg:deb/debian/bird2@2.0.12-7?arch=amd64"`,
+		`"relationshipType": "CONTAINS"`, `"Tool: vipgate-tools-release"`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the SBOM lacks %s", want)
+		}
+	}
+	if write() != text {
+		t.Error("a second run writes another SBOM")
 	}
 }

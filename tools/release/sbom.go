@@ -2,66 +2,37 @@ package main
 
 import (
 	"debug/buildinfo"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
+
+	spdxjson "github.com/spdx/tools-golang/json"
+	"github.com/spdx/tools-golang/spdx/v2/common"
+	spdx "github.com/spdx/tools-golang/spdx/v2/v2_3"
 )
 
-// The part of SPDX 2.3 that is used: https://spdx.github.io/spdx-spec/v2.3/.
-type (
-	spdxDocument struct {
-		Version       string             `json:"spdxVersion"`
-		DataLicense   string             `json:"dataLicense"`
-		ID            string             `json:"SPDXID"`
-		Name          string             `json:"name"`
-		Namespace     string             `json:"documentNamespace"`
-		Creation      spdxCreation       `json:"creationInfo"`
-		Packages      []spdxPackage      `json:"packages"`
-		Relationships []spdxRelationship `json:"relationships"`
-	}
-	spdxCreation struct {
-		Created  string   `json:"created"`
-		Creators []string `json:"creators"`
-	}
-	spdxPackage struct {
-		ID               string          `json:"SPDXID"`
-		Name             string          `json:"name"`
-		Version          string          `json:"versionInfo"`
-		DownloadLocation string          `json:"downloadLocation"`
-		FilesAnalyzed    bool            `json:"filesAnalyzed"`
-		References       []spdxReference `json:"externalRefs,omitempty"`
-	}
-	spdxReference struct {
-		Category string `json:"referenceCategory"`
-		Type     string `json:"referenceType"`
-		Locator  string `json:"referenceLocator"`
-	}
-	spdxRelationship struct {
-		Element string `json:"spdxElementId"`
-		Type    string `json:"relationshipType"`
-		Related string `json:"relatedSpdxElement"`
-	}
-)
-
-const document = "SPDXRef-DOCUMENT"
+// sbom collects the packages of an SPDX document.
+type sbom struct {
+	*spdx.Document
+	known map[common.ElementID]bool
+}
 
 // writeSBOM describes the binaries with the modules that their build information
-// names, and the images with BIRD with the Debian packages below it.
+// names, and the images with BIRD with the Debian packages below it. Generators such as syft write
+// a random namespace and the time of the run, and two runs must write the same bytes.
 func (r *release) writeSBOM() error {
 	name := "vipgate-" + r.version
-	doc := &spdxDocument{
-		Version: "SPDX-2.3", DataLicense: "CC0-1.0", ID: document, Name: name,
-		Namespace: "https://github.com/vipgate/vipgate/sbom/" + name,
-		Creation: spdxCreation{
+	document := sbom{known: map[common.ElementID]bool{}, Document: &spdx.Document{
+		SPDXVersion: spdx.Version, DataLicense: spdx.DataLicense, SPDXIdentifier: "DOCUMENT", DocumentName: name,
+		DocumentNamespace: "https://github.com/vipgate/vipgate/sbom/" + name,
+		CreationInfo: &spdx.CreationInfo{
 			Created:  r.time.Format(time.RFC3339),
-			Creators: []string{"Tool: vipgate-tools-release"},
+			Creators: []common.Creator{{CreatorType: "Tool", Creator: "vipgate-tools-release"}},
 		},
-	}
-	known := map[string]bool{}
+	}}
 	for _, program := range binaries {
 		for _, arch := range r.architectures {
 			file := r.binary(program, arch)
@@ -69,14 +40,15 @@ func (r *release) writeSBOM() error {
 			if err != nil {
 				return err
 			}
-			id := doc.add(known, document, "DESCRIBES", filepath.Base(file), r.version, "")
-			doc.add(known, id, "CONTAINS", "stdlib", info.GoVersion,
+			id := document.add("DOCUMENT", common.TypeRelationshipDescribe, filepath.Base(file), r.version, "")
+			document.add(id, common.TypeRelationshipContains, "stdlib", info.GoVersion,
 				"pkg:golang/std@"+strings.TrimPrefix(info.GoVersion, "go"))
-			for _, m := range info.Deps {
-				if m.Replace != nil {
-					m = m.Replace
+			for _, module := range info.Deps {
+				if module.Replace != nil {
+					module = module.Replace
 				}
-				doc.add(known, id, "CONTAINS", m.Path, m.Version, "pkg:golang/"+m.Path+"@"+m.Version)
+				document.add(id, common.TypeRelationshipContains, module.Path, module.Version,
+					"pkg:golang/"+module.Path+"@"+module.Version)
 			}
 		}
 	}
@@ -85,40 +57,52 @@ func (r *release) writeSBOM() error {
 		if err != nil {
 			return err
 		}
-		id := doc.add(known, document, "DESCRIBES", "images of frontend and meridio-frontend for "+arch, r.version, "")
+		id := document.add("DOCUMENT", common.TypeRelationshipDescribe,
+			"images of frontend and meridio-frontend for "+arch, r.version, "")
 		for line := range strings.Lines(string(packages)) {
 			name, version, ok := strings.Cut(strings.TrimSpace(line), " ")
 			if !ok {
 				return fmt.Errorf("list of packages for %s: %q is not a name and a version", arch, line)
 			}
-			doc.add(known, id, "CONTAINS", name, version, "pkg:deb/debian/"+name+"@"+version+"?arch="+arch)
+			document.add(id, common.TypeRelationshipContains, name, version,
+				"pkg:deb/debian/"+name+"@"+version+"?arch="+arch)
 		}
 	}
-	text, err := json.MarshalIndent(doc, "", "  ")
+	file, err := os.Create(filepath.Join(r.out, name+".spdx.json"))
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(r.out, name+".spdx.json"), append(text, '\n'), 0o644)
+	defer file.Close()
+	if err := spdxjson.Write(document.Document, file, spdxjson.Indent("  "), spdxjson.EscapeHTML(false)); err != nil {
+		return fmt.Errorf("failed to write the SBOM: %w", err)
+	}
+	return file.Close()
 }
 
 var notID = regexp.MustCompile(`[^A-Za-z0-9.-]+`)
 
 // add adds a package, unless the document has it, and its relationship to another
 // element. It returns the package's identifier.
-func (d *spdxDocument) add(known map[string]bool, of, relationship, name, version, locator string) string {
+func (s sbom) add(to common.ElementID, relationship, name, version, locator string) common.ElementID {
 	key := locator
 	if key == "" {
 		key = name
 	}
-	id := "SPDXRef-" + strings.Trim(notID.ReplaceAllString(key, "-"), "-")
-	if !known[id] {
-		known[id] = true
-		p := spdxPackage{ID: id, Name: name, Version: version, DownloadLocation: "NOASSERTION"}
-		if locator != "" {
-			p.References = []spdxReference{{"PACKAGE-MANAGER", "purl", locator}}
+	id := common.ElementID(strings.Trim(notID.ReplaceAllString(key, "-"), "-"))
+	if !s.known[id] {
+		s.known[id] = true
+		added := &spdx.Package{
+			PackageSPDXIdentifier: id, PackageName: name, PackageVersion: version, PackageDownloadLocation: "NOASSERTION",
 		}
-		d.Packages = append(d.Packages, p)
+		if locator != "" {
+			added.PackageExternalReferences = []*spdx.PackageExternalReference{{
+				Category: common.CategoryPackageManager, RefType: common.TypePackageManagerPURL, Locator: locator,
+			}}
+		}
+		s.Packages = append(s.Packages, added)
 	}
-	d.Relationships = append(d.Relationships, spdxRelationship{of, relationship, id})
+	s.Relationships = append(s.Relationships, &spdx.Relationship{
+		RefA: common.MakeDocElementID("", string(to)), RefB: common.MakeDocElementID("", string(id)), Relationship: relationship,
+	})
 	return id
 }

@@ -122,12 +122,12 @@ type StreamState struct {
 }
 
 // Serves reports whether a target of a stream receives new flows.
-func (s *State) Serves(stream string, f vip.Family, target string) bool {
+func (s *State) Serves(stream string, family vip.Family, target string) bool {
 	st := s.Streams[stream]
 	if st == nil {
 		return false
 	}
-	_, ok := st.Serving[f][target]
+	_, ok := st.Serving[family][target]
 	return ok
 }
 
@@ -152,7 +152,7 @@ type Problem struct {
 }
 
 // Key identifies the problem.
-func (p Problem) Key() [2]string { return [2]string{p.Object, p.Detail} }
+func (problem Problem) Key() [2]string { return [2]string{problem.Object, problem.Detail} }
 
 // Without returns the entries of list whose keys are not in other.
 func Without[T any, K comparable](list, other []T, key func(T) K) []T {

@@ -19,16 +19,17 @@ type Drift struct {
 }
 
 // Key identifies the drift.
-func (d Drift) Key() [3]string { return [3]string{d.Object, d.Stream, d.Target} }
+func (drift Drift) Key() [3]string { return [3]string{drift.Object, drift.Stream, drift.Target} }
 
 const missing = "it is missing"
 
 // Forwards reports whether the kernel marks packets of a family for a target and routes them to
 // it.
-func Forwards(t InstalledTarget, a *KernelTarget, f vip.Family) bool {
-	hop := t.IPs[f]
-	return a != nil && a.ChainIntact && a.Stream == t.Stream && a.Name == t.Name && hop.IsValid() &&
-		a.Rules[f] && a.NextHops[f] == hop && (a.Flows[f] || !t.Flows[f])
+func Forwards(target InstalledTarget, kernel *KernelTarget, family vip.Family) bool {
+	hop := target.IPs[family]
+	return kernel != nil && kernel.ChainIntact && kernel.Stream == target.Stream && kernel.Name == target.Name &&
+		hop.IsValid() &&
+		kernel.Rules[family] && kernel.NextHops[family] == hop && (kernel.Flows[family] || !target.Flows[family])
 }
 
 // SameRoutes compares rules and routes.
@@ -43,43 +44,48 @@ func SameNFTables(a, b KernelTarget) bool {
 
 // TargetDrift compares one target with the kernel. lost excludes routes, which the kernel removed
 // with a link.
-func TargetDrift(t InstalledTarget, a *KernelTarget, lost bool) (list []Drift) {
+func TargetDrift(target InstalledTarget, kernel *KernelTarget, lost bool) (list []Drift) {
 	add := func(object, format string, args ...any) {
-		list = append(list, Drift{Object: object, Stream: t.Stream, Target: t.Name, Detail: fmt.Sprintf(format, args...)})
+		list = append(list, Drift{
+			Object: object, Stream: target.Stream, Target: target.Name,
+			Detail: fmt.Sprintf(format, args...),
+		})
 	}
-	if a == nil {
-		a = &KernelTarget{}
+	// A missing target has every difference, so that each object is listed.
+	if kernel == nil {
+		kernel = &KernelTarget{}
 	}
-	want := t.Kernel()
-	chain := "chain " + TargetChain(t.FWMark)
+	want := target.Kernel()
+	chain := "chain " + TargetChain(target.FWMark)
 	switch {
-	case !a.ChainIntact:
+	case !kernel.ChainIntact:
 		add(chain, "the chain or its rule is missing")
-	case a.Label != want.Label:
-		add(chain, "its comment is %q instead of %q", a.Label, want.Label)
+	case kernel.Label != want.Label:
+		add(chain, "its comment is %q instead of %q", kernel.Label, want.Label)
 	}
-	for _, f := range vip.Families {
-		element := fmt.Sprintf("element %d of map %s", t.FWMark, LiveMap(f, t.Stream))
+	for _, family := range vip.Families {
+		element := fmt.Sprintf("element %d of map %s", target.FWMark, LiveMap(family, target.Stream))
 		switch {
-		case want.Flows[f] && !a.Flows[f]:
+		case want.Flows[family] && !kernel.Flows[family]:
 			add(element, missing)
-		case !want.Flows[f] && a.Flows[f]:
+		case !want.Flows[family] && kernel.Flows[family]:
 			add(element, "it is there although the target is to get no flows")
 		}
-		if want.Rules[f] && !a.Rules[f] {
-			add(RuleName(t.FWMark, f), missing)
+		if want.Rules[family] && !kernel.Rules[family] {
+			add(RuleName(target.FWMark, family), missing)
 		}
-		if lost || !want.Rules[f] {
+		// A link that went down took the routes with it; they return with the link.
+		if lost || !want.Rules[family] {
 			continue
 		}
-		switch route := RouteName(t.FWMark, want.NextHops[f], f); {
-		case !a.NextHops[f].IsValid():
+		switch route := RouteName(target.FWMark, want.NextHops[family], family); {
+		case !kernel.NextHops[family].IsValid():
 			add(route, missing)
-		case a.NextHops[f] != want.NextHops[f]:
-			add(route, "the table leads to %s", a.NextHops[f])
+		case kernel.NextHops[family] != want.NextHops[family]:
+			add(route, "the table leads to %s", kernel.NextHops[family])
 		}
-		if !a.Blackhole[f] {
-			add(BlackholeName(t.FWMark, f), missing)
+		if !kernel.Blackhole[family] {
+			add(BlackholeName(target.FWMark, family), missing)
 		}
 	}
 	return list
@@ -95,33 +101,36 @@ type StreamFault struct {
 }
 
 // StreamDrift compares one stream as observed, a, with its expected kernel state, want.
-func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]string) (x StreamFault) {
+func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]string) (fault StreamFault) {
 	add := func(object, format string, args ...any) string {
-		d := Drift{Object: object, Stream: s.Name, Detail: fmt.Sprintf(format, args...)}
-		x.Drift = append(x.Drift, d)
-		return object + ": " + d.Detail
+		drift := Drift{Object: object, Stream: s.Name, Detail: fmt.Sprintf(format, args...)}
+		fault.Drift = append(fault.Drift, drift)
+		return object + ": " + drift.Detail
 	}
 	if a == nil {
 		a = &KernelStream{}
-		x.ChainMissing = true
+		fault.ChainMissing = true
 	}
+	// With another size or seed the chain looks up entries that the maps do not have.
 	if !a.ChainIntact || a.Size != want.Size || a.Seed != want.Seed {
 		text := add("chain "+StreamChain(s.Name), "the chain or rules of it are missing or changed")
-		x.Broken = true
+		fault.Broken = true
 		for _, f := range want.Families() {
-			x.Problems[f] = text
+			fault.Problems[f] = text
 		}
 	}
-	for _, f := range want.Families() {
-		object, absent, changed := "map "+MaglevMap(f, s.Name), 0, 0
+	for _, family := range want.Families() {
+		object, absent, changed := "map "+MaglevMap(family, s.Name), 0, 0
+		// A missing entry drops packets. A foreign entry only moves flows, so it is drift, but no fault.
 		switch {
-		case a.Tables[f] == nil:
-			x.Problems[f] = add(object, missing)
-		case len(a.Tables[f]) != len(want.Tables[f]):
-			x.Problems[f] = add(object, "it is for %d entries instead of %d", len(a.Tables[f]), len(want.Tables[f]))
+		case a.Tables[family] == nil:
+			fault.Problems[family] = add(object, missing)
+		case len(a.Tables[family]) != len(want.Tables[family]):
+			fault.Problems[family] = add(object, "it is for %d entries instead of %d", len(a.Tables[family]),
+				len(want.Tables[family]))
 		default:
-			for i, number := range want.Tables[f] {
-				switch actual := a.Tables[f][i]; {
+			for i, number := range want.Tables[family] {
+				switch actual := a.Tables[family][i]; {
 				case actual == number:
 				case actual == 0:
 					absent++
@@ -130,17 +139,18 @@ func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]stri
 				}
 			}
 			if absent > 0 {
-				x.Problems[f] = add(object, "%d of %d entries are missing", absent, len(want.Tables[f]))
+				fault.Problems[family] = add(object, "%d of %d entries are missing", absent, len(want.Tables[family]))
 			}
 			if changed > 0 {
-				add(object, "%d of %d entries lead to other targets", changed, len(want.Tables[f]))
+				add(object, "%d of %d entries lead to other targets", changed, len(want.Tables[family]))
 			}
 		}
-		x.Broken = x.Broken || x.Problems[f] != ""
+		fault.Broken = fault.Broken || fault.Problems[family] != ""
 	}
 	if !SameMatch(a.Match, want.Match) {
-		matchDrift(&x, add, want, a)
+		matchDrift(&fault, add, want, a)
 	}
+	// A missing element is drift of the stream, but the other VIPs are still forwarded.
 	for _, v := range s.VIPs {
 		element := "element " + v.String() + " of map " + VIPMap(v)
 		switch by := vips[v]; by {
@@ -151,19 +161,19 @@ func StreamDrift(s InstalledStream, want, a *KernelStream, vips map[vip.VIP]stri
 			add(element, "it leads to stream %s", by)
 		}
 	}
-	return x
+	return fault
 }
 
 // matchDrift compares the port set of a stream. A missing port is a fault: its packets are
 // dropped.
-func matchDrift(x *StreamFault, add func(object, format string, args ...any) string, want, a *KernelStream) {
+func matchDrift(fault *StreamFault, add func(object, format string, args ...any) string, want, stream *KernelStream) {
 	object := "set " + MatchSet(want.Name)
-	absent, surplus := len(MissingPorts(a.Match, want.Match)), len(MissingPorts(want.Match, a.Match))
+	absent, surplus := len(MissingPorts(stream.Match, want.Match)), len(MissingPorts(want.Match, stream.Match))
 	text := ""
 	switch {
 	case want.Match == nil:
 		add(object, "it exists although the stream has no match")
-	case a.Match == nil:
+	case stream.Match == nil:
 		text = add(object, missing)
 	case absent > 0:
 		text = add(object, "%d of %d ports are missing", absent, len(want.Match))
@@ -173,8 +183,8 @@ func matchDrift(x *StreamFault, add func(object, format string, args ...any) str
 	if text == "" {
 		return
 	}
-	x.Broken = true
+	fault.Broken = true
 	for _, f := range want.Families() {
-		x.Problems[f] = text
+		fault.Problems[f] = text
 	}
 }

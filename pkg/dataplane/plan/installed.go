@@ -82,55 +82,58 @@ func (l Label) String() string {
 }
 
 // ParseLabel parses the comment of a target's rule and ignores unknown fields.
-func ParseLabel(comment string) (l Label) {
+func ParseLabel(comment string) (label Label) {
 	fields := strings.Fields(comment)
 	if len(fields) == 0 {
-		return l
+		return label
 	}
-	l.Stream, l.Name, _ = strings.Cut(fields[0], "/")
+	label.Stream, label.Name, _ = strings.Cut(fields[0], "/")
 	for _, field := range fields[1:] {
 		if drain, ok := strings.CutPrefix(field, drainField); ok {
 			end, duration, _ := strings.Cut(drain, "/")
-			l.DrainEndMilli, _ = strconv.ParseInt(end, 10, 64)
-			l.DrainMilli, _ = strconv.ParseInt(duration, 10, 64)
+			label.DrainEndMilli, _ = strconv.ParseInt(end, 10, 64)
+			label.DrainMilli, _ = strconv.ParseInt(duration, 10, 64)
 		} else if a, err := netip.ParseAddr(field); err == nil {
-			l.IPs[vip.FamilyOf(a)] = a
+			label.IPs[vip.FamilyOf(a)] = a
 		}
 	}
-	return l
+	return label
 }
 
-// Drain starts the drain of a target that is no longer desired.
-func (t *InstalledTarget) Drain(end time.Time, d time.Duration) {
-	t.DrainEnd, t.DrainEndMilli, t.DrainMilli = end, end.UnixMilli(), d.Milliseconds()
+// drain starts the drain of a target that is no longer desired.
+func (target *InstalledTarget) drain(end time.Time, d time.Duration) {
+	target.DrainEnd, target.DrainEndMilli, target.DrainMilli = end, end.UnixMilli(), d.Milliseconds()
 }
 
 // ResumeDrain continues the drain in the label after a restart. Wall clock jumps never extend a
 // drain beyond its duration.
-func (t *InstalledTarget) ResumeDrain(now time.Time) {
-	if t.DrainEndMilli == 0 {
+func (target *InstalledTarget) ResumeDrain(now time.Time) {
+	if target.DrainEndMilli == 0 {
 		return
 	}
-	d := time.Duration(t.DrainMilli) * time.Millisecond
-	t.Drain(now.Add(min(time.UnixMilli(t.DrainEndMilli).Sub(now), d)), d)
+	d := time.Duration(target.DrainMilli) * time.Millisecond
+	target.drain(now.Add(min(time.UnixMilli(target.DrainEndMilli).Sub(now), d)), d)
 }
 
 // Kernel returns the expected kernel state of the target.
-func (t InstalledTarget) Kernel() KernelTarget {
-	k := KernelTarget{FWMark: t.FWMark, Label: t.Label, ChainIntact: true, Flows: t.Flows, NextHops: t.IPs}
-	for f, hop := range t.IPs {
-		k.Rules[f] = hop.IsValid()
+func (target InstalledTarget) Kernel() KernelTarget {
+	kernel := KernelTarget{
+		FWMark: target.FWMark, Label: target.Label, ChainIntact: true, Flows: target.Flows,
+		NextHops: target.IPs,
 	}
-	k.Blackhole = k.Rules
-	return k
+	for f, hop := range target.IPs {
+		kernel.Rules[f] = hop.IsValid()
+	}
+	kernel.Blackhole = kernel.Rules
+	return kernel
 }
 
 // Kernel returns the expected kernel state of the stream. caches holds its last Maglev tables.
 func (s InstalledStream) Kernel(targets map[string]InstalledTarget, caches *TableCaches) *KernelStream {
 	k := &KernelStream{Name: s.Name, ChainIntact: true, Size: s.Size, Seed: s.Seed, Match: s.Match}
-	for _, f := range vip.Families {
-		if HasFamily(s.VIPs, f) || s.Tables[f] != nil {
-			k.Tables[f] = caches[f].table(s.Tables[f], targets, s.Size, s.Seed)
+	for _, family := range vip.Families {
+		if HasFamily(s.VIPs, family) || s.Tables[family] != nil {
+			k.Tables[family] = caches[family].table(s.Tables[family], targets, s.Size, s.Seed)
 		}
 	}
 	if len(k.Families()) == 0 {

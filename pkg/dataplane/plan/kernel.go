@@ -78,8 +78,8 @@ type StreamWrite struct {
 }
 
 // Families returns the families for which the stream has a Maglev map.
-func (s *KernelStream) Families() []vip.Family {
-	return slices.DeleteFunc(slices.Clone(vip.Families[:]), func(f vip.Family) bool { return s.Tables[f] == nil })
+func (stream *KernelStream) Families() []vip.Family {
+	return slices.DeleteFunc(slices.Clone(vip.Families[:]), func(f vip.Family) bool { return stream.Tables[f] == nil })
 }
 
 // SameStream reports whether two streams have equal rules, maps and ports.
@@ -108,8 +108,9 @@ func (c *Change) Add(d Change) {
 }
 
 // Empty reports whether the change contains no operations.
-func (c *Change) Empty() bool {
-	return !c.Base && len(c.Targets)+len(c.Streams)+len(c.VIPs)+len(c.RemoveStreams)+len(c.RemoveTargets) == 0
+func (change *Change) Empty() bool {
+	return !change.Base &&
+		len(change.Targets)+len(change.Streams)+len(change.VIPs)+len(change.RemoveStreams)+len(change.RemoveTargets) == 0
 }
 
 // Network is the state of links, addresses and neighbors.
@@ -143,37 +144,37 @@ type Link struct {
 }
 
 // LinkTo returns the link with the longest matching connected prefix, whether up or down.
-func (s *Network) LinkTo(a netip.Addr) (l Link, ok bool) {
+func (network *Network) LinkTo(address netip.Addr) (link Link, ok bool) {
 	longest := -1
-	for _, k := range s.Links {
-		for _, p := range k.Prefixes {
-			if p.Contains(a) && p.Bits() > longest {
-				longest, l, ok = p.Bits(), k, true
+	for _, k := range network.Links {
+		for _, prefix := range k.Prefixes {
+			if prefix.Contains(address) && prefix.Bits() > longest {
+				longest, link, ok = prefix.Bits(), k, true
 			}
 		}
 	}
-	return l, ok
+	return link, ok
 }
 
 // Connects reports whether one of the addresses is on a connected network whose link is up.
-func (s *Network) Connects(ips []netip.Addr) bool {
+func (network *Network) Connects(ips []netip.Addr) bool {
 	return slices.ContainsFunc(ips, func(a netip.Addr) bool {
-		l, ok := s.LinkTo(a)
+		l, ok := network.LinkTo(a)
 		return ok && l.Up
 	})
 }
 
 // UnreachableReason returns why an address is unreachable, or "" if it is reachable.
-func (s *Network) UnreachableReason(a netip.Addr) string {
-	if _, ok := s.FailedNeighbors[a]; ok {
+func (network *Network) UnreachableReason(address netip.Addr) string {
+	if _, ok := network.FailedNeighbors[address]; ok {
 		return "the neighbour does not answer (NUD_FAILED)"
 	}
-	l, ok := s.LinkTo(a)
+	link, ok := network.LinkTo(address)
 	switch {
 	case !ok:
 		return "it is on no connected network"
-	case !l.Up:
-		return fmt.Sprintf("link %s is down", l.Name)
+	case !link.Up:
+		return fmt.Sprintf("link %s is down", link.Name)
 	}
 	return ""
 }

@@ -48,12 +48,12 @@ func maglev(names []string, size, seed uint32) []uint16 {
 	}
 	for taken := uint32(0); ; {
 		for i := range walks {
-			w := &walks[i]
-			for table[w.next] != vacant {
-				w.step(size)
+			walk := &walks[i]
+			for table[walk.next] != vacant {
+				walk.step(size)
 			}
-			table[w.next] = uint16(i)
-			w.step(size)
+			table[walk.next] = uint16(i)
+			walk.step(size)
 			if taken++; taken == size {
 				return table
 			}
@@ -79,8 +79,8 @@ func (w *walk) step(size uint32) {
 	}
 }
 
-// TableCache holds the last Maglev table of one stream and family, with its inputs.
-type TableCache struct {
+// tableCache holds the last Maglev table of one stream and family, with its inputs.
+type tableCache struct {
 	names      []string
 	fwmarks    []uint32
 	size, seed uint32
@@ -88,17 +88,17 @@ type TableCache struct {
 }
 
 // TableCaches holds the table caches of one stream, by family.
-type TableCaches [len(vip.Families)]TableCache
+type TableCaches [len(vip.Families)]tableCache
 
 // table divides size entries among targets and returns the fwmark of each entry.
-func (c *TableCache) table(names []string, targets map[string]InstalledTarget, size, seed uint32) []uint32 {
+func (c *tableCache) table(names []string, targets map[string]InstalledTarget, size, seed uint32) []uint32 {
 	fwmarks := make([]uint32, len(names))
 	for i, name := range names {
 		fwmarks[i] = targets[name].FWMark
 	}
 	if c.entries == nil || c.size != size || c.seed != seed ||
 		!slices.Equal(c.names, names) || !slices.Equal(c.fwmarks, fwmarks) {
-		*c = TableCache{names, fwmarks, size, seed, make([]uint32, size)}
+		*c = tableCache{names, fwmarks, size, seed, make([]uint32, size)}
 		for i, which := range maglev(names, size, seed) {
 			c.entries[i] = fwmarks[which]
 		}

@@ -5,11 +5,11 @@ import (
 	"slices"
 )
 
-// MatchPrefix is the name prefix of port sets.
-const MatchPrefix = "match/"
+// matchPrefix is the name prefix of port sets.
+const matchPrefix = "match/"
 
 // MatchSet returns the name of the port set of a stream.
-func MatchSet(stream string) string { return MatchPrefix + stream }
+func MatchSet(stream string) string { return matchPrefix + stream }
 
 // MaxMatch is the maximum number of ports of a stream.
 const MaxMatch = 100

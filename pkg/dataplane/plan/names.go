@@ -66,7 +66,7 @@ func VIPMap(v vip.VIP) string {
 	return NetMaps[v.Family()]
 }
 
-func FamilyName(f vip.Family) string {
+func familyName(f vip.Family) string {
 	if f == vip.IPv4 {
 		return "IPv4"
 	}
@@ -75,15 +75,15 @@ func FamilyName(f vip.Family) string {
 
 // RuleName returns the policy rule of a fwmark in iproute2 syntax.
 func RuleName(fwmark uint32, f vip.Family) string {
-	return fmt.Sprintf("rule fwmark %d lookup %d (%s)", fwmark, fwmark, FamilyName(f))
+	return fmt.Sprintf("rule fwmark %d lookup %d (%s)", fwmark, fwmark, familyName(f))
 }
 
 // RouteName returns the route of a fwmark in iproute2 syntax.
 func RouteName(fwmark uint32, hop netip.Addr, f vip.Family) string {
-	return fmt.Sprintf("route default via %s table %d (%s)", hop, fwmark, FamilyName(f))
+	return fmt.Sprintf("route default via %s table %d (%s)", hop, fwmark, familyName(f))
 }
 
 // BlackholeName returns the blackhole route of a fwmark in iproute2 syntax.
 func BlackholeName(fwmark uint32, f vip.Family) string {
-	return fmt.Sprintf("route blackhole default table %d (%s)", fwmark, FamilyName(f))
+	return fmt.Sprintf("route blackhole default table %d (%s)", fwmark, familyName(f))
 }

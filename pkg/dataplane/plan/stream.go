@@ -17,31 +17,31 @@ type Request struct {
 }
 
 // RequestOf derives from the installed state the last request of the previous process.
-func RequestOf(t InstalledTarget, s *InstalledStream) Request {
-	a := Request{ips: t.IPs}
-	for f := range a.roles {
+func RequestOf(target InstalledTarget, stream *InstalledStream) Request {
+	request := Request{ips: target.IPs}
+	for f := range request.roles {
 		switch {
-		case !t.Flows[f]:
-			a.roles[f] = Down
-		case s != nil && contains(s.Tables[f], t.Name):
-			a.roles[f] = Serving
+		case !target.Flows[f]:
+			request.roles[f] = Down
+		case stream != nil && contains(stream.Tables[f], target.Name):
+			request.roles[f] = Serving
 		default:
-			a.roles[f] = Draining
+			request.roles[f] = Draining
 		}
 	}
-	return a
+	return request
 }
 
 // next returns the current request for a target. An Unknown role keeps the previous role.
-func (a Request) next(t Target) Request {
-	n := Request{ips: ByFamily(t.IPs)}
-	for f, ip := range n.ips {
-		n.roles[f] = Down
+func (r Request) next(target Target) Request {
+	next := Request{ips: ByFamily(target.IPs)}
+	for f, ip := range next.ips {
+		next.roles[f] = Down
 		if ip.IsValid() {
-			n.roles[f] = cmp.Or(t.Roles[f], a.roles[f], Down)
+			next.roles[f] = cmp.Or(target.Roles[f], r.roles[f], Down)
 		}
 	}
-	return n
+	return next
 }
 
 // StreamInput holds all inputs of the plan of one stream.
@@ -91,126 +91,149 @@ type StreamPlan struct {
 }
 
 // ForStream plans one stream. AllocateFWMark is its only side effect.
-func ForStream(v StreamInput) StreamPlan {
-	n := len(v.Targets) // most targets remain
-	p := StreamPlan{
-		Name: v.Name, Targets: make(map[string]InstalledTarget, n), Apply: make(map[uint32]bool, n),
-		Requests: make(map[string]Request, n),
+func ForStream(input StreamInput) StreamPlan {
+	size := len(input.Targets) // most targets remain
+	next := StreamPlan{
+		Name: input.Name, Targets: make(map[string]InstalledTarget, size), Apply: make(map[uint32]bool, size),
+		Requests: make(map[string]Request, size),
 	}
-	if v.Desired == nil {
-		p.Remove, p.Removed = true, SortedTargets(v.Targets)
-		return p
+	desired, installed := input.Desired, input.Installed
+	if desired == nil {
+		next.Remove, next.Removed = true, SortedTargets(input.Targets)
+		return next
 	}
-	w := v.Desired
-	p.Stream = InstalledStream{
-		Name: v.Name, VIPs: v.VIPs, Size: w.Size, Seed: w.Seed, Match: w.Match, Stage: StageApplied,
+	next.Stream = InstalledStream{
+		Name: input.Name, VIPs: input.VIPs, Size: desired.Size, Seed: desired.Seed, Match: desired.Match, Stage: StageApplied,
 	}
-	p.Forced = v.Repair || v.Installed == nil || v.Installed.Stage != StageApplied ||
-		v.Installed.Size != w.Size || v.Installed.Seed != w.Seed || !slices.Equal(v.Installed.VIPs, v.VIPs) ||
-		!SameMatch(v.Installed.Match, w.Match)
+	next.Forced = input.Repair || installed == nil || installed.Stage != StageApplied ||
+		installed.Size != desired.Size || installed.Seed != desired.Seed || !slices.Equal(installed.VIPs, input.VIPs) ||
+		!SameMatch(installed.Match, desired.Match)
 
 	// Find the changed targets first: a stream whose chain is missing is rebuilt with all its
 	// targets, but only if its desired state changed.
-	changed := make(map[string]bool, n)
-	for _, t := range w.Targets {
-		old, recorded := v.Targets[t.Name]
-		before, known := v.Requests[t.Name]
+	changed := next.request(input)
+	next.planLeaving(input)
+	next.planDesired(input, changed)
+	for _, family := range vip.Families {
+		slices.Sort(next.Stream.Tables[family])
+		if !HasFamily(input.VIPs, family) {
+			next.Stream.Tables[family] = nil
+		}
+	}
+	// A broken stream is drift: only a repair, or a change of the desired state, writes it.
+	next.Write = next.Forced || !input.Fault.Broken && !sameTables(next.Stream.Tables, installed.Tables)
+	if !next.Write {
+		next.Stream.Tables = installed.Tables
+	}
+	return next
+}
+
+// request computes the requests of the desired targets. The result has the targets to install, and
+// whether the objects of each are written again.
+func (p *StreamPlan) request(input StreamInput) (changed map[string]bool) {
+	changed = make(map[string]bool, len(input.Targets))
+	for _, target := range input.Desired.Targets {
+		old, recorded := input.Targets[target.Name]
+		before, known := input.Requests[target.Name]
 		switch {
 		case !recorded:
 			before = Request{}
 		case !known:
-			before = RequestOf(old, v.Installed)
+			before = RequestOf(old, input.Installed)
 		}
-		next := before.next(t)
-		p.Requests[t.Name] = next
-		if !recorded && !slices.Contains(next.roles[:], Serving) && !(w.RouteAll && v.Network.Connects(t.IPs)) {
+		next := before.next(target)
+		p.Requests[target.Name] = next
+		// A target gets a fwmark once it serves, or earlier if its checks need routes.
+		routed := input.Desired.RouteAll && input.Network.Connects(target.IPs)
+		if !recorded && !slices.Contains(next.roles[:], Serving) && !routed {
 			continue
 		}
-		restored := recorded && v.LinkRestored(old.FWMark)
-		changed[t.Name] = restored || v.Repair || old.Stage != StageApplied || before != next
-		p.Forced = p.Forced || changed[t.Name] && !restored
+		restored := recorded && input.LinkRestored(old.FWMark)
+		changed[target.Name] = restored || input.Repair || old.Stage != StageApplied || before != next
+		// Routes that return with a link are no reason to undo changes by other processes.
+		p.Forced = p.Forced || changed[target.Name] && !restored
 	}
-	left := map[string]InstalledTarget{} // no longer desired
-	for name, old := range v.Targets {
+	return changed
+}
+
+// planLeaving drains or removes the installed targets that are no longer desired.
+func (p *StreamPlan) planLeaving(input StreamInput) {
+	leaving := map[string]InstalledTarget{}
+	for name, old := range input.Targets {
 		if _, desired := p.Requests[name]; !desired {
-			left[name] = old
+			leaving[name] = old
 		}
 	}
-	for _, old := range SortedTargets(left) {
-		drained, stays := drainOrRemove(v, old)
+	for _, old := range SortedTargets(leaving) {
+		drained, stays := drainOrRemove(input, old)
 		if !stays {
 			p.Removed = append(p.Removed, old)
-			p.Forced = p.Forced || wasServing(v.Installed, old.Name)
+			p.Forced = p.Forced || wasServing(input.Installed, old.Name)
 			continue
 		}
 		p.Forced = p.Forced || !drained.DrainEnd.Equal(old.DrainEnd)
 		drained.Stage = StageApplied
 		p.Targets[old.Name] = drained
-		p.Apply[old.FWMark] = old.Stage != StageApplied || v.Repair || v.LinkRestored(old.FWMark) || !sameTarget(drained, old)
+		p.Apply[old.FWMark] = old.Stage != StageApplied || input.Repair || input.LinkRestored(old.FWMark) ||
+			!sameTarget(drained, old)
 	}
+}
 
-	for _, t := range w.Targets {
-		change, ok := changed[t.Name]
+// planDesired plans the desired targets in changed, and adds the serving ones to the Maglev tables.
+func (p *StreamPlan) planDesired(input StreamInput, changed map[string]bool) {
+	for _, target := range input.Desired.Targets {
+		write, ok := changed[target.Name]
 		if !ok {
 			continue
 		}
-		old, recorded := v.Targets[t.Name]
+		old, recorded := input.Targets[target.Name]
 		if !recorded {
 			var err error
-			if old.FWMark, err = v.AllocateFWMark(); err != nil {
-				p.Problems = append(p.Problems, Problem{Object: "target " + v.Name + "/" + t.Name, Detail: err.Error()})
+			if old.FWMark, err = input.AllocateFWMark(); err != nil {
+				problem := Problem{Object: "target " + input.Name + "/" + target.Name, Detail: err.Error()}
+				p.Problems = append(p.Problems, problem)
 				continue
 			}
 		}
-		next := p.Requests[t.Name]
-		r := InstalledTarget{FWMark: old.FWMark, Stage: StageApplied}
-		r.Label = Label{Stream: v.Name, Name: t.Name, IPs: next.ips}
-		redo := change || p.Forced && v.Fault.ChainMissing
-		for _, f := range vip.Families {
-			r.Flows[f] = next.roles[f] >= Draining
-			forwards := redo || Forwards(old, v.Observed[old.FWMark], f)
-			if next.roles[f] == Serving && forwards && v.Network.UnreachableReason(next.ips[f]) == "" {
-				p.Stream.Tables[f] = append(p.Stream.Tables[f], t.Name)
+		request := p.Requests[target.Name]
+		next := InstalledTarget{FWMark: old.FWMark, Stage: StageApplied}
+		next.Label = Label{Stream: input.Name, Name: target.Name, IPs: request.ips}
+		write = write || p.Forced && input.Fault.ChainMissing
+		for _, family := range vip.Families {
+			next.Flows[family] = request.roles[family] >= Draining
+			// Never give entries to a target whose drift stays: its packets would be lost.
+			forwards := write || Forwards(old, input.Observed[old.FWMark], family)
+			if request.roles[family] == Serving && forwards && input.Network.UnreachableReason(request.ips[family]) == "" {
+				p.Stream.Tables[family] = append(p.Stream.Tables[family], target.Name)
 			}
 		}
-		p.Targets[t.Name] = r
-		p.Apply[r.FWMark] = redo || !sameTarget(r, old)
+		p.Targets[target.Name] = next
+		p.Apply[next.FWMark] = write || !sameTarget(next, old)
 	}
-	for _, f := range vip.Families {
-		slices.Sort(p.Stream.Tables[f])
-		if !HasFamily(v.VIPs, f) {
-			p.Stream.Tables[f] = nil
-		}
-	}
-	p.Write = p.Forced || !v.Fault.Broken && !sameTables(p.Stream.Tables, v.Installed.Tables)
-	if !p.Write {
-		p.Stream.Tables = v.Installed.Tables
-	}
-	return p
 }
 
 // drainOrRemove returns the next state of a target that is no longer desired, and reports
 // whether it remains installed: a target that served keeps its flows for the stream's drain time.
-func drainOrRemove(v StreamInput, t InstalledTarget) (InstalledTarget, bool) {
+func drainOrRemove(input StreamInput, target InstalledTarget) (InstalledTarget, bool) {
 	switch {
-	case t.Stage == StageRemoving:
-		return t, false
-	case !t.DrainEnd.IsZero():
-		return t, v.Now.Before(t.DrainEnd)
-	case wasServing(v.Installed, t.Name) && v.Desired.DrainTime > 0:
-		t.Drain(v.Now.Add(v.Desired.DrainTime), v.Desired.DrainTime)
-		return t, true
+	case target.Stage == StageRemoving:
+		return target, false
+	case !target.DrainEnd.IsZero():
+		return target, input.Now.Before(target.DrainEnd)
+	case wasServing(input.Installed, target.Name) && input.Desired.DrainTime > 0:
+		target.drain(input.Now.Add(input.Desired.DrainTime), input.Desired.DrainTime)
+		return target, true
 	}
-	return t, false
+	return target, false
 }
 
 // Idle reports whether the plan changes nothing.
-func (p *StreamPlan) Idle(v StreamInput) bool {
-	if p.Remove || len(p.Removed) > 0 || p.Write || v.Installed == nil || !sameStream(p.Stream, *v.Installed) {
+func (p *StreamPlan) Idle(input StreamInput) bool {
+	if p.Remove || len(p.Removed) > 0 || p.Write || input.Installed == nil || !sameStream(p.Stream, *input.Installed) {
 		return false
 	}
-	for name, t := range p.Targets {
-		if p.Apply[t.FWMark] || !sameTarget(t, v.Targets[name]) {
+	for name, target := range p.Targets {
+		if p.Apply[target.FWMark] || !sameTarget(target, input.Targets[name]) {
 			return false
 		}
 	}

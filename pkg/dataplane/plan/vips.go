@@ -26,22 +26,23 @@ type VIPOwners struct {
 // address of this network namespace or overlaps a local route, because the kernel delivers its
 // packets locally.
 func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}, routes []LocalRoute) VIPOwners {
-	s := VIPOwners{Owned: map[string][]vip.VIP{}, Owner: map[vip.VIP]string{}, Covered: map[vip.VIP]vip.VIP{}}
+	owners := VIPOwners{Owned: map[string][]vip.VIP{}, Owner: map[vip.VIP]string{}, Covered: map[vip.VIP]vip.VIP{}}
 	var wide []vip.VIP // owned VIPs wider than a single address
 	for _, name := range slices.Sorted(maps.Keys(streams)) {
 		vips := slices.Clone(streams[name].VIPs)
+		// Wide prefixes first: they cover the narrow ones of the same stream.
 		slices.SortFunc(vips, func(a, b vip.VIP) int {
 			return cmp.Or(cmp.Compare(a.Prefix().Bits(), b.Prefix().Bits()), vip.Compare(a, b))
 		})
 		for _, v := range slices.Compact(vips) {
 			problem := func(local bool, detail, remedy string) {
 				p := Problem{Object: "VIP " + v.String(), Detail: detail, Remedy: remedy, VIPs: []vip.VIP{v}, Local: local}
-				s.Problems = append(s.Problems, p)
+				owners.Problems = append(owners.Problems, p)
 			}
-			if a, ok := localIn(v, local); ok {
-				problem(true, a.String()+" is an address of this network namespace: "+
+			if address, ok := localIn(v, local); ok {
+				problem(true, address.String()+" is an address of this network namespace: "+
 					"its packets are delivered here before any rule of the data plane",
-					fmt.Sprintf("ip address del %s/%d dev DEVICE, or take the VIP out of stream %s", a, a.BitLen(), name))
+					fmt.Sprintf("ip address del %s/%d dev DEVICE, or take the VIP out of stream %s", address, address.BitLen(), name))
 				continue
 			}
 			overlaps := func(r LocalRoute) bool { return v.Prefix().Overlaps(r.Prefix) }
@@ -50,25 +51,25 @@ func AssignVIPs(streams map[string]*Stream, local map[netip.Addr]struct{}, route
 				problem(true, detail, remedy)
 				continue
 			}
-			other, by := overlap(v, s.Owner, wide)
+			other, by := overlap(v, owners.Owner, wide)
 			host := v.Prefix().IsSingleIP()
 			switch {
 			case by == "" || by == name && host:
-				s.Owner[v] = name
+				owners.Owner[v] = name
 				if !host {
 					wide = append(wide, v)
 				}
-				s.Owned[name] = append(s.Owned[name], v)
+				owners.Owned[name] = append(owners.Owned[name], v)
 			case by == name:
-				s.Covered[v] = other
+				owners.Covered[v] = other
 			default:
 				problem(false, fmt.Sprintf("stream %s wants it, but stream %s serves %s", name, by, other),
 					fmt.Sprintf("take it out of one of the streams %s and %s", by, name))
 			}
 		}
-		slices.SortFunc(s.Owned[name], vip.Compare)
+		slices.SortFunc(owners.Owned[name], vip.Compare)
 	}
-	return s
+	return owners
 }
 
 // explain returns why a VIP of a stream is not forwarded, and the remedy.
@@ -83,9 +84,9 @@ func (r LocalRoute) explain(stream string) (detail, remedy string) {
 }
 
 // Limit removes single-address VIPs beyond the size of a map, new VIPs first.
-func (s *VIPOwners) Limit(installed map[vip.VIP]string) {
+func (owners *VIPOwners) Limit(installed map[vip.VIP]string) {
 	var hosts [len(vip.Families)][]vip.VIP
-	for _, vips := range s.Owned {
+	for _, vips := range owners.Owned {
 		for _, v := range vips {
 			if v.Prefix().IsSingleIP() {
 				hosts[v.Family()] = append(hosts[v.Family()], v)
@@ -104,14 +105,14 @@ func (s *VIPOwners) Limit(installed map[vip.VIP]string) {
 		}
 		slices.SortFunc(vips, func(a, b vip.VIP) int { return cmp.Or(isNew(a)-isNew(b), vip.Compare(a, b)) })
 		surplus := vip.NewSet(vips[MaxHostVIPs:]...)
-		s.Problems = append(s.Problems, Problem{
+		owners.Problems = append(owners.Problems, Problem{
 			Object: "map inet " + TableName + " " + HostMaps[f],
 			Detail: fmt.Sprintf("%s holds %d VIPs of one address, and streams have %d", HostMaps[f], MaxHostVIPs, len(vips)),
 			Remedy: "serve wider prefixes, or fewer VIPs", VIPs: vips[MaxHostVIPs:],
 		})
-		maps.DeleteFunc(s.Owner, func(v vip.VIP, _ string) bool { return surplus.Has(v) })
-		for name, owned := range s.Owned {
-			s.Owned[name] = slices.DeleteFunc(owned, surplus.Has)
+		maps.DeleteFunc(owners.Owner, func(v vip.VIP, _ string) bool { return surplus.Has(v) })
+		for name, owned := range owners.Owned {
+			owners.Owned[name] = slices.DeleteFunc(owned, surplus.Has)
 		}
 	}
 }
@@ -140,9 +141,9 @@ func localIn(v vip.VIP, local map[netip.Addr]struct{}) (first netip.Addr, ok boo
 		_, ok := local[v.Prefix().Addr()]
 		return v.Prefix().Addr(), ok
 	}
-	for a := range local {
-		if v.Prefix().Contains(a) && (!first.IsValid() || a.Less(first)) {
-			first = a
+	for address := range local {
+		if v.Prefix().Contains(address) && (!first.IsValid() || address.Less(first)) {
+			first = address
 		}
 	}
 	return first, first.IsValid()

@@ -102,7 +102,7 @@ func TestStripKeepsWhatTargetsNeed(t *testing.T) {
 	}
 	full := pod("a", "1")
 	full.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet"}}
-	full.Annotations = map[string]string{"other": "x", NetworkStatus: "[]", "vipgate.io/vips": "{}"}
+	full.Annotations = map[string]string{"other": "x", networkStatus: "[]", "vipgate.io/vips": "{}"}
 	full.Labels = map[string]string{"l": "x"}
 	full.Spec, full.Status = keptSpec("app"), keptStatus
 	full.Spec.Volumes = []corev1.Volume{{Name: "v"}}
@@ -112,7 +112,7 @@ func TestStripKeepsWhatTargetsNeed(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := pod("a", "1")
-	want.Annotations = map[string]string{NetworkStatus: "[]"}
+	want.Annotations = map[string]string{networkStatus: "[]"}
 	want.Labels = map[string]string{"l": "x"}
 	want.Spec, want.Status = keptSpec(""), keptStatus
 	if !reflect.DeepEqual(x, want) {

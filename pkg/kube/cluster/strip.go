@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 )
 
-// NetworkStatus is the annotation in which Multus lists the addresses of a pod.
-const NetworkStatus = "k8s.v1.cni.cncf.io/network-status"
+// networkStatus is the annotation in which Multus lists the addresses of a pod.
+const networkStatus = "k8s.v1.cni.cncf.io/network-status"
 
 // lastApplied is the annotation in which kubectl apply stores a copy of the object.
 const lastApplied = corev1.LastAppliedConfigAnnotation
@@ -34,7 +34,7 @@ func strip(object any) (any, error) {
 // stripPod keeps the metadata with the annotation of Multus, and of spec and status only the node,
 // the addresses, the readiness and the ports.
 func stripPod(pod *corev1.Pod) {
-	maps.DeleteFunc(pod.Annotations, func(name, _ string) bool { return name != NetworkStatus })
+	maps.DeleteFunc(pod.Annotations, func(name, _ string) bool { return name != networkStatus })
 	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
 		for i, container := range containers {
 			containers[i] = corev1.Container{Name: container.Name, Ports: container.Ports}

@@ -3,7 +3,7 @@
 //
 // Every pod writes the VIPs that its frontend advertises, a [Report], to the TrenchReport of its
 // Pod. The leader of the trench, which holds a Lease, aggregates the reports and applies status
-// with the field manager [FieldManager]. The desired status is a pure function of the newest
+// with the field manager fieldManager. The desired status is a pure function of the newest
 // objects. It is written only if the object differs, and only to the evaluated resource version.
 // Two concurrent leaders can therefore not overwrite each other in turns, and an Event is sent
 // only by the leader whose write changed a condition. A leader that stops or fails removes no

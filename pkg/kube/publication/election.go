@@ -31,7 +31,7 @@ func defaultTiming() timing {
 }
 
 // LeaseName returns the name of the Lease of a Trench, in its namespace.
-func LeaseName(trench string) string { return FieldManager + "-" + trench }
+func LeaseName(trench string) string { return fieldManager + "-" + trench }
 
 // campaign runs terms of leadership until ctx ends.
 func (publisher *Publisher) campaign(ctx context.Context) error {

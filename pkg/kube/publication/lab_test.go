@@ -398,7 +398,7 @@ type counters struct {
 func (c *counters) PublicationWrite(resource, result string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if result != Written {
+	if result != written {
 		resource += " " + result
 	}
 	c.n[resource]++

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// FieldManager is the owner of the applied fields.
-	FieldManager = "vipgate"
+	// fieldManager is the owner of the applied fields.
+	fieldManager = "vipgate"
 
 	// writers is the number of concurrent writes, so that a slow answer does not delay all of them.
 	writers = 8

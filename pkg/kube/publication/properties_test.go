@@ -52,15 +52,15 @@ func TestResultsOfWrites(t *testing.T) {
 		result   string
 		answered bool
 	}{
-		{nil, Written, false},
-		{errForbidden, Forbidden, true},
-		{apierrors.NewConflict(services, "web", errors.New("newer")), Conflict, true},
-		{apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, "web", nil), Refused, true},
-		{apierrors.NewNotFound(services, "web"), Refused, true},
-		{apierrors.NewTooManyRequests("busy", 1), Unreachable, false},
-		{apierrors.NewInternalError(errors.New("etcd")), Unreachable, false},
-		{apierrors.NewGenericServerResponse(http.StatusBadGateway, "patch", services, "", "", 0, true), Unreachable, false},
-		{errNetwork, Unreachable, false},
+		{nil, written, false},
+		{errForbidden, forbidden, true},
+		{apierrors.NewConflict(services, "web", errors.New("newer")), conflict, true},
+		{apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, "web", nil), rejected, true},
+		{apierrors.NewNotFound(services, "web"), rejected, true},
+		{apierrors.NewTooManyRequests("busy", 1), unreachable, false},
+		{apierrors.NewInternalError(errors.New("etcd")), unreachable, false},
+		{apierrors.NewGenericServerResponse(http.StatusBadGateway, "patch", services, "", "", 0, true), unreachable, false},
+		{errNetwork, unreachable, false},
 	} {
 		if got := resultOf(c.err); got != c.result || answered(c.err) != c.answered {
 			t.Errorf("%v is %s, answered %v", c.err, got, answered(c.err))

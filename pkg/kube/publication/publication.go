@@ -30,28 +30,28 @@ type Metrics interface {
 	Leader(bool)
 }
 
-// Results of writes. Conflict means that the object changed after its evaluation; the write is
-// retried with the newer object. Refused covers all remaining error answers of the API server.
+// Results of writes. conflict means that the object changed after its evaluation; the write is
+// retried with the newer object. rejected covers all remaining error answers of the API server.
 const (
-	Written     = "written"
-	Conflict    = "conflict"
-	Forbidden   = "forbidden"
-	Refused     = "refused"
-	Unreachable = "unreachable"
+	written     = "written"
+	conflict    = "conflict"
+	forbidden   = "forbidden"
+	rejected    = "refused"
+	unreachable = "unreachable"
 )
 
 func resultOf(err error) string {
 	switch {
 	case err == nil:
-		return Written
+		return written
 	case apierrors.IsConflict(err):
-		return Conflict
+		return conflict
 	case apierrors.IsForbidden(err):
-		return Forbidden
+		return forbidden
 	case answered(err):
-		return Refused
+		return rejected
 	default:
-		return Unreachable
+		return unreachable
 	}
 }
 

@@ -32,11 +32,11 @@ type Report struct {
 	Advertised int `json:"advertised"`
 	Total      int `json:"total"`
 	// VIPs lists all VIPs, sorted. It is empty if there are more than [maxVIPs].
-	VIPs []VIPReport `json:"vips,omitempty"`
+	VIPs []vipReport `json:"vips,omitempty"`
 }
 
-// VIPReport is the state of a VIP in a frontend.
-type VIPReport struct {
+// vipReport is the state of a VIP in a frontend.
+type vipReport struct {
 	VIP        vip.VIP `json:"vip"`
 	Advertised bool    `json:"advertised"`
 	// Reason is why the VIP is not advertised, one word in CamelCase; Message explains it.
@@ -54,7 +54,7 @@ func reportOf(s *frontendv1.Status) Report {
 		if err != nil {
 			continue // the format of a newer frontend
 		}
-		one := VIPReport{VIP: parsed, Targets: failing(v.GetReadiness())}
+		one := vipReport{VIP: parsed, Targets: failing(v.GetReadiness())}
 		switch v.GetAdvertisement() {
 		case readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED, readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED:
 			one.Advertised = true
@@ -69,7 +69,7 @@ func reportOf(s *frontendv1.Status) Report {
 		}
 		report.VIPs = append(report.VIPs, one)
 	}
-	slices.SortFunc(report.VIPs, func(a, b VIPReport) int { return vip.Compare(a.VIP, b.VIP) })
+	slices.SortFunc(report.VIPs, func(a, b vipReport) int { return vip.Compare(a.VIP, b.VIP) })
 	if len(report.VIPs) > maxVIPs {
 		report.VIPs = nil
 	}

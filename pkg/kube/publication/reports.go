@@ -213,7 +213,7 @@ func (publisher *Publisher) writeReport(ctx context.Context, pod *corev1.Pod, re
 	}
 	force := true
 	_, err = publisher.write.Resource(v1alpha1.ReportResource).Namespace(pod.Namespace).Patch(ctx, pod.Name,
-		types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
+		types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
 	if err != nil {
 		return fmt.Errorf("failed to write %s %s/%s: %w", v1alpha1.ReportKind.Kind, pod.Namespace, pod.Name, err)
 	}

@@ -120,7 +120,7 @@ func (leader *leader) settle(ctx context.Context, wanted wanted, object *object)
 	if restores {
 		object.restored, object.contested = now, time.Time{}
 		wanted.events = append(wanted.events, event{
-			true, "StatusRestored", "Publish", "another writer had changed the status that " + FieldManager +
+			true, "StatusRestored", "Publish", "another writer had changed the status that " + fieldManager +
 				" applies; stop the other controller, or give the object another class",
 		})
 	}
@@ -169,7 +169,7 @@ func (leader *leader) apply(ctx context.Context, wanted wanted) (version string,
 	var object *unstructured.Unstructured
 	object, err = leader.client.Resource(wanted.resource).Namespace(wanted.object.Namespace).Patch(ctx,
 		wanted.object.Name, types.ApplyPatchType,
-		body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force}, "status")
+		body, metav1.PatchOptions{FieldManager: fieldManager, Force: &force}, "status")
 	if err != nil {
 		return "", fmt.Errorf("failed to apply the status of %s %s/%s: %w",
 			wanted.object.Kind, wanted.object.Namespace, wanted.object.Name, err)

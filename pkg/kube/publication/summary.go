@@ -26,7 +26,7 @@ type podReport struct {
 	pod string
 	Report
 	missing string // reason why the report is missing or unusable; "" if it is valid
-	vips    map[vip.VIP]VIPReport
+	vips    map[vip.VIP]vipReport
 }
 
 // readReports returns the reports of the pods that are neither terminating nor finished.
@@ -36,7 +36,7 @@ func readReports(pods []*corev1.Pod, written map[types.UID]Reported) reports {
 		if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			continue
 		}
-		report := podReport{pod: pod.Name, vips: map[vip.VIP]VIPReport{}}
+		report := podReport{pod: pod.Name, vips: map[vip.VIP]vipReport{}}
 		switch reported, ok := written[pod.UID]; {
 		case !ok:
 			report.missing, report.Problem = "NoReport", "no report yet"
@@ -60,22 +60,22 @@ func readReports(pods []*corev1.Pod, written map[types.UID]Reported) reports {
 
 // of returns the state of a VIP in a pod. known is false if it cannot be derived from a report
 // with counts only.
-func (report podReport) of(v vip.VIP) (r VIPReport, known bool) {
+func (report podReport) of(v vip.VIP) (r vipReport, known bool) {
 	if report.missing != "" {
-		return VIPReport{VIP: v, Reason: report.missing, Message: report.Problem}, true
+		return vipReport{VIP: v, Reason: report.missing, Message: report.Problem}, true
 	}
 	r, ok := report.vips[v]
 	switch {
 	case ok:
 		return r, true
 	case len(report.vips) > 0 || report.Total == 0:
-		return VIPReport{VIP: v, Reason: "NotConfigured", Message: "not in the frontend's trench file yet"}, true
+		return vipReport{VIP: v, Reason: "NotConfigured", Message: "not in the frontend's trench file yet"}, true
 	case report.Advertised == report.Total:
-		return VIPReport{VIP: v, Advertised: true}, true
+		return vipReport{VIP: v, Advertised: true}, true
 	case report.Advertised == 0:
-		return VIPReport{VIP: v, Reason: "NothingAdvertised", Message: "no VIP is advertised; see `frontend status`"}, true
+		return vipReport{VIP: v, Reason: "NothingAdvertised", Message: "no VIP is advertised; see `frontend status`"}, true
 	default:
-		return VIPReport{VIP: v}, false
+		return vipReport{VIP: v}, false
 	}
 }
 

@@ -2,14 +2,14 @@ package bird
 
 import "golang.org/x/sys/unix"
 
-// capabilities lists the capabilities that BIRD requires to manage kernel routes, bind sockets to
-// an interface, and listen on a port below 1024.
-var capabilities = []int{unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE, unix.CAP_NET_RAW}
+// linuxCapabilities lists the capabilities that BIRD requires to manage kernel routes, bind sockets
+// to an interface, and listen on a port below 1024.
+var linuxCapabilities = []int{unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE, unix.CAP_NET_RAW}
 
 // secbitNoAmbient is SECBIT_NO_CAP_AMBIENT_RAISE (linux/securebits.h).
 const secbitNoAmbient = 1 << 6
 
-// ambientCapabilities returns the subset of capabilities that this process has. BIRD inherits
+// ambientCapabilities returns the subset of linuxCapabilities that this process has. BIRD inherits
 // them unless its executable has file capabilities. If BIRD has a capability that this process
 // lacks, it is not dumpable, so this process cannot set TCP_NODELAY on its sockets.
 func ambientCapabilities() []uintptr {
@@ -23,9 +23,9 @@ func ambientCapabilities() []uintptr {
 		return nil
 	}
 	var list []uintptr
-	for _, c := range capabilities {
-		if sets[c/32].Permitted&(1<<(c%32)) != 0 {
-			list = append(list, uintptr(c))
+	for _, capability := range linuxCapabilities {
+		if sets[capability/32].Permitted&(1<<(capability%32)) != 0 {
+			list = append(list, uintptr(capability))
 		}
 	}
 	return list
