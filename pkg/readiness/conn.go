@@ -95,19 +95,17 @@ func (c *watchConn) run(ctx context.Context) error {
 
 	silence := time.AfterFunc(c.w.handshakeWithin+c.w.firstMessageWithin, func() { c.cancel(errNoFirstMessage) })
 	defer silence.Stop()
-	stream, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: c.w.opts.Reader},
-		grpc.ForceCodecV2(newCodec()))
+	stream, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: c.w.opts.Reader})
 	if err != nil {
 		return err
 	}
 	var decoder decoder
-	var data received
 	var reports sync.WaitGroup
 	// Deferred calls run in reverse order: cancel ends the report goroutine before Wait.
 	defer reports.Wait()
 	defer c.cancel(nil)
 	for {
-		err := stream.RecvMsg(&data)
+		m, err := stream.Recv()
 		at := time.Now()
 		switch {
 		case err != nil && unimplemented(err) && c.w.opts.Fallback != nil && !isClosed(c.received):
@@ -115,7 +113,7 @@ func (c *watchConn) run(ctx context.Context) error {
 		case err != nil:
 			return err
 		}
-		e, err := decoder.decode(data, at)
+		e, err := decoder.decode(m, at)
 		if err == nil {
 			err = c.w.merger.merge(&c.state, e, at)
 		}
@@ -259,14 +257,14 @@ func (c *watchConn) sendReports(ctx context.Context, client readinessv1.Readines
 		}
 		if ok && stream == nil {
 			var err error
-			if stream, err = client.ReportAdvertisement(ctx, grpc.ForceCodecV2(newCodec())); err != nil {
+			if stream, err = client.ReportAdvertisement(ctx); err != nil {
 				return err
 			}
 			receiver.Go(func() { ended <- stream.RecvMsg(new(readinessv1.ReportAdvertisementResponse)) })
 		}
 		if ok {
 			for m := range p.messages(watchID) {
-				if stream.SendMsg(m) != nil { // RecvMsg returns the cause
+				if stream.Send(m) != nil { // RecvMsg returns the cause
 					return cmp.Or(<-ended, errReportEnded)
 				}
 			}

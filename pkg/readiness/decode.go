@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
-
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -21,11 +18,6 @@ type decoder struct {
 	position Position
 	synced   bool
 	names    nameTable
-	// header is the current message without its snapshot or delta.
-	header response
-	// Caches of the last decoded values, which many VIPs of a message share.
-	sharedDetail detail
-	sharedSince  since
 	// staged is the incomplete state whose parts are being received, stagedAt its revision. Its kind
 	// is kindNone between states.
 	staged   event
@@ -53,16 +45,12 @@ type event struct {
 	drainEnd time.Time // kindGoingAway
 }
 
-// decode decodes a message in wire format that was received at the given time. It does not retain
-// data.
-func (d *decoder) decode(data []byte, at time.Time) (event, error) {
+// decode decodes a message that was received at the given time.
+func (d *decoder) decode(m *response, at time.Time) (event, error) {
 	e := event{}
-	k, content, err := d.split(data)
-	m := &d.header
-	if err == nil {
-		e.lease, err = durationFromProto(m.GetLease(), "lease", minLease, MaxLease)
-	}
-	if err == nil {
+	k, content := contentOf(m)
+	var err error
+	if e.lease, err = durationFromProto(m.GetLease(), "lease", minLease, MaxLease); err == nil {
 		err = d.checkPosition(m.GetPosition())
 	}
 	if err == nil && d.watchID == "" {
@@ -80,14 +68,13 @@ func (d *decoder) decode(data []byte, at time.Time) (event, error) {
 		if k == kindDelta && revision == d.position.Revision {
 			return e, fmt.Errorf("a delta did not advance the revision %d", revision)
 		}
-		var synced, last bool
-		synced, last, err = d.stage(k, revision, content, at)
-		if err == nil && k == kindSnapshot && d.synced && !synced {
+		if k == kindSnapshot && d.synced && !content.synced {
 			return e, errors.New("unsynced snapshot after a synced one")
 		}
-		if err == nil && last {
+		err = d.stage(k, revision, content, at)
+		if err == nil && content.last {
 			if k == kindSnapshot {
-				d.synced = synced
+				d.synced = content.synced
 			}
 			err = d.complete(&e)
 		}
@@ -103,50 +90,27 @@ func (d *decoder) decode(data []byte, at time.Time) (event, error) {
 	return e, err
 }
 
-// split decodes a message into header. It returns a snapshot or delta undecoded.
-func (d *decoder) split(data []byte) (k kind, content []byte, err error) {
-	proto.Reset(&d.header)
-	for len(data) > 0 {
-		field, wireType, tagSize := protowire.ConsumeTag(data)
-		size := protowire.ConsumeFieldValue(field, wireType, data[max(0, tagSize):])
-		switch {
-		case tagSize < 0:
-			return k, nil, protowire.ParseError(tagSize)
-		case size < 0:
-			return k, nil, protowire.ParseError(size)
-		case wireType != protowire.BytesType || (field != fieldSnapshot && field != fieldDelta):
-			// A single encoded field is a valid message, so fields can be merged one by one.
-			if err = mergeFields.Unmarshal(data[:tagSize+size], &d.header); err != nil {
-				return k, nil, err
-			}
-		case k != kindNone:
-			return k, nil, errSeveralEvents
-		default:
-			k = kindDelta
-			if field == fieldSnapshot {
-				k = kindSnapshot
-			}
-			content, _ = protowire.ConsumeBytes(data[tagSize:])
-		}
-		data = data[tagSize+size:]
-	}
-	var other kind
-	switch d.header.GetEvent().(type) {
-	case *readinessv1.WatchReadinessResponse_Heartbeat:
-		other = kindHeartbeat
-	case *readinessv1.WatchReadinessResponse_GoingAway:
-		other = kindGoingAway
-	}
-	if k != kindNone && other != kindNone {
-		return k, nil, errSeveralEvents
-	}
-	return max(k, other), content, nil
+// content is the content of a snapshot or delta.
+type content struct {
+	changed      []*readinessv1.ReadinessGroup
+	removed      []string
+	synced, last bool
 }
 
-var (
-	mergeFields      = proto.UnmarshalOptions{Merge: true}
-	errSeveralEvents = errors.New("message has several events")
-)
+// contentOf returns the kind of a message, and the content of a snapshot or delta.
+func contentOf(m *response) (kind, content) {
+	switch e := m.GetEvent().(type) {
+	case *readinessv1.WatchReadinessResponse_Snapshot:
+		return kindSnapshot, content{e.Snapshot.GetGroups(), nil, e.Snapshot.GetSynced(), e.Snapshot.GetLast()}
+	case *readinessv1.WatchReadinessResponse_Delta:
+		return kindDelta, content{e.Delta.GetChanged(), e.Delta.GetRemoved(), false, e.Delta.GetLast()}
+	case *readinessv1.WatchReadinessResponse_Heartbeat:
+		return kindHeartbeat, content{}
+	case *readinessv1.WatchReadinessResponse_GoingAway:
+		return kindGoingAway, content{}
+	}
+	return kindNone, content{}
+}
 
 // checkPosition compares the position with the previous one.
 func (d *decoder) checkPosition(p *readinessv1.Position) error {
@@ -189,52 +153,50 @@ func (d *decoder) checkSameRevision(revision uint64) error {
 }
 
 // stage adds a part to the staged state. The first part starts a new state.
-func (d *decoder) stage(k kind, revision uint64, content []byte, at time.Time) (synced, last bool, err error) {
+func (d *decoder) stage(k kind, revision uint64, part content, at time.Time) error {
 	if d.staged.kind == kindNone {
 		d.stagedAt, d.known = revision, d.names.size()
 		d.staged = event{kind: k}
 		d.names.begin(revision, k == kindSnapshot)
 	}
-	var f field
-	for len(content) > 0 {
-		content, err = f.consume(content)
-		switch {
-		case err != nil:
-		case f.is(fieldChanged, protowire.BytesType):
-			if staged := d.staged.changed; len(staged) == cap(staged) {
-				// Estimate the number of remaining VIPs from the length of this one.
-				more := 1 + len(content)/max(len(f.bytes), leastVIPBytes)
-				d.staged.changed = growStaged(staged, more, d.known)
-			}
-			d.staged.changed = append(d.staged.changed, VIPReadiness{})
-			err = d.vipReadiness(&d.staged.changed[len(d.staged.changed)-1], f.bytes, at)
-		case k == kindDelta && f.is(fieldRemoved, protowire.BytesType):
-			var v vip.VIP
-			v, err = d.names.name(f.bytes, true)
-			d.staged.removed = append(d.staged.removed, v)
-		case k == kindSnapshot && f.is(fieldSynced, protowire.VarintType):
-			synced = protowire.DecodeBool(f.varint)
-		case f.is(fieldLast, protowire.VarintType):
-			last = protowire.DecodeBool(f.varint)
-		}
+	count := 0
+	for _, group := range part.changed {
+		count += len(group.GetVips())
+	}
+	d.staged.changed = growStaged(d.staged.changed, count, d.known)
+	for _, group := range part.changed {
+		shared, err := readinessFromProto(group.GetReadiness(), at)
 		if err != nil {
-			return false, false, err
+			return fmt.Errorf("VIPs %v: %w", group.GetVips(), err)
+		}
+		for _, name := range group.GetVips() {
+			if shared.VIP, err = d.names.name(name, false); err != nil {
+				return err
+			}
+			d.staged.changed = append(d.staged.changed, shared)
 		}
 	}
-	return synced, last, nil
+	for _, name := range part.removed {
+		v, err := d.names.name(name, true)
+		if err != nil {
+			return err
+		}
+		d.staged.removed = append(d.staged.removed, v)
+	}
+	return nil
 }
-
-// leastVIPBytes is the minimum size of an encoded VIP with a state.
-const leastVIPBytes = 16
 
 // growStaged returns staged with capacity for more VIPs. It grows in few steps, the last of which
 // is the number of VIPs that the watch has named before, because decisions about all VIPs are
 // common.
 func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
-	need := len(staged) + more // an estimate
-	size := max(need, min(4*cap(staged), MaxVIPs))
-	if need-need/8 <= known {
-		size = min(size, max(need, known))
+	need := len(staged) + more
+	if need <= cap(staged) {
+		return staged
+	}
+	size := max(need, 4*cap(staged))
+	if need <= known {
+		size = min(size, known)
 	}
 	return append(make([]VIPReadiness, 0, size), staged...)
 }

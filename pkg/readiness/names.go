@@ -43,12 +43,12 @@ func (t *nameTable) begin(revision uint64, snapshot bool) {
 
 // name returns the VIP of a text, and records that the current stage names it. A second time in one
 // stage is an error.
-func (t *nameTable) name(text []byte, removed bool) (vip.VIP, error) {
+func (t *nameTable) name(text string, removed bool) (vip.VIP, error) {
 	i := t.next
-	if i >= len(t.names) || t.names[i].text != string(text) {
-		at, known := t.index[string(text)]
+	if i >= len(t.names) || t.names[i].text != text {
+		at, known := t.index[text]
 		if !known {
-			v, err := vip.Parse(string(text))
+			v, err := vip.Parse(text)
 			if err != nil {
 				return v, err
 			}

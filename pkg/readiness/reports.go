@@ -80,7 +80,7 @@ func (s *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readiness
 	ended := make(chan error, 1)
 	go func() {
 		defer done()
-		ended <- s.receive(id, func(data *received) error { return stream.RecvMsg(data) })
+		ended <- s.receive(id, stream.Recv)
 	}()
 	select {
 	case err = <-ended:
@@ -97,8 +97,7 @@ func (s *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readiness
 }
 
 // receive applies reports until the stream ends.
-func (s *Server) receive(id spiffeid.ID, recv func(*received) error) error {
-	var data received
+func (s *Server) receive(id spiffeid.ID, recv func() (*reportRequest, error)) error {
 	var target *watch // watch of the first applied report
 	defer func() {
 		if target != nil {
@@ -106,18 +105,18 @@ func (s *Server) receive(id spiffeid.ID, recv func(*received) error) error {
 		}
 	}()
 	for {
-		err := recv(&data)
+		m, err := recv()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		watchID, d, complete, err := decodeReport(data)
+		d, complete, err := decodeReport(m)
 		if err != nil {
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
-		w, err := s.applyReport(id, watchID, target, d, complete)
+		w, err := s.applyReport(id, m.GetWatchId(), target, d, complete)
 		if err != nil {
 			return err
 		}
@@ -127,7 +126,7 @@ func (s *Server) receive(id spiffeid.ID, recv func(*received) error) error {
 		}
 		// The watch has ended or never existed, so its reports are obsolete.
 		s.throttle.Log(s.log.Info, id.String(), "report ignored: no open watch of this peer", "peer", id.String(),
-			"watch_id", cleanDetail(watchID))
+			"watch_id", cleanDetail(m.GetWatchId()))
 	}
 }
 

@@ -100,7 +100,6 @@ func NewServer(t *Table, o ServerOptions) *Server {
 func GRPCOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(MaxMessageBytes),
-		grpc.ForceServerCodecV2(newCodec()),
 		grpc.StaticStreamWindowSize(flowWindow),
 		grpc.StaticConnWindowSize(flowWindow),
 		grpc.ConnectionTimeout(5 * time.Second),
@@ -201,7 +200,7 @@ func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest,
 		s.throttle.Log(log.Info, id.String(), message, attrs...)
 	}
 	note("readiness watch opened")
-	err = s.serve(ctx, w, func(m *watchMessage) error { return stream.SendMsg(m) })
+	err = s.serve(ctx, w, stream.Send)
 	note("readiness watch ended", "open_for", time.Since(w.Since), "reason", err)
 	return err
 }
@@ -227,7 +226,7 @@ func (s *Server) closeWatch(w *watch) {
 
 // serve sends the batches of the watch until the stream or the server ends. A slow reader blocks
 // only this goroutine.
-func (s *Server) serve(ctx context.Context, w *watch, send func(*watchMessage) error) error {
+func (s *Server) serve(ctx context.Context, w *watch, send func(*response) error) error {
 	for !isClosed(s.stop) {
 		b := s.table.next(w.cursor, time.Now())
 		if b.kind == kindNone {
@@ -239,7 +238,7 @@ func (s *Server) serve(ctx context.Context, w *watch, send func(*watchMessage) e
 		for m := range b.messages() {
 			if b.first {
 				b.first = false
-				m.header.WatchId, m.header.StaleGrace = w.WatchID, s.table.staleGrace
+				m.WatchId, m.StaleGrace = w.WatchID, s.table.staleGrace
 			}
 			// Compute the lease for each part: a slow reader may delay a long snapshot. If the loop that
 			// renews the lease hangs in between, the remaining parts wait for the next renewal.
@@ -249,7 +248,7 @@ func (s *Server) serve(ctx context.Context, w *watch, send func(*watchMessage) e
 					return err
 				}
 			}
-			m.header.Position, m.header.Lease = b.position.Proto(), durationpb.New(lease)
+			m.Position, m.Lease = b.position.Proto(), durationpb.New(lease)
 			if err := send(m); err != nil {
 				return err
 			}
@@ -292,10 +291,11 @@ func (s *Server) GetReadiness(ctx context.Context,
 		Lease: durationpb.New(state.LeaseLeft), StaleGrace: s.table.staleGrace,
 	}
 	page := state.VIPs[:min(size, len(state.VIPs))]
-	now := time.Now()
-	for _, r := range page {
-		resp.Vips = append(resp.Vips, r.Proto(now))
+	byReadiness := readinessGroups{now: time.Now()}
+	for i := range page {
+		byReadiness.add(&page[i])
 	}
+	resp.Groups = byReadiness.messages
 	if len(page) < len(state.VIPs) {
 		resp.NextPageToken = page[len(page)-1].VIP.String()
 	}

@@ -3,14 +3,12 @@ package readiness
 import (
 	"cmp"
 	"crypto/rand"
-	"iter"
 	"slices"
 	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -469,30 +467,4 @@ func (t *Table) currentLease(now time.Time) (time.Duration, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.leaseLeft(now)
-}
-
-// messages yields the messages of a batch, in parts of at most vipsPerPart VIPs. Each part is
-// encoded when it is needed, so that the first is sent before the last is encoded.
-func (b batch) messages() iter.Seq[*watchMessage] {
-	return func(yield func(*watchMessage) bool) {
-		switch b.kind {
-		case kindHeartbeat:
-			heartbeat := &readinessv1.WatchReadinessResponse_Heartbeat{Heartbeat: &readinessv1.Heartbeat{}}
-			yield(&watchMessage{header: &response{Event: heartbeat}})
-			return
-		case kindGoingAway:
-			goingAway := &readinessv1.GoingAway{DrainFor: drainFor(b.drainEnd, time.Now())}
-			event := &readinessv1.WatchReadinessResponse_GoingAway{GoingAway: goingAway}
-			yield(&watchMessage{header: &response{Event: event}})
-			return
-		}
-		rest := b.entries
-		for last := false; !last; last = len(rest) == 0 {
-			m := &watchMessage{header: &response{}, kind: b.kind}
-			m.event, rest = encodeEvent(b.kind, b.synced, rest, time.Now())
-			if !yield(m) {
-				return
-			}
-		}
-	}
 }
