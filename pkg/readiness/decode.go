@@ -17,12 +17,20 @@ type decoder struct {
 	watchID  string // empty before the first message
 	position Position
 	synced   bool
-	names    nameTable
+	// names maps the canonical text of each VIP of the newest state, and of those staged, to the VIP.
+	// A decision about known VIPs parses and allocates nothing.
+	names map[string]*namedVIP
 	// staged is the incomplete state whose parts are being received, stagedAt its revision. Its kind
 	// is kindNone between states.
 	staged   event
 	stagedAt uint64
 	known    int // size of names when the first part arrived
+}
+
+// namedVIP is a VIP that the watch has named.
+type namedVIP struct {
+	vip      vip.VIP
+	revision uint64 // newest revision that names it
 }
 
 // event is a decoded message.
@@ -155,9 +163,11 @@ func (d *decoder) checkSameRevision(revision uint64) error {
 // stage adds a part to the staged state. The first part starts a new state.
 func (d *decoder) stage(k kind, revision uint64, part content, at time.Time) error {
 	if d.staged.kind == kindNone {
-		d.stagedAt, d.known = revision, d.names.size()
+		d.stagedAt, d.known = revision, len(d.names)
 		d.staged = event{kind: k}
-		d.names.begin(revision, k == kindSnapshot)
+		if k == kindSnapshot {
+			d.names = make(map[string]*namedVIP, d.known)
+		}
 	}
 	count := 0
 	for _, group := range part.changed {
@@ -170,20 +180,46 @@ func (d *decoder) stage(k kind, revision uint64, part content, at time.Time) err
 			return fmt.Errorf("VIPs %v: %w", group.GetVips(), err)
 		}
 		for _, name := range group.GetVips() {
-			if shared.VIP, err = d.names.name(name, false); err != nil {
+			if shared.VIP, err = d.name(name); err != nil {
 				return err
 			}
 			d.staged.changed = append(d.staged.changed, shared)
 		}
 	}
 	for _, name := range part.removed {
-		v, err := d.names.name(name, true)
+		v, err := d.name(name)
 		if err != nil {
 			return err
 		}
 		d.staged.removed = append(d.staged.removed, v)
 	}
 	return nil
+}
+
+// name returns the VIP of a text and records that the staged revision names it. A second time in one
+// revision is an error.
+func (d *decoder) name(text string) (vip.VIP, error) {
+	named := d.names[text]
+	if named == nil {
+		v, err := vip.Parse(text)
+		if err != nil {
+			return v, err
+		}
+		// Two texts of one VIP would pass the check for a second name.
+		if v.String() != text {
+			return v, fmt.Errorf("VIP %q is not canonical; use %s", text, v)
+		}
+		named = &namedVIP{vip: v}
+		d.names[text] = named
+	}
+	switch {
+	case named.revision == d.stagedAt:
+		return named.vip, fmt.Errorf("VIP %s is named twice in revision %d", named.vip, d.stagedAt)
+	case len(d.staged.changed)+len(d.staged.removed) >= MaxVIPs:
+		return named.vip, fmt.Errorf("revision %d names more than %d VIPs", d.stagedAt, MaxVIPs)
+	}
+	named.revision = d.stagedAt
+	return named.vip, nil
 }
 
 // growStaged returns staged with capacity for more VIPs. It grows in few steps, the last of which
@@ -203,11 +239,13 @@ func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
 
 // complete moves the staged state to e. It discards the VIPs of an unsynced load balancer.
 func (d *decoder) complete(e *event) error {
-	if d.names.live > MaxVIPs {
+	for _, v := range d.staged.removed {
+		delete(d.names, v.String())
+	}
+	if len(d.names) > MaxVIPs {
 		// The error ends the stream. The next stream starts with a snapshot.
 		return fmt.Errorf("the load balancer sent more than %d VIPs", MaxVIPs)
 	}
-	d.names.compact()
 	e.kind = d.staged.kind
 	d.position.Revision = d.stagedAt
 	if d.synced {

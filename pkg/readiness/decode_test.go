@@ -2,6 +2,7 @@ package readiness
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"pgregory.net/rapid"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
@@ -142,6 +144,7 @@ func TestDecoderRejectsViolations(t *testing.T) {
 		{"VIP removed twice", []*response{begin, message(6, deltaOf(true), removing(v, v))}, "twice"},
 		{"bad VIP", []*response{message(5, snapshotOf(true, "nonsense"))}, "not a prefix"},
 		{"default route", []*response{message(5, snapshotOf(true, "0.0.0.0/0"))}, "default route"},
+		{"VIP not canonical", []*response{message(5, snapshotOf(true, "2000:0::1/128"))}, "use 2000::1/128"},
 		{"bad removed VIP", []*response{begin, message(6, deltaOf(true), removing("::/0"))}, "default route"},
 		{
 			"no state",
@@ -349,5 +352,66 @@ func TestSnapshotGrowsInFewSteps(t *testing.T) {
 	}
 	if grown > 5 || capacity > 4*parts*each {
 		t.Errorf("grew %d times, to %d VIPs", grown, capacity)
+	}
+}
+
+// TestDecoderMatchesSets decodes random revisions and compares the names of the watch with a set.
+func TestDecoderMatchesSets(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		var d decoder
+		state := map[string]bool{}
+		for revision := range uint64(rapid.IntRange(1, 20).Draw(r, "revisions")) {
+			names := rapid.SliceOfNDistinct(rapid.SampledFrom([]string{v1, v2, v3, "2001::/64"}), 0, 4, rapid.ID).Draw(r, "names")
+			count := rapid.IntRange(0, len(names)).Draw(r, "changed")
+			m := message(revision+1, deltaOf(true, names[:count]...))
+			if revision == 0 || rapid.IntRange(0, 4).Draw(r, "snapshot") == 0 {
+				m, state = message(revision+1, snapshotOf(true, names[:count]...)), map[string]bool{}
+			} else {
+				removing(names[count:]...)(m)
+				for _, name := range names[count:] {
+					delete(state, name)
+				}
+			}
+			for _, name := range names[:count] {
+				state[name] = true
+			}
+			if _, err := d.decode(m, time.Now()); err != nil {
+				r.Fatal(err)
+			}
+			got := map[string]bool{}
+			for name, named := range d.names {
+				got[name] = named.vip == vip.Require(name)
+			}
+			if !maps.Equal(got, state) {
+				r.Fatalf("after revision %d: %v, want %v", revision+1, got, state)
+			}
+		}
+	})
+}
+
+func TestLiveVIPLimit(t *testing.T) {
+	var d decoder
+	names := func(part int) (texts []string) {
+		for i := range MaxVIPs / 2 {
+			texts = append(texts, fmt.Sprintf("2000:%x::%x:%x/128", part, i>>16, i&0xffff))
+		}
+		return texts
+	}
+	for part := range 2 {
+		m := message(uint64(part+1), deltaOf(true, names(part)...))
+		if part == 0 {
+			m = message(1, snapshotOf(true, names(0)...))
+		}
+		if _, err := d.decode(m, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	replaced := message(3, deltaOf(true, "20.0.0.1/32"), removing(names(0)[:1]...))
+	if _, err := d.decode(replaced, time.Now()); err != nil {
+		t.Fatalf("one VIP instead of another: %v", err)
+	}
+	_, err := d.decode(message(4, deltaOf(true, "20.0.0.2/32")), time.Now())
+	if err == nil || !strings.Contains(err.Error(), "sent more than 200000 VIPs") {
+		t.Fatalf("error %v", err)
 	}
 }

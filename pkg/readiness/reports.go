@@ -47,7 +47,7 @@ func (s *Server) Reported(v vip.VIP) (VIPReport, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r := s.reporting.vips[v]; r != nil {
-		return *r, true
+		return r.VIPReport, true
 	}
 	return VIPReport{}, false
 }
@@ -61,7 +61,7 @@ func (s *Server) AllReported() map[vip.VIP]VIPReport {
 	}
 	all := make(map[vip.VIP]VIPReport, len(s.reporting.vips))
 	for v, r := range s.reporting.vips {
-		all[v] = *r
+		all[v] = r.VIPReport
 	}
 	return all
 }
@@ -144,7 +144,7 @@ func (s *Server) applyReport(id spiffeid.ID, watchID string, before *watch, d Re
 	if before == nil {
 		// A stream starts with a full report, which replaces the report of the watch's earlier stream.
 		w.streams++
-		w.Report, w.vips = Report{WatchID: w.WatchID, Connected: true}, make(map[vip.VIP]*VIPReport)
+		w.Report, w.vips = Report{WatchID: w.WatchID, Connected: true}, make(map[vip.VIP]*watchedVIP)
 	}
 	if err := w.apply(d, complete); err != nil {
 		return w, err
@@ -161,20 +161,32 @@ func (s *Server) applyReport(id spiffeid.ID, watchID string, before *watch, d Re
 	return w, nil
 }
 
+// watchedVIP is the newest report of a VIP on one watch.
+type watchedVIP struct {
+	VIPReport
+	message uint64 // number of the message that reported it
+}
+
+// apply applies a message of a report. After an error the stream ends, and the next one starts with
+// a full report.
 func (w *watch) apply(d ReportDelta, complete bool) error {
+	w.reports++
 	for i := range d.VIPs {
-		r := &d.VIPs[i]
-		is := w.vips[r.VIP]
-		if is == nil {
+		reported := &d.VIPs[i]
+		known := w.vips[reported.VIP]
+		if known == nil {
 			if len(w.vips) >= MaxVIPs {
 				return status.Errorf(codes.ResourceExhausted, "more than %d VIPs are reported", MaxVIPs)
 			}
-			is = new(VIPReport)
-			w.vips[r.VIP] = is
+			known = new(watchedVIP)
+			w.vips[reported.VIP] = known
 		}
-		w.Report.Advertised += r.advertised() - is.advertised()
-		w.Report.Exported += r.exported() - is.exported()
-		*is = r.VIPReport
+		if known.message == w.reports {
+			return status.Errorf(codes.InvalidArgument, "VIP %s is reported twice in one message", reported.VIP)
+		}
+		w.Report.Advertised += reported.advertised() - known.advertised()
+		w.Report.Exported += reported.exported() - known.exported()
+		*known = watchedVIP{reported.VIPReport, w.reports}
 	}
 	if d.Families != nil {
 		w.Report.Families = d.Families

@@ -258,9 +258,9 @@ func TestInvalidReportsEndStream(t *testing.T) {
 }
 
 func TestReportedVIPLimit(t *testing.T) {
-	w := &watch{vips: make(map[vip.VIP]*VIPReport)}
+	w := &watch{vips: make(map[vip.VIP]*watchedVIP)}
 	for i := range MaxVIPs {
-		w.vips[numbered(i)] = &VIPReport{}
+		w.vips[numbered(i)] = &watchedVIP{}
 	}
 	if err := w.apply(ReportDelta{VIPs: reportsOf(map[vip.VIP]VIPReport{numbered(1): {}})}, false); err != nil {
 		t.Fatalf("a known VIP: %v", err)

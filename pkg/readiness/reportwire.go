@@ -38,7 +38,7 @@ func (d ReportDelta) messages(watchID string) iter.Seq[*reportRequest] {
 
 // groupReports groups VIPs by equal reports.
 func groupReports(reports []ReportedVIP) (messages []*readinessv1.AdvertisementGroup) {
-	var byReport groups[VIPReport]
+	byReport := groups[VIPReport]{most: len(reports)}
 	for _, r := range reports {
 		byReport.add(r.VIP, r.VIPReport, func() *[]string {
 			m := &readinessv1.AdvertisementGroup{Advertisement: r.Proto()}
@@ -80,7 +80,6 @@ func decodeReport(m *reportRequest) (d ReportDelta, complete bool, err error) {
 		return d, false, fmt.Errorf("the report holds %d VIPs, more than %d", count, MaxVIPsPerMessage)
 	}
 	d.VIPs = make([]ReportedVIP, 0, count)
-	reported := make(vip.Set, count)
 	for _, group := range m.GetGroups() {
 		report, err := reportFromProto(group.GetAdvertisement())
 		if err != nil {
@@ -91,10 +90,6 @@ func decodeReport(m *reportRequest) (d ReportDelta, complete bool, err error) {
 			if err != nil {
 				return d, false, err
 			}
-			if reported.Has(v) {
-				return d, false, fmt.Errorf("VIP %s is reported twice in one message", v)
-			}
-			reported[v] = struct{}{}
 			d.VIPs = append(d.VIPs, ReportedVIP{v, report})
 		}
 	}

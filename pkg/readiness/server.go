@@ -66,8 +66,9 @@ type watch struct {
 	cursor      *cursor
 
 	// vips holds the reports that name this watch. Server.mu guards it, streams and Report.
-	vips    map[vip.VIP]*VIPReport
-	streams int // open report streams
+	vips    map[vip.VIP]*watchedVIP
+	reports uint64 // number of applied messages
+	streams int    // open report streams
 }
 
 // WatcherInfo describes an open watch.

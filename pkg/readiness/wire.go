@@ -79,6 +79,7 @@ type groups[V comparable] struct {
 	names map[V]*[]string
 	last  V // of the previous VIP, which most VIPs share
 	list  *[]string
+	most  int // bounds the size of the first group, which most VIPs share
 }
 
 // add adds a VIP to the group of its value. create adds the group to the message and returns its
@@ -88,10 +89,11 @@ func (g *groups[V]) add(v vip.VIP, value V, create func() *[]string) {
 		g.last, g.list = value, g.names[value]
 	}
 	if g.list == nil {
+		g.list = create()
 		if g.names == nil {
 			g.names = make(map[V]*[]string)
+			*g.list = make([]string, 0, g.most)
 		}
-		g.list = create()
 		g.names[value] = g.list
 	}
 	*g.list = append(*g.list, v.String())
@@ -153,7 +155,7 @@ func (b batch) messages() iter.Seq[*response] {
 
 // nextPart removes the entries of a part from the batch and returns their VIPs.
 func (b *batch) nextPart() (changed []*readinessv1.ReadinessGroup, removed []string) {
-	byReadiness := readinessGroups{now: time.Now()}
+	byReadiness := readinessGroups{groups: groups[VIPReadiness]{most: min(vipsPerPart, len(b.entries))}, now: time.Now()}
 	for count := 0; count < vipsPerPart && len(byReadiness.messages) < groupsPerPart && len(b.entries) > 0; {
 		e := b.entries[0]
 		b.entries = b.entries[1:]
