@@ -54,48 +54,49 @@ type event struct {
 }
 
 // decode decodes a message that was received at the given time.
-func (d *decoder) decode(m *response, at time.Time) (event, error) {
-	e := event{}
-	k, content := contentOf(m)
+func (decoder *decoder) decode(message *response, receivedAt time.Time) (event, error) {
+	decoded := event{}
+	kind, content := contentOf(message)
 	var err error
-	if e.lease, err = durationFromProto(m.GetLease(), "lease", minLease, MaxLease); err == nil {
-		err = d.checkPosition(m.GetPosition())
+	if decoded.lease, err = durationFromProto(message.GetLease(), "lease", minLease, MaxLease); err == nil {
+		err = decoder.checkPosition(message.GetPosition())
 	}
-	if err == nil && d.watchID == "" {
-		err = d.decodeFirst(m, k, &e)
+	if err == nil && decoder.watchID == "" {
+		err = decoder.decodeFirst(message, kind, &decoded)
 	}
 	if err != nil {
-		return e, err
+		return decoded, err
 	}
-	revision := m.GetPosition().GetRevision()
-	if d.staged.kind != kindNone && (revision != d.stagedAt || k != d.staged.kind) {
-		return e, fmt.Errorf("the last part of revision %d is missing", d.stagedAt)
+	// Nothing may come between the parts of a state: a state is applied whole or not at all.
+	revision := message.GetPosition().GetRevision()
+	if decoder.staged.kind != kindNone && (revision != decoder.stagedAt || kind != decoder.staged.kind) {
+		return decoded, fmt.Errorf("the last part of revision %d is missing", decoder.stagedAt)
 	}
-	switch k {
+	switch kind {
 	case kindSnapshot, kindDelta:
-		if k == kindDelta && revision == d.position.Revision {
-			return e, fmt.Errorf("a delta did not advance the revision %d", revision)
+		if kind == kindDelta && revision == decoder.position.Revision {
+			return decoded, fmt.Errorf("a delta did not advance the revision %d", revision)
 		}
-		if k == kindSnapshot && d.synced && !content.synced {
-			return e, errors.New("unsynced snapshot after a synced one")
+		if kind == kindSnapshot && decoder.synced && !content.synced {
+			return decoded, errors.New("unsynced snapshot after a synced one")
 		}
-		err = d.stage(k, revision, content, at)
+		err = decoder.stage(kind, revision, content, receivedAt)
 		if err == nil && content.last {
-			if k == kindSnapshot {
-				d.synced = content.synced
+			if kind == kindSnapshot {
+				decoder.synced = content.synced
 			}
-			err = d.complete(&e)
+			err = decoder.complete(&decoded)
 		}
 	case kindHeartbeat:
-		e.kind, err = k, d.checkSameRevision(revision)
+		decoded.kind, err = kind, decoder.checkSameRevision(revision)
 	case kindGoingAway:
-		left, drainErr := durationFromProto(m.GetGoingAway().GetDrainFor(), "drain_for", 0, maxStaleGrace)
-		e.kind, e.drainEnd, err = k, at.Add(left), cmp.Or(d.checkSameRevision(revision), drainErr)
+		left, drainErr := durationFromProto(message.GetGoingAway().GetDrainFor(), "drain_for", 0, maxStaleGrace)
+		decoded.kind, decoded.drainEnd, err = kind, receivedAt.Add(left), cmp.Or(decoder.checkSameRevision(revision), drainErr)
 	default:
 		err = errors.New("message has no known event")
 	}
-	e.position, e.synced = d.position, d.synced
-	return e, err
+	decoded.position, decoded.synced = decoder.position, decoder.synced
+	return decoded, err
 }
 
 // content is the content of a snapshot or delta.
@@ -106,8 +107,8 @@ type content struct {
 }
 
 // contentOf returns the kind of a message, and the content of a snapshot or delta.
-func contentOf(m *response) (kind, content) {
-	switch e := m.GetEvent().(type) {
+func contentOf(message *response) (kind, content) {
+	switch e := message.GetEvent().(type) {
 	case *readinessv1.WatchReadinessResponse_Snapshot:
 		return kindSnapshot, content{e.Snapshot.GetGroups(), nil, e.Snapshot.GetSynced(), e.Snapshot.GetLast()}
 	case *readinessv1.WatchReadinessResponse_Delta:
@@ -121,85 +122,86 @@ func contentOf(m *response) (kind, content) {
 }
 
 // checkPosition compares the position with the previous one.
-func (d *decoder) checkPosition(p *readinessv1.Position) error {
-	switch id, revision := p.GetInstanceId(), p.GetRevision(); {
+func (decoder *decoder) checkPosition(position *readinessv1.Position) error {
+	switch id, revision := position.GetInstanceId(), position.GetRevision(); {
 	case id == "" || len(id) > maxNameBytes:
 		return fmt.Errorf("the instance_id has %d bytes, outside 1…%d", len(id), maxNameBytes)
 	case revision == 0:
 		return errors.New("the revision is 0 or absent")
-	case d.position.InstanceID != "" && d.position.InstanceID != id:
-		return fmt.Errorf("the instance_id changed from %q to %q", d.position.InstanceID, id)
-	case revision < d.position.Revision:
-		return fmt.Errorf("the revision went back from %d to %d", d.position.Revision, revision)
+	case decoder.position.InstanceID != "" && decoder.position.InstanceID != id:
+		return fmt.Errorf("the instance_id changed from %q to %q", decoder.position.InstanceID, id)
+	case revision < decoder.position.Revision:
+		return fmt.Errorf("the revision went back from %d to %d", decoder.position.Revision, revision)
 	}
 	return nil
 }
 
 // decodeFirst decodes the additional fields of the first message.
-func (d *decoder) decodeFirst(m *response, k kind, e *event) (err error) {
-	if k != kindSnapshot {
+func (decoder *decoder) decodeFirst(message *response, kind kind, decoded *event) (err error) {
+	if kind != kindSnapshot {
 		return errors.New("the first message is not a snapshot")
 	}
-	id := m.GetWatchId()
+	id := message.GetWatchId()
 	if id == "" || len(id) > maxNameBytes {
 		return fmt.Errorf("the watch_id has %d bytes, outside 1…%d", len(id), maxNameBytes)
 	}
-	if e.staleGrace, err = durationFromProto(m.GetStaleGrace(), "stale_grace", 0, maxStaleGrace); err != nil {
+	if decoded.staleGrace, err = durationFromProto(message.GetStaleGrace(), "stale_grace", 0, maxStaleGrace); err != nil {
 		return err
 	}
-	d.watchID, d.position.InstanceID = id, m.GetPosition().GetInstanceId()
-	e.first, e.watchID = true, id
+	decoder.watchID, decoder.position.InstanceID = id, message.GetPosition().GetInstanceId()
+	decoded.first, decoded.watchID = true, id
 	return nil
 }
 
 // checkSameRevision checks a message that does not complete a new state.
-func (d *decoder) checkSameRevision(revision uint64) error {
-	if revision != d.position.Revision {
-		return fmt.Errorf("the revision moved from %d to %d without a delta", d.position.Revision, revision)
+func (decoder *decoder) checkSameRevision(revision uint64) error {
+	if revision != decoder.position.Revision {
+		return fmt.Errorf("the revision moved from %d to %d without a delta", decoder.position.Revision, revision)
 	}
 	return nil
 }
 
 // stage adds a part to the staged state. The first part starts a new state.
-func (d *decoder) stage(k kind, revision uint64, part content, at time.Time) error {
-	if d.staged.kind == kindNone {
-		d.stagedAt, d.known = revision, len(d.names)
-		d.staged = event{kind: k}
-		if k == kindSnapshot {
-			d.names = make(map[string]*namedVIP, d.known)
+func (decoder *decoder) stage(kind kind, revision uint64, part content, receivedAt time.Time) error {
+	if decoder.staged.kind == kindNone {
+		decoder.stagedAt, decoder.known = revision, len(decoder.names)
+		decoder.staged = event{kind: kind}
+		if kind == kindSnapshot {
+			decoder.names = make(map[string]*namedVIP, decoder.known)
 		}
 	}
+	// Count first, so that the staged VIPs are copied at most once per part.
 	count := 0
 	for _, group := range part.changed {
 		count += len(group.GetVips())
 	}
-	d.staged.changed = growStaged(d.staged.changed, count, d.known)
+	decoder.staged.changed = growStaged(decoder.staged.changed, count, decoder.known)
 	for _, group := range part.changed {
-		shared, err := readinessFromProto(group.GetReadiness(), at)
+		shared, err := readinessFromProto(group.GetReadiness(), receivedAt)
 		if err != nil {
 			return fmt.Errorf("VIPs %v: %w", group.GetVips(), err)
 		}
 		for _, name := range group.GetVips() {
-			if shared.VIP, err = d.name(name); err != nil {
+			if shared.VIP, err = decoder.name(name); err != nil {
 				return err
 			}
-			d.staged.changed = append(d.staged.changed, shared)
+			decoder.staged.changed = append(decoder.staged.changed, shared)
 		}
 	}
 	for _, name := range part.removed {
-		v, err := d.name(name)
+		v, err := decoder.name(name)
 		if err != nil {
 			return err
 		}
-		d.staged.removed = append(d.staged.removed, v)
+		decoder.staged.removed = append(decoder.staged.removed, v)
 	}
 	return nil
 }
 
 // name returns the VIP of a text and records that the staged revision names it. A second time in one
 // revision is an error.
-func (d *decoder) name(text string) (vip.VIP, error) {
-	named := d.names[text]
+func (decoder *decoder) name(text string) (vip.VIP, error) {
+	named := decoder.names[text]
 	if named == nil {
 		v, err := vip.Parse(text)
 		if err != nil {
@@ -210,15 +212,15 @@ func (d *decoder) name(text string) (vip.VIP, error) {
 			return v, fmt.Errorf("VIP %q is not canonical; use %s", text, v)
 		}
 		named = &namedVIP{vip: v}
-		d.names[text] = named
+		decoder.names[text] = named
 	}
 	switch {
-	case named.revision == d.stagedAt:
-		return named.vip, fmt.Errorf("VIP %s is named twice in revision %d", named.vip, d.stagedAt)
-	case len(d.staged.changed)+len(d.staged.removed) >= MaxVIPs:
-		return named.vip, fmt.Errorf("revision %d names more than %d VIPs", d.stagedAt, MaxVIPs)
+	case named.revision == decoder.stagedAt:
+		return named.vip, fmt.Errorf("VIP %s is named twice in revision %d", named.vip, decoder.stagedAt)
+	case len(decoder.staged.changed)+len(decoder.staged.removed) >= MaxVIPs:
+		return named.vip, fmt.Errorf("revision %d names more than %d VIPs", decoder.stagedAt, MaxVIPs)
 	}
-	named.revision = d.stagedAt
+	named.revision = decoder.stagedAt
 	return named.vip, nil
 }
 
@@ -238,19 +240,20 @@ func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
 }
 
 // complete moves the staged state to e. It discards the VIPs of an unsynced load balancer.
-func (d *decoder) complete(e *event) error {
-	for _, v := range d.staged.removed {
-		delete(d.names, v.String())
+func (decoder *decoder) complete(completed *event) error {
+	// Forget removed VIPs only now: their revision may not name them again.
+	for _, v := range decoder.staged.removed {
+		delete(decoder.names, v.String())
 	}
-	if len(d.names) > MaxVIPs {
+	if len(decoder.names) > MaxVIPs {
 		// The error ends the stream. The next stream starts with a snapshot.
 		return fmt.Errorf("the load balancer sent more than %d VIPs", MaxVIPs)
 	}
-	e.kind = d.staged.kind
-	d.position.Revision = d.stagedAt
-	if d.synced {
-		e.changed, e.removed = d.staged.changed, d.staged.removed
+	completed.kind = decoder.staged.kind
+	decoder.position.Revision = decoder.stagedAt
+	if decoder.synced {
+		completed.changed, completed.removed = decoder.staged.changed, decoder.staged.removed
 	}
-	d.staged, d.stagedAt = event{}, 0
+	decoder.staged, decoder.stagedAt = event{}, 0
 	return nil
 }

@@ -393,7 +393,7 @@ func TestLiveVIPLimit(t *testing.T) {
 	var d decoder
 	names := func(part int) (texts []string) {
 		for i := range MaxVIPs / 2 {
-			texts = append(texts, fmt.Sprintf("2000:%x::%x:%x/128", part, i>>16, i&0xffff))
+			texts = append(texts, numbered(part<<18+i).String())
 		}
 		return texts
 	}
@@ -406,11 +406,11 @@ func TestLiveVIPLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	replaced := message(3, deltaOf(true, "20.0.0.1/32"), removing(names(0)[:1]...))
+	replaced := message(3, deltaOf(true, "2000::1/128"), removing(names(0)[:1]...))
 	if _, err := d.decode(replaced, time.Now()); err != nil {
 		t.Fatalf("one VIP instead of another: %v", err)
 	}
-	_, err := d.decode(message(4, deltaOf(true, "20.0.0.2/32")), time.Now())
+	_, err := d.decode(message(4, deltaOf(true, "2000::2/128")), time.Now())
 	if err == nil || !strings.Contains(err.Error(), "sent more than 200000 VIPs") {
 		t.Fatalf("error %v", err)
 	}

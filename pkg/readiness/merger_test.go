@@ -221,7 +221,7 @@ func TestMergedVIPLimit(t *testing.T) {
 	for i := 0; ; i++ {
 		var add []string
 		for j := range MaxVIPsPerMessage / 2 {
-			add = append(add, fmt.Sprintf("2000:%x::%x/128", i, j))
+			add = append(add, fmt.Sprintf("2000:%x::%x/128", i+1, j+1))
 		}
 		m := message(uint64(i+2), deltaOf(true, add...), removing(previous...))
 		previous = add

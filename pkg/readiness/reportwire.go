@@ -3,7 +3,6 @@ package readiness
 import (
 	"fmt"
 	"iter"
-
 	"slices"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -15,21 +14,21 @@ import (
 const reportsPerPart = 400
 
 // messages yields the messages of the report for a watch.
-func (d ReportDelta) messages(watchID string) iter.Seq[*reportRequest] {
+func (delta ReportDelta) messages(watchID string) iter.Seq[*reportRequest] {
 	return func(yield func(*reportRequest) bool) {
-		families := FamiliesProto(d.Families)
-		rest := d.VIPs
+		families := FamiliesProto(delta.Families)
+		rest := delta.VIPs
 		for last := false; !last; {
 			part := rest[:min(len(rest), reportsPerPart)]
 			rest = rest[len(part):]
 			last = len(rest) == 0
-			m := &reportRequest{WatchId: watchID, Families: families, Groups: groupReports(part)}
+			message := &reportRequest{WatchId: watchID, Families: families, Groups: groupReports(part)}
 			if last {
 				// The position marks the report as complete. The last part always has one, even the zero
 				// position, and no other part has one.
-				m.Applied = &readinessv1.Position{InstanceId: d.Applied.InstanceID, Revision: d.Applied.Revision}
+				message.Applied = &readinessv1.Position{InstanceId: delta.Applied.InstanceID, Revision: delta.Applied.Revision}
 			}
-			if !yield(m) {
+			if !yield(message) {
 				return
 			}
 		}
@@ -39,11 +38,11 @@ func (d ReportDelta) messages(watchID string) iter.Seq[*reportRequest] {
 // groupReports groups VIPs by equal reports.
 func groupReports(reports []ReportedVIP) (messages []*readinessv1.AdvertisementGroup) {
 	byReport := groups[VIPReport]{most: len(reports)}
-	for _, r := range reports {
-		byReport.add(r.VIP, r.VIPReport, func() *[]string {
-			m := &readinessv1.AdvertisementGroup{Advertisement: r.Proto()}
-			messages = append(messages, m)
-			return &m.Vips
+	for _, reported := range reports {
+		byReport.add(reported.VIP, reported.VIPReport, func() *[]string {
+			group := &readinessv1.AdvertisementGroup{Advertisement: reported.Proto()}
+			messages = append(messages, group)
+			return &group.Vips
 		})
 	}
 	return messages
@@ -56,55 +55,56 @@ func (r VIPReport) Proto() *readinessv1.VipAdvertisement {
 
 // decodeReport decodes a message of a report. complete reports whether the message has a position
 // and therefore is the last part.
-func decodeReport(m *reportRequest) (d ReportDelta, complete bool, err error) {
-	position := m.GetApplied()
-	if n := len(position.GetInstanceId()); n > maxNameBytes {
-		return d, false, fmt.Errorf("applied: the instance_id has %d bytes, more than %d", n, maxNameBytes)
+func decodeReport(message *reportRequest) (delta ReportDelta, complete bool, err error) {
+	position := message.GetApplied()
+	if length := len(position.GetInstanceId()); length > maxNameBytes {
+		return delta, false, fmt.Errorf("applied: the instance_id has %d bytes, more than %d", length, maxNameBytes)
 	}
-	d.Applied = Position{position.GetInstanceId(), position.GetRevision()}
-	if len(m.GetFamilies()) > 0 {
-		d.Families = make(map[vip.Family]bool)
+	delta.Applied = Position{position.GetInstanceId(), position.GetRevision()}
+	if len(message.GetFamilies()) > 0 {
+		delta.Families = make(map[vip.Family]bool)
 	}
-	for _, f := range m.GetFamilies() {
-		family := slices.Index(wireFamilies, f.GetFamily())
+	for _, connectivity := range message.GetFamilies() {
+		family := slices.Index(wireFamilies, connectivity.GetFamily())
 		if family < 0 {
-			return d, false, fmt.Errorf("families: unknown family %d", f.GetFamily())
+			return delta, false, fmt.Errorf("families: unknown family %d", connectivity.GetFamily())
 		}
-		d.Families[vip.Family(family)] = f.GetUp()
+		delta.Families[vip.Family(family)] = connectivity.GetUp()
 	}
+	// Check the limit before the texts are parsed.
 	count := 0
-	for _, group := range m.GetGroups() {
+	for _, group := range message.GetGroups() {
 		count += len(group.GetVips())
 	}
 	if count > MaxVIPsPerMessage {
-		return d, false, fmt.Errorf("the report holds %d VIPs, more than %d", count, MaxVIPsPerMessage)
+		return delta, false, fmt.Errorf("the report holds %d VIPs, more than %d", count, MaxVIPsPerMessage)
 	}
-	d.VIPs = make([]ReportedVIP, 0, count)
-	for _, group := range m.GetGroups() {
+	delta.VIPs = make([]ReportedVIP, 0, count)
+	for _, group := range message.GetGroups() {
 		report, err := reportFromProto(group.GetAdvertisement())
 		if err != nil {
-			return d, false, fmt.Errorf("VIPs %v: %w", group.GetVips(), err)
+			return delta, false, fmt.Errorf("VIPs %v: %w", group.GetVips(), err)
 		}
 		for _, name := range group.GetVips() {
 			v, err := vip.Parse(name)
 			if err != nil {
-				return d, false, err
+				return delta, false, err
 			}
-			d.VIPs = append(d.VIPs, ReportedVIP{v, report})
+			delta.VIPs = append(delta.VIPs, ReportedVIP{v, report})
 		}
 	}
-	return d, position != nil, nil
+	return delta, position != nil, nil
 }
 
 // reportFromProto returns the report that the VIPs of a group share.
-func reportFromProto(m *readinessv1.VipAdvertisement) (r VIPReport, err error) {
-	r = VIPReport{Advertisement: m.GetAdvertisement(), Reason: m.GetReason(), Unconfirmed: m.GetUnconfirmed()}
-	if _, known := readinessv1.Advertisement_name[int32(r.Advertisement)]; !known || r.Advertisement == 0 {
-		return r, fmt.Errorf("unknown advertisement %d", r.Advertisement)
+func reportFromProto(message *readinessv1.VipAdvertisement) (report VIPReport, err error) {
+	report = VIPReport{message.GetAdvertisement(), message.GetReason(), message.GetUnconfirmed()}
+	if _, known := readinessv1.Advertisement_name[int32(report.Advertisement)]; !known || report.Advertisement == 0 {
+		return report, fmt.Errorf("unknown advertisement %d", report.Advertisement)
 	}
 	// A reason added by a newer version does not invalidate the report.
-	if _, known := readinessv1.AdvertisementReason_name[int32(r.Reason)]; !known {
-		r.Reason = readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_UNSPECIFIED
+	if _, known := readinessv1.AdvertisementReason_name[int32(report.Reason)]; !known {
+		report.Reason = readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_UNSPECIFIED
 	}
-	return r, nil
+	return report, nil
 }
