@@ -213,7 +213,9 @@ func (recorder handshakeRecorder) Clone() credentials.TransportCredentials {
 
 // runReports reports once the reconnector selects this connection, until ctx ends or another
 // connection takes over.
-func (connection *watchConn) runReports(ctx context.Context, client readinessv1.ReadinessServiceClient, watchID string) {
+func (connection *watchConn) runReports(ctx context.Context, client readinessv1.ReadinessServiceClient,
+	watchID string,
+) {
 	defer close(connection.retired)
 	var reporter *reporter
 	select {

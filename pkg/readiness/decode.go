@@ -91,7 +91,8 @@ func (decoder *decoder) decode(message *response, receivedAt time.Time) (event, 
 		decoded.kind, err = kind, decoder.checkSameRevision(revision)
 	case kindGoingAway:
 		left, drainErr := durationFromProto(message.GetGoingAway().GetDrainFor(), "drain_for", 0, maxStaleGrace)
-		decoded.kind, decoded.drainEnd, err = kind, receivedAt.Add(left), cmp.Or(decoder.checkSameRevision(revision), drainErr)
+		decoded.kind, decoded.drainEnd = kind, receivedAt.Add(left)
+		err = cmp.Or(decoder.checkSameRevision(revision), drainErr)
 	default:
 		err = errors.New("message has no known event")
 	}
@@ -198,8 +199,8 @@ func (decoder *decoder) stage(kind kind, revision uint64, part content, received
 	return nil
 }
 
-// name returns the VIP of a text and records that the staged revision names it. A second time in one
-// revision is an error.
+// name returns the VIP of a text and records that the staged revision names it. A second time in
+// one revision is an error.
 func (decoder *decoder) name(text string) (vip.VIP, error) {
 	named := decoder.names[text]
 	if named == nil {

@@ -169,7 +169,8 @@ func (queue *reportQueue) take(reporter *reporter) (delta ReportDelta, ok, repla
 	if reporter.taken == queue.version {
 		return delta, false, false
 	}
-	delta = ReportDelta{Applied: queue.applied, Families: queue.families, VIPs: make([]ReportedVIP, 0, len(reporter.dirty))}
+	delta = ReportDelta{Applied: queue.applied, Families: queue.families}
+	delta.VIPs = make([]ReportedVIP, 0, len(reporter.dirty))
 	for _, queued := range reporter.dirty {
 		delta.VIPs = append(delta.VIPs, queued.ReportedVIP)
 		queued.dirty = false

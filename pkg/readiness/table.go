@@ -431,7 +431,8 @@ func (table *Table) next(cursor *cursor, now time.Time) batch {
 	if _, ok := table.leaseLeft(now); !ok {
 		return batch{}
 	}
-	next := batch{first: cursor.sent == Position{}, position: Position{table.instance, table.revision}, synced: table.synced}
+	current := Position{table.instance, table.revision}
+	next := batch{first: cursor.sent == Position{}, position: current, synced: table.synced}
 	switch {
 	case next.first, table.synced && (!cursor.synced || cursor.sent.Revision < table.dropped):
 		next.kind = kindSnapshot

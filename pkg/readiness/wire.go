@@ -119,8 +119,8 @@ func (groups *readinessGroups) add(readiness *VIPReadiness) {
 
 // Limits of a sent part of a snapshot or delta. A frontend decodes 200 VIPs in less than 100 µs,
 // while the load balancer encodes the next part. A part with 64 groups, each with the longest
-// detail, still fits 32 KiB, a size class of gRPC's buffer pool. The next class is 1 MiB (grpc 1.85)
-// and would cost 8 MiB for a frontend with 10 000 VIPs.
+// detail, still fits 32 KiB, a size class of gRPC's buffer pool. The next class is 1 MiB (grpc
+// 1.85) and would cost 8 MiB for a frontend with 10 000 VIPs.
 const vipsPerPart, groupsPerPart = 200, 64
 
 // messages yields the messages of a batch. Each part is built when it is needed, so that the first
@@ -157,7 +157,8 @@ func (batch batch) messages() iter.Seq[*response] {
 
 // nextPart removes the entries of a part from the batch and returns their VIPs.
 func (batch *batch) nextPart() (changed []*readinessv1.ReadinessGroup, removed []string) {
-	byReadiness := readinessGroups{groups: groups[VIPReadiness]{most: min(vipsPerPart, len(batch.entries))}, now: time.Now()}
+	byReadiness := readinessGroups{now: time.Now()}
+	byReadiness.most = min(vipsPerPart, len(batch.entries))
 	for count := 0; count < vipsPerPart && len(byReadiness.messages) < groupsPerPart && len(batch.entries) > 0; {
 		entry := batch.entries[0]
 		batch.entries = batch.entries[1:]
