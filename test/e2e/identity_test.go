@@ -497,12 +497,17 @@ func TestGRPCurlWithOperatorSVID(t *testing.T) {
 		f.must(err)
 		var answer struct {
 			Synced bool
-			Vips   []struct{ Vip, State string }
+			Groups []struct {
+				Readiness struct{ State string }
+				Vips      []string
+			}
 		}
 		f.must(json.Unmarshal([]byte(out), &answer))
 		states := map[string]string{}
-		for _, v := range answer.Vips {
-			states[v.Vip] = v.State
+		for _, group := range answer.Groups {
+			for _, v := range group.Vips {
+				states[v] = group.Readiness.State
+			}
 		}
 		if !answer.Synced || len(states) != 4 || states[vipA4] != "VIP_STATE_READY" ||
 			states[vipB4] != "VIP_STATE_NOT_READY" {
