@@ -9,7 +9,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	lbv1 "github.com/vipgate/vipgate/pkg/api/lb/v1"
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/endpoint"
 	"github.com/vipgate/vipgate/pkg/healthcheck"
 	"github.com/vipgate/vipgate/pkg/logs"
@@ -47,11 +46,9 @@ func (p *process) status(ctx context.Context) *lbv1.Status {
 	}
 	reported := p.server.AllReported()
 	for _, r := range table.VIPs {
-		v := &lbv1.VipStatus{Readiness: r.Proto(time.Now())}
-		if rep, ok := reported[r.VIP]; ok {
-			v.Reported = &readinessv1.VipAdvertisement{
-				Vip: r.VIP.String(), Advertisement: rep.Advertisement, Reason: rep.Reason, Unconfirmed: rep.Unconfirmed,
-			}
+		v := &lbv1.VipStatus{Vip: r.VIP.String(), Readiness: r.Proto(time.Now())}
+		if report, ok := reported[r.VIP]; ok {
+			v.Reported = report.Proto()
 		}
 		s.Vips = append(s.Vips, v)
 	}

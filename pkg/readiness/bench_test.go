@@ -224,7 +224,7 @@ func BenchmarkLastPart(b *testing.B) {
 			table.Commit(Decision{Changed: rs, Synced: true})
 			var d decoder
 			merger, stream := newUpdateMerger(), &streamState{}
-			receive := func(m []byte) {
+			receive := func(m *response) {
 				e, err := d.decode(m, time.Now())
 				if err == nil {
 					err = merger.merge(stream, e, time.Now())
@@ -233,11 +233,11 @@ func BenchmarkLastPart(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			parts := func() (list [][]byte) {
+			parts := func() (list []*response) {
 				next := table.next(c, time.Now())
 				for m := range next.messages() {
-					m.header.WatchId, m.header.Position, m.header.Lease = "w", next.position.Proto(), message(1).Lease
-					list = append(list, encoded(b, m))
+					m.WatchId, m.Position, m.Lease = "w", next.position.Proto(), message(1).Lease
+					list = append(list, m)
 				}
 				return list
 			}

@@ -51,85 +51,88 @@ type watchConn struct {
 }
 
 // open starts a connection, which ends with ctx.
-func (w *Watcher) open(ctx context.Context, generation uint64) *watchConn {
+func (watcher *Watcher) open(ctx context.Context, generation uint64) *watchConn {
 	ctx, cancel := context.WithCancelCause(ctx)
-	c := &watchConn{
-		w: w, generation: generation, cancel: cancel,
+	opened := &watchConn{
+		w: watcher, generation: generation, cancel: cancel,
 		received: make(chan struct{}), synced: make(chan struct{}), done: make(chan struct{}),
 		reporter: make(chan *reporter, 1), retired: make(chan struct{}),
 	}
-	c.socket, _ = statSocket(w.path)
-	c.state.service = Service
-	c.retiring, c.retire = context.WithCancel(ctx)
+	opened.socket, _ = statSocket(watcher.path)
+	opened.state.service = Service
+	opened.retiring, opened.retire = context.WithCancel(ctx)
 	go func() {
-		defer close(c.done)
+		defer close(opened.done)
 		defer cancel(nil)
-		err := c.run(ctx)
-		c.err = c.explain(err, context.Cause(ctx))
-		w.merger.end(&c.state, time.Now(), c.err)
+		err := opened.run(ctx)
+		opened.err = opened.explain(err, context.Cause(ctx))
+		watcher.merger.end(&opened.state, time.Now(), opened.err)
 	}()
-	return c
+	return opened
 }
 
 // close ends the connection and waits for its goroutines.
-func (c *watchConn) close(cause error) {
-	c.cancel(cause)
-	<-c.done
+func (connection *watchConn) close(cause error) {
+	connection.cancel(cause)
+	<-connection.done
 }
 
 // expires returns the end of the connection's lifetime; zero if it is unlimited.
-func (c *watchConn) expires() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.expiry
+func (connection *watchConn) expires() time.Time {
+	connection.mu.Lock()
+	defer connection.mu.Unlock()
+	return connection.expiry
 }
 
 // run connects and receives until the stream ends.
-func (c *watchConn) run(ctx context.Context) error {
-	conn, err := c.w.client(handshakeRecorder{c.w.opts.Credentials, c}, c.dial)
+func (connection *watchConn) run(ctx context.Context) error {
+	conn, err := connection.w.client(handshakeRecorder{connection.w.opts.Credentials, connection}, connection.dial)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	client := readinessv1.NewReadinessServiceClient(conn)
 
-	silence := time.AfterFunc(c.w.handshakeWithin+c.w.firstMessageWithin, func() { c.cancel(errNoFirstMessage) })
+	// A load balancer that hangs answers neither the handshake nor the call, so no error would end the
+	// attempt.
+	within := connection.w.handshakeWithin + connection.w.firstMessageWithin
+	silence := time.AfterFunc(within, func() { connection.cancel(errNoFirstMessage) })
 	defer silence.Stop()
-	stream, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: c.w.opts.Reader},
-		grpc.ForceCodecV2(newCodec()))
+	stream, err := client.WatchReadiness(ctx, &readinessv1.WatchReadinessRequest{Reader: connection.w.opts.Reader})
 	if err != nil {
 		return err
 	}
 	var decoder decoder
-	var data received
 	var reports sync.WaitGroup
 	// Deferred calls run in reverse order: cancel ends the report goroutine before Wait.
 	defer reports.Wait()
-	defer c.cancel(nil)
+	defer connection.cancel(nil)
 	for {
-		err := stream.RecvMsg(&data)
-		at := time.Now()
+		message, err := stream.Recv()
+		// Read the clock before decoding: the lease counts from the receipt.
+		receivedAt := time.Now()
 		switch {
-		case err != nil && unimplemented(err) && c.w.opts.Fallback != nil && !isClosed(c.received):
-			return c.runFallback(ctx, conn, silence, &reports)
+		case err != nil && unimplemented(err) && connection.w.opts.Fallback != nil && !isClosed(connection.received):
+			return connection.runFallback(ctx, conn, silence, &reports)
 		case err != nil:
 			return err
 		}
-		e, err := decoder.decode(data, at)
+		event, err := decoder.decode(message, receivedAt)
 		if err == nil {
-			err = c.w.merger.merge(&c.state, e, at)
+			err = connection.w.merger.merge(&connection.state, event, receivedAt)
 		}
 		if err != nil {
 			return fmt.Errorf("%w: %w", errProtocol, err)
 		}
-		c.w.count(func(s *Stats) { s.Messages++ })
-		if e.first {
+		connection.w.count(func(stats *Stats) { stats.Messages++ })
+		if event.first {
+			// A report names the watch, whose ID is in the first message.
 			silence.Stop()
-			close(c.received)
-			reports.Go(func() { c.runReports(ctx, client, e.watchID) })
+			close(connection.received)
+			reports.Go(func() { connection.runReports(ctx, client, event.watchID) })
 		}
-		if e.synced && !isClosed(c.synced) {
-			close(c.synced)
+		if event.synced && !isClosed(connection.synced) {
+			close(connection.synced)
 		}
 	}
 }
@@ -140,8 +143,8 @@ type dialFunc = func(ctx context.Context, path string) (net.Conn, error)
 // client returns a gRPC client that connects on its first call. It sends neither keepalive pings
 // nor, because its flow control windows are fixed, BDP pings: Meridio's load balancer closes
 // connections that send pings more often than every 30 s.
-func (w *Watcher) client(creds credentials.TransportCredentials, dial dialFunc) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///"+w.path,
+func (watcher *Watcher) client(creds credentials.TransportCredentials, dial dialFunc) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+watcher.path,
 		grpc.WithTransportCredentials(creds),
 		grpc.WithContextDialer(dial),
 		grpc.WithAuthority("localhost"),
@@ -149,7 +152,7 @@ func (w *Watcher) client(creds credentials.TransportCredentials, dial dialFunc) 
 			// The connection is closed at its first failure, so no attempt waits for the back-off. But
 			// gRPC's handshake timeout is the longer of back-off and MinConnectTimeout.
 			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 1, MaxDelay: minBackoff},
-			MinConnectTimeout: w.handshakeWithin,
+			MinConnectTimeout: watcher.handshakeWithin,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessageBytes)),
 		grpc.WithStaticStreamWindowSize(flowWindow),
@@ -159,9 +162,9 @@ func (w *Watcher) client(creds credentials.TransportCredentials, dial dialFunc) 
 	)
 }
 
-func isClosed(c <-chan struct{}) bool {
+func isClosed(done <-chan struct{}) bool {
 	select {
-	case <-c:
+	case <-done:
 		return true
 	default:
 		return false
@@ -171,17 +174,17 @@ func isClosed(c <-chan struct{}) bool {
 // dial connects to the socket and records the error, which gRPC returns only as text. It refuses
 // to reconnect after a handshake: another process may listen on the socket by then, and a response
 // such as Unimplemented applies only to the process that sent it.
-func (c *watchConn) dial(ctx context.Context, path string) (net.Conn, error) {
-	c.mu.Lock()
-	shaken := c.handshakeDone
-	c.mu.Unlock()
+func (connection *watchConn) dial(ctx context.Context, path string) (net.Conn, error) {
+	connection.mu.Lock()
+	shaken := connection.handshakeDone
+	connection.mu.Unlock()
 	if shaken {
 		return nil, net.ErrClosed
 	}
-	conn, err := c.w.dial(ctx, path)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.dialErr = err
+	conn, err := connection.w.dial(ctx, path)
+	connection.mu.Lock()
+	defer connection.mu.Unlock()
+	connection.dialErr = err
 	return conn, err
 }
 
@@ -191,48 +194,52 @@ type handshakeRecorder struct {
 	c *watchConn
 }
 
-func (w handshakeRecorder) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn,
+func (recorder handshakeRecorder) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn,
 	credentials.AuthInfo, error,
 ) {
-	c, info, err := w.TransportCredentials.ClientHandshake(ctx, authority, conn)
-	w.c.mu.Lock()
-	defer w.c.mu.Unlock()
-	w.c.handshakeErr, w.c.handshakeDone = err, err == nil
-	if end := w.c.w.opts.ConnectionEnd; err == nil && end != nil {
-		w.c.expiry, _ = end(info)
+	secured, info, err := recorder.TransportCredentials.ClientHandshake(ctx, authority, conn)
+	recorder.c.mu.Lock()
+	defer recorder.c.mu.Unlock()
+	recorder.c.handshakeErr, recorder.c.handshakeDone = err, err == nil
+	if end := recorder.c.w.opts.ConnectionEnd; err == nil && end != nil {
+		recorder.c.expiry, _ = end(info)
 	}
-	return c, info, err
+	return secured, info, err
 }
 
-func (w handshakeRecorder) Clone() credentials.TransportCredentials {
-	return handshakeRecorder{w.TransportCredentials.Clone(), w.c}
+func (recorder handshakeRecorder) Clone() credentials.TransportCredentials {
+	return handshakeRecorder{recorder.TransportCredentials.Clone(), recorder.c}
 }
 
 // runReports reports once the reconnector selects this connection, until ctx ends or another
 // connection takes over.
-func (c *watchConn) runReports(ctx context.Context, client readinessv1.ReadinessServiceClient, watchID string) {
-	defer close(c.retired)
-	var r *reporter
+func (connection *watchConn) runReports(ctx context.Context, client readinessv1.ReadinessServiceClient,
+	watchID string,
+) {
+	defer close(connection.retired)
+	var reporter *reporter
 	select {
-	case r = <-c.reporter:
-	case <-c.retiring.Done():
+	case reporter = <-connection.reporter:
+	case <-connection.retiring.Done():
 		return
 	}
-	defer c.w.queue.detach(r)
-	wait := c.w.newBackoff()
+	defer connection.w.queue.detach(reporter)
+	// A failed report stream is opened again without touching the watch, which renews the lease.
+	wait := connection.w.newBackoff()
 	for {
 		began := time.Now()
-		err := c.sendReports(ctx, client, watchID, r)
+		err := connection.sendReports(ctx, client, watchID, reporter)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
+		// A stream that lasted was accepted: its end is a new failure, not a repeated one.
 		if time.Since(began) > wait.Max {
 			wait.Reset()
 		}
-		c.w.count(func(s *Stats) { s.ReportFailures++ })
+		connection.w.count(func(stats *Stats) { stats.ReportFailures++ })
 		after := wait.Next()
-		c.w.log.Warn("report stream failed, sending the full report again", "error", err, "retry_after", after)
-		if backoff.Sleep(c.retiring, after) != nil || !c.w.queue.resend(r) {
+		connection.w.log.Warn("report stream failed, sending the full report again", "error", err, "retry_after", after)
+		if backoff.Sleep(connection.retiring, after) != nil || !connection.w.queue.resend(reporter) {
 			return
 		}
 	}
@@ -240,8 +247,8 @@ func (c *watchConn) runReports(ctx context.Context, client readinessv1.Readiness
 
 // sendReports runs one report stream: the full report, then changes. It returns nil when this
 // connection has no more to report.
-func (c *watchConn) sendReports(ctx context.Context, client readinessv1.ReadinessServiceClient, watchID string,
-	r *reporter,
+func (connection *watchConn) sendReports(ctx context.Context, client readinessv1.ReadinessServiceClient, watchID string,
+	reporter *reporter,
 ) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var stream grpc.ClientStreamingClient[readinessv1.ReportAdvertisementRequest, readinessv1.ReportAdvertisementResponse]
@@ -250,34 +257,36 @@ func (c *watchConn) sendReports(ctx context.Context, client readinessv1.Readines
 	defer receiver.Wait()
 	defer cancel()
 	for {
-		p, ok, replaced := c.w.queue.take(r)
+		delta, ok, replaced := connection.w.queue.take(reporter)
 		if replaced {
 			// Another connection reports now. Keep this stream open until its connection is closed, so
 			// that the load balancer always sees a reporter.
 			<-ctx.Done()
 			return nil
 		}
+		// Without a report no stream is opened, so that a stop need not wait for its confirmation.
 		if ok && stream == nil {
 			var err error
-			if stream, err = client.ReportAdvertisement(ctx, grpc.ForceCodecV2(newCodec())); err != nil {
+			if stream, err = client.ReportAdvertisement(ctx); err != nil {
 				return err
 			}
+			// Receive concurrently, so that the end of the stream is noticed while there is nothing to send.
 			receiver.Go(func() { ended <- stream.RecvMsg(new(readinessv1.ReportAdvertisementResponse)) })
 		}
 		if ok {
-			for m := range p.messages(watchID) {
-				if stream.SendMsg(m) != nil { // RecvMsg returns the cause
+			for message := range delta.messages(watchID) {
+				if stream.Send(message) != nil { // RecvMsg returns the cause
 					return cmp.Or(<-ended, errReportEnded)
 				}
 			}
-			c.w.queue.markWritten(r)
+			connection.w.queue.markWritten(reporter)
 			continue
 		}
 		select {
-		case <-r.wake:
+		case <-reporter.wake:
 		case err := <-ended:
 			return cmp.Or(err, errReportEnded)
-		case <-c.retiring.Done(): // or the connection ends
+		case <-connection.retiring.Done(): // or the connection ends
 			if stream == nil || ctx.Err() != nil {
 				return ctx.Err()
 			}

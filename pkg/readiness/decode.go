@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
-
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -20,17 +17,20 @@ type decoder struct {
 	watchID  string // empty before the first message
 	position Position
 	synced   bool
-	names    nameTable
-	// header is the current message without its snapshot or delta.
-	header response
-	// Caches of the last decoded values, which many VIPs of a message share.
-	sharedDetail detail
-	sharedSince  since
+	// names maps the canonical text of each VIP of the newest state, and of those staged, to the VIP.
+	// A decision about known VIPs parses and allocates nothing.
+	names map[string]*namedVIP
 	// staged is the incomplete state whose parts are being received, stagedAt its revision. Its kind
 	// is kindNone between states.
 	staged   event
 	stagedAt uint64
 	known    int // size of names when the first part arrived
+}
+
+// namedVIP is a VIP that the watch has named.
+type namedVIP struct {
+	vip      vip.VIP
+	revision uint64 // newest revision that names it
 }
 
 // event is a decoded message.
@@ -53,204 +53,208 @@ type event struct {
 	drainEnd time.Time // kindGoingAway
 }
 
-// decode decodes a message in wire format that was received at the given time. It does not retain
-// data.
-func (d *decoder) decode(data []byte, at time.Time) (event, error) {
-	e := event{}
-	k, content, err := d.split(data)
-	m := &d.header
-	if err == nil {
-		e.lease, err = durationFromProto(m.GetLease(), "lease", minLease, MaxLease)
+// decode decodes a message that was received at the given time.
+func (decoder *decoder) decode(message *response, receivedAt time.Time) (event, error) {
+	decoded := event{}
+	kind, content := contentOf(message)
+	var err error
+	if decoded.lease, err = durationFromProto(message.GetLease(), "lease", minLease, MaxLease); err == nil {
+		err = decoder.checkPosition(message.GetPosition())
 	}
-	if err == nil {
-		err = d.checkPosition(m.GetPosition())
-	}
-	if err == nil && d.watchID == "" {
-		err = d.decodeFirst(m, k, &e)
+	if err == nil && decoder.watchID == "" {
+		err = decoder.decodeFirst(message, kind, &decoded)
 	}
 	if err != nil {
-		return e, err
+		return decoded, err
 	}
-	revision := m.GetPosition().GetRevision()
-	if d.staged.kind != kindNone && (revision != d.stagedAt || k != d.staged.kind) {
-		return e, fmt.Errorf("the last part of revision %d is missing", d.stagedAt)
+	// Nothing may come between the parts of a state: a state is applied whole or not at all.
+	revision := message.GetPosition().GetRevision()
+	if decoder.staged.kind != kindNone && (revision != decoder.stagedAt || kind != decoder.staged.kind) {
+		return decoded, fmt.Errorf("the last part of revision %d is missing", decoder.stagedAt)
 	}
-	switch k {
+	switch kind {
 	case kindSnapshot, kindDelta:
-		if k == kindDelta && revision == d.position.Revision {
-			return e, fmt.Errorf("a delta did not advance the revision %d", revision)
+		if kind == kindDelta && revision == decoder.position.Revision {
+			return decoded, fmt.Errorf("a delta did not advance the revision %d", revision)
 		}
-		var synced, last bool
-		synced, last, err = d.stage(k, revision, content, at)
-		if err == nil && k == kindSnapshot && d.synced && !synced {
-			return e, errors.New("unsynced snapshot after a synced one")
+		if kind == kindSnapshot && decoder.synced && !content.synced {
+			return decoded, errors.New("unsynced snapshot after a synced one")
 		}
-		if err == nil && last {
-			if k == kindSnapshot {
-				d.synced = synced
+		err = decoder.stage(kind, revision, content, receivedAt)
+		if err == nil && content.last {
+			if kind == kindSnapshot {
+				decoder.synced = content.synced
 			}
-			err = d.complete(&e)
+			err = decoder.complete(&decoded)
 		}
 	case kindHeartbeat:
-		e.kind, err = k, d.checkSameRevision(revision)
+		decoded.kind, err = kind, decoder.checkSameRevision(revision)
 	case kindGoingAway:
-		left, drainErr := durationFromProto(m.GetGoingAway().GetDrainFor(), "drain_for", 0, maxStaleGrace)
-		e.kind, e.drainEnd, err = k, at.Add(left), cmp.Or(d.checkSameRevision(revision), drainErr)
+		left, drainErr := durationFromProto(message.GetGoingAway().GetDrainFor(), "drain_for", 0, maxStaleGrace)
+		decoded.kind, decoded.drainEnd = kind, receivedAt.Add(left)
+		err = cmp.Or(decoder.checkSameRevision(revision), drainErr)
 	default:
 		err = errors.New("message has no known event")
 	}
-	e.position, e.synced = d.position, d.synced
-	return e, err
+	decoded.position, decoded.synced = decoder.position, decoder.synced
+	return decoded, err
 }
 
-// split decodes a message into header. It returns a snapshot or delta undecoded.
-func (d *decoder) split(data []byte) (k kind, content []byte, err error) {
-	proto.Reset(&d.header)
-	for len(data) > 0 {
-		field, wireType, tagSize := protowire.ConsumeTag(data)
-		size := protowire.ConsumeFieldValue(field, wireType, data[max(0, tagSize):])
-		switch {
-		case tagSize < 0:
-			return k, nil, protowire.ParseError(tagSize)
-		case size < 0:
-			return k, nil, protowire.ParseError(size)
-		case wireType != protowire.BytesType || (field != fieldSnapshot && field != fieldDelta):
-			// A single encoded field is a valid message, so fields can be merged one by one.
-			if err = mergeFields.Unmarshal(data[:tagSize+size], &d.header); err != nil {
-				return k, nil, err
-			}
-		case k != kindNone:
-			return k, nil, errSeveralEvents
-		default:
-			k = kindDelta
-			if field == fieldSnapshot {
-				k = kindSnapshot
-			}
-			content, _ = protowire.ConsumeBytes(data[tagSize:])
-		}
-		data = data[tagSize+size:]
-	}
-	var other kind
-	switch d.header.GetEvent().(type) {
+// content is the content of a snapshot or delta.
+type content struct {
+	changed      []*readinessv1.ReadinessGroup
+	removed      []string
+	synced, last bool
+}
+
+// contentOf returns the kind of a message, and the content of a snapshot or delta.
+func contentOf(message *response) (kind, content) {
+	switch e := message.GetEvent().(type) {
+	case *readinessv1.WatchReadinessResponse_Snapshot:
+		return kindSnapshot, content{e.Snapshot.GetGroups(), nil, e.Snapshot.GetSynced(), e.Snapshot.GetLast()}
+	case *readinessv1.WatchReadinessResponse_Delta:
+		return kindDelta, content{e.Delta.GetChanged(), e.Delta.GetRemoved(), false, e.Delta.GetLast()}
 	case *readinessv1.WatchReadinessResponse_Heartbeat:
-		other = kindHeartbeat
+		return kindHeartbeat, content{}
 	case *readinessv1.WatchReadinessResponse_GoingAway:
-		other = kindGoingAway
+		return kindGoingAway, content{}
 	}
-	if k != kindNone && other != kindNone {
-		return k, nil, errSeveralEvents
-	}
-	return max(k, other), content, nil
+	return kindNone, content{}
 }
-
-var (
-	mergeFields      = proto.UnmarshalOptions{Merge: true}
-	errSeveralEvents = errors.New("message has several events")
-)
 
 // checkPosition compares the position with the previous one.
-func (d *decoder) checkPosition(p *readinessv1.Position) error {
-	switch id, revision := p.GetInstanceId(), p.GetRevision(); {
+func (decoder *decoder) checkPosition(position *readinessv1.Position) error {
+	switch id, revision := position.GetInstanceId(), position.GetRevision(); {
 	case id == "" || len(id) > maxNameBytes:
 		return fmt.Errorf("the instance_id has %d bytes, outside 1…%d", len(id), maxNameBytes)
 	case revision == 0:
 		return errors.New("the revision is 0 or absent")
-	case d.position.InstanceID != "" && d.position.InstanceID != id:
-		return fmt.Errorf("the instance_id changed from %q to %q", d.position.InstanceID, id)
-	case revision < d.position.Revision:
-		return fmt.Errorf("the revision went back from %d to %d", d.position.Revision, revision)
+	case decoder.position.InstanceID != "" && decoder.position.InstanceID != id:
+		return fmt.Errorf("the instance_id changed from %q to %q", decoder.position.InstanceID, id)
+	case revision < decoder.position.Revision:
+		return fmt.Errorf("the revision went back from %d to %d", decoder.position.Revision, revision)
 	}
 	return nil
 }
 
 // decodeFirst decodes the additional fields of the first message.
-func (d *decoder) decodeFirst(m *response, k kind, e *event) (err error) {
-	if k != kindSnapshot {
+func (decoder *decoder) decodeFirst(message *response, kind kind, decoded *event) (err error) {
+	if kind != kindSnapshot {
 		return errors.New("the first message is not a snapshot")
 	}
-	id := m.GetWatchId()
+	id := message.GetWatchId()
 	if id == "" || len(id) > maxNameBytes {
 		return fmt.Errorf("the watch_id has %d bytes, outside 1…%d", len(id), maxNameBytes)
 	}
-	if e.staleGrace, err = durationFromProto(m.GetStaleGrace(), "stale_grace", 0, maxStaleGrace); err != nil {
+	if decoded.staleGrace, err = durationFromProto(message.GetStaleGrace(), "stale_grace", 0, maxStaleGrace); err != nil {
 		return err
 	}
-	d.watchID, d.position.InstanceID = id, m.GetPosition().GetInstanceId()
-	e.first, e.watchID = true, id
+	decoder.watchID, decoder.position.InstanceID = id, message.GetPosition().GetInstanceId()
+	decoded.first, decoded.watchID = true, id
 	return nil
 }
 
 // checkSameRevision checks a message that does not complete a new state.
-func (d *decoder) checkSameRevision(revision uint64) error {
-	if revision != d.position.Revision {
-		return fmt.Errorf("the revision moved from %d to %d without a delta", d.position.Revision, revision)
+func (decoder *decoder) checkSameRevision(revision uint64) error {
+	if revision != decoder.position.Revision {
+		return fmt.Errorf("the revision moved from %d to %d without a delta", decoder.position.Revision, revision)
 	}
 	return nil
 }
 
 // stage adds a part to the staged state. The first part starts a new state.
-func (d *decoder) stage(k kind, revision uint64, content []byte, at time.Time) (synced, last bool, err error) {
-	if d.staged.kind == kindNone {
-		d.stagedAt, d.known = revision, d.names.size()
-		d.staged = event{kind: k}
-		d.names.begin(revision, k == kindSnapshot)
-	}
-	var f field
-	for len(content) > 0 {
-		content, err = f.consume(content)
-		switch {
-		case err != nil:
-		case f.is(fieldChanged, protowire.BytesType):
-			if staged := d.staged.changed; len(staged) == cap(staged) {
-				// Estimate the number of remaining VIPs from the length of this one.
-				more := 1 + len(content)/max(len(f.bytes), leastVIPBytes)
-				d.staged.changed = growStaged(staged, more, d.known)
-			}
-			d.staged.changed = append(d.staged.changed, VIPReadiness{})
-			err = d.vipReadiness(&d.staged.changed[len(d.staged.changed)-1], f.bytes, at)
-		case k == kindDelta && f.is(fieldRemoved, protowire.BytesType):
-			var v vip.VIP
-			v, err = d.names.name(f.bytes, true)
-			d.staged.removed = append(d.staged.removed, v)
-		case k == kindSnapshot && f.is(fieldSynced, protowire.VarintType):
-			synced = protowire.DecodeBool(f.varint)
-		case f.is(fieldLast, protowire.VarintType):
-			last = protowire.DecodeBool(f.varint)
+func (decoder *decoder) stage(kind kind, revision uint64, part content, receivedAt time.Time) error {
+	if decoder.staged.kind == kindNone {
+		decoder.stagedAt, decoder.known = revision, len(decoder.names)
+		decoder.staged = event{kind: kind}
+		if kind == kindSnapshot {
+			decoder.names = make(map[string]*namedVIP, decoder.known)
 		}
+	}
+	// Count first, so that the staged VIPs are copied at most once per part.
+	count := 0
+	for _, group := range part.changed {
+		count += len(group.GetVips())
+	}
+	decoder.staged.changed = growStaged(decoder.staged.changed, count, decoder.known)
+	for _, group := range part.changed {
+		shared, err := readinessFromProto(group.GetReadiness(), receivedAt)
 		if err != nil {
-			return false, false, err
+			return fmt.Errorf("VIPs %v: %w", group.GetVips(), err)
+		}
+		for _, name := range group.GetVips() {
+			if shared.VIP, err = decoder.name(name); err != nil {
+				return err
+			}
+			decoder.staged.changed = append(decoder.staged.changed, shared)
 		}
 	}
-	return synced, last, nil
+	for _, name := range part.removed {
+		v, err := decoder.name(name)
+		if err != nil {
+			return err
+		}
+		decoder.staged.removed = append(decoder.staged.removed, v)
+	}
+	return nil
 }
 
-// leastVIPBytes is the minimum size of an encoded VIP with a state.
-const leastVIPBytes = 16
+// name returns the VIP of a text and records that the staged revision names it. A second time in
+// one revision is an error.
+func (decoder *decoder) name(text string) (vip.VIP, error) {
+	named := decoder.names[text]
+	if named == nil {
+		v, err := vip.Parse(text)
+		if err != nil {
+			return v, err
+		}
+		// Two texts of one VIP would pass the check for a second name.
+		if v.String() != text {
+			return v, fmt.Errorf("VIP %q is not canonical; use %s", text, v)
+		}
+		named = &namedVIP{vip: v}
+		decoder.names[text] = named
+	}
+	switch {
+	case named.revision == decoder.stagedAt:
+		return named.vip, fmt.Errorf("VIP %s is named twice in revision %d", named.vip, decoder.stagedAt)
+	case len(decoder.staged.changed)+len(decoder.staged.removed) >= MaxVIPs:
+		return named.vip, fmt.Errorf("revision %d names more than %d VIPs", decoder.stagedAt, MaxVIPs)
+	}
+	named.revision = decoder.stagedAt
+	return named.vip, nil
+}
 
 // growStaged returns staged with capacity for more VIPs. It grows in few steps, the last of which
 // is the number of VIPs that the watch has named before, because decisions about all VIPs are
 // common.
 func growStaged(staged []VIPReadiness, more, known int) []VIPReadiness {
-	need := len(staged) + more // an estimate
-	size := max(need, min(4*cap(staged), MaxVIPs))
-	if need-need/8 <= known {
-		size = min(size, max(need, known))
+	need := len(staged) + more
+	if need <= cap(staged) {
+		return staged
+	}
+	size := max(need, 4*cap(staged))
+	if need <= known {
+		size = min(size, known)
 	}
 	return append(make([]VIPReadiness, 0, size), staged...)
 }
 
 // complete moves the staged state to e. It discards the VIPs of an unsynced load balancer.
-func (d *decoder) complete(e *event) error {
-	if d.names.live > MaxVIPs {
+func (decoder *decoder) complete(completed *event) error {
+	// Forget removed VIPs only now: their revision may not name them again.
+	for _, v := range decoder.staged.removed {
+		delete(decoder.names, v.String())
+	}
+	if len(decoder.names) > MaxVIPs {
 		// The error ends the stream. The next stream starts with a snapshot.
 		return fmt.Errorf("the load balancer sent more than %d VIPs", MaxVIPs)
 	}
-	d.names.compact()
-	e.kind = d.staged.kind
-	d.position.Revision = d.stagedAt
-	if d.synced {
-		e.changed, e.removed = d.staged.changed, d.staged.removed
+	completed.kind = decoder.staged.kind
+	decoder.position.Revision = decoder.stagedAt
+	if decoder.synced {
+		completed.changed, completed.removed = decoder.staged.changed, decoder.staged.removed
 	}
-	d.staged, d.stagedAt = event{}, 0
+	decoder.staged, decoder.stagedAt = event{}, 0
 	return nil
 }

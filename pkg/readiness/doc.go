@@ -10,8 +10,7 @@
 // In the frontend a [Watcher] keeps a watch open across restarts of the load balancer and rotations
 // of SVIDs, merges the received messages (newest wins), and reports the advertisements.
 //
-// Messages are protobuf. Their VIPs are encoded and decoded without allocating a Go message for
-// each (docs/adr/0033-vips-without-messages.md).
+// Messages name VIPs in groups of equal state (docs/adr/0033-vips-in-groups.md).
 //
 // A watch is a lease. Every message carries its validity, counted from its receipt. Only
 // [Table.Commit] and [Table.Heartbeat] renew the lease: when the loop of a load balancer hangs, no

@@ -27,11 +27,11 @@ var (
 
 // explain adds the meaning of an error that ended a connection, and the place to check, for an
 // operator. cause is set if the watcher closed the connection.
-func (c *watchConn) explain(err, cause error) error {
-	c.mu.Lock()
-	dial, handshake, shaken := c.dialErr, c.handshakeErr, c.handshakeDone
-	c.mu.Unlock()
-	socket := c.w.path
+func (connection *watchConn) explain(err, cause error) error {
+	connection.mu.Lock()
+	dial, handshake, shaken := connection.dialErr, connection.handshakeErr, connection.handshakeDone
+	connection.mu.Unlock()
+	socket := connection.w.path
 	switch {
 	case cause == errMoved, cause == errStopped:
 		return cause
@@ -41,34 +41,34 @@ func (c *watchConn) explain(err, cause error) error {
 		return explainHandshake(socket, handshake)
 	case cause == errNoFirstMessage:
 		return fmt.Errorf("watch readiness on %s: the load balancer hangs or has not decided yet: %w within %v",
-			socket, cause, c.w.firstMessageWithin)
+			socket, cause, connection.w.firstMessageWithin)
 	case errors.Is(err, errProtocol):
 		return err
 	case errors.Is(err, io.EOF):
 		return fmt.Errorf("readiness stream on %s: ended by the load balancer without a reason", socket)
 	}
-	s := status.Convert(err)
-	switch s.Code() {
+	status := status.Convert(err)
+	switch status.Code() {
 	case codes.PermissionDenied, codes.Unauthenticated:
 		return fmt.Errorf("the load balancer on %s denied the watch: %s; check --frontend-id and --reader-id of lb: %w",
-			socket, s.Message(), err)
+			socket, status.Message(), err)
 	case codes.ResourceExhausted:
 		return fmt.Errorf("the load balancer on %s refused the stream, or a message was too large: %s: %w", socket,
-			s.Message(), err)
+			status.Message(), err)
 	case codes.Unimplemented:
-		if f := c.w.opts.Fallback; f != nil {
+		if fallback := connection.w.opts.Fallback; fallback != nil {
 			return fmt.Errorf("the server on %s is no load balancer of vipgate or Meridio, it has neither %s nor %s: %w",
-				socket, Service, f.Service(), err)
+				socket, Service, fallback.Service(), err)
 		}
 		return fmt.Errorf("the server on %s is not a vipgate load balancer: %w", socket, err)
 	case codes.Unavailable:
-		if strings.Contains(s.Message(), stoppingText) {
+		if strings.Contains(status.Message(), stoppingText) {
 			return fmt.Errorf("the load balancer on %s is stopping: %w", socket, err)
 		}
-		if shaken && !isClosed(c.received) {
-			return explainDenial(socket, s.Message(), err)
+		if shaken && !isClosed(connection.received) {
+			return explainDenial(socket, status.Message(), err)
 		}
-		if isConnectionEnd(s.Message()) {
+		if isConnectionEnd(status.Message()) {
 			return fmt.Errorf("the connection to the load balancer on %s ended: its process ended, or an SVID reached its "+
 				"NotAfter: %w", socket, err)
 		}

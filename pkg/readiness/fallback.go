@@ -45,47 +45,49 @@ var errReplaced = errors.New("another process has created the socket")
 func unimplemented(err error) bool { return status.Code(err) == codes.Unimplemented }
 
 // runFallback watches a load balancer without ReadinessService until the stream ends.
-func (c *watchConn) runFallback(ctx context.Context, conn *grpc.ClientConn, silence *time.Timer,
+func (connection *watchConn) runFallback(ctx context.Context, conn *grpc.ClientConn, silence *time.Timer,
 	reports *sync.WaitGroup,
 ) error {
-	second, err := c.w.client(c.w.opts.Credentials, func(ctx context.Context, path string) (net.Conn, error) {
+	dial := func(ctx context.Context, path string) (net.Conn, error) {
 		// The responses of a process on a replaced socket would not be about this load balancer.
-		if id, _ := statSocket(path); id != c.socket {
+		if id, _ := statSocket(path); id != connection.socket {
 			return nil, errReplaced
 		}
-		return c.w.dial(ctx, path)
-	})
+		return connection.w.dial(ctx, path)
+	}
+	second, err := connection.w.client(connection.w.opts.Credentials, dial)
 	if err != nil {
 		return err
 	}
 	defer second.Close()
 	second.Connect()
-	fallback := c.w.opts.Fallback
-	c.state.service = fallback.Service()
-	e := event{
+	fallback := connection.w.opts.Fallback
+	connection.state.service = fallback.Service()
+	event := event{
 		kind: kindSnapshot, first: true, synced: true,
 		// The instance ID identifies the socket file: a move to a second connection keeps the instance,
 		// and a restarted load balancer, which creates another socket file, is a new one.
-		position: Position{InstanceID: fmt.Sprintf("%x-%x-%x", c.socket.device, c.socket.inode, c.socket.changed.Nano())},
+		position: Position{InstanceID: connection.socket.String()},
 	}
-	return fallback.Watch(ctx, conn, second, func(s FallbackState) error {
-		e.lease = s.LeaseEnd.Sub(s.At)
-		if s.VIPs == nil {
-			e.kind, e.changed = kindHeartbeat, nil
+	return fallback.Watch(ctx, conn, second, func(state FallbackState) error {
+		event.lease = state.LeaseEnd.Sub(state.At)
+		// An unchanged state renews the lease, as a heartbeat does.
+		if state.VIPs == nil {
+			event.kind, event.changed = kindHeartbeat, nil
 		} else {
-			e.kind, e.changed = kindSnapshot, s.VIPs
-			e.position.Revision = c.w.fallbackRevision.Add(1)
+			event.kind, event.changed = kindSnapshot, state.VIPs
+			event.position.Revision = connection.w.fallbackRevision.Add(1)
 		}
-		if err := c.w.merger.merge(&c.state, e, s.At); err != nil {
+		if err := connection.w.merger.merge(&connection.state, event, state.At); err != nil {
 			return fmt.Errorf("%w: %w", errProtocol, err)
 		}
-		c.w.count(func(s *Stats) { s.Messages++ })
-		if e.first {
-			e.first = false
+		connection.w.count(func(state *Stats) { state.Messages++ })
+		if event.first {
+			event.first = false
 			silence.Stop()
-			close(c.received)
-			close(c.synced)
-			reports.Go(func() { c.dropReports(ctx) })
+			close(connection.received)
+			close(connection.synced)
+			reports.Go(func() { connection.dropReports(ctx) })
 		}
 		return nil
 	})
@@ -93,29 +95,29 @@ func (c *watchConn) runFallback(ctx context.Context, conn *grpc.ClientConn, sile
 
 // dropReports discards the reports of this connection until ctx ends. The load balancer cannot
 // receive them, and Reported must not wait for them.
-func (c *watchConn) dropReports(ctx context.Context) {
-	defer close(c.retired)
-	var r *reporter
+func (connection *watchConn) dropReports(ctx context.Context) {
+	defer close(connection.retired)
+	var reporter *reporter
 	select {
-	case r = <-c.reporter:
-	case <-c.retiring.Done():
+	case reporter = <-connection.reporter:
+	case <-connection.retiring.Done():
 		return
 	}
-	defer c.w.queue.detach(r)
+	defer connection.w.queue.detach(reporter)
 	for {
-		_, ok, replaced := c.w.queue.take(r)
+		_, ok, replaced := connection.w.queue.take(reporter)
 		switch {
 		case replaced:
 			return
 		case ok:
-			c.w.queue.markWritten(r)
+			connection.w.queue.markWritten(reporter)
 			continue
 		}
 		select {
-		case <-r.wake:
+		case <-reporter.wake:
 		case <-ctx.Done():
 			return
-		case <-c.retiring.Done():
+		case <-connection.retiring.Done():
 			return
 		}
 	}

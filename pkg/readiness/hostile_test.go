@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
@@ -99,14 +98,14 @@ func (b *book) accepts(m *response) bool {
 	}
 	b.instance = id
 	var last bool
-	var said []*readinessv1.VipReadiness
+	var said []*readinessv1.ReadinessGroup
 	var gone []string
 	switch e := m.GetEvent().(type) {
 	case *readinessv1.WatchReadinessResponse_Snapshot:
 		if b.synced && !e.Snapshot.GetSynced() {
 			return false
 		}
-		said, last = e.Snapshot.GetVips(), e.Snapshot.GetLast()
+		said, last = e.Snapshot.GetGroups(), e.Snapshot.GetLast()
 	case *readinessv1.WatchReadinessResponse_Delta:
 		if revision == b.revision {
 			return false
@@ -123,16 +122,20 @@ func (b *book) accepts(m *response) bool {
 		b.going, b.goingAt, b.changed, b.removed = k, revision, map[string]vip.State{}, map[string]bool{}
 	}
 	twice := func(v string) bool { _, there := b.changed[v]; return there || b.removed[v] }
-	for _, r := range said {
+	for _, group := range said {
 		state, known := map[readinessv1.VipState]vip.State{
 			readinessv1.VipState_VIP_STATE_READY: vip.Ready, readinessv1.VipState_VIP_STATE_NOT_READY: vip.NotReady,
 			readinessv1.VipState_VIP_STATE_DRAINING: vip.Draining,
-		}[r.GetState()]
-		if !known || strings.HasSuffix(r.GetVip(), "/0") || twice(r.GetVip()) || state == vip.Draining &&
-			!validDuration(r.GetDrainFor(), 0, 24*time.Hour) {
+		}[group.GetReadiness().GetState()]
+		if !known || state == vip.Draining && !validDuration(group.GetReadiness().GetDrainFor(), 0, 24*time.Hour) {
 			return false
 		}
-		b.changed[r.GetVip()] = state
+		for _, v := range group.GetVips() {
+			if strings.HasSuffix(v, "/0") || twice(v) {
+				return false
+			}
+			b.changed[v] = state
+		}
 	}
 	for _, v := range gone {
 		if strings.HasSuffix(v, "/0") || twice(v) {
@@ -201,12 +204,12 @@ func (x *hostileLB) next() byte {
 const hostileVIPs = 8
 
 // crowd holds the VIPs of a huge message.
-var crowd = func() []*readinessv1.VipReadiness {
+var crowd = func() []*readinessv1.ReadinessGroup {
 	var names []string
 	for i := range 3000 {
 		names = append(names, numbered(1000+i).String())
 	}
-	return vips(names...)
+	return readyGroup(names...)
 }
 
 func (x *hostileLB) vip(b byte) string {
@@ -217,15 +220,20 @@ func (x *hostileLB) vip(b byte) string {
 }
 
 // values decodes the VIPs of a message.
-func (x *hostileLB) values() []*readinessv1.VipReadiness {
+func (x *hostileLB) values() []*readinessv1.ReadinessGroup {
 	n := x.next()
-	var ms []*readinessv1.VipReadiness
+	var ms []*readinessv1.ReadinessGroup
 	if n >= 250 {
 		ms = crowd()
 	}
 	for range n % 5 {
 		b := x.next()
-		r := &readinessv1.VipReadiness{Vip: x.vip(b), State: [...]readinessv1.VipState{
+		if b>>6 == 1 && len(ms) > 0 { // another VIP of the group
+			group := ms[len(ms)-1]
+			group.Vips = append(group.Vips, x.vip(b))
+			continue
+		}
+		r := &readinessv1.VipReadiness{State: [...]readinessv1.VipState{
 			readinessv1.VipState_VIP_STATE_READY, readinessv1.VipState_VIP_STATE_READY, readinessv1.VipState_VIP_STATE_READY,
 			readinessv1.VipState_VIP_STATE_NOT_READY, readinessv1.VipState_VIP_STATE_NOT_READY,
 			readinessv1.VipState_VIP_STATE_DRAINING, readinessv1.VipState_VIP_STATE_UNSPECIFIED, 99,
@@ -234,7 +242,7 @@ func (x *hostileLB) values() []*readinessv1.VipReadiness {
 			r.DrainFor = durationpb.New(time.Duration(x.next()-5) * 100 * time.Millisecond)
 		}
 		r.Reason = readinessv1.VipReason(b)
-		ms = append(ms, r)
+		ms = append(ms, &readinessv1.ReadinessGroup{Readiness: r, Vips: []string{x.vip(b)}})
 	}
 	return ms
 }
@@ -280,7 +288,7 @@ func (x *hostileLB) message(s *hostileStream) *response {
 	switch shape & 7 {
 	case 0, 1:
 		m.Event = &readinessv1.WatchReadinessResponse_Snapshot{Snapshot: &readinessv1.Snapshot{
-			Vips:   x.values(),
+			Groups: x.values(),
 			Synced: synced, Last: last,
 		}}
 	case 2, 3:
@@ -319,20 +327,12 @@ func (x *hostileLB) end(s *hostileStream, err error) {
 	x.merger.end(&s.stream, x.now, err)
 }
 
-// send passes a message in wire format to the watcher's merger, as a connection does.
-func (x *hostileLB) send(t *testing.T, s *hostileStream, sent *response) {
+// send passes a message to the watcher's merger, as a connection does.
+func (x *hostileLB) send(t *testing.T, s *hostileStream, m *response) {
 	t.Helper()
-	b, err := proto.Marshal(sent)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := new(response)
-	if err := proto.Unmarshal(b, m); err != nil {
-		t.Fatal(err)
-	}
 	before := x.merger.pending
 	allowed := s.book.accepts(m)
-	said, err := s.decoder.decode(b, x.now)
+	said, err := s.decoder.decode(m, x.now)
 	if (err == nil) != allowed {
 		t.Fatalf("the protocol allows it: %v; the decoder says %v\n%v", allowed, err, m)
 	}

@@ -13,45 +13,45 @@ type mergedChanges struct {
 
 // newMergedChanges returns the changes of the first event. It takes ownership of changed.
 func newMergedChanges(changed []VIPReadiness, removed []vip.VIP) *mergedChanges {
-	c := &mergedChanges{
+	merged := &mergedChanges{
 		index: make(map[vip.VIP]int, len(changed)+len(removed)), changed: changed,
 		removed: make([]bool, len(changed), len(changed)+len(removed)),
 	}
 	for i := range changed {
-		c.index[changed[i].VIP] = i
+		merged.index[changed[i].VIP] = i
 	}
-	c.add(nil, removed)
-	return c
+	merged.add(nil, removed)
+	return merged
 }
 
 // add adds the changes of a later event.
-func (c *mergedChanges) add(changed []VIPReadiness, removed []vip.VIP) {
+func (merged *mergedChanges) add(changed []VIPReadiness, removed []vip.VIP) {
 	for i := range changed {
-		c.set(&changed[i], false)
+		merged.set(&changed[i], false)
 	}
 	for _, v := range removed {
-		c.set(&VIPReadiness{VIP: v}, true)
+		merged.set(&VIPReadiness{VIP: v}, true)
 	}
 }
 
-func (c *mergedChanges) set(r *VIPReadiness, removed bool) {
-	if i, known := c.index[r.VIP]; known {
-		c.changed[i], c.removed[i] = *r, removed
+func (merged *mergedChanges) set(readiness *VIPReadiness, removed bool) {
+	if index, known := merged.index[readiness.VIP]; known {
+		merged.changed[index], merged.removed[index] = *readiness, removed
 		return
 	}
-	c.index[r.VIP] = len(c.changed)
-	c.changed, c.removed = append(c.changed, *r), append(c.removed, removed)
+	merged.index[readiness.VIP] = len(merged.changed)
+	merged.changed, merged.removed = append(merged.changed, *readiness), append(merged.removed, removed)
 }
 
 // split returns the changed and the removed VIPs in the order of arrival. c must not be used
 // afterwards.
-func (c *mergedChanges) split() (changed []VIPReadiness, removed []vip.VIP) {
-	changed = c.changed[:0]
-	for i := range c.changed {
-		if c.removed[i] {
-			removed = append(removed, c.changed[i].VIP)
+func (merged *mergedChanges) split() (changed []VIPReadiness, removed []vip.VIP) {
+	changed = merged.changed[:0]
+	for i := range merged.changed {
+		if merged.removed[i] {
+			removed = append(removed, merged.changed[i].VIP)
 		} else {
-			changed = append(changed, c.changed[i])
+			changed = append(changed, merged.changed[i])
 		}
 	}
 	return changed, removed

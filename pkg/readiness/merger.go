@@ -81,72 +81,73 @@ func newUpdateMerger() *updateMerger {
 	return &updateMerger{changed: make(chan struct{}, 1), open: make(map[*streamState]struct{})}
 }
 
-func (m *updateMerger) take() Update {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	u := m.pending.Take()
-	if m.merged != nil {
-		u.Changed, u.Removed = m.merged.split()
-		m.merged = nil
+func (merger *updateMerger) take() Update {
+	merger.mu.Lock()
+	defer merger.mu.Unlock()
+	update := merger.pending.Take()
+	if merger.merged != nil {
+		update.Changed, update.Removed = merger.merged.split()
+		merger.merged = nil
 	}
-	if u.Complete {
-		u.Removed = nil // absent from Changed
+	if update.Complete {
+		update.Removed = nil // absent from Changed
 	}
-	return u
+	return update
 }
 
 // Take returns u and removes the changes from it.
-func (u *Update) Take() Update {
-	taken := *u
-	u.Complete, u.Changed, u.Removed, u.ReceivedAt = false, nil, nil, time.Time{}
+func (update *Update) Take() Update {
+	taken := *update
+	update.Complete, update.Changed, update.Removed, update.ReceivedAt = false, nil, nil, time.Time{}
 	return taken
 }
 
 // merge applies an event of a stream that was received at the given time. After an error the stream
 // must end.
-func (m *updateMerger) merge(s *streamState, e event, at time.Time) error {
-	notify, err := m.apply(s, e, at)
+func (merger *updateMerger) merge(stream *streamState, event event, receivedAt time.Time) error {
+	notify, err := merger.apply(stream, event, receivedAt)
 	if err != nil || !notify {
 		return err
 	}
 	// A pending token announces earlier changes, which may exceed MaxInline.
-	inline := e.kind == kindDelta && len(e.changed)+len(e.removed) <= MaxInline && len(m.changed) == 0
-	if !inline || m.consume == nil || !m.consume() {
-		latest.Wake(m.changed)
+	inline := event.kind == kindDelta && len(event.changed)+len(event.removed) <= MaxInline && len(merger.changed) == 0
+	if !inline || merger.consume == nil || !merger.consume() {
+		latest.Wake(merger.changed)
 	}
 	return nil
 }
 
 // apply merges an event and reports whether to notify the consumer.
-func (m *updateMerger) apply(s *streamState, e event, at time.Time) (notify bool, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if e.first {
-		m.streams++
-		s.seq, s.instance, s.staleGrace = m.streams, e.position.InstanceID, e.staleGrace
-		m.open[s] = struct{}{}
-		m.pending.Open, m.pending.Err = true, nil
+func (merger *updateMerger) apply(stream *streamState, event event, receivedAt time.Time) (notify bool, err error) {
+	merger.mu.Lock()
+	defer merger.mu.Unlock()
+	if event.first {
+		merger.streams++
+		stream.seq, stream.instance, stream.staleGrace = merger.streams, event.position.InstanceID, event.staleGrace
+		merger.open[stream] = struct{}{}
+		merger.pending.Open, merger.pending.Err = true, nil
 	}
-	if e.kind == kindGoingAway {
-		s.goingAway, s.drainEnd = true, e.drainEnd
+	if event.kind == kindGoingAway {
+		stream.goingAway, stream.drainEnd = true, event.drainEnd
 	}
 	switch {
-	case e.kind == kindSnapshot && e.synced:
-		err = m.snapshot(s, e, at)
-	case e.kind == kindDelta && s.synced && m.isCurrent(s):
-		err = m.delta(e, at)
+	case event.kind == kindSnapshot && event.synced:
+		err = merger.snapshot(stream, event, receivedAt)
+	case event.kind == kindDelta && stream.synced && merger.isCurrent(stream):
+		err = merger.delta(event, receivedAt)
 	}
 	if err != nil {
 		return false, err
 	}
-	if s.synced && m.isCurrent(s) {
-		m.renew(s, e, at)
+	// A stream vouches for the state only if it belongs to the instance that supplied it.
+	if stream.synced && merger.isCurrent(stream) {
+		merger.renew(stream, event, receivedAt)
 	}
 	// A part that does not complete a state only renews the lease. Throttle these notifications.
-	if e.kind == kindNone && !e.first && at.Sub(m.renewed) < e.lease/partRenewals {
+	if event.kind == kindNone && !event.first && receivedAt.Sub(merger.renewed) < event.lease/partRenewals {
 		return false, nil
 	}
-	m.renewed = at
+	merger.renewed = receivedAt
 	return true, nil
 }
 
@@ -155,103 +156,105 @@ func (m *updateMerger) apply(s *streamState, e event, at time.Time) (notify bool
 const partRenewals = 10
 
 // isCurrent reports whether the stream belongs to the current instance, which supplied the state.
-func (m *updateMerger) isCurrent(s *streamState) bool {
-	return s.instance == m.pending.Position.InstanceID
+func (merger *updateMerger) isCurrent(stream *streamState) bool {
+	return stream.instance == merger.pending.Position.InstanceID
 }
 
 // renew extends the lease for a message of a synced stream of the current instance.
-func (m *updateMerger) renew(s *streamState, e event, at time.Time) {
-	p := &m.pending
-	p.Synced, p.EndedAt, p.StaleGrace = true, time.Time{}, s.staleGrace
-	if end := at.Add(e.lease); end.After(p.LeaseEnd) {
-		p.LeaseEnd = end
+func (merger *updateMerger) renew(stream *streamState, event event, receivedAt time.Time) {
+	pending := &merger.pending
+	pending.Synced, pending.EndedAt, pending.StaleGrace = true, time.Time{}, stream.staleGrace
+	if end := receivedAt.Add(event.lease); end.After(pending.LeaseEnd) {
+		pending.LeaseEnd = end
 	}
-	if at.After(p.LastMessage) {
-		p.LastMessage = at
+	if receivedAt.After(pending.LastMessage) {
+		pending.LastMessage = receivedAt
 	}
-	if s.goingAway && !p.GoingAway {
-		p.GoingAway, p.DrainEnd = true, s.drainEnd
-		m.markChanged(at)
+	if stream.goingAway && !pending.GoingAway {
+		pending.GoingAway, pending.DrainEnd = true, stream.drainEnd
+		merger.markChanged(receivedAt)
 	}
 }
 
 // markChanged records that the pending update contains a change received at the given time.
-func (m *updateMerger) markChanged(at time.Time) {
-	if p := &m.pending; p.ReceivedAt.IsZero() || at.Before(p.ReceivedAt) {
-		p.ReceivedAt = at
+func (merger *updateMerger) markChanged(receivedAt time.Time) {
+	if pending := &merger.pending; pending.ReceivedAt.IsZero() || receivedAt.Before(pending.ReceivedAt) {
+		pending.ReceivedAt = receivedAt
 	}
 }
 
 // snapshot applies a synced snapshot.
-func (m *updateMerger) snapshot(s *streamState, e event, at time.Time) error {
-	p := &m.pending
-	if !m.isCurrent(s) {
-		if s.seq < m.newest {
+func (merger *updateMerger) snapshot(stream *streamState, event event, receivedAt time.Time) error {
+	pending := &merger.pending
+	if !merger.isCurrent(stream) {
+		if stream.seq < merger.newest {
 			return nil // the instance was replaced by a newer one
 		}
-		*p = Update{Open: p.Open, Err: p.Err, ReceivedAt: p.ReceivedAt}
-	} else if p.Synced && e.position.Revision <= p.Position.Revision {
+		// Drop the changes of the previous instance: the snapshot replaces its state.
+		*pending = Update{Open: pending.Open, Err: pending.Err, ReceivedAt: pending.ReceivedAt}
+	} else if pending.Synced && event.position.Revision <= pending.Position.Revision {
 		// Another stream of the instance has supplied this state or a newer one. Deltas of this stream
 		// continue from an applied position, so they apply as soon as they are newer.
-		s.synced, m.newest = true, max(m.newest, s.seq)
+		stream.synced, merger.newest = true, max(merger.newest, stream.seq)
 		return nil
-	} else if e.position.Revision < p.Position.Revision {
-		return fmt.Errorf("the revision of instance %q went back from %d to %d", s.instance, p.Position.Revision,
-			e.position.Revision)
+	} else if event.position.Revision < pending.Position.Revision {
+		return fmt.Errorf("the revision of instance %q went back from %d to %d", stream.instance, pending.Position.Revision,
+			event.position.Revision)
 	}
-	s.synced, m.newest = true, max(m.newest, s.seq)
-	p.Position, p.Service = e.position, s.service
-	p.Complete, p.Changed, p.Removed, m.merged = true, e.changed, nil, nil
-	m.markChanged(at)
+	stream.synced, merger.newest = true, max(merger.newest, stream.seq)
+	pending.Position, pending.Service = event.position, stream.service
+	pending.Complete, pending.Changed, pending.Removed, merger.merged = true, event.changed, nil, nil
+	merger.markChanged(receivedAt)
 	return nil
 }
 
 // delta applies a delta of the current instance. The delta starts at or before an applied position.
 // It may repeat applied changes, which has no effect, but it skips none.
-func (m *updateMerger) delta(e event, at time.Time) error {
-	p := &m.pending
-	if e.position.Revision <= p.Position.Revision {
+func (merger *updateMerger) delta(event event, receivedAt time.Time) error {
+	pending := &merger.pending
+	if event.position.Revision <= pending.Position.Revision {
 		return nil
 	}
 	switch {
-	case m.merged == nil && len(p.Changed)+len(p.Removed) == 0:
-		p.Changed, p.Removed = e.changed, e.removed
-	case len(e.changed)+len(e.removed) > 0:
-		if m.merged == nil {
-			m.merged = newMergedChanges(p.Changed, p.Removed)
-			p.Changed, p.Removed = nil, nil
+	case merger.merged == nil && len(pending.Changed)+len(pending.Removed) == 0:
+		pending.Changed, pending.Removed = event.changed, event.removed
+	case len(event.changed)+len(event.removed) > 0:
+		if merger.merged == nil {
+			merger.merged = newMergedChanges(pending.Changed, pending.Removed)
+			pending.Changed, pending.Removed = nil, nil
 		}
-		if len(m.merged.changed)+len(e.removed) > 2*MaxVIPs {
+		if len(merger.merged.changed)+len(event.removed) > 2*MaxVIPs {
 			return errors.New("the load balancer replaced its VIPs faster than the frontend reads them")
 		}
-		m.merged.add(e.changed, e.removed)
+		merger.merged.add(event.changed, event.removed)
 	}
-	p.Position = e.position
-	m.markChanged(at)
+	pending.Position = event.position
+	merger.markChanged(receivedAt)
 	return nil
 }
 
 // goingAway reports whether the load balancer has sent GoingAway on a stream.
-func (m *updateMerger) goingAway(s *streamState) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return s.goingAway
+func (merger *updateMerger) goingAway(stream *streamState) bool {
+	merger.mu.Lock()
+	defer merger.mu.Unlock()
+	return stream.goingAway
 }
 
 // end handles the end of a stream or a failed attempt to open one.
-func (m *updateMerger) end(s *streamState, at time.Time, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.open, s)
-	p := &m.pending
-	p.Open = len(m.open) > 0
-	if !p.Open {
-		p.Err = err
+func (merger *updateMerger) end(stream *streamState, at time.Time, err error) {
+	merger.mu.Lock()
+	defer merger.mu.Unlock()
+	delete(merger.open, stream)
+	pending := &merger.pending
+	pending.Open = len(merger.open) > 0
+	// While another stream is open the error of this one does not matter to the consumer.
+	if !pending.Open {
+		pending.Err = err
 	}
-	renews := func(o *streamState) bool { return o.synced && m.isCurrent(o) }
-	if p.Synced && !slices.ContainsFunc(slices.Collect(maps.Keys(m.open)), renews) {
-		p.Synced, p.EndedAt = false, at
-		m.markChanged(at)
+	renews := func(other *streamState) bool { return other.synced && merger.isCurrent(other) }
+	if pending.Synced && !slices.ContainsFunc(slices.Collect(maps.Keys(merger.open)), renews) {
+		pending.Synced, pending.EndedAt = false, at
+		merger.markChanged(at)
 	}
-	latest.Wake(m.changed)
+	latest.Wake(merger.changed)
 }

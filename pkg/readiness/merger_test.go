@@ -26,7 +26,7 @@ func (f *mergerFixture) tryMerge(at time.Time, m *response) error {
 	if f.instance != "" {
 		m.Position.InstanceId = f.instance
 	}
-	s, err := decodeAt(&f.d, m, at)
+	s, err := f.d.decode(m, at)
 	if err != nil {
 		return err
 	}
@@ -221,7 +221,7 @@ func TestMergedVIPLimit(t *testing.T) {
 	for i := 0; ; i++ {
 		var add []string
 		for j := range MaxVIPsPerMessage / 2 {
-			add = append(add, fmt.Sprintf("2000:%x::%x/128", i, j))
+			add = append(add, fmt.Sprintf("2000:%x::%x/128", i+1, j+1))
 		}
 		m := message(uint64(i+2), deltaOf(true, add...), removing(previous...))
 		previous = add
@@ -285,8 +285,8 @@ func TestStreamInterleavings(t *testing.T) {
 					return
 				}
 				for m := range next.messages() {
-					m.header.Position, m.header.Lease, m.header.WatchId = next.position.Proto(), message(1).Lease, "w"
-					said, err := s.d.decode(encoded(r, m), time.Now())
+					m.Position, m.Lease, m.WatchId = next.position.Proto(), message(1).Lease, "w"
+					said, err := s.d.decode(m, time.Now())
 					if err == nil {
 						err = b.merge(&s.h, said, time.Now())
 					}

@@ -57,152 +57,155 @@ func newReportQueue() *reportQueue {
 	return &reportQueue{vips: make(map[vip.VIP]*queuedReport)}
 }
 
-func (q *reportQueue) report(d ReportDelta) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.version++
-	if d.Applied != (Position{}) {
-		q.applied = d.Applied
+func (queue *reportQueue) report(delta ReportDelta) {
+	queue.mu.Lock()
+	defer queue.mu.Unlock()
+	queue.version++ // also without changes, so that waitWritten covers the position
+	if delta.Applied != (Position{}) {
+		queue.applied = delta.Applied
 	}
-	if d.Families != nil {
-		q.families = d.Families
+	if delta.Families != nil {
+		queue.families = delta.Families
 	}
-	for i := range d.VIPs {
-		q.set(&d.VIPs[i], false)
+	for i := range delta.VIPs {
+		queue.set(&delta.VIPs[i], false)
 	}
-	for _, v := range d.Removed {
-		q.set(&ReportedVIP{v, VIPReport{
+	for _, v := range delta.Removed {
+		queue.set(&ReportedVIP{v, VIPReport{
 			Advertisement: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
 			Reason:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_NOT_CONFIGURED,
 		}}, true)
 	}
-	if q.reporter != nil {
-		latest.Wake(q.reporter.wake)
+	if queue.reporter != nil {
+		latest.Wake(queue.reporter.wake)
 	}
 }
 
 // set records the report of a VIP.
-func (q *reportQueue) set(r *ReportedVIP, removed bool) {
-	if removed && q.reporter == nil {
-		delete(q.vips, r.VIP)
+func (queue *reportQueue) set(report *ReportedVIP, removed bool) {
+	// A later reporter starts with a full report, which does not contain removed VIPs.
+	if removed && queue.reporter == nil {
+		delete(queue.vips, report.VIP)
 		return
 	}
-	is := q.vips[r.VIP]
-	if is == nil {
-		is = new(queuedReport)
-		q.vips[r.VIP] = is
+	queued := queue.vips[report.VIP]
+	if queued == nil {
+		queued = new(queuedReport)
+		queue.vips[report.VIP] = queued
 	}
-	is.ReportedVIP, is.removed = *r, removed
-	if q.reporter != nil && !is.dirty {
-		is.dirty = true
-		q.reporter.dirty = append(q.reporter.dirty, is)
+	queued.ReportedVIP, queued.removed = *report, removed
+	if queue.reporter != nil && !queued.dirty {
+		queued.dirty = true
+		queue.reporter.dirty = append(queue.reporter.dirty, queued)
 	}
 }
 
 // attach creates the reporter that replaces the current one. It starts with the full report.
-func (q *reportQueue) attach() *reporter {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.reporter != nil {
-		latest.Wake(q.reporter.wake)
+func (queue *reportQueue) attach() *reporter {
+	queue.mu.Lock()
+	defer queue.mu.Unlock()
+	if queue.reporter != nil {
+		latest.Wake(queue.reporter.wake)
 	}
-	q.reporter = &reporter{wake: make(chan struct{}, 1)}
-	q.startOver()
-	return q.reporter
+	queue.reporter = &reporter{wake: make(chan struct{}, 1)}
+	queue.startOver()
+	return queue.reporter
 }
 
 // startOver marks the full report as dirty. The caller holds mu.
-func (q *reportQueue) startOver() {
-	q.reporter.dirty, q.reporter.taken = make([]*queuedReport, 0, len(q.vips)), 0
-	for v, r := range q.vips {
-		if r.removed {
-			delete(q.vips, v)
+func (queue *reportQueue) startOver() {
+	queue.reporter.dirty, queue.reporter.taken = make([]*queuedReport, 0, len(queue.vips)), 0
+	for v, queued := range queue.vips {
+		if queued.removed {
+			delete(queue.vips, v)
 			continue
 		}
-		r.dirty = true
-		q.reporter.dirty = append(q.reporter.dirty, r)
+		queued.dirty = true
+		queue.reporter.dirty = append(queue.reporter.dirty, queued)
 	}
-	slices.SortFunc(q.reporter.dirty, func(a, b *queuedReport) int { return vip.Compare(a.VIP, b.VIP) })
+	slices.SortFunc(queue.reporter.dirty, func(a, b *queuedReport) int { return vip.Compare(a.VIP, b.VIP) })
 	// waitWritten must wait until the new stream has the full report.
-	q.written.Set(0)
+	queue.written.Set(0)
 }
 
 // detach ends a reporter, unless another one has replaced it.
-func (q *reportQueue) detach(r *reporter) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.reporter != r {
+func (queue *reportQueue) detach(reporter *reporter) {
+	queue.mu.Lock()
+	defer queue.mu.Unlock()
+	if queue.reporter != reporter {
 		return
 	}
-	for _, queued := range r.dirty {
+	// The next reporter starts over, with a full report.
+	for _, queued := range reporter.dirty {
 		if queued.removed {
-			delete(q.vips, queued.VIP)
+			delete(queue.vips, queued.VIP)
 		}
 		queued.dirty = false
 	}
-	q.reporter, r.dirty = nil, nil
-	q.written.Set(0)
+	queue.reporter, reporter.dirty = nil, nil
+	queue.written.Set(0)
 }
 
 // resend makes the reporter send the full report again after its stream failed. It reports whether
 // r is still the current reporter.
-func (q *reportQueue) resend(r *reporter) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.reporter != r {
+func (queue *reportQueue) resend(reporter *reporter) bool {
+	queue.mu.Lock()
+	defer queue.mu.Unlock()
+	if queue.reporter != reporter {
 		return false
 	}
-	q.startOver()
+	queue.startOver()
 	return true
 }
 
 // take returns the next report to send; ok is false if the queue is empty. replaced reports whether
 // another reporter has taken over.
-func (q *reportQueue) take(r *reporter) (d ReportDelta, ok, replaced bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.reporter != r {
-		return d, false, true
+func (queue *reportQueue) take(reporter *reporter) (delta ReportDelta, ok, replaced bool) {
+	queue.mu.Lock()
+	defer queue.mu.Unlock()
+	if queue.reporter != reporter {
+		return delta, false, true
 	}
-	if r.taken == q.version {
-		return d, false, false
+	if reporter.taken == queue.version {
+		return delta, false, false
 	}
-	d = ReportDelta{Applied: q.applied, Families: q.families, VIPs: make([]ReportedVIP, 0, len(r.dirty))}
-	for _, queued := range r.dirty {
-		d.VIPs = append(d.VIPs, queued.ReportedVIP)
+	delta = ReportDelta{Applied: queue.applied, Families: queue.families}
+	delta.VIPs = make([]ReportedVIP, 0, len(reporter.dirty))
+	for _, queued := range reporter.dirty {
+		delta.VIPs = append(delta.VIPs, queued.ReportedVIP)
 		queued.dirty = false
 		if queued.removed {
-			delete(q.vips, queued.VIP)
+			delete(queue.vips, queued.VIP)
 		}
 	}
-	clear(r.dirty)
-	r.dirty, r.taken = r.dirty[:0], q.version
-	return d, true, false
+	clear(reporter.dirty)
+	reporter.dirty, reporter.taken = reporter.dirty[:0], queue.version
+	return delta, true, false
 }
 
 // markWritten records that all taken reports were written.
-func (q *reportQueue) markWritten(r *reporter) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.reporter == r {
-		q.written.Set(r.taken)
+func (queue *reportQueue) markWritten(reporter *reporter) {
+	queue.mu.Lock()
+	defer queue.mu.Unlock()
+	if queue.reporter == reporter {
+		queue.written.Set(reporter.taken)
 	}
 }
 
 // waitWritten waits until the current reporter has written all reports that were queued before the
 // call.
-func (q *reportQueue) waitWritten(ctx context.Context) error {
-	q.mu.Lock()
-	want := q.version
-	q.mu.Unlock()
-	err := q.written.Wait(ctx, func(written uint64) bool { return written >= want })
+func (queue *reportQueue) waitWritten(ctx context.Context) error {
+	queue.mu.Lock()
+	want := queue.version
+	queue.mu.Unlock()
+	err := queue.written.Wait(ctx, func(written uint64) bool { return written >= want })
 	if err == nil {
 		return nil
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
+	queue.mu.Lock()
+	defer queue.mu.Unlock()
 	problem := "the stream is blocked"
-	if q.reporter == nil {
+	if queue.reporter == nil {
 		problem = "no connection"
 	}
 	return fmt.Errorf("failed to report to the load balancer: %s: %w", problem, err)

@@ -23,9 +23,6 @@ const (
 	// MaxMessageBytes is the receive limit of both sides. 2 000 VIPs with the longest details take
 	// about 700 KiB.
 	MaxMessageBytes = 1 << 20
-	// vipsPerPart limits the VIPs of a sent part. A frontend decodes a part in less than 100 µs, while
-	// the load balancer encodes the next one. See partBytes.
-	vipsPerPart = 200
 	// flowWindow is the HTTP/2 window of a stream. A fixed window disables gRPC's BDP estimator, which
 	// pings the peer for each message after a pause and doubles the cost of a heartbeat (grpc 1.85).
 	flowWindow = 256 << 10

@@ -40,38 +40,38 @@ type Report struct {
 }
 
 // Report returns the summary of the newest report. Each message replaces it.
-func (s *Server) Report() *latest.Value[Report] { return &s.report }
+func (server *Server) Report() *latest.Value[Report] { return &server.report }
 
 // Reported returns the frontend's report of a VIP.
-func (s *Server) Reported(v vip.VIP) (VIPReport, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if r := s.reporting.vips[v]; r != nil {
-		return *r, true
+func (server *Server) Reported(v vip.VIP) (VIPReport, bool) {
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	if report := server.reporting.vips[v]; report != nil {
+		return report.VIPReport, true
 	}
 	return VIPReport{}, false
 }
 
 // AllReported returns a copy of the frontend's report of each VIP.
-func (s *Server) AllReported() map[vip.VIP]VIPReport {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.reporting.vips == nil {
+func (server *Server) AllReported() map[vip.VIP]VIPReport {
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	if server.reporting.vips == nil {
 		return nil
 	}
-	all := make(map[vip.VIP]VIPReport, len(s.reporting.vips))
-	for v, r := range s.reporting.vips {
-		all[v] = *r
+	all := make(map[vip.VIP]VIPReport, len(server.reporting.vips))
+	for name, report := range server.reporting.vips {
+		all[name] = report.VIPReport
 	}
 	return all
 }
 
 // ReportAdvertisement implements the ReadinessService.
-func (s *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readinessv1.ReportAdvertisementRequest,
+func (server *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readinessv1.ReportAdvertisementRequest,
 	readinessv1.ReportAdvertisementResponse],
 ) error {
 	ctx := stream.Context()
-	id, done, err := s.openStream(ctx, "ReportAdvertisement", RoleFrontend)
+	id, done, err := server.openStream(ctx, "ReportAdvertisement", RoleFrontend)
 	if err != nil {
 		return err
 	}
@@ -80,110 +80,126 @@ func (s *Server) ReportAdvertisement(stream grpc.ClientStreamingServer[readiness
 	ended := make(chan error, 1)
 	go func() {
 		defer done()
-		ended <- s.receive(id, func(data *received) error { return stream.RecvMsg(data) })
+		ended <- server.receive(id, stream.Recv)
 	}()
 	select {
 	case err = <-ended:
-	case <-s.stop:
+	case <-server.stop:
 		return errStopping
 	}
 	if err == nil {
 		return stream.SendAndClose(&readinessv1.ReportAdvertisementResponse{})
 	}
 	if ctx.Err() == nil {
-		s.log.Warn("report stream ended", "peer", id.String(), "reason", err)
+		server.log.Warn("report stream ended", "peer", id.String(), "reason", err)
 	}
 	return err
 }
 
 // receive applies reports until the stream ends.
-func (s *Server) receive(id spiffeid.ID, recv func(*received) error) error {
-	var data received
+func (server *Server) receive(id spiffeid.ID, recv func() (*reportRequest, error)) error {
 	var target *watch // watch of the first applied report
 	defer func() {
 		if target != nil {
-			s.reportStreamEnded(target)
+			server.reportStreamEnded(target)
 		}
 	}()
 	for {
-		err := recv(&data)
+		message, err := recv()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		watchID, d, complete, err := decodeReport(data)
+		delta, complete, err := decodeReport(message)
 		if err != nil {
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
-		w, err := s.applyReport(id, watchID, target, d, complete)
+		watch, err := server.applyReport(id, message.GetWatchId(), target, delta, complete)
 		if err != nil {
 			return err
 		}
-		if w != nil {
-			target = w
+		if watch != nil {
+			target = watch
 			continue
 		}
 		// The watch has ended or never existed, so its reports are obsolete.
-		s.throttle.Log(s.log.Info, id.String(), "report ignored: no open watch of this peer", "peer", id.String(),
-			"watch_id", cleanDetail(watchID))
+		server.throttle.Log(server.log.Info, id.String(), "report ignored: no open watch of this peer", "peer", id.String(),
+			"watch_id", cleanDetail(message.GetWatchId()))
 	}
 }
 
 // applyReport applies one report and returns its watch; nil if the report was ignored. before is
 // the watch of the stream's earlier reports.
-func (s *Server) applyReport(id spiffeid.ID, watchID string, before *watch, d ReportDelta,
+func (server *Server) applyReport(id spiffeid.ID, watchID string, before *watch, delta ReportDelta,
 	complete bool,
 ) (*watch, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w := s.watches[watchID]
-	if w == nil || w.Peer != id || (before != nil && before != w) {
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	// The reports of a connection may arrive after its watch ended, in a move for example.
+	watch := server.watches[watchID]
+	if watch == nil || watch.Peer != id || (before != nil && before != watch) {
 		return nil, nil
 	}
 	if before == nil {
 		// A stream starts with a full report, which replaces the report of the watch's earlier stream.
-		w.streams++
-		w.Report, w.vips = Report{WatchID: w.WatchID, Connected: true}, make(map[vip.VIP]*VIPReport)
+		watch.streams++
+		watch.Report, watch.vips = Report{WatchID: watch.WatchID, Connected: true}, make(map[vip.VIP]*watchedVIP)
 	}
-	if err := w.apply(d, complete); err != nil {
-		return w, err
+	if err := watch.apply(delta, complete); err != nil {
+		return watch, err
 	}
 	// A newer watch takes over once its report is complete; any watch does if the current one has no
 	// open report stream.
-	if c := s.reporting; c == w || !s.hasReporter(c) || (w.seq > c.seq && w.Report.Complete) {
-		if c != w {
-			s.log.Info("reporting watch changed", "watch_id", w.WatchID, "peer", w.Peer.String())
+	current := server.reporting
+	replaces := watch.seq > current.seq && watch.Report.Complete
+	if current == watch || replaces || !server.hasReporter(current) {
+		if current != watch {
+			server.log.Info("reporting watch changed", "watch_id", watch.WatchID, "peer", watch.Peer.String())
 		}
-		s.reporting = w
-		s.report.Set(w.Report)
+		server.reporting = watch
+		server.report.Set(watch.Report)
 	}
-	return w, nil
+	return watch, nil
 }
 
-func (w *watch) apply(d ReportDelta, complete bool) error {
-	for i := range d.VIPs {
-		r := &d.VIPs[i]
-		is := w.vips[r.VIP]
-		if is == nil {
-			if len(w.vips) >= MaxVIPs {
+// watchedVIP is the newest report of a VIP on one watch.
+type watchedVIP struct {
+	VIPReport
+	message uint64 // number of the message that reported it
+}
+
+// apply applies a message of a report. After an error the stream ends, and the next one starts with
+// a full report.
+func (watch *watch) apply(delta ReportDelta, complete bool) error {
+	watch.reports++
+	for i := range delta.VIPs {
+		reported := &delta.VIPs[i]
+		known := watch.vips[reported.VIP]
+		if known == nil {
+			if len(watch.vips) >= MaxVIPs {
 				return status.Errorf(codes.ResourceExhausted, "more than %d VIPs are reported", MaxVIPs)
 			}
-			is = new(VIPReport)
-			w.vips[r.VIP] = is
+			// A pointer, so that a later report of the VIP costs one map lookup.
+			known = new(watchedVIP)
+			watch.vips[reported.VIP] = known
 		}
-		w.Report.Advertised += r.advertised() - is.advertised()
-		w.Report.Exported += r.exported() - is.exported()
-		*is = r.VIPReport
+		if known.message == watch.reports {
+			return status.Errorf(codes.InvalidArgument, "VIP %s is reported twice in one message", reported.VIP)
+		}
+		watch.Report.Advertised += reported.advertised() - known.advertised()
+		watch.Report.Exported += reported.exported() - known.exported()
+		*known = watchedVIP{reported.VIPReport, watch.reports}
 	}
-	if d.Families != nil {
-		w.Report.Families = d.Families
+	if delta.Families != nil {
+		watch.Report.Families = delta.Families
 	}
+	// The position of a report in parts holds once its last part was applied.
 	if complete {
-		w.Report.Applied, w.Report.Complete = d.Applied, true
+		watch.Report.Applied, watch.Report.Complete = delta.Applied, true
 	}
-	w.Report.At = time.Now()
+	watch.Report.At = time.Now()
 	return nil
 }
 
@@ -205,45 +221,45 @@ func (r *VIPReport) exported() int {
 }
 
 // reportStreamEnded handles the end of a report stream of the watch.
-func (s *Server) reportStreamEnded(w *watch) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if w.streams--; w.streams == 0 {
-		s.selectReporting()
+func (server *Server) reportStreamEnded(watch *watch) {
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	if watch.streams--; watch.streams == 0 {
+		server.selectReporting()
 	}
 }
 
 // selectReporting selects the reporting watch after a watch or a report stream ended. If no watch
 // has a report stream, the last report remains with Connected false. The caller holds s.mu.
-func (s *Server) selectReporting() {
-	if s.hasReporter(s.reporting) {
+func (server *Server) selectReporting() {
+	if server.hasReporter(server.reporting) {
 		return
 	}
 	var newest *watch
-	for _, w := range s.watches {
-		if s.hasReporter(w) && (newest == nil || w.precedes(newest)) {
-			newest = w
+	for _, watch := range server.watches {
+		if server.hasReporter(watch) && (newest == nil || watch.precedes(newest)) {
+			newest = watch
 		}
 	}
 	if newest != nil {
-		s.reporting = newest
-		s.report.Set(newest.Report)
-	} else if r := &s.reporting.Report; r.Connected {
-		r.Connected, r.At = false, time.Now()
-		s.report.Set(*r)
+		server.reporting = newest
+		server.report.Set(newest.Report)
+	} else if report := &server.reporting.Report; report.Connected {
+		report.Connected, report.At = false, time.Now()
+		server.report.Set(*report)
 	}
 }
 
 // precedes reports whether w is preferred to o as the reporting watch: complete reports first, then
 // the newer watch.
-func (w *watch) precedes(o *watch) bool {
-	if w.Report.Complete != o.Report.Complete {
-		return w.Report.Complete
+func (watch *watch) precedes(other *watch) bool {
+	if watch.Report.Complete != other.Report.Complete {
+		return watch.Report.Complete
 	}
-	return w.seq > o.seq
+	return watch.seq > other.seq
 }
 
 // hasReporter reports whether the watch is open and has an open report stream.
-func (s *Server) hasReporter(w *watch) bool {
-	return s.watches[w.WatchID] == w && w.streams > 0
+func (server *Server) hasReporter(watch *watch) bool {
+	return server.watches[watch.WatchID] == watch && watch.streams > 0
 }

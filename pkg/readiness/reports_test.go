@@ -42,7 +42,9 @@ func reportOf(watchID, v string, a readinessv1.Advertisement) *readinessv1.Repor
 	return &readinessv1.ReportAdvertisementRequest{
 		WatchId: watchID, Applied: &readinessv1.Position{InstanceId: "i", Revision: 1},
 		Families: []*readinessv1.FamilyConnectivity{{Family: readinessv1.IpFamily_IP_FAMILY_IPV4, Up: true}},
-		Vips:     []*readinessv1.VipAdvertisement{{Vip: v, Advertisement: a}},
+		Groups: []*readinessv1.AdvertisementGroup{{
+			Advertisement: &readinessv1.VipAdvertisement{Advertisement: a}, Vips: []string{v},
+		}},
 	}
 }
 
@@ -129,7 +131,7 @@ func TestDepreferredIsAdvertised(t *testing.T) {
 		{withdrawn, ready, 0, 0},
 	} {
 		message := reportOf(id, v1, step.advertisement)
-		message.Vips[0].Reason = step.reason
+		message.Groups[0].Advertisement.Reason = step.reason
 		send(t, report, message)
 		await.True(t, "the report counts", func() bool {
 			r, _ := b.Reported(vip.Require(v1))
@@ -216,13 +218,13 @@ func TestInvalidReportsEndStream(t *testing.T) {
 		change func(*readinessv1.ReportAdvertisementRequest)
 		code   codes.Code
 	}{
-		{"bad VIP", func(m *readinessv1.ReportAdvertisementRequest) { m.Vips[0].Vip = "x" }, codes.InvalidArgument},
+		{"bad VIP", func(m *readinessv1.ReportAdvertisementRequest) { m.Groups[0].Vips[0] = "x" }, codes.InvalidArgument},
 		{
-			"VIP twice", func(m *readinessv1.ReportAdvertisementRequest) { m.Vips = append(m.Vips, m.Vips[0]) },
+			"VIP twice", func(m *readinessv1.ReportAdvertisementRequest) { m.Groups = append(m.Groups, m.Groups[0]) },
 			codes.InvalidArgument,
 		},
 		{
-			"no advertisement", func(m *readinessv1.ReportAdvertisementRequest) { m.Vips[0].Advertisement = 0 },
+			"no advertisement", func(m *readinessv1.ReportAdvertisementRequest) { m.Groups[0].Advertisement.Advertisement = 0 },
 			codes.InvalidArgument,
 		},
 		{"no family", func(m *readinessv1.ReportAdvertisementRequest) { m.Families[0].Family = 7 }, codes.InvalidArgument},
@@ -230,13 +232,13 @@ func TestInvalidReportsEndStream(t *testing.T) {
 			m.Applied.InstanceId = strings.Repeat("x", 200)
 		}, codes.InvalidArgument},
 		{"too many VIPs", func(m *readinessv1.ReportAdvertisementRequest) {
-			m.Vips = nil
+			m.Groups[0].Vips = nil
 			for i := range MaxVIPsPerMessage + 1 {
-				m.Vips = append(m.Vips, &readinessv1.VipAdvertisement{Vip: numbered(i).String(), Advertisement: announced})
+				m.Groups[0].Vips = append(m.Groups[0].Vips, numbered(i).String())
 			}
 		}, codes.InvalidArgument},
 		{"too many bytes", func(m *readinessv1.ReportAdvertisementRequest) {
-			m.Vips[0].Vip = strings.Repeat("x", MaxMessageBytes)
+			m.Groups[0].Vips[0] = strings.Repeat("x", MaxMessageBytes)
 		}, codes.ResourceExhausted},
 	}
 	for _, tt := range tests {
@@ -256,9 +258,9 @@ func TestInvalidReportsEndStream(t *testing.T) {
 }
 
 func TestReportedVIPLimit(t *testing.T) {
-	w := &watch{vips: make(map[vip.VIP]*VIPReport)}
+	w := &watch{vips: make(map[vip.VIP]*watchedVIP)}
 	for i := range MaxVIPs {
-		w.vips[numbered(i)] = &VIPReport{}
+		w.vips[numbered(i)] = &watchedVIP{}
 	}
 	if err := w.apply(ReportDelta{VIPs: reportsOf(map[vip.VIP]VIPReport{numbered(1): {}})}, false); err != nil {
 		t.Fatalf("a known VIP: %v", err)
@@ -343,8 +345,8 @@ func TestReportCompleteWithLastPart(t *testing.T) {
 		t.Fatalf("%d messages", len(messages))
 	}
 	for i, m := range messages {
-		watchID, _, complete, err := decodeReport(encoded(t, m))
-		if err != nil || complete != (i == 2) || watchID != "w" {
+		_, complete, err := decodeReport(m)
+		if err != nil || complete != (i == 2) || m.GetWatchId() != "w" {
 			t.Fatalf("message %d: complete=%v, %v", i, complete, err)
 		}
 	}
@@ -476,5 +478,37 @@ func TestSeveralReportStreams(t *testing.T) {
 		if i == 1 {
 			end() // the earlier stream is still open
 		}
+	}
+}
+
+func TestFullReportIsOrdered(t *testing.T) {
+	q := newReportQueue()
+	for i := range 100 {
+		q.report(ReportDelta{VIPs: []ReportedVIP{{VIP: numbered((i * 37) % 100)}}})
+	}
+	r := q.attach()
+	d, ok, _ := q.take(r)
+	if !ok || len(d.VIPs) != 100 ||
+		!slices.IsSortedFunc(d.VIPs, func(a, b ReportedVIP) int { return vip.Compare(a.VIP, b.VIP) }) {
+		t.Fatalf("the full report is %+v", d.VIPs)
+	}
+	// Changes keep the order of the reports, each VIP once with its newest value.
+	q.report(ReportDelta{VIPs: []ReportedVIP{{VIP: numbered(7)}, {VIP: numbered(3)}}})
+	changed := ReportedVIP{numbered(7), VIPReport{Unconfirmed: true}}
+	q.report(ReportDelta{VIPs: []ReportedVIP{changed}, Removed: []vip.VIP{numbered(3)}})
+	if d, _, _ = q.take(r); len(d.VIPs) != 2 || d.VIPs[0] != changed ||
+		d.VIPs[1].VIP != numbered(3) || d.VIPs[1].Advertisement != withdrawn {
+		t.Fatalf("the changes are %+v", d.VIPs)
+	}
+	q.resend(r)
+	if d, _, _ = q.take(r); len(d.VIPs) != 99 || len(q.vips) != 99 {
+		t.Fatalf("%d VIPs after a removal", len(d.VIPs))
+	}
+	// A VIP that is removed without a reporter is not reported.
+	q.report(ReportDelta{Removed: []vip.VIP{numbered(5)}})
+	q.detach(r)
+	q.report(ReportDelta{Removed: []vip.VIP{numbered(6)}})
+	if d, _, _ = q.take(q.attach()); len(d.VIPs) != 97 || len(q.vips) != 97 {
+		t.Fatalf("%d VIPs, %d are kept", len(d.VIPs), len(q.vips))
 	}
 }

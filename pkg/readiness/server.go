@@ -66,8 +66,9 @@ type watch struct {
 	cursor      *cursor
 
 	// vips holds the reports that name this watch. Server.mu guards it, streams and Report.
-	vips    map[vip.VIP]*VIPReport
-	streams int // open report streams
+	vips    map[vip.VIP]*watchedVIP
+	reports uint64 // number of applied messages
+	streams int    // open report streams
 }
 
 // WatcherInfo describes an open watch.
@@ -84,23 +85,22 @@ type WatcherInfo struct {
 }
 
 // NewServer returns a server of the table. Its grpc.Server needs GRPCOptions.
-func NewServer(t *Table, o ServerOptions) *Server {
-	o.MaxStreamsPerPeer = cmp.Or(o.MaxStreamsPerPeer, DefaultMaxStreamsPerPeer)
+func NewServer(table *Table, options ServerOptions) *Server {
+	options.MaxStreamsPerPeer = cmp.Or(options.MaxStreamsPerPeer, DefaultMaxStreamsPerPeer)
 	return &Server{
-		table: t, opts: o, log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
+		table: table, opts: options, log: cmp.Or(options.Log, slog.New(slog.DiscardHandler)),
 		watches: make(map[string]*watch), reporting: &watch{}, streams: make(map[spiffeid.ID]int),
 		stop: make(chan struct{}), idle: make(chan struct{}),
 	}
 }
 
-// GRPCOptions returns the options that a grpc.Server for readiness needs: the codec, which encodes
-// other messages as usual; the receive limit; timeouts for peers that do not finish their handshake
-// or have no open call; and a keepalive policy that accepts one ping per second, so that no gRPC
-// client gets too_many_pings. Stop of the grpc.Server waits for the handlers.
+// GRPCOptions returns the options that a grpc.Server for readiness needs: the receive limit; timeouts
+// for peers that do not finish their handshake or have no open call; and a keepalive policy that
+// accepts one ping per second, so that no gRPC client gets too_many_pings. Stop of the grpc.Server
+// waits for the handlers.
 func GRPCOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(MaxMessageBytes),
-		grpc.ForceServerCodecV2(newCodec()),
 		grpc.StaticStreamWindowSize(flowWindow),
 		grpc.StaticConnWindowSize(flowWindow),
 		grpc.ConnectionTimeout(5 * time.Second),
@@ -113,42 +113,46 @@ func GRPCOptions() []grpc.ServerOption {
 }
 
 // authorize returns the peer, or an error if its role is lower than least.
-func (s *Server) authorize(ctx context.Context, method string, least Role) (spiffeid.ID, error) {
-	id, ok := s.opts.Peer(ctx)
+func (server *Server) authorize(ctx context.Context, method string, least Role) (spiffeid.ID, error) {
+	id, ok := server.opts.Peer(ctx)
 	if !ok {
 		return id, status.Error(codes.Unauthenticated, "the connection has no SPIFFE ID")
 	}
-	if s.opts.Role(id) < least {
-		s.throttle.Log(s.log.Warn, id.String(), "call denied on the readiness socket", "peer", id.String(), "method", method)
+	if server.opts.Role(id) < least {
+		server.throttle.Log(server.log.Warn, id.String(), "call denied on the readiness socket", "peer", id.String(),
+			"method", method)
 		return id, status.Errorf(codes.PermissionDenied, "%s may not call %s", id, method)
 	}
 	return id, nil
 }
 
 // openStream authorizes and counts a stream; done must be called when the stream ends.
-func (s *Server) openStream(ctx context.Context, method string, least Role) (id spiffeid.ID, done func(), err error) {
-	if id, err = s.authorize(ctx, method, least); err != nil {
+func (server *Server) openStream(ctx context.Context, method string, least Role) (id spiffeid.ID, done func(),
+	err error,
+) {
+	if id, err = server.authorize(ctx, method, least); err != nil {
 		return id, nil, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if isClosed(s.stop) {
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	// EndWatches closes stop under the same lock, so idle is closed after the last counted stream.
+	if isClosed(server.stop) {
 		return id, nil, errStopping
 	}
-	if s.streams[id] >= s.opts.MaxStreamsPerPeer {
-		s.throttle.Log(s.log.Warn, id.String(), "stream refused on the readiness socket: too many open streams",
-			"peer", id.String(), "limit", s.opts.MaxStreamsPerPeer)
-		return id, nil, status.Errorf(codes.ResourceExhausted, "%s has %d open streams, the limit", id, s.streams[id])
+	if server.streams[id] >= server.opts.MaxStreamsPerPeer {
+		server.throttle.Log(server.log.Warn, id.String(), "stream refused on the readiness socket: too many open streams",
+			"peer", id.String(), "limit", server.opts.MaxStreamsPerPeer)
+		return id, nil, status.Errorf(codes.ResourceExhausted, "%s has %d open streams, the limit", id, server.streams[id])
 	}
-	s.streams[id]++
+	server.streams[id]++
 	return id, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.streams[id]--; s.streams[id] == 0 {
-			delete(s.streams, id)
+		server.mu.Lock()
+		defer server.mu.Unlock()
+		if server.streams[id]--; server.streams[id] == 0 {
+			delete(server.streams, id)
 		}
-		if len(s.streams) == 0 && isClosed(s.stop) {
-			close(s.idle)
+		if len(server.streams) == 0 && isClosed(server.stop) {
+			close(server.idle)
 		}
 	}, nil
 }
@@ -161,17 +165,17 @@ var errStopping = status.Error(codes.Unavailable, stoppingText)
 // EndWatches ends all streams, refuses new ones, and waits for the handlers. If a client has
 // stopped reading, the handler ends only with the connection. Therefore ctx bounds the wait; stop
 // the grpc.Server afterwards.
-func (s *Server) EndWatches(ctx context.Context) error {
-	s.mu.Lock()
-	if !isClosed(s.stop) {
-		close(s.stop)
-		if len(s.streams) == 0 {
-			close(s.idle)
+func (server *Server) EndWatches(ctx context.Context) error {
+	server.mu.Lock()
+	if !isClosed(server.stop) {
+		close(server.stop)
+		if len(server.streams) == 0 {
+			close(server.idle)
 		}
 	}
-	s.mu.Unlock()
+	server.mu.Unlock()
 	select {
-	case <-s.idle:
+	case <-server.idle:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("failed to end readiness streams: %w", ctx.Err())
@@ -179,78 +183,79 @@ func (s *Server) EndWatches(ctx context.Context) error {
 }
 
 // WatchReadiness implements the ReadinessService.
-func (s *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest,
+func (server *Server) WatchReadiness(req *readinessv1.WatchReadinessRequest,
 	stream grpc.ServerStreamingServer[response],
 ) error {
 	ctx := stream.Context()
-	id, done, err := s.openStream(ctx, "WatchReadiness", RoleReader)
+	id, done, err := server.openStream(ctx, "WatchReadiness", RoleReader)
 	if err != nil {
 		return err
 	}
 	defer done()
-	w := s.openWatch(id, req.GetReader())
-	defer s.closeWatch(w)
-	log := s.log.With("watch_id", w.WatchID, "peer", id.String(), "reader", w.Reader)
+	watch := server.openWatch(id, req.GetReader())
+	defer server.closeWatch(watch)
+	log := server.log.With("watch_id", watch.WatchID, "peer", id.String(), "reader", watch.Reader)
 	note := func(message string, attrs ...any) {
 		// The frontend of the pod reconnects with back-off. Other readers may reconnect in a loop, so
 		// their messages are throttled.
-		if s.opts.Role(id) == RoleFrontend {
+		if server.opts.Role(id) == RoleFrontend {
 			log.Info(message, attrs...)
 			return
 		}
-		s.throttle.Log(log.Info, id.String(), message, attrs...)
+		server.throttle.Log(log.Info, id.String(), message, attrs...)
 	}
 	note("readiness watch opened")
-	err = s.serve(ctx, w, func(m *watchMessage) error { return stream.SendMsg(m) })
-	note("readiness watch ended", "open_for", time.Since(w.Since), "reason", err)
+	err = server.serve(ctx, watch, stream.Send)
+	note("readiness watch ended", "open_for", time.Since(watch.Since), "reason", err)
 	return err
 }
 
-func (s *Server) openWatch(id spiffeid.ID, reader string) *watch {
+func (server *Server) openWatch(id spiffeid.ID, reader string) *watch {
 	info := WatcherInfo{WatchID: rand.Text(), Peer: id, Reader: cleanDetail(reader), Since: time.Now()}
-	w := &watch{WatcherInfo: info, cursor: s.table.open()}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.opened++
-	w.seq = s.opened
-	s.watches[w.WatchID] = w
-	return w
+	opened := &watch{WatcherInfo: info, cursor: server.table.open()}
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	server.opened++
+	opened.seq = server.opened
+	server.watches[opened.WatchID] = opened
+	return opened
 }
 
-func (s *Server) closeWatch(w *watch) {
-	s.table.close(w.cursor)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.watches, w.WatchID)
-	s.selectReporting()
+func (server *Server) closeWatch(watch *watch) {
+	server.table.close(watch.cursor)
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	delete(server.watches, watch.WatchID)
+	server.selectReporting()
 }
 
 // serve sends the batches of the watch until the stream or the server ends. A slow reader blocks
 // only this goroutine.
-func (s *Server) serve(ctx context.Context, w *watch, send func(*watchMessage) error) error {
-	for !isClosed(s.stop) {
-		b := s.table.next(w.cursor, time.Now())
-		if b.kind == kindNone {
-			if err := s.wait(ctx, w); err != nil {
+func (server *Server) serve(ctx context.Context, watch *watch, send func(*response) error) error {
+	for !isClosed(server.stop) {
+		batch := server.table.next(watch.cursor, time.Now())
+		if batch.kind == kindNone {
+			if err := server.wait(ctx, watch); err != nil {
 				return err
 			}
 			continue
 		}
-		for m := range b.messages() {
-			if b.first {
-				b.first = false
-				m.header.WatchId, m.header.StaleGrace = w.WatchID, s.table.staleGrace
+		for message := range batch.messages() {
+			// Only the first part of the first batch describes the watch.
+			if batch.first {
+				batch.first = false
+				message.WatchId, message.StaleGrace = watch.WatchID, server.table.staleGrace
 			}
 			// Compute the lease for each part: a slow reader may delay a long snapshot. If the loop that
 			// renews the lease hangs in between, the remaining parts wait for the next renewal.
-			lease, ok := s.table.currentLease(time.Now())
-			for ; !ok; lease, ok = s.table.currentLease(time.Now()) {
-				if err := s.wait(ctx, w); err != nil {
+			lease, ok := server.table.currentLease(time.Now())
+			for ; !ok; lease, ok = server.table.currentLease(time.Now()) {
+				if err := server.wait(ctx, watch); err != nil {
 					return err
 				}
 			}
-			m.header.Position, m.header.Lease = b.position.Proto(), durationpb.New(lease)
-			if err := send(m); err != nil {
+			message.Position, message.Lease = batch.position.Proto(), durationpb.New(lease)
+			if err := send(message); err != nil {
 				return err
 			}
 		}
@@ -259,26 +264,26 @@ func (s *Server) serve(ctx context.Context, w *watch, send func(*watchMessage) e
 }
 
 // wait waits until the table wakes the watch.
-func (s *Server) wait(ctx context.Context, w *watch) error {
+func (server *Server) wait(ctx context.Context, watch *watch) error {
 	select {
-	case <-w.cursor.wake:
+	case <-watch.cursor.wake:
 		return nil
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
-	case <-s.stop:
+	case <-server.stop:
 		return errStopping
 	}
 }
 
 // GetReadiness implements the ReadinessService.
-func (s *Server) GetReadiness(ctx context.Context,
+func (server *Server) GetReadiness(ctx context.Context,
 	req *readinessv1.GetReadinessRequest,
 ) (*readinessv1.GetReadinessResponse, error) {
-	if _, err := s.authorize(ctx, "GetReadiness", RoleReader); err != nil {
+	if _, err := server.authorize(ctx, "GetReadiness", RoleReader); err != nil {
 		return nil, err
 	}
 	size := int(min(cmp.Or(req.GetPageSize(), MaxVIPsPerMessage), MaxVIPsPerMessage))
-	state := s.table.State()
+	state := server.table.State()
 	if token := req.GetPageToken(); token != "" {
 		after, err := vip.Parse(token)
 		if err != nil {
@@ -289,13 +294,15 @@ func (s *Server) GetReadiness(ctx context.Context,
 	}
 	resp := &readinessv1.GetReadinessResponse{
 		Position: state.Position.Proto(), Synced: state.Synced,
-		Lease: durationpb.New(state.LeaseLeft), StaleGrace: s.table.staleGrace,
+		Lease: durationpb.New(state.LeaseLeft), StaleGrace: server.table.staleGrace,
 	}
 	page := state.VIPs[:min(size, len(state.VIPs))]
-	now := time.Now()
-	for _, r := range page {
-		resp.Vips = append(resp.Vips, r.Proto(now))
+	// Group the VIPs within the page: the next page begins after the highest VIP of this one.
+	byReadiness := readinessGroups{now: time.Now()}
+	for i := range page {
+		byReadiness.add(&page[i])
 	}
+	resp.Groups = byReadiness.messages
 	if len(page) < len(state.VIPs) {
 		resp.NextPageToken = page[len(page)-1].VIP.String()
 	}
@@ -303,15 +310,15 @@ func (s *Server) GetReadiness(ctx context.Context,
 }
 
 // Watchers describes the open watches, in the order of opening.
-func (s *Server) Watchers() []WatcherInfo {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	watches := slices.SortedFunc(maps.Values(s.watches), func(a, b *watch) int { return cmp.Compare(a.seq, b.seq) })
+func (server *Server) Watchers() []WatcherInfo {
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	watches := slices.SortedFunc(maps.Values(server.watches), func(a, b *watch) int { return cmp.Compare(a.seq, b.seq) })
 	infos := make([]WatcherInfo, 0, len(watches))
-	for _, w := range watches {
-		i := w.WatcherInfo
-		i.SentRevision, i.Reporting = s.table.sent(w.cursor), w == s.reporting
-		infos = append(infos, i)
+	for _, watch := range watches {
+		info := watch.WatcherInfo
+		info.SentRevision, info.Reporting = server.table.sent(watch.cursor), watch == server.reporting
+		infos = append(infos, info)
 	}
 	return infos
 }

@@ -106,13 +106,14 @@ func TestMessagesAreSplit(t *testing.T) {
 	seen := vip.Set{}
 	for i, want := range []int{vipsPerPart, vipsPerPart, 101} {
 		m := recv(t, s)
-		if n := len(m.GetSnapshot().GetVips()); n != want || m.GetSnapshot().GetLast() != (i == 2) ||
+		names := namesOf(m.GetSnapshot().GetGroups())
+		if n := len(names); n != want || m.GetSnapshot().GetLast() != (i == 2) ||
 			m.GetPosition().GetRevision() != 1 || m.GetLease() == nil || (m.GetWatchId() != "") != (i == 0) {
 			t.Fatalf("part %d has %d VIPs: last=%v position=%v lease=%v watch=%q", i, n, m.GetSnapshot().GetLast(),
 				m.GetPosition(), m.GetLease(), m.GetWatchId())
 		}
-		for _, r := range m.GetSnapshot().GetVips() {
-			seen[vip.Require(r.GetVip())] = struct{}{}
+		for _, name := range names {
+			seen[vip.Require(name)] = struct{}{}
 		}
 	}
 	if len(seen) != 2*vipsPerPart+101 {
@@ -129,7 +130,7 @@ func TestMessagesAreSplit(t *testing.T) {
 	n := 0
 	for i := range 3 {
 		m := recv(t, s)
-		n += len(m.GetDelta().GetChanged()) + len(m.GetDelta().GetRemoved())
+		n += len(namesOf(m.GetDelta().GetChanged())) + len(m.GetDelta().GetRemoved())
 		if m.GetDelta().GetLast() != (i == 2) || m.GetPosition().GetRevision() != 2 {
 			t.Fatalf("part %d of the delta: %v %v", i, m.GetDelta().GetLast(), m.GetPosition())
 		}
@@ -137,6 +138,14 @@ func TestMessagesAreSplit(t *testing.T) {
 	if n != 2*vipsPerPart+50 {
 		t.Fatalf("the delta names %d VIPs", n)
 	}
+}
+
+// namesOf returns the VIPs of all groups.
+func namesOf(groups []*readinessv1.ReadinessGroup) (names []string) {
+	for _, group := range groups {
+		names = append(names, group.GetVips()...)
+	}
+	return names
 }
 
 // longest is a VIP whose message has the maximum size.
@@ -151,31 +160,36 @@ func longest(i int) VIPReadiness {
 func TestLargestMessageFitsLimit(t *testing.T) {
 	m := &readinessv1.Snapshot{}
 	for i := range MaxVIPsPerMessage {
-		m.Vips = append(m.Vips, longest(i).Proto(time.Now()))
+		r := longest(i)
+		group := &readinessv1.ReadinessGroup{Readiness: r.Proto(time.Now()), Vips: []string{r.VIP.String()}}
+		m.Groups = append(m.Groups, group)
 	}
 	if n := proto.Size(m); n > MaxMessageBytes*9/10 {
-		t.Fatalf("%d VIPs take %d bytes", len(m.GetVips()), n)
+		t.Fatalf("%d VIPs take %d bytes", len(m.GetGroups()), n)
 	}
 }
 
+// TestPartFitsPooledBuffer sends a part with the maximum number of VIPs and of groups.
 func TestPartFitsPooledBuffer(t *testing.T) {
 	table := NewTable(TableOptions{Lease: time.Minute, StaleGrace: time.Hour})
 	d := Decision{Synced: true}
 	for i := range vipsPerPart {
-		d.Changed = append(d.Changed, VIPReadiness{
-			VIP: vip.Require(fmt.Sprintf("2000:aaaa:bbbb:cccc:dddd:eeee:ffff:%x/128", 0xf000+i)), State: vip.NotReady,
-			Reason: readinessv1.VipReason_VIP_REASON_TOO_FEW_READY, Detail: "stream-a: 12 of 100 targets ready, 20 are needed",
-			ReadyTargets: 12, TotalTargets: 100, Since: time.Now(),
-		})
+		r := longest(i)
+		r.ReadyTargets -= uint32(min(i, groupsPerPart-1))
+		d.Changed = append(d.Changed, r)
 	}
 	table.Commit(d)
 	c := table.open()
 	defer table.close(c)
-	for sent := range table.next(c, time.Now()).messages() {
-		m := parsed(t, sent)
-		if n := proto.Size(m); n > 32<<10 || len(m.GetSnapshot().GetVips()) != vipsPerPart {
-			t.Fatalf("%d VIPs take %d bytes", len(m.GetSnapshot().GetVips()), n)
+	sent := 0
+	for m := range table.next(c, time.Now()).messages() {
+		sent += len(namesOf(m.GetSnapshot().GetGroups()))
+		if n := proto.Size(m); n > 31<<10 {
+			t.Fatalf("%d VIPs take %d bytes", sent, n)
 		}
+	}
+	if sent != vipsPerPart {
+		t.Fatalf("%d VIPs", sent)
 	}
 }
 
@@ -207,9 +221,9 @@ func TestHungLBStopsPartialSnapshot(t *testing.T) {
 		sent := make(chan time.Duration) // the leases; sending waits for the reader
 		done := make(chan error, 1)
 		go func() {
-			done <- s.serve(ctx, w, func(m *watchMessage) error {
+			done <- s.serve(ctx, w, func(m *response) error {
 				select {
-				case sent <- m.header.GetLease().AsDuration():
+				case sent <- m.GetLease().AsDuration():
 					return nil
 				case <-ctx.Done():
 					return ctx.Err()
@@ -305,9 +319,7 @@ func TestGetReadinessPages(t *testing.T) {
 				t.Fatal(err)
 			}
 			pages++
-			for _, v := range r.GetVips() {
-				got = append(got, v.GetVip())
-			}
+			got = append(got, namesOf(r.GetGroups())...)
 			if !r.GetSynced() || r.GetLease().AsDuration() <= 0 || r.GetPosition().GetRevision() != 1 {
 				t.Fatalf("page %d: %v %v %v", pages, r.GetSynced(), r.GetLease(), r.GetPosition())
 			}
@@ -349,7 +361,7 @@ func TestStoppedReaderDelaysNoWatch(t *testing.T) {
 	var v view
 	receive := func() {
 		t.Helper()
-		s, err := decode(&d, recv(t, stopped))
+		s, err := d.decode(recv(t, stopped), time.Now())
 		if err == nil {
 			err = merger.merge(h, s, time.Now())
 		}

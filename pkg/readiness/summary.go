@@ -11,16 +11,16 @@ type Summary struct {
 }
 
 // Summary returns the summary. Its cost does not depend on the number of VIPs.
-func (t *Table) Summary() Summary {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	left, _ := t.leaseLeft(time.Now())
-	return Summary{Synced: t.synced, GoingAway: t.goingAway, Ready: t.ready, LeaseLeft: left}
+func (table *Table) Summary() Summary {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	left, _ := table.leaseLeft(time.Now())
+	return Summary{Synced: table.synced, GoingAway: table.goingAway, Ready: table.ready, LeaseLeft: left}
 }
 
 // Subscribe returns a channel that holds a token initially and after each decision, heartbeat and
 // GoAway. end cancels the subscription.
-func (t *Table) Subscribe() (changed <-chan struct{}, end func()) {
-	c := t.open()
-	return c.wake, func() { t.close(c) }
+func (table *Table) Subscribe() (changed <-chan struct{}, end func()) {
+	cursor := table.open()
+	return cursor.wake, func() { table.close(cursor) }
 }

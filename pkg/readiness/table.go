@@ -3,14 +3,12 @@ package readiness
 import (
 	"cmp"
 	"crypto/rand"
-	"iter"
 	"slices"
 	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	readinessv1 "github.com/vipgate/vipgate/pkg/api/readiness/v1"
 	"github.com/vipgate/vipgate/pkg/latest"
 	"github.com/vipgate/vipgate/pkg/vip"
 )
@@ -83,45 +81,47 @@ type record struct {
 }
 
 // NewTable returns an empty table, which sends nothing before the first decision.
-func NewTable(o TableOptions) *Table {
-	t := &Table{
-		instance: cmp.Or(o.InstanceID, rand.Text()), lease: cmp.Or(o.Lease, DefaultLease),
+func NewTable(options TableOptions) *Table {
+	table := &Table{
+		instance: cmp.Or(options.InstanceID, rand.Text()), lease: cmp.Or(options.Lease, DefaultLease),
 		index: make(map[vip.VIP]*newest), cursors: make(map[*cursor]struct{}),
 	}
-	if o.StaleGrace > 0 {
-		t.staleGrace = durationpb.New(o.StaleGrace)
+	if options.StaleGrace > 0 {
+		table.staleGrace = durationpb.New(options.StaleGrace)
 	}
-	return t
+	return table
 }
 
 // Commit applies a decision, wakes every watch and renews the lease. It returns the revision, which
 // advances only if the decision changed the table.
-func (t *Table) Commit(d Decision) (revision uint64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.renewedAt = time.Now()
-	if d.At.IsZero() {
-		d.At = t.renewedAt
+func (table *Table) Commit(decision Decision) (revision uint64) {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	table.renewedAt = time.Now()
+	if decision.At.IsZero() {
+		decision.At = table.renewedAt
 	}
-	next := t.revision + 1
-	changed := t.revision == 0
-	w := writer{table: t, at: d.At, revision: next, left: len(d.Changed) + len(d.Removed)}
-	for i := range d.Changed {
-		changed = w.put(d.Changed[i]) || changed
+	next := table.revision + 1
+	// The first decision counts even if it is empty: no watch sends anything before revision 1.
+	changed := table.revision == 0
+	writer := writer{table: table, at: decision.At, revision: next, left: len(decision.Changed) + len(decision.Removed)}
+	for i := range decision.Changed {
+		changed = writer.put(decision.Changed[i]) || changed
 	}
-	for _, v := range d.Removed {
-		changed = w.remove(v) || changed
+	for _, v := range decision.Removed {
+		changed = writer.remove(v) || changed
 	}
-	if d.Synced && !t.synced {
-		t.synced, changed = true, true
+	if decision.Synced && !table.synced {
+		table.synced, changed = true, true
 	}
+	// Without a change the watches learn of the renewed lease by the next heartbeat.
 	if !changed {
-		return t.revision
+		return table.revision
 	}
-	t.revision = next
-	t.compact()
-	t.wakeAll()
-	return t.revision
+	table.revision = next
+	table.compact()
+	table.wakeAll()
+	return table.revision
 }
 
 // writer records one decision.
@@ -139,76 +139,78 @@ type writer struct {
 }
 
 // find returns the newest record of a VIP; nil if it has none.
-func (w *writer) find(v vip.VIP) *newest {
-	if w.last != nil {
-		if n := w.last.next; n != nil && n.record != nil && n.VIP == v {
-			w.last = n
-			return n
+func (writer *writer) find(v vip.VIP) *newest {
+	if writer.last != nil {
+		if found := writer.last.next; found != nil && found.record != nil && found.VIP == v {
+			writer.last = found
+			return found
 		}
 	}
-	n := w.table.index[v]
-	if n != nil {
-		w.follow(n)
+	found := writer.table.index[v]
+	if found != nil {
+		writer.follow(found)
 	}
-	return n
+	return found
 }
 
 // follow records that n follows the previous VIP of the decision.
-func (w *writer) follow(n *newest) {
-	if w.last != nil {
-		w.last.next = n
+func (writer *writer) follow(slot *newest) {
+	if writer.last != nil {
+		writer.last.next = slot
 	}
-	w.last = n
+	writer.last = slot
 }
 
 // put records r if it differs from the recorded value.
-func (w *writer) put(r VIPReadiness) bool {
-	w.left--
-	if r.Detail != w.detail {
-		w.detail, w.clean = r.Detail, cleanDetail(r.Detail)
+func (writer *writer) put(readiness VIPReadiness) bool {
+	writer.left--
+	if readiness.Detail != writer.detail {
+		writer.detail, writer.clean = readiness.Detail, cleanDetail(readiness.Detail)
 	}
-	r.Detail = w.clean
-	if r.State != vip.Draining {
-		r.DrainEnd = time.Time{}
+	readiness.Detail = writer.clean
+	// A leftover drain end would make equal readiness differ.
+	if readiness.State != vip.Draining {
+		readiness.DrainEnd = time.Time{}
 	}
-	t, slot := w.table, w.find(r.VIP)
+	table, slot := writer.table, writer.find(readiness.VIP)
+	// A removed VIP that is not compacted yet starts over.
 	var old *record
 	if slot != nil && !slot.removed {
 		old = slot.record
 	}
-	if r.Since.IsZero() {
-		r.Since = w.at
-		if old != nil && old.State == r.State {
-			r.Since = old.Since
+	if readiness.Since.IsZero() {
+		readiness.Since = writer.at
+		if old != nil && old.State == readiness.State {
+			readiness.Since = old.Since
 		}
 	}
-	if old != nil && old.equal(&r) {
+	if old != nil && old.equal(&readiness) {
 		return false
 	}
 	if old == nil {
-		t.live++
+		table.live++
 	} else if old.State == vip.Ready {
-		t.ready--
+		table.ready--
 	}
-	if r.State == vip.Ready {
-		t.ready++
+	if readiness.State == vip.Ready {
+		table.ready++
 	}
-	w.add(slot, &r, false)
+	writer.add(slot, &readiness, false)
 	return true
 }
 
 // remove records the removal of v, unless v is not in the table.
-func (w *writer) remove(v vip.VIP) bool {
-	w.left--
-	t, slot := w.table, w.find(v)
+func (writer *writer) remove(v vip.VIP) bool {
+	writer.left--
+	table, slot := writer.table, writer.find(v)
 	if slot == nil || slot.removed {
 		return false
 	}
-	t.live--
+	table.live--
 	if slot.State == vip.Ready {
-		t.ready--
+		table.ready--
 	}
-	w.add(slot, &VIPReadiness{VIP: v}, true)
+	writer.add(slot, &VIPReadiness{VIP: v}, true)
 	return true
 }
 
@@ -222,28 +224,29 @@ const (
 )
 
 // add appends a record to the log. slot is the index entry of the VIP, nil for a new VIP.
-func (w *writer) add(slot *newest, r *VIPReadiness, removed bool) {
-	t := w.table
+func (writer *writer) add(slot *newest, readiness *VIPReadiness, removed bool) {
+	table := writer.table
 	if slot == nil {
 		slot = new(newest)
-		t.index[r.VIP] = slot
-		w.follow(slot)
+		table.index[readiness.VIP] = slot
+		writer.follow(slot)
 	} else {
-		t.log[slot.at].record = nil
+		// Supersede the entry in place: finding it again would need a scan of the log.
+		table.log[slot.at].record = nil
 	}
-	if len(w.free) == 0 {
+	if len(writer.free) == 0 {
 		size := 1
-		if w.added > t.live/singleRecords {
-			size = min(w.left+1, recordsPerBlock)
+		if writer.added > table.live/singleRecords {
+			size = min(writer.left+1, recordsPerBlock)
 		}
-		w.free = make([]record, size)
+		writer.free = make([]record, size)
 	}
-	w.added++
-	added := &w.free[0]
-	w.free = w.free[1:]
-	*added = record{*r, removed, slot}
-	slot.record, slot.at = added, len(t.log)
-	t.log = append(t.log, entry{w.revision, added})
+	writer.added++
+	added := &writer.free[0]
+	writer.free = writer.free[1:]
+	*added = record{*readiness, removed, slot}
+	slot.record, slot.at = added, len(table.log)
+	table.log = append(table.log, entry{writer.revision, added})
 }
 
 // logSlack is the number of records that the log may hold in excess of twice the number of VIPs.
@@ -251,77 +254,77 @@ const logSlack = 1024
 
 // compact discards superseded records and removals once they exceed half of the log. The size of
 // the log stays proportional to the number of VIPs, at an amortized constant cost per change.
-func (t *Table) compact() {
-	if len(t.log) <= 2*t.live+logSlack {
+func (table *Table) compact() {
+	if len(table.log) <= 2*table.live+logSlack {
 		return
 	}
-	kept := t.log[:0] // in place: batches hold copies of the entries
-	if limit := 2*t.live + logSlack; cap(t.log) > 2*limit {
+	kept := table.log[:0] // in place: batches hold copies of the entries
+	if limit := 2*table.live + logSlack; cap(table.log) > 2*limit {
 		kept = make([]entry, 0, limit)
 	}
-	for _, e := range t.log {
+	for _, entry := range table.log {
 		switch {
-		case e.record == nil:
-		case e.removed:
-			t.dropped = max(t.dropped, e.revision)
-			delete(t.index, e.VIP)
-			*e.newest = newest{} // also breaks chains of next, which would retain removed VIPs
+		case entry.record == nil:
+		case entry.removed:
+			table.dropped = max(table.dropped, entry.revision)
+			delete(table.index, entry.VIP)
+			*entry.newest = newest{} // also breaks chains of next, which would retain removed VIPs
 		default:
-			e.newest.at = len(kept)
-			kept = append(kept, e)
+			entry.newest.at = len(kept)
+			kept = append(kept, entry)
 		}
 	}
-	clear(t.log[len(kept):])
-	t.log = kept
+	clear(table.log[len(kept):])
+	table.log = kept
 }
 
 // Heartbeat renews the lease of every watch. Only the loop that evaluates readiness may call it.
-func (t *Table) Heartbeat() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.revision == 0 {
+func (table *Table) Heartbeat() {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	if table.revision == 0 {
 		return
 	}
-	t.renewedAt = time.Now()
-	t.heartbeats++
-	t.wakeAll()
+	table.renewedAt = time.Now()
+	table.heartbeats++
+	table.wakeAll()
 }
 
 // GoAway announces to every present and future watch that the load balancer stops after drainFor.
 // Commits and heartbeats continue. Only the first call has an effect. GoAway advances the revision,
 // and a synced watch sends the announcement before the new revision: a frontend that reports this
 // revision as applied has received the announcement.
-func (t *Table) GoAway(drainFor time.Duration) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.goingAway {
+func (table *Table) GoAway(drainFor time.Duration) {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	if table.goingAway {
 		return
 	}
-	t.goingAway, t.drainEnd = true, time.Now().Add(drainFor)
-	if t.revision > 0 {
-		t.revision++
+	table.goingAway, table.drainEnd = true, time.Now().Add(drainFor)
+	if table.revision > 0 {
+		table.revision++
 	}
-	t.wakeAll()
+	table.wakeAll()
 }
 
-func (t *Table) wakeAll() {
-	for c := range t.cursors {
-		latest.Wake(c.wake)
+func (table *Table) wakeAll() {
+	for cursor := range table.cursors {
+		latest.Wake(cursor.wake)
 	}
 }
 
 // Position returns the position of the newest decision; the revision is 0 before the first.
-func (t *Table) Position() Position {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return Position{t.instance, t.revision}
+func (table *Table) Position() Position {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	return Position{table.instance, table.revision}
 }
 
 // Synced reports whether any decision was synced.
-func (t *Table) Synced() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.synced
+func (table *Table) Synced() bool {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	return table.synced
 }
 
 // TableState is the whole table at one time.
@@ -334,36 +337,39 @@ type TableState struct {
 }
 
 // State returns the whole table. It holds the lock only to copy the log.
-func (t *Table) State() TableState {
-	t.mu.Lock()
-	left, _ := t.leaseLeft(time.Now())
-	s := TableState{Position: Position{t.instance, t.revision}, Synced: t.synced, LeaseLeft: left, GoingAway: t.goingAway}
-	log := slices.Clone(t.log)
-	t.mu.Unlock()
-	s.VIPs = make([]VIPReadiness, 0, len(log))
-	for _, e := range log {
-		if e.record != nil && !e.removed {
-			s.VIPs = append(s.VIPs, e.VIPReadiness)
+func (table *Table) State() TableState {
+	table.mu.Lock()
+	left, _ := table.leaseLeft(time.Now())
+	state := TableState{
+		Position: Position{table.instance, table.revision}, Synced: table.synced, LeaseLeft: left,
+		GoingAway: table.goingAway,
+	}
+	log := slices.Clone(table.log)
+	table.mu.Unlock()
+	state.VIPs = make([]VIPReadiness, 0, len(log))
+	for _, entry := range log {
+		if entry.record != nil && !entry.removed {
+			state.VIPs = append(state.VIPs, entry.VIPReadiness)
 		}
 	}
-	slices.SortFunc(s.VIPs, func(a, b VIPReadiness) int { return vip.Compare(a.VIP, b.VIP) })
-	return s
+	slices.SortFunc(state.VIPs, func(a, b VIPReadiness) int { return vip.Compare(a.VIP, b.VIP) })
+	return state
 }
 
 // leaseLeft returns the validity of a message sent at now: the lease minus the age of the last
 // commit or heartbeat, rounded up to a hundredth of the lease for readable traces. ok is false
 // before the first decision, and after the lease has expired because the loop hangs: no message may
 // be sent.
-func (t *Table) leaseLeft(now time.Time) (left time.Duration, ok bool) {
-	if t.revision == 0 {
+func (table *Table) leaseLeft(now time.Time) (left time.Duration, ok bool) {
+	if table.revision == 0 {
 		return 0, false
 	}
-	left = t.lease - now.Sub(t.renewedAt)
+	left = table.lease - now.Sub(table.renewedAt)
 	if left < minLease {
 		return 0, false
 	}
-	if grain := t.lease / 100; grain > 0 {
-		left = min(t.lease, (left+grain-1)/grain*grain)
+	if grain := table.lease / 100; grain > 0 {
+		left = min(table.lease, (left+grain-1)/grain*grain)
 	}
 	return left, true
 }
@@ -401,98 +407,74 @@ type batch struct {
 }
 
 // open adds a watch at the start of the log.
-func (t *Table) open() *cursor {
-	c := &cursor{wake: make(chan struct{}, 1)}
-	c.wake <- struct{}{}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.cursors[c] = struct{}{}
-	return c
+func (table *Table) open() *cursor {
+	opened := &cursor{wake: make(chan struct{}, 1)}
+	opened.wake <- struct{}{}
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	table.cursors[opened] = struct{}{}
+	return opened
 }
 
 // close removes a watch.
-func (t *Table) close(c *cursor) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.cursors, c)
+func (table *Table) close(cursor *cursor) {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	delete(table.cursors, cursor)
 }
 
 // next returns the next batch to send on the watch, merged per VIP (newest wins), and advances the
 // cursor. The kind is kindNone if no batch is pending or the lease has expired (see leaseLeft).
-func (t *Table) next(c *cursor, now time.Time) batch {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if _, ok := t.leaseLeft(now); !ok {
+func (table *Table) next(cursor *cursor, now time.Time) batch {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	if _, ok := table.leaseLeft(now); !ok {
 		return batch{}
 	}
-	b := batch{first: c.sent == Position{}, position: Position{t.instance, t.revision}, synced: t.synced}
+	current := Position{table.instance, table.revision}
+	next := batch{first: cursor.sent == Position{}, position: current, synced: table.synced}
 	switch {
-	case b.first, t.synced && (!c.synced || c.sent.Revision < t.dropped):
-		b.kind = kindSnapshot
+	case next.first, table.synced && (!cursor.synced || cursor.sent.Revision < table.dropped):
+		next.kind = kindSnapshot
 		// An unsynced snapshot contains no VIPs.
-		if t.synced {
-			b.entries = slices.Clone(t.log)
+		if table.synced {
+			next.entries = slices.Clone(table.log)
 		}
-		c.synced = t.synced
-		c.sent = b.position
-	case t.goingAway && !c.goingAway: // before the revision that GoAway created
-		b.kind = kindGoingAway
-		b.position, b.drainEnd = c.sent, t.drainEnd
-		c.goingAway = true
-	case t.synced && c.sent.Revision < t.revision:
-		b.kind = kindDelta
-		i := len(t.log)
-		for i > 0 && t.log[i-1].revision > c.sent.Revision {
-			i--
+		cursor.synced = table.synced
+		cursor.sent = next.position
+	case table.goingAway && !cursor.goingAway: // before the revision that GoAway created
+		next.kind = kindGoingAway
+		next.position, next.drainEnd = cursor.sent, table.drainEnd
+		cursor.goingAway = true
+	case table.synced && cursor.sent.Revision < table.revision:
+		next.kind = kindDelta
+		// Scan from the end: the cost depends on the number of changes, not of VIPs.
+		first := len(table.log)
+		for first > 0 && table.log[first-1].revision > cursor.sent.Revision {
+			first--
 		}
-		b.entries = slices.Clone(t.log[i:])
-		c.sent = b.position
-	case c.heartbeat < t.heartbeats:
-		b.kind = kindHeartbeat
-		b.position = c.sent
+		next.entries = slices.Clone(table.log[first:])
+		cursor.sent = next.position
+	case cursor.heartbeat < table.heartbeats:
+		next.kind = kindHeartbeat
+		next.position = cursor.sent
 	default:
 		return batch{}
 	}
-	c.heartbeat = t.heartbeats
-	return b
+	cursor.heartbeat = table.heartbeats
+	return next
 }
 
 // sent returns the newest revision that a watch has sent.
-func (t *Table) sent(c *cursor) uint64 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return c.sent.Revision
+func (table *Table) sent(cursor *cursor) uint64 {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	return cursor.sent.Revision
 }
 
 // currentLease returns the lease of a message sent at now.
-func (t *Table) currentLease(now time.Time) (time.Duration, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.leaseLeft(now)
-}
-
-// messages yields the messages of a batch, in parts of at most vipsPerPart VIPs. Each part is
-// encoded when it is needed, so that the first is sent before the last is encoded.
-func (b batch) messages() iter.Seq[*watchMessage] {
-	return func(yield func(*watchMessage) bool) {
-		switch b.kind {
-		case kindHeartbeat:
-			heartbeat := &readinessv1.WatchReadinessResponse_Heartbeat{Heartbeat: &readinessv1.Heartbeat{}}
-			yield(&watchMessage{header: &response{Event: heartbeat}})
-			return
-		case kindGoingAway:
-			goingAway := &readinessv1.GoingAway{DrainFor: drainFor(b.drainEnd, time.Now())}
-			event := &readinessv1.WatchReadinessResponse_GoingAway{GoingAway: goingAway}
-			yield(&watchMessage{header: &response{Event: event}})
-			return
-		}
-		rest := b.entries
-		for last := false; !last; last = len(rest) == 0 {
-			m := &watchMessage{header: &response{}, kind: b.kind}
-			m.event, rest = encodeEvent(b.kind, b.synced, rest, time.Now())
-			if !yield(m) {
-				return
-			}
-		}
-	}
+func (table *Table) currentLease(now time.Time) (time.Duration, bool) {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	return table.leaseLeft(now)
 }

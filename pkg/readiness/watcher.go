@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"math/rand/v2"
@@ -94,58 +95,58 @@ type Stats struct {
 func (s Stats) Reconnects() uint64 { return s.Streams - s.Moves - min(1, s.Streams-s.Moves) }
 
 // NewWatcher returns a watcher, which is idle until Run.
-func NewWatcher(o WatcherOptions) *Watcher {
-	o.MaxBackoff = cmp.Or(o.MaxBackoff, DefaultMaxBackoff)
-	if o.Rotation == nil {
-		o.Rotation = func() (uint64, <-chan struct{}) { return 0, nil }
+func NewWatcher(options WatcherOptions) *Watcher {
+	options.MaxBackoff = cmp.Or(options.MaxBackoff, DefaultMaxBackoff)
+	if options.Rotation == nil {
+		options.Rotation = func() (uint64, <-chan struct{}) { return 0, nil }
 	}
-	w := &Watcher{
-		opts: o, path: strings.TrimPrefix(strings.TrimPrefix(o.Target, "unix:"), "//"),
-		log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)), merger: newUpdateMerger(), queue: newReportQueue(),
+	watcher := &Watcher{
+		opts: options, path: strings.TrimPrefix(strings.TrimPrefix(options.Target, "unix:"), "//"),
+		log: cmp.Or(options.Log, slog.New(slog.DiscardHandler)), merger: newUpdateMerger(), queue: newReportQueue(),
 		handshakeWithin: defaultHandshakeWithin, firstMessageWithin: defaultFirstMessageWithin,
 		dial: func(ctx context.Context, path string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", path)
 		},
 	}
-	w.merger.consume = o.Consume
-	return w
+	watcher.merger.consume = options.Consume
+	return watcher
 }
 
-func (w *Watcher) newBackoff() backoff.Backoff {
-	return backoff.Backoff{Min: minBackoff, Max: w.opts.MaxBackoff, Jitter: backoffJitter}
+func (watcher *Watcher) newBackoff() backoff.Backoff {
+	return backoff.Backoff{Min: minBackoff, Max: watcher.opts.MaxBackoff, Jitter: backoffJitter}
 }
 
 // count changes the counters.
-func (w *Watcher) count(change func(*Stats)) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	change(&w.stats)
+func (watcher *Watcher) count(change func(*Stats)) {
+	watcher.mu.Lock()
+	defer watcher.mu.Unlock()
+	change(&watcher.stats)
 }
 
 // Changed returns a channel that holds a token whenever Take may return a change or a renewed
 // lease. It has one reader.
-func (w *Watcher) Changed() <-chan struct{} { return w.merger.changed }
+func (watcher *Watcher) Changed() <-chan struct{} { return watcher.merger.changed }
 
 // Take returns the merged messages since the last Take. It does not block.
-func (w *Watcher) Take() Update { return w.merger.take() }
+func (watcher *Watcher) Take() Update { return watcher.merger.take() }
 
 // Report queues changes of the frontend's advertisements. It does not block: while the load
 // balancer does not read, changes are merged (newest wins).
-func (w *Watcher) Report(d ReportDelta) { w.queue.report(d) }
+func (watcher *Watcher) Report(delta ReportDelta) { watcher.queue.report(delta) }
 
 // Reported waits until all reports queued before the call are written to the load balancer's
 // connection, or ctx ends. The load balancer has read them once Run has returned.
-func (w *Watcher) Reported(ctx context.Context) error { return w.queue.waitWritten(ctx) }
+func (watcher *Watcher) Reported(ctx context.Context) error { return watcher.queue.waitWritten(ctx) }
 
 // Stats returns the counters.
-func (w *Watcher) Stats() Stats {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.stats
+func (watcher *Watcher) Stats() Stats {
+	watcher.mu.Lock()
+	defer watcher.mu.Unlock()
+	return watcher.stats
 }
 
 // String implements task.Task.
-func (w *Watcher) String() string { return "readiness watcher" }
+func (watcher *Watcher) String() string { return "readiness watcher" }
 
 const (
 	// socketPoll is the interval of checks for a new socket during a back-off, so that the watcher
@@ -167,14 +168,16 @@ const (
 
 // Run keeps a watch open until ctx ends. It then waits up to half a second for the load balancer to
 // read the last report. It is called once.
-func (w *Watcher) Run(ctx context.Context) error {
+func (watcher *Watcher) Run(ctx context.Context) error {
 	// Connections outlive ctx, so that the load balancer can read the last report.
 	base := context.WithoutCancel(ctx)
-	r := reconnector{w: w, base: base, wait: w.newBackoff(), moveWait: w.newBackoff(), started: time.Now()}
-	defer r.closeAll()
-	r.connect()
+	reconnector := reconnector{
+		w: watcher, base: base, wait: watcher.newBackoff(), moveWait: watcher.newBackoff(), started: time.Now(),
+	}
+	defer reconnector.closeAll()
+	reconnector.connect()
 	for ctx.Err() == nil {
-		r.step(ctx)
+		reconnector.step(ctx)
 	}
 	return nil
 }
@@ -207,26 +210,29 @@ type reconnector struct {
 }
 
 // step waits for one event and handles it.
-func (r *reconnector) step(ctx context.Context) {
-	generation, rotated := r.w.opts.Rotation()
-	due := r.moveDue || (r.established && r.current.generation != generation)
-	if due && r.next == nil && r.oldDone == nil && !r.moveBackoff {
-		r.moveDue = false
-		r.next = r.w.open(r.base, generation)
+func (reconnector *reconnector) step(ctx context.Context) {
+	// Read the generation before waiting: a rotation in between closes the channel, so none is missed.
+	generation, rotated := reconnector.w.opts.Rotation()
+	// One move at a time: the load balancer limits the streams of a SPIFFE ID.
+	due := reconnector.moveDue || (reconnector.established && reconnector.current.generation != generation)
+	if due && reconnector.next == nil && reconnector.oldDone == nil && !reconnector.moveBackoff {
+		reconnector.moveDue = false
+		reconnector.next = reconnector.w.open(reconnector.base, generation)
 	}
+	// A nil channel disables its case below.
 	var currentReceived, currentDone, nextReady, nextDone <-chan struct{}
-	if r.current != nil {
-		currentDone = r.current.done
-		if !r.established {
-			currentReceived = r.current.received
+	if reconnector.current != nil {
+		currentDone = reconnector.current.done
+		if !reconnector.established {
+			currentReceived = reconnector.current.received
 		}
 	}
-	if r.next != nil {
-		nextDone, nextReady = r.next.done, r.next.synced
-		if !isClosed(r.current.synced) {
+	if reconnector.next != nil {
+		nextDone, nextReady = reconnector.next.done, reconnector.next.synced
+		if !isClosed(reconnector.current.synced) {
 			// An unsynced current has no state to lose, so move at the first message of next instead of
 			// waiting for its synced snapshot.
-			nextReady = r.next.received
+			nextReady = reconnector.next.received
 		}
 	}
 	select {
@@ -234,147 +240,151 @@ func (r *reconnector) step(ctx context.Context) {
 	case <-rotated:
 		// The rotation may have supplied a missing SVID. The load balancer may still be down, so do not
 		// reset the back-off, and do not retry immediately after another attempt.
-		if r.current == nil && time.Since(r.attemptedAt) >= minBackoff {
-			r.connect()
+		if reconnector.current == nil && time.Since(reconnector.attemptedAt) >= minBackoff {
+			reconnector.connect()
 		}
-	case <-r.retry:
-		r.connect()
-	case <-r.poll:
-		r.checkSocket()
+	case <-reconnector.retry:
+		reconnector.connect()
+	case <-reconnector.poll:
+		reconnector.checkSocket()
 	case <-currentReceived:
-		r.establish()
+		reconnector.establish()
 	case <-currentDone:
-		r.currentEnded()
+		reconnector.currentEnded()
 	case <-nextReady:
-		r.move()
+		reconnector.move()
 	case <-nextDone:
-		r.moveFailed()
-	case <-r.moveAt:
-		r.moveDue, r.moveBackoff = true, false
-	case <-r.oldDone:
-		r.abortOld()
-		r.oldDone = nil
+		reconnector.moveFailed()
+	case <-reconnector.moveAt:
+		reconnector.moveDue, reconnector.moveBackoff = true, false
+	case <-reconnector.oldDone:
+		reconnector.abortOld()
+		reconnector.oldDone = nil
 	}
 }
 
 // checkSocket connects to a replaced socket file. An open stream stays in use until the second
 // connection has readiness, too. A stream of ReadinessService is kept until the load balancer sends
 // GoingAway, because lb itself binds a removed socket again.
-func (r *reconnector) checkSocket() {
-	id, ok := statSocket(r.w.path)
+func (reconnector *reconnector) checkSocket() {
+	id, ok := statSocket(reconnector.w.path)
 	switch {
-	case r.current == nil:
-		r.poll = time.After(socketPoll)
-		if ok && id != r.socket {
-			r.wait.Reset()
-			r.connect()
+	case reconnector.current == nil:
+		reconnector.poll = time.After(socketPoll)
+		if ok && id != reconnector.socket {
+			reconnector.wait.Reset()
+			reconnector.connect()
 		}
-	case r.established:
-		r.pollReplaced()
-		leaves := r.current.state.service != Service || r.w.merger.goingAway(&r.current.state)
-		if leaves && ok && id != r.current.socket && r.next == nil && !r.moveDue && !r.moveBackoff {
-			r.w.log.Info("readiness socket replaced, opening a second connection", "socket", r.w.path)
-			r.moveDue = true
+	case reconnector.established:
+		reconnector.pollReplaced()
+		leaves := reconnector.current.state.service != Service || reconnector.w.merger.goingAway(&reconnector.current.state)
+		moving := reconnector.next != nil || reconnector.moveDue || reconnector.moveBackoff
+		if leaves && ok && id != reconnector.current.socket && !moving {
+			reconnector.w.log.Info("readiness socket replaced, opening a second connection", "socket", reconnector.w.path)
+			reconnector.moveDue = true
 		}
 	}
 }
 
-func (r *reconnector) pollReplaced() {
+func (reconnector *reconnector) pollReplaced() {
 	interval := replacedPoll
-	if r.current.state.service != Service {
+	if reconnector.current.state.service != Service {
 		interval = fallbackReplacedPoll
 	}
-	r.poll = time.After(tick.Until(time.Now(), interval))
+	reconnector.poll = time.After(tick.Until(time.Now(), interval))
 }
 
 // connect starts an attempt.
-func (r *reconnector) connect() {
-	r.retry, r.poll = nil, nil
-	r.attemptedAt = time.Now()
-	r.socket, _ = statSocket(r.w.path)
-	generation, _ := r.w.opts.Rotation()
-	r.current = r.w.open(r.base, generation)
+func (reconnector *reconnector) connect() {
+	reconnector.retry, reconnector.poll = nil, nil
+	reconnector.attemptedAt = time.Now()
+	reconnector.socket, _ = statSocket(reconnector.w.path)
+	generation, _ := reconnector.w.opts.Rotation()
+	reconnector.current = reconnector.w.open(reconnector.base, generation)
 }
 
 // establish is called when current has received a message. It selects current as the reporting
 // connection and schedules the move to its replacement.
-func (r *reconnector) establish() {
-	r.established, r.lastLogged = true, ""
-	r.countStream()
-	r.moveWait.Reset()
-	r.w.log.Info("readiness stream open", "socket", r.w.path, "service", r.current.state.service)
-	r.pollReplaced()
-	r.current.reporter <- r.w.queue.attach()
-	r.moveAt, r.moveDue, r.moveBackoff = nil, false, false
+func (reconnector *reconnector) establish() {
+	reconnector.established, reconnector.lastLogged = true, ""
+	reconnector.countStream()
+	reconnector.moveWait.Reset()
+	reconnector.w.log.Info("readiness stream open", "socket", reconnector.w.path,
+		"service", reconnector.current.state.service)
+	reconnector.pollReplaced()
+	reconnector.current.reporter <- reconnector.w.queue.attach()
+	reconnector.moveAt, reconnector.moveDue, reconnector.moveBackoff = nil, false, false
 	// Move after half of the remaining lifetime, plus or minus 10 %, so that frontends do not move in
 	// step. The zero time of an unlimited lifetime gives a negative value.
-	half := time.Duration(float64(time.Until(r.current.expires())) * (0.45 + 0.1*rand.Float64()))
+	half := time.Duration(float64(time.Until(reconnector.current.expires())) * (0.45 + 0.1*rand.Float64()))
 	if half >= minMoveWait {
-		r.moveAt = time.After(half)
+		reconnector.moveAt = time.After(half)
 	}
 }
 
 // countStream counts current as a used stream and resets the back-off.
-func (r *reconnector) countStream() {
-	r.wait.Reset()
-	r.w.count(func(s *Stats) { s.Streams++ })
+func (reconnector *reconnector) countStream() {
+	reconnector.wait.Reset()
+	reconnector.w.count(func(stats *Stats) { stats.Streams++ })
 }
 
 // currentEnded handles the end of current or of a failed attempt.
-func (r *reconnector) currentEnded() {
-	r.w.count(func(s *Stats) { s.Failures++ })
-	err := r.current.err
-	r.moveAt, r.moveDue, r.moveBackoff = nil, false, false
-	wasOpen := isClosed(r.current.received)
-	if wasOpen && !r.established {
-		r.countStream() // the stream ended before step handled its first message
+func (reconnector *reconnector) currentEnded() {
+	reconnector.w.count(func(stats *Stats) { stats.Failures++ })
+	err := reconnector.current.err
+	reconnector.moveAt, reconnector.moveDue, reconnector.moveBackoff = nil, false, false
+	wasOpen := isClosed(reconnector.current.received)
+	if wasOpen && !reconnector.established {
+		reconnector.countStream() // the stream ended before step handled its first message
 	}
-	r.current, r.next, r.established = r.next, nil, false
-	if r.current != nil {
-		r.w.log.Warn("readiness stream lost, using the second connection", "error", err)
+	// A second connection under way is an attempt already; do not wait for the back-off.
+	reconnector.current, reconnector.next, reconnector.established = reconnector.next, nil, false
+	if reconnector.current != nil {
+		reconnector.w.log.Warn("readiness stream lost, using the second connection", "error", err)
 		return
 	}
-	after := r.wait.Next()
-	r.retry, r.poll = time.After(after), time.After(socketPoll)
+	after := reconnector.wait.Next()
+	reconnector.retry, reconnector.poll = time.After(after), time.After(socketPoll)
+	// A load balancer that is down fails every attempt alike: log a failure once.
 	switch text := err.Error(); {
 	case wasOpen:
-		r.w.log.Warn("readiness stream lost", "error", err, "retry_after", after)
-	case text != r.lastLogged, r.lbStarting && time.Since(r.started) > startTime:
-		r.lastLogged, r.lbStarting = text, r.isStarting(err)
+		reconnector.w.log.Warn("readiness stream lost", "error", err, "retry_after", after)
+	case text != reconnector.lastLogged, reconnector.lbStarting && time.Since(reconnector.started) > startTime:
+		reconnector.lastLogged, reconnector.lbStarting = text, reconnector.isStarting(err)
 		level := slog.LevelWarn
-		if r.lbStarting {
+		if reconnector.lbStarting {
 			level = slog.LevelInfo
 		}
-		r.w.log.Log(r.base, level, "readiness connection failed", "error", err, "retry_after", after)
+		reconnector.w.log.Log(reconnector.base, level, "readiness connection failed", "error", err, "retry_after", after)
 	default:
-		r.w.log.Debug("readiness connection still failing", "error", err, "retry_after", after)
+		reconnector.w.log.Debug("readiness connection still failing", "error", err, "retry_after", after)
 	}
 }
 
 // isStarting reports whether the load balancer is probably still starting, because the containers
 // of a pod start in parallel.
-func (r *reconnector) isStarting(err error) bool {
+func (reconnector *reconnector) isStarting(err error) bool {
 	absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
-	return absent && r.w.Stats().Streams == 0 && time.Since(r.started) <= startTime
+	return absent && reconnector.w.Stats().Streams == 0 && time.Since(reconnector.started) <= startTime
 }
 
 // move replaces current by next without a gap: the merger already has the lease of next, so move
 // the report and then close the old connection.
-func (r *reconnector) move() {
-	ctx, cancel := context.WithTimeout(r.base, moveReportWithin)
-	old := r.current
-	r.oldDone, r.abortOld = make(chan struct{}), cancel
-	r.current, r.next = r.next, nil
-	r.w.count(func(s *Stats) { s.Moves++ })
-	r.establish()
-	go r.w.closeReplaced(ctx, old, r.oldDone)
+func (reconnector *reconnector) move() {
+	ctx, cancel := context.WithTimeout(reconnector.base, moveReportWithin)
+	old := reconnector.current
+	reconnector.oldDone, reconnector.abortOld = make(chan struct{}), cancel
+	reconnector.current, reconnector.next = reconnector.next, nil
+	reconnector.w.count(func(stats *Stats) { stats.Moves++ })
+	reconnector.establish()
+	go reconnector.w.closeReplaced(ctx, old, reconnector.oldDone)
 }
 
 // closeReplaced closes a connection when its successor has written the report or ctx ends.
-func (w *Watcher) closeReplaced(ctx context.Context, old *watchConn, done chan<- struct{}) {
+func (watcher *Watcher) closeReplaced(ctx context.Context, old *watchConn, done chan<- struct{}) {
 	defer close(done)
-	if err := w.queue.waitWritten(ctx); err != nil {
-		w.log.Warn("report not sent on the second connection in time", "error", err)
+	if err := watcher.queue.waitWritten(ctx); err != nil {
+		watcher.log.Warn("report not sent on the second connection in time", "error", err)
 	}
 	select {
 	case <-time.After(moveLinger):
@@ -385,33 +395,34 @@ func (w *Watcher) closeReplaced(ctx context.Context, old *watchConn, done chan<-
 }
 
 // moveFailed handles a failed attempt to move.
-func (r *reconnector) moveFailed() {
-	r.w.count(func(s *Stats) { s.Failures++ })
-	after := r.moveWait.Next()
-	r.w.log.Warn("move to a second readiness connection failed, retrying", "error", r.next.err, "retry_after", after)
-	r.next = nil
-	r.moveAt, r.moveBackoff = time.After(after), true
+func (reconnector *reconnector) moveFailed() {
+	reconnector.w.count(func(stats *Stats) { stats.Failures++ })
+	after := reconnector.moveWait.Next()
+	reconnector.w.log.Warn("move to a second readiness connection failed, retrying", "error", reconnector.next.err,
+		"retry_after", after)
+	reconnector.next = nil
+	reconnector.moveAt, reconnector.moveBackoff = time.After(after), true
 }
 
 // closeAll closes all connections. It gives the load balancer time to read the report on current.
-func (r *reconnector) closeAll() {
-	if r.next != nil {
-		r.next.close(errStopped)
+func (reconnector *reconnector) closeAll() {
+	if reconnector.next != nil {
+		reconnector.next.close(errStopped)
 	}
-	if r.current != nil && r.established {
-		r.current.retire()
+	if reconnector.current != nil && reconnector.established {
+		reconnector.current.retire()
 		select {
-		case <-r.current.retired:
+		case <-reconnector.current.retired:
 		case <-time.After(lastReportWithin):
-			r.w.log.Warn("last report not read by the load balancer in time")
+			reconnector.w.log.Warn("last report not read by the load balancer in time")
 		}
 	}
-	if r.current != nil {
-		r.current.close(errStopped)
+	if reconnector.current != nil {
+		reconnector.current.close(errStopped)
 	}
-	if r.oldDone != nil {
-		r.abortOld()
-		<-r.oldDone
+	if reconnector.oldDone != nil {
+		reconnector.abortOld()
+		<-reconnector.oldDone
 	}
 }
 
@@ -421,9 +432,14 @@ type socketID struct {
 	changed       syscall.Timespec
 }
 
+// String identifies the socket in the instance ID of a fallback.
+func (id socketID) String() string {
+	return fmt.Sprintf("%x-%x-%x", id.device, id.inode, id.changed.Nano())
+}
+
 // statSocket returns the ID of the socket; false if the socket does not exist.
 func statSocket(path string) (socketID, bool) {
-	var st syscall.Stat_t
-	err := syscall.Stat(path, &st)
-	return socketID{st.Dev, st.Ino, st.Ctim}, err == nil
+	var stat syscall.Stat_t
+	err := syscall.Stat(path, &stat)
+	return socketID{stat.Dev, stat.Ino, stat.Ctim}, err == nil
 }

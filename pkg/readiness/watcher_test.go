@@ -233,7 +233,7 @@ func TestHostileLBIsRetried(t *testing.T) {
 
 func TestHugeMessageEndsStream(t *testing.T) {
 	m := message(5, snapshotOf(true, v1))
-	m.GetSnapshot().Vips[0].Detail = strings.Repeat("x", MaxMessageBytes)
+	m.GetSnapshot().Groups[0].Readiness.Detail = strings.Repeat("x", MaxMessageBytes)
 	f := startFrontend(t, startScripted(t, &scripted{script: []*response{m}}), nil)
 	f.waitFor(t, "it is refused", func() bool { return f.Err != nil })
 	if !strings.Contains(f.Err.Error(), "larger than max") {

@@ -92,7 +92,7 @@ func lbVIPs(all []*lbv1.VipStatus, now time.Time) *table {
 				shown += " (unconfirmed)"
 			}
 		}
-		t.add(r.GetVip(), vipState(r.GetState()), ago(r.GetSince(), now),
+		t.add(v.GetVip(), vipState(r.GetState()), ago(r.GetSince(), now),
 			fmt.Sprintf("%d/%d", r.GetReadyTargets(), r.GetTotalTargets()), shown, frontendReason, lbReason(r))
 	}
 	return t

@@ -29,7 +29,7 @@ func TestFrontendStaticGateways(t *testing.T) {
 		s.Vips = append(s.Vips, &frontendv1.VipStatus{
 			Vip: v, Advertisement: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN, Since: before(0),
 			Reason:    readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY,
-			Readiness: lbNotReady(v, 0), StaticGateways: []string{"gateway-a-4", "gateway-a-5"},
+			Readiness: lbNotReady(0), StaticGateways: []string{"gateway-a-4", "gateway-a-5"},
 		})
 	}
 	text, _ := Frontend(s, now)

@@ -55,16 +55,16 @@ var now = time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC)
 
 func before(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }
 
-func lbReady(vip string, since time.Duration) *readinessv1.VipReadiness {
+func lbReady(since time.Duration) *readinessv1.VipReadiness {
 	return &readinessv1.VipReadiness{
-		Vip: vip, State: readinessv1.VipState_VIP_STATE_READY, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY,
+		State: readinessv1.VipState_VIP_STATE_READY, Reason: readinessv1.VipReason_VIP_REASON_TARGETS_READY,
 		ReadyTargets: 2, TotalTargets: 2, Since: before(since),
 	}
 }
 
-func lbNotReady(vip string, since time.Duration) *readinessv1.VipReadiness {
+func lbNotReady(since time.Duration) *readinessv1.VipReadiness {
 	return &readinessv1.VipReadiness{
-		Vip: vip, State: readinessv1.VipState_VIP_STATE_NOT_READY,
+		State:  readinessv1.VipState_VIP_STATE_NOT_READY,
 		Reason: readinessv1.VipReason_VIP_REASON_TOO_FEW_READY,
 		Detail: "target-1: connect to 172.16.1.1:5000: connection refused", TotalTargets: 3, Since: before(since),
 	}
@@ -92,11 +92,11 @@ func goodFrontend() *frontendv1.Status {
 			Vip: "20.0.0.1/32", Advertisement: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
 			Reason:    readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
 			Since:     before(4*time.Minute + 2*time.Second),
-			Readiness: lbReady("20.0.0.1/32", time.Hour), Gateways: []string{"gateway-a-1"},
+			Readiness: lbReady(time.Hour), Gateways: []string{"gateway-a-1"},
 		}, {
 			Vip: "2000::1/128", Advertisement: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
 			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY, Since: before(900 * time.Millisecond),
-			Readiness: lbReady("2000::1/128", time.Hour), Gateways: []string{"gateway-a-2"},
+			Readiness: lbReady(time.Hour), Gateways: []string{"gateway-a-2"},
 		}},
 	}
 }
@@ -136,11 +136,11 @@ func badFrontend() *frontendv1.Status {
 	s.Vips = append(s.Vips, &frontendv1.VipStatus{
 		Vip: "2000::2/128", Advertisement: readinessv1.Advertisement_ADVERTISEMENT_DEPREFERRED,
 		Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_STOPPING, Since: before(time.Second),
-		Readiness: lbReady("2000::2/128", time.Hour), Gateways: []string{"a", "b", "c", "d", "e"},
+		Readiness: lbReady(time.Hour), Gateways: []string{"a", "b", "c", "d", "e"},
 	}, &frontendv1.VipStatus{
 		Vip: "2000::3/128", Advertisement: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
 		Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY, Since: before(49 * time.Hour),
-		Readiness: lbNotReady("2000::3/128", 49*time.Hour),
+		Readiness: lbNotReady(49 * time.Hour),
 	})
 	for i, r := range allReasons() {
 		if i == 0 || readinessv1.AdvertisementReason(r) == readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY {
@@ -174,10 +174,10 @@ func goodLB() *lbv1.Status {
 		SpiffeId: "spiffe://example.org/lb", IdentityExpires: timestamppb.New(now.Add(26 * time.Hour)),
 		Conditions: []*adminv1.Condition{{Name: "Liveness", Serving: true}, {Name: "Readiness", Serving: true}},
 		Vips: []*lbv1.VipStatus{{
-			Readiness: lbReady("20.0.0.1/32", time.Hour),
+			Vip: "20.0.0.1/32", Readiness: lbReady(time.Hour),
 			Reported: &readinessv1.VipAdvertisement{
-				Vip: "20.0.0.1/32", Advertisement: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
-				Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
+				Advertisement: readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED,
+				Reason:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_READY,
 			},
 		}},
 		Streams: []*lbv1.StreamStatus{{
@@ -225,10 +225,10 @@ func badLB() *lbv1.Status {
 	}
 	s.ConfigurationError = "trench.yaml:3: streams: duplicate name \"stream-a-1\""
 	s.Vips = append(s.Vips, &lbv1.VipStatus{
-		Readiness: lbNotReady("20.0.0.2/32", time.Minute),
+		Vip: "20.0.0.2/32", Readiness: lbNotReady(time.Minute),
 		Reported: &readinessv1.VipAdvertisement{
-			Vip: "20.0.0.2/32", Advertisement: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
-			Reason: readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY, Unconfirmed: true,
+			Advertisement: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
+			Reason:        readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_LB_NOT_READY, Unconfirmed: true,
 		},
 	})
 	for i, r := range values(readinessv1.VipReason_VIP_REASON_UNSPECIFIED.Descriptor()) {
@@ -240,9 +240,10 @@ func badLB() *lbv1.Status {
 		case readinessv1.VipReason_VIP_REASON_TARGETS_DRAINING:
 			state = readinessv1.VipState_VIP_STATE_DRAINING
 		}
-		s.Vips = append(s.Vips, &lbv1.VipStatus{Readiness: &readinessv1.VipReadiness{
-			Vip: fmt.Sprintf("20.0.1.%d/32", i), State: state, Reason: reason, Since: before(time.Second),
-		}})
+		s.Vips = append(s.Vips, &lbv1.VipStatus{
+			Vip:       fmt.Sprintf("20.0.1.%d/32", i),
+			Readiness: &readinessv1.VipReadiness{State: state, Reason: reason, Since: before(time.Second)},
+		})
 	}
 	s.Streams[0].Vips = []string{"20.0.0.1/32", "20.0.0.2/32", "20.0.0.3/32", "20.0.0.4/32"}
 	s.Streams[0].Targets = append(s.Streams[0].Targets,

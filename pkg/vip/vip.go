@@ -149,10 +149,8 @@ func (vip VIP) Overlaps(w VIP) bool { return vip.prefix.Overlaps(w.prefix) }
 
 // String returns the canonical prefix, or "" for the zero VIP.
 func (vip VIP) String() string {
-	if vip.IsZero() {
-		return ""
-	}
-	return vip.prefix.String()
+	var text [64]byte
+	return string(vip.Append(text[:0]))
 }
 
 // Append appends the result of String to text.

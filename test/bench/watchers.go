@@ -277,13 +277,16 @@ func (t *tally) add(m *readinessv1.WatchReadinessResponse) {
 	}
 	t.deltas++
 	named := map[string]bool{}
-	for _, c := range d.GetChanged() {
-		if named[c.GetVip()] {
-			t.twice++
+	for _, group := range d.GetChanged() {
+		for _, v := range group.GetVips() {
+			if named[v] {
+				t.twice++
+			}
+			named[v] = true
 		}
-		named[c.GetVip()] = true
+		t.entries += len(group.GetVips())
 	}
-	t.entries += len(d.GetChanged()) + len(d.GetRemoved())
+	t.entries += len(d.GetRemoved())
 }
 
 func (x *readinessSource) clientCredentials() credentials.TransportCredentials {

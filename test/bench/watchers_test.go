@@ -10,17 +10,14 @@ import (
 )
 
 func TestTally(t *testing.T) {
-	entries := func(vips ...string) (all []*readinessv1.VipReadiness) {
-		for _, v := range vips {
-			all = append(all, &readinessv1.VipReadiness{Vip: v})
-		}
-		return all
+	entries := func(vips ...string) []*readinessv1.ReadinessGroup {
+		return []*readinessv1.ReadinessGroup{{Vips: vips[:1]}, {Vips: vips[1:]}}
 	}
 	at := func(revision uint64) *readinessv1.Position { return &readinessv1.Position{Revision: revision} }
 	var counted tally
 	for _, m := range []*readinessv1.WatchReadinessResponse{
 		{Position: at(1), Event: &readinessv1.WatchReadinessResponse_Snapshot{
-			Snapshot: &readinessv1.Snapshot{Vips: entries("a", "b", "c")},
+			Snapshot: &readinessv1.Snapshot{Groups: entries("a", "b", "c")},
 		}},
 		{Position: at(1), Event: &readinessv1.WatchReadinessResponse_Heartbeat{Heartbeat: &readinessv1.Heartbeat{}}},
 		{Position: at(2), Event: &readinessv1.WatchReadinessResponse_Delta{Delta: &readinessv1.Delta{

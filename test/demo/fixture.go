@@ -262,7 +262,7 @@ func (s *fixture) decided(ctx context.Context) (map[netip.Prefix]time.Time, erro
 	}
 	since := map[netip.Prefix]time.Time{}
 	for _, v := range r.GetVips() {
-		p, err := netip.ParsePrefix(v.GetReadiness().GetVip())
+		p, err := netip.ParsePrefix(v.GetVip())
 		if err != nil {
 			return nil, fmt.Errorf("status of the lb: %w", err)
 		}

@@ -36,7 +36,7 @@ func (f *fixture) wantNotAdvertised(reason string, vips ...string) {
 			}
 		}
 		for _, v := range f.lbStatus().GetVips() {
-			if slices.Contains(vips, v.GetReadiness().GetVip()) && v.GetReported().GetReason().String() != full {
+			if slices.Contains(vips, v.GetVip()) && v.GetReported().GetReason().String() != full {
 				return fmt.Errorf("the status of lb is %v", v)
 			}
 		}

@@ -295,7 +295,7 @@ func TestLBServesOldFrontend(t *testing.T) {
 	f.down(f.target1)
 	f.waitFor(func() error {
 		for _, v := range f.lbStatus().GetVips() {
-			if r := v.GetReadiness(); r.GetVip() == vipA4 && r.GetReadyTargets() > 0 {
+			if r := v.GetReadiness(); v.GetVip() == vipA4 && r.GetReadyTargets() > 0 {
 				return fmt.Errorf("%v", r)
 			}
 		}

@@ -127,15 +127,12 @@ func (reader *scriptedFrontend) report(applied *readinessv1.Position, reason rea
 	vips ...string,
 ) {
 	reader.f.t.Helper()
-	m := &readinessv1.ReportAdvertisementRequest{WatchId: reader.first.GetWatchId(), Applied: applied}
-	for _, v := range vips {
-		m.Vips = append(m.Vips,
-			&readinessv1.VipAdvertisement{
-				Vip: v, Advertisement: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN,
-				Reason: reason,
-			})
-	}
-	reader.f.must(reader.reports.Send(m))
+	reader.f.must(reader.reports.Send(&readinessv1.ReportAdvertisementRequest{
+		WatchId: reader.first.GetWatchId(), Applied: applied,
+		Groups: []*readinessv1.AdvertisementGroup{{Vips: vips, Advertisement: &readinessv1.VipAdvertisement{
+			Advertisement: readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN, Reason: reason,
+		}}},
+	}))
 }
 
 // 1 000 flips, 1 ms apart, end in the right state (docs/architecture.md#failure-table).

@@ -111,7 +111,7 @@ func TestFrontendTermDrainsFirst(t *testing.T) {
 	// The LB and every gateway were notified.
 	f.waitReported(vipA4, readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN)
 	for _, v := range f.lbStatus().GetVips() {
-		if r := v.GetReported(); strings.HasPrefix(v.GetReadiness().GetVip(), vipA4) &&
+		if r := v.GetReported(); strings.HasPrefix(v.GetVip(), vipA4) &&
 			(r.GetReason() != readinessv1.AdvertisementReason_ADVERTISEMENT_REASON_STOPPING || r.GetUnconfirmed()) {
 			t.Errorf("the LB received %v", r)
 		}

@@ -128,7 +128,7 @@ func TestLBAuthorizesPeers(t *testing.T) {
 		})
 	}
 	// The same call by an authorized ID succeeds.
-	if answer, err := f.ask(f.operator()); err != nil || len(answer.GetVips()) != 4 {
+	if answer, err := f.ask(f.operator()); err != nil || vipCount(answer.GetGroups()) != 4 {
 		t.Errorf("the operator got %v, error %v", answer, err)
 	}
 	f.wantSilence(mark)
@@ -394,7 +394,7 @@ func TestReaderCannotReport(t *testing.T) {
 	conn := f.operator()
 	client := readinessv1.NewReadinessServiceClient(conn)
 
-	if answer, err := f.ask(conn); err != nil || len(answer.GetVips()) != 4 || !answer.GetSynced() {
+	if answer, err := f.ask(conn); err != nil || vipCount(answer.GetGroups()) != 4 || !answer.GetSynced() {
 		t.Errorf("GetReadiness: %v, error %v", answer, err)
 	}
 	if names, err := services(ctx, conn); err != nil ||
@@ -405,7 +405,7 @@ func TestReaderCannotReport(t *testing.T) {
 	f.must(err)
 	first, err := watch.Recv()
 	f.must(err)
-	if first.GetWatchId() == "" || len(first.GetSnapshot().GetVips()) != 4 {
+	if first.GetWatchId() == "" || vipCount(first.GetSnapshot().GetGroups()) != 4 {
 		t.Errorf("the first message of the watch is %v", first)
 	}
 
@@ -429,7 +429,7 @@ func TestReaderCannotReport(t *testing.T) {
 		}
 	}
 	for _, v := range f.lbStatus().GetVips() {
-		if r := v.GetReported(); v.GetReadiness().GetVip() == vipA4 &&
+		if r := v.GetReported(); v.GetVip() == vipA4 &&
 			r.GetAdvertisement() != readinessv1.Advertisement_ADVERTISEMENT_ANNOUNCED {
 			t.Errorf("the LB believes %v of %s after a reader's report", r, vipA4)
 		}
@@ -497,12 +497,17 @@ func TestGRPCurlWithOperatorSVID(t *testing.T) {
 		f.must(err)
 		var answer struct {
 			Synced bool
-			Vips   []struct{ Vip, State string }
+			Groups []struct {
+				Readiness struct{ State string }
+				Vips      []string
+			}
 		}
 		f.must(json.Unmarshal([]byte(out), &answer))
 		states := map[string]string{}
-		for _, v := range answer.Vips {
-			states[v.Vip] = v.State
+		for _, group := range answer.Groups {
+			for _, v := range group.Vips {
+				states[v] = group.Readiness.State
+			}
 		}
 		if !answer.Synced || len(states) != 4 || states[vipA4] != "VIP_STATE_READY" ||
 			states[vipB4] != "VIP_STATE_NOT_READY" {

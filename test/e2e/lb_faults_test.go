@@ -41,8 +41,8 @@ func TestLastTargetLossWithdrawsItsVIP(t *testing.T) {
 	f.down(f.target1)
 	f.waitFor(func() error { // until the LB knows
 		for _, v := range f.lbStatus().GetVips() {
-			if r := v.GetReadiness(); r.GetVip() != vipB4 && r.GetVip() != vipB6 && r.GetReadyTargets() != 1 {
-				return fmt.Errorf("%s has %d ready targets", r.GetVip(), r.GetReadyTargets())
+			if n := v.GetReadiness().GetReadyTargets(); v.GetVip() != vipB4 && v.GetVip() != vipB6 && n != 1 {
+				return fmt.Errorf("%s has %d ready targets", v.GetVip(), n)
 			}
 		}
 		return nil
@@ -193,7 +193,7 @@ func (f *fixture) waitReported(vip string, want readinessv1.Advertisement) {
 	f.t.Helper()
 	f.waitFor(func() error {
 		for _, v := range f.lbStatus().GetVips() {
-			if v.GetReadiness().GetVip() == vip && v.GetReported().GetAdvertisement() == want {
+			if v.GetVip() == vip && v.GetReported().GetAdvertisement() == want {
 				return nil
 			}
 		}

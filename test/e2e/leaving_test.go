@@ -36,7 +36,7 @@ func TestVIPsThatLeaveDrain(t *testing.T) {
 	f.must(f.pod.WriteTrench(withDrain(withoutStream, "1h")))
 	f.waitUpdate(mark, vipB4, depreferred)
 	for _, v := range f.lbStatus().GetVips() {
-		if r := v.GetReadiness(); r.GetVip() == vipB4 && r.GetReason() != readinessv1.VipReason_VIP_REASON_LEAVING {
+		if r := v.GetReadiness(); v.GetVip() == vipB4 && r.GetReason() != readinessv1.VipReason_VIP_REASON_LEAVING {
 			t.Errorf("%s is %v", vipB4, r)
 		}
 	}

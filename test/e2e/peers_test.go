@@ -86,6 +86,14 @@ func (f *fixture) ask(conn *grpc.ClientConn) (*readinessv1.GetReadinessResponse,
 	return readinessv1.NewReadinessServiceClient(conn).GetReadiness(ctx, &readinessv1.GetReadinessRequest{})
 }
 
+// vipCount returns the number of VIPs in all groups.
+func vipCount(groups []*readinessv1.ReadinessGroup) (count int) {
+	for _, group := range groups {
+		count += len(group.GetVips())
+	}
+	return count
+}
+
 // waitGet waits until the LB answers GetReadiness: it may be starting.
 func (f *fixture) waitGet(conn *grpc.ClientConn) *readinessv1.GetReadinessResponse {
 	f.t.Helper()

@@ -106,7 +106,7 @@ func (f *fixture) waitUnconfirmed(want map[string]bool) {
 		got := map[string]bool{}
 		for _, v := range f.lbStatus().GetVips() {
 			if r := v.GetReported(); r.GetAdvertisement() == readinessv1.Advertisement_ADVERTISEMENT_WITHDRAWN {
-				got[r.GetVip()] = r.GetUnconfirmed()
+				got[v.GetVip()] = r.GetUnconfirmed()
 			}
 		}
 		if !maps.Equal(got, want) {

@@ -25,7 +25,7 @@ const (
 
 // exceeding lists packages and types above their limit, with their size. Entries only fall.
 var exceeding = map[string]int{
-	"pkg/dataplane/fwstate": 3814, "pkg/frontend": 3901, "pkg/readiness": 3778,
+	"pkg/dataplane/fwstate": 3814, "pkg/frontend": 3901,
 	"pkg/bird.Supervisor": 44, "pkg/dataplane.engine": 73, "pkg/dataplane/fwstate.Conn": 83, "pkg/serving.Evaluator": 44,
 }
 

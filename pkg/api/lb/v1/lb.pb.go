@@ -1279,10 +1279,12 @@ func (x *SourceStatus) GetProblems() []string {
 // VipStatus is one VIP.
 type VipStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// The VIP as a canonical prefix.
+	Vip string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
 	// The readiness.
-	Readiness *v1.VipReadiness `protobuf:"bytes,1,opt,name=readiness,proto3" json:"readiness,omitempty"`
+	Readiness *v1.VipReadiness `protobuf:"bytes,2,opt,name=readiness,proto3" json:"readiness,omitempty"`
 	// The newest report of a frontend; absent without one.
-	Reported      *v1.VipAdvertisement `protobuf:"bytes,2,opt,name=reported,proto3" json:"reported,omitempty"`
+	Reported      *v1.VipAdvertisement `protobuf:"bytes,3,opt,name=reported,proto3" json:"reported,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1315,6 +1317,13 @@ func (x *VipStatus) ProtoReflect() protoreflect.Message {
 // Deprecated: Use VipStatus.ProtoReflect.Descriptor instead.
 func (*VipStatus) Descriptor() ([]byte, []int) {
 	return file_vipgate_lb_v1_lb_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *VipStatus) GetVip() string {
+	if x != nil {
+		return x.Vip
+	}
+	return ""
 }
 
 func (x *VipStatus) GetReadiness() *v1.VipReadiness {
@@ -1748,10 +1757,11 @@ const file_vipgate_lb_v1_lb_proto_rawDesc = "" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x17\n" +
 	"\aon_gone\x18\x05 \x01(\tR\x06onGone\x12\x18\n" +
 	"\atargets\x18\x06 \x01(\rR\atargets\x12\x1a\n" +
-	"\bproblems\x18\a \x03(\tR\bproblems\"\x91\x01\n" +
-	"\tVipStatus\x12@\n" +
-	"\treadiness\x18\x01 \x01(\v2\".vipgate.readiness.v1.VipReadinessR\treadiness\x12B\n" +
-	"\breported\x18\x02 \x01(\v2&.vipgate.readiness.v1.VipAdvertisementR\breported\"\x8a\x01\n" +
+	"\bproblems\x18\a \x03(\tR\bproblems\"\xa3\x01\n" +
+	"\tVipStatus\x12\x10\n" +
+	"\x03vip\x18\x01 \x01(\tR\x03vip\x12@\n" +
+	"\treadiness\x18\x02 \x01(\v2\".vipgate.readiness.v1.VipReadinessR\treadiness\x12B\n" +
+	"\breported\x18\x03 \x01(\v2&.vipgate.readiness.v1.VipAdvertisementR\breported\"\x8a\x01\n" +
 	"\fStreamStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04vips\x18\x02 \x03(\tR\x04vips\x12\x1b\n" +

@@ -453,23 +453,21 @@ func (x *Position) GetRevision() uint64 {
 // VipReadiness is the readiness of one VIP.
 type VipReadiness struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The VIP as a canonical prefix, such as "20.0.0.1/32" or "2000::1/128".
-	Vip string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
-	// What the load balancer says of it.
-	State VipState `protobuf:"varint,2,opt,name=state,proto3,enum=vipgate.readiness.v1.VipState" json:"state,omitempty"`
+	// What the load balancer does with its traffic.
+	State VipState `protobuf:"varint,1,opt,name=state,proto3,enum=vipgate.readiness.v1.VipState" json:"state,omitempty"`
 	// Why.
-	Reason VipReason `protobuf:"varint,3,opt,name=reason,proto3,enum=vipgate.readiness.v1.VipReason" json:"reason,omitempty"`
+	Reason VipReason `protobuf:"varint,2,opt,name=reason,proto3,enum=vipgate.readiness.v1.VipReason" json:"reason,omitempty"`
 	// The reason for people, such as the last error of a check. At most 256 bytes.
-	Detail string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
+	Detail string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
 	// Targets of the VIP's family that are ready now, over all its streams. With a
 	// data plane only those of the one stream that serves it, once the kernel has them.
-	ReadyTargets uint32 `protobuf:"varint,5,opt,name=ready_targets,json=readyTargets,proto3" json:"ready_targets,omitempty"`
+	ReadyTargets uint32 `protobuf:"varint,4,opt,name=ready_targets,json=readyTargets,proto3" json:"ready_targets,omitempty"`
 	// Targets of the VIP's family, over the same streams.
-	TotalTargets uint32 `protobuf:"varint,6,opt,name=total_targets,json=totalTargets,proto3" json:"total_targets,omitempty"`
+	TotalTargets uint32 `protobuf:"varint,5,opt,name=total_targets,json=totalTargets,proto3" json:"total_targets,omitempty"`
 	// Since when the VIP has its state (wall time of the load balancer, for people).
-	Since *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=since,proto3" json:"since,omitempty"`
+	Since *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
 	// With DRAINING: how much longer traffic is forwarded.
-	DrainFor      *durationpb.Duration `protobuf:"bytes,8,opt,name=drain_for,json=drainFor,proto3" json:"drain_for,omitempty"`
+	DrainFor      *durationpb.Duration `protobuf:"bytes,7,opt,name=drain_for,json=drainFor,proto3" json:"drain_for,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -502,13 +500,6 @@ func (x *VipReadiness) ProtoReflect() protoreflect.Message {
 // Deprecated: Use VipReadiness.ProtoReflect.Descriptor instead.
 func (*VipReadiness) Descriptor() ([]byte, []int) {
 	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{1}
-}
-
-func (x *VipReadiness) GetVip() string {
-	if x != nil {
-		return x.Vip
-	}
-	return ""
 }
 
 func (x *VipReadiness) GetState() VipState {
@@ -560,6 +551,61 @@ func (x *VipReadiness) GetDrainFor() *durationpb.Duration {
 	return nil
 }
 
+// ReadinessGroup holds VIPs of equal readiness.
+type ReadinessGroup struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The readiness of each VIP.
+	Readiness *VipReadiness `protobuf:"bytes,1,opt,name=readiness,proto3" json:"readiness,omitempty"`
+	// The VIPs as canonical prefixes, such as "20.0.0.1/32" or "2000::1/128".
+	Vips          []string `protobuf:"bytes,2,rep,name=vips,proto3" json:"vips,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadinessGroup) Reset() {
+	*x = ReadinessGroup{}
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadinessGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadinessGroup) ProtoMessage() {}
+
+func (x *ReadinessGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadinessGroup.ProtoReflect.Descriptor instead.
+func (*ReadinessGroup) Descriptor() ([]byte, []int) {
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ReadinessGroup) GetReadiness() *VipReadiness {
+	if x != nil {
+		return x.Readiness
+	}
+	return nil
+}
+
+func (x *ReadinessGroup) GetVips() []string {
+	if x != nil {
+		return x.Vips
+	}
+	return nil
+}
+
 // WatchReadinessRequest opens a watch.
 type WatchReadinessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -571,7 +617,7 @@ type WatchReadinessRequest struct {
 
 func (x *WatchReadinessRequest) Reset() {
 	*x = WatchReadinessRequest{}
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[2]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -583,7 +629,7 @@ func (x *WatchReadinessRequest) String() string {
 func (*WatchReadinessRequest) ProtoMessage() {}
 
 func (x *WatchReadinessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[2]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -596,7 +642,7 @@ func (x *WatchReadinessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchReadinessRequest.ProtoReflect.Descriptor instead.
 func (*WatchReadinessRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{2}
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *WatchReadinessRequest) GetReader() string {
@@ -633,7 +679,7 @@ type WatchReadinessResponse struct {
 
 func (x *WatchReadinessResponse) Reset() {
 	*x = WatchReadinessResponse{}
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[3]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -645,7 +691,7 @@ func (x *WatchReadinessResponse) String() string {
 func (*WatchReadinessResponse) ProtoMessage() {}
 
 func (x *WatchReadinessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[3]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -658,7 +704,7 @@ func (x *WatchReadinessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchReadinessResponse.ProtoReflect.Descriptor instead.
 func (*WatchReadinessResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{3}
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *WatchReadinessResponse) GetPosition() *Position {
@@ -769,7 +815,7 @@ func (*WatchReadinessResponse_GoingAway) isWatchReadinessResponse_Event() {}
 type Snapshot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The VIPs of this part. A VIP absent from all parts is not ready.
-	Vips []*VipReadiness `protobuf:"bytes,1,rep,name=vips,proto3" json:"vips,omitempty"`
+	Groups []*ReadinessGroup `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
 	// False while targets have not been checked yet since the start: then the
 	// snapshot says nothing about any VIP. A new snapshot follows with true.
 	Synced bool `protobuf:"varint,2,opt,name=synced,proto3" json:"synced,omitempty"`
@@ -781,7 +827,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[4]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +839,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[4]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,12 +852,12 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{4}
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{5}
 }
 
-func (x *Snapshot) GetVips() []*VipReadiness {
+func (x *Snapshot) GetGroups() []*ReadinessGroup {
 	if x != nil {
-		return x.Vips
+		return x.Groups
 	}
 	return nil
 }
@@ -836,7 +882,7 @@ func (x *Snapshot) GetLast() bool {
 type Delta struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// VIPs whose readiness changed or that are new.
-	Changed []*VipReadiness `protobuf:"bytes,1,rep,name=changed,proto3" json:"changed,omitempty"`
+	Changed []*ReadinessGroup `protobuf:"bytes,1,rep,name=changed,proto3" json:"changed,omitempty"`
 	// VIPs that the load balancer no longer knows, as canonical prefixes: not ready.
 	Removed []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`
 	// Marks the last part.
@@ -847,7 +893,7 @@ type Delta struct {
 
 func (x *Delta) Reset() {
 	*x = Delta{}
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[5]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -859,7 +905,7 @@ func (x *Delta) String() string {
 func (*Delta) ProtoMessage() {}
 
 func (x *Delta) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[5]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -872,10 +918,10 @@ func (x *Delta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delta.ProtoReflect.Descriptor instead.
 func (*Delta) Descriptor() ([]byte, []int) {
-	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{5}
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{6}
 }
 
-func (x *Delta) GetChanged() []*VipReadiness {
+func (x *Delta) GetChanged() []*ReadinessGroup {
 	if x != nil {
 		return x.Changed
 	}
@@ -905,7 +951,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[6]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +963,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[6]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +976,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{6}
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{7}
 }
 
 // GoingAway says that the load balancer will stop: move traffic away. Going away
@@ -947,7 +993,7 @@ type GoingAway struct {
 
 func (x *GoingAway) Reset() {
 	*x = GoingAway{}
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[7]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -959,7 +1005,7 @@ func (x *GoingAway) String() string {
 func (*GoingAway) ProtoMessage() {}
 
 func (x *GoingAway) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[7]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -972,7 +1018,7 @@ func (x *GoingAway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoingAway.ProtoReflect.Descriptor instead.
 func (*GoingAway) Descriptor() ([]byte, []int) {
-	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{7}
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GoingAway) GetDrainFor() *durationpb.Duration {
@@ -995,7 +1041,7 @@ type GetReadinessRequest struct {
 
 func (x *GetReadinessRequest) Reset() {
 	*x = GetReadinessRequest{}
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[8]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1007,7 +1053,7 @@ func (x *GetReadinessRequest) String() string {
 func (*GetReadinessRequest) ProtoMessage() {}
 
 func (x *GetReadinessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[8]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1020,7 +1066,7 @@ func (x *GetReadinessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReadinessRequest.ProtoReflect.Descriptor instead.
 func (*GetReadinessRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{8}
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetReadinessRequest) GetPageSize() uint32 {
@@ -1048,8 +1094,8 @@ type GetReadinessResponse struct {
 	StaleGrace *durationpb.Duration `protobuf:"bytes,3,opt,name=stale_grace,json=staleGrace,proto3" json:"stale_grace,omitempty"`
 	// False while targets have not been checked yet since the start.
 	Synced bool `protobuf:"varint,4,opt,name=synced,proto3" json:"synced,omitempty"`
-	// The VIPs, ordered by address.
-	Vips []*VipReadiness `protobuf:"bytes,5,rep,name=vips,proto3" json:"vips,omitempty"`
+	// The VIPs of this page. Pages are in the order of addresses.
+	Groups []*ReadinessGroup `protobuf:"bytes,5,rep,name=groups,proto3" json:"groups,omitempty"`
 	// Not empty when there are more.
 	NextPageToken string `protobuf:"bytes,6,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1058,7 +1104,7 @@ type GetReadinessResponse struct {
 
 func (x *GetReadinessResponse) Reset() {
 	*x = GetReadinessResponse{}
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[9]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1070,7 +1116,7 @@ func (x *GetReadinessResponse) String() string {
 func (*GetReadinessResponse) ProtoMessage() {}
 
 func (x *GetReadinessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[9]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1083,7 +1129,7 @@ func (x *GetReadinessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReadinessResponse.ProtoReflect.Descriptor instead.
 func (*GetReadinessResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{9}
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetReadinessResponse) GetPosition() *Position {
@@ -1114,9 +1160,9 @@ func (x *GetReadinessResponse) GetSynced() bool {
 	return false
 }
 
-func (x *GetReadinessResponse) GetVips() []*VipReadiness {
+func (x *GetReadinessResponse) GetGroups() []*ReadinessGroup {
 	if x != nil {
-		return x.Vips
+		return x.Groups
 	}
 	return nil
 }
@@ -1141,7 +1187,7 @@ type FamilyConnectivity struct {
 
 func (x *FamilyConnectivity) Reset() {
 	*x = FamilyConnectivity{}
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[10]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1153,7 +1199,7 @@ func (x *FamilyConnectivity) String() string {
 func (*FamilyConnectivity) ProtoMessage() {}
 
 func (x *FamilyConnectivity) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[10]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1166,7 +1212,7 @@ func (x *FamilyConnectivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyConnectivity.ProtoReflect.Descriptor instead.
 func (*FamilyConnectivity) Descriptor() ([]byte, []int) {
-	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{10}
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FamilyConnectivity) GetFamily() IpFamily {
@@ -1186,22 +1232,20 @@ func (x *FamilyConnectivity) GetUp() bool {
 // VipAdvertisement is what the frontend does with one VIP.
 type VipAdvertisement struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The VIP as a canonical prefix.
-	Vip string `protobuf:"bytes,1,opt,name=vip,proto3" json:"vip,omitempty"`
 	// What the frontend does with it.
-	Advertisement Advertisement `protobuf:"varint,2,opt,name=advertisement,proto3,enum=vipgate.readiness.v1.Advertisement" json:"advertisement,omitempty"`
+	Advertisement Advertisement `protobuf:"varint,1,opt,name=advertisement,proto3,enum=vipgate.readiness.v1.Advertisement" json:"advertisement,omitempty"`
 	// Why.
-	Reason AdvertisementReason `protobuf:"varint,3,opt,name=reason,proto3,enum=vipgate.readiness.v1.AdvertisementReason" json:"reason,omitempty"`
+	Reason AdvertisementReason `protobuf:"varint,2,opt,name=reason,proto3,enum=vipgate.readiness.v1.AdvertisementReason" json:"reason,omitempty"`
 	// With WITHDRAWN: the gateways' sessions did not show the withdrawal in time, or static gateways
 	// send traffic of the VIP as long as another VIP of its family is announced.
-	Unconfirmed   bool `protobuf:"varint,4,opt,name=unconfirmed,proto3" json:"unconfirmed,omitempty"`
+	Unconfirmed   bool `protobuf:"varint,3,opt,name=unconfirmed,proto3" json:"unconfirmed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VipAdvertisement) Reset() {
 	*x = VipAdvertisement{}
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[11]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1257,7 @@ func (x *VipAdvertisement) String() string {
 func (*VipAdvertisement) ProtoMessage() {}
 
 func (x *VipAdvertisement) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[11]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,14 +1270,7 @@ func (x *VipAdvertisement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VipAdvertisement.ProtoReflect.Descriptor instead.
 func (*VipAdvertisement) Descriptor() ([]byte, []int) {
-	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{11}
-}
-
-func (x *VipAdvertisement) GetVip() string {
-	if x != nil {
-		return x.Vip
-	}
-	return ""
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *VipAdvertisement) GetAdvertisement() Advertisement {
@@ -1257,6 +1294,61 @@ func (x *VipAdvertisement) GetUnconfirmed() bool {
 	return false
 }
 
+// AdvertisementGroup holds VIPs of equal advertisement.
+type AdvertisementGroup struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The advertisement of each VIP.
+	Advertisement *VipAdvertisement `protobuf:"bytes,1,opt,name=advertisement,proto3" json:"advertisement,omitempty"`
+	// The VIPs as canonical prefixes.
+	Vips          []string `protobuf:"bytes,2,rep,name=vips,proto3" json:"vips,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdvertisementGroup) Reset() {
+	*x = AdvertisementGroup{}
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdvertisementGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdvertisementGroup) ProtoMessage() {}
+
+func (x *AdvertisementGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdvertisementGroup.ProtoReflect.Descriptor instead.
+func (*AdvertisementGroup) Descriptor() ([]byte, []int) {
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *AdvertisementGroup) GetAdvertisement() *VipAdvertisement {
+	if x != nil {
+		return x.Advertisement
+	}
+	return nil
+}
+
+func (x *AdvertisementGroup) GetVips() []string {
+	if x != nil {
+		return x.Vips
+	}
+	return nil
+}
+
 // ReportAdvertisementRequest is one report: everything first, then changes.
 type ReportAdvertisementRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1267,14 +1359,14 @@ type ReportAdvertisementRequest struct {
 	// External connectivity, always of every configured family.
 	Families []*FamilyConnectivity `protobuf:"bytes,3,rep,name=families,proto3" json:"families,omitempty"`
 	// The VIPs of this report; at most 2 000, larger reports travel in several.
-	Vips          []*VipAdvertisement `protobuf:"bytes,4,rep,name=vips,proto3" json:"vips,omitempty"`
+	Groups        []*AdvertisementGroup `protobuf:"bytes,4,rep,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReportAdvertisementRequest) Reset() {
 	*x = ReportAdvertisementRequest{}
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[12]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1378,7 @@ func (x *ReportAdvertisementRequest) String() string {
 func (*ReportAdvertisementRequest) ProtoMessage() {}
 
 func (x *ReportAdvertisementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[12]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1391,7 @@ func (x *ReportAdvertisementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportAdvertisementRequest.ProtoReflect.Descriptor instead.
 func (*ReportAdvertisementRequest) Descriptor() ([]byte, []int) {
-	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{12}
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReportAdvertisementRequest) GetWatchId() string {
@@ -1323,9 +1415,9 @@ func (x *ReportAdvertisementRequest) GetFamilies() []*FamilyConnectivity {
 	return nil
 }
 
-func (x *ReportAdvertisementRequest) GetVips() []*VipAdvertisement {
+func (x *ReportAdvertisementRequest) GetGroups() []*AdvertisementGroup {
 	if x != nil {
-		return x.Vips
+		return x.Groups
 	}
 	return nil
 }
@@ -1339,7 +1431,7 @@ type ReportAdvertisementResponse struct {
 
 func (x *ReportAdvertisementResponse) Reset() {
 	*x = ReportAdvertisementResponse{}
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[13]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1443,7 @@ func (x *ReportAdvertisementResponse) String() string {
 func (*ReportAdvertisementResponse) ProtoMessage() {}
 
 func (x *ReportAdvertisementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[13]
+	mi := &file_vipgate_readiness_v1_readiness_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1456,7 @@ func (x *ReportAdvertisementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportAdvertisementResponse.ProtoReflect.Descriptor instead.
 func (*ReportAdvertisementResponse) Descriptor() ([]byte, []int) {
-	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{13}
+	return file_vipgate_readiness_v1_readiness_proto_rawDescGZIP(), []int{15}
 }
 
 var File_vipgate_readiness_v1_readiness_proto protoreflect.FileDescriptor
@@ -1375,16 +1467,18 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\bPosition\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\xdb\x02\n" +
-	"\fVipReadiness\x12\x10\n" +
-	"\x03vip\x18\x01 \x01(\tR\x03vip\x124\n" +
-	"\x05state\x18\x02 \x01(\x0e2\x1e.vipgate.readiness.v1.VipStateR\x05state\x127\n" +
-	"\x06reason\x18\x03 \x01(\x0e2\x1f.vipgate.readiness.v1.VipReasonR\x06reason\x12\x16\n" +
-	"\x06detail\x18\x04 \x01(\tR\x06detail\x12#\n" +
-	"\rready_targets\x18\x05 \x01(\rR\freadyTargets\x12#\n" +
-	"\rtotal_targets\x18\x06 \x01(\rR\ftotalTargets\x120\n" +
-	"\x05since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x126\n" +
-	"\tdrain_for\x18\b \x01(\v2\x19.google.protobuf.DurationR\bdrainFor\"/\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xc9\x02\n" +
+	"\fVipReadiness\x124\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x1e.vipgate.readiness.v1.VipStateR\x05state\x127\n" +
+	"\x06reason\x18\x02 \x01(\x0e2\x1f.vipgate.readiness.v1.VipReasonR\x06reason\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\x12#\n" +
+	"\rready_targets\x18\x04 \x01(\rR\freadyTargets\x12#\n" +
+	"\rtotal_targets\x18\x05 \x01(\rR\ftotalTargets\x120\n" +
+	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x126\n" +
+	"\tdrain_for\x18\a \x01(\v2\x19.google.protobuf.DurationR\bdrainFor\"f\n" +
+	"\x0eReadinessGroup\x12@\n" +
+	"\treadiness\x18\x01 \x01(\v2\".vipgate.readiness.v1.VipReadinessR\treadiness\x12\x12\n" +
+	"\x04vips\x18\x02 \x03(\tR\x04vips\"/\n" +
 	"\x15WatchReadinessRequest\x12\x16\n" +
 	"\x06reader\x18\x01 \x01(\tR\x06reader\"\xdb\x03\n" +
 	"\x16WatchReadinessResponse\x12:\n" +
@@ -1398,13 +1492,13 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\theartbeat\x18\a \x01(\v2\x1f.vipgate.readiness.v1.HeartbeatH\x00R\theartbeat\x12@\n" +
 	"\n" +
 	"going_away\x18\b \x01(\v2\x1f.vipgate.readiness.v1.GoingAwayH\x00R\tgoingAwayB\a\n" +
-	"\x05event\"n\n" +
-	"\bSnapshot\x126\n" +
-	"\x04vips\x18\x01 \x03(\v2\".vipgate.readiness.v1.VipReadinessR\x04vips\x12\x16\n" +
+	"\x05event\"t\n" +
+	"\bSnapshot\x12<\n" +
+	"\x06groups\x18\x01 \x03(\v2$.vipgate.readiness.v1.ReadinessGroupR\x06groups\x12\x16\n" +
 	"\x06synced\x18\x02 \x01(\bR\x06synced\x12\x12\n" +
-	"\x04last\x18\x03 \x01(\bR\x04last\"s\n" +
-	"\x05Delta\x12<\n" +
-	"\achanged\x18\x01 \x03(\v2\".vipgate.readiness.v1.VipReadinessR\achanged\x12\x18\n" +
+	"\x04last\x18\x03 \x01(\bR\x04last\"u\n" +
+	"\x05Delta\x12>\n" +
+	"\achanged\x18\x01 \x03(\v2$.vipgate.readiness.v1.ReadinessGroupR\achanged\x12\x18\n" +
 	"\aremoved\x18\x02 \x03(\tR\aremoved\x12\x12\n" +
 	"\x04last\x18\x03 \x01(\bR\x04last\"\v\n" +
 	"\tHeartbeat\"C\n" +
@@ -1413,28 +1507,30 @@ const file_vipgate_readiness_v1_readiness_proto_rawDesc = "" +
 	"\x13GetReadinessRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x02 \x01(\tR\tpageToken\"\xb7\x02\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"\xbd\x02\n" +
 	"\x14GetReadinessResponse\x12:\n" +
 	"\bposition\x18\x01 \x01(\v2\x1e.vipgate.readiness.v1.PositionR\bposition\x12/\n" +
 	"\x05lease\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12:\n" +
 	"\vstale_grace\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"staleGrace\x12\x16\n" +
-	"\x06synced\x18\x04 \x01(\bR\x06synced\x126\n" +
-	"\x04vips\x18\x05 \x03(\v2\".vipgate.readiness.v1.VipReadinessR\x04vips\x12&\n" +
+	"\x06synced\x18\x04 \x01(\bR\x06synced\x12<\n" +
+	"\x06groups\x18\x05 \x03(\v2$.vipgate.readiness.v1.ReadinessGroupR\x06groups\x12&\n" +
 	"\x0fnext_page_token\x18\x06 \x01(\tR\rnextPageToken\"\\\n" +
 	"\x12FamilyConnectivity\x126\n" +
 	"\x06family\x18\x01 \x01(\x0e2\x1e.vipgate.readiness.v1.IpFamilyR\x06family\x12\x0e\n" +
-	"\x02up\x18\x02 \x01(\bR\x02up\"\xd4\x01\n" +
-	"\x10VipAdvertisement\x12\x10\n" +
-	"\x03vip\x18\x01 \x01(\tR\x03vip\x12I\n" +
-	"\radvertisement\x18\x02 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\radvertisement\x12A\n" +
-	"\x06reason\x18\x03 \x01(\x0e2).vipgate.readiness.v1.AdvertisementReasonR\x06reason\x12 \n" +
-	"\vunconfirmed\x18\x04 \x01(\bR\vunconfirmed\"\xf3\x01\n" +
+	"\x02up\x18\x02 \x01(\bR\x02up\"\xc2\x01\n" +
+	"\x10VipAdvertisement\x12I\n" +
+	"\radvertisement\x18\x01 \x01(\x0e2#.vipgate.readiness.v1.AdvertisementR\radvertisement\x12A\n" +
+	"\x06reason\x18\x02 \x01(\x0e2).vipgate.readiness.v1.AdvertisementReasonR\x06reason\x12 \n" +
+	"\vunconfirmed\x18\x03 \x01(\bR\vunconfirmed\"v\n" +
+	"\x12AdvertisementGroup\x12L\n" +
+	"\radvertisement\x18\x01 \x01(\v2&.vipgate.readiness.v1.VipAdvertisementR\radvertisement\x12\x12\n" +
+	"\x04vips\x18\x02 \x03(\tR\x04vips\"\xf9\x01\n" +
 	"\x1aReportAdvertisementRequest\x12\x19\n" +
 	"\bwatch_id\x18\x01 \x01(\tR\awatchId\x128\n" +
 	"\aapplied\x18\x02 \x01(\v2\x1e.vipgate.readiness.v1.PositionR\aapplied\x12D\n" +
-	"\bfamilies\x18\x03 \x03(\v2(.vipgate.readiness.v1.FamilyConnectivityR\bfamilies\x12:\n" +
-	"\x04vips\x18\x04 \x03(\v2&.vipgate.readiness.v1.VipAdvertisementR\x04vips\"\x1d\n" +
+	"\bfamilies\x18\x03 \x03(\v2(.vipgate.readiness.v1.FamilyConnectivityR\bfamilies\x12@\n" +
+	"\x06groups\x18\x04 \x03(\v2(.vipgate.readiness.v1.AdvertisementGroupR\x06groups\"\x1d\n" +
 	"\x1bReportAdvertisementResponse*k\n" +
 	"\bVipState\x12\x19\n" +
 	"\x15VIP_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
@@ -1500,7 +1596,7 @@ func file_vipgate_readiness_v1_readiness_proto_rawDescGZIP() []byte {
 }
 
 var file_vipgate_readiness_v1_readiness_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_vipgate_readiness_v1_readiness_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_vipgate_readiness_v1_readiness_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_vipgate_readiness_v1_readiness_proto_goTypes = []any{
 	(VipState)(0),                       // 0: vipgate.readiness.v1.VipState
 	(VipReason)(0),                      // 1: vipgate.readiness.v1.VipReason
@@ -1509,57 +1605,61 @@ var file_vipgate_readiness_v1_readiness_proto_goTypes = []any{
 	(IpFamily)(0),                       // 4: vipgate.readiness.v1.IpFamily
 	(*Position)(nil),                    // 5: vipgate.readiness.v1.Position
 	(*VipReadiness)(nil),                // 6: vipgate.readiness.v1.VipReadiness
-	(*WatchReadinessRequest)(nil),       // 7: vipgate.readiness.v1.WatchReadinessRequest
-	(*WatchReadinessResponse)(nil),      // 8: vipgate.readiness.v1.WatchReadinessResponse
-	(*Snapshot)(nil),                    // 9: vipgate.readiness.v1.Snapshot
-	(*Delta)(nil),                       // 10: vipgate.readiness.v1.Delta
-	(*Heartbeat)(nil),                   // 11: vipgate.readiness.v1.Heartbeat
-	(*GoingAway)(nil),                   // 12: vipgate.readiness.v1.GoingAway
-	(*GetReadinessRequest)(nil),         // 13: vipgate.readiness.v1.GetReadinessRequest
-	(*GetReadinessResponse)(nil),        // 14: vipgate.readiness.v1.GetReadinessResponse
-	(*FamilyConnectivity)(nil),          // 15: vipgate.readiness.v1.FamilyConnectivity
-	(*VipAdvertisement)(nil),            // 16: vipgate.readiness.v1.VipAdvertisement
-	(*ReportAdvertisementRequest)(nil),  // 17: vipgate.readiness.v1.ReportAdvertisementRequest
-	(*ReportAdvertisementResponse)(nil), // 18: vipgate.readiness.v1.ReportAdvertisementResponse
-	(*timestamppb.Timestamp)(nil),       // 19: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),         // 20: google.protobuf.Duration
+	(*ReadinessGroup)(nil),              // 7: vipgate.readiness.v1.ReadinessGroup
+	(*WatchReadinessRequest)(nil),       // 8: vipgate.readiness.v1.WatchReadinessRequest
+	(*WatchReadinessResponse)(nil),      // 9: vipgate.readiness.v1.WatchReadinessResponse
+	(*Snapshot)(nil),                    // 10: vipgate.readiness.v1.Snapshot
+	(*Delta)(nil),                       // 11: vipgate.readiness.v1.Delta
+	(*Heartbeat)(nil),                   // 12: vipgate.readiness.v1.Heartbeat
+	(*GoingAway)(nil),                   // 13: vipgate.readiness.v1.GoingAway
+	(*GetReadinessRequest)(nil),         // 14: vipgate.readiness.v1.GetReadinessRequest
+	(*GetReadinessResponse)(nil),        // 15: vipgate.readiness.v1.GetReadinessResponse
+	(*FamilyConnectivity)(nil),          // 16: vipgate.readiness.v1.FamilyConnectivity
+	(*VipAdvertisement)(nil),            // 17: vipgate.readiness.v1.VipAdvertisement
+	(*AdvertisementGroup)(nil),          // 18: vipgate.readiness.v1.AdvertisementGroup
+	(*ReportAdvertisementRequest)(nil),  // 19: vipgate.readiness.v1.ReportAdvertisementRequest
+	(*ReportAdvertisementResponse)(nil), // 20: vipgate.readiness.v1.ReportAdvertisementResponse
+	(*timestamppb.Timestamp)(nil),       // 21: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),         // 22: google.protobuf.Duration
 }
 var file_vipgate_readiness_v1_readiness_proto_depIdxs = []int32{
 	0,  // 0: vipgate.readiness.v1.VipReadiness.state:type_name -> vipgate.readiness.v1.VipState
 	1,  // 1: vipgate.readiness.v1.VipReadiness.reason:type_name -> vipgate.readiness.v1.VipReason
-	19, // 2: vipgate.readiness.v1.VipReadiness.since:type_name -> google.protobuf.Timestamp
-	20, // 3: vipgate.readiness.v1.VipReadiness.drain_for:type_name -> google.protobuf.Duration
-	5,  // 4: vipgate.readiness.v1.WatchReadinessResponse.position:type_name -> vipgate.readiness.v1.Position
-	20, // 5: vipgate.readiness.v1.WatchReadinessResponse.lease:type_name -> google.protobuf.Duration
-	20, // 6: vipgate.readiness.v1.WatchReadinessResponse.stale_grace:type_name -> google.protobuf.Duration
-	9,  // 7: vipgate.readiness.v1.WatchReadinessResponse.snapshot:type_name -> vipgate.readiness.v1.Snapshot
-	10, // 8: vipgate.readiness.v1.WatchReadinessResponse.delta:type_name -> vipgate.readiness.v1.Delta
-	11, // 9: vipgate.readiness.v1.WatchReadinessResponse.heartbeat:type_name -> vipgate.readiness.v1.Heartbeat
-	12, // 10: vipgate.readiness.v1.WatchReadinessResponse.going_away:type_name -> vipgate.readiness.v1.GoingAway
-	6,  // 11: vipgate.readiness.v1.Snapshot.vips:type_name -> vipgate.readiness.v1.VipReadiness
-	6,  // 12: vipgate.readiness.v1.Delta.changed:type_name -> vipgate.readiness.v1.VipReadiness
-	20, // 13: vipgate.readiness.v1.GoingAway.drain_for:type_name -> google.protobuf.Duration
-	5,  // 14: vipgate.readiness.v1.GetReadinessResponse.position:type_name -> vipgate.readiness.v1.Position
-	20, // 15: vipgate.readiness.v1.GetReadinessResponse.lease:type_name -> google.protobuf.Duration
-	20, // 16: vipgate.readiness.v1.GetReadinessResponse.stale_grace:type_name -> google.protobuf.Duration
-	6,  // 17: vipgate.readiness.v1.GetReadinessResponse.vips:type_name -> vipgate.readiness.v1.VipReadiness
-	4,  // 18: vipgate.readiness.v1.FamilyConnectivity.family:type_name -> vipgate.readiness.v1.IpFamily
-	2,  // 19: vipgate.readiness.v1.VipAdvertisement.advertisement:type_name -> vipgate.readiness.v1.Advertisement
-	3,  // 20: vipgate.readiness.v1.VipAdvertisement.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
-	5,  // 21: vipgate.readiness.v1.ReportAdvertisementRequest.applied:type_name -> vipgate.readiness.v1.Position
-	15, // 22: vipgate.readiness.v1.ReportAdvertisementRequest.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
-	16, // 23: vipgate.readiness.v1.ReportAdvertisementRequest.vips:type_name -> vipgate.readiness.v1.VipAdvertisement
-	7,  // 24: vipgate.readiness.v1.ReadinessService.WatchReadiness:input_type -> vipgate.readiness.v1.WatchReadinessRequest
-	13, // 25: vipgate.readiness.v1.ReadinessService.GetReadiness:input_type -> vipgate.readiness.v1.GetReadinessRequest
-	17, // 26: vipgate.readiness.v1.ReadinessService.ReportAdvertisement:input_type -> vipgate.readiness.v1.ReportAdvertisementRequest
-	8,  // 27: vipgate.readiness.v1.ReadinessService.WatchReadiness:output_type -> vipgate.readiness.v1.WatchReadinessResponse
-	14, // 28: vipgate.readiness.v1.ReadinessService.GetReadiness:output_type -> vipgate.readiness.v1.GetReadinessResponse
-	18, // 29: vipgate.readiness.v1.ReadinessService.ReportAdvertisement:output_type -> vipgate.readiness.v1.ReportAdvertisementResponse
-	27, // [27:30] is the sub-list for method output_type
-	24, // [24:27] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	21, // 2: vipgate.readiness.v1.VipReadiness.since:type_name -> google.protobuf.Timestamp
+	22, // 3: vipgate.readiness.v1.VipReadiness.drain_for:type_name -> google.protobuf.Duration
+	6,  // 4: vipgate.readiness.v1.ReadinessGroup.readiness:type_name -> vipgate.readiness.v1.VipReadiness
+	5,  // 5: vipgate.readiness.v1.WatchReadinessResponse.position:type_name -> vipgate.readiness.v1.Position
+	22, // 6: vipgate.readiness.v1.WatchReadinessResponse.lease:type_name -> google.protobuf.Duration
+	22, // 7: vipgate.readiness.v1.WatchReadinessResponse.stale_grace:type_name -> google.protobuf.Duration
+	10, // 8: vipgate.readiness.v1.WatchReadinessResponse.snapshot:type_name -> vipgate.readiness.v1.Snapshot
+	11, // 9: vipgate.readiness.v1.WatchReadinessResponse.delta:type_name -> vipgate.readiness.v1.Delta
+	12, // 10: vipgate.readiness.v1.WatchReadinessResponse.heartbeat:type_name -> vipgate.readiness.v1.Heartbeat
+	13, // 11: vipgate.readiness.v1.WatchReadinessResponse.going_away:type_name -> vipgate.readiness.v1.GoingAway
+	7,  // 12: vipgate.readiness.v1.Snapshot.groups:type_name -> vipgate.readiness.v1.ReadinessGroup
+	7,  // 13: vipgate.readiness.v1.Delta.changed:type_name -> vipgate.readiness.v1.ReadinessGroup
+	22, // 14: vipgate.readiness.v1.GoingAway.drain_for:type_name -> google.protobuf.Duration
+	5,  // 15: vipgate.readiness.v1.GetReadinessResponse.position:type_name -> vipgate.readiness.v1.Position
+	22, // 16: vipgate.readiness.v1.GetReadinessResponse.lease:type_name -> google.protobuf.Duration
+	22, // 17: vipgate.readiness.v1.GetReadinessResponse.stale_grace:type_name -> google.protobuf.Duration
+	7,  // 18: vipgate.readiness.v1.GetReadinessResponse.groups:type_name -> vipgate.readiness.v1.ReadinessGroup
+	4,  // 19: vipgate.readiness.v1.FamilyConnectivity.family:type_name -> vipgate.readiness.v1.IpFamily
+	2,  // 20: vipgate.readiness.v1.VipAdvertisement.advertisement:type_name -> vipgate.readiness.v1.Advertisement
+	3,  // 21: vipgate.readiness.v1.VipAdvertisement.reason:type_name -> vipgate.readiness.v1.AdvertisementReason
+	17, // 22: vipgate.readiness.v1.AdvertisementGroup.advertisement:type_name -> vipgate.readiness.v1.VipAdvertisement
+	5,  // 23: vipgate.readiness.v1.ReportAdvertisementRequest.applied:type_name -> vipgate.readiness.v1.Position
+	16, // 24: vipgate.readiness.v1.ReportAdvertisementRequest.families:type_name -> vipgate.readiness.v1.FamilyConnectivity
+	18, // 25: vipgate.readiness.v1.ReportAdvertisementRequest.groups:type_name -> vipgate.readiness.v1.AdvertisementGroup
+	8,  // 26: vipgate.readiness.v1.ReadinessService.WatchReadiness:input_type -> vipgate.readiness.v1.WatchReadinessRequest
+	14, // 27: vipgate.readiness.v1.ReadinessService.GetReadiness:input_type -> vipgate.readiness.v1.GetReadinessRequest
+	19, // 28: vipgate.readiness.v1.ReadinessService.ReportAdvertisement:input_type -> vipgate.readiness.v1.ReportAdvertisementRequest
+	9,  // 29: vipgate.readiness.v1.ReadinessService.WatchReadiness:output_type -> vipgate.readiness.v1.WatchReadinessResponse
+	15, // 30: vipgate.readiness.v1.ReadinessService.GetReadiness:output_type -> vipgate.readiness.v1.GetReadinessResponse
+	20, // 31: vipgate.readiness.v1.ReadinessService.ReportAdvertisement:output_type -> vipgate.readiness.v1.ReportAdvertisementResponse
+	29, // [29:32] is the sub-list for method output_type
+	26, // [26:29] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_vipgate_readiness_v1_readiness_proto_init() }
@@ -1567,7 +1667,7 @@ func file_vipgate_readiness_v1_readiness_proto_init() {
 	if File_vipgate_readiness_v1_readiness_proto != nil {
 		return
 	}
-	file_vipgate_readiness_v1_readiness_proto_msgTypes[3].OneofWrappers = []any{
+	file_vipgate_readiness_v1_readiness_proto_msgTypes[4].OneofWrappers = []any{
 		(*WatchReadinessResponse_Snapshot)(nil),
 		(*WatchReadinessResponse_Delta)(nil),
 		(*WatchReadinessResponse_Heartbeat)(nil),
@@ -1579,7 +1679,7 @@ func file_vipgate_readiness_v1_readiness_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vipgate_readiness_v1_readiness_proto_rawDesc), len(file_vipgate_readiness_v1_readiness_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
